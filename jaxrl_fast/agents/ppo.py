@@ -1,0 +1,257 @@
+"""PPO: proximal policy optimisation with a clipped loss (Schulman et al. 2017), for discrete and continuous actions.
+
+Deviations from the paper, all common: advantages are standardised in each minibatch, the value loss is clipped too,
+the learning rate falls linearly. Rows whose action was ignored (resets) take part in nothing.
+"""
+
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jaxrl_fast import distributions, minibatch, networks, normalize, returns
+from jaxrl_fast.agents import configs
+from jaxrl_fast.types import Agent, Array, Box, Decision, Discrete, EnvSpec, Key, Metrics, PyTree, Rollout
+
+Config = configs.PPO
+
+
+class State(NamedTuple):
+    """All that PPO carries from update to update."""
+
+    params: PyTree
+    optimiser: PyTree
+    observations: normalize.Stats | tuple[()]
+    rewards: normalize.RewardScale | tuple[()]
+
+
+class Batch(NamedTuple):
+    """What the loss is about, row by row: [B, ...]."""
+
+    obs: PyTree  # as the network sees it
+    action: Array
+    policy: PyTree  # the distribution that acted
+    value: Array  # at the time of acting
+    advantage: Array
+    target: Array  # of the value
+    weight: Array  # of the row in means: 0 where its action was ignored
+
+
+class Parts(NamedTuple):
+    """What `make` builds once and the functions below share."""
+
+    config: Config
+    spec: EnvSpec
+    network: networks.ActorCritic
+    learning_rate: optax.Schedule
+    optimiser: optax.GradientTransformation
+
+
+def make(config: Config, spec: EnvSpec, num_updates: int) -> Agent:
+    """PPO for environments of this spec, its learning rate annealed over `num_updates` updates.
+
+    Raises ValueError where the numbers do not fit each other or the environment.
+    """
+    check(config, spec)
+    num_outputs = spec.action.num if isinstance(spec.action, Discrete) else spec.action.shape[0]
+    network = networks.actor_critic(
+        spec.obs, num_outputs, kind=config.network, hidden=config.hidden, activation=config.activation
+    )
+    num_steps = num_updates * config.num_epochs * config.num_minibatches
+    final = 0.0 if config.anneal else config.learning_rate
+    learning_rate = optax.linear_schedule(config.learning_rate, final, num_steps)
+    parts = Parts(config, spec, network, learning_rate, transformation(config, learning_rate, spec.axis_name))
+    return Agent(
+        init=partial(init, parts),
+        explore=partial(explore, parts),
+        exploit=partial(exploit, parts),
+        update=partial(update, parts),
+        noise=partial(noise, spec),
+        rollout_length=config.rollout_length,
+    )
+
+
+def check(config: Config, spec: EnvSpec) -> None:
+    """The numbers that set shapes; real numbers may be traced and are checked on the host."""
+    num_rows = config.rollout_length * spec.num_envs
+    if num_rows % config.num_minibatches:
+        fitting = [n for n in range(1, num_rows + 1) if num_rows % n == 0]
+        near = sorted(sorted(fitting, key=lambda n: abs(n - config.num_minibatches))[:2])
+        raise ValueError(
+            f"{num_rows} steps per update do not divide into {config.num_minibatches} minibatches; "
+            f"try {' or '.join(map(str, near))}"
+        )
+    if isinstance(spec.action, Box) and len(spec.action.shape) != 1:
+        raise ValueError(f"{spec.id}: ppo wants actions of shape [D], not {list(spec.action.shape)}")
+
+
+def transformation(
+    config: Config, learning_rate: optax.Schedule, axis_name: str | None
+) -> optax.GradientTransformation:
+    """Sum over devices, clip the global norm, Adam: on one flat vector, which is a few kernels instead of dozens."""
+    total = optax.stateless(lambda gradient, _: _total(gradient, axis_name))
+    clip = optax.clip_by_global_norm(config.max_grad_norm) if config.max_grad_norm else optax.identity()
+    adam = optax.scale_by_adam(eps=config.adam_epsilon)
+    return optax.flatten(optax.chain(total, clip, adam, optax.scale_by_learning_rate(learning_rate)))
+
+
+def init(parts: Parts, key: Key) -> State:
+    """Fresh parameters and no statistics."""
+    params = {"network": parts.network.init(key)}
+    if isinstance(parts.spec.action, Box):
+        params["log_std"] = jnp.full(parts.spec.action.shape, parts.config.log_std_init, jnp.float32)
+    return State(
+        params=params,
+        optimiser=parts.optimiser.init(params),
+        observations=normalize.init(parts.spec.obs.shape) if parts.config.normalize_observations else (),
+        rewards=normalize.init_reward(parts.spec.num_envs) if parts.config.normalize_rewards else (),
+    )
+
+
+def noise(spec: EnvSpec, key: Key, num_steps: int) -> Array:
+    """Gumbel noise [T, N, A] for discrete actions, normal noise [T, N, D] for continuous ones."""
+    if isinstance(spec.action, Discrete):
+        return jax.random.gumbel(key, (num_steps, spec.num_envs, spec.action.num))
+    return jax.random.normal(key, (num_steps, spec.num_envs, *spec.action.shape))
+
+
+def explore(parts: Parts, state: State, obs: PyTree, memory: PyTree, noise: Array) -> Decision:
+    """A sample of the policy."""
+    policy = act(parts, state.params, see(state, obs))
+    return Decision(policy.sample_from(noise), extras=policy)
+
+
+def exploit(parts: Parts, state: State, obs: PyTree, memory: PyTree, noise: Array) -> Decision:
+    """The policy's mode."""
+    return Decision(act(parts, state.params, see(state, obs)).mode())
+
+
+def see(state: State, obs: PyTree) -> PyTree:
+    """Observations as the network wants them."""
+    return normalize.apply(state.observations, obs) if state.observations else obs
+
+
+def act(parts: Parts, params: PyTree, obs: PyTree) -> PyTree:
+    """The distribution over actions, [..., A or D]."""
+    return distribution(parts, params, parts.network.actor(params["network"], obs))
+
+
+def distribution(parts: Parts, params: PyTree, output: Array) -> PyTree:
+    """The distribution that the actor's output means."""
+    if isinstance(parts.spec.action, Discrete):
+        return distributions.Categorical(output)
+    kind = distributions.TanhGaussian if parts.config.squash else distributions.Gaussian
+    return kind(output, jnp.broadcast_to(params["log_std"], output.shape))
+
+
+def update(parts: Parts, state: State, rollout: Rollout, key: Key) -> tuple[State, Metrics]:
+    """Several epochs of minibatches over one rollout."""
+    config, axis_name = parts.config, parts.spec.axis_name
+    state, rows, explained = prepare(parts, state, rollout)
+    learner = (state.params, state.optimiser, jnp.bool_(False))
+    keys = jax.random.split(key, config.num_epochs)
+    learner, means = jax.lax.scan(lambda learner, key: epoch(parts, learner, rows, key), learner, keys)
+    means = _total(jax.tree.map(jnp.mean, means), axis_name)
+    learning_rate = parts.learning_rate(state.optimiser[-1].count)
+    observations = state.observations and normalize.update(
+        state.observations, rollout.steps.obs, rollout.steps.valid, axis_name
+    )
+    state = state._replace(params=learner[0], optimiser=learner[1], observations=observations)
+    return state, means | {"explained_variance": explained, "learning_rate": learning_rate}
+
+
+def prepare(parts: Parts, state: State, rollout: Rollout) -> tuple[State, Batch, Array]:
+    """Rows to learn from, [T * N, ...]; the state that knows their rewards' scale; the explained variance.
+
+    Values are computed here, in bulk, rather than step by step while acting.
+    """
+    config, steps, axis_name = parts.config, rollout.steps, parts.spec.axis_name
+    reward = steps.reward
+    if state.rewards:
+        scale = normalize.update_reward(
+            state.rewards, reward, steps.last, steps.valid, config.gamma, axis_name
+        )
+        state, reward = state._replace(rewards=scale), normalize.apply_reward(scale, reward)
+    obs = see(state, steps.obs)
+    critic = partial(parts.network.critic, state.params["network"])
+    value = critic(obs)
+    next_value = jnp.concatenate([value[1:], critic(see(state, rollout.next_obs))[None]])
+    target = returns.lambda_returns(
+        reward, config.gamma * steps.discount, next_value, steps.last, config.gae_lambda
+    )
+    weight = steps.valid.astype(jnp.float32)
+    rows = Batch(obs, steps.action, steps.extras, value, target - value, target, weight)
+    spread = _variance(target, weight, (), axis_name)
+    explained = 1 - _variance(target - value, weight, (), axis_name) / jnp.maximum(spread, 1e-8)
+    return state, minibatch.flatten(rows), explained
+
+
+def epoch(parts: Parts, learner: PyTree, rows: Batch, key: Key) -> tuple[PyTree, Metrics]:
+    """One gradient step on each minibatch; every row is seen once."""
+    config, axis_name = parts.config, parts.spec.axis_name
+    batches = minibatch.split(key, rows, config.num_minibatches)
+    count = _total(batches.weight.sum(1, keepdims=True), axis_name)
+    batches = batches._replace(weight=batches.weight / jnp.maximum(count, 1))
+    if config.normalize_advantage:
+        mean = _total((batches.weight * batches.advantage).sum(1, keepdims=True), axis_name)
+        distance = batches.advantage - mean
+        variance = _total((batches.weight * distance**2).sum(1, keepdims=True), axis_name)
+        batches = batches._replace(advantage=distance / (jnp.sqrt(variance) + 1e-8))
+    return jax.lax.scan(partial(descend, parts), learner, batches)
+
+
+def descend(parts: Parts, learner: PyTree, batch: Batch) -> tuple[PyTree, Metrics]:
+    """One gradient step, or none once the policy has moved too far."""
+    params, optimiser, stopped = learner
+    gradient, metrics = minibatch.accumulate(jax.grad(partial(loss, parts), has_aux=True), params, batch)
+    updates, next_optimiser = parts.optimiser.update(gradient, optimiser, params)
+    after = optax.apply_updates(params, updates), next_optimiser
+    if parts.config.target_kl is not None:
+        stopped |= _total(metrics["approx_kl"], parts.spec.axis_name) > 1.5 * parts.config.target_kl
+        after = jax.tree.map(partial(jnp.where, stopped), (params, optimiser), after)
+    return (*after, stopped), metrics
+
+
+def loss(parts: Parts, params: PyTree, batch: Batch) -> tuple[Array, Metrics]:
+    """The loss of equation 9, a sum of weighted rows, and its parts.
+
+    ratio r = pi(a|s) / pi_old(a|s);  policy loss = -min(r A, clip(r, 1 - eps, 1 + eps) A)  (equation 7)
+    """
+    config = parts.config
+    output, value = parts.network.both(params["network"], batch.obs)
+    policy = distribution(parts, params, output)
+    log_ratio = policy.log_prob(batch.action) - batch.policy.log_prob(batch.action)
+    ratio = jnp.exp(log_ratio)
+    clipped = jnp.clip(ratio, 1 - config.clip, 1 + config.clip)
+    policy_loss = -jnp.minimum(ratio * batch.advantage, clipped * batch.advantage)
+    error = (value - batch.target) ** 2
+    if config.value_clip:
+        near = batch.value + jnp.clip(value - batch.value, -config.clip, config.clip)
+        error = jnp.maximum(error, (near - batch.target) ** 2)
+    entropy = policy.entropy()
+    total = policy_loss + config.value_coef * 0.5 * error - config.entropy_coef * entropy
+    metrics = {
+        "policy_loss": policy_loss,
+        "value_loss": 0.5 * error,
+        "entropy": entropy,
+        "approx_kl": ratio - 1 - log_ratio,  # Schulman 2020, "Approximating KL divergence", k3
+        "clip_fraction": (jnp.abs(ratio - 1) > config.clip).astype(jnp.float32),
+    }
+    weigh = lambda x: jnp.sum(batch.weight * x)
+    return weigh(total), jax.tree.map(weigh, metrics)
+
+
+def _variance(x: Array, weight: Array, axes: tuple, axis_name: str | None) -> Array:
+    """Of all weighted elements on all devices."""
+    count, first, second = _total(
+        jnp.stack([weight.sum(), (weight * x).sum(), (weight * x**2).sum()]), axis_name
+    )
+    count = jnp.maximum(count, 1)
+    return second / count - (first / count) ** 2
+
+
+def _total(x: PyTree, axis_name: str | None) -> PyTree:
+    """The sum over devices, where environments are split over several."""
+    return x if axis_name is None else jax.lax.psum(x, axis_name)

@@ -1,0 +1,139 @@
+"""Distributions over actions: records of parameters that sample, score and compare.
+
+Leading axes are free. The last axis of the parameters is the number of actions A (Categorical) or the dimension
+of one action D (Gaussian, TanhGaussian), over which log-probabilities, entropies and divergences are summed. They
+are in nats. `sample_from` takes noise drawn elsewhere, in bulk: `sample(key)` is `sample_from` of fresh noise.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from jaxrl_fast.types import Key
+
+
+class Categorical(NamedTuple):
+    """One of A actions, with probabilities softmax(logits). A logit of -inf forbids an action."""
+
+    logits: Array  # [..., A]
+
+    def sample(self, key: Key) -> Array:
+        """int32 [...]"""
+        return self.sample_from(jax.random.gumbel(key, self.logits.shape))
+
+    def sample_from(self, noise: Array) -> Array:
+        """int32 [...] from standard Gumbel noise [..., A] (the Gumbel-max trick)."""
+        return jnp.argmax(self.logits + noise, axis=-1).astype(jnp.int32)
+
+    def log_prob(self, action: Array) -> Array:
+        """f32 [...] of int actions [...]. Selecting by comparison fuses where a gather and its scatter do not."""
+        chosen = jnp.arange(self.logits.shape[-1]) == action[..., None]
+        return jnp.sum(jnp.where(chosen, jax.nn.log_softmax(self.logits), 0), axis=-1)
+
+    def entropy(self) -> Array:
+        """f32 [...]: -sum p log p, where 0 log 0 = 0."""
+        return -_expect(self.logits, jax.nn.log_softmax(self.logits))
+
+    def mode(self) -> Array:
+        """int32 [...]: the most probable action, the first of equals."""
+        return jnp.argmax(self.logits, axis=-1).astype(jnp.int32)
+
+    def kl(self, other: "Categorical") -> Array:
+        """f32 [...]: KL(self || other)."""
+        return _expect(self.logits, jax.nn.log_softmax(self.logits) - jax.nn.log_softmax(other.logits))
+
+
+class Gaussian(NamedTuple):
+    """Independent normal coordinates. `log_std` may lack leading axes: one for all states is [D]."""
+
+    mean: Array  # [..., D]
+    log_std: Array  # [..., D]
+
+    def sample(self, key: Key) -> Array:
+        """f32 [..., D]"""
+        return self.sample_from(jax.random.normal(key, self.mean.shape))
+
+    def sample_from(self, noise: Array) -> Array:
+        """f32 [..., D] from standard normal noise [..., D]."""
+        return self.mean + jnp.exp(self.log_std) * noise
+
+    def log_prob(self, action: Array) -> Array:
+        """f32 [...] of actions [..., D]."""
+        score = (action - self.mean) * jnp.exp(-self.log_std)
+        return -jnp.sum(0.5 * score**2 + self.log_std + 0.5 * np.log(2 * np.pi), axis=-1)
+
+    def entropy(self) -> Array:
+        """f32 [...]"""
+        per_axis = self.log_std + 0.5 * np.log(2 * np.pi * np.e)
+        return jnp.sum(jnp.broadcast_to(per_axis, self.mean.shape), axis=-1)
+
+    def mode(self) -> Array:
+        """f32 [..., D]"""
+        return self.mean
+
+    def kl(self, other: "Gaussian") -> Array:
+        """f32 [...]: KL(self || other)."""
+        ratio = self.log_std - other.log_std
+        distance = (self.mean - other.mean) * jnp.exp(-other.log_std)
+        return 0.5 * jnp.sum(jnp.expm1(2 * ratio) - 2 * ratio + distance**2, axis=-1)
+
+
+class TanhGaussian(NamedTuple):
+    """The tanh of a Gaussian: actions in [-1, 1] (Haarnoja et al. 2018, "Soft Actor-Critic", appendix C)."""
+
+    mean: Array  # [..., D] before the tanh
+    log_std: Array  # [..., D]
+
+    def sample(self, key: Key) -> Array:
+        """f32 [..., D]"""
+        return jnp.tanh(self.gaussian.sample(key))
+
+    def sample_from(self, noise: Array) -> Array:
+        """f32 [..., D] from standard normal noise [..., D]."""
+        return jnp.tanh(self.gaussian.sample_from(noise))
+
+    def sample_and_log_prob(self, key: Key) -> tuple[Array, Array]:
+        """An action [..., D] and its log_prob [...], exact even where float32 rounds the action to 1."""
+        before = self.gaussian.sample(key)
+        return jnp.tanh(before), self.gaussian.log_prob(before) - _log_slope(before).sum(-1)
+
+    def log_prob(self, action: Array) -> Array:
+        """f32 [...] of actions [..., D]; -1 and 1 are read as their nearest neighbours inside."""
+        inside = jnp.nextafter(jnp.float32(1), jnp.float32(0))
+        before = jnp.arctanh(jnp.clip(action, -inside, inside))
+        return self.gaussian.log_prob(before) - _log_slope(before).sum(-1)
+
+    def entropy(self) -> Array:
+        """f32 [...]: the Gaussian's plus E[log tanh'], by Gauss-Hermite quadrature."""
+        nodes, weights = np.polynomial.hermite_e.hermegauss(32)
+        noise = jnp.asarray(nodes, jnp.float32)[:, None]  # [32, 1] beside [..., 1, D]
+        before = self.mean[..., None, :] + jnp.exp(self.log_std)[..., None, :] * noise
+        stretch = jnp.einsum("...kd,k->...", _log_slope(before), jnp.asarray(weights / weights.sum(), jnp.float32))
+        return self.gaussian.entropy() + stretch
+
+    def mode(self) -> Array:
+        """f32 [..., D]: the median, tanh(mean). The density itself may peak at the edges."""
+        return jnp.tanh(self.mean)
+
+    def kl(self, other: "TanhGaussian") -> Array:
+        """f32 [...]: KL(self || other), which no bijection changes."""
+        return self.gaussian.kl(other.gaussian)
+
+    @property
+    def gaussian(self) -> Gaussian:
+        """What is drawn before the tanh."""
+        return Gaussian(self.mean, self.log_std)
+
+
+def _expect(logits: Array, x: Array) -> Array:
+    """sum p x over the last axis. Impossible actions count nothing, whatever their x, also in the gradient."""
+    probs = jax.nn.softmax(logits)
+    return jnp.sum(probs * jnp.where(probs > 0, x, 0), axis=-1)
+
+
+def _log_slope(x: Array) -> Array:
+    """log tanh'(x) = 2 (log 2 - x - softplus(-2 x)), which neither cancels nor overflows."""
+    return 2 * (np.log(2) - x - jax.nn.softplus(-2 * x))

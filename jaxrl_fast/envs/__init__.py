@@ -1,0 +1,95 @@
+"""Environments by name: `make("gymnax/CartPole-v1", num_envs=64) -> Env`.
+
+One file a backend, and none is imported before an environment of it is asked for. A backend is a module
+with `make(name, num_envs, options) -> Env` and `registered() -> names`. Whatever the user can get wrong
+is a `ValueError` of one sentence, raised before anything is compiled.
+"""
+
+import difflib
+import importlib
+import importlib.util
+import os
+import sys
+from collections.abc import Iterable
+from types import ModuleType
+from typing import Any
+
+from jaxrl_fast import types
+
+BACKENDS = ("gymnax", "envpool")  # a bare id that several know means the first
+
+
+def make(env_id: Any, num_envs: int, **options: Any) -> types.Env:
+    """N environments behind one id, or behind an object with gymnax's interface.
+
+    Ids: "gymnax/CartPole-v1"; "CartPole-v1"; "my_package.my_module:MyEnv", a class, a factory or an
+    instance, found from the current directory too. Options are parameters of the environment
+    (`max_steps_in_episode=200`) or arguments of its constructor.
+    """
+    if isinstance(num_envs, bool) or not isinstance(num_envs, int) or num_envs < 1:
+        raise ValueError(f"num_envs must be a whole number of at least 1, not {num_envs!r}")
+    if not isinstance(env_id, str):
+        return _backend("gymnax").adapt(env_id, num_envs, options)
+    if ":" in env_id:
+        return _backend("gymnax").adapt(_import_object(env_id), num_envs, options, env_id)
+    backend, name = _find(env_id)
+    return _backend(backend).make(name, num_envs, options)
+
+
+def registered(backend: str = "gymnax") -> tuple[str, ...]:
+    """All ids of a backend, each with its prefix."""
+    return tuple(f"{backend}/{name}" for name in _backend(backend).registered())
+
+
+def nearest(word: str, names: Iterable[str]) -> str:
+    """"; did you mean 'a' or 'b'?" for a message about an unknown word, or nothing if none is near."""
+    by_lower = {name.lower(): name for name in names}
+    close = difflib.get_close_matches(word.lower(), by_lower, n=3, cutoff=0.6)
+    return f"; did you mean {' or '.join(repr(by_lower[name]) for name in close)}?" if close else ""
+
+
+def _find(env_id: str) -> tuple[str, str]:
+    """The backend and the name within it: ("gymnax", "CartPole-v1")."""
+    backend, slash, name = env_id.partition("/")
+    if slash and backend not in BACKENDS:
+        raise ValueError(f"unknown backend {backend!r} in environment {env_id!r}" + (nearest(backend, BACKENDS) or f"; there are {', '.join(BACKENDS)}"))
+    candidates = (backend,) if slash else tuple(b for b in BACKENDS if _exists(b))
+    name = name if slash else env_id
+    for backend in candidates:
+        if name in _backend(backend).registered():
+            return backend, name
+    names = {n: f"{b}/{n}" for b in candidates for n in _backend(b).registered()}
+    by_stem = {n.partition("-")[0]: n for n in reversed(names)}  # "Breakout" stands for "Breakout-MinAtar"
+    stem = by_stem.get(name)
+    hint = f"; did you mean {names[stem]!r}?" if stem else nearest(name, names)
+    raise ValueError(f"unknown environment {env_id!r}" + (hint or "; give an id such as 'gymnax/CartPole-v1', or 'my_package.my_module:MyEnv' for one of your own"))
+
+
+def _exists(backend: str) -> bool:
+    return importlib.util.find_spec(f"{__name__}.{backend}") is not None
+
+
+def _backend(name: str) -> ModuleType:
+    if not _exists(name):
+        raise ValueError(f"{name} environments are not supported yet; those of gymnax are, such as 'gymnax/CartPole-v1'")
+    try:
+        return importlib.import_module(f"{__name__}.{name}")
+    except ImportError as error:
+        raise ValueError(f"{name} environments cannot be made here, because {name} does not import: {error}") from error
+
+
+def _import_object(env_id: str) -> Any:
+    """What "my_package.my_module:MyEnv" names."""
+    module_name, _, attribute = env_id.partition(":")
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as error:  # whatever the user's module does while it is imported
+        raise ValueError(f"environment {env_id!r}: importing {module_name!r} failed with {type(error).__name__}: {error}") from error
+    found = module
+    for part in attribute.split("."):
+        if not hasattr(found, part):
+            raise ValueError(f"environment {env_id!r}: {module_name!r} has no {attribute!r}" + nearest(attribute, vars(module)))
+        found = getattr(found, part)
+    return found

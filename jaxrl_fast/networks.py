@@ -1,0 +1,300 @@
+"""Networks: a torso chosen by the shape of the observation, and linear heads on it.
+
+A network is a record of pure functions. Observations are [..., *shape] with any leading axes; parameters are
+float32 and so are outputs, whatever dtype is computed in between.
+
+    mlp      any shape, flattened: dense layers of widths `hidden`
+    minatar  [H, W, C] small boards: 16 3x3 convolutions, one dense layer (Young & Tian 2019, "MinAtar", section 3)
+    nature   [H, W, C] images of at least 36x36 (Mnih et al. 2015, "Human-level control ...", methods)
+    impala   [H, W, C]: three residual stages (Espeholt et al. 2018, "IMPALA", figure 3, the deep network)
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, ShapeDtypeStruct
+
+from jaxrl_fast.types import Key, PyTree
+
+ACTIVATIONS = {"tanh": nn.tanh, "relu": nn.relu}
+KINDS = ("mlp", "minatar", "nature", "impala")
+SMALLEST_IMAGE = 36  # what nature's three convolutions need
+
+
+class Network(NamedTuple):
+    """A function of observations with parameters."""
+
+    init: Callable[[Key], PyTree]
+    apply: Callable[[PyTree, PyTree], Array]  # (params, obs [..., *shape]) -> [..., num_outputs]
+
+
+class ActorCritic(NamedTuple):
+    """A policy's parameters (logits, means ...) and the value, from one tree of parameters."""
+
+    init: Callable[[Key], PyTree]
+    actor: Callable[[PyTree, PyTree], Array]  # (params, obs) -> [..., num_outputs]
+    critic: Callable[[PyTree, PyTree], Array]  # (params, obs) -> [...]
+    both: Callable[[PyTree, PyTree], tuple[Array, Array]]
+
+
+def network(obs: PyTree, num_outputs: int, *, gain: float = 1.0, **options) -> Network:
+    """A torso with one linear head, for observations like `obs` (ShapeDtypeStruct). Options as in `torso`."""
+    module = Headed(torso(obs, **options), num_outputs, gain)
+    return Network(init=lambda key: module.init(key, _zeros(obs)), apply=module.apply)
+
+
+def actor_critic(
+    obs: PyTree,
+    num_outputs: int,
+    *,
+    kind: str = "auto",
+    shared: bool | None = None,
+    actor_gain: float = 0.01,
+    critic_gain: float = 1.0,
+    **options,
+) -> ActorCritic:
+    """A policy and a value for observations like `obs` (ShapeDtypeStruct). Other options as in `torso`.
+
+    By default convolutions are `shared` between the two, and dense networks are not.
+    """
+    kind = choose(obs, kind)
+    shared = kind != "mlp" if shared is None else shared
+    critic_torso = None if shared else torso(obs, kind=kind, **options)
+    module = _ActorCritic(torso(obs, kind=kind, **options), critic_torso, num_outputs, actor_gain, critic_gain)
+    return ActorCritic(
+        init=lambda key: module.init(key, _zeros(obs)),
+        actor=lambda params, obs: module.apply(params, obs, method="actor"),
+        critic=lambda params, obs: module.apply(params, obs, method="critic"),
+        both=module.apply,
+    )
+
+
+def torso(
+    obs: PyTree,
+    *,
+    kind: str = "auto",
+    hidden: tuple[int, ...] = (),
+    activation: str = "",
+    layer_norm: bool = False,
+    dtype: jnp.dtype = jnp.float32,
+    conv: str = "auto",
+) -> nn.Module:
+    """The module from observations like `obs` (ShapeDtypeStruct) to features [..., hidden[-1]] of type `dtype`.
+
+    `hidden` are the widths of the dense layers and `activation` is "tanh" or "relu"; left empty they are what the
+    paper of each kind has ((64, 64) and tanh for mlp). `layer_norm` normalises before every activation, over the
+    last axis: after a convolution that is the channels of each pixel. `conv` says how convolutions are computed,
+    not what: "lax", "matmul" or the faster one here.
+    """
+    kind = choose(obs, kind)
+    default_hidden, default_activation = {
+        "mlp": ((64, 64), "tanh"),
+        "minatar": ((128,), "relu"),
+        "nature": ((512,), "relu"),
+        "impala": ((256,), "relu"),
+    }[kind]
+    layers = dict(activation=activation or default_activation, layer_norm=layer_norm, dtype=dtype)
+    stem = {
+        "mlp": lambda: None,
+        "minatar": lambda: Convolutions(((16, 3, 1),), conv=conv, **layers),
+        "nature": lambda: Convolutions(((32, 8, 4), (64, 4, 2), (64, 3, 1)), conv=conv, **layers),
+        "impala": lambda: Residual((16, 32, 32), conv=conv, **layers),
+    }[kind]()
+    return Torso(obs, stem, MLP(tuple(hidden) or default_hidden, **layers))
+
+
+def choose(obs: PyTree, kind: str = "auto") -> str:
+    """The kind of torso for observations like `obs` (ShapeDtypeStruct): checks a given one, decides "auto"."""
+    if kind not in ("auto", *KINDS):
+        raise ValueError(f"there is no network kind {kind!r}; choose one of auto, {', '.join(KINDS)}")
+    leaves = jax.tree.leaves(obs)
+    shape = leaves[0].shape if len(leaves) == 1 else None
+    if kind == "mlp":
+        return kind
+    if kind == "auto" and (shape is None or len(shape) < 3):
+        return "mlp"
+    if shape is None or len(shape) != 3:
+        raise ValueError(f"a convolutional network wants one [H, W, C] observation, not {_describe(obs)}; try 'mlp'")
+    side, smallest = min(shape[:2]), {"nature": SMALLEST_IMAGE, "minatar": 3}.get(kind, 1)
+    if side < smallest:
+        raise ValueError(f"{kind} needs at least {smallest}x{smallest} pixels, not {_describe(obs)}; try 'mlp'")
+    if kind == "auto":
+        return "nature" if side >= SMALLEST_IMAGE else "minatar" if side >= 3 else "mlp"
+    return kind
+
+
+class Headed(nn.Module):
+    """A linear layer on a torso, in float32."""
+
+    torso: nn.Module
+    num_outputs: int
+    gain: float
+
+    @nn.compact
+    def __call__(self, obs):
+        return _head(self.num_outputs, self.gain)(self.torso(obs))
+
+
+class _ActorCritic(nn.Module):
+    torso: nn.Module
+    critic_torso: nn.Module | None  # None: the critic looks through `torso` too
+    num_outputs: int
+    actor_gain: float
+    critic_gain: float
+
+    def setup(self):
+        self.actor_head = _head(self.num_outputs, self.actor_gain)
+        self.critic_head = _head(1, self.critic_gain)
+
+    def actor(self, obs):
+        return self.actor_head(self.torso(obs))
+
+    def critic(self, obs):
+        return self.critic_head((self.critic_torso or self.torso)(obs))[..., 0]
+
+    def __call__(self, obs):
+        features = self.torso(obs)
+        critic_features = self.critic_torso(obs) if self.critic_torso else features
+        return self.actor_head(features), self.critic_head(critic_features)[..., 0]
+
+
+class Torso(nn.Module):
+    """Observations to features: cast, convolve if there is a `stem`, flatten, dense layers."""
+
+    obs: PyTree
+    stem: nn.Module | None
+    mlp: nn.Module
+
+    def __call__(self, obs):
+        pairs = zip(jax.tree.leaves(self.obs), jax.tree.leaves(obs), strict=True)
+        xs = [_cast(x, spec, self.mlp.dtype) for spec, x in pairs]
+        xs = [x if self.stem is None else self.stem(x) for x in xs]
+        ranks = [len(spec.shape) for spec in jax.tree.leaves(self.obs)]
+        xs = [x.reshape(*x.shape[: x.ndim - rank], -1) for x, rank in zip(xs, ranks, strict=True)]
+        return self.mlp(jnp.concatenate(xs, axis=-1))
+
+
+class MLP(nn.Module):
+    """Dense layers, each activated: [..., D] to [..., hidden[-1]]."""
+
+    hidden: tuple[int, ...]
+    activation: str
+    layer_norm: bool
+    dtype: jnp.dtype
+
+    @nn.compact
+    def __call__(self, x):
+        for width in self.hidden:
+            x = nn.Dense(width, dtype=self.dtype, kernel_init=nn.initializers.orthogonal(np.sqrt(2)))(x)
+            x = _activate(self, x)
+        return x
+
+
+class Convolutions(nn.Module):
+    """Unpadded convolutions, each activated: [..., H, W, C] to [..., H', W', channels]."""
+
+    layers: tuple[tuple[int, int, int], ...]  # (channels, kernel side, stride)
+    activation: str
+    layer_norm: bool
+    dtype: jnp.dtype
+    conv: str
+
+    @nn.compact
+    def __call__(self, x):
+        for channels, side, stride in self.layers:
+            x = Conv(channels, side, stride, "VALID", self.dtype, self.conv)(x)
+            x = _activate(self, x)
+        return x
+
+
+class Residual(nn.Module):
+    """Stages of a convolution, a pool that halves, and two residual blocks."""
+
+    channels: tuple[int, ...]
+    activation: str
+    layer_norm: bool
+    dtype: jnp.dtype
+    conv: str
+
+    @nn.compact
+    def __call__(self, x):
+        for channels in self.channels:
+            convolve = lambda x, channels=channels: Conv(channels, 3, 1, "SAME", self.dtype, self.conv)(x)
+            x = nn.max_pool(convolve(x), (3, 3), strides=(2, 2), padding="SAME")
+            for _ in range(2):
+                x = x + convolve(_activate(self, convolve(_activate(self, x))))
+        return _activate(self, x)
+
+
+class Conv(nn.Module):
+    """A square convolution of [..., H, W, C], by XLA's convolution or by the same patches times a matrix.
+
+    Parameters are those of flax's Conv either way, and results agree to rounding.
+    """
+
+    channels: int
+    side: int
+    stride: int
+    padding: str
+    dtype: jnp.dtype
+    how: str  # "lax", "matmul" or "auto"
+
+    @nn.compact
+    def __call__(self, x):
+        shape = (self.side, self.side, x.shape[-1], self.channels)
+        kernel = self.param("kernel", nn.initializers.orthogonal(np.sqrt(2)), shape).astype(self.dtype)
+        bias = self.param("bias", nn.initializers.zeros, (self.channels,)).astype(self.dtype)
+        how = ("matmul" if jax.default_backend() == "cpu" else "lax") if self.how == "auto" else self.how
+        convolve = {"lax": _convolve, "matmul": _multiply_patches}[how]
+        batch = x.shape[:-3]
+        x = convolve(x.reshape(-1, *x.shape[-3:]).astype(self.dtype), kernel, self.stride, self.padding)
+        return x.reshape(*batch, *x.shape[1:]) + bias
+
+
+def _convolve(x: Array, kernel: Array, stride: int, padding: str) -> Array:
+    """[B, H, W, C] by [K, K, C, F] to [B, H', W', F], as XLA's convolution."""
+    return jax.lax.conv_general_dilated(
+        x, kernel, (stride, stride), padding, dimension_numbers=("NHWC", "HWIO", "NHWC")
+    )
+
+
+def _multiply_patches(x: Array, kernel: Array, stride: int, padding: str) -> Array:
+    """The same as [B H' W', K K C] patches times a [K K C, F] matrix. XLA's CPU convolutions are slow when small."""
+    side, _, in_channels, channels = kernel.shape
+    pads = jax.lax.padtype_to_pads(x.shape[1:3], (side, side), (stride, stride), padding)
+    x = jnp.pad(x, ((0, 0), *pads, (0, 0)))
+    height, width = ((size - side) // stride + 1 for size in x.shape[1:3])
+    patches = [
+        x[:, i : i + (height - 1) * stride + 1 : stride, j : j + (width - 1) * stride + 1 : stride]
+        for i in range(side)
+        for j in range(side)
+    ]
+    return jnp.concatenate(patches, axis=-1) @ kernel.reshape(side * side * in_channels, channels)
+
+
+def _head(num_outputs: int, gain: float) -> nn.Module:
+    return nn.Dense(num_outputs, kernel_init=nn.initializers.orthogonal(gain), dtype=jnp.float32)
+
+
+def _activate(module: nn.Module, x: Array) -> Array:
+    """To be called inside a compact method of `module`, whose options it follows."""
+    x = nn.LayerNorm(dtype=module.dtype)(x) if module.layer_norm else x
+    return ACTIVATIONS[module.activation](x)
+
+
+def _cast(x: Array, spec: ShapeDtypeStruct, dtype: jnp.dtype) -> Array:
+    """Images of bytes become [0, 1], everything else its own number."""
+    image = spec.dtype == jnp.uint8 and len(spec.shape) > 1 and min(spec.shape[:2]) >= SMALLEST_IMAGE
+    return x.astype(dtype) / 255 if image else x.astype(dtype)
+
+
+def _zeros(obs: PyTree) -> PyTree:
+    return jax.tree.map(lambda spec: jnp.zeros(spec.shape, spec.dtype), obs)
+
+
+def _describe(obs: PyTree) -> str:
+    return ", ".join(f"{leaf.dtype}{list(leaf.shape)}" for leaf in jax.tree.leaves(obs))

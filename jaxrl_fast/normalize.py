@@ -1,0 +1,103 @@
+"""Running mean and variance, as pure functions: for observations, and for the scale of rewards.
+
+Rows with mask False count nothing, whatever they hold (also NaN). For observations and rewards alike the mask is
+`valid`: what was acted upon counts, the reset row does not.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+SMALLEST_WEIGHT = 1e-5  # of a batch: below it float32 would not feel the batch any more
+
+
+class Stats(NamedTuple):
+    """Of all rows seen so far, each of the shape [...] of one observation."""
+
+    mean: Array  # [...] f32
+    residue: Array  # [...] f32: what the additions to `mean` have rounded away (Kahan 1965)
+    var: Array  # [...] f32: mean squared distance from the mean; 1 before the first row
+    count: Array  # [] f32: exact to 2^24 rows, then to a relative 1e-2
+
+
+def init(shape: tuple[int, ...] = ()) -> Stats:
+    """No row seen. `apply` changes nothing then, apart from the clip."""
+    return Stats(jnp.zeros(shape), jnp.zeros(shape), jnp.ones(shape), jnp.zeros(()))
+
+
+def update(stats: Stats, x: Array, mask: Array, axis_name: str | None = None) -> Stats:
+    """Take in a batch of rows x [*batch, ...] where mask [*batch] (bool), on all devices of `axis_name` together.
+
+    The parallel form of Welford's update (Chan, Golub & LeVeque 1979, eq. 2.1) with w = batch / (seen + batch):
+
+        mean += w * d,   var = (1 - w) * var + w * (batch_var + (1 - w) * d^2),   d = batch_mean - mean
+
+    A batch never weighs less than SMALLEST_WEIGHT, so after 1e5 equal batches old rows begin to fade.
+    """
+    batch_axes = tuple(range(mask.ndim))
+    mask = mask.reshape(mask.shape + (1,) * stats.mean.ndim)
+    distance = x.astype(jnp.float32) - stats.mean
+
+    def total(rows):
+        rows = jnp.sum(jnp.where(mask, rows, 0.0), axis=batch_axes)
+        return rows if axis_name is None else jax.lax.psum(rows, axis_name)
+
+    batch = total(jnp.ones_like(mask, jnp.float32)).reshape(())
+    d = total(distance) / jnp.maximum(batch, 1)
+    batch_var = total((distance - d) ** 2) / jnp.maximum(batch, 1)
+
+    count = stats.count + batch
+    w = jnp.where(batch > 0, jnp.maximum(batch / jnp.maximum(count, 1), SMALLEST_WEIGHT), 0.0)
+    step = w * d + stats.residue
+    mean = stats.mean + step
+    return Stats(
+        mean=mean,
+        residue=step - (mean - stats.mean),
+        var=(1 - w) * stats.var + w * (batch_var + (1 - w) * d**2),
+        count=count,
+    )
+
+
+def apply(stats: Stats, x: Array, clip: float = 10.0, epsilon: float = 1e-8) -> Array:
+    """x [*batch, ...] less the mean, in standard deviations, within [-clip, clip]; f32."""
+    return jnp.clip((x - stats.mean) * jax.lax.rsqrt(stats.var + epsilon), -clip, clip)
+
+
+class RewardScale(NamedTuple):
+    """The discounted sum of the rewards so far in each running episode, and its spread over all steps."""
+
+    total: Array  # [N] f32
+    stats: Stats  # []
+
+
+def init_reward(num_envs: int) -> RewardScale:
+    """Before the first step of N environments."""
+    return RewardScale(jnp.zeros(num_envs), init())
+
+
+def update_reward(
+    scale: RewardScale, reward: Array, last: Array, valid: Array, gamma: float | Array, axis_name: str | None = None
+) -> RewardScale:
+    """Take in the rewards of a rollout, all [T, N].
+
+        total[t] = gamma * total[t - 1] + reward[t],   from 0 again after last
+    """
+
+    def step(total, row):
+        reward, last = row
+        total = gamma * total + reward
+        return jnp.where(last, 0.0, total), total
+
+    total, totals = jax.lax.scan(step, scale.total, (reward, last))
+    return RewardScale(total, update(scale.stats, totals, valid, axis_name))
+
+
+def apply_reward(scale: RewardScale, reward: Array, clip: float = 10.0, epsilon: float = 1e-8) -> Array:
+    """Rewards [...] divided by the standard deviation of `total`, within [-clip, clip]; their sign and zero stay.
+
+    As in gymnasium's NormalizeReward and Engstrom et al. 2020, "Implementation Matters in Deep Policy Gradients",
+    algorithm 1; but a rollout is scaled by one number, not each step by its own.
+    """
+    return jnp.clip(reward * jax.lax.rsqrt(scale.stats.var + epsilon), -clip, clip)

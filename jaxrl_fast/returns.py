@@ -1,0 +1,59 @@
+"""Returns: one backward recursion that serves GAE, Q(lambda), TD(0) and Monte Carlo.
+
+Every array is [T, N] of T steps in N environments, time first, with
+
+    reward      f32   what step t paid
+    discount    f32   gamma * the environment's discount: 0 where no value lies beyond
+    next_value  f32   the value of obs[t + 1], which is always the true successor of obs[t]
+    last        bool  the episode ended at step t: nothing that follows belongs to it
+
+Where the rollout breaks off, and where time ran out, returns bootstrap from `next_value`. A reset row (the one
+after `last`, whose action was ignored) gets a return like any other row, to be masked out by the loss. It reaches
+no other row: the rows before it belong to an episode that is over.
+"""
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+
+def lambda_returns(reward: Array, discount: Array, next_value: Array, last: Array, lambda_: float | Array) -> Array:
+    """The lambda-return of every step, [T, N] (Sutton & Barto 2018, eq. 12.18).
+
+        G[t] = reward[t] + discount[t] * ((1 - l[t]) * next_value[t] + l[t] * G[t + 1])
+        l[t] = 0 where last[t], else lambda_;  G[T] = next_value[T - 1]
+
+    lambda_ 0 is TD(0), 1 is Monte Carlo. With next_value the greedy value max_a Q(obs[t + 1], a), it is Peng's
+    Q(lambda) (Gallici et al. 2025, "Simplifying Deep Temporal Difference Learning", section 3).
+    """
+    trace = jnp.where(last, 0.0, lambda_)
+    intercept = reward + discount * (1 - trace) * next_value
+    slope = discount * trace
+
+    def backup(following, line):
+        intercept, slope = line
+        now = intercept + slope * following
+        return now, now
+
+    _, returns = jax.lax.scan(backup, next_value[-1], (intercept, slope), reverse=True)
+    return returns
+
+
+def gae(
+    reward: Array, discount: Array, value: Array, next_value: Array, last: Array, lambda_: float | Array
+) -> Array:
+    """Generalised advantage estimates, [T, N] (Schulman et al. 2016, eq. 16): lambda-returns less the value of obs[t]."""
+    return lambda_returns(reward, discount, next_value, last, lambda_) - value
+
+
+def n_step_returns(reward: Array, discount: Array, next_value: Array, last: Array, n: int) -> Array:
+    """The n-step return of every step, [T, N] (Sutton & Barto 2018, eq. 7.1): n backups of the value.
+
+    It looks fewer steps ahead where the episode or the rollout ends sooner.
+    """
+
+    def backup(_, returns):
+        following = jnp.concatenate([returns[1:], next_value[-1:]])
+        return reward + discount * jnp.where(last, next_value, following)
+
+    return jax.lax.fori_loop(1, n, backup, reward + discount * next_value)

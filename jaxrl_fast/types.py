@@ -1,0 +1,106 @@
+"""The vocabulary: what environments say, what agents are, and what passes between them.
+
+N environments step together, T steps make a rollout. Leading axes are written in brackets.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from jax import Array, ShapeDtypeStruct
+
+PyTree = Any
+Key = Array
+Metrics = Mapping[str, Array]
+
+
+class Discrete(NamedTuple):
+    """Actions are int32 in [0, num)."""
+
+    num: int
+
+
+class Box(NamedTuple):
+    """Actions are float32 in [-1, 1]; the environment's adapter scales them to its true bounds."""
+
+    shape: tuple[int, ...]
+
+
+class EnvSpec(NamedTuple):
+    """All that an agent may know of its environment."""
+
+    id: str  # with its backend: "gymnax/CartPole-v1"
+    obs: ShapeDtypeStruct  # one environment's observation (or a tree of them)
+    action: Discrete | Box
+    num_envs: int  # N, on this shard where `axis_name` is set
+    frame_stack: int = 0  # the last axis of obs holds this many successive frames; 0: no frames are stacked
+    axis_name: str | None = None  # the device axis that the environments are split over
+
+
+class Game(NamedTuple):
+    """What the score keeper sees, where that differs from what the learner sees."""
+
+    reward: Array  # [N] f32, neither clipped nor shaped
+    over: Array  # [N] bool: the whole game has ended, not only a life
+
+
+class TimeStep(NamedTuple):
+    """What N environments answer.
+
+    A step taken from a `last` time step ignores its action, has reward 0 and begins the next episode
+    (gymnasium's default and dm_env's contract). So the next observation is always the true successor.
+    """
+
+    obs: PyTree  # [N, ...]
+    reward: Array  # [N] f32, as the environment gives it
+    discount: Array  # [N] f32: 0 where no value lies beyond, else 1 (also when time ran out)
+    last: Array  # [N] bool: the episode is over
+    game: Game | tuple[()] = ()  # (): reward and last tell the score
+
+
+class Env(NamedTuple):
+    """N environments stepping together, as two pure functions. Randomness lives in the state."""
+
+    reset: Callable[[Key], tuple[PyTree, TimeStep]]
+    step: Callable[[PyTree, Array], tuple[PyTree, TimeStep]]
+    spec: EnvSpec
+    on_device: bool = True  # False: one host pool behind it, which no vmap can multiply
+
+
+class Decision(NamedTuple):
+    """What a policy answers to N observations."""
+
+    action: Array  # [N, ...]
+    memory: PyTree = ()  # [N, ...] what it carries to its next step
+    extras: PyTree = ()  # [N, ...] what `update` wants to know about this moment
+
+
+class Transition(NamedTuple):
+    """One step of N environments, from the observation acted upon to what followed."""
+
+    obs: PyTree  # [T, N, ...]
+    action: Array  # [T, N, ...]
+    reward: Array  # [T, N] f32
+    discount: Array  # [T, N] f32
+    last: Array  # [T, N] bool
+    valid: Array  # [T, N] bool: False where the action was ignored, so that nothing was experienced
+    extras: PyTree  # [T, N, ...]
+
+
+class Rollout(NamedTuple):
+    """T steps of N environments, and what is needed to look beyond them."""
+
+    steps: Transition  # [T, N, ...]
+    next_obs: PyTree  # [N, ...] what follows the last step: bootstrap from here
+    memory: PyTree  # [N, ...] the policy's memory before the first step
+
+
+class Agent(NamedTuple):
+    """A learning algorithm, as pure functions of its own state S."""
+
+    init: Callable[[Key], PyTree]
+    explore: Callable[[PyTree, PyTree, PyTree, PyTree], Decision]  # (S, obs, memory, noise), while training
+    exploit: Callable[[PyTree, PyTree, PyTree, PyTree], Decision]  # the same, while evaluated
+    update: Callable[[PyTree, Rollout, Key], tuple[PyTree, Metrics]]
+    noise: Callable[[Key, int], PyTree]  # (key, T): what T decisions need of chance, [T, N, ...], drawn at once
+    rollout_length: int  # T
+    memory: PyTree = ()  # [N, ...] at the start of an episode

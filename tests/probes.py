@@ -1,0 +1,184 @@
+"""Tiny environments with known answers, to tell whether an agent learns and which part of it does not.
+
+Each is `name(num_envs) -> Env` and says its answer for a discount factor of 0.9. They keep the contract
+of `types.TimeStep` by themselves, so they test agents and the loop without a backend.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_fast.types import Box, Discrete, Env, EnvSpec, Key, TimeStep
+
+GAMMA = 0.9
+
+
+class State(NamedTuple):
+    """Each environment is a position in its episode and one number that it may remember."""
+
+    time: jax.Array  # [N] int32
+    cue: jax.Array  # [N] f32: what this episode, or this moment, is about
+    last: jax.Array  # [N] bool
+    key: Key
+
+
+class Rules(NamedTuple):
+    """A probe: what is drawn, what is seen, what is paid, and when and how it ends."""
+
+    length: int  # steps in an episode
+    terminates: bool  # True: it ends as a terminal state, False: as time that ran out
+    draw: Callable  # (key, [N]) -> cue [N]
+    observe: Callable  # (time [N], cue [N]) -> obs [N, D]
+    reward: Callable  # (time before the step [N], cue [N], action [N, ...]) -> [N]
+    advance: Callable = lambda time, cue, action: cue  # the cue after the step
+
+
+def constant_reward(num_envs: int) -> Env:
+    """Reward 1 always, until time runs out after 10 steps. The value is 1 / (1 - 0.9) = 10 everywhere."""
+    return _env("constant_reward", num_envs, Rules(10, False, _no_cue, _blank, _one))
+
+
+def constant_reward_terminal(num_envs: int) -> Env:
+    """Reward 1 always, 10 steps, then a terminal state; the observation is the time, one-hot.
+
+    The value at time t is (1 - 0.9^(10 - t)) / (1 - 0.9): 6.5132 at the start, 1 at the last step.
+    """
+    return _env("constant_reward_terminal", num_envs, Rules(10, True, _no_cue, _clock(10), _one))
+
+
+def value_of_observation(num_envs: int) -> Env:
+    """One step; the reward is the observation, -1 or +1. The value is the observation."""
+    return _env("value_of_observation", num_envs, Rules(1, True, _sign, _show, lambda time, cue, action: cue))
+
+
+def delayed_reward(num_envs: int) -> Env:
+    """Two steps; the reward, 1, comes at the second. The value is 0.9 at [0] and 1 at [1]."""
+    return _env("delayed_reward", num_envs, Rules(2, True, _no_cue, _time, lambda time, cue, action: time == 1))
+
+
+def delayed_cue(num_envs: int) -> Env:
+    """Two steps that show the sign drawn at the start, which is paid at the second: 0.9 cue, then cue.
+
+    The observation is [cue, time].
+    """
+    rules = Rules(2, True, _sign, _show_and_time, lambda time, cue, action: cue * (time == 1))
+    return _env("delayed_cue", num_envs, rules)
+
+
+def best_action(num_envs: int) -> Env:
+    """One step of nothing to see; action 1 of 2 pays 1, the other -1. Play 1; the value is 1."""
+    rules = Rules(1, True, _no_cue, _blank, lambda time, cue, action: jnp.where(action == 1, 1.0, -1.0))
+    return _env("best_action", num_envs, rules)
+
+
+def best_action_of_observation(num_envs: int) -> Env:
+    """One step; seeing +1 action 1 pays 1, seeing -1 action 0 does, else -1. The value is 1."""
+    rules = Rules(1, True, _sign, _show, lambda time, cue, action: jnp.where((action == 1) == (cue > 0), 1.0, -1.0))
+    return _env("best_action_of_observation", num_envs, rules)
+
+
+def delayed_consequence(num_envs: int) -> Env:
+    """Two steps; the first action alone matters and is paid at the second: 1 for action 1, else -1.
+
+    The observation is [cue, time], where the cue is 0 and then what is due. Play 1 first: the value is
+    0.9 there, and then the cue.
+    """
+    rules = Rules(
+        2, True, _no_cue, _show_and_time,
+        reward=lambda time, cue, action: cue * (time == 1),
+        advance=lambda time, cue, action: jnp.where(time == 0, jnp.where(action == 1, 1.0, -1.0), cue),
+    )  # fmt: skip
+    return _env("delayed_consequence", num_envs, rules)
+
+
+def continuous_action(num_envs: int) -> Env:
+    """One step; the reward is 1 - (action - 0.5)^2. Play 0.5; the value is 1."""
+    rules = Rules(1, True, _no_cue, _blank, lambda time, cue, action: 1.0 - (action[:, 0] - 0.5) ** 2)
+    return _env("continuous_action", num_envs, rules, Box((1,)))
+
+
+def continuous_action_of_observation(num_envs: int) -> Env:
+    """One step; the reward is 1 - (action - 0.5 observation)^2, the observation -1 or +1. The value is 1."""
+    rules = Rules(1, True, _sign, _show, lambda time, cue, action: 1.0 - (action[:, 0] - 0.5 * cue) ** 2)
+    return _env("continuous_action_of_observation", num_envs, rules, Box((1,)))
+
+
+def chain(num_envs: int) -> Env:
+    """A walk on the places 0 to 4 in 8 steps, place one-hot, from place 0; paid 1 a step spent at place 4.
+
+    Action 1 goes right, 0 left; the walls stop. Time runs out at the end, so a place has one value: going
+    right always pays 0.9^k / (1 - 0.9) with k = max(3 - place, 0) steps before the first pay, 7.29 from
+    place 0, and an episode returns 5. Nothing need be remembered.
+    """
+    rules = Rules(
+        8, False, _no_cue,
+        observe=lambda time, cue: jax.nn.one_hot(cue, 5),
+        reward=lambda time, cue, action: _walk(cue, action) == 4,
+        advance=lambda time, cue, action: _walk(cue, action),
+    )  # fmt: skip
+    return _env("chain", num_envs, rules)
+
+
+def reset(rules: Rules, num_envs: int, key: Key) -> tuple[State, TimeStep]:
+    key, key_draw = jax.random.split(key)
+    cue = rules.draw(key_draw, (num_envs,))
+    time, last = jnp.zeros(num_envs, jnp.int32), jnp.zeros(num_envs, bool)
+    zero, one = jnp.zeros(num_envs, jnp.float32), jnp.ones(num_envs, jnp.float32)
+    return State(time, cue, last, key), TimeStep(rules.observe(time, cue), zero, one, last)
+
+
+def step(rules: Rules, state: State, action: jax.Array) -> tuple[State, TimeStep]:
+    key, key_draw = jax.random.split(state.key)
+    begins = state.last
+    cue = jnp.where(begins, rules.draw(key_draw, begins.shape), rules.advance(state.time, state.cue, action))
+    time = jnp.where(begins, 0, state.time + 1)
+    last = time == rules.length
+    reward = jnp.where(begins, 0.0, jnp.float32(rules.reward(state.time, state.cue, action)))
+    discount = jnp.where(last & rules.terminates, 0.0, 1.0).astype(jnp.float32)
+    return State(time, cue, last, key), TimeStep(rules.observe(time, cue), reward, discount, last)
+
+
+def _env(name: str, num_envs: int, rules: Rules, action: Discrete | Box = Discrete(2)) -> Env:
+    of = functools.partial
+    obs = jax.eval_shape(lambda: rules.observe(jnp.zeros(1, jnp.int32), jnp.zeros(1, jnp.float32)))
+    spec = EnvSpec(f"probes/{name}", jax.ShapeDtypeStruct(obs.shape[1:], obs.dtype), action, num_envs)
+    return Env(of(reset, rules, num_envs), of(step, rules), spec)
+
+
+def _no_cue(key: Key, shape: tuple[int, ...]) -> jax.Array:
+    return jnp.zeros(shape, jnp.float32)
+
+
+def _sign(key: Key, shape: tuple[int, ...]) -> jax.Array:
+    return jax.random.rademacher(key, shape, jnp.float32)
+
+
+def _blank(time: jax.Array, cue: jax.Array) -> jax.Array:
+    return jnp.ones((*time.shape, 1), jnp.float32)
+
+
+def _show(time: jax.Array, cue: jax.Array) -> jax.Array:
+    return cue[:, None]
+
+
+def _time(time: jax.Array, cue: jax.Array) -> jax.Array:
+    return time[:, None].astype(jnp.float32)
+
+
+def _show_and_time(time: jax.Array, cue: jax.Array) -> jax.Array:
+    return jnp.stack([cue, time.astype(jnp.float32)], axis=-1)
+
+
+def _clock(length: int) -> Callable:
+    return lambda time, cue: jax.nn.one_hot(time, length, dtype=jnp.float32)
+
+
+def _one(time: jax.Array, cue: jax.Array, action: jax.Array) -> jax.Array:
+    return jnp.ones(time.shape, jnp.float32)
+
+
+def _walk(place: jax.Array, action: jax.Array) -> jax.Array:
+    return jnp.clip(place + jnp.where(action == 1, 1.0, -1.0), 0.0, 4.0)
