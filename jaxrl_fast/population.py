@@ -1,0 +1,113 @@
+"""Numbers about several trainings: what their updates add up to, and statistics over seeds. float64, on the host."""
+
+from collections import deque
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+Rows = Mapping[str, np.ndarray]  # [S, U]: a number for each seed and update
+SCORES = ("episodes", "valid_steps", "return_sum", "return_min", "return_max", "length_sum")
+WINDOW = 100  # episodes
+
+
+class Ledger:
+    """Takes updates in chunks of any length and gives them out in records of one length.
+
+    So what is written depends on the updates alone, not on how fast they came.
+    """
+
+    def __init__(self, length: int):
+        self.length = length
+        self.rows: dict[str, np.ndarray] = {}
+
+    def add(self, rows: Rows) -> None:
+        self.rows = {k: np.concatenate([self.rows[k], x], axis=1) for k, x in rows.items()} if self.rows else dict(rows)
+
+    def take(self, everything: bool = False) -> Iterator[Rows]:
+        """Whole records, and with `everything` the shorter one that is left."""
+        while self.rows:
+            available = next(iter(self.rows.values())).shape[1]
+            if available < self.length and not (everything and available):
+                return
+            yield {k: x[:, : self.length] for k, x in self.rows.items()}
+            self.rows = {k: x[:, self.length :] for k, x in self.rows.items()}
+
+
+class Window:
+    """The mean return of the last WINDOW episodes or a few more, as records come in."""
+
+    def __init__(self):
+        self.records: deque[tuple[int, float]] = deque()
+        self.episodes = 0
+
+    def add(self, episodes: int, return_sum: float) -> None:
+        self.records.append((episodes, return_sum))
+        self.episodes += episodes
+        while self.episodes - self.records[0][0] >= WINDOW:
+            self.episodes -= self.records.popleft()[0]
+
+    @property
+    def full(self) -> bool:
+        return self.episodes >= WINDOW
+
+    @property
+    def mean(self) -> float | None:
+        """None before the first episode has ended."""
+        return sum(total for _, total in self.records) / self.episodes if self.episodes else None
+
+
+def summarise(rows: Rows) -> list[dict[str, Any]]:
+    """A record for each seed: of the games that ended, and the mean of everything else. None where there is nothing."""
+    totals = {k: np.asarray(rows[k], np.float64).sum(1) for k in ("episodes", "valid_steps", "return_sum", "length_sum")}
+    low, high = rows["return_min"].min(1), rows["return_max"].max(1)
+    means = {k: np.asarray(x, np.float64).mean(1) for k, x in rows.items() if k not in SCORES}
+    records = []
+    for i, episodes in enumerate(totals["episodes"]):
+        some = max(episodes, 1)
+        scores = {
+            "episodes": int(episodes),
+            "return_mean": finite(totals["return_sum"][i] / some) if episodes else None,
+            "return_min": finite(low[i]) if episodes else None,
+            "return_max": finite(high[i]) if episodes else None,
+            "length_mean": finite(totals["length_sum"][i] / some) if episodes else None,
+        }
+        records.append(scores | {k: finite(x[i]) for k, x in means.items()})
+    return records
+
+
+def merge_seeds(rows: Rows) -> Rows:
+    """[S, U] as [1, S * U]."""
+    return {k: x.reshape(1, -1) for k, x in rows.items()}
+
+
+def finite(x: Any) -> float | None:
+    """A float that JSON knows, or None."""
+    return float(x) if x is not None and np.isfinite(x) else None
+
+
+def iqm(scores: np.ndarray, axis: int | tuple[int, ...] = 0) -> np.ndarray:
+    """Inter-quartile mean: without the floor(n / 4) lowest and highest (Agarwal et al. 2021, "Statistical precipice")."""
+    axes = (axis,) if isinstance(axis, int) else axis
+    moved = np.moveaxis(np.asarray(scores, np.float64), axes, range(len(axes)))
+    flat = np.sort(moved.reshape(-1, *moved.shape[len(axes) :]), axis=0)
+    cut = flat.shape[0] // 4
+    return flat[cut : flat.shape[0] - cut].mean(0)
+
+
+def bootstrap(
+    scores: np.ndarray, num_resamples: int = 2000, confidence: float = 0.95, seed: int = 0
+) -> tuple[np.ndarray, np.ndarray]:
+    """Lower and upper end of a percentile interval of the IQM of scores [S, M, ...]: S seeds of M tasks.
+
+    Stratified: the seeds of each task are drawn anew from those of that task (the same paper, section 4.1).
+    """
+    num_seeds, num_tasks = scores.shape[:2]
+    chance = np.random.default_rng(seed)
+    means = []
+    for _ in range(num_resamples):
+        drawn = chance.integers(num_seeds, size=(num_seeds, num_tasks))
+        means.append(iqm(scores[drawn, np.arange(num_tasks)], axis=(0, 1)))
+    tail = (1 - confidence) / 2
+    low, high = np.quantile(means, [tail, 1 - tail], axis=0)
+    return low, high

@@ -1,0 +1,142 @@
+"""The two compiled functions of a run, `init` and `chunk`: over one seed or many, on one device or several.
+
+How many updates a chunk makes is an argument, so one program serves any length and the host may choose lengths by
+the clock: the parameters after 100 updates are the same bits however they were divided into chunks.
+
+Environments may be dealt into shards: each acts and computes gradients on its own, and every gradient step takes the
+sum of all. On several devices a single seed has a shard on each; many seeds are dealt to the devices whole, their
+shards side by side. The numbers are those of the same algorithm either way.
+"""
+
+import math
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from jaxrl_fast import loop
+from jaxrl_fast.types import Agent, Array, Env, Metrics, PyTree
+
+SHARDS, SEEDS = "shards", "seeds"
+MOST_ROWS = 2**14  # of metrics that a chunk can hold, over all seeds
+
+
+class Program(NamedTuple):
+    """What the host runs. States carry a seed axis where there are several seeds, then a shard axis."""
+
+    init: Callable[[np.ndarray], loop.TrainState]  # seeds [S] or one
+    chunk: Callable[[loop.TrainState, np.ndarray], tuple[loop.TrainState, Metrics]]  # metrics [S, capacity] or [capacity]
+    learner: Callable[[loop.TrainState], PyTree]  # the agent's state, [S, ...] or one, without shards
+    capacity: int  # the most updates of one chunk
+    compile_time_s: float
+    memory: int  # bytes while training: what stays and what is needed in between
+
+
+def build(env: Env, agent: Agent, num_seeds: int, num_updates: int, num_shards: int = 1) -> Program:
+    """Compiles everything ahead of time. Nothing is compiled later.
+
+    With several shards `env` is one of them, and its spec's axis_name is SHARDS.
+    """
+    start = time.perf_counter()
+    capacity = min(num_updates, max(MOST_ROWS // num_seeds, 64))
+    init, advance = partial(begin, env, agent), partial(chunk, env, agent, capacity)
+    axes: tuple[str | None, ...] = ()
+    num_devices = jax.local_device_count()
+    if num_shards > 1 and num_seeds == 1 and num_shards <= num_devices:
+        mesh = _mesh(num_shards, SHARDS)
+        init, advance = _on_devices(_with_axis(init), mesh, P(), P(SHARDS)), _on_devices(
+            _with_axis_through(advance), mesh, (P(SHARDS), P()), (P(SHARDS), P())
+        )
+        layout, metrics = NamedSharding(mesh, P(SHARDS)), NamedSharding(mesh, P())
+    else:
+        if num_shards > 1:
+            init = jax.vmap(init, in_axes=None, axis_size=num_shards, axis_name=SHARDS)
+            advance = _first_metrics(jax.vmap(advance, in_axes=(0, None), axis_name=SHARDS))
+        mesh = _mesh(math.gcd(num_seeds, num_devices), SEEDS)
+        layout = metrics = NamedSharding(mesh, P())
+        if num_seeds > 1:
+            init, advance = jax.vmap(init), jax.vmap(advance, in_axes=(0, None))
+            init = _on_devices(init, mesh, P(SEEDS), P(SEEDS))
+            advance = _on_devices(advance, mesh, (P(SEEDS), P()), (P(SEEDS), P(SEEDS)))
+            layout = metrics = NamedSharding(mesh, P(SEEDS))
+    whole = NamedSharding(mesh, P())
+    seeds = jax.ShapeDtypeStruct((num_seeds,) if num_seeds > 1 else (), jnp.int32)
+    given = layout if num_seeds > 1 else whole
+    compiled_init = jax.jit(init, in_shardings=given, out_shardings=layout).lower(seeds).compile()
+    state = jax.eval_shape(init, seeds)
+    compiled_chunk = (
+        jax.jit(advance, in_shardings=(layout, whole), out_shardings=(layout, metrics), donate_argnums=0)
+        .lower(state, jax.ShapeDtypeStruct((), jnp.int32))
+        .compile()
+    )
+    memory = compiled_chunk.memory_analysis()
+    needed = memory.argument_size_in_bytes + memory.temp_size_in_bytes if memory else 0
+    learner = partial(_learner, num_seeds, num_shards)
+    return Program(compiled_init, compiled_chunk, learner, capacity, time.perf_counter() - start, needed)
+
+
+def begin(env: Env, agent: Agent, seed: Array) -> loop.TrainState:
+    """The state before training, from a number."""
+    return loop.init(env, agent, jax.random.key(seed))
+
+
+def chunk(
+    env: Env, agent: Agent, capacity: int, state: loop.TrainState, num_updates: Array
+) -> tuple[loop.TrainState, Metrics]:
+    """`num_updates` updates, and their metrics as the first rows of [capacity]; the other rows are 0."""
+
+    def body(i, carry):
+        state, rows = carry
+        state, row = loop.train(env, agent, state, 1)
+        put = partial(jax.lax.dynamic_update_slice_in_dim, start_index=i, axis=0)
+        return state, jax.tree.map(put, rows, row)
+
+    _, row = jax.eval_shape(partial(loop.train, env, agent, num_updates=1), state)
+    rows = jax.tree.map(lambda x: jnp.zeros((capacity, *x.shape[1:]), x.dtype), row)
+    return jax.lax.fori_loop(0, num_updates, body, (state, rows))
+
+
+def _mesh(num_devices: int, name: str) -> jax.sharding.Mesh:
+    return jax.make_mesh((num_devices,), (name,), axis_types=(AxisType.Auto,), devices=jax.local_devices()[:num_devices])
+
+
+def _on_devices(function: Callable, mesh: jax.sharding.Mesh, in_specs: Any, out_specs: Any) -> Callable:
+    return jax.shard_map(function, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
+
+
+def _with_axis(init: Callable) -> Callable:
+    """A shard's state gets the leading axis, of length 1 here, that the states of all are joined along."""
+    return lambda seed: jax.tree.map(lambda x: x[None], init(seed))
+
+
+def _with_axis_through(advance: Callable) -> Callable:
+    def run(state, num_updates):
+        state, rows = advance(jax.tree.map(lambda x: x[0], state), num_updates)
+        return jax.tree.map(lambda x: x[None], state), rows
+
+    return run
+
+
+def _first_metrics(advance: Callable) -> Callable:
+    """Metrics are of all shards together, so any shard's will do."""
+
+    def run(state, num_updates):
+        state, rows = advance(state, num_updates)
+        return state, jax.tree.map(lambda x: x[0], rows)
+
+    return run
+
+
+def _learner(num_seeds: int, num_shards: int, state: loop.TrainState) -> PyTree:
+    """Parameters are the same bits in every shard."""
+    if num_shards == 1:
+        return state.agent
+    if num_seeds == 1:
+        return jax.tree.map(lambda x: x.addressable_shards[0].data[0], state.agent)
+    return jax.tree.map(lambda x: x[:, 0], state.agent)

@@ -1,0 +1,270 @@
+"""Where records go: a file, TensorBoard, a tracking service, the terminal or a notebook.
+
+A sink has `write(records)`, a record for each seed, and `close()`. A terminal has `say(line)`, `progress(line,
+fraction)` and `close()`. What a sink needs is imported when it is made.
+"""
+
+import importlib
+import json
+import os
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol, TextIO
+
+Record = Mapping[str, Any]
+SPARKS = "▁▂▃▄▅▆▇█"
+# Tags as in CleanRL, so that curves of both lie over each other.
+CHARTS = {
+    "return_mean": "charts/episodic_return",
+    "return_min": "charts/episodic_return_min",
+    "return_max": "charts/episodic_return_max",
+    "length_mean": "charts/episodic_length",
+    "env_steps_per_s": "charts/SPS",
+    "learning_rate": "charts/learning_rate",
+    "episodes": "charts/episodes",
+    "eval_return_mean": "eval/episodic_return",
+    "eval_return_std": "eval/episodic_return_std",
+    "eval_length_mean": "eval/episodic_length",
+}
+SILENT = ("env_steps", "wall_time_s", "train_time_s", "updates", "seed")
+
+
+class Sink(Protocol):
+    """What takes records."""
+
+    def write(self, records: Sequence[Record]) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Terminal(Protocol):
+    """What takes lines."""
+
+    def say(self, line: str) -> None: ...
+
+    def progress(self, line: str, fraction: float) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class JsonLines:
+    """One JSON object a line, on disk as soon as it is written."""
+
+    def __init__(self, path: Path):
+        self.file = open(path, "x", encoding="utf-8")
+
+    def write(self, records: Sequence[Record]) -> None:
+        self.file.writelines(json.dumps(r, allow_nan=False) + "\n" for r in records)
+        self.file.flush()
+
+    def close(self) -> None:
+        self.file.close()
+
+
+class TensorBoard:
+    """Event files; where there are several seeds, their mean. All tags of a step are one event."""
+
+    def __init__(self, folder: Path):
+        from tensorboardX import SummaryWriter
+        from tensorboardX.proto.summary_pb2 import Summary
+
+        self.summary = Summary
+        self.writer = SummaryWriter(str(folder), write_to_disk=True, flush_secs=10)
+
+    def write(self, records: Sequence[Record]) -> None:
+        values = [self.summary.Value(tag=tag, simple_value=x) for tag, x in tags(records).items()]
+        self.writer.file_writer.add_summary(self.summary(value=values), records[0]["env_steps"])
+
+    def close(self) -> None:
+        self.writer.close()
+
+
+class Tracker:
+    """Weights & Biases or trackio, which share their calls."""
+
+    def __init__(self, service: str, project: str, name: str, config: Mapping[str, Any]):
+        self.service = importlib.import_module(service)
+        self.service.init(project=project, name=name, config=dict(config))
+
+    def write(self, records: Sequence[Record]) -> None:
+        self.service.log(tags(records), step=records[0]["env_steps"])
+
+    def close(self) -> None:
+        self.service.finish()
+
+
+class Plain:
+    """Lines for a pipe or a file: nothing wraps, nothing is redrawn."""
+
+    def __init__(self, file: TextIO | None = None):
+        self.file = file or sys.stdout
+        self.heard = True
+
+    def say(self, line: str) -> None:
+        if not self.heard:
+            return
+        try:
+            print(line, file=self.file, flush=True)
+        except BrokenPipeError:  # the reader left, as `head` does; training goes on
+            self.heard = False
+            if self.file is sys.stdout:
+                os.dup2(os.open(os.devnull, os.O_WRONLY), self.file.fileno())
+
+    def progress(self, line: str, fraction: float) -> None:
+        self.say(line)
+
+    def close(self) -> None:
+        pass
+
+
+class Rich:
+    """Lines on a terminal, and below them how far it is."""
+
+    def __init__(self):
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TaskProgressColumn, TimeRemainingColumn
+
+        self.console = Console(highlight=False)
+        columns = BarColumn(bar_width=None), TaskProgressColumn(), TimeRemainingColumn()
+        self.bar = Progress(*columns, console=self.console, transient=True, expand=True, refresh_per_second=4)
+        self.task = self.bar.add_task("", total=1.0)
+
+    def say(self, line: str) -> None:
+        self.console.print(line, markup=False, soft_wrap=True)
+
+    def progress(self, line: str, fraction: float) -> None:
+        self.bar.start()
+        self.bar.update(self.task, completed=fraction)
+        self.console.print(line, markup=False, no_wrap=True, overflow="ellipsis", crop=True)
+
+    def close(self) -> None:
+        self.bar.stop()
+
+
+class Notebook:
+    """One display that is updated: what was said, a bar, and the last line."""
+
+    def __init__(self):
+        from IPython.display import display
+
+        self.said: list[str] = []
+        self.last, self.fraction = "", 0.0
+        self.handle = display(self._content(), display_id=True)
+
+    def say(self, line: str) -> None:
+        self.said.append(line)
+        self.handle.update(self._content())
+
+    def progress(self, line: str, fraction: float) -> None:
+        self.last, self.fraction = line, fraction
+        self.handle.update(self._content())
+
+    def close(self) -> None:
+        self.last = ""
+        self.handle.update(self._content())
+
+    def _content(self) -> Any:
+        from html import escape
+
+        from IPython.display import HTML
+
+        width = f"{100 * self.fraction:.0f}%"
+        bar = f'<progress value="{self.fraction:.4f}" max="1" style="width:30em"></progress> {width}\n' if self.last else ""
+        text = "\n".join(escape(line) for line in [*self.said, self.last] if line)
+        return HTML(f'<pre style="line-height:1.4">{bar}{text}</pre>')
+
+
+class Quiet:
+    """Says nothing."""
+
+    def say(self, line: str) -> None:
+        pass
+
+    def progress(self, line: str, fraction: float) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+def terminal(log_level: str) -> Terminal:
+    """What suits the place where we run."""
+    if log_level == "quiet":
+        return Quiet()
+    if in_notebook():
+        return Notebook()
+    return Rich() if sys.stdout.isatty() else Plain()
+
+
+def in_notebook() -> bool:
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython else None
+    return shell is not None and "IPKernelApp" in getattr(shell, "config", {})
+
+
+def tags(records: Sequence[Record]) -> dict[str, float]:
+    """Tag and value, the mean over seeds; what has no value is left out."""
+    found = {}
+    for name in records[0]:
+        values = [r[name] for r in records if r.get(name) is not None]
+        if name not in SILENT and values:
+            found[CHARTS.get(name, f"losses/{name}")] = sum(values) / len(values)
+    return found
+
+
+def line(record: Record) -> str:
+    """step  12k   return  24.4 (len 24, 410 eps)   value_loss 0.31   entropy 0.64   96k steps/s"""
+    score = "no episode has ended"
+    if record["return_mean"] is not None:
+        score = f"return {record['return_mean']:7.1f} (len {record['length_mean']:.0f}, {short(record['episodes'])} eps)"
+    shown = [k for k in record if k.endswith("loss") or k == "entropy"][:3]
+    parts = [f"{k.replace('_loss', ' loss')} {_fixed(record[k])}" for k in shown]
+    return "   ".join([f"step {short(record['env_steps']):>5}", f"{score:<33}", *parts, f"{short(record['env_steps_per_s'])} steps/s"])
+
+
+def short(number: float) -> str:
+    """12345 as 12.3k, three digits at most."""
+    for power, letter in ((12, "T"), (9, "B"), (6, "M"), (3, "k")):
+        if abs(number) >= 0.9995 * 10**power:
+            return f"{number / 10**power:.3g}{letter}"
+    return f"{number:.3g}" if isinstance(number, float) else str(number)
+
+
+def seconds(duration: float) -> str:
+    """1.3 s, 74 s, 12 min, 3.2 h."""
+    if duration < 99.5:
+        return f"{duration:.2g} s" if duration < 9.95 else f"{duration:.0f} s"
+    return f"{duration / 60:.0f} min" if duration < 5970 else f"{duration / 3600:.1f} h"
+
+
+def sparkline(values: Sequence[float | None], width: int = 24) -> str:
+    """A curve in one word: the mean of each of `width` equal parts."""
+    known = [v for v in values if v is not None]
+    if not known:
+        return ""
+    width = min(width, len(known))
+    cells = [known[i * len(known) // width : (i + 1) * len(known) // width] for i in range(width)]
+    means = [sum(c) / len(c) for c in cells]
+    low, spread = min(means), (max(means) - min(means)) or 1.0
+    return "".join(SPARKS[min(int((m - low) / spread * len(SPARKS)), len(SPARKS) - 1)] for m in means)
+
+
+def _fixed(value: float | None) -> str:
+    return "   n/a" if value is None else f"{value:6.3g}" if abs(value) >= 1e-3 or value == 0 else f"{value:6.0e}"
+
+
+class Pace:
+    """True at most once in so many seconds."""
+
+    def __init__(self, every: float):
+        self.every = every
+        self.last = time.perf_counter()
+
+    def due(self) -> bool:
+        now = time.perf_counter()
+        if now - self.last < self.every:
+            return False
+        self.last = now
+        return True

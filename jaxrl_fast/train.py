@@ -1,0 +1,592 @@
+"""Trains from the command line: `python -m jaxrl_fast.train [ppo] [--config PRESET] [--env ID] [options]`.
+
+The host's side of a run, where everything impure is: clock, files, signals, screen. It keeps the device busy by
+dispatching a chunk of updates before it reads the metrics of the one before. The command line is read before jax is
+imported, which is why the imports stand in the functions.
+"""
+
+import contextlib
+import json
+import os
+import platform
+import shutil
+import signal
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from datetime import datetime
+from importlib import metadata, util
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from jaxrl_fast import __version__, config, sinks
+
+CACHE = "~/.cache/jaxrl_fast"
+NUM_RECORDS = 500  # lines of metrics.jsonl for each seed, unless told
+CHUNK_S = 0.5  # what a chunk aims at: short enough to stop at once, long enough that the host costs nothing
+GROWTH = 8  # of a chunk's length from one to the next
+SIGNALS = ("SIGINT", "SIGTERM", "SIGUSR1")
+
+
+class Plan(NamedTuple):
+    """A run that has passed every check; nothing is compiled yet."""
+
+    settings: config.Settings
+    env: Any
+    agent: Any
+    eval_env: Any
+    eval_agent: Any
+    num_updates: int
+    steps_per_update: int
+    folder: Path
+
+
+class Outcome(NamedTuple):
+    """What a run leaves behind."""
+
+    folder: Path
+    summary: dict[str, Any]
+    state: Any  # loop.TrainState, with a leading axis where there are several seeds
+    signal: int | None  # what stopped it
+
+
+class Chunk(NamedTuple):
+    """A chunk that the device was given."""
+
+    rows: Any  # metrics, still on the device
+    num_updates: int
+    dispatched: float
+
+
+def main(argv: list[str] | None = None) -> int:
+    """The command. Returns its exit status."""
+    try:
+        settings = config.from_command_line(sys.argv[1:] if argv is None else argv)
+        plan = prepare(settings)
+    except ValueError as error:
+        if "\n" in str(error):  # not one of our sentences
+            raise
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    stopped_by = execute(plan).signal
+    return 128 + stopped_by if stopped_by else 0
+
+
+def prepare(settings: config.Settings) -> Plan:
+    """Everything that can be refused is refused here, by a ValueError of one sentence. Then the folder is made."""
+    options = settings.options
+    for service in ("wandb", "trackio"):
+        if getattr(options, service) and util.find_spec(service) is None:
+            raise ValueError(f"--{service}: {service} is not installed here; pip install {service}")
+    planned_folder = Path(options.run_dir or Path("runs") / (options.name or "_"))
+    if (options.run_dir or options.name) and planned_folder.exists():
+        raise ValueError(f"the run folder {planned_folder} exists already; choose another --run-dir or --name")
+
+    from jaxrl_fast import agents, envs
+
+    env = envs.make(options.env, options.num_envs, **options.env_options)
+    if options.num_seeds > 1 and not env.on_device:
+        raise ValueError(f"{env.spec.id} runs on the host, so it cannot be trained with --num-seeds {options.num_seeds} at once")
+    if options.devices not in ("auto", 1):
+        raise ValueError(f"--devices {options.devices}: environments cannot be split over devices yet; leave it out")
+    algorithm = agents.load(settings.algo)
+    steps_per_update = settings.agent.rollout_length * options.num_envs
+    num_updates = -(-options.total_steps // steps_per_update)
+    if num_updates >= 2**31:
+        raise ValueError(f"--total-steps {options.total_steps} are {num_updates} updates; there can be at most {2**31 - 1}")
+    agent = algorithm.make(settings.agent, env.spec, num_updates)
+    if options.total_steps < steps_per_update:
+        raise ValueError(
+            f"--total-steps {options.total_steps} is less than one update, which is {steps_per_update} steps "
+            f"({settings.agent.rollout_length} in each of {options.num_envs} environments)"
+        )
+    eval_env, eval_agent = evaluator(settings, algorithm, num_updates)
+    return Plan(settings, env, agent, eval_env, eval_agent, num_updates, steps_per_update, make_folder(settings))
+
+
+def evaluator(settings: config.Settings, algorithm: Any, num_updates: int) -> tuple[Any, Any]:
+    """Environments to evaluate in, and the agent for that many of them."""
+    from jaxrl_fast import envs
+
+    options = settings.options
+    count = min(options.eval_envs, options.eval_episodes)
+    for num_envs in (count, -(-count // options.num_envs) * options.num_envs):
+        env = envs.make(options.env, num_envs, **options.env_options)
+        try:
+            return env, algorithm.make(settings.agent, env.spec, num_updates)
+        except ValueError:  # such as a rollout of that many that does not divide; any multiple of num_envs does
+            continue
+    raise ValueError(f"--eval-envs {options.eval_envs} do not suit this algorithm; try {options.num_envs}")
+
+
+def make_folder(settings: config.Settings) -> Path:
+    """The run's own folder, new and empty."""
+    options = settings.options
+    env_name = settings.options.env if isinstance(options.env, str) else type(options.env).__name__
+    stem = f"{settings.algo}_{env_name.rpartition('/')[2].rpartition(':')[2]}_s{options.seed}_{datetime.now():%Y%m%d-%H%M%S}"
+    chosen = Path(options.run_dir).expanduser() if options.run_dir else Path("runs") / (options.name or stem)
+    tries = [chosen] if options.run_dir or options.name else [chosen, *(Path(f"{chosen}-{i}") for i in range(2, 100))]
+    for folder in tries:
+        try:
+            folder.mkdir(parents=True)
+            return folder
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise ValueError(f"the run folder {folder} cannot be made: {error.strerror}; choose another --run-dir") from error
+    raise ValueError(f"the run folder {chosen} exists already; choose another --run-dir or --name")
+
+
+def execute(plan: Plan) -> Outcome:
+    """Compiles, trains, evaluates and writes everything down."""
+    terminal = sinks.terminal(plan.settings.options.log_level)
+    try:
+        return Trainer(plan, terminal).run()
+    finally:
+        terminal.close()
+
+
+class Trainer:
+    """One run under way."""
+
+    def __init__(self, plan: Plan, terminal: sinks.Terminal):
+        from jaxrl_fast import population
+
+        self.plan, self.options, self.terminal = plan, plan.settings.options, terminal
+        self.seeds = [self.options.seed + i for i in range(self.options.num_seeds)]
+        self.began = time.perf_counter()
+        self.record_length = _updates(self.options.log_every, plan) or -(-plan.num_updates // NUM_RECORDS)
+        self.ledger = population.Ledger(self.record_length)
+        self.screen = population.Ledger(1)
+        self.windows = [population.Window() for _ in self.seeds]
+        self.solved: list[tuple[int, float] | None] = [None] * len(self.seeds)  # environment steps, seconds
+        self.valid_steps = [0] * len(self.seeds)
+        self.pace = sinks.Pace(self.options.report_every)
+        self.queue: deque[Chunk] = deque()
+        self.dispatched = self.finished = self.recorded = 0  # updates
+        self.chunk_length, self.rate = 1, 0.0  # updates, updates a second
+        self.train_time = self.compile_time = self.eval_time = self.idle_time = 0.0
+        self.recorded_time = 0.0
+        self.evals: list[dict[str, Any]] = []
+        self.sparks: list[float | None] = []
+        self.signal: int | None = None
+        self.play = None
+        self.status = "failed"
+
+    def run(self) -> Outcome:
+        announce(self.plan, self.terminal)
+        write_config(self.plan)
+        try:
+            self.compile()
+            self.sinks = open_sinks(self.plan)
+            with stop_signals(self):
+                self.train()
+            self.status = "stopped" if self.signal else "done"
+        finally:
+            self.close()
+        self.say_done()
+        return Outcome(self.plan.folder, self.summary, self.state, self.signal)
+
+    def compile(self) -> None:
+        import numpy as np
+
+        from jaxrl_fast import program
+
+        cache = use_compile_cache(self.plan) if self.options.compile_cache else None
+        before = _entries(cache)
+        self.program = program.build(self.plan.env, self.plan.agent, len(self.seeds), self.plan.num_updates)
+        self.compile_time = self.program.compile_time_s
+        kept = "" if cache is None else " (cached for next time)" if _entries(cache) > before else " (from the cache)"
+        self.terminal.say(f"compiling ... {sinks.seconds(self.compile_time)}{kept}   needs {_bytes(self.program.memory)}")
+        seeds = np.asarray(self.seeds, np.int32)
+        self.state = self.program.init(seeds if len(self.seeds) > 1 else seeds[0])
+
+    def train(self) -> None:
+        """Chunks up to each evaluation, until all updates are made or something says stop."""
+        every = _updates(self.options.eval_every, self.plan) or self.plan.num_updates
+        while self.finished < self.plan.num_updates and not self.stopping():
+            self.advance(min(self.plan.num_updates, self.finished // every * every + every))
+            at_evaluation = self.finished % every == 0 or self.finished == self.plan.num_updates
+            last = self.finished == self.plan.num_updates or self.stopping()
+            evaluation = self.evaluate() if (at_evaluation or last) and not self.signal else {}
+            self.record(everything=at_evaluation or last, extra=evaluation)
+
+    def advance(self, boundary: int) -> None:
+        """Runs to update `boundary`, one chunk always waiting behind the one that is computed."""
+        self.free_since = time.perf_counter()
+        while self.queue or self.dispatched < boundary and not self.stopping():
+            while len(self.queue) < 2 and self.dispatched < boundary and not self.stopping():
+                self.dispatch(boundary)
+            self.read(self.queue.popleft())
+
+    def dispatch(self, boundary: int) -> None:
+        """Gives the device a chunk of about CHUNK_S.
+
+        A run that stops when solved makes a chunk of each record, so that where it stops does not depend on the clock.
+        """
+        import numpy as np
+
+        by_clock = max(min(int(self.rate * CHUNK_S), self.chunk_length * GROWTH), 1)
+        aim = self.record_length if self.options.stop_when_solved else by_clock
+        self.chunk_length = min(aim, self.program.capacity, boundary - self.dispatched)
+        self.state, rows = self.program.chunk(self.state, np.int32(self.chunk_length))
+        self.queue.append(Chunk(rows, self.chunk_length, time.perf_counter()))
+        self.dispatched += self.chunk_length
+
+    def read(self, chunk: Chunk) -> None:
+        """Waits for a chunk and takes down its metrics."""
+        import jax
+        import numpy as np
+
+        asked = time.perf_counter()
+        waited_for_host = all(x.is_ready() for x in chunk.rows.values())
+        rows = jax.device_get(jax.block_until_ready(chunk.rows))
+        now = time.perf_counter()
+        elapsed = now - self.free_since
+        # If it was done when we asked, the device may have been idle since we began to look elsewhere.
+        self.idle_time += asked - self.free_since if waited_for_host else max(chunk.dispatched - self.free_since, 0.0)
+        self.free_since = now
+        self.rate = chunk.num_updates / elapsed
+        self.train_time += elapsed
+        self.finished += chunk.num_updates
+        rows = {k: x.reshape(len(self.seeds), -1)[:, : chunk.num_updates] for k, x in rows.items()}
+        fractions = np.arange(1, chunk.num_updates + 1) / chunk.num_updates
+        clock = np.broadcast_to(self.train_time - elapsed * (1 - fractions), (len(self.seeds), chunk.num_updates))
+        wall = clock + (now - self.began - self.train_time)
+        self.ledger.add(rows | {"train_time_s": clock, "wall_time_s": wall})
+        self.record()
+        self.show(rows)
+
+    def record(self, everything: bool = False, extra: dict[str, Any] | None = None) -> None:
+        """Writes the records that are complete; an evaluation goes into the last one."""
+        from jaxrl_fast import population
+
+        complete = list(self.ledger.take(everything))
+        for rows in complete:
+            clock, wall = float(rows["train_time_s"][0, -1]), float(rows["wall_time_s"][0, -1])
+            length = rows["train_time_s"].shape[1]
+            self.recorded += length
+            speed = length * self.plan.steps_per_update * len(self.seeds) / max(clock - self.recorded_time, 1e-9)
+            self.recorded_time = clock
+            common = {
+                "env_steps": self.recorded * self.plan.steps_per_update,
+                "updates": self.recorded,
+                "wall_time_s": round(wall, 4),
+                "train_time_s": round(clock, 4),
+                "env_steps_per_s": round(speed, 1),
+            }
+            means = population.summarise({k: x for k, x in rows.items() if k not in ("train_time_s", "wall_time_s")})
+            for i, scores in enumerate(means):
+                self.windows[i].add(scores["episodes"], float(rows["return_sum"][i].astype("float64").sum()))
+                self.valid_steps[i] += int(rows["valid_steps"][i].astype("int64").sum())
+                self.check_solved(i, common)
+            records = [{"seed": seed} | common | scores for seed, scores in zip(self.seeds, means)]
+            if rows is complete[-1] and extra:
+                records = [r | e for r, e in zip(records, extra["seeds"])]
+            for sink in self.sinks:
+                sink.write(records)
+
+    def check_solved(self, i: int, common: dict[str, Any]) -> None:
+        window = self.windows[i]
+        if self.solved[i] is None and self.options.solved is not None and window.full and window.mean >= self.options.solved:
+            self.solved[i] = common["env_steps"], common["train_time_s"]
+
+    def show(self, rows: Any) -> None:
+        """A line on the terminal, if it is time."""
+        from jaxrl_fast import population
+
+        self.screen.add(rows)
+        if not self.pace.due() and self.finished < self.plan.num_updates:
+            return
+        self.screen.length = sys.maxsize
+        for merged in map(population.merge_seeds, self.screen.take(everything=True)):
+            record = population.summarise(merged)[0]
+            steps = self.plan.steps_per_update
+            record |= {"env_steps": self.finished * steps, "env_steps_per_s": self.rate * steps * len(self.seeds)}
+            self.sparks.append(record["return_mean"])
+            self.terminal.progress(sinks.line(record), self.finished / self.plan.num_updates)
+
+    def evaluate(self) -> dict[str, Any]:
+        """Plays the greedy policy of every seed, and says how it went."""
+        import jax
+        import numpy as np
+
+        from jaxrl_fast import evaluate
+
+        began = time.perf_counter()
+        seeds = np.asarray(self.seeds, np.int32)
+        arguments = self.state.agent, (seeds if len(seeds) > 1 else seeds[0]), np.int32(len(self.evals))
+        if self.play is None:
+            num_envs = self.plan.eval_env.spec.num_envs
+            each = -(-self.options.eval_episodes // num_envs)
+            play = lambda *given: evaluate.play(self.plan.eval_env, self.plan.eval_agent, each, *given)
+            play = jax.vmap(play, in_axes=(0, 0, None)) if len(seeds) > 1 else play
+            self.play = jax.jit(play).lower(*arguments).compile()
+            self.compile_time += time.perf_counter() - began
+            began = time.perf_counter()
+        episodes = jax.device_get(self.play(*arguments))
+        self.eval_time += time.perf_counter() - began
+        ended = np.arange(episodes.score.shape[-1]) < episodes.finished[..., None]
+        shape = (len(seeds), -1)
+        score, length, ended = (x.reshape(shape) for x in (episodes.score, episodes.length, ended))
+        each_seed = [_evaluation(s[e], n[e], e.size) for s, n, e in zip(score, length, ended)]
+        total = _evaluation(score[ended], length[ended], ended.size)
+        self.evals.append({"env_steps": self.finished * self.plan.steps_per_update} | total)
+        return {"seeds": each_seed}
+
+    def stopping(self) -> bool:
+        return self.signal is not None or self.options.stop_when_solved and all(self.solved) and self.options.solved is not None
+
+    def close(self) -> None:
+        """Whatever happened, what is known is written."""
+        for sink in getattr(self, "sinks", []):
+            sink.close()
+        self.summary = summarise(self)
+        with open(self.plan.folder / "summary.json", "w", encoding="utf-8") as file:
+            json.dump(self.summary, file, indent=2, allow_nan=False)
+            file.write("\n")
+        if self.recorded:
+            picture(self.plan.folder).savefig(self.plan.folder / "curve.png")
+
+    def say_done(self) -> None:
+        summary = self.summary
+        parts = [f"{sinks.short(summary['env_steps'])} steps in {sinks.seconds(summary['train_time_s'])}"]
+        if summary["final_return_mean"] is not None:
+            parts.append(f"return {summary['final_return_mean']:.1f}")
+        if summary["eval_return_mean"] is not None:
+            parts.append(f"greedy {summary['eval_return_mean']:.1f}")
+        if summary["solved"]:
+            parts.append(f"solved at {sinks.short(summary['steps_to_solve'])} steps, {sinks.seconds(summary['time_to_solve_s'])}")
+        elif self.options.solved is not None:
+            parts.append(f"not solved ({sum(s is not None for s in self.solved)} of {len(self.seeds)} seeds)")
+        parts.append(sinks.sparkline(self.sparks))
+        self.terminal.say(f"{self.status:<9} {' · '.join(p for p in parts if p)}")
+        self.terminal.say(f"  curve  {self.plan.folder / 'curve.png'}")
+
+
+def summarise(trainer: Trainer) -> dict[str, Any]:
+    """What summary.json holds. Times are seconds; env_steps are those of one seed, env_steps_per_s those of all."""
+    from jaxrl_fast import population
+
+    import numpy as np
+
+    plan, options = trainer.plan, trainer.options
+    steps = trainer.finished * plan.steps_per_update
+    finals = [w.mean for w in trainer.windows if w.mean is not None]
+    last = trainer.evals[-1] if trainer.evals else dict.fromkeys(("eval_return_mean", "eval_return_std", "eval_length_mean"))
+    best = max(trainer.evals, key=lambda e: -np.inf if e["eval_return_mean"] is None else e["eval_return_mean"], default=last)
+    all_solved = options.solved is not None and all(trainer.solved)
+    return {
+        "status": trainer.status,
+        "algo": plan.settings.algo,
+        "env_id": plan.env.spec.id,
+        "num_envs": options.num_envs,
+        "seed": options.seed,
+        "num_seeds": options.num_seeds,
+        "env_steps": steps,
+        "updates": trainer.finished,
+        "valid_steps": trainer.valid_steps,
+        "train_time_s": round(trainer.train_time, 4),
+        "compile_time_s": round(trainer.compile_time, 4),
+        "eval_time_s": round(trainer.eval_time, 4),
+        "wall_time_s": round(time.perf_counter() - trainer.began, 4),
+        "env_steps_per_s": round(steps * options.num_seeds / trainer.train_time, 1) if steps else None,
+        "host_share": round(trainer.idle_time / trainer.train_time, 5) if steps else None,
+        "final_return_mean": population.finite(np.mean(finals)) if finals else None,
+        "final_return_std": population.finite(np.std(finals, ddof=1)) if len(finals) > 1 else None,
+        "final_return_iqm": population.finite(population.iqm(np.array(finals))) if finals else None,
+        "final_return_per_seed": [w.mean for w in trainer.windows],
+        "eval_return_mean": last["eval_return_mean"],
+        "eval_return_std": last["eval_return_std"],
+        "eval_length_mean": last["eval_length_mean"],
+        "best_eval_return_mean": best["eval_return_mean"],
+        "best_eval_env_steps": best.get("env_steps"),
+        "solved_threshold": options.solved,
+        "solved": all_solved if options.solved is not None else None,
+        "steps_to_solve": int(np.median([s[0] for s in trainer.solved])) if all_solved else None,
+        "time_to_solve_s": population.finite(np.median([s[1] for s in trainer.solved])) if all_solved else None,
+        "steps_to_solve_per_seed": [s and s[0] for s in trainer.solved],
+        "device": device(),
+        "versions": versions(),
+    }
+
+
+def announce(plan: Plan, terminal: sinks.Terminal) -> None:
+    """What was chosen, before it starts."""
+    import jax
+
+    options = plan.settings.options
+    backend, _, name = plan.env.spec.id.rpartition("/")
+    seeds = f"seed {options.seed}" if options.num_seeds == 1 else f"seeds {options.seed} to {options.seed + options.num_seeds - 1}"
+    parts = [plan.settings.algo, name, backend, f"{options.num_envs} envs", seeds, f"{device()} (jax {jax.__version__})"]
+    if plan.settings.by_default:
+        terminal.say(f"training preset {plan.settings.preset} until it is solved; --help lists what else there is")
+    terminal.say(f"jaxrl_fast {__version__}   {' · '.join(p for p in parts if p)}")
+    terminal.say(f"run  {plan.folder}   watch: uvx tensorboard --logdir {plan.folder.parent}")
+    wanted = os.environ.get("JAX_PLATFORMS", "")
+    if jax.default_backend() == "cpu" and wanted != "cpu" and (os.path.exists("/dev/nvidia0") or shutil.which("nvidia-smi")):
+        print('warning: there is a GPU, but JAX uses the CPU; pip install "jaxrl_fast[cuda12]"', file=sys.stderr)
+
+
+def write_config(plan: Plan) -> None:
+    """Everything, resolved. It is a preset too: --config runs/NAME/config.yaml."""
+    import yaml
+
+    made = {"preset": plan.settings.preset, "env_id": plan.env.spec.id, "device": device(), "versions": versions()}
+    content = config.to_mapping(plan.settings) | {"made": made}
+    (plan.folder / "config.yaml").write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
+
+
+def open_sinks(plan: Plan) -> list[sinks.Sink]:
+    options = plan.settings.options
+    opened: list[sinks.Sink] = [sinks.JsonLines(plan.folder / "metrics.jsonl")]
+    if options.tensorboard:
+        opened.append(sinks.TensorBoard(plan.folder))
+    for service in ("wandb", "trackio"):
+        if getattr(options, service):
+            opened.append(sinks.Tracker(service, options.project, plan.folder.name, config.to_mapping(plan.settings)))
+    return opened
+
+
+def read_metrics(folder: Path) -> list[dict[str, Any]]:
+    """The records of a run."""
+    with open(folder / "metrics.jsonl", encoding="utf-8") as file:
+        return [json.loads(text) for text in file]
+
+
+def picture(folder: Path) -> Any:
+    """A run's learning curve as a matplotlib figure."""
+    import numpy as np
+
+    from jaxrl_fast import plot, population
+
+    records = read_metrics(folder)
+    summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    seeds = list(dict.fromkeys(r["seed"] for r in records))
+    table = {k: np.array([[r[k] or 0 for r in records if r["seed"] == s] for s in seeds]) for k in ("env_steps", "return_mean", "episodes")}
+    steps, returns, episodes = plot.thin(table["env_steps"][0], table["return_mean"], table["episodes"])
+    curve = {"steps": steps, "returns": returns}
+    if len(seeds) > 1:
+        held = _hold(returns)
+        low, high = population.bootstrap(held[:, None], num_resamples=500)
+        curve |= {"centre": population.iqm(held), "low": low, "high": high}
+    else:
+        curve |= {"centre": _last_episodes(returns[0], episodes[0], population.WINDOW)}
+    evals = {}
+    for r in records:
+        if r.get("eval_return_mean") is not None:
+            evals.setdefault(r["env_steps"], []).append(r)
+    points = [
+        {"env_steps": at, "eval_return_mean": np.mean([r["eval_return_mean"] for r in rs]), "eval_return_std": np.mean([r["eval_return_std"] for r in rs])}
+        for at, rs in evals.items()
+    ]
+    title = f"{summary['algo'].upper()} on {summary['env_id']}"
+    return plot.figure(title, curve, points, summary["solved_threshold"])
+
+
+def use_compile_cache(plan: Plan) -> Path | None:
+    """Compiled programs outlive the process. A host pool's address is part of its program, which no later one finds."""
+    import jax
+
+    if not plan.env.on_device:
+        return None
+    folder = jax.config.jax_compilation_cache_dir
+    if not folder:
+        folder = str(Path(CACHE).expanduser())
+        try:
+            os.makedirs(folder, exist_ok=True)
+        except OSError:
+            return None
+        jax.config.update("jax_compilation_cache_dir", folder)
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    return Path(folder)
+
+
+@contextlib.contextmanager
+def stop_signals(trainer: Trainer) -> Iterator[None]:
+    """The first signal lets the chunk finish; the second does what it would have done."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for name in SIGNALS if (number := getattr(signal, name, None))}
+
+    def note(number, _):
+        trainer.signal = number
+        signal.signal(number, before[number])
+        print("stopping after this chunk; once more to quit at once", file=sys.stderr)
+
+    for number in before:
+        signal.signal(number, note)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def device() -> str:
+    import jax
+
+    first = jax.devices()[0]
+    return "cpu" if first.platform == "cpu" else f"{first.platform} {first.device_kind}"
+
+
+def versions() -> dict[str, str]:
+    """Of everything that decides the result."""
+    packages = ("jax", "jaxlib", "flax", "optax", "gymnax", "envpool", "numpy")
+    found = {p: metadata.version(p) for p in packages if util.find_spec(p)}
+    return {"jaxrl_fast": __version__, "python": platform.python_version(), **found}
+
+
+def _evaluation(score: Any, length: Any, wanted: int) -> dict[str, Any]:
+    some = score.size > 0
+    return {
+        "eval_return_mean": float(score.astype("float64").mean()) if some else None,
+        "eval_return_std": float(score.astype("float64").std()) if some else None,
+        "eval_return_min": float(score.min()) if some else None,
+        "eval_return_max": float(score.max()) if some else None,
+        "eval_length_mean": float(length.mean()) if some else None,
+        "eval_episodes": int(score.size),
+        "eval_unfinished": int(wanted - score.size),
+    }
+
+
+def _updates(env_steps: int, plan: Plan) -> int:
+    """At least so many environment steps, in updates; 0 for 0."""
+    return -(-env_steps // plan.steps_per_update)
+
+
+def _hold(returns: Any) -> Any:
+    """[S, R] with every gap filled by what came before, or by what comes first."""
+    import numpy as np
+
+    known = ~np.isnan(returns)
+    place = np.maximum.accumulate(np.where(known, np.arange(returns.shape[1]), -1), axis=1)
+    place = np.where(place < 0, known.argmax(1)[:, None], place)
+    return np.take_along_axis(returns, place, axis=1)
+
+
+def _last_episodes(returns: Any, episodes: Any, window: int) -> Any:
+    """At each record, the mean over the last `window` episodes or a few more."""
+    import numpy as np
+
+    total, count = np.cumsum(np.nan_to_num(returns) * episodes), np.cumsum(episodes)
+    start = np.searchsorted(count, count - window, side="right") - 1
+    before_total, before_count = np.where(start >= 0, total[start], 0), np.where(start >= 0, count[start], 0)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return (total - before_total) / np.where(count > before_count, count - before_count, np.nan)
+
+
+def _entries(cache: Path | None) -> int:
+    return len(os.listdir(cache)) if cache and cache.is_dir() else 0
+
+
+def _bytes(count: int) -> str:
+    return f"{count / 2**20:.1f} MB" if count < 2**30 else f"{count / 2**30:.1f} GB"
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    sys.exit(main())

@@ -1,0 +1,154 @@
+"""loop: chunks, seeds, masks and scores, on probes whose answers are known."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxrl_fast import loop
+from jaxrl_fast.agents import ppo
+from jaxrl_fast.types import Agent, Decision
+from tests import probes
+
+
+def agent_of(env, num_updates=8, **config):
+    config = dict(rollout_length=16, num_minibatches=2, num_epochs=2, hidden=(16,)) | config
+    return ppo.make(ppo.Config(**config), env.spec, num_updates)
+
+
+def still(env, rollout_length=25) -> Agent:
+    """An agent that always plays 0, learns nothing and counts its steps in an episode as memory."""
+    num_envs = env.spec.num_envs
+    act = lambda state, obs, memory, noise: Decision(jnp.zeros(num_envs, jnp.int32), memory + 1, memory)
+    return Agent(
+        init=lambda key: (),
+        explore=act,
+        exploit=act,
+        update=lambda state, rollout, key: (state, {}),
+        noise=lambda key, num_steps: jnp.zeros((num_steps, num_envs)),
+        rollout_length=rollout_length,
+        memory=jnp.zeros(num_envs, jnp.int32),
+    )
+
+
+def same_bits(a, b):
+    is_key = lambda x: jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+    bits = lambda tree: [np.asarray(jax.random.key_data(x) if is_key(x) else x) for x in jax.tree.leaves(tree)]
+    return all(np.array_equal(x, y) for x, y in zip(bits(a), bits(b), strict=True))
+
+
+@pytest.mark.parametrize("lengths", [(1,) * 8, (3, 5), (4, 4), (7, 1)])
+def test_chunks_change_nothing(lengths):
+    env = probes.delayed_consequence(8)
+    agent = agent_of(env)
+    start = loop.init(env, agent, jax.random.key(0))
+    run = jax.jit(lambda state, n: loop.train(env, agent, state, n), static_argnums=1)
+    whole, whole_metrics = run(start, 8)
+    state, parts = start, []
+    for length in lengths:
+        state, metrics = run(state, length)
+        parts.append(metrics)
+    joined = jax.tree.map(lambda *x: jnp.concatenate(x), *parts)
+    assert same_bits(state, whole)
+    assert same_bits(joined, whole_metrics)
+    assert state.num_updates == 8
+
+
+def test_a_batch_of_seeds_starts_as_its_single_runs():
+    """The same keys, and equal to rounding over the first updates; batched matrix products round elsewhere."""
+    env = probes.best_action_of_observation(8)
+    agent = agent_of(env)
+
+    def run(seed):
+        return loop.train(env, agent, loop.init(env, agent, jax.random.key(seed)), 3)
+
+    batch_state, batch = jax.jit(jax.vmap(run))(jnp.arange(4))
+    for seed in range(4):
+        state, alone = jax.jit(run)(seed)
+        of_batch = jax.tree.map(lambda x: x[seed], (batch_state.agent.params, batch))
+        jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=2e-3, atol=2e-5), of_batch, (state.agent.params, alone))
+        np.testing.assert_array_equal(jax.random.key_data(batch_state.key[seed]), jax.random.key_data(state.key))
+
+
+def test_seeds_differ():
+    env = probes.best_action_of_observation(8)
+    agent = agent_of(env)
+    run = jax.vmap(lambda seed: loop.train(env, agent, loop.init(env, agent, jax.random.key(seed)), 2)[0])
+    state = jax.jit(run)(jnp.arange(16))
+    for leaf in [*jax.tree.leaves(state.agent.params), jax.random.key_data(state.key)]:
+        leaf = np.asarray(leaf).reshape(16, -1)
+        if leaf.std() > 0:
+            assert len(np.unique(leaf, axis=0)) == 16
+
+
+def test_the_same_seed_gives_the_same_bits():
+    env = probes.chain(4)
+    agent = agent_of(env)
+    run = jax.jit(lambda key: loop.train(env, agent, loop.init(env, agent, key), 4))
+    assert same_bits(run(jax.random.key(3)), run(jax.random.key(3)))
+
+
+def test_scores_lengths_and_valid_steps():
+    """10 steps and a reset row make 11 rows: in 25 rows of 3 environments 2 games of 10 end, each with 10 points."""
+    env = probes.constant_reward(3)
+    agent = still(env)
+    state, scores = loop.train(env, agent, loop.init(env, agent, jax.random.key(0)), 1)
+    expected = dict(episodes=6, return_sum=60, return_min=10, return_max=10, length_sum=60, valid_steps=3 * 23)
+    assert {name: float(x[0]) for name, x in scores.items()} == expected
+    np.testing.assert_array_equal(state.actors.score, 3)  # 25 rows: 10, reset, 10, reset, 3
+    np.testing.assert_array_equal(state.actors.length, 3)
+
+
+def test_no_game_ended_is_told_apart_from_a_score_of_zero():
+    env = probes.constant_reward(3)
+    agent = still(env, rollout_length=5)
+    _, scores = loop.train(env, agent, loop.init(env, agent, jax.random.key(0)), 1)
+    assert scores["episodes"][0] == 0 and scores["return_min"][0] == np.inf
+
+
+def test_memory_starts_anew_with_each_episode():
+    """Memory counts decisions: the reset row's decision counts nothing, so each episode sees 0, 1, ... 9."""
+    env = probes.constant_reward(2)
+    agent = still(env)
+    actors = loop.reset(env, agent, jax.random.key(0))
+    policy = lambda obs, memory, noise: agent.explore((), obs, memory, noise)
+    _, experience, _ = loop.rollout(env, agent, policy, actors, agent.noise(jax.random.key(0), 25))
+    seen = np.asarray(experience.steps.extras)[:, 0]
+    valid = np.asarray(experience.steps.valid)[:, 0]
+    np.testing.assert_array_equal(seen[valid], [*range(10), *range(10), *range(3)])
+
+
+def test_the_row_after_the_last_is_invalid_and_nothing_else():
+    env = probes.constant_reward(2)
+    agent = still(env)
+    actors = loop.reset(env, agent, jax.random.key(0))
+    policy = lambda obs, memory, noise: agent.explore((), obs, memory, noise)
+    _, experience, _ = loop.rollout(env, agent, policy, actors, agent.noise(jax.random.key(0), 25))
+    np.testing.assert_array_equal(np.flatnonzero(~experience.steps.valid[:, 1]), [10, 21])
+    np.testing.assert_array_equal(experience.steps.reward[~experience.steps.valid], 0)
+
+
+def test_no_key_is_used_twice(strict_keys):
+    env = probes.best_action(4)
+    agent = agent_of(env)
+    jax.jit(lambda key: loop.train(env, agent, loop.init(env, agent, key), 2))(jax.random.key(0))
+
+
+def test_splitting_environments_over_devices_learns_from_all_of_them():
+    """Two devices of 8 environments: parameters stay equal on both, and counts are of all 16."""
+    devices = 2
+    mesh = jax.make_mesh((devices,), ("devices",), axis_types=(jax.sharding.AxisType.Auto,))
+    env = probes.constant_reward(8)
+    env = env._replace(spec=env.spec._replace(axis_name="devices"))
+    agent = agent_of(env)
+
+    def run(key):
+        state, metrics = loop.train(env, agent, loop.init(env, agent, key[0]), 4)
+        return jax.tree.map(lambda x: x[None], (state.agent.params, metrics))
+
+    keys = jnp.stack([jax.random.key(0)] * devices)
+    spec = jax.sharding.PartitionSpec("devices")
+    params, metrics = jax.jit(jax.shard_map(run, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False))(keys)
+    for leaf in jax.tree.leaves((params, metrics)):
+        np.testing.assert_array_equal(leaf[0], leaf[1])
+    assert metrics["valid_steps"][0].sum() + 2 * metrics["episodes"][0].sum() >= 4 * 16 * 16 * 0.9

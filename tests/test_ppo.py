@@ -1,0 +1,220 @@
+"""PPO: its loss against a plain numpy oracle, its masks, and what it learns where the answer is known."""
+
+import dataclasses
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from jaxrl_fast import loop
+from jaxrl_fast.agents import ppo
+from tests import probes
+
+
+def learn(env, num_updates, seed=0, **config):
+    """The agent and its state after training."""
+    defaults = dict(
+        rollout_length=32, num_minibatches=4, num_epochs=4, learning_rate=3e-3, gamma=probes.GAMMA, hidden=(32,),
+        entropy_coef=0.0, value_clip=False,
+    )  # fmt: skip
+    agent = ppo.make(ppo.Config(**defaults | config), env.spec, num_updates)
+    run = jax.jit(lambda key: loop.train(env, agent, loop.init(env, agent, key), num_updates))
+    state, metrics = run(jax.random.key(seed))
+    return agent, state.agent, jax.device_get(metrics)
+
+
+def value(agent, state, obs):
+    parts = agent.update.args[0]
+    obs = ppo.see(state, jnp.asarray(obs, jnp.float32))
+    return np.asarray(parts.network.critic(state.params["network"], obs))
+
+
+def play(agent, state, obs):
+    return np.asarray(agent.exploit(state, jnp.asarray(obs, jnp.float32), (), None).action)
+
+
+def test_value_where_time_runs_out_is_bootstrapped():
+    """The truncation probe: reward 1 for ever is worth 10; 6.5 would mean that the time limit counted as death."""
+    agent, state, _ = learn(probes.constant_reward(16), 300)
+    np.testing.assert_allclose(value(agent, state, [[1.0]]), 10, atol=0.1)
+
+
+def test_value_of_a_terminal_state_is_zero():
+    agent, state, _ = learn(probes.constant_reward_terminal(16), 300)
+    expected = [(1 - 0.9 ** (10 - t)) / 0.1 for t in range(10)]
+    np.testing.assert_allclose(value(agent, state, np.eye(10)), expected, atol=0.1)
+
+
+@pytest.mark.parametrize(
+    ("probe", "obs", "values"),
+    [
+        (probes.value_of_observation, [[-1], [1]], [-1, 1]),
+        (probes.delayed_reward, [[0], [1]], [0.9, 1]),
+        (probes.delayed_cue, [[-1, 0], [1, 0], [-1, 1], [1, 1]], [-0.9, 0.9, -1, 1]),
+    ],
+)
+def test_values(probe, obs, values):
+    agent, state, _ = learn(probe(16), 200)
+    np.testing.assert_allclose(value(agent, state, obs), values, atol=0.1)
+
+
+@pytest.mark.parametrize(
+    ("probe", "obs", "actions"),
+    [
+        (probes.best_action, [[1]], [1]),
+        (probes.best_action_of_observation, [[-1], [1]], [0, 1]),
+        (probes.delayed_consequence, [[0, 0]], [1]),
+    ],
+)
+def test_discrete_actions(probe, obs, actions):
+    agent, state, _ = learn(probe(16), 100)
+    np.testing.assert_array_equal(play(agent, state, obs), actions)
+
+
+@pytest.mark.parametrize("squash", [False, True])
+def test_continuous_actions(squash):
+    agent, state, _ = learn(probes.continuous_action_of_observation(32), 300, squash=squash, log_std_init=-0.5)
+    np.testing.assert_allclose(play(agent, state, [[-1.0], [1.0]])[:, 0], [-0.5, 0.5], atol=0.1)
+
+
+def test_a_delayed_goal_and_both_normalisers():
+    """The chain pays 5 an episode to who goes right; rewards are rescaled, so only the policy is compared."""
+    agent, state, metrics = learn(
+        probes.chain(32), 150, normalize_observations=True, normalize_rewards=True, entropy_coef=0.01
+    )
+    np.testing.assert_array_equal(play(agent, state, np.eye(5)[:4]), 1)
+    last = slice(-10, None)
+    assert metrics["return_sum"][last].sum() / metrics["episodes"][last].sum() > 4.5
+
+
+def random_batch(num_actions=3, num_rows=12, seed=0):
+    rng = np.random.default_rng(seed)
+    f32 = lambda *shape: jnp.asarray(rng.normal(size=shape), jnp.float32)
+    weight = jnp.asarray(rng.integers(0, 2, num_rows) / num_rows, jnp.float32)
+    action = jnp.asarray(rng.integers(0, num_actions, num_rows))
+    policy = ppo.distributions.Categorical(f32(num_rows, num_actions))
+    return ppo.Batch(f32(num_rows, 4), action, policy, f32(num_rows), f32(num_rows), f32(num_rows), weight)
+
+
+def parts_of(num_actions=3, num_envs=4, **config):
+    obs = jax.ShapeDtypeStruct((4,), jnp.float32)
+    spec = ppo.EnvSpec("test", obs, ppo.Discrete(num_actions), num_envs)
+    config = dict(rollout_length=8, hidden=(8,)) | config
+    agent = ppo.make(ppo.Config(**config), spec, 10)
+    return agent, agent.update.args[0]
+
+
+@pytest.mark.parametrize("value_clip", [False, True])
+def test_loss_is_equation_9(value_clip):
+    """Row by row in plain Python, from the network's outputs."""
+    agent, parts = parts_of(value_clip=value_clip)
+    state, batch = agent.init(jax.random.key(0)), random_batch()
+    total, metrics = ppo.loss(parts, state.params, batch)
+    logits, values = map(np.asarray, parts.network.both(state.params["network"], batch.obs))
+    expected = dict(policy_loss=0.0, value_loss=0.0, entropy=0.0, approx_kl=0.0, clip_fraction=0.0)
+    for b, weight in enumerate(np.asarray(batch.weight)):
+        new = np.exp(logits[b]) / np.exp(logits[b]).sum()
+        old = np.exp(batch.policy.logits[b]) / np.exp(batch.policy.logits[b]).sum()
+        ratio = new[batch.action[b]] / old[batch.action[b]]
+        advantage, target, before = (float(x[b]) for x in (batch.advantage, batch.target, batch.value))
+        expected["policy_loss"] -= weight * min(ratio * advantage, min(max(ratio, 0.8), 1.2) * advantage)
+        errors = [(values[b] - target) ** 2]
+        if value_clip:
+            errors.append((before + min(max(values[b] - before, -0.2), 0.2) - target) ** 2)
+        expected["value_loss"] += weight * 0.5 * max(errors)
+        expected["entropy"] -= weight * (new * np.log(new)).sum()
+        expected["approx_kl"] += weight * (ratio - 1 - np.log(ratio))
+        expected["clip_fraction"] += weight * (abs(ratio - 1) > 0.2)
+    for name, x in expected.items():
+        np.testing.assert_allclose(metrics[name], x, rtol=1e-4, atol=1e-6, err_msg=name)
+    whole = expected["policy_loss"] + 0.5 * expected["value_loss"] - 0.01 * expected["entropy"]
+    np.testing.assert_allclose(total, whole, rtol=1e-4)
+
+
+def rollout_of(env, agent, state, seed=1):
+    actors = loop.reset(env, agent, jax.random.key(seed))
+    noise = agent.noise(jax.random.key(seed + 1), agent.rollout_length)
+    return loop.rollout(env, agent, partial(agent.explore, state), actors, noise)[1]
+
+
+def test_invalid_rows_change_nothing():
+    """Whatever the reset rows hold, action, reward and observation acted upon aside, parameters come out equal."""
+    env = probes.constant_reward(4)
+    agent = ppo.make(ppo.Config(rollout_length=32, hidden=(8,)), env.spec, 10)
+    state = agent.init(jax.random.key(0))
+    experience = rollout_of(env, agent, state)
+    steps = experience.steps
+    assert (~steps.valid).any()
+    disturbed = steps._replace(
+        action=jnp.where(steps.valid, steps.action, 1 - steps.action),
+        reward=jnp.where(steps.valid, steps.reward, 1e3),
+    )
+    update = jax.jit(agent.update)
+    after, metrics = update(state, experience, jax.random.key(2))
+    other, other_metrics = update(state, experience._replace(steps=disturbed), jax.random.key(2))
+    jax.tree.map(np.testing.assert_array_equal, (after.params, metrics), (other.params, other_metrics))
+
+
+def test_the_learning_rate_falls_to_zero_counted_in_gradient_steps():
+    _, _, metrics = learn(probes.best_action(8), 20, learning_rate=1e-2)
+    np.testing.assert_allclose(metrics["learning_rate"], 1e-2 * (1 - np.arange(20) / 20), rtol=1e-5)
+
+
+def test_without_annealing_the_learning_rate_stays():
+    _, _, metrics = learn(probes.best_action(8), 5, learning_rate=1e-2, anneal=False)
+    np.testing.assert_allclose(metrics["learning_rate"], 1e-2, rtol=1e-6)
+
+
+def test_max_grad_norm_bounds_the_global_norm():
+    """Not each element: 3 and 4 scaled to norm 0.5 are 0.3 and 0.4. Adam's first moment shows it, 0.1 of that."""
+    _, parts = parts_of(max_grad_norm=0.5)
+    tree = {"a": jnp.float32([3.0]), "b": jnp.float32([4.0])}
+    optimiser = ppo.transformation(parts.config, parts.learning_rate, None)
+    _, state = optimiser.update(tree, optimiser.init(tree), tree)
+    np.testing.assert_allclose(optax.tree_utils.tree_get(state, "mu"), [0.03, 0.04], rtol=1e-5)
+
+
+def test_target_kl_ends_an_update():
+    """A tiny bound: after the first minibatch has moved the policy, nothing moves any more."""
+    env = probes.best_action_of_observation(16)
+    moved = []
+    for target_kl in (None, 1e-9):
+        config = ppo.Config(rollout_length=16, hidden=(8,), learning_rate=1e-2, target_kl=target_kl)
+        agent = ppo.make(config, env.spec, 10)
+        state = agent.init(jax.random.key(0))
+        after, _ = jax.jit(agent.update)(state, rollout_of(env, agent, state), jax.random.key(1))
+        moved.append(int(after.optimiser[-1].count))
+    assert moved[0] == 16 and moved[1] < 4
+
+
+def test_ratio_is_one_before_the_first_step():
+    """log_prob of the acting policy and of the learner agree: one epoch of one minibatch, no KL."""
+    env = probes.chain(8)
+    for normalize in (False, True):
+        config = ppo.Config(rollout_length=16, num_epochs=1, num_minibatches=1, normalize_observations=normalize)
+        agent = ppo.make(config, env.spec, 10)
+        state = agent.init(jax.random.key(0))
+        for key in jax.random.split(jax.random.key(1), 2):
+            state, metrics = jax.jit(agent.update)(state, rollout_of(env, agent, state), key)
+            np.testing.assert_allclose(metrics["approx_kl"], 0, atol=1e-6)
+
+
+def test_batches_that_do_not_divide_are_refused_with_counts_that_would():
+    with pytest.raises(ValueError, match=r"2048 steps per update do not divide into 3 minibatches; try 2 or 4"):
+        parts_of(num_envs=256, num_minibatches=3)
+
+
+def test_numbers_of_the_config_may_be_traced():
+    """A population over learning rates is a vmap of a function that makes the agent."""
+    env = probes.best_action(8)
+
+    def run(learning_rate):
+        config = dataclasses.replace(ppo.Config(rollout_length=8, hidden=(8,)), learning_rate=learning_rate)
+        agent = ppo.make(config, env.spec, 10)
+        return loop.train(env, agent, loop.init(env, agent, jax.random.key(0)), 2)[1]["learning_rate"][0]
+
+    rates = jnp.float32([1e-4, 1e-3])
+    np.testing.assert_allclose(jax.jit(jax.vmap(run))(rates), rates)
