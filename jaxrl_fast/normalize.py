@@ -80,10 +80,7 @@ def init_reward(num_envs: int) -> RewardScale:
 def update_reward(
     scale: RewardScale, reward: Array, last: Array, valid: Array, gamma: float | Array, axis_name: str | None = None
 ) -> RewardScale:
-    """Take in the rewards of a rollout, all [T, N].
-
-        total[t] = gamma * total[t - 1] + reward[t],   from 0 again after last
-    """
+    """Take in the rewards of a rollout, all [T, N]: total[t] = gamma * total[t - 1] + reward[t], anew after last."""
 
     def step(total, row):
         reward, last = row

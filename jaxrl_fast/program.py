@@ -24,6 +24,7 @@ from jaxrl_fast import loop
 from jaxrl_fast.types import Agent, Array, Env, Metrics, PyTree
 
 SHARDS, SEEDS = "shards", "seeds"
+QUICKLY = {"xla_backend_optimization_level": 0}  # what runs once need not be fast: it saves a second of compilation
 MOST_ROWS = 2**14  # of metrics that a chunk can hold, over all seeds
 
 
@@ -61,7 +62,7 @@ def build(env: Env, agent: Agent, num_seeds: int, num_updates: int, num_shards: 
         mesh = _mesh(math.gcd(num_seeds, num_devices), SEEDS)
         layout = metrics = NamedSharding(mesh, P())
         if num_seeds > 1:
-            init, advance = jax.vmap(init), jax.vmap(advance, in_axes=(0, None))
+            init, advance = partial(jax.lax.map, init), jax.vmap(advance, in_axes=(0, None))
             init = _on_devices(init, mesh, P(SEEDS), P(SEEDS))
             advance = _on_devices(advance, mesh, (P(SEEDS), P()), (P(SEEDS), P(SEEDS)))
             layout = metrics = NamedSharding(mesh, P(SEEDS))
@@ -91,13 +92,15 @@ def chunk(
 ) -> tuple[loop.TrainState, Metrics]:
     """`num_updates` updates, and their metrics as the first rows of [capacity]; the other rows are 0."""
 
+    train_once = jax.jit(partial(loop.train, env, agent, num_updates=1), inline=True)  # so that it is traced once
+
     def body(i, carry):
         state, rows = carry
-        state, row = loop.train(env, agent, state, 1)
+        state, row = train_once(state)
         put = partial(jax.lax.dynamic_update_slice_in_dim, start_index=i, axis=0)
         return state, jax.tree.map(put, rows, row)
 
-    _, row = jax.eval_shape(partial(loop.train, env, agent, num_updates=1), state)
+    _, row = jax.eval_shape(train_once, state)
     rows = jax.tree.map(lambda x: jnp.zeros((capacity, *x.shape[1:]), x.dtype), row)
     return jax.lax.fori_loop(0, num_updates, body, (state, rows))
 

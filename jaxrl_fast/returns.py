@@ -25,24 +25,23 @@ def lambda_returns(reward: Array, discount: Array, next_value: Array, last: Arra
 
     lambda_ 0 is TD(0), 1 is Monte Carlo. With next_value the greedy value max_a Q(obs[t + 1], a), it is Peng's
     Q(lambda) (Gallici et al. 2025, "Simplifying Deep Temporal Difference Learning", section 3).
-    """
-    trace = jnp.where(last, 0.0, lambda_)
-    intercept = reward + discount * (1 - trace) * next_value
-    slope = discount * trace
 
-    def backup(following, line):
-        intercept, slope = line
-        now = intercept + slope * following
+    A scan is the fastest form on a CPU: unrolled, or as an associative scan, it is 1 to 20 times slower. On a GPU an
+    associative scan would trade T small kernels for log T larger ones.
+    """
+
+    def backup(following, row):
+        reward, discount, next_value, last = row
+        trace = jnp.where(last, 0.0, lambda_)
+        now = reward + discount * ((1 - trace) * next_value + trace * following)
         return now, now
 
-    _, returns = jax.lax.scan(backup, next_value[-1], (intercept, slope), reverse=True)
+    _, returns = jax.lax.scan(backup, next_value[-1], (reward, discount, next_value, last), reverse=True)
     return returns
 
 
-def gae(
-    reward: Array, discount: Array, value: Array, next_value: Array, last: Array, lambda_: float | Array
-) -> Array:
-    """Generalised advantage estimates, [T, N] (Schulman et al. 2016, eq. 16): lambda-returns less the value of obs[t]."""
+def gae(reward: Array, discount: Array, value: Array, next_value: Array, last: Array, lambda_: float | Array) -> Array:
+    """Generalised advantage estimates, [T, N] (Schulman et al. 2016, eq. 16): lambda-returns less value, V(obs[t])."""
     return lambda_returns(reward, discount, next_value, last, lambda_) - value
 
 

@@ -25,6 +25,7 @@ from jaxrl_fast import __version__, config, sinks
 
 CACHE = "~/.cache/jaxrl_fast"
 NUM_RECORDS = 500  # lines of metrics.jsonl for each seed, unless told
+LEAST_ROWS = 2048  # of an update in one shard: with less, waiting for each other costs more than sharing saves
 CHUNK_S = 0.5  # what a chunk aims at: short enough to stop at once, long enough that the host costs nothing
 GROWTH = 8  # of a chunk's length from one to the next
 SIGNALS = ("SIGINT", "SIGTERM", "SIGUSR1")
@@ -34,8 +35,9 @@ class Plan(NamedTuple):
     """A run that has passed every check; nothing is compiled yet."""
 
     settings: config.Settings
-    env: Any
+    env: Any  # one shard
     agent: Any
+    num_shards: int
     eval_env: Any
     eval_agent: Any
     num_updates: int
@@ -84,26 +86,70 @@ def prepare(settings: config.Settings) -> Plan:
     if (options.run_dir or options.name) and planned_folder.exists():
         raise ValueError(f"the run folder {planned_folder} exists already; choose another --run-dir or --name")
 
-    from jaxrl_fast import agents, envs
+    from jaxrl_fast import agents
 
-    env = envs.make(options.env, options.num_envs, **options.env_options)
-    if options.num_seeds > 1 and not env.on_device:
-        raise ValueError(f"{env.spec.id} runs on the host, so it cannot be trained with --num-seeds {options.num_seeds} at once")
-    if options.devices not in ("auto", 1):
-        raise ValueError(f"--devices {options.devices}: environments cannot be split over devices yet; leave it out")
+    offer_cpu_devices(options.devices)
     algorithm = agents.load(settings.algo)
     steps_per_update = settings.agent.rollout_length * options.num_envs
     num_updates = -(-options.total_steps // steps_per_update)
     if num_updates >= 2**31:
         raise ValueError(f"--total-steps {options.total_steps} are {num_updates} updates; there can be at most {2**31 - 1}")
-    agent = algorithm.make(settings.agent, env.spec, num_updates)
+    env, agent, num_shards = divide(settings, algorithm, num_updates)
+    if options.num_seeds > 1 and not env.on_device:
+        raise ValueError(f"{env.spec.id} runs on the host, so it cannot be trained with --num-seeds {options.num_seeds} at once")
     if options.total_steps < steps_per_update:
         raise ValueError(
             f"--total-steps {options.total_steps} is less than one update, which is {steps_per_update} steps "
             f"({settings.agent.rollout_length} in each of {options.num_envs} environments)"
         )
     eval_env, eval_agent = evaluator(settings, algorithm, num_updates)
-    return Plan(settings, env, agent, eval_env, eval_agent, num_updates, steps_per_update, make_folder(settings))
+    return Plan(
+        settings, env, agent, num_shards, eval_env, eval_agent, num_updates, steps_per_update, make_folder(settings)
+    )
+
+
+def offer_cpu_devices(wanted: int | str = "auto") -> None:
+    """Lets JAX see every core as a device, which it must be told before it first looks for devices."""
+    import jax
+
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    with contextlib.suppress(RuntimeError):  # too late, as in a notebook that has used JAX: what is there will do
+        jax.config.update("jax_num_cpu_devices", cores if wanted == "auto" else int(wanted))
+
+
+def divide(settings: config.Settings, algorithm: Any, num_updates: int) -> tuple[Any, Any, int]:
+    """The environment and the agent of one shard, and the number of shards.
+
+    Left to us, it is the number of devices, or fewer where a shard would get too little work for an update.
+    """
+    import jax
+
+    from jaxrl_fast import envs, program
+
+    options = settings.options
+    make_env = lambda num_envs: envs.make(options.env, num_envs, **options.env_options)
+    whole = make_env(options.num_envs)
+    agent = algorithm.make(settings.agent, whole.spec, num_updates)
+    num_devices = jax.local_device_count()
+    if options.devices == "auto":
+        rows = settings.agent.rollout_length * options.num_envs
+        most = min(num_devices, rows // LEAST_ROWS) if whole.on_device else 1
+        tries = [n for n in range(most, 1, -1) if options.num_envs % n == 0]
+    elif options.devices > num_devices:
+        raise ValueError(f"--devices {options.devices}: there are {num_devices} here")
+    elif options.num_envs % options.devices:
+        raise ValueError(f"--devices {options.devices}: {options.num_envs} environments do not divide into so many parts")
+    else:
+        tries = [options.devices] if options.devices > 1 else []
+    for num_shards in tries:
+        env = make_env(options.num_envs // num_shards)
+        env = env._replace(spec=env.spec._replace(axis_name=program.SHARDS))
+        try:
+            return env, algorithm.make(settings.agent, env.spec, num_updates), num_shards
+        except ValueError:
+            if options.devices != "auto":
+                raise
+    return whole, agent, 1
 
 
 def evaluator(settings: config.Settings, algorithm: Any, num_updates: int) -> tuple[Any, Any]:
@@ -159,11 +205,10 @@ class Trainer:
         self.began = time.perf_counter()
         self.record_length = _updates(self.options.log_every, plan) or -(-plan.num_updates // NUM_RECORDS)
         self.ledger = population.Ledger(self.record_length)
-        self.screen = population.Ledger(1)
+        self.screen = population.Ledger(sys.maxsize)  # since the last line on the terminal
         self.windows = [population.Window() for _ in self.seeds]
         self.solved: list[tuple[int, float] | None] = [None] * len(self.seeds)  # environment steps, seconds
         self.valid_steps = [0] * len(self.seeds)
-        self.pace = sinks.Pace(self.options.report_every)
         self.queue: deque[Chunk] = deque()
         self.dispatched = self.finished = self.recorded = 0  # updates
         self.chunk_length, self.rate = 1, 0.0  # updates, updates a second
@@ -196,7 +241,9 @@ class Trainer:
 
         cache = use_compile_cache(self.plan) if self.options.compile_cache else None
         before = _entries(cache)
-        self.program = program.build(self.plan.env, self.plan.agent, len(self.seeds), self.plan.num_updates)
+        self.program = program.build(
+            self.plan.env, self.plan.agent, len(self.seeds), self.plan.num_updates, self.plan.num_shards
+        )
         self.compile_time = self.program.compile_time_s
         kept = "" if cache is None else " (cached for next time)" if _entries(cache) > before else " (from the cache)"
         self.terminal.say(f"compiling ... {sinks.seconds(self.compile_time)}{kept}   needs {_bytes(self.program.memory)}")
@@ -206,6 +253,7 @@ class Trainer:
     def train(self) -> None:
         """Chunks up to each evaluation, until all updates are made or something says stop."""
         every = _updates(self.options.eval_every, self.plan) or self.plan.num_updates
+        self.pace = sinks.Pace(self.options.report_every)
         while self.finished < self.plan.num_updates and not self.stopping():
             self.advance(min(self.plan.num_updates, self.finished // every * every + every))
             at_evaluation = self.finished % every == 0 or self.finished == self.plan.num_updates
@@ -220,6 +268,8 @@ class Trainer:
             while len(self.queue) < 2 and self.dispatched < boundary and not self.stopping():
                 self.dispatch(boundary)
             self.read(self.queue.popleft())
+            if self.queue or self.dispatched < boundary and not self.stopping():
+                self.record()  # else an evaluation may follow, which belongs to the last record
 
     def dispatch(self, boundary: int) -> None:
         """Gives the device a chunk of about CHUNK_S.
@@ -256,7 +306,6 @@ class Trainer:
         clock = np.broadcast_to(self.train_time - elapsed * (1 - fractions), (len(self.seeds), chunk.num_updates))
         wall = clock + (now - self.began - self.train_time)
         self.ledger.add(rows | {"train_time_s": clock, "wall_time_s": wall})
-        self.record()
         self.show(rows)
 
     def record(self, everything: bool = False, extra: dict[str, Any] | None = None) -> None:
@@ -282,6 +331,7 @@ class Trainer:
                 self.windows[i].add(scores["episodes"], float(rows["return_sum"][i].astype("float64").sum()))
                 self.valid_steps[i] += int(rows["valid_steps"][i].astype("int64").sum())
                 self.check_solved(i, common)
+            self.sparks.append(population.summarise(population.merge_seeds(rows))[0]["return_mean"])
             records = [{"seed": seed} | common | scores for seed, scores in zip(self.seeds, means)]
             if rows is complete[-1] and extra:
                 records = [r | e for r, e in zip(records, extra["seeds"])]
@@ -300,12 +350,10 @@ class Trainer:
         self.screen.add(rows)
         if not self.pace.due() and self.finished < self.plan.num_updates:
             return
-        self.screen.length = sys.maxsize
         for merged in map(population.merge_seeds, self.screen.take(everything=True)):
             record = population.summarise(merged)[0]
             steps = self.plan.steps_per_update
             record |= {"env_steps": self.finished * steps, "env_steps_per_s": self.rate * steps * len(self.seeds)}
-            self.sparks.append(record["return_mean"])
             self.terminal.progress(sinks.line(record), self.finished / self.plan.num_updates)
 
     def evaluate(self) -> dict[str, Any]:
@@ -317,7 +365,7 @@ class Trainer:
 
         began = time.perf_counter()
         seeds = np.asarray(self.seeds, np.int32)
-        arguments = self.state.agent, (seeds if len(seeds) > 1 else seeds[0]), np.int32(len(self.evals))
+        arguments = self.program.learner(self.state), (seeds if len(seeds) > 1 else seeds[0]), np.int32(len(self.evals))
         if self.play is None:
             num_envs = self.plan.eval_env.spec.num_envs
             each = -(-self.options.eval_episodes // num_envs)

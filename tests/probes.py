@@ -1,6 +1,6 @@
 """Tiny environments with known answers, to tell whether an agent learns and which part of it does not.
 
-Each is `name(num_envs) -> Env` and says its answer for a discount factor of 0.9. They keep the contract
+Each is `name(num_envs) -> Env` and says its answer for a discount factor of GAMMA. They keep the contract
 of `types.TimeStep` by themselves, so they test agents and the loop without a backend.
 """
 
@@ -13,6 +13,7 @@ import jax.numpy as jnp
 
 from jaxrl_fast.types import Box, Discrete, Env, EnvSpec, Key, TimeStep
 
+GAMMA = 0.9
 TWO_ACTIONS = Discrete(2)
 
 

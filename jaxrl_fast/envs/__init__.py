@@ -59,9 +59,9 @@ def _find(env_id: str) -> tuple[str, str]:
     for backend in backends:
         if name in _backend(backend).registered():
             return backend, name
-    full_ids = {known: f"{backend}/{known}" for backend in backends for known in _backend(backend).registered()}
-    same_game = [known for known in full_ids if known.partition("-")[0].lower() == name.lower()]
-    near = f"; did you mean {full_ids[same_game[0]]!r}?" if same_game else nearest(name, full_ids)
+    names = [known for backend in backends for known in _backend(backend).registered()]
+    same_game = [known for known in names if known.partition("-")[0].lower() == name.lower()]
+    near = f"; did you mean {same_game[0]!r}?" if same_game else nearest(name, names)
     hint = near or "; give one such as 'gymnax/CartPole-v1', or 'my_package.my_module:MyEnv' for one of your own"
     raise ValueError(f"unknown environment {env_id!r}{hint}")
 

@@ -316,12 +316,18 @@ def _joined(a: jax.ShapeDtypeStruct, b: jax.ShapeDtypeStruct) -> jax.ShapeDtypeS
 
 
 def _check_same(env_id: str, what: str, first: PyTree, after: PyTree) -> None:
-    if not jax.tree.structure(first) == jax.tree.structure(after):  # noqa: SIM201  # mypy knows no other
-        raise ValueError(f"{env_id} cannot be driven: the parts of its {what} change between reset and step")
-    for (path, a), b in zip(jax.tree_util.tree_flatten_with_path(first)[0], jax.tree.leaves(after)):
-        if a.shape != b.shape:
-            name = what + jax.tree_util.keystr(path)
-            raise ValueError(f"{env_id} cannot be driven: its {name} has shape {a.shape} at reset, {b.shape} after")
+    at_reset, at_step = dict(_named_leaves(what, first)), dict(_named_leaves(what, after))
+    for name in sorted(at_reset.keys() ^ at_step.keys()):
+        when = "reset" if name in at_reset else "step"
+        raise ValueError(f"{env_id} cannot be driven: only after {when} has its {what} a part {name}")
+    for name, leaf in at_reset.items():
+        if leaf.shape != at_step[name].shape:
+            shapes = f"{leaf.shape} after reset and {at_step[name].shape} after step"
+            raise ValueError(f"{env_id} cannot be driven: its {name} has shape {shapes}")
+
+
+def _named_leaves(what: str, tree: PyTree) -> list[tuple[str, Any]]:
+    return [(what + jax.tree_util.keystr(path), leaf) for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]]
 
 
 def _action(env_id: str, space: Any) -> tuple[types.Discrete | types.Box, Any]:

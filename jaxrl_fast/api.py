@@ -1,0 +1,57 @@
+"""Training from Python: `jaxrl_fast.fit("ppo_cartpole", num_envs=256, total_steps=1_000_000)`."""
+
+import base64
+import html
+import io
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jaxrl_fast import config, sinks, train
+
+
+def fit(preset: str | None = None, *, algo: str = "", agent: Mapping[str, Any] | None = None, **options: Any) -> "Run":
+    """Trains, and returns the run.
+
+    The names are those of the command line: a preset's name or file, its options as keywords (`num_envs=256`,
+    `env="Acrobot-v1"`, `env_options={"max_steps_in_episode": 200}`), and the algorithm's own options by name in
+    `agent={"learning_rate": 1e-3}`. `env` may also be a class, a factory or an instance with gymnax's interface.
+    What is wrong is a ValueError of one sentence, raised before anything is compiled or written.
+    """
+    outcome = train.execute(train.prepare(config.from_keywords(preset, algo, agent, **options)))
+    return Run(outcome.folder, outcome.summary, outcome.state)
+
+
+@dataclass(frozen=True, repr=False)
+class Run:
+    """A training that has ended. Its folder holds the same numbers."""
+
+    folder: Path
+    summary: dict[str, Any]
+    state: Any  # loop.TrainState at the end, with a leading axis where there are several seeds
+
+    @property
+    def metrics(self) -> list[dict[str, Any]]:
+        """A dictionary for each record (and seed), as in metrics.jsonl: `pandas.DataFrame(run.metrics)` is a table."""
+        return train.read_metrics(self.folder)
+
+    def plot(self) -> Any:
+        """The learning curve, as a matplotlib figure."""
+        return train.picture(self.folder)
+
+    def __repr__(self) -> str:
+        return f"Run({self._words()}, folder={str(self.folder)!r})"
+
+    def _repr_html_(self) -> str:
+        buffer = io.BytesIO()
+        self.plot().savefig(buffer, format="png")
+        picture = base64.b64encode(buffer.getvalue()).decode("ascii")
+        words = html.escape(f"{self._words()} · {self.folder}")
+        return f'<div>{words}<br><img src="data:image/png;base64,{picture}" width="720"></div>'
+
+    def _words(self) -> str:
+        s = self.summary
+        steps = f"{sinks.short(s['env_steps'])} steps in {sinks.seconds(s['train_time_s'])}"
+        score = "" if s["final_return_mean"] is None else f", return {s['final_return_mean']:.1f}"
+        return f"{s['algo']} on {s['env_id']}, {steps}{score}"
