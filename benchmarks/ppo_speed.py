@@ -139,7 +139,7 @@ def timed(ours: program.Program, seed: np.ndarray, num_updates: int) -> tuple[fl
 
 
 def start_up() -> dict:
-    """Seconds of whole commands in processes of their own: help, first update with an empty cache and with a full one."""
+    """Seconds of whole commands, each a process: help, and a first update with an empty and with a full cache."""
     command = [sys.executable, "-m", "jaxrl_fast.train"]
     with tempfile.TemporaryDirectory() as folder:
         environment = os.environ | {"JAX_COMPILATION_CACHE_DIR": f"{folder}/cache"}

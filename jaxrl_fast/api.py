@@ -2,7 +2,6 @@
 
 import base64
 import html
-import io
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,9 +43,7 @@ class Run:
         return f"Run({self._words()}, folder={str(self.folder)!r})"
 
     def _repr_html_(self) -> str:
-        buffer = io.BytesIO()
-        self.plot().savefig(buffer, format="png")
-        picture = base64.b64encode(buffer.getvalue()).decode("ascii")
+        picture = base64.b64encode(self.plot()._repr_png_()).decode("ascii")
         words = html.escape(f"{self._words()} · {self.folder}")
         return f'<div>{words}<br><img src="data:image/png;base64,{picture}" width="720"></div>'
 

@@ -18,7 +18,7 @@ from typing import Any, Literal, NamedTuple, NoReturn
 from jaxrl_fast.agents.configs import CONFIGS
 
 PROGRAM = "python -m jaxrl_fast.train"
-DEFAULT = {"config": "ppo_cartpole", "stop_when_solved": True}  # where neither algorithm, preset nor environment is given
+DEFAULT = {"config": "ppo_cartpole", "stop_when_solved": True}  # without an algorithm, a preset or an environment
 SUFFIXES = {"k": 10**3, "M": 10**6, "B": 10**9}
 WORDS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 LAST_SEED = 2**31 - 1  # JAX reads larger ones modulo 2^32 and negative ones as others
@@ -143,7 +143,9 @@ def from_command_line(argv: Sequence[str]) -> Settings:
     return settings
 
 
-def from_keywords(preset: str | None = None, algo: str = "", agent: Mapping[str, Any] | None = None, **options) -> Settings:
+def from_keywords(
+    preset: str | None = None, algo: str = "", agent: Mapping[str, Any] | None = None, **options: Any
+) -> Settings:
     """Settings from Python: the options' names as keywords, the algorithm's own in `agent`."""
     given = ({"config": preset} if preset else {}) | options | ({"agent": agent} if agent else {})
     return resolve(algo, from_mapping(given, lambda name: name))
@@ -201,8 +203,11 @@ def resolve(algo: str, written: list[Setting]) -> Settings:
         _check_range(setting, value)
     own = {name[6:]: value for name, value in values.items() if name.startswith("agent.")}
     options = Options(**{name: value for name, value in values.items() if not name.startswith("agent.")})
-    if options.seed + options.num_seeds - 1 > LAST_SEED:
-        raise ValueError(f"seeds {options.seed} to {options.seed + options.num_seeds - 1} pass {LAST_SEED}, the last one")
+    last_seed = options.seed + options.num_seeds - 1
+    if last_seed > LAST_SEED:
+        raise ValueError(f"seeds {options.seed} to {last_seed} pass {LAST_SEED}, the last one there is")
+    if options.stop_when_solved and options.solved is None:
+        raise ValueError("--stop-when-solved needs to know what solved means: give --solved RETURN")
     return Settings(algo, preset, options, agent_type(**own), by_default)
 
 
@@ -278,7 +283,8 @@ def read_preset(name: str) -> list[Setting]:
     except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
         mark = getattr(error, "problem_mark", None)
         where = f" line {mark.line + 1}" if mark else ""
-        raise ValueError(f"{path}{where}: this is not readable as YAML ({getattr(error, 'problem', None) or error})") from error
+        problem = str(getattr(error, "problem", None) or error).splitlines()[0]
+        raise ValueError(f"{path}{where}: this is not readable as YAML ({problem})") from error
     if not isinstance(content, Mapping):
         raise ValueError(f"{path}: options by name are wanted, such as `num_envs: 64`")
     content = {key: value for key, value in content.items() if key != "made"}
@@ -418,7 +424,7 @@ def _refuse_name(setting: Setting, known: Iterable[str], algo: str) -> NoReturn:
 
 
 def _nearest(word: str, names: Iterable[str], spell: Any = lambda name: name) -> str:
-    """"; did you mean a?" or nothing where no name is near. An option is also near by its last part."""
+    """A question that names the nearest, or nothing. An option is also near by its last part."""
     names = [str(name) for name in names]
     same = [n for n in names if n.rpartition(".")[2] == word.rpartition(".")[2]]
     near = same or difflib.get_close_matches(word, names, n=2, cutoff=0.6)

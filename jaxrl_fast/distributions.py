@@ -107,7 +107,10 @@ class TanhGaussian(NamedTuple):
         return self.gaussian.log_prob(before) - _log_slope(before).sum(-1)
 
     def entropy(self) -> Array:
-        """f32 [...]: the Gaussian's plus E[log tanh'], by Gauss-Hermite quadrature."""
+        """f32 [...]: the Gaussian's plus E[log tanh'], by Gauss-Hermite quadrature.
+
+        Right to 1e-4 for standard deviations up to 1.6, to 2e-3 up to 2.7 and to about 1% beyond.
+        """
         nodes, weights = np.polynomial.hermite_e.hermegauss(32)
         noise = jnp.asarray(nodes, jnp.float32)[:, None]  # [32, 1] beside [..., 1, D]
         before = self.mean[..., None, :] + jnp.exp(self.log_std)[..., None, :] * noise

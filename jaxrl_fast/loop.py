@@ -40,10 +40,8 @@ def init(env: Env, agent: Agent, key: Key) -> TrainState:
 
 def train(env: Env, agent: Agent, state: TrainState, num_updates: int) -> tuple[TrainState, Metrics]:
     """`num_updates` train steps in one scan. Metrics are stacked: [num_updates]."""
-    state, (scores, metrics) = jax.lax.scan(
-        lambda state, _: train_step(env, agent, state), state, length=num_updates
-    )
-    return state, _over_shards(env, scores) | metrics
+    state, (scores, metrics) = jax.lax.scan(lambda state, _: train_step(env, agent, state), state, length=num_updates)
+    return state, {**_over_shards(env, scores), **metrics}
 
 
 def train_step(env: Env, agent: Agent, state: TrainState) -> tuple[TrainState, tuple[Metrics, Metrics]]:
@@ -72,9 +70,7 @@ def rollout(env: Env, agent: Agent, policy: Policy, actors: Actors, noise: PyTre
         memory = jax.tree.map(partial(_where, now.last), agent.memory, decision.memory)
         game = after.game or Game(after.reward, after.last)
         score, length = actors.score + game.reward, actors.length + ~now.last
-        row = Transition(
-            now.obs, decision.action, after.reward, after.discount, after.last, ~now.last, decision.extras
-        )
+        row = Transition(now.obs, decision.action, after.reward, after.discount, after.last, ~now.last, decision.extras)
         ended = jnp.where(game.over, 0.0, score), jnp.where(game.over, 0, length)
         return Actors(env_state, after, memory, *ended), (row, (game.over, score, length))
 

@@ -38,9 +38,7 @@ def shuffle(key: Key, num_rows: int) -> Array:
     places = mix(jnp.arange(num_rows, dtype=jnp.uint32))
     if num_rows <= mask:
         outside = lambda x: x >= num_rows
-        places = jax.lax.while_loop(
-            lambda x: outside(x).any(), lambda x: jnp.where(outside(x), mix(x), x), places
-        )
+        places = jax.lax.while_loop(lambda x: outside(x).any(), lambda x: jnp.where(outside(x), mix(x), x), places)
     return places.astype(jnp.int32)
 
 

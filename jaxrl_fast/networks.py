@@ -43,7 +43,7 @@ class ActorCritic(NamedTuple):
 
 def network(obs: PyTree, num_outputs: int, *, gain: float = 1.0, **options) -> Network:
     """A torso with one linear head, for observations like `obs` (ShapeDtypeStruct). Options as in `torso`."""
-    module = Headed(torso(obs, **options), num_outputs, gain)
+    module: Any = Headed(torso(obs, **options), num_outputs, gain)
     return Network(init=lambda key: _init(module, obs, key), apply=module.apply)
 
 
@@ -64,7 +64,7 @@ def actor_critic(
     kind = choose(obs, kind)
     shared = kind != "mlp" if shared is None else shared
     critic_torso = None if shared else torso(obs, kind=kind, **options)
-    module = _ActorCritic(torso(obs, kind=kind, **options), critic_torso, num_outputs, actor_gain, critic_gain)
+    module: Any = _ActorCritic(torso(obs, kind=kind, **options), critic_torso, num_outputs, actor_gain, critic_gain)
     return ActorCritic(
         init=lambda key: _init(module, obs, key),
         actor=lambda params, obs: module.apply(params, obs, method="actor"),
@@ -88,7 +88,8 @@ def torso(
     `hidden` are the widths of the dense layers and `activation` is "tanh" or "relu"; left empty they are what the
     paper of each kind has ((64, 64) and tanh for mlp). `layer_norm` normalises before every activation, over the
     last axis: after a convolution that is the channels of each pixel. `conv` says how convolutions are computed,
-    not what: "lax", "matmul" or the faster one here.
+    not what: "lax", "matmul" or the faster one here. Its own `init` fills kernels with their gains; `network` and
+    `actor_critic` make them orthogonal.
     """
     kind = choose(obs, kind)
     if conv == "auto":

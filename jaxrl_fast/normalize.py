@@ -19,7 +19,7 @@ class Stats(NamedTuple):
     mean: Array  # [...] f32
     residue: Array  # [...] f32: what the additions to `mean` have rounded away (Kahan 1965)
     var: Array  # [...] f32: mean squared distance from the mean; 1 before the first row
-    count: Array  # [] f32: exact to 2^24 rows, then to a relative 1e-2
+    num_rows: Array  # [] f32: exact to 2^24, roughly right beyond
 
 
 def init(shape: tuple[int, ...] = ()) -> Stats:
@@ -38,7 +38,7 @@ def update(stats: Stats, x: Array, mask: Array, axis_name: str | None = None) ->
     """
     batch_axes = tuple(range(mask.ndim))
     mask = mask.reshape(mask.shape + (1,) * stats.mean.ndim)
-    distance = x.astype(jnp.float32) - stats.mean
+    distance = x.astype(jnp.float32) - stats.mean - stats.residue
 
     def total(rows):
         rows = jnp.sum(jnp.where(mask, rows, 0.0), axis=batch_axes)
@@ -48,15 +48,15 @@ def update(stats: Stats, x: Array, mask: Array, axis_name: str | None = None) ->
     d = total(distance) / jnp.maximum(batch, 1)
     batch_var = total((distance - d) ** 2) / jnp.maximum(batch, 1)
 
-    count = stats.count + batch
-    w = jnp.where(batch > 0, jnp.maximum(batch / jnp.maximum(count, 1), SMALLEST_WEIGHT), 0.0)
+    num_rows = stats.num_rows + batch
+    w = jnp.where(batch > 0, jnp.maximum(batch / jnp.maximum(num_rows, 1), SMALLEST_WEIGHT), 0.0)
     step = w * d + stats.residue
     mean = stats.mean + step
     return Stats(
         mean=mean,
         residue=step - (mean - stats.mean),
         var=(1 - w) * stats.var + w * (batch_var + (1 - w) * d**2),
-        count=count,
+        num_rows=num_rows,
     )
 
 

@@ -1,35 +1,45 @@
 """The learning curve of a run as a picture."""
 
+import io
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter
 
 MOST_POINTS = 150  # of the curve; more records are averaged
 INK, BAND, FAINT, MARK = "#1f5fa8", "#1f5fa8", "#9fb8d6", "#c2571a"
 
 
-def figure(title: str, curve: Mapping[str, np.ndarray], evals: Sequence[Mapping[str, Any]], solved: float | None) -> Any:
-    """Return against environment steps: `curve` has steps [R], each seed's returns [S, R], centre, low and high [R]."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import EngFormatter
+class Picture(Figure):
+    """A figure that a notebook shows, whether it has been told to show figures or not."""
 
-    picture = Figure(figsize=(7.2, 4.2), dpi=130, layout="constrained")
-    FigureCanvasAgg(picture)
+    def _repr_png_(self) -> bytes:
+        buffer = io.BytesIO()
+        self.savefig(buffer, format="png")
+        return buffer.getvalue()
+
+
+def figure(
+    title: str, curve: Mapping[str, np.ndarray], evals: Sequence[Mapping[str, Any]], solved: float | None
+) -> Picture:
+    """Return against environment steps: `curve` has steps [R], each seed's returns [S, R], centre, low and high [R]."""
+    picture = Picture(figsize=(7.2, 4.2), dpi=130, layout="constrained")
     axes = picture.add_subplot()
     steps, returns = curve["steps"], curve["returns"]
     many = returns.shape[0] > 1
-    for i, one in enumerate(returns):
-        axes.plot(steps, one, color=FAINT, lw=0.8, alpha=0.8, label=("each seed" if many else "each record") if i == 0 else None)
+    faint = axes.plot(steps, returns.T, color=FAINT, lw=0.8, alpha=0.8)
+    faint[0].set_label("each seed" if many else "each record")
     if many:
-        axes.fill_between(steps, curve["low"], curve["high"], color=BAND, alpha=0.22, lw=0, label="95% interval (stratified bootstrap)")
+        band = "95% interval (stratified bootstrap)"
+        axes.fill_between(steps, curve["low"], curve["high"], color=BAND, alpha=0.22, lw=0, label=band)
     label = f"inter-quartile mean of {returns.shape[0]} seeds" if many else "training, last 100 episodes"
     axes.plot(steps, curve["centre"], color=INK, lw=2, label=label)
     if evals:
-        style = {"fmt": "o", "color": MARK, "ms": 4, "lw": 1, "capsize": 2, "zorder": 3}
-        spread = [e["eval_return_std"] or 0 for e in evals]
-        axes.errorbar([e["env_steps"] for e in evals], [e["eval_return_mean"] for e in evals], spread, label="evaluation (mean ± std)", **style)
+        at, mean, spread = ([e[k] for e in evals] for k in ("env_steps", "eval_return_mean", "eval_return_std"))
+        style: dict[str, Any] = {"fmt": "o", "color": MARK, "ms": 4, "lw": 1, "capsize": 2, "zorder": 3}
+        axes.errorbar(at, mean, spread, label="evaluation (mean ± std)", **style)
     if solved is not None:
         axes.axhline(solved, color="0.35", lw=1, ls=(0, (4, 3)), label=f"solved at {solved:g}")
     axes.set_xlabel("environment steps")
@@ -46,7 +56,7 @@ def figure(title: str, curve: Mapping[str, np.ndarray], evals: Sequence[Mapping[
 
 
 def thin(steps: np.ndarray, returns: np.ndarray, episodes: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """At most MOST_POINTS groups of records: their last step [R], mean returns [S, R] (NaN: none) and episodes [S, R]."""
+    """At most MOST_POINTS groups of records: last step [R], mean return [S, R] (NaN for none) and episodes [S, R]."""
     groups = np.array_split(np.arange(steps.size), min(MOST_POINTS, steps.size))
     count = np.stack([episodes[:, g].sum(1) for g in groups], 1)
     total = np.stack([np.where(episodes[:, g] > 0, returns[:, g] * episodes[:, g], 0).sum(1) for g in groups], 1)

@@ -58,8 +58,8 @@ class Window:
 
 
 def summarise(rows: Rows) -> list[dict[str, Any]]:
-    """A record for each seed: of the games that ended, and the mean of everything else. None where there is nothing."""
-    totals = {k: np.asarray(rows[k], np.float64).sum(1) for k in ("episodes", "valid_steps", "return_sum", "length_sum")}
+    """A record for each seed: of the games that ended, and the mean of everything else. None where nothing is known."""
+    totals = {k: np.asarray(rows[k], np.float64).sum(1) for k in ("episodes", "return_sum", "length_sum")}
     low, high = rows["return_min"].min(1), rows["return_max"].max(1)
     means = {k: np.asarray(x, np.float64).mean(1) for k, x in rows.items() if k not in SCORES}
     records = []
@@ -87,7 +87,10 @@ def finite(x: Any) -> float | None:
 
 
 def iqm(scores: np.ndarray, axis: int | tuple[int, ...] = 0) -> np.ndarray:
-    """Inter-quartile mean: without the floor(n / 4) lowest and highest (Agarwal et al. 2021, "Statistical precipice")."""
+    """Inter-quartile mean: without the floor(n / 4) lowest and highest.
+
+    Agarwal et al. 2021, "Deep reinforcement learning at the edge of the statistical precipice".
+    """
     axes = (axis,) if isinstance(axis, int) else axis
     moved = np.moveaxis(np.asarray(scores, np.float64), axes, range(len(axes)))
     flat = np.sort(moved.reshape(-1, *moved.shape[len(axes) :]), axis=0)

@@ -24,7 +24,7 @@ from jaxrl_fast import loop
 from jaxrl_fast.types import Agent, Array, Env, Metrics, PyTree
 
 SHARDS, SEEDS = "shards", "seeds"
-QUICKLY = {"xla_backend_optimization_level": 0}  # what runs once need not be fast: it saves a second of compilation
+QUICKLY: dict[str, Any] = {"xla_backend_optimization_level": 0}  # what runs once need not be fast: it saves a second of compilation
 MOST_ROWS = 2**14  # of metrics that a chunk can hold, over all seeds
 
 
@@ -32,11 +32,22 @@ class Program(NamedTuple):
     """What the host runs. States carry a seed axis where there are several seeds, then a shard axis."""
 
     init: Callable[[np.ndarray], loop.TrainState]  # seeds [S] or one
-    chunk: Callable[[loop.TrainState, np.ndarray], tuple[loop.TrainState, Metrics]]  # metrics [S, capacity] or [capacity]
+    chunk: Callable[[loop.TrainState, np.ndarray], tuple[loop.TrainState, Metrics]]  # metrics [S, capacity] or less S
     learner: Callable[[loop.TrainState], PyTree]  # the agent's state, [S, ...] or one, without shards
     capacity: int  # the most updates of one chunk
     compile_time_s: float
     memory: int  # bytes while training: what stays and what is needed in between
+
+
+class Spread(NamedTuple):
+    """`begin` and `chunk` over all seeds and shards, and where their arguments and results lie."""
+
+    init: Callable[..., Any]
+    advance: Callable[..., Any]
+    seeds: NamedSharding
+    state: NamedSharding
+    metrics: NamedSharding
+    limit: NamedSharding
 
 
 def build(env: Env, agent: Agent, num_seeds: int, num_updates: int, num_shards: int = 1) -> Program:
@@ -47,39 +58,75 @@ def build(env: Env, agent: Agent, num_seeds: int, num_updates: int, num_shards: 
     start = time.perf_counter()
     capacity = min(num_updates, max(MOST_ROWS // num_seeds, 64))
     init, advance = partial(begin, env, agent), partial(chunk, env, agent, capacity)
-    axes: tuple[str | None, ...] = ()
-    num_devices = jax.local_device_count()
-    if num_shards > 1 and num_seeds == 1 and num_shards <= num_devices:
-        mesh = _mesh(num_shards, SHARDS)
-        init, advance = _on_devices(_with_axis(init), mesh, P(), P(SHARDS)), _on_devices(
-            _with_axis_through(advance), mesh, (P(SHARDS), P()), (P(SHARDS), P())
-        )
-        layout, metrics = NamedSharding(mesh, P(SHARDS)), NamedSharding(mesh, P())
+    if num_shards > 1 and num_seeds == 1 and num_shards <= jax.local_device_count():
+        spread = shards_on_devices(init, advance, num_shards)
     else:
-        if num_shards > 1:
-            init = jax.vmap(init, in_axes=None, axis_size=num_shards, axis_name=SHARDS)
-            advance = _first_metrics(jax.vmap(advance, in_axes=(0, None), axis_name=SHARDS))
-        mesh = _mesh(math.gcd(num_seeds, num_devices), SEEDS)
-        layout = metrics = NamedSharding(mesh, P())
-        if num_seeds > 1:
-            init, advance = partial(jax.lax.map, init), jax.vmap(advance, in_axes=(0, None))
-            init = _on_devices(init, mesh, P(SEEDS), P(SEEDS))
-            advance = _on_devices(advance, mesh, (P(SEEDS), P()), (P(SEEDS), P(SEEDS)))
-            layout = metrics = NamedSharding(mesh, P(SEEDS))
-    whole = NamedSharding(mesh, P())
+        spread = seeds_on_devices(init, advance, num_seeds, num_shards)
     seeds = jax.ShapeDtypeStruct((num_seeds,) if num_seeds > 1 else (), jnp.int32)
-    given = layout if num_seeds > 1 else whole
-    compiled_init = jax.jit(init, in_shardings=given, out_shardings=layout).lower(seeds).compile()
-    state = jax.eval_shape(init, seeds)
+    state, limit = jax.eval_shape(spread.init, seeds), jax.ShapeDtypeStruct((), jnp.int32)
+    compiled_init = (
+        jax.jit(spread.init, in_shardings=spread.seeds, out_shardings=spread.state)
+        .lower(seeds)
+        .compile(compiler_options=QUICKLY)
+    )
     compiled_chunk = (
-        jax.jit(advance, in_shardings=(layout, whole), out_shardings=(layout, metrics), donate_argnums=0)
-        .lower(state, jax.ShapeDtypeStruct((), jnp.int32))
+        jax.jit(
+            spread.advance,
+            in_shardings=(spread.state, spread.limit),
+            out_shardings=(spread.state, spread.metrics),
+            donate_argnums=0,
+        )
+        .lower(state, limit)
         .compile()
     )
     memory = compiled_chunk.memory_analysis()
     needed = memory.argument_size_in_bytes + memory.temp_size_in_bytes if memory else 0
     learner = partial(_learner, num_seeds, num_shards)
     return Program(compiled_init, compiled_chunk, learner, capacity, time.perf_counter() - start, needed)
+
+
+def shards_on_devices(init: Callable, advance: Callable, num_shards: int) -> Spread:
+    """One seed, a shard on each device. A shard's state has the axis that all are joined along, of length 1 there."""
+    mesh = _mesh(num_shards, SHARDS)
+    one, many = NamedSharding(mesh, P()), NamedSharding(mesh, P(SHARDS))
+
+    def init_shard(seed):
+        return jax.tree.map(lambda x: x[None], init(seed))
+
+    def advance_shard(state, limit):
+        state, metrics = advance(jax.tree.map(lambda x: x[0], state), limit)
+        return jax.tree.map(lambda x: x[None], state), metrics
+
+    return Spread(
+        _on_devices(init_shard, mesh, P(), P(SHARDS)),
+        _on_devices(advance_shard, mesh, (P(SHARDS), P()), (P(SHARDS), P())),
+        seeds=one,
+        state=many,
+        metrics=one,
+        limit=one,
+    )
+
+
+def seeds_on_devices(init: Callable, advance: Callable, num_seeds: int, num_shards: int) -> Spread:
+    """Seeds dealt to the devices, if they can be dealt evenly; the shards of a seed side by side.
+
+    Seeds are initialised in turn: batched orthogonal matrices have been seen to deadlock JAX 0.10.2 on two cores.
+    """
+    if num_shards > 1:
+        init = jax.vmap(init, in_axes=None, axis_size=num_shards, axis_name=SHARDS)
+        advance = _first_metrics(jax.vmap(advance, in_axes=(0, None), axis_name=SHARDS))
+    mesh = _mesh(math.gcd(num_seeds, jax.local_device_count()), SEEDS)
+    one, many = NamedSharding(mesh, P()), NamedSharding(mesh, P(SEEDS))
+    if num_seeds == 1:
+        return Spread(init, advance, one, one, one, one)
+    return Spread(
+        _on_devices(partial(jax.lax.map, init), mesh, P(SEEDS), P(SEEDS)),
+        _on_devices(jax.vmap(advance, in_axes=(0, None)), mesh, (P(SEEDS), P()), (P(SEEDS), P(SEEDS))),
+        seeds=many,
+        state=many,
+        metrics=many,
+        limit=one,
+    )
 
 
 def begin(env: Env, agent: Agent, seed: Array) -> loop.TrainState:
@@ -106,24 +153,12 @@ def chunk(
 
 
 def _mesh(num_devices: int, name: str) -> jax.sharding.Mesh:
-    return jax.make_mesh((num_devices,), (name,), axis_types=(AxisType.Auto,), devices=jax.local_devices()[:num_devices])
+    devices = jax.local_devices()[:num_devices]
+    return jax.make_mesh((num_devices,), (name,), axis_types=(AxisType.Auto,), devices=devices)
 
 
 def _on_devices(function: Callable, mesh: jax.sharding.Mesh, in_specs: Any, out_specs: Any) -> Callable:
     return jax.shard_map(function, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
-
-
-def _with_axis(init: Callable) -> Callable:
-    """A shard's state gets the leading axis, of length 1 here, that the states of all are joined along."""
-    return lambda seed: jax.tree.map(lambda x: x[None], init(seed))
-
-
-def _with_axis_through(advance: Callable) -> Callable:
-    def run(state, num_updates):
-        state, rows = advance(jax.tree.map(lambda x: x[0], state), num_updates)
-        return jax.tree.map(lambda x: x[None], state), rows
-
-    return run
 
 
 def _first_metrics(advance: Callable) -> Callable:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol, TextIO
 
 Record = Mapping[str, Any]
+EVENT_S = 0.05
 SPARKS = "▁▂▃▄▅▆▇█"
 # Tags as in CleanRL, so that curves of both lie over each other.
 CHARTS = {
@@ -53,7 +54,7 @@ class JsonLines:
     """One JSON object a line, on disk as soon as it is written."""
 
     def __init__(self, path: Path):
-        self.file = open(path, "x", encoding="utf-8")
+        self.file = path.open("x", encoding="utf-8")
 
     def write(self, records: Sequence[Record]) -> None:
         self.file.writelines(json.dumps(r, allow_nan=False) + "\n" for r in records)
@@ -64,7 +65,11 @@ class JsonLines:
 
 
 class TensorBoard:
-    """Event files; where there are several seeds, their mean. All tags of a step are one event."""
+    """Event files; where there are several seeds, their mean. All tags of a step are one event.
+
+    An event costs a quarter of a millisecond, so of records that come faster than EVENT_S only some are written;
+    those with an evaluation and the last one always are.
+    """
 
     def __init__(self, folder: Path):
         from tensorboardX import SummaryWriter
@@ -72,13 +77,24 @@ class TensorBoard:
 
         self.summary = Summary
         self.writer = SummaryWriter(str(folder), write_to_disk=True, flush_secs=10)
+        self.pace = Pace(EVENT_S, first=True)
+        self.waiting: Sequence[Record] = ()
 
     def write(self, records: Sequence[Record]) -> None:
-        values = [self.summary.Value(tag=tag, simple_value=x) for tag, x in tags(records).items()]
-        self.writer.file_writer.add_summary(self.summary(value=values), records[0]["env_steps"])
+        self.waiting = records
+        if self.pace.due() or any(name.startswith("eval_") for name in records[0]):
+            self._write_waiting()
 
     def close(self) -> None:
+        self._write_waiting()
         self.writer.close()
+
+    def _write_waiting(self) -> None:
+        records, self.waiting = self.waiting, ()
+        if not records:
+            return
+        values = [self.summary.Value(tag=tag, simple_value=x) for tag, x in tags(records).items()]
+        self.writer.file_writer.add_summary(self.summary(value=values), records[0]["env_steps"])
 
 
 class Tracker:
@@ -122,11 +138,11 @@ class Plain:
 class Rich:
     """Lines on a terminal, and below them how far it is."""
 
-    def __init__(self):
+    def __init__(self, console: Any = None):
         from rich.console import Console
         from rich.progress import BarColumn, Progress, TaskProgressColumn, TimeRemainingColumn
 
-        self.console = Console(highlight=False)
+        self.console = console or Console(highlight=False)
         columns = BarColumn(bar_width=None), TaskProgressColumn(), TimeRemainingColumn()
         self.bar = Progress(*columns, console=self.console, transient=True, expand=True, refresh_per_second=4)
         self.task = self.bar.add_task("", total=1.0)
@@ -154,6 +170,7 @@ class Notebook:
         self.handle = display(self._content(), display_id=True)
 
     def say(self, line: str) -> None:
+        self._keep_last()
         self.said.append(line)
         self.handle.update(self._content())
 
@@ -162,16 +179,20 @@ class Notebook:
         self.handle.update(self._content())
 
     def close(self) -> None:
-        self.last = ""
+        self._keep_last()
         self.handle.update(self._content())
+
+    def _keep_last(self) -> None:
+        self.said += [self.last] if self.last else []
+        self.last = ""
 
     def _content(self) -> Any:
         from html import escape
 
         from IPython.display import HTML
 
-        width = f"{100 * self.fraction:.0f}%"
-        bar = f'<progress value="{self.fraction:.4f}" max="1" style="width:30em"></progress> {width}\n' if self.last else ""
+        bar = f'<progress value="{self.fraction:.4f}" max="1" style="width:30em"></progress>'
+        bar = f"{bar} {100 * self.fraction:.0f}%\n" if self.last else ""
         text = "\n".join(escape(line) for line in [*self.said, self.last] if line)
         return HTML(f'<pre style="line-height:1.4">{bar}{text}</pre>')
 
@@ -215,13 +236,16 @@ def tags(records: Sequence[Record]) -> dict[str, float]:
 
 
 def line(record: Record) -> str:
-    """step  12k   return  24.4 (len 24, 410 eps)   value_loss 0.31   entropy 0.64   96k steps/s"""
+    """step  12k   return  24.4 (len 24, 410 eps)   value loss 0.3100   entropy 0.6400   96k steps/s"""
     score = "no episode has ended"
     if record["return_mean"] is not None:
-        score = f"return {record['return_mean']:7.1f} (len {record['length_mean']:.0f}, {short(record['episodes'])} eps)"
-    shown = [k for k in record if k.endswith("loss") or k == "entropy"][:3]
-    parts = [f"{k.replace('_loss', ' loss')} {_fixed(record[k])}" for k in shown]
-    return "   ".join([f"step {short(record['env_steps']):>5}", f"{score:<33}", *parts, f"{short(record['env_steps_per_s'])} steps/s"])
+        played = f"(len {record['length_mean']:.0f}, {short(record['episodes'])} eps)"
+        score = f"return {record['return_mean']:7.1f} {played}"
+    losses = [name for name in record if name.endswith("loss") and name != "policy_loss"][:1]
+    losses += [name for name in record if name == "entropy"]
+    parts = [f"{name.replace('_', ' ')} {_fixed(record[name])}" for name in losses]
+    step, speed = f"step {short(record['env_steps']):>5}", f"{short(record['env_steps_per_s'])} steps/s"
+    return "   ".join([step, f"{score:<34}", *parts, speed])
 
 
 def short(number: float) -> str:
@@ -239,7 +263,7 @@ def seconds(duration: float) -> str:
     return f"{duration / 60:.0f} min" if duration < 5970 else f"{duration / 3600:.1f} h"
 
 
-def sparkline(values: Sequence[float | None], width: int = 24) -> str:
+def sparkline(values: Sequence[float | None], width: int = 16) -> str:
     """A curve in one word: the mean of each of `width` equal parts."""
     known = [v for v in values if v is not None]
     if not known:
@@ -252,15 +276,18 @@ def sparkline(values: Sequence[float | None], width: int = 24) -> str:
 
 
 def _fixed(value: float | None) -> str:
-    return "   n/a" if value is None else f"{value:6.3g}" if abs(value) >= 1e-3 or value == 0 else f"{value:6.0e}"
+    """Six characters."""
+    if value is None:
+        return "   n/a"
+    return f"{value:6.0e}" if 0 < abs(value) < 1e-3 or abs(value) >= 1e5 else f"{value:6.4f}"[:6]
 
 
 class Pace:
     """True at most once in so many seconds."""
 
-    def __init__(self, every: float):
+    def __init__(self, every: float, first: bool = False):
         self.every = every
-        self.last = time.perf_counter()
+        self.last = -float("inf") if first else time.perf_counter()
 
     def due(self) -> bool:
         now = time.perf_counter()

@@ -59,7 +59,8 @@ class Chunk(NamedTuple):
 
     rows: Any  # metrics, still on the device
     num_updates: int
-    dispatched: float
+    began: float  # when it was given
+    ended: float | None  # when it was done, if giving it meant waiting for it
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -82,9 +83,9 @@ def prepare(settings: config.Settings) -> Plan:
     for service in ("wandb", "trackio"):
         if getattr(options, service) and util.find_spec(service) is None:
             raise ValueError(f"--{service}: {service} is not installed here; pip install {service}")
-    planned_folder = Path(options.run_dir or Path("runs") / (options.name or "_"))
-    if (options.run_dir or options.name) and planned_folder.exists():
-        raise ValueError(f"the run folder {planned_folder} exists already; choose another --run-dir or --name")
+    folder = chosen_folder(options)
+    if folder and folder.exists():
+        raise ValueError(f"the run folder {folder} exists already; choose another --run-dir or --name")
 
     from jaxrl_fast import agents
 
@@ -93,19 +94,20 @@ def prepare(settings: config.Settings) -> Plan:
     steps_per_update = settings.agent.rollout_length * options.num_envs
     num_updates = -(-options.total_steps // steps_per_update)
     if num_updates >= 2**31:
-        raise ValueError(f"--total-steps {options.total_steps} are {num_updates} updates; there can be at most {2**31 - 1}")
+        raise ValueError(f"--total-steps {options.total_steps}: {num_updates} updates are more than {2**31 - 1}")
     env, agent, num_shards = divide(settings, algorithm, num_updates)
     if options.num_seeds > 1 and not env.on_device:
-        raise ValueError(f"{env.spec.id} runs on the host, so it cannot be trained with --num-seeds {options.num_seeds} at once")
+        raise ValueError(
+            f"--num-seeds {options.num_seeds}: {env.spec.id} runs on the host, which has one pool for one seed"
+        )
     if options.total_steps < steps_per_update:
         raise ValueError(
             f"--total-steps {options.total_steps} is less than one update, which is {steps_per_update} steps "
             f"({settings.agent.rollout_length} in each of {options.num_envs} environments)"
         )
     eval_env, eval_agent = evaluator(settings, algorithm, num_updates)
-    return Plan(
-        settings, env, agent, num_shards, eval_env, eval_agent, num_updates, steps_per_update, make_folder(settings)
-    )
+    folder = make_folder(settings, env.spec.id)
+    return Plan(settings, env, agent, num_shards, eval_env, eval_agent, num_updates, steps_per_update, folder)
 
 
 def offer_cpu_devices(wanted: int | str = "auto") -> None:
@@ -138,7 +140,7 @@ def divide(settings: config.Settings, algorithm: Any, num_updates: int) -> tuple
     elif options.devices > num_devices:
         raise ValueError(f"--devices {options.devices}: there are {num_devices} here")
     elif options.num_envs % options.devices:
-        raise ValueError(f"--devices {options.devices}: {options.num_envs} environments do not divide into so many parts")
+        raise ValueError(f"--devices {options.devices}: {options.num_envs} environments do not divide into so many")
     else:
         tries = [options.devices] if options.devices > 1 else []
     for num_shards in tries:
@@ -167,22 +169,29 @@ def evaluator(settings: config.Settings, algorithm: Any, num_updates: int) -> tu
     raise ValueError(f"--eval-envs {options.eval_envs} do not suit this algorithm; try {options.num_envs}")
 
 
-def make_folder(settings: config.Settings) -> Path:
-    """The run's own folder, new and empty."""
+def make_folder(settings: config.Settings, env_id: str) -> Path:
+    """The run's own folder, new and empty. A name of our own gives way to one that is taken."""
     options = settings.options
-    env_name = settings.options.env if isinstance(options.env, str) else type(options.env).__name__
-    stem = f"{settings.algo}_{env_name.rpartition('/')[2].rpartition(':')[2]}_s{options.seed}_{datetime.now():%Y%m%d-%H%M%S}"
-    chosen = Path(options.run_dir).expanduser() if options.run_dir else Path("runs") / (options.name or stem)
-    tries = [chosen] if options.run_dir or options.name else [chosen, *(Path(f"{chosen}-{i}") for i in range(2, 100))]
-    for folder in tries:
+    env_name = env_id.rpartition("/")[2].rpartition(":")[2]
+    ours = Path("runs") / f"{settings.algo}_{env_name}_s{options.seed}_{datetime.now():%Y%m%d-%H%M%S}"
+    chosen = chosen_folder(options)
+    for folder in [chosen] if chosen else [ours, *(ours.with_name(f"{ours.name}-{i}") for i in range(2, 100))]:
         try:
             folder.mkdir(parents=True)
             return folder
         except FileExistsError:
             continue
         except OSError as error:
-            raise ValueError(f"the run folder {folder} cannot be made: {error.strerror}; choose another --run-dir") from error
-    raise ValueError(f"the run folder {chosen} exists already; choose another --run-dir or --name")
+            reason = f"cannot be made ({error.strerror})"
+            raise ValueError(f"the run folder {folder} {reason}; choose another --run-dir") from error
+    raise ValueError(f"the run folder {chosen or ours} exists already; choose another --run-dir or --name")
+
+
+def chosen_folder(options: config.Options) -> Path | None:
+    """What the user asked for."""
+    if options.run_dir:
+        return Path(options.run_dir).expanduser()
+    return Path("runs") / options.name if options.name else None
 
 
 def execute(plan: Plan) -> Outcome:
@@ -214,10 +223,11 @@ class Trainer:
         self.chunk_length, self.rate = 1, 0.0  # updates, updates a second
         self.train_time = self.compile_time = self.eval_time = self.idle_time = 0.0
         self.recorded_time = 0.0
+        self.shown = 0, 0.0  # updates and seconds at the last line on the terminal
         self.evals: list[dict[str, Any]] = []
         self.sparks: list[float | None] = []
         self.signal: int | None = None
-        self.play = None
+        self.play: Any = None
         self.status = "failed"
 
     def run(self) -> Outcome:
@@ -246,7 +256,8 @@ class Trainer:
         )
         self.compile_time = self.program.compile_time_s
         kept = "" if cache is None else " (cached for next time)" if _entries(cache) > before else " (from the cache)"
-        self.terminal.say(f"compiling ... {sinks.seconds(self.compile_time)}{kept}   needs {_bytes(self.program.memory)}")
+        needs = f"needs {_bytes(self.program.memory)}"
+        self.terminal.say(f"compiling ... {sinks.seconds(self.compile_time)}{kept}   {needs}")
         seeds = np.asarray(self.seeds, np.int32)
         self.state = self.program.init(seeds if len(self.seeds) > 1 else seeds[0])
 
@@ -281,8 +292,11 @@ class Trainer:
         by_clock = max(min(int(self.rate * CHUNK_S), self.chunk_length * GROWTH), 1)
         aim = self.record_length if self.options.stop_when_solved else by_clock
         self.chunk_length = min(aim, self.program.capacity, boundary - self.dispatched)
-        self.state, rows = self.program.chunk(self.state, np.int32(self.chunk_length))
-        self.queue.append(Chunk(rows, self.chunk_length, time.perf_counter()))
+        began = time.perf_counter()
+        self.state, rows = self.program.chunk(self.state, np.asarray(self.chunk_length, np.int32))
+        ended = time.perf_counter() if _ready(rows) else None
+        self.queue.append(Chunk(rows, self.chunk_length, began, ended))
+        self.latest_began = began
         self.dispatched += self.chunk_length
 
     def read(self, chunk: Chunk) -> None:
@@ -290,15 +304,14 @@ class Trainer:
         import jax
         import numpy as np
 
-        asked = time.perf_counter()
-        waited_for_host = all(x.is_ready() for x in chunk.rows.values())
+        # If it is done already, nobody knows since when: the device may have idled until the next one was given.
+        idle_until = self.latest_began if chunk.ended is None and _ready(chunk.rows) else chunk.began
+        self.idle_time += max(idle_until - self.free_since, 0.0)
         rows = jax.device_get(jax.block_until_ready(chunk.rows))
-        now = time.perf_counter()
+        now = chunk.ended or time.perf_counter()
         elapsed = now - self.free_since
-        # If it was done when we asked, the device may have been idle since we began to look elsewhere.
-        self.idle_time += asked - self.free_since if waited_for_host else max(chunk.dispatched - self.free_since, 0.0)
         self.free_since = now
-        self.rate = chunk.num_updates / elapsed
+        self.rate = chunk.num_updates / max(elapsed, 1e-9)
         self.train_time += elapsed
         self.finished += chunk.num_updates
         rows = {k: x.reshape(len(self.seeds), -1)[:, : chunk.num_updates] for k, x in rows.items()}
@@ -340,7 +353,8 @@ class Trainer:
 
     def check_solved(self, i: int, common: dict[str, Any]) -> None:
         window = self.windows[i]
-        if self.solved[i] is None and self.options.solved is not None and window.full and window.mean >= self.options.solved:
+        goal, mean = self.options.solved, window.mean
+        if self.solved[i] is None and goal is not None and mean is not None and window.full and mean >= goal:
             self.solved[i] = common["env_steps"], common["train_time_s"]
 
     def show(self, rows: Any) -> None:
@@ -353,7 +367,9 @@ class Trainer:
         for merged in map(population.merge_seeds, self.screen.take(everything=True)):
             record = population.summarise(merged)[0]
             steps = self.plan.steps_per_update
-            record |= {"env_steps": self.finished * steps, "env_steps_per_s": self.rate * steps * len(self.seeds)}
+            speed = (self.finished - self.shown[0]) / max(self.train_time - self.shown[1], 1e-9)
+            self.shown = self.finished, self.train_time
+            record |= {"env_steps": self.finished * steps, "env_steps_per_s": speed * steps * len(self.seeds)}
             self.terminal.progress(sinks.line(record), self.finished / self.plan.num_updates)
 
     def evaluate(self) -> dict[str, Any]:
@@ -385,7 +401,7 @@ class Trainer:
         return {"seeds": each_seed}
 
     def stopping(self) -> bool:
-        return self.signal is not None or self.options.stop_when_solved and all(self.solved) and self.options.solved is not None
+        return self.signal is not None or self.options.stop_when_solved and all(self.solved)
 
     def close(self) -> None:
         """Whatever happened, what is known is written."""
@@ -406,7 +422,8 @@ class Trainer:
         if summary["eval_return_mean"] is not None:
             parts.append(f"greedy {summary['eval_return_mean']:.1f}")
         if summary["solved"]:
-            parts.append(f"solved at {sinks.short(summary['steps_to_solve'])} steps, {sinks.seconds(summary['time_to_solve_s'])}")
+            steps, duration = summary["steps_to_solve"], summary["time_to_solve_s"]
+            parts.append(f"solved at {sinks.short(steps)} steps, {sinks.seconds(duration)}")
         elif self.options.solved is not None:
             parts.append(f"not solved ({sum(s is not None for s in self.solved)} of {len(self.seeds)} seeds)")
         parts.append(sinks.sparkline(self.sparks))
@@ -416,16 +433,18 @@ class Trainer:
 
 def summarise(trainer: Trainer) -> dict[str, Any]:
     """What summary.json holds. Times are seconds; env_steps are those of one seed, env_steps_per_s those of all."""
-    from jaxrl_fast import population
-
     import numpy as np
+
+    from jaxrl_fast import population
 
     plan, options = trainer.plan, trainer.options
     steps = trainer.finished * plan.steps_per_update
     finals = [w.mean for w in trainer.windows if w.mean is not None]
-    last = trainer.evals[-1] if trainer.evals else dict.fromkeys(("eval_return_mean", "eval_return_std", "eval_length_mean"))
-    best = max(trainer.evals, key=lambda e: -np.inf if e["eval_return_mean"] is None else e["eval_return_mean"], default=last)
-    all_solved = options.solved is not None and all(trainer.solved)
+    last = trainer.evals[-1] if trainer.evals else {}
+    finished = [e for e in trainer.evals if e["eval_return_mean"] is not None]
+    best = max(finished, key=lambda e: e["eval_return_mean"], default={})
+    solved = [s for s in trainer.solved if s is not None]
+    all_solved = len(solved) == options.num_seeds
     return {
         "status": trainer.status,
         "algo": plan.settings.algo,
@@ -446,16 +465,18 @@ def summarise(trainer: Trainer) -> dict[str, Any]:
         "final_return_std": population.finite(np.std(finals, ddof=1)) if len(finals) > 1 else None,
         "final_return_iqm": population.finite(population.iqm(np.array(finals))) if finals else None,
         "final_return_per_seed": [w.mean for w in trainer.windows],
-        "eval_return_mean": last["eval_return_mean"],
-        "eval_return_std": last["eval_return_std"],
-        "eval_length_mean": last["eval_length_mean"],
-        "best_eval_return_mean": best["eval_return_mean"],
+        "eval_return_mean": last.get("eval_return_mean"),
+        "eval_return_std": last.get("eval_return_std"),
+        "eval_length_mean": last.get("eval_length_mean"),
+        "best_eval_return_mean": best.get("eval_return_mean"),
         "best_eval_env_steps": best.get("env_steps"),
+        "evaluations": finished,
         "solved_threshold": options.solved,
         "solved": all_solved if options.solved is not None else None,
-        "steps_to_solve": int(np.median([s[0] for s in trainer.solved])) if all_solved else None,
-        "time_to_solve_s": population.finite(np.median([s[1] for s in trainer.solved])) if all_solved else None,
+        "steps_to_solve": int(np.median([s[0] for s in solved])) if all_solved else None,
+        "time_to_solve_s": population.finite(np.median([s[1] for s in solved])) if all_solved else None,
         "steps_to_solve_per_seed": [s and s[0] for s in trainer.solved],
+        "num_shards": plan.num_shards,
         "device": device(),
         "versions": versions(),
     }
@@ -467,22 +488,39 @@ def announce(plan: Plan, terminal: sinks.Terminal) -> None:
 
     options = plan.settings.options
     backend, _, name = plan.env.spec.id.rpartition("/")
-    seeds = f"seed {options.seed}" if options.num_seeds == 1 else f"seeds {options.seed} to {options.seed + options.num_seeds - 1}"
-    parts = [plan.settings.algo, name, backend, f"{options.num_envs} envs", seeds, f"{device()} (jax {jax.__version__})"]
+    last_seed = options.seed + options.num_seeds - 1
+    seeds = f"seed {options.seed}" if options.num_seeds == 1 else f"seeds {options.seed} to {last_seed}"
+    shards = f" x {plan.num_shards}" if plan.num_shards > 1 else ""
+    where = f"{device()}{shards} (jax {jax.__version__})"
+    parts = [plan.settings.algo, name, backend, f"{options.num_envs} envs", seeds, where]
     if plan.settings.by_default:
         terminal.say(f"training preset {plan.settings.preset} until it is solved; --help lists what else there is")
     terminal.say(f"jaxrl_fast {__version__}   {' · '.join(p for p in parts if p)}")
     terminal.say(f"run  {plan.folder}   watch: uvx tensorboard --logdir {plan.folder.parent}")
-    wanted = os.environ.get("JAX_PLATFORMS", "")
-    if jax.default_backend() == "cpu" and wanted != "cpu" and (os.path.exists("/dev/nvidia0") or shutil.which("nvidia-smi")):
+    if gpu_unused():
         print('warning: there is a GPU, but JAX uses the CPU; pip install "jaxrl_fast[cuda12]"', file=sys.stderr)
+
+
+def gpu_unused() -> bool:
+    """A GPU is here, JAX computes on the CPU, and nobody asked it to."""
+    import jax
+
+    if jax.default_backend() != "cpu" or os.environ.get("JAX_PLATFORMS") == "cpu":
+        return False
+    return os.path.exists("/dev/nvidia0") or shutil.which("nvidia-smi") is not None
 
 
 def write_config(plan: Plan) -> None:
     """Everything, resolved. It is a preset too: --config runs/NAME/config.yaml."""
     import yaml
 
-    made = {"preset": plan.settings.preset, "env_id": plan.env.spec.id, "device": device(), "versions": versions()}
+    made = {
+        "preset": plan.settings.preset,
+        "env_id": plan.env.spec.id,
+        "num_shards": plan.num_shards,
+        "device": device(),
+        "versions": versions(),
+    }
     content = config.to_mapping(plan.settings) | {"made": made}
     (plan.folder / "config.yaml").write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
 
@@ -513,8 +551,9 @@ def picture(folder: Path) -> Any:
     records = read_metrics(folder)
     summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
     seeds = list(dict.fromkeys(r["seed"] for r in records))
-    table = {k: np.array([[r[k] or 0 for r in records if r["seed"] == s] for s in seeds]) for k in ("env_steps", "return_mean", "episodes")}
-    steps, returns, episodes = plot.thin(table["env_steps"][0], table["return_mean"], table["episodes"])
+    names = "env_steps", "return_mean", "episodes"
+    at, means, counts = (np.array([[r[k] or 0 for r in records if r["seed"] == s] for s in seeds]) for k in names)
+    steps, returns, episodes = plot.thin(at[0], means, counts)
     curve = {"steps": steps, "returns": returns}
     if len(seeds) > 1:
         held = _hold(returns)
@@ -522,16 +561,8 @@ def picture(folder: Path) -> Any:
         curve |= {"centre": population.iqm(held), "low": low, "high": high}
     else:
         curve |= {"centre": _last_episodes(returns[0], episodes[0], population.WINDOW)}
-    evals = {}
-    for r in records:
-        if r.get("eval_return_mean") is not None:
-            evals.setdefault(r["env_steps"], []).append(r)
-    points = [
-        {"env_steps": at, "eval_return_mean": np.mean([r["eval_return_mean"] for r in rs]), "eval_return_std": np.mean([r["eval_return_std"] for r in rs])}
-        for at, rs in evals.items()
-    ]
     title = f"{summary['algo'].upper()} on {summary['env_id']}"
-    return plot.figure(title, curve, points, summary["solved_threshold"])
+    return plot.figure(title, curve, summary["evaluations"], summary["solved_threshold"])
 
 
 def use_compile_cache(plan: Plan) -> Path | None:
@@ -540,7 +571,7 @@ def use_compile_cache(plan: Plan) -> Path | None:
 
     if not plan.env.on_device:
         return None
-    folder = jax.config.jax_compilation_cache_dir
+    folder = jax.config.values["jax_compilation_cache_dir"]
     if not folder:
         folder = str(Path(CACHE).expanduser())
         try:
@@ -599,6 +630,10 @@ def _evaluation(score: Any, length: Any, wanted: int) -> dict[str, Any]:
         "eval_episodes": int(score.size),
         "eval_unfinished": int(wanted - score.size),
     }
+
+
+def _ready(rows: Any) -> bool:
+    return all(x.is_ready() for x in rows.values())
 
 
 def _updates(env_steps: int, plan: Plan) -> int:

@@ -19,7 +19,12 @@ from jaxrl_fast.envs import gymnax as adapter
 from jaxrl_fast.types import Box, Discrete
 
 REFUSED = {"gymnax/MNISTBandit-bsuite": "downloads"}
-ENV_IDS = [env_id for env_id in envs.registered() if env_id not in REFUSED]
+SLOW = ("gymnax/Asterix-MinAtar", "gymnax/Freeway-MinAtar", "gymnax/Seaquest-MinAtar")  # to compile: 10 s each
+ENV_IDS = [
+    pytest.param(env_id, marks=[pytest.mark.slow] if env_id in SLOW else [])
+    for env_id in envs.registered()
+    if env_id not in REFUSED
+]
 N, T = 3, 48
 LIMIT = 20  # steps in an episode, so that every environment ends several within T
 QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}  # what is run but once
@@ -40,6 +45,8 @@ class Countdown:
     def action_space(self, params):
         unbounded = spaces.Box(-np.inf, np.inf, (2,))
         several = spaces.Tuple((spaces.Discrete(2), spaces.Discrete(3)))
+        if self.strange == "fails":
+            raise KeyError("nothing")
         return {"unbounded": unbounded, "several": several}.get(self.strange, spaces.Discrete(2))
 
     def reset_env(self, key, params):
@@ -120,21 +127,19 @@ def ask_gymnax(single, key, env_state, action):
     oracle.step_env = lambda key_of_oracle, *rest: single.env.step_env(key, *rest)
     obs, _ = jax.eval_shape(single.env.reset_env, key, single.params)
     oracle.reset_env = lambda key, params: (jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), obs), env_state)
-    action = true_action(single.env.action_space(single.params), action)
+    action = adapter.to_env_action(single, action)
     _, following, reward, terminated, truncated, info = oracle.step(key, env_state, action, single.params)
     return Answer(following, info["final_observation"], reward, terminated, truncated)
 
 
-def true_action(space, action):
-    """The environment's own action, by the definition of `types.Discrete` and `types.Box`."""
-    if isinstance(space, spaces.Discrete):
-        return jnp.where(action < 0, 0, jnp.where(action < space.n, action, space.n - 1))
-    unit = jnp.nan_to_num(jnp.maximum(jnp.minimum(action, 1.0), -1.0), nan=0.0)
-    return space.low + (unit + 1.0) / 2.0 * (space.high - space.low)
-
-
 def compiled(function, *arguments):
     return jax.jit(function).lower(*arguments).compile(QUICK)
+
+
+def timesteps_of(env, actions, key=None):
+    key = jax.random.key(0) if key is None else key
+    run = lambda key, actions: jax.lax.scan(env.step, env.reset(key)[0], actions)[1]
+    return compiled(run, key, actions)(key, actions)
 
 
 @cache
@@ -222,7 +227,9 @@ def test_the_action_of_the_step_from_a_last_one_is_ignored(env_id):
     game = played(env_id)
     other = random_actions(game.env.spec, jax.random.key(9)).at[0].set(odd_actions(game.env.spec)[0])
     mask = game.begins.reshape(T, N, *[1] * (other.ndim - 2))
-    assert_same_bits(game.run(jax.random.key(0), jnp.where(mask, other, game.actions)), game[3:])
+    again = Played(game.env, game.run, game.actions, *game.run(jax.random.key(0), jnp.where(mask, other, game.actions)))
+    for field in ("first", "timesteps", "states", "keys"):
+        assert_same_bits(getattr(again, field), getattr(game, field))
 
 
 @pytest.mark.parametrize("env_id", ENV_IDS)
@@ -281,18 +288,32 @@ def test_nothing_is_lost_in_what_agents_see():
     assert envs.make(Countdown(strange="dict"), 1).spec.obs == expected
 
 
-def test_actions_are_scaled_to_the_true_bounds():
+@pytest.mark.parametrize("env_id", ENV_IDS)
+def test_actions_are_scaled_and_clipped_to_the_true_space(env_id):
+    game = played(env_id)
+    single = game.env.step.args[0]
+    space = single.env.action_space(single.params)
+    ours = np.stack([jax.vmap(partial(adapter.to_env_action, single))(action) for action in game.actions[6:20]])
+    if isinstance(space, spaces.Discrete):
+        assert ours.dtype == np.int32
+        np.testing.assert_array_equal(ours, np.clip(game.actions[6:20], 0, space.n - 1))
+    else:
+        unit = np.nan_to_num(np.clip(game.actions[6:20], -1, 1), nan=0.0)
+        assert ours.dtype == np.float32 and (ours >= space.low).all() and (ours <= space.high).all()
+        np.testing.assert_allclose(ours, space.low + (unit + 1) / 2 * (space.high - space.low), rtol=1e-6, atol=1e-7)
+
+
+def test_the_middle_and_the_ends_of_an_action_are_exact():
     single = envs.make("gymnax/Pendulum-v1", 1).step.args[0]
     scaled = jax.vmap(partial(adapter.to_env_action, single))(jnp.array([[-1.0], [0.25], [1.0], [7.0], [jnp.nan]]))
     np.testing.assert_array_equal(scaled[:, 0], [-2.0, 0.5, 2.0, 2.0, 0.0])
-    assert envs.make("gymnax/Pendulum-v1", 1).spec.action == Box((1,))
+    assert single.spec.action == Box((1,))
 
 
 @pytest.mark.parametrize("env_id, limit", [("gymnax/MountainCar-v0", 5), ("gymnax/CartPole-v1", 4)])
 def test_time_that_runs_out_ends_an_episode_and_no_value(env_id, limit):
     env = envs.make(env_id, N, max_steps_in_episode=limit)
-    state, _ = env.reset(jax.random.key(0))
-    _, steps = jax.lax.scan(env.step, state, jnp.ones((13, N), jnp.int32))
+    steps = timesteps_of(env, jnp.ones((13, N), jnp.int32))
     assert (steps.discount == 1).all()
     ends = np.arange(1, 14) % (limit + 1) == limit  # one row more for each beginning
     np.testing.assert_array_equal(steps.last, np.repeat(ends[:, None], N, axis=1))
@@ -302,8 +323,7 @@ def test_an_end_wins_over_time_that_runs_out_with_it():
     """5 left and 5 steps allowed: both at once. With 4 allowed only time runs out."""
     for limit, discount in [(5, 0.0), (4, 1.0)]:
         env = envs.make(Countdown(5), 1, limit=limit)
-        state, _ = env.reset(jax.random.key(0))
-        _, steps = jax.lax.scan(env.step, state, jnp.zeros((limit, 1), jnp.int32))
+        steps = timesteps_of(env, jnp.zeros((limit, 1), jnp.int32))
         assert steps.last[-1, 0] and steps.discount[-1, 0] == discount
         assert steps.reward.dtype == jnp.float32 and (steps.reward == 1).all()
 
@@ -326,10 +346,13 @@ def test_a_batch_of_seeds_plays_the_same_as_each_alone():
 
 def test_one_state_may_be_stepped_with_a_batch_of_actions():
     env = envs.make("gymnax/CartPole-v1", N)
-    state, _ = env.reset(jax.random.key(0))
-    state = state._replace(last=jnp.ones(N, bool))
-    actions = jnp.stack([jnp.zeros(N, jnp.int32), jnp.ones(N, jnp.int32)])
-    _, timesteps = jax.vmap(env.step, (None, 0))(state, actions)
+
+    def step_both(key, actions):
+        state = env.reset(key)[0]._replace(last=jnp.ones(N, bool))
+        return jax.vmap(env.step, (None, 0))(state, actions)[1]
+
+    arguments = jax.random.key(0), jnp.stack([jnp.zeros(N, jnp.int32), jnp.ones(N, jnp.int32)])
+    timesteps = compiled(step_both, *arguments)(*arguments)
     assert_same_bits(jax.tree.map(lambda x: x[0], timesteps), jax.tree.map(lambda x: x[1], timesteps))
 
 
@@ -339,29 +362,39 @@ def test_environments_and_seeds_begin_differently():
     assert len(np.unique(np.asarray(obs).reshape(64, -1), axis=0)) == 64
 
 
+def test_what_reset_gives_may_be_donated():
+    env = envs.make("gymnax/CartPole-v1", N)
+    state, first = env.reset(jax.random.key(0))
+    step = lambda state, timestep: env.step(state, jnp.zeros(N, jnp.int32))
+    following, _ = jax.jit(step, donate_argnums=(0, 1))(state, first)
+    assert following.num_steps == 1
+
+
 def test_keys_are_used_once(strict_keys):
     env = envs.make("gymnax/FrozenLake-misc", N)
 
-    def run(key, actions):
+    def run(key):
         state, _ = env.reset(key)
-        return jax.lax.scan(env.step, state, actions)[1].reward
+        return jax.lax.scan(env.step, state, jnp.zeros((4, N), jnp.int32))[1].reward
 
-    jax.jit(run)(jax.random.key(0), jnp.zeros((4, N), jnp.int32))
-    jax.jit(jax.vmap(run, (0, None)))(jax.random.split(jax.random.key(1), 2), jnp.zeros((4, N), jnp.int32))
+    jax.jit(run)(jax.random.key(0))
+    jax.jit(jax.vmap(run))(jax.random.split(jax.random.key(1), 2))
 
 
 def test_the_step_counter_may_wrap():
     env = envs.make("gymnax/FrozenLake-misc", N)
-    state, _ = env.reset(jax.random.key(0))
-    state, _ = env.step(state._replace(num_steps=jnp.uint32(2**32 - 1)), jnp.zeros(N, jnp.int32))
-    assert state.num_steps == 0 and state.num_steps.dtype == jnp.uint32
+
+    def step_at_the_end(key):
+        state = env.reset(key)[0]._replace(num_steps=jnp.uint32(2**32 - 1))
+        return env.step(state, jnp.zeros(N, jnp.int32))[0].num_steps
+
+    num_steps = compiled(step_at_the_end, jax.random.key(0))(jax.random.key(0))
+    assert num_steps == 0 and num_steps.dtype == jnp.uint32
 
 
 def test_other_key_implementations_work():
     env = envs.make("gymnax/FrozenLake-misc", N)
-    state, _ = env.reset(jax.random.key(0, impl="rbg"))
-    _, steps = jax.lax.scan(env.step, state, jnp.zeros((T, N), jnp.int32))
-    assert steps.last.any()
+    assert timesteps_of(env, jnp.zeros((T, N), jnp.int32), jax.random.key(0, impl="rbg")).last.any()
 
 
 @pytest.mark.parametrize("bad", [jnp.zeros(N), jnp.zeros(N + 1, jnp.int32), jnp.zeros((N, 1), jnp.int32)])
@@ -435,6 +468,7 @@ def test_options_take_the_type_of_what_they_replace():
         ("several", "not one Discrete or one Box"),
         ("rewards", r"its reward has shape \(2,\)"),
         ("grows", r"its observation has shape \(1,\) after reset and \(2,\) after step"),
+        ("fails", "KeyError: 'nothing'"),
         ("state", r"only after step has its state a part state\['extra'\]"),
     ],
 )
@@ -467,8 +501,7 @@ def test_an_environment_is_found_by_its_module_from_the_current_directory(tmp_pa
     monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
     env = envs.make("my_own_envs:Countdown", N, start=3, limit=50)
     assert env.spec.id == "my_own_envs:Countdown"
-    state, _ = env.reset(jax.random.key(0))
-    _, steps = jax.lax.scan(env.step, state, jnp.zeros((9, N), jnp.int32))
+    steps = timesteps_of(env, jnp.zeros((9, N), jnp.int32))
     np.testing.assert_array_equal(steps.last[:, 0], [0, 0, 1, 0, 0, 0, 1, 0, 0])
     with pytest.raises(ValueError, match="importing 'my_broken_envs' failed with ModuleNotFoundError"):
         envs.make("my_broken_envs:Anything", N)

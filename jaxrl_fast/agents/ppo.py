@@ -170,17 +170,13 @@ def prepare(parts: Parts, state: State, rollout: Rollout) -> tuple[State, Batch,
     config, steps, axis_name = parts.config, rollout.steps, parts.spec.axis_name
     reward = steps.reward
     if state.rewards:
-        scale = normalize.update_reward(
-            state.rewards, reward, steps.last, steps.valid, config.gamma, axis_name
-        )
+        scale = normalize.update_reward(state.rewards, reward, steps.last, steps.valid, config.gamma, axis_name)
         state, reward = state._replace(rewards=scale), normalize.apply_reward(scale, reward)
     obs = see(state, steps.obs)
     critic = partial(parts.network.critic, state.params["network"])
     value = critic(obs)
     next_value = jnp.concatenate([value[1:], critic(see(state, rollout.next_obs))[None]])
-    target = returns.lambda_returns(
-        reward, config.gamma * steps.discount, next_value, steps.last, config.gae_lambda
-    )
+    target = returns.lambda_returns(reward, config.gamma * steps.discount, next_value, steps.last, config.gae_lambda)
     weight = steps.valid.astype(jnp.float32)
     rows = Batch(obs, steps.action, steps.extras, value, target - value, target, weight)
     spread = _variance(target, weight, (), axis_name)
@@ -245,9 +241,7 @@ def loss(parts: Parts, params: PyTree, batch: Batch) -> tuple[Array, Metrics]:
 
 def _variance(x: Array, weight: Array, axes: tuple, axis_name: str | None) -> Array:
     """Of all weighted elements on all devices."""
-    count, first, second = _total(
-        jnp.stack([weight.sum(), (weight * x).sum(), (weight * x**2).sum()]), axis_name
-    )
+    count, first, second = _total(jnp.stack([weight.sum(), (weight * x).sum(), (weight * x**2).sum()]), axis_name)
     count = jnp.maximum(count, 1)
     return second / count - (first / count) ** 2
 

@@ -41,7 +41,7 @@ def registered(backend: str = "gymnax") -> tuple[str, ...]:
     return tuple(f"{backend}/{name}" for name in _backend(backend).registered())
 
 
-def nearest(word: str, names: Iterable[str]) -> str:
+def _nearest(word: str, names: Iterable[str]) -> str:
     """For a message about an unknown word: "; did you mean 'a' or 'b'?", or nothing if none is near."""
     by_lower = {name.lower(): name for name in names}
     close = difflib.get_close_matches(word.lower(), by_lower, n=3, cutoff=0.6)
@@ -52,7 +52,7 @@ def _find(env_id: str) -> tuple[str, str]:
     """The backend and the name within it: ("gymnax", "CartPole-v1")."""
     backend, slash, name = env_id.partition("/")
     if slash and backend not in BACKENDS:
-        hint = nearest(backend, BACKENDS) or f"; there are {' and '.join(BACKENDS)}"
+        hint = _nearest(backend, BACKENDS) or f"; there are {' and '.join(BACKENDS)}"
         raise ValueError(f"unknown backend {backend!r} in environment {env_id!r}{hint}")
     name = name if slash else env_id
     backends = (backend,) if slash else tuple(filter(_exists, BACKENDS))
@@ -61,7 +61,7 @@ def _find(env_id: str) -> tuple[str, str]:
             return backend, name
     names = [known for backend in backends for known in _backend(backend).registered()]
     same_game = [known for known in names if known.partition("-")[0].lower() == name.lower()]
-    near = f"; did you mean {same_game[0]!r}?" if same_game else nearest(name, names)
+    near = f"; did you mean {same_game[0]!r}?" if same_game else _nearest(name, names)
     hint = near or "; give one such as 'gymnax/CartPole-v1', or 'my_package.my_module:MyEnv' for one of your own"
     raise ValueError(f"unknown environment {env_id!r}{hint}")
 
@@ -87,12 +87,12 @@ def _import_object(env_id: str) -> Any:
     try:
         module = importlib.import_module(module_name)
     except Exception as error:  # whatever the user's module does while it is imported
-        said = f"{type(error).__name__}: {error}"
+        said = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
         raise ValueError(f"environment {env_id!r}: importing {module_name!r} failed with {said}") from error
     found = module
     for part in attribute.split("."):
         if not hasattr(found, part):
-            hint = nearest(attribute, vars(module))
+            hint = _nearest(attribute, vars(module))
             raise ValueError(f"environment {env_id!r}: {module_name!r} has no {attribute!r}{hint}")
         found = getattr(found, part)
     return found

@@ -9,6 +9,7 @@ in [-1, 1] are scaled to the true bounds. No action, NaN included, can leave the
 """
 
 import dataclasses
+import difflib
 import functools
 import inspect
 from collections.abc import Callable, Mapping
@@ -21,7 +22,6 @@ import numpy as np
 from gymnax.environments import spaces
 
 from jaxrl_fast import types
-from jaxrl_fast.envs import nearest
 from jaxrl_fast.types import Env, EnvSpec, Key, PyTree, TimeStep
 
 INTERFACE = ("default_params", "reset_env", "step_env", "is_truncated", "action_space")
@@ -109,11 +109,10 @@ def reset(single: Single, key: Key) -> tuple[State, TimeStep]:
     """The first observations of N episodes."""
     num_envs = single.spec.num_envs
     episode, key_data = draw(single, jax.random.split(key, num_envs))
-    last = jnp.zeros(num_envs, bool)
-    stock = Stock(episode, ~last, key_data)
-    state = State(episode.env, _wrap(key, episode.key_data), last, jnp.uint32(0), stock)
-    timestep = TimeStep(episode.obs, jnp.zeros(num_envs, jnp.float32), jnp.ones(num_envs, jnp.float32), last)
-    return state, timestep
+    zeros = functools.partial(jnp.zeros, num_envs)
+    stock = Stock(jax.tree.map(jnp.copy, episode), ~zeros(bool), key_data)  # a copy, so that all may be donated
+    state = State(episode.env, _wrap(key, episode.key_data), zeros(bool), jnp.uint32(0), stock)
+    return state, TimeStep(episode.obs, zeros(jnp.float32), jnp.ones(num_envs, jnp.float32), zeros(bool))
 
 
 def step(single: Single, state: State, action: jax.Array) -> tuple[State, TimeStep]:
@@ -276,16 +275,13 @@ def _check_action(spec: EnvSpec, action: jax.Array) -> None:
 
 def _inspect(env_id: str, env: Any, params: Any, num_envs: int) -> Single:
     """What the environment's own functions say of themselves when traced; its spaces may err."""
-    action, bounds = _action(env_id, env.action_space(params))
+    action, bounds = _action(env_id, _try(env_id, env.action_space, params))
     spec = EnvSpec(env_id, None, action, num_envs)  # type: ignore[arg-type]  # its obs is what we are to find
     single = Single(env, params, _observation_space(env, params), None, bounds, spec)
     key = jax.eval_shape(lambda: jax.random.key(0))
     one_action = jax.ShapeDtypeStruct(getattr(action, "shape", ()), jnp.float32 if bounds else jnp.int32)
-    try:
-        obs, state = jax.eval_shape(functools.partial(_raw_reset, single), key)
-        traced = jax.eval_shape(functools.partial(_raw_step, single), key, state, one_action)
-    except Exception as error:  # whatever its functions raise
-        raise ValueError(f"{env_id} cannot be driven: {_one_line(error)}") from error
+    obs, state = _try(env_id, jax.eval_shape, functools.partial(_raw_reset, single), key)
+    traced = _try(env_id, jax.eval_shape, functools.partial(_raw_step, single), key, state, one_action)
     next_obs, next_state, scalars = traced
     _check_same(env_id, "state", state, next_state)
     _check_same(env_id, "observation", obs, next_obs)
@@ -294,6 +290,13 @@ def _inspect(env_id: str, env: Any, params: Any, num_envs: int) -> Single:
             raise ValueError(f"{env_id} cannot be driven: its {name} has shape {value.shape}, and not one number")
     obs = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), obs)
     return single._replace(state=jax.tree.map(_joined, state, next_state), spec=spec._replace(obs=obs))
+
+
+def _try(env_id: str, function: Callable[..., Any], *arguments: Any) -> Any:
+    try:
+        return function(*arguments)
+    except Exception as error:  # whatever the environment's functions raise
+        raise ValueError(f"{env_id} cannot be driven: {_one_line(error)}") from error
 
 
 def _raw_reset(single: Single, key: Key) -> tuple[PyTree, PyTree]:
@@ -384,8 +387,9 @@ def _with_options(env_id: str, params: Any, options: Mapping[str, Any], argument
     known = (*fields, *arguments)
     for name in options:
         if name not in fields:
-            hint = nearest(name, known) or f"; it has {', '.join(known) or 'none'}"
-            raise ValueError(f"{env_id} has no option {name!r}{hint}")
+            close = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean {close[0]!r}?" if close else f"it has {', '.join(known) or 'none'}"
+            raise ValueError(f"{env_id} has no option {name!r}; {hint}")
     values = {name: _coerce(env_id, name, value, fields[name]) for name, value in options.items()}
     if not 1 <= values.get("max_steps_in_episode", 1) < 2**31:
         given = f"max_steps_in_episode={options['max_steps_in_episode']!r}"

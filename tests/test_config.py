@@ -1,0 +1,258 @@
+"""Settings: three sources with one set of names, and one sentence for whatever is wrong."""
+
+import dataclasses
+import errno
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from jaxrl_fast import config, train
+from jaxrl_fast.agents.configs import CONFIGS, PPO
+
+ROOT = Path(__file__).parent.parent
+
+
+def parse(line):
+    return config.from_command_line(line.split())
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("64", 64),
+        ("64k", 64_000),
+        ("10M", 10_000_000),
+        ("1.5M", 1_500_000),
+        ("1e6", 10**6),
+        ("2_000", 2000),
+        ("1B", 10**9),
+    ],
+)
+def test_whole_numbers_as_people_write_them(text, number):
+    assert parse(f"ppo --total-steps {text}").options.total_steps == number
+
+
+def test_large_whole_numbers_are_exact():
+    assert parse("ppo --total-steps 9007199254740993").options.total_steps == 2**53 + 1
+
+
+def test_dashes_underscores_equals_signs_and_spaces_mean_the_same():
+    lines = (
+        "ppo --num-envs 8 --agent.learning-rate 1e-3 --agent.no-anneal --agent.hidden 32 16",
+        "ppo --num_envs=8 --agent.learning_rate=1e-3 --agent.anneal false --agent.hidden 32 16",
+    )
+    first, second = map(parse, lines)
+    assert first == second
+    assert first.options.num_envs == 8
+    assert first.agent == PPO(learning_rate=1e-3, anneal=False, hidden=(32, 16))
+
+
+def test_python_has_the_names_of_the_command_line():
+    from_python = config.from_keywords(
+        "ppo_cartpole",
+        num_envs=256,
+        total_steps=1_000_000,
+        eval_every="10k",
+        env_options={"max_steps_in_episode": 200},
+        agent={"learning_rate": 1e-3, "hidden": (32,), "anneal": False},
+    )
+    from_line = parse(
+        "--config ppo_cartpole --num-envs 256 --total-steps 1M --eval-every 10k --env-options max_steps_in_episode=200 "
+        "--agent.learning-rate 1e-3 --agent.hidden 32 --agent.no-anneal"
+    )
+    as_text = from_line.options.env_options
+    assert as_text == {"max_steps_in_episode": "200"}
+    options = dataclasses.replace(from_line.options, env_options={"max_steps_in_episode": 200})
+    assert from_python == from_line._replace(options=options)
+
+
+def test_a_preset_lies_below_the_command_line_and_above_the_defaults(tmp_path):
+    preset = tmp_path / "mine.yaml"
+    preset.write_text("env: Acrobot-v1\nnum_envs: 8\ntotal_steps: 30k\nagent:\n  learning_rate: 1e-3\n  gamma: 0.5\n")
+    settings = parse(f"--config {preset} --num-envs 16 --agent.gamma 0.9")
+    assert settings.algo == "ppo"
+    assert settings.options.env == "Acrobot-v1"
+    assert settings.options.num_envs == 16
+    assert settings.options.total_steps == 30_000
+    assert settings.agent == PPO(learning_rate=1e-3, gamma=0.9)
+
+
+def test_environment_options_add_up():
+    settings = parse("ppo --env-options a=1 b=x --env-option c=2 --env-option a=3")
+    assert settings.options.env_options == {"a": "3", "b": "x", "c": "2"}
+
+
+@pytest.mark.parametrize("line", ["", "--seed 3", "--num-seeds 4 --no-tensorboard"])
+def test_without_task_it_is_cartpole_until_solved(line):
+    settings = parse(line)
+    assert settings.by_default
+    assert settings.options.env == "gymnax/CartPole-v1"
+    assert settings.options.stop_when_solved
+    assert settings.options.solved == 475
+
+
+@pytest.mark.parametrize("line", ["ppo", "--env Acrobot-v1", "--config ppo_cartpole"])
+def test_with_a_task_nothing_is_assumed(line):
+    settings = parse(line)
+    assert not settings.by_default
+    assert not settings.options.stop_when_solved
+
+
+def test_the_default_can_be_overridden():
+    assert not parse("--no-stop-when-solved").options.stop_when_solved
+
+
+def test_what_a_run_writes_down_is_a_preset(tmp_path):
+    settings = parse("ppo --env Acrobot-v1 --agent.hidden 8 8 --agent.target-kl 0.01 --env-options x=1 --solved -100")
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.safe_dump(config.to_mapping(settings) | {"made": {"device": "cpu"}}))
+    again = parse(f"--config {path}")
+    assert again._replace(preset="") == settings
+
+
+@pytest.mark.parametrize("name", config.shipped())
+def test_shipped_presets_are_read(name):
+    settings = parse(f"--config {name}")
+    assert settings.preset == name
+    assert isinstance(settings.agent, CONFIGS[settings.algo])
+
+
+def test_help_lists_every_option_and_imports_no_arrays():
+    code = (
+        "import sys\nfrom jaxrl_fast import train\n"
+        "try: train.main(['--config', 'ppo_cartpole', '--num-envs', '77', '--help'])\n"
+        "except SystemExit as e: assert e.code == 0\n"
+        "print([m for m in ('jax', 'numpy', 'gymnax', 'flax', 'matplotlib', 'tensorboardX') if m in sys.modules])"
+    )
+    environment = os.environ | {"COLUMNS": "200", "PYTHONPATH": str(ROOT)}
+    said = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True
+    ).stdout
+    assert said.endswith("[]\n")
+    assert "77" in said and "475" in said  # the preset's values, and what overrides them
+    for name in (*config.types_of(config.Options), *(f"agent.{n}" for n in config.types_of(PPO))):
+        assert f"--{name.replace('_', '-')}" in said, name
+
+
+# Each: the command line, and words that the one line must contain.
+MISTAKES = [
+    ("--num-env 3", ["--num-env", "did you mean --num-envs"]),
+    ("--learning-rate 1", ["--agent.learning-rate"]),
+    ("ppo --agent.learnin-rate 1", ["ppo has no option --agent.learnin-rate", "--agent.learning-rate"]),
+    ("ppo --frobnicate", ["--frobnicate", "--help"]),
+    ("--no-num-envs", ["--no-num-envs", "did you mean --num-envs?"]),
+    ("pppo", ["unknown algorithm 'pppo'", "ppo"]),
+    ("ppo extra", ["'extra'"]),
+    ("ppo --num-envs", ["--num-envs", "whole number"]),
+    ("ppo --num-envs x", ["--num-envs", "'x'"]),
+    ("ppo --num-envs 1.5", ["--num-envs", "'1.5'"]),
+    ("ppo --num-envs 4 8", ["--num-envs", "'8'"]),
+    ("ppo --num-envs 0", ["--num-envs", "at least 1"]),
+    ("ppo --num-envs -4", ["--num-envs", "-4", "at least 1"]),
+    ("ppo --total-steps 0", ["--total-steps", "at least 1"]),
+    ("ppo --total-steps 1e400", ["--total-steps"]),
+    ("ppo --total-steps 100", ["--total-steps 100", "8192", "128", "64"]),
+    ("ppo --num-seeds 0", ["--num-seeds"]),
+    ("ppo --seed -1", ["--seed", "-1"]),
+    ("ppo --seed 2147483648", ["--seed", "2147483647"]),
+    ("ppo --seed 2147483647 --num-seeds 2", ["seeds", "2147483647"]),
+    ("ppo --stop-when-solved", ["--stop-when-solved", "--solved"]),
+    ("ppo --eval-episodes 0", ["--eval-episodes"]),
+    ("ppo --report-every -1", ["--report-every"]),
+    ("ppo --log-level loud", ["--log-level", "quiet"]),
+    ("ppo --wandb maybe", ["--wandb", "'maybe'"]),
+    ("ppo --devices some", ["--devices", "auto"]),
+    ("ppo --agent.learning-rate fast", ["--agent.learning-rate", "'fast'"]),
+    ("ppo --agent.learning-rate nan", ["--agent.learning-rate", "'nan'"]),
+    ("ppo --agent.learning-rate -1", ["--agent.learning-rate", "above 0"]),
+    ("ppo --agent.gamma 1.5", ["--agent.gamma", "at most 1"]),
+    ("ppo --agent.num-minibatches 0", ["--agent.num-minibatches", "at least 1"]),
+    ("ppo --agent.hidden 64 0", ["--agent.hidden", "at least 1"]),
+    ("ppo --agent.num-minibatches 3", ["8192", "3 minibatches", "2 or 4"]),
+    ("ppo --agent.network resnet", ["resnet"]),
+    ("ppo --env-options horizon", ["'horizon'", "key=value"]),
+    ("ppo --env-options max_steps=3", ["max_steps", "max_steps_in_episode"]),
+    ("ppo --env-options max_steps_in_episode=x", ["max_steps_in_episode"]),
+    ("ppo --env CartPole-v2", ["CartPole-v2", "CartPole-v1"]),
+    ("ppo --env nowhere/CartPole-v1", ["nowhere"]),
+    ("ppo --env MNISTBandit-bsuite", ["MNISTBandit-bsuite", "download"]),
+    ("ppo --env no_such_module:Env", ["no_such_module"]),
+    ("--config ppo_cartpol", ["ppo_cartpol", "did you mean ppo_cartpole"]),
+    ("--config absent.yaml", ["absent.yaml", "ppo_cartpole"]),
+    ("--config wrong_key.yaml", ["wrong_key.yaml", "num_env", "num_envs"]),
+    ("--config wrong_agent_key.yaml", ["wrong_agent_key.yaml", "agent.gama", "agent.gamma"]),
+    ("--config wrong_value.yaml", ["wrong_value.yaml", "num_envs", "'many'"]),
+    ("--config broken.yaml", ["broken.yaml", "YAML", "line"]),
+    ("--config a_list.yaml", ["a_list.yaml"]),
+    ("--config flat_agent.yaml", ["flat_agent.yaml", "agent"]),
+    ("--config unknown_algo.yaml", ["sarsa"]),
+    ("pqn --config ppo_cartpole", ["ppo_cartpole", "ppo", "pqn"]),
+    ("ppo --run-dir taken", ["taken", "--run-dir"]),
+    ("ppo --name taken", ["taken", "--name"]),
+    ("ppo --run-dir a_list.yaml/run", ["a_list.yaml/run"]),
+]
+FILES = {
+    "wrong_key.yaml": "num_env: 3\n",
+    "wrong_agent_key.yaml": "agent: {gama: 0.9}\n",
+    "wrong_value.yaml": "num_envs: many\n",
+    "broken.yaml": "num_envs: [3\nseed: 1\n",
+    "a_list.yaml": "- 1\n- 2\n",
+    "flat_agent.yaml": "agent: 3\n",
+    "unknown_algo.yaml": "algo: sarsa\n",
+}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("place")
+    for name, text in FILES.items():
+        (folder / name).write_text(text)
+    (folder / "taken").mkdir()
+    (folder / "runs" / "taken").mkdir(parents=True)
+    return folder
+
+
+@pytest.mark.parametrize(("line", "words"), MISTAKES, ids=[line for line, _ in MISTAKES])
+def test_a_mistake_gets_one_line_and_leaves_nothing(line, words, place, monkeypatch, capsys):
+    monkeypatch.chdir(place)
+    before = sorted(place.rglob("*"))
+    monkeypatch.setattr(train, "execute", lambda plan: pytest.fail("it began"))
+    assert train.main(line.split()) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.count("\n") == 1 and err.endswith("\n"), err
+    for word in words:
+        assert word in err
+    assert sorted(place.rglob("*")) == before
+
+
+def test_an_unwritable_folder_is_refused(tmp_path, capsys, monkeypatch):
+    def refuse(*_, **__):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    monkeypatch.setattr(Path, "mkdir", refuse)  # rather than chmod, which root does not feel
+    assert train.main(["ppo", "--run-dir", str(tmp_path / "run")]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and "Permission denied" in error and "--run-dir" in error
+
+
+@pytest.mark.parametrize("service", ["wandb", "trackio"])
+def test_a_service_that_is_not_installed_is_refused(service, monkeypatch, capsys, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(train.util, "find_spec", lambda name: None)
+    assert train.main(["ppo", f"--{service}"]) == 2
+    assert f"pip install {service}" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_error_of_ours_is_not_taken_for_the_users(monkeypatch):
+    def fail(settings):
+        raise ValueError("a bug\nwith a traceback")
+
+    monkeypatch.setattr(train, "prepare", fail)
+    with pytest.raises(ValueError, match="a bug"):
+        train.main(["ppo"])

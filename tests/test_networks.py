@@ -1,0 +1,275 @@
+"""networks: the right one for each observation, what comes out, how it begins, and that shortcuts change nothing."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import ShapeDtypeStruct
+
+from jaxrl_fast import networks
+
+
+def spec(*shape, dtype=jnp.float32):
+    return ShapeDtypeStruct(shape, dtype)
+
+
+VECTOR, BOARD, IMAGE = spec(4), spec(10, 10, 4, dtype=jnp.bool_), spec(84, 84, 4, dtype=jnp.uint8)
+SMALL_IMAGE = spec(36, 40, 2, dtype=jnp.uint8)
+TREE = {"grid": spec(2, 3, dtype=jnp.int32), "speed": spec()}
+
+
+def draw(obs, *axes, seed=0):
+    """Observations like `obs` with leading axes."""
+    rng = np.random.default_rng(seed)
+    values = {"b": lambda size: rng.random(size) < 0.5, "f": lambda size: rng.normal(size=size)}
+    integers = lambda size: rng.integers(0, 256, size)
+    return jax.tree.map(
+        lambda leaf: jnp.asarray(values.get(leaf.dtype.kind, integers)((*axes, *leaf.shape)), leaf.dtype), obs
+    )
+
+
+def start(network, seed=0):
+    return jax.jit(network.init)(jax.random.key(seed))
+
+
+def leaves(params):
+    """(path, leaf) with paths as strings."""
+    return [(jax.tree_util.keystr(path), leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(params)]
+
+
+@pytest.mark.parametrize(
+    ("obs", "kind"),
+    [
+        (spec(dtype=jnp.int32), "mlp"),
+        (VECTOR, "mlp"),
+        (spec(10, 5), "mlp"),
+        (spec(128, dtype=jnp.uint8), "mlp"),
+        (TREE, "mlp"),
+        (BOARD, "minatar"),
+        (spec(10, 10, 4), "minatar"),
+        (spec(7, 7, 3, dtype=jnp.uint8), "minatar"),
+        (spec(2, 9, 3), "mlp"),
+        (IMAGE, "nature"),
+        (SMALL_IMAGE, "nature"),
+    ],
+)
+def test_the_observation_chooses(obs, kind):
+    assert networks.choose(obs) == kind
+
+
+@pytest.mark.parametrize(
+    ("obs", "kind", "words"),
+    [
+        (spec(2, 3, 4, 5), "auto", r"float32\[2, 3, 4, 5\]"),
+        (VECTOR, "nature", r"\[H, W, C\] observation, not float32\[4\]"),
+        (TREE, "minatar", "one .* observation"),
+        (BOARD, "nature", "at least 36x36"),
+        (spec(2, 2, 1), "minatar", "at least 3x3"),
+        (VECTOR, "transformer", "auto, mlp, minatar, nature, impala"),
+    ],
+)
+def test_what_does_not_fit_is_refused_in_a_sentence(obs, kind, words):
+    with pytest.raises(ValueError, match=words):
+        networks.actor_critic(obs, 2, kind=kind)
+
+
+@pytest.mark.parametrize(
+    ("obs", "kind"),
+    [
+        (spec(dtype=jnp.int32), "auto"),
+        (VECTOR, "auto"),
+        (spec(5, 3), "auto"),
+        (TREE, "auto"),
+        (BOARD, "auto"),
+        (BOARD, "mlp"),
+        (BOARD, "impala"),
+        (SMALL_IMAGE, "auto"),
+        (SMALL_IMAGE, "mlp"),
+        (SMALL_IMAGE, "impala"),
+    ],
+)
+def test_shapes_for_any_leading_axes(obs, kind):
+    network = networks.actor_critic(obs, 3, kind=kind, hidden=(16,))
+    params = jax.eval_shape(network.init, jax.random.key(0))
+    for axes in ((), (5,), (2, 3)):
+        output, value = jax.eval_shape(network.both, params, draw(obs, *axes))
+        assert (output.shape, value.shape) == ((*axes, 3), axes)
+        assert output.dtype == value.dtype == jnp.float32
+
+
+@pytest.mark.parametrize("obs", [spec(), TREE, BOARD])
+def test_leading_axes_do_not_mix(obs):
+    network = networks.network(obs, 3, hidden=(16,))
+    params, x = start(network), draw(obs, 2, 3)
+    apply = jax.jit(network.apply)
+    alone = apply(params, jax.tree.map(lambda leaf: leaf[1, 2], x))
+    np.testing.assert_allclose(apply(params, x)[1, 2], alone, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("obs", [VECTOR, BOARD])
+def test_actor_and_critic_may_run_alone(obs, shared):
+    network = networks.actor_critic(obs, 3, shared=shared)
+    params, x = start(network), draw(obs, 5)
+    output, value = jax.jit(network.both)(params, x)
+    np.testing.assert_allclose(jax.jit(network.actor)(params, x), output, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(jax.jit(network.critic)(params, x), value, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(("obs", "shared"), [(VECTOR, None), (BOARD, None), (VECTOR, True), (BOARD, False)])
+def test_convolutions_are_shared_and_dense_networks_are_not_unless_asked(obs, shared):
+    network = networks.actor_critic(obs, 3, shared=shared, hidden=(8,))
+    params = start(network)
+    gradient = jax.jit(jax.grad(lambda params: network.critic(params, draw(obs, 5)).sum()))(params)
+    touched = any(bool((leaf != 0).any()) for path, leaf in leaves(gradient) if "['torso']" in path)
+    assert touched == (obs is BOARD if shared is None else shared)
+    assert all(bool((leaf == 0).all()) for path, leaf in leaves(gradient) if "actor_head" in path)
+
+
+@pytest.mark.parametrize(
+    ("obs", "kind"), [(VECTOR, "mlp"), (BOARD, "minatar"), (SMALL_IMAGE, "nature"), (BOARD, "impala")]
+)
+def test_kernels_begin_orthogonal_times_their_gain_and_biases_zero(obs, kind):
+    params = start(networks.actor_critic(obs, 3, kind=kind, hidden=(32, 32)))
+    for path, leaf in leaves(params):
+        if leaf.ndim == 1:
+            np.testing.assert_array_equal(leaf, 0)
+            continue
+        gain = 0.01 if "actor_head" in path else 1.0 if "critic_head" in path else np.sqrt(2)
+        matrix = np.asarray(leaf, float).reshape(-1, leaf.shape[-1]) / gain
+        matrix = matrix.T if matrix.shape[0] < matrix.shape[1] else matrix
+        np.testing.assert_allclose(matrix.T @ matrix, np.eye(matrix.shape[1]), atol=1e-5)
+
+
+def test_kernels_point_anywhere():
+    """Uniform over orthogonal matrices: entries have mean 0 and variance 1 / 4, first signs are fair."""
+    network = networks.network(VECTOR, 4, hidden=(4,), gain=1.0)
+    many = jax.jit(jax.vmap(network.init))(jax.random.split(jax.random.key(0), 4000))
+    kernels = np.asarray(many["params"]["Dense_0"]["kernel"])
+    error = 1 / np.sqrt(4000)
+    assert np.abs(kernels.mean(0)).max() < 4 * 0.5 * error
+    assert np.abs((kernels**2).mean(0) - 0.25).max() < 4 * 0.25 * error
+    assert np.abs((kernels > 0).mean(0) - 0.5).max() < 4 * 0.5 * error
+
+
+def test_keys_decide_parameters_and_no_two_kernels_are_alike():
+    network = networks.actor_critic(VECTOR, 4, hidden=(4, 4), actor_gain=1.0)
+    one, again, other = start(network, 1), start(network, 1), start(network, 2)
+    jax.tree.map(np.testing.assert_array_equal, one, again)
+    kernels = [leaf for tree in (one, other) for _, leaf in leaves(tree) if leaf.shape == (4, 4)]
+    assert len(kernels) == 10
+    assert not any(np.allclose(a, b) for i, a in enumerate(kernels) for b in kernels[:i])
+
+
+def conv(how, side, stride, padding):
+    return networks.Conv(channels=5, side=side, stride=stride, padding=padding, dtype=jnp.float32, how=how)
+
+
+@pytest.mark.parametrize(
+    ("shape", "side", "stride", "padding"),
+    [
+        ((10, 10, 4), 3, 1, "VALID"),
+        ((11, 6, 3), 3, 1, "SAME"),
+        ((20, 21, 2), 8, 4, "VALID"),
+        ((4, 4, 2), 4, 3, "VALID"),
+    ],
+)
+def test_patches_times_a_matrix_are_the_convolution(shape, side, stride, padding):
+    """Values and gradients to rounding, with one tree of parameters, which is flax's own."""
+    x = jax.random.normal(jax.random.key(0), (6, *shape))
+    plain = nn.Conv(5, (side, side), (stride, stride), padding)
+    params = {
+        "params": {"kernel": jax.random.normal(jax.random.key(1), (side, side, shape[-1], 5)), "bias": jnp.ones(5)}
+    }
+    assert jax.tree.structure(params) == jax.tree.structure(jax.eval_shape(plain.init, jax.random.key(0), x))
+    modules = (plain, conv("lax", side, stride, padding), conv("matmul", side, stride, padding))
+
+    def answer(module):
+        """The output, and a gradient towards parameters and input."""
+        output, pull_back = jax.vjp(module.apply, params, x)
+        return output, pull_back(jnp.sin(output))
+
+    expected, *others = [jax.jit(answer, static_argnums=0)(module) for module in modules]
+    for other in others:
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), expected, other)
+
+
+@pytest.mark.parametrize(("obs", "kind"), [(BOARD, "minatar"), (SMALL_IMAGE, "nature")])
+def test_how_convolutions_are_computed_does_not_change_the_network(obs, kind):
+    lax, matmul = (networks.network(obs, 3, kind=kind, conv=conv, hidden=(16,)) for conv in ("lax", "matmul"))
+    params, x = start(lax), draw(obs, 4)
+    jax.tree.map(np.testing.assert_array_equal, params, start(matmul))
+    loss = lambda network: lambda params: jnp.sum(network.apply(params, x) ** 2)
+    for one, other in zip(*(jax.tree.leaves(jax.jit(jax.value_and_grad(loss(n)))(params)) for n in (lax, matmul))):
+        np.testing.assert_allclose(one, other, rtol=1e-3, atol=1e-4 * float(jnp.abs(one).max()))
+
+
+def test_a_head_has_the_gradient_of_its_product():
+    x, kernel = jax.random.normal(jax.random.key(0), (2, 5, 7)), jax.random.normal(jax.random.key(1), (7, 3))
+    head = networks._head(3, 1.0)
+    loss = lambda product: lambda x, kernel: jnp.sum(jnp.sin(product(x, kernel)))
+    module = lambda x, kernel: head.apply({"params": {"kernel": kernel, "bias": jnp.zeros(3)}}, x)
+    expected = jax.grad(loss(jnp.matmul), argnums=(0, 1))(x, kernel)
+    for one, other in zip(expected, jax.grad(loss(module), argnums=(0, 1))(x, kernel)):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("obs", [VECTOR, BOARD])
+def test_bfloat16_is_for_computing_only(obs):
+    """Parameters, outputs and gradients are float32; bfloat16 has 8 bits, so results agree to a few percent."""
+    exact, coarse = (
+        networks.actor_critic(obs, 3, actor_gain=1.0, dtype=dtype, layer_norm=True, hidden=(32,))
+        for dtype in (jnp.float32, jnp.bfloat16)
+    )
+    params, x = start(coarse), draw(obs, 8)
+    jax.tree.map(np.testing.assert_array_equal, params, start(exact))
+    gradient = jax.jit(jax.grad(lambda params: jnp.sum(coarse.both(params, x)[0])))(params)
+    assert {leaf.dtype for tree in (params, gradient) for leaf in jax.tree.leaves(tree)} == {jnp.dtype(jnp.float32)}
+    for one, other in zip(jax.jit(exact.both)(params, x), jax.jit(coarse.both)(params, x)):
+        assert other.dtype == jnp.float32
+        np.testing.assert_allclose(one, other, atol=0.05 * float(jnp.abs(one).max()))
+
+
+@pytest.mark.parametrize(
+    ("obs", "dtype", "scale"),
+    [
+        (SMALL_IMAGE, jnp.uint8, 255),
+        (spec(36, 36, dtype=jnp.uint8), jnp.uint8, 255),
+        (spec(7, 7, 3, dtype=jnp.uint8), jnp.uint8, 1),
+        (spec(6, dtype=jnp.int32), jnp.int32, 1),
+        (BOARD, jnp.bool_, 1),
+    ],
+)
+def test_bytes_of_images_become_fractions_and_everything_else_its_number(obs, dtype, scale):
+    as_floats = networks.network(ShapeDtypeStruct(obs.shape, jnp.float32), 3, hidden=(8,))
+    params, x = start(as_floats), draw(obs, 4)
+    assert x.dtype == dtype
+    result = jax.jit(networks.network(obs, 3, hidden=(8,)).apply)(params, x)
+    expected = jax.jit(as_floats.apply)(params, x.astype(jnp.float32) / scale)
+    np.testing.assert_allclose(result, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_tree_is_its_leaves_side_by_side():
+    tree, flat = networks.network(TREE, 3), networks.network(spec(7), 3)
+    params, x = start(tree), draw(TREE, 5)
+    side_by_side = jnp.concatenate([x["grid"].reshape(5, 6).astype(jnp.float32), x["speed"][:, None]], axis=-1)
+    np.testing.assert_allclose(tree.apply(params, x), flat.apply(params, side_by_side), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(("obs", "kind"), [(VECTOR, "mlp"), (spec(10, 10, 4), "minatar")])
+def test_layer_norm_forgets_the_scale(obs, kind):
+    """Fresh biases are zero, so whatever scales the observation scales what is normalised."""
+    network = networks.network(obs, 3, kind=kind, layer_norm=True)
+    params, x = start(network), draw(obs, 5)
+    apply = jax.jit(network.apply)
+    np.testing.assert_allclose(apply(params, 100 * x), apply(params, 10 * x), rtol=1e-2, atol=1e-2)
+
+
+def test_activation_is_what_was_asked_for():
+    """Features of one layer with the identity: relu and tanh of the observation."""
+    for name, function in (("relu", nn.relu), ("tanh", jnp.tanh)):
+        torso = networks.torso(VECTOR, hidden=(4,), activation=name)
+        params = {"params": {"mlp": {"Dense_0": {"kernel": jnp.eye(4), "bias": jnp.zeros(4)}}}}
+        x = draw(VECTOR, 5)
+        np.testing.assert_allclose(torso.apply(params, x), function(x), rtol=1e-5, atol=1e-6)

@@ -1,0 +1,311 @@
+"""Where records go: files that others can read, lines that fit, and numbers about several seeds."""
+
+import importlib
+import io
+import json
+import sys
+import types
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from jaxrl_fast import plot, population, sinks
+
+RECORD = {
+    "seed": 0,
+    "env_steps": 12_288,
+    "updates": 6,
+    "wall_time_s": 1.5,
+    "train_time_s": 0.5,
+    "env_steps_per_s": 96_000.0,
+    "episodes": 410,
+    "return_mean": 24.375,
+    "return_min": 8.0,
+    "return_max": 77.0,
+    "length_mean": 24.375,
+    "value_loss": 31.5,
+    "entropy": 0.69,
+    "learning_rate": 1e-3,
+}
+
+
+def rows(**named):
+    """Metrics of one seed's updates, of which only some matter."""
+    number = len(next(iter(named.values())))
+    empty = {"return_min": [np.inf] * number, "return_max": [-np.inf] * number}
+    complete = {k: [0.0] * number for k in population.SCORES} | empty | named
+    return {k: np.array([x], np.float32) for k, x in complete.items()}
+
+
+def test_a_record_adds_up_by_hand():
+    """Updates with 2, 0 and 1 episodes: returns 3 and 5, then 10. Mean 18 / 3 = 6, lengths 12 / 3 = 4."""
+    given = rows(
+        episodes=[2, 0, 1],
+        return_sum=[8, 0, 10],
+        return_min=[3, np.inf, 10],
+        return_max=[5, -np.inf, 10],
+        length_sum=[8, 0, 4],
+        value_loss=[1, 2, 6],
+    )
+    (record,) = population.summarise(given)
+    assert record == {
+        "episodes": 3,
+        "return_mean": 6.0,
+        "return_min": 3.0,
+        "return_max": 10.0,
+        "length_mean": 4.0,
+        "value_loss": 3.0,
+    }
+
+
+def test_what_is_not_known_is_none_and_not_zero():
+    (record,) = population.summarise(rows(episodes=[0, 0], value_loss=[np.nan, 1]))
+    assert record["episodes"] == 0
+    for name in ("return_mean", "return_min", "return_max", "length_mean", "value_loss"):
+        assert record[name] is None
+
+
+def test_sums_over_many_updates_are_float64():
+    """2^24 + 1 ones, which float32 cannot count to, as updates of 2^20 and a last one."""
+    (record,) = population.summarise(rows(episodes=[2**20] * 16 + [1], return_sum=[2**20] * 16 + [1]))
+    assert record["episodes"] == 2**24 + 1
+    assert record["return_mean"] == 1.0
+
+
+@pytest.mark.parametrize("chunks", [[7], [1] * 7, [3, 4], [2, 2, 3]])
+def test_records_do_not_depend_on_the_chunks(chunks):
+    ledger, taken, start = population.Ledger(3), [], 0
+    for length in chunks:
+        ledger.add({"x": np.arange(start, start + length)[None]})
+        taken += [r["x"][0].tolist() for r in ledger.take()]
+        start += length
+    taken += [r["x"][0].tolist() for r in ledger.take(everything=True)]
+    assert taken == [[0, 1, 2], [3, 4, 5], [6]]
+
+
+def test_the_window_holds_the_last_hundred_episodes():
+    """60 of return 1, 50 of 2, 70 of 3: 50 + 70 suffice, so (100 + 210) / 120."""
+    window = population.Window()
+    assert window.mean is None
+    window.add(60, 60.0)
+    assert not window.full and window.mean == 1.0
+    window.add(50, 100.0)
+    assert window.full and window.mean == 160 / 110
+    window.add(70, 210.0)
+    assert window.mean == 310 / 120
+    window.add(0, 0.0)
+    assert window.mean == 310 / 120
+
+
+@pytest.mark.parametrize("number", [1, 2, 3, 4, 5, 8, 11])
+def test_the_inter_quartile_mean_is_scipys(number):
+    scores = np.random.default_rng(0).normal(size=(number, 3))
+    np.testing.assert_allclose(population.iqm(scores), stats.trim_mean(scores, 0.25, axis=0))
+    np.testing.assert_allclose(population.iqm(scores, (0, 1)), stats.trim_mean(scores.ravel(), 0.25))
+
+
+def test_the_bootstrap_is_stratified():
+    """Within a task all seeds agree, so nothing varies, however far the tasks are apart."""
+    scores = np.repeat([[0.0, 5.0, 100.0, 1000.0]], 6, axis=0)
+    low, high = population.bootstrap(scores, 200)
+    assert low == high == population.iqm(scores, (0, 1))
+
+
+def test_the_bootstrap_is_scipys():
+    scores = np.random.default_rng(1).normal(size=(12, 1))
+    low, high = population.bootstrap(scores, 4000)
+    theirs = stats.bootstrap(
+        (scores[:, 0],), lambda x, axis: stats.trim_mean(x, 0.25, axis=axis), n_resamples=4000, method="percentile",
+        rng=np.random.default_rng(2),
+    ).confidence_interval  # fmt: skip
+    np.testing.assert_allclose([low, high], theirs, atol=0.06)
+
+
+def test_json_lines_are_one_object_each_and_strict(tmp_path):
+    sink = sinks.JsonLines(tmp_path / "metrics.jsonl")
+    sink.write([RECORD, RECORD | {"seed": 1, "return_mean": None}])
+    lines = (tmp_path / "metrics.jsonl").read_text().splitlines()  # on disk before it is closed
+    assert [json.loads(text)["seed"] for text in lines] == [0, 1]
+    assert json.loads(lines[1])["return_mean"] is None
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        sink.write([RECORD | {"return_mean": float("nan")}])
+    sink.close()
+
+
+def test_a_file_of_metrics_is_never_overwritten(tmp_path):
+    sinks.JsonLines(tmp_path / "metrics.jsonl").close()
+    with pytest.raises(FileExistsError):
+        sinks.JsonLines(tmp_path / "metrics.jsonl")
+
+
+def test_tags_are_cleanrls_and_means_over_seeds():
+    found = sinks.tags([RECORD, RECORD | {"seed": 1, "return_mean": None, "entropy": 0.71}])
+    assert found["charts/episodic_return"] == 24.375
+    assert found["losses/entropy"] == pytest.approx(0.70)
+    assert found["charts/SPS"] == 96_000
+    assert found["losses/value_loss"] == 31.5
+    assert not any("seed" in tag or "env_steps" in tag.removesuffix("env_steps_per_s") for tag in found)
+
+
+def test_tensorboard_reads_what_was_written(tmp_path):
+    from tensorboardX.proto.event_pb2 import Event
+
+    sink = sinks.TensorBoard(tmp_path)
+    sink.write([RECORD])
+    sink.write([RECORD | {"env_steps": 2**33, "return_mean": None}])
+    sink.close()
+    (path,) = tmp_path.glob("events.out.tfevents.*")
+    data, events = path.read_bytes(), []
+    while data:  # a record: length (8 bytes), its checksum (4), the event, its checksum (4)
+        length = int.from_bytes(data[:8], "little")
+        events.append(Event.FromString(data[12 : 12 + length]))
+        data = data[16 + length :]
+    read = {(e.step, v.tag): v.simple_value for e in events for v in e.summary.value}
+    assert read[12_288, "charts/episodic_return"] == pytest.approx(24.375)
+    assert read[2**33, "charts/SPS"] == 96_000
+    assert (2**33, "charts/episodic_return") not in read
+
+
+@pytest.mark.parametrize("service", ["wandb", "trackio"])
+def test_tracking_services_get_the_same_calls(service, monkeypatch):
+    calls = []
+    names = ("init", "log", "finish")
+    fake = types.SimpleNamespace(**{n: lambda *a, _n=n, **k: calls.append((_n, a, k)) for n in names})
+    monkeypatch.setitem(sys.modules, service, fake)
+    assert importlib.import_module(service) is fake
+    sink = sinks.Tracker(service, "project", "run", {"seed": 3})
+    sink.write([RECORD])
+    sink.close()
+    assert [name for name, _, _ in calls] == ["init", "log", "finish"]
+    assert calls[0][2] == {"project": "project", "name": "run", "config": {"seed": 3}}
+    assert calls[1][1][0]["charts/episodic_return"] == 24.375
+    assert calls[1][2] == {"step": 12_288}
+
+
+def test_a_line_says_what_matters():
+    line = sinks.line(RECORD)
+    for words in (
+        "step 12.3k",
+        "return    24.4 (len 24, 410 eps)",
+        "value loss 31.500",
+        "entropy 0.6900",
+        "96k steps/s",
+    ):
+        assert words in line
+    assert len(line) <= 100
+    nothing = dict.fromkeys(("return_mean", "length_mean", "value_loss"))
+    assert "no episode has ended" in sinks.line(RECORD | nothing)
+    assert "value loss    n/a" in sinks.line(RECORD | nothing)
+
+
+def test_a_pipe_gets_whole_lines_at_once(capsys):
+    terminal = sinks.terminal("info")
+    assert isinstance(terminal, sinks.Plain)
+    terminal.say("x" * 300)
+    terminal.progress("y" * 300, 0.5)
+    assert capsys.readouterr().out == "x" * 300 + "\n" + "y" * 300 + "\n"
+
+
+def test_quiet_is_quiet(capsys):
+    terminal = sinks.terminal("quiet")
+    terminal.say("x")
+    terminal.progress("y", 0.5)
+    assert capsys.readouterr().out == ""
+
+
+def test_training_goes_on_when_the_reader_leaves():
+    class Gone(io.StringIO):
+        def write(self, text):
+            raise BrokenPipeError
+
+    terminal = sinks.Plain(Gone())
+    terminal.say("x")
+    terminal.progress("y", 0.5)
+
+
+def test_a_screen_gets_lines_and_a_bar(monkeypatch):
+    rich_console = pytest.importorskip("rich.console")
+    out = io.StringIO()
+    terminal = sinks.Rich(rich_console.Console(file=out, force_terminal=True, width=60, highlight=False))
+    terminal.say("header [not markup]")
+    terminal.progress("a line " * 20, 0.5)
+    terminal.close()
+    assert "header [not markup]" in out.getvalue()
+    assert "…" in out.getvalue() and "50%" in out.getvalue()
+
+
+def test_a_notebook_has_one_display_that_is_updated(monkeypatch):
+    class Handle:
+        def update(self, content):
+            shown.append(content.data)
+
+    shown = []
+    display = types.SimpleNamespace(
+        display=lambda content, display_id: Handle(), HTML=lambda data: types.SimpleNamespace(data=data)
+    )
+    monkeypatch.setitem(sys.modules, "IPython", types.ModuleType("IPython"))
+    monkeypatch.setitem(sys.modules, "IPython.display", display)
+    terminal = sinks.Notebook()
+    terminal.say("<header>")
+    terminal.progress("line 1", 0.25)
+    terminal.progress("line 2", 0.5)
+    assert "&lt;header&gt;" in shown[-1] and "line 2" in shown[-1] and "line 1" not in shown[-1] and "50%" in shown[-1]
+    terminal.say("done")
+    terminal.close()
+    assert "progress" not in shown[-1] and shown[-1].index("line 2") < shown[-1].index("done")
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [(0, "0"), (999, "999"), (1000, "1k"), (12_345, "12.3k"), (999_999, "1M"), (172_032, "172k"), (2.5e9, "2.5B")],
+)
+def test_short_numbers(number, text):
+    assert sinks.short(number) == text
+
+
+@pytest.mark.parametrize(
+    ("duration", "text"), [(0.0312, "0.031 s"), (1.34, "1.3 s"), (74.2, "74 s"), (720, "12 min"), (11_520, "3.2 h")]
+)
+def test_durations(duration, text):
+    assert sinks.seconds(duration) == text
+
+
+def test_sparkline():
+    assert sinks.sparkline([None, 0, 1, 2, 3, 4, 5, 6, 7]) == "▁▂▃▄▅▆▇█"
+    assert sinks.sparkline([3, 3]) == "▁▁"
+    assert sinks.sparkline([None]) == ""
+    assert len(sinks.sparkline(list(range(1000)))) == 16
+
+
+def test_thinning_keeps_the_mean_of_all_episodes():
+    """300 records to 150: pairs of returns 1 and 4 with 3 and 1 episodes average 7 / 4; a pair without any is NaN."""
+    steps = np.arange(1, 301)
+    returns, episodes = np.tile([1.0, 4.0], (2, 150)), np.tile([3, 1], (2, 150))
+    episodes[:, :2] = 0
+    at, means, counts = plot.thin(steps, returns, episodes)
+    assert at[0] == 2 and at[-1] == 300 and at.size == 150
+    assert np.isnan(means[:, 0]).all() and (means[:, 1:] == 7 / 4).all()
+    assert (counts[:, 1:] == 4).all()
+
+
+@pytest.mark.parametrize("num_seeds", [1, 5])
+def test_a_figure_has_labels_units_and_its_curves(num_seeds):
+    steps = np.arange(10) * 1000
+    returns = np.random.default_rng(0).normal(size=(num_seeds, 10))
+    curve = {
+        "steps": steps,
+        "returns": returns,
+        "centre": returns.mean(0),
+        "low": returns.min(0),
+        "high": returns.max(0),
+    }
+    evals = [{"env_steps": 5000, "eval_return_mean": 1.0, "eval_return_std": 0.5}]
+    (axes,) = plot.figure("PPO on CartPole", curve, evals, 475.0).axes
+    labels = [text.get_text() for text in axes.get_legend().get_texts()]
+    assert axes.get_xlabel() == "environment steps" and axes.get_ylabel() == "return of an episode"
+    assert axes.get_title(loc="left") == "PPO on CartPole"
+    assert any("solved at 475" in label for label in labels) and any("evaluation" in label for label in labels)
+    assert any("95% interval" in label for label in labels) == (num_seeds > 1)
+    centre = max(axes.get_lines(), key=lambda line: line.get_linewidth())
+    np.testing.assert_array_equal(centre.get_ydata(), returns.mean(0))

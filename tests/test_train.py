@@ -1,0 +1,303 @@
+"""The host loop: what it writes, when it stops, and that the clock decides nothing but the times."""
+
+import json
+import math
+import os
+import signal
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import yaml
+
+import jaxrl_fast
+from jaxrl_fast import config, program, sinks, train
+from jaxrl_fast.types import Agent, Decision
+from tests import probes
+
+TIMES = ("wall_time_s", "train_time_s", "env_steps_per_s")
+LENGTH = 11  # of the toy's rollouts: an episode of the probe, 10 steps, and the row that begins the next
+
+
+def toy(num_envs):
+    """Learns nothing, but its numbers depend on all that they should: keys, observations, rewards and their order."""
+
+    def update(state, rollout, key):
+        drift = jax.random.normal(key, state.shape) * rollout.steps.reward.sum() + rollout.next_obs.mean()
+        state = jnp.sin(1.1 * state + drift)
+        return state, {"toy_loss": state.sum(), "undefined": jnp.float32(jnp.nan)}
+
+    act = lambda state, obs, memory, noise: Decision(jnp.int32(noise > state[0]))
+    return Agent(
+        init=lambda key: jax.random.normal(key, (3,)),
+        explore=act,
+        exploit=act,
+        update=update,
+        noise=lambda key, num_steps: jax.random.normal(key, (num_steps, num_envs)),
+        rollout_length=LENGTH,
+    )
+
+
+def plan(folder, line="", num_envs=4, num_updates=6, env=probes.constant_reward):
+    """A run of the toy: every episode lasts 10 steps and returns 10."""
+    line = f"ppo --num-envs {num_envs} --eval-episodes 4 --no-compile-cache --no-tensorboard {line}"
+    folder.mkdir()
+    return train.Plan(
+        settings=config.from_command_line(line.split()),
+        env=env(num_envs),
+        agent=toy(num_envs),
+        num_shards=1,
+        eval_env=env(4),
+        eval_agent=toy(4),
+        num_updates=num_updates,
+        steps_per_update=num_envs * LENGTH,
+        folder=folder,
+    )
+
+
+def read(folder):
+    def refuse(word):
+        raise AssertionError(f"{word} is not JSON")
+
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    summary = json.loads((folder / "summary.json").read_text(), parse_constant=refuse)
+    return [json.loads(text, parse_constant=refuse) for text in lines], summary
+
+
+def without_times(records):
+    return [{k: v for k, v in r.items() if k not in TIMES} for r in records]
+
+
+@pytest.fixture(scope="module")
+def built():
+    return program.build(probes.chain(4), toy(4), num_seeds=1, num_updates=6)
+
+
+@pytest.mark.parametrize("lengths", [[1, 1, 1, 1, 1, 1], [2, 4], [5, 1]])
+def test_any_chunk_length_gives_the_same_bits(built, lengths):
+    def run(lengths):
+        state, parts = built.init(np.asarray(3, np.int32)), []
+        for length in lengths:
+            state, rows = built.chunk(state, np.asarray(length, np.int32))
+            parts.append({k: np.asarray(x)[:length] for k, x in rows.items()})
+        state = jax.device_get(state._replace(key=jax.random.key_data(state.key), actors=()))
+        return state, {k: np.concatenate([p[k] for p in parts]) for k in parts[0]}
+
+    jax.tree.map(np.testing.assert_array_equal, run(lengths), run([6]))
+
+
+def test_a_chunk_is_the_loop(built):
+    """The chunk's own counting adds nothing to `loop.train`."""
+    from jaxrl_fast import loop
+
+    env, agent = probes.chain(4), toy(4)
+    state, rows = built.chunk(built.init(np.asarray(3, np.int32)), np.asarray(6, np.int32))
+    plain = jax.jit(partial(loop.train, env, agent, num_updates=6))
+    their_state, their_rows = plain(loop.init(env, agent, jax.random.key(3)))
+    np.testing.assert_array_equal(state.agent, their_state.agent)
+    jax.tree.map(np.testing.assert_array_equal, dict(rows), dict(their_rows))
+
+
+def test_the_clock_decides_nothing_but_times(tmp_path, monkeypatch):
+    line = "--log-every 88 --eval-every 132"
+    monkeypatch.setattr(train, "CHUNK_S", 0.0)
+    train.execute(plan(tmp_path / "short", line, num_updates=7, env=probes.chain))
+    monkeypatch.setattr(train, "CHUNK_S", 100.0)
+    monkeypatch.setattr(train, "GROWTH", 100)
+    train.execute(plan(tmp_path / "long", line, num_updates=7, env=probes.chain))
+    short, long = read(tmp_path / "short")[0], read(tmp_path / "long")[0]
+    assert without_times(short) == without_times(long)
+    # Records of 2 updates, cut where an evaluation falls: after 3, 6 and at the end, 7.
+    assert [r["updates"] for r in short] == [2, 3, 5, 6, 7]
+    assert ["eval_return_mean" in r for r in short] == [False, True, False, True, True]
+
+
+def test_records_and_summary_add_up(tmp_path, capsys):
+    """4 environments, 6 updates of 11 rows: 6 episodes of 10 steps each, with 5 reset rows before the last ones."""
+    outcome = train.execute(plan(tmp_path / "run", "--solved 11"))
+    records, summary = read(tmp_path / "run")
+    assert [r["env_steps"] for r in records] == [44, 88, 132, 176, 220, 264]
+    assert sum(r["episodes"] for r in records) == 24
+    assert all(r["return_mean"] == r["return_max"] == r["length_mean"] == 10 for r in records)
+    assert all(r["undefined"] is None and math.isfinite(r["toy_loss"]) for r in records)
+    assert summary == json.loads(json.dumps(outcome.summary))
+    assert summary["status"] == "done" and summary["env_steps"] == 264 and summary["updates"] == 6
+    assert summary["valid_steps"] == [264 - 6 * 4]
+    assert summary["final_return_mean"] == summary["eval_return_mean"] == 10
+    assert summary["final_return_std"] is None and summary["eval_return_std"] == 0
+    assert summary["solved"] is False and summary["steps_to_solve"] is None
+    assert summary["env_steps_per_s"] == pytest.approx(264 / summary["train_time_s"], rel=0.05)
+    assert 0 <= summary["host_share"] <= 1
+    assert records[-1]["train_time_s"] == pytest.approx(summary["train_time_s"], abs=1e-3)
+    times = [r["wall_time_s"] for r in records]
+    assert times == sorted(times)
+    said = capsys.readouterr().out
+    assert "seed 0" in said and "compiling" in said and "not solved" in said and str(tmp_path / "run") in said
+
+
+def test_it_stops_one_record_after_it_is_solved(tmp_path):
+    """4 episodes an update make 100 after 25; the chunk behind has begun by then. Twice, since clocks differ."""
+    for name in ("a", "b"):
+        train.execute(plan(tmp_path / name, "--solved 10 --stop-when-solved", num_updates=60))
+        records, summary = read(tmp_path / name)
+        assert summary["solved"] and summary["status"] == "done"
+        assert summary["steps_to_solve"] == 25 * 44
+        assert 0 < summary["time_to_solve_s"] <= summary["train_time_s"]
+        assert summary["updates"] == len(records) == 26
+        assert summary["eval_return_mean"] == 10
+
+
+def test_seeds_are_trained_side_by_side(tmp_path):
+    """Each begins as it does alone, and agrees with it to rounding."""
+    together = train.execute(plan(tmp_path / "all", "--seed 5 --num-seeds 3", env=probes.chain))
+    records, summary = read(tmp_path / "all")
+    assert [r["seed"] for r in records[:4]] == [5, 6, 7, 5]
+    assert together.state.agent.shape == (3, 3)
+    alone = train.execute(plan(tmp_path / "one", "--seed 6", env=probes.chain))
+    first = next(r for r in records if r["seed"] == 6)
+    expected = read(tmp_path / "one")[0][0]
+    for name in ("env_steps", "episodes", "return_mean", "toy_loss"):
+        assert first[name] == pytest.approx(expected[name], rel=1e-5), name
+    np.testing.assert_allclose(together.state.agent[1], alone.state.agent, rtol=1e-3)
+    assert len({r["toy_loss"] for r in records[:3]}) == 3
+    assert len(summary["final_return_per_seed"]) == 3
+    assert summary["final_return_mean"] == pytest.approx(np.mean(summary["final_return_per_seed"]))
+    assert summary["final_return_std"] == pytest.approx(np.std(summary["final_return_per_seed"], ddof=1))
+
+
+@pytest.mark.parametrize(("name", "status"), [("SIGINT", 130), ("SIGTERM", 143)])
+def test_a_signal_ends_the_run_after_the_chunk(name, status, tmp_path, monkeypatch, capsys):
+    number = getattr(signal, name)
+    write = sinks.JsonLines.write
+
+    def write_and_signal(self, records):
+        write(self, records)
+        if records[0]["updates"] == 4:
+            os.kill(os.getpid(), number)
+
+    before = signal.getsignal(number)
+    monkeypatch.setattr(sinks.JsonLines, "write", write_and_signal)
+    monkeypatch.setattr(train, "CHUNK_S", 0.0)
+    monkeypatch.setattr(train, "prepare", lambda settings: plan(tmp_path / "run", num_updates=1000))
+    assert train.main(["ppo"]) == status
+    assert signal.getsignal(number) == before
+    records, summary = read(tmp_path / "run")
+    assert summary["status"] == "stopped"
+    assert summary["updates"] == records[-1]["updates"] < 20
+    assert (tmp_path / "run" / "curve.png").exists()
+    assert "stopped" in capsys.readouterr().out
+
+
+def test_what_is_known_is_written_when_something_breaks(tmp_path, monkeypatch):
+    def fail(self):
+        raise RuntimeError("the evaluation broke")
+
+    monkeypatch.setattr(train.Trainer, "evaluate", fail)
+    with pytest.raises(RuntimeError, match="the evaluation broke"):
+        train.execute(plan(tmp_path / "run", "--log-every 1"))
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "failed"
+
+
+def test_one_compilation_for_any_number_of_chunks(tmp_path, monkeypatch):
+    compiled = []
+    monkeypatch.setattr(train, "CHUNK_S", 0.0)
+    listen = lambda event, duration, **_: compiled.append(event) if event.endswith("backend_compile_duration") else None
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        train.execute(plan(tmp_path / "run", "--eval-every 88", num_updates=12))
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)
+    assert len(compiled) == 3  # init, the chunk, the evaluation
+
+
+def test_host_environments_take_one_seed(monkeypatch, capsys, tmp_path):
+    from jaxrl_fast import envs
+
+    monkeypatch.chdir(tmp_path)
+    make = envs.make
+    monkeypatch.setattr(envs, "make", lambda *a, **k: make(*a, **k)._replace(on_device=False))
+    assert train.main(["ppo", "--num-seeds", "2"]) == 2
+    assert "--num-seeds 2" in capsys.readouterr().err
+
+
+def test_a_gpu_that_is_not_used_is_noticed(monkeypatch):
+    monkeypatch.setattr(train.shutil, "which", lambda name: "/usr/bin/nvidia-smi")
+    monkeypatch.delenv("JAX_PLATFORMS")
+    assert train.gpu_unused() == (jax.default_backend() == "cpu")
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")  # asked for
+    assert not train.gpu_unused()
+
+
+def test_the_users_compile_cache_wins(tmp_path):
+    given = os.environ["JAX_COMPILATION_CACHE_DIR"]
+    made = plan(tmp_path / "run")
+    assert str(train.use_compile_cache(made)) == given
+    on_host = made._replace(env=made.env._replace(on_device=False))
+    assert train.use_compile_cache(on_host) is None
+
+
+@pytest.fixture(scope="module")
+def fitted(tmp_path_factory):
+    return jaxrl_fast.fit(
+        "ppo_cartpole",
+        env_options={"max_steps_in_episode": 20},
+        num_envs=8,
+        total_steps=1000,
+        eval_every=512,
+        eval_episodes=8,
+        run_dir=str(tmp_path_factory.mktemp("fit") / "run"),
+        log_level="quiet",
+        agent={"rollout_length": 16, "hidden": (8,)},
+    )
+
+
+def test_a_run_from_python(fitted):
+    assert fitted.summary["env_steps"] == 1024  # 1000 in whole updates of 128
+    assert fitted.metrics == read(fitted.folder)[0]
+    assert fitted.metrics[-1]["env_steps"] == 1024
+    assert fitted.plot().axes
+    assert "ppo on gymnax/CartPole-v1" in repr(fitted)
+    assert "data:image/png;base64," in fitted._repr_html_()
+    assert fitted.state.num_updates == 8
+
+
+def test_a_run_leaves_a_folder(fitted):
+    names = {path.name.split(".1")[0] for path in fitted.folder.iterdir()}
+    assert names == {"config.yaml", "metrics.jsonl", "summary.json", "curve.png", "events.out.tfevents"}
+    assert (fitted.folder / "curve.png").read_bytes().startswith(b"\x89PNG")
+    written = yaml.safe_load((fitted.folder / "config.yaml").read_text())
+    assert written["agent"]["rollout_length"] == 16 and written["num_envs"] == 8 and written["algo"] == "ppo"
+    assert written["made"]["versions"]["jax"] == jax.__version__ and written["made"]["device"] == train.device()
+    summary = fitted.summary
+    wanted = """algo env_id num_envs num_seeds env_steps train_time_s compile_time_s env_steps_per_s final_return_mean
+        final_return_std eval_return_mean solved steps_to_solve time_to_solve_s device versions status host_share"""
+    assert set(wanted.split()) <= set(summary)
+    # An episode begins anew after 20 steps, so no return is higher.
+    assert 0 < summary["final_return_mean"] <= 20 and 0 < summary["eval_return_mean"] <= 20
+    for name in (
+        "policy_loss",
+        "value_loss",
+        "entropy",
+        "approx_kl",
+        "clip_fraction",
+        "explained_variance",
+        "learning_rate",
+    ):
+        assert name in fitted.metrics[0]
+
+
+def test_its_config_trains_again(fitted):
+    again = config.from_command_line(["--config", str(fitted.folder / "config.yaml")])
+    assert again.options.total_steps == 1000 and again.agent.hidden == (8,)
+    assert again.options.env_options == {"max_steps_in_episode": 20}
+
+
+def test_python_gets_the_same_sentences(fitted):
+    with pytest.raises(ValueError, match=r"there is no option 'num_env'; did you mean num_envs"):
+        jaxrl_fast.fit("ppo_cartpole", num_env=3)
+    with pytest.raises(ValueError, match="exists already"):
+        jaxrl_fast.fit("ppo_cartpole", run_dir=str(fitted.folder))
+    with pytest.raises(ValueError, match=r"agent\.gamma: 2\.0 is out of range"):
+        jaxrl_fast.fit("ppo_cartpole", agent={"gamma": 2})
