@@ -6,7 +6,6 @@ sentence. Neither jax nor numpy is imported here, so that `--help` and mistakes 
 """
 
 import dataclasses
-import difflib
 import math
 import types
 import typing
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, NoReturn
 
 from jaxrl_fast.agents.configs import CONFIGS
+from jaxrl_fast.spelling import nearest
 
 PROGRAM = "python -m jaxrl_fast.train"
 DEFAULT = {"config": "ppo_cartpole", "stop_when_solved": True}  # without an algorithm, a preset or an environment
@@ -190,7 +190,7 @@ def resolve(algo: str, written: list[Setting]) -> Settings:
         raise ValueError(f"preset {preset} is for {of_preset}, not {algo}")
     algo = algo or of_preset or "ppo"
     if algo not in CONFIGS:
-        raise ValueError(f"unknown algorithm {algo!r}{_nearest(algo, CONFIGS) or f'; there are {_listed(CONFIGS)}'}")
+        raise ValueError(f"unknown algorithm {algo!r}{nearest(algo, CONFIGS) or f'; there are {_listed(CONFIGS)}'}")
     settings = [s for s in from_preset if s.name != "algo"] + [s for s in written if s.name != "config"]
     agent_type = CONFIGS[algo]
     values: dict[str, Any] = {}
@@ -276,7 +276,7 @@ def read_preset(name: str) -> list[Setting]:
     presets = shipped()
     path = presets.get(name) or Path(name).expanduser()
     if not path.is_file():
-        hint = _nearest(name, presets) or f"; shipped are {_listed(presets) or 'none'}"
+        hint = nearest(name, presets) or f"; shipped are {_listed(presets) or 'none'}"
         raise ValueError(f"there is no preset {name!r}, neither shipped nor as a file{hint}")
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
@@ -337,7 +337,7 @@ def _convert_one(kind: Any, setting: Setting, value: Any) -> Any:
             return _cast(option, value)
         except ValueError:
             continue
-    near = _nearest(str(value), typing.get_args(kind)) if typing.get_origin(kind) is Literal else ""
+    near = nearest(str(value), typing.get_args(kind)) if typing.get_origin(kind) is Literal else ""
     raise ValueError(f"{setting.said}: {value!r} is not {_wanted(kind)}{near}")
 
 
@@ -420,15 +420,7 @@ def _refuse_name(setting: Setting, known: Iterable[str], algo: str) -> NoReturn:
     written = setting.said if dashed else setting.said.replace(setting.name, repr(setting.name), 1)
     ending = f"; {PROGRAM} --help lists all" if dashed else ""
     what = f"{algo} has no option" if name.startswith("agent.") else "there is no option"
-    raise ValueError(f"{what} {written}{_nearest(name, known, spell) or ending}")
-
-
-def _nearest(word: str, names: Iterable[str], spell: Any = lambda name: name) -> str:
-    """A question that names the nearest, or nothing. An option is also near by its last part."""
-    names = [str(name) for name in names]
-    same = [n for n in names if n.rpartition(".")[2] == word.rpartition(".")[2]]
-    near = same or difflib.get_close_matches(word, names, n=2, cutoff=0.6)
-    return f"; did you mean {' or '.join(spell(n) for n in near)}?" if near else ""
+    raise ValueError(f"{what} {written}{nearest(name, known, spell) or ending}")
 
 
 def _listed(names: Iterable[str]) -> str:

@@ -24,7 +24,6 @@ from jaxrl_fast import loop
 from jaxrl_fast.types import Agent, Array, Env, Metrics, PyTree
 
 SHARDS, SEEDS = "shards", "seeds"
-QUICKLY: dict[str, Any] = {"xla_backend_optimization_level": 0}  # what runs once need not be fast: it saves a second of compilation
 MOST_ROWS = 2**14  # of metrics that a chunk can hold, over all seeds
 
 
@@ -64,11 +63,7 @@ def build(env: Env, agent: Agent, num_seeds: int, num_updates: int, num_shards: 
         spread = seeds_on_devices(init, advance, num_seeds, num_shards)
     seeds = jax.ShapeDtypeStruct((num_seeds,) if num_seeds > 1 else (), jnp.int32)
     state, limit = jax.eval_shape(spread.init, seeds), jax.ShapeDtypeStruct((), jnp.int32)
-    compiled_init = (
-        jax.jit(spread.init, in_shardings=spread.seeds, out_shardings=spread.state)
-        .lower(seeds)
-        .compile(compiler_options=QUICKLY)
-    )
+    compiled_init = jax.jit(spread.init, in_shardings=spread.seeds, out_shardings=spread.state).lower(seeds).compile()
     compiled_chunk = (
         jax.jit(
             spread.advance,

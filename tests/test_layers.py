@@ -16,10 +16,10 @@ PACKAGE = "jaxrl_fast"
 ROOT = Path(__file__).parent.parent / PACKAGE
 FILES = sorted(str(path.relative_to(ROOT).with_suffix("")) for path in ROOT.rglob("*.py"))
 
-PARTS = ("returns", "distributions", "networks", "normalize", "replay", "minibatch", "optim")
+PARTS = ("returns", "distributions", "networks", "normalize", "replay", "minibatch")
 AROUND = ("evaluate", "config", "checkpoint", "sinks", "population", "plot", "program")
 HOST = ("train", "sweep", "video", "api", "__init__", "__main__")
-BELOW_AROUND = ("types", *PARTS, "loop", "agents/*", "envs/*")
+BELOW_AROUND = ("types", "spelling", *PARTS, "loop", "agents/*", "envs/*")
 ARRAYS = ("jax", "flax", "optax", "numpy")
 ANY = ("*",)
 
@@ -37,10 +37,11 @@ class Layer(NamedTuple):
 # The first row that matches a file is its own. `{name}` stands for the last part of the file's own name.
 LAYERS = (
     Layer(("types",), ours=(), theirs=("jax",)),
+    Layer(("spelling",), ours=(), theirs=()),
     Layer(PARTS, ours=("types",)),
     Layer(("loop",), ours=("types",), theirs=("jax",)),
-    Layer(("envs/__init__",), ours=("types",), lazily=("envs/*",), pure=False),
-    Layer(("envs/*",), ours=("types",), theirs=("jax", "numpy", "{name}"), pure=False),
+    Layer(("envs/__init__",), ours=("types", "spelling"), lazily=("envs/*",), pure=False),
+    Layer(("envs/*",), ours=("types", "spelling"), theirs=("jax", "numpy", "{name}"), pure=False),
     Layer(("agents/configs",), ours=(), theirs=()),  # so that `--help` need not wait for jax
     Layer(("agents/__init__",), ours=("types", "agents/configs"), lazily=("agents/*",), pure=False),
     Layer(("agents/*",), ours=("types", *PARTS, "agents/*")),

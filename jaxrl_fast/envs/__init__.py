@@ -5,16 +5,15 @@ with `make(name, num_envs, options) -> Env` and `registered() -> names`. Whateve
 is a `ValueError` of one sentence, raised before anything is compiled.
 """
 
-import difflib
 import importlib
 import importlib.util
 import os
 import sys
-from collections.abc import Iterable
 from types import ModuleType
 from typing import Any
 
 from jaxrl_fast import types
+from jaxrl_fast.spelling import nearest
 
 BACKENDS = ("gymnax", "envpool")  # a bare id that several know means the first
 
@@ -41,18 +40,11 @@ def registered(backend: str = "gymnax") -> tuple[str, ...]:
     return tuple(f"{backend}/{name}" for name in _backend(backend).registered())
 
 
-def _nearest(word: str, names: Iterable[str]) -> str:
-    """For a message about an unknown word: "; did you mean 'a' or 'b'?", or nothing if none is near."""
-    by_lower = {name.lower(): name for name in names}
-    close = difflib.get_close_matches(word.lower(), by_lower, n=3, cutoff=0.6)
-    return f"; did you mean {' or '.join(repr(by_lower[name]) for name in close)}?" if close else ""
-
-
 def _find(env_id: str) -> tuple[str, str]:
     """The backend and the name within it: ("gymnax", "CartPole-v1")."""
     backend, slash, name = env_id.partition("/")
     if slash and backend not in BACKENDS:
-        hint = _nearest(backend, BACKENDS) or f"; there are {' and '.join(BACKENDS)}"
+        hint = nearest(backend, BACKENDS) or f"; there are {' and '.join(BACKENDS)}"
         raise ValueError(f"unknown backend {backend!r} in environment {env_id!r}{hint}")
     name = name if slash else env_id
     backends = (backend,) if slash else tuple(filter(_exists, BACKENDS))
@@ -61,7 +53,7 @@ def _find(env_id: str) -> tuple[str, str]:
             return backend, name
     names = [known for backend in backends for known in _backend(backend).registered()]
     same_game = [known for known in names if known.partition("-")[0].lower() == name.lower()]
-    near = f"; did you mean {same_game[0]!r}?" if same_game else _nearest(name, names)
+    near = f"; did you mean {same_game[0]}?" if same_game else nearest(name, names)
     hint = near or "; give one such as 'gymnax/CartPole-v1', or 'my_package.my_module:MyEnv' for one of your own"
     raise ValueError(f"unknown environment {env_id!r}{hint}")
 
@@ -92,7 +84,7 @@ def _import_object(env_id: str) -> Any:
     found = module
     for part in attribute.split("."):
         if not hasattr(found, part):
-            hint = _nearest(attribute, vars(module))
+            hint = nearest(attribute, vars(module))
             raise ValueError(f"environment {env_id!r}: {module_name!r} has no {attribute!r}{hint}")
         found = getattr(found, part)
     return found

@@ -9,7 +9,6 @@ in [-1, 1] are scaled to the true bounds. No action, NaN included, can leave the
 """
 
 import dataclasses
-import difflib
 import functools
 import inspect
 from collections.abc import Callable, Mapping
@@ -22,6 +21,7 @@ import numpy as np
 from gymnax.environments import spaces
 
 from jaxrl_fast import types
+from jaxrl_fast.spelling import nearest
 from jaxrl_fast.types import Env, EnvSpec, Key, PyTree, TimeStep
 
 INTERFACE = ("default_params", "reset_env", "step_env", "is_truncated", "action_space")
@@ -387,9 +387,8 @@ def _with_options(env_id: str, params: Any, options: Mapping[str, Any], argument
     known = (*fields, *arguments)
     for name in options:
         if name not in fields:
-            close = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean {close[0]!r}?" if close else f"it has {', '.join(known) or 'none'}"
-            raise ValueError(f"{env_id} has no option {name!r}; {hint}")
+            hint = nearest(name, known) or f"; it has {', '.join(known) or 'none'}"
+            raise ValueError(f"{env_id} has no option {name!r}{hint}")
     values = {name: _coerce(env_id, name, value, fields[name]) for name, value in options.items()}
     if not 1 <= values.get("max_steps_in_episode", 1) < 2**31:
         given = f"max_steps_in_episode={options['max_steps_in_episode']!r}"
