@@ -1,0 +1,91 @@
+"""What the shipped presets reach: trains each over several seeds and keeps the summaries, for the README's table.
+
+    python benchmarks/learning.py ppo_cartpole ppo_acrobot --num-seeds 5
+    python benchmarks/learning.py ppo_breakout --num-seeds 1 --one-by-one    # long ones: a seed at a time
+    python benchmarks/learning.py                                            # only prints the table of what is kept
+
+The returns are those of training, sampled actions and all, over the last 100 episodes or a few more of each seed;
+greedy ones are of 128 episodes of evaluation at the end.
+"""
+
+import argparse
+import json
+import statistics
+import tempfile
+from pathlib import Path
+
+import jaxrl_fast
+
+KEPT = Path(__file__).parent / "results" / "learning.json"
+REFERENCE_PPO = {"num_envs": 4, "total_steps": 500_000, "agent": {}}  # CleanRL's setting is our default otherwise
+EXTRA = {
+    "ppo_cartpole_4_envs": {"algo": "ppo", "env": "CartPole-v1", "solved": 475, **REFERENCE_PPO},
+    "ppo_acrobot_4_envs": {"algo": "ppo", "env": "Acrobot-v1", "solved": -100, **REFERENCE_PPO},
+}
+
+
+def main():
+    """Trains what is named and prints the table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("names", nargs="*", help=f"presets, or of {', '.join(EXTRA)}")
+    parser.add_argument("--num-seeds", type=int, default=5)
+    parser.add_argument("--first-seed", type=int, default=0)
+    parser.add_argument("--one-by-one", action="store_true")
+    args = parser.parse_args()
+    for name in args.names:
+        seeds = range(args.first_seed, args.first_seed + args.num_seeds)
+        for part in [[s] for s in seeds] if args.one_by_one else [list(seeds)]:
+            keep(name, train(name, part))
+    print(table(json.loads(KEPT.read_text())))
+
+
+def train(name: str, seeds: list[int]) -> dict:
+    """The summary of one run."""
+    options = EXTRA.get(name, {"preset": name})
+    with tempfile.TemporaryDirectory() as folder:
+        run = jaxrl_fast.fit(
+            **options, seed=seeds[0], num_seeds=len(seeds), run_dir=f"{folder}/run", tensorboard=False, report_every=60
+        )
+        finals, solved = run.summary["final_return_per_seed"], run.summary["steps_to_solve_per_seed"]
+        greedy = [r["eval_return_mean"] for r in run.metrics if r.get("eval_return_mean") is not None][-len(seeds) :]
+        return {**run.summary, "seeds": seeds, "finals": finals, "greedy": greedy, "solved_at": solved}
+
+
+def keep(name: str, summary: dict) -> None:
+    """Adds a run's seeds to those kept; a seed trained again replaces the old one."""
+    kept = json.loads(KEPT.read_text()) if KEPT.exists() else {}
+    seeds = kept.setdefault(name, {}).setdefault("seeds", {})
+    same = ("env_id", "num_envs", "env_steps", "env_steps_per_s", "train_time_s", "num_seeds", "device", "versions")
+    kept[name] |= {key: summary[key] for key in same}
+    for i, seed in enumerate(summary["seeds"]):
+        numbers = {"return": summary["finals"][i], "greedy": summary["greedy"][i], "solved_at": summary["solved_at"][i]}
+        seeds[str(seed)] = numbers
+    KEPT.parent.mkdir(exist_ok=True)
+    KEPT.write_text(json.dumps(kept, indent=2) + "\n")
+
+
+def table(kept: dict) -> str:
+    """Markdown, a line for each name."""
+    lines = [
+        "| run | env steps | seeds | return | greedy | solved at | steps/s |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for name, run in kept.items():
+        seeds = run["seeds"].values()
+        returns, greedy = [s["return"] for s in seeds], [s["greedy"] for s in seeds]
+        solved = [s["solved_at"] for s in seeds if s["solved_at"]]
+        at = f"{statistics.median(solved) / 1e3:.0f}k ({len(solved)} of {len(seeds)})" if solved else "-"
+        speed = f"{run['env_steps_per_s'] / 1e3:.0f}k" + (" in all" if run["num_seeds"] > 1 else "")
+        cells = [name, f"{run['env_steps'] / 1e6:.3g}M", str(len(seeds)), spread(returns), spread(greedy), at, speed]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def spread(values: list[float]) -> str:
+    """Mean and standard deviation over seeds."""
+    deviation = f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""
+    return f"{statistics.mean(values):.1f}{deviation}"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,58 @@
+"""program: where shards and seeds lie changes nothing that they compute."""
+
+import jax
+import numpy as np
+import pytest
+
+from jaxrl_fast import program
+from jaxrl_fast.agents import ppo
+from tests import probes
+
+NUM_UPDATES = 3
+
+
+def build(num_seeds, num_shards, num_envs=16):
+    env = probes.best_action_of_observation(num_envs // num_shards)
+    if num_shards > 1:
+        env = env._replace(spec=env.spec._replace(axis_name=program.SHARDS))
+    config = ppo.Config(rollout_length=8, hidden=(8,), normalize_observations=True, normalize_rewards=True)
+    return program.build(env, ppo.make(config, env.spec, NUM_UPDATES), num_seeds, NUM_UPDATES, num_shards)
+
+
+def run(built, seeds):
+    state, metrics = built.chunk(built.init(np.int32(seeds)), np.int32(NUM_UPDATES))
+    return jax.device_get((built.learner(state).params, metrics))
+
+
+def close(a, b):
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=2e-3, atol=2e-5), a, b)
+
+
+def test_shards_on_devices_are_shards_side_by_side(monkeypatch):
+    """Two shards on two devices, and the same two under vmap on one."""
+    spread = run(build(1, 2), 5)
+    monkeypatch.setattr(jax, "local_device_count", lambda: 1)
+    close(spread, run(build(1, 2), 5))
+
+
+@pytest.mark.parametrize("num_shards", [1, 2])
+def test_a_seed_of_a_batch_is_its_single_run(num_shards):
+    """Four seeds on four devices, each with its shards side by side, against a run of one seed on its devices."""
+    batch = run(build(4, num_shards), [3, 4, 5, 6])
+    close(jax.tree.map(lambda x: x[2], batch), run(build(1, num_shards), 5))
+
+
+def test_every_shard_counts():
+    """Rows that count are those of all shards: 16 environments, 8 steps, less the reset rows (every second one)."""
+    _, metrics = run(build(1, 2), 0)
+    np.testing.assert_array_equal(metrics["valid_steps"], 16 * 4)
+    np.testing.assert_array_equal(metrics["episodes"], 16 * 4)
+
+
+def test_shards_play_episodes_of_their_own():
+    state = build(1, 4).init(np.int32(0))
+    obs = np.asarray(state.actors.timestep.obs).reshape(4, -1)
+    assert len(np.unique(obs, axis=0)) > 1
+    params = jax.tree.leaves(state.agent.params)
+    for leaf in map(np.asarray, params):
+        np.testing.assert_array_equal(leaf, np.broadcast_to(leaf[:1], leaf.shape))
