@@ -27,6 +27,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import plain_ppo
 
 from jaxrl_fast import agents, config, program, train
+from jaxrl_fast.spelling import parse_int
 
 PRESET = dict(rollout_length=plain_ppo.LENGTH, num_minibatches=plain_ppo.MINIBATCHES, num_epochs=plain_ppo.EPOCHS)
 
@@ -51,7 +52,7 @@ def main():
         "cases": [],
         "populations": [],
     }
-    for num_envs in map(config.parse_int, args.num_envs.split(",")):
+    for num_envs in map(parse_int, args.num_envs.split(",")):
         case = compare(num_envs, args.rounds, args.seconds)
         results["cases"].append(case)
         print(json.dumps(case), flush=True)

@@ -19,7 +19,7 @@ def fit(preset: str | None = None, *, algo: str = "", agent: Mapping[str, Any] |
     What is wrong is a ValueError of one sentence, raised before anything is compiled or written.
     """
     outcome = train.execute(train.prepare(config.from_keywords(preset, algo, agent, **options)))
-    return Run(outcome.folder, outcome.summary, outcome.state)
+    return Run(outcome.folder.resolve(), outcome.summary, outcome.agent_state)
 
 
 @dataclass(frozen=True, repr=False)
@@ -28,7 +28,7 @@ class Run:
 
     folder: Path
     summary: dict[str, Any]
-    state: Any  # loop.TrainState at the end, with a leading axis where there are several seeds
+    agent_state: Any  # what the algorithm's functions take; it has a leading axis where there are several seeds
 
     @property
     def metrics(self) -> list[dict[str, Any]]:

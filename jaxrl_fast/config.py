@@ -15,11 +15,10 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, NoReturn
 
 from jaxrl_fast.agents.configs import CONFIGS
-from jaxrl_fast.spelling import nearest
+from jaxrl_fast.spelling import nearest, parse_float, parse_int
 
 PROGRAM = "python -m jaxrl_fast.train"
 DEFAULT = {"config": "ppo_cartpole", "stop_when_solved": True}  # without an algorithm, a preset or an environment
-SUFFIXES = {"k": 10**3, "M": 10**6, "B": 10**9}
 WORDS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 LAST_SEED = 2**31 - 1  # JAX reads larger ones modulo 2^32 and negative ones as others
 
@@ -156,7 +155,7 @@ def tokenise(argv: Sequence[str]) -> tuple[list[str], list[Setting]]:
     positional: list[str] = []
     settings: list[Setting] = []
     for word in argv:
-        if word == "-h" or word.startswith("--"):
+        if word.startswith("-") and word[1:2].isalpha() or word.startswith("--"):
             name, equals, value = word.partition("=")
             settings.append(Setting(name.lstrip("-").replace("-", "_"), [value] if equals else [], name))
         else:
@@ -174,7 +173,7 @@ def from_mapping(mapping: Mapping[str, Any], say: Any) -> list[Setting]:
                 raise ValueError(f"{say('agent')}: the algorithm's options by name are wanted, not {value!r}")
             settings += [Setting(f"agent.{k}", _as_values(v), say(f"agent.{k}")) for k, v in value.items()]
         else:
-            settings.append(Setting(str(name), _as_values(value), say(name)))
+            settings.append(Setting(str(name), [value] if name == "env" else _as_values(value), say(name)))
     return settings
 
 
@@ -183,8 +182,8 @@ def resolve(algo: str, written: list[Setting]) -> Settings:
     by_default = not algo and not any(s.name in ("config", "env") for s in written)
     if by_default:
         written = from_mapping(DEFAULT, lambda name: name) + written
-    preset = next((_one(s, "a preset's name or file") for s in reversed(written) if s.name == "config"), "")
-    from_preset = read_preset(preset) if preset else []
+    preset = next((_one(s, "a preset's name or file") for s in reversed(written) if s.name == "config"), None)
+    from_preset = [] if preset is None else read_preset(str(preset))
     of_preset = next((_one(s, "an algorithm") for s in from_preset if s.name == "algo"), "")
     if algo and of_preset and algo != of_preset:
         raise ValueError(f"preset {preset} is for {of_preset}, not {algo}")
@@ -208,7 +207,7 @@ def resolve(algo: str, written: list[Setting]) -> Settings:
         raise ValueError(f"seeds {options.seed} to {last_seed} pass {LAST_SEED}, the last one there is")
     if options.stop_when_solved and options.solved is None:
         raise ValueError("--stop-when-solved needs to know what solved means: give --solved RETURN")
-    return Settings(algo, preset, options, agent_type(**own), by_default)
+    return Settings(algo, preset or "", options, agent_type(**own), by_default)
 
 
 def types_of(dataclass_type: type) -> dict[str, Any]:
@@ -305,30 +304,9 @@ def to_mapping(settings: Settings) -> dict[str, Any]:
     options = {f: getattr(settings.options, f) for f in types_of(Options) if f not in ("run_dir", "name")}
     if not isinstance(options["env"], str):
         options["env"] = repr(options["env"])
+    options["env_options"] = {k: v.tolist() if hasattr(v, "tolist") else v for k, v in options["env_options"].items()}
     agent = {k: list(v) if isinstance(v, tuple) else v for k, v in dataclasses.asdict(settings.agent).items()}
     return {"algo": settings.algo, **options, "agent": agent}
-
-
-def parse_int(text: str) -> int:
-    """A whole number: 64, 64k, 1e6, 1.5M, 2_000. ValueError if it is none."""
-    factor = SUFFIXES.get(text[-1:], 1)
-    text = text[:-1] if factor > 1 else text
-    try:
-        return int(text) * factor
-    except ValueError:
-        value = float(text) * factor
-        if not math.isfinite(value) or value != int(value):
-            raise ValueError from None
-        return int(value)
-
-
-def parse_float(text: str) -> float:
-    """A finite number: 2.5e-4, 10k. ValueError if it is none."""
-    factor = SUFFIXES.get(text[-1:], 1)
-    value = float(text[:-1] if factor > 1 else text) * factor
-    if not math.isfinite(value):
-        raise ValueError
-    return value
 
 
 def _convert_one(kind: Any, setting: Setting, value: Any) -> Any:
@@ -414,7 +392,7 @@ def _without_no(setting: Setting, known: Mapping[str, Any]) -> Setting:
 
 
 def _refuse_name(setting: Setting, known: Iterable[str], algo: str) -> NoReturn:
-    dashed = setting.said.startswith("--")
+    dashed = setting.said.startswith("-")
     spell = (lambda name: "--" + name.replace("_", "-")) if dashed else (lambda name: name)
     name = setting.name.removeprefix("no_")
     written = setting.said if dashed else setting.said.replace(setting.name, repr(setting.name), 1)

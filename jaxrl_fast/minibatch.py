@@ -13,7 +13,7 @@ from jax import Array
 from jaxrl_fast.types import Key, PyTree
 
 NUM_ROUNDS = 4
-CACHED_ROWS = 1024  # on a CPU: activations of about so many rows stay in its cache
+FEWEST_ROWS, MOST_ROWS = 256, 1024  # of a part on a CPU: activations stay in its cache, and calls are few
 
 
 def shuffle(key: Key, num_rows: int) -> Array:
@@ -61,7 +61,8 @@ def accumulate(function: Callable[[PyTree, PyTree], PyTree], params: PyTree, row
     CPU, all rows are one part.
     """
     num_rows = jax.tree.leaves(rows)[0].shape[0]
-    num_parts = next((n for n in range(1, num_rows + 1) if num_rows % n == 0 and num_rows // n <= CACHED_ROWS), 1)
+    sizes = (size for size in range(min(MOST_ROWS, num_rows), FEWEST_ROWS - 1, -1) if num_rows % size == 0)
+    num_parts = num_rows // next(sizes, num_rows)
     if num_parts == 1 or jax.default_backend() != "cpu":
         return function(params, rows)
     parts = jax.tree.map(lambda x: x.reshape(num_parts, -1, *x.shape[1:]), rows)

@@ -78,14 +78,14 @@ def torso(
     *,
     kind: str = "auto",
     hidden: tuple[int, ...] = (),
-    activation: str = "",
+    activation: str = "auto",
     layer_norm: bool = False,
     dtype: jnp.dtype = jnp.float32,
     conv: str = "auto",
 ) -> nn.Module:
     """The module from observations like `obs` (ShapeDtypeStruct) to features [..., hidden[-1]] of type `dtype`.
 
-    `hidden` are the widths of the dense layers and `activation` is "tanh" or "relu"; left empty they are what the
+    `hidden` are the widths of the dense layers, and `activation` is "tanh" or "relu"; empty and "auto" mean what the
     paper of each kind has ((64, 64) and tanh for mlp). `layer_norm` normalises before every activation, over the
     last axis: after a convolution that is the channels of each pixel. `conv` says how convolutions are computed,
     not what: "lax", "matmul" or the faster one here. Its own `init` fills kernels with their gains; `network` and
@@ -100,7 +100,8 @@ def torso(
         "nature": ((512,), "relu"),
         "impala": ((256,), "relu"),
     }[kind]
-    layers: dict[str, Any] = dict(activation=activation or default_activation, layer_norm=layer_norm, dtype=dtype)
+    activation = default_activation if activation == "auto" else activation
+    layers: dict[str, Any] = dict(activation=activation, layer_norm=layer_norm, dtype=dtype)
     stem = {
         "mlp": lambda: None,
         "minatar": lambda: Convolutions(((16, 3, 1),), conv=conv, **layers),
@@ -310,7 +311,7 @@ def _activate(module: nn.Module, x: Array) -> Array:
 
 def _cast(x: Array, spec: ShapeDtypeStruct, dtype: jnp.dtype) -> Array:
     """Images of bytes become [0, 1], everything else its own number."""
-    image = spec.dtype == jnp.uint8 and len(spec.shape) > 1 and min(spec.shape[:2]) >= SMALLEST_IMAGE
+    image = x.dtype == jnp.uint8 and len(spec.shape) > 1 and min(spec.shape[:2]) >= SMALLEST_IMAGE
     return x.astype(dtype) / 255 if image else x.astype(dtype)
 
 

@@ -29,7 +29,7 @@ CHARTS = {
     "eval_return_std": "eval/episodic_return_std",
     "eval_length_mean": "eval/episodic_length",
 }
-SILENT = ("env_steps", "wall_time_s", "train_time_s", "updates", "seed")
+SILENT = ("env_steps", "valid_steps", "wall_time_s", "train_time_s", "updates", "seed")
 
 
 class Sink(Protocol):

@@ -1,7 +1,10 @@
-"""What someone may have meant by a word that is not known. Standard library only."""
+"""How people write names and numbers. Standard library only."""
 
 import difflib
+import math
 from collections.abc import Callable, Iterable
+
+SUFFIXES = {"k": 10**3, "M": 10**6, "B": 10**9}
 
 
 def nearest(word: str, names: Iterable[object], spell: Callable[[str], str] = str) -> str:
@@ -14,3 +17,25 @@ def nearest(word: str, names: Iterable[object], spell: Callable[[str], str] = st
     close = [name for name in by_lower if name.rpartition(".")[2] == tail]
     close = close or difflib.get_close_matches(word.lower(), by_lower, n=2, cutoff=0.6)
     return f"; did you mean {' or '.join(spell(by_lower[name]) for name in close)}?" if close else ""
+
+
+def parse_int(text: str) -> int:
+    """A whole number: 64, 64k, 1e6, 1.5M, 2_000. ValueError if it is none."""
+    factor = SUFFIXES.get(text[-1:], 1)
+    text = text[:-1] if factor > 1 else text
+    try:
+        return int(text) * factor
+    except ValueError:
+        value = float(text) * factor
+        if not math.isfinite(value) or value != int(value):
+            raise ValueError from None
+        return int(value)
+
+
+def parse_float(text: str) -> float:
+    """A finite number: 2.5e-4, 10k. ValueError if it is none."""
+    factor = SUFFIXES.get(text[-1:], 1)
+    value = float(text[:-1] if factor > 1 else text) * factor
+    if not math.isfinite(value):
+        raise ValueError
+    return value

@@ -50,7 +50,7 @@ class Outcome(NamedTuple):
 
     folder: Path
     summary: dict[str, Any]
-    state: Any  # loop.TrainState, with a leading axis where there are several seeds
+    agent_state: Any  # what `explore` and `exploit` take, with a leading axis where there are several seeds
     signal: int | None  # what stopped it
 
 
@@ -82,10 +82,8 @@ def prepare(settings: config.Settings) -> Plan:
     options = settings.options
     for service in ("wandb", "trackio"):
         if getattr(options, service) and util.find_spec(service) is None:
-            raise ValueError(f"--{service}: {service} is not installed here; pip install {service}")
-    folder = chosen_folder(options)
-    if folder and folder.exists():
-        raise ValueError(f"the run folder {folder} exists already; choose another --run-dir or --name")
+            raise ValueError(f'--{service}: {service} is not installed here; pip install "jaxrl_fast[{service}]"')
+    check_folder(chosen_folder(options))
 
     from jaxrl_fast import agents
 
@@ -138,7 +136,7 @@ def divide(settings: config.Settings, algorithm: Any, num_updates: int) -> tuple
         most = min(num_devices, rows // LEAST_ROWS) if whole.on_device else 1
         tries = [n for n in range(most, 1, -1) if options.num_envs % n == 0]
     elif options.devices > num_devices:
-        raise ValueError(f"--devices {options.devices}: there are {num_devices} here")
+        raise ValueError(f"--devices {options.devices}: JAX has {num_devices} here")
     elif options.num_envs % options.devices:
         raise ValueError(f"--devices {options.devices}: {options.num_envs} environments do not divide into so many")
     else:
@@ -187,10 +185,22 @@ def make_folder(settings: config.Settings, env_id: str) -> Path:
     raise ValueError(f"the run folder {chosen or ours} exists already; choose another --run-dir or --name")
 
 
+def check_folder(folder: Path | None) -> None:
+    """Refuses what can be refused before anything is imported."""
+    try:
+        exists = folder is not None and folder.exists()
+    except OSError as error:
+        raise ValueError(f"the run folder {folder} cannot be made ({error.strerror}); choose another") from error
+    if exists:
+        raise ValueError(f"the run folder {folder} exists already; choose another --run-dir or --name")
+
+
 def chosen_folder(options: config.Options) -> Path | None:
     """What the user asked for."""
     if options.run_dir:
         return Path(options.run_dir).expanduser()
+    if Path(options.name).name != options.name:
+        raise ValueError(f"--name {options.name}: a name is wanted, without folders; --run-dir takes a path")
     return Path("runs") / options.name if options.name else None
 
 
@@ -238,11 +248,13 @@ class Trainer:
             self.sinks = open_sinks(self.plan)
             with stop_signals(self):
                 self.train()
+            if self.finished == self.plan.num_updates:
+                self.signal = None  # it came too late to stop anything
             self.status = "stopped" if self.signal else "done"
         finally:
             self.close()
         self.say_done()
-        return Outcome(self.plan.folder, self.summary, self.state, self.signal)
+        return Outcome(self.plan.folder, self.summary, self.program.learner(self.state), self.signal)
 
     def compile(self) -> None:
         import numpy as np
@@ -255,7 +267,7 @@ class Trainer:
             self.plan.env, self.plan.agent, len(self.seeds), self.plan.num_updates, self.plan.num_shards
         )
         self.compile_time = self.program.compile_time_s
-        kept = "" if cache is None else " (cached for next time)" if _entries(cache) > before else " (from the cache)"
+        kept = " (cached for next time)" if _entries(cache) > before else " (from the cache)" if before else ""
         needs = f"needs {_bytes(self.program.memory)}"
         self.terminal.say(f"compiling ... {sinks.seconds(self.compile_time)}{kept}   {needs}")
         seeds = np.asarray(self.seeds, np.int32)
@@ -345,7 +357,10 @@ class Trainer:
                 self.valid_steps[i] += int(rows["valid_steps"][i].astype("int64").sum())
                 self.check_solved(i, common)
             self.sparks.append(population.summarise(population.merge_seeds(rows))[0]["return_mean"])
-            records = [{"seed": seed} | common | scores for seed, scores in zip(self.seeds, means)]
+            records = [
+                {"seed": seed} | common | {"valid_steps": valid} | scores
+                for seed, valid, scores in zip(self.seeds, self.valid_steps, means, strict=True)
+            ]
             if rows is complete[-1] and extra:
                 records = [r | e for r, e in zip(records, extra["seeds"])]
             for sink in self.sinks:
@@ -408,9 +423,8 @@ class Trainer:
         for sink in getattr(self, "sinks", []):
             sink.close()
         self.summary = summarise(self)
-        with open(self.plan.folder / "summary.json", "w", encoding="utf-8") as file:
-            json.dump(self.summary, file, indent=2, allow_nan=False)
-            file.write("\n")
+        text = json.dumps(self.summary, indent=2, allow_nan=False) + "\n"
+        (self.plan.folder / "summary.json").write_text(text, encoding="utf-8")
         if self.recorded:
             picture(self.plan.folder).savefig(self.plan.folder / "curve.png")
 
@@ -421,6 +435,8 @@ class Trainer:
             parts.append(f"return {summary['final_return_mean']:.1f}")
         if summary["eval_return_mean"] is not None:
             parts.append(f"greedy {summary['eval_return_mean']:.1f}")
+        if summary["eval_unfinished"]:
+            parts.append(f"{summary['eval_unfinished']} evaluation episodes did not end in time and are not counted")
         if summary["solved"]:
             steps, duration = summary["steps_to_solve"], summary["time_to_solve_s"]
             parts.append(f"solved at {sinks.short(steps)} steps, {sinks.seconds(duration)}")
@@ -439,7 +455,8 @@ def summarise(trainer: Trainer) -> dict[str, Any]:
 
     plan, options = trainer.plan, trainer.options
     steps = trainer.finished * plan.steps_per_update
-    finals = [w.mean for w in trainer.windows if w.mean is not None]
+    per_seed = [population.finite(w.mean) for w in trainer.windows]
+    finals = [mean for mean in per_seed if mean is not None]
     last = trainer.evals[-1] if trainer.evals else {}
     finished = [e for e in trainer.evals if e["eval_return_mean"] is not None]
     best = max(finished, key=lambda e: e["eval_return_mean"], default={})
@@ -460,14 +477,17 @@ def summarise(trainer: Trainer) -> dict[str, Any]:
         "eval_time_s": round(trainer.eval_time, 4),
         "wall_time_s": round(time.perf_counter() - trainer.began, 4),
         "env_steps_per_s": round(steps * options.num_seeds / trainer.train_time, 1) if steps else None,
+        "peak_memory_mb": peak_memory_mb(),
         "host_share": round(trainer.idle_time / trainer.train_time, 5) if steps else None,
         "final_return_mean": population.finite(np.mean(finals)) if finals else None,
         "final_return_std": population.finite(np.std(finals, ddof=1)) if len(finals) > 1 else None,
         "final_return_iqm": population.finite(population.iqm(np.array(finals))) if finals else None,
-        "final_return_per_seed": [w.mean for w in trainer.windows],
+        "final_return_per_seed": per_seed,
         "eval_return_mean": last.get("eval_return_mean"),
         "eval_return_std": last.get("eval_return_std"),
         "eval_length_mean": last.get("eval_length_mean"),
+        "eval_episodes": last.get("eval_episodes"),
+        "eval_unfinished": last.get("eval_unfinished"),
         "best_eval_return_mean": best.get("eval_return_mean"),
         "best_eval_env_steps": best.get("env_steps"),
         "evaluations": finished,
@@ -496,9 +516,10 @@ def announce(plan: Plan, terminal: sinks.Terminal) -> None:
     if plan.settings.by_default:
         terminal.say(f"training preset {plan.settings.preset} until it is solved; --help lists what else there is")
     terminal.say(f"jaxrl_fast {__version__}   {' · '.join(p for p in parts if p)}")
-    terminal.say(f"run  {plan.folder}   watch: uvx tensorboard --logdir {plan.folder.parent}")
+    watch = f"   watch: uvx tensorboard --logdir {plan.folder.parent}" if options.tensorboard else ""
+    terminal.say(f"run  {plan.folder}{watch}")
     if gpu_unused():
-        print('warning: there is a GPU, but JAX uses the CPU; pip install "jaxrl_fast[cuda12]"', file=sys.stderr)
+        print('warning: there is a GPU, but JAX uses the CPU; pip install "jax[cuda12]"', file=sys.stderr)
 
 
 def gpu_unused() -> bool:
@@ -521,7 +542,7 @@ def write_config(plan: Plan) -> None:
         "device": device(),
         "versions": versions(),
     }
-    content = config.to_mapping(plan.settings) | {"made": made}
+    content = config.to_mapping(plan.settings) | {"env": plan.env.spec.id, "made": made}
     (plan.folder / "config.yaml").write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
 
 
@@ -579,6 +600,7 @@ def use_compile_cache(plan: Plan) -> Path | None:
         except OSError:
             return None
         jax.config.update("jax_compilation_cache_dir", folder)
+    if "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in os.environ:
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     return Path(folder)
 
@@ -612,6 +634,17 @@ def device() -> str:
     return "cpu" if first.platform == "cpu" else f"{first.platform} {first.device_kind}"
 
 
+def peak_memory_mb() -> float:
+    """The most that was in use: on the device where it keeps count, else of this process."""
+    import resource
+
+    import jax
+
+    on_device = (jax.local_devices()[0].memory_stats() or {}).get("peak_bytes_in_use")
+    kilobytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return round(on_device / 2**20 if on_device else kilobytes / 2**10, 1)
+
+
 def versions() -> dict[str, str]:
     """Of everything that decides the result."""
     packages = ("jax", "jaxlib", "flax", "optax", "gymnax", "envpool", "numpy")
@@ -620,13 +653,15 @@ def versions() -> dict[str, str]:
 
 
 def _evaluation(score: Any, length: Any, wanted: int) -> dict[str, Any]:
-    some = score.size > 0
+    from jaxrl_fast import population
+
+    number = lambda of: population.finite(of()) if score.size else None
     return {
-        "eval_return_mean": float(score.astype("float64").mean()) if some else None,
-        "eval_return_std": float(score.astype("float64").std()) if some else None,
-        "eval_return_min": float(score.min()) if some else None,
-        "eval_return_max": float(score.max()) if some else None,
-        "eval_length_mean": float(length.mean()) if some else None,
+        "eval_return_mean": number(score.astype("float64").mean),
+        "eval_return_std": number(score.astype("float64").std),
+        "eval_return_min": number(score.min),
+        "eval_return_max": number(score.max),
+        "eval_length_mean": number(length.mean),
         "eval_episodes": int(score.size),
         "eval_unfinished": int(wanted - score.size),
     }

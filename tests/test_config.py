@@ -140,6 +140,15 @@ def test_help_lists_every_option_and_imports_no_arrays():
 
 # Each: the command line, and words that the one line must contain.
 MISTAKES = [
+    ("-seed 3", ["-seed", "did you mean"]),
+    ("--config=", ["no preset ''"]),
+    ("ppo --agent.activation gelu", ["--agent.activation", "'gelu'", "'tanh'", "'relu'"]),
+    ("ppo --agent.network mlpp", ["--agent.network", "did you mean mlp"]),
+    ("ppo --env-option num_envs=3", ["gymnax/CartPole-v1 has no option 'num_envs'"]),
+    ("ppo --name a/../../b", ["--name a/../../b", "--run-dir"]),
+    (f"ppo --run-dir {'x' * 300}", ["cannot be made"]),
+    ("ppo --num-envs 100M --agent.num-minibatches 3", ["12800000000 steps", "try 2 or 4"]),
+    ("ppo --total-steps 200B --num-envs 8", ["gradient steps in all"]),
     ("--num-env 3", ["--num-env", "did you mean --num-envs"]),
     ("--learning-rate 1", ["--agent.learning-rate"]),
     ("ppo --agent.learnin-rate 1", ["ppo has no option --agent.learnin-rate", "--agent.learning-rate"]),
@@ -245,7 +254,7 @@ def test_a_service_that_is_not_installed_is_refused(service, monkeypatch, capsys
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(train.util, "find_spec", lambda name: None)
     assert train.main(["ppo", f"--{service}"]) == 2
-    assert f"pip install {service}" in capsys.readouterr().err
+    assert f'pip install "jaxrl_fast[{service}]"' in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 
 

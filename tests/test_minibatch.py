@@ -71,6 +71,14 @@ def test_accumulate_is_the_sum_over_all_rows(num_rows):
     np.testing.assert_allclose(summed["s"], 2 * np.asarray(rows, np.float64).sum(0), rtol=1e-4, atol=1e-3)
 
 
+@pytest.mark.parametrize(("num_rows", "num_calls"), [(1024, 1), (2048, 2), (2062, 1), (4096, 4), (5003, 1), (1300, 2)])
+def test_parts_are_neither_large_nor_many(num_rows, num_calls):
+    """2062 is 2 times a prime: its parts would be of 2 or of 1031 rows, so it stays whole."""
+    sizes = []
+    minibatch.accumulate(lambda _, rows: sizes.append(len(rows)) or rows.sum(), None, jnp.ones(num_rows))
+    assert set(sizes) == {num_rows // num_calls}
+
+
 def test_flatten_is_time_major():
     steps = jnp.arange(6).reshape(2, 3)
     np.testing.assert_array_equal(minibatch.flatten(steps), np.arange(6))

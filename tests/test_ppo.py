@@ -202,6 +202,22 @@ def test_ratio_is_one_before_the_first_step():
             np.testing.assert_allclose(metrics["approx_kl"], 0, atol=1e-6)
 
 
+def test_observations_of_several_parts_are_normalised_part_by_part():
+    """A dictionary of a constant and of the cue: the same policy is found, and each part has statistics of its own."""
+    env = probes.best_action_of_observation(16)
+    both = lambda timestep: timestep._replace(obs={"cue": timestep.obs, "bit": timestep.obs > 0})
+    spec = env.spec._replace(obs={"cue": env.spec.obs, "bit": jax.ShapeDtypeStruct((1,), jnp.bool_)})
+    dressed = env._replace(
+        reset=lambda key: (lambda state, timestep: (state, both(timestep)))(*env.reset(key)),
+        step=lambda state, action: (lambda state, timestep: (state, both(timestep)))(*env.step(state, action)),
+        spec=spec,
+    )
+    agent, state, _ = learn(dressed, 60, normalize_observations=True)
+    obs = {"cue": jnp.float32([[-1], [1]]), "bit": jnp.array([[False], [True]])}
+    np.testing.assert_array_equal(agent.exploit(state, obs, (), None).action, [0, 1])
+    np.testing.assert_allclose(state.observations["bit"].mean, 0.5, atol=0.05)
+
+
 def test_batches_that_do_not_divide_are_refused_with_counts_that_would():
     with pytest.raises(ValueError, match=r"2048 steps per update do not divide into 3 minibatches; try 2 or 4"):
         parts_of(num_envs=256, num_minibatches=3)

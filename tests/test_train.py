@@ -154,13 +154,13 @@ def test_seeds_are_trained_side_by_side(tmp_path):
     together = train.execute(plan(tmp_path / "all", "--seed 5 --num-seeds 3", env=probes.chain))
     records, summary = read(tmp_path / "all")
     assert [r["seed"] for r in records[:4]] == [5, 6, 7, 5]
-    assert together.state.agent.shape == (3, 3)
+    assert together.agent_state.shape == (3, 3)
     alone = train.execute(plan(tmp_path / "one", "--seed 6", env=probes.chain))
     first = next(r for r in records if r["seed"] == 6)
     expected = read(tmp_path / "one")[0][0]
     for name in ("env_steps", "episodes", "return_mean", "toy_loss"):
         assert first[name] == pytest.approx(expected[name], rel=1e-5), name
-    np.testing.assert_allclose(together.state.agent[1], alone.state.agent, rtol=1e-3)
+    np.testing.assert_allclose(together.agent_state[1], alone.agent_state, rtol=1e-3)
     assert len({r["toy_loss"] for r in records[:3]}) == 3
     assert len(summary["final_return_per_seed"]) == 3
     assert summary["final_return_mean"] == pytest.approx(np.mean(summary["final_return_per_seed"]))
@@ -198,6 +198,24 @@ def test_what_is_known_is_written_when_something_breaks(tmp_path, monkeypatch):
     with pytest.raises(RuntimeError, match="the evaluation broke"):
         train.execute(plan(tmp_path / "run", "--log-every 1"))
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "failed"
+
+
+def test_json_stays_valid_where_rewards_are_not_numbers(tmp_path):
+    """NaN and infinity become null, and the summary is whole."""
+
+    def poisoned(num_envs):
+        env = probes.chain(num_envs)
+
+        def step(state, action):
+            state, timestep = env.step(state, action)
+            return state, timestep._replace(reward=timestep.reward * jnp.nan)
+
+        return env._replace(step=step)
+
+    train.execute(plan(tmp_path / "run", env=poisoned))
+    records, summary = read(tmp_path / "run")
+    assert records[-1]["return_mean"] is None
+    assert summary["status"] == "done" and summary["final_return_mean"] is None
 
 
 def test_one_compilation_for_any_number_of_chunks(tmp_path, monkeypatch):
@@ -260,7 +278,8 @@ def test_a_run_from_python(fitted):
     assert fitted.plot().axes
     assert "ppo on gymnax/CartPole-v1" in repr(fitted)
     assert "data:image/png;base64," in fitted._repr_html_()
-    assert fitted.state.num_updates == 8
+    assert fitted.agent_state.params
+    assert fitted.folder.is_absolute()
 
 
 def test_a_run_leaves_a_folder(fitted):

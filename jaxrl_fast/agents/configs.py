@@ -1,6 +1,7 @@
 """The hyperparameters of every algorithm and their defaults. Standard library only, so that `--help` is quick."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 
 @dataclass(frozen=True)
@@ -16,7 +17,7 @@ class PPO:
     learning_rate: float = 2.5e-4
     """Adam's step size at the start."""
     anneal: bool = True
-    """Let the learning rate fall linearly to 0, counted in gradient steps."""
+    """Let the learning rate fall linearly to 0, counted in gradient steps taken."""
     adam_epsilon: float = 1e-5
     """Adam's epsilon."""
     max_grad_norm: float = 0.5
@@ -41,12 +42,12 @@ class PPO:
     """Standardise observations by their running mean and variance."""
     normalize_rewards: bool = False
     """Divide rewards by the running standard deviation of their discounted sum."""
-    network: str = "auto"
-    """mlp, minatar, nature or impala; auto goes by the shape of the observation."""
+    network: Literal["auto", "mlp", "minatar", "nature", "impala"] = "auto"
+    """auto goes by the shape of the observation."""
     hidden: tuple[int, ...] = ()
     """Widths of the dense layers; left out, those of the network's paper (64 64 for mlp)."""
-    activation: str = ""
-    """tanh or relu; left out, that of the network's paper."""
+    activation: Literal["auto", "tanh", "relu"] = "auto"
+    """auto is that of the network's paper."""
     squash: bool = False
     """Continuous actions: a tanh-Gaussian instead of a clipped Gaussian."""
     log_std_init: float = 0.0

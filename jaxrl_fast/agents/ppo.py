@@ -23,7 +23,7 @@ class State(NamedTuple):
 
     params: PyTree
     optimiser: PyTree
-    observations: normalize.Stats | tuple[()]
+    observations: PyTree  # normalize.Stats of each leaf of an observation, or ()
     rewards: normalize.RewardScale | tuple[()]
 
 
@@ -60,6 +60,8 @@ def make(config: Config, spec: EnvSpec, num_updates: int) -> Agent:
         spec.obs, num_outputs, kind=config.network, hidden=config.hidden, activation=config.activation
     )
     num_steps = num_updates * config.num_epochs * config.num_minibatches
+    if num_steps >= 2**31:
+        raise ValueError(f"{num_steps} gradient steps in all are more than {2**31 - 1}; fewer steps or larger rollouts")
     final = 0.0 if config.anneal else config.learning_rate
     learning_rate = optax.linear_schedule(config.learning_rate, final, num_steps)
     parts = Parts(config, spec, network, learning_rate, transformation(config, learning_rate, spec.axis_name))
@@ -77,8 +79,10 @@ def check(config: Config, spec: EnvSpec) -> None:
     """The numbers that set shapes; real numbers may be traced and are checked on the host."""
     num_rows = config.rollout_length * spec.num_envs
     if num_rows % config.num_minibatches:
-        fitting = [n for n in range(1, num_rows + 1) if num_rows % n == 0]
-        near = sorted(sorted(fitting, key=lambda n: abs(n - config.num_minibatches))[:2])
+        wanted = config.num_minibatches
+        below = next(n for n in range(min(wanted, num_rows), 0, -1) if num_rows % n == 0)
+        above = next((n for n in range(wanted, min(2 * wanted, num_rows) + 1) if num_rows % n == 0), below)
+        near = sorted({below, above})
         raise ValueError(
             f"{num_rows} steps per update do not divide into {config.num_minibatches} minibatches; "
             f"try {' or '.join(map(str, near))}"
@@ -105,7 +109,9 @@ def init(parts: Parts, key: Key) -> State:
     return State(
         params=params,
         optimiser=parts.optimiser.init(params),
-        observations=normalize.init(parts.spec.obs.shape) if parts.config.normalize_observations else (),
+        observations=jax.tree.map(lambda x: normalize.init(x.shape), parts.spec.obs)
+        if parts.config.normalize_observations
+        else (),
         rewards=normalize.init_reward(parts.spec.num_envs) if parts.config.normalize_rewards else (),
     )
 
@@ -130,7 +136,9 @@ def exploit(parts: Parts, state: State, obs: PyTree, memory: PyTree, noise: Arra
 
 def see(state: State, obs: PyTree) -> PyTree:
     """Observations as the network wants them."""
-    return normalize.apply(state.observations, obs) if state.observations else obs
+    if not state.observations:
+        return obs
+    return jax.tree.map(normalize.apply, state.observations, obs, is_leaf=_is_stats)
 
 
 def act(parts: Parts, params: PyTree, obs: PyTree) -> PyTree:
@@ -155,8 +163,9 @@ def update(parts: Parts, state: State, rollout: Rollout, key: Key) -> tuple[Stat
     learner, means = jax.lax.scan(lambda learner, key: epoch(parts, learner, rows, key), learner, keys)
     means = _total(jax.tree.map(jnp.mean, means), axis_name)
     learning_rate = parts.learning_rate(state.optimiser[-1].count)
-    observations = state.observations and normalize.update(
-        state.observations, rollout.steps.obs, rollout.steps.valid, axis_name
+    take_in = lambda stats, obs: normalize.update(stats, obs, rollout.steps.valid, axis_name)
+    observations = state.observations and jax.tree.map(
+        take_in, state.observations, rollout.steps.obs, is_leaf=_is_stats
     )
     state = state._replace(params=learner[0], optimiser=learner[1], observations=observations)
     return state, means | {"explained_variance": explained, "learning_rate": learning_rate}
@@ -176,11 +185,13 @@ def prepare(parts: Parts, state: State, rollout: Rollout) -> tuple[State, Batch,
     critic = partial(parts.network.critic, state.params["network"])
     value = critic(obs)
     next_value = jnp.concatenate([value[1:], critic(see(state, rollout.next_obs))[None]])
-    target = returns.lambda_returns(reward, config.gamma * steps.discount, next_value, steps.last, config.gae_lambda)
+    discount = config.gamma * steps.discount
+    advantage = returns.gae(reward, discount, value, next_value, steps.last, config.gae_lambda)
+    target = advantage + value
     weight = steps.valid.astype(jnp.float32)
-    rows = Batch(obs, steps.action, steps.extras, value, target - value, target, weight)
-    spread = _variance(target, weight, (), axis_name)
-    explained = 1 - _variance(target - value, weight, (), axis_name) / jnp.maximum(spread, 1e-8)
+    rows = Batch(obs, steps.action, steps.extras, value, advantage, target, weight)
+    spread = _variance(target, weight, axis_name)
+    explained = 1 - _variance(advantage, weight, axis_name) / jnp.maximum(spread, 1e-8)
     return state, minibatch.flatten(rows), explained
 
 
@@ -239,11 +250,15 @@ def loss(parts: Parts, params: PyTree, batch: Batch) -> tuple[Array, Metrics]:
     return weigh(total), jax.tree.map(weigh, metrics)
 
 
-def _variance(x: Array, weight: Array, axes: tuple, axis_name: str | None) -> Array:
+def _variance(x: Array, weight: Array, axis_name: str | None) -> Array:
     """Of all weighted elements on all devices."""
-    count, first, second = _total(jnp.stack([weight.sum(), (weight * x).sum(), (weight * x**2).sum()]), axis_name)
+    count, total = _total((weight.sum(), (weight * x).sum()), axis_name)
     count = jnp.maximum(count, 1)
-    return second / count - (first / count) ** 2
+    return _total((weight * (x - total / count) ** 2).sum(), axis_name) / count
+
+
+def _is_stats(x: PyTree) -> bool:
+    return isinstance(x, normalize.Stats)
 
 
 def _total(x: PyTree, axis_name: str | None) -> PyTree:

@@ -21,7 +21,7 @@ import numpy as np
 from gymnax.environments import spaces
 
 from jaxrl_fast import types
-from jaxrl_fast.spelling import nearest
+from jaxrl_fast.spelling import nearest, parse_float
 from jaxrl_fast.types import Env, EnvSpec, Key, PyTree, TimeStep
 
 INTERFACE = ("default_params", "reset_env", "step_env", "is_truncated", "action_space")
@@ -421,7 +421,7 @@ def _as_type_of(default: Any, value: Any) -> Any:
     if isinstance(default, bool):
         return {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}[str(value).lower()]
     if isinstance(default, (int, float)):
-        number = float(value)
+        number = parse_float(str(value))
         if isinstance(value, bool) or not np.isfinite(number) or isinstance(default, int) and number != int(number):
             raise ValueError
         return type(default)(number)
