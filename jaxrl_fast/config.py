@@ -157,7 +157,8 @@ def tokenise(argv: Sequence[str]) -> tuple[list[str], list[Setting]]:
     for word in argv:
         if word.startswith("-") and word[1:2].isalpha() or word.startswith("--"):
             name, equals, value = word.partition("=")
-            settings.append(Setting(name.lstrip("-").replace("-", "_"), [value] if equals else [], name))
+            bare = name.removeprefix("-" if name == "-h" else "--")
+            settings.append(Setting(bare.replace("-", "_"), [value] if equals else [], name))
         else:
             (settings[-1].values if settings else positional).append(word)
     aliases = {"env_option": "env_options"}
