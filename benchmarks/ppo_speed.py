@@ -26,7 +26,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parent))
 import plain_ppo
 
-from jaxrl_fast import agents, config, program, train
+from jaxrl_fast import agents, config, host, plan, program
 from jaxrl_fast.spelling import parse_int
 
 PRESET = dict(rollout_length=plain_ppo.LENGTH, num_minibatches=plain_ppo.MINIBATCHES, num_epochs=plain_ppo.EPOCHS)
@@ -42,13 +42,13 @@ def main():
     parser.add_argument("--no-start-up", action="store_true", help="leave out the times of whole commands")
     parser.add_argument("--output", default="")
     args = parser.parse_args()
-    train.offer_cpu_devices()
+    host.offer_cpu_devices()
     results = {
         "benchmark": "ppo_speed",
-        "device": train.device(),
+        "device": host.device(),
         "cpu": cpu_model(),
         "cores": os.cpu_count(),
-        "versions": train.versions() | {"xla_flags": os.environ.get("XLA_FLAGS", "")},
+        "versions": host.versions() | {"xla_flags": os.environ.get("XLA_FLAGS", "")},
         "cases": [],
         "populations": [],
     }
@@ -64,7 +64,7 @@ def main():
     if not args.no_start_up:
         results["start_up"] = start_up()
         print(json.dumps(results["start_up"]), flush=True)
-    output = Path(args.output or f"benchmarks/results/ppo_speed_{train.device().split()[0]}.json")
+    output = Path(args.output or f"benchmarks/results/ppo_speed_{host.device().split()[0]}.json")
     output.parent.mkdir(parents=True, exist_ok=True)
     output.write_text(json.dumps(results, indent=2) + "\n")
     print(f"written to {output}")
@@ -122,7 +122,7 @@ def build(num_envs: int, num_seeds: int, num_updates: int) -> tuple[program.Prog
         algo="ppo", env="CartPole-v1", num_envs=num_envs, num_seeds=num_seeds, agent=PRESET,
         total_steps=num_updates * plain_ppo.LENGTH * num_envs,
     )  # fmt: skip
-    env, agent, num_shards = train.divide(settings, agents.load("ppo"), num_updates)
+    env, agent, num_shards = plan.divide(settings, agents.load("ppo"), num_updates)
     return program.build(env, agent, num_seeds, num_updates, num_shards), num_shards
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jaxrl_fast import config, sinks, train
+from jaxrl_fast import config, plan, report, sinks, trainer
 
 
 def fit(preset: str | None = None, *, algo: str = "", agent: Mapping[str, Any] | None = None, **options: Any) -> "Run":
@@ -18,7 +18,7 @@ def fit(preset: str | None = None, *, algo: str = "", agent: Mapping[str, Any] |
     `agent={"learning_rate": 1e-3}`. `env` may also be a class, a factory or an instance with gymnax's interface.
     What is wrong is a ValueError of one sentence, raised before anything is compiled or written.
     """
-    outcome = train.execute(train.prepare(config.from_keywords(preset, algo, agent, **options)))
+    outcome = trainer.execute(plan.prepare(config.from_keywords(preset, algo, agent, **options)))
     return Run(outcome.folder.resolve(), outcome.summary, outcome.agent_state)
 
 
@@ -33,11 +33,11 @@ class Run:
     @property
     def metrics(self) -> list[dict[str, Any]]:
         """A dictionary for each record (and seed), as in metrics.jsonl: `pandas.DataFrame(run.metrics)` is a table."""
-        return train.read_metrics(self.folder)
+        return report.read_metrics(self.folder)
 
     def plot(self) -> Any:
         """The learning curve, as a matplotlib figure."""
-        return train.picture(self.folder)
+        return report.picture(self.folder)
 
     def __repr__(self) -> str:
         return f"Run({self._words()}, folder={str(self.folder)!r})"

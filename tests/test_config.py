@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from jaxrl_fast import config, train
+from jaxrl_fast import config, plan, train, trainer
 from jaxrl_fast.agents.configs import CONFIGS, PPO
 
 ROOT = Path(__file__).parent.parent
@@ -229,7 +229,7 @@ def place(tmp_path_factory):
 def test_a_mistake_gets_one_line_and_leaves_nothing(line, words, place, monkeypatch, capsys):
     monkeypatch.chdir(place)
     before = sorted(place.rglob("*"))
-    monkeypatch.setattr(train, "execute", lambda plan: pytest.fail("it began"))
+    monkeypatch.setattr(trainer, "execute", lambda plan: pytest.fail("it began"))
     assert train.main(line.split()) == 2
     out, err = capsys.readouterr()
     assert out == ""
@@ -252,7 +252,7 @@ def test_an_unwritable_folder_is_refused(tmp_path, capsys, monkeypatch):
 @pytest.mark.parametrize("service", ["wandb", "trackio"])
 def test_a_service_that_is_not_installed_is_refused(service, monkeypatch, capsys, tmp_path):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(train.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(plan.util, "find_spec", lambda name: None)
     assert train.main(["ppo", f"--{service}"]) == 2
     assert f'pip install "jaxrl_fast[{service}]"' in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
@@ -262,6 +262,6 @@ def test_an_error_of_ours_is_not_taken_for_the_users(monkeypatch):
     def fail(settings):
         raise ValueError("a bug\nwith a traceback")
 
-    monkeypatch.setattr(train, "prepare", fail)
+    monkeypatch.setattr(plan, "prepare", fail)
     with pytest.raises(ValueError, match="a bug"):
         train.main(["ppo"])

@@ -18,7 +18,7 @@ FILES = sorted(str(path.relative_to(ROOT).with_suffix("")) for path in ROOT.rglo
 
 PARTS = ("returns", "distributions", "networks", "normalize", "replay", "minibatch")
 AROUND = ("evaluate", "config", "checkpoint", "sinks", "population", "plot", "program")
-HOST = ("train", "sweep", "video", "api", "__init__", "__main__")
+HOST = ("train", "trainer", "plan", "report", "host", "sweep", "video", "api", "__init__", "__main__")
 BELOW_AROUND = ("types", "spelling", *PARTS, "loop", "agents/*", "envs/*")
 ARRAYS = ("jax", "flax", "optax", "numpy")
 ANY = ("*",)

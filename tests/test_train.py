@@ -13,7 +13,8 @@ import pytest
 import yaml
 
 import jaxrl_fast
-from jaxrl_fast import config, program, sinks, train
+from jaxrl_fast import config, host, program, sinks, train, trainer
+from jaxrl_fast import plan as planning
 from jaxrl_fast.types import Agent, Decision
 from tests import probes
 
@@ -44,7 +45,7 @@ def plan(folder, line="", num_envs=4, num_updates=6, env=probes.constant_reward)
     """A run of the toy: every episode lasts 10 steps and returns 10."""
     line = f"ppo --num-envs {num_envs} --eval-episodes 4 --no-compile-cache --no-tensorboard {line}"
     folder.mkdir()
-    return train.Plan(
+    return planning.Plan(
         settings=config.from_command_line(line.split()),
         env=env(num_envs),
         agent=toy(num_envs),
@@ -102,11 +103,11 @@ def test_a_chunk_is_the_loop(built):
 
 def test_the_clock_decides_nothing_but_times(tmp_path, monkeypatch):
     line = "--log-every 88 --eval-every 132"
-    monkeypatch.setattr(train, "CHUNK_S", 0.0)
-    train.execute(plan(tmp_path / "short", line, num_updates=7, env=probes.chain))
-    monkeypatch.setattr(train, "CHUNK_S", 100.0)
-    monkeypatch.setattr(train, "GROWTH", 100)
-    train.execute(plan(tmp_path / "long", line, num_updates=7, env=probes.chain))
+    monkeypatch.setattr(trainer, "CHUNK_S", 0.0)
+    trainer.execute(plan(tmp_path / "short", line, num_updates=7, env=probes.chain))
+    monkeypatch.setattr(trainer, "CHUNK_S", 100.0)
+    monkeypatch.setattr(trainer, "GROWTH", 100)
+    trainer.execute(plan(tmp_path / "long", line, num_updates=7, env=probes.chain))
     short, long = read(tmp_path / "short")[0], read(tmp_path / "long")[0]
     assert without_times(short) == without_times(long)
     # Records of 2 updates, cut where an evaluation falls: after 3, 6 and at the end, 7.
@@ -116,7 +117,7 @@ def test_the_clock_decides_nothing_but_times(tmp_path, monkeypatch):
 
 def test_records_and_summary_add_up(tmp_path, capsys):
     """4 environments, 6 updates of 11 rows: 6 episodes of 10 steps each, with 5 reset rows before the last ones."""
-    outcome = train.execute(plan(tmp_path / "run", "--solved 11"))
+    outcome = trainer.execute(plan(tmp_path / "run", "--solved 11"))
     records, summary = read(tmp_path / "run")
     assert [r["env_steps"] for r in records] == [44, 88, 132, 176, 220, 264]
     assert sum(r["episodes"] for r in records) == 24
@@ -140,7 +141,7 @@ def test_records_and_summary_add_up(tmp_path, capsys):
 def test_it_stops_one_record_after_it_is_solved(tmp_path):
     """4 episodes an update make 100 after 25; the chunk behind has begun by then. Twice, since clocks differ."""
     for name in ("a", "b"):
-        train.execute(plan(tmp_path / name, "--solved 10 --stop-when-solved", num_updates=60))
+        trainer.execute(plan(tmp_path / name, "--solved 10 --stop-when-solved", num_updates=60))
         records, summary = read(tmp_path / name)
         assert summary["solved"] and summary["status"] == "done"
         assert summary["steps_to_solve"] == 25 * 44
@@ -151,11 +152,11 @@ def test_it_stops_one_record_after_it_is_solved(tmp_path):
 
 def test_seeds_are_trained_side_by_side(tmp_path):
     """Each begins as it does alone, and agrees with it to rounding."""
-    together = train.execute(plan(tmp_path / "all", "--seed 5 --num-seeds 3", env=probes.chain))
+    together = trainer.execute(plan(tmp_path / "all", "--seed 5 --num-seeds 3", env=probes.chain))
     records, summary = read(tmp_path / "all")
     assert [r["seed"] for r in records[:4]] == [5, 6, 7, 5]
     assert together.agent_state.shape == (3, 3)
-    alone = train.execute(plan(tmp_path / "one", "--seed 6", env=probes.chain))
+    alone = trainer.execute(plan(tmp_path / "one", "--seed 6", env=probes.chain))
     first = next(r for r in records if r["seed"] == 6)
     expected = read(tmp_path / "one")[0][0]
     for name in ("env_steps", "episodes", "return_mean", "toy_loss"):
@@ -179,8 +180,8 @@ def test_a_signal_ends_the_run_after_the_chunk(name, status, tmp_path, monkeypat
 
     before = signal.getsignal(number)
     monkeypatch.setattr(sinks.JsonLines, "write", write_and_signal)
-    monkeypatch.setattr(train, "CHUNK_S", 0.0)
-    monkeypatch.setattr(train, "prepare", lambda settings: plan(tmp_path / "run", num_updates=1000))
+    monkeypatch.setattr(trainer, "CHUNK_S", 0.0)
+    monkeypatch.setattr(planning, "prepare", lambda settings: plan(tmp_path / "run", num_updates=1000))
     assert train.main(["ppo"]) == status
     assert signal.getsignal(number) == before
     records, summary = read(tmp_path / "run")
@@ -194,9 +195,9 @@ def test_what_is_known_is_written_when_something_breaks(tmp_path, monkeypatch):
     def fail(self):
         raise RuntimeError("the evaluation broke")
 
-    monkeypatch.setattr(train.Trainer, "evaluate", fail)
+    monkeypatch.setattr(trainer.Trainer, "evaluate", fail)
     with pytest.raises(RuntimeError, match="the evaluation broke"):
-        train.execute(plan(tmp_path / "run", "--log-every 1"))
+        trainer.execute(plan(tmp_path / "run", "--log-every 1"))
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "failed"
 
 
@@ -212,7 +213,7 @@ def test_json_stays_valid_where_rewards_are_not_numbers(tmp_path):
 
         return env._replace(step=step)
 
-    train.execute(plan(tmp_path / "run", env=poisoned))
+    trainer.execute(plan(tmp_path / "run", env=poisoned))
     records, summary = read(tmp_path / "run")
     assert records[-1]["return_mean"] is None
     assert summary["status"] == "done" and summary["final_return_mean"] is None
@@ -220,11 +221,11 @@ def test_json_stays_valid_where_rewards_are_not_numbers(tmp_path):
 
 def test_one_compilation_for_any_number_of_chunks(tmp_path, monkeypatch):
     compiled = []
-    monkeypatch.setattr(train, "CHUNK_S", 0.0)
+    monkeypatch.setattr(trainer, "CHUNK_S", 0.0)
     listen = lambda event, duration, **_: compiled.append(event) if event.endswith("backend_compile_duration") else None
     jax.monitoring.register_event_duration_secs_listener(listen)
     try:
-        train.execute(plan(tmp_path / "run", "--eval-every 88", num_updates=12))
+        trainer.execute(plan(tmp_path / "run", "--eval-every 88", num_updates=12))
     finally:
         jax.monitoring.unregister_event_duration_listener(listen)
     assert len(compiled) == 3  # init, the chunk, the evaluation
@@ -241,19 +242,17 @@ def test_host_environments_take_one_seed(monkeypatch, capsys, tmp_path):
 
 
 def test_a_gpu_that_is_not_used_is_noticed(monkeypatch):
-    monkeypatch.setattr(train.shutil, "which", lambda name: "/usr/bin/nvidia-smi")
+    monkeypatch.setattr(host.shutil, "which", lambda name: "/usr/bin/nvidia-smi")
     monkeypatch.delenv("JAX_PLATFORMS")
-    assert train.gpu_unused() == (jax.default_backend() == "cpu")
+    assert host.gpu_unused() == (jax.default_backend() == "cpu")
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")  # asked for
-    assert not train.gpu_unused()
+    assert not host.gpu_unused()
 
 
-def test_the_users_compile_cache_wins(tmp_path):
+def test_the_users_compile_cache_wins():
     given = os.environ["JAX_COMPILATION_CACHE_DIR"]
-    made = plan(tmp_path / "run")
-    assert str(train.use_compile_cache(made)) == given
-    on_host = made._replace(env=made.env._replace(on_device=False))
-    assert train.use_compile_cache(on_host) is None
+    assert str(host.use_compile_cache(on_device=True)) == given
+    assert host.use_compile_cache(on_device=False) is None
 
 
 @pytest.fixture(scope="module")
@@ -288,7 +287,7 @@ def test_a_run_leaves_a_folder(fitted):
     assert (fitted.folder / "curve.png").read_bytes().startswith(b"\x89PNG")
     written = yaml.safe_load((fitted.folder / "config.yaml").read_text())
     assert written["agent"]["rollout_length"] == 16 and written["num_envs"] == 8 and written["algo"] == "ppo"
-    assert written["made"]["versions"]["jax"] == jax.__version__ and written["made"]["device"] == train.device()
+    assert written["made"]["versions"]["jax"] == jax.__version__ and written["made"]["device"] == host.device()
     summary = fitted.summary
     wanted = """algo env_id num_envs num_seeds env_steps train_time_s compile_time_s env_steps_per_s final_return_mean
         final_return_std eval_return_mean solved steps_to_solve time_to_solve_s device versions status host_share"""

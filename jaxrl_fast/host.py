@@ -1,0 +1,106 @@
+"""This machine and this process: devices, the compile cache, signals, versions."""
+
+import contextlib
+import os
+import platform
+import shutil
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from importlib import metadata, util
+from pathlib import Path
+
+from jaxrl_fast import __version__
+
+CACHE = "~/.cache/jaxrl_fast"
+SIGNALS = ("SIGINT", "SIGTERM", "SIGUSR1")
+
+
+def offer_cpu_devices(wanted: int | str = "auto") -> None:
+    """Lets JAX see every core as a device, which it must be told before it first looks for devices."""
+    import jax
+
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    with contextlib.suppress(RuntimeError):  # too late, as in a notebook that has used JAX: what is there will do
+        jax.config.update("jax_num_cpu_devices", cores if wanted == "auto" else int(wanted))
+
+
+def device() -> str:
+    import jax
+
+    first = jax.devices()[0]
+    return "cpu" if first.platform == "cpu" else f"{first.platform} {first.device_kind}"
+
+
+def gpu_unused() -> bool:
+    """A GPU is here, JAX computes on the CPU, and nobody asked it to."""
+    import jax
+
+    if jax.default_backend() != "cpu" or os.environ.get("JAX_PLATFORMS") == "cpu":
+        return False
+    return os.path.exists("/dev/nvidia0") or shutil.which("nvidia-smi") is not None
+
+
+def peak_memory_mb() -> float:
+    """The most that was in use: on the device where it keeps count, else of this process."""
+    import resource
+
+    import jax
+
+    on_device = (jax.local_devices()[0].memory_stats() or {}).get("peak_bytes_in_use")
+    kilobytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return round(on_device / 2**20 if on_device else kilobytes / 2**10, 1)
+
+
+def versions() -> dict[str, str]:
+    """Of everything that decides the result."""
+    packages = ("jax", "jaxlib", "flax", "optax", "gymnax", "envpool", "numpy")
+    found = {p: metadata.version(p) for p in packages if util.find_spec(p)}
+    return {"jaxrl_fast": __version__, "python": platform.python_version(), **found}
+
+
+def use_compile_cache(on_device: bool) -> Path | None:
+    """Compiled programs outlive the process. A host pool's address is part of its program, which no later one finds."""
+    import jax
+
+    if not on_device:
+        return None
+    folder = jax.config.values["jax_compilation_cache_dir"]
+    if not folder:
+        folder = str(Path(CACHE).expanduser())
+        try:
+            os.makedirs(folder, exist_ok=True)
+        except OSError:
+            return None
+        jax.config.update("jax_compilation_cache_dir", folder)
+    if "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in os.environ:
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    return Path(folder)
+
+
+def entries(cache: Path | None) -> int:
+    """How many programs the cache holds."""
+    return len(os.listdir(cache)) if cache and cache.is_dir() else 0
+
+
+@contextlib.contextmanager
+def stop_signals(stop: Callable[[int], None]) -> Iterator[None]:
+    """The first signal lets the chunk finish; the second does what it would have done."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for name in SIGNALS if (number := getattr(signal, name, None))}
+
+    def note(number, _):
+        stop(number)
+        signal.signal(number, before[number])
+        print("stopping after this chunk; once more to quit at once", file=sys.stderr)
+
+    for number in before:
+        signal.signal(number, note)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,142 @@
+"""From settings to a plan: all checks, the environments and agents, and the run's folder. Nothing is compiled yet."""
+
+from datetime import datetime
+from importlib import util
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from jaxrl_fast import config, host
+
+LEAST_ROWS = 2048  # of an update in one shard: with less, waiting for each other costs more than sharing saves
+
+
+class Plan(NamedTuple):
+    """A run that has passed every check; nothing is compiled yet."""
+
+    settings: config.Settings
+    env: Any  # one shard
+    agent: Any
+    num_shards: int
+    eval_env: Any
+    eval_agent: Any
+    num_updates: int
+    steps_per_update: int
+    folder: Path
+
+
+def prepare(settings: config.Settings) -> Plan:
+    """Everything that can be refused is refused here, by a ValueError of one sentence. Then the folder is made."""
+    options = settings.options
+    for service in ("wandb", "trackio"):
+        if getattr(options, service) and util.find_spec(service) is None:
+            raise ValueError(f'--{service}: {service} is not installed here; pip install "jaxrl_fast[{service}]"')
+    check_folder(chosen_folder(options))
+
+    from jaxrl_fast import agents
+
+    host.offer_cpu_devices(options.devices)
+    algorithm = agents.load(settings.algo)
+    steps_per_update = settings.agent.rollout_length * options.num_envs
+    num_updates = -(-options.total_steps // steps_per_update)
+    if num_updates >= 2**31:
+        raise ValueError(f"--total-steps {options.total_steps}: {num_updates} updates are more than {2**31 - 1}")
+    env, agent, num_shards = divide(settings, algorithm, num_updates)
+    if options.num_seeds > 1 and not env.on_device:
+        raise ValueError(
+            f"--num-seeds {options.num_seeds}: {env.spec.id} runs on the host, which has one pool for one seed"
+        )
+    if options.total_steps < steps_per_update:
+        raise ValueError(
+            f"--total-steps {options.total_steps} is less than one update, which is {steps_per_update} steps "
+            f"({settings.agent.rollout_length} in each of {options.num_envs} environments)"
+        )
+    eval_env, eval_agent = evaluator(settings, algorithm, num_updates)
+    folder = make_folder(settings, env.spec.id)
+    return Plan(settings, env, agent, num_shards, eval_env, eval_agent, num_updates, steps_per_update, folder)
+
+
+def divide(settings: config.Settings, algorithm: Any, num_updates: int) -> tuple[Any, Any, int]:
+    """The environment and the agent of one shard, and the number of shards.
+
+    Left to us, it is the number of devices, or fewer where a shard would get too little work for an update.
+    """
+    import jax
+
+    from jaxrl_fast import envs, program
+
+    options = settings.options
+    make_env = lambda num_envs: envs.make(options.env, num_envs, **options.env_options)
+    whole = make_env(options.num_envs)
+    agent = algorithm.make(settings.agent, whole.spec, num_updates)
+    num_devices = jax.local_device_count()
+    if options.devices == "auto":
+        rows = settings.agent.rollout_length * options.num_envs
+        most = min(num_devices, rows // LEAST_ROWS) if whole.on_device else 1
+        tries = [n for n in range(most, 1, -1) if options.num_envs % n == 0]
+    elif options.devices > num_devices:
+        raise ValueError(f"--devices {options.devices}: JAX has {num_devices} here")
+    elif options.num_envs % options.devices:
+        raise ValueError(f"--devices {options.devices}: {options.num_envs} environments do not divide into so many")
+    else:
+        tries = [options.devices] if options.devices > 1 else []
+    for num_shards in tries:
+        env = make_env(options.num_envs // num_shards)
+        env = env._replace(spec=env.spec._replace(axis_name=program.SHARDS))
+        try:
+            return env, algorithm.make(settings.agent, env.spec, num_updates), num_shards
+        except ValueError:
+            if options.devices != "auto":
+                raise
+    return whole, agent, 1
+
+
+def evaluator(settings: config.Settings, algorithm: Any, num_updates: int) -> tuple[Any, Any]:
+    """Environments to evaluate in, and the agent for that many of them."""
+    from jaxrl_fast import envs
+
+    options = settings.options
+    count = min(options.eval_envs, options.eval_episodes)
+    for num_envs in (count, -(-count // options.num_envs) * options.num_envs):
+        env = envs.make(options.env, num_envs, **options.env_options)
+        try:
+            return env, algorithm.make(settings.agent, env.spec, num_updates)
+        except ValueError:  # such as a rollout of that many that does not divide; any multiple of num_envs does
+            continue
+    raise ValueError(f"--eval-envs {options.eval_envs} do not suit this algorithm; try {options.num_envs}")
+
+
+def make_folder(settings: config.Settings, env_id: str) -> Path:
+    """The run's own folder, new and empty. A name of our own gives way to one that is taken."""
+    options = settings.options
+    env_name = env_id.rpartition("/")[2].rpartition(":")[2]
+    ours = Path("runs") / f"{settings.algo}_{env_name}_s{options.seed}_{datetime.now():%Y%m%d-%H%M%S}"
+    chosen = chosen_folder(options)
+    for folder in [chosen] if chosen else [ours, *(ours.with_name(f"{ours.name}-{i}") for i in range(2, 100))]:
+        try:
+            folder.mkdir(parents=True)
+            return folder
+        except FileExistsError:
+            continue
+        except OSError as error:
+            reason = f"cannot be made ({error.strerror})"
+            raise ValueError(f"the run folder {folder} {reason}; choose another --run-dir") from error
+    raise ValueError(f"the run folder {chosen or ours} exists already; choose another --run-dir or --name")
+
+
+def check_folder(folder: Path | None) -> None:
+    """Refuses what can be refused before anything is imported."""
+    try:
+        exists = folder is not None and folder.exists()
+    except OSError as error:
+        raise ValueError(f"the run folder {folder} cannot be made ({error.strerror}); choose another") from error
+    if exists:
+        raise ValueError(f"the run folder {folder} exists already; choose another --run-dir or --name")
+
+
+def chosen_folder(options: config.Options) -> Path | None:
+    """What the user asked for."""
+    if options.run_dir:
+        return Path(options.run_dir).expanduser()
+    if Path(options.name).name != options.name:
+        raise ValueError(f"--name {options.name}: a name is wanted, without folders; --run-dir takes a path")
+    return Path("runs") / options.name if options.name else None

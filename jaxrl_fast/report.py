@@ -1,0 +1,164 @@
+"""What a run says of itself: its first lines, config.yaml, summary.json, and its learning curve."""
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from jaxrl_fast import __version__, config, host, sinks
+from jaxrl_fast.plan import Plan
+
+if TYPE_CHECKING:
+    from jaxrl_fast.trainer import Trainer
+
+
+def announce(plan: Plan, terminal: sinks.Terminal) -> None:
+    """What was chosen, before it starts."""
+    import jax
+
+    options = plan.settings.options
+    backend, _, name = plan.env.spec.id.rpartition("/")
+    last_seed = options.seed + options.num_seeds - 1
+    seeds = f"seed {options.seed}" if options.num_seeds == 1 else f"seeds {options.seed} to {last_seed}"
+    shards = f" x {plan.num_shards}" if plan.num_shards > 1 else ""
+    where = f"{host.device()}{shards} (jax {jax.__version__})"
+    parts = [plan.settings.algo, name, backend, f"{options.num_envs} envs", seeds, where]
+    if plan.settings.by_default:
+        terminal.say(f"training preset {plan.settings.preset} until it is solved; --help lists what else there is")
+    terminal.say(f"jaxrl_fast {__version__}   {' · '.join(p for p in parts if p)}")
+    watch = f"   watch: uvx tensorboard --logdir {plan.folder.parent}" if options.tensorboard else ""
+    terminal.say(f"run  {plan.folder}{watch}")
+    if host.gpu_unused():
+        print('warning: there is a GPU, but JAX uses the CPU; pip install "jax[cuda12]"', file=sys.stderr)
+
+
+def write_config(plan: Plan) -> None:
+    """Everything, resolved. It is a preset too: --config runs/NAME/config.yaml."""
+    import yaml
+
+    made = {
+        "preset": plan.settings.preset,
+        "env_id": plan.env.spec.id,
+        "num_shards": plan.num_shards,
+        "device": host.device(),
+        "versions": host.versions(),
+    }
+    content = config.to_mapping(plan.settings) | {"env": plan.env.spec.id, "made": made}
+    (plan.folder / "config.yaml").write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
+
+
+def open_sinks(plan: Plan) -> list[sinks.Sink]:
+    options = plan.settings.options
+    opened: list[sinks.Sink] = [sinks.JsonLines(plan.folder / "metrics.jsonl")]
+    if options.tensorboard:
+        opened.append(sinks.TensorBoard(plan.folder))
+    for service in ("wandb", "trackio"):
+        if getattr(options, service):
+            opened.append(sinks.Tracker(service, options.project, plan.folder.name, config.to_mapping(plan.settings)))
+    return opened
+
+
+def summarise(trainer: "Trainer") -> dict[str, Any]:
+    """What summary.json holds. Times are seconds; env_steps are those of one seed, env_steps_per_s those of all."""
+    import numpy as np
+
+    from jaxrl_fast import population
+
+    plan, options = trainer.plan, trainer.options
+    steps = trainer.finished * plan.steps_per_update
+    per_seed = [population.finite(w.mean) for w in trainer.windows]
+    finals = [mean for mean in per_seed if mean is not None]
+    last = trainer.evals[-1] if trainer.evals else {}
+    finished = [e for e in trainer.evals if e["eval_return_mean"] is not None]
+    best = max(finished, key=lambda e: e["eval_return_mean"], default={})
+    solved = [s for s in trainer.solved if s is not None]
+    all_solved = len(solved) == options.num_seeds
+    return {
+        "status": trainer.status,
+        "algo": plan.settings.algo,
+        "env_id": plan.env.spec.id,
+        "num_envs": options.num_envs,
+        "seed": options.seed,
+        "num_seeds": options.num_seeds,
+        "env_steps": steps,
+        "updates": trainer.finished,
+        "valid_steps": trainer.valid_steps,
+        "train_time_s": round(trainer.train_time, 4),
+        "compile_time_s": round(trainer.compile_time, 4),
+        "eval_time_s": round(trainer.eval_time, 4),
+        "wall_time_s": round(time.perf_counter() - trainer.began, 4),
+        "env_steps_per_s": round(steps * options.num_seeds / trainer.train_time, 1) if steps else None,
+        "peak_memory_mb": host.peak_memory_mb(),
+        "host_share": round(trainer.idle_time / trainer.train_time, 5) if steps else None,
+        "final_return_mean": population.finite(np.mean(finals)) if finals else None,
+        "final_return_std": population.finite(np.std(finals, ddof=1)) if len(finals) > 1 else None,
+        "final_return_iqm": population.finite(population.iqm(np.array(finals))) if finals else None,
+        "final_return_per_seed": per_seed,
+        "eval_return_mean": last.get("eval_return_mean"),
+        "eval_return_std": last.get("eval_return_std"),
+        "eval_length_mean": last.get("eval_length_mean"),
+        "eval_episodes": last.get("eval_episodes"),
+        "eval_unfinished": last.get("eval_unfinished"),
+        "best_eval_return_mean": best.get("eval_return_mean"),
+        "best_eval_env_steps": best.get("env_steps"),
+        "evaluations": finished,
+        "solved_threshold": options.solved,
+        "solved": all_solved if options.solved is not None else None,
+        "steps_to_solve": int(np.median([s[0] for s in solved])) if all_solved else None,
+        "time_to_solve_s": population.finite(np.median([s[1] for s in solved])) if all_solved else None,
+        "steps_to_solve_per_seed": [s and s[0] for s in trainer.solved],
+        "num_shards": plan.num_shards,
+        "device": host.device(),
+        "versions": host.versions(),
+    }
+
+
+def read_metrics(folder: Path) -> list[dict[str, Any]]:
+    """The records of a run."""
+    with open(folder / "metrics.jsonl", encoding="utf-8") as file:
+        return [json.loads(text) for text in file]
+
+
+def picture(folder: Path) -> Any:
+    """A run's learning curve as a matplotlib figure."""
+    import numpy as np
+
+    from jaxrl_fast import plot, population
+
+    records = read_metrics(folder)
+    summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    seeds = list(dict.fromkeys(r["seed"] for r in records))
+    names = "env_steps", "return_mean", "episodes"
+    at, means, counts = (np.array([[r[k] or 0 for r in records if r["seed"] == s] for s in seeds]) for k in names)
+    steps, returns, episodes = plot.thin(at[0], means, counts)
+    curve = {"steps": steps, "returns": returns}
+    if len(seeds) > 1:
+        held = _hold(returns)
+        low, high = population.bootstrap(held[:, None], num_resamples=500)
+        curve |= {"centre": population.iqm(held), "low": low, "high": high}
+    else:
+        curve |= {"centre": _last_episodes(returns[0], episodes[0], population.WINDOW)}
+    title = f"{summary['algo'].upper()} on {summary['env_id']}"
+    return plot.figure(title, curve, summary["evaluations"], summary["solved_threshold"])
+
+
+def _hold(returns: Any) -> Any:
+    """[S, R] with every gap filled by what came before, or by what comes first."""
+    import numpy as np
+
+    known = ~np.isnan(returns)
+    place = np.maximum.accumulate(np.where(known, np.arange(returns.shape[1]), -1), axis=1)
+    place = np.where(place < 0, known.argmax(1)[:, None], place)
+    return np.take_along_axis(returns, place, axis=1)
+
+
+def _last_episodes(returns: Any, episodes: Any, window: int) -> Any:
+    """At each record, the mean over the last `window` episodes or a few more."""
+    import numpy as np
+
+    total, count = np.cumsum(np.nan_to_num(returns) * episodes), np.cumsum(episodes)
+    start = np.searchsorted(count, count - window, side="right") - 1
+    before_total, before_count = np.where(start >= 0, total[start], 0), np.where(start >= 0, count[start], 0)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return (total - before_total) / np.where(count > before_count, count - before_count, np.nan)
