@@ -23,11 +23,12 @@ from pathlib import Path
 import jax
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).parent))
-import plain_ppo
-
 from jaxrl_fast import agents, config, host, plan, program
 from jaxrl_fast.spelling import parse_int
+
+host.offer_cpu_devices()  # before gymnax is imported, which starts JAX
+sys.path.insert(0, str(Path(__file__).parent))
+import plain_ppo  # noqa: E402
 
 PRESET = dict(rollout_length=plain_ppo.LENGTH, num_minibatches=plain_ppo.MINIBATCHES, num_epochs=plain_ppo.EPOCHS)
 
@@ -42,7 +43,6 @@ def main():
     parser.add_argument("--no-start-up", action="store_true", help="leave out the times of whole commands")
     parser.add_argument("--output", default="")
     args = parser.parse_args()
-    host.offer_cpu_devices()
     results = {
         "benchmark": "ppo_speed",
         "device": host.device(),
@@ -52,21 +52,25 @@ def main():
         "cases": [],
         "populations": [],
     }
+    output = Path(args.output or f"benchmarks/results/ppo_speed_{host.device().split()[0]}.json")
+    output.parent.mkdir(parents=True, exist_ok=True)
+
+    def tell(case):
+        print(json.dumps(case), flush=True)
+        output.write_text(json.dumps(results, indent=2) + "\n")
+
     for num_envs in map(parse_int, args.num_envs.split(",")):
         case = compare(num_envs, args.rounds, args.seconds)
         results["cases"].append(case)
-        print(json.dumps(case), flush=True)
+        tell(case)
     for num_seeds in map(int, args.num_seeds.split(",")):
         if num_seeds > 1:
             case = population(num_seeds, args.rounds, args.seconds)
             results["populations"].append(case)
-            print(json.dumps(case), flush=True)
+            tell(case)
     if not args.no_start_up:
         results["start_up"] = start_up()
-        print(json.dumps(results["start_up"]), flush=True)
-    output = Path(args.output or f"benchmarks/results/ppo_speed_{host.device().split()[0]}.json")
-    output.parent.mkdir(parents=True, exist_ok=True)
-    output.write_text(json.dumps(results, indent=2) + "\n")
+        tell(results["start_up"])
     print(f"written to {output}")
 
 
