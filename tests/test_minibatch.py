@@ -6,13 +6,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.stats
-from hypothesis import given
+from hypothesis import given, settings
 
 from jaxrl_fast import minibatch
 
 shuffle = jax.jit(minibatch.shuffle, static_argnums=1)
 
 
+@settings(max_examples=25)  # each size compiles anew
 @given(num_rows=st.integers(1, 3000), seed=st.integers(0, 2**31 - 1))
 def test_every_place_is_taken_once(num_rows, seed):
     order = minibatch.shuffle(jax.random.key(seed), num_rows)
@@ -54,6 +55,7 @@ def test_pairs_of_rows_share_a_minibatch_as_often_as_chance_has_it():
     assert np.abs(error).max() < 5.5
 
 
+@settings(max_examples=15)
 @given(parts=st.integers(1, 8), size=st.integers(1, 40), seed=st.integers(0, 1000))
 def test_split_keeps_rows_together_and_loses_none(parts, size, seed):
     rows = {"a": jnp.arange(parts * size), "b": jnp.arange(parts * size)[:, None] * jnp.ones(3)}
