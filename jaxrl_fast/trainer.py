@@ -152,7 +152,7 @@ class Trainer:
         idle_until = self.latest_began if chunk.ended is None and _ready(chunk.rows) else chunk.began
         self.idle_time += max(idle_until - self.free_since, 0.0)
         rows = jax.device_get(jax.block_until_ready(chunk.rows))
-        now = chunk.ended or time.perf_counter()
+        now = max(chunk.ended or time.perf_counter(), self.free_since)  # it may be known to be done before the last one
         elapsed = now - self.free_since
         self.free_since = now
         self.rate = chunk.num_updates / max(elapsed, 1e-9)
