@@ -9,7 +9,7 @@ import numpy as np
 import optax
 import pytest
 
-from jaxrl_fast import loop
+from jaxrl_fast import envs, loop
 from jaxrl_fast.agents import ppo
 from tests import probes
 
@@ -88,6 +88,22 @@ def test_a_delayed_goal_and_both_normalisers():
     np.testing.assert_array_equal(play(agent, state, np.eye(5)[:4]), 1)
     last = slice(-10, None)
     assert metrics["return_sum"][last].sum() / metrics["episodes"][last].sum() > 4.5
+
+
+def test_it_can_drive_every_environment():
+    """A whole train step is traced for each that gymnax registers, with its own observations and actions."""
+    refused = []
+    for name in envs.registered():
+        try:
+            env = envs.make(name, 8)
+        except ValueError:
+            refused.append(name)
+            continue
+        agent = ppo.make(ppo.Config(rollout_length=8), env.spec, 2)
+        run = lambda key, env=env, agent=agent: loop.train(env, agent, loop.init(env, agent, key), 2)
+        _, metrics = jax.eval_shape(run, jax.random.key(0))
+        assert metrics["policy_loss"].shape == (2,), name
+    assert refused == ["gymnax/MNISTBandit-bsuite"]
 
 
 def random_batch(num_actions=3, num_rows=12, seed=0):
