@@ -20,6 +20,7 @@ from jaxrl_fast.spelling import nearest, parse_float, parse_int
 PROGRAM = "python -m jaxrl_fast.train"
 DEFAULT = {"config": "ppo_cartpole", "stop_when_solved": True}  # without an algorithm, a preset or an environment
 WORDS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
+MOST_COUNTED = 2**30  # environment steps that a schedule may last: they are counted in int32
 LAST_SEED = 2**31 - 1  # JAX reads larger ones modulo 2^32 and negative ones as others
 
 
@@ -124,8 +125,18 @@ RANGES = {
     "seed": Range(0, LAST_SEED),
     **dict.fromkeys(("agent.rollout_length", "agent.num_minibatches", "agent.num_epochs", "agent.hidden"), COUNT),
     **dict.fromkeys(("agent.learning_rate", "agent.adam_epsilon", "agent.clip", "agent.target_kl"), POSITIVE),
-    **dict.fromkeys(("agent.gamma", "agent.gae_lambda"), FRACTION),
+    **dict.fromkeys(("agent.gamma", "agent.gae_lambda", "agent.q_lambda"), FRACTION),
+    **dict.fromkeys(("agent.epsilon_start", "agent.epsilon_end", "agent.importance_exponent"), FRACTION),
     **dict.fromkeys(("agent.max_grad_norm", "agent.value_coef", "agent.entropy_coef"), NOT_NEGATIVE),
+    **dict.fromkeys(("agent.priority_exponent", "agent.epsilon_ladder", "agent.munchausen_alpha"), NOT_NEGATIVE),
+    **dict.fromkeys(("agent.replay_ratio", "agent.munchausen_temperature"), POSITIVE),
+    **dict.fromkeys(("agent.batch_size", "agent.n_step"), COUNT),
+    **dict.fromkeys(("agent.target_period", "agent.epsilon_steps"), Range(1, MOST_COUNTED)),
+    "agent.learning_starts": Range(0, MOST_COUNTED),
+    "agent.capacity": Range(1, LAST_SEED),
+    "agent.target_step_size": Range(0, 1, above=True),
+    "agent.num_atoms": Range(2),
+    "agent.munchausen_clip": Range(-math.inf, 0),
 }
 
 

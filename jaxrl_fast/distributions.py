@@ -1,8 +1,8 @@
 """Distributions over actions: records of parameters that sample, score and compare.
 
-Leading axes are free. The last axis of the parameters is the number of actions A (Categorical) or the dimension
-of one action D (Gaussian, TanhGaussian), over which log-probabilities, entropies and divergences are summed. They
-are in nats. `sample_from` takes noise drawn elsewhere, in bulk: `sample(key)` is `sample_from` of fresh noise.
+Leading axes are free. The last axis of the parameters is the number of actions A (Categorical, EpsilonGreedy) or the
+dimension of one action D (Gaussian, TanhGaussian), over which log-probabilities, entropies and divergences are summed.
+They are in nats. `sample_from` takes noise drawn elsewhere, in bulk: `sample(key)` is `sample_from` of fresh noise.
 """
 
 from typing import NamedTuple
@@ -44,6 +44,28 @@ class Categorical(NamedTuple):
     def kl(self, other: "Categorical") -> Array:
         """f32 [...]: KL(self || other)."""
         return _expect(self.logits, jax.nn.log_softmax(self.logits) - jax.nn.log_softmax(other.logits))
+
+
+class EpsilonGreedy(NamedTuple):
+    """The action of the highest value, or with probability epsilon any action, all equally likely."""
+
+    value: Array  # [..., A]
+    epsilon: float | Array  # [...]
+
+    def sample(self, key: Key) -> Array:
+        """int32 [...]"""
+        return self.sample_from(jax.random.uniform(key, (2, *self.value.shape[:-1])))
+
+    def sample_from(self, noise: Array) -> Array:
+        """int32 [...] from two uniform numbers [2, ...]: a coin for each row, and the action if it says so."""
+        coin, place = noise
+        num_actions = self.value.shape[-1]
+        anything = jnp.minimum((place * num_actions).astype(jnp.int32), num_actions - 1)
+        return jnp.where(coin < self.epsilon, anything, self.mode())
+
+    def mode(self) -> Array:
+        """int32 [...]: the first of equals."""
+        return jnp.argmax(self.value, axis=-1).astype(jnp.int32)
 
 
 class Gaussian(NamedTuple):

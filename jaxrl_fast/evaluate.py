@@ -38,7 +38,7 @@ def play(env: Env, agent: Agent, num_episodes: int, state: PyTree, seed: Array, 
 
     def block(carry):
         actors, episodes, num_blocks = carry
-        noise = agent.noise(jax.random.fold_in(key, num_blocks), BLOCK)
+        noise = agent.noise(jax.random.fold_in(key, num_blocks), BLOCK, env.spec.num_envs)
         (actors, episodes), _ = jax.lax.scan(partial(step, env, agent, policy), (actors, episodes), noise)
         return actors, episodes, num_blocks + 1
 

@@ -47,7 +47,7 @@ def train(env: Env, agent: Agent, state: TrainState, num_updates: int) -> tuple[
 def train_step(env: Env, agent: Agent, state: TrainState) -> tuple[TrainState, tuple[Metrics, Metrics]]:
     """What every algorithm here does, over and over: act for T steps, then learn from them."""
     key_noise, key_update, key = jax.random.split(state.key, 3)
-    noise = agent.noise(_key_of_shard(env, key_noise), agent.rollout_length)
+    noise = agent.noise(_key_of_shard(env, key_noise), agent.rollout_length, env.spec.num_envs)
     actors, experience, scores = rollout(env, agent, partial(agent.explore, state.agent), state.actors, noise)
     learner, metrics = agent.update(state.agent, experience, _key_of_shard(env, key_update))
     return TrainState(learner, actors, key, state.num_updates + 1), (scores, metrics)
@@ -57,17 +57,19 @@ def reset(env: Env, agent: Agent, key: Key) -> Actors:
     """N actors, each at the start of an episode."""
     env_state, timestep = env.reset(key)
     num_envs = env.spec.num_envs
-    return Actors(env_state, timestep, agent.memory, jnp.zeros(num_envs), jnp.zeros(num_envs, jnp.int32))
+    return Actors(env_state, timestep, _fresh_memory(env, agent), jnp.zeros(num_envs), jnp.zeros(num_envs, jnp.int32))
 
 
 def rollout(env: Env, agent: Agent, policy: Policy, actors: Actors, noise: PyTree) -> tuple[Actors, Rollout, Metrics]:
-    """Lets `policy` act once for each step of `noise` [T, N, ...]; also returns the scores of games that ended."""
+    """Lets `policy` act once for each step of `noise` [T, ...]; also returns the scores of games that ended."""
+
+    fresh = _fresh_memory(env, agent)
 
     def step(actors, noise):
         now = actors.timestep
         decision = policy(now.obs, actors.memory, noise)
         env_state, after = env.step(actors.env, decision.action)
-        memory = jax.tree.map(partial(_where, now.last), agent.memory, decision.memory)
+        memory = jax.tree.map(partial(_where, now.last), fresh, decision.memory)
         game = after.game or Game(after.reward, after.last)
         score, length = actors.score + game.reward, actors.length + ~now.last
         row = Transition(now.obs, decision.action, after.reward, after.discount, after.last, ~now.last, decision.extras)
@@ -76,6 +78,11 @@ def rollout(env: Env, agent: Agent, policy: Policy, actors: Actors, noise: PyTre
 
     end, (steps, games) = jax.lax.scan(step, actors, noise)
     return end, Rollout(steps, end.timestep.obs, actors.memory), _scores(steps.valid, *games)
+
+
+def _fresh_memory(env: Env, agent: Agent) -> PyTree:
+    """[N, ...]"""
+    return jax.tree.map(lambda x: jnp.broadcast_to(x, (env.spec.num_envs, *jnp.shape(x))), agent.memory)
 
 
 def _scores(valid: Array, over: Array, score: Array, length: Array) -> Metrics:

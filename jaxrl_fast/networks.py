@@ -23,13 +23,16 @@ from jaxrl_fast.types import Key, PyTree
 ACTIVATIONS = {"tanh": nn.tanh, "relu": nn.relu}
 KINDS = ("mlp", "minatar", "nature", "impala")
 SMALLEST_IMAGE = 36  # what nature's three convolutions need
+NARROW = 32  # outputs of a head that is computed in its own way
+SPREAD = 0.5  # of noisy weights at the start, times the root of the number of inputs (the paper's sigma_0)
 
 
 class Network(NamedTuple):
     """A function of observations with parameters."""
 
     init: Callable[[Key], PyTree]
-    apply: Callable[[PyTree, PyTree], Array]  # (params, obs [..., *shape]) -> [..., num_outputs]
+    apply: Callable[..., Array]  # (params, obs [..., *shape], noise=()) -> [..., num_outputs (, num_atoms)]
+    noise: Callable[[Key, tuple[int, ...]], PyTree]  # what noisy layers need, [*shape, K] each
 
 
 class ActorCritic(NamedTuple):
@@ -41,10 +44,29 @@ class ActorCritic(NamedTuple):
     both: Callable[[PyTree, PyTree], tuple[Array, Array]]
 
 
-def network(obs: PyTree, num_outputs: int, *, gain: float = 1.0, **options) -> Network:
-    """A torso with one linear head, for observations like `obs` (ShapeDtypeStruct). Options as in `torso`."""
-    module: Any = Headed(torso(obs, **options), num_outputs, gain)
-    return Network(init=lambda key: _init(module, obs, key), apply=module.apply)
+def network(
+    obs: PyTree,
+    num_outputs: int,
+    *,
+    num_atoms: int | None = None,
+    dueling: bool = False,
+    gain: float = 1.0,
+    **options,
+) -> Network:
+    """A torso with a linear head, for observations like `obs` (ShapeDtypeStruct). Other options as in `torso`.
+
+    With `num_atoms`, each output is so many numbers: a distribution. `dueling` gives the last dense layer and the head
+    to each of two streams, one for the state's value and one for what each output adds to it, less their mean
+    (Wang et al. 2016, "Dueling network architectures", eq. 9). Without noise, noisy layers use their means.
+    """
+    streams = [_torso(obs, slice(-1, None), **options) for _ in range(2)] if dueling else []
+    trunk = torso(obs, **options) if not dueling else _torso(obs, slice(None, -1), **options)
+    module: Any = _Outputs(trunk, streams, num_outputs, num_atoms, gain, options.get("noisy", False))
+
+    def apply(params, obs, noise=()):
+        return module.apply({**params, "noise": noise} if noise else params, obs)
+
+    return Network(lambda key: _init(module, obs, key), apply, lambda key, shape: _noise(module, obs, key, shape))
 
 
 def actor_critic(
@@ -73,24 +95,35 @@ def actor_critic(
     )
 
 
-def torso(
+def torso(obs: PyTree, **options) -> nn.Module:
+    """The module from observations like `obs` (ShapeDtypeStruct) to features [..., hidden[-1]] of type `dtype`.
+
+    kind          "mlp", "minatar", "nature", "impala", or "auto": by the shape of the observation
+    hidden        widths of the dense layers; () means those of the kind's paper, (64, 64) for mlp
+    activation    "tanh" or "relu"; "auto" is that of the kind's paper, tanh for mlp
+    layer_norm    normalise before every activation, over the last axis: after a convolution, a pixel's channels
+    noisy         dense layers with noise that is learnt (Fortunato et al. 2018, "Noisy networks for exploration")
+    dtype         what is computed in
+    conv          how convolutions are computed, not what: "lax", "matmul" or "auto", the faster one here
+
+    Its own `init` fills kernels with their gains; `network` and `actor_critic` make them orthogonal.
+    """
+    return _torso(obs, slice(None), **options)
+
+
+def _torso(
     obs: PyTree,
+    part: slice,
     *,
     kind: str = "auto",
     hidden: tuple[int, ...] = (),
     activation: str = "auto",
     layer_norm: bool = False,
+    noisy: bool = False,
     dtype: jnp.dtype = jnp.float32,
     conv: str = "auto",
 ) -> nn.Module:
-    """The module from observations like `obs` (ShapeDtypeStruct) to features [..., hidden[-1]] of type `dtype`.
-
-    `hidden` are the widths of the dense layers, and `activation` is "tanh" or "relu"; empty and "auto" mean what the
-    paper of each kind has ((64, 64) and tanh for mlp). `layer_norm` normalises before every activation, over the
-    last axis: after a convolution that is the channels of each pixel. `conv` says how convolutions are computed,
-    not what: "lax", "matmul" or the faster one here. Its own `init` fills kernels with their gains; `network` and
-    `actor_critic` make them orthogonal.
-    """
+    """Some of a torso's dense layers: the first ones come with what is before them, the others stand alone."""
     kind = choose(obs, kind)
     if conv == "auto":
         conv = "matmul" if kind == "minatar" and jax.default_backend() == "cpu" else "lax"
@@ -102,13 +135,16 @@ def torso(
     }[kind]
     activation = default_activation if activation == "auto" else activation
     layers: dict[str, Any] = dict(activation=activation, layer_norm=layer_norm, dtype=dtype)
+    mlp = MLP((tuple(hidden) or default_hidden)[part], noisy=noisy, **layers)
+    if part.start is not None:
+        return mlp
     stem = {
         "mlp": lambda: None,
         "minatar": lambda: Convolutions(((16, 3, 1),), conv=conv, **layers),
         "nature": lambda: Convolutions(((32, 8, 4), (64, 4, 2), (64, 3, 1)), conv=conv, **layers),
         "impala": lambda: Residual((16, 32, 32), conv=conv, **layers),
     }[kind]()
-    return Torso(obs, stem, MLP(tuple(hidden) or default_hidden, **layers))
+    return Torso(obs, stem, mlp)
 
 
 def choose(obs: PyTree, kind: str = "auto") -> str:
@@ -131,16 +167,30 @@ def choose(obs: PyTree, kind: str = "auto") -> str:
     return kind
 
 
-class Headed(nn.Module):
-    """A linear layer on a torso, in float32."""
+class _Outputs(nn.Module):
+    """Linear heads on a torso, in float32: [..., num_outputs], or [..., num_outputs, num_atoms]."""
 
     torso: nn.Module
+    streams: list[nn.Module]  # none, or of a state's value and of what each output adds
     num_outputs: int
+    num_atoms: int | None
     gain: float
+    noisy: bool
 
-    @nn.compact
+    def setup(self):
+        widths = (1, self.num_outputs) if self.streams else (self.num_outputs,)
+        self.heads = [_head(width * (self.num_atoms or 1), self.gain, self.noisy) for width in widths]
+
     def __call__(self, obs):
-        return _head(self.num_outputs, self.gain)(self.torso(obs))
+        features = self.torso(obs)
+        if not self.streams:
+            return self._shape(self.heads[0](features), self.num_outputs)
+        value, extra = (head(stream(features)) for head, stream in zip(self.heads, self.streams, strict=True))
+        value, extra = self._shape(value, 1), self._shape(extra, self.num_outputs)
+        return value + extra - extra.mean(axis=-1 if self.num_atoms is None else -2, keepdims=True)
+
+    def _shape(self, x, width):
+        return x if self.num_atoms is None else x.reshape(*x.shape[:-1], width, self.num_atoms)
 
 
 class _ActorCritic(nn.Module):
@@ -189,13 +239,43 @@ class MLP(nn.Module):
     activation: str
     layer_norm: bool
     dtype: jnp.dtype
+    noisy: bool = False
 
     @nn.compact
     def __call__(self, x):
+        dense = NoisyDense if self.noisy else nn.Dense
         for width in self.hidden:
-            x = nn.Dense(width, dtype=self.dtype, kernel_init=_gain(np.sqrt(2)))(x)
+            x = dense(width, dtype=self.dtype, kernel_init=_gain(np.sqrt(2)))(x)
             x = _activate(self, x)
         return x
+
+
+class NoisyDense(nn.Module):
+    """A dense layer whose weights are a mean and a learnt spread times factorised noise.
+
+    w = mean + spread * f(noise_out) f(noise_in)^T,  f(x) = sign(x) sqrt(|x|)  (Fortunato et al. 2018, eq. 10 and 11).
+    The noise is the collection "noise", a vector for all rows [I + O] or one for each [..., I + O]; without it the
+    spread does not count. The spread starts as SPREAD / sqrt(I).
+    """
+
+    features: int
+    dtype: jnp.dtype
+    kernel_init: Callable
+
+    @nn.compact
+    def __call__(self, x):
+        num_inputs = x.shape[-1]
+        size = num_inputs + self.features
+        spread_init = nn.initializers.constant(SPREAD / np.sqrt(num_inputs))
+        mean = nn.Dense(self.features, dtype=self.dtype, kernel_init=self.kernel_init)(x)
+        spread_kernel = self.param("spread_kernel", spread_init, (num_inputs, self.features)).astype(self.dtype)
+        spread_bias = self.param("spread_bias", spread_init, (self.features,)).astype(self.dtype)
+        if not (self.is_initializing() or self.has_variable("noise", "noise")):
+            return mean
+        noise = self.variable("noise", "noise", jnp.zeros, (size,)).value.astype(self.dtype)
+        noise = jnp.sign(noise) * jnp.sqrt(jnp.abs(noise))
+        noise_in, noise_out = noise[..., :num_inputs], noise[..., num_inputs:]
+        return mean + noise_out * ((x * noise_in) @ spread_kernel + spread_bias)
 
 
 class Convolutions(nn.Module):
@@ -282,8 +362,11 @@ def _multiply_patches(x: Array, kernel: Array, stride: int, padding: str) -> Arr
     return jnp.concatenate(patches, axis=-1) @ kernel.reshape(side * side * in_channels, channels)
 
 
-def _head(num_outputs: int, gain: float) -> nn.Module:
-    return nn.Dense(num_outputs, kernel_init=_gain(gain), dtype=jnp.float32, dot_general=_narrow_dot_general)
+def _head(num_outputs: int, gain: float, noisy: bool = False) -> nn.Module:
+    if noisy:
+        return NoisyDense(num_outputs, kernel_init=_gain(gain), dtype=jnp.float32)
+    dot_general = _narrow_dot_general if num_outputs <= NARROW else None
+    return nn.Dense(num_outputs, kernel_init=_gain(gain), dtype=jnp.float32, dot_general=dot_general)
 
 
 def _narrow_dot_general(x: Array, kernel: Array, dimension_numbers, **_) -> Array:
@@ -319,18 +402,28 @@ _gain = nn.initializers.constant  # what a module declares for a kernel; `_init`
 
 
 def _init(module: nn.Module, obs: PyTree, key: Key) -> PyTree:
-    """Parameters of the module, its kernels orthogonal times their gain, its biases zero.
+    """Parameters of the module, its kernels orthogonal times their gain, everything else as it declares.
 
     All kernels come from one draw: a generator for each would take most of the time that a small agent compiles.
     """
-    params, structure = jax.tree.flatten(module.lazy_init(key, obs))
-    sizes = [leaf.size if leaf.ndim > 1 else 0 for leaf in params]
+    params, structure = jax.tree.flatten_with_path({"params": module.lazy_init(key, obs)["params"]})
+    is_kernel = [path[-1].key == "kernel" for path, _ in params]
+    sizes = [leaf.size if kernel else 0 for kernel, (_, leaf) in zip(is_kernel, params, strict=True)]
     noise = jnp.split(jax.random.normal(key, (sum(sizes),)), np.cumsum(sizes)[:-1])
-    params = [
-        leaf * _orthogonal(part.reshape(leaf.shape)) if leaf.ndim > 1 else leaf
-        for leaf, part in zip(params, noise, strict=True)
+    leaves = [
+        leaf * _orthogonal(part.reshape(leaf.shape)) if kernel else leaf
+        for kernel, (_, leaf), part in zip(is_kernel, params, noise, strict=True)
     ]
-    return jax.tree.unflatten(structure, params)
+    return jax.tree.unflatten(structure, leaves)
+
+
+def _noise(module: nn.Module, obs: PyTree, key: Key, shape: tuple[int, ...]) -> PyTree:
+    """Normal noise [*shape, K] for each noisy layer, from one draw; () where there is none."""
+    needed = jax.eval_shape(lambda: module.lazy_init(jax.random.key(0), obs)).get("noise", ())
+    leaves, structure = jax.tree.flatten(needed)
+    sizes = [leaf.size for leaf in leaves]
+    parts = jnp.split(jax.random.normal(key, (*shape, sum(sizes))), np.cumsum(sizes)[:-1], axis=-1) if sizes else []
+    return jax.tree.unflatten(structure, parts)
 
 
 def _orthogonal(noise: Array) -> Array:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jaxrl_fast import config, host
+from jaxrl_fast.agents import configs
 
 LEAST_ROWS = 2048  # of an update in one shard: with less, waiting for each other costs more than sharing saves
 
@@ -18,7 +19,6 @@ class Plan(NamedTuple):
     agent: Any
     num_shards: int
     eval_env: Any
-    eval_agent: Any
     num_updates: int
     steps_per_update: int
     folder: Path
@@ -32,11 +32,12 @@ def prepare(settings: config.Settings) -> Plan:
             raise ValueError(f'--{service}: {service} is not installed here; pip install "jaxrl_fast[{service}]"')
     check_folder(chosen_folder(options))
 
-    from jaxrl_fast import agents
+    from jaxrl_fast import agents, envs
 
     host.offer_cpu_devices(options.devices)
     algorithm = agents.load(settings.algo)
-    steps_per_update = settings.agent.rollout_length * options.num_envs
+    rollout_length = configs.rollout_length(settings.agent, options.num_envs)
+    steps_per_update = rollout_length * options.num_envs
     num_updates = -(-options.total_steps // steps_per_update)
     if num_updates >= 2**31:
         raise ValueError(f"--total-steps {options.total_steps}: {num_updates} updates are more than {2**31 - 1}")
@@ -48,11 +49,11 @@ def prepare(settings: config.Settings) -> Plan:
     if options.total_steps < steps_per_update:
         raise ValueError(
             f"--total-steps {options.total_steps} is less than one update, which is {steps_per_update} steps "
-            f"({settings.agent.rollout_length} in each of {options.num_envs} environments)"
+            f"({rollout_length} in each of {options.num_envs} environments)"
         )
-    eval_env, eval_agent = evaluator(settings, algorithm, num_updates)
+    eval_env = envs.make(options.env, min(options.eval_envs, options.eval_episodes), **options.env_options)
     folder = make_folder(settings, env.spec.id)
-    return Plan(settings, env, agent, num_shards, eval_env, eval_agent, num_updates, steps_per_update, folder)
+    return Plan(settings, env, agent, num_shards, eval_env, num_updates, steps_per_update, folder)
 
 
 def divide(settings: config.Settings, algorithm: Any, num_updates: int) -> tuple[Any, Any, int]:
@@ -70,7 +71,7 @@ def divide(settings: config.Settings, algorithm: Any, num_updates: int) -> tuple
     agent = algorithm.make(settings.agent, whole.spec, num_updates)
     num_devices = jax.local_device_count()
     if options.devices == "auto":
-        rows = settings.agent.rollout_length * options.num_envs
+        rows = agent.rollout_length * options.num_envs
         most = min(num_devices, rows // LEAST_ROWS) if whole.on_device else 1
         tries = [n for n in range(most, 1, -1) if options.num_envs % n == 0]
     elif options.devices > num_devices:
@@ -88,21 +89,6 @@ def divide(settings: config.Settings, algorithm: Any, num_updates: int) -> tuple
             if options.devices != "auto":
                 raise
     return whole, agent, 1
-
-
-def evaluator(settings: config.Settings, algorithm: Any, num_updates: int) -> tuple[Any, Any]:
-    """Environments to evaluate in, and the agent for that many of them."""
-    from jaxrl_fast import envs
-
-    options = settings.options
-    count = min(options.eval_envs, options.eval_episodes)
-    for num_envs in (count, -(-count // options.num_envs) * options.num_envs):
-        env = envs.make(options.env, num_envs, **options.env_options)
-        try:
-            return env, algorithm.make(settings.agent, env.spec, num_updates)
-        except ValueError:  # such as a rollout of that many that does not divide; any multiple of num_envs does
-            continue
-    raise ValueError(f"--eval-envs {options.eval_envs} do not suit this algorithm; try {options.num_envs}")
 
 
 def make_folder(settings: config.Settings, env_id: str) -> Path:

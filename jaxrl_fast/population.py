@@ -9,6 +9,7 @@ import numpy as np
 Rows = Mapping[str, np.ndarray]  # [S, U]: a number for each seed and update
 SCORES = ("episodes", "valid_steps", "return_sum", "return_min", "return_max", "length_sum")
 WINDOW = 100  # episodes
+COUNT, SUM = "gradient_steps", "_sum"  # beside the one, metrics with the other are sums over so many steps
 
 
 class Ledger:
@@ -58,10 +59,16 @@ class Window:
 
 
 def summarise(rows: Rows) -> list[dict[str, Any]]:
-    """A record for each seed: of the games that ended, and the mean of everything else. None where nothing is known."""
+    """A record for each seed: of the games that ended, and the mean of everything else. None where nothing is known.
+
+    An algorithm whose updates make more or fewer gradient steps gives sums (`loss_sum`) and their number instead.
+    """
     totals = {k: np.asarray(rows[k], np.float64).sum(1) for k in ("episodes", "return_sum", "length_sum")}
     low, high = rows["return_min"].min(1), rows["return_max"].max(1)
     means = {k: np.asarray(x, np.float64).mean(1) for k, x in rows.items() if k not in SCORES}
+    if COUNT in means:
+        means |= _per_gradient_step(rows)
+        means = {k: x for k, x in means.items() if not k.endswith(SUM)}
     records = []
     for i, episodes in enumerate(totals["episodes"]):
         some = max(episodes, 1)
@@ -74,6 +81,14 @@ def summarise(rows: Rows) -> list[dict[str, Any]]:
         }
         records.append(scores | {k: finite(x[i]) for k, x in means.items()})
     return records
+
+
+def _per_gradient_step(rows: Rows) -> dict[str, np.ndarray]:
+    """Means of what was summed over gradient steps, NaN where there were none; and how many there were."""
+    count = np.asarray(rows[COUNT], np.float64).sum(1)
+    totals = {k: np.asarray(x, np.float64).sum(1) for k, x in rows.items() if k.endswith(SUM) and k not in SCORES}
+    means = {k.removesuffix(SUM): x / np.where(count > 0, count, np.nan) for k, x in totals.items()}
+    return means | {COUNT: count}
 
 
 def merge_seeds(rows: Rows) -> Rows:

@@ -27,6 +27,8 @@ def announce(plan: Plan, terminal: sinks.Terminal) -> None:
     if plan.settings.by_default:
         terminal.say(f"training preset {plan.settings.preset} until it is solved; --help lists what else there is")
     terminal.say(f"jaxrl_fast {__version__}   {' · '.join(p for p in parts if p)}")
+    if hasattr(plan.settings.agent, "describe"):
+        terminal.say(plan.settings.agent.describe(options.num_envs))
     watch = f"   watch: uvx tensorboard --logdir {plan.folder.parent}" if options.tensorboard else ""
     terminal.say(f"run  {plan.folder}{watch}")
     if host.gpu_unused():

@@ -232,7 +232,7 @@ class Trainer:
         if self.play is None:
             num_envs = self.plan.eval_env.spec.num_envs
             each = -(-self.options.eval_episodes // num_envs)
-            play = lambda *given: evaluate.play(self.plan.eval_env, self.plan.eval_agent, each, *given)
+            play = lambda *given: evaluate.play(self.plan.eval_env, self.plan.agent, each, *given)
             play = jax.vmap(play, in_axes=(0, 0, None)) if len(seeds) > 1 else play
             self.play = jax.jit(play).lower(*arguments).compile()
             self.compile_time += time.perf_counter() - began

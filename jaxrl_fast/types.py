@@ -10,7 +10,7 @@ from jax import Array, ShapeDtypeStruct
 
 PyTree = Any
 Key = Array
-Metrics = Mapping[str, Array]
+Metrics = Mapping[str, Array]  # scalars; "x_sum" is divided by "gradient_steps" to be reported as "x"
 
 
 class Discrete(NamedTuple):
@@ -101,6 +101,6 @@ class Agent(NamedTuple):
     explore: Callable[[PyTree, PyTree, PyTree, PyTree], Decision]  # (S, obs, memory, noise), while training
     exploit: Callable[[PyTree, PyTree, PyTree, PyTree], Decision]  # the same, while evaluated
     update: Callable[[PyTree, Rollout, Key], tuple[PyTree, Metrics]]
-    noise: Callable[[Key, int], PyTree]  # (key, T): what T decisions need of chance, [T, N, ...], drawn at once
+    noise: Callable[[Key, int, int], PyTree]  # (key, T, N): what T decisions need of chance, [T, ...], drawn at once
     rollout_length: int  # T
-    memory: PyTree = ()  # [N, ...] at the start of an episode
+    memory: PyTree = ()  # [...] of one environment at the start of an episode

@@ -42,7 +42,7 @@ def player(num_envs):
         explore=lambda *_: Decision(jnp.zeros(num_envs, jnp.int32)),
         exploit=act,
         update=lambda state, rollout, key: (state, {}),
-        noise=lambda key, num_steps: jax.random.uniform(key, (num_steps, num_envs)),
+        noise=lambda key, num_steps, num_envs: jax.random.uniform(key, (num_steps, num_envs)),
         rollout_length=4,
     )
 

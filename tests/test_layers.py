@@ -16,7 +16,10 @@ PACKAGE = "jaxrl_fast"
 ROOT = Path(__file__).parent.parent / PACKAGE
 FILES = sorted(str(path.relative_to(ROOT).with_suffix("")) for path in ROOT.rglob("*.py"))
 
-PARTS = ("returns", "distributions", "networks", "normalize", "replay", "minibatch")
+PARTS = (
+    *("returns", "distributions", "networks", "normalize", "minibatch"),
+    *("replay", "priorities", "exploration", "gradients"),
+)
 AROUND = ("evaluate", "config", "checkpoint", "sinks", "population", "plot", "program")
 HOST = ("train", "trainer", "plan", "report", "host", "sweep", "video", "api", "__init__", "__main__")
 BELOW_AROUND = ("types", "spelling", *PARTS, "loop", "agents/*", "envs/*")

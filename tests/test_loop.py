@@ -27,9 +27,9 @@ def still(env, rollout_length=25) -> Agent:
         explore=act,
         exploit=act,
         update=lambda state, rollout, key: (state, {}),
-        noise=lambda key, num_steps: jnp.zeros((num_steps, num_envs)),
+        noise=lambda key, num_steps, num_envs: jnp.zeros((num_steps, num_envs)),
         rollout_length=rollout_length,
-        memory=jnp.zeros(num_envs, jnp.int32),
+        memory=jnp.int32(0),
     )
 
 
@@ -116,7 +116,7 @@ def test_memory_starts_anew_with_each_episode():
     agent = still(env)
     actors = loop.reset(env, agent, jax.random.key(0))
     policy = lambda obs, memory, noise: agent.explore((), obs, memory, noise)
-    _, experience, _ = loop.rollout(env, agent, policy, actors, agent.noise(jax.random.key(0), 25))
+    _, experience, _ = loop.rollout(env, agent, policy, actors, agent.noise(jax.random.key(0), 25, env.spec.num_envs))
     seen = np.asarray(experience.steps.extras)[:, 0]
     valid = np.asarray(experience.steps.valid)[:, 0]
     np.testing.assert_array_equal(seen[valid], [*range(10), *range(10), *range(3)])
@@ -127,7 +127,7 @@ def test_the_row_after_the_last_is_invalid_and_nothing_else():
     agent = still(env)
     actors = loop.reset(env, agent, jax.random.key(0))
     policy = lambda obs, memory, noise: agent.explore((), obs, memory, noise)
-    _, experience, _ = loop.rollout(env, agent, policy, actors, agent.noise(jax.random.key(0), 25))
+    _, experience, _ = loop.rollout(env, agent, policy, actors, agent.noise(jax.random.key(0), 25, env.spec.num_envs))
     np.testing.assert_array_equal(np.flatnonzero(~experience.steps.valid[:, 1]), [10, 21])
     np.testing.assert_array_equal(experience.steps.reward[~experience.steps.valid], 0)
 

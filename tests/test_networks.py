@@ -146,7 +146,7 @@ def test_kernels_point_anywhere():
     """Uniform over orthogonal matrices: entries have mean 0 and variance 1 / 4, first signs are fair."""
     network = networks.network(VECTOR, 4, hidden=(4,), gain=1.0)
     many = jax.jit(jax.vmap(network.init))(jax.random.split(jax.random.key(0), 4000))
-    kernels = np.asarray(many["params"]["Dense_0"]["kernel"])
+    kernels = np.asarray(many["params"]["heads_0"]["kernel"])
     error = 1 / np.sqrt(4000)
     assert np.abs(kernels.mean(0)).max() < 4 * 0.5 * error
     assert np.abs((kernels**2).mean(0) - 0.25).max() < 4 * 0.25 * error

@@ -152,7 +152,7 @@ def test_loss_is_equation_9(value_clip):
 
 def rollout_of(env, agent, state, seed=1):
     actors = loop.reset(env, agent, jax.random.key(seed))
-    noise = agent.noise(jax.random.key(seed + 1), agent.rollout_length)
+    noise = agent.noise(jax.random.key(seed + 1), agent.rollout_length, env.spec.num_envs)
     return loop.rollout(env, agent, partial(agent.explore, state), actors, noise)[1]
 
 
@@ -188,8 +188,7 @@ def test_max_grad_norm_bounds_the_global_norm():
     """Not each element: 3 and 4 scaled to norm 0.5 are 0.3 and 0.4. Adam's first moment shows it, 0.1 of that."""
     _, parts = parts_of(max_grad_norm=0.5)
     tree = {"a": jnp.float32([3.0]), "b": jnp.float32([4.0])}
-    optimiser = ppo.transformation(parts.config, parts.learning_rate, None)
-    _, state = optimiser.update(tree, optimiser.init(tree), tree)
+    _, state = parts.optimiser.update(tree, parts.optimiser.init(tree), tree)
     np.testing.assert_allclose(optax.tree_utils.tree_get(state, "mu"), [0.03, 0.04], rtol=1e-5)
 
 

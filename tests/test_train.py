@@ -36,7 +36,7 @@ def toy(num_envs):
         explore=act,
         exploit=act,
         update=update,
-        noise=lambda key, num_steps: jax.random.normal(key, (num_steps, num_envs)),
+        noise=lambda key, num_steps, num_envs: jax.random.normal(key, (num_steps, num_envs)),
         rollout_length=LENGTH,
     )
 
@@ -51,7 +51,6 @@ def plan(folder, line="", num_envs=4, num_updates=6, env=probes.constant_reward)
         agent=toy(num_envs),
         num_shards=1,
         eval_env=env(4),
-        eval_agent=toy(4),
         num_updates=num_updates,
         steps_per_update=num_envs * LENGTH,
         folder=folder,

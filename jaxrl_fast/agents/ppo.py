@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxrl_fast import distributions, minibatch, networks, normalize, returns
+from jaxrl_fast import distributions, gradients, minibatch, networks, normalize, returns
 from jaxrl_fast.agents import configs
 from jaxrl_fast.types import Agent, Array, Box, Decision, Discrete, EnvSpec, Key, Metrics, PyTree, Rollout
 
@@ -59,46 +59,31 @@ def make(config: Config, spec: EnvSpec, num_updates: int) -> Agent:
     network = networks.actor_critic(
         spec.obs, num_outputs, kind=config.network, hidden=config.hidden, activation=config.activation
     )
-    num_steps = num_updates * config.num_epochs * config.num_minibatches
-    if num_steps >= 2**31:
-        raise ValueError(f"{num_steps} gradient steps in all are more than {2**31 - 1}; fewer steps or larger rollouts")
-    final = 0.0 if config.anneal else config.learning_rate
-    learning_rate = optax.linear_schedule(config.learning_rate, final, num_steps)
-    parts = Parts(config, spec, network, learning_rate, transformation(config, learning_rate, spec.axis_name))
+    learning_rate = gradients.linear(
+        config.learning_rate, config.anneal, num_updates * config.num_epochs * config.num_minibatches
+    )
+    gradient_step = gradients.optimiser(
+        learning_rate,
+        epsilon=config.adam_epsilon,
+        max_grad_norm=config.max_grad_norm,
+        axis_name=spec.axis_name,
+    )
+    parts = Parts(config, spec, network, learning_rate, gradient_step)
     return Agent(
         init=partial(init, parts),
         explore=partial(explore, parts),
         exploit=partial(exploit, parts),
         update=partial(update, parts),
-        noise=partial(noise, spec),
+        noise=partial(noise, spec.action),
         rollout_length=config.rollout_length,
     )
 
 
 def check(config: Config, spec: EnvSpec) -> None:
     """The numbers that set shapes; real numbers may be traced and are checked on the host."""
-    num_rows = config.rollout_length * spec.num_envs
-    if num_rows % config.num_minibatches:
-        wanted = config.num_minibatches
-        below = next(n for n in range(min(wanted, num_rows), 0, -1) if num_rows % n == 0)
-        above = next((n for n in range(wanted, min(2 * wanted, num_rows) + 1) if num_rows % n == 0), below)
-        near = sorted({below, above})
-        raise ValueError(
-            f"{num_rows} steps per update do not divide into {config.num_minibatches} minibatches; "
-            f"try {' or '.join(map(str, near))}"
-        )
+    minibatch.check(config.rollout_length * spec.num_envs, config.num_minibatches)
     if isinstance(spec.action, Box) and len(spec.action.shape) != 1:
         raise ValueError(f"{spec.id}: ppo wants actions of shape [D], not {list(spec.action.shape)}")
-
-
-def transformation(
-    config: Config, learning_rate: optax.Schedule, axis_name: str | None
-) -> optax.GradientTransformation:
-    """Sum over devices, clip the global norm, Adam: on one flat vector, which is a few kernels instead of dozens."""
-    total = optax.stateless(lambda gradient, _: _total(gradient, axis_name))
-    clip = optax.clip_by_global_norm(config.max_grad_norm) if config.max_grad_norm else optax.identity()
-    adam = optax.scale_by_adam(eps=config.adam_epsilon)
-    return optax.flatten(optax.chain(total, clip, adam, optax.scale_by_learning_rate(learning_rate)))
 
 
 def init(parts: Parts, key: Key) -> State:
@@ -116,11 +101,11 @@ def init(parts: Parts, key: Key) -> State:
     )
 
 
-def noise(spec: EnvSpec, key: Key, num_steps: int) -> Array:
+def noise(action: Discrete | Box, key: Key, num_steps: int, num_envs: int) -> Array:
     """Gumbel noise [T, N, A] for discrete actions, normal noise [T, N, D] for continuous ones."""
-    if isinstance(spec.action, Discrete):
-        return jax.random.gumbel(key, (num_steps, spec.num_envs, spec.action.num))
-    return jax.random.normal(key, (num_steps, spec.num_envs, *spec.action.shape))
+    if isinstance(action, Discrete):
+        return jax.random.gumbel(key, (num_steps, num_envs, action.num))
+    return jax.random.normal(key, (num_steps, num_envs, *action.shape))
 
 
 def explore(parts: Parts, state: State, obs: PyTree, memory: PyTree, noise: Array) -> Decision:
@@ -161,7 +146,7 @@ def update(parts: Parts, state: State, rollout: Rollout, key: Key) -> tuple[Stat
     learner = (state.params, state.optimiser, jnp.bool_(False))
     keys = jax.random.split(key, config.num_epochs)
     learner, means = jax.lax.scan(lambda learner, key: epoch(parts, learner, rows, key), learner, keys)
-    means = _total(jax.tree.map(jnp.mean, means), axis_name)
+    means = gradients.total(jax.tree.map(jnp.mean, means), axis_name)
     learning_rate = parts.learning_rate(state.optimiser[-1].count)
     take_in = lambda stats, obs: normalize.update(stats, obs, rollout.steps.valid, axis_name)
     observations = state.observations and jax.tree.map(
@@ -199,12 +184,12 @@ def epoch(parts: Parts, learner: PyTree, rows: Batch, key: Key) -> tuple[PyTree,
     """One gradient step on each minibatch; every row is seen once."""
     config, axis_name = parts.config, parts.spec.axis_name
     batches = minibatch.split(key, rows, config.num_minibatches)
-    count = _total(batches.weight.sum(1, keepdims=True), axis_name)
+    count = gradients.total(batches.weight.sum(1, keepdims=True), axis_name)
     batches = batches._replace(weight=batches.weight / jnp.maximum(count, 1))
     if config.normalize_advantage:
-        mean = _total((batches.weight * batches.advantage).sum(1, keepdims=True), axis_name)
+        mean = gradients.total((batches.weight * batches.advantage).sum(1, keepdims=True), axis_name)
         distance = batches.advantage - mean
-        variance = _total((batches.weight * distance**2).sum(1, keepdims=True), axis_name)
+        variance = gradients.total((batches.weight * distance**2).sum(1, keepdims=True), axis_name)
         batches = batches._replace(advantage=distance / (jnp.sqrt(variance) + 1e-8))
     return jax.lax.scan(partial(descend, parts), learner, batches)
 
@@ -216,7 +201,7 @@ def descend(parts: Parts, learner: PyTree, batch: Batch) -> tuple[PyTree, Metric
     updates, next_optimiser = parts.optimiser.update(gradient, optimiser, params)
     after = optax.apply_updates(params, updates), next_optimiser
     if parts.config.target_kl is not None:
-        stopped |= _total(metrics["approx_kl"], parts.spec.axis_name) > 1.5 * parts.config.target_kl
+        stopped |= gradients.total(metrics["approx_kl"], parts.spec.axis_name) > 1.5 * parts.config.target_kl
         after = jax.tree.map(partial(jnp.where, stopped), (params, optimiser), after)
     return (*after, stopped), metrics
 
@@ -252,15 +237,10 @@ def loss(parts: Parts, params: PyTree, batch: Batch) -> tuple[Array, Metrics]:
 
 def _variance(x: Array, weight: Array, axis_name: str | None) -> Array:
     """Of all weighted elements on all devices."""
-    count, total = _total((weight.sum(), (weight * x).sum()), axis_name)
+    count, total = gradients.total((weight.sum(), (weight * x).sum()), axis_name)
     count = jnp.maximum(count, 1)
-    return _total((weight * (x - total / count) ** 2).sum(), axis_name) / count
+    return gradients.total((weight * (x - total / count) ** 2).sum(), axis_name) / count
 
 
 def _is_stats(x: PyTree) -> bool:
     return isinstance(x, normalize.Stats)
-
-
-def _total(x: PyTree, axis_name: str | None) -> PyTree:
-    """The sum over devices, where environments are split over several."""
-    return x if axis_name is None else jax.lax.psum(x, axis_name)

@@ -1,0 +1,396 @@
+"""DQN: deep Q-learning from a replay (Mnih et al. 2015), with Rainbow's parts and Munchausen's as switches.
+
+Every kind of value is a distribution here: a mean is one atom, c51 has probabilities on fixed atoms, quantile has
+equally likely atoms that move. A target is a set of weighted atoms, so the switches combine without cases.
+
+Everything that is counted is counted in environment steps. An update adds T * N of them and then makes as many
+gradient steps as the replay ratio owes: what is left over is owed to the next update, so the ratio holds exactly.
+
+Deviations from Rainbow: epsilon-greedy unless its epsilons are 0, orthogonal initialisation, and noise that is drawn
+for each environment when acting, once for a batch when learning.
+"""
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jaxrl_fast import distributions, exploration, gradients, networks, priorities, replay
+from jaxrl_fast.agents import configs
+from jaxrl_fast.types import Agent, Array, Decision, EnvSpec, Key, Metrics, PyTree, Rollout
+
+Config = configs.DQN
+SMALLEST_PRIORITY = 1e-6  # an error of 0 keeps some chance to be drawn
+
+
+class Learner(NamedTuple):
+    """What a gradient step changes."""
+
+    params: PyTree
+    target: PyTree
+    optimiser: PyTree
+    priorities: Any  # priorities.Tree, or () without
+    largest: Array  # f32: the largest priority so far, which new transitions get
+    since_target: Array  # int32: environment steps since the target moved, in parts of 1 / the ratio's numerator
+
+
+class State(NamedTuple):
+    """All that DQN carries from update to update."""
+
+    learner: Learner
+    replay: replay.Ring
+    num_updates: Array  # int32
+    owed: Array  # int32: gradient steps due, in parts of 1 / the ratio's denominator
+
+
+class Noise(NamedTuple):
+    """What T decisions need of chance."""
+
+    explore: exploration.Noise
+    network: PyTree  # [T, N, K] of each noisy layer, or ()
+
+
+class Parts(NamedTuple):
+    """What `make` builds once and the functions below share."""
+
+    config: Config
+    spec: EnvSpec
+    layout: replay.Layout
+    rollout_length: int
+    num_updates: int
+    network: networks.Network
+    epsilon: exploration.Epsilon
+    learning_rate: optax.Schedule
+    optimiser: optax.GradientTransformation
+
+
+class Target(NamedTuple):
+    """What a value should be: weighted atoms."""
+
+    atom: Array  # [B, K]
+    weight: Array  # [B, K], summing to 1
+
+
+def make(config: Config, spec: EnvSpec, num_updates: int) -> Agent:
+    """DQN for environments of this spec, its schedules spread over `num_updates` updates.
+
+    Raises ValueError where the numbers do not fit each other or the environment.
+    """
+    rollout_length = configs.rollout_length(config, spec.num_envs)
+    check(config, spec, rollout_length)
+    per_update = rollout_length * spec.num_envs
+    layout = replay.Layout(
+        config.capacity // per_update * rollout_length, spec.num_envs, config.n_step, spec.frame_stack
+    )
+    network = networks.network(
+        spec.obs,
+        exploration.num_actions(spec, "dqn"),
+        num_atoms=None if config.distribution == "none" else config.num_atoms,
+        dueling=config.dueling,
+        noisy=config.noisy,
+        kind=config.network,
+        hidden=config.hidden,
+        activation=config.activation,
+        layer_norm=config.layer_norm,
+    )
+    learning_steps = max(num_updates * per_update - config.first_learning(spec.num_envs), 1)
+    learning_rate = gradients.linear(config.learning_rate, config.anneal, int(config.ratio * learning_steps) + 1)
+    gradient_step = gradients.optimiser(learning_rate, epsilon=config.adam_epsilon, max_grad_norm=config.max_grad_norm)
+    epsilon = exploration.Epsilon(config.epsilon_start, config.epsilon_end, config.epsilon_steps, config.epsilon_ladder)
+    parts = Parts(config, spec, layout, rollout_length, num_updates, network, epsilon, learning_rate, gradient_step)
+    return Agent(
+        init=partial(init, parts),
+        explore=partial(explore, parts),
+        exploit=partial(exploit, parts),
+        update=partial(update, parts),
+        noise=partial(noise, parts),
+        rollout_length=rollout_length,
+    )
+
+
+def check(config: Config, spec: EnvSpec, rollout_length: int) -> None:
+    """The numbers that set shapes or are counted exactly; real numbers may be traced and are checked on the host."""
+    if spec.axis_name is not None:
+        raise ValueError("dqn keeps the environments of a seed on one device; more devices serve more seeds")
+    if config.capacity < config.batch_size:
+        raise ValueError(f"capacity {config.capacity} is less than one batch of {config.batch_size}")
+    if config.learning_starts > config.capacity:
+        raise ValueError(
+            f"learning_starts {config.learning_starts} is beyond the capacity {config.capacity}; "
+            "the first steps would be forgotten before they are learnt from"
+        )
+    per_update = rollout_length * spec.num_envs
+    num_rows = config.n_step + max(spec.frame_stack, 1) + rollout_length  # the least that can be written and read
+    least = -(-num_rows // rollout_length) * per_update
+    if config.capacity < least:
+        raise ValueError(
+            f"capacity {config.capacity} is too small for n_step {config.n_step} and {spec.num_envs} environments "
+            f"with rollouts of {rollout_length}; it must be at least {least}"
+        )
+    if config.distribution != "none" and config.num_atoms < 2:
+        raise ValueError(f"num_atoms {config.num_atoms}: a distribution has at least 2")
+    if config.distribution == "c51" and not config.v_min < config.v_max:
+        raise ValueError(f"v_min {config.v_min} is not below v_max {config.v_max}")
+    largest = max(config.ratio.numerator * max(per_update, config.target_period), config.ratio.denominator)
+    if largest > exploration.MOST_COUNTED:
+        raise ValueError(
+            f"replay_ratio {config.replay_ratio} cannot be counted exactly with {spec.num_envs} environments and "
+            f"target_period {config.target_period}; the nearest that can is {round(config.replay_ratio, 4) or 1e-4:g}"
+        )
+
+
+def init(parts: Parts, key: Key) -> State:
+    """Fresh parameters, the target's equal to them, and an empty replay."""
+    params, layout = parts.network.init(key), parts.layout
+    learner = Learner(
+        params=params,
+        target=params,
+        optimiser=parts.optimiser.init(params),
+        priorities=priorities.init(layout.num_rows * layout.num_envs) if parts.config.prioritised else (),
+        largest=jnp.float32(1),
+        since_target=jnp.int32(0),
+    )
+    return State(learner, replay.init(layout, parts.spec.obs, parts.spec.action), jnp.int32(0), jnp.int32(0))
+
+
+def noise(parts: Parts, key: Key, num_steps: int, num_envs: int) -> Noise:
+    """Uniform numbers for epsilon-greedy decisions, and normal ones for each noisy layer and environment."""
+    key_explore, key_network = jax.random.split(key)
+    return Noise(
+        exploration.noise(key_explore, num_steps, num_envs), parts.network.noise(key_network, (num_steps, num_envs))
+    )
+
+
+def explore(parts: Parts, state: State, obs: PyTree, memory: PyTree, noise: Noise) -> Decision:
+    """Epsilon-greedy: each environment tosses its own coin."""
+    value = mean(parts, parts.network.apply(state.learner.params, obs, noise.network))
+    env_steps = num_env_steps(parts, state) + noise.explore.place * parts.spec.num_envs
+    epsilon = exploration.epsilons(parts.epsilon, parts.spec, env_steps)
+    return Decision(distributions.EpsilonGreedy(value, epsilon).sample_from(noise.explore.uniform))
+
+
+def exploit(parts: Parts, state: State, obs: PyTree, memory: PyTree, noise: Noise) -> Decision:
+    """The action of the highest value, without noise."""
+    value = mean(parts, parts.network.apply(state.learner.params, obs))
+    return Decision(distributions.EpsilonGreedy(value, 0.0).mode())
+
+
+def num_env_steps(parts: Parts, state: State) -> Array:
+    """int32: of all updates so far."""
+    return exploration.env_steps(parts.spec, parts.rollout_length, state.num_updates)
+
+
+def update(parts: Parts, state: State, rollout: Rollout, key: Key) -> tuple[State, Metrics]:
+    """Keeps the rollout, then makes the gradient steps that are due."""
+    ring = replay.add(parts.layout, state.replay, rollout.steps)
+    learner = prioritise(parts, state.learner, ring)
+    num_steps, owed = due(parts, state)
+
+    def step(i, carry):
+        learner, sums = carry
+        learner, metrics = descend(parts, ring, state.num_updates, jax.random.fold_in(key, i), learner)
+        return learner, jax.tree.map(jnp.add, sums, metrics)
+
+    sums = dict.fromkeys(("loss", "q_value", "td_error"), jnp.float32(0))
+    learner, sums = jax.lax.fori_loop(0, _same_for_all_seeds(num_steps), step, (learner, sums))
+    state = State(learner, ring, state.num_updates + 1, owed)
+    return state, {
+        "gradient_steps": num_steps,
+        **{f"{name}_sum": x for name, x in sums.items()},
+        "epsilon": exploration.epsilons(parts.epsilon, parts.spec, num_env_steps(parts, state)).mean(),
+        "learning_rate": parts.learning_rate(learner.optimiser[-1].count),
+        "replay_size": ring.size * parts.spec.num_envs,
+    }
+
+
+def due(parts: Parts, state: State) -> tuple[Array, Array]:
+    """int32: gradient steps due after one more rollout, and what is owed beyond them.
+
+    After s environment steps, floor(ratio * (s - start)) gradient steps have been made in all.
+    """
+    ratio, start = parts.config.ratio, parts.config.first_learning(parts.spec.num_envs)
+    per_update = parts.rollout_length * parts.spec.num_envs
+    after = num_env_steps(parts, state) + per_update
+    owed = state.owed + ratio.numerator * jnp.clip(after - start, 0, per_update)
+    return owed // ratio.denominator, owed % ratio.denominator
+
+
+def prioritise(parts: Parts, learner: Learner, ring: replay.Ring) -> Learner:
+    """The priorities after a rollout was added: the largest for what can be read now and could not before, else 0."""
+    if not parts.config.prioritised:
+        return learner
+    layout = parts.layout
+    lost = max(layout.frame_stack - 1, 0)  # rows that a write robs of their frames
+    offset = jnp.arange(-layout.n_step - parts.rollout_length, lost)
+    row = (ring.head + offset) % layout.num_rows
+    priority = jnp.where((offset < -layout.n_step)[:, None] & ring.valid[row], learner.largest, 0.0)
+    item = row[:, None] * layout.num_envs + jnp.arange(layout.num_envs)
+    return learner._replace(priorities=priorities.update(learner.priorities, item.reshape(-1), priority.reshape(-1)))
+
+
+def descend(parts: Parts, ring: replay.Ring, num_updates: Array, key: Key, learner: Learner) -> tuple[Learner, Metrics]:
+    """One gradient step on a batch from the replay; then the target may move."""
+    config, layout = parts.config, parts.layout
+    key_draw, key_online, key_target = jax.random.split(key, 3)
+    if config.prioritised:
+        item, priority = priorities.draw(learner.priorities, key_draw, config.batch_size)
+        row, env, found = item // layout.num_envs, item % layout.num_envs, priority > 0
+        weight = importance(priority, exponent_now(parts, num_updates)) / config.batch_size
+    else:
+        row, env, found = replay.draw(layout, ring, key_draw, config.batch_size)
+        weight = found / jnp.maximum(found.sum(), 1)
+    batch = replay.read(layout, ring, row, env, config.gamma)
+    noise_online, noise_target = (parts.network.noise(k, ()) for k in (key_online, key_target))
+    goal = target(parts, learner, batch, noise_online, noise_target)
+    gradient, (errors, metrics) = jax.grad(partial(loss, parts), has_aux=True)(
+        learner.params, batch, goal, weight, noise_online
+    )
+    updates, optimiser = parts.optimiser.update(gradient, learner.optimiser, learner.params)
+    learner = learner._replace(params=optax.apply_updates(learner.params, updates), optimiser=optimiser)
+    if config.prioritised:
+        priority = (errors + SMALLEST_PRIORITY) ** config.priority_exponent
+        item = jnp.where(found, item, layout.num_rows * layout.num_envs * priorities.BRANCHES)  # beyond: left out
+        learner = learner._replace(
+            priorities=priorities.update(learner.priorities, item, priority),
+            largest=jnp.maximum(learner.largest, jnp.where(found, priority, 0).max()),
+        )
+    return move_target(config, learner), metrics
+
+
+def move_target(config: Config, learner: Learner) -> Learner:
+    """A gradient step is worth 1 / ratio environment steps; whenever a period of them has passed, the target moves."""
+    period = config.target_period * config.ratio.numerator
+    since = learner.since_target + config.ratio.denominator
+    move = lambda: optax.incremental_update(learner.params, learner.target, config.target_step_size)
+    target = jax.lax.cond(_same_for_all_seeds(since >= period), move, lambda: learner.target)
+    return learner._replace(target=target, since_target=since % period)
+
+
+def importance(priority: Array, exponent: float | Array) -> Array:
+    """[B] f32: (p_min / p)^exponent, with 0 for what has no priority (Schaul et al. 2016, section 3.4).
+
+    That is (1 / (N P))^exponent over its largest in the batch: the size of the replay cancels.
+    """
+    found = priority > 0
+    least = jnp.where(found, priority, jnp.inf).min()
+    return jnp.where(found, (least / jnp.where(found, priority, 1)) ** exponent, 0.0)
+
+
+def exponent_now(parts: Parts, num_updates: Array) -> Array:
+    """f32: from importance_exponent at the start to 1 at the end."""
+    return optax.linear_schedule(parts.config.importance_exponent, 1.0, parts.num_updates)(num_updates)
+
+
+def target(parts: Parts, learner: Learner, batch: replay.Sample, noise_online: PyTree, noise_target: PyTree) -> Target:
+    """What the value of (obs, action) should be, as weighted atoms [B, K].
+
+    mean         r + g q'(s', a*), where a* is greedy for q', or with `double` for q (van Hasselt et al. 2016, eq. 4)
+    munchausen   r + alpha max(clip, tau log pi(a|s)) + g sum_a' pi(a'|s') (q'(s', a') - tau log pi(a'|s')), with
+                 pi = softmax(q' / tau) (Vieillard et al. 2020, eq. 1); with `double`, pi(.|s') is that of q.
+                 Of an n-step target only the first step gets it.
+    """
+    config = parts.config
+    apply = parts.network.apply
+    following = apply(learner.target, batch.next_obs, noise_target)
+    chooser = apply(learner.params, batch.next_obs, noise_online) if config.double else following
+    atom, weight = atoms(parts, following)  # [B, A, K]
+    reward, value = batch.reward, mean(parts, chooser)
+    if config.munchausen:
+        temperature = config.munchausen_temperature
+        now = jax.nn.log_softmax(mean(parts, apply(learner.target, batch.obs, noise_target)) / temperature)
+        log_prob = temperature * _chosen(now, batch.action)
+        reward += config.munchausen_alpha * jnp.clip(log_prob, config.munchausen_clip, 0)
+        log_policy = jax.nn.log_softmax(value / temperature)[..., None]
+        atom, weight = atom - temperature * log_policy, weight * jnp.exp(log_policy)
+        atom, weight = (x.reshape(x.shape[0], -1) for x in (atom, weight))
+    else:
+        greedy = jnp.argmax(value, axis=-1)
+        atom, weight = _chosen(atom, greedy), _chosen(weight, greedy)
+    return Target(reward[:, None] + batch.discount[:, None] * atom, weight)
+
+
+def mean(parts: Parts, output: Array) -> Array:
+    """[..., A] expected returns from the network's output."""
+    if parts.config.distribution == "none":
+        return output
+    atom, weight = atoms(parts, output)
+    return (atom * weight).sum(-1)
+
+
+def atoms(parts: Parts, output: Array) -> tuple[Array, Array]:
+    """The network's output as atoms and their weights, both [..., A, K]."""
+    if parts.config.distribution == "none":
+        return output[..., None], jnp.ones((*output.shape, 1))
+    if parts.config.distribution == "quantile":
+        return output, jnp.full(output.shape, 1 / output.shape[-1])
+    return jnp.broadcast_to(support(parts.config), output.shape), jax.nn.softmax(output)
+
+
+def support(config: Config) -> Array:
+    """[K] f32: where c51's probabilities lie."""
+    return jnp.linspace(config.v_min, config.v_max, config.num_atoms, dtype=jnp.float32)
+
+
+def loss(
+    parts: Parts, params: PyTree, batch: replay.Sample, goal: Target, weight: Array, noise: PyTree
+) -> tuple[Array, tuple[Array, Metrics]]:
+    """The weighted sum of the rows' losses; beside it what their priorities go by [B], and means to report.
+
+    none       Huber or squared loss of d = target - q; by |d|
+    c51        cross entropy with the projected target (Bellemare et al. 2017, algorithm 1); by the divergence
+    quantile   sum_i sum_j w_j |tau_i - (u < 0)| L(u), u = target_j - q_i (Dabney et al. 2018, eq. 10); by |d| of means.
+               With the squared loss, L(u) = |u|, the paper's QR-DQN-0.
+    """
+    config = parts.config
+    output = parts.network.apply(params, batch.obs, noise)
+    chosen = _chosen(output, batch.action)  # [B] or [B, K]
+    value = _chosen(mean(parts, output), batch.action)
+    distance = (goal.atom * goal.weight).sum(-1) - value
+    errors = jnp.abs(distance)
+    if config.distribution == "none":
+        losses = optax.huber_loss(distance) if config.loss == "huber" else 0.5 * distance**2
+    elif config.distribution == "c51":
+        wanted = project(goal, support(config))
+        losses = optax.softmax_cross_entropy(chosen, wanted)
+        errors = jnp.maximum(losses + jax.scipy.special.xlogy(wanted, wanted).sum(-1), 0)
+    else:
+        losses = quantile_loss(chosen, goal, config.loss == "huber")
+    metrics = {"loss": losses, "q_value": value, "td_error": jnp.abs(distance)}
+    share = weight / jnp.maximum(weight.sum(), 1e-12)
+    return (weight * losses).sum(), (errors, jax.tree.map(lambda x: (share * x).sum(), metrics))
+
+
+def project(goal: Target, support: Array) -> Array:
+    """[B, M] probabilities on the support: each atom's weight is shared by its two neighbours (triangular kernel)."""
+    step = support[1] - support[0]
+    atom = jnp.clip(goal.atom, support[0], support[-1])
+    share = jnp.clip(1 - jnp.abs(atom[:, None, :] - support[:, None]) / step, 0, 1)  # [B, M, K]
+    return (share * goal.weight[:, None, :]).sum(-1)
+
+
+def quantile_loss(quantile: Array, goal: Target, huber: bool) -> Array:
+    """[B]: quantile regression of weighted atoms [B, K] by quantiles [B, M] at (i + 1/2) / M."""
+    level = (jnp.arange(quantile.shape[-1]) + 0.5) / quantile.shape[-1]
+    distance = goal.atom[:, None, :] - quantile[:, :, None]  # [B, M, K]
+    size = optax.huber_loss(distance) if huber else jnp.abs(distance)
+    tilt = jnp.abs(level[:, None] - (distance < 0))
+    return (tilt * size * goal.weight[:, None, :]).sum((-2, -1))
+
+
+def _chosen(x: Array, action: Array) -> Array:
+    """x [B, A, ...] at actions [B]. Selecting by comparison fuses where a gather and its scatter do not."""
+    mask = jnp.arange(x.shape[1]) == action[:, None]
+    return jnp.where(mask.reshape(*mask.shape, *(1,) * (x.ndim - 2)), x, 0).sum(1)
+
+
+@jax.custom_batching.custom_vmap
+def _same_for_all_seeds(x: Array) -> Array:
+    """A number that is the same in every seed of a batch, so that loops and conditions need not be taken apart."""
+    return x
+
+
+@_same_for_all_seeds.def_vmap
+def _first(num_seeds: int, in_batched: list[bool], x: Array) -> tuple[Array, bool]:
+    return (x[0] if in_batched[0] else x), False

@@ -1,0 +1,162 @@
+"""PQN: Q-learning on fresh rollouts, without replay and without target parameters (Gallici et al. 2025).
+
+LayerNorm takes the target's place: on dense layers over their width, on convolutions over each pixel's channels, as
+flax does and the authors' code for MinAtar does; PyTorch versions that normalise over channels and pixels together are
+another network. Rows whose action was ignored (resets) take part in nothing.
+"""
+
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jaxrl_fast import distributions, exploration, gradients, minibatch, networks, returns
+from jaxrl_fast.agents import configs
+from jaxrl_fast.types import Agent, Array, Decision, EnvSpec, Key, Metrics, PyTree, Rollout
+
+Config = configs.PQN
+
+
+class State(NamedTuple):
+    """All that PQN carries from update to update."""
+
+    params: PyTree
+    optimiser: PyTree
+    num_updates: Array  # int32
+
+
+class Batch(NamedTuple):
+    """What the loss is about, row by row: [B, ...]."""
+
+    obs: PyTree
+    action: Array
+    target: Array
+    weight: Array  # of the row in means: 0 where its action was ignored
+
+
+class Parts(NamedTuple):
+    """What `make` builds once and the functions below share."""
+
+    config: Config
+    spec: EnvSpec
+    network: networks.Network
+    epsilon: exploration.Epsilon
+    learning_rate: optax.Schedule
+    optimiser: optax.GradientTransformation
+
+
+def make(config: Config, spec: EnvSpec, num_updates: int) -> Agent:
+    """PQN for environments of this spec, its learning rate annealed over `num_updates` updates.
+
+    Raises ValueError where the numbers do not fit each other or the environment.
+    """
+    minibatch.check(config.rollout_length * spec.num_envs, config.num_minibatches)
+    network = networks.network(
+        spec.obs,
+        exploration.num_actions(spec, "pqn"),
+        kind=config.network,
+        hidden=config.hidden,
+        activation=config.activation,
+        layer_norm=config.layer_norm,
+    )
+    learning_rate = gradients.linear(
+        config.learning_rate, config.anneal, num_updates * config.num_epochs * config.num_minibatches
+    )
+    gradient_step = gradients.optimiser(
+        learning_rate,
+        epsilon=config.adam_epsilon,
+        max_grad_norm=config.max_grad_norm,
+        kind="radam",
+        axis_name=spec.axis_name,
+    )
+    epsilon = exploration.Epsilon(config.epsilon_start, config.epsilon_end, config.epsilon_steps, config.epsilon_ladder)
+    parts = Parts(config, spec, network, epsilon, learning_rate, gradient_step)
+    return Agent(
+        init=partial(init, parts),
+        explore=partial(explore, parts),
+        exploit=partial(exploit, parts),
+        update=partial(update, parts),
+        noise=exploration.noise,
+        rollout_length=config.rollout_length,
+    )
+
+
+def init(parts: Parts, key: Key) -> State:
+    """Fresh parameters."""
+    params = parts.network.init(key)
+    return State(params, parts.optimiser.init(params), jnp.int32(0))
+
+
+def explore(parts: Parts, state: State, obs: PyTree, memory: PyTree, noise: exploration.Noise) -> Decision:
+    """Epsilon-greedy: each environment tosses its own coin."""
+    value = parts.network.apply(state.params, obs)
+    policy = distributions.EpsilonGreedy(value, epsilons(parts, state, noise.place))
+    return Decision(policy.sample_from(noise.uniform))
+
+
+def exploit(parts: Parts, state: State, obs: PyTree, memory: PyTree, noise: exploration.Noise) -> Decision:
+    """The action of the highest value."""
+    return Decision(distributions.EpsilonGreedy(parts.network.apply(state.params, obs), 0.0).mode())
+
+
+def epsilons(parts: Parts, state: State, place: int | Array = 0) -> Array:
+    """[N] f32: at a step of a rollout."""
+    num_envs = exploration.env_steps(parts.spec, 1, jnp.int32(1))  # on all devices
+    before = exploration.env_steps(parts.spec, parts.config.rollout_length, state.num_updates)
+    return exploration.epsilons(parts.epsilon, parts.spec, before + place * num_envs)
+
+
+def update(parts: Parts, state: State, rollout: Rollout, key: Key) -> tuple[State, Metrics]:
+    """Several epochs of minibatches over one rollout, whose targets stay what they were before it."""
+    config, axis_name = parts.config, parts.spec.axis_name
+    rows = prepare(parts, state.params, rollout)
+    keys = jax.random.split(key, config.num_epochs)
+    learner = state.params, state.optimiser
+    learner, means = jax.lax.scan(lambda learner, key: epoch(parts, learner, rows, key), learner, keys)
+    means = gradients.total(jax.tree.map(jnp.mean, means), axis_name)
+    state = State(*learner, state.num_updates + 1)
+    return state, means | {
+        "epsilon": gradients.total(epsilons(parts, state).mean(), axis_name) / gradients.num_shards(axis_name),
+        "learning_rate": parts.learning_rate(state.optimiser[-1].count),
+    }
+
+
+def prepare(parts: Parts, params: PyTree, rollout: Rollout) -> Batch:
+    """Rows to learn from, [T * N, ...]. Targets are Peng's Q(lambda) (section 3.2 of the paper).
+
+    The value of what follows the last step is looked up too, so that no row is lost or bootstrapped from itself.
+    """
+    config, steps = parts.config, rollout.steps
+    best = lambda obs: parts.network.apply(params, obs).max(-1)
+    next_obs = jax.tree.map(lambda x, end: jnp.concatenate([x[1:], end[None]]), steps.obs, rollout.next_obs)
+    discount = config.gamma * steps.discount
+    target = returns.lambda_returns(steps.reward, discount, best(next_obs), steps.last, config.q_lambda)
+    return minibatch.flatten(Batch(steps.obs, steps.action, target, steps.valid.astype(jnp.float32)))
+
+
+def epoch(parts: Parts, learner: PyTree, rows: Batch, key: Key) -> tuple[PyTree, Metrics]:
+    """One gradient step on each minibatch; every row is seen once."""
+    batches = minibatch.split(key, rows, parts.config.num_minibatches)
+    count = gradients.total(batches.weight.sum(1, keepdims=True), parts.spec.axis_name)
+    batches = batches._replace(weight=batches.weight / jnp.maximum(count, 1))
+    return jax.lax.scan(partial(descend, parts), learner, batches)
+
+
+def descend(parts: Parts, learner: PyTree, batch: Batch) -> tuple[PyTree, Metrics]:
+    """One gradient step."""
+    params, optimiser = learner
+    gradient, metrics = minibatch.accumulate(jax.grad(partial(loss, parts), has_aux=True), params, batch)
+    updates, optimiser = parts.optimiser.update(gradient, optimiser, params)
+    return (optax.apply_updates(params, updates), optimiser), metrics
+
+
+def loss(parts: Parts, params: PyTree, batch: Batch) -> tuple[Array, Metrics]:
+    """Half the squared distance to the target (equation 4 of the paper), a sum of weighted rows."""
+    value = parts.network.apply(params, batch.obs)
+    chosen = jnp.where(jnp.arange(value.shape[-1]) == batch.action[:, None], value, 0).sum(-1)
+    distance = batch.target - chosen
+    metrics = {"loss": 0.5 * distance**2, "q_value": chosen, "td_error": jnp.abs(distance)}
+    metrics = jax.tree.map(lambda x: jnp.sum(batch.weight * x), metrics)
+    return metrics["loss"], metrics

@@ -1,0 +1,190 @@
+"""Replay: the last R steps of N environments in a ring, each observation kept once.
+
+The ring is time-major, [R, N, ...]. Because environments reset on the next step, the observation of the next row is
+always the true successor, so it is never stored a second time. Where observations are stacks of frames, only the newest
+frame of each is kept, and the stack is put together again from the rows before it (`age` says where it begins).
+
+Rows are numbered by their place in the ring; `head` is where the next one goes. A row can be read once it has `n_step`
+successors, and while all the frames of its stack are still there. Rows whose action was ignored (resets) are never
+drawn. Prioritised drawing is in `priorities.py`.
+"""
+
+import functools
+import operator
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array, ShapeDtypeStruct
+
+from jaxrl_fast.types import Box, Discrete, Key, PyTree, Transition
+
+NUM_TRIES = 4  # draws for one sample before it is given up: all hit resets once in (episode length + 1)^4 times
+
+
+class Layout(NamedTuple):
+    """What is fixed while tracing."""
+
+    num_rows: int  # R, a multiple of the length of the rollouts that are added
+    num_envs: int  # N
+    n_step: int = 1
+    frame_stack: int = 0  # frames in the last axis of an observation; 0: observations are kept as they are
+
+
+class Ring(NamedTuple):
+    """The last R steps. What it holds beyond `size` rows is zero."""
+
+    obs: PyTree  # [R, N, ...] of the environment's dtype; only the newest frame of a stack
+    age: Array | tuple[()]  # [R, N] uint8: rows since the stack was all one frame, at most frame_stack - 1
+    action: Array  # [R, N, ...]
+    reward: Array  # [R, N] f32
+    discount: Array  # [R, N] f32
+    last: Array  # [R, N] bool
+    valid: Array  # [R, N] bool
+    head: Array  # int32: the row that is written next
+    size: Array  # int32: rows written so far, at most R
+
+
+class Sample(NamedTuple):
+    """B transitions of up to n steps: they end sooner where the episode does."""
+
+    obs: PyTree  # [B, ...]
+    action: Array  # [B, ...]
+    reward: Array  # [B] f32: discounted sum
+    discount: Array  # [B] f32: of the value of next_obs, gamma included
+    next_obs: PyTree  # [B, ...]
+
+
+def init(layout: Layout, obs: PyTree, action: Discrete | Box) -> Ring:
+    """An empty ring for observations like `obs` (ShapeDtypeStruct of one environment)."""
+    zeros = lambda shape, dtype: jnp.zeros((layout.num_rows, layout.num_envs, *shape), dtype)
+    stacked = layout.frame_stack > 1
+    return Ring(
+        obs=jax.tree.map(lambda x: zeros(_frame(layout, x).shape, x.dtype), obs),
+        age=zeros((), jnp.uint8) if stacked else (),
+        action=zeros((), jnp.int32) if isinstance(action, Discrete) else zeros(action.shape, jnp.float32),
+        reward=zeros((), jnp.float32),
+        discount=zeros((), jnp.float32),
+        last=zeros((), bool),
+        valid=zeros((), bool),
+        head=jnp.int32(0),
+        size=jnp.int32(0),
+    )
+
+
+def add(layout: Layout, ring: Ring, steps: Transition) -> Ring:
+    """Writes T rows [T, N, ...] over the oldest ones. T divides R."""
+    num_new = steps.reward.shape[0]
+    assert layout.num_rows % num_new == 0, (layout.num_rows, num_new)
+    put = lambda old, new: jax.lax.dynamic_update_slice_in_dim(old, new.astype(old.dtype), ring.head, axis=0)
+    stacked = layout.frame_stack > 1
+    newest = jax.tree.map(lambda x: x[..., -_channels(layout, x) :], steps.obs) if stacked else steps.obs
+    return Ring(
+        obs=jax.tree.map(put, ring.obs, newest),
+        age=put(ring.age, _ages(layout, ring, steps.obs)) if stacked else (),
+        action=put(ring.action, steps.action),
+        reward=put(ring.reward, steps.reward),
+        discount=put(ring.discount, steps.discount),
+        last=put(ring.last, steps.last),
+        valid=put(ring.valid, steps.valid),
+        head=(ring.head + num_new) % layout.num_rows,
+        size=jnp.minimum(ring.size + num_new, layout.num_rows),
+    )
+
+
+def num_lost(layout: Layout, ring: Ring) -> Array:
+    """int32: the oldest rows that cannot be read, for they lack frames that were overwritten."""
+    return jnp.where(ring.size == layout.num_rows, max(layout.frame_stack - 1, 0), 0)
+
+
+def num_readable(layout: Layout, ring: Ring) -> Array:
+    """int32: rows that can be read, at least 0."""
+    return jnp.maximum(ring.size - layout.n_step - num_lost(layout, ring), 0)
+
+
+def draw(layout: Layout, ring: Ring, key: Key, batch_size: int) -> tuple[Array, Array, Array]:
+    """Rows [B] and environments [B], each readable step with a valid action as likely as another; and [B] bool.
+
+    False there says that none was found, so that the sample must weigh nothing: nothing can be read yet, or all
+    NUM_TRIES hit resets. The cost does not depend on the size of the ring.
+    """
+    key_row, key_env = jax.random.split(key)
+    shape = NUM_TRIES, batch_size
+    readable = num_readable(layout, ring)
+    place = jax.random.randint(key_row, shape, 0, jnp.maximum(readable, 1)) + num_lost(layout, ring)
+    row = (ring.head - ring.size + place) % layout.num_rows
+    env = jax.random.randint(key_env, shape, 0, layout.num_envs)
+    valid = _at(ring.valid, row, env) & (readable > 0)
+    first = jnp.argmax(valid, axis=0)[None]
+    pick = lambda x: jnp.take_along_axis(x, first, axis=0)[0]
+    return pick(row), pick(env), pick(valid)
+
+
+def read(layout: Layout, ring: Ring, row: Array, env: Array, gamma: float | Array) -> Sample:
+    """The transitions that begin at rows [B] of environments [B].
+
+    reward = sum_{i < k} (prod_{j < i} gamma d_j) r_i,  discount = prod_{i < k} gamma d_i,  where the episode goes on
+    for k = min(n_step, steps to its end) steps (Sutton & Barto 2018, eq. 7.1); next_obs lies k rows on.
+    """
+    reward, discount = jnp.zeros(row.shape), jnp.ones(row.shape)
+    going, length = jnp.ones(row.shape, bool), jnp.zeros(row.shape, jnp.int32)
+    for i in range(layout.n_step):
+        at = (row + i) % layout.num_rows
+        reward += jnp.where(going, discount * _at(ring.reward, at, env), 0)
+        discount *= jnp.where(going, gamma * _at(ring.discount, at, env), 1)
+        length += going
+        going &= ~_at(ring.last, at, env)
+    look = functools.partial(_look, layout, ring)
+    return Sample(
+        look(row, env), _at(ring.action, row, env), reward, discount, look((row + length) % layout.num_rows, env)
+    )
+
+
+def _look(layout: Layout, ring: Ring, row: Array, env: Array) -> PyTree:
+    """The observations at rows [B] of environments [B]."""
+    if isinstance(ring.age, tuple):
+        return jax.tree.map(lambda x: _at(x, row, env), ring.obs)
+    age = _at(ring.age, row, env).astype(jnp.int32)
+    lags = range(layout.frame_stack - 1, -1, -1)  # the oldest frame first
+    rows = [(row - jnp.minimum(lag, age)) % layout.num_rows for lag in lags]
+    return jax.tree.map(lambda x: jnp.concatenate([_at(x, at, env) for at in rows], axis=-1), ring.obs)
+
+
+def _ages(layout: Layout, ring: Ring, obs: PyTree) -> Array:
+    """[T, N] uint8. A stack of equal frames begins anew; any other is the one before it, moved on by a frame.
+
+    That holds for any stack that starts as copies of one frame, so nothing need be known of episodes, which a lost
+    life may end while its stack goes on. Equal frames may also come about by chance: copies are then as right.
+    """
+    same = functools.reduce(operator.and_, (_all_equal(layout, x) for x in jax.tree.leaves(obs)))
+    oldest = layout.frame_stack - 1
+
+    def step(age, same):
+        age = jnp.where(same, 0, jnp.minimum(age + 1, oldest)).astype(jnp.uint8)
+        return age, age
+
+    return jax.lax.scan(step, ring.age[ring.head - 1], same)[1]  # row -1 is the last one
+
+
+def _all_equal(layout: Layout, x: Array) -> Array:
+    """[T, N] bool: all frames of the stack are the same."""
+    frames = x.reshape(*x.shape[:-1], layout.frame_stack, _channels(layout, x))
+    return (frames == frames[..., :1, :]).all(axis=tuple(range(2, frames.ndim)))
+
+
+def _frame(layout: Layout, obs: ShapeDtypeStruct) -> ShapeDtypeStruct:
+    """What is kept of an observation."""
+    if layout.frame_stack <= 1:
+        return obs
+    return ShapeDtypeStruct((*obs.shape[:-1], _channels(layout, obs)), obs.dtype)
+
+
+def _channels(layout: Layout, obs: Array | ShapeDtypeStruct) -> int:
+    """Of one frame."""
+    assert obs.shape[-1] % layout.frame_stack == 0, (obs.shape, layout.frame_stack)
+    return obs.shape[-1] // layout.frame_stack
+
+
+def _at(x: Array, row: Array, env: Array) -> Array:
+    """x [R, N, ...] at rows and environments. Two indices, so that no flat one can pass 2^31."""
+    return x.at[row, env].get(mode="promise_in_bounds")
