@@ -44,7 +44,7 @@ def noise(key: Key, num_steps: int, num_envs: int) -> Noise:
 
 def env_steps(spec: EnvSpec, rollout_length: int, num_updates: Array) -> Array:
     """int32: environment steps of all environments, on all devices, in so many updates; up to MOST_COUNTED."""
-    per_update = rollout_length * spec.num_envs * _num_shards(spec)
+    per_update = rollout_length * spec.num_envs * spec.num_shards
     return jnp.minimum(num_updates, MOST_COUNTED // per_update) * per_update
 
 
@@ -53,9 +53,5 @@ def epsilons(epsilon: Epsilon, spec: EnvSpec, env_steps: Array) -> Array:
     now = optax.linear_schedule(epsilon.start, epsilon.end, epsilon.steps)(env_steps)
     shard = 0 if spec.axis_name is None else jax.lax.axis_index(spec.axis_name)
     place = shard * spec.num_envs + jnp.arange(spec.num_envs)
-    exponent = 1 + epsilon.ladder * place / max(spec.num_envs * _num_shards(spec) - 1, 1)
+    exponent = 1 + epsilon.ladder * place / max(spec.num_envs * spec.num_shards - 1, 1)
     return jnp.asarray(now, jnp.float32) ** exponent
-
-
-def _num_shards(spec: EnvSpec) -> int:
-    return 1 if spec.axis_name is None else jax.lax.axis_size(spec.axis_name)

@@ -40,8 +40,3 @@ def linear(learning_rate: float | Array, anneal: bool, num_steps: int) -> optax.
 def total(x: PyTree, axis_name: str | None) -> PyTree:
     """The sum over devices, where environments are split over several."""
     return x if axis_name is None else jax.lax.psum(x, axis_name)
-
-
-def num_shards(axis_name: str | None) -> int:
-    """Devices that environments are split over."""
-    return 1 if axis_name is None else jax.lax.axis_size(axis_name)

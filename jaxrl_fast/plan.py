@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from jaxrl_fast import config, host
 from jaxrl_fast.agents import configs
 
-LEAST_ROWS = 2048  # of an update in one shard: with less, waiting for each other costs more than sharing saves
+LEAST_ROWS = 512  # of a gradient step in one shard: with less, waiting for each other costs more than sharing saves
 
 
 class Plan(NamedTuple):
@@ -22,6 +22,7 @@ class Plan(NamedTuple):
     num_updates: int
     steps_per_update: int
     folder: Path
+    needs: Any = None  # memory.Need
 
 
 def prepare(settings: config.Settings) -> Plan:
@@ -32,7 +33,7 @@ def prepare(settings: config.Settings) -> Plan:
             raise ValueError(f'--{service}: {service} is not installed here; pip install "jaxrl_fast[{service}]"')
     check_folder(chosen_folder(options))
 
-    from jaxrl_fast import agents, envs
+    from jaxrl_fast import agents, envs, memory
 
     host.offer_cpu_devices(options.devices)
     algorithm = agents.load(settings.algo)
@@ -52,8 +53,11 @@ def prepare(settings: config.Settings) -> Plan:
             f"({rollout_length} in each of {options.num_envs} environments)"
         )
     eval_env = envs.make(options.env, min(options.eval_envs, options.eval_episodes), **options.env_options)
+    whole = (env, agent) if num_shards == 1 else undivided(settings, algorithm, num_updates)
+    needs = memory.need(*whole, options.num_seeds)
+    memory.check(needs, getattr(settings.agent, "capacity", None))
     folder = make_folder(settings, env.spec.id)
-    return Plan(settings, env, agent, num_shards, eval_env, num_updates, steps_per_update, folder)
+    return Plan(settings, env, agent, num_shards, eval_env, num_updates, steps_per_update, folder, needs)
 
 
 def divide(settings: config.Settings, algorithm: Any, num_updates: int) -> tuple[Any, Any, int]:
@@ -66,12 +70,10 @@ def divide(settings: config.Settings, algorithm: Any, num_updates: int) -> tuple
     from jaxrl_fast import envs, program
 
     options = settings.options
-    make_env = lambda num_envs: envs.make(options.env, num_envs, **options.env_options)
-    whole = make_env(options.num_envs)
-    agent = algorithm.make(settings.agent, whole.spec, num_updates)
+    whole, agent = undivided(settings, algorithm, num_updates)
     num_devices = jax.local_device_count()
     if options.devices == "auto":
-        rows = agent.rollout_length * options.num_envs
+        rows = settings.agent.gradient_rows(options.num_envs)
         most = min(num_devices, rows // LEAST_ROWS) if whole.on_device else 1
         tries = [n for n in range(most, 1, -1) if options.num_envs % n == 0]
     elif options.devices > num_devices:
@@ -81,14 +83,22 @@ def divide(settings: config.Settings, algorithm: Any, num_updates: int) -> tuple
     else:
         tries = [options.devices] if options.devices > 1 else []
     for num_shards in tries:
-        env = make_env(options.num_envs // num_shards)
-        env = env._replace(spec=env.spec._replace(axis_name=program.SHARDS))
+        env = envs.make(options.env, options.num_envs // num_shards, **options.env_options)
+        env = env._replace(spec=env.spec._replace(axis_name=program.SHARDS, num_shards=num_shards))
         try:
             return env, algorithm.make(settings.agent, env.spec, num_updates), num_shards
         except ValueError:
             if options.devices != "auto":
                 raise
     return whole, agent, 1
+
+
+def undivided(settings: config.Settings, algorithm: Any, num_updates: int) -> tuple[Any, Any]:
+    """All environments together, and the agent for them."""
+    from jaxrl_fast import envs
+
+    env = envs.make(settings.options.env, settings.options.num_envs, **settings.options.env_options)
+    return env, algorithm.make(settings.agent, env.spec, num_updates)
 
 
 def make_folder(settings: config.Settings, env_id: str) -> Path:

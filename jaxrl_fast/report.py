@@ -29,6 +29,8 @@ def announce(plan: Plan, terminal: sinks.Terminal) -> None:
     terminal.say(f"jaxrl_fast {__version__}   {' · '.join(p for p in parts if p)}")
     if hasattr(plan.settings.agent, "describe"):
         terminal.say(plan.settings.agent.describe(options.num_envs))
+    if plan.needs is not None:
+        terminal.say(f"memory  {plan.needs}")
     watch = f"   watch: uvx tensorboard --logdir {plan.folder.parent}" if options.tensorboard else ""
     terminal.say(f"run  {plan.folder}{watch}")
     if host.gpu_unused():

@@ -91,7 +91,7 @@ class Trainer:
     def compile(self) -> None:
         import numpy as np
 
-        from jaxrl_fast import program
+        from jaxrl_fast import memory, program
 
         cache = host.use_compile_cache(self.plan.env.on_device) if self.options.compile_cache else None
         before = host.entries(cache)
@@ -100,7 +100,7 @@ class Trainer:
         )
         self.compile_time = self.program.compile_time_s
         kept = " (cached for next time)" if host.entries(cache) > before else " (from the cache)" if before else ""
-        needs = f"needs {_bytes(self.program.memory)}"
+        needs = f"needs {memory.readable(self.program.memory)}"
         self.terminal.say(f"compiling ... {sinks.seconds(self.compile_time)}{kept}   {needs}")
         seeds = np.asarray(self.seeds, np.int32)
         self.state = self.program.init(seeds if len(self.seeds) > 1 else seeds[0])
@@ -305,7 +305,3 @@ def _ready(rows: Any) -> bool:
 def _updates(env_steps: int, plan: Plan) -> int:
     """At least so many environment steps, in updates; 0 for 0."""
     return -(-env_steps // plan.steps_per_update)
-
-
-def _bytes(count: int) -> str:
-    return f"{count / 2**20:.1f} MB" if count < 2**30 else f"{count / 2**30:.1f} GB"

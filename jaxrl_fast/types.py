@@ -34,6 +34,7 @@ class EnvSpec(NamedTuple):
     num_envs: int  # N, on this shard where `axis_name` is set
     frame_stack: int = 0  # the last axis of obs holds this many successive frames; 0: no frames are stacked
     axis_name: str | None = None  # the device axis that the environments are split over
+    num_shards: int = 1  # the length of that axis
 
 
 class Game(NamedTuple):

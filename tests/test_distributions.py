@@ -7,7 +7,7 @@ import pytest
 import scipy.special
 import scipy.stats
 
-from jaxrl_fast.distributions import Categorical, Gaussian, TanhGaussian
+from jaxrl_fast.distributions import Categorical, EpsilonGreedy, Gaussian, TanhGaussian
 
 NUM_SAMPLES = 200_000
 LOGITS = np.array([[0.3, -1.0, 2.0, 0.0], [5.0, 5.0, -5.0, 1.0], [0.0, 0.0, 0.0, 0.0]], np.float32)
@@ -79,6 +79,47 @@ def test_log_prob_gradient_is_one_hot_less_probabilities():
     np.testing.assert_allclose(gradient, np.eye(4)[action] - scipy.special.softmax(LOGITS, -1), atol=1e-6)
 
 
+# EpsilonGreedy
+
+VALUE = np.array([[0.0, 3.0, 1.0, 2.0], [5.0, -1.0, 5.0, 0.0]], np.float32)
+
+
+@pytest.mark.parametrize("epsilon", [0.0, 0.3, 1.0])
+def test_epsilon_greedy_samples_with_its_probabilities(epsilon):
+    """Chi-square for each row: epsilon / 4 for any action, and 1 - epsilon more for the first of the best."""
+    actions = np.asarray(repeat(EpsilonGreedy(VALUE, np.full(2, epsilon, np.float32))).sample(jax.random.key(0)))
+    assert actions.dtype == np.int32
+    for row, best in enumerate((1, 0)):
+        counts = np.bincount(actions[:, row], minlength=4)
+        expected = NUM_SAMPLES * (epsilon / 4 + (1 - epsilon) * np.eye(4)[best])
+        np.testing.assert_array_equal(counts[expected == 0], 0)
+        if epsilon:
+            assert scipy.stats.chisquare(counts, expected).pvalue > 1e-3
+
+
+def test_each_row_has_its_own_epsilon():
+    policy = EpsilonGreedy(jnp.broadcast_to(VALUE[0], (NUM_SAMPLES, 3, 4)), jnp.float32([0.0, 0.2, 1.0]))
+    greedy = np.asarray(policy.sample(jax.random.key(1)) == 1).mean(0)
+    np.testing.assert_allclose(greedy, [1, 0.85, 0.25], atol=5e-3)  # 1 - 3/4 epsilon
+
+
+def test_epsilon_greedy_worked_by_hand():
+    # four actions of a quarter each: .24 is action 0, .25 action 1, .99 action 3; the coin must be below epsilon
+    coin, place = [0.1, 0.1, 0.1, 0.3, 0.3, 0.9], [0.24, 0.25, 0.99, 0.99, 0.0, 0.0]
+    policy = EpsilonGreedy(np.tile(VALUE[0][[0, 2, 1, 3]], (6, 1)), jnp.float32([0.3] * 6))
+    np.testing.assert_array_equal(policy.sample_from(jnp.float32([coin, place])), [0, 1, 3, 2, 2, 2])
+
+
+@pytest.mark.parametrize("num_actions", [1, 3, 18, 1000])
+def test_the_ends_of_the_uniform_numbers_are_actions(num_actions):
+    """The largest float32 below 1 times the number of actions may round up to it. An epsilon of 0 never explores."""
+    place = np.float32([0, np.nextafter(np.float32(1), np.float32(0))])
+    value = np.zeros((2, num_actions), np.float32)
+    explore = EpsilonGreedy(value, 1.0).sample_from(jnp.stack([jnp.zeros(2), place]))
+    np.testing.assert_array_equal(explore, [0, num_actions - 1])
+    np.testing.assert_array_equal(EpsilonGreedy(value, 0.0).sample_from(jnp.stack([jnp.zeros(2), place])), 0)
+
+
 # Gaussian
 
 
@@ -122,6 +163,7 @@ def test_continuous_samples_follow_the_density(kind):
         (Categorical(LOGITS), lambda key: jax.random.gumbel(key, (3, 4))),
         (Gaussian(MEAN, LOG_STD), lambda key: jax.random.normal(key, (2, 2))),
         (TanhGaussian(MEAN, LOG_STD), lambda key: jax.random.normal(key, (2, 2))),
+        (EpsilonGreedy(VALUE, 0.5), lambda key: jax.random.uniform(key, (2, 2))),
     ],
 )
 def test_noise_may_be_drawn_elsewhere(policy, noise):

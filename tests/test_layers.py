@@ -20,7 +20,7 @@ PARTS = (
     *("returns", "distributions", "networks", "normalize", "minibatch"),
     *("replay", "priorities", "exploration", "gradients"),
 )
-AROUND = ("evaluate", "config", "checkpoint", "sinks", "population", "plot", "program")
+AROUND = ("evaluate", "memory", "config", "checkpoint", "sinks", "population", "plot", "program")
 HOST = ("train", "trainer", "plan", "report", "host", "sweep", "video", "api", "__init__", "__main__")
 BELOW_AROUND = ("types", "spelling", *PARTS, "loop", "agents/*", "envs/*")
 ARRAYS = ("jax", "flax", "optax", "numpy")

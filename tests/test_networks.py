@@ -273,3 +273,120 @@ def test_activation_is_what_was_asked_for():
         params = {"params": {"mlp": {"Dense_0": {"kernel": jnp.eye(4), "bias": jnp.zeros(4)}}}}
         x = draw(VECTOR, 5)
         np.testing.assert_allclose(torso.apply(params, x), function(x), rtol=1e-5, atol=1e-6)
+
+
+# Noisy layers
+
+
+def test_a_noisy_layer_worked_by_hand():
+    # noise 4 in, -9 out: f = 2, -3.  Weight 2 + .5 * 2 * -3 = -1, bias 1 + .25 * -3 = .25:  -1 * 3 + .25 = -2.75
+    layer = networks.NoisyDense(1, dtype=jnp.float32, kernel_init=nn.initializers.zeros)
+    params = {
+        "Dense_0": {"kernel": jnp.float32([[2]]), "bias": jnp.float32([1])},
+        "spread_kernel": jnp.float32([[0.5]]),
+        "spread_bias": jnp.float32([0.25]),
+    }
+    answer = lambda **noise: float(layer.apply({"params": params, **noise}, jnp.float32([3]))[0])
+    assert answer(noise={"noise": jnp.float32([4, -9])}) == -2.75
+    assert answer(noise={"noise": jnp.zeros(2)}) == answer() == 7  # 2 * 3 + 1
+
+
+def test_a_noisy_layer_is_equation_10():
+    """Weight by weight in numpy, for several inputs and outputs."""
+    layer = networks.NoisyDense(3, dtype=jnp.float32, kernel_init=nn.initializers.zeros)
+    rng = np.random.default_rng(0)
+    mean, spread, x = rng.normal(size=(4, 3)), rng.normal(size=(4, 3)), rng.normal(size=(5, 4))
+    bias, spread_bias, noise = rng.normal(size=3), rng.normal(size=3), rng.normal(size=7)
+    params = {"Dense_0": {"kernel": mean, "bias": bias}, "spread_kernel": spread, "spread_bias": spread_bias}
+    f = np.sign(noise) * np.sqrt(np.abs(noise))
+    expected = x @ (mean + spread * np.outer(f[:4], f[4:])) + bias + spread_bias * f[4:]
+    variables = jax.tree.map(jnp.float32, {"params": params, "noise": {"noise": noise}})
+    np.testing.assert_allclose(layer.apply(variables, jnp.float32(x)), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(("dueling", "num_atoms"), [(False, None), (True, None), (True, 5)])
+def test_noise_of_each_row_is_its_own(dueling, num_atoms):
+    """Rows that see the same differ; each is what its noise alone makes of it; without noise all are alike."""
+    network = networks.network(VECTOR, 3, num_atoms=num_atoms, hidden=(8, 8), noisy=True, dueling=dueling)
+    params, x = start(network), jnp.ones((6, 4))
+    noise = network.noise(jax.random.key(1), (6,))
+    assert len(jax.tree.leaves(noise)) == (5 if dueling else 3)  # each dense layer and each head
+    apply = jax.jit(network.apply)
+    together = apply(params, x, noise)
+    assert all(np.abs(together[i] - together[j]).max() > 1e-3 for i in range(6) for j in range(i))
+    alone = apply(params, x[2], jax.tree.map(lambda leaf: leaf[2], noise))
+    np.testing.assert_allclose(together[2], alone, rtol=1e-4, atol=1e-5)
+    shared = apply(params, x, network.noise(jax.random.key(2), ()))
+    for same in (shared, apply(params, x)):
+        np.testing.assert_allclose(same, jnp.broadcast_to(same[0], same.shape), rtol=1e-5, atol=1e-6)
+    assert np.abs(shared[0] - apply(params, x)[0]).max() > 1e-3
+
+
+def test_only_noisy_networks_have_noise_and_its_layers_share_no_number():
+    assert networks.network(VECTOR, 3).noise(jax.random.key(0), (7,)) == ()
+    noise = networks.network(VECTOR, 3, hidden=(8,), noisy=True).noise(jax.random.key(0), (2, 7))
+    parts = [np.asarray(leaf) for leaf in jax.tree.leaves(noise)]
+    assert sorted(part.shape for part in parts) == [(2, 7, 8 + 3), (2, 7, 4 + 8)]
+    numbers = np.concatenate([part.reshape(-1) for part in parts])
+    assert len(np.unique(numbers)) == numbers.size
+
+
+def test_spreads_begin_as_the_paper_says_and_are_learnt():
+    """0.5 / sqrt(inputs), of weights and biases; with noise their gradient is not 0, without it is."""
+    network = networks.network(VECTOR, 3, hidden=(16,), noisy=True)
+    params, x = start(network), draw(VECTOR, 5)
+    spreads = {path: leaf for path, leaf in leaves(params) if "spread" in path}
+    assert sorted({leaf.shape for leaf in spreads.values()}) == [(3,), (4, 16), (16,), (16, 3)]
+    for path, leaf in spreads.items():
+        np.testing.assert_allclose(leaf, 0.5 / np.sqrt(16 if "heads" in path else 4), rtol=1e-6)
+    gradient = jax.jit(jax.grad(lambda params, noise: (network.apply(params, x, noise) ** 2).sum()))
+    noisy, quiet = gradient(params, network.noise(jax.random.key(0), ())), gradient(params, ())
+    size = lambda tree: {path: float(jnp.abs(leaf).max()) for path, leaf in leaves(tree) if "spread" in path}
+    assert min(size(noisy).values()) > 0
+    assert set(size(quiet).values()) == {0.0}
+
+
+# Dueling streams and distributions
+
+
+@pytest.mark.parametrize(("num_atoms", "shape"), [(None, (3,)), (1, (3, 1)), (5, (3, 5))])
+@pytest.mark.parametrize("obs", [VECTOR, BOARD])
+@pytest.mark.parametrize("dueling", [False, True])
+def test_a_distribution_is_one_more_axis(obs, dueling, num_atoms, shape):
+    network = networks.network(obs, 3, num_atoms=num_atoms, dueling=dueling, hidden=(8,))
+    params = jax.eval_shape(network.init, jax.random.key(0))
+    for axes in ((), (2, 5)):
+        output = jax.eval_shape(network.apply, params, draw(obs, *axes))
+        assert (output.shape, output.dtype) == ((*axes, *shape), jnp.float32)
+
+
+@pytest.mark.parametrize("num_atoms", [None, 5])
+def test_the_mean_over_actions_is_the_value_of_the_state(num_atoms):
+    """What is common to all advantages counts nothing, atom by atom; what is added to the value counts for all."""
+    network = networks.network(VECTOR, 3, num_atoms=num_atoms, dueling=True, hidden=(8,))
+    params, x = start(network), draw(VECTOR, 6)
+    apply, axis = jax.jit(network.apply), -1 if num_atoms is None else -2
+    size = num_atoms or 1
+
+    def with_bias(head, bias):
+        heads = {head: {**params["params"][head], "bias": bias}}
+        return apply({"params": {**params["params"], **heads}}, x)
+
+    output = apply(params, x)
+    common = jnp.arange(1.0, size + 1)
+    more_advantage = with_bias("heads_1", jnp.tile(common, 3))
+    np.testing.assert_allclose(more_advantage, output, rtol=1e-4, atol=1e-5)
+    more_value = with_bias("heads_0", common)
+    np.testing.assert_allclose(
+        more_value - output, jnp.broadcast_to(common if num_atoms else 1.0, output.shape), rtol=1e-4
+    )
+    one_action = with_bias("heads_1", jnp.repeat(jnp.float32([3, 0, 0]), size))  # less the mean: 2, -1, -1
+    difference = np.moveaxis(np.asarray(one_action - output), axis, -1)
+    np.testing.assert_allclose(difference, np.broadcast_to([2, -1, -1], difference.shape), rtol=1e-4)
+    np.testing.assert_allclose(one_action.mean(axis), output.mean(axis), rtol=1e-4, atol=1e-5)
+
+
+def test_streams_have_a_last_layer_each_and_share_the_rest():
+    network = networks.network(VECTOR, 3, hidden=(8, 5), dueling=True)
+    kernels = sorted(leaf.shape for path, leaf in leaves(start(network)) if "kernel" in path)
+    assert kernels == sorted([(4, 8), (8, 5), (8, 5), (5, 1), (5, 3)])

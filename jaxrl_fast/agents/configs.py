@@ -56,6 +56,10 @@ class PPO:
     log_std_init: float = 0.0
     """Continuous actions: log standard deviation at the start, the same in all states."""
 
+    def gradient_rows(self, num_envs: int) -> int:
+        """Rows in a gradient step."""
+        return self.rollout_length * num_envs // self.num_minibatches
+
 
 @dataclass(frozen=True)
 class DQN:
@@ -140,11 +144,15 @@ class DQN:
     @property
     def ratio(self) -> Fraction:
         """The replay ratio as it is written: 0.1 is 1/10, to be counted in whole numbers."""
-        return Fraction(str(self.replay_ratio))
+        return as_fraction(self.replay_ratio)
 
     def first_learning(self, num_envs: int) -> int:
         """Environment steps before the first gradient step, when something can be read from the replay for sure."""
         return max(self.learning_starts, (self.n_step + 1) * num_envs)
+
+    def gradient_rows(self, num_envs: int) -> int:
+        """Rows in a gradient step."""
+        return self.batch_size
 
     def describe(self, num_envs: int) -> str:
         """What a run's header says."""
@@ -194,8 +202,17 @@ class PQN:
     activation: Literal["auto", "tanh", "relu"] = "relu"
     """auto is that of the network's paper."""
 
+    def gradient_rows(self, num_envs: int) -> int:
+        """Rows in a gradient step."""
+        return self.rollout_length * num_envs // self.num_minibatches
+
 
 CONFIGS = {"ppo": PPO, "dqn": DQN, "pqn": PQN}
+
+
+def as_fraction(number: float) -> Fraction:
+    """As it is written, not as it is stored: 0.1 is 1/10."""
+    return Fraction(str(number))
 
 
 def rollout_length(config: Any, num_envs: int) -> int:

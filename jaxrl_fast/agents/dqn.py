@@ -78,9 +78,10 @@ def make(config: Config, spec: EnvSpec, num_updates: int) -> Agent:
 
     Raises ValueError where the numbers do not fit each other or the environment.
     """
-    rollout_length = configs.rollout_length(config, spec.num_envs)
+    num_envs = spec.num_envs * spec.num_shards
+    rollout_length = configs.rollout_length(config, num_envs)
     check(config, spec, rollout_length)
-    per_update = rollout_length * spec.num_envs
+    per_update = rollout_length * num_envs
     layout = replay.Layout(
         config.capacity // per_update * rollout_length, spec.num_envs, config.n_step, spec.frame_stack
     )
@@ -95,9 +96,11 @@ def make(config: Config, spec: EnvSpec, num_updates: int) -> Agent:
         activation=config.activation,
         layer_norm=config.layer_norm,
     )
-    learning_steps = max(num_updates * per_update - config.first_learning(spec.num_envs), 1)
+    learning_steps = max(num_updates * per_update - config.first_learning(num_envs), 1)
     learning_rate = gradients.linear(config.learning_rate, config.anneal, int(config.ratio * learning_steps) + 1)
-    gradient_step = gradients.optimiser(learning_rate, epsilon=config.adam_epsilon, max_grad_norm=config.max_grad_norm)
+    gradient_step = gradients.optimiser(
+        learning_rate, epsilon=config.adam_epsilon, max_grad_norm=config.max_grad_norm, axis_name=spec.axis_name
+    )
     epsilon = exploration.Epsilon(config.epsilon_start, config.epsilon_end, config.epsilon_steps, config.epsilon_ladder)
     parts = Parts(config, spec, layout, rollout_length, num_updates, network, epsilon, learning_rate, gradient_step)
     return Agent(
@@ -112,8 +115,9 @@ def make(config: Config, spec: EnvSpec, num_updates: int) -> Agent:
 
 def check(config: Config, spec: EnvSpec, rollout_length: int) -> None:
     """The numbers that set shapes or are counted exactly; real numbers may be traced and are checked on the host."""
-    if spec.axis_name is not None:
-        raise ValueError("dqn keeps the environments of a seed on one device; more devices serve more seeds")
+    num_envs = spec.num_envs * spec.num_shards
+    if config.batch_size % spec.num_shards:
+        raise ValueError(f"batch_size {config.batch_size} does not divide into {spec.num_shards} devices")
     if config.capacity < config.batch_size:
         raise ValueError(f"capacity {config.capacity} is less than one batch of {config.batch_size}")
     if config.learning_starts > config.capacity:
@@ -121,24 +125,37 @@ def check(config: Config, spec: EnvSpec, rollout_length: int) -> None:
             f"learning_starts {config.learning_starts} is beyond the capacity {config.capacity}; "
             "the first steps would be forgotten before they are learnt from"
         )
-    per_update = rollout_length * spec.num_envs
+    per_update = rollout_length * num_envs
     num_rows = config.n_step + max(spec.frame_stack, 1) + rollout_length  # the least that can be written and read
     least = -(-num_rows // rollout_length) * per_update
     if config.capacity < least:
         raise ValueError(
-            f"capacity {config.capacity} is too small for n_step {config.n_step} and {spec.num_envs} environments "
+            f"capacity {config.capacity} is too small for n_step {config.n_step} and {num_envs} environments "
             f"with rollouts of {rollout_length}; it must be at least {least}"
         )
     if config.distribution != "none" and config.num_atoms < 2:
         raise ValueError(f"num_atoms {config.num_atoms}: a distribution has at least 2")
     if config.distribution == "c51" and not config.v_min < config.v_max:
         raise ValueError(f"v_min {config.v_min} is not below v_max {config.v_max}")
-    largest = max(config.ratio.numerator * max(per_update, config.target_period), config.ratio.denominator)
-    if largest > exploration.MOST_COUNTED:
-        raise ValueError(
-            f"replay_ratio {config.replay_ratio} cannot be counted exactly with {spec.num_envs} environments and "
-            f"target_period {config.target_period}; the nearest that can is {round(config.replay_ratio, 4) or 1e-4:g}"
-        )
+    check_counts(config, per_update)
+
+
+def check_counts(config: Config, per_update: int) -> None:
+    """ValueError where the replay ratio, a fraction, cannot be counted exactly in int32."""
+    most, longest = exploration.MOST_COUNTED, max(per_update, config.target_period)
+
+    def countable(ratio):
+        return ratio.numerator * longest <= most and ratio.denominator <= most
+
+    if countable(config.ratio):
+        return
+    shorter = [float(f"{max(config.replay_ratio, 1e-9):.{digits}g}") for digits in (4, 3, 2, 1)]
+    near = next((x for x in shorter if countable(configs.as_fraction(x))), None)
+    hope = f"the nearest that can is {near:g}" if near else f"only whole numbers up to {most // longest} can"
+    raise ValueError(
+        f"replay_ratio {config.replay_ratio} cannot be counted exactly with {per_update} steps in an update and "
+        f"target_period {config.target_period}; {hope}"
+    )
 
 
 def init(parts: Parts, key: Key) -> State:
@@ -166,7 +183,8 @@ def noise(parts: Parts, key: Key, num_steps: int, num_envs: int) -> Noise:
 def explore(parts: Parts, state: State, obs: PyTree, memory: PyTree, noise: Noise) -> Decision:
     """Epsilon-greedy: each environment tosses its own coin."""
     value = mean(parts, parts.network.apply(state.learner.params, obs, noise.network))
-    env_steps = num_env_steps(parts, state) + noise.explore.place * parts.spec.num_envs
+    num_envs = parts.spec.num_envs * parts.spec.num_shards
+    env_steps = num_env_steps(parts, state) + noise.explore.place * num_envs
     epsilon = exploration.epsilons(parts.epsilon, parts.spec, env_steps)
     return Decision(distributions.EpsilonGreedy(value, epsilon).sample_from(noise.explore.uniform))
 
@@ -196,12 +214,12 @@ def update(parts: Parts, state: State, rollout: Rollout, key: Key) -> tuple[Stat
     sums = dict.fromkeys(("loss", "q_value", "td_error"), jnp.float32(0))
     learner, sums = jax.lax.fori_loop(0, _same_for_all_seeds(num_steps), step, (learner, sums))
     state = State(learner, ring, state.num_updates + 1, owed)
-    return state, {
+    epsilon = exploration.epsilons(parts.epsilon, parts.spec, num_env_steps(parts, state)).mean()
+    ours = {f"{name}_sum": x for name, x in sums.items()} | {"epsilon": epsilon / parts.spec.num_shards}
+    return state, gradients.total(ours, parts.spec.axis_name) | {
         "gradient_steps": num_steps,
-        **{f"{name}_sum": x for name, x in sums.items()},
-        "epsilon": exploration.epsilons(parts.epsilon, parts.spec, num_env_steps(parts, state)).mean(),
         "learning_rate": parts.learning_rate(learner.optimiser[-1].count),
-        "replay_size": ring.size * parts.spec.num_envs,
+        "replay_size": ring.size * parts.spec.num_envs * parts.spec.num_shards,
     }
 
 
@@ -210,8 +228,9 @@ def due(parts: Parts, state: State) -> tuple[Array, Array]:
 
     After s environment steps, floor(ratio * (s - start)) gradient steps have been made in all.
     """
-    ratio, start = parts.config.ratio, parts.config.first_learning(parts.spec.num_envs)
-    per_update = parts.rollout_length * parts.spec.num_envs
+    num_envs = parts.spec.num_envs * parts.spec.num_shards
+    ratio, start = parts.config.ratio, parts.config.first_learning(num_envs)
+    per_update = parts.rollout_length * num_envs
     after = num_env_steps(parts, state) + per_update
     owed = state.owed + ratio.numerator * jnp.clip(after - start, 0, per_update)
     return owed // ratio.denominator, owed % ratio.denominator
@@ -234,13 +253,15 @@ def descend(parts: Parts, ring: replay.Ring, num_updates: Array, key: Key, learn
     """One gradient step on a batch from the replay; then the target may move."""
     config, layout = parts.config, parts.layout
     key_draw, key_online, key_target = jax.random.split(key, 3)
+    size, axis_name = config.batch_size // parts.spec.num_shards, parts.spec.axis_name
     if config.prioritised:
-        item, priority = priorities.draw(learner.priorities, key_draw, config.batch_size)
+        item, priority = priorities.draw(learner.priorities, key_draw, size)
         row, env, found = item // layout.num_envs, item % layout.num_envs, priority > 0
-        weight = importance(priority, exponent_now(parts, num_updates)) / config.batch_size
+        chance = priority / jnp.maximum(priorities.total(learner.priorities), 1e-30)
+        weight = importance(chance, exponent_now(parts, num_updates), axis_name) / config.batch_size
     else:
-        row, env, found = replay.draw(layout, ring, key_draw, config.batch_size)
-        weight = found / jnp.maximum(found.sum(), 1)
+        row, env, found = replay.draw(layout, ring, key_draw, size)
+        weight = found / jnp.maximum(gradients.total(found.sum(), axis_name), 1)
     batch = replay.read(layout, ring, row, env, config.gamma)
     noise_online, noise_target = (parts.network.noise(k, ()) for k in (key_online, key_target))
     goal = target(parts, learner, batch, noise_online, noise_target)
@@ -254,7 +275,7 @@ def descend(parts: Parts, ring: replay.Ring, num_updates: Array, key: Key, learn
         item = jnp.where(found, item, layout.num_rows * layout.num_envs * priorities.BRANCHES)  # beyond: left out
         learner = learner._replace(
             priorities=priorities.update(learner.priorities, item, priority),
-            largest=jnp.maximum(learner.largest, jnp.where(found, priority, 0).max()),
+            largest=jnp.maximum(learner.largest, _most(jnp.where(found, priority, 0), axis_name)),
         )
     return move_target(config, learner), metrics
 
@@ -268,14 +289,15 @@ def move_target(config: Config, learner: Learner) -> Learner:
     return learner._replace(target=target, since_target=since % period)
 
 
-def importance(priority: Array, exponent: float | Array) -> Array:
-    """[B] f32: (p_min / p)^exponent, with 0 for what has no priority (Schaul et al. 2016, section 3.4).
+def importance(chance: Array, exponent: float | Array, axis_name: str | None = None) -> Array:
+    """[B] f32: (1 / P)^exponent over the largest in the batch, for rows drawn with chance P; 0 where P is 0.
 
-    That is (1 / (N P))^exponent over its largest in the batch: the size of the replay cancels.
+    Schaul et al. 2016, section 3.4; the size of the replay, which is there too, cancels. Each shard draws its part of
+    the batch from its own environments, as likely in all as in any other shard.
     """
-    found = priority > 0
-    least = jnp.where(found, priority, jnp.inf).min()
-    return jnp.where(found, (least / jnp.where(found, priority, 1)) ** exponent, 0.0)
+    found = chance > 0
+    weight = jnp.where(found, jnp.where(found, chance, 1) ** -exponent, 0)
+    return weight / jnp.maximum(_most(weight, axis_name), 1e-30)
 
 
 def exponent_now(parts: Parts, num_updates: Array) -> Array:
@@ -358,7 +380,7 @@ def loss(
     else:
         losses = quantile_loss(chosen, goal, config.loss == "huber")
     metrics = {"loss": losses, "q_value": value, "td_error": jnp.abs(distance)}
-    share = weight / jnp.maximum(weight.sum(), 1e-12)
+    share = weight / jnp.maximum(gradients.total(weight.sum(), parts.spec.axis_name), 1e-12)
     return (weight * losses).sum(), (errors, jax.tree.map(lambda x: (share * x).sum(), metrics))
 
 
@@ -377,6 +399,11 @@ def quantile_loss(quantile: Array, goal: Target, huber: bool) -> Array:
     size = optax.huber_loss(distance) if huber else jnp.abs(distance)
     tilt = jnp.abs(level[:, None] - (distance < 0))
     return (tilt * size * goal.weight[:, None, :]).sum((-2, -1))
+
+
+def _most(x: Array, axis_name: str | None) -> Array:
+    """The largest element on all devices."""
+    return x.max() if axis_name is None else jax.lax.pmax(x.max(), axis_name)
 
 
 def _chosen(x: Array, action: Array) -> Array:

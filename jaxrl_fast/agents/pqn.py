@@ -93,7 +93,7 @@ def explore(parts: Parts, state: State, obs: PyTree, memory: PyTree, noise: expl
     """Epsilon-greedy: each environment tosses its own coin."""
     value = parts.network.apply(state.params, obs)
     policy = distributions.EpsilonGreedy(value, epsilons(parts, state, noise.place))
-    return Decision(policy.sample_from(noise.uniform))
+    return Decision(policy.sample_from(noise.uniform), extras=value.max(-1))
 
 
 def exploit(parts: Parts, state: State, obs: PyTree, memory: PyTree, noise: exploration.Noise) -> Decision:
@@ -103,9 +103,8 @@ def exploit(parts: Parts, state: State, obs: PyTree, memory: PyTree, noise: expl
 
 def epsilons(parts: Parts, state: State, place: int | Array = 0) -> Array:
     """[N] f32: at a step of a rollout."""
-    num_envs = exploration.env_steps(parts.spec, 1, jnp.int32(1))  # on all devices
     before = exploration.env_steps(parts.spec, parts.config.rollout_length, state.num_updates)
-    return exploration.epsilons(parts.epsilon, parts.spec, before + place * num_envs)
+    return exploration.epsilons(parts.epsilon, parts.spec, before + place * parts.spec.num_envs * parts.spec.num_shards)
 
 
 def update(parts: Parts, state: State, rollout: Rollout, key: Key) -> tuple[State, Metrics]:
@@ -118,7 +117,7 @@ def update(parts: Parts, state: State, rollout: Rollout, key: Key) -> tuple[Stat
     means = gradients.total(jax.tree.map(jnp.mean, means), axis_name)
     state = State(*learner, state.num_updates + 1)
     return state, means | {
-        "epsilon": gradients.total(epsilons(parts, state).mean(), axis_name) / gradients.num_shards(axis_name),
+        "epsilon": gradients.total(epsilons(parts, state).mean() / parts.spec.num_shards, axis_name),
         "learning_rate": parts.learning_rate(state.optimiser[-1].count),
     }
 
@@ -129,10 +128,10 @@ def prepare(parts: Parts, params: PyTree, rollout: Rollout) -> Batch:
     The value of what follows the last step is looked up too, so that no row is lost or bootstrapped from itself.
     """
     config, steps = parts.config, rollout.steps
-    best = lambda obs: parts.network.apply(params, obs).max(-1)
-    next_obs = jax.tree.map(lambda x, end: jnp.concatenate([x[1:], end[None]]), steps.obs, rollout.next_obs)
+    best_at_end = parts.network.apply(params, rollout.next_obs).max(-1)
+    next_best = jnp.concatenate([steps.extras[1:], best_at_end[None]])  # parameters have not changed since acting
     discount = config.gamma * steps.discount
-    target = returns.lambda_returns(steps.reward, discount, best(next_obs), steps.last, config.q_lambda)
+    target = returns.lambda_returns(steps.reward, discount, next_best, steps.last, config.q_lambda)
     return minibatch.flatten(Batch(steps.obs, steps.action, target, steps.valid.astype(jnp.float32)))
 
 

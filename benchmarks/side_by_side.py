@@ -1,0 +1,134 @@
+"""What the speed benchmarks share: ours beside a plain program, interleaved in one process, same hyperparameters.
+
+Speeds are environment steps per second of training, updates included, compilation not; ours counts only valid steps,
+which leaves out the reset rows. Each round runs every contender once with a seed of its own; ratios are medians of
+the ratios within a round, so that a slow moment of the machine hits both. Returns are means over the episodes of the
+last tenth of the updates, with the spread over the rounds' seeds.
+"""
+
+import json
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxrl_fast import agents, config, host, plan, program
+
+RESULTS = Path(__file__).parent / "results"
+
+
+class Report:
+    """A JSON file that grows with each case, so that a benchmark cut short has not run for nothing."""
+
+    def __init__(self, benchmark: str, output: str = ""):
+        self.path = Path(output or RESULTS / f"{benchmark}_{host.device().split()[0]}.json")
+        self.content: dict[str, Any] = {
+            "benchmark": benchmark,
+            "device": host.device(),
+            "cpu": cpu_model(),
+            "cores": os.cpu_count(),
+            "versions": host.versions() | {"xla_flags": os.environ.get("XLA_FLAGS", "")},
+        }
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+
+    def add(self, name: str, case: dict) -> None:
+        """One of several under a name."""
+        self.content.setdefault(name, []).append(case)
+        self._write(case)
+
+    def put(self, name: str, case: dict) -> None:
+        """The only one under a name."""
+        self.content[name] = case
+        self._write(case)
+
+    def _write(self, case: dict) -> None:
+        print(json.dumps(case), flush=True)
+        self.path.write_text(json.dumps(self.content, indent=2) + "\n")
+
+
+def compare(
+    plain: Callable[[jax.Array], tuple], ours: program.Program, num_updates: int, num_steps: int, rounds: int
+) -> dict:
+    """Speeds and returns of both, each training for num_steps environment steps, ours in num_updates updates.
+
+    `plain` is compiled; of a key it returns the parameters, and the returns and number of the episodes that ended.
+    """
+    speeds, returns = {"plain": [], "ours": []}, {"plain": [], "ours": []}
+    for seed in range(-1, rounds):  # round -1 warms up
+        start = time.perf_counter()
+        _, (scores, episodes) = jax.block_until_ready(plain(jax.random.key(max(seed, 0))))
+        plain_time = time.perf_counter() - start
+        ours_time, metrics = timed(ours, np.int32(max(seed, 0)), num_updates)
+        if seed < 0:
+            continue
+        speeds["plain"].append(num_steps / plain_time)
+        speeds["ours"].append(float(metrics["valid_steps"].sum()) / ours_time)
+        returns["plain"].append(last_tenth(scores, episodes))
+        returns["ours"].append(last_tenth(metrics["return_sum"], metrics["episodes"]))
+    ratios = [a / b for a, b in zip(speeds["ours"], speeds["plain"], strict=True)]
+    return {
+        "env_steps": num_steps,
+        "plain_steps_per_s": round(statistics.median(speeds["plain"])),
+        "ours_steps_per_s": round(statistics.median(speeds["ours"])),
+        "ratio": round(statistics.median(ratios), 3),
+        "ratio_min": round(min(ratios), 3),
+        "ratio_max": round(max(ratios), 3),
+        "plain_return": mean_and_std(returns["plain"]),
+        "ours_return": mean_and_std(returns["ours"]),
+        "returns_agree": agree(returns["plain"], returns["ours"]),
+    }
+
+
+def build(num_updates: int, **options: Any) -> tuple[program.Program, int]:
+    """The program that `train` would run with these options, and into how many shards it splits the environments."""
+    settings = config.from_keywords(**options)
+    env, agent, num_shards = plan.divide(settings, agents.load(settings.algo), num_updates)
+    return program.build(env, agent, settings.options.num_seeds, num_updates, num_shards), num_shards
+
+
+def timed(ours: program.Program, seed: np.ndarray, num_updates: int) -> tuple[float, dict]:
+    """Seconds for all updates, in as many chunks as the program needs, and their metrics."""
+    state, rows, left = jax.block_until_ready(ours.init(seed)), [], num_updates
+    start = time.perf_counter()
+    while left:
+        length = min(left, ours.capacity)
+        state, metrics = ours.chunk(state, np.int32(length))
+        rows.append({k: x[..., :length] for k, x in jax.device_get(metrics).items()})
+        left -= length
+    seconds = time.perf_counter() - start
+    return seconds, {k: np.concatenate([r[k] for r in rows], -1).astype(np.float64) for k in rows[0]}
+
+
+def last_tenth(scores, episodes) -> float:
+    """Mean return over the episodes that ended in the last tenth of the updates."""
+    scores, episodes = (np.asarray(x, np.float64)[-max(1, len(x) // 10) :] for x in (scores, episodes))
+    return float(scores.sum() / max(episodes.sum(), 1))
+
+
+def mean_and_std(values: list[float]) -> list[float]:
+    """To one digit."""
+    return [round(statistics.mean(values), 1), round(statistics.stdev(values), 1) if len(values) > 1 else 0.0]
+
+
+def agree(first: list[float], second: list[float]) -> bool:
+    """The means differ by less than three standard errors of their difference, or by less than 2% of the larger."""
+    if len(first) < 2:
+        return abs(first[0] - second[0]) < 0.25 * max(first[0], second[0])
+    error = (statistics.variance(first) / len(first) + statistics.variance(second) / len(second)) ** 0.5
+    difference = abs(statistics.mean(first) - statistics.mean(second))
+    return difference < max(3 * error, 0.02 * max(statistics.mean(first), statistics.mean(second)))
+
+
+def cpu_model() -> str:
+    """As Linux names it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor()
