@@ -1,14 +1,16 @@
-"""What becomes of gradients: sums over devices, and an optax chain on one flat vector: few kernels, not dozens."""
+"""What becomes of gradients: a sum over devices, and an optax chain."""
 
 from typing import Literal
 
 import jax
 import optax
 from jax import Array
+from jax.flatten_util import ravel_pytree
 
 from jaxrl_fast.types import PyTree
 
 KINDS = {"adam": optax.scale_by_adam, "radam": optax.scale_by_radam}
+MOST_FLAT = 2**15  # parameters that a CPU updates as one vector; more cost it more in copies than it saves in kernels
 
 
 def optimiser(
@@ -21,12 +23,17 @@ def optimiser(
 ) -> optax.GradientTransformation:
     """Sum the gradient over devices, clip its global norm (0: do not), then Adam (Kingma & Ba 2015) or RAdam.
 
-    The count of steps taken is `state[-1].count` where the learning rate is a schedule.
+    The count of steps taken is `state[-1].count` where the learning rate is a schedule. All parameters are updated as
+    one vector, a few kernels instead of dozens, unless they are many and on a CPU.
     """
-    across = optax.stateless(lambda gradient, _: total(gradient, axis_name))
+    across = optax.stateless(lambda gradient, _: _total_of_gradient(gradient, axis_name))
     clip = optax.clip_by_global_norm(max_grad_norm) if max_grad_norm else optax.identity()
-    return optax.flatten(
-        optax.chain(across, clip, KINDS[kind](eps=epsilon), optax.scale_by_learning_rate(learning_rate))
+    by_tree = optax.chain(across, clip, KINDS[kind](eps=epsilon), optax.scale_by_learning_rate(learning_rate))
+    flat = optax.flatten(by_tree)
+    choose = lambda tree: flat if _worth_flattening(tree) else by_tree
+    return optax.GradientTransformation(
+        lambda params: choose(params).init(params),
+        lambda gradient, state, params=None: choose(gradient).update(gradient, state, params),
     )
 
 
@@ -40,3 +47,15 @@ def linear(learning_rate: float | Array, anneal: bool, num_steps: int) -> optax.
 def total(x: PyTree, axis_name: str | None) -> PyTree:
     """The sum over devices, where environments are split over several."""
     return x if axis_name is None else jax.lax.psum(x, axis_name)
+
+
+def _total_of_gradient(gradient: PyTree, axis_name: str | None) -> PyTree:
+    """As one vector, for each sum has devices wait for each other."""
+    if axis_name is None:
+        return gradient
+    flat, restore = ravel_pytree(gradient)
+    return restore(total(flat, axis_name))
+
+
+def _worth_flattening(tree: PyTree) -> bool:
+    return jax.default_backend() != "cpu" or sum(x.size for x in jax.tree.leaves(tree)) <= MOST_FLAT

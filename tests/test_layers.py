@@ -18,7 +18,7 @@ FILES = sorted(str(path.relative_to(ROOT).with_suffix("")) for path in ROOT.rglo
 
 PARTS = (
     *("returns", "distributions", "networks", "normalize", "minibatch"),
-    *("replay", "priorities", "exploration", "gradients"),
+    *("convolutions", "replay", "priorities", "exploration", "gradients"),
 )
 AROUND = ("evaluate", "memory", "config", "checkpoint", "sinks", "population", "plot", "program")
 HOST = ("train", "trainer", "plan", "report", "host", "sweep", "video", "api", "__init__", "__main__")
@@ -41,6 +41,7 @@ class Layer(NamedTuple):
 LAYERS = (
     Layer(("types",), ours=(), theirs=("jax",)),
     Layer(("spelling",), ours=(), theirs=()),
+    Layer(("networks",), ours=("types", "convolutions")),
     Layer(PARTS, ours=("types",)),
     Layer(("loop",), ours=("types",), theirs=("jax",)),
     Layer(("envs/__init__",), ours=("types", "spelling"), lazily=("envs/*",), pure=False),

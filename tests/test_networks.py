@@ -162,39 +162,6 @@ def test_keys_decide_parameters_and_no_two_kernels_are_alike():
     assert not any(np.allclose(a, b) for i, a in enumerate(kernels) for b in kernels[:i])
 
 
-def conv(how, side, stride, padding):
-    return networks.Conv(channels=5, side=side, stride=stride, padding=padding, dtype=jnp.float32, how=how)
-
-
-@pytest.mark.parametrize(
-    ("shape", "side", "stride", "padding"),
-    [
-        ((10, 10, 4), 3, 1, "VALID"),
-        ((11, 6, 3), 3, 1, "SAME"),
-        ((20, 21, 2), 8, 4, "VALID"),
-        ((4, 4, 2), 4, 3, "VALID"),
-    ],
-)
-def test_patches_times_a_matrix_are_the_convolution(shape, side, stride, padding):
-    """Values and gradients to rounding, with one tree of parameters, which is flax's own."""
-    x = jax.random.normal(jax.random.key(0), (6, *shape))
-    plain = nn.Conv(5, (side, side), (stride, stride), padding)
-    params = {
-        "params": {"kernel": jax.random.normal(jax.random.key(1), (side, side, shape[-1], 5)), "bias": jnp.ones(5)}
-    }
-    assert jax.tree.structure(params) == jax.tree.structure(jax.eval_shape(plain.init, jax.random.key(0), x))
-    modules = (plain, conv("lax", side, stride, padding), conv("matmul", side, stride, padding))
-
-    def answer(module):
-        """The output, and a gradient towards parameters and input."""
-        output, pull_back = jax.vjp(module.apply, params, x)
-        return output, pull_back(jnp.sin(output))
-
-    expected, *others = [jax.jit(answer, static_argnums=0)(module) for module in modules]
-    for other in others:
-        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), expected, other)
-
-
 @pytest.mark.parametrize(("obs", "kind"), [(BOARD, "minatar"), (SMALL_IMAGE, "nature")])
 def test_how_convolutions_are_computed_does_not_change_the_network(obs, kind):
     lax, matmul = (networks.network(obs, 3, kind=kind, conv=conv, hidden=(16,)) for conv in ("lax", "matmul"))
