@@ -597,7 +597,12 @@ SWITCHES = {
 }
 
 
-@pytest.mark.parametrize("switch", SWITCHES)
+ALWAYS_RUN = ("plain", "rainbow_munchausen")
+
+
+@pytest.mark.parametrize(
+    "switch", [pytest.param(name, marks=[] if name in ALWAYS_RUN else [pytest.mark.slow]) for name in SWITCHES]
+)
 def test_every_switch_learns_a_delayed_consequence(switch):
     """Values of the start and of both consequences, of both actions; noise alone soon leaves the worse one be."""
     config = SWITCHES[switch]
