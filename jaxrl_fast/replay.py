@@ -161,9 +161,14 @@ def _look(layout: Layout, ring: Ring, row: Array, env: Array) -> PyTree:
     if isinstance(ring.age, tuple):
         return jax.tree.map(lambda x: _at(x, row, env), ring.obs)
     age = _at(ring.age, row, env).astype(jnp.int32)
-    lags = range(layout.frame_stack - 1, -1, -1)  # the oldest frame first
-    rows = [(row - jnp.minimum(lag, age)) % layout.num_rows for lag in lags]
-    return jax.tree.map(lambda x: jnp.concatenate([_at(x, at, env) for at in rows], axis=-1), ring.obs)
+    lag = jnp.arange(layout.frame_stack - 1, -1, -1)[None]  # the oldest frame first
+    rows = (row[:, None] - jnp.minimum(lag, age[:, None])) % layout.num_rows
+
+    def stack(x):  # one gather of [B, stack, ..., C] and a transpose: joining several took six times as long on a CPU
+        frames = jnp.moveaxis(_at(x, rows, env[:, None]), 1, -2)
+        return frames.reshape(*frames.shape[:-2], -1)
+
+    return jax.tree.map(stack, ring.obs)
 
 
 def _ages(layout: Layout, ring: Ring, obs: PyTree) -> Array:

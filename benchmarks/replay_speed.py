@@ -1,0 +1,263 @@
+"""Replay: ours beside a ring of full observations and beside flashbax, interleaved in one process.
+
+    python benchmarks/replay_speed.py
+
+Each contender is filled with the same rows, then alternates adding one row of every environment with drawing batches,
+inside one compiled loop that owns its buffers. Every byte drawn is read, by summing it. `samples_per_s` counts
+transitions drawn, with both observations; `bytes` is what the filled buffer holds on the device. "pairs" keeps obs and
+next_obs of each transition, as most programs do. The priorities are set anew from what was drawn.
+"""
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import side_by_side
+
+from jaxrl_fast import host
+
+host.offer_cpu_devices(1)
+import flashbax  # noqa: E402
+import jax  # noqa: E402
+import jax.numpy as jnp  # noqa: E402
+from jax import ShapeDtypeStruct  # noqa: E402
+
+from jaxrl_fast import priorities, replay  # noqa: E402
+from jaxrl_fast.types import Discrete, Transition  # noqa: E402
+
+BATCH, DRAWS_PER_ROW, GAMMA, EXPONENT, TRIAL = 32, 4, 0.99, 0.6, 400
+
+
+class Contender(NamedTuple):
+    """A buffer as three functions of its state."""
+
+    state: Any
+    add: Callable[[Any, Any], Any]  # one row of all environments
+    draw: Callable[[Any, jax.Array], tuple[Any, Any]]  # a sample, and the state after it
+
+
+class Case(NamedTuple):
+    """What is kept."""
+
+    name: str
+    obs: ShapeDtypeStruct  # of one environment
+    frame_stack: int
+    capacity: int
+    num_envs: int
+
+
+CASES = (
+    Case("84x84x4 frames", ShapeDtypeStruct((84, 84, 4), jnp.uint8), 4, 50_000, 8),
+    Case("10x10x4 board", ShapeDtypeStruct((10, 10, 4), bool), 0, 1_000_000, 64),
+    Case("vector of 4", ShapeDtypeStruct((4,), jnp.float32), 0, 1_000_000, 64),
+)
+
+
+def ours(case: Case, prioritised: bool) -> Contender:
+    """jaxrl_fast.replay, and the tree of jaxrl_fast.priorities."""
+    layout = replay.Layout(case.capacity // case.num_envs, case.num_envs, frame_stack=case.frame_stack)
+    ring = replay.init(layout, case.obs, Discrete(4))
+    tree = priorities.init(layout.num_rows * layout.num_envs) if prioritised else ()
+
+    def add(state, row):
+        ring, tree = state
+        ring = replay.add(layout, ring, jax.tree.map(lambda x: x[None], row))
+        if prioritised:
+            written = ((ring.head - 2) % layout.num_rows) * layout.num_envs + jnp.arange(layout.num_envs)
+            tree = priorities.update(tree, written, jnp.ones(layout.num_envs))
+        return ring, tree
+
+    def draw(state, key):
+        ring, tree = state
+        if not prioritised:
+            row, env, _ = replay.draw(layout, ring, key, BATCH)
+            return state, replay.read(layout, ring, row, env, GAMMA)
+        item, priority = priorities.draw(tree, key, BATCH)
+        sample = replay.read(layout, ring, item // layout.num_envs, item % layout.num_envs, GAMMA)
+        return (ring, priorities.update(tree, item, anew(priority))), sample
+
+    return Contender((ring, tree), add, draw)
+
+
+def pairs(case: Case) -> Contender:
+    """The ring of full observations that most programs keep."""
+    num_rows = case.capacity // case.num_envs
+    zeros = lambda shape, dtype: jnp.zeros((num_rows, case.num_envs, *shape), dtype)
+    rows = {
+        "obs": zeros(case.obs.shape, case.obs.dtype),
+        "action": zeros((), jnp.int32),
+        "reward": zeros((), jnp.float32),
+        "discount": zeros((), jnp.float32),
+        "next_obs": zeros(case.obs.shape, case.obs.dtype),
+    }
+
+    def add(state, row):
+        rows, head, size = state
+        new = {"obs": row.obs, "action": row.action, "reward": row.reward, "discount": row.discount}
+        new["next_obs"] = row.obs
+        rows = {k: x.at[head].set(new[k]) for k, x in rows.items()}
+        return rows, (head + 1) % num_rows, jnp.minimum(size + 1, num_rows)
+
+    def draw(state, key):
+        rows, _, size = state
+        key_row, key_env = jax.random.split(key)
+        row = jax.random.randint(key_row, (BATCH,), 0, jnp.maximum(size, 1))
+        env = jax.random.randint(key_env, (BATCH,), 0, case.num_envs)
+        return state, jax.tree.map(lambda x: x[row, env], rows)
+
+    return Contender((rows, jnp.int32(0), jnp.int32(0)), add, draw)
+
+
+def of_flashbax(case: Case, prioritised: bool) -> Contender:
+    """flashbax's flat buffers, which keep each (whole) observation once."""
+    sizes = dict(max_length=case.capacity, min_length=1, sample_batch_size=BATCH, add_batch_size=case.num_envs)
+    if prioritised:
+        buffer = flashbax.make_prioritised_flat_buffer(
+            **sizes, priority_exponent=EXPONENT, device=jax.default_backend()
+        )
+    else:
+        buffer = flashbax.make_flat_buffer(**sizes)
+    one = {
+        "obs": jnp.zeros(case.obs.shape, case.obs.dtype),
+        "action": jnp.int32(0),
+        "reward": jnp.float32(0),
+        "discount": jnp.float32(0),
+    }
+
+    def add(state, row):
+        return buffer.add(state, {k: getattr(row, k) for k in one})
+
+    def draw(state, key):
+        sample = buffer.sample(state, key)
+        if prioritised:
+            state = buffer.set_priorities(state, sample.indices, anew(sample.probabilities))
+        first, second = sample.experience.first, sample.experience.second
+        return state, (first, second["obs"])
+
+    return Contender(buffer.init(one), add, draw)
+
+
+def anew(priority: jax.Array) -> jax.Array:
+    """Other priorities than before."""
+    return 0.1 + (priority * 7919) % 1
+
+
+def row_of(case: Case, i: jax.Array) -> Transition:
+    """A row of all environments whose bytes depend on i, cheap to make."""
+    value = (i % 2 == 0) if case.obs.dtype == bool else i
+    obs = jnp.full((case.num_envs, *case.obs.shape), value).astype(case.obs.dtype)
+    each = jnp.arange(case.num_envs)
+    return Transition(
+        obs=obs,
+        action=each % 4,
+        reward=each + i.astype(jnp.float32),
+        discount=jnp.ones(case.num_envs),
+        last=jnp.zeros(case.num_envs, bool),
+        valid=jnp.ones(case.num_envs, bool),
+        extras=(),
+    )
+
+
+def fill(case: Case, contender: Contender) -> Any:
+    """All rows written, once around."""
+    body = lambda i, state: contender.add(state, row_of(case, i))
+    loop = jax.jit(
+        lambda state: jax.lax.fori_loop(0, case.capacity // case.num_envs + 1, body, state), donate_argnums=0
+    )
+    return jax.block_until_ready(loop(contender.state))
+
+
+def work(case: Case, contender: Contender, num_draws: int) -> Any:
+    """A jitted loop of num_draws draws; sums all that was drawn."""
+
+    def one(carry, key):
+        state, total = carry
+        state, sample = contender.draw(state, key)
+        return (state, total + sum(jnp.sum(x.astype(jnp.float32)) for x in jax.tree.leaves(sample))), None
+
+    def step(i, carry):
+        state, total, key = carry
+        state = contender.add(state, row_of(case, i))
+        key, key_draws = jax.random.split(key)
+        (state, total), _ = jax.lax.scan(one, (state, total), jax.random.split(key_draws, DRAWS_PER_ROW))
+        return state, total, key
+
+    def run(state, key):
+        state, total, _ = jax.lax.fori_loop(0, num_draws // DRAWS_PER_ROW, step, (state, jnp.float32(0), key))
+        return state, total
+
+    return jax.jit(run, donate_argnums=0)
+
+
+def measure(case: Case, contenders: dict[str, Callable[[], Contender]], rounds: int, seconds: float) -> list[dict]:
+    """A line for each contender, all in turn in each round."""
+    states, loops, counts, sizes = {}, {}, {}, {}
+    for name, make in contenders.items():
+        contender = make()
+        sizes[name] = sum(x.nbytes for x in jax.tree.leaves(contender.state))
+        state, trial_s = timed(compiled(work(case, contender, TRIAL), contender.state), fill(case, contender))
+        counts[name] = max(DRAWS_PER_ROW, int(TRIAL * seconds / trial_s) // DRAWS_PER_ROW * DRAWS_PER_ROW)
+        loops[name] = compiled(work(case, contender, counts[name]), state)
+        states[name], _ = timed(loops[name], state)
+    speeds: dict[str, list[float]] = {name: [] for name in contenders}
+    for _ in range(rounds):
+        for name, loop in loops.items():
+            states[name], elapsed = timed(loop, states[name])
+            speeds[name].append(counts[name] * BATCH / elapsed)
+    return [
+        {
+            "case": case.name,
+            "capacity": case.capacity,
+            "num_envs": case.num_envs,
+            "batch_size": BATCH,
+            "buffer": name,
+            "samples_per_s": round(statistics.median(speeds[name])),
+            "bytes": sizes[name],
+        }
+        for name in contenders
+    ]
+
+
+def compiled(loop: Any, state: Any) -> Callable:
+    """Ahead of time, for states like this one."""
+    like = jax.tree.map(lambda x: ShapeDtypeStruct(x.shape, x.dtype), state)
+    return loop.lower(like, jax.random.key(0)).compile()
+
+
+def timed(loop: Callable, state: Any) -> tuple[Any, float]:
+    """The state after the loop, and seconds."""
+    start = time.perf_counter()
+    state, total = jax.block_until_ready(loop(state, jax.random.key(1)))
+    elapsed = time.perf_counter() - start
+    assert jnp.isfinite(total)
+    return state, elapsed
+
+
+def main() -> None:
+    """Measures, prints a line for each contender as it goes, and writes the JSON."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=2.0, help="aimed length of one timed loop")
+    parser.add_argument("--output", default="")
+    args = parser.parse_args()
+    report = side_by_side.Report("replay_speed", args.output)
+    for case in CASES:
+        uniform = {
+            "ours": lambda case=case: ours(case, False),
+            "pairs": lambda case=case: pairs(case),
+            "flashbax flat": lambda case=case: of_flashbax(case, False),
+        }
+        prioritised = {
+            "ours, prioritised": lambda case=case: ours(case, True),
+            "flashbax prioritised flat": lambda case=case: of_flashbax(case, True),
+        }
+        for contenders in (uniform, prioritised):
+            for line in measure(case, contenders, args.rounds, args.seconds):
+                report.add("cases", line)
+    print(f"written to {report.path}")
+
+
+if __name__ == "__main__":
+    main()
