@@ -16,9 +16,12 @@ def fit(preset: str | None = None, *, algo: str = "", agent: Mapping[str, Any] |
     The names are those of the command line: a preset's name or file, its options as keywords (`num_envs=256`,
     `env="Acrobot-v1"`, `env_options={"max_steps_in_episode": 200}`), and the algorithm's own options by name in
     `agent={"learning_rate": 1e-3}`. `env` may also be a class, a factory or an instance with gymnax's interface.
-    What is wrong is a ValueError of one sentence, raised before anything is compiled or written.
+    What is wrong is a ValueError of one sentence, raised before anything is compiled or written. A training whose
+    numbers are no longer finite is a FloatingPointError; its folder holds what there was until then.
     """
     outcome = trainer.execute(plan.prepare(config.from_keywords(preset, algo, agent, **options)))
+    if outcome.failure:
+        raise FloatingPointError(outcome.failure)
     return Run(outcome.folder.resolve(), outcome.summary, outcome.agent_state)
 
 

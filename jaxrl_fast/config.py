@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, NoReturn
 
 from jaxrl_fast.agents.configs import CONFIGS
-from jaxrl_fast.spelling import nearest, parse_float, parse_int
+from jaxrl_fast.spelling import nearest, parse_float, parse_int, parse_period
 
+CONFIG = "config.yaml"  # of a run: everything, resolved
 PROGRAM = "python -m jaxrl_fast.train"
 DEFAULT = {"config": "ppo_cartpole", "stop_when_solved": True}  # without an algorithm, a preset or an environment
 WORDS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
@@ -87,7 +88,21 @@ class Output:
 
 
 @dataclass(frozen=True)
-class Options(Output, Evaluation, Task):
+class Checkpoints:
+    """When the run is saved, and from where it goes on."""
+
+    resume: str = ""
+    """Folder of a run to go on with, in that folder. Only its length and what it tells of itself may be changed."""
+    save_every: int | str = "5min"
+    """Environment steps (1M) or time (30s, 5min, 2h) between checkpoints; 0: only at the end and at a stop."""
+    keep: int = 2
+    """Newest checkpoints that are kept, beside the best one evaluated."""
+    on_nonfinite: Literal["stop", "continue"] = "stop"
+    """When a seed's numbers are no longer finite; continue: the other seeds go on."""
+
+
+@dataclass(frozen=True)
+class Options(Checkpoints, Output, Evaluation, Task):
     """All options of a run that are not the algorithm's own."""
 
 
@@ -120,8 +135,8 @@ class Range(NamedTuple):
 COUNT, POSITIVE, FRACTION, NOT_NEGATIVE = Range(1), Range(0, above=True), Range(0, 1), Range(0)
 # A name means the same in every algorithm.
 RANGES = {
-    **dict.fromkeys(("num_envs", "total_steps", "num_seeds", "devices", "eval_episodes", "eval_envs"), COUNT),
-    **dict.fromkeys(("eval_every", "log_every", "report_every"), NOT_NEGATIVE),
+    **dict.fromkeys(("num_envs", "total_steps", "num_seeds", "devices", "eval_episodes", "eval_envs", "keep"), COUNT),
+    **dict.fromkeys(("eval_every", "log_every", "report_every", "save_every"), NOT_NEGATIVE),
     "seed": Range(0, LAST_SEED),
     **dict.fromkeys(("agent.rollout_length", "agent.num_minibatches", "agent.num_epochs", "agent.hidden"), COUNT),
     **dict.fromkeys(("agent.learning_rate", "agent.adam_epsilon", "agent.clip", "agent.target_kl"), POSITIVE),
@@ -191,6 +206,9 @@ def from_mapping(mapping: Mapping[str, Any], say: Any) -> list[Setting]:
 
 def resolve(algo: str, written: list[Setting]) -> Settings:
     """Presets first, what was written over them, defaults below."""
+    resume = next((_one(s, "a run's folder") for s in reversed(written) if s.name == "resume"), "")
+    if resume:
+        return resumed(algo, [s for s in written if s.name != "resume"], Path(str(resume)).expanduser())
     by_default = not algo and not any(s.name in ("config", "env") for s in written)
     if by_default:
         written = from_mapping(DEFAULT, lambda name: name) + written
@@ -212,6 +230,8 @@ def resolve(algo: str, written: list[Setting]) -> Settings:
         value = convert(known[setting.name], setting)
         values[setting.name] = values.get(setting.name, {}) | value if setting.name == "env_options" else value
         _check_range(setting, value)
+        if setting.name == "save_every":
+            _check_period(setting, value)
     own = {name[6:]: value for name, value in values.items() if name.startswith("agent.")}
     options = Options(**{name: value for name, value in values.items() if not name.startswith("agent.")})
     last_seed = options.seed + options.num_seeds - 1
@@ -220,6 +240,28 @@ def resolve(algo: str, written: list[Setting]) -> Settings:
     if options.stop_when_solved and options.solved is None:
         raise ValueError("--stop-when-solved needs to know what solved means: give --solved RETURN")
     return Settings(algo, preset or "", options, agent_type(**own), by_default)
+
+
+def resumed(algo: str, written: list[Setting], folder: Path) -> Settings:
+    """Those of the run in this folder, with what was written over them where that may change."""
+    path = folder / CONFIG
+    if not path.is_file():
+        siblings = [f.name for f in folder.parent.iterdir() if (f / CONFIG).is_file()] if folder.parent.is_dir() else []
+        hint = nearest(folder.name, siblings, lambda name: str(folder.with_name(name)))
+        raise ValueError(f"--resume {folder}: there is no run in it (no {CONFIG}){hint}")
+    for setting in written:
+        if setting.name in ("config", "run_dir", "name"):
+            raise ValueError(f"{setting.said} does not go with --resume, which goes on in the run's own folder")
+    as_preset = Setting("config", [str(path)], "--resume")
+    before, now = resolve(algo, [as_preset]), resolve(algo, [as_preset, *written])
+    for setting in map(lambda s: s._replace(name=_positive(s.name)), written):
+        place, name = ("agent", setting.name[6:]) if setting.name.startswith("agent.") else ("options", setting.name)
+        old, new = (getattr(getattr(which, place), name) for which in (before, now))
+        fixed = place == "agent" or name in types_of(Task) and name != "total_steps"
+        same = _same_env(old, new) if name == "env" else old == new
+        if fixed and not same:
+            raise ValueError(f"{setting.said} {_plain(new)}: this run has {_plain(old)}, and goes on only with that")
+    return now._replace(preset="", options=dataclasses.replace(now.options, resume=str(folder)))
 
 
 def types_of(dataclass_type: type) -> dict[str, Any]:
@@ -313,7 +355,7 @@ def shipped() -> dict[str, Path]:
 
 def to_mapping(settings: Settings) -> dict[str, Any]:
     """Plain values for YAML, which `read_preset` reads back. What belongs to one run only is left out."""
-    options = {f: getattr(settings.options, f) for f in types_of(Options) if f not in ("run_dir", "name")}
+    options = {f: getattr(settings.options, f) for f in types_of(Options) if f not in ("run_dir", "name", "resume")}
     if not isinstance(options["env"], str):
         options["env"] = repr(options["env"])
     options["env_options"] = {k: v.tolist() if hasattr(v, "tolist") else v for k, v in options["env_options"].items()}
@@ -394,13 +436,34 @@ def _check_range(setting: Setting, value: Any) -> None:
             raise ValueError(f"{setting.said}: {number} is out of range; it must be {bound}{upper}")
 
 
+def _check_period(setting: Setting, value: int | str) -> None:
+    try:
+        parse_period(str(value))
+    except ValueError:
+        raise ValueError(f"{setting.said}: {value!r} is neither steps (64k, 1M) nor a time (30s, 5min, 2h)") from None
+
+
 def _without_no(setting: Setting, known: Mapping[str, Any]) -> Setting:
     """--no-x and --agent.no-x as x, false."""
-    prefix, dot, name = setting.name.rpartition(".")
-    positive = f"{prefix}{dot}{name.removeprefix('no_')}"
+    positive = _positive(setting.name)
     if positive != setting.name and known.get(positive) is bool and not setting.values:
         return Setting(positive, ["false"], setting.said)
     return setting
+
+
+def _positive(name: str) -> str:
+    prefix, dot, last = name.rpartition(".")
+    return f"{prefix}{dot}{last.removeprefix('no_')}"
+
+
+def _same_env(old: Any, new: Any) -> bool:
+    """With or without its backend; what is no id has no name that could be compared."""
+    return not isinstance(new, str) or new in (old, str(old).rpartition("/")[2])
+
+
+def _plain(value: Any) -> str:
+    """As it is written on a command line."""
+    return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
 def _refuse_name(setting: Setting, known: Iterable[str], algo: str) -> NoReturn:

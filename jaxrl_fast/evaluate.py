@@ -1,12 +1,14 @@
 """How good a policy is: the first episodes of fresh environments, played with `exploit`."""
 
+import time
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from jaxrl_fast import loop
+from jaxrl_fast import loop, population
 from jaxrl_fast.types import Agent, Array, Env, Game, PyTree
 
 BLOCK = 64  # steps between looks at whether all have finished
@@ -59,3 +61,42 @@ def step(
     write = lambda old, new: jnp.where(place, new[:, None], old)
     after = Episodes(write(episodes.score, score), write(episodes.length, length), episodes.finished + game.over)
     return (actors, after), None
+
+
+class Evaluator:
+    """Plays the greedy policy of every seed; compiled the first time."""
+
+    def __init__(self, env: Env, agent: Agent, seeds: list[int], num_episodes: int):
+        self.seeds = np.asarray(seeds if len(seeds) > 1 else seeds[0], np.int32)
+        each = -(-num_episodes // env.spec.num_envs)
+        one = lambda *given: play(env, agent, each, *given)
+        self.play: Any = jax.jit(jax.vmap(one, in_axes=(0, 0, None)) if len(seeds) > 1 else one)
+        self.compiled, self.compile_time, self.time = False, 0.0, 0.0  # seconds
+
+    def __call__(self, learner: PyTree, index: int) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+        """How it went for each seed and in all; `index` tells the evaluations of a run apart."""
+        began = time.perf_counter()
+        arguments = learner, self.seeds, np.int32(index)
+        if not self.compiled:
+            self.play, self.compiled = self.play.lower(*arguments).compile(), True
+            self.compile_time, began = time.perf_counter() - began, time.perf_counter()
+        episodes = jax.device_get(self.play(*arguments))
+        self.time += time.perf_counter() - began
+        ended = np.arange(episodes.score.shape[-1]) < episodes.finished[..., None]
+        score, length, ended = (x.reshape(self.seeds.size, -1) for x in (episodes.score, episodes.length, ended))
+        each_seed = [summarise(s[e], n[e], e.size) for s, n, e in zip(score, length, ended)]
+        return each_seed, summarise(score[ended], length[ended], ended.size)
+
+
+def summarise(score: np.ndarray, length: np.ndarray, num_wanted: int) -> dict[str, Any]:
+    """Of episodes that have ended; null where none has."""
+    number = lambda of: population.finite(of()) if score.size else None
+    return {
+        "eval_return_mean": number(score.astype("float64").mean),
+        "eval_return_std": number(score.astype("float64").std),
+        "eval_return_min": number(score.min),
+        "eval_return_max": number(score.max),
+        "eval_length_mean": number(length.mean),
+        "eval_episodes": int(score.size),
+        "eval_unfinished": int(num_wanted - score.size),
+    }

@@ -10,10 +10,12 @@ import threading
 from collections.abc import Callable, Iterator
 from importlib import metadata, util
 from pathlib import Path
+from typing import Any
 
 from jaxrl_fast import __version__
 
 CACHE = "~/.cache/jaxrl_fast"
+LOCK = ".lock"
 SIGNALS = ("SIGINT", "SIGTERM", "SIGUSR1")
 
 
@@ -24,6 +26,11 @@ def offer_cpu_devices(wanted: int | str = "auto") -> None:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     with contextlib.suppress(RuntimeError):  # too late, as in a notebook that has used JAX: what is there will do
         jax.config.update("jax_num_cpu_devices", cores if wanted == "auto" else int(wanted))
+
+
+def warn(line: str) -> None:
+    """On standard error."""
+    print(f"warning: {line}", file=sys.stderr)
 
 
 def device() -> str:
@@ -82,6 +89,42 @@ def use_compile_cache(on_device: bool) -> Path | None:
 def entries(cache: Path | None) -> int:
     """How many programs the cache holds."""
     return len(os.listdir(cache)) if cache and cache.is_dir() else 0
+
+
+class Lock:
+    """The right to write into a run's folder, until it is released. BlockingIOError: another process has it."""
+
+    def __init__(self, folder: Path):
+        self.descriptor = os.open(folder / LOCK, os.O_CREAT | os.O_RDWR, 0o644)
+        try:
+            import fcntl
+
+            fcntl.flock(self.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except ImportError:  # Windows has no such lock
+            pass
+        except OSError:
+            self.release()
+            raise
+
+    def release(self) -> None:
+        """The kernel does so too when the process ends, however it ends."""
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+        self.descriptor = -1
+
+    __del__ = release
+
+
+def fingerprint() -> dict[str, Any]:
+    """What decides the bits of a result, beside the configuration."""
+    import jax
+
+    return {
+        "device": device(),
+        "versions": versions(),
+        "xla_flags": os.environ.get("XLA_FLAGS", ""),
+        "prng": jax.config.values["jax_default_prng_impl"],
+    }
 
 
 @contextlib.contextmanager

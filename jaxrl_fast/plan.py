@@ -22,7 +22,10 @@ class Plan(NamedTuple):
     num_updates: int
     steps_per_update: int
     folder: Path
+    lock: host.Lock  # on the folder
     needs: Any = None  # memory.Need
+    saved: Any = None  # checkpoint.Checkpoint to go on from
+    damaged: tuple[str, ...] = ()  # what is wrong with newer checkpoints
 
 
 def prepare(settings: config.Settings) -> Plan:
@@ -31,18 +34,22 @@ def prepare(settings: config.Settings) -> Plan:
     for service in ("wandb", "trackio"):
         if getattr(options, service) and util.find_spec(service) is None:
             raise ValueError(f'--{service}: {service} is not installed here; pip install "jaxrl_fast[{service}]"')
-    check_folder(chosen_folder(options))
+    lock = claim(Path(options.resume)) if options.resume else None
+    if not options.resume:
+        check_folder(chosen_folder(options))
 
-    from jaxrl_fast import agents, envs, memory
+    from jaxrl_fast import agents, checkpoint, envs, memory
+    from jaxrl_fast.keeper import FOLDER
 
     host.offer_cpu_devices(options.devices)
+    saved, damaged = checkpoint.newest(Path(options.resume) / FOLDER) if options.resume else (None, [])
     algorithm = agents.load(settings.algo)
     rollout_length = configs.rollout_length(settings.agent, options.num_envs)
     steps_per_update = rollout_length * options.num_envs
     num_updates = -(-options.total_steps // steps_per_update)
     if num_updates >= 2**31:
         raise ValueError(f"--total-steps {options.total_steps}: {num_updates} updates are more than {2**31 - 1}")
-    env, agent, num_shards = divide(settings, algorithm, num_updates)
+    env, agent, num_shards = divide(settings, algorithm, num_updates, saved and saved.manifest["num_shards"])
     if options.num_seeds > 1 and not env.on_device:
         raise ValueError(
             f"--num-seeds {options.num_seeds}: {env.spec.id} runs on the host, which has one pool for one seed"
@@ -56,14 +63,45 @@ def prepare(settings: config.Settings) -> Plan:
     whole = (env, agent) if num_shards == 1 else undivided(settings, algorithm, num_updates)
     needs = memory.need(*whole, options.num_seeds)
     memory.check(needs, getattr(settings.agent, "capacity", None))
-    folder = make_folder(settings, env.spec.id)
-    return Plan(settings, env, agent, num_shards, eval_env, num_updates, steps_per_update, folder, needs)
+    if options.resume:
+        folder = Path(options.resume)
+        if saved and saved.manifest["host"]["scores"]["updates"] > num_updates:
+            done = saved.manifest["env_steps"]
+            raise ValueError(f"--total-steps {options.total_steps}: this run has made {done} steps already")
+    else:
+        folder = make_folder(settings, env.spec.id)
+        lock = claim(folder)
+    return Plan(
+        settings,
+        env,
+        agent,
+        num_shards,
+        eval_env,
+        num_updates,
+        steps_per_update,
+        folder,
+        lock,
+        needs,
+        saved,
+        (*damaged,),
+    )
 
 
-def divide(settings: config.Settings, algorithm: Any, num_updates: int) -> tuple[Any, Any, int]:
+def claim(folder: Path) -> host.Lock:
+    """A run's folder for us alone."""
+    try:
+        return host.Lock(folder)
+    except BlockingIOError:
+        raise ValueError(f"another process is writing to the run {folder}") from None
+    except OSError as error:
+        raise ValueError(f"the run folder {folder} cannot be written to ({error.strerror})") from error
+
+
+def divide(settings: config.Settings, algorithm: Any, num_updates: int, as_before: int | None = None) -> tuple:
     """The environment and the agent of one shard, and the number of shards.
 
-    Left to us, it is the number of devices, or fewer where a shard would get too little work for an update.
+    Left to us, it is the number of devices, or fewer where a shard would get too little work for an update. A run that
+    goes on has as many `as_before`, on whatever devices there are.
     """
     import jax
 
@@ -72,7 +110,9 @@ def divide(settings: config.Settings, algorithm: Any, num_updates: int) -> tuple
     options = settings.options
     whole, agent = undivided(settings, algorithm, num_updates)
     num_devices = jax.local_device_count()
-    if options.devices == "auto":
+    if as_before:
+        tries = [as_before] if as_before > 1 else []
+    elif options.devices == "auto":
         rows = settings.agent.gradient_rows(options.num_envs)
         most = min(num_devices, rows // LEAST_ROWS) if whole.on_device else 1
         tries = [n for n in range(most, 1, -1) if options.num_envs % n == 0]
@@ -88,7 +128,7 @@ def divide(settings: config.Settings, algorithm: Any, num_updates: int) -> tuple
         try:
             return env, algorithm.make(settings.agent, env.spec, num_updates), num_shards
         except ValueError:
-            if options.devices != "auto":
+            if as_before or options.devices != "auto":
                 raise
     return whole, agent, 1
 

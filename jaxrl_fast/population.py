@@ -1,5 +1,6 @@
 """Numbers about several trainings: what their updates add up to, and statistics over seeds. float64, on the host."""
 
+import math
 from collections import deque
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -53,9 +54,9 @@ class Window:
         return self.episodes >= WINDOW
 
     @property
-    def mean(self) -> float | None:
-        """None before the first episode has ended."""
-        return sum(total for _, total in self.records) / self.episodes if self.episodes else None
+    def mean(self) -> float:
+        """NaN before the first episode has ended."""
+        return sum(total for _, total in self.records) / self.episodes if self.episodes else math.nan
 
 
 def summarise(rows: Rows) -> list[dict[str, Any]]:

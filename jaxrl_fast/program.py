@@ -33,6 +33,8 @@ class Program(NamedTuple):
     init: Callable[[np.ndarray], loop.TrainState]  # seeds [S] or one
     chunk: Callable[[loop.TrainState, np.ndarray], tuple[loop.TrainState, Metrics]]  # metrics [S, capacity] or less S
     learner: Callable[[loop.TrainState], PyTree]  # the agent's state, [S, ...] or one, without shards
+    place: Callable[[loop.TrainState], loop.TrainState]  # a state from the host to where `chunk` wants it
+    like: loop.TrainState  # shapes and dtypes of a state
     capacity: int  # the most updates of one chunk
     compile_time_s: float
     memory: int  # bytes while training: what stays and what is needed in between
@@ -77,7 +79,9 @@ def build(env: Env, agent: Agent, num_seeds: int, num_updates: int, num_shards: 
     memory = compiled_chunk.memory_analysis()
     needed = memory.argument_size_in_bytes + memory.temp_size_in_bytes if memory else 0
     learner = partial(_learner, num_seeds, num_shards)
-    return Program(compiled_init, compiled_chunk, learner, capacity, time.perf_counter() - start, needed)
+    place = partial(jax.device_put, device=spread.state)
+    duration = time.perf_counter() - start
+    return Program(compiled_init, compiled_chunk, learner, place, state, capacity, duration, needed)
 
 
 def shards_on_devices(init: Callable, advance: Callable, num_shards: int) -> Spread:

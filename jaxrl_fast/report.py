@@ -1,13 +1,14 @@
 """What a run says of itself: its first lines, config.yaml, summary.json, and its learning curve."""
 
 import json
-import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jaxrl_fast import __version__, config, host, sinks
 from jaxrl_fast.plan import Plan
+
+METRICS, SUMMARY, CURVE = "metrics.jsonl", "summary.json", "curve.png"
 
 if TYPE_CHECKING:
     from jaxrl_fast.trainer import Trainer
@@ -31,16 +32,36 @@ def announce(plan: Plan, terminal: sinks.Terminal) -> None:
         terminal.say(plan.settings.agent.describe(options.num_envs))
     if plan.needs is not None:
         terminal.say(f"memory  {plan.needs}")
+    if options.resume:
+        terminal.say(f"resume  {_from_where(plan)}")
     watch = f"   watch: uvx tensorboard --logdir {plan.folder.parent}" if options.tensorboard else ""
     terminal.say(f"run  {plan.folder}{watch}")
     if host.gpu_unused():
-        print('warning: there is a GPU, but JAX uses the CPU; pip install "jax[cuda12]"', file=sys.stderr)
+        host.warn('there is a GPU, but JAX uses the CPU; pip install "jax[cuda12]"')
+
+
+def _from_where(plan: Plan) -> str:
+    """What a run goes on from; warns where it may not be to the bit."""
+    for wrong in plan.damaged:
+        host.warn(f"{wrong}; going back to the one before")
+    if plan.saved is None:
+        return "from the beginning, for there is no checkpoint"
+    before, now = plan.saved.manifest["made"], host.fingerprint()
+    flat = lambda made: {k: v for k, v in made.items() if k != "versions"} | made["versions"]
+    old, new = flat(before), flat(now)
+    changed = [f"{k} {old.get(k)} is now {new.get(k)}" for k in old.keys() | new.keys() if old.get(k) != new.get(k)]
+    if changed:
+        host.warn(f"what follows may not be what it would have been to the bit: {', '.join(sorted(changed))}")
+    return f"from step {sinks.short(plan.saved.manifest['env_steps'])} ({plan.saved.folder})"
 
 
 def write_config(plan: Plan) -> None:
-    """Everything, resolved. It is a preset too: --config runs/NAME/config.yaml."""
+    """Everything, resolved. It is a preset too: --config runs/NAME/config.yaml. A run that goes on says so in it."""
     import yaml
 
+    from jaxrl_fast import checkpoint
+
+    path, options = plan.folder / config.CONFIG, plan.settings.options
     made = {
         "preset": plan.settings.preset,
         "env_id": plan.env.spec.id,
@@ -48,15 +69,18 @@ def write_config(plan: Plan) -> None:
         "device": host.device(),
         "versions": host.versions(),
     }
+    if options.resume:
+        before = yaml.safe_load(path.read_text(encoding="utf-8"))["made"]
+        again = {"env_steps": plan.saved.manifest["env_steps"] if plan.saved else 0, "total_steps": options.total_steps}
+        made = before | {"resumed": [*before.get("resumed", []), again | host.fingerprint()]}
     content = config.to_mapping(plan.settings) | {"env": plan.env.spec.id, "made": made}
-    (plan.folder / "config.yaml").write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
+    checkpoint.replace(path, yaml.safe_dump(content, sort_keys=False))
 
 
-def open_sinks(plan: Plan) -> list[sinks.Sink]:
+def open_sinks(plan: Plan, env_steps: int | None = None) -> list[sinks.Sink]:
+    """What was asked for beside metrics.jsonl. A run goes on from `env_steps`."""
     options = plan.settings.options
-    opened: list[sinks.Sink] = [sinks.JsonLines(plan.folder / "metrics.jsonl")]
-    if options.tensorboard:
-        opened.append(sinks.TensorBoard(plan.folder))
+    opened: list[sinks.Sink] = [sinks.TensorBoard(plan.folder, env_steps)] if options.tensorboard else []
     for service in ("wandb", "trackio"):
         if getattr(options, service):
             opened.append(sinks.Tracker(service, options.project, plan.folder.name, config.to_mapping(plan.settings)))
@@ -70,13 +94,13 @@ def summarise(trainer: "Trainer") -> dict[str, Any]:
     from jaxrl_fast import population
 
     plan, options = trainer.plan, trainer.options
-    steps = trainer.finished * plan.steps_per_update
-    per_seed = [population.finite(w.mean) for w in trainer.windows]
+    steps = trainer.env_steps
+    results, times = trainer.scores, trainer.spent()
+    per_seed = results.finals()
     finals = [mean for mean in per_seed if mean is not None]
-    last = trainer.evals[-1] if trainer.evals else {}
-    finished = [e for e in trainer.evals if e["eval_return_mean"] is not None]
-    best = max(finished, key=lambda e: e["eval_return_mean"], default={})
-    solved = [s for s in trainer.solved if s is not None]
+    last = results.evaluations[-1] if results.evaluations else {}
+    best = results.best()
+    solved = [s for s in results.solved if s is not None]
     all_solved = len(solved) == options.num_seeds
     return {
         "status": trainer.status,
@@ -87,14 +111,15 @@ def summarise(trainer: "Trainer") -> dict[str, Any]:
         "num_seeds": options.num_seeds,
         "env_steps": steps,
         "updates": trainer.finished,
-        "valid_steps": trainer.valid_steps,
-        "train_time_s": round(trainer.train_time, 4),
-        "compile_time_s": round(trainer.compile_time, 4),
-        "eval_time_s": round(trainer.eval_time, 4),
+        "valid_steps": results.valid_steps,
+        "train_time_s": round(times["train"], 4),
+        "compile_time_s": round(times["compile"], 4),
+        "eval_time_s": round(times["eval"], 4),
+        "save_time_s": round(times["save"], 4),
         "wall_time_s": round(time.perf_counter() - trainer.began, 4),
-        "env_steps_per_s": round(steps * options.num_seeds / trainer.train_time, 1) if steps else None,
+        "env_steps_per_s": round(steps * options.num_seeds / times["train"], 1) if steps else None,
         "peak_memory_mb": host.peak_memory_mb(),
-        "host_share": round(trainer.idle_time / trainer.train_time, 5) if steps else None,
+        "host_share": round(times["idle"] / times["train"], 5) if steps else None,
         "final_return_mean": population.finite(np.mean(finals)) if finals else None,
         "final_return_std": population.finite(np.std(finals, ddof=1)) if len(finals) > 1 else None,
         "final_return_iqm": population.finite(population.iqm(np.array(finals))) if finals else None,
@@ -106,12 +131,16 @@ def summarise(trainer: "Trainer") -> dict[str, Any]:
         "eval_unfinished": last.get("eval_unfinished"),
         "best_eval_return_mean": best.get("eval_return_mean"),
         "best_eval_env_steps": best.get("env_steps"),
-        "evaluations": finished,
+        "evaluations": results.evaluations,
         "solved_threshold": options.solved,
         "solved": all_solved if options.solved is not None else None,
         "steps_to_solve": int(np.median([s[0] for s in solved])) if all_solved else None,
         "time_to_solve_s": population.finite(np.median([s[1] for s in solved])) if all_solved else None,
-        "steps_to_solve_per_seed": [s and s[0] for s in trainer.solved],
+        "steps_to_solve_per_seed": [s and s[0] for s in results.solved],
+        "diverged_at_per_seed": results.diverged,
+        "failure": trainer.failure or None,
+        "checkpoints": trainer.keeper.num_saves,
+        "last_checkpoint": trainer.keeper.last and trainer.keeper.last.name,
         "num_shards": plan.num_shards,
         "device": host.device(),
         "versions": host.versions(),
@@ -120,7 +149,7 @@ def summarise(trainer: "Trainer") -> dict[str, Any]:
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
     """The records of a run."""
-    with open(folder / "metrics.jsonl", encoding="utf-8") as file:
+    with open(folder / METRICS, encoding="utf-8") as file:
         return [json.loads(text) for text in file]
 
 
@@ -131,7 +160,7 @@ def picture(folder: Path) -> Any:
     from jaxrl_fast import plot, population
 
     records = read_metrics(folder)
-    summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    summary = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
     seeds = list(dict.fromkeys(r["seed"] for r in records))
     names = "env_steps", "return_mean", "episodes"
     at, means, counts = (np.array([[r[k] or 0 for r in records if r["seed"] == s] for s in seeds]) for k in names)

@@ -4,6 +4,7 @@ A sink has `write(records)`, a record for each seed, and `close()`. A terminal h
 fraction)` and `close()`. What a sink needs is imported when it is made.
 """
 
+import errno
 import importlib
 import json
 import os
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol, TextIO
 
 Record = Mapping[str, Any]
-EVENT_S = 0.05
+EVENT_S, FLUSH_S = 0.05, 10.0
 SPARKS = "▁▂▃▄▅▆▇█"
 # Tags as in CleanRL, so that curves of both lie over each other.
 CHARTS = {
@@ -51,34 +52,63 @@ class Terminal(Protocol):
 
 
 class JsonLines:
-    """One JSON object a line, on disk as soon as it is written."""
+    """One JSON object a line, on disk as soon as it is written, and never half of one.
 
-    def __init__(self, path: Path):
-        self.file = path.open("x", encoding="utf-8")
+    A new file, unless it is to go on behind the first `size` bytes of what is there. Lines that find no room wait for
+    the next time.
+    """
+
+    def __init__(self, path: Path, size: int | None = None):
+        self.file = path.open("xb" if size is None or not path.exists() else "r+b", buffering=0)
+        self.size = self.file.truncate(size or 0)
+        self.waiting = b""
 
     def write(self, records: Sequence[Record]) -> None:
-        self.file.writelines(json.dumps(r, allow_nan=False) + "\n" for r in records)
-        self.file.flush()
+        lines = "".join(json.dumps(r, allow_nan=False) + "\n" for r in records)
+        self.waiting += lines.encode()
+        self._write_waiting()
+
+    def sync(self) -> int:
+        """Onto the disk; the bytes that are there."""
+        self._write_waiting()
+        os.fsync(self.file.fileno())
+        return self.size
 
     def close(self) -> None:
-        self.file.close()
+        with self.file:
+            self._write_waiting()
+
+    def _write_waiting(self) -> None:
+        try:
+            self.file.seek(self.size)
+            written = self.file.write(self.waiting)
+            if written < len(self.waiting):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError:
+            self.file.truncate(self.size)
+            raise
+        self.size, self.waiting = self.size + written, b""
 
 
 class TensorBoard:
     """Event files; where there are several seeds, their mean. All tags of a step are one event.
 
     An event costs a quarter of a millisecond, so of records that come faster than EVENT_S only some are written;
-    those with an evaluation and the last one always are.
+    those with an evaluation and the last one always are. A run that goes on hides what lies beyond `env_steps`.
     """
 
-    def __init__(self, folder: Path):
-        from tensorboardX import SummaryWriter
+    def __init__(self, folder: Path, env_steps: int | None = None):
+        from tensorboardX.event_file_writer import EventsWriter
+        from tensorboardX.proto.event_pb2 import Event, SessionLog
         from tensorboardX.proto.summary_pb2 import Summary
 
-        self.summary = Summary
-        self.writer = SummaryWriter(str(folder), write_to_disk=True, flush_secs=10)
-        self.pace = Pace(EVENT_S, first=True)
+        self.event, self.summary = Event, Summary
+        # A writer without a thread of its own, whose errors nobody would see.
+        self.writer = EventsWriter(str(folder / "events"), f".{os.getpid()}")
+        self.pace, self.flush = Pace(EVENT_S, first=True), Pace(FLUSH_S)
         self.waiting: Sequence[Record] = ()
+        if env_steps is not None:
+            self._write(env_steps + 1, session_log=SessionLog(status=SessionLog.START))
 
     def write(self, records: Sequence[Record]) -> None:
         self.waiting = records
@@ -86,15 +116,22 @@ class TensorBoard:
             self._write_waiting()
 
     def close(self) -> None:
-        self._write_waiting()
-        self.writer.close()
+        try:
+            self._write_waiting()
+        finally:
+            self.writer.close()
 
     def _write_waiting(self) -> None:
         records, self.waiting = self.waiting, ()
         if not records:
             return
         values = [self.summary.Value(tag=tag, simple_value=x) for tag, x in tags(records).items()]
-        self.writer.file_writer.add_summary(self.summary(value=values), records[0]["env_steps"])
+        self._write(records[0]["env_steps"], summary=self.summary(value=values))
+
+    def _write(self, step: int, **what: Any) -> None:
+        self.writer.write_event(self.event(wall_time=time.time(), step=step, **what))
+        if self.flush.due():
+            self.writer.flush()
 
 
 class Tracker:
@@ -290,8 +327,11 @@ class Pace:
         self.last = -float("inf") if first else time.perf_counter()
 
     def due(self) -> bool:
-        now = time.perf_counter()
-        if now - self.last < self.every:
+        if not self.over():
             return False
-        self.last = now
+        self.last = time.perf_counter()
         return True
+
+    def over(self) -> bool:
+        """It would be due."""
+        return time.perf_counter() - self.last >= self.every

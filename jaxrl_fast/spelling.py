@@ -4,6 +4,7 @@ import difflib
 import math
 from collections.abc import Callable, Iterable
 
+SECONDS = {"min": 60, "h": 3600, "s": 1}
 SUFFIXES = {"k": 10**3, "M": 10**6, "B": 10**9}
 
 
@@ -39,3 +40,16 @@ def parse_float(text: str) -> float:
     if not math.isfinite(value):
         raise ValueError
     return value
+
+
+def parse_period(text: str) -> tuple[int, float]:
+    """Environment steps or seconds, the other 0: 64k, 1M, 30s, 5min, 2h. ValueError if it is neither."""
+    for unit, seconds in SECONDS.items():
+        if text.endswith(unit):
+            period = 0, parse_float(text.removesuffix(unit)) * seconds
+            break
+    else:
+        period = parse_int(text), 0.0
+    if min(period) < 0:
+        raise ValueError
+    return period

@@ -20,8 +20,11 @@ def main(argv: list[str] | None = None) -> int:
             raise
         print(f"error: {error}", file=sys.stderr)
         return 2
-    stopped_by = trainer.execute(ready).signal
-    return 128 + stopped_by if stopped_by else 0
+    outcome = trainer.execute(ready)
+    if outcome.failure:
+        print(f"error: {outcome.failure}", file=sys.stderr)
+        return 1
+    return 128 + outcome.signal if outcome.signal else 0
 
 
 if __name__ == "__main__":

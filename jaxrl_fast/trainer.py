@@ -10,9 +10,10 @@ from collections import deque
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jaxrl_fast import host, report, sinks
+from jaxrl_fast import config, host, report, sinks
 from jaxrl_fast.plan import Plan
 
+TIMES = ("train", "compile", "eval", "idle", "save")  # seconds, in all processes of a run
 NUM_RECORDS = 500  # lines of metrics.jsonl for each seed, unless told
 CHUNK_S = 0.5  # what a chunk aims at: short enough to stop at once, long enough that the host costs nothing
 GROWTH = 8  # of a chunk's length from one to the next
@@ -25,6 +26,7 @@ class Outcome(NamedTuple):
     summary: dict[str, Any]
     agent_state: Any  # what `explore` and `exploit` take, with a leading axis where there are several seeds
     signal: int | None  # what stopped it
+    failure: str  # why it could not go on, in a sentence
 
 
 class Chunk(NamedTuple):
@@ -37,7 +39,7 @@ class Chunk(NamedTuple):
 
 
 def execute(plan: Plan) -> Outcome:
-    """Compiles, trains, evaluates and writes everything down."""
+    """Compiles, trains, evaluates, saves and writes everything down."""
     terminal = sinks.terminal(plan.settings.options.log_level)
     try:
         return Trainer(plan, terminal).run()
@@ -49,27 +51,24 @@ class Trainer:
     """One run under way."""
 
     def __init__(self, plan: Plan, terminal: sinks.Terminal):
-        from jaxrl_fast import population
+        from jaxrl_fast import evaluate, keeper, population, scores
 
         self.plan, self.options, self.terminal = plan, plan.settings.options, terminal
-        self.seeds = [self.options.seed + i for i in range(self.options.num_seeds)]
         self.began = time.perf_counter()
+        self.seeds = [self.options.seed + i for i in range(self.options.num_seeds)]
         self.record_length = _updates(self.options.log_every, plan) or -(-plan.num_updates // NUM_RECORDS)
-        self.ledger = population.Ledger(self.record_length)
+        self.scores = scores.Scores(self.seeds, self.record_length, plan.steps_per_update, self.options.solved)
+        self.keeper = keeper.Keeper(plan, self.scores)
+        self.play = evaluate.Evaluator(plan.eval_env, plan.agent, self.seeds, self.options.eval_episodes)
         self.screen = population.Ledger(sys.maxsize)  # since the last line on the terminal
-        self.windows = [population.Window() for _ in self.seeds]
-        self.solved: list[tuple[int, float] | None] = [None] * len(self.seeds)  # environment steps, seconds
-        self.valid_steps = [0] * len(self.seeds)
         self.queue: deque[Chunk] = deque()
-        self.dispatched = self.finished = self.recorded = 0  # updates
+        self.sinks: list[sinks.Sink] = []
+        self.dispatched = self.finished = 0  # updates
         self.chunk_length, self.rate = 1, 0.0  # updates, updates a second
-        self.train_time = self.compile_time = self.eval_time = self.idle_time = 0.0
-        self.recorded_time = 0.0
+        self.times = dict.fromkeys(TIMES, 0.0)  # of this run, in all processes
         self.shown = 0, 0.0  # updates and seconds at the last line on the terminal
-        self.evals: list[dict[str, Any]] = []
-        self.sparks: list[float | None] = []
         self.signal: int | None = None
-        self.play: Any = None
+        self.failure = ""
         self.status = "failed"
 
     def run(self) -> Outcome:
@@ -77,20 +76,18 @@ class Trainer:
         report.write_config(self.plan)
         try:
             self.compile()
-            self.sinks = report.open_sinks(self.plan)
+            self.begin()
             with host.stop_signals(self.stop):
                 self.train()
             if self.finished == self.plan.num_updates:
                 self.signal = None  # it came too late to stop anything
-            self.status = "stopped" if self.signal else "done"
+            self.status = "diverged" if self.failure else "stopped" if self.signal else "done"
         finally:
             self.close()
         self.say_done()
-        return Outcome(self.plan.folder, self.summary, self.program.learner(self.state), self.signal)
+        return Outcome(self.plan.folder, self.summary, self.program.learner(self.state), self.signal, self.failure)
 
     def compile(self) -> None:
-        import numpy as np
-
         from jaxrl_fast import memory, program
 
         cache = host.use_compile_cache(self.plan.env.on_device) if self.options.compile_cache else None
@@ -98,32 +95,78 @@ class Trainer:
         self.program = program.build(
             self.plan.env, self.plan.agent, len(self.seeds), self.plan.num_updates, self.plan.num_shards
         )
-        self.compile_time = self.program.compile_time_s
+        self.times["compile"] = duration = self.program.compile_time_s
         kept = " (cached for next time)" if host.entries(cache) > before else " (from the cache)" if before else ""
         needs = f"needs {memory.readable(self.program.memory)}"
-        self.terminal.say(f"compiling ... {sinks.seconds(self.compile_time)}{kept}   {needs}")
-        seeds = np.asarray(self.seeds, np.int32)
-        self.state = self.program.init(seeds if len(self.seeds) > 1 else seeds[0])
+        self.terminal.say(f"compiling ... {sinks.seconds(duration)}{kept}   {needs}")
+
+    def begin(self) -> None:
+        """The state before training, or the one that was saved, as if there had been no end."""
+        import numpy as np
+
+        saved, path = self.plan.saved, self.plan.folder / report.METRICS
+        if saved is None:
+            seeds = np.asarray(self.seeds, np.int32)
+            self.state = self.program.init(seeds if len(self.seeds) > 1 else seeds[0])
+            self.lines = sinks.JsonLines(path, 0 if self.options.resume else None)
+            self.sinks = [self.lines, *report.open_sinks(self.plan)]
+            return
+        self.state, others = self.keeper.restore(saved, self.program)
+        self.dispatched = self.finished = self.scores.updates
+        self.times = {name: self.times[name] + others["times"].get(name, 0.0) for name in TIMES}
+        self.began -= others["wall_time"]
+        self.shown = self.finished, self.times["train"]
+        self.lines = sinks.JsonLines(path, others["metrics_size"])
+        self.sinks = [self.lines, *report.open_sinks(self.plan, self.env_steps)]
+
+    def spent(self) -> dict[str, float]:
+        """Seconds on each of TIMES."""
+        return self.times | {
+            "compile": self.times["compile"] + self.play.compile_time,
+            "eval": self.times["eval"] + self.play.time,
+        }
+
+    @property
+    def env_steps(self) -> int:
+        """Of each seed, so far."""
+        return self.finished * self.plan.steps_per_update
 
     def train(self) -> None:
-        """Chunks up to each evaluation, until all updates are made or something says stop."""
-        every = _updates(self.options.eval_every, self.plan) or self.plan.num_updates
+        """Chunks up to each evaluation and checkpoint, until all updates are made or something says stop.
+
+        What is written at a stop, an incomplete record and perhaps an evaluation, comes after the last checkpoint: a
+        run that goes on from there writes what a run without the stop would have.
+        """
+        evaluating = _updates(self.options.eval_every, self.plan)
+        saving = _updates(self.keeper.every_steps, self.plan)
         self.pace = sinks.Pace(self.options.report_every)
         while self.finished < self.plan.num_updates and not self.stopping():
-            self.advance(min(self.plan.num_updates, self.finished // every * every + every))
-            at_evaluation = self.finished % every == 0 or self.finished == self.plan.num_updates
-            last = self.finished == self.plan.num_updates or self.stopping()
-            evaluation = self.evaluate() if (at_evaluation or last) and not self.signal else {}
-            self.record(everything=at_evaluation or last, extra=evaluation)
+            if self.at(evaluating) and self.scores.evaluated_at != self.env_steps:
+                self.evaluate()
+            if self.at(saving) or self.keeper.due():
+                self.save()
+            boundaries = [self.finished // every * every + every for every in (evaluating, saving) if every]
+            self.advance(min([self.plan.num_updates, *boundaries]))
+        self.save()
+        if self.signal or self.failure:
+            self.record(everything=True)
+        else:
+            self.evaluate()
+        self.await_keeper()
+
+    def at(self, every: int) -> bool:
+        """A multiple of so many updates, but not none."""
+        return every > 0 and self.finished > 0 and self.finished % every == 0
 
     def advance(self, boundary: int) -> None:
-        """Runs to update `boundary`, one chunk always waiting behind the one that is computed."""
+        """Runs to update `boundary`, or until it is time to save; one chunk waits behind the one that is computed."""
         self.free_since = time.perf_counter()
-        while self.queue or self.dispatched < boundary and not self.stopping():
-            while len(self.queue) < 2 and self.dispatched < boundary and not self.stopping():
+        more = lambda: self.dispatched < boundary and not self.stopping() and not self.keeper.due()
+        while self.queue or more():
+            while len(self.queue) < 2 and more():
                 self.dispatch(boundary)
             self.read(self.queue.popleft())
-            if self.queue or self.dispatched < boundary and not self.stopping():
+            if self.queue or more():
                 self.record()  # else an evaluation may follow, which belongs to the last record
 
     def dispatch(self, boundary: int) -> None:
@@ -150,59 +193,71 @@ class Trainer:
 
         # If it is done already, nobody knows since when: the device may have idled until the next one was given.
         idle_until = self.latest_began if chunk.ended is None and _ready(chunk.rows) else chunk.began
-        self.idle_time += max(idle_until - self.free_since, 0.0)
+        self.times["idle"] += max(idle_until - self.free_since, 0.0)
         rows = jax.device_get(jax.block_until_ready(chunk.rows))
         now = max(chunk.ended or time.perf_counter(), self.free_since)  # it may be known to be done before the last one
         elapsed = now - self.free_since
         self.free_since = now
         self.rate = chunk.num_updates / max(elapsed, 1e-9)
-        self.train_time += elapsed
+        self.times["train"] += elapsed
         self.finished += chunk.num_updates
         rows = {k: x.reshape(len(self.seeds), -1)[:, : chunk.num_updates] for k, x in rows.items()}
         fractions = np.arange(1, chunk.num_updates + 1) / chunk.num_updates
-        clock = np.broadcast_to(self.train_time - elapsed * (1 - fractions), (len(self.seeds), chunk.num_updates))
-        wall = clock + (now - self.began - self.train_time)
-        self.ledger.add(rows | {"train_time_s": clock, "wall_time_s": wall})
+        train_time = self.times["train"]
+        clock = np.broadcast_to(train_time - elapsed * (1 - fractions), (len(self.seeds), chunk.num_updates))
+        wall = clock + (now - self.began - train_time)
+        wrong = self.scores.add(rows | {"train_time_s": clock, "wall_time_s": wall})
+        if wrong is not None:
+            self.diverge(wrong.seed, f"{wrong.metric} is not finite", wrong.update * self.plan.steps_per_update)
         self.show(rows)
 
-    def record(self, everything: bool = False, extra: dict[str, Any] | None = None) -> None:
+    def record(self, everything: bool = False, evaluation: list[dict[str, Any]] | None = None) -> None:
         """Writes the records that are complete; an evaluation goes into the last one."""
-        from jaxrl_fast import population
+        for records in self.scores.records(everything, evaluation):
+            for sink in list(self.sinks):
+                try:
+                    sink.write(records)
+                except OSError as error:
+                    self.give_up(sink, error)
 
-        complete = list(self.ledger.take(everything))
-        for rows in complete:
-            clock, wall = float(rows["train_time_s"][0, -1]), float(rows["wall_time_s"][0, -1])
-            length = rows["train_time_s"].shape[1]
-            self.recorded += length
-            speed = length * self.plan.steps_per_update * len(self.seeds) / max(clock - self.recorded_time, 1e-9)
-            self.recorded_time = clock
-            common = {
-                "env_steps": self.recorded * self.plan.steps_per_update,
-                "updates": self.recorded,
-                "wall_time_s": round(wall, 4),
-                "train_time_s": round(clock, 4),
-                "env_steps_per_s": round(speed, 1),
-            }
-            means = population.summarise({k: x for k, x in rows.items() if k not in ("train_time_s", "wall_time_s")})
-            for i, scores in enumerate(means):
-                self.windows[i].add(scores["episodes"], float(rows["return_sum"][i].astype("float64").sum()))
-                self.valid_steps[i] += int(rows["valid_steps"][i].astype("int64").sum())
-                self.check_solved(i, common)
-            self.sparks.append(population.summarise(population.merge_seeds(rows))[0]["return_mean"])
-            records = [
-                {"seed": seed} | common | {"valid_steps": valid} | scores
-                for seed, valid, scores in zip(self.seeds, self.valid_steps, means, strict=True)
-            ]
-            if rows is complete[-1] and extra:
-                records = [r | e for r, e in zip(records, extra["seeds"])]
-            for sink in self.sinks:
-                sink.write(records)
+    def give_up(self, sink: sinks.Sink, error: OSError) -> None:
+        """A full disk ends no run. Records for metrics.jsonl wait for room; what else cannot be written is left."""
+        if sink is not self.lines:
+            self.sinks.remove(sink)
+        host.warn(f"{type(sink).__name__} cannot be written ({error.strerror or error}); training goes on")
 
-    def check_solved(self, i: int, common: dict[str, Any]) -> None:
-        window = self.windows[i]
-        goal, mean = self.options.solved, window.mean
-        if self.solved[i] is None and goal is not None and mean is not None and window.full and mean >= goal:
-            self.solved[i] = common["env_steps"], common["train_time_s"]
+    def diverge(self, seed: int, what: str, env_steps: int) -> None:
+        """Numbers that are not finite stop the run; with `on_nonfinite` "continue" only when no seed is left."""
+        where = f"seed {seed}: {what} at step {sinks.short(env_steps)}"
+        self.scores.diverged[self.seeds.index(seed)] = env_steps
+        if self.options.on_nonfinite == "continue" and None in self.scores.diverged:
+            host.warn(f"{where}; the other seeds go on")
+            return
+        last = f"the last good checkpoint is {self.keeper.last}" if self.keeper.last else "there is no checkpoint"
+        self.failure = self.failure or f"{where}; {last}; try a lower learning rate"
+
+    def save(self, **best: Any) -> None:
+        """The state is copied to the host; a thread writes it while the next chunk runs."""
+        began = time.perf_counter()
+        self.await_keeper()
+        if self.failure:
+            return
+        others = {
+            "times": self.spent(),
+            "wall_time": time.perf_counter() - self.began,
+            "metrics_size": self.lines.sync(),
+        }
+        seed = self.keeper.save(self.state, self.env_steps, others, best)
+        self.times["save"] += time.perf_counter() - began
+        if seed is not None:
+            self.diverge(seed, "a parameter is not finite", self.env_steps)
+            self.save(**best)  # of those that are left
+
+    def await_keeper(self) -> None:
+        """Says what went wrong with the last checkpoint."""
+        problem = self.keeper.wait()
+        if problem:
+            host.warn(problem)
 
     def show(self, rows: Any) -> None:
         """A line on the terminal, if it is time."""
@@ -214,55 +269,44 @@ class Trainer:
         for merged in map(population.merge_seeds, self.screen.take(everything=True)):
             record = population.summarise(merged)[0]
             steps = self.plan.steps_per_update
-            speed = (self.finished - self.shown[0]) / max(self.train_time - self.shown[1], 1e-9)
-            self.shown = self.finished, self.train_time
+            speed = (self.finished - self.shown[0]) / max(self.times["train"] - self.shown[1], 1e-9)
+            self.shown = self.finished, self.times["train"]
             record |= {"env_steps": self.finished * steps, "env_steps_per_s": speed * steps * len(self.seeds)}
             self.terminal.progress(sinks.line(record), self.finished / self.plan.num_updates)
 
-    def evaluate(self) -> dict[str, Any]:
-        """Plays the greedy policy of every seed, and says how it went."""
-        import jax
-        import numpy as np
-
-        from jaxrl_fast import evaluate
-
-        began = time.perf_counter()
-        seeds = np.asarray(self.seeds, np.int32)
-        arguments = self.program.learner(self.state), (seeds if len(seeds) > 1 else seeds[0]), np.int32(len(self.evals))
-        if self.play is None:
-            num_envs = self.plan.eval_env.spec.num_envs
-            each = -(-self.options.eval_episodes // num_envs)
-            play = lambda *given: evaluate.play(self.plan.eval_env, self.plan.agent, each, *given)
-            play = jax.vmap(play, in_axes=(0, 0, None)) if len(seeds) > 1 else play
-            self.play = jax.jit(play).lower(*arguments).compile()
-            self.compile_time += time.perf_counter() - began
-            began = time.perf_counter()
-        episodes = jax.device_get(self.play(*arguments))
-        self.eval_time += time.perf_counter() - began
-        ended = np.arange(episodes.score.shape[-1]) < episodes.finished[..., None]
-        shape = (len(seeds), -1)
-        score, length, ended = (x.reshape(shape) for x in (episodes.score, episodes.length, ended))
-        each_seed = [_evaluation(s[e], n[e], e.size) for s, n, e in zip(score, length, ended)]
-        total = _evaluation(score[ended], length[ended], ended.size)
-        self.evals.append({"env_steps": self.finished * self.plan.steps_per_update} | total)
-        return {"seeds": each_seed}
+    def evaluate(self) -> None:
+        """Plays the greedy policy, and completes the record with how it went. The best so far is saved."""
+        each_seed, total = self.play(self.program.learner(self.state), len(self.scores.evaluations))
+        self.scores.evaluations.append({"env_steps": self.env_steps} | total)
+        self.record(everything=True, evaluation=each_seed)
+        if self.scores.best() is self.scores.evaluations[-1]:
+            self.save(eval_return_mean=total["eval_return_mean"], env_steps=self.env_steps)
 
     def stop(self, number: int) -> None:
         """A signal asks for it."""
         self.signal = number
 
     def stopping(self) -> bool:
-        return self.signal is not None or self.options.stop_when_solved and all(self.solved)
+        solved = self.options.stop_when_solved and all(self.scores.solved)
+        return self.signal is not None or bool(self.failure) or solved
 
     def close(self) -> None:
         """Whatever happened, what is known is written."""
-        for sink in getattr(self, "sinks", []):
-            sink.close()
+        from jaxrl_fast import checkpoint
+
+        self.await_keeper()
         self.summary = report.summarise(self)
         text = json.dumps(self.summary, indent=2, allow_nan=False) + "\n"
-        (self.plan.folder / "summary.json").write_text(text, encoding="utf-8")
-        if self.recorded:
-            report.picture(self.plan.folder).savefig(self.plan.folder / "curve.png")
+        actions = [sink.close for sink in self.sinks]
+        actions.append(lambda: checkpoint.replace(self.plan.folder / report.SUMMARY, text))
+        if self.scores.recorded:
+            actions.append(lambda: report.picture(self.plan.folder).savefig(self.plan.folder / report.CURVE))
+        for action in actions:
+            try:
+                action()
+            except OSError as error:
+                host.warn(f"the end of the run could not be written ({error.strerror or error})")
+        self.plan.lock.release()
 
     def say_done(self) -> None:
         summary = self.summary
@@ -277,25 +321,13 @@ class Trainer:
             steps, duration = summary["steps_to_solve"], summary["time_to_solve_s"]
             parts.append(f"solved at {sinks.short(steps)} steps, {sinks.seconds(duration)}")
         elif self.options.solved is not None:
-            parts.append(f"not solved ({sum(s is not None for s in self.solved)} of {len(self.seeds)} seeds)")
-        parts.append(sinks.sparkline(self.sparks))
+            num_solved = sum(s is not None for s in self.scores.solved)
+            parts.append(f"not solved ({num_solved} of {len(self.seeds)} seeds)")
+        parts.append(sinks.sparkline([r["return_mean"] for r in report.read_metrics(self.plan.folder)]))
         self.terminal.say(f"{self.status:<9} {' · '.join(p for p in parts if p)}")
-        self.terminal.say(f"  curve  {self.plan.folder / 'curve.png'}")
-
-
-def _evaluation(score: Any, length: Any, wanted: int) -> dict[str, Any]:
-    from jaxrl_fast import population
-
-    number = lambda of: population.finite(of()) if score.size else None
-    return {
-        "eval_return_mean": number(score.astype("float64").mean),
-        "eval_return_std": number(score.astype("float64").std),
-        "eval_return_min": number(score.min),
-        "eval_return_max": number(score.max),
-        "eval_length_mean": number(length.mean),
-        "eval_episodes": int(score.size),
-        "eval_unfinished": int(wanted - score.size),
-    }
+        self.terminal.say(f"  curve  {self.plan.folder / report.CURVE}")
+        if self.status == "stopped":
+            self.terminal.say(f"  go on  {config.PROGRAM} --resume {self.plan.folder}")
 
 
 def _ready(rows: Any) -> bool:

@@ -20,9 +20,9 @@ PARTS = (
     *("returns", "distributions", "networks", "normalize", "minibatch"),
     *("convolutions", "replay", "priorities", "exploration", "gradients"),
 )
-AROUND = ("evaluate", "memory", "config", "checkpoint", "sinks", "population", "plot", "program")
-HOST = ("train", "trainer", "plan", "report", "host", "sweep", "video", "api", "__init__", "__main__")
-BELOW_AROUND = ("types", "spelling", *PARTS, "loop", "agents/*", "envs/*")
+AROUND = ("evaluate", "memory", "config", "checkpoint", "sinks", "scores", "plot", "program")
+HOST = ("train", "trainer", "keeper", "plan", "report", "host", "sweep", "video", "api", "__init__", "__main__")
+BELOW_AROUND = ("types", "spelling", "population", *PARTS, "loop", "agents/*", "envs/*")
 ARRAYS = ("jax", "flax", "optax", "numpy")
 ANY = ("*",)
 
@@ -43,6 +43,7 @@ LAYERS = (
     Layer(("spelling",), ours=(), theirs=()),
     Layer(("networks",), ours=("types", "convolutions")),
     Layer(PARTS, ours=("types",)),
+    Layer(("population",), ours=(), theirs=("numpy",)),
     Layer(("loop",), ours=("types",), theirs=("jax",)),
     Layer(("envs/__init__",), ours=("types", "spelling"), lazily=("envs/*",), pure=False),
     Layer(("envs/*",), ours=("types", "spelling"), theirs=("jax", "numpy", "{name}"), pure=False),

@@ -54,6 +54,7 @@ def plan(folder, line="", num_envs=4, num_updates=6, env=probes.constant_reward)
         num_updates=num_updates,
         steps_per_update=num_envs * LENGTH,
         folder=folder,
+        lock=host.Lock(folder),
     )
 
 
@@ -215,7 +216,7 @@ def test_json_stays_valid_where_rewards_are_not_numbers(tmp_path):
     trainer.execute(plan(tmp_path / "run", env=poisoned))
     records, summary = read(tmp_path / "run")
     assert records[-1]["return_mean"] is None
-    assert summary["status"] == "done" and summary["final_return_mean"] is None
+    assert summary["status"] == "diverged" and summary["final_return_mean"] is None
 
 
 def test_one_compilation_for_any_number_of_chunks(tmp_path, monkeypatch):
@@ -282,7 +283,15 @@ def test_a_run_from_python(fitted):
 
 def test_a_run_leaves_a_folder(fitted):
     names = {path.name.split(".1")[0] for path in fitted.folder.iterdir()}
-    assert names == {"config.yaml", "metrics.jsonl", "summary.json", "curve.png", "events.out.tfevents"}
+    assert names == {
+        "config.yaml",
+        "metrics.jsonl",
+        "summary.json",
+        "curve.png",
+        "checkpoints",
+        "events.out.tfevents",
+        ".lock",
+    }
     assert (fitted.folder / "curve.png").read_bytes().startswith(b"\x89PNG")
     written = yaml.safe_load((fitted.folder / "config.yaml").read_text())
     assert written["agent"]["rollout_length"] == 16 and written["num_envs"] == 8 and written["algo"] == "ppo"

@@ -1,0 +1,241 @@
+"""Checkpoints on disk: whole or not there, and checked to the last bit when they are read.
+
+    RUN/checkpoints/step-000000501760/state.safetensors    the arrays by name
+                                      manifest.json        what they are, and the host's numbers
+                                      manifest.sha256      of the manifest, which holds the arrays'
+    RUN/checkpoints/best.json                              which one evaluated best
+
+A checkpoint is written in a folder of another name, synced and renamed, so that one under its own name was complete
+when it got it. Reading verifies SHA-256 sums; the newest that verifies is what is loaded. Nothing in a checkpoint is
+executed: arrays are bytes with a shape, and the rest is JSON.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import safetensors.numpy
+
+from jaxrl_fast.types import PyTree
+
+ARRAYS, MANIFEST, SUM, BEST = "state.safetensors", "manifest.json", "manifest.sha256", "best.json"
+FORMAT = 1
+PREFIX, ASIDE = "step-", ".writing-"
+AS_BITS = {1: np.uint8, 2: np.uint16}  # how safetensors holds what numpy has no name for, such as bfloat16
+
+Arrays = dict[str, np.ndarray]
+
+
+class Checkpoint(NamedTuple):
+    """What was read."""
+
+    folder: Path
+    arrays: Arrays
+    manifest: dict[str, Any]
+
+
+def flatten(tree: PyTree) -> tuple[Arrays, dict[str, Any]]:
+    """Copies of a tree's arrays on the host by their path, and what each is: shape, dtype, a key's implementation.
+
+    Copies, for the device may be given the tree's own memory for the next chunk before they are written.
+    """
+    arrays, kinds = {}, {}
+    for path, x in jax.tree_util.tree_leaves_with_path(tree):
+        name, kind = jax.tree_util.keystr(path, simple=True, separator="/"), {}
+        if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key):
+            kind["key"] = str(jax.random.key_impl(x))
+            x = jax.random.key_data(x)
+        array = np.array(x, order="C")
+        kinds[name] = kind | {"shape": list(array.shape), "dtype": str(array.dtype)}
+        arrays[name] = array if array.dtype.isbuiltin else array.view(AS_BITS[array.itemsize])
+    return arrays, kinds
+
+
+def unflatten(like: PyTree, saved: Checkpoint) -> PyTree:
+    """The tree again, as numpy arrays and typed keys. ValueError where it is not like `like` (ShapeDtypeStructs)."""
+    kinds = saved.manifest["arrays"]
+    paths = jax.tree_util.tree_leaves_with_path(like)
+    wanted = {jax.tree_util.keystr(path, simple=True, separator="/"): x for path, x in paths}
+    if different := sorted(wanted.keys() ^ kinds.keys()):
+        raise ValueError(f"{saved.folder} and this version of the program differ in {different[0]}; it cannot go on")
+    leaves = []
+    for name, x in wanted.items():
+        kind, array = kinds[name], saved.arrays[name]
+        array = array if str(array.dtype) == kind["dtype"] else array.view(jax.numpy.dtype(kind["dtype"]))
+        leaf = jax.random.wrap_key_data(jax.numpy.asarray(array), impl=kind["key"]) if "key" in kind else array
+        if (leaf.shape, leaf.dtype) != (x.shape, x.dtype):
+            raise ValueError(f"{saved.folder}: {name} is {leaf.dtype}{list(leaf.shape)}, not {x.dtype}{list(x.shape)}")
+        leaves.append(leaf)
+    return jax.tree.unflatten(jax.tree.structure(like), leaves)
+
+
+def write(folder: Path, arrays: Arrays, manifest: Mapping[str, Any]) -> None:
+    """Whole or not at all, and on the disk when it returns. OSError where there is no room or no right to."""
+    aside = folder.with_name(f"{ASIDE}{folder.name}")
+    shutil.rmtree(aside, ignore_errors=True)
+    aside.mkdir(parents=True)
+    try:
+        with _as_oserror():
+            safetensors.numpy.save_file(arrays, aside / ARRAYS)
+        content = {"format": FORMAT, "files": {ARRAYS: _digest(aside / ARRAYS)}, **manifest}
+        (aside / MANIFEST).write_text(json.dumps(content, allow_nan=False), encoding="utf-8")
+        (aside / SUM).write_text(_digest(aside / MANIFEST) + "\n", encoding="ascii")
+        for path in (*aside.iterdir(), aside):
+            _sync(path)
+        if folder.exists():
+            remove(folder)
+        aside.rename(folder)
+        _sync(folder.parent)
+    except BaseException:
+        shutil.rmtree(aside, ignore_errors=True)
+        raise
+
+
+def read(folder: Path) -> Checkpoint:
+    """A checkpoint that is intact. ValueError says what is wrong with it."""
+    try:
+        content = (folder / MANIFEST).read_bytes()
+        if hashlib.sha256(content).hexdigest() + "\n" != (folder / SUM).read_bytes().decode("ascii", "replace"):
+            raise ValueError(f"{folder}: {MANIFEST} is not what was written")
+        manifest = json.loads(content)
+        if manifest["format"] != FORMAT:
+            raise ValueError(f"{folder} has format {manifest['format']}; this version reads {FORMAT}")
+        for name, digest in manifest["files"].items():
+            if name != ARRAYS or _digest(folder / name) != digest:
+                raise ValueError(f"{folder}: {name} is not what was written")
+        return Checkpoint(folder, safetensors.numpy.load_file(folder / ARRAYS), manifest)
+    except OSError as error:
+        raise ValueError(
+            f"{folder}: {Path(error.filename or folder).name} cannot be read ({error.strerror})"
+        ) from error
+
+
+def newest(parent: Path) -> tuple[Checkpoint | None, list[str]]:
+    """The newest intact checkpoint, and what is wrong with each newer one."""
+    wrong: list[str] = []
+    for folder in reversed(folders(parent)):
+        try:
+            return read(folder), wrong
+        except ValueError as error:
+            wrong.append(str(error))
+    return None, wrong
+
+
+def folders(parent: Path) -> list[Path]:
+    """All checkpoints, the oldest first."""
+    return sorted(parent.glob(f"{PREFIX}*")) if parent.is_dir() else []
+
+
+def best(parent: Path) -> Path | None:
+    """The one that evaluated best, as far as that is known."""
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        folder = parent / Path(json.loads((parent / BEST).read_text(encoding="utf-8"))["checkpoint"]).name
+        return folder if folder.is_dir() else None
+    return None
+
+
+def mark_best(folder: Path, **why: Any) -> None:
+    """Says that this one is the best so far."""
+    replace(folder.parent / BEST, json.dumps({"checkpoint": folder.name, **why}, allow_nan=False) + "\n")
+
+
+def remove(folder: Path) -> None:
+    """A folder that is half removed must not look like a checkpoint."""
+    gone = folder.with_name(f"{ASIDE}{folder.name}-old")
+    shutil.rmtree(gone, ignore_errors=True)
+    folder.rename(gone)
+    shutil.rmtree(gone, ignore_errors=True)
+
+
+def replace(path: Path, text: str) -> None:
+    """Writes a file that is always either the old one or the new one."""
+    aside = path.with_name(f"{ASIDE}{path.name}")
+    try:
+        aside.write_text(text, encoding="utf-8")
+        _sync(aside)
+        aside.replace(path)
+    except BaseException:
+        aside.unlink(missing_ok=True)
+        raise
+
+
+class Saver:
+    """Writes checkpoints while training goes on, one at a time, and keeps the newest `keep` and the best.
+
+    What goes wrong while one is written is kept for `wait`; the older ones stay.
+    """
+
+    def __init__(self, parent: Path, keep: int):
+        self.parent, self.keep = parent, keep
+        self.thread: threading.Thread | None = None
+        self.problem: OSError | None = None
+        self.last: Path | None = None
+        for leftover in parent.glob(f"{ASIDE}*"):
+            shutil.rmtree(leftover, ignore_errors=True)
+
+    def folder(self, env_steps: int) -> Path:
+        """Where the checkpoint of this moment lies."""
+        return self.parent / f"{PREFIX}{env_steps:012d}"
+
+    def save(self, folder: Path, arrays: Arrays, manifest: Mapping[str, Any], as_best: Mapping[str, Any]) -> None:
+        """Begins to write. `as_best`: that it is the best, and why."""
+        assert self.thread is None, "wait for the one before"
+        self.thread = threading.Thread(target=self._write, args=(folder, arrays, manifest, as_best), name="checkpoint")
+        self.thread.start()
+
+    @property
+    def busy(self) -> bool:
+        """One is being written."""
+        return self.thread is not None and self.thread.is_alive()
+
+    def wait(self) -> OSError | None:
+        """Until it is on the disk. What went wrong, once."""
+        if self.thread is not None:
+            self.thread.join()
+            self.thread = None
+        problem, self.problem = self.problem, None
+        return problem
+
+    def _write(self, folder: Path, arrays: Arrays, manifest: Mapping[str, Any], as_best: Mapping[str, Any]) -> None:
+        try:
+            write(folder, arrays, manifest)
+            self.last = folder
+            if as_best:
+                mark_best(folder, **as_best)
+            kept = [best(self.parent), *folders(self.parent)[-self.keep :]]
+            for old in folders(self.parent):
+                if old not in kept:
+                    remove(old)
+        except OSError as error:
+            self.problem = error
+
+
+@contextlib.contextmanager
+def _as_oserror() -> Iterator[None]:
+    """safetensors reports a full disk in its own way."""
+    try:
+        yield
+    except safetensors.SafetensorError as error:
+        raise OSError(0, str(error)) from error
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _sync(path: Path) -> None:
+    """Onto the disk: a file's content, or a folder's list of names."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,93 @@
+"""What of a run is saved, and how it goes on from there: the training's state and the host's numbers beside it."""
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxrl_fast import checkpoint, config, host, loop, scores, sinks
+from jaxrl_fast.plan import Plan
+from jaxrl_fast.program import Program
+from jaxrl_fast.spelling import parse_period
+
+FOLDER = "checkpoints"
+
+
+class Keeper:
+    """Saves a run when it is time, and restores it."""
+
+    def __init__(self, plan: Plan, results: scores.Scores):
+        options = plan.settings.options
+        self.plan, self.scores = plan, results
+        self.saver = checkpoint.Saver(plan.folder / FOLDER, options.keep)
+        self.every_steps, seconds = parse_period(str(options.save_every))
+        self.pace = sinks.Pace(seconds or math.inf)
+        self.num_saves = 0
+
+    @property
+    def last(self) -> Path | None:
+        """The newest checkpoint that is on the disk."""
+        return self.saver.last
+
+    def due(self) -> bool:
+        """By the clock."""
+        return self.pace.over() and not self.saver.busy
+
+    def restore(self, saved: checkpoint.Checkpoint, program: Program) -> tuple[loop.TrainState, dict[str, Any]]:
+        """The training's state, and what else was given to `save`."""
+        state = program.place(checkpoint.unflatten(program.like, saved))
+        kept = saved.manifest["host"]
+        self.scores.restore(kept["scores"], saved.arrays)
+        self.num_saves, self.saver.last = kept["num_saves"], saved.folder
+        saved.arrays.clear()  # the device has them now
+        return state, kept["others"]
+
+    def save(
+        self, state: loop.TrainState, env_steps: int, others: Mapping[str, Any], best: Mapping[str, Any]
+    ) -> int | None:
+        """Copies everything to the host and begins to write it. `best`: why it is the best so far, if it is.
+
+        Where a parameter of a seed is not finite nothing is saved; that is the seed that is returned.
+        """
+        self.pace.due()
+        folder = self.saver.folder(env_steps)
+        if self.saver.last == folder:
+            if best:
+                checkpoint.mark_best(folder, **best)
+            return None
+        arrays, kinds = checkpoint.flatten(state)
+        bad = self._not_finite(arrays)
+        if bad is not None:
+            return bad
+        self.num_saves += 1
+        results, ledger = self.scores.saved()
+        manifest = {
+            "env_steps": env_steps,
+            "arrays": kinds,
+            "host": {"scores": results, "num_saves": self.num_saves, "others": others},
+            "num_shards": self.plan.num_shards,
+            "made": host.fingerprint(),
+            "config": config.to_mapping(self.plan.settings),
+        }
+        self.saver.save(folder, arrays | ledger, manifest, best)
+        return None
+
+    def wait(self) -> str:
+        """Until what was begun is on the disk. What went wrong, in a sentence: the one before is still there."""
+        problem = self.saver.wait()
+        if problem is None:
+            return ""
+        kept = f"the last one is {self.last}" if self.last else "there is none yet"
+        return f"a checkpoint could not be written ({problem.strerror or problem}); {kept}; training goes on"
+
+    def _not_finite(self, arrays: checkpoint.Arrays) -> int | None:
+        """A seed that was well so far and has a number in its learner that is not finite."""
+        seeds, diverged = self.scores.seeds, self.scores.diverged
+        for i, seed in enumerate(seeds):
+            of_seed = lambda x, i=i: x[i] if len(seeds) > 1 else x
+            learner = (of_seed(x) for name, x in arrays.items() if name.startswith("agent/"))
+            if diverged[i] is None and not all(np.isfinite(x).all() for x in learner):
+                return seed
+        return None

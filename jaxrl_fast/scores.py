@@ -1,0 +1,118 @@
+"""From the metrics of updates to records: how each seed's training has gone so far. On the host, in float64."""
+
+import copy
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jaxrl_fast import population
+
+CLOCKS = ("train_time_s", "wall_time_s")
+NUMBERS = ("solved", "diverged", "valid_steps", "updates", "recorded", "recorded_time", "evaluations")
+Solved = tuple[int, float]  # environment steps and seconds of training until then
+
+
+class NotFinite(NamedTuple):
+    """Where a training went wrong."""
+
+    seed: int
+    metric: str
+    update: int
+
+
+class Scores:
+    """Of all seeds. What `saved` gives is enough to go on from, bit for bit."""
+
+    def __init__(self, seeds: list[int], record_length: int, steps_per_update: int, goal: float | None):
+        self.seeds, self.steps_per_update, self.goal = seeds, steps_per_update, goal
+        self.ledger = population.Ledger(record_length)
+        self.windows = [population.Window() for _ in seeds]
+        self.solved: list[Solved | None] = [None] * len(seeds)
+        self.diverged: list[int | None] = [None] * len(seeds)  # environment steps
+        self.valid_steps = [0] * len(seeds)
+        self.updates, self.recorded, self.recorded_time = 0, 0, 0.0
+        self.evaluations: list[dict[str, Any]] = []
+
+    def add(self, rows: population.Rows) -> NotFinite | None:
+        """More updates: metrics [S, U] and the clocks. What first went wrong in a seed that was well so far."""
+        found = [f for i in range(len(self.seeds)) if self.diverged[i] is None and (f := self._not_finite(rows, i))]
+        for wrong in found:
+            self.diverged[self.seeds.index(wrong.seed)] = wrong.update * self.steps_per_update
+        self.ledger.add(rows)
+        self.updates += rows[CLOCKS[0]].shape[1]
+        return min(found, key=lambda wrong: wrong.update, default=None)
+
+    def records(self, everything: bool = False, evaluation: list[dict[str, Any]] | None = None) -> Iterator[list[dict]]:
+        """The records that are complete, each with a dictionary for each seed; an evaluation goes into the last."""
+        complete = list(self.ledger.take(everything))
+        for rows in complete:
+            clock, wall = (float(rows[name][0, -1]) for name in CLOCKS)
+            length = rows[CLOCKS[0]].shape[1]
+            self.recorded += length
+            speed = length * self.steps_per_update * len(self.seeds) / max(clock - self.recorded_time, 1e-9)
+            self.recorded_time = clock
+            common = {
+                "env_steps": self.recorded * self.steps_per_update,
+                "updates": self.recorded,
+                "wall_time_s": round(wall, 4),
+                "train_time_s": round(clock, 4),
+                "env_steps_per_s": round(speed, 1),
+            }
+            means = population.summarise({k: x for k, x in rows.items() if k not in CLOCKS})
+            for i, scores in enumerate(means):
+                self.windows[i].add(scores["episodes"], float(rows["return_sum"][i].astype("float64").sum()))
+                self.valid_steps[i] += int(rows["valid_steps"][i].astype("int64").sum())
+                self._check_solved(i, common)
+            records = [
+                {"seed": seed} | common | {"valid_steps": valid} | scores
+                for seed, valid, scores in zip(self.seeds, self.valid_steps, means, strict=True)
+            ]
+            yield [r | e for r, e in zip(records, evaluation)] if rows is complete[-1] and evaluation else records
+
+    @property
+    def evaluated_at(self) -> int | None:
+        """The environment steps of the last evaluation."""
+        return self.evaluations[-1]["env_steps"] if self.evaluations else None
+
+    def finals(self) -> list[float | None]:
+        """Each seed's mean return of the last episodes; None before the first and where training went wrong."""
+        means = [population.finite(w.mean) for w in self.windows]
+        return [mean if wrong is None else None for mean, wrong in zip(means, self.diverged)]
+
+    def best(self) -> dict[str, Any]:
+        """The evaluation with the highest mean return, or nothing."""
+        finished = [e for e in self.evaluations if e["eval_return_mean"] is not None]
+        return max(finished, key=lambda e: e["eval_return_mean"], default={})
+
+    def saved(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+        """All of it, as values that JSON knows and arrays by name."""
+        host = {name: copy.copy(getattr(self, name)) for name in NUMBERS}
+        host["windows"] = [[list(pair) for pair in window.records] for window in self.windows]
+        return host, {f"ledger/{name}": np.array(x, order="C") for name, x in self.ledger.rows.items()}
+
+    def restore(self, host: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
+        """As it was when `saved` was called."""
+        for name in NUMBERS:
+            setattr(self, name, host[name])
+        self.solved = [(s[0], s[1]) if s else None for s in self.solved]
+        for window, pairs in zip(self.windows, host["windows"], strict=True):
+            for pair in pairs:
+                window.add(*pair)
+        rows = {k.removeprefix("ledger/"): x for k, x in arrays.items() if k.startswith("ledger/")}
+        if rows:
+            self.ledger.add(rows)
+
+    def _check_solved(self, i: int, common: Mapping[str, Any]) -> None:
+        window, goal = self.windows[i], self.goal
+        if self.solved[i] is None and goal is not None and window.full and window.mean >= goal:
+            self.solved[i] = common["env_steps"], common["train_time_s"]
+
+    def _not_finite(self, rows: population.Rows, i: int) -> NotFinite | None:
+        """The first update of seed i with a loss that is not finite. Other metrics may be undefined."""
+        bad = {name: ~np.isfinite(x[i]) for name, x in rows.items() if "loss" in name}
+        first = {name: int(x.argmax()) for name, x in bad.items() if x.any()}
+        if not first:
+            return None
+        name = min(first, key=lambda name: first[name])
+        return NotFinite(self.seeds[i], name.removesuffix(population.SUM), self.updates + first[name] + 1)

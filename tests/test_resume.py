@@ -1,0 +1,355 @@
+"""A run that was stopped and goes on: the same records and the same bits as the run that was never stopped."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+
+import jaxrl_fast
+from jaxrl_fast import checkpoint, host, keeper, scores, sinks, train, trainer
+
+TIMES = ("wall_time_s", "train_time_s", "env_steps_per_s")
+CLOCKS = ("ledger/train_time_s", "ledger/wall_time_s")
+RAINBOW = dict(
+    distribution="c51", num_atoms=7, noisy=True, prioritised=True, n_step=3, double=True, capacity=512, batch_size=16
+)
+RUNS = {
+    "ppo": dict(
+        algo="ppo", agent=dict(rollout_length=8, hidden=(8,), normalize_observations=True, normalize_rewards=True)
+    ),
+    "dqn": dict(algo="dqn", agent=RAINBOW | dict(learning_starts=64, replay_ratio=0.25, hidden=(8,))),
+    "pqn": dict(algo="pqn", agent=dict(rollout_length=8, hidden=(8,))),
+    "seeds": dict(algo="pqn", num_seeds=3, agent=dict(rollout_length=8, hidden=(8,))),
+    "shards": dict(algo="ppo", devices=2, agent=dict(rollout_length=8, hidden=(8,))),
+}
+
+
+def fit(folder, name="pqn", **options):
+    """A short run; with `resume` it goes on in the folder."""
+    where = {} if "resume" in options else {"run_dir": str(folder), **RUNS[name]}
+    shape = {} if "resume" in options else dict(env="CartPole-v1", num_envs=8, total_steps=1600, eval_every=700)
+    few = {} if "resume" in options else dict(eval_episodes=8, log_every=200, save_every=300, tensorboard=False)
+    return jaxrl_fast.fit(**where, **shape, **few, **{"log_level": "quiet", **options})
+
+
+def stop_after(monkeypatch, *env_steps):
+    """Each run from now on gets a signal at the chunk in which it passes the next of these steps."""
+    left, show = list(env_steps), trainer.Trainer.show
+
+    def show_and_stop(self, rows):
+        show(self, rows)
+        if left and self.env_steps >= left[0] and self.signal is None:
+            left.pop(0)
+            self.stop(signal.SIGTERM)
+
+    monkeypatch.setattr(trainer.Trainer, "show", show_and_stop)
+
+
+def records(folder):
+    """Without what the clock says."""
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    return [{k: v for k, v in json.loads(line).items() if k not in TIMES} for line in lines]
+
+
+def bits(folder):
+    """Of the last checkpoint, the clocks left out."""
+    saved, wrong = checkpoint.newest(folder / keeper.FOLDER)
+    assert saved is not None and not wrong
+    return {name: x.tobytes() for name, x in saved.arrays.items() if name not in CLOCKS}
+
+
+def same(one, other):
+    assert records(one) == records(other)
+    assert bits(one) == bits(other)
+    summaries = [json.loads((folder / "summary.json").read_text()) for folder in (one, other)]
+    for key in ("env_steps", "valid_steps", "final_return_per_seed", "evaluations", "status", "last_checkpoint"):
+        assert summaries[0][key] == summaries[1][key], key
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory):
+    """Runs that were never stopped, by name."""
+    made = {}
+
+    def get(name):
+        if name not in made:
+            made[name] = tmp_path_factory.mktemp("unbroken") / name
+            fit(made[name], name)
+        return made[name]
+
+    return get
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_stopped_twice_and_with_other_chunks_it_ends_with_the_same_bits(name, tmp_path, monkeypatch, unbroken):
+    folder = tmp_path / name
+    stop_after(monkeypatch, 200, 900)
+    monkeypatch.setattr(trainer, "CHUNK_S", 0.0)  # a chunk of every update
+    assert fit(folder, name).summary["status"] == "stopped"
+    monkeypatch.setattr(trainer, "CHUNK_S", 1e-3)
+    monkeypatch.setattr(trainer, "GROWTH", 2)
+    assert fit(folder, resume=str(folder)).summary["status"] == "stopped"
+    monkeypatch.setattr(trainer, "CHUNK_S", 100.0)
+    assert fit(folder, resume=str(folder)).summary["status"] == "done"
+    same(folder, unbroken(name))
+    assert len(yaml.safe_load((folder / "config.yaml").read_text())["made"]["resumed"]) == 2
+
+
+@pytest.mark.parametrize("at", [1, 64, 320, 704, 1280, 1599])
+def test_it_does_not_matter_where_it_was_stopped(at, tmp_path, monkeypatch, unbroken):
+    """Among them the updates of an evaluation (704) and of a checkpoint (320)."""
+    folder = tmp_path / "run"
+    stop_after(monkeypatch, at)
+    monkeypatch.setattr(trainer, "CHUNK_S", 0.0)
+    fit(folder)
+    fit(folder, resume=str(folder))
+    same(folder, unbroken("pqn"))
+
+
+def test_a_finished_run_goes_on_only_if_it_gets_more_steps(tmp_path, unbroken):
+    folder = tmp_path / "run"
+    shutil.copytree(unbroken("pqn"), folder)
+    again = fit(folder, resume=str(folder))
+    assert again.summary["status"] == "done"
+    same(folder, unbroken("pqn"))
+    longer = fit(folder, resume=str(folder), total_steps=2400)
+    assert longer.summary["env_steps"] == 2432 and records(folder)[-1]["env_steps"] == 2432
+    steps = [r["env_steps"] for r in records(folder)]
+    assert steps == sorted(set(steps))
+    with pytest.raises(ValueError, match="total-steps 1600: this run has made 2432 steps already"):
+        fit(folder, resume=str(folder), total_steps=1600)
+
+
+def test_without_a_checkpoint_it_begins_again(tmp_path, unbroken):
+    """As when it was killed while compiling."""
+    folder = tmp_path / "run"
+    shutil.copytree(unbroken("pqn"), folder)
+    shutil.rmtree(folder / keeper.FOLDER)
+    fit(folder, resume=str(folder))
+    same(folder, unbroken("pqn"))
+
+
+def test_a_damaged_checkpoint_is_passed_over(tmp_path, unbroken, capsys):
+    folder = tmp_path / "run"
+    shutil.copytree(unbroken("pqn"), folder)
+    before, newest = checkpoint.folders(folder / keeper.FOLDER)[-2:]
+    (newest / checkpoint.ARRAYS).write_bytes((newest / checkpoint.ARRAYS).read_bytes()[:-1])
+    fit(folder, resume=str(folder), log_level="info")
+    said = capsys.readouterr()
+    assert f"{newest}: {checkpoint.ARRAYS} is not what was written; going back to the one before" in said.err
+    assert str(before) in said.out
+    same(folder, unbroken("pqn"))
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (dict(num_envs=16), "num_envs 16: this run has 8, and goes on only with that"),
+        (dict(seed=1), "seed 1: this run has 0"),
+        (dict(num_seeds=2), "num_seeds 2: this run has 1"),
+        (dict(devices=2), "devices 2: this run has auto"),
+        (dict(env="Acrobot-v1"), "env Acrobot-v1: this run has gymnax/CartPole-v1"),
+        (dict(env_options={"max_steps_in_episode": 3}), "env_options"),
+        (dict(agent={"gamma": 0.5}), r"agent.gamma 0.5: this run has 0.99"),
+        (dict(agent={"hidden": (8, 8)}), r"agent.hidden 8 8: this run has 8"),
+        (dict(algo="ppo"), "is for pqn, not ppo"),
+        (dict(preset="ppo_cartpole"), "config does not go with --resume"),
+        (dict(run_dir="elsewhere"), "run_dir does not go with --resume"),
+        (dict(total_steps=64), "this run has made 1600 steps already"),
+    ],
+)
+def test_what_decides_the_bits_cannot_be_changed(options, words, unbroken):
+    folder = unbroken("pqn")
+    before = {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.name != host.LOCK}
+    with pytest.raises(ValueError, match=words):
+        fit(folder, resume=str(folder), **options)
+    assert before == {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.name != host.LOCK}
+
+
+def test_what_it_tells_of_itself_can_be_changed(tmp_path, monkeypatch):
+    folder = tmp_path / "run"
+    stop_after(monkeypatch, 700)
+    monkeypatch.setattr(trainer, "CHUNK_S", 0.0)
+    fit(folder)
+    fit(folder, resume=str(folder), env="CartPole-v1", eval_every=0, log_every=64, save_every="1h", keep=1, solved=490)
+    settings = yaml.safe_load((folder / "config.yaml").read_text())
+    assert (settings["keep"], settings["save_every"], settings["total_steps"]) == (1, "1h", 1600)
+    assert len(checkpoint.folders(folder / keeper.FOLDER)) <= 2  # the last one, and the best
+
+
+def test_what_is_no_run_is_refused(tmp_path, capsys):
+    assert train.main(["--resume", str(tmp_path)]) == 2
+    assert f"--resume {tmp_path}: there is no run in it (no config.yaml)" in capsys.readouterr().err
+    (tmp_path / "first_run").mkdir()
+    (tmp_path / "first_run" / "config.yaml").write_text("algo: ppo\n")
+    assert train.main(["--resume", str(tmp_path / "frist_run")]) == 2
+    assert f"did you mean {tmp_path / 'first_run'}?" in capsys.readouterr().err
+
+
+def test_two_processes_cannot_write_one_run(tmp_path, unbroken, capsys):
+    folder = tmp_path / "run"
+    shutil.copytree(unbroken("pqn"), folder)
+    code = f"""
+from pathlib import Path
+from jaxrl_fast import host
+ours = host.Lock(Path({str(folder)!r}))
+print("mine", flush=True)
+input()
+"""
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stdin=subprocess.PIPE) as other:
+        other.stdout.readline()
+        assert train.main(["--resume", str(folder)]) == 2
+        assert "another process is writing to the run" in capsys.readouterr().err
+        other.kill()  # and its right is gone with it
+    fit(folder, resume=str(folder))
+    fit(folder, resume=str(folder))  # nor does this process keep it
+
+
+def test_a_full_disk_ends_no_run(tmp_path, monkeypatch, capsys):
+    """Every checkpoint but the first fails; the first stays, and is enough to go on from."""
+    folder, write, seen = tmp_path / "run", checkpoint.write, []
+
+    def no_room(path, arrays, manifest):
+        seen.append(path)
+        if len(seen) > 1:
+            raise OSError(28, "No space left on device")
+        write(path, arrays, manifest)
+
+    monkeypatch.setattr(checkpoint, "write", no_room)
+    monkeypatch.setattr(trainer, "CHUNK_S", 0.0)
+    run = fit(folder)
+    err = capsys.readouterr().err
+    assert run.summary["status"] == "done" and len(seen) > 2
+    assert f"a checkpoint could not be written (No space left on device); the last one is {seen[0]}" in err
+    assert checkpoint.folders(folder / keeper.FOLDER) == seen[:1]
+    monkeypatch.setattr(checkpoint, "write", write)
+    complete = records(folder)
+    again = fit(folder, resume=str(folder))  # from the one that is there
+    assert records(folder) == complete and again.summary["final_return_mean"] == run.summary["final_return_mean"]
+
+
+def test_lines_wait_for_room(tmp_path, monkeypatch):
+    lines = sinks.JsonLines(tmp_path / "metrics.jsonl")
+    lines.write([{"a": 1}])
+
+    class Full:
+        def __init__(self, file):
+            self.file = file
+
+        def __getattr__(self, name):
+            return getattr(self.file, name)
+
+        def write(self, content):
+            return self.file.write(content[:3])  # a disk that takes only some
+
+    real, lines.file = lines.file, Full(lines.file)
+    with pytest.raises(OSError, match="No space left"):
+        lines.write([{"a": 2}])
+    assert (tmp_path / "metrics.jsonl").read_text() == '{"a": 1}\n'
+    lines.file = real
+    lines.write([{"a": 3}])
+    lines.close()
+    assert (tmp_path / "metrics.jsonl").read_text() == '{"a": 1}\n{"a": 2}\n{"a": 3}\n'
+
+
+# Numbers that are not finite
+
+
+def test_divergence_stops_the_run_with_a_sentence(tmp_path, capsys):
+    """Adam's step is as long as the learning rate, so parameters of 1e30 overflow at once."""
+    folder = tmp_path / "run"
+    command = "pqn --num-envs 8 --total-steps 20k --agent.rollout-length 8 --agent.hidden 8 --no-tensorboard"
+    assert train.main([*command.split(), "--agent.learning-rate", "1e30", "--run-dir", str(folder)]) == 1
+    err = capsys.readouterr().err.strip().splitlines()[-1]
+    assert err.startswith("error: seed 0: ") and "is not finite at step" in err and "checkpoint" in err
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["status"] == "diverged" and summary["diverged_at_per_seed"][0] > 0
+    assert summary["final_return_mean"] is None and summary["failure"] in err
+    for line in (folder / "metrics.jsonl").read_text().splitlines():
+        json.loads(line, parse_constant=lambda word: pytest.fail(word))
+    with pytest.raises(FloatingPointError, match="is not finite"):
+        jaxrl_fast.fit(algo="pqn", agent={"learning_rate": 1e30}, run_dir=str(tmp_path / "python"), log_level="quiet")
+
+
+def test_other_seeds_may_go_on(tmp_path, monkeypatch, capsys):
+    """Seed 1 of three gets a loss that is no number; its siblings end as they would have."""
+    add = scores.Scores.add
+
+    def poison(self, rows):
+        rows = {k: np.array(x) for k, x in rows.items()}
+        if self.updates >= 10 and len(self.seeds) == 3:
+            rows["loss_sum" if "loss_sum" in rows else "loss"][1] = np.nan
+        return add(self, rows)
+
+    well = fit(tmp_path / "well", "seeds")
+    monkeypatch.setattr(scores.Scores, "add", poison)
+    run = fit(tmp_path / "run", "seeds", on_nonfinite="continue")
+    assert "seed 1: loss is not finite at step" in capsys.readouterr().err
+    assert [d is None for d in run.summary["diverged_at_per_seed"]] == [True, False, True]
+    finals, expected = run.summary["final_return_per_seed"], well.summary["final_return_per_seed"]
+    assert finals == [expected[0], None, expected[2]]
+    assert run.summary["final_return_mean"] == pytest.approx((finals[0] + finals[2]) / 2)
+
+
+def test_a_parameter_that_is_not_finite_is_never_saved(tmp_path, monkeypatch):
+    """Where the loss does not show it."""
+    flatten = checkpoint.flatten
+
+    def poisoned(tree):
+        arrays, kinds = flatten(tree)
+        name = next(k for k, x in arrays.items() if k.startswith("agent/") and x.dtype == np.float32)
+        if int(arrays["num_updates"]) >= 10:
+            arrays[name].flat[0] = np.inf
+        return arrays, kinds
+
+    monkeypatch.setattr(checkpoint, "flatten", poisoned)
+    with pytest.raises(FloatingPointError, match=r"seed 0: a parameter is not finite at step 640; the last good .*320"):
+        fit(tmp_path / "run")
+    assert [f.name[-4:] for f in checkpoint.folders(tmp_path / "run" / keeper.FOLDER)] == ["0320"]
+
+
+# Kills
+
+
+SLOWLY = """
+import sys, time
+import jaxrl_fast
+from jaxrl_fast import trainer
+
+show, trainer.CHUNK_S = trainer.Trainer.show, 0.0
+
+def show_slowly(self, rows):
+    show(self, rows)
+    print("update", self.finished, flush=True)
+    time.sleep(0.03)
+
+trainer.Trainer.show = show_slowly
+jaxrl_fast.fit(log_level="quiet", **eval(sys.argv[1]))
+"""
+
+
+def test_a_killed_run_goes_on_to_the_same_bits(tmp_path, unbroken):
+    """SIGKILL in the midst of updates, evaluations and saves, three times, in a process of its own."""
+    folder, chance, seen = tmp_path / "run", np.random.default_rng(0), []
+    options = RUNS["pqn"] | dict(env="CartPole-v1", num_envs=8, total_steps=1600, eval_every=700, eval_episodes=8)
+    options |= dict(log_every=200, save_every=300, tensorboard=False, run_dir=str(folder))
+    for _ in range(3):
+        given = dict(resume=str(folder)) if folder.exists() else options
+        command = [sys.executable, "-c", SLOWLY, repr(given)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=Path(__file__).parents[1], text=True) as process:
+            for _ in range(chance.integers(6, 9)):
+                line = process.stdout.readline()
+            time.sleep(chance.uniform(0, 0.03))
+            os.kill(process.pid, signal.SIGKILL)
+        seen.append(int(line.removeprefix("update")))
+    assert 25 > seen[2] > seen[1] > seen[0] > 0
+    fit(folder, resume=str(folder))
+    same(folder, unbroken("pqn"))
