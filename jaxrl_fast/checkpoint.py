@@ -55,7 +55,8 @@ def flatten(tree: PyTree) -> tuple[Arrays, dict[str, Any]]:
             x = jax.random.key_data(x)
         array = np.array(x, order="C")
         kinds[name] = kind | {"shape": list(array.shape), "dtype": str(array.dtype)}
-        arrays[name] = array if array.dtype.isbuiltin else array.view(AS_BITS[array.itemsize])
+        assert name not in arrays, f"two leaves are called {name}"
+        arrays[name] = array if array.dtype.isbuiltin == 1 else array.view(AS_BITS[array.itemsize])
     return arrays, kinds
 
 
@@ -85,15 +86,23 @@ def write(folder: Path, arrays: Arrays, manifest: Mapping[str, Any]) -> None:
     try:
         with _as_oserror():
             safetensors.numpy.save_file(arrays, aside / ARRAYS)
-        content = {"format": FORMAT, "files": {ARRAYS: _digest(aside / ARRAYS)}, **manifest}
+        content = {**manifest, "format": FORMAT, "files": {ARRAYS: _digest(aside / ARRAYS)}}
         (aside / MANIFEST).write_text(json.dumps(content, allow_nan=False), encoding="utf-8")
         (aside / SUM).write_text(_digest(aside / MANIFEST) + "\n", encoding="ascii")
+        (aside / ARRAYS).chmod((aside / MANIFEST).stat().st_mode)  # safetensors lets only the owner read
         for path in (*aside.iterdir(), aside):
             _sync(path)
-        if folder.exists():
-            remove(folder)
-        aside.rename(folder)
-        _sync(folder.parent)
+        gone = _set_aside(folder) if folder.exists() else None
+        try:
+            aside.rename(folder)
+        except OSError:
+            if gone is not None:
+                gone.rename(folder)
+            raise
+        for path in (folder.parent, folder.parent.parent):
+            _sync(path)
+        if gone is not None:
+            shutil.rmtree(gone, ignore_errors=True)
     except BaseException:
         shutil.rmtree(aside, ignore_errors=True)
         raise
@@ -108,14 +117,15 @@ def read(folder: Path) -> Checkpoint:
         manifest = json.loads(content)
         if manifest["format"] != FORMAT:
             raise ValueError(f"{folder} has format {manifest['format']}; this version reads {FORMAT}")
-        for name, digest in manifest["files"].items():
-            if name != ARRAYS or _digest(folder / name) != digest:
-                raise ValueError(f"{folder}: {name} is not what was written")
+        if manifest["files"] != {ARRAYS: _digest(folder / ARRAYS)}:
+            raise ValueError(f"{folder}: {ARRAYS} is not what was written")
         return Checkpoint(folder, safetensors.numpy.load_file(folder / ARRAYS), manifest)
     except OSError as error:
         raise ValueError(
             f"{folder}: {Path(error.filename or folder).name} cannot be read ({error.strerror})"
         ) from error
+    except (safetensors.SafetensorError, json.JSONDecodeError, KeyError, TypeError, RecursionError) as error:
+        raise ValueError(f"{folder} is no checkpoint of ours ({type(error).__name__})") from error
 
 
 def newest(parent: Path) -> tuple[Checkpoint | None, list[str]]:
@@ -131,14 +141,15 @@ def newest(parent: Path) -> tuple[Checkpoint | None, list[str]]:
 
 def folders(parent: Path) -> list[Path]:
     """All checkpoints, the oldest first."""
-    return sorted(parent.glob(f"{PREFIX}*")) if parent.is_dir() else []
+    found = parent.glob(f"{PREFIX}*") if parent.is_dir() else ()
+    return sorted(found, key=_place)
 
 
 def best(parent: Path) -> Path | None:
     """The one that evaluated best, as far as that is known."""
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        folder = parent / Path(json.loads((parent / BEST).read_text(encoding="utf-8"))["checkpoint"]).name
-        return folder if folder.is_dir() else None
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
+        name = json.loads((parent / BEST).read_text(encoding="utf-8"))["checkpoint"]
+        return next((folder for folder in folders(parent) if folder.name == name), None)
     return None
 
 
@@ -149,10 +160,7 @@ def mark_best(folder: Path, **why: Any) -> None:
 
 def remove(folder: Path) -> None:
     """A folder that is half removed must not look like a checkpoint."""
-    gone = folder.with_name(f"{ASIDE}{folder.name}-old")
-    shutil.rmtree(gone, ignore_errors=True)
-    folder.rename(gone)
-    shutil.rmtree(gone, ignore_errors=True)
+    shutil.rmtree(_set_aside(folder), ignore_errors=True)
 
 
 def replace(path: Path, text: str) -> None:
@@ -165,6 +173,7 @@ def replace(path: Path, text: str) -> None:
     except BaseException:
         aside.unlink(missing_ok=True)
         raise
+    _sync(path.parent)
 
 
 class Saver:
@@ -176,10 +185,10 @@ class Saver:
     def __init__(self, parent: Path, keep: int):
         self.parent, self.keep = parent, keep
         self.thread: threading.Thread | None = None
-        self.problem: OSError | None = None
+        self.problem: Exception | None = None
         self.last: Path | None = None
         for leftover in parent.glob(f"{ASIDE}*"):
-            shutil.rmtree(leftover, ignore_errors=True)
+            shutil.rmtree(leftover, ignore_errors=True) if leftover.is_dir() else leftover.unlink(missing_ok=True)
 
     def folder(self, env_steps: int) -> Path:
         """Where the checkpoint of this moment lies."""
@@ -196,7 +205,7 @@ class Saver:
         """One is being written."""
         return self.thread is not None and self.thread.is_alive()
 
-    def wait(self) -> OSError | None:
+    def wait(self) -> Exception | None:
         """Until it is on the disk. What went wrong, once."""
         if self.thread is not None:
             self.thread.join()
@@ -204,17 +213,24 @@ class Saver:
         problem, self.problem = self.problem, None
         return problem
 
+    def mark(self, folder: Path, why: Mapping[str, Any]) -> None:
+        """Says that one that is there already is the best, and why."""
+        try:
+            mark_best(folder, **why)
+        except OSError as error:
+            self.problem = error
+
     def _write(self, folder: Path, arrays: Arrays, manifest: Mapping[str, Any], as_best: Mapping[str, Any]) -> None:
         try:
             write(folder, arrays, manifest)
             self.last = folder
             if as_best:
                 mark_best(folder, **as_best)
-            kept = [best(self.parent), *folders(self.parent)[-self.keep :]]
-            for old in folders(self.parent):
-                if old not in kept:
+            older = [old for old in folders(self.parent) if _place(old) < _place(folder)]  # newer ones are damaged
+            for old in older[: max(len(older) - self.keep + 1, 0)]:
+                if old != best(self.parent):
                     remove(old)
-        except OSError as error:
+        except Exception as error:  # whatever it is, the thread that waits must hear of it
             self.problem = error
 
 
@@ -225,6 +241,18 @@ def _as_oserror() -> Iterator[None]:
         yield
     except safetensors.SafetensorError as error:
         raise OSError(0, str(error)) from error
+
+
+def _place(folder: Path) -> tuple[int, str]:
+    """Among the others: as its number has it."""
+    return len(folder.name), folder.name
+
+
+def _set_aside(folder: Path) -> Path:
+    """Takes its name from it, at once."""
+    gone = folder.with_name(f"{ASIDE}{folder.name}-old")
+    shutil.rmtree(gone, ignore_errors=True)
+    return folder.rename(gone)
 
 
 def _digest(path: Path) -> str:

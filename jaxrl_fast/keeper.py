@@ -41,6 +41,7 @@ class Keeper:
         kept = saved.manifest["host"]
         self.scores.restore(kept["scores"], saved.arrays)
         self.num_saves, self.saver.last = kept["num_saves"], saved.folder
+        self._mark_again()
         saved.arrays.clear()  # the device has them now
         return state, kept["others"]
 
@@ -55,7 +56,7 @@ class Keeper:
         folder = self.saver.folder(env_steps)
         if self.saver.last == folder:
             if best:
-                checkpoint.mark_best(folder, **best)
+                self.saver.mark(folder, best)
             return None
         arrays, kinds = checkpoint.flatten(state)
         bad = self._not_finite(arrays)
@@ -80,7 +81,15 @@ class Keeper:
         if problem is None:
             return ""
         kept = f"the last one is {self.last}" if self.last else "there is none yet"
-        return f"a checkpoint could not be written ({problem.strerror or problem}); {kept}; training goes on"
+        why = getattr(problem, "strerror", None) or problem
+        return f"a checkpoint could not be written ({why}); {kept}; training goes on"
+
+    def _mark_again(self) -> None:
+        """The best evaluation's checkpoint, in case that the run was killed before it was marked."""
+        best = self.scores.best()
+        folder = self.saver.folder(best["env_steps"]) if best else None
+        if folder is not None and folder.is_dir() and checkpoint.best(self.saver.parent) != folder:
+            self.saver.mark(folder, {"eval_return_mean": best["eval_return_mean"]})
 
     def _not_finite(self, arrays: checkpoint.Arrays) -> int | None:
         """A seed that was well so far and has a number in its learner that is not finite."""

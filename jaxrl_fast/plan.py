@@ -70,7 +70,7 @@ def prepare(settings: config.Settings) -> Plan:
             raise ValueError(f"--total-steps {options.total_steps}: this run has made {done} steps already")
     else:
         folder = make_folder(settings, env.spec.id)
-        lock = claim(folder)
+    lock = lock or claim(folder)
     return Plan(
         settings,
         env,

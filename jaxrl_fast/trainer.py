@@ -280,7 +280,7 @@ class Trainer:
         self.scores.evaluations.append({"env_steps": self.env_steps} | total)
         self.record(everything=True, evaluation=each_seed)
         if self.scores.best() is self.scores.evaluations[-1]:
-            self.save(eval_return_mean=total["eval_return_mean"], env_steps=self.env_steps)
+            self.save(eval_return_mean=total["eval_return_mean"])
 
     def stop(self, number: int) -> None:
         """A signal asks for it."""

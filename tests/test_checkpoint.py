@@ -68,6 +68,11 @@ def assert_same(found, expected):
         assert (a.shape, a.dtype, bits(a)) == (b.shape, b.dtype, bits(b))
 
 
+def names(folder):
+    """All that lies in it."""
+    return sorted(path.name for path in folder.iterdir())
+
+
 def save(parent, number, **manifest):
     """A small checkpoint, whose arrays and manifest say the number."""
     folder = parent / f"{checkpoint.PREFIX}{number:012d}"
@@ -121,7 +126,7 @@ LAYOUTS = {
 def any_bits(rng, shape, dtype):
     """Every pattern there is, so also NaNs, infinities and -0.0."""
     dtype = np.dtype(dtype)
-    if dtype == bool:
+    if dtype.kind == "b":
         return rng.random(shape) < 0.5
     return np.frombuffer(rng.bytes(int(np.prod(shape)) * dtype.itemsize), dtype).reshape(shape)
 
@@ -169,8 +174,8 @@ def test_memory_in_any_order_is_written_in_one(dtype, layout, tmp_path):
 
 @pytest.mark.parametrize("implementation", KEY_WORDS)
 def test_keys_go_on_with_the_same_numbers(implementation, tmp_path):
-    key = jax.random.key(3, impl=implementation)
-    saved = there_and_back(tmp_path / "step", Pair(key, jax.random.split(key, (2, 3))))
+    key, other_key = (jax.random.key(seed, impl=implementation) for seed in (3, 4))
+    saved = there_and_back(tmp_path / "step", Pair(key, jax.random.split(other_key, (2, 3))))
     np.testing.assert_array_equal(jax.random.normal(saved.left, 9), jax.random.normal(key, 9))
     assert saved.right.shape == (2, 3) and saved.right.dtype == key.dtype
 
@@ -231,55 +236,64 @@ def test_a_checkpoint_may_be_written_again(two, change):
     checkpoint.write(newer, arrays, {"number": 8})
     assert checkpoint.read(newer).manifest["number"] == 8
     assert checkpoint.read(newer).arrays["x"].shape == arrays["x"].shape
-    assert sorted(path.name for path in newer.parent.iterdir()) == [path.name for path in two]
+    assert names(newer.parent) == [path.name for path in two]
 
 
 # Trees that differ -----------------------------------------------------------------------------
 
-TREE = {
-    "agent": Pair(np.zeros((2, 3), np.float32), np.zeros(4, np.int32)),
-    "key": jax.random.key(0),
-    "mask": np.zeros(2, bool),
-    "small": jnp.zeros(2, jnp.bfloat16),
-    "words": np.zeros(2, np.uint32),
-}
-OTHERS = {
-    "one that is missing": ({"more": np.zeros(1)}, ["more"]),
-    "a shape": (
-        {"agent": Pair(np.zeros((3, 2), np.float32), np.zeros(4, np.int32))},
-        ["agent/left", "[2, 3]", "[3, 2]"],
+
+def state():
+    """A tree with one of each."""
+    return {
+        "agent": Pair(np.zeros((2, 3), np.float32), np.zeros(4, np.int32)),
+        "key": jax.random.key(0),
+        "mask": np.zeros(2, bool),
+        "small": jnp.zeros(2, jnp.bfloat16),
+        "words": np.zeros(2, np.uint32),
+    }
+
+
+OTHERS = {  # what another tree has instead, and what must be said of it
+    "one more": (lambda agent: {"more": np.zeros(1)}, ["more"]),
+    "a tuple for a record": (lambda agent: {"agent": tuple(agent)}, ["agent/"]),
+    "a shape": (lambda agent: {"agent": agent._replace(left=agent.left.T)}, ["agent/left", "[2, 3]", "[3, 2]"]),
+    "a number of axes": (lambda agent: {"mask": np.zeros((2, 1), bool)}, ["mask", "[2]", "[2, 1]"]),
+    "a dtype": (
+        lambda agent: {"agent": agent._replace(right=np.zeros(4, np.float32))},
+        ["agent/right", "int32", "float32"],
     ),
-    "a number of axes": ({"mask": np.zeros((2, 1), bool)}, ["mask", "[2]", "[2, 1]"]),
-    "a dtype": ({"agent": Pair(np.zeros((2, 3), np.float32), np.zeros(4, np.float32))}, ["right", "int32", "float32"]),
-    "a byte": ({"mask": np.zeros(2, np.uint8)}, ["mask", "bool", "uint8"]),
-    "two bytes": ({"small": np.zeros(2, np.uint16)}, ["small", "bfloat16", "uint16"]),
-    "a key's implementation": ({"key": jax.random.key(0, impl="rbg")}, ["key", "key<fry>", "key<rbg>"]),
-    "a number of keys": ({"key": jax.random.split(jax.random.key(0))}, ["key", "[]", "[2]"]),
-    "words for a key": ({"key": np.zeros(2, np.uint32)}, ["key", "key<fry>", "uint32"]),
-    "a key for words": ({"words": jax.random.key(0)}, ["words", "uint32", "key<fry>"]),
-    "a tuple for a record": ({"agent": (TREE["agent"].left, TREE["agent"].right)}, ["agent/"]),
+    "a byte": (lambda agent: {"mask": np.zeros(2, np.uint8)}, ["mask", "bool", "uint8"]),
+    "two bytes": (lambda agent: {"small": np.zeros(2, np.uint16)}, ["small", "bfloat16", "uint16"]),
+    "an implementation": (lambda agent: {"key": jax.random.key(0, impl="rbg")}, ["key", "key<fry>", "key<rbg>"]),
+    "a number of keys": (lambda agent: {"key": jax.random.split(jax.random.key(0))}, ["key", "[]", "[2]"]),
+    "words for a key": (lambda agent: {"key": np.zeros(2, np.uint32)}, ["key", "key<fry>", "uint32"]),
+    "a key for words": (lambda agent: {"words": jax.random.key(0)}, ["words", "uint32", "key<fry>"]),
 }
+
+
+@pytest.fixture
+def saved(tmp_path):
+    """The checkpoint of a state."""
+    arrays, kinds = checkpoint.flatten(state())
+    checkpoint.write(tmp_path / "step", arrays, {"arrays": kinds})
+    return checkpoint.read(tmp_path / "step")
 
 
 @pytest.mark.parametrize("other", OTHERS)
-def test_another_tree_is_refused_in_a_sentence(other, tmp_path):
-    arrays, kinds = checkpoint.flatten(TREE)
-    checkpoint.write(tmp_path / "step", arrays, {"arrays": kinds})
+def test_another_tree_is_refused_in_a_sentence(other, saved):
     change, words = OTHERS[other]
     with pytest.raises(ValueError) as caught:
-        checkpoint.unflatten(like(TREE | change), checkpoint.read(tmp_path / "step"))
-    for word in (*words, str(tmp_path / "step")):
+        checkpoint.unflatten(like(state() | change(state()["agent"])), saved)
+    for word in (*words, str(saved.folder)):
         assert word in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
-def test_a_tree_that_lacks_something_is_refused(tmp_path):
-    arrays, kinds = checkpoint.flatten(TREE)
-    checkpoint.write(tmp_path / "step", arrays, {"arrays": kinds})
-    for name in TREE:
-        less = {k: x for k, x in TREE.items() if k != name}
-        with pytest.raises(ValueError, match=name):
-            checkpoint.unflatten(like(less), checkpoint.read(tmp_path / "step"))
+@pytest.mark.parametrize("name", ["agent", "key", "mask", "small", "words"])
+def test_a_tree_that_lacks_something_is_refused(name, saved):
+    less = {k: x for k, x in state().items() if k != name}
+    with pytest.raises(ValueError, match=name):
+        checkpoint.unflatten(like(less), saved)
 
 
 # Damage ----------------------------------------------------------------------------------------
@@ -338,7 +352,7 @@ def test_what_is_no_checkpoint_is_passed_over(two):
     (two[0].parent / f"{checkpoint.PREFIX}{9:012d}").write_text("text")
     found, wrong = checkpoint.newest(two[0].parent)
     assert found.folder == two[1]
-    assert [f"{number:012d}" in sentence for number, sentence in zip((9, 8), wrong)] == [True, True]
+    assert len(wrong) == 2 and "step-000000000009" in wrong[0] and "step-000000000008" in wrong[1]
 
 
 def test_where_nothing_is_intact_nothing_is_found(two):
@@ -346,7 +360,7 @@ def test_where_nothing_is_intact_nothing_is_found(two):
         (folder / checkpoint.SUM).write_text("0" * 64 + "\n")
     found, wrong = checkpoint.newest(two[0].parent)
     assert found is None
-    assert [folder.name in sentence for folder, sentence in zip(reversed(two), wrong)] == [True, True]
+    assert len(wrong) == 2 and two[1].name in wrong[0] and two[0].name in wrong[1]
 
 
 def test_where_nothing_was_saved_nothing_is_found(tmp_path):
@@ -397,12 +411,12 @@ def test_a_pickle_is_not_read(two, protocol, tmp_path):
     (newer / checkpoint.ARRAYS).write_bytes(bomb)
     assert_refused(older, newer)
     seal(newer)
-    with pytest.raises((ValueError, safetensors.SafetensorError)):
+    with pytest.raises(ValueError):
         checkpoint.read(newer)
     with (newer / checkpoint.ARRAYS).open("wb") as file:
         np.save(file, np.array([Bomb(mark)]), allow_pickle=True)
     seal(newer)
-    with pytest.raises((ValueError, safetensors.SafetensorError)):
+    with pytest.raises(ValueError):
         checkpoint.read(newer)
     seal_text(newer, bomb)
     with pytest.raises(ValueError):
@@ -582,10 +596,6 @@ def put(saver, number, **as_best):
     return saver.wait()
 
 
-def names(parent):
-    return sorted(path.name for path in parent.iterdir())
-
-
 @pytest.mark.parametrize("name", STEPS)
 def test_a_saver_says_once_what_went_wrong_and_goes_on(name, tmp_path, monkeypatch):
     saver = checkpoint.Saver(tmp_path, 3)
@@ -618,7 +628,7 @@ def test_what_fails_after_a_checkpoint_is_written_does_not_undo_it(name, tmp_pat
 
 def test_saving_does_not_wait_for_the_disk(tmp_path, monkeypatch):
     slow, sync = threading.Event(), os.fsync
-    monkeypatch.setattr(os, "fsync", lambda file: (slow.wait(20), sync(file)))
+    monkeypatch.setattr(os, "fsync", lambda file: (slow.wait(2), sync(file)))
     saver = checkpoint.Saver(tmp_path, 1)
     assert not saver.busy
     saver.save(saver.folder(1), {"x": np.zeros(3)}, {}, {})
@@ -667,7 +677,7 @@ def test_leftovers_do_not_stop_a_save(two):
         (parent / f"{checkpoint.ASIDE}{name}" / "unknown").write_text("half")
     save(parent, 7)
     assert_whole(newer, 7)
-    assert sorted(path.name for path in newer.iterdir()) == sorted(FILES)
+    assert names(newer) == sorted(FILES)
     assert names(parent) == [path.name for path in two]
 
 
@@ -733,13 +743,13 @@ def test_garbage_does_not_stop_a_save(tmp_path):
     "owner, name, late", [(Path, "write_text", True), (os, "fsync", False), (Path, "replace", False)]
 )
 @pytest.mark.parametrize("old", ["old\n", None])
-def test_a_replacement_that_fails_changes_nothing(old, owner, name, late, error, tmp_path, monkeypatch):
+def test_a_replacement_that_fails_leaves_one_of_both(old, owner, name, late, error, tmp_path, monkeypatch):
     path = tmp_path / "file.json"
     if old:
         path.write_text(old)
     for _ in failures(monkeypatch, lambda: checkpoint.replace(path, "new é"), owner, name, late, error):
-        assert names(tmp_path) == ([path.name] if old else [])
-        assert not old or path.read_text() == old
+        there = path.read_text("utf-8") if path.exists() else None
+        assert names(tmp_path) == ([path.name] if there else []) and there in (old, "new é")
     assert path.read_text("utf-8") == "new é" and names(tmp_path) == [path.name]
 
 
@@ -791,43 +801,42 @@ for line in sys.stdin:
 """
 
 
-def killed(nursery, number, delay):
-    """What a process acknowledges that saves from this number on, until it is killed after so many seconds."""
+def killed(nursery, number, num_told, delay):
+    """What a process acknowledges that saves from this number on; it is killed so long after so many."""
     print(number, file=nursery.stdin, flush=True)
-    said = []
-    while not said or not said[-1].startswith("child"):
-        said.append(nursery.stdout.readline())
+    said, child = [], None
+    while child is None or len(said) < num_told:
+        line = nursery.stdout.readline()
+        if line.startswith("child"):
+            child = int(line.split()[1])
+        else:
+            said.append(int(line))
     time.sleep(delay)
-    os.kill(int(said.pop().split()[1]), signal.SIGKILL)
+    os.kill(child, signal.SIGKILL)
     while (line := nursery.stdout.readline()) != "gone\n":
-        said.append(line)
-    return [int(line) for line in said]
+        said.append(int(line))
+    return said
 
 
 def test_what_was_acknowledged_outlives_a_kill(tmp_path):
-    """At any moment; one process after the other goes on in the same folder, and the best one is never lost either.
+    """At any moment; one process after the other goes on in the same folder, and the best one is not lost either.
 
     They are forks of one process, which has spent its second on imports.
     """
-    rng, last, acknowledged = np.random.default_rng(0), 0, 0
+    rng, told = np.random.default_rng(0), [0]
     command = [sys.executable, "-c", NURSERY, str(tmp_path)]
     pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    last = 0
     with subprocess.Popen(command, cwd=ROOT, **pipes) as nursery:
         for _ in range(NUM_KILLS):
-            numbers = killed(nursery, last, rng.uniform(0, 0.2))
-            acknowledged += len(numbers)
-            last = max([last, *numbers])
+            told += killed(nursery, last, rng.integers(4), rng.uniform(0, 0.05))
             found, wrong = checkpoint.newest(tmp_path)
             assert not wrong
-            if found is None:
-                assert last == 0
-                continue
-            assert last <= found.manifest["number"] <= last + 1
-            assert (found.arrays["x"] == found.manifest["number"]).all() and len(found.arrays["x"]) == 50_000
-            best = checkpoint.best(tmp_path)
-            assert best is not None or last < 3
-            assert best is None or checkpoint.read(best).manifest["number"] >= last // 3 * 3
-            last = found.manifest["number"]
-    assert acknowledged > NUM_KILLS
+            last = found.manifest["number"] if found else 0
+            assert last >= told[-1] == max(told)
+            assert found is None or (len(found.arrays["x"]) == 50_000 and (found.arrays["x"] == last).all())
+            marked = max(number for number in told if number % 3 == 0)
+            assert not marked or checkpoint.read(checkpoint.best(tmp_path)).manifest["number"] >= marked
+    assert len(told) > NUM_KILLS
     checkpoint.Saver(tmp_path, 2)
     assert not list(tmp_path.glob(f"{checkpoint.ASIDE}step*"))

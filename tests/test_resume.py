@@ -34,10 +34,11 @@ RUNS = {
 
 def fit(folder, name="pqn", **options):
     """A short run; with `resume` it goes on in the folder."""
-    where = {} if "resume" in options else {"run_dir": str(folder), **RUNS[name]}
-    shape = {} if "resume" in options else dict(env="CartPole-v1", num_envs=8, total_steps=1600, eval_every=700)
-    few = {} if "resume" in options else dict(eval_episodes=8, log_every=200, save_every=300, tensorboard=False)
-    return jaxrl_fast.fit(**where, **shape, **few, **{"log_level": "quiet", **options})
+    if "resume" in options:
+        return jaxrl_fast.fit(**{"log_level": "quiet", **options})
+    short = dict(env="CartPole-v1", num_envs=8, total_steps=1600, eval_every=700, eval_episodes=8, log_every=200)
+    rest = dict(save_every=300, tensorboard=False, log_level="quiet", run_dir=str(folder))
+    return jaxrl_fast.fit(**{**RUNS[name], **short, **rest, **options})
 
 
 def stop_after(monkeypatch, *env_steps):
@@ -258,6 +259,34 @@ def test_lines_wait_for_room(tmp_path, monkeypatch):
     lines.write([{"a": 3}])
     lines.close()
     assert (tmp_path / "metrics.jsonl").read_text() == '{"a": 1}\n{"a": 2}\n{"a": 3}\n'
+
+
+@pytest.mark.parametrize("name", ["ppo", "dqn", "pqn"])
+def test_steps_are_counted_past_2_to_the_31(name, tmp_path, monkeypatch):
+    """By starting late: a checkpoint of the first update says that it is the last one before."""
+    folder = tmp_path / "run"
+    stop_after(monkeypatch, 1)
+    monkeypatch.setattr(trainer, "CHUNK_S", 0.0)
+    few = dict(eval_every=0, save_every=0, log_every=1, total_steps=2**31 + 640)
+    first = fit(folder, name, **few)
+    each = first.summary["env_steps"] // first.summary["updates"]
+    saved, _ = checkpoint.newest(folder / keeper.FOLDER)
+    late = 2**31 // each
+    for counter in ("num_updates", "agent/num_updates"):
+        if counter in saved.arrays:
+            saved.arrays[counter] = np.array(late, np.int32)
+    numbers = saved.manifest["host"]["scores"]
+    recorded = late - saved.arrays["ledger/train_time_s"].shape[1]  # what has not been written yet
+    numbers |= {"updates": late, "recorded": recorded, "valid_steps": [recorded * each]}
+    saved.manifest["env_steps"] = late * each
+    checkpoint.write(saved.folder.with_name(f"step-{late * each:012d}"), saved.arrays, saved.manifest)
+    fit(folder, resume=str(folder))
+    written = [r for r in records(folder) if r["env_steps"] > 2**31]
+    assert [r["env_steps"] for r in written] == [each * (late + i + 1) for i in range(-(-640 // each))]
+    assert all(r["valid_steps"] > 2**31 - each for r in written)
+    if name == "dqn":
+        assert written[-1]["gradient_steps"] == each * 0.25  # still as many as ever
+    assert json.loads((folder / "summary.json").read_text())["env_steps"] == written[-1]["env_steps"]
 
 
 # Numbers that are not finite

@@ -1,0 +1,156 @@
+"""Is a run as fast at its end as at its start? Throughput and memory over a thousand checkpoints.
+
+    python benchmarks/soak.py                      # 1,000 checkpoints, 5,000 chunks
+    python benchmarks/soak.py --checkpoints 10000
+
+The chunks are single updates, so that there are many of them; what is measured is wall time, checkpoints and all. A
+trend is the least-squares slope times the length, as a share of the mean: what the run's end has more than its start.
+The first tenth, in which caches and allocators settle, is left out.
+"""
+
+import argparse
+import contextlib
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+import side_by_side
+
+import jaxrl_fast
+from jaxrl_fast import host, keeper, trainer
+
+host.offer_cpu_devices(1)
+import jax  # noqa: E402
+import numpy as np  # noqa: E402
+
+CHUNKS_EACH, NUM_ENVS, LENGTH, NUM_POINTS = 5, 64, 32, 50
+
+
+class Seen:
+    """When each checkpoint began, and how much memory the process had then."""
+
+    def __init__(self):
+        self.times: list[float] = []
+        self.memory: list[int] = []  # bytes
+        self.dispatched = 0
+        self.compiled_later = 0  # programs, after the first checkpoint; the last evaluation is one
+
+    @contextlib.contextmanager
+    def watching(self):
+        """Trainings within are seen."""
+        save, dispatch = keeper.Keeper.save, trainer.Trainer.dispatch
+
+        def noted_save(keeper, *args):
+            self.times.append(time.perf_counter())
+            self.memory.append(resident())
+            return save(keeper, *args)
+
+        def noted_dispatch(trainer, boundary):
+            self.dispatched += 1
+            return dispatch(trainer, boundary)
+
+        def listen(event, duration, **_):
+            self.compiled_later += bool(self.times) and event.endswith("backend_compile_duration")
+
+        jax.monitoring.register_event_duration_secs_listener(listen)
+        keeper.Keeper.save, trainer.Trainer.dispatch = noted_save, noted_dispatch
+        try:
+            yield
+        finally:
+            keeper.Keeper.save, trainer.Trainer.dispatch = save, dispatch
+            jax.monitoring.unregister_event_duration_listener(listen)
+
+
+def resident() -> int:
+    """Bytes of this process in memory."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+
+def trend(values: np.ndarray) -> float:
+    """What the fitted line gains from one end to the other, over the mean."""
+    slope, _ = np.polyfit(np.arange(len(values)), values, 1)
+    return float(slope * (len(values) - 1) / values.mean())
+
+
+def grouped(values: np.ndarray, count: int) -> np.ndarray:
+    """Medians of so many groups, so that one pause of the machine is one outlier."""
+    return np.array([np.median(part) for part in np.array_split(values, count)])
+
+
+def main() -> None:
+    """Runs, prints, and writes the JSON and the figure."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--checkpoints", type=int, default=1000)
+    parser.add_argument("--algo", default="ppo,dqn")
+    parser.add_argument("--output", default="")
+    args = parser.parse_args()
+    report = side_by_side.Report("soak", args.output)
+    lines = {}
+    for algo in args.algo.split(","):
+        speed, memory, case = soak(algo, args.checkpoints)
+        report.add("cases", case)
+        lines[algo] = speed, memory
+    figure(lines).savefig(report.path.with_suffix(".png"), dpi=120)
+    print(f"written to {report.path} and {report.path.with_suffix('.png')}")
+
+
+def soak(algo: str, num_checkpoints: int) -> tuple[np.ndarray, np.ndarray, dict]:
+    """Environment steps per second and bytes from checkpoint to checkpoint, and what they come to."""
+    seen, trainer.CHUNK_S = Seen(), 0.0
+    agent = {"rollout_length": LENGTH} if algo == "ppo" else {"capacity": 65_536, "replay_ratio": 1 / 64}
+    per_update = NUM_ENVS * (LENGTH if algo == "ppo" else 1)
+    per_checkpoint = CHUNKS_EACH * per_update
+    with tempfile.TemporaryDirectory() as folder, seen.watching():
+        run = jaxrl_fast.fit(
+            algo=algo,
+            agent=agent,
+            env="CartPole-v1",
+            num_envs=NUM_ENVS,
+            total_steps=num_checkpoints * per_checkpoint,
+            save_every=per_checkpoint,
+            log_every=per_checkpoint,
+            run_dir=f"{folder}/run",
+            tensorboard=True,
+            log_level="quiet",
+        )
+        size = sum(path.stat().st_size for path in run.folder.rglob("*") if path.is_file())
+    settled = len(seen.times) // 10
+    speed = per_checkpoint / np.diff(seen.times)[settled:]
+    memory = np.array(seen.memory[settled:], np.float64)
+    case = {
+        "algo": algo,
+        "checkpoints": run.summary["checkpoints"],
+        "chunks": seen.dispatched,
+        "compiled_after_the_first_checkpoint": seen.compiled_later,
+        "steps_per_s": round(statistics.median(speed)),
+        "speed_trend": round(trend(grouped(speed, min(NUM_POINTS, len(speed)))), 4),
+        "memory_mb": round(float(np.median(memory)) / 2**20, 1),
+        "memory_trend": round(trend(memory), 4),
+        "save_share": round(run.summary["save_time_s"] / run.summary["wall_time_s"], 4),
+        "run_folder_mb": round(size / 2**20, 2),
+    }
+    return speed, memory, case
+
+
+def figure(lines: dict[str, tuple[np.ndarray, np.ndarray]]):
+    """Speed and memory over checkpoints."""
+    from matplotlib.figure import Figure
+
+    made = Figure(figsize=(8, 5), layout="constrained")
+    above, below = made.subplots(2, 1, sharex=True)
+    for (algo, (speed, memory)), colour in zip(lines.items(), ("tab:blue", "tab:orange")):
+        middle = grouped(speed, min(NUM_POINTS, len(speed)))
+        place = np.linspace(0, len(speed), len(middle))
+        above.plot(place, middle / 1e3, label=algo.upper(), color=colour)
+        below.plot(memory / 2**20, label=algo.upper(), color=colour)
+    above.set(ylabel="thousand steps/s", ylim=(0, None), title="As fast at its end as at its start")
+    below.set(xlabel="checkpoints", ylabel="memory (MiB)", ylim=(0, None))
+    above.legend(frameon=False)
+    for axes in (above, below):
+        axes.spines[["top", "right"]].set_visible(False)
+    return made
+
+
+if __name__ == "__main__":
+    main()
