@@ -92,11 +92,12 @@ class Keeper:
             self.saver.mark(folder, {"eval_return_mean": best["eval_return_mean"]})
 
     def _not_finite(self, arrays: checkpoint.Arrays) -> int | None:
-        """A seed that was well so far and has a number in its learner that is not finite."""
+        """A seed that was well so far and whose learner has a NaN, or an infinite parameter."""
         seeds, diverged = self.scores.seeds, self.scores.diverged
         for i, seed in enumerate(seeds):
-            of_seed = lambda x, i=i: x[i] if len(seeds) > 1 else x
-            learner = (of_seed(x) for name, x in arrays.items() if name.startswith("agent/"))
-            if diverged[i] is None and not all(np.isfinite(x).all() for x in learner):
-                return seed
+            for name, x in arrays.items():
+                test = np.isfinite if "params" in name else lambda x: ~np.isnan(x)
+                one = x[i] if len(seeds) > 1 else x
+                if diverged[i] is None and name.startswith("agent/") and not test(one).all():
+                    return seed
         return None

@@ -70,7 +70,7 @@ def write_config(plan: Plan) -> None:
         "versions": host.versions(),
     }
     if options.resume:
-        before = yaml.safe_load(path.read_text(encoding="utf-8"))["made"]
+        before = yaml.safe_load(path.read_text(encoding="utf-8")).get("made", {})
         again = {"env_steps": plan.saved.manifest["env_steps"] if plan.saved else 0, "total_steps": options.total_steps}
         made = before | {"resumed": [*before.get("resumed", []), again | host.fingerprint()]}
     content = config.to_mapping(plan.settings) | {"env": plan.env.spec.id, "made": made}

@@ -30,15 +30,15 @@ RUNS = {
     "seeds": dict(algo="pqn", num_seeds=3, agent=dict(rollout_length=8, hidden=(8,))),
     "shards": dict(algo="ppo", devices=2, agent=dict(rollout_length=8, hidden=(8,))),
 }
+SHORT = dict(env="CartPole-v1", num_envs=8, total_steps=1600, eval_every=700, eval_episodes=8, log_every=200)
+SHORT |= dict(save_every=300, tensorboard=False, log_level="quiet")
 
 
 def fit(folder, name="pqn", **options):
     """A short run; with `resume` it goes on in the folder."""
     if "resume" in options:
         return jaxrl_fast.fit(**{"log_level": "quiet", **options})
-    short = dict(env="CartPole-v1", num_envs=8, total_steps=1600, eval_every=700, eval_episodes=8, log_every=200)
-    rest = dict(save_every=300, tensorboard=False, log_level="quiet", run_dir=str(folder))
-    return jaxrl_fast.fit(**{**RUNS[name], **short, **rest, **options})
+    return jaxrl_fast.fit(**{**RUNS[name], **SHORT, "run_dir": str(folder), **options})
 
 
 def stop_after(monkeypatch, *env_steps):
@@ -89,7 +89,10 @@ def unbroken(tmp_path_factory):
     return get
 
 
-@pytest.mark.parametrize("name", RUNS)
+slow = lambda names, *which: [pytest.param(n, marks=[pytest.mark.slow] if n in which else []) for n in names]
+
+
+@pytest.mark.parametrize("name", slow(RUNS, "seeds", "shards"))
 def test_stopped_twice_and_with_other_chunks_it_ends_with_the_same_bits(name, tmp_path, monkeypatch, unbroken):
     folder = tmp_path / name
     stop_after(monkeypatch, 200, 900)
@@ -334,7 +337,7 @@ def test_a_parameter_that_is_not_finite_is_never_saved(tmp_path, monkeypatch):
 
     def poisoned(tree):
         arrays, kinds = flatten(tree)
-        name = next(k for k, x in arrays.items() if k.startswith("agent/") and x.dtype == np.float32)
+        name = next(k for k in arrays if k.startswith("agent/") and "params" in k)
         if int(arrays["num_updates"]) >= 10:
             arrays[name].flat[0] = np.inf
         return arrays, kinds
@@ -343,6 +346,23 @@ def test_a_parameter_that_is_not_finite_is_never_saved(tmp_path, monkeypatch):
     with pytest.raises(FloatingPointError, match=r"seed 0: a parameter is not finite at step 640; the last good .*320"):
         fit(tmp_path / "run")
     assert [f.name[-4:] for f in checkpoint.folders(tmp_path / "run" / keeper.FOLDER)] == ["0320"]
+
+
+# The same again
+
+
+@pytest.mark.parametrize("name", slow(["ppo", "dqn", "shards"], "ppo", "shards"))
+def test_the_same_seed_gives_the_same_bits_in_another_process(name, tmp_path, unbroken):
+    given = {**RUNS[name], **SHORT, "run_dir": str(tmp_path / name)}
+    code = f"import jaxrl_fast; jaxrl_fast.fit(**{given!r})"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[1])
+    same(tmp_path / name, unbroken(name))
+
+
+@pytest.mark.parametrize("name", slow(["pqn", "seeds"], "seeds"))
+def test_the_same_seed_gives_the_same_bits_in_the_same_process(name, tmp_path, unbroken):
+    fit(tmp_path / name, name)
+    same(tmp_path / name, unbroken(name))
 
 
 # Kills
@@ -361,15 +381,14 @@ def show_slowly(self, rows):
     time.sleep(0.03)
 
 trainer.Trainer.show = show_slowly
-jaxrl_fast.fit(log_level="quiet", **eval(sys.argv[1]))
+jaxrl_fast.fit(**{"log_level": "quiet"} | eval(sys.argv[1]))
 """
 
 
 def test_a_killed_run_goes_on_to_the_same_bits(tmp_path, unbroken):
     """SIGKILL in the midst of updates, evaluations and saves, three times, in a process of its own."""
     folder, chance, seen = tmp_path / "run", np.random.default_rng(0), []
-    options = RUNS["pqn"] | dict(env="CartPole-v1", num_envs=8, total_steps=1600, eval_every=700, eval_episodes=8)
-    options |= dict(log_every=200, save_every=300, tensorboard=False, run_dir=str(folder))
+    options = RUNS["pqn"] | SHORT | dict(run_dir=str(folder))
     for _ in range(3):
         given = dict(resume=str(folder)) if folder.exists() else options
         command = [sys.executable, "-c", SLOWLY, repr(given)]
