@@ -76,7 +76,7 @@ class Evaluator:
     def __call__(self, learner: PyTree, index: int) -> tuple[list[dict[str, Any]], dict[str, Any]]:
         """How it went for each seed and in all; `index` tells the evaluations of a run apart."""
         began = time.perf_counter()
-        arguments = learner, self.seeds, np.int32(index)
+        arguments = learner, *jax.device_put((self.seeds, np.int32(index)))
         if not self.compiled:
             self.play, self.compiled = self.play.lower(*arguments).compile(), True
             self.compile_time, began = time.perf_counter() - began, time.perf_counter()

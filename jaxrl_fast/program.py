@@ -81,7 +81,8 @@ def build(env: Env, agent: Agent, num_seeds: int, num_updates: int, num_shards: 
     learner = partial(_learner, num_seeds, num_shards)
     place = partial(jax.device_put, device=spread.state)
     duration = time.perf_counter() - start
-    return Program(compiled_init, compiled_chunk, learner, place, state, capacity, duration, needed)
+    run = lambda state, num_updates: compiled_chunk(state, jax.device_put(num_updates, spread.limit))
+    return Program(compiled_init, run, learner, place, state, capacity, duration, needed)
 
 
 def shards_on_devices(init: Callable, advance: Callable, num_shards: int) -> Spread:

@@ -52,7 +52,13 @@ def _from_where(plan: Plan) -> str:
     changed = [f"{k} {old.get(k)} is now {new.get(k)}" for k in old.keys() | new.keys() if old.get(k) != new.get(k)]
     if changed:
         host.warn(f"what follows may not be what it would have been to the bit: {', '.join(sorted(changed))}")
-    return f"from step {sinks.short(plan.saved.manifest['env_steps'])} ({plan.saved.folder})"
+    total = plan.settings.options.total_steps
+    longer = (
+        f"; schedules now end at step {sinks.short(total)}"
+        if total != plan.saved.manifest["config"]["total_steps"]
+        else ""
+    )
+    return f"from step {sinks.short(plan.saved.manifest['env_steps'])} ({plan.saved.folder}){longer}"
 
 
 def write_config(plan: Plan) -> None:

@@ -22,7 +22,7 @@ PARTS = (
 )
 AROUND = ("evaluate", "memory", "config", "checkpoint", "sinks", "scores", "plot", "program")
 HOST = ("train", "trainer", "keeper", "plan", "report", "host", "sweep", "video", "api", "__init__", "__main__")
-BELOW_AROUND = ("types", "spelling", "population", *PARTS, "loop", "agents/*", "envs/*")
+BELOW_AROUND = ("types", "spelling", "options", "written", "values", "population", *PARTS, "loop", "agents/*", "envs/*")
 ARRAYS = ("jax", "flax", "optax", "numpy")
 ANY = ("*",)
 
@@ -41,6 +41,8 @@ class Layer(NamedTuple):
 LAYERS = (
     Layer(("types",), ours=(), theirs=("jax",)),
     Layer(("spelling",), ours=(), theirs=()),
+    Layer(("options",), ours=(), theirs=()),
+    Layer(("written", "values"), ours=("spelling", "options", "written"), theirs=("yaml",), pure=False),
     Layer(("networks",), ours=("types", "convolutions")),
     Layer(PARTS, ours=("types",)),
     Layer(("population",), ours=(), theirs=("numpy",)),

@@ -168,7 +168,7 @@ def test_seeds_are_trained_side_by_side(tmp_path):
     assert summary["final_return_std"] == pytest.approx(np.std(summary["final_return_per_seed"], ddof=1))
 
 
-@pytest.mark.parametrize(("name", "status"), [("SIGINT", 130), ("SIGTERM", 143)])
+@pytest.mark.parametrize(("name", "status"), [("SIGINT", 130), ("SIGTERM", 143), ("SIGUSR1", 138)])
 def test_a_signal_ends_the_run_after_the_chunk(name, status, tmp_path, monkeypatch, capsys):
     number = getattr(signal, name)
     write = sinks.JsonLines.write
@@ -229,6 +229,21 @@ def test_one_compilation_for_any_number_of_chunks(tmp_path, monkeypatch):
     finally:
         jax.monitoring.unregister_event_duration_listener(listen)
     assert len(compiled) == 3  # init, the chunk, the evaluation
+
+
+def test_nothing_moves_between_host_and_device_unasked(tmp_path, monkeypatch):
+    """A number that slips to the device or back at every chunk would have it wait."""
+    train_, moved = trainer.Trainer.train, []
+
+    def guarded(self):
+        with jax.transfer_guard("disallow"):
+            train_(self)
+            moved.append(self.finished)
+
+    monkeypatch.setattr(trainer, "CHUNK_S", 0.0)
+    monkeypatch.setattr(trainer.Trainer, "train", guarded)
+    trainer.execute(plan(tmp_path / "run", "--eval-every 88 --save-every 88", num_updates=12))
+    assert moved == [12]
 
 
 def test_host_environments_take_one_seed(monkeypatch, capsys, tmp_path):

@@ -1,0 +1,467 @@
+"""Do the guards guard? Bugs are planted one at a time, and the tests that should notice are run.
+
+    python benchmarks/planted.py                      # all of them, some ten minutes on two cores
+    python benchmarks/planted.py --only replay
+    python benchmarks/planted.py --list
+
+Everything happens in a copy of the tree in a temporary folder. First the tests that are named below must pass there as
+it is; then each bug replaces one piece of text by another. A test that fails has caught it: by an assertion where the
+line says AssertionError, else by what else went wrong. Whatever takes too long is killed, and has caught nothing.
+
+Prints a line for each bug and a line of JSON at the end, and exits with 1 if any was missed.
+"""
+
+import argparse
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[1]
+PARTS = ("configs", "jaxrl_fast", "tests", "pyproject.toml")  # of the tree, as far as the tests want it
+PYTEST = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist")
+LIMIT_S, CONTROL_LIMIT_S = 180, 900
+FAILED = re.compile(r"^FAILED (?:tests/)?(.+?)(?: - (\w+).*)?$", re.MULTILINE)
+
+
+class Bug(NamedTuple):
+    """One mistake, and who should notice it."""
+
+    name: str
+    file: str
+    old: str  # must be there exactly once
+    new: str
+    tests: str  # for pytest, separated by blanks
+
+
+LOOP, RETURNS, REPLAY = "jaxrl_fast/loop.py", "jaxrl_fast/returns.py", "jaxrl_fast/replay.py"
+PPO, DQN, PQN = (f"jaxrl_fast/agents/{name}.py" for name in ("ppo", "dqn", "pqn"))
+GYMNAX, PROGRAM = "jaxrl_fast/envs/gymnax.py", "jaxrl_fast/program.py"
+KEEPER, CHECKPOINT, SCORES = (f"jaxrl_fast/{name}.py" for name in ("keeper", "checkpoint", "scores"))
+STOPPED = "tests/test_resume.py::test_it_does_not_matter_where_it_was_stopped[320]"
+UNPACK = "program.place(checkpoint.unflatten(program.like, saved))"  # where a checkpoint becomes a state
+
+BUGS = (
+    # Where episodes end
+    Bug(
+        "gymnax: time that runs out is death",
+        GYMNAX,
+        "discount=1.0 - terminated.astype(jnp.float32)",
+        "discount=1.0 - (terminated | truncated).astype(jnp.float32)",
+        "tests/test_gymnax.py::test_time_that_runs_out_ends_an_episode_and_no_value",
+    ),
+    Bug(
+        "gymnax: the last observation is the next episode's first",
+        GYMNAX,
+        "obs=episode.obs,",
+        "obs=_where(timestep.last, stock.episode.obs, episode.obs),",
+        "tests/test_gymnax.py::test_every_step_is_gymnax_step_and_its_final_observation",
+    ),
+    Bug(
+        "ppo: time that runs out is death",
+        PPO,
+        "discount = config.gamma * steps.discount",
+        "discount = config.gamma * (1.0 - steps.last)",
+        "tests/test_ppo.py::test_value_where_time_runs_out_is_bootstrapped",
+    ),
+    Bug(
+        "ppo: the last row bootstraps from itself",
+        PPO,
+        "critic(see(state, rollout.next_obs))[None]",
+        "value[-1:]",
+        "tests/test_ppo.py::test_value_of_a_terminal_state_is_zero tests/test_ppo.py::test_values"
+        " tests/test_ppo.py::test_a_delayed_goal_and_both_normalisers",
+    ),
+    Bug(
+        "returns: lambda is not cut where an episode ends",
+        RETURNS,
+        "trace = jnp.where(last, 0.0, lambda_)",
+        "trace = jnp.full_like(reward, lambda_)",
+        "tests/test_returns.py::test_truncation_bootstraps_and_cuts",
+    ),
+    Bug(
+        "pqn: lambda returns off by one",
+        PQN,
+        "next_best = jnp.concatenate([steps.extras[1:], best_at_end[None]])",
+        "next_best = steps.extras",
+        "tests/test_pqn.py::test_targets_worked_by_hand",
+    ),
+    # Rows whose action was ignored
+    Bug(
+        "ppo: reset rows in the loss",
+        PPO,
+        "weight = steps.valid.astype(jnp.float32)",
+        "weight = jnp.ones_like(reward)",
+        "tests/test_ppo.py::test_invalid_rows_change_nothing",
+    ),
+    Bug(
+        "ppo: advantages standardised with reset rows",
+        PPO,
+        "mean = gradients.total((batches.weight * batches.advantage).sum(1, keepdims=True), axis_name)",
+        "mean = batches.advantage.mean(1, keepdims=True)",
+        "tests/test_ppo.py::test_invalid_rows_change_nothing",
+    ),
+    Bug(
+        "ppo: observation statistics with reset rows",
+        PPO,
+        "normalize.update(stats, obs, rollout.steps.valid, axis_name)",
+        "normalize.update(stats, obs, rollout.steps.valid | True, axis_name)",
+        "tests/test_ppo.py::test_invalid_rows_change_nothing tests/test_ppo.py::test_ratio_is_one_before_the_first_step"
+        " tests/test_ppo.py::test_observations_of_several_parts_are_normalised_part_by_part"
+        " tests/test_ppo.py::test_a_delayed_goal_and_both_normalisers",
+    ),
+    Bug(
+        "pqn: reset rows in the loss",
+        PQN,
+        "steps.valid.astype(jnp.float32)",
+        "jnp.ones_like(target)",
+        "tests/test_pqn.py::test_reset_rows_change_nothing",
+    ),
+    Bug(
+        "replay: reset rows are drawn",
+        REPLAY,
+        "valid = _at(ring.valid, row, env) & (readable > 0)",
+        "valid = jnp.broadcast_to(readable > 0, row.shape)",
+        "tests/test_replay.py::test_resets_alone_give_nothing",
+    ),
+    Bug(
+        "dqn: reset rows have a priority",
+        DQN,
+        "(offset < -layout.n_step)[:, None] & ring.valid[row]",
+        "(offset < -layout.n_step)[:, None] & (ring.valid[row] | True)",
+        "tests/test_dqn.py::test_what_cannot_be_read_has_no_priority_and_what_is_new_the_largest[2-1-3-0]",
+    ),
+    # Replay
+    Bug(
+        "replay: gamma in the place of gamma^n",
+        REPLAY,
+        "_at(ring.action, row, env), reward, discount, look",
+        "_at(ring.action, row, env), reward, gamma * (discount > 0), look",
+        "tests/test_dqn.py::test_three_steps_worked_by_hand",
+    ),
+    Bug(
+        "replay: n steps go on beyond an episode's end",
+        REPLAY,
+        "going &= ~_at(ring.last, at, env)",
+        "going &= True",
+        "tests/test_dqn.py::test_three_steps_worked_by_hand",
+    ),
+    Bug(
+        "replay: the head is one row off",
+        REPLAY,
+        "head=(ring.head + num_new) % layout.num_rows",
+        "head=(ring.head + num_new - 1) % layout.num_rows",
+        "tests/test_replay.py::test_stacks_worked_by_hand",
+    ),
+    Bug(
+        "replay: draws begin one row late",
+        REPLAY,
+        "row = (ring.head - ring.size + place) % layout.num_rows",
+        "row = (ring.head - ring.size + place + 1) % layout.num_rows",
+        "tests/test_replay.py::test_each_step_is_as_likely_as_another[9]",
+    ),
+    Bug(
+        "replay: n steps do not wrap around",
+        REPLAY,
+        "at = (row + i) % layout.num_rows",
+        "at = jnp.minimum(row + i, layout.num_rows - 1)",
+        "tests/test_replay.py::test_what_is_read_is_what_happened[vector-one-by-one]",
+    ),
+    Bug(
+        "replay: rows are drawn before they have n successors",
+        REPLAY,
+        "ring.size - layout.n_step - num_lost(layout, ring)",
+        "ring.size - 1 - num_lost(layout, ring)",
+        "tests/test_replay.py::test_a_ring_as_short_as_what_it_needs_has_nothing_to_read",
+    ),
+    Bug(
+        "replay: a stack reaches into the episode before",
+        REPLAY,
+        "rows = (row[:, None] - jnp.minimum(lag, age[:, None])) % layout.num_rows",
+        "rows = (row[:, None] - lag) % layout.num_rows",
+        "tests/test_replay.py::test_stacks_worked_by_hand",
+    ),
+    Bug(
+        "replay: stacks are read whose frames were overwritten",
+        REPLAY,
+        "jnp.where(ring.size == layout.num_rows, max(layout.frame_stack - 1, 0), 0)",
+        "jnp.zeros_like(ring.size)",
+        "tests/test_replay.py::test_rows_that_can_be_read_are_counted[grey-one-by-one]",
+    ),
+    Bug(
+        "dqn: rows that cannot be read yet have a priority",
+        DQN,
+        "(offset < -layout.n_step)[:, None]",
+        "(offset < 0)[:, None]",
+        "tests/test_dqn.py::test_what_cannot_be_read_has_no_priority_and_what_is_new_the_largest[2-1-3-0]",
+    ),
+    Bug(
+        "dqn: stacks that were overwritten keep their priority",
+        DQN,
+        "lost = max(layout.frame_stack - 1, 0)",
+        "lost = 0",
+        "tests/test_dqn.py::test_what_cannot_be_read_has_no_priority_and_what_is_new_the_largest[1-5-2-4]",
+    ),
+    Bug(
+        "dqn: importance weights dropped",
+        DQN,
+        "weight = importance(chance, exponent_now(parts, num_updates), axis_name) / config.batch_size",
+        "weight = found / config.batch_size",
+        "tests/test_dqn.py::test_a_gradient_step_weighs_by_importance",
+    ),
+    # What is counted
+    Bug(
+        "dqn: the target never moves",
+        DQN,
+        "return move_target(config, learner), metrics",
+        "return learner, metrics",
+        "tests/test_dqn.py::test_values_are_bootstrapped_where_time_runs_out[1]",
+    ),
+    Bug(
+        "dqn: the target moves at every step",
+        DQN,
+        "since >= period",
+        "since >= 0",
+        "tests/test_dqn.py::test_the_target_moves_whenever_a_period_of_environment_steps_has_passed",
+    ),
+    Bug(
+        "dqn: the replay ratio counts updates",
+        DQN,
+        "jnp.clip(after - start, 0, per_update)",
+        "jnp.clip(after - start, 0, 1)",
+        "tests/test_dqn.py::test_the_replay_ratio_holds_beyond_what_int32_counts",
+    ),
+    Bug(
+        "dqn: learning starts at once",
+        DQN,
+        "jnp.clip(after - start, 0, per_update)",
+        "jnp.clip(after, 0, per_update)",
+        "tests/test_dqn.py::test_the_replay_ratio_holds_exactly[10]",
+    ),
+    Bug(
+        "dqn: epsilon falls with updates",
+        DQN,
+        "env_steps = num_env_steps(parts, state) + noise.explore.place * num_envs",
+        "env_steps = state.num_updates",
+        "tests/test_exploration.py::test_agents_count_environment_steps[4-5-dqn]",
+    ),
+    Bug(
+        "pqn: epsilon falls with updates",
+        PQN,
+        "before = exploration.env_steps(parts.spec, parts.config.rollout_length, state.num_updates)",
+        "before = state.num_updates",
+        "tests/test_exploration.py::test_agents_count_environment_steps[4-5-pqn]",
+    ),
+    Bug(
+        "scores: environment steps in int32",
+        SCORES,
+        '"env_steps": self.recorded * self.steps_per_update,',
+        '"env_steps": int(np.int64(self.recorded * self.steps_per_update).astype(np.int32)),',
+        "tests/test_resume.py::test_steps_are_counted_past_2_to_the_31[pqn]",
+    ),
+    # Chance
+    Bug(
+        "loop: each rollout has the same noise",
+        LOOP,
+        "TrainState(learner, actors, key, state.num_updates + 1)",
+        "TrainState(learner, actors, state.key, state.num_updates + 1)",
+        "tests/test_loop.py::test_no_key_is_used_twice",
+    ),
+    Bug(
+        "program: all seeds are alike",
+        PROGRAM,
+        "jax.random.key(seed)",
+        "jax.random.key(0 * seed)",
+        "tests/test_train.py::test_seeds_are_trained_side_by_side",
+    ),
+    Bug(
+        "loop: all shards are alike",
+        LOOP,
+        "return key if axis_name is None else jax.random.fold_in(key, jax.lax.axis_index(axis_name))",
+        "return key",
+        "tests/test_program.py::test_shards_play_episodes_of_their_own",
+    ),
+    Bug(
+        "ppo: each epoch has the same minibatches",
+        PPO,
+        "keys = jax.random.split(key, config.num_epochs)",
+        "keys = jnp.stack([key] * config.num_epochs)",
+        "tests/test_loop.py::test_no_key_is_used_twice tests/test_ppo.py::test_target_kl_ends_an_update",
+    ),
+    Bug(
+        "dqn: each gradient step of an update draws the same batch",
+        DQN,
+        "jax.random.fold_in(key, i)",
+        "key",
+        "tests/test_loop.py::test_no_key_is_used_twice tests/test_dqn.py::test_so_many_gradient_steps_are_made"
+        " tests/test_dqn.py::test_seeds_differ_and_each_is_its_own_run"
+        " tests/test_dqn.py::test_every_switch_learns_a_delayed_consequence[plain]",
+    ),
+    # What is saved
+    Bug(
+        "checkpoint: the arrays' sum is not looked at",
+        CHECKPOINT,
+        'if manifest["files"] != {ARRAYS: _digest(folder / ARRAYS)}:',
+        "if False:",
+        "tests/test_checkpoint.py::test_a_flipped_bit_is_noticed",
+    ),
+    Bug(
+        "checkpoint: what is saved is no copy",
+        CHECKPOINT,
+        'array = np.array(x, order="C")',
+        'array = np.asarray(x, order="C")',
+        "tests/test_checkpoint.py::test_a_flat_tree_is_a_copy",
+    ),
+    Bug(
+        "scores: the host's lists are saved without a copy",
+        SCORES,
+        "copy.copy(getattr(self, name))",
+        "getattr(self, name)",
+        "tests/test_resume.py::test_stopped_twice_and_with_other_chunks_it_ends_with_the_same_bits[pqn] "
+        + STOPPED
+        + " tests/test_resume.py::test_a_full_disk_ends_no_run",
+    ),
+    Bug(
+        "gymnax: reset gives the same memory twice",
+        GYMNAX,
+        "jax.tree.map(jnp.copy, episode)",
+        "episode",
+        "tests/test_gymnax.py::test_what_reset_gives_may_be_donated",
+    ),
+    Bug(
+        "keeper: the key is not restored",
+        KEEPER,
+        UNPACK,
+        f"{UNPACK}._replace(key=program.init(np.int32(0)).key)",
+        STOPPED,
+    ),
+    Bug(
+        "keeper: the replay is not restored",
+        KEEPER,
+        UNPACK,
+        f"(lambda s: s._replace(agent=s.agent._replace(replay=program.init(np.int32(0)).agent.replay)))({UNPACK})",
+        "tests/test_resume.py::test_stopped_twice_and_with_other_chunks_it_ends_with_the_same_bits[dqn]",
+    ),
+    Bug(
+        "keeper: updates without a record yet are not saved",
+        KEEPER,
+        "arrays | ledger",
+        "arrays",
+        STOPPED,
+    ),
+    Bug(
+        "sinks: what was written after the checkpoint stays",
+        "jaxrl_fast/sinks.py",
+        "self.size = self.file.truncate(size or 0)",
+        "self.size = self.file.seek(0, os.SEEK_END)",
+        STOPPED,
+    ),
+    # Time
+    Bug(
+        "program: every chunk is compiled anew",
+        PROGRAM,
+        "return Program(compiled_init, compiled_chunk,",
+        "return Program(compiled_init, lambda *x: jax.jit(lambda *y: spread.advance(*y), donate_argnums=0)(*x),",
+        "tests/test_train.py::test_one_compilation_for_any_number_of_chunks",
+    ),
+)
+
+
+def copy_tree(folder: Path) -> None:
+    """What the tests want, and no caches."""
+    for part in PARTS:
+        if (ROOT / part).is_dir():
+            shutil.copytree(ROOT / part, folder / part, ignore=shutil.ignore_patterns("__pycache__", ".*"))
+        else:
+            shutil.copy(ROOT / part, folder / part)
+
+
+def run_tests(tree: Path, arguments: list[str], limit: float) -> tuple[int | None, str]:
+    """pytest's exit status and what it said; None where it was killed.
+
+    The same examples each time, and all that it writes beside the tree. SIGTERM would only ask a training to stop.
+    """
+    env = os.environ | {"CI": "1", "COLUMNS": "200", "PYTHONDONTWRITEBYTECODE": "1", "TMPDIR": str(tree.parent)}
+    process = subprocess.Popen(
+        [*PYTEST, *arguments],
+        cwd=tree,
+        env=env,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
+    try:
+        said, _ = process.communicate(timeout=limit)
+        return process.returncode, said
+    except subprocess.TimeoutExpired:
+        return None, ""
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)  # and what the tests have started
+            process.communicate()
+
+
+def plant(tree: Path, bug: Bug) -> tuple[str, str]:
+    """The test that noticed it and the kind of its error; or "" and why there is none."""
+    path = tree / bug.file
+    text = path.read_text(encoding="utf-8")
+    path.write_text(text.replace(bug.old, bug.new), encoding="utf-8")
+    try:
+        status, said = run_tests(tree, ["-x", *bug.tests.split()], LIMIT_S)
+    finally:
+        path.write_text(text, encoding="utf-8")
+    found = FAILED.search(said)
+    if status == 1 and found:
+        return found[1], found[2] or "?"
+    return "", {None: f"killed after {LIMIT_S} s", 0: "the tests pass"}.get(status, f"pytest ended with {status}")
+
+
+def check(tree: Path, bugs: list[Bug]) -> None:
+    """SystemExit where a bug cannot be planted, or where a test fails without any."""
+    for bug in bugs:
+        if (count := (tree / bug.file).read_text(encoding="utf-8").count(bug.old)) != 1:
+            raise SystemExit(f"{bug.name}: {bug.old!r} is {count} times in {bug.file}, not once")
+    tests = list(dict.fromkeys(test for bug in bugs for test in bug.tests.split()))
+    status, said = run_tests(tree, tests, CONTROL_LIMIT_S)
+    if status != 0:
+        raise SystemExit(f"the tests do not pass without a bug (pytest ended with {status}):\n{said[-3000:]}")
+
+
+def main() -> int:
+    """Prints a line for each bug, and what became of all."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", default="", metavar="SUBSTRING", help="bugs with this in their name")
+    parser.add_argument("--list", action="store_true", help="names and tests, and nothing is run")
+    args = parser.parse_args()
+    bugs = [bug for bug in BUGS if args.only in bug.name]
+    if not bugs:
+        parser.error(f"--only {args.only}: no bug has that in its name")
+    if args.list:
+        print("\n".join(f"{bug.name}  [{bug.file}]  {bug.tests}" for bug in bugs))
+        return 0
+    missed = []
+    with tempfile.TemporaryDirectory(prefix="planted_", ignore_cleanup_errors=True) as name:
+        tree = Path(name, "tree")
+        tree.mkdir()
+        copy_tree(tree)
+        check(tree, bugs)
+        for bug in bugs:
+            start = time.perf_counter()
+            test, why = plant(tree, bug)
+            outcome = f"caught by {test} ({why})" if test else f"NOT CAUGHT ({why})"
+            print(f"{bug.name}: {outcome}, {time.perf_counter() - start:.0f} s", flush=True)
+            missed += [] if test else [bug.name]
+    print(json.dumps({"planted": len(bugs), "caught": len(bugs) - len(missed), "missed": missed}))
+    return int(bool(missed))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,128 @@
+"""The options of a run that are not the algorithm's own, and what their numbers may be."""
+
+import dataclasses
+import math
+import typing
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+MOST_COUNTED = 2**30  # environment steps that a schedule may last: they are counted in int32
+LAST_SEED = 2**31 - 1  # JAX reads larger ones modulo 2^32 and negative ones as others
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is learnt, and for how long."""
+
+    env: Any = "CartPole-v1"
+    """Environment: an id such as gymnax/CartPole-v1, or package.module:Class for one of your own."""
+    env_options: dict[str, Any] = field(default_factory=dict)
+    """Parameters of the environment, as key=value (more than one: a list, or the option again)."""
+    num_envs: int = 64
+    """Environments that step together."""
+    total_steps: int = 500_000
+    """Environment steps in all, rounded up to whole updates."""
+    seed: int = 0
+    """Of everything random; seeds from here on where there are several."""
+    num_seeds: int = 1
+    """Independent trainings in one program."""
+    devices: int | Literal["auto"] = "auto"
+    """Devices that the environments are split over."""
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """When and how the greedy policy is tested, in environments of its own."""
+
+    eval_every: int = 0
+    """Environment steps between evaluations; 0: only at the end."""
+    eval_episodes: int = 128
+    """Episodes in an evaluation."""
+    eval_envs: int = 128
+    """Environments that they are played in."""
+    solved: float | None = None
+    """Mean return of 100 training episodes that counts as solved."""
+    stop_when_solved: bool = False
+    """End the run there."""
+
+
+@dataclass(frozen=True)
+class Output:
+    """Where results go."""
+
+    run_dir: str = ""
+    """Folder of this run; left out, runs/NAME."""
+    name: str = ""
+    """Name of this run; left out, made of algorithm, environment, seed and time."""
+    log_every: int = 0
+    """Environment steps between lines of metrics.jsonl; 0: some 500 lines in all."""
+    report_every: float = 1.0
+    """Seconds between lines on the terminal."""
+    log_level: Literal["info", "quiet"] = "info"
+    """quiet: only warnings and errors."""
+    tensorboard: bool = True
+    """Write TensorBoard events into the run's folder."""
+    wandb: bool = False
+    """Log to Weights & Biases."""
+    trackio: bool = False
+    """Log to trackio."""
+    project: str = "jaxrl_fast"
+    """Project name for wandb and trackio."""
+    compile_cache: bool = True
+    """Keep compiled programs in ~/.cache/jaxrl_fast (or JAX_COMPILATION_CACHE_DIR)."""
+
+
+@dataclass(frozen=True)
+class Checkpoints:
+    """When the run is saved, and from where it goes on."""
+
+    resume: str = ""
+    """Folder of a run to go on with, in that folder. Only its length and what it tells of itself may be changed."""
+    save_every: int | str = "5min"
+    """Environment steps (1M) or time (30s, 5min, 2h) between checkpoints; 0: only at the end and at a stop."""
+    keep: int = 2
+    """Newest checkpoints that are kept, beside the best one evaluated."""
+    on_nonfinite: Literal["stop", "continue"] = "stop"
+    """When a seed's numbers are no longer finite; continue: the other seeds go on."""
+
+
+@dataclass(frozen=True)
+class Options(Checkpoints, Output, Evaluation, Task):
+    """All options of a run that are not the algorithm's own."""
+
+
+class Range(NamedTuple):
+    """What a number may be."""
+
+    least: float
+    most: float = math.inf
+    above: bool = False  # `least` itself is out
+
+
+COUNT, POSITIVE, FRACTION, NOT_NEGATIVE = Range(1), Range(0, above=True), Range(0, 1), Range(0)
+# A name means the same in every algorithm.
+RANGES = {
+    **dict.fromkeys(("num_envs", "total_steps", "num_seeds", "devices", "eval_episodes", "eval_envs", "keep"), COUNT),
+    **dict.fromkeys(("eval_every", "log_every", "report_every", "save_every"), NOT_NEGATIVE),
+    "seed": Range(0, LAST_SEED),
+    **dict.fromkeys(("agent.rollout_length", "agent.num_minibatches", "agent.num_epochs", "agent.hidden"), COUNT),
+    **dict.fromkeys(("agent.learning_rate", "agent.adam_epsilon", "agent.clip", "agent.target_kl"), POSITIVE),
+    **dict.fromkeys(("agent.gamma", "agent.gae_lambda", "agent.q_lambda"), FRACTION),
+    **dict.fromkeys(("agent.epsilon_start", "agent.epsilon_end", "agent.importance_exponent"), FRACTION),
+    **dict.fromkeys(("agent.max_grad_norm", "agent.value_coef", "agent.entropy_coef"), NOT_NEGATIVE),
+    **dict.fromkeys(("agent.priority_exponent", "agent.epsilon_ladder", "agent.munchausen_alpha"), NOT_NEGATIVE),
+    **dict.fromkeys(("agent.replay_ratio", "agent.munchausen_temperature"), POSITIVE),
+    **dict.fromkeys(("agent.batch_size", "agent.n_step"), COUNT),
+    **dict.fromkeys(("agent.target_period", "agent.epsilon_steps"), Range(1, MOST_COUNTED)),
+    "agent.learning_starts": Range(0, MOST_COUNTED),
+    "agent.capacity": Range(1, LAST_SEED),
+    "agent.target_step_size": Range(0, 1, above=True),
+    "agent.num_atoms": Range(2),
+    "agent.munchausen_clip": Range(-math.inf, 0),
+}
+
+
+def types_of(dataclass_type: type) -> dict[str, Any]:
+    """Each field's type by name."""
+    hints = typing.get_type_hints(dataclass_type)
+    return {f.name: hints[f.name] for f in dataclasses.fields(dataclass_type)}

@@ -1,0 +1,97 @@
+"""From what someone wrote to values of the options' types, in their ranges; else a ValueError of one sentence."""
+
+import math
+import types
+import typing
+from pathlib import Path
+from typing import Any, Literal
+
+from jaxrl_fast.options import RANGES
+from jaxrl_fast.spelling import nearest, parse_float, parse_int, parse_period
+from jaxrl_fast.written import Setting, one
+
+WORDS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
+
+
+def convert(kind: Any, setting: Setting) -> Any:
+    """The value as the option's type has it."""
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin is tuple:
+        return tuple(_convert_one(arguments[0], setting, v) for v in setting.values)
+    if origin is dict:
+        return dict(_pair(setting, v) for v in setting.values)
+    if kind is bool and not setting.values:
+        return True
+    if kind is bool and setting.said.startswith("--") and len(setting.values) > 1:
+        raise ValueError(f"{setting.said} takes no value; what is {setting.values[0]!r}?")
+    wanted = _wanted(kind)
+    return _convert_one(kind, setting, one(setting, wanted))
+
+
+def check_range(setting: Setting, value: Any) -> None:
+    """Refuses numbers that the option cannot have."""
+    allowed = RANGES.get(setting.name)
+    for number in value if isinstance(value, tuple) else (value,):
+        if allowed is None or not isinstance(number, (int, float)):
+            continue
+        if number > allowed.most or number < allowed.least or allowed.above and number == allowed.least:
+            bound = f"above {allowed.least}" if allowed.above else f"at least {allowed.least}"
+            upper = f" and at most {allowed.most}" if allowed.most < math.inf else ""
+            raise ValueError(f"{setting.said}: {number} is out of range; it must be {bound}{upper}")
+    if setting.name == "save_every":
+        _check_period(setting, value)
+
+
+def _check_period(setting: Setting, value: int | str) -> None:
+    try:
+        parse_period(str(value))
+    except ValueError:
+        raise ValueError(f"{setting.said}: {value!r} is neither steps (64k, 1M) nor a time (30s, 5min, 2h)") from None
+
+
+def _convert_one(kind: Any, setting: Setting, value: Any) -> Any:
+    for option in typing.get_args(kind) if typing.get_origin(kind) in (typing.Union, types.UnionType) else (kind,):
+        try:
+            return _cast(option, value)
+        except ValueError:
+            continue
+    near = nearest(str(value), typing.get_args(kind)) if typing.get_origin(kind) is Literal else ""
+    raise ValueError(f"{setting.said}: {value!r} is not {_wanted(kind)}{near}")
+
+
+def _cast(kind: Any, value: Any) -> Any:
+    """ValueError where the value is not of this kind."""
+    text = str(value).strip()
+    if kind is Any:
+        return value
+    if kind is types.NoneType and (value is None or text.lower() in ("none", "null")):
+        return None
+    if typing.get_origin(kind) is Literal and text in typing.get_args(kind):
+        return text
+    if kind is bool and text.lower() in WORDS:
+        return WORDS[text.lower()]
+    if kind in (int, float) and not isinstance(value, bool):
+        return parse_int(text) if kind is int else parse_float(text)
+    if kind is str and isinstance(value, (str, Path)):
+        return str(value)
+    raise ValueError
+
+
+def _wanted(kind: Any) -> str:
+    """In words, for messages."""
+    if typing.get_origin(kind) in (typing.Union, types.UnionType):
+        return " or ".join(_wanted(k) for k in typing.get_args(kind))
+    if typing.get_origin(kind) is Literal:
+        return " or ".join(repr(a) for a in typing.get_args(kind))
+    words = {int: "a whole number (64, 64k, 1e6)", float: "a number", bool: "true or false", types.NoneType: "none"}
+    return words.get(kind, "a word")
+
+
+def _pair(setting: Setting, text: Any) -> tuple[str, Any]:
+    """key=value as a pair; a pair is one already."""
+    if isinstance(text, tuple):
+        return text
+    key, equals, value = str(text).partition("=")
+    if not (key and equals):
+        raise ValueError(f"{setting.said}: {text!r} is not of the form key=value")
+    return key.replace("-", "_"), value

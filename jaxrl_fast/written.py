@@ -1,0 +1,94 @@
+"""What someone wrote on a command line, in a preset or as keywords: options by name, their values not yet read."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from jaxrl_fast.spelling import nearest
+
+
+class Setting(NamedTuple):
+    """One option as someone wrote it."""
+
+    name: str  # "num_envs", "agent.learning_rate"
+    values: list[Any]
+    said: str  # how to name it in a message: "--num-envs", "num_envs in configs/x.yaml"
+
+
+def tokenise(argv: Sequence[str]) -> tuple[list[str], list[Setting]]:
+    """The words before the first option, and the options with their values. `-` and `_` are the same in names."""
+    positional: list[str] = []
+    settings: list[Setting] = []
+    for word in argv:
+        if word.startswith("-") and word[1:2].isalpha() or word.startswith("--"):
+            name, equals, value = word.partition("=")
+            bare = name.removeprefix("-" if name == "-h" else "--")
+            settings.append(Setting(bare.replace("-", "_"), [value] if equals else [], name))
+        else:
+            (settings[-1].values if settings else positional).append(word)
+    aliases = {"env_option": "env_options"}
+    return positional, [s._replace(name=aliases.get(s.name, s.name)) for s in settings]
+
+
+def from_mapping(mapping: Mapping[str, Any], say: Any) -> list[Setting]:
+    """The same from nested names, as in a preset: {"num_envs": 64, "agent": {"gamma": 0.99}}."""
+    settings = []
+    for name, value in mapping.items():
+        if name == "agent":
+            if not isinstance(value, Mapping):
+                raise ValueError(f"{say('agent')}: the algorithm's options by name are wanted, not {value!r}")
+            settings += [Setting(f"agent.{k}", _as_values(v), say(f"agent.{k}")) for k, v in value.items()]
+        else:
+            settings.append(Setting(str(name), [value] if name == "env" else _as_values(value), say(name)))
+    return settings
+
+
+def read_preset(name: str) -> list[Setting]:
+    """A preset's settings: a path, or the bare name of a shipped one."""
+    import yaml
+
+    presets = shipped()
+    path = presets.get(name) or Path(name).expanduser()
+    if not path.is_file():
+        hint = nearest(name, presets) or f"; shipped are {listed(presets) or 'none'}"
+        raise ValueError(f"there is no preset {name!r}, neither shipped nor as a file{hint}")
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+    except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f" line {mark.line + 1}" if mark else ""
+        problem = str(getattr(error, "problem", None) or error).splitlines()[0]
+        raise ValueError(f"{path}{where}: this is not readable as YAML ({problem})") from error
+    if not isinstance(content, Mapping):
+        raise ValueError(f"{path}: options by name are wanted, such as `num_envs: 64`")
+    content = {key: value for key, value in content.items() if key != "made"}
+    if "config" in content:
+        raise ValueError(f"{path}: a preset cannot name another one (config: {content['config']})")
+    return from_mapping(content, lambda key: f"{key} in {path}")
+
+
+def shipped() -> dict[str, Path]:
+    """The presets that come along, by name."""
+    package = Path(__file__).parent
+    folder = next((f for f in (package / "configs", package.parent / "configs") if f.is_dir()), package)
+    return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
+
+
+def one(setting: Setting, wanted: str) -> Any:
+    """Its only value."""
+    if len(setting.values) == 1:
+        return setting.values[0]
+    if not setting.values:
+        raise ValueError(f"{setting.said} wants a value: {wanted}")
+    raise ValueError(f"{setting.said} takes one value; {setting.values[1]!r} is one too many")
+
+
+def listed(names: Iterable[str]) -> str:
+    """For a sentence."""
+    return ", ".join(names)
+
+
+def _as_values(value: Any) -> list[Any]:
+    if isinstance(value, Mapping):
+        return [(str(k), v) for k, v in value.items()]
+    return list(value) if isinstance(value, (list, tuple)) else [value]
