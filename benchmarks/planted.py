@@ -55,14 +55,14 @@ BUGS = (
         GYMNAX,
         "discount=1.0 - terminated.astype(jnp.float32)",
         "discount=1.0 - (terminated | truncated).astype(jnp.float32)",
-        "tests/test_gymnax.py::test_time_that_runs_out_ends_an_episode_and_no_value",
+        "tests/test_gymnax.py::test_time_that_runs_out_ends_an_episode_and_no_value[gymnax/CartPole-v1-4]",
     ),
     Bug(
         "gymnax: the last observation is the next episode's first",
         GYMNAX,
         "obs=episode.obs,",
         "obs=_where(timestep.last, stock.episode.obs, episode.obs),",
-        "tests/test_gymnax.py::test_every_step_is_gymnax_step_and_its_final_observation",
+        "tests/test_gymnax.py::test_every_step_is_gymnax_step_and_its_final_observation[gymnax/CartPole-v1]",
     ),
     Bug(
         "ppo: time that runs out is death",

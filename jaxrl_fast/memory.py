@@ -18,15 +18,17 @@ class Need(NamedTuple):
     replay: int
     environments: int
     free: int | None  # None: unknown
+    copies: int = 1  # of all of it in the same memory: a checkpoint makes one on the host, which a CPU shares
 
     @property
     def total(self) -> int:
-        """All of it."""
-        return self.parameters + self.replay + self.environments
+        """All of it, and its copy."""
+        return self.copies * (self.parameters + self.replay + self.environments)
 
     def __str__(self) -> str:
         parts = [("parameters", self.parameters), ("replay", self.replay), ("environments", self.environments)]
         listed = " · ".join(f"{name} {readable(size)}" for name, size in parts if size)
+        listed += " · twice while saving" if self.copies > 1 else ""
         return listed + ("" if self.free is None else f" · {readable(self.free)} free")
 
 
@@ -36,14 +38,15 @@ def need(env: Env, agent: Agent, num_seeds: int) -> Need:
     kept = jax.tree.leaves(state.agent, is_leaf=_is_replay)
     of_replay = sum(size(part) for part in kept if _is_replay(part))
     parameters = size(state.agent) - of_replay
-    return Need(num_seeds * parameters, num_seeds * of_replay, num_seeds * size(state.actors), free())
+    copies = 2 if jax.local_devices()[0].platform == "cpu" else 1
+    return Need(num_seeds * parameters, num_seeds * of_replay, num_seeds * size(state.actors), free(), copies)
 
 
 def check(needed: Need, capacity: int | None) -> None:
     """ValueError where it does not fit; it names the largest capacity of a replay that does."""
     if needed.free is None or needed.total <= needed.free:
         return
-    rest = needed.free - (needed.total - needed.replay)
+    rest = needed.free // needed.copies - (needed.total // needed.copies - needed.replay)
     if capacity is None or rest <= 0:
         raise ValueError(f"this does not fit into memory ({needed}); fewer environments or seeds need less")
     fits = math.floor(rest / (needed.replay / capacity))

@@ -62,7 +62,8 @@ def prepare(settings: config.Settings) -> Plan:
     eval_env = envs.make(options.env, min(options.eval_envs, options.eval_episodes), **options.env_options)
     whole = (env, agent) if num_shards == 1 else undivided(settings, algorithm, num_updates)
     needs = memory.need(*whole, options.num_seeds)
-    memory.check(needs, getattr(settings.agent, "capacity", None))
+    if saved is None:  # else it has fitted before, and what was read lies in memory already
+        memory.check(needs, getattr(settings.agent, "capacity", None))
     if options.resume:
         folder = Path(options.resume)
         if saved and saved.manifest["host"]["scores"]["updates"] > num_updates:
