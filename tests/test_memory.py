@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from jaxrl_fast import agents, config, envs, loop, memory
 
-
 SMALL = dict(capacity=4096, learning_starts=64)
 
 

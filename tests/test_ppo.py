@@ -174,6 +174,36 @@ def test_invalid_rows_change_nothing():
     jax.tree.map(np.testing.assert_array_equal, (after.params, metrics), (other.params, other_metrics))
 
 
+def test_advantages_look_beyond_the_rollouts_end():
+    """Equation 11 of Schulman et al. 2016 by a plain loop, with the value of what follows the last row at its end."""
+    env, gamma, lambda_ = envs.make("CartPole-v1", 3), 0.9, 0.8
+    agent = ppo.make(ppo.Config(rollout_length=16, hidden=(8,), gamma=gamma, gae_lambda=lambda_), env.spec, 10)
+    state = agent.init(jax.random.key(0))
+    experience = rollout_of(env, agent, state)
+    rows = ppo.prepare(agent.update.args[0], state, experience)[1]
+    steps = jax.device_get(experience.steps)
+    of_all = value(agent, state, np.concatenate([steps.obs, experience.next_obs[None]]))
+    advantage, following = np.zeros((17, 3)), of_all[1:]
+    for t in reversed(range(16)):
+        error = steps.reward[t] + gamma * steps.discount[t] * following[t] - of_all[t]
+        advantage[t] = error + gamma * steps.discount[t] * lambda_ * ~steps.last[t] * advantage[t + 1]
+    np.testing.assert_allclose(np.reshape(rows.advantage, (16, 3)), advantage[:16], rtol=1e-4, atol=1e-4)
+    assert np.abs(of_all[16] - of_all[15]).min() > 1e-4  # else its own value would have done
+
+
+def test_statistics_of_observations_leave_reset_rows_out():
+    """They are acted upon there a second time."""
+    env = probes.constant_reward_terminal(4)
+    agent = ppo.make(ppo.Config(rollout_length=32, hidden=(8,), normalize_observations=True), env.spec, 10)
+    state = agent.init(jax.random.key(0))
+    experience = rollout_of(env, agent, state)
+    steps = jax.device_get(experience.steps)
+    assert (~steps.valid).any()
+    after, _ = jax.jit(agent.update)(state, experience, jax.random.key(2))
+    np.testing.assert_allclose(after.observations.mean, steps.obs[steps.valid].mean(0), atol=1e-3)
+    assert np.abs(steps.obs[steps.valid].mean(0) - steps.obs.mean((0, 1))).max() > 5e-3
+
+
 def test_the_learning_rate_falls_to_zero_counted_in_gradient_steps():
     _, _, metrics = learn(probes.best_action(8), 20, learning_rate=1e-2)
     np.testing.assert_allclose(metrics["learning_rate"], 1e-2 * (1 - np.arange(20) / 20), rtol=1e-5)
