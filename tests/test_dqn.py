@@ -517,6 +517,23 @@ def rollouts_of(env, agent, num_rollouts, seed=1):
     return experience._replace(steps=jax.tree.map(cut, experience.steps))
 
 
+def test_each_gradient_step_draws_a_batch_of_its_own(monkeypatch):
+    """Each of an update has another key."""
+    env, seen, descend = probes.best_action(4), [], dqn.descend
+
+    def note(parts, ring, num_updates, key, learner):
+        seen.append(tuple(np.asarray(jax.random.key_data(key)).tolist()))
+        return descend(parts, ring, num_updates, key, learner)
+
+    agent = agent_of(env, 6, learning_starts=0)
+    state, experience = agent.init(jax.random.key(0)), rollouts_of(env, agent, 1)
+    first = experience._replace(steps=jax.tree.map(lambda x: x[0], experience.steps))
+    monkeypatch.setattr(dqn, "descend", note)
+    with jax.disable_jit():
+        agent.update(state, first, jax.random.key(1))
+    assert len(set(seen)) == len(seen) > 1
+
+
 @pytest.mark.parametrize("prioritised", [False, True])
 @pytest.mark.parametrize(("probe", "poison"), [(probes.constant_reward_terminal, np.nan), (probes.best_action, 1e6)])
 def test_reset_rows_change_nothing(probe, poison, prioritised):
