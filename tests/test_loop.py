@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_fast import loop
-from jaxrl_fast.agents import ppo
+from jaxrl_fast import agents, loop
+from jaxrl_fast.agents import configs, ppo
 from jaxrl_fast.types import Agent, Decision
 from tests import probes
 
@@ -132,10 +132,18 @@ def test_the_row_after_the_last_is_invalid_and_nothing_else():
     np.testing.assert_array_equal(experience.steps.reward[~experience.steps.valid], 0)
 
 
-def test_no_key_is_used_twice(strict_keys):
+SHORT = dict(rollout_length=4, num_minibatches=2, num_epochs=2, hidden=(8,))
+LITTLE = dict(rollout_length=4, capacity=64, batch_size=4, learning_starts=8, replay_ratio=0.25, hidden=(8,))
+
+
+@pytest.mark.parametrize(
+    ("algo", "options"),
+    [("ppo", SHORT), ("pqn", SHORT), ("dqn", LITTLE), ("dqn", LITTLE | dict(noisy=True, prioritised=True))],
+)
+def test_no_key_is_used_twice(algo, options, strict_keys):
     env = probes.best_action(4)
-    agent = agent_of(env)
-    jax.jit(lambda key: loop.train(env, agent, loop.init(env, agent, key), 2))(jax.random.key(0))
+    agent = agents.load(algo).make(configs.CONFIGS[algo](**options), env.spec, 3)
+    jax.jit(lambda key: loop.train(env, agent, loop.init(env, agent, key), 3))(jax.random.key(0))
 
 
 def test_splitting_environments_over_devices_learns_from_all_of_them():

@@ -204,6 +204,24 @@ def test_statistics_of_observations_leave_reset_rows_out():
     assert np.abs(steps.obs[steps.valid].mean(0) - steps.obs.mean((0, 1))).max() > 5e-3
 
 
+def test_the_scale_of_rewards_leaves_reset_rows_out():
+    """One in 11: each seen as an end of a sum, it would be counted as a sum of its own."""
+    env = probes.constant_reward(4)
+    agent = ppo.make(ppo.Config(rollout_length=32, hidden=(8,), normalize_rewards=True, gamma=0.9), env.spec, 10)
+    state = agent.init(jax.random.key(0))
+    experience = rollout_of(env, agent, state)
+    steps, sums, total = jax.device_get(experience.steps), [], np.zeros(4)
+    assert (~steps.valid).any()
+    for t in range(32):
+        total = 0.9 * total + steps.reward[t]
+        sums += list(total[steps.valid[t]])
+        total = np.where(steps.last[t] | ~steps.valid[t], 0, total)
+    after = ppo.prepare(agent.update.args[0], state, experience)[0]
+    np.testing.assert_allclose(
+        (after.rewards.stats.mean, after.rewards.stats.var), (np.mean(sums), np.var(sums)), rtol=1e-3
+    )
+
+
 def test_the_learning_rate_falls_to_zero_counted_in_gradient_steps():
     _, _, metrics = learn(probes.best_action(8), 20, learning_rate=1e-2)
     np.testing.assert_allclose(metrics["learning_rate"], 1e-2 * (1 - np.arange(20) / 20), rtol=1e-5)

@@ -348,6 +348,22 @@ def test_a_parameter_that_is_not_finite_is_never_saved(tmp_path, monkeypatch):
     assert [f.name[-4:] for f in checkpoint.folders(tmp_path / "run" / keeper.FOLDER)] == ["0320"]
 
 
+def test_what_was_saved_does_not_change_while_it_is_written(tmp_path):
+    """The thread that writes reads it while the training goes on."""
+    results = scores.Scores([0], 2, 10, None)
+    rows = {k: np.ones((1, 3)) for k in ("episodes", "valid_steps", "return_sum", "return_min", "return_max")}
+    rows |= {k: np.ones((1, 3)) for k in ("length_sum", *scores.CLOCKS)}
+    results.add(rows)
+    list(results.records())
+    host_numbers, arrays = results.saved()
+    before = json.dumps(host_numbers), {k: x.copy() for k, x in arrays.items()}
+    results.evaluations.append({"env_steps": 1, "eval_return_mean": 1.0})
+    results.add(rows)
+    list(results.records(everything=True))
+    assert json.dumps(host_numbers) == before[0]
+    assert all(np.array_equal(x, before[1][k]) for k, x in arrays.items())
+
+
 # The same again
 
 
