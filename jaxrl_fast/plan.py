@@ -43,6 +43,8 @@ def prepare(settings: config.Settings) -> Plan:
 
     host.offer_cpu_devices(options.devices)
     saved, damaged = checkpoint.newest(Path(options.resume) / FOLDER) if options.resume else (None, [])
+    if damaged and saved is None:  # beginning again would write over metrics that took long to get
+        raise ValueError(f"--resume {options.resume}: none of its {len(damaged)} checkpoints is intact ({damaged[0]})")
     algorithm = agents.load(settings.algo)
     rollout_length = configs.rollout_length(settings.agent, options.num_envs)
     steps_per_update = rollout_length * options.num_envs

@@ -153,6 +153,20 @@ def test_a_damaged_checkpoint_is_passed_over(tmp_path, unbroken, capsys):
     same(folder, unbroken("pqn"))
 
 
+def test_where_no_checkpoint_is_intact_nothing_is_begun_again(tmp_path, unbroken):
+    """Its metrics would be written over."""
+    folder = tmp_path / "run"
+    shutil.copytree(unbroken("pqn"), folder)
+    for saved in checkpoint.folders(folder / keeper.FOLDER):
+        (saved / checkpoint.SUM).write_text("no sum\n")
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    with pytest.raises(
+        ValueError, match=r"none of its \d checkpoints is intact .*manifest.json is not what was written"
+    ):
+        fit(folder, resume=str(folder))
+    assert before == {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
