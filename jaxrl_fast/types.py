@@ -44,6 +44,14 @@ class Game(NamedTuple):
     over: Array  # [N] bool: the whole game has ended, not only a life
 
 
+class Conditions(NamedTuple):
+    """How environments on the host are run. Those on the device need none of this: all of their chance is in keys."""
+
+    seed: tuple[int, ...] = (0,)  # of everything random in them: the run's, then what else tells pools apart
+    protocol: str = ""  # of Atari: "dqn2015" or "machado2018"
+    path: str = "auto"  # from the program to the pool: "ffi" or "callback"
+
+
 class TimeStep(NamedTuple):
     """What N environments answer.
 
@@ -65,6 +73,7 @@ class Env(NamedTuple):
     step: Callable[[PyTree, Array], tuple[PyTree, TimeStep]]
     spec: EnvSpec
     on_device: bool = True  # False: one host pool behind it, which no vmap can multiply
+    notes: tuple[str, ...] = ()  # what its user should know, a sentence each
 
 
 class Decision(NamedTuple):

@@ -127,7 +127,7 @@ def ask_gymnax(single, key, env_state, action):
     oracle.step_env = lambda key_of_oracle, *rest: single.env.step_env(key, *rest)
     obs, _ = jax.eval_shape(single.env.reset_env, key, single.params)
     oracle.reset_env = lambda key, params: (jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), obs), env_state)
-    action = adapter.to_env_action(single, action)
+    action = inputs.to_env_action(single.spec, single.bounds, action)
     _, following, reward, terminated, truncated, info = oracle.step(key, env_state, action, single.params)
     return Answer(following, info["final_observation"], reward, terminated, truncated)
 
@@ -293,7 +293,7 @@ def test_actions_are_scaled_and_clipped_to_the_true_space(env_id):
     game = played(env_id)
     single = game.env.step.args[0]
     space = single.env.action_space(single.params)
-    ours = np.stack([jax.vmap(partial(adapter.to_env_action, single))(action) for action in game.actions[6:20]])
+    ours = np.stack([jax.vmap(partial(inputs.to_env_action, single.spec, single.bounds))(action) for action in game.actions[6:20]])
     if isinstance(space, spaces.Discrete):
         assert ours.dtype == np.int32
         np.testing.assert_array_equal(ours, np.clip(game.actions[6:20], 0, space.n - 1))
@@ -305,7 +305,7 @@ def test_actions_are_scaled_and_clipped_to_the_true_space(env_id):
 
 def test_the_middle_and_the_ends_of_an_action_are_exact():
     single = envs.make("gymnax/Pendulum-v1", 1).step.args[0]
-    scaled = jax.vmap(partial(adapter.to_env_action, single))(jnp.array([[-1.0], [0.25], [1.0], [7.0], [jnp.nan]]))
+    scaled = jax.vmap(partial(inputs.to_env_action, single.spec, single.bounds))(jnp.array([[-1.0], [0.25], [1.0], [7.0], [jnp.nan]]))
     np.testing.assert_array_equal(scaled[:, 0], [-2.0, 0.5, 2.0, 2.0, 0.0])
     assert single.spec.action == Box((1,))
 

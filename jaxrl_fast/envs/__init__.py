@@ -14,25 +14,31 @@ from typing import Any
 
 from jaxrl_fast import types
 from jaxrl_fast.spelling import nearest
+from jaxrl_fast.types import Conditions
 
 BACKENDS = ("gymnax", "envpool")  # a bare id that several know means the first
+EXTRAS = {"envpool": "atari"}  # what to install where a backend is missing
 
 
-def make(env_id: Any, num_envs: int, /, **options: Any) -> types.Env:
+def make(env_id: Any, num_envs: int, /, conditions: Conditions = Conditions(), **options: Any) -> types.Env:
     """N environments behind one id, or behind an object with gymnax's interface.
 
     Ids: "gymnax/CartPole-v1"; "CartPole-v1"; "my_package.my_module:MyEnv", a class, a factory or an
     instance, found from the current directory too. Options are parameters of the environment
-    (`max_steps_in_episode=200`) or arguments of its constructor.
+    (`max_steps_in_episode=200`) or arguments of its constructor. `conditions` are for environments on the host.
     """
     if isinstance(num_envs, bool) or not isinstance(num_envs, int) or num_envs < 1:
         raise ValueError(f"num_envs must be a whole number of at least 1, not {num_envs!r}")
-    if not isinstance(env_id, str):
-        return _backend("gymnax").adapt(env_id, num_envs, options)
-    if ":" in env_id:
-        return _backend("gymnax").adapt(_import_object(env_id), num_envs, options, env_id)
-    backend, name = _find(env_id)
-    return _backend(backend).make(name, num_envs, options)
+    adapted = not isinstance(env_id, str) or ":" in env_id
+    backend, name = ("gymnax", env_id) if adapted else _find(env_id)
+    if backend == "envpool":
+        return _backend(backend).make(name, num_envs, options, conditions)
+    if conditions.protocol:
+        raise ValueError(f"--protocol {conditions.protocol}: {env_id} is no game of Atari, for which protocols are")
+    if not adapted:
+        return _backend(backend).make(name, num_envs, options)
+    source = (env_id,) if not isinstance(env_id, str) else (_import_object(env_id), env_id)
+    return _backend(backend).adapt(source[0], num_envs, options, *source[1:])
 
 
 def registered(backend: str = "gymnax") -> tuple[str, ...]:
@@ -47,7 +53,9 @@ def _find(env_id: str) -> tuple[str, str]:
         hint = nearest(backend, BACKENDS) or f"; there are {' and '.join(BACKENDS)}"
         raise ValueError(f"unknown backend {backend!r} in environment {env_id!r}{hint}")
     name = name if slash else env_id
-    backends = (backend,) if slash else tuple(filter(_exists, BACKENDS))
+    if slash:
+        _backend(backend)  # or a sentence that says what it lacks
+    backends = (backend,) if slash else tuple(filter(_is_here, BACKENDS))
     for backend in backends:
         if name in _backend(backend).registered():
             return backend, name
@@ -58,13 +66,13 @@ def _find(env_id: str) -> tuple[str, str]:
     raise ValueError(f"unknown environment {env_id!r}{hint}")
 
 
-def _exists(backend: str) -> bool:
-    return importlib.util.find_spec(f"{__name__}.{backend}") is not None
+def _is_here(backend: str) -> bool:
+    return importlib.util.find_spec(backend) is not None
 
 
 def _backend(name: str) -> ModuleType:
-    if not _exists(name):
-        raise ValueError(f"{name}'s environments are not supported yet; gymnax's are, such as 'gymnax/CartPole-v1'")
+    if not _is_here(name):
+        raise ValueError(f'{name} is not installed here; pip install "jaxrl_fast[{EXTRAS[name]}]"')
     try:
         return importlib.import_module(f"{__name__}.{name}")
     except ImportError as error:

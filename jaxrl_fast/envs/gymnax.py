@@ -21,7 +21,7 @@ import numpy as np
 from gymnax.environments import spaces
 
 from jaxrl_fast import types
-from jaxrl_fast.spelling import nearest, parse_float
+from jaxrl_fast.envs import inputs
 from jaxrl_fast.types import Env, EnvSpec, Key, PyTree, TimeStep
 
 INTERFACE = ("default_params", "reset_env", "step_env", "is_truncated", "action_space")
@@ -94,7 +94,7 @@ def adapt(
     """
     env_id = env_id or _name(source)
     arguments = _arguments(source)
-    given = {name: _coerce(env_id, name, options[name], arguments[name]) for name in options if name in arguments}
+    given = {name: inputs.coerce(env_id, name, options[name], arguments[name]) for name in options if name in arguments}
     env = _call(env_id, construct or source, given) if _is_factory(source) else source
     env, params = env if isinstance(env, tuple) else (env, None)
     _check_interface(env_id, env)
@@ -117,7 +117,7 @@ def reset(single: Single, key: Key) -> tuple[State, TimeStep]:
 
 def step(single: Single, state: State, action: jax.Array) -> tuple[State, TimeStep]:
     """One step of all; where the last one ended an episode, the first row of the next."""
-    _check_action(single.spec, action)
+    inputs.check_action(single.spec, action)
     keys = step_keys(state)
     env_state, timestep = jax.vmap(functools.partial(step_one, single))(keys, state.env, action)
     begins = state.last
@@ -192,7 +192,7 @@ def reset_one(single: Single, key: Key) -> tuple[PyTree, PyTree]:
 
 def step_one(single: Single, key: Key, env_state: PyTree, action: jax.Array) -> tuple[PyTree, TimeStep]:
     """One environment's step, without a thought of reset."""
-    action = to_env_action(single, action)
+    action = inputs.to_env_action(single.spec, single.bounds, action)
     obs, env_state, reward, terminated, _ = single.env.step_env(key, env_state, action, single.params)
     terminated = jnp.asarray(terminated, bool).reshape(())
     truncated = jnp.asarray(single.env.is_truncated(env_state, single.params), bool).reshape(())
@@ -203,15 +203,6 @@ def step_one(single: Single, key: Key, env_state: PyTree, action: jax.Array) -> 
         last=terminated | truncated,
     )
     return _strong(single.state, env_state), timestep
-
-
-def to_env_action(single: Single, action: jax.Array) -> jax.Array:
-    """An agent's action as the environment wants it: in range whatever was given; NaN is the middle."""
-    if isinstance(single.spec.action, types.Discrete):
-        return jnp.clip(action, 0, single.spec.action.num - 1).astype(jnp.int32)
-    low, high = single.bounds
-    unit = jnp.where(jnp.isnan(action), 0.0, jnp.clip(action, -1.0, 1.0)).astype(jnp.float32).reshape(low.shape)
-    return jnp.clip(0.5 * (low + high) + 0.5 * (high - low) * unit, low, high)
 
 
 def encode(single: Single, obs: PyTree) -> PyTree:
@@ -265,14 +256,6 @@ def _strong_leaf(aval: jax.ShapeDtypeStruct, x: jax.Array) -> jax.Array:
     return x if is_key else jax.lax.convert_element_type(x, aval.dtype)
 
 
-def _check_action(spec: EnvSpec, action: jax.Array) -> None:
-    discrete = isinstance(spec.action, types.Discrete)
-    shape = (spec.num_envs, *getattr(spec.action, "shape", ()))
-    if action.shape != shape or not jnp.issubdtype(action.dtype, jnp.integer if discrete else jnp.floating):
-        wanted = f"{'int32' if discrete else 'float32'}{list(shape)}"
-        raise ValueError(f"{spec.id} wants actions {wanted}, not {action.dtype}{list(action.shape)}")
-
-
 def _inspect(env_id: str, env: Any, params: Any, num_envs: int) -> Single:
     """What the environment's own functions say of themselves when traced; its spaces may err."""
     action, bounds = _action(env_id, _try(env_id, env.action_space, params))
@@ -296,7 +279,7 @@ def _try(env_id: str, function: Callable[..., Any], *arguments: Any) -> Any:
     try:
         return function(*arguments)
     except Exception as error:  # whatever the environment's functions raise
-        raise ValueError(f"{env_id} cannot be driven: {_one_line(error)}") from error
+        raise ValueError(f"{env_id} cannot be driven: {inputs.one_line(error)}") from error
 
 
 def _raw_reset(single: Single, key: Key) -> tuple[PyTree, PyTree]:
@@ -305,7 +288,7 @@ def _raw_reset(single: Single, key: Key) -> tuple[PyTree, PyTree]:
 
 
 def _raw_step(single: Single, key: Key, state: PyTree, action: jax.Array) -> tuple[PyTree, PyTree, dict[str, Any]]:
-    outcome = single.env.step_env(key, state, to_env_action(single, action), single.params)
+    outcome = single.env.step_env(key, state, inputs.to_env_action(single.spec, single.bounds, action), single.params)
     if len(outcome) != 5:
         raise ValueError(f"step_env returns {len(outcome)} values, not (obs, state, reward, terminated, info)")
     obs, state, reward, terminated, _ = outcome
@@ -340,10 +323,8 @@ def _action(env_id: str, space: Any) -> tuple[types.Discrete | types.Box, Any]:
     refused = f"{env_id} cannot be driven: its action space is {space}"
     if not isinstance(space, spaces.Box) or not jnp.issubdtype(space.dtype, jnp.floating):
         raise ValueError(f"{refused}, and not one Discrete or one Box of floats")
-    low, high = (np.broadcast_to(np.asarray(bound, np.float32), space.shape) for bound in (space.low, space.high))
-    if not (np.all(np.abs([low, high]) < 1e30) and np.all(low < high)):
-        raise ValueError(f"{refused}, whose bounds are not finite, so that [-1, 1] cannot be scaled to them")
-    return types.Box(tuple(space.shape) or (1,)), (low, high)
+    bounds = inputs.true_bounds(refused, space.low, space.high, space.shape)
+    return types.Box(tuple(space.shape) or (1,)), bounds
 
 
 def _check_interface(env_id: str, env: Any) -> None:
@@ -378,7 +359,7 @@ def _call(env_id: str, construct: Callable[..., Any], arguments: Mapping[str, An
         return construct(**arguments)
     except Exception as error:  # whatever a constructor raises at a value it does not like
         given = ", ".join(f"{name}={value!r}" for name, value in arguments.items())
-        raise ValueError(f"{env_id} cannot be made{given and ' with '}{given}: {_one_line(error)}") from error
+        raise ValueError(f"{env_id} cannot be made{given and ' with '}{given}: {inputs.one_line(error)}") from error
 
 
 def _with_options(env_id: str, params: Any, options: Mapping[str, Any], arguments: Mapping[str, Any]) -> Any:
@@ -387,9 +368,8 @@ def _with_options(env_id: str, params: Any, options: Mapping[str, Any], argument
     known = (*fields, *arguments)
     for name in options:
         if name not in fields:
-            hint = nearest(name, known) or f"; it has {', '.join(known) or 'none'}"
-            raise ValueError(f"{env_id} has no option {name!r}{hint}")
-    values = {name: _coerce(env_id, name, value, fields[name]) for name, value in options.items()}
+            inputs.refuse_option(env_id, name, known)
+    values = {name: inputs.coerce(env_id, name, value, fields[name]) for name, value in options.items()}
     if not 1 <= values.get("max_steps_in_episode", 1) < 2**31:
         given = f"max_steps_in_episode={options['max_steps_in_episode']!r}"
         raise ValueError(f"{given} for {env_id}: at least 1 and less than 2^31 is wanted")
@@ -403,35 +383,3 @@ def _fields(params: Any) -> dict[str, Any]:
         return params._asdict()
     named = dataclasses.fields(params) if dataclasses.is_dataclass(params) else ()
     return {field.name: getattr(params, field.name) for field in named}
-
-
-def _coerce(env_id: str, name: str, value: Any, default: Any) -> Any:
-    """The value as the type that the default has, from a number, a string or a list."""
-    try:
-        return _as_type_of(default, value)
-    except (TypeError, ValueError, KeyError, OverflowError) as error:
-        if isinstance(default, (np.ndarray, jax.Array)):
-            wanted = f"an array of shape {list(default.shape)} is wanted, such as {default.tolist()}"
-        else:
-            wanted = f"{type(default).__name__} is wanted, such as {default!r}"
-        raise ValueError(f"{name}={value!r} for {env_id}: {wanted}") from error
-
-
-def _as_type_of(default: Any, value: Any) -> Any:
-    if isinstance(default, bool):
-        return {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}[str(value).lower()]
-    if isinstance(default, (int, float)):
-        number = parse_float(str(value))
-        if isinstance(value, bool) or not np.isfinite(number) or isinstance(default, int) and number != int(number):
-            raise ValueError
-        return type(default)(number)
-    if isinstance(default, (np.ndarray, jax.Array)):
-        array = jnp.asarray(np.asarray(value, dtype=default.dtype))
-        if array.shape != default.shape:
-            raise ValueError
-        return array
-    return value
-
-
-def _one_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"

@@ -1,0 +1,78 @@
+"""What comes into an environment from outside, made right in the same way for every backend: actions and options."""
+
+from typing import Any, NoReturn
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxrl_fast.spelling import nearest, parse_float
+from jaxrl_fast.types import Discrete, EnvSpec
+
+Bounds = tuple[np.ndarray, np.ndarray] | tuple[()]  # the true (low, high) of continuous actions; () for discrete ones
+
+
+def check_action(spec: EnvSpec, action: jax.Array) -> None:
+    """While tracing: actions are int32 [N] or float32 [N, *shape]. Else ValueError."""
+    discrete = isinstance(spec.action, Discrete)
+    shape = (spec.num_envs, *getattr(spec.action, "shape", ()))
+    if action.shape != shape or not jnp.issubdtype(action.dtype, jnp.integer if discrete else jnp.floating):
+        wanted = f"{'int32' if discrete else 'float32'}{list(shape)}"
+        raise ValueError(f"{spec.id} wants actions {wanted}, not {action.dtype}{list(action.shape)}")
+
+
+def to_env_action(spec: EnvSpec, bounds: Bounds, action: jax.Array) -> jax.Array:
+    """Agents' actions [..., *shape] as the environment wants them: in range whatever was given; NaN is the middle."""
+    if isinstance(spec.action, Discrete):
+        return jnp.clip(action, 0, spec.action.num - 1).astype(jnp.int32)
+    low, high = bounds
+    unit = jnp.where(jnp.isnan(action), 0.0, jnp.clip(action, -1.0, 1.0)).astype(jnp.float32)
+    unit = unit.reshape(*action.shape[: action.ndim - len(spec.action.shape)], *low.shape)
+    return jnp.clip(0.5 * (low + high) + 0.5 * (high - low) * unit, low, high)
+
+
+def true_bounds(refused: str, low: Any, high: Any, shape: tuple[int, ...]) -> Bounds:
+    """float32 bounds of continuous actions. ValueError, beginning with `refused`, where they are not finite."""
+    low, high = (np.broadcast_to(np.asarray(bound, np.float32), shape) for bound in (low, high))
+    if not (np.all(np.abs([low, high]) < 1e30) and np.all(low < high)):
+        raise ValueError(f"{refused}, whose bounds are not finite, so that [-1, 1] cannot be scaled to them")
+    return low, high
+
+
+def refuse_option(env_id: str, name: str, known: tuple[str, ...]) -> NoReturn:
+    """ValueError for an option that the environment does not have."""
+    hint = nearest(name, known) or f"; it has {', '.join(known) or 'none'}"
+    raise ValueError(f"{env_id} has no option {name!r}{hint}")
+
+
+def coerce(env_id: str, name: str, value: Any, default: Any) -> Any:
+    """An option's value as the type that its default has, from a number, a string or a list."""
+    try:
+        return _as_type_of(default, value)
+    except (TypeError, ValueError, KeyError, OverflowError) as error:
+        if isinstance(default, (np.ndarray, jax.Array)):
+            wanted = f"an array of shape {list(default.shape)} is wanted, such as {default.tolist()}"
+        else:
+            wanted = f"{type(default).__name__} is wanted, such as {default!r}"
+        raise ValueError(f"{name}={value!r} for {env_id}: {wanted}") from error
+
+
+def _as_type_of(default: Any, value: Any) -> Any:
+    if isinstance(default, bool):
+        return {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}[str(value).lower()]
+    if isinstance(default, (int, float)):
+        number = parse_float(str(value))
+        if isinstance(value, bool) or not np.isfinite(number) or isinstance(default, int) and number != int(number):
+            raise ValueError
+        return type(default)(number)
+    if isinstance(default, (np.ndarray, jax.Array)):
+        array = jnp.asarray(np.asarray(value, dtype=default.dtype))
+        if array.shape != default.shape:
+            raise ValueError
+        return array
+    return value
+
+
+def one_line(error: Exception) -> str:
+    """An error in a sentence's end."""
+    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
