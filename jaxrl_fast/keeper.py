@@ -69,6 +69,7 @@ class Keeper:
             "arrays": kinds,
             "host": {"scores": results, "num_saves": self.num_saves, "others": others},
             "num_shards": self.plan.num_shards,
+            "exact": self.plan.env.on_device or self.plan.settings.options.exact_resume,
             "made": host.fingerprint(),
             "config": config.to_mapping(self.plan.settings),
         }

@@ -126,7 +126,7 @@ def _torso(
     """Some of a torso's dense layers: the first ones come with what is before them, the others stand alone."""
     kind = choose(obs, kind)
     if conv == "auto":
-        conv = "matmul" if kind == "minatar" and jax.default_backend() == "cpu" else "lax"
+        conv = "matmul" if jax.default_backend() == "cpu" else "lax"
     default_hidden, default_activation = {
         "mlp": ((64, 64), "tanh"),
         "minatar": ((128,), "relu"),

@@ -10,6 +10,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from jaxrl_fast.types import Rollout
+
 SMALLEST_WEIGHT = 1e-5  # of a batch: below it float32 would not feel the batch any more
 
 
@@ -63,6 +65,12 @@ def update(stats: Stats, x: Array, mask: Array, axis_name: str | None = None) ->
 def apply(stats: Stats, x: Array, clip: float = 10.0, epsilon: float = 1e-8) -> Array:
     """x [*batch, ...] less the mean, in standard deviations, within [-clip, clip]; f32."""
     return jnp.clip((x - stats.mean) * jax.lax.rsqrt(stats.var + epsilon), -clip, clip)
+
+
+def clip_rewards(rollout: Rollout, clip: bool = True) -> Rollout:
+    """Only the signs of rewards, as all games of Atari are learnt with the same numbers (Mnih et al. 2015, methods)."""
+    steps = rollout.steps
+    return rollout._replace(steps=steps._replace(reward=jnp.sign(steps.reward))) if clip else rollout
 
 
 class RewardScale(NamedTuple):

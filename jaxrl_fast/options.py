@@ -18,6 +18,8 @@ class Task:
     """Environment: an id such as gymnax/CartPole-v1, or package.module:Class for one of your own."""
     env_options: dict[str, Any] = field(default_factory=dict)
     """Parameters of the environment, as key=value (more than one: a list, or the option again)."""
+    protocol: Literal["", "dqn2015", "machado2018"] = ""
+    """Atari's rules: dqn2015 (lost lives end episodes; what Atari gets if left out) or machado2018 (sticky actions)."""
     num_envs: int = 64
     """Environments that step together."""
     total_steps: int = 500_000
@@ -68,6 +70,8 @@ class Output:
     """Log to trackio."""
     project: str = "jaxrl_fast"
     """Project name for wandb and trackio."""
+    pool_path: Literal["auto", "ffi", "callback"] = "auto"
+    """How compiled programs reach environments on the host: by envpool's own calls, or through Python."""
     compile_cache: bool = True
     """Keep compiled programs in ~/.cache/jaxrl_fast (or JAX_COMPILATION_CACHE_DIR)."""
 
@@ -82,6 +86,8 @@ class Checkpoints:
     """Environment steps (1M) or time (30s, 5min, 2h) between checkpoints; 0: only at the end and at a stop."""
     keep: int = 2
     """Newest checkpoints that are kept, beside the best one evaluated."""
+    exact_resume: bool = False
+    """Environments on the host, which cannot be saved, begin anew at each checkpoint: going on is then exact too."""
     on_nonfinite: Literal["stop", "continue"] = "stop"
     """When a seed's numbers are no longer finite; continue: the other seeds go on."""
 

@@ -1,5 +1,6 @@
 """From settings to a plan: all checks, the environments and agents, and the run's folder. Nothing is compiled yet."""
 
+import dataclasses
 from datetime import datetime
 from importlib import util
 from pathlib import Path
@@ -7,7 +8,9 @@ from typing import Any, NamedTuple
 
 from jaxrl_fast import config, host
 from jaxrl_fast.agents import configs
+from jaxrl_fast.spelling import parse_period
 
+TRAINING, EVALUATION = 0, 1  # what environments are for; each has chance of its own
 LEAST_ROWS = 512  # of a gradient step in one shard: with less, waiting for each other costs more than sharing saves
 
 
@@ -51,28 +54,34 @@ def prepare(settings: config.Settings) -> Plan:
     num_updates = -(-options.total_steps // steps_per_update)
     if num_updates >= 2**31:
         raise ValueError(f"--total-steps {options.total_steps}: {num_updates} updates are more than {2**31 - 1}")
-    env, agent, num_shards = divide(settings, algorithm, num_updates, saved and saved.manifest["num_shards"])
+    done = saved.manifest["host"]["scores"]["updates"] if saved else 0
+    env, agent, num_shards = divide(settings, algorithm, num_updates, saved and saved.manifest["num_shards"], done)
     if options.num_seeds > 1 and not env.on_device:
         raise ValueError(
-            f"--num-seeds {options.num_seeds}: {env.spec.id} runs on the host, which has one pool for one seed"
+            f"--num-seeds {options.num_seeds}: {env.spec.id} runs on the host, which has one pool for one seed; "
+            "python -m jaxrl_fast.sweep --seed 0..4 runs several one after another"
         )
+    if not env.on_device:
+        check_exact(options)
+        settings = settings._replace(options=dataclasses.replace(options, protocol=env.protocol))
     if options.total_steps < steps_per_update:
         raise ValueError(
             f"--total-steps {options.total_steps} is less than one update, which is {steps_per_update} steps "
             f"({rollout_length} in each of {options.num_envs} environments)"
         )
-    eval_env = envs.make(options.env, min(options.eval_envs, options.eval_episodes), **options.env_options)
+    num_envs = min(options.eval_envs, options.eval_episodes)
+    eval_env = envs.make(options.env, num_envs, conditions(options, EVALUATION, done), **options.env_options)
     whole = (env, agent) if num_shards == 1 else undivided(settings, algorithm, num_updates)
     needs = memory.need(*whole, options.num_seeds)
     if saved is None:  # else it has fitted before, and what was read lies in memory already
         memory.check(needs, getattr(settings.agent, "capacity", None))
     if options.resume:
         folder = Path(options.resume)
-        if saved and saved.manifest["host"]["scores"]["updates"] > num_updates:
-            done = saved.manifest["env_steps"]
-            raise ValueError(f"--total-steps {options.total_steps}: this run has made {done} steps already")
+        if saved and done > num_updates:
+            steps = saved.manifest["env_steps"]
+            raise ValueError(f"--total-steps {options.total_steps}: this run has made {steps} steps already")
     else:
-        folder = make_folder(settings, env.spec.id)
+        folder = make_folder(settings, env)
     lock = lock or claim(folder)
     return Plan(
         settings,
@@ -100,18 +109,38 @@ def claim(folder: Path) -> host.Lock:
         raise ValueError(f"the run folder {folder} cannot be written to ({error.strerror})") from error
 
 
-def divide(settings: config.Settings, algorithm: Any, num_updates: int, as_before: int | None = None) -> tuple:
+def conditions(options: config.Options, purpose: int, done: int = 0) -> Any:
+    """How environments on the host are run, for training or evaluation, by a run that goes on after so many updates."""
+    from jaxrl_fast.types import Conditions
+
+    path = "callback" if options.exact_resume else options.pool_path
+    return Conditions((options.seed, purpose, done), options.protocol, path)
+
+
+def check_exact(options: config.Options) -> None:
+    """--exact-resume has new games at checkpoints, so these must come at the same steps in every run."""
+    if not options.exact_resume:
+        return
+    if options.pool_path == "ffi":
+        raise ValueError("--exact-resume: --pool-path ffi knows its pool by address; callback can have a new one")
+    if not parse_period(str(options.save_every))[0]:
+        raise ValueError(f"--exact-resume: --save-every {options.save_every} must be in environment steps, such as 1M")
+
+
+def divide(
+    settings: config.Settings, algorithm: Any, num_updates: int, as_before: int | None = None, done: int = 0
+) -> tuple:
     """The environment and the agent of one shard, and the number of shards.
 
     Left to us, it is the number of devices, or fewer where a shard would get too little work for an update. A run that
-    goes on has as many `as_before`, on whatever devices there are.
+    goes on after `done` updates has as many `as_before`, on whatever devices there are.
     """
     import jax
 
     from jaxrl_fast import envs, program
 
     options = settings.options
-    whole, agent = undivided(settings, algorithm, num_updates)
+    whole, agent = undivided(settings, algorithm, num_updates, done)
     num_devices = jax.local_device_count()
     if as_before:
         tries = [as_before] if as_before > 1 else []
@@ -119,6 +148,8 @@ def divide(settings: config.Settings, algorithm: Any, num_updates: int, as_befor
         rows = settings.agent.gradient_rows(options.num_envs)
         most = min(num_devices, rows // LEAST_ROWS) if whole.on_device else 1
         tries = [n for n in range(most, 1, -1) if options.num_envs % n == 0]
+    elif options.devices > 1 and not whole.on_device:
+        raise ValueError(f"--devices {options.devices}: {whole.spec.id} runs on the host, in one pool for one device")
     elif options.devices > num_devices:
         raise ValueError(f"--devices {options.devices}: JAX has {num_devices} here")
     elif options.num_envs % options.devices:
@@ -136,18 +167,19 @@ def divide(settings: config.Settings, algorithm: Any, num_updates: int, as_befor
     return whole, agent, 1
 
 
-def undivided(settings: config.Settings, algorithm: Any, num_updates: int) -> tuple[Any, Any]:
+def undivided(settings: config.Settings, algorithm: Any, num_updates: int, done: int = 0) -> tuple[Any, Any]:
     """All environments together, and the agent for them."""
     from jaxrl_fast import envs
 
-    env = envs.make(settings.options.env, settings.options.num_envs, **settings.options.env_options)
+    options = settings.options
+    env = envs.make(options.env, options.num_envs, conditions(options, TRAINING, done), **options.env_options)
     return env, algorithm.make(settings.agent, env.spec, num_updates)
 
 
-def make_folder(settings: config.Settings, env_id: str) -> Path:
+def make_folder(settings: config.Settings, env: Any) -> Path:
     """The run's own folder, new and empty. A name of our own gives way to one that is taken."""
     options = settings.options
-    env_name = env_id.rpartition("/")[2].rpartition(":")[2]
+    env_name = "_".join(filter(None, [env.spec.id.rpartition("/")[2].rpartition(":")[2], env.protocol]))
     ours = Path("runs") / f"{settings.algo}_{env_name}_s{options.seed}_{datetime.now():%Y%m%d-%H%M%S}"
     chosen = chosen_folder(options)
     for folder in [chosen] if chosen else [ours, *(ours.with_name(f"{ours.name}-{i}") for i in range(2, 100))]:

@@ -93,6 +93,12 @@ def add(layout: Layout, ring: Ring, steps: Transition) -> Ring:
     )
 
 
+def interrupt(layout: Layout, ring: Ring) -> Ring:
+    """Nothing follows the newest row any more: those that would look beyond it are never drawn."""
+    newest = (ring.head - 1 - jnp.arange(layout.n_step)) % layout.num_rows
+    return ring._replace(valid=ring.valid.at[newest].set(False))
+
+
 def num_lost(layout: Layout, ring: Ring) -> Array:
     """int32: the oldest rows that cannot be read, for they lack frames that were overwritten."""
     return jnp.where(ring.size == layout.num_rows, max(layout.frame_stack - 1, 0), 0)

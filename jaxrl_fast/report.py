@@ -30,6 +30,9 @@ def announce(plan: Plan, terminal: sinks.Terminal) -> None:
     terminal.say(f"jaxrl_fast {__version__}   {' · '.join(p for p in parts if p)}")
     if hasattr(plan.settings.agent, "describe"):
         terminal.say(plan.settings.agent.describe(options.num_envs))
+    protocol = [f"played and scored by the rules of {plan.env.protocol}"] if plan.env.protocol else []
+    for note in (*plan.env.notes, *protocol):
+        terminal.say(note)
     if plan.needs is not None:
         terminal.say(f"memory  {plan.needs}")
     if options.resume:
@@ -112,6 +115,7 @@ def summarise(trainer: "Trainer") -> dict[str, Any]:
         "status": trainer.status,
         "algo": plan.settings.algo,
         "env_id": plan.env.spec.id,
+        "protocol": plan.env.protocol or None,
         "num_envs": options.num_envs,
         "seed": options.seed,
         "num_seeds": options.num_seeds,

@@ -67,6 +67,7 @@ class Trainer:
         self.chunk_length, self.rate = 1, 0.0  # updates, updates a second
         self.times = dict.fromkeys(TIMES, 0.0)  # of this run, in all processes
         self.shown = 0, 0.0  # updates and seconds at the last line on the terminal
+        self.exact = self.options.exact_resume and not plan.env.on_device
         self.signal: int | None = None
         self.failure = ""
         self.status = "failed"
@@ -112,12 +113,23 @@ class Trainer:
             self.sinks = [self.lines, *report.open_sinks(self.plan)]
             return
         self.state, others = self.keeper.restore(saved, self.program)
+        if not self.plan.env.on_device:
+            self.begin_games()
         self.dispatched = self.finished = self.scores.updates
         self.times = {name: self.times[name] + others["times"].get(name, 0.0) for name in TIMES}
         self.began -= others["wall_time"]
         self.shown = self.finished, self.times["train"]
         self.lines = sinks.JsonLines(path, others["metrics_size"])
         self.sinks = [self.lines, *report.open_sinks(self.plan, self.env_steps)]
+
+    def begin_games(self) -> None:
+        """Environments on the host are no part of a state that was saved: all of their games begin anew."""
+        import jax
+        import numpy as np
+
+        fresh = self.program.init(np.asarray(self.seeds[0], np.int32))
+        agent = jax.jit(self.plan.agent.interrupt, donate_argnums=0)(self.state.agent)
+        self.state = self.state._replace(actors=fresh.actors, agent=agent)
 
     def spent(self) -> dict[str, float]:
         """Seconds on each of TIMES."""
@@ -145,9 +157,13 @@ class Trainer:
                 self.evaluate()
             if self.at(saving) or self.keeper.due():
                 self.save()
+                if self.exact:
+                    self.plan.env.renew(self.finished)
+                    self.begin_games()
             boundaries = [self.finished // every * every + every for every in (evaluating, saving) if every]
             self.advance(min([self.plan.num_updates, *boundaries]))
-        self.save()
+        if not self.exact or self.finished == self.plan.num_updates:
+            self.save()
         if self.signal or self.failure:
             self.record(everything=True)
         else:
@@ -276,7 +292,10 @@ class Trainer:
 
     def evaluate(self) -> None:
         """Plays the greedy policy, and completes the record with how it went. The best so far is saved."""
-        each_seed, total = self.play(self.program.learner(self.state), len(self.scores.evaluations))
+        index = len(self.scores.evaluations)
+        if self.exact:
+            self.plan.eval_env.renew(index)
+        each_seed, total = self.play(self.program.learner(self.state), index)
         self.scores.evaluations.append({"env_steps": self.env_steps} | total)
         self.record(everything=True, evaluation=each_seed)
         if self.scores.best() is self.scores.evaluations[-1]:

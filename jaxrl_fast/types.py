@@ -74,6 +74,8 @@ class Env(NamedTuple):
     spec: EnvSpec
     on_device: bool = True  # False: one host pool behind it, which no vmap can multiply
     notes: tuple[str, ...] = ()  # what its user should know, a sentence each
+    protocol: str = ""  # the rules under which games are played and scored, where there are several
+    renew: Callable[[int], None] | None = None  # new games, and new chance by a number, behind the same functions
 
 
 class Decision(NamedTuple):
@@ -114,3 +116,4 @@ class Agent(NamedTuple):
     noise: Callable[[Key, int, int], PyTree]  # (key, T, N): what T decisions need of chance, [T, ...], drawn at once
     rollout_length: int  # T
     memory: PyTree = ()  # [...] of one environment at the start of an episode
+    interrupt: Callable[[PyTree], PyTree] = lambda state: state  # S where all environments begin anew in mid-episode

@@ -16,6 +16,7 @@ from gymnax.wrappers.purerl import FlattenObservationWrapper
 
 from jaxrl_fast import envs
 from jaxrl_fast.envs import gymnax as adapter
+from jaxrl_fast.envs import inputs
 from jaxrl_fast.types import Box, Discrete
 
 REFUSED = {"gymnax/MNISTBandit-bsuite": "downloads"}
@@ -293,7 +294,8 @@ def test_actions_are_scaled_and_clipped_to_the_true_space(env_id):
     game = played(env_id)
     single = game.env.step.args[0]
     space = single.env.action_space(single.params)
-    ours = np.stack([jax.vmap(partial(inputs.to_env_action, single.spec, single.bounds))(action) for action in game.actions[6:20]])
+    to_env_action = jax.vmap(partial(inputs.to_env_action, single.spec, single.bounds))
+    ours = np.stack([to_env_action(action) for action in game.actions[6:20]])
     if isinstance(space, spaces.Discrete):
         assert ours.dtype == np.int32
         np.testing.assert_array_equal(ours, np.clip(game.actions[6:20], 0, space.n - 1))
@@ -305,7 +307,8 @@ def test_actions_are_scaled_and_clipped_to_the_true_space(env_id):
 
 def test_the_middle_and_the_ends_of_an_action_are_exact():
     single = envs.make("gymnax/Pendulum-v1", 1).step.args[0]
-    scaled = jax.vmap(partial(inputs.to_env_action, single.spec, single.bounds))(jnp.array([[-1.0], [0.25], [1.0], [7.0], [jnp.nan]]))
+    actions = jnp.array([[-1.0], [0.25], [1.0], [7.0], [jnp.nan]])
+    scaled = jax.vmap(partial(inputs.to_env_action, single.spec, single.bounds))(actions)
     np.testing.assert_array_equal(scaled[:, 0], [-2.0, 0.5, 2.0, 2.0, 0.0])
     assert single.spec.action == Box((1,))
 

@@ -48,7 +48,13 @@ LAYERS = (
     Layer(("population",), ours=(), theirs=("numpy",)),
     Layer(("loop",), ours=("types",), theirs=("jax",)),
     Layer(("envs/__init__",), ours=("types", "spelling"), lazily=("envs/*",), pure=False),
-    Layer(("envs/*",), ours=("types", "spelling"), theirs=("jax", "numpy", "{name}"), pure=False),
+    Layer(("envs/inputs",), ours=("types", "spelling")),
+    Layer(
+        ("envs/*",),
+        ours=("types", "spelling", "envs/inputs"),
+        theirs=("jax", "numpy", "gymnasium", "{name}"),
+        pure=False,
+    ),
     Layer(("agents/configs",), ours=(), theirs=()),  # so that `--help` need not wait for jax
     Layer(("agents/__init__",), ours=("types", "agents/configs"), lazily=("agents/*",), pure=False),
     Layer(("agents/*",), ours=("types", *PARTS, "agents/*")),

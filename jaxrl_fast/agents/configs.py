@@ -45,12 +45,16 @@ class PPO:
     """Standardise observations by their running mean and variance."""
     normalize_rewards: bool = False
     """Divide rewards by the running standard deviation of their discounted sum."""
+    clip_rewards: bool = False
+    """Learn from the signs of rewards only, as is usual for Atari; scores are of true rewards."""
     network: Literal["auto", "mlp", "minatar", "nature", "impala"] = "auto"
     """auto goes by the shape of the observation."""
     hidden: tuple[int, ...] = ()
     """Widths of the dense layers; left out, those of the network's paper (64 64 for mlp)."""
     activation: Literal["auto", "tanh", "relu"] = "auto"
     """auto is that of the network's paper."""
+    compute_dtype: Literal["float32", "bfloat16"] = "float32"
+    """What the network computes in; parameters stay float32. bfloat16 is for GPUs."""
     squash: bool = False
     """Continuous actions: a tanh-Gaussian instead of a clipped Gaussian."""
     log_std_init: float = 0.0
@@ -134,12 +138,16 @@ class DQN:
     """a: environment i of N explores with epsilon ^ (1 + a i / (N - 1)); 7 in Ape-X (Horgan et al. 2018), 0 for one."""
     layer_norm: bool = False
     """Normalise before every activation; in convolutions over each pixel's channels."""
+    clip_rewards: bool = False
+    """Learn from the signs of rewards only, as is usual for Atari; scores are of true rewards."""
     network: Literal["auto", "mlp", "minatar", "nature", "impala"] = "auto"
     """auto goes by the shape of the observation."""
     hidden: tuple[int, ...] = ()
     """Widths of the dense layers; left out, those of the network's paper (64 64 for mlp)."""
     activation: Literal["auto", "tanh", "relu"] = "relu"
     """auto is that of the network's paper."""
+    compute_dtype: Literal["float32", "bfloat16"] = "float32"
+    """What the network computes in; parameters stay float32. bfloat16 is for GPUs."""
 
     @property
     def ratio(self) -> Fraction:
@@ -195,12 +203,16 @@ class PQN:
     """a: environment i of N explores with epsilon ^ (1 + a i / (N - 1)); 7 in Ape-X (Horgan et al. 2018), 0 for one."""
     layer_norm: bool = True
     """Normalise before every activation; in convolutions over each pixel's channels, as flax does."""
+    clip_rewards: bool = False
+    """Learn from the signs of rewards only, as is usual for Atari; scores are of true rewards."""
     network: Literal["auto", "mlp", "minatar", "nature", "impala"] = "auto"
     """auto goes by the shape of the observation."""
     hidden: tuple[int, ...] = ()
     """Widths of the dense layers; left out, those of the network's paper (64 64 for mlp)."""
     activation: Literal["auto", "tanh", "relu"] = "relu"
     """auto is that of the network's paper."""
+    compute_dtype: Literal["float32", "bfloat16"] = "float32"
+    """What the network computes in; parameters stay float32. bfloat16 is for GPUs."""
 
     def gradient_rows(self, num_envs: int) -> int:
         """Rows in a gradient step."""

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxrl_fast import distributions, exploration, gradients, networks, priorities, replay
+from jaxrl_fast import distributions, exploration, gradients, networks, normalize, priorities, replay
 from jaxrl_fast.agents import configs
 from jaxrl_fast.types import Agent, Array, Decision, EnvSpec, Key, Metrics, PyTree, Rollout
 
@@ -95,6 +95,7 @@ def make(config: Config, spec: EnvSpec, num_updates: int) -> Agent:
         hidden=config.hidden,
         activation=config.activation,
         layer_norm=config.layer_norm,
+        dtype=jnp.dtype(config.compute_dtype),
     )
     learning_steps = max(num_updates * per_update - config.first_learning(num_envs), 1)
     learning_rate = gradients.linear(config.learning_rate, config.anneal, int(config.ratio * learning_steps) + 1)
@@ -110,6 +111,7 @@ def make(config: Config, spec: EnvSpec, num_updates: int) -> Agent:
         update=partial(update, parts),
         noise=partial(noise, parts),
         rollout_length=rollout_length,
+        interrupt=lambda state: state._replace(replay=replay.interrupt(layout, state.replay)),
     )
 
 
@@ -202,6 +204,7 @@ def num_env_steps(parts: Parts, state: State) -> Array:
 
 def update(parts: Parts, state: State, rollout: Rollout, key: Key) -> tuple[State, Metrics]:
     """Keeps the rollout, then makes the gradient steps that are due."""
+    rollout = normalize.clip_rewards(rollout, parts.config.clip_rewards)
     ring = replay.add(parts.layout, state.replay, rollout.steps)
     learner = prioritise(parts, state.learner, ring)
     num_steps, owed = due(parts, state)

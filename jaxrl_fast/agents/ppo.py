@@ -57,7 +57,12 @@ def make(config: Config, spec: EnvSpec, num_updates: int) -> Agent:
     check(config, spec)
     num_outputs = spec.action.num if isinstance(spec.action, Discrete) else spec.action.shape[0]
     network = networks.actor_critic(
-        spec.obs, num_outputs, kind=config.network, hidden=config.hidden, activation=config.activation
+        spec.obs,
+        num_outputs,
+        kind=config.network,
+        hidden=config.hidden,
+        activation=config.activation,
+        dtype=jnp.dtype(config.compute_dtype),
     )
     learning_rate = gradients.linear(
         config.learning_rate, config.anneal, num_updates * config.num_epochs * config.num_minibatches
@@ -76,6 +81,7 @@ def make(config: Config, spec: EnvSpec, num_updates: int) -> Agent:
         update=partial(update, parts),
         noise=partial(noise, spec.action),
         rollout_length=config.rollout_length,
+        interrupt=interrupt,
     )
 
 
@@ -99,6 +105,12 @@ def init(parts: Parts, key: Key) -> State:
         else (),
         rewards=normalize.init_reward(parts.spec.num_envs) if parts.config.normalize_rewards else (),
     )
+
+
+def interrupt(state: State) -> State:
+    """The rewards so far belong to episodes that nobody goes on with."""
+    scale = state.rewards and state.rewards._replace(total=jnp.zeros_like(state.rewards.total))
+    return state._replace(rewards=scale)
 
 
 def noise(action: Discrete | Box, key: Key, num_steps: int, num_envs: int) -> Array:
@@ -142,7 +154,7 @@ def distribution(parts: Parts, params: PyTree, output: Array) -> PyTree:
 def update(parts: Parts, state: State, rollout: Rollout, key: Key) -> tuple[State, Metrics]:
     """Several epochs of minibatches over one rollout."""
     config, axis_name = parts.config, parts.spec.axis_name
-    state, rows, explained = prepare(parts, state, rollout)
+    state, rows, explained = prepare(parts, state, normalize.clip_rewards(rollout, config.clip_rewards))
     learner = (state.params, state.optimiser, jnp.bool_(False))
     keys = jax.random.split(key, config.num_epochs)
     learner, means = jax.lax.scan(lambda learner, key: epoch(parts, learner, rows, key), learner, keys)

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxrl_fast import distributions, exploration, gradients, minibatch, networks, returns
+from jaxrl_fast import distributions, exploration, gradients, minibatch, networks, normalize, returns
 from jaxrl_fast.agents import configs
 from jaxrl_fast.types import Agent, Array, Decision, EnvSpec, Key, Metrics, PyTree, Rollout
 
@@ -60,6 +60,7 @@ def make(config: Config, spec: EnvSpec, num_updates: int) -> Agent:
         hidden=config.hidden,
         activation=config.activation,
         layer_norm=config.layer_norm,
+        dtype=jnp.dtype(config.compute_dtype),
     )
     learning_rate = gradients.linear(
         config.learning_rate, config.anneal, num_updates * config.num_epochs * config.num_minibatches
@@ -110,7 +111,7 @@ def epsilons(parts: Parts, state: State, place: int | Array = 0) -> Array:
 def update(parts: Parts, state: State, rollout: Rollout, key: Key) -> tuple[State, Metrics]:
     """Several epochs of minibatches over one rollout, whose targets stay what they were before it."""
     config, axis_name = parts.config, parts.spec.axis_name
-    rows = prepare(parts, state.params, rollout)
+    rows = prepare(parts, state.params, normalize.clip_rewards(rollout, config.clip_rewards))
     keys = jax.random.split(key, config.num_epochs)
     learner = state.params, state.optimiser
     learner, means = jax.lax.scan(lambda learner, key: epoch(parts, learner, rows, key), learner, keys)

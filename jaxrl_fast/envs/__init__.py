@@ -17,10 +17,11 @@ from jaxrl_fast.spelling import nearest
 from jaxrl_fast.types import Conditions
 
 BACKENDS = ("gymnax", "envpool")  # a bare id that several know means the first
+ALONE = Conditions()  # a pool that no other needs to be told from
 EXTRAS = {"envpool": "atari"}  # what to install where a backend is missing
 
 
-def make(env_id: Any, num_envs: int, /, conditions: Conditions = Conditions(), **options: Any) -> types.Env:
+def make(env_id: Any, num_envs: int, /, conditions: Conditions = ALONE, **options: Any) -> types.Env:
     """N environments behind one id, or behind an object with gymnax's interface.
 
     Ids: "gymnax/CartPole-v1"; "CartPole-v1"; "my_package.my_module:MyEnv", a class, a factory or an

@@ -67,6 +67,7 @@ class Task(NamedTuple):
     bounds: inputs.Bounds
     raw: PyTree  # shapes and dtypes of one environment's observation, as envpool gives it
     spaces: PyTree  # gymnasium's spaces of the same
+    protocol: str  # of Atari
     lives: bool  # a lost life ends an episode
     says_over: bool  # whether the game is over is told besides
     wide: bool  # something in it has 64 bits
@@ -105,6 +106,13 @@ class Pool:
             handle, _, _, step = self.envs.xla()
         return handle, step
 
+    def renew(self, number: int) -> None:
+        """A new pool takes the place of this one, with chance by a number. Only for programs that ask by callback."""
+        self.seed = *self.seed[:2], number
+        if "envs" in self.__dict__:
+            KEPT.remove(self.envs)
+            del self.envs
+
     def handle(self, path: str) -> np.ndarray:
         """[8] uint8"""
         return self.calls[0] if path == "ffi" else np.zeros(8, np.uint8)
@@ -119,7 +127,7 @@ class Pool:
         return (_narrow(obs), *ends, np.asarray(_game_over(self.task, info)))
 
 
-KEPT: list[Any] = []
+KEPT: list[Any] = []  # pools, to the end of the process
 
 
 def registered() -> tuple[str, ...]:
@@ -131,7 +139,15 @@ def make(name: str, num_envs: int, options: Mapping[str, Any], conditions: Condi
     task = describe(name, num_envs, options, conditions)
     path, notes = _choose_path(conditions.path)
     drive = Pool(task, conditions.seed), path
-    return Env(functools.partial(reset, *drive), functools.partial(step, *drive), task.spec, False, notes)
+    return Env(
+        functools.partial(reset, *drive),
+        functools.partial(step, *drive),
+        task.spec,
+        on_device=False,
+        notes=notes,
+        protocol=task.protocol,
+        renew=drive[0].renew if path == "callback" else None,
+    )
 
 
 def reset(pool: Pool, path: str, key: Key) -> tuple[State, TimeStep]:
@@ -197,9 +213,10 @@ def encode(task: Task, obs: PyTree) -> PyTree:
     return jax.tree.map(_encode, obs, task.spaces)
 
 
-def _encode(x: jax.Array, space: gymnasium.Space) -> jax.Array:
-    if isinstance(space, gymnasium.spaces.Discrete) and space.n <= MOST_ONE_HOT:
-        return jax.nn.one_hot(x - space.start, space.n, dtype=jnp.float32)
+def _encode(x: jax.Array, space: Any) -> jax.Array:
+    num = int(space.n) if isinstance(space, gymnasium.spaces.Discrete) else 0
+    if 0 < num <= MOST_ONE_HOT:
+        return jax.nn.one_hot(x - int(space.start), num, dtype=jnp.float32)
     if x.ndim == 4 and x.dtype == jnp.uint8 and x.shape[1] < min(x.shape[2:]):
         return jnp.moveaxis(x, 1, -1)
     if x.ndim == 2 and x.dtype == jnp.uint8:  # a text: bytes become [0, 1)
@@ -209,7 +226,7 @@ def _encode(x: jax.Array, space: gymnasium.Space) -> jax.Array:
 
 
 def describe(name: str, num_envs: int, options: Mapping[str, Any], conditions: Conditions) -> Task:
-    """What envpool says of one of its tasks under these options. ValueError of one sentence where it cannot be driven."""
+    """What envpool says of a task under these options. ValueError of one sentence where it cannot be driven."""
     env_id = f"envpool/{name}"
     if name not in envpool.list_all_envs():
         raise ValueError(f"unknown environment {env_id!r}{nearest(name, registered())}")
@@ -235,6 +252,7 @@ def describe(name: str, num_envs: int, options: Mapping[str, Any], conditions: C
         bounds=bounds,
         raw=raw,
         spaces=spaces,
+        protocol=protocol,
         lives=bool(config.get("episodic_life", False)),
         says_over="info:terminated" in spec.state_array_spec,
         wide=any(np.dtype(d).itemsize == 8 for d in (*dtypes, spec.action_array_spec["action"].dtype)),
@@ -330,7 +348,8 @@ def _observation(env_id: str, spec: Any) -> tuple[PyTree, PyTree]:
             shape = tuple(n for n in array.shape if n != -1)  # -1: one of each player, and there is one
             _put(raw, name.replace(":", ".").split("."), jax.ShapeDtypeStruct(shape, array.dtype))
     spaces = _unpacked(spec.observation_space)
-    if jax.tree.structure(raw["obs"]) != jax.tree.structure(spaces):
+    here: Any = jax.tree.structure(raw["obs"])
+    if here != jax.tree.structure(spaces):
         raise ValueError(f"{env_id} cannot be driven: its observation space is {spec.observation_space}")
     return raw["obs"], spaces
 

@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 import gymnax
 import jax
 import jax.numpy as jnp
-import numpy as np
 from gymnax.environments import spaces
 
 from jaxrl_fast import types

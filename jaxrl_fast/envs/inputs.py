@@ -9,7 +9,7 @@ import numpy as np
 from jaxrl_fast.spelling import nearest, parse_float
 from jaxrl_fast.types import Discrete, EnvSpec
 
-Bounds = tuple[np.ndarray, np.ndarray] | tuple[()]  # the true (low, high) of continuous actions; () for discrete ones
+Bounds = Any  # the true (low, high) of continuous actions; () for discrete ones
 
 
 def check_action(spec: EnvSpec, action: jax.Array) -> None:
