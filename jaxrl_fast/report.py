@@ -61,7 +61,8 @@ def _from_where(plan: Plan) -> str:
         if total != plan.saved.manifest["config"]["total_steps"]
         else ""
     )
-    return f"from step {sinks.short(plan.saved.manifest['env_steps'])} ({plan.saved.folder}){longer}"
+    anew = "" if plan.env.on_device else "; its games begin anew"
+    return f"from step {sinks.short(plan.saved.manifest['env_steps'])} ({plan.saved.folder}){longer}{anew}"
 
 
 def write_config(plan: Plan) -> None:

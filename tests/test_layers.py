@@ -50,11 +50,12 @@ LAYERS = (
     Layer(("envs/__init__",), ours=("types", "spelling"), lazily=("envs/*",), pure=False),
     Layer(("envs/inputs",), ours=("types", "spelling")),
     Layer(
-        ("envs/*",),
+        ("envs/envpool",),
         ours=("types", "spelling", "envs/inputs"),
-        theirs=("jax", "numpy", "gymnasium", "{name}"),
+        theirs=("jax", "numpy", "gymnasium", "envpool"),
         pure=False,
     ),
+    Layer(("envs/*",), ours=("types", "spelling", "envs/inputs"), theirs=("jax", "numpy", "{name}"), pure=False),
     Layer(("agents/configs",), ours=(), theirs=()),  # so that `--help` need not wait for jax
     Layer(("agents/__init__",), ours=("types", "agents/configs"), lazily=("agents/*",), pure=False),
     Layer(("agents/*",), ours=("types", *PARTS, "agents/*")),

@@ -28,6 +28,8 @@ from jaxrl_fast.envs import inputs
 from jaxrl_fast.spelling import nearest
 from jaxrl_fast.types import Conditions, Env, EnvSpec, Game, Key, PyTree, TimeStep
 
+warnings.filterwarnings("ignore", ".*precision lowered by casting")  # gymnasium's, of bounds: no user's concern
+
 PROTOCOLS: dict[str, dict[str, Any]] = {
     # Mnih et al. 2015, "Human-level control ...", methods: a lost life ends an episode, up to 30 no-ops begin a game
     "dqn2015": {"episodic_life": True, "repeat_action_probability": 0.0, "use_fire_reset": True, "noop_max": 30},
@@ -95,7 +97,7 @@ class Pool:
         """envpool's own object. An Atari environment takes some 0.15 s."""
         jax.devices()  # before envpool registers its calls, or a wrong version of jaxlib breaks JAX's start
         seeds = seeds_of(self.seed, self.task.spec.num_envs)
-        envs = _quietly(envpool.make_gymnasium, self.task.name, **self.task.config, num_envs=len(seeds), seed=seeds)
+        envs = envpool.make_gymnasium(self.task.name, **self.task.config, num_envs=len(seeds), seed=seeds)
         KEPT.append(envs)
         return envs
 
@@ -234,11 +236,11 @@ def describe(name: str, num_envs: int, options: Mapping[str, Any], conditions: C
     if conditions.protocol and not atari:
         raise ValueError(f"--protocol {conditions.protocol}: {env_id} is no game of Atari, for which protocols are")
     protocol = conditions.protocol or ("dqn2015" if atari else "")
-    known = _quietly(_specify, env_id, name, {})
+    known = _specify(env_id, name, {})
     given = _checked(env_id, known.config._asdict(), options)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     config = {"num_threads": min(num_envs, cores), **PROTOCOLS.get(protocol, {}), **given}
-    spec = _quietly(_specify, env_id, name, config)
+    spec = _specify(env_id, name, config)
     if spec.config.max_num_players > 1:
         raise ValueError(f"{env_id} cannot be driven: it is a game of {spec.config.max_num_players} players")
     action, start, bounds = _action(env_id, spec)
@@ -284,7 +286,7 @@ def why_no_ffi() -> str:
         return "they are for Linux only"
     jax.devices()
     try:
-        envs = _quietly(envpool.make_gymnasium, "CartPole-v1", num_envs=1, seed=[0], num_threads=1)
+        envs = envpool.make_gymnasium("CartPole-v1", num_envs=1, seed=[0], num_threads=1)
         KEPT.append(envs)
         envs.reset()
         handle, _, _, step = envs.xla()
@@ -378,10 +380,3 @@ def _narrow(tree: PyTree) -> PyTree:
 def _narrow_dtype(dtype: Any) -> Any:
     """Of at most 32 bits."""
     return {"float64": np.float32, "int64": np.int32, "uint64": np.uint32}.get(np.dtype(dtype).name, dtype)
-
-
-def _quietly(function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-    """Without gymnasium's warnings about the precision of bounds, which are no user's concern."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return function(*arguments, **options)

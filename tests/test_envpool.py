@@ -1,0 +1,365 @@
+"""envpool's environments: row for row those of its own Python API, and nothing that reaches them ends the process.
+
+Episodic lives, time limits and sticky actions come from envpool itself; the oracle reads its answers by the rules of
+`types.TimeStep`.
+"""
+
+import functools
+import subprocess
+import sys
+import textwrap
+from typing import Any, NamedTuple
+
+import envpool
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxrl_fast
+from jaxrl_fast import agents, envs, loop, replay, train
+from jaxrl_fast.agents import configs
+from jaxrl_fast.envs import envpool as adapter
+from jaxrl_fast.types import Box, Conditions, Discrete
+from tests.test_resume import same, stop_after
+
+SEED = (3, 0, 0)
+NUM_ENVS = 2
+CASES = {  # id, options, protocol, steps
+    "lives": ("Breakout-v5", {}, "dqn2015", 200),
+    "sticky": ("Breakout-v5", {}, "machado2018", 200),
+    "time limit": ("Breakout-v5", {"max_episode_steps": 25}, "machado2018", 80),
+    "lives and time limit": ("Breakout-v5", {"max_episode_steps": 40}, "dqn2015", 120),
+    "vector": ("CartPole-v1", {}, "", 60),
+    "continuous": ("Pendulum-v1", {"max_episode_steps": 20}, "", 50),
+    "64 bits": ("Ant-v4", {"max_episode_steps": 30}, "", 70),
+    "a tree, one-hot, text": ("MiniGrid-Empty-5x5-v0", {"max_episode_steps": 25}, "", 60),
+    "a number": ("FrozenLake-v1", {}, "", 60),
+}
+
+
+class Game(NamedTuple):
+    """What some actions led to."""
+
+    env: Any
+    actions: np.ndarray  # [T, N, ...]
+    first: Any  # TimeStep [N]
+    steps: Any  # TimeStep [T, N]
+
+
+def random_actions(spec, num_steps, seed=0):
+    chance, lead = np.random.default_rng(seed), (num_steps, spec.num_envs)
+    if isinstance(spec.action, Discrete):
+        return chance.integers(spec.action.num, size=lead).astype(np.int32)
+    return chance.uniform(-1, 1, (*lead, *spec.action.shape)).astype(np.float32)
+
+
+def run(env, actions):
+    """Reset, then one step for each row of actions, as one compiled program."""
+
+    def program(actions):
+        state, first = env.reset(jax.random.key(0))
+        return first, jax.lax.scan(env.step, state, actions)[1]
+
+    return jax.device_get(jax.jit(program)(actions))
+
+
+@functools.cache
+def play(case, path):
+    name, options, protocol, num_steps = CASES[case]
+    env = envs.make(f"envpool/{name}", NUM_ENVS, Conditions(SEED, protocol, path), **options)
+    actions = random_actions(env.spec, num_steps)
+    return Game(env, actions, *run(env, actions))
+
+
+def raw(case):
+    """The same by envpool's own Python API: [T + 1] observations, and [T] rewards, ends and information."""
+    name, options, protocol, num_steps = CASES[case]
+    rules = {
+        "dqn2015": dict(episodic_life=True, noop_max=30, use_fire_reset=True),
+        "machado2018": dict(repeat_action_probability=0.25, noop_max=1, use_fire_reset=False),
+        "": {},
+    }[protocol]
+    seed = adapter.seeds_of(SEED, NUM_ENVS)
+    pool = envpool.make_gymnasium(name, num_envs=NUM_ENVS, seed=seed, **rules, **options)
+    actions = random_actions(envs.make(f"envpool/{name}", NUM_ENVS, **options).spec, num_steps)
+    space = pool.action_space
+    if not np.issubdtype(space.dtype, np.integer):
+        actions = (0.5 * (space.low + space.high) + actions * (0.5 * (space.high - space.low))).astype(space.dtype)
+    rows, obs = [], [pool.reset()[0]]
+    for action in actions:
+        after, *row = pool.step(action)
+        obs.append(after)
+        rows.append(row)
+    return obs, rows
+
+
+@pytest.mark.parametrize("path", ["ffi", "callback"])
+@pytest.mark.parametrize("case", CASES)
+def test_every_row_is_that_of_envpools_own_api(case, path):
+    game, (obs, rows) = play(case, path), raw(case)
+    stack = lambda trees: jax.tree.map(lambda *x: np.stack(x), *trees)
+    ours = jax.tree.map(lambda a, b: np.concatenate([a[None], b]), game.first.obs, game.steps.obs)
+    theirs = stack(obs)
+    if case == "a tree, one-hot, text":
+        theirs |= {"direction": np.eye(4)[theirs["direction"]], "mission": theirs["mission"] / 256}
+    elif case == "a number":
+        theirs = np.eye(16)[theirs]
+    elif game.env.spec.frame_stack:
+        theirs = np.moveaxis(theirs, 2, -1)
+    jax.tree.map(lambda a, b: np.testing.assert_array_equal(a, b.astype(a.dtype)), ours, theirs)
+    reward, terminated, truncated = (np.stack([row[i] for row in rows]) for i in range(3))
+    over = np.stack([row[3].get("terminated", np.zeros(NUM_ENVS)) for row in rows]) > 0
+    np.testing.assert_array_equal(game.steps.reward, reward.astype(np.float32))
+    np.testing.assert_array_equal(game.steps.last, terminated | truncated | over)
+    np.testing.assert_array_equal(game.steps.discount, 1.0 - (terminated | over))
+    if game.steps.game:
+        np.testing.assert_array_equal(game.steps.game.over, over | truncated)
+        np.testing.assert_array_equal(game.steps.game.reward, reward)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_step_from_a_last_one_has_no_reward_and_no_end(case):
+    steps = play(case, "ffi").steps
+    assert steps.last.any(), "the test needs ends"
+    begins = steps.last[:-1]
+    assert (steps.reward[1:][begins] == 0).all() and (steps.discount[1:][begins] == 1).all()
+    assert not steps.last[1:][begins].any()
+
+
+def test_a_lost_life_ends_an_episode_but_not_the_game():
+    steps = play("lives", "ffi").steps
+    lost = steps.last & ~steps.game.over
+    assert lost.sum() > steps.game.over.sum() > 0
+    assert (steps.discount[lost] == 0).all()
+
+
+def test_time_running_out_is_no_death():
+    for case in ("time limit", "continuous", "64 bits"):
+        steps = play(case, "ffi").steps
+        assert (steps.last & (steps.discount == 1)).any(), case
+
+
+def test_scores_are_of_whole_games_unclipped():
+    """PPO acts at random and clips; what the loop sums up is what envpool's own information adds up to."""
+    name, options, protocol, num_steps = CASES["lives"]
+    env = envs.make(f"envpool/{name}", NUM_ENVS, Conditions(SEED, protocol), **options)
+    config = configs.PPO(rollout_length=num_steps, network="mlp", hidden=(8,), clip_rewards=True)
+    agent = agents.load("ppo").make(config, env.spec, 1)
+
+    @jax.jit
+    def act(key):
+        state = loop.init(env, agent, key)
+        noise = agent.noise(key, num_steps, NUM_ENVS)
+        return loop.rollout(env, agent, functools.partial(agent.explore, state.agent), state.actors, noise)[1:]
+
+    experience, scores = jax.device_get(act(jax.random.key(1)))
+    pool = envpool.make_gymnasium(name, num_envs=NUM_ENVS, seed=adapter.seeds_of(SEED, NUM_ENVS), episodic_life=True)
+    pool.reset()
+    score, length, finished = np.zeros(NUM_ENVS), np.zeros(NUM_ENVS, int), []
+    last = np.zeros(NUM_ENVS, bool)
+    for action in experience.steps.action:
+        _, _, terminated, truncated, info = pool.step(action)
+        score, length = score + info["reward"], length + ~last
+        last = terminated | truncated
+        for i in np.flatnonzero((info["terminated"] > 0) | truncated):
+            finished.append((score[i], length[i]))
+            score[i] = length[i] = 0
+    assert scores["episodes"] == len(finished) > 0
+    assert scores["return_sum"] == sum(s for s, _ in finished)
+    assert scores["length_sum"] == sum(n for _, n in finished)
+
+
+def test_a_ring_of_single_frames_gives_back_envpools_stacks():
+    game = play("lives", "ffi")
+    num_steps = len(game.actions)
+    layout = replay.Layout(num_steps, NUM_ENVS, n_step=1, frame_stack=4)
+    spec, steps = game.env.spec, game.steps
+    stacks = np.concatenate([game.first.obs[None], steps.obs])  # [T + 1, N, ...]
+    before = np.concatenate([np.zeros((1, NUM_ENVS), bool), steps.last[:-1]])
+    row = loop.Transition(stacks[:-1], game.actions, steps.reward, steps.discount, steps.last, ~before, ())
+    ring = replay.init(layout, spec.obs, spec.action)
+    assert ring.obs.shape == (num_steps, NUM_ENVS, 84, 84, 1)
+    ring = jax.jit(functools.partial(replay.add, layout))(ring, jax.tree.map(jnp.asarray, row))
+    at, env = (x.reshape(-1) for x in np.mgrid[3 : num_steps - 1, :NUM_ENVS])
+    sample = jax.jit(functools.partial(replay.read, layout, gamma=1.0))(ring, row=jnp.asarray(at), env=jnp.asarray(env))
+    np.testing.assert_array_equal(sample.obs, stacks[at, env])
+    np.testing.assert_array_equal(sample.next_obs, stacks[at + 1, env])
+
+
+def test_seeds_of_two_runs_have_nothing_in_common():
+    assert set(adapter.seeds_of((0, 0, 0), 500)).isdisjoint(adapter.seeds_of((1, 0, 0), 500))
+    assert len(set(adapter.seeds_of((0, 0, 0), 5000))) == 5000
+    assert adapter.seeds_of((5, 1, 2), 9) == adapter.seeds_of((5, 1, 2), 9)
+
+
+REFUSED = [
+    ("Pong-v5", dict(stack_num=0), ["stack_num=0", "1 to 64"]),
+    ("Pong-v5", dict(noop_max=0), ["noop_max=0"]),
+    ("Pong-v5", dict(img_height=0), ["img_height=0"]),
+    ("Pong-v5", dict(num_threads=-1), ["num_threads=-1"]),
+    ("Pong-v5", dict(max_episode_steps=0), ["max_episode_steps=0"]),
+    ("Pong-v5", dict(frame_skip=0), ["frame_skip=0"]),
+    ("Pong-v5", dict(frame_skip=2**40), ["frame_skip"]),
+    ("Pong-v5", dict(img_width="wide"), ["img_width='wide'", "such as 84"]),
+    ("Pong-v5", dict(repeat_action_probability=7), ["--protocol"]),
+    ("Pong-v5", dict(episodic_life=True), ["--protocol"]),
+    ("Pong-v5", dict(reward_clip=True), ["--agent.clip-rewards"]),
+    ("Pong-v5", dict(seed=3), ["--seed"]),
+    ("Pong-v5", dict(batch_size=3), ["--num-envs"]),
+    ("Pong-v5", dict(stack_nun=3), ["no option 'stack_nun'", "stack_num"]),
+    ("CartPole-v1", dict(stack_num=3), ["no option 'stack_num'"]),
+    ("Go9x9-v1", {}, ["2 players"]),
+    ("BinPack-v2", {}, ["cannot be driven", "action space"]),
+    ("D1Basic-v1", {}, ["bounds are not finite"]),
+    ("Pongg-v5", {}, ["Pong-v5"]),
+]
+
+
+@pytest.mark.parametrize(("name", "options", "words"), REFUSED, ids=[f"{n} {o}" for n, o, _ in REFUSED])
+def test_what_cannot_be_driven_is_refused_before_there_is_a_pool(name, options, words):
+    held = len(adapter.KEPT)
+    with pytest.raises(ValueError) as refusal:
+        envs.make(f"envpool/{name}", 2, **options)
+    assert "\n" not in str(refusal.value)
+    for word in words:
+        assert word in str(refusal.value)
+    assert len(adapter.KEPT) == held
+
+
+MISTAKES = [
+    ("ppo --env envpool/Pong-v5 --num-seeds 2", ["--num-seeds 2", "one pool", "sweep"]),
+    ("ppo --env envpool/Pong-v5 --devices 2", ["--devices 2", "on the host"]),
+    ("ppo --env CartPole-v1 --protocol dqn2015", ["--protocol dqn2015", "no game of Atari"]),
+    ("ppo --env envpool/CartPole-v1 --protocol machado2018", ["no game of Atari"]),
+    ("ppo --env envpool/Pong-v5 --protocol dqn2016", ["--protocol", "dqn2015"]),
+    ("ppo --env envpool/Pong-v5 --exact-resume", ["--exact-resume", "--save-every", "environment steps"]),
+    ("ppo --env envpool/Pong-v5 --exact-resume --save-every 1M --pool-path ffi", ["--pool-path ffi", "callback"]),
+    ("dqn --env envpool/Pendulum-v1", ["dqn wants a finite number of actions"]),
+]
+
+
+@pytest.mark.parametrize(("line", "words"), MISTAKES, ids=[line for line, _ in MISTAKES])
+def test_a_mistake_gets_one_line_and_leaves_nothing(line, words, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert train.main(line.split()) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.count("\n") == 1, err
+    for word in words:
+        assert word in err
+    assert not list(tmp_path.iterdir())
+
+
+def test_without_envpool_it_says_what_to_install(monkeypatch):
+    monkeypatch.setattr(envs, "_is_here", lambda backend: backend != "envpool")
+    with pytest.raises(ValueError, match=r'envpool is not installed here; pip install "jaxrl_fast\[atari\]"'):
+        envs.make("envpool/Pong-v5", 2)
+    with pytest.raises(ValueError, match="unknown environment 'Pong-v5'"):
+        envs.make("Pong-v5", 2)
+
+
+def test_where_the_calls_do_not_load_python_steps_the_pool_and_says_so(monkeypatch):
+    monkeypatch.setattr(adapter, "why_no_ffi", lambda: "jaxlib is another")
+    env = envs.make("envpool/CartPole-v1", 2, Conditions(SEED))
+    assert any("jaxlib is another" in note for note in env.notes)
+    assert run(env, random_actions(env.spec, 3))[1].reward.shape == (3, 2)
+    with pytest.raises(ValueError, match=r"--pool-path ffi: .* \(jaxlib is another\)"):
+        envs.make("envpool/CartPole-v1", 2, Conditions(SEED, path="ffi"))
+
+
+def test_no_array_of_actions_ends_the_process():
+    """2,000 arrays of any shape, dtype and value, in a process that could die of them: all refused, or stepped."""
+    code = """
+    import functools, sys, warnings
+    import jax, jax.numpy as jnp, numpy as np
+    from jaxrl_fast import envs
+    from jaxrl_fast.types import Conditions
+    warnings.simplefilter("ignore")
+    chance = np.random.default_rng(0)
+    refused = stepped = 0
+    for name, path in (("CartPole-v1", "ffi"), ("Pendulum-v1", "ffi"), ("CartPole-v1", "callback"), ("Pong-v5", "ffi")):
+        env = envs.make(f"envpool/{name}", 3, Conditions((0,), path=path))
+        state, first = jax.jit(env.reset)(jax.random.key(0))
+        shapes = [(), (0,), (1,), (2,), (3,), (4,), (3, 1), (3, 2), (1, 3), (3, 0), (3, 1, 1)]
+        step = jax.jit(env.step)
+        for _ in range(500):
+            shape = shapes[chance.integers(len(shapes))]
+            if chance.random() < 0.4:
+                shape = (3, *getattr(env.spec.action, "shape", ()))
+            dtype = chance.choice("bool int8 uint8 int16 int32 uint32 float16 float32 complex64".split())
+            size = 10.0 ** chance.integers(0, 12)
+            value = np.asarray(chance.uniform(-size, size, shape))
+            value = np.where(chance.random(shape) < 0.1, chance.choice([np.nan, np.inf, -np.inf, 2.0**30]), value)
+            with np.errstate(all="ignore"):
+                action = jnp.asarray(value.astype(dtype))
+            try:
+                state, after = step(state, action)
+                jax.block_until_ready(after)
+                assert np.isfinite(after.reward).all()
+                stepped += 1
+            except ValueError as error:
+                assert "wants actions" in str(error), error
+                refused += 1
+    print("refused", refused, "stepped", stepped)
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stderr[-2000:]
+    _, refused, _, stepped = done.stdout.split()
+    assert int(refused) + int(stepped) == 2000 and int(refused) > 500 and int(stepped) > 100
+
+
+def test_spaces_are_made_uniform():
+    spec = lambda name, **options: envs.make(f"envpool/{name}", 1, **options).spec
+    pong = spec("Pong-v5")
+    assert (pong.obs.shape, pong.obs.dtype, pong.frame_stack, pong.action) == ((84, 84, 4), jnp.uint8, 4, Discrete(6))
+    assert spec("Pong-v5", full_action_space=True).action == Discrete(18)
+    assert spec("Pong-v5", stack_num=2, img_height=42, img_width=48).obs.shape == (42, 48, 2)
+    assert spec("Ant-v4").obs.dtype == jnp.float32 and spec("Ant-v4").action == Box((8,))
+    assert spec("Taxi-v3").obs.shape == (500,)
+    assert jax.tree.map(lambda x: x.shape, spec("WalkerWalk-v1").obs) == {
+        "height": (1,),
+        "orientations": (14,),
+        "velocity": (9,),
+    }
+
+
+SHORT: dict[str, Any] = dict(env="envpool/CartPole-v1", num_envs=4, total_steps=480, save_every=160, log_every=32)
+SHORT |= dict(eval_every=160, eval_episodes=4, eval_envs=4, tensorboard=False, log_level="quiet", compile_cache=False)
+AGENTS = {
+    "ppo": dict(rollout_length=8, hidden=(8,), normalize_rewards=True, normalize_observations=True),
+    "dqn": dict(capacity=256, batch_size=8, learning_starts=32, hidden=(8,), n_step=3, prioritised=True),
+}
+
+
+@pytest.mark.parametrize("algo", ["ppo", pytest.param("dqn", marks=pytest.mark.slow)])
+def test_with_new_games_at_checkpoints_going_on_is_exact(algo, tmp_path, monkeypatch):
+    options = SHORT | dict(algo=algo, agent=AGENTS[algo], exact_resume=True)
+    jaxrl_fast.fit(**options, run_dir=str(tmp_path / "whole"))
+    stop_after(monkeypatch, 200)
+    assert jaxrl_fast.fit(**options, run_dir=str(tmp_path / "parts")).summary["status"] == "stopped"
+    jaxrl_fast.fit(resume=str(tmp_path / "parts"), log_level="quiet")
+    same(tmp_path / "whole", tmp_path / "parts")
+
+
+def test_without_that_it_goes_on_with_everything_but_the_games(tmp_path, capsys):
+    options = SHORT | dict(algo="dqn", agent=AGENTS["dqn"])
+    jaxrl_fast.fit(**options | dict(total_steps=320), run_dir=str(tmp_path / "run"))
+    run = jaxrl_fast.fit(resume=str(tmp_path / "run"), total_steps=480, log_level="info")
+    assert run.summary["env_steps"] == 480 and run.summary["status"] == "done"
+    assert "its games begin anew" in capsys.readouterr().out
+    ring = run.agent_state.replay
+    assert ring.size == 256 // 4 and run.agent_state.num_updates == 480 // 32
+    cut = (int(ring.head) - (480 - 320) // 4) % 64  # where the games were left
+    assert not ring.valid[(cut - np.arange(1, 4)) % 64].any(), "n_step rows cannot look beyond it"
+
+
+def test_the_folder_and_the_summary_name_the_protocol(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    agent = dict(rollout_length=4, num_minibatches=1, num_epochs=1, hidden=(8,), network="mlp")
+    options = dict(algo="ppo", env="Pong-v5", num_envs=2, total_steps=8, agent=agent, log_level="quiet")
+    options |= dict(env_options=dict(img_height=36, img_width=36, max_episode_steps=20), eval_episodes=2, eval_envs=2)
+    run = jaxrl_fast.fit(**options, tensorboard=False, protocol="machado2018")
+    assert "machado2018" in run.folder.name and run.summary["protocol"] == "machado2018"
+    assert "protocol: machado2018" in (run.folder / "config.yaml").read_text()
+    run = jaxrl_fast.fit(**options, tensorboard=False)
+    assert run.summary["protocol"] == "dqn2015" and "protocol: dqn2015" in (run.folder / "config.yaml").read_text()
