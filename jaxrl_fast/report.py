@@ -163,14 +163,14 @@ def picture(folder: Path) -> Any:
     """A run's learning curve as a matplotlib figure."""
     import numpy as np
 
-    from jaxrl_fast import plot, population
+    from jaxrl_fast import curves, population
 
     records = read_metrics(folder)
     summary = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
     seeds = list(dict.fromkeys(r["seed"] for r in records))
     names = "env_steps", "return_mean", "episodes"
     at, means, counts = (np.array([[r[k] or 0 for r in records if r["seed"] == s] for s in seeds]) for k in names)
-    steps, returns, episodes = plot.thin(at[0], means, counts)
+    steps, returns, episodes = curves.thin(at[0], means, counts)
     curve = {"steps": steps, "returns": returns}
     if len(seeds) > 1:
         held = _hold(returns)
@@ -179,7 +179,7 @@ def picture(folder: Path) -> Any:
     else:
         curve |= {"centre": _last_episodes(returns[0], episodes[0], population.WINDOW)}
     title = f"{summary['algo'].upper()} on {summary['env_id']}"
-    return plot.figure(title, curve, summary["evaluations"], summary["solved_threshold"])
+    return curves.figure(title, curve, summary["evaluations"], summary["solved_threshold"])
 
 
 def _hold(returns: Any) -> Any:

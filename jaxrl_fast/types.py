@@ -65,6 +65,7 @@ class Env(NamedTuple):
     step: Callable[[PyTree, Array], tuple[PyTree, TimeStep]]
     spec: EnvSpec
     on_device: bool = True  # False: one host pool behind it, which no vmap can multiply
+    own_action: Callable[[Array], Array] = lambda action: action  # [N, ...] actions as its true bounds have them
 
 
 class Decision(NamedTuple):

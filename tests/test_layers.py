@@ -176,8 +176,8 @@ def test_a_file_imports_only_what_its_layer_may(file):
         ("agents/ppo", "from ..envs.gymnax import make"),
         ("agents/ppo", "import os.path"),
         ("agents/ppo", "from jaxrl_fast import fit"),
-        ("evaluate", "from jaxrl_fast import train"),
-        ("evaluate", "from jaxrl_fast import sinks"),
+        ("play", "from jaxrl_fast import train"),
+        ("play", "from jaxrl_fast import sinks"),
         ("somewhere_new", ""),
     ],
 )
@@ -195,7 +195,7 @@ def test_the_reader_of_imports_sees_a_violation(file, source):
         ("envs/__init__", "def make():\n    from jaxrl_fast.envs import gymnax"),
         ("envs/gymnax", "import gymnax\nfrom gymnax.environments import spaces\nfrom ..types import Env"),
         ("agents/pqn", "import optax\nfrom jaxrl_fast import networks, returns\nfrom jaxrl_fast.agents import ppo"),
-        ("evaluate", "import time\nimport rich\nfrom jaxrl_fast import __version__, loop, envs\n"),
+        ("play", "import time\nimport rich\nfrom jaxrl_fast import __version__, loop, envs\n"),
         ("train", "from jaxrl_fast import sinks, checkpoint, sweep, agents"),
     ],
 )

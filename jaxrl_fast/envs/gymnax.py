@@ -102,7 +102,8 @@ def adapt(
     rest = {name: value for name, value in options.items() if name not in given}
     params = _with_options(env_id, params, rest, arguments)
     single = _inspect(env_id, env, params, num_envs)
-    return Env(functools.partial(reset, single), functools.partial(step, single), single.spec)
+    own_action = jax.vmap(functools.partial(to_env_action, single))
+    return Env(functools.partial(reset, single), functools.partial(step, single), single.spec, own_action=own_action)
 
 
 def reset(single: Single, key: Key) -> tuple[State, TimeStep]:
