@@ -89,7 +89,7 @@ def pendulum(obs: Any) -> np.ndarray:
     canvas = Canvas(PENDULUM)
     for place in range(60):
         angle = 2 * math.pi * place / 60
-        canvas.disc((1.25 * math.sin(angle), 1.25 * math.cos(angle)), 0.008, GRID)
+        canvas.disc((1.25 * math.sin(angle), 1.25 * math.cos(angle)), 0.012, GRID)
     canvas.disc((0.0, 1.25), 0.03, GREEN)
     canvas.line([(0.0, 0.0), (-sin, cos)], 0.18, ORANGE)
     canvas.disc((0.0, 0.0), 0.05, INK)

@@ -19,7 +19,7 @@ class Piece(NamedTuple):
 
 
 TRAIL = 0.42
-SPEEDS = ("#3d4d63", "#4a6285", "#5879a8", "#6790cb", "#77a8ee")  # the slowest first
+SPEEDS = ("#77a8ee", "#6790cb", "#5879a8", "#4a6285", "#3d4d63")  # of cars, the fastest first
 # Each game's channels, those that lie below others first: a channel's number and what it shows.
 GAMES: Mapping[str, Sequence[tuple[int, Piece]]] = {
     "Asterix": (
