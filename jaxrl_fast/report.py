@@ -171,25 +171,12 @@ def picture(folder: Path) -> Any:
     names = "env_steps", "return_mean", "episodes"
     at, means, counts = (np.array([[r[k] or 0 for r in records if r["seed"] == s] for s in seeds]) for k in names)
     steps, returns, episodes = curves.thin(at[0], means, counts)
-    curve = {"steps": steps, "returns": returns}
     if len(seeds) > 1:
-        held = _hold(returns)
-        low, high = population.bootstrap(held[:, None], num_resamples=500)
-        curve |= {"centre": population.iqm(held), "low": low, "high": high}
+        curve = curves.gathered("", steps, returns)
     else:
-        curve |= {"centre": _last_episodes(returns[0], episodes[0], population.WINDOW)}
+        curve = curves.Curve("", steps, returns, _last_episodes(returns[0], episodes[0], population.WINDOW), None)
     title = f"{summary['algo'].upper()} on {summary['env_id']}"
     return curves.figure(title, curve, summary["evaluations"], summary["solved_threshold"])
-
-
-def _hold(returns: Any) -> Any:
-    """[S, R] with every gap filled by what came before, or by what comes first."""
-    import numpy as np
-
-    known = ~np.isnan(returns)
-    place = np.maximum.accumulate(np.where(known, np.arange(returns.shape[1]), -1), axis=1)
-    place = np.where(place < 0, known.argmax(1)[:, None], place)
-    return np.take_along_axis(returns, place, axis=1)
 
 
 def _last_episodes(returns: Any, episodes: Any, window: int) -> Any:

@@ -294,13 +294,8 @@ def test_thinning_keeps_the_mean_of_all_episodes():
 def test_a_figure_has_labels_units_and_its_curves(num_seeds):
     steps = np.arange(10) * 1000
     returns = np.random.default_rng(0).normal(size=(num_seeds, 10))
-    curve = {
-        "steps": steps,
-        "returns": returns,
-        "centre": returns.mean(0),
-        "low": returns.min(0),
-        "high": returns.max(0),
-    }
+    band = (returns.min(0), returns.max(0)) if num_seeds > 1 else None
+    curve = curves.Curve("", steps, returns, returns.mean(0), band)
     evals = [{"env_steps": 5000, "eval_return_mean": 1.0, "eval_return_std": 0.5}]
     (axes,) = curves.figure("PPO on CartPole", curve, evals, 475.0).axes
     labels = [text.get_text() for text in axes.get_legend().get_texts()]
