@@ -120,7 +120,8 @@ def read(folder: Path, without: Container[str] = ()) -> Checkpoint:
         if manifest["files"] != {ARRAYS: _digest(folder / ARRAYS)}:
             raise ValueError(f"{folder}: {ARRAYS} is not what was written")
         with safetensors.safe_open(folder / ARRAYS, framework="numpy") as file:
-            arrays = {name: file.get_tensor(name) for name in file.keys() if name not in without}
+            names = file.keys()  # it is no dictionary
+            arrays = {name: file.get_tensor(name) for name in names if name not in without}
         return Checkpoint(folder, arrays, manifest)
     except OSError as error:
         raise ValueError(

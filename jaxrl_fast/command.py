@@ -1,14 +1,14 @@
 """What all commands share: how a command line is read, and what becomes of a mistake in it."""
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from jaxrl_fast.config import refuse_name, without_no
 from jaxrl_fast.options import types_of
 from jaxrl_fast.values import check_range, convert
-from jaxrl_fast.written import tokenise
+from jaxrl_fast.written import Setting, from_mapping, tokenise
 
 Ready = TypeVar("Ready")
 
@@ -44,18 +44,29 @@ def read(usage: Usage, argv: Sequence[str]) -> tuple[list[str], Any]:
     if any(s.name in ("help", "h") for s in written):
         print_help(usage)
         raise SystemExit(0)
-    known = types_of(usage.options)
-    values = {}
-    for setting in (without_no(s, known) for s in written):
-        if setting.name not in known:
-            refuse_name(setting, known, program=usage.program)
-        values[setting.name] = convert(known[setting.name], setting)
-        check_range(setting, values[setting.name])
+    options = convert_all(usage.options, written, usage.program)
     if len(words) > usage.most:
         raise ValueError(f"{words[usage.most]!r} is one word too many: {usage.program} {usage.words} [options]")
     if len(words) < usage.least:
         raise ValueError(f"{usage.words} is missing: {usage.program} {usage.words} [options]")
-    return words, usage.options(**values)
+    return words, options
+
+
+def from_keywords(options_type: type, given: Mapping[str, Any]) -> Any:
+    """The same options from Python."""
+    return convert_all(options_type, from_mapping(given, lambda name: name), "")
+
+
+def convert_all(options_type: type, written: Sequence[Setting], program: str) -> Any:
+    """A dataclass of options from what was written, wherever it was."""
+    known = types_of(options_type)
+    values = {}
+    for setting in (without_no(s, known) for s in written):
+        if setting.name not in known:
+            refuse_name(setting, known, program=program)
+        values[setting.name] = convert(known[setting.name], setting)
+        check_range(setting, values[setting.name])
+    return options_type(**values)
 
 
 def print_help(usage: Usage) -> None:

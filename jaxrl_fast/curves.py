@@ -81,14 +81,20 @@ def _finish(picture: Picture, axes: Axes, title: str, x_label: str, y_label: str
     axes.set_xlabel(x_label)
     axes.set_ylabel(y_label)
     axes.set_title(title, loc="left", fontsize=11)
-    axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+    style(axes)
+    axes.set_xlim(left=0)
+    if axes.get_xlim()[1] >= 1000:  # less, such as seconds, is plain
+        axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+    axes.legend(frameon=False, fontsize=8, loc="best")
+    return picture
+
+
+def style(axes: Axes) -> None:
+    """A faint grid behind, and no box around."""
     axes.grid(color="0.9", lw=0.8)
     axes.set_axisbelow(True)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
-    axes.set_xlim(left=0)
-    axes.legend(frameon=False, fontsize=8, loc="best")
-    return picture
 
 
 def thin(steps: np.ndarray, returns: np.ndarray, episodes: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -135,11 +135,12 @@ def _line(name: str, row: dict[str, Any]) -> str:
     unfinished = f", {row['eval_unfinished']} more did not end in time" if row["eval_unfinished"] else ""
     if row["eval_return_mean"] is None:
         return f"{name:<9} {played}{unfinished}"
-    low, high = row["eval_return_low"], row["eval_return_high"]
+    mean, std, low, high, least, most = (
+        row[f"eval_return_{what}"] for what in ("mean", "std", "low", "high", "min", "max")
+    )
     return (
-        f"{name:<9} return {row['eval_return_mean']:.2f} ± {row['eval_return_std']:.2f}   "
-        f"mean's 95% interval {low:.2f} to {high:.2f}   least {row['eval_return_min']:g}, most {row['eval_return_max']:g}"
-        f"   length {row['eval_length_mean']:.0f}   {played}{unfinished}"
+        f"{name:<9} return {mean:.2f} ± {std:.2f}   mean's 95% interval {low:.2f} to {high:.2f}   "
+        f"least {least:g}, most {most:g}   length {row['eval_length_mean']:.0f}   {played}{unfinished}"
     )
 
 

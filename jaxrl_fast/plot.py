@@ -1,4 +1,4 @@
-"""Compares runs: `python -m jaxrl_fast.plot RUN... [--x seconds] [--y return_mean]`. A folder stands for all runs in it."""
+"""Compares runs, or all runs in a folder: `python -m jaxrl_fast.plot RUN... [--x seconds] [--y return_mean]`."""
 
 import signal
 import sys
@@ -20,6 +20,7 @@ X = {  # the numbers of a record, and what they are called
 }
 NOT_COMPARED = ("seed", "num_seeds", "devices")  # runs that differ in nothing else are trainings of one kind
 MOST_NAMED = 3  # options in a curve's name
+MOST_BINS = 60  # points of a curve
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ class Run(NamedTuple):
 
     folder: Path
     options: Mapping[str, Any]  # by name: "env", "num_envs", "agent.gamma"
-    records: Sequence[Mapping[str, Any]]
+    records: list[Mapping[str, Any]]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -77,16 +78,15 @@ def act(ready: tuple[dict[str, list[Run]], Options]) -> None:
 
 def compare(runs: Sequence[str | Path], **options: Any) -> Any:
     """The same from Python, as a matplotlib figure: `compare(["runs/a", "runs/b"], x="seconds")`."""
-    chosen = Options(**options)
-    if chosen.x not in X:
-        raise ValueError(f"x: {chosen.x!r} is not {' or '.join(X)}")
+    chosen = command.from_keywords(Options, options)
     return picture(groups([Path(run).expanduser() for run in runs], chosen), chosen)
 
 
 def groups(places: Sequence[Path], options: Options) -> dict[str, list[Run]]:
     """The runs below these places, by the names of their curves. ValueError where there is nothing to draw."""
-    runs = [read(folder) for place in places for folder in folders(place)]
-    metrics = {name for run in runs for record in run.records for name, value in record.items() if _number(value)}
+    runs = [run for place in places for folder in folders(place) for run in read(folder)]
+    records = (record for run in runs for record in run.records)
+    metrics = {name for record in records for name, value in record.items() if _number(value) and "." not in name}
     if options.y not in metrics:
         hint = nearest(options.y, metrics) or f"; there are {', '.join(sorted(metrics)) or 'none yet'}"
         raise ValueError(f"--y {options.y}: these runs have no such metric{hint}")
@@ -116,18 +116,23 @@ def folders(place: Path) -> list[Path]:
     return found
 
 
-def read(folder: Path) -> Run:
-    """A run's options by name, and its records."""
+def read(folder: Path) -> list[Run]:
+    """A run's options by name, and its records; one for each hyperparameter that its records say is their own."""
     from jaxrl_fast import report
 
     settings = config.to_mapping(config.of_run(folder))
     agent = settings.pop("agent")
     options = {name: settings[name] for name in ("algo", *types_of(Task))}
+    options |= {f"agent.{name}": value for name, value in agent.items()}
     try:
         records = report.read_metrics(folder)
     except (OSError, ValueError) as error:
         raise ValueError(f"{folder}: its {METRICS} cannot be read ({str(error).splitlines()[0]})") from error
-    return Run(folder, options | {f"agent.{name}": value for name, value in agent.items()}, records)
+    members: dict[str, Run] = {}
+    for record in records:
+        own = {name: value for name, value in record.items() if name.startswith("agent.")}
+        members.setdefault(repr(own), Run(folder, options | own, [])).records.append(record)
+    return list(members.values())
 
 
 def named(runs: Sequence[Run]) -> dict[str, list[Run]]:
@@ -189,7 +194,7 @@ def curve(name: str, runs: Sequence[Run], options: Options) -> Any:
 
     trainings = [series(run, seed, options) for run in runs for seed in seeds(run)]
     end = min(x[-1] for x, _, _ in trainings)
-    num_bins = min(curves.MOST_POINTS, *(int((x <= end * (1 + 1e-9)).sum()) for x, _, _ in trainings))
+    num_bins = min(MOST_BINS, *(int((x <= end * (1 + 1e-9)).sum()) for x, _, _ in trainings))
     edges = np.linspace(0, end, num_bins + 1)
     return curves.gathered(name, edges[1:], np.stack([curves.over(*training, edges) for training in trainings]))
 

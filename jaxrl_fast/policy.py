@@ -52,13 +52,9 @@ class Trained(NamedTuple):
         return f"Trained({self.settings.algo} on {self.env.spec.id}, seed {self.seed}, {str(self.checkpoint)!r})"
 
 
-def load(run: str | Path, seed: int | None = None, which: Which = "best", env: Any = None) -> Trained:
-    """What a run has learnt, as it was when it evaluated best or at its last checkpoint.
-
-    `seed` is one of the run's, by default the first. `env` is what it was trained in, where an id does not find that.
-    What is wrong is a ValueError of one sentence.
-    """
-    saved = read(Path(run).expanduser(), which, env)
+def load(folder: Path, seed: int | None = None, which: Which = "best", env: Any = None) -> Trained:
+    """What the run in this folder has learnt; `api.load` says more."""
+    saved = read(folder, which, env)
     saved = only(saved, saved.seeds[0] if seed is None else seed)
     state = on_device(saved.learners)
     agent, num_envs = saved.agent, saved.settings.options.num_envs
@@ -142,7 +138,7 @@ def decide(env: Env, policies: Policies, obs: PyTree, key: Key | None = None, ex
 def as_batch(spec: EnvSpec, obs: PyTree) -> tuple[PyTree, bool]:
     """Observations [B, ...] in the environment's dtypes, and whether it was a single one that had no B."""
     given = jax.tree.map(np.asarray, obs, is_leaf=lambda x: isinstance(x, (list, tuple)))
-    same = jax.tree.structure(given) == jax.tree.structure(spec.obs)
+    same: bool = jax.tree.structure(given) == jax.tree.structure(spec.obs)  # type: ignore[operator]
     pairs = list(zip(jax.tree.leaves(given), jax.tree.leaves(spec.obs))) if same else []
     extra = {x.ndim - like.ndim if _fits(x, like) else None for x, like in pairs}
     if extra not in ({0}, {1}):

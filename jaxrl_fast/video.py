@@ -87,7 +87,9 @@ def open_run(folder: Path, options: Options, env: Any = None) -> tuple[Any, Any,
     if options.out:
         command.check_out(Path(options.out).expanduser(), (".gif", ".mp4"))
     if options.out.lower().endswith(".mp4") and util.find_spec("imageio_ffmpeg") is None:
-        raise ValueError(f'--out {options.out}: MP4 needs imageio-ffmpeg; pip install "jaxrl_fast[video]", or make a .gif')
+        raise ValueError(
+            f'--out {options.out}: MP4 needs imageio-ffmpeg; pip install "jaxrl_fast[video]", or make a .gif'
+        )
     from jaxrl_fast import policy, render
 
     saved = policy.read(folder, options.which, env)

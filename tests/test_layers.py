@@ -20,8 +20,11 @@ PARTS = (
     *("returns", "distributions", "networks", "normalize", "minibatch"),
     *("convolutions", "replay", "priorities", "exploration", "gradients"),
 )
-AROUND = ("evaluate", "memory", "config", "checkpoint", "sinks", "scores", "plot", "program")
-HOST = ("train", "trainer", "keeper", "plan", "report", "host", "sweep", "video", "api", "__init__", "__main__")
+AROUND = ("play", "memory", "config", "checkpoint", "sinks", "scores", "curves", "program")
+HOST = (
+    *("train", "trainer", "keeper", "plan", "report", "host", "sweep", "api", "__init__", "__main__"),
+    *("command", "policy", "evaluate", "video", "plot"),
+)
 BELOW_AROUND = ("types", "spelling", "options", "written", "values", "population", *PARTS, "loop", "agents/*", "envs/*")
 ARRAYS = ("jax", "flax", "optax", "numpy")
 ANY = ("*",)
@@ -48,10 +51,12 @@ LAYERS = (
     Layer(("population",), ours=(), theirs=("numpy",)),
     Layer(("loop",), ours=("types",), theirs=("jax",)),
     Layer(("envs/__init__",), ours=("types", "spelling"), lazily=("envs/*",), pure=False),
+    Layer(("envs/__main__",), ours=ANY, theirs=(), pure=False),  # a command line
     Layer(("envs/*",), ours=("types", "spelling"), theirs=("jax", "numpy", "{name}"), pure=False),
     Layer(("agents/configs",), ours=(), theirs=()),  # so that `--help` need not wait for jax
     Layer(("agents/__init__",), ours=("types", "agents/configs"), lazily=("agents/*",), pure=False),
     Layer(("agents/*",), ours=("types", *PARTS, "agents/*")),
+    Layer(("render/*",), ours=("spelling", "render/*"), theirs=("numpy", "PIL")),
     Layer(AROUND, ours=BELOW_AROUND, theirs=ANY, pure=False),
     Layer(HOST, ours=ANY, theirs=ANY, pure=False),
 )
@@ -178,6 +183,8 @@ def test_a_file_imports_only_what_its_layer_may(file):
         ("agents/ppo", "from jaxrl_fast import fit"),
         ("play", "from jaxrl_fast import train"),
         ("play", "from jaxrl_fast import sinks"),
+        ("render/minatar", "from jaxrl_fast import envs"),
+        ("render/minatar", "import jax"),
         ("somewhere_new", ""),
     ],
 )

@@ -10,15 +10,17 @@ import importlib.util
 import os
 import sys
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from jaxrl_fast import types
 from jaxrl_fast.spelling import nearest
+
+if TYPE_CHECKING:
+    from jaxrl_fast import types
 
 BACKENDS = ("gymnax", "envpool")  # a bare id that several know means the first
 
 
-def make(env_id: Any, num_envs: int, /, **options: Any) -> types.Env:
+def make(env_id: Any, num_envs: int, /, **options: Any) -> "types.Env":
     """N environments behind one id, or behind an object with gymnax's interface.
 
     Ids: "gymnax/CartPole-v1"; "CartPole-v1"; "my_package.my_module:MyEnv", a class, a factory or an
