@@ -86,7 +86,7 @@ def open_run(folder: Path, options: Options, env: Any = None) -> tuple[Any, Any,
     """The run's learner, an environment to play in, and what draws that."""
     if options.out:
         command.check_out(Path(options.out).expanduser(), (".gif", ".mp4"))
-    if options.out.lower().endswith(".mp4") and util.find_spec("imageio_ffmpeg") is None:
+    if options.out.lower().endswith(".mp4") and not has_ffmpeg():
         raise ValueError(
             f'--out {options.out}: MP4 needs imageio-ffmpeg; pip install "jaxrl_fast[video]", or make a .gif'
         )
@@ -95,6 +95,11 @@ def open_run(folder: Path, options: Options, env: Any = None) -> tuple[Any, Any,
     saved = policy.read(folder, options.which, env)
     renderer = render.find(saved.env.spec.id, saved.env.spec.obs, saved.env.spec.frame_stack)
     return policy.only(saved, saved.seeds[0] if options.seed is None else options.seed), renderer, options
+
+
+def has_ffmpeg() -> bool:
+    """MP4s can be written here."""
+    return util.find_spec("imageio_ffmpeg") is not None
 
 
 def run(saved: Any, renderer: Any, options: Options) -> Video:

@@ -26,8 +26,8 @@ USAGE = command.Usage(
     "python -m jaxrl_fast.envs",
     "[PATTERN]",
     Options,
-    "Lists the environments that can be trained, each with its observation and action. A pattern is a part of the name, "
-    f"or has * and ? in it. Of more than {MOST_DESCRIBED} in a backend only the names are told.",
+    "Lists the environments that can be trained, each with its observation and action. A pattern is a part of the "
+    f"name, or has * and ? in it. Of more than {MOST_DESCRIBED} in a backend only the names are told.",
     least=0,
 )
 
