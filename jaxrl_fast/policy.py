@@ -54,7 +54,7 @@ class Trained(NamedTuple):
 
 def load(folder: Path, seed: int | None = None, which: Which = "best", env: Any = None) -> Trained:
     """What the run in this folder has learnt; `api.load` says more."""
-    saved = read(folder, which, env)
+    saved = read(folder, which, *settle(folder, env))
     saved = only(saved, saved.seeds[0] if seed is None else seed)
     state = on_device(saved.learners)
     agent, num_envs = saved.agent, saved.settings.options.num_envs
@@ -66,16 +66,20 @@ def load(folder: Path, seed: int | None = None, which: Which = "best", env: Any 
     return Trained(act, saved.env, agent, state, saved.settings, saved.seeds[0], saved.checkpoint, saved.env_steps)
 
 
-def read(folder: Path, which: Which = "best", env: Any = None, num_envs: int = 1) -> Saved:
-    """The learners of all seeds, and `num_envs` environments to play in."""
-    if which not in ("best", "last"):
-        raise ValueError(f"which: {which!r} is neither 'best' nor 'last'")
+def settle(folder: Path, env: Any = None, num_envs: int = 1) -> tuple[config.Settings, Env]:
+    """The run's settings, and so many environments to play in."""
     settings = config.of_run(folder)
     options = settings.options if env is None else dataclasses.replace(settings.options, env=env)
-    play_in = envs.make(options.env, num_envs, **options.env_options)
+    return settings._replace(options=options), envs.make(options.env, num_envs, **options.env_options)
+
+
+def read(folder: Path, which: Which, settings: config.Settings, play_in: Env) -> Saved:
+    """The learners of all seeds."""
+    if which not in ("best", "last"):
+        raise ValueError(f"which: {which!r} is neither 'best' nor 'last'")
     make = partial(_agent, settings, play_in.spec)
     saved = choose(folder, which, _replay_names(make(1)))
-    seeds = [options.seed + i for i in range(options.num_seeds)]
+    seeds = [settings.options.seed + i for i in range(settings.options.num_seeds)]
     num_shards = saved.manifest["num_shards"]
     learners = _learners(make(num_shards), saved, len(seeds), num_shards)
     env_steps = saved.manifest["env_steps"]

@@ -92,8 +92,9 @@ def open_run(folder: Path, options: Options, env: Any = None) -> tuple[Any, Any,
         )
     from jaxrl_fast import policy, render
 
-    saved = policy.read(folder, options.which, env)
-    renderer = render.find(saved.env.spec.id, saved.env.spec.obs, saved.env.spec.frame_stack)
+    settings, play_in = policy.settle(folder, env)
+    renderer = render.find(play_in.spec.id, play_in.spec.obs, play_in.spec.frame_stack)
+    saved = policy.read(folder, options.which, settings, play_in)
     return policy.only(saved, saved.seeds[0] if options.seed is None else options.seed), renderer, options
 
 

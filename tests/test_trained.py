@@ -315,7 +315,6 @@ def with_mistakes(place, cart, two):
     shutil.copytree(place / "empty", place / "rooms")
     text = (cart.folder / "config.yaml").read_text().replace("gymnax/CartPole-v1", "gymnax/FourRooms-misc")
     (place / "rooms" / "config.yaml").write_text(text)
-    shutil.copytree(cart.folder / "checkpoints", place / "rooms" / "checkpoints")
     return place
 
 
