@@ -3,12 +3,12 @@
 from typing import Any
 
 __version__ = "0.1.0"
-__all__ = ["Run", "__version__", "fit"]
+__all__ = ["Run", "__version__", "fit", "load"]
 
 
 def __getattr__(name: str) -> Any:
-    """`fit` and `Run`, imported when first asked for, so that `import jaxrl_fast` costs nothing."""
-    if name in ("fit", "Run"):
+    """`fit`, `load` and `Run`, imported when first asked for, so that `import jaxrl_fast` costs nothing."""
+    if name in ("fit", "load", "Run"):
         from jaxrl_fast import api
 
         return getattr(api, name)

@@ -16,7 +16,7 @@ import json
 import os
 import shutil
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -108,8 +108,8 @@ def write(folder: Path, arrays: Arrays, manifest: Mapping[str, Any]) -> None:
         raise
 
 
-def read(folder: Path) -> Checkpoint:
-    """A checkpoint that is intact. ValueError says what is wrong with it."""
+def read(folder: Path, without: Container[str] = ()) -> Checkpoint:
+    """A checkpoint that is intact, but for the arrays `without`. ValueError says what is wrong with it."""
     try:
         content = (folder / MANIFEST).read_bytes()
         if hashlib.sha256(content).hexdigest() + "\n" != (folder / SUM).read_bytes().decode("ascii", "replace"):
@@ -119,7 +119,10 @@ def read(folder: Path) -> Checkpoint:
             raise ValueError(f"{folder} has format {manifest['format']}; this version reads {FORMAT}")
         if manifest["files"] != {ARRAYS: _digest(folder / ARRAYS)}:
             raise ValueError(f"{folder}: {ARRAYS} is not what was written")
-        return Checkpoint(folder, safetensors.numpy.load_file(folder / ARRAYS), manifest)
+        with safetensors.safe_open(folder / ARRAYS, framework="numpy") as file:
+            names = file.keys()  # it is no dictionary
+            arrays = {name: file.get_tensor(name) for name in names if name not in without}
+        return Checkpoint(folder, arrays, manifest)
     except OSError as error:
         raise ValueError(
             f"{folder}: {Path(error.filename or folder).name} cannot be read ({error.strerror})"
@@ -128,12 +131,12 @@ def read(folder: Path) -> Checkpoint:
         raise ValueError(f"{folder} is no checkpoint of ours ({type(error).__name__})") from error
 
 
-def newest(parent: Path) -> tuple[Checkpoint | None, list[str]]:
-    """The newest intact checkpoint, and what is wrong with each newer one."""
+def newest(parent: Path, without: Container[str] = ()) -> tuple[Checkpoint | None, list[str]]:
+    """The newest intact checkpoint, but for the arrays `without`, and what is wrong with each newer one."""
     wrong: list[str] = []
     for folder in reversed(folders(parent)):
         try:
-            return read(folder), wrong
+            return read(folder, without), wrong
         except ValueError as error:
             wrong.append(str(error))
     return None, wrong

@@ -72,9 +72,9 @@ def resolve(algo: str, written: list[Setting]) -> Settings:
     agent_type = CONFIGS[algo]
     values: dict[str, Any] = {}
     known = types_of(Options) | {f"agent.{name}": kind for name, kind in types_of(agent_type).items()}
-    for setting in map(lambda s: _without_no(s, known), settings):
+    for setting in map(lambda s: without_no(s, known), settings):
         if setting.name not in known:
-            _refuse_name(setting, known, algo)
+            refuse_name(setting, known, algo)
         value = convert(known[setting.name], setting)
         values[setting.name] = values.get(setting.name, {}) | value if setting.name == "env_options" else value
         check_range(setting, value)
@@ -90,11 +90,7 @@ def resolve(algo: str, written: list[Setting]) -> Settings:
 
 def resumed(algo: str, written: list[Setting], folder: Path) -> Settings:
     """Those of the run in this folder, with what was written over them where that may change."""
-    path = folder / CONFIG
-    if not path.is_file():
-        siblings = [f.name for f in folder.parent.iterdir() if (f / CONFIG).is_file()] if folder.parent.is_dir() else []
-        hint = nearest(folder.name, siblings, lambda name: str(folder.with_name(name)))
-        raise ValueError(f"--resume {folder}: there is no run in it (no {CONFIG}){hint}")
+    path = file_of_run(folder, f"--resume {folder}")
     for setting in written:
         if setting.name in ("config", "run_dir", "name"):
             raise ValueError(f"{setting.said} does not go with --resume, which goes on in the run's own folder")
@@ -108,6 +104,22 @@ def resumed(algo: str, written: list[Setting], folder: Path) -> Settings:
         if fixed and not same:
             raise ValueError(f"{setting.said} {_plain(new)}: this run has {_plain(old)}, and goes on only with that")
     return now._replace(preset="", options=dataclasses.replace(now.options, resume=str(folder)))
+
+
+def of_run(folder: Path) -> Settings:
+    """Those of the run in this folder, as it wrote them down."""
+    path = file_of_run(folder, str(folder))
+    return resolve("", [Setting("config", [str(path)], str(path))])
+
+
+def file_of_run(folder: Path, said: str) -> Path:
+    """Where the run in this folder wrote its settings down."""
+    path = folder / CONFIG
+    if not path.is_file():
+        siblings = [f.name for f in folder.parent.iterdir() if (f / CONFIG).is_file()] if folder.parent.is_dir() else []
+        hint = nearest(folder.name, siblings, lambda name: str(folder.with_name(name)))
+        raise ValueError(f"{said}: there is no run in it (no {CONFIG}){hint}")
+    return path
 
 
 def print_help(settings: Settings) -> None:
@@ -157,7 +169,7 @@ def to_mapping(settings: Settings) -> dict[str, Any]:
     return {"algo": settings.algo, **options, "agent": agent}
 
 
-def _without_no(setting: Setting, known: Mapping[str, Any]) -> Setting:
+def without_no(setting: Setting, known: Mapping[str, Any]) -> Setting:
     """--no-x and --agent.no-x as x, false."""
     positive = _positive(setting.name)
     if positive != setting.name and known.get(positive) is bool and not setting.values:
@@ -180,11 +192,12 @@ def _plain(value: Any) -> str:
     return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
-def _refuse_name(setting: Setting, known: Iterable[str], algo: str) -> NoReturn:
+def refuse_name(setting: Setting, known: Iterable[str], algo: str = "", program: str = PROGRAM) -> NoReturn:
+    """No option has this name."""
     dashed = setting.said.startswith("-")
     spell = (lambda name: "--" + name.replace("_", "-")) if dashed else (lambda name: name)
     name = setting.name.removeprefix("no_")
     written = setting.said if dashed else setting.said.replace(setting.name, repr(setting.name), 1)
-    ending = f"; {PROGRAM} --help lists all" if dashed else ""
+    ending = f"; {program} --help lists all" if dashed else ""
     what = f"{algo} has no option" if name.startswith("agent.") else "there is no option"
     raise ValueError(f"{what} {written}{nearest(name, known, spell) or ending}")

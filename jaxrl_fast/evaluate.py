@@ -1,102 +1,149 @@
-"""How good a policy is: the first episodes of fresh environments, played with `exploit`."""
+"""Plays what a run has learnt: `python -m jaxrl_fast.evaluate RUN [--episodes 128]`."""
 
-import time
-from functools import partial
-from typing import Any, NamedTuple
+import json
+import signal
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
 
-import jax
-import jax.numpy as jnp
-import numpy as np
+from jaxrl_fast import command
 
-from jaxrl_fast import loop, population
-from jaxrl_fast.types import Agent, Array, Env, Game, PyTree
-
-BLOCK = 64  # steps between looks at whether all have finished
-MOST_STEPS = 27_000  # of an episode: half an hour of Atari; what goes on for longer is not counted
-DOMAIN = 2**32 - 1  # sets evaluation's keys apart from training's, which are the first splits of the same key
+EVALUATION = "evaluation.json"
 
 
-class Episodes(NamedTuple):
-    """The first K episodes of each of N environments. Which K matters: the first K to end would be the short ones."""
+@dataclass(frozen=True)
+class Options:
+    """What is played."""
 
-    score: Array  # [N, K] f32
-    length: Array  # [N, K] int32
-    finished: Array  # [N] int32: how many of them have ended
-
-
-def play(env: Env, agent: Agent, num_episodes: int, state: PyTree, seed: Array, index: Array) -> Episodes:
-    """`num_episodes` in each environment, by the agent's state, until all have ended.
-
-    `index` tells evaluations of one run apart: each plays episodes of its own.
-    """
-    key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), DOMAIN), index)
-    key_reset, key = jax.random.split(key)
-    policy = partial(agent.exploit, state)
-    most_blocks = -(-MOST_STEPS * num_episodes // BLOCK)
-
-    def under_way(carry):
-        _, episodes, num_blocks = carry
-        return (num_blocks < most_blocks) & (episodes.finished < num_episodes).any()
-
-    def block(carry):
-        actors, episodes, num_blocks = carry
-        noise = agent.noise(jax.random.fold_in(key, num_blocks), BLOCK, env.spec.num_envs)
-        (actors, episodes), _ = jax.lax.scan(partial(step, env, agent, policy), (actors, episodes), noise)
-        return actors, episodes, num_blocks + 1
-
-    shape = env.spec.num_envs, num_episodes
-    none = Episodes(jnp.zeros(shape), jnp.zeros(shape, jnp.int32), jnp.zeros(shape[0], jnp.int32))
-    return jax.lax.while_loop(under_way, block, (loop.reset(env, agent, key_reset), none, jnp.int32(0)))[1]
+    episodes: int = 128
+    """Episodes of each training seed, rounded up to as many for each environment."""
+    seed: int | None = None
+    """Only this training seed of the run's; none: all of them."""
+    play_seed: int = 0
+    """Of the episodes: another one plays others, none of which training has seen."""
+    which: Literal["best", "last"] = "best"
+    """The checkpoint: the one that evaluated best, or the last."""
+    explore: bool = False
+    """Act as in training, and not greedily."""
 
 
-def step(
-    env: Env, agent: Agent, policy: loop.Policy, carry: tuple[loop.Actors, Episodes], noise: PyTree
-) -> tuple[tuple[loop.Actors, Episodes], None]:
-    """One step of all; whose game is over gets its score written down."""
-    before, episodes = carry
-    actors, _, _ = loop.rollout(env, agent, policy, before, jax.tree.map(lambda x: x[None], noise))
-    game = actors.timestep.game or Game(actors.timestep.reward, actors.timestep.last)
-    score, length = before.score + game.reward, before.length + ~before.timestep.last
-    place = game.over[:, None] & (jnp.arange(episodes.score.shape[1]) == episodes.finished[:, None])
-    write = lambda old, new: jnp.where(place, new[:, None], old)
-    after = Episodes(write(episodes.score, score), write(episodes.length, length), episodes.finished + game.over)
-    return (actors, after), None
+USAGE = command.Usage(
+    "python -m jaxrl_fast.evaluate",
+    "RUN",
+    Options,
+    "Plays a run's policy in fresh environments; prints the returns, and adds evaluation.json to the run's folder.",
+)
 
 
-class Evaluator:
-    """Plays the greedy policy of every seed; compiled the first time."""
-
-    def __init__(self, env: Env, agent: Agent, seeds: list[int], num_episodes: int):
-        self.seeds = np.asarray(seeds if len(seeds) > 1 else seeds[0], np.int32)
-        each = -(-num_episodes // env.spec.num_envs)
-        one = lambda *given: play(env, agent, each, *given)
-        self.play: Any = jax.jit(jax.vmap(one, in_axes=(0, 0, None)) if len(seeds) > 1 else one)
-        self.compiled, self.compile_time, self.time = False, 0.0, 0.0  # seconds
-
-    def __call__(self, learner: PyTree, index: int) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-        """How it went for each seed and in all; `index` tells the evaluations of a run apart."""
-        began = time.perf_counter()
-        arguments = learner, *jax.device_put((self.seeds, np.int32(index)))
-        if not self.compiled:
-            self.play, self.compiled = self.play.lower(*arguments).compile(), True
-            self.compile_time, began = time.perf_counter() - began, time.perf_counter()
-        episodes = jax.device_get(self.play(*arguments))
-        self.time += time.perf_counter() - began
-        ended = np.arange(episodes.score.shape[-1]) < episodes.finished[..., None]
-        score, length, ended = (x.reshape(self.seeds.size, -1) for x in (episodes.score, episodes.length, ended))
-        each_seed = [summarise(s[e], n[e], e.size) for s, n, e in zip(score, length, ended)]
-        return each_seed, summarise(score[ended], length[ended], ended.size)
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command. Returns its exit status."""
+    return command.run(prepare, act, argv)
 
 
-def summarise(score: np.ndarray, length: np.ndarray, num_wanted: int) -> dict[str, Any]:
-    """Of episodes that have ended; null where none has."""
-    number = lambda of: population.finite(of()) if score.size else None
-    return {
-        "eval_return_mean": number(score.astype("float64").mean),
-        "eval_return_std": number(score.astype("float64").std),
-        "eval_return_min": number(score.min),
-        "eval_return_max": number(score.max),
-        "eval_length_mean": number(length.mean),
-        "eval_episodes": int(score.size),
-        "eval_unfinished": int(num_wanted - score.size),
+def prepare(argv: Sequence[str]) -> tuple[Any, Options]:
+    """What the command line asks for, with what the run's folder holds."""
+    (folder,), options = command.read(USAGE, argv)
+    return open_run(Path(folder).expanduser(), options), options
+
+
+def act(ready: tuple[Any, Options]) -> None:
+    """Plays and says how it went."""
+    result = run(*ready)
+    for line in lines(result):
+        print(line)
+
+
+def open_run(folder: Path, options: Options, env: Any = None) -> Any:
+    """The run's learners, with environments to play in: as many as it evaluates with, or explores in."""
+    from jaxrl_fast import config, policy
+
+    of_run = config.of_run(folder).options
+    num_envs = of_run.num_envs if options.explore else min(of_run.eval_envs, options.episodes)
+    saved = policy.read(folder, options.which, *policy.settle(folder, env, num_envs))
+    return saved if options.seed is None else policy.only(saved, options.seed)
+
+
+def run(saved: Any, options: Options) -> dict[str, Any]:
+    """Plays, and writes down how it went, for each training seed and in all."""
+    from jaxrl_fast import host, play
+
+    if saved.settings.options.compile_cache:
+        host.use_compile_cache(saved.env.on_device)
+    agent = saved.agent._replace(exploit=saved.agent.explore) if options.explore else saved.agent
+    player = play.Evaluator(saved.env, agent, saved.seeds, options.episodes)
+    score, length, ended = player.episodes(saved.learners, -1 - options.play_seed)  # training counts from 0 up
+    result = {
+        "algo": saved.settings.algo,
+        "env_id": saved.env.spec.id,
+        "checkpoint": saved.checkpoint.name,
+        "env_steps": saved.env_steps,
+        "policy": "exploring" if options.explore else "greedy",
+        "play_seed": options.play_seed,
+        **summarise(score, length, ended),
+        "seeds": [
+            {"seed": seed, **summarise(score[i : i + 1], length[i : i + 1], ended[i : i + 1]), **listed(*episodes)}
+            for i, (seed, *episodes) in enumerate(zip(saved.seeds, score, length, ended))
+        ],
+        "device": host.device(),
+        "versions": host.versions(),
     }
+    path = command.new_file(saved.folder / EVALUATION)
+    try:
+        with path.open("x", encoding="utf-8") as file:
+            file.write(json.dumps(result, allow_nan=False) + "\n")
+    except OSError as error:
+        host.warn(f"{path} cannot be written ({error.strerror})")
+    return result | {"file": str(path)}
+
+
+def summarise(score: Any, length: Any, ended: Any) -> dict[str, Any]:
+    """Of the episodes [S, E] that have ended, with a 95% interval of their mean.
+
+    That of a single seed is about its episodes. Over several, seeds are drawn anew too: it says how another training
+    would do.
+    """
+    from jaxrl_fast import play, population
+
+    known = [s[e] for s, e in zip(score, ended) if e.any()]
+    low, high = population.mean_interval(known) if known else (None, None)
+    interval = {"eval_return_low": population.finite(low), "eval_return_high": population.finite(high)}
+    return play.summarise(score[ended], length[ended], ended.size) | interval
+
+
+def listed(score: Any, length: Any, ended: Any) -> dict[str, Any]:
+    """Every episode of one seed that has ended."""
+    from jaxrl_fast import population
+
+    return {"returns": [population.finite(x) for x in score[ended]], "lengths": length[ended].tolist()}
+
+
+def lines(result: dict[str, Any]) -> list[str]:
+    """For the terminal."""
+    from jaxrl_fast import sinks
+
+    steps = sinks.short(result["env_steps"])
+    about = [result["algo"], result["env_id"], f"{result['policy']} policy of {result['checkpoint']} ({steps} steps)"]
+    rows = [(f"seed {each['seed']}", each) for each in result["seeds"]]
+    rows += [(f"{len(rows)} seeds", result)] if len(rows) > 1 else []
+    return [" · ".join(about), *(_line(name, row) for name, row in rows), f"written  {result['file']}"]
+
+
+def _line(name: str, row: dict[str, Any]) -> str:
+    played = f"{row['eval_episodes']} episodes"
+    unfinished = f", {row['eval_unfinished']} more did not end in time" if row["eval_unfinished"] else ""
+    if row["eval_return_mean"] is None:
+        return f"{name:<9} {played}{unfinished}"
+    mean, std, low, high, least, most = (
+        row[f"eval_return_{what}"] for what in ("mean", "std", "low", "high", "min", "max")
+    )
+    return (
+        f"{name:<9} return {mean:.2f} ± {std:.2f}   mean's 95% interval {low:.2f} to {high:.2f}   "
+        f"least {least:g}, most {most:g}   length {row['eval_length_mean']:.0f}   {played}{unfinished}"
+    )
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    sys.exit(main())

@@ -35,8 +35,8 @@ class Need(NamedTuple):
 def need(env: Env, agent: Agent, num_seeds: int) -> Need:
     """Of so many trainings of all environments together. Nothing is computed or compiled."""
     state = jax.eval_shape(lambda: loop.init(env, agent, jax.random.key(0)))
-    kept = jax.tree.leaves(state.agent, is_leaf=_is_replay)
-    of_replay = sum(size(part) for part in kept if _is_replay(part))
+    kept = jax.tree.leaves(state.agent, is_leaf=is_replay)
+    of_replay = sum(size(part) for part in kept if is_replay(part))
     parameters = size(state.agent) - of_replay
     copies = 2 if jax.local_devices()[0].platform == "cpu" else 1
     return Need(num_seeds * parameters, num_seeds * of_replay, num_seeds * size(state.actors), free(), copies)
@@ -81,14 +81,15 @@ def readable(count: int) -> str:
     return f"{count} B"
 
 
+def is_replay(x: Any) -> bool:
+    """A part of an agent's state that only learning needs."""
+    return isinstance(x, (replay.Ring, Tree))
+
+
 def _size(leaf: Any) -> int:
     if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         leaf = jax.eval_shape(jax.random.key_data, leaf)
     return leaf.size * leaf.dtype.itemsize
-
-
-def _is_replay(x: Any) -> bool:
-    return isinstance(x, (replay.Ring, Tree))
 
 
 def _available() -> int | None:

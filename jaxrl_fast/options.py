@@ -110,7 +110,9 @@ COUNT, POSITIVE, FRACTION, NOT_NEGATIVE = Range(1), Range(0, above=True), Range(
 RANGES = {
     **dict.fromkeys(("num_envs", "total_steps", "num_seeds", "devices", "eval_episodes", "eval_envs", "keep"), COUNT),
     **dict.fromkeys(("eval_every", "log_every", "report_every", "save_every"), NOT_NEGATIVE),
-    "seed": Range(0, LAST_SEED),
+    **dict.fromkeys(("seed", "play_seed"), Range(0, LAST_SEED)),
+    **dict.fromkeys(("episodes", "max_steps"), COUNT),
+    "fps": Range(1, 100),
     **dict.fromkeys(("agent.rollout_length", "agent.num_minibatches", "agent.num_epochs", "agent.hidden"), COUNT),
     **dict.fromkeys(("agent.learning_rate", "agent.adam_epsilon", "agent.clip", "agent.target_kl"), POSITIVE),
     **dict.fromkeys(("agent.gamma", "agent.gae_lambda", "agent.q_lambda"), FRACTION),

@@ -10,7 +10,7 @@ from jaxrl_fast import config, host
 from jaxrl_fast.agents import configs
 from jaxrl_fast.spelling import parse_period
 
-TRAINING, EVALUATION = 0, 1  # what environments are for; each has chance of its own
+TRAINING, EVALUATION, WATCHING = 0, 1, 2  # what environments are for; each has chance of its own
 LEAST_ROWS = 512  # of a gradient step in one shard: with less, waiting for each other costs more than sharing saves
 
 

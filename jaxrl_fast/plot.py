@@ -1,64 +1,224 @@
-"""The learning curve of a run as a picture."""
+"""Compares runs, or all runs in a folder: `python -m jaxrl_fast.plot RUN... [--x seconds] [--y return_mean]`."""
 
-import io
-from collections.abc import Mapping, Sequence
-from typing import Any
+import signal
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
 
-import numpy as np
-from matplotlib.figure import Figure
-from matplotlib.ticker import EngFormatter
+from jaxrl_fast import command, config
+from jaxrl_fast.options import Task, types_of
+from jaxrl_fast.spelling import nearest
 
-MOST_POINTS = 150  # of the curve; more records are averaged
-INK, BAND, FAINT, MARK = "#1f5fa8", "#1f5fa8", "#9fb8d6", "#c2571a"
-
-
-class Picture(Figure):
-    """A figure that a notebook shows, whether it has been told to show figures or not."""
-
-    def _repr_png_(self) -> bytes:
-        buffer = io.BytesIO()
-        self.savefig(buffer, format="png")
-        return buffer.getvalue()
-
-
-def figure(
-    title: str, curve: Mapping[str, np.ndarray], evals: Sequence[Mapping[str, Any]], solved: float | None
-) -> Picture:
-    """Return against environment steps: `curve` has steps [R], each seed's returns [S, R], centre, low and high [R]."""
-    picture = Picture(figsize=(7.2, 4.2), dpi=130, layout="constrained")
-    axes = picture.add_subplot()
-    steps, returns = curve["steps"], curve["returns"]
-    many = returns.shape[0] > 1
-    faint = axes.plot(steps, returns.T, color=FAINT, lw=0.8, alpha=0.8)
-    faint[0].set_label("each seed" if many else "each record")
-    if many:
-        band = "95% interval (stratified bootstrap)"
-        axes.fill_between(steps, curve["low"], curve["high"], color=BAND, alpha=0.22, lw=0, label=band)
-    label = f"inter-quartile mean of {returns.shape[0]} seeds" if many else "training, last 100 episodes"
-    axes.plot(steps, curve["centre"], color=INK, lw=2, label=label)
-    if evals:
-        at, mean, spread = ([e[k] for e in evals] for k in ("env_steps", "eval_return_mean", "eval_return_std"))
-        style: dict[str, Any] = {"fmt": "o", "color": MARK, "ms": 4, "lw": 1, "capsize": 2, "zorder": 3}
-        axes.errorbar(at, mean, spread, label="evaluation (mean ± std)", **style)
-    if solved is not None:
-        axes.axhline(solved, color="0.35", lw=1, ls=(0, (4, 3)), label=f"solved at {solved:g}")
-    axes.set_xlabel("environment steps")
-    axes.set_ylabel("return of an episode")
-    axes.set_title(title, loc="left", fontsize=11)
-    axes.xaxis.set_major_formatter(EngFormatter(sep=""))
-    axes.grid(color="0.9", lw=0.8)
-    axes.set_axisbelow(True)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
-    axes.set_xlim(left=0)
-    axes.legend(frameon=False, fontsize=8, loc="best")
-    return picture
+METRICS = "metrics.jsonl"
+BY_EPISODE = ("return_mean", "return_min", "return_max", "length_mean")  # a record counts as often as it has episodes
+X = {  # the numbers of a record, and what they are called
+    "steps": ("env_steps", "environment steps"),
+    "seconds": ("train_time_s", "seconds of training"),
+    "episodes": ("episodes", "episodes"),
+}
+NOT_COMPARED = ("seed", "num_seeds", "devices")  # runs that differ in nothing else are trainings of one kind
+MOST_NAMED = 3  # options in a curve's name
+MOST_BINS = 60  # points of a curve
 
 
-def thin(steps: np.ndarray, returns: np.ndarray, episodes: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """At most MOST_POINTS groups of records: last step [R], mean return [S, R] (NaN for none) and episodes [S, R]."""
-    groups = np.array_split(np.arange(steps.size), min(MOST_POINTS, steps.size))
-    count = np.stack([episodes[:, g].sum(1) for g in groups], 1)
-    total = np.stack([np.where(episodes[:, g] > 0, returns[:, g] * episodes[:, g], 0).sum(1) for g in groups], 1)
-    with np.errstate(invalid="ignore"):
-        return np.array([steps[g[-1]] for g in groups]), total / np.where(count > 0, count, np.nan), count
+@dataclass(frozen=True)
+class Options:
+    """What is drawn."""
+
+    x: Literal["steps", "seconds", "episodes"] = "steps"
+    """Along the horizontal axis; steps and seconds are those of one seed's program."""
+    y: str = "return_mean"
+    """The metric: any name in metrics.jsonl."""
+    group_by: tuple[str, ...] = ()
+    """Options whose values tell the curves apart; left out, all that differ but the seed."""
+    out: str = ""
+    """File to write, .png, .svg or .pdf, over one that is there; left out, a new plot.png here."""
+
+
+USAGE = command.Usage(
+    "python -m jaxrl_fast.plot",
+    "RUN...",
+    Options,
+    "Draws the curves of runs, or of all runs below a folder. Trainings that differ in nothing but their seed are one "
+    "curve: their inter-quartile mean with a stratified bootstrap interval.",
+    most=sys.maxsize,
+)
+
+
+class Run(NamedTuple):
+    """One run as it was written down."""
+
+    folder: Path
+    options: Mapping[str, Any]  # by name: "env", "num_envs", "agent.gamma"
+    records: list[Mapping[str, Any]]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command. Returns its exit status."""
+    return command.run(prepare, act, argv)
+
+
+def prepare(argv: Sequence[str]) -> tuple[dict[str, list[Run]], Options]:
+    """What the command line asks for: the runs, by the names of their curves."""
+    words, options = command.read(USAGE, argv)
+    if options.out:
+        command.check_out(Path(options.out).expanduser(), (".png", ".svg", ".pdf"))
+    return groups([Path(word).expanduser() for word in words], options), options
+
+
+def act(ready: tuple[dict[str, list[Run]], Options]) -> None:
+    """Draws, and says where it is."""
+    found, options = ready
+    path = Path(options.out).expanduser() if options.out else command.new_file(Path("plot.png"))
+    picture(found, options).savefig(path)
+    print(f"{path}   {len(found)} curve{'s' * (len(found) > 1)} of {sum(map(len, found.values()))} runs")
+
+
+def compare(runs: Sequence[str | Path], **options: Any) -> Any:
+    """The same from Python, as a matplotlib figure: `compare(["runs/a", "runs/b"], x="seconds")`."""
+    chosen = command.from_keywords(Options, options)
+    return picture(groups([Path(run).expanduser() for run in runs], chosen), chosen)
+
+
+def groups(places: Sequence[Path], options: Options) -> dict[str, list[Run]]:
+    """The runs below these places, by the names of their curves. ValueError where there is nothing to draw."""
+    runs = [run for place in places for folder in folders(place) for run in read(folder)]
+    records = (record for run in runs for record in run.records)
+    metrics = {name for record in records for name, value in record.items() if _number(value) and "." not in name}
+    if options.y not in metrics:
+        hint = nearest(options.y, metrics) or f"; there are {', '.join(sorted(metrics)) or 'none yet'}"
+        raise ValueError(f"--y {options.y}: these runs have no such metric{hint}")
+    if not options.group_by:
+        return named(runs)
+    known = dict.fromkeys(name for run in runs for name in run.options)
+    found: dict[str, list[Run]] = {}
+    for name in options.group_by:
+        if name.replace("-", "_") not in known:
+            raise ValueError(f"--group-by {name}: no run has such an option{nearest(name.replace('-', '_'), known)}")
+    keys = [name.replace("-", "_") for name in options.group_by]
+    for run in sorted(runs, key=lambda run: _rank([run.options.get(key) for key in keys])):
+        found.setdefault(", ".join(said(key, run.options.get(key)) for key in keys), []).append(run)
+    return found
+
+
+def folders(place: Path) -> list[Path]:
+    """The runs in a folder or anywhere below it."""
+    if (place / config.CONFIG).is_file() and (place / METRICS).is_file():
+        return [place]
+    below = sorted(path.parent for path in place.rglob(config.CONFIG)) if place.is_dir() else []
+    found = [folder for folder in below if (folder / METRICS).is_file()]
+    if not found:
+        siblings = [f.name for f in place.parent.iterdir() if f.is_dir()] if place.parent.is_dir() else []
+        hint = "" if place.is_dir() else nearest(place.name, siblings, lambda name: str(place.with_name(name)))
+        raise ValueError(f"{place}: there is no run in it or below (no {config.CONFIG} beside a {METRICS}){hint}")
+    return found
+
+
+def read(folder: Path) -> list[Run]:
+    """A run's options by name, and its records; one for each hyperparameter that its records say is their own."""
+    from jaxrl_fast import report
+
+    settings = config.to_mapping(config.of_run(folder))
+    agent = settings.pop("agent")
+    options = {name: settings[name] for name in ("algo", *types_of(Task))}
+    options |= {f"agent.{name}": value for name, value in agent.items()}
+    try:
+        records = report.read_metrics(folder)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{folder}: its {METRICS} cannot be read ({str(error).splitlines()[0]})") from error
+    members: dict[str, Run] = {}
+    for record in records:
+        own = {name: value for name, value in record.items() if name.startswith("agent.")}
+        members.setdefault(repr(own), Run(folder, options | own, [])).records.append(record)
+    return list(members.values())
+
+
+def named(runs: Sequence[Run]) -> dict[str, list[Run]]:
+    """Runs of one kind together, by what tells the kinds apart; a seed that comes twice is another curve."""
+    kinds: dict[str, list[Run]] = {}
+    for run in runs:
+        kind = repr({name: value for name, value in run.options.items() if name not in NOT_COMPARED})
+        taken = (seed for other in kinds.get(kind, ()) for seed in seeds(other))
+        kinds.setdefault(kind if not set(seeds(run)) & set(taken) else f"{kind} {run.folder}", []).append(run)
+    first = sorted((same[0] for same in kinds.values()), key=lambda run: _rank(run.options.values()))
+    order = {id(run): place for place, run in enumerate(first)}
+    names = list(distinct(first))
+    ordered = sorted(kinds.values(), key=lambda same: order[id(same[0])])
+    return dict(zip(names, ordered))
+
+
+def distinct(runs: Sequence[Run]) -> Iterator[str]:
+    """A name for each: its algorithm and environment where they differ, and whatever else does, if few things."""
+    shared = [name for name in runs[0].options if all(name in run.options for run in runs)]
+    differ = [n for n in shared if n not in NOT_COMPARED and len({repr(run.options[n]) for run in runs}) > 1]
+    if "algo" in differ and len({run.options["algo"] for run in runs}) == len(runs):
+        differ = ["algo"]  # algorithms have options of their own, which need not be told
+    names = [", ".join(said(n, run.options[n]) for n in differ[:MOST_NAMED]) for run in runs]
+    names = names if differ else [f"{run.options['algo']} on {run.options['env']}" for run in runs]
+    for name, run in zip(names, runs):
+        yield name if names.count(name) == 1 else f"{name} ({run.folder.name})"
+
+
+def seeds(run: Run) -> list[int]:
+    """Those of its records."""
+    return list(dict.fromkeys(record["seed"] for record in run.records))
+
+
+def said(name: str, value: Any) -> str:
+    """An option and its value, in a few words."""
+    value = " ".join(map(str, value)) if isinstance(value, (list, tuple)) else value
+    if name in ("algo", "env"):
+        return str(value).rpartition("/")[2]
+    return f"{name.removeprefix('agent.').replace('_', ' ')} {value}"
+
+
+def picture(found: Mapping[str, Sequence[Run]], options: Options) -> Any:
+    """All curves in one figure."""
+    from jaxrl_fast import curves
+
+    drawn = [curve(name, runs, options) for name, runs in found.items()]
+    envs = {str(run.options["env"]) for runs in found.values() for run in runs}
+    algos = {run.options["algo"] for runs in found.values() for run in runs}
+    title = f"{' and '.join(sorted(a.upper() for a in algos))} on {', '.join(sorted(envs))}"
+    y_label = "return of an episode" if options.y == "return_mean" else options.y.replace("_", " ")
+    return curves.compare(drawn, title, X[options.x][1], y_label)
+
+
+def curve(name: str, runs: Sequence[Run], options: Options) -> Any:
+    """The trainings of one kind, as far as the shortest of them goes."""
+    import numpy as np
+
+    from jaxrl_fast import curves
+
+    trainings = [series(run, seed, options) for run in runs for seed in seeds(run)]
+    end = min(x[-1] for x, _, _ in trainings)
+    num_bins = min(MOST_BINS, *(int((x <= end * (1 + 1e-9)).sum()) for x, _, _ in trainings))
+    edges = np.linspace(0, end, num_bins + 1)
+    return curves.gathered(name, edges[1:], np.stack([curves.over(*training, edges) for training in trainings]))
+
+
+def series(run: Run, seed: int, options: Options) -> tuple[Any, Any, Any]:
+    """x, y and weight of each record of a training, [R]; y is NaN where it is unknown."""
+    import numpy as np
+
+    of_seed = [record for record in run.records if record["seed"] == seed]
+    column = lambda name: np.array([np.nan if (v := r.get(name)) is None else v for r in of_seed], np.float64)
+    x, episodes = column(X[options.x][0]), column("episodes")
+    weight = episodes if options.y in BY_EPISODE else np.ones(len(of_seed))
+    return np.cumsum(x) if options.x == "episodes" else x, column(options.y), weight
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _rank(values: Any) -> list[tuple[bool, float, str]]:
+    """Numbers by size, all else by its letters."""
+    return [(not _number(v), float(v) if _number(v) else 0.0, str(v)) for v in values]
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    sys.exit(main())

@@ -2,7 +2,7 @@
 
 import math
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -130,3 +130,24 @@ def bootstrap(
     tail = (1 - confidence) / 2
     low, high = np.quantile(means, [tail, 1 - tail], axis=0)
     return low, high
+
+
+def mean_interval(
+    groups: Sequence[np.ndarray], num_resamples: int = 2000, confidence: float = 0.95, seed: int = 0
+) -> tuple[float, float]:
+    """Lower and upper end of a percentile interval of the mean of all scores, each group those of one training.
+
+    Groups are drawn anew, if there are several, and scores within each: Efron and Tibshirani 1993, chapter 8.
+    """
+    chance = np.random.default_rng(seed)
+    total, count = np.zeros(num_resamples), np.zeros(num_resamples)
+    for _ in groups:
+        drawn = chance.integers(len(groups), size=num_resamples)
+        for i, scores in enumerate(groups):
+            places = np.flatnonzero(drawn == i)
+            scores = np.asarray(scores, np.float64)
+            total[places] += scores[chance.integers(scores.size, size=(places.size, scores.size))].sum(1)
+            count[places] += scores.size
+    tail = (1 - confidence) / 2
+    low, high = np.quantile(total / count, [tail, 1 - tail])
+    return float(low), float(high)

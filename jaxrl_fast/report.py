@@ -168,33 +168,20 @@ def picture(folder: Path) -> Any:
     """A run's learning curve as a matplotlib figure."""
     import numpy as np
 
-    from jaxrl_fast import plot, population
+    from jaxrl_fast import curves, population
 
     records = read_metrics(folder)
     summary = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
     seeds = list(dict.fromkeys(r["seed"] for r in records))
     names = "env_steps", "return_mean", "episodes"
     at, means, counts = (np.array([[r[k] or 0 for r in records if r["seed"] == s] for s in seeds]) for k in names)
-    steps, returns, episodes = plot.thin(at[0], means, counts)
-    curve = {"steps": steps, "returns": returns}
+    steps, returns, episodes = curves.thin(at[0], means, counts)
     if len(seeds) > 1:
-        held = _hold(returns)
-        low, high = population.bootstrap(held[:, None], num_resamples=500)
-        curve |= {"centre": population.iqm(held), "low": low, "high": high}
+        curve = curves.gathered("", steps, returns)
     else:
-        curve |= {"centre": _last_episodes(returns[0], episodes[0], population.WINDOW)}
+        curve = curves.Curve("", steps, returns, _last_episodes(returns[0], episodes[0], population.WINDOW), None)
     title = f"{summary['algo'].upper()} on {summary['env_id']}"
-    return plot.figure(title, curve, summary["evaluations"], summary["solved_threshold"])
-
-
-def _hold(returns: Any) -> Any:
-    """[S, R] with every gap filled by what came before, or by what comes first."""
-    import numpy as np
-
-    known = ~np.isnan(returns)
-    place = np.maximum.accumulate(np.where(known, np.arange(returns.shape[1]), -1), axis=1)
-    place = np.where(place < 0, known.argmax(1)[:, None], place)
-    return np.take_along_axis(returns, place, axis=1)
+    return curves.figure(title, curve, summary["evaluations"], summary["solved_threshold"])
 
 
 def _last_episodes(returns: Any, episodes: Any, window: int) -> Any:

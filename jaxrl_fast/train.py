@@ -6,20 +6,18 @@ From here a run goes through `config` (what was asked for), `plan` (is it possib
 
 import signal
 import sys
+from collections.abc import Sequence
 
-from jaxrl_fast import config, plan, trainer
+from jaxrl_fast import command, config, plan, trainer
 
 
-def main(argv: list[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """The command. Returns its exit status."""
-    try:
-        settings = config.from_command_line(sys.argv[1:] if argv is None else argv)
-        ready = plan.prepare(settings)
-    except ValueError as error:
-        if "\n" in str(error):  # not one of our sentences
-            raise
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    return command.run(lambda words: plan.prepare(config.from_command_line(words)), execute, argv)
+
+
+def execute(ready: plan.Plan) -> int:
+    """Runs it. Returns the exit status."""
     outcome = trainer.execute(ready)
     if outcome.failure:
         print(f"error: {outcome.failure}", file=sys.stderr)

@@ -51,7 +51,7 @@ class Trainer:
     """One run under way."""
 
     def __init__(self, plan: Plan, terminal: sinks.Terminal):
-        from jaxrl_fast import evaluate, keeper, population, scores
+        from jaxrl_fast import keeper, play, population, scores
 
         self.plan, self.options, self.terminal = plan, plan.settings.options, terminal
         self.began = time.perf_counter()
@@ -59,7 +59,7 @@ class Trainer:
         self.record_length = _updates(self.options.log_every, plan) or -(-plan.num_updates // NUM_RECORDS)
         self.scores = scores.Scores(self.seeds, self.record_length, plan.steps_per_update, self.options.solved)
         self.keeper = keeper.Keeper(plan, self.scores)
-        self.play = evaluate.Evaluator(plan.eval_env, plan.agent, self.seeds, self.options.eval_episodes)
+        self.play = play.Evaluator(plan.eval_env, plan.agent, self.seeds, self.options.eval_episodes)
         self.screen = population.Ledger(sys.maxsize)  # since the last line on the terminal
         self.queue: deque[Chunk] = deque()
         self.sinks: list[sinks.Sink] = []

@@ -20,8 +20,11 @@ PARTS = (
     *("returns", "distributions", "networks", "normalize", "minibatch"),
     *("convolutions", "replay", "priorities", "exploration", "gradients"),
 )
-AROUND = ("evaluate", "memory", "config", "checkpoint", "sinks", "scores", "plot", "program")
-HOST = ("train", "trainer", "keeper", "plan", "report", "host", "sweep", "video", "api", "__init__", "__main__")
+AROUND = ("play", "memory", "config", "checkpoint", "sinks", "scores", "curves", "program")
+HOST = (
+    *("train", "trainer", "keeper", "plan", "report", "host", "sweep", "api", "__init__", "__main__"),
+    *("command", "policy", "evaluate", "video", "plot"),
+)
 BELOW_AROUND = ("types", "spelling", "options", "written", "values", "population", *PARTS, "loop", "agents/*", "envs/*")
 ARRAYS = ("jax", "flax", "optax", "numpy")
 ANY = ("*",)
@@ -48,6 +51,7 @@ LAYERS = (
     Layer(("population",), ours=(), theirs=("numpy",)),
     Layer(("loop",), ours=("types",), theirs=("jax",)),
     Layer(("envs/__init__",), ours=("types", "spelling"), lazily=("envs/*",), pure=False),
+    Layer(("envs/__main__",), ours=ANY, theirs=(), pure=False),  # a command line
     Layer(("envs/inputs",), ours=("types", "spelling")),
     Layer(
         ("envs/envpool",),
@@ -59,6 +63,7 @@ LAYERS = (
     Layer(("agents/configs",), ours=(), theirs=()),  # so that `--help` need not wait for jax
     Layer(("agents/__init__",), ours=("types", "agents/configs"), lazily=("agents/*",), pure=False),
     Layer(("agents/*",), ours=("types", *PARTS, "agents/*")),
+    Layer(("render/*",), ours=("spelling", "render/*"), theirs=("numpy", "PIL")),
     Layer(AROUND, ours=BELOW_AROUND, theirs=ANY, pure=False),
     Layer(HOST, ours=ANY, theirs=ANY, pure=False),
 )
@@ -183,8 +188,10 @@ def test_a_file_imports_only_what_its_layer_may(file):
         ("agents/ppo", "from ..envs.gymnax import make"),
         ("agents/ppo", "import os.path"),
         ("agents/ppo", "from jaxrl_fast import fit"),
-        ("evaluate", "from jaxrl_fast import train"),
-        ("evaluate", "from jaxrl_fast import sinks"),
+        ("play", "from jaxrl_fast import train"),
+        ("play", "from jaxrl_fast import sinks"),
+        ("render/minatar", "from jaxrl_fast import envs"),
+        ("render/minatar", "import jax"),
         ("somewhere_new", ""),
     ],
 )
@@ -202,7 +209,7 @@ def test_the_reader_of_imports_sees_a_violation(file, source):
         ("envs/__init__", "def make():\n    from jaxrl_fast.envs import gymnax"),
         ("envs/gymnax", "import gymnax\nfrom gymnax.environments import spaces\nfrom ..types import Env"),
         ("agents/pqn", "import optax\nfrom jaxrl_fast import networks, returns\nfrom jaxrl_fast.agents import ppo"),
-        ("evaluate", "import time\nimport rich\nfrom jaxrl_fast import __version__, loop, envs\n"),
+        ("play", "import time\nimport rich\nfrom jaxrl_fast import __version__, loop, envs\n"),
         ("train", "from jaxrl_fast import sinks, checkpoint, sweep, agents"),
     ],
 )

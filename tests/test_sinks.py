@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from jaxrl_fast import plot, population, sinks
+from jaxrl_fast import curves, population, sinks
 
 RECORD = {
     "seed": 0,
@@ -284,7 +284,7 @@ def test_thinning_keeps_the_mean_of_all_episodes():
     steps = np.arange(1, 301)
     returns, episodes = np.tile([1.0, 4.0], (2, 150)), np.tile([3, 1], (2, 150))
     episodes[:, :2] = 0
-    at, means, counts = plot.thin(steps, returns, episodes)
+    at, means, counts = curves.thin(steps, returns, episodes)
     assert at[0] == 2 and at[-1] == 300 and at.size == 150
     assert np.isnan(means[:, 0]).all() and (means[:, 1:] == 7 / 4).all()
     assert (counts[:, 1:] == 4).all()
@@ -294,15 +294,10 @@ def test_thinning_keeps_the_mean_of_all_episodes():
 def test_a_figure_has_labels_units_and_its_curves(num_seeds):
     steps = np.arange(10) * 1000
     returns = np.random.default_rng(0).normal(size=(num_seeds, 10))
-    curve = {
-        "steps": steps,
-        "returns": returns,
-        "centre": returns.mean(0),
-        "low": returns.min(0),
-        "high": returns.max(0),
-    }
+    band = (returns.min(0), returns.max(0)) if num_seeds > 1 else None
+    curve = curves.Curve("", steps, returns, returns.mean(0), band)
     evals = [{"env_steps": 5000, "eval_return_mean": 1.0, "eval_return_std": 0.5}]
-    (axes,) = plot.figure("PPO on CartPole", curve, evals, 475.0).axes
+    (axes,) = curves.figure("PPO on CartPole", curve, evals, 475.0).axes
     labels = [text.get_text() for text in axes.get_legend().get_texts()]
     assert axes.get_xlabel() == "environment steps" and axes.get_ylabel() == "return of an episode"
     assert axes.get_title(loc="left") == "PPO on CartPole"

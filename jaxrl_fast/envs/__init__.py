@@ -10,18 +10,18 @@ import importlib.util
 import os
 import sys
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from jaxrl_fast import types
 from jaxrl_fast.spelling import nearest
-from jaxrl_fast.types import Conditions
+
+if TYPE_CHECKING:
+    from jaxrl_fast import types
 
 BACKENDS = ("gymnax", "envpool")  # a bare id that several know means the first
-ALONE = Conditions()  # a pool that no other needs to be told from
 EXTRAS = {"envpool": "atari"}  # what to install where a backend is missing
 
 
-def make(env_id: Any, num_envs: int, /, conditions: Conditions = ALONE, **options: Any) -> types.Env:
+def make(env_id: Any, num_envs: int, /, conditions: "types.Conditions | None" = None, **options: Any) -> "types.Env":
     """N environments behind one id, or behind an object with gymnax's interface.
 
     Ids: "gymnax/CartPole-v1"; "CartPole-v1"; "my_package.my_module:MyEnv", a class, a factory or an
@@ -34,7 +34,7 @@ def make(env_id: Any, num_envs: int, /, conditions: Conditions = ALONE, **option
     backend, name = ("gymnax", env_id) if adapted else _find(env_id)
     if backend == "envpool":
         return _backend(backend).make(name, num_envs, options, conditions)
-    if conditions.protocol:
+    if conditions and conditions.protocol:
         raise ValueError(f"--protocol {conditions.protocol}: {env_id} is no game of Atari, for which protocols are")
     if not adapted:
         return _backend(backend).make(name, num_envs, options)

@@ -136,8 +136,9 @@ def registered() -> tuple[str, ...]:
     return tuple(envpool.list_all_envs())
 
 
-def make(name: str, num_envs: int, options: Mapping[str, Any], conditions: Conditions) -> Env:
+def make(name: str, num_envs: int, options: Mapping[str, Any], conditions: Conditions | None = None) -> Env:
     """N environments of one of envpool's tasks. The pool itself is made when it is first needed."""
+    conditions = conditions or Conditions()
     task = describe(name, num_envs, options, conditions)
     path, notes = _choose_path(conditions.path)
     drive = Pool(task, conditions.seed), path
@@ -148,6 +149,7 @@ def make(name: str, num_envs: int, options: Mapping[str, Any], conditions: Condi
         on_device=False,
         notes=notes,
         protocol=task.protocol,
+        own_action=functools.partial(own_action, task),
         renew=drive[0].renew if path == "callback" else None,
     )
 
@@ -171,7 +173,7 @@ def step(pool: Pool, path: str, state: State, action: jax.Array) -> tuple[State,
     """
     task = pool.task
     inputs.check_action(task.spec, action)
-    action = inputs.to_env_action(task.spec, task.bounds, action) + task.action_start
+    action = own_action(task, action)
     advance = _step_by_ffi if path == "ffi" else _step_by_callback
     handle, (obs, reward, terminated, truncated, over) = advance(pool, state.handle, action)
     reward = jnp.where(state.last, 0.0, reward)
@@ -184,6 +186,11 @@ def step(pool: Pool, path: str, state: State, action: jax.Array) -> tuple[State,
         game=Game(reward, over | truncated) if task.lives else (),
     )
     return State(handle, timestep.last), timestep
+
+
+def own_action(task: Task, action: jax.Array) -> jax.Array:
+    """Agents' actions [N, ...] as envpool has them, int32 or float32."""
+    return inputs.to_env_action(task.spec, task.bounds, action) + task.action_start
 
 
 def _step_by_ffi(pool: Pool, handle: jax.Array, action: jax.Array) -> tuple[jax.Array, Any]:

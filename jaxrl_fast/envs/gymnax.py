@@ -101,7 +101,8 @@ def adapt(
     rest = {name: value for name, value in options.items() if name not in given}
     params = _with_options(env_id, params, rest, arguments)
     single = _inspect(env_id, env, params, num_envs)
-    return Env(functools.partial(reset, single), functools.partial(step, single), single.spec)
+    own_action = jax.vmap(functools.partial(inputs.to_env_action, single.spec, single.bounds))
+    return Env(functools.partial(reset, single), functools.partial(step, single), single.spec, own_action=own_action)
 
 
 def reset(single: Single, key: Key) -> tuple[State, TimeStep]:

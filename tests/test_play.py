@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_fast import evaluate
+from jaxrl_fast import play as playing
 from jaxrl_fast.types import Agent, Decision, Discrete, Env, EnvSpec, Game, TimeStep
 
 
@@ -49,7 +49,7 @@ def player(num_envs):
 
 def play(env, num_episodes, state=1, seed=0, index=0):
     agent = player(env.spec.num_envs)
-    run = jax.jit(partial(evaluate.play, env, agent, num_episodes))
+    run = jax.jit(partial(playing.play, env, agent, num_episodes))
     return jax.device_get(run(jnp.int32(state), jnp.int32(seed), jnp.int32(index)))
 
 
@@ -62,7 +62,7 @@ def test_each_environment_plays_as_many_episodes_however_long_they_are():
 
 
 def test_episodes_longer_than_a_block_are_whole():
-    env = clock(2 * evaluate.BLOCK + 5)
+    env = clock(2 * playing.BLOCK + 5)
     episodes = play(env, num_episodes=1)
     np.testing.assert_array_equal(episodes.score[:, 0], np.arange(env.spec.num_envs) + 1)
 
@@ -80,15 +80,15 @@ def test_scores_are_those_of_whole_games():
 
 
 def test_an_endless_episode_is_not_counted(monkeypatch):
-    monkeypatch.setattr(evaluate, "MOST_STEPS", evaluate.BLOCK)
-    env = clock(evaluate.BLOCK + 2)
+    monkeypatch.setattr(playing, "MOST_STEPS", playing.BLOCK)
+    env = clock(playing.BLOCK + 2)
     episodes = play(env, num_episodes=1)
-    np.testing.assert_array_equal(episodes.finished > 0, np.arange(env.spec.num_envs) < evaluate.BLOCK)
+    np.testing.assert_array_equal(episodes.finished > 0, np.arange(env.spec.num_envs) < playing.BLOCK)
 
 
 def test_seeds_side_by_side_play_as_alone():
     env, agent = clock(3), player(3)
-    together = jax.vmap(partial(evaluate.play, env, agent, 2), in_axes=(0, 0, None))
+    together = jax.vmap(partial(playing.play, env, agent, 2), in_axes=(0, 0, None))
     both = jax.device_get(jax.jit(together)(jnp.array([0, 1]), jnp.array([5, 6]), jnp.int32(0)))
     for i, (state, seed) in enumerate([(0, 5), (1, 6)]):
         np.testing.assert_array_equal(both.score[i], play(env, 2, state, seed).score)

@@ -1,0 +1,92 @@
+"""What all commands share: how a command line is read, and what becomes of a mistake in it."""
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+from jaxrl_fast.config import refuse_name, without_no
+from jaxrl_fast.options import types_of
+from jaxrl_fast.values import check_range, convert
+from jaxrl_fast.written import Setting, from_mapping, tokenise
+
+Ready = TypeVar("Ready")
+
+
+class Usage(NamedTuple):
+    """How a command is called."""
+
+    program: str  # "python -m jaxrl_fast.video"
+    words: str  # what stands before the options: "RUN"
+    options: type  # a dataclass of options, all with defaults
+    meaning: str  # what it does, a sentence or two
+    least: int = 1  # words
+    most: int = 1
+
+
+def run(
+    prepare: Callable[[Sequence[str]], Ready], act: Callable[[Ready], int | None], argv: Sequence[str] | None
+) -> int:
+    """A command: what a user can get wrong is refused while it prepares. Returns its exit status."""
+    try:
+        ready = prepare(sys.argv[1:] if argv is None else argv)
+    except ValueError as error:
+        if "\n" in str(error):  # not one of our sentences
+            raise
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return act(ready) or 0
+
+
+def read(usage: Usage, argv: Sequence[str]) -> tuple[list[str], Any]:
+    """The words before the options, and the options. Prints the help and exits where it is asked for."""
+    words, written = tokenise(argv)
+    if any(s.name in ("help", "h") for s in written):
+        print_help(usage)
+        raise SystemExit(0)
+    options = convert_all(usage.options, written, usage.program)
+    if len(words) > usage.most:
+        raise ValueError(f"{words[usage.most]!r} is one word too many: {usage.program} {usage.words} [options]")
+    if len(words) < usage.least:
+        raise ValueError(f"{usage.words} is missing: {usage.program} {usage.words} [options]")
+    return words, options
+
+
+def from_keywords(options_type: type, given: Mapping[str, Any]) -> Any:
+    """The same options from Python."""
+    return convert_all(options_type, from_mapping(given, lambda name: name), "")
+
+
+def convert_all(options_type: type, written: Sequence[Setting], program: str) -> Any:
+    """A dataclass of options from what was written, wherever it was."""
+    known = types_of(options_type)
+    values = {}
+    for setting in (without_no(s, known) for s in written):
+        if setting.name not in known:
+            refuse_name(setting, known, program=program)
+        values[setting.name] = convert(known[setting.name], setting)
+        check_range(setting, values[setting.name])
+    return options_type(**values)
+
+
+def print_help(usage: Usage) -> None:
+    """Every option with its meaning and its default."""
+    import tyro
+
+    tyro.cli(usage.options, args=["--help"], prog=f"{usage.program} {usage.words}", description=usage.meaning)
+
+
+def new_file(path: Path) -> Path:
+    """This path, or where there is a file already, the next of path-2, path-3 ... that is free."""
+    tries = (path.with_stem(f"{path.stem}-{i}") if i > 1 else path for i in range(1, sys.maxsize))
+    return next(free for free in tries if not free.exists())
+
+
+def check_out(path: Path, endings: Sequence[str]) -> None:
+    """ValueError where a file of one of these kinds cannot be written here."""
+    if path.suffix.lower() not in endings:
+        raise ValueError(f"--out {path}: its name must end in {' or '.join(endings)}")
+    if path.is_dir() or not path.parent.is_dir():
+        raise ValueError(
+            f"--out {path}: {'it' if path.is_dir() else path.parent} is {'a' if path.is_dir() else 'no'} folder"
+        )

@@ -1,0 +1,134 @@
+"""Learning curves as pictures: of one run, and of several beside each other."""
+
+import io
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from matplotlib import colormaps
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter
+
+from jaxrl_fast import population
+
+MOST_POINTS = 150  # of the curve; more records are averaged
+INK, FAINT, MARK = "#1f5fa8", "#9fb8d6", "#c2571a"
+COLOURS = (INK, MARK, "#2f8f5b", "#8b5fbf", "#b8860b", "#4d5866", "#d1495b", "#2a9d9d")  # more curves: a scale
+INTERVAL = "95% interval (stratified bootstrap)"
+
+
+class Picture(Figure):
+    """A figure that a notebook shows, whether it has been told to show figures or not."""
+
+    def _repr_png_(self) -> bytes:
+        buffer = io.BytesIO()
+        self.savefig(buffer, format="png")
+        return buffer.getvalue()
+
+
+class Curve(NamedTuple):
+    """One or several trainings of the same kind."""
+
+    name: str
+    x: np.ndarray  # [R]
+    each: np.ndarray  # [S, R]
+    centre: np.ndarray  # [R]: the inter-quartile mean of several
+    band: tuple[np.ndarray, np.ndarray] | None  # [R] each: an interval of it
+
+
+def figure(title: str, curve: Curve, evals: Sequence[Mapping[str, Any]], solved: float | None) -> Picture:
+    """Return against environment steps, of one run."""
+    picture, axes = _blank()
+    many = curve.each.shape[0] > 1
+    faint = axes.plot(curve.x, curve.each.T, color=FAINT, lw=0.8, alpha=0.8)
+    faint[0].set_label("each seed" if many else "each record")
+    label = f"inter-quartile mean of {curve.each.shape[0]} seeds" if many else "training, last 100 episodes"
+    draw(axes, curve._replace(name=label), INK, INTERVAL)
+    if evals:
+        at, mean, spread = ([e[k] for e in evals] for k in ("env_steps", "eval_return_mean", "eval_return_std"))
+        style: dict[str, Any] = {"fmt": "o", "color": MARK, "ms": 4, "lw": 1, "capsize": 2, "zorder": 3}
+        axes.errorbar(at, mean, spread, label="evaluation (mean ± std)", **style)
+    if solved is not None:
+        axes.axhline(solved, color="0.35", lw=1, ls=(0, (4, 3)), label=f"solved at {solved:g}")
+    return _finish(picture, axes, title, "environment steps", "return of an episode")
+
+
+def compare(curves: Sequence[Curve], title: str, x_label: str, y_label: str) -> Picture:
+    """Several curves beside each other, in the order that they come."""
+    picture, axes = _blank()
+    scale = colormaps["viridis"](np.linspace(0, 0.9, len(curves)))
+    for i, curve in enumerate(curves):
+        seeds = f" ({curve.each.shape[0]} seeds)" if curve.each.shape[0] > 1 else ""
+        colour = COLOURS[i] if len(curves) <= len(COLOURS) else scale[i]
+        draw(axes, curve._replace(name=curve.name + seeds), colour)
+    return _finish(picture, axes, title, x_label, y_label)
+
+
+def draw(axes: Axes, curve: Curve, colour: Any, band_label: str | None = None) -> None:
+    """A curve with its interval."""
+    if curve.band is not None:
+        axes.fill_between(curve.x, *curve.band, color=colour, alpha=0.22, lw=0, label=band_label)
+    axes.plot(curve.x, curve.centre, color=colour, lw=2, label=curve.name)
+
+
+def _blank() -> tuple[Picture, Axes]:
+    picture = Picture(figsize=(7.2, 4.2), dpi=130, layout="constrained")
+    return picture, picture.add_subplot()
+
+
+def _finish(picture: Picture, axes: Axes, title: str, x_label: str, y_label: str) -> Picture:
+    axes.set_xlabel(x_label)
+    axes.set_ylabel(y_label)
+    axes.set_title(title, loc="left", fontsize=11)
+    style(axes)
+    axes.set_xlim(left=0)
+    if axes.get_xlim()[1] >= 1000:  # less, such as seconds, is plain
+        axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+    axes.legend(frameon=False, fontsize=8, loc="best")
+    return picture
+
+
+def style(axes: Axes) -> None:
+    """A faint grid behind, and no box around."""
+    axes.grid(color="0.9", lw=0.8)
+    axes.set_axisbelow(True)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+
+
+def thin(steps: np.ndarray, returns: np.ndarray, episodes: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """At most MOST_POINTS groups of records: last step [R], mean return [S, R] (NaN for none) and episodes [S, R]."""
+    groups = np.array_split(np.arange(steps.size), min(MOST_POINTS, steps.size))
+    count = np.stack([episodes[:, g].sum(1) for g in groups], 1)
+    total = np.stack([np.where(episodes[:, g] > 0, returns[:, g] * episodes[:, g], 0).sum(1) for g in groups], 1)
+    with np.errstate(invalid="ignore"):
+        return np.array([steps[g[-1]] for g in groups]), total / np.where(count > 0, count, np.nan), count
+
+
+def over(x: np.ndarray, y: np.ndarray, weight: np.ndarray, edges: np.ndarray) -> np.ndarray:
+    """Records [R] of one training as weighted means between edges [B + 1]: [B], NaN where there is none.
+
+    A record that lies on an edge belongs to what ends there.
+    """
+    place = np.searchsorted(edges * (1 + 1e-9), x, side="left") - 1
+    good = ~np.isnan(y) & (place >= 0) & (place < edges.size - 1)
+    sums = [np.bincount(place[good], z[good], minlength=edges.size - 1) for z in (weight * np.nan_to_num(y), weight)]
+    with np.errstate(invalid="ignore"):
+        return sums[0] / np.where(sums[1] > 0, sums[1], np.nan)
+
+
+def hold(y: np.ndarray) -> np.ndarray:
+    """[S, R] with every gap filled by what came before, or by what comes first."""
+    known = ~np.isnan(y)
+    place = np.maximum.accumulate(np.where(known, np.arange(y.shape[1]), -1), axis=1)
+    place = np.where(place < 0, known.argmax(1)[:, None], place)
+    return np.take_along_axis(y, place, axis=1)
+
+
+def gathered(name: str, x: np.ndarray, each: np.ndarray) -> Curve:
+    """A curve of trainings [S, R]: of several the inter-quartile mean and its interval."""
+    held = hold(each)
+    if held.shape[0] == 1:
+        return Curve(name, x, each, held[0], None)
+    return Curve(name, x, each, population.iqm(held), population.bootstrap(held[:, None], num_resamples=500))

@@ -1,0 +1,125 @@
+"""What can be trained: `python -m jaxrl_fast.envs [PATTERN]`, with observations and actions."""
+
+import importlib
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+
+from jaxrl_fast import command, envs
+from jaxrl_fast.spelling import nearest
+
+MOST_DESCRIBED = 40  # environments of a backend; of more only the names are told
+
+
+@dataclass(frozen=True)
+class Options:
+    """What is listed."""
+
+    describe: bool = False
+    """Observation and action of each, however many they are."""
+
+
+USAGE = command.Usage(
+    "python -m jaxrl_fast.envs",
+    "[PATTERN]",
+    Options,
+    "Lists the environments that can be trained, each with its observation and action. A pattern is a part of the "
+    f"name, or has * and ? in it. Of more than {MOST_DESCRIBED} in a backend only the names are told.",
+    least=0,
+)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command. Returns its exit status."""
+    return command.run(prepare, act, argv)
+
+
+def prepare(argv: Sequence[str]) -> tuple[dict[str, list[str]], Options]:
+    """The ids of each backend that are asked for."""
+    words, options = command.read(USAGE, argv)
+    pattern = words[0] if words else ""
+    found: dict[str, list[str]] = {}
+    everything: list[str] = []
+    missing: list[str] = []
+    for backend in envs.BACKENDS:
+        try:
+            ids = envs.registered(backend)
+        except ValueError as error:  # it is not installed
+            missing.append(f"{backend}: {error}")
+            continue
+        everything += ids
+        found[backend] = [env_id for env_id in ids if matches(env_id, pattern)]
+    if not any(found.values()):
+        bare = [env_id.partition("/")[2] for env_id in everything]
+        raise ValueError(f"no environment has {pattern!r} in its name{nearest(pattern, bare)}")
+    for line in missing if not pattern else ():
+        print(line, file=sys.stderr)
+    return {backend: ids for backend, ids in found.items() if ids}, options
+
+
+def act(ready: tuple[dict[str, list[str]], Options]) -> None:
+    """Prints them."""
+    found, options = ready
+    for backend, ids in found.items():
+        print(f"{backend}: {len(ids)} environment{'s' * (len(ids) > 1)}", flush=True)
+        few = options.describe or len(ids) <= MOST_DESCRIBED
+        for line in described(ids) if few else by_family(backend, ids):
+            print(line, flush=True)
+
+
+def matches(env_id: str, pattern: str) -> bool:
+    """A part of the id, whatever its case, or all of it where the pattern has * or ?."""
+    pattern, names = pattern.lower(), (env_id.lower(), env_id.lower().partition("/")[2])
+    if any(sign in pattern for sign in "*?["):
+        return any(fnmatchcase(name, pattern) for name in names)
+    return pattern in names[0]
+
+
+def described(ids: Sequence[str]) -> Iterator[str]:
+    """A line for each: its observation and action, or why it cannot be used."""
+    width = max(map(len, ids))
+    for env_id in ids:
+        try:
+            spec = envs.make(env_id, 1).spec
+        except ValueError as error:
+            yield f"  {env_id:<{width}}  {str(error).removeprefix(f'{env_id} ')}"
+        else:
+            yield f"  {env_id:<{width}}  {shown(spec.obs):<22}  {action(spec.action)}"
+
+
+def by_family(backend: str, ids: Sequence[str]) -> Iterator[str]:
+    """Names alone, those of a family together where the backend knows families."""
+    import textwrap
+
+    family_of = getattr(importlib.import_module(f"jaxrl_fast.envs.{backend}"), "family", lambda name: "")
+    families: dict[str, list[str]] = {}
+    for env_id in ids:
+        name = env_id.partition("/")[2]
+        families.setdefault(family_of(name).rpartition(".")[2], []).append(name)
+    for family, names in families.items():
+        yield f"  {family} ({len(names)})" if family else f"  {len(names)} names"
+        yield textwrap.fill("  ".join(names), 116, initial_indent="    ", subsequent_indent="    ")
+    yield f"  {USAGE.program} PATTERN also tells observations and actions"
+
+
+def shown(obs: Any) -> str:
+    """Dtype and shape: "float32[4]", of a dictionary each part's."""
+    if hasattr(obs, "shape"):
+        return f"{obs.dtype}{list(obs.shape)}"
+    parts = obs.items() if isinstance(obs, dict) else enumerate(obs)
+    return " ".join(f"{name} {shown(part)}" for name, part in parts)
+
+
+def action(space: Any) -> str:
+    """In words."""
+    if hasattr(space, "num"):
+        return f"{space.num} actions"
+    return f"{' x '.join(map(str, space.shape))} number{'s' * (space.shape != (1,))}"
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    sys.exit(main())

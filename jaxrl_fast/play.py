@@ -1,0 +1,144 @@
+"""How a policy plays in fresh environments: their first episodes, scored, or every observation to be looked at."""
+
+import time
+from collections.abc import Iterator
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxrl_fast import loop, population
+from jaxrl_fast.types import Agent, Array, Env, Game, PyTree
+
+BLOCK = 64  # steps between looks at whether all have finished
+MOST_STEPS = 27_000  # of an episode: half an hour of Atari; what goes on for longer is not counted
+DOMAIN = 2**32 - 1  # sets evaluation's keys apart from training's, which are the first splits of the same key
+
+
+class Episodes(NamedTuple):
+    """The first K episodes of each of N environments. Which K matters: the first K to end would be the short ones."""
+
+    score: Array  # [N, K] f32
+    length: Array  # [N, K] int32
+    finished: Array  # [N] int32: how many of them have ended
+
+
+def play(env: Env, agent: Agent, num_episodes: int, state: PyTree, seed: Array, index: Array) -> Episodes:
+    """`num_episodes` in each environment, by the agent's state, until all have ended.
+
+    `index` tells evaluations of one run apart: each plays episodes of its own.
+    """
+    key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), DOMAIN), index)
+    key_reset, key = jax.random.split(key)
+    policy = partial(agent.exploit, state)
+    most_blocks = -(-MOST_STEPS * num_episodes // BLOCK)
+
+    def under_way(carry):
+        _, episodes, num_blocks = carry
+        return (num_blocks < most_blocks) & (episodes.finished < num_episodes).any()
+
+    def block(carry):
+        actors, episodes, num_blocks = carry
+        noise = agent.noise(jax.random.fold_in(key, num_blocks), BLOCK, env.spec.num_envs)
+        (actors, episodes), _ = jax.lax.scan(partial(step, env, agent, policy), (actors, episodes), noise)
+        return actors, episodes, num_blocks + 1
+
+    shape = env.spec.num_envs, num_episodes
+    none = Episodes(jnp.zeros(shape), jnp.zeros(shape, jnp.int32), jnp.zeros(shape[0], jnp.int32))
+    return jax.lax.while_loop(under_way, block, (loop.reset(env, agent, key_reset), none, jnp.int32(0)))[1]
+
+
+def step(
+    env: Env, agent: Agent, policy: loop.Policy, carry: tuple[loop.Actors, Episodes], noise: PyTree
+) -> tuple[tuple[loop.Actors, Episodes], None]:
+    """One step of all; whose game is over gets its score written down."""
+    before, episodes = carry
+    actors, (over, score, length) = advance(env, agent, policy, before, jax.tree.map(lambda x: x[None], noise))
+    place = over[:, None] & (jnp.arange(episodes.score.shape[1]) == episodes.finished[:, None])
+    write = lambda old, new: jnp.where(place, new[:, None], old)
+    after = Episodes(write(episodes.score, score), write(episodes.length, length), episodes.finished + over)
+    return (actors, after), None
+
+
+def advance(
+    env: Env, agent: Agent, policy: loop.Policy, before: loop.Actors, noise: PyTree
+) -> tuple[loop.Actors, tuple[Array, Array, Array]]:
+    """One step of all with noise [1, ...]; whose game is over [N], and its score and length with this step [N]."""
+    actors, _, _ = loop.rollout(env, agent, policy, before, noise)
+    game = actors.timestep.game or Game(actors.timestep.reward, actors.timestep.last)
+    return actors, (game.over, before.score + game.reward, before.length + ~before.timestep.last)
+
+
+class Moment(NamedTuple):
+    """What there is to see of one environment, on the host."""
+
+    obs: PyTree
+    score: float  # of this game so far
+    length: int  # environment steps of this game so far
+    over: bool  # the game has ended
+
+
+def watch(env: Env, agent: Agent, state: PyTree, seed: int) -> Iterator[Moment]:
+    """Game after game of one environment, played with `exploit`, from the first observation on and without an end."""
+    key_reset, key = jax.random.split(jax.random.fold_in(jax.random.key(seed), DOMAIN))
+
+    @jax.jit
+    def next_moment(state, actors, time):
+        noise = agent.noise(jax.random.fold_in(key, time), 1, 1)
+        after, results = advance(env, agent, partial(agent.exploit, state), actors, noise)
+        return after, (after.timestep.obs, *results)
+
+    actors = jax.jit(partial(loop.reset, env, agent))(key_reset)
+    seen = actors.timestep.obs, np.zeros(1, bool), actors.score, actors.length
+    time = 0
+    while True:
+        obs, over, score, length = jax.tree.map(lambda x: x[0], jax.device_get(seen))
+        yield Moment(obs, float(score), int(length), bool(over))
+        actors, seen = next_moment(state, actors, np.int32(time))
+        time += 1
+
+
+class Evaluator:
+    """Plays the greedy policy of every seed; compiled the first time."""
+
+    def __init__(self, env: Env, agent: Agent, seeds: list[int], num_episodes: int):
+        self.seeds = np.asarray(seeds if len(seeds) > 1 else seeds[0], np.int32)
+        each = -(-num_episodes // env.spec.num_envs)
+        one = lambda *given: play(env, agent, each, *given)
+        self.play: Any = jax.jit(jax.vmap(one, in_axes=(0, 0, None)) if len(seeds) > 1 else one)
+        self.compiled, self.compile_time, self.time = False, 0.0, 0.0  # seconds
+
+    def __call__(self, learner: PyTree, index: int) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+        """How it went for each seed and in all; `index` tells the evaluations of a run apart."""
+        score, length, ended = self.episodes(learner, index)
+        each_seed = [summarise(s[e], n[e], e.size) for s, n, e in zip(score, length, ended)]
+        return each_seed, summarise(score[ended], length[ended], ended.size)
+
+    def episodes(self, learner: PyTree, index: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Scores, lengths and whether an episode has ended at all, [S, episodes] each."""
+        began = time.perf_counter()
+        arguments = learner, *jax.device_put((self.seeds, np.int32(index)))
+        if not self.compiled:
+            self.play, self.compiled = self.play.lower(*arguments).compile(), True
+            self.compile_time, began = time.perf_counter() - began, time.perf_counter()
+        episodes = jax.device_get(self.play(*arguments))
+        self.time += time.perf_counter() - began
+        ended = np.arange(episodes.score.shape[-1]) < episodes.finished[..., None]
+        score, length, ended = (x.reshape(self.seeds.size, -1) for x in (episodes.score, episodes.length, ended))
+        return score, length, ended
+
+
+def summarise(score: np.ndarray, length: np.ndarray, num_wanted: int) -> dict[str, Any]:
+    """Of episodes that have ended; null where none has."""
+    number = lambda of: population.finite(of()) if score.size else None
+    return {
+        "eval_return_mean": number(score.astype("float64").mean),
+        "eval_return_std": number(score.astype("float64").std),
+        "eval_return_min": number(score.min),
+        "eval_return_max": number(score.max),
+        "eval_length_mean": number(length.mean),
+        "eval_episodes": int(score.size),
+        "eval_unfinished": int(num_wanted - score.size),
+    }

@@ -1,0 +1,218 @@
+"""A trained policy from its run's folder: `jaxrl_fast.load("runs/mine").policy(obs)` is an action."""
+
+import dataclasses
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxrl_fast import agents, checkpoint, config, envs, host, memory, plan, program
+from jaxrl_fast.agents import configs
+from jaxrl_fast.keeper import FOLDER
+from jaxrl_fast.types import Agent, Array, Env, EnvSpec, Key, PyTree
+
+Which = Literal["best", "last"]
+
+
+class Saved(NamedTuple):
+    """What a run's folder holds of its learners."""
+
+    folder: Path
+    settings: config.Settings
+    env: Env  # to play in
+    agent: Agent
+    learners: PyTree  # [S, ...] where there are several seeds, on the host; a replay is zeros that take no memory
+    seeds: list[int]
+    checkpoint: Path
+    env_steps: int
+
+
+class Trained(NamedTuple):
+    """A training of one seed, ready to act.
+
+    `policy(obs, key=None, explore=False)` is compiled. It takes an observation as `env.spec.obs` has it or a batch of
+    them [B, ...], and gives the environment's own actions: int32, or float32 within the true bounds. It is greedy; with
+    `explore` it acts as in training, and wants a key.
+    """
+
+    policy: Callable[..., Array]
+    env: Env
+    agent: Agent
+    agent_state: PyTree
+    settings: config.Settings
+    seed: int
+    checkpoint: Path
+    env_steps: int
+
+    def __repr__(self) -> str:
+        return f"Trained({self.settings.algo} on {self.env.spec.id}, seed {self.seed}, {str(self.checkpoint)!r})"
+
+
+def load(folder: Path, seed: int | None = None, which: Which = "best", env: Any = None) -> Trained:
+    """What the run in this folder has learnt; `api.load` says more."""
+    saved = read(folder, which, *settle(folder, env))
+    saved = only(saved, saved.seeds[0] if seed is None else seed)
+    state = on_device(saved.learners)
+    agent, num_envs = saved.agent, saved.settings.options.num_envs
+    assert not jax.tree.leaves(agent.memory), "a policy with a memory is no function of one observation"
+    policies = Policies(
+        partial(jax.jit(partial(greedy, agent)), state), partial(jax.jit(partial(exploring, agent, num_envs)), state)
+    )
+    act = partial(decide, saved.env, policies)
+    return Trained(act, saved.env, agent, state, saved.settings, saved.seeds[0], saved.checkpoint, saved.env_steps)
+
+
+def settle(folder: Path, env: Any = None, num_envs: int = 1) -> tuple[config.Settings, Env]:
+    """The run's settings, and so many environments to play in."""
+    settings = config.of_run(folder)
+    options = settings.options if env is None else dataclasses.replace(settings.options, env=env)
+    conditions = plan.conditions(options, plan.WATCHING)
+    return settings._replace(options=options), envs.make(options.env, num_envs, conditions, **options.env_options)
+
+
+def read(folder: Path, which: Which, settings: config.Settings, play_in: Env) -> Saved:
+    """The learners of all seeds."""
+    if which not in ("best", "last"):
+        raise ValueError(f"which: {which!r} is neither 'best' nor 'last'")
+    make = partial(_agent, settings, play_in.spec)
+    saved = choose(folder, which, _replay_names(make(1)))
+    seeds = [settings.options.seed + i for i in range(settings.options.num_seeds)]
+    num_shards = saved.manifest["num_shards"]
+    learners = _learners(make(num_shards), saved, len(seeds), num_shards)
+    env_steps = saved.manifest["env_steps"]
+    return Saved(folder, settings, play_in, make(1), learners, seeds, saved.folder, env_steps)
+
+
+def choose(folder: Path, which: Which, without: frozenset[str]) -> checkpoint.Checkpoint:
+    """The checkpoint that evaluated best or the newest; where that is damaged, the newest intact one, and a warning."""
+    parent = folder / FOLDER
+    if not checkpoint.folders(parent):
+        raise ValueError(f"{folder} has no checkpoint to play from; train with --resume {folder} goes on to one")
+    best = checkpoint.best(parent) if which == "best" else None
+    wrong = []
+    if best is not None:
+        try:
+            return checkpoint.read(best, without)
+        except ValueError as error:
+            wrong = [str(error)]
+    newest, newer = checkpoint.newest(parent, without)
+    wrong += [line for line in newer if line not in wrong]
+    if newest is None:
+        raise ValueError(f"{folder}: none of its {len(wrong)} checkpoints is intact ({wrong[0]})")
+    for line in wrong:
+        host.warn(f"{line}; going back to {newest.folder.name}")
+    return newest
+
+
+def only(saved: Saved, seed: int) -> Saved:
+    """The same of one seed; its learner has no axis of seeds."""
+    if seed not in saved.seeds:
+        last = f" to {saved.seeds[-1]}" if len(saved.seeds) > 1 else ""
+        raise ValueError(f"seed {seed}: {saved.folder} has trained seed{'s' * bool(last)} {saved.seeds[0]}{last}")
+    place = saved.seeds.index(seed)
+    learner = jax.tree.map(lambda x: x[place], saved.learners) if len(saved.seeds) > 1 else saved.learners
+    return saved._replace(seeds=[seed], learners=learner)
+
+
+def on_device(learner: PyTree) -> PyTree:
+    """All but its replay, which no decision needs."""
+    put = lambda part: part if memory.is_replay(part) else jax.device_put(part)
+    return jax.tree.map(put, learner, is_leaf=memory.is_replay)
+
+
+class Policies(NamedTuple):
+    """Both ways to act, compiled: batches of observations to an agent's actions."""
+
+    exploit: Callable[[PyTree], Array]
+    explore: Callable[[PyTree, Key], Array]
+
+
+def decide(env: Env, policies: Policies, obs: PyTree, key: Key | None = None, explore: bool = False) -> Array:
+    """The environment's own action for an observation, or for each of a batch (see `Trained`)."""
+    if explore and key is None:
+        raise ValueError("policy(obs, explore=True) wants a key too, such as jax.random.key(0)")
+    batch, is_one = as_batch(env.spec, obs)
+    action = env.own_action(policies.explore(batch, key) if explore and key is not None else policies.exploit(batch))
+    return action[0] if is_one else action
+
+
+def as_batch(spec: EnvSpec, obs: PyTree) -> tuple[PyTree, bool]:
+    """Observations [B, ...] in the environment's dtypes, and whether it was a single one that had no B."""
+    given = jax.tree.map(np.asarray, obs, is_leaf=lambda x: isinstance(x, (list, tuple)))
+    same: bool = jax.tree.structure(given) == jax.tree.structure(spec.obs)  # type: ignore[operator]
+    pairs = list(zip(jax.tree.leaves(given), jax.tree.leaves(spec.obs))) if same else []
+    extra = {x.ndim - like.ndim if _fits(x, like) else None for x, like in pairs}
+    if extra not in ({0}, {1}):
+        wanted = jax.tree.map(lambda like: f"{like.dtype}{list(like.shape)}", spec.obs)
+        found = jax.tree.map(lambda x: f"{x.dtype}{list(x.shape)}", given)
+        raise ValueError(
+            f"an observation of {spec.id} is {wanted}, alone or as a batch with one axis more; not {found}"
+        )
+    cast = lambda x, like: jnp.asarray(x if extra == {1} else x[None], like.dtype)
+    return jax.tree.map(cast, given, spec.obs), extra == {0}
+
+
+def _fits(x: np.ndarray, like: jax.ShapeDtypeStruct) -> bool:
+    """The shape, but for a batch's axis, and no number that would change; boards of bits may be any numbers."""
+    same_shape = x.shape[max(x.ndim - like.ndim, 0) :] == like.shape
+    return same_shape and (like.dtype == bool or np.can_cast(x.dtype, like.dtype, "same_kind"))
+
+
+def greedy(agent: Agent, state: PyTree, obs: PyTree) -> Array:
+    """Actions [B, ...] for observations [B, ...], by chance nowhere."""
+    num_obs = jax.tree.leaves(obs)[0].shape[0]
+    noise = jax.tree.map(lambda x: x[0], agent.noise(jax.random.key(0), 1, num_obs))
+    return agent.exploit(state, obs, (), noise).action
+
+
+def exploring(agent: Agent, num_envs: int, state: PyTree, obs: PyTree, key: Key) -> Array:
+    """Actions [B, ...] for observations [B, ...] as in training: row i is what environment i % N would do."""
+    num_obs = jax.tree.leaves(obs)[0].shape[0]
+    rounds = -(-num_obs // num_envs)
+
+    def act(given):
+        obs, key = given
+        noise = jax.tree.map(lambda x: x[0], agent.noise(key, 1, num_envs))
+        return agent.explore(state, obs, (), noise).action
+
+    fill = lambda x: jnp.resize(x, (rounds, num_envs, *x.shape[1:]))
+    action = jax.lax.map(act, (jax.tree.map(fill, obs), jax.random.split(key, rounds)))
+    return action.reshape(-1, *action.shape[2:])[:num_obs]
+
+
+def _agent(settings: config.Settings, spec: EnvSpec, num_shards: int) -> Agent:
+    """The agent of a run with environments of this spec, or of one of its shards."""
+    options = settings.options
+    steps_per_update = configs.rollout_length(settings.agent, options.num_envs) * options.num_envs
+    spec = spec._replace(num_envs=options.num_envs // num_shards, num_shards=num_shards)
+    spec = spec._replace(axis_name=program.SHARDS if num_shards > 1 else None)
+    return agents.load(settings.algo).make(settings.agent, spec, -(-options.total_steps // steps_per_update))
+
+
+def _replay_names(agent: Agent) -> frozenset[str]:
+    """What the replay's arrays are called in a checkpoint."""
+    state = {"agent": jax.eval_shape(agent.init, jax.random.key(0))}
+    mark = lambda part: jax.tree.map(lambda _: memory.is_replay(part), part)
+    marked = jax.tree.map(mark, state, is_leaf=memory.is_replay)
+    named = jax.tree_util.tree_leaves_with_path(marked)
+    return frozenset(jax.tree_util.keystr(path, simple=True, separator="/") for path, is_replay in named if is_replay)
+
+
+def _learners(agent: Agent, saved: checkpoint.Checkpoint, num_seeds: int, num_shards: int) -> PyTree:
+    """The agent's part of a checkpoint, with a seed axis where there are several, without shards."""
+    axes = (num_seeds,) * (num_seeds > 1) + (num_shards,) * (num_shards > 1)
+    one = jax.eval_shape(agent.init, jax.random.key(0))
+    like = {"agent": jax.tree.map(lambda x: jax.ShapeDtypeStruct((*axes, *x.shape), x.dtype), one)}
+    kinds = {name: kind for name, kind in saved.manifest["arrays"].items() if name.startswith("agent/")}
+    blank = {
+        name: np.broadcast_to(np.zeros((), jnp.dtype(kind["dtype"])), kind["shape"])
+        for name, kind in kinds.items()
+        if name not in saved.arrays
+    }
+    part = saved._replace(arrays=saved.arrays | blank, manifest=saved.manifest | {"arrays": kinds})
+    first = (slice(None),) * (num_seeds > 1) + (0,) * (num_shards > 1)
+    return jax.tree.map(lambda x: x[first], checkpoint.unflatten(like, part)["agent"])

@@ -1,0 +1,149 @@
+"""The plot command: which runs are one curve, what it is called, and its numbers."""
+
+import json
+
+import numpy as np
+import pytest
+import yaml
+
+from jaxrl_fast import curves, plot, population
+
+
+def write(folder, records, **options):
+    """A run's folder with nothing but what it was asked for and its records."""
+    folder.mkdir(parents=True)
+    (folder / "config.yaml").write_text(yaml.safe_dump({"algo": "ppo", **options}))
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    return folder
+
+
+def records(seed, returns, step=100, seconds=1.0, **more):
+    """Two episodes each, `step` environment steps and `seconds` apart."""
+    return [
+        {"seed": seed, "env_steps": step * i, "train_time_s": seconds * i, "episodes": 2, "return_mean": x, **more}
+        for i, x in enumerate(returns, 1)
+    ]
+
+
+def draw(places, **options):
+    (axes,) = plot.compare(places, **options).axes
+    labels = [text.get_text() for text in axes.get_legend().get_texts()]
+    return axes, dict(zip(labels, axes.get_lines()))
+
+
+def test_seeds_of_several_runs_are_one_curve(tmp_path):
+    """Their inter-quartile mean: of 0, 1, 2, 3, 40 it is 2, and half as much again at the second record."""
+    scores = [0.0, 1.0, 2.0, 3.0, 40.0]
+    places = [write(tmp_path / f"r{i}", records(i, [x, 1.5 * x]), seed=i) for i, x in enumerate(scores)]
+    axes, lines = draw(places)
+    (line,) = lines.values()
+    np.testing.assert_allclose(line.get_xdata(), [100, 200])
+    np.testing.assert_allclose(line.get_ydata(), [2, 3])
+    low, high = population.bootstrap(np.array(scores)[:, None, None] * [1.0, 1.5], num_resamples=500)
+    edges = axes.collections[0].get_paths()[0].vertices
+    assert edges[:, 1].min() == pytest.approx(low.min()) and edges[:, 1].max() == pytest.approx(high.max())
+    assert list(lines) == ["ppo on CartPole-v1 (5 seeds)"]
+
+
+def test_names_are_made_of_what_differs(tmp_path):
+    for num_envs in (256, 8, 64):
+        write(tmp_path / str(num_envs), records(0, [1.0, 2.0]), num_envs=num_envs, agent={"hidden": [8]})
+    assert list(draw([tmp_path])[1]) == ["num envs 8", "num envs 64", "num envs 256"]  # by size
+    write(tmp_path / "dqn", records(0, [1.0]), num_envs=8, algo="dqn")
+    write(tmp_path / "two", records(0, [1.0]), num_envs=8, agent={"hidden": [8], "gamma": 0.5})
+    names = list(draw([tmp_path / "8", tmp_path / "two"])[1])
+    assert names == ["gamma 0.5", "gamma 0.99"]
+    assert list(draw([tmp_path / "8", tmp_path / "dqn"])[1]) == ["dqn", "ppo"]
+
+
+def test_a_seed_that_comes_twice_is_no_second_seed(tmp_path):
+    for name in ("a", "b"):
+        write(tmp_path / name, records(0, [1.0, 2.0]))
+    assert list(draw([tmp_path])[1]) == ["ppo on CartPole-v1 (a)", "ppo on CartPole-v1 (b)"]
+
+
+def test_members_of_one_program_are_told_apart(tmp_path):
+    lines = [
+        r for rate in (0.1, 0.2) for seed in (0, 1) for r in records(seed, [rate], **{"agent.learning_rate": rate})
+    ]
+    write(tmp_path / "a", lines, num_seeds=2)
+    drawn = draw([tmp_path / "a"])[1]
+    assert list(drawn) == ["learning rate 0.1 (2 seeds)", "learning rate 0.2 (2 seeds)"]
+    assert [line.get_ydata()[0] for line in drawn.values()] == [0.1, 0.2]
+
+
+def test_groups_that_are_asked_for(tmp_path):
+    for seed, (num_envs, gamma) in enumerate([(8, 0.9), (8, 0.99), (64, 0.9)]):
+        write(tmp_path / str(seed), records(seed, [1.0 + seed]), num_envs=num_envs, agent={"gamma": gamma}, seed=seed)
+    assert list(draw([tmp_path], group_by=["num-envs"])[1]) == ["num envs 8 (2 seeds)", "num envs 64"]
+    assert list(draw([tmp_path], group_by="agent.gamma")[1]) == ["gamma 0.9 (2 seeds)", "gamma 0.99"]
+
+
+@pytest.mark.parametrize(("x", "label", "at"), [("seconds", "seconds", [3, 6]), ("episodes", "episodes", [2, 4])])
+def test_the_horizontal_axis_is_chosen(tmp_path, x, label, at):
+    axes, lines = draw([write(tmp_path / "a", records(0, [1.0, 2.0], seconds=3.0))], x=x)
+    assert label in axes.get_xlabel()
+    (line,) = lines.values()
+    np.testing.assert_allclose(line.get_xdata(), at)
+    np.testing.assert_allclose(line.get_ydata(), [1, 2])
+
+
+def test_any_metric_is_drawn(tmp_path):
+    axes, lines = draw([write(tmp_path / "a", records(0, [1.0, 2.0], policy_loss=7.0))], y="policy_loss")
+    assert axes.get_ylabel() == "policy loss" and (next(iter(lines.values())).get_ydata() == 7).all()
+
+
+def test_a_curve_goes_as_far_as_its_shortest_training(tmp_path):
+    """At 100 and 200 both are known, the mean of two seeds; what comes after is one seed's only."""
+    places = [write(tmp_path / str(i), records(i, [1.0] * (2 + 3 * i)), seed=i) for i in range(2)]
+    (line,) = draw(places)[1].values()
+    np.testing.assert_allclose(line.get_xdata(), [100, 200])
+
+
+def test_between_edges_records_count_by_weight():
+    """(0, 10] holds 1 and 4 with weights 3 and 1: 7/4. (10, 20] holds none. What is unknown counts nothing."""
+    x, y = np.array([5.0, 10.0, 15.0, 25.0, 30.0]), np.array([1.0, 4.0, 9.0, np.nan, 5.0])
+    means = curves.over(x, y, np.array([3.0, 1.0, 0.0, 1.0, 2.0]), np.array([0.0, 10.0, 20.0, 30.0]))
+    np.testing.assert_allclose(means, [7 / 4, np.nan, 5.0])
+    np.testing.assert_allclose(curves.hold(np.array([[np.nan, 1.0, np.nan, 2.0]])), [[1, 1, 1, 2]])
+
+
+def test_the_command_writes_a_picture_and_never_over_its_own(tmp_path, monkeypatch, capsys):
+    write(tmp_path / "runs" / "a", records(0, [1.0, 2.0]))
+    monkeypatch.chdir(tmp_path)
+    for name in ("plot.png", "plot-2.png"):
+        assert plot.main(["runs"]) == 0
+        assert (tmp_path / name).read_bytes().startswith(b"\x89PNG") and name in capsys.readouterr().out
+    assert plot.main(["runs/a", "--out", "a.svg"]) == 0
+    assert "<svg" in (tmp_path / "a.svg").read_text()
+
+
+MISTAKES = [
+    ("", ["RUN... is missing"]),
+    ("nowhere", ["nowhere: there is no run in it or below"]),
+    ("rums", ["did you mean runs?"]),
+    ("empty", ["empty: there is no run in it or below", "config.yaml"]),
+    ("runs --y retrun_mean", ["--y retrun_mean", "did you mean return_mean"]),
+    ("runs --y frobnication", ["--y frobnication", "there are", "env_steps"]),
+    ("runs --x stepz", ["--x", "did you mean steps?"]),
+    ("runs --outt a.png", ["--outt", "did you mean --out?"]),
+    ("runs --out a.jpg", ["--out a.jpg", ".png or .svg or .pdf"]),
+    ("runs --out nowhere/a.png", ["nowhere is no folder"]),
+    ("runs --group-by num-env", ["--group-by num-env", "num_envs"]),
+    ("broken", ["broken/a", "metrics.jsonl cannot be read"]),
+]
+
+
+@pytest.mark.parametrize(("line", "words"), MISTAKES, ids=[line for line, _ in MISTAKES])
+def test_a_mistake_gets_one_line_and_leaves_nothing(line, words, tmp_path, monkeypatch, capsys):
+    write(tmp_path / "runs" / "a", records(0, [1.0]))
+    (write(tmp_path / "broken" / "a", []) / "metrics.jsonl").write_text("{")
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path)
+    before = sorted(tmp_path.rglob("*"))
+    assert plot.main(line.split()) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.count("\n") == 1, err
+    for word in words:
+        assert word in err
+    assert sorted(tmp_path.rglob("*")) == before
