@@ -17,7 +17,7 @@ from jaxrl_fast.values import check_range, convert
 from jaxrl_fast.written import Setting, from_mapping, listed, one, read_preset, shipped, tokenise
 
 CONFIG = "config.yaml"  # of a run: everything, resolved
-PROGRAM = "python -m jaxrl_fast.train"
+PROGRAM, SWEEP = "python -m jaxrl_fast.train", "python -m jaxrl_fast.sweep"
 DEFAULT = {"config": "ppo_cartpole", "stop_when_solved": True}  # without an algorithm, a preset or an environment
 
 
@@ -98,6 +98,8 @@ def resumed(algo: str, written: list[Setting], folder: Path) -> Settings:
     for setting in written:
         if setting.name in ("config", "run_dir", "name"):
             raise ValueError(f"{setting.said} does not go with --resume, which goes on in the run's own folder")
+    if "\n  members:\n" in path.read_text(encoding="utf-8", errors="replace"):
+        raise ValueError(f"--resume {folder} is a part of a sweep; go on with {SWEEP} --resume {folder.parent}")
     as_preset = Setting("config", [str(path)], "--resume")
     before, now = resolve(algo, [as_preset]), resolve(algo, [as_preset, *written])
     for setting in map(lambda s: s._replace(name=_positive(s.name)), written):

@@ -22,7 +22,7 @@ PARTS = (
 )
 AROUND = ("evaluate", "memory", "config", "checkpoint", "sinks", "scores", "plot", "program")
 HOST = ("train", "trainer", "keeper", "plan", "report", "host", "sweep", "video", "api", "__init__", "__main__")
-BELOW_AROUND = ("types", "spelling", "options", "written", "values", "population", *PARTS, "loop", "agents/*", "envs/*")
+BELOW_AROUND = ("types", "spelling", "options", "written", "values", "population", "members", *PARTS, "loop", "agents/*", "envs/*")
 ARRAYS = ("jax", "flax", "optax", "numpy")
 ANY = ("*",)
 
@@ -46,6 +46,7 @@ LAYERS = (
     Layer(("networks",), ours=("types", "convolutions")),
     Layer(PARTS, ours=("types",)),
     Layer(("population",), ours=(), theirs=("numpy",)),
+    Layer(("members",), ours=("types",), theirs=("numpy",)),
     Layer(("loop",), ours=("types",), theirs=("jax",)),
     Layer(("envs/__init__",), ours=("types", "spelling"), lazily=("envs/*",), pure=False),
     Layer(("envs/*",), ours=("types", "spelling"), theirs=("jax", "numpy", "{name}"), pure=False),
