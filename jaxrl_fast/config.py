@@ -74,7 +74,7 @@ def resolve(algo: str, written: list[Setting]) -> Settings:
     known = types_of(Options) | {f"agent.{name}": kind for name, kind in types_of(agent_type).items()}
     for setting in map(lambda s: _without_no(s, known), settings):
         if setting.name not in known:
-            _refuse_name(setting, known, algo)
+            refuse_name(setting, known, algo)
         value = convert(known[setting.name], setting)
         values[setting.name] = values.get(setting.name, {}) | value if setting.name == "env_options" else value
         check_range(setting, value)
@@ -112,21 +112,23 @@ def resumed(algo: str, written: list[Setting], folder: Path) -> Settings:
     return now._replace(preset="", options=dataclasses.replace(now.options, resume=str(folder)))
 
 
-def print_help(settings: Settings) -> None:
-    """Every option with its group, its meaning and its default under this preset."""
+def print_help(settings: Settings, program: str = PROGRAM, says: str = "Trains {}.", *more: Any) -> None:
+    """Every option with its group, its meaning and its default under this preset; those of `more` dataclasses first."""
     import tyro
 
     groups = [*reversed(Options.__bases__), type(settings.agent)]
     names = [*(g.__name__.lower() for g in groups[:-1]), "agent"]
     markers = [tyro.conf.OmitArgPrefixes] * (len(groups) - 1) + [None]
-    shape = dataclasses.make_dataclass("Help", [(n, m[g] if m else g) for n, g, m in zip(names, groups, markers)])
+    fields: list[Any] = [(type(g).__name__.lower(), tyro.conf.OmitArgPrefixes[type(g)]) for g in more]  # type: ignore[misc]
+    fields += [(n, m[g] if m else g) for n, g, m in zip(names, groups, markers)]
+    shape = dataclasses.make_dataclass("Help", fields)
     parts = [g(**{f.name: getattr(settings.options, f.name) for f in dataclasses.fields(g)}) for g in groups[:-1]]
     tyro.cli(
         shape,
         args=["--help"],
-        default=shape(*parts, settings.agent),
-        prog=f"{PROGRAM} [{'|'.join(CONFIGS)}] [--config PRESET]",
-        description=f"Trains {settings.algo}. --config takes a file or one of: {listed(shipped())}. Options given "
+        default=shape(*more, *parts, settings.agent),
+        prog=f"{program} [{'|'.join(CONFIGS)}] [--config PRESET]",
+        description=f"{says.format(settings.algo)} --config takes a file or one of: {listed(shipped())}. Options given "
         "override it. Numbers may be written 1e6, 64k, 10M. Without an algorithm, a preset or an environment: "
         f"--config {DEFAULT['config']} --stop-when-solved.",
         registry=_registry(),
@@ -182,11 +184,12 @@ def _plain(value: Any) -> str:
     return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
-def _refuse_name(setting: Setting, known: Iterable[str], algo: str) -> NoReturn:
+def refuse_name(setting: Setting, known: Iterable[str], algo: str, program: str = PROGRAM) -> NoReturn:
+    """There is no such option."""
     dashed = setting.said.startswith("-")
     spell = (lambda name: "--" + name.replace("_", "-")) if dashed else (lambda name: name)
     name = setting.name.removeprefix("no_")
     written = setting.said if dashed else setting.said.replace(setting.name, repr(setting.name), 1)
-    ending = f"; {PROGRAM} --help lists all" if dashed else ""
+    ending = f"; {program} --help lists all" if dashed else ""
     what = f"{algo} has no option" if name.startswith("agent.") else "there is no option"
     raise ValueError(f"{what} {written}{nearest(name, known, spell) or ending}")

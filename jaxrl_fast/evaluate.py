@@ -70,7 +70,8 @@ class Evaluator:
     def __init__(self, env: Env, agent: Agent, seeds: list[int], num_episodes: int, varied: Varied | None = None):
         self.seeds = np.asarray(seeds if len(seeds) > 1 else seeds[0], np.int32)
         each = -(-num_episodes // env.spec.num_envs)
-        self.values, make = varied or ({}, lambda _: agent)
+        values, make = varied or ({}, lambda _: agent)
+        self.values = dict(values)
         one = lambda values, *given: play(env, make(values), each, *given)
         self.play: Any = jax.jit(jax.vmap(one, in_axes=(0, 0, 0, None)) if len(seeds) > 1 else one)
         self.compiled, self.compile_time, self.time = False, 0.0, 0.0  # seconds

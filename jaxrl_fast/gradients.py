@@ -21,7 +21,7 @@ def optimiser(
     kind: Literal["adam", "radam"] = "adam",
     axis_name: str | None = None,
 ) -> optax.GradientTransformation:
-    """Sum the gradient over devices, clip its global norm (0, not traced: do not), then Adam (Kingma & Ba 2015) or RAdam.
+    """Sum the gradient over devices, clip its global norm (a plain 0: do not), then Adam (Kingma & Ba 2015) or RAdam.
 
     The count of steps taken is `state[-1].count` where the learning rate is a schedule. All parameters are updated as
     one vector, a few kernels instead of dozens, unless they are many and on a CPU.

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 if TYPE_CHECKING:
     from jaxrl_fast.types import Agent
 
-# Real numbers that decide more than numbers: the replay ratio is counted as a fraction, and v_min has to be below v_max.
+# They decide more than numbers: the replay ratio is counted as a fraction, and v_min has to be below v_max.
 STATIC = ("replay_ratio", "v_min", "v_max")
 OFF_AT_ZERO = ("max_grad_norm",)  # 0 leaves code out; other real numbers at 0 are numbers like others
 

@@ -34,9 +34,7 @@ class Plan(NamedTuple):
 def prepare(settings: config.Settings) -> Plan:
     """Everything that can be refused is refused here, by a ValueError of one sentence. Then the folder is made."""
     options = settings.options
-    for service in ("wandb", "trackio"):
-        if getattr(options, service) and util.find_spec(service) is None:
-            raise ValueError(f'--{service}: {service} is not installed here; pip install "jaxrl_fast[{service}]"')
+    check_services(options)
     lock = claim(Path(options.resume)) if options.resume else None
     if not options.resume:
         check_folder(chosen_folder(options))
@@ -97,6 +95,13 @@ def check(settings: config.Settings, members: tuple[Member, ...] = ()) -> Plan:
         members,
         vary(members, make, settings.agent) if members else None,
     )
+
+
+def check_services(options: config.Options) -> None:
+    """What was asked to log to is installed."""
+    for service in ("wandb", "trackio"):
+        if getattr(options, service) and util.find_spec(service) is None:
+            raise ValueError(f'--{service}: {service} is not installed here; pip install "jaxrl_fast[{service}]"')
 
 
 def claim(folder: Path) -> host.Lock:

@@ -38,27 +38,42 @@ def figure(
     axes.plot(steps, curve["centre"], color=INK, lw=2, label=label)
     if evals:
         at, mean, spread = ([e[k] for e in evals] for k in ("env_steps", "eval_return_mean", "eval_return_std"))
-        style: dict[str, Any] = {"fmt": "o", "color": MARK, "ms": 4, "lw": 1, "capsize": 2, "zorder": 3}
-        axes.errorbar(at, mean, spread, label="evaluation (mean ± std)", **style)
+        marks: dict[str, Any] = {"fmt": "o", "color": MARK, "ms": 4, "lw": 1, "capsize": 2, "zorder": 3}
+        axes.errorbar(at, mean, spread, label="evaluation (mean ± std)", **marks)
     if solved is not None:
         axes.axhline(solved, color="0.35", lw=1, ls=(0, (4, 3)), label=f"solved at {solved:g}")
     axes.set_xlabel("environment steps")
     axes.set_ylabel("return of an episode")
     axes.set_title(title, loc="left", fontsize=11)
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
-    axes.grid(color="0.9", lw=0.8)
-    axes.set_axisbelow(True)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
+    style(axes)
     axes.set_xlim(left=0)
     axes.legend(frameon=False, fontsize=8, loc="best")
     return picture
 
 
-def thin(steps: np.ndarray, returns: np.ndarray, episodes: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """At most MOST_POINTS groups of records: last step [R], mean return [S, R] (NaN for none) and episodes [S, R]."""
-    groups = np.array_split(np.arange(steps.size), min(MOST_POINTS, steps.size))
+def style(axes: Any) -> None:
+    """A faint grid behind, and no box around."""
+    axes.grid(color="0.9", lw=0.8)
+    axes.set_axisbelow(True)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+
+
+def thin(
+    steps: np.ndarray, returns: np.ndarray, episodes: np.ndarray, most: int = MOST_POINTS
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """At most so many groups of records: last step [R], mean return [S, R] (NaN for none) and episodes [S, R]."""
+    groups = np.array_split(np.arange(steps.size), min(most, steps.size))
     count = np.stack([episodes[:, g].sum(1) for g in groups], 1)
     total = np.stack([np.where(episodes[:, g] > 0, returns[:, g] * episodes[:, g], 0).sum(1) for g in groups], 1)
     with np.errstate(invalid="ignore"):
         return np.array([steps[g[-1]] for g in groups]), total / np.where(count > 0, count, np.nan), count
+
+
+def hold(returns: np.ndarray) -> np.ndarray:
+    """[S, R] with every gap filled by what came before, or by what comes first."""
+    known = ~np.isnan(returns)
+    place = np.maximum.accumulate(np.where(known, np.arange(returns.shape[1]), -1), axis=1)
+    place = np.where(place < 0, known.argmax(1)[:, None], place)
+    return np.take_along_axis(returns, place, axis=1)

@@ -139,9 +139,7 @@ def seeds_on_devices(init: Callable, advance: Callable, num_seeds: int, num_shar
         _on_devices(
             lambda *members: jax.lax.map(lambda member: init(*member), members), mesh, (P(SEEDS), P(SEEDS)), P(SEEDS)
         ),
-        _on_devices(
-            jax.vmap(advance, in_axes=(0, 0, None)), mesh, (P(SEEDS), P(SEEDS), P()), (P(SEEDS), P(SEEDS))
-        ),
+        _on_devices(jax.vmap(advance, in_axes=(0, 0, None)), mesh, (P(SEEDS), P(SEEDS), P()), (P(SEEDS), P(SEEDS))),
         seeds=many,
         state=many,
         metrics=many,

@@ -178,23 +178,13 @@ def picture(folder: Path) -> Any:
     steps, returns, episodes = plot.thin(at[0], means, counts)
     curve = {"steps": steps, "returns": returns}
     if len(seeds) > 1:
-        held = _hold(returns)
+        held = plot.hold(returns)
         low, high = population.bootstrap(held[:, None], num_resamples=500)
         curve |= {"centre": population.iqm(held), "low": low, "high": high}
     else:
         curve |= {"centre": _last_episodes(returns[0], episodes[0], population.WINDOW)}
     title = f"{summary['algo'].upper()} on {summary['env_id']}"
     return plot.figure(title, curve, summary["evaluations"], summary["solved_threshold"])
-
-
-def _hold(returns: Any) -> Any:
-    """[S, R] with every gap filled by what came before, or by what comes first."""
-    import numpy as np
-
-    known = ~np.isnan(returns)
-    place = np.maximum.accumulate(np.where(known, np.arange(returns.shape[1]), -1), axis=1)
-    place = np.where(place < 0, known.argmax(1)[:, None], place)
-    return np.take_along_axis(returns, place, axis=1)
 
 
 def _last_episodes(returns: Any, episodes: Any, window: int) -> Any:

@@ -61,9 +61,7 @@ class Trainer:
         self.record_length = _updates(self.options.log_every, plan) or -(-plan.num_updates // NUM_RECORDS)
         self.scores = scores.Scores(labels, self.record_length, plan.steps_per_update, self.options.solved)
         self.keeper = keeper.Keeper(plan, self.scores)
-        self.play = evaluate.Evaluator(
-            plan.eval_env, plan.agent, self.seeds, self.options.eval_episodes, plan.varied
-        )
+        self.play = evaluate.Evaluator(plan.eval_env, plan.agent, self.seeds, self.options.eval_episodes, plan.varied)
         self.screen = population.Ledger(sys.maxsize)  # since the last line on the terminal
         self.queue: deque[Chunk] = deque()
         self.sinks: list[sinks.Sink] = []

@@ -21,8 +21,21 @@ PARTS = (
     *("convolutions", "replay", "priorities", "exploration", "gradients"),
 )
 AROUND = ("evaluate", "memory", "config", "checkpoint", "sinks", "scores", "plot", "program")
-HOST = ("train", "trainer", "keeper", "plan", "report", "host", "sweep", "video", "api", "__init__", "__main__")
-BELOW_AROUND = ("types", "spelling", "options", "written", "values", "population", "members", *PARTS, "loop", "agents/*", "envs/*")
+SWEEP = ("sweep", "grid", "layout", "sweeper", "slurm", "results", "figures")
+HOST = ("train", "trainer", "keeper", "plan", "report", "host", "video", "api", "__init__", "__main__", *SWEEP)
+BELOW_AROUND = (
+    "types",
+    "spelling",
+    "options",
+    "written",
+    "values",
+    "population",
+    "members",
+    *PARTS,
+    "loop",
+    "agents/*",
+    "envs/*",
+)
 ARRAYS = ("jax", "flax", "optax", "numpy")
 ANY = ("*",)
 

@@ -1,6 +1,7 @@
 """members: trainings that differ in seeds and real numbers share a program, and each is its own single run."""
 
 import dataclasses
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -77,8 +78,8 @@ def test_every_real_number_can_be_traced(algo):
             pair = tuple(Member(0, {name: value}) for value in (getattr(one, name), 0.0321))
             differing = members.vary(pair, make, one)
             one_member = {k: x[0] for k, x in differing.values.items()}
-            state = jax.eval_shape(lambda v: program.begin(env, differing.make, 0, v), one_member)
-            jax.eval_shape(lambda s, v: program.chunk(env, differing.make, 4, s, v, 1), state, one_member)
+            state = jax.eval_shape(partial(program.begin, env, differing.make, 0), one_member)
+            jax.eval_shape(partial(program.chunk, env, differing.make, 4), state, one_member, 1)
 
 
 def test_what_is_a_real_number_goes_by_rule():
