@@ -6,13 +6,15 @@ from typing import Any
 
 import matplotlib
 import numpy as np
-from matplotlib.ticker import EngFormatter, FuncFormatter, LogLocator, NullFormatter
+from matplotlib.ticker import EngFormatter, FuncFormatter, NullFormatter, NullLocator
 
 from jaxrl_fast import plot, population
 from jaxrl_fast.members import member_of
 
 Row = Mapping[str, Any]
 MOST_POINTS = 60  # of a curve; more records are averaged
+COSTS = {"program_memory_mb": "memory of the program, MB", "compile_time_s": "seconds of compiling"}
+MOST_TICKS = 9  # with their own numbers
 MOST_CURVES = 8  # in one panel; of more the best are drawn, by their final return
 
 
@@ -25,14 +27,14 @@ def draw(
 ) -> dict[str, plot.Picture]:
     """Figures by the name of their file. `groups` have rows that differ in seeds only, `records` are by program."""
     found: dict[str, plot.Picture | None] = {}
-    if len(groups) > 1:
-        lines = _lines(columns, groups)
-        if shared := _shared(columns, groups):
-            programs = {g[0]["group"]: g for g in reversed(groups)}
-            found["throughput.png"] = throughput(title, _lines(shared, [*programs.values()]))
+    if shared := _shared(columns, groups):
+        programs = _lines(shared, [*{g[0]["group"]: g for g in reversed(groups)}.values()])
+        found["throughput.png"] = throughput(title, programs)
+        found["cost.png"] = measures(title, programs, COSTS)
+    scored = [g for g in groups if any(r["final_return"] is not None for r in g)]
+    if len(scored) > 1:
+        lines = _lines(columns, scored)
         found["final_return.png"] = measures(title, lines, {"final_return": "return at the end"}, population_mean)
-        costs = {"program_memory_mb": "memory, MB", "compile_time_s": "seconds of compiling"}
-        found["cost.png"] = measures(title, lines, costs)
         if goal is not None and any(r["steps_to_solve"] is not None for g in groups for r in g):
             wanted = {"time_to_solve_s": f"seconds to a return of {goal:g}", "steps_to_solve": "steps to it"}
             found["threshold.png"] = measures(title, lines, wanted)
@@ -45,7 +47,7 @@ def throughput(title: str, lines: "Lines") -> plot.Picture:
     picture, (axes,) = _panels(title, 1)
     for (label, points), color in zip(lines.by_label.items(), colors(len(lines.by_label))):
         xs, ys = lines.places(points), [group[0]["env_steps_per_s"] for _, group in points]
-        axes.plot(xs, ys, "o-", color=color, label=label or None)
+        axes.plot(xs, np.array(ys), "o-", color=color, label=label or None)
         for x, y in zip(xs, ys):
             text = f"{y / ys[0]:.3g}×"
             axes.annotate(text, (x, y), textcoords="offset points", xytext=(0, 7), ha="center", fontsize=8)
@@ -123,7 +125,7 @@ def curves(
         axes.set_xlabel(unit)
         axes.set_ylabel(name)
         axes.set_xlim(left=0)
-        axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+        axes.xaxis.set_major_formatter(FuncFormatter(_tick))
     if columns:
         more = f"the best {len(chosen)} of {len(drawn)}" if len(chosen) < len(drawn) else None
         panels[0].legend(frameon=False, fontsize=8, title=more, title_fontsize=8)
@@ -168,14 +170,13 @@ class Lines:
         """Names, scales and ticks: those that were tried."""
         axes.set_xlabel(_short(self.column).replace("num envs", "environments"))
         axes.set_ylabel(name)
-        if self.numeric and min(self.values) > 0:
+        if self.numeric and 0 < min(self.values) <= max(self.values) / 8:
             axes.set_xscale("log")
-            axes.xaxis.set_minor_formatter(NullFormatter())
-            axes.xaxis.set_minor_locator(LogLocator(subs=()))
-        axes.set_xticks(
-            self.values if self.numeric else range(len(self.values)), [_written(v) for v in self.values], fontsize=8
-        )
-        if log:
+        if len(self.values) <= MOST_TICKS:
+            places = self.values if self.numeric else range(len(self.values))
+            axes.set_xticks(places, [_written(v) for v in self.values], fontsize=8)
+            axes.xaxis.set_minor_locator(NullLocator())
+        if log and all((line.get_ydata() > 0).all() for line in axes.lines):
             axes.set_yscale("log")
             axes.yaxis.set_major_formatter(FuncFormatter(_tick))
             axes.yaxis.set_minor_formatter(FuncFormatter(_tick) if _narrow(axes) else NullFormatter())

@@ -59,7 +59,7 @@ def prepare(asked: grid.Request) -> Sweep:
 
 def fit(group: Group, asked: grid.Request) -> list[Group]:
     """The group in as few equal parts as fit into memory. ValueError where not even one member does, or can run."""
-    from jaxrl_fast import memory
+    from jaxrl_fast import agents, memory
 
     one = grid.part(group, group.members[:1])
     try:
@@ -71,7 +71,8 @@ def fit(group: Group, asked: grid.Request) -> list[Group]:
         raise ValueError(f"{which}: {error}") from error
     most = len(group.members) if ready.env.on_device else 1  # a host pool has one seed
     if ready.needs.free is not None:
-        each = ready.needs.total + memory.in_between(ready.env, ready.agent) * ready.num_shards
+        whole = plan.undivided(one.settings, agents.load(one.settings.algo), ready.num_updates)
+        each = ready.needs.total + memory.in_between(*whole)
         most = max(min(most, ready.needs.free // each), 1)
     num_parts = -(-len(group.members) // most)
     ends = [len(group.members) * i // num_parts for i in range(num_parts + 1)]

@@ -128,7 +128,7 @@ def summarise(trainer: "Trainer") -> dict[str, Any]:
         "wall_time_s": round(time.perf_counter() - trainer.began, 4),
         "env_steps_per_s": round(steps * options.num_seeds / times["train"], 1) if steps else None,
         "peak_memory_mb": host.peak_memory_mb(),
-        "program_memory_mb": round(trainer.program_memory / 2**20, 1),
+        "program_memory_mb": round(trainer.program_memory / 2**20, 3),
         "host_share": round(times["idle"] / times["train"], 5) if steps else None,
         "final_return_mean": population.finite(np.mean(finals)) if finals else None,
         "final_return_std": population.finite(np.std(finals, ddof=1)) if len(finals) > 1 else None,
