@@ -22,7 +22,11 @@ class Picture(Figure):
 
 
 def figure(
-    title: str, curve: Mapping[str, np.ndarray], evals: Sequence[Mapping[str, Any]], solved: float | None
+    title: str,
+    curve: Mapping[str, np.ndarray],
+    evals: Sequence[Mapping[str, Any]],
+    solved: float | None,
+    of: str = "seed",
 ) -> Picture:
     """Return against environment steps: `curve` has steps [R], each seed's returns [S, R], centre, low and high [R]."""
     picture = Picture(figsize=(7.2, 4.2), dpi=130, layout="constrained")
@@ -30,11 +34,11 @@ def figure(
     steps, returns = curve["steps"], curve["returns"]
     many = returns.shape[0] > 1
     faint = axes.plot(steps, returns.T, color=FAINT, lw=0.8, alpha=0.8)
-    faint[0].set_label("each seed" if many else "each record")
+    faint[0].set_label(f"each {of}" if many else "each record")
     if many:
         band = "95% interval (stratified bootstrap)"
         axes.fill_between(steps, curve["low"], curve["high"], color=BAND, alpha=0.22, lw=0, label=band)
-    label = f"inter-quartile mean of {returns.shape[0]} seeds" if many else "training, last 100 episodes"
+    label = f"inter-quartile mean of {returns.shape[0]} {of}s" if many else "training, last 100 episodes"
     axes.plot(steps, curve["centre"], color=INK, lw=2, label=label)
     if evals:
         at, mean, spread = ([e[k] for e in evals] for k in ("env_steps", "eval_return_mean", "eval_return_std"))

@@ -183,8 +183,9 @@ def picture(folder: Path) -> Any:
         curve |= {"centre": population.iqm(held), "low": low, "high": high}
     else:
         curve |= {"centre": _last_episodes(returns[0], episodes[0], population.WINDOW)}
+    of = "seed" if all(len(member) == 1 for member in seeds) else "member"
     title = f"{summary['algo'].upper()} on {summary['env_id']}"
-    return plot.figure(title, curve, summary["evaluations"], summary["solved_threshold"])
+    return plot.figure(title, curve, summary["evaluations"], summary["solved_threshold"], of)
 
 
 def _last_episodes(returns: Any, episodes: Any, window: int) -> Any:

@@ -1,10 +1,12 @@
 """What came of a sweep: a table with a row for each member, a report in words, and figures."""
 
+import contextlib
 import csv
 import io
+import json
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,35 +27,52 @@ RULES = {
     "minibatches": "The number of minibatches was multiplied by num_envs / {}, so that their size stayed the same; one "
     "where that is less than one (`--scale minibatches`).",
 }
+MOST_LINE = 8192  # bytes of a record
 WAIT_S = 60.0  # for another process that writes the same
 
 Row = dict[str, Any]
 
 
-def write(sweep: Sweep, pictures: bool = False) -> list[str]:
-    """Writes table and report, and figures where they are wanted; what to say of them, in lines."""
+def write_table(sweep: Sweep) -> list[Row]:
+    """The table as it is now."""
     from jaxrl_fast import checkpoint
 
+    with _alone(sweep.folder):
+        table = rows(sweep)
+        checkpoint.replace(sweep.folder / TABLE, as_csv(table))
+    return table
+
+
+def write(sweep: Sweep) -> list[str]:
+    """Table, report and figures; what to say of them, in lines."""
+    from jaxrl_fast import checkpoint
+
+    table = write_table(sweep)
+    drawn = figures_of(sweep, table)
+    with _alone(sweep.folder):
+        for name, picture in drawn.items():
+            picture.savefig(sweep.folder / name)
+        checkpoint.replace(sweep.folder / REPORT, as_markdown(sweep, table, list(drawn)))
+    verdicts = [line.replace("**", "") for line in verdict(sweep, table)]
+    return [*verdicts, f"  report {sweep.folder / REPORT}   table {sweep.folder / TABLE}"]
+
+
+@contextlib.contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Several processes may want to write the same files."""
     deadline = time.monotonic() + WAIT_S
     while True:
         try:
-            lock = host.Lock(sweep.folder)
+            lock = host.Lock(folder)
             break
         except BlockingIOError:
             if time.monotonic() > deadline:
                 raise
             time.sleep(0.05)
     try:
-        table = rows(sweep)
-        checkpoint.replace(sweep.folder / TABLE, as_csv(table))
-        drawn = figures_of(sweep, table) if pictures else {}
-        for name, picture in drawn.items():
-            picture.savefig(sweep.folder / name)
-        checkpoint.replace(sweep.folder / REPORT, as_markdown(sweep, table, list(drawn)))
+        yield
     finally:
         lock.release()
-    verdicts = [line.replace("**", "") for line in verdict(sweep, table)]
-    return [*verdicts, f"  report {sweep.folder / REPORT}   table {sweep.folder / TABLE}"]
 
 
 def rows(sweep: Sweep) -> list[Row]:
@@ -239,4 +258,10 @@ def _records(folder: Path) -> list[dict[str, Any]]:
 
 
 def _last_records(folder: Path, count: int) -> list[dict[str, Any]]:
-    return _records(folder)[-count:]
+    """Of a file that may be long, so from its end."""
+    path = folder / report.METRICS
+    if not path.is_file():
+        return []
+    with path.open("rb") as file:
+        file.seek(max(path.stat().st_size - MOST_LINE * (count + 1), 0))
+        return [json.loads(line) for line in file.read().splitlines()[-count:] if line.startswith(b"{")]

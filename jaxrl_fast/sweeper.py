@@ -44,7 +44,7 @@ def execute(sweep: Sweep) -> int:
             terminal.say(f"{len(jobs)} jobs submitted; each writes {sweep.folder / results.TABLE} anew at its end")
             return 0
         signal = share(sweep) if sweep.own.workers > 1 else work(sweep, terminal)
-        for line in results.write(sweep, pictures=True):
+        for line in results.write(sweep):
             terminal.say(line)
         left = unfinished(sweep)
         if left:
@@ -80,7 +80,7 @@ def work(sweep: Sweep, terminal: sinks.Terminal) -> int | None:
         outcome = attempt(sweep.folder / name, group, terminal, begin)
         if outcome is None:
             continue
-        results.write(sweep)
+        results.write_table(sweep)
         if outcome["signal"]:
             return outcome["signal"]
         terminal.say(f"     {outcome['words']}")
@@ -130,7 +130,7 @@ def attempt_by_name(folder: str, name: str) -> str:
 
     sweep = read(Path(folder))
     outcome = attempt(sweep.folder / name, sweep.groups[name], sinks.Quiet(), lambda: None)
-    results.write(sweep, pictures=True)
+    results.write(sweep)
     return outcome["words"] if outcome else "nothing to do"
 
 
