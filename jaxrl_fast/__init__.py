@@ -1,15 +1,18 @@
 """Reinforcement learning in JAX where a whole training run is one compiled program."""
 
+import importlib
 from typing import Any
 
 __version__ = "0.1.0"
-__all__ = ["Run", "__version__", "fit", "load"]
+__all__ = ["Run", "Sweep", "__version__", "fit", "load", "sweep"]
 
 
 def __getattr__(name: str) -> Any:
-    """`fit`, `load` and `Run`, imported when first asked for, so that `import jaxrl_fast` costs nothing."""
-    if name in ("fit", "load", "Run"):
+    """Imported when first asked for, so that `import jaxrl_fast` costs nothing."""
+    if name in ("fit", "load", "Run", "Sweep"):
         from jaxrl_fast import api
 
         return getattr(api, name)
+    if name == "sweep":  # a module that can be called, for `python -m jaxrl_fast.sweep` is its name too
+        return importlib.import_module(f"{__name__}.sweep")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

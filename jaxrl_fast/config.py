@@ -17,7 +17,7 @@ from jaxrl_fast.values import check_range, convert
 from jaxrl_fast.written import Setting, from_mapping, listed, one, read_preset, shipped, tokenise
 
 CONFIG = "config.yaml"  # of a run: everything, resolved
-PROGRAM = "python -m jaxrl_fast.train"
+PROGRAM, SWEEP = "python -m jaxrl_fast.train", "python -m jaxrl_fast.sweep"
 DEFAULT = {"config": "ppo_cartpole", "stop_when_solved": True}  # without an algorithm, a preset or an environment
 
 
@@ -94,6 +94,8 @@ def resumed(algo: str, written: list[Setting], folder: Path) -> Settings:
     for setting in written:
         if setting.name in ("config", "run_dir", "name"):
             raise ValueError(f"{setting.said} does not go with --resume, which goes on in the run's own folder")
+    if "\n  members:\n" in path.read_text(encoding="utf-8", errors="replace"):
+        raise ValueError(f"--resume {folder} is a part of a sweep; go on with {SWEEP} --resume {folder.parent}")
     as_preset = Setting("config", [str(path)], "--resume")
     before, now = resolve(algo, [as_preset]), resolve(algo, [as_preset, *written])
     for setting in map(lambda s: s._replace(name=_positive(s.name)), written):
@@ -122,21 +124,23 @@ def file_of_run(folder: Path, said: str) -> Path:
     return path
 
 
-def print_help(settings: Settings) -> None:
-    """Every option with its group, its meaning and its default under this preset."""
+def print_help(settings: Settings, program: str = PROGRAM, says: str = "Trains {}.", *more: Any) -> None:
+    """Every option with its group, its meaning and its default under this preset; those of `more` dataclasses first."""
     import tyro
 
     groups = [*reversed(Options.__bases__), type(settings.agent)]
     names = [*(g.__name__.lower() for g in groups[:-1]), "agent"]
     markers = [tyro.conf.OmitArgPrefixes] * (len(groups) - 1) + [None]
-    shape = dataclasses.make_dataclass("Help", [(n, m[g] if m else g) for n, g, m in zip(names, groups, markers)])
+    fields: list[Any] = [(type(g).__name__.lower(), tyro.conf.OmitArgPrefixes[type(g)]) for g in more]  # type: ignore[misc]
+    fields += [(n, m[g] if m else g) for n, g, m in zip(names, groups, markers)]
+    shape = dataclasses.make_dataclass("Help", fields)
     parts = [g(**{f.name: getattr(settings.options, f.name) for f in dataclasses.fields(g)}) for g in groups[:-1]]
     tyro.cli(
         shape,
         args=["--help"],
-        default=shape(*parts, settings.agent),
-        prog=f"{PROGRAM} [{'|'.join(CONFIGS)}] [--config PRESET]",
-        description=f"Trains {settings.algo}. --config takes a file or one of: {listed(shipped())}. Options given "
+        default=shape(*more, *parts, settings.agent),
+        prog=f"{program} [{'|'.join(CONFIGS)}] [--config PRESET]",
+        description=f"{says.format(settings.algo)} --config takes a file or one of: {listed(shipped())}. Options given "
         "override it. Numbers may be written 1e6, 64k, 10M. Without an algorithm, a preset or an environment: "
         f"--config {DEFAULT['config']} --stop-when-solved.",
         registry=_registry(),

@@ -37,13 +37,15 @@ class Curve(NamedTuple):
     band: tuple[np.ndarray, np.ndarray] | None  # [R] each: an interval of it
 
 
-def figure(title: str, curve: Curve, evals: Sequence[Mapping[str, Any]], solved: float | None) -> Picture:
+def figure(
+    title: str, curve: Curve, evals: Sequence[Mapping[str, Any]], solved: float | None, of: str = "seed"
+) -> Picture:
     """Return against environment steps, of one run."""
     picture, axes = _blank()
     many = curve.each.shape[0] > 1
     faint = axes.plot(curve.x, curve.each.T, color=FAINT, lw=0.8, alpha=0.8)
-    faint[0].set_label("each seed" if many else "each record")
-    label = f"inter-quartile mean of {curve.each.shape[0]} seeds" if many else "training, last 100 episodes"
+    faint[0].set_label(f"each {of}" if many else "each record")
+    label = f"inter-quartile mean of {curve.each.shape[0]} {of}s" if many else "training, last 100 episodes"
     draw(axes, curve._replace(name=label), INK, INTERVAL)
     if evals:
         at, mean, spread = ([e[k] for e in evals] for k in ("env_steps", "eval_return_mean", "eval_return_std"))
@@ -97,9 +99,11 @@ def style(axes: Axes) -> None:
         axes.spines[side].set_visible(False)
 
 
-def thin(steps: np.ndarray, returns: np.ndarray, episodes: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """At most MOST_POINTS groups of records: last step [R], mean return [S, R] (NaN for none) and episodes [S, R]."""
-    groups = np.array_split(np.arange(steps.size), min(MOST_POINTS, steps.size))
+def thin(
+    steps: np.ndarray, returns: np.ndarray, episodes: np.ndarray, most: int = MOST_POINTS
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """At most so many groups of records: last step [R], mean return [S, R] (NaN for none) and episodes [S, R]."""
+    groups = np.array_split(np.arange(steps.size), min(most, steps.size))
     count = np.stack([episodes[:, g].sum(1) for g in groups], 1)
     total = np.stack([np.where(episodes[:, g] > 0, returns[:, g] * episodes[:, g], 0).sum(1) for g in groups], 1)
     with np.errstate(invalid="ignore"):

@@ -16,18 +16,19 @@ MOST_FLAT = 2**15  # parameters that a CPU updates as one vector; more cost it m
 def optimiser(
     learning_rate: optax.ScalarOrSchedule,
     *,
-    epsilon: float,
-    max_grad_norm: float,
+    epsilon: float | Array,
+    max_grad_norm: float | Array,
     kind: Literal["adam", "radam"] = "adam",
     axis_name: str | None = None,
 ) -> optax.GradientTransformation:
-    """Sum the gradient over devices, clip its global norm (0: do not), then Adam (Kingma & Ba 2015) or RAdam.
+    """Sum the gradient over devices, clip its global norm (a plain 0: do not), then Adam (Kingma & Ba 2015) or RAdam.
 
     The count of steps taken is `state[-1].count` where the learning rate is a schedule. All parameters are updated as
     one vector, a few kernels instead of dozens, unless they are many and on a CPU.
     """
     across = optax.stateless(lambda gradient, _: _total_of_gradient(gradient, axis_name))
-    clip = optax.clip_by_global_norm(max_grad_norm) if max_grad_norm else optax.identity()
+    no_bound = isinstance(max_grad_norm, (int, float)) and max_grad_norm == 0
+    clip = optax.identity() if no_bound else optax.clip_by_global_norm(max_grad_norm)
     by_tree = optax.chain(across, clip, KINDS[kind](eps=epsilon), optax.scale_by_learning_rate(learning_rate))
     flat = optax.flatten(by_tree)
     choose = lambda tree: flat if _worth_flattening(tree) else by_tree

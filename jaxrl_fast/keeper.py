@@ -50,7 +50,7 @@ class Keeper:
     ) -> int | None:
         """Copies everything to the host and begins to write it. `best`: why it is the best so far, if it is.
 
-        Where a parameter of a seed is not finite nothing is saved; that is the seed that is returned.
+        Where a parameter of a seed is not finite nothing is saved; its place among all is returned.
         """
         self.pace.due()
         folder = self.saver.folder(env_steps)
@@ -93,12 +93,12 @@ class Keeper:
             self.saver.mark(folder, {"eval_return_mean": best["eval_return_mean"]})
 
     def _not_finite(self, arrays: checkpoint.Arrays) -> int | None:
-        """A seed that was well so far and whose learner has a NaN, or an infinite parameter."""
-        seeds, diverged = self.scores.seeds, self.scores.diverged
-        for i, seed in enumerate(seeds):
+        """The place of a seed that was well so far and whose learner has a NaN, or an infinite parameter."""
+        diverged = self.scores.diverged
+        for i in range(len(diverged)):
             for name, x in arrays.items():
                 test = np.isfinite if "params" in name else lambda x: ~np.isnan(x)
-                one = x[i] if len(seeds) > 1 else x
+                one = x[i] if len(diverged) > 1 else x
                 if diverged[i] is None and name.startswith("agent/") and not test(one).all():
-                    return seed
+                    return i
         return None

@@ -42,6 +42,17 @@ def need(env: Env, agent: Agent, num_seeds: int) -> Need:
     return Need(num_seeds * parameters, num_seeds * of_replay, num_seeds * size(state.actors), free(), copies)
 
 
+def in_between(env: Env, agent: Agent) -> int:
+    """Bytes that an update of one training takes at least: its rollout, and that again as minibatches."""
+    state = jax.eval_shape(lambda: loop.init(env, agent, jax.random.key(0)))
+
+    def act(state, key):
+        noise = agent.noise(key, agent.rollout_length, env.spec.num_envs)
+        return loop.rollout(env, agent, lambda *now: agent.explore(state.agent, *now), state.actors, noise)[1]
+
+    return 2 * size(jax.eval_shape(act, state, jax.random.key(0)))
+
+
 def check(needed: Need, capacity: int | None) -> None:
     """ValueError where it does not fit; it names the largest capacity of a replay that does."""
     if needed.free is None or needed.total <= needed.free:

@@ -93,6 +93,24 @@ class Checkpoints:
 
 
 @dataclass(frozen=True)
+class Sweep:
+    """How several trainings are gone through."""
+
+    scale: Literal["none", "learning-rate-linear", "learning-rate-sqrt", "minibatches"] = "none"
+    """What follows the number of environments: the learning rate, its square root, or the number of minibatches."""
+    workers: int = 1
+    """Processes on this machine that share the work."""
+    launcher: Literal["local", "slurm"] = "local"
+    """slurm: submit the work as an array of jobs, and return."""
+    slurm_options: dict[str, Any] = field(default_factory=dict)
+    """Of each job, as key=value: timeout_min=600 gpus_per_node=1 slurm_partition=gpu (submitit's names)."""
+    sweep_dir: str = ""
+    """Folder of this sweep; left out, sweeps/NAME."""
+    retry: bool = False
+    """With --resume: also what has failed is tried once more."""
+
+
+@dataclass(frozen=True)
 class Options(Checkpoints, Output, Evaluation, Task):
     """All options of a run that are not the algorithm's own."""
 
@@ -109,6 +127,7 @@ COUNT, POSITIVE, FRACTION, NOT_NEGATIVE = Range(1), Range(0, above=True), Range(
 # A name means the same in every algorithm.
 RANGES = {
     **dict.fromkeys(("num_envs", "total_steps", "num_seeds", "devices", "eval_episodes", "eval_envs", "keep"), COUNT),
+    "workers": COUNT,
     **dict.fromkeys(("eval_every", "log_every", "report_every", "save_every"), NOT_NEGATIVE),
     **dict.fromkeys(("seed", "play_seed"), Range(0, LAST_SEED)),
     **dict.fromkeys(("episodes", "max_steps"), COUNT),

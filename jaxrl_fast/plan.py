@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from jaxrl_fast import config, host
 from jaxrl_fast.agents import configs
+from jaxrl_fast.members import Member, Varied, vary
 from jaxrl_fast.spelling import parse_period
 
 TRAINING, EVALUATION, WATCHING = 0, 1, 2  # what environments are for; each has chance of its own
@@ -25,21 +26,29 @@ class Plan(NamedTuple):
     num_updates: int
     steps_per_update: int
     folder: Path
-    lock: host.Lock  # on the folder
+    lock: Any  # host.Lock on the folder
     needs: Any = None  # memory.Need
     saved: Any = None  # checkpoint.Checkpoint to go on from
     damaged: tuple[str, ...] = ()  # what is wrong with newer checkpoints
+    members: tuple[Member, ...] = ()  # what is trained side by side, if not seeds in line
+    varied: Varied | None = None  # where more than their seeds differ
 
 
 def prepare(settings: config.Settings) -> Plan:
     """Everything that can be refused is refused here, by a ValueError of one sentence. Then the folder is made."""
     options = settings.options
-    for service in ("wandb", "trackio"):
-        if getattr(options, service) and util.find_spec(service) is None:
-            raise ValueError(f'--{service}: {service} is not installed here; pip install "jaxrl_fast[{service}]"')
+    check_services(options)
     lock = claim(Path(options.resume)) if options.resume else None
     if not options.resume:
         check_folder(chosen_folder(options))
+    ready = check(settings)
+    folder = ready.folder if options.resume else make_folder(ready.settings, ready.env)
+    return ready._replace(folder=folder, lock=lock or claim(folder))
+
+
+def check(settings: config.Settings, members: tuple[Member, ...] = ()) -> Plan:
+    """All of a plan but a new run's folder and the lock on it: nothing is written."""
+    options = settings.options
 
     from jaxrl_fast import agents, checkpoint, envs, memory
     from jaxrl_fast.keeper import FOLDER
@@ -75,14 +84,10 @@ def prepare(settings: config.Settings) -> Plan:
     needs = memory.need(*whole, options.num_seeds)
     if saved is None:  # else it has fitted before, and what was read lies in memory already
         memory.check(needs, getattr(settings.agent, "capacity", None))
-    if options.resume:
-        folder = Path(options.resume)
-        if saved and done > num_updates:
-            steps = saved.manifest["env_steps"]
-            raise ValueError(f"--total-steps {options.total_steps}: this run has made {steps} steps already")
-    else:
-        folder = make_folder(settings, env)
-    lock = lock or claim(folder)
+    if saved and done > num_updates:
+        steps = saved.manifest["env_steps"]
+        raise ValueError(f"--total-steps {options.total_steps}: this run has made {steps} steps already")
+    make = lambda agent_config: algorithm.make(agent_config, env.spec, num_updates)
     return Plan(
         settings,
         env,
@@ -91,12 +96,21 @@ def prepare(settings: config.Settings) -> Plan:
         eval_env,
         num_updates,
         steps_per_update,
-        folder,
-        lock,
+        Path(options.resume),
+        None,
         needs,
         saved,
         (*damaged,),
+        members,
+        vary(members, make, settings.agent) if members else None,
     )
+
+
+def check_services(options: config.Options) -> None:
+    """What was asked to log to is installed."""
+    for service in ("wandb", "trackio"):
+        if getattr(options, service) and util.find_spec(service) is None:
+            raise ValueError(f'--{service}: {service} is not installed here; pip install "jaxrl_fast[{service}]"')
 
 
 def claim(folder: Path) -> host.Lock:

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_fast import loop, population
+from jaxrl_fast.members import Varied
 from jaxrl_fast.types import Agent, Array, Env, Game, PyTree
 
 BLOCK = 64  # steps between looks at whether all have finished
@@ -103,11 +104,13 @@ def watch(env: Env, agent: Agent, state: PyTree, seed: int) -> Iterator[Moment]:
 class Evaluator:
     """Plays the greedy policy of every seed; compiled the first time."""
 
-    def __init__(self, env: Env, agent: Agent, seeds: list[int], num_episodes: int):
+    def __init__(self, env: Env, agent: Agent, seeds: list[int], num_episodes: int, varied: Varied | None = None):
         self.seeds = np.asarray(seeds if len(seeds) > 1 else seeds[0], np.int32)
         each = -(-num_episodes // env.spec.num_envs)
-        one = lambda *given: play(env, agent, each, *given)
-        self.play: Any = jax.jit(jax.vmap(one, in_axes=(0, 0, None)) if len(seeds) > 1 else one)
+        values, make = varied or ({}, lambda _: agent)
+        self.values = dict(values)
+        one = lambda values, *given: play(env, make(values), each, *given)
+        self.play: Any = jax.jit(jax.vmap(one, in_axes=(0, 0, 0, None)) if len(seeds) > 1 else one)
         self.compiled, self.compile_time, self.time = False, 0.0, 0.0  # seconds
 
     def __call__(self, learner: PyTree, index: int) -> tuple[list[dict[str, Any]], dict[str, Any]]:
@@ -119,7 +122,8 @@ class Evaluator:
     def episodes(self, learner: PyTree, index: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Scores, lengths and whether an episode has ended at all, [S, episodes] each."""
         began = time.perf_counter()
-        arguments = learner, *jax.device_put((self.seeds, np.int32(index)))
+        values, *others = jax.device_put((self.values, self.seeds, np.int32(index)))
+        arguments = values, learner, *others
         if not self.compiled:
             self.play, self.compiled = self.play.lower(*arguments).compile(), True
             self.compile_time, began = time.perf_counter() - began, time.perf_counter()

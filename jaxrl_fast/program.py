@@ -1,7 +1,10 @@
-"""The two compiled functions of a run, `init` and `chunk`: over one seed or many, on one device or several.
+"""The two compiled functions of a run, `init` and `chunk`: over one member or many, on one device or several.
 
 How many updates a chunk makes is an argument, so one program serves any length and the host may choose lengths by
 the clock: the parameters after 100 updates are the same bits however they were divided into chunks.
+
+Members have seeds of their own, and perhaps hyperparameters (`members.Varied`): those are arguments of the program, and
+the agent is made of them while it is traced. Where only seeds differ they are called seeds.
 
 Environments may be dealt into shards: each acts and computes gradients on its own, and every gradient step takes the
 sum of all. On several devices a single seed has a shard on each; many seeds are dealt to the devices whole, their
@@ -10,7 +13,7 @@ shards side by side. The numbers are those of the same algorithm either way.
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -21,10 +24,14 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxrl_fast import loop
+from jaxrl_fast.members import Varied
 from jaxrl_fast.types import Agent, Array, Env, Metrics, PyTree
 
 SHARDS, SEEDS = "shards", "seeds"
 MOST_ROWS = 2**14  # of metrics that a chunk can hold, over all seeds
+
+Values = Mapping[str, Array]  # of hyperparameters: [S], or one member's
+Make = Callable[[Values], Agent]
 
 
 class Program(NamedTuple):
@@ -51,29 +58,37 @@ class Spread(NamedTuple):
     limit: NamedSharding
 
 
-def build(env: Env, agent: Agent, num_seeds: int, num_updates: int, num_shards: int = 1) -> Program:
+def build(
+    env: Env, agent: Agent, num_seeds: int, num_updates: int, num_shards: int = 1, varied: Varied | None = None
+) -> Program:
     """Compiles everything ahead of time. Nothing is compiled later.
 
-    With several shards `env` is one of them, and its spec's axis_name is SHARDS.
+    With several shards `env` is one of them, and its spec's axis_name is SHARDS. `varied` has values for several seeds.
     """
     start = time.perf_counter()
     capacity = min(num_updates, max(MOST_ROWS // num_seeds, 64))
-    init, advance = partial(begin, env, agent), partial(chunk, env, agent, capacity)
+    values, make = varied or ({}, lambda _: agent)
+    init, advance = partial(begin, env, make), partial(chunk, env, make, capacity)
     if num_shards > 1 and num_seeds == 1 and num_shards <= jax.local_device_count():
         spread = shards_on_devices(init, advance, num_shards)
     else:
         spread = seeds_on_devices(init, advance, num_seeds, num_shards)
     seeds = jax.ShapeDtypeStruct((num_seeds,) if num_seeds > 1 else (), jnp.int32)
-    state, limit = jax.eval_shape(spread.init, seeds), jax.ShapeDtypeStruct((), jnp.int32)
-    compiled_init = jax.jit(spread.init, in_shardings=spread.seeds, out_shardings=spread.state).lower(seeds).compile()
+    values = jax.device_put(values, spread.seeds)
+    state, limit = jax.eval_shape(spread.init, seeds, values), jax.ShapeDtypeStruct((), jnp.int32)
+    compiled_init = (
+        jax.jit(spread.init, in_shardings=(spread.seeds, spread.seeds), out_shardings=spread.state)
+        .lower(seeds, values)
+        .compile()
+    )
     compiled_chunk = (
         jax.jit(
             spread.advance,
-            in_shardings=(spread.state, spread.limit),
+            in_shardings=(spread.state, spread.seeds, spread.limit),
             out_shardings=(spread.state, spread.metrics),
             donate_argnums=0,
         )
-        .lower(state, limit)
+        .lower(state, values, limit)
         .compile()
     )
     memory = compiled_chunk.memory_analysis()
@@ -81,8 +96,9 @@ def build(env: Env, agent: Agent, num_seeds: int, num_updates: int, num_shards: 
     learner = partial(_learner, num_seeds, num_shards)
     place = partial(jax.device_put, device=spread.state)
     duration = time.perf_counter() - start
-    run = lambda state, num_updates: compiled_chunk(state, jax.device_put(num_updates, spread.limit))
-    return Program(compiled_init, run, learner, place, state, capacity, duration, needed)
+    start_all = lambda seeds: compiled_init(seeds, values)
+    run = lambda state, num_updates: compiled_chunk(state, values, jax.device_put(num_updates, spread.limit))
+    return Program(start_all, run, learner, place, state, capacity, duration, needed)
 
 
 def shards_on_devices(init: Callable, advance: Callable, num_shards: int) -> Spread:
@@ -90,16 +106,16 @@ def shards_on_devices(init: Callable, advance: Callable, num_shards: int) -> Spr
     mesh = _mesh(num_shards, SHARDS)
     one, many = NamedSharding(mesh, P()), NamedSharding(mesh, P(SHARDS))
 
-    def init_shard(seed):
-        return jax.tree.map(lambda x: x[None], init(seed))
+    def init_shard(seed, values):
+        return jax.tree.map(lambda x: x[None], init(seed, values))
 
-    def advance_shard(state, limit):
-        state, metrics = advance(jax.tree.map(lambda x: x[0], state), limit)
+    def advance_shard(state, values, limit):
+        state, metrics = advance(jax.tree.map(lambda x: x[0], state), values, limit)
         return jax.tree.map(lambda x: x[None], state), metrics
 
     return Spread(
-        _on_devices(init_shard, mesh, P(), P(SHARDS)),
-        _on_devices(advance_shard, mesh, (P(SHARDS), P()), (P(SHARDS), P())),
+        _on_devices(init_shard, mesh, (P(), P()), P(SHARDS)),
+        _on_devices(advance_shard, mesh, (P(SHARDS), P(), P()), (P(SHARDS), P())),
         seeds=one,
         state=many,
         metrics=one,
@@ -113,15 +129,17 @@ def seeds_on_devices(init: Callable, advance: Callable, num_seeds: int, num_shar
     Seeds are initialised in turn: batched orthogonal matrices have been seen to deadlock JAX 0.10.2 on two cores.
     """
     if num_shards > 1:
-        init = jax.vmap(init, in_axes=None, axis_size=num_shards, axis_name=SHARDS)
-        advance = _first_metrics(jax.vmap(advance, in_axes=(0, None), axis_name=SHARDS))
+        init = jax.vmap(init, in_axes=(None, None), axis_size=num_shards, axis_name=SHARDS)
+        advance = _first_metrics(jax.vmap(advance, in_axes=(0, None, None), axis_name=SHARDS))
     mesh = _mesh(math.gcd(num_seeds, jax.local_device_count()), SEEDS)
     one, many = NamedSharding(mesh, P()), NamedSharding(mesh, P(SEEDS))
     if num_seeds == 1:
         return Spread(init, advance, one, one, one, one)
     return Spread(
-        _on_devices(partial(jax.lax.map, init), mesh, P(SEEDS), P(SEEDS)),
-        _on_devices(jax.vmap(advance, in_axes=(0, None)), mesh, (P(SEEDS), P()), (P(SEEDS), P(SEEDS))),
+        _on_devices(
+            lambda *members: jax.lax.map(lambda member: init(*member), members), mesh, (P(SEEDS), P(SEEDS)), P(SEEDS)
+        ),
+        _on_devices(jax.vmap(advance, in_axes=(0, 0, None)), mesh, (P(SEEDS), P(SEEDS), P()), (P(SEEDS), P(SEEDS))),
         seeds=many,
         state=many,
         metrics=many,
@@ -129,16 +147,17 @@ def seeds_on_devices(init: Callable, advance: Callable, num_seeds: int, num_shar
     )
 
 
-def begin(env: Env, agent: Agent, seed: Array) -> loop.TrainState:
+def begin(env: Env, make: Make, seed: Array, values: Values) -> loop.TrainState:
     """The state before training, from a number."""
-    return loop.init(env, agent, jax.random.key(seed))
+    return loop.init(env, make(values), jax.random.key(seed))
 
 
 def chunk(
-    env: Env, agent: Agent, capacity: int, state: loop.TrainState, num_updates: Array
+    env: Env, make: Make, capacity: int, state: loop.TrainState, values: Values, num_updates: Array
 ) -> tuple[loop.TrainState, Metrics]:
     """`num_updates` updates, and their metrics as the first rows of [capacity]; the other rows are 0."""
 
+    agent = make(values)
     train_once = jax.jit(partial(loop.train, env, agent, num_updates=1), inline=True)  # so that it is traced once
 
     def body(i, carry):
@@ -164,8 +183,8 @@ def _on_devices(function: Callable, mesh: jax.sharding.Mesh, in_specs: Any, out_
 def _first_metrics(advance: Callable) -> Callable:
     """Metrics are of all shards together, so any shard's will do."""
 
-    def run(state, num_updates):
-        state, rows = advance(state, num_updates)
+    def run(state, values, num_updates):
+        state, rows = advance(state, values, num_updates)
         return state, jax.tree.map(lambda x: x[0], rows)
 
     return run

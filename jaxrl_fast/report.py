@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jaxrl_fast import __version__, config, host, sinks
+from jaxrl_fast.members import member_of
 from jaxrl_fast.plan import Plan
 
 METRICS, SUMMARY, CURVE = "metrics.jsonl", "summary.json", "curve.png"
@@ -22,6 +23,7 @@ def announce(plan: Plan, terminal: sinks.Terminal) -> None:
     backend, _, name = plan.env.spec.id.rpartition("/")
     last_seed = options.seed + options.num_seeds - 1
     seeds = f"seed {options.seed}" if options.num_seeds == 1 else f"seeds {options.seed} to {last_seed}"
+    seeds = f"{len(plan.members)} members" if len(plan.members) > 1 else seeds
     shards = f" x {plan.num_shards}" if plan.num_shards > 1 else ""
     where = f"{host.device()}{shards} (jax {jax.__version__})"
     parts = [plan.settings.algo, name, backend, f"{options.num_envs} envs", seeds, where]
@@ -78,7 +80,7 @@ def write_config(plan: Plan) -> None:
         "num_shards": plan.num_shards,
         "device": host.device(),
         "versions": host.versions(),
-    }
+    } | ({"members": [m.label for m in plan.members]} if plan.members else {})
     if options.resume:
         before = yaml.safe_load(path.read_text(encoding="utf-8")).get("made", {})
         again = {"env_steps": plan.saved.manifest["env_steps"] if plan.saved else 0, "total_steps": options.total_steps}
@@ -120,6 +122,7 @@ def summarise(trainer: "Trainer") -> dict[str, Any]:
         "num_envs": options.num_envs,
         "seed": options.seed,
         "num_seeds": options.num_seeds,
+        "members": results.labels,
         "env_steps": steps,
         "updates": trainer.finished,
         "valid_steps": results.valid_steps,
@@ -130,6 +133,7 @@ def summarise(trainer: "Trainer") -> dict[str, Any]:
         "wall_time_s": round(time.perf_counter() - trainer.began, 4),
         "env_steps_per_s": round(steps * options.num_seeds / times["train"], 1) if steps else None,
         "peak_memory_mb": host.peak_memory_mb(),
+        "program_memory_mb": round(trainer.program_memory / 2**20, 3),
         "host_share": round(times["idle"] / times["train"], 5) if steps else None,
         "final_return_mean": population.finite(np.mean(finals)) if finals else None,
         "final_return_std": population.finite(np.std(finals, ddof=1)) if len(finals) > 1 else None,
@@ -148,6 +152,7 @@ def summarise(trainer: "Trainer") -> dict[str, Any]:
         "steps_to_solve": int(np.median([s[0] for s in solved])) if all_solved else None,
         "time_to_solve_s": population.finite(np.median([s[1] for s in solved])) if all_solved else None,
         "steps_to_solve_per_seed": [s and s[0] for s in results.solved],
+        "time_to_solve_s_per_seed": [s and s[1] for s in results.solved],
         "diverged_at_per_seed": results.diverged,
         "failure": trainer.failure or None,
         "checkpoints": trainer.keeper.num_saves,
@@ -172,16 +177,17 @@ def picture(folder: Path) -> Any:
 
     records = read_metrics(folder)
     summary = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
-    seeds = list(dict.fromkeys(r["seed"] for r in records))
+    seeds = list(dict.fromkeys(map(member_of, records)))
     names = "env_steps", "return_mean", "episodes"
-    at, means, counts = (np.array([[r[k] or 0 for r in records if r["seed"] == s] for s in seeds]) for k in names)
+    at, means, counts = (np.array([[r[k] or 0 for r in records if member_of(r) == s] for s in seeds]) for k in names)
     steps, returns, episodes = curves.thin(at[0], means, counts)
     if len(seeds) > 1:
         curve = curves.gathered("", steps, returns)
     else:
         curve = curves.Curve("", steps, returns, _last_episodes(returns[0], episodes[0], population.WINDOW), None)
+    of = "seed" if all(len(member) == 1 for member in seeds) else "member"
     title = f"{summary['algo'].upper()} on {summary['env_id']}"
-    return curves.figure(title, curve, summary["evaluations"], summary["solved_threshold"])
+    return curves.figure(title, curve, summary["evaluations"], summary["solved_threshold"], of)
 
 
 def _last_episodes(returns: Any, episodes: Any, window: int) -> Any:

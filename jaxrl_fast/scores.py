@@ -16,41 +16,41 @@ Solved = tuple[int, float]  # environment steps and seconds of training until th
 class NotFinite(NamedTuple):
     """Where a training went wrong."""
 
-    seed: int
+    member: int  # its place among them
     metric: str
     update: int
 
 
 class Scores:
-    """Of all seeds. What `saved` gives is enough to go on from, bit for bit."""
+    """Of all members, told apart by their labels. What `saved` gives is enough to go on from, bit for bit."""
 
-    def __init__(self, seeds: list[int], record_length: int, steps_per_update: int, goal: float | None):
-        self.seeds, self.steps_per_update, self.goal = seeds, steps_per_update, goal
+    def __init__(self, labels: list[dict[str, Any]], record_length: int, steps_per_update: int, goal: float | None):
+        self.labels, self.steps_per_update, self.goal = labels, steps_per_update, goal
         self.ledger = population.Ledger(record_length)
-        self.windows = [population.Window() for _ in seeds]
-        self.solved: list[Solved | None] = [None] * len(seeds)
-        self.diverged: list[int | None] = [None] * len(seeds)  # environment steps
-        self.valid_steps = [0] * len(seeds)
+        self.windows = [population.Window() for _ in labels]
+        self.solved: list[Solved | None] = [None] * len(labels)
+        self.diverged: list[int | None] = [None] * len(labels)  # environment steps
+        self.valid_steps = [0] * len(labels)
         self.updates, self.recorded, self.recorded_time = 0, 0, 0.0
         self.evaluations: list[dict[str, Any]] = []
 
     def add(self, rows: population.Rows) -> NotFinite | None:
         """More updates: metrics [S, U] and the clocks. What first went wrong in a seed that was well so far."""
-        found = [f for i in range(len(self.seeds)) if self.diverged[i] is None and (f := self._not_finite(rows, i))]
+        found = [f for i in range(len(self.labels)) if self.diverged[i] is None and (f := self._not_finite(rows, i))]
         for wrong in found:
-            self.diverged[self.seeds.index(wrong.seed)] = wrong.update * self.steps_per_update
+            self.diverged[wrong.member] = wrong.update * self.steps_per_update
         self.ledger.add(rows)
         self.updates += rows[CLOCKS[0]].shape[1]
         return min(found, key=lambda wrong: wrong.update, default=None)
 
     def records(self, everything: bool = False, evaluation: list[dict[str, Any]] | None = None) -> Iterator[list[dict]]:
-        """The records that are complete, each with a dictionary for each seed; an evaluation goes into the last."""
+        """The records that are complete, each with a dictionary for each member; an evaluation goes into the last."""
         complete = list(self.ledger.take(everything))
         for rows in complete:
             clock, wall = (float(rows[name][0, -1]) for name in CLOCKS)
             length = rows[CLOCKS[0]].shape[1]
             self.recorded += length
-            speed = length * self.steps_per_update * len(self.seeds) / max(clock - self.recorded_time, 1e-9)
+            speed = length * self.steps_per_update * len(self.labels) / max(clock - self.recorded_time, 1e-9)
             self.recorded_time = clock
             common = {
                 "env_steps": self.recorded * self.steps_per_update,
@@ -65,8 +65,8 @@ class Scores:
                 self.valid_steps[i] += int(rows["valid_steps"][i].astype("int64").sum())
                 self._check_solved(i, common)
             records = [
-                {"seed": seed} | common | {"valid_steps": valid} | scores
-                for seed, valid, scores in zip(self.seeds, self.valid_steps, means, strict=True)
+                label | common | {"valid_steps": valid} | scores
+                for label, valid, scores in zip(self.labels, self.valid_steps, means, strict=True)
             ]
             yield [r | e for r, e in zip(records, evaluation)] if rows is complete[-1] and evaluation else records
 
@@ -115,4 +115,4 @@ class Scores:
         if not first:
             return None
         name = min(first, key=lambda name: first[name])
-        return NotFinite(self.seeds[i], name.removesuffix(population.SUM), self.updates + first[name] + 1)
+        return NotFinite(i, name.removesuffix(population.SUM), self.updates + first[name] + 1)

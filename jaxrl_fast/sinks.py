@@ -267,7 +267,7 @@ def tags(records: Sequence[Record]) -> dict[str, float]:
     found = {}
     for name in records[0]:
         values = [r[name] for r in records if r.get(name) is not None]
-        if name not in SILENT and values:
+        if name not in SILENT and values and not name.startswith("agent."):
             found[CHARTS.get(name, f"losses/{name}")] = sum(values) / len(values)
     return found
 

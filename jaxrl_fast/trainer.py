@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jaxrl_fast import config, host, report, sinks
+from jaxrl_fast.members import in_line
 from jaxrl_fast.plan import Plan
 
 TIMES = ("train", "compile", "eval", "idle", "save")  # seconds, in all processes of a run
@@ -55,11 +56,12 @@ class Trainer:
 
         self.plan, self.options, self.terminal = plan, plan.settings.options, terminal
         self.began = time.perf_counter()
-        self.seeds = [self.options.seed + i for i in range(self.options.num_seeds)]
+        members = plan.members or in_line(self.options.seed, self.options.num_seeds)
+        self.seeds, labels = [m.seed for m in members], [m.label for m in members]
         self.record_length = _updates(self.options.log_every, plan) or -(-plan.num_updates // NUM_RECORDS)
-        self.scores = scores.Scores(self.seeds, self.record_length, plan.steps_per_update, self.options.solved)
+        self.scores = scores.Scores(labels, self.record_length, plan.steps_per_update, self.options.solved)
         self.keeper = keeper.Keeper(plan, self.scores)
-        self.play = play.Evaluator(plan.eval_env, plan.agent, self.seeds, self.options.eval_episodes)
+        self.play = play.Evaluator(plan.eval_env, plan.agent, self.seeds, self.options.eval_episodes, plan.varied)
         self.screen = population.Ledger(sys.maxsize)  # since the last line on the terminal
         self.queue: deque[Chunk] = deque()
         self.sinks: list[sinks.Sink] = []
@@ -68,6 +70,7 @@ class Trainer:
         self.times = dict.fromkeys(TIMES, 0.0)  # of this run, in all processes
         self.shown = 0, 0.0  # updates and seconds at the last line on the terminal
         self.exact = self.options.exact_resume and not plan.env.on_device
+        self.program_memory = 0  # bytes, known once it is compiled
         self.signal: int | None = None
         self.failure = ""
         self.status = "failed"
@@ -94,9 +97,15 @@ class Trainer:
         cache = host.use_compile_cache(self.plan.env.on_device) if self.options.compile_cache else None
         before = host.entries(cache)
         self.program = program.build(
-            self.plan.env, self.plan.agent, len(self.seeds), self.plan.num_updates, self.plan.num_shards
+            self.plan.env,
+            self.plan.agent,
+            len(self.seeds),
+            self.plan.num_updates,
+            self.plan.num_shards,
+            self.plan.varied,
         )
         self.times["compile"] = duration = self.program.compile_time_s
+        self.program_memory = self.program.memory
         kept = " (cached for next time)" if host.entries(cache) > before else " (from the cache)" if before else ""
         needs = f"needs {memory.readable(self.program.memory)}"
         self.terminal.say(f"compiling ... {sinks.seconds(duration)}{kept}   {needs}")
@@ -224,7 +233,7 @@ class Trainer:
         wall = clock + (now - self.began - train_time)
         wrong = self.scores.add(rows | {"train_time_s": clock, "wall_time_s": wall})
         if wrong is not None:
-            self.diverge(wrong.seed, f"{wrong.metric} is not finite", wrong.update * self.plan.steps_per_update)
+            self.diverge(wrong.member, f"{wrong.metric} is not finite", wrong.update * self.plan.steps_per_update)
         self.show(rows)
 
     def record(self, everything: bool = False, evaluation: list[dict[str, Any]] | None = None) -> None:
@@ -242,10 +251,10 @@ class Trainer:
             self.sinks.remove(sink)
         host.warn(f"{type(sink).__name__} cannot be written ({error.strerror or error}); training goes on")
 
-    def diverge(self, seed: int, what: str, env_steps: int) -> None:
+    def diverge(self, member: int, what: str, env_steps: int) -> None:
         """Numbers that are not finite stop the run; with `on_nonfinite` "continue" only when no seed is left."""
-        where = f"seed {seed}: {what} at step {sinks.short(env_steps)}"
-        self.scores.diverged[self.seeds.index(seed)] = env_steps
+        where = f"{_words(self.scores.labels[member])}: {what} at step {sinks.short(env_steps)}"
+        self.scores.diverged[member] = env_steps
         if self.options.on_nonfinite == "continue" and None in self.scores.diverged:
             host.warn(f"{where}; the other seeds go on")
             return
@@ -263,10 +272,10 @@ class Trainer:
             "wall_time": time.perf_counter() - self.began,
             "metrics_size": self.lines.sync(),
         }
-        seed = self.keeper.save(self.state, self.env_steps, others, best)
+        wrong = self.keeper.save(self.state, self.env_steps, others, best)
         self.times["save"] += time.perf_counter() - began
-        if seed is not None:
-            self.diverge(seed, "a parameter is not finite", self.env_steps)
+        if wrong is not None:
+            self.diverge(wrong, "a parameter is not finite", self.env_steps)
             self.save(**best)  # of those that are left
 
     def await_keeper(self) -> None:
@@ -347,6 +356,11 @@ class Trainer:
         self.terminal.say(f"  curve  {self.plan.folder / report.CURVE}")
         if self.status == "stopped":
             self.terminal.say(f"  go on  {config.PROGRAM} --resume {self.plan.folder}")
+
+
+def _words(label: dict[str, Any]) -> str:
+    """seed 3, agent.learning_rate 0.001"""
+    return ", ".join(f"{name} {value}" for name, value in label.items())
 
 
 def _ready(rows: Any) -> bool:

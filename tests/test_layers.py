@@ -21,11 +21,24 @@ PARTS = (
     *("convolutions", "replay", "priorities", "exploration", "gradients"),
 )
 AROUND = ("play", "memory", "config", "checkpoint", "sinks", "scores", "curves", "program")
+SWEEP = ("sweep", "grid", "layout", "sweeper", "slurm", "results", "figures")
 HOST = (
-    *("train", "trainer", "keeper", "plan", "report", "host", "sweep", "api", "__init__", "__main__"),
+    *("train", "trainer", "keeper", "plan", "report", "host", "api", "__init__", "__main__", *SWEEP),
     *("command", "policy", "evaluate", "video", "plot"),
 )
-BELOW_AROUND = ("types", "spelling", "options", "written", "values", "population", *PARTS, "loop", "agents/*", "envs/*")
+BELOW_AROUND = (
+    "types",
+    "spelling",
+    "options",
+    "written",
+    "values",
+    "population",
+    "members",
+    *PARTS,
+    "loop",
+    "agents/*",
+    "envs/*",
+)
 ARRAYS = ("jax", "flax", "optax", "numpy")
 ANY = ("*",)
 
@@ -49,6 +62,7 @@ LAYERS = (
     Layer(("networks",), ours=("types", "convolutions")),
     Layer(PARTS, ours=("types",)),
     Layer(("population",), ours=(), theirs=("numpy",)),
+    Layer(("members",), ours=("types",), theirs=("numpy",)),
     Layer(("loop",), ours=("types",), theirs=("jax",)),
     Layer(("envs/__init__",), ours=("types", "spelling"), lazily=("envs/*",), pure=False),
     Layer(("envs/__main__",), ours=ANY, theirs=(), pure=False),  # a command line

@@ -331,7 +331,7 @@ def test_other_seeds_may_go_on(tmp_path, monkeypatch, capsys):
 
     def poison(self, rows):
         rows = {k: np.array(x) for k, x in rows.items()}
-        if self.updates >= 10 and len(self.seeds) == 3:
+        if self.updates >= 10 and len(self.labels) == 3:
             rows["loss_sum" if "loss_sum" in rows else "loss"][1] = np.nan
         return add(self, rows)
 
@@ -364,7 +364,7 @@ def test_a_parameter_that_is_not_finite_is_never_saved(tmp_path, monkeypatch):
 
 def test_what_was_saved_does_not_change_while_it_is_written(tmp_path):
     """The thread that writes reads it while the training goes on."""
-    results = scores.Scores([0], 2, 10, None)
+    results = scores.Scores([{"seed": 0}], 2, 10, None)
     rows = {k: np.ones((1, 3)) for k in ("episodes", "valid_steps", "return_sum", "return_min", "return_max")}
     rows |= {k: np.ones((1, 3)) for k in ("length_sum", *scores.CLOCKS)}
     results.add(rows)

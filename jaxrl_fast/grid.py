@@ -1,0 +1,287 @@
+"""A sweep laid out: from options with several values to groups of trainings, each group one program.
+
+Nothing is imported but what reads options, so that mistakes are answered at once.
+"""
+
+import dataclasses
+import itertools
+import typing
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from jaxrl_fast import config
+from jaxrl_fast.agents.configs import CONFIGS
+from jaxrl_fast.members import Member, real_numbers
+from jaxrl_fast.options import Checkpoints, Options, Output, Sweep, types_of
+from jaxrl_fast.spelling import parse_int
+from jaxrl_fast.values import check_range, convert
+from jaxrl_fast.written import Setting, from_mapping, one, read_preset, tokenise
+
+MOST = 100_000  # trainings in a sweep
+SINGLE = ("config", "num_seeds", *types_of(Output), *types_of(Checkpoints))  # have one value in all of a sweep
+OWN = types_of(Sweep) | {"name": str, "resume": str}
+DEFAULTS = {"tensorboard": False, "on_nonfinite": "continue", "report_every": 10.0}  # where nobody says otherwise
+SCALED = {
+    **dict.fromkeys(("learning-rate-linear", "learning-rate-sqrt"), "learning_rate"),
+    "minibatches": "num_minibatches",
+}
+
+
+class Group(NamedTuple):
+    """Trainings that share a program."""
+
+    settings: config.Settings  # of the first of them
+    members: tuple[Member, ...]
+
+
+class Request(NamedTuple):
+    """A sweep as it was asked for."""
+
+    groups: tuple[Group, ...]
+    columns: tuple[str, ...]  # options in which its trainings differ, beside the seed: "num_envs", "agent.clip"
+    own: Sweep
+    name: str = ""
+    resume: str = ""
+    base_num_envs: int = 0  # which the scaling rule starts from
+    log_level: str = "info"
+
+
+def from_command_line(argv: Sequence[str]) -> Request:
+    """Prints the help and exits where it is asked for."""
+    positional, written = tokenise(argv)
+    if len(positional) > 1:
+        raise ValueError(f"{positional[1]!r} is one word too many: only an algorithm stands without an option's name")
+    aliases = {"slurm_option": "slurm_options", "h": "help"}
+    written = [s._replace(name=aliases.get(s.name, s.name)) for s in written]
+    algo = positional[0] if positional else ""
+    if any(s.name == "help" for s in written):
+        said = "Trains {} with every combination of the values given: --num-envs 1,8,64 --seed 0..4. --name and "
+        said += "--resume are the sweep's; --run-dir has no place here."
+        preset = [s for s in written if s.name == "config"]
+        config.print_help(config.resolve(algo, preset), config.SWEEP, said, Sweep())
+        raise SystemExit(0)
+    return lay_out(algo, written, from_words)
+
+
+def from_keywords(
+    preset: str | None = None, algo: str = "", agent: Mapping[str, Any] | None = None, **options: Any
+) -> Request:
+    """The names of `config.from_keywords`, any of them with a list of values; and those of `options.Sweep`."""
+    written = [Setting("config", [preset], "config")] if preset else []
+    given = options | {f"agent.{name}": value for name, value in (agent or {}).items()}
+    written += [Setting(name, [value], name) for name, value in given.items()]
+    return lay_out(algo, written, from_values)
+
+
+def lay_out(algo: str, written: list[Setting], separate: Any) -> Request:
+    """Every combination resolved, and those that can share a program put together."""
+    own, name, resume = _own([s for s in written if s.name in OWN])
+    written = [s for s in written if s.name not in OWN]
+    level = [s for s in written if s.name == "log_level"]
+    if resume:
+        other = [s.said for s in written if s not in level]
+        if other or algo:
+            raise ValueError(f"{[*other, algo][0]} does not go with --resume, which goes on with the sweep as it is")
+        return Request((), (), own, name, resume, log_level=_value("log_level", level))
+    algo = config.resolve(algo, [s for s in written if s.name == "config"]).algo
+    known = types_of(Options) | {f"agent.{n}": kind for n, kind in types_of(CONFIGS[algo]).items()} | {"config": str}
+    axes: dict[str, list[Setting]] = {}
+    fixed: list[Setting] = []
+    for setting in written:
+        positive = setting.name.replace("no_", "", 1)
+        if setting.name not in known and positive not in known:
+            config.refuse_name(setting, [*known, *OWN], algo, config.SWEEP)
+        if setting.name == "run_dir":
+            raise ValueError(f"{setting.said} does not go with a sweep; --sweep-dir chooses its folder")
+        several = separate(known.get(setting.name, bool), setting)
+        if len(several) == 1:
+            fixed += several
+            axes.pop(setting.name, None)
+        else:
+            _refuse_what_repeats(known[setting.name], several)
+            axes[setting.name] = several
+    fixed = _defaults(fixed) + fixed
+    number = 1
+    for several in axes.values():
+        number *= len(several)
+    if number > MOST:
+        raise ValueError(f"{number} combinations are more than a sweep can have, which is {MOST}")
+    rule = _scale(own.scale, algo, config.resolve(algo, [s for s in fixed if s.name != "num_envs"]))
+    groups = _groups(_combinations(algo, fixed, axes, rule), [n[6:] for n in axes if n.startswith("agent.")])
+    scaled = [f"agent.{SCALED[own.scale]}"] if own.scale != "none" else []
+    columns = dict.fromkeys([n for n in axes if n != "seed"] + scaled)
+    return Request(tuple(groups), tuple(columns), own, name, "", rule.base, _value("log_level", level))
+
+
+def from_words(kind: Any, setting: Setting) -> list[Setting]:
+    """One setting for each value of a comma list or a range: 1,8,64 or 0..4, both ends included."""
+    if setting.name in SINGLE or kind is bool and not setting.values or typing.get_origin(kind) is dict:
+        return [setting]
+    text = " ".join(map(str, setting.values))
+    parts = text.split(",")
+    if setting.values and not all(part.strip() for part in parts):
+        raise ValueError(f"{setting.said}: there is an empty value in {text!r}")
+    several = [value for part in parts for value in _range(kind, setting, part.strip())]
+    return [setting._replace(values=value.split()) for value in several] if len(several) > 1 else [setting]
+
+
+def from_values(kind: Any, setting: Setting) -> list[Setting]:
+    """One setting for each element of a list, a tuple, a range or an array; a tuple alone may be one value."""
+    (value,) = setting.values
+    value = value.tolist() if hasattr(value, "tolist") else value
+    several = list(value) if isinstance(value, (list, tuple, range)) and setting.name not in SINGLE else [value]
+    if typing.get_origin(kind) is tuple and not any(isinstance(v, (list, tuple)) for v in several):
+        several = [value]
+    if not several:
+        raise ValueError(f"{setting.said}: there is no value in {value!r}")
+    place, _, name = setting.name.rpartition(".")
+    nested = lambda v: {"agent": {name: v}} if place else {name: v}
+    return [from_mapping(nested(v), lambda name: name)[0] for v in several]
+
+
+def values_of(group: Group, member: Member, columns: Sequence[str]) -> dict[str, Any]:
+    """What a training has of each column."""
+    found = {}
+    for column in columns:
+        name = column.removeprefix("agent.")
+        place = group.settings.options if name == column else group.settings.agent
+        found[column] = member.values.get(name, getattr(place, name))
+    return found
+
+
+def words(values: Mapping[str, Any]) -> str:
+    """num_envs 64, agent.clip 0.1"""
+    return ", ".join(f"{name} {value}" for name, value in values.items())
+
+
+def part(group: Group, members: Sequence[Member]) -> Group:
+    """Some of its members, with the settings that the first of them has alone."""
+    settings, first = group.settings, members[0]
+    options = dataclasses.replace(settings.options, seed=first.seed, num_seeds=len(members))
+    agent = dataclasses.replace(settings.agent, **first.values)
+    return Group(settings._replace(options=options, agent=agent), tuple(members))
+
+
+class Rule(NamedTuple):
+    """How a hyperparameter follows the number of environments."""
+
+    name: str  # "" for none
+    power: float
+    base: int
+
+    def apply(self, settings: config.Settings) -> config.Settings:
+        if not self.name:
+            return settings
+        num_envs, now = settings.options.num_envs, getattr(settings.agent, self.name)
+        value = now * (num_envs / self.base) ** self.power
+        if self.name == "learning_rate":
+            value = float(f"{value:.6g}")
+        else:
+            value = max(value, 1)  # fewer rows than a minibatch has are all of it
+            if value != int(value):
+                raise ValueError(
+                    f"--scale minibatches: {num_envs} environments would have {value:g} minibatches of the size that "
+                    f"{self.base} have with {now}; take a multiple of {self.base}, or fewer by a factor"
+                )
+            value = int(value)
+        return settings._replace(agent=dataclasses.replace(settings.agent, **{self.name: value}))
+
+
+def _scale(rule: str, algo: str, base: config.Settings) -> Rule:
+    if rule == "none":
+        return Rule("", 0, base.options.num_envs)
+    name = SCALED[rule]
+    if name not in types_of(CONFIGS[algo]):
+        able = [a for a, kind in CONFIGS.items() if name in types_of(kind)]
+        raise ValueError(f"--scale {rule}: {algo} has no option agent.{name}; {' and '.join(able)} have it")
+    return Rule(name, 0.5 if rule.endswith("sqrt") else 1.0, base.options.num_envs)
+
+
+def _combinations(algo: str, fixed: list[Setting], axes: Mapping[str, list[Setting]], rule: Rule) -> Iterator:
+    """Settings of each, the seeds in a row."""
+    names = sorted(axes, key=lambda name: name == "seed")
+    for chosen in itertools.product(*(axes[name] for name in names)):
+        settings = rule.apply(config.resolve(algo, fixed + list(chosen)))
+        if settings.options.num_seeds > 1 and "seed" in axes:
+            raise ValueError(f"--num-seeds {settings.options.num_seeds} does not go with several values of --seed")
+        for i in range(settings.options.num_seeds):
+            options = dataclasses.replace(settings.options, seed=settings.options.seed + i, num_seeds=1)
+            yield settings._replace(options=options)
+
+
+def _groups(combinations: Iterator[config.Settings], varied: Sequence[str]) -> list[Group]:
+    """In the order in which their first members come."""
+    found: list[tuple[Any, Group]] = []
+    for settings in combinations:
+        real = [name for name in real_numbers(settings.agent) if name in varied]
+        values = {name: getattr(settings.agent, name) for name in real}
+        blank = dataclasses.replace(settings.agent, **dict.fromkeys(real, 0.0))
+        key = real, blank, dataclasses.replace(settings.options, seed=0)
+        member = Member(settings.options.seed, values)
+        for i, (other, group) in enumerate(found):
+            if other == key:
+                found[i] = key, group._replace(members=(*group.members, member))
+                break
+        else:
+            found.append((key, Group(settings, (member,))))
+    return [part(group, group.members) for _, group in found]
+
+
+def _own(written: list[Setting]) -> tuple[Sweep, str, str]:
+    """The sweep's own options, its name and the folder to go on with."""
+    values: dict[str, Any] = {}
+    for setting in written:
+        kind = OWN[setting.name]
+        mapping = setting.values and isinstance(setting.values[0], Mapping)
+        setting = setting._replace(values=list(setting.values[0].items())) if mapping else setting
+        value = convert(kind, setting)
+        values[setting.name] = values.get(setting.name, {}) | value if setting.name == "slurm_options" else value
+        check_range(setting, value)
+    name, resume = values.pop("name", ""), values.pop("resume", "")
+    own = Sweep(**values)
+    if resume and (own.scale != "none" or own.sweep_dir or name):
+        said = next(s.said for s in written if s.name in ("scale", "sweep_dir", "name"))
+        raise ValueError(f"{said} does not go with --resume, which goes on with the sweep as it is")
+    if own.retry and not resume:
+        raise ValueError("--retry goes with --resume: what has failed is tried once more")
+    if own.slurm_options and own.launcher != "slurm":
+        raise ValueError("--slurm-options go with --launcher slurm")
+    if own.launcher == "slurm" and own.workers > 1:
+        raise ValueError(f"--workers {own.workers} does not go with --launcher slurm, which has a job for each group")
+    return own, name, resume
+
+
+def _value(name: str, written: list[Setting]) -> Any:
+    """Of an option of a run that the sweep needs before any run is laid out."""
+    return convert(types_of(Options)[name], written[-1]) if written else getattr(Options, name)
+
+
+def _defaults(fixed: list[Setting]) -> list[Setting]:
+    """A sweep's own, below what a preset or the user says."""
+    preset = next((str(one(s, "a preset's name or file")) for s in reversed(fixed) if s.name == "config"), None)
+    said = {s.name.replace("no_", "", 1) for s in fixed + (read_preset(preset) if preset else [])}
+    return [Setting(name, [value], name) for name, value in DEFAULTS.items() if name not in said]
+
+
+def _range(kind: Any, setting: Setting, text: str) -> list[str]:
+    """0..4 as 0 1 2 3 4 where whole numbers are wanted."""
+    first, dots, last = text.partition("..")
+    if not dots or int not in (kind, *typing.get_args(kind)):
+        return [text]
+    try:
+        low, high = parse_int(first), parse_int(last)
+    except ValueError:
+        raise ValueError(f"{setting.said}: {text!r} is no range; a range is two whole numbers, 0..4") from None
+    if high < low:
+        raise ValueError(f"{setting.said}: the range {text} is empty; the smaller number comes first")
+    if high - low >= MOST:
+        raise ValueError(f"{setting.said}: the range {text} has more than {MOST} values")
+    return [str(number) for number in range(low, high + 1)]
+
+
+def _refuse_what_repeats(kind: Any, several: list[Setting]) -> None:
+    values = [convert(kind, setting) for setting in several]
+    for i, value in enumerate(values):
+        check_range(several[i], value)
+        if value in values[:i]:
+            raise ValueError(f"{several[i].said}: {value} is there twice")

@@ -1,0 +1,187 @@
+"""A sweep's folder: every combination is checked, then it is made, and says what is to be done.
+
+sweeps/NAME/sweep.yaml     the groups, their members, and what they share
+            01_num_envs-8  a run's folder, for each group; failed.json where it could not be run
+            results.csv    a row for each member (`results`)
+"""
+
+import itertools
+import re
+from collections.abc import Iterator, Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from jaxrl_fast import config, grid, options, plan, slurm
+from jaxrl_fast.grid import Group
+from jaxrl_fast.members import Member
+from jaxrl_fast.written import from_mapping
+
+LAYOUT, FAILED = "sweep.yaml", "failed.json"
+FREE = ("seed", "num_seeds", "report_every", "log_level")  # of a group's options: the same sweep may have others
+
+
+class Sweep(NamedTuple):
+    """A sweep whose combinations have all been checked, and its folder."""
+
+    folder: Path
+    groups: Mapping[str, Group]  # by the name of the group's folder
+    columns: tuple[str, ...]  # options in which members differ, beside the seed
+    scale: str
+    base_num_envs: int
+    own: options.Sweep = options.Sweep()
+    log_level: str = "info"
+
+
+def prepare(asked: grid.Request) -> Sweep:
+    """Everything that can be refused is refused here, by a ValueError of one sentence. Then the folder is made."""
+    own = asked.own
+    if own.launcher == "slurm":
+        slurm.check(own.slurm_options)
+    if asked.resume:
+        sweep = read(Path(asked.resume).expanduser())
+    else:
+        if own.workers > 1 or own.launcher != "local":
+            _check_names(asked)
+        folder = _chosen_folder(asked)
+        if folder is not None and folder.exists():
+            sweep = _again(asked, folder)
+        else:
+            for group in asked.groups:
+                plan.check_services(group.settings.options)
+            groups = {name: g for name, g in _named(asked.columns, [p for g in asked.groups for p in fit(g, asked)])}
+            sweep = _make(asked, groups, folder)
+    if own.retry:
+        for name in sweep.groups:
+            (sweep.folder / name / FAILED).unlink(missing_ok=True)
+    return sweep._replace(own=own, log_level=asked.log_level)
+
+
+def fit(group: Group, asked: grid.Request) -> list[Group]:
+    """The group in as few equal parts as fit into memory. ValueError where not even one member does, or can run."""
+    from jaxrl_fast import agents, memory
+
+    one = grid.part(group, group.members[:1])
+    try:
+        ready = plan.check(one.settings, one.members)
+    except ValueError as error:
+        if "\n" in str(error) or not asked.columns:
+            raise
+        which = grid.words(grid.values_of(one, one.members[0], asked.columns))
+        raise ValueError(f"{which}: {error}") from error
+    most = len(group.members) if ready.env.on_device else 1  # a host pool has one seed
+    if ready.needs.free is not None:
+        whole = plan.undivided(one.settings, agents.load(one.settings.algo), ready.num_updates)
+        each = ready.needs.total + memory.in_between(*whole)
+        most = max(min(most, ready.needs.free // each), 1)
+    num_parts = -(-len(group.members) // most)
+    ends = [len(group.members) * i // num_parts for i in range(num_parts + 1)]
+    return [grid.part(group, group.members[a:b]) for a, b in itertools.pairwise(ends)]
+
+
+def read(folder: Path) -> Sweep:
+    """What sweep.yaml says."""
+    import yaml
+
+    path = folder / LAYOUT
+    if not path.is_file():
+        raise ValueError(f"--resume {folder}: there is no sweep in it (no {LAYOUT})")
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        groups = {each["folder"]: _group(each["config"], each["members"]) for each in content["groups"]}
+        return Sweep(folder, groups, (*content["columns"],), content["scale"], content["base_num_envs"])
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{path} is not what a sweep writes ({type(error).__name__})") from error
+
+
+def _again(asked: grid.Request, folder: Path) -> Sweep:
+    """The same sweep, in the folder that it has. ValueError where it is another."""
+    if not (folder / LAYOUT).is_file():
+        raise ValueError(f"the folder {folder} exists already and holds no sweep; choose another --name")
+    before = read(folder)
+    now, then = list(_flat(asked.groups)), list(_flat(before.groups.values()))
+    if now != then or before.scale != asked.own.scale:
+        names = [name for name in now[0] if {str(m[name]) for m in now} != {str(m.get(name)) for m in then}]
+        what = f" ({', '.join(names[:3])} differ)" if names else ""
+        raise ValueError(f"{folder} is the folder of another sweep{what}; choose another --name")
+    ours = iter([(group, member) for group in asked.groups for member in group.members])
+    groups = {}
+    for name, old in before.groups.items():
+        pairs = [next(ours) for _ in old.members]
+        groups[name] = grid.part(pairs[0][0], [member for _, member in pairs])
+    return before._replace(groups=groups)
+
+
+def _flat(groups: Any) -> Iterator[dict[str, Any]]:
+    """Everything that decides each member's training, in a row."""
+    for group in groups:
+        for member in group.members:
+            content = config.to_mapping(grid.part(group, [member]).settings)
+            agent = {f"agent.{name}": value for name, value in content.pop("agent").items()}
+            yield member.label | {k: v for k, v in content.items() if k not in FREE} | agent
+
+
+def _make(asked: grid.Request, groups: dict[str, Group], folder: Path | None) -> Sweep:
+    """The folder, with what is in it written down."""
+    import yaml
+
+    from jaxrl_fast import checkpoint
+
+    settings = asked.groups[0].settings
+    env_name = str(settings.options.env).rpartition("/")[2].rpartition(":")[2]
+    env_name = re.sub(r"[^\w.-]+", "-", env_name)[:40]
+    ours = Path("sweeps") / f"{settings.algo}_{env_name}_{datetime.now():%Y%m%d-%H%M%S}"
+    for chosen in [folder] if folder else [ours, *(ours.with_name(f"{ours.name}-{i}") for i in range(2, 100))]:
+        try:
+            chosen.mkdir(parents=True)
+            break
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise ValueError(f"the folder {chosen} cannot be made ({error.strerror}); choose another") from error
+    sweep = Sweep(chosen, groups, asked.columns, asked.own.scale, asked.base_num_envs)
+    content = {
+        "columns": list(sweep.columns),
+        "scale": sweep.scale,
+        "base_num_envs": sweep.base_num_envs,
+        "groups": [
+            {"folder": name, "config": config.to_mapping(g.settings), "members": [m.label for m in g.members]}
+            for name, g in groups.items()
+        ],
+    }
+    checkpoint.replace(chosen / LAYOUT, yaml.safe_dump(content, sort_keys=False))
+    return sweep
+
+
+def _group(content: dict[str, Any], labels: list[dict[str, Any]]) -> Group:
+    """As it was written down."""
+    settings = from_mapping({k: v for k, v in content.items() if k not in ("algo", "num_seeds")}, str)
+    of = lambda label: {name.removeprefix("agent."): value for name, value in label.items() if name != "seed"}
+    members = tuple(Member(label["seed"], of(label)) for label in labels)
+    return grid.part(Group(config.resolve(content["algo"], settings), members), members)
+
+
+def _named(columns: tuple[str, ...], groups: list[Group]) -> Iterator[tuple[str, Group]]:
+    """01_num_envs-8: a number, and what is the same in the group and not in all."""
+    for i, group in enumerate(groups):
+        name = f"{i + 1:0{max(len(str(len(groups))), 2)}d}"
+        shared = [c for c in columns if c.removeprefix("agent.") not in group.members[0].values]
+        for column, value in grid.values_of(group, group.members[0], shared).items():
+            name += re.sub(r"[^\w.-]+", "-", f"_{column.removeprefix('agent.')}-{value}")
+        yield name[:80], group
+
+
+def _chosen_folder(asked: grid.Request) -> Path | None:
+    """What the user asked for."""
+    if asked.own.sweep_dir:
+        return Path(asked.own.sweep_dir).expanduser()
+    if Path(asked.name).name != asked.name:
+        raise ValueError(f"--name {asked.name}: a name is wanted, without folders; --sweep-dir takes a path")
+    return Path("sweeps") / asked.name if asked.name else None
+
+
+def _check_names(asked: grid.Request) -> None:
+    """Other processes know environments by name only."""
+    for group in asked.groups:
+        if not isinstance(group.settings.options.env, str):
+            raise ValueError("other processes know an environment by its name only; give package.module:Class")

@@ -1,0 +1,69 @@
+"""Members of a population: trainings that differ in seeds and real numbers only, so that one program runs them all.
+
+Standard library only, so that a sweep is laid out before jax is imported.
+"""
+
+import dataclasses
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from jaxrl_fast.types import Agent
+
+# They decide more than numbers: the replay ratio is counted as a fraction, and v_min has to be below v_max.
+STATIC = ("replay_ratio", "v_min", "v_max")
+OFF_AT_ZERO = ("max_grad_norm",)  # 0 leaves code out; other real numbers at 0 are numbers like others
+
+
+class Member(NamedTuple):
+    """One training of a population."""
+
+    seed: int
+    values: Mapping[str, float] = {}  # hyperparameters in which members differ, by name
+
+    @property
+    def label(self) -> dict[str, Any]:
+        """What tells it apart, as records have it: "learning_rate" is there as what it is now, so this is "agent."."""
+        return {"seed": self.seed} | {f"agent.{name}": value for name, value in self.values.items()}
+
+
+class Varied(NamedTuple):
+    """Hyperparameters in which members differ, and the agent that one member's make."""
+
+    values: Mapping[str, Any]  # f32 [S] by name
+    make: Callable[[Mapping[str, Any]], "Agent"]  # of scalars, which may be traced
+
+
+def real_numbers(config: Any) -> tuple[str, ...]:
+    """Names of the hyperparameters that members of one program may have values of their own of.
+
+    By rule: what is declared a real number. Not what STATIC names, and not a value that leaves code out (None, or 0 of
+    OFF_AT_ZERO): it is another program.
+    """
+    kinds = typing.get_type_hints(type(config))
+    declared = (f.name for f in dataclasses.fields(config) if kinds[f.name] in (float, float | None))
+    present = lambda name: (value := getattr(config, name)) is not None and (value != 0 or name not in OFF_AT_ZERO)
+    return tuple(name for name in declared if name not in STATIC and present(name))
+
+
+def in_line(seed: int, num_seeds: int) -> tuple[Member, ...]:
+    """Seeds from here on."""
+    return tuple(Member(seed + i) for i in range(num_seeds))
+
+
+def vary(members: Sequence[Member], make: Callable[..., "Agent"], config: Any) -> Varied | None:
+    """What differs among the members; None where it is the seeds only. `make` takes a config."""
+    import numpy as np
+
+    first = members[0].values
+    differing = [name for name in first if any(m.values[name] != first[name] for m in members)]
+    if not differing:
+        return None
+    values = {name: np.asarray([m.values[name] for m in members], np.float32) for name in differing}
+    return Varied(values, lambda values: make(dataclasses.replace(config, **values)))
+
+
+def member_of(record: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
+    """Which member a line of metrics.jsonl is of."""
+    return tuple((name, value) for name, value in record.items() if name == "seed" or name.startswith("agent."))

@@ -1,0 +1,267 @@
+"""What came of a sweep: a table with a row for each member, a report in words, and figures."""
+
+import contextlib
+import csv
+import io
+import json
+import statistics
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from jaxrl_fast import config, grid, host, report, sinks
+from jaxrl_fast.layout import Sweep
+from jaxrl_fast.members import member_of
+from jaxrl_fast.sweeper import failure, summary
+
+TABLE, REPORT = "results.csv", "report.md"
+MEASURES = (  # beside the columns of the sweep
+    *("status", "final_return", "eval_return", "env_steps", "env_steps_per_s", "members", "env_steps_per_s_member"),
+    *("compile_time_s", "train_time_s", "steps_to_solve", "time_to_solve_s", "program_memory_mb", "group", "failure"),
+)
+RULES = {
+    "none": "Nothing else was changed with the number of environments (`--scale none`).",
+    "learning-rate-linear": "The learning rate was multiplied by num_envs / {} (`--scale learning-rate-linear`).",
+    "learning-rate-sqrt": "The learning rate was multiplied by √(num_envs / {}) (`--scale learning-rate-sqrt`).",
+    "minibatches": "The number of minibatches was multiplied by num_envs / {}, so that their size stayed the same; one "
+    "where that is less than one (`--scale minibatches`).",
+}
+MOST_LINE = 8192  # bytes of a record
+WAIT_S = 60.0  # for another process that writes the same
+
+Row = dict[str, Any]
+
+
+def write_table(sweep: Sweep) -> list[Row]:
+    """The table as it is now."""
+    from jaxrl_fast import checkpoint
+
+    with _alone(sweep.folder):
+        table = rows(sweep)
+        checkpoint.replace(sweep.folder / TABLE, as_csv(table))
+    return table
+
+
+def write(sweep: Sweep) -> list[str]:
+    """Table, report and figures; what to say of them, in lines."""
+    from jaxrl_fast import checkpoint
+
+    table = write_table(sweep)
+    drawn = figures_of(sweep, table)
+    with _alone(sweep.folder):
+        for name, picture in drawn.items():
+            picture.savefig(sweep.folder / name)
+        checkpoint.replace(sweep.folder / REPORT, as_markdown(sweep, table, list(drawn)))
+    verdicts = [line.replace("**", "") for line in verdict(sweep, table)]
+    return [*verdicts, f"  report {sweep.folder / REPORT}   table {sweep.folder / TABLE}"]
+
+
+@contextlib.contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Several processes may want to write the same files."""
+    deadline = time.monotonic() + WAIT_S
+    while True:
+        try:
+            lock = host.Lock(folder)
+            break
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.05)
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def rows(sweep: Sweep) -> list[Row]:
+    """A row for each member, in the order of the sweep."""
+    table = []
+    for name, group in sweep.groups.items():
+        folder = sweep.folder / name
+        known, problem = summary(folder), failure(folder)
+        last = {member_of(r): r for r in _last_records(folder, len(group.members))}
+        speed = known.get("env_steps_per_s")
+        for i, member in enumerate(group.members):
+            of = lambda key, i=i, known=known: known[key][i] if known.get(key) else None
+            status = "diverged" if of("diverged_at_per_seed") else known.get("status", "unfinished")
+            common = {key: known.get(key) for key in MEASURES}
+            table.append(
+                grid.values_of(group, member, sweep.columns)
+                | {"seed": member.seed}
+                | common
+                | {
+                    "status": "failed" if problem else status,
+                    "final_return": of("final_return_per_seed"),
+                    "eval_return": last.get((*member.label.items(),), {}).get("eval_return_mean"),
+                    "members": len(group.members),
+                    "env_steps_per_s_member": speed and round(speed / len(group.members), 1),
+                    "steps_to_solve": of("steps_to_solve_per_seed"),
+                    "time_to_solve_s": of("time_to_solve_s_per_seed"),
+                    "group": name,
+                    "failure": problem or None,
+                }
+            )
+    return table
+
+
+def configurations(sweep: Sweep, table: Sequence[Row]) -> list[list[Row]]:
+    """Rows that differ in their seeds only, together."""
+    found: dict[str, list[Row]] = {}
+    for row in table:
+        found.setdefault(repr([row[c] for c in sweep.columns]), []).append(row)
+    return list(found.values())
+
+
+def as_csv(table: Sequence[Row]) -> str:
+    """With a header; what is not known is empty."""
+    file = io.StringIO()
+    writer = csv.DictWriter(file, list(table[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows({k: " ".join(map(str, v)) if isinstance(v, tuple) else v for k, v in row.items()} for row in table)
+    return file.getvalue()
+
+
+def as_markdown(sweep: Sweep, table: Sequence[Row], pictures: Sequence[str]) -> str:
+    """The report."""
+    settings = next(iter(sweep.groups.values())).settings
+    env, num_envs = str(settings.options.env), settings.options.num_envs
+    what = f"{settings.algo} on {'several environments' if 'env' in sweep.columns else env}"
+    what += "" if "num_envs" in sweep.columns else f", {num_envs} environments"
+    lines = [f"# Sweep of {what}", "", *verdict(sweep, table), ""]
+    lines += [RULES[sweep.scale].format(sweep.base_num_envs), ""]
+    lines += [
+        "Steps per second are of training, updates included, compiling not, and of all members of a program together; "
+        f"what one has of it is `env_steps_per_s_member` in {TABLE}. Seconds to the threshold are training seconds of "
+        "the program while all its members ran side by side. Memory is the program's, as compiled.",
+        "",
+    ]
+    lines += [*_table(sweep, table), ""]
+    lines += [f"![{Path(name).stem.replace('_', ' ')}]({name})\n" for name in pictures]
+    wrong = [r for r in table if r["status"] != "done"]
+    if wrong:
+        lines += ["## Not done", ""]
+        named = lambda r: grid.words({c: r[c] for c in (*sweep.columns, "seed")})
+        lines += [f"- {named(r)}: {r['status']}{': ' + r['failure'] if r['failure'] else ''}" for r in wrong]
+        lines.append("")
+    device = next((s["device"] for g in sweep.groups if (s := summary(sweep.folder / g))), host.device())
+    lines.append(f"Made on {device}. Again: `{config.SWEEP} --resume {sweep.folder}`; all of it: {TABLE}.")
+    return "\n".join(lines) + "\n"
+
+
+def verdict(sweep: Sweep, table: Sequence[Row]) -> list[str]:
+    """Which configuration wins by throughput, by time and by steps to the threshold, in words."""
+    groups = configurations(sweep, table)
+    solved = next(iter(sweep.groups.values())).settings.options.solved
+    if len(groups) < 2:
+        return []
+    named = lambda group: grid.words({c: group[0][c] for c in sweep.columns})
+    lines = []
+    ran = [g for g in groups if g[0]["env_steps_per_s"]]
+    if ran:
+        lines += _fastest(sweep, [group[0] for group in ran])
+    scored = [g for g in ran if _known(g, "final_return")]
+    if scored:
+        best = max(scored, key=lambda g: _iqm(_known(g, "final_return")))
+        lines.append(f"- By final return: **{named(best)}** ({_iqm(_known(best, 'final_return')):.1f}).")
+    if solved is None:
+        return [*lines, "- No threshold was given (`--solved RETURN`), so nothing is said of the way to one."]
+    reached = [g for g in ran if _known(g, "steps_to_solve")]
+    if not reached:
+        return [*lines, f"- None reached the threshold of {solved:g}."]
+    for title, key, show in (("time", "time_to_solve_s", sinks.seconds), ("steps", "steps_to_solve", sinks.short)):
+        best = min(reached, key=lambda g: (-len(_known(g, key)) / len(g), statistics.median(_known(g, key))))
+        values = _known(best, key)
+        how = f"{show(statistics.median(values))}, median of {len(values)} of {len(best)}"
+        lines.append(f"- By {title} to the threshold of {solved:g}: **{named(best)}** ({how}).")
+    return lines
+
+
+def _fastest(sweep: Sweep, ran: Sequence[Row]) -> list[str]:
+    """By what a program does, all its members together; values that members have of their own decide nothing of it."""
+    of_members = {f"agent.{name}" for group in sweep.groups.values() for name in group.members[0].values}
+    shared = [c for c in sweep.columns if c not in of_members]
+    if not shared:
+        return []
+    best, first = max(ran, key=_speed), min(ran, key=lambda row: row.get("num_envs", 0))
+    named = lambda row: grid.words({c: row[c] for c in shared})
+    ratio = f", {_speed(best) / _speed(first):.1f} times that of {named(first)}"
+    beside = ratio if "num_envs" in shared and best is not first else ""
+    return [f"- By throughput: **{named(best)}** ({sinks.short(_speed(best))} steps/s{beside})."]
+
+
+def _speed(row: Row) -> float:
+    return row["env_steps_per_s"]
+
+
+def figures_of(sweep: Sweep, table: Sequence[Row]) -> dict[str, Any]:
+    """Pictures by the name of their file."""
+    from jaxrl_fast import figures
+
+    settings = next(iter(sweep.groups.values())).settings
+    done = [r for r in table if r["env_steps_per_s"]]
+    if not done:
+        return {}
+    title = settings.algo.upper() + ("" if "env" in sweep.columns else f" on {settings.options.env}")
+    groups = configurations(sweep, done)
+    records = {name: _records(sweep.folder / name) for name in sweep.groups}
+    return figures.draw(title, sweep.columns, groups, records, settings.options.solved)
+
+
+def _table(sweep: Sweep, table: Sequence[Row]) -> list[str]:
+    """A line for each configuration."""
+    heads = [*sweep.columns, "seeds", "return (IQM, 95%)", "greedy", "solved", "steps to it", "time to it"]
+    heads += ["steps/s", "members", "compile", "memory MB"]
+    lines = [f"| {' | '.join(heads)} |", f"| {' | '.join('---' for _ in heads)} |"]
+    for group in configurations(sweep, table):
+        first, steps = group[0], _known(group, "steps_to_solve")
+        middle = lambda key, show, group=group: show(statistics.median(known)) if (known := _known(group, key)) else ""
+        cells = [first[c] for c in sweep.columns] + [len(group), _spread(_known(group, "final_return"))]
+        cells += [middle("eval_return", lambda x: f"{x:.1f}"), f"{len(steps)}/{len(group)}"]
+        cells += [middle("steps_to_solve", sinks.short), middle("time_to_solve_s", sinks.seconds)]
+        cells += [middle("env_steps_per_s", sinks.short), first["members"], middle("compile_time_s", sinks.seconds)]
+        cells += [middle("program_memory_mb", lambda x: f"{x:.0f}")]
+        lines.append(f"| {' | '.join(map(str, cells))} |")
+    return lines
+
+
+def _spread(returns: list[float]) -> str:
+    """480.1 (471.0 to 490.2); without an interval where there is one."""
+    import numpy as np
+
+    from jaxrl_fast import population
+
+    if not returns:
+        return ""
+    interval = ""
+    if len(returns) > 1:
+        low, high = population.bootstrap(np.array(returns)[:, None])
+        interval = f" ({low:.1f} to {high:.1f})"
+    return f"{_iqm(returns):.1f}{interval}"
+
+
+def _iqm(values: list[float]) -> float:
+    import numpy as np
+
+    from jaxrl_fast import population
+
+    return float(population.iqm(np.array(values)))
+
+
+def _known(group: Sequence[Mapping[str, Any]], key: str) -> list[Any]:
+    return [row[key] for row in group if row[key] is not None]
+
+
+def _records(folder: Path) -> list[dict[str, Any]]:
+    return report.read_metrics(folder) if (folder / report.METRICS).is_file() else []
+
+
+def _last_records(folder: Path, count: int) -> list[dict[str, Any]]:
+    """Of a file that may be long, so from its end."""
+    path = folder / report.METRICS
+    if not path.is_file():
+        return []
+    with path.open("rb") as file:
+        file.seek(max(path.stat().st_size - MOST_LINE * (count + 1), 0))
+        return [json.loads(line) for line in file.read().splitlines()[-count:] if line.startswith(b"{")]

@@ -1,0 +1,182 @@
+"""A sweep under way: groups that processes claim one by one.
+
+A group belongs to the process that has the lock on its folder, as any run does; so any number of processes may work on
+one sweep, and what a killed one leaves is taken up by the next.
+"""
+
+import dataclasses
+import gc
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from jaxrl_fast import __version__, config, host, plan, report, sinks, slurm
+from jaxrl_fast.grid import Group
+from jaxrl_fast.layout import FAILED, Sweep, read
+
+ALONE = "import sys; from jaxrl_fast import sweeper; sys.exit(sweeper.work_alone(sys.argv[1]))"  # in another process
+
+
+class Progress:
+    """Of a run, only how far it is."""
+
+    def __init__(self, terminal: sinks.Terminal):
+        self.terminal, self.progress = terminal, terminal.progress
+
+    def say(self, line: str) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+def execute(sweep: Sweep) -> int:
+    """Goes through it, or has it gone through, and writes the results. The exit status of the command."""
+    from jaxrl_fast import results
+
+    terminal = sinks.terminal(sweep.log_level)
+    try:
+        announce(sweep, terminal)
+        if sweep.own.launcher == "slurm":
+            jobs = slurm.submit(sweep.folder, unfinished(sweep), sweep.own.slurm_options)
+            terminal.say(f"{len(jobs)} jobs submitted; each writes {sweep.folder / results.TABLE} anew at its end")
+            return 0
+        signal = share(sweep) if sweep.own.workers > 1 else work(sweep, terminal)
+        for line in results.write(sweep):
+            terminal.say(line)
+        left = unfinished(sweep)
+        if left:
+            terminal.say(f"  {len(left)} programs are left; go on  {config.SWEEP} --resume {sweep.folder}")
+        wrong = [name for name in sweep.groups if (sweep.folder / name / FAILED).is_file()]
+        for name in wrong:
+            print(f"error: {name}: {failure(sweep.folder / name)}", file=sys.stderr)
+        return 128 + signal if signal else 1 if wrong else 0
+    finally:
+        terminal.close()
+
+
+def announce(sweep: Sweep, terminal: sinks.Terminal) -> None:
+    """What there is to do, before it starts."""
+    settings = next(iter(sweep.groups.values())).settings
+    count = sum(len(group.members) for group in sweep.groups.values())
+    parts = [f"sweep of {settings.algo}", f"{count} trainings in {len(sweep.groups)} programs", host.device()]
+    if len(unfinished(sweep)) < len(sweep.groups):
+        parts.append(f"{len(unfinished(sweep))} programs to go")
+    terminal.say(f"jaxrl_fast {__version__}   {' · '.join(parts)}")
+    if sweep.scale != "none":
+        terminal.say(f"scale  {sweep.scale}, from {sweep.base_num_envs} environments")
+    terminal.say(f"sweep  {sweep.folder}")
+
+
+def work(sweep: Sweep, terminal: sinks.Terminal) -> int | None:
+    """Runs what nobody else has run or is running, a group after the other. The signal that stopped it."""
+    from jaxrl_fast import results
+
+    for i, (name, group) in enumerate(sweep.groups.items()):
+        members = f"{len(group.members)} members" if len(group.members) > 1 else "1 member"
+        begin = lambda name=name, i=i, members=members: terminal.say(f"{i + 1}/{len(sweep.groups)}  {name} · {members}")
+        outcome = attempt(sweep.folder / name, group, terminal, begin)
+        if outcome is None:
+            continue
+        results.write_table(sweep)
+        if outcome["signal"]:
+            return outcome["signal"]
+        terminal.say(f"     {outcome['words']}")
+    return None
+
+
+def attempt(folder: Path, group: Group, terminal: sinks.Terminal, begin: Any) -> dict[str, Any] | None:
+    """Runs one group, or goes on with it. None where it is done, or another process has it. What fails is written."""
+    import jax
+
+    from jaxrl_fast import trainer
+
+    if finished(folder):
+        return None
+    folder.mkdir(exist_ok=True)
+    try:
+        lock = host.Lock(folder)
+    except BlockingIOError:
+        return None
+    try:
+        if finished(folder):  # since we looked
+            return None
+        begin()
+        settings = group.settings
+        if (folder / config.CONFIG).is_file():
+            resumed = dataclasses.replace(settings.options, resume=str(folder))
+            settings = settings._replace(options=resumed)
+        ready = plan.check(settings, group.members)._replace(folder=folder, lock=lock)
+        summary, signal = trainer.Trainer(ready, Progress(terminal)).run()[1:4:2]
+        speed = f"{sinks.short(summary['env_steps_per_s'])} steps/s" if summary["env_steps_per_s"] else ""
+        score = summary["final_return_iqm"]
+        parts = [summary["status"], sinks.seconds(summary["train_time_s"]), speed]
+        return {"signal": signal, "words": " · ".join(parts + ([f"return {score:.1f}"] if score is not None else []))}
+    except Exception as error:
+        text = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        (folder / FAILED).write_text(json.dumps({"failure": text}) + "\n", encoding="utf-8")
+        return {"signal": None, "words": f"failed: {text}"}
+    finally:
+        lock.release()
+        jax.clear_caches()
+        gc.collect()
+
+
+def attempt_by_name(folder: str, name: str) -> str:
+    """A job of its own: one group of the sweep in this folder, then the results so far."""
+    from jaxrl_fast import results
+
+    sweep = read(Path(folder))
+    outcome = attempt(sweep.folder / name, sweep.groups[name], sinks.Quiet(), lambda: None)
+    results.write(sweep)
+    return outcome["words"] if outcome else "nothing to do"
+
+
+def share(sweep: Sweep) -> int | None:
+    """Several processes of this sweep at once, until all have ended. The signal that stopped them."""
+    command = [sys.executable, "-c", ALONE, str(sweep.folder)]
+    processes = [subprocess.Popen(command, start_new_session=True) for _ in range(sweep.own.workers)]
+    stopped: list[int] = []
+
+    def stop(number: int) -> None:
+        stopped.append(number)
+        for process in processes:
+            process.send_signal(number)
+
+    with host.stop_signals(stop):
+        for process in processes:
+            process.wait()
+    return stopped[0] if stopped else None
+
+
+def work_alone(folder: str) -> int:
+    """What one of several processes does. Its exit status."""
+    return 128 + signal if (signal := work(read(Path(folder)), sinks.Quiet())) else 0
+
+
+def unfinished(sweep: Sweep) -> list[str]:
+    """Names of the groups that are neither done nor failed."""
+    return [name for name in sweep.groups if not finished(sweep.folder / name)]
+
+
+def finished(folder: Path) -> bool:
+    """Done, diverged or failed: not to be run again."""
+    return (folder / FAILED).is_file() or summary(folder).get("status") in ("done", "diverged")
+
+
+def summary(folder: Path) -> dict[str, Any]:
+    """summary.json of a group, as far as there is one."""
+    try:
+        return json.loads((folder / report.SUMMARY).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+
+
+def failure(folder: Path) -> str:
+    """Why a group could not be run, in a line; empty where it could."""
+    try:
+        return json.loads((folder / FAILED).read_text(encoding="utf-8"))["failure"]
+    except (OSError, ValueError, KeyError):
+        return ""

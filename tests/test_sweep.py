@@ -1,0 +1,494 @@
+"""sweep: combinations are laid out, checked and run once each; what came of them is in one table."""
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import jaxrl_fast
+from jaxrl_fast import config, figures, grid, host, layout, memory, report, results, slurm, sweep, sweeper, trainer
+from jaxrl_fast.members import Member
+
+ROOT = Path(__file__).parents[1]
+TINY = "ppo --env CartPole-v1 --total-steps 512 --eval-episodes 2 --agent.rollout-length 16 --agent.hidden 4 "
+TINY += "--agent.num-epochs 1 --agent.num-minibatches 1 --solved 2 --log-level quiet "
+TINY += "--env-option max_steps_in_episode=3"  # so that 512 steps are 128 episodes
+
+
+def ask(line):
+    return grid.from_command_line(line.split())
+
+
+def sizes(line):
+    return [len(group.members) for group in ask(line).groups]
+
+
+# What shares a program
+
+
+def test_seeds_and_real_numbers_share_a_program_and_integers_do_not():
+    asked = ask("ppo --num-envs 1,8 --agent.learning-rate 1e-4,1e-3 --seed 0..4")
+    assert [g.settings.options.num_envs for g in asked.groups] == [1, 8]
+    assert asked.columns == ("num_envs", "agent.learning_rate")
+    rates = [m.values["learning_rate"] for m in asked.groups[0].members]
+    assert rates == [1e-4] * 5 + [1e-3] * 5
+    assert [m.seed for m in asked.groups[1].members] == [0, 1, 2, 3, 4] * 2
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("ppo --seed 3,11,7", [3]),
+        ("ppo --num-seeds 4", [4]),
+        ("ppo --agent.gamma 0.9,0.99 --agent.anneal true,false", [2, 2]),
+        ("ppo --agent.max-grad-norm 0,0.5,1", [1, 2]),  # 0 leaves code out
+        ("ppo --agent.target-kl none,0.01,0.02", [1, 2]),
+        ("dqn --agent.replay-ratio 0.1,0.2", [1, 1]),  # counted exactly
+        ("dqn --agent.epsilon-end 0,0.05 --agent.batch-size 32,64", [2, 2]),
+        ("ppo --env CartPole-v1,Acrobot-v1 --seed 0,1", [2, 2]),
+        ("ppo --agent.hidden 64 64,128", [1, 1]),
+        ("ppo --seed 1k..1002,5", [4]),
+    ],
+)
+def test_groups(line, expected):
+    assert sizes(line) == expected
+
+
+def test_a_tuple_is_one_value():
+    groups = ask("ppo --agent.hidden 64 64,128").groups
+    assert [g.settings.agent.hidden for g in groups] == [(64, 64), (128,)]
+
+
+def test_a_group_has_the_settings_of_its_first_member():
+    (group,) = ask("ppo --agent.clip 0.1,0.3 --seed 5,2").groups
+    assert group.settings.options.seed == 5 and group.settings.options.num_seeds == 4
+    assert group.settings.agent.clip == 0.1
+    later = grid.part(group, group.members[3:])
+    assert later.settings.agent.clip == 0.3 and later.settings.options.seed == 2
+
+
+def test_python_asks_for_the_same():
+    line = "--config ppo_cartpole --num-envs 64,256 --seed 0..4 --agent.learning-rate 1e-4,1e-3 --scale minibatches"
+    rates = np.array([1e-4, 1e-3])
+    asked = grid.from_keywords(
+        "ppo_cartpole", num_envs=[64, 256], seed=range(5), agent={"learning_rate": rates}, scale="minibatches"
+    )
+    assert asked == ask(line)
+    hidden = grid.from_keywords(algo="ppo", agent={"hidden": [(64, 64), (128,)]}).groups
+    assert [g.settings.agent.hidden for g in hidden] == [(64, 64), (128,)]
+    assert grid.from_keywords(algo="ppo", agent={"hidden": (64, 32)}).groups[0].settings.agent.hidden == (64, 32)
+
+
+def test_a_sweeps_own_defaults_give_way():
+    assert ask("ppo").groups[0].settings.options.on_nonfinite == "continue"
+    assert ask("ppo --on-nonfinite stop").groups[0].settings.options.on_nonfinite == "stop"
+    assert ask("ppo --tensorboard").groups[0].settings.options.tensorboard
+    assert not ask("ppo --no-tensorboard").groups[0].settings.options.tensorboard
+
+
+# What follows the number of environments
+
+
+@pytest.mark.parametrize(
+    ("rule", "name", "expected"),
+    [
+        ("learning-rate-linear", "learning_rate", [1.25e-4, 5e-4, 2e-3]),  # 5e-4 x (4, 16, 64) / 16
+        ("learning-rate-sqrt", "learning_rate", [2.5e-4, 5e-4, 1e-3]),  # 5e-4 x (1/2, 1, 2)
+        ("minibatches", "num_minibatches", [2, 8, 32]),  # 8 x (1/4, 1, 4)
+        ("none", "learning_rate", [5e-4, 5e-4, 5e-4]),
+    ],
+)
+def test_scaling_rules_start_from_the_preset(rule, name, expected):
+    """The preset has 16 environments, a learning rate of 5e-4 and 8 minibatches of 128 x 16 / 8 = 256 rows."""
+    asked = ask(f"--config ppo_cartpole --num-envs 4,16,64 --scale {rule}")
+    assert [getattr(g.settings.agent, name) for g in asked.groups] == pytest.approx(expected)
+    assert asked.base_num_envs == 16
+    assert (f"agent.{name}" in asked.columns) == (rule != "none")
+
+
+def test_fewer_rows_than_a_minibatch_has_are_all_of_it():
+    asked = ask("--config ppo_cartpole --num-envs 1 --scale minibatches")
+    assert asked.groups[0].settings.agent.num_minibatches == 1
+
+
+# Mistakes
+
+
+MISTAKES = [
+    ("--num-env 1,2", ["--num-env", "--num-envs"]),
+    ("--scal none", ["did you mean --scale?"]),
+    ("ppo --frobnicate 1,2", ["--frobnicate", "sweep --help"]),
+    ("ppo --learning-rate 1e-3,1e-4", ["--agent.learning-rate"]),
+    ("ppo --num-envs=", ["--num-envs", "empty value"]),
+    ("ppo --num-envs 1,,2", ["--num-envs", "empty value", "'1,,2'"]),
+    ("ppo --num-envs", ["--num-envs", "whole number"]),
+    ("ppo --seed 4..0", ["--seed", "4..0 is empty"]),
+    ("ppo --seed 0..x", ["--seed", "0..4"]),
+    ("ppo --seed 0..1M", ["--seed", "100000"]),
+    ("ppo --seed 0..999 --num-envs 1..999", ["999000 combinations"]),
+    ("ppo --seed 1,2,1e0", ["--seed: 1 is there twice"]),
+    ("ppo --agent.gamma 0.9,0.90", ["--agent.gamma: 0.9 is there twice"]),
+    ("ppo --agent.gamma 0.9,fast", ["--agent.gamma", "'fast'"]),
+    ("ppo --agent.gamma 0.9,1.5", ["--agent.gamma", "at most 1"]),
+    ("ppo --seed 0,1 --num-seeds 3", ["--num-seeds 3", "--seed"]),
+    ("ppo --run-dir x", ["--run-dir", "--sweep-dir"]),
+    ("ppo --workers 0", ["--workers", "at least 1"]),
+    ("ppo --launcher k8s", ["--launcher", "'local' or 'slurm'"]),
+    ("ppo --scale linear", ["--scale", "'learning-rate-linear'"]),
+    ("dqn --scale minibatches", ["--scale minibatches", "dqn", "ppo and pqn"]),
+    ("--config ppo_cartpole --num-envs 3 --scale minibatches", ["3 environments", "1.5 minibatches", "16"]),
+    ("ppo --retry", ["--retry", "--resume"]),
+    ("ppo --slurm-option timeout_min=3", ["--slurm-options", "--launcher slurm"]),
+    ("ppo --launcher slurm --workers 2", ["--workers 2", "--launcher slurm"]),
+    ("ppo --name a/b", ["--name a/b", "--sweep-dir"]),
+    ("ppo --name taken", ["taken", "holds no sweep"]),
+    ("--resume nowhere", ["--resume nowhere", "no sweep"]),
+    ("--resume broken", ["broken/sweep.yaml"]),
+    ("--resume a_sweep --seed 0..9", ["--seed does not go with --resume"]),
+    ("ppo --resume a_sweep", ["ppo does not go with --resume"]),
+    ("--resume a_sweep --scale minibatches", ["--scale does not go with --resume"]),
+    ("ppo --name a_sweep --num-envs 1,16", ["a_sweep is the folder of another sweep", "num_envs"]),
+    ("ppo --num-envs 8,64 --agent.num-minibatches 1,3", ["num_envs 8, agent.num_minibatches 3", "3 minibatches"]),
+    ("dqn --num-envs 8,4096 --agent.capacity 10k", ["num_envs 4096", "capacity 10000", "4096 environments"]),
+    ("ppo --env CartPole-v1,CartPole-v2", ["env CartPole-v2", "CartPole-v1"]),
+    ("dqn --env Breakout-MinAtar --num-envs 8,16 --agent.capacity 2e9", ["num_envs 8", "largest capacity that fits"]),
+]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("place")
+    (folder / "sweeps" / "taken").mkdir(parents=True)
+    (folder / "broken").mkdir()
+    (folder / "broken" / "sweep.yaml").write_text("groups: 3\n")
+    asked = ask("ppo --num-envs 1,8")
+    made = dict(layout._named(asked.columns, list(asked.groups)))
+    layout._make(asked, made, folder / "sweeps" / "a_sweep")
+    return folder
+
+
+@pytest.mark.parametrize(("line", "words"), MISTAKES, ids=[line for line, _ in MISTAKES])
+def test_a_mistake_gets_one_line_and_leaves_nothing(line, words, place, monkeypatch, capsys):
+    monkeypatch.chdir(place)
+    before = sorted(place.rglob("*"))
+    monkeypatch.setattr(sweeper, "execute", lambda sweep: pytest.fail("it began"))
+    assert sweep.main(line.split()) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.count("\n") == 1 and err.endswith("\n"), err
+    for word in words:
+        assert word in err
+    assert sorted(place.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    ("keywords", "words"),
+    [
+        ({"seed": []}, "seed: there is no value"),
+        ({"num_envs": [8, 8]}, "num_envs: 8 is there twice"),
+        ({"agent": {"gama": [0.9]}}, "agent.gama"),
+    ],
+)
+def test_a_mistake_in_python_is_the_same_sentence(keywords, words):
+    with pytest.raises(ValueError, match=words):
+        grid.from_keywords(algo="ppo", **keywords)
+
+
+def test_slurm_is_refused_where_it_is_not(monkeypatch, capsys, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(slurm.util, "find_spec", lambda name: None)
+    assert sweep.main(["ppo", "--launcher", "slurm"]) == 2
+    assert 'pip install "jaxrl_fast[slurm]"' in capsys.readouterr().err
+    monkeypatch.setattr(slurm.util, "find_spec", lambda name: name)
+    monkeypatch.setattr(slurm.shutil, "which", lambda name: None)
+    assert sweep.main(["ppo", "--launcher", "slurm"]) == 2
+    assert "no sbatch" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_help_imports_no_arrays():
+    code = (
+        "import sys\nfrom jaxrl_fast import sweep\n"
+        "try: sweep.main(['--config', 'ppo_cartpole', '--help'])\n"
+        "except SystemExit as e: assert e.code == 0\n"
+        "print([m for m in ('jax', 'numpy', 'gymnax', 'matplotlib') if m in sys.modules])"
+    )
+    environment = os.environ | {"COLUMNS": "200", "PYTHONPATH": str(ROOT)}
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True)
+    assert said.stdout.endswith("[]\n")
+    for name in ("--scale", "--workers", "--launcher", "--sweep-dir", "--num-envs", "--agent.learning-rate"):
+        assert name in said.stdout
+
+
+def test_a_part_of_a_sweep_is_not_resumed_as_a_run(swept):
+    with pytest.raises(ValueError, match=r"part of a sweep; go on with python -m jaxrl_fast.sweep --resume"):
+        config.from_command_line(["--resume", str(swept.folder / "01_num_envs-2")])
+
+
+# The folder
+
+
+def test_what_is_written_down_is_read_back(place):
+    asked = ask("ppo --num-envs 1,8")
+    read = layout.read(place / "sweeps" / "a_sweep")
+    assert list(read.groups) == ["01_num_envs-1", "02_num_envs-8"]
+    assert [g._replace(settings=g.settings._replace(preset="")) for g in read.groups.values()] == list(asked.groups)
+
+
+def test_a_population_larger_than_memory_is_split(monkeypatch):
+    """Of seven members only three fit at once: three equal parts, and each knows its own first member."""
+    asked = ask(TINY + " --num-envs 2 --agent.clip 0.1,0.2,0.3,0.4,0.5,0.6,0.7")
+    (group,) = asked.groups
+    assert len(layout.fit(group, asked)) == 1
+    ready = layout.plan.check(grid.part(group, group.members[:1]).settings)
+    one = memory.need(ready.env, ready.agent, 1).total + memory.in_between(ready.env, ready.agent)
+    assert ready.num_shards == 1
+    monkeypatch.setattr(memory, "free", lambda: 3 * one + 10)
+    parts = layout.fit(group, asked)
+    assert [len(part.members) for part in parts] == [2, 2, 3]
+    assert [part.settings.agent.clip for part in parts] == [0.1, 0.3, 0.5]
+    monkeypatch.setattr(memory, "free", lambda: 10)
+    with pytest.raises(ValueError, match=r"agent.clip 0.1: this does not fit into memory"):
+        layout.fit(group, asked)
+
+
+def test_an_environment_on_the_host_has_one_member_a_program(monkeypatch):
+    from jaxrl_fast import envs
+
+    make = envs.make
+    monkeypatch.setattr(envs, "make", lambda *a, **k: make(*a, **k)._replace(on_device=False))
+    asked = ask(TINY + " --num-envs 2 --seed 0..2")
+    assert [len(part.members) for part in layout.fit(asked.groups[0], asked)] == [1, 1, 1]
+
+
+# The work
+
+
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory):
+    """2 and 4 environments, two learning rates, seeds 5 and 3: two programs of four members."""
+    folder = tmp_path_factory.mktemp("sweep") / "one"
+    line = f"{TINY} --num-envs 2,4 --agent.learning-rate 1e-3,1e-2 --seed 5,3 --sweep-dir {folder}"
+    assert sweep.main(line.split()) == 0
+    ready = layout.read(folder)
+    return jaxrl_fast.Sweep(folder, results.rows(ready), 0)
+
+
+def test_the_table_has_a_row_for_each_member(swept):
+    with open(swept.folder / "results.csv", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    found = [(int(r["num_envs"]), float(r["agent.learning_rate"]), int(r["seed"])) for r in rows]
+    assert found == [(n, rate, seed) for n in (2, 4) for rate in (1e-3, 1e-2) for seed in (5, 3)]
+    for row, ours in zip(rows, swept.results):
+        assert row["status"] == "done" and row["env_steps"] == "512" and row["members"] == "4"
+        together, alone = float(row["env_steps_per_s"]), float(row["env_steps_per_s_member"])
+        assert together == pytest.approx(4 * alone, rel=1e-2)
+        assert float(row["final_return"]) == ours["final_return"] > 0
+        assert float(row["program_memory_mb"]) >= 0 and float(row["compile_time_s"]) > 0
+
+
+def test_records_carry_the_member(swept):
+    last = report.read_metrics(swept.folder / "01_num_envs-2")[-4:]
+    labels = [(r["seed"], r["agent.learning_rate"]) for r in last]
+    assert labels == [(5, 1e-3), (3, 1e-3), (5, 1e-2), (3, 1e-2)]
+    assert last[0]["learning_rate"] < 1e-3  # what annealing has left of it
+
+
+def test_a_member_is_its_single_run_to_rounding(swept, tmp_path):
+    run = jaxrl_fast.fit(
+        algo="ppo", env="CartPole-v1", total_steps=512, eval_episodes=2, num_envs=2, seed=3, tensorboard=False,
+        agent=dict(rollout_length=16, hidden=(4,), num_epochs=1, num_minibatches=1, learning_rate=1e-2),
+        env_options={"max_steps_in_episode": 3}, run_dir=str(tmp_path / "run"), log_level="quiet",
+    )  # fmt: skip
+    ours = report.read_metrics(swept.folder / "01_num_envs-2")[3::4]
+    for alone, together in list(zip(run.metrics, ours))[:4]:
+        for name in ("episodes", "return_mean", "policy_loss", "value_loss", "entropy", "learning_rate"):
+            assert together[name] == pytest.approx(alone[name], rel=1e-3, abs=1e-5), name
+
+
+def test_the_report_says_which_wins(swept):
+    text = swept.report
+    for words in ("By throughput: **num_envs", "By time to the threshold of 2", "By steps to the threshold of 2"):
+        assert words in text
+    assert "--scale none" in text and "| 4 | 0.01 | 2 |" in text
+    for name in ("throughput", "cost", "final_return", "threshold", "curves"):
+        assert f"({name}.png)" in text and (swept.folder / f"{name}.png").stat().st_size > 10_000
+
+
+def test_a_sweep_in_python(swept):
+    assert "8 trainings" in repr(swept) and "<table>" in swept._repr_html_()
+    assert swept.plot().axes and swept.plot("curves").axes
+    with pytest.raises(ValueError, match="there are throughput"):
+        swept.plot("speed")
+    again = jaxrl_fast.sweep(resume=str(swept.folder), log_level="quiet")
+    assert again.results == swept.results and again.status == 0
+    assert callable(jaxrl_fast.sweep)
+
+
+def test_nothing_is_repeated(swept, monkeypatch):
+    monkeypatch.setattr(trainer, "Trainer", lambda *_: pytest.fail("it began"))
+    line = f"{TINY} --num-envs 2,4 --agent.learning-rate 1e-3,1e-2 --seed 5,3 --sweep-dir {swept.folder}"
+    assert sweep.main(line.split()) == 0
+    assert sweep.main(["--resume", str(swept.folder), "--log-level", "quiet"]) == 0
+
+
+class Pretence:
+    """A trainer that trains nothing, but writes what a run leaves."""
+
+    ran: list = []  # noqa: RUF012
+    behave = staticmethod(lambda plan: "done")
+
+    def __init__(self, plan, terminal):
+        self.plan = plan
+
+    def run(self):
+        status = type(self).behave(self.plan)
+        self.ran.append(self.plan.folder.name)
+        summary = {"status": status, "env_steps_per_s": 10.0, "train_time_s": 1.0, "final_return_iqm": 3.0}
+        summary |= {"final_return_per_seed": [3.0] * len(self.plan.members), "device": "cpu"}
+        (self.plan.folder / "summary.json").write_text(json.dumps(summary))
+        return trainer.Outcome(self.plan.folder, summary, None, signal.SIGTERM if status == "stopped" else None, "")
+
+
+@pytest.fixture
+def pretend(monkeypatch, tmp_path):
+    monkeypatch.setattr(trainer, "Trainer", Pretence)
+    monkeypatch.setattr(results, "figures_of", lambda *_: {})
+    monkeypatch.setattr(Pretence, "ran", [])
+    return f"{TINY} --num-envs 2,4,8 --sweep-dir {tmp_path / 'sweep'}".split(), tmp_path / "sweep"
+
+
+def test_what_fails_is_recorded_and_the_rest_goes_on(pretend, monkeypatch, capsys):
+    line, folder = pretend
+
+    def behave(plan):
+        if plan.settings.options.num_envs == 4:
+            raise RuntimeError("no\nroom")
+        return "done"
+
+    monkeypatch.setattr(Pretence, "behave", staticmethod(behave))
+    assert sweep.main(line) == 1
+    assert Pretence.ran == ["01_num_envs-2", "03_num_envs-8"]
+    assert "error: 02_num_envs-4: RuntimeError: no room" in capsys.readouterr().err
+    rows = results.rows(layout.read(folder))
+    assert [r["status"] for r in rows] == ["done", "failed", "done"]
+    assert "num_envs 4, seed 0: failed: RuntimeError: no room" in (folder / "report.md").read_text()
+    assert sweep.main(["--resume", str(folder), "--log-level", "quiet"]) == 1
+    assert len(Pretence.ran) == 2  # a failure is not tried again
+    monkeypatch.setattr(Pretence, "behave", staticmethod(lambda plan: "done"))
+    assert sweep.main(["--resume", str(folder), "--log-level", "quiet", "--retry"]) == 0
+    assert Pretence.ran[2:] == ["02_num_envs-4"]
+
+
+def test_an_interrupted_sweep_goes_on_where_it_was(pretend, monkeypatch):
+    line, folder = pretend
+    stop = lambda plan: "stopped" if plan.settings.options.num_envs == 4 else "done"
+    monkeypatch.setattr(Pretence, "behave", staticmethod(stop))
+    assert sweep.main(line) == 128 + signal.SIGTERM
+    assert Pretence.ran == ["01_num_envs-2", "02_num_envs-4"]
+    assert [r["status"] for r in results.rows(layout.read(folder))] == ["done", "stopped", "unfinished"]
+    monkeypatch.setattr(Pretence, "behave", staticmethod(lambda plan: "done"))
+    assert sweep.main(line) == 0
+    assert Pretence.ran[2:] == ["02_num_envs-4", "03_num_envs-8"]
+
+
+def test_a_group_that_another_process_has_is_left_to_it(pretend):
+    line, folder = pretend
+    ready = layout.prepare(grid.from_command_line(line))
+    (folder / "02_num_envs-4").mkdir()
+    other = host.Lock(folder / "02_num_envs-4")
+    assert sweeper.execute(ready) == 0
+    assert Pretence.ran == ["01_num_envs-2", "03_num_envs-8"]
+    other.release()
+    assert sweeper.execute(ready) == 0
+    assert Pretence.ran[2:] == ["02_num_envs-4"]
+
+
+def test_a_killed_group_goes_on_from_its_checkpoint(tmp_path, monkeypatch):
+    """SIGTERM after the first checkpoint: the same lines, times apart, as a sweep that was left alone."""
+    line = f"{TINY} --seed 4,9 --agent.gamma 0.9,0.99 --num-envs 2 --sweep-dir "
+    assert sweep.main((line + str(tmp_path / "whole")).split()) == 0
+    advance = trainer.Trainer.advance
+
+    def stop(self, boundary):
+        advance(self, min(boundary, self.finished + 4))
+        if self.finished >= 8:
+            self.stop(signal.SIGTERM)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(trainer.Trainer, "advance", stop)
+        assert sweep.main((line + str(tmp_path / "broken")).split()) == 128 + signal.SIGTERM
+    assert sweep.main(["--resume", str(tmp_path / "broken"), "--log-level", "quiet"]) == 0
+    times = ("wall_time_s", "train_time_s", "env_steps_per_s")
+    found = [report.read_metrics(tmp_path / name / "01") for name in ("whole", "broken")]
+    lines = [[{k: v for k, v in r.items() if k not in times} for r in records] for records in found]
+    assert lines[0] == lines[1]
+
+
+@pytest.mark.slow
+def test_workers_share_the_work(tmp_path):
+    """Two processes; every group is run once, by whoever came first."""
+    folder = tmp_path / "shared"
+    line = f"{TINY} --num-envs 2,4,8,16 --workers 2 --sweep-dir {folder}"
+    subprocess.run([sys.executable, "-m", "jaxrl_fast.sweep", *line.split()], check=True, cwd=ROOT)
+    rows = results.rows(layout.read(folder))
+    assert [r["status"] for r in rows] == ["done"] * 4
+    for row in rows:
+        updates = [r["updates"] for r in report.read_metrics(folder / row["group"])]
+        assert updates == sorted(set(updates))
+
+
+def test_groups_are_jobs_of_submitit(tmp_path):
+    """Its local executor: a process for each job of the array."""
+    submitit = pytest.importorskip("submitit")
+    asked = ask(f"{TINY} --num-envs 2 --sweep-dir {tmp_path / 'jobs'}")
+    ready = layout.prepare(asked)
+    jobs = slurm.submit(ready.folder, sweeper.unfinished(ready), {"timeout_min": "9"}, cluster="local")
+    assert isinstance(jobs[0], submitit.Job)
+    deadline = time.monotonic() + 300
+    while not jobs[0].done() and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert jobs[0].result().startswith("done")
+    assert [r["status"] for r in results.rows(layout.read(ready.folder))] == ["done"]
+    with pytest.raises(ValueError, match=r"--slurm-options: .*no_such"):
+        slurm.submit(ready.folder, [], {"no_such": "1"}, cluster="local")
+
+
+# The numbers
+
+
+def test_a_series_is_that_of_its_own_members():
+    """Two members of one program, by seed and value; a record without an episode keeps what came before."""
+    label = lambda seed, value: Member(seed, {"clip": value}).label
+    record = lambda who, step, mean: who | {
+        "env_steps": step, "train_time_s": step / 10, "return_mean": mean, "episodes": 0 if mean is None else 1,
+    }  # fmt: skip
+    ours, other = label(0, 0.1), label(0, 0.2)
+    values = ((10, 1.0, 7.0), (20, None, 8.0), (30, 3.0, 9.0))
+    lines = [line for step, mean, its in values for line in (record(ours, step, mean), record(other, step, its))]
+    steps, seconds, returns = figures.series([ours | {"group": "g"}], {"g": lines})
+    np.testing.assert_array_equal(steps, [10, 20, 30])
+    np.testing.assert_allclose(seconds, [1, 2, 3])
+    np.testing.assert_array_equal(returns, [[1, 1, 3]])
+
+
+def test_who_reaches_the_threshold_more_often_wins(place):
+    """One seed of two in 10 s is not better than both in 20 s."""
+    ready = layout.read(place / "sweeps" / "a_sweep")
+    settings = ready.groups["01_num_envs-1"].settings
+    solved = settings._replace(options=config.dataclasses.replace(settings.options, solved=9.0))
+    ready = ready._replace(groups={"01_num_envs-1": grid.Group(solved, (Member(0),))})
+    row = lambda num_envs, seed, seconds: {
+        "num_envs": num_envs, "seed": seed, "env_steps_per_s": 10.0 * num_envs, "final_return": 1.0,
+        "time_to_solve_s": seconds, "steps_to_solve": seconds and 100 * seconds,
+    }  # fmt: skip
+    table = [row(1, 0, 10.0), row(1, 1, None), row(8, 0, 20.0), row(8, 1, 22.0)]
+    said = "\n".join(results.verdict(ready, table))
+    assert "By throughput: **num_envs 8** (80 steps/s, 8.0 times that of num_envs 1)" in said
+    assert "By time to the threshold of 9: **num_envs 8** (21 s, median of 2 of 2)" in said
