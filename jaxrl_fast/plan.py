@@ -38,7 +38,7 @@ def prepare(settings: config.Settings) -> Plan:
     if not options.resume:
         check_folder(chosen_folder(options))
 
-    from jaxrl_fast import agents, checkpoint, envs, memory
+    from jaxrl_fast import agents, checkpoint, envs, memory, program
     from jaxrl_fast.keeper import FOLDER
 
     host.offer_cpu_devices(options.devices)
@@ -71,6 +71,8 @@ def prepare(settings: config.Settings) -> Plan:
         if saved and saved.manifest["host"]["scores"]["updates"] > num_updates:
             done = saved.manifest["env_steps"]
             raise ValueError(f"--total-steps {options.total_steps}: this run has made {done} steps already")
+        if saved:  # what does not fit is refused before anything is compiled
+            checkpoint.unflatten(program.shapes(env, agent, options.num_seeds, num_shards), saved)
     else:
         folder = make_folder(settings, env.spec.id)
     lock = lock or claim(folder)

@@ -58,12 +58,7 @@ def build(env: Env, agent: Agent, num_seeds: int, num_updates: int, num_shards: 
     """
     start = time.perf_counter()
     capacity = min(num_updates, max(MOST_ROWS // num_seeds, 64))
-    init, advance = partial(begin, env, agent), partial(chunk, env, agent, capacity)
-    if num_shards > 1 and num_seeds == 1 and num_shards <= jax.local_device_count():
-        spread = shards_on_devices(init, advance, num_shards)
-    else:
-        spread = seeds_on_devices(init, advance, num_seeds, num_shards)
-    seeds = jax.ShapeDtypeStruct((num_seeds,) if num_seeds > 1 else (), jnp.int32)
+    spread, seeds = spread_out(env, agent, num_seeds, capacity, num_shards), _seeds(num_seeds)
     state, limit = jax.eval_shape(spread.init, seeds), jax.ShapeDtypeStruct((), jnp.int32)
     compiled_init = jax.jit(spread.init, in_shardings=spread.seeds, out_shardings=spread.state).lower(seeds).compile()
     compiled_chunk = (
@@ -83,6 +78,19 @@ def build(env: Env, agent: Agent, num_seeds: int, num_updates: int, num_shards: 
     duration = time.perf_counter() - start
     run = lambda state, num_updates: compiled_chunk(state, jax.device_put(num_updates, spread.limit))
     return Program(compiled_init, run, learner, place, state, capacity, duration, needed)
+
+
+def shapes(env: Env, agent: Agent, num_seeds: int, num_shards: int = 1) -> loop.TrainState:
+    """Shapes and dtypes of a state, as the program of the same arguments will have it. Nothing is compiled."""
+    return jax.eval_shape(spread_out(env, agent, num_seeds, 1, num_shards).init, _seeds(num_seeds))
+
+
+def spread_out(env: Env, agent: Agent, num_seeds: int, capacity: int, num_shards: int) -> Spread:
+    """A single seed's shards on the devices if there are enough of them, else whole seeds."""
+    init, advance = partial(begin, env, agent), partial(chunk, env, agent, capacity)
+    if num_shards > 1 and num_seeds == 1 and num_shards <= jax.local_device_count():
+        return shards_on_devices(init, advance, num_shards)
+    return seeds_on_devices(init, advance, num_seeds, num_shards)
 
 
 def shards_on_devices(init: Callable, advance: Callable, num_shards: int) -> Spread:
@@ -150,6 +158,10 @@ def chunk(
     _, row = jax.eval_shape(train_once, state)
     rows = jax.tree.map(lambda x: jnp.zeros((capacity, *x.shape[1:]), x.dtype), row)
     return jax.lax.fori_loop(0, num_updates, body, (state, rows))
+
+
+def _seeds(num_seeds: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct((num_seeds,) if num_seeds > 1 else (), jnp.int32)
 
 
 def _mesh(num_devices: int, name: str) -> jax.sharding.Mesh:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -164,6 +165,40 @@ def test_where_no_checkpoint_is_intact_nothing_is_begun_again(tmp_path, unbroken
         ValueError, match=r"none of its \d checkpoints is intact .*manifest.json is not what was written"
     ):
         fit(folder, resume=str(folder))
+    assert before == {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+OTHER_STATES = {  # what another version may have had, and what is said of it
+    "a name": (lambda arrays, kinds: [tree.pop("num_updates") for tree in (arrays, kinds)], "has no num_updates"),
+    "one more": (lambda arrays, kinds: kinds.update(momentum=kinds["num_updates"]), "still has momentum"),
+    "a shape": (
+        lambda arrays, kinds: arrays.update({"actors/score": np.zeros(9, np.float32)}),
+        r"actors/score is float32\[9\], and now float32\[8\] is wanted",
+    ),
+    "a dtype": (
+        lambda arrays, kinds: (
+            arrays.update({"actors/length": np.zeros(8, np.int16)}),
+            kinds["actors/length"].update(dtype="int16"),
+        ),
+        r"actors/length is int16\[8\], and now int32\[8\] is wanted",
+    ),
+}
+
+
+@pytest.mark.parametrize("other", OTHER_STATES)
+def test_another_versions_state_is_refused_before_anything_is_compiled(other, tmp_path, unbroken, monkeypatch, capsys):
+    folder, (change, words) = tmp_path / "run", OTHER_STATES[other]
+    shutil.copytree(unbroken("pqn"), folder)
+    saved, _ = checkpoint.newest(folder / keeper.FOLDER)
+    change(saved.arrays, saved.manifest["arrays"])
+    saved.manifest["made"]["versions"]["jaxrl_fast"] = "0.0.7"
+    checkpoint.write(saved.folder, saved.arrays, saved.manifest)
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    monkeypatch.setattr(trainer, "execute", lambda plan: pytest.fail("it began"))
+    assert train.main(["--resume", str(folder)]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.count("\n") == 1
+    assert re.search(f"error: {re.escape(str(saved.folder))}:? {words}; jaxrl_fast 0.0.7 wrote it", err), err
     assert before == {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
