@@ -4,6 +4,7 @@
                                       manifest.json        what they are, and the host's numbers
                                       manifest.sha256      of the manifest, which holds the arrays'
     RUN/checkpoints/best.json                              which one evaluated best
+    RUN/.saved                                             an empty file: there has been a checkpoint
 
 A checkpoint is written in a folder of another name, synced and renamed, so that one under its own name was complete
 when it got it. Reading verifies SHA-256 sums; the newest that verifies is what is loaded. Nothing in a checkpoint is
@@ -28,6 +29,7 @@ from jaxrl_fast import __version__
 from jaxrl_fast.types import PyTree
 
 ARRAYS, MANIFEST, SUM, BEST = "state.safetensors", "manifest.json", "manifest.sha256", "best.json"
+SAVED = ".saved"
 FORMAT = 1
 PREFIX, ASIDE = "step-", ".writing-"
 AS_BITS = {1: np.uint8, 2: np.uint16}  # how safetensors holds what numpy has no name for, such as bfloat16
@@ -233,6 +235,7 @@ class Saver:
             for old in older[: max(len(older) - self.keep + 1, 0)]:
                 if old != best(self.parent):
                     remove(old)
+            (self.parent.parent / SAVED).touch()
         except Exception as error:  # whatever it is, the thread that waits must hear of it
             self.problem = error
 

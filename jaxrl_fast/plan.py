@@ -45,6 +45,8 @@ def prepare(settings: config.Settings) -> Plan:
     saved, damaged = checkpoint.newest(Path(options.resume) / FOLDER) if options.resume else (None, [])
     if damaged and saved is None:  # beginning again would write over metrics that took long to get
         raise ValueError(f"--resume {options.resume}: none of its {len(damaged)} checkpoints is intact ({damaged[0]})")
+    if options.resume and saved is None:
+        check_nothing_is_lost(Path(options.resume))
     algorithm = agents.load(settings.algo)
     rollout_length = configs.rollout_length(settings.agent, options.num_envs)
     steps_per_update = rollout_length * options.num_envs
@@ -172,6 +174,22 @@ def check_folder(folder: Path | None) -> None:
         raise ValueError(f"the run folder {folder} cannot be made ({error.strerror}); choose another") from error
     if exists:
         raise ValueError(f"the run folder {folder} exists already; choose another --run-dir or --name")
+
+
+def check_nothing_is_lost(folder: Path) -> None:
+    """A run without a checkpoint begins again, over its metrics, unless they are of one that was saved or ended.
+
+    Those of a run that was killed before its first checkpoint come again.
+    """
+    from jaxrl_fast import checkpoint, report
+
+    metrics = folder / report.METRICS
+    known = any((folder / name).exists() for name in (checkpoint.SAVED, report.SUMMARY))
+    if known and metrics.is_file() and metrics.stat().st_size > 0:
+        raise ValueError(
+            f"--resume {folder}: its checkpoints are gone, and to begin again would write over its {report.METRICS}; "
+            f"begin a new run with --config {folder / config.CONFIG}"
+        )
 
 
 def chosen_folder(options: config.Options) -> Path | None:

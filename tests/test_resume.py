@@ -16,6 +16,7 @@ import yaml
 
 import jaxrl_fast
 from jaxrl_fast import checkpoint, host, keeper, scores, sinks, train, trainer
+from jaxrl_fast import plan as planning
 
 TIMES = ("wall_time_s", "train_time_s", "env_steps_per_s")
 CLOCKS = ("ledger/train_time_s", "ledger/wall_time_s")
@@ -133,13 +134,32 @@ def test_a_finished_run_goes_on_only_if_it_gets_more_steps(tmp_path, unbroken):
         fit(folder, resume=str(folder), total_steps=1600)
 
 
-def test_without_a_checkpoint_it_begins_again(tmp_path, unbroken):
-    """As when it was killed while compiling."""
+def test_killed_before_its_first_checkpoint_it_begins_again(tmp_path, unbroken):
+    """Some lines of metrics may be there already; they come again."""
     folder = tmp_path / "run"
     shutil.copytree(unbroken("pqn"), folder)
     shutil.rmtree(folder / keeper.FOLDER)
+    (folder / checkpoint.SAVED).unlink()
+    (folder / "summary.json").unlink()
     fit(folder, resume=str(folder))
     same(folder, unbroken("pqn"))
+
+
+@pytest.mark.parametrize("left", [checkpoint.SAVED, "summary.json"])
+def test_metrics_whose_checkpoints_were_deleted_are_not_written_over(left, tmp_path, unbroken, capsys):
+    """Of a run that was saved and killed, and of one that ended."""
+    folder = tmp_path / "run"
+    shutil.copytree(unbroken("pqn"), folder)
+    shutil.rmtree(folder / keeper.FOLDER)
+    (folder / ({checkpoint.SAVED, "summary.json"} - {left}).pop()).unlink()
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    assert train.main(["--resume", str(folder)]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.count("\n") == 1
+    assert f"--resume {folder}: its checkpoints are gone" in err and f"--config {folder / 'config.yaml'}" in err
+    assert before == {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    (folder / "metrics.jsonl").write_bytes(b"")  # nothing to lose
+    assert planning.check_nothing_is_lost(folder) is None
 
 
 def test_a_damaged_checkpoint_is_passed_over(tmp_path, unbroken, capsys):
