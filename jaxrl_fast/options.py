@@ -18,8 +18,8 @@ class Task:
     """Environment: an id such as gymnax/CartPole-v1, or package.module:Class for one of your own."""
     env_options: dict[str, Any] = field(default_factory=dict)
     """Parameters of the environment, as key=value (more than one: a list, or the option again)."""
-    num_envs: int = 64
-    """Environments that step together."""
+    num_envs: int | Literal["auto"] = 64
+    """Environments that step together; auto: as many as pay off here, which is tried out first."""
     total_steps: int = 500_000
     """Environment steps in all, rounded up to whole updates."""
     seed: int = 0

@@ -38,18 +38,22 @@ def prepare(settings: config.Settings) -> Plan:
     if not options.resume:
         check_folder(chosen_folder(options))
 
-    from jaxrl_fast import agents, checkpoint, envs, memory, program
+    from jaxrl_fast import agents, calibrate, checkpoint, envs, memory, program
     from jaxrl_fast.keeper import FOLDER
 
     host.offer_cpu_devices(options.devices)
+    if options.num_envs == "auto":
+        settings = calibrate.choose(settings)
+        options = settings.options
+    num_envs = int(options.num_envs)
     saved, damaged = checkpoint.newest(Path(options.resume) / FOLDER) if options.resume else (None, [])
     if damaged and saved is None:  # beginning again would write over metrics that took long to get
         raise ValueError(f"--resume {options.resume}: none of its {len(damaged)} checkpoints is intact ({damaged[0]})")
     if options.resume and saved is None:
         check_nothing_is_lost(Path(options.resume))
     algorithm = agents.load(settings.algo)
-    rollout_length = configs.rollout_length(settings.agent, options.num_envs)
-    steps_per_update = rollout_length * options.num_envs
+    rollout_length = configs.rollout_length(settings.agent, num_envs)
+    steps_per_update = rollout_length * num_envs
     num_updates = -(-options.total_steps // steps_per_update)
     if num_updates >= 2**31:
         raise ValueError(f"--total-steps {options.total_steps}: {num_updates} updates are more than {2**31 - 1}")
@@ -61,7 +65,7 @@ def prepare(settings: config.Settings) -> Plan:
     if options.total_steps < steps_per_update:
         raise ValueError(
             f"--total-steps {options.total_steps} is less than one update, which is {steps_per_update} steps "
-            f"({rollout_length} in each of {options.num_envs} environments)"
+            f"({rollout_length} in each of {num_envs} environments)"
         )
     eval_env = envs.make(options.env, min(options.eval_envs, options.eval_episodes), **options.env_options)
     whole = (env, agent) if num_shards == 1 else undivided(settings, algorithm, num_updates)
@@ -130,7 +134,7 @@ def divide(settings: config.Settings, algorithm: Any, num_updates: int, as_befor
     else:
         tries = [options.devices] if options.devices > 1 else []
     for num_shards in tries:
-        env = envs.make(options.env, options.num_envs // num_shards, **options.env_options)
+        env = envs.make(options.env, int(options.num_envs) // num_shards, **options.env_options)
         env = env._replace(spec=env.spec._replace(axis_name=program.SHARDS, num_shards=num_shards))
         try:
             return env, algorithm.make(settings.agent, env.spec, num_updates), num_shards
@@ -144,7 +148,7 @@ def undivided(settings: config.Settings, algorithm: Any, num_updates: int) -> tu
     """All environments together, and the agent for them."""
     from jaxrl_fast import envs
 
-    env = envs.make(settings.options.env, settings.options.num_envs, **settings.options.env_options)
+    env = envs.make(settings.options.env, int(settings.options.num_envs), **settings.options.env_options)
     return env, algorithm.make(settings.agent, env.spec, num_updates)
 
 

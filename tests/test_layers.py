@@ -21,7 +21,10 @@ PARTS = (
     *("convolutions", "replay", "priorities", "exploration", "gradients"),
 )
 AROUND = ("evaluate", "memory", "config", "checkpoint", "sinks", "scores", "plot", "program")
-HOST = ("train", "trainer", "keeper", "plan", "report", "host", "sweep", "video", "api", "__init__", "__main__")
+HOST = (
+    *("train", "trainer", "keeper", "plan", "calibrate", "report", "host"),
+    *("sweep", "video", "api", "__init__", "__main__"),
+)
 BELOW_AROUND = ("types", "spelling", "options", "written", "values", "population", *PARTS, "loop", "agents/*", "envs/*")
 ARRAYS = ("jax", "flax", "optax", "numpy")
 ANY = ("*",)
