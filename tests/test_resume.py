@@ -9,13 +9,14 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import yaml
 
 import jaxrl_fast
-from jaxrl_fast import checkpoint, host, keeper, scores, sinks, train, trainer
+from jaxrl_fast import checkpoint, host, keeper, report, scores, sinks, train, trainer
 from jaxrl_fast import plan as planning
 
 TIMES = ("wall_time_s", "train_time_s", "env_steps_per_s")
@@ -41,6 +42,12 @@ def fit(folder, name="pqn", **options):
     if "resume" in options:
         return jaxrl_fast.fit(**{"log_level": "quiet", **options})
     return jaxrl_fast.fit(**{**RUNS[name], **SHORT, "run_dir": str(folder), **options})
+
+
+@pytest.fixture(autouse=True)
+def no_pictures(monkeypatch):
+    """A curve takes longer to draw than these runs to train; test_train.py looks at one."""
+    monkeypatch.setattr(report, "picture", lambda folder: SimpleNamespace(savefig=Path.touch))
 
 
 def stop_after(monkeypatch, *env_steps):
@@ -333,7 +340,7 @@ def test_lines_wait_for_room(tmp_path, monkeypatch):
     assert (tmp_path / "metrics.jsonl").read_text() == '{"a": 1}\n{"a": 2}\n{"a": 3}\n'
 
 
-@pytest.mark.parametrize("name", ["ppo", "dqn", "pqn"])
+@pytest.mark.parametrize("name", slow(["ppo", "dqn", "pqn"], "ppo"))
 def test_steps_are_counted_past_2_to_the_31(name, tmp_path, monkeypatch):
     """By starting late: a checkpoint of the first update says that it is the last one before."""
     folder = tmp_path / "run"
