@@ -4,6 +4,7 @@
                                       manifest.json        what they are, and the host's numbers
                                       manifest.sha256      of the manifest, which holds the arrays'
     RUN/checkpoints/best.json                              which one evaluated best
+    RUN/.saved                                             an empty file: there has been a checkpoint
 
 A checkpoint is written in a folder of another name, synced and renamed, so that one under its own name was complete
 when it got it. Reading verifies SHA-256 sums; the newest that verifies is what is loaded. Nothing in a checkpoint is
@@ -24,9 +25,11 @@ import jax
 import numpy as np
 import safetensors.numpy
 
+from jaxrl_fast import __version__
 from jaxrl_fast.types import PyTree
 
 ARRAYS, MANIFEST, SUM, BEST = "state.safetensors", "manifest.json", "manifest.sha256", "best.json"
+SAVED = ".saved"
 FORMAT = 1
 PREFIX, ASIDE = "step-", ".writing-"
 AS_BITS = {1: np.uint8, 2: np.uint16}  # how safetensors holds what numpy has no name for, such as bfloat16
@@ -66,14 +69,16 @@ def unflatten(like: PyTree, saved: Checkpoint) -> PyTree:
     paths = jax.tree_util.tree_leaves_with_path(like)
     wanted = {jax.tree_util.keystr(path, simple=True, separator="/"): x for path, x in paths}
     if different := sorted(wanted.keys() ^ kinds.keys()):
-        raise ValueError(f"{saved.folder} and this version of the program differ in {different[0]}; it cannot go on")
+        has = "has no" if different[0] in wanted else "still has"
+        raise ValueError(f"{saved.folder} {has} {different[0]}; {_origin(saved)}")
     leaves = []
     for name, x in wanted.items():
         kind, array = kinds[name], saved.arrays[name]
         array = array if str(array.dtype) == kind["dtype"] else array.view(jax.numpy.dtype(kind["dtype"]))
         leaf = jax.random.wrap_key_data(jax.numpy.asarray(array), impl=kind["key"]) if "key" in kind else array
         if (leaf.shape, leaf.dtype) != (x.shape, x.dtype):
-            raise ValueError(f"{saved.folder}: {name} is {leaf.dtype}{list(leaf.shape)}, not {x.dtype}{list(x.shape)}")
+            held, now = (f"{y.dtype}{list(y.shape)}" for y in (leaf, x))
+            raise ValueError(f"{saved.folder}: {name} is {held}, and now {now} is wanted; {_origin(saved)}")
         leaves.append(leaf)
     return jax.tree.unflatten(jax.tree.structure(like), leaves)
 
@@ -233,8 +238,15 @@ class Saver:
             for old in older[: max(len(older) - self.keep + 1, 0)]:
                 if old != best(self.parent):
                     remove(old)
+            (self.parent.parent / SAVED).touch()
         except Exception as error:  # whatever it is, the thread that waits must hear of it
             self.problem = error
+
+
+def _origin(saved: Checkpoint) -> str:
+    """Which version wrote it, for a sentence about what cannot be read."""
+    version = saved.manifest.get("made", {}).get("versions", {}).get("jaxrl_fast", "of unknown version")
+    return f"jaxrl_fast {version} wrote it, and this is {__version__}: go on with the program that wrote it"
 
 
 @contextlib.contextmanager

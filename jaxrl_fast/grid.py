@@ -172,7 +172,7 @@ class Rule(NamedTuple):
     def apply(self, settings: config.Settings) -> config.Settings:
         if not self.name:
             return settings
-        num_envs, now = settings.options.num_envs, getattr(settings.agent, self.name)
+        num_envs, now = int(settings.options.num_envs), getattr(settings.agent, self.name)
         value = now * (num_envs / self.base) ** self.power
         if self.name == "learning_rate":
             value = float(f"{value:.6g}")
@@ -188,25 +188,41 @@ class Rule(NamedTuple):
 
 
 def _scale(rule: str, algo: str, base: config.Settings) -> Rule:
+    num_envs = Options.num_envs if base.options.num_envs == "auto" else base.options.num_envs
     if rule == "none":
-        return Rule("", 0, base.options.num_envs)
+        return Rule("", 0, int(num_envs))
     name = SCALED[rule]
     if name not in types_of(CONFIGS[algo]):
         able = [a for a, kind in CONFIGS.items() if name in types_of(kind)]
         raise ValueError(f"--scale {rule}: {algo} has no option agent.{name}; {' and '.join(able)} have it")
-    return Rule(name, 0.5 if rule.endswith("sqrt") else 1.0, base.options.num_envs)
+    return Rule(name, 0.5 if rule.endswith("sqrt") else 1.0, int(num_envs))
 
 
 def _combinations(algo: str, fixed: list[Setting], axes: Mapping[str, list[Setting]], rule: Rule) -> Iterator:
     """Settings of each, the seeds in a row."""
     names = sorted(axes, key=lambda name: name == "seed")
+    found: dict[str, int] = {}  # counts for --num-envs auto
     for chosen in itertools.product(*(axes[name] for name in names)):
-        settings = rule.apply(config.resolve(algo, fixed + list(chosen)))
+        settings = config.resolve(algo, fixed + list(chosen))
+        if settings.options.num_envs == "auto":
+            settings = _calibrated(settings, found)
+        settings = rule.apply(settings)
         if settings.options.num_seeds > 1 and "seed" in axes:
             raise ValueError(f"--num-seeds {settings.options.num_seeds} does not go with several values of --seed")
         for i in range(settings.options.num_seeds):
             options = dataclasses.replace(settings.options, seed=settings.options.seed + i, num_seeds=1)
             yield settings._replace(options=options)
+
+
+def _calibrated(settings: config.Settings, found: dict[str, int]) -> config.Settings:
+    """With the count that pays off, which is tried out once for all seeds."""
+    from jaxrl_fast import calibrate, host
+
+    host.offer_cpu_devices(settings.options.devices)
+    key = repr(settings._replace(options=dataclasses.replace(settings.options, seed=0, num_seeds=1)))
+    if key not in found:
+        found[key] = int(calibrate.choose(settings).options.num_envs)
+    return calibrate.with_count(settings, found[key])
 
 
 def _groups(combinations: Iterator[config.Settings], varied: Sequence[str]) -> list[Group]:

@@ -50,16 +50,22 @@ def check(settings: config.Settings, members: tuple[Member, ...] = ()) -> Plan:
     """All of a plan but a new run's folder and the lock on it: nothing is written."""
     options = settings.options
 
-    from jaxrl_fast import agents, checkpoint, envs, memory
+    from jaxrl_fast import agents, calibrate, checkpoint, envs, memory, program
     from jaxrl_fast.keeper import FOLDER
 
     host.offer_cpu_devices(options.devices)
+    if options.num_envs == "auto":
+        settings = calibrate.choose(settings)
+        options = settings.options
+    num_envs = int(options.num_envs)
     saved, damaged = checkpoint.newest(Path(options.resume) / FOLDER) if options.resume else (None, [])
     if damaged and saved is None:  # beginning again would write over metrics that took long to get
         raise ValueError(f"--resume {options.resume}: none of its {len(damaged)} checkpoints is intact ({damaged[0]})")
+    if options.resume and saved is None:
+        check_nothing_is_lost(Path(options.resume))
     algorithm = agents.load(settings.algo)
-    rollout_length = configs.rollout_length(settings.agent, options.num_envs)
-    steps_per_update = rollout_length * options.num_envs
+    rollout_length = configs.rollout_length(settings.agent, num_envs)
+    steps_per_update = rollout_length * num_envs
     num_updates = -(-options.total_steps // steps_per_update)
     if num_updates >= 2**31:
         raise ValueError(f"--total-steps {options.total_steps}: {num_updates} updates are more than {2**31 - 1}")
@@ -76,10 +82,10 @@ def check(settings: config.Settings, members: tuple[Member, ...] = ()) -> Plan:
     if options.total_steps < steps_per_update:
         raise ValueError(
             f"--total-steps {options.total_steps} is less than one update, which is {steps_per_update} steps "
-            f"({rollout_length} in each of {options.num_envs} environments)"
+            f"({rollout_length} in each of {num_envs} environments)"
         )
-    num_envs = min(options.eval_envs, options.eval_episodes)
-    eval_env = envs.make(options.env, num_envs, conditions(options, EVALUATION, done), **options.env_options)
+    num_eval_envs = min(options.eval_envs, options.eval_episodes)
+    eval_env = envs.make(options.env, num_eval_envs, conditions(options, EVALUATION, done), **options.env_options)
     whole = (env, agent) if num_shards == 1 else undivided(settings, algorithm, num_updates)
     needs = memory.need(*whole, options.num_seeds)
     if saved is None:  # else it has fitted before, and what was read lies in memory already
@@ -88,6 +94,9 @@ def check(settings: config.Settings, members: tuple[Member, ...] = ()) -> Plan:
         steps = saved.manifest["env_steps"]
         raise ValueError(f"--total-steps {options.total_steps}: this run has made {steps} steps already")
     make = lambda agent_config: algorithm.make(agent_config, env.spec, num_updates)
+    varied = vary(members, make, settings.agent) if members else None
+    if saved:  # what does not fit is refused before anything is compiled
+        checkpoint.unflatten(program.shapes(env, agent, options.num_seeds, num_shards, varied), saved)
     return Plan(
         settings,
         env,
@@ -102,7 +111,7 @@ def check(settings: config.Settings, members: tuple[Member, ...] = ()) -> Plan:
         saved,
         (*damaged,),
         members,
-        vary(members, make, settings.agent) if members else None,
+        varied,
     )
 
 
@@ -171,7 +180,7 @@ def divide(
     else:
         tries = [options.devices] if options.devices > 1 else []
     for num_shards in tries:
-        env = envs.make(options.env, options.num_envs // num_shards, **options.env_options)
+        env = envs.make(options.env, int(options.num_envs) // num_shards, **options.env_options)
         env = env._replace(spec=env.spec._replace(axis_name=program.SHARDS, num_shards=num_shards))
         try:
             return env, algorithm.make(settings.agent, env.spec, num_updates), num_shards
@@ -186,7 +195,7 @@ def undivided(settings: config.Settings, algorithm: Any, num_updates: int, done:
     from jaxrl_fast import envs
 
     options = settings.options
-    env = envs.make(options.env, options.num_envs, conditions(options, TRAINING, done), **options.env_options)
+    env = envs.make(options.env, int(options.num_envs), conditions(options, TRAINING, done), **options.env_options)
     return env, algorithm.make(settings.agent, env.spec, num_updates)
 
 
@@ -216,6 +225,22 @@ def check_folder(folder: Path | None) -> None:
         raise ValueError(f"the run folder {folder} cannot be made ({error.strerror}); choose another") from error
     if exists:
         raise ValueError(f"the run folder {folder} exists already; choose another --run-dir or --name")
+
+
+def check_nothing_is_lost(folder: Path) -> None:
+    """A run without a checkpoint begins again, over its metrics, unless they are of one that was saved or ended.
+
+    Those of a run that was killed before its first checkpoint come again.
+    """
+    from jaxrl_fast import checkpoint, report
+
+    metrics = folder / report.METRICS
+    known = any((folder / name).exists() for name in (checkpoint.SAVED, report.SUMMARY))
+    if known and metrics.is_file() and metrics.stat().st_size > 0:
+        raise ValueError(
+            f"--resume {folder}: its checkpoints are gone, and to begin again would write over its {report.METRICS}; "
+            f"begin a new run with --config {folder / config.CONFIG}"
+        )
 
 
 def chosen_folder(options: config.Options) -> Path | None:

@@ -57,7 +57,7 @@ def load(folder: Path, seed: int | None = None, which: Which = "best", env: Any 
     saved = read(folder, which, *settle(folder, env))
     saved = only(saved, saved.seeds[0] if seed is None else seed)
     state = on_device(saved.learners)
-    agent, num_envs = saved.agent, saved.settings.options.num_envs
+    agent, num_envs = saved.agent, int(saved.settings.options.num_envs)
     assert not jax.tree.leaves(agent.memory), "a policy with a memory is no function of one observation"
     policies = Policies(
         partial(jax.jit(partial(greedy, agent)), state), partial(jax.jit(partial(exploring, agent, num_envs)), state)
@@ -187,8 +187,9 @@ def exploring(agent: Agent, num_envs: int, state: PyTree, obs: PyTree, key: Key)
 def _agent(settings: config.Settings, spec: EnvSpec, num_shards: int) -> Agent:
     """The agent of a run with environments of this spec, or of one of its shards."""
     options = settings.options
-    steps_per_update = configs.rollout_length(settings.agent, options.num_envs) * options.num_envs
-    spec = spec._replace(num_envs=options.num_envs // num_shards, num_shards=num_shards)
+    num_envs = int(options.num_envs)
+    steps_per_update = configs.rollout_length(settings.agent, num_envs) * num_envs
+    spec = spec._replace(num_envs=num_envs // num_shards, num_shards=num_shards)
     spec = spec._replace(axis_name=program.SHARDS if num_shards > 1 else None)
     return agents.load(settings.algo).make(settings.agent, spec, -(-options.total_steps // steps_per_update))
 

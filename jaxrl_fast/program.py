@@ -68,12 +68,7 @@ def build(
     start = time.perf_counter()
     capacity = min(num_updates, max(MOST_ROWS // num_seeds, 64))
     values, make = varied or ({}, lambda _: agent)
-    init, advance = partial(begin, env, make), partial(chunk, env, make, capacity)
-    if num_shards > 1 and num_seeds == 1 and num_shards <= jax.local_device_count():
-        spread = shards_on_devices(init, advance, num_shards)
-    else:
-        spread = seeds_on_devices(init, advance, num_seeds, num_shards)
-    seeds = jax.ShapeDtypeStruct((num_seeds,) if num_seeds > 1 else (), jnp.int32)
+    spread, seeds = spread_out(env, make, num_seeds, capacity, num_shards), _seeds(num_seeds)
     values = jax.device_put(values, spread.seeds)
     state, limit = jax.eval_shape(spread.init, seeds, values), jax.ShapeDtypeStruct((), jnp.int32)
     compiled_init = (
@@ -99,6 +94,22 @@ def build(
     start_all = lambda seeds: compiled_init(seeds, values)
     run = lambda state, num_updates: compiled_chunk(state, values, jax.device_put(num_updates, spread.limit))
     return Program(start_all, run, learner, place, state, capacity, duration, needed)
+
+
+def shapes(
+    env: Env, agent: Agent, num_seeds: int, num_shards: int = 1, varied: Varied | None = None
+) -> loop.TrainState:
+    """Shapes and dtypes of a state, as the program of the same arguments will have it. Nothing is compiled."""
+    values, make = varied or ({}, lambda _: agent)
+    return jax.eval_shape(spread_out(env, make, num_seeds, 1, num_shards).init, _seeds(num_seeds), values)
+
+
+def spread_out(env: Env, make: Callable[..., Agent], num_seeds: int, capacity: int, num_shards: int) -> Spread:
+    """A single seed's shards on the devices if there are enough of them, else whole seeds."""
+    init, advance = partial(begin, env, make), partial(chunk, env, make, capacity)
+    if num_shards > 1 and num_seeds == 1 and num_shards <= jax.local_device_count():
+        return shards_on_devices(init, advance, num_shards)
+    return seeds_on_devices(init, advance, num_seeds, num_shards)
 
 
 def shards_on_devices(init: Callable, advance: Callable, num_shards: int) -> Spread:
@@ -169,6 +180,10 @@ def chunk(
     _, row = jax.eval_shape(train_once, state)
     rows = jax.tree.map(lambda x: jnp.zeros((capacity, *x.shape[1:]), x.dtype), row)
     return jax.lax.fori_loop(0, num_updates, body, (state, rows))
+
+
+def _seeds(num_seeds: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct((num_seeds,) if num_seeds > 1 else (), jnp.int32)
 
 
 def _mesh(num_devices: int, name: str) -> jax.sharding.Mesh:

@@ -1,6 +1,7 @@
 """What a run says of itself: its first lines, config.yaml, summary.json, and its learning curve."""
 
 import json
+import secrets
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -75,6 +76,7 @@ def write_config(plan: Plan) -> None:
 
     path, options = plan.folder / config.CONFIG, plan.settings.options
     made = {
+        "id": secrets.token_hex(4),
         "preset": plan.settings.preset,
         "env_id": plan.env.spec.id,
         "num_shards": plan.num_shards,
@@ -82,21 +84,29 @@ def write_config(plan: Plan) -> None:
         "versions": host.versions(),
     } | ({"members": [m.label for m in plan.members]} if plan.members else {})
     if options.resume:
-        before = yaml.safe_load(path.read_text(encoding="utf-8")).get("made", {})
+        before = _written(plan).get("made", {})
         again = {"env_steps": plan.saved.manifest["env_steps"] if plan.saved else 0, "total_steps": options.total_steps}
-        made = before | {"resumed": [*before.get("resumed", []), again | host.fingerprint()]}
+        made = {"id": made["id"]} | before | {"resumed": [*before.get("resumed", []), again | host.fingerprint()]}
     content = config.to_mapping(plan.settings) | {"env": plan.env.spec.id, "made": made}
     checkpoint.replace(path, yaml.safe_dump(content, sort_keys=False))
 
 
 def open_sinks(plan: Plan, env_steps: int | None = None) -> list[sinks.Sink]:
-    """What was asked for beside metrics.jsonl. A run goes on from `env_steps`."""
+    """What was asked for beside metrics.jsonl. A run goes on from `env_steps`, as who config.yaml says it is."""
     options = plan.settings.options
     opened: list[sinks.Sink] = [sinks.TensorBoard(plan.folder, env_steps)] if options.tensorboard else []
     for service in ("wandb", "trackio"):
         if getattr(options, service):
-            opened.append(sinks.Tracker(service, options.project, plan.folder.name, config.to_mapping(plan.settings)))
+            name, identity = plan.folder.name, _written(plan)["made"]["id"]
+            opened.append(sinks.Tracker(service, options.project, name, identity, config.to_mapping(plan.settings)))
     return opened
+
+
+def _written(plan: Plan) -> dict[str, Any]:
+    """The run's config.yaml."""
+    import yaml
+
+    return yaml.safe_load((plan.folder / config.CONFIG).read_text(encoding="utf-8"))
 
 
 def summarise(trainer: "Trainer") -> dict[str, Any]:

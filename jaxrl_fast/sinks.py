@@ -135,11 +135,15 @@ class TensorBoard:
 
 
 class Tracker:
-    """Weights & Biases or trackio, which share their calls."""
+    """Weights & Biases or trackio, which share their calls. A run that goes on is found again there by its `identity`.
 
-    def __init__(self, service: str, project: str, name: str, config: Mapping[str, Any]):
+    trackio finds a run by its name alone, so the name there has the identity in it.
+    """
+
+    def __init__(self, service: str, project: str, name: str, identity: str, config: Mapping[str, Any]):
         self.service = importlib.import_module(service)
-        self.service.init(project=project, name=name, config=dict(config))
+        who = {"name": name, "id": identity} if service == "wandb" else {"name": f"{name}-{identity}"}
+        self.service.init(project=project, config=dict(config), resume="allow", **who)
 
     def write(self, records: Sequence[Record]) -> None:
         self.service.log(tags(records), step=records[0]["env_steps"])

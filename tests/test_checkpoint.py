@@ -27,7 +27,7 @@ import safetensors.numpy
 from hypothesis import given
 from jax import ShapeDtypeStruct
 
-from jaxrl_fast import checkpoint
+from jaxrl_fast import __version__, checkpoint
 
 ROOT = Path(__file__).parent.parent
 FILES = (checkpoint.ARRAYS, checkpoint.MANIFEST, checkpoint.SUM)
@@ -292,8 +292,17 @@ def test_another_tree_is_refused_in_a_sentence(other, saved):
 @pytest.mark.parametrize("name", ["agent", "key", "mask", "small", "words"])
 def test_a_tree_that_lacks_something_is_refused(name, saved):
     less = {k: x for k, x in state().items() if k != name}
-    with pytest.raises(ValueError, match=name):
+    with pytest.raises(ValueError, match=f"still has {name}"):
         checkpoint.unflatten(like(less), saved)
+
+
+def test_what_is_refused_says_who_wrote_it(saved):
+    other = like(state() | {"mask": np.zeros(3, bool)})
+    with pytest.raises(ValueError, match="jaxrl_fast of unknown version wrote it"):
+        checkpoint.unflatten(other, saved)
+    saved.manifest["made"] = {"versions": {"jaxrl_fast": "0.0.7"}}
+    with pytest.raises(ValueError, match=f"jaxrl_fast 0.0.7 wrote it, and this is {re.escape(__version__)}"):
+        checkpoint.unflatten(other, saved)
 
 
 # Damage ----------------------------------------------------------------------------------------
@@ -535,7 +544,7 @@ def test_no_room_leaves_the_older_ones(tmp_path):
 import json, os, resource, sys
 from pathlib import Path
 import numpy as np
-from jaxrl_fast import checkpoint
+from jaxrl_fast import __version__, checkpoint
 
 saver = checkpoint.Saver(Path(sys.argv[1]), keep=2)
 def save(number, num_bytes, text):
@@ -780,7 +789,7 @@ NURSERY = """
 import os, sys
 from pathlib import Path
 import numpy as np
-from jaxrl_fast import checkpoint
+from jaxrl_fast import __version__, checkpoint
 
 def save_for_ever(number):
     saver = checkpoint.Saver(Path(sys.argv[1]), keep=2)

@@ -57,9 +57,12 @@ class Plain(nn.Module):
         return jnp.moveaxis(nn.relu(x), -1, -3)
 
 
+SMALL = [(1,), (3, 7), (128,)]  # one block, as () is
+
+
 @pytest.mark.parametrize("layer_norm", [False, True])
 @pytest.mark.parametrize("how", ["lax", "matmul"])
-@pytest.mark.parametrize("batch", [(), (1,), (128,), (300,), (4, 128), (3, 7)])
+@pytest.mark.parametrize("batch", [(), (300,), (4, 128), *(pytest.param(b, marks=pytest.mark.slow) for b in SMALL)])
 def test_boards_are_flax_with_the_channels_first(batch, how, layer_norm):
     """Over 256 boards go in blocks where they divide (4 x 128) and in one where they do not (300)."""
     boards = convolutions.Boards(16, 3, "relu", layer_norm, jnp.float32, how)

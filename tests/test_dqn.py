@@ -632,14 +632,14 @@ def test_every_switch_learns_a_delayed_consequence(switch):
         np.testing.assert_allclose(value, [[-0.9, 0.9], [-1, -1], [1, 1]], atol=0.1)
 
 
-@pytest.mark.parametrize("n_step", [1, 3])
+@pytest.mark.parametrize("n_step", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_values_are_bootstrapped_where_time_runs_out(n_step):
     """Reward 1 for ever is worth 10; 6.5 would mean that the time limit counted as death."""
     value, _ = learn(probes.constant_reward(8), 300, n_step=n_step, learning_rate=1e-2, anneal=True)([[1.0]])
     np.testing.assert_allclose(value, 10, atol=0.2)
 
 
-@pytest.mark.parametrize("n_step", [1, 3])
+@pytest.mark.parametrize("n_step", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_nothing_lies_beyond_a_terminal_state(n_step):
     value, _ = learn(probes.constant_reward_terminal(8), 300, n_step=n_step, learning_rate=1e-2, anneal=True)(
         np.eye(10)

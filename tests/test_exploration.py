@@ -72,7 +72,7 @@ AGENTS = {
 
 
 @pytest.mark.parametrize("name", AGENTS)
-@pytest.mark.parametrize(("num_envs", "rollout_length"), [(1, 1), (4, 5), (10, 3)])
+@pytest.mark.parametrize(("num_envs", "rollout_length"), [(1, 1), pytest.param(4, 5, marks=pytest.mark.slow), (10, 3)])
 def test_agents_count_environment_steps(name, num_envs, rollout_length):
     """A coin just below the expected epsilon explores, one just above does not; for any update and place."""
     agent = AGENTS[name](

@@ -26,6 +26,8 @@ ENV_IDS = [
     for env_id in envs.registered()
     if env_id not in REFUSED
 ]
+# All tests of one together, so that with several workers not each has to play every environment.
+each_environment = pytest.mark.parametrize("env_id", ENV_IDS, scope="module")
 N, T = 3, 48
 LIMIT = 20  # steps in an episode, so that every environment ends several within T
 QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}  # what is run but once
@@ -173,7 +175,7 @@ def assert_close(a, b):
     jax.tree.map(lambda x, y: np.testing.assert_allclose(to_float(x), to_float(y), rtol=1e-4, atol=1e-5), a, b)
 
 
-@pytest.mark.parametrize("env_id", ENV_IDS)
+@each_environment
 def test_every_step_is_gymnax_step_and_its_final_observation(env_id):
     game = played(env_id)
     steps, answers, valid = game.timesteps, jax.tree.map(np.asarray, game.answers), ~game.begins
@@ -188,7 +190,7 @@ def test_every_step_is_gymnax_step_and_its_final_observation(env_id):
     assert_close(ours, jax.tree.map(lambda x: x[:-1][goes_on], answers.env))
 
 
-@pytest.mark.parametrize("env_id", ENV_IDS)
+@each_environment
 def test_episodes_begin_as_gymnax_begins_them(env_id):
     """An environment's key splits into those of an episode's beginning, of its steps, and of what follows."""
     game = played(env_id)
@@ -213,7 +215,7 @@ def test_episodes_begin_as_gymnax_begins_them(env_id):
         np.testing.assert_array_equal(used, np.stack(stepping)[: len(at), i])
 
 
-@pytest.mark.parametrize("env_id", ENV_IDS)
+@each_environment
 def test_the_step_from_a_last_one_pays_nothing_and_begins_anew(env_id):
     game = played(env_id)
     begins = game.begins
@@ -223,7 +225,7 @@ def test_the_step_from_a_last_one_pays_nothing_and_begins_anew(env_id):
     assert not game.timesteps.last[begins].any()
 
 
-@pytest.mark.parametrize("env_id", ENV_IDS)
+@each_environment
 def test_the_action_of_the_step_from_a_last_one_is_ignored(env_id):
     game = played(env_id)
     other = random_actions(game.env.spec, jax.random.key(9)).at[0].set(odd_actions(game.env.spec)[0])
@@ -233,7 +235,7 @@ def test_the_action_of_the_step_from_a_last_one_is_ignored(env_id):
         assert_same_bits(getattr(again, field), getattr(game, field))
 
 
-@pytest.mark.parametrize("env_id", ENV_IDS)
+@each_environment
 def test_environments_do_not_touch_one_another(env_id):
     game = played(env_id)
     others = random_actions(game.env.spec, jax.random.key(9)).at[:, 0].set(game.actions[:, 0])
@@ -242,7 +244,7 @@ def test_environments_do_not_touch_one_another(env_id):
     assert_same_bits(of_first((timesteps, keys)), of_first((game.timesteps, game.keys)))
 
 
-@pytest.mark.parametrize("env_id", ENV_IDS)
+@each_environment
 def test_no_two_steps_share_a_key(env_id):
     game = played(env_id)
     other_seed = game.run(jax.random.key(1), game.actions)[-1]
@@ -250,14 +252,14 @@ def test_no_two_steps_share_a_key(env_id):
     assert len(np.unique(data, axis=0)) == 2 * T * N
 
 
-@pytest.mark.parametrize("env_id", ENV_IDS)
+@each_environment
 def test_no_action_can_spoil_anything(env_id):
     game = played(env_id)
     finite = lambda x: np.isfinite(x).all() if jnp.issubdtype(x.dtype, jnp.floating) else True
     assert all(map(finite, jax.tree.leaves((game.first, game.timesteps, game.states.env))))
 
 
-@pytest.mark.parametrize("env_id", ENV_IDS)
+@each_environment
 def test_shapes_are_as_promised_and_the_same_after_every_step(env_id):
     env = envs.make(env_id, N)
     assert env.spec.id == env_id and env.spec.num_envs == N and env.on_device
@@ -289,7 +291,7 @@ def test_nothing_is_lost_in_what_agents_see():
     assert envs.make(Countdown(strange="dict"), 1).spec.obs == expected
 
 
-@pytest.mark.parametrize("env_id", ENV_IDS)
+@each_environment
 def test_actions_are_scaled_and_clipped_to_the_true_space(env_id):
     game = played(env_id)
     single = game.env.step.args[0]

@@ -23,7 +23,7 @@ PARTS = (
 AROUND = ("play", "memory", "config", "checkpoint", "sinks", "scores", "curves", "program")
 SWEEP = ("sweep", "grid", "layout", "sweeper", "slurm", "results", "figures")
 HOST = (
-    *("train", "trainer", "keeper", "plan", "report", "host", "api", "__init__", "__main__", *SWEEP),
+    *("train", "trainer", "keeper", "plan", "calibrate", "report", "host", "api", "__init__", "__main__", *SWEEP),
     *("command", "policy", "evaluate", "video", "plot"),
 )
 BELOW_AROUND = (

@@ -1,6 +1,7 @@
 """loop: chunks, seeds, masks and scores, on probes whose answers are known."""
 
 import operator
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -39,13 +40,22 @@ def same_bits(a, b):
     return all(np.array_equal(x, y) for x, y in zip(bits(a), bits(b), strict=True))
 
 
-@pytest.mark.parametrize("lengths", [(1,) * 8, (3, 5), (4, 4), (7, 1)])
-def test_chunks_change_nothing(lengths):
+@pytest.fixture(scope="module")
+def chunks():
+    """A state, what trains it for n updates, and how it is after 8 at once. Each n compiles anew."""
     env = probes.delayed_consequence(8)
     agent = agent_of(env)
     start = loop.init(env, agent, jax.random.key(0))
     run = jax.jit(lambda state, n: loop.train(env, agent, state, n), static_argnums=1)
-    whole, whole_metrics = run(start, 8)
+    return start, run, run(start, 8)
+
+
+slow = partial(pytest.param, marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize("lengths", [(1,) * 8, (3, 5), slow((4, 4)), slow((7, 1))])
+def test_chunks_change_nothing(lengths, chunks):
+    start, run, (whole, whole_metrics) = chunks
     state, parts = start, []
     for length in lengths:
         state, metrics = run(state, length)

@@ -61,8 +61,8 @@ def test_evaluation_has_each_members_own_agent():
 
     env = probes.constant_reward(NUM_ENVS)
     differing = members.Varied({"action": np.float32([0, 1])}, make)
-    play = play.Evaluator(env._replace(step=step), None, [0, 0], NUM_ENVS, differing)
-    each, _ = play(jnp.zeros(2), 0)
+    evaluator = play.Evaluator(env._replace(step=step), None, [0, 0], NUM_ENVS, differing)
+    each, _ = evaluator(jnp.zeros(2), 0)
     assert each[0]["eval_return_mean"] == 0 < each[1]["eval_return_mean"]
 
 

@@ -271,7 +271,9 @@ def test_a_noisy_layer_is_equation_10():
     np.testing.assert_allclose(layer.apply(variables, jnp.float32(x)), expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize(("dueling", "num_atoms"), [(False, None), (True, None), (True, 5)])
+@pytest.mark.parametrize(
+    ("dueling", "num_atoms"), [pytest.param(False, None, marks=pytest.mark.slow), (True, None), (True, 5)]
+)
 def test_noise_of_each_row_is_its_own(dueling, num_atoms):
     """Rows that see the same differ; each is what its noise alone makes of it; without noise all are alike."""
     network = networks.network(VECTOR, 3, num_atoms=num_atoms, hidden=(8, 8), noisy=True, dueling=dueling)

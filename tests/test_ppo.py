@@ -13,6 +13,8 @@ from jaxrl_fast import envs, loop
 from jaxrl_fast.agents import ppo
 from tests import probes
 
+slow = partial(pytest.param, marks=pytest.mark.slow)  # what a harder case beside it shows as well
+
 
 def learn(env, num_updates, seed=0, **config):
     """The agent and its state after training."""
@@ -51,8 +53,8 @@ def test_value_of_a_terminal_state_is_zero():
 @pytest.mark.parametrize(
     ("probe", "obs", "values"),
     [
-        (probes.value_of_observation, [[-1], [1]], [-1, 1]),
-        (probes.delayed_reward, [[0], [1]], [0.9, 1]),
+        slow(probes.value_of_observation, [[-1], [1]], [-1, 1]),
+        slow(probes.delayed_reward, [[0], [1]], [0.9, 1]),
         (probes.delayed_cue, [[-1, 0], [1, 0], [-1, 1], [1, 1]], [-0.9, 0.9, -1, 1]),
     ],
 )
@@ -64,7 +66,7 @@ def test_values(probe, obs, values):
 @pytest.mark.parametrize(
     ("probe", "obs", "actions"),
     [
-        (probes.best_action, [[1]], [1]),
+        slow(probes.best_action, [[1]], [1]),
         (probes.best_action_of_observation, [[-1], [1]], [0, 1]),
         (probes.delayed_consequence, [[0, 0]], [1]),
     ],
@@ -74,7 +76,7 @@ def test_discrete_actions(probe, obs, actions):
     np.testing.assert_array_equal(play(agent, state, obs), actions)
 
 
-@pytest.mark.parametrize("squash", [False, True])
+@pytest.mark.parametrize("squash", [slow(False), True])
 def test_continuous_actions(squash):
     agent, state, _ = learn(probes.continuous_action_of_observation(32), 300, squash=squash, log_std_init=-0.5)
     np.testing.assert_allclose(play(agent, state, [[-1.0], [1.0]])[:, 0], [-0.5, 0.5], atol=0.1)
@@ -90,20 +92,25 @@ def test_a_delayed_goal_and_both_normalisers():
     assert metrics["return_sum"][last].sum() / metrics["episodes"][last].sum() > 4.5
 
 
-def test_it_can_drive_every_environment():
+TRACED = ("CartPole-v1", "Pendulum-v1", "Breakout-MinAtar", "FrozenLake-misc")  # one of each kind; the others are slow
+REFUSED = "gymnax/MNISTBandit-bsuite"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[] if name.partition("/")[2] in TRACED else [pytest.mark.slow])
+        for name in envs.registered()
+        if name != REFUSED
+    ],
+)
+def test_it_can_drive_every_environment(name):
     """A whole train step is traced for each that gymnax registers, with its own observations and actions."""
-    refused = []
-    for name in envs.registered():
-        try:
-            env = envs.make(name, 8)
-        except ValueError:
-            refused.append(name)
-            continue
-        agent = ppo.make(ppo.Config(rollout_length=8), env.spec, 2)
-        run = lambda key, env=env, agent=agent: loop.train(env, agent, loop.init(env, agent, key), 2)
-        _, metrics = jax.eval_shape(run, jax.random.key(0))
-        assert metrics["policy_loss"].shape == (2,), name
-    assert refused == ["gymnax/MNISTBandit-bsuite"]
+    env = envs.make(name, 8)
+    agent = ppo.make(ppo.Config(rollout_length=8), env.spec, 2)
+    run = lambda key: loop.train(env, agent, loop.init(env, agent, key), 2)
+    _, metrics = jax.eval_shape(run, jax.random.key(0))
+    assert metrics["policy_loss"].shape == (2,)
 
 
 def random_batch(num_actions=3, num_rows=12, seed=0):
@@ -227,6 +234,7 @@ def test_the_learning_rate_falls_to_zero_counted_in_gradient_steps():
     np.testing.assert_allclose(metrics["learning_rate"], 1e-2 * (1 - np.arange(20) / 20), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_without_annealing_the_learning_rate_stays():
     _, _, metrics = learn(probes.best_action(8), 5, learning_rate=1e-2, anneal=False)
     np.testing.assert_allclose(metrics["learning_rate"], 1e-2, rtol=1e-6)

@@ -141,7 +141,9 @@ def test_it_learns_a_delayed_consequence():
     np.testing.assert_allclose(value, [[-0.9, 0.9], [-1, -1], [1, 1]], atol=0.1)
 
 
+@pytest.mark.slow
 def test_it_learns_what_the_observation_says():
+    """As the consequence above, with less to learn."""
     value, action = learn(probes.best_action_of_observation(8), 100)([[-1], [1]])
     np.testing.assert_array_equal(action, [0, 1])
     np.testing.assert_allclose(value, [[1, -1], [-1, 1]], atol=0.1)

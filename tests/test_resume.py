@@ -2,19 +2,22 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import yaml
 
 import jaxrl_fast
-from jaxrl_fast import checkpoint, host, keeper, scores, sinks, train, trainer
+from jaxrl_fast import checkpoint, host, keeper, report, scores, sinks, train, trainer
+from jaxrl_fast import plan as planning
 
 TIMES = ("wall_time_s", "train_time_s", "env_steps_per_s")
 CLOCKS = ("ledger/train_time_s", "ledger/wall_time_s")
@@ -39,6 +42,12 @@ def fit(folder, name="pqn", **options):
     if "resume" in options:
         return jaxrl_fast.fit(**{"log_level": "quiet", **options})
     return jaxrl_fast.fit(**{**RUNS[name], **SHORT, "run_dir": str(folder), **options})
+
+
+@pytest.fixture(autouse=True)
+def no_pictures(monkeypatch):
+    """A curve takes longer to draw than these runs to train; test_train.py looks at one."""
+    monkeypatch.setattr(report, "picture", lambda folder: SimpleNamespace(savefig=Path.touch))
 
 
 def stop_after(monkeypatch, *env_steps):
@@ -132,13 +141,32 @@ def test_a_finished_run_goes_on_only_if_it_gets_more_steps(tmp_path, unbroken):
         fit(folder, resume=str(folder), total_steps=1600)
 
 
-def test_without_a_checkpoint_it_begins_again(tmp_path, unbroken):
-    """As when it was killed while compiling."""
+def test_killed_before_its_first_checkpoint_it_begins_again(tmp_path, unbroken):
+    """Some lines of metrics may be there already; they come again."""
     folder = tmp_path / "run"
     shutil.copytree(unbroken("pqn"), folder)
     shutil.rmtree(folder / keeper.FOLDER)
+    (folder / checkpoint.SAVED).unlink()
+    (folder / "summary.json").unlink()
     fit(folder, resume=str(folder))
     same(folder, unbroken("pqn"))
+
+
+@pytest.mark.parametrize("left", [checkpoint.SAVED, "summary.json"])
+def test_metrics_whose_checkpoints_were_deleted_are_not_written_over(left, tmp_path, unbroken, capsys):
+    """Of a run that was saved and killed, and of one that ended."""
+    folder = tmp_path / "run"
+    shutil.copytree(unbroken("pqn"), folder)
+    shutil.rmtree(folder / keeper.FOLDER)
+    (folder / ({checkpoint.SAVED, "summary.json"} - {left}).pop()).unlink()
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    assert train.main(["--resume", str(folder)]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.count("\n") == 1
+    assert f"--resume {folder}: its checkpoints are gone" in err and f"--config {folder / 'config.yaml'}" in err
+    assert before == {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    (folder / "metrics.jsonl").write_bytes(b"")  # nothing to lose
+    assert planning.check_nothing_is_lost(folder) is None
 
 
 def test_a_damaged_checkpoint_is_passed_over(tmp_path, unbroken, capsys):
@@ -164,6 +192,40 @@ def test_where_no_checkpoint_is_intact_nothing_is_begun_again(tmp_path, unbroken
         ValueError, match=r"none of its \d checkpoints is intact .*manifest.json is not what was written"
     ):
         fit(folder, resume=str(folder))
+    assert before == {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+OTHER_STATES = {  # what another version may have had, and what is said of it
+    "a name": (lambda arrays, kinds: [tree.pop("num_updates") for tree in (arrays, kinds)], "has no num_updates"),
+    "one more": (lambda arrays, kinds: kinds.update(momentum=kinds["num_updates"]), "still has momentum"),
+    "a shape": (
+        lambda arrays, kinds: arrays.update({"actors/score": np.zeros(9, np.float32)}),
+        r"actors/score is float32\[9\], and now float32\[8\] is wanted",
+    ),
+    "a dtype": (
+        lambda arrays, kinds: (
+            arrays.update({"actors/length": np.zeros(8, np.int16)}),
+            kinds["actors/length"].update(dtype="int16"),
+        ),
+        r"actors/length is int16\[8\], and now int32\[8\] is wanted",
+    ),
+}
+
+
+@pytest.mark.parametrize("other", OTHER_STATES)
+def test_another_versions_state_is_refused_before_anything_is_compiled(other, tmp_path, unbroken, monkeypatch, capsys):
+    folder, (change, words) = tmp_path / "run", OTHER_STATES[other]
+    shutil.copytree(unbroken("pqn"), folder)
+    saved, _ = checkpoint.newest(folder / keeper.FOLDER)
+    change(saved.arrays, saved.manifest["arrays"])
+    saved.manifest["made"]["versions"]["jaxrl_fast"] = "0.0.7"
+    checkpoint.write(saved.folder, saved.arrays, saved.manifest)
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    monkeypatch.setattr(trainer, "execute", lambda plan: pytest.fail("it began"))
+    assert train.main(["--resume", str(folder)]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.count("\n") == 1
+    assert re.search(f"error: {re.escape(str(saved.folder))}:? {words}; jaxrl_fast 0.0.7 wrote it", err), err
     assert before == {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
@@ -278,7 +340,7 @@ def test_lines_wait_for_room(tmp_path, monkeypatch):
     assert (tmp_path / "metrics.jsonl").read_text() == '{"a": 1}\n{"a": 2}\n{"a": 3}\n'
 
 
-@pytest.mark.parametrize("name", ["ppo", "dqn", "pqn"])
+@pytest.mark.parametrize("name", slow(["ppo", "dqn", "pqn"], "ppo"))
 def test_steps_are_counted_past_2_to_the_31(name, tmp_path, monkeypatch):
     """By starting late: a checkpoint of the first update says that it is the last one before."""
     folder = tmp_path / "run"

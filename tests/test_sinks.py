@@ -1,5 +1,6 @@
 """Where records go: files that others can read, lines that fit, and numbers about several seeds."""
 
+import dataclasses
 import importlib
 import io
 import json
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from jaxrl_fast import curves, population, sinks
+from jaxrl_fast import config, curves, population, report, sinks
 
 RECORD = {
     "seed": 0,
@@ -175,13 +176,40 @@ def test_tracking_services_get_the_same_calls(service, monkeypatch):
     fake = types.SimpleNamespace(**{n: lambda *a, _n=n, **k: calls.append((_n, a, k)) for n in names})
     monkeypatch.setitem(sys.modules, service, fake)
     assert importlib.import_module(service) is fake
-    sink = sinks.Tracker(service, "project", "run", {"seed": 3})
+    sink = sinks.Tracker(service, "project", "run", "1a2b", {"seed": 3})
     sink.write([RECORD])
     sink.close()
     assert [name for name, _, _ in calls] == ["init", "log", "finish"]
-    assert calls[0][2] == {"project": "project", "name": "run", "config": {"seed": 3}}
+    who = {"wandb": {"name": "run", "id": "1a2b"}, "trackio": {"name": "run-1a2b"}}[service]
+    assert calls[0][2] == {"project": "project", "config": {"seed": 3}, "resume": "allow"} | who
     assert calls[1][1][0]["charts/episodic_return"] == 24.375
     assert calls[1][2] == {"step": 12_288}
+
+
+@pytest.mark.parametrize("service", ["wandb", "trackio"])
+def test_a_run_that_goes_on_is_the_same_run_there(service, monkeypatch, tmp_path):
+    """Also one that began without the service, and one whose config.yaml is of a version that gave no identity."""
+    inits = []
+    monkeypatch.setitem(sys.modules, service, types.SimpleNamespace(init=lambda **given: inits.append(given)))
+    space = lambda **given: types.SimpleNamespace(**given)
+
+    def open_run(name, resume=""):
+        line = f"ppo --{service} --no-tensorboard"
+        settings = config.from_command_line(line.split())
+        settings = settings._replace(options=dataclasses.replace(settings.options, resume=resume))
+        (tmp_path / name).mkdir(exist_ok=True)
+        spec = space(id="gymnax/CartPole-v1")
+        plan = space(settings=settings, env=space(spec=spec), folder=tmp_path / name, num_shards=1, saved=None)
+        report.write_config(plan)
+        report.open_sinks(plan)
+        return {k: inits[-1].get(k) for k in ("name", "id", "project", "resume")}
+
+    first, again = open_run("a"), open_run("a", resume="a")
+    assert first == again == open_run("a", resume="a") and first["resume"] == "allow"
+    assert len({(who["name"], who["id"]) for who in (first, open_run("b"), open_run("c"))}) == 3
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old" / "config.yaml").write_text("made: {num_shards: 1}")
+    assert open_run("old", resume="old") == open_run("old", resume="old")
 
 
 def test_a_line_says_what_matters():

@@ -306,6 +306,7 @@ def test_a_run_leaves_a_folder(fitted):
         "checkpoints",
         "events.out.tfevents",
         ".lock",
+        ".saved",
     }
     assert (fitted.folder / "curve.png").read_bytes().startswith(b"\x89PNG")
     written = yaml.safe_load((fitted.folder / "config.yaml").read_text())
