@@ -2,11 +2,13 @@
 
 import os
 import re
+import tomllib
 from pathlib import Path
 
 import nbformat
 import pytest
 from nbclient import NotebookClient
+from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parent.parent
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
@@ -14,6 +16,7 @@ COLAB = re.compile(
     r"\]\(https://colab\.research\.google\.com/github/([\w-]+/[\w-]+)/blob/main/notebooks/([\w-]+)\.ipynb\)"
 )
 SCALE = "0.01"  # of the steps
+HASTY = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"  # compiling is most of the time
 NEEDS = {"4_atari": "envpool"}
 
 
@@ -50,6 +53,7 @@ def test_it_runs(path, tmp_path, monkeypatch):
     if path.stem in NEEDS:
         pytest.importorskip(NEEDS[path.stem])
     monkeypatch.setenv("JAXRL_FAST_NOTEBOOK_SCALE", SCALE)
+    monkeypatch.setenv("XLA_FLAGS", f"{os.environ.get('XLA_FLAGS', '')} {HASTY}")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])))
     notebook = read(path)
     notebook.cells = [cell for cell in notebook.cells if not is_install(cell)]
@@ -73,6 +77,16 @@ def test_the_first_code_installs_and_replaces_no_jax(path):
     first, *others = code(read(path))
     assert is_install(first) and not any(map(is_install, others))
     assert "pip install -q -c colab.txt" in first.source and '"jax"' in first.source and '"jaxlib"' in first.source
+
+
+def test_what_colab_brings_is_enough():
+    """What it ships is not below what the package asks for, or pip would replace the JAX that fits its GPU."""
+    asked = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["dependencies"]
+    floors = {r.name: r.specifier for r in map(Requirement, asked)}
+    lines = (ROOT / "constraints-colab.txt").read_text(encoding="utf-8").splitlines()
+    brought = dict(line.split("==") for line in lines if not line.startswith("#"))
+    assert {"jax", "flax", "optax"} <= floors.keys() & brought.keys()
+    assert all(floors[name].contains(version) for name, version in brought.items() if name in floors)
 
 
 @notebooks
