@@ -305,3 +305,22 @@ def test_numbers_of_the_config_may_be_traced():
 
     rates = jnp.float32([1e-4, 1e-3])
     np.testing.assert_allclose(jax.jit(jax.vmap(run))(rates), rates)
+
+
+def test_an_objective_of_ones_own_takes_the_place_of_the_loss():
+    """One that looks at values only moves the critic and leaves the actor alone."""
+
+    def objective(parts, params, batch):
+        error = parts.network.critic(params["network"], batch.obs) - batch.target
+        return (batch.weight * error**2).sum(), {"value_error": (batch.weight * jnp.abs(error)).sum()}
+
+    env, config = probes.delayed_reward(4), ppo.Config(rollout_length=8, hidden=(8,))
+    agent = ppo.make(config, env.spec, 3, objective)
+    before = loop.init(env, agent, jax.random.key(0))
+    after, metrics = jax.jit(lambda state: loop.train(env, agent, state, 3))(before)
+    moved = jax.tree.map(lambda x, y: bool((x != y).any()), before.agent.params, after.agent.params)["network"][
+        "params"
+    ]
+    assert any(jax.tree.leaves(moved["critic_torso"])) and any(jax.tree.leaves(moved["critic_head"]))
+    assert not any(jax.tree.leaves(moved["torso"])) and not any(jax.tree.leaves(moved["actor_head"]))
+    assert "value_error" in metrics and "policy_loss" not in metrics

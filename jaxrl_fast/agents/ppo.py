@@ -4,6 +4,7 @@ Deviations from the paper, all common: advantages are standardised in each minib
 the learning rate falls linearly. Rows whose action was ignored (resets) take part in nothing.
 """
 
+from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
@@ -47,11 +48,13 @@ class Parts(NamedTuple):
     network: networks.ActorCritic
     learning_rate: optax.Schedule
     optimiser: optax.GradientTransformation
+    objective: Callable[["Parts", PyTree, Batch], tuple[Array, Metrics]]
 
 
-def make(config: Config, spec: EnvSpec, num_updates: int) -> Agent:
+def make(config: Config, spec: EnvSpec, num_updates: int, objective: Callable | None = None) -> Agent:
     """PPO for environments of this spec, its learning rate annealed over `num_updates` updates.
 
+    An `objective` of one's own, (parts, params, batch) -> (sum of weighted rows, metrics), takes the place of `loss`.
     Raises ValueError where the numbers do not fit each other or the environment.
     """
     check(config, spec)
@@ -73,7 +76,7 @@ def make(config: Config, spec: EnvSpec, num_updates: int) -> Agent:
         max_grad_norm=config.max_grad_norm,
         axis_name=spec.axis_name,
     )
-    parts = Parts(config, spec, network, learning_rate, gradient_step)
+    parts = Parts(config, spec, network, learning_rate, gradient_step, objective or loss)
     return Agent(
         init=partial(init, parts),
         explore=partial(explore, parts),
@@ -209,7 +212,7 @@ def epoch(parts: Parts, learner: PyTree, rows: Batch, key: Key) -> tuple[PyTree,
 def descend(parts: Parts, learner: PyTree, batch: Batch) -> tuple[PyTree, Metrics]:
     """One gradient step, or none once the policy has moved too far."""
     params, optimiser, stopped = learner
-    gradient, metrics = minibatch.accumulate(jax.grad(partial(loss, parts), has_aux=True), params, batch)
+    gradient, metrics = minibatch.accumulate(jax.grad(partial(parts.objective, parts), has_aux=True), params, batch)
     updates, next_optimiser = parts.optimiser.update(gradient, optimiser, params)
     after = optax.apply_updates(params, updates), next_optimiser
     if parts.config.target_kl is not None:

@@ -1,0 +1,110 @@
+"""Draws the learning curves of presets side by side, for docs/: trains each over several seeds and keeps the curves.
+
+    python benchmarks/curves.py ppo_cartpole ppo_acrobot --num-seeds 5
+    python benchmarks/curves.py                                # only draws what is kept
+
+`learning.py` keeps final numbers only; this keeps each seed's mean return at some fifty places, in results/curves.json.
+"""
+
+import argparse
+import json
+import tempfile
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+
+import jaxrl_fast
+from jaxrl_fast import population
+
+RESULTS = Path(__file__).parent / "results"
+KEPT = RESULTS / "curves.json"
+NUM_POINTS = 50
+INK = "#1f5fa8"
+
+
+def main():
+    """Trains what is named and draws a figure for each algorithm."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("presets", nargs="*")
+    parser.add_argument("--num-seeds", type=int, default=5)
+    parser.add_argument("--first-seed", type=int, default=0)
+    parser.add_argument("--total-steps", default=None, help="instead of the preset's")
+    args = parser.parse_args()
+    kept = json.loads(KEPT.read_text()) if KEPT.exists() else {}
+    for preset in args.presets:
+        kept[preset] = train(preset, args.first_seed, args.num_seeds, args.total_steps)
+        KEPT.write_text(json.dumps(kept, indent=1) + "\n")
+    if not kept:
+        parser.error("no curve is kept yet: name presets to train")
+    for algo in sorted({curve["algo"] for curve in kept.values()}):
+        path = RESULTS / f"curves_{algo}.png"
+        draw({name: curve for name, curve in kept.items() if curve["algo"] == algo}).savefig(path)
+        print(path)
+
+
+def train(preset: str, first_seed: int, num_seeds: int, total_steps: str | None) -> dict:
+    """Steps [P], each seed's returns [S, P] with null before its first episode, and what they were made with."""
+    options = {"total_steps": total_steps} if total_steps else {}
+    with tempfile.TemporaryDirectory() as folder:
+        run = jaxrl_fast.fit(
+            preset, seed=first_seed, num_seeds=num_seeds, run_dir=f"{folder}/run", tensorboard=False, **options
+        )
+        records = run.metrics
+    seeds = sorted({r["seed"] for r in records})
+    each = [[r for r in records if r["seed"] == seed] for seed in seeds]
+    groups = np.array_split(np.arange(len(each[0])), min(NUM_POINTS, len(each[0])))
+    return {
+        "algo": run.summary["algo"],
+        "env_id": run.summary["env_id"],
+        "seeds": seeds,
+        "solved_threshold": run.summary["solved_threshold"],
+        "steps": [each[0][g[-1]]["env_steps"] for g in groups],
+        "returns": [[mean_return([mine[i] for i in g]) for g in groups] for mine in each],
+        "device": run.summary["device"],
+        "versions": run.summary["versions"],
+    }
+
+
+def mean_return(records: list[dict]) -> float | None:
+    """Over all episodes that ended in some records."""
+    ended = [r for r in records if r["episodes"]]
+    num_episodes = sum(r["episodes"] for r in ended)
+    return round(sum(r["return_mean"] * r["episodes"] for r in ended) / num_episodes, 3) if ended else None
+
+
+def draw(curves: dict):
+    """A panel for each preset: every seed, the inter-quartile mean and its 95% interval."""
+    matplotlib.use("agg")
+    from matplotlib import pyplot as plt
+    from matplotlib.ticker import EngFormatter
+
+    columns = min(len(curves), 3)
+    lines = -(-len(curves) // columns)
+    figure, panels = plt.subplots(lines, columns, figsize=(4.2 * columns, 3.1 * lines), dpi=120, squeeze=False)
+    for axes in panels.flat[len(curves) :]:
+        axes.remove()
+    for axes, (name, curve) in zip(panels.flat, curves.items(), strict=False):
+        returns = np.array(curve["returns"], float)
+        known = ~np.isnan(returns).any(0)
+        steps, returns = np.array(curve["steps"])[known], returns[:, known]
+        axes.plot(steps, returns.T, color=INK, alpha=0.25, lw=0.8)
+        if len(returns) > 1:
+            low, high = population.bootstrap(returns[:, None], num_resamples=500)
+            axes.fill_between(steps, low, high, color=INK, alpha=0.2, lw=0)
+        axes.plot(steps, population.iqm(returns), color=INK, lw=2)
+        if curve["solved_threshold"] is not None:
+            axes.axhline(curve["solved_threshold"], color="0.4", lw=1, ls=(0, (4, 3)))
+        axes.set_title(f"{name} ({len(returns)} seeds)", loc="left", fontsize=10)
+        axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+        axes.grid(color="0.92")
+        axes.set_axisbelow(True)
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.supxlabel("environment steps", fontsize=10)
+    figure.supylabel("return of an episode, training", fontsize=10)
+    figure.tight_layout()
+    return figure
+
+
+if __name__ == "__main__":
+    main()
