@@ -1,7 +1,7 @@
 """What the shipped presets reach: trains each over several seeds and keeps the summaries, for the README's table.
 
     python benchmarks/learning.py ppo_cartpole ppo_acrobot --num-seeds 5
-    python benchmarks/learning.py ppo_breakout --num-seeds 1 --one-by-one    # long ones: a seed at a time
+    python benchmarks/learning.py ppo_minatar_breakout --num-seeds 1 --one-by-one    # long ones: a seed at a time
     python benchmarks/learning.py                                            # only prints the table of what is kept
 
 The returns are those of training, sampled actions and all, over the last 100 episodes or a few more of each seed;

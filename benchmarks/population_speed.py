@@ -32,7 +32,7 @@ CASES = {
 }
 CURVES = {
     "ppo CartPole-v1": dict(algo="ppo", env="CartPole-v1"),
-    "ppo Breakout-MinAtar": dict(preset="ppo_breakout"),
+    "ppo Breakout-MinAtar": dict(preset="ppo_minatar_breakout"),
 }
 PARTS = ("seeds", "learning_rates", "curve")
 

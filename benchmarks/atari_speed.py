@@ -1,0 +1,146 @@
+"""Pong: how much of the emulator's speed is left when a network acts, and when it learns too.
+
+    python benchmarks/atari_speed.py                                              # CPU
+    python benchmarks/atari_speed.py --num-envs 8,32,128,512,1024 --preset ppo_pong_fast    # a GPU
+
+For each number of environments four things are timed in turn, several rounds: `raw`, envpool alone with random actions,
+by its Python API; `network`, the policy alone on frames that are there already; `acting`, both inside our scan; and
+`training`, with the preset's updates. Speeds are environment steps (of four frames) per second, compilation not
+counted. `acting_of_raw` and `training_of_raw` are the shares of raw; where the network shares the emulator's cores the
+fair bound is 1 / (1 / raw + 1 / network), of which `acting_of_bound` is the share. Medians of the rounds' ratios.
+"""
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import side_by_side
+
+from jaxrl_fast import agents, config, host, loop, plan
+from jaxrl_fast.envs import envpool as adapter
+from jaxrl_fast.spelling import parse_int
+
+
+def main():
+    """Measures, prints a line for each case as it goes, and writes the JSON."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--num-envs", default="8,32")
+    parser.add_argument("--preset", default="ppo_pong")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=6.0, help="of each thing in each round, about")
+    parser.add_argument("--threads", type=int, default=0, help="of the emulator; 0: as many as cores")
+    parser.add_argument("--output", default="")
+    args = parser.parse_args()
+    host.offer_cpu_devices()
+    report = side_by_side.Report("atari_speed", args.output)
+    for num_envs in map(parse_int, args.num_envs.split(",")):
+        report.add("cases", measure(num_envs, args))
+    print(f"written to {report.path}")
+
+
+def measure(num_envs: int, args: argparse.Namespace) -> dict:
+    """One number of environments."""
+    threads = {"num_threads": args.threads} if args.threads else {}
+    settings = config.from_keywords(args.preset, num_envs=num_envs, env_options=threads)
+    env, agent, _ = plan.divide(settings, agents.load(settings.algo), 1000)
+    length = agent.rollout_length
+    contenders = {
+        "raw": raw(env, length),
+        "network": network(env, agent, length),
+        "acting": acting(env, agent, length),
+        "training": training(env, agent),
+    }
+    steps = length * num_envs
+    repeats = {name: max(1, round(args.seconds / seconds(run, 1))) for name, run in contenders.items()}
+    rounds = [
+        {name: steps * repeats[name] / seconds(run, repeats[name]) for name, run in contenders.items()}
+        for _ in range(args.rounds)
+    ]
+    ratio = lambda over: round(statistics.median(over(r) for r in rounds), 3)
+    bound = lambda r: 1 / (1 / r["raw"] + 1 / r["network"])
+    speeds = {f"{name}_steps_per_s": round(statistics.median(r[name] for r in rounds)) for name in contenders}
+    return {"preset": args.preset, "num_envs": num_envs, "threads": args.threads, "rounds": args.rounds, **speeds} | {
+        "acting_of_raw": ratio(lambda r: r["acting"] / r["raw"]),
+        "training_of_raw": ratio(lambda r: r["training"] / r["raw"]),
+        "acting_of_bound": ratio(lambda r: r["acting"] / bound(r)),
+    }
+
+
+def seconds(run: Callable[[], None], repeats: int) -> float:
+    began = time.perf_counter()
+    for _ in range(repeats):
+        run()
+    return time.perf_counter() - began
+
+
+def raw(env, length: int) -> Callable[[], None]:
+    """envpool's Python API with random actions, in a pool of its own with the same options."""
+    pool = adapter.Pool(env.step.args[0].task, (1, 0, 0)).envs
+    pool.reset()
+    chance, num_actions = np.random.default_rng(0), env.spec.action.num
+
+    def run():
+        for action in chance.integers(num_actions, size=(length, env.spec.num_envs), dtype=np.int32):
+            pool.step(action)
+
+    return run
+
+
+def network(env, agent, length: int) -> Callable[[], None]:
+    """The policy alone, as many times, each time on other frames."""
+    state = jax.jit(agent.init)(jax.random.key(0))
+    frames = jnp.zeros((env.spec.num_envs, *env.spec.obs.shape), env.spec.obs.dtype)
+
+    @jax.jit
+    def act(frames, noise):
+        def step(frames, noise):
+            action = agent.explore(state, frames, (), noise).action
+            return frames + action.reshape(-1, 1, 1, 1).astype(frames.dtype), ()
+
+        return jax.lax.scan(step, frames, noise)[0]
+
+    noise = agent.noise(jax.random.key(1), length, env.spec.num_envs)
+    return lambda: jax.block_until_ready(act(frames, noise))
+
+
+def acting(env, agent, length: int) -> Callable[[], None]:
+    """The emulator and the policy in one scan, nothing learnt; frames are not kept."""
+    key = jax.random.key(0)
+    state = jax.jit(partial(loop.init, env, agent))(key)
+    noise = agent.noise(key, length, env.spec.num_envs)
+
+    @jax.jit
+    def act(actors):
+        policy = partial(agent.explore, state.agent)
+        actors, experience, _ = loop.rollout(env, agent, policy, actors, noise)
+        return actors, experience.steps.reward.sum()
+
+    actors = state.actors
+
+    def run():
+        nonlocal actors
+        actors, _ = jax.block_until_ready(act(actors))
+
+    return run
+
+
+def training(env, agent) -> Callable[[], None]:
+    """What `train` does. It goes on with the pool that `acting` left: each takes the games as it finds them."""
+    state = jax.jit(partial(loop.init, env, agent))(jax.random.key(0))
+    train = jax.jit(partial(loop.train, env, agent, num_updates=1), donate_argnums=0)
+
+    def run():
+        nonlocal state
+        state, metrics = train(state)
+        jax.block_until_ready(metrics)
+
+    return run
+
+
+if __name__ == "__main__":
+    main()
