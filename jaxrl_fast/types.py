@@ -76,6 +76,7 @@ class Env(NamedTuple):
     notes: tuple[str, ...] = ()  # what its user should know, a sentence each
     protocol: str = ""  # the rules under which games are played and scored, where there are several
     renew: Callable[[int], None] | None = None  # new games, and new chance by a number, behind the same functions
+    picture: Callable[[], Any] | None = None  # [H, W, 3] uint8 of the first environment as it stands, on the host
     own_action: Callable[[Array], Array] = lambda action: action  # [N, ...] actions as its true bounds have them
 
 

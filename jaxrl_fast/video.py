@@ -120,6 +120,7 @@ def frames(saved: Any, renderer: Any, options: Options, fps: int, returns: list[
     """Every observation of the episodes, drawn; notes each one's return."""
     from jaxrl_fast import play, policy
     from jaxrl_fast.render import canvas
+    from jaxrl_fast.render.frames import enlarged
 
     learner = policy.on_device(saved.learners)
     moments = play.watch(saved.env, saved.agent, learner, options.play_seed)
@@ -129,7 +130,8 @@ def frames(saved: Any, renderer: Any, options: Options, fps: int, returns: list[
             ends = moment.over or moment.length >= options.max_steps
             of = f"episode {episode + 1} of {options.episodes}   " if options.episodes > 1 else ""
             words = f"{of}step {moment.length}   return {moment.score:g}"
-            yield Frame(canvas.captioned(renderer.draw(moment.obs), words, title), PAUSE_S if ends else 1 / fps)
+            picture = renderer.draw(moment.obs) if saved.env.picture is None else enlarged(saved.env.picture())
+            yield Frame(canvas.captioned(picture, words, title), PAUSE_S if ends else 1 / fps)
             if ends:
                 returns.append(moment.score)
                 break

@@ -97,7 +97,8 @@ class Pool:
         """envpool's own object. An Atari environment takes some 0.15 s."""
         jax.devices()  # before envpool registers its calls, or a wrong version of jaxlib breaks JAX's start
         seeds = seeds_of(self.seed, self.task.spec.num_envs)
-        envs = envpool.make_gymnasium(self.task.name, **self.task.config, num_envs=len(seeds), seed=seeds)
+        shown = {"render_mode": "rgb_array"} if self.task.protocol else {}  # it costs nothing until it is asked for
+        envs = envpool.make_gymnasium(self.task.name, **self.task.config, **shown, num_envs=len(seeds), seed=seeds)
         KEPT.append(envs)
         return envs
 
@@ -114,6 +115,10 @@ class Pool:
         if "envs" in self.__dict__:
             KEPT.remove(self.envs)
             del self.envs
+
+    def picture(self) -> np.ndarray:
+        """[H, W, 3] uint8: the screen of the first environment, in its own colours."""
+        return np.asarray(self.envs.render(env_ids=[0]))[0]
 
     def handle(self, path: str) -> np.ndarray:
         """[8] uint8"""
@@ -149,6 +154,7 @@ def make(name: str, num_envs: int, options: Mapping[str, Any], conditions: Condi
         on_device=False,
         notes=notes,
         protocol=task.protocol,
+        picture=drive[0].picture if task.protocol else None,
         own_action=functools.partial(own_action, task),
         renew=drive[0].renew if path == "callback" else None,
     )

@@ -18,5 +18,10 @@ def newest(obs: Any, frame_stack: int = 0) -> np.ndarray:
     image = np.asarray(obs)
     num_channels = image.shape[-1] // max(frame_stack, 1)
     frame = image[..., -3:] if num_channels == 3 else np.repeat(image[..., -1:], 3, axis=-1)
-    times = max(LARGE // max(frame.shape[:2]), 1)
-    return frame.repeat(times, axis=0).repeat(times, axis=1)
+    return enlarged(frame)
+
+
+def enlarged(picture: np.ndarray) -> np.ndarray:
+    """A picture [H, W, 3], each pixel a square of several."""
+    times = max(round(LARGE / max(picture.shape[:2])), 1)
+    return picture.repeat(times, axis=0).repeat(times, axis=1)
