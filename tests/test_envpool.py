@@ -308,6 +308,12 @@ def test_no_array_of_actions_ends_the_process():
     assert int(refused) + int(stepped) == 2000 and int(refused) > 500 and int(stepped) > 100
 
 
+def test_more_than_is_sane_is_said():
+    notes = envs.make("envpool/Pong-v5", 1024, num_threads=1000).notes
+    assert any("num_threads 1000" in note for note in notes) and any("154 s to make" in note for note in notes)
+    assert envs.make("envpool/Pong-v5", 8).notes == ()
+
+
 def test_spaces_are_made_uniform():
     spec = lambda name, **options: envs.make(f"envpool/{name}", 1, **options).spec
     pong = spec("Pong-v5")

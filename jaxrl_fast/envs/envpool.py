@@ -56,7 +56,8 @@ MOST = {"num_threads": 1024, "thread_affinity_offset": 1023, "img_height": 1024,
 MOST |= {"stack_num": 64, "frame_skip": 1000, "noop_max": 10_000, "mode": 1000, "difficulty": 1000}
 SWITCHES = ("full_action_space", "use_fire_reset", "use_inter_area_resize", "gray_scale")
 MOST_ONE_HOT = 1024  # a count with more values than this is one number
-PATHS = ("auto", "ffi", "callback")
+SECONDS_EACH = 0.15  # that making an Atari environment takes
+MANY = 128  # of them are worth a word
 
 
 class Task(NamedTuple):
@@ -146,6 +147,7 @@ def make(name: str, num_envs: int, options: Mapping[str, Any], conditions: Condi
     conditions = conditions or Conditions()
     task = describe(name, num_envs, options, conditions)
     path, notes = _choose_path(conditions.path)
+    notes += _warnings(task)
     drive = Pool(task, conditions.seed), path
     return Env(
         functools.partial(reset, *drive),
@@ -251,8 +253,7 @@ def describe(name: str, num_envs: int, options: Mapping[str, Any], conditions: C
     protocol = conditions.protocol or ("dqn2015" if atari else "")
     known = _specify(env_id, name, {})
     given = _checked(env_id, known.config._asdict(), options)
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    config = {"num_threads": min(num_envs, cores), **PROTOCOLS.get(protocol, {}), **given}
+    config = {"num_threads": min(num_envs, _cores()), **PROTOCOLS.get(protocol, {}), **given}
     spec = _specify(env_id, name, config)
     if spec.config.max_num_players > 1:
         raise ValueError(f"{env_id} cannot be driven: it is a game of {spec.config.max_num_players} players")
@@ -319,6 +320,22 @@ def _choose_path(wanted: str) -> tuple[str, tuple[str, ...]]:
     if why:
         return "callback", (f"envpool is stepped through Python, for its own calls do not load here ({why})",)
     return "ffi", ()
+
+
+def _warnings(task: Task) -> tuple[str, ...]:
+    """More than is sane, though it can be done."""
+    found: tuple[str, ...] = ()
+    num_envs, num_threads = task.spec.num_envs, task.config["num_threads"]
+    if num_threads > 2 * _cores():
+        found += (f"num_threads {num_threads} are more than twice the {_cores()} cores here, which slows them all",)
+    if task.protocol and num_envs >= MANY:
+        found += (f"{num_envs} emulators take some {num_envs * SECONDS_EACH:.0f} s to make",)
+    return found
+
+
+def _cores() -> int:
+    """That this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _checked(env_id: str, defaults: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
