@@ -68,8 +68,8 @@ LAYERS = (
     Layer(("envs/__main__",), ours=ANY, theirs=(), pure=False),  # a command line
     Layer(("envs/inputs",), ours=("types", "spelling")),
     Layer(
-        ("envs/envpool",),
-        ours=("types", "spelling", "envs/inputs"),
+        ("envs/envpool", "envs/envpool_tasks"),
+        ours=("types", "spelling", "envs/inputs", "envs/envpool_tasks"),
         theirs=("jax", "numpy", "gymnasium", "envpool"),
         pure=False,
     ),

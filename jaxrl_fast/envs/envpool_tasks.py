@@ -1,0 +1,201 @@
+"""envpool's tasks: what their specifications say, made uniform, and which options they may have.
+
+Nothing is made here but specifications, so that whatever is wrong is said before there is a pool.
+"""
+
+import functools
+import os
+import warnings
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import envpool
+import gymnasium
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxrl_fast import types
+from jaxrl_fast.envs import inputs
+from jaxrl_fast.spelling import nearest
+from jaxrl_fast.types import Conditions, EnvSpec, PyTree
+
+warnings.filterwarnings("ignore", ".*precision lowered by casting")  # gymnasium's, of bounds: no user's concern
+
+PROTOCOLS: dict[str, dict[str, Any]] = {
+    # Mnih et al. 2015, "Human-level control ...", methods: a lost life ends an episode, up to 30 no-ops begin a game
+    "dqn2015": {"episodic_life": True, "repeat_action_probability": 0.0, "use_fire_reset": True, "noop_max": 30},
+    # Machado et al. 2018, "Revisiting the Arcade Learning Environment", section 5: sticky actions, whole games
+    "machado2018": {"episodic_life": False, "repeat_action_probability": 0.25, "use_fire_reset": False, "noop_max": 1},
+}
+FAMILY = "envpool.atari"  # that they are for
+OURS = {  # options of envpool that are said in another way here
+    "num_envs": "--num-envs",
+    "batch_size": "--num-envs, for all environments step together",
+    "seed": "--seed",
+    "env_seed": "--seed",
+    "episodic_life": "--protocol",
+    "repeat_action_probability": "--protocol",
+    "reward_clip": "--agent.clip-rewards",
+}
+HIDDEN = ("max_num_players", "base_path", "gym_reset_return_info", "zero_discount_on_life_loss", "task")
+LEAST = {  # what envpool takes without looking, and may crash on if it is less
+    **dict.fromkeys(("stack_num", "frame_skip", "noop_max", "max_episode_steps", "img_height", "img_width"), 1),
+    **dict.fromkeys(("num_threads",), 0),
+    **dict.fromkeys(("thread_affinity_offset", "mode", "difficulty"), -1),
+}
+MOST = {"num_threads": 1024, "thread_affinity_offset": 1023, "img_height": 1024, "img_width": 1024}
+MOST |= {"stack_num": 64, "frame_skip": 1000, "noop_max": 10_000, "mode": 1000, "difficulty": 1000}
+MOST_ONE_HOT = 1024  # a count with more values than this is one number
+
+
+class Task(NamedTuple):
+    """One of envpool's environments, and how it is to be driven."""
+
+    name: str
+    config: Mapping[str, Any]  # options, as envpool takes them
+    action_dtype: Any  # as envpool wants it
+    action_start: int  # the least discrete action
+    bounds: inputs.Bounds
+    raw: PyTree  # shapes and dtypes of one environment's observation, as envpool gives it
+    spaces: PyTree  # gymnasium's spaces of the same
+    protocol: str  # of Atari
+    lives: bool  # a lost life ends an episode
+    says_over: bool  # whether the game is over is told besides
+    wide: bool  # something in it has 64 bits
+    spec: EnvSpec
+
+
+def raw_obs(task: Task) -> PyTree:
+    """What envpool gives for N environments, narrowed to 32 bits."""
+    shape = lambda leaf: jax.ShapeDtypeStruct((task.spec.num_envs, *leaf.shape), narrow_dtype(leaf.dtype))
+    return jax.tree.map(shape, task.raw)
+
+
+def encode(task: Task, obs: PyTree) -> PyTree:
+    """Observations [N, ...] as agents meet them."""
+    return jax.tree.map(_encode, obs, task.spaces)
+
+
+def _encode(x: jax.Array, space: Any) -> jax.Array:
+    num = int(space.n) if isinstance(space, gymnasium.spaces.Discrete) else 0
+    if 0 < num <= MOST_ONE_HOT:
+        return jax.nn.one_hot(x - int(space.start), num, dtype=jnp.float32)
+    if x.ndim == 4 and x.dtype == jnp.uint8 and x.shape[1] < min(x.shape[2:]):
+        return jnp.moveaxis(x, 1, -1)
+    if x.ndim == 2 and x.dtype == jnp.uint8:  # a text: bytes become [0, 1)
+        return x.astype(jnp.float32) / 256
+    x = x[:, None] if x.ndim == 1 else x
+    return x if x.dtype in (jnp.bool_, jnp.uint8) else x.astype(jnp.float32)
+
+
+def describe(name: str, num_envs: int, options: Mapping[str, Any], conditions: Conditions) -> Task:
+    """What envpool says of a task under these options. ValueError of one sentence where it cannot be driven."""
+    env_id = f"envpool/{name}"
+    if name not in envpool.list_all_envs():
+        raise ValueError(f"unknown environment {env_id!r}{nearest(name, envpool.list_all_envs())}")
+    atari = family(name) == FAMILY
+    if conditions.protocol and not atari:
+        raise ValueError(f"--protocol {conditions.protocol}: {env_id} is no game of Atari, for which protocols are")
+    protocol = conditions.protocol or ("dqn2015" if atari else "")
+    known = _specify(env_id, name, {})
+    given = _checked(env_id, known.config._asdict(), options)
+    config = {"num_threads": min(num_envs, num_cores()), **PROTOCOLS.get(protocol, {}), **given}
+    spec = _specify(env_id, name, config)
+    if spec.config.max_num_players > 1:
+        raise ValueError(f"{env_id} cannot be driven: it is a game of {spec.config.max_num_players} players")
+    action, start, bounds = _action(env_id, spec)
+    raw, spaces = _observation(env_id, spec)
+    dtypes = [leaf.dtype for leaf in jax.tree.leaves(spec.state_array_spec)]
+    task = Task(
+        name=name,
+        config=config,
+        action_dtype=spec.action_array_spec["action"].dtype,
+        action_start=start,
+        bounds=bounds,
+        raw=raw,
+        spaces=spaces,
+        protocol=protocol,
+        lives=bool(config.get("episodic_life", False)),
+        says_over="info:terminated" in spec.state_array_spec,
+        wide=any(np.dtype(d).itemsize == 8 for d in (*dtypes, spec.action_array_spec["action"].dtype)),
+        spec=EnvSpec(env_id, None, action, num_envs, getattr(spec.config, "stack_num", 0)),  # type: ignore[arg-type]
+    )
+    obs = jax.eval_shape(functools.partial(encode, task), raw_obs(task))
+    obs = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), obs)
+    return task._replace(spec=task.spec._replace(obs=obs))
+
+
+def family(name: str) -> str:
+    """The module of envpool that a task comes from: "envpool.atari"."""
+    return envpool.registration.registry.specs[name][0]
+
+
+def num_cores() -> int:
+    """That this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _checked(env_id: str, defaults: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
+    """The user's options with the types of the defaults, none beyond what envpool survives."""
+    known = tuple(name for name in defaults if name not in OURS and name not in HIDDEN)
+    values = {}
+    for name, given in options.items():
+        if name in OURS:
+            raise ValueError(f"{name}={given} for {env_id}: that is said by {OURS[name]} here")
+        if name not in known:
+            inputs.refuse_option(env_id, name, known)
+        value = values[name] = inputs.coerce(env_id, name, given, defaults[name])
+        least, most = LEAST.get(name, -(2**31)), MOST.get(name, 2**31 - 1)
+        if isinstance(value, int) and not least <= value <= most:
+            raise ValueError(f"{name}={given} for {env_id}: {least} to {most} is wanted")
+    return values
+
+
+def _specify(env_id: str, name: str, config: Mapping[str, Any]) -> Any:
+    try:
+        return envpool.make_spec(name, **config)
+    except Exception as error:  # whatever envpool says to a family that lacks something, or to an option
+        raise ValueError(f"{env_id} cannot be made: {inputs.one_line(error)}") from error
+
+
+def _action(env_id: str, spec: Any) -> tuple[types.Discrete | types.Box, int, inputs.Bounds]:
+    """The action space for agents, the least discrete action, and the true bounds of a continuous one."""
+    space = spec.action_space
+    refused = f"{env_id} cannot be driven: its action space is {space}"
+    if isinstance(space, gymnasium.spaces.Discrete):
+        return types.Discrete(int(space.n)), int(space.start), ()
+    if not isinstance(space, gymnasium.spaces.Box) or not np.issubdtype(space.dtype, np.floating):
+        raise ValueError(f"{refused}, and not one Discrete or one Box of floats")
+    return types.Box(space.shape or (1,)), 0, inputs.true_bounds(refused, space.low, space.high, space.shape)
+
+
+def _observation(env_id: str, spec: Any) -> tuple[PyTree, PyTree]:
+    """Shapes and dtypes of one environment's observation, and gymnasium's spaces for it."""
+    raw: dict[str, Any] = {}
+    for name, array in spec.state_array_spec.items():
+        if name.startswith("obs"):
+            shape = tuple(n for n in array.shape if n != -1)  # -1: one of each player, and there is one
+            _put(raw, name.replace(":", ".").split("."), jax.ShapeDtypeStruct(shape, array.dtype))
+    spaces = _unpacked(spec.observation_space)
+    here: Any = jax.tree.structure(raw["obs"])
+    if here != jax.tree.structure(spaces):
+        raise ValueError(f"{env_id} cannot be driven: its observation space is {spec.observation_space}")
+    return raw["obs"], spaces
+
+
+def _put(tree: dict[str, Any], path: list[str], leaf: Any) -> None:
+    for part in path[:-1]:
+        tree = tree.setdefault(part, {})
+    tree[path[-1]] = leaf
+
+
+def _unpacked(space: Any) -> PyTree:
+    """gymnasium's Dict as a dictionary."""
+    inner = getattr(space, "spaces", space) if isinstance(space, gymnasium.spaces.Dict) else space
+    return {name: _unpacked(part) for name, part in inner.items()} if isinstance(inner, Mapping) else inner
+
+
+def narrow_dtype(dtype: Any) -> Any:
+    """Of at most 32 bits."""
+    return {"float64": np.float32, "int64": np.int32, "uint64": np.uint32}.get(np.dtype(dtype).name, dtype)
