@@ -46,7 +46,7 @@ def throughput(title: str, lines: "Lines") -> curves.Picture:
     """Steps per second of all members together, with the speed-up over the smallest beside each point."""
     picture, (axes,) = _panels(title, 1)
     for (label, points), color in zip(lines.by_label.items(), colors(len(lines.by_label))):
-        xs, ys = lines.places(points), [group[0]["env_steps_per_s"] for _, group in points]
+        xs, ys = lines.places(points), [_median(group, "env_steps_per_s") for _, group in points]
         axes.plot(xs, np.array(ys), "o-", color=color, label=label or None)
         for x, y in zip(xs, ys):
             text = f"{y / ys[0]:.3g}×"
@@ -227,3 +227,8 @@ def _short(column: str) -> str:
 
 def _written(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _median(group: Sequence[Row], key: str) -> float:
+    """Of the seeds of one configuration, which may be one program or several."""
+    return statistics.median(row[key] for row in group if row[key] is not None)

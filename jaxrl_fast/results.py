@@ -160,7 +160,8 @@ def verdict(sweep: Sweep, table: Sequence[Row]) -> list[str]:
     lines = []
     ran = [g for g in groups if g[0]["env_steps_per_s"]]
     if ran:
-        lines += _fastest(sweep, [group[0] for group in ran])
+        middle = lambda group: statistics.median(_known(group, "env_steps_per_s"))  # its seeds may be several programs
+        lines += _fastest(sweep, [{**group[0], "env_steps_per_s": middle(group)} for group in ran])
     scored = [g for g in ran if _known(g, "final_return")]
     if scored:
         best = max(scored, key=lambda g: _iqm(_known(g, "final_return")))
