@@ -94,9 +94,10 @@ class Sweep:
         row = lambda tag, cells: f"<tr>{''.join(f'<{tag}>{html.escape(text(cell))}</{tag}>' for cell in cells)}</tr>"
         table = row("th", names) + "".join(row("td", [result[name] for name in names]) for result in self.results)
         words = f"<table>{table}</table>{html.escape(str(self.folder))}"
-        if all(result["env_steps_per_s"] is None for result in self.results):
+        try:
+            picture = base64.b64encode(self.plot()._repr_png_()).decode("ascii")
+        except ValueError:  # there is nothing to see yet
             return words
-        picture = base64.b64encode(self.plot()._repr_png_()).decode("ascii")
         return f'<img src="data:image/png;base64,{picture}" width="640">{words}'
 
 

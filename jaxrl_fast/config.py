@@ -18,6 +18,7 @@ from jaxrl_fast.written import Setting, from_mapping, listed, one, read_preset, 
 
 CONFIG = "config.yaml"  # of a run: everything, resolved
 PROGRAM, SWEEP = "python -m jaxrl_fast.train", "python -m jaxrl_fast.sweep"
+DECIDE_GAMES = ("exact_resume", "save_every", "eval_every", "eval_episodes", "eval_envs")  # where games begin anew
 DEFAULT = {"config": "ppo_cartpole", "stop_when_solved": True}  # without an algorithm, a preset or an environment
 
 
@@ -102,6 +103,7 @@ def resumed(algo: str, written: list[Setting], folder: Path) -> Settings:
         place, name = ("agent", setting.name[6:]) if setting.name.startswith("agent.") else ("options", setting.name)
         old, new = (getattr(getattr(which, place), name) for which in (before, now))
         fixed = place == "agent" or name in types_of(Task) and name != "total_steps"
+        fixed |= before.options.exact_resume and name in DECIDE_GAMES
         same = _same_env(old, new) if name == "env" else old == new
         if fixed and not same:
             raise ValueError(f"{setting.said} {_plain(new)}: this run has {_plain(old)}, and goes on only with that")

@@ -91,6 +91,9 @@ def lay_out(algo: str, written: list[Setting], separate: Any) -> Request:
         positive = setting.name.replace("no_", "", 1)
         if setting.name not in known and positive not in known:
             config.refuse_name(setting, [*known, *OWN], algo, config.SWEEP)
+        if setting.name not in known and setting.values:
+            there = positive.replace("_", "-")
+            raise ValueError(f"{setting.said} takes no value; --{there} true,false has both")
         if setting.name == "run_dir":
             raise ValueError(f"{setting.said} does not go with a sweep; --sweep-dir chooses its folder")
         several = separate(known.get(setting.name, bool), setting)

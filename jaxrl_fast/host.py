@@ -16,7 +16,7 @@ from jaxrl_fast import __version__
 
 CACHE = "~/.cache/jaxrl_fast"
 LOCK = ".lock"
-SIGNALS = ("SIGINT", "SIGTERM", "SIGUSR1")
+SIGNALS = ("SIGINT", "SIGTERM", "SIGUSR1", "SIGUSR2")  # the last is what submitit sends before the end
 
 
 def offer_cpu_devices(wanted: int | str = "auto") -> None:

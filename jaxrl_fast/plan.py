@@ -41,8 +41,13 @@ def prepare(settings: config.Settings) -> Plan:
     lock = claim(Path(options.resume)) if options.resume else None
     if not options.resume:
         check_folder(chosen_folder(options))
-    ready = check(settings)
-    folder = ready.folder if options.resume else make_folder(ready.settings, ready.env)
+    try:
+        ready = check(settings)
+        folder = ready.folder if options.resume else make_folder(ready.settings, ready.env)
+    except BaseException:
+        if lock:  # a notebook keeps the error, and with it all that it saw
+            lock.release()
+        raise
     return ready._replace(folder=folder, lock=lock or claim(folder))
 
 
@@ -85,6 +90,8 @@ def check(settings: config.Settings, members: tuple[Member, ...] = ()) -> Plan:
             f"({rollout_length} in each of {num_envs} environments)"
         )
     num_eval_envs = min(options.eval_envs, options.eval_episodes)
+    if not env.on_device:  # each takes time to make
+        num_eval_envs = min(num_eval_envs, num_envs)
     eval_env = envs.make(options.env, num_eval_envs, conditions(options, EVALUATION, done), **options.env_options)
     whole = (env, agent) if num_shards == 1 else undivided(settings, algorithm, num_updates)
     needs = memory.need(*whole, options.num_seeds)
@@ -230,12 +237,20 @@ def check_folder(folder: Path | None) -> None:
 def check_nothing_is_lost(folder: Path) -> None:
     """A run without a checkpoint begins again, over its metrics, unless they are of one that was saved or ended.
 
-    Those of a run that was killed before its first checkpoint come again.
+    Those of a run that was killed before its first checkpoint come again, and so do those of one that was stopped by
+    then, where a stop saves nothing (`--exact-resume`).
     """
+    import json
+
     from jaxrl_fast import checkpoint, report
 
     metrics = folder / report.METRICS
-    known = any((folder / name).exists() for name in (checkpoint.SAVED, report.SUMMARY))
+    try:
+        summary = json.loads((folder / report.SUMMARY).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        summary = None
+    ended = summary is not None and (summary["status"] != "stopped" or summary["checkpoints"] > 0)
+    known = ended or (folder / checkpoint.SAVED).exists()
     if known and metrics.is_file() and metrics.stat().st_size > 0:
         raise ValueError(
             f"--resume {folder}: its checkpoints are gone, and to begin again would write over its {report.METRICS}; "

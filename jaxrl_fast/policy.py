@@ -66,11 +66,11 @@ def load(folder: Path, seed: int | None = None, which: Which = "best", env: Any 
     return Trained(act, saved.env, agent, state, saved.settings, saved.seeds[0], saved.checkpoint, saved.env_steps)
 
 
-def settle(folder: Path, env: Any = None, num_envs: int = 1) -> tuple[config.Settings, Env]:
-    """The run's settings, and so many environments to play in."""
+def settle(folder: Path, env: Any = None, num_envs: int = 1, play_seed: int = 0) -> tuple[config.Settings, Env]:
+    """The run's settings, and so many environments to play in; those on the host have their chance from `play_seed`."""
     settings = config.of_run(folder)
     options = settings.options if env is None else dataclasses.replace(settings.options, env=env)
-    conditions = plan.conditions(options, plan.WATCHING)
+    conditions = plan.conditions(options, plan.WATCHING, play_seed)
     return settings._replace(options=options), envs.make(options.env, num_envs, conditions, **options.env_options)
 
 
@@ -80,11 +80,27 @@ def read(folder: Path, which: Which, settings: config.Settings, play_in: Env) ->
         raise ValueError(f"which: {which!r} is neither 'best' nor 'last'")
     make = partial(_agent, settings, play_in.spec)
     saved = choose(folder, which, _replay_names(make(1)))
-    seeds = [settings.options.seed + i for i in range(settings.options.num_seeds)]
+    seeds = _seeds(folder, settings)
     num_shards = saved.manifest["num_shards"]
     learners = _learners(make(num_shards), saved, len(seeds), num_shards)
     env_steps = saved.manifest["env_steps"]
     return Saved(folder, settings, play_in, make(1), learners, seeds, saved.folder, env_steps)
+
+
+def _seeds(folder: Path, settings: config.Settings) -> list[int]:
+    """Those that were trained side by side. ValueError where more than their seeds differs, as in a part of a sweep."""
+    import yaml
+
+    made = yaml.safe_load((folder / config.CONFIG).read_text(encoding="utf-8")).get("made", {})
+    members = made.get("members")
+    if members and any(set(member) != {"seed"} for member in members):
+        raise ValueError(
+            f"{folder} is a part of a sweep whose members differ in {', '.join(sorted(members[0]))}; "
+            "train the one that is wanted by itself"
+        )
+    if members:
+        return [member["seed"] for member in members]
+    return [settings.options.seed + i for i in range(settings.options.num_seeds)]
 
 
 def choose(folder: Path, which: Which, without: frozenset[str]) -> checkpoint.Checkpoint:

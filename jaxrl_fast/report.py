@@ -34,7 +34,7 @@ def announce(plan: Plan, terminal: sinks.Terminal) -> None:
     if hasattr(plan.settings.agent, "describe"):
         terminal.say(plan.settings.agent.describe(options.num_envs))
     protocol = [f"played and scored by the rules of {plan.env.protocol}"] if plan.env.protocol else []
-    for note in (*plan.env.notes, *protocol):
+    for note in dict.fromkeys((*plan.env.notes, *plan.eval_env.notes, *protocol)):
         terminal.say(note)
     if plan.needs is not None:
         terminal.say(f"memory  {plan.needs}")

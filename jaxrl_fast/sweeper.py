@@ -52,7 +52,7 @@ def execute(sweep: Sweep) -> int:
         wrong = [name for name in sweep.groups if (sweep.folder / name / FAILED).is_file()]
         for name in wrong:
             print(f"error: {name}: {failure(sweep.folder / name)}", file=sys.stderr)
-        return 128 + signal if signal else 1 if wrong else 0
+        return 128 + signal if signal else 1 if wrong or left else 0
     finally:
         terminal.close()
 
@@ -109,12 +109,15 @@ def attempt(folder: Path, group: Group, terminal: sinks.Terminal, begin: Any) ->
             resumed = dataclasses.replace(settings.options, resume=str(folder))
             settings = settings._replace(options=resumed)
         ready = plan.check(settings, group.members)._replace(folder=folder, lock=lock)
-        summary, signal = trainer.Trainer(ready, Progress(terminal)).run()[1:4:2]
-        speed = f"{sinks.short(summary['env_steps_per_s'])} steps/s" if summary["env_steps_per_s"] else ""
-        score = summary["final_return_iqm"]
-        parts = [summary["status"], sinks.seconds(summary["train_time_s"]), speed]
-        return {"signal": signal, "words": " · ".join(parts + ([f"return {score:.1f}"] if score is not None else []))}
+        outcome = trainer.Trainer(ready, Progress(terminal)).run()
+        said = outcome.summary
+        speed = f"{sinks.short(said['env_steps_per_s'])} steps/s" if said["env_steps_per_s"] else ""
+        score = [] if said["final_return_iqm"] is None else [f"return {said['final_return_iqm']:.1f}"]
+        words = " · ".join([said["status"], sinks.seconds(said["train_time_s"]), speed, *score])
+        return {"signal": outcome.asked, "words": words}
     except Exception as error:
+        if type(error).__name__ == "UncompletedJobError":  # submitit: the job's time is over, not the program's
+            raise
         text = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
         (folder / FAILED).write_text(json.dumps({"failure": text}) + "\n", encoding="utf-8")
         return {"signal": None, "words": f"failed: {text}"}
@@ -148,6 +151,9 @@ def share(sweep: Sweep) -> int | None:
     with host.stop_signals(stop):
         for process in processes:
             process.wait()
+    lost = [process.pid for process in processes if process.returncode]
+    if lost and not stopped:
+        host.warn(f"{len(lost)} of {len(processes)} workers ended before their work was done")
     return stopped[0] if stopped else None
 
 

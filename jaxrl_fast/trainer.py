@@ -28,6 +28,7 @@ class Outcome(NamedTuple):
     agent_state: Any  # what `explore` and `exploit` take, with a leading axis where there are several seeds
     signal: int | None  # what stopped it
     failure: str  # why it could not go on, in a sentence
+    asked: int | None = None  # a signal that came, perhaps too late to stop it
 
 
 class Chunk(NamedTuple):
@@ -70,8 +71,11 @@ class Trainer:
         self.times = dict.fromkeys(TIMES, 0.0)  # of this run, in all processes
         self.shown = 0, 0.0  # updates and seconds at the last line on the terminal
         self.exact = self.options.exact_resume and not plan.env.on_device
+        self.reset: Any = None  # of the games of environments on the host, and what the agent makes of it
+        self.interrupt: Any = None
         self.program_memory = 0  # bytes, known once it is compiled
         self.signal: int | None = None
+        self.asked: int | None = None  # the same, even where it came too late to stop anything
         self.failure = ""
         self.status = "failed"
 
@@ -89,7 +93,8 @@ class Trainer:
         finally:
             self.close()
         self.say_done()
-        return Outcome(self.plan.folder, self.summary, self.program.learner(self.state), self.signal, self.failure)
+        learner = self.program.learner(self.state)
+        return Outcome(self.plan.folder, self.summary, learner, self.signal, self.failure, self.asked)
 
     def compile(self) -> None:
         from jaxrl_fast import memory, program
@@ -134,11 +139,14 @@ class Trainer:
     def begin_games(self) -> None:
         """Environments on the host are no part of a state that was saved: all of their games begin anew."""
         import jax
-        import numpy as np
 
-        fresh = self.program.init(np.asarray(self.seeds[0], np.int32))
-        agent = jax.jit(self.plan.agent.interrupt, donate_argnums=0)(self.state.agent)
-        self.state = self.state._replace(actors=fresh.actors, agent=agent)
+        from jaxrl_fast import loop
+
+        if self.reset is None:
+            self.reset = jax.jit(lambda key: loop.reset(self.plan.env, self.plan.agent, key))
+            self.interrupt = jax.jit(self.plan.agent.interrupt, donate_argnums=0)
+        actors = self.reset(jax.random.key(0))  # all chance is the pool's
+        self.state = self.state._replace(actors=actors, agent=self.interrupt(self.state.agent))
 
     def spent(self) -> dict[str, float]:
         """Seconds on each of TIMES."""
@@ -162,16 +170,17 @@ class Trainer:
         saving = _updates(self.keeper.every_steps, self.plan)
         self.pace = sinks.Pace(self.options.report_every)
         while self.finished < self.plan.num_updates and not self.stopping():
+            num_saves = self.keeper.num_saves
             if self.at(evaluating) and self.scores.evaluated_at != self.env_steps:
                 self.evaluate()
             if self.at(saving) or self.keeper.due():
                 self.save()
-                if self.exact:
-                    self.plan.env.renew(self.finished)
-                    self.begin_games()
+            if self.exact and self.keeper.num_saves > num_saves:
+                self.plan.env.renew(self.finished)
+                self.begin_games()
             boundaries = [self.finished // every * every + every for every in (evaluating, saving) if every]
             self.advance(min([self.plan.num_updates, *boundaries]))
-        if not self.exact or self.finished == self.plan.num_updates:
+        if not (self.exact and self.signal):
             self.save()
         if self.signal or self.failure:
             self.record(everything=True)
@@ -312,7 +321,7 @@ class Trainer:
 
     def stop(self, number: int) -> None:
         """A signal asks for it."""
-        self.signal = number
+        self.signal = self.asked = number
 
     def stopping(self) -> bool:
         solved = self.options.stop_when_solved and all(self.scores.solved)
@@ -322,6 +331,9 @@ class Trainer:
         """Whatever happened, what is known is written."""
         from jaxrl_fast import checkpoint
 
+        if self.plan.saved and not self.sinks:  # it failed before it went on: what there is stays as it is
+            self.plan.lock.release()
+            return
         self.await_keeper()
         self.summary = report.summarise(self)
         text = json.dumps(self.summary, indent=2, allow_nan=False) + "\n"

@@ -91,9 +91,14 @@ def open_run(folder: Path, options: Options, env: Any = None) -> tuple[Any, Any,
             f'--out {options.out}: MP4 needs imageio-ffmpeg; pip install "jaxrl_fast[video]", or make a .gif'
         )
     from jaxrl_fast import policy, render
+    from jaxrl_fast.render.frames import enlarged
 
-    settings, play_in = policy.settle(folder, env)
-    renderer = render.find(play_in.spec.id, play_in.spec.obs, play_in.spec.frame_stack)
+    settings, play_in = policy.settle(folder, env, play_seed=options.play_seed)
+    screen = play_in.picture
+    if screen is None:
+        renderer = render.find(play_in.spec.id, play_in.spec.obs, play_in.spec.frame_stack)
+    else:
+        renderer = render.Renderer(lambda obs: enlarged(screen()), 15)
     saved = policy.read(folder, options.which, settings, play_in)
     return policy.only(saved, saved.seeds[0] if options.seed is None else options.seed), renderer, options
 
@@ -120,7 +125,6 @@ def frames(saved: Any, renderer: Any, options: Options, fps: int, returns: list[
     """Every observation of the episodes, drawn; notes each one's return."""
     from jaxrl_fast import play, policy
     from jaxrl_fast.render import canvas
-    from jaxrl_fast.render.frames import enlarged
 
     learner = policy.on_device(saved.learners)
     moments = play.watch(saved.env, saved.agent, learner, options.play_seed)
@@ -130,8 +134,7 @@ def frames(saved: Any, renderer: Any, options: Options, fps: int, returns: list[
             ends = moment.over or moment.length >= options.max_steps
             of = f"episode {episode + 1} of {options.episodes}   " if options.episodes > 1 else ""
             words = f"{of}step {moment.length}   return {moment.score:g}"
-            picture = renderer.draw(moment.obs) if saved.env.picture is None else enlarged(saved.env.picture())
-            yield Frame(canvas.captioned(picture, words, title), PAUSE_S if ends else 1 / fps)
+            yield Frame(canvas.captioned(renderer.draw(moment.obs), words, title), PAUSE_S if ends else 1 / fps)
             if ends:
                 returns.append(moment.score)
                 break

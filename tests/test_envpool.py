@@ -194,7 +194,7 @@ def test_seeds_of_two_runs_have_nothing_in_common():
 
 
 REFUSED = [
-    ("Pong-v5", dict(stack_num=0), ["stack_num=0", "1 to 64"]),
+    ("Pong-v5", dict(stack_num=0), ["stack_num=0", "1 to 15"]),
     ("Pong-v5", dict(noop_max=0), ["noop_max=0"]),
     ("Pong-v5", dict(img_height=0), ["img_height=0"]),
     ("Pong-v5", dict(num_threads=-1), ["num_threads=-1"]),
@@ -228,6 +228,7 @@ def test_what_cannot_be_driven_is_refused_before_there_is_a_pool(name, options, 
 
 
 MISTAKES = [
+    ("ppo --env envpool/Pong-v5 --env-option img_width=3", ["img_width=3", "16 to 1024"]),
     ("ppo --env envpool/Pong-v5 --num-seeds 2", ["--num-seeds 2", "one pool", "sweep"]),
     ("ppo --env envpool/Pong-v5 --devices 2", ["--devices 2", "on the host"]),
     ("ppo --env CartPole-v1 --protocol dqn2015", ["--protocol dqn2015", "no game of Atari"]),
@@ -343,6 +344,16 @@ def test_with_new_games_at_checkpoints_going_on_is_exact(algo, tmp_path, monkeyp
     jaxrl_fast.fit(**options, run_dir=str(tmp_path / "whole"))
     stop_after(monkeypatch, 200)
     assert jaxrl_fast.fit(**options, run_dir=str(tmp_path / "parts")).summary["status"] == "stopped"
+    jaxrl_fast.fit(resume=str(tmp_path / "parts"), log_level="quiet")
+    same(tmp_path / "whole", tmp_path / "parts")
+
+
+def test_the_best_evaluation_between_saves_begins_new_games_too(tmp_path, monkeypatch):
+    """It is a checkpoint to go on from, so the run that never stopped has to begin anew there as well."""
+    options = SHORT | dict(algo="ppo", agent=AGENTS["ppo"], exact_resume=True, eval_every=96, save_every=320)
+    jaxrl_fast.fit(**options, run_dir=str(tmp_path / "whole"))
+    stop_after(monkeypatch, 200)
+    jaxrl_fast.fit(**options, run_dir=str(tmp_path / "parts"))
     jaxrl_fast.fit(resume=str(tmp_path / "parts"), log_level="quiet")
     same(tmp_path / "whole", tmp_path / "parts")
 

@@ -40,12 +40,13 @@ OURS = {  # options of envpool that are said in another way here
 }
 HIDDEN = ("max_num_players", "base_path", "gym_reset_return_info", "zero_discount_on_life_loss", "task")
 LEAST = {  # what envpool takes without looking, and may crash on if it is less
-    **dict.fromkeys(("stack_num", "frame_skip", "noop_max", "max_episode_steps", "img_height", "img_width"), 1),
+    **dict.fromkeys(("stack_num", "frame_skip", "noop_max", "max_episode_steps"), 1),
+    **dict.fromkeys(("img_height", "img_width"), 16),
     **dict.fromkeys(("num_threads",), 0),
     **dict.fromkeys(("thread_affinity_offset", "mode", "difficulty"), -1),
 }
 MOST = {"num_threads": 1024, "thread_affinity_offset": 1023, "img_height": 1024, "img_width": 1024}
-MOST |= {"stack_num": 64, "frame_skip": 1000, "noop_max": 10_000, "mode": 1000, "difficulty": 1000}
+MOST |= {"stack_num": 15, "frame_skip": 1000, "noop_max": 10_000, "mode": 1000, "difficulty": 1000}
 MOST_ONE_HOT = 1024  # a count with more values than this is one number
 
 
