@@ -1,7 +1,8 @@
 """Trains with every combination: `python -m jaxrl_fast.sweep [ppo] [--config PRESET] --num-envs 1,8,64 --seed 0..4`.
 
 From here a sweep goes through `grid` (what was asked for), `layout` (is it possible, and in how many programs),
-`sweeper` (the work) and `results` (what came of it). From Python the module is a function too: `jaxrl_fast.sweep("ppo_cartpole", seed=[0, 1])`.
+`sweeper` (the work) and `results` (what came of it). From Python the module is a function too:
+`jaxrl_fast.sweep("ppo_cartpole", seed=[0, 1])`.
 """
 
 import signal
