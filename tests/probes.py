@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jaxrl_fast.types import Box, Discrete, Env, EnvSpec, Key, TimeStep
 
 GAMMA = 0.9
+QUICK = {"xla_backend_optimization_level": 1}  # for programs that take longer to compile than to run
 TWO_ACTIONS = Discrete(2)
 
 

@@ -1,12 +1,10 @@
 """--num-envs auto: which counts are tried, which is taken, and that the run is then that of the number."""
 
-import json
-
 import pytest
 import yaml
 
 import jaxrl_fast
-from jaxrl_fast import calibrate, config, plan, train, trainer
+from jaxrl_fast import calibrate, config, plan, report
 from jaxrl_fast.calibrate import Trial
 
 
@@ -126,18 +124,20 @@ def test_a_trial_trains_really(monkeypatch):
 
 
 def test_the_run_is_that_of_the_number(tmp_path, monkeypatch, capsys):
-    """Chosen by a table of rates; config.yaml and summary.json hold the number, and it goes on with that."""
+    """Chosen by a table of rates; config.yaml holds the number, and the run goes on with that."""
     monkeypatch.setattr(calibrate, "attempt", lambda settings, count: Trial(count, float(CURVE[count])))
     folder = tmp_path / "run"
-    command = "ppo --num-envs auto --total-steps 512 --agent.rollout-length 8 --agent.hidden 4 --no-tensorboard"
-    assert train.main([*command.split(), "--eval-episodes", "2", "--run-dir", str(folder)]) == 0
-    said = capsys.readouterr().out
-    assert said.index("16  environments it is") < said.index("16 envs")
+    ready = plan.prepare(config.from_command_line(["ppo", "--num-envs", "auto", "--run-dir", str(folder)]))
+    assert "16  environments it is" in capsys.readouterr().out
+    assert ready.settings.options.num_envs == 16 and ready.env.spec.num_envs * ready.num_shards == 16
+    assert ready.steps_per_update == 128 * 16
+    report.write_config(ready)
+    ready.lock.release()
     assert yaml.safe_load((folder / "config.yaml").read_text())["num_envs"] == 16
-    assert json.loads((folder / "summary.json").read_text())["num_envs"] == 16
     monkeypatch.setattr(calibrate, "choose", lambda settings: pytest.fail("again"))
-    monkeypatch.setattr(trainer, "execute", lambda plan: plan)
-    assert plan.prepare(config.from_keywords(resume=str(folder))).steps_per_update == 8 * 16
+    again = plan.prepare(config.from_keywords(resume=str(folder)))
+    assert again.settings.options.num_envs == 16
+    again.lock.release()
     with pytest.raises(ValueError, match="num_envs auto: this run has 16"):
         jaxrl_fast.fit(resume=str(folder), num_envs="auto")
 

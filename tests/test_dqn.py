@@ -361,7 +361,9 @@ def test_the_replay_ratio_holds_beyond_what_int32_counts(num_updates):
     assert (int(num_steps), int(dqn.due(parts, state._replace(owed=owed))[0])) == (2, 3)
 
 
-@pytest.mark.parametrize("num_envs", [1, 3, 10])
+@pytest.mark.parametrize(
+    "num_envs", [pytest.param(1, marks=pytest.mark.slow), 3, pytest.param(10, marks=pytest.mark.slow)]
+)
 def test_so_many_gradient_steps_are_made(num_envs):
     """Adam's own count after training: floor(.3 * (11 * 2 * N - 8 N - 1))."""
     env = probes.best_action(num_envs)
@@ -534,8 +536,15 @@ def test_each_gradient_step_draws_a_batch_of_its_own(monkeypatch):
     assert len(set(seen)) == len(seen) > 1
 
 
-@pytest.mark.parametrize("prioritised", [False, True])
-@pytest.mark.parametrize(("probe", "poison"), [(probes.constant_reward_terminal, np.nan), (probes.best_action, 1e6)])
+@pytest.mark.parametrize(
+    ("probe", "poison", "prioritised"),
+    [
+        (probes.constant_reward_terminal, np.nan, False),
+        (probes.best_action, 1e6, True),
+        pytest.param(probes.constant_reward_terminal, np.nan, True, marks=pytest.mark.slow),
+        pytest.param(probes.best_action, 1e6, False, marks=pytest.mark.slow),
+    ],
+)
 def test_reset_rows_change_nothing(probe, poison, prioritised):
     """Neither their action nor their reward: parameters, priorities and metrics come out bit for bit the same.
 
@@ -581,8 +590,8 @@ def agent_of(env, num_updates, **config):
 def learn(env, num_updates=200, seed=0, **config):
     """Expected returns [B, A] and greedy actions [B] of observations, after training in 8 environments."""
     agent = agent_of(env, num_updates, **config)
-    run = jax.jit(lambda key: loop.train(env, agent, loop.init(env, agent, key), num_updates))
-    state, metrics = run(jax.random.key(seed))
+    run = lambda key: loop.train(env, agent, loop.init(env, agent, key), num_updates)
+    state, metrics = jax.jit(run, compiler_options=probes.QUICK)(jax.random.key(seed))
     assert np.isfinite(metrics["loss_sum"]).all()
     parts = agent.update.args[0]
 
@@ -657,8 +666,8 @@ def test_seeds_differ_and_each_is_its_own_run():
     agent = agent_of(env, 6, learning_starts=16, prioritised=True, dueling=True)
     run = lambda key: loop.train(env, agent, loop.init(env, agent, key), 6)
     keys = jax.random.split(jax.random.key(0), 3)
-    together, metrics = jax.jit(jax.vmap(run))(keys)
-    alone = jax.jit(run)
+    together, metrics = jax.jit(jax.vmap(run), compiler_options=probes.QUICK)(keys)
+    alone = jax.jit(run, compiler_options=probes.QUICK)
     assert (metrics["gradient_steps"].sum(1) == 20).all()  # .25 * (6 * 16 - 16)
     for i in (0, 2):
         state, _ = alone(keys[i])

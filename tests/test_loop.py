@@ -153,7 +153,8 @@ LITTLE = dict(rollout_length=4, capacity=64, batch_size=4, learning_starts=8, re
 def test_no_key_is_used_twice(algo, options, strict_keys):
     env = probes.best_action(4)
     agent = agents.load(algo).make(configs.CONFIGS[algo](**options), env.spec, 3)
-    jax.jit(lambda key: loop.train(env, agent, loop.init(env, agent, key), 3))(jax.random.key(0))
+    run = lambda key: loop.train(env, agent, loop.init(env, agent, key), 3)
+    jax.jit(run, compiler_options=probes.QUICK)(jax.random.key(0))
 
 
 def test_splitting_environments_over_devices_learns_from_all_of_them():

@@ -23,8 +23,8 @@ def learn(env, num_updates, seed=0, **config):
         entropy_coef=0.0, value_clip=False,
     )  # fmt: skip
     agent = ppo.make(ppo.Config(**defaults | config), env.spec, num_updates)
-    run = jax.jit(lambda key: loop.train(env, agent, loop.init(env, agent, key), num_updates))
-    state, metrics = run(jax.random.key(seed))
+    run = lambda key: loop.train(env, agent, loop.init(env, agent, key), num_updates)
+    state, metrics = jax.jit(run, compiler_options=probes.QUICK)(jax.random.key(seed))
     return agent, state.agent, jax.device_get(metrics)
 
 

@@ -124,8 +124,8 @@ def agent_of(env, num_updates, **config):
 def learn(env, num_updates=200, **config):
     """Values [B, A] and greedy actions [B] of observations, after training."""
     agent = agent_of(env, num_updates, **config)
-    run = jax.jit(lambda key: loop.train(env, agent, loop.init(env, agent, key), num_updates)[0].agent)
-    state = run(jax.random.key(0))
+    run = lambda key: loop.train(env, agent, loop.init(env, agent, key), num_updates)[0].agent
+    state = jax.jit(run, compiler_options=probes.QUICK)(jax.random.key(0))
 
     def answer(obs):
         obs = jnp.float32(obs)
@@ -216,7 +216,8 @@ def test_seeds_differ_and_each_is_its_own_run():
     agent = agent_of(env, 3)
     run = lambda key: loop.train(env, agent, loop.init(env, agent, key), 3)[0].agent.params
     keys = jax.random.split(jax.random.key(0), 3)
-    together, alone = jax.jit(jax.vmap(run))(keys), jax.jit(run)
+    quick = partial(jax.jit, compiler_options=probes.QUICK)
+    together, alone = quick(jax.vmap(run))(keys), quick(run)
     for i in (0, 2):
         close = partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5)
         jax.tree.map(close, jax.tree.map(lambda x, i=i: x[i], together), alone(keys[i]))

@@ -1,5 +1,7 @@
 """program: where shards and seeds lie changes nothing that they compute."""
 
+from functools import cache
+
 import jax
 import numpy as np
 import pytest
@@ -11,6 +13,7 @@ from tests import probes
 NUM_UPDATES = 3
 
 
+@cache
 def build(num_seeds, num_shards, num_envs=16):
     env = probes.best_action_of_observation(num_envs // num_shards)
     if num_shards > 1:
@@ -32,10 +35,10 @@ def test_shards_on_devices_are_shards_side_by_side(monkeypatch):
     """Two shards on two devices, and the same two under vmap on one."""
     spread = run(build(1, 2), 5)
     monkeypatch.setattr(jax, "local_device_count", lambda: 1)
-    close(spread, run(build(1, 2), 5))
+    close(spread, run(build.__wrapped__(1, 2), 5))
 
 
-@pytest.mark.parametrize("num_shards", [1, 2])
+@pytest.mark.parametrize("num_shards", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_a_seed_of_a_batch_is_its_single_run(num_shards):
     """Four seeds on four devices, each with its shards side by side, against a run of one seed on its devices."""
     batch = run(build(4, num_shards), [3, 4, 5, 6])

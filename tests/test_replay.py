@@ -554,7 +554,7 @@ def blank_screens(num_envs):
     return Env(lambda key: ((), timestep), lambda state, action: ((), timestep), spec)
 
 
-@pytest.mark.parametrize("prioritised", [False, True])
+@pytest.mark.parametrize("prioritised", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_training_keeps_one_ring(prioritised):
     """The whole of DQN's chunk, compiled and not run, needs the state and less than 5% of the ring beside it."""
     env = blank_screens(4)

@@ -101,7 +101,7 @@ def unbroken(tmp_path_factory):
 slow = lambda names, *which: [pytest.param(n, marks=[pytest.mark.slow] if n in which else []) for n in names]
 
 
-@pytest.mark.parametrize("name", slow(RUNS, "seeds", "shards"))
+@pytest.mark.parametrize("name", slow(RUNS, "ppo", "seeds", "shards"))
 def test_stopped_twice_and_with_other_chunks_it_ends_with_the_same_bits(name, tmp_path, monkeypatch, unbroken):
     folder = tmp_path / name
     stop_after(monkeypatch, 200, 900)
