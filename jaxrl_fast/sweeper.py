@@ -43,7 +43,7 @@ def execute(sweep: Sweep) -> int:
             jobs = slurm.submit(sweep.folder, unfinished(sweep), sweep.own.slurm_options)
             terminal.say(f"{len(jobs)} jobs submitted; each writes {sweep.folder / results.TABLE} anew at its end")
             return 0
-        signal = share(sweep) if sweep.own.workers > 1 else work(sweep, terminal)
+        signal, lost = share(sweep) if sweep.own.workers > 1 else (work(sweep, terminal), 0)
         for line in results.write(sweep):
             terminal.say(line)
         left = unfinished(sweep)
@@ -52,7 +52,7 @@ def execute(sweep: Sweep) -> int:
         wrong = [name for name in sweep.groups if (sweep.folder / name / FAILED).is_file()]
         for name in wrong:
             print(f"error: {name}: {failure(sweep.folder / name)}", file=sys.stderr)
-        return 128 + signal if signal else 1 if wrong or left else 0
+        return 128 + signal if signal else 1 if wrong or lost else 0
     finally:
         terminal.close()
 
@@ -114,7 +114,7 @@ def attempt(folder: Path, group: Group, terminal: sinks.Terminal, begin: Any) ->
         speed = f"{sinks.short(said['env_steps_per_s'])} steps/s" if said["env_steps_per_s"] else ""
         score = [] if said["final_return_iqm"] is None else [f"return {said['final_return_iqm']:.1f}"]
         words = " · ".join([said["status"], sinks.seconds(said["train_time_s"]), speed, *score])
-        return {"signal": outcome.asked, "words": words}
+        return {"signal": outcome.signal or outcome.asked, "words": words}
     except Exception as error:
         if type(error).__name__ == "UncompletedJobError":  # submitit: the job's time is over, not the program's
             raise
@@ -137,8 +137,8 @@ def attempt_by_name(folder: str, name: str) -> str:
     return outcome["words"] if outcome else "nothing to do"
 
 
-def share(sweep: Sweep) -> int | None:
-    """Several processes of this sweep at once, until all have ended. The signal that stopped them."""
+def share(sweep: Sweep) -> tuple[int | None, int]:
+    """Several processes of this sweep at once, until all have ended. The signal that stopped them; how many died."""
     command = [sys.executable, "-c", ALONE, str(sweep.folder)]
     processes = [subprocess.Popen(command, start_new_session=True) for _ in range(sweep.own.workers)]
     stopped: list[int] = []
@@ -151,10 +151,10 @@ def share(sweep: Sweep) -> int | None:
     with host.stop_signals(stop):
         for process in processes:
             process.wait()
-    lost = [process.pid for process in processes if process.returncode]
-    if lost and not stopped:
-        host.warn(f"{len(lost)} of {len(processes)} workers ended before their work was done")
-    return stopped[0] if stopped else None
+    lost = 0 if stopped else sum(process.returncode != 0 for process in processes)
+    if lost:
+        host.warn(f"{lost} of {len(processes)} workers ended before their work was done")
+    return stopped[0] if stopped else None, lost
 
 
 def work_alone(folder: str) -> int:

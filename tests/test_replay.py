@@ -564,7 +564,7 @@ def test_training_keeps_one_ring(prioritised):
     with jax.numpy_rank_promotion("allow"):
         agent = dqn.make(config, env.spec, 100)
         built = program.build(env, agent, 1, 100)
-        state = jax.eval_shape(functools.partial(program.begin, env, agent), jax.ShapeDtypeStruct((), jnp.int32))
+        state = program.shapes(env, agent, 1)
     ring = num_bytes(state.agent.replay)
     assert ring > 84_000_000
     rest = jax.tree.map(lambda x: x if x.dtype.name != "key<fry>" else jax.random.key_data(x), state._replace(key=()))

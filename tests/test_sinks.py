@@ -199,7 +199,8 @@ def test_a_run_that_goes_on_is_the_same_run_there(service, monkeypatch, tmp_path
         settings = settings._replace(options=dataclasses.replace(settings.options, resume=resume))
         (tmp_path / name).mkdir(exist_ok=True)
         spec = space(id="gymnax/CartPole-v1")
-        plan = space(settings=settings, env=space(spec=spec), folder=tmp_path / name, num_shards=1, saved=None)
+        place = {"folder": tmp_path / name, "num_shards": 1, "saved": None, "members": ()}
+        plan = space(settings=settings, env=space(spec=spec), **place)
         report.write_config(plan)
         report.open_sinks(plan)
         return {k: inits[-1].get(k) for k in ("name", "id", "project", "resume")}
