@@ -383,8 +383,9 @@ BUGS = (
     Bug(
         "program: every chunk is compiled anew",
         PROGRAM,
-        "return Program(compiled_init, compiled_chunk,",
-        "return Program(compiled_init, lambda *x: jax.jit(lambda *y: spread.advance(*y), donate_argnums=0)(*x),",
+        "return Program(start_all, run,",
+        "return Program(start_all, lambda state, n: jax.jit(lambda *y: spread.advance(*y), donate_argnums=0)("
+        "state, values, jax.device_put(n, spread.limit)),",
         "tests/test_train.py::test_one_compilation_for_any_number_of_chunks",
     ),
 )
