@@ -49,6 +49,35 @@ STOPPED = "tests/test_resume.py::test_it_does_not_matter_where_it_was_stopped[32
 UNPACK = "program.place(checkpoint.unflatten(program.like, saved))"  # where a checkpoint becomes a state
 
 BUGS = (
+    # Atari
+    Bug(
+        "replay: a stack is cleared at a lost life",
+        REPLAY,
+        "age=put(ring.age, _ages(layout, ring, steps.obs)) if stacked else (),",
+        "age=put(ring.age, jnp.where(steps.valid, _ages(layout, ring, steps.obs), 0)) if stacked else (),",
+        "tests/test_envpool.py::test_a_ring_of_single_frames_gives_back_envpools_stacks",
+    ),
+    Bug(
+        "envpool: a lost life ends the game",
+        "jaxrl_fast/envs/envpool.py",
+        "game=Game(reward, over | truncated) if task.lives else (),",
+        "game=Game(reward, died | truncated) if task.lives else (),",
+        "tests/test_envpool.py::test_scores_are_of_whole_games_unclipped",
+    ),
+    Bug(
+        "envpool: a game that ends on the limit step is none that was lost",
+        "jaxrl_fast/envs/envpool.py",
+        "died = terminated | over",
+        "died = terminated",
+        "tests/test_envpool.py::test_a_game_that_is_over_on_the_very_step_of_the_limit_is_lost",
+    ),
+    Bug(
+        "envpool: the gap after going on is learnt from",
+        REPLAY,
+        "return ring._replace(valid=ring.valid.at[newest].set(False))",
+        "return ring",
+        "tests/test_envpool.py::test_without_that_it_goes_on_with_everything_but_the_games",
+    ),
     # Where episodes end
     Bug(
         "gymnax: time that runs out is death",

@@ -140,6 +140,16 @@ def test_time_running_out_is_no_death():
         assert (steps.last & (steps.discount == 1)).any(), case
 
 
+def test_a_game_that_is_over_on_the_very_step_of_the_limit_is_lost():
+    game = play("sticky", "ffi")
+    end = int(np.argmax(game.steps.last[:, 0]))
+    assert game.steps.last[end, 0] and game.steps.discount[end, 0] == 0
+    env = envs.make("envpool/Breakout-v5", NUM_ENVS, Conditions(SEED, "machado2018"), max_episode_steps=end + 1)
+    steps = run(env, game.actions[: end + 1])[1]
+    np.testing.assert_array_equal(steps.obs[:, 0], game.steps.obs[: end + 1, 0])
+    assert steps.last[end, 0] and steps.discount[end, 0] == 0
+
+
 def test_scores_are_of_whole_games_unclipped():
     """PPO acts at random and clips; what the loop sums up is what envpool's own information adds up to."""
     name, options, protocol, num_steps = CASES["lives"]
