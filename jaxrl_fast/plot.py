@@ -9,9 +9,9 @@ from typing import Any, Literal, NamedTuple
 
 from jaxrl_fast import command, config
 from jaxrl_fast.options import Task, types_of
+from jaxrl_fast.report import METRICS
 from jaxrl_fast.spelling import nearest
 
-METRICS = "metrics.jsonl"
 BY_EPISODE = ("return_mean", "return_min", "return_max", "length_mean")  # a record counts as often as it has episodes
 X = {  # the numbers of a record, and what they are called
     "steps": ("env_steps", "environment steps"),

@@ -274,6 +274,15 @@ def test_what_is_no_run_is_refused(tmp_path, capsys):
     assert f"did you mean {tmp_path / 'first_run'}?" in capsys.readouterr().err
 
 
+def test_what_is_refused_keeps_no_lock(tmp_path, unbroken):
+    """A notebook holds on to the error, and to all that it saw."""
+    folder = shutil.copytree(unbroken("pqn"), tmp_path / "run")
+    with pytest.raises(ValueError, match="has made 1600 steps already") as refusal:
+        fit(folder, resume=str(folder), total_steps=64)
+    host.Lock(folder).release()
+    assert refusal.value.__traceback__ is not None
+
+
 def test_two_processes_cannot_write_one_run(tmp_path, unbroken, capsys):
     folder = tmp_path / "run"
     shutil.copytree(unbroken("pqn"), folder)

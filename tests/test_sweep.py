@@ -122,6 +122,7 @@ def test_fewer_rows_than_a_minibatch_has_are_all_of_it():
 
 
 MISTAKES = [
+    ("ppo --agent.no-anneal true,false", ["--agent.no-anneal takes no value", "--agent.anneal true,false"]),
     ("--num-env 1,2", ["--num-env", "--num-envs"]),
     ("--scal none", ["did you mean --scale?"]),
     ("ppo --frobnicate 1,2", ["--frobnicate", "sweep --help"]),
