@@ -3,11 +3,12 @@
     python benchmarks/atari_speed.py                                              # CPU
     python benchmarks/atari_speed.py --num-envs 8,32,128,512,1024 --preset ppo_pong_fast    # a GPU
 
-For each number of environments four things are timed in turn, several rounds: `raw`, envpool alone with random actions,
-by its Python API; `network`, the policy alone on frames that are there already; `acting`, both inside our scan; and
-`training`, with the preset's updates. Speeds are environment steps (of four frames) per second, compilation not
-counted. `acting_of_raw` and `training_of_raw` are the shares of raw; where the network shares the emulator's cores the
-fair bound is 1 / (1 / raw + 1 / network), of which `acting_of_bound` is the share. Medians of the rounds' ratios.
+For each number of environments these are timed in turn, several rounds: `raw`, envpool alone with random actions, by
+its Python API; `network`, the policy alone on frames that are there already; `acting`, both inside our scan; and
+`training`, with the preset's updates; the last two for each way of waiting (`--in-flight`). Speeds are environment
+steps (of four frames) per second, compilation not counted. `acting_of_raw` and `training_of_raw` are the shares of raw;
+where the network shares the emulator's cores the fair bound is 1 / (1 / raw + 1 / network), of which `acting_of_bound`
+is the share. Medians of the rounds' ratios.
 """
 
 import argparse
@@ -34,6 +35,7 @@ def main():
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=6.0, help="of each thing in each round, about")
     parser.add_argument("--threads", type=int, default=0, help="of the emulator; 0: as many as cores")
+    parser.add_argument("--in-flight", default="0,1,2", help="pools that work while the policy thinks; 0: none does")
     parser.add_argument("--output", default="")
     args = parser.parse_args()
     host.offer_cpu_devices()
@@ -46,15 +48,13 @@ def main():
 def measure(num_envs: int, args: argparse.Namespace) -> dict:
     """One number of environments."""
     threads = {"num_threads": args.threads} if args.threads else {}
-    settings = config.from_keywords(args.preset, num_envs=num_envs, env_options=threads)
-    env, agent, _ = plan.divide(settings, agents.load(settings.algo), 1000)
+    ways = [way for way in map(int, args.in_flight.split(",")) if num_envs % max(way, 1) == 0]
+    env, agent = prepare(args.preset, num_envs, threads, 0)
     length = agent.rollout_length
-    contenders = {
-        "raw": raw(env, length),
-        "network": network(env, agent, length),
-        "acting": acting(env, agent, length),
-        "training": training(env, agent),
-    }
+    contenders = {"raw": raw(env, length), "network": network(env, agent, length)}
+    for way in ways:
+        for name, thing in (("acting", acting), ("training", training)):  # each has pools of its own
+            contenders[f"{name}_{way}"] = thing(*prepare(args.preset, num_envs, threads, way))
     steps = length * num_envs
     repeats = {name: max(1, round(args.seconds / seconds(run, 1))) for name, run in contenders.items()}
     rounds = [
@@ -63,12 +63,19 @@ def measure(num_envs: int, args: argparse.Namespace) -> dict:
     ]
     ratio = lambda over: round(statistics.median(over(r) for r in rounds), 3)
     bound = lambda r: 1 / (1 / r["raw"] + 1 / r["network"])
-    speeds = {f"{name}_steps_per_s": round(statistics.median(r[name] for r in rounds)) for name in contenders}
-    return {"preset": args.preset, "num_envs": num_envs, "threads": args.threads, "rounds": args.rounds, **speeds} | {
-        "acting_of_raw": ratio(lambda r: r["acting"] / r["raw"]),
-        "training_of_raw": ratio(lambda r: r["training"] / r["raw"]),
-        "acting_of_bound": ratio(lambda r: r["acting"] / bound(r)),
-    }
+    found = {f"{name}_steps_per_s": round(statistics.median(r[name] for r in rounds)) for name in contenders}
+    for way in ways:
+        found |= {
+            f"acting_{way}_of_raw": ratio(lambda r, way=way: r[f"acting_{way}"] / r["raw"]),
+            f"training_{way}_of_raw": ratio(lambda r, way=way: r[f"training_{way}"] / r["raw"]),
+            f"acting_{way}_of_bound": ratio(lambda r, way=way: r[f"acting_{way}"] / bound(r)),
+        }
+    return {"preset": args.preset, "num_envs": num_envs, "threads": args.threads, "rounds": args.rounds, **found}
+
+
+def prepare(preset: str, num_envs: int, threads: dict, in_flight: int) -> tuple:
+    settings = config.from_keywords(preset, num_envs=num_envs, env_options=threads, in_flight=in_flight)
+    return plan.divide(settings, agents.load(settings.algo), 1000)[:2]
 
 
 def seconds(run: Callable[[], None], repeats: int) -> float:
@@ -80,7 +87,7 @@ def seconds(run: Callable[[], None], repeats: int) -> float:
 
 def raw(env, length: int) -> Callable[[], None]:
     """envpool's Python API with random actions, in a pool of its own with the same options."""
-    pool = adapter.Pool(env.step.args[0].task, (1, 0, 0)).envs
+    pool = adapter.Pool(env.step.args[0][0].task, (1, 0, 0)).envs
     pool.reset()
     chance, num_actions = np.random.default_rng(0), env.spec.action.num
 
@@ -108,29 +115,27 @@ def network(env, agent, length: int) -> Callable[[], None]:
     return lambda: jax.block_until_ready(act(frames, noise))
 
 
-def acting(env, agent, length: int) -> Callable[[], None]:
+def acting(env, agent) -> Callable[[], None]:
     """The emulator and the policy in one scan, nothing learnt; frames are not kept."""
-    key = jax.random.key(0)
-    state = jax.jit(partial(loop.init, env, agent))(key)
-    noise = agent.noise(key, length, env.spec.num_envs)
+    state = jax.jit(partial(loop.init, env, agent))(jax.random.key(0))
 
     @jax.jit
-    def act(actors):
-        policy = partial(agent.explore, state.agent)
-        actors, experience, _ = loop.rollout(env, agent, policy, actors, noise)
-        return actors, experience.steps.reward.sum()
+    def act(actors, key):
+        key_noise, key = jax.random.split(key)
+        actors, experience, _ = loop.act(env, agent, state.agent, actors, key_noise)
+        return actors, key, experience.steps.reward.sum()
 
-    actors = state.actors
+    actors, key = state.actors, state.key
 
     def run():
-        nonlocal actors
-        actors, _ = jax.block_until_ready(act(actors))
+        nonlocal actors, key
+        actors, key, _ = jax.block_until_ready(act(actors, key))
 
     return run
 
 
 def training(env, agent) -> Callable[[], None]:
-    """What `train` does. It goes on with the pool that `acting` left: each takes the games as it finds them."""
+    """What `train` does."""
     state = jax.jit(partial(loop.init, env, agent))(jax.random.key(0))
     train = jax.jit(partial(loop.train, env, agent, num_updates=1), donate_argnums=0)
 

@@ -48,10 +48,14 @@ def env_steps(spec: EnvSpec, rollout_length: int, num_updates: Array) -> Array:
     return jnp.minimum(num_updates, MOST_COUNTED // per_update) * per_update
 
 
-def epsilons(epsilon: Epsilon, spec: EnvSpec, env_steps: Array) -> Array:
-    """[N] f32: the chance of a random action in each environment after so many environment steps."""
+def epsilons(epsilon: Epsilon, spec: EnvSpec, env_steps: Array, num_envs: int | None = None) -> Array:
+    """[N] f32: the chance of a random action in each environment after so many environment steps.
+
+    `num_envs`: of those that act together, if not all do. Where environments are dealt to pools, each has a ladder.
+    """
+    num_envs = num_envs or spec.num_envs
     now = optax.linear_schedule(epsilon.start, epsilon.end, epsilon.steps)(env_steps)
     shard = 0 if spec.axis_name is None else jax.lax.axis_index(spec.axis_name)
-    place = shard * spec.num_envs + jnp.arange(spec.num_envs)
-    exponent = 1 + epsilon.ladder * place / max(spec.num_envs * spec.num_shards - 1, 1)
+    place = shard * num_envs + jnp.arange(num_envs)
+    exponent = 1 + epsilon.ladder * place / max(num_envs * spec.num_shards - 1, 1)
     return jnp.asarray(now, jnp.float32) ** exponent

@@ -2,12 +2,26 @@
 
 from collections.abc import Callable
 from functools import partial
+from operator import itemgetter
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from jaxrl_fast.types import Agent, Array, Decision, Env, Game, Key, Metrics, PyTree, Rollout, TimeStep, Transition
+from jaxrl_fast.types import (
+    Agent,
+    Array,
+    Decision,
+    Env,
+    Game,
+    Key,
+    Metrics,
+    Pools,
+    PyTree,
+    Rollout,
+    TimeStep,
+    Transition,
+)
 
 Policy = Callable[[PyTree, PyTree, PyTree], Decision]  # (obs, memory, noise)
 
@@ -22,11 +36,25 @@ class Actors(NamedTuple):
     length: Array  # [N] int32: environment steps so far in this game
 
 
+class Flight(NamedTuple):
+    """A pool that was sent an action and has not answered yet."""
+
+    actors: Actors  # as they stood when it was chosen; env: (), for that is of all pools
+    decision: Decision
+
+
+class InFlight(NamedTuple):
+    """Where environments stand that are dealt to pools."""
+
+    env: PyTree
+    flights: tuple[Flight, ...]
+
+
 class TrainState(NamedTuple):
     """All there is: enough to continue, to save, to vmap over seeds and to split over devices."""
 
     agent: PyTree
-    actors: Actors
+    actors: Actors | InFlight
     key: Key
     num_updates: Array  # int32; environment steps are derived from it on the host, where integers do not overflow
 
@@ -34,8 +62,8 @@ class TrainState(NamedTuple):
 def init(env: Env, agent: Agent, key: Key) -> TrainState:
     """Before the first step: parameters from the key alone, environments also from the device's place."""
     key_agent, key_env, key = jax.random.split(key, 3)
-    actors = reset(env, agent, _key_of_shard(env, key_env))
-    return TrainState(agent.init(key_agent), actors, key, jnp.int32(0))
+    learner = agent.init(key_agent)
+    return TrainState(learner, begin(env, agent, learner, _key_of_shard(env, key_env)), key, jnp.int32(0))
 
 
 def train(env: Env, agent: Agent, state: TrainState, num_updates: int) -> tuple[TrainState, Metrics]:
@@ -47,42 +75,110 @@ def train(env: Env, agent: Agent, state: TrainState, num_updates: int) -> tuple[
 def train_step(env: Env, agent: Agent, state: TrainState) -> tuple[TrainState, tuple[Metrics, Metrics]]:
     """What every algorithm here does, over and over: act for T steps, then learn from them."""
     key_noise, key_update, key = jax.random.split(state.key, 3)
-    noise = agent.noise(_key_of_shard(env, key_noise), agent.rollout_length, env.spec.num_envs)
-    actors, experience, scores = rollout(env, agent, partial(agent.explore, state.agent), state.actors, noise)
+    actors, experience, scores = act(env, agent, state.agent, state.actors, _key_of_shard(env, key_noise))
     learner, metrics = agent.update(state.agent, experience, _key_of_shard(env, key_update))
     return TrainState(learner, actors, key, state.num_updates + 1), (scores, metrics)
+
+
+def act(env: Env, agent: Agent, learner: PyTree, actors: PyTree, key: Key) -> tuple[PyTree, Rollout, Metrics]:
+    """A rollout by the exploring policy; also returns the scores of games that ended."""
+    policy, num_steps = partial(agent.explore, learner), agent.rollout_length
+    if not env.pools:
+        return rollout(env, agent, policy, actors, agent.noise(key, num_steps, env.spec.num_envs))
+    noise = _noise_of_pools(env.pools, agent, key, num_steps, env.spec.num_envs)
+    return rollout_in_flight(env.pools, agent, policy, actors, noise)
+
+
+def begin(env: Env, agent: Agent, learner: PyTree, key: Key) -> Actors | InFlight:
+    """N actors, each at the start of an episode. Those of pools are sent their first actions."""
+    pools = env.pools
+    if not pools:
+        return reset(env, agent, key)
+    key_env, key_noise = jax.random.split(key)
+    actors = reset(env, agent, key_env)
+    policy, env_state, flights = partial(agent.explore, learner), actors.env, []
+    of_pool = jax.tree.map(lambda x: x.reshape(pools.num, -1, *x.shape[1:]), actors._replace(env=()))
+    for i, noise in enumerate(_noise_of_pools(pools, agent, key_noise, 1, env.spec.num_envs)):
+        ours = jax.tree.map(itemgetter(i), of_pool)
+        env_state, flight = _send(pools, policy, i, env_state, ours, jax.tree.map(itemgetter(0), noise))
+        flights.append(flight)
+    return InFlight(env_state, tuple(flights))
 
 
 def reset(env: Env, agent: Agent, key: Key) -> Actors:
     """N actors, each at the start of an episode."""
     env_state, timestep = env.reset(key)
     num_envs = env.spec.num_envs
-    return Actors(env_state, timestep, _fresh_memory(env, agent), jnp.zeros(num_envs), jnp.zeros(num_envs, jnp.int32))
+    length = jnp.zeros(num_envs, jnp.int32)
+    return Actors(env_state, timestep, _fresh_memory(agent, num_envs), jnp.zeros(num_envs), length)
 
 
 def rollout(env: Env, agent: Agent, policy: Policy, actors: Actors, noise: PyTree) -> tuple[Actors, Rollout, Metrics]:
     """Lets `policy` act once for each step of `noise` [T, ...]; also returns the scores of games that ended."""
 
-    fresh = _fresh_memory(env, agent)
-
     def step(actors, noise):
-        now = actors.timestep
-        decision = policy(now.obs, actors.memory, noise)
-        env_state, after = env.step(actors.env, decision.action)
-        memory = jax.tree.map(partial(_where, now.last), fresh, decision.memory)
-        game = after.game or Game(after.reward, after.last)
-        score, length = actors.score + game.reward, actors.length + ~now.last
-        row = Transition(now.obs, decision.action, after.reward, after.discount, after.last, ~now.last, decision.extras)
-        ended = jnp.where(game.over, 0.0, score), jnp.where(game.over, 0, length)
-        return Actors(env_state, after, memory, *ended), (row, (game.over, score, length))
+        decision = policy(actors.timestep.obs, actors.memory, noise)
+        return _follow(agent, actors, decision, *env.step(actors.env, decision.action))
 
     end, (steps, games) = jax.lax.scan(step, actors, noise)
     return end, Rollout(steps, end.timestep.obs, actors.memory), _scores(steps.valid, *games)
 
 
-def _fresh_memory(env: Env, agent: Agent) -> PyTree:
+def rollout_in_flight(
+    pools: Pools, agent: Agent, policy: Policy, actors: InFlight, noise: tuple[PyTree, ...]
+) -> tuple[InFlight, Rollout, Metrics]:
+    """The same where environments are dealt to pools: each works while the policy thinks for the others.
+
+    All of them do while the agent learns: what the first rows tell was decided before the last update, by the policy of
+    then, and what is sent last is answered in the next rollout.
+    """
+
+    def step(actors, noise):
+        env_state, flights, rows = actors.env, [], []
+        for i, (before, decision) in enumerate(actors.flights):
+            env_state, after = pools.receive(i, env_state)
+            ours, row = _follow(agent, before, decision, (), after)
+            env_state, flight = _send(pools, policy, i, env_state, ours, noise[i])
+            flights.append(flight)
+            rows.append(row)
+        return InFlight(env_state, tuple(flights)), jax.tree.map(lambda *x: jnp.stack(x), *rows)
+
+    join = lambda *trees: jax.tree.map(lambda *x: jnp.concatenate(x), *trees)
+    end, rows = jax.lax.scan(step, actors, noise)
+    steps, games = jax.tree.map(lambda x: x.reshape(x.shape[0], -1, *x.shape[3:]), rows)  # [T, pool, env] to [T, N]
+    next_obs = join(*(flight.actors.timestep.obs for flight in end.flights))
+    memory = join(*(flight.actors.memory for flight in actors.flights))
+    return end, Rollout(steps, next_obs, memory), _scores(steps.valid, *games)
+
+
+def _noise_of_pools(pools: Pools, agent: Agent, key: Key, num_steps: int, num_envs: int) -> tuple[PyTree, ...]:
+    return tuple(agent.noise(key, num_steps, num_envs // pools.num) for key in jax.random.split(key, pools.num))
+
+
+def _send(
+    pools: Pools, policy: Policy, i: int, env_state: PyTree, actors: Actors, noise: PyTree
+) -> tuple[PyTree, Flight]:
+    """Pool i gets its next actions."""
+    decision = policy(actors.timestep.obs, actors.memory, noise)
+    return pools.send(i, env_state, decision.action), Flight(actors, decision)
+
+
+def _follow(
+    agent: Agent, actors: Actors, decision: Decision, env_state: PyTree, after: TimeStep
+) -> tuple[Actors, tuple[Transition, tuple[Array, Array, Array]]]:
+    """Where the actors stand when their decision is answered; what they have been through, and how games ended."""
+    now, extras = actors.timestep, decision.extras
+    memory = jax.tree.map(partial(_where, now.last), _fresh_memory(agent, len(now.last)), decision.memory)
+    game = after.game or Game(after.reward, after.last)
+    score, length = actors.score + game.reward, actors.length + ~now.last
+    row = Transition(now.obs, decision.action, after.reward, after.discount, after.last, ~now.last, extras)
+    ended = jnp.where(game.over, 0.0, score), jnp.where(game.over, 0, length)
+    return Actors(env_state, after, memory, *ended), (row, (game.over, score, length))
+
+
+def _fresh_memory(agent: Agent, num_envs: int) -> PyTree:
     """[N, ...]"""
-    return jax.tree.map(lambda x: jnp.broadcast_to(x, (env.spec.num_envs, *jnp.shape(x))), agent.memory)
+    return jax.tree.map(lambda x: jnp.broadcast_to(x, (num_envs, *jnp.shape(x))), agent.memory)
 
 
 def _scores(valid: Array, over: Array, score: Array, length: Array) -> Metrics:

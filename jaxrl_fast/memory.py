@@ -45,12 +45,8 @@ def need(env: Env, agent: Agent, num_seeds: int) -> Need:
 def in_between(env: Env, agent: Agent) -> int:
     """Bytes that an update of one training takes at least: its rollout, and that again as minibatches."""
     state = jax.eval_shape(lambda: loop.init(env, agent, jax.random.key(0)))
-
-    def act(state, key):
-        noise = agent.noise(key, agent.rollout_length, env.spec.num_envs)
-        return loop.rollout(env, agent, lambda *now: agent.explore(state.agent, *now), state.actors, noise)[1]
-
-    return 2 * size(jax.eval_shape(act, state, jax.random.key(0)))
+    act = lambda state: loop.act(env, agent, state.agent, state.actors, jax.random.key(0))[1]
+    return 2 * size(jax.eval_shape(act, state))
 
 
 def check(needed: Need, capacity: int | None) -> None:

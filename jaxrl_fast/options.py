@@ -30,6 +30,8 @@ class Task:
     """Independent trainings in one program."""
     devices: int | Literal["auto"] = "auto"
     """Devices that the environments are split over."""
+    in_flight: int = 0
+    """Pools of environments on the host that work while the policy thinks for the others; 0: it waits for all."""
 
 
 @dataclass(frozen=True)
@@ -128,6 +130,7 @@ COUNT, POSITIVE, FRACTION, NOT_NEGATIVE = Range(1), Range(0, above=True), Range(
 RANGES = {
     **dict.fromkeys(("num_envs", "total_steps", "num_seeds", "devices", "eval_episodes", "eval_envs", "keep"), COUNT),
     "workers": COUNT,
+    "in_flight": Range(0, 64),
     **dict.fromkeys(("eval_every", "log_every", "report_every", "save_every"), NOT_NEGATIVE),
     **dict.fromkeys(("seed", "play_seed"), Range(0, LAST_SEED)),
     **dict.fromkeys(("episodes", "max_steps"), COUNT),

@@ -144,7 +144,8 @@ def conditions(options: config.Options, purpose: int, done: int = 0) -> Any:
     from jaxrl_fast.types import Conditions
 
     path = "callback" if options.exact_resume else options.pool_path
-    return Conditions((options.seed, purpose, done), options.protocol, path)
+    in_flight = options.in_flight if purpose == TRAINING else 0
+    return Conditions((options.seed, purpose, done), options.protocol, path, in_flight)
 
 
 def check_exact(options: config.Options) -> None:

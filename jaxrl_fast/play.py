@@ -15,7 +15,7 @@ from jaxrl_fast.types import Agent, Array, Env, Game, PyTree
 
 BLOCK = 64  # steps between looks at whether all have finished
 MOST_STEPS = 27_000  # of an episode: half an hour of Atari; what goes on for longer is not counted
-DOMAIN = 2**32 - 1  # sets evaluation's keys apart from training's, which are the first splits of the same key
+DOMAIN = 2**32 - 1  # sets keys apart from training's, which are the first splits of the same key
 
 
 class Episodes(NamedTuple):

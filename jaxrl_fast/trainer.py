@@ -7,6 +7,7 @@ import json
 import sys
 import time
 from collections import deque
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -140,13 +141,14 @@ class Trainer:
         """Environments on the host are no part of a state that was saved: all of their games begin anew."""
         import jax
 
-        from jaxrl_fast import loop
+        from jaxrl_fast import loop, play
 
         if self.reset is None:
-            self.reset = jax.jit(lambda key: loop.reset(self.plan.env, self.plan.agent, key))
+            self.reset = jax.jit(partial(loop.begin, self.plan.env, self.plan.agent))
             self.interrupt = jax.jit(self.plan.agent.interrupt, donate_argnums=0)
-        actors = self.reset(jax.random.key(0))  # all chance is the pool's
-        self.state = self.state._replace(actors=actors, agent=self.interrupt(self.state.agent))
+        learner = self.interrupt(self.state.agent)
+        actors = self.reset(learner, jax.random.fold_in(self.state.key, play.DOMAIN))
+        self.state = self.state._replace(actors=actors, agent=learner)
 
     def spent(self) -> dict[str, float]:
         """Seconds on each of TIMES."""

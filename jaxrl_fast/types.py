@@ -50,6 +50,7 @@ class Conditions(NamedTuple):
     seed: tuple[int, ...] = (0,)  # of everything random in them: the run's, then what else tells pools apart
     protocol: str = ""  # of Atari: "dqn2015" or "machado2018"
     path: str = "auto"  # from the program to the pool: "ffi" or "callback"
+    in_flight: int = 0  # pools that work while the policy thinks for the others; 0: it waits for a single one
 
 
 class TimeStep(NamedTuple):
@@ -66,6 +67,17 @@ class TimeStep(NamedTuple):
     game: Game | tuple[()] = ()  # (): reward and last tell the score
 
 
+class Pools(NamedTuple):
+    """The same N environments, N / num in each pool, and a step of a pool in two halves.
+
+    One state is handed from call to call, pool by pool, so that they keep their order.
+    """
+
+    num: int
+    send: Callable[[int, PyTree, Array], PyTree]  # (pool, state, action [N / num, ...])
+    receive: Callable[[int, PyTree], tuple[PyTree, TimeStep]]  # (pool, state); what came of the action, [N / num]
+
+
 class Env(NamedTuple):
     """N environments stepping together, as two pure functions. Randomness lives in the state."""
 
@@ -78,6 +90,7 @@ class Env(NamedTuple):
     renew: Callable[[int], None] | None = None  # new games, and new chance by a number, behind the same functions
     picture: Callable[[], Any] | None = None  # [H, W, 3] uint8 of the first environment as it stands, on the host
     own_action: Callable[[Array], Array] = lambda action: action  # [N, ...] actions as its true bounds have them
+    pools: Pools | None = None  # N dealt to pools that take actions now and answer later
 
 
 class Decision(NamedTuple):

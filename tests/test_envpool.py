@@ -180,6 +180,38 @@ def test_scores_are_of_whole_games_unclipped():
     assert scores["length_sum"] == sum(n for _, n in finished)
 
 
+@pytest.mark.parametrize(("num_pools", "path"), [(1, "ffi"), (2, "ffi"), (2, "callback")])
+def test_pools_in_flight_play_the_same_games(num_pools, path):
+    """Three rollouts with updates between them, row for row those of the pool that is waited for, and nothing lost."""
+    num_steps, num_envs = 60, 4
+    conditions = Conditions(SEED, "dqn2015", path, num_pools)
+    env = envs.make("envpool/Breakout-v5", num_envs, conditions)
+    config = configs.PPO(rollout_length=num_steps, network="mlp", hidden=(8,), num_minibatches=1, num_epochs=1)
+    agent = agents.load("ppo").make(config, env.spec, 3)
+
+    def update(state, key):
+        actors, experience, scores = loop.act(env, agent, state.agent, state.actors, key)
+        learner, _ = agent.update(state.agent, experience, key)
+        return state._replace(agent=learner, actors=actors), (experience, scores)
+
+    def program(key):
+        key_init, key = jax.random.split(key)
+        return jax.lax.scan(update, loop.init(env, agent, key_init), jax.random.split(key, 3))[1]
+
+    experience, scores = jax.device_get(jax.jit(program)(jax.random.key(2)))
+    rows = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), experience.steps)
+    waiting = envs.make("envpool/Breakout-v5", num_envs, conditions._replace(in_flight=0))
+    first, steps = run(waiting, rows.action)
+    np.testing.assert_array_equal(rows.obs, np.concatenate([first.obs[None], steps.obs[:-1]]))
+    for name in ("reward", "discount", "last"):
+        np.testing.assert_array_equal(getattr(rows, name), getattr(steps, name))
+    np.testing.assert_array_equal(rows.valid, ~np.concatenate([first.last[None], steps.last[:-1]]))
+    np.testing.assert_array_equal(experience.next_obs[:-1], experience.steps.obs[1:, 0])
+    assert scores["episodes"].sum() == steps.game.over.sum() > 0
+    assert 0 < scores["return_sum"].sum() <= steps.game.reward.sum()
+    assert len({tuple(actions) for actions in rows.action.T}) == num_envs, "each has chance of its own"
+
+
 def test_a_ring_of_single_frames_gives_back_envpools_stacks():
     game = play("lives", "ffi")
     num_steps = len(game.actions)
@@ -246,6 +278,9 @@ MISTAKES = [
     ("ppo --env envpool/Pong-v5 --protocol dqn2016", ["--protocol", "dqn2015"]),
     ("ppo --env envpool/Pong-v5 --exact-resume", ["--exact-resume", "--save-every", "environment steps"]),
     ("ppo --env envpool/Pong-v5 --exact-resume --save-every 1M --pool-path ffi", ["--pool-path ffi", "callback"]),
+    ("ppo --env envpool/Pong-v5 --num-envs 9 --in-flight 2", ["--in-flight 2", "9 environments"]),
+    ("ppo --env CartPole-v1 --in-flight 2", ["--in-flight 2", "on the device"]),
+    ("ppo --env envpool/Pong-v5 --in-flight -1", ["--in-flight", "-1", "0"]),
     ("dqn --env envpool/Pendulum-v1", ["dqn wants a finite number of actions"]),
 ]
 
@@ -348,9 +383,12 @@ AGENTS = {
 }
 
 
-@pytest.mark.parametrize("algo", ["ppo", pytest.param("dqn", marks=pytest.mark.slow)])
-def test_with_new_games_at_checkpoints_going_on_is_exact(algo, tmp_path, monkeypatch):
-    options = SHORT | dict(algo=algo, agent=AGENTS[algo], exact_resume=True)
+slow = functools.partial(pytest.param, marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize(("algo", "in_flight"), [("ppo", 0), slow("dqn", 0), slow("ppo", 1), ("dqn", 2)])
+def test_with_new_games_at_checkpoints_going_on_is_exact(algo, in_flight, tmp_path, monkeypatch):
+    options = SHORT | dict(algo=algo, agent=AGENTS[algo], exact_resume=True, in_flight=in_flight)
     jaxrl_fast.fit(**options, run_dir=str(tmp_path / "whole"))
     stop_after(monkeypatch, 200)
     assert jaxrl_fast.fit(**options, run_dir=str(tmp_path / "parts")).summary["status"] == "stopped"

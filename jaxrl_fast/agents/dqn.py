@@ -187,7 +187,7 @@ def explore(parts: Parts, state: State, obs: PyTree, memory: PyTree, noise: Nois
     value = mean(parts, parts.network.apply(state.learner.params, obs, noise.network))
     num_envs = parts.spec.num_envs * parts.spec.num_shards
     env_steps = num_env_steps(parts, state) + noise.explore.place * num_envs
-    epsilon = exploration.epsilons(parts.epsilon, parts.spec, env_steps)
+    epsilon = exploration.epsilons(parts.epsilon, parts.spec, env_steps, len(value))
     return Decision(distributions.EpsilonGreedy(value, epsilon).sample_from(noise.explore.uniform))
 
 

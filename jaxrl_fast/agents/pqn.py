@@ -93,7 +93,7 @@ def init(parts: Parts, key: Key) -> State:
 def explore(parts: Parts, state: State, obs: PyTree, memory: PyTree, noise: exploration.Noise) -> Decision:
     """Epsilon-greedy: each environment tosses its own coin."""
     value = parts.network.apply(state.params, obs)
-    policy = distributions.EpsilonGreedy(value, epsilons(parts, state, noise.place))
+    policy = distributions.EpsilonGreedy(value, epsilons(parts, state, noise.place, len(value)))
     return Decision(policy.sample_from(noise.uniform), extras=value.max(-1))
 
 
@@ -102,10 +102,11 @@ def exploit(parts: Parts, state: State, obs: PyTree, memory: PyTree, noise: expl
     return Decision(distributions.EpsilonGreedy(parts.network.apply(state.params, obs), 0.0).mode())
 
 
-def epsilons(parts: Parts, state: State, place: int | Array = 0) -> Array:
-    """[N] f32: at a step of a rollout."""
+def epsilons(parts: Parts, state: State, place: int | Array = 0, num_envs: int | None = None) -> Array:
+    """[N] f32: at a step of a rollout, of those environments that act together."""
     before = exploration.env_steps(parts.spec, parts.config.rollout_length, state.num_updates)
-    return exploration.epsilons(parts.epsilon, parts.spec, before + place * parts.spec.num_envs * parts.spec.num_shards)
+    now = before + place * parts.spec.num_envs * parts.spec.num_shards
+    return exploration.epsilons(parts.epsilon, parts.spec, now, num_envs)
 
 
 def update(parts: Parts, state: State, rollout: Rollout, key: Key) -> tuple[State, Metrics]:

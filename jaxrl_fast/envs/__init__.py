@@ -36,6 +36,10 @@ def make(env_id: Any, num_envs: int, /, conditions: "types.Conditions | None" = 
         return _backend(backend).make(name, num_envs, options, conditions)
     if conditions and conditions.protocol:
         raise ValueError(f"--protocol {conditions.protocol}: {env_id} is no game of Atari, for which protocols are")
+    if conditions and conditions.in_flight:
+        raise ValueError(
+            f"--in-flight {conditions.in_flight}: {env_id} runs on the device, where nothing waits for a pool"
+        )
     if not adapted:
         return _backend(backend).make(name, num_envs, options)
     source = (env_id,) if not isinstance(env_id, str) else (_import_object(env_id), env_id)

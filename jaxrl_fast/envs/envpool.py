@@ -1,8 +1,10 @@
 """envpool's environments (Atari and some twenty other families): N emulators on the host behind one pool.
 
 envpool resets on the step after the last one, as we do (see `types.TimeStep`), so its rows pass through as they are.
-The pool is stepped from inside the compiled program, by envpool's own calls ("ffi") or, where these do not load, by a
-call back to Python ("callback"); both give the same trajectories, and so does envpool's Python API.
+The pool is driven from inside the compiled program, by envpool's own calls ("ffi") or, where these do not load, by
+calls back to Python ("callback"); both give the same trajectories, and so does envpool's Python API. The environments
+may be dealt to several pools, which take actions and answer later (`types.Pools`): then one works while the policy
+thinks for another. Each environment has the same seed however they are dealt.
 
 What an agent meets is made uniform: frames are uint8 [H, W, C], other observations float32, small counts one-hot; a
 lost life is the end of an episode but not of the game, and the score is that of the game, neither clipped nor cut. No
@@ -22,7 +24,7 @@ from jax.experimental import io_callback
 
 from jaxrl_fast.envs import envpool_tasks as tasks
 from jaxrl_fast.envs import inputs
-from jaxrl_fast.types import Conditions, Env, Game, Key, PyTree, TimeStep
+from jaxrl_fast.types import Conditions, Env, Game, Key, Pools, PyTree, TimeStep
 
 SECONDS_EACH = 0.15  # that making an Atari environment takes
 MANY = 128  # of them are worth a word
@@ -31,35 +33,36 @@ MANY = 128  # of them are worth a word
 class State(NamedTuple):
     """Where N environments stand, as far as the device can know."""
 
-    handle: jax.Array  # orders the calls: each takes the one before's
-    last: jax.Array  # [N] bool: the next step begins an episode
+    handle: jax.Array  # [8] uint8, of no meaning: each call takes the one before's, and so they keep their order
+    last: tuple[jax.Array, ...]  # [n] bool of each pool: the next step begins an episode
 
 
 class Pool:
-    """N emulators, made when first needed.
+    """n emulators, made when first needed.
 
     Compiled programs know envpool's pool by its address, so it has to outlive them: it is never given up (`KEPT`).
     """
 
-    def __init__(self, task: tasks.Task, seed: tuple[int, ...]):
-        self.task, self.seed = task, seed
+    def __init__(self, task: tasks.Task, seed: tuple[int, ...], number: int = 0, num_pools: int = 1):
+        self.task, self.seed, self.number, self.num_pools = task, seed, number, num_pools
 
     @functools.cached_property
     def envs(self) -> Any:
         """envpool's own object. An Atari environment takes some 0.15 s."""
         jax.devices()  # before envpool registers its calls, or a wrong version of jaxlib breaks JAX's start
-        seeds = seeds_of(self.seed, self.task.spec.num_envs)
+        num_envs = self.task.spec.num_envs
+        seeds = seeds_of(self.seed, num_envs * self.num_pools)[self.number * num_envs :][:num_envs]
         shown = {"render_mode": "rgb_array"} if self.task.protocol else {}  # it costs nothing until it is asked for
-        envs = envpool.make_gymnasium(self.task.name, **self.task.config, **shown, num_envs=len(seeds), seed=seeds)
+        envs = envpool.make_gymnasium(self.task.name, **self.task.config, **shown, num_envs=num_envs, seed=seeds)
         KEPT.append(envs)
         return envs
 
     @functools.cached_property
-    def calls(self) -> tuple[np.ndarray, Callable[..., Any]]:
-        """A handle [8] uint8, and envpool's step (handle, action) -> (handle, row) for compiled programs."""
+    def calls(self) -> tuple[Callable[..., Any], Callable[..., Any]]:
+        """envpool's send (handle, action) -> handle and recv handle -> (handle, row), for compiled programs."""
         with jax.enable_x64(self.task.wide):
-            handle, _, _, step = self.envs.xla()
-        return handle, step
+            _, recv, send, _ = self.envs.xla()
+        return send, recv
 
     def renew(self, number: int) -> None:
         """A new pool takes the place of this one, with chance by a number. Only for programs that ask by callback."""
@@ -72,17 +75,17 @@ class Pool:
         """[H, W, 3] uint8: the screen of the first environment, in its own colours."""
         return np.asarray(self.envs.render(env_ids=[0]))[0]
 
-    def handle(self, path: str) -> np.ndarray:
-        """[8] uint8"""
-        return self.calls[0] if path == "ffi" else np.zeros(8, np.uint8)
-
     def reset(self) -> PyTree:
         """First observations of new games, on the host."""
         return _narrow(self.envs.reset()[0])
 
-    def step(self, action: Any) -> Any:
+    def send(self, action: Any) -> None:
+        """Actions, from the host."""
+        self.envs.send(np.asarray(action).astype(self.task.action_dtype))
+
+    def receive(self) -> Any:
         """A row (obs, reward, terminated, truncated, game over), on the host."""
-        obs, *ends, info = self.envs.step(np.asarray(action).astype(self.task.action_dtype))
+        obs, *ends, info = self.envs.recv()
         return (_narrow(obs), *ends, np.asarray(_game_over(self.task, info)))
 
 
@@ -100,44 +103,77 @@ def make(name: str, num_envs: int, options: Mapping[str, Any], conditions: Condi
     conditions = conditions or Conditions()
     task = tasks.describe(name, num_envs, options, conditions)
     path, notes = _choose_path(conditions.path)
-    notes += _warnings(task)
-    drive = Pool(task, conditions.seed), path
+    num_pools = max(conditions.in_flight, 1)
+    if num_envs % num_pools:
+        raise ValueError(f"--in-flight {num_pools}: {num_envs} environments do not divide into so many pools")
+    part = task if num_pools == 1 else tasks.describe(name, num_envs // num_pools, options, conditions)
+    pools = tuple(Pool(part, conditions.seed, i, num_pools) for i in range(num_pools))
     return Env(
-        functools.partial(reset, *drive),
-        functools.partial(step, *drive),
+        functools.partial(reset, pools),
+        functools.partial(step, pools, path),
         task.spec,
         on_device=False,
-        notes=notes,
+        notes=notes + _in_flight(conditions.in_flight) + _warnings(task),
         protocol=task.protocol,
-        picture=drive[0].picture if task.protocol else None,
+        picture=pools[0].picture if task.protocol else None,
         own_action=functools.partial(own_action, task),
-        renew=drive[0].renew if path == "callback" else None,
+        renew=functools.partial(renew, pools) if path == "callback" else None,
+        pools=Pools(num_pools, functools.partial(send, pools, path), functools.partial(receive, pools, path))
+        if conditions.in_flight
+        else None,
     )
 
 
-def reset(pool: Pool, path: str, key: Key) -> tuple[State, TimeStep]:
-    """First observations of N new games. The chance in them is the pool's, which was seeded when it was made."""
+def renew(pools: tuple[Pool, ...], number: int) -> None:
+    """New games, and new chance by a number, behind the same functions."""
+    for pool in pools:
+        pool.renew(number)
+
+
+def reset(pools: tuple[Pool, ...], key: Key) -> tuple[State, TimeStep]:
+    """First observations of N new games. The chance in them is the pools', which were seeded when they were made."""
     del key
-    task, num_envs = pool.task, pool.task.spec.num_envs
+    task, num_envs = pools[0].task, pools[0].task.spec.num_envs
     shapes = jax.ShapeDtypeStruct((8,), jnp.uint8), tasks.raw_obs(task)
-    handle, obs = io_callback(lambda: (pool.handle(path), pool.reset()), shapes)
     zeros = functools.partial(jnp.zeros, num_envs)
-    game = Game(zeros(jnp.float32), zeros(bool)) if task.lives else ()
-    timestep = TimeStep(tasks.encode(task, obs), zeros(jnp.float32), jnp.ones(num_envs), zeros(bool), game)
-    return State(handle, zeros(bool)), timestep
+    handle, rows = jnp.zeros(8, jnp.uint8), []
+    for pool in pools:
+        handle, obs = io_callback(lambda handle, pool=pool: (handle, pool.reset()), shapes, handle)
+        game = Game(zeros(jnp.float32), zeros(bool)) if task.lives else ()
+        rows.append(TimeStep(tasks.encode(task, obs), zeros(jnp.float32), jnp.ones(num_envs), zeros(bool), game))
+    return State(handle, tuple(row.last for row in rows)), _join(rows)
 
 
-def step(pool: Pool, path: str, state: State, action: jax.Array) -> tuple[State, TimeStep]:
-    """One step of all; where the last one ended an episode, the first row of the next.
+def step(pools: tuple[Pool, ...], path: str, state: State, action: jax.Array) -> tuple[State, TimeStep]:
+    """One step of all; where the last one ended an episode, the first row of the next."""
+    spec = pools[0].task.spec
+    inputs.check_action(spec._replace(num_envs=spec.num_envs * len(pools)), action)
+    rows = []
+    for i, actions in enumerate(jnp.split(action, len(pools))):
+        state = send(pools, path, i, state, actions)
+    for i in range(len(pools)):
+        state, row = receive(pools, path, i, state)
+        rows.append(row)
+    return state, _join(rows)
+
+
+def send(pools: tuple[Pool, ...], path: str, i: int, state: State, action: jax.Array) -> State:
+    """Pool i gets actions [n, ...] and begins to work."""
+    pool = pools[i]
+    inputs.check_action(pool.task.spec, action)
+    by = _send_by_ffi if path == "ffi" else _send_by_callback
+    return state._replace(handle=by(pool, state.handle, own_action(pool.task, action)))
+
+
+def receive(pools: tuple[Pool, ...], path: str, i: int, state: State) -> tuple[State, TimeStep]:
+    """What came of the actions that pool i was sent.
 
     A game that is over on the very step that time runs out is called truncated by envpool; Atari says it besides.
     """
-    task = pool.task
-    inputs.check_action(task.spec, action)
-    action = own_action(task, action)
-    advance = _step_by_ffi if path == "ffi" else _step_by_callback
-    handle, (obs, reward, terminated, truncated, over) = advance(pool, state.handle, action)
-    reward = jnp.where(state.last, 0.0, reward)
+    pool, task = pools[i], pools[i].task
+    by = _receive_by_ffi if path == "ffi" else _receive_by_callback
+    handle, (obs, reward, terminated, truncated, over) = by(pool, state.handle)
+    reward = jnp.where(state.last[i], 0.0, reward)
     died = terminated | over
     timestep = TimeStep(
         obs=tasks.encode(task, obs),
@@ -146,7 +182,12 @@ def step(pool: Pool, path: str, state: State, action: jax.Array) -> tuple[State,
         last=died | truncated,
         game=Game(reward, over | truncated) if task.lives else (),
     )
-    return State(handle, timestep.last), timestep
+    return State(handle, (*state.last[:i], timestep.last, *state.last[i + 1 :])), timestep
+
+
+def _join(rows: list[TimeStep]) -> TimeStep:
+    """[N, ...] of all pools' [n, ...]."""
+    return jax.tree.map(lambda *x: jnp.concatenate(x), *rows) if len(rows) > 1 else rows[0]
 
 
 def own_action(task: tasks.Task, action: jax.Array) -> jax.Array:
@@ -154,22 +195,38 @@ def own_action(task: tasks.Task, action: jax.Array) -> jax.Array:
     return inputs.to_env_action(task.spec, task.bounds, action) + task.action_start
 
 
-def _step_by_ffi(pool: Pool, handle: jax.Array, action: jax.Array) -> tuple[jax.Array, Any]:
-    """envpool's own call. Where it has 64 bits it is traced with them, or it would write beyond its arrays."""
-    task = pool.task
-    with jax.enable_x64(task.wide or jax.config.values["jax_enable_x64"]):
-        handle, row = pool.calls[1](handle, action.astype(task.action_dtype))
-        obs, reward, terminated, truncated, info = row
+def _send_by_ffi(pool: Pool, handle: jax.Array, action: jax.Array) -> jax.Array:
+    """envpool's own call. Where it has 64 bits it is traced with them, or it would read and write beyond its arrays."""
+    with _wide(pool.task):
+        return pool.calls[0](handle, action.astype(pool.task.action_dtype))
+
+
+def _receive_by_ffi(pool: Pool, handle: jax.Array) -> tuple[jax.Array, Any]:
+    with _wide(pool.task):
+        handle, (obs, *ends, info) = pool.calls[1](handle)
         obs = jax.tree.map(lambda x: jax.lax.convert_element_type(x, tasks.narrow_dtype(x.dtype)), obs)
-    return handle, (obs, reward, terminated, truncated, _game_over(task, info))
+    return handle, (obs, *ends, _game_over(pool.task, info))
 
 
-def _step_by_callback(pool: Pool, handle: jax.Array, action: jax.Array) -> tuple[jax.Array, Any]:
-    """By way of Python. Each call takes the handle that the one before gave, so they keep their order."""
+def _wide(task: tasks.Task) -> Any:
+    return jax.enable_x64(task.wide or jax.config.values["jax_enable_x64"])
+
+
+def _send_by_callback(pool: Pool, handle: jax.Array, action: jax.Array) -> jax.Array:
+    """By way of Python."""
+
+    def call(handle, action):
+        pool.send(action)
+        return handle
+
+    return io_callback(call, jax.ShapeDtypeStruct((8,), jnp.uint8), handle, action)
+
+
+def _receive_by_callback(pool: Pool, handle: jax.Array) -> tuple[jax.Array, Any]:
     task = pool.task
     number, flag = (jax.ShapeDtypeStruct((task.spec.num_envs,), dtype) for dtype in (jnp.float32, bool))
     shapes = jax.ShapeDtypeStruct((8,), jnp.uint8), (tasks.raw_obs(task), number, flag, flag, flag)
-    return io_callback(lambda handle, action: (handle, pool.step(action)), shapes, handle, action)
+    return io_callback(lambda handle: (handle, pool.receive()), shapes, handle)
 
 
 def seeds_of(seed: tuple[int, ...], num_envs: int) -> list[int]:
@@ -208,6 +265,14 @@ def _choose_path(wanted: str) -> tuple[str, tuple[str, ...]]:
     if why:
         return "callback", (f"envpool is stepped through Python, for its own calls do not load here ({why})",)
     return "ffi", ()
+
+
+def _in_flight(num_pools: int) -> tuple[str, ...]:
+    """What it means for the agent."""
+    if not num_pools:
+        return ()
+    pools = f"{num_pools} pools are" if num_pools > 1 else "the environments are"
+    return (f"{pools} in flight: the first step of each rollout is decided by the policy before the last update",)
 
 
 def _warnings(task: tasks.Task) -> tuple[str, ...]:
