@@ -121,7 +121,8 @@ def rollout(env: Env, agent: Agent, policy: Policy, actors: Actors, noise: PyTre
         return _follow(agent, actors, decision, *env.step(actors.env, decision.action))
 
     end, (steps, games) = jax.lax.scan(step, actors, noise)
-    return end, Rollout(steps, end.timestep.obs, actors.memory), _scores(steps.valid, *games)
+    experience = Rollout(steps, end.timestep.obs, actors.memory, actors.timestep.obs)
+    return end, experience, _scores(steps.valid, *games)
 
 
 def rollout_in_flight(
@@ -146,9 +147,10 @@ def rollout_in_flight(
     join = lambda *trees: jax.tree.map(lambda *x: jnp.concatenate(x), *trees)
     end, rows = jax.lax.scan(step, actors, noise)
     steps, games = jax.tree.map(lambda x: x.reshape(x.shape[0], -1, *x.shape[3:]), rows)  # [T, pool, env] to [T, N]
-    next_obs = join(*(flight.actors.timestep.obs for flight in end.flights))
+    obs = lambda flights: join(*(flight.actors.timestep.obs for flight in flights))
     memory = join(*(flight.actors.memory for flight in actors.flights))
-    return end, Rollout(steps, next_obs, memory), _scores(steps.valid, *games)
+    experience = Rollout(steps, obs(end.flights), memory, obs(actors.flights))
+    return end, experience, _scores(steps.valid, *games)
 
 
 def _noise_of_pools(pools: Pools, agent: Agent, key: Key, num_steps: int, num_envs: int) -> tuple[PyTree, ...]:
@@ -171,7 +173,7 @@ def _follow(
     memory = jax.tree.map(partial(_where, now.last), _fresh_memory(agent, len(now.last)), decision.memory)
     game = after.game or Game(after.reward, after.last)
     score, length = actors.score + game.reward, actors.length + ~now.last
-    row = Transition(now.obs, decision.action, after.reward, after.discount, after.last, ~now.last, extras)
+    row = Transition(agent.keep(now.obs), decision.action, after.reward, after.discount, after.last, ~now.last, extras)
     ended = jnp.where(game.over, 0.0, score), jnp.where(game.over, 0, length)
     return Actors(env_state, after, memory, *ended), (row, (game.over, score, length))
 

@@ -2,7 +2,7 @@
 
 The ring is time-major, [R, N, ...]. Because environments reset on the next step, the observation of the next row is
 always the true successor, so it is never stored a second time. Where observations are stacks of frames, only the newest
-frame of each is kept, and the stack is put together again from the rows before it (`age` says where it begins).
+frame of each is kept, and the stack is put together again from the rows before it (`frames`).
 
 Rows are numbered by their place in the ring; `head` is where the next one goes. A row can be read once it has `n_step`
 successors, and while all the frames of its stack are still there. Rows whose action was ignored (resets) are never
@@ -11,13 +11,13 @@ drawn. Prioritised drawing is in `priorities.py`.
 
 import functools
 import math
-import operator
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import Array, ShapeDtypeStruct
 
+from jaxrl_fast import frames
 from jaxrl_fast.types import Box, Discrete, Key, PyTree, Transition
 
 NUM_TRIES = 4  # draws for one sample before it is given up: all hit resets once in (episode length + 1)^4 times
@@ -78,11 +78,14 @@ def add(layout: Layout, ring: Ring, steps: Transition) -> Ring:
     num_new = steps.reward.shape[0]
     assert layout.num_rows % num_new == 0, (layout.num_rows, num_new)
     put = lambda old, new: jax.lax.dynamic_update_slice_in_dim(old, new.astype(old.dtype), ring.head, axis=0)
-    stacked = layout.frame_stack > 1
-    newest = jax.tree.map(lambda x: x[..., -_channels(layout, x) :], steps.obs) if stacked else steps.obs
+    obs, stack = steps.obs, layout.frame_stack
+    age: Array | tuple[()] = ()
+    if stack > 1:
+        obs, same = jax.vmap(functools.partial(frames.keep, stack))(steps.obs)
+        age = put(ring.age, frames.ages(stack, same, ring.age[ring.head - 1]))  # row -1 is the last one
     return Ring(
-        obs=jax.tree.map(put, ring.obs, newest),
-        age=put(ring.age, _ages(layout, ring, steps.obs)) if stacked else (),
+        obs=jax.tree.map(put, ring.obs, obs),
+        age=age,
         action=put(ring.action, steps.action),
         reward=put(ring.reward, steps.reward),
         discount=put(ring.discount, steps.discount),
@@ -166,54 +169,14 @@ def _look(layout: Layout, ring: Ring, row: Array, env: Array) -> PyTree:
     """The observations at rows [B] of environments [B]."""
     if isinstance(ring.age, tuple):
         return jax.tree.map(lambda x: _at(x, row, env), ring.obs)
-    age = _at(ring.age, row, env).astype(jnp.int32)
-    lag = jnp.arange(layout.frame_stack - 1, -1, -1)[None]  # the oldest frame first
-    rows = (row[:, None] - jnp.minimum(lag, age[:, None])) % layout.num_rows
-
-    def stack(x):
-        """One gather of [B, stack, ..., C] and a transpose, done before anything else reads it.
-
-        On a CPU, joining several gathers took six times as long, and so does what reads through the transpose.
-        """
-        frames = jnp.moveaxis(_at(x, rows, env[:, None]), 1, -2)
-        return jax.lax.optimization_barrier(frames.reshape(*frames.shape[:-2], -1))
-
-    return jax.tree.map(stack, ring.obs)
-
-
-def _ages(layout: Layout, ring: Ring, obs: PyTree) -> Array:
-    """[T, N] uint8. A stack of equal frames begins anew; any other is the one before it, moved on by a frame.
-
-    That holds for any stack that starts as copies of one frame, so nothing need be known of episodes, which a lost
-    life may end while its stack goes on. Equal frames may also come about by chance: copies are then as right.
-    """
-    same = functools.reduce(operator.and_, (_all_equal(layout, x) for x in jax.tree.leaves(obs)))
-    oldest = layout.frame_stack - 1
-
-    def step(age, same):
-        age = jnp.where(same, 0, jnp.minimum(age + 1, oldest)).astype(jnp.uint8)
-        return age, age
-
-    return jax.lax.scan(step, ring.age[ring.head - 1], same)[1]  # row -1 is the last one
-
-
-def _all_equal(layout: Layout, x: Array) -> Array:
-    """[T, N] bool: all frames of the stack are the same."""
-    frames = x.reshape(*x.shape[:-1], layout.frame_stack, _channels(layout, x))
-    return (frames == frames[..., :1, :]).all(axis=tuple(range(2, frames.ndim)))
+    return frames.stacks(layout.frame_stack, ring.obs, _at(ring.age, row, env), row, env)
 
 
 def _frame(layout: Layout, obs: ShapeDtypeStruct) -> ShapeDtypeStruct:
     """What is kept of an observation."""
     if layout.frame_stack <= 1:
         return obs
-    return ShapeDtypeStruct((*obs.shape[:-1], _channels(layout, obs)), obs.dtype)
-
-
-def _channels(layout: Layout, obs: Array | ShapeDtypeStruct) -> int:
-    """Of one frame."""
-    assert obs.shape[-1] % layout.frame_stack == 0, (obs.shape, layout.frame_stack)
-    return obs.shape[-1] // layout.frame_stack
+    return ShapeDtypeStruct((*obs.shape[:-1], frames.num_channels(layout.frame_stack, obs)), obs.dtype)
 
 
 def _at(x: Array, row: Array, env: Array) -> Array:

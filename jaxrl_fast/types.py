@@ -104,7 +104,7 @@ class Decision(NamedTuple):
 class Transition(NamedTuple):
     """One step of N environments, from the observation acted upon to what followed."""
 
-    obs: PyTree  # [T, N, ...]
+    obs: PyTree  # [T, N, ...] or what the agent keeps of it
     action: Array  # [T, N, ...]
     reward: Array  # [T, N] f32
     discount: Array  # [T, N] f32
@@ -119,6 +119,7 @@ class Rollout(NamedTuple):
     steps: Transition  # [T, N, ...]
     next_obs: PyTree  # [N, ...] what follows the last step: bootstrap from here
     memory: PyTree  # [N, ...] the policy's memory before the first step
+    first_obs: PyTree = ()  # [N, ...] of the first step, also where an agent keeps less of each
 
 
 class Agent(NamedTuple):
@@ -131,4 +132,5 @@ class Agent(NamedTuple):
     noise: Callable[[Key, int, int], PyTree]  # (key, T, N): what T decisions need of chance, [T, ...], drawn at once
     rollout_length: int  # T
     memory: PyTree = ()  # [...] of one environment at the start of an episode
+    keep: Callable[[PyTree], PyTree] = lambda obs: obs  # what `update` wants of observations [N, ...]
     interrupt: Callable[[PyTree], PyTree] = lambda state: state  # S where all environments begin anew in mid-episode

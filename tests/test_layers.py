@@ -18,7 +18,7 @@ FILES = sorted(str(path.relative_to(ROOT).with_suffix("")) for path in ROOT.rglo
 
 PARTS = (
     *("returns", "distributions", "networks", "normalize", "minibatch"),
-    *("convolutions", "replay", "priorities", "exploration", "gradients"),
+    *("convolutions", "frames", "replay", "priorities", "exploration", "gradients"),
 )
 AROUND = ("play", "memory", "config", "checkpoint", "sinks", "scores", "curves", "program")
 SWEEP = ("sweep", "grid", "layout", "sweeper", "slurm", "results", "figures")
@@ -60,6 +60,7 @@ LAYERS = (
     Layer(("options",), ours=(), theirs=()),
     Layer(("written", "values"), ours=("spelling", "options", "written"), theirs=("yaml",), pure=False),
     Layer(("networks",), ours=("types", "convolutions")),
+    Layer(("replay",), ours=("types", "frames")),
     Layer(PARTS, ours=("types",)),
     Layer(("population",), ours=(), theirs=("numpy",)),
     Layer(("members",), ours=("types",), theirs=("numpy",)),

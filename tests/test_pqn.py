@@ -69,7 +69,7 @@ def test_targets_worked_by_hand(last, terminal, expected):
         [[False], [last], [False]], [[True], [True], [not last]],
     )  # fmt: skip
     parts = parts_of(rollout_length=3, gamma=0.5, q_lambda=0.5)
-    rows = pqn.prepare(parts, table, rollout)
+    rows, _ = pqn.prepare(parts, table, rollout)
     np.testing.assert_allclose(rows.target, expected, rtol=1e-6)
     np.testing.assert_array_equal(rows.weight, [1, 1, not last])
 
@@ -88,7 +88,7 @@ def test_targets_are_those_of_rlax(rlax, q_lambda):
     reward, last = rng.normal(size=(num_steps, num_envs)), rng.random((num_steps, num_envs)) < 0.3
     discount = 1.0 - (last & (rng.random(last.shape) < 0.5))
     for ends in (last, np.zeros_like(last)):
-        rows = pqn.prepare(parts, table, rollout_of(table, obs, action, reward, discount, ends, ~ends))
+        rows, _ = pqn.prepare(parts, table, rollout_of(table, obs, action, reward, discount, ends, ~ends))
         target = rows.target.reshape(num_steps, num_envs)
         for n in range(num_envs):
             q = table[obs[:, n]]

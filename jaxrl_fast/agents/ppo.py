@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxrl_fast import distributions, gradients, minibatch, networks, normalize, returns
+from jaxrl_fast import distributions, frames, gradients, minibatch, networks, normalize, returns
 from jaxrl_fast.agents import configs
 from jaxrl_fast.types import Agent, Array, Box, Decision, Discrete, EnvSpec, Key, Metrics, PyTree, Rollout
 
@@ -31,7 +31,7 @@ class State(NamedTuple):
 class Batch(NamedTuple):
     """What the loss is about, row by row: [B, ...]."""
 
-    obs: PyTree  # as the network sees it
+    obs: PyTree  # as the network sees it, or what stands for it until a gradient step
     action: Array
     policy: PyTree  # the distribution that acted
     value: Array  # at the time of acting
@@ -49,6 +49,7 @@ class Parts(NamedTuple):
     learning_rate: optax.Schedule
     optimiser: optax.GradientTransformation
     objective: Callable[["Parts", PyTree, Batch], tuple[Array, Metrics]]
+    frame_stack: int  # frames of an observation that is kept as its newest; 0: all of it is kept
 
 
 def make(config: Config, spec: EnvSpec, num_updates: int, objective: Callable | None = None) -> Agent:
@@ -76,7 +77,8 @@ def make(config: Config, spec: EnvSpec, num_updates: int, objective: Callable | 
         max_grad_norm=config.max_grad_norm,
         axis_name=spec.axis_name,
     )
-    parts = Parts(config, spec, network, learning_rate, gradient_step, objective or loss)
+    frame_stack = 0 if config.normalize_observations or spec.frame_stack < 2 else spec.frame_stack
+    parts = Parts(config, spec, network, learning_rate, gradient_step, objective or loss, frame_stack)
     return Agent(
         init=partial(init, parts),
         explore=partial(explore, parts),
@@ -84,6 +86,7 @@ def make(config: Config, spec: EnvSpec, num_updates: int, objective: Callable | 
         update=partial(update, parts),
         noise=partial(noise, spec.action),
         rollout_length=config.rollout_length,
+        keep=partial(frames.keep, frame_stack) if frame_stack else lambda obs: obs,
         interrupt=interrupt,
     )
 
@@ -157,10 +160,10 @@ def distribution(parts: Parts, params: PyTree, output: Array) -> PyTree:
 def update(parts: Parts, state: State, rollout: Rollout, key: Key) -> tuple[State, Metrics]:
     """Several epochs of minibatches over one rollout."""
     config, axis_name = parts.config, parts.spec.axis_name
-    state, rows, explained = prepare(parts, state, normalize.clip_rewards(rollout, config.clip_rewards))
+    state, rows, look, explained = prepare(parts, state, normalize.clip_rewards(rollout, config.clip_rewards))
     learner = (state.params, state.optimiser, jnp.bool_(False))
     keys = jax.random.split(key, config.num_epochs)
-    learner, means = jax.lax.scan(lambda learner, key: epoch(parts, learner, rows, key), learner, keys)
+    learner, means = jax.lax.scan(lambda learner, key: epoch(parts, look, learner, rows, key), learner, keys)
     means = gradients.total(jax.tree.map(jnp.mean, means), axis_name)
     learning_rate = parts.learning_rate(state.optimiser[-1].count)
     take_in = lambda stats, obs: normalize.update(stats, obs, rollout.steps.valid, axis_name)
@@ -171,8 +174,8 @@ def update(parts: Parts, state: State, rollout: Rollout, key: Key) -> tuple[Stat
     return state, means | {"explained_variance": explained, "learning_rate": learning_rate}
 
 
-def prepare(parts: Parts, state: State, rollout: Rollout) -> tuple[State, Batch, Array]:
-    """Rows to learn from, [T * N, ...]; the state that knows their rewards' scale; the explained variance.
+def prepare(parts: Parts, state: State, rollout: Rollout) -> tuple[State, Batch, frames.Look, Array]:
+    """The state that knows the rewards' scale, rows to learn from [T * N, ...], and the explained variance.
 
     Values are computed here, in bulk, rather than step by step while acting.
     """
@@ -181,21 +184,27 @@ def prepare(parts: Parts, state: State, rollout: Rollout) -> tuple[State, Batch,
     if state.rewards:
         scale = normalize.update_reward(state.rewards, reward, steps.last, steps.valid, config.gamma, axis_name)
         state, reward = state._replace(rewards=scale), normalize.apply_reward(scale, reward)
-    obs = see(state, steps.obs)
+    if not parts.frame_stack:
+        rollout = rollout._replace(steps=steps._replace(obs=see(state, steps.obs)))
+    obs, look = frames.rows(parts.frame_stack, rollout)
     critic = partial(parts.network.critic, state.params["network"])
-    value = critic(obs)
+    if parts.frame_stack:  # a few stacks at a time
+        value = jax.lax.map(lambda some: critic(look(some)), obs.reshape(config.num_minibatches, -1))
+    else:
+        value = critic(obs)
+    value = value.reshape(reward.shape)
     next_value = jnp.concatenate([value[1:], critic(see(state, rollout.next_obs))[None]])
     discount = config.gamma * steps.discount
     advantage = returns.gae(reward, discount, value, next_value, steps.last, config.gae_lambda)
     target = advantage + value
     weight = steps.valid.astype(jnp.float32)
-    rows = Batch(obs, steps.action, steps.extras, value, advantage, target, weight)
+    rows = minibatch.flatten(Batch((), steps.action, steps.extras, value, advantage, target, weight))
     spread = _variance(target, weight, axis_name)
     explained = 1 - _variance(advantage, weight, axis_name) / jnp.maximum(spread, 1e-8)
-    return state, minibatch.flatten(rows), explained
+    return state, rows._replace(obs=obs), look, explained
 
 
-def epoch(parts: Parts, learner: PyTree, rows: Batch, key: Key) -> tuple[PyTree, Metrics]:
+def epoch(parts: Parts, look: frames.Look, learner: PyTree, rows: Batch, key: Key) -> tuple[PyTree, Metrics]:
     """One gradient step on each minibatch; every row is seen once."""
     config, axis_name = parts.config, parts.spec.axis_name
     batches = minibatch.split(key, rows, config.num_minibatches)
@@ -206,12 +215,13 @@ def epoch(parts: Parts, learner: PyTree, rows: Batch, key: Key) -> tuple[PyTree,
         distance = batches.advantage - mean
         variance = gradients.total((batches.weight * distance**2).sum(1, keepdims=True), axis_name)
         batches = batches._replace(advantage=distance / (jnp.sqrt(variance) + 1e-8))
-    return jax.lax.scan(partial(descend, parts), learner, batches)
+    return jax.lax.scan(partial(descend, parts, look), learner, batches)
 
 
-def descend(parts: Parts, learner: PyTree, batch: Batch) -> tuple[PyTree, Metrics]:
+def descend(parts: Parts, look: frames.Look, learner: PyTree, batch: Batch) -> tuple[PyTree, Metrics]:
     """One gradient step, or none once the policy has moved too far."""
     params, optimiser, stopped = learner
+    batch = batch._replace(obs=look(batch.obs))
     gradient, metrics = minibatch.accumulate(jax.grad(partial(parts.objective, parts), has_aux=True), params, batch)
     updates, next_optimiser = parts.optimiser.update(gradient, optimiser, params)
     after = optax.apply_updates(params, updates), next_optimiser

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxrl_fast import distributions, exploration, gradients, minibatch, networks, normalize, returns
+from jaxrl_fast import distributions, exploration, frames, gradients, minibatch, networks, normalize, returns
 from jaxrl_fast.agents import configs
 from jaxrl_fast.types import Agent, Array, Decision, EnvSpec, Key, Metrics, PyTree, Rollout
 
@@ -30,7 +30,7 @@ class State(NamedTuple):
 class Batch(NamedTuple):
     """What the loss is about, row by row: [B, ...]."""
 
-    obs: PyTree
+    obs: PyTree  # or what stands for it until a gradient step
     action: Array
     target: Array
     weight: Array  # of the row in means: 0 where its action was ignored
@@ -81,6 +81,7 @@ def make(config: Config, spec: EnvSpec, num_updates: int) -> Agent:
         update=partial(update, parts),
         noise=exploration.noise,
         rollout_length=config.rollout_length,
+        keep=partial(frames.keep, spec.frame_stack) if spec.frame_stack > 1 else lambda obs: obs,
     )
 
 
@@ -112,10 +113,10 @@ def epsilons(parts: Parts, state: State, place: int | Array = 0, num_envs: int |
 def update(parts: Parts, state: State, rollout: Rollout, key: Key) -> tuple[State, Metrics]:
     """Several epochs of minibatches over one rollout, whose targets stay what they were before it."""
     config, axis_name = parts.config, parts.spec.axis_name
-    rows = prepare(parts, state.params, normalize.clip_rewards(rollout, config.clip_rewards))
+    rows, look = prepare(parts, state.params, normalize.clip_rewards(rollout, config.clip_rewards))
     keys = jax.random.split(key, config.num_epochs)
     learner = state.params, state.optimiser
-    learner, means = jax.lax.scan(lambda learner, key: epoch(parts, learner, rows, key), learner, keys)
+    learner, means = jax.lax.scan(lambda learner, key: epoch(parts, look, learner, rows, key), learner, keys)
     means = gradients.total(jax.tree.map(jnp.mean, means), axis_name)
     state = State(*learner, state.num_updates + 1)
     return state, means | {
@@ -124,7 +125,7 @@ def update(parts: Parts, state: State, rollout: Rollout, key: Key) -> tuple[Stat
     }
 
 
-def prepare(parts: Parts, params: PyTree, rollout: Rollout) -> Batch:
+def prepare(parts: Parts, params: PyTree, rollout: Rollout) -> tuple[Batch, frames.Look]:
     """Rows to learn from, [T * N, ...]. Targets are Peng's Q(lambda) (section 3.2 of the paper).
 
     The value of what follows the last step is looked up too, so that no row is lost or bootstrapped from itself.
@@ -134,20 +135,23 @@ def prepare(parts: Parts, params: PyTree, rollout: Rollout) -> Batch:
     next_best = jnp.concatenate([steps.extras[1:], best_at_end[None]])  # parameters have not changed since acting
     discount = config.gamma * steps.discount
     target = returns.lambda_returns(steps.reward, discount, next_best, steps.last, config.q_lambda)
-    return minibatch.flatten(Batch(steps.obs, steps.action, target, steps.valid.astype(jnp.float32)))
+    rows = minibatch.flatten(Batch((), steps.action, target, steps.valid.astype(jnp.float32)))
+    obs, look = frames.rows(parts.spec.frame_stack, rollout)
+    return rows._replace(obs=obs), look
 
 
-def epoch(parts: Parts, learner: PyTree, rows: Batch, key: Key) -> tuple[PyTree, Metrics]:
+def epoch(parts: Parts, look: frames.Look, learner: PyTree, rows: Batch, key: Key) -> tuple[PyTree, Metrics]:
     """One gradient step on each minibatch; every row is seen once."""
     batches = minibatch.split(key, rows, parts.config.num_minibatches)
     count = gradients.total(batches.weight.sum(1, keepdims=True), parts.spec.axis_name)
     batches = batches._replace(weight=batches.weight / jnp.maximum(count, 1))
-    return jax.lax.scan(partial(descend, parts), learner, batches)
+    return jax.lax.scan(partial(descend, parts, look), learner, batches)
 
 
-def descend(parts: Parts, learner: PyTree, batch: Batch) -> tuple[PyTree, Metrics]:
+def descend(parts: Parts, look: frames.Look, learner: PyTree, batch: Batch) -> tuple[PyTree, Metrics]:
     """One gradient step."""
     params, optimiser = learner
+    batch = batch._replace(obs=look(batch.obs))
     gradient, metrics = minibatch.accumulate(jax.grad(partial(loss, parts), has_aux=True), params, batch)
     updates, optimiser = parts.optimiser.update(gradient, optimiser, params)
     return (optax.apply_updates(params, updates), optimiser), metrics
