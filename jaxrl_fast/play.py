@@ -1,7 +1,7 @@
 """How a policy plays in fresh environments: their first episodes, scored, or every observation to be looked at."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from jaxrl_fast import loop, population
 from jaxrl_fast.members import Varied
-from jaxrl_fast.types import Agent, Array, Env, Game, PyTree
+from jaxrl_fast.types import Agent, Array, Env, Game, Key, PyTree
 
 BLOCK = 64  # steps between looks at whether all have finished
 MOST_STEPS = 27_000  # of an episode: half an hour of Atari; what goes on for longer is not counted
@@ -26,29 +26,50 @@ class Episodes(NamedTuple):
     finished: Array  # [N] int32: how many of them have ended
 
 
+class Pass(NamedTuple):
+    """An evaluation under way."""
+
+    actors: loop.Actors
+    episodes: Episodes
+    num_blocks: Array  # int32: played so far
+
+
 def play(env: Env, agent: Agent, num_episodes: int, state: PyTree, seed: Array, index: Array) -> Episodes:
     """`num_episodes` in each environment, by the agent's state, until all have ended.
 
     `index` tells evaluations of one run apart: each plays episodes of its own.
     """
-    key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), DOMAIN), index)
-    key_reset, key = jax.random.split(key)
-    policy = partial(agent.exploit, state)
-    most_blocks = -(-MOST_STEPS * num_episodes // BLOCK)
+    key = key_of(seed, index)
+    advance = partial(block, env, agent, state, key)
+    return jax.lax.while_loop(under_way, advance, start(env, agent, num_episodes, key)).episodes
 
-    def under_way(carry):
-        _, episodes, num_blocks = carry
-        return (num_blocks < most_blocks) & (episodes.finished < num_episodes).any()
 
-    def block(carry):
-        actors, episodes, num_blocks = carry
-        noise = agent.noise(jax.random.fold_in(key, num_blocks), BLOCK, env.spec.num_envs)
-        (actors, episodes), _ = jax.lax.scan(partial(step, env, agent, policy), (actors, episodes), noise)
-        return actors, episodes, num_blocks + 1
+def key_of(seed: Array, index: Array) -> Key:
+    """Of an evaluation."""
+    return jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), DOMAIN), index)
 
+
+def start(env: Env, agent: Agent, num_episodes: int, key: Key) -> Pass:
+    """Before the first step."""
     shape = env.spec.num_envs, num_episodes
     none = Episodes(jnp.zeros(shape), jnp.zeros(shape, jnp.int32), jnp.zeros(shape[0], jnp.int32))
-    return jax.lax.while_loop(under_way, block, (loop.reset(env, agent, key_reset), none, jnp.int32(0)))[1]
+    return Pass(loop.reset(env, agent, jax.random.split(key)[0]), none, jnp.int32(0))
+
+
+def block(env: Env, agent: Agent, state: PyTree, key: Key, now: Pass) -> Pass:
+    """BLOCK steps more."""
+    key_noise = jax.random.fold_in(jax.random.split(key)[1], now.num_blocks)
+    noise = agent.noise(key_noise, BLOCK, env.spec.num_envs)
+    policy = partial(agent.exploit, state)
+    (actors, episodes), _ = jax.lax.scan(partial(step, env, agent, policy), (now.actors, now.episodes), noise)
+    return Pass(actors, episodes, now.num_blocks + 1)
+
+
+def under_way(now: Pass) -> Array:
+    """Not all have ended, nor has their time."""
+    num_episodes = now.episodes.score.shape[1]
+    in_time = now.num_blocks < -(-MOST_STEPS * num_episodes // BLOCK)
+    return in_time & (now.episodes.finished < num_episodes).any()
 
 
 def step(
@@ -101,6 +122,10 @@ def watch(env: Env, agent: Agent, state: PyTree, seed: int) -> Iterator[Moment]:
         time += 1
 
 
+class Stopped(Exception):
+    """An evaluation was not played to its end."""
+
+
 class Evaluator:
     """Plays the greedy policy of every seed; compiled the first time."""
 
@@ -111,27 +136,51 @@ class Evaluator:
         self.values = dict(values)
         one = lambda values, *given: play(env, make(values), each, *given)
         self.play: Any = jax.jit(jax.vmap(one, in_axes=(0, 0, 0, None)) if len(seeds) > 1 else one)
+        if not env.on_device:
+            self.play = jax.jit(lambda _, learner, seed, index: start(env, agent, each, key_of(seed, index)))
+            advance = lambda learner, seed, index, now: block(env, agent, learner, key_of(seed, index), now)
+            self.block: Any = jax.jit(advance)
+        self.on_device = env.on_device
         self.compiled, self.compile_time, self.time = False, 0.0, 0.0  # seconds
 
-    def __call__(self, learner: PyTree, index: int) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    def __call__(
+        self, learner: PyTree, index: int, stopping: Callable[[], bool] = lambda: False
+    ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
         """How it went for each seed and in all; `index` tells the evaluations of a run apart."""
-        score, length, ended = self.episodes(learner, index)
+        score, length, ended = self.episodes(learner, index, stopping)
         each_seed = [summarise(s[e], n[e], e.size) for s, n, e in zip(score, length, ended)]
         return each_seed, summarise(score[ended], length[ended], ended.size)
 
-    def episodes(self, learner: PyTree, index: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Scores, lengths and whether an episode has ended at all, [S, episodes] each."""
+    def episodes(
+        self, learner: PyTree, index: int, stopping: Callable[[], bool] = lambda: False
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Scores, lengths and whether an episode has ended at all, [S, episodes] each.
+
+        Games on the host take long: where `stopping` comes true meanwhile they end in `Stopped`.
+        """
         began = time.perf_counter()
         values, *others = jax.device_put((self.values, self.seeds, np.int32(index)))
         arguments = values, learner, *others
         if not self.compiled:
-            self.play, self.compiled = self.play.lower(*arguments).compile(), True
+            self.compile(arguments)
             self.compile_time, began = time.perf_counter() - began, time.perf_counter()
-        episodes = jax.device_get(self.play(*arguments))
+        found = self.play(*arguments)
+        while not self.on_device and under_way(found):
+            if stopping():
+                raise Stopped
+            found = self.block(*arguments[1:], found)
+        episodes = jax.device_get(found if self.on_device else found.episodes)
         self.time += time.perf_counter() - began
         ended = np.arange(episodes.score.shape[-1]) < episodes.finished[..., None]
         score, length, ended = (x.reshape(self.seeds.size, -1) for x in (episodes.score, episodes.length, ended))
         return score, length, ended
+
+    def compile(self, arguments: tuple[Any, ...]) -> None:
+        """Everything."""
+        if not self.on_device:
+            like = jax.eval_shape(self.play, *arguments)
+            self.block = self.block.lower(*arguments[1:], like).compile()
+        self.play, self.compiled = self.play.lower(*arguments).compile(), True
 
 
 def summarise(score: np.ndarray, length: np.ndarray, num_wanted: int) -> dict[str, Any]:

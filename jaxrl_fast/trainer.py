@@ -88,7 +88,7 @@ class Trainer:
             self.begin()
             with host.stop_signals(self.stop):
                 self.train()
-            if self.finished == self.plan.num_updates:
+            if self.finished == self.plan.num_updates and self.scores.evaluated_at == self.env_steps:
                 self.signal = None  # it came too late to stop anything
             self.status = "diverged" if self.failure else "stopped" if self.signal else "done"
         finally:
@@ -184,10 +184,10 @@ class Trainer:
             self.advance(min([self.plan.num_updates, *boundaries]))
         if not (self.exact and self.signal):
             self.save()
+        if not (self.signal or self.failure):
+            self.evaluate()
         if self.signal or self.failure:
             self.record(everything=True)
-        else:
-            self.evaluate()
         self.await_keeper()
 
     def at(self, every: int) -> bool:
@@ -311,11 +311,19 @@ class Trainer:
             self.terminal.progress(sinks.line(record), self.finished / self.plan.num_updates)
 
     def evaluate(self) -> None:
-        """Plays the greedy policy, and completes the record with how it went. The best so far is saved."""
+        """Plays the greedy policy, and completes the record with how it went. The best so far is saved.
+
+        A signal may end games on the host before that: the evaluation comes when the run goes on.
+        """
+        from jaxrl_fast.play import Stopped
+
         index = len(self.scores.evaluations)
         if self.exact:
             self.plan.eval_env.renew(index)
-        each_seed, total = self.play(self.program.learner(self.state), index)
+        try:
+            each_seed, total = self.play(self.program.learner(self.state), index, lambda: self.signal is not None)
+        except Stopped:
+            return
         self.scores.evaluations.append({"env_steps": self.env_steps} | total)
         self.record(everything=True, evaluation=each_seed)
         if self.scores.best() is self.scores.evaluations[-1]:

@@ -5,6 +5,7 @@ Episodic lives, time limits and sticky actions come from envpool itself; the ora
 """
 
 import functools
+import signal
 import subprocess
 import sys
 import textwrap
@@ -17,7 +18,7 @@ import numpy as np
 import pytest
 
 import jaxrl_fast
-from jaxrl_fast import agents, envs, loop, replay, train
+from jaxrl_fast import agents, envs, loop, replay, train, trainer
 from jaxrl_fast.agents import configs
 from jaxrl_fast.envs import envpool as adapter
 from jaxrl_fast.types import Box, Conditions, Discrete
@@ -188,11 +189,15 @@ def test_pools_in_flight_play_the_same_games(num_pools, path):
     env = envs.make("envpool/Breakout-v5", num_envs, conditions)
     config = configs.PPO(rollout_length=num_steps, network="mlp", hidden=(8,), num_minibatches=1, num_epochs=1)
     agent = agents.load("ppo").make(config, env.spec, 3)
+    whole = agent._replace(keep=lambda obs: (agent.keep(obs), obs))
 
     def update(state, key):
-        actors, experience, scores = loop.act(env, agent, state.agent, state.actors, key)
+        actors, experience, scores = loop.act(env, whole, state.agent, state.actors, key)
+        kept, obs = experience.steps.obs
+        experience = experience._replace(steps=experience.steps._replace(obs=kept))
         learner, _ = agent.update(state.agent, experience, key)
-        return state._replace(agent=learner, actors=actors), (experience, scores)
+        seen = experience._replace(steps=experience.steps._replace(obs=obs))
+        return state._replace(agent=learner, actors=actors), (seen, scores)
 
     def program(key):
         key_init, key = jax.random.split(key)
@@ -403,6 +408,26 @@ def test_the_best_evaluation_between_saves_begins_new_games_too(tmp_path, monkey
     stop_after(monkeypatch, 200)
     jaxrl_fast.fit(**options, run_dir=str(tmp_path / "parts"))
     jaxrl_fast.fit(resume=str(tmp_path / "parts"), log_level="quiet")
+    same(tmp_path / "whole", tmp_path / "parts")
+
+
+@pytest.mark.parametrize("when", [160, 480])
+def test_a_signal_ends_an_evaluation_on_the_host_which_comes_when_the_run_goes_on(when, tmp_path, monkeypatch):
+    """`when` of 480 it is the last one: the run is then not done."""
+    options = SHORT | dict(algo="ppo", agent=AGENTS["ppo"], exact_resume=True)
+    jaxrl_fast.fit(**options, run_dir=str(tmp_path / "whole"))
+    evaluate = trainer.Trainer.evaluate
+
+    def stop_at(self):
+        if self.env_steps == when:
+            self.stop(signal.SIGTERM)
+        evaluate(self)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(trainer.Trainer, "evaluate", stop_at)
+        summary = jaxrl_fast.fit(**options, run_dir=str(tmp_path / "parts")).summary
+    assert summary["status"] == "stopped" and summary["env_steps"] == when
+    assert jaxrl_fast.fit(resume=str(tmp_path / "parts"), log_level="quiet").summary["status"] == "done"
     same(tmp_path / "whole", tmp_path / "parts")
 
 
