@@ -1,5 +1,7 @@
 """What all commands share: how a command line is read, and what becomes of a mistake in it."""
 
+import os
+import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -36,6 +38,21 @@ def run(
         print(f"error: {error}", file=sys.stderr)
         return 2
     return act(ready) or 0
+
+
+def start(main: Callable[[], int]) -> None:
+    """A command as a process: a first Ctrl-C ends it at once, unless a training is under way."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        try:
+            status: Any = main()
+        except SystemExit as asked:
+            status = asked.code
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader left, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        status = 0
+    sys.exit(status)
 
 
 def read(usage: Usage, argv: Sequence[str]) -> tuple[list[str], Any]:

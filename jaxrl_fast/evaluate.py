@@ -1,8 +1,6 @@
 """Plays what a run has learnt: `python -m jaxrl_fast.evaluate RUN [--episodes 128]`."""
 
 import json
-import signal
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -145,5 +143,4 @@ def _line(name: str, row: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    sys.exit(main())
+    command.start(main)

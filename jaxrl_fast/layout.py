@@ -40,6 +40,7 @@ def prepare(asked: grid.Request) -> Sweep:
         slurm.check(own.slurm_options)
     if asked.resume:
         sweep = read(Path(asked.resume).expanduser())
+        _check_found(sweep)
     else:
         if own.workers > 1 or own.launcher != "local":
             _check_names(asked)
@@ -178,6 +179,18 @@ def _chosen_folder(asked: grid.Request) -> Path | None:
     if Path(asked.name).name != asked.name:
         raise ValueError(f"--name {asked.name}: a name is wanted, without folders; --sweep-dir takes a path")
     return Path("sweeps") / asked.name if asked.name else None
+
+
+def _check_found(sweep: Sweep) -> None:
+    """An environment that was given as an object is known to nobody else."""
+    from jaxrl_fast import envs
+
+    for of in {g.settings.options.env: g.settings.options for g in sweep.groups.values()}.values():
+        try:
+            envs.make(of.env, 1, **of.env_options)
+        except ValueError as error:
+            again = "one that was given as an object goes on by jaxrl_fast.sweep(...) with the same arguments"
+            raise ValueError(f"--resume {sweep.folder}: {error}; {again}") from error
 
 
 def _check_names(asked: grid.Request) -> None:

@@ -1,6 +1,5 @@
 """Compares runs, or all runs in a folder: `python -m jaxrl_fast.plot RUN... [--x seconds] [--y return_mean]`."""
 
-import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -220,5 +219,4 @@ def _rank(values: Any) -> list[tuple[bool, float, str]]:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    sys.exit(main())
+    command.start(main)

@@ -5,7 +5,6 @@ From here a sweep goes through `grid` (what was asked for), `layout` (is it poss
 `jaxrl_fast.sweep("ppo_cartpole", seed=[0, 1])`.
 """
 
-import signal
 import sys
 from types import ModuleType
 from typing import Any
@@ -30,5 +29,4 @@ class _Callable(ModuleType):
 sys.modules[__name__].__class__ = _Callable
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    sys.exit(main())
+    command.start(main)

@@ -4,7 +4,6 @@ From here a run goes through `config` (what was asked for), `plan` (is it possib
 (what is left of it). The command line is read before jax is imported, which is why these import it in functions.
 """
 
-import signal
 import sys
 from collections.abc import Sequence
 
@@ -26,5 +25,4 @@ def execute(ready: plan.Plan) -> int:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    sys.exit(main())
+    command.start(main)

@@ -2,8 +2,6 @@
 
 import base64
 import html
-import signal
-import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import util
@@ -179,5 +177,4 @@ def write_mp4(path: Path, shown: Iterable[Frame], fps: int) -> int:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    sys.exit(main())
+    command.start(main)

@@ -382,3 +382,11 @@ def test_an_error_of_ours_is_not_taken_for_the_users(monkeypatch):
     monkeypatch.setattr(plan, "prepare", fail)
     with pytest.raises(ValueError, match="a bug"):
         train.main(["ppo"])
+
+
+def test_help_for_a_reader_that_left():
+    """As with `--help | head`: no traceback."""
+    command = [sys.executable, "-m", "jaxrl_fast.train", "--help"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        process.stdout.close()
+        assert process.stderr.read() == "" and process.wait() == 0

@@ -16,7 +16,6 @@ COLAB = re.compile(
     r"\]\(https://colab\.research\.google\.com/github/([\w-]+/[\w-]+)/blob/main/notebooks/([\w-]+)\.ipynb\)"
 )
 SCALE = "0.01"  # of the steps
-HASTY = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"  # compiling is most of the time
 NEEDS = {"4_atari": "envpool"}
 
 
@@ -53,7 +52,6 @@ def test_it_runs(path, tmp_path, monkeypatch):
     if path.stem in NEEDS:
         pytest.importorskip(NEEDS[path.stem])
     monkeypatch.setenv("JAXRL_FAST_NOTEBOOK_SCALE", SCALE)
-    monkeypatch.setenv("XLA_FLAGS", f"{os.environ.get('XLA_FLAGS', '')} {HASTY}")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])))
     notebook = read(path)
     notebook.cells = [cell for cell in notebook.cells if not is_install(cell)]

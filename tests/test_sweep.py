@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from gymnax.environments.classic_control.cartpole import CartPole
 
 import jaxrl_fast
 from jaxrl_fast import config, figures, grid, host, layout, memory, report, results, slurm, sweep, sweeper, trainer
@@ -363,6 +364,18 @@ def pretend(monkeypatch, tmp_path):
     monkeypatch.setattr(results, "figures_of", lambda *_: {})
     monkeypatch.setattr(Pretence, "ran", [])
     return f"{TINY} --num-envs 2,4,8 --sweep-dir {tmp_path / 'sweep'}".split(), tmp_path / "sweep"
+
+
+def test_a_sweep_of_an_object_goes_on_where_the_object_is_known(tmp_path, capsys):
+    """Nothing is marked as failed: by its text nobody can find it."""
+    folder = tmp_path / "swept"
+    options = dict(algo="ppo", env=CartPole, num_envs=[2, 4], sweep_dir=str(folder))
+    layout.prepare(grid.from_keywords("", **options))
+    before = sorted(folder.rglob("*"))
+    assert sweep.main(["--resume", str(folder)]) == 2
+    assert "by jaxrl_fast.sweep(...) with the same arguments" in capsys.readouterr().err
+    assert sorted(folder.rglob("*")) == before
+    assert layout.prepare(grid.from_keywords("", **options)).folder == folder
 
 
 def test_what_fails_is_recorded_and_the_rest_goes_on(pretend, monkeypatch, capsys):

@@ -1,7 +1,6 @@
 """What can be trained: `python -m jaxrl_fast.envs [PATTERN]`, with observations and actions."""
 
 import importlib
-import signal
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -121,5 +120,4 @@ def action(space: Any) -> str:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    sys.exit(main())
+    command.start(main)
