@@ -48,13 +48,37 @@ KEEPER, CHECKPOINT, SCORES = (f"jaxrl_fast/{name}.py" for name in ("keeper", "ch
 STOPPED = "tests/test_resume.py::test_it_does_not_matter_where_it_was_stopped[320]"
 UNPACK = "program.place(checkpoint.unflatten(program.like, saved))"  # where a checkpoint becomes a state
 
+IN_FLIGHT = "tests/test_envpool.py::test_pools_in_flight_play_the_same_games[2-ffi]"
+
 BUGS = (
     # Atari
     Bug(
+        "frames: the first stack of a rollout is copies of its newest frame",
+        "jaxrl_fast/frames.py",
+        "jnp.full(num_envs, older, jnp.uint8)",
+        "jnp.full(num_envs, 255, jnp.uint8)",
+        "tests/test_frames.py::test_a_rollout_of_single_frames_gives_its_stacks_back[grey]",
+    ),
+    Bug("loop: all pools have the chance of the first", LOOP, "ours, noise[i])", "ours, noise[0])", IN_FLIGHT),
+    Bug(
+        "loop: a rollout in flight is bootstrapped from where it began",
+        LOOP,
+        "Rollout(steps, obs(end.flights), memory, obs(actors.flights))",
+        "Rollout(steps, obs(actors.flights), memory, obs(actors.flights))",
+        IN_FLIGHT,
+    ),
+    Bug(
+        "trainer: an evaluation that was broken off counts as done",
+        "jaxrl_fast/trainer.py",
+        "if self.finished == self.plan.num_updates and self.scores.evaluated_at == self.env_steps:",
+        "if self.finished == self.plan.num_updates:",
+        "tests/test_envpool.py::test_a_signal_ends_an_evaluation_on_the_host_which_comes_when_the_run_goes_on[480]",
+    ),
+    Bug(
         "replay: a stack is cleared at a lost life",
         REPLAY,
-        "age=put(ring.age, _ages(layout, ring, steps.obs)) if stacked else (),",
-        "age=put(ring.age, jnp.where(steps.valid, _ages(layout, ring, steps.obs), 0)) if stacked else (),",
+        "age = put(ring.age, frames.ages(stack, same, ring.age[ring.head - 1]))",
+        "age = put(ring.age, jnp.where(steps.valid, frames.ages(stack, same, ring.age[ring.head - 1]), 0))",
         "tests/test_envpool.py::test_a_ring_of_single_frames_gives_back_envpools_stacks",
     ),
     Bug(
@@ -216,9 +240,9 @@ BUGS = (
     ),
     Bug(
         "replay: a stack reaches into the episode before",
-        REPLAY,
-        "rows = (row[:, None] - jnp.minimum(lag, age[:, None])) % layout.num_rows",
-        "rows = (row[:, None] - lag) % layout.num_rows",
+        "jaxrl_fast/frames.py",
+        "back = row[:, None] - jnp.minimum(lag, age.astype(jnp.int32)[:, None])",
+        "back = row[:, None] - lag",
         "tests/test_replay.py::test_stacks_worked_by_hand",
     ),
     Bug(

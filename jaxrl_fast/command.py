@@ -13,6 +13,7 @@ from jaxrl_fast.values import check_range, convert
 from jaxrl_fast.written import Setting, from_mapping, tokenise
 
 Ready = TypeVar("Ready")
+BROKEN_PIPE = 13  # the signal's number, where there are signals
 
 
 class Usage(NamedTuple):
@@ -43,15 +44,15 @@ def run(
 def start(main: Callable[[], int]) -> None:
     """A command as a process: a first Ctrl-C ends it at once, unless a training is under way."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+    status: Any = 128 + BROKEN_PIPE
     try:
         try:
-            status: Any = main()
+            status = main()
         except SystemExit as asked:
             status = asked.code
         sys.stdout.flush()
-    except BrokenPipeError:  # the reader left, as `head` does
+    except BrokenPipeError:  # the reader left, as `head` does: that is no reason for a traceback
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        status = 0
     sys.exit(status)
 
 

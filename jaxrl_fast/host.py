@@ -30,7 +30,8 @@ def offer_cpu_devices(wanted: int | str = "auto") -> None:
 
 def warn(line: str) -> None:
     """On standard error."""
-    print(f"warning: {line}", file=sys.stderr)
+    with contextlib.suppress(BrokenPipeError):  # nobody reads it
+        print(f"warning: {line}", file=sys.stderr)
 
 
 def device() -> str:

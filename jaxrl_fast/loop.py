@@ -66,6 +66,16 @@ def init(env: Env, agent: Agent, key: Key) -> TrainState:
     return TrainState(learner, begin(env, agent, learner, _key_of_shard(env, key_env)), key, jnp.int32(0))
 
 
+def on_paper(env: Env) -> Env:
+    """The same for shapes only: no pool is made of it, and it cannot be run."""
+    if not env.pools:
+        return env
+    each = env.spec.num_envs // env.pools.num
+    answer = lambda: jax.tree.map(lambda x: x[:each], env.reset(jax.random.key(0))[1])
+    pools = Pools(env.pools.num, lambda i, state, action: state, lambda i, state: (state, answer()))
+    return env._replace(pools=pools)
+
+
 def train(env: Env, agent: Agent, state: TrainState, num_updates: int) -> tuple[TrainState, Metrics]:
     """`num_updates` train steps in one scan. Metrics are stacked: [num_updates]."""
     state, (scores, metrics) = jax.lax.scan(lambda state, _: train_step(env, agent, state), state, length=num_updates)

@@ -164,13 +164,15 @@ class Evaluator:
         if not self.compiled:
             self.compile(arguments)
             self.compile_time, began = time.perf_counter() - began, time.perf_counter()
-        found = self.play(*arguments)
-        while not self.on_device and under_way(found):
-            if stopping():
-                raise Stopped
-            found = self.block(*arguments[1:], found)
-        episodes = jax.device_get(found if self.on_device else found.episodes)
-        self.time += time.perf_counter() - began
+        try:
+            found = self.play(*arguments)
+            while not self.on_device and under_way(found):
+                if stopping():
+                    raise Stopped
+                found = self.block(*arguments[1:], found)
+            episodes = jax.device_get(found if self.on_device else found.episodes)
+        finally:
+            self.time += time.perf_counter() - began
         ended = np.arange(episodes.score.shape[-1]) < episodes.finished[..., None]
         score, length, ended = (x.reshape(self.seeds.size, -1) for x in (episodes.score, episodes.length, ended))
         return score, length, ended

@@ -101,7 +101,9 @@ def shapes(
 ) -> loop.TrainState:
     """Shapes and dtypes of a state, as the program of the same arguments will have it. Nothing is compiled."""
     values, make = varied or ({}, lambda _: agent)
-    return jax.eval_shape(spread_out(env, make, num_seeds, 1, num_shards).init, _seeds(num_seeds), values)
+    return jax.eval_shape(
+        spread_out(loop.on_paper(env), make, num_seeds, 1, num_shards).init, _seeds(num_seeds), values
+    )
 
 
 def spread_out(env: Env, make: Callable[..., Agent], num_seeds: int, capacity: int, num_shards: int) -> Spread:

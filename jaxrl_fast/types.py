@@ -50,7 +50,7 @@ class Conditions(NamedTuple):
     seed: tuple[int, ...] = (0,)  # of everything random in them: the run's, then what else tells pools apart
     protocol: str = ""  # of Atari: "dqn2015" or "machado2018"
     path: str = "auto"  # from the program to the pool: "ffi" or "callback"
-    in_flight: int = 0  # pools that work while the policy thinks for the others; 0: it waits for a single one
+    in_flight: int = 0  # pools that work while the policy thinks for the others and the agent learns; 0: none does
 
 
 class TimeStep(NamedTuple):
@@ -70,7 +70,8 @@ class TimeStep(NamedTuple):
 class Pools(NamedTuple):
     """The same N environments, N / num in each pool, and a step of a pool in two halves.
 
-    One state is handed from call to call, pool by pool, so that they keep their order.
+    One state is handed from call to call, pool by pool, so that they keep their order. While actions are under way the
+    environment's own `reset` and `step` have no place.
     """
 
     num: int

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 import jaxrl_fast
-from jaxrl_fast import agents, envs, loop, replay, train, trainer
+from jaxrl_fast import agents, config, envs, loop, memory, plan, program, replay, train, trainer
 from jaxrl_fast.agents import configs
 from jaxrl_fast.envs import envpool as adapter
 from jaxrl_fast.types import Box, Conditions, Discrete
@@ -363,6 +363,29 @@ def test_more_than_is_sane_is_said():
     notes = envs.make("envpool/Pong-v5", 1024, num_threads=1000).notes
     assert any("num_threads 1000" in note for note in notes) and any("154 s to make" in note for note in notes)
     assert envs.make("envpool/Pong-v5", 8).notes == ()
+    many = envs.make("envpool/Pong-v5", 8, Conditions(in_flight=8), num_threads=100).notes
+    assert any("800 threads of 8 pools" in note for note in many) and any("8 pools are in flight" in n for n in many)
+
+
+def test_no_pool_is_made_to_see_whether_a_run_is_possible():
+    options = dict(env="envpool/CartPole-v1", num_envs=4, in_flight=2, agent=dict(rollout_length=8, hidden=(8,)))
+    adapter.why_no_ffi()  # makes a pool of its own, once
+    held = len(adapter.KEPT)
+    ready = plan.check(config.from_keywords("", algo="ppo", **options))
+    memory.in_between(ready.env, ready.agent)
+    program.shapes(ready.env, ready.agent, 1)
+    assert ready.needs.environments > 0 and len(adapter.KEPT) == held
+
+
+def test_pools_that_are_bound_to_cores_have_cores_of_their_own(monkeypatch):
+    made = []
+    monkeypatch.setattr(adapter.envpool, "make_gymnasium", lambda name, **options: made.append(options) or len(made))
+    monkeypatch.setattr(adapter, "KEPT", [])
+    options = dict(num_threads=3, thread_affinity_offset=1)
+    env = envs.make("envpool/CartPole-v1", 6, Conditions(SEED, path="callback", in_flight=2), **options)
+    seeds = [pool.envs and made[-1]["seed"] for pool in env.reset.args[0]]
+    assert [options["thread_affinity_offset"] for options in made] == [1, 4]
+    assert [*seeds[0], *seeds[1]] == adapter.seeds_of(SEED, 6)
 
 
 def test_spaces_are_made_uniform():
@@ -371,6 +394,8 @@ def test_spaces_are_made_uniform():
     assert (pong.obs.shape, pong.obs.dtype, pong.frame_stack, pong.action) == ((84, 84, 4), jnp.uint8, 4, Discrete(6))
     assert spec("Pong-v5", full_action_space=True).action == Discrete(18)
     assert spec("Pong-v5", stack_num=2, img_height=42, img_width=48).obs.shape == (42, 48, 2)
+    deep = spec("Pong-v5", stack_num=8, img_height=16, img_width=16, gray_scale=False)
+    assert deep.obs.shape == (24, 16, 16) and deep.frame_stack == 0, "more channels than pixels: left as they are"
     assert spec("Ant-v4").obs.dtype == jnp.float32 and spec("Ant-v4").action == Box((8,))
     assert spec("Taxi-v3").obs.shape == (500,)
     assert jax.tree.map(lambda x: x.shape, spec("WalkerWalk-v1").obs) == {

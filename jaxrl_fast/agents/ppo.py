@@ -188,7 +188,7 @@ def prepare(parts: Parts, state: State, rollout: Rollout) -> tuple[State, Batch,
         rollout = rollout._replace(steps=steps._replace(obs=see(state, steps.obs)))
     obs, look = frames.rows(parts.frame_stack, rollout)
     critic = partial(parts.network.critic, state.params["network"])
-    if parts.frame_stack:  # a few stacks at a time
+    if parts.frame_stack:  # stacks for a minibatch at a time
         value = jax.lax.map(lambda some: critic(look(some)), obs.reshape(config.num_minibatches, -1))
     else:
         value = critic(obs)

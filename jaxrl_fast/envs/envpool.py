@@ -53,7 +53,10 @@ class Pool:
         num_envs = self.task.spec.num_envs
         seeds = seeds_of(self.seed, num_envs * self.num_pools)[self.number * num_envs :][:num_envs]
         shown = {"render_mode": "rgb_array"} if self.task.protocol else {}  # it costs nothing until it is asked for
-        envs = envpool.make_gymnasium(self.task.name, **self.task.config, **shown, num_envs=num_envs, seed=seeds)
+        config = dict(self.task.config)
+        if config.get("thread_affinity_offset", -1) >= 0:  # each pool has cores of its own
+            config["thread_affinity_offset"] += self.number * config["num_threads"]
+        envs = envpool.make_gymnasium(self.task.name, **config, **shown, num_envs=num_envs, seed=seeds)
         KEPT.append(envs)
         return envs
 
@@ -113,7 +116,7 @@ def make(name: str, num_envs: int, options: Mapping[str, Any], conditions: Condi
         functools.partial(step, pools, path),
         task.spec,
         on_device=False,
-        notes=notes + _in_flight(conditions.in_flight) + _warnings(task),
+        notes=notes + _in_flight(conditions.in_flight) + _warnings(part, num_pools),
         protocol=task.protocol,
         picture=pools[0].picture if task.protocol else None,
         own_action=functools.partial(own_action, task),
@@ -275,14 +278,13 @@ def _in_flight(num_pools: int) -> tuple[str, ...]:
     return (f"{pools} in flight: the first step of each rollout is decided by the policy before the last update",)
 
 
-def _warnings(task: tasks.Task) -> tuple[str, ...]:
-    """More than is sane, though it can be done."""
+def _warnings(task: tasks.Task, num_pools: int) -> tuple[str, ...]:
+    """More than is sane, though it can be done: of so many pools for this task."""
     found: tuple[str, ...] = ()
-    num_envs, num_threads = task.spec.num_envs, task.config["num_threads"]
+    num_envs, num_threads = (num_pools * x for x in (task.spec.num_envs, task.config["num_threads"]))
     if num_threads > 2 * tasks.num_cores():
-        found += (
-            f"num_threads {num_threads} are more than twice the {tasks.num_cores()} cores here, which slows them all",
-        )
+        which = f"num_threads {num_threads}" if num_pools == 1 else f"{num_threads} threads of {num_pools} pools"
+        found += (f"{which} are more than twice the {tasks.num_cores()} cores here, which slows them all",)
     if task.protocol and num_envs >= MANY:
         found += (f"{num_envs} emulators take some {num_envs * SECONDS_EACH:.0f} s to make",)
     return found

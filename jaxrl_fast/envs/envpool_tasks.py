@@ -82,12 +82,17 @@ def _encode(x: jax.Array, space: Any) -> jax.Array:
     num = int(space.n) if isinstance(space, gymnasium.spaces.Discrete) else 0
     if 0 < num <= MOST_ONE_HOT:
         return jax.nn.one_hot(x - int(space.start), num, dtype=jnp.float32)
-    if x.ndim == 4 and x.dtype == jnp.uint8 and x.shape[1] < min(x.shape[2:]):
+    if _is_image(x.shape[1:], x.dtype):
         return jnp.moveaxis(x, 1, -1)
     if x.ndim == 2 and x.dtype == jnp.uint8:  # a text: bytes become [0, 1)
         return x.astype(jnp.float32) / 256
     x = x[:, None] if x.ndim == 1 else x
     return x if x.dtype in (jnp.bool_, jnp.uint8) else x.astype(jnp.float32)
+
+
+def _is_image(shape: tuple[int, ...], dtype: Any) -> bool:
+    """Of one environment: its channels come first."""
+    return len(shape) == 3 and dtype == jnp.uint8 and shape[0] < min(shape[1:])
 
 
 def describe(name: str, num_envs: int, options: Mapping[str, Any], conditions: Conditions) -> Task:
@@ -108,6 +113,8 @@ def describe(name: str, num_envs: int, options: Mapping[str, Any], conditions: C
     action, start, bounds = _action(env_id, spec)
     raw, spaces = _observation(env_id, spec)
     dtypes = [leaf.dtype for leaf in jax.tree.leaves(spec.state_array_spec)]
+    images = all(_is_image(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(raw))
+    stack = getattr(spec.config, "stack_num", 0) if images else 0  # else it is not the last axis that is stacked
     task = Task(
         name=name,
         config=config,
@@ -120,7 +127,7 @@ def describe(name: str, num_envs: int, options: Mapping[str, Any], conditions: C
         lives=bool(config.get("episodic_life", False)),
         says_over="info:terminated" in spec.state_array_spec,
         wide=any(np.dtype(d).itemsize == 8 for d in (*dtypes, spec.action_array_spec["action"].dtype)),
-        spec=EnvSpec(env_id, None, action, num_envs, getattr(spec.config, "stack_num", 0)),  # type: ignore[arg-type]
+        spec=EnvSpec(env_id, None, action, num_envs, stack),  # type: ignore[arg-type]
     )
     obs = jax.eval_shape(functools.partial(encode, task), raw_obs(task))
     obs = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), obs)
