@@ -214,7 +214,8 @@ def test_pools_in_flight_play_the_same_games(num_pools, path):
     np.testing.assert_array_equal(experience.next_obs[:-1], experience.steps.obs[1:, 0])
     assert scores["episodes"].sum() == steps.game.over.sum() > 0
     assert 0 < scores["return_sum"].sum() <= steps.game.reward.sum()
-    assert len({tuple(actions) for actions in rows.action.T}) == num_envs, "each has chance of its own"
+    agree = (rows.action[:, :, None] == rows.action[:, None, :]).mean(0)
+    assert agree[~np.eye(num_envs, dtype=bool)].max() < 0.5, "each has chance of its own: a quarter agree"
 
 
 def test_a_ring_of_single_frames_gives_back_envpools_stacks():
