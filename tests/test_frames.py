@@ -41,6 +41,7 @@ def test_a_rollout_of_single_frames_gives_its_stacks_back(name, seed):
 @pytest.mark.parametrize("algo", ["ppo", "pqn"])
 def test_an_agent_that_keeps_single_frames_learns_the_same(algo):
     """From Breakout, lives and all: the update is that of an agent to which the rollout is shown whole."""
+    pytest.importorskip("envpool")
     config = dict(rollout_length=80, num_minibatches=2, num_epochs=1, network="mlp", hidden=(8,))
     options = dict(img_height=36, img_width=36)
     env = envs.make("envpool/Breakout-v5", 4, Conditions((1, 0, 0), "dqn2015"), **options)
