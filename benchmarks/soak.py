@@ -2,15 +2,23 @@
 
     python benchmarks/soak.py                      # 1,000 checkpoints, 5,000 chunks
     python benchmarks/soak.py --checkpoints 10000
+    python benchmarks/soak.py --old-and-new        # a run at its end and one at its start, in turn
+
+A machine whose own speed changes hides a trend of a few percent. `--old-and-new` does without: when one run has come to
+its last checkpoints a fresh one begins in a process of its own, and the two make a checkpoint's worth of work in turn;
+`old_over_new` is the median of the rounds' ratios of seconds, with the middle half of them. The first in a round is at a
+small disadvantage: `--checkpoints 400` has both of one age, and says how small.
 
 The chunks are single updates, so that there are many of them; what is measured is wall time, checkpoints and all, next
 to a fixed piece of numpy timed at each checkpoint: the machine's own ups and downs hit both. A trend is the
 least-squares slope times the length, as a share of the mean: what the run's end has more than its start. The first
-tenth, in which caches and allocators settle, is left out. Memory is what the process has for itself, swapped or not.
+tenth, in which caches and allocators settle and DQN's replay fills, is left out. CPU time, of which a busy neighbour
+takes less than of the clock's, is told too. Memory is what the process has for itself, swapped or not.
 """
 
 import argparse
 import contextlib
+import multiprocessing
 import statistics
 import tempfile
 import time
@@ -26,6 +34,7 @@ import jax  # noqa: E402
 import numpy as np  # noqa: E402
 
 CHUNKS_EACH, NUM_ENVS, LENGTH, NUM_POINTS = 5, 64, 32, 50
+NUM_ROUNDS = 200  # of old and new in turn
 MATRIX = np.ones((384, 384), np.float32)
 
 
@@ -36,6 +45,7 @@ class Seen:
         self.times: list[float] = []  # when each began, and when the reference after it was done
         self.done: list[float] = []
         self.reference: list[float] = []  # seconds
+        self.cpu: list[tuple[float, float]] = []  # seconds of all cores, at the same two moments as `times` and `done`
         self.memory: list[int] = []  # bytes
         self.dispatched = 0
         self.compiled_later = 0  # programs, after the first checkpoint; the last evaluation is one
@@ -47,9 +57,11 @@ class Seen:
 
         def noted_save(keeper, *args):
             self.times.append(time.perf_counter())
+            before = time.process_time()
             self.memory.append(own_memory())
             self.reference.append(reference())
             self.done.append(time.perf_counter())
+            self.cpu.append((before, time.process_time()))
             return save(keeper, *args)
 
         def noted_dispatch(trainer, boundary):
@@ -99,8 +111,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--checkpoints", type=int, default=1000)
     parser.add_argument("--algo", default="ppo,dqn")
+    parser.add_argument("--old-and-new", action="store_true")
     parser.add_argument("--output", default="")
     args = parser.parse_args()
+    if args.old_and_new:
+        report = side_by_side.Report("soak_old_and_new", args.output)
+        for algo in args.algo.split(","):
+            report.add("cases", old_and_new(algo, args.checkpoints))
+        return print(f"written to {report.path}")
     report = side_by_side.Report("soak", args.output)
     lines = {}
     for algo in args.algo.split(","):
@@ -113,29 +131,17 @@ def main() -> None:
 
 def soak(algo: str, num_checkpoints: int) -> tuple[np.ndarray, np.ndarray, dict]:
     """Relative speed and bytes from checkpoint to checkpoint, and what they come to."""
-    seen, trainer.CHUNK_S = Seen(), 0.0
-    agent = {"rollout_length": LENGTH} if algo == "ppo" else {"capacity": 65_536, "replay_ratio": 1 / 64}
-    per_update = NUM_ENVS * (LENGTH if algo == "ppo" else 1)
-    per_checkpoint = CHUNKS_EACH * per_update
+    seen, per_checkpoint = Seen(), steps_each(algo)
     with tempfile.TemporaryDirectory() as folder, seen.watching():
-        run = jaxrl_fast.fit(
-            algo=algo,
-            agent=agent,
-            env="CartPole-v1",
-            num_envs=NUM_ENVS,
-            total_steps=num_checkpoints * per_checkpoint,
-            save_every=per_checkpoint,
-            log_every=per_checkpoint,
-            run_dir=f"{folder}/run",
-            tensorboard=True,
-            log_level="quiet",
-        )
+        run = train(algo, num_checkpoints, folder)
         size = sum(path.stat().st_size for path in run.folder.rglob("*") if path.is_file())
     settled = len(seen.times) // 10
     elapsed = np.array(seen.times[1:]) - np.array(seen.done[:-1])
     speed = per_checkpoint / elapsed[settled:]
     beside = speed * np.array(seen.reference)[1:][settled:]
     memory = np.array(seen.memory[settled:], np.float64)
+    starts, ends = np.array(seen.cpu).T
+    work = (starts[1:] - ends[:-1])[settled:]
     case = {
         "algo": algo,
         "checkpoints": run.summary["checkpoints"],
@@ -144,12 +150,83 @@ def soak(algo: str, num_checkpoints: int) -> tuple[np.ndarray, np.ndarray, dict]
         "steps_per_s": round(statistics.median(speed)),
         "speed_trend": round(trend(grouped(beside, min(NUM_POINTS, len(beside)))), 4),
         "speed_trend_of_the_machine_too": round(trend(grouped(speed, min(NUM_POINTS, len(speed)))), 4),
+        "cpu_time_trend": round(trend(grouped(work, min(NUM_POINTS, len(work)))), 4),
         "memory_mb": round(float(np.median(memory)) / 2**20, 1),
         "memory_trend": round(trend(memory), 4),
         "save_share": round(run.summary["save_time_s"] / run.summary["wall_time_s"], 4),
         "run_folder_mb": round(size / 2**20, 2),
     }
     return beside / np.median(beside), memory, case
+
+
+def steps_each(algo: str) -> int:
+    """Between checkpoints."""
+    return CHUNKS_EACH * NUM_ENVS * (LENGTH if algo == "ppo" else 1)
+
+
+def train(algo: str, num_checkpoints: int, folder: str) -> jaxrl_fast.Run:
+    """A training of single updates."""
+    trainer.CHUNK_S = 0.0
+    per_checkpoint = steps_each(algo)
+    return jaxrl_fast.fit(
+        algo=algo,
+        agent={"rollout_length": LENGTH} if algo == "ppo" else {"capacity": 16_384, "replay_ratio": 1 / 64},
+        env="CartPole-v1",
+        num_envs=NUM_ENVS,
+        total_steps=num_checkpoints * per_checkpoint,
+        save_every=per_checkpoint,
+        log_every=per_checkpoint,
+        run_dir=f"{folder}/run",
+        tensorboard=True,
+        log_level="quiet",
+    )
+
+
+def in_turns(algo: str, num_checkpoints: int, pipe) -> None:
+    """In a child: tells the seconds that each checkpoint's worth of work took, and waits for leave to go on."""
+    save, began = keeper.Keeper.save, time.perf_counter()
+
+    def waiting_save(*args):
+        nonlocal began
+        pipe.send(time.perf_counter() - began)
+        pipe.recv()
+        began = time.perf_counter()
+        return save(*args)
+
+    keeper.Keeper.save = waiting_save
+    with tempfile.TemporaryDirectory() as folder:
+        train(algo, num_checkpoints, folder)
+
+
+def old_and_new(algo: str, num_checkpoints: int) -> dict:
+    """A run that has come to its last NUM_ROUNDS checkpoints, and one that has made its first NUM_ROUNDS, in turn."""
+    context, pipes, children = multiprocessing.get_context("spawn"), [], []
+    for start in (num_checkpoints - NUM_ROUNDS - 1, NUM_ROUNDS):  # the old one, then the new one
+        pipe, end = context.Pipe()
+        children.append(context.Process(target=in_turns, args=(algo, num_checkpoints, end), daemon=True))
+        children[-1].start()
+        for _ in range(start):
+            pipe.recv()
+            pipe.send(None)
+        pipe.recv()
+        pipes.append(pipe)
+
+    def turn(pipe):
+        pipe.send(None)
+        return pipe.recv()
+
+    times = np.array([[turn(pipe) for pipe in pipes] for _ in range(NUM_ROUNDS)])
+    for child in children:
+        child.kill()
+    low, middle, high = (round(float(x), 4) for x in np.quantile(times[:, 0] / times[:, 1], (0.25, 0.5, 0.75)))
+    seconds = [round(float(x), 4) for x in np.median(times, axis=0)]
+    return {"algo": algo, "old_after": num_checkpoints - NUM_ROUNDS, "new_after": NUM_ROUNDS, "rounds": NUM_ROUNDS} | {
+        "old_over_new": middle,
+        "quarter": low,
+        "three_quarters": high,
+        "old_s": seconds[0],
+        "new_s": seconds[1],
+    }
 
 
 def figure(lines: dict[str, tuple[np.ndarray, np.ndarray]]):
