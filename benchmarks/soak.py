@@ -6,8 +6,8 @@
 
 A machine whose own speed changes hides a trend of a few percent. `--old-and-new` does without: when one run has come to
 its last checkpoints a fresh one begins in a process of its own, and the two make a checkpoint's worth of work in turn;
-`old_over_new` is the median of the rounds' ratios of seconds, with the middle half of them. The first in a round is at a
-small disadvantage: `--checkpoints 400` has both of one age, and says how small.
+`old_over_new` is the median of the rounds' ratios of seconds, with the middle half of them. The first in a round is at
+some disadvantage: `--checkpoints 400` has both of one age, and says how much.
 
 The chunks are single updates, so that there are many of them; what is measured is wall time, checkpoints and all, next
 to a fixed piece of numpy timed at each checkpoint: the machine's own ups and downs hit both. A trend is the
