@@ -27,16 +27,17 @@ class Kept(NamedTuple):
     same: Array  # [T, N] bool: all frames of the stack are equal
 
 
+def keeper(num_frames: int) -> Callable[[PyTree], PyTree]:
+    """An agent's `keep`: of stacks what is new in them, of other observations everything."""
+    return functools.partial(keep, num_frames) if num_frames > 1 else lambda obs: obs
+
+
 def keep(num_frames: int, obs: PyTree) -> Kept:
     """Of stacks [..., F * C] of one row: the frame that is new, and whether it is the first."""
     parts = lambda x: x.reshape(*x.shape[:-1], num_frames, num_channels(num_frames, x))
     equal = lambda x: (parts(x) == parts(x)[..., :1, :]).all(axis=tuple(range(1, x.ndim + 1)))
-    return Kept(newest(num_frames, obs), functools.reduce(operator.and_, map(equal, jax.tree.leaves(obs))))
-
-
-def newest(num_frames: int, obs: PyTree) -> PyTree:
-    """[..., C] of stacks [..., F * C]."""
-    return jax.tree.map(lambda x: x[..., -num_channels(num_frames, x) :], obs)
+    newest = jax.tree.map(lambda x: x[..., -num_channels(num_frames, x) :], obs)
+    return Kept(newest, functools.reduce(operator.and_, map(equal, jax.tree.leaves(obs))))
 
 
 def num_channels(num_frames: int, x: Array | ShapeDtypeStruct) -> int:

@@ -86,7 +86,7 @@ def make(config: Config, spec: EnvSpec, num_updates: int, objective: Callable | 
         update=partial(update, parts),
         noise=partial(noise, spec.action),
         rollout_length=config.rollout_length,
-        keep=partial(frames.keep, frame_stack) if frame_stack else lambda obs: obs,
+        keep=frames.keeper(frame_stack),
         interrupt=interrupt,
     )
 

@@ -81,7 +81,7 @@ def make(config: Config, spec: EnvSpec, num_updates: int) -> Agent:
         update=partial(update, parts),
         noise=exploration.noise,
         rollout_length=config.rollout_length,
-        keep=partial(frames.keep, spec.frame_stack) if spec.frame_stack > 1 else lambda obs: obs,
+        keep=frames.keeper(spec.frame_stack),
     )
 
 
