@@ -2,12 +2,13 @@
 
     python benchmarks/soak.py                      # 1,000 checkpoints, 5,000 chunks
     python benchmarks/soak.py --checkpoints 10000
-    python benchmarks/soak.py --old-and-new        # a run at its end and one at its start, in turn
+    python benchmarks/soak.py --old-and-new        # a run of that many checkpoints and a fresh one, in turn
 
-A machine whose own speed changes hides a trend of a few percent. `--old-and-new` does without: when one run has come to
-its last checkpoints a fresh one begins in a process of its own, and the two make a checkpoint's worth of work in turn;
-`old_over_new` is the median of the rounds' ratios of seconds, with the middle half of them. The first in a round is at
-some disadvantage: `--checkpoints 400` has both of one age, and says how much.
+A machine whose own speed changes hides a trend of a few percent. `--old-and-new` does without: when one run has made
+its checkpoints a fresh one begins in a process of its own, and the two make a checkpoint's worth of work in turn, each
+first in every other round, for whoever comes first finds the caches cold. `old_over_new` is the ratio of their seconds:
+the geometric mean of the medians over rounds of either order, with the 95% interval of 2,000 bootstraps. With
+`--checkpoints 0` both are of one age, and it should be 1.
 
 The chunks are single updates, so that there are many of them; what is measured is wall time, checkpoints and all, next
 to a fixed piece of numpy timed at each checkpoint: the machine's own ups and downs hit both. A trend is the
@@ -34,7 +35,7 @@ import jax  # noqa: E402
 import numpy as np  # noqa: E402
 
 CHUNKS_EACH, NUM_ENVS, LENGTH, NUM_POINTS = 5, 64, 32, 50
-NUM_ROUNDS = 200  # of old and new in turn
+SETTLED = 100  # checkpoints after which caches and the replay are full
 MATRIX = np.ones((384, 384), np.float32)
 
 
@@ -112,12 +113,13 @@ def main() -> None:
     parser.add_argument("--checkpoints", type=int, default=1000)
     parser.add_argument("--algo", default="ppo,dqn")
     parser.add_argument("--old-and-new", action="store_true")
+    parser.add_argument("--rounds", type=int, default=1000, help="of --old-and-new; an even number")
     parser.add_argument("--output", default="")
     args = parser.parse_args()
     if args.old_and_new:
         report = side_by_side.Report("soak_old_and_new", args.output)
         for algo in args.algo.split(","):
-            report.add("cases", old_and_new(algo, args.checkpoints))
+            report.add("cases", old_and_new(algo, args.checkpoints, args.rounds))
         return print(f"written to {report.path}")
     report = side_by_side.Report("soak", args.output)
     lines = {}
@@ -183,14 +185,17 @@ def train(algo: str, num_checkpoints: int, folder: str) -> jaxrl_fast.Run:
 
 
 def in_turns(algo: str, num_checkpoints: int, pipe) -> None:
-    """In a child: tells the seconds that each checkpoint's worth of work took, and waits for leave to go on."""
-    save, began = keeper.Keeper.save, time.perf_counter()
+    """In a child: tells the seconds that each checkpoint's worth of work took, by the clock and of all cores.
+
+    It waits for leave to go on.
+    """
+    save, began = keeper.Keeper.save, (time.perf_counter(), time.process_time())
 
     def waiting_save(*args):
         nonlocal began
-        pipe.send(time.perf_counter() - began)
+        pipe.send((time.perf_counter() - began[0], time.process_time() - began[1]))
         pipe.recv()
-        began = time.perf_counter()
+        began = time.perf_counter(), time.process_time()
         return save(*args)
 
     keeper.Keeper.save = waiting_save
@@ -198,34 +203,42 @@ def in_turns(algo: str, num_checkpoints: int, pipe) -> None:
         train(algo, num_checkpoints, folder)
 
 
-def old_and_new(algo: str, num_checkpoints: int) -> dict:
-    """A run that has come to its last NUM_ROUNDS checkpoints, and one that has made its first NUM_ROUNDS, in turn."""
+def old_and_new(algo: str, num_checkpoints: int, num_rounds: int) -> dict:
+    """A run older by `num_checkpoints` than another, and that one, in turn."""
     context, pipes, children = multiprocessing.get_context("spawn"), [], []
-    for start in (num_checkpoints - NUM_ROUNDS - 1, NUM_ROUNDS):  # the old one, then the new one
+    ages = SETTLED + num_checkpoints, SETTLED  # the old one, then the new one
+    for age in ages:
         pipe, end = context.Pipe()
-        children.append(context.Process(target=in_turns, args=(algo, num_checkpoints, end), daemon=True))
+        children.append(context.Process(target=in_turns, args=(algo, age + num_rounds + 1, end), daemon=True))
         children[-1].start()
-        for _ in range(start):
+        for _ in range(age):
             pipe.recv()
             pipe.send(None)
         pipe.recv()
         pipes.append(pipe)
 
-    def turn(pipe):
-        pipe.send(None)
-        return pipe.recv()
-
-    times = np.array([[turn(pipe) for pipe in pipes] for _ in range(NUM_ROUNDS)])
+    times = np.zeros((num_rounds, 2, 2))  # [round, old or new, clock or cores]
+    for i in range(num_rounds):
+        for which in (0, 1) if i % 2 else (1, 0):
+            pipes[which].send(None)
+            times[i, which] = pipes[which].recv()
     for child in children:
         child.kill()
-    low, middle, high = (round(float(x), 4) for x in np.quantile(times[:, 0] / times[:, 1], (0.25, 0.5, 0.75)))
-    seconds = [round(float(x), 4) for x in np.median(times, axis=0)]
-    return {"algo": algo, "old_after": num_checkpoints - NUM_ROUNDS, "new_after": NUM_ROUNDS, "rounds": NUM_ROUNDS} | {
-        "old_over_new": middle,
-        "quarter": low,
-        "three_quarters": high,
-        "old_s": seconds[0],
-        "new_s": seconds[1],
+    logs = np.log(times[:, 0] / times[:, 1]).reshape(-1, 2, 2)  # [pair of rounds, order, clock or cores]
+    ratio = lambda logs: np.exp(np.median(logs, axis=0).mean(axis=0))
+    draws = np.random.default_rng(0).integers(0, len(logs), (2000, len(logs)))
+    low, high = np.quantile([ratio(logs[draw]) for draw in draws], (0.025, 0.975), axis=0)
+    clock, cpu = ratio(logs)
+    return {
+        "algo": algo,
+        "old_after": ages[0],
+        "new_after": ages[1],
+        "rounds": num_rounds,
+        "old_over_new": round(float(clock), 4),
+        "interval": [round(float(x[0]), 4) for x in (low, high)],
+        "cpu_old_over_new": round(float(cpu), 4),
+        "cpu_interval": [round(float(x[1]), 4) for x in (low, high)],
+        "seconds": [round(float(x), 4) for x in np.median(times[:, :, 0], axis=0)],
     }
 
 

@@ -68,7 +68,8 @@ def resolve(algo: str, written: list[Setting]) -> Settings:
         raise ValueError(f"preset {preset} is for {of_preset}, not {algo}")
     algo = str(algo or of_preset or "ppo")
     if algo not in CONFIGS:
-        raise ValueError(f"unknown algorithm {algo!r}{nearest(algo, CONFIGS) or f'; there are {listed(CONFIGS)}'}")
+        hint = nearest(algo, CONFIGS) or nearest(algo, shipped(), "--config {}".format)
+        raise ValueError(f"unknown algorithm {algo!r}{hint or f'; there are {listed(CONFIGS)}'}")
     settings = [s for s in from_preset if s.name != "algo"] + [s for s in written if s.name != "config"]
     agent_type = CONFIGS[algo]
     values: dict[str, Any] = {}

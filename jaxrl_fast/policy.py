@@ -14,6 +14,7 @@ from jaxrl_fast import agents, checkpoint, config, envs, host, memory, plan, pro
 from jaxrl_fast.agents import configs
 from jaxrl_fast.keeper import FOLDER
 from jaxrl_fast.types import Agent, Array, Env, EnvSpec, Key, PyTree
+from jaxrl_fast.written import listed
 
 Which = Literal["best", "last"]
 
@@ -103,6 +104,13 @@ def _seeds(folder: Path, settings: config.Settings) -> list[int]:
     return [settings.options.seed + i for i in range(settings.options.num_seeds)]
 
 
+def _named(seeds: list[int]) -> str:
+    """seed 3; seeds 0 to 4; seeds 4, 9"""
+    in_line = seeds == list(range(seeds[0], seeds[0] + len(seeds)))
+    which = f"{seeds[0]} to {seeds[-1]}" if in_line and len(seeds) > 1 else listed(map(str, seeds))
+    return f"seed{'s' * (len(seeds) > 1)} {which}"
+
+
 def choose(folder: Path, which: Which, without: frozenset[str]) -> checkpoint.Checkpoint:
     """The checkpoint that evaluated best or the newest; where that is damaged, the newest intact one, and a warning."""
     parent = folder / FOLDER
@@ -127,8 +135,7 @@ def choose(folder: Path, which: Which, without: frozenset[str]) -> checkpoint.Ch
 def only(saved: Saved, seed: int) -> Saved:
     """The same of one seed; its learner has no axis of seeds."""
     if seed not in saved.seeds:
-        last = f" to {saved.seeds[-1]}" if len(saved.seeds) > 1 else ""
-        raise ValueError(f"seed {seed}: {saved.folder} has trained seed{'s' * bool(last)} {saved.seeds[0]}{last}")
+        raise ValueError(f"seed {seed}: {saved.folder} has trained {_named(saved.seeds)}")
     place = saved.seeds.index(seed)
     learner = jax.tree.map(lambda x: x[place], saved.learners) if len(saved.seeds) > 1 else saved.learners
     return saved._replace(seeds=[seed], learners=learner)

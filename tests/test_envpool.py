@@ -437,6 +437,25 @@ def test_the_best_evaluation_between_saves_begins_new_games_too(tmp_path, monkey
     same(tmp_path / "whole", tmp_path / "parts")
 
 
+def test_stopped_before_its_first_checkpoint_it_begins_again(tmp_path, monkeypatch):
+    """A stop between checkpoints saves nothing, for the games are those since the last one."""
+    options = SHORT | dict(algo="ppo", agent=AGENTS["ppo"], exact_resume=True, eval_every=0, save_every=320)
+    jaxrl_fast.fit(**options, run_dir=str(tmp_path / "whole"))
+    with monkeypatch.context() as patched:
+        stop_after(patched, 100)
+        stopped = jaxrl_fast.fit(**options, run_dir=str(tmp_path / "parts")).summary
+    assert stopped["status"] == "stopped" and not list((tmp_path / "parts" / "checkpoints").glob("step-*"))
+    jaxrl_fast.fit(resume=str(tmp_path / "parts"), log_level="quiet")
+    same(tmp_path / "whole", tmp_path / "parts")
+
+
+def test_play_seeds_choose_the_games_of_an_evaluation(tmp_path):
+    """With hosts the chance is the environment's: one seed, one set of games, and another seed others."""
+    run = jaxrl_fast.fit(**SHORT | dict(algo="ppo", agent=AGENTS["ppo"]), run_dir=str(tmp_path / "run"))
+    scores = [run.evaluate(episodes=16, play_seed=seed)["seeds"][0]["returns"] for seed in (3, 3, 4)]
+    assert scores[0] == scores[1] != scores[2]
+
+
 @pytest.mark.parametrize("when", [160, 480])
 def test_a_signal_ends_an_evaluation_on_the_host_which_comes_when_the_run_goes_on(when, tmp_path, monkeypatch):
     """`when` of 480 it is the last one: the run is then not done."""

@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 import jaxrl_fast
-from jaxrl_fast import checkpoint, host, keeper, report, scores, sinks, train, trainer
+from jaxrl_fast import checkpoint, host, keeper, program, report, scores, sinks, train, trainer
 from jaxrl_fast import plan as planning
 
 TIMES = ("wall_time_s", "train_time_s", "env_steps_per_s")
@@ -150,6 +150,19 @@ def test_killed_before_its_first_checkpoint_it_begins_again(tmp_path, unbroken):
     (folder / "summary.json").unlink()
     fit(folder, resume=str(folder))
     same(folder, unbroken("pqn"))
+
+
+def test_a_resume_that_fails_to_compile_leaves_everything_as_it_was(tmp_path, unbroken, monkeypatch):
+    folder = tmp_path / "run"
+    shutil.copytree(unbroken("pqn"), folder)
+    files = lambda: {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.suffix != ".yaml"}
+    before = files()
+    with monkeypatch.context() as patched:
+        patched.setattr(program, "build", lambda *_: (_ for _ in ()).throw(RuntimeError("no room")))
+        with pytest.raises(RuntimeError, match="no room"):
+            fit(folder, resume=str(folder), total_steps=3200)
+    assert files() == before
+    assert fit(folder, resume=str(folder), total_steps=3200).summary["status"] == "done"
 
 
 @pytest.mark.parametrize("left", [checkpoint.SAVED, "summary.json"])

@@ -14,7 +14,21 @@ import pytest
 from gymnax.environments.classic_control.cartpole import CartPole
 
 import jaxrl_fast
-from jaxrl_fast import config, figures, grid, host, layout, memory, report, results, slurm, sweep, sweeper, trainer
+from jaxrl_fast import (
+    checkpoint,
+    config,
+    figures,
+    grid,
+    host,
+    layout,
+    memory,
+    report,
+    results,
+    slurm,
+    sweep,
+    sweeper,
+    trainer,
+)
 from jaxrl_fast.members import Member
 
 ROOT = Path(__file__).parents[1]
@@ -314,6 +328,25 @@ def test_a_member_is_its_single_run_to_rounding(swept, tmp_path):
             assert together[name] == pytest.approx(alone[name], rel=1e-3, abs=1e-5), name
 
 
+def test_a_part_whose_seeds_alone_differ_is_loaded_by_seed(swept, tmp_path):
+    jaxrl_fast.sweep(
+        algo="ppo", env="CartPole-v1", total_steps=512, eval_episodes=2, num_envs=2, seed=[9, 4], log_level="quiet",
+        agent=dict(rollout_length=16, hidden=(4,), num_epochs=1, num_minibatches=1), sweep_dir=str(tmp_path / "one"),
+    )  # fmt: skip
+    part = tmp_path / "one" / "01"
+    saved, _ = checkpoint.newest(part / "checkpoints")
+    for place, seed in enumerate((9, 4)):
+        trained = jaxrl_fast.load(part, seed=seed, which="last")
+        kernel = trained.agent_state.params["network"]["params"]["torso"]["mlp"]["Dense_0"]["kernel"]
+        written = saved.arrays["agent/params/network/params/torso/mlp/Dense_0/kernel"]
+        np.testing.assert_array_equal(kernel, written[place])
+    assert jaxrl_fast.load(part).seed == 9
+    with pytest.raises(ValueError, match=r"seed 5: .*01 has trained seeds 9, 4$"):
+        jaxrl_fast.load(part, seed=5)
+    with pytest.raises(ValueError, match=r"members differ in agent.learning_rate, seed"):
+        jaxrl_fast.load(swept.folder / "01_num_envs-2")
+
+
 def test_the_report_says_which_wins(swept):
     text = swept.report
     for words in ("By throughput: **num_envs", "By time to the threshold of 2", "By steps to the threshold of 2"):
@@ -352,10 +385,16 @@ class Pretence:
     def run(self):
         status = type(self).behave(self.plan)
         self.ran.append(self.plan.folder.name)
-        summary = {"status": status, "env_steps_per_s": 10.0, "train_time_s": 1.0, "final_return_iqm": 3.0}
+        summary = {
+            "status": "done" if status == "too late" else status,
+            "env_steps_per_s": 10.0,
+            "train_time_s": 1.0,
+            "final_return_iqm": 3.0,
+        }
         summary |= {"final_return_per_seed": [3.0] * len(self.plan.members), "device": "cpu"}
         (self.plan.folder / "summary.json").write_text(json.dumps(summary))
-        return trainer.Outcome(self.plan.folder, summary, None, signal.SIGTERM if status == "stopped" else None, "")
+        came = signal.SIGTERM if status in ("stopped", "too late") else None
+        return trainer.Outcome(self.plan.folder, summary, None, came if status == "stopped" else None, "", came)
 
 
 @pytest.fixture
@@ -410,6 +449,25 @@ def test_an_interrupted_sweep_goes_on_where_it_was(pretend, monkeypatch):
     monkeypatch.setattr(Pretence, "behave", staticmethod(lambda plan: "done"))
     assert sweep.main(line) == 0
     assert Pretence.ran[2:] == ["02_num_envs-4", "03_num_envs-8"]
+
+
+def test_a_signal_too_late_to_stop_a_training_stops_the_sweep(pretend, monkeypatch):
+    line, folder = pretend
+    monkeypatch.setattr(Pretence, "behave", staticmethod(lambda plan: "too late"))
+    assert sweep.main(line) == 128 + signal.SIGTERM
+    assert Pretence.ran == ["01_num_envs-2"]
+    assert [r["status"] for r in results.rows(layout.read(folder))] == ["done", "unfinished", "unfinished"]
+
+
+def test_workers_that_die_are_missed(pretend, monkeypatch, capsys):
+    line, folder = pretend
+    with monkeypatch.context() as patched:
+        patched.setattr(sweeper, "ALONE", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
+        assert sweep.main([*line, "--workers", "2"]) == 1
+    assert "2 of 2 workers ended before their work was done" in capsys.readouterr().err
+    assert [r["status"] for r in results.rows(layout.read(folder))] == ["unfinished"] * 3
+    assert sweep.main(["--resume", str(folder), "--log-level", "quiet"]) == 0
+    assert len(Pretence.ran) == 3
 
 
 def test_a_group_that_another_process_has_is_left_to_it(pretend):
