@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from jaxrl_fast import command, config, grid, layout, plan, report, results, sinks, sweeper, trainer
+from jaxrl_fast.written import path_of
 
 if TYPE_CHECKING:
     from jaxrl_fast.policy import Trained
@@ -43,7 +44,7 @@ def load(
 
     if isinstance(run, Run):
         return policy.load(run.folder, seed, which, run.env if env is None else env)
-    return policy.load(Path(run).expanduser(), seed, which, env)
+    return policy.load(path_of(str(run)), seed, which, env)
 
 
 def sweep(

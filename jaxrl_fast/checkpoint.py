@@ -155,15 +155,25 @@ def folders(parent: Path) -> list[Path]:
 
 def best(parent: Path) -> Path | None:
     """The one that evaluated best, as far as that is known."""
+    marked = _marked(parent)
+    return marked and marked[0]
+
+
+def mark_best(folder: Path, score: float) -> None:
+    """Says that this one is the best so far, unless one that is there was better: so said a run before it went on."""
+    marked = _marked(folder.parent)
+    if marked is None or marked[0] == folder or marked[1] < score:
+        content = {"checkpoint": folder.name, "eval_return_mean": score}
+        replace(folder.parent / BEST, json.dumps(content, allow_nan=False) + "\n")
+
+
+def _marked(parent: Path) -> tuple[Path, float] | None:
+    """The one that was said to be the best, if it is still there, and its score."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
-        name = json.loads((parent / BEST).read_text(encoding="utf-8"))["checkpoint"]
-        return next((folder for folder in folders(parent) if folder.name == name), None)
+        said = json.loads((parent / BEST).read_text(encoding="utf-8"))
+        found = (folder for folder in folders(parent) if folder.name == said["checkpoint"])
+        return next(((folder, float(said["eval_return_mean"])) for folder in found), None)
     return None
-
-
-def mark_best(folder: Path, **why: Any) -> None:
-    """Says that this one is the best so far."""
-    replace(folder.parent / BEST, json.dumps({"checkpoint": folder.name, **why}, allow_nan=False) + "\n")
 
 
 def remove(folder: Path) -> None:
@@ -202,10 +212,10 @@ class Saver:
         """Where the checkpoint of this moment lies."""
         return self.parent / f"{PREFIX}{env_steps:012d}"
 
-    def save(self, folder: Path, arrays: Arrays, manifest: Mapping[str, Any], as_best: Mapping[str, Any]) -> None:
-        """Begins to write. `as_best`: that it is the best, and why."""
+    def save(self, folder: Path, arrays: Arrays, manifest: Mapping[str, Any], score: float | None) -> None:
+        """Begins to write. `score`: of its evaluation, where that is the best so far."""
         assert self.thread is None, "wait for the one before"
-        self.thread = threading.Thread(target=self._write, args=(folder, arrays, manifest, as_best), name="checkpoint")
+        self.thread = threading.Thread(target=self._write, args=(folder, arrays, manifest, score), name="checkpoint")
         self.thread.start()
 
     @property
@@ -221,19 +231,19 @@ class Saver:
         problem, self.problem = self.problem, None
         return problem
 
-    def mark(self, folder: Path, why: Mapping[str, Any]) -> None:
-        """Says that one that is there already is the best, and why."""
+    def mark(self, folder: Path, score: float) -> None:
+        """Says that one that is there already is the best."""
         try:
-            mark_best(folder, **why)
+            mark_best(folder, score)
         except OSError as error:
             self.problem = error
 
-    def _write(self, folder: Path, arrays: Arrays, manifest: Mapping[str, Any], as_best: Mapping[str, Any]) -> None:
+    def _write(self, folder: Path, arrays: Arrays, manifest: Mapping[str, Any], score: float | None) -> None:
         try:
             write(folder, arrays, manifest)
             self.last = folder
-            if as_best:
-                mark_best(folder, **as_best)
+            if score is not None:
+                mark_best(folder, score)
             older = [old for old in folders(self.parent) if _place(old) < _place(folder)]  # newer ones are damaged
             for old in older[: max(len(older) - self.keep + 1, 0)]:
                 if old != best(self.parent):

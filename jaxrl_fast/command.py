@@ -44,14 +44,17 @@ def run(
 def start(main: Callable[[], int]) -> None:
     """A command as a process: a first Ctrl-C ends it at once, unless a training is under way."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    status: Any = 128 + BROKEN_PIPE
+    status: Any = 0
     try:
-        try:
-            status = main()
-        except SystemExit as asked:
-            status = asked.code
+        status = main()
+    except SystemExit as asked:
+        status = asked.code
+    except BrokenPipeError:
+        status = 128 + BROKEN_PIPE
+    try:
         sys.stdout.flush()
-    except BrokenPipeError:  # the reader left, as `head` does: that is no reason for a traceback
+    except OSError as error:  # the reader left, as `head` does, or the disk is full: no reason for a traceback
+        status = 128 + BROKEN_PIPE if isinstance(error, BrokenPipeError) else status
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(status)
 

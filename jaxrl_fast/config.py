@@ -14,7 +14,7 @@ from jaxrl_fast.agents.configs import CONFIGS
 from jaxrl_fast.options import LAST_SEED, Options, Task, types_of
 from jaxrl_fast.spelling import nearest
 from jaxrl_fast.values import check_range, convert
-from jaxrl_fast.written import Setting, from_mapping, listed, one, read_preset, shipped, tokenise
+from jaxrl_fast.written import Setting, from_mapping, listed, one, path_of, read_preset, shipped, tokenise
 
 CONFIG = "config.yaml"  # of a run: everything, resolved
 PROGRAM, SWEEP = "python -m jaxrl_fast.train", "python -m jaxrl_fast.sweep"
@@ -57,7 +57,7 @@ def resolve(algo: str, written: list[Setting]) -> Settings:
     """Presets first, what was written over them, defaults below."""
     resume = next((one(s, "a run's folder") for s in reversed(written) if s.name == "resume"), "")
     if resume:
-        return resumed(algo, [s for s in written if s.name != "resume"], Path(str(resume)).expanduser())
+        return resumed(algo, [s for s in written if s.name != "resume"], path_of(str(resume), "--resume"))
     by_default = not algo and not any(s.name in ("config", "env") for s in written)
     if by_default:
         written = from_mapping(DEFAULT, lambda name: name) + written

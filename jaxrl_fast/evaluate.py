@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from jaxrl_fast import command
+from jaxrl_fast.written import path_of
 
 EVALUATION = "evaluation.json"
 
@@ -43,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def prepare(argv: Sequence[str]) -> tuple[Any, Options]:
     """What the command line asks for, with what the run's folder holds."""
     (folder,), options = command.read(USAGE, argv)
-    return open_run(Path(folder).expanduser(), options), options
+    return open_run(path_of(folder), options), options
 
 
 def act(ready: tuple[Any, Options]) -> None:

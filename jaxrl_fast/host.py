@@ -30,8 +30,13 @@ def offer_cpu_devices(wanted: int | str = "auto") -> None:
 
 def warn(line: str) -> None:
     """On standard error."""
-    with contextlib.suppress(BrokenPipeError):  # nobody reads it
-        print(f"warning: {line}", file=sys.stderr)
+    tell(f"warning: {line}")
+
+
+def tell(line: str) -> None:
+    """On standard error, if anybody reads it and there is room: a line that is lost ends no training."""
+    with contextlib.suppress(OSError, RuntimeError):  # RuntimeError: a signal came while another line was written
+        print(line, file=sys.stderr)
 
 
 def device() -> str:
@@ -122,6 +127,7 @@ def fingerprint() -> dict[str, Any]:
 
     return {
         "device": device(),
+        "num_devices": jax.local_device_count(),
         "versions": versions(),
         "xla_flags": os.environ.get("XLA_FLAGS", ""),
         "prng": jax.config.values["jax_default_prng_impl"],
@@ -139,7 +145,7 @@ def stop_signals(stop: Callable[[int], None]) -> Iterator[None]:
     def note(number, _):
         stop(number)
         signal.signal(number, before[number])
-        print("stopping after this chunk; once more to quit at once", file=sys.stderr)
+        tell("stopping after this chunk; once more to quit at once")
 
     for number in before:
         signal.signal(number, note)

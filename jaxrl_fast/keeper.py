@@ -35,6 +35,10 @@ class Keeper:
         """By the clock."""
         return self.pace.over() and not self.saver.busy
 
+    def postpone(self) -> None:
+        """Nothing can be saved now: it is not due before its time has passed again."""
+        self.pace.due()
+
     def restore(self, saved: checkpoint.Checkpoint, program: Program) -> tuple[loop.TrainState, dict[str, Any]]:
         """The training's state, and what else was given to `save`."""
         state = program.place(checkpoint.unflatten(program.like, saved))
@@ -46,17 +50,17 @@ class Keeper:
         return state, kept["others"]
 
     def save(
-        self, state: loop.TrainState, env_steps: int, others: Mapping[str, Any], best: Mapping[str, Any]
+        self, state: loop.TrainState, env_steps: int, others: Mapping[str, Any], score: float | None = None
     ) -> int | None:
-        """Copies everything to the host and begins to write it. `best`: why it is the best so far, if it is.
+        """Copies everything to the host and begins to write it. `score`: of its evaluation, if it is the best so far.
 
         Where a parameter of a seed is not finite nothing is saved; its place among all is returned.
         """
         self.pace.due()
         folder = self.saver.folder(env_steps)
         if self.saver.last == folder:
-            if best:
-                self.saver.mark(folder, best)
+            if score is not None:
+                self.saver.mark(folder, score)
             return None
         arrays, kinds = checkpoint.flatten(state)
         bad = self._not_finite(arrays)
@@ -73,7 +77,7 @@ class Keeper:
             "made": host.fingerprint(),
             "config": config.to_mapping(self.plan.settings),
         }
-        self.saver.save(folder, arrays | ledger, manifest, best)
+        self.saver.save(folder, arrays | ledger, manifest, score)
         return None
 
     def wait(self) -> str:
@@ -89,16 +93,18 @@ class Keeper:
         """The best evaluation's checkpoint, in case that the run was killed before it was marked."""
         best = self.scores.best()
         folder = self.saver.folder(best["env_steps"]) if best else None
-        if folder is not None and folder.is_dir() and checkpoint.best(self.saver.parent) != folder:
-            self.saver.mark(folder, {"eval_return_mean": best["eval_return_mean"]})
+        if folder is not None and folder.is_dir():
+            self.saver.mark(folder, best["eval_return_mean"])
 
     def _not_finite(self, arrays: checkpoint.Arrays) -> int | None:
         """The place of a seed that was well so far and whose learner has a NaN, or an infinite parameter."""
         diverged = self.scores.diverged
         for i in range(len(diverged)):
             for name, x in arrays.items():
-                test = np.isfinite if "params" in name else lambda x: ~np.isnan(x)
+                if diverged[i] is not None or not name.startswith("agent/") or x.dtype.kind != "f":
+                    continue
                 one = x[i] if len(diverged) > 1 else x
-                if diverged[i] is None and name.startswith("agent/") and not test(one).all():
+                wrong = ~np.isfinite(one) if "params" in name else np.isnan(one)
+                if wrong.any():
                     return i
         return None

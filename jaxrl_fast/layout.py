@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from jaxrl_fast import config, grid, options, plan, slurm
 from jaxrl_fast.grid import Group
 from jaxrl_fast.members import Member
-from jaxrl_fast.written import from_mapping
+from jaxrl_fast.written import from_mapping, path_of
 
 LAYOUT, FAILED = "sweep.yaml", "failed.json"
 FREE = ("seed", "num_seeds", "report_every", "log_level")  # of a group's options: the same sweep may have others
@@ -39,7 +39,7 @@ def prepare(asked: grid.Request) -> Sweep:
     if own.launcher == "slurm":
         slurm.check(own.slurm_options)
     if asked.resume:
-        sweep = read(Path(asked.resume).expanduser())
+        sweep = read(path_of(asked.resume, "--resume"))
         _check_found(sweep)
     else:
         if own.workers > 1 or own.launcher != "local":
@@ -89,9 +89,9 @@ def read(folder: Path) -> Sweep:
         raise ValueError(f"--resume {folder}: there is no sweep in it (no {LAYOUT})")
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
-        groups = {each["folder"]: _group(each["config"], each["members"]) for each in content["groups"]}
+        groups = {_plain(each["folder"]): _group(each["config"], each["members"]) for each in content["groups"]}
         return Sweep(folder, groups, (*content["columns"],), content["scale"], content["base_num_envs"])
-    except (OSError, UnicodeDecodeError, yaml.YAMLError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, LookupError, TypeError, AttributeError) as error:
         raise ValueError(f"{path} is not what a sweep writes ({type(error).__name__})") from error
 
 
@@ -140,6 +140,8 @@ def _make(asked: grid.Request, groups: dict[str, Group], folder: Path | None) ->
             continue
         except OSError as error:
             raise ValueError(f"the folder {chosen} cannot be made ({error.strerror}); choose another") from error
+    else:
+        raise ValueError(f"the folder {chosen} exists already; choose another --name")
     sweep = Sweep(chosen, groups, asked.columns, asked.own.scale, asked.base_num_envs)
     content = {
         "columns": list(sweep.columns),
@@ -152,6 +154,13 @@ def _make(asked: grid.Request, groups: dict[str, Group], folder: Path | None) ->
     }
     checkpoint.replace(chosen / LAYOUT, yaml.safe_dump(content, sort_keys=False))
     return sweep
+
+
+def _plain(name: str) -> str:
+    """A folder's name that leads nowhere else."""
+    if Path(name).name != name or name == "..":
+        raise KeyError(name)
+    return name
 
 
 def _group(content: dict[str, Any], labels: list[dict[str, Any]]) -> Group:
@@ -175,8 +184,8 @@ def _named(columns: tuple[str, ...], groups: list[Group]) -> Iterator[tuple[str,
 def _chosen_folder(asked: grid.Request) -> Path | None:
     """What the user asked for."""
     if asked.own.sweep_dir:
-        return Path(asked.own.sweep_dir).expanduser()
-    if Path(asked.name).name != asked.name:
+        return path_of(asked.own.sweep_dir, "--sweep-dir")
+    if Path(asked.name).name != asked.name or asked.name == "..":
         raise ValueError(f"--name {asked.name}: a name is wanted, without folders; --sweep-dir takes a path")
     return Path("sweeps") / asked.name if asked.name else None
 

@@ -126,14 +126,15 @@ class Range(NamedTuple):
 
 
 COUNT, POSITIVE, FRACTION, NOT_NEGATIVE = Range(1), Range(0, above=True), Range(0, 1), Range(0)
+FEW = Range(1, LAST_SEED)  # of what there is an array of
 # A name means the same in every algorithm.
 RANGES = {
-    **dict.fromkeys(("num_envs", "total_steps", "num_seeds", "devices", "eval_episodes", "eval_envs", "keep"), COUNT),
-    "workers": COUNT,
+    **dict.fromkeys(("num_envs", "num_seeds", "devices", "eval_episodes", "eval_envs", "keep", "workers"), FEW),
+    "total_steps": COUNT,
     "in_flight": Range(0, 64),
     **dict.fromkeys(("eval_every", "log_every", "report_every", "save_every"), NOT_NEGATIVE),
     **dict.fromkeys(("seed", "play_seed"), Range(0, LAST_SEED)),
-    **dict.fromkeys(("episodes", "max_steps"), COUNT),
+    **dict.fromkeys(("episodes", "max_steps"), FEW),
     "fps": Range(1, 100),
     **dict.fromkeys(("agent.rollout_length", "agent.num_minibatches", "agent.num_epochs", "agent.hidden"), COUNT),
     **dict.fromkeys(("agent.learning_rate", "agent.adam_epsilon", "agent.clip", "agent.target_kl"), POSITIVE),

@@ -10,6 +10,7 @@ from jaxrl_fast import config, host
 from jaxrl_fast.agents import configs
 from jaxrl_fast.members import Member, Varied, vary
 from jaxrl_fast.spelling import parse_period
+from jaxrl_fast.written import path_of
 
 TRAINING, EVALUATION, WATCHING = 0, 1, 2  # what environments are for; each has chance of its own
 LEAST_ROWS = 512  # of a gradient step in one shard: with less, waiting for each other costs more than sharing saves
@@ -74,6 +75,8 @@ def check(settings: config.Settings, members: tuple[Member, ...] = ()) -> Plan:
     num_updates = -(-options.total_steps // steps_per_update)
     if num_updates >= 2**31:
         raise ValueError(f"--total-steps {options.total_steps}: {num_updates} updates are more than {2**31 - 1}")
+    if saved is not None:
+        check_metrics(Path(options.resume), saved)
     done = saved.manifest["host"]["scores"]["updates"] if saved else 0
     env, agent, num_shards = divide(settings, algorithm, num_updates, saved and saved.manifest["num_shards"], done)
     if options.num_seeds > 1 and not env.on_device:
@@ -238,8 +241,8 @@ def check_folder(folder: Path | None) -> None:
 def check_nothing_is_lost(folder: Path) -> None:
     """A run without a checkpoint begins again, over its metrics, unless they are of one that was saved or ended.
 
-    Those of a run that was killed before its first checkpoint come again, and so do those of one that was stopped by
-    then, where a stop saves nothing (`--exact-resume`).
+    Those of a run that was killed or failed before its first checkpoint come again, and so do those of one that was
+    stopped by then, where a stop saves nothing (`--exact-resume`).
     """
     import json
 
@@ -250,7 +253,7 @@ def check_nothing_is_lost(folder: Path) -> None:
         summary = json.loads((folder / report.SUMMARY).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         summary = None
-    ended = summary is not None and (summary["status"] != "stopped" or summary["checkpoints"] > 0)
+    ended = summary is not None and (summary["status"] in ("done", "diverged") or summary["checkpoints"] > 0)
     known = ended or (folder / checkpoint.SAVED).exists()
     if known and metrics.is_file() and metrics.stat().st_size > 0:
         raise ValueError(
@@ -259,10 +262,22 @@ def check_nothing_is_lost(folder: Path) -> None:
         )
 
 
+def check_metrics(folder: Path, saved: Any) -> None:
+    """A run goes on behind the lines that there were at its checkpoint."""
+    from jaxrl_fast import report
+
+    path, size = folder / report.METRICS, saved.manifest["host"]["others"]["metrics_size"]
+    there = path.stat().st_size if path.is_file() else 0
+    if there < size:
+        raise ValueError(
+            f"--resume {folder}: {report.METRICS} has {there} bytes, of {size} when {saved.folder} was saved"
+        )
+
+
 def chosen_folder(options: config.Options) -> Path | None:
     """What the user asked for."""
     if options.run_dir:
-        return Path(options.run_dir).expanduser()
-    if Path(options.name).name != options.name:
+        return path_of(options.run_dir, "--run-dir")
+    if Path(options.name).name != options.name or options.name == "..":
         raise ValueError(f"--name {options.name}: a name is wanted, without folders; --run-dir takes a path")
     return Path("runs") / options.name if options.name else None

@@ -10,6 +10,7 @@ from jaxrl_fast import command, config
 from jaxrl_fast.options import Task, types_of
 from jaxrl_fast.report import METRICS
 from jaxrl_fast.spelling import nearest
+from jaxrl_fast.written import path_of
 
 BY_EPISODE = ("return_mean", "return_min", "return_max", "length_mean")  # a record counts as often as it has episodes
 X = {  # the numbers of a record, and what they are called
@@ -63,14 +64,14 @@ def prepare(argv: Sequence[str]) -> tuple[dict[str, list[Run]], Options]:
     """What the command line asks for: the runs, by the names of their curves."""
     words, options = command.read(USAGE, argv)
     if options.out:
-        command.check_out(Path(options.out).expanduser(), (".png", ".svg", ".pdf"))
-    return groups([Path(word).expanduser() for word in words], options), options
+        command.check_out(path_of(options.out, "--out"), (".png", ".svg", ".pdf"))
+    return groups([path_of(word) for word in words], options), options
 
 
 def act(ready: tuple[dict[str, list[Run]], Options]) -> None:
     """Draws, and says where it is."""
     found, options = ready
-    path = Path(options.out).expanduser() if options.out else command.new_file(Path("plot.png"))
+    path = path_of(options.out) if options.out else command.new_file(Path("plot.png"))
     picture(found, options).savefig(path)
     print(f"{path}   {len(found)} curve{'s' * (len(found) > 1)} of {sum(map(len, found.values()))} runs")
 
@@ -78,7 +79,7 @@ def act(ready: tuple[dict[str, list[Run]], Options]) -> None:
 def compare(runs: Sequence[str | Path], **options: Any) -> Any:
     """The same from Python, as a matplotlib figure: `compare(["runs/a", "runs/b"], x="seconds")`."""
     chosen = command.from_keywords(Options, options)
-    return picture(groups([Path(run).expanduser() for run in runs], chosen), chosen)
+    return picture(groups([path_of(str(run)) for run in runs], chosen), chosen)
 
 
 def groups(places: Sequence[Path], options: Options) -> dict[str, list[Run]]:

@@ -55,7 +55,7 @@ def _from_where(plan: Plan) -> str:
     before, now = plan.saved.manifest["made"], host.fingerprint()
     flat = lambda made: {k: v for k, v in made.items() if k != "versions"} | made["versions"]
     old, new = flat(before), flat(now)
-    changed = [f"{k} {old.get(k)} is now {new.get(k)}" for k in old.keys() | new.keys() if old.get(k) != new.get(k)]
+    changed = [f"{k} {old[k]} is now {new.get(k)}" for k in old if old[k] != new.get(k)]
     if changed:
         host.warn(f"what follows may not be what it would have been to the bit: {', '.join(sorted(changed))}")
     total = plan.settings.options.total_steps

@@ -1,6 +1,7 @@
 """From the metrics of updates to records: how each seed's training has gone so far. On the host, in float64."""
 
 import copy
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -88,7 +89,7 @@ class Scores:
     def saved(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         """All of it, as values that JSON knows and arrays by name."""
         host = {name: copy.copy(getattr(self, name)) for name in NUMBERS}
-        host["windows"] = [[list(pair) for pair in window.records] for window in self.windows]
+        host["windows"] = [[[count, _as_json(total)] for count, total in w.records] for w in self.windows]
         return host, {f"ledger/{name}": np.array(x, order="C") for name, x in self.ledger.rows.items()}
 
     def restore(self, host: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
@@ -97,8 +98,8 @@ class Scores:
             setattr(self, name, host[name])
         self.solved = [(s[0], s[1]) if s else None for s in self.solved]
         for window, pairs in zip(self.windows, host["windows"], strict=True):
-            for pair in pairs:
-                window.add(*pair)
+            for count, total in pairs:
+                window.add(count, float(total))
         rows = {k.removeprefix("ledger/"): x for k, x in arrays.items() if k.startswith("ledger/")}
         if rows:
             self.ledger.add(rows)
@@ -116,3 +117,8 @@ class Scores:
             return None
         name = min(first, key=lambda name: first[name])
         return NotFinite(i, name.removesuffix(population.SUM), self.updates + first[name] + 1)
+
+
+def _as_json(x: float) -> float | str:
+    """JSON has no nan and no inf."""
+    return x if math.isfinite(x) else str(x)

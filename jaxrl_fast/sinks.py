@@ -60,6 +60,7 @@ class JsonLines:
 
     def __init__(self, path: Path, size: int | None = None):
         self.file = path.open("xb" if size is None or not path.exists() else "r+b", buffering=0)
+        assert not size or path.stat().st_size >= size, "bytes that were never written"
         self.size = self.file.truncate(size or 0)
         self.waiting = b""
 
@@ -168,6 +169,8 @@ class Plain:
             self.heard = False
             if self.file is sys.stdout:
                 os.dup2(os.open(os.devnull, os.O_WRONLY), self.file.fileno())
+        except OSError:  # a full disk: there may be room for the next one
+            pass
 
     def progress(self, line: str, fraction: float) -> None:
         self.say(line)

@@ -88,7 +88,7 @@ class Trainer:
             self.begin()
             with host.stop_signals(self.stop):
                 self.train()
-            if self.finished == self.plan.num_updates and self.scores.evaluated_at == self.env_steps:
+            if self.finished == self.end and self.scores.evaluated_at == self.env_steps:
                 self.signal = None  # it came too late to stop anything
             self.status = "diverged" if self.failure else "stopped" if self.signal else "done"
         finally:
@@ -171,7 +171,7 @@ class Trainer:
         evaluating = _updates(self.options.eval_every, self.plan)
         saving = _updates(self.keeper.every_steps, self.plan)
         self.pace = sinks.Pace(self.options.report_every)
-        while self.finished < self.plan.num_updates and not self.stopping():
+        while self.finished < self.end and not self.stopping():
             num_saves = self.keeper.num_saves
             if self.at(evaluating) and self.scores.evaluated_at != self.env_steps:
                 self.evaluate()
@@ -181,7 +181,7 @@ class Trainer:
                 self.plan.env.renew(self.finished)
                 self.begin_games()
             boundaries = [self.finished // every * every + every for every in (evaluating, saving) if every]
-            self.advance(min([self.plan.num_updates, *boundaries]))
+            self.advance(min([self.end, *boundaries]))
         if not (self.exact and self.signal):
             self.save()
         if not (self.signal or self.failure):
@@ -196,8 +196,9 @@ class Trainer:
 
     def advance(self, boundary: int) -> None:
         """Runs to update `boundary`, or until it is time to save; one chunk waits behind the one that is computed."""
+        self.record()  # what an evaluation at this moment might have belonged to
         self.free_since = time.perf_counter()
-        more = lambda: self.dispatched < boundary and not self.stopping() and not self.keeper.due()
+        more = lambda: self.dispatched < min(boundary, self.end) and not self.stopping() and not self.keeper.due()
         while self.queue or more():
             while len(self.queue) < 2 and more():
                 self.dispatch(boundary)
@@ -208,12 +209,13 @@ class Trainer:
     def dispatch(self, boundary: int) -> None:
         """Gives the device a chunk of about CHUNK_S.
 
-        A run that stops when solved makes a chunk of each record, so that where it stops does not depend on the clock.
+        A run that stops when solved makes a chunk of each record, and so knows of each whether it was solved then
+        before it gives away the next but one: where it ends depends on no clock, no checkpoint and no stop.
         """
         import numpy as np
 
         by_clock = max(min(int(self.rate * CHUNK_S), self.chunk_length * GROWTH), 1)
-        aim = self.record_length if self.options.stop_when_solved else by_clock
+        aim = -self.dispatched % self.record_length or self.record_length if self.options.stop_when_solved else by_clock
         self.chunk_length = min(aim, self.program.capacity, boundary - self.dispatched)
         began = time.perf_counter()
         self.state, rows = self.program.chunk(self.state, np.asarray(self.chunk_length, np.int32))
@@ -272,22 +274,23 @@ class Trainer:
         last = f"the last good checkpoint is {self.keeper.last}" if self.keeper.last else "there is no checkpoint"
         self.failure = self.failure or f"{where}; {last}; try a lower learning rate"
 
-    def save(self, **best: Any) -> None:
-        """The state is copied to the host; a thread writes it while the next chunk runs."""
+    def save(self, score: float | None = None) -> None:
+        """The state is copied to the host; a thread writes it while the next chunk runs. `score`: if it is the best."""
         began = time.perf_counter()
         self.await_keeper()
         if self.failure:
             return
-        others = {
-            "times": self.spent(),
-            "wall_time": time.perf_counter() - self.began,
-            "metrics_size": self.lines.sync(),
-        }
-        wrong = self.keeper.save(self.state, self.env_steps, others, best)
+        try:
+            size = self.lines.sync()
+        except OSError as error:  # a run cannot go on from lines that are not there
+            self.keeper.postpone()
+            return self.give_up(self.lines, error)
+        others = {"times": self.spent(), "wall_time": time.perf_counter() - self.began, "metrics_size": size}
+        wrong = self.keeper.save(self.state, self.env_steps, others, score)
         self.times["save"] += time.perf_counter() - began
         if wrong is not None:
             self.diverge(wrong, "a parameter is not finite", self.env_steps)
-            self.save(**best)  # of those that are left
+            self.save(score)  # of those that are left
 
     def await_keeper(self) -> None:
         """Says what went wrong with the last checkpoint."""
@@ -300,7 +303,7 @@ class Trainer:
         from jaxrl_fast import population
 
         self.screen.add(rows)
-        if not self.pace.due() and self.finished < self.plan.num_updates:
+        if not self.pace.due() and self.finished < self.end:
             return
         for merged in map(population.merge_seeds, self.screen.take(everything=True)):
             record = population.summarise(merged)[0]
@@ -327,15 +330,22 @@ class Trainer:
         self.scores.evaluations.append({"env_steps": self.env_steps} | total)
         self.record(everything=True, evaluation=each_seed)
         if self.scores.best() is self.scores.evaluations[-1]:
-            self.save(eval_return_mean=total["eval_return_mean"])
+            self.save(total["eval_return_mean"])
 
     def stop(self, number: int) -> None:
         """A signal asks for it."""
         self.signal = self.asked = number
 
     def stopping(self) -> bool:
-        solved = self.options.stop_when_solved and all(self.scores.solved)
-        return self.signal is not None or bool(self.failure) or solved
+        return self.signal is not None or bool(self.failure)
+
+    @property
+    def end(self) -> int:
+        """The updates of the whole run: where it stops when solved, a record more than it was solved at."""
+        solved = [s[0] // self.plan.steps_per_update for s in self.scores.solved if s]
+        if not self.options.stop_when_solved or len(solved) < len(self.seeds):
+            return self.plan.num_updates
+        return min(max(solved) + self.record_length, self.plan.num_updates)
 
     def close(self) -> None:
         """Whatever happened, what is known is written."""

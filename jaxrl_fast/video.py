@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from jaxrl_fast import command
+from jaxrl_fast.written import path_of
 
 PAUSE_S = 0.8  # at the end of an episode
 
@@ -70,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def prepare(argv: Sequence[str]) -> tuple[Any, Any, Options]:
     """What the command line asks for, with what the run's folder holds."""
     (folder,), options = command.read(USAGE, argv)
-    return open_run(Path(folder).expanduser(), options)
+    return open_run(path_of(folder), options)
 
 
 def act(ready: tuple[Any, Any, Options]) -> None:
@@ -83,7 +84,7 @@ def act(ready: tuple[Any, Any, Options]) -> None:
 def open_run(folder: Path, options: Options, env: Any = None) -> tuple[Any, Any, Options]:
     """The run's learner, an environment to play in, and what draws that."""
     if options.out:
-        command.check_out(Path(options.out).expanduser(), (".gif", ".mp4"))
+        command.check_out(path_of(options.out, "--out"), (".gif", ".mp4"))
     if options.out.lower().endswith(".mp4") and not has_ffmpeg():
         raise ValueError(
             f'--out {options.out}: MP4 needs imageio-ffmpeg; pip install "jaxrl_fast[video]", or make a .gif'
@@ -112,7 +113,7 @@ def run(saved: Any, renderer: Any, options: Options) -> Video:
 
     if saved.settings.options.compile_cache:
         host.use_compile_cache(saved.env.on_device)
-    path = Path(options.out).expanduser() if options.out else command.new_file(saved.folder / "video.gif")
+    path = path_of(options.out) if options.out else command.new_file(saved.folder / "video.gif")
     returns: list[float] = []
     write = write_mp4 if path.suffix.lower() == ".mp4" else write_gif
     fps = options.fps or renderer.fps

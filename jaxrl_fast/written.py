@@ -20,6 +20,7 @@ def tokenise(argv: Sequence[str]) -> tuple[list[str], list[Setting]]:
     positional: list[str] = []
     settings: list[Setting] = []
     for word in argv:
+        _check_line(word)
         if word.startswith("-") and word[1:2].isalpha() or word.startswith("--"):
             name, equals, value = word.partition("=")
             bare = name.removeprefix("-" if name == "-h" else "--")
@@ -40,6 +41,9 @@ def from_mapping(mapping: Mapping[str, Any], say: Any) -> list[Setting]:
             settings += [Setting(f"agent.{k}", _as_values(v), say(f"agent.{k}")) for k, v in value.items()]
         else:
             settings.append(Setting(str(name), [value] if name == "env" else _as_values(value), say(name)))
+    for setting in settings:
+        for text in (setting.name, *(part for v in setting.values for part in (v if isinstance(v, tuple) else (v,)))):
+            _check_line(text)
     return settings
 
 
@@ -48,7 +52,7 @@ def read_preset(name: str) -> list[Setting]:
     import yaml
 
     presets = shipped()
-    path = presets.get(name) or Path(name).expanduser()
+    path = presets.get(name) or path_of(name, "--config")
     if not path.is_file():
         hint = nearest(name, presets) or f"; shipped are {listed(presets) or 'none'}"
         raise ValueError(f"there is no preset {name!r}, neither shipped nor as a file{hint}")
@@ -72,6 +76,24 @@ def shipped() -> dict[str, Path]:
     package = Path(__file__).parent
     folder = next((f for f in (package / "configs", package.parent / "configs") if f.is_dir()), package)
     return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
+
+
+def _check_line(text: Any) -> None:
+    """What is wrong with it is to be said in one line."""
+    if isinstance(text, str) and len(text.splitlines()) > 1:
+        raise ValueError(f"{text[:100]!r} has a line break in it")
+
+
+def path_of(text: str, said: str = "") -> Path:
+    """A path as someone wrote it. ValueError where it cannot be one: no such user (~someone), or a name too long."""
+    try:
+        path = Path(text).expanduser()
+        path.exists()
+    except (OSError, RuntimeError, ValueError) as error:
+        why = getattr(error, "strerror", None) or error
+        shown = text if len(text) < 100 else f"{text[:100]}..."
+        raise ValueError(f"{f'{said} ' if said else ''}{shown!r} is no path ({why})") from error
+    return path
 
 
 def one(setting: Setting, wanted: str) -> Any:

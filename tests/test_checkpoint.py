@@ -548,7 +548,7 @@ from jaxrl_fast import __version__, checkpoint
 
 saver = checkpoint.Saver(Path(sys.argv[1]), keep=2)
 def save(number, num_bytes, text):
-    saver.save(saver.folder(number), {"x": np.zeros(num_bytes, np.uint8)}, {"number": number, "text": text}, {})
+    saver.save(saver.folder(number), {"x": np.zeros(num_bytes, np.uint8)}, {"number": number, "text": text}, None)
     first, second = saver.wait(), saver.wait()
     left = sorted(path.name for path in saver.parent.iterdir())
     print(json.dumps([first and (first.strerror or str(first)), second, saver.last.name, left]))
@@ -598,10 +598,10 @@ def test_without_the_right_to_write_it_is_said(two):
 # The saver -------------------------------------------------------------------------------------
 
 
-def put(saver, number, **as_best):
+def put(saver, number, score=None):
     """Saves and waits. What went wrong."""
     arrays = {"x": np.full(3, number)}
-    saver.save(saver.folder(number), arrays, {"number": number}, as_best)
+    saver.save(saver.folder(number), arrays, {"number": number}, score)
     return saver.wait()
 
 
@@ -625,13 +625,13 @@ def test_a_saver_says_once_what_went_wrong_and_goes_on(name, tmp_path, monkeypat
 def test_what_fails_after_a_checkpoint_is_written_does_not_undo_it(name, tmp_path, monkeypatch):
     """When it is marked as the best one, or an old one is removed, which the next save makes up for."""
     saver = checkpoint.Saver(tmp_path, 1)
-    assert put(saver, 1, why=1) is None
+    assert put(saver, 1, 1) is None
     with monkeypatch.context() as patch:
         fail(patch, Path, name, False, 1 if name == "replace" else 2, NO_ROOM)
-        assert put(saver, 2, why=2) is NO_ROOM
+        assert put(saver, 2, 2) is NO_ROOM
     assert saver.last == saver.folder(2) and checkpoint.newest(tmp_path)[0].manifest["number"] == 2
     assert checkpoint.best(tmp_path) == saver.folder(1 if name == "replace" else 2)
-    assert put(saver, 3, why=3) is None
+    assert put(saver, 3, 3) is None
     assert names(tmp_path) == [checkpoint.BEST, saver.folder(3).name]
 
 
@@ -640,10 +640,10 @@ def test_saving_does_not_wait_for_the_disk(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "fsync", lambda file: (slow.wait(2), sync(file)))
     saver = checkpoint.Saver(tmp_path, 1)
     assert not saver.busy
-    saver.save(saver.folder(1), {"x": np.zeros(3)}, {}, {})
+    saver.save(saver.folder(1), {"x": np.zeros(3)}, {}, None)
     assert saver.busy and checkpoint.newest(tmp_path) == (None, [])
     with pytest.raises(AssertionError, match="wait"):
-        saver.save(saver.folder(2), {}, {}, {})
+        saver.save(saver.folder(2), {}, {}, None)
     slow.set()
     assert saver.wait() is None and not saver.busy
     assert checkpoint.newest(tmp_path)[0].folder == saver.last == saver.folder(1)
@@ -656,7 +656,7 @@ def test_the_newest_and_the_best_are_kept(keep, bests, tmp_path):
     for i in range(8):
         folder = saver.folder(100 * i)
         best = folder if i in bests else best
-        assert put(saver, 100 * i, **({"return_mean": i} if i in bests else {})) is None
+        assert put(saver, 100 * i, i if i in bests else None) is None
         written.append(folder)
         expected = {*written[-keep:], best} - {None}
         assert checkpoint.folders(tmp_path) == sorted(expected)
@@ -667,7 +667,7 @@ def test_the_newest_and_the_best_are_kept(keep, bests, tmp_path):
 def test_leftovers_of_a_crash_are_gone(two):
     """With all that is in them; what is whole stays."""
     parent = two[0].parent
-    checkpoint.mark_best(two[0])
+    checkpoint.mark_best(two[0], 1.0)
     for name in (f"{two[1].name}", f"{two[0].name}-old", "step-000000000009"):
         (parent / f"{checkpoint.ASIDE}{name}" / "more").mkdir(parents=True)
         (parent / f"{checkpoint.ASIDE}{name}" / checkpoint.ARRAYS).write_text("half")
@@ -703,18 +703,27 @@ def test_checkpoints_are_in_the_order_of_their_steps(tmp_path):
 # The best one ----------------------------------------------------------------------------------
 
 
-def test_the_best_is_what_was_marked_last(two):
+def test_the_best_has_the_highest_score_of_those_that_are_there(two):
+    """What is there already was better, perhaps, by a run before it went on."""
     parent = two[0].parent
     assert checkpoint.best(parent) is None
-    for folder in (*two, two[0]):
-        checkpoint.mark_best(folder, return_mean=1.5)
-        assert checkpoint.best(parent) == folder
-    assert json.loads((parent / checkpoint.BEST).read_text()) == {"checkpoint": two[0].name, "return_mean": 1.5}
+    for folder, score, best in (
+        (two[0], 1.5, 0),
+        (two[1], 1.5, 0),
+        (two[1], 1.0, 0),
+        (two[1], 2.0, 1),
+        (two[0], 1.9, 1),
+    ):
+        checkpoint.mark_best(folder, score)
+        assert checkpoint.best(parent) == two[best]
+    assert json.loads((parent / checkpoint.BEST).read_text()) == {"checkpoint": two[1].name, "eval_return_mean": 2.0}
     with pytest.raises(ValueError, match="not JSON compliant"):
-        checkpoint.mark_best(two[1], return_mean=float("nan"))
-    assert checkpoint.best(parent) == two[0]
-    checkpoint.remove(two[0])
+        checkpoint.mark_best(two[0], float("inf"))
+    assert checkpoint.best(parent) == two[1]
+    checkpoint.remove(two[1])
     assert checkpoint.best(parent) is None
+    checkpoint.mark_best(two[0], -3.0)
+    assert checkpoint.best(parent) == two[0]
 
 
 GARBAGE = (
@@ -795,8 +804,8 @@ def save_for_ever(number):
     saver = checkpoint.Saver(Path(sys.argv[1]), keep=2)
     while True:
         number += 1
-        as_best = {"return_mean": number} if number % 3 == 0 else {}
-        saver.save(saver.folder(number), {"x": np.full(50_000, number)}, {"number": number}, as_best)
+        score = float(number) if number % 3 == 0 else None
+        saver.save(saver.folder(number), {"x": np.full(50_000, number)}, {"number": number}, score)
         assert saver.wait() is None
         print(number, flush=True)
 

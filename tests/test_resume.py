@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 import jaxrl_fast
-from jaxrl_fast import checkpoint, host, keeper, program, report, scores, sinks, train, trainer
+from jaxrl_fast import checkpoint, host, keeper, play, program, report, scores, sinks, train, trainer
 from jaxrl_fast import plan as planning
 
 TIMES = ("wall_time_s", "train_time_s", "env_steps_per_s")
@@ -76,9 +76,13 @@ def bits(folder):
     return {name: x.tobytes() for name, x in saved.arrays.items() if name not in CLOCKS}
 
 
-def same(one, other):
+def same_numbers(one, other):
     assert records(one) == records(other)
     assert bits(one) == bits(other)
+
+
+def same(one, other):
+    same_numbers(one, other)
     summaries = [json.loads((folder / "summary.json").read_text()) for folder in (one, other)]
     for key in ("env_steps", "valid_steps", "final_return_per_seed", "evaluations", "status", "last_checkpoint"):
         assert summaries[0][key] == summaries[1][key], key
@@ -106,13 +110,16 @@ def test_stopped_twice_and_with_other_chunks_it_ends_with_the_same_bits(name, tm
     folder = tmp_path / name
     stop_after(monkeypatch, 200, 900)
     monkeypatch.setattr(trainer, "CHUNK_S", 0.0)  # a chunk of every update
-    assert fit(folder, name).summary["status"] == "stopped"
+    first = fit(folder, name).summary
     monkeypatch.setattr(trainer, "CHUNK_S", 1e-3)
     monkeypatch.setattr(trainer, "GROWTH", 2)
-    assert fit(folder, resume=str(folder)).summary["status"] == "stopped"
+    second = fit(folder, resume=str(folder)).summary
+    assert first["status"] == second["status"] == "stopped"
+    steps, stopped = zip(*((s["env_steps"], s["last_checkpoint"]) for s in (first, second)))
     monkeypatch.setattr(trainer, "CHUNK_S", 100.0)
     assert fit(folder, resume=str(folder)).summary["status"] == "done"
     same(folder, unbroken(name))
+    assert stopped == tuple(f"step-{at:012d}" for at in steps), "saved where they stopped"
     assert len(yaml.safe_load((folder / "config.yaml").read_text())["made"]["resumed"]) == 2
 
 
@@ -163,6 +170,67 @@ def test_a_resume_that_fails_to_compile_leaves_everything_as_it_was(tmp_path, un
             fit(folder, resume=str(folder), total_steps=3200)
     assert files() == before
     assert fit(folder, resume=str(folder), total_steps=3200).summary["status"] == "done"
+
+
+def test_metrics_that_were_cut_are_not_filled_up(tmp_path, unbroken, capsys):
+    folder = tmp_path / "run"
+    shutil.copytree(unbroken("pqn"), folder)
+    path = folder / "metrics.jsonl"
+    size = path.stat().st_size
+    path.write_text(path.read_text()[: size // 2])
+    before = path.read_bytes()
+    assert train.main(["--resume", str(folder), "--total-steps", "3200"]) == 2
+    assert re.search(rf"metrics.jsonl has {size // 2} bytes, of \d+ when", capsys.readouterr().err)
+    assert path.read_bytes() == before
+
+
+def test_the_best_checkpoint_of_a_run_stays_when_that_goes_on(tmp_path, monkeypatch):
+    """Its last evaluation, after the last checkpoint, was the best: a run that was never stopped would not have it."""
+    scripted, call = [1.0, 2.0, 60.0, 40.0, 3.0, 4.0], play.Evaluator.__call__
+
+    def evaluate(self, *args):
+        each, total = call(self, *args)
+        return each, total | {"eval_return_mean": scripted.pop(0)}
+
+    monkeypatch.setattr(play.Evaluator, "__call__", evaluate)
+    folder = tmp_path / "run"
+    fit(folder, keep=1)
+    best = checkpoint.best(folder / keeper.FOLDER)
+    assert best.name == "step-000000001600"
+    fit(folder, resume=str(folder), total_steps=3200)
+    assert not scripted and checkpoint.best(folder / keeper.FOLDER) == best and checkpoint.read(best)
+
+
+def test_where_it_stops_when_solved_no_stop_changes(tmp_path, monkeypatch):
+    """At each update around the record that solves it."""
+    options = dict(total_steps=6400, solved=5.0, stop_when_solved=True, eval_every=0, save_every=0, log_every=256)
+    solved = fit(tmp_path / "whole", **options).summary
+    assert solved["status"] == "done" and solved["env_steps"] == solved["steps_to_solve"] + 256 < 6400
+    for at in range(solved["steps_to_solve"] - 256, solved["env_steps"] + 1, 64):
+        folder = tmp_path / str(at)
+        with monkeypatch.context() as patched:
+            stop_after(patched, at)
+            fit(folder, **options | {"save_every": at})
+        fit(folder, resume=str(folder))
+        assert records(folder) == records(tmp_path / "whole"), at
+
+
+def test_saved_by_the_clock_and_killed_it_ends_with_the_same_bits(tmp_path, monkeypatch, unbroken):
+    """As by default; how often depends on this machine, what comes of it does not."""
+    folder = tmp_path / "run"
+    monkeypatch.setattr(trainer, "CHUNK_S", 0.0)
+    with monkeypatch.context() as patched:
+        patched.setattr(
+            trainer.Trainer,
+            "close",
+            lambda self: (self.await_keeper(), self.lines.file.close(), self.plan.lock.release()),
+        )
+        patched.setattr(trainer.Trainer, "stopping", lambda self: 1 // (self.finished < 15) > 1)  # breaks in the middle
+        with pytest.raises(ZeroDivisionError):
+            fit(folder, save_every="0.001s")
+    assert len(checkpoint.folders(folder / keeper.FOLDER)) == 2
+    fit(folder, resume=str(folder))
+    same_numbers(folder, unbroken("pqn"))
 
 
 @pytest.mark.parametrize("left", [checkpoint.SAVED, "summary.json"])
@@ -338,6 +406,42 @@ def test_a_full_disk_ends_no_run(tmp_path, monkeypatch, capsys):
     assert records(folder) == complete and again.summary["final_return_mean"] == run.summary["final_return_mean"]
 
 
+FULL_DISK = """
+import resource, signal, sys
+from jaxrl_fast import checkpoint, report, train
+write, left = checkpoint.write, [2]
+
+def write_then_no_room(*args):  # after the second checkpoint no file may grow beyond what metrics.jsonl has by then
+    write(*args)
+    left[0] -= 1
+    if left[0] == 0:
+        size = (args[0].parents[1] / report.METRICS).stat().st_size + 100
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+
+checkpoint.write = write_then_no_room
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+sys.stdout = sys.stderr = open("/dev/full", "w")
+from jaxrl_fast import command
+command.start(lambda: train.main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="a device that Linux has")
+def test_a_disk_that_is_really_full_ends_no_run(tmp_path, unbroken):
+    """Checkpoints, lines, picture, summary and all that is printed find no room; what is there is gone on from."""
+    folder = tmp_path / "run"
+    shutil.copytree(unbroken("pqn"), tmp_path / "whole")
+    line = f"pqn --run-dir {folder} --agent.rollout-length 8 --agent.hidden 8 --no-compile-cache"
+    line += "".join(f" --{name.replace('_', '-')} {value}" for name, value in SHORT.items() if name != "tensorboard")
+    command = [sys.executable, "-c", FULL_DISK, *line.split(), "--no-tensorboard"]
+    ended = subprocess.run(command, cwd=Path(__file__).parent.parent, capture_output=True, text=True)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert len(checkpoint.folders(folder / keeper.FOLDER)) == 2
+    assert all(json.loads(text) for text in (folder / "metrics.jsonl").read_text().splitlines())
+    assert fit(folder, resume=str(folder)).summary["status"] == "done"
+    same(folder, tmp_path / "whole")
+
+
 def test_lines_wait_for_room(tmp_path, monkeypatch):
     lines = sinks.JsonLines(tmp_path / "metrics.jsonl")
     lines.write([{"a": 1}])
@@ -427,6 +531,17 @@ def test_other_seeds_may_go_on(tmp_path, monkeypatch, capsys):
     finals, expected = run.summary["final_return_per_seed"], well.summary["final_return_per_seed"]
     assert finals == [expected[0], None, expected[2]]
     assert run.summary["final_return_mean"] == pytest.approx((finals[0] + finals[2]) / 2)
+
+
+def test_a_return_that_is_no_number_stops_no_checkpoint():
+    """One seed's environment gives what JSON cannot hold; all seeds are in one manifest."""
+    made = lambda: scores.Scores([{"seed": 0}, {"seed": 1}, {"seed": 2}], 1, 10, None)
+    given, again = made(), made()
+    for window, total in zip(given.windows, (7.0, float("nan"), float("-inf"))):
+        window.add(2, total)
+    host_part, arrays = given.saved()
+    again.restore(json.loads(json.dumps(host_part, allow_nan=False)), arrays)
+    np.testing.assert_array_equal([w.mean for w in again.windows], [3.5, float("nan"), float("-inf")])
 
 
 def test_a_parameter_that_is_not_finite_is_never_saved(tmp_path, monkeypatch):

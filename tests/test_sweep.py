@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 from gymnax.environments.classic_control.cartpole import CartPole
 
 import jaxrl_fast
@@ -164,6 +165,10 @@ MISTAKES = [
     ("ppo --slurm-option timeout_min=3", ["--slurm-options", "--launcher slurm"]),
     ("ppo --launcher slurm --workers 2", ["--workers 2", "--launcher slurm"]),
     ("ppo --name a/b", ["--name a/b", "--sweep-dir"]),
+    ("ppo --name ..", ["--name ..", "--sweep-dir"]),
+    ("ppo --sweep-dir ~nobody-at-all/x", ["--sweep-dir '~nobody-at-all/x' is no path"]),
+    ("--resume no_members", ["no_members/sweep.yaml is not what a sweep writes"]),
+    ("--resume elsewhere", ["elsewhere/sweep.yaml is not what a sweep writes"]),
     ("ppo --name taken", ["taken", "holds no sweep"]),
     ("--resume nowhere", ["--resume nowhere", "no sweep"]),
     ("--resume broken", ["broken/sweep.yaml"]),
@@ -187,6 +192,11 @@ def place(tmp_path_factory):
     asked = ask("ppo --num-envs 1,8")
     made = dict(layout._named(asked.columns, list(asked.groups)))
     layout._make(asked, made, folder / "sweeps" / "a_sweep")
+    content = yaml.safe_load((folder / "sweeps" / "a_sweep" / "sweep.yaml").read_text())
+    for name, wrong in (("no_members", {"members": []}), ("elsewhere", {"folder": "../x"})):
+        (folder / name).mkdir()
+        bad = content | {"groups": [content["groups"][0] | wrong]}
+        (folder / name / "sweep.yaml").write_text(yaml.safe_dump(bad))
     return folder
 
 
@@ -468,6 +478,21 @@ def test_workers_that_die_are_missed(pretend, monkeypatch, capsys):
     assert [r["status"] for r in results.rows(layout.read(folder))] == ["unfinished"] * 3
     assert sweep.main(["--resume", str(folder), "--log-level", "quiet"]) == 0
     assert len(Pretence.ran) == 3
+
+
+def test_what_failed_before_its_first_checkpoint_is_tried_once_more(tmp_path, monkeypatch):
+    """With lines in its metrics.jsonl already."""
+    folder = tmp_path / "sweep"
+
+    def fail(self, *_):
+        raise RuntimeError("no room")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(trainer.Trainer, "save", fail)
+        assert sweep.main(f"{TINY} --num-envs 2 --sweep-dir {folder}".split()) == 1
+    assert (folder / "01" / "metrics.jsonl").stat().st_size > 0
+    assert sweep.main(["--resume", str(folder), "--retry", "--log-level", "quiet"]) == 0
+    assert [r["status"] for r in results.rows(layout.read(folder))] == ["done"]
 
 
 def test_a_group_that_another_process_has_is_left_to_it(pretend):

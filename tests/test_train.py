@@ -4,6 +4,7 @@ import json
 import math
 import os
 import signal
+import sys
 from functools import partial
 
 import jax
@@ -189,6 +190,28 @@ def test_a_signal_ends_the_run_after_the_chunk(name, status, tmp_path, monkeypat
     assert summary["updates"] == records[-1]["updates"] < 20
     assert (tmp_path / "run" / "curve.png").exists()
     assert "stopped" in capsys.readouterr().out
+
+
+def test_a_signal_is_heard_where_nobody_reads_what_is_said(monkeypatch):
+    """As when Ctrl-C ends `tee` too."""
+
+    class Gone:
+        def write(self, text):
+            raise BrokenPipeError
+
+    heard = []
+    monkeypatch.setattr(sys, "stderr", Gone())
+    with host.stop_signals(heard.append):
+        os.kill(os.getpid(), signal.SIGUSR1)
+    assert heard == [signal.SIGUSR1]
+
+
+def test_a_second_interrupt_does_not_wait(capsys):
+    heard = []
+    with pytest.raises(KeyboardInterrupt), host.stop_signals(heard.append):
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
+    assert heard == [signal.SIGINT] and "once more to quit at once" in capsys.readouterr().err
 
 
 def test_what_is_known_is_written_when_something_breaks(tmp_path, monkeypatch):

@@ -126,8 +126,8 @@ def test_boards_of_bits_may_be_any_numbers_and_frames_may_not():
 def test_the_best_checkpoint_or_the_last(cart, tmp_path):
     folder = shutil.copytree(cart.folder, tmp_path / "run")
     first, last = checkpoint.folders(folder / "checkpoints")
-    for best in (first, last):
-        checkpoint.mark_best(best)
+    for score, best in enumerate((first, last), start=1000):
+        checkpoint.mark_best(best, score)
         assert jaxrl_fast.load(folder).checkpoint == best
         assert jaxrl_fast.load(folder, which="last").checkpoint == last
     with pytest.raises(ValueError, match="'newest' is neither 'best' nor 'last'"):
@@ -137,7 +137,7 @@ def test_the_best_checkpoint_or_the_last(cart, tmp_path):
 def test_a_damaged_checkpoint_is_passed_over_with_a_warning(cart, tmp_path, capsys):
     folder = shutil.copytree(cart.folder, tmp_path / "run")
     first, last = checkpoint.folders(folder / "checkpoints")
-    checkpoint.mark_best(last)
+    checkpoint.mark_best(last, 1000.0)
     for which in ("best", "last"):
         (last / checkpoint.ARRAYS).write_bytes(b"x")
         assert jaxrl_fast.load(folder, which=which).checkpoint == first

@@ -24,8 +24,8 @@ EXTRAS = {"envpool": "atari"}  # what to install where a backend is missing
 def make(env_id: Any, num_envs: int, /, conditions: "types.Conditions | None" = None, **options: Any) -> "types.Env":
     """N environments behind one id, or behind an object with gymnax's interface.
 
-    Ids: "gymnax/CartPole-v1"; "CartPole-v1"; "my_package.my_module:MyEnv", a class, a factory or an
-    instance, found from the current directory too. Options are parameters of the environment
+    Ids: "gymnax/CartPole-v1"; "CartPole-v1"; "my_package.my_module:MyEnv", a class or an instance, found from
+    the current directory too. An object may also be a factory. Options are parameters of the environment
     (`max_steps_in_episode=200`) or arguments of its constructor. `conditions` are for environments on the host.
     """
     if isinstance(num_envs, bool) or not isinstance(num_envs, int) or num_envs < 1:

@@ -89,8 +89,11 @@ def adapt(
 ) -> Env:
     """N environments from a class, a factory, an instance, or a pair of an instance and its parameters.
 
-    `construct`, if given, is called in the place of the class.
+    `construct`, if given, is called in the place of the class. What is known by its name alone may come from a preset
+    or a run's config.yaml, which must not call what they like: only a class with the interface is called.
     """
+    if env_id and not construct and _is_factory(source):
+        _check_class(env_id, source)
     env_id = env_id or _name(source)
     arguments = _arguments(source)
     given = {name: inputs.coerce(env_id, name, options[name], arguments[name]) for name in options if name in arguments}
@@ -333,6 +336,15 @@ def _check_interface(env_id: str, env: Any) -> None:
         raise ValueError(
             f"{env_id} lacks {', '.join(missing)} of gymnax's interface; a wrapper of `reset` and `step` is not enough"
         )
+
+
+def _check_class(env_id: str, source: Any) -> None:
+    if not inspect.isclass(source):
+        raise ValueError(
+            f"{env_id} is a {type(source).__name__}; by name a class or an instance with gymnax's interface is wanted, "
+            "and what makes one is for Python: fit(env=make_env)"
+        )
+    _check_interface(env_id, source)
 
 
 def _name(source: Any) -> str:
