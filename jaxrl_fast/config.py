@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from jaxrl_fast.agents.configs import CONFIGS
-from jaxrl_fast.options import LAST_SEED, Options, Task, types_of
+from jaxrl_fast.options import LAST_SEED, SWITCHES, Options, Task, types_of
 from jaxrl_fast.spelling import nearest
 from jaxrl_fast.values import check_range, convert
 from jaxrl_fast.written import Setting, from_mapping, listed, one, path_of, read_preset, shipped, tokenise
@@ -179,7 +179,7 @@ def to_mapping(settings: Settings) -> dict[str, Any]:
 def without_no(setting: Setting, known: Mapping[str, Any]) -> Setting:
     """--no-x and --agent.no-x as x, false."""
     positive = _positive(setting.name)
-    if positive != setting.name and known.get(positive) is bool and not setting.values:
+    if positive != setting.name and known.get(positive) in SWITCHES and not setting.values:
         return Setting(positive, ["false"], setting.said)
     return setting
 

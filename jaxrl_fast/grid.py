@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from jaxrl_fast import config
 from jaxrl_fast.agents.configs import CONFIGS
 from jaxrl_fast.members import Member, real_numbers
-from jaxrl_fast.options import Checkpoints, Options, Output, Sweep, types_of
+from jaxrl_fast.options import SWITCHES, Checkpoints, Options, Output, Sweep, types_of
 from jaxrl_fast.spelling import parse_int
 from jaxrl_fast.values import check_range, convert
 from jaxrl_fast.written import Setting, from_mapping, one, read_preset, tokenise
@@ -118,7 +118,7 @@ def lay_out(algo: str, written: list[Setting], separate: Any) -> Request:
 
 def from_words(kind: Any, setting: Setting) -> list[Setting]:
     """One setting for each value of a comma list or a range: 1,8,64 or 0..4, both ends included."""
-    if setting.name in SINGLE or kind is bool and not setting.values or typing.get_origin(kind) is dict:
+    if setting.name in SINGLE or kind in SWITCHES and not setting.values or typing.get_origin(kind) is dict:
         return [setting]
     text = " ".join(map(str, setting.values))
     parts = text.split(",")

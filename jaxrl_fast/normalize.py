@@ -67,7 +67,7 @@ def apply(stats: Stats, x: Array, clip: float = 10.0, epsilon: float = 1e-8) -> 
     return jnp.clip((x - stats.mean) * jax.lax.rsqrt(stats.var + epsilon), -clip, clip)
 
 
-def clip_rewards(rollout: Rollout, clip: bool = True) -> Rollout:
+def clip_rewards(rollout: Rollout, clip: bool | None = True) -> Rollout:
     """Only the signs of rewards, as all games of Atari are learnt with the same numbers (Mnih et al. 2015, methods)."""
     steps = rollout.steps
     return rollout._replace(steps=steps._replace(reward=jnp.sign(steps.reward))) if clip else rollout

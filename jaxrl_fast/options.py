@@ -153,6 +153,9 @@ RANGES = {
 }
 
 
+SWITCHES = (bool, bool | None)  # options that need no value: --x and --no-x
+
+
 def types_of(dataclass_type: type) -> dict[str, Any]:
     """Each field's type by name."""
     hints = typing.get_type_hints(dataclass_type)

@@ -78,7 +78,12 @@ def check(settings: config.Settings, members: tuple[Member, ...] = ()) -> Plan:
     if saved is not None:
         check_metrics(Path(options.resume), saved)
     done = saved.manifest["host"]["scores"]["updates"] if saved else 0
-    env, agent, num_shards = divide(settings, algorithm, num_updates, saved and saved.manifest["num_shards"], done)
+    as_before = saved and saved.manifest["num_shards"]
+    env, agent, num_shards = divide(settings, algorithm, num_updates, as_before, done)
+    if env.protocol and getattr(settings.agent, "clip_rewards", False) is None:  # it is one of the rules
+        clipped = dataclasses.replace(settings.agent, clip_rewards=env.protocol == "dqn2015")
+        settings = settings._replace(agent=clipped)
+        env, agent, num_shards = divide(settings, algorithm, num_updates, as_before, done)
     if options.num_seeds > 1 and not env.on_device:
         raise ValueError(
             f"--num-seeds {options.num_seeds}: {env.spec.id} runs on the host, which has one pool for one seed; "

@@ -6,7 +6,7 @@ import typing
 from pathlib import Path
 from typing import Any, Literal
 
-from jaxrl_fast.options import RANGES
+from jaxrl_fast.options import RANGES, SWITCHES
 from jaxrl_fast.spelling import nearest, parse_float, parse_int, parse_period
 from jaxrl_fast.written import Setting, one
 
@@ -20,9 +20,9 @@ def convert(kind: Any, setting: Setting) -> Any:
         return tuple(_convert_one(arguments[0], setting, v) for v in setting.values)
     if origin is dict:
         return dict(_pair(setting, v) for v in setting.values)
-    if kind is bool and not setting.values:
+    if kind in SWITCHES and not setting.values:
         return True
-    if kind is bool and setting.said.startswith("--") and len(setting.values) > 1:
+    if kind in SWITCHES and setting.said.startswith("--") and len(setting.values) > 1:
         raise ValueError(f"{setting.said} takes no value; what is {setting.values[0]!r}?")
     wanted = _wanted(kind)
     return _convert_one(kind, setting, one(setting, wanted))

@@ -124,6 +124,23 @@ def test_shipped_presets_are_read(name):
     assert isinstance(settings.agent, CONFIGS[settings.algo])
 
 
+@pytest.mark.parametrize(
+    ("line", "clipped"),
+    [
+        ("ppo --env envpool/Pong-v5", True),
+        ("dqn --env envpool/Pong-v5 --protocol dqn2015", True),
+        ("pqn --env envpool/Pong-v5 --protocol machado2018", False),
+        ("pqn --env envpool/Pong-v5 --protocol machado2018 --agent.clip-rewards", True),
+        ("ppo --env envpool/Pong-v5 --agent.no-clip-rewards", False),
+        ("ppo --env envpool/CartPole-v1", None),
+        ("ppo --env CartPole-v1", None),
+    ],
+)
+def test_the_rules_of_2015_clip_rewards(line, clipped):
+    small = "--num-envs 4 --eval-envs 4 --env-option img_height=36 img_width=36" if "Pong" in line else "--num-envs 4"
+    assert plan.check(parse(f"{line} {small}")).settings.agent.clip_rewards is clipped
+
+
 def test_help_lists_every_option_and_imports_no_arrays():
     code = (
         "import sys\nfrom jaxrl_fast import train\n"

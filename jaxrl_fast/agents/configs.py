@@ -45,8 +45,8 @@ class PPO:
     """Standardise observations by their running mean and variance."""
     normalize_rewards: bool = False
     """Divide rewards by the running standard deviation of their discounted sum."""
-    clip_rewards: bool = False
-    """Learn from the signs of rewards only, as is usual for Atari; scores are of true rewards."""
+    clip_rewards: bool | None = None
+    """Learn from the signs of rewards only; scores are of true rewards. None: in Atari by the rules of 2015."""
     network: Literal["auto", "mlp", "minatar", "nature", "impala"] = "auto"
     """auto goes by the shape of the observation."""
     hidden: tuple[int, ...] = ()
@@ -138,8 +138,8 @@ class DQN:
     """a: environment i of N explores with epsilon ^ (1 + a i / (N - 1)); 7 in Ape-X (Horgan et al. 2018), 0 for one."""
     layer_norm: bool = False
     """Normalise before every activation; in convolutions over each pixel's channels."""
-    clip_rewards: bool = False
-    """Learn from the signs of rewards only, as is usual for Atari; scores are of true rewards."""
+    clip_rewards: bool | None = None
+    """Learn from the signs of rewards only; scores are of true rewards. None: in Atari by the rules of 2015."""
     network: Literal["auto", "mlp", "minatar", "nature", "impala"] = "auto"
     """auto goes by the shape of the observation."""
     hidden: tuple[int, ...] = ()
@@ -203,8 +203,8 @@ class PQN:
     """a: environment i of N explores with epsilon ^ (1 + a i / (N - 1)); 7 in Ape-X (Horgan et al. 2018), 0 for one."""
     layer_norm: bool = True
     """Normalise before every activation; in convolutions over each pixel's channels, as flax does."""
-    clip_rewards: bool = False
-    """Learn from the signs of rewards only, as is usual for Atari; scores are of true rewards."""
+    clip_rewards: bool | None = None
+    """Learn from the signs of rewards only; scores are of true rewards. None: in Atari by the rules of 2015."""
     network: Literal["auto", "mlp", "minatar", "nature", "impala"] = "auto"
     """auto goes by the shape of the observation."""
     hidden: tuple[int, ...] = ()
