@@ -9,7 +9,7 @@ import numpy as np
 
 from jaxrl_fast import checkpoint, config, host, loop, scores, sinks
 from jaxrl_fast.plan import Plan
-from jaxrl_fast.program import Program
+from jaxrl_fast.program import PARAMETERS, Program
 from jaxrl_fast.spelling import parse_period
 
 FOLDER = "checkpoints"
@@ -104,7 +104,7 @@ class Keeper:
                 if diverged[i] is not None or not name.startswith("agent/") or x.dtype.kind != "f":
                     continue
                 one = x[i] if len(diverged) > 1 else x
-                wrong = ~np.isfinite(one) if "params" in name else np.isnan(one)
+                wrong = ~np.isfinite(one) if PARAMETERS in name else np.isnan(one)
                 if wrong.any():
                     return i
         return None

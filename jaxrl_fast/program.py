@@ -28,6 +28,8 @@ from jaxrl_fast.members import Varied
 from jaxrl_fast.types import Agent, Array, Env, Metrics, PyTree
 
 SHARDS, SEEDS = "shards", "seeds"
+PARAMETERS = "params"  # in the names of what is to stay finite in an agent's state
+WRONG = "parameters_not_finite"  # [capacity] bool beside the metrics: when the chunk was done
 MOST_ROWS = 2**14  # of metrics that a chunk can hold, over all seeds
 
 Values = Mapping[str, Array]  # of hyperparameters: [S], or one member's
@@ -168,7 +170,7 @@ def begin(env: Env, make: Make, seed: Array, values: Values) -> loop.TrainState:
 def chunk(
     env: Env, make: Make, capacity: int, state: loop.TrainState, values: Values, num_updates: Array
 ) -> tuple[loop.TrainState, Metrics]:
-    """`num_updates` updates, and their metrics as the first rows of [capacity]; the other rows are 0."""
+    """`num_updates` updates, and their metrics as the first rows of [capacity]; the other rows are 0. And WRONG."""
 
     agent = make(values)
     train_once = jax.jit(partial(loop.train, env, agent, num_updates=1), inline=True)  # so that it is traced once
@@ -181,7 +183,16 @@ def chunk(
 
     _, row = jax.eval_shape(train_once, state)
     rows = jax.tree.map(lambda x: jnp.zeros((capacity, *x.shape[1:]), x.dtype), row)
-    return jax.lax.fori_loop(0, num_updates, body, (state, rows))
+    state, rows = jax.lax.fori_loop(0, num_updates, body, (state, rows))
+    return state, {**rows, WRONG: jnp.full(capacity, ~_is_finite(state.agent))}
+
+
+def _is_finite(learner: PyTree) -> Array:
+    """[] bool: all of its parameters are."""
+    named = jax.tree_util.tree_leaves_with_path(learner)
+    of_float = lambda x: jnp.issubdtype(x.dtype, jnp.floating)
+    parameters = [x for path, x in named if PARAMETERS in jax.tree_util.keystr(path) and of_float(x)]
+    return jnp.array([jnp.isfinite(x).all() for x in parameters]).all()
 
 
 def _seeds(num_seeds: int) -> jax.ShapeDtypeStruct:

@@ -229,6 +229,8 @@ class Trainer:
         import jax
         import numpy as np
 
+        from jaxrl_fast.program import WRONG
+
         # If it is done already, nobody knows since when: the device may have idled until the next one was given.
         idle_until = self.latest_began if chunk.ended is None and _ready(chunk.rows) else chunk.began
         self.times["idle"] += max(idle_until - self.free_since, 0.0)
@@ -240,6 +242,7 @@ class Trainer:
         self.times["train"] += elapsed
         self.finished += chunk.num_updates
         rows = {k: x.reshape(len(self.seeds), -1)[:, : chunk.num_updates] for k, x in rows.items()}
+        not_finite = np.flatnonzero(rows.pop(WRONG)[:, -1])
         fractions = np.arange(1, chunk.num_updates + 1) / chunk.num_updates
         train_time = self.times["train"]
         clock = np.broadcast_to(train_time - elapsed * (1 - fractions), (len(self.seeds), chunk.num_updates))
@@ -247,6 +250,9 @@ class Trainer:
         wrong = self.scores.add(rows | {"train_time_s": clock, "wall_time_s": wall})
         if wrong is not None:
             self.diverge(wrong.member, f"{wrong.metric} is not finite", wrong.update * self.plan.steps_per_update)
+        for member in not_finite:
+            if self.scores.diverged[member] is None:
+                self.diverge(int(member), "a parameter is not finite", self.env_steps)
         self.show(rows)
 
     def record(self, everything: bool = False, evaluation: list[dict[str, Any]] | None = None) -> None:

@@ -11,12 +11,14 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import yaml
 
 import jaxrl_fast
-from jaxrl_fast import checkpoint, host, keeper, play, program, report, scores, sinks, train, trainer
+from jaxrl_fast import checkpoint, host, keeper, loop, play, program, report, scores, sinks, train, trainer
 from jaxrl_fast import plan as planning
 
 TIMES = ("wall_time_s", "train_time_s", "env_steps_per_s")
@@ -559,6 +561,21 @@ def test_a_parameter_that_is_not_finite_is_never_saved(tmp_path, monkeypatch):
     with pytest.raises(FloatingPointError, match=r"seed 0: a parameter is not finite at step 640; the last good .*320"):
         fit(tmp_path / "run")
     assert [f.name[-4:] for f in checkpoint.folders(tmp_path / "run" / keeper.FOLDER)] == ["0320"]
+
+
+def test_a_parameter_that_is_not_finite_stops_the_run_after_the_chunk(tmp_path, monkeypatch):
+    """Before a loss or a checkpoint shows it."""
+    train_step = loop.train_step
+
+    def poisoned(env, agent, state):
+        state, metrics = train_step(env, agent, state)
+        spoil = lambda x: jnp.where(state.num_updates == 4, jnp.inf, x)
+        return state._replace(agent=state.agent._replace(params=jax.tree.map(spoil, state.agent.params))), metrics
+
+    monkeypatch.setattr(loop, "train_step", poisoned)
+    monkeypatch.setattr(trainer, "CHUNK_S", 0.0)
+    with pytest.raises(FloatingPointError, match=r"^seed 0: a parameter is not finite at step 256; there is no"):
+        fit(tmp_path / "run")
 
 
 def test_what_was_saved_does_not_change_while_it_is_written(tmp_path):
