@@ -44,7 +44,9 @@ class Bug(NamedTuple):
 LOOP, RETURNS, REPLAY = "jaxrl_fast/loop.py", "jaxrl_fast/returns.py", "jaxrl_fast/replay.py"
 PPO, DQN, PQN = (f"jaxrl_fast/agents/{name}.py" for name in ("ppo", "dqn", "pqn"))
 GYMNAX, PROGRAM = "jaxrl_fast/envs/gymnax.py", "jaxrl_fast/program.py"
-KEEPER, CHECKPOINT, SCORES = (f"jaxrl_fast/{name}.py" for name in ("keeper", "checkpoint", "scores"))
+KEEPER, CHECKPOINT, SCORES, TRAINER = (
+    f"jaxrl_fast/{name}.py" for name in ("keeper", "checkpoint", "scores", "trainer")
+)
 STOPPED = "tests/test_resume.py::test_it_does_not_matter_where_it_was_stopped[320]"
 UNPACK = "program.place(checkpoint.unflatten(program.like, saved))"  # where a checkpoint becomes a state
 
@@ -70,7 +72,7 @@ BUGS = (
     Bug(
         "trainer: an evaluation that was broken off counts as done",
         "jaxrl_fast/trainer.py",
-        "if self.finished == self.plan.num_updates and self.scores.evaluated_at == self.env_steps:",
+        "if self.finished == self.end and self.scores.evaluated_at == self.env_steps:",
         "if self.finished == self.plan.num_updates:",
         "tests/test_envpool.py::test_a_signal_ends_an_evaluation_on_the_host_which_comes_when_the_run_goes_on[480]",
     ),
@@ -432,7 +434,78 @@ BUGS = (
         "self.size = self.file.seek(0, os.SEEK_END)",
         STOPPED,
     ),
+    Bug(
+        "checkpoint: a worse one is marked as the best, and the best removed",
+        CHECKPOINT,
+        "if marked is None or marked[0] == folder or marked[1] < score:",
+        "if score is not None:",
+        "tests/test_resume.py::test_the_best_checkpoint_of_a_run_stays_when_that_goes_on",
+    ),
+    Bug(
+        "trainer: where a run ends that stops when solved depends on its stops",
+        TRAINER,
+        "self.record()  # what an evaluation at this moment might have belonged to",
+        "pass",
+        "tests/test_resume.py::test_where_it_stops_when_solved_no_stop_changes",
+    ),
+    Bug(
+        "trainer: lines that find no room end the run",
+        TRAINER,
+        "except OSError as error:  # a run cannot go on from lines that are not there",
+        "except ZeroDivisionError as error:",
+        "tests/test_resume.py::test_a_disk_that_is_really_full_ends_no_run",
+    ),
+    Bug(
+        "keeper: nothing is ever saved by the clock",
+        KEEPER,
+        "return self.pace.over() and not self.saver.busy",
+        "return False",
+        "tests/test_resume.py::test_saved_by_the_clock_and_killed_it_ends_with_the_same_bits",
+    ),
+    Bug(
+        "trainer: a stop saves nothing",
+        TRAINER,
+        "if not (self.exact and self.signal):",
+        "if not self.signal:",
+        "tests/test_resume.py::test_stopped_twice_and_with_other_chunks_it_ends_with_the_same_bits[pqn]",
+    ),
+    Bug(
+        "trainer: parameters that are not finite are noticed by a save only",
+        TRAINER,
+        "if self.scores.diverged[member] is None:",
+        "if False:",
+        "tests/test_resume.py::test_a_parameter_that_is_not_finite_stops_the_run_after_the_chunk",
+    ),
+    Bug(
+        "host: what nobody reads ends the run at a signal",
+        "jaxrl_fast/host.py",
+        "with contextlib.suppress(OSError, RuntimeError):",
+        "with contextlib.suppress(ValueError):",
+        "tests/test_train.py::test_a_signal_is_heard_where_nobody_reads_what_is_said",
+    ),
+    Bug(
+        "gymnax: a preset may call what it likes",
+        GYMNAX,
+        "if env_id and not construct and _is_factory(source):",
+        "if False:",
+        "tests/test_gymnax.py::test_an_unknown_environment_is_answered_with_the_nearest",
+    ),
     # Time
+    Bug(
+        "trainer: the metrics of every chunk are kept in a list",
+        TRAINER,
+        "not_finite = np.flatnonzero(",
+        "self.kept = [*getattr(self, 'kept', ()), chunk.rows]; not_finite = np.flatnonzero(",
+        "tests/test_train.py::test_nothing_on_the_device_is_kept_from_chunk_to_chunk",
+    ),
+    Bug(
+        "program: the number of updates is static",
+        PROGRAM,
+        "return Program(start_all, run,",
+        "return Program(start_all, lambda state, n: jax.jit(lambda state: spread.advance(state, values, int(n)),"
+        " donate_argnums=0)(state),",
+        "tests/test_train.py::test_one_compilation_for_any_number_of_chunks",
+    ),
     Bug(
         "program: every chunk is compiled anew",
         PROGRAM,

@@ -4,11 +4,13 @@ A group belongs to the process that has the lock on its folder, as any run does;
 one sweep, and what a killed one leaves is taken up by the next.
 """
 
+import contextlib
 import dataclasses
 import gc
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +46,7 @@ def execute(sweep: Sweep) -> int:
             terminal.say(f"{len(jobs)} jobs submitted; each writes {sweep.folder / results.TABLE} anew at its end")
             return 0
         signal, lost = share(sweep) if sweep.own.workers > 1 else (work(sweep, terminal), 0)
-        for line in results.write(sweep):
+        for line in if_there_is_room(results.write, sweep) or ():
             terminal.say(line)
         left = unfinished(sweep)
         if left:
@@ -80,11 +82,19 @@ def work(sweep: Sweep, terminal: sinks.Terminal) -> int | None:
         outcome = attempt(sweep.folder / name, group, terminal, begin)
         if outcome is None:
             continue
-        results.write_table(sweep)
+        if_there_is_room(results.write_table, sweep)
         if outcome["signal"]:
             return outcome["signal"]
         terminal.say(f"     {outcome['words']}")
     return None
+
+
+def if_there_is_room(write: Callable[[Sweep], Any], sweep: Sweep) -> Any:
+    """A full disk ends no sweep: its results can be written from what its runs hold at any time."""
+    try:
+        return write(sweep)
+    except OSError as error:
+        host.warn(f"the results in {sweep.folder} could not be written ({error.strerror or error}); --resume does it")
 
 
 def attempt(folder: Path, group: Group, terminal: sinks.Terminal, begin: Any) -> dict[str, Any] | None:
@@ -119,7 +129,8 @@ def attempt(folder: Path, group: Group, terminal: sinks.Terminal, begin: Any) ->
         if type(error).__name__ == "UncompletedJobError":  # submitit: the job's time is over, not the program's
             raise
         text = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-        (folder / FAILED).write_text(json.dumps({"failure": text}) + "\n", encoding="utf-8")
+        with contextlib.suppress(OSError):  # no room: it is tried again when the sweep goes on
+            (folder / FAILED).write_text(json.dumps({"failure": text}) + "\n", encoding="utf-8")
         return {"signal": None, "words": f"failed: {text}"}
     finally:
         lock.release()

@@ -469,6 +469,21 @@ def test_a_signal_too_late_to_stop_a_training_stops_the_sweep(pretend, monkeypat
     assert [r["status"] for r in results.rows(layout.read(folder))] == ["done", "unfinished", "unfinished"]
 
 
+def test_a_full_disk_ends_no_sweep(pretend, monkeypatch, capsys):
+    line, folder = pretend
+
+    def no_room(*_):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(results, "write_table", no_room)
+        patched.setattr(results, "write", no_room)
+        assert sweep.main(line) == 0
+    assert len(Pretence.ran) == 3 and "(No space left on device); --resume does it" in capsys.readouterr().err
+    assert sweep.main(["--resume", str(folder), "--log-level", "quiet"]) == 0
+    assert len(Pretence.ran) == 3 and (folder / "results.csv").is_file()
+
+
 def test_workers_that_die_are_missed(pretend, monkeypatch, capsys):
     line, folder = pretend
     with monkeypatch.context() as patched:

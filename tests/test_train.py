@@ -256,6 +256,20 @@ def test_one_compilation_for_any_number_of_chunks(tmp_path, monkeypatch):
     assert len(compiled) == 3  # init, the chunk, the evaluation
 
 
+def test_nothing_on_the_device_is_kept_from_chunk_to_chunk(tmp_path, monkeypatch):
+    """What others keep of every save or episode, in a list, makes them slower each time."""
+    alive, show = [], trainer.Trainer.show
+
+    def count(self, rows):
+        show(self, rows)
+        alive.append(len(jax.live_arrays()))
+
+    monkeypatch.setattr(trainer, "CHUNK_S", 0.0)
+    monkeypatch.setattr(trainer.Trainer, "show", count)
+    trainer.execute(plan(tmp_path / "run", "--save-every 88", num_updates=30))
+    assert len(alive) == 30 and alive[-2] <= alive[4]
+
+
 def test_nothing_moves_between_host_and_device_unasked(tmp_path, monkeypatch):
     """A number that slips to the device or back at every chunk would have it wait."""
     train_, moved = trainer.Trainer.train, []
