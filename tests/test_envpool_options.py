@@ -49,7 +49,7 @@ def test_an_option_that_takes_for_ever_is_refused(monkeypatch):
 
 def test_a_command_that_would_abort_says_so_in_one_line_and_leaves_nothing(tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
-    assert train.main("ppo --env envpool/MiniGrid-Empty-5x5-v0 --env-option size=0".split()) == 2
+    assert train.main(["ppo", "--env", "envpool/MiniGrid-Empty-5x5-v0", "--env-option", "size=0"]) == 2
     out, err = capfd.readouterr()
     assert out == "" and err.count("\n") == 1 and "size=0" in err
     assert not list(tmp_path.iterdir())
