@@ -283,34 +283,35 @@ def test_an_evaluation_scores_whole_games_with_all_their_lives():
 
 
 @pytest.fixture(scope="module")
-def space_invaders(tmp_path_factory):
+def freeway(tmp_path_factory):
     """The folder of a tiny run."""
     options = dict(img_height=36, img_width=36, max_episode_steps=20)
     agent = dict(rollout_length=4, num_minibatches=1, num_epochs=1, hidden=(8,), network="mlp")
     folder = tmp_path_factory.mktemp("atari") / "run"
     jaxrl_fast.fit(
-        algo="ppo", env="SpaceInvaders-v5", env_options=options, agent=agent, num_envs=2, total_steps=8, eval_envs=1,
+        algo="ppo", env="Freeway-v5", env_options=options, agent=agent, num_envs=2, total_steps=8, eval_envs=1,
         eval_episodes=1, tensorboard=False, log_level="quiet", run_dir=str(folder),
     )  # fmt: skip
     return folder
 
 
-def test_a_video_of_atari_shows_every_step_of_its_screen(space_invaders, tmp_path):
+def test_a_video_of_atari_shows_every_step_of_its_screen(freeway, tmp_path):
     out = tmp_path / "game.gif"
-    assert video.main([str(space_invaders), "--max-steps", "12", "--out", str(out)]) == 0
+    assert video.main([str(freeway), "--max-steps", "12", "--out", str(out)]) == 0
     with Image.open(out) as gif:
         pictures = [np.asarray(frame.convert("RGB")) for frame in ImageSequence.Iterator(gif)]
     assert len(pictures) == 13, "the first observation and twelve steps"
     height, width, _ = pictures[0].shape
-    assert width == 2 * 160 and height > 2 * 210, "the screen doubled, and a caption"
-    screens = [picture[height - 420 :] for picture in pictures]
-    assert all((a != b).any() for a, b in itertools.pairwise(screens)), "something moves at every step"
+    assert width == 2 * 160 and 2 * 210 < height < 500, "the screen doubled, and a caption below"
+    screens = [picture[:420].astype(int) for picture in pictures]
+    moved = [(np.abs(a - b).max(-1) > 40).sum() for a, b in itertools.pairwise(screens)]
+    assert min(moved) > 100, "cars are under way in every frame"
 
 
-def test_training_evaluation_and_watching_have_games_of_their_own(space_invaders):
+def test_training_evaluation_and_watching_have_games_of_their_own(freeway):
     """From one seed; also where evaluation and watching have as many environments."""
-    ready = plan.check(config.of_run(space_invaders))
-    watched = policy.settle(space_invaders)[1]
+    ready = plan.check(config.of_run(freeway))
+    watched = policy.settle(freeway)[1]
     seed = lambda env: env.reset.args[0][0].seed
     seeds = [set(adapter.seeds_of(seed(env), 500)) for env in (ready.env, ready.eval_env, watched)]
     assert not seeds[0] & seeds[1] and not seeds[0] & seeds[2] and not seeds[1] & seeds[2]
