@@ -129,7 +129,7 @@ def test_asynchronous_speed_counts_when_it_is_the_better():
 
 @pytest.mark.slow
 def test_a_training_whose_time_is_over_is_saved_and_goes_on_with_the_next_command(tmp_path):
-    step = on_a_gpu.training("tiny", "ppo --env CartPole-v1 --num-envs 8 --total-steps 1000M --eval-episodes 1")
+    step = on_a_gpu.training("tiny", "--config ppo_cartpole --total-steps 1000M --eval-episodes 1")
     first, second = (on_a_gpu.run(step, tmp_path, 45) for _ in range(2))
     assert first["status"] == second["status"] == 143
     assert first["found"]["status"] == "stopped" and 0 < first["found"]["env_steps"] < second["found"]["env_steps"]

@@ -112,7 +112,7 @@ def describe(name: str, num_envs: int, options: Mapping[str, Any], conditions: C
     if known.config.max_num_players > 1:
         raise ValueError(f"{env_id} cannot be driven: it is a game of {known.config.max_num_players} players")
     given = _checked(env_id, known.config._asdict(), options)
-    config = {**PROTOCOLS.get(protocol, {}), **given}
+    config: dict[str, Any] = {**PROTOCOLS.get(protocol, {}), **given}
     if not given.keys() <= (SURE_OF_ATARI if atari else SURE):
         _try(env_id, name, config, given)
     config["num_threads"] = given.get("num_threads") or min(num_envs, num_cores())  # 0 is envpool's word for that
@@ -169,7 +169,7 @@ def _checked(env_id: str, defaults: Mapping[str, Any], options: Mapping[str, Any
 
 def _try(env_id: str, name: str, config: Mapping[str, Any], given: Mapping[str, Any]) -> None:
     """ValueError where one environment with these options does not live through its first steps elsewhere."""
-    why = envpool_trial.why_not(name, json.dumps(config | {"num_threads": 1}, sort_keys=True, default=str))
+    why = envpool_trial.why_not(name, json.dumps({**config, "num_threads": 1}, sort_keys=True, default=str))
     if why:
         values = ", ".join(f"{option}={value}" for option, value in given.items())
         raise ValueError(f"{env_id} cannot be made with {values}: {why}")

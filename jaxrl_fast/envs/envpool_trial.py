@@ -1,7 +1,7 @@
 """What may make envpool end its process is tried in another one, which may die of it.
 
 Its families take most of their options without looking, and there are hundreds: a board of size 0 aborts, and one of a
-million is never laid. So this file is also a program. It knows nothing of ours, and its words are a result's only part.
+million is never laid. So this file is also a program, which knows nothing of ours and prints only why it failed.
 """
 
 import functools
@@ -81,7 +81,7 @@ def calls() -> None:
 
 if __name__ == "__main__":
     try:
-        {"play": play, "calls": calls}[sys.argv[1]](*sys.argv[2:])
+        calls() if sys.argv[1] == "calls" else play(*sys.argv[2:])
     except Exception as error:  # whatever envpool says
         print(f"\n{type(error).__name__}: {(str(error).splitlines() or [''])[0]}", flush=True)
         os._exit(REFUSED)
