@@ -26,7 +26,7 @@ RESULTS = Path(__file__).parent / "results"
 class Report:
     """A JSON file that grows with each case, so that a benchmark cut short has not run for nothing."""
 
-    def __init__(self, benchmark: str, output: str = ""):
+    def __init__(self, benchmark: str, output: str = "", append: bool = False):
         self.path = Path(output or RESULTS / f"{benchmark}_{host.device().split()[0]}.json")
         self.content: dict[str, Any] = {
             "benchmark": benchmark,
@@ -35,6 +35,8 @@ class Report:
             "cores": os.cpu_count(),
             "versions": host.versions() | {"xla_flags": os.environ.get("XLA_FLAGS", "")},
         }
+        if append and self.path.exists():  # the cases of earlier commands come first
+            self.content = json.loads(self.path.read_text()) | self.content
         self.path.parent.mkdir(parents=True, exist_ok=True)
 
     def add(self, name: str, case: dict) -> None:

@@ -5,6 +5,7 @@ Episodic lives, time limits and sticky actions come from envpool itself; the ora
 """
 
 import functools
+import itertools
 import signal
 import subprocess
 import sys
@@ -16,9 +17,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from PIL import Image, ImageSequence
 
 import jaxrl_fast
-from jaxrl_fast import agents, config, envs, loop, memory, plan, program, replay, train, trainer
+from jaxrl_fast import agents, config, envs, loop, memory, plan, policy, program, replay, train, trainer, video
+from jaxrl_fast import play as evaluation
 from jaxrl_fast.agents import configs
 from jaxrl_fast.envs import envpool as adapter
 from jaxrl_fast.types import Box, Conditions, Discrete
@@ -36,6 +39,8 @@ CASES = {  # id, options, protocol, steps
     "64 bits": ("Ant-v4", {"max_episode_steps": 30}, "", 70),
     "a tree, one-hot, text": ("MiniGrid-Empty-5x5-v0", {"max_episode_steps": 25}, "", 60),
     "a number": ("FrozenLake-v1", {}, "", 60),
+    "box2d": ("LunarLander-v3", {}, "", 150),
+    "dm_control": ("CartpoleBalance-v1", {"max_episode_steps": 20}, "", 50),
 }
 
 
@@ -111,6 +116,9 @@ def test_every_row_is_that_of_envpools_own_api(case, path):
     jax.tree.map(lambda a, b: np.testing.assert_array_equal(a, b.astype(a.dtype)), ours, theirs)
     reward, terminated, truncated = (np.stack([row[i] for row in rows]) for i in range(3))
     over = np.stack([row[3].get("terminated", np.zeros(NUM_ENVS)) for row in rows]) > 0
+    if case == "dm_control":  # it pays for the first observation of an episode, which nobody has earned
+        assert (reward[1:][truncated[:-1]] > 0).all()
+        reward[1:][truncated[:-1]] = 0
     np.testing.assert_array_equal(game.steps.reward, reward.astype(np.float32))
     np.testing.assert_array_equal(game.steps.last, terminated | truncated | over)
     np.testing.assert_array_equal(game.steps.discount, 1.0 - (terminated | over))
@@ -181,13 +189,39 @@ def test_scores_are_of_whole_games_unclipped():
     assert scores["length_sum"] == sum(n for _, n in finished)
 
 
+def games(valid, reward, over):
+    """(score, length) of each game that ended, from rows [T, N]; a row that is not valid is no step."""
+    found, score, length = [], np.zeros(over.shape[1]), np.zeros(over.shape[1], int)
+    for t in range(len(over)):
+        score, length = score + reward[t], length + valid[t]
+        for i in np.flatnonzero(over[t]):
+            found.append((score[i], length[i]))
+            score[i] = length[i] = 0
+    return found
+
+
+def check_who_decided(agent, steps, learners):
+    """The policy beside an action is of its observation: in the first row by the learner of the rollout before."""
+    noise = jax.tree.map(lambda x: x[0], agent.noise(jax.random.key(0), 1, steps.obs.shape[2]))
+    policy = jax.jit(lambda learner, obs: agent.explore(learner, obs, (), noise).extras)
+    learner = lambda k: jax.tree.map(lambda x: x[k], learners)
+    apart = lambda a, b: max(np.abs(x - y).max() for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b)))
+    for k in (1, 2):
+        for row, by, not_by in ((0, k - 1, k), (1, k, k - 1)):
+            beside = jax.tree.map(lambda x: x[k, row], steps.extras)  # noqa: B023
+            assert apart(beside, policy(learner(by), steps.obs[k, row])) < 1e-3
+            assert apart(beside, policy(learner(not_by), steps.obs[k, row])) > 1e-2, "the update must be felt"
+
+
 @pytest.mark.parametrize(("num_pools", "path"), [(1, "ffi"), (2, "ffi"), (2, "callback")])
 def test_pools_in_flight_play_the_same_games(num_pools, path):
     """Three rollouts with updates between them, row for row those of the pool that is waited for, and nothing lost."""
     num_steps, num_envs = 60, 4
     conditions = Conditions(SEED, "dqn2015", path, num_pools)
     env = envs.make("envpool/Breakout-v5", num_envs, conditions)
-    config = configs.PPO(rollout_length=num_steps, network="mlp", hidden=(8,), num_minibatches=1, num_epochs=1)
+    config = configs.PPO(
+        rollout_length=num_steps, network="mlp", hidden=(8,), num_minibatches=1, num_epochs=1, learning_rate=0.01
+    )
     agent = agents.load("ppo").make(config, env.spec, 3)
     whole = agent._replace(keep=lambda obs: (agent.keep(obs), obs))
 
@@ -197,13 +231,13 @@ def test_pools_in_flight_play_the_same_games(num_pools, path):
         experience = experience._replace(steps=experience.steps._replace(obs=kept))
         learner, _ = agent.update(state.agent, experience, key)
         seen = experience._replace(steps=experience.steps._replace(obs=obs))
-        return state._replace(agent=learner, actors=actors), (seen, scores)
+        return state._replace(agent=learner, actors=actors), (seen, scores, state.agent)
 
     def program(key):
         key_init, key = jax.random.split(key)
         return jax.lax.scan(update, loop.init(env, agent, key_init), jax.random.split(key, 3))[1]
 
-    experience, scores = jax.device_get(jax.jit(program)(jax.random.key(2)))
+    experience, scores, learners = jax.device_get(jax.jit(program)(jax.random.key(2)))
     rows = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), experience.steps)
     waiting = envs.make("envpool/Breakout-v5", num_envs, conditions._replace(in_flight=0))
     first, steps = run(waiting, rows.action)
@@ -212,10 +246,75 @@ def test_pools_in_flight_play_the_same_games(num_pools, path):
         np.testing.assert_array_equal(getattr(rows, name), getattr(steps, name))
     np.testing.assert_array_equal(rows.valid, ~np.concatenate([first.last[None], steps.last[:-1]]))
     np.testing.assert_array_equal(experience.next_obs[:-1], experience.steps.obs[1:, 0])
-    assert scores["episodes"].sum() == steps.game.over.sum() > 0
-    assert 0 < scores["return_sum"].sum() <= steps.game.reward.sum()
+    np.testing.assert_array_equal(experience.first_obs, experience.steps.obs[:, 0])
+    whole_games = games(rows.valid, steps.game.reward, steps.game.over)
+    assert scores["episodes"].sum() == len(whole_games) > 0
+    assert scores["return_sum"].sum() == sum(score for score, _ in whole_games) > 0
+    assert scores["length_sum"].sum() == sum(length for _, length in whole_games)
+    assert scores["return_max"].max() == max(score for score, _ in whole_games)
+    check_who_decided(agent, experience.steps, learners)
     agree = (rows.action[:, :, None] == rows.action[:, None, :]).mean(0)
     assert agree[~np.eye(num_envs, dtype=bool)].max() < 0.5, "each has chance of its own: a quarter agree"
+
+
+def test_an_evaluation_scores_whole_games_with_all_their_lives():
+    """The first two games of each environment; envpool's own API plays them again with the same greedy policy."""
+    env = envs.make("envpool/Breakout-v5", NUM_ENVS, Conditions(SEED, "dqn2015"), img_height=36, img_width=36)
+    config = configs.PPO(rollout_length=8, num_minibatches=1, network="mlp", hidden=(8,))
+    agent = agents.load("ppo").make(config, env.spec, 1)
+    learner = jax.jit(agent.init)(jax.random.key(4))
+    score, length, ended = evaluation.Evaluator(env, agent, [0], 2 * NUM_ENVS).episodes(learner, 0)
+    noise = jax.tree.map(lambda x: x[0], agent.noise(jax.random.key(0), 1, NUM_ENVS))
+    act = jax.jit(lambda obs: agent.exploit(learner, jnp.moveaxis(obs, 1, -1), (), noise).action)
+    options = dict(episodic_life=True, img_height=36, img_width=36, seed=adapter.seeds_of(SEED, NUM_ENVS))
+    pool = envpool.make_gymnasium("Breakout-v5", num_envs=NUM_ENVS, **options)
+    obs, rows = pool.reset()[0], []
+    last = np.zeros(NUM_ENVS, bool)
+    while sum(over for *_, over in rows).min() < 2 if rows else True:
+        valid = ~last
+        obs, _, terminated, truncated, info = pool.step(np.asarray(act(obs)))
+        last = terminated | truncated
+        rows.append((valid, info["reward"], (info["terminated"] > 0) | truncated))
+    for i in range(NUM_ENVS):
+        alone = games(*(np.stack([row[part] for row in rows])[:, i : i + 1] for part in range(3)))[:2]
+        mine = slice(2 * i, 2 * i + 2)
+        assert ended[0, mine].all() and [*zip(score[0, mine], length[0, mine])] == alone
+    assert length.min() > 50
+
+
+@pytest.fixture(scope="module")
+def freeway(tmp_path_factory):
+    """The folder of a tiny run."""
+    options = dict(img_height=36, img_width=36, max_episode_steps=20)
+    agent = dict(rollout_length=4, num_minibatches=1, num_epochs=1, hidden=(8,), network="mlp")
+    folder = tmp_path_factory.mktemp("atari") / "run"
+    jaxrl_fast.fit(
+        algo="ppo", env="Freeway-v5", env_options=options, agent=agent, num_envs=2, total_steps=8, eval_envs=1,
+        eval_episodes=1, tensorboard=False, log_level="quiet", run_dir=str(folder),
+    )  # fmt: skip
+    return folder
+
+
+def test_a_video_of_atari_shows_every_step_of_its_screen(freeway, tmp_path):
+    out = tmp_path / "game.gif"
+    assert video.main([str(freeway), "--max-steps", "12", "--out", str(out)]) == 0
+    with Image.open(out) as gif:
+        pictures = [np.asarray(frame.convert("RGB")) for frame in ImageSequence.Iterator(gif)]
+    assert len(pictures) == 13, "the first observation and twelve steps"
+    height, width, _ = pictures[0].shape
+    assert width == 2 * 160 and 2 * 210 < height < 500, "the screen doubled, and a caption below"
+    screens = [picture[:420].astype(int) for picture in pictures]
+    moved = [(np.abs(a - b).max(-1) > 40).sum() for a, b in itertools.pairwise(screens)]
+    assert min(moved) > 100, "cars are under way in every frame"
+
+
+def test_training_evaluation_and_watching_have_games_of_their_own(freeway):
+    """From one seed; also where evaluation and watching have as many environments."""
+    ready = plan.check(config.of_run(freeway))
+    watched = policy.settle(freeway)[1]
+    seed = lambda env: env.reset.args[0][0].seed
+    seeds = [set(adapter.seeds_of(seed(env), 500)) for env in (ready.env, ready.eval_env, watched)]
+    assert not seeds[0] & seeds[1] and not seeds[0] & seeds[2] and not seeds[1] & seeds[2]
 
 
 def test_a_ring_of_single_frames_gives_back_envpools_stacks():

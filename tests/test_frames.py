@@ -38,13 +38,16 @@ def test_a_rollout_of_single_frames_gives_its_stacks_back(name, seed):
         assert all(x * case.layout.frame_stack == y for x, y in sizes)
 
 
-@pytest.mark.parametrize("algo", ["ppo", "pqn"])
-def test_an_agent_that_keeps_single_frames_learns_the_same(algo):
-    """From Breakout, lives and all: the update is that of an agent to which the rollout is shown whole."""
+@pytest.mark.parametrize(("algo", "in_flight"), [("ppo", 0), ("pqn", 0), ("ppo", 2)])
+def test_an_agent_that_keeps_single_frames_learns_the_same(algo, in_flight):
+    """From Breakout, lives and all: the update is that of an agent to which the rollout is shown whole.
+
+    It is the second rollout, which does not begin where a game does: what its first stacks hold was seen before.
+    """
     pytest.importorskip("envpool")
     config = dict(rollout_length=80, num_minibatches=2, num_epochs=1, network="mlp", hidden=(8,))
     options = dict(img_height=36, img_width=36)
-    env = envs.make("envpool/Breakout-v5", 4, Conditions((1, 0, 0), "dqn2015"), **options)
+    env = envs.make("envpool/Breakout-v5", 4, Conditions((1, 0, 0), "dqn2015", in_flight=in_flight), **options)
     kind = configs.CONFIGS[algo]
     agent = agents.load(algo).make(kind(**config), env.spec, 4)
     whole = agents.load(algo).make(kind(**config), env.spec._replace(frame_stack=0), 4)
@@ -55,12 +58,17 @@ def test_an_agent_that_keeps_single_frames_learns_the_same(algo):
     def act(key):
         """The same rollout twice: as the agent keeps it, and whole."""
         both = agent._replace(keep=lambda obs: (agent.keep(obs), obs))
-        rollout = loop.act(env, both, state, loop.begin(env, both, state, key), key)[1]
+        key_begin, *keys = jax.random.split(key, 3)
+        play = lambda actors, key: loop.act(env, both, state, actors, key)[:2]
+        _, rollouts = jax.lax.scan(play, loop.begin(env, both, state, key_begin), jnp.stack(keys))
+        rollout = jax.tree.map(lambda x: x[1], rollouts)
         shown = lambda i: rollout._replace(steps=rollout.steps._replace(obs=rollout.steps.obs[i]))
         return shown(0), shown(1)
 
     kept, shown = act(key)
     assert (np.asarray(shown.steps.last) & (shown.steps.discount == 0)).any(), "a life must be lost"
+    np.testing.assert_array_equal(kept.first_obs, shown.steps.obs[0])
+    assert not (kept.first_obs == kept.first_obs[..., -1:]).all((1, 2, 3)).all(), "stacks of a game that is under way"
     size = lambda rollout: sum(x.size for x in jax.tree.leaves(rollout.steps.obs) if x.dtype == jnp.uint8)
     assert size(kept) * 4 == size(shown)
     after, metrics = jax.jit(agent.update)(state, kept, key)

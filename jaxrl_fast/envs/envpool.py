@@ -23,7 +23,7 @@ import numpy as np
 from jax.experimental import io_callback
 
 from jaxrl_fast.envs import envpool_tasks as tasks
-from jaxrl_fast.envs import inputs
+from jaxrl_fast.envs import envpool_trial, inputs
 from jaxrl_fast.types import Conditions, Env, Game, Key, Pools, PyTree, TimeStep
 
 SECONDS_EACH = 0.15  # that making an Atari environment takes
@@ -243,10 +243,14 @@ def seeds_of(seed: tuple[int, ...], num_envs: int) -> list[int]:
 
 @functools.cache
 def why_no_ffi() -> str:
-    """Why envpool's own calls cannot be used here; "" where they can. A pool of one small environment is tried."""
+    """Why envpool's own calls cannot be used here; "" where they can. A pool of one small environment is tried.
+
+    On another device than a CPU it is tried in another process, which may die of it.
+    """
     if not sys.platform.startswith("linux"):
         return "they are for Linux only"
-    jax.devices()
+    if jax.default_backend() != "cpu":
+        return envpool_trial.why_no_calls()
     try:
         envs = envpool.make_gymnasium("CartPole-v1", num_envs=1, seed=[0], num_threads=1)
         KEPT.append(envs)

@@ -4,6 +4,7 @@ Nothing is made here but specifications, so that whatever is wrong is said befor
 """
 
 import functools
+import json
 import os
 import warnings
 from collections.abc import Mapping
@@ -16,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_fast import types
-from jaxrl_fast.envs import inputs
+from jaxrl_fast.envs import envpool_trial, inputs
 from jaxrl_fast.spelling import nearest
 from jaxrl_fast.types import Conditions, EnvSpec, PyTree
 
@@ -47,6 +48,9 @@ LEAST = {  # what envpool takes without looking, and may crash on if it is less
 }
 MOST = {"num_threads": 1024, "thread_affinity_offset": 1023, "img_height": 1024, "img_width": 1024}
 MOST |= {"stack_num": 15, "frame_skip": 1000, "noop_max": 10_000, "mode": 1000, "difficulty": 1000}
+SURE = {"num_threads", "thread_affinity_offset", "max_episode_steps"}  # of these no value within the bounds harms
+SURE_OF_ATARI = SURE | {"stack_num", "frame_skip", "noop_max", "img_height", "img_width", "full_action_space"}
+SURE_OF_ATARI |= {"gray_scale", "use_inter_area_resize", "use_fire_reset"}
 MOST_ONE_HOT = 1024  # a count with more values than this is one number
 
 
@@ -105,11 +109,14 @@ def describe(name: str, num_envs: int, options: Mapping[str, Any], conditions: C
         raise ValueError(f"--protocol {conditions.protocol}: {env_id} is no game of Atari, for which protocols are")
     protocol = conditions.protocol or ("dqn2015" if atari else "")
     known = _specify(env_id, name, {})
+    if known.config.max_num_players > 1:
+        raise ValueError(f"{env_id} cannot be driven: it is a game of {known.config.max_num_players} players")
     given = _checked(env_id, known.config._asdict(), options)
-    config = {"num_threads": min(num_envs, num_cores()), **PROTOCOLS.get(protocol, {}), **given}
+    config: dict[str, Any] = {**PROTOCOLS.get(protocol, {}), **given}
+    if not given.keys() <= (SURE_OF_ATARI if atari else SURE):
+        _try(env_id, name, config, given)
+    config["num_threads"] = given.get("num_threads") or min(num_envs, num_cores())  # 0 is envpool's word for that
     spec = _specify(env_id, name, config)
-    if spec.config.max_num_players > 1:
-        raise ValueError(f"{env_id} cannot be driven: it is a game of {spec.config.max_num_players} players")
     action, start, bounds = _action(env_id, spec)
     raw, spaces = _observation(env_id, spec)
     dtypes = [leaf.dtype for leaf in jax.tree.leaves(spec.state_array_spec)]
@@ -158,6 +165,14 @@ def _checked(env_id: str, defaults: Mapping[str, Any], options: Mapping[str, Any
         if isinstance(value, int) and not least <= value <= most:
             raise ValueError(f"{name}={given} for {env_id}: {least} to {most} is wanted")
     return values
+
+
+def _try(env_id: str, name: str, config: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+    """ValueError where one environment with these options does not live through its first steps elsewhere."""
+    why = envpool_trial.why_not(name, json.dumps({**config, "num_threads": 1}, sort_keys=True, default=str))
+    if why:
+        values = ", ".join(f"{option}={value}" for option, value in given.items())
+        raise ValueError(f"{env_id} cannot be made with {values}: {why}")
 
 
 def _specify(env_id: str, name: str, config: Mapping[str, Any]) -> Any:

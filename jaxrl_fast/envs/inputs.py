@@ -24,7 +24,8 @@ def check_action(spec: EnvSpec, action: jax.Array) -> None:
 def to_env_action(spec: EnvSpec, bounds: Bounds, action: jax.Array) -> jax.Array:
     """Agents' actions [..., *shape] as the environment wants them: in range whatever was given; NaN is the middle."""
     if isinstance(spec.action, Discrete):
-        return jnp.clip(action, 0, spec.action.num - 1).astype(jnp.int32)
+        wide = action if action.dtype.itemsize >= 4 else action.astype(jnp.int32)  # int8 cannot hold a bound of 200
+        return jnp.clip(wide, 0, spec.action.num - 1).astype(jnp.int32)
     low, high = bounds
     unit = jnp.where(jnp.isnan(action), 0.0, jnp.clip(action, -1.0, 1.0)).astype(jnp.float32)
     unit = unit.reshape(*action.shape[: action.ndim - len(spec.action.shape)], *low.shape)

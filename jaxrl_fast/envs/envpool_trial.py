@@ -1,0 +1,88 @@
+"""What may make envpool end its process is tried in another one, which may die of it.
+
+Its families take most of their options without looking, and there are hundreds: a board of size 0 aborts, and one of a
+million is never laid. So this file is also a program, which knows nothing of ours and prints only why it failed.
+"""
+
+import functools
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+
+SECONDS = 20  # for one environment's first steps
+SECONDS_OF_CALLS = 120  # for JAX to find its device, and compile one step
+MOST_BYTES = 4 * 2**30  # of addresses: an option that asks for more memory is refused it
+NUM_STEPS = 50
+REFUSED = 3  # the exit status where envpool said why
+
+
+@functools.cache
+def why_not(name: str, config: str) -> str:
+    """Why a task of envpool cannot be played with these options (JSON), from one environment; "" where it can."""
+    return _tried(["play", name, config], SECONDS, {"JAX_PLATFORMS": "cpu"})
+
+
+@functools.cache
+def why_no_calls() -> str:
+    """Why compiled programs cannot call envpool; "" where they can. The device's memory is left to this process."""
+    return _tried(["calls"], SECONDS_OF_CALLS, {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"})
+
+
+def _tried(words: list[str], seconds: float, more: dict[str, str]) -> str:
+    """How this file's program failed, in a sentence's end; "" where it did not. Nothing of it is seen or left."""
+    path = os.pathsep.join(map(os.path.abspath, sys.path))
+    command = [sys.executable, "-P", os.path.abspath(__file__), *words]
+    with tempfile.TemporaryDirectory(prefix="jaxrl_fast_trial_", ignore_cleanup_errors=True) as folder:
+        try:
+            done = subprocess.run(
+                command, cwd=folder, env=os.environ | {"PYTHONPATH": path} | more, timeout=seconds, capture_output=True
+            )
+        except subprocess.TimeoutExpired:
+            return f"envpool was not through with the trial after {seconds} s"
+    if done.returncode < 0:
+        name = signal.Signals(-done.returncode).name
+        return f"envpool ended the process that tried it (signal {-done.returncode}, {name})"
+    said = done.stdout.decode(errors="replace").strip().splitlines()
+    if done.returncode == REFUSED and said:
+        return said[-1]
+    return f"the process that tried it ended with status {done.returncode}" if done.returncode else ""
+
+
+def play(name: str, config: str) -> None:
+    """One environment, its reset and some steps at random."""
+    import resource
+
+    for limit, most in ((resource.RLIMIT_CORE, 0), (resource.RLIMIT_AS, MOST_BYTES)):
+        resource.setrlimit(limit, (most, resource.getrlimit(limit)[1]))
+    import envpool
+    import numpy as np
+
+    pool = envpool.make_gymnasium(name, num_envs=1, seed=[1], **json.loads(config))
+    pool.reset()
+    space = pool.action_space
+    for _ in range(NUM_STEPS if isinstance(space.shape, tuple) else 0):  # a Dict has none, and is refused later
+        pool.step(np.asarray([space.sample()], space.dtype))
+
+
+def calls() -> None:
+    """One step of one environment from a compiled program."""
+    import envpool
+    import jax
+
+    jax.devices()
+    pool = envpool.make_gymnasium("CartPole-v1", num_envs=1, seed=[0], num_threads=1)
+    pool.reset()
+    handle, _, _, step = pool.xla()
+    jax.block_until_ready(jax.jit(step)(handle, jax.numpy.zeros(1, jax.numpy.int32)))
+
+
+if __name__ == "__main__":
+    try:
+        calls() if sys.argv[1] == "calls" else play(*sys.argv[2:])
+    except Exception as error:  # whatever envpool says
+        print(f"\n{type(error).__name__}: {(str(error).splitlines() or [''])[0]}", flush=True)
+        os._exit(REFUSED)
+    os._exit(0)  # how pools end is no matter

@@ -1,0 +1,136 @@
+"""What is run unattended on a machine that is lent: it must not fail for a word, nor do twice what it has done."""
+
+import json
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from jaxrl_fast import config
+
+BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
+sys.path.insert(0, str(BENCHMARKS))  # as for a script
+import on_a_gpu  # noqa: E402
+from on_a_gpu import PARTS, Step  # noqa: E402
+
+STEPS = [step for steps in PARTS.values() for step in steps]
+
+
+def options_of(script):
+    """Those that its parser knows, read off its source."""
+    return set(re.findall(r'add_argument\("(--[a-z-]+)"', (BENCHMARKS.parent / script).read_text()))
+
+
+@pytest.mark.parametrize("step", STEPS, ids=[step.name for step in STEPS])
+def test_every_step_is_a_command_that_there_is(step, tmp_path):
+    words = on_a_gpu.command(step, tmp_path)
+    if words[:2] == ["-m", "jaxrl_fast.train"]:
+        assert config.from_command_line(words[2:]).options.run_dir == str(tmp_path / step.name)
+    else:
+        given = {word for word in words[1:] if word.startswith("--")}
+        assert "--output" in given and given <= options_of(words[0])
+        if "--child" in words:
+            assert words[words.index("--child") + 1] in on_a_gpu.CHECKS
+    assert not any("{" in word for word in words)
+
+
+def test_steps_have_names_of_their_own():
+    assert len({step.name for step in STEPS}) == len(STEPS)
+
+
+def test_what_ended_well_is_not_repeated_and_what_does_not_fit_is_not_begun():
+    done = {"a": {"status": 0}, "b": {"status": -15}, "c": {"status": 143}}
+    step = lambda name, minutes=2: Step(name, minutes, ())
+    assert [on_a_gpu.wanted(step(name), done, 121) for name in "abcd"] == [False, True, True, True]
+    assert not on_a_gpu.wanted(step("d"), done, 119)
+
+
+def test_a_training_goes_on_where_it_has_a_configuration_with_or_without_checkpoints(tmp_path):
+    pong = PARTS["pong"][0]
+    assert "--run-dir" in on_a_gpu.command(pong, tmp_path)
+    (tmp_path / "pong").mkdir()
+    assert "--run-dir" in on_a_gpu.command(pong, tmp_path), "killed before it had written anything"
+    (tmp_path / "pong" / "config.yaml").write_text("")
+    assert on_a_gpu.command(pong, tmp_path) == ["-m", "jaxrl_fast.train", "--resume", str(tmp_path / "pong")]
+
+
+def test_a_child_finds_the_package_and_what_we_find(monkeypatch, tmp_path):
+    monkeypatch.setenv("PYTHONPATH", "/somewhere/else")
+    environment = on_a_gpu.environment()
+    assert environment["PYTHONPATH"].endswith(":/somewhere/else")
+    code = "import jaxrl_fast; print(jaxrl_fast.__file__)"
+    out = subprocess.check_output([sys.executable, "-c", code], env=environment, cwd=tmp_path, text=True)
+    assert Path(out.strip()).parent.parent == BENCHMARKS.parent
+
+
+def test_a_command_goes_through_its_steps_and_the_next_one_only_through_what_is_left(tmp_path, monkeypatch, capsys):
+    count = (
+        "import sys, pathlib; pathlib.Path(sys.argv[1], sys.argv[2]).open('a').write('x'); sys.exit(int(sys.argv[3]))"
+    )
+    step = lambda name, status, minutes: Step(name, minutes, ("-c", count, "{folder}", name, str(status)))
+    steps = [step("good", 0, 0.1), step("bad", 3, 0.1), step("long", 0, 5)]
+    monkeypatch.setattr(on_a_gpu, "PARTS", {"all": steps})
+    for _ in range(2):
+        assert on_a_gpu.main(["all", "--minutes", "1", "--any-device", "--folder", str(tmp_path)]) == 0
+    times = {step.name: len((tmp_path / step.name).read_text()) for step in steps if (tmp_path / step.name).exists()}
+    assert times == {"good": 1, "bad": 2}
+    done = json.loads((tmp_path / on_a_gpu.RESULTS).read_text())
+    assert {name: entry["status"] for name, entry in done.items()} == {"good": 0, "bad": 3}
+    assert "good: done before" in capsys.readouterr().out
+
+
+def test_a_step_whose_time_is_over_may_save_before_it_is_killed(tmp_path):
+    saves = "import signal, sys, time; signal.signal(15, lambda *_: (time.sleep(0.5), print('saved'), sys.exit(143)))"
+    step = Step("slow", 0, ("-c", f"{saves}; print('begun', flush=True); time.sleep(60)", "{run}"), grace=20)
+    began = time.monotonic()
+    entry = on_a_gpu.run(step, tmp_path, 1)
+    assert entry["status"] == 143 and entry["output"].split() == ["begun", "saved"]
+    assert time.monotonic() - began < 50
+
+
+def test_without_a_gpu_it_stops_with_one_line(tmp_path, capfd):
+    assert on_a_gpu.main(["ffi", "--folder", str(tmp_path / "results")]) == 2
+    out, err = capfd.readouterr()
+    assert out == "" and err == "nothing is measured: JAX computes on the cpu here; --any-device does it all the same\n"
+    assert not (tmp_path / "results").exists()
+
+
+def test_the_replay_is_measured_without_flashbax(tmp_path, monkeypatch):
+    import replay_speed
+
+    monkeypatch.setattr(replay_speed.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(replay_speed, "measure", lambda case, contenders, *_: [{"buffer": name} for name in contenders])
+    monkeypatch.setattr(sys, "argv", ["replay_speed.py", "--output", str(tmp_path / "replay.json")])
+    replay_speed.main()
+    content = json.loads((tmp_path / "replay.json").read_text())
+    assert {case["buffer"] for case in content["cases"]} == {"ours", "pairs", "ours, prioritised"}
+    assert "flashbax" in content["left_out"]
+
+
+def test_a_report_may_go_on_with_an_earlier_one(tmp_path):
+    import side_by_side
+
+    path = str(tmp_path / "report.json")
+    for append, number in ((True, 1), (True, 2)):
+        side_by_side.Report("a", path, append).add("cases", {"number": number})
+    assert [case["number"] for case in json.loads(Path(path).read_text())["cases"]] == [1, 2]
+    side_by_side.Report("a", path).add("cases", {"number": 3})
+    assert [case["number"] for case in json.loads(Path(path).read_text())["cases"]] == [3]
+
+
+def test_asynchronous_speed_counts_when_it_is_the_better():
+    import atari_speed
+
+    assert atari_speed.with_raw({"raw_sync": 1.0, "raw_async": 2.0, "network": 9.0})["raw"] == 2.0
+
+
+@pytest.mark.slow
+def test_a_training_whose_time_is_over_is_saved_and_goes_on_with_the_next_command(tmp_path):
+    step = on_a_gpu.training("tiny", "--config ppo_cartpole --total-steps 1000M --eval-episodes 1")
+    first, second = (on_a_gpu.run(step, tmp_path, 45) for _ in range(2))
+    assert first["status"] == second["status"] == 143
+    assert first["found"]["status"] == "stopped" and 0 < first["found"]["env_steps"] < second["found"]["env_steps"]
+    assert "--resume" in second["command"]

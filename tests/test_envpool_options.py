@@ -1,0 +1,137 @@
+"""Options of envpool's families: what would end the process is refused in a sentence, and what is let through plays."""
+
+import signal
+import subprocess
+import sys
+import textwrap
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxrl_fast import envs, train
+from jaxrl_fast.envs import envpool as adapter
+from jaxrl_fast.envs import envpool_tasks, envpool_trial, inputs
+from jaxrl_fast.types import Conditions, Discrete, EnvSpec
+
+KILLERS = [  # what envpool does of itself: aborts, faults, raises, or never comes back
+    ("MiniGrid-Empty-5x5-v0", dict(size=0), "SIGABRT"),
+    ("MiniGrid-Empty-5x5-v0", dict(mission_bytes=0), "envpool ended the process that tried it (signal"),
+    ("MiniGrid-Empty-5x5-v0", dict(agent_view_size=0), "envpool ended the process that tried it (signal"),
+    ("MiniGrid-Empty-5x5-v0", dict(agent_start_pos="1"), "TypeError"),
+    ("Highway-v0", dict(observation_vehicles_count=-1), "SIGABRT"),
+    ("Catch-v0", dict(width=0), "envpool ended the process that tried it (signal"),
+    ("FrozenLake-v1", dict(size=0), "have to be positive"),
+    ("Ant-v4", dict(xml_file="nope.xml"), "nope.xml"),
+    ("Pong-v5", dict(mode=77), "Invalid game mode"),
+    ("Pong-v5", dict(difficulty=9), "Invalid difficulty"),
+]
+
+
+@pytest.mark.parametrize(("name", "options", "why"), KILLERS, ids=[f"{n} {o}" for n, o, _ in KILLERS])
+def test_an_option_that_envpool_does_not_survive_is_refused(name, options, why, capfd):
+    given = ", ".join(f"{option}={value}" for option, value in options.items())
+    with pytest.raises(ValueError) as refusal:
+        envs.make(f"envpool/{name}", 2, **options)
+    assert str(refusal.value).startswith(f"envpool/{name} cannot be made with {given}: ")
+    assert why in str(refusal.value) and "\n" not in str(refusal.value)
+    assert capfd.readouterr() == ("", ""), "what the process that died had to say is nobody's concern"
+
+
+def test_an_option_that_takes_for_ever_is_refused(monkeypatch):
+    monkeypatch.setattr(envpool_trial, "SECONDS", 0.5)
+    envpool_trial.why_not.cache_clear()
+    with pytest.raises(ValueError, match=r"size=1000000: envpool was not through with the trial after 0.5 s"):
+        envs.make("envpool/MiniGrid-Empty-5x5-v0", 2, size=1_000_000)
+    envpool_trial.why_not.cache_clear()
+
+
+def test_a_command_that_would_abort_says_so_in_one_line_and_leaves_nothing(tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    assert train.main(["ppo", "--env", "envpool/MiniGrid-Empty-5x5-v0", "--env-option", "size=0"]) == 2
+    out, err = capfd.readouterr()
+    assert out == "" and err.count("\n") == 1 and "size=0" in err
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_is_tried_is_tried_once_and_what_is_sure_never(monkeypatch):
+    tried = []
+    monkeypatch.setattr(envpool_trial, "_tried", lambda words, *_: tried.append(words) or "")
+    envpool_trial.why_not.cache_clear()
+    envs.make("envpool/Pong-v5", 2, img_height=42, img_width=42, stack_num=2, num_threads=1, gray_scale=False)
+    envs.make("envpool/Ant-v4", 2, max_episode_steps=30, num_threads=2)
+    assert not tried
+    for num_envs in (2, 3):
+        envs.make("envpool/Ant-v4", num_envs, frame_skip=3)
+    assert len(tried) == 1
+    envpool_trial.why_not.cache_clear()
+
+
+SWEPT = ("MiniGrid-DoorKey-5x5-v0", "highway-v0", "Catch-v0", "FrozenLake-v1", "WalkerWalk-v1")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SWEPT)
+def test_no_whole_number_ends_the_process(name):
+    """Every option that is one, at -1, 0 and 1: refused, or three environments play on."""
+    code = """
+    import sys, envpool, numpy as np
+    from jaxrl_fast import envs
+    from jaxrl_fast.envs import envpool as adapter, envpool_tasks as tasks
+    name, outcome = sys.argv[1], {"refused": 0, "played": 0}
+    for option, default in envpool.make_spec(name).config._asdict().items():
+        if type(default) is not int or option in tasks.OURS or option in tasks.HIDDEN:
+            continue
+        for value in (-1, 0, 1):
+            try:
+                env = envs.make(f"envpool/{name}", 3, **{option: value})
+            except ValueError as error:
+                assert option in str(error), error
+                outcome["refused"] += 1
+                continue
+            print(option, value, file=sys.stderr, flush=True)
+            pool = env.reset.args[0][0].envs
+            pool.reset()
+            for _ in range(200):
+                pool.step(np.asarray([pool.action_space.sample() for _ in range(3)], pool.action_space.dtype))
+            outcome["played"] += 1
+    print(outcome["refused"], outcome["played"])
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code), name], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    refused, played = map(int, done.stdout.split())
+    assert refused > 0 and played > 0
+
+
+def test_no_threads_means_as_many_as_there_are_cores():
+    """envpool's own reading of 0; said in numbers, for pools that are bound to cores count on it."""
+    task = envpool_tasks.describe("CartPole-v1", 64, {"num_threads": 0}, Conditions())
+    assert task.config["num_threads"] == min(64, envpool_tasks.num_cores()) > 0
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "uint32"])
+def test_an_action_of_any_width_stays_what_it_is(dtype):
+    """The bound of 200 actions, 199, would wrap to -57 in int8."""
+    spec = EnvSpec("many", jax.ShapeDtypeStruct((1,), jnp.float32), Discrete(200), 3)
+    most = min(np.iinfo(dtype).max, 250)
+    given = jnp.asarray([0, 100, most], dtype)
+    np.testing.assert_array_equal(inputs.to_env_action(spec, (), given), [0, 100, min(most, 199)])
+
+
+def test_on_another_device_envpools_calls_are_tried_in_another_process(monkeypatch):
+    """There an abort would take the training with it."""
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    adapter.why_no_ffi.cache_clear()
+    envpool_trial.why_no_calls.cache_clear()
+    held = len(adapter.KEPT)
+    assert adapter.why_no_ffi() == "" and len(adapter.KEPT) == held
+    died = subprocess.CompletedProcess([], -signal.SIGABRT, b"", b"")
+    monkeypatch.setattr(envpool_trial.subprocess, "run", lambda *_, **__: died)
+    adapter.why_no_ffi.cache_clear()
+    envpool_trial.why_no_calls.cache_clear()
+    assert "signal 6, SIGABRT" in adapter.why_no_ffi()
+    notes = envs.make("envpool/CartPole-v1", 2, Conditions()).notes
+    assert any("SIGABRT" in note for note in notes)
+    adapter.why_no_ffi.cache_clear()
+    envpool_trial.why_no_calls.cache_clear()
