@@ -6,9 +6,9 @@
 
 A machine whose own speed changes hides a trend of a few percent. `--old-and-new` does without: when one run has made
 its checkpoints a fresh one begins in a process of its own, and the two make a checkpoint's worth of work in turn, each
-first in every other round, for whoever comes first finds the caches cold. `old_over_new` is the ratio of their seconds:
-the geometric mean of the medians over rounds of either order, with the 95% interval of 2,000 bootstraps. With
-`--checkpoints 0` both are of one age, and it should be 1.
+first in every other round, for whoever comes first finds the caches cold. Two processes of one age differ by some
+percent as well, so there are several such pairs, and in every other one the fresh run is started first. The ratio is
+that of the seconds of old and new, by the clock and of all cores. With `--checkpoints 0` it should be 1.
 
 The chunks are single updates, so that there are many of them; what is measured is wall time, checkpoints and all, next
 to a fixed piece of numpy timed at each checkpoint: the machine's own ups and downs hit both. A trend is the
@@ -19,6 +19,7 @@ takes less than of the clock's, is told too. Memory is what the process has for 
 
 import argparse
 import contextlib
+import math
 import multiprocessing
 import statistics
 import tempfile
@@ -113,13 +114,14 @@ def main() -> None:
     parser.add_argument("--checkpoints", type=int, default=1000)
     parser.add_argument("--algo", default="ppo,dqn")
     parser.add_argument("--old-and-new", action="store_true")
-    parser.add_argument("--rounds", type=int, default=1000, help="of --old-and-new; an even number")
+    parser.add_argument("--rounds", type=int, default=400, help="of each pair of --old-and-new; an even number")
+    parser.add_argument("--pairs", type=int, default=6, help="of --old-and-new; an even number")
     parser.add_argument("--output", default="")
     args = parser.parse_args()
     if args.old_and_new:
         report = side_by_side.Report("soak_old_and_new", args.output)
         for algo in args.algo.split(","):
-            report.add("cases", old_and_new(algo, args.checkpoints, args.rounds))
+            report.add("cases", old_and_new(algo, args.checkpoints, args.rounds, args.pairs))
         return print(f"written to {report.path}")
     report = side_by_side.Report("soak", args.output)
     lines = {}
@@ -203,11 +205,28 @@ def in_turns(algo: str, num_checkpoints: int, pipe) -> None:
         train(algo, num_checkpoints, folder)
 
 
-def old_and_new(algo: str, num_checkpoints: int, num_rounds: int) -> dict:
-    """A run older by `num_checkpoints` than another, and that one, in turn."""
-    context, pipes, children = multiprocessing.get_context("spawn"), [], []
-    ages = SETTLED + num_checkpoints, SETTLED  # the old one, then the new one
-    for age in ages:
+def old_and_new(algo: str, num_checkpoints: int, num_rounds: int, num_pairs: int) -> dict:
+    """What age costs: the geometric mean over pairs of processes, and twice its standard error either way."""
+    pairs = np.log([measure_pair(algo, num_checkpoints, num_rounds, i % 2 == 0) for i in range(num_pairs)])
+    middle, error = pairs.mean(axis=0), pairs.std(axis=0, ddof=1) / math.sqrt(num_pairs)
+    shown = lambda logs: [round(float(x), 4) for x in np.exp(logs)]
+    case = {"algo": algo, "old_after": SETTLED + num_checkpoints, "new_after": SETTLED, "rounds": num_rounds}
+    for i, name in enumerate(("clock", "cpu")):
+        case |= {
+            f"{name}_old_over_new": shown(middle)[i],
+            f"{name}_interval": shown([middle[i] - 2 * error[i], middle[i] + 2 * error[i]]),
+            f"{name}_of_pairs": shown(pairs[:, i]),
+        }
+    return case
+
+
+def measure_pair(algo: str, num_checkpoints: int, num_rounds: int, old_first: bool) -> np.ndarray:
+    """[clock, CPU time] of a run older by `num_checkpoints` over that of another.
+
+    Geometric means of the medians over rounds in which the one came first and the other did.
+    """
+    context, pipes, children = multiprocessing.get_context("spawn"), {}, []
+    for age in sorted((SETTLED + num_checkpoints, SETTLED), reverse=old_first):
         pipe, end = context.Pipe()
         children.append(context.Process(target=in_turns, args=(algo, age + num_rounds + 1, end), daemon=True))
         children[-1].start()
@@ -215,31 +234,17 @@ def old_and_new(algo: str, num_checkpoints: int, num_rounds: int) -> dict:
             pipe.recv()
             pipe.send(None)
         pipe.recv()
-        pipes.append(pipe)
-
+        pipes[age > SETTLED if num_checkpoints else not pipes] = pipe
     times = np.zeros((num_rounds, 2, 2))  # [round, old or new, clock or cores]
     for i in range(num_rounds):
         for which in (0, 1) if i % 2 else (1, 0):
-            pipes[which].send(None)
-            times[i, which] = pipes[which].recv()
+            pipe = pipes[which == 0]
+            pipe.send(None)
+            times[i, which] = pipe.recv()
     for child in children:
         child.kill()
     logs = np.log(times[:, 0] / times[:, 1]).reshape(-1, 2, 2)  # [pair of rounds, order, clock or cores]
-    ratio = lambda logs: np.exp(np.median(logs, axis=0).mean(axis=0))
-    draws = np.random.default_rng(0).integers(0, len(logs), (2000, len(logs)))
-    low, high = np.quantile([ratio(logs[draw]) for draw in draws], (0.025, 0.975), axis=0)
-    clock, cpu = ratio(logs)
-    return {
-        "algo": algo,
-        "old_after": ages[0],
-        "new_after": ages[1],
-        "rounds": num_rounds,
-        "old_over_new": round(float(clock), 4),
-        "interval": [round(float(x[0]), 4) for x in (low, high)],
-        "cpu_old_over_new": round(float(cpu), 4),
-        "cpu_interval": [round(float(x[1]), 4) for x in (low, high)],
-        "seconds": [round(float(x), 4) for x in np.median(times[:, :, 0], axis=0)],
-    }
+    return np.exp(np.median(logs, axis=0).mean(axis=0))
 
 
 def figure(lines: dict[str, tuple[np.ndarray, np.ndarray]]):
