@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from jaxrl_fast import config, grid, options, plan, slurm
 from jaxrl_fast.grid import Group
 from jaxrl_fast.members import Member
-from jaxrl_fast.written import from_mapping, path_of
+from jaxrl_fast.written import from_mapping, leads_elsewhere, path_of
 
 LAYOUT, FAILED = "sweep.yaml", "failed.json"
 FREE = ("seed", "num_seeds", "report_every", "log_level")  # of a group's options: the same sweep may have others
@@ -158,7 +158,7 @@ def _make(asked: grid.Request, groups: dict[str, Group], folder: Path | None) ->
 
 def _plain(name: str) -> str:
     """A folder's name that leads nowhere else."""
-    if Path(name).name != name or name == "..":
+    if leads_elsewhere(name):
         raise KeyError(name)
     return name
 
@@ -185,7 +185,7 @@ def _chosen_folder(asked: grid.Request) -> Path | None:
     """What the user asked for."""
     if asked.own.sweep_dir:
         return path_of(asked.own.sweep_dir, "--sweep-dir")
-    if Path(asked.name).name != asked.name or asked.name == "..":
+    if leads_elsewhere(asked.name):
         raise ValueError(f"--name {asked.name}: a name is wanted, without folders; --sweep-dir takes a path")
     return Path("sweeps") / asked.name if asked.name else None
 

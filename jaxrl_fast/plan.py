@@ -10,7 +10,7 @@ from jaxrl_fast import config, host
 from jaxrl_fast.agents import configs
 from jaxrl_fast.members import Member, Varied, vary
 from jaxrl_fast.spelling import parse_period
-from jaxrl_fast.written import path_of
+from jaxrl_fast.written import leads_elsewhere, path_of
 
 TRAINING, EVALUATION, WATCHING = 0, 1, 2  # what environments are for; each has chance of its own
 LEAST_ROWS = 512  # of a gradient step in one shard: with less, waiting for each other costs more than sharing saves
@@ -283,6 +283,6 @@ def chosen_folder(options: config.Options) -> Path | None:
     """What the user asked for."""
     if options.run_dir:
         return path_of(options.run_dir, "--run-dir")
-    if Path(options.name).name != options.name or options.name == "..":
+    if leads_elsewhere(options.name):
         raise ValueError(f"--name {options.name}: a name is wanted, without folders; --run-dir takes a path")
     return Path("runs") / options.name if options.name else None

@@ -78,6 +78,11 @@ def shipped() -> dict[str, Path]:
     return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
 
 
+def leads_elsewhere(name: str) -> bool:
+    """A folder's name that is none: it has folders in it, or goes up."""
+    return Path(name).name != name or name == ".."
+
+
 def _check_line(text: Any) -> None:
     """What is wrong with it is to be said in one line."""
     if isinstance(text, str) and len(text.splitlines()) > 1:
