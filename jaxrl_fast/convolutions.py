@@ -1,6 +1,10 @@
 """Convolutions of images and of small boards, as flax modules that `networks` puts together."""
 
-from collections.abc import Callable
+import functools
+import itertools
+import operator
+from collections.abc import Callable, Iterator
+from functools import partial
 
 import flax.linen as nn
 import jax
@@ -10,7 +14,7 @@ from jax import Array
 
 ACTIVATIONS = {"tanh": nn.tanh, "relu": nn.relu}
 LAYER_NORM_EPSILON = 1e-6  # flax's
-BLOCK = 128  # boards
+BOARDS, IMAGES = 128, 8  # that a CPU's cache holds with all that is computed of them
 gain_of = nn.initializers.constant  # what a module declares for a kernel; `networks` does the rest
 
 
@@ -39,16 +43,11 @@ class Boards(nn.Module):
             offset = self.param("offset", nn.initializers.zeros, (self.channels,)).astype(self.dtype)
         batch = x.shape[:-3]
         x = x.reshape(-1, *x.shape[-3:]).astype(self.dtype)
-
-        def layer(x):  # [B, H, W, C] to [B, F, H', W']
-            height, width = (size - self.side + 1 for size in x.shape[1:3])
-            x = {"lax": _convolve_first, "matmul": _multiply_first}[self.conv](x, kernel) + bias[:, None]
-            x = normalise(x, scale, offset) if self.layer_norm else x
-            x = ACTIVATIONS[self.activation](x).reshape(self.channels, -1, height, width)
-            return x.transpose(1, 0, 2, 3)
-
-        x = _in_blocks(layer, x) if self.conv == "matmul" else layer(x)
-        return x.reshape(*batch, *x.shape[1:])
+        height, width = (size - self.side + 1 for size in x.shape[1:3])
+        x = {"lax": _convolve_first, "matmul": _multiply_first}[self.conv](x, kernel) + bias[:, None]
+        x = normalise(x, scale, offset) if self.layer_norm else x
+        x = ACTIVATIONS[self.activation](x).reshape(self.channels, *batch, height, width)
+        return jnp.moveaxis(x, 0, -3)
 
 
 class Convolutions(nn.Module):
@@ -119,24 +118,56 @@ def _convolve(x: Array, kernel: Array, stride: int, padding: str) -> Array:
 
 
 def _multiply_patches(x: Array, kernel: Array, stride: int, padding: str) -> Array:
-    """The same as [B H' W', K K C] patches times a [K K C, F] matrix.
+    """The same as a sum of products of matrices, one for each place in a patch.
 
     Inside a loop XLA's convolutions take ten times as long on a CPU as outside, products of matrices do not. With a
-    stride, squares of stride x stride pixels first become the channels of one, so that few slices make the patches.
+    stride, squares of stride x stride pixels first become the channels of one, so that the places are few.
     """
-    side, channels = kernel.shape[0], kernel.shape[-1]
+    side = kernel.shape[0]
     pads = jax.lax.padtype_to_pads(x.shape[1:3], (side, side), (stride, stride), padding)
     x = jnp.pad(x, ((0, 0), *pads, (0, 0)))
     height, width = ((size - side) // stride + 1 for size in x.shape[1:3])
     if side % stride == 0:
         x, kernel = _squares(x, kernel, stride, height, width)
-        side, stride = side // stride, 1
-    patches = [
-        x[:, i : i + (height - 1) * stride + 1 : stride, j : j + (width - 1) * stride + 1 : stride]
-        for i in range(side)
-        for j in range(side)
+        stride = 1
+    return _sum_of_products(x, kernel, (stride, height, width))
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(2,))
+def _sum_of_products(x: Array, kernel: Array, patches: tuple[int, int, int]) -> Array:
+    """[B, H, W, C] by [K, K, C, F] to [B, H', W', F], for patches = (stride, H', W').
+
+    Its gradient keeps x alone, where every pixel is once, and takes the kernel's as (g^T x)^T, which for few columns
+    is up to four times faster on a CPU than x^T g.
+    """
+    products = [
+        x[:, rows, columns].reshape(-1, x.shape[-1]) @ kernel[i, j] for i, j, rows, columns in _places(kernel, patches)
     ]
-    return jnp.concatenate(patches, axis=-1) @ kernel.reshape(-1, channels)
+    return functools.reduce(operator.add, products).reshape(-1, *patches[1:], kernel.shape[-1])
+
+
+def _pull_back(patches: tuple[int, int, int], saved: tuple[Array, Array], g: Array) -> tuple[Array, Array]:
+    x, kernel = saved
+    stride, height, width = patches
+    flat = g.reshape(-1, g.shape[-1])
+    to_x, to_kernel = [], []
+    for i, j, rows, columns in _places(kernel, patches):
+        to_kernel.append((flat.T @ x[:, rows, columns].reshape(-1, x.shape[-1])).T)
+        below = x.shape[1] - i - (height - 1) * stride - 1
+        right = x.shape[2] - j - (width - 1) * stride - 1
+        pads = (0, 0, 0), (i, below, stride - 1), (j, right, stride - 1), (0, 0, 0)
+        to_x.append(jax.lax.pad((flat @ kernel[i, j].T).reshape(*g.shape[:-1], -1), jnp.zeros((), g.dtype), pads))
+    return functools.reduce(operator.add, to_x), jnp.stack(to_kernel).reshape(kernel.shape)
+
+
+_sum_of_products.defvjp(lambda x, kernel, patches: (_sum_of_products(x, kernel, patches), (x, kernel)), _pull_back)
+
+
+def _places(kernel: Array, patches: tuple[int, int, int]) -> Iterator[tuple[int, int, slice, slice]]:
+    """Each place in a patch, and its rows and columns over all patches."""
+    stride, height, width = patches
+    for i, j in itertools.product(range(kernel.shape[0]), range(kernel.shape[1])):
+        yield i, j, slice(i, i + height * stride, stride), slice(j, j + width * stride, stride)
 
 
 def _squares(x: Array, kernel: Array, stride: int, height: int, width: int) -> tuple[Array, Array]:
@@ -167,14 +198,6 @@ def _multiply_first(x: Array, kernel: Array) -> Array:
     return kernel.reshape(-1, channels).T @ patches.reshape(side * side * x.shape[0], -1)
 
 
-def _in_blocks(layer: Callable[[Array], Array], x: Array) -> Array:
-    """layer(x) for x [B, ...]; many rows in blocks, for the columns of larger products leave the CPU's cache."""
-    if x.shape[0] <= 2 * BLOCK or x.shape[0] % BLOCK:
-        return layer(x)
-    blocks = jax.lax.map(layer, x.reshape(-1, BLOCK, *x.shape[1:]))
-    return blocks.reshape(-1, *blocks.shape[2:])
-
-
 @jax.custom_vjp
 def normalise(x: Array, scale: Array, offset: Array) -> Array:
     """LayerNorm over the first axis of x [F, R], with scale and offset [F] (Ba et al. 2016, eq. 4)."""
@@ -196,6 +219,22 @@ def _normalise_backward(saved: tuple[Array, Array, Array], g: Array) -> tuple[Ar
 
 
 normalise.defvjp(_normalise, _normalise_backward)
+
+
+def in_blocks(module: nn.Module, layer: Callable[[nn.Module, Array], Array], x: Array, most: int) -> Array:
+    """layer(module, x) for x [B, ...], at most so many rows at a time where equal blocks of half as many or more are.
+
+    On a CPU what is computed of many images leaves the cache, and a pass over them takes up to four times as long.
+    """
+    sizes = (size for size in range(min(most, len(x)), most // 2 - 1, -1) if len(x) % size == 0)
+    size = next(sizes, len(x))
+    if size == len(x):
+        return layer(module, x)
+    step = nn.scan(
+        lambda module, carry, x: (carry, layer(module, x)), variable_broadcast=True, split_rngs={"params": False}
+    )
+    blocks = step(module, (), x.reshape(-1, size, *x.shape[1:]))[1]
+    return blocks.reshape(-1, *blocks.shape[2:])
 
 
 def activate(module: nn.Module, x: Array) -> Array:

@@ -63,7 +63,7 @@ def init(env: Env, agent: Agent, key: Key) -> TrainState:
     """Before the first step: parameters from the key alone, environments also from the device's place."""
     key_agent, key_env, key = jax.random.split(key, 3)
     learner = agent.init(key_agent)
-    return TrainState(learner, begin(env, agent, learner, _key_of_shard(env, key_env)), key, jnp.int32(0))
+    return TrainState(learner, begin(env, agent, learner, key_of_shard(env, key_env)), key, jnp.int32(0))
 
 
 def on_paper(env: Env) -> Env:
@@ -85,8 +85,8 @@ def train(env: Env, agent: Agent, state: TrainState, num_updates: int) -> tuple[
 def train_step(env: Env, agent: Agent, state: TrainState) -> tuple[TrainState, tuple[Metrics, Metrics]]:
     """What every algorithm here does, over and over: act for T steps, then learn from them."""
     key_noise, key_update, key = jax.random.split(state.key, 3)
-    actors, experience, scores = act(env, agent, state.agent, state.actors, _key_of_shard(env, key_noise))
-    learner, metrics = agent.update(state.agent, experience, _key_of_shard(env, key_update))
+    actors, experience, scores = act(env, agent, state.agent, state.actors, key_of_shard(env, key_noise))
+    learner, metrics = agent.update(state.agent, experience, key_of_shard(env, key_update))
     return TrainState(learner, actors, key, state.num_updates + 1), (scores, metrics)
 
 
@@ -213,7 +213,7 @@ def _over_shards(env: Env, scores: Metrics) -> Metrics:
     return {name: reduce.get(name, jax.lax.psum)(x, env.spec.axis_name) for name, x in scores.items()}
 
 
-def _key_of_shard(env: Env, key: Key) -> Key:
+def key_of_shard(env: Env, key: Key) -> Key:
     """A key of its own for each device that the environments are split over."""
     axis_name = env.spec.axis_name
     return key if axis_name is None else jax.random.fold_in(key, jax.lax.axis_index(axis_name))

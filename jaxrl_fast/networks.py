@@ -6,6 +6,7 @@ float32 and so are outputs, whatever dtype is computed in between.
     mlp      any shape, flattened: dense layers of widths `hidden`
     minatar  [H, W, C] small boards: 16 3x3 convolutions, one dense layer (Young & Tian 2019, "MinAtar", section 3)
     nature   [H, W, C] images of at least 36x36 (Mnih et al. 2015, "Human-level control ...", methods)
+    dqn2013  the same, with a third of the work: two convolutions (Mnih et al. 2013, "Playing Atari ...", section 4.1)
     impala   [H, W, C]: three residual stages (Espeholt et al. 2018, "IMPALA", figure 3, the deep network)
 """
 
@@ -18,11 +19,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, ShapeDtypeStruct
 
-from jaxrl_fast.convolutions import Boards, Convolutions, Residual, activate, gain_of
+from jaxrl_fast.convolutions import BOARDS, IMAGES, Boards, Convolutions, Residual, activate, gain_of, in_blocks
 from jaxrl_fast.types import Key, PyTree
 
-KINDS = ("mlp", "minatar", "nature", "impala")
+KINDS = ("mlp", "minatar", "nature", "dqn2013", "impala")
 SMALLEST_IMAGE = 36  # what nature's three convolutions need
+MANY = 2**31  # observations, all at once
 NARROW = 32  # outputs of a head that is computed in its own way
 SPREAD = 0.5  # of noisy weights at the start, times the root of the number of inputs (the paper's sigma_0)
 
@@ -98,7 +100,7 @@ def actor_critic(
 def torso(obs: PyTree, **options) -> nn.Module:
     """The module from observations like `obs` (ShapeDtypeStruct) to features [..., hidden[-1]] of type `dtype`.
 
-    kind          "mlp", "minatar", "nature", "impala", or "auto": by the shape of the observation
+    kind          "mlp", "minatar", "nature", "dqn2013", "impala", or "auto": by the shape of the observation
     hidden        widths of the dense layers; () means those of the kind's paper, (64, 64) for mlp
     activation    "tanh" or "relu"; "auto" is that of the kind's paper, tanh for mlp
     layer_norm    normalise before every activation, over the last axis: after a convolution, a pixel's channels
@@ -131,6 +133,7 @@ def _torso(
         "mlp": ((64, 64), "tanh"),
         "minatar": ((128,), "relu"),
         "nature": ((512,), "relu"),
+        "dqn2013": ((256,), "relu"),
         "impala": ((256,), "relu"),
     }[kind]
     activation = default_activation if activation == "auto" else activation
@@ -142,9 +145,11 @@ def _torso(
         "mlp": lambda: None,
         "minatar": lambda: Boards(16, 3, conv=conv, **layers),
         "nature": lambda: Convolutions(((32, 8, 4), (64, 4, 2), (64, 3, 1)), conv=conv, **layers),
+        "dqn2013": lambda: Convolutions(((16, 8, 4), (32, 4, 2)), conv=conv, **layers),
         "impala": lambda: Residual((16, 32, 32), conv=conv, **layers),
     }[kind]()
-    return Torso(obs, stem, mlp)
+    block = MANY if conv == "lax" else BOARDS if kind == "minatar" else IMAGES
+    return Torso(obs, stem, mlp, block)
 
 
 def choose(obs: PyTree, kind: str = "auto") -> str:
@@ -159,12 +164,19 @@ def choose(obs: PyTree, kind: str = "auto") -> str:
         return "mlp"
     if shape is None or len(shape) != 3:
         raise ValueError(f"a convolutional network wants one [H, W, C] observation, not {_describe(obs)}; try 'mlp'")
-    side, smallest = min(shape[:2]), {"nature": SMALLEST_IMAGE, "minatar": 3}.get(kind, 1)
+    side, smallest = min(shape[:2]), {"nature": SMALLEST_IMAGE, "dqn2013": SMALLEST_IMAGE, "minatar": 3}.get(kind, 1)
     if side < smallest:
         raise ValueError(f"{kind} needs at least {smallest}x{smallest} pixels, not {_describe(obs)}; try 'mlp'")
     if kind == "auto":
         return "nature" if side >= SMALLEST_IMAGE else "minatar" if side >= 3 else "mlp"
     return kind
+
+
+def is_image(obs: PyTree) -> bool:
+    """Whether an observation like `obs` (ShapeDtypeStruct) is one image of bytes, and not a small board."""
+    leaves = jax.tree.leaves(obs)
+    shape = leaves[0].shape
+    return len(leaves) == 1 and leaves[0].dtype == jnp.uint8 and len(shape) > 1 and min(shape[:2]) >= SMALLEST_IMAGE
 
 
 class _Outputs(nn.Module):
@@ -222,14 +234,23 @@ class Torso(nn.Module):
     obs: PyTree
     stem: nn.Module | None
     mlp: nn.Module
+    block: int  # observations that the stem likes at a time
 
     def __call__(self, obs):
         pairs = zip(jax.tree.leaves(self.obs), jax.tree.leaves(obs), strict=True)
-        xs = [_cast(x, spec, self.mlp.dtype) for spec, x in pairs]
-        xs = [x if self.stem is None else self.stem(x) for x in xs]
-        ranks = [len(spec.shape) for spec in jax.tree.leaves(self.obs)]
-        xs = [x.reshape(*x.shape[: x.ndim - rank], -1) for x, rank in zip(xs, ranks, strict=True)]
-        return self.mlp(jnp.concatenate(xs, axis=-1))
+        return self.mlp(jnp.concatenate([self._see(spec, x) for spec, x in pairs], axis=-1))
+
+    def _see(self, spec, x):
+        """[..., *shape] to [..., D]."""
+        batch = x.shape[: x.ndim - len(spec.shape)]
+        x = x.reshape(-1, *spec.shape)
+        flat = lambda x: x.reshape(len(x), -1)
+        if self.stem is None:
+            x = flat(_cast(x, spec, self.mlp.dtype))
+        else:
+            look = lambda torso, x: flat(torso.stem(_cast(x, spec, torso.mlp.dtype)))
+            x = in_blocks(self, look, x, self.block)
+        return x.reshape(*batch, -1)
 
 
 class MLP(nn.Module):
@@ -304,8 +325,7 @@ _narrow_dot.defvjp(
 
 def _cast(x: Array, spec: ShapeDtypeStruct, dtype: jnp.dtype) -> Array:
     """Images of bytes become [0, 1], everything else its own number."""
-    image = x.dtype == jnp.uint8 and len(spec.shape) > 1 and min(spec.shape[:2]) >= SMALLEST_IMAGE
-    return x.astype(dtype) / 255 if image else x.astype(dtype)
+    return x.astype(dtype) / 255 if x.dtype == jnp.uint8 and is_image(spec) else x.astype(dtype)
 
 
 def _init(module: nn.Module, obs: PyTree, key: Key) -> PyTree:

@@ -13,7 +13,7 @@ from jaxrl_fast.spelling import parse_period
 from jaxrl_fast.written import leads_elsewhere, path_of
 
 TRAINING, EVALUATION, WATCHING = 0, 1, 2  # what environments are for; each has chance of its own
-LEAST_ROWS = 512  # of a gradient step in one shard: with less, waiting for each other costs more than sharing saves
+LEAST_ROWS, LEAST_IMAGES = 512, 8  # of a gradient step in one shard: with less, waiting costs more than sharing saves
 
 
 class Plan(NamedTuple):
@@ -147,13 +147,13 @@ def claim(folder: Path) -> host.Lock:
         raise ValueError(f"the run folder {folder} cannot be written to ({error.strerror})") from error
 
 
-def conditions(options: config.Options, purpose: int, done: int = 0) -> Any:
+def conditions(options: config.Options, purpose: int, done: int = 0, shard: int = 0, num_shards: int = 1) -> Any:
     """How environments on the host are run, for training or evaluation, by a run that goes on after so many updates."""
     from jaxrl_fast.types import Conditions
 
     path = "callback" if options.exact_resume else options.pool_path
     in_flight = options.in_flight if purpose == TRAINING else 0
-    return Conditions((options.seed, purpose, done), options.protocol, path, in_flight)
+    return Conditions((options.seed, purpose, done), options.protocol, path, in_flight, shard, num_shards)
 
 
 def check_exact(options: config.Options) -> None:
@@ -176,7 +176,7 @@ def divide(
     """
     import jax
 
-    from jaxrl_fast import envs, program
+    from jaxrl_fast import networks
 
     options = settings.options
     whole, agent = undivided(settings, algorithm, num_updates, done)
@@ -185,10 +185,9 @@ def divide(
         tries = [as_before] if as_before > 1 else []
     elif options.devices == "auto":
         rows = settings.agent.gradient_rows(options.num_envs)
-        most = min(num_devices, rows // LEAST_ROWS) if whole.on_device else 1
+        least = LEAST_IMAGES if networks.is_image(whole.spec.obs) else LEAST_ROWS
+        most = min(num_devices, rows // least)
         tries = [n for n in range(most, 1, -1) if options.num_envs % n == 0]
-    elif options.devices > 1 and not whole.on_device:
-        raise ValueError(f"--devices {options.devices}: {whole.spec.id} runs on the host, in one pool for one device")
     elif options.devices > num_devices:
         raise ValueError(f"--devices {options.devices}: JAX has {num_devices} here")
     elif options.num_envs % options.devices:
@@ -196,14 +195,28 @@ def divide(
     else:
         tries = [options.devices] if options.devices > 1 else []
     for num_shards in tries:
-        env = envs.make(options.env, int(options.num_envs) // num_shards, **options.env_options)
-        env = env._replace(spec=env.spec._replace(axis_name=program.SHARDS, num_shards=num_shards))
+        env = shard_of(options, num_shards, done)
         try:
             return env, algorithm.make(settings.agent, env.spec, num_updates), num_shards
         except ValueError:
             if as_before or options.devices != "auto":
                 raise
     return whole, agent, 1
+
+
+def shard_of(options: config.Options, num_shards: int, done: int) -> Any:
+    """The environment of one of several shards: of any of them on the device, of the one that asks on the host."""
+    from jaxrl_fast import envs, program
+    from jaxrl_fast.envs import shards
+
+    def make(shard: int) -> Any:
+        own = conditions(options, TRAINING, done, shard, num_shards)
+        return envs.make(options.env, int(options.num_envs) // num_shards, own, **options.env_options)
+
+    first = make(0)
+    if not first.on_device:
+        return shards.join([first, *map(make, range(1, num_shards))], program.SHARDS)
+    return first._replace(spec=first.spec._replace(axis_name=program.SHARDS, num_shards=num_shards))
 
 
 def undivided(settings: config.Settings, algorithm: Any, num_updates: int, done: int = 0) -> tuple[Any, Any]:

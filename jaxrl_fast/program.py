@@ -30,6 +30,7 @@ from jaxrl_fast.types import Agent, Array, Env, Metrics, PyTree
 SHARDS, SEEDS = "shards", "seeds"
 PARAMETERS = "params"  # in the names of what is to stay finite in an agent's state
 WRONG = "parameters_not_finite"  # [capacity] bool beside the metrics: when the chunk was done
+GAMES = 1_000_003  # folded into a state's key, for games that begin anew
 MOST_ROWS = 2**14  # of metrics that a chunk can hold, over all seeds
 
 Values = Mapping[str, Array]  # of hyperparameters: [S], or one member's
@@ -43,6 +44,7 @@ class Program(NamedTuple):
     chunk: Callable[[loop.TrainState, np.ndarray], tuple[loop.TrainState, Metrics]]  # metrics [S, capacity] or less S
     learner: Callable[[loop.TrainState], PyTree]  # the agent's state, [S, ...] or one, without shards
     place: Callable[[loop.TrainState], loop.TrainState]  # a state from the host to where `chunk` wants it
+    anew: Callable[[loop.TrainState], loop.TrainState]  # the same state, all of its games beginning; compiled if used
     like: loop.TrainState  # shapes and dtypes of a state
     capacity: int  # the most updates of one chunk
     compile_time_s: float
@@ -54,6 +56,7 @@ class Spread(NamedTuple):
 
     init: Callable[..., Any]
     advance: Callable[..., Any]
+    anew: Callable[..., Any]
     seeds: NamedSharding
     state: NamedSharding
     metrics: NamedSharding
@@ -95,7 +98,11 @@ def build(
     duration = time.perf_counter() - start
     start_all = lambda seeds: compiled_init(seeds, values)
     run = lambda state, num_updates: compiled_chunk(state, values, jax.device_put(num_updates, spread.limit))
-    return Program(start_all, run, learner, place, state, capacity, duration, needed)
+    compiled_anew = jax.jit(
+        spread.anew, in_shardings=(spread.state, spread.seeds), out_shardings=spread.state, donate_argnums=0
+    )
+    anew = lambda state: compiled_anew(state, values)
+    return Program(start_all, run, learner, place, anew, state, capacity, duration, needed)
 
 
 def shapes(
@@ -110,27 +117,34 @@ def shapes(
 
 def spread_out(env: Env, make: Callable[..., Agent], num_seeds: int, capacity: int, num_shards: int) -> Spread:
     """A single seed's shards on the devices if there are enough of them, else whole seeds."""
-    init, advance = partial(begin, env, make), partial(chunk, env, make, capacity)
+    functions = partial(begin, env, make), partial(chunk, env, make, capacity), partial(begin_games, env, make)
     if num_shards > 1 and num_seeds == 1 and num_shards <= jax.local_device_count():
-        return shards_on_devices(init, advance, num_shards)
-    return seeds_on_devices(init, advance, num_seeds, num_shards)
+        return shards_on_devices(*functions, num_shards)
+    return seeds_on_devices(*functions, num_seeds, num_shards)
 
 
-def shards_on_devices(init: Callable, advance: Callable, num_shards: int) -> Spread:
+def shards_on_devices(init: Callable, advance: Callable, anew: Callable, num_shards: int) -> Spread:
     """One seed, a shard on each device. A shard's state has the axis that all are joined along, of length 1 there."""
     mesh = _mesh(num_shards, SHARDS)
     one, many = NamedSharding(mesh, P()), NamedSharding(mesh, P(SHARDS))
 
+    add_axis = partial(jax.tree.map, lambda x: x[None])
+    drop_axis = partial(jax.tree.map, lambda x: x[0])
+
     def init_shard(seed, values):
-        return jax.tree.map(lambda x: x[None], init(seed, values))
+        return add_axis(init(seed, values))
 
     def advance_shard(state, values, limit):
-        state, metrics = advance(jax.tree.map(lambda x: x[0], state), values, limit)
-        return jax.tree.map(lambda x: x[None], state), metrics
+        state, metrics = advance(drop_axis(state), values, limit)
+        return add_axis(state), metrics
+
+    def anew_shard(state, values):
+        return add_axis(anew(drop_axis(state), values))
 
     return Spread(
         _on_devices(init_shard, mesh, (P(), P()), P(SHARDS)),
         _on_devices(advance_shard, mesh, (P(SHARDS), P(), P()), (P(SHARDS), P())),
+        _on_devices(anew_shard, mesh, (P(SHARDS), P()), P(SHARDS)),
         seeds=one,
         state=many,
         metrics=one,
@@ -138,7 +152,7 @@ def shards_on_devices(init: Callable, advance: Callable, num_shards: int) -> Spr
     )
 
 
-def seeds_on_devices(init: Callable, advance: Callable, num_seeds: int, num_shards: int) -> Spread:
+def seeds_on_devices(init: Callable, advance: Callable, anew: Callable, num_seeds: int, num_shards: int) -> Spread:
     """Seeds dealt to the devices, if they can be dealt evenly; the shards of a seed side by side.
 
     Seeds are initialised in turn: batched orthogonal matrices have been seen to deadlock JAX 0.10.2 on two cores.
@@ -146,15 +160,17 @@ def seeds_on_devices(init: Callable, advance: Callable, num_seeds: int, num_shar
     if num_shards > 1:
         init = jax.vmap(init, in_axes=(None, None), axis_size=num_shards, axis_name=SHARDS)
         advance = _first_metrics(jax.vmap(advance, in_axes=(0, None, None), axis_name=SHARDS))
+        anew = jax.vmap(anew, in_axes=(0, None), axis_name=SHARDS)
     mesh = _mesh(math.gcd(num_seeds, jax.local_device_count()), SEEDS)
     one, many = NamedSharding(mesh, P()), NamedSharding(mesh, P(SEEDS))
     if num_seeds == 1:
-        return Spread(init, advance, one, one, one, one)
+        return Spread(init, advance, anew, one, one, one, one)
     return Spread(
         _on_devices(
             lambda *members: jax.lax.map(lambda member: init(*member), members), mesh, (P(SEEDS), P(SEEDS)), P(SEEDS)
         ),
         _on_devices(jax.vmap(advance, in_axes=(0, 0, None)), mesh, (P(SEEDS), P(SEEDS), P()), (P(SEEDS), P(SEEDS))),
+        _on_devices(jax.vmap(anew), mesh, (P(SEEDS), P(SEEDS)), P(SEEDS)),
         seeds=many,
         state=many,
         metrics=many,
@@ -165,6 +181,14 @@ def seeds_on_devices(init: Callable, advance: Callable, num_seeds: int, num_shar
 def begin(env: Env, make: Make, seed: Array, values: Values) -> loop.TrainState:
     """The state before training, from a number."""
     return loop.init(env, make(values), jax.random.key(seed))
+
+
+def begin_games(env: Env, make: Make, state: loop.TrainState, values: Values) -> loop.TrainState:
+    """The state with all games beginning, for where environments stand is not in what was saved of it."""
+    agent = make(values)
+    learner = agent.interrupt(state.agent)
+    actors = loop.begin(env, agent, learner, loop.key_of_shard(env, jax.random.fold_in(state.key, GAMES)))
+    return state._replace(actors=actors, agent=learner)
 
 
 def chunk(

@@ -7,7 +7,6 @@ import json
 import sys
 import time
 from collections import deque
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -72,8 +71,6 @@ class Trainer:
         self.times = dict.fromkeys(TIMES, 0.0)  # of this run, in all processes
         self.shown = 0, 0.0  # updates and seconds at the last line on the terminal
         self.exact = self.options.exact_resume and not plan.env.on_device
-        self.reset: Any = None  # of the games of environments on the host, and what the agent makes of it
-        self.interrupt: Any = None
         self.program_memory = 0  # bytes, known once it is compiled
         self.signal: int | None = None
         self.asked: int | None = None  # the same, even where it came too late to stop anything
@@ -129,26 +126,13 @@ class Trainer:
             return
         self.state, others = self.keeper.restore(saved, self.program)
         if not self.plan.env.on_device:
-            self.begin_games()
+            self.state = self.program.anew(self.state)
         self.dispatched = self.finished = self.scores.updates
         self.times = {name: self.times[name] + others["times"].get(name, 0.0) for name in TIMES}
         self.began -= others["wall_time"]
         self.shown = self.finished, self.times["train"]
         self.lines = sinks.JsonLines(path, others["metrics_size"])
         self.sinks = [self.lines, *report.open_sinks(self.plan, self.env_steps)]
-
-    def begin_games(self) -> None:
-        """Environments on the host are no part of a state that was saved: all of their games begin anew."""
-        import jax
-
-        from jaxrl_fast import loop, play
-
-        if self.reset is None:
-            self.reset = jax.jit(partial(loop.begin, self.plan.env, self.plan.agent))
-            self.interrupt = jax.jit(self.plan.agent.interrupt, donate_argnums=0)
-        learner = self.interrupt(self.state.agent)
-        actors = self.reset(learner, jax.random.fold_in(self.state.key, play.DOMAIN))
-        self.state = self.state._replace(actors=actors, agent=learner)
 
     def spent(self) -> dict[str, float]:
         """Seconds on each of TIMES."""
@@ -179,7 +163,7 @@ class Trainer:
                 self.save()
             if self.exact and self.keeper.num_saves > num_saves:
                 self.plan.env.renew(self.finished)
-                self.begin_games()
+                self.state = self.program.anew(self.state)
             boundaries = [self.finished // every * every + every for every in (evaluating, saving) if every]
             self.advance(min([self.end, *boundaries]))
         if not (self.exact and self.signal):

@@ -51,6 +51,8 @@ class Conditions(NamedTuple):
     protocol: str = ""  # of Atari: "dqn2015" or "machado2018"
     path: str = "auto"  # from the program to the pool: "ffi" or "callback"
     in_flight: int = 0  # pools that work while the policy thinks for the others and the agent learns; 0: none does
+    shard: int = 0  # of num_shards with as many environments each, seeded as all together
+    num_shards: int = 1
 
 
 class TimeStep(NamedTuple):
@@ -85,7 +87,7 @@ class Env(NamedTuple):
     reset: Callable[[Key], tuple[PyTree, TimeStep]]
     step: Callable[[PyTree, Array], tuple[PyTree, TimeStep]]
     spec: EnvSpec
-    on_device: bool = True  # False: one host pool behind it, which no vmap can multiply
+    on_device: bool = True  # False: pools on the host behind it, which no vmap can multiply
     notes: tuple[str, ...] = ()  # what its user should know, a sentence each
     protocol: str = ""  # the rules under which games are played and scored, where there are several
     renew: Callable[[int], None] | None = None  # new games, and new chance by a number, behind the same functions

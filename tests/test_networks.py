@@ -66,7 +66,7 @@ def test_the_observation_chooses(obs, kind):
         (TREE, "minatar", "one .* observation"),
         (BOARD, "nature", "at least 36x36"),
         (spec(2, 2, 1), "minatar", "at least 3x3"),
-        (VECTOR, "transformer", "auto, mlp, minatar, nature, impala"),
+        (VECTOR, "transformer", "auto, mlp, minatar, nature, dqn2013, impala"),
     ],
 )
 def test_what_does_not_fit_is_refused_in_a_sentence(obs, kind, words):

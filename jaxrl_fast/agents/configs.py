@@ -47,7 +47,7 @@ class PPO:
     """Divide rewards by the running standard deviation of their discounted sum."""
     clip_rewards: bool | None = None
     """Learn from the signs of rewards only; scores are of true rewards. None: in Atari by the rules of 2015."""
-    network: Literal["auto", "mlp", "minatar", "nature", "impala"] = "auto"
+    network: Literal["auto", "mlp", "minatar", "nature", "dqn2013", "impala"] = "auto"
     """auto goes by the shape of the observation."""
     hidden: tuple[int, ...] = ()
     """Widths of the dense layers; left out, those of the network's paper (64 64 for mlp)."""
@@ -140,7 +140,7 @@ class DQN:
     """Normalise before every activation; in convolutions over each pixel's channels."""
     clip_rewards: bool | None = None
     """Learn from the signs of rewards only; scores are of true rewards. None: in Atari by the rules of 2015."""
-    network: Literal["auto", "mlp", "minatar", "nature", "impala"] = "auto"
+    network: Literal["auto", "mlp", "minatar", "nature", "dqn2013", "impala"] = "auto"
     """auto goes by the shape of the observation."""
     hidden: tuple[int, ...] = ()
     """Widths of the dense layers; left out, those of the network's paper (64 64 for mlp)."""
@@ -205,7 +205,7 @@ class PQN:
     """Normalise before every activation; in convolutions over each pixel's channels, as flax does."""
     clip_rewards: bool | None = None
     """Learn from the signs of rewards only; scores are of true rewards. None: in Atari by the rules of 2015."""
-    network: Literal["auto", "mlp", "minatar", "nature", "impala"] = "auto"
+    network: Literal["auto", "mlp", "minatar", "nature", "dqn2013", "impala"] = "auto"
     """auto goes by the shape of the observation."""
     hidden: tuple[int, ...] = ()
     """Widths of the dense layers; left out, those of the network's paper (64 64 for mlp)."""

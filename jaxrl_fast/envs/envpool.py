@@ -110,13 +110,15 @@ def make(name: str, num_envs: int, options: Mapping[str, Any], conditions: Condi
     if num_envs % num_pools:
         raise ValueError(f"--in-flight {num_pools}: {num_envs} environments do not divide into so many pools")
     part = task if num_pools == 1 else tasks.describe(name, num_envs // num_pools, options, conditions)
-    pools = tuple(Pool(part, conditions.seed, i, num_pools) for i in range(num_pools))
+    shard, num_shards = conditions.shard, conditions.num_shards
+    numbers = range(shard * num_pools, (shard + 1) * num_pools)
+    pools = tuple(Pool(part, conditions.seed, number, num_shards * num_pools) for number in numbers)
     return Env(
         functools.partial(reset, pools),
         functools.partial(step, pools, path),
         task.spec,
         on_device=False,
-        notes=notes + _in_flight(conditions.in_flight) + _warnings(part, num_pools),
+        notes=notes + _in_flight(conditions.in_flight) + _warnings(part, num_shards * num_pools),
         protocol=task.protocol,
         picture=pools[0].picture if task.protocol else None,
         own_action=functools.partial(own_action, task),

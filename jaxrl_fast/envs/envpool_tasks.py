@@ -115,7 +115,8 @@ def describe(name: str, num_envs: int, options: Mapping[str, Any], conditions: C
     config: dict[str, Any] = {**PROTOCOLS.get(protocol, {}), **given}
     if not given.keys() <= (SURE_OF_ATARI if atari else SURE):
         _try(env_id, name, config, given)
-    config["num_threads"] = given.get("num_threads") or min(num_envs, num_cores())  # 0 is envpool's word for that
+    cores = max(num_cores() // conditions.num_shards, 1)  # a shard computes on the others' cores
+    config["num_threads"] = given.get("num_threads") or min(num_envs, cores)  # 0 is envpool's word for that
     spec = _specify(env_id, name, config)
     action, start, bounds = _action(env_id, spec)
     raw, spaces = _observation(env_id, spec)

@@ -1,0 +1,119 @@
+"""Environments on the host dealt to shards: the same games as in one pool, on devices of their own or side by side."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+
+import jaxrl_fast
+from jaxrl_fast import agents, config, envs, loop, plan, program
+from jaxrl_fast.envs import envpool as adapter
+from jaxrl_fast.envs import envpool_tasks, shards
+from jaxrl_fast.types import Conditions
+from tests.test_envpool import AGENTS, SHORT, random_actions, run
+from tests.test_resume import same, stop_after
+
+SEED = (5, 0, 0)
+AXIS = "shards"
+NUM_SHARDS = 2
+
+
+def dealt(name, num_envs, conditions, **options):
+    """The environments of `name`, N / NUM_SHARDS in each shard."""
+    make = lambda i: envs.make(
+        name, num_envs // NUM_SHARDS, conditions._replace(shard=i, num_shards=NUM_SHARDS), **options
+    )
+    return shards.join([make(i) for i in range(NUM_SHARDS)], AXIS)
+
+
+def on_devices(function):
+    """[N, ...] to [T, N, ...], a shard on each of several devices."""
+    devices = jax.devices()[:NUM_SHARDS]
+    mesh = jax.make_mesh((NUM_SHARDS,), (AXIS,), axis_types=(jax.sharding.AxisType.Auto,), devices=devices)
+    spread = P(None, AXIS)
+    return jax.shard_map(function, mesh=mesh, in_specs=spread, out_specs=(P(AXIS), spread), check_vma=False)
+
+
+def side_by_side(function):
+    """The same on one device."""
+
+    def all_shards(actions):
+        parts = jnp.stack(jnp.split(actions, NUM_SHARDS, axis=1))
+        first, steps = jax.vmap(function, axis_name=AXIS)(parts)
+        join = lambda x: jnp.moveaxis(x, 0, 1).reshape(x.shape[1], -1, *x.shape[3:])
+        return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), first), jax.tree.map(join, steps)
+
+    return all_shards
+
+
+@pytest.mark.parametrize("path", ["ffi", "callback"])
+@pytest.mark.parametrize("spread", [on_devices, side_by_side])
+def test_the_same_games_as_in_one_pool(spread, path):
+    """Row for row: each environment has its own seed wherever it runs, and no shard steps another's."""
+    name, num_envs = "envpool/Breakout-v5", 4
+    conditions = Conditions(SEED, "dqn2015", path)
+    whole = envs.make(name, num_envs, conditions)
+    env = dealt(name, num_envs, conditions)
+    assert env.spec == whole.spec._replace(num_envs=2, axis_name=AXIS, num_shards=2)
+    actions = random_actions(whole.spec, 60)
+
+    def program(actions):
+        state, first = env.reset(jax.random.key(0))
+        return first, jax.lax.scan(env.step, state, actions)[1]
+
+    expected, got = run(whole, actions), jax.device_get(jax.jit(spread(program))(actions))
+    jax.tree.map(np.testing.assert_array_equal, expected, got)
+    assert len({frame.tobytes() for frame in np.asarray(expected[1].obs[-1])}) == num_envs, "four games"
+
+
+@pytest.mark.parametrize(("algo", "in_flight"), [("ppo", 0), ("dqn", 2)])
+def test_a_run_over_several_devices_goes_on_to_the_same_bits(algo, in_flight, tmp_path, monkeypatch):
+    options = SHORT | dict(algo=algo, agent=AGENTS[algo], exact_resume=True, in_flight=in_flight, devices=2)
+    whole = jaxrl_fast.fit(**options, run_dir=str(tmp_path / "whole"))
+    assert whole.summary["num_shards"] == 2
+    stop_after(monkeypatch, 200)
+    assert jaxrl_fast.fit(**options, run_dir=str(tmp_path / "parts")).summary["status"] == "stopped"
+    jaxrl_fast.fit(resume=str(tmp_path / "parts"), log_level="quiet")
+    same(tmp_path / "whole", tmp_path / "parts")
+
+
+def test_it_goes_on_where_there_are_fewer_devices(tmp_path, monkeypatch):
+    """Side by side then, with all of its games and none twice."""
+    options = SHORT | dict(algo="ppo", agent=AGENTS["ppo"], devices=2)
+    jaxrl_fast.fit(**options | dict(total_steps=320), run_dir=str(tmp_path / "run"))
+    monkeypatch.setattr(jax, "local_device_count", lambda *_: 1)
+    on = jaxrl_fast.fit(resume=str(tmp_path / "run"), total_steps=480, log_level="quiet").summary
+    assert on["status"] == "done" and on["env_steps"] == 480 and on["num_shards"] == 2
+
+
+def divided(*line):
+    settings = config.from_command_line(["ppo", *line])
+    return plan.divide(settings, agents.load("ppo"), num_updates=10)
+
+
+def test_images_are_dealt_to_devices_sooner_than_vectors():
+    """A gradient of eight images keeps a device busy, one of eight vectors does not."""
+    small = ("--num-envs", "4", "--agent.rollout-length", "32", "--agent.num-minibatches", "4")
+    assert divided("--env", "envpool/Pong-v5", *small)[2] == min(4, jax.local_device_count())
+    assert divided("--env", "envpool/CartPole-v1", *small)[2] == 1
+
+
+def test_shards_share_the_cores(monkeypatch):
+    """Of each pool's threads, unless they are given."""
+    monkeypatch.setattr(envpool_tasks, "num_cores", lambda: 8)
+    threads = lambda num_shards, **options: envpool_tasks.describe(
+        "CartPole-v1", 16, options, Conditions(num_shards=num_shards)
+    ).config["num_threads"]
+    assert [threads(1), threads(2), threads(16), threads(2, num_threads=3)] == [8, 4, 1, 3]
+
+
+def test_no_pool_is_made_of_shards_on_paper():
+    """Shapes of a state, before anything is begun: with pools in flight too."""
+    held = len(adapter.KEPT)
+    env, agent, num_shards = divided(
+        "--env", "envpool/CartPole-v1", "--num-envs", "8", "--devices", "2", "--in-flight", "2"
+    )
+    like = program.shapes(env, agent, 1, num_shards)
+    assert isinstance(like.actors, loop.InFlight) and like.actors.flights[0].actors.score.shape == (2, 2)
+    assert len(adapter.KEPT) == held
