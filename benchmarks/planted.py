@@ -84,6 +84,20 @@ BUGS = (
         "tests/test_envpool.py::test_a_ring_of_single_frames_gives_back_envpools_stacks",
     ),
     Bug(
+        "envpool: all shards play the games of the first",
+        "jaxrl_fast/envs/envpool.py",
+        "range(shard * num_pools, (shard + 1) * num_pools)",
+        "range(num_pools)",
+        "tests/test_shards.py::test_the_same_games_as_in_one_pool[on_devices-ffi]",
+    ),
+    Bug(
+        "envpool: side by side, every shard is sent the actions of the first",
+        "jaxrl_fast/envs/shards.py",
+        "x[i] if is_batched else x",
+        "x[0] if is_batched else x",
+        "tests/test_shards.py::test_the_same_games_as_in_one_pool[side_by_side-ffi]",
+    ),
+    Bug(
         "envpool: a lost life ends the game",
         "jaxrl_fast/envs/envpool.py",
         "game=Game(reward, over | truncated) if task.lives else (),",

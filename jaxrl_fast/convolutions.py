@@ -221,11 +221,13 @@ def _normalise_backward(saved: tuple[Array, Array, Array], g: Array) -> tuple[Ar
 normalise.defvjp(_normalise, _normalise_backward)
 
 
-def in_blocks(module: nn.Module, layer: Callable[[nn.Module, Array], Array], x: Array, most: int) -> Array:
-    """layer(module, x) for x [B, ...], at most so many rows at a time where equal blocks of half as many or more are.
+def in_blocks(module: nn.Module, layer: Callable[[nn.Module, Array], Array], x: Array, most: int | None) -> Array:
+    """layer(module, x) for x [B, ...], in equal blocks of at most so many rows, and of half of that at least.
 
-    On a CPU what is computed of many images leaves the cache, and a pass over them takes up to four times as long.
+    Where rows do not divide so, and for None, all at once. On a CPU what is computed of many images leaves the cache:
+    at once, a pass over 128 of them takes up to four times as long.
     """
+    most = most or len(x)
     sizes = (size for size in range(min(most, len(x)), most // 2 - 1, -1) if len(x) % size == 0)
     size = next(sizes, len(x))
     if size == len(x):

@@ -24,7 +24,6 @@ from jaxrl_fast.types import Key, PyTree
 
 KINDS = ("mlp", "minatar", "nature", "dqn2013", "impala")
 SMALLEST_IMAGE = 36  # what nature's three convolutions need
-MANY = 2**31  # observations, all at once
 NARROW = 32  # outputs of a head that is computed in its own way
 SPREAD = 0.5  # of noisy weights at the start, times the root of the number of inputs (the paper's sigma_0)
 
@@ -148,7 +147,7 @@ def _torso(
         "dqn2013": lambda: Convolutions(((16, 8, 4), (32, 4, 2)), conv=conv, **layers),
         "impala": lambda: Residual((16, 32, 32), conv=conv, **layers),
     }[kind]()
-    block = MANY if conv == "lax" else BOARDS if kind == "minatar" else IMAGES
+    block = None if conv == "lax" else BOARDS if kind == "minatar" else IMAGES
     return Torso(obs, stem, mlp, block)
 
 
@@ -234,7 +233,7 @@ class Torso(nn.Module):
     obs: PyTree
     stem: nn.Module | None
     mlp: nn.Module
-    block: int  # observations that the stem likes at a time
+    block: int | None  # observations that the stem sees at a time; None: all
 
     def __call__(self, obs):
         pairs = zip(jax.tree.leaves(self.obs), jax.tree.leaves(obs), strict=True)

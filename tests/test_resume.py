@@ -408,6 +408,16 @@ def test_a_full_disk_ends_no_run(tmp_path, monkeypatch, capsys):
     assert records(folder) == complete and again.summary["final_return_mean"] == run.summary["final_return_mean"]
 
 
+def line_of(algo, folder):
+    """The same run from the command line."""
+    line = f"{algo} --run-dir {folder} --agent.rollout-length 8 --agent.hidden 8 --no-compile-cache --no-tensorboard"
+    values = {name: value for name, value in SHORT.items() if name != "tensorboard"}
+    return [
+        *line.split(),
+        *(part for name, value in values.items() for part in (f"--{name.replace('_', '-')}", f"{value}")),
+    ]
+
+
 FULL_DISK = """
 import resource, signal, sys
 from jaxrl_fast import checkpoint, report, train
@@ -433,13 +443,50 @@ def test_a_disk_that_is_really_full_ends_no_run(tmp_path, unbroken):
     """Checkpoints, lines, picture, summary and all that is printed find no room; what is there is gone on from."""
     folder = tmp_path / "run"
     shutil.copytree(unbroken("pqn"), tmp_path / "whole")
-    line = f"pqn --run-dir {folder} --agent.rollout-length 8 --agent.hidden 8 --no-compile-cache"
-    line += "".join(f" --{name.replace('_', '-')} {value}" for name, value in SHORT.items() if name != "tensorboard")
-    command = [sys.executable, "-c", FULL_DISK, *line.split(), "--no-tensorboard"]
+    command = [sys.executable, "-c", FULL_DISK, *line_of("pqn", folder)]
     ended = subprocess.run(command, cwd=Path(__file__).parent.parent, capture_output=True, text=True)
     assert (ended.returncode, ended.stderr) == (0, "")
     assert len(checkpoint.folders(folder / keeper.FOLDER)) == 2
     assert all(json.loads(text) for text in (folder / "metrics.jsonl").read_text().splitlines())
+    assert fit(folder, resume=str(folder)).summary["status"] == "done"
+    same(folder, tmp_path / "whole")
+
+
+NO_RIGHT = """
+import sys
+from jaxrl_fast import checkpoint, command, train
+write, left = checkpoint.write, [2]
+
+def write_then_lose_the_right(*args):  # after the second checkpoint, to both folders
+    write(*args)
+    left[0] -= 1
+    if left[0] == 0:
+        for folder in (args[0].parent, args[0].parents[1]):
+            folder.chmod(0o500)
+
+checkpoint.write = write_then_lose_the_right
+command.start(lambda: train.main(sys.argv[1:]))
+"""
+DROP_RIGHT = """
+import ctypes, os, sys
+ctypes.CDLL(None).prctl(24, 1, 0, 0, 0)  # PR_CAPBSET_DROP (linux/prctl.h), CAP_DAC_OVERRIDE (linux/capability.h)
+os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="elsewhere root's rights cannot be dropped so")
+def test_a_right_to_write_that_is_lost_ends_no_run(tmp_path, unbroken):
+    """Not even root's run, which loses the right by which root may write anywhere."""
+    folder = tmp_path / "run"
+    shutil.copytree(unbroken("pqn"), tmp_path / "whole")
+    command = [sys.executable, "-c", DROP_RIGHT, "-c", NO_RIGHT, *line_of("pqn", folder)]
+    ended = subprocess.run(command, cwd=Path(__file__).parent.parent, capture_output=True, text=True)
+    for locked in (folder, folder / keeper.FOLDER):
+        assert locked.stat().st_mode & 0o777 == 0o500
+        locked.chmod(0o700)
+    saved = checkpoint.folders(folder / keeper.FOLDER)
+    assert ended.returncode == 0 and len(saved) == 2, ended.stderr
+    assert f"a checkpoint could not be written (Permission denied); the last one is {saved[-1]}" in ended.stderr
     assert fit(folder, resume=str(folder)).summary["status"] == "done"
     same(folder, tmp_path / "whole")
 
