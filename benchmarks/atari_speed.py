@@ -16,7 +16,6 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable
-from functools import partial
 
 import envpool
 import jax
@@ -24,9 +23,10 @@ import jax.numpy as jnp
 import numpy as np
 import side_by_side
 
-from jaxrl_fast import agents, config, host, loop, plan
+from jaxrl_fast import agents, config, gradients, host, plan, program
 from jaxrl_fast.envs import envpool as adapter
 from jaxrl_fast.spelling import parse_int
+from jaxrl_fast.types import Agent, Env, TimeStep
 
 
 def main():
@@ -52,14 +52,15 @@ def measure(num_envs: int, args: argparse.Namespace) -> dict:
     """One number of environments."""
     threads = {"num_threads": args.threads} if args.threads else {}
     ways = [way for way in map(int, args.in_flight.split(",")) if num_envs % max(way, 1) == 0]
-    env, agent = prepare(args.preset, num_envs, threads, 0)
+    whole, _, agent, _ = prepare(args.preset, num_envs, threads, 0)
     length = agent.rollout_length
-    contenders = {"raw_sync": raw(env, length), "network": network(env, agent, length)}
+    contenders = {"raw_sync": raw(whole, length)}
     if num_envs > 1:
-        contenders["raw_async"] = raw_async(env, length)
+        contenders["raw_async"] = raw_async(whole, length)
     for way in ways:
-        for name, thing in (("acting", acting), ("training", training)):  # each has pools of its own
-            contenders[f"{name}_{way}"] = thing(*prepare(args.preset, num_envs, threads, way))
+        for name, change in (("acting", without_learning), ("training", unchanged)):  # each has pools of its own
+            contenders[f"{name}_{way}"] = run_of(*change(*prepare(args.preset, num_envs, threads, way)[1:]))
+    contenders["network"] = run_of(*without_emulator(*prepare(args.preset, num_envs, threads, 0)[1:]))
     steps = length * num_envs
     repeats = {name: max(1, round(args.seconds / seconds(run, 1))) for name, run in contenders.items()}
     speeds = lambda: {name: steps * repeats[name] / seconds(run, repeats[name]) for name, run in contenders.items()}
@@ -82,8 +83,11 @@ def with_raw(speeds: dict[str, float]) -> dict[str, float]:
 
 
 def prepare(preset: str, num_envs: int, threads: dict, in_flight: int) -> tuple:
+    """All environments in one pool; and what `train` has: those of a shard, the agent, the number of shards."""
     settings = config.from_keywords(preset, num_envs=num_envs, env_options=threads, in_flight=in_flight)
-    return plan.divide(settings, agents.load(settings.algo), 1000)[:2]
+    algorithm = agents.load(settings.algo)
+    env, agent, num_shards = plan.divide(settings, algorithm, 1000)
+    return plan.undivided(settings, algorithm, 1000)[0], env, agent, num_shards
 
 
 def seconds(run: Callable[[], None], repeats: int) -> float:
@@ -123,50 +127,44 @@ def raw_async(env, length: int) -> Callable[[], None]:
     return run
 
 
-def network(env, agent, length: int) -> Callable[[], None]:
-    """The policy alone, as many times, each time on other frames."""
-    state = jax.jit(agent.init)(jax.random.key(0))
-    frames = jnp.zeros((env.spec.num_envs, *env.spec.obs.shape), env.spec.obs.dtype)
-
-    @jax.jit
-    def act(frames, noise):
-        def step(frames, noise):
-            action = agent.explore(state, frames, (), noise).action
-            return frames + action.reshape(-1, 1, 1, 1).astype(frames.dtype), ()
-
-        return jax.lax.scan(step, frames, noise)[0]
-
-    noise = agent.noise(jax.random.key(1), length, env.spec.num_envs)
-    return lambda: jax.block_until_ready(act(frames, noise))
+def unchanged(env: Env, agent: Agent, num_shards: int) -> tuple[Env, Agent, int]:
+    return env, agent, num_shards
 
 
-def acting(env, agent) -> Callable[[], None]:
-    """The emulator and the policy in one scan, nothing learnt; frames are not kept."""
-    state = jax.jit(partial(loop.init, env, agent))(jax.random.key(0))
-
-    @jax.jit
-    def act(actors, key):
-        key_noise, key = jax.random.split(key)
-        actors, experience, _ = loop.act(env, agent, state.agent, actors, key_noise)
-        return actors, key, experience.steps.reward.sum()
-
-    actors, key = state.actors, state.key
-
-    def run():
-        nonlocal actors, key
-        actors, key, _ = jax.block_until_ready(act(actors, key))
-
-    return run
+def without_learning(env: Env, agent: Agent, num_shards: int) -> tuple[Env, Agent, int]:
+    """The emulator and the policy in one scan; frames are not kept."""
+    update = lambda state, rollout, key: (
+        state,
+        {"reward": gradients.total(rollout.steps.reward.sum(), env.spec.axis_name)},
+    )
+    return env, agent._replace(update=update), num_shards
 
 
-def training(env, agent) -> Callable[[], None]:
-    """What `train` does."""
-    state = jax.jit(partial(loop.init, env, agent))(jax.random.key(0))
-    train = jax.jit(partial(loop.train, env, agent, num_updates=1), donate_argnums=0)
+def without_emulator(env: Env, agent: Agent, num_shards: int) -> tuple[Env, Agent, int]:
+    """The policy alone, each time on other frames."""
+    num_envs, frame = env.spec.num_envs, env.spec.obs
+    none, never = jnp.zeros(num_envs), jnp.zeros(num_envs, bool)
+    timestep = lambda frames: TimeStep(frames, none, none + 1, never)
+
+    def reset(key):
+        frames = jnp.zeros((num_envs, *frame.shape), frame.dtype)
+        return frames, timestep(frames)
+
+    def step(frames, action):
+        frames = frames + action.reshape(-1, 1, 1, 1).astype(frames.dtype)
+        return frames, timestep(frames)
+
+    return without_learning(Env(reset, step, env.spec), agent, num_shards)
+
+
+def run_of(env: Env, agent: Agent, num_shards: int) -> Callable[[], None]:
+    """An update of what `train` runs."""
+    built = program.build(env, agent, 1, 1000, num_shards)
+    state = built.init(np.int32(0))
 
     def run():
         nonlocal state
-        state, metrics = train(state)
+        state, metrics = built.chunk(state, np.int32(1))
         jax.block_until_ready(metrics)
 
     return run

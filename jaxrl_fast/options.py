@@ -136,7 +136,8 @@ RANGES = {
     **dict.fromkeys(("seed", "play_seed"), Range(0, LAST_SEED)),
     **dict.fromkeys(("episodes", "max_steps"), FEW),
     "fps": Range(1, 100),
-    **dict.fromkeys(("agent.rollout_length", "agent.num_minibatches", "agent.num_epochs", "agent.hidden"), COUNT),
+    **dict.fromkeys(("agent.rollout_length", "agent.num_minibatches", "agent.num_epochs"), COUNT),
+    "agent.hidden": Range(1, 2**16),  # two layers of more fit into no memory
     **dict.fromkeys(("agent.learning_rate", "agent.adam_epsilon", "agent.clip", "agent.target_kl"), POSITIVE),
     **dict.fromkeys(("agent.gamma", "agent.gae_lambda", "agent.q_lambda"), FRACTION),
     **dict.fromkeys(("agent.epsilon_start", "agent.epsilon_end", "agent.importance_exponent"), FRACTION),

@@ -5,13 +5,10 @@ import errno
 import os
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 import pytest
 import yaml
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from jaxrl_fast import config, host, plan, train, trainer
 from jaxrl_fast.agents.configs import CONFIGS, PPO
@@ -325,61 +322,6 @@ def test_a_mistake_gets_one_line_and_leaves_nothing(line, words, place, monkeypa
     for word in words:
         assert word in err
     assert sorted(place.rglob("*")) == before
-
-
-NAMES = [
-    f"--{name.replace('_', '-')}" for name in (*config.types_of(config.Options), "config", "agent.gamma", "agent.x")
-]
-VALUES = ["ppo", "dqn", "1", "-1", "1e3", "10M", "nan", "inf", "none", "true", "a=b", "=", "", "-", "--", "CartPole-v1"]
-ARGUMENTS = st.one_of(
-    st.sampled_from(NAMES + VALUES), st.text(max_size=8), st.sampled_from(NAMES).map(lambda n: f"{n}=3")
-)
-YAML = st.recursive(
-    st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=6), st.sampled_from(VALUES)),
-    lambda inner: st.one_of(
-        st.lists(inner, max_size=3),
-        st.dictionaries(st.sampled_from([n[2:].replace("-", "_") for n in NAMES] + ["agent", "algo", "made"]), inner),
-    ),
-    max_leaves=12,
-)
-
-
-def only_sentences(read):
-    """Settings, or a ValueError of one line; nothing else gets out."""
-    try:
-        assert isinstance(read(), config.Settings)
-    except ValueError as error:
-        assert str(error) and "\n" not in str(error)
-
-
-@settings(max_examples=500)
-@given(st.lists(ARGUMENTS, max_size=6))
-def test_any_command_line_is_settings_or_a_sentence(words):
-    only_sentences(lambda: config.from_command_line(words))
-
-
-@settings(max_examples=500)
-@given(YAML)
-def test_any_preset_is_settings_or_a_sentence(content):
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "preset.yaml"
-        path.write_text(yaml.safe_dump(content))
-        only_sentences(lambda: config.from_command_line(["--config", str(path)]))
-
-
-@settings(max_examples=300)
-@given(st.text(max_size=60))
-def test_any_text_as_a_preset_is_settings_or_a_sentence(text):
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "preset.yaml"
-        path.write_bytes(text.encode("utf-8", "surrogatepass"))
-        only_sentences(lambda: config.from_command_line(["--config", str(path)]))
-
-
-@settings(max_examples=300)
-@given(st.dictionaries(st.sampled_from([n[2:].replace("-", "_") for n in NAMES]), YAML, max_size=3), YAML)
-def test_any_keywords_are_settings_or_a_sentence(keywords, agent):
-    only_sentences(lambda: config.from_keywords(agent=agent, **{k: v for k, v in keywords.items() if k != "config"}))
 
 
 def test_an_unwritable_folder_is_refused(tmp_path, capsys, monkeypatch):
