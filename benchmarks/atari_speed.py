@@ -52,7 +52,7 @@ def measure(num_envs: int, args: argparse.Namespace) -> dict:
     """One number of environments."""
     threads = {"num_threads": args.threads} if args.threads else {}
     ways = [way for way in map(int, args.in_flight.split(",")) if num_envs % max(way, 1) == 0]
-    whole, _, agent, _ = prepare(args.preset, num_envs, threads, 0)
+    whole, _, agent, num_shards = prepare(args.preset, num_envs, threads, 0)
     length = agent.rollout_length
     contenders = {"raw_sync": raw(whole, length)}
     if num_envs > 1:
@@ -74,7 +74,14 @@ def measure(num_envs: int, args: argparse.Namespace) -> dict:
             f"training_{way}_of_raw": ratio(lambda r, way=way: r[f"training_{way}"] / r["raw"]),
             f"acting_{way}_of_bound": ratio(lambda r, way=way: r[f"acting_{way}"] / bound(r)),
         }
-    return {"preset": args.preset, "num_envs": num_envs, "threads": args.threads, "rounds": args.rounds, **found}
+    return {
+        "preset": args.preset,
+        "num_envs": num_envs,
+        "num_shards": num_shards,
+        "threads": args.threads,
+        "rounds": args.rounds,
+        **found,
+    }
 
 
 def with_raw(speeds: dict[str, float]) -> dict[str, float]:

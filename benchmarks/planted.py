@@ -98,6 +98,27 @@ BUGS = (
         "tests/test_shards.py::test_the_same_games_as_in_one_pool[side_by_side-ffi]",
     ),
     Bug(
+        "envpool: pools in flight are those of the first shard",
+        "jaxrl_fast/envs/shards.py",
+        "partial(getattr(part.pools, name), i)",
+        "partial(getattr(first.pools, name), i)",
+        "tests/test_shards.py::test_pools_in_flight_are_the_shards_own[on_devices]",
+    ),
+    Bug(
+        "networks: blocks of images come back in another order",
+        "jaxrl_fast/convolutions.py",
+        "return blocks.reshape(-1, *blocks.shape[2:])",
+        "return blocks[::-1].reshape(-1, *blocks.shape[2:])",
+        "tests/test_networks.py::test_how_convolutions_are_computed_does_not_change_the_network",
+    ),
+    Bug(
+        "networks: a strided convolution's gradient towards its input is one pixel off",
+        "jaxrl_fast/convolutions.py",
+        "(i, below, stride - 1), (j, right, stride - 1)",
+        "(below, i, stride - 1), (j, right, stride - 1)",
+        "tests/test_convolutions.py::test_patches_times_a_matrix_are_the_convolution",
+    ),
+    Bug(
         "envpool: a lost life ends the game",
         "jaxrl_fast/envs/envpool.py",
         "game=Game(reward, over | truncated) if task.lives else (),",

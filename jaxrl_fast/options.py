@@ -31,7 +31,7 @@ class Task:
     devices: int | Literal["auto"] = "auto"
     """Devices that the environments are split over."""
     in_flight: int = 0
-    """Pools of environments on the host that work while the policy thinks for the others; 0: it waits for all."""
+    """Pools on the host, on each device, that work while the policy thinks for the others; 0: it waits for all."""
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,7 @@ RANGES = {
     **dict.fromkeys(("episodes", "max_steps"), FEW),
     "fps": Range(1, 100),
     **dict.fromkeys(("agent.rollout_length", "agent.num_minibatches", "agent.num_epochs"), COUNT),
-    "agent.hidden": Range(1, 2**16),  # two layers of more fit into no memory
+    "agent.hidden": Range(1, 2**16),  # more is a mistake, and overflows JAX's sizes
     **dict.fromkeys(("agent.learning_rate", "agent.adam_epsilon", "agent.clip", "agent.target_kl"), POSITIVE),
     **dict.fromkeys(("agent.gamma", "agent.gae_lambda", "agent.q_lambda"), FRACTION),
     **dict.fromkeys(("agent.epsilon_start", "agent.epsilon_end", "agent.importance_exponent"), FRACTION),

@@ -86,7 +86,7 @@ def check(settings: config.Settings, members: tuple[Member, ...] = ()) -> Plan:
         env, agent, num_shards = divide(settings, algorithm, num_updates, as_before, done)
     if options.num_seeds > 1 and not env.on_device:
         raise ValueError(
-            f"--num-seeds {options.num_seeds}: {env.spec.id} runs on the host, which has one pool for one seed; "
+            f"--num-seeds {options.num_seeds}: {env.spec.id} runs on the host, whose pools are for one seed; "
             "python -m jaxrl_fast.sweep --seed 0..4 runs several one after another"
         )
     if not env.on_device:
@@ -186,7 +186,10 @@ def divide(
     elif options.devices == "auto":
         rows = settings.agent.gradient_rows(options.num_envs)
         least = LEAST_IMAGES if networks.is_image(whole.spec.obs) else LEAST_ROWS
-        most = min(num_devices, rows // least)
+        tried = (
+            whole.on_device or jax.default_backend() == "cpu"
+        )  # pools on several GPUs were not, so they want asking for
+        most = min(num_devices, rows // least) if tried else 1
         tries = [n for n in range(most, 1, -1) if options.num_envs % n == 0]
     elif options.devices > num_devices:
         raise ValueError(f"--devices {options.devices}: JAX has {num_devices} here")
@@ -195,8 +198,8 @@ def divide(
     else:
         tries = [options.devices] if options.devices > 1 else []
     for num_shards in tries:
-        env = shard_of(options, num_shards, done)
         try:
+            env = shard_of(options, num_shards, done)
             return env, algorithm.make(settings.agent, env.spec, num_updates), num_shards
         except ValueError:
             if as_before or options.devices != "auto":

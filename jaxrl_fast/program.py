@@ -1,4 +1,4 @@
-"""The two compiled functions of a run, `init` and `chunk`: over one member or many, on one device or several.
+"""The compiled functions of a run, `init`, `chunk` and perhaps `anew`: over members, on one device or several.
 
 How many updates a chunk makes is an argument, so one program serves any length and the host may choose lengths by
 the clock: the parameters after 100 updates are the same bits however they were divided into chunks.
@@ -66,7 +66,7 @@ class Spread(NamedTuple):
 def build(
     env: Env, agent: Agent, num_seeds: int, num_updates: int, num_shards: int = 1, varied: Varied | None = None
 ) -> Program:
-    """Compiles everything ahead of time. Nothing is compiled later.
+    """Compiles ahead of time all but `anew`, which few runs use and which is compiled then.
 
     With several shards `env` is one of them, and its spec's axis_name is SHARDS. `varied` has values for several seeds.
     """

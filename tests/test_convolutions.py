@@ -1,4 +1,4 @@
-"""convolutions: whichever way they are computed, they are flax's, values and gradients, for every size of batch."""
+"""convolutions: whichever way they are computed, they are flax's, values and gradients (in blocks: test_networks)."""
 
 import flax.linen as nn
 import jax
@@ -20,6 +20,7 @@ def conv(how, side, stride, padding):
         ((11, 6, 3), 3, 1, "SAME"),
         ((20, 21, 2), 8, 4, "VALID"),
         ((4, 4, 2), 4, 3, "VALID"),
+        ((10, 11, 2), 4, 3, "VALID"),
     ],
 )
 def test_patches_times_a_matrix_are_the_convolution(shape, side, stride, padding):
@@ -57,14 +58,13 @@ class Plain(nn.Module):
         return jnp.moveaxis(nn.relu(x), -1, -3)
 
 
-SMALL = [(1,), (3, 7), (128,)]  # one block, as () is
+SMALL = [(1,), (3, 7), (128,)]
 
 
 @pytest.mark.parametrize("layer_norm", [False, True])
 @pytest.mark.parametrize("how", ["lax", "matmul"])
 @pytest.mark.parametrize("batch", [(), (300,), (4, 128), *(pytest.param(b, marks=pytest.mark.slow) for b in SMALL)])
 def test_boards_are_flax_with_the_channels_first(batch, how, layer_norm):
-    """Over 256 boards go in blocks where they divide (4 x 128) and in one where they do not (300)."""
     boards = convolutions.Boards(16, 3, "relu", layer_norm, jnp.float32, how)
     keys = jax.random.split(jax.random.key(0), 5)
     x = jax.random.bernoulli(keys[0], 0.3, (*batch, 10, 9, 4)).astype(jnp.float32)

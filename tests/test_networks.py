@@ -128,7 +128,8 @@ def test_convolutions_are_shared_and_dense_networks_are_not_unless_asked(obs, sh
 
 
 @pytest.mark.parametrize(
-    ("obs", "kind"), [(VECTOR, "mlp"), (BOARD, "minatar"), (SMALL_IMAGE, "nature"), (BOARD, "impala")]
+    ("obs", "kind"),
+    [(VECTOR, "mlp"), (BOARD, "minatar"), (SMALL_IMAGE, "nature"), (SMALL_IMAGE, "dqn2013"), (BOARD, "impala")],
 )
 def test_kernels_begin_orthogonal_times_their_gain_and_biases_zero(obs, kind):
     params = start(networks.actor_critic(obs, 3, kind=kind, hidden=(32, 32)))
@@ -162,12 +163,28 @@ def test_keys_decide_parameters_and_no_two_kernels_are_alike():
     assert not any(np.allclose(a, b) for i, a in enumerate(kernels) for b in kernels[:i])
 
 
-@pytest.mark.parametrize(("obs", "kind"), [(BOARD, "minatar"), (SMALL_IMAGE, "nature")])
-def test_how_convolutions_are_computed_does_not_change_the_network(obs, kind):
-    lax, matmul = (networks.network(obs, 3, kind=kind, conv=conv, hidden=(16,)) for conv in ("lax", "matmul"))
-    params, x = start(lax), draw(obs, 4)
+@pytest.mark.parametrize(
+    ("obs", "kind", "num_rows", "options"),
+    [
+        (BOARD, "minatar", 4, {}),
+        (BOARD, "minatar", 256, {}),
+        (SMALL_IMAGE, "nature", 4, {}),
+        (SMALL_IMAGE, "nature", 11, {}),
+        (SMALL_IMAGE, "nature", 24, dict(noisy=True, dueling=True)),
+        (SMALL_IMAGE, "dqn2013", 24, dict(layer_norm=True)),
+        (SMALL_IMAGE, "impala", 12, {}),
+    ],
+)
+def test_how_convolutions_are_computed_does_not_change_the_network(obs, kind, num_rows, options):
+    """Nor in how many blocks: 24 images are three, 12 are two of six, 11 are one; 256 boards are two."""
+    lax, matmul = (
+        networks.network(obs, 3, kind=kind, conv=conv, hidden=(16,), **options) for conv in ("lax", "matmul")
+    )
+    params, x = start(lax), draw(obs, num_rows)
     jax.tree.map(np.testing.assert_array_equal, params, start(matmul))
-    loss = lambda network: lambda params: jnp.sum(network.apply(params, x) ** 2)
+    noise = lax.noise(jax.random.key(3), (num_rows,))
+    weight = jnp.arange(1.0, num_rows + 1)[:, None] / num_rows  # so that rows in another order are noticed
+    loss = lambda network: lambda params: jnp.sum(weight * network.apply(params, x, noise) ** 2)
     for one, other in zip(*(jax.tree.leaves(jax.jit(jax.value_and_grad(loss(n)))(params)) for n in (lax, matmul))):
         np.testing.assert_allclose(one, other, rtol=1e-3, atol=1e-4 * float(jnp.abs(one).max()))
 
@@ -182,7 +199,7 @@ def test_a_head_has_the_gradient_of_its_product():
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("obs", [VECTOR, BOARD])
+@pytest.mark.parametrize("obs", [VECTOR, BOARD, SMALL_IMAGE])
 def test_bfloat16_is_for_computing_only(obs):
     """Parameters, outputs and gradients are float32; bfloat16 has 8 bits, so results agree to a few percent."""
     exact, coarse = (

@@ -469,7 +469,9 @@ command.start(lambda: train.main(sys.argv[1:]))
 """
 DROP_RIGHT = """
 import ctypes, os, sys
-ctypes.CDLL(None).prctl(24, 1, 0, 0, 0)  # PR_CAPBSET_DROP (linux/prctl.h), CAP_DAC_OVERRIDE (linux/capability.h)
+failed = ctypes.CDLL(None).prctl(24, 1, 0, 0, 0)  # PR_CAPBSET_DROP, CAP_DAC_OVERRIDE of linux/prctl.h, capability.h
+if failed and os.geteuid() == 0:
+    sys.exit(77)
 os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
 """
 
@@ -481,6 +483,8 @@ def test_a_right_to_write_that_is_lost_ends_no_run(tmp_path, unbroken):
     shutil.copytree(unbroken("pqn"), tmp_path / "whole")
     command = [sys.executable, "-c", DROP_RIGHT, "-c", NO_RIGHT, *line_of("pqn", folder)]
     ended = subprocess.run(command, cwd=Path(__file__).parent.parent, capture_output=True, text=True)
+    if ended.returncode == 77:
+        pytest.skip("this root may not give up its right to write anywhere")
     for locked in (folder, folder / keeper.FOLDER):
         assert locked.stat().st_mode & 0o777 == 0o500
         locked.chmod(0o700)

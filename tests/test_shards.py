@@ -67,7 +67,32 @@ def test_the_same_games_as_in_one_pool(spread, path):
     assert len({frame.tobytes() for frame in np.asarray(expected[1].obs[-1])}) == num_envs, "four games"
 
 
-@pytest.mark.parametrize(("algo", "in_flight"), [("ppo", 0), ("dqn", 2)])
+@pytest.mark.parametrize("spread", [on_devices, side_by_side])
+def test_pools_in_flight_are_the_shards_own(spread):
+    """Sent and answered pool by pool, each shard's two play the games that one pool of all plays."""
+    name, conditions = "envpool/CartPole-v1", Conditions(SEED)
+    whole, env = envs.make(name, 8, conditions), dealt(name, 8, conditions._replace(in_flight=2))
+    actions = random_actions(whole.spec, 40)
+
+    def program(actions):
+        def step(state, action):
+            for i, part in enumerate(jnp.split(action, env.pools.num)):
+                state = env.pools.send(i, state, part)
+            rows = []
+            for i in range(env.pools.num):
+                state, row = env.pools.receive(i, state)
+                rows.append(row)
+            return state, jax.tree.map(lambda *x: jnp.concatenate(x), *rows)
+
+        state, first = env.reset(jax.random.key(0))
+        return first, jax.lax.scan(step, state, actions)[1]
+
+    expected, got = run(whole, actions), jax.device_get(jax.jit(spread(program))(actions))
+    jax.tree.map(np.testing.assert_array_equal, expected, got)
+    assert expected[1].last.any() and len(np.unique(expected[1].obs[-1], axis=0)) == 8
+
+
+@pytest.mark.parametrize(("algo", "in_flight"), [("ppo", 0), pytest.param("dqn", 2, marks=pytest.mark.slow)])
 def test_a_run_over_several_devices_goes_on_to_the_same_bits(algo, in_flight, tmp_path, monkeypatch):
     options = SHORT | dict(algo=algo, agent=AGENTS[algo], exact_resume=True, in_flight=in_flight, devices=2)
     whole = jaxrl_fast.fit(**options, run_dir=str(tmp_path / "whole"))
@@ -79,7 +104,7 @@ def test_a_run_over_several_devices_goes_on_to_the_same_bits(algo, in_flight, tm
 
 
 def test_it_goes_on_where_there_are_fewer_devices(tmp_path, monkeypatch):
-    """Side by side then, with all of its games and none twice."""
+    """Side by side then."""
     options = SHORT | dict(algo="ppo", agent=AGENTS["ppo"], devices=2)
     jaxrl_fast.fit(**options | dict(total_steps=320), run_dir=str(tmp_path / "run"))
     monkeypatch.setattr(jax, "local_device_count", lambda *_: 1)
@@ -95,17 +120,25 @@ def divided(*line):
 def test_images_are_dealt_to_devices_sooner_than_vectors():
     """A gradient of eight images keeps a device busy, one of eight vectors does not."""
     small = ("--num-envs", "4", "--agent.rollout-length", "32", "--agent.num-minibatches", "4")
-    assert divided("--env", "envpool/Pong-v5", *small)[2] == min(4, jax.local_device_count())
+    assert divided("--env", "envpool/Pong-v5", *small)[2] == 4
     assert divided("--env", "envpool/CartPole-v1", *small)[2] == 1
 
 
+def test_where_pools_in_flight_do_not_divide_there_are_fewer_shards():
+    """Left to us; where the devices are given, it is refused, with both numbers."""
+    line = ("--env", "envpool/Pong-v5", "--num-envs", "4", "--agent.rollout-length", "32", "--in-flight", "2")
+    assert divided(*line)[2] == 2
+    with pytest.raises(ValueError, match=r"--in-flight 2: 4 environments .* on each of 4 devices"):
+        divided(*line, "--devices", "4")
+
+
 def test_shards_share_the_cores(monkeypatch):
-    """Of each pool's threads, unless they are given."""
+    """And the threads that are given."""
     monkeypatch.setattr(envpool_tasks, "num_cores", lambda: 8)
     threads = lambda num_shards, **options: envpool_tasks.describe(
         "CartPole-v1", 16, options, Conditions(num_shards=num_shards)
     ).config["num_threads"]
-    assert [threads(1), threads(2), threads(16), threads(2, num_threads=3)] == [8, 4, 1, 3]
+    assert [threads(1), threads(2), threads(16), threads(2, num_threads=6)] == [8, 4, 1, 3]
 
 
 def test_no_pool_is_made_of_shards_on_paper():

@@ -108,7 +108,11 @@ def make(name: str, num_envs: int, options: Mapping[str, Any], conditions: Condi
     path, notes = _choose_path(conditions.path)
     num_pools = max(conditions.in_flight, 1)
     if num_envs % num_pools:
-        raise ValueError(f"--in-flight {num_pools}: {num_envs} environments do not divide into so many pools")
+        several = f" on each of {conditions.num_shards} devices" if conditions.num_shards > 1 else ""
+        raise ValueError(
+            f"--in-flight {num_pools}: {num_envs * conditions.num_shards} environments do not divide into so many pools"
+            f"{several}"
+        )
     part = task if num_pools == 1 else tasks.describe(name, num_envs // num_pools, options, conditions)
     shard, num_shards = conditions.shard, conditions.num_shards
     numbers = range(shard * num_pools, (shard + 1) * num_pools)
@@ -281,7 +285,9 @@ def _in_flight(num_pools: int) -> tuple[str, ...]:
     if not num_pools:
         return ()
     pools = f"{num_pools} pools are" if num_pools > 1 else "the environments are"
-    return (f"{pools} in flight: the first step of each rollout is decided by the policy before the last update",)
+    return (
+        f"{pools} in flight on each device: a rollout's first step is decided by the policy before the last update",
+    )
 
 
 def _warnings(task: tasks.Task, num_pools: int) -> tuple[str, ...]:

@@ -44,7 +44,7 @@ def _here(axis_name: str, functions: Sequence[Callable[..., PyTree]], *args: PyT
 
     @call.def_vmap
     def call_each(size, batched, index, *args):
-        assert size == len(functions), (size, len(functions))
+        assert size == len(functions) and batched[0], "no other axis than that of the shards"
         take = lambda i: jax.tree.map(lambda x, is_batched: x[i] if is_batched else x, args, tuple(batched[1:]))
         answers = [function(*take(i)) for i, function in enumerate(functions)]
         return jax.tree.map(lambda *x: jnp.stack(x), *answers), jax.tree.map(lambda _: True, answers[0])
