@@ -376,7 +376,7 @@ def test_what_cannot_be_driven_is_refused_before_there_is_a_pool(name, options, 
 
 MISTAKES = [
     ("ppo --env envpool/Pong-v5 --env-option img_width=3", ["img_width=3", "16 to 1024"]),
-    ("ppo --env envpool/Pong-v5 --num-seeds 2", ["--num-seeds 2", "one pool", "sweep"]),
+    ("ppo --env envpool/Pong-v5 --num-seeds 2", ["--num-seeds 2", "pools are for one seed", "sweep"]),
     ("ppo --env envpool/Pong-v5 --num-envs 9 --devices 2", ["--devices 2", "9 environments"]),
     ("ppo --env CartPole-v1 --protocol dqn2015", ["--protocol dqn2015", "no game of Atari"]),
     ("ppo --env envpool/CartPole-v1 --protocol machado2018", ["no game of Atari"]),
