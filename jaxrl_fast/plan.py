@@ -186,9 +186,7 @@ def divide(
     elif options.devices == "auto":
         rows = settings.agent.gradient_rows(options.num_envs)
         least = LEAST_IMAGES if networks.is_image(whole.spec.obs) else LEAST_ROWS
-        tried = (
-            whole.on_device or jax.default_backend() == "cpu"
-        )  # pools on several GPUs were not, so they want asking for
+        tried = whole.on_device or jax.default_backend() == "cpu"  # pools on several GPUs: only where asked for
         most = min(num_devices, rows // least) if tried else 1
         tries = [n for n in range(most, 1, -1) if options.num_envs % n == 0]
     elif options.devices > num_devices:

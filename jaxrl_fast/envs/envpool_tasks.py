@@ -115,9 +115,8 @@ def describe(name: str, num_envs: int, options: Mapping[str, Any], conditions: C
     config: dict[str, Any] = {**PROTOCOLS.get(protocol, {}), **given}
     if not given.keys() <= (SURE_OF_ATARI if atari else SURE):
         _try(env_id, name, config, given)
-    threads = given.get("num_threads") or min(
-        num_envs * conditions.num_shards, num_cores()
-    )  # 0: envpool's word for that
+    of_all = min(num_envs * conditions.num_shards, num_cores())
+    threads = given.get("num_threads") or of_all  # 0 is envpool's word for that
     config["num_threads"] = max(threads // conditions.num_shards, 1)
     spec = _specify(env_id, name, config)
     action, start, bounds = _action(env_id, spec)
