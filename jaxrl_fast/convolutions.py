@@ -108,7 +108,7 @@ class Conv(nn.Module):
         convolve = {"lax": _convolve, "matmul": _multiply_patches}[self.how]
         batch = x.shape[:-3]
         x = convolve(x.reshape(-1, *x.shape[-3:]).astype(self.dtype), kernel, self.stride, self.padding)
-        return x.reshape(*batch, *x.shape[1:]) + bias
+        return add_bias(x.reshape(*batch, *x.shape[1:]), bias)
 
 
 def _convolve(x: Array, kernel: Array, stride: int, padding: str) -> Array:
@@ -208,8 +208,8 @@ def normalise(x: Array, scale: Array, offset: Array) -> Array:
 
 
 def _normalise(x: Array, scale: Array, offset: Array) -> tuple[Array, tuple[Array, Array, Array]]:
-    x = x - x.mean(0)
-    inverse = jax.lax.rsqrt((x * x).mean(0) + LAYER_NORM_EPSILON)
+    x = x - _mean(x)
+    inverse = jax.lax.rsqrt(_mean(x * x) + LAYER_NORM_EPSILON)
     x = x * inverse
     return x * scale[:, None] + offset[:, None], (x, inverse, scale)
 
@@ -218,10 +218,15 @@ def _normalise_backward(saved: tuple[Array, Array, Array], g: Array) -> tuple[Ar
     """With y = (x - mean) / std: dx = (h - mean(h) - y mean(h y)) / std, where h = scale g."""
     y, inverse, scale = saved
     h = g * scale[:, None]
-    return inverse * (h - h.mean(0) - y * (h * y).mean(0)), (g * y).sum(1), g.sum(1)
+    return inverse * (h - _mean(h) - y * _mean(h * y)), (g * y).sum(1), g.sum(1)
 
 
 normalise.defvjp(_normalise, _normalise_backward)
+
+
+def _mean(x: Array) -> Array:
+    """[1, R] over the first axis of x [F, R]."""
+    return x.mean(0, keepdims=True)
 
 
 def in_blocks(module: nn.Module, layer: Callable[[nn.Module, Array], Array], x: Array, most: int | None) -> Array:
@@ -240,6 +245,11 @@ def in_blocks(module: nn.Module, layer: Callable[[nn.Module, Array], Array], x: 
     )
     blocks = step(module, (), x.reshape(-1, size, *x.shape[1:]))[1]
     return blocks.reshape(-1, *blocks.shape[2:])
+
+
+def add_bias(x: Array, bias: Array) -> Array:
+    """x [..., C] and a bias [C] for all rows."""
+    return x + jnp.broadcast_to(bias, x.shape)
 
 
 def activate(module: nn.Module, x: Array) -> Array:

@@ -30,7 +30,7 @@ class Categorical(NamedTuple):
 
     def log_prob(self, action: Array) -> Array:
         """f32 [...] of int actions [...]. Selecting by comparison fuses where a gather and its scatter do not."""
-        chosen = jnp.arange(self.logits.shape[-1]) == action[..., None]
+        chosen = jax.nn.one_hot(action, self.logits.shape[-1], dtype=bool)
         return jnp.sum(jnp.where(chosen, jax.nn.log_softmax(self.logits), 0), axis=-1)
 
     def entropy(self) -> Array:
@@ -69,7 +69,7 @@ class EpsilonGreedy(NamedTuple):
 
 
 class Gaussian(NamedTuple):
-    """Independent normal coordinates. `log_std` may lack leading axes: one for all states is [D]."""
+    """Independent normal coordinates."""
 
     mean: Array  # [..., D]
     log_std: Array  # [..., D]
@@ -89,8 +89,7 @@ class Gaussian(NamedTuple):
 
     def entropy(self) -> Array:
         """f32 [...]"""
-        per_axis = self.log_std + 0.5 * np.log(2 * np.pi * np.e)
-        return jnp.sum(jnp.broadcast_to(per_axis, self.mean.shape), axis=-1)
+        return jnp.sum(self.log_std + 0.5 * np.log(2 * np.pi * np.e), axis=-1)
 
     def mode(self) -> Array:
         """f32 [..., D]"""
@@ -134,7 +133,7 @@ class TanhGaussian(NamedTuple):
         Right to 1e-4 for standard deviations up to 1.6, to 2e-3 up to 2.7 and to about 1% beyond.
         """
         nodes, weights = np.polynomial.hermite_e.hermegauss(32)
-        noise = jnp.asarray(nodes, jnp.float32)[:, None]  # [32, 1] beside [..., 1, D]
+        noise = jnp.asarray(nodes, jnp.float32).reshape(*(1,) * (self.mean.ndim - 1), -1, 1)  # beside [..., 1, D]
         before = self.mean[..., None, :] + jnp.exp(self.log_std)[..., None, :] * noise
         stretch = jnp.einsum("...kd,k->...", _log_slope(before), jnp.asarray(weights / weights.sum(), jnp.float32))
         return self.gaussian.entropy() + stretch

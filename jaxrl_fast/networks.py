@@ -19,7 +19,17 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, ShapeDtypeStruct
 
-from jaxrl_fast.convolutions import BOARDS, IMAGES, Boards, Convolutions, Residual, activate, gain_of, in_blocks
+from jaxrl_fast.convolutions import (
+    BOARDS,
+    IMAGES,
+    Boards,
+    Convolutions,
+    Residual,
+    activate,
+    add_bias,
+    gain_of,
+    in_blocks,
+)
 from jaxrl_fast.types import Key, PyTree
 
 KINDS = ("mlp", "minatar", "nature", "dqn2013", "impala")
@@ -293,9 +303,9 @@ class NoisyDense(nn.Module):
         if not (self.is_initializing() or self.has_variable("noise", "noise")):
             return mean
         noise = self.variable("noise", "noise", jnp.zeros, (size,)).value.astype(self.dtype)
-        noise = jnp.sign(noise) * jnp.sqrt(jnp.abs(noise))
+        noise = jnp.broadcast_to(jnp.sign(noise) * jnp.sqrt(jnp.abs(noise)), (*x.shape[:-1], size))
         noise_in, noise_out = noise[..., :num_inputs], noise[..., num_inputs:]
-        return mean + noise_out * ((x * noise_in) @ spread_kernel + spread_bias)
+        return mean + noise_out * add_bias((x * noise_in) @ spread_kernel, spread_bias)
 
 
 def _head(num_outputs: int, gain: float, noisy: bool = False) -> nn.Module:
@@ -360,7 +370,7 @@ def _orthogonal(noise: Array) -> Array:
     matrix = noise.reshape(-1, noise.shape[-1])
     wide = matrix.shape[0] < matrix.shape[1]
     q, r = jnp.linalg.qr(matrix.T if wide else matrix)
-    q = q * jnp.sign(jnp.diagonal(r))
+    q = q * jnp.sign(jnp.diagonal(r))[None]
     return (q.T if wide else q).reshape(noise.shape)
 
 

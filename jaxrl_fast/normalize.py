@@ -40,7 +40,8 @@ def update(stats: Stats, x: Array, mask: Array, axis_name: str | None = None) ->
     """
     batch_axes = tuple(range(mask.ndim))
     mask = mask.reshape(mask.shape + (1,) * stats.mean.ndim)
-    distance = x.astype(jnp.float32) - stats.mean - stats.residue
+    mean, residue = (jnp.broadcast_to(part, x.shape) for part in (stats.mean, stats.residue))
+    distance = x.astype(jnp.float32) - mean - residue
 
     def total(rows):
         rows = jnp.sum(jnp.where(mask, rows, 0.0), axis=batch_axes)
@@ -48,7 +49,7 @@ def update(stats: Stats, x: Array, mask: Array, axis_name: str | None = None) ->
 
     batch = total(jnp.ones_like(mask, jnp.float32)).reshape(())
     d = total(distance) / jnp.maximum(batch, 1)
-    batch_var = total((distance - d) ** 2) / jnp.maximum(batch, 1)
+    batch_var = total((distance - jnp.broadcast_to(d, x.shape)) ** 2) / jnp.maximum(batch, 1)
 
     num_rows = stats.num_rows + batch
     w = jnp.where(batch > 0, jnp.maximum(batch / jnp.maximum(num_rows, 1), SMALLEST_WEIGHT), 0.0)
@@ -64,7 +65,8 @@ def update(stats: Stats, x: Array, mask: Array, axis_name: str | None = None) ->
 
 def apply(stats: Stats, x: Array, clip: float = 10.0, epsilon: float = 1e-8) -> Array:
     """x [*batch, ...] less the mean, in standard deviations, within [-clip, clip]; f32."""
-    return jnp.clip((x - stats.mean) * jax.lax.rsqrt(stats.var + epsilon), -clip, clip)
+    mean, scale = (jnp.broadcast_to(part, x.shape) for part in (stats.mean, jax.lax.rsqrt(stats.var + epsilon)))
+    return jnp.clip((x - mean) * scale, -clip, clip)
 
 
 def clip_rewards(rollout: Rollout, clip: bool | None = True) -> Rollout:

@@ -78,7 +78,7 @@ def step(
     """One step of all; whose game is over gets its score written down."""
     before, episodes = carry
     actors, (over, score, length) = advance(env, agent, policy, before, jax.tree.map(lambda x: x[None], noise))
-    place = over[:, None] & (jnp.arange(episodes.score.shape[1]) == episodes.finished[:, None])
+    place = over[:, None] & jax.nn.one_hot(episodes.finished, episodes.score.shape[1], dtype=bool)
     write = lambda old, new: jnp.where(place, new[:, None], old)
     after = Episodes(write(episodes.score, score), write(episodes.length, length), episodes.finished + over)
     return (actors, after), None

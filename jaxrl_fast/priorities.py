@@ -33,12 +33,12 @@ def init(num_items: int) -> Tree:
 
 
 def update(tree: Tree, item: Array, priority: Array) -> Tree:
-    """Sets the priorities [M] of items [M]. An item beyond the tree is left out; of equal items one wins."""
+    """Sets the priorities [M] of items [M]; of equal items one wins."""
     levels = []
     for level in tree.levels:
-        levels.append(level.at[item].set(priority, mode="drop"))
+        levels.append(level.at[item].set(priority, mode="promise_in_bounds"))
         item = item // BRANCHES
-        priority = levels[-1].reshape(-1, BRANCHES).at[item].get(mode="fill", fill_value=0).sum(-1)
+        priority = levels[-1].reshape(-1, BRANCHES).at[item].get(mode="promise_in_bounds").sum(-1)
     return Tree(tuple(levels))
 
 

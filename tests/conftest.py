@@ -1,11 +1,17 @@
-"""What holds for every test: JAX on the CPU, one compilation cache, examples that can be repeated."""
+"""What holds for every test: JAX on the CPU, one compilation cache, examples that can be repeated; and three checks.
 
+Arrays of different rank never meet unless the code says so, here and in subprocesses. No program that a run compiles
+uses a key twice. A warning is an error (pyproject.toml). What indices and transfers do is for test_loop and test_train.
+"""
+
+import functools
 import os
 import tempfile
 
 # A subprocess started by a test inherits these. Set JAX_PLATFORMS to run the tests on an accelerator.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("MPLBACKEND", "agg")
+os.environ.setdefault("JAX_NUMPY_RANK_PROMOTION", "raise")
 # Compiling is most of the time of most tests. The README's commands and the benchmarks compile as users do; so do the
 # tests with XLA_FLAGS="".
 HASTY = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
@@ -20,34 +26,43 @@ import hypothesis
 import jax
 import pytest
 
+from jaxrl_fast import program
+
 hypothesis.settings.register_profile("local", deadline=None, max_examples=50)
 hypothesis.settings.register_profile("ci", deadline=None, max_examples=50, derandomize=True, print_blob=True)
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "local")
 
 
 def pytest_addoption(parser):
-    parser.addoption("--strict-ranks", action="store_true", help="in every test, not only those with the fixture")
-    parser.addoption("--strict-keys", action="store_true", help="in every test, not only those with the fixture")
     parser.addoption("--num-cpu-devices", default=4, type=int, help="CPU devices that tests of sharding see")
 
 
 def pytest_configure(config):
     jax.config.update("jax_num_cpu_devices", config.getoption("--num-cpu-devices"))
-    if config.getoption("--strict-ranks"):
-        jax.config.update("jax_numpy_rank_promotion", "raise")
-    if config.getoption("--strict-keys"):
-        jax.config.update("jax_debug_key_reuse", True)
+    program.build = _reading_keys(program.build)
+
+
+def _reading_keys(build):
+    """While it traces, JAX reads off a program that no key is used twice; asked for all the time, it costs too much."""
+
+    @functools.wraps(build)
+    def build_and_read(env, agent, num_seeds, num_updates, num_shards=1, varied=None):
+        alone = num_seeds == num_shards == 1  # what vmap does to arrays of keys it takes for their use
+        with jax.debug_key_reuse(alone):
+            return build(env, agent, num_seeds, num_updates, num_shards, varied)
+
+    return build_and_read
 
 
 @pytest.fixture
-def strict_ranks():
-    """[N] may not meet [T, N] unless the code says so. For formulas; networks and gymnax add biases the plain way."""
-    with jax.numpy_rank_promotion("raise"):
+def any_ranks():
+    """For code of others, some of which lets arrays of different rank meet."""
+    with jax.numpy_rank_promotion("allow"):
         yield
 
 
 @pytest.fixture
 def strict_keys():
-    """No key is used twice. JAX reads this off the program, so a key kept where its use was discarded counts too."""
+    """The same for all that a test does. A key kept where its use was discarded counts too."""
     with jax.debug_key_reuse(True):
         yield

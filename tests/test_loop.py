@@ -7,11 +7,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental import checkify
 
 from jaxrl_fast import agents, loop
 from jaxrl_fast.agents import configs, ppo
 from jaxrl_fast.types import Agent, Decision
-from tests import probes
+from tests import probes, slow
 
 
 def agent_of(env, num_updates=8, **config):
@@ -45,15 +46,12 @@ def chunks():
     """A state, what trains it for n updates, and how it is after 8 at once. Each n compiles anew."""
     env = probes.delayed_consequence(8)
     agent = agent_of(env)
-    start = loop.init(env, agent, jax.random.key(0))
+    start = jax.jit(partial(loop.init, env, agent))(jax.random.key(0))
     run = jax.jit(lambda state, n: loop.train(env, agent, state, n), static_argnums=1)
     return start, run, run(start, 8)
 
 
-slow = partial(pytest.param, marks=pytest.mark.slow)
-
-
-@pytest.mark.parametrize("lengths", [(1,) * 8, (3, 5), slow((4, 4)), slow((7, 1))])
+@pytest.mark.parametrize("lengths", [(1,) * 8, slow((3, 5)), slow((4, 4)), slow((7, 1))])
 def test_chunks_change_nothing(lengths, chunks):
     start, run, (whole, whole_metrics) = chunks
     state, parts = start, []
@@ -66,6 +64,7 @@ def test_chunks_change_nothing(lengths, chunks):
     assert state.num_updates == 8
 
 
+@pytest.mark.slow
 def test_a_batch_of_seeds_starts_as_its_single_runs():
     """The same keys, and equal to rounding over the first updates; batched matrix products round elsewhere."""
     env = probes.best_action_of_observation(8)
@@ -106,7 +105,7 @@ def test_scores_lengths_and_valid_steps():
     """10 steps and a reset row make 11 rows: in 25 rows of 3 environments 2 games of 10 end, each with 10 points."""
     env = probes.constant_reward(3)
     agent = still(env)
-    state, scores = loop.train(env, agent, loop.init(env, agent, jax.random.key(0)), 1)
+    state, scores = jax.jit(lambda key: loop.train(env, agent, loop.init(env, agent, key), 1))(jax.random.key(0))
     expected = dict(episodes=6, return_sum=60, return_min=10, return_max=10, length_sum=60, valid_steps=3 * 23)
     assert {name: float(x[0]) for name, x in scores.items()} == expected
     np.testing.assert_array_equal(state.actors.score, 3)  # 25 rows: 10, reset, 10, reset, 3
@@ -116,7 +115,7 @@ def test_scores_lengths_and_valid_steps():
 def test_no_game_ended_is_told_apart_from_a_score_of_zero():
     env = probes.constant_reward(3)
     agent = still(env, rollout_length=5)
-    _, scores = loop.train(env, agent, loop.init(env, agent, jax.random.key(0)), 1)
+    _, scores = jax.jit(lambda key: loop.train(env, agent, loop.init(env, agent, key), 1))(jax.random.key(0))
     assert scores["episodes"][0] == 0 and scores["return_min"][0] == np.inf
 
 
@@ -124,9 +123,7 @@ def test_memory_starts_anew_with_each_episode():
     """Memory counts decisions: the reset row's decision counts nothing, so each episode sees 0, 1, ... 9."""
     env = probes.constant_reward(2)
     agent = still(env)
-    actors = loop.reset(env, agent, jax.random.key(0))
-    policy = lambda obs, memory, noise: agent.explore((), obs, memory, noise)
-    _, experience, _ = loop.rollout(env, agent, policy, actors, agent.noise(jax.random.key(0), 25, env.spec.num_envs))
+    experience = probes.experience(env, agent, ())
     seen = np.asarray(experience.steps.extras)[:, 0]
     valid = np.asarray(experience.steps.valid)[:, 0]
     np.testing.assert_array_equal(seen[valid], [*range(10), *range(10), *range(3)])
@@ -135,9 +132,7 @@ def test_memory_starts_anew_with_each_episode():
 def test_the_row_after_the_last_is_invalid_and_nothing_else():
     env = probes.constant_reward(2)
     agent = still(env)
-    actors = loop.reset(env, agent, jax.random.key(0))
-    policy = lambda obs, memory, noise: agent.explore((), obs, memory, noise)
-    _, experience, _ = loop.rollout(env, agent, policy, actors, agent.noise(jax.random.key(0), 25, env.spec.num_envs))
+    experience = probes.experience(env, agent, ())
     np.testing.assert_array_equal(np.flatnonzero(~experience.steps.valid[:, 1]), [10, 21])
     np.testing.assert_array_equal(experience.steps.reward[~experience.steps.valid], 0)
 
@@ -146,15 +141,34 @@ SHORT = dict(rollout_length=4, num_minibatches=2, num_epochs=2, hidden=(8,))
 LITTLE = dict(rollout_length=4, capacity=64, batch_size=4, learning_starts=8, replay_ratio=0.25, hidden=(8,))
 
 
-@pytest.mark.parametrize(
+each_algorithm = pytest.mark.parametrize(
     ("algo", "options"),
-    [("ppo", SHORT), ("pqn", SHORT), ("dqn", LITTLE), ("dqn", LITTLE | dict(noisy=True, prioritised=True))],
+    [
+        ("ppo", SHORT),
+        ("pqn", SHORT),
+        slow("dqn", LITTLE),
+        slow("dqn", LITTLE | dict(noisy=True, prioritised=True, n_step=3)),
+    ],
 )
-def test_no_key_is_used_twice(algo, options, strict_keys):
+
+
+def training_of(algo, options, num_updates):
     env = probes.best_action(4)
-    agent = agents.load(algo).make(configs.CONFIGS[algo](**options), env.spec, 3)
-    run = lambda key: loop.train(env, agent, loop.init(env, agent, key), 3)
-    jax.jit(run, compiler_options=probes.QUICK)(jax.random.key(0))
+    agent = agents.load(algo).make(configs.CONFIGS[algo](**options), env.spec, num_updates)
+    return lambda key: loop.train(env, agent, loop.init(env, agent, key), num_updates)
+
+
+@each_algorithm
+def test_no_key_is_used_twice(algo, options, strict_keys):
+    jax.jit(training_of(algo, options, 3), compiler_options=probes.QUICK)(jax.random.key(0))
+
+
+@each_algorithm
+def test_no_index_is_out_of_bounds(algo, options):
+    """While it runs, twice around the replay. XLA would clamp or drop such indices and say nothing."""
+    checked = checkify.checkify(training_of(algo, options, 9), errors=checkify.index_checks)
+    error, _ = jax.jit(checked, compiler_options=probes.QUICK)(jax.random.key(0))
+    error.throw()
 
 
 def test_splitting_environments_over_devices_learns_from_all_of_them():

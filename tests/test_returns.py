@@ -4,7 +4,6 @@ import hypothesis.strategies as st
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from hypothesis import given
 
 from jaxrl_fast import returns
@@ -17,7 +16,6 @@ gae = jax.jit(returns.gae)
 seeds = st.integers(0, 2**32 - 1)
 lambdas = st.floats(0, 1, width=32)
 shapes = st.sampled_from([(1, 1), (7, 3), (16, 4)])
-pytestmark = pytest.mark.usefixtures("strict_ranks")
 
 
 def history(seed, shape):

@@ -248,7 +248,7 @@ def prioritise(parts: Parts, learner: Learner, ring: replay.Ring) -> Learner:
     offset = jnp.arange(-layout.n_step - parts.rollout_length, lost)
     row = (ring.head + offset) % layout.num_rows
     priority = jnp.where((offset < -layout.n_step)[:, None] & ring.valid[row], learner.largest, 0.0)
-    item = row[:, None] * layout.num_envs + jnp.arange(layout.num_envs)
+    item = row[:, None] * layout.num_envs + jnp.arange(layout.num_envs)[None]
     return learner._replace(priorities=priorities.update(learner.priorities, item.reshape(-1), priority.reshape(-1)))
 
 
@@ -274,11 +274,10 @@ def descend(parts: Parts, ring: replay.Ring, num_updates: Array, key: Key, learn
     updates, optimiser = parts.optimiser.update(gradient, learner.optimiser, learner.params)
     learner = learner._replace(params=optax.apply_updates(learner.params, updates), optimiser=optimiser)
     if config.prioritised:
-        priority = (errors + SMALLEST_PRIORITY) ** config.priority_exponent
-        item = jnp.where(found, item, layout.num_rows * layout.num_envs * priorities.BRANCHES)  # beyond: left out
+        priority = jnp.where(found, (errors + SMALLEST_PRIORITY) ** config.priority_exponent, 0)
         learner = learner._replace(
             priorities=priorities.update(learner.priorities, item, priority),
-            largest=jnp.maximum(learner.largest, _most(jnp.where(found, priority, 0), axis_name)),
+            largest=jnp.maximum(learner.largest, _most(priority, axis_name)),
         )
     return move_target(config, learner), metrics
 
@@ -391,7 +390,7 @@ def project(goal: Target, support: Array) -> Array:
     """[B, M] probabilities on the support: each atom's weight is shared by its two neighbours (triangular kernel)."""
     step = support[1] - support[0]
     atom = jnp.clip(goal.atom, support[0], support[-1])
-    share = jnp.clip(1 - jnp.abs(atom[:, None, :] - support[:, None]) / step, 0, 1)  # [B, M, K]
+    share = jnp.clip(1 - jnp.abs(atom[:, None, :] - support[None, :, None]) / step, 0, 1)  # [B, M, K]
     return (share * goal.weight[:, None, :]).sum(-1)
 
 
@@ -400,7 +399,7 @@ def quantile_loss(quantile: Array, goal: Target, huber: bool) -> Array:
     level = (jnp.arange(quantile.shape[-1]) + 0.5) / quantile.shape[-1]
     distance = goal.atom[:, None, :] - quantile[:, :, None]  # [B, M, K]
     size = optax.huber_loss(distance) if huber else jnp.abs(distance)
-    tilt = jnp.abs(level[:, None] - (distance < 0))
+    tilt = jnp.abs(level[None, :, None] - (distance < 0))
     return (tilt * size * goal.weight[:, None, :]).sum((-2, -1))
 
 
@@ -411,7 +410,7 @@ def _most(x: Array, axis_name: str | None) -> Array:
 
 def _chosen(x: Array, action: Array) -> Array:
     """x [B, A, ...] at actions [B]. Selecting by comparison fuses where a gather and its scatter do not."""
-    mask = jnp.arange(x.shape[1]) == action[:, None]
+    mask = jax.nn.one_hot(action, x.shape[1], dtype=bool)
     return jnp.where(mask.reshape(*mask.shape, *(1,) * (x.ndim - 2)), x, 0).sum(1)
 
 

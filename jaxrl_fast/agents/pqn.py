@@ -160,7 +160,7 @@ def descend(parts: Parts, look: frames.Look, learner: PyTree, batch: Batch) -> t
 def loss(parts: Parts, params: PyTree, batch: Batch) -> tuple[Array, Metrics]:
     """Half the squared distance to the target (equation 4 of the paper), a sum of weighted rows."""
     value = parts.network.apply(params, batch.obs)
-    chosen = jnp.where(jnp.arange(value.shape[-1]) == batch.action[:, None], value, 0).sum(-1)
+    chosen = jnp.where(jax.nn.one_hot(batch.action, value.shape[-1], dtype=bool), value, 0).sum(-1)
     distance = batch.target - chosen
     metrics = {"loss": 0.5 * distance**2, "q_value": chosen, "td_error": jnp.abs(distance)}
     metrics = jax.tree.map(lambda x: jnp.sum(batch.weight * x), metrics)

@@ -26,9 +26,9 @@ def to_env_action(spec: EnvSpec, bounds: Bounds, action: jax.Array) -> jax.Array
     if isinstance(spec.action, Discrete):
         wide = action if action.dtype.itemsize >= 4 else action.astype(jnp.int32)  # int8 cannot hold a bound of 200
         return jnp.clip(wide, 0, spec.action.num - 1).astype(jnp.int32)
-    low, high = bounds
     unit = jnp.where(jnp.isnan(action), 0.0, jnp.clip(action, -1.0, 1.0)).astype(jnp.float32)
-    unit = unit.reshape(*action.shape[: action.ndim - len(spec.action.shape)], *low.shape)
+    unit = unit.reshape(*action.shape[: action.ndim - len(spec.action.shape)], *bounds[0].shape)
+    low, high = (jnp.broadcast_to(bound, unit.shape) for bound in bounds)
     return jnp.clip(0.5 * (low + high) + 0.5 * (high - low) * unit, low, high)
 
 
