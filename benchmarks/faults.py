@@ -38,7 +38,7 @@ def save_for_ever(parent: Path, number: int, size: int, pipe: int) -> None:
         score = float(number) if number % 3 == 0 else None
         saver.save(saver.folder(number), {"x": np.full(size, number)}, {"number": number}, score)
         if problem := saver.wait():
-            raise problem
+            raise OSError(problem)
         os.write(pipe, b"%d\n" % number)
 
 

@@ -197,13 +197,14 @@ def replace(path: Path, text: str) -> None:
 class Saver:
     """Writes checkpoints while training goes on, one at a time, and keeps the newest `keep` and the best.
 
-    What goes wrong while one is written is kept for `wait`; the older ones stay.
+    What goes wrong while one is written is kept for `wait`, in a sentence; the older ones stay.
     """
 
     def __init__(self, parent: Path, keep: int):
         self.parent, self.keep = parent, keep
         self.thread: threading.Thread | None = None
-        self.problem: Exception | None = None
+        self.problem = ""
+        self.num_written = 0
         self.last: Path | None = None
         for leftover in parent.glob(f"{ASIDE}*"):
             shutil.rmtree(leftover, ignore_errors=True) if leftover.is_dir() else leftover.unlink(missing_ok=True)
@@ -223,34 +224,47 @@ class Saver:
         """One is being written."""
         return self.thread is not None and self.thread.is_alive()
 
-    def wait(self) -> Exception | None:
-        """Until it is on the disk. What went wrong, once."""
+    def wait(self) -> str:
+        """Until it is on the disk. What went wrong, once; "" where nothing did."""
         if self.thread is not None:
             self.thread.join()
             self.thread = None
-        problem, self.problem = self.problem, None
+        problem, self.problem = self.problem, ""
         return problem
 
     def mark(self, folder: Path, score: float) -> None:
         """Says that one that is there already is the best."""
         try:
             mark_best(folder, score)
-        except OSError as error:
-            self.problem = error
+        except Exception as error:
+            self.problem = f"which checkpoint is the best could not be written ({_why(error)})"
 
     def _write(self, folder: Path, arrays: Arrays, manifest: Mapping[str, Any], score: float | None) -> None:
+        """Whatever goes wrong, the thread that waits must hear of it."""
         try:
             write(folder, arrays, manifest)
-            self.last = folder
-            if score is not None:
-                mark_best(folder, score)
-            older = [old for old in folders(self.parent) if _place(old) < _place(folder)]  # newer ones are damaged
-            for old in older[: max(len(older) - self.keep + 1, 0)]:
-                if old != best(self.parent):
-                    remove(old)
-            (self.parent.parent / SAVED).touch()
-        except Exception as error:  # whatever it is, the thread that waits must hear of it
-            self.problem = error
+        except Exception as error:
+            kept = f"the last one is {self.last}" if self.last else "there is none yet"
+            self.problem = f"a checkpoint could not be written ({_why(error)}); {kept}"
+            return
+        self.last, self.num_written = folder, self.num_written + 1
+        if score is not None:
+            self.mark(folder, score)
+        try:
+            self._tidy(folder)
+        except Exception as error:
+            self.problem = f"older checkpoints could not be removed ({_why(error)})"
+
+    def _tidy(self, newest: Path) -> None:
+        (self.parent.parent / SAVED).touch()
+        older = [folder for folder in folders(self.parent) if _place(folder) < _place(newest)]  # newer ones are damaged
+        for folder in older[: max(len(older) - self.keep + 1, 0)]:
+            if folder != best(self.parent):
+                remove(folder)
+
+
+def _why(error: Exception) -> str:
+    return str(getattr(error, "strerror", None) or error)
 
 
 def _origin(saved: Checkpoint) -> str:

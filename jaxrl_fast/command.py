@@ -1,5 +1,6 @@
 """What all commands share: how a command line is read, and what becomes of a mistake in it."""
 
+import errno
 import os
 import signal
 import sys
@@ -13,6 +14,7 @@ from jaxrl_fast.values import check_range, convert
 from jaxrl_fast.written import Setting, from_mapping, tokenise
 
 Ready = TypeVar("Ready")
+FULL = errno.ENOSPC, errno.EDQUOT  # what goes wrong on a disk that has no room, or none for this user
 BROKEN_PIPE = 13  # the signal's number, where there are signals
 
 
@@ -30,7 +32,7 @@ class Usage(NamedTuple):
 def run(
     prepare: Callable[[Sequence[str]], Ready], act: Callable[[Ready], int | None], argv: Sequence[str] | None
 ) -> int:
-    """A command: what a user can get wrong is refused while it prepares. Returns its exit status."""
+    """A command: what a user can get wrong is refused while it prepares. Returns its exit status, 1 on a full disk."""
     try:
         ready = prepare(sys.argv[1:] if argv is None else argv)
     except ValueError as error:
@@ -38,7 +40,14 @@ def run(
             raise
         print(f"error: {error}", file=sys.stderr)
         return 2
-    return act(ready) or 0
+    try:
+        return act(ready) or 0
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        where = f"{error.filename} cannot be written" if error.filename else "a file cannot be written"
+        print(f"error: {where} ({error.strerror})", file=sys.stderr)
+        return 1
 
 
 def start(main: Callable[[], int]) -> None:

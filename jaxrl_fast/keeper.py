@@ -24,12 +24,17 @@ class Keeper:
         self.saver = checkpoint.Saver(plan.folder / FOLDER, options.keep)
         self.every_steps, seconds = parse_period(str(options.save_every))
         self.pace = sinks.Pace(seconds or math.inf)
-        self.num_saves = 0
+        self.num_begun = 0  # whether or not they could be written
 
     @property
     def last(self) -> Path | None:
         """The newest checkpoint that is on the disk."""
         return self.saver.last
+
+    @property
+    def num_saved(self) -> int:
+        """Checkpoints written so far, in all processes of the run."""
+        return self.saver.num_written
 
     def due(self) -> bool:
         """By the clock."""
@@ -44,7 +49,7 @@ class Keeper:
         state = program.place(checkpoint.unflatten(program.like, saved))
         kept = saved.manifest["host"]
         self.scores.restore(kept["scores"], saved.arrays)
-        self.num_saves, self.saver.last = kept["num_saves"], saved.folder
+        self.saver.num_written, self.saver.last = kept["num_saves"], saved.folder
         self._mark_again()
         saved.arrays.clear()  # the device has them now
         return state, kept["others"]
@@ -66,12 +71,12 @@ class Keeper:
         bad = self._not_finite(arrays)
         if bad is not None:
             return bad
-        self.num_saves += 1
+        self.num_begun += 1
         results, ledger = self.scores.saved()
         manifest = {
             "env_steps": env_steps,
             "arrays": kinds,
-            "host": {"scores": results, "num_saves": self.num_saves, "others": others},
+            "host": {"scores": results, "num_saves": self.num_saved + 1, "others": others},
             "num_shards": self.plan.num_shards,
             "exact": self.plan.env.on_device or self.plan.settings.options.exact_resume,
             "made": host.fingerprint(),
@@ -83,11 +88,7 @@ class Keeper:
     def wait(self) -> str:
         """Until what was begun is on the disk. What went wrong, in a sentence: the one before is still there."""
         problem = self.saver.wait()
-        if problem is None:
-            return ""
-        kept = f"the last one is {self.last}" if self.last else "there is none yet"
-        why = getattr(problem, "strerror", None) or problem
-        return f"a checkpoint could not be written ({why}); {kept}; training goes on"
+        return problem and f"{problem}; training goes on"
 
     def _mark_again(self) -> None:
         """The best evaluation's checkpoint, in case that the run was killed before it was marked."""

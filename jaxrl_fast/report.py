@@ -165,7 +165,7 @@ def summarise(trainer: "Trainer") -> dict[str, Any]:
         "time_to_solve_s_per_seed": [s and s[1] for s in results.solved],
         "diverged_at_per_seed": results.diverged,
         "failure": trainer.failure or None,
-        "checkpoints": trainer.keeper.num_saves,
+        "checkpoints": trainer.keeper.num_saved,
         "last_checkpoint": trainer.keeper.last and trainer.keeper.last.name,
         "num_shards": plan.num_shards,
         "device": host.device(),

@@ -156,12 +156,12 @@ class Trainer:
         saving = _updates(self.keeper.every_steps, self.plan)
         self.pace = sinks.Pace(self.options.report_every)
         while self.finished < self.end and not self.stopping():
-            num_saves = self.keeper.num_saves
+            num_begun = self.keeper.num_begun
             if self.at(evaluating) and self.scores.evaluated_at != self.env_steps:
                 self.evaluate()
             if self.at(saving) or self.keeper.due():
                 self.save()
-            if self.exact and self.keeper.num_saves > num_saves:
+            if self.exact and self.keeper.num_begun > num_begun:
                 self.plan.env.renew(self.finished)
                 self.state = self.program.anew(self.state)
             boundaries = [self.finished // every * every + every for every in (evaluating, saving) if every]

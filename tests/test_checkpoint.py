@@ -551,7 +551,7 @@ def save(number, num_bytes, text):
     saver.save(saver.folder(number), {"x": np.zeros(num_bytes, np.uint8)}, {"number": number, "text": text}, None)
     first, second = saver.wait(), saver.wait()
     left = sorted(path.name for path in saver.parent.iterdir())
-    print(json.dumps([first and (first.strerror or str(first)), second, saver.last.name, left]))
+    print(json.dumps([first, second, saver.last.name, left]))
 
 save(1, 1_000_000, "")
 resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))
@@ -565,8 +565,8 @@ save(5, 0, "")
         [sys.executable, "-c", code, str(tmp_path)], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True
     ).stdout
     errors, again, last, left = zip(*map(json.loads, said.splitlines()))
-    assert ["File too large" in (error or "") for error in errors] == [False, True, True, False, True]
-    assert again == (None,) * 5, "told once"
+    assert ["File too large" in error for error in errors] == [False, True, True, False, True]
+    assert again == ("",) * 5, "told once"
     one, four = (f"{checkpoint.PREFIX}{number:012d}" for number in (1, 4))
     assert last == (one, one, one, four, four)
     assert left == ([one], [one], [one], [one, four], [one, four])
@@ -579,7 +579,8 @@ def test_where_no_folder_can_be_made_it_is_said(tmp_path):
     (tmp_path / "file").write_text("text")
     saver = checkpoint.Saver(tmp_path / "file" / "checkpoints", 1)
     saver.save(saver.folder(1), {}, {}, {})
-    assert isinstance(saver.wait(), NotADirectoryError) and saver.last is None
+    assert saver.wait() == "a checkpoint could not be written (Not a directory); there is none yet"
+    assert saver.last is None and saver.num_written == 0
     assert (tmp_path / "file").read_text() == "text"
 
 
@@ -596,30 +597,37 @@ def put(saver, number, score=None):
 @pytest.mark.parametrize("name", STEPS)
 def test_a_saver_says_once_what_went_wrong_and_goes_on(name, tmp_path, monkeypatch):
     saver = checkpoint.Saver(tmp_path, 3)
-    assert saver.wait() is None
-    assert put(saver, 1) is None
+    assert not saver.wait()
+    assert not put(saver, 1)
     with monkeypatch.context() as patch:
         fail(patch, STEPS[name][0], name, STEPS[name][1], 1, NO_ROOM)
-        assert put(saver, 2) is NO_ROOM
+        said = f"a checkpoint could not be written (No space left on device); the last one is {saver.folder(1)}"
+        assert put(saver, 2) == said
         assert saver.last == saver.folder(1) and names(tmp_path) == [saver.folder(1).name]
-        assert saver.wait() is None
-    assert put(saver, 3) is None
-    assert saver.last == saver.folder(3)
+        assert not saver.wait()
+    assert not put(saver, 3)
+    assert saver.last == saver.folder(3) and saver.num_written == 2
     assert checkpoint.newest(tmp_path)[0].manifest["number"] == 3
     assert checkpoint.folders(tmp_path) == [saver.folder(1), saver.folder(3)]
 
 
-@pytest.mark.parametrize("name", ["replace", "rename"])
-def test_what_fails_after_a_checkpoint_is_written_does_not_undo_it(name, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    "name, what",
+    [
+        ("replace", "which checkpoint is the best could not be written"),
+        ("rename", "older checkpoints could not be removed"),
+    ],
+)
+def test_what_fails_after_a_checkpoint_is_written_does_not_undo_it(name, what, tmp_path, monkeypatch):
     """When it is marked as the best one, or an old one is removed, which the next save makes up for."""
     saver = checkpoint.Saver(tmp_path, 1)
-    assert put(saver, 1, 1) is None
+    assert not put(saver, 1, 1)
     with monkeypatch.context() as patch:
         fail(patch, Path, name, False, 1 if name == "replace" else 2, NO_ROOM)
-        assert put(saver, 2, 2) is NO_ROOM
+        assert put(saver, 2, 2) == f"{what} (No space left on device)" and saver.num_written == 2
     assert saver.last == saver.folder(2) and checkpoint.newest(tmp_path)[0].manifest["number"] == 2
     assert checkpoint.best(tmp_path) == saver.folder(1 if name == "replace" else 2)
-    assert put(saver, 3, 3) is None
+    assert not put(saver, 3, 3)
     assert names(tmp_path) == [checkpoint.BEST, saver.folder(3).name]
 
 
@@ -633,7 +641,7 @@ def test_saving_does_not_wait_for_the_disk(tmp_path, monkeypatch):
     with pytest.raises(AssertionError, match="wait"):
         saver.save(saver.folder(2), {}, {}, None)
     slow.set()
-    assert saver.wait() is None and not saver.busy
+    assert not saver.wait() and not saver.busy
     assert checkpoint.newest(tmp_path)[0].folder == saver.last == saver.folder(1)
 
 
@@ -644,7 +652,7 @@ def test_the_newest_and_the_best_are_kept(keep, bests, tmp_path):
     for i in range(8):
         folder = saver.folder(100 * i)
         best = folder if i in bests else best
-        assert put(saver, 100 * i, i if i in bests else None) is None
+        assert not put(saver, 100 * i, i if i in bests else None)
         written.append(folder)
         expected = {*written[-keep:], best} - {None}
         assert checkpoint.folders(tmp_path) == sorted(expected)
@@ -734,11 +742,11 @@ def test_garbage_does_not_stop_a_save(tmp_path):
     saver = checkpoint.Saver(tmp_path, 1)
     for number, content in enumerate(GARBAGE):
         (tmp_path / checkpoint.BEST).write_bytes(content)
-        assert put(saver, 10 + number) is None
+        assert not put(saver, 10 + number)
     assert checkpoint.folders(tmp_path) == [saver.last]
     (tmp_path / checkpoint.BEST).unlink()
     (tmp_path / checkpoint.BEST).mkdir()
-    assert put(saver, 100) is None and checkpoint.best(tmp_path) is None
+    assert not put(saver, 100) and checkpoint.best(tmp_path) is None
 
 
 # The old file or the new one -------------------------------------------------------------------
@@ -794,7 +802,7 @@ def save_for_ever(number):
         number += 1
         score = float(number) if number % 3 == 0 else None
         saver.save(saver.folder(number), {"x": np.full(50_000, number)}, {"number": number}, score)
-        assert saver.wait() is None
+        assert not saver.wait()
         print(number, flush=True)
 
 for line in sys.stdin:

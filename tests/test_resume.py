@@ -107,7 +107,8 @@ def unbroken(tmp_path_factory):
 slow = lambda names, *which: [pytest.param(n, marks=[pytest.mark.slow] if n in which else []) for n in names]
 
 
-@pytest.mark.parametrize("name", slow(RUNS, "ppo", "seeds", "shards"))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", RUNS)
 def test_stopped_twice_and_with_other_chunks_it_ends_with_the_same_bits(name, tmp_path, monkeypatch, unbroken):
     folder = tmp_path / name
     stop_after(monkeypatch, 200, 900)
@@ -136,6 +137,7 @@ def test_it_does_not_matter_where_it_was_stopped(at, tmp_path, monkeypatch, unbr
     same(folder, unbroken("pqn"))
 
 
+@pytest.mark.slow
 def test_a_finished_run_goes_on_only_if_it_gets_more_steps(tmp_path, unbroken):
     folder = tmp_path / "run"
     shutil.copytree(unbroken("pqn"), folder)
@@ -203,6 +205,7 @@ def test_the_best_checkpoint_of_a_run_stays_when_that_goes_on(tmp_path, monkeypa
     assert not scripted and checkpoint.best(folder / keeper.FOLDER) == best and checkpoint.read(best)
 
 
+@pytest.mark.slow
 def test_where_it_stops_when_solved_no_stop_changes(tmp_path, monkeypatch):
     """At each update around the record that solves it."""
     options = dict(total_steps=6400, solved=5.0, stop_when_solved=True, eval_every=0, save_every=0, log_every=256)
@@ -366,6 +369,7 @@ def test_what_is_refused_keeps_no_lock(tmp_path, unbroken):
     assert refusal.value.__traceback__ is not None
 
 
+@pytest.mark.slow
 def test_two_processes_cannot_write_one_run(tmp_path, unbroken, capsys):
     folder = tmp_path / "run"
     shutil.copytree(unbroken("pqn"), folder)
@@ -399,13 +403,25 @@ def test_a_full_disk_ends_no_run(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(trainer, "CHUNK_S", 0.0)
     run = fit(folder)
     err = capsys.readouterr().err
-    assert run.summary["status"] == "done" and len(seen) > 2
+    assert run.summary["status"] == "done" and len(seen) > 2 and run.summary["checkpoints"] == 1
     assert f"a checkpoint could not be written (No space left on device); the last one is {seen[0]}" in err
     assert checkpoint.folders(folder / keeper.FOLDER) == seen[:1]
     monkeypatch.setattr(checkpoint, "write", write)
     complete = records(folder)
     again = fit(folder, resume=str(folder))  # from the one that is there
     assert records(folder) == complete and again.summary["final_return_mean"] == run.summary["final_return_mean"]
+
+
+def test_a_new_run_finds_no_room(tmp_path, monkeypatch, capsys):
+    """Not even for its config.yaml."""
+
+    def no_room(path, text):
+        raise OSError(28, "No space left on device", str(path))
+
+    monkeypatch.setattr(checkpoint, "replace", no_room)
+    assert train.main(line_of("pqn", tmp_path / "run")) == 1
+    err = capsys.readouterr().err
+    assert err == f"error: {tmp_path / 'run' / 'config.yaml'} cannot be written (No space left on device)\n"
 
 
 def line_of(algo, folder):
@@ -438,6 +454,7 @@ command.start(lambda: train.main(sys.argv[1:]))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="a device that Linux has")
 def test_a_disk_that_is_really_full_ends_no_run(tmp_path, unbroken):
     """Checkpoints, lines, picture, summary and all that is printed find no room; what is there is gone on from."""
@@ -476,6 +493,7 @@ os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="elsewhere root's rights cannot be dropped so")
 def test_a_right_to_write_that_is_lost_ends_no_run(tmp_path, unbroken):
     """Not even root's run, which loses the right by which root may write anywhere."""
@@ -519,7 +537,7 @@ def test_lines_wait_for_room(tmp_path, monkeypatch):
     assert (tmp_path / "metrics.jsonl").read_text() == '{"a": 1}\n{"a": 2}\n{"a": 3}\n'
 
 
-@pytest.mark.parametrize("name", slow(["ppo", "dqn", "pqn"], "ppo"))
+@pytest.mark.parametrize("name", slow(["ppo", "dqn", "pqn"], "ppo", "dqn"))
 def test_steps_are_counted_past_2_to_the_31(name, tmp_path, monkeypatch):
     """By starting late: a checkpoint of the first update says that it is the last one before."""
     folder = tmp_path / "run"
@@ -566,6 +584,7 @@ def test_divergence_stops_the_run_with_a_sentence(tmp_path, capsys):
         jaxrl_fast.fit(algo="pqn", agent={"learning_rate": 1e30}, run_dir=str(tmp_path / "python"), log_level="quiet")
 
 
+@pytest.mark.slow
 def test_other_seeds_may_go_on(tmp_path, monkeypatch, capsys):
     """Seed 1 of three gets a loss that is no number; its siblings end as they would have."""
     add = scores.Scores.add
@@ -682,6 +701,7 @@ jaxrl_fast.fit(**{"log_level": "quiet"} | eval(sys.argv[1]))
 """
 
 
+@pytest.mark.slow
 def test_a_killed_run_goes_on_to_the_same_bits(tmp_path, unbroken):
     """SIGKILL in the midst of updates, evaluations and saves, three times, in a process of its own."""
     folder, chance, seen = tmp_path / "run", np.random.default_rng(0), []
