@@ -15,6 +15,9 @@ to a fixed piece of numpy timed at each checkpoint: the machine's own ups and do
 least-squares slope times the length, as a share of the mean: what the run's end has more than its start. The first
 tenth, in which caches and allocators settle and DQN's replay fills, is left out. CPU time, of which a busy neighbour
 takes less than of the clock's, is told too. Memory is what the process has for itself, swapped or not.
+
+Exit status 1 says that something grows: memory by over a percent, the programs compiled while training, or, by over a
+percent at the lower end of its interval, the time that an old run takes over that of a new one.
 """
 
 import argparse
@@ -22,6 +25,7 @@ import contextlib
 import math
 import multiprocessing
 import statistics
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -37,6 +41,7 @@ import numpy as np  # noqa: E402
 
 CHUNKS_EACH, NUM_ENVS, LENGTH, NUM_POINTS = 5, 64, 32, 50
 SETTLED = 100  # checkpoints after which caches and the replay are full
+ALLOWED = 0.01  # growth from a run's start to its end
 MATRIX = np.ones((384, 384), np.float32)
 
 
@@ -118,19 +123,33 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=6, help="of --old-and-new; an even number")
     parser.add_argument("--output", default="")
     args = parser.parse_args()
-    if args.old_and_new:
-        report = side_by_side.Report("soak_old_and_new", args.output)
-        for algo in args.algo.split(","):
-            report.add("cases", old_and_new(algo, args.checkpoints, args.rounds, args.pairs))
-        return print(f"written to {report.path}")
-    report = side_by_side.Report("soak", args.output)
-    lines = {}
+    report = side_by_side.Report("soak_old_and_new" if args.old_and_new else "soak", args.output)
+    lines, grown = {}, []
     for algo in args.algo.split(","):
-        speed, memory, case = soak(algo, args.checkpoints)
+        if args.old_and_new:
+            case = old_and_new(algo, args.checkpoints, args.rounds, args.pairs)
+        else:
+            *lines[algo], case = soak(algo, args.checkpoints)
         report.add("cases", case)
-        lines[algo] = speed, memory
-    figure(lines).savefig(report.path.with_suffix(".png"), dpi=120)
-    print(f"written to {report.path} and {report.path.with_suffix('.png')}")
+        grown += growth(case)
+    print(f"written to {report.path}")
+    if lines:
+        figure(lines).savefig(report.path.with_suffix(".png"), dpi=120)
+        print(f"written to {report.path.with_suffix('.png')}")
+    for line in grown:
+        print(line, file=sys.stderr)
+    sys.exit(bool(grown))
+
+
+def growth(case: dict) -> list[str]:
+    """What a run's end has more than its start, in sentences. Its own speed tells of the machine too: no word of it."""
+    compiled, slowest = case.get("compiled_after_the_first_checkpoint", 1), case.get("clock_interval", [1.0])[0]
+    wrong = {
+        f"memory grew by {100 * case.get('memory_trend', 0):.1f}%": case.get("memory_trend", 0) > ALLOWED,
+        f"{compiled} programs were compiled after the first checkpoint, one evaluation expected": compiled > 1,
+        f"an old run takes at least {slowest:.3f} of the time of a new one": slowest > 1 + ALLOWED,
+    }
+    return [f"{case['algo']}: {what}" for what, holds in wrong.items() if holds]
 
 
 def soak(algo: str, num_checkpoints: int) -> tuple[np.ndarray, np.ndarray, dict]:
@@ -247,7 +266,7 @@ def measure_pair(algo: str, num_checkpoints: int, num_rounds: int, old_first: bo
     return np.exp(np.median(logs, axis=0).mean(axis=0))
 
 
-def figure(lines: dict[str, tuple[np.ndarray, np.ndarray]]):
+def figure(lines: dict[str, list[np.ndarray]]):
     """Speed and memory over checkpoints."""
     from matplotlib.figure import Figure
 
