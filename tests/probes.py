@@ -11,7 +11,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxrl_fast.types import Box, Discrete, Env, EnvSpec, Key, TimeStep
+from jaxrl_fast import loop
+from jaxrl_fast.types import Agent, Box, Discrete, Env, EnvSpec, Key, PyTree, Rollout, TimeStep
 
 GAMMA = 0.9
 QUICK = {"xla_backend_optimization_level": 1}  # for programs that take longer to compile than to run
@@ -184,3 +185,14 @@ def _one(time: jax.Array, cue: jax.Array, action: jax.Array) -> jax.Array:
 
 def _walk(place: jax.Array, action: jax.Array) -> jax.Array:
     return jnp.clip(place + jnp.where(action == 1, 1.0, -1.0), 0.0, 4.0)
+
+
+def experience(env: Env, agent: Agent, state: PyTree, seed: int = 1, num_steps: int = 0) -> Rollout:
+    """What the exploring agent goes through from reset on, in so many steps or in a rollout of its own length."""
+
+    def run(state, key_reset, key_noise):
+        actors = loop.reset(env, agent, key_reset)
+        noise = agent.noise(key_noise, num_steps or agent.rollout_length, env.spec.num_envs)
+        return loop.rollout(env, agent, functools.partial(agent.explore, state), actors, noise)[1]
+
+    return jax.jit(run)(state, jax.random.key(seed), jax.random.key(seed + 1))

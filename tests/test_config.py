@@ -121,6 +121,7 @@ def test_shipped_presets_are_read(name):
     assert isinstance(settings.agent, CONFIGS[settings.algo])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("line", "clipped"),
     [

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from jaxrl_fast import convolutions
+from tests import slow
 
 
 def conv(how, side, stride, padding):
@@ -58,12 +59,9 @@ class Plain(nn.Module):
         return jnp.moveaxis(nn.relu(x), -1, -3)
 
 
-SMALL = [(1,), (3, 7), (128,)]
-
-
 @pytest.mark.parametrize("layer_norm", [False, True])
 @pytest.mark.parametrize("how", ["lax", "matmul"])
-@pytest.mark.parametrize("batch", [(), (300,), (4, 128), *(pytest.param(b, marks=pytest.mark.slow) for b in SMALL)])
+@pytest.mark.parametrize("batch", [(), (4, 128), *map(slow, [(1,), (3, 7), (128,), (300,)])])
 def test_boards_are_flax_with_the_channels_first(batch, how, layer_norm):
     boards = convolutions.Boards(16, 3, "relu", layer_norm, jnp.float32, how)
     keys = jax.random.split(jax.random.key(0), 5)

@@ -512,13 +512,13 @@ def test_a_gradient_step_weighs_by_importance():
 
 def rollouts_of(env, agent, num_rollouts, seed=1):
     """By the untrained agent, [num_rollouts, T, N, ...]."""
-    state, actors = agent.init(jax.random.key(seed)), loop.reset(env, agent, jax.random.key(seed + 1))
-    noise = agent.noise(jax.random.key(seed + 2), num_rollouts * agent.rollout_length, env.spec.num_envs)
-    _, experience, _ = loop.rollout(env, agent, partial(agent.explore, state), actors, noise)
+    state = jax.jit(agent.init)(jax.random.key(seed))
+    experience = probes.experience(env, agent, state, seed + 1, num_rollouts * agent.rollout_length)
     cut = lambda x: x.reshape(num_rollouts, agent.rollout_length, *x.shape[1:])
     return experience._replace(steps=jax.tree.map(cut, experience.steps))
 
 
+@pytest.mark.slow
 def test_each_gradient_step_draws_a_batch_of_its_own(monkeypatch):
     """Each of an update has another key."""
     env, seen, descend = probes.best_action(4), [], dqn.descend
@@ -528,7 +528,7 @@ def test_each_gradient_step_draws_a_batch_of_its_own(monkeypatch):
         return descend(parts, ring, num_updates, key, learner)
 
     agent = agent_of(env, 6, learning_starts=0)
-    state, experience = agent.init(jax.random.key(0)), rollouts_of(env, agent, 1)
+    state, experience = jax.jit(agent.init)(jax.random.key(0)), rollouts_of(env, agent, 1)
     first = experience._replace(steps=jax.tree.map(lambda x: x[0], experience.steps))
     monkeypatch.setattr(dqn, "descend", note)
     with jax.disable_jit():
@@ -623,7 +623,7 @@ SWITCHES = {
 }
 
 
-ALWAYS_RUN = ("plain", "rainbow_munchausen")
+ALWAYS_RUN = ("prioritised",)
 
 
 @pytest.mark.parametrize(
@@ -660,6 +660,7 @@ def test_nothing_lies_beyond_a_terminal_state(n_step):
 # Seeds
 
 
+@pytest.mark.slow
 def test_seeds_differ_and_each_is_its_own_run():
     """The first gradient steps to rounding; later ones may draw otherwise where a rounding decides."""
     env = probes.best_action_of_observation(4)

@@ -25,6 +25,7 @@ from jaxrl_fast import play as evaluation
 from jaxrl_fast.agents import configs
 from jaxrl_fast.envs import envpool as adapter
 from jaxrl_fast.types import Box, Conditions, Discrete
+from tests import slow
 from tests.test_resume import same, stop_after
 
 SEED = (3, 0, 0)
@@ -100,7 +101,7 @@ def raw(case):
     return obs, rows
 
 
-@pytest.mark.parametrize("path", ["ffi", "callback"])
+@pytest.mark.parametrize("path", ["ffi", slow("callback")])
 @pytest.mark.parametrize("case", CASES)
 def test_every_row_is_that_of_envpools_own_api(case, path):
     game, (obs, rows) = play(case, path), raw(case)
@@ -213,6 +214,7 @@ def check_who_decided(agent, steps, learners):
             assert apart(beside, policy(learner(not_by), steps.obs[k, row])) > 1e-2, "the update must be felt"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("num_pools", "path"), [(1, "ffi"), (2, "ffi"), (2, "callback")])
 def test_pools_in_flight_play_the_same_games(num_pools, path):
     """Three rollouts with updates between them, row for row those of the pool that is waited for, and nothing lost."""
@@ -295,6 +297,7 @@ def freeway(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_a_video_of_atari_shows_every_step_of_its_screen(freeway, tmp_path):
     out = tmp_path / "game.gif"
     assert video.main([str(freeway), "--max-steps", "12", "--out", str(out)]) == 0
@@ -308,6 +311,7 @@ def test_a_video_of_atari_shows_every_step_of_its_screen(freeway, tmp_path):
     assert min(moved) > 100, "cars are under way in every frame"
 
 
+@pytest.mark.slow
 def test_training_evaluation_and_watching_have_games_of_their_own(freeway):
     """From one seed; also where evaluation and watching have as many environments."""
     ready = plan.check(config.of_run(freeway))
@@ -418,6 +422,7 @@ def test_where_the_calls_do_not_load_python_steps_the_pool_and_says_so(monkeypat
         envs.make("envpool/CartPole-v1", 2, Conditions(SEED, path="ffi"))
 
 
+@pytest.mark.slow
 def test_no_array_of_actions_ends_the_process():
     """2,000 arrays of any shape, dtype and value, in a process that could die of them: all refused, or stepped."""
     code = """
@@ -513,10 +518,8 @@ AGENTS = {
 }
 
 
-slow = functools.partial(pytest.param, marks=pytest.mark.slow)
-
-
-@pytest.mark.parametrize(("algo", "in_flight"), [("ppo", 0), slow("dqn", 0), slow("ppo", 1), ("dqn", 2)])
+@pytest.mark.slow
+@pytest.mark.parametrize(("algo", "in_flight"), [("ppo", 0), ("dqn", 0), ("ppo", 1), ("dqn", 2)])
 def test_with_new_games_at_checkpoints_going_on_is_exact(algo, in_flight, tmp_path, monkeypatch):
     options = SHORT | dict(algo=algo, agent=AGENTS[algo], exact_resume=True, in_flight=in_flight)
     jaxrl_fast.fit(**options, run_dir=str(tmp_path / "whole"))
@@ -526,6 +529,7 @@ def test_with_new_games_at_checkpoints_going_on_is_exact(algo, in_flight, tmp_pa
     same(tmp_path / "whole", tmp_path / "parts")
 
 
+@pytest.mark.slow
 def test_the_best_evaluation_between_saves_begins_new_games_too(tmp_path, monkeypatch):
     """It is a checkpoint to go on from, so the run that never stopped has to begin anew there as well."""
     options = SHORT | dict(algo="ppo", agent=AGENTS["ppo"], exact_resume=True, eval_every=96, save_every=320)
@@ -536,6 +540,7 @@ def test_the_best_evaluation_between_saves_begins_new_games_too(tmp_path, monkey
     same(tmp_path / "whole", tmp_path / "parts")
 
 
+@pytest.mark.slow
 def test_stopped_before_its_first_checkpoint_it_begins_again(tmp_path, monkeypatch):
     """A stop between checkpoints saves nothing, for the games are those since the last one."""
     options = SHORT | dict(algo="ppo", agent=AGENTS["ppo"], exact_resume=True, eval_every=0, save_every=320)
@@ -548,6 +553,7 @@ def test_stopped_before_its_first_checkpoint_it_begins_again(tmp_path, monkeypat
     same(tmp_path / "whole", tmp_path / "parts")
 
 
+@pytest.mark.slow
 def test_play_seeds_choose_the_games_of_an_evaluation(tmp_path):
     """With hosts the chance is the environment's: one seed, one set of games, and another seed others."""
     run = jaxrl_fast.fit(**SHORT | dict(algo="ppo", agent=AGENTS["ppo"]), run_dir=str(tmp_path / "run"))
@@ -555,6 +561,7 @@ def test_play_seeds_choose_the_games_of_an_evaluation(tmp_path):
     assert scores[0] == scores[1] != scores[2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("when", [160, 480])
 def test_a_signal_ends_an_evaluation_on_the_host_which_comes_when_the_run_goes_on(when, tmp_path, monkeypatch):
     """`when` of 480 it is the last one: the run is then not done."""
@@ -575,6 +582,7 @@ def test_a_signal_ends_an_evaluation_on_the_host_which_comes_when_the_run_goes_o
     same(tmp_path / "whole", tmp_path / "parts")
 
 
+@pytest.mark.slow
 def test_without_that_it_goes_on_with_everything_but_the_games(tmp_path, capsys):
     options = SHORT | dict(algo="dqn", agent=AGENTS["dqn"])
     jaxrl_fast.fit(**options | dict(total_steps=320), run_dir=str(tmp_path / "run"))
@@ -587,6 +595,7 @@ def test_without_that_it_goes_on_with_everything_but_the_games(tmp_path, capsys)
     assert not ring.valid[(cut - np.arange(1, 4)) % 64].any(), "n_step rows cannot look beyond it"
 
 
+@pytest.mark.slow
 def test_the_folder_and_the_summary_name_the_protocol(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     agent = dict(rollout_length=4, num_minibatches=1, num_epochs=1, hidden=(8,), network="mlp")

@@ -29,6 +29,7 @@ KILLERS = [  # what envpool does of itself: aborts, faults, raises, or never com
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "options", "why"), KILLERS, ids=[f"{n} {o}" for n, o, _ in KILLERS])
 def test_an_option_that_envpool_does_not_survive_is_refused(name, options, why, capfd):
     given = ", ".join(f"{option}={value}" for option, value in options.items())

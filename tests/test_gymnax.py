@@ -19,10 +19,14 @@ from jaxrl_fast.envs import gymnax as adapter
 from jaxrl_fast.envs import inputs
 from jaxrl_fast.types import Box, Discrete
 
+pytestmark = pytest.mark.usefixtures("any_ranks")
 REFUSED = {"gymnax/MNISTBandit-bsuite": "downloads"}
-SLOW = ("gymnax/Asterix-MinAtar", "gymnax/Freeway-MinAtar", "gymnax/Seaquest-MinAtar")  # to compile: 10 s each
+FAST = (
+    *("gymnax/CartPole-v1", "gymnax/Acrobot-v1", "gymnax/Pendulum-v1", "gymnax/Catch-bsuite", "gymnax/FrozenLake-misc"),
+    *("gymnax/FourRooms-misc", "gymnax/Pong-misc", "gymnax/BernoulliBandit-misc"),
+)  # each takes seconds to compile
 ENV_IDS = [
-    pytest.param(env_id, marks=[pytest.mark.slow] if env_id in SLOW else [])
+    pytest.param(env_id, marks=[] if env_id in FAST else [pytest.mark.slow])
     for env_id in envs.registered()
     if env_id not in REFUSED
 ]

@@ -11,12 +11,13 @@ from hypothesis import given, settings
 from jaxrl_fast import minibatch
 
 shuffle = jax.jit(minibatch.shuffle, static_argnums=1)
+split = jax.jit(minibatch.split, static_argnums=2)
 
 
-@settings(max_examples=25)  # each size compiles anew
+@settings(max_examples=10)  # each size compiles anew
 @given(num_rows=st.integers(1, 3000), seed=st.integers(0, 2**31 - 1))
 def test_every_place_is_taken_once(num_rows, seed):
-    order = minibatch.shuffle(jax.random.key(seed), num_rows)
+    order = shuffle(jax.random.key(seed), num_rows)
     assert order.dtype == jnp.int32
     np.testing.assert_array_equal(np.sort(order), np.arange(num_rows))
 
@@ -55,11 +56,11 @@ def test_pairs_of_rows_share_a_minibatch_as_often_as_chance_has_it():
     assert np.abs(error).max() < 5.5
 
 
-@settings(max_examples=15)
-@given(parts=st.integers(1, 8), size=st.integers(1, 40), seed=st.integers(0, 1000))
-def test_split_keeps_rows_together_and_loses_none(parts, size, seed):
-    rows = {"a": jnp.arange(parts * size), "b": jnp.arange(parts * size)[:, None] * jnp.ones(3)}
-    batches = minibatch.split(jax.random.key(seed), rows, parts)
+@given(shape=st.sampled_from([(1, 1), (1, 37), (8, 40), (7, 3), (5, 1), (4, 32)]), seed=st.integers(0, 1000))
+def test_split_keeps_rows_together_and_loses_none(shape, seed):
+    parts, size = shape
+    rows = {"a": jnp.arange(parts * size), "b": jnp.tile(jnp.arange(parts * size)[:, None], 3)}
+    batches = split(jax.random.key(seed), rows, parts)
     assert batches["a"].shape == (parts, size) and batches["b"].shape == (parts, size, 3)
     np.testing.assert_array_equal(np.sort(batches["a"].ravel()), np.arange(parts * size))
     np.testing.assert_array_equal(batches["b"][..., 2], batches["a"])

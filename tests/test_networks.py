@@ -8,6 +8,7 @@ import pytest
 from jax import ShapeDtypeStruct
 
 from jaxrl_fast import networks
+from tests import slow
 
 
 def spec(*shape, dtype=jnp.float32):
@@ -170,9 +171,9 @@ def test_keys_decide_parameters_and_no_two_kernels_are_alike():
         (BOARD, "minatar", 256, {}),
         (SMALL_IMAGE, "nature", 4, {}),
         (SMALL_IMAGE, "nature", 11, {}),
-        (SMALL_IMAGE, "nature", 24, dict(noisy=True, dueling=True)),
-        (SMALL_IMAGE, "dqn2013", 24, dict(layer_norm=True)),
-        (SMALL_IMAGE, "impala", 12, {}),
+        slow(SMALL_IMAGE, "nature", 24, dict(noisy=True, dueling=True)),
+        slow(SMALL_IMAGE, "dqn2013", 24, dict(layer_norm=True)),
+        slow(SMALL_IMAGE, "impala", 12, {}),
     ],
 )
 def test_how_convolutions_are_computed_does_not_change_the_network(obs, kind, num_rows, options):
@@ -199,7 +200,7 @@ def test_a_head_has_the_gradient_of_its_product():
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("obs", [VECTOR, BOARD, SMALL_IMAGE])
+@pytest.mark.parametrize("obs", [VECTOR, BOARD, slow(SMALL_IMAGE)])
 def test_bfloat16_is_for_computing_only(obs):
     """Parameters, outputs and gradients are float32; bfloat16 has 8 bits, so results agree to a few percent."""
     exact, coarse = (

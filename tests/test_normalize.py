@@ -111,6 +111,7 @@ def run_long(stats, pool, num_batches):
     return jax.jit(lambda stats: jax.lax.fori_loop(0, num_batches, take_in, stats))(stats)
 
 
+@pytest.mark.slow
 def test_200_million_rows_and_still_listening():
     """Far from zero, where float32 knows 1000 only to 6e-5; then the world moves by one standard deviation."""
     rows = np.random.default_rng(0).normal(1000, 1, (32, 1000)).astype(np.float32)

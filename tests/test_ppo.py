@@ -11,9 +11,7 @@ import pytest
 
 from jaxrl_fast import envs, loop
 from jaxrl_fast.agents import ppo
-from tests import probes
-
-slow = partial(pytest.param, marks=pytest.mark.slow)  # what a harder case beside it shows as well
+from tests import probes, slow
 
 
 def learn(env, num_updates, seed=0, **config):
@@ -67,7 +65,7 @@ def test_values(probe, obs, values):
     ("probe", "obs", "actions"),
     [
         slow(probes.best_action, [[1]], [1]),
-        (probes.best_action_of_observation, [[-1], [1]], [0, 1]),
+        slow(probes.best_action_of_observation, [[-1], [1]], [0, 1]),
         (probes.delayed_consequence, [[0, 0]], [1]),
     ],
 )
@@ -82,6 +80,7 @@ def test_continuous_actions(squash):
     np.testing.assert_allclose(play(agent, state, [[-1.0], [1.0]])[:, 0], [-0.5, 0.5], atol=0.1)
 
 
+@pytest.mark.slow
 def test_a_delayed_goal_and_both_normalisers():
     """The chain pays 5 an episode to who goes right; rewards are rescaled, so only the policy is compared."""
     agent, state, metrics = learn(
@@ -134,8 +133,8 @@ def parts_of(num_actions=3, num_envs=4, **config):
 def test_loss_is_equation_9(value_clip):
     """Row by row in plain Python, from the network's outputs."""
     agent, parts = parts_of(value_clip=value_clip)
-    state, batch = agent.init(jax.random.key(0)), random_batch()
-    total, metrics = ppo.loss(parts, state.params, batch)
+    state, batch = jax.jit(agent.init)(jax.random.key(0)), random_batch()
+    total, metrics = jax.jit(partial(ppo.loss, parts))(state.params, batch)
     logits, values = map(np.asarray, parts.network.both(state.params["network"], batch.obs))
     expected = dict(policy_loss=0.0, value_loss=0.0, entropy=0.0, approx_kl=0.0, clip_fraction=0.0)
     for b, weight in enumerate(np.asarray(batch.weight)):
@@ -157,18 +156,12 @@ def test_loss_is_equation_9(value_clip):
     np.testing.assert_allclose(total, whole, rtol=1e-4)
 
 
-def rollout_of(env, agent, state, seed=1):
-    actors = loop.reset(env, agent, jax.random.key(seed))
-    noise = agent.noise(jax.random.key(seed + 1), agent.rollout_length, env.spec.num_envs)
-    return loop.rollout(env, agent, partial(agent.explore, state), actors, noise)[1]
-
-
 def test_invalid_rows_change_nothing():
     """Whatever the reset rows hold, action, reward and observation acted upon aside, parameters come out equal."""
     env = probes.constant_reward(4)
     agent = ppo.make(ppo.Config(rollout_length=32, hidden=(8,)), env.spec, 10)
-    state = agent.init(jax.random.key(0))
-    experience = rollout_of(env, agent, state)
+    state = jax.jit(agent.init)(jax.random.key(0))
+    experience = probes.experience(env, agent, state)
     steps = experience.steps
     assert (~steps.valid).any()
     disturbed = steps._replace(
@@ -185,9 +178,9 @@ def test_advantages_look_beyond_the_rollouts_end():
     """Equation 11 of Schulman et al. 2016 by a plain loop, with the value of what follows the last row at its end."""
     env, gamma, lambda_ = envs.make("CartPole-v1", 3), 0.9, 0.8
     agent = ppo.make(ppo.Config(rollout_length=16, hidden=(8,), gamma=gamma, gae_lambda=lambda_), env.spec, 10)
-    state = agent.init(jax.random.key(0))
-    experience = rollout_of(env, agent, state)
-    rows = ppo.prepare(agent.update.args[0], state, experience)[1]
+    state = jax.jit(agent.init)(jax.random.key(0))
+    experience = probes.experience(env, agent, state)
+    rows = jax.jit(lambda *given: ppo.prepare(agent.update.args[0], *given)[1])(state, experience)
     steps = jax.device_get(experience.steps)
     of_all = value(agent, state, np.concatenate([steps.obs, experience.next_obs[None]]))
     advantage, following = np.zeros((17, 3)), of_all[1:]
@@ -202,8 +195,8 @@ def test_statistics_of_observations_leave_reset_rows_out():
     """They are acted upon there a second time."""
     env = probes.constant_reward_terminal(4)
     agent = ppo.make(ppo.Config(rollout_length=32, hidden=(8,), normalize_observations=True), env.spec, 10)
-    state = agent.init(jax.random.key(0))
-    experience = rollout_of(env, agent, state)
+    state = jax.jit(agent.init)(jax.random.key(0))
+    experience = probes.experience(env, agent, state)
     steps = jax.device_get(experience.steps)
     assert (~steps.valid).any()
     after, _ = jax.jit(agent.update)(state, experience, jax.random.key(2))
@@ -215,15 +208,15 @@ def test_the_scale_of_rewards_leaves_reset_rows_out():
     """One in 11: each seen as an end of a sum, it would be counted as a sum of its own."""
     env = probes.constant_reward(4)
     agent = ppo.make(ppo.Config(rollout_length=32, hidden=(8,), normalize_rewards=True, gamma=0.9), env.spec, 10)
-    state = agent.init(jax.random.key(0))
-    experience = rollout_of(env, agent, state)
+    state = jax.jit(agent.init)(jax.random.key(0))
+    experience = probes.experience(env, agent, state)
     steps, sums, total = jax.device_get(experience.steps), [], np.zeros(4)
     assert (~steps.valid).any()
     for t in range(32):
         total = 0.9 * total + steps.reward[t]
         sums += list(total[steps.valid[t]])
         total = np.where(steps.last[t] | ~steps.valid[t], 0, total)
-    after = ppo.prepare(agent.update.args[0], state, experience)[0]
+    after = jax.jit(lambda *given: ppo.prepare(agent.update.args[0], *given)[0])(state, experience)
     np.testing.assert_allclose(
         (after.rewards.stats.mean, after.rewards.stats.var), (np.mean(sums), np.var(sums)), rtol=1e-3
     )
@@ -255,8 +248,8 @@ def test_target_kl_ends_an_update():
     for target_kl in (None, 1e-9):
         config = ppo.Config(rollout_length=16, hidden=(8,), learning_rate=1e-2, target_kl=target_kl)
         agent = ppo.make(config, env.spec, 10)
-        state = agent.init(jax.random.key(0))
-        after, _ = jax.jit(agent.update)(state, rollout_of(env, agent, state), jax.random.key(1))
+        state = jax.jit(agent.init)(jax.random.key(0))
+        after, _ = jax.jit(agent.update)(state, probes.experience(env, agent, state), jax.random.key(1))
         moved.append(int(after.optimiser[-1].count))
     assert moved[0] == 16 and moved[1] < 4
 
@@ -267,12 +260,13 @@ def test_ratio_is_one_before_the_first_step():
     for normalize in (False, True):
         config = ppo.Config(rollout_length=16, num_epochs=1, num_minibatches=1, normalize_observations=normalize)
         agent = ppo.make(config, env.spec, 10)
-        state = agent.init(jax.random.key(0))
+        state, update = jax.jit(agent.init)(jax.random.key(0)), jax.jit(agent.update)
         for key in jax.random.split(jax.random.key(1), 2):
-            state, metrics = jax.jit(agent.update)(state, rollout_of(env, agent, state), key)
+            state, metrics = update(state, probes.experience(env, agent, state), key)
             np.testing.assert_allclose(metrics["approx_kl"], 0, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_observations_of_several_parts_are_normalised_part_by_part():
     """A dictionary of a constant and of the cue: the same policy is found, and each part has statistics of its own."""
     env = probes.best_action_of_observation(16)
@@ -316,7 +310,7 @@ def test_an_objective_of_ones_own_takes_the_place_of_the_loss():
 
     env, config = probes.delayed_reward(4), ppo.Config(rollout_length=8, hidden=(8,))
     agent = ppo.make(config, env.spec, 3, objective)
-    before = loop.init(env, agent, jax.random.key(0))
+    before = jax.jit(partial(loop.init, env, agent))(jax.random.key(0))
     after, metrics = jax.jit(lambda state: loop.train(env, agent, state, 3))(before)
     moved = jax.tree.map(lambda x, y: bool((x != y).any()), before.agent.params, after.agent.params)["network"][
         "params"

@@ -161,18 +161,12 @@ def test_nothing_lies_beyond_a_terminal_state():
     np.testing.assert_allclose(value, np.repeat(expected, 2).reshape(10, 2), atol=0.3)
 
 
-def experience_of(env, agent, state, seed=1):
-    actors = loop.reset(env, agent, jax.random.key(seed))
-    noise = agent.noise(jax.random.key(seed + 1), agent.rollout_length, env.spec.num_envs)
-    return loop.rollout(env, agent, partial(agent.explore, state), actors, noise)[1]
-
-
 def test_reset_rows_change_nothing():
     """Neither their action nor their reward: parameters and metrics come out bit for bit the same."""
     env = probes.best_action(4)
     agent = agent_of(env, 10)
-    state = agent.init(jax.random.key(0))
-    experience = experience_of(env, agent, state)
+    state = jax.jit(agent.init)(jax.random.key(0))
+    experience = probes.experience(env, agent, state)
     steps = experience.steps
     assert (~steps.valid).any()
     disturbed = steps._replace(
@@ -186,14 +180,15 @@ def test_reset_rows_change_nothing():
     assert int(one[0].optimiser[-1].count) == 4  # 2 epochs of 2 minibatches
 
 
+@pytest.mark.slow
 def test_shards_learn_what_one_device_does():
     """Two devices of 3 environments are 6, where no minibatch depends on the order."""
     config = dict(num_minibatches=1, num_epochs=3, epsilon_ladder=7.0)
     env = probes.best_action_of_observation(6)
     whole, half = agent_of(env, 10, **config), env.spec._replace(num_envs=3, axis_name="devices", num_shards=2)
     shard = agent_of(env._replace(spec=half), 10, **config)
-    state = whole.init(jax.random.key(0))
-    experience = experience_of(env, whole, state)
+    state = jax.jit(whole.init)(jax.random.key(0))
+    experience = probes.experience(env, whole, state)
     divide = lambda x, axis: jnp.moveaxis(x.reshape(*x.shape[:axis], 2, 3, *x.shape[axis + 1 :]), axis, 0)
     parts = Rollout(
         jax.tree.map(lambda x: divide(x, 1), experience.steps),
@@ -211,6 +206,7 @@ def test_shards_learn_what_one_device_does():
         jax.tree.map(close, at(metrics), expected_metrics)
 
 
+@pytest.mark.slow
 def test_seeds_differ_and_each_is_its_own_run():
     env = probes.best_action_of_observation(4)
     agent = agent_of(env, 3)

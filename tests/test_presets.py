@@ -63,6 +63,7 @@ def test_a_fast_preset_differs_only_in_what_many_environments_ask_for(name):
     assert apart(slow.agent, fast.agent) <= batches | {"learning_rate", "epsilon_end"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OF_ATARI)
 def test_the_agent_of_an_atari_preset_can_be_traced(name):
     """Two updates, shapes only, of an environment that is nothing but its specification; no pool is made."""

@@ -31,6 +31,7 @@ def close(a, b):
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=2e-3, atol=2e-5), a, b)
 
 
+@pytest.mark.slow
 def test_shards_on_devices_are_shards_side_by_side(monkeypatch):
     """Two shards on two devices, and the same two under vmap on one."""
     spread = run(build(1, 2), 5)

@@ -17,6 +17,7 @@ def test_train_step_is_quoted_as_it_is():
     assert [q[2] for q in QUOTED] == [inspect.getsource(loop.train_step)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("block", BLOCKS, ids=lambda block: block.strip().splitlines()[-1][:40])
 def test_python_runs(block, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)

@@ -11,6 +11,7 @@ from jaxrl_fast import agents, config, envs, loop, plan, program
 from jaxrl_fast.envs import envpool as adapter
 from jaxrl_fast.envs import envpool_tasks, shards
 from jaxrl_fast.types import Conditions
+from tests import slow
 from tests.test_envpool import AGENTS, SHORT, random_actions, run
 from tests.test_resume import same, stop_after
 
@@ -48,7 +49,7 @@ def side_by_side(function):
 
 
 @pytest.mark.parametrize("path", ["ffi", "callback"])
-@pytest.mark.parametrize("spread", [on_devices, side_by_side])
+@pytest.mark.parametrize("spread", [on_devices, slow(side_by_side)])
 def test_the_same_games_as_in_one_pool(spread, path):
     """Row for row: each environment has its own seed wherever it runs, and no shard steps another's."""
     name, num_envs = "envpool/Breakout-v5", 4
@@ -92,7 +93,8 @@ def test_pools_in_flight_are_the_shards_own(spread):
     assert expected[1].last.any() and len(np.unique(expected[1].obs[-1], axis=0)) == 8
 
 
-@pytest.mark.parametrize(("algo", "in_flight"), [("ppo", 0), pytest.param("dqn", 2, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize(("algo", "in_flight"), [("ppo", 0), ("dqn", 2)])
 def test_a_run_over_several_devices_goes_on_to_the_same_bits(algo, in_flight, tmp_path, monkeypatch):
     options = SHORT | dict(algo=algo, agent=AGENTS[algo], exact_resume=True, in_flight=in_flight, devices=2)
     whole = jaxrl_fast.fit(**options, run_dir=str(tmp_path / "whole"))
@@ -103,6 +105,7 @@ def test_a_run_over_several_devices_goes_on_to_the_same_bits(algo, in_flight, tm
     same(tmp_path / "whole", tmp_path / "parts")
 
 
+@pytest.mark.slow
 def test_it_goes_on_where_there_are_fewer_devices(tmp_path, monkeypatch):
     """Side by side then."""
     options = SHORT | dict(algo="ppo", agent=AGENTS["ppo"], devices=2)
@@ -143,10 +146,10 @@ def test_shards_share_the_cores(monkeypatch):
 
 def test_no_pool_is_made_of_shards_on_paper():
     """Shapes of a state, before anything is begun: with pools in flight too."""
+    words = ["--env", "envpool/CartPole-v1", "--num-envs", "8", "--devices", "2", "--in-flight", "2"]
+    divided(*words)  # the first time, a pool may be made to see how it can be stepped
     held = len(adapter.KEPT)
-    env, agent, num_shards = divided(
-        "--env", "envpool/CartPole-v1", "--num-envs", "8", "--devices", "2", "--in-flight", "2"
-    )
+    env, agent, num_shards = divided(*words)
     like = program.shapes(env, agent, 1, num_shards)
     assert isinstance(like.actors, loop.InFlight) and like.actors.flights[0].actors.score.shape == (2, 2)
     assert len(adapter.KEPT) == held

@@ -252,6 +252,7 @@ def test_help_imports_no_arrays():
         assert name in said.stdout
 
 
+@pytest.mark.slow
 def test_a_part_of_a_sweep_is_not_resumed_as_a_run(swept):
     with pytest.raises(ValueError, match=r"part of a sweep; go on with python -m jaxrl_fast.sweep --resume"):
         config.from_command_line(["--resume", str(swept.folder / "01_num_envs-2")])
@@ -306,6 +307,7 @@ def swept(tmp_path_factory):
     return jaxrl_fast.Sweep(folder, results.rows(ready), 0)
 
 
+@pytest.mark.slow
 def test_the_table_has_a_row_for_each_member(swept):
     with open(swept.folder / "results.csv", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
@@ -319,6 +321,7 @@ def test_the_table_has_a_row_for_each_member(swept):
         assert float(row["program_memory_mb"]) >= 0 and float(row["compile_time_s"]) > 0
 
 
+@pytest.mark.slow
 def test_records_carry_the_member(swept):
     last = report.read_metrics(swept.folder / "01_num_envs-2")[-4:]
     labels = [(r["seed"], r["agent.learning_rate"]) for r in last]
@@ -326,6 +329,7 @@ def test_records_carry_the_member(swept):
     assert last[0]["learning_rate"] < 1e-3  # what annealing has left of it
 
 
+@pytest.mark.slow
 def test_a_member_is_its_single_run_to_rounding(swept, tmp_path):
     run = jaxrl_fast.fit(
         algo="ppo", env="CartPole-v1", total_steps=512, eval_episodes=2, num_envs=2, seed=3, tensorboard=False,
@@ -338,6 +342,7 @@ def test_a_member_is_its_single_run_to_rounding(swept, tmp_path):
             assert together[name] == pytest.approx(alone[name], rel=1e-3, abs=1e-5), name
 
 
+@pytest.mark.slow
 def test_a_part_whose_seeds_alone_differ_is_loaded_by_seed(swept, tmp_path):
     jaxrl_fast.sweep(
         algo="ppo", env="CartPole-v1", total_steps=512, eval_episodes=2, num_envs=2, seed=[9, 4], log_level="quiet",
@@ -357,6 +362,7 @@ def test_a_part_whose_seeds_alone_differ_is_loaded_by_seed(swept, tmp_path):
         jaxrl_fast.load(swept.folder / "01_num_envs-2")
 
 
+@pytest.mark.slow
 def test_the_report_says_which_wins(swept):
     text = swept.report
     for words in ("By throughput: **num_envs", "By time to the threshold of 2", "By steps to the threshold of 2"):
@@ -366,6 +372,7 @@ def test_the_report_says_which_wins(swept):
         assert f"({name}.png)" in text and (swept.folder / f"{name}.png").stat().st_size > 10_000
 
 
+@pytest.mark.slow
 def test_a_sweep_in_python(swept):
     assert "8 trainings" in repr(swept) and "<table>" in swept._repr_html_()
     assert swept.plot().axes and swept.plot("curves").axes
@@ -376,6 +383,7 @@ def test_a_sweep_in_python(swept):
     assert callable(jaxrl_fast.sweep)
 
 
+@pytest.mark.slow
 def test_nothing_is_repeated(swept, monkeypatch):
     monkeypatch.setattr(trainer, "Trainer", lambda *_: pytest.fail("it began"))
     line = f"{TINY} --num-envs 2,4 --agent.learning-rate 1e-3,1e-2 --seed 5,3 --sweep-dir {swept.folder}"
@@ -495,6 +503,7 @@ def test_workers_that_die_are_missed(pretend, monkeypatch, capsys):
     assert len(Pretence.ran) == 3
 
 
+@pytest.mark.slow
 def test_what_failed_before_its_first_checkpoint_is_tried_once_more(tmp_path, monkeypatch):
     """With lines in its metrics.jsonl already."""
     folder = tmp_path / "sweep"
@@ -522,6 +531,7 @@ def test_a_group_that_another_process_has_is_left_to_it(pretend):
     assert Pretence.ran[2:] == ["02_num_envs-4"]
 
 
+@pytest.mark.slow
 def test_a_killed_group_goes_on_from_its_checkpoint(tmp_path, monkeypatch):
     """SIGTERM after the first checkpoint: the same lines, times apart, as a sweep that was left alone."""
     line = f"{TINY} --seed 4,9 --agent.gamma 0.9,0.99 --num-envs 2 --sweep-dir "
@@ -556,6 +566,7 @@ def test_workers_share_the_work(tmp_path):
         assert updates == sorted(set(updates))
 
 
+@pytest.mark.slow
 def test_groups_are_jobs_of_submitit(tmp_path):
     """Its local executor: a process for each job of the array."""
     submitit = pytest.importorskip("submitit")

@@ -83,6 +83,7 @@ def test_actions_have_the_environments_own_scale(swing):
     assert np.abs(explored).max() == 2  # noise of standard deviation 1 goes beyond
 
 
+@pytest.mark.slow
 def test_exploring_wants_a_key_and_is_as_in_training(two):
     """With epsilon 0.5 and two actions three quarters of 601 are the greedy one, within five standard deviations."""
     trained = jaxrl_fast.load(two)
