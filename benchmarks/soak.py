@@ -123,6 +123,8 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=6, help="of --old-and-new; an even number")
     parser.add_argument("--output", default="")
     args = parser.parse_args()
+    if args.pairs < 2 or args.pairs % 2 or args.rounds % 2:
+        parser.error("--pairs and --rounds must be even numbers")
     report = side_by_side.Report("soak_old_and_new" if args.old_and_new else "soak", args.output)
     lines, grown = {}, []
     for algo in args.algo.split(","):
@@ -142,7 +144,7 @@ def main() -> None:
 
 
 def growth(case: dict) -> list[str]:
-    """What a run's end has more than its start, in sentences. Its own speed tells of the machine too: no word of it."""
+    """What a run's end has more than its start, in sentences. `soak`'s speed is the machine's too: not judged."""
     compiled, slowest = case.get("compiled_after_the_first_checkpoint", 1), case.get("clock_interval", [1.0])[0]
     wrong = {
         f"memory grew by {100 * case.get('memory_trend', 0):.1f}%": case.get("memory_trend", 0) > ALLOWED,

@@ -17,7 +17,7 @@ import json
 import os
 import shutil
 import threading
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -188,7 +188,9 @@ def replace(path: Path, text: str) -> None:
         aside.write_text(text, encoding="utf-8")
         _sync(aside)
         aside.replace(path)
-    except BaseException:
+    except BaseException as error:
+        if isinstance(error, OSError):
+            error.filename = str(path)  # and not that of the file beside it, or none
         aside.unlink(missing_ok=True)
         raise
     _sync(path.parent)
@@ -234,10 +236,7 @@ class Saver:
 
     def mark(self, folder: Path, score: float) -> None:
         """Says that one that is there already is the best."""
-        try:
-            mark_best(folder, score)
-        except Exception as error:
-            self.problem = f"which checkpoint is the best could not be written ({_why(error)})"
+        self._try("which checkpoint is the best could not be written", mark_best, folder, score)
 
     def _write(self, folder: Path, arrays: Arrays, manifest: Mapping[str, Any], score: float | None) -> None:
         """Whatever goes wrong, the thread that waits must hear of it."""
@@ -250,13 +249,17 @@ class Saver:
         self.last, self.num_written = folder, self.num_written + 1
         if score is not None:
             self.mark(folder, score)
+        self._try(f"{SAVED} could not be written", (self.parent.parent / SAVED).touch)
+        self._try("older checkpoints could not be removed", self._tidy, folder)
+
+    def _try(self, what: str, act: Callable[..., None], *arguments: Any) -> None:
+        """What goes wrong is told after what went wrong before."""
         try:
-            self._tidy(folder)
+            act(*arguments)
         except Exception as error:
-            self.problem = f"older checkpoints could not be removed ({_why(error)})"
+            self.problem = "; ".join(filter(None, (self.problem, f"{what} ({_why(error)})")))
 
     def _tidy(self, newest: Path) -> None:
-        (self.parent.parent / SAVED).touch()
         older = [folder for folder in folders(self.parent) if _place(folder) < _place(newest)]  # newer ones are damaged
         for folder in older[: max(len(older) - self.keep + 1, 0)]:
             if folder != best(self.parent):
@@ -264,7 +267,7 @@ class Saver:
 
 
 def _why(error: Exception) -> str:
-    return str(getattr(error, "strerror", None) or error)
+    return str(getattr(error, "strerror", None) or error or type(error).__name__)
 
 
 def _origin(saved: Checkpoint) -> str:

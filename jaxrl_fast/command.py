@@ -34,19 +34,18 @@ def run(
 ) -> int:
     """A command: what a user can get wrong is refused while it prepares. Returns its exit status, 1 on a full disk."""
     try:
-        ready = prepare(sys.argv[1:] if argv is None else argv)
-    except ValueError as error:
-        if "\n" in str(error):  # not one of our sentences
-            raise
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    try:
+        try:
+            ready = prepare(sys.argv[1:] if argv is None else argv)
+        except ValueError as error:
+            if "\n" in str(error):  # not one of our sentences
+                raise
+            print(f"error: {error}", file=sys.stderr)
+            return 2
         return act(ready) or 0
     except OSError as error:
         if error.errno not in FULL:
             raise
-        where = f"{error.filename} cannot be written" if error.filename else "a file cannot be written"
-        print(f"error: {where} ({error.strerror})", file=sys.stderr)
+        print(f"error: {error.filename or 'a file'} cannot be written ({error.strerror})", file=sys.stderr)
         return 1
 
 

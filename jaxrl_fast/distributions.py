@@ -72,7 +72,7 @@ class Gaussian(NamedTuple):
     """Independent normal coordinates."""
 
     mean: Array  # [..., D]
-    log_std: Array  # [..., D]
+    log_std: Array  # [..., D], or [D] for all states
 
     def sample(self, key: Key) -> Array:
         """f32 [..., D]"""
@@ -80,16 +80,16 @@ class Gaussian(NamedTuple):
 
     def sample_from(self, noise: Array) -> Array:
         """f32 [..., D] from standard normal noise [..., D]."""
-        return self.mean + jnp.exp(self.log_std) * noise
+        return self.mean + jnp.exp(self._log_std) * noise
 
     def log_prob(self, action: Array) -> Array:
         """f32 [...] of actions [..., D]."""
-        score = (action - self.mean) * jnp.exp(-self.log_std)
-        return -jnp.sum(0.5 * score**2 + self.log_std + 0.5 * np.log(2 * np.pi), axis=-1)
+        score = (action - self.mean) * jnp.exp(-self._log_std)
+        return -jnp.sum(0.5 * score**2 + self._log_std + 0.5 * np.log(2 * np.pi), axis=-1)
 
     def entropy(self) -> Array:
         """f32 [...]"""
-        return jnp.sum(self.log_std + 0.5 * np.log(2 * np.pi * np.e), axis=-1)
+        return jnp.sum(self._log_std + 0.5 * np.log(2 * np.pi * np.e), axis=-1)
 
     def mode(self) -> Array:
         """f32 [..., D]"""
@@ -97,16 +97,20 @@ class Gaussian(NamedTuple):
 
     def kl(self, other: "Gaussian") -> Array:
         """f32 [...]: KL(self || other)."""
-        ratio = self.log_std - other.log_std
-        distance = (self.mean - other.mean) * jnp.exp(-other.log_std)
+        ratio = self._log_std - other._log_std
+        distance = (self.mean - other.mean) * jnp.exp(-other._log_std)
         return 0.5 * jnp.sum(jnp.expm1(2 * ratio) - 2 * ratio + distance**2, axis=-1)
+
+    @property
+    def _log_std(self) -> Array:
+        return jnp.broadcast_to(self.log_std, self.mean.shape)
 
 
 class TanhGaussian(NamedTuple):
     """The tanh of a Gaussian: actions in [-1, 1] (Haarnoja et al. 2018, "Soft Actor-Critic", appendix C)."""
 
     mean: Array  # [..., D] before the tanh
-    log_std: Array  # [..., D]
+    log_std: Array  # [..., D], or [D] for all states
 
     def sample(self, key: Key) -> Array:
         """f32 [..., D]"""
@@ -134,7 +138,8 @@ class TanhGaussian(NamedTuple):
         """
         nodes, weights = np.polynomial.hermite_e.hermegauss(32)
         noise = jnp.asarray(nodes, jnp.float32).reshape(*(1,) * (self.mean.ndim - 1), -1, 1)  # beside [..., 1, D]
-        before = self.mean[..., None, :] + jnp.exp(self.log_std)[..., None, :] * noise
+        std = jnp.exp(jnp.broadcast_to(self.log_std, self.mean.shape))
+        before = self.mean[..., None, :] + std[..., None, :] * noise
         stretch = jnp.einsum("...kd,k->...", _log_slope(before), jnp.asarray(weights / weights.sum(), jnp.float32))
         return self.gaussian.entropy() + stretch
 

@@ -1,6 +1,6 @@
 """What holds for every test: JAX on the CPU, one compilation cache, examples that can be repeated; and three checks.
 
-Arrays of different rank never meet unless the code says so, here and in subprocesses. No program that a run compiles
+Arrays of different rank never meet unless the code says so, here and in subprocesses. No training program of one seed
 uses a key twice. A warning is an error (pyproject.toml). What indices and transfers do is for test_loop and test_train.
 """
 
@@ -56,13 +56,13 @@ def _reading_keys(build):
 
 @pytest.fixture
 def any_ranks():
-    """For code of others, some of which lets arrays of different rank meet."""
+    """For code of others that lets arrays of different rank meet."""
     with jax.numpy_rank_promotion("allow"):
         yield
 
 
 @pytest.fixture
 def strict_keys():
-    """The same for all that a test does. A key kept where its use was discarded counts too."""
+    """No key is used twice in all that a test does. A key kept where its use was discarded counts too."""
     with jax.debug_key_reuse(True):
         yield

@@ -1,7 +1,7 @@
 """Tiny environments with known answers, to tell whether an agent learns and which part of it does not.
 
 Each is `name(num_envs) -> Env` and says its answer for a discount factor of GAMMA. They keep the contract
-of `types.TimeStep` by themselves, so they test agents and the loop without a backend.
+of `types.TimeStep` by themselves, so they test agents and the loop without a backend. `experience` is for all of them.
 """
 
 import functools
@@ -125,6 +125,17 @@ def chain(num_envs: int) -> Env:
     return _env("chain", num_envs, rules)
 
 
+def experience(env: Env, agent: Agent, state: PyTree, seed: int = 1, num_steps: int = 0) -> Rollout:
+    """What the exploring agent goes through from reset on, in so many steps or in a rollout of its own length."""
+
+    def run(state, key_reset, key_noise):
+        actors = loop.reset(env, agent, key_reset)
+        noise = agent.noise(key_noise, num_steps or agent.rollout_length, env.spec.num_envs)
+        return loop.rollout(env, agent, functools.partial(agent.explore, state), actors, noise)[1]
+
+    return jax.jit(run)(state, jax.random.key(seed), jax.random.key(seed + 1))
+
+
 def reset(rules: Rules, num_envs: int, key: Key) -> tuple[State, TimeStep]:
     key, key_draw = jax.random.split(key)
     cue = rules.draw(key_draw, (num_envs,))
@@ -185,14 +196,3 @@ def _one(time: jax.Array, cue: jax.Array, action: jax.Array) -> jax.Array:
 
 def _walk(place: jax.Array, action: jax.Array) -> jax.Array:
     return jnp.clip(place + jnp.where(action == 1, 1.0, -1.0), 0.0, 4.0)
-
-
-def experience(env: Env, agent: Agent, state: PyTree, seed: int = 1, num_steps: int = 0) -> Rollout:
-    """What the exploring agent goes through from reset on, in so many steps or in a rollout of its own length."""
-
-    def run(state, key_reset, key_noise):
-        actors = loop.reset(env, agent, key_reset)
-        noise = agent.noise(key_noise, num_steps or agent.rollout_length, env.spec.num_envs)
-        return loop.rollout(env, agent, functools.partial(agent.explore, state), actors, noise)[1]
-
-    return jax.jit(run)(state, jax.random.key(seed), jax.random.key(seed + 1))

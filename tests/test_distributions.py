@@ -140,6 +140,17 @@ def test_gaussian_kl_worked_by_hand():
 
 
 @pytest.mark.parametrize("kind", CONTINUOUS)
+def test_one_log_std_serves_all_states(kind):
+    shared = np.array([-1.0, 0.5], np.float32)
+    narrow, wide = kind(MEAN, shared), kind(MEAN, np.broadcast_to(shared, MEAN.shape))
+    action = wide.mode() + 0.01
+    np.testing.assert_array_equal(narrow.log_prob(action), wide.log_prob(action))
+    np.testing.assert_array_equal(narrow.entropy(), wide.entropy())
+    np.testing.assert_array_equal(narrow.sample(jax.random.key(0)), wide.sample(jax.random.key(0)))
+    np.testing.assert_array_equal(narrow.kl(kind(MEAN + 1, shared)), wide.kl(kind(MEAN + 1, shared)))
+
+
+@pytest.mark.parametrize("kind", CONTINUOUS)
 def test_continuous_samples_follow_the_density(kind):
     """Kolmogorov-Smirnov, coordinate by coordinate, before the tanh where there is one."""
     samples = np.asarray(repeat(kind(MEAN, LOG_STD), 20_000).sample(jax.random.key(0)), float)

@@ -492,6 +492,18 @@ def test_what_was_drawn_gets_its_error_as_priority():
     assert moved[[1, 3], 0].all() and moved.sum() == 2
 
 
+def test_where_nothing_can_be_drawn_nothing_changes():
+    # All priorities are 0: what the draw comes up with gets none, or it could be drawn next time.
+    parts = parts_of(prioritised=True, capacity=16, batch_size=16)
+    ring = ring_of(parts, range(4), [1, 2, 3, -16], [1, 0, 1, 0], [0, 1, 0, 1], [1] * 4)
+    params = jnp.ones((NUM_STATES, 2))
+    tree = priorities.init(16)
+    before = dqn.Learner(params, params, parts.optimiser.init(params), tree, jnp.float32(1), jnp.int32(0))
+    after, _ = jax.jit(partial(dqn.descend, parts, ring))(jnp.int32(0), jax.random.key(0), before)
+    jax.tree.map(np.testing.assert_array_equal, (after.priorities, after.params), (tree, params))
+    assert after.largest == 1
+
+
 def test_a_gradient_step_weighs_by_importance():
     # Priorities 1 and 4, exponent 1 at the end: 16 strata of 5 draw row 1 three or four times, row 3 the rest.
     # Weights are 1 and 1/4 over 16; the gradient towards q is weight * (q - target) = -weight * reward.

@@ -11,7 +11,7 @@ from hypothesis import given
 from jaxrl_fast import agents, envs, frames, loop
 from jaxrl_fast.agents import configs
 from jaxrl_fast.types import Conditions, Rollout
-from tests import slow, test_replay
+from tests import test_replay
 
 LENGTH = 8  # of the rollouts that a history is cut into
 
@@ -38,7 +38,8 @@ def test_a_rollout_of_single_frames_gives_its_stacks_back(name, seed):
         assert all(x * case.layout.frame_stack == y for x, y in sizes)
 
 
-@pytest.mark.parametrize(("algo", "in_flight"), [slow("ppo", 0), slow("pqn", 0), slow("ppo", 2)])
+@pytest.mark.slow
+@pytest.mark.parametrize(("algo", "in_flight"), [("ppo", 0), ("pqn", 0), ("ppo", 2)])
 def test_an_agent_that_keeps_single_frames_learns_the_same(algo, in_flight):
     """From Breakout, lives and all: the update is that of an agent to which the rollout is shown whole.
 

@@ -18,15 +18,23 @@ from jaxrl_fast import envs
 from jaxrl_fast.envs import gymnax as adapter
 from jaxrl_fast.envs import inputs
 from jaxrl_fast.types import Box, Discrete
+from tests import slow
 
-pytestmark = pytest.mark.usefixtures("any_ranks")
 REFUSED = {"gymnax/MNISTBandit-bsuite": "downloads"}
-FAST = (
-    *("gymnax/CartPole-v1", "gymnax/Acrobot-v1", "gymnax/Pendulum-v1", "gymnax/Catch-bsuite", "gymnax/FrozenLake-misc"),
-    *("gymnax/FourRooms-misc", "gymnax/Pong-misc", "gymnax/BernoulliBandit-misc"),
-)  # each takes seconds to compile
+FAST = (  # one of each kind, for each takes seconds to compile
+    "CartPole-v1",
+    "Acrobot-v1",
+    "Pendulum-v1",
+    "Catch-bsuite",
+    "FrozenLake-misc",
+    "FourRooms-misc",
+    "Pong-misc",
+    "BernoulliBandit-misc",
+)
+
+
 ENV_IDS = [
-    pytest.param(env_id, marks=[] if env_id in FAST else [pytest.mark.slow])
+    env_id if env_id.partition("/")[2] in FAST else slow(env_id)
     for env_id in envs.registered()
     if env_id not in REFUSED
 ]
@@ -35,6 +43,13 @@ each_environment = pytest.mark.parametrize("env_id", ENV_IDS, scope="module")
 N, T = 3, 48
 LIMIT = 20  # steps in an episode, so that every environment ends several within T
 QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}  # what is run but once
+
+
+@pytest.fixture(autouse=True)
+def as_swimmer_is_written(request):
+    """It lets arrays of different rank meet."""
+    if "Swimmer" in request.node.name:
+        request.getfixturevalue("any_ranks")
 
 
 class Params(NamedTuple):
@@ -296,6 +311,7 @@ def test_nothing_is_lost_in_what_agents_see():
 
 
 @each_environment
+@pytest.mark.usefixtures("any_ranks")  # a Box of gymnax compares a batch with its bounds
 def test_actions_are_scaled_and_clipped_to_the_true_space(env_id):
     game = played(env_id)
     single = game.env.step.args[0]

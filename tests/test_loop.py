@@ -147,7 +147,7 @@ each_algorithm = pytest.mark.parametrize(
         ("ppo", SHORT),
         ("pqn", SHORT),
         slow("dqn", LITTLE),
-        slow("dqn", LITTLE | dict(noisy=True, prioritised=True, n_step=3)),
+        ("dqn", LITTLE | dict(noisy=True, prioritised=True, n_step=3)),
     ],
 )
 
@@ -165,7 +165,7 @@ def test_no_key_is_used_twice(algo, options, strict_keys):
 
 @each_algorithm
 def test_no_index_is_out_of_bounds(algo, options):
-    """While it runs, twice around the replay. XLA would clamp or drop such indices and say nothing."""
+    """While it runs, DQN twice around its replay. XLA would clamp or drop such indices and say nothing."""
     checked = checkify.checkify(training_of(algo, options, 9), errors=checkify.index_checks)
     error, _ = jax.jit(checked, compiler_options=probes.QUICK)(jax.random.key(0))
     error.throw()

@@ -35,7 +35,7 @@ def run(algo, config_, seeds, population=()):
     return jax.device_get((built.learner(state), dict(metrics)))
 
 
-@pytest.mark.parametrize("algo", [slow("ppo"), "pqn", slow("dqn")])
+@pytest.mark.parametrize("algo", [algo if algo == "pqn" else slow(algo) for algo in CONFIGS])
 def test_a_member_starts_as_its_single_run(algo):
     """All real numbers of an algorithm at once have other values in the second member, which is compared."""
     first = CONFIGS[algo](**SMALL[algo])
@@ -66,7 +66,7 @@ def test_evaluation_has_each_members_own_agent():
     assert each[0]["eval_return_mean"] == 0 < each[1]["eval_return_mean"]
 
 
-@pytest.mark.parametrize("algo", ["ppo", "pqn", slow("dqn")])
+@pytest.mark.parametrize("algo", [slow(algo) if algo == "dqn" else algo for algo in CONFIGS])
 def test_every_real_number_can_be_traced(algo):
     """One by one, so that a failure names it; with every switch that reads one turned on."""
     switches = {"dqn": [{}, {"distribution": "c51"}, {"distribution": "quantile", "noisy": True, "anneal": True}]}

@@ -103,6 +103,7 @@ REFUSED = "gymnax/MNISTBandit-bsuite"
         if name != REFUSED
     ],
 )
+@pytest.mark.usefixtures("any_ranks")  # Swimmer's
 def test_it_can_drive_every_environment(name):
     """A whole train step is traced for each that gymnax registers, with its own observations and actions."""
     env = envs.make(name, 8)

@@ -561,10 +561,9 @@ def test_training_keeps_one_ring(prioritised):
     config = dqn.Config(
         capacity=12_000, batch_size=8, rollout_length=4, network="mlp", hidden=(4,), n_step=3, prioritised=prioritised
     )
-    with jax.numpy_rank_promotion("allow"):
-        agent = dqn.make(config, env.spec, 100)
-        built = program.build(env, agent, 1, 100)
-        state = program.shapes(env, agent, 1)
+    agent = dqn.make(config, env.spec, 100)
+    built = program.build(env, agent, 1, 100)
+    state = program.shapes(env, agent, 1)
     ring = num_bytes(state.agent.replay)
     assert ring > 84_000_000
     rest = jax.tree.map(lambda x: x if x.dtype.name != "key<fry>" else jax.random.key_data(x), state._replace(key=()))

@@ -20,6 +20,7 @@ import yaml
 import jaxrl_fast
 from jaxrl_fast import checkpoint, host, keeper, loop, play, program, report, scores, sinks, train, trainer
 from jaxrl_fast import plan as planning
+from tests import slow
 
 TIMES = ("wall_time_s", "train_time_s", "env_steps_per_s")
 CLOCKS = ("ledger/train_time_s", "ledger/wall_time_s")
@@ -104,7 +105,7 @@ def unbroken(tmp_path_factory):
     return get
 
 
-slow = lambda names, *which: [pytest.param(n, marks=[pytest.mark.slow] if n in which else []) for n in names]
+mark_slow = lambda names, *which: [slow(name) if name in which else name for name in names]
 
 
 @pytest.mark.slow
@@ -126,7 +127,7 @@ def test_stopped_twice_and_with_other_chunks_it_ends_with_the_same_bits(name, tm
     assert len(yaml.safe_load((folder / "config.yaml").read_text())["made"]["resumed"]) == 2
 
 
-@pytest.mark.parametrize("at", slow([1, 64, 320, 704, 1280, 1599], 64, 1280, 1599))
+@pytest.mark.parametrize("at", mark_slow([1, 64, 320, 704, 1280, 1599], 64, 1280, 1599))
 def test_it_does_not_matter_where_it_was_stopped(at, tmp_path, monkeypatch, unbroken):
     """Among them the updates of an evaluation (704) and of a checkpoint (320)."""
     folder = tmp_path / "run"
@@ -415,10 +416,10 @@ def test_a_full_disk_ends_no_run(tmp_path, monkeypatch, capsys):
 def test_a_new_run_finds_no_room(tmp_path, monkeypatch, capsys):
     """Not even for its config.yaml."""
 
-    def no_room(path, text):
-        raise OSError(28, "No space left on device", str(path))
+    def no_room(path, text, encoding):
+        raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(checkpoint, "replace", no_room)
+    monkeypatch.setattr(Path, "write_text", no_room)
     assert train.main(line_of("pqn", tmp_path / "run")) == 1
     err = capsys.readouterr().err
     assert err == f"error: {tmp_path / 'run' / 'config.yaml'} cannot be written (No space left on device)\n"
@@ -537,7 +538,7 @@ def test_lines_wait_for_room(tmp_path, monkeypatch):
     assert (tmp_path / "metrics.jsonl").read_text() == '{"a": 1}\n{"a": 2}\n{"a": 3}\n'
 
 
-@pytest.mark.parametrize("name", slow(["ppo", "dqn", "pqn"], "ppo", "dqn"))
+@pytest.mark.parametrize("name", mark_slow(["ppo", "dqn", "pqn"], "ppo", "dqn"))
 def test_steps_are_counted_past_2_to_the_31(name, tmp_path, monkeypatch):
     """By starting late: a checkpoint of the first update says that it is the last one before."""
     folder = tmp_path / "run"
@@ -667,7 +668,7 @@ def test_what_was_saved_does_not_change_while_it_is_written(tmp_path):
 # The same again
 
 
-@pytest.mark.parametrize("name", slow(["ppo", "dqn", "shards"], "ppo", "dqn", "shards"))
+@pytest.mark.parametrize("name", mark_slow(["ppo", "dqn", "shards"], "ppo", "dqn", "shards"))
 def test_the_same_seed_gives_the_same_bits_in_another_process(name, tmp_path, unbroken):
     given = {**RUNS[name], **SHORT, "run_dir": str(tmp_path / name)}
     code = f"import jaxrl_fast; jaxrl_fast.fit(**{given!r})"
@@ -675,7 +676,7 @@ def test_the_same_seed_gives_the_same_bits_in_another_process(name, tmp_path, un
     same(tmp_path / name, unbroken(name))
 
 
-@pytest.mark.parametrize("name", slow(["pqn", "seeds"], "seeds"))
+@pytest.mark.parametrize("name", mark_slow(["pqn", "seeds"], "seeds"))
 def test_the_same_seed_gives_the_same_bits_in_the_same_process(name, tmp_path, unbroken):
     fit(tmp_path / name, name)
     same(tmp_path / name, unbroken(name))
