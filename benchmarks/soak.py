@@ -247,9 +247,10 @@ def measure_pair(algo: str, num_checkpoints: int, num_rounds: int, old_first: bo
     Geometric means of the medians over rounds in which the one came first and the other did.
     """
     context, pipes, children = multiprocessing.get_context("spawn"), {}, []
+    last = SETTLED + num_checkpoints + num_rounds + 1  # of both: a shorter run's program has shorter arrays of metrics
     for age in sorted((SETTLED + num_checkpoints, SETTLED), reverse=old_first):
         pipe, end = context.Pipe()
-        children.append(context.Process(target=in_turns, args=(algo, age + num_rounds + 1, end), daemon=True))
+        children.append(context.Process(target=in_turns, args=(algo, last, end), daemon=True))
         children[-1].start()
         for _ in range(age):
             pipe.recv()

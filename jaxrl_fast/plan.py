@@ -13,7 +13,8 @@ from jaxrl_fast.spelling import parse_period
 from jaxrl_fast.written import leads_elsewhere, path_of
 
 TRAINING, EVALUATION, WATCHING = 0, 1, 2  # what environments are for; each has chance of its own
-LEAST_ROWS, LEAST_IMAGES = 512, 8  # of a gradient step in one shard: with less, waiting costs more than sharing saves
+# Rows of a gradient step in one shard, by the network that sees them: with less, waiting costs more than sharing saves.
+LEAST_ROWS = {"mlp": 512, "minatar": 64, "nature": 8, "dqn2013": 8, "impala": 8}
 
 
 class Plan(NamedTuple):
@@ -185,7 +186,7 @@ def divide(
         tries = [as_before] if as_before > 1 else []
     elif options.devices == "auto":
         rows = settings.agent.gradient_rows(options.num_envs)
-        least = LEAST_IMAGES if networks.is_image(whole.spec.obs) else LEAST_ROWS
+        least = LEAST_ROWS[networks.choose(whole.spec.obs, settings.agent.network)]
         tried = whole.on_device or jax.default_backend() == "cpu"  # pools on several GPUs: only where asked for
         most = min(num_devices, rows // least) if tried else 1
         tries = [n for n in range(most, 1, -1) if options.num_envs % n == 0]
