@@ -2,13 +2,14 @@
 
     python benchmarks/soak.py                      # 1,000 checkpoints, 5,000 chunks
     python benchmarks/soak.py --checkpoints 10000
-    python benchmarks/soak.py --old-and-new        # a run of that many checkpoints and a fresh one, in turn
+    python benchmarks/soak.py --old-and-new        # a run of that many checkpoints and one that is new to it, in turn
 
-A machine whose own speed changes hides a trend of a few percent. `--old-and-new` does without: when one run has made
-its checkpoints a fresh one begins in a process of its own, and the two make a checkpoint's worth of work in turn, each
-first in every other round, for whoever comes first finds the caches cold. Two processes of one age differ by some
-percent as well, so there are several such pairs, and in every other one the fresh run is started first. The ratio is
-that of the seconds of old and new, by the clock and of all cores. With `--checkpoints 0` it should be 1.
+A machine whose own speed changes hides a trend of a few percent. `--old-and-new` does without: when one process has
+made its checkpoints, another goes on from the last of them, so that both train the same to the bit and differ in age
+alone. They make a checkpoint's worth of work in turn, each first in every other round, for whoever comes first finds
+the caches cold. Two processes of one age differ by some percent as well, so there are several such pairs, and in every
+other one the new process is started first. The ratio is that of the seconds of old and new, by the clock and of all
+cores.
 
 The chunks are single updates, so that there are many of them; what is measured is wall time, checkpoints and all, next
 to a fixed piece of numpy timed at each checkpoint: the machine's own ups and downs hit both. A trend is the
@@ -24,10 +25,12 @@ import argparse
 import contextlib
 import math
 import multiprocessing
+import shutil
 import statistics
 import sys
 import tempfile
 import time
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import side_by_side
@@ -41,6 +44,8 @@ import numpy as np  # noqa: E402
 
 CHUNKS_EACH, NUM_ENVS, LENGTH, NUM_POINTS = 5, 64, 32, 50
 SETTLED = 100  # checkpoints after which caches and the replay are full
+WRITTEN_S = 2.0  # seconds in which a checkpoint is written for sure
+CONTEXT = multiprocessing.get_context("spawn")
 ALLOWED = 0.01  # growth from a run's start to its end
 MATRIX = np.ones((384, 384), np.float32)
 
@@ -120,11 +125,11 @@ def main() -> None:
     parser.add_argument("--algo", default="ppo,dqn")
     parser.add_argument("--old-and-new", action="store_true")
     parser.add_argument("--rounds", type=int, default=400, help="of each pair of --old-and-new; an even number")
-    parser.add_argument("--pairs", type=int, default=6, help="of --old-and-new; an even number")
+    parser.add_argument("--pairs", type=int, default=6, help="of --old-and-new; even, four at least")
     parser.add_argument("--output", default="")
     args = parser.parse_args()
-    if args.pairs < 2 or args.pairs % 2 or args.rounds % 2:
-        parser.error("--pairs and --rounds must be even numbers")
+    if args.pairs < 4 or args.pairs % 2 or args.rounds % 2 or args.checkpoints < 2:
+        parser.error("--pairs and --rounds must be even numbers, four pairs and two checkpoints at least")
     report = side_by_side.Report("soak_old_and_new" if args.old_and_new else "soak", args.output)
     lines, grown = {}, []
     for algo in args.algo.split(","):
@@ -190,9 +195,12 @@ def steps_each(algo: str) -> int:
 
 
 def train(algo: str, num_checkpoints: int, folder: str) -> jaxrl_fast.Run:
-    """A training of single updates."""
+    """A training of single updates, or what is left of it where the folder has it."""
     trainer.CHUNK_S = 0.0
     per_checkpoint = steps_each(algo)
+    run = Path(folder, "run")
+    if run.exists():
+        return jaxrl_fast.fit(resume=str(run), log_level="quiet")
     return jaxrl_fast.fit(
         algo=algo,
         agent={"rollout_length": LENGTH} if algo == "ppo" else {"capacity": 16_384, "replay_ratio": 1 / 64},
@@ -201,18 +209,18 @@ def train(algo: str, num_checkpoints: int, folder: str) -> jaxrl_fast.Run:
         total_steps=num_checkpoints * per_checkpoint,
         save_every=per_checkpoint,
         log_every=per_checkpoint,
-        run_dir=f"{folder}/run",
+        run_dir=str(run),
         tensorboard=True,
         log_level="quiet",
     )
 
 
-def in_turns(algo: str, num_checkpoints: int, pipe) -> None:
+def in_turns(algo: str, num_checkpoints: int, folder: str, pipe) -> None:
     """In a child: tells the seconds that each checkpoint's worth of work took, by the clock and of all cores.
 
-    It waits for leave to go on.
+    It waits for leave to begin, and to go on.
     """
-    save, began = keeper.Keeper.save, (time.perf_counter(), time.process_time())
+    save, began = keeper.Keeper.save, (0.0, 0.0)
 
     def waiting_save(*args):
         nonlocal began
@@ -222,16 +230,20 @@ def in_turns(algo: str, num_checkpoints: int, pipe) -> None:
         return save(*args)
 
     keeper.Keeper.save = waiting_save
-    with tempfile.TemporaryDirectory() as folder:
-        train(algo, num_checkpoints, folder)
+    pipe.recv()
+    train(algo, num_checkpoints, folder)
 
 
 def old_and_new(algo: str, num_checkpoints: int, num_rounds: int, num_pairs: int) -> dict:
-    """What age costs: the geometric mean over pairs of processes, and twice its standard error either way."""
+    """What age costs: the geometric mean over pairs of processes, and twice its standard error either way.
+
+    Which of them was started first makes a difference, so the error is that of pairs of pairs.
+    """
     pairs = np.log([measure_pair(algo, num_checkpoints, num_rounds, i % 2 == 0) for i in range(num_pairs)])
-    middle, error = pairs.mean(axis=0), pairs.std(axis=0, ddof=1) / math.sqrt(num_pairs)
+    balanced = pairs.reshape(-1, 2, 2).mean(axis=1)  # [pair of pairs, clock or cores]
+    middle, error = balanced.mean(axis=0), balanced.std(axis=0, ddof=1) / math.sqrt(len(balanced))
     shown = lambda logs: [round(float(x), 4) for x in np.exp(logs)]
-    case = {"algo": algo, "old_after": SETTLED + num_checkpoints, "new_after": SETTLED, "rounds": num_rounds}
+    case = {"algo": algo, "old_after": num_checkpoints + SETTLED, "new_after": SETTLED, "rounds": num_rounds}
     for i, name in enumerate(("clock", "cpu")):
         case |= {
             f"{name}_old_over_new": shown(middle)[i],
@@ -242,31 +254,42 @@ def old_and_new(algo: str, num_checkpoints: int, num_rounds: int, num_pairs: int
 
 
 def measure_pair(algo: str, num_checkpoints: int, num_rounds: int, old_first: bool) -> np.ndarray:
-    """[clock, CPU time] of a run older by `num_checkpoints` over that of another.
+    """[clock, CPU time] of a run older by `num_checkpoints` over that of one which goes on from there.
 
     Geometric means of the medians over rounds in which the one came first and the other did.
     """
-    context, pipes, children = multiprocessing.get_context("spawn"), {}, []
-    last = SETTLED + num_checkpoints + num_rounds + 1  # of both: a shorter run's program has shorter arrays of metrics
-    for age in sorted((SETTLED + num_checkpoints, SETTLED), reverse=old_first):
-        pipe, end = context.Pipe()
-        children.append(context.Process(target=in_turns, args=(algo, last, end), daemon=True))
-        children[-1].start()
-        for _ in range(age):
-            pipe.recv()
-            pipe.send(None)
-        pipe.recv()
-        pipes[age > SETTLED if num_checkpoints else not pipes] = pipe
-    times = np.zeros((num_rounds, 2, 2))  # [round, old or new, clock or cores]
-    for i in range(num_rounds):
-        for which in (0, 1) if i % 2 else (1, 0):
-            pipe = pipes[which == 0]
-            pipe.send(None)
-            times[i, which] = pipe.recv()
-    for child in children:
-        child.kill()
+    with tempfile.TemporaryDirectory() as place:
+        last = num_checkpoints + SETTLED + num_rounds + 1
+        folders = {name: f"{place}/{name}" for name in ("old", "new")}
+        pipes, children = {}, []
+        for name in sorted(folders, reverse=old_first):
+            pipes[name], end = CONTEXT.Pipe()
+            children.append(CONTEXT.Process(target=in_turns, args=(algo, last, folders[name], end), daemon=True))
+            children[-1].start()
+        try:
+            advance(pipes["old"], num_checkpoints)
+            time.sleep(WRITTEN_S)
+            shutil.copytree(folders["old"], folders["new"])
+            for pipe in pipes.values():
+                advance(pipe, SETTLED)
+            times = np.zeros((num_rounds, 2, 2))  # [round, old or new, clock or cores]
+            for i in range(num_rounds):
+                for which in (0, 1) if i % 2 else (1, 0):
+                    times[i, which] = advance(pipes["new" if which else "old"], 1)
+        finally:
+            for child in children:
+                child.kill()
+                child.join()
     logs = np.log(times[:, 0] / times[:, 1]).reshape(-1, 2, 2)  # [pair of rounds, order, clock or cores]
     return np.exp(np.median(logs, axis=0).mean(axis=0))
+
+
+def advance(pipe: Connection, num_checkpoints: int) -> tuple[float, float]:
+    """So many checkpoints' worth of work; the seconds that the last took. The child then waits before it saves."""
+    for _ in range(num_checkpoints):
+        pipe.send(None)
+        seconds = pipe.recv()
+    return seconds
 
 
 def figure(lines: dict[str, list[np.ndarray]]):

@@ -15,6 +15,7 @@ from jaxrl_fast.written import Setting, from_mapping, tokenise
 
 Ready = TypeVar("Ready")
 FULL = errno.ENOSPC, errno.EDQUOT  # what goes wrong on a disk that has no room, or none for this user
+CLOSED = errno.EACCES, errno.EPERM, errno.EROFS  # what goes wrong where this user may not write
 BROKEN_PIPE = 13  # the signal's number, where there are signals
 
 
@@ -32,7 +33,10 @@ class Usage(NamedTuple):
 def run(
     prepare: Callable[[Sequence[str]], Ready], act: Callable[[Ready], int | None], argv: Sequence[str] | None
 ) -> int:
-    """A command: what a user can get wrong is refused while it prepares. Returns its exit status, 1 on a full disk."""
+    """A command: what a user can get wrong is refused while it prepares.
+
+    Returns its exit status: 1 where there is no room to write, or no right to.
+    """
     try:
         try:
             ready = prepare(sys.argv[1:] if argv is None else argv)
@@ -43,7 +47,7 @@ def run(
             return 2
         return act(ready) or 0
     except OSError as error:
-        if error.errno not in FULL:
+        if error.errno not in (*FULL, *CLOSED):
             raise
         print(f"error: {error.filename or 'a file'} cannot be written ({error.strerror})", file=sys.stderr)
         return 1
@@ -119,3 +123,10 @@ def check_out(path: Path, endings: Sequence[str]) -> None:
         raise ValueError(
             f"--out {path}: {'it' if path.is_dir() else path.parent} is {'a' if path.is_dir() else 'no'} folder"
         )
+    check_writable(path)
+
+
+def check_writable(path: Path) -> None:
+    """ValueError where this user may write no such file."""
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise ValueError(f"{path} cannot be written: this user has no right to; --out chooses another place")

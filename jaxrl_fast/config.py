@@ -6,6 +6,7 @@ over earlier ones, and converted (`values`) by the types of the dataclasses (`op
 """
 
 import dataclasses
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
@@ -58,7 +59,7 @@ def resolve(algo: str, written: list[Setting]) -> Settings:
     resume = next((one(s, "a run's folder") for s in reversed(written) if s.name == "resume"), "")
     if resume:
         return resumed(algo, [s for s in written if s.name != "resume"], path_of(str(resume), "--resume"))
-    by_default = not algo and not any(s.name in ("config", "env") for s in written)
+    by_default = is_nothing_said(algo, written)
     if by_default:
         written = from_mapping(DEFAULT, lambda name: name) + written
     preset = next((one(s, "a preset's name or file") for s in reversed(written) if s.name == "config"), None)
@@ -88,6 +89,11 @@ def resolve(algo: str, written: list[Setting]) -> Settings:
     if options.stop_when_solved and options.solved is None:
         raise ValueError("--stop-when-solved needs to know what solved means: give --solved RETURN")
     return Settings(algo, preset or "", options, agent_type(**own), by_default)
+
+
+def is_nothing_said(algo: str, written: list[Setting]) -> bool:
+    """Of what to train."""
+    return not algo and not any(s.name in ("config", "env") for s in written)
 
 
 def resumed(algo: str, written: list[Setting], folder: Path) -> Settings:
@@ -170,7 +176,7 @@ def to_mapping(settings: Settings) -> dict[str, Any]:
     """Plain values for YAML, which `read_preset` reads back. What belongs to one run only is left out."""
     options = {f: getattr(settings.options, f) for f in types_of(Options) if f not in ("run_dir", "name", "resume")}
     if not isinstance(options["env"], str):
-        options["env"] = repr(options["env"])
+        options["env"] = re.sub(r" at 0x[0-9a-f]+", "", repr(options["env"]))  # another process has it elsewhere
     options["env_options"] = {k: v.tolist() if hasattr(v, "tolist") else v for k, v in options["env_options"].items()}
     agent = {k: list(v) if isinstance(v, tuple) else v for k, v in dataclasses.asdict(settings.agent).items()}
     return {"algo": settings.algo, **options, "agent": agent}

@@ -10,7 +10,7 @@ from jax.flatten_util import ravel_pytree
 from jaxrl_fast.types import PyTree
 
 KINDS = {"adam": optax.scale_by_adam, "radam": optax.scale_by_radam}
-MOST_FLAT = 2**15  # parameters that a CPU updates as one vector; more cost it more in copies than it saves in kernels
+MOST_FLAT = 2**15  # parameters updated as one vector; more cost a CPU more in copies than they save in kernels
 
 
 def optimiser(
@@ -24,7 +24,7 @@ def optimiser(
     """Sum the gradient over devices, clip its global norm (a plain 0: do not), then Adam (Kingma & Ba 2015) or RAdam.
 
     The count of steps taken is `state[-1].count` where the learning rate is a schedule. All parameters are updated as
-    one vector, a few kernels instead of dozens, unless they are many and on a CPU.
+    one vector, a few kernels instead of dozens, unless they are many: on every device, for a checkpoint has this form.
     """
     across = optax.stateless(lambda gradient, _: _total_of_gradient(gradient, axis_name))
     no_bound = isinstance(max_grad_norm, (int, float)) and max_grad_norm == 0
@@ -59,4 +59,4 @@ def _total_of_gradient(gradient: PyTree, axis_name: str | None) -> PyTree:
 
 
 def _worth_flattening(tree: PyTree) -> bool:
-    return jax.default_backend() != "cpu" or sum(x.size for x in jax.tree.leaves(tree)) <= MOST_FLAT
+    return sum(x.size for x in jax.tree.leaves(tree)) <= MOST_FLAT

@@ -83,6 +83,8 @@ def lay_out(algo: str, written: list[Setting], separate: Any) -> Request:
         if other or algo:
             raise ValueError(f"{[*other, algo][0]} does not go with --resume, which goes on with the sweep as it is")
         return Request((), (), own, name, resume, log_level=_value("log_level", level))
+    if config.is_nothing_said(algo, written):
+        written = from_mapping(config.DEFAULT, lambda name: name) + written
     algo = config.resolve(algo, [s for s in written if s.name == "config"]).algo
     known = types_of(Options) | {f"agent.{n}": kind for n, kind in types_of(CONFIGS[algo]).items()} | {"config": str}
     axes: dict[str, list[Setting]] = {}

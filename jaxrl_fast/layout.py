@@ -7,12 +7,12 @@ sweeps/NAME/sweep.yaml     the groups, their members, and what they share
 
 import itertools
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jaxrl_fast import config, grid, options, plan, slurm
+from jaxrl_fast import config, grid, host, options, plan, slurm
 from jaxrl_fast.grid import Group
 from jaxrl_fast.members import Member
 from jaxrl_fast.written import from_mapping, leads_elsewhere, path_of
@@ -41,11 +41,13 @@ def prepare(asked: grid.Request) -> Sweep:
     if asked.resume:
         sweep = read(path_of(asked.resume, "--resume"))
         _check_found(sweep)
+        offer_devices(sweep.groups.values())
     else:
         if own.workers > 1 or own.launcher != "local":
             _check_names(asked)
         folder = _chosen_folder(asked)
-        if folder is not None and folder.exists():
+        offer_devices(asked.groups)
+        if folder is not None and plan.exists(folder):
             sweep = _again(asked, folder)
         else:
             for group in asked.groups:
@@ -56,6 +58,12 @@ def prepare(asked: grid.Request) -> Sweep:
         for name in sweep.groups:
             (sweep.folder / name / FAILED).unlink(missing_ok=True)
     return sweep._replace(own=own, log_level=asked.log_level)
+
+
+def offer_devices(groups: Iterable[Group]) -> None:
+    """As many as any group wants, before JAX looks for them, which it does once."""
+    wanted = [group.settings.options.devices for group in groups]
+    host.offer_cpu_devices("auto" if "auto" in wanted else max(map(int, wanted)))
 
 
 def fit(group: Group, asked: grid.Request) -> list[Group]:

@@ -250,12 +250,16 @@ def make_folder(settings: config.Settings, env: Any) -> Path:
 
 def check_folder(folder: Path | None) -> None:
     """Refuses what can be refused before anything is imported."""
-    try:
-        exists = folder is not None and folder.exists()
-    except OSError as error:
-        raise ValueError(f"the run folder {folder} cannot be made ({error.strerror}); choose another") from error
-    if exists:
+    if folder is not None and exists(folder):
         raise ValueError(f"the run folder {folder} exists already; choose another --run-dir or --name")
+
+
+def exists(folder: Path) -> bool:
+    """ValueError where there can be no such folder, for its name is too long."""
+    try:
+        return folder.exists()
+    except OSError as error:
+        raise ValueError(f"the folder {folder} cannot be made ({error.strerror}); choose another") from error
 
 
 def check_nothing_is_lost(folder: Path) -> None:

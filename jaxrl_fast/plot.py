@@ -19,6 +19,7 @@ X = {  # the numbers of a record, and what they are called
     "episodes": ("episodes", "episodes"),
 }
 NOT_COMPARED = ("seed", "num_seeds", "devices")  # runs that differ in nothing else are trainings of one kind
+NAME = "plot.png"  # where no other is asked for
 MOST_NAMED = 3  # options in a curve's name
 MOST_BINS = 60  # points of a curve
 
@@ -65,13 +66,15 @@ def prepare(argv: Sequence[str]) -> tuple[dict[str, list[Run]], Options]:
     words, options = command.read(USAGE, argv)
     if options.out:
         command.check_out(path_of(options.out, "--out"), (".png", ".svg", ".pdf"))
+    else:
+        command.check_writable(Path(NAME))
     return groups([path_of(word) for word in words], options), options
 
 
 def act(ready: tuple[dict[str, list[Run]], Options]) -> None:
     """Draws, and says where it is."""
     found, options = ready
-    path = path_of(options.out) if options.out else command.new_file(Path("plot.png"))
+    path = path_of(options.out) if options.out else command.new_file(Path(NAME))
     picture(found, options).savefig(path)
     print(f"{path}   {len(found)} curve{'s' * (len(found) > 1)} of {sum(map(len, found.values()))} runs")
 

@@ -37,13 +37,15 @@ class Ledger:
 
 
 class Window:
-    """The mean return of the last WINDOW episodes or a few more, as records come in."""
+    """The mean return of the last WINDOW episodes, and of the others that ended in the same updates."""
 
     def __init__(self):
-        self.records: deque[tuple[int, float]] = deque()
+        self.records: deque[tuple[int, float]] = deque()  # of updates in which episodes ended
         self.episodes = 0
 
     def add(self, episodes: int, return_sum: float) -> None:
+        if not episodes:
+            return
         self.records.append((episodes, return_sum))
         self.episodes += episodes
         while self.episodes - self.records[0][0] >= WINDOW:

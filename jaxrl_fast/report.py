@@ -33,6 +33,10 @@ def announce(plan: Plan, terminal: sinks.Terminal) -> None:
     terminal.say(f"jaxrl_fast {__version__}   {' · '.join(p for p in parts if p)}")
     if hasattr(plan.settings.agent, "describe"):
         terminal.say(plan.settings.agent.describe(options.num_envs))
+    first_learning = getattr(plan.settings.agent, "first_learning", lambda _: 0)
+    first, last = first_learning(options.num_envs), plan.num_updates * plan.steps_per_update
+    if first >= last:
+        host.warn(f"nothing will be learnt: gradient steps come after step {first}, and the run ends at step {last}")
     protocol = [f"played and scored by the rules of {plan.env.protocol}"] if plan.env.protocol else []
     for note in dict.fromkeys((*plan.env.notes, *plan.eval_env.notes, *protocol)):
         terminal.say(note)

@@ -61,8 +61,9 @@ class Scores:
                 "env_steps_per_s": round(speed, 1),
             }
             means = population.summarise({k: x for k, x in rows.items() if k not in CLOCKS})
-            for i, scores in enumerate(means):
-                self.windows[i].add(scores["episodes"], float(rows["return_sum"][i].astype("float64").sum()))
+            for i in range(len(self.labels)):
+                for episodes, total in zip(rows["episodes"][i], rows["return_sum"][i]):
+                    self.windows[i].add(int(episodes), float(total))
                 self.valid_steps[i] += int(rows["valid_steps"][i].astype("int64").sum())
                 self._check_solved(i, common)
             records = [

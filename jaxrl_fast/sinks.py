@@ -17,7 +17,7 @@ from typing import Any, Protocol, TextIO
 Record = Mapping[str, Any]
 EVENT_S, FLUSH_S = 0.05, 10.0
 SPARKS = "▁▂▃▄▅▆▇█"
-# Tags as in CleanRL, so that curves of both lie over each other.
+# Tags as in CleanRL, so that curves of both lie over each other (but for td_loss, which is without the half there).
 CHARTS = {
     "return_mean": "charts/episodic_return",
     "return_min": "charts/episodic_return_min",
@@ -25,6 +25,10 @@ CHARTS = {
     "length_mean": "charts/episodic_length",
     "env_steps_per_s": "charts/SPS",
     "learning_rate": "charts/learning_rate",
+    "epsilon": "charts/epsilon",
+    "loss": "losses/td_loss",
+    "q_value": "losses/q_values",
+    "clip_fraction": "losses/clipfrac",
     "episodes": "charts/episodes",
     "eval_return_mean": "eval/episodic_return",
     "eval_return_std": "eval/episodic_return_std",

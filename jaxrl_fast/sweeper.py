@@ -16,9 +16,10 @@ from typing import Any
 
 from jaxrl_fast import __version__, config, host, plan, report, sinks, slurm
 from jaxrl_fast.grid import Group
-from jaxrl_fast.layout import FAILED, Sweep, read
+from jaxrl_fast.layout import FAILED, Sweep, offer_devices, read
 
-ALONE = "import sys; from jaxrl_fast import sweeper; sys.exit(sweeper.work_alone(sys.argv[1]))"  # in another process
+# In another process:
+ALONE = "import sys; from jaxrl_fast import command, sweeper; command.start(lambda: sweeper.work_alone(sys.argv[1]))"
 
 
 class Progress:
@@ -105,11 +106,13 @@ def attempt(folder: Path, group: Group, terminal: sinks.Terminal, begin: Any) ->
 
     if finished(folder):
         return None
-    folder.mkdir(exist_ok=True)
     try:
+        folder.mkdir(exist_ok=True)
         lock = host.Lock(folder)
     except BlockingIOError:
         return None
+    except OSError as error:  # no room, or no right to: it is tried again when the sweep goes on
+        return {"signal": None, "words": f"{folder} cannot be written to ({error.strerror})"}
     try:
         if finished(folder):  # since we looked
             return None
@@ -143,6 +146,7 @@ def attempt_by_name(folder: str, name: str) -> str:
     from jaxrl_fast import results
 
     sweep = read(Path(folder))
+    offer_devices(sweep.groups.values())
     outcome = attempt(sweep.folder / name, sweep.groups[name], sinks.Quiet(), lambda: None)
     results.write(sweep)
     return outcome["words"] if outcome else "nothing to do"
@@ -151,7 +155,7 @@ def attempt_by_name(folder: str, name: str) -> str:
 def share(sweep: Sweep) -> tuple[int | None, int]:
     """Several processes of this sweep at once, until all have ended. The signal that stopped them; how many died."""
     command = [sys.executable, "-c", ALONE, str(sweep.folder)]
-    processes = [subprocess.Popen(command, start_new_session=True) for _ in range(sweep.own.workers)]
+    processes: list[subprocess.Popen] = []
     stopped: list[int] = []
 
     def stop(number: int) -> None:
@@ -160,6 +164,8 @@ def share(sweep: Sweep) -> tuple[int | None, int]:
             process.send_signal(number)
 
     with host.stop_signals(stop):
+        while len(processes) < sweep.own.workers and not stopped:
+            processes.append(subprocess.Popen(command, start_new_session=True))
         for process in processes:
             process.wait()
     lost = 0 if stopped else sum(process.returncode != 0 for process in processes)
@@ -170,7 +176,9 @@ def share(sweep: Sweep) -> tuple[int | None, int]:
 
 def work_alone(folder: str) -> int:
     """What one of several processes does. Its exit status."""
-    return 128 + signal if (signal := work(read(Path(folder)), sinks.Quiet())) else 0
+    sweep = read(Path(folder))
+    offer_devices(sweep.groups.values())
+    return 128 + signal if (signal := work(sweep, sinks.Quiet())) else 0
 
 
 def unfinished(sweep: Sweep) -> list[str]:

@@ -12,6 +12,7 @@ from jaxrl_fast import command
 from jaxrl_fast.written import path_of
 
 PAUSE_S = 0.8  # at the end of an episode
+NAME = "video.gif"  # in the run's folder
 
 
 @dataclass(frozen=True)
@@ -85,6 +86,8 @@ def open_run(folder: Path, options: Options, env: Any = None) -> tuple[Any, Any,
     """The run's learner, an environment to play in, and what draws that."""
     if options.out:
         command.check_out(path_of(options.out, "--out"), (".gif", ".mp4"))
+    else:
+        command.check_writable(command.new_file(folder / NAME))
     if options.out.lower().endswith(".mp4") and not has_ffmpeg():
         raise ValueError(
             f'--out {options.out}: MP4 needs imageio-ffmpeg; pip install "jaxrl_fast[video]", or make a .gif'
@@ -113,7 +116,7 @@ def run(saved: Any, renderer: Any, options: Options) -> Video:
 
     if saved.settings.options.compile_cache:
         host.use_compile_cache(saved.env.on_device)
-    path = path_of(options.out) if options.out else command.new_file(saved.folder / "video.gif")
+    path = path_of(options.out) if options.out else command.new_file(saved.folder / NAME)
     returns: list[float] = []
     write = write_mp4 if path.suffix.lower() == ".mp4" else write_gif
     fps = options.fps or renderer.fps

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from jaxrl_fast import config, host, plan, train, trainer
+from jaxrl_fast import command, config, host, plan, plot, report, sinks, train, trainer, video
 from jaxrl_fast.agents.configs import CONFIGS, PPO
 
 ROOT = Path(__file__).parent.parent
@@ -333,6 +333,38 @@ def test_an_unwritable_folder_is_refused(tmp_path, capsys, monkeypatch):
     assert train.main(["ppo", "--run-dir", str(tmp_path / "run")]) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1 and "Permission denied" in error and "--run-dir" in error
+
+
+@pytest.mark.parametrize("out", [(), ("--out", "there.png"), ("--out", "new.png")])
+def test_a_picture_that_may_not_be_written_is_refused_before_it_is_made(out, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "there.png").touch()
+    monkeypatch.setattr(os, "access", lambda path, _: Path(path).name not in ("", "there.png"))
+    monkeypatch.setattr(plot, "groups", lambda *_: pytest.fail("it began"))
+    assert plot.main(["runs", *out]) == 2
+    assert (error := capsys.readouterr().err).count("\n") == 1 and "this user has no right to" in error
+
+
+def test_a_video_that_may_not_be_written_is_refused_before_it_is_played(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    assert video.main([str(tmp_path)]) == 2
+    assert (error := capsys.readouterr().err).count("\n") == 1 and "video.gif cannot be written" in error
+
+
+def test_a_right_that_is_missing_is_one_line(capsys):
+    def act(_):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), "sweeps/x/.lock")
+
+    assert command.run(lambda argv: argv, act, []) == 1
+    assert capsys.readouterr().err == "error: sweeps/x/.lock cannot be written (Permission denied)\n"
+
+
+@pytest.mark.parametrize(("total_steps", "is_told"), [(9_984, True), (10_080, False)])
+def test_a_run_that_ends_before_it_learns_says_so(total_steps, is_told, capsys):
+    """With 32 environments: dqn learns after 10,000 steps, in the 313th update."""
+    settings = config.from_keywords(algo="dqn", num_envs=32, total_steps=total_steps)
+    report.announce(plan.check(settings), sinks.Quiet())
+    assert ("nothing will be learnt: gradient steps come after step 10000" in capsys.readouterr().err) == is_told
 
 
 @pytest.mark.parametrize("service", ["wandb", "trackio"])

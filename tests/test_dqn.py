@@ -2,7 +2,7 @@
 
 import warnings
 from fractions import Fraction
-from functools import partial
+from functools import partial, reduce
 from types import SimpleNamespace
 
 import jax
@@ -701,16 +701,18 @@ def equations(jaxpr):
             yield from equations(inner) if hasattr(inner, "eqns") else ()
 
 
-def test_seeds_share_their_loop_and_their_condition():
+@pytest.mark.parametrize("batch", [(3,), (2, 3)], ids=["seeds", "seeds of several shards"])
+def test_seeds_share_their_loop_and_their_condition(batch):
     """Under vmap a condition on a batch would become a select of both sides, and a loop would wait for all."""
     env = probes.best_action(4)
     agent = agent_of(env, 6)
-    states = jax.eval_shape(jax.vmap(agent.init), jax.random.split(jax.random.key(0), 3))
+    over_all = lambda function: reduce(lambda f, _: jax.vmap(f), batch, function)
+    keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), batch))
+    states = jax.eval_shape(over_all(agent.init), keys)
     experience = jax.eval_shape(lambda: jax.tree.map(lambda x: x[0], rollouts_of(env, agent, 1).steps))
-    more = lambda x: ShapeDtypeStruct((3, *x.shape), x.dtype)
+    more = lambda x: ShapeDtypeStruct((*batch, *x.shape), x.dtype)
     rollout = jax.tree.map(more, loop.Rollout(experience, ShapeDtypeStruct((4, 1), jnp.float32), ()))
-    keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), 3))
-    found = list(equations(jax.make_jaxpr(jax.vmap(agent.update))(states, rollout, keys)))
+    found = list(equations(jax.make_jaxpr(over_all(agent.update))(states, rollout, keys)))
     conditions = [e for e in found if e.primitive.name == "cond"]
     assert [e.invars[0].aval.shape for e in conditions] == [()]
     names = lambda jaxpr: {e.primitive.name for e in equations(jaxpr)}

@@ -9,7 +9,7 @@ import numpy as np
 import optax
 import pytest
 
-from jaxrl_fast import envs, loop
+from jaxrl_fast import envs, gradients, loop
 from jaxrl_fast.agents import ppo
 from tests import probes, slow
 
@@ -225,7 +225,17 @@ def test_the_scale_of_rewards_leaves_reset_rows_out():
 
 def test_the_learning_rate_falls_to_zero_counted_in_gradient_steps():
     _, _, metrics = learn(probes.best_action(8), 20, learning_rate=1e-2)
-    np.testing.assert_allclose(metrics["learning_rate"], 1e-2 * (1 - np.arange(20) / 20), rtol=1e-5)
+    np.testing.assert_allclose(metrics["learning_rate"], 1e-2 * (1 - np.arange(1, 21) / 20), rtol=1e-5, atol=1e-9)
+
+
+@pytest.mark.parametrize("width", [8, 300])
+def test_an_optimiser_has_one_form_on_every_device(width, monkeypatch):
+    """Or a checkpoint of a GPU could not be read on a CPU."""
+    optimiser = gradients.optimiser(1e-3, epsilon=1e-5, max_grad_norm=0.5)
+    shapes = lambda: jax.eval_shape(optimiser.init, {"kernel": jnp.zeros((width, width)), "bias": jnp.zeros(width)})
+    here = shapes()
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    assert jax.tree.map(jnp.shape, shapes()) == jax.tree.map(jnp.shape, here)
 
 
 @pytest.mark.slow
@@ -299,7 +309,7 @@ def test_numbers_of_the_config_may_be_traced():
         return loop.train(env, agent, loop.init(env, agent, jax.random.key(0)), 2)[1]["learning_rate"][0]
 
     rates = jnp.float32([1e-4, 1e-3])
-    np.testing.assert_allclose(jax.jit(jax.vmap(run))(rates), rates)
+    np.testing.assert_allclose(jax.jit(jax.vmap(run))(rates), 0.9 * rates, rtol=1e-5)  # after the first of ten updates
 
 
 def test_an_objective_of_ones_own_takes_the_place_of_the_loss():

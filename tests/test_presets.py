@@ -25,7 +25,8 @@ DQN_ATARI = ATARI | dict(
 )  # fmt: skip
 PQN_ATARI = ATARI | dict(
     num_envs=8, rollout_length=128, num_minibatches=4, num_epochs=4, q_lambda=0.65, learning_rate=2.5e-4, anneal=True,
-    epsilon_start=1.0, epsilon_end=0.01, epsilon_steps=1_000_000, max_grad_norm=10.0, layer_norm=True,
+    epsilon_start=1.0, epsilon_end=0.01, epsilon_steps=1_000_000, layer_norm=True,
+    max_grad_norm=5.0,  # 10 of twice this loss
 )  # fmt: skip
 PPO_MINATAR = dict(
     num_envs=64, total_steps=10_000_000, rollout_length=128, num_minibatches=8, num_epochs=4, learning_rate=5e-4,

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from jaxrl_fast import config, curves, population, report, sinks
+from jaxrl_fast import config, curves, population, report, scores, sinks
 
 RECORD = {
     "seed": 0,
@@ -100,6 +100,16 @@ def test_the_window_holds_the_last_hundred_episodes():
     assert window.mean == 310 / 120
 
 
+@pytest.mark.parametrize("record_length", [1, 2, 4])
+def test_the_last_hundred_episodes_do_not_depend_on_the_records(record_length):
+    """60 episodes in each of four updates, of returns 1 to 4: the last two updates hold a hundred."""
+    made = scores.Scores([{"seed": 0}], record_length, 8, None)
+    given = rows(episodes=[60] * 4, return_sum=[60, 120, 180, 240], train_time_s=[1, 2, 3, 4], wall_time_s=[1, 2, 3, 4])
+    made.add(given)
+    assert len(list(made.records())) == 4 // record_length
+    assert made.finals() == [3.5]
+
+
 @pytest.mark.parametrize("number", [1, 2, 3, 4, 5, 8, 11])
 def test_the_inter_quartile_mean_is_scipys(number):
     scores = np.random.default_rng(0).normal(size=(number, 3))
@@ -148,6 +158,9 @@ def test_tags_are_cleanrls_and_means_over_seeds():
     assert found["charts/SPS"] == 96_000
     assert found["losses/value_loss"] == 31.5
     assert not any("seed" in tag or "env_steps" in tag.removesuffix("env_steps_per_s") for tag in found)
+    of_values = dict(episodes=1, loss=1.0, q_value=2.0, epsilon=0.1, clip_fraction=0.2)
+    names = {"charts/episodes", "losses/td_loss", "losses/q_values", "charts/epsilon", "losses/clipfrac"}
+    assert sinks.tags([of_values]).keys() == names
 
 
 def test_tensorboard_reads_what_was_written(tmp_path):

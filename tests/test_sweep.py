@@ -109,6 +109,14 @@ def test_a_sweeps_own_defaults_give_way():
     assert not ask("ppo --no-tensorboard").groups[0].settings.options.tensorboard
 
 
+def test_with_nothing_to_train_it_trains_what_its_help_says():
+    settings = ask("--seed 0..4").groups[0].settings
+    single = config.from_command_line([])
+    assert settings.agent == single.agent and settings.preset == single.preset == "ppo_cartpole"
+    names = ("env", "num_envs", "total_steps", "solved", "stop_when_solved")
+    assert [getattr(settings.options, n) for n in names] == [getattr(single.options, n) for n in names]
+
+
 # What follows the number of environments
 
 
@@ -166,6 +174,7 @@ MISTAKES = [
     ("ppo --launcher slurm --workers 2", ["--workers 2", "--launcher slurm"]),
     ("ppo --name a/b", ["--name a/b", "--sweep-dir"]),
     ("ppo --name ..", ["--name ..", "--sweep-dir"]),
+    (f"ppo --name {'x' * 300}", ["x cannot be made (File name too long)"]),
     ("ppo --sweep-dir ~nobody-at-all/x", ["--sweep-dir '~nobody-at-all/x' is no path"]),
     ("--resume no_members", ["no_members/sweep.yaml is not what a sweep writes"]),
     ("--resume elsewhere", ["elsewhere/sweep.yaml is not what a sweep writes"]),
@@ -435,6 +444,20 @@ def test_a_sweep_of_an_object_goes_on_where_the_object_is_known(tmp_path, capsys
     assert layout.prepare(grid.from_keywords("", **options)).folder == folder
 
 
+def test_an_object_is_the_same_at_another_address():
+    """As after a notebook's kernel has begun anew."""
+
+    def environment():
+        def make_env():
+            return CartPole()
+
+        return make_env
+
+    first, second = (grid.from_keywords(algo="ppo", env=environment()) for _ in range(2))
+    assert repr(first.groups[0].settings.options.env) != repr(second.groups[0].settings.options.env)
+    assert list(layout._flat(first.groups)) == list(layout._flat(second.groups))
+
+
 def test_what_fails_is_recorded_and_the_rest_goes_on(pretend, monkeypatch, capsys):
     line, folder = pretend
 
@@ -490,6 +513,38 @@ def test_a_full_disk_ends_no_sweep(pretend, monkeypatch, capsys):
     assert len(Pretence.ran) == 3 and "(No space left on device); --resume does it" in capsys.readouterr().err
     assert sweep.main(["--resume", str(folder), "--log-level", "quiet"]) == 0
     assert len(Pretence.ran) == 3 and (folder / "results.csv").is_file()
+
+
+def test_a_folder_without_room_is_left_for_later(pretend, monkeypatch, capsys):
+    line, folder = pretend
+    lock = host.Lock
+
+    def no_room(place):
+        if "num_envs-4" in place.name:
+            raise OSError(28, "No space left on device", str(place))
+        return lock(place)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(host, "Lock", no_room)
+        line[line.index("--log-level") + 1] = "info"
+        assert sweep.main(line) == 0
+    assert "02_num_envs-4 cannot be written to (No space left on device)" in capsys.readouterr().out
+    assert sweep.main(["--resume", str(folder), "--log-level", "quiet"]) == 0
+    assert Pretence.ran == ["01_num_envs-2", "03_num_envs-8", "02_num_envs-4"]
+
+
+@pytest.mark.slow
+def test_a_sweep_that_goes_on_has_all_the_devices_that_any_part_wants(tmp_path):
+    """In a process of its own, for JAX counts devices once; the first part wants one."""
+    line = f"{TINY} --num-envs 4 --devices 1,2 --name x"
+    prepared = f"from jaxrl_fast import grid, layout; layout.prepare(grid.from_command_line({line.split()!r}))"
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    subprocess.run([sys.executable, "-c", prepared], check=True, cwd=tmp_path, env=environment)
+    command = [sys.executable, "-m", "jaxrl_fast.sweep", "--resume", "sweeps/x"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment)
+    assert done.returncode == 0, done.stderr
+    parts = sorted((tmp_path / "sweeps" / "x").glob("*/summary.json"))
+    assert [json.loads(part.read_text())["num_shards"] for part in parts] == [1, 2]
 
 
 def test_workers_that_die_are_missed(pretend, monkeypatch, capsys):

@@ -69,11 +69,12 @@ class PPO:
 class DQN:
     """Deep Q-learning (Mnih et al. 2015) and what Rainbow (Hessel et al. 2018) and others added, as switches.
 
-    The defaults are those of CleanRL's classic-control runs, but for the bound on the gradient.
+    The defaults are those of CleanRL's classic-control runs, but for the bound on the gradient, a larger replay and the
+    network's widths.
     """
 
     rollout_length: int | Literal["auto"] = "auto"
-    """Environment steps between updates, in each environment; auto: 32 in all, or one each."""
+    """Environment steps between updates, in each environment; auto: at most 32 in all, or one each."""
     capacity: int = 100_000
     """Transitions in the replay over all environments, rounded down to whole rollouts."""
     batch_size: int = 128
@@ -173,7 +174,10 @@ class DQN:
 
 @dataclass(frozen=True)
 class PQN:
-    """Parallelised Q-network (Gallici et al. 2025), with the defaults of CleanRL's classic-control runs."""
+    """Parallelised Q-network (Gallici et al. 2025), with the defaults of CleanRL's classic-control runs.
+
+    But for the network's widths, and the bound on the gradient, which is of twice our loss there.
+    """
 
     rollout_length: int = 128
     """Environment steps between updates, in each environment."""

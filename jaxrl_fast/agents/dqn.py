@@ -422,4 +422,4 @@ def _same_for_all_seeds(x: Array) -> Array:
 
 @_same_for_all_seeds.def_vmap
 def _first(num_seeds: int, in_batched: list[bool], x: Array) -> tuple[Array, bool]:
-    return (x[0] if in_batched[0] else x), False
+    return (_same_for_all_seeds(x[0]) if in_batched[0] else x), False  # shards may be a batch within that of seeds

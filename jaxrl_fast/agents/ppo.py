@@ -165,7 +165,7 @@ def update(parts: Parts, state: State, rollout: Rollout, key: Key) -> tuple[Stat
     keys = jax.random.split(key, config.num_epochs)
     learner, means = jax.lax.scan(lambda learner, key: epoch(parts, look, learner, rows, key), learner, keys)
     means = gradients.total(jax.tree.map(jnp.mean, means), axis_name)
-    learning_rate = parts.learning_rate(state.optimiser[-1].count)
+    learning_rate = parts.learning_rate(learner[1][-1].count)
     take_in = lambda stats, obs: normalize.update(stats, obs, rollout.steps.valid, axis_name)
     observations = state.observations and jax.tree.map(
         take_in, state.observations, rollout.steps.obs, is_leaf=_is_stats
