@@ -20,12 +20,16 @@ SIGNALS = ("SIGINT", "SIGTERM", "SIGUSR1", "SIGUSR2")  # the last is what submit
 
 
 def offer_cpu_devices(wanted: int | str = "auto") -> None:
-    """Lets JAX see every core as a device, which it must be told before it first looks for devices."""
+    """Lets JAX see every core as a device, or so many, or the most that were wanted before.
+
+    It must be told before it first looks for devices.
+    """
     import jax
 
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     with contextlib.suppress(RuntimeError):  # too late, as in a notebook that has used JAX: what is there will do
-        jax.config.update("jax_num_cpu_devices", cores if wanted == "auto" else int(wanted))
+        number = cores if wanted == "auto" else int(wanted)
+        jax.config.update("jax_num_cpu_devices", max(number, jax.config.values["jax_num_cpu_devices"]))
 
 
 def warn(line: str) -> None:
