@@ -79,7 +79,10 @@ def resolve(algo: str, written: list[Setting]) -> Settings:
         if setting.name not in known:
             refuse_name(setting, known, algo)
         value = convert(known[setting.name], setting)
-        values[setting.name] = values.get(setting.name, {}) | value if setting.name == "env_options" else value
+        if setting.name == "env_options":
+            _check_env_options(setting, value)
+            value = values.get(setting.name, {}) | value
+        values[setting.name] = value
         check_range(setting, value)
     own = {name[6:]: value for name, value in values.items() if name.startswith("agent.")}
     options = Options(**{name: value for name, value in values.items() if not name.startswith("agent.")})
@@ -177,9 +180,32 @@ def to_mapping(settings: Settings) -> dict[str, Any]:
     options = {f: getattr(settings.options, f) for f in types_of(Options) if f not in ("run_dir", "name", "resume")}
     if not isinstance(options["env"], str):
         options["env"] = re.sub(r" at 0x[0-9a-f]+", "", repr(options["env"]))  # another process has it elsewhere
-    options["env_options"] = {k: v.tolist() if hasattr(v, "tolist") else v for k, v in options["env_options"].items()}
+    options["env_options"] = {name: as_lists(value) for name, value in options["env_options"].items()}
     agent = {k: list(v) if isinstance(v, tuple) else v for k, v in dataclasses.asdict(settings.agent).items()}
     return {"algo": settings.algo, **options, "agent": agent}
+
+
+def as_lists(value: Any) -> Any:
+    """An array as lists of numbers, and what is none as it is."""
+    return value.tolist() if hasattr(value, "tolist") else value
+
+
+def _check_env_options(setting: Setting, options: Mapping[str, Any]) -> None:
+    """What goes on with a run or plays with what it has learnt has them from a file: ValueError for what none holds."""
+    for name, value in options.items():
+        if not _fits_a_file(as_lists(value)):
+            raise ValueError(
+                f"{setting.said}: {name} is of type {type(value).__name__}, and only numbers, words and lists of them "
+                f"can be written down for later; make the environment with it: env=MyEnv({name}=...)"
+            )
+
+
+def _fits_a_file(value: Any) -> bool:
+    """YAML and JSON both have it."""
+    words = (str, int, float, bool, type(None))
+    if type(value) is dict:
+        return all(type(name) in words and _fits_a_file(part) for name, part in value.items())
+    return all(map(_fits_a_file, value)) if type(value) in (list, tuple) else type(value) in words
 
 
 def without_no(setting: Setting, known: Mapping[str, Any]) -> Setting:

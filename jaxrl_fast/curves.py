@@ -47,8 +47,9 @@ def figure(
     faint[0].set_label(f"each {of}" if many else "each record")
     label = f"inter-quartile mean of {curve.each.shape[0]} {of}s" if many else "training, last 100 episodes"
     draw(axes, curve._replace(name=label), INK, INTERVAL)
-    if evals:
-        at, mean, spread = ([e[k] for e in evals] for k in ("env_steps", "eval_return_mean", "eval_return_std"))
+    names = "env_steps", "eval_return_mean", "eval_return_std"
+    if known := [e for e in evals if None not in (e[name] for name in names)]:  # None where no episode has ended
+        at, mean, spread = ([e[name] for e in known] for name in names)
         style: dict[str, Any] = {"fmt": "o", "color": MARK, "ms": 4, "lw": 1, "capsize": 2, "zorder": 3}
         axes.errorbar(at, mean, spread, label="evaluation (mean ± std)", **style)
     if solved is not None:
@@ -102,8 +103,12 @@ def style(axes: Axes) -> None:
 def thin(
     steps: np.ndarray, returns: np.ndarray, episodes: np.ndarray, most: int = MOST_POINTS
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """At most so many groups of records: last step [R], mean return [S, R] (NaN for none) and episodes [S, R]."""
+    """At most so many groups of records: last step [R], mean return [S, R] (NaN for none) and episodes [S, R].
+
+    A return that is NaN is unknown, and its episodes are not counted.
+    """
     groups = np.array_split(np.arange(steps.size), min(most, steps.size))
+    episodes = np.where(np.isnan(returns), 0, episodes)
     count = np.stack([episodes[:, g].sum(1) for g in groups], 1)
     total = np.stack([np.where(episodes[:, g] > 0, returns[:, g] * episodes[:, g], 0).sum(1) for g in groups], 1)
     with np.errstate(invalid="ignore"):

@@ -141,7 +141,7 @@ def series(group: Sequence[Row], records: Mapping[str, Sequence[Row]]) -> tuple[
         lines.append([[r[k] if r[k] is not None else np.nan for k in KEYS] for r in ours])
     length = min(map(len, lines))
     steps, seconds, returns, episodes = np.moveaxis(np.array([line[:length] for line in lines], np.float64), -1, 0)
-    at, means, _ = curves.thin(steps[0], np.nan_to_num(returns), episodes, MOST_POINTS)
+    at, means, _ = curves.thin(steps[0], returns, episodes, MOST_POINTS)
     clock, _, _ = curves.thin(seconds.mean(0), returns, episodes, MOST_POINTS)
     return at, clock, curves.hold(means)
 

@@ -1,7 +1,7 @@
 """Compares runs, or all runs in a folder: `python -m jaxrl_fast.plot RUN... [--x seconds] [--y return_mean]`."""
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -64,9 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def prepare(argv: Sequence[str]) -> tuple[dict[str, list[Run]], Options]:
     """What the command line asks for: the runs, by the names of their curves."""
     words, options = command.read(USAGE, argv)
-    if options.out:
-        command.check_out(path_of(options.out, "--out"), (".png", ".svg", ".pdf"))
-    else:
+    if not options.out:
         command.check_writable(Path(NAME))
     return groups([path_of(word) for word in words], options), options
 
@@ -80,13 +78,18 @@ def act(ready: tuple[dict[str, list[Run]], Options]) -> None:
 
 
 def compare(runs: Sequence[str | Path], **options: Any) -> Any:
-    """The same from Python, as a matplotlib figure: `compare(["runs/a", "runs/b"], x="seconds")`."""
+    """The same from Python, as a matplotlib figure: `compare(["runs/a", "runs/b"], x="seconds")`; `out` saves it."""
     chosen = command.from_keywords(Options, options)
-    return picture(groups([path_of(str(run)) for run in runs], chosen), chosen)
+    drawn = picture(groups([path_of(str(run)) for run in runs], chosen), chosen)
+    if chosen.out:
+        drawn.savefig(path_of(chosen.out))
+    return drawn
 
 
 def groups(places: Sequence[Path], options: Options) -> dict[str, list[Run]]:
-    """The runs below these places, by the names of their curves. ValueError where there is nothing to draw."""
+    """The runs below these places, by the names of their curves. ValueError: nothing to draw, or no place for it."""
+    if options.out:
+        command.check_out(path_of(options.out, "--out"), (".png", ".svg", ".pdf"))
     runs = [run for place in places for folder in folders(place) for run in read(folder)]
     records = (record for run in runs for record in run.records)
     metrics = {name for record in records for name, value in record.items() if _number(value) and "." not in name}
@@ -144,24 +147,43 @@ def named(runs: Sequence[Run]) -> dict[str, list[Run]]:
     for run in runs:
         kind = repr({name: value for name, value in run.options.items() if name not in NOT_COMPARED})
         taken = (seed for other in kinds.get(kind, ()) for seed in seeds(other))
-        kinds.setdefault(kind if not set(seeds(run)) & set(taken) else f"{kind} {run.folder}", []).append(run)
-    first = sorted((same[0] for same in kinds.values()), key=lambda run: _rank(run.options.values()))
-    order = {id(run): place for place, run in enumerate(first)}
-    names = list(distinct(first))
-    ordered = sorted(kinds.values(), key=lambda same: order[id(same[0])])
-    return dict(zip(names, ordered))
+        kinds.setdefault(kind if not set(seeds(run)) & set(taken) else f"{kind} {len(kinds)}", []).append(run)
+    ordered = sorted(kinds.values(), key=lambda same: _rank(same[0].options.values()))
+    return dict(zip(distinct([same[0] for same in ordered]), ordered, strict=True))
 
 
-def distinct(runs: Sequence[Run]) -> Iterator[str]:
-    """A name for each: its algorithm and environment where they differ, and whatever else does, if few things."""
-    shared = [name for name in runs[0].options if all(name in run.options for run in runs)]
-    differ = [n for n in shared if n not in NOT_COMPARED and len({repr(run.options[n]) for run in runs}) > 1]
+def distinct(runs: Sequence[Run]) -> list[str]:
+    """A name for each, no two alike: its algorithm and environment where they differ, and a few other things that do.
+
+    Those that are still alike get all in which they differ, then their folders, then numbers.
+    """
+    differ = differing(runs)
     if "algo" in differ and len({run.options["algo"] for run in runs}) == len(runs):
         differ = ["algo"]  # algorithms have options of their own, which need not be told
     names = [", ".join(said(n, run.options[n]) for n in differ[:MOST_NAMED]) for run in runs]
     names = names if differ else [f"{run.options['algo']} on {run.options['env']}" for run in runs]
-    for name, run in zip(names, runs):
-        yield name if names.count(name) == 1 else f"{name} ({run.folder.name})"
+    for tell in (by_options, by_folder):
+        alike = {name: [run for run, other in zip(runs, names) if other == name] for name in names}
+        names = [name + tell(run, alike[name]) if len(alike[name]) > 1 else name for name, run in zip(names, runs)]
+    return [f"{name}, {before + 1}" if (before := names[:i].count(name)) else name for i, name in enumerate(names)]
+
+
+def differing(runs: Sequence[Run]) -> list[str]:
+    """Options that all of them have, and not all the same."""
+    shared = [name for name in runs[0].options if all(name in run.options for run in runs)]
+    return [n for n in shared if n not in NOT_COMPARED and len({repr(run.options[n]) for run in runs}) > 1]
+
+
+def by_options(run: Run, alike: Sequence[Run]) -> str:
+    """What tells a run from others of its name; an environment's backend too."""
+    told = lambda name: str(run.options[name]) if name == "env" else said(name, run.options[name])
+    return "".join(f", {told(name)}" for name in differing(alike))
+
+
+def by_folder(run: Run, alike: Sequence[Run]) -> str:
+    """Where a run lies: the folder's name, or its whole path where others of that name lie elsewhere."""
+    same_name = len({other.folder.name for other in alike}) < len(alike)
+    return f" ({run.folder if same_name else run.folder.name})"
 
 
 def seeds(run: Run) -> list[int]:
@@ -190,13 +212,13 @@ def picture(found: Mapping[str, Sequence[Run]], options: Options) -> Any:
 
 
 def curve(name: str, runs: Sequence[Run], options: Options) -> Any:
-    """The trainings of one kind, as far as the shortest of them goes."""
+    """The trainings of one kind, as far as the shortest of them goes, and at least to the first record of each."""
     import numpy as np
 
     from jaxrl_fast import curves
 
     trainings = [series(run, seed, options) for run in runs for seed in seeds(run)]
-    end = min(x[-1] for x, _, _ in trainings)
+    end = max(min(x[-1] for x, _, _ in trainings), *(x[0] for x, _, _ in trainings))
     num_bins = min(MOST_BINS, *(int((x <= end * (1 + 1e-9)).sum()) for x, _, _ in trainings))
     edges = np.linspace(0, end, num_bins + 1)
     return curves.gathered(name, edges[1:], np.stack([curves.over(*training, edges) for training in trainings]))

@@ -192,8 +192,8 @@ def picture(folder: Path) -> Any:
     records = read_metrics(folder)
     summary = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
     seeds = list(dict.fromkeys(map(member_of, records)))
-    names = "env_steps", "return_mean", "episodes"
-    at, means, counts = (np.array([[r[k] or 0 for r in records if member_of(r) == s] for s in seeds]) for k in names)
+    column = lambda name: np.array([[r[name] for r in records if member_of(r) == s] for s in seeds], np.float64)
+    at, means, counts = map(column, ("env_steps", "return_mean", "episodes"))  # a mean that is unknown is NaN
     steps, returns, episodes = curves.thin(at[0], means, counts)
     if len(seeds) > 1:
         curve = curves.gathered("", steps, returns)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxrl_fast import config, grid, host, report, sinks
-from jaxrl_fast.layout import Sweep
+from jaxrl_fast.layout import FAILED, Sweep
 from jaxrl_fast.members import member_of
 from jaxrl_fast.sweeper import failure, summary
 
@@ -80,19 +80,21 @@ def rows(sweep: Sweep) -> list[Row]:
     table = []
     for name, group in sweep.groups.items():
         folder = sweep.folder / name
-        known, problem = summary(folder), failure(folder)
+        known, why, could_not_run = summary(folder), failure(folder), (folder / FAILED).is_file()
         last = {member_of(r): r for r in _last_records(folder, len(group.members))}
         speed = known.get("env_steps_per_s")
         for i, member in enumerate(group.members):
             of = lambda key, i=i, known=known: known[key][i] if known.get(key) else None
-            status = "diverged" if of("diverged_at_per_seed") else known.get("status", "unfinished")
+            diverged = of("diverged_at_per_seed")
+            status = "diverged" if diverged else known.get("status", "unfinished")
+            own = f"its numbers were no longer finite at step {sinks.short(diverged)}" if diverged else None
             common = {key: known.get(key) for key in MEASURES}
             table.append(
-                grid.values_of(group, member, sweep.columns)
+                {column: _cell(value) for column, value in grid.values_of(group, member, sweep.columns).items()}
                 | {"seed": member.seed}
                 | common
                 | {
-                    "status": "failed" if problem else status,
+                    "status": "failed" if could_not_run else status,
                     "final_return": of("final_return_per_seed"),
                     "eval_return": last.get((*member.label.items(),), {}).get("eval_return_mean"),
                     "members": len(group.members),
@@ -100,10 +102,17 @@ def rows(sweep: Sweep) -> list[Row]:
                     "steps_to_solve": of("steps_to_solve_per_seed"),
                     "time_to_solve_s": of("time_to_solve_s_per_seed"),
                     "group": name,
-                    "failure": problem or None,
+                    "failure": why or own,
                 }
             )
     return table
+
+
+def _cell(value: Any) -> Any:
+    """A column's value as what can be hashed: options as key=value, an object as Python shows it."""
+    if isinstance(value, Mapping):
+        return " ".join(f"{name}={config.as_lists(part)!r}" for name, part in value.items()) or "none"
+    return value if isinstance(value, (str, int, float, tuple, type(None))) else repr(value)
 
 
 def configurations(sweep: Sweep, table: Sequence[Row]) -> list[list[Row]]:
@@ -158,7 +167,7 @@ def verdict(sweep: Sweep, table: Sequence[Row]) -> list[str]:
         return []
     named = lambda group: grid.words({c: group[0][c] for c in sweep.columns})
     lines = []
-    ran = [g for g in groups if g[0]["env_steps_per_s"]]
+    ran = [g for g in groups if any(row["env_steps_per_s"] for row in g)]
     if ran:
         middle = lambda group: statistics.median(_known(group, "env_steps_per_s"))  # its seeds may be several programs
         lines += _fastest(sweep, [{**group[0], "env_steps_per_s": middle(group)} for group in ran])

@@ -52,9 +52,9 @@ def execute(sweep: Sweep) -> int:
         left = unfinished(sweep)
         if left:
             terminal.say(f"  {len(left)} programs are left; go on  {config.SWEEP} --resume {sweep.folder}")
-        wrong = [name for name in sweep.groups if (sweep.folder / name / FAILED).is_file()]
-        for name in wrong:
-            print(f"error: {name}: {failure(sweep.folder / name)}", file=sys.stderr)
+        wrong = {name: why for name in sweep.groups if (why := failure(sweep.folder / name))}
+        for name, why in wrong.items():
+            print(f"error: {name}: {why}", file=sys.stderr)
         return 128 + signal if signal else 1 if wrong or lost else 0
     finally:
         terminal.close()
@@ -200,8 +200,10 @@ def summary(folder: Path) -> dict[str, Any]:
 
 
 def failure(folder: Path) -> str:
-    """Why a group could not be run, in a line; empty where it could."""
+    """Why a group could not be run, or not to its end with any of its members, in a line; empty where it could."""
     try:
         return json.loads((folder / FAILED).read_text(encoding="utf-8"))["failure"]
+    except FileNotFoundError:
+        return summary(folder).get("failure") or ""
     except (OSError, ValueError, KeyError):
-        return ""
+        return f"{FAILED} cannot be read"

@@ -338,12 +338,17 @@ class Trainer:
         return min(max(solved) + self.record_length, self.plan.num_updates)
 
     def close(self) -> None:
-        """Whatever happened, what is known is written."""
+        """Whatever happened, what is known is written, and the folder is given back."""
+        try:
+            if self.sinks or not self.plan.saved:  # else it failed before it went on: what there is stays as it is
+                self.write_end()
+        finally:
+            self.plan.lock.release()
+
+    def write_end(self) -> None:
+        """The last of the records, the summary and the curve. What cannot be written or drawn ends no run."""
         from jaxrl_fast import checkpoint
 
-        if self.plan.saved and not self.sinks:  # it failed before it went on: what there is stays as it is
-            self.plan.lock.release()
-            return
         self.await_keeper()
         self.summary = report.summarise(self)
         text = json.dumps(self.summary, indent=2, allow_nan=False) + "\n"
@@ -354,9 +359,9 @@ class Trainer:
         for action in actions:
             try:
                 action()
-            except OSError as error:
-                host.warn(f"the end of the run could not be written ({error.strerror or error})")
-        self.plan.lock.release()
+            except Exception as error:  # also what a logging service or matplotlib raises
+                why = getattr(error, "strerror", None) or repr(error)
+                host.warn(f"the end of the run could not be written ({why})")
 
     def say_done(self) -> None:
         summary = self.summary

@@ -2,14 +2,17 @@
 
 import dataclasses
 import errno
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
 
+import jaxrl_fast
 from jaxrl_fast import command, config, host, plan, plot, report, sinks, train, trainer, video
 from jaxrl_fast.agents.configs import CONFIGS, PPO
 
@@ -325,6 +328,24 @@ def test_a_mistake_gets_one_line_and_leaves_nothing(line, words, place, monkeypa
     assert sorted(place.rglob("*")) == before
 
 
+@pytest.mark.parametrize(
+    ("value", "kind"), [(len, "builtin_function_or_method"), ([{"f": len}], "list"), ({(1, 2): 3}, "dict")]
+)
+def test_what_no_file_holds_is_no_option_of_an_environment(value, kind, tmp_path):
+    """Whatever goes on with the run or plays with what it has learnt has its options from config.yaml."""
+    with pytest.raises(ValueError, match=rf"^env_options: x is of type {kind}, and only numbers.*env=MyEnv\(x=...\)$"):
+        jaxrl_fast.fit(algo="ppo", env_options={"x": value}, run_dir=str(tmp_path / "run"))
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_a_file_holds_is_an_option_of_an_environment():
+    options = {"a": np.eye(2), "b": {"c": [1, (2.5, None)], 3: "x"}, "d": True, "e": np.float32(2)}
+    settings = config.from_keywords(algo="ppo", env_options=options)
+    written = config.to_mapping(settings)["env_options"]
+    assert written == options | {"a": [[1, 0], [0, 1]], "e": 2}
+    assert yaml.safe_dump(written) and json.dumps(written)
+
+
 def test_an_unwritable_folder_is_refused(tmp_path, capsys, monkeypatch):
     def refuse(*_, **__):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
@@ -340,7 +361,7 @@ def test_a_picture_that_may_not_be_written_is_refused_before_it_is_made(out, tmp
     monkeypatch.chdir(tmp_path)
     (tmp_path / "there.png").touch()
     monkeypatch.setattr(os, "access", lambda path, _: Path(path).name not in ("", "there.png"))
-    monkeypatch.setattr(plot, "groups", lambda *_: pytest.fail("it began"))
+    monkeypatch.setattr(plot, "folders", lambda _: pytest.fail("it began"))
     assert plot.main(["runs", *out]) == 2
     assert (error := capsys.readouterr().err).count("\n") == 1 and "this user has no right to" in error
 

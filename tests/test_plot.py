@@ -62,6 +62,27 @@ def test_a_seed_that_comes_twice_is_no_second_seed(tmp_path):
     assert list(draw([tmp_path])[1]) == ["ppo on CartPole-v1 (a)", "ppo on CartPole-v1 (b)"]
 
 
+def test_a_name_is_as_long_as_it_must_be(tmp_path):
+    """Three options are told, and a fourth where two runs differ in nothing else."""
+    for i, (num_envs, clip) in enumerate([(8, 0.1), (8, 0.2), (64, 0.1)]):
+        agent = {"gamma": num_envs / 100, "clip": clip}
+        write(tmp_path / str(i), records(0, [1.0 + i]), num_envs=num_envs, total_steps=1000 * num_envs, agent=agent)
+    common = "num envs 8, total steps 8000, gamma 0.08"
+    drawn = draw([tmp_path])[1]
+    names = [f"{common}, clip 0.1", f"{common}, clip 0.2", "num envs 64, total steps 64000, gamma 0.64"]
+    assert {name: line.get_ydata()[0] for name, line in drawn.items()} == dict(zip(names, [1, 2, 3]))
+
+
+def test_no_curve_is_lost_where_names_are_the_same(tmp_path):
+    """Runs in folders of one name, and one that is given three times."""
+    places = [write(tmp_path / name / "run", records(0, [1.0])) for name in ("a", "b")]
+    names = [f"ppo on CartPole-v1 ({place})" for place in places]
+    assert list(draw(places)[1]) == names
+    assert list(draw([places[0]] * 3)[1]) == [names[0], f"{names[0]}, 2", f"{names[0]}, 3"]
+    backends = [write(tmp_path / name, records(0, [1.0]), env=f"{name}/CartPole-v1") for name in ("envpool", "gymnax")]
+    assert list(draw(backends)[1]) == ["CartPole-v1, envpool/CartPole-v1", "CartPole-v1, gymnax/CartPole-v1"]
+
+
 def test_members_of_one_program_are_told_apart(tmp_path):
     lines = [
         r for rate in (0.1, 0.2) for seed in (0, 1) for r in records(seed, [rate], **{"agent.learning_rate": rate})
@@ -100,6 +121,13 @@ def test_a_curve_goes_as_far_as_its_shortest_training(tmp_path):
     np.testing.assert_allclose(line.get_xdata(), [100, 200])
 
 
+def test_a_curve_goes_as_far_as_the_first_record_of_each(tmp_path):
+    """One training ended at 200, and another's first record is at 1000: there they are 1, as it was left, and 5."""
+    places = [write(tmp_path / "0", records(0, [1.0] * 2)), write(tmp_path / "1", records(1, [5.0] * 2, 1000), seed=1)]
+    (line,) = draw(places)[1].values()
+    assert line.get_xydata().tolist() == [[1000, 3]]
+
+
 def test_between_edges_records_count_by_weight():
     """(0, 10] holds 1 and 4 with weights 3 and 1: 7/4. (10, 20] holds none. What is unknown counts nothing."""
     x, y = np.array([5.0, 10.0, 15.0, 25.0, 30.0]), np.array([1.0, 4.0, 9.0, np.nan, 5.0])
@@ -116,6 +144,14 @@ def test_the_command_writes_a_picture_and_never_over_its_own(tmp_path, monkeypat
         assert (tmp_path / name).read_bytes().startswith(b"\x89PNG") and name in capsys.readouterr().out
     assert plot.main(["runs/a", "--out", "a.svg"]) == 0
     assert "<svg" in (tmp_path / "a.svg").read_text()
+
+
+def test_python_writes_the_file_that_it_is_told(tmp_path):
+    folder, out = write(tmp_path / "a", records(0, [1.0, 2.0])), tmp_path / "a.svg"
+    assert plot.compare([folder], out=str(out)).axes and "<svg" in out.read_text()
+    with pytest.raises(ValueError, match=r"--out .*a.jpg: its name must end in .png or .svg or .pdf"):
+        plot.compare([folder], out=str(tmp_path / "a.jpg"))
+    assert sorted(tmp_path.iterdir()) == [folder, out]
 
 
 MISTAKES = [

@@ -347,3 +347,18 @@ def test_a_figure_has_labels_units_and_its_curves(num_seeds):
     assert any("95% interval" in label for label in labels) == (num_seeds > 1)
     centre = max(axes.get_lines(), key=lambda line: line.get_linewidth())
     np.testing.assert_array_equal(centre.get_ydata(), returns.mean(0))
+
+
+def test_what_is_no_number_is_left_out_of_the_picture():
+    """An evaluation in which no episode ended has none, and a record's return may not be finite."""
+    flat = np.zeros((1, 2))
+    curve = curves.Curve("", np.array([1000, 2000]), flat, flat[0], None)
+    unknown = {"env_steps": 1000, "eval_return_mean": None, "eval_return_std": None}
+    known = {"env_steps": 2000, "eval_return_mean": 3.0, "eval_return_std": 0.5}
+    (axes,) = curves.figure("", curve, [unknown, known], None).axes
+    (bars,) = axes.containers
+    assert bars.lines[0].get_xydata().tolist() == [[2000, 3]]
+    (axes,) = curves.figure("", curve, [unknown], None).axes
+    assert not axes.containers
+    _, means, counts = curves.thin(np.arange(2), np.array([[np.nan, 6.0]]), np.array([[5, 1]]), most=1)
+    assert means.item() == 6 and counts.item() == 1

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -404,6 +405,7 @@ class Pretence:
     """A trainer that trains nothing, but writes what a run leaves."""
 
     ran: list = []  # noqa: RUF012
+    why = "seed 0: loss is not finite at step 64; there is no checkpoint; try a lower learning rate"
     behave = staticmethod(lambda plan: "done")
 
     def __init__(self, plan, terminal):
@@ -419,6 +421,7 @@ class Pretence:
             "final_return_iqm": 3.0,
         }
         summary |= {"final_return_per_seed": [3.0] * len(self.plan.members), "device": "cpu"}
+        summary |= {"failure": self.why if status == "diverged" else None}
         (self.plan.folder / "summary.json").write_text(json.dumps(summary))
         came = signal.SIGTERM if status in ("stopped", "too late") else None
         return trainer.Outcome(self.plan.folder, summary, None, came if status == "stopped" else None, "", came)
@@ -478,6 +481,34 @@ def test_what_fails_is_recorded_and_the_rest_goes_on(pretend, monkeypatch, capsy
     monkeypatch.setattr(Pretence, "behave", staticmethod(lambda plan: "done"))
     assert sweep.main(["--resume", str(folder), "--log-level", "quiet", "--retry"]) == 0
     assert Pretence.ran[2:] == ["02_num_envs-4"]
+
+
+def test_what_diverges_is_recorded_with_its_reason(pretend, monkeypatch, capsys):
+    line, folder = pretend
+    diverge = lambda plan: "diverged" if plan.settings.options.num_envs == 4 else "done"
+    monkeypatch.setattr(Pretence, "behave", staticmethod(diverge))
+    for words in (line, ["--resume", str(folder), "--log-level", "quiet"]):
+        assert sweep.main(words) == 1
+        assert capsys.readouterr().err == f"error: 02_num_envs-4: {Pretence.why}\n"
+    assert len(Pretence.ran) == 3  # nothing is tried again
+    found = [(r["status"], r["failure"]) for r in results.rows(layout.read(folder))]
+    assert found == [("done", None), ("diverged", Pretence.why), ("done", None)]
+    assert f"- num_envs 4, seed 0: diverged: {Pretence.why}\n" in (folder / "report.md").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("option", "status"), [("", 0), (" --on-nonfinite stop", 1)])
+def test_a_member_that_diverges_ends_itself_or_its_program(option, status, tmp_path, capsys):
+    folder = tmp_path / "sweep"
+    line = f"{TINY} --num-envs 2 --agent.learning-rate 1e-3,1e30 --sweep-dir {folder}{option}"
+    assert sweep.main(line.split()) == status
+    why = sweeper.summary(folder / "01")["failure"]
+    assert ("error: 01: " in capsys.readouterr().err) == bool(why) == bool(status)
+    well, ill = results.rows(layout.read(folder))
+    assert (well["status"], well["failure"]) == ("diverged" if why else "done", why)
+    assert ill["status"] == "diverged"
+    assert ill["failure"].startswith(why or "its numbers were no longer finite at step ")
+    assert f"diverged: {ill['failure']}\n" in (folder / "report.md").read_text()
 
 
 def test_an_interrupted_sweep_goes_on_where_it_was(pretend, monkeypatch):
@@ -641,11 +672,12 @@ def test_groups_are_jobs_of_submitit(tmp_path):
 # The numbers
 
 
-def test_a_series_is_that_of_its_own_members():
-    """Two members of one program, by seed and value; a record without an episode keeps what came before."""
+@pytest.mark.parametrize("unknown", [0, 1])
+def test_a_series_is_that_of_its_own_members(unknown):
+    """Two members of one program, by seed and value; a record without an episode, or a finite one, keeps what was."""
     label = lambda seed, value: Member(seed, {"clip": value}).label
     record = lambda who, step, mean: who | {
-        "env_steps": step, "train_time_s": step / 10, "return_mean": mean, "episodes": 0 if mean is None else 1,
+        "env_steps": step, "train_time_s": step / 10, "return_mean": mean, "episodes": unknown if mean is None else 1,
     }  # fmt: skip
     ours, other = label(0, 0.1), label(0, 0.2)
     values = ((10, 1.0, 7.0), (20, None, 8.0), (30, 3.0, 9.0))
@@ -654,6 +686,37 @@ def test_a_series_is_that_of_its_own_members():
     np.testing.assert_array_equal(steps, [10, 20, 30])
     np.testing.assert_allclose(seconds, [1, 2, 3])
     np.testing.assert_array_equal(returns, [[1, 1, 3]])
+
+
+def test_options_of_the_environment_are_a_column(tmp_path):
+    """Dictionaries cannot be hashed, nor some environments."""
+    options = dict(env_options=[{"max_steps_in_episode": 3}, {}], num_envs=2, sweep_dir=str(tmp_path / "sweep"))
+    ready = layout.prepare(grid.from_keywords(algo="ppo", log_level="quiet", **options))
+    known = {"status": "done", "env_steps_per_s": 10.0, "final_return_per_seed": [3.0], "device": "cpu"}
+    line = {"seed": 0, "env_steps": 10, "train_time_s": 1.0, "return_mean": 3.0, "episodes": 1}
+    for name in ready.groups:
+        (ready.folder / name).mkdir()
+        (ready.folder / name / "summary.json").write_text(json.dumps(known))
+        (ready.folder / name / "metrics.jsonl").write_text(json.dumps(line) + "\n")
+    table = results.rows(ready)
+    assert [row["env_options"] for row in table] == ["max_steps_in_episode=3", "none"]
+    drawn = results.figures_of(ready, table)
+    ticks = drawn["final_return.png"].axes[0].get_xticklabels()
+    assert [tick.get_text() for tick in ticks] == ["max_steps_in_episode=3", "none"]
+    assert "\n| max_steps_in_episode=3 | 1 | 3.0 |" in results.as_markdown(ready, table, list(drawn))
+    assert "\nmax_steps_in_episode=3,0,done," in results.as_csv(table)
+    assert results._cell(SimpleNamespace(size=3)) == "namespace(size=3)"
+
+
+def test_a_configuration_whose_first_seed_failed_may_win(place):
+    ready = layout.read(place / "sweeps" / "a_sweep")
+    row = lambda num_envs, seed, speed: {
+        "num_envs": num_envs, "seed": seed, "env_steps_per_s": speed, "final_return": speed and float(num_envs),
+        "time_to_solve_s": None, "steps_to_solve": None,
+    }  # fmt: skip
+    said = "\n".join(results.verdict(ready, [row(1, 0, 10.0), row(1, 1, 10.0), row(8, 0, None), row(8, 1, 80.0)]))
+    assert "By throughput: **num_envs 8** (80 steps/s, 8.0 times that of num_envs 1)" in said
+    assert "By final return: **num_envs 8** (8.0)" in said
 
 
 def test_who_reaches_the_threshold_more_often_wins(place):

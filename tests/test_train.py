@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 import jaxrl_fast
-from jaxrl_fast import config, host, program, sinks, train, trainer
+from jaxrl_fast import config, host, play, program, report, sinks, train, trainer
 from jaxrl_fast import plan as planning
 from jaxrl_fast.types import Agent, Decision
 from tests import probes
@@ -228,6 +228,41 @@ def test_what_is_known_is_written_when_something_breaks(tmp_path, monkeypatch):
     with pytest.raises(RuntimeError, match="the evaluation broke"):
         trainer.execute(plan(tmp_path / "run", "--log-every 1"))
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "failed"
+
+
+def test_a_curve_that_cannot_be_drawn_ends_no_run(tmp_path, monkeypatch, capsys):
+    def fail(folder):
+        raise KeyError("no\nfont")
+
+    monkeypatch.setattr(report, "picture", fail)
+    assert trainer.execute(plan(tmp_path / "run")).summary["status"] == "done"
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1 and r"could not be written (KeyError('no\nfont'))" in err
+
+
+def test_a_run_that_is_interrupted_at_its_very_end_keeps_no_lock(tmp_path, monkeypatch):
+    def interrupt(folder):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(report, "picture", interrupt)
+    ready = plan(tmp_path / "run")
+    with pytest.raises(KeyboardInterrupt):
+        trainer.execute(ready)
+    host.Lock(tmp_path / "run").release()
+
+
+def test_an_evaluation_in_which_no_episode_ends_ends_no_run(tmp_path, monkeypatch, capsys):
+    env = probes.constant_reward(4)
+
+    def endless(state, action):
+        state, timestep = env.step(state, action)
+        return state, timestep._replace(last=jnp.zeros_like(timestep.last))
+
+    monkeypatch.setattr(play, "MOST_STEPS", 20)
+    trainer.execute(plan(tmp_path / "run")._replace(eval_env=env._replace(step=endless)))
+    summary = read(tmp_path / "run")[1]
+    assert summary["status"] == "done" and summary["eval_return_mean"] is None and summary["eval_unfinished"] == 4
+    assert (tmp_path / "run" / "curve.png").exists() and not capsys.readouterr().err
 
 
 def test_json_stays_valid_where_rewards_are_not_numbers(tmp_path):
