@@ -28,6 +28,7 @@ ROOT = Path(__file__).parents[1]
 PARTS = ("configs", "jaxrl_fast", "tests", "pyproject.toml")  # of the tree, as far as the tests want it
 PYTEST = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider")
 LIMIT_S, CONTROL_LIMIT_S = 180, 900
+CRASHES = {-signal.SIGABRT: "the process was aborted", -signal.SIGSEGV: "segmentation fault"}
 FAILED = re.compile(r"^FAILED (?:tests/)?(.+?)(?: - ([\w.]+).*)?$", re.MULTILINE)
 
 
@@ -621,6 +622,8 @@ def plant(tree: Path, bug: Bug) -> tuple[str, str]:
     found = FAILED.search(said)
     if status == 1 and found:
         return found[1], found[2] or "?"
+    if status in CRASHES:
+        return "all that run in its process", CRASHES[status]
     return "", {None: f"killed after {LIMIT_S} s", 0: "the tests pass"}.get(status, f"pytest ended with {status}")
 
 

@@ -4,6 +4,7 @@ import json
 import math
 import os
 import signal
+import subprocess
 import sys
 from functools import partial
 
@@ -421,3 +422,11 @@ def test_python_gets_the_same_sentences(fitted):
         jaxrl_fast.fit("ppo_cartpole", run_dir=str(fitted.folder))
     with pytest.raises(ValueError, match=r"agent\.gamma: 2\.0 is out of range"):
         jaxrl_fast.fit("ppo_cartpole", agent={"gamma": 2})
+
+
+def test_memory_in_use_is_the_process_own():
+    """And not that of the one which started it, from which a new process has its first count."""
+    child = "from jaxrl_fast import host; print(host._most_resident())"
+    parent = f"import subprocess, sys; big = bytearray(300_000_000); subprocess.run([sys.executable, '-c', {child!r}])"
+    done = subprocess.run([sys.executable, "-c", parent], capture_output=True, text=True, check=True)
+    assert 5_000 < int(done.stdout) < 100_000
