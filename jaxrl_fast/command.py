@@ -15,7 +15,7 @@ from jaxrl_fast.written import Setting, from_mapping, tokenise
 
 Ready = TypeVar("Ready")
 FULL = errno.ENOSPC, errno.EDQUOT  # what goes wrong on a disk that has no room, or none for this user
-CLOSED = errno.EACCES, errno.EPERM, errno.EROFS  # what goes wrong where this user may not write
+CLOSED = errno.EACCES, errno.EPERM, errno.EROFS  # what goes wrong where this user may not read or write
 BROKEN_PIPE = 13  # the signal's number, where there are signals
 
 
@@ -35,7 +35,7 @@ def run(
 ) -> int:
     """A command: what a user can get wrong is refused while it prepares.
 
-    Returns its exit status: 1 where there is no room to write, or no right to.
+    Returns its exit status: 1 where there is no room to write, or no right to read or write.
     """
     try:
         try:
@@ -49,7 +49,8 @@ def run(
     except OSError as error:
         if error.errno not in (*FULL, *CLOSED):
             raise
-        print(f"error: {error.filename or 'a file'} cannot be written ({error.strerror})", file=sys.stderr)
+        what = "written" if error.errno in FULL else "opened"
+        print(f"error: {error.filename or 'a file'} cannot be {what} ({error.strerror})", file=sys.stderr)
         return 1
 
 

@@ -95,7 +95,7 @@ def resolve(algo: str, written: list[Setting]) -> Settings:
 
 
 def is_nothing_said(algo: str, written: list[Setting]) -> bool:
-    """Of what to train."""
+    """Whether nothing says what to train."""
     return not algo and not any(s.name in ("config", "env") for s in written)
 
 
@@ -186,7 +186,11 @@ def to_mapping(settings: Settings) -> dict[str, Any]:
 
 
 def as_lists(value: Any) -> Any:
-    """An array as lists of numbers, and what is none as it is."""
+    """Arrays as lists of numbers, also within lists and dictionaries, and what is none as it is."""
+    if isinstance(value, (list, tuple)):
+        return type(value)(map(as_lists, value))
+    if isinstance(value, dict):
+        return {name: as_lists(part) for name, part in value.items()}
     return value.tolist() if hasattr(value, "tolist") else value
 
 

@@ -6,7 +6,7 @@ Nothing is imported but what reads options, so that mistakes are answered at onc
 import dataclasses
 import itertools
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from jaxrl_fast import config
@@ -144,6 +144,14 @@ def from_values(kind: Any, setting: Setting) -> list[Setting]:
     return [from_mapping(nested(v), lambda name: name)[0] for v in several]
 
 
+def offer_devices(several: Iterable[config.Settings]) -> None:
+    """As many as any of them wants, before JAX looks for them, which it does once."""
+    from jaxrl_fast import host
+
+    wanted = [settings.options.devices for settings in several]
+    host.offer_cpu_devices("auto" if "auto" in wanted else max(map(int, wanted)))
+
+
 def values_of(group: Group, member: Member, columns: Sequence[str]) -> dict[str, Any]:
     """What a training has of each column."""
     found = {}
@@ -207,9 +215,11 @@ def _combinations(algo: str, fixed: list[Setting], axes: Mapping[str, list[Setti
     """Settings of each, the seeds in a row."""
     names = sorted(axes, key=lambda name: name == "seed")
     found: dict[str, int] = {}  # counts for --num-envs auto
-    for chosen in itertools.product(*(axes[name] for name in names)):
-        settings = config.resolve(algo, fixed + list(chosen))
+    all_chosen = itertools.product(*(axes[name] for name in names))
+    all_settings = [config.resolve(algo, fixed + list(chosen)) for chosen in all_chosen]
+    for settings in all_settings:
         if settings.options.num_envs == "auto":
+            offer_devices(all_settings)
             settings = _calibrated(settings, found)
         settings = rule.apply(settings)
         if settings.options.num_seeds > 1 and "seed" in axes:
@@ -221,9 +231,8 @@ def _combinations(algo: str, fixed: list[Setting], axes: Mapping[str, list[Setti
 
 def _calibrated(settings: config.Settings, found: dict[str, int]) -> config.Settings:
     """With the count that pays off, which is tried out once for all seeds."""
-    from jaxrl_fast import calibrate, host
+    from jaxrl_fast import calibrate
 
-    host.offer_cpu_devices(settings.options.devices)
     key = repr(settings._replace(options=dataclasses.replace(settings.options, seed=0, num_seeds=1)))
     if key not in found:
         found[key] = int(calibrate.choose(settings).options.num_envs)

@@ -7,12 +7,12 @@ sweeps/NAME/sweep.yaml     the groups, their members, and what they share
 
 import itertools
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jaxrl_fast import config, grid, host, options, plan, slurm
+from jaxrl_fast import config, grid, options, plan, slurm
 from jaxrl_fast.grid import Group
 from jaxrl_fast.members import Member
 from jaxrl_fast.written import from_mapping, leads_elsewhere, path_of
@@ -41,12 +41,12 @@ def prepare(asked: grid.Request) -> Sweep:
     if asked.resume:
         sweep = read(path_of(asked.resume, "--resume"))
         _check_found(sweep)
-        offer_devices(sweep.groups.values())
+        grid.offer_devices(group.settings for group in sweep.groups.values())
     else:
         if own.workers > 1 or own.launcher != "local":
             _check_names(asked)
         folder = _chosen_folder(asked)
-        offer_devices(asked.groups)
+        grid.offer_devices(group.settings for group in asked.groups)
         if folder is not None and plan.exists(folder):
             sweep = _again(asked, folder)
         else:
@@ -58,12 +58,6 @@ def prepare(asked: grid.Request) -> Sweep:
         for name in sweep.groups:
             (sweep.folder / name / FAILED).unlink(missing_ok=True)
     return sweep._replace(own=own, log_level=asked.log_level)
-
-
-def offer_devices(groups: Iterable[Group]) -> None:
-    """As many as any group wants, before JAX looks for them, which it does once."""
-    wanted = [group.settings.options.devices for group in groups]
-    host.offer_cpu_devices("auto" if "auto" in wanted else max(map(int, wanted)))
 
 
 def fit(group: Group, asked: grid.Request) -> list[Group]:
@@ -98,6 +92,8 @@ def read(folder: Path) -> Sweep:
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
         groups = {_plain(each["folder"]): _group(each["config"], each["members"]) for each in content["groups"]}
+        if not groups:
+            raise LookupError("groups")
         return Sweep(folder, groups, (*content["columns"],), content["scale"], content["base_num_envs"])
     except (OSError, UnicodeDecodeError, yaml.YAMLError, LookupError, TypeError, AttributeError) as error:
         raise ValueError(f"{path} is not what a sweep writes ({type(error).__name__})") from error

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from jaxrl_fast import __version__, config, host, plan, report, sinks, slurm
-from jaxrl_fast.grid import Group
-from jaxrl_fast.layout import FAILED, Sweep, offer_devices, read
+from jaxrl_fast.grid import Group, offer_devices
+from jaxrl_fast.layout import FAILED, Sweep, read
 
 # In another process:
 ALONE = "import sys; from jaxrl_fast import command, sweeper; command.start(lambda: sweeper.work_alone(sys.argv[1]))"
@@ -112,7 +112,8 @@ def attempt(folder: Path, group: Group, terminal: sinks.Terminal, begin: Any) ->
     except BlockingIOError:
         return None
     except OSError as error:  # no room, or no right to: it is tried again when the sweep goes on
-        return {"signal": None, "words": f"{folder} cannot be written to ({error.strerror})"}
+        host.warn(f"{folder} cannot be written to ({error.strerror}); --resume tries it again")
+        return {"signal": None, "words": "not begun"}
     try:
         if finished(folder):  # since we looked
             return None
@@ -146,7 +147,7 @@ def attempt_by_name(folder: str, name: str) -> str:
     from jaxrl_fast import results
 
     sweep = read(Path(folder))
-    offer_devices(sweep.groups.values())
+    offer_devices(group.settings for group in sweep.groups.values())
     outcome = attempt(sweep.folder / name, sweep.groups[name], sinks.Quiet(), lambda: None)
     results.write(sweep)
     return outcome["words"] if outcome else "nothing to do"
@@ -177,7 +178,7 @@ def share(sweep: Sweep) -> tuple[int | None, int]:
 def work_alone(folder: str) -> int:
     """What one of several processes does. Its exit status."""
     sweep = read(Path(folder))
-    offer_devices(sweep.groups.values())
+    offer_devices(group.settings for group in sweep.groups.values())
     return 128 + signal if (signal := work(sweep, sinks.Quiet())) else 0
 
 

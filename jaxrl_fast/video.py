@@ -86,7 +86,7 @@ def open_run(folder: Path, options: Options, env: Any = None) -> tuple[Any, Any,
     """The run's learner, an environment to play in, and what draws that."""
     if options.out:
         command.check_out(path_of(options.out, "--out"), (".gif", ".mp4"))
-    else:
+    elif folder.is_dir():
         command.check_writable(command.new_file(folder / NAME))
     if options.out.lower().endswith(".mp4") and not has_ffmpeg():
         raise ValueError(

@@ -182,6 +182,7 @@ MISTAKES = [
     ("ppo --name taken", ["taken", "holds no sweep"]),
     ("--resume nowhere", ["--resume nowhere", "no sweep"]),
     ("--resume broken", ["broken/sweep.yaml"]),
+    ("--resume no_groups", ["no_groups/sweep.yaml is not what a sweep writes"]),
     ("--resume a_sweep --seed 0..9", ["--seed does not go with --resume"]),
     ("ppo --resume a_sweep", ["ppo does not go with --resume"]),
     ("--resume a_sweep --scale minibatches", ["--scale does not go with --resume"]),
@@ -203,6 +204,8 @@ def place(tmp_path_factory):
     made = dict(layout._named(asked.columns, list(asked.groups)))
     layout._make(asked, made, folder / "sweeps" / "a_sweep")
     content = yaml.safe_load((folder / "sweeps" / "a_sweep" / "sweep.yaml").read_text())
+    (folder / "no_groups").mkdir()
+    (folder / "no_groups" / "sweep.yaml").write_text(yaml.safe_dump(content | {"groups": []}))
     for name, wrong in (("no_members", {"members": []}), ("elsewhere", {"folder": "../x"})):
         (folder / name).mkdir()
         bad = content | {"groups": [content["groups"][0] | wrong]}
@@ -557,9 +560,8 @@ def test_a_folder_without_room_is_left_for_later(pretend, monkeypatch, capsys):
 
     with monkeypatch.context() as patched:
         patched.setattr(host, "Lock", no_room)
-        line[line.index("--log-level") + 1] = "info"
         assert sweep.main(line) == 0
-    assert "02_num_envs-4 cannot be written to (No space left on device)" in capsys.readouterr().out
+    assert "02_num_envs-4 cannot be written to (No space left on device)" in capsys.readouterr().err
     assert sweep.main(["--resume", str(folder), "--log-level", "quiet"]) == 0
     assert Pretence.ran == ["01_num_envs-2", "03_num_envs-8", "02_num_envs-4"]
 

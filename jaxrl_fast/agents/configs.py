@@ -174,9 +174,10 @@ class DQN:
 
 @dataclass(frozen=True)
 class PQN:
-    """Parallelised Q-network (Gallici et al. 2025), with the defaults of CleanRL's classic-control runs.
+    """Parallelised Q-network (Gallici et al. 2025).
 
-    But for the network's widths, and the bound on the gradient, which is of twice our loss there.
+    The defaults are those of CleanRL's classic-control runs, but for the network's widths and the bound on the
+    gradient, which is of twice our loss there.
     """
 
     rollout_length: int = 128
