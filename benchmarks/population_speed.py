@@ -149,7 +149,7 @@ def build(case: dict, steps: int, population: tuple[members.Member, ...]) -> tup
     options = replace(settings.options, num_seeds=len(population))
     ready = plan.check(settings._replace(agent=agent, options=options), population)
     num_updates, num_shards = ready.num_updates, ready.num_shards
-    built = program.build(ready.env, ready.agent, len(population), num_updates, num_shards, ready.varied)
+    built = program.build(ready.env, ready.agent, len(population), num_updates, num_shards, ready.varied, ready.in_turn)
     return built, num_updates
 
 

@@ -91,7 +91,8 @@ def build(num_updates: int, **options: Any) -> tuple[program.Program, int]:
     """The program that `train` would run with these options, and into how many shards it splits the environments."""
     settings = config.from_keywords(**options)
     env, agent, num_shards = plan.divide(settings, agents.load(settings.algo), num_updates)
-    return program.build(env, agent, settings.options.num_seeds, num_updates, num_shards), num_shards
+    in_turn = plan.seeds_in_turn(settings, env)
+    return program.build(env, agent, settings.options.num_seeds, num_updates, num_shards, in_turn=in_turn), num_shards
 
 
 def timed(ours: program.Program, seed: np.ndarray, num_updates: int) -> tuple[float, dict]:

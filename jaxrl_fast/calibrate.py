@@ -112,7 +112,8 @@ def attempt(settings: config.Settings, num_envs: int) -> Trial:
         return Trial(num_envs, why=str(error))
     try:
         memory.check(memory.need(*whole, options.num_seeds), getattr(settings.agent, "capacity", None))
-        built = program.build(env, agent, options.num_seeds, num_updates, num_shards)
+        in_turn = plan.seeds_in_turn(begun, env)
+        built = program.build(env, agent, options.num_seeds, num_updates, num_shards, in_turn=in_turn)
         free = memory.free()
         if free is not None and built.memory > free:
             needs, there = memory.readable(built.memory), memory.readable(free)

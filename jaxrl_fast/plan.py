@@ -13,7 +13,8 @@ from jaxrl_fast.spelling import parse_period
 from jaxrl_fast.written import leads_elsewhere, path_of
 
 TRAINING, EVALUATION, WATCHING = 0, 1, 2  # what environments are for; each has chance of its own
-# Rows of a gradient step in one shard, by the network that sees them: with less, waiting costs more than sharing saves.
+# Rows of a gradient step that are work enough for a core, by the network that sees them. With less in a shard waiting
+# costs more than sharing saves, and with less in a seed it is better computed along with others.
 LEAST_ROWS = {"mlp": 512, "minatar": 64, "nature": 8, "dqn2013": 8, "impala": 8}
 
 
@@ -34,6 +35,7 @@ class Plan(NamedTuple):
     damaged: tuple[str, ...] = ()  # what is wrong with newer checkpoints
     members: tuple[Member, ...] = ()  # what is trained side by side, if not seeds in line
     varied: Varied | None = None  # where more than their seeds differ
+    in_turn: bool = False  # members that share a device advance one after another
 
 
 def prepare(settings: config.Settings) -> Plan:
@@ -128,6 +130,7 @@ def check(settings: config.Settings, members: tuple[Member, ...] = ()) -> Plan:
         (*damaged,),
         members,
         varied,
+        seeds_in_turn(settings, env),
     )
 
 
@@ -177,18 +180,14 @@ def divide(
     """
     import jax
 
-    from jaxrl_fast import networks
-
     options = settings.options
     whole, agent = undivided(settings, algorithm, num_updates, done)
     num_devices = jax.local_device_count()
     if as_before:
         tries = [as_before] if as_before > 1 else []
     elif options.devices == "auto":
-        rows = settings.agent.gradient_rows(options.num_envs)
-        least = LEAST_ROWS[networks.choose(whole.spec.obs, settings.agent.network)]
         tried = whole.on_device or jax.default_backend() == "cpu"  # pools on several GPUs: only where asked for
-        most = min(num_devices, rows // least) if tried else 1
+        most = min(num_devices, cores_worth(settings, whole)) if tried else 1
         tries = [n for n in range(most, 1, -1) if options.num_envs % n == 0]
     elif options.devices > num_devices:
         raise ValueError(f"--devices {options.devices}: JAX has {num_devices} here")
@@ -204,6 +203,21 @@ def divide(
             if as_before or options.devices != "auto":
                 raise
     return whole, agent, 1
+
+
+def cores_worth(settings: config.Settings, env: Any) -> int:
+    """How many cores a gradient step is work enough for. `env` may be a shard."""
+    from jaxrl_fast import networks
+
+    rows = settings.agent.gradient_rows(int(settings.options.num_envs))
+    return rows // LEAST_ROWS[networks.choose(env.spec.obs, settings.agent.network)]
+
+
+def seeds_in_turn(settings: config.Settings, env: Any) -> bool:
+    """A CPU is quicker with one seed after another where each keeps its core busy: less data is in use at a time."""
+    import jax
+
+    return jax.default_backend() == "cpu" and cores_worth(settings, env) >= 1
 
 
 def shard_of(options: config.Options, num_shards: int, done: int) -> Any:

@@ -64,16 +64,23 @@ class Spread(NamedTuple):
 
 
 def build(
-    env: Env, agent: Agent, num_seeds: int, num_updates: int, num_shards: int = 1, varied: Varied | None = None
+    env: Env,
+    agent: Agent,
+    num_seeds: int,
+    num_updates: int,
+    num_shards: int = 1,
+    varied: Varied | None = None,
+    in_turn: bool = False,
 ) -> Program:
     """Compiles ahead of time all but `anew`, which few runs use and which is compiled then.
 
     With several shards `env` is one of them, and its spec's axis_name is SHARDS. `varied` has values for several seeds.
+    Seeds that share a device advance side by side, or one after another if `in_turn`.
     """
     start = time.perf_counter()
     capacity = min(num_updates, max(MOST_ROWS // num_seeds, 64))
     values, make = varied or ({}, lambda _: agent)
-    spread, seeds = spread_out(env, make, num_seeds, capacity, num_shards), _seeds(num_seeds)
+    spread, seeds = spread_out(env, make, num_seeds, capacity, num_shards, in_turn), _seeds(num_seeds)
     values = jax.device_put(values, spread.seeds)
     state, limit = jax.eval_shape(spread.init, seeds, values), jax.ShapeDtypeStruct((), jnp.int32)
     compiled_init = (
@@ -115,12 +122,14 @@ def shapes(
     )
 
 
-def spread_out(env: Env, make: Callable[..., Agent], num_seeds: int, capacity: int, num_shards: int) -> Spread:
+def spread_out(
+    env: Env, make: Callable[..., Agent], num_seeds: int, capacity: int, num_shards: int, in_turn: bool = False
+) -> Spread:
     """A single seed's shards on the devices if there are enough of them, else whole seeds."""
     functions = partial(begin, env, make), partial(chunk, env, make, capacity), partial(begin_games, env, make)
     if num_shards > 1 and num_seeds == 1 and num_shards <= jax.local_device_count():
         return shards_on_devices(*functions, num_shards)
-    return seeds_on_devices(*functions, num_seeds, num_shards)
+    return seeds_on_devices(*functions, num_seeds, num_shards, in_turn)
 
 
 def shards_on_devices(init: Callable, advance: Callable, anew: Callable, num_shards: int) -> Spread:
@@ -152,7 +161,9 @@ def shards_on_devices(init: Callable, advance: Callable, anew: Callable, num_sha
     )
 
 
-def seeds_on_devices(init: Callable, advance: Callable, anew: Callable, num_seeds: int, num_shards: int) -> Spread:
+def seeds_on_devices(
+    init: Callable, advance: Callable, anew: Callable, num_seeds: int, num_shards: int, in_turn: bool
+) -> Spread:
     """Seeds dealt to the devices, if they can be dealt evenly; the shards of a seed side by side.
 
     Seeds are initialised in turn: batched orthogonal matrices have been seen to deadlock JAX 0.10.2 on two cores.
@@ -161,15 +172,18 @@ def seeds_on_devices(init: Callable, advance: Callable, anew: Callable, num_seed
         init = jax.vmap(init, in_axes=(None, None), axis_size=num_shards, axis_name=SHARDS)
         advance = _first_metrics(jax.vmap(advance, in_axes=(0, None, None), axis_name=SHARDS))
         anew = jax.vmap(anew, in_axes=(0, None), axis_name=SHARDS)
-    mesh = _mesh(math.gcd(num_seeds, jax.local_device_count()), SEEDS)
+    num_devices = math.gcd(num_seeds, jax.local_device_count())
+    mesh = _mesh(num_devices, SEEDS)
     one, many = NamedSharding(mesh, P()), NamedSharding(mesh, P(SEEDS))
     if num_seeds == 1:
         return Spread(init, advance, anew, one, one, one, one)
+    alone = in_turn or num_seeds == num_devices
+    advance = _one_after_another(advance) if alone else jax.vmap(advance, in_axes=(0, 0, None))
     return Spread(
         _on_devices(
             lambda *members: jax.lax.map(lambda member: init(*member), members), mesh, (P(SEEDS), P(SEEDS)), P(SEEDS)
         ),
-        _on_devices(jax.vmap(advance, in_axes=(0, 0, None)), mesh, (P(SEEDS), P(SEEDS), P()), (P(SEEDS), P(SEEDS))),
+        _on_devices(advance, mesh, (P(SEEDS), P(SEEDS), P()), (P(SEEDS), P(SEEDS))),
         _on_devices(jax.vmap(anew), mesh, (P(SEEDS), P(SEEDS)), P(SEEDS)),
         seeds=many,
         state=many,
@@ -230,6 +244,28 @@ def _mesh(num_devices: int, name: str) -> jax.sharding.Mesh:
 
 def _on_devices(function: Callable, mesh: jax.sharding.Mesh, in_specs: Any, out_specs: Any) -> Callable:
     return jax.shard_map(function, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
+
+
+def _one_after_another(advance: Callable) -> Callable:
+    """What `vmap` over members computes, each of them in its own place of the same memory."""
+
+    def run(states, values, num_updates):
+        member = lambda tree, i: jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, i, keepdims=False), tree)
+        put = lambda trees, tree, i: jax.tree.map(
+            lambda xs, x: jax.lax.dynamic_update_index_in_dim(xs, x, i, axis=0), trees, tree
+        )
+
+        def body(i, carry):
+            states, metrics = carry
+            state, rows = advance(member(states, i), member(values, i), num_updates)
+            return put(states, state, i), put(metrics, rows, i)
+
+        _, rows = jax.eval_shape(advance, member(states, 0), member(values, 0), num_updates)
+        num_members = len(jax.tree.leaves(states)[0])
+        metrics = jax.tree.map(lambda x: jnp.zeros((num_members, *x.shape), x.dtype), rows)
+        return jax.lax.fori_loop(0, num_members, body, (states, metrics))
+
+    return run
 
 
 def _first_metrics(advance: Callable) -> Callable:

@@ -106,6 +106,7 @@ class Trainer:
             self.plan.num_updates,
             self.plan.num_shards,
             self.plan.varied,
+            self.plan.in_turn,
         )
         self.times["compile"] = duration = self.program.compile_time_s
         self.program_memory = self.program.memory

@@ -46,10 +46,10 @@ def _reading_keys(build):
     """While it traces, JAX reads off a program that no key is used twice; asked for all the time, it costs too much."""
 
     @functools.wraps(build)
-    def build_and_read(env, agent, num_seeds, num_updates, num_shards=1, varied=None):
+    def build_and_read(env, agent, num_seeds, num_updates, num_shards=1, *args, **options):
         alone = num_seeds == num_shards == 1  # what vmap does to arrays of keys it takes for their use
         with jax.debug_key_reuse(alone):
-            return build(env, agent, num_seeds, num_updates, num_shards, varied)
+            return build(env, agent, num_seeds, num_updates, num_shards, *args, **options)
 
     return build_and_read
 

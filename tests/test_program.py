@@ -14,12 +14,13 @@ NUM_UPDATES = 3
 
 
 @cache
-def build(num_seeds, num_shards, num_envs=16):
+def build(num_seeds, num_shards, num_envs=16, in_turn=False):
     env = probes.best_action_of_observation(num_envs // num_shards)
     if num_shards > 1:
         env = env._replace(spec=env.spec._replace(axis_name=program.SHARDS))
     config = ppo.Config(rollout_length=8, hidden=(8,), normalize_observations=True, normalize_rewards=True)
-    return program.build(env, ppo.make(config, env.spec, NUM_UPDATES), num_seeds, NUM_UPDATES, num_shards)
+    agent = ppo.make(config, env.spec, NUM_UPDATES)
+    return program.build(env, agent, num_seeds, NUM_UPDATES, num_shards, in_turn=in_turn)
 
 
 def run(built, seeds):
@@ -40,10 +41,22 @@ def test_shards_on_devices_are_shards_side_by_side(monkeypatch):
 
 
 @pytest.mark.parametrize("num_shards", [pytest.param(1, marks=pytest.mark.slow), 2])
-def test_a_seed_of_a_batch_is_its_single_run(num_shards):
-    """Four seeds on four devices, each with its shards side by side, against a run of one seed on its devices."""
-    batch = run(build(4, num_shards), [3, 4, 5, 6])
-    close(jax.tree.map(lambda x: x[2], batch), run(build(1, num_shards), 5))
+@pytest.mark.parametrize(
+    ("num_seeds", "in_turn"), [pytest.param(4, False, marks=pytest.mark.slow), (8, False), (8, True)]
+)
+def test_a_seed_of_a_batch_is_its_single_run(num_shards, num_seeds, in_turn):
+    """One seed or two on each of four devices, its shards side by side, against a run of one seed on its devices."""
+    batch = run(build(num_seeds, num_shards, in_turn=in_turn), [*range(3, 3 + num_seeds)])
+    for i in range(num_seeds):
+        close(jax.tree.map(lambda x: x[i], batch), run(build(1, num_shards), 3 + i))
+
+
+@pytest.mark.slow
+def test_seeds_in_turn_need_the_memory_of_one_in_between():
+    """What is needed besides the state: of one seed, and not of four on each device."""
+    in_turn, together = (build.__wrapped__(16, 1, 256, in_turn=in_turn) for in_turn in (True, False))
+    states = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(in_turn.like)) // 4
+    assert in_turn.memory - states < 0.5 * (together.memory - states)
 
 
 def test_every_shard_counts():
