@@ -399,6 +399,20 @@ BUGS = (
         "tests/test_train.py::test_seeds_are_trained_side_by_side",
     ),
     Bug(
+        "program: a seed that takes its turn is put where the first was",
+        PROGRAM,
+        "return put(states, state, i), put(metrics, rows, i)",
+        "return put(states, state, 0), put(metrics, rows, i)",
+        "tests/test_program.py::test_a_seed_of_a_batch_is_its_single_run[8-True-2]",
+    ),
+    Bug(
+        "program: who takes turns has the first one's hyperparameters",
+        PROGRAM,
+        "advance(member(states, i), member(values, i), num_updates)",
+        "advance(member(states, i), member(values, 0), num_updates)",
+        "tests/test_members.py::test_a_member_starts_as_its_single_run[pqn-True]",
+    ),
+    Bug(
         "loop: all shards are alike",
         LOOP,
         "return key if axis_name is None else jax.random.fold_in(key, jax.lax.axis_index(axis_name))",

@@ -7,8 +7,8 @@ Members have seeds of their own, and perhaps hyperparameters (`members.Varied`):
 the agent is made of them while it is traced. Where only seeds differ they are called seeds.
 
 Environments may be dealt into shards: each acts and computes gradients on its own, and every gradient step takes the
-sum of all. On several devices a single seed has a shard on each; many seeds are dealt to the devices whole, their
-shards side by side. The numbers are those of the same algorithm either way.
+sum of all. On several devices a single seed has a shard on each, and so have seeds that take turns; else they are
+dealt to the devices whole, their shards side by side. The numbers are those of the same algorithm either way.
 """
 
 import math
@@ -125,71 +125,36 @@ def shapes(
 def spread_out(
     env: Env, make: Callable[..., Agent], num_seeds: int, capacity: int, num_shards: int, in_turn: bool = False
 ) -> Spread:
-    """A single seed's shards on the devices if there are enough of them, else whole seeds."""
-    functions = partial(begin, env, make), partial(chunk, env, make, capacity), partial(begin_games, env, make)
-    if num_shards > 1 and num_seeds == 1 and num_shards <= jax.local_device_count():
-        return shards_on_devices(*functions, num_shards)
-    return seeds_on_devices(*functions, num_seeds, num_shards, in_turn)
+    """Shards on devices of their own, if there are enough and a seed has them to itself at a time, else side by side.
 
-
-def shards_on_devices(init: Callable, advance: Callable, anew: Callable, num_shards: int) -> Spread:
-    """One seed, a shard on each device. A shard's state has the axis that all are joined along, of length 1 there."""
-    mesh = _mesh(num_shards, SHARDS)
-    one, many = NamedSharding(mesh, P()), NamedSharding(mesh, P(SHARDS))
-
-    add_axis = partial(jax.tree.map, lambda x: x[None])
-    drop_axis = partial(jax.tree.map, lambda x: x[0])
-
-    def init_shard(seed, values):
-        return add_axis(init(seed, values))
-
-    def advance_shard(state, values, limit):
-        state, metrics = advance(drop_axis(state), values, limit)
-        return add_axis(state), metrics
-
-    def anew_shard(state, values):
-        return add_axis(anew(drop_axis(state), values))
-
-    return Spread(
-        _on_devices(init_shard, mesh, (P(), P()), P(SHARDS)),
-        _on_devices(advance_shard, mesh, (P(SHARDS), P(), P()), (P(SHARDS), P())),
-        _on_devices(anew_shard, mesh, (P(SHARDS), P()), P(SHARDS)),
-        seeds=one,
-        state=many,
-        metrics=one,
-        limit=one,
-    )
-
-
-def seeds_on_devices(
-    init: Callable, advance: Callable, anew: Callable, num_seeds: int, num_shards: int, in_turn: bool
-) -> Spread:
-    """Seeds dealt to the devices, if they can be dealt evenly; the shards of a seed side by side.
-
-    Seeds are initialised in turn: batched orthogonal matrices have been seen to deadlock JAX 0.10.2 on two cores.
+    Seeds are dealt evenly to what devices there are for one.
     """
-    if num_shards > 1:
+    init: Callable[..., Any] = partial(begin, env, make)
+    advance: Callable[..., Any] = partial(chunk, env, make, capacity)
+    anew: Callable[..., Any] = partial(begin_games, env, make)
+    num_devices, several = jax.local_device_count(), num_seeds > 1
+    apart = 1 < num_shards <= num_devices and (in_turn or not several)
+    if num_shards > 1 and not apart:
         init = jax.vmap(init, in_axes=(None, None), axis_size=num_shards, axis_name=SHARDS)
         advance = _first_metrics(jax.vmap(advance, in_axes=(0, None, None), axis_name=SHARDS))
         anew = jax.vmap(anew, in_axes=(0, None), axis_name=SHARDS)
-    num_devices = math.gcd(num_seeds, jax.local_device_count())
-    mesh = _mesh(num_devices, SEEDS)
-    one, many = NamedSharding(mesh, P()), NamedSharding(mesh, P(SEEDS))
-    if num_seeds == 1:
-        return Spread(init, advance, anew, one, one, one, one)
-    alone = in_turn or num_seeds == num_devices
-    advance = _one_after_another(advance) if alone else jax.vmap(advance, in_axes=(0, 0, None))
-    return Spread(
-        _on_devices(
-            lambda *members: jax.lax.map(lambda member: init(*member), members), mesh, (P(SEEDS), P(SEEDS)), P(SEEDS)
-        ),
-        _on_devices(advance, mesh, (P(SEEDS), P(SEEDS), P()), (P(SEEDS), P(SEEDS))),
-        _on_devices(jax.vmap(anew), mesh, (P(SEEDS), P(SEEDS)), P(SEEDS)),
-        seeds=many,
-        state=many,
-        metrics=many,
-        limit=one,
-    )
+    each = num_shards if apart else 1
+    num_groups = _dealt_to(num_seeds, num_devices // each)
+    alone = in_turn or num_seeds == num_groups
+    mesh = _mesh({SEEDS: num_groups, SHARDS: num_shards} if apart else {SEEDS: num_groups})
+    one, seeds = P(), P(SEEDS) if several else P()
+    state = P(*seeds, SHARDS) if apart else seeds
+    if several:
+        init, anew = _one_by_one(init), _one_by_one(anew)
+        advance = _in_place(advance) if alone else jax.vmap(advance, in_axes=(0, 0, None))
+    if apart:
+        init, advance, anew = _along(int(several), init, advance, anew)
+    if several or apart:
+        init = _on_devices(init, mesh, (seeds, seeds), state)
+        advance = _on_devices(advance, mesh, (state, seeds, one), (state, seeds))
+        anew = _on_devices(anew, mesh, (state, seeds), state)
+    on = partial(NamedSharding, mesh)
+    return Spread(init, advance, anew, on(seeds), on(state), on(seeds), on(one))
 
 
 def begin(env: Env, make: Make, seed: Array, values: Values) -> loop.TrainState:
@@ -237,17 +202,43 @@ def _seeds(num_seeds: int) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct((num_seeds,) if num_seeds > 1 else (), jnp.int32)
 
 
-def _mesh(num_devices: int, name: str) -> jax.sharding.Mesh:
-    devices = jax.local_devices()[:num_devices]
-    return jax.make_mesh((num_devices,), (name,), axis_types=(AxisType.Auto,), devices=devices)
+def _dealt_to(num_seeds: int, most: int) -> int:
+    """The most hands of `most` that the seeds can be dealt to evenly."""
+    return max(hands for hands in range(1, most + 1) if num_seeds % hands == 0)
+
+
+def _mesh(axes: dict[str, int]) -> jax.sharding.Mesh:
+    devices = jax.local_devices()[: math.prod(axes.values())]
+    return jax.make_mesh((*axes.values(),), (*axes,), axis_types=(AxisType.Auto,) * len(axes), devices=devices)
 
 
 def _on_devices(function: Callable, mesh: jax.sharding.Mesh, in_specs: Any, out_specs: Any) -> Callable:
     return jax.shard_map(function, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
 
 
-def _one_after_another(advance: Callable) -> Callable:
-    """What `vmap` over members computes, each of them in its own place of the same memory."""
+def _along(axis: int, init: Callable, advance: Callable, anew: Callable) -> tuple[Callable, Callable, Callable]:
+    """The same for states with an axis of shards, of which a device sees only its own."""
+    add_axis = partial(jax.tree.map, lambda x: jnp.expand_dims(x, axis))
+    drop_axis = partial(jax.tree.map, lambda x: jnp.squeeze(x, axis))
+
+    def advance_shard(state, values, num_updates):
+        state, metrics = advance(drop_axis(state), values, num_updates)
+        return add_axis(state), metrics
+
+    return (
+        lambda seed, values: add_axis(init(seed, values)),
+        advance_shard,
+        lambda state, values: add_axis(anew(drop_axis(state), values)),
+    )
+
+
+def _one_by_one(function: Callable) -> Callable:
+    """Over members in turn: batched orthogonal matrices have been seen to deadlock JAX 0.10.2 on two cores."""
+    return lambda *members: jax.lax.map(lambda member: function(*member), members)
+
+
+def _in_place(advance: Callable) -> Callable:
+    """What `vmap` over members computes, in turn, each where it lies."""
 
     def run(states, values, num_updates):
         member = lambda tree, i: jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, i, keepdims=False), tree)
@@ -284,4 +275,5 @@ def _learner(num_seeds: int, num_shards: int, state: loop.TrainState) -> PyTree:
         return state.agent
     if num_seeds == 1:
         return jax.tree.map(lambda x: x.addressable_shards[0].data[0], state.agent)
-    return jax.tree.map(lambda x: x[:, 0], state.agent)
+    dealt = NamedSharding(_mesh({SEEDS: _dealt_to(num_seeds, jax.local_device_count())}), P(SEEDS))
+    return jax.tree.map(lambda x: jax.device_put(x[:, 0], dealt), state.agent)

@@ -25,23 +25,25 @@ SMALL = {
 }  # fmt: skip
 
 
-def run(algo, config_, seeds, population=()):
+def run(algo, config_, seeds, population=(), in_turn=False):
     """The learner and the metrics after a few updates, of a population or of one."""
     env = probes.best_action_of_observation(NUM_ENVS)
     make = lambda config_: agents.load(algo).make(config_, env.spec, NUM_UPDATES)
     differing = members.vary(population, make, config_) if population else None
-    built = program.build(env, make(config_), len(population) or 1, NUM_UPDATES, varied=differing)
+    built = program.build(env, make(config_), len(population) or 1, NUM_UPDATES, varied=differing, in_turn=in_turn)
     state, metrics = built.chunk(built.init(np.int32(seeds)), np.int32(NUM_UPDATES))
     return jax.device_get((built.learner(state), dict(metrics)))
 
 
+@pytest.mark.parametrize("in_turn", [False, True])
 @pytest.mark.parametrize("algo", [algo if algo == "pqn" else slow(algo) for algo in CONFIGS])
-def test_a_member_starts_as_its_single_run(algo):
-    """All real numbers of an algorithm at once have other values in the second member, which is compared."""
+def test_a_member_starts_as_its_single_run(algo, in_turn):
+    """All real numbers of an algorithm at once have other values in the second of three, which is compared."""
     first = CONFIGS[algo](**SMALL[algo])
     values = {name: getattr(first, name) for name in members.real_numbers(first)}
     other = {name: 0.9 * value if value else 0.05 for name, value in values.items()}
-    together = run(algo, first, [7, 3], (Member(7, values), Member(3, other)))
+    population = (Member(7, values), Member(3, other), Member(5, values))  # three do not divide into four devices
+    together = run(algo, first, [7, 3, 5], population, in_turn)
     alone = run(algo, dataclasses.replace(first, **other), 3)
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x[1], y, rtol=2e-3, atol=2e-5), together, alone)
     learner = jax.tree.leaves(together[0])

@@ -1,12 +1,13 @@
 """program: where shards and seeds lie changes nothing that they compute."""
 
 from functools import cache
+from operator import itemgetter
 
 import jax
 import numpy as np
 import pytest
 
-from jaxrl_fast import program
+from jaxrl_fast import config, plan, program
 from jaxrl_fast.agents import ppo
 from tests import probes
 
@@ -45,10 +46,37 @@ def test_shards_on_devices_are_shards_side_by_side(monkeypatch):
     ("num_seeds", "in_turn"), [pytest.param(4, False, marks=pytest.mark.slow), (8, False), (8, True)]
 )
 def test_a_seed_of_a_batch_is_its_single_run(num_shards, num_seeds, in_turn):
-    """One seed or two on each of four devices, its shards side by side, against a run of one seed on its devices."""
+    """One seed or more on each device, side by side or in turn, against a run of one seed on its devices."""
     batch = run(build(num_seeds, num_shards, in_turn=in_turn), [*range(3, 3 + num_seeds)])
     for i in range(num_seeds):
-        close(jax.tree.map(lambda x: x[i], batch), run(build(1, num_shards), 3 + i))
+        close(jax.tree.map(itemgetter(i), batch), run(build(1, num_shards), 3 + i))
+
+
+@pytest.mark.parametrize(
+    ("line", "in_turn"),
+    [
+        ("ppo --env CartPole-v1 --num-envs 8", False),  # 256 rows in a gradient step
+        ("ppo --env CartPole-v1 --num-envs 16", True),
+        ("ppo --env Breakout-MinAtar --num-envs 2", True),  # 64 boards
+        ("pqn --env Breakout-MinAtar --num-envs 8 --agent.rollout-length 32 --agent.num-minibatches 8", False),
+        ("dqn --env CartPole-v1 --num-envs 64", False),  # however many environments
+    ],
+)
+def test_seeds_take_turns_where_each_keeps_a_core_busy(line, in_turn):
+    settings = config.from_command_line([*line.split(), "--num-seeds", "2"])
+    assert plan.check(settings).in_turn == in_turn
+
+
+@pytest.mark.parametrize(("num_seeds", "num_shards", "in_turn", "used"), [
+    (1, 1, False, 1), (1, 4, False, 4),
+    (3, 1, False, 3), (5, 1, False, 1), (6, 1, True, 3), (8, 2, False, 4),
+    (5, 2, True, 2), (6, 2, True, 4), (2, 4, True, 4), (2, 8, True, 2),
+])  # fmt: skip
+def test_so_many_of_four_devices_are_used(num_seeds, num_shards, in_turn, used):
+    """As many as the seeds divide into; times the shards, where a seed that takes its turn is spread over devices."""
+    env = probes.constant_reward(4)
+    spread = program.spread_out(env, lambda _: None, num_seeds, 1, num_shards, in_turn)
+    assert spread.state.num_devices == used
 
 
 @pytest.mark.slow
