@@ -106,8 +106,8 @@ def test_a_trial_trains_really(monkeypatch):
 
     seen, build = [], program.build
 
-    def watched(*given):
-        built = build(*given)
+    def watched(*given, **options):
+        built = build(*given, **options)
 
         def chunk(state, length):
             state, rows = built.chunk(state, length)
