@@ -35,6 +35,9 @@ RUNS = {
     "pqn": dict(algo="pqn", agent=dict(rollout_length=8, hidden=(8,))),
     "seeds": dict(algo="pqn", num_seeds=3, agent=dict(rollout_length=8, hidden=(8,))),
     "shards": dict(algo="ppo", devices=2, agent=dict(rollout_length=8, hidden=(8,))),
+    "seeds_in_turn": dict(
+        algo="ppo", devices=2, num_seeds=2, agent=dict(rollout_length=64, num_minibatches=1, hidden=(8,))
+    ),
 }
 SHORT = dict(env="CartPole-v1", num_envs=8, total_steps=1600, eval_every=700, eval_episodes=8, log_every=200)
 SHORT |= dict(save_every=300, tensorboard=False, log_level="quiet")
