@@ -111,8 +111,9 @@ def attempt(settings: config.Settings, num_envs: int) -> Trial:
     except ValueError as error:
         return Trial(num_envs, why=str(error))
     try:
-        memory.check(memory.need(*whole, options.num_seeds), getattr(settings.agent, "capacity", None))
         in_turn = plan.seeds_in_turn(begun, env)
+        num_members = program.filled(options.num_seeds, num_shards, in_turn)
+        memory.check(memory.need(*whole, num_members), getattr(settings.agent, "capacity", None))
         built = program.build(env, agent, options.num_seeds, num_updates, num_shards, in_turn=in_turn)
         free = memory.free()
         if free is not None and built.memory > free:

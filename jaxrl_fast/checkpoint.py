@@ -45,10 +45,11 @@ class Checkpoint(NamedTuple):
     manifest: dict[str, Any]
 
 
-def flatten(tree: PyTree) -> tuple[Arrays, dict[str, Any]]:
+def flatten(tree: PyTree, most: int | None = None) -> tuple[Arrays, dict[str, Any]]:
     """Copies of a tree's arrays on the host by their path, and what each is: shape, dtype, a key's implementation.
 
-    Copies, for the device may be given the tree's own memory for the next chunk before they are written.
+    Copies, for the device may be given the tree's own memory for the next chunk before they are written. Of each array
+    the first `most` are copied, or all.
     """
     arrays, kinds = {}, {}
     for path, x in jax.tree_util.tree_leaves_with_path(tree):
@@ -56,7 +57,7 @@ def flatten(tree: PyTree) -> tuple[Arrays, dict[str, Any]]:
         if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key):
             kind["key"] = str(jax.random.key_impl(x))
             x = jax.random.key_data(x)
-        array = np.array(x, order="C")
+        array = np.array(x if most is None else np.asarray(x)[:most], order="C")
         kinds[name] = kind | {"shape": list(array.shape), "dtype": str(array.dtype)}
         assert name not in arrays, f"two leaves are called {name}"
         arrays[name] = array if array.dtype.isbuiltin == 1 else array.view(AS_BITS[array.itemsize])

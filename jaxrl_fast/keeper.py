@@ -67,7 +67,8 @@ class Keeper:
             if score is not None:
                 self.saver.mark(folder, score)
             return None
-        arrays, kinds = checkpoint.flatten(state)
+        num_seeds = len(self.scores.diverged)
+        arrays, kinds = checkpoint.flatten(state, num_seeds if num_seeds > 1 else None)
         bad = self._not_finite(arrays)
         if bad is not None:
             return bad

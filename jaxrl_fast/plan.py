@@ -33,9 +33,9 @@ class Plan(NamedTuple):
     needs: Any = None  # memory.Need
     saved: Any = None  # checkpoint.Checkpoint to go on from
     damaged: tuple[str, ...] = ()  # what is wrong with newer checkpoints
-    members: tuple[Member, ...] = ()  # what is trained side by side, if not seeds in line
+    members: tuple[Member, ...] = ()  # what is trained together, if not seeds in line
     varied: Varied | None = None  # where more than their seeds differ
-    in_turn: bool = False  # members that share a device advance one after another
+    in_turn: bool = False  # members advance one after another, each on all devices that it could use alone
 
 
 def prepare(settings: config.Settings) -> Plan:
@@ -105,7 +105,8 @@ def check(settings: config.Settings, members: tuple[Member, ...] = ()) -> Plan:
         num_eval_envs = min(num_eval_envs, num_envs)
     eval_env = envs.make(options.env, num_eval_envs, conditions(options, EVALUATION, done), **options.env_options)
     whole = (env, agent) if num_shards == 1 else undivided(settings, algorithm, num_updates)
-    needs = memory.need(*whole, options.num_seeds)
+    in_turn = seeds_in_turn(settings, env)
+    needs = memory.need(*whole, program.filled(options.num_seeds, num_shards, in_turn))
     if saved is None:  # else it has fitted before, and what was read lies in memory already
         memory.check(needs, getattr(settings.agent, "capacity", None))
     if saved and done > num_updates:
@@ -130,7 +131,7 @@ def check(settings: config.Settings, members: tuple[Member, ...] = ()) -> Plan:
         (*damaged,),
         members,
         varied,
-        seeds_in_turn(settings, env),
+        in_turn,
     )
 
 
@@ -214,10 +215,14 @@ def cores_worth(settings: config.Settings, env: Any) -> int:
 
 
 def seeds_in_turn(settings: config.Settings, env: Any) -> bool:
-    """A CPU is quicker with one seed after another where each keeps its core busy: less data is in use at a time."""
+    """A CPU is quicker with one seed after another where each keeps its core busy: less data is in use at a time.
+
+    Not with a replay, which would be copied at each turn.
+    """
     import jax
 
-    return jax.default_backend() == "cpu" and cores_worth(settings, env) >= 1
+    keeps_little = not hasattr(settings.agent, "capacity")
+    return jax.default_backend() == "cpu" and keeps_little and cores_worth(settings, env) >= 1
 
 
 def shard_of(options: config.Options, num_shards: int, done: int) -> Any:

@@ -7,8 +7,9 @@ Members have seeds of their own, and perhaps hyperparameters (`members.Varied`):
 the agent is made of them while it is traced. Where only seeds differ they are called seeds.
 
 Environments may be dealt into shards: each acts and computes gradients on its own, and every gradient step takes the
-sum of all. On several devices a single seed has a shard on each, and so have seeds that take turns; else they are
-dealt to the devices whole, their shards side by side. The numbers are those of the same algorithm either way.
+sum of all. On several devices a single seed has a shard on each, and so have seeds that take turns; seeds that advance
+together are dealt to the devices whole, their shards side by side. The numbers are those of the same algorithm either
+way.
 """
 
 import math
@@ -38,7 +39,10 @@ Make = Callable[[Values], Agent]
 
 
 class Program(NamedTuple):
-    """What the host runs. States carry a seed axis where there are several seeds, then a shard axis."""
+    """What the host runs. States carry a seed axis where there are several seeds, then a shard axis.
+
+    There may be more on the seed axis than seeds (`filled`). What `place` takes, and `like`, have the seeds alone.
+    """
 
     init: Callable[[np.ndarray], loop.TrainState]  # seeds [S] or one
     chunk: Callable[[loop.TrainState, np.ndarray], tuple[loop.TrainState, Metrics]]  # metrics [S, capacity] or less S
@@ -57,9 +61,8 @@ class Spread(NamedTuple):
     init: Callable[..., Any]
     advance: Callable[..., Any]
     anew: Callable[..., Any]
-    seeds: NamedSharding
+    seeds: NamedSharding  # metrics too
     state: NamedSharding
-    metrics: NamedSharding
     limit: NamedSharding
 
 
@@ -80,8 +83,9 @@ def build(
     start = time.perf_counter()
     capacity = min(num_updates, max(MOST_ROWS // num_seeds, 64))
     values, make = varied or ({}, lambda _: agent)
-    spread, seeds = spread_out(env, make, num_seeds, capacity, num_shards, in_turn), _seeds(num_seeds)
-    values = jax.device_put(values, spread.seeds)
+    fill, kept, total = _filling(num_seeds, num_shards, in_turn)
+    spread, seeds = spread_out(env, make, total, capacity, num_shards, in_turn), _seeds(total)
+    values = jax.device_put(fill(values), spread.seeds)
     state, limit = jax.eval_shape(spread.init, seeds, values), jax.ShapeDtypeStruct((), jnp.int32)
     compiled_init = (
         jax.jit(spread.init, in_shardings=(spread.seeds, spread.seeds), out_shardings=spread.state)
@@ -92,7 +96,7 @@ def build(
         jax.jit(
             spread.advance,
             in_shardings=(spread.state, spread.seeds, spread.limit),
-            out_shardings=(spread.state, spread.metrics),
+            out_shardings=(spread.state, spread.seeds),
             donate_argnums=0,
         )
         .lower(state, values, limit)
@@ -100,16 +104,21 @@ def build(
     )
     memory = compiled_chunk.memory_analysis()
     needed = memory.argument_size_in_bytes + memory.temp_size_in_bytes if memory else 0
-    learner = partial(_learner, num_seeds, num_shards)
-    place = partial(jax.device_put, device=spread.state)
+    learner = lambda state: _learner(num_seeds, num_shards, kept(state.agent))
+    place = lambda state: jax.device_put(fill(state), spread.state)
     duration = time.perf_counter() - start
-    start_all = lambda seeds: compiled_init(seeds, values)
-    run = lambda state, num_updates: compiled_chunk(state, values, jax.device_put(num_updates, spread.limit))
+    start_all = lambda seeds: compiled_init(fill(seeds), values)
+
+    def run(state: loop.TrainState, num_updates: np.ndarray) -> tuple[loop.TrainState, Metrics]:
+        state, rows = compiled_chunk(state, values, jax.device_put(num_updates, spread.limit))
+        return state, kept(rows)
+
     compiled_anew = jax.jit(
         spread.anew, in_shardings=(spread.state, spread.seeds), out_shardings=spread.state, donate_argnums=0
     )
     anew = lambda state: compiled_anew(state, values)
-    return Program(start_all, run, learner, place, anew, state, capacity, duration, needed)
+    like = jax.eval_shape(kept, state)
+    return Program(start_all, run, learner, place, anew, like, capacity, duration, needed)
 
 
 def shapes(
@@ -117,36 +126,44 @@ def shapes(
 ) -> loop.TrainState:
     """Shapes and dtypes of a state, as the program of the same arguments will have it. Nothing is compiled."""
     values, make = varied or ({}, lambda _: agent)
-    return jax.eval_shape(
-        spread_out(loop.on_paper(env), make, num_seeds, 1, num_shards).init, _seeds(num_seeds), values
-    )
+    fill, kept, total = _filling(num_seeds, num_shards)
+    init = spread_out(loop.on_paper(env), make, total, 1, num_shards).init
+    return jax.eval_shape(lambda seeds: kept(init(seeds, fill(values))), _seeds(total))
+
+
+def filled(num_seeds: int, num_shards: int = 1, in_turn: bool = False) -> int:
+    """How many seeds a program trains for so many: where they cannot be dealt evenly, the last one more than once.
+
+    So no device waits while another has two more than it.
+    """
+    rounds, hands = _deal(num_seeds, _most_at_once(num_seeds, num_shards, in_turn))
+    return rounds * hands
 
 
 def spread_out(
     env: Env, make: Callable[..., Agent], num_seeds: int, capacity: int, num_shards: int, in_turn: bool = False
 ) -> Spread:
-    """Shards on devices of their own, if there are enough and a seed has them to itself at a time, else side by side.
+    """Seeds are dealt to groups of devices: one device each, or one for each shard of a seed.
 
-    Seeds are dealt evenly to what devices there are for one.
+    Shards have devices of their own if there are enough and a seed has them to itself at a time; else a device computes
+    all of a seed's shards side by side. `num_seeds` is `filled` up, so that every group gets as many.
     """
     init: Callable[..., Any] = partial(begin, env, make)
     advance: Callable[..., Any] = partial(chunk, env, make, capacity)
     anew: Callable[..., Any] = partial(begin_games, env, make)
-    num_devices, several = jax.local_device_count(), num_seeds > 1
-    apart = 1 < num_shards <= num_devices and (in_turn or not several)
+    several, apart = num_seeds > 1, _apart(num_seeds, num_shards, in_turn)
     if num_shards > 1 and not apart:
         init = jax.vmap(init, in_axes=(None, None), axis_size=num_shards, axis_name=SHARDS)
         advance = _first_metrics(jax.vmap(advance, in_axes=(0, None, None), axis_name=SHARDS))
         anew = jax.vmap(anew, in_axes=(0, None), axis_name=SHARDS)
-    each = num_shards if apart else 1
-    num_groups = _dealt_to(num_seeds, num_devices // each)
-    alone = in_turn or num_seeds == num_groups
+    rounds, num_groups = _deal(num_seeds, _most_at_once(num_seeds, num_shards, in_turn))
+    one_at_a_time = in_turn or rounds == 1
     mesh = _mesh({SEEDS: num_groups, SHARDS: num_shards} if apart else {SEEDS: num_groups})
     one, seeds = P(), P(SEEDS) if several else P()
     state = P(*seeds, SHARDS) if apart else seeds
     if several:
         init, anew = _one_by_one(init), _one_by_one(anew)
-        advance = _in_place(advance) if alone else jax.vmap(advance, in_axes=(0, 0, None))
+        advance = _in_turn(advance) if one_at_a_time else jax.vmap(advance, in_axes=(0, 0, None))
     if apart:
         init, advance, anew = _along(int(several), init, advance, anew)
     if several or apart:
@@ -154,7 +171,7 @@ def spread_out(
         advance = _on_devices(advance, mesh, (state, seeds, one), (state, seeds))
         anew = _on_devices(anew, mesh, (state, seeds), state)
     on = partial(NamedSharding, mesh)
-    return Spread(init, advance, anew, on(seeds), on(state), on(seeds), on(one))
+    return Spread(init, advance, anew, on(seeds), on(state), on(one))
 
 
 def begin(env: Env, make: Make, seed: Array, values: Values) -> loop.TrainState:
@@ -202,9 +219,30 @@ def _seeds(num_seeds: int) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct((num_seeds,) if num_seeds > 1 else (), jnp.int32)
 
 
-def _dealt_to(num_seeds: int, most: int) -> int:
-    """The most hands of `most` that the seeds can be dealt to evenly."""
-    return max(hands for hands in range(1, most + 1) if num_seeds % hands == 0)
+def _apart(num_seeds: int, num_shards: int, in_turn: bool) -> bool:
+    """Whether the shards of a seed have devices of their own."""
+    return 1 < num_shards <= jax.local_device_count() and (in_turn or num_seeds == 1)
+
+
+def _most_at_once(num_seeds: int, num_shards: int, in_turn: bool) -> int:
+    """Seeds that could have devices of their own."""
+    return jax.local_device_count() // (num_shards if _apart(num_seeds, num_shards, in_turn) else 1)
+
+
+def _deal(num_seeds: int, most: int) -> tuple[int, int]:
+    """In how few rounds seeds can be dealt to `most` hands, and the fewest hands in which it takes no more."""
+    rounds = -(-num_seeds // most)
+    return rounds, -(-num_seeds // rounds)
+
+
+def _filling(num_seeds: int, num_shards: int, in_turn: bool = False) -> tuple[Callable, Callable, int]:
+    """From trees of seeds to trees of what a program trains, and back; how many those are."""
+    total = filled(num_seeds, num_shards, in_turn)
+    if total == num_seeds:
+        return (lambda tree: tree), (lambda tree: tree), total
+    places = np.minimum(np.arange(total), num_seeds - 1)
+    fill = partial(jax.tree.map, lambda x: x[places])
+    return fill, jax.jit(partial(jax.tree.map, lambda x: x[:num_seeds])), total
 
 
 def _mesh(axes: dict[str, int]) -> jax.sharding.Mesh:
@@ -233,12 +271,12 @@ def _along(axis: int, init: Callable, advance: Callable, anew: Callable) -> tupl
 
 
 def _one_by_one(function: Callable) -> Callable:
-    """Over members in turn: batched orthogonal matrices have been seen to deadlock JAX 0.10.2 on two cores."""
+    """Over members in turn. Not by `vmap`: batched orthogonal matrices have been seen to deadlock JAX on two cores."""
     return lambda *members: jax.lax.map(lambda member: function(*member), members)
 
 
-def _in_place(advance: Callable) -> Callable:
-    """What `vmap` over members computes, in turn, each where it lies."""
+def _in_turn(advance: Callable) -> Callable:
+    """What `vmap` over members computes, one after another. A member's state is copied out of that of all, and back."""
 
     def run(states, values, num_updates):
         member = lambda tree, i: jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, i, keepdims=False), tree)
@@ -269,11 +307,11 @@ def _first_metrics(advance: Callable) -> Callable:
     return run
 
 
-def _learner(num_seeds: int, num_shards: int, state: loop.TrainState) -> PyTree:
-    """Parameters are the same bits in every shard."""
-    if num_shards == 1:
-        return state.agent
+def _learner(num_seeds: int, num_shards: int, learner: PyTree) -> PyTree:
+    """Without shards: parameters are the same bits in each. Seeds are dealt to as many devices as they divide into."""
     if num_seeds == 1:
-        return jax.tree.map(lambda x: x.addressable_shards[0].data[0], state.agent)
-    dealt = NamedSharding(_mesh({SEEDS: _dealt_to(num_seeds, jax.local_device_count())}), P(SEEDS))
-    return jax.tree.map(lambda x: jax.device_put(x[:, 0], dealt), state.agent)
+        return jax.tree.map(lambda x: x.addressable_shards[0].data[0], learner) if num_shards > 1 else learner
+    hands = max(hands for hands in range(1, jax.local_device_count() + 1) if num_seeds % hands == 0)
+    dealt = NamedSharding(_mesh({SEEDS: hands}), P(SEEDS))
+    first = jax.jit(partial(jax.tree.map, lambda x: jax.lax.index_in_dim(x, 0, axis=1, keepdims=False)))
+    return jax.device_put(first(learner) if num_shards > 1 else learner, dealt)

@@ -143,7 +143,7 @@ def as_markdown(sweep: Sweep, table: Sequence[Row], pictures: Sequence[str]) -> 
     lines += [
         "Steps per second are of training, updates included, compiling not, and of all members of a program together; "
         f"what one has of it is `env_steps_per_s_member` in {TABLE}. Seconds to the threshold are training seconds of "
-        "the program while all its members ran side by side. Memory is the program's, as compiled.",
+        "the program while all its members were trained. Memory is the program's, as compiled.",
         "",
     ]
     lines += [*_table(sweep, table), ""]

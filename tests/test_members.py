@@ -38,12 +38,13 @@ def run(algo, config_, seeds, population=(), in_turn=False):
 @pytest.mark.parametrize("in_turn", [False, True])
 @pytest.mark.parametrize("algo", [algo if algo == "pqn" else slow(algo) for algo in CONFIGS])
 def test_a_member_starts_as_its_single_run(algo, in_turn):
-    """All real numbers of an algorithm at once have other values in the second of three, which is compared."""
+    """All real numbers of an algorithm at once have other values in the second of five, which is compared."""
     first = CONFIGS[algo](**SMALL[algo])
     values = {name: getattr(first, name) for name in members.real_numbers(first)}
     other = {name: 0.9 * value if value else 0.05 for name, value in values.items()}
-    population = (Member(7, values), Member(3, other), Member(5, values))  # three do not divide into four devices
-    together = run(algo, first, [7, 3, 5], population, in_turn)
+    population = (Member(7, values), Member(3, other), *(Member(seed, values) for seed in (5, 6, 7)))
+    assert program.filled(len(population), in_turn=in_turn) == 6, "two on each of three devices"
+    together = run(algo, first, [7, 3, 5, 6, 7], population, in_turn)
     alone = run(algo, dataclasses.replace(first, **other), 3)
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x[1], y, rtol=2e-3, atol=2e-5), together, alone)
     learner = jax.tree.leaves(together[0])

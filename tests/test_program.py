@@ -43,7 +43,7 @@ def test_shards_on_devices_are_shards_side_by_side(monkeypatch):
 
 @pytest.mark.parametrize("num_shards", [pytest.param(1, marks=pytest.mark.slow), 2])
 @pytest.mark.parametrize(
-    ("num_seeds", "in_turn"), [pytest.param(4, False, marks=pytest.mark.slow), (8, False), (8, True)]
+    ("num_seeds", "in_turn"), [pytest.param(4, False, marks=pytest.mark.slow), (5, False), (8, True)]
 )
 def test_a_seed_of_a_batch_is_its_single_run(num_shards, num_seeds, in_turn):
     """One seed or more on each device, side by side or in turn, against a run of one seed on its devices."""
@@ -59,7 +59,7 @@ def test_a_seed_of_a_batch_is_its_single_run(num_shards, num_seeds, in_turn):
         ("ppo --env CartPole-v1 --num-envs 16", True),
         ("ppo --env Breakout-MinAtar --num-envs 2", True),  # 64 boards
         ("pqn --env Breakout-MinAtar --num-envs 8 --agent.rollout-length 32 --agent.num-minibatches 8", False),
-        ("dqn --env CartPole-v1 --num-envs 64", False),  # however many environments
+        ("dqn --env CartPole-v1 --num-envs 64 --agent.batch-size 1024", False),  # however much: for its replay
     ],
 )
 def test_seeds_take_turns_where_each_keeps_a_core_busy(line, in_turn):
@@ -67,16 +67,31 @@ def test_seeds_take_turns_where_each_keeps_a_core_busy(line, in_turn):
     assert plan.check(settings).in_turn == in_turn
 
 
-@pytest.mark.parametrize(("num_seeds", "num_shards", "in_turn", "used"), [
-    (1, 1, False, 1), (1, 4, False, 4),
-    (3, 1, False, 3), (5, 1, False, 1), (6, 1, True, 3), (8, 2, False, 4),
-    (5, 2, True, 2), (6, 2, True, 4), (2, 4, True, 4), (2, 8, True, 2),
+@pytest.mark.parametrize(("num_seeds", "num_shards", "in_turn", "used", "trained"), [
+    (1, 1, False, 1, 1), (1, 4, False, 4, 1),
+    (3, 1, False, 3, 3), (5, 1, False, 3, 6), (6, 1, True, 3, 6), (7, 1, True, 4, 8), (8, 2, False, 4, 8),
+    (5, 2, True, 4, 6), (6, 2, True, 4, 6), (5, 4, True, 4, 5), (2, 8, True, 2, 2),
 ])  # fmt: skip
-def test_so_many_of_four_devices_are_used(num_seeds, num_shards, in_turn, used):
-    """As many as the seeds divide into; times the shards, where a seed that takes its turn is spread over devices."""
+def test_so_many_of_four_devices_are_used(num_seeds, num_shards, in_turn, used, trained):
+    """In as few rounds as can be; times the shards, where a seed that takes its turn is spread over devices."""
+    assert program.filled(num_seeds, num_shards, in_turn) == trained
     env = probes.constant_reward(4)
-    spread = program.spread_out(env, lambda _: None, num_seeds, 1, num_shards, in_turn)
+    spread = program.spread_out(env, lambda _: None, trained, 1, num_shards, in_turn)
     assert spread.state.num_devices == used
+
+
+def test_on_a_gpu_seeds_never_take_turns(monkeypatch):
+    settings = config.from_command_line(["ppo", "--env", "CartPole-v1", "--num-envs", "64", "--num-seeds", "2"])
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    assert not plan.check(settings).in_turn
+
+
+@pytest.mark.slow
+def test_seeds_in_turn_on_fewer_devices(monkeypatch):
+    """Three seeds of two shards each: on two devices and two more, and all on a single one."""
+    spread = run(build(3, 2, in_turn=True), [5, 6, 7])
+    monkeypatch.setattr(jax, "local_device_count", lambda: 1)
+    close(spread, run(build.__wrapped__(3, 2, in_turn=True), [5, 6, 7]))
 
 
 @pytest.mark.slow

@@ -310,7 +310,8 @@ def test_nothing_on_the_device_is_kept_from_chunk_to_chunk(tmp_path, monkeypatch
     assert len(alive) == 30 and alive[-2] <= alive[4]
 
 
-def test_nothing_moves_between_host_and_device_unasked(tmp_path, monkeypatch):
+@pytest.mark.parametrize("seeds", ["", "--num-seeds 5"])
+def test_nothing_moves_between_host_and_device_unasked(seeds, tmp_path, monkeypatch):
     """A number that slips to the device or back at every chunk would have it wait."""
     train_, moved = trainer.Trainer.train, []
 
@@ -321,7 +322,7 @@ def test_nothing_moves_between_host_and_device_unasked(tmp_path, monkeypatch):
 
     monkeypatch.setattr(trainer, "CHUNK_S", 0.0)
     monkeypatch.setattr(trainer.Trainer, "train", guarded)
-    trainer.execute(plan(tmp_path / "run", "--eval-every 88 --save-every 88", num_updates=12))
+    trainer.execute(plan(tmp_path / "run", f"--eval-every 88 --save-every 88 {seeds}", num_updates=12))
     assert moved == [12]
 
 

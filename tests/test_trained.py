@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+from operator import itemgetter
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -105,6 +106,21 @@ def test_a_seed_is_chosen_and_its_replay_left_on_the_disk(two):
     assert set(trained.agent_state.replay.obs.strides) == {0}  # zeros that take no memory
     with pytest.raises(ValueError, match=r"seed 7: .* has trained seeds 1 to 2"):
         jaxrl_fast.load(two, seed=7)
+
+
+@pytest.mark.slow
+def test_seeds_that_took_turns_are_chosen_too(place):
+    """Three of two shards each, on two groups of two devices: nothing is left of the one that filled them up."""
+    run = jaxrl_fast.fit(
+        algo="ppo", env="CartPole-v1", num_envs=8, devices=2, num_seeds=3, total_steps=2048, eval_every=1024,
+        run_dir=str(place / "turns"), agent=PPO | {"rollout_length": 64, "num_minibatches": 1}, **TINY,
+    )  # fmt: skip
+    assert len(run.summary["final_return_per_seed"]) == len(run.evaluate(episodes=4)["seeds"]) == 3
+    for seed in range(3):
+        one = jaxrl_fast.load(run, seed=seed, which="last").agent_state.params
+        jax.tree.map(np.testing.assert_array_equal, one, jax.tree.map(itemgetter(seed), run.agent_state.params))
+    kernels = jax.tree.leaves(run.agent_state.params)[-1]
+    assert len(kernels) == 3 and len(np.unique(np.asarray(kernels).reshape(3, -1), axis=0)) == 3
 
 
 @pytest.mark.parametrize(
