@@ -57,7 +57,8 @@ def flatten(tree: PyTree, most: int | None = None) -> tuple[Arrays, dict[str, An
         if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key):
             kind["key"] = str(jax.random.key_impl(x))
             x = jax.random.key_data(x)
-        array = np.array(x if most is None else np.asarray(x)[:most], order="C")
+        x = x if most is None else np.asarray(x)[:most]
+        array = np.array(x, order="C")
         kinds[name] = kind | {"shape": list(array.shape), "dtype": str(array.dtype)}
         assert name not in arrays, f"two leaves are called {name}"
         arrays[name] = array if array.dtype.isbuiltin == 1 else array.view(AS_BITS[array.itemsize])

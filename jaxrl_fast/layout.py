@@ -62,7 +62,7 @@ def prepare(asked: grid.Request) -> Sweep:
 
 def fit(group: Group, asked: grid.Request) -> list[Group]:
     """The group in as few equal parts as fit into memory. ValueError where not even one member does, or can run."""
-    from jaxrl_fast import agents, memory
+    from jaxrl_fast import agents, memory, program
 
     one = grid.part(group, group.members[:1])
     try:
@@ -76,7 +76,8 @@ def fit(group: Group, asked: grid.Request) -> list[Group]:
     if most > 1 and ready.needs.free is not None:
         whole = plan.undivided(one.settings, agents.load(one.settings.algo), ready.num_updates)
         each = ready.needs.total + memory.in_between(*whole)
-        most = max(min(most, ready.needs.free // each), 1)
+        needs = lambda size: program.filled(size, ready.num_shards, ready.in_turn) * each
+        most = next((size for size in range(most, 1, -1) if needs(size) <= ready.needs.free), 1)
     num_parts = -(-len(group.members) // most)
     ends = [len(group.members) * i // num_parts for i in range(num_parts + 1)]
     return [grid.part(group, group.members[a:b]) for a, b in itertools.pairwise(ends)]

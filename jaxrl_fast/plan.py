@@ -35,7 +35,7 @@ class Plan(NamedTuple):
     damaged: tuple[str, ...] = ()  # what is wrong with newer checkpoints
     members: tuple[Member, ...] = ()  # what is trained together, if not seeds in line
     varied: Varied | None = None  # where more than their seeds differ
-    in_turn: bool = False  # members advance one after another, each on all devices that it could use alone
+    in_turn: bool = False  # members that share devices advance one after another
 
 
 def prepare(settings: config.Settings) -> Plan:

@@ -26,6 +26,7 @@ from jax.sharding import PartitionSpec as P
 
 from jaxrl_fast import loop
 from jaxrl_fast.members import Varied
+from jaxrl_fast.memory import is_replay
 from jaxrl_fast.types import Agent, Array, Env, Metrics, PyTree
 
 SHARDS, SEEDS = "shards", "seeds"
@@ -41,11 +42,12 @@ Make = Callable[[Values], Agent]
 class Program(NamedTuple):
     """What the host runs. States carry a seed axis where there are several seeds, then a shard axis.
 
-    There may be more on the seed axis than seeds (`filled`). What `place` takes, and `like`, have the seeds alone.
+    There may be more than the seeds on that axis of states and metrics, after them (`filled`). What `init` and `place`
+    take, what `learner` gives, and `like` have the seeds alone.
     """
 
     init: Callable[[np.ndarray], loop.TrainState]  # seeds [S] or one
-    chunk: Callable[[loop.TrainState, np.ndarray], tuple[loop.TrainState, Metrics]]  # metrics [S, capacity] or less S
+    chunk: Callable[[loop.TrainState, np.ndarray], tuple[loop.TrainState, Metrics]]  # metrics [S, capacity], or less S
     learner: Callable[[loop.TrainState], PyTree]  # the agent's state, [S, ...] or one, without shards
     place: Callable[[loop.TrainState], loop.TrainState]  # a state from the host to where `chunk` wants it
     anew: Callable[[loop.TrainState], loop.TrainState]  # the same state, all of its games beginning; compiled if used
@@ -75,7 +77,7 @@ def build(
     varied: Varied | None = None,
     in_turn: bool = False,
 ) -> Program:
-    """Compiles ahead of time all but `anew`, which few runs use and which is compiled then.
+    """Compiles ahead of time what trains; `anew` and `learner`, which few runs need or few moments, when they are used.
 
     With several shards `env` is one of them, and its spec's axis_name is SHARDS. `varied` has values for several seeds.
     Seeds that share a device advance side by side, or one after another if `in_turn`.
@@ -83,9 +85,10 @@ def build(
     start = time.perf_counter()
     capacity = min(num_updates, max(MOST_ROWS // num_seeds, 64))
     values, make = varied or ({}, lambda _: agent)
-    fill, kept, total = _filling(num_seeds, num_shards, in_turn)
-    spread, seeds = spread_out(env, make, total, capacity, num_shards, in_turn), _seeds(total)
-    values = jax.device_put(fill(values), spread.seeds)
+    num_trained = filled(num_seeds, num_shards, in_turn)
+    fill = lambda x: x[np.minimum(np.arange(num_trained), num_seeds - 1)] if num_trained > num_seeds else x
+    spread, seeds = spread_out(env, make, num_trained, capacity, num_shards, in_turn), _seeds(num_trained)
+    values = jax.device_put(jax.tree.map(fill, values), spread.seeds)
     state, limit = jax.eval_shape(spread.init, seeds, values), jax.ShapeDtypeStruct((), jnp.int32)
     compiled_init = (
         jax.jit(spread.init, in_shardings=(spread.seeds, spread.seeds), out_shardings=spread.state)
@@ -104,20 +107,17 @@ def build(
     )
     memory = compiled_chunk.memory_analysis()
     needed = memory.argument_size_in_bytes + memory.temp_size_in_bytes if memory else 0
-    learner = lambda state: _learner(num_seeds, num_shards, kept(state.agent))
-    place = lambda state: jax.device_put(fill(state), spread.state)
+    learners = _learners(num_seeds, num_shards, num_trained)
+    learner = lambda state: learners(state.agent)
+    place = partial(jax.tree.map, lambda x: jax.device_put(fill(x), spread.state))
     duration = time.perf_counter() - start
     start_all = lambda seeds: compiled_init(fill(seeds), values)
-
-    def run(state: loop.TrainState, num_updates: np.ndarray) -> tuple[loop.TrainState, Metrics]:
-        state, rows = compiled_chunk(state, values, jax.device_put(num_updates, spread.limit))
-        return state, kept(rows)
-
+    run = lambda state, num_updates: compiled_chunk(state, values, jax.device_put(num_updates, spread.limit))
     compiled_anew = jax.jit(
         spread.anew, in_shardings=(spread.state, spread.seeds), out_shardings=spread.state, donate_argnums=0
     )
     anew = lambda state: compiled_anew(state, values)
-    like = jax.eval_shape(kept, state)
+    like = _of_seeds(state, num_seeds, num_trained)
     return Program(start_all, run, learner, place, anew, like, capacity, duration, needed)
 
 
@@ -126,15 +126,16 @@ def shapes(
 ) -> loop.TrainState:
     """Shapes and dtypes of a state, as the program of the same arguments will have it. Nothing is compiled."""
     values, make = varied or ({}, lambda _: agent)
-    fill, kept, total = _filling(num_seeds, num_shards)
-    init = spread_out(loop.on_paper(env), make, total, 1, num_shards).init
-    return jax.eval_shape(lambda seeds: kept(init(seeds, fill(values))), _seeds(total))
+    num_trained = filled(num_seeds, num_shards)
+    init = spread_out(loop.on_paper(env), make, num_trained, 1, num_shards).init
+    values = {name: jax.ShapeDtypeStruct((num_trained,), x.dtype) for name, x in values.items()}
+    return _of_seeds(jax.eval_shape(init, _seeds(num_trained), values), num_seeds, num_trained)
 
 
 def filled(num_seeds: int, num_shards: int = 1, in_turn: bool = False) -> int:
     """How many seeds a program trains for so many: where they cannot be dealt evenly, the last one more than once.
 
-    So no device waits while another has two more than it.
+    It takes the fewest rounds that it can, on the fewest devices that this needs.
     """
     rounds, hands = _deal(num_seeds, _most_at_once(num_seeds, num_shards, in_turn))
     return rounds * hands
@@ -235,14 +236,11 @@ def _deal(num_seeds: int, most: int) -> tuple[int, int]:
     return rounds, -(-num_seeds // rounds)
 
 
-def _filling(num_seeds: int, num_shards: int, in_turn: bool = False) -> tuple[Callable, Callable, int]:
-    """From trees of seeds to trees of what a program trains, and back; how many those are."""
-    total = filled(num_seeds, num_shards, in_turn)
-    if total == num_seeds:
-        return (lambda tree: tree), (lambda tree: tree), total
-    places = np.minimum(np.arange(total), num_seeds - 1)
-    fill = partial(jax.tree.map, lambda x: x[places])
-    return fill, jax.jit(partial(jax.tree.map, lambda x: x[:num_seeds])), total
+def _of_seeds(like: PyTree, num_seeds: int, num_trained: int) -> PyTree:
+    """Shapes of the seeds alone."""
+    if num_trained == num_seeds:
+        return like
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct((num_seeds, *x.shape[1:]), x.dtype), like)
 
 
 def _mesh(axes: dict[str, int]) -> jax.sharding.Mesh:
@@ -307,11 +305,23 @@ def _first_metrics(advance: Callable) -> Callable:
     return run
 
 
-def _learner(num_seeds: int, num_shards: int, learner: PyTree) -> PyTree:
-    """Without shards: parameters are the same bits in each. Seeds are dealt to as many devices as they divide into."""
+def _learners(num_seeds: int, num_shards: int, num_trained: int) -> Callable[[PyTree], PyTree]:
+    """From the agents' states to those of the seeds, without shards: parameters are the same bits in each.
+
+    Where that takes a copy it is made without the replay, which only learning needs: [S, 0] stand for its arrays.
+    """
     if num_seeds == 1:
-        return jax.tree.map(lambda x: x.addressable_shards[0].data[0], learner) if num_shards > 1 else learner
+        first = lambda x: x.addressable_shards[0].data[0] if num_shards > 1 else x
+        return partial(jax.tree.map, first)
+    if num_shards == 1 and num_trained == num_seeds:
+        return lambda learner: learner
+
+    def of_seeds(part):
+        if is_replay(part):
+            return jax.tree.map(lambda x: jnp.zeros((num_seeds, 0), x.dtype), part)
+        return part[:num_seeds, 0] if num_shards > 1 else part[:num_seeds]
+
     hands = max(hands for hands in range(1, jax.local_device_count() + 1) if num_seeds % hands == 0)
     dealt = NamedSharding(_mesh({SEEDS: hands}), P(SEEDS))
-    first = jax.jit(partial(jax.tree.map, lambda x: jax.lax.index_in_dim(x, 0, axis=1, keepdims=False)))
-    return jax.device_put(first(learner) if num_shards > 1 else learner, dealt)
+    cut = jax.jit(partial(jax.tree.map, of_seeds, is_leaf=is_replay))
+    return lambda learner: jax.device_put(cut(learner), dealt)

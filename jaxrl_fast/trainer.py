@@ -226,7 +226,8 @@ class Trainer:
         self.rate = chunk.num_updates / max(elapsed, 1e-9)
         self.times["train"] += elapsed
         self.finished += chunk.num_updates
-        rows = {k: x.reshape(len(self.seeds), -1)[:, : chunk.num_updates] for k, x in rows.items()}
+        num_seeds = len(self.seeds)
+        rows = {k: x.reshape(-1, x.shape[-1])[:num_seeds, : chunk.num_updates] for k, x in rows.items()}
         not_finite = np.flatnonzero(rows.pop(WRONG)[:, -1])
         fractions = np.arange(1, chunk.num_updates + 1) / chunk.num_updates
         train_time = self.times["train"]

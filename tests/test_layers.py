@@ -80,6 +80,7 @@ LAYERS = (
     Layer(("agents/__init__",), ours=("types", "agents/configs"), lazily=("agents/*",), pure=False),
     Layer(("agents/*",), ours=("types", *PARTS, "agents/*")),
     Layer(("render/*",), ours=("spelling", "render/*"), theirs=("numpy", "PIL")),
+    Layer(("program",), ours=(*BELOW_AROUND, "memory"), theirs=ANY, pure=False),
     Layer(AROUND, ours=BELOW_AROUND, theirs=ANY, pure=False),
     Layer(HOST, ours=ANY, theirs=ANY, pure=False),
 )

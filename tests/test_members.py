@@ -26,13 +26,13 @@ SMALL = {
 
 
 def run(algo, config_, seeds, population=(), in_turn=False):
-    """The learner and the metrics after a few updates, of a population or of one."""
+    """The agent's state and the metrics after a few updates, of a population or of one."""
     env = probes.best_action_of_observation(NUM_ENVS)
     make = lambda config_: agents.load(algo).make(config_, env.spec, NUM_UPDATES)
     differing = members.vary(population, make, config_) if population else None
     built = program.build(env, make(config_), len(population) or 1, NUM_UPDATES, varied=differing, in_turn=in_turn)
     state, metrics = built.chunk(built.init(np.int32(seeds)), np.int32(NUM_UPDATES))
-    return jax.device_get((built.learner(state), dict(metrics)))
+    return jax.device_get((state.agent, dict(metrics)))
 
 
 @pytest.mark.parametrize("in_turn", [False, True])

@@ -18,7 +18,7 @@ import pytest
 import yaml
 
 import jaxrl_fast
-from jaxrl_fast import checkpoint, host, keeper, loop, play, program, report, scores, sinks, train, trainer
+from jaxrl_fast import checkpoint, config, host, keeper, loop, play, program, report, scores, sinks, train, trainer
 from jaxrl_fast import plan as planning
 from tests import slow
 
@@ -33,7 +33,11 @@ RUNS = {
     ),
     "dqn": dict(algo="dqn", agent=RAINBOW | dict(learning_starts=64, replay_ratio=0.25, hidden=(8,))),
     "pqn": dict(algo="pqn", agent=dict(rollout_length=8, hidden=(8,))),
-    "seeds": dict(algo="pqn", num_seeds=5, agent=dict(rollout_length=8, hidden=(8,))),
+    "seeds": dict(
+        algo="dqn",
+        num_seeds=5,
+        agent=dict(learning_starts=64, replay_ratio=0.25, hidden=(8,), capacity=512, batch_size=16, prioritised=True),
+    ),
     "shards": dict(algo="ppo", devices=2, agent=dict(rollout_length=8, hidden=(8,))),
     "seeds_in_turn": dict(
         algo="ppo", devices=2, num_seeds=3, agent=dict(rollout_length=64, num_minibatches=1, hidden=(8,))
@@ -54,6 +58,13 @@ def fit(folder, name="pqn", **options):
 def no_pictures(monkeypatch):
     """A curve takes longer to draw than these runs to train; test_train.py looks at one."""
     monkeypatch.setattr(report, "picture", lambda folder: SimpleNamespace(savefig=Path.touch))
+
+
+def test_these_seeds_are_filled_up():
+    """To two on each of three devices and, where they take turns, of two groups of two devices."""
+    ready = {name: planning.check(config.from_keywords(**RUNS[name], **SHORT)) for name in ("seeds", "seeds_in_turn")}
+    assert not ready["seeds"].in_turn and program.filled(5) == 6
+    assert ready["seeds_in_turn"].in_turn and program.filled(3, 2, in_turn=True) == 4
 
 
 def stop_after(monkeypatch, *env_steps):

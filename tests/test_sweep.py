@@ -289,6 +289,8 @@ def test_a_population_larger_than_memory_is_split(monkeypatch):
     ready = layout.plan.check(grid.part(group, group.members[:1]).settings)
     one = memory.need(ready.env, ready.agent, 1).total + memory.in_between(ready.env, ready.agent)
     assert ready.num_shards == 1
+    monkeypatch.setattr(memory, "free", lambda: 7 * one + 10)  # on four devices seven are trained as eight
+    assert [len(part.members) for part in layout.fit(group, asked)] == [3, 4]
     monkeypatch.setattr(memory, "free", lambda: 3 * one + 10)
     parts = layout.fit(group, asked)
     assert [len(part.members) for part in parts] == [2, 2, 3]
