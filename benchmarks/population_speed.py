@@ -3,11 +3,12 @@
     python benchmarks/population_speed.py                  # PPO and DQN, 16 seeds; 64 learning rates; the curves
     python benchmarks/population_speed.py --only curve --num-envs 1,8,64,512,4096,16384     # a GPU
 
-Three questions, each with its own part of the JSON:
+Four questions, each with its own part of the JSON:
 
     seeds            16 seeds in one program, and 16 runs of one seed one after another: seconds of training, compiling
                      counted once for each way, and the ratio of the two. The single runs use one compiled program.
     learning_rates   64 learning rates in one compilation against one run: seconds of training and of compiling.
+    turns            seeds that take turns on a CPU, and the same seeds side by side on each core: seconds of training.
     curve            environment steps per second from one environment up, updates included, and the speed-up over one.
                      Rollouts shrink nothing else: every count has the preset's hyperparameters.
 
@@ -34,7 +35,14 @@ CURVES = {
     "ppo CartPole-v1": dict(algo="ppo", env="CartPole-v1"),
     "ppo Breakout-MinAtar": dict(preset="ppo_minatar_breakout"),
 }
-PARTS = ("seeds", "learning_rates", "curve")
+TURNS = {  # seeds, environment steps of each
+    "ppo CartPole-v1, 16 environments": (dict(algo="ppo", env="CartPole-v1", num_envs=16), 16, 50_000),
+    "ppo CartPole-v1, 64 environments": (dict(algo="ppo", env="CartPole-v1", num_envs=64), 16, 100_000),
+    "ppo CartPole-v1, 512 environments": (dict(algo="ppo", env="CartPole-v1", num_envs=512), 8, 300_000),
+    "ppo Breakout-MinAtar": (dict(preset="ppo_minatar_breakout"), 4, 25_000),
+    "pqn Breakout-MinAtar": (dict(preset="pqn_minatar_breakout"), 4, 25_000),
+}
+PARTS = ("seeds", "learning_rates", "turns", "curve")
 
 
 def main():
@@ -58,6 +66,8 @@ def main():
         report.add("seeds", seeds(algo, args.num_seeds, args.steps, args.rounds))
     for algo in args.algos.split(",") if "learning_rates" in only else ():
         report.add("learning_rates", learning_rates(algo, args.num_rates, args.steps, args.rounds))
+    for name in TURNS if "turns" in only else ():
+        report.add("turns", {"what": name} | turns(*TURNS[name], args.rounds))
     for name in args.curves.split(",") if "curve" in only else ():
         counts = list(map(parse_int, args.num_envs.split(",")))
         for case in curve(CURVES[name], counts, args.seconds, args.rounds):
@@ -112,6 +122,26 @@ def learning_rates(algo: str, num_rates: int, steps: int, rounds: int) -> dict:
     }
 
 
+def turns(case: dict, num_seeds: int, steps: int, rounds: int) -> dict:
+    """Both ways to train the same seeds."""
+    population = tuple(members.Member(i) for i in range(num_seeds))
+    built = {in_turn: build(case, steps, population, in_turn) for in_turn in (False, True)}
+    seconds = {in_turn: [] for in_turn in built}
+    for _ in range(rounds):
+        for in_turn, (ours, num_updates) in built.items():
+            seconds[in_turn].append(timed(ours, np.arange(num_seeds, dtype=np.int32), num_updates)[0])
+    ratios = [a / b for a, b in zip(seconds[False], seconds[True], strict=True)]
+    return {
+        "num_seeds": num_seeds,
+        "env_steps_each": steps,
+        "side_by_side_s": round(statistics.median(seconds[False]), 3),
+        "in_turn_s": round(statistics.median(seconds[True]), 3),
+        "side_by_side_mb": round(built[False][0].memory / 2**20, 1),
+        "in_turn_mb": round(built[True][0].memory / 2**20, 1),
+        **spread(ratios),
+    }
+
+
 def curve(case: dict, counts: list[int], seconds: float, rounds: int) -> list[dict]:
     """Steps per second for each number of environments, in turn within each round."""
     built = {}
@@ -142,14 +172,17 @@ def curve(case: dict, counts: list[int], seconds: float, rounds: int) -> list[di
     ]
 
 
-def build(case: dict, steps: int, population: tuple[members.Member, ...]) -> tuple[program.Program, int]:
+def build(
+    case: dict, steps: int, population: tuple[members.Member, ...], in_turn: bool | None = None
+) -> tuple[program.Program, int]:
     """The program that a sweep would run for this population, and its number of updates."""
     settings = config.from_keywords(**case | {"total_steps": steps})
     agent = replace(settings.agent, **population[0].values)
     options = replace(settings.options, num_seeds=len(population))
     ready = plan.check(settings._replace(agent=agent, options=options), population)
     num_updates, num_shards = ready.num_updates, ready.num_shards
-    built = program.build(ready.env, ready.agent, len(population), num_updates, num_shards, ready.varied, ready.in_turn)
+    in_turn = ready.in_turn if in_turn is None else in_turn
+    built = program.build(ready.env, ready.agent, len(population), num_updates, num_shards, ready.varied, in_turn)
     return built, num_updates
 
 
