@@ -413,6 +413,13 @@ BUGS = (
         "tests/test_members.py::test_a_member_starts_as_its_single_run[pqn-True]",
     ),
     Bug(
+        "keeper: seeds that only fill up a program are saved too",
+        "jaxrl_fast/keeper.py",
+        "checkpoint.flatten(state, num_seeds if num_seeds > 1 else None)",
+        "checkpoint.flatten(state)",
+        "tests/test_resume.py::test_seeds_that_were_filled_up_go_on_with_other_devices",
+    ),
+    Bug(
         "loop: all shards are alike",
         LOOP,
         "return key if axis_name is None else jax.random.fold_in(key, jax.lax.axis_index(axis_name))",

@@ -153,6 +153,24 @@ def test_it_does_not_matter_where_it_was_stopped(at, tmp_path, monkeypatch, unbr
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("before", "after"), [(4, 1), (1, 4)])
+def test_seeds_that_were_filled_up_go_on_with_other_devices(before, after, tmp_path, monkeypatch):
+    """Five seeds are six on four devices and five on one."""
+    folder = tmp_path / "run"
+    stop_after(monkeypatch, 700)
+    monkeypatch.setattr(jax, "local_device_count", lambda: before)
+    assert fit(folder, "seeds").summary["status"] == "stopped"
+    saved, _ = checkpoint.newest(folder / keeper.FOLDER)
+    assert saved.arrays["agent/replay/head"].shape == (5,)
+    monkeypatch.setattr(jax, "local_device_count", lambda: after)
+    summary = fit(folder, resume=str(folder)).summary
+    assert summary["status"] == "done" and summary["env_steps"] == 1600
+    saved, _ = checkpoint.newest(folder / keeper.FOLDER)
+    kernels = [x.reshape(5, -1) for name, x in saved.arrays.items() if "params" in name and "kernel" in name]
+    assert kernels and all(len(np.unique(x, axis=0)) == 5 for x in kernels)
+
+
+@pytest.mark.slow
 def test_a_finished_run_goes_on_only_if_it_gets_more_steps(tmp_path, unbroken):
     folder = tmp_path / "run"
     shutil.copytree(unbroken("pqn"), folder)
