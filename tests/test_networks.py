@@ -1,5 +1,8 @@
 """networks: the right one for each observation, what comes out, how it begins, and that shortcuts change nothing."""
 
+import re
+from functools import partial
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -7,7 +10,7 @@ import numpy as np
 import pytest
 from jax import ShapeDtypeStruct
 
-from jaxrl_fast import networks
+from jaxrl_fast import convolutions, networks
 from tests import slow
 
 
@@ -192,12 +195,26 @@ def test_how_convolutions_are_computed_does_not_change_the_network(obs, kind, nu
 
 def test_a_head_has_the_gradient_of_its_product():
     x, kernel = jax.random.normal(jax.random.key(0), (2, 5, 7)), jax.random.normal(jax.random.key(1), (7, 3))
-    head = networks._head(3, 1.0)
+    head = networks._dense(3, 1.0)
     loss = lambda product: lambda x, kernel: jnp.sum(jnp.sin(product(x, kernel)))
     module = lambda x, kernel: head.apply({"params": {"kernel": kernel, "bias": jnp.zeros(3)}}, x)
     expected = jax.grad(loss(jnp.matmul), argnums=(0, 1))(x, kernel)
     for one, other in zip(expected, jax.grad(loss(module), argnums=(0, 1))(x, kernel)):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="elsewhere products are computed as they stand")
+def test_products_of_few_columns_are_compiled_as_they_were_written():
+    """XLA would fold (g^T x)^T into x^T g, several times slower, and no result would show it."""
+    x, kernel = jnp.ones((500, 64)), jnp.ones((64, 3))
+    dots = lambda f, *args: re.findall(r"= f32\[([\d,]+)\]\S* dot\(", jax.jit(f).lower(*args).compile().as_text())
+    head = networks._dense(3, 1.0)
+    loss = lambda kernel: jnp.sum(head.apply({"params": {"kernel": kernel, "bias": jnp.zeros(3)}}, x) ** 2)
+    assert dots(jax.grad(loss), kernel)[-1] == "3,64"
+    assert dots(lambda x, g: x.T @ g, x, jnp.ones((500, 3))) == ["64,3"]  # what it makes of it otherwise
+    images, patches = jnp.ones((2, 9, 9, 7)), jnp.ones((3, 3, 7, 5))
+    loss = lambda kernel: jnp.sum(convolutions._sum_of_products(images, kernel, (1, 7, 7)) ** 2)
+    assert "5,7" in dots(jax.grad(loss), patches) and "7,5" not in dots(jax.grad(loss), patches)
 
 
 @pytest.mark.parametrize("obs", [VECTOR, BOARD, slow(SMALL_IMAGE)])
@@ -307,6 +324,18 @@ def test_noise_of_each_row_is_its_own(dueling, num_atoms):
     for same in (shared, apply(params, x)):
         np.testing.assert_allclose(same, jnp.broadcast_to(same[0], same.shape), rtol=1e-5, atol=1e-6)
     assert np.abs(shared[0] - apply(params, x)[0]).max() > 1e-3
+
+
+def test_noise_that_all_rows_share_is_theirs_one_by_one():
+    """One product with the weights as they are agrees with the layer's two, and so do the gradients."""
+    network = networks.network(VECTOR, 3, hidden=(8,), noisy=True)
+    params, x, noise = start(network), draw(VECTOR, 6), network.noise(jax.random.key(1), ())
+    each = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (6, *leaf.shape)), noise)
+    gradient = jax.jit(jax.grad(lambda params, noise: (network.apply(params, x, noise) ** 2).sum()))
+    np.testing.assert_allclose(network.apply(params, x, noise), network.apply(params, x, each), rtol=1e-4, atol=1e-5)
+    jax.tree.map(
+        partial(np.testing.assert_allclose, rtol=1e-3, atol=1e-4), gradient(params, noise), gradient(params, each)
+    )
 
 
 def test_only_noisy_networks_have_noise_and_its_layers_share_no_number():
