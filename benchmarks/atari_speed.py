@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 import side_by_side
 
-from jaxrl_fast import agents, config, gradients, host, plan, program
+from jaxrl_fast import agents, config, gradients, host, loop, plan, program
 from jaxrl_fast.envs import envpool as adapter
 from jaxrl_fast.spelling import parse_int
 from jaxrl_fast.types import Agent, Env, TimeStep
@@ -60,6 +60,7 @@ def measure(num_envs: int, args: argparse.Namespace) -> dict:
     for way in ways:
         for name, change in (("acting", without_learning), ("training", unchanged)):  # each has pools of its own
             contenders[f"{name}_{way}"] = run_of(*change(*prepare(args.preset, num_envs, threads, way)[1:]))
+    contenders["overlapped"] = run_of(*overlapped(*prepare(args.preset, num_envs, threads, 0)[1:]))
     contenders["network"] = run_of(*without_emulator(*prepare(args.preset, num_envs, threads, 0)[1:]))
     steps = length * num_envs
     repeats = {name: max(1, round(args.seconds / seconds(run, 1))) for name, run in contenders.items()}
@@ -74,6 +75,7 @@ def measure(num_envs: int, args: argparse.Namespace) -> dict:
             f"training_{way}_of_raw": ratio(lambda r, way=way: r[f"training_{way}"] / r["raw"]),
             f"acting_{way}_of_bound": ratio(lambda r, way=way: r[f"acting_{way}"] / bound(r)),
         }
+    found["overlapped_of_training_0"] = ratio(lambda r: r["overlapped"] / r["training_0"]) if 0 in ways else None
     return {
         "preset": args.preset,
         "num_envs": num_envs,
@@ -145,6 +147,23 @@ def without_learning(env: Env, agent: Agent, num_shards: int) -> tuple[Env, Agen
         {"reward": gradients.total(rollout.steps.reward.sum(), env.spec.axis_name)},
     )
     return env, agent._replace(update=update), num_shards
+
+
+def overlapped(env: Env, agent: Agent, num_shards: int) -> tuple[Env, Agent, int]:
+    """Learns from the rollout before: nothing in an update waits for its own rollout, and the compiler may do both."""
+
+    def init(key):
+        learner = agent.init(key)
+        make = lambda: loop.act(env, agent, learner, loop.begin(env, agent, learner, key), key)[1]
+        nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(make))  # no row is valid
+        return learner, nothing
+
+    def update(state, rollout, key):
+        learner, metrics = agent.update(state[0], state[1], key)
+        return (learner, rollout), metrics
+
+    explore = lambda state, *args: agent.explore(state[0], *args)
+    return env, agent._replace(init=init, explore=explore, update=update), num_shards
 
 
 def without_emulator(env: Env, agent: Agent, num_shards: int) -> tuple[Env, Agent, int]:

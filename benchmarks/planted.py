@@ -142,6 +142,20 @@ BUGS = (
         "tests/test_convolutions.py::test_patches_times_a_matrix_are_the_convolution",
     ),
     Bug(
+        "networks: a product of few columns is left to the compiler, which makes the slow one of it",
+        "jaxrl_fast/convolutions.py",
+        "return jax.lax.optimization_barrier(multiply(g.T, x)).T",
+        "return multiply(g.T, x).T",
+        "tests/test_networks.py::test_products_of_few_columns_are_compiled_as_they_were_written",
+    ),
+    Bug(
+        "networks: noise that all rows share leaves out that of the inputs",
+        "jaxrl_fast/networks.py",
+        "spread_kernel * jnp.outer(noise_in, noise_out)",
+        "spread_kernel * jnp.broadcast_to(noise_out, spread_kernel.shape)",
+        "tests/test_networks.py::test_noise_that_all_rows_share_is_theirs_one_by_one",
+    ),
+    Bug(
         "envpool: a lost life ends the game",
         "jaxrl_fast/envs/envpool.py",
         "game=Game(reward, over | truncated) if task.lives else (),",
