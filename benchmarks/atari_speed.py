@@ -6,10 +6,11 @@
 For each number of environments these are timed in turn, several rounds: `raw_sync`, envpool alone with random actions,
 by its Python API; `raw_async`, the same where it answers as soon as half of the environments have stepped, and `raw`,
 the better of the two in each round; `network`, the policy alone on frames that are there already; `acting`, both inside
-our scan; and `training`, with the preset's updates; the last two for each way of waiting (`--in-flight`). Speeds are
-environment steps (of four frames) per second, compilation not counted. `acting_of_raw` and `training_of_raw` are the
-shares of raw; where the network shares the emulator's cores the fair bound is 1 / (1 / raw + 1 / network), of which
-`acting_of_bound` is the share. Medians of the rounds' ratios.
+our scan; and `training`, with the preset's updates; the last two for each way of waiting (`--in-flight`); beside way 0
+also `overlapped`, training where an update learns from the rollout before and so depends on nothing that is played
+meanwhile (the policy is one update old). Speeds are environment steps (of four frames) per second, compilation not
+counted. `acting_of_raw` and `training_of_raw` are the shares of raw; where the network shares the emulator's cores the
+fair bound is 1 / (1 / raw + 1 / network), of which `acting_of_bound` is the share. Medians of the rounds' ratios.
 """
 
 import argparse
@@ -60,7 +61,8 @@ def measure(num_envs: int, args: argparse.Namespace) -> dict:
     for way in ways:
         for name, change in (("acting", without_learning), ("training", unchanged)):  # each has pools of its own
             contenders[f"{name}_{way}"] = run_of(*change(*prepare(args.preset, num_envs, threads, way)[1:]))
-    contenders["overlapped"] = run_of(*overlapped(*prepare(args.preset, num_envs, threads, 0)[1:]))
+    if 0 in ways:
+        contenders["overlapped"] = run_of(*overlapped(*prepare(args.preset, num_envs, threads, 0)[1:]))
     contenders["network"] = run_of(*without_emulator(*prepare(args.preset, num_envs, threads, 0)[1:]))
     steps = length * num_envs
     repeats = {name: max(1, round(args.seconds / seconds(run, 1))) for name, run in contenders.items()}
@@ -75,7 +77,8 @@ def measure(num_envs: int, args: argparse.Namespace) -> dict:
             f"training_{way}_of_raw": ratio(lambda r, way=way: r[f"training_{way}"] / r["raw"]),
             f"acting_{way}_of_bound": ratio(lambda r, way=way: r[f"acting_{way}"] / bound(r)),
         }
-    found["overlapped_of_training_0"] = ratio(lambda r: r["overlapped"] / r["training_0"]) if 0 in ways else None
+    if 0 in ways:
+        found["overlapped_of_training_0"] = ratio(lambda r: r["overlapped"] / r["training_0"])
     return {
         "preset": args.preset,
         "num_envs": num_envs,
@@ -150,7 +153,7 @@ def without_learning(env: Env, agent: Agent, num_shards: int) -> tuple[Env, Agen
 
 
 def overlapped(env: Env, agent: Agent, num_shards: int) -> tuple[Env, Agent, int]:
-    """Learns from the rollout before: nothing in an update waits for its own rollout, and the compiler may do both."""
+    """Learns from the rollout before, at first from one without a valid row; to be trained only, not evaluated."""
 
     def init(key):
         learner = agent.init(key)

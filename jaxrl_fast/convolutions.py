@@ -188,7 +188,7 @@ def _squares(x: Array, kernel: Array, stride: int, height: int, width: int) -> t
 
 
 def multiply_rows(x: Array, g: Array) -> Array:
-    """x^T g for x [R, I] and a g [R, O] of few columns, as (g^T x)^T: on a CPU up to five times faster.
+    """x^T g for x [R, I] and g [R, O], as (g^T x)^T: on a CPU five times faster for few columns, no slower for 64.
 
     The barrier keeps XLA from making the one of the other.
     """

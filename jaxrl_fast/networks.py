@@ -36,7 +36,7 @@ from jaxrl_fast.types import Key, PyTree
 
 KINDS = ("mlp", "minatar", "nature", "dqn2013", "impala")
 SMALLEST_IMAGE = 36  # what nature's three convolutions need
-NARROW = 32  # outputs of a dense layer whose gradient a CPU takes in another way
+NARROW = 32  # the most outputs of a dense layer whose gradient a CPU takes in another way
 SPREAD = 0.5  # of noisy weights at the start, times the root of the number of inputs (the paper's sigma_0)
 
 
@@ -284,8 +284,8 @@ class NoisyDense(nn.Module):
     """A dense layer whose weights are a mean and a learnt spread times factorised noise.
 
     w = mean + spread * f(noise_in) f(noise_out)^T,  f(x) = sign(x) sqrt(|x|)  (Fortunato et al. 2018, eq. 10 and 11).
-    The noise is the collection "noise", a vector for all rows [I + O] or one for each [..., I + O]; without it the
-    spread does not count. The spread starts as SPREAD / sqrt(I).
+    The noise is the collection "noise", a vector for all rows [I + O] or one for each row of x [..., I + O]; without it
+    the spread does not count. The spread starts as SPREAD / sqrt(I).
     """
 
     features: int
@@ -307,21 +307,21 @@ class NoisyDense(nn.Module):
         noise_in, noise_out = noise[..., :num_inputs], noise[..., num_inputs:]
         if noise.ndim == 1:  # the same weights for all rows: one product
             spread = spread_kernel * jnp.outer(noise_in, noise_out)
-            mean = dense(dot_general=lambda x, mean, *args, **_: _dot_general(x, mean + spread, *args))(x)
-            return add_bias(mean, spread_bias * noise_out)
+            noisy = dense(dot_general=lambda x, kernel, *_, **__: _dot_general(x, kernel + spread))(x)
+            return add_bias(noisy, spread_bias * noise_out)
         mean = dense(dot_general=_dot_general)(x)
         return mean + noise_out * add_bias(_dot_general(x * noise_in, spread_kernel), spread_bias)
 
 
 def _dense(num_outputs: int, gain: float, noisy: bool = False, dtype: jnp.dtype = jnp.float32) -> nn.Module:
-    """[..., I] to [..., num_outputs]."""
+    """A dense layer, noisy or not, from [..., I] to [..., num_outputs]."""
     if noisy:
         return NoisyDense(num_outputs, kernel_init=gain_of(gain), dtype=dtype)
     return nn.Dense(num_outputs, kernel_init=gain_of(gain), dtype=dtype, dot_general=_dot_general)
 
 
 def _dot_general(x: Array, kernel: Array, *_, **__) -> Array:
-    """x [..., I] by a kernel [I, O]."""
+    """x [..., I] by a kernel [I, O], to be called as flax calls it: along the last axis, in the usual precision."""
     num_inputs, num_outputs = kernel.shape
     dot = _narrow_dot if num_outputs <= NARROW and jax.default_backend() == "cpu" else jnp.matmul
     return dot(x.reshape(-1, num_inputs), kernel).reshape(*x.shape[:-1], num_outputs)
@@ -329,7 +329,7 @@ def _dot_general(x: Array, kernel: Array, *_, **__) -> Array:
 
 @jax.custom_vjp
 def _narrow_dot(x: Array, kernel: Array) -> Array:
-    """x @ kernel of few columns, with a gradient to suit them."""
+    """x @ kernel of few columns, whose gradient is computed by `multiply_rows`."""
     return x @ kernel
 
 

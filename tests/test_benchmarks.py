@@ -7,9 +7,12 @@ import sys
 import time
 from pathlib import Path
 
+import jax
+import jax.numpy as jnp
 import pytest
 
-from jaxrl_fast import config
+from jaxrl_fast import config, envs, loop
+from jaxrl_fast.types import Agent, Decision
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))  # as for a script
@@ -125,6 +128,20 @@ def test_asynchronous_speed_counts_when_it_is_the_better():
     import atari_speed
 
     assert atari_speed.with_raw({"raw_sync": 1.0, "raw_async": 2.0, "network": 9.0})["raw"] == 2.0
+
+
+def test_an_overlapped_update_learns_from_the_rollout_before():
+    import atari_speed
+
+    env = envs.make("CartPole-v1", 2)
+    act = lambda state, obs, memory, noise: Decision(jnp.zeros(2, jnp.int32))
+    learn = lambda state, rollout, key: (state + 1, {"learnt": rollout.steps.valid.sum(), "state": state})
+    agent = Agent(lambda key: jnp.int32(0), act, act, learn, lambda key, *shape: jnp.zeros(shape), 20)
+    env, agent, num_shards = atari_speed.overlapped(env, agent, 1)
+    _, metrics = loop.train(env, agent, loop.init(env, agent, jax.random.key(0)), 4)
+    assert num_shards == 1 and metrics["state"].tolist() == [0, 1, 2, 3]
+    assert metrics["learnt"].tolist() == [0, *metrics["valid_steps"].tolist()[:-1]]
+    assert len(set(metrics["valid_steps"].tolist())) > 1, "or it could be any rollout"
 
 
 @pytest.mark.slow

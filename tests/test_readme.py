@@ -2,15 +2,20 @@
 
 import inspect
 import re
+import shlex
 from pathlib import Path
 
 import pytest
 
-from jaxrl_fast import loop
+from jaxrl_fast import config, grid, loop, plan
 
-README = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
+HOME = Path(__file__).parent.parent
+README = (HOME / "README.md").read_text(encoding="utf-8")
 QUOTED = re.findall(r"<!-- source: (\S+) (\S+) -->\n```python\n(.*?)```", README, re.DOTALL)
 BLOCKS = [b for b in re.findall(r"```python\n(.*?)```", README, re.DOTALL) if b not in [q[2] for q in QUOTED]]
+PAGES = [README, *(page.read_text(encoding="utf-8") for page in sorted((HOME / "docs").glob("*.md")))]
+SHOWN = {line for page in PAGES for line in re.findall(r"^python -m jaxrl_fast\.((?:train|sweep) [^#\n]+)", page, re.M)}
+BEGUN = sorted(line.strip() for line in SHOWN if not re.search(r"--resume|--help|my_package|auto", line))
 
 
 def test_train_step_is_quoted_as_it_is():
@@ -26,7 +31,17 @@ def test_python_runs(block, tmp_path, monkeypatch, capsys):
 
 
 def test_every_preset_named_is_shipped():
-    from jaxrl_fast import config
-
     named = set(re.findall(r"--config ([a-z_]+)", README)) | set(re.findall(r'fit\("([a-z_]+)"', README))
     assert named and named <= set(config.shipped())
+
+
+@pytest.mark.parametrize("line", BEGUN)
+def test_commands_that_are_shown_would_begin(line):
+    """Options, environments, and numbers that fit each other: all that is refused before anything is compiled."""
+    program, *argv = shlex.split(line)
+    if program == "train":
+        plan.check(config.from_command_line(argv))
+        return
+    for group in grid.from_command_line(argv).groups:
+        one = grid.part(group, group.members[:1])
+        plan.check(one.settings, one.members)
