@@ -112,8 +112,9 @@ def attempt(settings: config.Settings, num_envs: int) -> Trial:
         return Trial(num_envs, why=str(error))
     try:
         in_turn = plan.seeds_in_turn(begun, env)
-        num_trained = program.filled(options.num_seeds, num_shards, in_turn)
-        memory.check(memory.need(*whole, num_trained), getattr(settings.agent, "capacity", None))
+        dealt = options.num_seeds, num_shards, in_turn
+        needs = memory.need(*whole, program.filled(*dealt), program.num_devices(*dealt))
+        memory.check(needs, getattr(settings.agent, "capacity", None))
         built = program.build(env, agent, options.num_seeds, num_updates, num_shards, in_turn=in_turn)
         free = memory.free()
         if free is not None and built.memory > free:

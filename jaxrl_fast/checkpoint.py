@@ -26,6 +26,7 @@ import numpy as np
 import safetensors.numpy
 
 from jaxrl_fast import __version__
+from jaxrl_fast.spelling import why
 from jaxrl_fast.types import PyTree
 
 ARRAYS, MANIFEST, SUM, BEST = "state.safetensors", "manifest.json", "manifest.sha256", "best.json"
@@ -246,7 +247,7 @@ class Saver:
             write(folder, arrays, manifest)
         except Exception as error:
             kept = f"the last one is {self.last}" if self.last else "there is none yet"
-            self.problem = f"a checkpoint could not be written ({_why(error)}); {kept}"
+            self.problem = f"a checkpoint could not be written ({why(error)}); {kept}"
             return
         self.last, self.num_written = folder, self.num_written + 1
         if score is not None:
@@ -259,17 +260,13 @@ class Saver:
         try:
             act(*arguments)
         except Exception as error:
-            self.problem = "; ".join(filter(None, (self.problem, f"{what} ({_why(error)})")))
+            self.problem = "; ".join(filter(None, (self.problem, f"{what} ({why(error)})")))
 
     def _tidy(self, newest: Path) -> None:
         older = [folder for folder in folders(self.parent) if _place(folder) < _place(newest)]  # newer ones are damaged
         for folder in older[: max(len(older) - self.keep + 1, 0)]:
             if folder != best(self.parent):
                 remove(folder)
-
-
-def _why(error: Exception) -> str:
-    return str(getattr(error, "strerror", None) or error or type(error).__name__)
 
 
 def _origin(saved: Checkpoint) -> str:

@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.ticker import EngFormatter, FuncFormatter, NullFormatter, NullLocator
 
 from jaxrl_fast import curves, population
-from jaxrl_fast.members import member_of
+from jaxrl_fast.members import Label, by_member
 
 Row = Mapping[str, Any]
 MOST_POINTS = 60  # of a curve; more records are averaged
@@ -109,9 +109,10 @@ def learning(
     best = sorted(drawn, key=lambda g: -max(r["final_return"] for r in g if r["final_return"] is not None))
     chosen = [g for g in drawn if any(g is b for b in best[:MOST_CURVES])]
     picture, panels = _panels(title, 2)
+    members = {name: by_member(lines) for name, lines in records.items()}
     for group, color in zip(chosen, colors(len(chosen))):
         label = ", ".join(f"{_short(c)} {_written(group[0][c])}" for c in columns)
-        steps, seconds, returns = series(group, records)
+        steps, seconds, returns = series(group, members)
         low, high = population.bootstrap(returns[:, None], num_resamples=300) if len(returns) > 1 else (None, None)
         for axes, x in zip(panels, (steps, seconds)):
             axes.plot(x, population.iqm(returns), color=color, lw=1.6, label=label or None)
@@ -132,12 +133,12 @@ def learning(
     return picture
 
 
-def series(group: Sequence[Row], records: Mapping[str, Sequence[Row]]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def series(group: Sequence[Row], members: Mapping[str, Mapping[Label, Sequence[Row]]]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Steps [R], seconds [R] and returns [S, R] of the rows of a configuration, from the records of their programs."""
     lines = []
     for row in group:
-        of = {name: row[name] for name in row if name == "seed" or name.startswith("agent.")}
-        ours = [r for r in records[row["group"]] if all(of[name] == value for name, value in member_of(r))]
+        is_of_row = lambda member: all(row[name] == value for name, value in member)
+        ours = [r for member, rows in members[row["group"]].items() if is_of_row(member) for r in rows]
         lines.append([[r[k] if r[k] is not None else np.nan for k in KEYS] for r in ours])
     length = min(map(len, lines))
     steps, seconds, returns, episodes = np.moveaxis(np.array([line[:length] for line in lines], np.float64), -1, 0)

@@ -76,8 +76,10 @@ def fit(group: Group, asked: grid.Request) -> list[Group]:
     if most > 1 and ready.needs.free is not None:
         whole = plan.undivided(one.settings, agents.load(one.settings.algo), ready.num_updates)
         each = ready.needs.total + memory.in_between(*whole)
-        needs = lambda size: program.filled(size, ready.num_shards, ready.in_turn) * each
-        most = next((size for size in range(most, 1, -1) if needs(size) <= ready.needs.free), 1)
+        dealt = ready.num_shards, ready.in_turn
+        needs = lambda size: program.filled(size, *dealt) * each
+        fits = lambda size: needs(size) <= (memory.free(program.num_devices(size, *dealt)) or 0)
+        most = next((size for size in range(most, 1, -1) if fits(size)), 1)
     num_parts = -(-len(group.members) // most)
     ends = [len(group.members) * i // num_parts for i in range(num_parts + 1)]
     return [grid.part(group, group.members[a:b]) for a, b in itertools.pairwise(ends)]

@@ -5,7 +5,7 @@ Standard library only, so that a sweep is laid out before jax is imported.
 
 import dataclasses
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 # They decide more than numbers: the replay ratio is counted as a fraction, and v_min has to be below v_max.
 STATIC = ("replay_ratio", "v_min", "v_max")
+Label = tuple[tuple[str, Any], ...]  # names and values that tell a member apart
 OFF_AT_ZERO = ("max_grad_norm",)  # 0 leaves code out; other real numbers at 0 are numbers like others
 
 
@@ -64,6 +65,14 @@ def vary(members: Sequence[Member], make: Callable[..., "Agent"], config: Any) -
     return Varied(values, lambda values: make(dataclasses.replace(config, **values)))
 
 
-def member_of(record: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
+def member_of(record: Mapping[str, Any]) -> Label:
     """Which member a line of metrics.jsonl is of."""
     return tuple((name, value) for name, value in record.items() if name == "seed" or name.startswith("agent."))
+
+
+def by_member(records: Iterable[Mapping[str, Any]]) -> dict[Label, list[Mapping[str, Any]]]:
+    """The lines of each member, in the order of its first one."""
+    found: dict[Label, list[Mapping[str, Any]]] = {}
+    for record in records:
+        found.setdefault(member_of(record), []).append(record)
+    return found

@@ -2,6 +2,8 @@
 
 import math
 import os
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -9,6 +11,13 @@ import jax
 from jaxrl_fast import loop, replay
 from jaxrl_fast.priorities import Tree
 from jaxrl_fast.types import Agent, Env, PyTree
+
+GROUPS, OWN_GROUP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
+# Of both versions of Linux's control groups: limit, use, and what of the use is files that can be read again
+MEMORY_FILES = {
+    "": ("memory.max", "memory.current", "inactive_file"),
+    "memory": ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+}
 
 
 class Need(NamedTuple):
@@ -32,14 +41,15 @@ class Need(NamedTuple):
         return listed + ("" if self.free is None else f" · {readable(self.free)} free")
 
 
-def need(env: Env, agent: Agent, num_seeds: int) -> Need:
-    """Of so many trainings of all environments together. Nothing is computed or compiled."""
+def need(env: Env, agent: Agent, num_seeds: int, num_devices: int = 1) -> Need:
+    """Of so many trainings of all environments together, on so many devices. Nothing is computed or compiled."""
     state = jax.eval_shape(lambda: loop.init(loop.on_paper(env), agent, jax.random.key(0)))
     kept = jax.tree.leaves(state.agent, is_leaf=is_replay)
     of_replay = sum(size(part) for part in kept if is_replay(part))
     parameters = size(state.agent) - of_replay
     copies = 2 if jax.local_devices()[0].platform == "cpu" else 1
-    return Need(num_seeds * parameters, num_seeds * of_replay, num_seeds * size(state.actors), free(), copies)
+    sizes = (num_seeds * part for part in (parameters, of_replay, size(state.actors)))
+    return Need(*sizes, free(num_devices), copies)
 
 
 def in_between(env: Env, agent: Agent) -> int:
@@ -50,30 +60,38 @@ def in_between(env: Env, agent: Agent) -> int:
     return 2 * size(jax.eval_shape(act, state))
 
 
-def check(needed: Need, capacity: int | None) -> None:
-    """ValueError where it does not fit; it names the largest capacity of a replay that does."""
-    if needed.free is None or needed.total <= needed.free:
+def check(needed: Need, capacity: int | None, resumed: bool = False) -> None:
+    """ValueError where it does not fit; it names the largest capacity of a replay that does.
+
+    A run that goes on can have no other, and one copy of it has been read into the host's memory already.
+    """
+    copies = 1 if resumed else needed.copies
+    others = needed.parameters + needed.environments
+    if needed.free is None or copies * (others + needed.replay) <= needed.free:
         return
-    rest = needed.free // needed.copies - (needed.total // needed.copies - needed.replay)
+    rest = needed.free - copies * others
+    if resumed:
+        raise ValueError(f"this run does not fit into memory here ({needed})")
     if capacity is None or rest <= 0:
         raise ValueError(f"this does not fit into memory ({needed}); fewer environments or seeds need less")
-    fits = math.floor(rest / (needed.replay / capacity))
-    unit = 10 ** max(len(str(fits)) - 2, 0)
+    fits = math.floor(rest / (copies * needed.replay / capacity))
+    unit = 10 ** max(len(str(fits)) - 3, 0)
+    twice = ", twice while saving" if copies > 1 else ""
     raise ValueError(
-        f"capacity {capacity}: the replay needs {readable(needed.replay)}, of which {readable(rest)} are free; "
+        f"capacity {capacity}: the replay needs {readable(needed.replay)}{twice}, and {readable(rest)} are free for it; "
         f"the largest capacity that fits is {fits // unit * unit}"
     )
 
 
-def free() -> int | None:
-    """Bytes that the first device could still give; on a CPU, this machine or the group that we are confined to."""
-    device = jax.local_devices()[0]
-    if device.platform != "cpu":
-        stats = device.memory_stats() or {}
-        limit = stats.get("bytes_limit")
-        return limit - stats.get("bytes_in_use", 0) if limit else None
-    known = [x for x in (_available(), _left_in_group()) if x is not None]
-    return min(known, default=None)
+def free(num_devices: int = 1) -> int | None:
+    """Bytes that so many devices could still give, evenly used; of CPUs, this machine or the group we are confined to."""
+    devices = jax.local_devices()[:num_devices]
+    if devices[0].platform == "cpu":
+        available = _available()
+        return min([*_left_in_groups(), *([] if available is None else [available])], default=None)
+    stats = [device.memory_stats() or {} for device in devices]
+    left = [each["bytes_limit"] - each.get("bytes_in_use", 0) for each in stats if "bytes_limit" in each]
+    return num_devices * min(left) if left else None
 
 
 def size(tree: PyTree) -> int:
@@ -110,10 +128,27 @@ def _available() -> int | None:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else None
 
 
-def _left_in_group() -> int | None:
-    """A container may have less than its machine."""
+def _left_in_groups() -> Iterator[int]:
+    """What each control group that we are in may still take: a container or a job may have less than its machine.
+
+    Where a container sees its own group as the root, the path that Linux tells leads nowhere, and the root is read.
+    """
     try:
-        with open("/sys/fs/cgroup/memory.max", encoding="ascii") as most, open("/sys/fs/cgroup/memory.current") as now:
-            return int(most.read()) - int(now.read())
-    except (OSError, ValueError):  # no such group, or no limit: "max"
-        return None
+        lines = OWN_GROUP.read_text(encoding="ascii").splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers in MEMORY_FILES:
+            own = Path(path.lstrip("/"))
+            for group in {GROUPS / controllers / part for part in (own, *own.parents)}:
+                yield from _left_in_group(group, *MEMORY_FILES[controllers])
+
+
+def _left_in_group(group: Path, limit: str, use: str, files: str) -> Iterator[int]:
+    """Nothing where there is no such group, or no limit."""
+    try:
+        stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+        yield int((group / limit).read_text()) - int((group / use).read_text()) + int(stat[files])
+    except (OSError, ValueError, KeyError):
+        return

@@ -149,7 +149,7 @@ RANGES = {
     "agent.learning_starts": Range(0, MOST_COUNTED),
     "agent.capacity": Range(1, LAST_SEED),
     "agent.target_step_size": Range(0, 1, above=True),
-    "agent.num_atoms": Range(2),
+    "agent.num_atoms": Range(2, 2**16),
     "agent.munchausen_clip": Range(-math.inf, 0),
 }
 

@@ -106,9 +106,9 @@ def check(settings: config.Settings, members: tuple[Member, ...] = ()) -> Plan:
     eval_env = envs.make(options.env, num_eval_envs, conditions(options, EVALUATION, done), **options.env_options)
     whole = (env, agent) if num_shards == 1 else undivided(settings, algorithm, num_updates)
     in_turn = seeds_in_turn(settings, env)
-    needs = memory.need(*whole, program.filled(options.num_seeds, num_shards, in_turn))
-    if saved is None:  # else it has fitted before, and what was read lies in memory already
-        memory.check(needs, getattr(settings.agent, "capacity", None))
+    dealt = options.num_seeds, num_shards, in_turn
+    needs = memory.need(*whole, program.filled(*dealt), program.num_devices(*dealt))
+    memory.check(needs, getattr(settings.agent, "capacity", None), resumed=saved is not None)
     if saved and done > num_updates:
         steps = saved.manifest["env_steps"]
         raise ValueError(f"--total-steps {options.total_steps}: this run has made {steps} steps already")

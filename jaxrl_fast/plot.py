@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from jaxrl_fast import command, config
+from jaxrl_fast.members import by_member
 from jaxrl_fast.options import Task, types_of
 from jaxrl_fast.report import METRICS
 from jaxrl_fast.spelling import nearest
@@ -217,21 +218,20 @@ def curve(name: str, runs: Sequence[Run], options: Options) -> Any:
 
     from jaxrl_fast import curves
 
-    trainings = [series(run, seed, options) for run in runs for seed in seeds(run)]
+    trainings = [series(records, options) for run in runs for records in by_member(run.records).values()]
     end = max(min(x[-1] for x, _, _ in trainings), *(x[0] for x, _, _ in trainings))
     num_bins = min(MOST_BINS, *(int((x <= end * (1 + 1e-9)).sum()) for x, _, _ in trainings))
     edges = np.linspace(0, end, num_bins + 1)
     return curves.gathered(name, edges[1:], np.stack([curves.over(*training, edges) for training in trainings]))
 
 
-def series(run: Run, seed: int, options: Options) -> tuple[Any, Any, Any]:
+def series(records: Sequence[Mapping[str, Any]], options: Options) -> tuple[Any, Any, Any]:
     """x, y and weight of each record of a training, [R]; y is NaN where it is unknown."""
     import numpy as np
 
-    of_seed = [record for record in run.records if record["seed"] == seed]
-    column = lambda name: np.array([np.nan if (v := r.get(name)) is None else v for r in of_seed], np.float64)
+    column = lambda name: np.array([np.nan if (v := r.get(name)) is None else v for r in records], np.float64)
     x, episodes = column(X[options.x][0]), column("episodes")
-    weight = episodes if options.y in BY_EPISODE else np.ones(len(of_seed))
+    weight = episodes if options.y in BY_EPISODE else np.ones(len(records))
     return np.cumsum(x) if options.x == "episodes" else x, column(options.y), weight
 
 

@@ -141,6 +141,12 @@ def filled(num_seeds: int, num_shards: int = 1, in_turn: bool = False) -> int:
     return rounds * hands
 
 
+def num_devices(num_seeds: int, num_shards: int = 1, in_turn: bool = False) -> int:
+    """How many devices hold the states of so many seeds, each as much as another."""
+    _, hands = _deal(num_seeds, _most_at_once(num_seeds, num_shards, in_turn))
+    return hands * (num_shards if _apart(num_seeds, num_shards, in_turn) else 1)
+
+
 def spread_out(
     env: Env, make: Callable[..., Agent], num_seeds: int, capacity: int, num_shards: int, in_turn: bool = False
 ) -> Spread:

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jaxrl_fast import __version__, config, host, sinks
-from jaxrl_fast.members import member_of
+from jaxrl_fast.members import by_member
 from jaxrl_fast.plan import Plan
+from jaxrl_fast.spelling import why
 
 METRICS, SUMMARY, CURVE = "metrics.jsonl", "summary.json", "curve.png"
 
@@ -102,7 +103,10 @@ def open_sinks(plan: Plan, env_steps: int | None = None) -> list[sinks.Sink]:
     for service in ("wandb", "trackio"):
         if getattr(options, service):
             name, identity = plan.folder.name, _written(plan)["made"]["id"]
-            opened.append(sinks.Tracker(service, options.project, name, identity, config.to_mapping(plan.settings)))
+            try:
+                opened.append(sinks.Tracker(service, options.project, name, identity, config.to_mapping(plan.settings)))
+            except Exception as error:  # whatever it raises where nobody is logged in, or nothing answers
+                host.warn(f"--{service}: {why(error)}; training goes on without it")
     return opened
 
 
@@ -189,17 +193,16 @@ def picture(folder: Path) -> Any:
 
     from jaxrl_fast import curves, population
 
-    records = read_metrics(folder)
     summary = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
-    seeds = list(dict.fromkeys(map(member_of, records)))
-    column = lambda name: np.array([[r[name] for r in records if member_of(r) == s] for s in seeds], np.float64)
+    members = by_member(read_metrics(folder))
+    column = lambda name: np.array([[r[name] for r in records] for records in members.values()], np.float64)
     at, means, counts = map(column, ("env_steps", "return_mean", "episodes"))  # a mean that is unknown is NaN
     steps, returns, episodes = curves.thin(at[0], means, counts)
-    if len(seeds) > 1:
+    if len(members) > 1:
         curve = curves.gathered("", steps, returns)
     else:
         curve = curves.Curve("", steps, returns, _last_episodes(returns[0], episodes[0], population.WINDOW), None)
-    of = "seed" if all(len(member) == 1 for member in seeds) else "member"
+    of = "seed" if all(len(member) == 1 for member in members) else "member"
     title = f"{summary['algo'].upper()} on {summary['env_id']}"
     return curves.figure(title, curve, summary["evaluations"], summary["solved_threshold"], of)
 

@@ -43,16 +43,3 @@ def lambda_returns(reward: Array, discount: Array, next_value: Array, last: Arra
 def gae(reward: Array, discount: Array, value: Array, next_value: Array, last: Array, lambda_: float | Array) -> Array:
     """Generalised advantage estimates, [T, N] (Schulman et al. 2016, eq. 16): lambda-returns less value, V(obs[t])."""
     return lambda_returns(reward, discount, next_value, last, lambda_) - value
-
-
-def n_step_returns(reward: Array, discount: Array, next_value: Array, last: Array, n: int) -> Array:
-    """The n-step return of every step, [T, N] (Sutton & Barto 2018, eq. 7.1): n backups of the value.
-
-    It looks fewer steps ahead where the episode or the rollout ends sooner.
-    """
-
-    def backup(_, returns):
-        following = jnp.concatenate([returns[1:], next_value[-1:]])
-        return reward + discount * jnp.where(last, next_value, following)
-
-    return jax.lax.fori_loop(1, n, backup, reward + discount * next_value)

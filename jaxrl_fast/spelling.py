@@ -53,3 +53,9 @@ def parse_period(text: str) -> tuple[int, float]:
     if min(period) < 0:
         raise ValueError
     return period
+
+
+def why(error: Exception) -> str:
+    """What went wrong, for a message of one line: the system's words, or the first line, or the kind of error."""
+    said = str(getattr(error, "strerror", None) or error).strip()
+    return said.splitlines()[0] if said else type(error).__name__

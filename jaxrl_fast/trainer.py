@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from jaxrl_fast import config, host, report, sinks
 from jaxrl_fast.members import in_line
 from jaxrl_fast.plan import Plan
+from jaxrl_fast.spelling import why
 
 TIMES = ("train", "compile", "eval", "idle", "save")  # seconds, in all processes of a run
 NUM_RECORDS = 500  # lines of metrics.jsonl for each seed, unless told
@@ -99,6 +100,7 @@ class Trainer:
 
         cache = host.use_compile_cache(self.plan.env.on_device) if self.options.compile_cache else None
         before = host.entries(cache)
+        self.terminal.say("compiling ...")
         self.program = program.build(
             self.plan.env,
             self.plan.agent,
@@ -111,8 +113,10 @@ class Trainer:
         self.times["compile"] = duration = self.program.compile_time_s
         self.program_memory = self.program.memory
         kept = " (cached for next time)" if host.entries(cache) > before else " (from the cache)" if before else ""
-        needs = f"needs {memory.readable(self.program.memory)}"
-        self.terminal.say(f"compiling ... {sinks.seconds(duration)}{kept}   {needs}")
+        needs, free = memory.readable(self.program.memory), memory.free()
+        self.terminal.say(f"compiled in {sinks.seconds(duration)}{kept}   needs {needs}")
+        if free is not None and self.program.memory > free:
+            host.warn(f"the program needs {needs} of memory, and {memory.readable(free)} are free")
 
     def begin(self) -> None:
         """The state before training, or the one that was saved, as if there had been no end."""
@@ -247,14 +251,16 @@ class Trainer:
             for sink in list(self.sinks):
                 try:
                     sink.write(records)
-                except OSError as error:
+                except Exception as error:  # also what a logging service raises
                     self.give_up(sink, error)
 
-    def give_up(self, sink: sinks.Sink, error: OSError) -> None:
+    def give_up(self, sink: sinks.Sink, error: Exception) -> None:
         """A full disk ends no run. Records for metrics.jsonl wait for room; what else cannot be written is left."""
         if sink is not self.lines:
             self.sinks.remove(sink)
-        host.warn(f"{type(sink).__name__} cannot be written ({error.strerror or error}); training goes on")
+        elif not isinstance(error, OSError):
+            raise error
+        host.warn(f"{type(sink).__name__} cannot be written ({why(error)}); training goes on")
 
     def diverge(self, member: int, what: str, env_steps: int) -> None:
         """Numbers that are not finite stop the run; with `on_nonfinite` "continue" only when no seed is left."""
@@ -362,8 +368,7 @@ class Trainer:
             try:
                 action()
             except Exception as error:  # also what a logging service or matplotlib raises
-                why = getattr(error, "strerror", None) or repr(error)
-                host.warn(f"the end of the run could not be written ({why})")
+                host.warn(f"the end of the run could not be written ({why(error)})")
 
     def say_done(self) -> None:
         summary = self.summary
@@ -382,9 +387,12 @@ class Trainer:
             parts.append(f"not solved ({num_solved} of {len(self.seeds)} seeds)")
         parts.append(sinks.sparkline([r["return_mean"] for r in report.read_metrics(self.plan.folder)]))
         self.terminal.say(f"{self.status:<9} {' · '.join(p for p in parts if p)}")
-        self.terminal.say(f"  curve  {self.plan.folder / report.CURVE}")
-        if self.status == "stopped":
-            self.terminal.say(f"  go on  {config.PROGRAM} --resume {self.plan.folder}")
+        if (self.plan.folder / report.CURVE).is_file():
+            self.terminal.say(f"  curve  {self.plan.folder / report.CURVE}")
+        if self.keeper.last and not self.failure:
+            longer = sinks.short(2 * self.options.total_steps)
+            further = f" --total-steps {longer}" if self.status == "done" else ""
+            self.terminal.say(f"  go on  {config.PROGRAM} --resume {self.plan.folder}{further}")
 
 
 def _words(label: dict[str, Any]) -> str:

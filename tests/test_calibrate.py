@@ -94,7 +94,7 @@ def test_a_count_that_will_not_do_says_why(num_envs, options, words):
 def test_what_does_not_fit_into_memory_is_too_many(monkeypatch):
     from jaxrl_fast import memory, program
 
-    monkeypatch.setattr(memory, "free", lambda: 1000)
+    monkeypatch.setattr(memory, "free", lambda _=1: 1000)
     monkeypatch.setattr(program, "build", lambda *_: pytest.fail("it was compiled"))
     trial = calibrate.attempt(settings(), 2)
     assert trial.too_many and "does not fit into memory" in trial.why

@@ -109,6 +109,20 @@ def test_the_default_can_be_overridden():
     assert not parse("--no-stop-when-solved").options.stop_when_solved
 
 
+@pytest.mark.parametrize(
+    ("line", "solved"),
+    [
+        ("--config ppo_acrobot", -100),
+        ("--config ppo_acrobot --env Acrobot-v1", -100),
+        ("--config ppo_acrobot --env gymnax/Acrobot-v1 --num-envs 8", -100),
+        ("--config ppo_acrobot --env CartPole-v1", None),
+        ("--config ppo_acrobot --env CartPole-v1 --solved 475", 475),
+    ],
+)
+def test_what_a_preset_calls_solved_is_of_its_own_environment(line, solved):
+    assert parse(line).options.solved == solved
+
+
 def test_what_a_run_writes_down_is_a_preset(tmp_path):
     settings = parse("ppo --env Acrobot-v1 --agent.hidden 8 8 --agent.target-kl 0.01 --env-options x=1 --solved -100")
     path = tmp_path / "config.yaml"
@@ -204,6 +218,7 @@ MISTAKES = [
     ("ppo --seed 2147483648", ["--seed", "2147483647"]),
     ("ppo --seed 2147483647 --num-seeds 2", ["seeds", "2147483647"]),
     ("ppo --stop-when-solved", ["--stop-when-solved", "--solved"]),
+    ("--config ppo_acrobot --env CartPole-v1 --stop-when-solved", ["--stop-when-solved", "--solved"]),
     ("ppo --eval-episodes 0", ["--eval-episodes"]),
     ("ppo --report-every -1", ["--report-every"]),
     ("ppo --log-level loud", ["--log-level", "quiet"]),
@@ -248,7 +263,7 @@ MISTAKES = [
     ("dqn --agent.distribution c52", ["--agent.distribution", "did you mean c51"]),
     ("dqn --agent.distribution c51 --agent.v-min 3 --agent.v-max 3", ["v_min 3.0", "v_max 3.0"]),
     ("dqn --agent.replay-ratio 0", ["--agent.replay-ratio", "above 0"]),
-    ("dqn --agent.replay-ratio 0.123456789", ["replay_ratio 0.123456789", "64 steps", "0.1235"]),
+    ("dqn --agent.replay-ratio 0.123456789", ["replay_ratio 0.123456789", "64 steps", "0.1234568"]),
     ("dqn --agent.target-period 0", ["--agent.target-period", "at least 1"]),
     ("dqn --agent.target-step-size 1.5", ["--agent.target-step-size", "at most 1"]),
     ("dqn --agent.epsilon-end 2", ["--agent.epsilon-end", "at most 1"]),

@@ -73,7 +73,8 @@ class Countdown:
 
     def reset_env(self, key, params):
         state = {"time": 0, "left": self.start}
-        return self.observe(state), state
+        obs = self.observe(state)
+        return obs.astype(jnp.uint8) if self.strange == "bytes" else obs, state
 
     def step_env(self, key, state, action, params):
         state = {"time": state["time"] + 1, "left": state["left"] - 1.0}
@@ -484,6 +485,11 @@ def test_options_take_the_type_of_what_they_replace():
     assert isinstance(params.max_steps_in_episode, int) and isinstance(params.gravity, float)
     params = envs.make("Acrobot-v1", N, available_torque=[-2, 0, 2]).step.args[0].params
     np.testing.assert_array_equal(params.available_torque, [-2.0, 0.0, 2.0])
+    params = envs.make("Acrobot-v1", N, available_torque="[-2, 0, 2.5]").step.args[0].params  # of a command line
+    np.testing.assert_array_equal(params.available_torque, [-2.0, 0.0, 2.5])
+    for wrong in ("-2,0,2", "[1, 2]", "big"):
+        with pytest.raises(ValueError, match=r"available_torque='.*' for .*: an array of shape \[3\] is wanted"):
+            envs.make("Acrobot-v1", N, available_torque=wrong)
     assert envs.make("DeepSea-bsuite", N, size=12, deterministic="no").spec.obs.shape == (12, 12)
     assert envs.make("FrozenLake-misc", N, map_name="8x8").spec.obs.shape == (64,)
 
@@ -503,6 +509,13 @@ def test_a_strange_environment_is_refused_before_it_is_compiled(strange, says):
     with pytest.raises(ValueError, match=rf":Countdown cannot be driven: .*{says}") as refusal:
         envs.make(Countdown(strange=strange), N)
     assert "\n" not in str(refusal.value)
+
+
+def test_observations_have_one_dtype_that_holds_those_of_reset_and_of_step():
+    env = envs.make(Countdown(strange="bytes", start=3), N)
+    assert env.spec.obs == jax.ShapeDtypeStruct((1,), "float32")
+    steps = timesteps_of(env, jnp.zeros((5, N), jnp.int32))  # a scan, whose carry may not change
+    np.testing.assert_array_equal(steps.obs[:, 0, 0], [2, 1, 0, 3, 2])
 
 
 def test_a_wrapper_whose_step_would_be_passed_over_is_refused():

@@ -36,17 +36,6 @@ def test_what_it_says_is_what_it_takes(algo, options, num_seeds):
     assert said.free is None or said.free > 0
 
 
-def test_a_million_frames_take_a_byte_a_pixel():
-    """1,000,000 x 84 x 84 bytes, with 15 beside each: age, action, reward, discount, last, valid."""
-    from jaxrl_fast import replay
-    from jaxrl_fast.types import Discrete
-
-    obs = jax.ShapeDtypeStruct((84, 84, 4), "uint8")
-    ring = jax.eval_shape(lambda: replay.init(replay.Layout(125_000, 8, frame_stack=4), obs, Discrete(4)))
-    assert memory.size(ring) == 10**6 * (84 * 84 + 15) + 8
-    assert memory.readable(memory.size(ring)) == "7.1 GB"
-
-
 @given(
     parameters=st.integers(0, 10**6),
     replay=st.integers(10**6, 10**9),
@@ -70,9 +59,69 @@ def test_the_capacity_that_is_proposed_fits_and_little_more_would(
         fits = int(proposed[1])
         size = lambda capacity_: copies * (parameters + environments + replay * capacity_ / capacity)
         assert size(fits) <= free
-        assert size(fits + 10 ** max(len(str(fits)) - 2, 0) + 1) > free - 2 * copies
+        assert size(fits + 10 ** max(len(str(fits)) - 3, 0) + 1) > free - 2 * copies
     else:
         assert needed.total <= free
+
+
+def test_a_refusal_says_what_is_needed_and_what_is_free():
+    """A replay of 7 GB twice, where 12 GB are free and 1 GB is needed beside it, also twice."""
+    needed = memory.Need(10**9, 7 * 10**9, 0, 12 * 10**9, 2)
+    says = r"capacity 1000000: the replay needs 7.0 GB, twice while saving, and 10.0 GB are free for it"
+    with pytest.raises(ValueError, match=rf"{says}; the largest capacity that fits is 714000$"):
+        memory.check(needed, 1_000_000)
+
+
+def test_what_goes_on_needs_one_copy_less_and_can_have_no_other_capacity():
+    needed = memory.Need(10**6, 10**9, 0, 2 * 10**9, 2)
+    memory.check(needed, 1000, resumed=True)
+    with pytest.raises(ValueError, match=r"^this run does not fit into memory here \(.*replay 1.0 GB.*10.0 MB free\)$"):
+        memory.check(needed._replace(free=10**7), 1000, resumed=True)
+
+
+class Accelerator:
+    platform = "gpu"
+
+    def __init__(self, limit, in_use):
+        self.stats = {"bytes_limit": limit, "bytes_in_use": in_use}
+
+    def memory_stats(self):
+        return self.stats
+
+
+def test_devices_together_have_what_the_fullest_has_each(monkeypatch):
+    monkeypatch.setattr(jax, "local_devices", lambda: [Accelerator(80, 10), Accelerator(80, 30), Accelerator(80, 79)])
+    assert [memory.free(n) for n in (1, 2, 3)] == [70, 100, 3]
+    env, agent = both("dqn", **SMALL)
+    assert memory.need(env, agent, 4, 2).free == 100
+
+
+@pytest.mark.parametrize(
+    ("lines", "files", "left"),
+    [
+        ("0::/job/step", {"job/memory.max": "900", "job/step/memory.max": "max"}, 900 - 500 + 200),
+        ("0::/job/step", {"job/memory.max": "900", "job/step/memory.max": "600"}, 600 - 500 + 200),
+        ("0::/of/the/host", {"memory.max": "700"}, 700 - 500 + 200),  # a container's own group is its root
+        ("4:memory:/job\n3:cpu:/other", {"memory/job/memory.limit_in_bytes": "800"}, 800 - 500 + 200),
+        ("0::/job", {"job/memory.max": "max"}, None),
+        ("", {}, None),
+    ],
+)
+def test_the_limits_of_control_groups_are_kept_and_their_cached_files_count_as_free(
+    tmp_path, monkeypatch, lines, files, left
+):
+    for name, text in files.items():
+        group = (tmp_path / name).parent
+        group.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+        (group / "memory.current").write_text("500\n")
+        (group / "memory.usage_in_bytes").write_text("500\n")
+        (group / "memory.stat").write_text("anon 300\ninactive_file 200\ntotal_inactive_file 200\n")
+    (tmp_path / "own").write_text(lines)
+    monkeypatch.setattr(memory, "GROUPS", tmp_path)
+    monkeypatch.setattr(memory, "OWN_GROUP", tmp_path / "own")
+    monkeypatch.setattr(memory, "_available", lambda: None)
+    assert memory.free() == left
 
 
 @pytest.mark.parametrize(

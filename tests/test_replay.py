@@ -507,7 +507,8 @@ def test_a_million_frames_take_seven_gigabytes():
     atari = jax.ShapeDtypeStruct((84, 84, 4), jnp.uint8)
     ring = jax.eval_shape(functools.partial(replay.init, layout, atari, Discrete(18)))
     assert num_bytes(ring.obs) == 1_000_000 * 84 * 84 == 7_056_000_000
-    assert num_bytes(ring) == 1_000_000 * (84 * 84 + 15) + 8
+    assert num_bytes(ring) == 1_000_000 * (84 * 84 + 15) + 8 == memory.size(ring)
+    assert memory.readable(memory.size(ring)) == "7.1 GB"
 
 
 IMAGE = jax.ShapeDtypeStruct((84, 84, 4), jnp.uint8)

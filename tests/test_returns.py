@@ -10,7 +10,6 @@ from jaxrl_fast import returns
 
 GAMMA = 0.9
 lambda_returns = jax.jit(returns.lambda_returns)
-n_step_returns = jax.jit(returns.n_step_returns, static_argnums=4)
 gae = jax.jit(returns.gae)
 
 seeds = st.integers(0, 2**32 - 1)
@@ -75,13 +74,6 @@ def test_lambda_returns_are_the_forward_view(seed, shape, lambda_):
     np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-5)
 
 
-@given(seed=seeds, shape=shapes, n=st.sampled_from([1, 2, 3, 20]))
-def test_n_step_returns_are_n_rewards_and_a_value(seed, shape, n):
-    *arrays, _ = history(seed, shape)
-    expected = each_environment(n_step_oracle, *arrays, argument=n)
-    np.testing.assert_allclose(n_step_returns(*arrays, n), expected, rtol=1e-5, atol=1e-5)
-
-
 @given(seed=seeds, shape=shapes)
 def test_lambda_0_is_td(seed, shape):
     reward, discount, next_value, last, _ = history(seed, shape)
@@ -118,11 +110,8 @@ def test_reset_rows_reach_no_other_row(seed, shape, lambda_):
     reward, discount, next_value, last, valid = history(seed, shape)
     valid[0] = True  # whatever came before the rollout
     disturbed = [np.where(valid, x, 1e6).astype(np.float32) for x in (reward, discount, next_value)]
-    for function, argument in ((lambda_returns, lambda_), (n_step_returns, 3)):
-        calm = function(reward, discount, next_value, last, argument)
-        np.testing.assert_array_equal(
-            np.where(valid, calm, 0), np.where(valid, function(*disturbed, last, argument), 0)
-        )
+    calm = lambda_returns(reward, discount, next_value, last, lambda_)
+    np.testing.assert_array_equal(np.where(valid, calm, 0), np.where(valid, lambda_returns(*disturbed, last, lambda_), 0))
 
 
 @given(seed=seeds, lambda_=lambdas)
@@ -160,14 +149,6 @@ def test_termination_ends_value():
     result = returns.lambda_returns(**HALF, discount=column(0.5, 0, 0.5), last=last)
     # 2;  1 + .5 * (.5 * 10 + .5 * 2) = 4
     np.testing.assert_array_equal(result, column(4, 2, 18))
-
-
-def test_two_steps_worked_by_hand():
-    result = returns.n_step_returns(
-        HALF["reward"], column(0.5, 0.5, 0.5), HALF["next_value"], jnp.zeros((3, 1), bool), 2
-    )
-    # 1 + .5 * (2 + .5 * 20) = 7;  2 + .5 * (3 + .5 * 30) = 11;  only one step left: 3 + .5 * 30 = 18
-    np.testing.assert_array_equal(result, column(7, 11, 18))
 
 
 def test_environments_and_seeds_do_not_mix():

@@ -289,13 +289,13 @@ def test_a_population_larger_than_memory_is_split(monkeypatch):
     ready = layout.plan.check(grid.part(group, group.members[:1]).settings)
     one = memory.need(ready.env, ready.agent, 1).total + memory.in_between(ready.env, ready.agent)
     assert ready.num_shards == 1
-    monkeypatch.setattr(memory, "free", lambda: 7 * one + 10)  # on four devices seven are trained as eight
+    monkeypatch.setattr(memory, "free", lambda _=1: 7 * one + 10)  # on four devices seven are trained as eight
     assert [len(part.members) for part in layout.fit(group, asked)] == [3, 4]
-    monkeypatch.setattr(memory, "free", lambda: 3 * one + 10)
+    monkeypatch.setattr(memory, "free", lambda _=1: 3 * one + 10)
     parts = layout.fit(group, asked)
     assert [len(part.members) for part in parts] == [2, 2, 3]
     assert [part.settings.agent.clip for part in parts] == [0.1, 0.3, 0.5]
-    monkeypatch.setattr(memory, "free", lambda: 10)
+    monkeypatch.setattr(memory, "free", lambda _=1: 10)
     with pytest.raises(ValueError, match=r"agent.clip 0.1: this does not fit into memory"):
         layout.fit(group, asked)
 

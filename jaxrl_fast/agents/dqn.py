@@ -32,7 +32,7 @@ class Learner(NamedTuple):
     target: PyTree
     optimiser: PyTree
     priorities: Any  # priorities.Tree, or () without
-    largest: Array  # f32: the largest priority so far, which new transitions get
+    largest: Array  # f32: the largest priority so far, which new transitions get; in an update, of the device alone
     since_target: Array  # int32: environment steps since the target moved, in parts of 1 / the ratio's numerator
 
 
@@ -122,11 +122,6 @@ def check(config: Config, spec: EnvSpec, rollout_length: int) -> None:
         raise ValueError(f"batch_size {config.batch_size} does not divide into {spec.num_shards} devices")
     if config.capacity < config.batch_size:
         raise ValueError(f"capacity {config.capacity} is less than one batch of {config.batch_size}")
-    if config.learning_starts > config.capacity:
-        raise ValueError(
-            f"learning_starts {config.learning_starts} is beyond the capacity {config.capacity}; "
-            "the first steps would be forgotten before they are learnt from"
-        )
     per_update = rollout_length * num_envs
     num_rows = config.n_step + max(spec.frame_stack, 1) + rollout_length  # the least that can be written and read
     least = -(-num_rows // rollout_length) * per_update
@@ -134,6 +129,13 @@ def check(config: Config, spec: EnvSpec, rollout_length: int) -> None:
         raise ValueError(
             f"capacity {config.capacity} is too small for n_step {config.n_step} and {num_envs} environments "
             f"with rollouts of {rollout_length}; it must be at least {least}"
+        )
+    held = config.capacity // per_update * per_update
+    if config.learning_starts > held:
+        whole = "" if held == config.capacity else f", of which {held} are used: whole updates of {per_update} steps"
+        raise ValueError(
+            f"learning_starts {config.learning_starts} is beyond the capacity {config.capacity}{whole}; "
+            "the first steps would be forgotten before they are learnt from"
         )
     if config.distribution != "none" and config.num_atoms < 2:
         raise ValueError(f"num_atoms {config.num_atoms}: a distribution has at least 2")
@@ -151,11 +153,13 @@ def check_counts(config: Config, per_update: int) -> None:
 
     if countable(config.ratio):
         return
-    shorter = [float(f"{max(config.replay_ratio, 1e-9):.{digits}g}") for digits in (4, 3, 2, 1)]
-    near = next((x for x in shorter if countable(configs.as_fraction(x))), None)
-    hope = f"the nearest that can is {near:g}" if near else f"only whole numbers up to {most // longest} can"
+    asked = config.replay_ratio
+    shorter = [float(f"{max(asked, 1e-9):.{digits}g}") for digits in range(1, 10)]
+    simple = [1 / (m * 10**k) for m in (1, 2, 5) for k in range(9)] + [float(max(min(round(asked), most // longest), 1))]
+    can = [x for x in (*shorter, *simple) if countable(configs.as_fraction(x))]
+    hope = f"the nearest that can is {min(can, key=lambda x: abs(x - asked)):.9g}" if can else "a shorter period can"
     raise ValueError(
-        f"replay_ratio {config.replay_ratio} cannot be counted exactly with {per_update} steps in an update and "
+        f"replay_ratio {asked} cannot be counted exactly with {per_update} steps in an update and "
         f"target_period {config.target_period}; {hope}"
     )
 
@@ -214,12 +218,15 @@ def update(parts: Parts, state: State, rollout: Rollout, key: Key) -> tuple[Stat
         learner, metrics = descend(parts, ring, state.num_updates, jax.random.fold_in(key, i), learner)
         return learner, jax.tree.map(jnp.add, sums, metrics)
 
-    sums = dict.fromkeys(("loss", "q_value", "td_error"), jnp.float32(0))
+    sums = dict.fromkeys(("weight", "loss", "q_value", "td_error"), jnp.float32(0))
     learner, sums = jax.lax.fori_loop(0, _same_for_all_seeds(num_steps), step, (learner, sums))
+    learner = learner._replace(largest=_most(learner.largest, parts.spec.axis_name))
     state = State(learner, ring, state.num_updates + 1, owed)
     epsilon = exploration.epsilons(parts.epsilon, parts.spec, num_env_steps(parts, state)).mean()
-    ours = {f"{name}_sum": x for name, x in sums.items()} | {"epsilon": epsilon / parts.spec.num_shards}
-    return state, gradients.total(ours, parts.spec.axis_name) | {
+    sums, epsilon = gradients.total((sums, epsilon / parts.spec.num_shards), parts.spec.axis_name)
+    per_weight = num_steps / jnp.maximum(sums.pop("weight"), 1e-12)
+    return state, {f"{name}_sum": x * per_weight for name, x in sums.items()} | {
+        "epsilon": epsilon,
         "gradient_steps": num_steps,
         "learning_rate": parts.learning_rate(learner.optimiser[-1].count),
         "replay_size": ring.size * parts.spec.num_envs * parts.spec.num_shards,
@@ -261,15 +268,15 @@ def descend(parts: Parts, ring: replay.Ring, num_updates: Array, key: Key, learn
         item, priority = priorities.draw(learner.priorities, key_draw, size)
         row, env, found = item // layout.num_envs, item % layout.num_envs, priority > 0
         chance = priority / jnp.maximum(priorities.total(learner.priorities), 1e-30)
-        weight = importance(chance, exponent_now(parts, num_updates), axis_name) / config.batch_size
+        weight = importance(chance, exponent_now(parts, num_updates), axis_name)
     else:
         row, env, found = replay.draw(layout, ring, key_draw, size)
-        weight = found / jnp.maximum(gradients.total(found.sum(), axis_name), 1)
+        weight = found.astype(jnp.float32)
     batch = replay.read(layout, ring, row, env, config.gamma)
     noise_online, noise_target = (parts.network.noise(k, ()) for k in (key_online, key_target))
     goal = target(parts, learner, batch, noise_online, noise_target)
     gradient, (errors, metrics) = jax.grad(partial(loss, parts), has_aux=True)(
-        learner.params, batch, goal, weight, noise_online
+        learner.params, batch, goal, weight / config.batch_size, noise_online
     )
     updates, optimiser = parts.optimiser.update(gradient, learner.optimiser, learner.params)
     learner = learner._replace(params=optax.apply_updates(learner.params, updates), optimiser=optimiser)
@@ -277,7 +284,7 @@ def descend(parts: Parts, ring: replay.Ring, num_updates: Array, key: Key, learn
         priority = jnp.where(found, (errors + SMALLEST_PRIORITY) ** config.priority_exponent, 0)
         learner = learner._replace(
             priorities=priorities.update(learner.priorities, item, priority),
-            largest=jnp.maximum(learner.largest, _most(priority, axis_name)),
+            largest=jnp.maximum(learner.largest, priority.max()),
         )
     return move_target(config, learner), metrics
 
@@ -360,7 +367,7 @@ def support(config: Config) -> Array:
 def loss(
     parts: Parts, params: PyTree, batch: replay.Sample, goal: Target, weight: Array, noise: PyTree
 ) -> tuple[Array, tuple[Array, Metrics]]:
-    """The weighted sum of the rows' losses; beside it what their priorities go by [B], and means to report.
+    """The weighted sum of the rows' losses; beside it what their priorities go by [B], and weighted sums to report.
 
     none       Huber or squared loss of d = target - q; by |d|
     c51        cross entropy with the projected target (Bellemare et al. 2017, algorithm 1); by the divergence
@@ -381,9 +388,8 @@ def loss(
         errors = jnp.maximum(losses + jax.scipy.special.xlogy(wanted, wanted).sum(-1), 0)
     else:
         losses = quantile_loss(chosen, goal, config.loss == "huber")
-    metrics = {"loss": losses, "q_value": value, "td_error": jnp.abs(distance)}
-    share = weight / jnp.maximum(gradients.total(weight.sum(), parts.spec.axis_name), 1e-12)
-    return (weight * losses).sum(), (errors, jax.tree.map(lambda x: (share * x).sum(), metrics))
+    metrics = {"weight": jnp.float32(1), "loss": losses, "q_value": value, "td_error": jnp.abs(distance)}
+    return (weight * losses).sum(), (errors, jax.tree.map(lambda x: (weight * x).sum(), metrics))
 
 
 def project(goal: Target, support: Array) -> Array:

@@ -190,7 +190,7 @@ def _refill_seeds(
 
 def reset_one(single: Single, key: Key) -> tuple[PyTree, PyTree]:
     obs, env_state = single.env.reset_env(key, single.params)
-    return _strong(single.state, env_state), encode(single, obs)
+    return _strong(single.state, env_state), _strong(single.spec.obs, encode(single, obs))
 
 
 def step_one(single: Single, key: Key, env_state: PyTree, action: jax.Array) -> tuple[PyTree, TimeStep]:
@@ -200,7 +200,7 @@ def step_one(single: Single, key: Key, env_state: PyTree, action: jax.Array) -> 
     terminated = jnp.asarray(terminated, bool).reshape(())
     truncated = jnp.asarray(single.env.is_truncated(env_state, single.params), bool).reshape(())
     timestep = TimeStep(
-        obs=encode(single, obs),
+        obs=_strong(single.spec.obs, encode(single, obs)),
         reward=jnp.asarray(reward, jnp.float32).reshape(()),
         discount=1.0 - terminated.astype(jnp.float32),
         last=terminated | truncated,
@@ -274,8 +274,8 @@ def _inspect(env_id: str, env: Any, params: Any, num_envs: int) -> Single:
     for name, value in scalars.items():
         if value.size != 1:
             raise ValueError(f"{env_id} cannot be driven: its {name} has shape {value.shape}, and not one number")
-    obs = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), obs)
-    return single._replace(state=jax.tree.map(_joined, state, next_state), spec=spec._replace(obs=obs))
+    state, obs = (jax.tree.map(_joined, *both) for both in ((state, next_state), (obs, next_obs)))
+    return single._replace(state=state, spec=spec._replace(obs=obs))
 
 
 def _try(env_id: str, function: Callable[..., Any], *arguments: Any) -> Any:
@@ -301,7 +301,8 @@ def _raw_step(single: Single, key: Key, state: PyTree, action: jax.Array) -> tup
 
 
 def _joined(a: jax.ShapeDtypeStruct, b: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-    return a if a.dtype == b.dtype else jax.ShapeDtypeStruct(a.shape, jnp.promote_types(a.dtype, b.dtype))
+    """Of what reset and step return, without weak types."""
+    return jax.ShapeDtypeStruct(a.shape, a.dtype if a.dtype == b.dtype else jnp.promote_types(a.dtype, b.dtype))
 
 
 def _check_same(env_id: str, what: str, first: PyTree, after: PyTree) -> None:

@@ -1,5 +1,6 @@
 """What comes into an environment from outside, made right in the same way for every backend: actions and options."""
 
+import json
 from typing import Any, NoReturn
 
 import jax
@@ -68,6 +69,7 @@ def _as_type_of(default: Any, value: Any) -> Any:
             raise ValueError
         return type(default)(number)
     if isinstance(default, (np.ndarray, jax.Array)):
+        value = json.loads(value) if isinstance(value, str) else value
         array = jnp.asarray(np.asarray(value, dtype=default.dtype))
         if array.shape != default.shape:
             raise ValueError
