@@ -113,8 +113,8 @@ def attempt(settings: config.Settings, num_envs: int) -> Trial:
     try:
         in_turn = plan.seeds_in_turn(begun, env)
         dealt = options.num_seeds, num_shards, in_turn
-        needs = memory.need(*whole, program.filled(*dealt), program.num_devices(*dealt))
-        memory.check(needs, getattr(settings.agent, "capacity", None))
+        needed = memory.need(*whole, program.filled(*dealt), program.num_devices(*dealt))
+        memory.check(needed, getattr(settings.agent, "capacity", None))
         built = program.build(env, agent, options.num_seeds, num_updates, num_shards, in_turn=in_turn)
         free = memory.free()
         if free is not None and built.memory > free:

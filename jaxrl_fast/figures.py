@@ -133,12 +133,16 @@ def learning(
     return picture
 
 
-def series(group: Sequence[Row], members: Mapping[str, Mapping[Label, Sequence[Row]]]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def series(
+    group: Sequence[Row], members: Mapping[str, Mapping[Label, Sequence[Row]]]
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Steps [R], seconds [R] and returns [S, R] of the rows of a configuration, from the records of their programs."""
     lines = []
     for row in group:
-        is_of_row = lambda member: all(row[name] == value for name, value in member)
-        ours = [r for member, rows in members[row["group"]].items() if is_of_row(member) for r in rows]
+        ours: Sequence[Row] = ()
+        for member, lines_of_member in members[row["group"]].items():
+            if all(row[name] == value for name, value in member):
+                ours = lines_of_member
         lines.append([[r[k] if r[k] is not None else np.nan for k in KEYS] for r in ours])
     length = min(map(len, lines))
     steps, seconds, returns, episodes = np.moveaxis(np.array([line[:length] for line in lines], np.float64), -1, 0)

@@ -48,8 +48,8 @@ def need(env: Env, agent: Agent, num_seeds: int, num_devices: int = 1) -> Need:
     of_replay = sum(size(part) for part in kept if is_replay(part))
     parameters = size(state.agent) - of_replay
     copies = 2 if jax.local_devices()[0].platform == "cpu" else 1
-    sizes = (num_seeds * part for part in (parameters, of_replay, size(state.actors)))
-    return Need(*sizes, free(num_devices), copies)
+    parameters, of_replay, actors = (num_seeds * part for part in (parameters, of_replay, size(state.actors)))
+    return Need(parameters, of_replay, actors, free(num_devices), copies)
 
 
 def in_between(env: Env, agent: Agent) -> int:
@@ -78,13 +78,13 @@ def check(needed: Need, capacity: int | None, resumed: bool = False) -> None:
     unit = 10 ** max(len(str(fits)) - 3, 0)
     twice = ", twice while saving" if copies > 1 else ""
     raise ValueError(
-        f"capacity {capacity}: the replay needs {readable(needed.replay)}{twice}, and {readable(rest)} are free for it; "
-        f"the largest capacity that fits is {fits // unit * unit}"
+        f"capacity {capacity}: the replay needs {readable(needed.replay)}{twice}, and {readable(rest)} are free for "
+        f"it; the largest capacity that fits is {fits // unit * unit}"
     )
 
 
 def free(num_devices: int = 1) -> int | None:
-    """Bytes that so many devices could still give, evenly used; of CPUs, this machine or the group we are confined to."""
+    """Bytes that so many devices, evenly used, could still give; on CPUs, the machine or what we are confined to."""
     devices = jax.local_devices()[:num_devices]
     if devices[0].platform == "cpu":
         available = _available()

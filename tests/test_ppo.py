@@ -265,6 +265,20 @@ def test_target_kl_ends_an_update():
     assert moved[0] == 16 and moved[1] < 4
 
 
+def test_metrics_are_means_over_the_gradient_steps_that_were_tried():
+    """A tiny bound ends the update at its second minibatch: the rest of it is as if it had not been asked for."""
+    env = probes.best_action_of_observation(16)
+    found = []
+    for options in (dict(num_epochs=1), dict(num_epochs=3, target_kl=1e-9)):
+        config = ppo.Config(rollout_length=16, hidden=(8,), learning_rate=1e-2, num_minibatches=2, **options)
+        agent = ppo.make(config, env.spec, 10)
+        state = jax.jit(agent.init)(jax.random.key(0))
+        experience = probes.experience(env, agent, state)
+        found.append(jax.jit(agent.update)(state, experience, jax.random.key(1))[1])
+    for name in ("policy_loss", "value_loss", "entropy", "approx_kl"):
+        np.testing.assert_allclose(found[1][name], found[0][name], rtol=1e-4, atol=1e-7, err_msg=name)
+
+
 def test_ratio_is_one_before_the_first_step():
     """log_prob of the acting policy and of the learner agree: one epoch of one minibatch, no KL."""
     env = probes.chain(8)

@@ -1,4 +1,4 @@
-"""Presets that name a source have its numbers, and every Atari preset makes an agent that can be traced.
+"""Presets that name a source have its numbers, and every preset makes an agent that can be traced.
 
 The table is written down from the sources' own documentation, not from the presets: CleanRL's scripts for Atari
 (ppo_atari_envpool_xla_jax, dqn_atari_jax, pqn_atari_envpool), gymnax's README and purejaxql's pqn_minatar.
@@ -7,7 +7,7 @@ The table is written down from the sources' own documentation, not from the pres
 import jax
 import pytest
 
-from jaxrl_fast import agents, config, loop
+from jaxrl_fast import agents, config, envs, loop
 from jaxrl_fast.agents import configs
 from jaxrl_fast.types import Discrete, Env, EnvSpec, TimeStep
 
@@ -80,8 +80,21 @@ def test_the_agent_of_an_atari_preset_can_be_traced(name):
         return TimeStep(obs, zeros("float32"), zeros("float32"), zeros(bool))
 
     env = Env(lambda key: ((), answer()), lambda state, action: (state, answer()), spec)
-    agent = agents.load(settings.algo).make(settings.agent, spec, 100)
-    assert agent.rollout_length == configs.rollout_length(settings.agent, num_envs)
+    check_traced(settings, env)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in config.shipped() if name not in OF_ATARI])
+def test_the_agent_of_a_preset_can_be_traced(name):
+    """Two updates, shapes only."""
+    settings = config.from_keywords(name)
+    check_traced(settings, envs.make(settings.options.env, settings.options.num_envs, **settings.options.env_options))
+
+
+def check_traced(settings, env):
+    """What comes out of two updates has the shapes and dtypes of what went in."""
+    agent = agents.load(settings.algo).make(settings.agent, env.spec, 100)
+    assert agent.rollout_length == configs.rollout_length(settings.agent, settings.options.num_envs)
     init = jax.eval_shape(lambda: loop.init(env, agent, jax.random.key(0)))
     after, metrics = jax.eval_shape(lambda state: loop.train(env, agent, state, 2), init)
     assert jax.tree.map(lambda x: (x.shape, x.dtype), after) == jax.tree.map(lambda x: (x.shape, x.dtype), init)

@@ -12,7 +12,7 @@ import pytest
 import scipy.stats
 from hypothesis import given, settings
 
-from jaxrl_fast import program, replay
+from jaxrl_fast import memory, program, replay
 from jaxrl_fast.agents import dqn
 from jaxrl_fast.types import Box, Discrete, Env, EnvSpec, TimeStep, Transition
 from tests import slow
@@ -555,18 +555,24 @@ def blank_screens(num_envs):
     return Env(lambda key: ((), timestep), lambda state, action: ((), timestep), spec)
 
 
-@pytest.mark.parametrize("prioritised", [pytest.param(False, marks=pytest.mark.slow), True])
-def test_training_keeps_one_ring(prioritised):
-    """The whole of DQN's chunk, compiled and not run, needs the state and less than 5% of the ring beside it."""
+@pytest.mark.parametrize(
+    ("prioritised", "seeds_each"), [pytest.param(False, 1, marks=pytest.mark.slow), (True, 1), (False, 2)]
+)
+def test_training_keeps_one_ring(prioritised, seeds_each):
+    """The whole of DQN's chunk, compiled and not run, needs the state and less than 5% of the ring beside it.
+
+    So it does where seeds advance together on a device, each at its own place in its ring for all that XLA knows.
+    """
     env = blank_screens(4)
     config = dqn.Config(
         capacity=12_000, batch_size=8, rollout_length=4, network="mlp", hidden=(4,), n_step=3, prioritised=prioritised
     )
     agent = dqn.make(config, env.spec, 100)
-    built = program.build(env, agent, 1, 100)
-    state = program.shapes(env, agent, 1)
+    num_seeds = 1 if seeds_each == 1 else seeds_each * jax.local_device_count()
+    built = program.build(env, agent, num_seeds, 100)
+    state = program.shapes(env, agent, seeds_each)  # of a device
     ring = num_bytes(state.agent.replay)
-    assert ring > 84_000_000
+    assert ring > seeds_each * 84_000_000
     rest = jax.tree.map(lambda x: x if x.dtype.name != "key<fry>" else jax.random.key_data(x), state._replace(key=()))
     assert num_bytes(rest) <= built.memory < num_bytes(rest) + 0.05 * ring
 

@@ -111,7 +111,9 @@ def test_reset_rows_reach_no_other_row(seed, shape, lambda_):
     valid[0] = True  # whatever came before the rollout
     disturbed = [np.where(valid, x, 1e6).astype(np.float32) for x in (reward, discount, next_value)]
     calm = lambda_returns(reward, discount, next_value, last, lambda_)
-    np.testing.assert_array_equal(np.where(valid, calm, 0), np.where(valid, lambda_returns(*disturbed, last, lambda_), 0))
+    np.testing.assert_array_equal(
+        np.where(valid, calm, 0), np.where(valid, lambda_returns(*disturbed, last, lambda_), 0)
+    )
 
 
 @given(seed=seeds, lambda_=lambdas)

@@ -155,7 +155,9 @@ def check_counts(config: Config, per_update: int) -> None:
         return
     asked = config.replay_ratio
     shorter = [float(f"{max(asked, 1e-9):.{digits}g}") for digits in range(1, 10)]
-    simple = [1 / (m * 10**k) for m in (1, 2, 5) for k in range(9)] + [float(max(min(round(asked), most // longest), 1))]
+    simple = [1 / (m * 10**k) for m in (1, 2, 5) for k in range(9)] + [
+        float(max(min(round(asked), most // longest), 1))
+    ]
     can = [x for x in (*shorter, *simple) if countable(configs.as_fraction(x))]
     hope = f"the nearest that can is {min(can, key=lambda x: abs(x - asked)):.9g}" if can else "a shorter period can"
     raise ValueError(

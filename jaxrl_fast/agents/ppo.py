@@ -163,8 +163,8 @@ def update(parts: Parts, state: State, rollout: Rollout, key: Key) -> tuple[Stat
     state, rows, look, explained = prepare(parts, state, normalize.clip_rewards(rollout, config.clip_rewards))
     learner = (state.params, state.optimiser, jnp.bool_(False))
     keys = jax.random.split(key, config.num_epochs)
-    learner, means = jax.lax.scan(lambda learner, key: epoch(parts, look, learner, rows, key), learner, keys)
-    means = gradients.total(jax.tree.map(jnp.mean, means), axis_name)
+    learner, (means, tried) = jax.lax.scan(lambda learner, key: epoch(parts, look, learner, rows, key), learner, keys)
+    means = gradients.total(jax.tree.map(lambda x: (tried * x).sum() / tried.sum(), means), axis_name)
     learning_rate = parts.learning_rate(learner[1][-1].count)
     take_in = lambda stats, obs: normalize.update(stats, obs, rollout.steps.valid, axis_name)
     observations = state.observations and jax.tree.map(
@@ -204,8 +204,10 @@ def prepare(parts: Parts, state: State, rollout: Rollout) -> tuple[State, Batch,
     return state, rows._replace(obs=obs), look, explained
 
 
-def epoch(parts: Parts, look: frames.Look, learner: PyTree, rows: Batch, key: Key) -> tuple[PyTree, Metrics]:
-    """One gradient step on each minibatch; every row is seen once."""
+def epoch(
+    parts: Parts, look: frames.Look, learner: PyTree, rows: Batch, key: Key
+) -> tuple[PyTree, tuple[Metrics, Array]]:
+    """One gradient step on each minibatch; every row is seen once. Beside the metrics, which steps were tried."""
     config, axis_name = parts.config, parts.spec.axis_name
     batches = minibatch.split(key, rows, config.num_minibatches)
     count = gradients.total(batches.weight.sum(1, keepdims=True), axis_name)
@@ -218,9 +220,10 @@ def epoch(parts: Parts, look: frames.Look, learner: PyTree, rows: Batch, key: Ke
     return jax.lax.scan(partial(descend, parts, look), learner, batches)
 
 
-def descend(parts: Parts, look: frames.Look, learner: PyTree, batch: Batch) -> tuple[PyTree, Metrics]:
-    """One gradient step, or none once the policy has moved too far."""
+def descend(parts: Parts, look: frames.Look, learner: PyTree, batch: Batch) -> tuple[PyTree, tuple[Metrics, Array]]:
+    """One gradient step, or none once the policy has moved too far: then it is not even tried."""
     params, optimiser, stopped = learner
+    tried = ~stopped
     batch = batch._replace(obs=look(batch.obs))
     gradient, metrics = minibatch.accumulate(jax.grad(partial(parts.objective, parts), has_aux=True), params, batch)
     updates, next_optimiser = parts.optimiser.update(gradient, optimiser, params)
@@ -228,7 +231,7 @@ def descend(parts: Parts, look: frames.Look, learner: PyTree, batch: Batch) -> t
     if parts.config.target_kl is not None:
         stopped |= gradients.total(metrics["approx_kl"], parts.spec.axis_name) > 1.5 * parts.config.target_kl
         after = jax.tree.map(partial(jnp.where, stopped), (params, optimiser), after)
-    return (*after, stopped), metrics
+    return (*after, stopped), (metrics, tried)
 
 
 def loss(parts: Parts, params: PyTree, batch: Batch) -> tuple[Array, Metrics]:
