@@ -1,9 +1,9 @@
 """DQN for CartPole-v1 in one file, in the style that most JAX programs share: the yardstick of dqn_speed.py.
 
-One jit over the whole training; at every vector step one gradient step under `lax.cond`; a flat replay with both
-observations of each transition; optax Adam on the tree of parameters. Unlike the programs that it stands for, it makes
-one gradient step for every TRAIN_EVERY environment steps whatever the number of environments (several at once where
-there are many), so that what is compared does the same work. Written to be typical, not slow:
+One jit over the whole training; at every vector step the gradient steps that are due, under `lax.cond`; a flat replay
+with both observations of each transition; optax Adam on the tree of parameters. Unlike the programs that it stands for,
+it makes one gradient step for every TRAIN_EVERY environment steps whatever the number of environments (several at once
+where there are many), so that what is compared does the same work. Written to be typical, not slow:
 
     python benchmarks/plain_dqn.py --num-envs 10
 """
@@ -62,13 +62,13 @@ def make(num_envs, num_steps, capacity=CAPACITY):
         value = jnp.take_along_axis(network.apply(params, rows.obs), rows.action[:, None], 1)[:, 0]
         return ((value - goal) ** 2).mean()
 
-    def learn(carry, _):
+    def learn(_, carry):
         params, opt_state, target, buffer, size, key = carry
         key, key_draw = jax.random.split(key)
         place = jax.random.randint(key_draw, (BATCH,), 0, size)
         grads = jax.grad(loss)(params, target, jax.tree.map(lambda x: x[place], buffer))
         updates, opt_state = optimiser.update(grads, opt_state)
-        return (optax.apply_updates(params, updates), opt_state, target, buffer, size, key), None
+        return optax.apply_updates(params, updates), opt_state, target, buffer, size, key
 
     def step(carry, i):
         params, opt_state, target, buffer, state, obs, score, key = carry
@@ -89,9 +89,7 @@ def make(num_envs, num_steps, capacity=CAPACITY):
         due = after // TRAIN_EVERY - steps // TRAIN_EVERY
 
         def several(learner):
-            (params, opt_state, *_), _ = jax.lax.scan(
-                learn, (*learner, target, buffer, size, key_learn), length=max(num_envs // TRAIN_EVERY, 1)
-            )
+            params, opt_state, *_ = jax.lax.fori_loop(0, due, learn, (*learner, target, buffer, size, key_learn))
             return params, opt_state
 
         learner = jax.lax.cond((due > 0) & (after > START), several, lambda same: same, (params, opt_state))

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+import optax
 import pytest
 
 from jaxrl_fast import config, envs, loop
@@ -142,6 +143,18 @@ def test_an_overlapped_update_learns_from_the_rollout_before():
     assert num_shards == 1 and metrics["state"].tolist() == [0, 1, 2, 3]
     assert metrics["learnt"].tolist() == [0, *metrics["valid_steps"].tolist()[:-1]]
     assert len(set(metrics["valid_steps"].tolist())) > 1, "or it could be any rollout"
+
+
+def test_the_plain_dqn_makes_every_gradient_step_that_is_due(monkeypatch):
+    import plain_dqn
+
+    ones = lambda grads, state, params=None: (jax.tree.map(jnp.ones_like, grads), state)
+    monkeypatch.setattr(plain_dqn.optax, "adam", lambda rate: optax.GradientTransformation(lambda params: (), ones))
+    bias = {}
+    for start in (0, 10**6):  # learning from the first step on, and never
+        monkeypatch.setattr(plain_dqn, "START", start)
+        bias[start] = jax.jit(plain_dqn.make(64, 10))(jax.random.key(0))[0]["params"]["Dense_0"]["bias"]
+    assert float((bias[0] - bias[10**6]).max()) == 640 / plain_dqn.TRAIN_EVERY
 
 
 @pytest.mark.slow
