@@ -2,16 +2,22 @@
 
     python benchmarks/dqn_speed.py                              # CPU: 1, 10, 64, 1024 and 4096 environments
     python benchmarks/dqn_speed.py --num-envs 64,1024,16384     # a GPU
+    python benchmarks/dqn_speed.py --preset rainbow_minatar_breakout --num-envs 64,256,1024,4096,16384    # ours alone
 
-How it is measured: side_by_side.py.
+How it is measured: side_by_side.py. With `--preset` there is no plain program to compare with: ours trains by a preset
+of DQN, with its replay ratio, at each number of environments, and is timed from its first gradient step on. The replay
+is the preset's, or larger where it would hold fewer than 8 rollouts.
 """
 
 import argparse
+import statistics
+from functools import partial
 
 import jax
+import numpy as np
 import side_by_side
 
-from jaxrl_fast import host
+from jaxrl_fast import config, host
 from jaxrl_fast.agents import configs
 from jaxrl_fast.spelling import parse_int
 
@@ -27,19 +33,24 @@ PRESET = dict(
     max_grad_norm=0.0,
     hidden=(120, 84),
 )
+LEAST_ROLLOUTS, TRIAL = 8, 2_048  # that a replay holds; environment steps of a first timing
 
 
 def main():
     """Measures, prints a line for each case as it goes, and writes the JSON."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--num-envs", default="1,10,64,1024,4096")
+    parser.add_argument("--preset", default="", help="ours alone, by this preset of DQN")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=5.0, help="aimed length of one timed training")
     parser.add_argument("--output", default="")
     args = parser.parse_args()
-    report = side_by_side.Report("dqn_speed", args.output)
+    if args.preset and config.from_keywords(args.preset).algo != "dqn":
+        parser.error(f"{args.preset} is no preset of DQN")
+    report = side_by_side.Report(f"{args.preset or 'dqn'}_speed", args.output)
+    measure = partial(alone, args.preset) if args.preset else compare
     for num_envs in map(parse_int, args.num_envs.split(",")):
-        report.add("cases", compare(num_envs, args.rounds, args.seconds))
+        report.add("cases", measure(num_envs, args.rounds, args.seconds))
     print(f"written to {report.path}")
 
 
@@ -61,6 +72,35 @@ def compare(num_envs: int, rounds: int, seconds: float) -> dict:
     )
     measured = side_by_side.compare(plain, ours, num_updates, num_steps, rounds)
     return {"num_envs": num_envs, "rollout_length": length, "shards": num_shards} | measured
+
+
+def alone(preset: str, num_envs: int, rounds: int, seconds: float) -> dict:
+    """Ours by a preset, once it learns. A short timing, not counted, says how many updates take so many seconds."""
+    settings = config.from_keywords(preset, num_envs=num_envs)
+    length = configs.rollout_length(settings.agent, num_envs)
+    per_update, capacity = length * num_envs, max(settings.agent.capacity, LEAST_ROLLOUTS * length * num_envs)
+    before = -(-settings.agent.first_learning(num_envs) // per_update)
+    num_updates = max(settings.options.total_steps // per_update, before + 1)
+    ours, num_shards = side_by_side.build(num_updates, preset=preset, num_envs=num_envs, agent={"capacity": capacity})
+    probe = max(1, TRIAL // per_update)
+    num_updates = max(1, round(probe * seconds / side_by_side.timed(ours, np.int32(0), probe, before)[0]))
+    speeds = []
+    for seed in range(rounds):
+        duration, metrics = side_by_side.timed(ours, np.int32(seed), num_updates, before)
+        speeds.append(float(metrics["valid_steps"].sum()) / duration)
+    return {
+        "preset": preset,
+        "num_envs": num_envs,
+        "rollout_length": length,
+        "shards": num_shards,
+        "capacity": capacity,
+        "replay_ratio": settings.agent.replay_ratio,
+        "env_steps": num_updates * per_update,
+        "steps_per_s": round(statistics.median(speeds)),
+        "least": round(min(speeds)),
+        "most": round(max(speeds)),
+        "compile_s": round(ours.compile_time_s, 2),
+    }
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ import os
 import platform
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -49,9 +49,23 @@ class Report:
         self.content[name] = case
         self._write(case)
 
+    def grow(self, name: str, cases: Iterable[dict]) -> None:
+        """One of several under a name, written down bit by bit: each of `cases` is all that is known of it by then."""
+        self.content.setdefault(name, []).append({})
+        for case in cases:
+            self.content[name][-1] = case
+            self._save()
+        print(json.dumps(self.content[name][-1]), flush=True)
+
     def _write(self, case: dict) -> None:
         print(json.dumps(case), flush=True)
-        self.path.write_text(json.dumps(self.content, indent=2) + "\n")
+        self._save()
+
+    def _save(self) -> None:
+        """Whole or not at all, for it may be killed meanwhile."""
+        aside = self.path.with_name(self.path.name + ".new")
+        aside.write_text(json.dumps(self.content, indent=2) + "\n")
+        aside.replace(self.path)
 
 
 def compare(
@@ -95,17 +109,24 @@ def build(num_updates: int, **options: Any) -> tuple[program.Program, int]:
     return program.build(env, agent, settings.options.num_seeds, num_updates, num_shards, in_turn=in_turn), num_shards
 
 
-def timed(ours: program.Program, seed: np.ndarray, num_updates: int) -> tuple[float, dict]:
-    """Seconds for all updates, in as many chunks as the program needs, and their metrics."""
-    state, rows, left = jax.block_until_ready(ours.init(seed)), [], num_updates
+def timed(ours: program.Program, seed: np.ndarray, num_updates: int, before: int = 0) -> tuple[float, dict]:
+    """Seconds for updates, those `before` left out, in as many chunks as the program needs; and their metrics."""
+    state, _ = advance(ours, jax.block_until_ready(ours.init(seed)), before)
     start = time.perf_counter()
+    _, rows = advance(ours, state, num_updates)
+    seconds = time.perf_counter() - start
+    return seconds, {k: np.concatenate([r[k] for r in rows], -1).astype(np.float64) for k in rows[0]}
+
+
+def advance(ours: program.Program, state: Any, num_updates: int) -> tuple[Any, list[dict]]:
+    """The state after so many updates, and the metrics of each chunk, waited for."""
+    rows, left = [], num_updates
     while left:
         length = min(left, ours.capacity)
         state, metrics = ours.chunk(state, np.int32(length))
         rows.append({k: x[..., :length] for k, x in jax.device_get(metrics).items()})
         left -= length
-    seconds = time.perf_counter() - start
-    return seconds, {k: np.concatenate([r[k] for r in rows], -1).astype(np.float64) for k in rows[0]}
+    return state, rows
 
 
 def last_tenth(scores, episodes) -> float:

@@ -6,9 +6,11 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 import pytest
 
@@ -123,6 +125,62 @@ def test_a_report_may_go_on_with_an_earlier_one(tmp_path):
     assert [case["number"] for case in json.loads(Path(path).read_text())["cases"]] == [1, 2]
     side_by_side.Report("a", path).add("cases", {"number": 3})
     assert [case["number"] for case in json.loads(Path(path).read_text())["cases"]] == [3]
+
+
+def test_a_case_that_grows_is_written_down_as_far_as_it_is_known(tmp_path):
+    import side_by_side
+
+    path = tmp_path / "report.json"
+    report = side_by_side.Report("a", str(path))
+
+    def cases():
+        for number in (1, 2):
+            yield {"number": number}
+            assert json.loads(path.read_text())["cases"] == [{"first": 0}, {"number": number}]
+
+    report.add("cases", {"first": 0})
+    report.grow("cases", cases())
+    assert [file.name for file in tmp_path.iterdir()] == ["report.json"]
+
+
+def test_updates_before_the_timed_ones_are_made_and_not_counted():
+    import side_by_side
+
+    def chunk(state, num_updates):
+        return state + num_updates, {"valid_steps": state + np.arange(4)}
+
+    ours = SimpleNamespace(init=lambda seed: 100 * seed, chunk=chunk, capacity=4)
+    _, metrics = side_by_side.timed(ours, np.int32(1), 6, before=5)
+    assert metrics["valid_steps"].tolist() == [105, 106, 107, 108, 109, 110]
+
+
+def test_a_preset_of_dqn_is_timed_alone_from_its_first_gradient_step_with_its_replay_ratio(tmp_path, monkeypatch):
+    import dqn_speed
+
+    built, asked = [], []
+
+    def build(num_updates, **options):
+        built.append(options)
+        return SimpleNamespace(compile_time_s=1.0), 1
+
+    def timed(ours, seed, num_updates, before):
+        asked.append((num_updates, before))
+        return 0.5, {"valid_steps": np.full(num_updates, 10.0)}
+
+    monkeypatch.setattr(dqn_speed.side_by_side, "build", build)
+    monkeypatch.setattr(dqn_speed.side_by_side, "timed", timed)
+    path, preset = tmp_path / "alone.json", "rainbow_minatar_breakout"  # 200k transitions, 10k steps before it learns
+    words = ["--preset", preset, "--num-envs", "64,65536", "--seconds", "1", "--rounds", "2", "--output", str(path)]
+    monkeypatch.setattr(sys, "argv", ["dqn_speed.py", *words])
+    dqn_speed.main()
+    assert [options["agent"] for options in built] == [{"capacity": 200_000}, {"capacity": 8 * 65_536}]
+    assert asked == [(32, 157), (64, 157), (64, 157), (1, 4), (2, 4), (2, 4)], "n_step + 1 rows of 65,536, or 10k steps"
+    content = json.loads(path.read_text())
+    assert content["benchmark"] == f"{preset}_speed"
+    assert [(c["num_envs"], c["replay_ratio"], c["steps_per_s"]) for c in content["cases"]] == [
+        (64, 0.25, 1280),
+        (65_536, 0.25, 40),
+    ]
 
 
 def test_asynchronous_speed_counts_when_it_is_the_better():
