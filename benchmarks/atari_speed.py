@@ -11,12 +11,17 @@ also `overlapped`, training where an update learns from the rollout before and s
 meanwhile (the policy is one update old). Speeds are environment steps (of four frames) per second, compilation not
 counted. `acting_of_raw` and `training_of_raw` are the shares of raw; where the network shares the emulator's cores the
 fair bound is 1 / (1 / raw + 1 / network), of which `acting_of_bound` is the share. Medians of the rounds' ratios.
+
+A contender has pools and a program of its own, made when its turn first comes, and the JSON is written after each
+timing: a case that is killed leaves what it had (`rounds` says how many are whole). With 1024 environments and more
+that is much to make; `--in-flight 0 --contenders raw,acting,training,network` leaves out two pools and `overlapped`.
 """
 
 import argparse
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 
 import envpool
 import jax
@@ -29,6 +34,8 @@ from jaxrl_fast.envs import envpool as adapter
 from jaxrl_fast.spelling import parse_int
 from jaxrl_fast.types import Agent, Env, TimeStep
 
+CONTENDERS = ("raw", "acting", "training", "overlapped", "network")
+
 
 def main():
     """Measures, prints a line for each case as it goes, and writes the JSON."""
@@ -39,64 +46,96 @@ def main():
     parser.add_argument("--seconds", type=float, default=6.0, help="of each thing in each round, about")
     parser.add_argument("--threads", type=int, default=0, help="of the emulator; 0: as many as cores")
     parser.add_argument("--in-flight", default="0,1,2", help="pools that work while the policy thinks; 0: none does")
+    parser.add_argument("--contenders", default=",".join(CONTENDERS), help="those to be timed")
+    parser.add_argument("--pool-path", default="auto", help="how programs reach the emulators; auto, ffi or callback")
     parser.add_argument("--output", default="")
     parser.add_argument("--append", action="store_true", help="to the cases that are in the output already")
     args = parser.parse_args()
+    unknown = set(args.contenders.split(",")) - {*CONTENDERS}
+    if unknown:
+        parser.error(f"there is no contender {unknown.pop()!r}; there are {', '.join(CONTENDERS)}")
     host.offer_cpu_devices()
     report = side_by_side.Report("atari_speed", args.output, args.append)
     for num_envs in map(parse_int, args.num_envs.split(",")):
-        report.add("cases", measure(num_envs, args))
+        report.grow("cases", measure(num_envs, args))
     print(f"written to {report.path}")
 
 
-def measure(num_envs: int, args: argparse.Namespace) -> dict:
-    """One number of environments."""
-    threads = {"num_threads": args.threads} if args.threads else {}
+def measure(num_envs: int, args: argparse.Namespace) -> Iterator[dict]:
+    """One number of environments, as far as it is known after each timing."""
+    _, _, agent, num_shards = prepare(args, num_envs, 0)
+    steps = agent.rollout_length * num_envs
+    makers, running = contenders(num_envs, args), {}
+    rounds: list[dict[str, float]] = []
+    for _ in range(args.rounds):
+        rounds.append({})
+        for name, make in makers.items():
+            if name not in running:
+                run = make()
+                running[name] = run, max(1, round(args.seconds / seconds(run, 1)))
+            run, repeats = running[name]
+            rounds[-1][name] = steps * repeats / seconds(run, repeats)
+            print(f"{num_envs} environments, {name}: {rounds[-1][name]:.0f} steps/s", flush=True)
+            yield {
+                "preset": args.preset,
+                "num_envs": num_envs,
+                "num_shards": num_shards,
+                "threads": args.threads,
+                "pool_path": args.pool_path,
+                "rounds": sum(len(speeds) == len(makers) for speeds in rounds),
+                **medians(rounds),
+            }
+
+
+def contenders(num_envs: int, args: argparse.Namespace) -> dict[str, Callable[[], Callable[[], None]]]:
+    """What makes each of them: pools are kept, and each has its own."""
     ways = [way for way in map(int, args.in_flight.split(",")) if num_envs % max(way, 1) == 0]
-    whole, _, agent, num_shards = prepare(args.preset, num_envs, threads, 0)
-    length = agent.rollout_length
-    contenders = {"raw_sync": raw(whole, length)}
+    whole, _, agent, _ = prepare(args, num_envs, 0)
+    made = lambda change, way: run_of(*change(*prepare(args, num_envs, way)[1:]))
+    makers = {"raw_sync": partial(raw, whole, agent.rollout_length)}
     if num_envs > 1:
-        contenders["raw_async"] = raw_async(whole, length)
+        makers["raw_async"] = partial(raw_async, whole, agent.rollout_length)
     for way in ways:
-        for name, change in (("acting", without_learning), ("training", unchanged)):  # each has pools of its own
-            contenders[f"{name}_{way}"] = run_of(*change(*prepare(args.preset, num_envs, threads, way)[1:]))
+        makers[f"acting_{way}"] = partial(made, without_learning, way)
+        makers[f"training_{way}"] = partial(made, unchanged, way)
     if 0 in ways:
-        contenders["overlapped"] = run_of(*overlapped(*prepare(args.preset, num_envs, threads, 0)[1:]))
-    contenders["network"] = run_of(*without_emulator(*prepare(args.preset, num_envs, threads, 0)[1:]))
-    steps = length * num_envs
-    repeats = {name: max(1, round(args.seconds / seconds(run, 1))) for name, run in contenders.items()}
-    speeds = lambda: {name: steps * repeats[name] / seconds(run, repeats[name]) for name, run in contenders.items()}
-    rounds = [with_raw(speeds()) for _ in range(args.rounds)]
-    ratio = lambda over: round(statistics.median(over(r) for r in rounds), 3)
-    bound = lambda r: 1 / (1 / r["raw"] + 1 / r["network"])
-    found = {f"{name}_steps_per_s": round(statistics.median(r[name] for r in rounds)) for name in rounds[0]}
-    for way in ways:
-        found |= {
-            f"acting_{way}_of_raw": ratio(lambda r, way=way: r[f"acting_{way}"] / r["raw"]),
-            f"training_{way}_of_raw": ratio(lambda r, way=way: r[f"training_{way}"] / r["raw"]),
-            f"acting_{way}_of_bound": ratio(lambda r, way=way: r[f"acting_{way}"] / bound(r)),
-        }
-    if 0 in ways:
-        found["overlapped_of_training_0"] = ratio(lambda r: r["overlapped"] / r["training_0"])
-    return {
-        "preset": args.preset,
-        "num_envs": num_envs,
-        "num_shards": num_shards,
-        "threads": args.threads,
-        "rounds": args.rounds,
-        **found,
-    }
+        makers["overlapped"] = partial(made, overlapped, 0)
+    makers["network"] = partial(made, without_emulator, 0)
+    chosen = args.contenders.split(",")
+    return {name: make for name, make in makers.items() if name.split("_")[0] in chosen}
+
+
+def medians(rounds: list[dict[str, float]]) -> dict[str, float]:
+    """Over the rounds, of each speed and each share as far as they are there."""
+    rounds = [with_raw(speeds) for speeds in rounds]
+    median = lambda values, name: statistics.median(of[name] for of in values if name in of)
+    parts = [shares(speeds) for speeds in rounds]
+    found = {f"{name}_steps_per_s": round(median(rounds, name)) for name in rounds[0]}
+    return found | {name: round(median(parts, name), 3) for name in parts[0]}
 
 
 def with_raw(speeds: dict[str, float]) -> dict[str, float]:
     """A round's speeds, and what envpool alone can do at best."""
-    return speeds | {"raw": max(speed for name, speed in speeds.items() if name.startswith("raw_"))}
+    raws = [speed for name, speed in speeds.items() if name.startswith("raw_")]
+    return speeds | ({"raw": max(raws)} if raws else {})
 
 
-def prepare(preset: str, num_envs: int, threads: dict, in_flight: int) -> tuple:
+def shares(speeds: dict[str, float]) -> dict[str, float]:
+    """Of a round, those of which both speeds are there."""
+    if {"raw", "network"} <= speeds.keys():
+        speeds = speeds | {"bound": 1 / (1 / speeds["raw"] + 1 / speeds["network"])}
+    pairs = [(name, "raw") for name in speeds if name.startswith(("acting_", "training_"))]
+    pairs += [(name, "bound") for name in speeds if name.startswith("acting_")]
+    pairs += [("overlapped", "training_0")]
+    return {f"{a}_of_{b}": speeds[a] / speeds[b] for a, b in pairs if {a, b} <= speeds.keys()}
+
+
+def prepare(args: argparse.Namespace, num_envs: int, in_flight: int) -> tuple:
     """All environments in one pool; and what `train` has: those of a shard, the agent, the number of shards."""
-    settings = config.from_keywords(preset, num_envs=num_envs, env_options=threads, in_flight=in_flight)
+    threads = {"num_threads": args.threads} if args.threads else {}
+    settings = config.from_keywords(
+        args.preset, num_envs=num_envs, env_options=threads, in_flight=in_flight, pool_path=args.pool_path
+    )
     algorithm = agents.load(settings.algo)
     env, agent, num_shards = plan.divide(settings, algorithm, 1000)
     return plan.undivided(settings, algorithm, 1000)[0], env, agent, num_shards

@@ -189,6 +189,53 @@ def test_asynchronous_speed_counts_when_it_is_the_better():
     assert atari_speed.with_raw({"raw_sync": 1.0, "raw_async": 2.0, "network": 9.0})["raw"] == 2.0
 
 
+def atari_args(**changed):
+    """What atari_speed.py's functions read off its command line."""
+    given = dict(preset="ppo_pong_fast", threads=0, pool_path="auto", in_flight="0,2", rounds=2, seconds=0.0)
+    return SimpleNamespace(**given | {"contenders": "raw,acting,training,overlapped,network"} | changed)
+
+
+def test_an_atari_case_is_known_bit_by_bit(monkeypatch):
+    import atari_speed
+
+    made = []
+    maker = lambda name: lambda: made.append(name) or (lambda: None)
+    makers = {name: maker(name) for name in ("raw_sync", "acting_0", "network")}
+    monkeypatch.setattr(atari_speed, "contenders", lambda *_: makers)
+    monkeypatch.setattr(atari_speed, "prepare", lambda *_: (None, None, SimpleNamespace(rollout_length=10), 1))
+    cases = atari_speed.measure(8, atari_args())
+    first, second = next(cases), next(cases)
+    assert made == ["raw_sync", "acting_0"], "a contender is made when its turn comes"
+    assert first["rounds"] == 0 and "raw_steps_per_s" in first and "acting_0_steps_per_s" not in first
+    assert "acting_0_of_raw" in second and "acting_0_of_bound" not in second
+    last = list(cases)[-1]
+    assert last["rounds"] == 2 and "acting_0_of_bound" in last and made == [*makers]
+
+
+def test_medians_are_over_the_rounds_that_have_a_number():
+    import atari_speed
+
+    rounds = [{"raw_sync": 10.0, "acting_0": 5.0}, {"raw_sync": 30.0}]
+    found = {"raw_sync_steps_per_s": 20, "acting_0_steps_per_s": 5, "raw_steps_per_s": 20, "acting_0_of_raw": 0.5}
+    assert atari_speed.medians(rounds) == found
+
+
+def test_atari_contenders_and_the_way_to_the_emulators_can_be_chosen(monkeypatch):
+    import atari_speed
+
+    asked = []
+    divide = lambda settings, *_: (
+        asked.append(settings.options.pool_path) or (None, SimpleNamespace(rollout_length=1), 1)
+    )
+    monkeypatch.setattr(atari_speed.plan, "divide", divide)
+    monkeypatch.setattr(atari_speed.plan, "undivided", lambda *_: (None,))
+    ways = [f"{name}_{way}" for way in (0, 2) for name in ("acting", "training")]
+    assert [*atari_speed.contenders(8, atari_args())] == ["raw_sync", "raw_async", *ways, "overlapped", "network"]
+    few = atari_args(in_flight="0", contenders="raw,acting,training,network", pool_path="callback")
+    assert [*atari_speed.contenders(1024, few)] == ["raw_sync", "raw_async", "acting_0", "training_0", "network"]
+    assert asked == ["auto", "callback"]
+
+
 def test_an_overlapped_update_learns_from_the_rollout_before():
     import atari_speed
 
