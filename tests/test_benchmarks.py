@@ -1,7 +1,9 @@
 """What is run unattended on a machine that is lent: it must not fail for a word, nor do twice what it has done."""
 
+import itertools
 import json
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -32,7 +34,7 @@ def options_of(script):
 
 @pytest.mark.parametrize("step", STEPS, ids=[step.name for step in STEPS])
 def test_every_step_is_a_command_that_there_is(step, tmp_path):
-    words = on_a_gpu.command(step, tmp_path)
+    words = on_a_gpu.command(step, tmp_path, "callback")
     if words[:2] == ["-m", "jaxrl_fast.train"]:
         assert config.from_command_line(words[2:]).options.run_dir == str(tmp_path / step.name)
     else:
@@ -55,12 +57,13 @@ def test_what_ended_well_is_not_repeated_and_what_does_not_fit_is_not_begun():
 
 
 def test_a_training_goes_on_where_it_has_a_configuration_with_or_without_checkpoints(tmp_path):
-    pong = PARTS["pong"][0]
-    assert "--run-dir" in on_a_gpu.command(pong, tmp_path)
-    (tmp_path / "pong").mkdir()
-    assert "--run-dir" in on_a_gpu.command(pong, tmp_path), "killed before it had written anything"
-    (tmp_path / "pong" / "config.yaml").write_text("")
-    assert on_a_gpu.command(pong, tmp_path) == ["-m", "jaxrl_fast.train", "--resume", str(tmp_path / "pong")]
+    pong, place = PARTS["pong"][0], tmp_path / "pong"
+    words = lambda: on_a_gpu.command(pong, tmp_path, "auto")
+    assert "--run-dir" in words()
+    place.mkdir()
+    assert "--run-dir" in words(), "killed before it had written anything"
+    (place / "config.yaml").write_text("")
+    assert words() == ["-m", "jaxrl_fast.train", "--pool-path", "auto", "--resume", str(place)]
 
 
 def test_a_child_finds_the_package_and_what_we_find(monkeypatch, tmp_path):
@@ -88,13 +91,158 @@ def test_a_command_goes_through_its_steps_and_the_next_one_only_through_what_is_
     assert "good: done before" in capsys.readouterr().out
 
 
-def test_a_step_whose_time_is_over_may_save_before_it_is_killed(tmp_path):
+def test_what_was_begun_before_comes_after_what_was_not_but_a_training_in_its_turn(monkeypatch):
+    parts = {"one": [Step(name, 1, ()) for name in "abc"], "two": [on_a_gpu.training("run", "")], "three": []}
+    monkeypatch.setattr(on_a_gpu, "PARTS", parts | {"three": [Step("d", 1, ())]})
+    done = {"a": {"status": -15, "timed_out": True}, "b": {"status": None}, "run": {"status": 143}}
+    order = lambda done: [step.name for step in on_a_gpu.in_order(["one", "two", "three"], done)]
+    assert order({}) == ["a", "b", "c", "run", "d"]
+    assert order(done) == ["c", "run", "d", "a", "b"]
+
+
+def test_what_a_script_had_found_is_kept_when_it_is_begun_again(tmp_path, monkeypatch):
+    finds = "import sys, pathlib; pathlib.Path(sys.argv[1], 'a.json').write_text('{\"cases\": [%d]}'); sys.exit(1)"
+    for number in range(2):
+        monkeypatch.setattr(on_a_gpu, "PARTS", {"all": [Step("a", 0.1, ("-c", finds % number, "{folder}"))]})
+        on_a_gpu.go_through(["all"], tmp_path, time.monotonic() + 60)
+    monkeypatch.setattr(on_a_gpu, "run", lambda *_: sys.exit("killed along with us"))
+    for cases in ("[2]}", "[3]}"):  # what a step that is killed with us leaves
+        with pytest.raises(SystemExit):
+            on_a_gpu.go_through(["all"], tmp_path, time.monotonic() + 60)
+        (tmp_path / "a.json").write_text('{"cases": ' + cases)
+    monkeypatch.setattr(on_a_gpu, "run", lambda *_: {"status": 0, "found": None})
+    on_a_gpu.go_through(["all"], tmp_path, time.monotonic() + 60)
+    entry = json.loads((tmp_path / on_a_gpu.RESULTS).read_text())["a"]
+    assert [attempt["found"]["cases"] for attempt in entry["earlier"]] == [[0], [1], [2], [3]]
+    assert [attempt["status"] for attempt in entry["earlier"]] == [1, 1, None, None]
+    assert entry["found"] is None, "what an earlier one had found is not this one's"
+
+
+def test_a_training_keeps_its_curve_while_it_goes_on_and_when_it_begins_anew(tmp_path):
+    pong, had = PARTS["pong"][0], {"status": 143, "found": {"solved": False}, "curve": [{"env_steps": 1}]}
+    assert on_a_gpu.before(pong, tmp_path, {}) == {}
+    assert on_a_gpu.before(pong, tmp_path, {"pong": had}) == {"earlier": [had]}, "its folder was left on a machine"
+    (tmp_path / "pong").mkdir()
+    (tmp_path / "pong" / "config.yaml").write_text("")
+    assert on_a_gpu.before(pong, tmp_path, {"pong": had}) == had
+
+
+@pytest.mark.parametrize("num_rows", [0, 1, 200, 201, 999])
+def test_a_curve_is_thinned_to_its_last_row(tmp_path, num_rows):
+    row = lambda i: {"env_steps": i, "train_time_s": 0.5, "return_mean": None, "episodes": 0}
+    lines = [json.dumps(row(i) | {"loss": 1.0}) + "\n" for i in range(num_rows)]
+    (tmp_path / "metrics.jsonl").write_text("".join(lines) + '{"env_st')  # killed while it wrote
+    rows = on_a_gpu.curve(tmp_path / "metrics.jsonl")
+    assert min(num_rows, 100) <= len(rows) <= 200 and rows[-1:] == [row(i) for i in range(num_rows)][-1:]
+    assert len({after["env_steps"] - now["env_steps"] for now, after in itertools.pairwise(rows)}) <= 1
+
+
+def test_a_training_is_told_of_with_its_preset_summary_and_curve(tmp_path, monkeypatch):
+    place = tmp_path / "pong"
+    place.mkdir()
+    for name, text in (("config.yaml", ""), ("summary.json", '{"solved": true}'), ("metrics.jsonl", '{"episodes": 3}')):
+        (place / name).write_text(text)
+    watched = []
+    monkeypatch.setattr(on_a_gpu, "watch", lambda words, *seconds: watched.append(seconds) or (143, "", True))
+    on_a_gpu.go_through(["pong"], tmp_path, time.monotonic() + 300)
+    entry = json.loads((tmp_path / on_a_gpu.RESULTS).read_text())["pong"]
+    assert "--resume" in entry["command"] and entry["preset"] == "ppo_pong_fast" and entry["pool_path"] == "auto"
+    assert entry["timed_out"] and entry["found"] == {"solved": True} and entry["curve"][0]["episodes"] == 3
+    assert 275 < watched[0][0] < 281 and watched[0][1] == 20, "20 s of its time are for saving it"
+
+
+def test_a_script_has_all_of_its_time_for_it_saves_nothing(tmp_path, monkeypatch):
+    watched = []
+    monkeypatch.setattr(on_a_gpu, "watch", lambda words, *seconds: watched.append(seconds) or (0, "", False))
+    on_a_gpu.run(Step("a", 1.5, ()), [], tmp_path, 500)
+    assert watched == [(180, on_a_gpu.KILL_AFTER)]
+
+
+def test_where_the_check_of_ffi_has_not_ended_well_atari_is_stepped_through_python(tmp_path, monkeypatch):
+    ends = [{}]
+    ends += [{"ffi": {"status": 0, "found": {"agree": agree}}} for agree in (True, False, None)]
+    ends += [{"ffi": {"status": -11, "found": None}}, {"ffi": {"status": None}}, {"ffi": {"status": 0, "found": None}}]
+    assert [on_a_gpu.pool_path(done) for done in ends] == ["auto"] * 2 + ["callback"] * 5
+    for step in (*PARTS["atari"], *PARTS["pong"], *PARTS["dqn"]):
+        words = on_a_gpu.command(step, tmp_path, "callback")
+        assert words[words.index("--pool-path") + 1] == "callback"
+        assert on_a_gpu.said(step, "callback")["pool_path"] == "callback"
+    (tmp_path / "pong").mkdir()
+    (tmp_path / "pong" / "config.yaml").write_text("")
+    words = on_a_gpu.command(PARTS["pong"][0], tmp_path, "callback")
+    assert "--resume" in words and "callback" in words, "also where it goes on"
+    assert on_a_gpu.said(PARTS["speed"][0], "callback") == {}
+
+
+def test_every_way_of_training_atari_on_many_environments_is_kept_small():
+    words = {step.name: step.words for step in PARTS["atari"]}
+    assert [*words] == ["atari_8", "atari_32", "atari_128", "atari_1024", "atari_512"]
+    after = lambda name, option: words[name][words[name].index(option) + 1]
+    assert after("atari_128", "--in-flight") == "0,2" and "overlapped" in after("atari_128", "--contenders")
+    assert after("atari_1024", "--in-flight") == "0" and "overlapped" not in after("atari_1024", "--contenders")
+    assert next(step.minutes for step in PARTS["atari"] if step.name == "atari_128") >= 3
+
+
+def test_results_lie_where_git_ignores_them_and_nothing_of_ours_replaces_them(monkeypatch):
+    folders = []
+    monkeypatch.setattr(on_a_gpu, "go_through", lambda parts, folder, end: folders.append(folder))
+    monkeypatch.chdir(BENCHMARKS.parent)
+    assert on_a_gpu.main(["ffi", "--any-device"]) == 0
+    assert folders == [BENCHMARKS.parent / "runs" / "on_a_gpu"]
+    assert "runs/on_a_gpu/on_a_gpu.json" in on_a_gpu.__doc__
+    ignored = BENCHMARKS.parent / ".gitignore"
+    assert not ignored.exists() or "/runs/" in ignored.read_text().splitlines()
+
+
+def test_the_plan_names_parts_that_there_are_and_what_is_most_wanted():
+    lines = [line for line in on_a_gpu.__doc__.splitlines() if line.startswith("    python ")]
+    commands = [part for line in lines for part in line.partition("#")[0].split(";")]
+    named = [word for part in commands for word in part.split() if word in PARTS]
+    assert len(lines) == 3 and named == ["ffi", "atari", "atari", "pong", "dqn", "speed", "same_bits"]
+
+
+def test_bits_are_compared_the_other_way_too_where_one_way_fails(monkeypatch):
+    def ends(words, env, **_):
+        failed = env.get("XLA_FLAGS") == on_a_gpu.SAME_BITS["XLA_FLAGS"]
+        out = "a warning\n" + json.dumps({"ppo": "ab", "dqn": "cd"})
+        return subprocess.CompletedProcess(words, int(failed), out, "Traceback\nRuntimeError: no\n" if failed else "")
+
+    monkeypatch.setattr(on_a_gpu.subprocess, "run", ends)
+    found = {"deterministic": {"failed": "RuntimeError: no"}, "as_it_is": {"ppo": True, "dqn": True}}
+    assert on_a_gpu.same_bits() == found
+
+
+def test_a_step_whose_time_is_over_may_save_before_it_is_killed():
     saves = "import signal, sys, time; signal.signal(15, lambda *_: (time.sleep(0.5), print('saved'), sys.exit(143)))"
-    step = Step("slow", 0, ("-c", f"{saves}; print('begun', flush=True); time.sleep(60)", "{run}"), grace=20)
     began = time.monotonic()
-    entry = on_a_gpu.run(step, tmp_path, 1)
-    assert entry["status"] == 143 and entry["output"].split() == ["begun", "saved"]
+    status, out, timed_out = on_a_gpu.watch(["-c", f"{saves}; print('begun', flush=True); time.sleep(60)"], 5, 20)
+    assert status == 143 and out.split() == ["begun", "saved"] and timed_out
     assert time.monotonic() - began < 50
+
+
+def test_the_children_of_a_step_end_with_it():
+    child = "import time; time.sleep(60)"
+    parent = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"
+    began = time.monotonic()
+    status, _, timed_out = on_a_gpu.watch(["-c", parent], 3, 20)  # it waits until nobody holds the output any more
+    assert status == -15 and timed_out and time.monotonic() - began < 15
+
+
+def test_a_step_is_stopped_when_we_are(tmp_path):
+    told = tmp_path / "told"
+    waits = f"signal.signal(15, lambda *_: (pathlib.Path({str(told)!r}).touch(), sys.exit())); time.sleep(60)"
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        signal.alarm(3)
+        with pytest.raises(KeyboardInterrupt):
+            on_a_gpu.watch(["-c", f"import pathlib, signal, sys, time; {waits}"], 60, 20)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert told.exists()
 
 
 def test_without_a_gpu_it_stops_with_one_line(tmp_path, capfd):
@@ -265,7 +413,11 @@ def test_the_plain_dqn_makes_every_gradient_step_that_is_due(monkeypatch):
 @pytest.mark.slow
 def test_a_training_whose_time_is_over_is_saved_and_goes_on_with_the_next_command(tmp_path):
     step = on_a_gpu.training("tiny", "--config ppo_cartpole --total-steps 1000M --eval-episodes 1")
-    first, second = (on_a_gpu.run(step, tmp_path, 45) for _ in range(2))
-    assert first["status"] == second["status"] == 143
+    words, ends = [], []
+    for _ in range(2):
+        words.append(on_a_gpu.command(step, tmp_path, "auto"))
+        ends.append(on_a_gpu.run(step, words[-1], tmp_path, 45))
+    first, second = ends
+    assert first["status"] == second["status"] == 143 and "--resume" in words[1]
     assert first["found"]["status"] == "stopped" and 0 < first["found"]["env_steps"] < second["found"]["env_steps"]
-    assert "--resume" in second["command"]
+    assert second["curve"][-1]["env_steps"] == second["found"]["env_steps"]
