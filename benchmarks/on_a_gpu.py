@@ -84,7 +84,7 @@ def alone(preset: str, minutes: float) -> Step:
 
 
 PARTS = {  # run in the order in which they are named
-    "ffi": [check("ffi", 1)],
+    "ffi": [check("ffi", 1.5)],
     "atari": [atari(8, 1.5), atari(32, 1.5), atari(128, 3, "0,2"), atari(1024, 3), atari(512, 2)],
     "pong": [training("pong", "--config ppo_pong_fast --save-every 1min")],
     "dqn": [training("dqn", "--config dqn_pong_fast --save-every 10min --keep 1", grace=60)],
