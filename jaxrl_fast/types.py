@@ -89,6 +89,7 @@ class Env(NamedTuple):
     spec: EnvSpec
     on_device: bool = True  # False: pools on the host behind it, which no vmap can multiply
     notes: tuple[str, ...] = ()  # what its user should know, a sentence each
+    warnings: tuple[str, ...] = ()  # what its user will hardly have meant, a sentence each
     protocol: str = ""  # the rules under which games are played and scored, where there are several
     renew: Callable[[int], None] | None = None  # new games, and new chance by a number, behind the same functions
     picture: Callable[[], Any] | None = None  # [H, W, 3] uint8 of the first environment as it stands, on the host

@@ -24,6 +24,7 @@ from jaxrl_fast import agents, config, envs, loop, memory, plan, policy, program
 from jaxrl_fast import play as evaluation
 from jaxrl_fast.agents import configs
 from jaxrl_fast.envs import envpool as adapter
+from jaxrl_fast.envs import envpool_tasks
 from jaxrl_fast.types import Box, Conditions, Discrete
 from tests import slow
 from tests.test_resume import same, stop_after
@@ -416,7 +417,7 @@ def test_without_envpool_it_says_what_to_install(monkeypatch):
 def test_where_the_calls_do_not_load_python_steps_the_pool_and_says_so(monkeypatch):
     monkeypatch.setattr(adapter, "why_no_ffi", lambda: "jaxlib is another")
     env = envs.make("envpool/CartPole-v1", 2, Conditions(SEED))
-    assert any("jaxlib is another" in note for note in env.notes)
+    assert any("jaxlib is another" in line for line in env.warnings) and not env.notes
     assert run(env, random_actions(env.spec, 3))[1].reward.shape == (3, 2)
     with pytest.raises(ValueError, match=r"--pool-path ffi: .* \(jaxlib is another\)"):
         envs.make("envpool/CartPole-v1", 2, Conditions(SEED, path="ffi"))
@@ -465,11 +466,39 @@ def test_no_array_of_actions_ends_the_process():
 
 
 def test_more_than_is_sane_is_said():
-    notes = envs.make("envpool/Pong-v5", 1024, num_threads=1000).notes
-    assert any("num_threads 1000" in note for note in notes) and any("154 s to make" in note for note in notes)
-    assert envs.make("envpool/Pong-v5", 8).notes == ()
-    many = envs.make("envpool/Pong-v5", 8, Conditions(in_flight=8), num_threads=100).notes
-    assert any("800 threads of 8 pools" in note for note in many) and any("8 pools are in flight" in n for n in many)
+    warnings = lambda name, *given, **options: envs.make(f"envpool/{name}", *given, **options).warnings
+    assert warnings("Pong-v5", 8) == ()
+    assert any("num_threads 1000" in line for line in warnings("Pong-v5", 8, num_threads=1000))
+    many = envs.make("envpool/Pong-v5", 8, Conditions(in_flight=8), num_threads=100)
+    assert any("800 threads of 8 pools" in line for line in many.warnings)
+    assert any("8 pools are in flight" in line for line in many.notes)
+
+
+@pytest.mark.parametrize(
+    ("name", "num_envs", "num_cores", "seconds"),
+    [
+        ("Pong-v5", 1024, 2, 77),  # 1024 * 0.15 s / 2
+        ("Pong-v5", 2048, 16, 19),
+        ("Pong-v5", 1024, 32, None),
+        ("WalkerWalk-v1", 1000, 4, 30),  # 1000 * 0.12 s / 4
+        ("CartPole-v1", 4096, 1, None),
+    ],
+)
+def test_how_long_many_environments_take_to_make_is_told(name, num_envs, num_cores, seconds, monkeypatch):
+    """A pool is made by all cores; nothing is said of what takes a moment."""
+    monkeypatch.setattr(envpool_tasks, "num_cores", lambda: num_cores)
+    warnings = envs.make(f"envpool/{name}", num_envs, Conditions(SEED)).warnings
+    wanted = f"{num_envs} environments take some {seconds} s to make, on {num_cores} cores"
+    assert warnings == (() if seconds is None else (wanted,))
+
+
+@pytest.mark.slow
+def test_a_warning_is_seen_where_nothing_else_is_said(tmp_path, capsys):
+    """Of training's pool and evaluation's it is the same, and said once."""
+    options = SHORT | dict(algo="ppo", agent=AGENTS["ppo"], env_options=dict(num_threads=99))
+    jaxrl_fast.fit(**options, run_dir=str(tmp_path / "run"))
+    out, err = capsys.readouterr()
+    assert out == "" and err.count("\n") == 1 and err.startswith("warning: num_threads 99 are more than twice")
 
 
 def test_no_pool_is_made_to_see_whether_a_run_is_possible():

@@ -132,7 +132,7 @@ def test_on_another_device_envpools_calls_are_tried_in_another_process(monkeypat
     adapter.why_no_ffi.cache_clear()
     envpool_trial.why_no_calls.cache_clear()
     assert "signal 6, SIGABRT" in adapter.why_no_ffi()
-    notes = envs.make("envpool/CartPole-v1", 2, Conditions()).notes
-    assert any("SIGABRT" in note for note in notes)
+    warnings = envs.make("envpool/CartPole-v1", 2, Conditions()).warnings
+    assert any("SIGABRT" in line for line in warnings)
     adapter.why_no_ffi.cache_clear()
     envpool_trial.why_no_calls.cache_clear()

@@ -26,8 +26,7 @@ from jaxrl_fast.envs import envpool_tasks as tasks
 from jaxrl_fast.envs import envpool_trial, inputs
 from jaxrl_fast.types import Conditions, Env, Game, Key, Pools, PyTree, TimeStep
 
-SECONDS_EACH = 0.15  # that making an Atari environment takes
-MANY = 128  # of them are worth a word
+LONG = 10  # seconds of making environments that are worth a word
 
 
 class State(NamedTuple):
@@ -48,7 +47,7 @@ class Pool:
 
     @functools.cached_property
     def envs(self) -> Any:
-        """envpool's own object. An Atari environment takes some 0.15 s."""
+        """envpool's own object. A core makes an Atari environment in some 0.15 s."""
         jax.devices()  # before envpool registers its calls, or a wrong version of jaxlib breaks JAX's start
         num_envs = self.task.spec.num_envs
         seeds = seeds_of(self.seed, num_envs * self.num_pools)[self.number * num_envs :][:num_envs]
@@ -105,7 +104,7 @@ def make(name: str, num_envs: int, options: Mapping[str, Any], conditions: Condi
     """N environments of one of envpool's tasks. The pool itself is made when it is first needed."""
     conditions = conditions or Conditions()
     task = tasks.describe(name, num_envs, options, conditions)
-    path, notes = _choose_path(conditions.path)
+    path, warnings = _choose_path(conditions.path)
     num_pools = max(conditions.in_flight, 1)
     if num_envs % num_pools:
         several = f" on each of {conditions.num_shards} devices" if conditions.num_shards > 1 else ""
@@ -122,7 +121,8 @@ def make(name: str, num_envs: int, options: Mapping[str, Any], conditions: Condi
         functools.partial(step, pools, path),
         task.spec,
         on_device=False,
-        notes=notes + _in_flight(conditions.in_flight) + _warnings(part, num_shards * num_pools),
+        notes=_in_flight(conditions.in_flight),
+        warnings=warnings + _too_much(part, num_shards * num_pools),
         protocol=task.protocol,
         picture=pools[0].picture if task.protocol else None,
         own_action=functools.partial(own_action, task),
@@ -269,7 +269,7 @@ def why_no_ffi() -> str:
 
 
 def _choose_path(wanted: str) -> tuple[str, tuple[str, ...]]:
-    """How the pool is stepped, and what there is to say about it."""
+    """How the pool is stepped, and what its user should be warned of."""
     if wanted == "callback":
         return wanted, ()
     why = why_no_ffi()
@@ -290,15 +290,18 @@ def _in_flight(num_pools: int) -> tuple[str, ...]:
     )
 
 
-def _warnings(task: tasks.Task, num_pools: int) -> tuple[str, ...]:
+def _too_much(task: tasks.Task, num_pools: int) -> tuple[str, ...]:
     """More than is sane, though it can be done: of so many pools for this task."""
     found: tuple[str, ...] = ()
-    num_envs, num_threads = (num_pools * x for x in (task.spec.num_envs, task.config["num_threads"]))
-    if num_threads > 2 * tasks.num_cores():
+    num_envs, num_cores = task.spec.num_envs, tasks.num_cores()
+    num_threads = num_pools * task.config["num_threads"]
+    if num_threads > 2 * num_cores:
         which = f"num_threads {num_threads}" if num_pools == 1 else f"{num_threads} threads of {num_pools} pools"
-        found += (f"{which} are more than twice the {tasks.num_cores()} cores here, which slows them all",)
-    if task.protocol and num_envs >= MANY:
-        found += (f"{num_envs} emulators take some {num_envs * SECONDS_EACH:.0f} s to make",)
+        found += (f"{which} are more than twice the {num_cores} cores here, which slows them all",)
+    one = tasks.SECONDS_EACH.get(family(task.name), 0.0)
+    seconds = num_pools * num_envs * one / min(num_envs, num_cores)  # a pool is made by as many threads
+    if seconds >= LONG:
+        found += (f"{num_pools * num_envs} environments take some {seconds:.0f} s to make, on {num_cores} cores",)
     return found
 
 

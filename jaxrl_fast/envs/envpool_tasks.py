@@ -51,6 +51,16 @@ MOST |= {"stack_num": 15, "frame_skip": 1000, "noop_max": 10_000, "mode": 1000, 
 SURE = {"num_threads", "thread_affinity_offset", "max_episode_steps"}  # of these no value within the bounds harms
 SURE_OF_ATARI = SURE | {"stack_num", "frame_skip", "noop_max", "img_height", "img_width", "full_action_space"}
 SURE_OF_ATARI |= {"gray_scale", "use_inter_area_resize", "use_fire_reset"}
+SECONDS_EACH = {  # of a core, to make an environment, by its family; those of others are made in a moment
+    "envpool.atari": 0.15,
+    "envpool.gfootball": 0.5,
+    "envpool.mujoco.dmc": 0.12,
+    "envpool.mujoco.metaworld": 0.08,
+    "envpool.mujoco.myosuite": 0.4,
+    "envpool.mujoco.playground": 0.3,
+    "envpool.mujoco.robotics": 0.07,
+    "envpool.vizdoom": 0.06,
+}
 MOST_ONE_HOT = 1024  # a count with more values than this is one number
 
 
