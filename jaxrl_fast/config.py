@@ -6,6 +6,7 @@ over earlier ones, and converted (`values`) by the types of the dataclasses (`op
 """
 
 import dataclasses
+import operator
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -20,6 +21,7 @@ from jaxrl_fast.written import Setting, from_mapping, listed, one, path_of, read
 CONFIG = "config.yaml"  # of a run: everything, resolved
 PROGRAM, SWEEP = "python -m jaxrl_fast.train", "python -m jaxrl_fast.sweep"
 DECIDE_GAMES = ("exact_resume", "save_every", "eval_every", "eval_episodes", "eval_envs")  # where games begin anew
+NOT_OF_GAMES = ("num_threads", "thread_affinity_offset")  # options of environments that only say how they are stepped
 DEFAULT = {"config": "ppo_cartpole", "stop_when_solved": True}  # without an algorithm, a preset or an environment
 
 
@@ -122,7 +124,7 @@ def resumed(algo: str, written: list[Setting], folder: Path) -> Settings:
         old, new = (getattr(getattr(which, place), name) for which in (before, now))
         fixed = place == "agent" or name in types_of(Task) and name != "total_steps"
         fixed |= before.options.exact_resume and name in DECIDE_GAMES
-        same = _same_env(old, new) if name == "env" else old == new
+        same = SAME.get(name, operator.eq)(old, new)
         if fixed and not same:
             raise ValueError(f"{setting.said} {_plain(new)}: this run has {_plain(old)}, and goes on only with that")
     return now._replace(preset="", options=dataclasses.replace(now.options, resume=str(folder)))
@@ -236,6 +238,15 @@ def _positive(name: str) -> str:
 def _same_env(old: Any, new: Any) -> bool:
     """With or without its backend; what is no id has no name that could be compared."""
     return not isinstance(new, str) or new in (old, str(old).rpartition("/")[2])
+
+
+def _same_games(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
+    """Options of environments that play the same."""
+    of_games = lambda options: {name: value for name, value in options.items() if name not in NOT_OF_GAMES}
+    return of_games(old) == of_games(new)
+
+
+SAME = {"env": _same_env, "env_options": _same_games}  # how values are compared that a run cannot change; others by ==
 
 
 def _plain(value: Any) -> str:

@@ -43,7 +43,7 @@ class Evaluation:
     eval_episodes: int = 128
     """Episodes in an evaluation."""
     eval_envs: int = 128
-    """Environments that they are played in."""
+    """Environments that they are played in; left at 128, on the host as many as train if these are fewer."""
     solved: float | None = None
     """Mean return of 100 training episodes that counts as solved."""
     stop_when_solved: bool = False

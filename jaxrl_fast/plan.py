@@ -101,7 +101,7 @@ def check(settings: config.Settings, members: tuple[Member, ...] = ()) -> Plan:
             f"({rollout_length} in each of {num_envs} environments)"
         )
     num_eval_envs = min(options.eval_envs, options.eval_episodes)
-    if not env.on_device:  # each takes time to make
+    if not env.on_device and options.eval_envs == config.Options().eval_envs:  # each takes time to make
         num_eval_envs = min(num_eval_envs, num_envs)
     eval_env = envs.make(options.env, num_eval_envs, conditions(options, EVALUATION, done), **options.env_options)
     whole = (env, agent) if num_shards == 1 else undivided(settings, algorithm, num_updates)

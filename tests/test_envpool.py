@@ -501,6 +501,20 @@ def test_a_warning_is_seen_where_nothing_else_is_said(tmp_path, capsys):
     assert out == "" and err.count("\n") == 1 and err.startswith("warning: num_threads 99 are more than twice")
 
 
+@pytest.mark.parametrize(
+    ("options", "num_eval_envs"),
+    [
+        (dict(eval_envs=8), 8),
+        (dict(eval_envs=8, eval_episodes=4), 4),
+        (dict(), 2),  # its 128 are meant for the device
+    ],
+)
+def test_evaluation_has_the_environments_that_were_asked_for(options, num_eval_envs):
+    few = dict(env="envpool/CartPole-v1", num_envs=2, agent=dict(rollout_length=8, hidden=(8,), num_minibatches=1))
+    ready = plan.check(config.from_keywords("", algo="ppo", **few, **options))
+    assert ready.eval_env.spec.num_envs == num_eval_envs
+
+
 def test_no_pool_is_made_to_see_whether_a_run_is_possible():
     options = dict(env="envpool/CartPole-v1", num_envs=4, in_flight=2, agent=dict(rollout_length=8, hidden=(8,)))
     adapter.why_no_ffi()  # makes a pool of its own, once
@@ -622,6 +636,19 @@ def test_without_that_it_goes_on_with_everything_but_the_games(tmp_path, capsys)
     assert ring.size == 256 // 4 and run.agent_state.num_updates == 480 // 32
     cut = (int(ring.head) - (480 - 320) // 4) % 64  # where the games were left
     assert not ring.valid[(cut - np.arange(1, 4)) % 64].any(), "n_step rows cannot look beyond it"
+
+
+@pytest.mark.slow
+def test_it_goes_on_with_other_threads_and_to_the_same_bits(tmp_path, monkeypatch):
+    options = SHORT | dict(algo="ppo", agent=AGENTS["ppo"], exact_resume=True, env_options=dict(num_threads=1))
+    jaxrl_fast.fit(**options, run_dir=str(tmp_path / "whole"))
+    stop_after(monkeypatch, 200)
+    jaxrl_fast.fit(**options, run_dir=str(tmp_path / "parts"))
+    with pytest.raises(ValueError, match=r"env_options .* this run has"):
+        jaxrl_fast.fit(resume=str(tmp_path / "parts"), env_options=dict(max_episode_steps=3))
+    threads = dict(num_threads=2, thread_affinity_offset=0)
+    jaxrl_fast.fit(resume=str(tmp_path / "parts"), env_options=threads, log_level="quiet")
+    same(tmp_path / "whole", tmp_path / "parts")
 
 
 @pytest.mark.slow

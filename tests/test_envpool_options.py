@@ -111,6 +111,18 @@ def test_no_threads_means_as_many_as_there_are_cores():
     assert task.config["num_threads"] == min(64, envpool_tasks.num_cores()) > 0
 
 
+@pytest.mark.parametrize(
+    ("num_cores", "in_flight", "num_threads"),
+    [(4, 0, 4), (4, 1, 4), (4, 2, 4), (4, 3, 2), (4, 4, 2), (4, 8, 1), (4, 16, 1), (16, 3, 10), (16, 32, 1)],
+)
+def test_pools_in_flight_share_the_cores(num_cores, in_flight, num_threads, monkeypatch):
+    """Twice as many threads as cores at most, as long as each pool needs no more than one."""
+    monkeypatch.setattr(envpool_tasks, "num_cores", lambda: num_cores)
+    env = envs.make("envpool/CartPole-v1", 32 * max(in_flight, 1), Conditions(in_flight=in_flight))
+    assert env.reset.args[0][0].task.config["num_threads"] == num_threads
+    assert bool(env.warnings) == (in_flight == 16), "there 16 threads are more than twice 4"
+
+
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "uint32"])
 def test_an_action_of_any_width_stays_what_it_is(dtype):
     """The bound of 200 actions, 199, would wrap to -57 in int8."""

@@ -125,8 +125,7 @@ def describe(name: str, num_envs: int, options: Mapping[str, Any], conditions: C
     config: dict[str, Any] = {**PROTOCOLS.get(protocol, {}), **given}
     if not given.keys() <= (SURE_OF_ATARI if atari else SURE):
         _try(env_id, name, config, given)
-    of_all = min(num_envs * conditions.num_shards, num_cores())
-    threads = given.get("num_threads") or of_all  # 0 is envpool's word for that
+    threads = given.get("num_threads") or _threads_of_pools(num_envs, conditions)  # 0 is envpool's word for that
     config["num_threads"] = max(threads // conditions.num_shards, 1)
     spec = _specify(env_id, name, config)
     action, start, bounds = _action(env_id, spec)
@@ -161,6 +160,15 @@ def family(name: str) -> str:
 def num_cores() -> int:
     """That this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _threads_of_pools(num_envs: int, conditions: Conditions) -> int:
+    """Of one pool on each device, all devices together, unless told: no more than twice the cores for all in flight.
+
+    One pool or two get a thread for each core, for while one of two works the other may wait.
+    """
+    share = 2 * num_cores() // max(conditions.in_flight, 1)
+    return min(num_envs * conditions.num_shards, num_cores(), max(share, 1))
 
 
 def _checked(env_id: str, defaults: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
