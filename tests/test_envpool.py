@@ -410,8 +410,15 @@ def test_without_envpool_it_says_what_to_install(monkeypatch):
     monkeypatch.setattr(envs, "_is_here", lambda backend: backend != "envpool")
     with pytest.raises(ValueError, match=r'envpool is not installed here; pip install "jaxrl_fast\[atari\]"'):
         envs.make("envpool/Pong-v5", 2)
-    with pytest.raises(ValueError, match="unknown environment 'Pong-v5'"):
+    install = r' \(envpool is not installed here; pip install "jaxrl_fast\[atari\]"\); '
+    with pytest.raises(ValueError, match=f"^unknown environment 'Pong-v5'{install}"):
         envs.make("Pong-v5", 2)
+
+
+def test_a_backend_without_an_extra_is_a_package(monkeypatch):
+    monkeypatch.setattr(envs, "_is_here", lambda backend: backend != "gymnax")
+    with pytest.raises(ValueError, match=r"gymnax is not installed here; pip install gymnax$"):
+        envs.make("gymnax/CartPole-v1", 2)
 
 
 def test_where_the_calls_do_not_load_python_steps_the_pool_and_says_so(monkeypatch):

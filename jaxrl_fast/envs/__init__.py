@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from jaxrl_fast import types
 
 BACKENDS = ("gymnax", "envpool")  # a bare id that several know means the first
-EXTRAS = {"envpool": "atari"}  # what to install where a backend is missing
+EXTRAS = {"envpool": "atari"}  # of ours, with which a backend comes; others are packages of the backend's own name
 
 
 def make(env_id: Any, num_envs: int, /, conditions: "types.Conditions | None" = None, **options: Any) -> "types.Env":
@@ -68,16 +68,23 @@ def _find(env_id: str) -> tuple[str, str]:
     same_game = [known for known in names if known.partition("-")[0].lower() == name.lower()]
     near = f"; did you mean {same_game[0]}?" if same_game else nearest(name, names)
     hint = near or "; give one such as 'gymnax/CartPole-v1', or 'my_package.my_module:MyEnv' for one of your own"
-    raise ValueError(f"unknown environment {env_id!r}{hint}")
+    absent = "".join(f" ({_absence(backend)})" for backend in BACKENDS if not slash and not _is_here(backend))
+    raise ValueError(f"unknown environment {env_id!r}{absent}{hint}")
 
 
 def _is_here(backend: str) -> bool:
     return importlib.util.find_spec(backend) is not None
 
 
+def _absence(backend: str) -> str:
+    """Of a backend that is not here."""
+    package = f'"jaxrl_fast[{EXTRAS[backend]}]"' if backend in EXTRAS else backend
+    return f"{backend} is not installed here; pip install {package}"
+
+
 def _backend(name: str) -> ModuleType:
     if not _is_here(name):
-        raise ValueError(f'{name} is not installed here; pip install "jaxrl_fast[{EXTRAS[name]}]"')
+        raise ValueError(_absence(name))
     try:
         return importlib.import_module(f"{__name__}.{name}")
     except ImportError as error:
