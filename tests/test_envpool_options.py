@@ -69,6 +69,18 @@ def test_what_is_tried_is_tried_once_and_what_is_sure_never(monkeypatch):
     envpool_trial.why_not.cache_clear()
 
 
+def test_the_limit_of_the_trial_is_for_the_option_and_not_for_the_cores(monkeypatch):
+    """Libraries that keep memory for each core would pass it by themselves on a machine with many."""
+    seen = []
+    done = subprocess.CompletedProcess([], 0, b"", b"")
+    monkeypatch.setenv("OPENBLAS_NUM_THREADS", "64")
+    monkeypatch.setenv("ELSE", "kept")
+    monkeypatch.setattr(envpool_trial.subprocess, "run", lambda *_, env, **__: seen.append(env) or done)
+    assert envpool_trial.why_not.__wrapped__("CartPole-v1", "{}") == ""
+    wanted = {"OPENBLAS_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "2", "JAX_PLATFORMS": "cpu", "ELSE": "kept"}
+    assert wanted.items() <= seen[0].items() and "PYTHONPATH" in seen[0]
+
+
 SWEPT = ("Catch-v0", "FrozenLake-v1")  # of MiniGrid, which has most, it takes three minutes
 
 

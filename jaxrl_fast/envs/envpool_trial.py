@@ -15,6 +15,7 @@ import tempfile
 SECONDS = 20  # for one environment's first steps
 SECONDS_OF_CALLS = 120  # for JAX to find its device, and compile one step
 MOST_BYTES = 4 * 2**30  # of addresses: an option that asks for more memory is refused it
+MODEST = {"JAX_PLATFORMS": "cpu", "OPENBLAS_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "2"}  # else each core takes its own
 NUM_STEPS = 50
 REFUSED = 3  # the exit status where envpool said why
 
@@ -22,7 +23,7 @@ REFUSED = 3  # the exit status where envpool said why
 @functools.cache
 def why_not(name: str, config: str) -> str:
     """Why a task of envpool cannot be played with these options (JSON), from one environment; "" where it can."""
-    return _tried(["play", name, config], SECONDS, {"JAX_PLATFORMS": "cpu"})
+    return _tried(["play", name, config], SECONDS, MODEST)
 
 
 @functools.cache
