@@ -100,8 +100,6 @@ def if_there_is_room(write: Callable[[Sweep], Any], sweep: Sweep) -> Any:
 
 def attempt(folder: Path, group: Group, terminal: sinks.Terminal, begin: Any) -> dict[str, Any] | None:
     """Runs one group, or goes on with it. None where it is done, or another process has it. What fails is written."""
-    import jax
-
     from jaxrl_fast import trainer
 
     if finished(folder):
@@ -114,6 +112,7 @@ def attempt(folder: Path, group: Group, terminal: sinks.Terminal, begin: Any) ->
     except OSError as error:  # no room, or no right to: it is tried again when the sweep goes on
         host.warn(f"{folder} cannot be written to ({error.strerror}); --resume tries it again")
         return {"signal": None, "words": "not begun"}
+    ended: list[Any] = []  # environments whose programs have run to their end
     try:
         if finished(folder):  # since we looked
             return None
@@ -124,6 +123,7 @@ def attempt(folder: Path, group: Group, terminal: sinks.Terminal, begin: Any) ->
             settings = settings._replace(options=resumed)
         ready = plan.check(settings, group.members)._replace(folder=folder, lock=lock)
         outcome = trainer.Trainer(ready, Progress(terminal)).run()
+        ended += [ready.env, ready.eval_env]
         said = outcome.summary
         speed = f"{sinks.short(said['env_steps_per_s'])} steps/s" if said["env_steps_per_s"] else ""
         score = [] if said["final_return_iqm"] is None else [f"return {said['final_return_iqm']:.1f}"]
@@ -138,8 +138,20 @@ def attempt(folder: Path, group: Group, terminal: sinks.Terminal, begin: Any) ->
         return {"signal": None, "words": f"failed: {text}"}
     finally:
         lock.release()
-        jax.clear_caches()
-        gc.collect()
+        forget(ended)
+
+
+def forget(ended: list[Any]) -> None:
+    """Drops what was compiled, and after that the pools whose addresses were in it.
+
+    Where a run failed a program may still be under way, so its pools are not among those that have `ended`.
+    """
+    import jax
+
+    jax.clear_caches()
+    gc.collect()
+    for env in ended:
+        env.close()
 
 
 def attempt_by_name(folder: str, name: str) -> str:

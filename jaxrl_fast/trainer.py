@@ -84,6 +84,7 @@ class Trainer:
             host.warn(line)
         report.write_config(self.plan)
         try:
+            self.open()
             self.compile()
             self.begin()
             with host.stop_signals(self.stop):
@@ -96,6 +97,17 @@ class Trainer:
         self.say_done()
         learner = self.program.learner(self.state)
         return Outcome(self.plan.folder, self.summary, learner, self.signal, self.failure, self.asked)
+
+    def open(self) -> None:
+        """Makes what environments there are on the host, before they are compiled for."""
+        if self.plan.env.on_device:
+            return
+        began = time.perf_counter()
+        opened = [self.plan.env] if self.exact else [self.plan.env, self.plan.eval_env]  # the other has new ones anyway
+        for env in opened:
+            env.open()
+        count = sum(env.spec.num_envs * env.spec.num_shards for env in opened)
+        self.terminal.say(f"making {count} environments ... {sinks.seconds(time.perf_counter() - began)}")
 
     def compile(self) -> None:
         from jaxrl_fast import memory, program

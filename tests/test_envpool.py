@@ -20,7 +20,7 @@ import pytest
 from PIL import Image, ImageSequence
 
 import jaxrl_fast
-from jaxrl_fast import agents, config, envs, loop, memory, plan, policy, program, replay, train, trainer, video
+from jaxrl_fast import agents, config, envs, loop, memory, plan, policy, program, replay, report, train, trainer, video
 from jaxrl_fast import play as evaluation
 from jaxrl_fast.agents import configs
 from jaxrl_fast.envs import envpool as adapter
@@ -656,6 +656,62 @@ def test_it_goes_on_with_other_threads_and_to_the_same_bits(tmp_path, monkeypatc
     threads = dict(num_threads=2, thread_affinity_offset=0)
     jaxrl_fast.fit(resume=str(tmp_path / "parts"), env_options=threads, log_level="quiet")
     same(tmp_path / "whole", tmp_path / "parts")
+
+
+@pytest.mark.slow
+def test_a_sweep_gives_up_its_pools_after_the_programs_that_know_them(tmp_path, monkeypatch, capsys):
+    """Each program knows two pools by their address. And what a pool is warned of is seen in a sweep too."""
+    adapter.why_no_ffi()  # makes a pool of its own, once
+    held, counts = len(adapter.KEPT), []
+    build, close = program.build, adapter.Pool.close
+
+    def programs_with(pool):
+        """Calls carry the pool's identity in their name."""
+        texts = [m.to_string() for e in jax.devices()[0].client.live_executables() for m in e.hlo_modules()]
+        return sum(f"EnvPool_{id(pool.envs)}_" in text for text in texts)
+
+    def build_and_note(env, *args, **options):
+        counts.append(len(adapter.KEPT))
+        built = build(env, *args, **options)
+        counts.append(sum(map(programs_with, env.reset.args[0])))
+        return built
+
+    def close_and_note(pool):
+        counts.append(programs_with(pool))
+        close(pool)
+
+    monkeypatch.setattr(program, "build", build_and_note)
+    monkeypatch.setattr(adapter.Pool, "close", close_and_note)
+    options = SHORT | dict(algo="ppo", agent=AGENTS["ppo"], env_options=dict(num_threads=99), total_steps=320)
+    swept = jaxrl_fast.sweep(**options, seed=[0, 1], sweep_dir=str(tmp_path / "swept"))
+    assert swept.status == 0 and len(adapter.KEPT) == held
+    assert counts == 2 * [held + 2, 1, 0, 0], "two pools, a program for the first; at their end none for either"
+    assert capsys.readouterr().err.count("warning: num_threads 99") == 2
+    alone = jaxrl_fast.fit(**options, seed=1, run_dir=str(tmp_path / "alone"))
+    returns = lambda folder: [record["return_mean"] for record in report.read_metrics(folder)]
+    first, second = sorted(path.parent for path in swept.folder.glob("*/metrics.jsonl"))
+    assert returns(alone.folder) == returns(second) != returns(first)
+
+
+@pytest.mark.slow
+def test_emulators_are_made_before_anything_is_compiled(tmp_path, monkeypatch, capsys):
+    """So that the time of compiling is that of compiling. With new ones for each evaluation it has none before."""
+    held, build = [], program.build
+
+    def build_and_note(*args, **options):
+        held.append(len(adapter.KEPT))
+        return build(*args, **options)
+
+    monkeypatch.setattr(program, "build", build_and_note)
+    options = SHORT | dict(algo="ppo", agent=AGENTS["ppo"], total_steps=32, eval_every=0, log_level="info")
+    adapter.why_no_ffi()
+    held.append(len(adapter.KEPT))
+    jaxrl_fast.fit(**options, run_dir=str(tmp_path / "run"))
+    out = capsys.readouterr().out
+    assert held[1] == held[0] + 2 == len(adapter.KEPT), "and none after that"
+    assert 0 < out.index("making 8 environments ... ") < out.index("compiling ... ")
+    jaxrl_fast.fit(**options, exact_resume=True, run_dir=str(tmp_path / "exact"))
+    assert held[2] == held[1] + 1 and "making 4 environments ... " in capsys.readouterr().out
 
 
 @pytest.mark.slow

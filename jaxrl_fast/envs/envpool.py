@@ -39,7 +39,7 @@ class State(NamedTuple):
 class Pool:
     """n emulators, made when first needed.
 
-    Compiled programs know envpool's pool by its address, so it has to outlive them: it is never given up (`KEPT`).
+    Compiled programs know envpool's pool by its address, so it has to outlive them: it is `KEPT` until `close`.
     """
 
     def __init__(self, task: tasks.Task, seed: tuple[int, ...], number: int = 0, num_pools: int = 1):
@@ -66,12 +66,17 @@ class Pool:
             _, recv, send, _ = self.envs.xla()
         return send, recv
 
-    def renew(self, number: int) -> None:
-        """A new pool takes the place of this one, with chance by a number. Only for programs that ask by callback."""
-        self.seed = *self.seed[:2], number
+    def close(self) -> None:
+        """The emulators are given up. No program that was compiled with their address may run afterwards."""
         if "envs" in self.__dict__:
             KEPT.remove(self.envs)
             del self.envs
+        self.__dict__.pop("calls", None)
+
+    def renew(self, number: int) -> None:
+        """A new pool takes the place of this one, with chance by a number. Only for programs that ask by callback."""
+        self.seed = *self.seed[:2], number
+        self.close()
 
     def picture(self) -> np.ndarray:
         """[H, W, 3] uint8: the screen of the first environment, in its own colours."""
@@ -93,7 +98,7 @@ class Pool:
 
 family = tasks.family  # of a task by its name, for lists of them
 
-KEPT: list[Any] = []  # pools, to the end of the process
+KEPT: list[Any] = []  # pools that compiled programs may know
 
 
 def registered() -> tuple[str, ...]:
@@ -127,10 +132,24 @@ def make(name: str, num_envs: int, options: Mapping[str, Any], conditions: Condi
         picture=pools[0].picture if task.protocol else None,
         own_action=functools.partial(own_action, task),
         renew=functools.partial(renew, pools) if path == "callback" else None,
+        open=functools.partial(open_pools, pools),
+        close=functools.partial(close_pools, pools),
         pools=Pools(num_pools, functools.partial(send, pools, path), functools.partial(receive, pools, path))
         if conditions.in_flight
         else None,
     )
+
+
+def open_pools(pools: tuple[Pool, ...]) -> None:
+    """Makes the emulators, which takes long where they are many."""
+    for pool in pools:
+        _ = pool.envs
+
+
+def close_pools(pools: tuple[Pool, ...]) -> None:
+    """Gives the emulators up."""
+    for pool in pools:
+        pool.close()
 
 
 def renew(pools: tuple[Pool, ...], number: int) -> None:

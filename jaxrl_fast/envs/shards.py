@@ -18,10 +18,12 @@ def join(parts: Sequence[Env], axis_name: str) -> Env:
     """The environment of whichever shard asks: parts[i] in shard i. All parts are alike."""
     first = parts[0]
 
-    def renew(number: int) -> None:
-        for part in parts:
-            assert part.renew is not None
-            part.renew(number)
+    def each(name: str) -> Callable[..., None]:
+        def call(*args: Any) -> None:
+            for part in parts:
+                getattr(part, name)(*args)
+
+        return call
 
     def of_pools(name: str) -> Callable[..., Any]:
         return lambda i, *args: _here(axis_name, [partial(getattr(part.pools, name), i) for part in parts], *args)
@@ -30,7 +32,9 @@ def join(parts: Sequence[Env], axis_name: str) -> Env:
         reset=partial(_here, axis_name, [part.reset for part in parts]),
         step=partial(_here, axis_name, [part.step for part in parts]),
         spec=first.spec._replace(axis_name=axis_name, num_shards=len(parts)),
-        renew=first.renew and renew,
+        renew=first.renew and each("renew"),
+        open=each("open"),
+        close=each("close"),
         pools=first.pools and Pools(first.pools.num, of_pools("send"), of_pools("receive")),
     )
 
