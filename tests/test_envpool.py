@@ -25,7 +25,7 @@ from jaxrl_fast import play as evaluation
 from jaxrl_fast.agents import configs
 from jaxrl_fast.envs import envpool as adapter
 from jaxrl_fast.envs import envpool_tasks
-from jaxrl_fast.types import Box, Conditions, Discrete
+from jaxrl_fast.types import Box, Conditions, Decision, Discrete
 from tests import slow
 from tests.test_resume import same, stop_after
 
@@ -260,29 +260,46 @@ def test_pools_in_flight_play_the_same_games(num_pools, path):
     assert agree[~np.eye(num_envs, dtype=bool)].max() < 0.5, "each has chance of its own: a quarter agree"
 
 
-def test_an_evaluation_scores_whole_games_with_all_their_lives():
-    """The first two games of each environment; envpool's own API plays them again with the same greedy policy."""
+def evaluate_by_envpool(pool, act, num_games):
+    """(score, length) of each environment's first games by envpool's own API, and which are in mid-game at the end.
+
+    As many steps as the evaluator makes: the chance in the next evaluation's games depends on them.
+    """
+    obs, rows, last = pool.reset()[0], [], np.zeros(NUM_ENVS, bool)
+    while sum((over for *_, over in rows), start=np.zeros(NUM_ENVS)).min() < num_games:
+        for _ in range(evaluation.BLOCK):
+            valid = ~last
+            obs, _, terminated, truncated, info = pool.step(np.asarray(act(obs)))
+            last = terminated | truncated
+            rows.append((valid, info["reward"], (info["terminated"] > 0) | truncated))
+    columns = [np.stack(column) for column in zip(*rows)]
+    found = [games(*(x[:, i : i + 1] for x in columns))[:num_games] for i in range(NUM_ENVS)]
+    return found, ~rows[-1][2]
+
+
+def test_evaluations_score_whole_games_with_all_their_lives():
+    """The first two games of each environment, twice; envpool's own API plays them by the same policy.
+
+    An evaluation may leave an environment in mid-game: the next one's games begin anew all the same.
+    """
+    # One pixel changes it, and it is another one for each environment and in each evaluation.
+    by_pixels = lambda which, obs: (obs.astype(jnp.int32).sum((1, 2, 3)) + which + jnp.arange(NUM_ENVS)) % 4
     env = envs.make("envpool/Breakout-v5", NUM_ENVS, Conditions(SEED, "dqn2015"), img_height=36, img_width=36)
     config = configs.PPO(rollout_length=8, num_minibatches=1, network="mlp", hidden=(8,))
     agent = agents.load("ppo").make(config, env.spec, 1)
-    learner = jax.jit(agent.init)(jax.random.key(4))
-    score, length, ended = evaluation.Evaluator(env, agent, [0], 2 * NUM_ENVS).episodes(learner, 0)
-    noise = jax.tree.map(lambda x: x[0], agent.noise(jax.random.key(0), 1, NUM_ENVS))
-    act = jax.jit(lambda obs: agent.exploit(learner, jnp.moveaxis(obs, 1, -1), (), noise).action)
+    agent = agent._replace(exploit=lambda state, obs, memory, noise: Decision(by_pixels(state, obs)))
+    evaluator = evaluation.Evaluator(env, agent, [0], 2 * NUM_ENVS)
     options = dict(episodic_life=True, img_height=36, img_width=36, seed=adapter.seeds_of(SEED, NUM_ENVS))
     pool = envpool.make_gymnasium("Breakout-v5", num_envs=NUM_ENVS, **options)
-    obs, rows = pool.reset()[0], []
-    last = np.zeros(NUM_ENVS, bool)
-    while sum(over for *_, over in rows).min() < 2 if rows else True:
-        valid = ~last
-        obs, _, terminated, truncated, info = pool.step(np.asarray(act(obs)))
-        last = terminated | truncated
-        rows.append((valid, info["reward"], (info["terminated"] > 0) | truncated))
-    for i in range(NUM_ENVS):
-        alone = games(*(np.stack([row[part] for row in rows])[:, i : i + 1] for part in range(3)))[:2]
-        mine = slice(2 * i, 2 * i + 2)
-        assert ended[0, mine].all() and [*zip(score[0, mine], length[0, mine])] == alone
-    assert length.min() > 50
+    lengths: set[int] = set()
+    left = []
+    for index in range(2):
+        score, length, ended = evaluator.episodes(jnp.int32(index), index)
+        found, in_mid_game = evaluate_by_envpool(pool, functools.partial(jax.jit(by_pixels), index), 2)
+        assert ended.all() and [*zip(score[0], length[0])] == [*itertools.chain(*found)]
+        lengths |= set(length[0].tolist())
+        left.append(in_mid_game.any())
+    assert left[0] and len(lengths) > 2 and min(lengths) > 50, "the test needs games that were left"
 
 
 @pytest.fixture(scope="module")
@@ -712,6 +729,34 @@ def test_emulators_are_made_before_anything_is_compiled(tmp_path, monkeypatch, c
     assert 0 < out.index("making 8 environments ... ") < out.index("compiling ... ")
     jaxrl_fast.fit(**options, exact_resume=True, run_dir=str(tmp_path / "exact"))
     assert held[2] == held[1] + 1 and "making 4 environments ... " in capsys.readouterr().out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("algo", "agent"),
+    [
+        ("dqn", dict(capacity=512, batch_size=8, learning_starts=400, replay_ratio=0.02)),
+        ("pqn", dict(rollout_length=64, num_minibatches=2, num_epochs=1)),
+    ],
+)
+def test_pong_is_trained_on_images_and_scored_in_whole_games(algo, agent, tmp_path):
+    """A game lasts until one side has 21 points: who knows nothing loses nearly all, in 750 steps or more."""
+    run = jaxrl_fast.fit(
+        algo=algo, env="Pong-v5", env_options=dict(img_height=36, img_width=36), agent=agent | dict(network="nature"),
+        num_envs=2, total_steps=3072, log_every=512, eval_episodes=2, eval_envs=2, tensorboard=False,
+        log_level="quiet", compile_cache=False, run_dir=str(tmp_path / "run"),
+    )  # fmt: skip
+    assert run.summary["status"] == "done" and run.summary["protocol"] == "dqn2015"
+    losses = [record["loss"] for record in run.metrics]
+    learnt = [loss for loss in losses if loss is not None]
+    assert learnt and np.isfinite(learnt).all() and losses[-1] is not None
+    if algo == "dqn":
+        assert run.agent_state.replay.obs.shape == (256, 2, 36, 36, 1), "each frame once"
+    ended = [record for record in run.metrics if record["episodes"]]
+    assert sum(record["episodes"] for record in ended) >= 2
+    for record in ended:
+        assert -21 <= record["return_min"] <= record["return_max"] <= -12 and record["length_mean"] > 700
+    assert -21 <= run.summary["eval_return_mean"] < 0 and run.summary["eval_length_mean"] > 700
 
 
 @pytest.mark.slow
