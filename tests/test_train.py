@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import types
 from functools import partial
 
 import jax
@@ -140,6 +141,27 @@ def test_records_and_summary_add_up(tmp_path, capsys):
     assert times == sorted(times)
     said = capsys.readouterr().out
     assert "seed 0" in said and "compiling" in said and "not solved" in said and str(tmp_path / "run") in said
+
+
+@pytest.mark.parametrize("fails", ["init", "log", "finish"])
+def test_a_tracking_service_that_fails_ends_no_run(fails, tmp_path, monkeypatch, capsys):
+    """Nobody is logged in, or nothing answers any more: a warning, and all that was learnt is on the disk."""
+
+    def fail(*args, **kwargs):
+        raise RuntimeError("api_key not configured\nand more")
+
+    calls = {name: (fail if name == fails else lambda *_, **__: None) for name in ("init", "log", "finish")}
+    monkeypatch.setitem(sys.modules, "wandb", types.SimpleNamespace(**calls))
+    trainer.execute(plan(tmp_path / "run", "--wandb"))
+    records, summary = read(tmp_path / "run")
+    assert summary["status"] == "done" and len(records) == 6
+    err = capsys.readouterr().err
+    assert "api_key not configured" in err and "and more" not in err and err.count("warning") == 1
+
+
+def test_the_end_says_how_to_go_on(tmp_path, capsys):
+    trainer.execute(plan(tmp_path / "run", "--total-steps 264"))
+    assert f"--resume {tmp_path / 'run'} --total-steps 528\n" in capsys.readouterr().out
 
 
 def test_it_stops_one_record_after_it_is_solved(tmp_path):
