@@ -1,7 +1,7 @@
 """The hyperparameters of every algorithm and their defaults. Standard library only, so that `--help` is quick.
 
-An algorithm of CONFIGS has a frozen dataclass here whose fields are its options, each with its docstring below it. Three
-things are asked of all of them: `rollout_length` (a number, or "auto"), `network` (a name of `networks.KINDS`, or
+An algorithm of CONFIGS has a frozen dataclass here whose fields are its options, each with its docstring below it.
+Three things are asked of all of them: `rollout_length` (a number, or "auto"), `network` (one of `networks.KINDS`, or
 "auto"), and `gradient_rows(num_envs)`. Where they are there, `describe(num_envs)` is said in a run's header, and
 `first_learning(num_envs)` and `capacity` are reckoned with.
 """
