@@ -343,8 +343,8 @@ BUGS = (
     Bug(
         "dqn: importance weights dropped",
         DQN,
-        "weight = importance(chance, exponent_now(parts, num_updates), axis_name) / config.batch_size",
-        "weight = found / config.batch_size",
+        "weight = importance(chance, exponent_now(parts, num_updates), axis_name)",
+        "weight = found.astype(jnp.float32)",
         "tests/test_dqn.py::test_a_gradient_step_weighs_by_importance",
     ),
     # What is counted
@@ -582,6 +582,27 @@ BUGS = (
         "if env_id and not construct and _is_factory(source):",
         "if False:",
         "tests/test_gymnax.py::test_an_unknown_environment_is_answered_with_the_nearest",
+    ),
+    Bug(
+        "gymnax: observations have the dtype that reset gives them",
+        GYMNAX,
+        "state, obs = (jax.tree.map(_joined, *both) for both in ((state, next_state), (obs, next_obs)))",
+        "state = jax.tree.map(_joined, state, next_state)",
+        "tests/test_gymnax.py::test_observations_have_one_dtype_that_holds_those_of_reset_and_of_step",
+    ),
+    Bug(
+        "memory: files that can be read again count as used",
+        "jaxrl_fast/memory.py",
+        " + int(stat[files])",
+        " + 0 * int(stat[files])",
+        "tests/test_memory.py::test_the_limits_of_control_groups_are_kept_and_their_cached_files_count_as_free",
+    ),
+    Bug(
+        "config: what a preset calls solved holds for any environment",
+        "jaxrl_fast/config.py",
+        'values.pop("solved", None)',
+        "pass",
+        "tests/test_config.py::test_what_a_preset_calls_solved_is_of_its_own_environment",
     ),
     # Time
     Bug(
