@@ -38,6 +38,8 @@ def announce(plan: Plan, terminal: sinks.Terminal) -> None:
     first, last = first_learning(options.num_envs), plan.num_updates * plan.steps_per_update
     if first >= last:
         host.warn(f"nothing will be learnt: gradient steps come after step {first}, and the run ends at step {last}")
+    for line in dict.fromkeys((*plan.env.warnings, *plan.eval_env.warnings)):
+        host.warn(line)
     protocol = [f"played and scored by the rules of {plan.env.protocol}"] if plan.env.protocol else []
     for note in dict.fromkeys((*plan.env.notes, *plan.eval_env.notes, *protocol)):
         terminal.say(note)

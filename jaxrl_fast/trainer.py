@@ -80,8 +80,6 @@ class Trainer:
 
     def run(self) -> Outcome:
         report.announce(self.plan, self.terminal)
-        for line in dict.fromkeys((*self.plan.env.warnings, *self.plan.eval_env.warnings)):
-            host.warn(line)
         report.write_config(self.plan)
         try:
             self.open()
