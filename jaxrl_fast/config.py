@@ -65,6 +65,8 @@ def resolve(algo: str, written: list[Setting]) -> Settings:
     if by_default:
         written = from_mapping(DEFAULT, lambda name: name) + written
     preset = next((one(s, "a preset's name or file") for s in reversed(written) if s.name == "config"), None)
+    if preset in CONFIGS:
+        raise ValueError(f"{preset!r} is an algorithm and no preset: `train {preset}`, or algo={preset!r} from Python")
     from_preset = [] if preset is None else read_preset(str(preset))
     of_preset = next((one(s, "an algorithm") for s in from_preset if s.name == "algo"), "")
     if algo and of_preset and algo != of_preset:

@@ -240,6 +240,7 @@ MISTAKES = [
     ("ppo --env MNISTBandit-bsuite", ["MNISTBandit-bsuite", "download"]),
     ("ppo --env no_such_module:Env", ["no_such_module"]),
     ("--config ppo_cartpol", ["ppo_cartpol", "did you mean ppo_cartpole"]),
+    ("--config dqn", ["'dqn' is an algorithm", "algo='dqn'"]),
     ("--config absent.yaml", ["absent.yaml", "ppo_cartpole"]),
     ("--config wrong_key.yaml", ["wrong_key.yaml", "num_env", "num_envs"]),
     ("--config wrong_agent_key.yaml", ["wrong_agent_key.yaml", "agent.gama", "agent.gamma"]),

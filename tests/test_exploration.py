@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from jax import ShapeDtypeStruct
 
-from jaxrl_fast import exploration
+from jaxrl_fast import exploration, options
 from jaxrl_fast.agents import dqn, pqn
 from jaxrl_fast.distributions import EpsilonGreedy
 from jaxrl_fast.types import Box, Discrete, EnvSpec
@@ -119,6 +119,11 @@ def test_each_environment_tosses_its_own_coin_at_each_step():
     assert np.abs(explored.mean(0) - chance).max() < 4 * error
     correlation = np.corrcoef(np.concatenate([explored[1:], explored[:-1]], axis=1).T)
     assert np.abs(correlation - np.eye(2 * num_envs)).max() < 5 / np.sqrt(num_steps)
+
+
+def test_options_allow_what_is_counted():
+    """The number stands in two files, for neither may import the other."""
+    assert options.MOST_COUNTED == exploration.MOST_COUNTED
 
 
 def test_vectors_are_refused_by_name():

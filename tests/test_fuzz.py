@@ -158,6 +158,7 @@ OF_AGENTS = {
         "n_step": NUMBERS,
         "replay_ratio": NUMBERS,
         "num_atoms": NUMBERS,
+        "distribution": st.sampled_from(["none", "c51", "quantile"]),
     },
     "pqn": {"rollout_length": NUMBERS, "num_epochs": NUMBERS, "hidden": st.lists(NUMBERS, max_size=2)},
 }
