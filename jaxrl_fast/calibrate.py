@@ -116,9 +116,10 @@ def attempt(settings: config.Settings, num_envs: int) -> Trial:
         needed = memory.need(*whole, program.filled(*dealt), program.num_devices(*dealt))
         memory.check(needed, getattr(settings.agent, "capacity", None))
         built = program.build(env, agent, options.num_seeds, num_updates, num_shards, in_turn=in_turn)
-        free = memory.free()
-        if free is not None and built.memory > free:
-            needs, there = memory.readable(built.memory), memory.readable(free)
+        num_devices = program.num_devices(*dealt)
+        takes, free = num_devices * built.memory, memory.free(num_devices)
+        if free is not None and takes > free:
+            needs, there = memory.readable(takes), memory.readable(free)
             return Trial(num_envs, why=f"an update needs {needs} of memory, of which {there} are free", too_many=True)
         rate = measure(built, options.seed, options.num_seeds) * steps_per_update * options.num_seeds
     except ValueError as error:

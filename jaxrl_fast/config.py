@@ -88,7 +88,8 @@ def resolve(algo: str, written: list[Setting]) -> Settings:
             value = values.get(setting.name, {}) | value
         values[setting.name] = value
         check_range(setting, value)
-    _forget_threshold(values, from_preset, written)
+    if not any(s.said == "--resume" for s in written):
+        _forget_threshold(values, from_preset, written)
     own = {name[6:]: value for name, value in values.items() if name.startswith("agent.")}
     options = Options(**{name: value for name, value in values.items() if not name.startswith("agent.")})
     last_seed = options.seed + options.num_seeds - 1
@@ -102,7 +103,8 @@ def resolve(algo: str, written: list[Setting]) -> Settings:
 def _forget_threshold(values: dict[str, Any], from_preset: list[Setting], written: list[Setting]) -> None:
     """What a preset calls solved, it says of its own environment."""
     env = next((one(s, "an environment") for s in from_preset if s.name == "env"), None)
-    if env is not None and not _same_env(env, values["env"]) and not any(s.name == "solved" for s in written):
+    same = isinstance(values.get("env"), str) and _same_env(env, values["env"])
+    if env is not None and not same and not any(s.name == "solved" for s in written):
         values.pop("solved", None)
 
 

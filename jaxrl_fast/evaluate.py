@@ -55,7 +55,7 @@ def act(ready: tuple[Any, Options]) -> None:
 
 
 def open_run(folder: Path, options: Options, env: Any = None) -> Any:
-    """The run's learners, with environments to play in: as many as it evaluates with, or explores in."""
+    """The run's learners, with environments to play in: its `eval_envs`, or as many as it explores in."""
     from jaxrl_fast import config, policy
 
     of_run = config.of_run(folder).options

@@ -41,7 +41,7 @@ def optimiser(
 def linear(learning_rate: float | Array, anneal: bool, num_steps: int) -> optax.Schedule:
     """A learning rate that stays, or falls to 0 over so many gradient steps; ValueError beyond what int32 counts."""
     if num_steps >= 2**31:
-        raise ValueError(f"{num_steps} gradient steps in all are more than {2**31 - 1}; give fewer")
+        raise ValueError(f"{num_steps} gradient steps in all are more than {2**31 - 1}; train for less, or less often")
     return optax.linear_schedule(learning_rate, 0.0 if anneal else learning_rate, num_steps)
 
 

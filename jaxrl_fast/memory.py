@@ -134,7 +134,7 @@ def _left_in_groups() -> Iterator[int]:
     Where a container sees its own group as the root, the path that Linux tells leads nowhere, and the root is read.
     """
     try:
-        lines = OWN_GROUP.read_text(encoding="ascii").splitlines()
+        lines = OWN_GROUP.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
     except OSError:
         return
     for line in lines:

@@ -83,7 +83,7 @@ class Checkpoints:
     """When the run is saved, and from where it goes on."""
 
     resume: str = ""
-    """Folder of a run to go on with, in that folder. Only its length and what it tells of itself may be changed."""
+    """Folder of a run to go on with. Only its length, its threads and what it tells of itself may be changed."""
     save_every: int | str = "5min"
     """Environment steps (1M) or time (30s, 5min, 2h) between checkpoints; 0: only at the end and at a stop."""
     keep: int = 2

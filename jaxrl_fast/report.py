@@ -183,6 +183,17 @@ def summarise(trainer: "Trainer") -> dict[str, Any]:
     }
 
 
+def way_on(trainer: "Trainer") -> str:
+    """The command that goes on with a run which has ended; none for one that ended because it was solved."""
+    if not trainer.keeper.last or not isinstance(trainer.options.env, str):
+        return ""
+    command = f"{config.PROGRAM} --resume {trainer.plan.folder}"
+    if trainer.status == "stopped":
+        return command
+    complete = trainer.status == "done" and trainer.finished == trainer.plan.num_updates
+    return f"{command} --total-steps {sinks.short(2 * trainer.options.total_steps)}" if complete else ""
+
+
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
     """The records of a run."""
     with open(folder / METRICS, encoding="utf-8") as file:

@@ -56,6 +56,6 @@ def parse_period(text: str) -> tuple[int, float]:
 
 
 def why(error: Exception) -> str:
-    """What went wrong, for a message of one line: the system's words, or the first line, or the kind of error."""
-    said = str(getattr(error, "strerror", None) or error).strip()
-    return said.splitlines()[0] if said else type(error).__name__
+    """What went wrong, for a sentence's end: the system's words, or the kind of error and its first line."""
+    lines = str(error).strip().splitlines()
+    return getattr(error, "strerror", None) or ": ".join([type(error).__name__, *lines[:1]])

@@ -10,7 +10,7 @@ from collections import deque
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jaxrl_fast import config, host, report, sinks
+from jaxrl_fast import host, report, sinks
 from jaxrl_fast.members import in_line
 from jaxrl_fast.plan import Plan
 from jaxrl_fast.spelling import why
@@ -100,12 +100,13 @@ class Trainer:
         """Makes what environments there are on the host, before they are compiled for."""
         if self.plan.env.on_device:
             return
-        began = time.perf_counter()
         opened = [self.plan.env] if self.exact else [self.plan.env, self.plan.eval_env]  # the other has new ones anyway
+        count = sum(env.spec.num_envs * env.spec.num_shards for env in opened)
+        self.terminal.say(f"making {count} environments ...")
+        began = time.perf_counter()
         for env in opened:
             env.open()
-        count = sum(env.spec.num_envs * env.spec.num_shards for env in opened)
-        self.terminal.say(f"making {count} environments ... {sinks.seconds(time.perf_counter() - began)}")
+        self.terminal.say(f"made in {sinks.seconds(time.perf_counter() - began)}")
 
     def compile(self) -> None:
         from jaxrl_fast import memory, program
@@ -125,10 +126,11 @@ class Trainer:
         self.times["compile"] = duration = self.program.compile_time_s
         self.program_memory = self.program.memory
         kept = " (cached for next time)" if host.entries(cache) > before else " (from the cache)" if before else ""
-        needs, free = memory.readable(self.program.memory), memory.free()
-        self.terminal.say(f"compiled in {sinks.seconds(duration)}{kept}   needs {needs}")
-        if free is not None and self.program.memory > free:
-            host.warn(f"the program needs {needs} of memory, and {memory.readable(free)} are free")
+        num_devices = program.num_devices(len(self.seeds), self.plan.num_shards, self.plan.in_turn)
+        needed, free = num_devices * self.program.memory, memory.free(num_devices)
+        self.terminal.say(f"compiled in {sinks.seconds(duration)}{kept}   needs {memory.readable(needed)}")
+        if free is not None and needed > free:
+            host.warn(f"the program needs {memory.readable(needed)} of memory, and {memory.readable(free)} are free")
 
     def begin(self) -> None:
         """The state before training, or the one that was saved, as if there had been no end."""
@@ -401,10 +403,8 @@ class Trainer:
         self.terminal.say(f"{self.status:<9} {' · '.join(p for p in parts if p)}")
         if (self.plan.folder / report.CURVE).is_file():
             self.terminal.say(f"  curve  {self.plan.folder / report.CURVE}")
-        if self.keeper.last and not self.failure:
-            longer = sinks.short(2 * self.options.total_steps)
-            further = f" --total-steps {longer}" if self.status == "done" else ""
-            self.terminal.say(f"  go on  {config.PROGRAM} --resume {self.plan.folder}{further}")
+        if command := report.way_on(self):
+            self.terminal.say(f"  go on  {command}")
 
 
 def _words(label: dict[str, Any]) -> str:

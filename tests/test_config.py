@@ -123,6 +123,10 @@ def test_what_a_preset_calls_solved_is_of_its_own_environment(line, solved):
     assert parse(line).options.solved == solved
 
 
+def test_an_environment_given_as_an_object_is_another_than_a_presets():
+    assert config.from_keywords("ppo_acrobot", env=object()).options.solved is None
+
+
 def test_what_a_run_writes_down_is_a_preset(tmp_path):
     settings = parse("ppo --env Acrobot-v1 --agent.hidden 8 8 --agent.target-kl 0.01 --env-options x=1 --solved -100")
     path = tmp_path / "config.yaml"
@@ -264,7 +268,7 @@ MISTAKES = [
     ("dqn --agent.distribution c52", ["--agent.distribution", "did you mean c51"]),
     ("dqn --agent.distribution c51 --agent.v-min 3 --agent.v-max 3", ["v_min 3.0", "v_max 3.0"]),
     ("dqn --agent.replay-ratio 0", ["--agent.replay-ratio", "above 0"]),
-    ("dqn --agent.replay-ratio 0.123456789", ["replay_ratio 0.123456789", "64 steps", "0.1234568"]),
+    ("dqn --agent.replay-ratio 0.123456789", ["replay_ratio 0.123456789", "64 steps", "0.123456787109375"]),
     ("dqn --agent.target-period 0", ["--agent.target-period", "at least 1"]),
     ("dqn --agent.target-step-size 1.5", ["--agent.target-step-size", "at most 1"]),
     ("dqn --agent.epsilon-end 2", ["--agent.epsilon-end", "at most 1"]),

@@ -517,9 +517,10 @@ def test_how_long_many_environments_take_to_make_is_told(name, num_envs, num_cor
 
 
 @pytest.mark.slow
-def test_a_warning_is_seen_where_nothing_else_is_said(tmp_path, capsys):
+def test_a_warning_is_seen_where_nothing_else_is_said(tmp_path, monkeypatch, capsys):
     """Of training's pool and evaluation's it is the same, and said once."""
     options = SHORT | dict(algo="ppo", agent=AGENTS["ppo"], env_options=dict(num_threads=99))
+    monkeypatch.setattr(envpool_tasks, "num_cores", lambda: 2)
     jaxrl_fast.fit(**options, run_dir=str(tmp_path / "run"))
     out, err = capsys.readouterr()
     assert out == "" and err.count("\n") == 1 and err.startswith("warning: num_threads 99 are more than twice")
@@ -700,6 +701,7 @@ def test_a_sweep_gives_up_its_pools_after_the_programs_that_know_them(tmp_path, 
     monkeypatch.setattr(program, "build", build_and_note)
     monkeypatch.setattr(adapter.Pool, "close", close_and_note)
     options = SHORT | dict(algo="ppo", agent=AGENTS["ppo"], env_options=dict(num_threads=99), total_steps=320)
+    monkeypatch.setattr(envpool_tasks, "num_cores", lambda: 2)
     swept = jaxrl_fast.sweep(**options, seed=[0, 1], sweep_dir=str(tmp_path / "swept"))
     assert swept.status == 0 and len(adapter.KEPT) == held
     assert counts == 2 * [held + 2, 1, 0, 0], "two pools, a program for the first; at their end none for either"

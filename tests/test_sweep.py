@@ -31,7 +31,7 @@ from jaxrl_fast import (
     sweeper,
     trainer,
 )
-from jaxrl_fast.members import Member
+from jaxrl_fast.members import Member, by_member
 
 ROOT = Path(__file__).parents[1]
 TINY = "ppo --env CartPole-v1 --total-steps 512 --eval-episodes 2 --agent.rollout-length 16 --agent.hidden 4 "
@@ -686,7 +686,7 @@ def test_a_series_is_that_of_its_own_members(unknown):
     ours, other = label(0, 0.1), label(0, 0.2)
     values = ((10, 1.0, 7.0), (20, None, 8.0), (30, 3.0, 9.0))
     lines = [line for step, mean, its in values for line in (record(ours, step, mean), record(other, step, its))]
-    steps, seconds, returns = figures.series([ours | {"group": "g"}], {"g": lines})
+    steps, seconds, returns = figures.series([ours | {"group": "g"}], {"g": by_member(lines)})
     np.testing.assert_array_equal(steps, [10, 20, 30])
     np.testing.assert_allclose(seconds, [1, 2, 3])
     np.testing.assert_array_equal(returns, [[1, 1, 3]])

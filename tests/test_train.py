@@ -260,7 +260,7 @@ def test_a_curve_that_cannot_be_drawn_ends_no_run(tmp_path, monkeypatch, capsys)
     monkeypatch.setattr(report, "picture", fail)
     assert trainer.execute(plan(tmp_path / "run")).summary["status"] == "done"
     err = capsys.readouterr().err
-    assert err.count("\n") == 1 and r"could not be written (KeyError('no\nfont'))" in err
+    assert err.count("\n") == 1 and r"could not be written (KeyError: 'no\nfont')" in err
 
 
 def test_a_run_that_is_interrupted_at_its_very_end_keeps_no_lock(tmp_path, monkeypatch):

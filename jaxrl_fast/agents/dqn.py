@@ -154,15 +154,12 @@ def check_counts(config: Config, per_update: int) -> None:
     if countable(config.ratio):
         return
     asked = config.replay_ratio
-    shorter = [float(f"{max(asked, 1e-9):.{digits}g}") for digits in range(1, 10)]
-    simple = [1 / (m * 10**k) for m in (1, 2, 5) for k in range(9)] + [
-        float(max(min(round(asked), most // longest), 1))
-    ]
-    can = [x for x in (*shorter, *simple) if countable(configs.as_fraction(x))]
-    hope = f"the nearest that can is {min(can, key=lambda x: abs(x - asked)):.9g}" if can else "a shorter period can"
+    tens = [q for q in (2**a * 5**b for a in range(31) for b in range(14)) if q <= most]  # whose fractions are decimals
+    near = [max(1, min(round(asked * q), most // longest)) / q for q in tens]
+    nearest = min((x for x in near if countable(configs.as_fraction(x))), key=lambda x: abs(x - asked))
     raise ValueError(
         f"replay_ratio {asked} cannot be counted exactly with {per_update} steps in an update and "
-        f"target_period {config.target_period}; {hope}"
+        f"target_period {config.target_period}; the nearest that can is {nearest}"
     )
 
 

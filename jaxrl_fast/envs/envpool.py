@@ -24,6 +24,7 @@ from jax.experimental import io_callback
 
 from jaxrl_fast.envs import envpool_tasks as tasks
 from jaxrl_fast.envs import envpool_trial, inputs
+from jaxrl_fast.spelling import why
 from jaxrl_fast.types import Conditions, Env, Game, Key, Pools, PyTree, TimeStep
 
 LONG = 10  # seconds of making environments that are worth a word
@@ -283,7 +284,7 @@ def why_no_ffi() -> str:
         handle, _, _, step = envs.xla()
         jax.block_until_ready(jax.jit(step)(handle, jnp.zeros(1, jnp.int32)))
     except Exception as error:  # whatever a wrong version of jaxlib makes of it
-        return inputs.one_line(error)
+        return why(error)
     return ""
 
 

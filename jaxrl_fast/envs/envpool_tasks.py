@@ -18,7 +18,7 @@ import numpy as np
 
 from jaxrl_fast import types
 from jaxrl_fast.envs import envpool_trial, inputs
-from jaxrl_fast.spelling import nearest
+from jaxrl_fast.spelling import nearest, why
 from jaxrl_fast.types import Conditions, EnvSpec, PyTree
 
 warnings.filterwarnings("ignore", ".*precision lowered by casting")  # gymnasium's, of bounds: no user's concern
@@ -199,7 +199,7 @@ def _specify(env_id: str, name: str, config: Mapping[str, Any]) -> Any:
     try:
         return envpool.make_spec(name, **config)
     except Exception as error:  # whatever envpool says to a family that lacks something, or to an option
-        raise ValueError(f"{env_id} cannot be made: {inputs.one_line(error)}") from error
+        raise ValueError(f"{env_id} cannot be made: {why(error)}") from error
 
 
 def _action(env_id: str, spec: Any) -> tuple[types.Discrete | types.Box, int, inputs.Bounds]:

@@ -75,8 +75,3 @@ def _as_type_of(default: Any, value: Any) -> Any:
             raise ValueError
         return array
     return value
-
-
-def one_line(error: Exception) -> str:
-    """An error in a sentence's end."""
-    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
