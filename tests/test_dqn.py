@@ -730,7 +730,6 @@ def test_seeds_share_their_loop_and_their_condition(batch):
         (dict(num_shards=3, batch_size=64), "batch_size 64 does not divide into 3 devices"),
         (dict(capacity=64, batch_size=65), "capacity 64 is less than one batch of 65"),
         (dict(capacity=64, learning_starts=65), "learning_starts 65 is beyond the capacity 64;"),
-        (dict(capacity=200, num_envs=64, rollout_length=1, learning_starts=195), "capacity 200, of which 192 are used"),
         (dict(capacity=8, n_step=4), "capacity 8 is too small for n_step 4 and 1 environments .* at least 12"),
         (dict(distribution="c51", num_atoms=1), "num_atoms 1: a distribution has at least 2"),
         (dict(distribution="quantile", num_atoms=1), "num_atoms 1: a distribution has at least 2"),

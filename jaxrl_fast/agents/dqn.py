@@ -122,6 +122,11 @@ def check(config: Config, spec: EnvSpec, rollout_length: int) -> None:
         raise ValueError(f"batch_size {config.batch_size} does not divide into {spec.num_shards} devices")
     if config.capacity < config.batch_size:
         raise ValueError(f"capacity {config.capacity} is less than one batch of {config.batch_size}")
+    if config.learning_starts > config.capacity:
+        raise ValueError(
+            f"learning_starts {config.learning_starts} is beyond the capacity {config.capacity}; "
+            "the first steps would be forgotten before they are learnt from"
+        )
     per_update = rollout_length * num_envs
     num_rows = config.n_step + max(spec.frame_stack, 1) + rollout_length  # the least that can be written and read
     least = -(-num_rows // rollout_length) * per_update
@@ -129,13 +134,6 @@ def check(config: Config, spec: EnvSpec, rollout_length: int) -> None:
         raise ValueError(
             f"capacity {config.capacity} is too small for n_step {config.n_step} and {num_envs} environments "
             f"with rollouts of {rollout_length}; it must be at least {least}"
-        )
-    held = config.capacity // per_update * per_update
-    if config.learning_starts > held:
-        whole = "" if held == config.capacity else f", of which {held} are used: whole updates of {per_update} steps"
-        raise ValueError(
-            f"learning_starts {config.learning_starts} is beyond the capacity {config.capacity}{whole}; "
-            "the first steps would be forgotten before they are learnt from"
         )
     if config.distribution != "none" and config.num_atoms < 2:
         raise ValueError(f"num_atoms {config.num_atoms}: a distribution has at least 2")
