@@ -30,7 +30,8 @@ def announce(plan: Plan, terminal: sinks.Terminal) -> None:
     where = f"{host.device()}{shards} (jax {jax.__version__})"
     parts = [plan.settings.algo, name, backend, f"{options.num_envs} envs", seeds, where]
     if plan.settings.by_default:
-        terminal.say(f"training preset {plan.settings.preset} until it is solved; --help lists what else there is")
+        how_long = " until it is solved" if options.stop_when_solved else ""
+        terminal.say(f"training preset {plan.settings.preset}{how_long}; --help lists what else there is")
     terminal.say(f"jaxrl_fast {__version__}   {' · '.join(p for p in parts if p)}")
     if hasattr(plan.settings.agent, "describe"):
         terminal.say(plan.settings.agent.describe(options.num_envs))
