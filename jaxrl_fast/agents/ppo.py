@@ -221,7 +221,7 @@ def epoch(
 
 
 def descend(parts: Parts, look: frames.Look, learner: PyTree, batch: Batch) -> tuple[PyTree, tuple[Metrics, Array]]:
-    """One gradient step, or none once the policy has moved too far: then it is not even tried."""
+    """One gradient step, or none once the policy has moved too far: what comes after is computed and not counted."""
     params, optimiser, stopped = learner
     tried = ~stopped
     batch = batch._replace(obs=look(batch.obs))
