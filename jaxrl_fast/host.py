@@ -16,7 +16,7 @@ from jaxrl_fast import __version__
 
 CACHE = "~/.cache/jaxrl_fast"
 LOCK = ".lock"
-SIGNALS = ("SIGINT", "SIGTERM", "SIGUSR1", "SIGUSR2")  # the last is what submitit sends before the end
+SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")  # the last is what submitit sends before the end
 
 
 def offer_cpu_devices(wanted: int | str = "auto") -> None:
@@ -149,11 +149,16 @@ def fingerprint() -> dict[str, Any]:
 
 @contextlib.contextmanager
 def stop_signals(stop: Callable[[int], None]) -> Iterator[None]:
-    """The first signal lets the chunk finish; the second does what it would have done."""
+    """The first signal lets the chunk finish; the second does what it would have done.
+
+    Under `nohup` the end of the terminal stays ignored.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     before = {number: signal.getsignal(number) for name in SIGNALS if (number := getattr(signal, name, None))}
+    if before.get(hangup := getattr(signal, "SIGHUP", None)) is signal.SIG_IGN:
+        del before[hangup]
 
     def note(number, _):
         stop(number)

@@ -4,6 +4,7 @@ A sink has `write(records)`, a record for each seed, and `close()`. A terminal h
 fraction)` and `close()`. What a sink needs is imported when it is made.
 """
 
+import contextlib
 import errno
 import importlib
 import json
@@ -184,7 +185,7 @@ class Plain:
 
 
 class Rich:
-    """Lines on a terminal, and below them how far it is."""
+    """Lines on a terminal, and below them how far it is. A terminal that is gone ends no training."""
 
     def __init__(self, console: Any = None):
         from rich.console import Console
@@ -196,15 +197,18 @@ class Rich:
         self.task = self.bar.add_task("", total=1.0)
 
     def say(self, line: str) -> None:
-        self.console.print(line, markup=False, soft_wrap=True)
+        with contextlib.suppress(OSError):
+            self.console.print(line, markup=False, soft_wrap=True)
 
     def progress(self, line: str, fraction: float) -> None:
-        self.bar.start()
-        self.bar.update(self.task, completed=fraction)
-        self.console.print(line, markup=False, no_wrap=True, overflow="ellipsis", crop=True)
+        with contextlib.suppress(OSError):
+            self.bar.start()
+            self.bar.update(self.task, completed=fraction)
+            self.console.print(line, markup=False, no_wrap=True, overflow="ellipsis", crop=True)
 
     def close(self) -> None:
-        self.bar.stop()
+        with contextlib.suppress(OSError):
+            self.bar.stop()
 
 
 class Notebook:

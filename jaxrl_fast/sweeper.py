@@ -20,6 +20,7 @@ from jaxrl_fast.layout import FAILED, Sweep, read
 
 # In another process:
 ALONE = "import sys; from jaxrl_fast import command, sweeper; command.start(lambda: sweeper.work_alone(sys.argv[1]))"
+NOT_BEGUN = "not begun"
 
 
 class Progress:
@@ -46,7 +47,7 @@ def execute(sweep: Sweep) -> int:
             jobs = slurm.submit(sweep.folder, unfinished(sweep), sweep.own.slurm_options)
             terminal.say(f"{len(jobs)} jobs submitted; each writes {sweep.folder / results.TABLE} anew at its end")
             return 0
-        signal, lost = share(sweep) if sweep.own.workers > 1 else (work(sweep, terminal), 0)
+        signal, lost = share(sweep) if sweep.own.workers > 1 else work(sweep, terminal)
         for line in if_there_is_room(results.write, sweep) or ():
             terminal.say(line)
         left = unfinished(sweep)
@@ -73,10 +74,14 @@ def announce(sweep: Sweep, terminal: sinks.Terminal) -> None:
     terminal.say(f"sweep  {sweep.folder}")
 
 
-def work(sweep: Sweep, terminal: sinks.Terminal) -> int | None:
-    """Runs what nobody else has run or is running, a group after the other. The signal that stopped it."""
+def work(sweep: Sweep, terminal: sinks.Terminal) -> tuple[int | None, int]:
+    """Runs what nobody else has run or is running, a group after the other.
+
+    The signal that stopped it, and how many could not be begun.
+    """
     from jaxrl_fast import results
 
+    num_not_begun = 0
     for i, (name, group) in enumerate(sweep.groups.items()):
         members = f"{len(group.members)} members" if len(group.members) > 1 else "1 member"
         begin = lambda name=name, i=i, members=members: terminal.say(f"{i + 1}/{len(sweep.groups)}  {name} · {members}")
@@ -85,9 +90,10 @@ def work(sweep: Sweep, terminal: sinks.Terminal) -> int | None:
             continue
         if_there_is_room(results.write_table, sweep)
         if outcome["signal"]:
-            return outcome["signal"]
+            return outcome["signal"], num_not_begun
+        num_not_begun += outcome["words"] == NOT_BEGUN
         terminal.say(f"     {outcome['words']}")
-    return None
+    return None, num_not_begun
 
 
 def if_there_is_room(write: Callable[[Sweep], Any], sweep: Sweep) -> Any:
@@ -111,7 +117,7 @@ def attempt(folder: Path, group: Group, terminal: sinks.Terminal, begin: Any) ->
         return None
     except OSError as error:  # no room, or no right to: it is tried again when the sweep goes on
         host.warn(f"{folder} cannot be written to ({error.strerror}); --resume tries it again")
-        return {"signal": None, "words": "not begun"}
+        return {"signal": None, "words": NOT_BEGUN}
     ended: list[Any] = []  # environments whose programs have run to their end
     try:
         if finished(folder):  # since we looked
@@ -191,7 +197,8 @@ def work_alone(folder: str) -> int:
     """What one of several processes does. Its exit status."""
     sweep = read(Path(folder))
     offer_devices(group.settings for group in sweep.groups.values())
-    return 128 + signal if (signal := work(sweep, sinks.Quiet())) else 0
+    signal, num_not_begun = work(sweep, sinks.Quiet())
+    return 128 + signal if signal else 1 if num_not_begun else 0
 
 
 def unfinished(sweep: Sweep) -> list[str]:

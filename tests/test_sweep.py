@@ -562,7 +562,7 @@ def test_a_folder_without_room_is_left_for_later(pretend, monkeypatch, capsys):
 
     with monkeypatch.context() as patched:
         patched.setattr(host, "Lock", no_room)
-        assert sweep.main(line) == 0
+        assert sweep.main(line) == 1
     assert "02_num_envs-4 cannot be written to (No space left on device)" in capsys.readouterr().err
     assert sweep.main(["--resume", str(folder), "--log-level", "quiet"]) == 0
     assert Pretence.ran == ["01_num_envs-2", "03_num_envs-8", "02_num_envs-4"]

@@ -3,11 +3,13 @@
 import json
 import math
 import os
+import pty
 import signal
 import subprocess
 import sys
 import types
 from functools import partial
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +23,7 @@ from jaxrl_fast import plan as planning
 from jaxrl_fast.types import Agent, Decision
 from tests import probes
 
+ROOT = Path(__file__).parent.parent
 TIMES = ("wall_time_s", "train_time_s", "env_steps_per_s")
 LENGTH = 11  # of the toy's rollouts: an episode of the probe, 10 steps, and the row that begins the next
 
@@ -241,6 +244,42 @@ def test_a_second_interrupt_does_not_wait(capsys):
     finally:
         signal.signal(signal.SIGINT, before)
     assert heard == [signal.SIGINT] and "once more to quit at once" in capsys.readouterr().err
+
+
+def test_under_nohup_the_end_of_the_terminal_is_ignored():
+    heard, before = [], signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with host.stop_signals(heard.append):
+            signal.raise_signal(signal.SIGHUP)
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert heard == []
+
+
+@pytest.mark.slow
+def test_a_terminal_that_closes_stops_the_run_as_ctrl_c_does(tmp_path):
+    ours, theirs = pty.openpty()
+    line = ["--config", "ppo_cartpole", "--total-steps", "1B", "--report-every", "0.1", "--run-dir", "run"]
+    opened = f"import os; os.open({os.ttyname(theirs)!r}, os.O_RDWR)"  # a session's first terminal is its own
+    program = f"{opened}; from jaxrl_fast import command, train; command.start(lambda: train.main({line}))"
+    process = subprocess.Popen(
+        [sys.executable, "-c", program],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT), "TERM": "xterm"},
+        start_new_session=True,
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+    )
+    os.close(theirs)
+    said = b""
+    while b"return" not in said:
+        said += os.read(ours, 4096)
+    os.close(ours)
+    assert process.wait(timeout=100) == 128 + signal.SIGHUP
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "stopped"
+    assert list((tmp_path / "run" / "checkpoints").glob("step-*"))
 
 
 def test_what_is_known_is_written_when_something_breaks(tmp_path, monkeypatch):
