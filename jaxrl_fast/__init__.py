@@ -7,6 +7,10 @@ __version__ = "0.1.0"
 __all__ = ["Run", "Sweep", "__version__", "fit", "load", "sweep"]
 
 
+def __dir__() -> list[str]:
+    return __all__
+
+
 def __getattr__(name: str) -> Any:
     """Imported when first asked for, so that `import jaxrl_fast` costs nothing."""
     if name in ("fit", "load", "Run", "Sweep"):

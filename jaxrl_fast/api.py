@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from jaxrl_fast import command, config, grid, layout, plan, report, results, sinks, sweeper, trainer
+from jaxrl_fast import command, config, grid, host, layout, plan, report, results, sinks, sweeper, trainer
 from jaxrl_fast.written import path_of
 
 if TYPE_CHECKING:
@@ -26,7 +26,10 @@ def fit(preset: str | None = None, *, algo: str = "", agent: Mapping[str, Any] |
     numbers are no longer finite is a FloatingPointError; its folder holds what there was until then.
     """
     settings = config.from_keywords(preset, algo, agent, **options)
-    outcome = trainer.execute(plan.prepare(settings))
+    ready = plan.prepare(settings)
+    outcome = trainer.execute(ready)
+    if not ready.env.on_device:
+        host.forget([ready.env, ready.eval_env])
     if outcome.failure:
         raise FloatingPointError(outcome.failure)
     return Run(outcome.folder.resolve(), outcome.summary, outcome.agent_state, settings.options.env)

@@ -158,25 +158,30 @@ def folders(parent: Path) -> list[Path]:
 
 def best(parent: Path) -> Path | None:
     """The one that evaluated best, as far as that is known."""
-    marked = _marked(parent)
-    return marked and marked[0]
+    known = marked(parent)
+    return known and known[0]
 
 
 def mark_best(folder: Path, score: float) -> None:
     """Says that this one is the best so far, unless one that is there was better: so said a run before it went on."""
-    marked = _marked(folder.parent)
-    if marked is None or marked[0] == folder or marked[1] < score:
+    known = marked(folder.parent)
+    if known is None or known[0] == folder or known[1] < score:
         content = {"checkpoint": folder.name, "eval_return_mean": score}
         replace(folder.parent / BEST, json.dumps(content, allow_nan=False) + "\n")
 
 
-def _marked(parent: Path) -> tuple[Path, float] | None:
+def marked(parent: Path) -> tuple[Path, float] | None:
     """The one that was said to be the best, if it is still there, and its score."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
         said = json.loads((parent / BEST).read_text(encoding="utf-8"))
         found = (folder for folder in folders(parent) if folder.name == said["checkpoint"])
         return next(((folder, float(said["eval_return_mean"])) for folder in found), None)
     return None
+
+
+def env_steps(folder: Path) -> int:
+    """When it was made, as its name says."""
+    return int(folder.name.removeprefix(PREFIX))
 
 
 def remove(folder: Path) -> None:

@@ -1,6 +1,7 @@
 """What all commands share: how a command line is read, and what becomes of a mistake in it."""
 
 import errno
+import io
 import os
 import signal
 import sys
@@ -57,6 +58,10 @@ def run(
 def start(main: Callable[[], int]) -> None:
     """A command as a process: a first Ctrl-C ends it at once, unless a training is under way."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+    if sys.stdout is None:  # closed by the shell: >&-
+        sys.stdout = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # of a terminal that does not know our signs
     status: Any = 0
     try:
         status = main()
@@ -82,7 +87,7 @@ def read(usage: Usage, argv: Sequence[str]) -> tuple[list[str], Any]:
     if len(words) > usage.most:
         raise ValueError(f"{words[usage.most]!r} is one word too many: {usage.program} {usage.words} [options]")
     if len(words) < usage.least:
-        raise ValueError(f"{usage.words} is missing: {usage.program} {usage.words} [options]")
+        raise ValueError(f"{usage.words} is missing, before the options: {usage.program} {usage.words} [options]")
     return words, options
 
 

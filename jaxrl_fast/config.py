@@ -10,6 +10,7 @@ import operator
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from shlex import quote
 from typing import Any, NamedTuple, NoReturn
 
 from jaxrl_fast.agents.configs import CONFIGS
@@ -52,22 +53,23 @@ def from_keywords(
     preset: str | None = None, algo: str = "", agent: Mapping[str, Any] | None = None, **options: Any
 ) -> Settings:
     """Settings from Python: the options' names as keywords, the algorithm's own in `agent`."""
-    given = ({"config": preset} if preset else {}) | options | ({"agent": agent} if agent else {})
+    given = ({} if preset is None else {"config": preset}) | options | ({"agent": agent} if agent else {})
     return resolve(algo, from_mapping(given, lambda name: name))
 
 
 def resolve(algo: str, written: list[Setting]) -> Settings:
     """Presets first, what was written over them, defaults below."""
-    resume = next((one(s, "a run's folder") for s in reversed(written) if s.name == "resume"), "")
-    if resume:
-        return resumed(algo, [s for s in written if s.name != "resume"], path_of(str(resume), "--resume"))
+    resume = next((s for s in reversed(written) if s.name == "resume"), None)
+    if resume is not None:
+        folder = path_of(folder_of(resume, "a run's folder"), "--resume")
+        return resumed(algo, [s for s in written if s.name != "resume"], folder)
     by_default = is_nothing_said(algo, written)
     if by_default:
         written = from_mapping(DEFAULT, lambda name: name) + written
-    preset = next((one(s, "a preset's name or file") for s in reversed(written) if s.name == "config"), None)
+    preset = next((preset_of(s) for s in reversed(written) if s.name == "config"), None)
     if preset in CONFIGS:
         raise ValueError(f"{preset!r} is an algorithm and no preset: `train {preset}`, or algo={preset!r} from Python")
-    from_preset = [] if preset is None else read_preset(str(preset))
+    from_preset = [] if preset is None else read_preset(preset)
     of_preset = next((one(s, "an algorithm") for s in from_preset if s.name == "algo"), "")
     if algo and of_preset and algo != of_preset:
         raise ValueError(f"preset {preset} is for {of_preset}, not {algo}")
@@ -100,6 +102,19 @@ def resolve(algo: str, written: list[Setting]) -> Settings:
     return Settings(algo, preset or "", options, agent_type(**own), by_default)
 
 
+def preset_of(setting: Setting) -> str:
+    """The name or file that was given."""
+    return convert(str, setting._replace(values=[one(setting, "a preset's name or file")]))
+
+
+def folder_of(setting: Setting, wanted: str) -> str:
+    """The folder that was given. ValueError for none, as of a shell's variable that is not set."""
+    folder = convert(str, setting)
+    if not folder:
+        raise ValueError(f"{setting.said} wants {wanted}, and '' is none")
+    return folder
+
+
 def _forget_threshold(values: dict[str, Any], from_preset: list[Setting], written: list[Setting]) -> None:
     """What a preset calls solved, it says of its own environment."""
     env = next((one(s, "an environment") for s in from_preset if s.name == "env"), None)
@@ -120,7 +135,8 @@ def resumed(algo: str, written: list[Setting], folder: Path) -> Settings:
         if setting.name in ("config", "run_dir", "name"):
             raise ValueError(f"{setting.said} does not go with --resume, which goes on in the run's own folder")
     if "\n  members:\n" in path.read_text(encoding="utf-8", errors="replace"):
-        raise ValueError(f"--resume {folder} is a part of a sweep; go on with {SWEEP} --resume {folder.parent}")
+        whole = f"{SWEEP} --resume {quote(str(folder.parent))}"
+        raise ValueError(f"--resume {folder} is a part of a sweep; go on with {whole}")
     as_preset = Setting("config", [str(path)], "--resume")
     before, now = resolve(algo, [as_preset]), resolve(algo, [as_preset, *written])
     for setting in map(lambda s: s._replace(name=_positive(s.name)), written):

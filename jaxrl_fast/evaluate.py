@@ -73,6 +73,8 @@ def run(saved: Any, options: Options) -> dict[str, Any]:
     agent = saved.agent._replace(exploit=saved.agent.explore) if options.explore else saved.agent
     player = play.Evaluator(saved.env, agent, saved.seeds, options.episodes)
     score, length, ended = player.episodes(saved.learners, -1 - options.play_seed)  # training counts from 0 up
+    if not saved.env.on_device:
+        host.forget([saved.env])
     result = {
         "algo": saved.settings.algo,
         "env_id": saved.env.spec.id,
@@ -94,6 +96,7 @@ def run(saved: Any, options: Options) -> dict[str, Any]:
             file.write(json.dumps(result, allow_nan=False) + "\n")
     except OSError as error:
         host.warn(f"{path} cannot be written ({error.strerror})")
+        return result | {"file": None}
     return result | {"file": str(path)}
 
 
@@ -126,7 +129,8 @@ def lines(result: dict[str, Any]) -> list[str]:
     about = [result["algo"], result["env_id"], f"{result['policy']} policy of {result['checkpoint']} ({steps} steps)"]
     rows = [(f"seed {each['seed']}", each) for each in result["seeds"]]
     rows += [(f"{len(rows)} seeds", result)] if len(rows) > 1 else []
-    return [" · ".join(about), *(_line(name, row) for name, row in rows), f"written  {result['file']}"]
+    written = [f"written  {result['file']}"] if result["file"] else []
+    return [" · ".join(about), *(_line(name, row) for name, row in rows), *written]
 
 
 def _line(name: str, row: dict[str, Any]) -> str:

@@ -15,7 +15,7 @@ from jaxrl_fast.members import Member, real_numbers
 from jaxrl_fast.options import SWITCHES, Checkpoints, Options, Output, Sweep, types_of
 from jaxrl_fast.spelling import parse_int
 from jaxrl_fast.values import check_range, convert
-from jaxrl_fast.written import Setting, from_mapping, one, read_preset, tokenise
+from jaxrl_fast.written import Setting, from_mapping, read_preset, tokenise
 
 MOST = 100_000  # trainings in a sweep
 SINGLE = ("config", "num_seeds", *types_of(Output), *types_of(Checkpoints))  # have one value in all of a sweep
@@ -67,7 +67,7 @@ def from_keywords(
     preset: str | None = None, algo: str = "", agent: Mapping[str, Any] | None = None, **options: Any
 ) -> Request:
     """The names of `config.from_keywords`, any of them with a list of values; and those of `options.Sweep`."""
-    written = [Setting("config", [preset], "config")] if preset else []
+    written = [] if preset is None else [Setting("config", [preset], "config")]
     given = options | {f"agent.{name}": value for name, value in (agent or {}).items()}
     written += [Setting(name, [value], name) for name, value in given.items()]
     return lay_out(algo, written, from_values)
@@ -264,7 +264,7 @@ def _own(written: list[Setting]) -> tuple[Sweep, str, str]:
         kind = OWN[setting.name]
         mapping = setting.values and isinstance(setting.values[0], Mapping)
         setting = setting._replace(values=list(setting.values[0].items())) if mapping else setting
-        value = convert(kind, setting)
+        value = config.folder_of(setting, "a sweep's folder") if setting.name == "resume" else convert(kind, setting)
         values[setting.name] = values.get(setting.name, {}) | value if setting.name == "slurm_options" else value
         check_range(setting, value)
     name, resume = values.pop("name", ""), values.pop("resume", "")
@@ -272,8 +272,8 @@ def _own(written: list[Setting]) -> tuple[Sweep, str, str]:
     if resume and (own.scale != "none" or own.sweep_dir or name):
         said = next(s.said for s in written if s.name in ("scale", "sweep_dir", "name"))
         raise ValueError(f"{said} does not go with --resume, which goes on with the sweep as it is")
-    if own.retry and not resume:
-        raise ValueError("--retry goes with --resume: what has failed is tried once more")
+    if own.retry and not (resume or name or own.sweep_dir):
+        raise ValueError("--retry goes with --resume or the sweep's --name: what has failed is tried once more")
     if own.slurm_options and own.launcher != "slurm":
         raise ValueError("--slurm-options go with --launcher slurm")
     if own.launcher == "slurm" and own.workers > 1:
@@ -288,8 +288,8 @@ def _value(name: str, written: list[Setting]) -> Any:
 
 def _defaults(fixed: list[Setting]) -> list[Setting]:
     """A sweep's own, below what a preset or the user says."""
-    preset = next((str(one(s, "a preset's name or file")) for s in reversed(fixed) if s.name == "config"), None)
-    said = {s.name.replace("no_", "", 1) for s in fixed + (read_preset(preset) if preset else [])}
+    preset = next((config.preset_of(s) for s in reversed(fixed) if s.name == "config"), None)
+    said = {s.name.replace("no_", "", 1) for s in fixed + ([] if preset is None else read_preset(preset))}
     return [Setting(name, [value], name) for name, value in DEFAULTS.items() if name not in said]
 
 

@@ -1,13 +1,14 @@
 """This machine and this process: devices, the compile cache, signals, versions."""
 
 import contextlib
+import gc
 import os
 import platform
 import shutil
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from importlib import metadata, util
 from pathlib import Path
 from typing import Any
@@ -94,15 +95,25 @@ def use_compile_cache(on_device: bool) -> Path | None:
         return None
     folder = jax.config.values["jax_compilation_cache_dir"]
     if not folder:
-        folder = str(Path(CACHE).expanduser())
         try:
+            folder = str(Path(CACHE).expanduser())
             os.makedirs(folder, exist_ok=True)
-        except OSError:
+        except (OSError, RuntimeError):  # RuntimeError: this user has no home
             return None
         jax.config.update("jax_compilation_cache_dir", folder)
     if "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in os.environ:
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     return Path(folder)
+
+
+def forget(envs: Iterable[Any]) -> None:
+    """Drops what was compiled, and after that the pools of these environments, whose addresses were in it."""
+    import jax
+
+    jax.clear_caches()
+    gc.collect()
+    for env in envs:
+        env.close()
 
 
 def entries(cache: Path | None) -> int:

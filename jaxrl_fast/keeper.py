@@ -36,6 +36,10 @@ class Keeper:
         """Checkpoints written so far, in all processes of the run."""
         return self.saver.num_written
 
+    def has(self, env_steps: int) -> bool:
+        """The checkpoint of this moment is on the disk."""
+        return self.last == self.saver.folder(env_steps)
+
     def due(self) -> bool:
         """By the clock."""
         return self.pace.over() and not self.saver.busy

@@ -105,13 +105,13 @@ def read(folder: Path) -> Sweep:
 def _again(asked: grid.Request, folder: Path) -> Sweep:
     """The same sweep, in the folder that it has. ValueError where it is another."""
     if not (folder / LAYOUT).is_file():
-        raise ValueError(f"the folder {folder} exists already and holds no sweep; choose another --name")
+        raise ValueError(f"the folder {folder} exists already and holds no sweep; choose another {_way(asked)}")
     before = read(folder)
     now, then = list(_flat(asked.groups)), list(_flat(before.groups.values()))
     if now != then or before.scale != asked.own.scale:
         names = [name for name in now[0] if {str(m[name]) for m in now} != {str(m.get(name)) for m in then}]
         what = f" ({', '.join(names[:3])} differ)" if names else ""
-        raise ValueError(f"{folder} is the folder of another sweep{what}; choose another --name")
+        raise ValueError(f"{folder} is the folder of another sweep{what}; choose another {_way(asked)}")
     ours = iter([(group, member) for group in asked.groups for member in group.members])
     groups = {}
     for name, old in before.groups.items():
@@ -148,7 +148,7 @@ def _make(asked: grid.Request, groups: dict[str, Group], folder: Path | None) ->
         except OSError as error:
             raise ValueError(f"the folder {chosen} cannot be made ({error.strerror}); choose another") from error
     else:
-        raise ValueError(f"the folder {chosen} exists already; choose another --name")
+        raise ValueError(f"the folder {chosen} exists already; choose another {_way(asked)}")
     sweep = Sweep(chosen, groups, asked.columns, asked.own.scale, asked.base_num_envs)
     content = {
         "columns": list(sweep.columns),
@@ -186,6 +186,11 @@ def _named(columns: tuple[str, ...], groups: list[Group]) -> Iterator[tuple[str,
         for column, value in grid.values_of(group, group.members[0], shared).items():
             name += re.sub(r"[^\w.-]+", "-", f"_{column.removeprefix('agent.')}-{value}")
         yield name[:80], group
+
+
+def _way(asked: grid.Request) -> str:
+    """The option by which its folder is chosen."""
+    return "--sweep-dir" if asked.own.sweep_dir else "--name"
 
 
 def _chosen_folder(asked: grid.Request) -> Path | None:

@@ -201,7 +201,7 @@ def _scores(valid: Array, over: Array, score: Array, length: Array) -> Metrics:
         "return_sum": jnp.where(over, score, 0.0).sum(),
         "return_min": jnp.where(over, score, jnp.inf).min(),
         "return_max": jnp.where(over, score, -jnp.inf).max(),
-        "length_sum": jnp.where(over, length, 0).sum(),
+        "length_sum": jnp.where(over, length, 0).astype(jnp.float32).sum(),  # past int32, if many end at once
     }
 
 

@@ -147,7 +147,7 @@ RANGES = {
     **dict.fromkeys(("agent.batch_size", "agent.n_step"), COUNT),
     **dict.fromkeys(("agent.target_period", "agent.epsilon_steps"), Range(1, MOST_COUNTED)),
     "agent.learning_starts": Range(0, MOST_COUNTED),
-    "agent.capacity": Range(1, LAST_SEED),
+    "agent.capacity": Range(1, 2**30),  # places are int32, and so is the sum of two
     "agent.target_step_size": Range(0, 1, above=True),
     "agent.num_atoms": Range(2, 2**16),
     "agent.munchausen_clip": Range(-math.inf, 0),

@@ -4,6 +4,7 @@ import dataclasses
 from datetime import datetime
 from importlib import util
 from pathlib import Path
+from shlex import quote
 from typing import Any, NamedTuple
 
 from jaxrl_fast import config, host
@@ -112,6 +113,7 @@ def check(settings: config.Settings, members: tuple[Member, ...] = ()) -> Plan:
     if saved and done > num_updates:
         steps = saved.manifest["env_steps"]
         raise ValueError(f"--total-steps {options.total_steps}: this run has made {steps} steps already")
+    check_unsolved(options, saved)
     make = lambda agent_config: algorithm.make(agent_config, env.spec, num_updates)
     varied = vary(members, make, settings.agent) if members else None
     if saved:  # what does not fit is refused before anything is compiled
@@ -133,6 +135,16 @@ def check(settings: config.Settings, members: tuple[Member, ...] = ()) -> Plan:
         varied,
         in_turn,
     )
+
+
+def check_unsolved(options: config.Options, saved: Any) -> None:
+    """A run that stops when solved, and is, has nothing to do with more steps."""
+    longer = saved is not None and options.total_steps != saved.manifest["config"]["total_steps"]
+    if longer and options.stop_when_solved and all(saved.manifest["host"]["scores"]["solved"]):
+        raise ValueError(
+            f"--total-steps {options.total_steps}: this run stops when it is solved, and it is; "
+            "--no-stop-when-solved trains on"
+        )
 
 
 def check_services(options: config.Options) -> None:
@@ -264,13 +276,19 @@ def make_folder(settings: config.Settings, env: Any) -> Path:
         except OSError as error:
             reason = f"cannot be made ({error.strerror})"
             raise ValueError(f"the run folder {folder} {reason}; choose another --run-dir") from error
-    raise ValueError(f"the run folder {chosen or ours} exists already; choose another --run-dir or --name")
+    raise ValueError(there_already(folder))
 
 
 def check_folder(folder: Path | None) -> None:
     """Refuses what can be refused before anything is imported."""
     if folder is not None and exists(folder):
-        raise ValueError(f"the run folder {folder} exists already; choose another --run-dir or --name")
+        raise ValueError(there_already(folder))
+
+
+def there_already(folder: Path) -> str:
+    """Of a run's folder."""
+    on = f", or go on with it by --resume {quote(str(folder))}" if (folder / config.CONFIG).is_file() else ""
+    return f"the run folder {folder} exists already; choose another --run-dir or --name{on}"
 
 
 def exists(folder: Path) -> bool:

@@ -16,24 +16,41 @@ COUNT, SUM = "gradient_steps", "_sum"  # beside the one, metrics with the other 
 class Ledger:
     """Takes updates in chunks of any length and gives them out in records of one length.
 
-    So what is written depends on the updates alone, not on how fast they came.
+    So what is written depends on the updates alone, not on how fast they came. With `most`, whole chunks are let go
+    that so many newer updates make old.
     """
 
-    def __init__(self, length: int):
-        self.length = length
-        self.rows: dict[str, np.ndarray] = {}
+    def __init__(self, length: int, most: float = math.inf):
+        self.length, self.most = length, most
+        self.chunks: deque[Rows] = deque()
+        self.available = 0  # updates in all chunks
 
     def add(self, rows: Rows) -> None:
-        self.rows = {k: np.concatenate([self.rows[k], x], axis=1) for k, x in rows.items()} if self.rows else dict(rows)
+        self.chunks.append(rows)
+        self.available += _width(rows)
+        while self.available - _width(self.chunks[0]) >= self.most:
+            self.available -= _width(self.chunks.popleft())
+
+    @property
+    def rows(self) -> dict[str, np.ndarray]:
+        """All that is left, in one; empty where nothing is."""
+        if len(self.chunks) > 1:
+            names = self.chunks[0]
+            self.chunks = deque([{k: np.concatenate([c[k] for c in self.chunks], axis=1) for k in names}])
+        return dict(self.chunks[0]) if self.available else {}
 
     def take(self, everything: bool = False) -> Iterator[Rows]:
         """Whole records, and with `everything` the shorter one that is left."""
-        while self.rows:
-            available = next(iter(self.rows.values())).shape[1]
-            if available < self.length and not (everything and available):
-                return
-            yield {k: x[:, : self.length] for k, x in self.rows.items()}
-            self.rows = {k: x[:, self.length :] for k, x in self.rows.items()}
+        while self.available >= self.length or everything and self.available:
+            rows = self.rows
+            self.chunks = deque([{k: x[:, self.length :] for k, x in rows.items()}])
+            self.available = _width(self.chunks[0])
+            yield {k: x[:, : self.length] for k, x in rows.items()}
+
+
+def _width(rows: Rows) -> int:
+    """Updates."""
+    return next(iter(rows.values())).shape[1]
 
 
 class Window:

@@ -4,6 +4,7 @@ import json
 import secrets
 import time
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from jaxrl_fast import __version__, config, host, sinks
@@ -48,7 +49,7 @@ def announce(plan: Plan, terminal: sinks.Terminal) -> None:
         terminal.say(f"memory  {plan.needs}")
     if options.resume:
         terminal.say(f"resume  {_from_where(plan)}")
-    watch = f"   watch: uvx tensorboard --logdir {plan.folder.parent}" if options.tensorboard else ""
+    watch = f"   watch: uvx tensorboard --logdir {quote(str(plan.folder.parent))}" if options.tensorboard else ""
     terminal.say(f"run  {plan.folder}{watch}")
     if host.gpu_unused():
         host.warn('there is a GPU, but JAX uses the CPU; pip install "jax[cuda12]"')
@@ -124,7 +125,7 @@ def summarise(trainer: "Trainer") -> dict[str, Any]:
     """What summary.json holds. Times are seconds; env_steps are those of one seed, env_steps_per_s those of all."""
     import numpy as np
 
-    from jaxrl_fast import population
+    from jaxrl_fast import keeper, population
 
     plan, options = trainer.plan, trainer.options
     steps = trainer.env_steps
@@ -132,7 +133,7 @@ def summarise(trainer: "Trainer") -> dict[str, Any]:
     per_seed = results.finals()
     finals = [mean for mean in per_seed if mean is not None]
     last = results.evaluations[-1] if results.evaluations else {}
-    best = results.best()
+    best = _best(plan.folder / keeper.FOLDER, results.best())
     solved = [s for s in results.solved if s is not None]
     all_solved = len(solved) == options.num_seeds
     return {
@@ -184,11 +185,21 @@ def summarise(trainer: "Trainer") -> dict[str, Any]:
     }
 
 
+def _best(checkpoints: Path, known: dict[str, Any]) -> dict[str, Any]:
+    """The best evaluation: of those that are known, or that of a run before it was made longer, if it was better."""
+    from jaxrl_fast import checkpoint
+
+    marked = checkpoint.marked(checkpoints)
+    if marked is None or known and known["eval_return_mean"] >= marked[1]:
+        return known
+    return {"env_steps": checkpoint.env_steps(marked[0]), "eval_return_mean": marked[1]}
+
+
 def way_on(trainer: "Trainer") -> str:
     """The command that goes on with a run which has ended; none for one that ended because it was solved."""
     if not trainer.keeper.last or not isinstance(trainer.options.env, str):
         return ""
-    command = f"{config.PROGRAM} --resume {trainer.plan.folder}"
+    command = f"{config.PROGRAM} --resume {quote(str(trainer.plan.folder))}"
     if trainer.status == "stopped":
         return command
     complete = trainer.status == "done" and trainer.finished == trainer.plan.num_updates

@@ -8,6 +8,7 @@ import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from jaxrl_fast import config, grid, host, report, sinks
@@ -149,13 +150,16 @@ def as_markdown(sweep: Sweep, table: Sequence[Row], pictures: Sequence[str]) -> 
     lines += [*_table(sweep, table), ""]
     lines += [f"![{Path(name).stem.replace('_', ' ')}]({name})\n" for name in pictures]
     wrong = [r for r in table if r["status"] != "done"]
+    again = f"{config.SWEEP} --resume {quote(str(sweep.folder))}"
     if wrong:
         lines += ["## Not done", ""]
         named = lambda r: grid.words({c: r[c] for c in (*sweep.columns, "seed")})
         lines += [f"- {named(r)}: {r['status']}{': ' + r['failure'] if r['failure'] else ''}" for r in wrong]
+        if any(r["status"] == "failed" for r in wrong):
+            lines += ["", f"Once more what failed: `{again} --retry`."]
         lines.append("")
     device = next((s["device"] for g in sweep.groups if (s := summary(sweep.folder / g))), host.device())
-    lines.append(f"Made on {device}. Again: `{config.SWEEP} --resume {sweep.folder}`; all of it: {TABLE}.")
+    lines.append(f"Made on {device}. Again: `{again}`; all of it: {TABLE}.")
     return "\n".join(lines) + "\n"
 
 

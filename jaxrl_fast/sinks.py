@@ -68,6 +68,7 @@ class JsonLines:
         assert not size or path.stat().st_size >= size, "bytes that were never written"
         self.size = self.file.truncate(size or 0)
         self.waiting = b""
+        self.num_failures = 0  # since something was written
 
     def write(self, records: Sequence[Record]) -> None:
         lines = "".join(json.dumps(r, allow_nan=False) + "\n" for r in records)
@@ -91,9 +92,10 @@ class JsonLines:
             if written < len(self.waiting):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError:
+            self.num_failures += 1
             self.file.truncate(self.size)
             raise
-        self.size, self.waiting = self.size + written, b""
+        self.size, self.waiting, self.num_failures = self.size + written, b"", 0
 
 
 class TensorBoard:
@@ -202,7 +204,9 @@ class Rich:
 
     def progress(self, line: str, fraction: float) -> None:
         with contextlib.suppress(OSError):
-            self.bar.start()
+            if not self.bar.live.is_started:
+                self.bar.start()
+                self.console.show_cursor()  # whatever ends the process leaves the terminal as it was
             self.bar.update(self.task, completed=fraction)
             self.console.print(line, markup=False, no_wrap=True, overflow="ellipsis", crop=True)
 

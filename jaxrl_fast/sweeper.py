@@ -6,12 +6,13 @@ one sweep, and what a killed one leaves is taken up by the next.
 
 import contextlib
 import dataclasses
-import gc
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from jaxrl_fast import __version__, config, host, plan, report, sinks, slurm
@@ -20,7 +21,7 @@ from jaxrl_fast.layout import FAILED, Sweep, read
 
 # In another process:
 ALONE = "import sys; from jaxrl_fast import command, sweeper; command.start(lambda: sweeper.work_alone(sys.argv[1]))"
-NOT_BEGUN = "not begun"
+WATCH_S = 1.0  # between looks at what other processes have done
 
 
 class Progress:
@@ -47,16 +48,20 @@ def execute(sweep: Sweep) -> int:
             jobs = slurm.submit(sweep.folder, unfinished(sweep), sweep.own.slurm_options)
             terminal.say(f"{len(jobs)} jobs submitted; each writes {sweep.folder / results.TABLE} anew at its end")
             return 0
-        signal, lost = share(sweep) if sweep.own.workers > 1 else work(sweep, terminal)
-        for line in if_there_is_room(results.write, sweep) or ():
+        signal, lost = (share if sweep.own.workers > 1 else work)(sweep, terminal)
+        written = if_there_is_room(results.write, sweep)
+        for line in written or ():
             terminal.say(line)
+        again = f"{config.SWEEP} --resume {quote(str(sweep.folder))}"
         left = unfinished(sweep)
         if left:
-            terminal.say(f"  {len(left)} programs are left; go on  {config.SWEEP} --resume {sweep.folder}")
+            terminal.say(f"  {len(left)} programs are left; go on  {again}")
         wrong = {name: why for name in sweep.groups if (why := failure(sweep.folder / name))}
         for name, why in wrong.items():
-            print(f"error: {name}: {why}", file=sys.stderr)
-        return 128 + signal if signal else 1 if wrong or lost else 0
+            host.tell(f"error: {name}: {why}")
+        if any((sweep.folder / name / FAILED).is_file() for name in wrong):
+            terminal.say(f"  try what failed once more  {again} --retry")
+        return 128 + signal if signal else 1 if wrong or lost or written is None else 0
     finally:
         terminal.close()
 
@@ -77,11 +82,11 @@ def announce(sweep: Sweep, terminal: sinks.Terminal) -> None:
 def work(sweep: Sweep, terminal: sinks.Terminal) -> tuple[int | None, int]:
     """Runs what nobody else has run or is running, a group after the other.
 
-    The signal that stopped it, and how many could not be begun.
+    The signal that stopped it, and how many are not on the disk.
     """
     from jaxrl_fast import results
 
-    num_not_begun = 0
+    lost = 0
     for i, (name, group) in enumerate(sweep.groups.items()):
         members = f"{len(group.members)} members" if len(group.members) > 1 else "1 member"
         begin = lambda name=name, i=i, members=members: terminal.say(f"{i + 1}/{len(sweep.groups)}  {name} · {members}")
@@ -90,10 +95,10 @@ def work(sweep: Sweep, terminal: sinks.Terminal) -> tuple[int | None, int]:
             continue
         if_there_is_room(results.write_table, sweep)
         if outcome["signal"]:
-            return outcome["signal"], num_not_begun
-        num_not_begun += outcome["words"] == NOT_BEGUN
+            return outcome["signal"], lost
+        lost += outcome["lost"]
         terminal.say(f"     {outcome['words']}")
-    return None, num_not_begun
+    return None, lost
 
 
 def if_there_is_room(write: Callable[[Sweep], Any], sweep: Sweep) -> Any:
@@ -117,7 +122,7 @@ def attempt(folder: Path, group: Group, terminal: sinks.Terminal, begin: Any) ->
         return None
     except OSError as error:  # no room, or no right to: it is tried again when the sweep goes on
         host.warn(f"{folder} cannot be written to ({error.strerror}); --resume tries it again")
-        return {"signal": None, "words": NOT_BEGUN}
+        return {"signal": None, "lost": True, "words": "not begun"}
     ended: list[Any] = []  # environments whose programs have run to their end
     try:
         if finished(folder):  # since we looked
@@ -133,31 +138,19 @@ def attempt(folder: Path, group: Group, terminal: sinks.Terminal, begin: Any) ->
         said = outcome.summary
         speed = f"{sinks.short(said['env_steps_per_s'])} steps/s" if said["env_steps_per_s"] else ""
         score = [] if said["final_return_iqm"] is None else [f"return {said['final_return_iqm']:.1f}"]
-        words = " · ".join([said["status"], sinks.seconds(said["train_time_s"]), speed, *score])
-        return {"signal": outcome.signal or outcome.asked, "words": words}
+        unwritten = [f"{outcome.unwritten} could not be written"] if outcome.unwritten else []
+        words = " · ".join([said["status"], sinks.seconds(said["train_time_s"]), speed, *score, *unwritten])
+        return {"signal": outcome.signal or outcome.asked, "lost": bool(unwritten), "words": words}
     except Exception as error:
         if type(error).__name__ == "UncompletedJobError":  # submitit: the job's time is over, not the program's
             raise
         text = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
         with contextlib.suppress(OSError):  # no room: it is tried again when the sweep goes on
             (folder / FAILED).write_text(json.dumps({"failure": text}) + "\n", encoding="utf-8")
-        return {"signal": None, "words": f"failed: {text}"}
+        return {"signal": None, "lost": False, "words": f"failed: {text}"}
     finally:
         lock.release()
-        forget(ended)
-
-
-def forget(ended: list[Any]) -> None:
-    """Drops what was compiled, and after that the pools whose addresses were in it.
-
-    Where a run failed a program may still be under way, so its pools are not among those that have `ended`.
-    """
-    import jax
-
-    jax.clear_caches()
-    gc.collect()
-    for env in ended:
-        env.close()
+        host.forget(ended)  # where a run failed a program may still be under way, so its pools stay
 
 
 def attempt_by_name(folder: str, name: str) -> str:
@@ -171,8 +164,16 @@ def attempt_by_name(folder: str, name: str) -> str:
     return outcome["words"] if outcome else "nothing to do"
 
 
-def share(sweep: Sweep) -> tuple[int | None, int]:
+def share(sweep: Sweep, terminal: sinks.Terminal) -> tuple[int | None, int]:
     """Several processes of this sweep at once, until all have ended. The signal that stopped them; how many died."""
+    told = set(sweep.groups) - set(unfinished(sweep))
+
+    def tell() -> None:
+        for name in sweep.groups.keys() - told - set(unfinished(sweep)):
+            told.add(name)
+            how = summary(sweep.folder / name).get("status", "failed")
+            terminal.say(f"{len(told)}/{len(sweep.groups)}  {name} · {how}")
+
     command = [sys.executable, "-c", ALONE, str(sweep.folder)]
     processes: list[subprocess.Popen] = []
     stopped: list[int] = []
@@ -185,8 +186,10 @@ def share(sweep: Sweep) -> tuple[int | None, int]:
     with host.stop_signals(stop):
         while len(processes) < sweep.own.workers and not stopped:
             processes.append(subprocess.Popen(command, start_new_session=True))
-        for process in processes:
-            process.wait()
+        while any(process.poll() is None for process in processes):
+            tell()
+            time.sleep(WATCH_S)
+    tell()
     lost = 0 if stopped else sum(process.returncode != 0 for process in processes)
     if lost:
         host.warn(f"{lost} of {len(processes)} workers ended before their work was done")
@@ -197,8 +200,8 @@ def work_alone(folder: str) -> int:
     """What one of several processes does. Its exit status."""
     sweep = read(Path(folder))
     offer_devices(group.settings for group in sweep.groups.values())
-    signal, num_not_begun = work(sweep, sinks.Quiet())
-    return 128 + signal if signal else 1 if num_not_begun else 0
+    signal, lost = work(sweep, sinks.Quiet())
+    return 128 + signal if signal else 1 if lost else 0
 
 
 def unfinished(sweep: Sweep) -> list[str]:

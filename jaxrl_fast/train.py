@@ -4,10 +4,9 @@ From here a run goes through `config` (what was asked for), `plan` (is it possib
 (what is left of it). The command line is read before jax is imported, which is why these import it in functions.
 """
 
-import sys
 from collections.abc import Sequence
 
-from jaxrl_fast import command, config, plan, trainer
+from jaxrl_fast import command, config, host, plan, trainer
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -19,9 +18,12 @@ def execute(ready: plan.Plan) -> int:
     """Runs it. Returns the exit status."""
     outcome = trainer.execute(ready)
     if outcome.failure:
-        print(f"error: {outcome.failure}", file=sys.stderr)
-        return 1
-    return 128 + outcome.signal if outcome.signal else 0
+        host.tell(f"error: {outcome.failure}")
+    if outcome.unwritten:
+        host.tell(f"error: {outcome.folder}: {outcome.unwritten} could not be written")
+    if outcome.signal and not outcome.failure:
+        return 128 + outcome.signal
+    return 1 if outcome.failure or outcome.unwritten else 0
 
 
 if __name__ == "__main__":

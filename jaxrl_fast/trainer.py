@@ -18,6 +18,7 @@ from jaxrl_fast.spelling import why
 TIMES = ("train", "compile", "eval", "idle", "save")  # seconds, in all processes of a run
 NUM_RECORDS = 500  # lines of metrics.jsonl for each seed, unless told
 CHUNK_S = 0.5  # what a chunk aims at: short enough to stop at once, long enough that the host costs nothing
+MOST_SHOWN = 100_000  # updates that a line on the terminal is about
 GROWTH = 8  # of a chunk's length from one to the next
 
 
@@ -30,6 +31,7 @@ class Outcome(NamedTuple):
     signal: int | None  # what stopped it
     failure: str  # why it could not go on, in a sentence
     asked: int | None = None  # a signal that came, perhaps too late to stop it
+    unwritten: str = ""  # what of it is not on the disk, for a sentence
 
 
 class Chunk(NamedTuple):
@@ -64,7 +66,7 @@ class Trainer:
         self.scores = scores.Scores(labels, self.record_length, plan.steps_per_update, self.options.solved)
         self.keeper = keeper.Keeper(plan, self.scores)
         self.play = play.Evaluator(plan.eval_env, plan.agent, self.seeds, self.options.eval_episodes, plan.varied)
-        self.screen = population.Ledger(sys.maxsize)  # since the last line on the terminal
+        self.screen = population.Ledger(sys.maxsize, MOST_SHOWN)  # since the last line on the terminal
         self.queue: deque[Chunk] = deque()
         self.sinks: list[sinks.Sink] = []
         self.dispatched = self.finished = 0  # updates
@@ -77,10 +79,15 @@ class Trainer:
         self.asked: int | None = None  # the same, even where it came too late to stop anything
         self.failure = ""
         self.status = "failed"
+        self.unwritten: list[str] = []  # of what a run leaves behind
 
     def run(self) -> Outcome:
-        report.announce(self.plan, self.terminal)
-        report.write_config(self.plan)
+        try:
+            report.announce(self.plan, self.terminal)
+            report.write_config(self.plan)
+        except BaseException:
+            self.plan.lock.release()
+            raise
         try:
             self.open()
             self.compile()
@@ -93,8 +100,11 @@ class Trainer:
         finally:
             self.close()
         self.say_done()
+        if not (self.keeper.has(self.env_steps) or self.failure or self.exact and self.signal):
+            self.unwritten.insert(0, "its last checkpoint")
         learner = self.program.learner(self.state)
-        return Outcome(self.plan.folder, self.summary, learner, self.signal, self.failure, self.asked)
+        unwritten = " and ".join(self.unwritten)
+        return Outcome(self.plan.folder, self.summary, learner, self.signal, self.failure, self.asked, unwritten)
 
     def open(self) -> None:
         """Makes what environments there are on the host, before they are compiled for."""
@@ -274,7 +284,10 @@ class Trainer:
             self.sinks.remove(sink)
         elif not isinstance(error, OSError):
             raise error
-        host.warn(f"{type(sink).__name__} cannot be written ({why(error)}); training goes on")
+        elif self.lines.num_failures > 1:  # it has been said
+            return
+        name = report.METRICS if sink is self.lines else type(sink).__name__
+        host.warn(f"{name} cannot be written ({why(error)}); training goes on")
 
     def diverge(self, member: int, what: str, env_steps: int) -> None:
         """Numbers that are not finite stop the run; with `on_nonfinite` "continue" only when no seed is left."""
@@ -374,15 +387,18 @@ class Trainer:
         self.await_keeper()
         self.summary = report.summarise(self)
         text = json.dumps(self.summary, indent=2, allow_nan=False) + "\n"
-        actions = [sink.close for sink in self.sinks]
-        actions.append(lambda: checkpoint.replace(self.plan.folder / report.SUMMARY, text))
+        names = [report.METRICS if sink is self.lines else type(sink).__name__ for sink in self.sinks]
+        actions = list(zip(names, [sink.close for sink in self.sinks]))
+        actions.append((report.SUMMARY, lambda: checkpoint.replace(self.plan.folder / report.SUMMARY, text)))
         if self.scores.recorded:
-            actions.append(lambda: report.picture(self.plan.folder).savefig(self.plan.folder / report.CURVE))
-        for action in actions:
+            draw = lambda: report.picture(self.plan.folder).savefig(self.plan.folder / report.CURVE)
+            actions.append((report.CURVE, draw))
+        for name, action in actions:
             try:
                 action()
             except Exception as error:  # also what a logging service or matplotlib raises
-                host.warn(f"the end of the run could not be written ({why(error)})")
+                host.warn(f"the end of {name} could not be written ({why(error)})")
+                self.unwritten += [name] if name in (report.METRICS, report.SUMMARY) else []
 
     def say_done(self) -> None:
         summary = self.summary

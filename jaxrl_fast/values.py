@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from jaxrl_fast.options import RANGES, SWITCHES
 from jaxrl_fast.spelling import nearest, parse_float, parse_int, parse_period
-from jaxrl_fast.written import Setting, one
+from jaxrl_fast.written import Setting, in_front, one
 
 WORDS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 
@@ -23,7 +23,7 @@ def convert(kind: Any, setting: Setting) -> Any:
     if kind in SWITCHES and not setting.values:
         return True
     if kind in SWITCHES and setting.said.startswith("--") and len(setting.values) > 1:
-        raise ValueError(f"{setting.said} takes no value; what is {setting.values[0]!r}?")
+        raise ValueError(f"{setting.said} takes no value; what is {setting.values[0]!r}?{in_front(setting)}")
     wanted = _wanted(kind)
     return _convert_one(kind, setting, one(setting, wanted))
 
@@ -56,7 +56,8 @@ def _convert_one(kind: Any, setting: Setting, value: Any) -> Any:
         except ValueError:
             continue
     near = nearest(str(value), typing.get_args(kind)) if typing.get_origin(kind) is Literal else ""
-    raise ValueError(f"{setting.said}: {value!r} is not {_wanted(kind)}{near}")
+    where = in_front(setting) if kind in SWITCHES else ""
+    raise ValueError(f"{setting.said}: {value!r} is not {_wanted(kind)}{near}{where}")
 
 
 def _cast(kind: Any, value: Any) -> Any:

@@ -120,7 +120,10 @@ def run(saved: Any, renderer: Any, options: Options) -> Video:
     returns: list[float] = []
     write = write_mp4 if path.suffix.lower() == ".mp4" else write_gif
     fps = options.fps or renderer.fps
-    return Video(path, returns, write(path, frames(saved, renderer, options, fps, returns), fps))
+    num_frames = write(path, frames(saved, renderer, options, fps, returns), fps)
+    if not saved.env.on_device:
+        host.forget([saved.env])
+    return Video(path, returns, num_frames)
 
 
 def frames(saved: Any, renderer: Any, options: Options, fps: int, returns: list[float]) -> Iterator[Frame]:

@@ -19,8 +19,11 @@ def tokenise(argv: Sequence[str]) -> tuple[list[str], list[Setting]]:
     """The words before the first option, and the options with their values. `-` and `_` are the same in names."""
     positional: list[str] = []
     settings: list[Setting] = []
-    for word in argv:
+    for i, word in enumerate(argv):
         _check_line(word)
+        if word == "--":  # words follow, whatever they look like
+            positional += argv[i + 1 :]
+            break
         if word.startswith("-") and word[1:2].isalpha() or word.startswith("--"):
             name, equals, value = word.partition("=")
             bare = name.removeprefix("-" if name == "-h" else "--")
@@ -68,6 +71,8 @@ def read_preset(name: str) -> list[Setting]:
     content = {key: value for key, value in content.items() if key != "made"}
     if "config" in content:
         raise ValueError(f"{path}: a preset cannot name another one (config: {content['config']})")
+    if "resume" in content:
+        raise ValueError(f"{path}: a preset cannot name a run to go on with; --resume {content['resume']} does")
     return from_mapping(content, lambda key: f"{key} in {path}")
 
 
@@ -107,7 +112,12 @@ def one(setting: Setting, wanted: str) -> Any:
         return setting.values[0]
     if not setting.values:
         raise ValueError(f"{setting.said} wants a value: {wanted}")
-    raise ValueError(f"{setting.said} takes one value; {setting.values[1]!r} is one too many")
+    raise ValueError(f"{setting.said} takes one value; {setting.values[1]!r} is one too many{in_front(setting)}")
+
+
+def in_front(setting: Setting) -> str:
+    """On a command line: where what seems to be an option's value has its place if it is none."""
+    return "; what belongs to no option comes before them all" if setting.said.startswith("--") else ""
 
 
 def listed(names: Iterable[str]) -> str:

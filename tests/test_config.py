@@ -260,8 +260,8 @@ MISTAKES = [
     ("dqn --agent.capacity 10k --num-envs 4096", ["capacity 10000", "4096 environments", "at least 12288"]),
     ("dqn --agent.capacity 10k --agent.n-step 20k", ["capacity 10000", "n_step 20000", "at least"]),
     (
-        "dqn --env Breakout-MinAtar --agent.capacity 2e9",
-        ["capacity 2000000000", "GB", "the largest capacity that fits is"],
+        "dqn --env Breakout-MinAtar --agent.capacity 1e9",
+        ["capacity 1000000000", "GB", "the largest capacity that fits is"],
     ),
     ("dqn --agent.n-step 0", ["--agent.n-step", "at least 1"]),
     ("dqn --agent.num-atoms 1", ["--agent.num-atoms", "at least 2"]),
@@ -272,6 +272,7 @@ MISTAKES = [
     ("dqn --agent.target-period 0", ["--agent.target-period", "at least 1"]),
     ("dqn --agent.target-step-size 1.5", ["--agent.target-step-size", "at most 1"]),
     ("dqn --agent.epsilon-end 2", ["--agent.epsilon-end", "at most 1"]),
+    ("dqn --agent.capacity 2e9", ["--agent.capacity", "at most 1073741824"]),
     ("dqn --agent.epsilon-steps 2e9", ["--agent.epsilon-steps", "at most 1073741824"]),
     ("dqn --agent.learning-starts -1", ["--agent.learning-starts", "at least 0"]),
     ("dqn --agent.munchausen-clip 1", ["--agent.munchausen-clip", "at most 0"]),
@@ -294,6 +295,11 @@ MISTAKES = [
     ("ppo --keep 0", ["--keep", "at least 1"]),
     ("ppo --on-nonfinite ignore", ["--on-nonfinite", "'stop' or 'continue'"]),
     ("--resume", ["--resume wants a value"]),
+    ("--resume=", ["--resume wants a run's folder, and '' is none"]),
+    ("--config goes_on.yaml", ["goes_on.yaml: a preset cannot name a run to go on with; --resume a_run does"]),
+    ("--seed 3 ppo", ["'ppo' is one too many; what belongs to no option comes before them all"]),
+    ("--agent.anneal ppo", ["'ppo' is not true or false; what belongs to no option comes before them all"]),
+    ("ppo --run-dir a_run", ["a_run exists already", "or go on with it by --resume a_run"]),
     ("--resume nowhere", ["--resume nowhere", "no config.yaml"]),
     ("--resume a_rum", ["did you mean a_run?"]),
     ("--resume broken_run", ["broken_run/config.yaml line 2", "not readable as YAML"]),
@@ -317,6 +323,7 @@ FILES = {
     "a_list.yaml": "- 1\n- 2\n",
     "flat_agent.yaml": "agent: 3\n",
     "unknown_algo.yaml": "algo: sarsa\n",
+    "goes_on.yaml": "resume: a_run\nseed: 3\n",
 }
 
 
@@ -356,6 +363,23 @@ def test_what_no_file_holds_is_no_option_of_an_environment(value, kind, tmp_path
     with pytest.raises(ValueError, match=rf"^env_options: x is of type {kind}, and only numbers.*env=MyEnv\(x=...\)$"):
         jaxrl_fast.fit(algo="ppo", env_options={"x": value}, run_dir=str(tmp_path / "run"))
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("train_with", [jaxrl_fast.fit, jaxrl_fast.sweep])
+def test_a_preset_from_python_is_a_name_or_a_file(train_with, place, monkeypatch):
+    monkeypatch.chdir(place)
+    with pytest.raises(ValueError, match="there is no preset '', neither shipped nor as a file"):
+        train_with("")
+    with pytest.raises(ValueError, match=r"^config\b.*'ppo_acrobot'"):
+        train_with(["ppo_cartpole", "ppo_acrobot"])
+    with pytest.raises(ValueError, match="unknown algorithm 'sarsa'"):
+        train_with(place / "unknown_algo.yaml")
+    assert config.from_keywords(place / "a_run" / "config.yaml").preset == str(place / "a_run" / "config.yaml")
+
+
+def test_after_two_dashes_come_words(place, monkeypatch):
+    monkeypatch.chdir(place)
+    assert config.from_command_line(["--seed", "3", "--", "pqn"]).algo == "pqn"
 
 
 def test_what_a_file_holds_is_an_option_of_an_environment():

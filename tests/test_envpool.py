@@ -43,6 +43,7 @@ CASES = {  # id, options, protocol, steps
     "a number": ("FrozenLake-v1", {}, "", 60),
     "box2d": ("LunarLander-v3", {}, "", 150),
     "dm_control": ("CartpoleBalance-v1", {"max_episode_steps": 20}, "", 50),
+    "one part with a name": ("PandaPickCubeCartesian-v1", {"max_episode_steps": 20}, "", 50),
 }
 
 
@@ -102,6 +103,11 @@ def raw(case):
     return obs, rows
 
 
+def without_denormals(x):
+    """Compiled programs take these for 0."""
+    return np.where(np.abs(x) < np.finfo(x.dtype).tiny, 0, x) if x.dtype.kind == "f" else x
+
+
 @pytest.mark.parametrize("path", ["ffi", slow("callback")])
 @pytest.mark.parametrize("case", CASES)
 def test_every_row_is_that_of_envpools_own_api(case, path):
@@ -115,7 +121,8 @@ def test_every_row_is_that_of_envpools_own_api(case, path):
         theirs = np.eye(16)[theirs]
     elif game.env.spec.frame_stack:
         theirs = np.moveaxis(theirs, 2, -1)
-    jax.tree.map(lambda a, b: np.testing.assert_array_equal(a, b.astype(a.dtype)), ours, theirs)
+    compared = lambda a, b: np.testing.assert_array_equal(a, without_denormals(b.astype(a.dtype)))
+    jax.tree.map(compared, ours, theirs)
     reward, terminated, truncated = (np.stack([row[i] for row in rows]) for i in range(3))
     over = np.stack([row[3].get("terminated", np.zeros(NUM_ENVS)) for row in rows]) > 0
     if case == "dm_control":  # it pays for the first observation of an episode, which nobody has earned
@@ -536,7 +543,7 @@ def test_a_warning_is_seen_where_nothing_else_is_said(tmp_path, monkeypatch, cap
 )
 def test_evaluation_has_the_environments_that_were_asked_for(options, num_eval_envs):
     few = dict(env="envpool/CartPole-v1", num_envs=2, agent=dict(rollout_length=8, hidden=(8,), num_minibatches=1))
-    ready = plan.check(config.from_keywords("", algo="ppo", **few, **options))
+    ready = plan.check(config.from_keywords(algo="ppo", **few, **options))
     assert ready.eval_env.spec.num_envs == num_eval_envs
 
 
@@ -544,7 +551,7 @@ def test_no_pool_is_made_to_see_whether_a_run_is_possible():
     options = dict(env="envpool/CartPole-v1", num_envs=4, in_flight=2, agent=dict(rollout_length=8, hidden=(8,)))
     adapter.why_no_ffi()  # makes a pool of its own, once
     held = len(adapter.KEPT)
-    ready = plan.check(config.from_keywords("", algo="ppo", **options))
+    ready = plan.check(config.from_keywords(algo="ppo", **options))
     memory.in_between(ready.env, ready.agent)
     program.shapes(ready.env, ready.agent, 1)
     assert ready.needs.environments > 0 and len(adapter.KEPT) == held
@@ -713,6 +720,19 @@ def test_a_sweep_gives_up_its_pools_after_the_programs_that_know_them(tmp_path, 
 
 
 @pytest.mark.slow
+def test_what_is_done_again_and_again_in_a_notebook_keeps_no_emulators(tmp_path):
+    adapter.why_no_ffi()
+    options, held = SHORT | dict(algo="ppo", agent=AGENTS["ppo"], total_steps=32), len(adapter.KEPT)
+    for name in ("first", "second"):
+        run = jaxrl_fast.fit(**options, run_dir=str(tmp_path / name))
+        assert len(adapter.KEPT) == held
+        for _ in range(2):
+            assert run.evaluate(episodes=2)["eval_episodes"] >= 2
+            run.video(max_steps=3)
+            assert len(adapter.KEPT) == held
+
+
+@pytest.mark.slow
 def test_emulators_are_made_before_anything_is_compiled(tmp_path, monkeypatch, capsys):
     """So that the time of compiling is that of compiling. With new ones for each evaluation it has none before."""
     held, build = [], program.build
@@ -727,10 +747,10 @@ def test_emulators_are_made_before_anything_is_compiled(tmp_path, monkeypatch, c
     held.append(len(adapter.KEPT))
     jaxrl_fast.fit(**options, run_dir=str(tmp_path / "run"))
     out = capsys.readouterr().out
-    assert held[1] == held[0] + 2 == len(adapter.KEPT), "and none after that"
+    assert held[1] == held[0] + 2 and held[0] == len(adapter.KEPT), "given up at the end"
     assert 0 < out.index("making 8 environments ...") < out.index("made in ") < out.index("compiling ...")
     jaxrl_fast.fit(**options, exact_resume=True, run_dir=str(tmp_path / "exact"))
-    assert held[2] == held[1] + 1 and "making 4 environments ..." in capsys.readouterr().out
+    assert held[2] == held[0] + 1 and "making 4 environments ..." in capsys.readouterr().out
 
 
 @pytest.mark.slow

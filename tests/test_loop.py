@@ -112,6 +112,13 @@ def test_scores_lengths_and_valid_steps():
     np.testing.assert_array_equal(state.actors.length, 3)
 
 
+def test_lengths_add_up_past_int32():
+    """65,536 games of 40,000 steps that end at once: 2.6e9."""
+    over, length = np.ones(2**16, bool), np.full(2**16, 40_000)
+    found = loop._scores(over, jnp.array(over), jnp.zeros(2**16), jnp.array(length, jnp.int32))
+    assert float(found["length_sum"]) == pytest.approx(length.sum(dtype=np.int64), rel=1e-6)
+
+
 def test_no_game_ended_is_told_apart_from_a_score_of_zero():
     env = probes.constant_reward(3)
     agent = still(env, rollout_length=5)

@@ -234,8 +234,9 @@ def test_the_best_checkpoint_of_a_run_stays_when_that_goes_on(tmp_path, monkeypa
     fit(folder, keep=1)
     best = checkpoint.best(folder / keeper.FOLDER)
     assert best.name == "step-000000001600"
-    fit(folder, resume=str(folder), total_steps=3200)
+    longer = fit(folder, resume=str(folder), total_steps=3200).summary
     assert not scripted and checkpoint.best(folder / keeper.FOLDER) == best and checkpoint.read(best)
+    assert (longer["best_eval_return_mean"], longer["best_eval_env_steps"]) == (60.0, 1600)
 
 
 @pytest.mark.slow
@@ -251,6 +252,20 @@ def test_where_it_stops_when_solved_no_stop_changes(tmp_path, monkeypatch):
             fit(folder, **options | {"save_every": at})
         fit(folder, resume=str(folder))
         assert records(folder) == records(tmp_path / "whole"), at
+
+
+@pytest.mark.slow
+def test_a_solved_run_says_how_it_trains_on(tmp_path):
+    folder = tmp_path / "run"
+    options = dict(total_steps=6400, solved=5.0, stop_when_solved=True, eval_every=0, save_every=0, log_every=256)
+    solved = fit(folder, **options).summary["env_steps"]
+    assert fit(folder, resume=str(folder)).summary["env_steps"] == solved < 3200
+    with pytest.raises(
+        ValueError, match=r"^--total-steps 12800: this run stops when .* --no-stop-when-solved trains on"
+    ):
+        fit(folder, resume=str(folder), total_steps=12800)
+    on = fit(folder, resume=str(folder), total_steps=3200, stop_when_solved=False)
+    assert on.summary["env_steps"] == 3200
 
 
 def test_saved_by_the_clock_and_killed_it_ends_with_the_same_bits(tmp_path, monkeypatch, unbroken):
@@ -495,7 +510,7 @@ def test_a_disk_that_is_really_full_ends_no_run(tmp_path, unbroken):
     shutil.copytree(unbroken("pqn"), tmp_path / "whole")
     command = [sys.executable, "-c", FULL_DISK, *line_of("pqn", folder)]
     ended = subprocess.run(command, cwd=Path(__file__).parent.parent, capture_output=True, text=True)
-    assert (ended.returncode, ended.stderr) == (0, "")
+    assert (ended.returncode, ended.stderr) == (1, "")
     assert len(checkpoint.folders(folder / keeper.FOLDER)) == 2
     assert all(json.loads(text) for text in (folder / "metrics.jsonl").read_text().splitlines())
     assert fit(folder, resume=str(folder)).summary["status"] == "done"
@@ -540,7 +555,8 @@ def test_a_right_to_write_that_is_lost_ends_no_run(tmp_path, unbroken):
         assert locked.stat().st_mode & 0o777 == 0o500
         locked.chmod(0o700)
     saved = checkpoint.folders(folder / keeper.FOLDER)
-    assert ended.returncode == 0 and len(saved) == 2, ended.stderr
+    assert ended.returncode == 1 and len(saved) == 2, ended.stderr
+    assert ended.stderr.endswith(f"error: {folder}: its last checkpoint and summary.json could not be written\n")
     assert f"a checkpoint could not be written (Permission denied); the last one is {saved[-1]}" in ended.stderr
     assert fit(folder, resume=str(folder)).summary["status"] == "done"
     same(folder, tmp_path / "whole")

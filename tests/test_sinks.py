@@ -10,6 +10,8 @@ import types
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from scipy import stats
 
 from jaxrl_fast import config, curves, population, report, scores, sinks
@@ -84,6 +86,19 @@ def test_records_do_not_depend_on_the_chunks(chunks):
         start += length
     taken += [r["x"][0].tolist() for r in ledger.take(everything=True)]
     assert taken == [[0, 1, 2], [3, 4, 5], [6]]
+
+
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=30), st.integers(1, 40))
+def test_a_ledger_with_a_limit_lets_whole_chunks_go_that_others_make_old(chunks, most):
+    ledger, seen = population.Ledger(10**9, most), []
+    for length in chunks:
+        ledger.add({"x": np.arange(len(seen), len(seen) + length)[None]})
+        seen += range(len(seen), len(seen) + length)
+        held = sum(c["x"].shape[1] for c in ledger.chunks)
+        assert min(most, len(seen)) <= held < most + 9
+    (taken,) = ledger.take(everything=True)
+    assert taken["x"][0].tolist() == seen[-held:]
+    assert not list(ledger.take(everything=True))
 
 
 def test_the_window_holds_the_last_hundred_episodes():

@@ -181,6 +181,8 @@ MISTAKES = [
     ("--resume elsewhere", ["elsewhere/sweep.yaml is not what a sweep writes"]),
     ("ppo --name taken", ["taken", "holds no sweep"]),
     ("--resume nowhere", ["--resume nowhere", "no sweep"]),
+    ("--resume=", ["--resume wants a sweep's folder, and '' is none"]),
+    ("ppo --sweep-dir sweeps/taken", ["sweeps/taken", "choose another --sweep-dir"]),
     ("--resume broken", ["broken/sweep.yaml"]),
     ("--resume no_groups", ["no_groups/sweep.yaml is not what a sweep writes"]),
     ("--resume a_sweep --seed 0..9", ["--seed does not go with --resume"]),
@@ -190,7 +192,7 @@ MISTAKES = [
     ("ppo --num-envs 8,64 --agent.num-minibatches 1,3", ["num_envs 8, agent.num_minibatches 3", "3 minibatches"]),
     ("dqn --num-envs 8,4096 --agent.capacity 10k", ["num_envs 4096", "capacity 10000", "4096 environments"]),
     ("ppo --env CartPole-v1,CartPole-v2", ["env CartPole-v2", "CartPole-v1"]),
-    ("dqn --env Breakout-MinAtar --num-envs 8,16 --agent.capacity 2e9", ["num_envs 8", "largest capacity that fits"]),
+    ("dqn --env Breakout-MinAtar --num-envs 8,16 --agent.capacity 1e9", ["num_envs 8", "largest capacity that fits"]),
 ]
 
 
@@ -444,12 +446,12 @@ def test_a_sweep_of_an_object_goes_on_where_the_object_is_known(tmp_path, capsys
     """Nothing is marked as failed: by its text nobody can find it."""
     folder = tmp_path / "swept"
     options = dict(algo="ppo", env=CartPole, num_envs=[2, 4], sweep_dir=str(folder))
-    layout.prepare(grid.from_keywords("", **options))
+    layout.prepare(grid.from_keywords(**options))
     before = sorted(folder.rglob("*"))
     assert sweep.main(["--resume", str(folder)]) == 2
     assert "by jaxrl_fast.sweep(...) with the same arguments" in capsys.readouterr().err
     assert sorted(folder.rglob("*")) == before
-    assert layout.prepare(grid.from_keywords("", **options)).folder == folder
+    assert layout.prepare(grid.from_keywords(**options)).folder == folder
 
 
 def test_an_object_is_the_same_at_another_address():
@@ -483,8 +485,13 @@ def test_what_fails_is_recorded_and_the_rest_goes_on(pretend, monkeypatch, capsy
     assert "num_envs 4, seed 0: failed: RuntimeError: no room" in (folder / "report.md").read_text()
     assert sweep.main(["--resume", str(folder), "--log-level", "quiet"]) == 1
     assert len(Pretence.ran) == 2  # a failure is not tried again
+    capsys.readouterr()
+    assert sweep.main([*line, "--log-level", "info"]) == 1
+    retry = f"python -m jaxrl_fast.sweep --resume {folder} --retry"
+    assert f"try what failed once more  {retry}" in capsys.readouterr().out
+    assert f"Once more what failed: `{retry}`." in (folder / "report.md").read_text()
     monkeypatch.setattr(Pretence, "behave", staticmethod(lambda plan: "done"))
-    assert sweep.main(["--resume", str(folder), "--log-level", "quiet", "--retry"]) == 0
+    assert sweep.main([*line, "--retry"]) == 0
     assert Pretence.ran[2:] == ["02_num_envs-4"]
 
 
@@ -545,7 +552,7 @@ def test_a_full_disk_ends_no_sweep(pretend, monkeypatch, capsys):
     with monkeypatch.context() as patched:
         patched.setattr(results, "write_table", no_room)
         patched.setattr(results, "write", no_room)
-        assert sweep.main(line) == 0
+        assert sweep.main(line) == 1
     assert len(Pretence.ran) == 3 and "(No space left on device); --resume does it" in capsys.readouterr().err
     assert sweep.main(["--resume", str(folder), "--log-level", "quiet"]) == 0
     assert len(Pretence.ran) == 3 and (folder / "results.csv").is_file()
@@ -648,7 +655,9 @@ def test_workers_share_the_work(tmp_path):
     """Two processes; every group is run once, by whoever came first."""
     folder = tmp_path / "shared"
     line = f"{TINY} --num-envs 2,4,8,16 --workers 2 --sweep-dir {folder}"
-    subprocess.run([sys.executable, "-m", "jaxrl_fast.sweep", *line.split()], check=True, cwd=ROOT)
+    command = [sys.executable, "-m", "jaxrl_fast.sweep", *line.split(), "--log-level", "info"]
+    said = subprocess.run(command, check=True, cwd=ROOT, capture_output=True, text=True).stdout
+    assert "1/4  0" in said and "4/4  0" in said and said.count(" · done\n") == 4
     rows = results.rows(layout.read(folder))
     assert [r["status"] for r in rows] == ["done"] * 4
     for row in rows:

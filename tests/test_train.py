@@ -397,6 +397,55 @@ def test_host_environments_take_one_seed(monkeypatch, capsys, tmp_path):
     assert "--num-seeds 2" in capsys.readouterr().err
 
 
+def test_a_user_without_a_home_has_no_compile_cache(monkeypatch):
+    def nobody(self):
+        raise RuntimeError("Could not determine home directory.")
+
+    before = jax.config.values["jax_compilation_cache_dir"]
+    monkeypatch.setattr(Path, "expanduser", nobody)
+    jax.config.update("jax_compilation_cache_dir", None)
+    try:
+        assert host.use_compile_cache(on_device=True) is None
+    finally:
+        jax.config.update("jax_compilation_cache_dir", before)
+
+
+@pytest.mark.parametrize("broken", ["announce", "write_config"])
+def test_what_fails_before_it_begins_leaves_the_folder_free(broken, tmp_path, monkeypatch):
+    def fail(*_):
+        raise OSError(28, "No space left on device")
+
+    ready = plan(tmp_path / "run")
+    monkeypatch.setattr(report, broken, fail)
+    with pytest.raises(OSError, match="No space"):
+        trainer.Trainer(ready, sinks.Quiet()).run()
+    host.Lock(tmp_path / "run").release()
+
+
+ODD_PLACES = {
+    "no standard output": ("-m jaxrl_fast.train ppo --seed x >&-", 2, "error: --seed: 'x' is not"),
+    "no words but ASCII": ("-c 'from jaxrl_fast import command; command.start(lambda: print(chr(183)))'", 0, ""),
+    "no command": ("-m jaxrl_fast", 0, ""),
+    "a version": ("-m jaxrl_fast --version", 0, ""),
+    "a blank for a dot": ("-m jaxrl_fast train", 2, "error: 'train' is no option here; python -m jaxrl_fast.train"),
+    "a typo": ("-m jaxrl_fast evalute", 2, "did you mean python -m jaxrl_fast.evaluate?"),
+}
+
+
+@pytest.mark.parametrize(("words", "status", "said"), ODD_PLACES.values(), ids=ODD_PLACES)
+def test_odd_places_get_a_sentence(words, status, said):
+    ended = subprocess.run(
+        f"{sys.executable} {words}",
+        shell=True,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONIOENCODING": "ascii"},
+    )
+    assert ended.returncode == status and said in ended.stderr
+    assert ended.stderr.count("\n") == (status != 0)
+
+
 def test_a_gpu_that_is_not_used_is_noticed(monkeypatch):
     monkeypatch.setattr(host.shutil, "which", lambda name: "/usr/bin/nvidia-smi")
     monkeypatch.delenv("JAX_PLATFORMS")

@@ -16,7 +16,7 @@ import pytest
 from PIL import Image
 
 import jaxrl_fast
-from jaxrl_fast import checkpoint, evaluate, play, policy, population, video
+from jaxrl_fast import checkpoint, command, evaluate, play, policy, population, video
 from jaxrl_fast.types import Discrete, EnvSpec
 
 ROOT = Path(__file__).parent.parent
@@ -210,6 +210,13 @@ def test_an_evaluation_is_of_each_seed_and_in_all(two):
     assert explored["policy"] == "exploring" and explored["eval_episodes"] == 8  # two in each of four environments
     assert explored["seeds"][0]["seed"] == 2
     assert explored["seeds"][0]["returns"] != result["seeds"][1]["returns"]
+
+
+def test_an_evaluation_that_finds_no_room_says_so_and_no_more(cart, monkeypatch, capsys):
+    monkeypatch.setattr(command, "new_file", lambda path: path.parent / "gone" / path.name)
+    assert evaluate.main([str(cart.folder), "--episodes", "2"]) == 0
+    out, err = capsys.readouterr()
+    assert "return" in out and "written" not in out and "cannot be written (No such file or directory)" in err
 
 
 def test_an_evaluation_is_never_written_over(swing, tmp_path, capsys):

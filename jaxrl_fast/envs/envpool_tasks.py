@@ -221,6 +221,9 @@ def _observation(env_id: str, spec: Any) -> tuple[PyTree, PyTree]:
             shape = tuple(n for n in array.shape if n != -1)  # -1: one of each player, and there is one
             _put(raw, name.replace(":", ".").split("."), jax.ShapeDtypeStruct(shape, array.dtype))
     spaces = _unpacked(spec.observation_space)
+    parts = jax.tree.leaves(raw["obs"])
+    if len(parts) == 1 and isinstance(spaces, gymnasium.spaces.Space):  # a part that has a name, and that none is told
+        raw["obs"] = parts[0]
     here: Any = jax.tree.structure(raw["obs"])
     if here != jax.tree.structure(spaces):
         raise ValueError(f"{env_id} cannot be driven: its observation space is {spec.observation_space}")
