@@ -530,7 +530,7 @@ BUGS = (
     Bug(
         "checkpoint: a worse one is marked as the best, and the best removed",
         CHECKPOINT,
-        "if marked is None or marked[0] == folder or marked[1] < score:",
+        "if known is None or known[0] == folder or known[1] < score:",
         "if score is not None:",
         "tests/test_resume.py::test_the_best_checkpoint_of_a_run_stays_when_that_goes_on",
     ),
