@@ -8,7 +8,7 @@ over earlier ones, and converted (`values`) by the types of the dataclasses (`op
 import dataclasses
 import operator
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from shlex import quote
 from typing import Any, NamedTuple, NoReturn
@@ -278,8 +278,18 @@ def refuse_name(setting: Setting, known: Iterable[str], algo: str = "", program:
     """No option has this name."""
     dashed = setting.said.startswith("-")
     spell = (lambda name: "--" + name.replace("_", "-")) if dashed else (lambda name: name)
-    name = setting.name.removeprefix("no_")
+    name = _positive(setting.name.removeprefix("no_"))
     written = setting.said if dashed else setting.said.replace(setting.name, repr(setting.name), 1)
-    ending = f"; {program} --help lists all" if dashed else ""
     what = f"{algo} has no option" if name.startswith("agent.") else "there is no option"
-    raise ValueError(f"{what} {written}{nearest(name, known, spell) or ending}")
+    hint = _whose(name, known, algo, spell) or nearest(name, known, spell)
+    ending = f"; {program} --help lists all" if dashed else ""
+    raise ValueError(f"{what} {written}{hint or ending}")
+
+
+def _whose(name: str, known: Iterable[str], algo: str, spell: Callable[[str], str]) -> str:
+    """For a message about an option that this algorithm has not, and others have."""
+    whole = f"agent.{name.removeprefix('agent.')}"
+    others = [other for other, kind in CONFIGS.items() if whole[6:] in types_of(kind)]
+    if not (algo and others) or whole in known:
+        return ""
+    return f"; {'that' if name == whole else spell(whole)} is an option of {' and '.join(others)}"

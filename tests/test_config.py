@@ -199,6 +199,10 @@ MISTAKES = [
     ("--learning-rate 1", ["--agent.learning-rate"]),
     ("ppo --agent.learnin-rate 1", ["ppo has no option --agent.learnin-rate", "--agent.learning-rate"]),
     ("ppo --frobnicate", ["--frobnicate", "--help"]),
+    ("ppo --agent.double", ["error: ppo has no option --agent.double; that is an option of dqn\n"]),
+    ("ppo --agent.no-layer-norm", ["--agent.no-layer-norm; that is an option of dqn and pqn\n"]),
+    ("ppo --replay-ratio 1", ["there is no option --replay-ratio; --agent.replay-ratio is an option of dqn\n"]),
+    ("--config clip.yaml", ["dqn has no option 'agent.clip' in clip.yaml; that is an option of ppo\n"]),
     ("--no-num-envs", ["--no-num-envs", "did you mean --num-envs?"]),
     ("pppo", ["unknown algorithm 'pppo'", "did you mean ppo?"]),
     ("ppo_pong", ["unknown algorithm 'ppo_pong'", "did you mean --config ppo_pong?"]),
@@ -318,6 +322,7 @@ MISTAKES = [
 FILES = {
     "wrong_key.yaml": "num_env: 3\n",
     "wrong_agent_key.yaml": "agent: {gama: 0.9}\n",
+    "clip.yaml": "algo: dqn\nagent: {clip: 0.1}\n",
     "wrong_value.yaml": "num_envs: many\n",
     "broken.yaml": "num_envs: [3\nseed: 1\n",
     "a_list.yaml": "- 1\n- 2\n",

@@ -151,6 +151,7 @@ MISTAKES = [
     ("--num-env 1,2", ["--num-env", "--num-envs"]),
     ("--scal none", ["did you mean --scale?"]),
     ("ppo --frobnicate 1,2", ["--frobnicate", "sweep --help"]),
+    ("ppo --agent.layer-norm true,false", ["ppo has no option --agent.layer-norm; that is an option of dqn and pqn"]),
     ("ppo --learning-rate 1e-3,1e-4", ["--agent.learning-rate"]),
     ("ppo --num-envs=", ["--num-envs", "empty value"]),
     ("ppo --num-envs 1,,2", ["--num-envs", "empty value", "'1,,2'"]),
