@@ -5,9 +5,10 @@ Nothing is imported but what reads options, so that mistakes are answered at onc
 
 import dataclasses
 import itertools
+import math
 import typing
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 from jaxrl_fast import config
 from jaxrl_fast.agents.configs import CONFIGS
@@ -87,35 +88,48 @@ def lay_out(algo: str, written: list[Setting], separate: Any) -> Request:
         written = from_mapping(config.DEFAULT, lambda name: name) + written
     algo = config.resolve(algo, [s for s in written if s.name == "config"]).algo
     known = types_of(Options) | {f"agent.{n}": kind for n, kind in types_of(CONFIGS[algo]).items()} | {"config": str}
+    fixed, axes = _sort_out(algo, written, known, separate)
+    number = math.prod(map(len, axes.values()))
+    if number > MOST:
+        raise ValueError(f"{number} combinations are more than a sweep can have, which is {MOST}")
+    fixed = _defaults(fixed) + fixed
+    names = sorted(axes, key=lambda name: name == "seed")  # the seeds in a row
+    chosen = [fixed + list(values) for values in itertools.product(*(axes[name] for name in names))]
+    combinations = [config.resolve(algo, settings) for settings in chosen]
+    rule = _scale(own.scale, algo, config.resolve(algo, [s for s in chosen[0] if s.name != "num_envs"]))
+    groups = _groups(_single(combinations, axes, rule), [n[6:] for n in axes if n.startswith("agent.")])
+    scaled = [f"agent.{SCALED[own.scale]}"] if own.scale != "none" else []
+    columns = dict.fromkeys([n for n in axes if n != "seed"] + scaled)
+    return Request(tuple(groups), tuple(columns), own, name, "", rule.base, _value("log_level", level))
+
+
+def _sort_out(
+    algo: str, written: list[Setting], known: Mapping[str, Any], separate: Any
+) -> tuple[list[Setting], dict[str, list[Setting]]]:
+    """What all combinations have, and the values of what differs by name. The last word on an option holds."""
     axes: dict[str, list[Setting]] = {}
     fixed: list[Setting] = []
-    for setting in written:
-        positive = setting.name.replace("no_", "", 1)
-        if setting.name not in known and positive not in known:
-            config.refuse_name(setting, [*known, *OWN], algo, config.SWEEP)
-        if setting.name not in known and setting.values:
-            there = positive.replace("_", "-")
-            raise ValueError(f"{setting.said} takes no value; --{there} true,false has both")
+    for setting in (config.without_no(s, known) for s in written):
+        if setting.name not in known:
+            _refuse_name(setting, known, algo)
         if setting.name == "run_dir":
             raise ValueError(f"{setting.said} does not go with a sweep; --sweep-dir chooses its folder")
-        several = separate(known.get(setting.name, bool), setting)
+        several = separate(known[setting.name], setting)
         if len(several) == 1:
             fixed += several
             axes.pop(setting.name, None)
         else:
             _refuse_what_repeats(known[setting.name], several)
             axes[setting.name] = several
-    fixed = _defaults(fixed) + fixed
-    number = 1
-    for several in axes.values():
-        number *= len(several)
-    if number > MOST:
-        raise ValueError(f"{number} combinations are more than a sweep can have, which is {MOST}")
-    rule = _scale(own.scale, algo, config.resolve(algo, [s for s in fixed if s.name != "num_envs"]))
-    groups = _groups(_combinations(algo, fixed, axes, rule), [n[6:] for n in axes if n.startswith("agent.")])
-    scaled = [f"agent.{SCALED[own.scale]}"] if own.scale != "none" else []
-    columns = dict.fromkeys([n for n in axes if n != "seed"] + scaled)
-    return Request(tuple(groups), tuple(columns), own, name, "", rule.base, _value("log_level", level))
+    return fixed, axes
+
+
+def _refuse_name(setting: Setting, known: Mapping[str, Any], algo: str) -> NoReturn:
+    """No option has this name; --no-x, which means x false, has no values."""
+    positive = setting.name.replace("no_", "", 1)
+    if known.get(positive) in SWITCHES and setting.values:
+        raise ValueError(f"{setting.said} takes no value; --{positive.replace('_', '-')} true,false has both")
+    config.refuse_name(setting, [*known, *OWN], algo, config.SWEEP)
 
 
 def from_words(kind: Any, setting: Setting) -> list[Setting]:
@@ -211,15 +225,12 @@ def _scale(rule: str, algo: str, base: config.Settings) -> Rule:
     return Rule(name, 0.5 if rule.endswith("sqrt") else 1.0, int(num_envs))
 
 
-def _combinations(algo: str, fixed: list[Setting], axes: Mapping[str, list[Setting]], rule: Rule) -> Iterator:
-    """Settings of each, the seeds in a row."""
-    names = sorted(axes, key=lambda name: name == "seed")
+def _single(combinations: list[config.Settings], axes: Mapping[str, Any], rule: Rule) -> Iterator[config.Settings]:
+    """Every training of every combination."""
     found: dict[str, int] = {}  # counts for --num-envs auto
-    all_chosen = itertools.product(*(axes[name] for name in names))
-    all_settings = [config.resolve(algo, fixed + list(chosen)) for chosen in all_chosen]
-    for settings in all_settings:
+    for settings in combinations:
         if settings.options.num_envs == "auto":
-            offer_devices(all_settings)
+            offer_devices(combinations)
             settings = _calibrated(settings, found)
         settings = rule.apply(settings)
         if settings.options.num_seeds > 1 and "seed" in axes:
@@ -239,10 +250,10 @@ def _calibrated(settings: config.Settings, found: dict[str, int]) -> config.Sett
     return calibrate.with_count(settings, found[key])
 
 
-def _groups(combinations: Iterator[config.Settings], varied: Sequence[str]) -> list[Group]:
+def _groups(trainings: Iterator[config.Settings], varied: Sequence[str]) -> list[Group]:
     """In the order in which their first members come."""
     found: list[tuple[Any, Group]] = []
-    for settings in combinations:
+    for settings in trainings:
         real = [name for name in real_numbers(settings.agent) if name in varied]
         values = {name: getattr(settings.agent, name) for name in real}
         blank = dataclasses.replace(settings.agent, **dict.fromkeys(real, 0.0))
@@ -289,7 +300,7 @@ def _value(name: str, written: list[Setting]) -> Any:
 def _defaults(fixed: list[Setting]) -> list[Setting]:
     """A sweep's own, below what a preset or the user says."""
     preset = next((config.preset_of(s) for s in reversed(fixed) if s.name == "config"), None)
-    said = {s.name.replace("no_", "", 1) for s in fixed + ([] if preset is None else read_preset(preset))}
+    said = {s.name for s in fixed + ([] if preset is None else read_preset(preset))}
     return [Setting(name, [value], name) for name, value in DEFAULTS.items() if name not in said]
 
 

@@ -110,6 +110,20 @@ def test_a_sweeps_own_defaults_give_way():
     assert not ask("ppo --no-tensorboard").groups[0].settings.options.tensorboard
 
 
+def test_the_last_word_on_an_option_holds():
+    anneal = lambda line: [g.settings.agent.anneal for g in ask(f"ppo {line}").groups]
+    assert anneal("--agent.anneal true,false --agent.no-anneal") == [False]
+    assert anneal("--agent.no-anneal --agent.anneal true,false") == [True, False]
+    assert ask("ppo --seed 0..4 --seed 7").groups[0].members == (Member(7),)
+
+
+def test_options_need_only_make_sense_in_each_combination():
+    """By itself --stop-when-solved would ask for --solved."""
+    asked = ask("ppo --env CartPole-v1 --stop-when-solved --solved 400,475")
+    assert [g.settings.options.solved for g in asked.groups] == [400, 475]
+    assert asked.base_num_envs == 64
+
+
 def test_with_nothing_to_train_it_trains_what_its_help_says():
     settings = ask("--seed 0..4").groups[0].settings
     single = config.from_command_line([])
@@ -148,6 +162,8 @@ def test_fewer_rows_than_a_minibatch_has_are_all_of_it():
 
 MISTAKES = [
     ("ppo --agent.no-anneal true,false", ["--agent.no-anneal takes no value", "--agent.anneal true,false"]),
+    ("ppo --no-agent.anneal", ["ppo has no option --no-agent.anneal; did you mean --agent.anneal?"]),
+    ("ppo --stop-when-solved --solved none,475", ["--stop-when-solved needs to know what solved means"]),
     ("--num-env 1,2", ["--num-env", "--num-envs"]),
     ("--scal none", ["did you mean --scale?"]),
     ("ppo --frobnicate 1,2", ["--frobnicate", "sweep --help"]),
