@@ -8,12 +8,14 @@ import matplotlib
 import numpy as np
 from matplotlib.ticker import EngFormatter, FuncFormatter, NullFormatter, NullLocator
 
-from jaxrl_fast import curves, population
+from jaxrl_fast import curves, host, population
 from jaxrl_fast.members import Label, by_member
 
 Row = Mapping[str, Any]
+Members = Mapping[str, Mapping[Label, Sequence[Row]]]  # records by program and member
 MOST_POINTS = 60  # of a curve; more records are averaged
 COSTS = {"program_memory_mb": "memory of the program, MB", "compile_time_s": "seconds of compiling"}
+FINAL = {"final_return": "return at the end"}
 MOST_TICKS = 9  # with their own numbers
 MOST_CURVES = 8  # in one panel; of more the best are drawn, by their final return
 
@@ -25,20 +27,27 @@ def draw(
     records: Mapping[str, Sequence[Row]],
     goal: float | None,
 ) -> dict[str, curves.Picture]:
-    """Figures by the name of their file. `groups` have rows that differ in seeds only, `records` are by program."""
-    found: dict[str, curves.Picture | None] = {}
+    """Figures by the name of their file. `groups` have rows that differ in seeds only, `records` are by program.
+
+    One that cannot be drawn is left out, with a warning.
+    """
+    wanted: dict[str, Callable[[], curves.Picture | None]] = {}
     if shared := _shared(columns, groups):
         programs = _lines(shared, [*{g[0]["group"]: g for g in reversed(groups)}.values()])
-        found["throughput.png"] = throughput(title, programs)
-        found["cost.png"] = measures(title, programs, COSTS)
+        wanted["throughput.png"] = lambda: throughput(title, programs)
+        wanted["cost.png"] = lambda: measures(title, programs, COSTS)
     scored = [g for g in groups if any(r["final_return"] is not None for r in g)]
     if len(scored) > 1:
         lines = _lines(columns, scored)
-        found["final_return.png"] = measures(title, lines, {"final_return": "return at the end"}, population_mean)
+        wanted["final_return.png"] = lambda: measures(title, lines, FINAL, population_mean)
         if goal is not None and any(r["steps_to_solve"] is not None for g in groups for r in g):
-            wanted = {"time_to_solve_s": f"seconds to a return of {goal:g}", "steps_to_solve": "steps to it"}
-            found["threshold.png"] = measures(title, lines, wanted)
-    found["curves.png"] = learning(title, columns, groups, records, goal)
+            way = {"time_to_solve_s": f"seconds to a return of {goal:g}", "steps_to_solve": "steps to it"}
+            wanted["threshold.png"] = lambda: measures(title, lines, way)
+    wanted["curves.png"] = lambda: learning(title, columns, groups, records, goal)
+    found: dict[str, curves.Picture | None] = {}
+    for name, make in wanted.items():
+        with host.warned(f"{name} could not be drawn"):
+            found[name] = make()
     return {name: picture for name, picture in found.items() if picture is not None}
 
 
@@ -91,7 +100,7 @@ def measures(
             middle, low, high = np.array([centre(values) for _, values in known]).T
             style: dict[str, Any] = {"fmt": "o-", "ms": 4, "lw": 1.5, "capsize": 2, "color": color}
             axes.errorbar(lines.places(known), middle, (middle - low, high - middle), label=label or None, **style)
-        lines.label(axes, name, log=key not in ("final_return",))
+        lines.label(axes, name, log=key not in FINAL)
     return picture
 
 
@@ -103,13 +112,14 @@ def learning(
     goal: float | None,
 ) -> curves.Picture | None:
     """Return against steps and against seconds: inter-quartile mean of the seeds, and its bootstrap interval."""
-    drawn = [g for g in groups if any(r["final_return"] is not None for r in g)]
+    members = {name: by_member(lines) for name, lines in records.items()}
+    recorded = [[r for r in g if records_of(r, members)] for g in groups]  # a program's records may have been lost
+    drawn = [g for g in recorded if any(r["final_return"] is not None for r in g)]
     if not drawn:
         return None
     best = sorted(drawn, key=lambda g: -max(r["final_return"] for r in g if r["final_return"] is not None))
     chosen = [g for g in drawn if any(g is b for b in best[:MOST_CURVES])]
     picture, panels = _panels(title, 2)
-    members = {name: by_member(lines) for name, lines in records.items()}
     for group, color in zip(chosen, colors(len(chosen))):
         label = ", ".join(f"{_short(c)} {_written(group[0][c])}" for c in columns)
         steps, seconds, returns = series(group, members)
@@ -133,17 +143,15 @@ def learning(
     return picture
 
 
-def series(
-    group: Sequence[Row], members: Mapping[str, Mapping[Label, Sequence[Row]]]
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def records_of(row: Row, members: Members) -> Sequence[Row]:
+    """Those of a row's own training."""
+    own = (lines for member, lines in members[row["group"]].items() if all(row[name] == x for name, x in member))
+    return next(own, ())
+
+
+def series(group: Sequence[Row], members: Members) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Steps [R], seconds [R] and returns [S, R] of the rows of a configuration, from the records of their programs."""
-    lines = []
-    for row in group:
-        ours: Sequence[Row] = ()
-        for member, lines_of_member in members[row["group"]].items():
-            if all(row[name] == value for name, value in member):
-                ours = lines_of_member
-        lines.append([[r[k] if r[k] is not None else np.nan for k in KEYS] for r in ours])
+    lines = [[[r[k] if r[k] is not None else np.nan for k in KEYS] for r in records_of(row, members)] for row in group]
     length = min(map(len, lines))
     steps, seconds, returns, episodes = np.moveaxis(np.array([line[:length] for line in lines], np.float64), -1, 0)
     at, means, _ = curves.thin(steps[0], returns, episodes, MOST_POINTS)

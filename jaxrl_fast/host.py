@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxrl_fast import __version__
+from jaxrl_fast.spelling import why
 
 CACHE = "~/.cache/jaxrl_fast"
 LOCK = ".lock"
@@ -36,6 +37,15 @@ def offer_cpu_devices(wanted: int | str = "auto") -> None:
 def warn(line: str) -> None:
     """On standard error."""
     tell(f"warning: {line}")
+
+
+@contextlib.contextmanager
+def warned(what: str) -> Iterator[None]:
+    """What goes wrong in here is a warning, for it is not worth ending anything."""
+    try:
+        yield
+    except Exception as error:
+        warn(f"{what} ({why(error)})")
 
 
 def tell(line: str) -> None:

@@ -50,10 +50,13 @@ def write(sweep: Sweep) -> list[str]:
 
     table = write_table(sweep)
     drawn = figures_of(sweep, table)
+    saved = []
     with _alone(sweep.folder):
         for name, picture in drawn.items():
-            picture.savefig(sweep.folder / name)
-        checkpoint.replace(sweep.folder / REPORT, as_markdown(sweep, table, list(drawn)))
+            with host.warned(f"{name} could not be drawn"):
+                picture.savefig(sweep.folder / name)
+                saved.append(name)
+        checkpoint.replace(sweep.folder / REPORT, as_markdown(sweep, table, saved))
     verdicts = [line.replace("**", "") for line in verdict(sweep, table)]
     return [*verdicts, f"  report {sweep.folder / REPORT}   table {sweep.folder / TABLE}"]
 
@@ -268,14 +271,17 @@ def _known(group: Sequence[Mapping[str, Any]], key: str) -> list[Any]:
 
 
 def _records(folder: Path) -> list[dict[str, Any]]:
-    return report.read_metrics(folder) if (folder / report.METRICS).is_file() else []
+    path = folder / report.METRICS
+    if path.is_file():
+        with host.warned(f"{path} cannot be read"):
+            return report.read_metrics(folder)
+    return []
 
 
 def _last_records(folder: Path, count: int) -> list[dict[str, Any]]:
-    """Of a file that may be long, so from its end."""
+    """Of a file that may be long, so from its end. None where it is lost or damaged."""
     path = folder / report.METRICS
-    if not path.is_file():
-        return []
-    with path.open("rb") as file:
+    with contextlib.suppress(FileNotFoundError, ValueError), path.open("rb") as file:
         file.seek(max(path.stat().st_size - MOST_LINE * (count + 1), 0))
         return [json.loads(line) for line in file.read().splitlines()[-count:] if line.startswith(b"{")]
+    return []

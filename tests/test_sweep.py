@@ -718,16 +718,26 @@ def test_a_series_is_that_of_its_own_members(unknown):
     np.testing.assert_array_equal(returns, [[1, 1, 3]])
 
 
-def test_options_of_the_environment_are_a_column(tmp_path):
-    """Dictionaries cannot be hashed, nor some environments."""
-    options = dict(env_options=[{"max_steps_in_episode": 3}, {}], num_envs=2, sweep_dir=str(tmp_path / "sweep"))
-    ready = layout.prepare(grid.from_keywords(algo="ppo", log_level="quiet", **options))
-    known = {"status": "done", "env_steps_per_s": 10.0, "final_return_per_seed": [3.0], "device": "cpu"}
-    line = {"seed": 0, "env_steps": 10, "train_time_s": 1.0, "return_mean": 3.0, "episodes": 1}
-    for name in ready.groups:
+def finished(folder, returns, **options):
+    """A sweep that has been gone through: each program has one record, of this return, and its summary."""
+    ready = layout.prepare(grid.from_keywords(algo="ppo", log_level="quiet", sweep_dir=str(folder), **options))
+    for (name, group), score in zip(ready.groups.items(), returns, strict=True):
+        known = {"status": "done", "env_steps_per_s": 10.0, "device": "cpu", "train_time_s": 1.0}
+        known |= {"final_return_per_seed": [score] * len(group.members)}
+        solved = group.settings.options.solved
+        if solved is not None and score >= solved:
+            known |= {"steps_to_solve_per_seed": [int(score)], "time_to_solve_s_per_seed": [score / 10]}
+        line = {"env_steps": 10, "train_time_s": 1.0, "return_mean": score, "episodes": 1}
         (ready.folder / name).mkdir()
         (ready.folder / name / "summary.json").write_text(json.dumps(known))
-        (ready.folder / name / "metrics.jsonl").write_text(json.dumps(line) + "\n")
+        lines = [json.dumps(member.label | line) + "\n" for member in group.members]
+        (ready.folder / name / "metrics.jsonl").write_text("".join(lines))
+    return ready
+
+
+def test_options_of_the_environment_are_a_column(tmp_path):
+    """Dictionaries cannot be hashed, nor some environments."""
+    ready = finished(tmp_path / "sweep", [3.0, 3.0], env_options=[{"max_steps_in_episode": 3}, {}], num_envs=2)
     table = results.rows(ready)
     assert [row["env_options"] for row in table] == ["max_steps_in_episode=3", "none"]
     drawn = results.figures_of(ready, table)
@@ -736,6 +746,31 @@ def test_options_of_the_environment_are_a_column(tmp_path):
     assert "\n| max_steps_in_episode=3 | 1 | 3.0 |" in results.as_markdown(ready, table, list(drawn))
     assert "\nmax_steps_in_episode=3,0,done," in results.as_csv(table)
     assert results._cell(SimpleNamespace(size=3)) == "namespace(size=3)"
+
+
+@pytest.mark.parametrize(
+    ("damage", "num_told"), [(lambda path: path.unlink(), 0), (lambda path: path.write_text('{"seed": 0, "env_st'), 1)]
+)
+def test_what_has_lost_its_records_is_left_out_of_the_curves(damage, num_told, tmp_path, capsys):
+    ready = finished(tmp_path / "sweep", [1.0, 2.0, 3.0], num_envs=[1, 2, 4])
+    damage(ready.folder / "02_num_envs-2" / "metrics.jsonl")
+    assert results.write(ready)
+    assert capsys.readouterr().err.count("02_num_envs-2/metrics.jsonl cannot be read (JSONDecodeError") == num_told
+    (axes, _) = results.figures_of(ready, results.rows(ready))["curves.png"].axes
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["num envs 1", "num envs 4"]
+    assert "(curves.png)" in (ready.folder / "report.md").read_text()
+
+
+def test_a_figure_that_cannot_be_drawn_is_a_warning(tmp_path, monkeypatch, capsys):
+    """While it is made, or only when it is saved."""
+    ready = finished(tmp_path / "sweep", [1.0, 2.0], num_envs=[1, 2])
+    monkeypatch.setattr(figures, "throughput", lambda *_: 1 / 0)
+    monkeypatch.setattr(figures, "learning", lambda *_: SimpleNamespace(savefig=lambda _: 1 / 0))
+    assert results.write(ready)
+    words = "could not be drawn (ZeroDivisionError: division by zero)\n"
+    assert capsys.readouterr().err == f"warning: throughput.png {words}warning: curves.png {words}"
+    report = (ready.folder / "report.md").read_text()
+    assert "(cost.png)" in report and "throughput.png" not in report and "curves.png" not in report
 
 
 def test_a_configuration_whose_first_seed_failed_may_win(place):
