@@ -72,7 +72,12 @@ def draw(axes: Axes, curve: Curve, colour: Any, band_label: str | None = None) -
     """A curve with its interval."""
     if curve.band is not None:
         axes.fill_between(curve.x, *curve.band, color=colour, alpha=0.22, lw=0, label=band_label)
-    axes.plot(curve.x, curve.centre, color=colour, lw=2, label=curve.name)
+    axes.plot(curve.x, curve.centre, color=colour, lw=2, label=literal(curve.name))
+
+
+def literal(text: str) -> str:
+    """For matplotlib, which would read as a formula what stands between two dollars."""
+    return text.replace("$", r"\$")
 
 
 def _blank() -> tuple[Picture, Axes]:
@@ -81,9 +86,9 @@ def _blank() -> tuple[Picture, Axes]:
 
 
 def _finish(picture: Picture, axes: Axes, title: str, x_label: str, y_label: str) -> Picture:
-    axes.set_xlabel(x_label)
-    axes.set_ylabel(y_label)
-    axes.set_title(title, loc="left", fontsize=11)
+    axes.set_xlabel(literal(x_label))
+    axes.set_ylabel(literal(y_label))
+    axes.set_title(literal(title), loc="left", fontsize=11)
     style(axes)
     axes.set_xlim(left=0)
     if axes.get_xlim()[1] >= 1000:  # less, such as seconds, is plain

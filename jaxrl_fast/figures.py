@@ -214,7 +214,7 @@ def _panels(title: str, number: int) -> tuple[curves.Picture, Sequence[Any]]:
     panels = picture.subplots(1, number, squeeze=False)[0]
     for axes in panels:
         curves.style(axes)
-    panels[0].set_title(title, loc="left", fontsize=11)
+    panels[0].set_title(curves.literal(title), loc="left", fontsize=11)
     return picture, panels
 
 
@@ -239,7 +239,7 @@ def _short(column: str) -> str:
 
 
 def _written(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    return f"{value:g}" if isinstance(value, float) else curves.literal(str(value))
 
 
 def _median(group: Sequence[Row], key: str) -> float:

@@ -146,6 +146,17 @@ def test_the_command_writes_a_picture_and_never_over_its_own(tmp_path, monkeypat
     assert "<svg" in (tmp_path / "a.svg").read_text()
 
 
+def test_a_name_is_no_formula(tmp_path, monkeypatch):
+    """An SVG holds its texts as they are shown."""
+    for name in ("a b", "x$a_{$y^"):
+        write(tmp_path / name, records(0, [1.0, 2.0], **{"$a_{$": 1.0}), env="Mine$:x_{$")
+    monkeypatch.chdir(tmp_path)
+    assert plot.main(["a b", "x$a_{$y^", "--y", "$a_{$", "--out", "x.svg"]) == 0
+    text = (tmp_path / "x.svg").read_text()
+    for words in ("ppo on Mine$:x_{$ (a b)", "ppo on Mine$:x_{$ (x$a_{$y^)", "PPO on Mine$:x_{$", "$a {$"):
+        assert f"<!-- {words} -->" in text
+
+
 def test_python_writes_the_file_that_it_is_told(tmp_path):
     folder, out = write(tmp_path / "a", records(0, [1.0, 2.0])), tmp_path / "a.svg"
     assert plot.compare([folder], out=str(out)).axes and "<svg" in out.read_text()

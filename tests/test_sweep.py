@@ -761,6 +761,21 @@ def test_what_has_lost_its_records_is_left_out_of_the_curves(damage, num_told, t
     assert "(curves.png)" in (ready.folder / "report.md").read_text()
 
 
+def test_an_option_of_the_environment_is_no_formula(tmp_path):
+    """An SVG holds its texts as they are shown."""
+    row = lambda value: {
+        "env_options": value, "seed": 0, "group": value, "members": 1, "final_return": 1.0, "steps_to_solve": None,
+        "env_steps_per_s": 1.0, "program_memory_mb": 1.0, "compile_time_s": 1.0,
+    }  # fmt: skip
+    values, line = ("x=$a_{$", "x=$"), {"seed": 0, "env_steps": 1, "train_time_s": 1, "return_mean": 1, "episodes": 1}
+    groups, records = [[row(value)] for value in values], {value: [line] for value in values}
+    drawn = figures.draw("PPO on $_{$", ["env_options"], groups, records, None)
+    for name, label in (("curves", "env options x=$a_{$"), ("final_return", "x=$a_{$"), ("throughput", "x=$a_{$")):
+        drawn[f"{name}.png"].savefig(tmp_path / "x.svg")
+        text = (tmp_path / "x.svg").read_text()
+        assert "<!-- PPO on $_{$ -->" in text and f"<!-- {label} -->" in text
+
+
 def test_a_figure_that_cannot_be_drawn_is_a_warning(tmp_path, monkeypatch, capsys):
     """While it is made, or only when it is saved."""
     ready = finished(tmp_path / "sweep", [1.0, 2.0], num_envs=[1, 2])
