@@ -91,7 +91,7 @@ def groups(places: Sequence[Path], options: Options) -> dict[str, list[Run]]:
     """The runs below these places, by the names of their curves. ValueError: nothing to draw, or no place for it."""
     if options.out:
         command.check_out(path_of(options.out, "--out"), (".png", ".svg", ".pdf"))
-    runs = [run for place in places for folder in folders(place) for run in read(folder)]
+    runs = [run for folder in each_once(places) for run in read(folder)]
     records = (record for run in runs for record in run.records)
     metrics = {name for record in records for name, value in record.items() if _number(value) and "." not in name}
     if options.y not in metrics:
@@ -108,6 +108,15 @@ def groups(places: Sequence[Path], options: Options) -> dict[str, list[Run]]:
     for run in sorted(runs, key=lambda run: _rank([run.options.get(key) for key in keys])):
         found.setdefault(", ".join(said(key, run.options.get(key)) for key in keys), []).append(run)
     return found
+
+
+def each_once(places: Sequence[Path]) -> list[Path]:
+    """The runs in these folders or below them, none of them twice, by the first name that it comes with."""
+    found: dict[Path, Path] = {}
+    for place in places:
+        for folder in folders(place):
+            found.setdefault(folder.resolve(), folder)
+    return list(found.values())
 
 
 def folders(place: Path) -> list[Path]:
@@ -156,7 +165,7 @@ def named(runs: Sequence[Run]) -> dict[str, list[Run]]:
 def distinct(runs: Sequence[Run]) -> list[str]:
     """A name for each, no two alike: its algorithm and environment where they differ, and a few other things that do.
 
-    Those that are still alike get all in which they differ, then their folders, then numbers.
+    Those that are still alike get all in which they differ, then their folders.
     """
     differ = differing(runs)
     if "algo" in differ and len({run.options["algo"] for run in runs}) == len(runs):
@@ -166,7 +175,7 @@ def distinct(runs: Sequence[Run]) -> list[str]:
     for tell in (by_options, by_folder):
         alike = {name: [run for run, other in zip(runs, names) if other == name] for name in names}
         names = [name + tell(run, alike[name]) if len(alike[name]) > 1 else name for name, run in zip(names, runs)]
-    return [f"{name}, {before + 1}" if (before := names[:i].count(name)) else name for i, name in enumerate(names)]
+    return names
 
 
 def differing(runs: Sequence[Run]) -> list[str]:
