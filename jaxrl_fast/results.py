@@ -167,9 +167,24 @@ def as_markdown(sweep: Sweep, table: Sequence[Row], pictures: Sequence[str]) -> 
 
 
 def verdict(sweep: Sweep, table: Sequence[Row]) -> list[str]:
-    """Which configuration wins by throughput, by time and by steps to the threshold, in words."""
+    """Which configuration wins by throughput, by time and by steps to the threshold, in words.
+
+    Environments are not compared: each has its own verdict.
+    """
+    if "env" not in sweep.columns:
+        return _verdict(sweep, table)
+    lines = []
+    for env in dict.fromkeys(row["env"] for row in table):
+        groups = {name: g for name, g in sweep.groups.items() if _cell(g.settings.options.env) == env}
+        part = sweep._replace(groups=groups, columns=tuple(c for c in sweep.columns if c != "env"))
+        own = _verdict(part, [row for row in table if row["env"] == env])
+        lines += [f"- On {env}, {line[2].lower()}{line[3:]}" for line in own]
+    return lines
+
+
+def _verdict(sweep: Sweep, table: Sequence[Row]) -> list[str]:
+    """The same where there is one environment."""
     groups = configurations(sweep, table)
-    solved = next(iter(sweep.groups.values())).settings.options.solved
     if len(groups) < 2:
         return []
     named = lambda group: grid.words({c: group[0][c] for c in sweep.columns})
@@ -182,6 +197,10 @@ def verdict(sweep: Sweep, table: Sequence[Row]) -> list[str]:
     if scored:
         best = max(scored, key=lambda g: _iqm(_known(g, "final_return")))
         lines.append(f"- By final return: **{named(best)}** ({_iqm(_known(best, 'final_return')):.1f}).")
+    solved, *others = thresholds(sweep)
+    if others:
+        several = ", ".join("none" if x is None else f"{x:g}" for x in (solved, *others))
+        return [*lines, f"- Thresholds differ ({several}), so nothing is said of the way to them."]
     if solved is None:
         return [*lines, "- No threshold was given (`--solved RETURN`), so nothing is said of the way to one."]
     reached = [g for g in ran if _known(g, "steps_to_solve")]
@@ -193,6 +212,11 @@ def verdict(sweep: Sweep, table: Sequence[Row]) -> list[str]:
         how = f"{show(statistics.median(values))}, median of {len(values)} of {len(best)}"
         lines.append(f"- By {title} to the threshold of {solved:g}: **{named(best)}** ({how}).")
     return lines
+
+
+def thresholds(sweep: Sweep) -> list[float | None]:
+    """What counts as solved, each once."""
+    return list(dict.fromkeys(group.settings.options.solved for group in sweep.groups.values()))
 
 
 def _fastest(sweep: Sweep, ran: Sequence[Row]) -> list[str]:
@@ -223,7 +247,8 @@ def figures_of(sweep: Sweep, table: Sequence[Row]) -> dict[str, Any]:
     title = settings.algo.upper() + ("" if "env" in sweep.columns else f" on {settings.options.env}")
     groups = configurations(sweep, done)
     records = {name: _records(sweep.folder / name) for name in sweep.groups}
-    return figures.draw(title, sweep.columns, groups, records, settings.options.solved)
+    goal, *others = thresholds(sweep)
+    return figures.draw(title, sweep.columns, groups, records, None if others else goal)
 
 
 def _table(sweep: Sweep, table: Sequence[Row]) -> list[str]:

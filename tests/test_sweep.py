@@ -720,7 +720,7 @@ def test_a_series_is_that_of_its_own_members(unknown):
 
 def finished(folder, returns, **options):
     """A sweep that has been gone through: each program has one record, of this return, and its summary."""
-    ready = layout.prepare(grid.from_keywords(algo="ppo", log_level="quiet", sweep_dir=str(folder), **options))
+    ready = layout.prepare(grid.from_keywords(log_level="quiet", sweep_dir=str(folder), **options))
     for (name, group), score in zip(ready.groups.items(), returns, strict=True):
         known = {"status": "done", "env_steps_per_s": 10.0, "device": "cpu", "train_time_s": 1.0}
         known |= {"final_return_per_seed": [score] * len(group.members)}
@@ -737,7 +737,7 @@ def finished(folder, returns, **options):
 
 def test_options_of_the_environment_are_a_column(tmp_path):
     """Dictionaries cannot be hashed, nor some environments."""
-    ready = finished(tmp_path / "sweep", [3.0, 3.0], env_options=[{"max_steps_in_episode": 3}, {}], num_envs=2)
+    ready = finished(tmp_path / "sweep", [3.0, 3.0], algo="ppo", env_options=[{"max_steps_in_episode": 3}, {}], num_envs=2)
     table = results.rows(ready)
     assert [row["env_options"] for row in table] == ["max_steps_in_episode=3", "none"]
     drawn = results.figures_of(ready, table)
@@ -752,7 +752,7 @@ def test_options_of_the_environment_are_a_column(tmp_path):
     ("damage", "num_told"), [(lambda path: path.unlink(), 0), (lambda path: path.write_text('{"seed": 0, "env_st'), 1)]
 )
 def test_what_has_lost_its_records_is_left_out_of_the_curves(damage, num_told, tmp_path, capsys):
-    ready = finished(tmp_path / "sweep", [1.0, 2.0, 3.0], num_envs=[1, 2, 4])
+    ready = finished(tmp_path / "sweep", [1.0, 2.0, 3.0], algo="ppo", num_envs=[1, 2, 4])
     damage(ready.folder / "02_num_envs-2" / "metrics.jsonl")
     assert results.write(ready)
     assert capsys.readouterr().err.count("02_num_envs-2/metrics.jsonl cannot be read (JSONDecodeError") == num_told
@@ -778,7 +778,7 @@ def test_an_option_of_the_environment_is_no_formula(tmp_path):
 
 def test_a_figure_that_cannot_be_drawn_is_a_warning(tmp_path, monkeypatch, capsys):
     """While it is made, or only when it is saved."""
-    ready = finished(tmp_path / "sweep", [1.0, 2.0], num_envs=[1, 2])
+    ready = finished(tmp_path / "sweep", [1.0, 2.0], algo="ppo", num_envs=[1, 2])
     monkeypatch.setattr(figures, "throughput", lambda *_: 1 / 0)
     monkeypatch.setattr(figures, "learning", lambda *_: SimpleNamespace(savefig=lambda _: 1 / 0))
     assert results.write(ready)
@@ -813,3 +813,29 @@ def test_who_reaches_the_threshold_more_often_wins(place):
     said = "\n".join(results.verdict(ready, table))
     assert "By throughput: **num_envs 8** (80 steps/s, 8.0 times that of num_envs 1)" in said
     assert "By time to the threshold of 9: **num_envs 8** (21 s, median of 2 of 2)" in said
+
+
+def test_each_environment_is_judged_by_itself(tmp_path):
+    """By its own threshold, too: the preset's, or none."""
+    options = dict(preset="ppo_cartpole", env=["gymnax/CartPole-v1", "gymnax/Acrobot-v1"], num_envs=[8, 16])
+    ready = finished(tmp_path / "two", [480.0, 490.0, -85.0, -90.0], **options)
+    assert results.verdict(ready, results.rows(ready)) == [
+        "- On gymnax/CartPole-v1, by throughput: **num_envs 8** (10 steps/s).",
+        "- On gymnax/CartPole-v1, by final return: **num_envs 16** (490.0).",
+        "- On gymnax/CartPole-v1, by time to the threshold of 475: **num_envs 8** (48 s, median of 1 of 1).",
+        "- On gymnax/CartPole-v1, by steps to the threshold of 475: **num_envs 8** (480, median of 1 of 1).",
+        "- On gymnax/Acrobot-v1, by throughput: **num_envs 8** (10 steps/s).",
+        "- On gymnax/Acrobot-v1, by final return: **num_envs 8** (-85.0).",
+        "- On gymnax/Acrobot-v1, no threshold was given (`--solved RETURN`), so nothing is said of the way to one.",
+    ]
+    assert "threshold.png" not in results.figures_of(ready, results.rows(ready))
+    one = finished(tmp_path / "one", [480.0, -85.0], **options | {"num_envs": 8})
+    assert results.verdict(one, results.rows(one)) == []
+
+
+def test_an_easier_threshold_wins_nothing(tmp_path):
+    ready = finished(tmp_path / "sweep", [480.0, 490.0], preset="ppo_cartpole", solved=[100, 475], num_envs=8)
+    said = results.verdict(ready, results.rows(ready))
+    assert said[-1] == "- Thresholds differ (100, 475), so nothing is said of the way to them."
+    assert not any("to the threshold" in line for line in said)
+    assert "threshold.png" not in results.figures_of(ready, results.rows(ready))
