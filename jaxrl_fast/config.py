@@ -13,7 +13,7 @@ from pathlib import Path
 from shlex import quote
 from typing import Any, NamedTuple, NoReturn
 
-from jaxrl_fast.agents.configs import CONFIGS
+from jaxrl_fast.agents.configs import CONFIGS, NEEDS
 from jaxrl_fast.options import LAST_SEED, SWITCHES, Options, Task, types_of
 from jaxrl_fast.spelling import nearest
 from jaxrl_fast.values import check_range, convert
@@ -42,7 +42,9 @@ def from_command_line(argv: Sequence[str]) -> Settings:
     if len(positional) > 1:
         raise ValueError(f"{positional[1]!r} is one word too many: only an algorithm stands without an option's name")
     asks_help = any(s.name in ("help", "h") for s in written)
-    settings = resolve(positional[0] if positional else "", [s for s in written if s.name not in ("help", "h")])
+    written = [s for s in written if s.name not in ("help", "h")]
+    settings = resolve(positional[0] if positional else "", written)
+    refuse_idle(written, [settings.agent])
     if asks_help:
         print_help(settings)
         raise SystemExit(0)
@@ -54,7 +56,10 @@ def from_keywords(
 ) -> Settings:
     """Settings from Python: the options' names as keywords, the algorithm's own in `agent`."""
     given = ({} if preset is None else {"config": preset}) | options | ({"agent": agent} if agent else {})
-    return resolve(algo, from_mapping(given, lambda name: name))
+    written = from_mapping(given, lambda name: name)
+    settings = resolve(algo, written)
+    refuse_idle(written, [settings.agent])
+    return settings
 
 
 def resolve(algo: str, written: list[Setting]) -> Settings:
@@ -66,7 +71,7 @@ def resolve(algo: str, written: list[Setting]) -> Settings:
     by_default = is_nothing_said(algo, written)
     if by_default:
         written = from_mapping(DEFAULT, lambda name: name) + written
-    preset = next((preset_of(s) for s in reversed(written) if s.name == "config"), None)
+    preset = preset_of(written)
     if preset in CONFIGS:
         raise ValueError(f"{preset!r} is an algorithm and no preset: `train {preset}`, or algo={preset!r} from Python")
     from_preset = [] if preset is None else read_preset(preset)
@@ -102,17 +107,39 @@ def resolve(algo: str, written: list[Setting]) -> Settings:
     return Settings(algo, preset or "", options, agent_type(**own), by_default)
 
 
-def preset_of(setting: Setting) -> str:
-    """The name or file that was given."""
-    return convert(str, setting._replace(values=[one(setting, "a preset's name or file")]))
-
-
 def folder_of(setting: Setting, wanted: str) -> str:
     """The folder that was given. ValueError for none, as of a shell's variable that is not set."""
     folder = convert(str, setting)
     if not folder:
         raise ValueError(f"{setting.said} wants {wanted}, and '' is none")
     return folder
+
+
+def preset_of(written: Sequence[Setting]) -> str | None:
+    """The preset's name or file, None where there is none."""
+    last = next((s for s in reversed(written) if s.name == "config"), None)
+    return None if last is None else convert(str, last._replace(values=[one(last, "a preset's name or file")]))
+
+
+def refuse_idle(written: Sequence[Setting], agents: Sequence[Any]) -> None:
+    """ValueError where what was written does nothing, for none of these agents has the switch on that it needs.
+
+    A preset's options are let pass where it has a word on the switch as well, which may have been turned off since.
+    """
+    preset = preset_of(written)
+    from_preset = [] if preset is None else read_preset(preset)
+    known = {s.name for s in from_preset}
+    mine = [s for s in from_preset if f"agent.{_needed(s)[0]}" not in known]
+    for setting in [*mine, *written]:
+        switch, values = _needed(setting)
+        if switch and all(getattr(agent, switch, values[0]) not in values for agent in agents):
+            way = "" if values == (True,) else f" {' or '.join(values)}"
+            raise ValueError(f"{setting.said} does nothing without {_speller(setting)(f'agent.{switch}')}{way}")
+
+
+def _needed(setting: Setting) -> tuple[str, tuple[Any, ...]]:
+    """The switch without which an option of the algorithm does nothing, and what it is to be; "" for none."""
+    return NEEDS.get(setting.name.removeprefix("agent."), ("", ()))
 
 
 def _forget_threshold(values: dict[str, Any], from_preset: list[Setting], written: list[Setting]) -> None:
@@ -276,14 +303,18 @@ def _plain(value: Any) -> str:
 
 def refuse_name(setting: Setting, known: Iterable[str], algo: str = "", program: str = PROGRAM) -> NoReturn:
     """No option has this name."""
-    dashed = setting.said.startswith("-")
-    spell = (lambda name: "--" + name.replace("_", "-")) if dashed else (lambda name: name)
+    dashed, spell = setting.said.startswith("-"), _speller(setting)
     name = _positive(setting.name.removeprefix("no_"))
     written = setting.said if dashed else setting.said.replace(setting.name, repr(setting.name), 1)
     what = f"{algo} has no option" if name.startswith("agent.") else "there is no option"
     hint = _whose(name, known, algo, spell) or nearest(name, known, spell)
     ending = f"; {program} --help lists all" if dashed else ""
     raise ValueError(f"{what} {written}{hint or ending}")
+
+
+def _speller(setting: Setting) -> Callable[[str], str]:
+    """Spells names as this option was written: --num-envs or num_envs."""
+    return (lambda name: "--" + name.replace("_", "-")) if setting.said.startswith("-") else (lambda name: name)
 
 
 def _whose(name: str, known: Iterable[str], algo: str, spell: Callable[[str], str]) -> str:

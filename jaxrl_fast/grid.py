@@ -96,6 +96,7 @@ def lay_out(algo: str, written: list[Setting], separate: Any) -> Request:
     names = sorted(axes, key=lambda name: name == "seed")  # the seeds in a row
     chosen = [fixed + list(values) for values in itertools.product(*(axes[name] for name in names))]
     combinations = [config.resolve(algo, settings) for settings in chosen]
+    config.refuse_idle(written, [settings.agent for settings in combinations])
     rule = _scale(own.scale, algo, config.resolve(algo, [s for s in chosen[0] if s.name != "num_envs"]))
     groups = _groups(_single(combinations, axes, rule), [n[6:] for n in axes if n.startswith("agent.")])
     scaled = [f"agent.{SCALED[own.scale]}"] if own.scale != "none" else []
@@ -299,7 +300,7 @@ def _value(name: str, written: list[Setting]) -> Any:
 
 def _defaults(fixed: list[Setting]) -> list[Setting]:
     """A sweep's own, below what a preset or the user says."""
-    preset = next((config.preset_of(s) for s in reversed(fixed) if s.name == "config"), None)
+    preset = config.preset_of(fixed)
     said = {s.name for s in fixed + ([] if preset is None else read_preset(preset))}
     return [Setting(name, [value], name) for name, value in DEFAULTS.items() if name not in said]
 

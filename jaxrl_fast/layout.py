@@ -195,6 +195,9 @@ def _way(asked: grid.Request) -> str:
 
 def _chosen_folder(asked: grid.Request) -> Path | None:
     """What the user asked for."""
+    if asked.own.sweep_dir and asked.name:
+        said = f"--sweep-dir {asked.own.sweep_dir}"
+        raise ValueError(f"--name {asked.name} does not go with {said}, which has the name in it")
     if asked.own.sweep_dir:
         return path_of(asked.own.sweep_dir, "--sweep-dir")
     if leads_elsewhere(asked.name):

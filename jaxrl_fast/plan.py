@@ -337,6 +337,9 @@ def check_metrics(folder: Path, saved: Any) -> None:
 
 def chosen_folder(options: config.Options) -> Path | None:
     """What the user asked for."""
+    if options.run_dir and options.name:
+        said = f"--run-dir {options.run_dir}"
+        raise ValueError(f"--name {options.name} does not go with {said}, which has the name in it")
     if options.run_dir:
         return path_of(options.run_dir, "--run-dir")
     if leads_elsewhere(options.name):

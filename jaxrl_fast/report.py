@@ -8,6 +8,7 @@ from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from jaxrl_fast import __version__, config, host, sinks
+from jaxrl_fast.agents.configs import CONTINUOUS
 from jaxrl_fast.members import by_member
 from jaxrl_fast.plan import Plan
 from jaxrl_fast.spelling import why
@@ -40,7 +41,7 @@ def announce(plan: Plan, terminal: sinks.Terminal) -> None:
     first, last = first_learning(options.num_envs), plan.num_updates * plan.steps_per_update
     if first >= last:
         host.warn(f"nothing will be learnt: gradient steps come after step {first}, and the run ends at step {last}")
-    for line in dict.fromkeys((*plan.env.warnings, *plan.eval_env.warnings)):
+    for line in dict.fromkeys((*_idle(plan), *plan.env.warnings, *plan.eval_env.warnings)):
         host.warn(line)
     protocol = [f"played and scored by the rules of {plan.env.protocol}"] if plan.env.protocol else []
     for note in dict.fromkeys((*plan.env.notes, *plan.eval_env.notes, *protocol)):
@@ -53,6 +54,17 @@ def announce(plan: Plan, terminal: sinks.Terminal) -> None:
     terminal.say(f"run  {plan.folder}{watch}")
     if host.gpu_unused():
         host.warn('there is a GPU, but JAX uses the CPU; pip install "jax[cuda12]"')
+
+
+def _idle(plan: Plan) -> list[str]:
+    """Of options for continuous actions, where there are none."""
+    from jaxrl_fast.types import Discrete
+
+    agent, spec = plan.settings.agent, plan.env.spec
+    changed = [name for name in CONTINUOUS if getattr(agent, name, None) != getattr(type(agent), name, None)]
+    if not isinstance(spec.action, Discrete):
+        return []
+    return [f"--agent.{name.replace('_', '-')} does nothing: the actions of {spec.id} are discrete" for name in changed]
 
 
 def _from_where(plan: Plan) -> str:

@@ -14,7 +14,7 @@ import yaml
 
 import jaxrl_fast
 from jaxrl_fast import command, config, host, plan, plot, report, sinks, train, trainer, video
-from jaxrl_fast.agents.configs import CONFIGS, PPO
+from jaxrl_fast.agents.configs import CONFIGS, NEEDS, PPO
 
 ROOT = Path(__file__).parent.parent
 
@@ -271,6 +271,11 @@ MISTAKES = [
     ("dqn --agent.num-atoms 1", ["--agent.num-atoms", "at least 2"]),
     ("dqn --agent.distribution c52", ["--agent.distribution", "did you mean c51"]),
     ("dqn --agent.distribution c51 --agent.v-min 3 --agent.v-max 3", ["v_min 3.0", "v_max 3.0"]),
+    ("dqn --agent.priority-exponent 0.6", ["--agent.priority-exponent does nothing without --agent.prioritised\n"]),
+    ("dqn --agent.num-atoms 51", ["--agent.num-atoms does nothing without --agent.distribution c51 or quantile\n"]),
+    ("dqn --agent.distribution quantile --agent.v-max 9", ["--agent.v-max does nothing", "--agent.distribution c51\n"]),
+    ("--config rainbow_cartpole --agent.no-prioritised --agent.importance-exponent 1", ["--agent.prioritised"]),
+    ("--config idle.yaml", ["agent.munchausen_clip in idle.yaml does nothing without agent.munchausen\n"]),
     ("dqn --agent.replay-ratio 0", ["--agent.replay-ratio", "above 0"]),
     ("dqn --agent.replay-ratio 0.123456789", ["replay_ratio 0.123456789", "64 steps", "0.123456787109375"]),
     ("dqn --agent.target-period 0", ["--agent.target-period", "at least 1"]),
@@ -289,6 +294,7 @@ MISTAKES = [
     ("dqn --config ppo_cartpole", ["ppo_cartpole", "ppo", "dqn"]),
     ("--config rainbow_cartpol", ["did you mean rainbow_cartpole"]),
     ("pqn --config ppo_cartpole", ["ppo_cartpole", "ppo", "pqn"]),
+    ("ppo --run-dir a --name b", ["--name b does not go with --run-dir a, which has the name in it"]),
     ("ppo --run-dir taken", ["taken", "--run-dir"]),
     ("ppo --name taken", ["taken", "--name"]),
     ("ppo --run-dir a_list.yaml/run", ["a_list.yaml/run"]),
@@ -323,6 +329,7 @@ FILES = {
     "wrong_key.yaml": "num_env: 3\n",
     "wrong_agent_key.yaml": "agent: {gama: 0.9}\n",
     "clip.yaml": "algo: dqn\nagent: {clip: 0.1}\n",
+    "idle.yaml": "algo: dqn\nagent: {munchausen_clip: -2}\n",
     "wrong_value.yaml": "num_envs: many\n",
     "broken.yaml": "num_envs: [3\nseed: 1\n",
     "a_list.yaml": "- 1\n- 2\n",
@@ -393,6 +400,44 @@ def test_what_a_file_holds_is_an_option_of_an_environment():
     written = config.to_mapping(settings)["env_options"]
     assert written == options | {"a": [[1, 0], [0, 1]], "e": 2}
     assert yaml.safe_dump(written) and json.dumps(written)
+
+
+@pytest.mark.parametrize("algo", CONFIGS)
+def test_what_does_nothing_without_a_switch_does_something_with_it(algo):
+    default = CONFIGS[algo]()
+    for name, (switch, values) in NEEDS.items():
+        if hasattr(default, name):
+            idle = {name: getattr(default, name)}
+            with pytest.raises(ValueError, match=rf"^agent.{name} does nothing without agent.{switch}"):
+                config.from_keywords(algo=algo, agent=idle)
+            for value in values:
+                assert getattr(config.from_keywords(algo=algo, agent=idle | {switch: value}).agent, switch) == value
+
+
+def test_an_algorithm_of_ones_own_may_have_the_option_without_the_switch(monkeypatch):
+    mine = dataclasses.make_dataclass("Mine", [("v_min", float, 0.0)], frozen=True)
+    monkeypatch.setitem(CONFIGS, "mine", mine)
+    assert config.from_keywords(algo="mine", agent={"v_min": -1}).agent == mine(-1.0)
+
+
+@pytest.mark.parametrize(("env", "is_told"), [("CartPole-v1", True), ("Pendulum-v1", False)])
+def test_what_is_for_continuous_actions_is_warned_of_where_there_are_none(env, is_told, capsys):
+    settings = config.from_keywords(algo="ppo", env=env, agent={"squash": True, "log_std_init": -1})
+    report.announce(plan.check(settings), sinks.Quiet())
+    told = "warning: --agent.{} does nothing: the actions of gymnax/CartPole-v1 are discrete\n"
+    expected = "".join(map(told.format, ("squash", "log-std-init")))
+    assert capsys.readouterr().err == (expected if is_told else "")
+
+
+def test_a_presets_options_may_lose_their_switch(tmp_path):
+    """A run's config.yaml is a preset that names all options, whatever is on."""
+    settings = parse("--config rainbow_cartpole --agent.no-prioritised --agent.distribution none")
+    assert settings.agent.v_max == 100
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.safe_dump(config.to_mapping(settings)))
+    assert parse(f"--config {path}").agent == config.of_run(tmp_path).agent == settings.agent
+    path.write_text("algo: dqn\nagent: {v_max: 100}\n")
+    assert parse(f"--config {path} --agent.distribution c51").agent.v_max == 100
 
 
 def test_an_unwritable_folder_is_refused(tmp_path, capsys, monkeypatch):

@@ -117,6 +117,11 @@ def test_the_last_word_on_an_option_holds():
     assert ask("ppo --seed 0..4 --seed 7").groups[0].members == (Member(7),)
 
 
+def test_a_switch_that_an_option_needs_may_be_varied():
+    assert sizes("dqn --agent.prioritised true,false --agent.priority-exponent 0.5,0.6") == [2, 2]
+    assert sizes("dqn --agent.distribution none,c51 --agent.v-min -1,0") == [1, 1, 1, 1]
+
+
 def test_options_need_only_make_sense_in_each_combination():
     """By itself --stop-when-solved would ask for --solved."""
     asked = ask("ppo --env CartPole-v1 --stop-when-solved --solved 400,475")
@@ -190,6 +195,8 @@ MISTAKES = [
     ("ppo --retry", ["--retry", "--resume"]),
     ("ppo --slurm-option timeout_min=3", ["--slurm-options", "--launcher slurm"]),
     ("ppo --launcher slurm --workers 2", ["--workers 2", "--launcher slurm"]),
+    ("ppo --name a --sweep-dir b", ["--name a does not go with --sweep-dir b, which has the name in it"]),
+    ("dqn --agent.v-min -1,0", ["--agent.v-min does nothing without --agent.distribution c51"]),
     ("ppo --name a/b", ["--name a/b", "--sweep-dir"]),
     ("ppo --name ..", ["--name ..", "--sweep-dir"]),
     (f"ppo --name {'x' * 300}", ["x cannot be made (File name too long)"]),
@@ -737,7 +744,8 @@ def finished(folder, returns, **options):
 
 def test_options_of_the_environment_are_a_column(tmp_path):
     """Dictionaries cannot be hashed, nor some environments."""
-    ready = finished(tmp_path / "sweep", [3.0, 3.0], algo="ppo", env_options=[{"max_steps_in_episode": 3}, {}], num_envs=2)
+    options = dict(algo="ppo", env_options=[{"max_steps_in_episode": 3}, {}], num_envs=2)
+    ready = finished(tmp_path / "sweep", [3.0, 3.0], **options)
     table = results.rows(ready)
     assert [row["env_options"] for row in table] == ["max_steps_in_episode=3", "none"]
     drawn = results.figures_of(ready, table)

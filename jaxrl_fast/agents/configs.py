@@ -3,7 +3,7 @@
 An algorithm of CONFIGS has a frozen dataclass here whose fields are its options, each with its docstring below it.
 Three things are asked of all of them: `rollout_length` (a number, or "auto"), `network` (one of `networks.KINDS`, or
 "auto"), and `gradient_rows(num_envs)`. Where they are there, `describe(num_envs)` is said in a run's header, and
-`first_learning(num_envs)` and `capacity` are reckoned with.
+`first_learning(num_envs)` and `capacity` are reckoned with. Options that do nothing by themselves are in NEEDS.
 """
 
 from dataclasses import dataclass
@@ -231,6 +231,14 @@ class PQN:
 
 
 CONFIGS = {"ppo": PPO, "dqn": DQN, "pqn": PQN}
+# Options that do nothing unless another has one of these values. A name means the same in every algorithm.
+NEEDS: dict[str, tuple[str, tuple[Any, ...]]] = {
+    **dict.fromkeys(("priority_exponent", "importance_exponent"), ("prioritised", (True,))),
+    **dict.fromkeys(("munchausen_alpha", "munchausen_temperature", "munchausen_clip"), ("munchausen", (True,))),
+    **dict.fromkeys(("v_min", "v_max"), ("distribution", ("c51",))),
+    "num_atoms": ("distribution", ("c51", "quantile")),
+}
+CONTINUOUS = ("squash", "log_std_init")  # do nothing where actions are discrete
 
 
 def as_fraction(number: float) -> Fraction:
