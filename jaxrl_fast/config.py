@@ -8,18 +8,19 @@ over earlier ones, and converted (`values`) by the types of the dataclasses (`op
 import dataclasses
 import operator
 import re
+import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from shlex import quote
 from typing import Any, NamedTuple, NoReturn
 
 from jaxrl_fast.agents.configs import CONFIGS, NEEDS
-from jaxrl_fast.options import LAST_SEED, SWITCHES, Options, Task, types_of
+from jaxrl_fast.options import LAST_SEED, SINGLE, SWITCHES, Options, Task, types_of
 from jaxrl_fast.spelling import nearest
-from jaxrl_fast.values import check_range, convert
-from jaxrl_fast.written import Setting, from_mapping, listed, one, path_of, read_preset, shipped, tokenise
+from jaxrl_fast.values import check_range, convert, is_whole
+from jaxrl_fast.written import CONFIG, Setting, from_mapping, listed, one, path_of, read_preset, shipped, tokenise
 
-CONFIG = "config.yaml"  # of a run: everything, resolved
+LAYOUT = "sweep.yaml"  # of a sweep: its groups and their members
 PROGRAM, SWEEP = "python -m jaxrl_fast.train", "python -m jaxrl_fast.sweep"
 DECIDE_GAMES = ("exact_resume", "save_every", "eval_every", "eval_episodes", "eval_envs")  # where games begin anew
 NOT_OF_GAMES = ("num_threads", "thread_affinity_offset")  # options of environments that only say how they are stepped
@@ -89,7 +90,7 @@ def resolve(algo: str, written: list[Setting]) -> Settings:
     for setting in map(lambda s: without_no(s, known), settings):
         if setting.name not in known:
             refuse_name(setting, known, algo)
-        value = convert(known[setting.name], setting)
+        value = _convert(known[setting.name], setting)
         if setting.name == "env_options":
             _check_env_options(setting, value)
             value = values.get(setting.name, {}) | value
@@ -105,6 +106,18 @@ def resolve(algo: str, written: list[Setting]) -> Settings:
     if options.stop_when_solved and options.solved is None:
         raise ValueError("--stop-when-solved needs to know what solved means: give --solved RETURN")
     return Settings(algo, preset or "", options, agent_type(**own), by_default)
+
+
+def _convert(kind: Any, setting: Setting) -> Any:
+    """The value. Several of them, as a sweep takes them, are for a sweep."""
+    try:
+        return convert(kind, setting)
+    except ValueError:
+        text = setting.values[0] if len(setting.values) == 1 else None
+        one_wanted = setting.name not in SINGLE and typing.get_origin(kind) not in (tuple, dict)
+        if isinstance(text, str) and one_wanted and ("," in text or ".." in text and is_whole(kind)):
+            raise ValueError(f"{setting.said} takes one value, not {text}; {SWEEP} takes several") from None
+        raise
 
 
 def folder_of(setting: Setting, wanted: str) -> str:
@@ -157,6 +170,8 @@ def is_nothing_said(algo: str, written: list[Setting]) -> bool:
 
 def resumed(algo: str, written: list[Setting], folder: Path) -> Settings:
     """Those of the run in this folder, with what was written over them where that may change."""
+    if (folder / LAYOUT).is_file():
+        raise ValueError(f"--resume {folder} is a sweep and no run; go on with {SWEEP} --resume {folder}")
     path = file_of_run(folder, f"--resume {folder}")
     for setting in written:
         if setting.name in ("config", "run_dir", "name"):
@@ -186,11 +201,19 @@ def of_run(folder: Path) -> Settings:
 def file_of_run(folder: Path, said: str) -> Path:
     """Where the run in this folder wrote its settings down."""
     path = folder / CONFIG
+    if (folder / LAYOUT).is_file():
+        runs = sorted(str(below.parent) for below in folder.glob(f"*/{CONFIG}"))
+        there = f"one of its runs is {runs[0]}" if runs else "none of its runs has begun"
+        raise ValueError(f"{said} is a sweep and no run; {there}")
     if not path.is_file():
-        siblings = [f.name for f in folder.parent.iterdir() if (f / CONFIG).is_file()] if folder.parent.is_dir() else []
-        hint = nearest(folder.name, siblings, lambda name: str(folder.with_name(name)))
-        raise ValueError(f"{said}: there is no run in it (no {CONFIG}){hint}")
+        raise ValueError(f"{said}: there is no run in it (no {CONFIG}){nearest_with(CONFIG, folder)}")
     return path
+
+
+def nearest_with(file: str, folder: Path) -> str:
+    """For a message about a folder that has no such file: the nearest names beside it of folders that have."""
+    siblings = [f.name for f in folder.parent.iterdir() if (f / file).is_file()] if folder.parent.is_dir() else []
+    return nearest(folder.name, siblings, lambda name: str(folder.with_name(name)))
 
 
 def print_help(settings: Settings, program: str = PROGRAM, says: str = "Trains {}.", *more: Any) -> None:

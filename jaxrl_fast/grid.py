@@ -13,13 +13,12 @@ from typing import Any, NamedTuple, NoReturn
 from jaxrl_fast import config
 from jaxrl_fast.agents.configs import CONFIGS
 from jaxrl_fast.members import Member, real_numbers
-from jaxrl_fast.options import SWITCHES, Checkpoints, Options, Output, Sweep, types_of
+from jaxrl_fast.options import SINGLE, SWITCHES, Options, Sweep, types_of
 from jaxrl_fast.spelling import parse_int
-from jaxrl_fast.values import check_range, convert
+from jaxrl_fast.values import check_range, convert, is_whole
 from jaxrl_fast.written import Setting, from_mapping, read_preset, tokenise
 
 MOST = 100_000  # trainings in a sweep
-SINGLE = ("config", "num_seeds", *types_of(Output), *types_of(Checkpoints))  # have one value in all of a sweep
 OWN = types_of(Sweep) | {"name": str, "resume": str}
 DEFAULTS = {"tensorboard": False, "on_nonfinite": "continue", "report_every": 10.0}  # where nobody says otherwise
 SCALED = {
@@ -308,7 +307,7 @@ def _defaults(fixed: list[Setting]) -> list[Setting]:
 def _range(kind: Any, setting: Setting, text: str) -> list[str]:
     """0..4 as 0 1 2 3 4 where whole numbers are wanted."""
     first, dots, last = text.partition("..")
-    if not dots or int not in (kind, *typing.get_args(kind)):
+    if not dots or not is_whole(kind):
         return [text]
     try:
         low, high = parse_int(first), parse_int(last)

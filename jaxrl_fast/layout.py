@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jaxrl_fast import config, grid, options, plan, slurm
+from jaxrl_fast.config import LAYOUT
 from jaxrl_fast.grid import Group
 from jaxrl_fast.members import Member
 from jaxrl_fast.written import from_mapping, leads_elsewhere, path_of
 
-LAYOUT, FAILED = "sweep.yaml", "failed.json"
+FAILED = "failed.json"
 FREE = ("seed", "num_seeds", "report_every", "log_level")  # of a group's options: the same sweep may have others
 
 
@@ -91,7 +92,8 @@ def read(folder: Path) -> Sweep:
 
     path = folder / LAYOUT
     if not path.is_file():
-        raise ValueError(f"--resume {folder}: there is no sweep in it (no {LAYOUT})")
+        hint = config.nearest_with(LAYOUT, folder)
+        raise ValueError(f"--resume {folder}: there is no sweep in it (no {LAYOUT}){hint}")
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
         groups = {_plain(each["folder"]): _group(each["config"], each["members"]) for each in content["groups"]}

@@ -161,3 +161,6 @@ def types_of(dataclass_type: type) -> dict[str, Any]:
     """Each field's type by name."""
     hints = typing.get_type_hints(dataclass_type)
     return {f.name: hints[f.name] for f in dataclasses.fields(dataclass_type)}
+
+
+SINGLE = ("config", "num_seeds", *types_of(Output), *types_of(Checkpoints))  # have one value in all of a sweep

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 
 SECONDS = {"min": 60, "h": 3600, "s": 1}
 SUFFIXES = {"k": 10**3, "M": 10**6, "B": 10**9}
+NAMES = {"k": "thousands", "M": "millions", "B": "billions"}
 
 
 def nearest(word: str, names: Iterable[object], spell: Callable[[str], str] = str) -> str:
@@ -40,6 +41,16 @@ def parse_float(text: str) -> float:
     if not math.isfinite(value):
         raise ValueError
     return value
+
+
+def suffix_meant(text: str) -> str:
+    """For a message about what is no number but for its suffix's case: "; did you mean 1M, M for millions?"."""
+    suffix = text[-1:].swapcase()
+    try:
+        parse_float(text[:-1])
+    except ValueError:
+        return ""
+    return f"; did you mean {text[:-1]}{suffix}, {suffix} for {NAMES[suffix]}?" if suffix in NAMES else ""
 
 
 def parse_period(text: str) -> tuple[int, float]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from jaxrl_fast.options import RANGES, SWITCHES
-from jaxrl_fast.spelling import nearest, parse_float, parse_int, parse_period
+from jaxrl_fast.spelling import nearest, parse_float, parse_int, parse_period, suffix_meant
 from jaxrl_fast.written import Setting, in_front, one
 
 WORDS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
@@ -42,6 +42,11 @@ def check_range(setting: Setting, value: Any) -> None:
         _check_period(setting, value)
 
 
+def is_whole(kind: Any) -> bool:
+    """Whether an option of this type takes whole numbers."""
+    return int in (kind, *typing.get_args(kind))
+
+
 def _check_period(setting: Setting, value: int | str) -> None:
     try:
         parse_period(str(value))
@@ -56,6 +61,8 @@ def _convert_one(kind: Any, setting: Setting, value: Any) -> Any:
         except ValueError:
             continue
     near = nearest(str(value), typing.get_args(kind)) if typing.get_origin(kind) is Literal else ""
+    if is_whole(kind) or float in (kind, *typing.get_args(kind)):
+        near = suffix_meant(str(value))
     where = in_front(setting) if kind in SWITCHES else ""
     raise ValueError(f"{setting.said}: {value!r} is not {_wanted(kind)}{near}{where}")
 

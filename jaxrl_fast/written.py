@@ -6,6 +6,8 @@ from typing import Any, NamedTuple
 
 from jaxrl_fast.spelling import nearest
 
+CONFIG = "config.yaml"  # of a run: everything, resolved; a preset too
+
 
 class Setting(NamedTuple):
     """One option as someone wrote it."""
@@ -56,6 +58,8 @@ def read_preset(name: str) -> list[Setting]:
 
     presets = shipped()
     path = presets.get(name) or path_of(name, "--config")
+    if (path / CONFIG).is_file():
+        raise ValueError(f"{name!r} is the folder of a run and no preset; its settings are one: {path / CONFIG}")
     if not path.is_file():
         hint = nearest(name, presets) or f"; shipped are {listed(presets) or 'none'}"
         raise ValueError(f"there is no preset {name!r}, neither shipped nor as a file{hint}")

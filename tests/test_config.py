@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 import jaxrl_fast
-from jaxrl_fast import command, config, host, plan, plot, report, sinks, train, trainer, video
+from jaxrl_fast import command, config, evaluate, host, plan, plot, report, sinks, train, trainer, video
 from jaxrl_fast.agents.configs import CONFIGS, NEEDS, PPO
 
 ROOT = Path(__file__).parent.parent
@@ -210,6 +210,13 @@ MISTAKES = [
     ("ppo extra", ["'extra'"]),
     ("ppo --num-envs", ["--num-envs", "whole number"]),
     ("ppo --num-envs x", ["--num-envs", "'x'"]),
+    ("ppo --seed 0,1,2", ["--seed takes one value, not 0,1,2; python -m jaxrl_fast.sweep takes several\n"]),
+    ("ppo --seed 0..4", ["--seed takes one value, not 0..4; python -m jaxrl_fast.sweep takes several\n"]),
+    ("ppo --agent.gamma 0.9,0.99", ["--agent.gamma takes one value", "python -m jaxrl_fast.sweep takes several\n"]),
+    ("ppo --keep 1,2", ["--keep: '1,2' is not a whole number (64, 64k, 1e6)\n"]),
+    ("ppo --agent.hidden 64,64", ["--agent.hidden: '64,64' is not a whole number (64, 64k, 1e6)\n"]),
+    ("ppo --total-steps 1m", ["--total-steps: '1m' is not a whole number", "; did you mean 1M, M for millions?\n"]),
+    ("ppo --solved 1.5K", ["--solved: '1.5K'", "; did you mean 1.5k, k for thousands?\n"]),
     ("ppo --num-envs 1.5", ["--num-envs", "'1.5'"]),
     ("ppo --num-envs aut", ["--num-envs", "whole number", "'auto'"]),
     ("ppo --num-envs auto --env CartPole-v2", ["CartPole-v2", "CartPole-v1"]),
@@ -312,6 +319,8 @@ MISTAKES = [
     ("ppo --run-dir a_run", ["a_run exists already", "or go on with it by --resume a_run"]),
     ("--resume nowhere", ["--resume nowhere", "no config.yaml"]),
     ("--resume a_rum", ["did you mean a_run?"]),
+    ("--resume a_sweep", ["a_sweep is a sweep and no run; go on with python -m jaxrl_fast.sweep --resume a_sweep\n"]),
+    ("--config a_run", ["'a_run' is the folder of a run and no preset; its settings are one: a_run/config.yaml\n"]),
     ("--resume broken_run", ["broken_run/config.yaml line 2", "not readable as YAML"]),
     ("--resume a_run --num-envs 3", ["--num-envs 3: this run has 8"]),
     ("--resume a_run --num-envs auto", ["--num-envs auto: this run has 8"]),
@@ -348,6 +357,8 @@ def place(tmp_path_factory):
         (folder / name).mkdir()
         (folder / name / "config.yaml").write_text(text)
         (folder / name / host.LOCK).touch()
+    (folder / "a_sweep" / "01").mkdir(parents=True)
+    (folder / "a_sweep" / "sweep.yaml").touch()
     (folder / "taken").mkdir()
     (folder / "runs" / "taken").mkdir(parents=True)
     return folder
@@ -498,6 +509,17 @@ def test_an_error_of_ours_is_not_taken_for_the_users(monkeypatch):
     monkeypatch.setattr(plan, "prepare", fail)
     with pytest.raises(ValueError, match="a bug"):
         train.main(["ppo"])
+
+
+@pytest.mark.parametrize("program", [evaluate, video])
+def test_a_sweep_is_no_run(program, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for name, text in (("sweep.yaml", ""), ("02/config.yaml", "algo: ppo\n"), ("01/config.yaml", "algo: ppo\n")):
+        (tmp_path / "x" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "x" / name).write_text(text)
+        assert program.main(["x"]) == 2
+        there = f"one of its runs is x/{name[:2]}" if text else "none of its runs has begun"
+        assert capsys.readouterr().err == f"error: x is a sweep and no run; {there}\n"
 
 
 def test_help_for_a_reader_that_left():

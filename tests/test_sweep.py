@@ -204,6 +204,8 @@ MISTAKES = [
     ("--resume no_members", ["no_members/sweep.yaml is not what a sweep writes"]),
     ("--resume elsewhere", ["elsewhere/sweep.yaml is not what a sweep writes"]),
     ("ppo --name taken", ["taken", "holds no sweep"]),
+    ("--resume sweeps/a_swep", ["no sweep in it (no sweep.yaml); did you mean sweeps/a_sweep?"]),
+    ("ppo --agent.gamma 0..4", ["--agent.gamma: '0..4' is not a number\n"]),
     ("--resume nowhere", ["--resume nowhere", "no sweep"]),
     ("--resume=", ["--resume wants a sweep's folder, and '' is none"]),
     ("ppo --sweep-dir sweeps/taken", ["sweeps/taken", "choose another --sweep-dir"]),
