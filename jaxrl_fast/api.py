@@ -71,7 +71,7 @@ class Sweep:
 
     folder: Path
     results: list[dict[str, Any]]  # a dictionary for each training: `pandas.DataFrame(sweep.results)` is a table
-    status: int  # 0, or 1 where a program failed or diverged, or 128 and the signal that stopped it
+    status: int  # 0; 1 where a program failed or diverged, or is not on the disk; or 128 and the signal that stopped it
 
     def plot(self, name: str = "") -> Any:
         """One of its figures, by the name of its file; left out, steps per second, or the curves where that is none."""

@@ -57,6 +57,8 @@ def from_keywords(
 ) -> Settings:
     """Settings from Python: the options' names as keywords, the algorithm's own in `agent`."""
     given = ({} if preset is None else {"config": preset}) | options | ({"agent": agent} if agent else {})
+    if not given.get("resume", True):  # as by default
+        del given["resume"]
     written = from_mapping(given, lambda name: name)
     settings = resolve(algo, written)
     refuse_idle(written, [settings.agent])
@@ -98,6 +100,9 @@ def resolve(algo: str, written: list[Setting]) -> Settings:
         check_range(setting, value)
     if not any(s.said == "--resume" for s in written):
         _forget_threshold(values, from_preset, written)
+    for place, other in (("run_dir", "name"), ("name", "run_dir")):  # a preset's is overridden by either
+        if any(s.name == place for s in written) and not any(s.name == other for s in written):
+            values.pop(other, None)
     own = {name[6:]: value for name, value in values.items() if name.startswith("agent.")}
     options = Options(**{name: value for name, value in values.items() if not name.startswith("agent.")})
     last_seed = options.seed + options.num_seeds - 1
@@ -115,6 +120,7 @@ def _convert(kind: Any, setting: Setting) -> Any:
     except ValueError:
         text = setting.values[0] if len(setting.values) == 1 else None
         one_wanted = setting.name not in SINGLE and typing.get_origin(kind) not in (tuple, dict)
+        one_wanted &= setting.said.startswith("--")
         if isinstance(text, str) and one_wanted and ("," in text or ".." in text and is_whole(kind)):
             raise ValueError(f"{setting.said} takes one value, not {text}; {SWEEP} takes several") from None
         raise
@@ -171,7 +177,7 @@ def is_nothing_said(algo: str, written: list[Setting]) -> bool:
 def resumed(algo: str, written: list[Setting], folder: Path) -> Settings:
     """Those of the run in this folder, with what was written over them where that may change."""
     if (folder / LAYOUT).is_file():
-        raise ValueError(f"--resume {folder} is a sweep and no run; go on with {SWEEP} --resume {folder}")
+        raise ValueError(f"--resume {folder} is a sweep and no run; go on with {SWEEP} --resume {quote(str(folder))}")
     path = file_of_run(folder, f"--resume {folder}")
     for setting in written:
         if setting.name in ("config", "run_dir", "name"):

@@ -145,8 +145,9 @@ def learning(
 
 def records_of(row: Row, members: Members) -> Sequence[Row]:
     """Those of a row's own training."""
-    own = (lines for member, lines in members[row["group"]].items() if all(row[name] == x for name, x in member))
-    return next(own, ())
+    found = members[row["group"]]
+    names = [name for name, _ in next(iter(found), ())]  # all members of a program have the same
+    return found.get(tuple((name, row[name]) for name in names), ())
 
 
 def series(group: Sequence[Row], members: Members) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -69,6 +69,8 @@ def from_keywords(
     """The names of `config.from_keywords`, any of them with a list of values; and those of `options.Sweep`."""
     written = [] if preset is None else [Setting("config", [preset], "config")]
     given = options | {f"agent.{name}": value for name, value in (agent or {}).items()}
+    if not given.get("resume", True):  # as by default
+        del given["resume"]
     written += [Setting(name, [value], name) for name, value in given.items()]
     return lay_out(algo, written, from_values)
 
@@ -284,7 +286,7 @@ def _own(written: list[Setting]) -> tuple[Sweep, str, str]:
         said = next(s.said for s in written if s.name in ("scale", "sweep_dir", "name"))
         raise ValueError(f"{said} does not go with --resume, which goes on with the sweep as it is")
     if own.retry and not (resume or name or own.sweep_dir):
-        raise ValueError("--retry goes with --resume or the sweep's --name: what has failed is tried once more")
+        raise ValueError("--retry goes with --resume, or a sweep's --name or --sweep-dir: it tries what has failed")
     if own.slurm_options and own.launcher != "slurm":
         raise ValueError("--slurm-options go with --launcher slurm")
     if own.launcher == "slurm" and own.workers > 1:

@@ -172,18 +172,20 @@ def fingerprint() -> dict[str, Any]:
 def stop_signals(stop: Callable[[int], None]) -> Iterator[None]:
     """The first signal lets the chunk finish; the second does what it would have done.
 
-    Under `nohup` the end of the terminal stays ignored.
+    Under `nohup` the end of the terminal stays ignored. Where it is not, it is told twice at once, by the shell and by
+    the kernel, so the second time is no second word.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     before = {number: signal.getsignal(number) for name in SIGNALS if (number := getattr(signal, name, None))}
-    if before.get(hangup := getattr(signal, "SIGHUP", None)) is signal.SIG_IGN:
+    hangup = getattr(signal, "SIGHUP", None)
+    if before.get(hangup) is signal.SIG_IGN:
         del before[hangup]
 
     def note(number, _):
+        signal.signal(number, signal.SIG_IGN if number == hangup else before[number])
         stop(number)
-        signal.signal(number, before[number])
         tell("stopping after this chunk; once more to quit at once")
 
     for number in before:

@@ -109,7 +109,7 @@ class Sweep:
     sweep_dir: str = ""
     """Folder of this sweep; left out, sweeps/NAME."""
     retry: bool = False
-    """With --resume: also what has failed is tried once more."""
+    """Where the sweep goes on: also what has failed is tried once more."""
 
 
 @dataclass(frozen=True)

@@ -139,7 +139,7 @@ def check(settings: config.Settings, members: tuple[Member, ...] = ()) -> Plan:
 
 def check_unsolved(options: config.Options, saved: Any) -> None:
     """A run that stops when solved, and is, has nothing to do with more steps."""
-    longer = saved is not None and options.total_steps != saved.manifest["config"]["total_steps"]
+    longer = saved is not None and options.total_steps > saved.manifest["config"]["total_steps"]
     if longer and options.stop_when_solved and all(saved.manifest["host"]["scores"]["solved"]):
         raise ValueError(
             f"--total-steps {options.total_steps}: this run stops when it is solved, and it is; "

@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from shlex import quote
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -115,7 +116,8 @@ def choose(folder: Path, which: Which, without: frozenset[str]) -> checkpoint.Ch
     """The checkpoint that evaluated best or the newest; where that is damaged, the newest intact one, and a warning."""
     parent = folder / FOLDER
     if not checkpoint.folders(parent):
-        raise ValueError(f"{folder} has no checkpoint to play from; train with --resume {folder} goes on to one")
+        go_on = f"train with --resume {quote(str(folder))} goes on to one"
+        raise ValueError(f"{folder} has no checkpoint to play from; {go_on}")
     best = checkpoint.best(parent) if which == "best" else None
     wrong = []
     if best is not None:

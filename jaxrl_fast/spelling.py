@@ -46,11 +46,12 @@ def parse_float(text: str) -> float:
 def suffix_meant(text: str) -> str:
     """For a message about what is no number but for its suffix's case: "; did you mean 1M, M for millions?"."""
     suffix = text[-1:].swapcase()
+    meant = text[:-1] + suffix
     try:
-        parse_float(text[:-1])
+        parse_float(meant)
     except ValueError:
         return ""
-    return f"; did you mean {text[:-1]}{suffix}, {suffix} for {NAMES[suffix]}?" if suffix in NAMES else ""
+    return f"; did you mean {meant}, {suffix} for {NAMES[suffix]}?" if suffix in NAMES else ""
 
 
 def parse_period(text: str) -> tuple[int, float]:

@@ -61,7 +61,9 @@ def execute(sweep: Sweep) -> int:
             host.tell(f"error: {name}: {why}")
         if any((sweep.folder / name / FAILED).is_file() for name in wrong):
             terminal.say(f"  try what failed once more  {again} --retry")
-        return 128 + signal if signal else 1 if wrong or lost or written is None else 0
+        if signal and not lost and written is not None:
+            return 128 + signal
+        return 1 if wrong or lost or written is None else 0
     finally:
         terminal.close()
 
@@ -94,9 +96,9 @@ def work(sweep: Sweep, terminal: sinks.Terminal) -> tuple[int | None, int]:
         if outcome is None:
             continue
         if_there_is_room(results.write_table, sweep)
+        lost += outcome["lost"]
         if outcome["signal"]:
             return outcome["signal"], lost
-        lost += outcome["lost"]
         terminal.say(f"     {outcome['words']}")
     return None, lost
 
@@ -169,9 +171,9 @@ def share(sweep: Sweep, terminal: sinks.Terminal) -> tuple[int | None, int]:
     told = set(sweep.groups) - set(unfinished(sweep))
 
     def tell() -> None:
-        for name in sweep.groups.keys() - told - set(unfinished(sweep)):
+        for name in (n for n in sweep.groups if n not in told and finished(sweep.folder / n)):
             told.add(name)
-            how = summary(sweep.folder / name).get("status", "failed")
+            how = "failed" if (sweep.folder / name / FAILED).is_file() else summary(sweep.folder / name)["status"]
             terminal.say(f"{len(told)}/{len(sweep.groups)}  {name} · {how}")
 
     command = [sys.executable, "-c", ALONE, str(sweep.folder)]
@@ -192,7 +194,7 @@ def share(sweep: Sweep, terminal: sinks.Terminal) -> tuple[int | None, int]:
     tell()
     lost = 0 if stopped else sum(process.returncode != 0 for process in processes)
     if lost:
-        host.warn(f"{lost} of {len(processes)} workers ended before their work was done")
+        host.warn(f"{lost} of {len(processes)} workers died, or could not write all that they should")
     return stopped[0] if stopped else None, lost
 
 
@@ -201,7 +203,7 @@ def work_alone(folder: str) -> int:
     sweep = read(Path(folder))
     offer_devices(group.settings for group in sweep.groups.values())
     signal, lost = work(sweep, sinks.Quiet())
-    return 128 + signal if signal else 1 if lost else 0
+    return 1 if lost else 128 + signal if signal else 0
 
 
 def unfinished(sweep: Sweep) -> list[str]:

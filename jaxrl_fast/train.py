@@ -21,9 +21,9 @@ def execute(ready: plan.Plan) -> int:
         host.tell(f"error: {outcome.failure}")
     if outcome.unwritten:
         host.tell(f"error: {outcome.folder}: {outcome.unwritten} could not be written")
-    if outcome.signal and not outcome.failure:
-        return 128 + outcome.signal
-    return 1 if outcome.failure or outcome.unwritten else 0
+    if outcome.failure or outcome.unwritten:
+        return 1
+    return 128 + outcome.signal if outcome.signal else 0
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from shlex import quote
 from typing import Any, NamedTuple
 
 from jaxrl_fast.spelling import nearest
@@ -76,7 +77,8 @@ def read_preset(name: str) -> list[Setting]:
     if "config" in content:
         raise ValueError(f"{path}: a preset cannot name another one (config: {content['config']})")
     if "resume" in content:
-        raise ValueError(f"{path}: a preset cannot name a run to go on with; --resume {content['resume']} does")
+        run = quote(str(content["resume"]))
+        raise ValueError(f"{path}: a preset cannot name a run to go on with; --resume {run} does")
     return from_mapping(content, lambda key: f"{key} in {path}")
 
 
@@ -116,12 +118,14 @@ def one(setting: Setting, wanted: str) -> Any:
         return setting.values[0]
     if not setting.values:
         raise ValueError(f"{setting.said} wants a value: {wanted}")
-    raise ValueError(f"{setting.said} takes one value; {setting.values[1]!r} is one too many{in_front(setting)}")
+    raise ValueError(f"{setting.said} takes one value; {setting.values[1]!r} is one too many{in_front(setting, 1)}")
 
 
-def in_front(setting: Setting) -> str:
-    """On a command line: where what seems to be an option's value has its place if it is none."""
-    return "; what belongs to no option comes before them all" if setting.said.startswith("--") else ""
+def in_front(setting: Setting, i: int = 0) -> str:
+    """On a command line: where what seems to be value i of an option has its place if it is none, and is no number."""
+    word = str(setting.values[i])
+    misplaced = setting.said.startswith("--") and not word[:1].isdigit()
+    return "; an algorithm or the folder of a run comes before all options" if misplaced else ""
 
 
 def listed(names: Iterable[str]) -> str:

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 import jaxrl_fast
-from jaxrl_fast import command, config, evaluate, host, plan, plot, report, sinks, train, trainer, video
+from jaxrl_fast import command, config, evaluate, grid, host, memory, plan, plot, report, sinks, train, trainer, video
 from jaxrl_fast.agents.configs import CONFIGS, NEEDS, PPO
 
 ROOT = Path(__file__).parent.parent
@@ -314,8 +314,8 @@ MISTAKES = [
     ("--resume", ["--resume wants a value"]),
     ("--resume=", ["--resume wants a run's folder, and '' is none"]),
     ("--config goes_on.yaml", ["goes_on.yaml: a preset cannot name a run to go on with; --resume a_run does"]),
-    ("--seed 3 ppo", ["'ppo' is one too many; what belongs to no option comes before them all"]),
-    ("--agent.anneal ppo", ["'ppo' is not true or false; what belongs to no option comes before them all"]),
+    ("--seed 3 ppo", ["'ppo' is one too many; an algorithm or the folder of a run comes"]),
+    ("--agent.anneal ppo", ["'ppo' is not true or false; an algorithm or the folder of a run"]),
     ("ppo --run-dir a_run", ["a_run exists already", "or go on with it by --resume a_run"]),
     ("--resume nowhere", ["--resume nowhere", "no config.yaml"]),
     ("--resume a_rum", ["did you mean a_run?"]),
@@ -369,6 +369,7 @@ def test_a_mistake_gets_one_line_and_leaves_nothing(line, words, place, monkeypa
     monkeypatch.chdir(place)
     before = sorted(place.rglob("*"))
     monkeypatch.setattr(trainer, "execute", lambda plan: pytest.fail("it began"))
+    monkeypatch.setattr(memory, "free", lambda *_: 24 * 2**30)
     assert train.main(line.split()) == 2
     out, err = capsys.readouterr()
     assert out == ""
@@ -398,6 +399,18 @@ def test_a_preset_from_python_is_a_name_or_a_file(train_with, place, monkeypatch
     with pytest.raises(ValueError, match="unknown algorithm 'sarsa'"):
         train_with(place / "unknown_algo.yaml")
     assert config.from_keywords(place / "a_run" / "config.yaml").preset == str(place / "a_run" / "config.yaml")
+
+
+def test_a_preset_s_place_is_overridden_by_either_option(place, monkeypatch):
+    (place / "placed.yaml").write_text("name: mine\n")
+    options = config.from_keywords(place / "placed.yaml", run_dir="out").options
+    assert (options.run_dir, options.name) == ("out", "")
+
+
+@pytest.mark.parametrize("nothing", ["", None])
+def test_from_python_no_run_to_go_on_with_may_be_said(nothing):
+    assert config.from_keywords(algo="ppo", resume=nothing) == config.from_keywords(algo="ppo")
+    assert grid.from_keywords(algo="ppo", resume=nothing) == grid.from_keywords(algo="ppo")
 
 
 def test_after_two_dashes_come_words(place, monkeypatch):

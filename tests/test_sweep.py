@@ -246,6 +246,7 @@ def test_a_mistake_gets_one_line_and_leaves_nothing(line, words, place, monkeypa
     monkeypatch.chdir(place)
     before = sorted(place.rglob("*"))
     monkeypatch.setattr(sweeper, "execute", lambda sweep: pytest.fail("it began"))
+    monkeypatch.setattr(memory, "free", lambda *_: 24 * 2**30)
     assert sweep.main(line.split()) == 2
     out, err = capsys.readouterr()
     assert out == "" and err.count("\n") == 1 and err.endswith("\n"), err
@@ -620,7 +621,7 @@ def test_workers_that_die_are_missed(pretend, monkeypatch, capsys):
     with monkeypatch.context() as patched:
         patched.setattr(sweeper, "ALONE", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
         assert sweep.main([*line, "--workers", "2"]) == 1
-    assert "2 of 2 workers ended before their work was done" in capsys.readouterr().err
+    assert "2 of 2 workers died, or could not write all that they should" in capsys.readouterr().err
     assert [r["status"] for r in results.rows(layout.read(folder))] == ["unfinished"] * 3
     assert sweep.main(["--resume", str(folder), "--log-level", "quiet"]) == 0
     assert len(Pretence.ran) == 3

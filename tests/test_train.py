@@ -4,6 +4,7 @@ import json
 import math
 import os
 import pty
+import shlex
 import signal
 import subprocess
 import sys
@@ -257,12 +258,25 @@ def test_under_nohup_the_end_of_the_terminal_is_ignored():
     assert heard == []
 
 
+def test_a_terminal_that_closes_is_told_of_twice_and_heard_once():
+    """By the shell and by the kernel, within a millisecond."""
+    heard, before = [], signal.signal(signal.SIGHUP, signal.default_int_handler)
+    try:
+        with host.stop_signals(heard.append):
+            signal.raise_signal(signal.SIGHUP)
+            signal.raise_signal(signal.SIGHUP)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert heard == [signal.SIGHUP]
+
+
 @pytest.mark.slow
 def test_a_terminal_that_closes_stops_the_run_as_ctrl_c_does(tmp_path):
     ours, theirs = pty.openpty()
     line = ["--config", "ppo_cartpole", "--total-steps", "1B", "--report-every", "0.1", "--run-dir", "run"]
     opened = f"import os; os.open({os.ttyname(theirs)!r}, os.O_RDWR)"  # a session's first terminal is its own
-    program = f"{opened}; from jaxrl_fast import command, train; command.start(lambda: train.main({line}))"
+    heard = "import signal; signal.signal(signal.SIGHUP, signal.SIG_DFL)"  # as where the tests are not under nohup
+    program = f"{opened}; {heard}; from jaxrl_fast import command, train; command.start(lambda: train.main({line}))"
     process = subprocess.Popen(
         [sys.executable, "-c", program],
         cwd=tmp_path,
@@ -274,10 +288,13 @@ def test_a_terminal_that_closes_stops_the_run_as_ctrl_c_does(tmp_path):
     )
     os.close(theirs)
     said = b""
-    while b"return" not in said:
-        said += os.read(ours, 4096)
-    os.close(ours)
-    assert process.wait(timeout=100) == 128 + signal.SIGHUP
+    try:
+        while b"return" not in said:
+            said += os.read(ours, 4096)
+        os.close(ours)
+        assert process.wait(timeout=100) == 128 + signal.SIGHUP
+    finally:
+        process.kill()
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "stopped"
     assert list((tmp_path / "run" / "checkpoints").glob("step-*"))
 
@@ -424,9 +441,9 @@ def test_what_fails_before_it_begins_leaves_the_folder_free(broken, tmp_path, mo
 
 ODD_PLACES = {
     "no standard output": ("-m jaxrl_fast.train ppo --seed x >&-", 2, "error: --seed: 'x' is not"),
-    "no words but ASCII": ("-c 'from jaxrl_fast import command; command.start(lambda: print(chr(183)))'", 0, ""),
-    "no command": ("-m jaxrl_fast", 0, ""),
-    "a version": ("-m jaxrl_fast --version", 0, ""),
+    "no words but ASCII": ("-c 'from jaxrl_fast import command; command.start(lambda: print(chr(183)))'", 0, "?\n"),
+    "no command": ("-m jaxrl_fast", 0, "python -m jaxrl_fast.train     trains an agent\n"),
+    "a version": ("-m jaxrl_fast --version", 0, f"{jaxrl_fast.__version__}\n"),
     "a blank for a dot": ("-m jaxrl_fast train", 2, "error: 'train' is no option here; python -m jaxrl_fast.train"),
     "a typo": ("-m jaxrl_fast evalute", 2, "did you mean python -m jaxrl_fast.evaluate?"),
 }
@@ -435,14 +452,14 @@ ODD_PLACES = {
 @pytest.mark.parametrize(("words", "status", "said"), ODD_PLACES.values(), ids=ODD_PLACES)
 def test_odd_places_get_a_sentence(words, status, said):
     ended = subprocess.run(
-        f"{sys.executable} {words}",
+        f"{shlex.quote(sys.executable)} {words}",
         shell=True,
         cwd=ROOT,
         capture_output=True,
         text=True,
         env=os.environ | {"PYTHONIOENCODING": "ascii"},
     )
-    assert ended.returncode == status and said in ended.stderr
+    assert ended.returncode == status and said in (ended.stderr if status else ended.stdout)
     assert ended.stderr.count("\n") == (status != 0)
 
 
