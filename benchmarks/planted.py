@@ -237,15 +237,15 @@ BUGS = (
     Bug(
         "ppo: observation statistics with reset rows",
         PPO,
-        "normalize.update(stats, obs, rollout.steps.valid, axis_name)",
-        "normalize.update(stats, obs, rollout.steps.valid | True, axis_name)",
+        "normalize.update(stats, obs, steps.valid, axis_name)",
+        "normalize.update(stats, obs, steps.valid | True, axis_name)",
         "tests/test_ppo.py::test_statistics_of_observations_leave_reset_rows_out",
     ),
     Bug(
         "ppo: the scale of rewards with reset rows",
         PPO,
-        "normalize.update_reward(state.rewards, reward, steps.last, steps.valid, config.gamma, axis_name)",
-        "normalize.update_reward(state.rewards, reward, steps.last, steps.valid | True, config.gamma, axis_name)",
+        "normalize.update_reward(rewards, reward, steps.last, steps.valid, config.gamma, axis_name)",
+        "normalize.update_reward(rewards, reward, steps.last, steps.valid | True, config.gamma, axis_name)",
         "tests/test_ppo.py::test_the_scale_of_rewards_leaves_reset_rows_out",
     ),
     Bug(
@@ -443,15 +443,15 @@ BUGS = (
     Bug(
         "ppo: each epoch has the same minibatches",
         PPO,
-        "keys = jax.random.split(key, config.num_epochs)",
-        "keys = jnp.stack([key] * config.num_epochs)",
+        "jax.random.split(key, parts.config.num_epochs)",
+        "jnp.stack([key] * parts.config.num_epochs)",
         "tests/test_loop.py::test_no_key_is_used_twice",
     ),
     Bug(
         "pqn: each epoch has the same minibatches",
         PQN,
-        "keys = jax.random.split(key, config.num_epochs)",
-        "keys = jnp.stack([key] * config.num_epochs)",
+        "jax.random.split(key, parts.config.num_epochs)",
+        "jnp.stack([key] * parts.config.num_epochs)",
         "tests/test_loop.py::test_no_key_is_used_twice",
     ),
     Bug(

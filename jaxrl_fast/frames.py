@@ -17,14 +17,19 @@ from jax import Array, ShapeDtypeStruct
 
 from jaxrl_fast.types import PyTree, Rollout
 
-Look = Callable[[PyTree], PyTree]  # makes observations [B, ...] of what stands for them
-
 
 class Kept(NamedTuple):
     """What a rollout holds of stacks."""
 
     newest: PyTree  # [T, N, ..., C]
     same: Array  # [T, N] bool: all frames of the stack are equal
+
+
+class Frames(NamedTuple):
+    """What the stacks of a rollout are made of."""
+
+    frames: PyTree  # [F - 1 + T, N, ..., C]
+    age: Array  # [T, N] uint8
 
 
 def keeper(num_frames: int) -> Callable[[PyTree], PyTree]:
@@ -72,23 +77,25 @@ def stacks(num_frames: int, kept: PyTree, age: Array, row: Array, env: Array) ->
     return jax.tree.map(stack, kept)
 
 
-def rows(num_frames: int, rollout: Rollout) -> tuple[PyTree, Look]:
-    """What stands for a rollout's observations in minibatches, [T * N, ...], and what makes observations of it again.
+def rows(num_frames: int, rollout: Rollout) -> tuple[PyTree, Frames | tuple[()]]:
+    """What stands for a rollout's observations in minibatches, [T * N, ...], and what `look` makes them of again.
 
     Of stacks, of which the rollout has `Kept`, it is their numbers; otherwise it is the observations themselves.
     """
     obs = rollout.steps.obs
     if num_frames <= 1:
-        return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), obs), lambda rows: rows
+        return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), obs), ()
     num_steps, num_envs = obs.same.shape
     older = num_frames - 1  # rows before the first, for what its stack has besides the newest
     unstack = lambda x: jnp.moveaxis(x.reshape(*x.shape[:-1], num_frames, -1), -2, 0)[:-1]
     frames = jax.tree.map(lambda x, first: jnp.concatenate([unstack(first), x]), obs.newest, rollout.first_obs)
-    begins = obs.same.at[0].set(False)
-    age = ages(num_frames, begins, jnp.full(num_envs, older, jnp.uint8))
+    age = ages(num_frames, obs.same.at[0].set(False), jnp.full(num_envs, older, jnp.uint8))
+    return jnp.arange(num_steps * num_envs), Frames(frames, age)
 
-    def look(number):
-        row, env = number // num_envs, number % num_envs
-        return stacks(num_frames, frames, age[row, env], row + older, env)
 
-    return jnp.arange(num_steps * num_envs), look
+def look(num_frames: int, frames: Frames | tuple[()], rows: PyTree) -> PyTree:
+    """Observations [B, ...] of what stands for them."""
+    if not frames:
+        return rows
+    row, env = rows // frames.age.shape[1], rows % frames.age.shape[1]
+    return stacks(num_frames, frames.frames, frames.age[row, env], row + num_frames - 1, env)

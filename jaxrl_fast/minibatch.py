@@ -53,11 +53,14 @@ def check(num_rows: int, num_minibatches: int) -> None:
     raise ValueError(f"{num_rows} steps per update do not divide into {num_minibatches} minibatches; try {near}")
 
 
-def split(key: Key, rows: PyTree, num_minibatches: int) -> PyTree:
-    """Rows [B, ...] in random order as [num_minibatches, B / num_minibatches, ...]."""
-    num_rows = jax.tree.leaves(rows)[0].shape[0]
-    order = shuffle(key, num_rows).reshape(num_minibatches, -1)
-    return jax.tree.map(lambda x: x.at[order].get(mode="promise_in_bounds", unique_indices=True), rows)
+def deal(key: Key, num_rows: int, num_minibatches: int) -> Array:
+    """The numbers of the rows of each minibatch of an epoch, int32 [num_minibatches, B]."""
+    return shuffle(key, num_rows).reshape(num_minibatches, -1)
+
+
+def take(rows: PyTree, numbers: Array) -> PyTree:
+    """Rows [...] of [num_rows, ...] by different numbers."""
+    return jax.tree.map(lambda x: x.at[numbers].get(mode="promise_in_bounds", unique_indices=True), rows)
 
 
 def flatten(steps: PyTree) -> PyTree:

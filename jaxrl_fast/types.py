@@ -128,6 +128,18 @@ class Rollout(NamedTuple):
     first_obs: PyTree = ()  # [N, ...] of the first step, also where an agent keeps less of each
 
 
+class GradientSteps(NamedTuple):
+    """An update that is `num` gradient steps on one rollout, in parts: other things may be done between two steps.
+
+    L is an update under way, and all there is of it.
+    """
+
+    num: int
+    begin: Callable[[PyTree, Rollout, Key], PyTree]  # (S, rollout, key) to L
+    take: Callable[[PyTree, int | Array, int | Array], PyTree]  # (L, i, j) to L: those from number i up to, not with, j
+    end: Callable[[PyTree], tuple[PyTree, Metrics]]  # L to S
+
+
 class Agent(NamedTuple):
     """A learning algorithm, as pure functions of its own state S."""
 
@@ -140,3 +152,4 @@ class Agent(NamedTuple):
     memory: PyTree = ()  # [...] of one environment at the start of an episode
     keep: Callable[[PyTree], PyTree] = lambda obs: obs  # what `update` wants of observations [N, ...]
     interrupt: Callable[[PyTree], PyTree] = lambda state: state  # S where all environments begin anew in mid-episode
+    gradient_steps: GradientSteps | None = None  # `update` in parts, where it can be had so

@@ -21,8 +21,8 @@ def look(stack, obs):
     """The stacks [T * N, ...] of one rollout, from what is kept of it; and its frames."""
     steps = loop.Transition(jax.vmap(functools.partial(frames.keep, stack))(obs), *[()] * 6)
     first, last = (jax.tree.map(lambda x, i=i: x[i], obs) for i in (0, -1))
-    number, look = frames.rows(stack, Rollout(steps, last, (), first))
-    return look(number), steps.obs.newest
+    rows, kept = frames.rows(stack, Rollout(steps, last, (), first))
+    return frames.look(stack, kept, rows), steps.obs.newest
 
 
 @pytest.mark.parametrize("name", test_replay.STACKED)

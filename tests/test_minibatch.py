@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from jaxrl_fast import minibatch
 
 shuffle = jax.jit(minibatch.shuffle, static_argnums=1)
-split = jax.jit(minibatch.split, static_argnums=2)
+deal = jax.jit(minibatch.deal, static_argnums=(1, 2))
 
 
 @settings(max_examples=10)  # each size compiles anew
@@ -57,13 +57,15 @@ def test_pairs_of_rows_share_a_minibatch_as_often_as_chance_has_it():
 
 
 @given(shape=st.sampled_from([(1, 1), (1, 37), (8, 40), (7, 3), (5, 1), (4, 32)]), seed=st.integers(0, 1000))
-def test_split_keeps_rows_together_and_loses_none(shape, seed):
+def test_every_row_is_dealt_once_and_taken_whole(shape, seed):
     parts, size = shape
     rows = {"a": jnp.arange(parts * size), "b": jnp.tile(jnp.arange(parts * size)[:, None], 3)}
-    batches = split(jax.random.key(seed), rows, parts)
-    assert batches["a"].shape == (parts, size) and batches["b"].shape == (parts, size, 3)
-    np.testing.assert_array_equal(np.sort(batches["a"].ravel()), np.arange(parts * size))
-    np.testing.assert_array_equal(batches["b"][..., 2], batches["a"])
+    order = deal(jax.random.key(seed), parts * size, parts)
+    assert order.shape == (parts, size)
+    np.testing.assert_array_equal(np.sort(order.ravel()), np.arange(parts * size))
+    batches = minibatch.take(rows, order)
+    np.testing.assert_array_equal(batches["a"], order)
+    np.testing.assert_array_equal(batches["b"], np.tile(order[..., None], 3))
 
 
 @pytest.mark.parametrize("num_rows", [1, 7, 1024, 1025, 4096, 5003])

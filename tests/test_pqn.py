@@ -39,7 +39,7 @@ def make(num_envs=1, action=None, **config):
 
 def parts_of(**config):
     """What `make` builds, with a table in the network's place."""
-    return make(**config).update.args[0]._replace(network=TABLE)
+    return make(**config).explore.args[0]._replace(network=TABLE)
 
 
 def rollout_of(table, obs, action, reward, discount, last, valid):
@@ -129,7 +129,7 @@ def learn(env, num_updates=200, **config):
 
     def answer(obs):
         obs = jnp.float32(obs)
-        value = agent.update.args[0].network.apply(state.params, obs)
+        value = agent.explore.args[0].network.apply(state.params, obs)
         return np.asarray(value), np.asarray(agent.exploit(state, obs, (), None).action)
 
     return answer

@@ -14,7 +14,19 @@ import optax
 
 from jaxrl_fast import distributions, frames, gradients, minibatch, networks, normalize, returns
 from jaxrl_fast.agents import configs
-from jaxrl_fast.types import Agent, Array, Box, Decision, Discrete, EnvSpec, Key, Metrics, PyTree, Rollout
+from jaxrl_fast.types import (
+    Agent,
+    Array,
+    Box,
+    Decision,
+    Discrete,
+    EnvSpec,
+    GradientSteps,
+    Key,
+    Metrics,
+    PyTree,
+    Rollout,
+)
 
 Config = configs.PPO
 
@@ -38,6 +50,27 @@ class Batch(NamedTuple):
     advantage: Array
     target: Array  # of the value
     weight: Array  # of the row in means: 0 where its action was ignored
+
+
+class Learner(NamedTuple):
+    """What gradient steps change."""
+
+    params: PyTree
+    optimiser: PyTree
+    stopped: Array  # bool: the policy has moved too far, no step is taken any more
+
+
+class Lesson(NamedTuple):
+    """An update under way."""
+
+    learner: Learner
+    sums: Metrics  # over the gradient steps so far, until one went too far
+    tried: Array  # f32: their number
+    state: State  # as it will be afterwards, but for what gradient steps change
+    rows: Batch  # [T * N, ...]
+    frames: frames.Frames | tuple[()]  # what their observations are made of, where they are kept as frames
+    keys: Key  # [num_epochs]: of the orders in which rows are seen
+    explained: Array  # the variance of targets that values knew of
 
 
 class Parts(NamedTuple):
@@ -68,9 +101,8 @@ def make(config: Config, spec: EnvSpec, num_updates: int, objective: Callable | 
         activation=config.activation,
         dtype=jnp.dtype(config.compute_dtype),
     )
-    learning_rate = gradients.linear(
-        config.learning_rate, config.anneal, num_updates * config.num_epochs * config.num_minibatches
-    )
+    num_steps = config.num_epochs * config.num_minibatches  # of an update
+    learning_rate = gradients.linear(config.learning_rate, config.anneal, num_updates * num_steps)
     gradient_step = gradients.optimiser(
         learning_rate,
         epsilon=config.adam_epsilon,
@@ -79,6 +111,7 @@ def make(config: Config, spec: EnvSpec, num_updates: int, objective: Callable | 
     )
     frame_stack = 0 if config.normalize_observations or spec.frame_stack < 2 else spec.frame_stack
     parts = Parts(config, spec, network, learning_rate, gradient_step, objective or loss, frame_stack)
+    gradient_steps = GradientSteps(num_steps, partial(begin, parts), partial(take, parts), partial(end, parts))
     return Agent(
         init=partial(init, parts),
         explore=partial(explore, parts),
@@ -88,6 +121,7 @@ def make(config: Config, spec: EnvSpec, num_updates: int, objective: Callable | 
         rollout_length=config.rollout_length,
         keep=frames.keeper(frame_stack),
         interrupt=interrupt,
+        gradient_steps=gradient_steps,
     )
 
 
@@ -159,36 +193,70 @@ def distribution(parts: Parts, params: PyTree, output: Array) -> PyTree:
 
 def update(parts: Parts, state: State, rollout: Rollout, key: Key) -> tuple[State, Metrics]:
     """Several epochs of minibatches over one rollout."""
-    config, axis_name = parts.config, parts.spec.axis_name
-    state, rows, look, explained = prepare(parts, state, normalize.clip_rewards(rollout, config.clip_rewards))
-    learner = (state.params, state.optimiser, jnp.bool_(False))
-    keys = jax.random.split(key, config.num_epochs)
-    learner, (means, tried) = jax.lax.scan(lambda learner, key: epoch(parts, look, learner, rows, key), learner, keys)
-    means = gradients.total(jax.tree.map(lambda x: (tried * x).sum() / tried.sum(), means), axis_name)
-    learning_rate = parts.learning_rate(learner[1][-1].count)
-    take_in = lambda stats, obs: normalize.update(stats, obs, rollout.steps.valid, axis_name)
-    observations = state.observations and jax.tree.map(
-        take_in, state.observations, rollout.steps.obs, is_leaf=_is_stats
-    )
-    state = state._replace(params=learner[0], optimiser=learner[1], observations=observations)
-    return state, means | {"explained_variance": explained, "learning_rate": learning_rate}
+    lesson = begin(parts, state, rollout, key)
+    epoch = lambda learner, key: follow(parts, lesson, learner, deal(parts, lesson, key))
+    return end(parts, note(lesson, *jax.lax.scan(epoch, lesson.learner, lesson.keys)))
 
 
-def prepare(parts: Parts, state: State, rollout: Rollout) -> tuple[State, Batch, frames.Look, Array]:
-    """The state that knows the rewards' scale, rows to learn from [T * N, ...], and the explained variance.
+def begin(parts: Parts, state: State, rollout: Rollout, key: Key) -> Lesson:
+    """What is to be learnt from one rollout."""
+    rollout = normalize.clip_rewards(rollout, parts.config.clip_rewards)
+    after, rows, kept, explained = prepare(parts, state, rollout)
+    look = lambda batch: batch._replace(obs=frames.look(parts.frame_stack, kept, batch.obs))
+    _, metrics = jax.eval_shape(lambda: parts.objective(parts, state.params, look(rows)))
+    sums = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), metrics)
+    learner = Learner(state.params, state.optimiser, jnp.bool_(False))
+    keys = jax.random.split(key, parts.config.num_epochs)
+    return Lesson(learner, sums, jnp.float32(0), after, rows, kept, keys, explained)
 
-    Values are computed here, in bulk, rather than step by step while acting.
+
+def take(parts: Parts, lesson: Lesson, first: int | Array, end: int | Array) -> Lesson:
+    """Gradient steps from number `first` up to, not with, `end`."""
+    num = parts.config.num_minibatches
+
+    def one(i, lesson):
+        order = deal(parts, lesson, lesson.keys[i // num])[i % num]
+        return note(lesson, *follow(parts, lesson, lesson.learner, order[None]))
+
+    return jax.lax.fori_loop(first, end, one, lesson)
+
+
+def note(lesson: Lesson, learner: Learner, seen: tuple[Metrics, Array]) -> Lesson:
+    """The lesson after gradient steps, whose metrics are [...], and the steps of them that were tried."""
+    metrics, tried = seen
+    sums = jax.tree.map(lambda total, x: total + (tried * x).sum(), lesson.sums, metrics)
+    return lesson._replace(learner=learner, sums=sums, tried=lesson.tried + tried.sum())
+
+
+def end(parts: Parts, lesson: Lesson) -> tuple[State, Metrics]:
+    """The agent after the update; metrics are means over gradient steps."""
+    params, optimiser, _ = lesson.learner
+    means = gradients.total(jax.tree.map(lambda x: x / lesson.tried, lesson.sums), parts.spec.axis_name)
+    learning_rate = parts.learning_rate(optimiser[-1].count)
+    state = lesson.state._replace(params=params, optimiser=optimiser)
+    return state, means | {"explained_variance": lesson.explained, "learning_rate": learning_rate}
+
+
+def prepare(parts: Parts, state: State, rollout: Rollout) -> tuple[State, Batch, frames.Frames | tuple[()], Array]:
+    """The state with this rollout in its statistics, rows [T * N, ...] to learn from, what their observations are made
+    of, and the explained variance.
+
+    Values are computed here, in bulk, rather than step by step while acting. Observations are seen by the statistics of
+    before.
     """
     config, steps, axis_name = parts.config, rollout.steps, parts.spec.axis_name
-    reward = steps.reward
-    if state.rewards:
-        scale = normalize.update_reward(state.rewards, reward, steps.last, steps.valid, config.gamma, axis_name)
-        state, reward = state._replace(rewards=scale), normalize.apply_reward(scale, reward)
+    reward, rewards = steps.reward, state.rewards
+    if rewards:
+        rewards = normalize.update_reward(rewards, reward, steps.last, steps.valid, config.gamma, axis_name)
+        reward = normalize.apply_reward(rewards, reward)
+    take_in = lambda stats, obs: normalize.update(stats, obs, steps.valid, axis_name)
+    observations = state.observations and jax.tree.map(take_in, state.observations, steps.obs, is_leaf=_is_stats)
     if not parts.frame_stack:
         rollout = rollout._replace(steps=steps._replace(obs=see(state, steps.obs)))
-    obs, look = frames.rows(parts.frame_stack, rollout)
+    obs, kept = frames.rows(parts.frame_stack, rollout)
     critic = partial(parts.network.critic, state.params["network"])
     if parts.frame_stack:  # stacks for a minibatch at a time
+        look = partial(frames.look, parts.frame_stack, kept)
         value = jax.lax.map(lambda some: critic(look(some)), obs.reshape(config.num_minibatches, -1))
     else:
         value = critic(obs)
@@ -201,37 +269,41 @@ def prepare(parts: Parts, state: State, rollout: Rollout) -> tuple[State, Batch,
     rows = minibatch.flatten(Batch((), steps.action, steps.extras, value, advantage, target, weight))
     spread = _variance(target, weight, axis_name)
     explained = 1 - _variance(advantage, weight, axis_name) / jnp.maximum(spread, 1e-8)
-    return state, rows._replace(obs=obs), look, explained
+    return state._replace(observations=observations, rewards=rewards), rows._replace(obs=obs), kept, explained
 
 
-def epoch(
-    parts: Parts, look: frames.Look, learner: PyTree, rows: Batch, key: Key
-) -> tuple[PyTree, tuple[Metrics, Array]]:
-    """One gradient step on each minibatch; every row is seen once. Beside the metrics, which steps were tried."""
-    config, axis_name = parts.config, parts.spec.axis_name
-    batches = minibatch.split(key, rows, config.num_minibatches)
+def deal(parts: Parts, lesson: Lesson, key: Key) -> Array:
+    """The rows of each minibatch of an epoch, [num_minibatches, B]."""
+    return minibatch.deal(key, len(lesson.rows.weight), parts.config.num_minibatches)
+
+
+def follow(parts: Parts, lesson: Lesson, learner: Learner, order: Array) -> tuple[Learner, tuple[Metrics, Array]]:
+    """One gradient step on each minibatch [K, B] of rows. Beside the metrics [K], which steps were tried."""
+    batches, axis_name = minibatch.take(lesson.rows, order), parts.spec.axis_name
     count = gradients.total(batches.weight.sum(1, keepdims=True), axis_name)
     batches = batches._replace(weight=batches.weight / jnp.maximum(count, 1))
-    if config.normalize_advantage:
+    if parts.config.normalize_advantage:
         mean = gradients.total((batches.weight * batches.advantage).sum(1, keepdims=True), axis_name)
         distance = batches.advantage - mean
         variance = gradients.total((batches.weight * distance**2).sum(1, keepdims=True), axis_name)
         batches = batches._replace(advantage=distance / (jnp.sqrt(variance) + 1e-8))
-    return jax.lax.scan(partial(descend, parts, look), learner, batches)
+    return jax.lax.scan(partial(descend, parts, lesson.frames), learner, batches)
 
 
-def descend(parts: Parts, look: frames.Look, learner: PyTree, batch: Batch) -> tuple[PyTree, tuple[Metrics, Array]]:
+def descend(
+    parts: Parts, kept: frames.Frames | tuple[()], learner: Learner, batch: Batch
+) -> tuple[Learner, tuple[Metrics, Array]]:
     """One gradient step, or none once the policy has moved too far: what comes after is computed and not counted."""
     params, optimiser, stopped = learner
     tried = ~stopped
-    batch = batch._replace(obs=look(batch.obs))
+    batch = batch._replace(obs=frames.look(parts.frame_stack, kept, batch.obs))
     gradient, metrics = minibatch.accumulate(jax.grad(partial(parts.objective, parts), has_aux=True), params, batch)
     updates, next_optimiser = parts.optimiser.update(gradient, optimiser, params)
     after = optax.apply_updates(params, updates), next_optimiser
     if parts.config.target_kl is not None:
         stopped |= gradients.total(metrics["approx_kl"], parts.spec.axis_name) > 1.5 * parts.config.target_kl
         after = jax.tree.map(partial(jnp.where, stopped), (params, optimiser), after)
-    return (*after, stopped), (metrics, tried)
+    return Learner(*after, stopped), (metrics, tried)
 
 
 def loss(parts: Parts, params: PyTree, batch: Batch) -> tuple[Array, Metrics]:

@@ -14,9 +14,11 @@ import optax
 
 from jaxrl_fast import distributions, exploration, frames, gradients, minibatch, networks, normalize, returns
 from jaxrl_fast.agents import configs
-from jaxrl_fast.types import Agent, Array, Decision, EnvSpec, Key, Metrics, PyTree, Rollout
+from jaxrl_fast.types import Agent, Array, Decision, EnvSpec, GradientSteps, Key, Metrics, PyTree, Rollout
 
 Config = configs.PQN
+
+METRICS = "loss", "q_value", "td_error"
 
 
 class State(NamedTuple):
@@ -34,6 +36,24 @@ class Batch(NamedTuple):
     action: Array
     target: Array
     weight: Array  # of the row in means: 0 where its action was ignored
+
+
+class Learner(NamedTuple):
+    """What gradient steps change."""
+
+    params: PyTree
+    optimiser: PyTree
+
+
+class Lesson(NamedTuple):
+    """An update under way."""
+
+    learner: Learner
+    sums: Metrics  # over the gradient steps so far
+    num_updates: Array  # int32: with this one
+    rows: Batch  # [T * N, ...]
+    frames: frames.Frames | tuple[()]  # what their observations are made of, where they are kept as frames
+    keys: Key  # [num_epochs]: of the orders in which rows are seen
 
 
 class Parts(NamedTuple):
@@ -62,9 +82,8 @@ def make(config: Config, spec: EnvSpec, num_updates: int) -> Agent:
         layer_norm=config.layer_norm,
         dtype=jnp.dtype(config.compute_dtype),
     )
-    learning_rate = gradients.linear(
-        config.learning_rate, config.anneal, num_updates * config.num_epochs * config.num_minibatches
-    )
+    num_steps = config.num_epochs * config.num_minibatches  # of an update
+    learning_rate = gradients.linear(config.learning_rate, config.anneal, num_updates * num_steps)
     gradient_step = gradients.optimiser(
         learning_rate,
         epsilon=config.adam_epsilon,
@@ -74,6 +93,7 @@ def make(config: Config, spec: EnvSpec, num_updates: int) -> Agent:
     )
     epsilon = exploration.Epsilon(config.epsilon_start, config.epsilon_end, config.epsilon_steps, config.epsilon_ladder)
     parts = Parts(config, spec, network, epsilon, learning_rate, gradient_step)
+    gradient_steps = GradientSteps(num_steps, partial(begin, parts), partial(take, parts), partial(end, parts))
     return Agent(
         init=partial(init, parts),
         explore=partial(explore, parts),
@@ -82,6 +102,7 @@ def make(config: Config, spec: EnvSpec, num_updates: int) -> Agent:
         noise=exploration.noise,
         rollout_length=config.rollout_length,
         keep=frames.keeper(spec.frame_stack),
+        gradient_steps=gradient_steps,
     )
 
 
@@ -111,24 +132,53 @@ def epsilons(parts: Parts, state: State, place: int | Array = 0, num_envs: int |
 
 
 def update(parts: Parts, state: State, rollout: Rollout, key: Key) -> tuple[State, Metrics]:
-    """Several epochs of minibatches over one rollout, whose targets stay what they were before it."""
-    config, axis_name = parts.config, parts.spec.axis_name
-    rows, look = prepare(parts, state.params, normalize.clip_rewards(rollout, config.clip_rewards))
-    keys = jax.random.split(key, config.num_epochs)
-    learner = state.params, state.optimiser
-    learner, means = jax.lax.scan(lambda learner, key: epoch(parts, look, learner, rows, key), learner, keys)
-    means = gradients.total(jax.tree.map(jnp.mean, means), axis_name)
-    state = State(*learner, state.num_updates + 1)
+    """Several epochs of minibatches over one rollout."""
+    lesson = begin(parts, state, rollout, key)
+    epoch = lambda learner, key: follow(parts, lesson, learner, deal(parts, lesson, key))
+    return end(parts, note(lesson, *jax.lax.scan(epoch, lesson.learner, lesson.keys)))
+
+
+def begin(parts: Parts, state: State, rollout: Rollout, key: Key) -> Lesson:
+    """What is to be learnt from one rollout, whose targets stay what they are now."""
+    rows, kept = prepare(parts, state.params, normalize.clip_rewards(rollout, parts.config.clip_rewards))
+    sums = dict.fromkeys(METRICS, jnp.float32(0))
+    keys = jax.random.split(key, parts.config.num_epochs)
+    return Lesson(Learner(state.params, state.optimiser), sums, state.num_updates + 1, rows, kept, keys)
+
+
+def take(parts: Parts, lesson: Lesson, first: int | Array, end: int | Array) -> Lesson:
+    """Gradient steps from number `first` up to, not with, `end`."""
+    num = parts.config.num_minibatches
+
+    def one(i, lesson):
+        order = deal(parts, lesson, lesson.keys[i // num])[i % num]
+        return note(lesson, *follow(parts, lesson, lesson.learner, order[None]))
+
+    return jax.lax.fori_loop(first, end, one, lesson)
+
+
+def note(lesson: Lesson, learner: Learner, metrics: Metrics) -> Lesson:
+    """The lesson after gradient steps, whose metrics are [...]."""
+    sums = jax.tree.map(lambda total, x: total + x.sum(), lesson.sums, metrics)
+    return lesson._replace(learner=learner, sums=sums)
+
+
+def end(parts: Parts, lesson: Lesson) -> tuple[State, Metrics]:
+    """The agent after the update; metrics are means over gradient steps."""
+    axis_name, state = parts.spec.axis_name, State(*lesson.learner, lesson.num_updates)
+    num_steps = parts.config.num_epochs * parts.config.num_minibatches
+    means = gradients.total(jax.tree.map(lambda x: x / num_steps, lesson.sums), axis_name)
     return state, means | {
         "epsilon": gradients.total(epsilons(parts, state).mean() / parts.spec.num_shards, axis_name),
         "learning_rate": parts.learning_rate(state.optimiser[-1].count),
     }
 
 
-def prepare(parts: Parts, params: PyTree, rollout: Rollout) -> tuple[Batch, frames.Look]:
-    """Rows to learn from, [T * N, ...]. Targets are Peng's Q(lambda) (section 3.2 of the paper).
+def prepare(parts: Parts, params: PyTree, rollout: Rollout) -> tuple[Batch, frames.Frames | tuple[()]]:
+    """Rows to learn from, [T * N, ...], and what their observations are made of.
 
-    The value of what follows the last step is looked up too, so that no row is lost or bootstrapped from itself.
+    Targets are Peng's Q(lambda) (section 3.2 of the paper). The value of what follows the last step is looked up
+    too, so that no row is lost or bootstrapped from itself.
     """
     config, steps = parts.config, rollout.steps
     best_at_end = parts.network.apply(params, rollout.next_obs).max(-1)
@@ -136,25 +186,30 @@ def prepare(parts: Parts, params: PyTree, rollout: Rollout) -> tuple[Batch, fram
     discount = config.gamma * steps.discount
     target = returns.lambda_returns(steps.reward, discount, next_best, steps.last, config.q_lambda)
     rows = minibatch.flatten(Batch((), steps.action, target, steps.valid.astype(jnp.float32)))
-    obs, look = frames.rows(parts.spec.frame_stack, rollout)
-    return rows._replace(obs=obs), look
+    obs, kept = frames.rows(parts.spec.frame_stack, rollout)
+    return rows._replace(obs=obs), kept
 
 
-def epoch(parts: Parts, look: frames.Look, learner: PyTree, rows: Batch, key: Key) -> tuple[PyTree, Metrics]:
-    """One gradient step on each minibatch; every row is seen once."""
-    batches = minibatch.split(key, rows, parts.config.num_minibatches)
+def deal(parts: Parts, lesson: Lesson, key: Key) -> Array:
+    """The rows of each minibatch of an epoch, [num_minibatches, B]."""
+    return minibatch.deal(key, len(lesson.rows.weight), parts.config.num_minibatches)
+
+
+def follow(parts: Parts, lesson: Lesson, learner: Learner, order: Array) -> tuple[Learner, Metrics]:
+    """One gradient step on each minibatch [K, B] of rows, and the metrics [K]."""
+    batches = minibatch.take(lesson.rows, order)
     count = gradients.total(batches.weight.sum(1, keepdims=True), parts.spec.axis_name)
     batches = batches._replace(weight=batches.weight / jnp.maximum(count, 1))
-    return jax.lax.scan(partial(descend, parts, look), learner, batches)
+    return jax.lax.scan(partial(descend, parts, lesson.frames), learner, batches)
 
 
-def descend(parts: Parts, look: frames.Look, learner: PyTree, batch: Batch) -> tuple[PyTree, Metrics]:
+def descend(parts: Parts, kept: frames.Frames | tuple[()], learner: Learner, batch: Batch) -> tuple[Learner, Metrics]:
     """One gradient step."""
     params, optimiser = learner
-    batch = batch._replace(obs=look(batch.obs))
+    batch = batch._replace(obs=frames.look(parts.spec.frame_stack, kept, batch.obs))
     gradient, metrics = minibatch.accumulate(jax.grad(partial(loss, parts), has_aux=True), params, batch)
     updates, optimiser = parts.optimiser.update(gradient, optimiser, params)
-    return (optax.apply_updates(params, updates), optimiser), metrics
+    return Learner(optax.apply_updates(params, updates), optimiser), metrics
 
 
 def loss(parts: Parts, params: PyTree, batch: Batch) -> tuple[Array, Metrics]:
@@ -162,6 +217,6 @@ def loss(parts: Parts, params: PyTree, batch: Batch) -> tuple[Array, Metrics]:
     value = parts.network.apply(params, batch.obs)
     chosen = jnp.where(jax.nn.one_hot(batch.action, value.shape[-1], dtype=bool), value, 0).sum(-1)
     distance = batch.target - chosen
-    metrics = {"loss": 0.5 * distance**2, "q_value": chosen, "td_error": jnp.abs(distance)}
+    metrics = dict(zip(METRICS, (0.5 * distance**2, chosen, jnp.abs(distance))))
     metrics = jax.tree.map(lambda x: jnp.sum(batch.weight * x), metrics)
     return metrics["loss"], metrics
