@@ -443,15 +443,15 @@ BUGS = (
     Bug(
         "ppo: each epoch has the same minibatches",
         PPO,
-        "jax.random.split(key, parts.config.num_epochs)",
-        "jnp.stack([key] * parts.config.num_epochs)",
+        "lesson_of(parts, state, rollout), jax.random.split(key, parts.config.num_epochs)",
+        "lesson_of(parts, state, rollout), jnp.stack([key] * parts.config.num_epochs)",
         "tests/test_loop.py::test_no_key_is_used_twice",
     ),
     Bug(
         "pqn: each epoch has the same minibatches",
         PQN,
-        "jax.random.split(key, parts.config.num_epochs)",
-        "jnp.stack([key] * parts.config.num_epochs)",
+        "lesson_of(parts, state, rollout), jax.random.split(key, parts.config.num_epochs)",
+        "lesson_of(parts, state, rollout), jnp.stack([key] * parts.config.num_epochs)",
         "tests/test_loop.py::test_no_key_is_used_twice",
     ),
     Bug(

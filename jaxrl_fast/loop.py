@@ -57,13 +57,19 @@ class TrainState(NamedTuple):
     actors: Actors | InFlight
     key: Key
     num_updates: Array  # int32; environment steps are derived from it on the host, where integers do not overflow
+    rollout: Rollout | tuple[()] = ()  # what was played last and is still to be learnt from, where play does not wait
 
 
 def init(env: Env, agent: Agent, key: Key) -> TrainState:
     """Before the first step: parameters from the key alone, environments also from the device's place."""
     key_agent, key_env, key = jax.random.split(key, 3)
     learner = agent.init(key_agent)
-    return TrainState(learner, begin(env, agent, learner, key_of_shard(env, key_env)), key, jnp.int32(0))
+    actors = begin(env, agent, learner, key_of_shard(env, key_env))
+    if not overlaps(env):
+        return TrainState(learner, actors, key, jnp.int32(0))
+    like = jax.eval_shape(lambda: act(env, agent, learner, actors, key)[1])
+    nothing = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), like)  # not one row of it is valid
+    return TrainState(learner, actors, key, jnp.int32(0), nothing)
 
 
 def on_paper(env: Env) -> Env:
@@ -72,13 +78,14 @@ def on_paper(env: Env) -> Env:
         return env
     each = env.spec.num_envs // env.pools.num
     answer = lambda: jax.tree.map(lambda x: x[:each], env.reset(jax.random.key(0))[1])
-    pools = Pools(env.pools.num, lambda i, state, action: state, lambda i, state: (state, answer()))
+    pools = env.pools._replace(send=lambda i, state, action: state, receive=lambda i, state: (state, answer()))
     return env._replace(pools=pools)
 
 
 def train(env: Env, agent: Agent, state: TrainState, num_updates: int) -> tuple[TrainState, Metrics]:
     """`num_updates` train steps in one scan. Metrics are stacked: [num_updates]."""
-    state, (scores, metrics) = jax.lax.scan(lambda state, _: train_step(env, agent, state), state, length=num_updates)
+    once = train_step_overlapped if overlaps(env) else train_step
+    state, (scores, metrics) = jax.lax.scan(lambda state, _: once(env, agent, state), state, length=num_updates)
     return state, {**_over_shards(env, scores), **metrics}
 
 
@@ -90,13 +97,38 @@ def train_step(env: Env, agent: Agent, state: TrainState) -> tuple[TrainState, t
     return TrainState(learner, actors, key, state.num_updates + 1), (scores, metrics)
 
 
+def train_step_overlapped(env: Env, agent: Agent, state: TrainState) -> tuple[TrainState, tuple[Metrics, Metrics]]:
+    """The same where a rollout is played while the agent learns from the one before: the policy is an update old."""
+    pools, learning, actors, before = env.pools, agent.gradient_steps, state.actors, state.rollout
+    assert pools and learning and isinstance(actors, InFlight) and isinstance(before, Rollout), "the plan sees to it"
+    key_noise, key_update, key = jax.random.split(state.key, 3)
+    noise = _noise_of_pools(pools, agent, key_of_shard(env, key_noise), agent.rollout_length, env.spec.num_envs)
+    by_then = lambda t: learning.num * t // agent.rollout_length  # gradient steps, spread evenly over the rollout
+    learn = lambda t, lesson: learning.take(lesson, by_then(t), by_then(t + 1))
+    lesson = learning.begin(state.agent, before, key_of_shard(env, key_update))
+    policy = partial(agent.explore, state.agent)
+    actors, experience, scores, lesson = rollout_in_flight(pools, agent, policy, actors, noise, learn, lesson)
+    learner, metrics = learning.end(lesson)
+    return TrainState(learner, actors, key, state.num_updates + 1, experience), (scores, metrics)
+
+
+def overlaps(env: Env) -> bool:
+    """Whether it is played while the agent learns."""
+    return env.pools is not None and env.pools.overlap
+
+
+def cut(rollout: Rollout) -> Rollout:
+    """A rollout whose episodes nobody goes on with: time runs out for all of them."""
+    return rollout._replace(steps=rollout.steps._replace(last=rollout.steps.last.at[-1].set(True)))
+
+
 def act(env: Env, agent: Agent, learner: PyTree, actors: PyTree, key: Key) -> tuple[PyTree, Rollout, Metrics]:
     """A rollout by the exploring policy; also returns the scores of games that ended."""
     policy, num_steps = partial(agent.explore, learner), agent.rollout_length
     if not env.pools:
         return rollout(env, agent, policy, actors, agent.noise(key, num_steps, env.spec.num_envs))
     noise = _noise_of_pools(env.pools, agent, key, num_steps, env.spec.num_envs)
-    return rollout_in_flight(env.pools, agent, policy, actors, noise)
+    return rollout_in_flight(env.pools, agent, policy, actors, noise)[:3]
 
 
 def begin(env: Env, agent: Agent, learner: PyTree, key: Key) -> Actors | InFlight:
@@ -136,15 +168,23 @@ def rollout(env: Env, agent: Agent, policy: Policy, actors: Actors, noise: PyTre
 
 
 def rollout_in_flight(
-    pools: Pools, agent: Agent, policy: Policy, actors: InFlight, noise: tuple[PyTree, ...]
-) -> tuple[InFlight, Rollout, Metrics]:
+    pools: Pools,
+    agent: Agent,
+    policy: Policy,
+    actors: InFlight,
+    noise: tuple[PyTree, ...],
+    meanwhile: Callable[[Array, PyTree], PyTree] = lambda t, work: work,
+    work: PyTree = (),
+) -> tuple[InFlight, Rollout, Metrics, PyTree]:
     """The same where environments are dealt to pools: each works while the policy thinks for the others.
 
     All of them do while the agent learns: what the first rows tell was decided before the last update, by the policy of
-    then, and what is sent last is answered in the next rollout.
+    then, and what is sent last is answered in the next rollout. They also do while `meanwhile` goes on with some work,
+    at each step of the rollout.
     """
 
-    def step(actors, noise):
+    def step(carry, now):
+        (actors, work), (t, noise) = carry, now
         env_state, flights, rows = actors.env, [], []
         for i, (before, decision) in enumerate(actors.flights):
             env_state, after = pools.receive(i, env_state)
@@ -152,15 +192,17 @@ def rollout_in_flight(
             env_state, flight = _send(pools, policy, i, env_state, ours, noise[i])
             flights.append(flight)
             rows.append(row)
-        return InFlight(env_state, tuple(flights)), jax.tree.map(lambda *x: jnp.stack(x), *rows)
+        env_state, work = jax.lax.optimization_barrier((env_state, work))  # only once all have been sent their actions
+        return (InFlight(env_state, tuple(flights)), meanwhile(t, work)), jax.tree.map(lambda *x: jnp.stack(x), *rows)
 
     join = lambda *trees: jax.tree.map(lambda *x: jnp.concatenate(x), *trees)
-    end, rows = jax.lax.scan(step, actors, noise)
+    num_steps = len(jax.tree.leaves(noise)[0])
+    (end, work), rows = jax.lax.scan(step, (actors, work), (jnp.arange(num_steps), noise))
     steps, games = jax.tree.map(lambda x: x.reshape(x.shape[0], -1, *x.shape[3:]), rows)  # [T, pool, env] to [T, N]
     obs = lambda flights: join(*(flight.actors.timestep.obs for flight in flights))
     memory = join(*(flight.actors.memory for flight in actors.flights))
     experience = Rollout(steps, obs(end.flights), memory, obs(actors.flights))
-    return end, experience, _scores(steps.valid, *games)
+    return end, experience, _scores(steps.valid, *games), work
 
 
 def _noise_of_pools(pools: Pools, agent: Agent, key: Key, num_steps: int, num_envs: int) -> tuple[PyTree, ...]:

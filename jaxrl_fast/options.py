@@ -32,6 +32,8 @@ class Task:
     """Devices that the environments are split over."""
     in_flight: int = 0
     """Pools on the host, on each device, that work while the policy thinks for the others; 0: it waits for all."""
+    overlap: bool = False
+    """With pools in flight: they also play a rollout while the agent learns from the one before."""
 
 
 @dataclass(frozen=True)

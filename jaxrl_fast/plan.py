@@ -63,6 +63,8 @@ def check(settings: config.Settings, members: tuple[Member, ...] = ()) -> Plan:
     from jaxrl_fast import agents, calibrate, checkpoint, envs, memory, program
     from jaxrl_fast.keeper import FOLDER
 
+    if options.overlap and not options.in_flight:
+        raise ValueError("--overlap is about pools in flight, of which there are none; --in-flight 1 has one")
     host.offer_cpu_devices(options.devices)
     if options.num_envs == "auto":
         settings = calibrate.choose(settings)
@@ -92,6 +94,11 @@ def check(settings: config.Settings, members: tuple[Member, ...] = ()) -> Plan:
         raise ValueError(
             f"--num-seeds {options.num_seeds}: {env.spec.id} runs on the host, whose pools are for one seed; "
             "python -m jaxrl_fast.sweep --seed 0..4 runs several one after another"
+        )
+    if options.overlap and agent.gradient_steps is None:
+        raise ValueError(
+            f"--overlap: {settings.algo} does not learn from whole rollouts; "
+            "--in-flight alone keeps its pools at work while it learns"
         )
     if not env.on_device:
         check_exact(options)
@@ -170,7 +177,8 @@ def conditions(options: config.Options, purpose: int, done: int = 0, shard: int 
 
     path = "callback" if options.exact_resume else options.pool_path
     in_flight = options.in_flight if purpose == TRAINING else 0
-    return Conditions((options.seed, purpose, done), options.protocol, path, in_flight, shard, num_shards)
+    overlap = options.overlap and purpose == TRAINING
+    return Conditions((options.seed, purpose, done), options.protocol, path, in_flight, overlap, shard, num_shards)
 
 
 def check_exact(options: config.Options) -> None:

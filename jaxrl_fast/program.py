@@ -189,9 +189,12 @@ def begin(env: Env, make: Make, seed: Array, values: Values) -> loop.TrainState:
 def begin_games(env: Env, make: Make, state: loop.TrainState, values: Values) -> loop.TrainState:
     """The state with all games beginning, for where environments stand is not in what was saved of it."""
     agent = make(values)
-    learner = agent.interrupt(state.agent)
-    actors = loop.begin(env, agent, learner, loop.key_of_shard(env, jax.random.fold_in(state.key, GAMES)))
-    return state._replace(actors=actors, agent=learner)
+    if state.rollout:  # which is to be learnt from before the agent meets the new games
+        state = state._replace(rollout=loop.cut(state.rollout))
+    else:
+        state = state._replace(agent=agent.interrupt(state.agent))
+    key = loop.key_of_shard(env, jax.random.fold_in(state.key, GAMES))
+    return state._replace(actors=loop.begin(env, agent, state.agent, key))
 
 
 def chunk(

@@ -51,6 +51,7 @@ class Conditions(NamedTuple):
     protocol: str = ""  # of Atari: "dqn2015" or "machado2018"
     path: str = "auto"  # from the program to the pool: "ffi" or "callback"
     in_flight: int = 0  # pools that work while the policy thinks for the others and the agent learns; 0: none does
+    overlap: bool = False  # these play a whole rollout while the agent learns from the one before
     shard: int = 0  # of num_shards with as many environments each, seeded as all together
     num_shards: int = 1
 
@@ -79,6 +80,7 @@ class Pools(NamedTuple):
     num: int
     send: Callable[[int, PyTree, Array], PyTree]  # (pool, state, action [N / num, ...])
     receive: Callable[[int, PyTree], tuple[PyTree, TimeStep]]  # (pool, state); what came of the action, [N / num]
+    overlap: bool = False  # a rollout is played while the agent learns from the one before
 
 
 class Env(NamedTuple):

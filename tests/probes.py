@@ -1,7 +1,8 @@
 """Tiny environments with known answers, to tell whether an agent learns and which part of it does not.
 
 Each is `name(num_envs) -> Env` and says its answer for a discount factor of GAMMA. They keep the contract
-of `types.TimeStep` by themselves, so they test agents and the loop without a backend. `experience` is for all of them.
+of `types.TimeStep` by themselves, so they test agents and the loop without a backend. `experience` and `pooled`
+are for all of them.
 """
 
 import functools
@@ -12,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_fast import loop
-from jaxrl_fast.types import Agent, Box, Discrete, Env, EnvSpec, Key, PyTree, Rollout, TimeStep
+from jaxrl_fast.types import Agent, Box, Discrete, Env, EnvSpec, Key, Pools, PyTree, Rollout, TimeStep
 
 GAMMA = 0.9
 QUICK = {"xla_backend_optimization_level": 1}  # for programs that take longer to compile than to run
@@ -134,6 +135,22 @@ def experience(env: Env, agent: Agent, state: PyTree, seed: int = 1, num_steps: 
         return loop.rollout(env, agent, functools.partial(agent.explore, state), actors, noise)[1]
 
     return jax.jit(run)(state, jax.random.key(seed), jax.random.key(seed + 1))
+
+
+def pooled(env: Env, overlap: bool = False) -> Env:
+    """The same environments as one pool, which takes actions now and steps when it is asked."""
+
+    def reset(key):
+        state, timestep = env.reset(key)
+        return (state, jnp.zeros(env.spec.num_envs, jnp.int32)), timestep
+
+    def receive(i, state):
+        state, action = state
+        state, timestep = env.step(state, action)
+        return (state, action), timestep
+
+    send = lambda i, state, action: (state[0], action)
+    return env._replace(reset=reset, pools=Pools(1, send, receive, overlap))
 
 
 def reset(rules: Rules, num_envs: int, key: Key) -> tuple[State, TimeStep]:

@@ -415,6 +415,9 @@ MISTAKES = [
     ("ppo --env envpool/Pong-v5 --num-envs 9 --in-flight 2", ["--in-flight 2", "9 environments"]),
     ("ppo --env CartPole-v1 --in-flight 2", ["--in-flight 2", "on the device"]),
     ("ppo --env envpool/Pong-v5 --in-flight -1", ["--in-flight", "-1", "0"]),
+    ("ppo --env envpool/CartPole-v1 --overlap", ["--overlap", "--in-flight 1"]),
+    ("ppo --env CartPole-v1 --overlap", ["--overlap", "--in-flight 1"]),
+    ("dqn --env envpool/CartPole-v1 --in-flight 1 --overlap", ["--overlap", "dqn", "--in-flight alone"]),
     ("dqn --env envpool/Pendulum-v1", ["dqn wants a finite number of actions"]),
 ]
 
@@ -547,8 +550,10 @@ def test_evaluation_has_the_environments_that_were_asked_for(options, num_eval_e
     assert ready.eval_env.spec.num_envs == num_eval_envs
 
 
-def test_no_pool_is_made_to_see_whether_a_run_is_possible():
-    options = dict(env="envpool/CartPole-v1", num_envs=4, in_flight=2, agent=dict(rollout_length=8, hidden=(8,)))
+@pytest.mark.parametrize("overlap", [False, True])
+def test_no_pool_is_made_to_see_whether_a_run_is_possible(overlap):
+    options: dict[str, Any] = dict(env="envpool/CartPole-v1", num_envs=4, in_flight=2, overlap=overlap)
+    options |= dict(agent=dict(rollout_length=8, hidden=(8,)))
     adapter.why_no_ffi()  # makes a pool of its own, once
     held = len(adapter.KEPT)
     ready = plan.check(config.from_keywords(algo="ppo", **options))
@@ -590,13 +595,14 @@ SHORT |= dict(eval_every=160, eval_episodes=4, eval_envs=4, tensorboard=False, l
 AGENTS = {
     "ppo": dict(rollout_length=8, hidden=(8,), normalize_rewards=True, normalize_observations=True),
     "dqn": dict(capacity=256, batch_size=8, learning_starts=32, hidden=(8,), n_step=3, prioritised=True),
+    "pqn": dict(rollout_length=8, hidden=(8,)),
 }
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("algo", "in_flight"), [("ppo", 0), ("dqn", 2)])
-def test_with_new_games_at_checkpoints_going_on_is_exact(algo, in_flight, tmp_path, monkeypatch):
-    options = SHORT | dict(algo=algo, agent=AGENTS[algo], exact_resume=True, in_flight=in_flight)
+@pytest.mark.parametrize(("algo", "in_flight", "overlap"), [("ppo", 0, False), ("dqn", 2, False), ("ppo", 2, True)])
+def test_with_new_games_at_checkpoints_going_on_is_exact(algo, in_flight, overlap, tmp_path, monkeypatch):
+    options = dict(algo=algo, agent=AGENTS[algo], exact_resume=True, in_flight=in_flight, overlap=overlap) | SHORT
     jaxrl_fast.fit(**options, run_dir=str(tmp_path / "whole"))
     stop_after(monkeypatch, 200)
     assert jaxrl_fast.fit(**options, run_dir=str(tmp_path / "parts")).summary["status"] == "stopped"

@@ -136,6 +136,7 @@ OPTIONS = {
     "num_seeds": st.integers(-1, 3),
     "devices": st.one_of(st.just("auto"), st.integers(-1, 9)),
     "in_flight": st.integers(-1, 3),
+    "overlap": st.booleans(),
     "protocol": st.sampled_from(["", "dqn2015", "dqn"]),
     "exact_resume": st.booleans(),
     "eval_envs": NUMBERS,

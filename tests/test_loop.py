@@ -3,15 +3,17 @@
 import operator
 from functools import partial
 
+import hypothesis.strategies as st
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import given, settings
 from jax.experimental import checkify
 
 from jaxrl_fast import agents, loop
 from jaxrl_fast.agents import configs, ppo
-from jaxrl_fast.types import Agent, Decision
+from jaxrl_fast.types import Agent, Decision, GradientSteps
 from tests import probes, slow
 
 
@@ -163,6 +165,87 @@ def training_of(algo, options, num_updates):
     env = probes.best_action(4)
     agent = agents.load(algo).make(configs.CONFIGS[algo](**options), env.spec, num_updates)
     return lambda key: loop.train(env, agent, loop.init(env, agent, key), num_updates)
+
+
+OVERLAPPING = [
+    ("ppo", SHORT | dict(normalize_observations=True, normalize_rewards=True)),
+    ("ppo", SHORT | dict(num_epochs=3, target_kl=1e-4, learning_rate=0.03)),
+    ("pqn", SHORT),
+]
+
+
+@pytest.mark.parametrize(("algo", "options"), OVERLAPPING)
+def test_an_update_in_parts_is_the_update(algo, options):
+    """Wherever it is cut."""
+    env = probes.best_action_of_observation(4)
+    agent = agents.load(algo).make(configs.CONFIGS[algo](**options), env.spec, 3)
+    state = jax.jit(agent.init)(jax.random.key(0))
+    rollout, key, parts = probes.experience(env, agent, state), jax.random.key(1), agent.gradient_steps
+    assert parts.num == options["num_epochs"] * options["num_minibatches"]
+
+    @jax.jit
+    def in_parts(cut):
+        lesson = parts.take(parts.begin(state, rollout, key), 0, cut)
+        return parts.end(parts.take(lesson, cut, parts.num))
+
+    close = partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6)
+    whole = jax.jit(agent.update)(state, rollout, key)
+    for cut in range(parts.num + 1):
+        jax.tree.map(close, in_parts(cut), whole)
+
+
+@pytest.mark.parametrize(("algo", "options"), OVERLAPPING)
+def test_what_overlaps_learns_from_the_rollout_before(algo, options):
+    """Row for row what is played, by the parameters before the last update, and what whole updates make of it."""
+    num_updates, options = 4, options | dict(rollout_length=12)  # gradient steps do not divide evenly
+    env = probes.pooled(probes.delayed_consequence(4), overlap=True)
+    agent = agents.load(algo).make(configs.CONFIGS[algo](**options), env.spec, num_updates)
+
+    @jax.jit
+    def one_after_another(start):
+        learner, actors, key, rollout, metrics = start.agent, start.actors, start.key, start.rollout, []
+        for _ in range(num_updates):
+            key_noise, key_update, key = jax.random.split(key, 3)
+            actors, played, scores = loop.act(env, agent, learner, actors, key_noise)
+            learner, losses = agent.update(learner, rollout, key_update)
+            rollout = played
+            metrics.append({**scores, **losses})
+        return (learner, actors.flights, rollout), jax.tree.map(lambda *x: jnp.stack(x), *metrics)
+
+    start = jax.jit(lambda key: loop.init(env, agent, key))(jax.random.key(0))
+    assert not start.rollout.steps.valid.any()
+    end, metrics = jax.jit(lambda state: loop.train(env, agent, state, num_updates))(start)
+    close = partial(np.testing.assert_allclose, rtol=1e-3, atol=1e-5)
+    expected, expected_metrics = one_after_another(start)
+    jax.tree.map(close, (end.agent, end.actors.flights, end.rollout), expected)
+    jax.tree.map(close, metrics, expected_metrics)
+    assert end.rollout.steps.valid.any() and metrics["learning_rate"].shape == (num_updates,)
+
+
+@settings(max_examples=30, deadline=None)
+@given(num_steps=st.integers(1, 20), num_gradient_steps=st.integers(1, 40))
+def test_every_gradient_step_is_taken_once_and_evenly_over_the_rollout(num_steps, num_gradient_steps):
+    """L: [K], at which step of the rollout each was taken; and the number of calls."""
+
+    def take(lesson, first, end):
+        (when, t), number = lesson, jnp.arange(num_gradient_steps)
+        taken = (number >= first) & (number < end)
+        return jnp.where(taken, jnp.where(when < 0, t, -2), when), t + 1  # -2: it had been taken
+
+    learning = GradientSteps(
+        num_gradient_steps,
+        begin=lambda state, rollout, key: (jnp.full(num_gradient_steps, -1), jnp.int32(0)),
+        take=take,
+        end=lambda lesson: ((), {"when": lesson[0], "calls": lesson[1]}),
+    )
+    env = probes.pooled(probes.constant_reward(2), overlap=True)
+    agent = still(env, num_steps)._replace(gradient_steps=learning)
+    metrics = jax.jit(lambda key: loop.train(env, agent, loop.init(env, agent, key), 2)[1])(jax.random.key(0))
+    assert (metrics["calls"] == num_steps).all()
+    for when in np.asarray(metrics["when"]):
+        assert (np.diff(when) >= 0).all() and when.min() >= 0
+        counts = np.bincount(when, minlength=num_steps)
+        assert counts.max() - counts.min() <= 1
 
 
 @each_algorithm

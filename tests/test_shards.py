@@ -94,9 +94,10 @@ def test_pools_in_flight_are_the_shards_own(spread):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("algo", "in_flight"), [("ppo", 0), ("dqn", 2)])
-def test_a_run_over_several_devices_goes_on_to_the_same_bits(algo, in_flight, tmp_path, monkeypatch):
-    options = SHORT | dict(algo=algo, agent=AGENTS[algo], exact_resume=True, in_flight=in_flight, devices=2)
+@pytest.mark.parametrize(("algo", "in_flight", "overlap"), [("ppo", 0, False), ("dqn", 2, False), ("pqn", 2, True)])
+def test_a_run_over_several_devices_goes_on_to_the_same_bits(algo, in_flight, overlap, tmp_path, monkeypatch):
+    options = dict(algo=algo, agent=AGENTS[algo], exact_resume=True, in_flight=in_flight, overlap=overlap, devices=2)
+    options |= SHORT
     whole = jaxrl_fast.fit(**options, run_dir=str(tmp_path / "whole"))
     assert whole.summary["num_shards"] == 2
     stop_after(monkeypatch, 200)

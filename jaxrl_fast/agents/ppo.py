@@ -69,7 +69,6 @@ class Lesson(NamedTuple):
     state: State  # as it will be afterwards, but for what gradient steps change
     rows: Batch  # [T * N, ...]
     frames: frames.Frames | tuple[()]  # what their observations are made of, where they are kept as frames
-    keys: Key  # [num_epochs]: of the orders in which rows are seen
     explained: Array  # the variance of targets that values knew of
 
 
@@ -111,7 +110,7 @@ def make(config: Config, spec: EnvSpec, num_updates: int, objective: Callable | 
     )
     frame_stack = 0 if config.normalize_observations or spec.frame_stack < 2 else spec.frame_stack
     parts = Parts(config, spec, network, learning_rate, gradient_step, objective or loss, frame_stack)
-    gradient_steps = GradientSteps(num_steps, partial(begin, parts), partial(take, parts), partial(end, parts))
+    gradient_steps = GradientSteps(num_steps, partial(begin, parts), partial(take, parts), lambda x: end(parts, x[0]))
     return Agent(
         init=partial(init, parts),
         explore=partial(explore, parts),
@@ -193,12 +192,26 @@ def distribution(parts: Parts, params: PyTree, output: Array) -> PyTree:
 
 def update(parts: Parts, state: State, rollout: Rollout, key: Key) -> tuple[State, Metrics]:
     """Several epochs of minibatches over one rollout."""
-    lesson = begin(parts, state, rollout, key)
+    lesson, keys = lesson_of(parts, state, rollout), jax.random.split(key, parts.config.num_epochs)
     epoch = lambda learner, key: follow(parts, lesson, learner, deal(parts, lesson, key))
-    return end(parts, note(lesson, *jax.lax.scan(epoch, lesson.learner, lesson.keys)))
+    return end(parts, note(lesson, *jax.lax.scan(epoch, lesson.learner, keys)))
 
 
-def begin(parts: Parts, state: State, rollout: Rollout, key: Key) -> Lesson:
+def begin(parts: Parts, state: State, rollout: Rollout, key: Key) -> tuple[Lesson, Array]:
+    """An update that is made in parts, and the rows [K, B] of its gradient steps."""
+    lesson = lesson_of(parts, state, rollout)
+    order = jax.lax.map(partial(deal, parts, lesson), jax.random.split(key, parts.config.num_epochs))
+    return lesson, order.reshape(-1, order.shape[-1])
+
+
+def take(parts: Parts, under_way: tuple[Lesson, Array], first: int | Array, last: int | Array) -> tuple[Lesson, Array]:
+    """Gradient steps from number `first` up to, not with, `last`."""
+    lesson, order = under_way
+    one = lambda i, lesson: note(lesson, *follow(parts, lesson, lesson.learner, order[i][None]))
+    return jax.lax.fori_loop(first, last, one, lesson), order
+
+
+def lesson_of(parts: Parts, state: State, rollout: Rollout) -> Lesson:
     """What is to be learnt from one rollout."""
     rollout = normalize.clip_rewards(rollout, parts.config.clip_rewards)
     after, rows, kept, explained = prepare(parts, state, rollout)
@@ -206,19 +219,7 @@ def begin(parts: Parts, state: State, rollout: Rollout, key: Key) -> Lesson:
     _, metrics = jax.eval_shape(lambda: parts.objective(parts, state.params, look(rows)))
     sums = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), metrics)
     learner = Learner(state.params, state.optimiser, jnp.bool_(False))
-    keys = jax.random.split(key, parts.config.num_epochs)
-    return Lesson(learner, sums, jnp.float32(0), after, rows, kept, keys, explained)
-
-
-def take(parts: Parts, lesson: Lesson, first: int | Array, end: int | Array) -> Lesson:
-    """Gradient steps from number `first` up to, not with, `end`."""
-    num = parts.config.num_minibatches
-
-    def one(i, lesson):
-        order = deal(parts, lesson, lesson.keys[i // num])[i % num]
-        return note(lesson, *follow(parts, lesson, lesson.learner, order[None]))
-
-    return jax.lax.fori_loop(first, end, one, lesson)
+    return Lesson(learner, sums, jnp.float32(0), after, rows, kept, explained)
 
 
 def note(lesson: Lesson, learner: Learner, seen: tuple[Metrics, Array]) -> Lesson:

@@ -53,7 +53,6 @@ class Lesson(NamedTuple):
     num_updates: Array  # int32: with this one
     rows: Batch  # [T * N, ...]
     frames: frames.Frames | tuple[()]  # what their observations are made of, where they are kept as frames
-    keys: Key  # [num_epochs]: of the orders in which rows are seen
 
 
 class Parts(NamedTuple):
@@ -93,7 +92,7 @@ def make(config: Config, spec: EnvSpec, num_updates: int) -> Agent:
     )
     epsilon = exploration.Epsilon(config.epsilon_start, config.epsilon_end, config.epsilon_steps, config.epsilon_ladder)
     parts = Parts(config, spec, network, epsilon, learning_rate, gradient_step)
-    gradient_steps = GradientSteps(num_steps, partial(begin, parts), partial(take, parts), partial(end, parts))
+    gradient_steps = GradientSteps(num_steps, partial(begin, parts), partial(take, parts), lambda x: end(parts, x[0]))
     return Agent(
         init=partial(init, parts),
         explore=partial(explore, parts),
@@ -133,28 +132,30 @@ def epsilons(parts: Parts, state: State, place: int | Array = 0, num_envs: int |
 
 def update(parts: Parts, state: State, rollout: Rollout, key: Key) -> tuple[State, Metrics]:
     """Several epochs of minibatches over one rollout."""
-    lesson = begin(parts, state, rollout, key)
+    lesson, keys = lesson_of(parts, state, rollout), jax.random.split(key, parts.config.num_epochs)
     epoch = lambda learner, key: follow(parts, lesson, learner, deal(parts, lesson, key))
-    return end(parts, note(lesson, *jax.lax.scan(epoch, lesson.learner, lesson.keys)))
+    return end(parts, note(lesson, *jax.lax.scan(epoch, lesson.learner, keys)))
 
 
-def begin(parts: Parts, state: State, rollout: Rollout, key: Key) -> Lesson:
+def begin(parts: Parts, state: State, rollout: Rollout, key: Key) -> tuple[Lesson, Array]:
+    """An update that is made in parts, and the rows [K, B] of its gradient steps."""
+    lesson = lesson_of(parts, state, rollout)
+    order = jax.lax.map(partial(deal, parts, lesson), jax.random.split(key, parts.config.num_epochs))
+    return lesson, order.reshape(-1, order.shape[-1])
+
+
+def take(parts: Parts, under_way: tuple[Lesson, Array], first: int | Array, last: int | Array) -> tuple[Lesson, Array]:
+    """Gradient steps from number `first` up to, not with, `last`."""
+    lesson, order = under_way
+    one = lambda i, lesson: note(lesson, *follow(parts, lesson, lesson.learner, order[i][None]))
+    return jax.lax.fori_loop(first, last, one, lesson), order
+
+
+def lesson_of(parts: Parts, state: State, rollout: Rollout) -> Lesson:
     """What is to be learnt from one rollout, whose targets stay what they are now."""
     rows, kept = prepare(parts, state.params, normalize.clip_rewards(rollout, parts.config.clip_rewards))
     sums = dict.fromkeys(METRICS, jnp.float32(0))
-    keys = jax.random.split(key, parts.config.num_epochs)
-    return Lesson(Learner(state.params, state.optimiser), sums, state.num_updates + 1, rows, kept, keys)
-
-
-def take(parts: Parts, lesson: Lesson, first: int | Array, end: int | Array) -> Lesson:
-    """Gradient steps from number `first` up to, not with, `end`."""
-    num = parts.config.num_minibatches
-
-    def one(i, lesson):
-        order = deal(parts, lesson, lesson.keys[i // num])[i % num]
-        return note(lesson, *follow(parts, lesson, lesson.learner, order[None]))
-
-    return jax.lax.fori_loop(first, end, one, lesson)
+    return Lesson(Learner(state.params, state.optimiser), sums, state.num_updates + 1, rows, kept)
 
 
 def note(lesson: Lesson, learner: Learner, metrics: Metrics) -> Lesson:

@@ -127,7 +127,7 @@ def make(name: str, num_envs: int, options: Mapping[str, Any], conditions: Condi
         functools.partial(step, pools, path),
         task.spec,
         on_device=False,
-        notes=_in_flight(conditions.in_flight),
+        notes=_in_flight(conditions),
         warnings=warnings + _too_much(part, num_shards * num_pools),
         protocol=task.protocol,
         picture=pools[0].picture if task.protocol else None,
@@ -135,7 +135,12 @@ def make(name: str, num_envs: int, options: Mapping[str, Any], conditions: Condi
         renew=functools.partial(renew, pools) if path == "callback" else None,
         open=functools.partial(open_pools, pools),
         close=functools.partial(close_pools, pools),
-        pools=Pools(num_pools, functools.partial(send, pools, path), functools.partial(receive, pools, path))
+        pools=Pools(
+            num_pools,
+            functools.partial(send, pools, path),
+            functools.partial(receive, pools, path),
+            conditions.overlap,
+        )
         if conditions.in_flight
         else None,
     )
@@ -300,14 +305,17 @@ def _choose_path(wanted: str) -> tuple[str, tuple[str, ...]]:
     return "ffi", ()
 
 
-def _in_flight(num_pools: int) -> tuple[str, ...]:
+def _in_flight(conditions: Conditions) -> tuple[str, ...]:
     """What it means for the agent."""
+    num_pools = conditions.in_flight
     if not num_pools:
         return ()
     pools = f"{num_pools} pools are" if num_pools > 1 else "the environments are"
-    return (
-        f"{pools} in flight on each device: a rollout's first step is decided by the policy before the last update",
-    )
+    if conditions.overlap:
+        policy = "each rollout is played while the agent learns from the one before, by a policy that is one update old"
+    else:
+        policy = "a rollout's first step is decided by the policy before the last update"
+    return (f"{pools} in flight on each device: {policy}",)
 
 
 def _too_much(task: tasks.Task, num_pools: int) -> tuple[str, ...]:
