@@ -6,15 +6,15 @@
 For each number of environments these are timed in turn, several rounds: `raw_sync`, envpool alone with random actions,
 by its Python API; `raw_async`, the same where it answers as soon as half of the environments have stepped, and `raw`,
 the better of the two in each round; `network`, the policy alone on frames that are there already; `acting`, both inside
-our scan; and `training`, with the preset's updates; the last two for each way of waiting (`--in-flight`); beside way 0
-also `overlapped`, training where an update learns from the rollout before and so depends on nothing that is played
-meanwhile (the policy is one update old). Speeds are environment steps (of four frames) per second, compilation not
-counted. `acting_of_raw` and `training_of_raw` are the shares of raw; where the network shares the emulator's cores the
-fair bound is 1 / (1 / raw + 1 / network), of which `acting_of_bound` is the share. Medians of the rounds' ratios.
+our scan; `training`, with the preset's updates; `overlapped`, the same with `--overlap`, the policy one update old; the
+last three for each way of waiting (`--in-flight`). Speeds are environment steps (of four frames) per second,
+compilation not counted. `acting_of_raw` and `training_of_raw` are shares of raw; where the network shares the
+emulator's cores the fair bound is 1 / (1 / raw + 1 / network), of which `acting_of_bound` is the share. Medians of the
+rounds' ratios.
 
 A contender has pools and a program of its own, made when its turn first comes, and the JSON is written after each
 timing: a case that is killed leaves what it had (`rounds` says how many are whole). With 1024 environments and more
-that is much to make; `--in-flight 0 --contenders raw,acting,training,network` leaves out two pools and `overlapped`.
+that is much to make; `--in-flight 0 --contenders raw,acting,training,network` leaves out two pools.
 """
 
 import argparse
@@ -29,7 +29,7 @@ import jax.numpy as jnp
 import numpy as np
 import side_by_side
 
-from jaxrl_fast import agents, config, gradients, host, loop, plan, program
+from jaxrl_fast import agents, config, gradients, host, plan, program
 from jaxrl_fast.envs import envpool as adapter
 from jaxrl_fast.spelling import parse_int
 from jaxrl_fast.types import Agent, Env, TimeStep
@@ -91,15 +91,15 @@ def contenders(num_envs: int, args: argparse.Namespace) -> dict[str, Callable[[]
     """What makes each of them: pools are kept, and each has its own."""
     ways = [way for way in map(int, args.in_flight.split(",")) if num_envs % max(way, 1) == 0]
     whole, _, agent, _ = prepare(args, num_envs, 0)
-    made = lambda change, way: run_of(*change(*prepare(args, num_envs, way)[1:]))
+    made = lambda change, way, overlap=False: run_of(*change(*prepare(args, num_envs, way, overlap)[1:]))
     makers = {"raw_sync": partial(raw, whole, agent.rollout_length)}
     if num_envs > 1:
         makers["raw_async"] = partial(raw_async, whole, agent.rollout_length)
     for way in ways:
         makers[f"acting_{way}"] = partial(made, without_learning, way)
         makers[f"training_{way}"] = partial(made, unchanged, way)
-    if 0 in ways:
-        makers["overlapped"] = partial(made, overlapped, 0)
+        if way:
+            makers[f"overlapped_{way}"] = partial(made, unchanged, way, overlap=True)
     makers["network"] = partial(made, without_emulator, 0)
     chosen = args.contenders.split(",")
     return {name: make for name, make in makers.items() if name.split("_")[0] in chosen}
@@ -124,17 +124,22 @@ def shares(speeds: dict[str, float]) -> dict[str, float]:
     """Of a round, those of which both speeds are there."""
     if {"raw", "network"} <= speeds.keys():
         speeds = speeds | {"bound": 1 / (1 / speeds["raw"] + 1 / speeds["network"])}
-    pairs = [(name, "raw") for name in speeds if name.startswith(("acting_", "training_"))]
+    pairs = [(name, "raw") for name in speeds if name.startswith(("acting_", "training_", "overlapped_"))]
     pairs += [(name, "bound") for name in speeds if name.startswith("acting_")]
-    pairs += [("overlapped", "training_0")]
+    pairs += [(name, "training_0") for name in speeds if name.startswith("overlapped_")]
     return {f"{a}_of_{b}": speeds[a] / speeds[b] for a, b in pairs if {a, b} <= speeds.keys()}
 
 
-def prepare(args: argparse.Namespace, num_envs: int, in_flight: int) -> tuple:
+def prepare(args: argparse.Namespace, num_envs: int, in_flight: int, overlap: bool = False) -> tuple:
     """All environments in one pool; and what `train` has: those of a shard, the agent, the number of shards."""
     threads = {"num_threads": args.threads} if args.threads else {}
     settings = config.from_keywords(
-        args.preset, num_envs=num_envs, env_options=threads, in_flight=in_flight, pool_path=args.pool_path
+        args.preset,
+        num_envs=num_envs,
+        env_options=threads,
+        in_flight=in_flight,
+        overlap=overlap,
+        pool_path=args.pool_path,
     )
     algorithm = agents.load(settings.algo)
     env, agent, num_shards = plan.divide(settings, algorithm, 1000)
@@ -189,23 +194,6 @@ def without_learning(env: Env, agent: Agent, num_shards: int) -> tuple[Env, Agen
         {"reward": gradients.total(rollout.steps.reward.sum(), env.spec.axis_name)},
     )
     return env, agent._replace(update=update), num_shards
-
-
-def overlapped(env: Env, agent: Agent, num_shards: int) -> tuple[Env, Agent, int]:
-    """Learns from the rollout before, at first from one without a valid row; to be trained only, not evaluated."""
-
-    def init(key):
-        learner = agent.init(key)
-        make = lambda: loop.act(env, agent, learner, loop.begin(env, agent, learner, key), key)[1]
-        nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(make))  # no row is valid
-        return learner, nothing
-
-    def update(state, rollout, key):
-        learner, metrics = agent.update(state[0], state[1], key)
-        return (learner, rollout), metrics
-
-    explore = lambda state, *args: agent.explore(state[0], *args)
-    return env, agent._replace(init=init, explore=explore, update=update), num_shards
 
 
 def without_emulator(env: Env, agent: Agent, num_shards: int) -> tuple[Env, Agent, int]:

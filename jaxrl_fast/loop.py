@@ -192,8 +192,8 @@ def rollout_in_flight(
             env_state, flight = _send(pools, policy, i, env_state, ours, noise[i])
             flights.append(flight)
             rows.append(row)
-        env_state, work = jax.lax.optimization_barrier((env_state, work))  # only once all have been sent their actions
-        return (InFlight(env_state, tuple(flights)), meanwhile(t, work)), jax.tree.map(lambda *x: jnp.stack(x), *rows)
+        work = meanwhile(_only_after(env_state, t), work)  # all have been sent their actions
+        return (InFlight(env_state, tuple(flights)), work), jax.tree.map(lambda *x: jnp.stack(x), *rows)
 
     join = lambda *trees: jax.tree.map(lambda *x: jnp.concatenate(x), *trees)
     num_steps = len(jax.tree.leaves(noise)[0])
@@ -215,6 +215,16 @@ def _send(
     """Pool i gets its next actions."""
     decision = policy(actors.timestep.obs, actors.memory, noise)
     return pools.send(i, env_state, decision.action), Flight(actors, decision)
+
+
+def _only_after(tree: PyTree, number: Array) -> Array:
+    """The same number, int32 [], as something that is not known before the tree of numbers is.
+
+    A whole number is never NaN, which XLA does not know. An `optimization_barrier` it forgets before it puts calls in
+    order: it would learn between an answer and the next action, when no environment has anything to do.
+    """
+    whole = [x for x in jax.tree.leaves(tree) if jnp.issubdtype(x.dtype, jnp.integer)]
+    return number + jnp.isnan(sum(x.astype(jnp.float32).sum() for x in whole))
 
 
 def _follow(

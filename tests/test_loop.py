@@ -1,6 +1,7 @@
 """loop: chunks, seeds, masks and scores, on probes whose answers are known."""
 
 import operator
+import re
 from functools import partial
 
 import hypothesis.strategies as st
@@ -9,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given, settings
-from jax.experimental import checkify
+from jax.experimental import checkify, io_callback
 
 from jaxrl_fast import agents, loop
 from jaxrl_fast.agents import configs, ppo
@@ -220,6 +221,51 @@ def test_what_overlaps_learns_from_the_rollout_before(algo, options):
     jax.tree.map(close, (end.agent, end.actors.flights, end.rollout), expected)
     jax.tree.map(close, metrics, expected_metrics)
     assert end.rollout.steps.valid.any() and metrics["learning_rate"].shape == (num_updates,)
+
+
+def test_learning_begins_when_all_have_their_actions_and_ends_before_they_are_asked():
+    """As it runs: in between, emulators on the host are at work."""
+    happened = []
+
+    def tell(what, x):
+        return io_callback(lambda x: happened.append(what) or x, jax.ShapeDtypeStruct(x.shape, x.dtype), x)
+
+    env = probes.pooled(probes.constant_reward(2), overlap=True)
+    begin, pools = env.reset, env.pools
+
+    def reset(key):
+        state, first = begin(key)
+        return (state, jnp.int32(0)), first  # and a handle, by which calls keep their order
+
+    def receive(i, state):
+        handle = tell("receive", state[1])
+        state, row = pools.receive(i, state[0])
+        return (state, handle), row
+
+    send = lambda i, state, action: (pools.send(i, state[0], action), tell("send", state[1]))
+    env = env._replace(reset=reset, pools=pools._replace(send=send, receive=receive))
+    learning = GradientSteps(
+        num=6,
+        begin=lambda state, rollout, key: jnp.zeros(6),
+        take=lambda lesson, i, j: jax.lax.fori_loop(i, j, lambda k, x: tell("learn", x.at[k].set(1.0)), lesson),
+        end=lambda lesson: ((), {"taken": lesson.sum()}),
+    )
+    agent = still(env, rollout_length=3)._replace(gradient_steps=learning)
+    start = jax.block_until_ready(jax.jit(lambda key: loop.init(env, agent, key))(jax.random.key(0)))
+    happened.clear()
+    _, metrics = jax.jit(lambda state: loop.train(env, agent, state, 2))(start)
+    assert metrics["taken"].tolist() == [6, 6]
+    assert happened == ["receive", "send", "learn", "learn"] * 3 * 2
+
+
+def test_what_has_to_come_after_calls_depends_on_them_for_the_compiler_too():
+    """Without that XLA may put it before them, whatever order it is written in."""
+    handle = jax.ShapeDtypeStruct((8,), jnp.uint8)
+    compiled = jax.jit(loop._only_after).lower((handle, jax.ShapeDtypeStruct((4,), bool)), jnp.int32(3)).compile()
+    body = compiled.as_text().partition("ENTRY")[2]
+    name = re.search(r"(%\S+) = u8\[8\]\S* parameter\(", body)
+    assert name and body.count(name.group(1)) > 1, "it has a use"
+    assert compiled((jnp.arange(8, dtype=jnp.uint8), jnp.ones(4, bool)), jnp.int32(3)) == 3
 
 
 @settings(max_examples=30, deadline=None)
