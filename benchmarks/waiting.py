@@ -1,0 +1,92 @@
+"""What `--in-flight` and `--overlap` bring where emulators need none of the cores that learn.
+
+    python benchmarks/waiting.py
+
+The emulator is a stand-in: 32 small environments that answer 10 ms after they were sent their actions, in which they
+only wait, as if they were stepped by cores of their own. PPO makes 64 steps with each and 32 gradient steps, which take
+two cores about two thirds as long. Milliseconds per update, three ways of waiting in turn, several rounds, medians:
+`waits` as with `--in-flight 0`, `in_flight` as with 1, `overlaps` with `--overlap` besides; `emulator` is what the
+emulator alone needs, which no way can beat.
+"""
+
+import argparse
+import statistics
+import time
+
+import jax
+import jax.numpy as jnp
+import side_by_side
+from jax.experimental import io_callback
+
+from jaxrl_fast import envs, loop
+from jaxrl_fast.agents import ppo
+from jaxrl_fast.types import Env, Pools
+
+ANSWER_S = 0.01
+CONFIG = ppo.Config(rollout_length=64, num_minibatches=4, num_epochs=8, hidden=(512, 512))
+
+
+def main():
+    """Measures, prints the case, and writes the JSON."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--output", default="")
+    args = parser.parse_args()
+    report = side_by_side.Report("waiting", args.output)
+    ways = {"waits": Waiting(), "in_flight": Waiting(in_flight=True), "overlaps": Waiting(in_flight=True, overlap=True)}
+    rounds = [{name: way.update() for name, way in ways.items()} for _ in range(args.rounds + 1)][1:]
+    found = {name: statistics.median(times[name] for times in rounds) for name in ways}
+    found["emulator"] = ANSWER_S * CONFIG.rollout_length
+    report.put("ms_per_update", {name: round(1e3 * seconds) for name, seconds in found.items()})
+    print(f"written to {report.path}")
+
+
+class Waiting:
+    """A training by one way of waiting."""
+
+    def __init__(self, in_flight: bool = False, overlap: bool = False):
+        env = slow(envs.make("CartPole-v1", 32), in_flight, overlap)
+        agent = ppo.make(CONFIG, env.spec, 1000)
+        self.state = jax.jit(lambda key: loop.init(env, agent, key))(jax.random.key(0))
+        self.train = jax.jit(lambda state: loop.train(env, agent, state, 1)[0], donate_argnums=0)
+
+    def update(self) -> float:
+        """Seconds of one."""
+        jax.block_until_ready(self.state)
+        began = time.perf_counter()
+        self.state = jax.block_until_ready(self.train(self.state))
+        return time.perf_counter() - began
+
+
+def slow(env: Env, in_flight: bool, overlap: bool) -> Env:
+    """The same environments behind an emulator that takes its time: their state, the actions under way, a handle."""
+    due = [0.0]
+
+    def sent(handle):
+        due[0] = time.perf_counter() + ANSWER_S
+        return handle
+
+    def answered(handle):
+        time.sleep(max(due[0] - time.perf_counter(), 0.0))
+        return handle
+
+    call = lambda function, handle: io_callback(function, jax.ShapeDtypeStruct((), jnp.int32), handle)
+
+    def reset(key):
+        state, timestep = env.reset(key)
+        return (state, jnp.zeros(env.spec.num_envs, jnp.int32), jnp.int32(0)), timestep
+
+    def send(pool, state, action):
+        return state[0], action, call(sent, state[2])
+
+    def receive(pool, state):
+        handle = call(answered, state[2])
+        state, timestep = env.step(*state[:2])
+        return (state, jnp.zeros(env.spec.num_envs, jnp.int32), handle), timestep
+
+    step = lambda state, action: receive(0, send(0, state, action))
+    return env._replace(reset=reset, step=step, pools=Pools(1, send, receive, overlap) if in_flight else None)
+
+
+if __name__ == "__main__":
+    main()
