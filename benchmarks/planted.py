@@ -72,8 +72,9 @@ BUGS = (
     Bug(
         "loop: one key to act and to learn, in an ordinary run",
         LOOP,
-        "    key_noise, key_update, key = jax.random.split(state.key, 3)\n",
-        "    key_noise, key = jax.random.split(state.key)\n    key_update = key_noise\n",
+        "    key_noise, key_update, key = jax.random.split(state.key, 3)\n    actors, experience, scores = act(",
+        "    key_noise, key = jax.random.split(state.key)\n"
+        "    key_update = key_noise\n    actors, experience, scores = act(",
         "tests/test_train.py::test_one_compilation_for_any_number_of_chunks",
     ),
     # Atari
@@ -85,6 +86,28 @@ BUGS = (
         "tests/test_frames.py::test_a_rollout_of_single_frames_gives_its_stacks_back[grey]",
     ),
     Bug("loop: all pools have the chance of the first", LOOP, "ours, noise[i])", "ours, noise[0])", IN_FLIGHT),
+    Bug(
+        "loop: what overlaps learns from the first rollout for ever",
+        LOOP,
+        "state.num_updates + 1, experience)",
+        "state.num_updates + 1, before)",
+        "tests/test_loop.py::test_what_overlaps_learns_from_the_rollout_before",
+    ),
+    Bug(
+        "loop: what overlaps plays by the policy that it is about to have",
+        LOOP,
+        "lesson = learning.begin(state.agent, before, key_of_shard(env, key_update))",
+        "lesson = learning.begin(state.agent, before, key_of_shard(env, key_update))\n"
+        "    state = state._replace(agent=learning.end(learning.take(lesson, 0, learning.num))[0])",
+        "tests/test_loop.py::test_what_overlaps_learns_from_the_rollout_before",
+    ),
+    Bug(
+        "loop: the last gradient steps of an update that overlaps are left out",
+        LOOP,
+        "learning.take(lesson, by_then(t), by_then(t + 1))",
+        "learning.take(lesson, by_then(t - 1), by_then(t))",
+        "tests/test_loop.py::test_every_gradient_step_is_taken_once_and_evenly_over_the_rollout",
+    ),
     Bug(
         "loop: a rollout in flight is bootstrapped from where it began",
         LOOP,
