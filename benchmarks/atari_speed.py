@@ -5,16 +5,16 @@
 
 For each number of environments these are timed in turn, several rounds: `raw_sync`, envpool alone with random actions,
 by its Python API; `raw_async`, the same where it answers as soon as half of the environments have stepped, and `raw`,
-the better of the two in each round; `network`, the policy alone on frames that are there already; `acting`, both inside
-our scan; `training`, with the preset's updates; `overlapped`, the same with `--overlap`, the policy one update old; the
-last three for each way of waiting (`--in-flight`). Speeds are environment steps (of four frames) per second,
-compilation not counted. `acting_of_raw` and `training_of_raw` are shares of raw; where the network shares the
+the better of the two in each round; `network`, the policy alone on frames that are there already; for each way of
+waiting (`--in-flight`) `acting`, both inside our scan, and `training`, with the preset's updates; and for each but 0
+`overlapped`, training with `--overlap`, the policy one update old. Speeds are environment steps (of four frames) per
+second, compilation not counted. `acting_of_raw` and `training_of_raw` are shares of raw; where the network shares the
 emulator's cores the fair bound is 1 / (1 / raw + 1 / network), of which `acting_of_bound` is the share. Medians of the
 rounds' ratios.
 
 A contender has pools and a program of its own, made when its turn first comes, and the JSON is written after each
 timing: a case that is killed leaves what it had (`rounds` says how many are whole). With 1024 environments and more
-that is much to make; `--in-flight 0 --contenders raw,acting,training,network` leaves out two pools.
+that is much to make; `--in-flight 0 --contenders raw,acting,training,network` has the fewest pools.
 """
 
 import argparse
@@ -127,6 +127,7 @@ def shares(speeds: dict[str, float]) -> dict[str, float]:
     pairs = [(name, "raw") for name in speeds if name.startswith(("acting_", "training_", "overlapped_"))]
     pairs += [(name, "bound") for name in speeds if name.startswith("acting_")]
     pairs += [(name, "training_0") for name in speeds if name.startswith("overlapped_")]
+    pairs += [(name, name.replace("overlapped", "training")) for name in speeds if name.startswith("overlapped_")]
     return {f"{a}_of_{b}": speeds[a] / speeds[b] for a, b in pairs if {a, b} <= speeds.keys()}
 
 

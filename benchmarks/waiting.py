@@ -59,30 +59,31 @@ class Waiting:
 
 
 def slow(env: Env, in_flight: bool, overlap: bool) -> Env:
-    """The same environments behind an emulator that takes its time: their state, the actions under way, a handle."""
+    """The same environments behind an emulator that takes its time. Its state: theirs, a handle, the last actions."""
     due = [0.0]
 
-    def sent(handle):
+    def sent(handle, action):
         due[0] = time.perf_counter() + ANSWER_S
-        return handle
+        return handle, action
 
-    def answered(handle):
+    def answered(handle, action):
         time.sleep(max(due[0] - time.perf_counter(), 0.0))
-        return handle
+        return handle, action
 
-    call = lambda function, handle: io_callback(function, jax.ShapeDtypeStruct((), jnp.int32), handle)
+    like = jax.ShapeDtypeStruct((), jnp.int32), jax.ShapeDtypeStruct((env.spec.num_envs,), jnp.int32)
+    call = lambda function, *under_way: io_callback(function, like, *under_way)
 
     def reset(key):
         state, timestep = env.reset(key)
-        return (state, jnp.zeros(env.spec.num_envs, jnp.int32), jnp.int32(0)), timestep
+        return (state, (jnp.int32(0), jnp.zeros(env.spec.num_envs, jnp.int32))), timestep
 
     def send(pool, state, action):
-        return state[0], action, call(sent, state[2])
+        return state[0], call(sent, state[1][0], action)
 
     def receive(pool, state):
-        handle = call(answered, state[2])
-        state, timestep = env.step(*state[:2])
-        return (state, jnp.zeros(env.spec.num_envs, jnp.int32), handle), timestep
+        handle, action = call(answered, *state[1])
+        state, timestep = env.step(state[0], action)
+        return (state, (handle, action)), timestep
 
     step = lambda state, action: receive(0, send(0, state, action))
     return env._replace(reset=reset, step=step, pools=Pools(1, send, receive, overlap) if in_flight else None)

@@ -17,7 +17,7 @@ import json
 import os
 import shutil
 import threading
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -36,6 +36,7 @@ PREFIX, ASIDE = "step-", ".writing-"
 AS_BITS = {1: np.uint8, 2: np.uint16}  # how safetensors holds what numpy has no name for, such as bfloat16
 
 Arrays = dict[str, np.ndarray]
+Unneeded = Callable[[str], bool]  # of the name of an array
 
 
 class Checkpoint(NamedTuple):
@@ -116,8 +117,8 @@ def write(folder: Path, arrays: Arrays, manifest: Mapping[str, Any]) -> None:
         raise
 
 
-def read(folder: Path, without: Container[str] = ()) -> Checkpoint:
-    """A checkpoint that is intact, but for the arrays `without`. ValueError says what is wrong with it."""
+def read(folder: Path, unneeded: Unneeded = lambda name: False) -> Checkpoint:
+    """A checkpoint that is intact, but for `unneeded` arrays. ValueError says what is wrong with it."""
     try:
         content = (folder / MANIFEST).read_bytes()
         if hashlib.sha256(content).hexdigest() + "\n" != (folder / SUM).read_bytes().decode("ascii", "replace"):
@@ -129,7 +130,7 @@ def read(folder: Path, without: Container[str] = ()) -> Checkpoint:
             raise ValueError(f"{folder}: {ARRAYS} is not what was written")
         with safetensors.safe_open(folder / ARRAYS, framework="numpy") as file:
             names = file.keys()  # it is no dictionary
-            arrays = {name: file.get_tensor(name) for name in names if name not in without}
+            arrays = {name: file.get_tensor(name) for name in names if not unneeded(name)}
         return Checkpoint(folder, arrays, manifest)
     except OSError as error:
         raise ValueError(
@@ -139,12 +140,12 @@ def read(folder: Path, without: Container[str] = ()) -> Checkpoint:
         raise ValueError(f"{folder} is no checkpoint of ours ({type(error).__name__})") from error
 
 
-def newest(parent: Path, without: Container[str] = ()) -> tuple[Checkpoint | None, list[str]]:
-    """The newest intact checkpoint, but for the arrays `without`, and what is wrong with each newer one."""
+def newest(parent: Path, unneeded: Unneeded = lambda name: False) -> tuple[Checkpoint | None, list[str]]:
+    """The newest intact checkpoint, but for `unneeded` arrays, and what is wrong with each newer one."""
     wrong: list[str] = []
     for folder in reversed(folders(parent)):
         try:
-            return read(folder, without), wrong
+            return read(folder, unneeded), wrong
         except ValueError as error:
             wrong.append(str(error))
     return None, wrong

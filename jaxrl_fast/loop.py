@@ -103,7 +103,8 @@ def train_step_overlapped(env: Env, agent: Agent, state: TrainState) -> tuple[Tr
     assert pools and learning and isinstance(actors, InFlight) and isinstance(before, Rollout), "the plan sees to it"
     key_noise, key_update, key = jax.random.split(state.key, 3)
     noise = _noise_of_pools(pools, agent, key_of_shard(env, key_noise), agent.rollout_length, env.spec.num_envs)
-    by_then = lambda t: learning.num * t // agent.rollout_length  # gradient steps, spread evenly over the rollout
+    num_gradient_steps = jnp.where(state.num_updates > 0, learning.num, 0)  # at first there is nothing to learn from
+    by_then = lambda t: num_gradient_steps * t // agent.rollout_length  # spread evenly over the rollout
     learn = lambda t, lesson: learning.take(lesson, by_then(t), by_then(t + 1))
     lesson = learning.begin(state.agent, before, key_of_shard(env, key_update))
     policy = partial(agent.explore, state.agent)
@@ -224,6 +225,7 @@ def _only_after(tree: PyTree, number: Array) -> Array:
     order: it would learn between an answer and the next action, when no environment has anything to do.
     """
     whole = [x for x in jax.tree.leaves(tree) if jnp.issubdtype(x.dtype, jnp.integer)]
+    assert whole, "pools keep their order by a handle"
     return number + jnp.isnan(sum(x.astype(jnp.float32).sum() for x in whole))
 
 

@@ -25,7 +25,7 @@ class Need(NamedTuple):
 
     parameters: int  # optimiser, normalisers and all
     replay: int
-    environments: int
+    environments: int  # and what was played in them and is still to be learnt from
     free: int | None  # None: unknown
     copies: int = 1  # of all of it in the same memory: a checkpoint makes one on the host, which a CPU shares
 
@@ -48,8 +48,9 @@ def need(env: Env, agent: Agent, num_seeds: int, num_devices: int = 1) -> Need:
     of_replay = sum(size(part) for part in kept if is_replay(part))
     parameters = size(state.agent) - of_replay
     copies = 2 if jax.local_devices()[0].platform == "cpu" else 1
-    parameters, of_replay, actors = (num_seeds * part for part in (parameters, of_replay, size(state.actors)))
-    return Need(parameters, of_replay, actors, free(num_devices), copies)
+    of_envs = size((state.actors, state.rollout))
+    parameters, of_replay, of_envs = (num_seeds * part for part in (parameters, of_replay, of_envs))
+    return Need(parameters, of_replay, of_envs, free(num_devices), copies)
 
 
 def in_between(env: Env, agent: Agent) -> int:

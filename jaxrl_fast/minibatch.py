@@ -5,12 +5,14 @@ chosen by a key needs no sort: each row computes its own place.
 """
 
 from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
-from jaxrl_fast.types import Key, PyTree
+from jaxrl_fast.types import GradientSteps, Key, Metrics, PyTree, Rollout
 
 NUM_ROUNDS = 4
 FEWEST_ROWS, MOST_ROWS = 256, 1024  # of a part on a CPU: activations stay in its cache, and calls are few
@@ -53,9 +55,55 @@ def check(num_rows: int, num_minibatches: int) -> None:
     raise ValueError(f"{num_rows} steps per update do not divide into {num_minibatches} minibatches; try {near}")
 
 
+class Epochs(NamedTuple):
+    """What an algorithm learns by in several epochs of minibatches over a rollout: `whole` and `in_parts` say how.
+
+    A lesson has `rows` with a `weight` [num_rows], and a `learner`, which gradient steps change.
+    """
+
+    num_epochs: int
+    num_minibatches: int
+    begin: Callable[[PyTree, Rollout], Any]  # (S, rollout) to a lesson
+    follow: Callable[[Any, PyTree, Array], tuple[PyTree, PyTree]]  # (lesson, learner, rows [K, B]) to learner, metrics
+    note: Callable[[Any, PyTree, PyTree], Any]  # (lesson, learner, metrics) to the lesson as it is then
+    end: Callable[[Any], tuple[PyTree, Metrics]]  # the lesson to S
+
+
 def deal(key: Key, num_rows: int, num_minibatches: int) -> Array:
     """The numbers of the rows of each minibatch of an epoch, int32 [num_minibatches, B]."""
     return shuffle(key, num_rows).reshape(num_minibatches, -1)
+
+
+def whole(epochs: Epochs) -> Callable[[PyTree, Rollout, Key], tuple[PyTree, Metrics]]:
+    """An agent's `update`. The rows of an epoch are gathered at once, which is faster where there are few."""
+
+    def update(state, rollout, key):
+        lesson = epochs.begin(state, rollout)
+        epoch = lambda learner, key: epochs.follow(lesson, learner, _deal(epochs, lesson, key))
+        learner, metrics = jax.lax.scan(epoch, lesson.learner, jax.random.split(key, epochs.num_epochs))
+        return epochs.end(epochs.note(lesson, learner, metrics))
+
+    return update
+
+
+def in_parts(epochs: Epochs) -> GradientSteps:
+    """The same update, one gradient step at a time. L is the lesson, and the rows [B] of each step."""
+
+    def begin(state, rollout, key):
+        lesson = epochs.begin(state, rollout)
+        order = jax.lax.map(partial(_deal, epochs, lesson), jax.random.split(key, epochs.num_epochs))
+        return lesson, order.reshape(-1, order.shape[-1])
+
+    def take(under_way, first, last):
+        lesson, order = under_way
+        one = lambda i, lesson: epochs.note(lesson, *epochs.follow(lesson, lesson.learner, order[i][None]))
+        return jax.lax.fori_loop(first, last, one, lesson), order
+
+    return GradientSteps(epochs.num_epochs * epochs.num_minibatches, begin, take, lambda x: epochs.end(x[0]))
+
+
+def _deal(epochs: Epochs, lesson: Any, key: Key) -> Array:
+    return deal(key, len(lesson.rows.weight), epochs.num_minibatches)
 
 
 def take(rows: PyTree, numbers: Array) -> PyTree:

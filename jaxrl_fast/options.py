@@ -33,7 +33,7 @@ class Task:
     in_flight: int = 0
     """Pools on the host, on each device, that work while the policy thinks for the others; 0: it waits for all."""
     overlap: bool = False
-    """With pools in flight: they also play a rollout while the agent learns from the one before."""
+    """Pools in flight play a rollout while PPO or PQN learns from the one before; the policy is an update older."""
 
 
 @dataclass(frozen=True)

@@ -64,7 +64,7 @@ def check(settings: config.Settings, members: tuple[Member, ...] = ()) -> Plan:
     from jaxrl_fast.keeper import FOLDER
 
     if options.overlap and not options.in_flight:
-        raise ValueError("--overlap is about pools in flight, of which there are none; --in-flight 1 has one")
+        raise ValueError("--overlap: it wants environments on the host, and --in-flight 1 or more")
     host.offer_cpu_devices(options.devices)
     if options.num_envs == "auto":
         settings = calibrate.choose(settings)

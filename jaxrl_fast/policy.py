@@ -81,7 +81,7 @@ def read(folder: Path, which: Which, settings: config.Settings, play_in: Env) ->
     if which not in ("best", "last"):
         raise ValueError(f"which: {which!r} is neither 'best' nor 'last'")
     make = partial(_agent, settings, play_in.spec)
-    saved = choose(folder, which, _replay_names(make(1)))
+    saved = choose(folder, which, _unneeded(make(1)))
     seeds = _seeds(folder, settings)
     num_shards = saved.manifest["num_shards"]
     learners = _learners(make(num_shards), saved, len(seeds), num_shards)
@@ -112,7 +112,7 @@ def _named(seeds: list[int]) -> str:
     return f"seed{'s' * (len(seeds) > 1)} {which}"
 
 
-def choose(folder: Path, which: Which, without: frozenset[str]) -> checkpoint.Checkpoint:
+def choose(folder: Path, which: Which, unneeded: checkpoint.Unneeded) -> checkpoint.Checkpoint:
     """The checkpoint that evaluated best or the newest; where that is damaged, the newest intact one, and a warning."""
     parent = folder / FOLDER
     if not checkpoint.folders(parent):
@@ -122,10 +122,10 @@ def choose(folder: Path, which: Which, without: frozenset[str]) -> checkpoint.Ch
     wrong = []
     if best is not None:
         try:
-            return checkpoint.read(best, without)
+            return checkpoint.read(best, unneeded)
         except ValueError as error:
             wrong = [str(error)]
-    newest, newer = checkpoint.newest(parent, without)
+    newest, newer = checkpoint.newest(parent, unneeded)
     wrong += [line for line in newer if line not in wrong]
     if newest is None:
         raise ValueError(f"{folder}: none of its {len(wrong)} checkpoints is intact ({wrong[0]})")
@@ -219,13 +219,14 @@ def _agent(settings: config.Settings, spec: EnvSpec, num_shards: int) -> Agent:
     return agents.load(settings.algo).make(settings.agent, spec, -(-options.total_steps // steps_per_update))
 
 
-def _replay_names(agent: Agent) -> frozenset[str]:
-    """What the replay's arrays are called in a checkpoint."""
+def _unneeded(agent: Agent) -> checkpoint.Unneeded:
+    """Of an array's name in a checkpoint: whether nobody acts by it. So is the replay, and all that is no agent's."""
     state = {"agent": jax.eval_shape(agent.init, jax.random.key(0))}
     mark = lambda part: jax.tree.map(lambda _: memory.is_replay(part), part)
     marked = jax.tree.map(mark, state, is_leaf=memory.is_replay)
     named = jax.tree_util.tree_leaves_with_path(marked)
-    return frozenset(jax.tree_util.keystr(path, simple=True, separator="/") for path, is_replay in named if is_replay)
+    replay = {jax.tree_util.keystr(path, simple=True, separator="/") for path, is_replay in named if is_replay}
+    return lambda name: name in replay or not name.startswith("agent/")
 
 
 def _learners(agent: Agent, saved: checkpoint.Checkpoint, num_seeds: int, num_shards: int) -> PyTree:

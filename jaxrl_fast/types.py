@@ -133,7 +133,7 @@ class Rollout(NamedTuple):
 class GradientSteps(NamedTuple):
     """An update that is `num` gradient steps on one rollout, in parts: other things may be done between two steps.
 
-    L is an update under way, and all there is of it.
+    L is an update under way: what gradient steps change, and all that they and the end need.
     """
 
     num: int

@@ -416,7 +416,7 @@ MISTAKES = [
     ("ppo --env CartPole-v1 --in-flight 2", ["--in-flight 2", "on the device"]),
     ("ppo --env envpool/Pong-v5 --in-flight -1", ["--in-flight", "-1", "0"]),
     ("ppo --env envpool/CartPole-v1 --overlap", ["--overlap", "--in-flight 1"]),
-    ("ppo --env CartPole-v1 --overlap", ["--overlap", "--in-flight 1"]),
+    ("ppo --env CartPole-v1 --overlap", ["--overlap", "on the host", "--in-flight 1"]),
     ("dqn --env envpool/CartPole-v1 --in-flight 1 --overlap", ["--overlap", "dqn", "--in-flight alone"]),
     ("dqn --env envpool/Pendulum-v1", ["dqn wants a finite number of actions"]),
 ]
@@ -558,8 +558,9 @@ def test_no_pool_is_made_to_see_whether_a_run_is_possible(overlap):
     held = len(adapter.KEPT)
     ready = plan.check(config.from_keywords(algo="ppo", **options))
     memory.in_between(ready.env, ready.agent)
-    program.shapes(ready.env, ready.agent, 1)
-    assert ready.needs.environments > 0 and len(adapter.KEPT) == held
+    state = program.shapes(ready.env, ready.agent, 1)
+    assert ready.needs.environments == memory.size((state.actors, state.rollout)) > 0
+    assert bool(state.rollout) == overlap and len(adapter.KEPT) == held
 
 
 def test_pools_that_are_bound_to_cores_have_cores_of_their_own(monkeypatch):

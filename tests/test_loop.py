@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from jax.experimental import checkify, io_callback
 
-from jaxrl_fast import agents, loop
+from jaxrl_fast import agents, loop, population, program
 from jaxrl_fast.agents import configs, ppo
 from jaxrl_fast.types import Agent, Decision, GradientSteps
 from tests import probes, slow
@@ -162,8 +162,8 @@ each_algorithm = pytest.mark.parametrize(
 )
 
 
-def training_of(algo, options, num_updates):
-    env = probes.best_action(4)
+def training_of(algo, options, num_updates, change=lambda env: env):
+    env = change(probes.best_action(4))
     agent = agents.load(algo).make(configs.CONFIGS[algo](**options), env.spec, num_updates)
     return lambda key: loop.train(env, agent, loop.init(env, agent, key), num_updates)
 
@@ -189,7 +189,7 @@ def test_an_update_in_parts_is_the_update(algo, options):
         lesson = parts.take(parts.begin(state, rollout, key), 0, cut)
         return parts.end(parts.take(lesson, cut, parts.num))
 
-    close = partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6)
+    close = partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6, equal_nan=False)
     whole = jax.jit(agent.update)(state, rollout, key)
     for cut in range(parts.num + 1):
         jax.tree.map(close, in_parts(cut), whole)
@@ -208,7 +208,11 @@ def test_what_overlaps_learns_from_the_rollout_before(algo, options):
         for _ in range(num_updates):
             key_noise, key_update, key = jax.random.split(key, 3)
             actors, played, scores = loop.act(env, agent, learner, actors, key_noise)
-            learner, losses = agent.update(learner, rollout, key_update)
+            if metrics:
+                learner, losses = agent.update(learner, rollout, key_update)
+            else:  # there is nothing to learn from yet
+                losses = agent.update(learner, rollout, key_update)[1]
+                learner = learner._replace(num_updates=1) if algo == "pqn" else learner
             rollout = played
             metrics.append({**scores, **losses})
         return (learner, actors.flights, rollout), jax.tree.map(lambda *x: jnp.stack(x), *metrics)
@@ -216,11 +220,15 @@ def test_what_overlaps_learns_from_the_rollout_before(algo, options):
     start = jax.jit(lambda key: loop.init(env, agent, key))(jax.random.key(0))
     assert not start.rollout.steps.valid.any()
     end, metrics = jax.jit(lambda state: loop.train(env, agent, state, num_updates))(start)
-    close = partial(np.testing.assert_allclose, rtol=1e-3, atol=1e-5)
+    close = partial(np.testing.assert_allclose, rtol=1e-3, atol=1e-5, equal_nan=False)
     expected, expected_metrics = one_after_another(start)
     jax.tree.map(close, (end.agent, end.actors.flights, end.rollout), expected)
-    jax.tree.map(close, metrics, expected_metrics)
-    assert end.rollout.steps.valid.any() and metrics["learning_rate"].shape == (num_updates,)
+    later = lambda metrics: jax.tree.map(lambda x: x[1:], metrics)
+    jax.tree.map(close, later(metrics), later(expected_metrics))
+    learnt = {name: float(x[0]) for name, x in metrics.items() if name not in population.SCORES}
+    rates = {"epsilon": learnt.pop("epsilon", 0), "learning_rate": learnt.pop("learning_rate")}
+    assert not any(learnt.values()) and rates["learning_rate"] == pytest.approx(options.get("learning_rate", 2.5e-4))
+    assert end.rollout.steps.valid.any()
 
 
 def test_learning_begins_when_all_have_their_actions_and_ends_before_they_are_asked():
@@ -254,8 +262,8 @@ def test_learning_begins_when_all_have_their_actions_and_ends_before_they_are_as
     start = jax.block_until_ready(jax.jit(lambda key: loop.init(env, agent, key))(jax.random.key(0)))
     happened.clear()
     _, metrics = jax.jit(lambda state: loop.train(env, agent, state, 2))(start)
-    assert metrics["taken"].tolist() == [6, 6]
-    assert happened == ["receive", "send", "learn", "learn"] * 3 * 2
+    assert metrics["taken"].tolist() == [0, 6]
+    assert happened == ["receive", "send"] * 3 + ["receive", "send", "learn", "learn"] * 3
 
 
 def test_what_has_to_come_after_calls_depends_on_them_for_the_compiler_too():
@@ -286,17 +294,38 @@ def test_every_gradient_step_is_taken_once_and_evenly_over_the_rollout(num_steps
     )
     env = probes.pooled(probes.constant_reward(2), overlap=True)
     agent = still(env, num_steps)._replace(gradient_steps=learning)
-    metrics = jax.jit(lambda key: loop.train(env, agent, loop.init(env, agent, key), 2)[1])(jax.random.key(0))
+    metrics = jax.jit(lambda key: loop.train(env, agent, loop.init(env, agent, key), 3)[1])(jax.random.key(0))
     assert (metrics["calls"] == num_steps).all()
-    for when in np.asarray(metrics["when"]):
+    assert (metrics["when"][0] == -1).all(), "there is nothing to learn from yet"
+    for when in np.asarray(metrics["when"][1:]):
         assert (np.diff(when) >= 0).all() and when.min() >= 0
         counts = np.bincount(when, minlength=num_steps)
         assert counts.max() - counts.min() <= 1
 
 
+def test_games_that_begin_anew_cut_what_is_to_be_learnt_from():
+    """Else rewards so far, of which the scale is made, would go on into games that they do not belong to."""
+    env = probes.pooled(probes.constant_reward(4), overlap=True)
+    agent = agent_of(env, normalize_rewards=True, gamma=0.9, rollout_length=7)
+    run = jax.jit(lambda state: loop.train(env, agent, state, 1)[0])
+    state = run(run(jax.jit(lambda key: loop.init(env, agent, key))(jax.random.key(0))))
+    anew = jax.jit(partial(program.begin_games, env, lambda values: agent))(state, {})
+    for name in ("obs", "reward", "discount", "valid"):
+        np.testing.assert_array_equal(getattr(anew.rollout.steps, name), getattr(state.rollout.steps, name))
+    assert not state.rollout.steps.last[-1].any() and state.agent.rewards.total.all()
+    np.testing.assert_array_equal(anew.agent.rewards.total, state.agent.rewards.total)
+    assert run(state).agent.rewards.total.all() and not run(anew).agent.rewards.total.any()
+
+
 @each_algorithm
 def test_no_key_is_used_twice(algo, options, strict_keys):
     jax.jit(training_of(algo, options, 3), compiler_options=probes.QUICK)(jax.random.key(0))
+
+
+@pytest.mark.parametrize("algo", ["ppo", "pqn"])
+def test_no_key_is_used_twice_where_play_overlaps(algo, strict_keys):
+    overlapping = lambda env: probes.pooled(env, overlap=True)
+    jax.jit(training_of(algo, SHORT, 3, overlapping), compiler_options=probes.QUICK)(jax.random.key(0))
 
 
 @each_algorithm

@@ -7,7 +7,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import jaxrl_fast
-from jaxrl_fast import agents, config, envs, loop, plan, program
+from jaxrl_fast import agents, checkpoint, config, envs, loop, plan, program
 from jaxrl_fast.envs import envpool as adapter
 from jaxrl_fast.envs import envpool_tasks, shards
 from jaxrl_fast.types import Conditions
@@ -93,6 +93,12 @@ def test_pools_in_flight_are_the_shards_own(spread):
     assert expected[1].last.any() and len(np.unique(expected[1].obs[-1], axis=0)) == 8
 
 
+@pytest.mark.parametrize("overlap", [False, True])
+def test_shards_play_while_they_learn_if_one_does(overlap):
+    conditions = Conditions(SEED, in_flight=1, overlap=overlap)
+    assert dealt("envpool/CartPole-v1", 8, conditions).pools.overlap == overlap
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("algo", "in_flight", "overlap"), [("ppo", 0, False), ("dqn", 2, False), ("pqn", 2, True)])
 def test_a_run_over_several_devices_goes_on_to_the_same_bits(algo, in_flight, overlap, tmp_path, monkeypatch):
@@ -100,6 +106,8 @@ def test_a_run_over_several_devices_goes_on_to_the_same_bits(algo, in_flight, ov
     options |= SHORT
     whole = jaxrl_fast.fit(**options, run_dir=str(tmp_path / "whole"))
     assert whole.summary["num_shards"] == 2
+    saved, _ = checkpoint.newest(tmp_path / "whole" / "checkpoints")
+    assert any(name.startswith("rollout/") for name in saved.arrays) == overlap
     stop_after(monkeypatch, 200)
     assert jaxrl_fast.fit(**options, run_dir=str(tmp_path / "parts")).summary["status"] == "stopped"
     jaxrl_fast.fit(resume=str(tmp_path / "parts"), log_level="quiet")

@@ -21,7 +21,6 @@ from jaxrl_fast.types import (
     Decision,
     Discrete,
     EnvSpec,
-    GradientSteps,
     Key,
     Metrics,
     PyTree,
@@ -110,17 +109,24 @@ def make(config: Config, spec: EnvSpec, num_updates: int, objective: Callable | 
     )
     frame_stack = 0 if config.normalize_observations or spec.frame_stack < 2 else spec.frame_stack
     parts = Parts(config, spec, network, learning_rate, gradient_step, objective or loss, frame_stack)
-    gradient_steps = GradientSteps(num_steps, partial(begin, parts), partial(take, parts), lambda x: end(parts, x[0]))
+    epochs = minibatch.Epochs(
+        config.num_epochs,
+        config.num_minibatches,
+        partial(begin, parts),
+        partial(follow, parts),
+        note,
+        partial(end, parts),
+    )
     return Agent(
         init=partial(init, parts),
         explore=partial(explore, parts),
         exploit=partial(exploit, parts),
-        update=partial(update, parts),
+        update=minibatch.whole(epochs),
         noise=partial(noise, spec.action),
         rollout_length=config.rollout_length,
         keep=frames.keeper(frame_stack),
         interrupt=interrupt,
-        gradient_steps=gradient_steps,
+        gradient_steps=minibatch.in_parts(epochs),
     )
 
 
@@ -190,28 +196,7 @@ def distribution(parts: Parts, params: PyTree, output: Array) -> PyTree:
     return kind(output, jnp.broadcast_to(params["log_std"], output.shape))
 
 
-def update(parts: Parts, state: State, rollout: Rollout, key: Key) -> tuple[State, Metrics]:
-    """Several epochs of minibatches over one rollout."""
-    lesson, keys = lesson_of(parts, state, rollout), jax.random.split(key, parts.config.num_epochs)
-    epoch = lambda learner, key: follow(parts, lesson, learner, deal(parts, lesson, key))
-    return end(parts, note(lesson, *jax.lax.scan(epoch, lesson.learner, keys)))
-
-
-def begin(parts: Parts, state: State, rollout: Rollout, key: Key) -> tuple[Lesson, Array]:
-    """An update that is made in parts, and the rows [K, B] of its gradient steps."""
-    lesson = lesson_of(parts, state, rollout)
-    order = jax.lax.map(partial(deal, parts, lesson), jax.random.split(key, parts.config.num_epochs))
-    return lesson, order.reshape(-1, order.shape[-1])
-
-
-def take(parts: Parts, under_way: tuple[Lesson, Array], first: int | Array, last: int | Array) -> tuple[Lesson, Array]:
-    """Gradient steps from number `first` up to, not with, `last`."""
-    lesson, order = under_way
-    one = lambda i, lesson: note(lesson, *follow(parts, lesson, lesson.learner, order[i][None]))
-    return jax.lax.fori_loop(first, last, one, lesson), order
-
-
-def lesson_of(parts: Parts, state: State, rollout: Rollout) -> Lesson:
+def begin(parts: Parts, state: State, rollout: Rollout) -> Lesson:
     """What is to be learnt from one rollout."""
     rollout = normalize.clip_rewards(rollout, parts.config.clip_rewards)
     after, rows, kept, explained = prepare(parts, state, rollout)
@@ -232,15 +217,14 @@ def note(lesson: Lesson, learner: Learner, seen: tuple[Metrics, Array]) -> Lesso
 def end(parts: Parts, lesson: Lesson) -> tuple[State, Metrics]:
     """The agent after the update; metrics are means over gradient steps."""
     params, optimiser, _ = lesson.learner
-    means = gradients.total(jax.tree.map(lambda x: x / lesson.tried, lesson.sums), parts.spec.axis_name)
+    means = gradients.total(jax.tree.map(lambda x: x / jnp.maximum(lesson.tried, 1), lesson.sums), parts.spec.axis_name)
     learning_rate = parts.learning_rate(optimiser[-1].count)
     state = lesson.state._replace(params=params, optimiser=optimiser)
     return state, means | {"explained_variance": lesson.explained, "learning_rate": learning_rate}
 
 
 def prepare(parts: Parts, state: State, rollout: Rollout) -> tuple[State, Batch, frames.Frames | tuple[()], Array]:
-    """The state with this rollout in its statistics, rows [T * N, ...] to learn from, what their observations are made
-    of, and the explained variance.
+    """The state with this rollout in its statistics, rows [T * N, ...], their frames, and the explained variance.
 
     Values are computed here, in bulk, rather than step by step while acting. Observations are seen by the statistics of
     before.
@@ -269,13 +253,8 @@ def prepare(parts: Parts, state: State, rollout: Rollout) -> tuple[State, Batch,
     weight = steps.valid.astype(jnp.float32)
     rows = minibatch.flatten(Batch((), steps.action, steps.extras, value, advantage, target, weight))
     spread = _variance(target, weight, axis_name)
-    explained = 1 - _variance(advantage, weight, axis_name) / jnp.maximum(spread, 1e-8)
+    explained = jnp.where(spread > 0, 1 - _variance(advantage, weight, axis_name) / jnp.maximum(spread, 1e-8), 0)
     return state._replace(observations=observations, rewards=rewards), rows._replace(obs=obs), kept, explained
-
-
-def deal(parts: Parts, lesson: Lesson, key: Key) -> Array:
-    """The rows of each minibatch of an epoch, [num_minibatches, B]."""
-    return minibatch.deal(key, len(lesson.rows.weight), parts.config.num_minibatches)
 
 
 def follow(parts: Parts, lesson: Lesson, learner: Learner, order: Array) -> tuple[Learner, tuple[Metrics, Array]]:

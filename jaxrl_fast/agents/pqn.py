@@ -14,11 +14,9 @@ import optax
 
 from jaxrl_fast import distributions, exploration, frames, gradients, minibatch, networks, normalize, returns
 from jaxrl_fast.agents import configs
-from jaxrl_fast.types import Agent, Array, Decision, EnvSpec, GradientSteps, Key, Metrics, PyTree, Rollout
+from jaxrl_fast.types import Agent, Array, Decision, EnvSpec, Key, Metrics, PyTree, Rollout
 
 Config = configs.PQN
-
-METRICS = "loss", "q_value", "td_error"
 
 
 class State(NamedTuple):
@@ -50,6 +48,7 @@ class Lesson(NamedTuple):
 
     learner: Learner
     sums: Metrics  # over the gradient steps so far
+    tried: Array  # f32: their number
     num_updates: Array  # int32: with this one
     rows: Batch  # [T * N, ...]
     frames: frames.Frames | tuple[()]  # what their observations are made of, where they are kept as frames
@@ -92,16 +91,23 @@ def make(config: Config, spec: EnvSpec, num_updates: int) -> Agent:
     )
     epsilon = exploration.Epsilon(config.epsilon_start, config.epsilon_end, config.epsilon_steps, config.epsilon_ladder)
     parts = Parts(config, spec, network, epsilon, learning_rate, gradient_step)
-    gradient_steps = GradientSteps(num_steps, partial(begin, parts), partial(take, parts), lambda x: end(parts, x[0]))
+    epochs = minibatch.Epochs(
+        config.num_epochs,
+        config.num_minibatches,
+        partial(begin, parts),
+        partial(follow, parts),
+        note,
+        partial(end, parts),
+    )
     return Agent(
         init=partial(init, parts),
         explore=partial(explore, parts),
         exploit=partial(exploit, parts),
-        update=partial(update, parts),
+        update=minibatch.whole(epochs),
         noise=exploration.noise,
         rollout_length=config.rollout_length,
         keep=frames.keeper(spec.frame_stack),
-        gradient_steps=gradient_steps,
+        gradient_steps=minibatch.in_parts(epochs),
     )
 
 
@@ -130,45 +136,25 @@ def epsilons(parts: Parts, state: State, place: int | Array = 0, num_envs: int |
     return exploration.epsilons(parts.epsilon, parts.spec, now, num_envs)
 
 
-def update(parts: Parts, state: State, rollout: Rollout, key: Key) -> tuple[State, Metrics]:
-    """Several epochs of minibatches over one rollout."""
-    lesson, keys = lesson_of(parts, state, rollout), jax.random.split(key, parts.config.num_epochs)
-    epoch = lambda learner, key: follow(parts, lesson, learner, deal(parts, lesson, key))
-    return end(parts, note(lesson, *jax.lax.scan(epoch, lesson.learner, keys)))
-
-
-def begin(parts: Parts, state: State, rollout: Rollout, key: Key) -> tuple[Lesson, Array]:
-    """An update that is made in parts, and the rows [K, B] of its gradient steps."""
-    lesson = lesson_of(parts, state, rollout)
-    order = jax.lax.map(partial(deal, parts, lesson), jax.random.split(key, parts.config.num_epochs))
-    return lesson, order.reshape(-1, order.shape[-1])
-
-
-def take(parts: Parts, under_way: tuple[Lesson, Array], first: int | Array, last: int | Array) -> tuple[Lesson, Array]:
-    """Gradient steps from number `first` up to, not with, `last`."""
-    lesson, order = under_way
-    one = lambda i, lesson: note(lesson, *follow(parts, lesson, lesson.learner, order[i][None]))
-    return jax.lax.fori_loop(first, last, one, lesson), order
-
-
-def lesson_of(parts: Parts, state: State, rollout: Rollout) -> Lesson:
+def begin(parts: Parts, state: State, rollout: Rollout) -> Lesson:
     """What is to be learnt from one rollout, whose targets stay what they are now."""
     rows, kept = prepare(parts, state.params, normalize.clip_rewards(rollout, parts.config.clip_rewards))
-    sums = dict.fromkeys(METRICS, jnp.float32(0))
-    return Lesson(Learner(state.params, state.optimiser), sums, state.num_updates + 1, rows, kept)
+    look = lambda batch: batch._replace(obs=frames.look(parts.spec.frame_stack, kept, batch.obs))
+    _, metrics = jax.eval_shape(lambda: loss(parts, state.params, look(rows)))
+    sums = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), metrics)
+    return Lesson(Learner(state.params, state.optimiser), sums, jnp.float32(0), state.num_updates + 1, rows, kept)
 
 
 def note(lesson: Lesson, learner: Learner, metrics: Metrics) -> Lesson:
     """The lesson after gradient steps, whose metrics are [...]."""
     sums = jax.tree.map(lambda total, x: total + x.sum(), lesson.sums, metrics)
-    return lesson._replace(learner=learner, sums=sums)
+    return lesson._replace(learner=learner, sums=sums, tried=lesson.tried + metrics["loss"].size)
 
 
 def end(parts: Parts, lesson: Lesson) -> tuple[State, Metrics]:
     """The agent after the update; metrics are means over gradient steps."""
     axis_name, state = parts.spec.axis_name, State(*lesson.learner, lesson.num_updates)
-    num_steps = parts.config.num_epochs * parts.config.num_minibatches
-    means = gradients.total(jax.tree.map(lambda x: x / num_steps, lesson.sums), axis_name)
+    means = gradients.total(jax.tree.map(lambda x: x / jnp.maximum(lesson.tried, 1), lesson.sums), axis_name)
     return state, means | {
         "epsilon": gradients.total(epsilons(parts, state).mean() / parts.spec.num_shards, axis_name),
         "learning_rate": parts.learning_rate(state.optimiser[-1].count),
@@ -183,17 +169,12 @@ def prepare(parts: Parts, params: PyTree, rollout: Rollout) -> tuple[Batch, fram
     """
     config, steps = parts.config, rollout.steps
     best_at_end = parts.network.apply(params, rollout.next_obs).max(-1)
-    next_best = jnp.concatenate([steps.extras[1:], best_at_end[None]])  # parameters have not changed since acting
+    next_best = jnp.concatenate([steps.extras[1:], best_at_end[None]])  # as they were when acting
     discount = config.gamma * steps.discount
     target = returns.lambda_returns(steps.reward, discount, next_best, steps.last, config.q_lambda)
     rows = minibatch.flatten(Batch((), steps.action, target, steps.valid.astype(jnp.float32)))
     obs, kept = frames.rows(parts.spec.frame_stack, rollout)
     return rows._replace(obs=obs), kept
-
-
-def deal(parts: Parts, lesson: Lesson, key: Key) -> Array:
-    """The rows of each minibatch of an epoch, [num_minibatches, B]."""
-    return minibatch.deal(key, len(lesson.rows.weight), parts.config.num_minibatches)
 
 
 def follow(parts: Parts, lesson: Lesson, learner: Learner, order: Array) -> tuple[Learner, Metrics]:
@@ -218,6 +199,6 @@ def loss(parts: Parts, params: PyTree, batch: Batch) -> tuple[Array, Metrics]:
     value = parts.network.apply(params, batch.obs)
     chosen = jnp.where(jax.nn.one_hot(batch.action, value.shape[-1], dtype=bool), value, 0).sum(-1)
     distance = batch.target - chosen
-    metrics = dict(zip(METRICS, (0.5 * distance**2, chosen, jnp.abs(distance))))
+    metrics = {"loss": 0.5 * distance**2, "q_value": chosen, "td_error": jnp.abs(distance)}
     metrics = jax.tree.map(lambda x: jnp.sum(batch.weight * x), metrics)
     return metrics["loss"], metrics

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxrl_fast.types import Env, Pools, PyTree
+from jaxrl_fast.types import Env, PyTree
 
 
 def join(parts: Sequence[Env], axis_name: str) -> Env:
@@ -35,7 +35,7 @@ def join(parts: Sequence[Env], axis_name: str) -> Env:
         renew=first.renew and each("renew"),
         open=each("open"),
         close=each("close"),
-        pools=first.pools and Pools(first.pools.num, of_pools("send"), of_pools("receive")),
+        pools=first.pools and first.pools._replace(send=of_pools("send"), receive=of_pools("receive")),
     )
 
 
