@@ -383,6 +383,18 @@ def test_atari_contenders_and_the_way_to_the_emulators_can_be_chosen(monkeypatch
     assert asked == ["auto", "callback"]
 
 
+@pytest.mark.slow
+def test_each_way_of_waiting_for_the_stand_in_trains(monkeypatch):
+    import waiting
+
+    monkeypatch.setattr(waiting, "ANSWER_S", 0.001)
+    monkeypatch.setattr(waiting, "CONFIG", waiting.CONFIG.__class__(rollout_length=12, num_epochs=1, hidden=(8,)))
+    ways = [waiting.Waiting(), waiting.Waiting(in_flight=True), waiting.Waiting(in_flight=True, overlap=True)]
+    assert all(way.update() > 12 * 0.001 for way in ways), "the emulator's time at least"
+    assert [int(way.state.num_updates) for way in ways] == [1, 1, 1]
+    assert [bool(way.state.rollout) for way in ways] == [False, False, True]
+
+
 def test_the_plain_dqn_makes_every_gradient_step_that_is_due(monkeypatch):
     import plain_dqn
 

@@ -312,7 +312,7 @@ def _in_flight(conditions: Conditions) -> tuple[str, ...]:
         return ()
     pools = f"{num_pools} pools are" if num_pools > 1 else "the environments are"
     if conditions.overlap:
-        policy = "each rollout is played while the agent learns from the one before, by a policy that is one update old"
+        policy = "a rollout is played while the agent learns from the one before, by a policy that is one update old"
     else:
         policy = "a rollout's first step is decided by the policy before the last update"
     return (f"{pools} in flight on each device: {policy}",)
