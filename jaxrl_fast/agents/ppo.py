@@ -14,18 +14,7 @@ import optax
 
 from jaxrl_fast import distributions, frames, gradients, minibatch, networks, normalize, returns
 from jaxrl_fast.agents import configs
-from jaxrl_fast.types import (
-    Agent,
-    Array,
-    Box,
-    Decision,
-    Discrete,
-    EnvSpec,
-    Key,
-    Metrics,
-    PyTree,
-    Rollout,
-)
+from jaxrl_fast.types import Agent, Array, Box, Decision, Discrete, EnvSpec, Key, Metrics, PyTree, Rollout
 
 Config = configs.PPO
 
