@@ -253,7 +253,7 @@ BUGS = (
     Bug(
         "ppo: advantages standardised with reset rows",
         PPO,
-        "mean = gradients.total((batches.weight * batches.advantage).sum(1, keepdims=True), axis_name)",
+        "mean = total((batches.weight * batches.advantage).sum(1, keepdims=True))",
         "mean = batches.advantage.mean(1, keepdims=True)",
         "tests/test_ppo.py::test_invalid_rows_change_nothing",
     ),
@@ -466,15 +466,15 @@ BUGS = (
     Bug(
         "minibatch: each epoch has the same minibatches",
         "jaxrl_fast/minibatch.py",
-        "lesson.learner, jax.random.split(key, epochs.num_epochs)",
-        "lesson.learner, jnp.stack([key] * epochs.num_epochs)",
+        "lesson.learner, jax.random.split(key, parts.config.num_epochs)",
+        "lesson.learner, jnp.stack([key] * parts.config.num_epochs)",
         "tests/test_loop.py::test_no_key_is_used_twice",
     ),
     Bug(
         "minibatch: each epoch of an update in parts has the same minibatches",
         "jaxrl_fast/minibatch.py",
-        "lesson), jax.random.split(key, epochs.num_epochs)",
-        "lesson), jnp.stack([key] * epochs.num_epochs)",
+        "lesson), jax.random.split(key, parts.config.num_epochs)",
+        "lesson), jnp.stack([key] * parts.config.num_epochs)",
         "tests/test_loop.py::test_no_key_is_used_twice_where_play_overlaps",
     ),
     Bug(

@@ -56,17 +56,18 @@ def check(num_rows: int, num_minibatches: int) -> None:
 
 
 class Epochs(NamedTuple):
-    """What an algorithm learns by in several epochs of minibatches over a rollout: `whole` and `in_parts` say how.
+    """How an algorithm learns in several epochs of minibatches over a rollout: `whole` and `in_parts` do it.
 
-    A lesson has `rows` with a `weight` [num_rows], and a `learner`, which gradient steps change.
+    An agent's `parts` are its own affair, but for `spec` and what of `config` is named here. A lesson has `rows`
+    [num_rows, ...] with a `weight`, and the `learner` that gradient steps change.
     """
 
-    num_epochs: int
-    num_minibatches: int
-    begin: Callable[[PyTree, Rollout], Any]  # (S, rollout) to a lesson
-    follow: Callable[[Any, PyTree, Array], tuple[PyTree, PyTree]]  # (lesson, learner, rows [K, B]) to learner, metrics
-    note: Callable[[Any, PyTree, PyTree], Any]  # (lesson, learner, metrics) to the lesson as it is then
-    end: Callable[[Any], tuple[PyTree, Metrics]]  # the lesson to S
+    parts: Any
+    begin: Callable[[Any, PyTree, Rollout], Any]  # (parts, S, rollout) to a lesson
+    descend: Callable[[Any, Any, PyTree, PyTree], tuple[PyTree, PyTree]]  # (.., lesson, learner, rows [B]): a step
+    end: Callable[[Any, Any, PyTree, PyTree], tuple[PyTree, Metrics]]  # (.., lesson, learner, sums of metrics) to S
+    total: Callable[[PyTree, str | None], PyTree]  # over devices, by the name of their axis
+    standardise: Callable[[Any, PyTree], PyTree] = lambda parts, batches: batches  # each of minibatches [K, B]
 
 
 def deal(key: Key, num_rows: int, num_minibatches: int) -> Array:
@@ -76,34 +77,55 @@ def deal(key: Key, num_rows: int, num_minibatches: int) -> Array:
 
 def whole(epochs: Epochs) -> Callable[[PyTree, Rollout, Key], tuple[PyTree, Metrics]]:
     """An agent's `update`. The rows of an epoch are gathered at once, which is faster where there are few."""
+    parts = epochs.parts
 
     def update(state, rollout, key):
-        lesson = epochs.begin(state, rollout)
-        epoch = lambda learner, key: epochs.follow(lesson, learner, _deal(epochs, lesson, key))
-        learner, metrics = jax.lax.scan(epoch, lesson.learner, jax.random.split(key, epochs.num_epochs))
-        return epochs.end(epochs.note(lesson, learner, metrics))
+        lesson = epochs.begin(parts, state, rollout)
+        epoch = lambda learner, key: _follow(epochs, lesson, learner, _deal(parts, lesson, key))
+        learner, metrics = jax.lax.scan(epoch, lesson.learner, jax.random.split(key, parts.config.num_epochs))
+        return epochs.end(parts, lesson, learner, jax.tree.map(jnp.sum, metrics))
 
     return update
 
 
 def in_parts(epochs: Epochs) -> GradientSteps:
-    """The same update, one gradient step at a time. L is the lesson, and the rows [B] of each step."""
+    """The same update, one gradient step at a time. L: a lesson, the rows [B] of its steps, learner and sums so far."""
+    parts = epochs.parts
 
     def begin(state, rollout, key):
-        lesson = epochs.begin(state, rollout)
-        order = jax.lax.map(partial(_deal, epochs, lesson), jax.random.split(key, epochs.num_epochs))
-        return lesson, order.reshape(-1, order.shape[-1])
+        lesson = epochs.begin(parts, state, rollout)
+        order = jax.lax.map(partial(_deal, parts, lesson), jax.random.split(key, parts.config.num_epochs))
+        order = order.reshape(-1, order.shape[-1])
+        _, metrics = jax.eval_shape(partial(_follow, epochs, lesson), lesson.learner, order[:1])
+        return lesson, order, lesson.learner, jax.tree.map(lambda x: jnp.zeros(x.shape[1:], x.dtype), metrics)
 
     def take(under_way, first, last):
-        lesson, order = under_way
-        one = lambda i, lesson: epochs.note(lesson, *epochs.follow(lesson, lesson.learner, order[i][None]))
-        return jax.lax.fori_loop(first, last, one, lesson), order
+        lesson, order, *so_far = under_way
 
-    return GradientSteps(epochs.num_epochs * epochs.num_minibatches, begin, take, lambda x: epochs.end(x[0]))
+        def one(i, so_far):
+            learner, metrics = _follow(epochs, lesson, so_far[0], order[i][None])
+            return [learner, jax.tree.map(lambda total, x: total + x[0], so_far[1], metrics)]
+
+        return lesson, order, *jax.lax.fori_loop(first, last, one, so_far)
+
+    def end(under_way):
+        lesson, _, learner, sums = under_way
+        return epochs.end(parts, lesson, learner, sums)
+
+    return GradientSteps(parts.config.num_epochs * parts.config.num_minibatches, begin, take, end)
 
 
-def _deal(epochs: Epochs, lesson: Any, key: Key) -> Array:
-    return deal(key, len(lesson.rows.weight), epochs.num_minibatches)
+def _follow(epochs: Epochs, lesson: Any, learner: PyTree, order: Array) -> tuple[PyTree, PyTree]:
+    """One gradient step on each minibatch [K, B] of rows, whose weights become those of a mean; metrics are [K]."""
+    batches = take(lesson.rows, order)
+    count = epochs.total(batches.weight.sum(1, keepdims=True), epochs.parts.spec.axis_name)
+    batches = batches._replace(weight=batches.weight / jnp.maximum(count, 1))
+    descend = partial(epochs.descend, epochs.parts, lesson)
+    return jax.lax.scan(descend, learner, epochs.standardise(epochs.parts, batches))
+
+
+def _deal(parts: Any, lesson: Any, key: Key) -> Array:
+    return deal(key, len(lesson.rows.weight), parts.config.num_minibatches)
 
 
 def take(rows: PyTree, numbers: Array) -> PyTree:

@@ -195,40 +195,50 @@ def test_an_update_in_parts_is_the_update(algo, options):
         jax.tree.map(close, in_parts(cut), whole)
 
 
-@pytest.mark.parametrize(("algo", "options"), OVERLAPPING)
-def test_what_overlaps_learns_from_the_rollout_before(algo, options):
+@pytest.mark.parametrize(
+    ("algo", "options", "num_shards"),
+    [*((*case, 1) for case in OVERLAPPING), (*OVERLAPPING[0], 2), slow(*OVERLAPPING[1], 2), slow(*OVERLAPPING[2], 2)],
+)
+def test_what_overlaps_learns_from_the_rollout_before(algo, options, num_shards):
     """Row for row what is played, by the parameters before the last update, and what whole updates make of it."""
     num_updates, options = 4, options | dict(rollout_length=12)  # gradient steps do not divide evenly
-    env = probes.pooled(probes.delayed_consequence(4), overlap=True)
+    env, spread = probes.pooled(probes.delayed_consequence(4), overlap=True), lambda run: run
+    if num_shards > 1:
+        env = env._replace(spec=env.spec._replace(axis_name="shards", num_shards=num_shards))
+        spread = partial(jax.vmap, in_axes=None, axis_size=num_shards, axis_name="shards")
     agent = agents.load(algo).make(configs.CONFIGS[algo](**options), env.spec, num_updates)
+    of_shard = partial(loop.key_of_shard, env)
 
-    @jax.jit
-    def one_after_another(start):
+    def one_after_another(key):
+        start = loop.init(env, agent, key)
         learner, actors, key, rollout, metrics = start.agent, start.actors, start.key, start.rollout, []
         for _ in range(num_updates):
             key_noise, key_update, key = jax.random.split(key, 3)
-            actors, played, scores = loop.act(env, agent, learner, actors, key_noise)
+            actors, played, scores = loop.act(env, agent, learner, actors, of_shard(key_noise))
             if metrics:
-                learner, losses = agent.update(learner, rollout, key_update)
+                learner, losses = agent.update(learner, rollout, of_shard(key_update))
             else:  # there is nothing to learn from yet
-                losses = agent.update(learner, rollout, key_update)[1]
+                losses = agent.update(learner, rollout, of_shard(key_update))[1]
                 learner = learner._replace(num_updates=1) if algo == "pqn" else learner
             rollout = played
-            metrics.append({**scores, **losses})
-        return (learner, actors.flights, rollout), jax.tree.map(lambda *x: jnp.stack(x), *metrics)
+            metrics.append({**(scores if num_shards == 1 else {}), **losses})
+        return (learner, actors.flights, rollout), jax.tree.map(lambda *x: jnp.stack(x), *metrics), start.rollout
 
-    start = jax.jit(lambda key: loop.init(env, agent, key))(jax.random.key(0))
-    assert not start.rollout.steps.valid.any()
-    end, metrics = jax.jit(lambda state: loop.train(env, agent, state, num_updates))(start)
+    def overlapped(key):
+        end, metrics = loop.train(env, agent, loop.init(env, agent, key), num_updates)
+        return (end.agent, end.actors.flights, end.rollout), metrics
+
+    expected, expected_metrics, before = jax.jit(spread(one_after_another))(jax.random.key(0))
+    assert not before.steps.valid.any()
+    end, metrics = jax.jit(spread(overlapped))(jax.random.key(0))
     close = partial(np.testing.assert_allclose, rtol=1e-3, atol=1e-5, equal_nan=False)
-    expected, expected_metrics = one_after_another(start)
-    jax.tree.map(close, (end.agent, end.actors.flights, end.rollout), expected)
-    later = lambda metrics: jax.tree.map(lambda x: x[1:], metrics)
-    jax.tree.map(close, later(metrics), later(expected_metrics))
-    learnt = {name: float(x[0]) for name, x in metrics.items() if name not in population.SCORES}
+    jax.tree.map(close, end, expected)
+    for name, x in expected_metrics.items():
+        close(metrics[name][..., 1:], x[..., 1:], err_msg=name)
+    learnt = {name: float(x.ravel()[0]) for name, x in metrics.items() if name not in population.SCORES}
     rates = {"epsilon": learnt.pop("epsilon", 0), "learning_rate": learnt.pop("learning_rate")}
     assert not any(learnt.values()) and rates["learning_rate"] == pytest.approx(options.get("learning_rate", 2.5e-4))
-    assert end.rollout.steps.valid.any()
+    assert end[2].steps.valid.any()
 
 
 def test_learning_begins_when_all_have_their_actions_and_ends_before_they_are_asked():

@@ -52,11 +52,9 @@ class Lesson(NamedTuple):
     """An update under way."""
 
     learner: Learner
-    sums: Metrics  # over the gradient steps so far, until one went too far
-    tried: Array  # f32: their number
-    state: State  # as it will be afterwards, but for what gradient steps change
     rows: Batch  # [T * N, ...]
     frames: frames.Frames | tuple[()]  # what their observations are made of, where they are kept as frames
+    state: State  # as it will be afterwards, but for what gradient steps change
     explained: Array  # the variance of targets that values knew of
 
 
@@ -98,14 +96,7 @@ def make(config: Config, spec: EnvSpec, num_updates: int, objective: Callable | 
     )
     frame_stack = 0 if config.normalize_observations or spec.frame_stack < 2 else spec.frame_stack
     parts = Parts(config, spec, network, learning_rate, gradient_step, objective or loss, frame_stack)
-    epochs = minibatch.Epochs(
-        config.num_epochs,
-        config.num_minibatches,
-        partial(begin, parts),
-        partial(follow, parts),
-        note,
-        partial(end, parts),
-    )
+    epochs = minibatch.Epochs(parts, begin, descend, end, gradients.total, standardise)
     return Agent(
         init=partial(init, parts),
         explore=partial(explore, parts),
@@ -189,26 +180,15 @@ def begin(parts: Parts, state: State, rollout: Rollout) -> Lesson:
     """What is to be learnt from one rollout."""
     rollout = normalize.clip_rewards(rollout, parts.config.clip_rewards)
     after, rows, kept, explained = prepare(parts, state, rollout)
-    look = lambda batch: batch._replace(obs=frames.look(parts.frame_stack, kept, batch.obs))
-    _, metrics = jax.eval_shape(lambda: parts.objective(parts, state.params, look(rows)))
-    sums = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), metrics)
-    learner = Learner(state.params, state.optimiser, jnp.bool_(False))
-    return Lesson(learner, sums, jnp.float32(0), after, rows, kept, explained)
+    return Lesson(Learner(state.params, state.optimiser, jnp.bool_(False)), rows, kept, after, explained)
 
 
-def note(lesson: Lesson, learner: Learner, seen: tuple[Metrics, Array]) -> Lesson:
-    """The lesson after gradient steps, whose metrics are [...], and the steps of them that were tried."""
-    metrics, tried = seen
-    sums = jax.tree.map(lambda total, x: total + (tried * x).sum(), lesson.sums, metrics)
-    return lesson._replace(learner=learner, sums=sums, tried=lesson.tried + tried.sum())
-
-
-def end(parts: Parts, lesson: Lesson) -> tuple[State, Metrics]:
-    """The agent after the update; metrics are means over gradient steps."""
-    params, optimiser, _ = lesson.learner
-    means = gradients.total(jax.tree.map(lambda x: x / jnp.maximum(lesson.tried, 1), lesson.sums), parts.spec.axis_name)
-    learning_rate = parts.learning_rate(optimiser[-1].count)
-    state = lesson.state._replace(params=params, optimiser=optimiser)
+def end(parts: Parts, lesson: Lesson, learner: Learner, sums: tuple[Metrics, Array]) -> tuple[State, Metrics]:
+    """The agent after the update; metrics are means over the gradient steps that were tried."""
+    metrics, tried = sums
+    means = gradients.total(jax.tree.map(lambda x: x / jnp.maximum(tried, 1), metrics), parts.spec.axis_name)
+    learning_rate = parts.learning_rate(learner.optimiser[-1].count)
+    state = lesson.state._replace(params=learner.params, optimiser=learner.optimiser)
     return state, means | {"explained_variance": lesson.explained, "learning_rate": learning_rate}
 
 
@@ -246,33 +226,29 @@ def prepare(parts: Parts, state: State, rollout: Rollout) -> tuple[State, Batch,
     return state._replace(observations=observations, rewards=rewards), rows._replace(obs=obs), kept, explained
 
 
-def follow(parts: Parts, lesson: Lesson, learner: Learner, order: Array) -> tuple[Learner, tuple[Metrics, Array]]:
-    """One gradient step on each minibatch [K, B] of rows. Beside the metrics [K], which steps were tried."""
-    batches, axis_name = minibatch.take(lesson.rows, order), parts.spec.axis_name
-    count = gradients.total(batches.weight.sum(1, keepdims=True), axis_name)
-    batches = batches._replace(weight=batches.weight / jnp.maximum(count, 1))
-    if parts.config.normalize_advantage:
-        mean = gradients.total((batches.weight * batches.advantage).sum(1, keepdims=True), axis_name)
-        distance = batches.advantage - mean
-        variance = gradients.total((batches.weight * distance**2).sum(1, keepdims=True), axis_name)
-        batches = batches._replace(advantage=distance / (jnp.sqrt(variance) + 1e-8))
-    return jax.lax.scan(partial(descend, parts, lesson.frames), learner, batches)
+def standardise(parts: Parts, batches: Batch) -> Batch:
+    """Minibatches [K, B] with advantages of mean 0 and standard deviation 1 in each."""
+    if not parts.config.normalize_advantage:
+        return batches
+    total = partial(gradients.total, axis_name=parts.spec.axis_name)
+    mean = total((batches.weight * batches.advantage).sum(1, keepdims=True))
+    distance = batches.advantage - mean
+    variance = total((batches.weight * distance**2).sum(1, keepdims=True))
+    return batches._replace(advantage=distance / (jnp.sqrt(variance) + 1e-8))
 
 
-def descend(
-    parts: Parts, kept: frames.Frames | tuple[()], learner: Learner, batch: Batch
-) -> tuple[Learner, tuple[Metrics, Array]]:
+def descend(parts: Parts, lesson: Lesson, learner: Learner, batch: Batch) -> tuple[Learner, tuple[Metrics, Array]]:
     """One gradient step, or none once the policy has moved too far: what comes after is computed and not counted."""
     params, optimiser, stopped = learner
     tried = ~stopped
-    batch = batch._replace(obs=frames.look(parts.frame_stack, kept, batch.obs))
+    batch = batch._replace(obs=frames.look(parts.frame_stack, lesson.frames, batch.obs))
     gradient, metrics = minibatch.accumulate(jax.grad(partial(parts.objective, parts), has_aux=True), params, batch)
     updates, next_optimiser = parts.optimiser.update(gradient, optimiser, params)
     after = optax.apply_updates(params, updates), next_optimiser
     if parts.config.target_kl is not None:
         stopped |= gradients.total(metrics["approx_kl"], parts.spec.axis_name) > 1.5 * parts.config.target_kl
         after = jax.tree.map(partial(jnp.where, stopped), (params, optimiser), after)
-    return Learner(*after, stopped), (metrics, tried)
+    return Learner(*after, stopped), (jax.tree.map(lambda x: tried * x, metrics), tried.astype(jnp.float32))
 
 
 def loss(parts: Parts, params: PyTree, batch: Batch) -> tuple[Array, Metrics]:

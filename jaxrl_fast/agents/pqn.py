@@ -47,11 +47,9 @@ class Lesson(NamedTuple):
     """An update under way."""
 
     learner: Learner
-    sums: Metrics  # over the gradient steps so far
-    tried: Array  # f32: their number
-    num_updates: Array  # int32: with this one
     rows: Batch  # [T * N, ...]
     frames: frames.Frames | tuple[()]  # what their observations are made of, where they are kept as frames
+    num_updates: Array  # int32: with this one
 
 
 class Parts(NamedTuple):
@@ -91,14 +89,7 @@ def make(config: Config, spec: EnvSpec, num_updates: int) -> Agent:
     )
     epsilon = exploration.Epsilon(config.epsilon_start, config.epsilon_end, config.epsilon_steps, config.epsilon_ladder)
     parts = Parts(config, spec, network, epsilon, learning_rate, gradient_step)
-    epochs = minibatch.Epochs(
-        config.num_epochs,
-        config.num_minibatches,
-        partial(begin, parts),
-        partial(follow, parts),
-        note,
-        partial(end, parts),
-    )
+    epochs = minibatch.Epochs(parts, begin, descend, end, gradients.total)
     return Agent(
         init=partial(init, parts),
         explore=partial(explore, parts),
@@ -139,22 +130,14 @@ def epsilons(parts: Parts, state: State, place: int | Array = 0, num_envs: int |
 def begin(parts: Parts, state: State, rollout: Rollout) -> Lesson:
     """What is to be learnt from one rollout, whose targets stay what they are now."""
     rows, kept = prepare(parts, state.params, normalize.clip_rewards(rollout, parts.config.clip_rewards))
-    look = lambda batch: batch._replace(obs=frames.look(parts.spec.frame_stack, kept, batch.obs))
-    _, metrics = jax.eval_shape(lambda: loss(parts, state.params, look(rows)))
-    sums = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), metrics)
-    return Lesson(Learner(state.params, state.optimiser), sums, jnp.float32(0), state.num_updates + 1, rows, kept)
+    return Lesson(Learner(state.params, state.optimiser), rows, kept, state.num_updates + 1)
 
 
-def note(lesson: Lesson, learner: Learner, metrics: Metrics) -> Lesson:
-    """The lesson after gradient steps, whose metrics are [...]."""
-    sums = jax.tree.map(lambda total, x: total + x.sum(), lesson.sums, metrics)
-    return lesson._replace(learner=learner, sums=sums, tried=lesson.tried + metrics["loss"].size)
-
-
-def end(parts: Parts, lesson: Lesson) -> tuple[State, Metrics]:
+def end(parts: Parts, lesson: Lesson, learner: Learner, sums: Metrics) -> tuple[State, Metrics]:
     """The agent after the update; metrics are means over gradient steps."""
-    axis_name, state = parts.spec.axis_name, State(*lesson.learner, lesson.num_updates)
-    means = gradients.total(jax.tree.map(lambda x: x / jnp.maximum(lesson.tried, 1), lesson.sums), axis_name)
+    axis_name, state = parts.spec.axis_name, State(*learner, lesson.num_updates)
+    num_steps = parts.config.num_epochs * parts.config.num_minibatches
+    means = gradients.total(jax.tree.map(lambda x: x / num_steps, sums), axis_name)
     return state, means | {
         "epsilon": gradients.total(epsilons(parts, state).mean() / parts.spec.num_shards, axis_name),
         "learning_rate": parts.learning_rate(state.optimiser[-1].count),
@@ -177,18 +160,10 @@ def prepare(parts: Parts, params: PyTree, rollout: Rollout) -> tuple[Batch, fram
     return rows._replace(obs=obs), kept
 
 
-def follow(parts: Parts, lesson: Lesson, learner: Learner, order: Array) -> tuple[Learner, Metrics]:
-    """One gradient step on each minibatch [K, B] of rows, and the metrics [K]."""
-    batches = minibatch.take(lesson.rows, order)
-    count = gradients.total(batches.weight.sum(1, keepdims=True), parts.spec.axis_name)
-    batches = batches._replace(weight=batches.weight / jnp.maximum(count, 1))
-    return jax.lax.scan(partial(descend, parts, lesson.frames), learner, batches)
-
-
-def descend(parts: Parts, kept: frames.Frames | tuple[()], learner: Learner, batch: Batch) -> tuple[Learner, Metrics]:
+def descend(parts: Parts, lesson: Lesson, learner: Learner, batch: Batch) -> tuple[Learner, Metrics]:
     """One gradient step."""
     params, optimiser = learner
-    batch = batch._replace(obs=frames.look(parts.spec.frame_stack, kept, batch.obs))
+    batch = batch._replace(obs=frames.look(parts.spec.frame_stack, lesson.frames, batch.obs))
     gradient, metrics = minibatch.accumulate(jax.grad(partial(loss, parts), has_aux=True), params, batch)
     updates, optimiser = parts.optimiser.update(gradient, optimiser, params)
     return Learner(optax.apply_updates(params, updates), optimiser), metrics
