@@ -4,6 +4,7 @@ Counts are doubled, and each is tried with real updates of the real agent on the
 little, the memory is full, a run would have too few updates, or the time for it is over.
 """
 
+import contextlib
 import dataclasses
 import math
 import time
@@ -66,12 +67,9 @@ def choose(settings: config.Settings) -> config.Settings:
     env = envs.make(options.env, 1, **options.env_options)  # what is wrong with it is wrong for every count
     if not env.on_device:
         raise ValueError(f"--num-envs auto: {env.spec.id} runs on the host, where no count is tried out; give a number")
-    if options.compile_cache:
-        host.use_compile_cache(env.on_device)
     trials: list[Trial] = []
     began, said = time.perf_counter(), 0
-    terminal = sinks.terminal(options.log_level)
-    try:
+    with contextlib.closing(sinks.terminal(options.log_level)) as terminal, host.compile_cache(options.compile_cache):
         while (count := next_count(trials, _start(settings))) and time.perf_counter() - began < BUDGET_S:
             trials.append(attempt(settings, count))
             if knee(trials) is None:
@@ -85,8 +83,6 @@ def choose(settings: config.Settings) -> config.Settings:
             tried = trials[0]
             raise ValueError(f"--num-envs auto: no count will do, {tried.num_envs} for one not, because {tried.why}")
         terminal.say(f"{found.num_envs:>9}  environments it is")
-    finally:
-        terminal.close()
     return with_count(settings, found.num_envs)
 
 

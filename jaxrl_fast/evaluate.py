@@ -68,11 +68,10 @@ def run(saved: Any, options: Options) -> dict[str, Any]:
     """Plays, and writes down how it went, for each training seed and in all."""
     from jaxrl_fast import host, play
 
-    if saved.settings.options.compile_cache:
-        host.use_compile_cache(saved.env.on_device)
     agent = saved.agent._replace(exploit=saved.agent.explore) if options.explore else saved.agent
     player = play.Evaluator(saved.env, agent, saved.seeds, options.episodes)
-    score, length, ended = player.episodes(saved.learners, -1 - options.play_seed)  # training counts from 0 up
+    with host.compile_cache(saved.settings.options.compile_cache and saved.env.on_device):
+        score, length, ended = player.episodes(saved.learners, -1 - options.play_seed)  # training counts from 0 up
     if not saved.env.on_device:
         host.forget([saved.env])
     result = {

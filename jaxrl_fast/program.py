@@ -105,8 +105,6 @@ def build(
         .lower(state, values, limit)
         .compile()
     )
-    memory = compiled_chunk.memory_analysis()
-    needed = memory.argument_size_in_bytes + memory.temp_size_in_bytes if memory else 0
     learners = _learners(num_seeds, num_shards, num_trained)
     learner = lambda state: learners(state.agent)
     place = partial(jax.tree.map, lambda x: jax.device_put(fill(x), spread.state))
@@ -118,7 +116,7 @@ def build(
     )
     anew = lambda state: compiled_anew(state, values)
     like = _of_seeds(state, num_seeds, num_trained)
-    return Program(start_all, run, learner, place, anew, like, capacity, duration, needed)
+    return Program(start_all, run, learner, place, anew, like, capacity, duration, _most_bytes(compiled_chunk))
 
 
 def shapes(
@@ -223,6 +221,18 @@ def _is_finite(learner: PyTree) -> Array:
     of_float = lambda x: jnp.issubdtype(x.dtype, jnp.floating)
     parameters = [x for path, x in named if PARAMETERS in jax.tree_util.keystr(path) and of_float(x)]
     return jnp.array([jnp.isfinite(x).all() for x in parameters]).all()
+
+
+def _most_bytes(compiled: jax.stages.Compiled) -> int:
+    """What a program needs on each device, by the compiler's own report: 0 where there is none.
+
+    Results that take the place of arguments are counted once.
+    """
+    memory = compiled.memory_analysis()
+    if not memory:
+        return 0
+    sizes = memory.argument_size_in_bytes, memory.temp_size_in_bytes, memory.output_size_in_bytes
+    return sum(sizes) - memory.alias_size_in_bytes
 
 
 def _seeds(num_seeds: int) -> jax.ShapeDtypeStruct:

@@ -88,17 +88,18 @@ class Trainer:
         except BaseException:
             self.plan.lock.release()
             raise
-        try:
-            self.open()
-            self.compile()
-            self.begin()
-            with host.stop_signals(self.stop):
-                self.train()
-            if self.finished == self.end and self.scores.evaluated_at == self.env_steps:
-                self.signal = None  # it came too late to stop anything
-            self.status = "diverged" if self.failure else "stopped" if self.signal else "done"
-        finally:
-            self.close()
+        with host.compile_cache(self.options.compile_cache and self.plan.env.on_device) as cache:
+            try:
+                self.open()
+                self.compile(cache)
+                self.begin()
+                with host.stop_signals(self.stop):
+                    self.train()
+                if self.finished == self.end and self.scores.evaluated_at == self.env_steps:
+                    self.signal = None  # it came too late to stop anything
+                self.status = "diverged" if self.failure else "stopped" if self.signal else "done"
+            finally:
+                self.close()
         self.say_done()
         if not (self.keeper.has(self.env_steps) or self.failure or self.exact and self.signal):
             self.unwritten.insert(0, "its last checkpoint")
@@ -118,10 +119,9 @@ class Trainer:
             env.open()
         self.terminal.say(f"made in {sinks.seconds(time.perf_counter() - began)}")
 
-    def compile(self) -> None:
+    def compile(self, cache: Path | None) -> None:
         from jaxrl_fast import memory, program
 
-        cache = host.use_compile_cache(self.plan.env.on_device) if self.options.compile_cache else None
         before = host.entries(cache)
         self.terminal.say("compiling ...")
         self.program = program.build(

@@ -114,13 +114,12 @@ def run(saved: Any, renderer: Any, options: Options) -> Video:
     """Plays, and writes the file."""
     from jaxrl_fast import host
 
-    if saved.settings.options.compile_cache:
-        host.use_compile_cache(saved.env.on_device)
     path = path_of(options.out) if options.out else command.new_file(saved.folder / NAME)
     returns: list[float] = []
     write = write_mp4 if path.suffix.lower() == ".mp4" else write_gif
     fps = options.fps or renderer.fps
-    num_frames = write(path, frames(saved, renderer, options, fps, returns), fps)
+    with host.compile_cache(saved.settings.options.compile_cache and saved.env.on_device):
+        num_frames = write(path, frames(saved, renderer, options, fps, returns), fps)
     if not saved.env.on_device:
         host.forget([saved.env])
     return Video(path, returns, num_frames)

@@ -74,7 +74,7 @@ def test_the_table_has_a_line_for_each_count():
 
 
 def settings(**options):
-    given = dict(env="CartPole-v1", num_envs="auto", total_steps=4000, compile_cache=False, log_level="quiet")
+    given = dict(env="CartPole-v1", num_envs="auto", total_steps=4000, log_level="quiet")
     return config.from_keywords(algo="ppo", agent={"rollout_length": 4, "hidden": (4,)}, **{**given, **options})
 
 

@@ -307,6 +307,13 @@ def test_importance_worked_by_hand():
     np.testing.assert_array_equal(dqn.importance(jnp.zeros(3), 0.5), 0)
 
 
+def test_importance_is_over_the_largest_of_all_devices():
+    """Of which one has nothing to draw."""
+    chance = jnp.float32([[1, 4], [16, 64], [0, 0]])
+    found = jax.vmap(partial(dqn.importance, exponent=0.5, axis_name="shards"), axis_name="shards")(chance)
+    np.testing.assert_allclose(found, dqn.importance(chance.reshape(-1), 0.5).reshape(3, 2), rtol=1e-6)
+
+
 def test_importance_is_that_of_the_paper():
     """(1 / (N P))^beta over the largest of the batch, whatever N."""
     priority = np.random.default_rng(0).random(8)
@@ -338,14 +345,18 @@ def counted(parts, num_updates):
     return np.cumsum(made)
 
 
-@pytest.mark.parametrize("num_envs", [1, 3, 10, 64, 1000, 4096])
+@pytest.mark.parametrize(
+    ("num_envs", "num_shards"), [(1, 1), (3, 1), (10, 1), (64, 1), (1000, 1), (4096, 1), (5, 2), (1024, 4)]
+)
 @settings(max_examples=12)
 @given(RATIOS, st.integers(1, 9), st.integers(0, 60_000), st.integers(1, 3))
 @example(0.1, 1, 0, 1)
 @example(0.003, 7, 1, 1)
-def test_the_replay_ratio_holds_exactly(num_envs, ratio, rollout_length, learning_starts, n_step):
+def test_the_replay_ratio_holds_exactly(num_envs, num_shards, ratio, rollout_length, learning_starts, n_step):
+    """Of all environments, on however many devices."""
     config = dict(replay_ratio=ratio, rollout_length=rollout_length, learning_starts=learning_starts, n_step=n_step)
-    parts = parts_of(num_envs=num_envs, **config)
+    parts = parts_of(num_envs=num_envs, num_shards=num_shards, **config)
+    num_envs *= num_shards
     first = max(learning_starts, (n_step + 1) * num_envs)
     steps = [(u + 1) * rollout_length * num_envs for u in range(25)]
     expected = [int(Fraction(str(ratio)) * max(0, s - first)) for s in steps]  # positive: int is floor
@@ -528,6 +539,50 @@ def rollouts_of(env, agent, num_rollouts, seed=1):
     experience = probes.experience(env, agent, state, seed + 1, num_rollouts * agent.rollout_length)
     cut = lambda x: x.reshape(num_rollouts, agent.rollout_length, *x.shape[1:])
     return experience._replace(steps=jax.tree.map(cut, experience.steps))
+
+
+@pytest.mark.parametrize(("prioritised", "num_steps"), [(False, 3), (True, 1)])
+def test_shards_learn_what_one_device_does(prioritised, num_steps, monkeypatch):
+    """Two devices of 2 environments are 4, where each draws its part of the same batch.
+
+    Priorities are equal before the only gradient step, so that what is drawn matters as much in part as in all.
+    """
+
+    def the_first_row_of_each(size):
+        env = jnp.arange(size) % (size // 4)
+        return env * 0 + jnp.arange(size) // (size // 4), env, jnp.ones(size, bool)
+
+    def first_items(_, key, size):
+        row, env, found = the_first_row_of_each(size)
+        return row * (size // 4) + env, found.astype(jnp.float32)
+
+    monkeypatch.setattr(dqn.replay, "draw", lambda layout, ring, key, size: the_first_row_of_each(size))
+    monkeypatch.setattr(dqn.priorities, "draw", first_items)
+    env = probes.best_action_of_observation(4)
+    config = dict(rollout_length=8, capacity=256, batch_size=16, replay_ratio=num_steps / 32, learning_starts=0)
+    config |= dict(prioritised=prioritised, n_step=2, epsilon_ladder=7.0, target_period=1)
+    config |= dict(
+        target_step_size=0.1, loss="squared", adam_epsilon=1.0
+    )  # so large that the scale of gradients counts
+    half = env.spec._replace(num_envs=2, axis_name="devices", num_shards=2)
+    whole, part = agent_of(env, 10, **config), agent_of(env._replace(spec=half), 10, **config)
+    experience = probes.experience(env, whole, jax.jit(whole.init)(jax.random.key(0)))
+    steps = jax.tree.map(lambda x: jnp.moveaxis(x.reshape(8, 2, 2, *x.shape[2:]), 1, 0), experience.steps)
+
+    def learn(agent, steps):
+        state = agent.init(jax.random.key(0))._replace(num_updates=jnp.int32(1))  # all that is played is learnt from
+        state, metrics = agent.update(state, experience._replace(steps=steps), jax.random.key(1))
+        learner = state.learner._replace(priorities=(), optimiser=state.learner.optimiser[-1].count)
+        return state._replace(learner=learner, replay=()), metrics
+
+    expected, expected_metrics = jax.jit(partial(learn, whole))(experience.steps)
+    found, metrics = jax.jit(jax.vmap(partial(learn, part), axis_name="devices"))(steps)
+    assert expected_metrics["gradient_steps"] == num_steps and expected_metrics["loss_sum"] > 0
+    close = partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6)
+    for i in range(2):
+        at = lambda tree, i=i: jax.tree.map(lambda x: x[i], tree)
+        jax.tree.map(close, at(found), expected)
+        jax.tree.map(close, at(metrics), expected_metrics)
 
 
 @pytest.mark.slow

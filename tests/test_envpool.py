@@ -20,7 +20,22 @@ import pytest
 from PIL import Image, ImageSequence
 
 import jaxrl_fast
-from jaxrl_fast import agents, config, envs, loop, memory, plan, policy, program, replay, report, train, trainer, video
+from jaxrl_fast import (
+    agents,
+    config,
+    envs,
+    evaluate,
+    loop,
+    memory,
+    plan,
+    policy,
+    program,
+    replay,
+    report,
+    train,
+    trainer,
+    video,
+)
 from jaxrl_fast import play as evaluation
 from jaxrl_fast.agents import configs
 from jaxrl_fast.envs import envpool as adapter
@@ -592,12 +607,26 @@ def test_spaces_are_made_uniform():
 
 
 SHORT: dict[str, Any] = dict(env="envpool/CartPole-v1", num_envs=4, total_steps=480, save_every=160, log_every=32)
-SHORT |= dict(eval_every=160, eval_episodes=4, eval_envs=4, tensorboard=False, log_level="quiet", compile_cache=False)
+SHORT |= dict(eval_every=160, eval_episodes=4, eval_envs=4, tensorboard=False, log_level="quiet")
 AGENTS = {
     "ppo": dict(rollout_length=8, hidden=(8,), normalize_rewards=True, normalize_observations=True),
     "dqn": dict(capacity=256, batch_size=8, learning_starts=32, hidden=(8,), n_step=3, prioritised=True),
     "pqn": dict(rollout_length=8, hidden=(8,)),
 }
+
+
+def test_no_program_of_a_pool_is_kept_for_later_processes(tmp_path):
+    """None of them would find it again."""
+    given = jax.config.values["jax_compilation_cache_dir"]
+    assert not adapter.why_no_ffi()  # it has been tried
+    jax.config.update("jax_compilation_cache_dir", str(tmp_path / "cache"))
+    try:
+        run = jaxrl_fast.fit(**SHORT, algo="ppo", agent=AGENTS["ppo"], run_dir=str(tmp_path / "run"))
+        evaluate.main([str(run.folder), "--episodes", "4"])
+    finally:
+        jax.config.update("jax_compilation_cache_dir", given)
+    kept = {path.name.partition("-")[0] for path in (tmp_path / "cache").glob("*")}
+    assert kept <= {"jit_stage"} and run.summary["env_steps"], "JAX's own of a moment, of no pool"
 
 
 @pytest.mark.slow
@@ -773,7 +802,7 @@ def test_pong_is_trained_on_images_and_scored_in_whole_games(algo, agent, tmp_pa
     run = jaxrl_fast.fit(
         algo=algo, env="Pong-v5", env_options=dict(img_height=36, img_width=36), agent=agent | dict(network="nature"),
         num_envs=2, total_steps=3072, log_every=512, eval_episodes=2, eval_envs=2, tensorboard=False,
-        log_level="quiet", compile_cache=False, run_dir=str(tmp_path / "run"),
+        log_level="quiet", run_dir=str(tmp_path / "run"),
     )  # fmt: skip
     assert run.summary["status"] == "done" and run.summary["protocol"] == "dqn2015"
     losses = [record["loss"] for record in run.metrics]

@@ -474,7 +474,7 @@ def test_a_new_run_finds_no_room(tmp_path, monkeypatch, capsys):
 
 def line_of(algo, folder):
     """The same run from the command line."""
-    line = f"{algo} --run-dir {folder} --agent.rollout-length 8 --agent.hidden 8 --no-compile-cache --no-tensorboard"
+    line = f"{algo} --run-dir {folder} --agent.rollout-length 8 --agent.hidden 8 --no-tensorboard"
     values = {name: value for name, value in SHORT.items() if name != "tensorboard"}
     return [
         *line.split(),

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import yaml
+from jax.experimental.compilation_cache import compilation_cache
 
 import jaxrl_fast
 from jaxrl_fast import config, host, play, program, report, sinks, train, trainer
@@ -50,7 +51,7 @@ def toy(num_envs):
 
 def plan(folder, line="", num_envs=4, num_updates=6, env=probes.constant_reward):
     """A run of the toy: every episode lasts 10 steps and returns 10."""
-    line = f"ppo --num-envs {num_envs} --eval-episodes 4 --no-compile-cache --no-tensorboard {line}"
+    line = f"ppo --num-envs {num_envs} --eval-episodes 4 --no-tensorboard {line}"
     folder.mkdir()
     return planning.Plan(
         settings=config.from_command_line(line.split()),
@@ -422,7 +423,8 @@ def test_a_user_without_a_home_has_no_compile_cache(monkeypatch):
     monkeypatch.setattr(Path, "expanduser", nobody)
     jax.config.update("jax_compilation_cache_dir", None)
     try:
-        assert host.use_compile_cache(on_device=True) is None
+        with host.compile_cache(True) as folder:
+            assert folder is None
     finally:
         jax.config.update("jax_compilation_cache_dir", before)
 
@@ -472,9 +474,32 @@ def test_a_gpu_that_is_not_used_is_noticed(monkeypatch):
 
 
 def test_the_users_compile_cache_wins():
-    given = os.environ["JAX_COMPILATION_CACHE_DIR"]
-    assert str(host.use_compile_cache(on_device=True)) == given
-    assert host.use_compile_cache(on_device=False) is None
+    with host.compile_cache(True) as folder:
+        assert str(folder) == os.environ["JAX_COMPILATION_CACHE_DIR"]
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_what_is_compiled_outlives_the_process_where_that_is_wanted(wanted, tmp_path, monkeypatch):
+    """And JAX's settings outlive neither."""
+    monkeypatch.setattr(host, "CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS")
+    names = "jax_enable_compilation_cache", "jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs"
+    given = {name: jax.config.values[name] for name in names}
+    settings = lambda: {name: jax.config.values[name] for name in names}
+    try:
+        jax.config.update("jax_compilation_cache_dir", None)
+        without = settings()
+        with host.compile_cache(wanted) as folder:
+            jax.jit(lambda x: x + 1234)(0)
+            kept = host.entries(tmp_path / "cache")
+            assert bool(kept) == wanted and folder == (tmp_path / "cache" if wanted else None)
+        assert settings() == without
+        jax.jit(lambda x: x + 4321)(0)
+        assert host.entries(tmp_path / "cache") == kept
+    finally:
+        for name, value in given.items():
+            jax.config.update(name, value)
+        compilation_cache.reset_cache()
 
 
 @pytest.fixture(scope="module")
