@@ -464,6 +464,53 @@ BUGS = (
         "tests/test_program.py::test_shards_play_episodes_of_their_own",
     ),
     Bug(
+        "dqn: each device goes by its own gradient",
+        DQN,
+        "max_grad_norm=config.max_grad_norm, axis_name=spec.axis_name",
+        "max_grad_norm=config.max_grad_norm",
+        "tests/test_dqn.py::test_shards_learn_what_one_device_does",
+    ),
+    Bug(
+        "dqn: gradients of devices are added up for their mean",
+        DQN,
+        "weight / config.batch_size",
+        "weight / size",
+        "tests/test_dqn.py::test_shards_learn_what_one_device_does",
+    ),
+    Bug(
+        "dqn: importance is over the largest of one device",
+        DQN,
+        "weight / jnp.maximum(_most(weight, axis_name), 1e-30)",
+        "weight / jnp.maximum(weight.max(), 1e-30)",
+        "tests/test_dqn.py::test_importance_is_over_the_largest_of_all_devices",
+    ),
+    Bug(
+        "dqn: what is owed is counted by the environments of one device",
+        DQN,
+        """    num_envs = parts.spec.num_envs * parts.spec.num_shards
+    ratio, start""",
+        """    num_envs = parts.spec.num_envs
+    ratio, start""",
+        "tests/test_dqn.py::test_the_replay_ratio_holds_exactly",
+    ),
+    Bug(
+        "program: a chunk keeps the ring that it was given",
+        PROGRAM,
+        """            donate_argnums=0,
+        )
+        .lower""",
+        """        )
+        .lower""",
+        "tests/test_replay.py::test_training_keeps_one_ring",
+    ),
+    Bug(
+        "trainer: programs of pools are kept for processes that cannot find them",
+        "jaxrl_fast/trainer.py",
+        "host.compile_cache(self.options.compile_cache and self.plan.env.on_device)",
+        "host.compile_cache(self.options.compile_cache)",
+        "tests/test_envpool.py::test_no_program_of_a_pool_is_kept_for_later_processes",
+    ),
+    Bug(
         "minibatch: each epoch has the same minibatches",
         "jaxrl_fast/minibatch.py",
         "lesson.learner, jax.random.split(key, parts.config.num_epochs)",

@@ -34,7 +34,7 @@ class Batch(NamedTuple):
     obs: PyTree  # as the network sees it, or what stands for it until a gradient step
     action: Array
     policy: PyTree  # the distribution that acted
-    value: Array  # at the time of acting
+    value: Array  # before the first gradient step
     advantage: Array
     target: Array  # of the value
     weight: Array  # of the row in means: 0 where its action was ignored
