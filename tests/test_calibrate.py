@@ -6,6 +6,7 @@ import yaml
 import jaxrl_fast
 from jaxrl_fast import calibrate, config, plan, report
 from jaxrl_fast.calibrate import Trial
+from tests import run_chunks_by
 
 
 def tried(rates, start=1, too_many=10**6, refused=()):
@@ -102,21 +103,14 @@ def test_what_does_not_fit_into_memory_is_too_many(monkeypatch):
 
 def test_a_trial_trains_really(monkeypatch):
     """DQN past its learning start: 3 updates of 32 steps at least, and gradient steps in each."""
-    from jaxrl_fast import program
+    seen = []
 
-    seen, build = [], program.build
+    def run(chunk, state, length):
+        state, rows = chunk(state, length)
+        seen.append((int(length), rows["gradient_steps"].sum()))
+        return state, rows
 
-    def watched(*given, **options):
-        built = build(*given, **options)
-
-        def chunk(state, length):
-            state, rows = built.chunk(state, length)
-            seen.append((int(length), rows["gradient_steps"].sum()))
-            return state, rows
-
-        return built._replace(chunk=chunk)
-
-    monkeypatch.setattr(program, "build", watched)
+    run_chunks_by(run, monkeypatch)
     monkeypatch.setattr(calibrate, "SAMPLE_S", 0.0)
     given = settings()._replace(algo="dqn", agent=config.CONFIGS["dqn"](hidden=(4,), batch_size=16, capacity=20_000))
     trial = calibrate.attempt(given, 4)

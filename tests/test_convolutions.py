@@ -44,6 +44,36 @@ def test_patches_times_a_matrix_are_the_convolution(shape, side, stride, padding
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), expected, other)
 
 
+class Figure3(nn.Module):
+    """Stages of the deep network of Espeholt et al. 2018, figure 3, box by box; parameters named as `Residual`'s."""
+
+    channels: tuple[int, ...]
+
+    @nn.compact
+    def __call__(self, x):
+        for channels in self.channels:
+            x = nn.max_pool(nn.Conv(channels, (3, 3))(x), (3, 3), (2, 2), "SAME")
+            for _ in range(2):
+                before = x
+                x = nn.Conv(channels, (3, 3))(nn.relu(x))
+                x = nn.Conv(channels, (3, 3))(nn.relu(x))
+                x = x + before
+        return nn.relu(x)
+
+
+@pytest.mark.parametrize("how", ["lax", "matmul"])
+def test_residual_stages_are_those_of_the_figure(how):
+    residual, plain = convolutions.Residual((3, 5), "relu", False, jnp.float32, how), Figure3((3, 5))
+    rng = np.random.default_rng(0)
+    x = jnp.float32(rng.normal(size=(2, 9, 8, 4)))
+    shapes = jax.eval_shape(plain.init, jax.random.key(0), x)
+    assert shapes == jax.eval_shape(residual.init, jax.random.key(0), x)
+    params = jax.tree.map(lambda leaf: jnp.float32(0.3 * rng.normal(size=leaf.shape)), shapes)
+    expected, got = jax.jit(lambda: (plain.apply(params, x), residual.apply(params, x)))()
+    assert expected.shape == (2, 3, 2, 5) and (expected > 0).any()
+    np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-4)
+
+
 class Plain(nn.Module):
     """What `Boards` computes, by flax: parameters of the same names and shapes in one flat scope."""
 

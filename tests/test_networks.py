@@ -121,6 +121,49 @@ def test_actor_and_critic_may_run_alone(obs, shared):
     np.testing.assert_allclose(jax.jit(network.critic)(params, x), value, rtol=1e-5, atol=1e-6)
 
 
+# The figure's 15 convolutions: 37 * 16 + 4 * 145 * 16 + 145 * 32 + 9 * 289 * 32 = 97,744 parameters.
+RESIDUAL = [(3, 3, 4, 16), *4 * [(3, 3, 16, 16)], (3, 3, 16, 32), *9 * [(3, 3, 32, 32)]]
+PAPERS = [  # kernels of a network with 4 outputs, and its parameters: of each layer (inputs + 1) * outputs
+    # Mnih et al. 2015: sides 84, 20, 9, 7.  257 * 32 + 513 * 64 + 577 * 64 + 3137 * 512 + 513 * 4
+    (IMAGE, "nature", [(8, 8, 4, 32), (4, 4, 32, 64), (3, 3, 64, 64), (7 * 7 * 64, 512), (512, 4)], 1_686_180),
+    # Mnih et al. 2013: sides 84, 20, 9.  257 * 16 + 257 * 32 + 2593 * 256 + 257 * 4
+    (IMAGE, "dqn2013", [(8, 8, 4, 16), (4, 4, 16, 32), (9 * 9 * 32, 256), (256, 4)], 677_172),
+    # Espeholt et al. 2018, figure 3, right: sides 84, 42, 21, 11, halved and rounded up.  97744 + 3873 * 256 + 257 * 4
+    (IMAGE, "impala", [*RESIDUAL, (11 * 11 * 32, 256), (256, 4)], 1_090_260),
+    (BOARD, "impala", [*RESIDUAL, (2 * 2 * 32, 256), (256, 4)], 131_796),  # 10, 5, 3, 2
+    # Young & Tian 2019: sides 10, 8.  37 * 16 + 1025 * 128 + 129 * 4
+    (BOARD, "minatar", [(3, 3, 4, 16), (8 * 8 * 16, 128), (128, 4)], 132_308),
+    (BOARD, "mlp", [(400, 64), (64, 64), (64, 4)], 30_084),  # 401 * 64 + 65 * 64 + 65 * 4
+    (IMAGE, "mlp", [(28_224, 64), (64, 64), (64, 4)], 1_810_820),  # 28225 * 64 + 65 * 64 + 65 * 4
+]
+
+
+@pytest.mark.parametrize(("obs", "kind", "kernels", "num_parameters"), PAPERS)
+def test_a_kind_is_the_network_of_its_paper(obs, kind, kernels, num_parameters):
+    params = leaves(jax.eval_shape(networks.network(obs, 4, kind=kind).init, jax.random.key(0)))
+    assert sorted(leaf.shape for path, leaf in params if "kernel" in path) == sorted(kernels)
+    assert sum(leaf.size for _, leaf in params) == num_parameters
+
+
+@pytest.mark.parametrize(
+    ("obs", "kind", "activation", "other"),
+    [
+        (VECTOR, "mlp", "tanh", "relu"),
+        (BOARD, "minatar", "relu", "tanh"),
+        (SMALL_IMAGE, "nature", "relu", "tanh"),
+        (SMALL_IMAGE, "dqn2013", "relu", "tanh"),
+        (BOARD, "impala", "relu", "tanh"),
+    ],
+)
+def test_a_kind_has_the_activation_of_its_paper(obs, kind, activation, other):
+    """Unless another one is asked for, in its convolutions too."""
+    make = lambda name: networks.network(obs, 3, kind=kind, activation=name, hidden=(8,), conv="lax")
+    params, x = draw(jax.eval_shape(make("auto").init, jax.random.key(0))), draw(obs, 5)
+    by_itself, same, not_same = jax.jit(lambda: [make(name).apply(params, x) for name in ("auto", activation, other)])()
+    np.testing.assert_array_equal(by_itself, same)
+    assert np.abs(by_itself - not_same).max() > 1e-3
+
+
 @pytest.mark.parametrize(("obs", "shared"), [(VECTOR, None), (BOARD, None), (VECTOR, True), (BOARD, False)])
 def test_convolutions_are_shared_and_dense_networks_are_not_unless_asked(obs, shared):
     network = networks.actor_critic(obs, 3, shared=shared, hidden=(8,))

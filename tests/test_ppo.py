@@ -122,9 +122,12 @@ def random_batch(num_actions=3, num_rows=12, seed=0):
     return ppo.Batch(f32(num_rows, 4), action, policy, f32(num_rows), f32(num_rows), f32(num_rows), weight)
 
 
-def parts_of(num_actions=3, num_envs=4, **config):
+THREE_ACTIONS = ppo.Discrete(3)
+
+
+def parts_of(action=THREE_ACTIONS, num_envs=4, **config):
     obs = jax.ShapeDtypeStruct((4,), jnp.float32)
-    spec = ppo.EnvSpec("test", obs, ppo.Discrete(num_actions), num_envs)
+    spec = ppo.EnvSpec("test", obs, action, num_envs)
     config = dict(rollout_length=8, hidden=(8,)) | config
     agent = ppo.make(ppo.Config(**config), spec, 10)
     return agent, agent.explore.args[0]
@@ -308,9 +311,16 @@ def test_observations_of_several_parts_are_normalised_part_by_part():
     np.testing.assert_allclose(state.observations["bit"].mean, 0.5, atol=0.05)
 
 
-def test_batches_that_do_not_divide_are_refused_with_counts_that_would():
-    with pytest.raises(ValueError, match=r"2048 steps per update do not divide into 3 minibatches; try 2 or 4"):
-        parts_of(num_envs=256, num_minibatches=3)
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        (dict(action=ppo.Box((2, 3))), r"^test: ppo wants actions of shape \[D\], not \[2, 3\]$"),
+        (dict(num_envs=256, num_minibatches=3), "2048 steps per update do not divide into 3 minibatches; try 2 or 4"),
+    ],
+)
+def test_what_does_not_fit_is_refused_in_a_sentence(config, words):
+    with pytest.raises(ValueError, match=words):
+        parts_of(**config)
 
 
 def test_numbers_of_the_config_may_be_traced():

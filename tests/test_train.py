@@ -20,10 +20,10 @@ import yaml
 from jax.experimental.compilation_cache import compilation_cache
 
 import jaxrl_fast
-from jaxrl_fast import config, host, play, program, report, sinks, train, trainer
+from jaxrl_fast import config, host, memory, play, program, report, sinks, train, trainer
 from jaxrl_fast import plan as planning
 from jaxrl_fast.types import Agent, Decision
-from tests import probes
+from tests import probes, run_chunks_by
 
 ROOT = Path(__file__).parent.parent
 TIMES = ("wall_time_s", "train_time_s", "env_steps_per_s")
@@ -375,6 +375,31 @@ def test_one_compilation_for_any_number_of_chunks(tmp_path, monkeypatch):
     assert len(compiled) == 3  # init, the chunk, the evaluation
 
 
+class Watched:
+    """A chunk's metric that tells when it is waited for. To ask whether it is there is no waiting."""
+
+    def __init__(self, metric, tell):
+        self.metric, self.tell, self.is_ready = metric, tell, metric.is_ready
+
+    def __array__(self, *_, **__):
+        self.tell()
+        return np.asarray(self.metric)
+
+
+def test_a_chunk_is_given_before_the_one_before_is_read_and_no_third(tmp_path, monkeypatch):
+    events = []
+
+    def run(chunk, state, length):
+        events.append("give")
+        state, rows = chunk(state, length)
+        return state, rows | {"toy_loss": Watched(rows["toy_loss"], lambda: events.append("read"))}
+
+    run_chunks_by(run, monkeypatch)
+    monkeypatch.setattr(trainer, "CHUNK_S", 0.0)  # chunks of one update
+    trainer.execute(plan(tmp_path / "run", num_updates=5))
+    assert events == ["give", *4 * ["give", "read"], "read"]
+
+
 def test_nothing_on_the_device_is_kept_from_chunk_to_chunk(tmp_path, monkeypatch):
     """What others keep of every save or episode, in a list, makes them slower each time."""
     alive, show = [], trainer.Trainer.show
@@ -471,6 +496,51 @@ def test_a_gpu_that_is_not_used_is_noticed(monkeypatch):
     assert host.gpu_unused() == (jax.default_backend() == "cpu")
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")  # asked for
     assert not host.gpu_unused()
+
+
+@pytest.mark.parametrize("unused", [True, False])
+def test_a_gpu_that_is_not_used_is_warned_of(unused, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(host, "gpu_unused", lambda: unused)
+    report.announce(plan(tmp_path / "run"), sinks.Quiet())
+    warning = 'warning: there is a GPU, but JAX uses the CPU; pip install "jax[cuda12]"\n'
+    assert capsys.readouterr().err == (warning if unused else "")
+
+
+def test_what_dqn_is_about_to_do_is_said_before_anything_is_compiled(tmp_path, monkeypatch, capsys):
+    """A transition of CartPole takes 30 bytes: 16 of observation, 4 each of action, reward and discount, 2 flags.
+
+    5 * 64 + 65 * 64 + 65 * 2 = 4610 parameters of 4 bytes there are four times: two networks, two moments of Adam.
+    """
+
+    def fail(*_):
+        raise RuntimeError("enough")
+
+    monkeypatch.setattr(program, "build", fail)
+    monkeypatch.setattr(memory, "free", lambda *_: 24 * 10**9)
+    options = "--agent.replay-ratio 0.25 --agent.batch-size 1024 --agent.learning-starts 5k --agent.capacity 100k"
+    with pytest.raises(RuntimeError, match="enough"):
+        train.main(f"dqn --num-envs 8 {options} --run-dir {tmp_path / 'run'}".split())
+    said = capsys.readouterr().out.splitlines()
+    assert said[-1] == "compiling ..."
+    assert "0.25 gradient steps per environment step, 1,024 transitions each, from step 5,000 on" in said
+    [sizes] = [line for line in said if line.startswith("memory")]
+    assert "parameters 73.8 kB" in sizes and "replay 3.0 MB" in sizes and "24.0 GB free" in sizes
+
+
+@pytest.mark.parametrize(("line", "kept"), [("", True), ("--no-compile-cache", False)])
+def test_compiled_programs_are_kept_unless_asked_not_to(line, kept, tmp_path, monkeypatch, capsys):
+    before = jax.config.values["jax_compilation_cache_dir"]
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr(planning, "prepare", lambda settings: plan(tmp_path / "run")._replace(settings=settings))
+    jax.config.update("jax_compilation_cache_dir", None)
+    compilation_cache.reset_cache()
+    try:
+        assert train.main(f"ppo --num-envs 4 --eval-episodes 4 --no-tensorboard {line}".split()) == 0
+    finally:
+        jax.config.update("jax_compilation_cache_dir", before)
+        compilation_cache.reset_cache()
+    programs = [*(tmp_path / ".cache" / "jaxrl_fast").glob("*")]
+    assert bool(programs) == ("cached for next time" in capsys.readouterr().out) == kept
 
 
 def test_the_users_compile_cache_wins():
