@@ -684,6 +684,8 @@ SWITCHES = {
     "quantile": dict(distribution="quantile", num_atoms=11),
     "munchausen": dict(munchausen=True),
     "huber": dict(loss="huber"),
+    "layer_norm": dict(layer_norm=True),
+    "epsilon_ladder": dict(epsilon_ladder=3.0),
     "average": dict(target_period=1, target_step_size=0.05),
     "rainbow": RAINBOW,
     "rainbow_munchausen": RAINBOW | dict(munchausen=True),

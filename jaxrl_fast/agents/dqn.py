@@ -97,8 +97,8 @@ def make(config: Config, spec: EnvSpec, num_updates: int) -> Agent:
         layer_norm=config.layer_norm,
         dtype=jnp.dtype(config.compute_dtype),
     )
-    learning_steps = max(num_updates * per_update - config.first_learning(num_envs), 1)
-    learning_rate = gradients.linear(config.learning_rate, config.anneal, int(config.ratio * learning_steps) + 1)
+    learning_steps = num_updates * per_update - config.first_learning(num_envs)
+    learning_rate = gradients.linear(config.learning_rate, config.anneal, max(int(config.ratio * learning_steps), 1))
     gradient_step = gradients.optimiser(
         learning_rate, epsilon=config.adam_epsilon, max_grad_norm=config.max_grad_norm, axis_name=spec.axis_name
     )
