@@ -111,8 +111,18 @@ class Run:
 
     folder: Path
     summary: dict[str, Any]
-    agent_state: Any  # what the algorithm's functions take; it has a leading axis where there are several seeds
+    agent_state: Any = None  # what `fit` ended with, for the algorithm's functions: [S, ...] where there are S seeds
     env: Any = None  # what it was trained in, where an id does not find that
+
+    @classmethod
+    def open(cls, folder: str | Path, env: Any = None) -> "Run":
+        """The run in this folder, whoever trained it: all but `agent_state`, for which there is `load`.
+
+        `env` is what it was trained in, where an id does not find that. ValueError where no run has ended there.
+        """
+        path = path_of(str(folder)).resolve()
+        config.file_of_run(path, str(folder))
+        return cls(path, report.read_summary(path), None, env)
 
     @property
     def metrics(self) -> list[dict[str, Any]]:

@@ -224,13 +224,22 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
         return [json.loads(text) for text in file]
 
 
+def read_summary(folder: Path) -> dict[str, Any]:
+    """What a run that has ended says of itself. ValueError where it has not."""
+    path = folder / SUMMARY
+    if not path.is_file():
+        go_on = f"train with --resume {quote(str(folder))} goes on with it, unless it is still under way"
+        raise ValueError(f"{folder} has no {SUMMARY}, for its run has not ended; {go_on}")
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
 def picture(folder: Path) -> Any:
     """A run's learning curve as a matplotlib figure."""
     import numpy as np
 
     from jaxrl_fast import curves, population
 
-    summary = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
+    summary = read_summary(folder)
     members = by_member(read_metrics(folder))
     column = lambda name: np.array([[r[name] for r in records] for records in members.values()], np.float64)
     at, means, counts = map(column, ("env_steps", "return_mean", "episodes"))  # a mean that is unknown is NaN

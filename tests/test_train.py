@@ -598,6 +598,18 @@ def test_a_run_from_python(fitted):
     assert fitted.folder.is_absolute()
 
 
+def test_a_run_is_opened_by_its_folder(fitted, tmp_path):
+    again = jaxrl_fast.Run.open(str(fitted.folder))
+    assert (again.folder, again.summary, again.metrics) == (fitted.folder, fitted.summary, fitted.metrics)
+    assert again.plot().axes and repr(again) == repr(fitted)
+    assert len(again.evaluate(episodes=3)["seeds"][0]["returns"]) == 3
+    with pytest.raises(ValueError, match=f"^{tmp_path}: there is no run in it"):
+        jaxrl_fast.Run.open(tmp_path)
+    (tmp_path / "config.yaml").write_text((fitted.folder / "config.yaml").read_text())
+    with pytest.raises(ValueError, match=f"has no summary.json.*--resume {tmp_path} goes on"):
+        jaxrl_fast.Run.open(tmp_path)
+
+
 def test_a_run_leaves_a_folder(fitted):
     names = {path.name.split(".1")[0] for path in fitted.folder.iterdir()}
     assert names == {
