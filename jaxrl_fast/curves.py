@@ -13,6 +13,9 @@ from matplotlib.ticker import EngFormatter
 from jaxrl_fast import population
 
 MOST_POINTS = 150  # of the curve; more records are averaged
+WIDTH, HEIGHT = 7.2, 4.2  # inches
+MOST_COLUMNS = 3  # of figures side by side
+MOST_INSIDE, MOST_LETTERS = 8, 64  # curves that are named within the axes, letters of a name
 INK, FAINT, MARK = "#1f5fa8", "#9fb8d6", "#c2571a"
 COLOURS = (INK, MARK, "#2f8f5b", "#8b5fbf", "#b8860b", "#4d5866", "#d1495b", "#2a9d9d")  # more curves: a scale
 INTERVAL = "95% interval (stratified bootstrap)"
@@ -35,6 +38,7 @@ class Curve(NamedTuple):
     each: np.ndarray  # [S, R]
     centre: np.ndarray  # [R]: the inter-quartile mean of several
     band: tuple[np.ndarray, np.ndarray] | None  # [R] each: an interval of it
+    of: str = "seeds"  # what several trainings are
 
 
 def figure(
@@ -57,22 +61,36 @@ def figure(
     return _finish(picture, axes, title, "environment steps", "return of an episode")
 
 
-def compare(curves: Sequence[Curve], title: str, x_label: str, y_label: str) -> Picture:
-    """Several curves beside each other, in the order that they come."""
-    picture, axes = _blank()
-    scale = colormaps["viridis"](np.linspace(0, 0.9, len(curves)))
-    for i, curve in enumerate(curves):
-        seeds = f" ({curve.each.shape[0]} seeds)" if curve.each.shape[0] > 1 else ""
-        colour = COLOURS[i] if len(curves) <= len(COLOURS) else scale[i]
-        draw(axes, curve._replace(name=curve.name + seeds), colour)
-    return _finish(picture, axes, title, x_label, y_label)
+def compare(panels: Mapping[str, Sequence[Curve]], x_label: str, y_label: str) -> Picture:
+    """Several curves beside each other, in the order that they come; those of each title in axes of their own."""
+    num_columns = min(len(panels), MOST_COLUMNS)
+    num_rows = -(-len(panels) // num_columns)
+    longest = max(map(len, panels.values()))
+    beside = longest > MOST_INSIDE
+    width, height = (WIDTH if num_columns == 1 else 5.0) + 4.0 * beside, max(HEIGHT, 0.8 + 0.17 * longest * beside)
+    picture = Picture(figsize=(width * num_columns, height * num_rows), dpi=130, layout="constrained")
+    for place, (title, curves) in enumerate(panels.items()):
+        axes = picture.add_subplot(num_rows, num_columns, place + 1)
+        scale = colormaps["viridis"](np.linspace(0, 0.9, len(curves)))
+        for i, curve in enumerate(curves):
+            of = f" ({curve.each.shape[0]} {curve.of})" if curve.each.shape[0] > 1 else ""
+            colour = COLOURS[i] if len(curves) <= len(COLOURS) else scale[i]
+            draw(axes, curve._replace(name=(shortened(curve.name) if beside else curve.name) + of), colour)
+        _finish(picture, axes, title, x_label, y_label, beside)
+    return picture
+
+
+def shortened(name: str) -> str:
+    """A long name without its middle: its beginning says what it is, its end tells it from others."""
+    return name if len(name) <= MOST_LETTERS else f"{name[: MOST_LETTERS // 2]} … {name[-MOST_LETTERS // 2 + 3 :]}"
 
 
 def draw(axes: Axes, curve: Curve, colour: Any, band_label: str | None = None) -> None:
     """A curve with its interval."""
     if curve.band is not None:
         axes.fill_between(curve.x, *curve.band, color=colour, alpha=0.22, lw=0, label=band_label)
-    axes.plot(curve.x, curve.centre, color=colour, lw=2, label=literal(curve.name))
+    alone = np.isfinite(curve.centre).sum() == 1  # a point, of which no line is drawn
+    axes.plot(curve.x, curve.centre, color=colour, lw=2, marker="o" if alone else None, label=literal(curve.name))
 
 
 def literal(text: str) -> str:
@@ -81,11 +99,11 @@ def literal(text: str) -> str:
 
 
 def _blank() -> tuple[Picture, Axes]:
-    picture = Picture(figsize=(7.2, 4.2), dpi=130, layout="constrained")
+    picture = Picture(figsize=(WIDTH, HEIGHT), dpi=130, layout="constrained")
     return picture, picture.add_subplot()
 
 
-def _finish(picture: Picture, axes: Axes, title: str, x_label: str, y_label: str) -> Picture:
+def _finish(picture: Picture, axes: Axes, title: str, x_label: str, y_label: str, beside: bool = False) -> Picture:
     axes.set_xlabel(literal(x_label))
     axes.set_ylabel(literal(y_label))
     axes.set_title(literal(title), loc="left", fontsize=11)
@@ -93,7 +111,10 @@ def _finish(picture: Picture, axes: Axes, title: str, x_label: str, y_label: str
     axes.set_xlim(left=0)
     if axes.get_xlim()[1] >= 1000:  # less, such as seconds, is plain
         axes.xaxis.set_major_formatter(EngFormatter(sep=""))
-    axes.legend(frameon=False, fontsize=8, loc="best")
+    if beside:
+        axes.legend(frameon=False, fontsize=7, loc="upper left", bbox_to_anchor=(1.01, 1.0))
+    else:
+        axes.legend(frameon=False, fontsize=8, loc="best")
     return picture
 
 
@@ -133,16 +154,19 @@ def over(x: np.ndarray, y: np.ndarray, weight: np.ndarray, edges: np.ndarray) ->
 
 
 def hold(y: np.ndarray) -> np.ndarray:
-    """[S, R] with every gap filled by what came before, or by what comes first."""
-    known = ~np.isnan(y)
-    place = np.maximum.accumulate(np.where(known, np.arange(y.shape[1]), -1), axis=1)
-    place = np.where(place < 0, known.argmax(1)[:, None], place)
+    """[S, R] with every gap filled by what came before; NaN where nothing did."""
+    place = np.maximum.accumulate(np.where(np.isnan(y), 0, np.arange(y.shape[1])), axis=1)
     return np.take_along_axis(y, place, axis=1)
 
 
-def gathered(name: str, x: np.ndarray, each: np.ndarray) -> Curve:
-    """A curve of trainings [S, R]: of several the inter-quartile mean and its interval."""
+def gathered(name: str, x: np.ndarray, each: np.ndarray, of: str = "seeds") -> Curve:
+    """A curve of trainings [S, R]: of several the inter-quartile mean and its interval, from where all are known."""
     held = hold(each)
     if held.shape[0] == 1:
         return Curve(name, x, each, held[0], None)
-    return Curve(name, x, each, population.iqm(held), population.bootstrap(held[:, None], num_resamples=500))
+    known = ~np.isnan(held).any(0)
+    centre, low, high = np.full((3, x.size), np.nan)
+    if known.any():
+        centre[known] = population.iqm(held[:, known])
+        low[known], high[known] = population.bootstrap(held[:, None, known], num_resamples=500)
+    return Curve(name, x, each, centre, (low, high), of)

@@ -20,8 +20,8 @@ class Task:
     """Parameters of the environment, as key=value (more than one: a list, or the option again)."""
     protocol: Literal["", "dqn2015", "machado2018"] = ""
     """Atari's rules: dqn2015 (lost lives end episodes; what Atari gets if left out) or machado2018 (sticky actions)."""
-    num_envs: int | Literal["auto"] = 64
-    """Environments that step together; auto: as many as pay off here, which is tried out first."""
+    num_envs: int | Literal["auto"] = 4
+    """Environments that step together: more are faster, and want other settings; auto: as many as pay off here."""
     total_steps: int = 500_000
     """Environment steps in all, rounded up to whole updates."""
     seed: int = 0

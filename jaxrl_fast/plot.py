@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from jaxrl_fast import command, config
+from jaxrl_fast import command, config, host
 from jaxrl_fast.members import by_member
 from jaxrl_fast.options import Task, types_of
 from jaxrl_fast.report import METRICS
@@ -97,6 +97,10 @@ def groups(places: Sequence[Path], options: Options) -> dict[str, list[Run]]:
     if options.y not in metrics:
         hint = nearest(options.y, metrics) or f"; there are {', '.join(sorted(metrics)) or 'none yet'}"
         raise ValueError(f"--y {options.y}: these runs have no such metric{hint}")
+    without = [run for run in runs if not any(_number(record.get(options.y)) for record in run.records)]
+    if without:
+        host.warn(f"{len(without)} of {len(runs)} runs have no {options.y}, and are left out")
+        runs = [run for run in runs if run not in without]
     if not options.group_by:
         return named(runs)
     known = dict.fromkeys(name for run in runs for name in run.options)
@@ -203,6 +207,8 @@ def seeds(run: Run) -> list[int]:
 
 def said(name: str, value: Any) -> str:
     """An option and its value, in a few words."""
+    if isinstance(value, Mapping):
+        value = [f"{key} {x}" for key, x in value.items()] or "none"
     value = " ".join(map(str, value)) if isinstance(value, (list, tuple)) else value
     if name in ("algo", "env"):
         return str(value).rpartition("/")[2]
@@ -210,15 +216,19 @@ def said(name: str, value: Any) -> str:
 
 
 def picture(found: Mapping[str, Sequence[Run]], options: Options) -> Any:
-    """All curves in one figure."""
+    """All curves in one figure, those of each environment together."""
     from jaxrl_fast import curves
 
-    drawn = [curve(name, runs, options) for name, runs in found.items()]
-    envs = {str(run.options["env"]) for runs in found.values() for run in runs}
-    algos = {run.options["algo"] for runs in found.values() for run in runs}
-    title = f"{' and '.join(sorted(a.upper() for a in algos))} on {', '.join(sorted(envs))}"
+    together: dict[str, dict[str, Sequence[Run]]] = {}  # by environments, for returns in others do not compare
+    for name, runs in found.items():
+        together.setdefault(repr(sorted({said("env", run.options["env"]) for run in runs})), {})[name] = runs
+    panels = {}
+    for same in together.values():
+        algos, envs = (sorted({str(run.options[n]) for runs in same.values() for run in runs}) for n in ("algo", "env"))
+        title = f"{' and '.join(a.upper() for a in algos)} on {', '.join(envs)}"
+        panels[title] = [curve(name, runs, options) for name, runs in same.items()]
     y_label = "return of an episode" if options.y == "return_mean" else options.y.replace("_", " ")
-    return curves.compare(drawn, title, X[options.x][1], y_label)
+    return curves.compare(panels, X[options.x][1], y_label)
 
 
 def curve(name: str, runs: Sequence[Run], options: Options) -> Any:
@@ -228,10 +238,15 @@ def curve(name: str, runs: Sequence[Run], options: Options) -> Any:
     from jaxrl_fast import curves
 
     trainings = [series(records, options) for run in runs for records in by_member(run.records).values()]
-    end = max(min(x[-1] for x, _, _ in trainings), *(x[0] for x, _, _ in trainings))
+    first, last = zip(*((x[0], x[-1]) for x, _, _ in trainings))
+    end, longest = max(min(last), *first), max(last)
+    if longest > 1.1 * end:
+        host.warn(f"{name}: drawn to {end:g} {X[options.x][1]} of {longest:g}, where the shortest of it ends")
+    of = "runs" if differing(runs) else "seeds"
     num_bins = min(MOST_BINS, *(int((x <= end * (1 + 1e-9)).sum()) for x, _, _ in trainings))
     edges = np.linspace(0, end, num_bins + 1)
-    return curves.gathered(name, edges[1:], np.stack([curves.over(*training, edges) for training in trainings]))
+    each = np.stack([curves.over(*training, edges) for training in trainings])
+    return curves.gathered(name, edges[1:], each, of)
 
 
 def series(records: Sequence[Mapping[str, Any]], options: Options) -> tuple[Any, Any, Any]:

@@ -49,6 +49,9 @@ class Sink(Protocol):
 class Terminal(Protocol):
     """What takes lines."""
 
+    @property
+    def width(self) -> int | None: ...  # characters of a line that there is room for; None: any number
+
     def say(self, line: str) -> None: ...
 
     def progress(self, line: str, fraction: float) -> None: ...
@@ -163,6 +166,8 @@ class Tracker:
 class Plain:
     """Lines for a pipe or a file: nothing wraps, nothing is redrawn."""
 
+    width = None
+
     def __init__(self, file: TextIO | None = None):
         self.file = file or sys.stdout
         self.heard = True
@@ -198,6 +203,10 @@ class Rich:
         self.bar = Progress(*columns, console=self.console, transient=True, expand=True, refresh_per_second=4)
         self.task = self.bar.add_task("", total=1.0)
 
+    @property
+    def width(self) -> int:
+        return self.console.width
+
     def say(self, line: str) -> None:
         with contextlib.suppress(OSError):
             self.console.print(line, markup=False, soft_wrap=True)
@@ -217,6 +226,8 @@ class Rich:
 
 class Notebook:
     """One display that is updated: what was said, a bar, and the last line."""
+
+    width = None
 
     def __init__(self):
         from IPython.display import display
@@ -256,6 +267,8 @@ class Notebook:
 class Quiet:
     """Says nothing."""
 
+    width = None
+
     def say(self, line: str) -> None:
         pass
 
@@ -291,17 +304,27 @@ def tags(records: Sequence[Record]) -> dict[str, float]:
     return found
 
 
-def line(record: Record) -> str:
-    """step  12k   return  24.4 (len 24, 410 eps)   value loss 0.3100   entropy 0.6400   96k steps/s"""
-    score = "no episode has ended"
+def line(record: Record, width: int | None = None) -> str:
+    """step  12k   return  24.4 (len 24, 410 eps)   greedy  31.2   value loss 0.3100   entropy 0.6400   96k steps/s
+
+    Where that is too wide, losses are left out from behind, and then what was played.
+    """
+    score = "no episode ended since the last line"
     if record["return_mean"] is not None:
         played = f"(len {record['length_mean']:.0f}, {short(record['episodes'])} eps)"
         score = f"return {record['return_mean']:7.1f} {played}"
     losses = [name for name in record if name.endswith("loss") and name != "policy_loss"][:1]
     losses += [name for name in record if name == "entropy"]
-    parts = [f"{name.replace('_', ' ')} {_fixed(record[name])}" for name in losses]
-    step, speed = f"step {short(record['env_steps']):>5}", f"{short(record['env_steps_per_s'])} steps/s"
-    return "   ".join([step, f"{score:<34}", *parts, speed])
+    evaluation = record.get("eval_return_mean")
+    parts = [f"step {short(record['env_steps']):>5}", f"{score:<34}"]
+    parts += [f"greedy {evaluation:7.1f}"] if evaluation is not None else []
+    parts += [f"{name.replace('_', ' ')} {_fixed(record[name])}" for name in losses]
+    parts += [f"{short(record['env_steps_per_s'])} steps/s"]
+    while width and len("   ".join(parts)) > width and len(parts) > 3:
+        del parts[-2]
+    if width and len("   ".join(parts)) > width:
+        parts[1] = score.partition(" (")[0]
+    return "   ".join(parts)
 
 
 def short(number: float) -> str:

@@ -28,7 +28,7 @@ class Progress:
     """Of a run, only how far it is."""
 
     def __init__(self, terminal: sinks.Terminal):
-        self.terminal, self.progress = terminal, terminal.progress
+        self.terminal, self.progress, self.width = terminal, terminal.progress, terminal.width
 
     def say(self, line: str) -> None:
         pass

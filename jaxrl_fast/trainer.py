@@ -73,6 +73,7 @@ class Trainer:
         self.chunk_length, self.rate = 1, 0.0  # updates, updates a second
         self.times = dict.fromkeys(TIMES, 0.0)  # of this run, in all processes
         self.shown = 0, 0.0  # updates and seconds at the last line on the terminal
+        self.greedy: float | None = None  # return of the last evaluation since then
         self.exact = self.options.exact_resume and not plan.env.on_device
         self.program_memory = 0  # bytes, known once it is compiled
         self.signal: int | None = None
@@ -336,7 +337,8 @@ class Trainer:
             speed = (self.finished - self.shown[0]) / max(self.times["train"] - self.shown[1], 1e-9)
             self.shown = self.finished, self.times["train"]
             record |= {"env_steps": self.finished * steps, "env_steps_per_s": speed * steps * len(self.seeds)}
-            self.terminal.progress(sinks.line(record), self.finished / self.plan.num_updates)
+            record["eval_return_mean"], self.greedy = self.greedy, None
+            self.terminal.progress(sinks.line(record, self.terminal.width), self.finished / self.plan.num_updates)
 
     def evaluate(self) -> None:
         """Plays the greedy policy, and completes the record with how it went. The best so far is saved.
@@ -353,6 +355,7 @@ class Trainer:
         except Stopped:
             return
         self.scores.evaluations.append({"env_steps": self.env_steps} | total)
+        self.greedy = total["eval_return_mean"]
         self.record(everything=True, evaluation=each_seed)
         if self.scores.best() is self.scores.evaluations[-1]:
             self.save(total["eval_return_mean"])

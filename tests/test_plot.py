@@ -104,8 +104,45 @@ def test_members_of_one_program_are_told_apart(tmp_path):
 def test_groups_that_are_asked_for(tmp_path):
     for seed, (num_envs, gamma) in enumerate([(8, 0.9), (8, 0.99), (64, 0.9)]):
         write(tmp_path / str(seed), records(seed, [1.0 + seed]), num_envs=num_envs, agent={"gamma": gamma}, seed=seed)
-    assert list(draw([tmp_path], group_by=["num-envs"])[1]) == ["num envs 8 (2 seeds)", "num envs 64"]
-    assert list(draw([tmp_path], group_by="agent.gamma")[1]) == ["gamma 0.9 (2 seeds)", "gamma 0.99"]
+    assert list(draw([tmp_path], group_by=["num-envs"])[1]) == ["num envs 8 (2 runs)", "num envs 64"]
+    assert list(draw([tmp_path], group_by="agent.gamma")[1]) == ["gamma 0.9 (2 runs)", "gamma 0.99"]
+
+
+def test_environments_have_axes_of_their_own(tmp_path):
+    """But not their backends."""
+    envs = ["gymnax/CartPole-v1", "gymnax/Acrobot-v1", "envpool/CartPole-v1"]
+    places = [write(tmp_path / str(i), records(0, [1.0 + i]), env=env) for i, env in enumerate(envs)]
+    acrobot, cartpole = sorted(plot.compare(places).axes, key=lambda axes: len(axes.get_lines()))
+    assert acrobot.get_title("left") == "PPO on gymnax/Acrobot-v1"
+    assert cartpole.get_title("left") == "PPO on envpool/CartPole-v1, gymnax/CartPole-v1"
+    assert sorted(float(line.get_ydata()[0]) for line in cartpole.get_lines()) == [1, 3]
+
+
+def test_a_curve_begins_where_something_is_known(tmp_path):
+    """Of several trainings, where something is known of all; a gap later on holds what came before."""
+    one = write(tmp_path / "one", records(0, [None, 2.0, None, 4.0]))
+    np.testing.assert_array_equal(draw([one])[0].get_lines()[0].get_ydata(), [np.nan, 2, 2, 4])
+    other = write(tmp_path / "other", records(1, [5.0, None, 7.0, 8.0]), seed=1)
+    _, lines = draw([one, other])
+    np.testing.assert_allclose(lines["ppo on CartPole-v1 (2 seeds)"].get_ydata(), [np.nan, 3.5, 4.5, 6])
+
+
+def test_runs_without_the_metric_are_left_out(tmp_path, capsys):
+    with_it, without = (write(tmp_path / name, records(0, [1.0], **{name: 1.0})) for name in ("loss", "entropy"))
+    assert len(draw([with_it, without], y="loss")[1]) == 1
+    assert capsys.readouterr().err == "warning: 1 of 2 runs have no loss, and are left out\n"
+
+
+def test_many_curves_are_named_beside_their_axes(tmp_path):
+    """Where their names have room, shortened where they are long."""
+    places = [write(tmp_path / f"{i:02}" / ("long" * 30), records(0, [1.0 * i, 2.0])) for i in range(12)]
+    picture = plot.compare(places)
+    picture.draw_without_rendering()
+    (axes,) = picture.axes
+    legend, inside = axes.get_legend().get_window_extent(), axes.get_window_extent()
+    assert legend.x0 > inside.x1 and inside.width > 400 and legend.y0 > 0
+    assert legend.x1 < picture.bbox.x1
+    assert all(len(text.get_text()) <= 70 for text in axes.get_legend().get_texts())
 
 
 @pytest.mark.parametrize(("x", "label", "at"), [("seconds", "seconds", [3, 6]), ("episodes", "episodes", [2, 4])])
@@ -141,7 +178,7 @@ def test_between_edges_records_count_by_weight():
     x, y = np.array([5.0, 10.0, 15.0, 25.0, 30.0]), np.array([1.0, 4.0, 9.0, np.nan, 5.0])
     means = curves.over(x, y, np.array([3.0, 1.0, 0.0, 1.0, 2.0]), np.array([0.0, 10.0, 20.0, 30.0]))
     np.testing.assert_allclose(means, [7 / 4, np.nan, 5.0])
-    np.testing.assert_allclose(curves.hold(np.array([[np.nan, 1.0, np.nan, 2.0]])), [[1, 1, 1, 2]])
+    np.testing.assert_allclose(curves.hold(np.array([[np.nan, 1.0, np.nan, 2.0]])), [[np.nan, 1, 1, 2]])
 
 
 def test_the_command_writes_a_picture_and_never_over_its_own(tmp_path, monkeypatch, capsys):

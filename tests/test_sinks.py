@@ -252,9 +252,26 @@ def test_a_line_says_what_matters():
     ):
         assert words in line
     assert len(line) <= 100
-    nothing = dict.fromkeys(("return_mean", "length_mean", "value_loss"))
-    assert "no episode has ended" in sinks.line(RECORD | nothing)
+    assert "greedy    30.5" in sinks.line(RECORD | {"eval_return_mean": 30.46})
+    nothing = dict.fromkeys(("return_mean", "length_mean", "value_loss", "eval_return_mean"))
+    assert "no episode ended since the last line" in sinks.line(RECORD | nothing)
     assert "value loss    n/a" in sinks.line(RECORD | nothing)
+
+
+def test_a_line_on_a_narrow_terminal_keeps_its_speed():
+    """And then its return: losses go first, from behind, then what was played."""
+    record = RECORD | {"eval_return_mean": 30.46}
+    shown = [sinks.line(record, width) for width in (120, 100, 80, 60, 40)]
+    assert all(line.startswith("step 12.3k   return    24.4") and line.endswith("96k steps/s") for line in shown)
+    assert all(len(line) <= width for line, width in zip(shown, (120, 100, 80, 60)))
+    words = ("entropy", "value loss", "greedy", "410 eps")
+    assert [[word in line for word in words] for line in shown] == [
+        [True, True, True, True],
+        [False, True, True, True],
+        [False, False, True, True],
+        [False, False, False, False],
+        [False, False, False, False],
+    ]
 
 
 def test_a_pipe_gets_whole_lines_at_once(capsys):

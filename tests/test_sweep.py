@@ -126,7 +126,7 @@ def test_options_need_only_make_sense_in_each_combination():
     """By itself --stop-when-solved would ask for --solved."""
     asked = ask("ppo --env CartPole-v1 --stop-when-solved --solved 400,475")
     assert [g.settings.options.solved for g in asked.groups] == [400, 475]
-    assert asked.base_num_envs == 64
+    assert asked.base_num_envs == 4
 
 
 def test_with_nothing_to_train_it_trains_what_its_help_says():
