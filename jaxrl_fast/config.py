@@ -16,10 +16,11 @@ from typing import Any, NamedTuple, NoReturn
 
 from jaxrl_fast.agents.configs import CONFIGS, NEEDS
 from jaxrl_fast.options import LAST_SEED, SINGLE, SWITCHES, Options, Task, types_of
-from jaxrl_fast.spelling import nearest
+from jaxrl_fast.spelling import ELSEWHERE, nearest
 from jaxrl_fast.values import check_range, convert, is_whole
 from jaxrl_fast.written import CONFIG, Setting, from_mapping, listed, one, path_of, read_preset, shipped, tokenise
 
+RUNS = Path("runs")  # where they are kept unless told
 LAYOUT = "sweep.yaml"  # of a sweep: its groups and their members
 PROGRAM, SWEEP = "python -m jaxrl_fast.train", "python -m jaxrl_fast.sweep"
 DECIDE_GAMES = ("exact_resume", "save_every", "eval_every", "eval_episodes", "eval_envs")  # where games begin anew
@@ -41,7 +42,8 @@ def from_command_line(argv: Sequence[str]) -> Settings:
     """Settings from a command line. Prints the help and exits where it is asked for."""
     positional, written = tokenise(argv)
     if len(positional) > 1:
-        raise ValueError(f"{positional[1]!r} is one word too many: only an algorithm stands without an option's name")
+        too_many = f"{positional[1]!r} is one word too many: only an algorithm stands without an option's name"
+        raise ValueError(f"{too_many}, and an environment is --env NAME")
     asks_help = any(s.name in ("help", "h") for s in written)
     written = [s for s in written if s.name not in ("help", "h")]
     settings = resolve(positional[0] if positional else "", written)
@@ -84,6 +86,8 @@ def resolve(algo: str, written: list[Setting]) -> Settings:
     algo = str(algo or of_preset or "ppo")
     if algo not in CONFIGS:
         hint = nearest(algo, CONFIGS) or nearest(algo, shipped(), "--config {}".format)
+        if (path_of(algo) / CONFIG).is_file():
+            hint = f"; to go on with the run in that folder, --resume {algo}"
         raise ValueError(f"unknown algorithm {algo!r}{hint or f'; there are {listed(CONFIGS)}'}")
     settings = [s for s in from_preset if s.name != "algo"] + [s for s in written if s.name != "config"]
     agent_type = CONFIGS[algo]
@@ -212,7 +216,11 @@ def file_of_run(folder: Path, said: str) -> Path:
         there = f"one of its runs is {runs[0]}" if runs else "none of its runs has begun"
         raise ValueError(f"{said} is a sweep and no run; {there}")
     if not path.is_file():
-        raise ValueError(f"{said}: there is no run in it (no {CONFIG}){nearest_with(CONFIG, folder)}")
+        below = sorted((p.parent for p in folder.glob(f"*/{CONFIG}")), key=lambda run: run.stat().st_mtime)
+        newest = f"; the newest in a folder of it is {below[-1]}" if below else ""
+        by_name = f"; did you mean {RUNS / folder.name}?" if (RUNS / folder.name / CONFIG).is_file() else ""
+        hint = newest or by_name or nearest_with(CONFIG, folder)
+        raise ValueError(f"{said}: there is no run in it (no {CONFIG}){hint}")
     return path
 
 
@@ -336,7 +344,9 @@ def refuse_name(setting: Setting, known: Iterable[str], algo: str = "", program:
     name = _positive(setting.name.removeprefix("no_"))
     written = setting.said if dashed else setting.said.replace(setting.name, repr(setting.name), 1)
     what = f"{algo} has no option" if name.startswith("agent.") else "there is no option"
-    hint = _whose(name, known, algo, spell) or nearest(name, known, spell)
+    ours = ELSEWHERE.get(name.removeprefix("agent.").lower(), "")
+    elsewhere = f"; it is called {spell(ours)} here" if ours in known else ""
+    hint = _whose(name, known, algo, spell) or elsewhere or nearest(name, known, spell)
     ending = f"; {program} --help lists all" if dashed else ""
     raise ValueError(f"{what} {written}{hint or ending}")
 

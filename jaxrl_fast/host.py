@@ -97,6 +97,13 @@ def versions() -> dict[str, str]:
     return {"jaxrl_fast": __version__, "python": platform.python_version(), **found}
 
 
+def is_double() -> bool:
+    """JAX makes float64 and int64 where no type is named."""
+    import jax
+
+    return bool(jax.config.jax_enable_x64)  # type: ignore[attr-defined]
+
+
 @contextlib.contextmanager
 def compile_cache(wanted: bool) -> Iterator[Path | None]:
     """What is compiled meanwhile outlives the process if that is wanted and there is a place for it; gives the place.

@@ -66,6 +66,8 @@ def check(settings: config.Settings, members: tuple[Member, ...] = ()) -> Plan:
     if options.overlap and not options.in_flight:
         raise ValueError("--overlap: it wants environments on the host, and --in-flight 1 or more")
     host.offer_cpu_devices(options.devices)
+    if host.is_double():
+        raise ValueError("JAX is set to 64 bits (jax_enable_x64), and training is in 32; set it back before")
     if options.num_envs == "auto":
         settings = calibrate.choose(settings)
         options = settings.options
@@ -273,7 +275,7 @@ def make_folder(settings: config.Settings, env: Any) -> Path:
     """The run's own folder, new and empty. A name of our own gives way to one that is taken."""
     options = settings.options
     env_name = "_".join(filter(None, [env.spec.id.rpartition("/")[2].rpartition(":")[2], env.protocol]))
-    ours = Path("runs") / f"{settings.algo}_{env_name}_s{options.seed}_{datetime.now():%Y%m%d-%H%M%S}"
+    ours = config.RUNS / f"{settings.algo}_{env_name}_s{options.seed}_{datetime.now():%Y%m%d-%H%M%S}"
     chosen = chosen_folder(options)
     for folder in [chosen] if chosen else [ours, *(ours.with_name(f"{ours.name}-{i}") for i in range(2, 100))]:
         try:
@@ -352,4 +354,4 @@ def chosen_folder(options: config.Options) -> Path | None:
         return path_of(options.run_dir, "--run-dir")
     if leads_elsewhere(options.name):
         raise ValueError(f"--name {options.name}: a name is wanted, without folders; --run-dir takes a path")
-    return Path("runs") / options.name if options.name else None
+    return config.RUNS / options.name if options.name else None

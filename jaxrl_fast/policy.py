@@ -1,7 +1,7 @@
 """A trained policy from its run's folder: `jaxrl_fast.load("runs/mine").policy(obs)` is an action."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from shlex import quote
@@ -167,18 +167,26 @@ def decide(env: Env, policies: Policies, obs: PyTree, key: Key | None = None, ex
 
 def as_batch(spec: EnvSpec, obs: PyTree) -> tuple[PyTree, bool]:
     """Observations [B, ...] in the environment's dtypes, and whether it was a single one that had no B."""
-    given = jax.tree.map(np.asarray, obs, is_leaf=lambda x: isinstance(x, (list, tuple)))
-    same: bool = jax.tree.structure(given) == jax.tree.structure(spec.obs)  # type: ignore[operator]
-    pairs = list(zip(jax.tree.leaves(given), jax.tree.leaves(spec.obs))) if same else []
-    extra = {x.ndim - like.ndim if _fits(x, like) else None for x, like in pairs}
+    structure: Any = jax.tree.structure(spec.obs)
+    try:
+        given = [np.asarray(x) for x in structure.flatten_up_to(_plain(obs))]
+    except ValueError:  # it is made of other parts
+        given = []
+    extra = {x.ndim - like.ndim if _fits(x, like) else None for x, like in zip(given, jax.tree.leaves(spec.obs))}
     if extra not in ({0}, {1}):
-        wanted = jax.tree.map(lambda like: f"{like.dtype}{list(like.shape)}", spec.obs)
-        found = jax.tree.map(lambda x: f"{x.dtype}{list(x.shape)}", given)
+        of_parts = lambda x: isinstance(x, (list, tuple)) and not isinstance(spec.obs, tuple)
+        shown = jax.tree.map(np.asarray, _plain(obs), is_leaf=of_parts)
+        wanted, found = (jax.tree.map(lambda x: f"{x.dtype}{list(x.shape)}", tree) for tree in (spec.obs, shown))
         raise ValueError(
             f"an observation of {spec.id} is {wanted}, alone or as a batch with one axis more; not {found}"
         )
     cast = lambda x, like: jnp.asarray(x if extra == {1} else x[None], like.dtype)
-    return jax.tree.map(cast, given, spec.obs), extra == {0}
+    return jax.tree.map(cast, structure.unflatten(given), spec.obs), extra == {0}
+
+
+def _plain(obs: PyTree) -> PyTree:
+    """With dictionaries in the place of other mappings."""
+    return {name: _plain(part) for name, part in obs.items()} if isinstance(obs, Mapping) else obs
 
 
 def _fits(x: np.ndarray, like: jax.ShapeDtypeStruct) -> bool:

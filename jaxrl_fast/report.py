@@ -85,6 +85,8 @@ def _from_where(plan: Plan) -> str:
         if total != plan.saved.manifest["config"]["total_steps"]
         else ""
     )
+    if plan.saved.manifest["env_steps"] >= plan.num_updates * plan.steps_per_update:
+        return f"at its end, step {sinks.short(total)}; a larger --total-steps goes further ({plan.saved.folder})"
     anew = "" if plan.env.on_device else "; its games begin anew"
     return f"from step {sinks.short(plan.saved.manifest['env_steps'])} ({plan.saved.folder}){longer}{anew}"
 

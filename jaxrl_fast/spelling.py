@@ -8,6 +8,33 @@ SECONDS = {"min": 60, "h": 3600, "s": 1}
 SUFFIXES = {"k": 10**3, "M": 10**6, "B": 10**9}
 NAMES = {"k": "thousands", "M": "millions", "B": "billions"}
 
+ELSEWHERE = {  # what other libraries call our options (docs/moving.md)
+    **dict.fromkeys(("env_id", "env_name"), "env"),
+    **dict.fromkeys(("total_timesteps", "timesteps"), "total_steps"),
+    **dict.fromkeys(("num_steps", "n_steps"), "agent.rollout_length"),
+    **dict.fromkeys(("update_epochs", "n_epochs"), "agent.num_epochs"),
+    **dict.fromkeys(("clip_coef", "clip_eps", "clip_range"), "agent.clip"),
+    **dict.fromkeys(("clip_vloss", "clip_range_vf"), "agent.value_clip"),
+    **dict.fromkeys(("normalize_env", "vecnormalize"), "agent.normalize_observations"),
+    **dict.fromkeys(("start_e", "exploration_initial_eps"), "agent.epsilon_start"),
+    **dict.fromkeys(("end_e", "epsilon_finish", "exploration_final_eps"), "agent.epsilon_end"),
+    **dict.fromkeys(("exploration_fraction", "epsilon_anneal_time"), "agent.epsilon_steps"),
+    **dict.fromkeys(("train_frequency", "train_freq", "training_interval"), "agent.replay_ratio"),
+    **dict.fromkeys(("target_network_frequency", "target_update_interval"), "agent.target_period"),
+    "n_envs": "num_envs",
+    "preset": "config",
+    "track": "wandb",
+    "tensorboard_log": "run_dir",
+    "lr": "agent.learning_rate",
+    "anneal_lr": "agent.anneal",
+    "vf_coef": "agent.value_coef",
+    "ent_coef": "agent.entropy_coef",
+    "norm_adv": "agent.normalize_advantage",
+    "buffer_size": "agent.capacity",
+    "buffer_batch_size": "agent.batch_size",
+    "tau": "agent.target_step_size",
+}
+
 
 def nearest(word: str, names: Iterable[object], spell: Callable[[str], str] = str) -> str:
     """For a message about an unknown word: "; did you mean a or b?", or nothing if no name is near.

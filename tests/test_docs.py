@@ -15,6 +15,7 @@ import jaxrl_fast
 from jaxrl_fast import agents, config, envs, loop, population
 from jaxrl_fast.agents.configs import CONFIGS
 from jaxrl_fast.options import Options, types_of
+from jaxrl_fast.spelling import ELSEWHERE
 from jaxrl_fast.types import Agent, Decision
 
 ROOT = Path(__file__).parent.parent
@@ -83,6 +84,15 @@ def test_options_named_for_movers_exist():
     named |= set(re.findall(r"`(agent\.[a-z_]+)`", page))
     assert len(named) > 30
     assert named <= known
+
+
+def test_names_of_other_libraries_are_answered_with_ours():
+    """Those of the page that are one name there and one here."""
+    told = re.findall(r"^\| `(?:--)?([\w-]+)` \| `([\w.]+)` \|", PAGES["moving"], re.MULTILINE)
+    plain = {there.lower().replace("-", "_"): here for there, here in told}
+    other = {there: here for there, here in plain.items() if there != here.removeprefix("agent.")}
+    assert len(other) > 20
+    assert {there: ELSEWHERE.get(there) for there in other} == other
 
 
 @pytest.mark.parametrize("page", PAGES)

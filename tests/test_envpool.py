@@ -420,7 +420,7 @@ def test_what_cannot_be_driven_is_refused_before_there_is_a_pool(name, options, 
 
 
 MISTAKES = [
-    ("ppo --env envpool/Pong-v5 --env-option img_width=3", ["img_width=3", "16 to 1024"]),
+    ("ppo --env envpool/Pong-v5 --env-option img_width=3", ["img_width=3", "36 to 1024"]),
     ("ppo --env envpool/Pong-v5 --num-seeds 2", ["--num-seeds 2", "pools are for one seed", "sweep"]),
     ("ppo --env envpool/Pong-v5 --num-envs 9 --devices 2", ["--devices 2", "9 environments"]),
     ("ppo --env envpool/CartPole-v1 --num-envs auto", ["--num-envs auto: envpool/CartPole-v1", "the host", "a number"]),
@@ -612,8 +612,8 @@ def test_spaces_are_made_uniform():
     assert (pong.obs.shape, pong.obs.dtype, pong.frame_stack, pong.action) == ((84, 84, 4), jnp.uint8, 4, Discrete(6))
     assert spec("Pong-v5", full_action_space=True).action == Discrete(18)
     assert spec("Pong-v5", stack_num=2, img_height=42, img_width=48).obs.shape == (42, 48, 2)
-    deep = spec("Pong-v5", stack_num=8, img_height=16, img_width=16, gray_scale=False)
-    assert deep.obs.shape == (24, 16, 16) and deep.frame_stack == 0, "more channels than pixels: left as they are"
+    deep = spec("Pong-v5", stack_num=16, img_height=36, img_width=36, gray_scale=False)
+    assert deep.obs.shape == (48, 36, 36) and deep.frame_stack == 0, "more channels than pixels: left as they are"
     assert spec("Ant-v4").obs.dtype == jnp.float32 and spec("Ant-v4").action == Box((8,))
     assert spec("Taxi-v3").obs.shape == (500,)
     assert jax.tree.map(lambda x: x.shape, spec("WalkerWalk-v1").obs) == {

@@ -1,6 +1,7 @@
 """Options of envpool's families: what would end the process is refused in a sentence, and what is let through plays."""
 
-import signal
+import functools
+import pathlib
 import subprocess
 import sys
 import textwrap
@@ -56,6 +57,33 @@ def test_a_command_that_would_abort_says_so_in_one_line_and_leaves_nothing(tmp_p
     assert not list(tmp_path.iterdir())
 
 
+def instead(monkeypatch, code):
+    """Whatever would be tried, this is run."""
+    start = functools.partial(subprocess.Popen, [sys.executable, "-c", code], start_new_session=True)
+    monkeypatch.setattr(envpool_trial.subprocess, "Popen", lambda *_, **__: start())
+    return start
+
+
+@pytest.mark.parametrize(
+    ("seconds", "says"), [("0", "it leaves processes behind"), ("100", "envpool was not through with the trial")]
+)
+def test_nothing_of_a_trial_is_left(seconds, says, monkeypatch, tmp_path):
+    """Not what it has started itself, as VizDoom does, which holds what it was given to write to."""
+    left = "import time, pathlib, os; pathlib.Path({!r}).write_text(str(os.getpid())); time.sleep(100)"
+    path = tmp_path / "pid"
+    code = f"""
+        import pathlib, subprocess, sys, time
+        subprocess.Popen([sys.executable, "-c", {left.format(str(path))!r}])
+        while not pathlib.Path({str(path)!r}).exists():
+            time.sleep(0.01)
+        time.sleep({seconds})
+    """
+    instead(monkeypatch, textwrap.dedent(code))
+    assert envpool_trial._tried([], 5.0, {}).startswith(says)
+    status = pathlib.Path(f"/proc/{path.read_text()}/stat")
+    assert not status.exists() or status.read_text().rpartition(")")[2].split()[0] == "Z", "killed; not yet buried"
+
+
 def test_what_is_tried_is_tried_once_and_what_is_sure_never(monkeypatch):
     tried = []
     monkeypatch.setattr(envpool_trial, "_tried", lambda words, *_: tried.append(words) or "")
@@ -72,10 +100,10 @@ def test_what_is_tried_is_tried_once_and_what_is_sure_never(monkeypatch):
 def test_the_limit_of_the_trial_is_for_the_option_and_not_for_the_cores(monkeypatch):
     """Libraries that keep memory for each core would pass it by themselves on a machine with many."""
     seen = []
-    done = subprocess.CompletedProcess([], 0, b"", b"")
+    start = instead(monkeypatch, "")
     monkeypatch.setenv("OPENBLAS_NUM_THREADS", "64")
     monkeypatch.setenv("ELSE", "kept")
-    monkeypatch.setattr(envpool_trial.subprocess, "run", lambda *_, env, **__: seen.append(env) or done)
+    monkeypatch.setattr(envpool_trial.subprocess, "Popen", lambda *_, env, **__: seen.append(env) or start())
     assert envpool_trial.why_not.__wrapped__("CartPole-v1", "{}") == ""
     wanted = {"OPENBLAS_NUM_THREADS": "1", "JAX_PLATFORMS": "cpu", "ELSE": "kept"}
     assert wanted.items() <= seen[0].items() and "PYTHONPATH" in seen[0]
@@ -151,8 +179,7 @@ def test_on_another_device_envpools_calls_are_tried_in_another_process(monkeypat
     envpool_trial.why_no_calls.cache_clear()
     held = len(adapter.KEPT)
     assert adapter.why_no_ffi() == "" and len(adapter.KEPT) == held
-    died = subprocess.CompletedProcess([], -signal.SIGABRT, b"", b"")
-    monkeypatch.setattr(envpool_trial.subprocess, "run", lambda *_, **__: died)
+    instead(monkeypatch, "import os; os.abort()")
     adapter.why_no_ffi.cache_clear()
     envpool_trial.why_no_calls.cache_clear()
     assert "signal 6, SIGABRT" in adapter.why_no_ffi()

@@ -92,6 +92,29 @@ class Countdown:
         return {"left": left, "flag": jnp.array([True])} if self.strange == "dict" else left
 
 
+class Pair(Countdown):
+    """Its observation is a tuple."""
+
+    def observation_space(self, params):
+        return spaces.Tuple((spaces.Discrete(12), spaces.Box(-3, 3, (2,))))
+
+    def observe(self, state):
+        return super().observe(state), jnp.zeros(0 if self.strange == "empty" else 2)
+
+
+def test_indices_within_a_tuple_are_one_hot_too():
+    env = envs.make(Pair(), N)
+    first, second = env.spec.obs
+    assert (first.shape, second.shape) == ((12,), (2,))
+    _, timestep = jax.jit(env.reset, compiler_options=QUICK)(jax.random.key(0))
+    np.testing.assert_array_equal(timestep.obs[0], np.eye(12)[[5] * N])
+
+
+def test_an_observation_with_an_empty_part_is_refused():
+    with pytest.raises(ValueError, match=r"cannot be driven: of its observation a part of shape \(0,\) is empty"):
+        envs.make(Pair(strange="empty"), N)
+
+
 class Answer(NamedTuple):
     """What gymnax's own step says."""
 
@@ -437,6 +460,7 @@ def test_actions_of_another_kind_are_an_error_while_tracing(bad):
         ("CartPol-v1", r"unknown environment 'CartPol-v1'; did you mean CartPole-v1"),
         ("gymnax/cartpole-v1", "did you mean CartPole-v1"),
         ("Breakout", "did you mean Breakout-MinAtar"),
+        ("CartPole-v2", "did you mean CartPole-v1"),
         ("gymnx/CartPole-v1", "unknown backend 'gymnx' .*; did you mean gymnax"),
         ("quite else", "give one such as 'gymnax/CartPole-v1'"),
         ("no_such_module:MyEnv", "importing 'no_such_module' failed"),

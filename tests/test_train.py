@@ -440,6 +440,14 @@ def test_host_environments_take_one_seed(monkeypatch, capsys, tmp_path):
     assert "--num-seeds 2" in capsys.readouterr().err
 
 
+def test_double_precision_is_refused(monkeypatch, capsys, tmp_path):
+    """Sums and counts would come out in another type than they went in."""
+    monkeypatch.chdir(tmp_path)
+    with jax.enable_x64(True):
+        assert train.main(["dqn"]) == 2
+    assert "jax_enable_x64" in capsys.readouterr().err and not list(tmp_path.iterdir())
+
+
 def test_a_user_without_a_home_has_no_compile_cache(monkeypatch):
     def nobody(self):
         raise RuntimeError("Could not determine home directory.")

@@ -13,6 +13,7 @@ import gymnax
 import jax
 import numpy as np
 import pytest
+from flax.core import FrozenDict
 from PIL import Image
 
 import jaxrl_fast
@@ -138,6 +139,20 @@ def test_boards_of_bits_may_be_any_numbers_and_frames_may_not():
     assert is_one and batch.dtype == bool and batch.tolist() == [[[False, True], [True, False]]]
     with pytest.raises(ValueError, match=r"uint8\[2, 2\]"):
         policy.as_batch(frames, np.full((2, 2), 0.5))
+
+
+def test_observations_of_parts_are_given_as_the_environment_gives_them():
+    """Also where they are a tuple, or a mapping of another kind."""
+    like = lambda *shape: jax.ShapeDtypeStruct(shape, np.float32)
+    pair = EnvSpec("x", (like(2), like(2)), Discrete(2), 1)
+    batch, is_one = policy.as_batch(pair, ([1.0, 2.0], np.ones(2)))
+    assert is_one and [x.tolist() for x in batch] == [[[1, 2]], [[1, 1]]]
+    assert not policy.as_batch(pair, (np.ones((3, 2)), np.ones((3, 2))))[1]
+    with pytest.raises(ValueError, match=r"^an observation of x is \('float32\[2\]', 'float32\[2\]'\)"):
+        policy.as_batch(pair, np.ones(2))
+    named = EnvSpec("x", {"a": like(2), "b": like()}, Discrete(2), 1)
+    batch, is_one = policy.as_batch(named, FrozenDict(a=np.ones(2), b=1.0))
+    assert is_one and batch["a"].shape == (1, 2) and batch["b"].shape == (1,)
 
 
 def test_the_best_checkpoint_or_the_last(cart, tmp_path):

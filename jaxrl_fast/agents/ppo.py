@@ -112,7 +112,13 @@ def make(config: Config, spec: EnvSpec, num_updates: int, objective: Callable | 
 
 def check(config: Config, spec: EnvSpec) -> None:
     """The numbers that set shapes; real numbers may be traced and are checked on the host."""
-    minibatch.check(config.rollout_length * spec.num_envs, config.num_minibatches)
+    num_rows = config.rollout_length * spec.num_envs
+    minibatch.check(num_rows, config.num_minibatches)
+    if config.normalize_advantage and num_rows * spec.num_shards == config.num_minibatches:
+        raise ValueError(
+            f"{num_rows * spec.num_shards} steps per update in {config.num_minibatches} minibatches are one in each, "
+            "whose advantage less its mean is 0; try fewer minibatches, or no normalize_advantage"
+        )
     if isinstance(spec.action, Box) and len(spec.action.shape) != 1:
         raise ValueError(f"{spec.id}: ppo wants actions of shape [D], not {list(spec.action.shape)}")
 

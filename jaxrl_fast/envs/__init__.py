@@ -8,6 +8,7 @@ is a `ValueError` of one sentence, raised before anything is compiled.
 import importlib
 import importlib.util
 import os
+import re
 import sys
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -55,7 +56,7 @@ def _find(env_id: str) -> tuple[str, str]:
     """The backend and the name within it: ("gymnax", "CartPole-v1")."""
     backend, slash, name = env_id.partition("/")
     if slash and backend not in BACKENDS:
-        hint = nearest(backend, BACKENDS) or f"; there are {' and '.join(BACKENDS)}"
+        hint = _of_atari(name) or nearest(backend, BACKENDS) or f"; there are {' and '.join(BACKENDS)}"
         raise ValueError(f"unknown backend {backend!r} in environment {env_id!r}{hint}")
     name = name if slash else env_id
     if slash:
@@ -66,10 +67,18 @@ def _find(env_id: str) -> tuple[str, str]:
             return backend, name
     names = [known for backend in backends for known in _backend(backend).registered()]
     same_game = [known for known in names if known.partition("-")[0].lower() == name.lower()]
-    near = f"; did you mean {same_game[0]}?" if same_game else nearest(name, names)
+    near = f"; did you mean {' or '.join(same_game[:2])}?" if same_game else _of_atari(name) or nearest(name, names)
     hint = near or "; give one such as 'gymnax/CartPole-v1', or 'my_package.my_module:MyEnv' for one of your own"
     absent = "".join(f" ({_absence(backend)})" for backend in BACKENDS if not slash and not _is_here(backend))
     raise ValueError(f"unknown environment {env_id!r}{absent}{hint}")
+
+
+def _of_atari(name: str) -> str:
+    """For a message about a game as gym has called it: "PongNoFrameskip-v4", or "Pong-v5" of "ALE"."""
+    game = re.fullmatch(r"(\w+?)(NoFrameskip|Deterministic)?(-ram)?-v\d+", name)
+    ours = f"envpool/{game[1]}-v5" if game else ""
+    known = ours in registered("envpool") if _is_here("envpool") else bool(game and game[2])
+    return f"; did you mean {ours}?" if known else ""
 
 
 def _is_here(backend: str) -> bool:

@@ -42,7 +42,7 @@ OURS = {  # options of envpool that are said in another way here
 HIDDEN = ("max_num_players", "base_path", "gym_reset_return_info", "zero_discount_on_life_loss", "task")
 LEAST = {  # what envpool takes without looking, and may crash on if it is less
     **dict.fromkeys(("stack_num", "frame_skip", "noop_max", "max_episode_steps"), 1),
-    **dict.fromkeys(("img_height", "img_width"), 16),
+    **dict.fromkeys(("img_height", "img_width"), 36),  # smaller frames would be taken for boards, and not be scaled
     **dict.fromkeys(("num_threads",), 0),
     **dict.fromkeys(("thread_affinity_offset", "mode", "difficulty"), -1),
 }

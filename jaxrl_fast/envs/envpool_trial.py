@@ -36,20 +36,46 @@ def _tried(words: list[str], seconds: float, more: dict[str, str]) -> str:
     """How this file's program failed, in a sentence's end; "" where it did not. Nothing of it is seen or left."""
     path = os.pathsep.join(map(os.path.abspath, sys.path))
     command = [sys.executable, "-P", os.path.abspath(__file__), *words]
-    with tempfile.TemporaryDirectory(prefix="jaxrl_fast_trial_", ignore_cleanup_errors=True) as folder:
+    with (
+        tempfile.TemporaryDirectory(prefix="jaxrl_fast_trial_", ignore_cleanup_errors=True) as folder,
+        tempfile.TemporaryFile() as output,
+    ):
+        child = subprocess.Popen(
+            command,
+            cwd=folder,
+            env=os.environ | {"PYTHONPATH": path} | more,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
         try:
-            done = subprocess.run(
-                command, cwd=folder, env=os.environ | {"PYTHONPATH": path} | more, timeout=seconds, capture_output=True
-            )
+            status = child.wait(seconds)
         except subprocess.TimeoutExpired:
             return f"envpool was not through with the trial after {seconds} s"
-    if done.returncode < 0:
-        name = signal.Signals(-done.returncode).name
-        return f"envpool ended the process that tried it (signal {-done.returncode}, {name})"
-    said = done.stdout.decode(errors="replace").strip().splitlines()
-    if done.returncode == REFUSED and said:
+        finally:
+            left = _end_all(child)
+        output.seek(0)
+        said = output.read().decode(errors="replace").strip().splitlines()
+    if status < 0:
+        return f"envpool ended the process that tried it (signal {-status}, {signal.Signals(-status).name})"
+    if status == REFUSED and said:
         return said[-1]
-    return f"the process that tried it ended with status {done.returncode}" if done.returncode else ""
+    if status:
+        return f"the process that tried it ended with status {status}"
+    return "it leaves processes behind, which would go on for ever" if left else ""
+
+
+def _end_all(child: subprocess.Popen[bytes]) -> bool:
+    """Ends a process and all that it has started; whether any of these were still there."""
+    try:
+        os.killpg(child.pid, signal.SIGKILL)
+    except ProcessLookupError:  # its group is empty
+        left = False
+    else:
+        left = child.returncode is not None
+    child.wait()
+    return left
 
 
 def play(name: str, config: str) -> None:

@@ -218,6 +218,9 @@ def _encode(obs: PyTree, space: Any, bits: bool) -> PyTree:
     if isinstance(obs, Mapping):
         inner = space.spaces if isinstance(space, spaces.Dict) else {}
         return {name: _encode(part, inner.get(name), bits) for name, part in obs.items()}
+    if isinstance(obs, tuple) and isinstance(space, spaces.Tuple) and len(obs) == len(space.spaces):
+        parts = [_encode(part, inner, bits) for part, inner in zip(obs, space.spaces)]
+        return type(obs)(*parts) if hasattr(obs, "_fields") else tuple(parts)
     return jax.tree.map(lambda leaf: _encode_leaf(jnp.asarray(leaf), space, bits), obs)
 
 
@@ -275,6 +278,9 @@ def _inspect(env_id: str, env: Any, params: Any, num_envs: int) -> Single:
     for name, value in scalars.items():
         if value.size != 1:
             raise ValueError(f"{env_id} cannot be driven: its {name} has shape {value.shape}, and not one number")
+    for part in jax.tree.leaves(obs):
+        if not part.size:
+            raise ValueError(f"{env_id} cannot be driven: of its observation a part of shape {part.shape} is empty")
     state, obs = (jax.tree.map(_joined, *both) for both in ((state, next_state), (obs, next_obs)))
     return single._replace(state=state, spec=spec._replace(obs=obs))
 
