@@ -23,16 +23,14 @@ def fit(preset: str | None = None, *, algo: str = "", agent: Mapping[str, Any] |
     `env="Acrobot-v1"`, `env_options={"max_steps_in_episode": 200}`), and the algorithm's own options by name in
     `agent={"learning_rate": 1e-3}`. `env` may also be a class, a factory or an instance with gymnax's interface.
     What is wrong is a ValueError of one sentence, raised before anything is compiled or written. A training whose
-    numbers are no longer finite is a FloatingPointError; its folder holds what there was until then. Interrupted by
-    Ctrl-C it is saved and returned, with the status "stopped" in its summary; a second Ctrl-C is a KeyboardInterrupt.
+    numbers are no longer finite is a FloatingPointError; its folder holds what there was until then. By Ctrl-C
+    while it trains it is ended, saved and returned, with the status "stopped"; a second one is a KeyboardInterrupt.
     """
     settings = config.from_keywords(preset, algo, agent, **options)
     ready = plan.prepare(settings)
-    try:
-        outcome = trainer.execute(ready)
-    finally:
-        if not ready.env.on_device:
-            host.forget([ready.env, ready.eval_env])
+    outcome = trainer.execute(ready)
+    if not ready.env.on_device:  # where that raised, a program may still be under way, so its pools stay
+        host.forget([ready.env, ready.eval_env])
     if outcome.failure:
         raise FloatingPointError(outcome.failure)
     return Run(outcome.folder.resolve(), outcome.summary, outcome.agent_state, settings.options.env)

@@ -13,7 +13,7 @@ from matplotlib.ticker import EngFormatter
 from jaxrl_fast import population
 
 MOST_POINTS = 150  # of the curve; more records are averaged
-WIDTH, HEIGHT = 7.2, 4.2  # inches
+WIDTH, HEIGHT, MOST_HEIGHT = 7.2, 4.2, 20.0  # inches
 MOST_COLUMNS = 3  # of figures side by side
 MOST_INSIDE, MOST_LETTERS = 8, 64  # curves that are named within the axes, letters of a name
 INK, FAINT, MARK = "#1f5fa8", "#9fb8d6", "#c2571a"
@@ -67,7 +67,8 @@ def compare(panels: Mapping[str, Sequence[Curve]], x_label: str, y_label: str) -
     num_rows = -(-len(panels) // num_columns)
     longest = max(map(len, panels.values()))
     beside = longest > MOST_INSIDE
-    width, height = (WIDTH if num_columns == 1 else 5.0) + 4.0 * beside, max(HEIGHT, 0.8 + 0.17 * longest * beside)
+    width = (WIDTH if num_columns == 1 else 5.0) + 4.0 * beside
+    height = max(HEIGHT, min(0.8 + 0.17 * longest, MOST_HEIGHT)) if beside else HEIGHT
     picture = Picture(figsize=(width * num_columns, height * num_rows), dpi=130, layout="constrained")
     for place, (title, curves) in enumerate(panels.items()):
         axes = picture.add_subplot(num_rows, num_columns, place + 1)
@@ -81,7 +82,7 @@ def compare(panels: Mapping[str, Sequence[Curve]], x_label: str, y_label: str) -
 
 
 def shortened(name: str) -> str:
-    """A long name without its middle: its beginning says what it is, its end tells it from others."""
+    """A long name without its middle: its beginning says what it is, its end mostly tells it from others."""
     return name if len(name) <= MOST_LETTERS else f"{name[: MOST_LETTERS // 2]} … {name[-MOST_LETTERS // 2 + 3 :]}"
 
 
@@ -160,10 +161,16 @@ def hold(y: np.ndarray) -> np.ndarray:
 
 
 def gathered(name: str, x: np.ndarray, each: np.ndarray, of: str = "seeds") -> Curve:
-    """A curve of trainings [S, R]: of several the inter-quartile mean and its interval, from where all are known."""
+    """A curve of trainings [S, R]: of several the inter-quartile mean and its interval, from where all are known.
+
+    A training of which nothing is known at all has no part in it.
+    """
     held = hold(each)
     if held.shape[0] == 1:
         return Curve(name, x, each, held[0], None)
+    held = held[~np.isnan(held).all(1)]
+    if not len(held):
+        return Curve(name, x, each, np.full(x.size, np.nan), None, of)
     known = ~np.isnan(held).any(0)
     centre, low, high = np.full((3, x.size), np.nan)
     if known.any():

@@ -123,11 +123,9 @@ def learning(
     for group, color in zip(chosen, colors(len(chosen))):
         label = ", ".join(f"{_short(c)} {_written(group[0][c])}" for c in columns)
         steps, seconds, returns = series(group, members)
-        low, high = population.bootstrap(returns[:, None], num_resamples=300) if len(returns) > 1 else (None, None)
+        curve = curves.gathered(label, steps, returns)
         for axes, x in zip(panels, (steps, seconds)):
-            axes.plot(x, population.iqm(returns), color=color, lw=1.6, label=label or None)
-            if low is not None:
-                axes.fill_between(x, low, high, color=color, alpha=0.18, lw=0)
+            curves.draw(axes, curve._replace(x=x), color)
     seeds = max(len(g) for g in chosen)
     name = f"return (IQM of {seeds} seeds, 95%)" if seeds > 1 else "return of an episode"
     for axes, unit in zip(panels, ("environment steps", "seconds of training, all members together")):

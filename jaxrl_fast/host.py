@@ -113,6 +113,7 @@ def compile_cache(wanted: bool) -> Iterator[Path | None]:
     import jax
     from jax.experimental.compilation_cache import compilation_cache
 
+    wanted = wanted and jax.config.values["jax_enable_compilation_cache"]  # the user may have said no to JAX
     folder = _cache_folder(jax.config.values["jax_compilation_cache_dir"]) if wanted else None
     settings: dict[str, Any] = {"jax_enable_compilation_cache": folder is not None}
     if folder:

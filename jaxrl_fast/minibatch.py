@@ -88,31 +88,43 @@ def whole(epochs: Epochs) -> Callable[[PyTree, Rollout, Key], tuple[PyTree, Metr
     return update
 
 
+class UnderWay(NamedTuple):
+    """An update of which some gradient steps have been taken."""
+
+    lesson: Any
+    order: Array  # int32 [steps, B]: the rows of each step
+    learner: PyTree
+    sums: PyTree  # of metrics
+
+
 def in_parts(epochs: Epochs) -> GradientSteps:
-    """The same update, one gradient step at a time. L: a lesson, the rows [B] of its steps, learner and sums so far."""
+    """The same update, one gradient step at a time."""
+    config = epochs.parts.config
+    functions = partial(_begin, epochs), partial(_take_steps, epochs), partial(_end, epochs)
+    return GradientSteps(config.num_epochs * config.num_minibatches, *functions)
+
+
+def _begin(epochs: Epochs, state: PyTree, rollout: Rollout, key: Key) -> UnderWay:
     parts = epochs.parts
+    lesson = epochs.begin(parts, state, rollout)
+    order = jax.lax.map(partial(_deal, parts, lesson), jax.random.split(key, parts.config.num_epochs))
+    order = order.reshape(-1, order.shape[-1])
+    _, metrics = jax.eval_shape(partial(_follow, epochs, lesson), lesson.learner, order[:1])
+    return UnderWay(lesson, order, lesson.learner, jax.tree.map(lambda x: jnp.zeros(x.shape[1:], x.dtype), metrics))
 
-    def begin(state, rollout, key):
-        lesson = epochs.begin(parts, state, rollout)
-        order = jax.lax.map(partial(_deal, parts, lesson), jax.random.split(key, parts.config.num_epochs))
-        order = order.reshape(-1, order.shape[-1])
-        _, metrics = jax.eval_shape(partial(_follow, epochs, lesson), lesson.learner, order[:1])
-        return lesson, order, lesson.learner, jax.tree.map(lambda x: jnp.zeros(x.shape[1:], x.dtype), metrics)
 
-    def take(under_way, first, last):
-        lesson, order, *so_far = under_way
+def _take_steps(epochs: Epochs, under_way: UnderWay, first: int | Array, last: int | Array) -> UnderWay:
+    lesson, order, *so_far = under_way
 
-        def one(i, so_far):
-            learner, metrics = _follow(epochs, lesson, so_far[0], order[i][None])
-            return [learner, jax.tree.map(lambda total, x: total + x[0], so_far[1], metrics)]
+    def step(i, so_far):
+        learner, metrics = _follow(epochs, lesson, so_far[0], order[i][None])
+        return [learner, jax.tree.map(lambda total, x: total + x[0], so_far[1], metrics)]
 
-        return lesson, order, *jax.lax.fori_loop(first, last, one, so_far)
+    return UnderWay(lesson, order, *jax.lax.fori_loop(first, last, step, so_far))
 
-    def end(under_way):
-        lesson, _, learner, sums = under_way
-        return epochs.end(parts, lesson, learner, sums)
 
-    return GradientSteps(parts.config.num_epochs * parts.config.num_minibatches, begin, take, end)
+def _end(epochs: Epochs, under_way: UnderWay) -> tuple[PyTree, Metrics]:
+    return epochs.end(epochs.parts, under_way.lesson, under_way.learner, under_way.sums)
 
 
 def _follow(epochs: Epochs, lesson: Any, learner: PyTree, order: Array) -> tuple[PyTree, PyTree]:

@@ -67,7 +67,7 @@ def check(settings: config.Settings, members: tuple[Member, ...] = ()) -> Plan:
         raise ValueError("--overlap: it wants environments on the host, and --in-flight 1 or more")
     host.offer_cpu_devices(options.devices)
     if host.is_double():
-        raise ValueError("JAX is set to 64 bits (jax_enable_x64), and training is in 32; set it back before")
+        raise ValueError("JAX's 64 bits (jax_enable_x64) are switched on, and training is in 32; switch them off first")
     if options.num_envs == "auto":
         settings = calibrate.choose(settings)
         options = settings.options

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from jaxrl_fast import command, config, host
+from jaxrl_fast import command, config, host, sinks
 from jaxrl_fast.members import by_member
 from jaxrl_fast.options import Task, types_of
 from jaxrl_fast.report import METRICS
@@ -240,9 +240,10 @@ def curve(name: str, runs: Sequence[Run], options: Options) -> Any:
     trainings = [series(records, options) for run in runs for records in by_member(run.records).values()]
     first, last = zip(*((x[0], x[-1]) for x, _, _ in trainings))
     end, longest = max(min(last), *first), max(last)
-    if longest > 1.1 * end:
-        host.warn(f"{name}: drawn to {end:g} {X[options.x][1]} of {longest:g}, where the shortest of it ends")
-    of = "runs" if differing(runs) else "seeds"
+    if options.x == "steps" and longest > 1.1 * end:
+        to, of_all = sinks.short(float(end)), sinks.short(float(longest))
+        host.warn(f"{name}: drawn as far as its shortest training goes, {to} of {of_all} environment steps")
+    of = "trainings" if differing(runs) else "seeds"
     num_bins = min(MOST_BINS, *(int((x <= end * (1 + 1e-9)).sum()) for x, _, _ in trainings))
     edges = np.linspace(0, end, num_bins + 1)
     each = np.stack([curves.over(*training, edges) for training in trainings])

@@ -86,7 +86,8 @@ def _from_where(plan: Plan) -> str:
         else ""
     )
     if plan.saved.manifest["env_steps"] >= plan.num_updates * plan.steps_per_update:
-        return f"at its end, step {sinks.short(total)}; a larger --total-steps goes further ({plan.saved.folder})"
+        at = sinks.short(plan.saved.manifest["env_steps"])
+        return f"at its end, step {at}; more --total-steps go further ({plan.saved.folder})"
     anew = "" if plan.env.on_device else "; its games begin anew"
     return f"from step {sinks.short(plan.saved.manifest['env_steps'])} ({plan.saved.folder}){longer}{anew}"
 
@@ -227,12 +228,15 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
 
 
 def read_summary(folder: Path) -> dict[str, Any]:
-    """What a run that has ended says of itself. ValueError where it has not."""
+    """What a run said of itself when it last ended. ValueError where it has not, or where that cannot be read."""
     path = folder / SUMMARY
     if not path.is_file():
         go_on = f"train with --resume {quote(str(folder))} goes on with it, unless it is still under way"
         raise ValueError(f"{folder} has no {SUMMARY}, for its run has not ended; {go_on}")
-    return json.loads(path.read_text(encoding="utf-8"))
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} cannot be read ({why(error)})") from error
 
 
 def picture(folder: Path) -> Any:

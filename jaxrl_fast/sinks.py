@@ -309,7 +309,7 @@ def line(record: Record, width: int | None = None) -> str:
 
     Where that is too wide, losses are left out from behind, and then what was played.
     """
-    score = "no episode ended since the last line"
+    score = "no episode ended since then"
     if record["return_mean"] is not None:
         played = f"(len {record['length_mean']:.0f}, {short(record['episodes'])} eps)"
         score = f"return {record['return_mean']:7.1f} {played}"

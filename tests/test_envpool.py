@@ -635,8 +635,9 @@ AGENTS = {
 @pytest.mark.parametrize(
     ("env", "kept"), [("envpool/CartPole-v1", set()), ("gymnax/CartPole-v1", {"jit_begin", "jit_chunk", "jit__lambda"})]
 )
-def test_no_program_of_a_pool_is_kept_for_later_processes(env, kept, tmp_path):
+def test_no_program_of_a_pool_is_kept_for_later_processes(env, kept, tmp_path, monkeypatch):
     """None of them would find it again."""
+    monkeypatch.delenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", raising=False)
     given = jax.config.values["jax_compilation_cache_dir"]
     jax.config.update("jax_compilation_cache_dir", str(tmp_path / "cache"))
     try:

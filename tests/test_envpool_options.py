@@ -1,10 +1,10 @@
 """Options of envpool's families: what would end the process is refused in a sentence, and what is let through plays."""
 
 import functools
-import pathlib
 import subprocess
 import sys
 import textwrap
+import time
 
 import jax
 import jax.numpy as jnp
@@ -65,23 +65,28 @@ def instead(monkeypatch, code):
 
 
 @pytest.mark.parametrize(
-    ("seconds", "says"), [("0", "it leaves processes behind"), ("100", "envpool was not through with the trial")]
+    ("goes_on", "limit", "says"), [(0, 60.0, "it leaves processes behind"), (100, 3.0, "envpool was not through")]
 )
-def test_nothing_of_a_trial_is_left(seconds, says, monkeypatch, tmp_path):
+def test_nothing_of_a_trial_is_left(goes_on, limit, says, monkeypatch):
     """Not what it has started itself, as VizDoom does, which holds what it was given to write to."""
-    left = "import time, pathlib, os; pathlib.Path({!r}).write_text(str(os.getpid())); time.sleep(100)"
-    path = tmp_path / "pid"
-    code = f"""
-        import pathlib, subprocess, sys, time
-        subprocess.Popen([sys.executable, "-c", {left.format(str(path))!r}])
-        while not pathlib.Path({str(path)!r}).exists():
-            time.sleep(0.01)
-        time.sleep({seconds})
-    """
-    instead(monkeypatch, textwrap.dedent(code))
-    assert envpool_trial._tried([], 5.0, {}).startswith(says)
-    status = pathlib.Path(f"/proc/{path.read_text()}/stat")
-    assert not status.exists() or status.read_text().rpartition(")")[2].split()[0] == "Z", "killed; not yet buried"
+    groups, end_all = [], envpool_trial._end_all
+    monkeypatch.setattr(envpool_trial, "_end_all", lambda child: groups.append(child.pid) or end_all(child))
+    monkeypatch.setattr(envpool_trial, "SECONDS_TO_FOLLOW", 0.1)
+    child = "import time; time.sleep(100)"
+    instead(monkeypatch, f"import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', {child!r}])"
+            f"; time.sleep({goes_on})")  # fmt: skip
+    assert envpool_trial._tried([], limit, {}).startswith(says)
+    until = time.monotonic() + 30
+    while envpool_trial._alive(groups[0]) and time.monotonic() < until:  # a signal takes its time
+        time.sleep(0.05)
+    assert not envpool_trial._alive(groups[0])
+
+
+def test_what_ends_a_little_after_the_trial_does_no_harm(monkeypatch):
+    code = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(0.2)'])"
+    instead(monkeypatch, code)
+    monkeypatch.setattr(envpool_trial, "SECONDS_TO_FOLLOW", 60)
+    assert envpool_trial._tried([], 60.0, {}) == ""
 
 
 def test_what_is_tried_is_tried_once_and_what_is_sure_never(monkeypatch):

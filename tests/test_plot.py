@@ -104,8 +104,18 @@ def test_members_of_one_program_are_told_apart(tmp_path):
 def test_groups_that_are_asked_for(tmp_path):
     for seed, (num_envs, gamma) in enumerate([(8, 0.9), (8, 0.99), (64, 0.9)]):
         write(tmp_path / str(seed), records(seed, [1.0 + seed]), num_envs=num_envs, agent={"gamma": gamma}, seed=seed)
-    assert list(draw([tmp_path], group_by=["num-envs"])[1]) == ["num envs 8 (2 runs)", "num envs 64"]
-    assert list(draw([tmp_path], group_by="agent.gamma")[1]) == ["gamma 0.9 (2 runs)", "gamma 0.99"]
+    assert list(draw([tmp_path], group_by=["num-envs"])[1]) == ["num envs 8 (2 trainings)", "num envs 64"]
+    assert list(draw([tmp_path], group_by="agent.gamma")[1]) == ["gamma 0.9 (2 trainings)", "gamma 0.99"]
+
+
+def test_a_curve_that_ends_early_is_warned_of(tmp_path, capsys):
+    """Along steps; that seeds have played different numbers of episodes is no news."""
+    places = [write(tmp_path / str(n), records(n, [1.0] * n), seed=n) for n in (2, 30)]
+    draw(places)
+    said = "drawn as far as its shortest training goes, 200 of 3k environment steps"
+    assert capsys.readouterr().err == f"warning: ppo on CartPole-v1: {said}\n"
+    draw(places, x="episodes")
+    assert not capsys.readouterr().err
 
 
 def test_environments_have_axes_of_their_own(tmp_path):
@@ -125,6 +135,12 @@ def test_a_curve_begins_where_something_is_known(tmp_path):
     other = write(tmp_path / "other", records(1, [5.0, None, 7.0, 8.0]), seed=1)
     _, lines = draw([one, other])
     np.testing.assert_allclose(lines["ppo on CartPole-v1 (2 seeds)"].get_ydata(), [np.nan, 3.5, 4.5, 6])
+
+
+def test_a_seed_of_which_nothing_is_known_hides_no_other():
+    each = np.array([[1.0, 2.0], [np.nan, np.nan], [3.0, 4.0]])
+    np.testing.assert_allclose(curves.gathered("", np.array([1, 2]), each).centre, [2, 3])
+    assert np.isnan(curves.gathered("", np.array([1, 2]), each[[1, 1]]).centre).all()
 
 
 def test_runs_without_the_metric_are_left_out(tmp_path, capsys):

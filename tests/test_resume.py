@@ -176,7 +176,7 @@ def test_a_finished_run_goes_on_only_if_it_gets_more_steps(tmp_path, unbroken, c
     shutil.copytree(unbroken("pqn"), folder)
     again = fit(folder, resume=str(folder), log_level="info")
     assert again.summary["status"] == "done"
-    assert "resume  at its end, step 1.6k; a larger --total-steps goes further" in capsys.readouterr().out
+    assert "resume  at its end, step 1.6k; more --total-steps go further" in capsys.readouterr().out
     same(folder, unbroken("pqn"))
     longer = fit(folder, resume=str(folder), total_steps=2400)
     assert longer.summary["env_steps"] == 2432 and records(folder)[-1]["env_steps"] == 2432

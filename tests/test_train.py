@@ -538,6 +538,7 @@ def test_what_dqn_is_about_to_do_is_said_before_anything_is_compiled(tmp_path, m
 @pytest.mark.parametrize(("line", "kept"), [("", True), ("--no-compile-cache", False)])
 def test_compiled_programs_are_kept_unless_asked_not_to(line, kept, tmp_path, monkeypatch, capsys):
     before = jax.config.values["jax_compilation_cache_dir"]
+    monkeypatch.delenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", raising=False)  # however quickly it is compiled
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setattr(planning, "prepare", lambda settings: plan(tmp_path / "run")._replace(settings=settings))
     jax.config.update("jax_compilation_cache_dir", None)
@@ -554,13 +555,15 @@ def test_compiled_programs_are_kept_unless_asked_not_to(line, kept, tmp_path, mo
 def test_the_users_compile_cache_wins():
     with host.compile_cache(True) as folder:
         assert str(folder) == os.environ["JAX_COMPILATION_CACHE_DIR"]
+    with host.compile_cache(False), host.compile_cache(True) as folder:
+        assert folder is None and not jax.config.values["jax_enable_compilation_cache"]
 
 
 @pytest.mark.parametrize("wanted", [True, False])
 def test_what_is_compiled_outlives_the_process_where_that_is_wanted(wanted, tmp_path, monkeypatch):
     """And JAX's settings outlive neither."""
     monkeypatch.setattr(host, "CACHE", str(tmp_path / "cache"))
-    monkeypatch.delenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS")
+    monkeypatch.delenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", raising=False)
     names = "jax_enable_compilation_cache", "jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs"
     given = {name: jax.config.values[name] for name in names}
     settings = lambda: {name: jax.config.values[name] for name in names}

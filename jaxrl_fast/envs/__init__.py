@@ -76,8 +76,13 @@ def _find(env_id: str) -> tuple[str, str]:
 def _of_atari(name: str) -> str:
     """For a message about a game as gym has called it: "PongNoFrameskip-v4", or "Pong-v5" of "ALE"."""
     game = re.fullmatch(r"(\w+?)(NoFrameskip|Deterministic)?(-ram)?-v\d+", name)
-    ours = f"envpool/{game[1]}-v5" if game else ""
-    known = ours in registered("envpool") if _is_here("envpool") else bool(game and game[2])
+    if game is None:
+        return ""
+    ours = f"envpool/{game[1]}-v5"
+    try:
+        known = ours in registered("envpool")
+    except ValueError:  # it is not here
+        known = bool(game[2])
     return f"; did you mean {ours}?" if known else ""
 
 

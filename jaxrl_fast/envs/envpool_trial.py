@@ -4,6 +4,7 @@ Its families take most of their options without looking, and there are hundreds:
 million is never laid. So this file is also a program, which knows nothing of ours and prints only why it failed.
 """
 
+import contextlib
 import functools
 import json
 import os
@@ -11,8 +12,11 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
+from pathlib import Path
 
 SECONDS = 20  # for one environment's first steps
+SECONDS_TO_FOLLOW = 1  # for what it has started to end after it
 SECONDS_OF_CALLS = 120  # for JAX to find its device, and compile one step
 MOST_BYTES = 4 * 2**30  # of addresses: an option that asks for more memory is refused it
 MODEST = {"JAX_PLATFORMS": "cpu", "OPENBLAS_NUM_THREADS": "1"}  # else each core takes its own; malloc stays what it is
@@ -67,15 +71,25 @@ def _tried(words: list[str], seconds: float, more: dict[str, str]) -> str:
 
 
 def _end_all(child: subprocess.Popen[bytes]) -> bool:
-    """Ends a process and all that it has started; whether any of these were still there."""
-    try:
+    """Ends a process and all that it has started; whether it has ended and any of these were still there after that."""
+    ended, until = child.returncode is not None, time.monotonic() + SECONDS_TO_FOLLOW
+    while ended and _alive(child.pid) and time.monotonic() < until:
+        time.sleep(0.02)
+    left = ended and _alive(child.pid)
+    with contextlib.suppress(ProcessLookupError):  # the group is empty
         os.killpg(child.pid, signal.SIGKILL)
-    except ProcessLookupError:  # its group is empty
-        left = False
-    else:
-        left = child.returncode is not None
     child.wait()
     return left
+
+
+def _alive(group: int) -> bool:
+    """A process of this group is there, and has not ended."""
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # it has just ended
+            state, _, its_group = path.read_text().rpartition(")")[2].split()[:3]
+            if int(its_group) == group and state not in "ZX":
+                return True
+    return False
 
 
 def play(name: str, config: str) -> None:
