@@ -5,6 +5,7 @@ import math
 import os
 import pty
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -613,7 +614,8 @@ def test_a_run_is_opened_by_its_folder(fitted, tmp_path):
     again = jaxrl_fast.Run.open(str(fitted.folder))
     assert (again.folder, again.summary, again.metrics) == (fitted.folder, fitted.summary, fitted.metrics)
     assert again.plot().axes and repr(again) == repr(fitted)
-    assert len(again.evaluate(episodes=3)["seeds"][0]["returns"]) == 3
+    copy = jaxrl_fast.Run.open(shutil.copytree(fitted.folder, tmp_path / "copy"))
+    assert len(copy.evaluate(episodes=3)["seeds"][0]["returns"]) == 3
     with pytest.raises(ValueError, match=f"^{tmp_path}: there is no run in it"):
         jaxrl_fast.Run.open(tmp_path)
     (tmp_path / "config.yaml").write_text((fitted.folder / "config.yaml").read_text())
