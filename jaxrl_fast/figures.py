@@ -125,7 +125,9 @@ def learning(
         steps, seconds, returns = series(group, members)
         curve = curves.gathered(label, steps, returns)
         for axes, x in zip(panels, (steps, seconds)):
-            curves.draw(axes, curve._replace(x=x), color)
+            axes.plot(x, curve.centre, color=color, lw=1.6, label=label or None)
+            if curve.band is not None:
+                axes.fill_between(x, *curve.band, color=color, alpha=0.18, lw=0)
     seeds = max(len(g) for g in chosen)
     name = f"return (IQM of {seeds} seeds, 95%)" if seeds > 1 else "return of an episode"
     for axes, unit in zip(panels, ("environment steps", "seconds of training, all members together")):
