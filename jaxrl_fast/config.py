@@ -345,7 +345,7 @@ def refuse_name(setting: Setting, known: Iterable[str], algo: str = "", program:
     written = setting.said if dashed else setting.said.replace(setting.name, repr(setting.name), 1)
     what = f"{algo} has no option" if name.startswith("agent.") else "there is no option"
     ours = ELSEWHERE.get(name.removeprefix("agent.").lower(), "")
-    elsewhere = f"; what it is elsewhere is {spell(ours)} here (docs/moving.md)" if ours in {*known, "config"} else ""
+    elsewhere = f"; here that is {spell(ours)} (docs/moving.md)" if ours in {*known, "config"} else ""
     very_near = nearest(name, known, spell, cutoff=0.9)
     hint = _whose(name, known, algo, spell) or very_near or elsewhere or nearest(name, known, spell)
     ending = f"; {program} --help lists all" if dashed else ""
