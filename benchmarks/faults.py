@@ -87,7 +87,7 @@ def flip(parent: Path, num_flips: int, rng: np.random.Generator) -> dict[str, An
     saver = checkpoint.Saver(parent, KEEP)
     for number in (1, 2):
         arrays, kinds = checkpoint.flatten({"x": np.arange(100) * number, "y": np.ones((3, 5), np.float32)})
-        saver.save(saver.folder(number), arrays, {"number": number, "arrays": kinds}, {})
+        saver.save(saver.folder(number), arrays, {"number": number, "arrays": kinds}, None)
         saver.wait()
     counts = dict(flips=0, undetected=0)
     for i in range(num_flips):

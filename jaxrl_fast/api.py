@@ -5,6 +5,7 @@ import html
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal
 
 from jaxrl_fast import command, config, grid, host, layout, plan, report, results, sinks, sweeper, trainer
@@ -16,12 +17,15 @@ if TYPE_CHECKING:
 MEASURES = ("status", "final_return", "env_steps_per_s", "steps_to_solve", "time_to_solve_s")  # that a notebook shows
 
 
-def fit(preset: str | None = None, *, algo: str = "", agent: Mapping[str, Any] | None = None, **options: Any) -> "Run":
+def fit(
+    preset: str | None = None, *, algo: str | ModuleType = "", agent: Mapping[str, Any] | None = None, **options: Any
+) -> "Run":
     """Trains, and returns the run.
 
     The names are those of the command line: a preset's name or file, its options as keywords (`num_envs=256`,
     `env="Acrobot-v1"`, `env_options={"max_steps_in_episode": 200}`), and the algorithm's own options by name in
-    `agent={"learning_rate": 1e-3}`. `env` may also be a class, a factory or an instance with gymnax's interface.
+    `agent={"learning_rate": 1e-3}`. `env` may also be a class, a factory or an instance with gymnax's interface, and
+    `algo` a module of your own, with `Config` and `make` in it.
     What is wrong is a ValueError of one sentence, raised before anything is compiled or written. A training whose
     numbers are no longer finite is a FloatingPointError; its folder holds what there was until then. By Ctrl-C
     while it trains it is ended, saved and returned, with the status "stopped"; a second one is a KeyboardInterrupt.
@@ -52,7 +56,7 @@ def load(
 
 
 def sweep(
-    preset: str | None = None, *, algo: str = "", agent: Mapping[str, Any] | None = None, **options: Any
+    preset: str | None = None, *, algo: str | ModuleType = "", agent: Mapping[str, Any] | None = None, **options: Any
 ) -> "Sweep":
     """Trains with every combination of the values given, and returns what came of it.
 

@@ -12,13 +12,15 @@ import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from shlex import quote
+from types import ModuleType
 from typing import Any, NamedTuple, NoReturn
 
+from jaxrl_fast import agents
 from jaxrl_fast.agents.configs import CONFIGS, NEEDS
 from jaxrl_fast.options import LAST_SEED, SINGLE, SWITCHES, Options, Task, types_of
 from jaxrl_fast.spelling import ELSEWHERE, nearest
 from jaxrl_fast.values import check_range, convert, is_whole
-from jaxrl_fast.written import CONFIG, Setting, from_mapping, listed, one, path_of, read_preset, shipped, tokenise
+from jaxrl_fast.written import CONFIG, Setting, from_mapping, listed, made, one, path_of, read_preset, shipped, tokenise
 
 RUNS = Path("runs")  # where they are kept unless told
 LAYOUT = "sweep.yaml"  # of a sweep: its groups and their members
@@ -34,8 +36,13 @@ class Settings(NamedTuple):
     algo: str
     preset: str  # the preset's name or file, "" where there is none
     options: Options
-    agent: Any  # the algorithm's dataclass of CONFIGS
+    agent: Any  # the algorithm's dataclass
     by_default: bool = False  # nothing said what to train
+
+    @property
+    def algo_name(self) -> str:
+        """The algorithm's name without the package that one of one's own is in: for folders and titles."""
+        return self.algo.rpartition(".")[2]
 
 
 def from_command_line(argv: Sequence[str]) -> Settings:
@@ -55,9 +62,10 @@ def from_command_line(argv: Sequence[str]) -> Settings:
 
 
 def from_keywords(
-    preset: str | None = None, algo: str = "", agent: Mapping[str, Any] | None = None, **options: Any
+    preset: str | None = None, algo: str | ModuleType = "", agent: Mapping[str, Any] | None = None, **options: Any
 ) -> Settings:
     """Settings from Python: the options' names as keywords, the algorithm's own in `agent`."""
+    algo = name_of(algo)
     given = ({} if preset is None else {"config": preset}) | options | ({"agent": agent} if agent else {})
     if not given.get("resume", True):  # as by default
         del given["resume"]
@@ -65,6 +73,15 @@ def from_keywords(
     settings = resolve(algo, written)
     refuse_idle(written, [settings.agent])
     return settings
+
+
+def name_of(algo: str | ModuleType) -> str:
+    """An algorithm's, by which other processes find it."""
+    if isinstance(algo, ModuleType) and algo.__name__ == "__main__":
+        raise ValueError(
+            "algo: the script that runs is no module that others can import; put it into a file of its own"
+        )
+    return algo.__name__ if isinstance(algo, ModuleType) else algo
 
 
 def resolve(algo: str, written: list[Setting]) -> Settings:
@@ -84,13 +101,10 @@ def resolve(algo: str, written: list[Setting]) -> Settings:
     if algo and of_preset and algo != of_preset:
         raise ValueError(f"preset {preset} is for {of_preset}, not {algo}")
     algo = str(algo or of_preset or "ppo")
-    if algo not in CONFIGS:
-        hint = nearest(algo, CONFIGS) or nearest(algo, shipped(), "--config {}".format)
-        if (path_of(algo) / CONFIG).is_file():
-            hint = f"; to go on with the run in that folder, --resume {algo}"
-        raise ValueError(f"unknown algorithm {algo!r}{hint or f'; there are {listed(CONFIGS)}'}")
+    if algo.endswith(".py") or not agents.exists(algo):
+        _refuse_algorithm(algo)
     settings = [s for s in from_preset if s.name != "algo"] + [s for s in written if s.name != "config"]
-    agent_type = CONFIGS[algo]
+    agent_type = agents.options(algo)
     values: dict[str, Any] = {}
     known = types_of(Options) | {f"agent.{name}": kind for name, kind in types_of(agent_type).items()}
     for setting in map(lambda s: without_no(s, known), settings):
@@ -115,6 +129,15 @@ def resolve(algo: str, written: list[Setting]) -> Settings:
     if options.stop_when_solved and options.solved is None:
         raise ValueError("--stop-when-solved needs to know what solved means: give --solved RETURN")
     return Settings(algo, preset or "", options, agent_type(**own), by_default)
+
+
+def _refuse_algorithm(algo: str) -> NoReturn:
+    hint = nearest(algo, CONFIGS) or nearest(algo, shipped(), "--config {}".format)
+    if (path_of(algo) / CONFIG).is_file():
+        hint = f"; to go on with the run in that folder, --resume {algo}"
+    elif algo.endswith(".py"):
+        hint = f"; of one's own it is a module's name, as one imports it, such as {Path(algo).stem}"
+    raise ValueError(f"unknown algorithm {algo!r}{hint or f'; there are {listed(CONFIGS)}'}")
 
 
 def _convert(kind: Any, setting: Setting) -> Any:
@@ -186,7 +209,7 @@ def resumed(algo: str, written: list[Setting], folder: Path) -> Settings:
     for setting in written:
         if setting.name in ("config", "run_dir", "name"):
             raise ValueError(f"{setting.said} does not go with --resume, which goes on in the run's own folder")
-    if "\n  members:\n" in path.read_text(encoding="utf-8", errors="replace"):
+    if "members" in made(path):
         whole = f"{SWEEP} --resume {quote(str(folder.parent))}"
         raise ValueError(f"--resume {folder} is a part of a sweep; go on with {whole}")
     as_preset = Setting("config", [str(path)], "--resume")
@@ -245,7 +268,7 @@ def print_help(settings: Settings, program: str = PROGRAM, says: str = "Trains {
         shape,
         args=["--help"],
         default=shape(*more, *parts, settings.agent),
-        prog=f"{program} [{'|'.join(CONFIGS)}] [--config PRESET]",
+        prog=f"{program} [{'|'.join(CONFIGS)}|MODULE] [--config PRESET]",
         description=f"{says.format(settings.algo)} --config takes a file or one of: {listed(shipped())}. Options given "
         "override it. Numbers may be written 1e6, 64k, 10M. Without an algorithm, a preset or an environment: "
         f"--config {DEFAULT['config']} --stop-when-solved.",

@@ -8,9 +8,10 @@ import itertools
 import math
 import typing
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import ModuleType
 from typing import Any, NamedTuple, NoReturn
 
-from jaxrl_fast import config
+from jaxrl_fast import agents, config
 from jaxrl_fast.agents.configs import CONFIGS
 from jaxrl_fast.members import Member, real_numbers
 from jaxrl_fast.options import SINGLE, SWITCHES, Options, Sweep, types_of
@@ -64,7 +65,7 @@ def from_command_line(argv: Sequence[str]) -> Request:
 
 
 def from_keywords(
-    preset: str | None = None, algo: str = "", agent: Mapping[str, Any] | None = None, **options: Any
+    preset: str | None = None, algo: str | ModuleType = "", agent: Mapping[str, Any] | None = None, **options: Any
 ) -> Request:
     """The names of `config.from_keywords`, any of them with a list of values; and those of `options.Sweep`."""
     written = [] if preset is None else [Setting("config", [preset], "config")]
@@ -72,7 +73,7 @@ def from_keywords(
     if not given.get("resume", True):  # as by default
         del given["resume"]
     written += [Setting(name, [value], name) for name, value in given.items()]
-    return lay_out(algo, written, from_values)
+    return lay_out(config.name_of(algo), written, from_values)
 
 
 def lay_out(algo: str, written: list[Setting], separate: Any) -> Request:
@@ -88,7 +89,9 @@ def lay_out(algo: str, written: list[Setting], separate: Any) -> Request:
     if config.is_nothing_said(algo, written):
         written = from_mapping(config.DEFAULT, lambda name: name) + written
     algo = config.resolve(algo, [s for s in written if s.name == "config"]).algo
-    known = types_of(Options) | {f"agent.{n}": kind for n, kind in types_of(CONFIGS[algo]).items()} | {"config": str}
+    known = (
+        types_of(Options) | {f"agent.{n}": kind for n, kind in types_of(agents.options(algo)).items()} | {"config": str}
+    )
     fixed, axes = _sort_out(algo, written, known, separate)
     number = math.prod(map(len, axes.values()))
     if number > MOST:
@@ -221,7 +224,7 @@ def _scale(rule: str, algo: str, base: config.Settings) -> Rule:
     if rule == "none":
         return Rule("", 0, int(num_envs))
     name = SCALED[rule]
-    if name not in types_of(CONFIGS[algo]):
+    if name not in types_of(agents.options(algo)):
         able = [a for a, kind in CONFIGS.items() if name in types_of(kind)]
         raise ValueError(f"--scale {rule}: {algo} has no option agent.{name}; {' and '.join(able)} have it")
     return Rule(name, 0.5 if rule.endswith("sqrt") else 1.0, int(num_envs))

@@ -140,7 +140,7 @@ def _make(asked: grid.Request, groups: dict[str, Group], folder: Path | None) ->
     settings = asked.groups[0].settings
     env_name = str(settings.options.env).rpartition("/")[2].rpartition(":")[2]
     env_name = re.sub(r"[^\w.-]+", "-", env_name)[:40]
-    ours = Path("sweeps") / f"{settings.algo}_{env_name}_{datetime.now():%Y%m%d-%H%M%S}"
+    ours = Path("sweeps") / f"{settings.algo_name}_{env_name}_{datetime.now():%Y%m%d-%H%M%S}"
     for chosen in [folder] if folder else [ours, *(ours.with_name(f"{ours.name}-{i}") for i in range(2, 100))]:
         try:
             chosen.mkdir(parents=True)

@@ -214,6 +214,10 @@ def divide(
         tries = [n for n in range(most, 1, -1) if options.num_envs % n == 0]
     elif options.devices > num_devices:
         raise ValueError(f"--devices {options.devices}: JAX has {num_devices} here")
+    elif options.devices > 1 and not hasattr(settings.agent, "gradient_rows"):
+        raise ValueError(
+            f"--devices {options.devices}: {settings.algo} says no gradient_rows, so it learns on one device"
+        )
     elif options.num_envs % options.devices:
         raise ValueError(f"--devices {options.devices}: {options.num_envs} environments do not divide into so many")
     else:
@@ -232,8 +236,10 @@ def cores_worth(settings: config.Settings, env: Any) -> int:
     """How many cores a gradient step is work enough for. `env` may be a shard."""
     from jaxrl_fast import networks
 
+    if not hasattr(settings.agent, "gradient_rows"):  # an algorithm of one's own, which may know nothing of shards
+        return 0
     rows = settings.agent.gradient_rows(int(settings.options.num_envs))
-    return rows // LEAST_ROWS[networks.choose(env.spec.obs, settings.agent.network)]
+    return rows // LEAST_ROWS[networks.choose(env.spec.obs, getattr(settings.agent, "network", "auto"))]
 
 
 def seeds_in_turn(settings: config.Settings, env: Any) -> bool:
@@ -275,7 +281,7 @@ def make_folder(settings: config.Settings, env: Any) -> Path:
     """The run's own folder, new and empty. A name of our own gives way to one that is taken."""
     options = settings.options
     env_name = "_".join(filter(None, [env.spec.id.rpartition("/")[2].rpartition(":")[2], env.protocol]))
-    ours = config.RUNS / f"{settings.algo}_{env_name}_s{options.seed}_{datetime.now():%Y%m%d-%H%M%S}"
+    ours = config.RUNS / f"{settings.algo_name}_{env_name}_s{options.seed}_{datetime.now():%Y%m%d-%H%M%S}"
     chosen = chosen_folder(options)
     for folder in [chosen] if chosen else [ours, *(ours.with_name(f"{ours.name}-{i}") for i in range(2, 100))]:
         try:

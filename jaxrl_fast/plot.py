@@ -75,7 +75,7 @@ def act(ready: tuple[dict[str, list[Run]], Options]) -> None:
     found, options = ready
     path = path_of(options.out) if options.out else command.new_file(Path(NAME))
     picture(found, options).savefig(path)
-    print(f"{path}   {len(found)} curve{'s' * (len(found) > 1)} of {sum(map(len, found.values()))} runs")
+    print(f"{path}   {sinks.counted(len(found), 'curve')} of {sinks.counted(sum(map(len, found.values())), 'run')}")
 
 
 def compare(runs: Sequence[str | Path], **options: Any) -> Any:

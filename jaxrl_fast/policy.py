@@ -15,7 +15,7 @@ from jaxrl_fast import agents, checkpoint, config, envs, host, memory, plan, pro
 from jaxrl_fast.agents import configs
 from jaxrl_fast.keeper import FOLDER
 from jaxrl_fast.types import Agent, Array, Env, EnvSpec, Key, PyTree
-from jaxrl_fast.written import listed
+from jaxrl_fast.written import listed, made
 
 Which = Literal["best", "last"]
 
@@ -91,10 +91,7 @@ def read(folder: Path, which: Which, settings: config.Settings, play_in: Env) ->
 
 def _seeds(folder: Path, settings: config.Settings) -> list[int]:
     """Those that were trained side by side. ValueError where more than their seeds differs, as in a part of a sweep."""
-    import yaml
-
-    made = yaml.safe_load((folder / config.CONFIG).read_text(encoding="utf-8")).get("made", {})
-    members = made.get("members")
+    members = made(folder / config.CONFIG).get("members")
     if members and any(set(member) != {"seed"} for member in members):
         raise ValueError(
             f"{folder} is a part of a sweep whose members differ in {', '.join(sorted(members[0]))}; "

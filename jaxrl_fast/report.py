@@ -12,6 +12,7 @@ from jaxrl_fast.agents.configs import CONTINUOUS
 from jaxrl_fast.members import by_member
 from jaxrl_fast.plan import Plan
 from jaxrl_fast.spelling import why
+from jaxrl_fast.written import made
 
 METRICS, SUMMARY, CURVE = "metrics.jsonl", "summary.json", "curve.png"
 
@@ -99,7 +100,7 @@ def write_config(plan: Plan) -> None:
     from jaxrl_fast import checkpoint
 
     path, options = plan.folder / config.CONFIG, plan.settings.options
-    made = {
+    now = {
         "id": secrets.token_hex(4),
         "preset": plan.settings.preset,
         "env_id": plan.env.spec.id,
@@ -108,10 +109,10 @@ def write_config(plan: Plan) -> None:
         "versions": host.versions(),
     } | ({"members": [m.label for m in plan.members]} if plan.members else {})
     if options.resume:
-        before = _written(plan).get("made", {})
+        before = made(path)
         again = {"env_steps": plan.saved.manifest["env_steps"] if plan.saved else 0, "total_steps": options.total_steps}
-        made = {"id": made["id"]} | before | {"resumed": [*before.get("resumed", []), again | host.fingerprint()]}
-    content = config.to_mapping(plan.settings) | {"env": plan.env.spec.id, "made": made}
+        now = {"id": now["id"]} | before | {"resumed": [*before.get("resumed", []), again | host.fingerprint()]}
+    content = config.to_mapping(plan.settings) | {"env": plan.env.spec.id, "made": now}
     checkpoint.replace(path, yaml.safe_dump(content, sort_keys=False))
 
 
@@ -121,19 +122,12 @@ def open_sinks(plan: Plan, env_steps: int | None = None) -> list[sinks.Sink]:
     opened: list[sinks.Sink] = [sinks.TensorBoard(plan.folder, env_steps)] if options.tensorboard else []
     for service in ("wandb", "trackio"):
         if getattr(options, service):
-            name, identity = plan.folder.name, _written(plan)["made"]["id"]
+            name, identity = plan.folder.name, made(plan.folder / config.CONFIG)["id"]
             try:
                 opened.append(sinks.Tracker(service, options.project, name, identity, config.to_mapping(plan.settings)))
             except Exception as error:  # whatever it raises where nobody is logged in, or nothing answers
                 host.warn(f"--{service}: {why(error)}; training goes on without it")
     return opened
-
-
-def _written(plan: Plan) -> dict[str, Any]:
-    """The run's config.yaml."""
-    import yaml
-
-    return yaml.safe_load((plan.folder / config.CONFIG).read_text(encoding="utf-8"))
 
 
 def summarise(trainer: "Trainer") -> dict[str, Any]:

@@ -6,7 +6,7 @@ import io
 import json
 import statistics
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from shlex import quote
 from typing import Any
@@ -28,6 +28,7 @@ RULES = {
     "minibatches": "The number of minibatches was multiplied by num_envs / {}, so that their size stayed the same; one "
     "where that is less than one (`--scale minibatches`).",
 }
+MOST_ALIKE = 3  # configurations that are named where none is better than the others
 MOST_LINE = 8192  # bytes of a record
 WAIT_S = 60.0  # for another process that writes the same
 
@@ -140,7 +141,7 @@ def as_markdown(sweep: Sweep, table: Sequence[Row], pictures: Sequence[str]) -> 
     """The report."""
     settings = next(iter(sweep.groups.values())).settings
     env, num_envs = str(settings.options.env), settings.options.num_envs
-    what = f"{settings.algo} on {'several environments' if 'env' in sweep.columns else env}"
+    what = f"{settings.algo_name} on {'several environments' if 'env' in sweep.columns else env}"
     what += "" if "num_envs" in sweep.columns else f", {num_envs} environments"
     lines = [f"# Sweep of {what}", "", *verdict(sweep, table), ""]
     lines += [RULES[sweep.scale].format(sweep.base_num_envs), ""]
@@ -195,8 +196,9 @@ def _verdict(sweep: Sweep, table: Sequence[Row]) -> list[str]:
         lines += _fastest(sweep, [{**group[0], "env_steps_per_s": middle(group)} for group in ran])
     scored = [g for g in ran if _known(g, "final_return")]
     if scored:
-        best = max(scored, key=lambda g: _iqm(_known(g, "final_return")))
-        lines.append(f"- By final return: **{named(best)}** ({_iqm(_known(best, 'final_return')):.1f}).")
+        ranked = sorted(scored, key=lambda g: -_iqm(_known(g, "final_return")))
+        how = [f"{_iqm(_known(g, 'final_return')):.1f}" for g in ranked]
+        lines.append(f"- By final return: {_first_of(ranked, how, named)}.")
     solved, *others = thresholds(sweep)
     if others:
         several = ", ".join("none" if x is None else f"{x:g}" for x in (solved, *others))
@@ -207,11 +209,21 @@ def _verdict(sweep: Sweep, table: Sequence[Row]) -> list[str]:
     if not reached:
         return [*lines, f"- None reached the threshold of {solved:g}."]
     for title, key, show in (("time", "time_to_solve_s", sinks.seconds), ("steps", "steps_to_solve", sinks.short)):
-        best = min(reached, key=lambda g: (-len(_known(g, key)) / len(g), statistics.median(_known(g, key))))
-        values = _known(best, key)
-        how = f"{show(statistics.median(values))}, median of {len(values)} of {len(best)}"
-        lines.append(f"- By {title} to the threshold of {solved:g}: **{named(best)}** ({how}).")
+        reaching = [(group, _known(group, key)) for group in reached]
+        reaching.sort(key=lambda pair: (-len(pair[1]) / len(pair[0]), statistics.median(pair[1])))
+        how = [f"{show(statistics.median(x))}, median of {len(x)} of {len(group)}" for group, x in reaching]
+        best = _first_of([group for group, _ in reaching], how, named)
+        lines.append(f"- By {title} to the threshold of {solved:g}: {best}.")
     return lines
+
+
+def _first_of(ranked: Sequence[list[Row]], how: Sequence[str], named: Callable[[list[Row]], str]) -> str:
+    """The best of configurations, best first; with it those that no reader could tell from it by `how`."""
+    names = [f"**{named(group)}**" for group, words in zip(ranked, how) if words == how[0]]
+    if len(names) == len(ranked) > 1:
+        return f"all alike ({how[0]})"
+    shown, more = names[:MOST_ALIKE], len(names) - MOST_ALIKE
+    return f"{' and '.join(shown)}{f' and {more} more' if more > 0 else ''} ({how[0]})"
 
 
 def thresholds(sweep: Sweep) -> list[float | None]:
@@ -244,7 +256,7 @@ def figures_of(sweep: Sweep, table: Sequence[Row]) -> dict[str, Any]:
     done = [r for r in table if r["env_steps_per_s"]]
     if not done:
         return {}
-    title = settings.algo.upper() + ("" if "env" in sweep.columns else f" on {settings.options.env}")
+    title = settings.algo_name.upper() + ("" if "env" in sweep.columns else f" on {settings.options.env}")
     groups = configurations(sweep, done)
     records = {name: _records(sweep.folder / name) for name in sweep.groups}
     goal, *others = thresholds(sweep)

@@ -342,6 +342,11 @@ def seconds(duration: float) -> str:
     return f"{duration / 60:.0f} min" if duration < 5970 else f"{duration / 3600:.1f} h"
 
 
+def counted(number: int, what: str) -> str:
+    """1 program, 2 programs"""
+    return f"{number} {what}{'s' * (number != 1)}"
+
+
 def sparkline(values: Sequence[float | None], width: int = 16) -> str:
     """A curve in one word: the mean of each of `width` equal parts."""
     known = [v for v in values if v is not None]

@@ -72,9 +72,13 @@ def announce(sweep: Sweep, terminal: sinks.Terminal) -> None:
     """What there is to do, before it starts."""
     settings = next(iter(sweep.groups.values())).settings
     count = sum(len(group.members) for group in sweep.groups.values())
-    parts = [f"sweep of {settings.algo}", f"{count} trainings in {len(sweep.groups)} programs", host.device()]
+    parts = [
+        f"sweep of {settings.algo}",
+        f"{sinks.counted(count, 'training')} in {sinks.counted(len(sweep.groups), 'program')}",
+        host.device(),
+    ]
     if len(unfinished(sweep)) < len(sweep.groups):
-        parts.append(f"{len(unfinished(sweep))} programs to go")
+        parts.append(f"{sinks.counted(len(unfinished(sweep)), 'program')} to go")
     terminal.say(f"jaxrl_fast {__version__}   {' · '.join(parts)}")
     if sweep.scale != "none":
         terminal.say(f"scale  {sweep.scale}, from {sweep.base_num_envs} environments")
@@ -90,7 +94,7 @@ def work(sweep: Sweep, terminal: sinks.Terminal) -> tuple[int | None, int]:
 
     lost = 0
     for i, (name, group) in enumerate(sweep.groups.items()):
-        members = f"{len(group.members)} members" if len(group.members) > 1 else "1 member"
+        members = sinks.counted(len(group.members), "member")
         begin = lambda name=name, i=i, members=members: terminal.say(f"{i + 1}/{len(sweep.groups)}  {name} · {members}")
         outcome = attempt(sweep.folder / name, group, terminal, begin)
         if outcome is None:

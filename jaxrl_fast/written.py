@@ -55,8 +55,6 @@ def from_mapping(mapping: Mapping[str, Any], say: Any) -> list[Setting]:
 
 def read_preset(name: str) -> list[Setting]:
     """A preset's settings: a path, or the bare name of a shipped one."""
-    import yaml
-
     presets = shipped()
     path = presets.get(name) or path_of(name, "--config")
     if (path / CONFIG).is_file():
@@ -64,6 +62,24 @@ def read_preset(name: str) -> list[Setting]:
     if not path.is_file():
         hint = nearest(name, presets) or f"; shipped are {listed(presets) or 'none'}"
         raise ValueError(f"there is no preset {name!r}, neither shipped nor as a file{hint}")
+    content = {key: value for key, value in _content(path).items() if key != "made"}
+    if "config" in content:
+        raise ValueError(f"{path}: a preset cannot name another one (config: {content['config']})")
+    if "resume" in content:
+        run = quote(str(content["resume"]))
+        raise ValueError(f"{path}: a preset cannot name a run to go on with; --resume {run} does")
+    return from_mapping(content, lambda key: f"{key} in {path}")
+
+
+def made(path: Path) -> dict[str, Any]:
+    """What the config.yaml of a run says of how it was made, beside its settings: versions, members, an id."""
+    return _content(path).get("made", {})
+
+
+def _content(path: Path) -> Mapping[str, Any]:
+    """A file of options by name. ValueError where it is none."""
+    import yaml
+
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
     except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
@@ -73,13 +89,7 @@ def read_preset(name: str) -> list[Setting]:
         raise ValueError(f"{path}{where}: this is not readable as YAML ({problem})") from error
     if not isinstance(content, Mapping):
         raise ValueError(f"{path}: options by name are wanted, such as `num_envs: 64`")
-    content = {key: value for key, value in content.items() if key != "made"}
-    if "config" in content:
-        raise ValueError(f"{path}: a preset cannot name another one (config: {content['config']})")
-    if "resume" in content:
-        run = quote(str(content["resume"]))
-        raise ValueError(f"{path}: a preset cannot name a run to go on with; --resume {run} does")
-    return from_mapping(content, lambda key: f"{key} in {path}")
+    return content
 
 
 def shipped() -> dict[str, Path]:

@@ -65,7 +65,8 @@ LAYERS = (
     Layer(("population",), ours=(), theirs=("numpy",)),
     Layer(("members",), ours=("types",), theirs=("numpy",)),
     Layer(("loop",), ours=("types",), theirs=("jax",)),
-    Layer(("envs/__init__",), ours=("types", "spelling"), lazily=("envs/*",), pure=False),
+    Layer(("imported",), ours=(), theirs=(), pure=False),
+    Layer(("envs/__init__",), ours=("types", "spelling", "imported"), lazily=("envs/*",), pure=False),
     Layer(("envs/__main__",), ours=ANY, theirs=(), pure=False),  # a command line
     Layer(("envs/inputs",), ours=("types", "spelling")),
     Layer(("envs/envpool_trial",), ours=(), theirs=("jax", "numpy", "envpool"), pure=False),
@@ -77,7 +78,7 @@ LAYERS = (
     ),
     Layer(("envs/*",), ours=("types", "spelling", "envs/inputs"), theirs=("jax", "numpy", "{name}"), pure=False),
     Layer(("agents/configs",), ours=(), theirs=()),  # so that `--help` need not wait for jax
-    Layer(("agents/__init__",), ours=("types", "agents/configs"), lazily=("agents/*",), pure=False),
+    Layer(("agents/__init__",), ours=("types", "imported", "agents/configs"), lazily=("agents/*",), pure=False),
     Layer(("agents/*",), ours=("types", *PARTS, "agents/*")),
     Layer(("render/*",), ours=("spelling", "render/*"), theirs=("numpy", "PIL")),
     Layer(("program",), ours=(*BELOW_AROUND, "memory"), theirs=ANY, pure=False),

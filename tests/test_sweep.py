@@ -826,6 +826,25 @@ def test_who_reaches_the_threshold_more_often_wins(place):
     assert "By time to the threshold of 9: **num_envs 8** (21 s, median of 2 of 2)" in said
 
 
+@pytest.mark.parametrize(
+    ("returns", "said"),
+    [
+        ((500.0, 499.98, 300.0), "**num_envs 1** and **num_envs 2** (500.0)"),
+        ((500.0, 500.0, 500.0), "all alike (500.0)"),
+        ((1.0, 3.0, 2.0), "**num_envs 2** (3.0)"),
+        ((7.0, 7.0, 7.0, 7.0, 7.0, 1.0), "**num_envs 1** and **num_envs 2** and **num_envs 3** and 2 more (7.0)"),
+    ],
+)
+def test_no_winner_is_named_where_no_reader_could_tell_one(place, returns, said):
+    ready = layout.read(place / "sweeps" / "a_sweep")
+    row = lambda num_envs, score: {
+        "num_envs": num_envs, "seed": 0, "env_steps_per_s": 10.0, "final_return": score,
+        "time_to_solve_s": None, "steps_to_solve": None,
+    }  # fmt: skip
+    lines = results.verdict(ready, [row(i + 1, score) for i, score in enumerate(returns)])
+    assert f"- By final return: {said}." in lines
+
+
 def test_each_environment_is_judged_by_itself(tmp_path):
     """By its own threshold, too: the preset's, or none."""
     options = dict(preset="ppo_cartpole", env=["gymnax/CartPole-v1", "gymnax/Acrobot-v1"], num_envs=[8, 16])

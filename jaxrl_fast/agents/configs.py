@@ -1,9 +1,16 @@
 """The hyperparameters of every algorithm and their defaults. Standard library only, so that `--help` is quick.
 
-An algorithm of CONFIGS has a frozen dataclass here whose fields are its options, each with its docstring below it.
-Three things are asked of all of them: `rollout_length` (a number, or "auto"), `network` (one of `networks.KINDS`, or
-"auto"), and `gradient_rows(num_envs)`. Where they are there, `describe(num_envs)` is said in a run's header, and
-`first_learning(num_envs)` and `capacity` are reckoned with. Options that do nothing by themselves are in NEEDS.
+An algorithm's options are the fields of a frozen dataclass, all with a default, each with its docstring below it, in
+CONFIGS or as the `Config` of a module of one's own. `rollout_length` (a number, or "auto") must be among them. What
+else is reckoned with, where it is there:
+
+- `gradient_rows(num_envs)`: rows in a gradient step, for how many devices there is work. An algorithm that says it must
+  sum its gradients over `spec.axis_name`; one that does not learns on one device.
+- `network`: one of `networks.KINDS`, or "auto", which decides how much work a row is.
+- `capacity`: transitions in a replay; `first_learning(num_envs)`: environment steps before the first gradient step.
+- `describe(num_envs)`: a sentence for a run's header.
+
+Options that do nothing by themselves are in NEEDS.
 """
 
 from dataclasses import dataclass

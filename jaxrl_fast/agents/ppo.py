@@ -73,7 +73,8 @@ class Parts(NamedTuple):
 def make(config: Config, spec: EnvSpec, num_updates: int, objective: Callable | None = None) -> Agent:
     """PPO for environments of this spec, its learning rate annealed over `num_updates` updates.
 
-    An `objective` of one's own, (parts, params, batch) -> (sum of weighted rows, metrics), takes the place of `loss`.
+    An `objective` of one's own, (parts, params, batch) -> (sum of weighted rows, metrics), takes the place of `loss`;
+    with `target_kl` "approx_kl" must be among its metrics.
     Raises ValueError where the numbers do not fit each other or the environment.
     """
     check(config, spec)

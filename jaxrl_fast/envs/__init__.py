@@ -7,12 +7,11 @@ is a `ValueError` of one sentence, raised before anything is compiled.
 
 import importlib
 import importlib.util
-import os
 import re
-import sys
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from jaxrl_fast import imported
 from jaxrl_fast.spelling import nearest
 
 if TYPE_CHECKING:
@@ -108,13 +107,7 @@ def _backend(name: str) -> ModuleType:
 def _import_object(env_id: str) -> Any:
     """What "my_package.my_module:MyEnv" names."""
     module_name, _, attribute = env_id.partition(":")
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
-    try:
-        module = importlib.import_module(module_name)
-    except Exception as error:  # whatever the user's module does while it is imported
-        said = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
-        raise ValueError(f"environment {env_id!r}: importing {module_name!r} failed with {said}") from error
+    module = imported.module(module_name, f"environment {env_id!r}")
     found = module
     for part in attribute.split("."):
         if not hasattr(found, part):

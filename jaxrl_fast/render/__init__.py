@@ -1,4 +1,4 @@
-"""Pictures of observations: `find(spec)` gives what draws those of an environment, in numpy and Pillow.
+"""Pictures of observations: `find` gives what draws those of an environment, in numpy and Pillow.
 
 A picture is uint8 [H, W, 3]. Nothing but an observation is needed, so one renderer serves every backend.
 """

@@ -1,0 +1,30 @@
+"""Modules of the user's own, by name: with environments or an algorithm in them. Standard library only."""
+
+import importlib
+import importlib.util
+import os
+import sys
+from types import ModuleType
+
+
+def module(name: str, said: str) -> ModuleType:
+    """A module by its name, found from the current directory too. `said` begins the sentence where that fails."""
+    _look_here_too()
+    try:
+        return importlib.import_module(name)
+    except Exception as error:  # whatever the user's module does while it is imported
+        what = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+        raise ValueError(f"{said}: importing {name!r} failed with {what}") from error
+
+
+def is_there(name: str) -> bool:
+    """Whether there is a module of this name, which has no dot in it. Nothing is imported."""
+    _look_here_too()
+    spec = importlib.util.find_spec(name)
+    return spec is not None and spec.origin is not None  # not any folder that lies about
+
+
+def _look_here_too() -> None:
+    """As `python -m` does, for what is started otherwise."""
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())

@@ -1,0 +1,157 @@
+"""An algorithm that is not ours, as a module: the README's, by its name and as what was imported."""
+
+import dataclasses
+import importlib
+import itertools
+import json
+import os
+import re
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+import jaxrl_fast
+from jaxrl_fast import agents, config, evaluate, plan, sweep, train
+
+README = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
+HILL_CLIMBING = next(block for block in re.findall(r"```python\n(.*?)```", README, re.DOTALL) if "def make(" in block)
+OPTIONS = {"env": "CartPole-v1", "num_envs": 8, "tensorboard": False, "log_level": "quiet"}
+count = itertools.count()
+
+
+@pytest.fixture
+def write(tmp_path, monkeypatch):
+    """Writes a module of that text into the current directory; its name is one that nobody has imported."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def write(text):
+        name = f"own{os.getpid()}_{next(count)}"
+        (tmp_path / f"{name}.py").write_text(text, encoding="utf-8")
+        importlib.invalidate_caches()
+        return name
+
+    return write
+
+
+def line(**options):
+    return [word for name, value in options.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+
+
+@pytest.mark.slow
+def test_it_trains_goes_on_and_plays_by_its_name(write, tmp_path):
+    name = write(HILL_CLIMBING)
+    quick = line(**OPTIONS | {"tensorboard": "false"}, total_steps="160k", eval_episodes=16)
+    assert train.main([name, *quick, "--agent.spread", "0.5", "--run-dir", "run"]) == 0
+    summary = json.loads(Path("run/summary.json").read_text())
+    assert (summary["algo"], summary["env_steps"]) == (name, 160_000)
+    assert summary["final_return_mean"] > 60  # chance has 22
+    kept = yaml.safe_load(Path("run/config.yaml").read_text())
+    assert kept["agent"] == {"rollout_length": 200, "spread": 0.5}
+    assert train.main(["--resume", "run", "--total-steps", "200k", "--log-level", "quiet"]) == 0
+    best = [json.loads(text)["best_score"] for text in Path("run/metrics.jsonl").read_text().splitlines()]
+    assert len(best) == 125 and best == sorted(best)  # it went on with what it had
+    assert evaluate.main(["run", "--episodes", "8"]) == 0
+    assert 0 <= jaxrl_fast.load("run").policy([0.0, 0.0, 0.1, 0.0]) <= 1
+
+
+@pytest.mark.slow
+def test_a_module_will_do_from_python(write):
+    module = importlib.import_module(write(HILL_CLIMBING))
+    run = jaxrl_fast.fit(algo=module, total_steps=8000, num_seeds=2, agent={"spread": 1}, **OPTIONS)
+    first, second = ([r["best_score"] for r in run.metrics if r["seed"] == seed] for seed in (0, 1))
+    assert run.summary["algo"] == module.__name__ and first != second
+    again = jaxrl_fast.fit(algo=module.__name__, total_steps=8000, seed=1, agent={"spread": 1}, **OPTIONS)
+    assert [r["best_score"] for r in again.metrics] == pytest.approx(second)
+
+
+@pytest.mark.slow
+def test_its_real_numbers_share_a_program_in_a_sweep(write):
+    """The first trial is chance; the next lies as far away as each member's own spread says."""
+    name = write(HILL_CLIMBING)
+    assert (
+        sweep.main([name, *line(**OPTIONS | {"tensorboard": "false"}, total_steps="16k"), "--agent.spread", "0,2"]) == 0
+    )
+    (folder,) = Path("sweeps").iterdir()
+    members = yaml.safe_load((folder / "01" / "config.yaml").read_text())["made"]["members"]
+    assert members == [{"seed": 0, "agent.spread": 0.0}, {"seed": 0, "agent.spread": 2.0}]
+    records = [json.loads(text) for text in (folder / "01" / "metrics.jsonl").read_text().splitlines()]
+    still, moving = ([r["return_mean"] for r in records if r["agent.spread"] == spread] for spread in (0.0, 2.0))
+    assert still[0] == moving[0] and still[1] != moving[1]
+
+
+WRONG = {
+    "no_make": ("Config = int", "has no make"),
+    "nothing": ("", "has no Config and no make"),
+    "no_dataclass": ("Config = int\ndef make(): ...", "its Config is no dataclass"),
+    "no_default": (HILL_CLIMBING.replace("int = 200", "int"), "of its Config rollout_length has no default"),
+    "no_rollout": (HILL_CLIMBING.replace("rollout_length: int", "steps: int"), "its Config has no rollout_length"),
+    "no_import": ("import nowhere_at_all", "failed with ModuleNotFoundError: No module named 'nowhere_at_all'"),
+}
+
+
+@pytest.mark.parametrize(("text", "said"), WRONG.values(), ids=WRONG)
+def test_what_is_no_algorithm_is_refused_in_a_line(write, text, said, tmp_path, capsys):
+    name = write(text)
+    assert train.main([name, *line(**OPTIONS | {"tensorboard": "false"}, total_steps="160k")]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and said in error
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("algo", "said"),
+    [
+        ("{}.py", "unknown algorithm '{0}.py'; of one's own it is a module's name, as one imports it, such as {0}"),
+        ("pqm", "unknown algorithm 'pqm'; did you mean pqn"),
+        ("json", "unknown algorithm 'json'; there are"),
+        ("a_folder", "unknown algorithm 'a_folder'; there are"),
+        ("a-b", "unknown algorithm 'a-b'; there are"),
+        ("no_package.mine", "unknown algorithm 'no_package.mine'; there are"),
+    ],
+)
+def test_a_name_that_is_none(write, algo, said, tmp_path):
+    name = write(HILL_CLIMBING)
+    (tmp_path / "a_folder").mkdir()
+    with pytest.raises(ValueError, match=f"^{re.escape(said.format(name))}"):
+        config.from_keywords(algo=algo.format(name))
+
+
+def test_a_script_is_no_module_for_others():
+    with pytest.raises(ValueError, match=r"^algo: the script that runs is no module that others can import"):
+        config.from_keywords(algo=sys.modules["__main__"])
+
+
+def test_options_are_checked_as_ours_are(write):
+    name = write(HILL_CLIMBING)
+    with pytest.raises(ValueError, match=r"has no option 'agent.spred'; did you mean agent.spread\?"):
+        config.from_keywords(algo=name, agent={"spred": 1})
+    with pytest.raises(ValueError, match=r"agent.rollout_length: 0 is out of range"):
+        config.from_keywords(algo=name, agent={"rollout_length": 0})
+    with pytest.raises(ValueError, match=r"agent.spread: 'wide' is not a number"):
+        config.from_keywords(algo=name, agent={"spread": "wide"})
+    settings = config.from_keywords(algo=name, agent={"spread": "1e-2"}, env="CartPole-v1")
+    assert settings.agent == agents.load(name).Config(spread=0.01) and dataclasses.is_dataclass(settings.agent)
+
+
+ROWS = """
+    def gradient_rows(self, num_envs):
+        return 200 * num_envs
+
+
+def make("""
+
+
+@pytest.mark.parametrize("says_rows", [False, True])
+def test_it_is_split_over_devices_only_if_it_says_how_much_work_there_is(write, says_rows):
+    name = write(HILL_CLIMBING.replace("\ndef make(", ROWS, 1) if says_rows else HILL_CLIMBING)
+    settings = config.from_keywords(algo=name, total_steps=16_000, **OPTIONS)
+    assert plan.check(settings).num_shards == (2 if says_rows else 1)
+    split = config.from_keywords(algo=name, total_steps=16_000, devices=2, **OPTIONS)
+    if says_rows:
+        assert plan.check(split).num_shards == 2
+        return
+    with pytest.raises(ValueError, match=r"^--devices 2: .* says no gradient_rows, so it learns on one device"):
+        plan.check(split)
