@@ -42,6 +42,7 @@ class Bug(NamedTuple):
     tests: str  # for pytest, separated by blanks
 
 
+POOLS, EPOCHS = "jaxrl_fast/in_flight.py", "jaxrl_fast/epochs.py"
 LOOP, RETURNS, REPLAY = "jaxrl_fast/loop.py", "jaxrl_fast/returns.py", "jaxrl_fast/replay.py"
 PPO, DQN, PQN = (f"jaxrl_fast/agents/{name}.py" for name in ("ppo", "dqn", "pqn"))
 GYMNAX, PROGRAM = "jaxrl_fast/envs/gymnax.py", "jaxrl_fast/program.py"
@@ -85,7 +86,7 @@ BUGS = (
         "jnp.full(num_envs, 255, jnp.uint8)",
         "tests/test_frames.py::test_a_rollout_of_single_frames_gives_its_stacks_back[grey]",
     ),
-    Bug("loop: all pools have the chance of the first", LOOP, "ours, noise[i])", "ours, noise[0])", IN_FLIGHT),
+    Bug("in_flight: all pools have the chance of the first", POOLS, "ours, noise[i])", "ours, noise[0])", IN_FLIGHT),
     Bug(
         "loop: what overlaps learns from the first rollout for ever",
         LOOP,
@@ -109,8 +110,8 @@ BUGS = (
         "tests/test_loop.py::test_every_gradient_step_is_taken_once_and_evenly_over_the_rollout",
     ),
     Bug(
-        "loop: a rollout in flight is bootstrapped from where it began",
-        LOOP,
+        "in_flight: a rollout is bootstrapped from where it began",
+        POOLS,
         "Rollout(steps, obs(end.flights), memory, obs(actors.flights))",
         "Rollout(steps, obs(actors.flights), memory, obs(actors.flights))",
         IN_FLIGHT,
@@ -224,7 +225,7 @@ BUGS = (
     Bug(
         "ppo: the last row bootstraps from itself",
         PPO,
-        "critic(see(state, rollout.next_obs))[None]",
+        "critic(normalised(state, rollout.next_obs))[None]",
         "value[-1:]",
         "tests/test_ppo.py::test_advantages_look_beyond_the_rollouts_end",
     ),
@@ -267,8 +268,8 @@ BUGS = (
     Bug(
         "ppo: the scale of rewards with reset rows",
         PPO,
-        "normalize.update_reward(rewards, reward, steps.last, steps.valid, config.gamma, axis_name)",
-        "normalize.update_reward(rewards, reward, steps.last, steps.valid | True, config.gamma, axis_name)",
+        "normalize.update_reward(rewards, reward, steps.last, steps.valid, parts.config.gamma, axis_name)",
+        "normalize.update_reward(rewards, reward, steps.last, steps.valid | True, parts.config.gamma, axis_name)",
         "tests/test_ppo.py::test_the_scale_of_rewards_leaves_reset_rows_out",
     ),
     Bug(
@@ -546,17 +547,17 @@ BUGS = (
         "tests/test_convolutions.py::test_residual_stages_are_those_of_the_figure",
     ),
     Bug(
-        "minibatch: each epoch has the same minibatches",
-        "jaxrl_fast/minibatch.py",
-        "lesson.learner, jax.random.split(key, parts.config.num_epochs)",
-        "lesson.learner, jnp.stack([key] * parts.config.num_epochs)",
+        "epochs: each has the same minibatches",
+        EPOCHS,
+        "learner, jax.random.split(key, epochs.num_epochs)",
+        "learner, jnp.stack([key] * epochs.num_epochs)",
         "tests/test_loop.py::test_no_key_is_used_twice",
     ),
     Bug(
-        "minibatch: each epoch of an update in parts has the same minibatches",
-        "jaxrl_fast/minibatch.py",
-        "lesson), jax.random.split(key, parts.config.num_epochs)",
-        "lesson), jnp.stack([key] * parts.config.num_epochs)",
+        "epochs: each of an update in parts has the same minibatches",
+        EPOCHS,
+        "key), jax.random.split(key, epochs.num_epochs)",
+        "key), jnp.stack([key] * epochs.num_epochs)",
         "tests/test_loop.py::test_no_key_is_used_twice_where_play_overlaps",
     ),
     Bug(

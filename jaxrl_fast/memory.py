@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from jaxrl_fast import loop, replay
+from jaxrl_fast import in_flight, loop, replay
 from jaxrl_fast.priorities import Tree
 from jaxrl_fast.types import Agent, Env, PyTree
 
@@ -43,7 +43,7 @@ class Need(NamedTuple):
 
 def need(env: Env, agent: Agent, num_seeds: int, num_devices: int = 1) -> Need:
     """Of so many trainings of all environments together, on so many devices. Nothing is computed or compiled."""
-    state = jax.eval_shape(lambda: loop.init(loop.on_paper(env), agent, jax.random.key(0)))
+    state = jax.eval_shape(lambda: loop.init(in_flight.on_paper(env), agent, jax.random.key(0)))
     kept = jax.tree.leaves(state.agent, is_leaf=is_replay)
     of_replay = sum(size(part) for part in kept if is_replay(part))
     parameters = size(state.agent) - of_replay
@@ -55,7 +55,7 @@ def need(env: Env, agent: Agent, num_seeds: int, num_devices: int = 1) -> Need:
 
 def in_between(env: Env, agent: Agent) -> int:
     """Bytes that an update of one training takes at least: its rollout, and that again as minibatches."""
-    env = loop.on_paper(env)
+    env = in_flight.on_paper(env)
     state = jax.eval_shape(lambda: loop.init(env, agent, jax.random.key(0)))
     act = lambda state: loop.act(env, agent, state.agent, state.actors, jax.random.key(0))[1]
     return 2 * size(jax.eval_shape(act, state))

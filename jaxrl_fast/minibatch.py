@@ -5,14 +5,12 @@ chosen by a key needs no sort: each row computes its own place.
 """
 
 from collections.abc import Callable
-from functools import partial
-from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
-from jaxrl_fast.types import GradientSteps, Key, Metrics, PyTree, Rollout
+from jaxrl_fast.types import Key, PyTree
 
 NUM_ROUNDS = 4
 FEWEST_ROWS, MOST_ROWS = 256, 1024  # of a part on a CPU: activations stay in its cache, and calls are few
@@ -55,89 +53,9 @@ def check(num_rows: int, num_minibatches: int) -> None:
     raise ValueError(f"{num_rows} steps per update do not divide into {num_minibatches} minibatches; try {near}")
 
 
-class Epochs(NamedTuple):
-    """How an algorithm learns in several epochs of minibatches over a rollout: `whole` and `in_parts` do it.
-
-    An agent's `parts` are its own affair, but for `spec` and what of `config` is named here. A lesson has `rows`
-    [num_rows, ...] with a `weight`, and the `learner` that gradient steps change.
-    """
-
-    parts: Any
-    begin: Callable[[Any, PyTree, Rollout], Any]  # (parts, S, rollout) to a lesson
-    descend: Callable[[Any, Any, PyTree, PyTree], tuple[PyTree, PyTree]]  # (.., lesson, learner, rows [B]): a step
-    end: Callable[[Any, Any, PyTree, PyTree], tuple[PyTree, Metrics]]  # (.., lesson, learner, sums of metrics) to S
-    total: Callable[[PyTree, str | None], PyTree]  # over devices, by the name of their axis
-    standardise: Callable[[Any, PyTree], PyTree] = lambda parts, batches: batches  # each of minibatches [K, B]
-
-
 def deal(key: Key, num_rows: int, num_minibatches: int) -> Array:
     """The numbers of the rows of each minibatch of an epoch, int32 [num_minibatches, B]."""
     return shuffle(key, num_rows).reshape(num_minibatches, -1)
-
-
-def whole(epochs: Epochs) -> Callable[[PyTree, Rollout, Key], tuple[PyTree, Metrics]]:
-    """An agent's `update`. The rows of an epoch are gathered at once, which is faster where there are few."""
-    parts = epochs.parts
-
-    def update(state, rollout, key):
-        lesson = epochs.begin(parts, state, rollout)
-        epoch = lambda learner, key: _follow(epochs, lesson, learner, _deal(parts, lesson, key))
-        learner, metrics = jax.lax.scan(epoch, lesson.learner, jax.random.split(key, parts.config.num_epochs))
-        return epochs.end(parts, lesson, learner, jax.tree.map(jnp.sum, metrics))
-
-    return update
-
-
-class UnderWay(NamedTuple):
-    """An update of which some gradient steps have been taken."""
-
-    lesson: Any
-    order: Array  # int32 [steps, B]: the rows of each step
-    learner: PyTree
-    sums: PyTree  # of metrics
-
-
-def in_parts(epochs: Epochs) -> GradientSteps:
-    """The same update, one gradient step at a time."""
-    config = epochs.parts.config
-    functions = partial(_begin, epochs), partial(_take_steps, epochs), partial(_end, epochs)
-    return GradientSteps(config.num_epochs * config.num_minibatches, *functions)
-
-
-def _begin(epochs: Epochs, state: PyTree, rollout: Rollout, key: Key) -> UnderWay:
-    parts = epochs.parts
-    lesson = epochs.begin(parts, state, rollout)
-    order = jax.lax.map(partial(_deal, parts, lesson), jax.random.split(key, parts.config.num_epochs))
-    order = order.reshape(-1, order.shape[-1])
-    _, metrics = jax.eval_shape(partial(_follow, epochs, lesson), lesson.learner, order[:1])
-    return UnderWay(lesson, order, lesson.learner, jax.tree.map(lambda x: jnp.zeros(x.shape[1:], x.dtype), metrics))
-
-
-def _take_steps(epochs: Epochs, under_way: UnderWay, first: int | Array, last: int | Array) -> UnderWay:
-    lesson, order, *so_far = under_way
-
-    def step(i, so_far):
-        learner, metrics = _follow(epochs, lesson, so_far[0], order[i][None])
-        return [learner, jax.tree.map(lambda total, x: total + x[0], so_far[1], metrics)]
-
-    return UnderWay(lesson, order, *jax.lax.fori_loop(first, last, step, so_far))
-
-
-def _end(epochs: Epochs, under_way: UnderWay) -> tuple[PyTree, Metrics]:
-    return epochs.end(epochs.parts, under_way.lesson, under_way.learner, under_way.sums)
-
-
-def _follow(epochs: Epochs, lesson: Any, learner: PyTree, order: Array) -> tuple[PyTree, PyTree]:
-    """One gradient step on each minibatch [K, B] of rows, whose weights become those of a mean; metrics are [K]."""
-    batches = take(lesson.rows, order)
-    count = epochs.total(batches.weight.sum(1, keepdims=True), epochs.parts.spec.axis_name)
-    batches = batches._replace(weight=batches.weight / jnp.maximum(count, 1))
-    descend = partial(epochs.descend, epochs.parts, lesson)
-    return jax.lax.scan(descend, learner, epochs.standardise(epochs.parts, batches))
-
-
-def _deal(parts: Any, lesson: Any, key: Key) -> Array:
-    return deal(key, len(lesson.rows.weight), parts.config.num_minibatches)
 
 
 def take(rows: PyTree, numbers: Array) -> PyTree:

@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_fast import loop, population
+from jaxrl_fast import population, rollouts
 from jaxrl_fast.members import Varied
-from jaxrl_fast.types import Agent, Array, Env, Game, Key, PyTree
+from jaxrl_fast.types import Agent, Array, Env, Key, PyTree
 
 BLOCK = 64  # steps between looks at whether all have finished
 MOST_STEPS = 27_000  # of an episode: half an hour of Atari; what goes on for longer is not counted
@@ -29,7 +29,7 @@ class Episodes(NamedTuple):
 class Pass(NamedTuple):
     """An evaluation under way."""
 
-    actors: loop.Actors
+    actors: rollouts.Actors
     episodes: Episodes
     num_blocks: Array  # int32: played so far
 
@@ -53,7 +53,7 @@ def start(env: Env, agent: Agent, num_episodes: int, key: Key) -> Pass:
     """Before the first step."""
     shape = env.spec.num_envs, num_episodes
     none = Episodes(jnp.zeros(shape), jnp.zeros(shape, jnp.int32), jnp.zeros(shape[0], jnp.int32))
-    return Pass(loop.reset(env, agent, jax.random.split(key)[0]), none, jnp.int32(0))
+    return Pass(rollouts.reset(env, agent, jax.random.split(key)[0]), none, jnp.int32(0))
 
 
 def block(env: Env, agent: Agent, state: PyTree, key: Key, now: Pass) -> Pass:
@@ -73,24 +73,15 @@ def under_way(now: Pass) -> Array:
 
 
 def step(
-    env: Env, agent: Agent, policy: loop.Policy, carry: tuple[loop.Actors, Episodes], noise: PyTree
-) -> tuple[tuple[loop.Actors, Episodes], None]:
+    env: Env, agent: Agent, policy: rollouts.Policy, carry: tuple[rollouts.Actors, Episodes], noise: PyTree
+) -> tuple[tuple[rollouts.Actors, Episodes], None]:
     """One step of all; whose game is over gets its score written down."""
     before, episodes = carry
-    actors, (over, score, length) = advance(env, agent, policy, before, jax.tree.map(lambda x: x[None], noise))
+    actors, (_, (over, score, length)) = rollouts.step(env, agent, policy, before, noise)
     place = over[:, None] & jax.nn.one_hot(episodes.finished, episodes.score.shape[1], dtype=bool)
     write = lambda old, new: jnp.where(place, new[:, None], old)
     after = Episodes(write(episodes.score, score), write(episodes.length, length), episodes.finished + over)
     return (actors, after), None
-
-
-def advance(
-    env: Env, agent: Agent, policy: loop.Policy, before: loop.Actors, noise: PyTree
-) -> tuple[loop.Actors, tuple[Array, Array, Array]]:
-    """One step of all with noise [1, ...]; whose game is over [N], and its score and length with this step [N]."""
-    actors, _, _ = loop.rollout(env, agent, policy, before, noise)
-    game = actors.timestep.game or Game(actors.timestep.reward, actors.timestep.last)
-    return actors, (game.over, before.score + game.reward, before.length + ~before.timestep.last)
 
 
 class Moment(NamedTuple):
@@ -108,11 +99,11 @@ def watch(env: Env, agent: Agent, state: PyTree, seed: int) -> Iterator[Moment]:
 
     @jax.jit
     def next_moment(state, actors, time):
-        noise = agent.noise(jax.random.fold_in(key, time), 1, 1)
-        after, results = advance(env, agent, partial(agent.exploit, state), actors, noise)
-        return after, (after.timestep.obs, *results)
+        noise = jax.tree.map(lambda x: x[0], agent.noise(jax.random.fold_in(key, time), 1, 1))
+        after, (_, game) = rollouts.step(env, agent, partial(agent.exploit, state), actors, noise)
+        return after, (after.timestep.obs, *game)
 
-    actors = jax.jit(partial(loop.reset, env, agent))(key_reset)
+    actors = jax.jit(partial(rollouts.reset, env, agent))(key_reset)
     seen = actors.timestep.obs, np.zeros(1, bool), actors.score, actors.length
     time = 0
     while True:
@@ -178,7 +169,7 @@ class Evaluator:
         return score, length, ended
 
     def compile(self, arguments: tuple[Any, ...]) -> None:
-        """Everything."""
+        """What an evaluation calls, ahead of the first one."""
         if not self.on_device:
             like = jax.eval_shape(self.play, *arguments)
             self.block = self.block.lower(*arguments[1:], like).compile()

@@ -24,7 +24,7 @@ import numpy as np
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jaxrl_fast import loop
+from jaxrl_fast import in_flight, loop
 from jaxrl_fast.members import Varied
 from jaxrl_fast.memory import is_replay
 from jaxrl_fast.types import Agent, Array, Env, Metrics, PyTree
@@ -125,7 +125,7 @@ def shapes(
     """Shapes and dtypes of a state, as the program of the same arguments will have it. Nothing is compiled."""
     values, make = varied or ({}, lambda _: agent)
     num_trained = filled(num_seeds, num_shards)
-    init = spread_out(loop.on_paper(env), make, num_trained, 1, num_shards).init
+    init = spread_out(in_flight.on_paper(env), make, num_trained, 1, num_shards).init
     values = {name: jax.ShapeDtypeStruct((num_trained,), x.dtype) for name, x in values.items()}
     return _of_seeds(jax.eval_shape(init, _seeds(num_trained), values), num_seeds, num_trained)
 

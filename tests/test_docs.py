@@ -12,7 +12,7 @@ import pytest
 from gymnax.environments import spaces
 
 import jaxrl_fast
-from jaxrl_fast import agents, config, envs, loop, population
+from jaxrl_fast import agents, config, envs, loop, population, rollouts
 from jaxrl_fast.agents.configs import CONFIGS
 from jaxrl_fast.options import Options, types_of
 from jaxrl_fast.spelling import ELSEWHERE
@@ -145,7 +145,8 @@ def test_the_table_of_rows_is_what_is_played():
     actions = jnp.array([[int(row[1])] for row in told], jnp.int32)
     env, play = envs.make(Steps, 1), lambda obs, memory, noise: Decision(noise)
     agent = Agent(*(None,) * 5, rollout_length=len(told))
-    _, rollout, _ = jax.jit(partial(loop.rollout, env, agent, play))(loop.reset(env, agent, jax.random.key(0)), actions)
+    actors = rollouts.reset(env, agent, jax.random.key(0))
+    _, rollout, _ = jax.jit(partial(rollouts.rollout, env, agent, play))(actors, actions)
     steps = jax.tree.map(lambda x: np.asarray(x).reshape(len(told)), rollout.steps._replace(extras=np.zeros(len(told))))
     following = [*steps.obs[1:], float(np.asarray(rollout.next_obs).item())]
     say = lambda x: ("no", "yes")[int(x)] if isinstance(x, np.bool_) else f"{x:g}"

@@ -32,6 +32,7 @@ from jaxrl_fast import (
     program,
     replay,
     report,
+    rollouts,
     sinks,
     train,
     trainer,
@@ -195,7 +196,7 @@ def test_scores_are_of_whole_games_unclipped():
     def act(key):
         state = loop.init(env, agent, key)
         noise = agent.noise(key, num_steps, NUM_ENVS)
-        return loop.rollout(env, agent, functools.partial(agent.explore, state.agent), state.actors, noise)[1:]
+        return rollouts.rollout(env, agent, functools.partial(agent.explore, state.agent), state.actors, noise)[1:]
 
     experience, scores = jax.device_get(act(jax.random.key(1)))
     pool = envpool.make_gymnasium(name, num_envs=NUM_ENVS, seed=adapter.seeds_of(SEED, NUM_ENVS), episodic_life=True)

@@ -18,7 +18,7 @@ FILES = sorted(str(path.relative_to(ROOT).with_suffix("")) for path in ROOT.rglo
 
 PARTS = (
     *("returns", "distributions", "networks", "normalize", "minibatch"),
-    *("convolutions", "frames", "replay", "priorities", "exploration", "gradients"),
+    *("convolutions", "frames", "replay", "priorities", "exploration", "gradients", "epochs"),
 )
 AROUND = ("play", "memory", "config", "checkpoint", "sinks", "scores", "curves", "program")
 SWEEP = ("sweep", "grid", "layout", "sweeper", "slurm", "results", "figures")
@@ -35,6 +35,8 @@ BELOW_AROUND = (
     "population",
     "members",
     *PARTS,
+    "rollouts",
+    "in_flight",
     "loop",
     "agents/*",
     "envs/*",
@@ -61,10 +63,13 @@ LAYERS = (
     Layer(("written", "values"), ours=("spelling", "options", "written"), theirs=("yaml",), pure=False),
     Layer(("networks",), ours=("types", "convolutions")),
     Layer(("replay",), ours=("types", "frames")),
+    Layer(("epochs",), ours=("types", "minibatch", "gradients")),
     Layer(PARTS, ours=("types",)),
     Layer(("population",), ours=(), theirs=("numpy",)),
     Layer(("members",), ours=("types",), theirs=("numpy",)),
-    Layer(("loop",), ours=("types",), theirs=("jax",)),
+    Layer(("rollouts",), ours=("types",), theirs=("jax",)),
+    Layer(("in_flight",), ours=("types", "rollouts"), theirs=("jax",)),
+    Layer(("loop",), ours=("types", "rollouts", "in_flight"), theirs=("jax",)),
     Layer(("imported",), ours=(), theirs=(), pure=False),
     Layer(("envs/__init__",), ours=("types", "spelling", "imported"), lazily=("envs/*",), pure=False),
     Layer(("envs/__main__",), ours=ANY, theirs=(), pure=False),  # a command line

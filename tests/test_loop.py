@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from jax.experimental import checkify, io_callback
 
-from jaxrl_fast import agents, loop, population, program
+from jaxrl_fast import agents, in_flight, loop, population, program, rollouts
 from jaxrl_fast.agents import configs, ppo
 from jaxrl_fast.types import Agent, Decision, GradientSteps
 from tests import probes, slow
@@ -118,7 +118,7 @@ def test_scores_lengths_and_valid_steps():
 def test_lengths_add_up_past_int32():
     """65,536 games of 40,000 steps that end at once: 2.6e9."""
     over, length = np.ones(2**16, bool), np.full(2**16, 40_000)
-    found = loop._scores(over, jnp.array(over), jnp.zeros(2**16), jnp.array(length, jnp.int32))
+    found = rollouts.scores_of(over, jnp.array(over), jnp.zeros(2**16), jnp.array(length, jnp.int32))
     assert float(found["length_sum"]) == pytest.approx(length.sum(dtype=np.int64), rel=1e-6)
 
 
@@ -279,7 +279,7 @@ def test_learning_begins_when_all_have_their_actions_and_ends_before_they_are_as
 def test_what_has_to_come_after_calls_depends_on_them_for_the_compiler_too():
     """Without that XLA may put it before them, whatever order it is written in."""
     handle = jax.ShapeDtypeStruct((8,), jnp.uint8)
-    compiled = jax.jit(loop._only_after).lower((handle, jax.ShapeDtypeStruct((4,), bool)), jnp.int32(3)).compile()
+    compiled = jax.jit(in_flight._only_after).lower((handle, jax.ShapeDtypeStruct((4,), bool)), jnp.int32(3)).compile()
     body = compiled.as_text().partition("ENTRY")[2]
     name = re.search(r"(%\S+) = u8\[8\]\S* parameter\(", body)
     assert name and body.count(name.group(1)) > 1, "it has a use"

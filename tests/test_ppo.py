@@ -30,7 +30,7 @@ def learn(env, num_updates, seed=0, **config):
 
 def value(agent, state, obs):
     parts = agent.explore.args[0]
-    obs = ppo.see(state, jnp.asarray(obs, jnp.float32))
+    obs = ppo.normalised(state, jnp.asarray(obs, jnp.float32))
     return np.asarray(parts.network.critic(state.params["network"], obs))
 
 
@@ -186,7 +186,7 @@ def test_advantages_look_beyond_the_rollouts_end():
     agent = ppo.make(ppo.Config(rollout_length=16, hidden=(8,), gamma=gamma, gae_lambda=lambda_), env.spec, 10)
     state = jax.jit(agent.init)(jax.random.key(0))
     experience = probes.experience(env, agent, state)
-    rows = jax.jit(lambda *given: ppo.prepare(agent.explore.args[0], *given)[1])(state, experience)
+    rows = jax.jit(lambda *given: ppo.begin(agent.explore.args[0], *given).rows)(state, experience)
     steps = jax.device_get(experience.steps)
     of_all = value(agent, state, np.concatenate([steps.obs, experience.next_obs[None]]))
     advantage, following = np.zeros((17, 3)), of_all[1:]
@@ -258,7 +258,7 @@ def test_gradient_steps_see_advantages_as_the_option_says(normalize_advantage):
 
     @jax.jit
     def update(state, experience):
-        rows = ppo.prepare(agent.explore.args[0], state, experience)[1]
+        rows = ppo.begin(agent.explore.args[0], state, experience).rows
         return rows, agent.update(state, experience, jax.random.key(1))[1]
 
     rows, metrics = update(state, experience)
@@ -312,7 +312,7 @@ def test_the_scale_of_rewards_leaves_reset_rows_out():
         total = 0.9 * total + steps.reward[t]
         sums += list(total[steps.valid[t]])
         total = np.where(steps.last[t] | ~steps.valid[t], 0, total)
-    after = jax.jit(lambda *given: ppo.prepare(agent.explore.args[0], *given)[0])(state, experience)
+    after = jax.jit(lambda *given: ppo.begin(agent.explore.args[0], *given).state)(state, experience)
     np.testing.assert_allclose(
         (after.rewards.stats.mean, after.rewards.stats.var), (np.mean(sums), np.var(sums)), rtol=1e-3
     )

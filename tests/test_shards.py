@@ -7,7 +7,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import jaxrl_fast
-from jaxrl_fast import agents, checkpoint, config, envs, loop, plan, program
+from jaxrl_fast import agents, checkpoint, config, envs, in_flight, plan, program
 from jaxrl_fast.envs import envpool as adapter
 from jaxrl_fast.envs import envpool_tasks, shards
 from jaxrl_fast.types import Conditions
@@ -160,5 +160,5 @@ def test_no_pool_is_made_of_shards_on_paper():
     held = len(adapter.KEPT)
     env, agent, num_shards = divided(*words)
     like = program.shapes(env, agent, 1, num_shards)
-    assert isinstance(like.actors, loop.InFlight) and like.actors.flights[0].actors.score.shape == (2, 2)
+    assert isinstance(like.actors, in_flight.InFlight) and like.actors.flights[0].actors.score.shape == (2, 2)
     assert len(adapter.KEPT) == held

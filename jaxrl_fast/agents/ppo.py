@@ -12,9 +12,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxrl_fast import distributions, frames, gradients, minibatch, networks, normalize, returns
+from jaxrl_fast import distributions, epochs, frames, gradients, minibatch, networks, normalize, returns
 from jaxrl_fast.agents import configs
-from jaxrl_fast.types import Agent, Array, Box, Decision, Discrete, EnvSpec, Key, Metrics, PyTree, Rollout
+from jaxrl_fast.types import Agent, Array, Box, Decision, Discrete, EnvSpec, Key, Metrics, PyTree, Rollout, Transition
 
 Config = configs.PPO
 
@@ -89,25 +89,26 @@ def make(config: Config, spec: EnvSpec, num_updates: int, objective: Callable | 
     )
     num_steps = config.num_epochs * config.num_minibatches  # of an update
     learning_rate = gradients.linear(config.learning_rate, config.anneal, num_updates * num_steps)
-    gradient_step = gradients.optimiser(
+    optimiser = gradients.optimiser(
         learning_rate,
         epsilon=config.adam_epsilon,
         max_grad_norm=config.max_grad_norm,
         axis_name=spec.axis_name,
     )
     frame_stack = 0 if config.normalize_observations or spec.frame_stack < 2 else spec.frame_stack
-    parts = Parts(config, spec, network, learning_rate, gradient_step, objective or loss, frame_stack)
-    epochs = minibatch.Epochs(parts, begin, descend, end, gradients.total, standardise)
+    parts = Parts(config, spec, network, learning_rate, optimiser, objective or loss, frame_stack)
     return Agent(
         init=partial(init, parts),
         explore=partial(explore, parts),
         exploit=partial(exploit, parts),
-        update=minibatch.whole(epochs),
+        update=partial(update, parts),
         noise=partial(noise, spec.action),
         rollout_length=config.rollout_length,
         keep=frames.keeper(frame_stack),
         interrupt=interrupt,
-        gradient_steps=minibatch.in_parts(epochs),
+        gradient_steps=epochs.in_parts(
+            num_steps, partial(begin, parts), partial(epochs_of, parts), partial(end, parts)
+        ),
     )
 
 
@@ -154,23 +155,23 @@ def noise(action: Discrete | Box, key: Key, num_steps: int, num_envs: int) -> Ar
 
 def explore(parts: Parts, state: State, obs: PyTree, memory: PyTree, noise: Array) -> Decision:
     """A sample of the policy."""
-    policy = act(parts, state.params, see(state, obs))
-    return Decision(policy.sample_from(noise), extras=policy)
+    pi = policy(parts, state.params, normalised(state, obs))
+    return Decision(pi.sample_from(noise), extras=pi)
 
 
 def exploit(parts: Parts, state: State, obs: PyTree, memory: PyTree, noise: Array) -> Decision:
     """The policy's mode."""
-    return Decision(act(parts, state.params, see(state, obs)).mode())
+    return Decision(policy(parts, state.params, normalised(state, obs)).mode())
 
 
-def see(state: State, obs: PyTree) -> PyTree:
-    """Observations as the network wants them."""
+def normalised(state: State, obs: PyTree) -> PyTree:
+    """Observations as the network sees them: less their mean, over their standard deviation, if that is asked for."""
     if not state.observations:
         return obs
     return jax.tree.map(normalize.apply, state.observations, obs, is_leaf=_is_stats)
 
 
-def act(parts: Parts, params: PyTree, obs: PyTree) -> PyTree:
+def policy(parts: Parts, params: PyTree, obs: PyTree) -> PyTree:
     """The distribution over actions, [..., A or D]."""
     return distribution(parts, params, parts.network.actor(params["network"], obs))
 
@@ -183,11 +184,77 @@ def distribution(parts: Parts, params: PyTree, output: Array) -> PyTree:
     return kind(output, jnp.broadcast_to(params["log_std"], output.shape))
 
 
+def update(parts: Parts, state: State, rollout: Rollout, key: Key) -> tuple[State, Metrics]:
+    """Learns from a rollout, in several epochs of minibatches (algorithm 1)."""
+    lesson = begin(parts, state, rollout)
+    learner, sums = epochs.run(epochs_of(parts, lesson), lesson.learner, lesson.rows, key)
+    return end(parts, lesson, learner, sums)
+
+
+def epochs_of(parts: Parts, lesson: Lesson) -> epochs.Epochs:
+    """How a lesson is gone through."""
+    return epochs.Epochs(
+        num_epochs=parts.config.num_epochs,
+        num_minibatches=parts.config.num_minibatches,
+        axis_name=parts.spec.axis_name,
+        gradient_step=partial(gradient_step, parts, lesson.frames),
+        standardise=partial(standardise, parts),
+    )
+
+
 def begin(parts: Parts, state: State, rollout: Rollout) -> Lesson:
-    """What is to be learnt from one rollout."""
-    rollout = normalize.clip_rewards(rollout, parts.config.clip_rewards)
-    after, rows, kept, explained = prepare(parts, state, rollout)
-    return Lesson(Learner(state.params, state.optimiser, jnp.bool_(False)), rows, kept, after, explained)
+    """What is to be learnt from one rollout. Observations are seen by the statistics of before."""
+    config, axis_name = parts.config, parts.spec.axis_name
+    rollout = normalize.clip_rewards(rollout, config.clip_rewards)
+    steps = rollout.steps
+    after, reward = take_in(parts, state, steps)
+    if not parts.frame_stack:
+        rollout = rollout._replace(steps=steps._replace(obs=normalised(state, steps.obs)))
+    obs, kept = frames.rows(parts.frame_stack, rollout)
+    value, next_value = values(parts, state, rollout, obs, kept)
+    discount = config.gamma * steps.discount
+    advantage = returns.gae(reward, discount, value, next_value, steps.last, config.gae_lambda)
+    target = advantage + value
+    weight = steps.valid.astype(jnp.float32)
+    rows = minibatch.flatten(Batch((), steps.action, steps.extras, value, advantage, target, weight))
+    explained = explained_variance(target, advantage, weight, axis_name)
+    learner = Learner(state.params, state.optimiser, jnp.bool_(False))
+    return Lesson(learner, rows._replace(obs=obs), kept, after, explained)
+
+
+def take_in(parts: Parts, state: State, steps: Transition) -> tuple[State, Array]:
+    """The state with a rollout's steps in its statistics, and their rewards [T, N] as they are learnt from."""
+    axis_name, reward, rewards, observations = parts.spec.axis_name, steps.reward, state.rewards, state.observations
+    if rewards:
+        rewards = normalize.update_reward(rewards, reward, steps.last, steps.valid, parts.config.gamma, axis_name)
+        reward = normalize.apply_reward(rewards, reward)
+    if observations:
+        update = lambda stats, obs: normalize.update(stats, obs, steps.valid, axis_name)
+        observations = jax.tree.map(update, observations, steps.obs, is_leaf=_is_stats)
+    return state._replace(observations=observations, rewards=rewards), reward
+
+
+def values(
+    parts: Parts, state: State, rollout: Rollout, obs: PyTree, kept: frames.Frames | tuple[()]
+) -> tuple[Array, Array]:
+    """The critic's of each step and of what follows it, f32 [T, N]: here in bulk, not step by step while acting.
+
+    `obs` [T * N, ...] stand for the steps' observations, or are numbers of their frames in what was `kept`.
+    """
+    critic = partial(parts.network.critic, state.params["network"])
+    if parts.frame_stack:  # stacks for a minibatch at a time
+        look = partial(frames.look, parts.frame_stack, kept)
+        value = jax.lax.map(lambda some: critic(look(some)), obs.reshape(parts.config.num_minibatches, -1))
+    else:
+        value = critic(obs)
+    value = value.reshape(rollout.steps.reward.shape)
+    return value, jnp.concatenate([value[1:], critic(normalised(state, rollout.next_obs))[None]])
+
+
+def explained_variance(target: Array, advantage: Array, weight: Array, axis_name: str | None) -> Array:
+    """1 - Var(target - value) / Var(target), f32 []: 1 where values knew all, 0 where no more than the mean."""
+    variance = _variance(target, weight, axis_name)
+    return jnp.where(variance > 0, 1 - _variance(advantage, weight, axis_name) / jnp.maximum(variance, 1e-8), 0)
 
 
 def end(parts: Parts, lesson: Lesson, learner: Learner, sums: tuple[Metrics, Array]) -> tuple[State, Metrics]:
@@ -197,40 +264,6 @@ def end(parts: Parts, lesson: Lesson, learner: Learner, sums: tuple[Metrics, Arr
     learning_rate = parts.learning_rate(learner.optimiser[-1].count)
     state = lesson.state._replace(params=learner.params, optimiser=learner.optimiser)
     return state, means | {"explained_variance": lesson.explained, "learning_rate": learning_rate}
-
-
-def prepare(parts: Parts, state: State, rollout: Rollout) -> tuple[State, Batch, frames.Frames | tuple[()], Array]:
-    """The state with this rollout in its statistics, rows [T * N, ...], their frames, and the explained variance.
-
-    Values are computed here, in bulk, rather than step by step while acting. Observations are seen by the statistics of
-    before.
-    """
-    config, steps, axis_name = parts.config, rollout.steps, parts.spec.axis_name
-    reward, rewards = steps.reward, state.rewards
-    if rewards:
-        rewards = normalize.update_reward(rewards, reward, steps.last, steps.valid, config.gamma, axis_name)
-        reward = normalize.apply_reward(rewards, reward)
-    take_in = lambda stats, obs: normalize.update(stats, obs, steps.valid, axis_name)
-    observations = state.observations and jax.tree.map(take_in, state.observations, steps.obs, is_leaf=_is_stats)
-    if not parts.frame_stack:
-        rollout = rollout._replace(steps=steps._replace(obs=see(state, steps.obs)))
-    obs, kept = frames.rows(parts.frame_stack, rollout)
-    critic = partial(parts.network.critic, state.params["network"])
-    if parts.frame_stack:  # stacks for a minibatch at a time
-        look = partial(frames.look, parts.frame_stack, kept)
-        value = jax.lax.map(lambda some: critic(look(some)), obs.reshape(config.num_minibatches, -1))
-    else:
-        value = critic(obs)
-    value = value.reshape(reward.shape)
-    next_value = jnp.concatenate([value[1:], critic(see(state, rollout.next_obs))[None]])
-    discount = config.gamma * steps.discount
-    advantage = returns.gae(reward, discount, value, next_value, steps.last, config.gae_lambda)
-    target = advantage + value
-    weight = steps.valid.astype(jnp.float32)
-    rows = minibatch.flatten(Batch((), steps.action, steps.extras, value, advantage, target, weight))
-    spread = _variance(target, weight, axis_name)
-    explained = jnp.where(spread > 0, 1 - _variance(advantage, weight, axis_name) / jnp.maximum(spread, 1e-8), 0)
-    return state._replace(observations=observations, rewards=rewards), rows._replace(obs=obs), kept, explained
 
 
 def standardise(parts: Parts, batches: Batch) -> Batch:
@@ -244,11 +277,13 @@ def standardise(parts: Parts, batches: Batch) -> Batch:
     return batches._replace(advantage=distance / (jnp.sqrt(variance) + 1e-8))
 
 
-def descend(parts: Parts, lesson: Lesson, learner: Learner, batch: Batch) -> tuple[Learner, tuple[Metrics, Array]]:
+def gradient_step(
+    parts: Parts, kept: frames.Frames | tuple[()], learner: Learner, batch: Batch
+) -> tuple[Learner, tuple[Metrics, Array]]:
     """One gradient step, or none once the policy has moved too far: what comes after is computed and not counted."""
     params, optimiser, stopped = learner
     tried = ~stopped
-    batch = batch._replace(obs=frames.look(parts.frame_stack, lesson.frames, batch.obs))
+    batch = batch._replace(obs=frames.look(parts.frame_stack, kept, batch.obs))
     gradient, metrics = minibatch.accumulate(jax.grad(partial(parts.objective, parts), has_aux=True), params, batch)
     updates, next_optimiser = parts.optimiser.update(gradient, optimiser, params)
     after = optax.apply_updates(params, updates), next_optimiser
@@ -265,8 +300,8 @@ def loss(parts: Parts, params: PyTree, batch: Batch) -> tuple[Array, Metrics]:
     """
     config = parts.config
     output, value = parts.network.both(params["network"], batch.obs)
-    policy = distribution(parts, params, output)
-    log_ratio = policy.log_prob(batch.action) - batch.policy.log_prob(batch.action)
+    pi = distribution(parts, params, output)
+    log_ratio = pi.log_prob(batch.action) - batch.policy.log_prob(batch.action)
     ratio = jnp.exp(log_ratio)
     clipped = jnp.clip(ratio, 1 - config.clip, 1 + config.clip)
     policy_loss = -jnp.minimum(ratio * batch.advantage, clipped * batch.advantage)
@@ -274,7 +309,7 @@ def loss(parts: Parts, params: PyTree, batch: Batch) -> tuple[Array, Metrics]:
     if config.value_clip:
         near = batch.value + jnp.clip(value - batch.value, -config.clip, config.clip)
         error = jnp.maximum(error, (near - batch.target) ** 2)
-    entropy = policy.entropy()
+    entropy = pi.entropy()
     total = policy_loss + config.value_coef * 0.5 * error - config.entropy_coef * entropy
     metrics = {
         "policy_loss": policy_loss,

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxrl_fast import distributions, exploration, frames, gradients, minibatch, networks, normalize, returns
+from jaxrl_fast import distributions, epochs, exploration, frames, gradients, minibatch, networks, normalize, returns
 from jaxrl_fast.agents import configs
 from jaxrl_fast.types import Agent, Array, Decision, EnvSpec, Key, Metrics, PyTree, Rollout
 
@@ -80,7 +80,7 @@ def make(config: Config, spec: EnvSpec, num_updates: int) -> Agent:
     )
     num_steps = config.num_epochs * config.num_minibatches  # of an update
     learning_rate = gradients.linear(config.learning_rate, config.anneal, num_updates * num_steps)
-    gradient_step = gradients.optimiser(
+    optimiser = gradients.optimiser(
         learning_rate,
         epsilon=config.adam_epsilon,
         max_grad_norm=config.max_grad_norm,
@@ -88,17 +88,18 @@ def make(config: Config, spec: EnvSpec, num_updates: int) -> Agent:
         axis_name=spec.axis_name,
     )
     epsilon = exploration.Epsilon(config.epsilon_start, config.epsilon_end, config.epsilon_steps, config.epsilon_ladder)
-    parts = Parts(config, spec, network, epsilon, learning_rate, gradient_step)
-    epochs = minibatch.Epochs(parts, begin, descend, end, gradients.total)
+    parts = Parts(config, spec, network, epsilon, learning_rate, optimiser)
     return Agent(
         init=partial(init, parts),
         explore=partial(explore, parts),
         exploit=partial(exploit, parts),
-        update=minibatch.whole(epochs),
+        update=partial(update, parts),
         noise=exploration.noise,
         rollout_length=config.rollout_length,
         keep=frames.keeper(spec.frame_stack),
-        gradient_steps=minibatch.in_parts(epochs),
+        gradient_steps=epochs.in_parts(
+            num_steps, partial(begin, parts), partial(epochs_of, parts), partial(end, parts)
+        ),
     )
 
 
@@ -125,6 +126,23 @@ def epsilons(parts: Parts, state: State, place: int | Array = 0, num_envs: int |
     before = exploration.env_steps(parts.spec, parts.config.rollout_length, state.num_updates)
     now = before + place * parts.spec.num_envs * parts.spec.num_shards
     return exploration.epsilons(parts.epsilon, parts.spec, now, num_envs)
+
+
+def update(parts: Parts, state: State, rollout: Rollout, key: Key) -> tuple[State, Metrics]:
+    """Learns from a rollout, in several epochs of minibatches (algorithm 1)."""
+    lesson = begin(parts, state, rollout)
+    learner, sums = epochs.run(epochs_of(parts, lesson), lesson.learner, lesson.rows, key)
+    return end(parts, lesson, learner, sums)
+
+
+def epochs_of(parts: Parts, lesson: Lesson) -> epochs.Epochs:
+    """How a lesson is gone through."""
+    return epochs.Epochs(
+        num_epochs=parts.config.num_epochs,
+        num_minibatches=parts.config.num_minibatches,
+        axis_name=parts.spec.axis_name,
+        gradient_step=partial(gradient_step, parts, lesson.frames),
+    )
 
 
 def begin(parts: Parts, state: State, rollout: Rollout) -> Lesson:
@@ -160,10 +178,12 @@ def prepare(parts: Parts, params: PyTree, rollout: Rollout) -> tuple[Batch, fram
     return rows._replace(obs=obs), kept
 
 
-def descend(parts: Parts, lesson: Lesson, learner: Learner, batch: Batch) -> tuple[Learner, Metrics]:
+def gradient_step(
+    parts: Parts, kept: frames.Frames | tuple[()], learner: Learner, batch: Batch
+) -> tuple[Learner, Metrics]:
     """One gradient step."""
     params, optimiser = learner
-    batch = batch._replace(obs=frames.look(parts.spec.frame_stack, lesson.frames, batch.obs))
+    batch = batch._replace(obs=frames.look(parts.spec.frame_stack, kept, batch.obs))
     gradient, metrics = minibatch.accumulate(jax.grad(partial(loss, parts), has_aux=True), params, batch)
     updates, optimiser = parts.optimiser.update(gradient, optimiser, params)
     return Learner(optax.apply_updates(params, updates), optimiser), metrics
