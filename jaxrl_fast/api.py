@@ -30,6 +30,9 @@ def fit(
     numbers are no longer finite is a FloatingPointError; its folder holds what there was until then. By Ctrl-C
     while it trains it is ended, saved and returned, with the status "stopped"; a second one is a KeyboardInterrupt.
     """
+    if isinstance(options.get("resume"), Run):
+        options |= {"env": options["resume"].env} if options["resume"].env is not None and "env" not in options else {}
+        options["resume"] = options["resume"].folder
     settings = config.from_keywords(preset, algo, agent, **options)
     ready = plan.prepare(settings)
     outcome = trainer.execute(ready)
@@ -116,7 +119,7 @@ class Run:
 
     folder: Path
     summary: dict[str, Any]
-    agent_state: Any = None  # what `fit` ended with, for the algorithm's functions: [S, ...] where there are S seeds
+    agent_state: Any = None  # what `fit` ended with but for a replay, [S, ...] where there are S seeds: to act by
     env: Any = None  # what it was trained in, where an id does not find that
 
     @classmethod
@@ -157,8 +160,11 @@ class Run:
         return f"Run({self._words()}, folder={str(self.folder)!r})"
 
     def _repr_html_(self) -> str:
-        picture = base64.b64encode(self.plot()._repr_png_()).decode("ascii")
         words = html.escape(f"{self._words()} · {self.folder}")
+        try:
+            picture = base64.b64encode(self.plot()._repr_png_()).decode("ascii")
+        except ValueError:  # there is nothing to see
+            return words
         return f'<div>{words}<br><img src="data:image/png;base64,{picture}" width="720"></div>'
 
     def _words(self) -> str:

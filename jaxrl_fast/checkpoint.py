@@ -152,8 +152,8 @@ def newest(parent: Path, unneeded: Unneeded = lambda name: False) -> tuple[Check
 
 
 def folders(parent: Path) -> list[Path]:
-    """All checkpoints, the oldest first."""
-    found = parent.glob(f"{PREFIX}*") if parent.is_dir() else ()
+    """All checkpoints, the oldest first. A copy that someone put beside them has another name and is none."""
+    found = [f for f in parent.glob(f"{PREFIX}*") if f.name.removeprefix(PREFIX).isdecimal()] if parent.is_dir() else []
     return sorted(found, key=_place)
 
 

@@ -121,6 +121,17 @@ def new_file(path: Path) -> Path:
     return next(free for free in tries if not free.exists())
 
 
+def claim_file(path: Path) -> Path:
+    """The same, which is there from now on, empty: whoever else looks for a new file meanwhile takes another."""
+    while True:
+        free = new_file(path)
+        try:
+            free.open("x").close()
+            return free
+        except FileExistsError:
+            continue
+
+
 def check_out(path: Path, endings: Sequence[str]) -> None:
     """ValueError where a file of one of these kinds cannot be written here."""
     if path.suffix.lower() not in endings:

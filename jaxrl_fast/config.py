@@ -30,6 +30,10 @@ NOT_OF_GAMES = ("num_threads", "thread_affinity_offset")  # options of environme
 DEFAULT = {"config": "ppo_cartpole", "stop_when_solved": True}  # without an algorithm, a preset or an environment
 
 
+class UnknownAlgorithm(ValueError):
+    """There is none of that name, or it cannot be imported from here."""
+
+
 class Settings(NamedTuple):
     """One run, resolved."""
 
@@ -102,7 +106,7 @@ def resolve(algo: str, written: list[Setting]) -> Settings:
         raise ValueError(f"preset {preset} is for {of_preset}, not {algo}")
     algo = str(algo or of_preset or "ppo")
     if algo.endswith(".py") or not agents.exists(algo):
-        _refuse_algorithm(algo)
+        _refuse_algorithm(algo, of_preset and f" of {preset}: no module of that name is found from here")
     settings = [s for s in from_preset if s.name != "algo"] + [s for s in written if s.name != "config"]
     agent_type = agents.options(algo)
     values: dict[str, Any] = {}
@@ -131,13 +135,13 @@ def resolve(algo: str, written: list[Setting]) -> Settings:
     return Settings(algo, preset or "", options, agent_type(**own), by_default)
 
 
-def _refuse_algorithm(algo: str) -> NoReturn:
+def _refuse_algorithm(algo: str, of_preset: str) -> NoReturn:
     hint = nearest(algo, CONFIGS) or nearest(algo, shipped(), "--config {}".format)
     if (path_of(algo) / CONFIG).is_file():
         hint = f"; to go on with the run in that folder, --resume {algo}"
     elif algo.endswith(".py"):
         hint = f"; of one's own it is a module's name, as one imports it, such as {Path(algo).stem}"
-    raise ValueError(f"unknown algorithm {algo!r}{hint or f'; there are {listed(CONFIGS)}'}")
+    raise UnknownAlgorithm(f"unknown algorithm {algo!r}{of_preset}{hint or f'; there are {listed(CONFIGS)}'}")
 
 
 def _convert(kind: Any, setting: Setting) -> Any:
@@ -222,13 +226,23 @@ def resumed(algo: str, written: list[Setting], folder: Path) -> Settings:
         same = SAME.get(name, operator.eq)(old, new)
         if fixed and not same:
             raise ValueError(f"{setting.said} {_plain(new)}: this run has {_plain(old)}, and goes on only with that")
+    check_env(folder, now.options.env)
     return now._replace(preset="", options=dataclasses.replace(now.options, resume=str(folder)))
 
 
 def of_run(folder: Path) -> Settings:
-    """Those of the run in this folder, as it wrote them down."""
+    """Settings of the run in this folder, as it wrote them down."""
     path = file_of_run(folder, str(folder))
     return resolve("", [Setting("config", [str(path)], str(path))])
+
+
+def check_env(folder: Path, env: Any) -> None:
+    """ValueError where a run was trained in an object, which its name would make anew in another way."""
+    if isinstance(env, str) and made(folder / CONFIG).get("env_is_an_object"):
+        raise ValueError(
+            f"{folder} was trained in an object of {env}, which may have been made in a way of its own; give that, or "
+            "the class, from Python: env=..."
+        )
 
 
 def file_of_run(folder: Path, said: str) -> Path:
@@ -305,7 +319,7 @@ def to_mapping(settings: Settings) -> dict[str, Any]:
 def as_lists(value: Any) -> Any:
     """Arrays as lists of numbers, also within lists and dictionaries, and what is none as it is."""
     if isinstance(value, (list, tuple)):
-        return type(value)(map(as_lists, value))
+        return [as_lists(part) for part in value]
     if isinstance(value, dict):
         return {name: as_lists(part) for name, part in value.items()}
     return value.tolist() if hasattr(value, "tolist") else value
@@ -344,12 +358,15 @@ def _positive(name: str) -> str:
 
 def _same_env(old: Any, new: Any) -> bool:
     """With or without its backend; what is no id has no name that could be compared."""
-    return not isinstance(new, str) or new in (old, str(old).rpartition("/")[2])
+    if not isinstance(new, str):
+        return True
+    (backend, name), (other, its_name) = (env.rpartition("/")[::2] for env in (str(old), new))
+    return name == its_name and (backend == other or not backend or not other)
 
 
 def _same_games(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
     """Options of environments that play the same."""
-    of_games = lambda options: {name: value for name, value in options.items() if name not in NOT_OF_GAMES}
+    of_games = lambda options: {name: as_lists(value) for name, value in options.items() if name not in NOT_OF_GAMES}
     return of_games(old) == of_games(new)
 
 

@@ -1,6 +1,7 @@
 """This machine and this process: devices, the compile cache, signals, versions."""
 
 import contextlib
+import errno
 import gc
 import os
 import platform
@@ -18,6 +19,7 @@ from jaxrl_fast.spelling import why
 
 CACHE = "~/.cache/jaxrl_fast"
 LOCK = ".lock"
+NO_LOCKS = errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP  # what file systems say that have none
 SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")  # the last is what submitit sends before the end
 
 
@@ -172,7 +174,10 @@ class Lock:
             fcntl.flock(self.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except ImportError:  # Windows has no such lock
             pass
-        except OSError:
+        except OSError as error:
+            if error.errno in NO_LOCKS:
+                warn(f"the file system of {folder} has no locks, so nothing keeps two processes from writing there")
+                return
             self.release()
             raise
 
@@ -208,8 +213,8 @@ def stop_signals(stop: Callable[[int], None]) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {number: signal.getsignal(number) for name in SIGNALS if (number := getattr(signal, name, None))}
-    hangup = getattr(signal, "SIGHUP", None)
+    before: dict[int, Any] = {n: signal.getsignal(n) for name in SIGNALS if (n := getattr(signal, name, None))}
+    hangup = getattr(signal, "SIGHUP", -1)
     if before.get(hangup) is signal.SIG_IGN:
         del before[hangup]
 
@@ -224,4 +229,5 @@ def stop_signals(stop: Callable[[int], None]) -> Iterator[None]:
         yield
     finally:
         for number, handler in before.items():
-            signal.signal(number, handler)
+            if handler is not None:  # None: another language's, which Python cannot put back
+                signal.signal(number, handler)

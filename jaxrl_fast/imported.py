@@ -18,9 +18,12 @@ def module(name: str, said: str) -> ModuleType:
 
 
 def is_there(name: str) -> bool:
-    """Whether there is a module of this name, which has no dot in it. Nothing is imported."""
+    """Whether there is a module of this name. Nothing is imported but the packages that it is in."""
     _look_here_too()
-    spec = importlib.util.find_spec(name)
+    try:
+        spec = importlib.util.find_spec(name)
+    except Exception:  # there is no such package, or it does not import
+        return "." in name and is_there(name.rpartition(".")[0])
     return spec is not None and spec.origin is not None  # not any folder that lies about
 
 

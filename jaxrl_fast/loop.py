@@ -92,5 +92,5 @@ def _over_shards(env: Env, scores: Metrics) -> Metrics:
     """The scores of all devices' games together."""
     if env.spec.axis_name is None:
         return scores
-    reduce = {"return_min": jax.lax.pmin, "return_max": jax.lax.pmax}
+    reduce = {"return_min": jax.lax.pmin, "return_max": jax.lax.pmax, "longest_game": jax.lax.pmax}
     return {name: reduce.get(name, jax.lax.psum)(x, env.spec.axis_name) for name, x in scores.items()}

@@ -8,6 +8,8 @@ import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from jaxrl_fast.agents.configs import CONFIGS
+
 if TYPE_CHECKING:
     from jaxrl_fast.types import Agent
 
@@ -40,12 +42,15 @@ def real_numbers(config: Any) -> tuple[str, ...]:
     """Names of the hyperparameters that members of one program may have values of their own of.
 
     By rule: what is declared a real number. Not what STATIC names, and not a value that leaves code out (None, or 0 of
-    OFF_AT_ZERO): it is another program.
+    OFF_AT_ZERO): it is another program. Of an algorithm of one's own, which may ask its numbers for more than
+    arithmetic, only what its Config says are `traced`.
     """
     kinds = typing.get_type_hints(type(config))
+    own = None if type(config) in CONFIGS.values() else getattr(config, "traced", ())
     declared = (f.name for f in dataclasses.fields(config) if kinds[f.name] in (float, float | None))
     present = lambda name: (value := getattr(config, name)) is not None and (value != 0 or name not in OFF_AT_ZERO)
-    return tuple(name for name in declared if name not in STATIC and present(name))
+    able = lambda name: name not in STATIC and (own is None or name in own)
+    return tuple(name for name in declared if able(name) and present(name))
 
 
 def in_line(seed: int, num_seeds: int) -> tuple[Member, ...]:

@@ -2,15 +2,16 @@
 
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 
 from jaxrl_fast import in_flight, loop, replay
 from jaxrl_fast.priorities import Tree
-from jaxrl_fast.types import Agent, Env, PyTree
+from jaxrl_fast.types import Agent, Array, Env, PyTree
 
 GROUPS, OWN_GROUP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 # Of both versions of Linux's control groups: limit, use, and what of the use is files that can be read again
@@ -111,6 +112,12 @@ def readable(count: int) -> str:
 def is_replay(x: Any) -> bool:
     """A part of an agent's state that only learning needs."""
     return isinstance(x, (replay.Ring, Tree))
+
+
+def without_replay(learner: PyTree, keep: Callable[[Array], Array] = lambda x: x, empty: tuple = (0,)) -> PyTree:
+    """An agent's state in which arrays of shape `empty` stand for a replay's; `keep` is done to all others."""
+    blank = lambda part: jax.tree.map(lambda x: jnp.zeros(empty, x.dtype), part)
+    return jax.tree.map(lambda part: blank(part) if is_replay(part) else keep(part), learner, is_leaf=is_replay)
 
 
 def _size(leaf: Any) -> int:

@@ -1,6 +1,7 @@
 """From settings to a plan: all checks, the environments and agents, and the run's folder. Nothing is compiled yet."""
 
 import dataclasses
+from collections.abc import Mapping
 from datetime import datetime
 from importlib import util
 from pathlib import Path
@@ -117,6 +118,8 @@ def check(settings: config.Settings, members: tuple[Member, ...] = ()) -> Plan:
     whole = (env, agent) if num_shards == 1 else undivided(settings, algorithm, num_updates)
     in_turn = seeds_in_turn(settings, env)
     dealt = options.num_seeds, num_shards, in_turn
+    if settings.algo not in configs.CONFIGS:
+        check_metrics_of(settings.algo, program.shapes_of_metrics(*whole))
     needs = memory.need(*whole, program.filled(*dealt), program.num_devices(*dealt))
     memory.check(needs, getattr(settings.agent, "capacity", None), resumed=saved is not None)
     if saved and done > num_updates:
@@ -337,6 +340,13 @@ def check_nothing_is_lost(folder: Path) -> None:
             f"--resume {folder}: its checkpoints are gone, and to begin again would write over its {report.METRICS}; "
             f"begin a new run with --config {folder / config.CONFIG}"
         )
+
+
+def check_metrics_of(algo: str, metrics: Mapping[str, Any]) -> None:
+    """An algorithm of one's own says one number of each thing in an update."""
+    wrong = [f"{name} has shape {list(x.shape)}" for name, x in metrics.items() if x.shape]
+    if wrong:
+        raise ValueError(f"algorithm {algo!r}: metrics are single numbers, and {' and '.join(wrong)}")
 
 
 def check_metrics(folder: Path, saved: Any) -> None:

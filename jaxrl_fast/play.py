@@ -1,7 +1,7 @@
 """How a policy plays in fresh environments: their first episodes, scored, or every observation to be looked at."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -14,7 +14,7 @@ from jaxrl_fast.members import Varied
 from jaxrl_fast.types import Agent, Array, Env, Key, PyTree
 
 BLOCK = 64  # steps between looks at whether all have finished
-MOST_STEPS = 27_000  # of an episode: half an hour of Atari; what goes on for longer is not counted
+MOST_STEPS = 27_000  # of an episode: half an hour of Atari
 DOMAIN = 2**32 - 1  # sets keys apart from training's, which are the first splits of the same key
 
 
@@ -23,7 +23,7 @@ class Episodes(NamedTuple):
 
     score: Array  # [N, K] f32
     length: Array  # [N, K] int32
-    finished: Array  # [N] int32: how many of them have ended
+    finished: Array  # [N] int32: how many of them are over
 
 
 class Pass(NamedTuple):
@@ -41,7 +41,7 @@ def play(env: Env, agent: Agent, num_episodes: int, state: PyTree, seed: Array, 
     """
     key = key_of(seed, index)
     advance = partial(block, env, agent, state, key)
-    return jax.lax.while_loop(under_way, advance, start(env, agent, num_episodes, key)).episodes
+    return closed(jax.lax.while_loop(under_way, advance, start(env, agent, num_episodes, key)))
 
 
 def key_of(seed: Array, index: Array) -> Key:
@@ -78,10 +78,22 @@ def step(
     """One step of all; whose game is over gets its score written down."""
     before, episodes = carry
     actors, (_, (over, score, length)) = rollouts.step(env, agent, policy, before, noise)
+    return (actors, write_down(episodes, over, score, length)), None
+
+
+def write_down(episodes: Episodes, over: Array, score: Array, length: Array) -> Episodes:
+    """With one more episode of those environments [N] whose game is over."""
     place = over[:, None] & jax.nn.one_hot(episodes.finished, episodes.score.shape[1], dtype=bool)
     write = lambda old, new: jnp.where(place, new[:, None], old)
-    after = Episodes(write(episodes.score, score), write(episodes.length, length), episodes.finished + over)
-    return (actors, after), None
+    return Episodes(write(episodes.score, score), write(episodes.length, length), episodes.finished + over)
+
+
+def closed(now: Pass) -> Episodes:
+    """What has been played when time is up. A game that has gone on for MOST_STEPS counts as it stands: else the best
+    policy of a task without an end would have no score at all, and a worse one that of its worst games.
+    """
+    wanted = now.episodes.finished < now.episodes.score.shape[1]
+    return write_down(now.episodes, wanted & (now.actors.length >= MOST_STEPS), now.actors.score, now.actors.length)
 
 
 class Moment(NamedTuple):
@@ -135,11 +147,12 @@ class Evaluator:
         self.compiled, self.compile_time, self.time = False, 0.0, 0.0  # seconds
 
     def __call__(
-        self, learner: PyTree, index: int, stopping: Callable[[], bool] = lambda: False
+        self, learner: PyTree, index: int, stopping: Callable[[], bool] = lambda: False, lost: Collection[int] = ()
     ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-        """How it went for each seed and in all; `index` tells the evaluations of a run apart."""
+        """How it went for each seed, and in all but those that are `lost`; `index` tells a run's evaluations apart."""
         score, length, ended = self.episodes(learner, index, stopping)
         each_seed = [summarise(s[e], n[e], e.size) for s, n, e in zip(score, length, ended)]
+        score, length, ended = (np.delete(x, [*lost], axis=0) for x in (score, length, ended))
         return each_seed, summarise(score[ended], length[ended], ended.size)
 
     def episodes(
@@ -161,7 +174,7 @@ class Evaluator:
                 if stopping():
                     raise Stopped
                 found = self.block(*arguments[1:], found)
-            episodes = jax.device_get(found if self.on_device else found.episodes)
+            episodes = jax.device_get(found if self.on_device else closed(found))
         finally:
             self.time += time.perf_counter() - began
         ended = np.arange(episodes.score.shape[-1]) < episodes.finished[..., None]

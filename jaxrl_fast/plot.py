@@ -73,7 +73,7 @@ def prepare(argv: Sequence[str]) -> tuple[dict[str, list[Run]], Options]:
 def act(ready: tuple[dict[str, list[Run]], Options]) -> None:
     """Draws, and says where it is."""
     found, options = ready
-    path = path_of(options.out) if options.out else command.new_file(Path(NAME))
+    path = path_of(options.out) if options.out else command.claim_file(Path(NAME))
     picture(found, options).savefig(path)
     print(f"{path}   {sinks.counted(len(found), 'curve')} of {sinks.counted(sum(map(len, found.values())), 'run')}")
 
@@ -91,7 +91,7 @@ def groups(places: Sequence[Path], options: Options) -> dict[str, list[Run]]:
     """The runs below these places, by the names of their curves. ValueError: nothing to draw, or no place for it."""
     if options.out:
         command.check_out(path_of(options.out, "--out"), (".png", ".svg", ".pdf"))
-    runs = [run for folder in each_once(places) for run in read(folder)]
+    runs = [run for folder in each_once(places) for run in read_if_known(folder)]
     records = (record for run in runs for record in run.records)
     metrics = {name for record in records for name, value in record.items() if _number(value) and "." not in name}
     if options.y not in metrics:
@@ -134,6 +134,15 @@ def folders(place: Path) -> list[Path]:
         hint = "" if place.is_dir() else nearest(place.name, siblings, lambda name: str(place.with_name(name)))
         raise ValueError(f"{place}: there is no run in it or below (no {config.CONFIG} beside a {METRICS}){hint}")
     return found
+
+
+def read_if_known(folder: Path) -> list[Run]:
+    """`read`; nothing of a run whose algorithm is not to be found from here, which is a warning."""
+    try:
+        return read(folder)
+    except config.UnknownAlgorithm as error:
+        host.warn(f"{folder} is left out: {error}")
+        return []
 
 
 def read(folder: Path) -> list[Run]:

@@ -60,7 +60,9 @@ def load(folder: Path, seed: int | None = None, which: Which = "best", env: Any 
     saved = only(saved, saved.seeds[0] if seed is None else seed)
     state = on_device(saved.learners)
     agent, num_envs = saved.agent, int(saved.settings.options.num_envs)
-    assert not jax.tree.leaves(agent.memory), "a policy with a memory is no function of one observation"
+    if jax.tree.leaves(agent.memory):
+        what = "its policy has a memory, and is no function of an observation"
+        raise ValueError(f"{folder}: {what}; evaluate and video play it, and .agent.exploit takes the memory")
     policies = Policies(
         partial(jax.jit(partial(greedy, agent)), state), partial(jax.jit(partial(exploring, agent, num_envs)), state)
     )
@@ -72,6 +74,7 @@ def settle(folder: Path, env: Any = None, num_envs: int = 1, play_seed: int = 0)
     """The run's settings, and so many environments to play in; those on the host have their chance from `play_seed`."""
     settings = config.of_run(folder)
     options = settings.options if env is None else dataclasses.replace(settings.options, env=env)
+    config.check_env(folder, options.env)
     conditions = plan.conditions(options, plan.WATCHING, play_seed)
     return settings._replace(options=options), envs.make(options.env, num_envs, conditions, **options.env_options)
 
@@ -166,19 +169,24 @@ def as_batch(spec: EnvSpec, obs: PyTree) -> tuple[PyTree, bool]:
     """Observations [B, ...] in the environment's dtypes, and whether it was a single one that had no B."""
     structure: Any = jax.tree.structure(spec.obs)
     try:
-        given = [np.asarray(x) for x in structure.flatten_up_to(_plain(obs))]
+        given = [_array(x) for x in structure.flatten_up_to(_plain(obs))]
     except ValueError:  # it is made of other parts
         given = []
     extra = {x.ndim - like.ndim if _fits(x, like) else None for x, like in zip(given, jax.tree.leaves(spec.obs))}
     if extra not in ({0}, {1}):
         of_parts = lambda x: isinstance(x, (list, tuple)) and not isinstance(spec.obs, tuple)
-        shown = jax.tree.map(np.asarray, _plain(obs), is_leaf=of_parts)
+        shown = jax.tree.map(_array, _plain(obs), is_leaf=of_parts)
         wanted, found = (jax.tree.map(lambda x: f"{x.dtype}{list(x.shape)}", tree) for tree in (spec.obs, shown))
         raise ValueError(
             f"an observation of {spec.id} is {wanted}, alone or as a batch with one axis more; not {found}"
         )
     cast = lambda x, like: jnp.asarray(x if extra == {1} else x[None], like.dtype)
     return jax.tree.map(cast, structure.unflatten(given), spec.obs), extra == {0}
+
+
+def _array(x: Any) -> Any:
+    """On the host, unless it is traced: a policy may be a part of a program of one's own."""
+    return x if isinstance(x, jax.core.Tracer) else np.asarray(x)
 
 
 def _plain(obs: PyTree) -> PyTree:

@@ -2,13 +2,13 @@
 
 import math
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
 Rows = Mapping[str, np.ndarray]  # [S, U]: a number for each seed and update
-SCORES = ("episodes", "valid_steps", "return_sum", "return_min", "return_max", "length_sum")
+SCORES = ("episodes", "valid_steps", "return_sum", "return_min", "return_max", "length_sum", "longest_game")
 WINDOW = 100  # episodes
 COUNT, SUM = "gradient_steps", "_sum"  # beside the one, metrics with the other are sums over so many steps
 
@@ -53,29 +53,66 @@ def _width(rows: Rows) -> int:
     return next(iter(rows.values())).shape[1]
 
 
+class Episodes(NamedTuple):
+    """Of an update in which episodes ended, and of those before it in which none did."""
+
+    ended: int
+    return_sum: float
+    num_steps: int  # of one environment
+    longest: int  # steps of a game that ended or went on
+
+
 class Window:
-    """The mean return of the last WINDOW episodes, and of the others that ended in the same updates."""
+    """The mean return of the last episodes: WINDOW or more, and all that ended in twice the time of the longest game.
+
+    In less time short games would count for more than long ones where many environments begin together, and a policy
+    that ends half of its games at once, well or badly, would be judged by these.
+    """
 
     def __init__(self):
-        self.records: deque[tuple[int, float]] = deque()  # of updates in which episodes ended
-        self.episodes = 0
+        self.records: deque[Episodes] = deque()
+        self.waiting = Episodes(0, 0.0, 0, 0)  # since an episode ended
+        self.episodes = self.num_steps = self.longest = 0
 
-    def add(self, episodes: int, return_sum: float) -> None:
-        if not episodes:
-            return
-        self.records.append((episodes, return_sum))
-        self.episodes += episodes
-        while self.episodes - self.records[0][0] >= WINDOW:
-            self.episodes -= self.records.popleft()[0]
+    def add(self, ended: int, return_sum: float, num_steps: int, longest: int) -> None:
+        """One more update."""
+        num_steps, longest = self.waiting.num_steps + num_steps, max(self.waiting.longest, longest)
+        self.waiting = Episodes(0, 0.0, 0 if ended else num_steps, 0 if ended else longest)
+        if ended:
+            self._append(Episodes(ended, return_sum, num_steps, longest))
+            while self._covers(self.episodes - self.records[0].ended, self.num_steps - self.records[0].num_steps):
+                self._drop_first()
+
+    def restore(self, records: Iterable[Episodes]) -> None:
+        """Those that were there; the last one is `waiting`."""
+        *ended, self.waiting = records
+        for record in ended:
+            self._append(record)
+
+    def _append(self, record: Episodes) -> None:
+        self.records.append(record)
+        self.episodes += record.ended
+        self.num_steps += record.num_steps
+        self.longest = max(self.longest, record.longest)
+
+    def _drop_first(self) -> None:
+        first = self.records.popleft()
+        self.episodes -= first.ended
+        self.num_steps -= first.num_steps
+        if first.longest == self.longest:
+            self.longest = max(record.longest for record in self.records)
+
+    def _covers(self, episodes: int, num_steps: int) -> bool:
+        return episodes >= WINDOW and num_steps >= 2 * self.longest
 
     @property
     def full(self) -> bool:
-        return self.episodes >= WINDOW
+        return self._covers(self.episodes, self.num_steps)
 
     @property
     def mean(self) -> float:
         """NaN before the first episode has ended."""
-        return sum(total for _, total in self.records) / self.episodes if self.episodes else math.nan
+        return sum(record.return_sum for record in self.records) / self.episodes if self.episodes else math.nan
 
 
 def summarise(rows: Rows) -> list[dict[str, Any]]:

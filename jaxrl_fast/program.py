@@ -26,7 +26,7 @@ from jax.sharding import PartitionSpec as P
 
 from jaxrl_fast import in_flight, loop
 from jaxrl_fast.members import Varied
-from jaxrl_fast.memory import is_replay
+from jaxrl_fast.memory import without_replay
 from jaxrl_fast.types import Agent, Array, Env, Metrics, PyTree
 
 SHARDS, SEEDS = "shards", "seeds"
@@ -128,6 +128,13 @@ def shapes(
     init = spread_out(in_flight.on_paper(env), make, num_trained, 1, num_shards).init
     values = {name: jax.ShapeDtypeStruct((num_trained,), x.dtype) for name, x in values.items()}
     return _of_seeds(jax.eval_shape(init, _seeds(num_trained), values), num_seeds, num_trained)
+
+
+def shapes_of_metrics(env: Env, agent: Agent) -> Metrics:
+    """Shapes and dtypes of what one update says. Nothing is compiled."""
+    env = in_flight.on_paper(env)
+    once = lambda: loop.train_step(env, agent, loop.init(env, agent, jax.random.key(0)))[1][1]
+    return jax.eval_shape(once)
 
 
 def filled(num_seeds: int, num_shards: int = 1, in_turn: bool = False) -> int:
@@ -334,13 +341,8 @@ def _learners(num_seeds: int, num_shards: int, num_trained: int) -> Callable[[Py
         return partial(jax.tree.map, first)
     if num_shards == 1 and num_trained == num_seeds:
         return lambda learner: learner
-
-    def of_seeds(part):
-        if is_replay(part):
-            return jax.tree.map(lambda x: jnp.zeros((num_seeds, 0), x.dtype), part)
-        return part[:num_seeds, 0] if num_shards > 1 else part[:num_seeds]
-
+    of_seeds = lambda x: x[:num_seeds, 0] if num_shards > 1 else x[:num_seeds]
     hands = max(hands for hands in range(1, jax.local_device_count() + 1) if num_seeds % hands == 0)
     dealt = NamedSharding(_mesh({SEEDS: hands}), P(SEEDS))
-    cut = jax.jit(partial(jax.tree.map, of_seeds, is_leaf=is_replay))
+    cut = jax.jit(lambda learner: without_replay(learner, of_seeds, (num_seeds, 0)))
     return lambda learner: jax.device_put(cut(learner), dealt)

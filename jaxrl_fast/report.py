@@ -108,12 +108,25 @@ def write_config(plan: Plan) -> None:
         "device": host.device(),
         "versions": host.versions(),
     } | ({"members": [m.label for m in plan.members]} if plan.members else {})
+    if not isinstance(options.env, (str, type)):
+        now["env_is_an_object"] = True  # which its id may not make again as it was
     if options.resume:
         before = made(path)
         again = {"env_steps": plan.saved.manifest["env_steps"] if plan.saved else 0, "total_steps": options.total_steps}
         now = {"id": now["id"]} | before | {"resumed": [*before.get("resumed", []), again | host.fingerprint()]}
     content = config.to_mapping(plan.settings) | {"env": plan.env.spec.id, "made": now}
     checkpoint.replace(path, yaml.safe_dump(content, sort_keys=False))
+
+
+def mark_running(folder: Path) -> None:
+    """A summary of a run that goes on says so, until it ends again: who asks for its status is not told "done"."""
+    from jaxrl_fast import checkpoint
+
+    with host.warned(f"{SUMMARY} could not be written"):
+        if not (folder / SUMMARY).is_file():
+            return
+        text = json.dumps(read_summary(folder) | {"status": "running"}, indent=2, allow_nan=False) + "\n"
+        checkpoint.replace(folder / SUMMARY, text)
 
 
 def open_sinks(plan: Plan, env_steps: int | None = None) -> list[sinks.Sink]:
@@ -216,7 +229,9 @@ def way_on(trainer: "Trainer") -> str:
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    """The records of a run."""
+    """The records of a run; none where it failed before the first."""
+    if not (folder / METRICS).is_file():
+        return []
     with open(folder / METRICS, encoding="utf-8") as file:
         return [json.loads(text) for text in file]
 
@@ -241,6 +256,8 @@ def picture(folder: Path) -> Any:
 
     summary = read_summary(folder)
     members = by_member(read_metrics(folder))
+    if not members:
+        raise ValueError(f"{folder}: nothing was written of its training, so there is nothing to see")
     column = lambda name: np.array([[r[name] for r in records] for records in members.values()], np.float64)
     at, means, counts = map(column, ("env_steps", "return_mean", "episodes"))  # a mean that is unknown is NaN
     steps, returns, episodes = curves.thin(at[0], means, counts)

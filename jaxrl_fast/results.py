@@ -101,7 +101,7 @@ def rows(sweep: Sweep) -> list[Row]:
                 | {
                     "status": "failed" if could_not_run else status,
                     "final_return": of("final_return_per_seed"),
-                    "eval_return": last.get((*member.label.items(),), {}).get("eval_return_mean"),
+                    "eval_return": None if diverged else last.get((*member.label.items(),), {}).get("eval_return_mean"),
                     "members": len(group.members),
                     "env_steps_per_s_member": speed and round(speed / len(group.members), 1),
                     "steps_to_solve": of("steps_to_solve_per_seed"),
@@ -194,11 +194,13 @@ def _verdict(sweep: Sweep, table: Sequence[Row]) -> list[str]:
     if ran:
         middle = lambda group: statistics.median(_known(group, "env_steps_per_s"))  # its seeds may be several programs
         lines += _fastest(sweep, [{**group[0], "env_steps_per_s": middle(group)} for group in ran])
-    scored = [g for g in ran if _known(g, "final_return")]
-    if scored:
-        ranked = sorted(scored, key=lambda g: -_iqm(_known(g, "final_return")))
-        how = [f"{_iqm(_known(g, 'final_return')):.1f}" for g in ranked]
-        lines.append(f"- By final return: {_first_of(ranked, how, named)}.")
+    for title, key in (("final return", "final_return"), ("the greedy policy's return", "eval_return")):
+        scored = [(group, _known(group, key)) for group in ran if _known(group, key)]
+        if scored:  # those that lost the fewest seeds first: survivors of what diverges prove little
+            scored.sort(key=lambda pair: (-len(pair[1]) / len(pair[0]), -_iqm(pair[1])))
+            of_all = lambda x, group: "" if len(x) == len(group) else f", {len(x)} of {len(group)}"
+            how = [f"{_iqm(x):.1f}{of_all(x, group)}" for group, x in scored]
+            lines.append(f"- By {title}: {_first_of([group for group, _ in scored], how, named)}.")
     solved, *others = thresholds(sweep)
     if others:
         several = ", ".join("none" if x is None else f"{x:g}" for x in (solved, *others))
@@ -271,7 +273,9 @@ def _table(sweep: Sweep, table: Sequence[Row]) -> list[str]:
     for group in configurations(sweep, table):
         first, steps = group[0], _known(group, "steps_to_solve")
         middle = lambda key, show, group=group: show(statistics.median(known)) if (known := _known(group, key)) else ""
-        cells = [first[c] for c in sweep.columns] + [len(group), _spread(_known(group, "final_return"))]
+        num_known = len(_known(group, "final_return"))
+        seeds = str(len(group)) if num_known == len(group) else f"{num_known} of {len(group)}"
+        cells = [first[c] for c in sweep.columns] + [seeds, _spread(_known(group, "final_return"))]
         cells += [middle("eval_return", lambda x: f"{x:.1f}"), f"{len(steps)}/{len(group)}"]
         cells += [middle("steps_to_solve", sinks.short), middle("time_to_solve_s", sinks.seconds)]
         cells += [middle("env_steps_per_s", sinks.short), first["members"], middle("compile_time_s", sinks.seconds)]

@@ -60,13 +60,14 @@ def follow(
 
 
 def scores_of(valid: Array, over: Array, score: Array, length: Array) -> Metrics:
-    """Sums and extremes over the games that ended; a minimum of inf says that none did."""
+    """Sums and extremes over the games that ended, [T, N]; a minimum of inf says that none did."""
     return {
         "episodes": over.sum(),
         "valid_steps": valid.sum(),
         "return_sum": jnp.where(over, score, 0.0).sum(),
         "return_min": jnp.where(over, score, jnp.inf).min(),
         "return_max": jnp.where(over, score, -jnp.inf).max(),
+        "longest_game": length.max(),  # of those that go on, too
         "length_sum": jnp.where(over, length, 0).astype(jnp.float32).sum(),  # past int32, if many end at once
     }
 

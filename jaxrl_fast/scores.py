@@ -10,6 +10,7 @@ import numpy as np
 from jaxrl_fast import population
 
 CLOCKS = ("train_time_s", "wall_time_s")
+OF_EPISODES = ("episodes", "return_sum", "longest_game")
 NUMBERS = ("solved", "diverged", "valid_steps", "updates", "recorded", "recorded_time", "evaluations")
 Solved = tuple[int, float]  # environment steps and seconds of training until then
 
@@ -25,8 +26,16 @@ class NotFinite(NamedTuple):
 class Scores:
     """Of all members, told apart by their labels. What `saved` gives is enough to go on from, bit for bit."""
 
-    def __init__(self, labels: list[dict[str, Any]], record_length: int, steps_per_update: int, goal: float | None):
-        self.labels, self.steps_per_update, self.goal = labels, steps_per_update, goal
+    def __init__(
+        self,
+        labels: list[dict[str, Any]],
+        record_length: int,
+        steps_per_update: int,
+        rollout_length: int,
+        goal: float | None,
+    ):
+        self.labels, self.goal = labels, goal
+        self.steps_per_update, self.rollout_length = steps_per_update, rollout_length
         self.ledger = population.Ledger(record_length)
         self.windows = [population.Window() for _ in labels]
         self.solved: list[Solved | None] = [None] * len(labels)
@@ -62,8 +71,8 @@ class Scores:
             }
             means = population.summarise({k: x for k, x in rows.items() if k not in CLOCKS})
             for i in range(len(self.labels)):
-                for episodes, total in zip(rows["episodes"][i], rows["return_sum"][i]):
-                    self.windows[i].add(int(episodes), float(total))
+                for episodes, total, longest in zip(*(rows[name][i] for name in OF_EPISODES), strict=True):
+                    self.windows[i].add(int(episodes), float(total), self.rollout_length, int(longest))
                 self.valid_steps[i] += int(rows["valid_steps"][i].astype("int64").sum())
                 self._check_solved(i, common)
             records = [
@@ -76,6 +85,11 @@ class Scores:
     def evaluated_at(self) -> int | None:
         """The environment steps of the last evaluation."""
         return self.evaluations[-1]["env_steps"] if self.evaluations else None
+
+    @property
+    def lost(self) -> list[int]:
+        """The places of those whose training went wrong."""
+        return [i for i, wrong in enumerate(self.diverged) if wrong is not None]
 
     def finals(self) -> list[float | None]:
         """Each seed's mean return of the last episodes; None before the first and where training went wrong."""
@@ -90,7 +104,8 @@ class Scores:
     def saved(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         """All of it, as values that JSON knows and arrays by name."""
         host = {name: copy.copy(getattr(self, name)) for name in NUMBERS}
-        host["windows"] = [[[count, _as_json(total)] for count, total in w.records] for w in self.windows]
+        as_list = lambda record: [record.ended, _as_json(record.return_sum), record.num_steps, record.longest]
+        host["windows"] = [[as_list(record) for record in (*w.records, w.waiting)] for w in self.windows]
         return host, {f"ledger/{name}": np.array(x, order="C") for name, x in self.ledger.rows.items()}
 
     def restore(self, host: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
@@ -98,9 +113,8 @@ class Scores:
         for name in NUMBERS:
             setattr(self, name, host[name])
         self.solved = [(s[0], s[1]) if s else None for s in self.solved]
-        for window, pairs in zip(self.windows, host["windows"], strict=True):
-            for count, total in pairs:
-                window.add(count, float(total))
+        for window, records in zip(self.windows, host["windows"], strict=True):
+            window.restore([population.Episodes(ended, float(x), *times) for ended, x, *times in records])
         rows = {k.removeprefix("ledger/"): x for k, x in arrays.items() if k.startswith("ledger/")}
         if rows:
             self.ledger.add(rows)

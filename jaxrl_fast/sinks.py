@@ -175,6 +175,7 @@ class Plain:
     def say(self, line: str) -> None:
         if not self.heard:
             return
+        line = legible(line, self.file)
         try:
             print(line, file=self.file, flush=True)
         except BrokenPipeError:  # the reader left, as `head` does; training goes on
@@ -189,6 +190,12 @@ class Plain:
 
     def close(self) -> None:
         pass
+
+
+def legible(line: str, file: TextIO) -> str:
+    """With question marks where the file's encoding has no sign of ours."""
+    encoding = getattr(file, "encoding", None) or "utf-8"
+    return line.encode(encoding, "replace").decode(encoding)
 
 
 class Rich:

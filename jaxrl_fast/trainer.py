@@ -63,7 +63,9 @@ class Trainer:
         members = plan.members or in_line(self.options.seed, self.options.num_seeds)
         self.seeds, labels = [m.seed for m in members], [m.label for m in members]
         self.record_length = _updates(self.options.log_every, plan) or -(-plan.num_updates // NUM_RECORDS)
-        self.scores = scores.Scores(labels, self.record_length, plan.steps_per_update, self.options.solved)
+        self.scores = scores.Scores(
+            labels, self.record_length, plan.steps_per_update, plan.agent.rollout_length, self.options.solved
+        )
         self.keeper = keeper.Keeper(plan, self.scores)
         self.play = play.Evaluator(plan.eval_env, plan.agent, self.seeds, self.options.eval_episodes, plan.varied)
         self.screen = population.Ledger(sys.maxsize, MOST_SHOWN)  # since the last line on the terminal
@@ -101,10 +103,13 @@ class Trainer:
                 self.status = "diverged" if self.failure else "stopped" if self.signal else "done"
             finally:
                 self.close()
+        from jaxrl_fast import memory
+
         self.say_done()
+        num_seeds = len(self.seeds)
         if not (self.keeper.has(self.env_steps) or self.failure or self.exact and self.signal):
             self.unwritten.insert(0, "its last checkpoint")
-        learner = self.program.learner(self.state)
+        learner = memory.without_replay(self.program.learner(self.state), empty=(num_seeds,) * (num_seeds > 1) + (0,))
         unwritten = " and ".join(self.unwritten)
         return Outcome(self.plan.folder, self.summary, learner, self.signal, self.failure, self.asked, unwritten)
 
@@ -161,6 +166,7 @@ class Trainer:
         self.times = {name: self.times[name] + others["times"].get(name, 0.0) for name in TIMES}
         self.began -= others["wall_time"]
         self.shown = self.finished, self.times["train"]
+        report.mark_running(self.plan.folder)
         self.lines = sinks.JsonLines(path, others["metrics_size"])
         self.sinks = [self.lines, *report.open_sinks(self.plan, self.env_steps)]
 
@@ -351,7 +357,8 @@ class Trainer:
         if self.exact:
             self.plan.eval_env.renew(index)
         try:
-            each_seed, total = self.play(self.program.learner(self.state), index, lambda: self.signal is not None)
+            learner, stopped = self.program.learner(self.state), lambda: self.signal is not None
+            each_seed, total = self.play(learner, index, stopped, self.scores.lost)
         except Stopped:
             return
         self.scores.evaluations.append({"env_steps": self.env_steps} | total)
@@ -411,7 +418,7 @@ class Trainer:
         if summary["eval_return_mean"] is not None:
             parts.append(f"greedy {summary['eval_return_mean']:.1f}")
         if summary["eval_unfinished"]:
-            parts.append(f"{summary['eval_unfinished']} evaluation episodes did not end in time and are not counted")
+            parts.append(f"{summary['eval_unfinished']} evaluation episodes did not end in time")
         if summary["solved"]:
             steps, duration = summary["steps_to_solve"], summary["time_to_solve_s"]
             parts.append(f"solved at {sinks.short(steps)} steps, {sinks.seconds(duration)}")

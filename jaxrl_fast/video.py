@@ -114,7 +114,7 @@ def run(saved: Any, renderer: Any, options: Options) -> Video:
     """Plays, and writes the file."""
     from jaxrl_fast import host
 
-    path = path_of(options.out) if options.out else command.new_file(saved.folder / NAME)
+    path = path_of(options.out) if options.out else command.claim_file(saved.folder / NAME)
     returns: list[float] = []
     write = write_mp4 if path.suffix.lower() == ".mp4" else write_gif
     fps = options.fps or renderer.fps

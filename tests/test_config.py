@@ -432,7 +432,7 @@ def test_what_a_file_holds_is_an_option_of_an_environment():
     options = {"a": np.eye(2), "b": {"c": [1, (2.5, None)], 3: "x"}, "d": True, "e": np.float32(2)}
     settings = config.from_keywords(algo="ppo", env_options=options)
     written = config.to_mapping(settings)["env_options"]
-    assert written == options | {"a": [[1, 0], [0, 1]], "e": 2}
+    assert written == options | {"a": [[1, 0], [0, 1]], "b": {"c": [1, [2.5, None]], 3: "x"}, "e": 2}
     assert yaml.safe_dump(written) and json.dumps(written)
 
 

@@ -15,7 +15,7 @@ from jax import ShapeDtypeStruct
 
 from jaxrl_fast import loop, networks, population, priorities, replay
 from jaxrl_fast.agents import dqn
-from jaxrl_fast.types import Box, Discrete, EnvSpec, Transition
+from jaxrl_fast.types import Box, Discrete, EnvSpec, Rollout, Transition
 from tests import probes
 
 NUM_STATES = 6
@@ -768,7 +768,7 @@ def test_seeds_share_their_loop_and_their_condition(batch):
     states = jax.eval_shape(over_all(agent.init), keys)
     experience = jax.eval_shape(lambda: jax.tree.map(lambda x: x[0], rollouts_of(env, agent, 1).steps))
     more = lambda x: ShapeDtypeStruct((*batch, *x.shape), x.dtype)
-    rollout = jax.tree.map(more, loop.Rollout(experience, ShapeDtypeStruct((4, 1), jnp.float32), ()))
+    rollout = jax.tree.map(more, Rollout(experience, ShapeDtypeStruct((4, 1), jnp.float32), ()))
     found = list(equations(jax.make_jaxpr(over_all(agent.update))(states, rollout, keys)))
     conditions = [e for e in found if e.primitive.name == "cond"]
     assert [e.invars[0].aval.shape for e in conditions] == [()]

@@ -42,7 +42,7 @@ from jaxrl_fast import play as evaluation
 from jaxrl_fast.agents import configs
 from jaxrl_fast.envs import envpool as adapter
 from jaxrl_fast.envs import envpool_tasks
-from jaxrl_fast.types import Box, Conditions, Decision, Discrete
+from jaxrl_fast.types import Box, Conditions, Decision, Discrete, Transition
 from tests import slow
 from tests.test_resume import same, stop_after
 
@@ -370,7 +370,7 @@ def test_a_ring_of_single_frames_gives_back_envpools_stacks():
     spec, steps = game.env.spec, game.steps
     stacks = np.concatenate([game.first.obs[None], steps.obs])  # [T + 1, N, ...]
     before = np.concatenate([np.zeros((1, NUM_ENVS), bool), steps.last[:-1]])
-    row = loop.Transition(stacks[:-1], game.actions, steps.reward, steps.discount, steps.last, ~before, ())
+    row = Transition(stacks[:-1], game.actions, steps.reward, steps.discount, steps.last, ~before, ())
     ring = replay.init(layout, spec.obs, spec.action)
     assert ring.obs.shape == (num_steps, NUM_ENVS, 84, 84, 1)
     ring = jax.jit(functools.partial(replay.add, layout))(ring, jax.tree.map(jnp.asarray, row))

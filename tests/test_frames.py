@@ -10,7 +10,7 @@ from hypothesis import given
 
 from jaxrl_fast import agents, envs, frames, loop
 from jaxrl_fast.agents import configs
-from jaxrl_fast.types import Conditions, Rollout
+from jaxrl_fast.types import Conditions, Rollout, Transition
 from tests import test_replay
 
 LENGTH = 8  # of the rollouts that a history is cut into
@@ -19,7 +19,7 @@ LENGTH = 8  # of the rollouts that a history is cut into
 @functools.partial(jax.jit, static_argnums=0)
 def look(stack, obs):
     """The stacks [T * N, ...] of one rollout, from what is kept of it; and its frames."""
-    steps = loop.Transition(jax.vmap(functools.partial(frames.keep, stack))(obs), *[()] * 6)
+    steps = Transition(jax.vmap(functools.partial(frames.keep, stack))(obs), *[()] * 6)
     first, last = (jax.tree.map(lambda x, i=i: x[i], obs) for i in (0, -1))
     rows, kept = frames.rows(stack, Rollout(steps, last, (), first))
     return frames.look(stack, kept, rows), steps.obs.newest

@@ -465,10 +465,10 @@ def test_actions_of_another_kind_are_an_error_while_tracing(bad):
         ("quite else", "give one such as 'gymnax/CartPole-v1'"),
         ("no_such_module:MyEnv", "importing 'no_such_module' failed"),
         ("jaxrl_fast.envs:mak", "has no 'mak'; did you mean make"),
-        ("jaxrl_fast.types:TimeStep", "lacks default_params, reset_env"),
+        ("jaxrl_fast.types:TimeStep", "lacks reset_env, step_env"),
         ("os:makedirs", "os:makedirs is a function; by name a class or an instance with gymnax's interface is wanted"),
-        ("subprocess:Popen", "lacks default_params, reset_env"),
-        ("json:JSONDecoder", "lacks default_params, reset_env"),
+        ("subprocess:Popen", "lacks reset_env, step_env"),
+        ("json:JSONDecoder", "lacks reset_env, step_env"),
     ],
 )
 def test_an_unknown_environment_is_answered_with_the_nearest(env_id, says):

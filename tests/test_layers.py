@@ -66,7 +66,7 @@ LAYERS = (
     Layer(("epochs",), ours=("types", "minibatch", "gradients")),
     Layer(PARTS, ours=("types",)),
     Layer(("population",), ours=(), theirs=("numpy",)),
-    Layer(("members",), ours=("types",), theirs=("numpy",)),
+    Layer(("members",), ours=("types", "agents/configs"), theirs=("numpy",)),
     Layer(("rollouts",), ours=("types",), theirs=("jax",)),
     Layer(("in_flight",), ours=("types", "rollouts"), theirs=("jax",)),
     Layer(("loop",), ours=("types", "rollouts", "in_flight"), theirs=("jax",)),

@@ -700,9 +700,9 @@ def test_a_parameter_that_is_not_finite_stops_the_run_after_the_chunk(tmp_path, 
 
 def test_what_was_saved_does_not_change_while_it_is_written(tmp_path):
     """The thread that writes reads it while the training goes on."""
-    results = scores.Scores([{"seed": 0}], 2, 10, None)
+    results = scores.Scores([{"seed": 0}], 2, 10, 10, None)
     rows = {k: np.ones((1, 3)) for k in ("episodes", "valid_steps", "return_sum", "return_min", "return_max")}
-    rows |= {k: np.ones((1, 3)) for k in ("length_sum", *scores.CLOCKS)}
+    rows |= {k: np.ones((1, 3)) for k in ("length_sum", "longest_game", *scores.CLOCKS)}
     results.add(rows)
     list(results.records())
     host_numbers, arrays = results.saved()

@@ -105,20 +105,66 @@ def test_the_window_holds_the_last_hundred_episodes():
     """60 of return 1, 50 of 2, 70 of 3: 50 + 70 suffice, so (100 + 210) / 120."""
     window = population.Window()
     assert math.isnan(window.mean)
-    window.add(60, 60.0)
+    window.add(60, 60.0, 8, 4)
     assert not window.full and window.mean == 1.0
-    window.add(50, 100.0)
+    window.add(50, 100.0, 8, 4)
     assert window.full and window.mean == 160 / 110
-    window.add(70, 210.0)
+    window.add(70, 210.0, 8, 4)
     assert window.mean == 310 / 120
-    window.add(0, 0.0)
+    window.add(0, 0.0, 8, 4)
     assert window.mean == 310 / 120
+
+
+history = st.lists(st.tuples(st.integers(0, 70), st.integers(1, 40)), min_size=1, max_size=60)
+
+
+@given(history, st.integers(1, 4), st.integers(0, 60))
+def test_the_window_is_the_end_of_a_run_and_no_longer_than_it_must(updates, num_steps, restored_at):
+    window, before = population.Window(), []
+    for i, (ended, longest) in enumerate(updates):
+        if i == restored_at:
+            window, old = population.Window(), window
+            window.restore([*old.records, old.waiting])
+        window.add(ended, 10.0 * ended, num_steps, longest)
+        before.append((ended, longest))
+        last = max((j + 1 for j, (ended, _) in enumerate(before) if ended), default=0)
+        span = window.num_steps // num_steps
+        inside = before[last - span : last]
+        assert (window.episodes, window.longest) == (sum(n for n, _ in inside), max((n for _, n in inside), default=0))
+        assert window.full == (window.episodes >= 100 and window.num_steps >= 2 * window.longest)
+        assert not window.episodes or window.mean == pytest.approx(10)
+        if span < last:  # something was let go, and not one update too many: what is left suffices by itself
+            assert window.full or window.episodes >= 100
+        if window.records:
+            shorter = window.num_steps - window.records[0].num_steps, window.episodes - window.records[0].ended
+            assert shorter[0] < 2 * window.longest or shorter[1] < 100
+
+
+def test_short_games_do_not_speak_for_all_where_many_begin_together():
+    """512 walks: half reach the goal in 50 steps and earn 1, half run out of time after 500 and earn 0."""
+    rng = np.random.default_rng(0)
+    left, good = np.zeros(512, int), np.zeros(512, bool)
+    window, first_full = population.Window(), None
+    for t in range(3000):
+        begins = left == 0
+        good = np.where(begins, rng.random(512) < 0.5, good)
+        left = np.where(begins, np.where(good, 50, 500), left)
+        left -= 1
+        over = left == 0
+        longest = np.where(good, 50, 500) - left
+        window.add(int(over.sum()), float((over & good).sum()), 1, int(longest.max()))
+        if t == 60:
+            assert window.mean == 1.0 and not window.full
+        if window.full:
+            first_full = first_full or t
+            assert 0.35 < window.mean < 0.75, t
+    assert first_full is not None and first_full < 1100
 
 
 @pytest.mark.parametrize("record_length", [1, 2, 4])
 def test_the_last_hundred_episodes_do_not_depend_on_the_records(record_length):
     """60 episodes in each of four updates, of returns 1 to 4: the last two updates hold a hundred."""
-    made = scores.Scores([{"seed": 0}], record_length, 8, None)
+    made = scores.Scores([{"seed": 0}], record_length, 8, 8, None)
     given = rows(episodes=[60] * 4, return_sum=[60, 120, 180, 240], train_time_s=[1, 2, 3, 4], wall_time_s=[1, 2, 3, 4])
     made.add(given)
     assert len(list(made.records())) == 4 // record_length

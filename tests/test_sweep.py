@@ -803,11 +803,11 @@ def test_a_configuration_whose_first_seed_failed_may_win(place):
     ready = layout.read(place / "sweeps" / "a_sweep")
     row = lambda num_envs, seed, speed: {
         "num_envs": num_envs, "seed": seed, "env_steps_per_s": speed, "final_return": speed and float(num_envs),
-        "time_to_solve_s": None, "steps_to_solve": None,
+        "eval_return": None, "time_to_solve_s": None, "steps_to_solve": None,
     }  # fmt: skip
     said = "\n".join(results.verdict(ready, [row(1, 0, 10.0), row(1, 1, 10.0), row(8, 0, None), row(8, 1, 80.0)]))
     assert "By throughput: **num_envs 8** (80 steps/s, 8.0 times that of num_envs 1)" in said
-    assert "By final return: **num_envs 8** (8.0)" in said
+    assert "By final return: **num_envs 1** (1.0)" in said  # it lost no seed
 
 
 def test_who_reaches_the_threshold_more_often_wins(place):
@@ -818,12 +818,28 @@ def test_who_reaches_the_threshold_more_often_wins(place):
     ready = ready._replace(groups={"01_num_envs-1": grid.Group(solved, (Member(0),))})
     row = lambda num_envs, seed, seconds: {
         "num_envs": num_envs, "seed": seed, "env_steps_per_s": 10.0 * num_envs, "final_return": 1.0,
-        "time_to_solve_s": seconds, "steps_to_solve": seconds and 100 * seconds,
+        "eval_return": None, "time_to_solve_s": seconds, "steps_to_solve": seconds and 100 * seconds,
     }  # fmt: skip
     table = [row(1, 0, 10.0), row(1, 1, None), row(8, 0, 20.0), row(8, 1, 22.0)]
     said = "\n".join(results.verdict(ready, table))
     assert "By throughput: **num_envs 8** (80 steps/s, 8.0 times that of num_envs 1)" in said
     assert "By time to the threshold of 9: **num_envs 8** (21 s, median of 2 of 2)" in said
+
+
+def test_who_lost_seeds_does_not_win_by_those_that_are_left(place):
+    """One of three that survived at 500 is not better than three at 400, nor are they counted as three."""
+    ready = layout.read(place / "sweeps" / "a_sweep")
+    row = lambda num_envs, seed, score: {
+        "num_envs": num_envs, "seed": seed, "env_steps_per_s": 10.0, "final_return": score, "eval_return": score,
+        "time_to_solve_s": None, "steps_to_solve": None, "members": 3, "compile_time_s": 1.0, "program_memory_mb": 1.0,
+    }  # fmt: skip
+    table = [row(1, i, 400.0 + i) for i in range(3)] + [row(8, i, 500.0 if i == 1 else None) for i in range(3)]
+    lines = results.verdict(ready, table)
+    assert "- By final return: **num_envs 1** (401.0)." in lines
+    assert "- By the greedy policy's return: **num_envs 1** (401.0)." in lines
+    survivor = results.verdict(ready, [table[0] | {"final_return": None}, *table[3:]])
+    assert "- By final return: **num_envs 8** (500.0, 1 of 3)." in survivor
+    assert "| 8 | 1 of 3 | 500.0 | 500.0 |" in "\n".join(results._table(ready, table))
 
 
 @pytest.mark.parametrize(
@@ -838,7 +854,7 @@ def test_who_reaches_the_threshold_more_often_wins(place):
 def test_no_winner_is_named_where_no_reader_could_tell_one(place, returns, said):
     ready = layout.read(place / "sweeps" / "a_sweep")
     row = lambda num_envs, score: {
-        "num_envs": num_envs, "seed": 0, "env_steps_per_s": 10.0, "final_return": score,
+        "num_envs": num_envs, "seed": 0, "env_steps_per_s": 10.0, "final_return": score, "eval_return": None,
         "time_to_solve_s": None, "steps_to_solve": None,
     }  # fmt: skip
     lines = results.verdict(ready, [row(i + 1, score) for i, score in enumerate(returns)])

@@ -8,6 +8,7 @@ import dataclasses
 import importlib
 import importlib.util
 import sys
+import typing
 from types import ModuleType
 
 from jaxrl_fast import imported
@@ -35,8 +36,7 @@ def exists(name: str) -> bool:
     """Whether an algorithm or a module has this name, whatever is in it."""
     if name in CONFIGS or not all(map(str.isidentifier, name.split("."))):
         return name in CONFIGS
-    top = name.partition(".")[0]
-    return top not in sys.stdlib_module_names and imported.is_there(top)
+    return name.partition(".")[0] not in sys.stdlib_module_names and imported.is_there(name)
 
 
 def _check_options(name: str, config: type) -> None:
@@ -45,5 +45,9 @@ def _check_options(name: str, config: type) -> None:
     unset = [f.name for f in dataclasses.fields(config) if f.default is f.default_factory is dataclasses.MISSING]
     if unset:
         raise ValueError(f"algorithm {name!r}: of its Config {' and '.join(unset)} has no default")
+    try:
+        typing.get_type_hints(config)
+    except Exception as error:  # a name that is imported for type checkers only
+        raise ValueError(f"algorithm {name!r}: the types of its Config cannot be read ({error})") from error
     if not any(f.name == "rollout_length" for f in dataclasses.fields(config)):
         raise ValueError(f"algorithm {name!r}: its Config has no rollout_length, the steps between updates")

@@ -8,6 +8,8 @@ else is reckoned with, where it is there:
   sum its gradients over `spec.axis_name`; one that does not learns on one device.
 - `network`: one of `networks.KINDS`, or "auto", which decides how much work a row is.
 - `capacity`: transitions in a replay; `first_learning(num_envs)`: environment steps before the first gradient step.
+- `traced`: names of real numbers that `make` and its functions only calculate with. A sweep over them is one program,
+  in which they are JAX's; over others, each value is compiled for.
 - `describe(num_envs)`: a sentence for a run's header.
 
 Options that do nothing by themselves are in NEEDS.

@@ -200,13 +200,19 @@ def step_one(single: Single, key: Key, env_state: PyTree, action: jax.Array) -> 
     obs, env_state, reward, terminated, _ = single.env.step_env(key, env_state, action, single.params)
     terminated = jnp.asarray(terminated, bool).reshape(())
     truncated = jnp.asarray(single.env.is_truncated(env_state, single.params), bool).reshape(())
+    obs = jax.tree.map(functools.partial(_readable, terminated), encode(single, obs))
     timestep = TimeStep(
-        obs=_strong(single.spec.obs, encode(single, obs)),
+        obs=_strong(single.spec.obs, obs),
         reward=jnp.asarray(reward, jnp.float32).reshape(()),
         discount=1.0 - terminated.astype(jnp.float32),
         last=terminated | truncated,
     )
     return _strong(single.state, env_state), timestep
+
+
+def _readable(terminated: jax.Array, x: jax.Array) -> jax.Array:
+    """0 for NaN and infinity where an episode ends in them: its value counts for nothing, but NaN times 0 is NaN."""
+    return jnp.where(terminated & ~jnp.isfinite(x), 0, x) if jnp.issubdtype(x.dtype, jnp.floating) else x
 
 
 def encode(single: Single, obs: PyTree) -> PyTree:
@@ -339,7 +345,8 @@ def _action(env_id: str, space: Any) -> tuple[types.Discrete | types.Box, Any]:
 
 
 def _check_interface(env_id: str, env: Any) -> None:
-    missing = [name for name in INTERFACE if inspect.getattr_static(env, name, None) is None]
+    wanted = INTERFACE[1:] if inspect.isclass(env) else INTERFACE  # parameters may come with an instance
+    missing = [name for name in wanted if inspect.getattr_static(env, name, inspect) is inspect]
     if missing:
         raise ValueError(
             f"{env_id} lacks {', '.join(missing)} of gymnax's interface; a wrapper of `reset` and `step` is not enough"
