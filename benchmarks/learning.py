@@ -11,6 +11,7 @@ greedy ones are of 128 episodes of evaluation at the end.
 import argparse
 import json
 import statistics
+import subprocess
 import tempfile
 from pathlib import Path
 
@@ -59,9 +60,15 @@ def keep(name: str, summary: dict) -> None:
     kept[name] |= {key: summary[key] for key in same}
     for i, seed in enumerate(summary["seeds"]):
         numbers = {"return": summary["finals"][i], "greedy": summary["greedy"][i], "solved_at": summary["solved_at"][i]}
-        seeds[str(seed)] = numbers
+        seeds[str(seed)] = numbers | {"program": program()}
     KEPT.parent.mkdir(exist_ok=True)
     KEPT.write_text(json.dumps(kept, indent=2) + "\n")
+
+
+def program() -> str:
+    """The commit that trains, with "-dirty" where files differ from it; empty where there is no git."""
+    command = ["git", "-C", str(KEPT.parent), "describe", "--always", "--dirty"]
+    return subprocess.run(command, capture_output=True, text=True).stdout.strip()
 
 
 def table(kept: dict) -> str:
