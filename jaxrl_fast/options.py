@@ -47,7 +47,7 @@ class Evaluation:
     eval_envs: int = 128
     """Environments that they are played in; left at 128, on the host as many as train if these are fewer."""
     solved: float | None = None
-    """Mean return of 100 training episodes that counts as solved."""
+    """Mean return of the last 100 training episodes or more (docs/metrics.md) that counts as solved."""
     stop_when_solved: bool = False
     """End the run there."""
 
