@@ -34,7 +34,7 @@ class Trial(NamedTuple):
 
 
 def gain(before: Trial, after: Trial) -> float:
-    """Of one doubling, where several lie between two counts that were run."""
+    """The gain of one doubling, where several lie between two counts that were run."""
     assert before.rate is not None and after.rate is not None
     return (after.rate / before.rate) ** (1 / math.log2(after.num_envs / before.num_envs))
 
@@ -168,7 +168,7 @@ def with_count(settings: config.Settings, num_envs: int) -> config.Settings:
 
 
 def _run(trials: Sequence[Trial]) -> list[Trial]:
-    """Those that were run, by their counts."""
+    """The trials that were run, by their counts."""
     return sorted(trial for trial in trials if trial.rate is not None)
 
 
@@ -180,5 +180,5 @@ def _start(settings: config.Settings) -> int:
 
 
 def _begun(agent: Any) -> Any:
-    """As it is once it learns: steps before that cost less."""
+    """The agent's options as if it learnt from the start: steps before that cost less."""
     return dataclasses.replace(agent, learning_starts=0) if hasattr(agent, "learning_starts") else agent

@@ -92,7 +92,7 @@ def read(usage: Usage, argv: Sequence[str]) -> tuple[list[str], Any]:
 
 
 def from_keywords(options_type: type, given: Mapping[str, Any]) -> Any:
-    """The same options from Python."""
+    """A dataclass of options from Python's keywords."""
     return convert_all(options_type, from_mapping(given, lambda name: name), "")
 
 
@@ -122,7 +122,7 @@ def new_file(path: Path) -> Path:
 
 
 def claim_file(path: Path) -> Path:
-    """The same, which is there from now on, empty: whoever else looks for a new file meanwhile takes another."""
+    """A `new_file` that is there from now on, empty: whoever else looks for one meanwhile takes another."""
     while True:
         free = new_file(path)
         try:

@@ -206,7 +206,7 @@ def is_nothing_said(algo: str, written: list[Setting]) -> bool:
 
 
 def resumed(algo: str, written: list[Setting], folder: Path) -> Settings:
-    """Those of the run in this folder, with what was written over them where that may change."""
+    """Settings of the run in this folder, with what was written over them where that may change."""
     if (folder / LAYOUT).is_file():
         raise ValueError(f"--resume {folder} is a sweep and no run; go on with {SWEEP} --resume {quote(str(folder))}")
     path = file_of_run(folder, f"--resume {folder}")
@@ -374,7 +374,7 @@ SAME = {"env": _same_env, "env_options": _same_games}  # how values are compared
 
 
 def _plain(value: Any) -> str:
-    """As it is written on a command line."""
+    """A value as it is written on a command line."""
     return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 

@@ -120,7 +120,7 @@ def _convolve(x: Array, kernel: Array, stride: int, padding: str) -> Array:
 
 
 def _multiply_patches(x: Array, kernel: Array, stride: int, padding: str) -> Array:
-    """The same as a sum of products of matrices, one for each place in a patch.
+    """The convolution as a sum of products of matrices, one for each place in a patch.
 
     Inside a loop XLA's convolutions take ten times as long on a CPU as outside, products of matrices do not. With a
     stride, squares of stride x stride pixels first become the channels of one, so that the places are few.
@@ -201,7 +201,7 @@ def _convolve_first(x: Array, kernel: Array) -> Array:
 
 
 def _multiply_first(x: Array, kernel: Array) -> Array:
-    """The same as a [F, K K C] matrix times [K K C, H' W' B] patches."""
+    """The convolution as a [F, K K C] matrix times [K K C, H' W' B] patches."""
     side, channels = kernel.shape[0], kernel.shape[-1]
     height, width = (size - side + 1 for size in x.shape[1:3])
     x = jnp.moveaxis(x, (-1, 0), (0, -1))

@@ -100,7 +100,7 @@ def run(saved: Any, options: Options) -> dict[str, Any]:
 
 
 def summarise(score: Any, length: Any, ended: Any) -> dict[str, Any]:
-    """Of the episodes [S, E] that have ended, with a 95% interval of their mean.
+    """Statistics of the episodes [S, E] that have ended, with a 95% interval of their mean.
 
     That of a single seed is about its episodes. Over several, seeds are drawn anew too: it says how another training
     would do.

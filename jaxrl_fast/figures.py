@@ -144,7 +144,7 @@ def learning(
 
 
 def records_of(row: Row, members: Members) -> Sequence[Row]:
-    """Those of a row's own training."""
+    """The records of a row's own training."""
     found = members[row["group"]]
     names = [name for name, _ in next(iter(found), ())]  # all members of a program have the same
     return found.get(tuple((name, row[name]) for name in names), ())
@@ -244,5 +244,5 @@ def _written(value: Any) -> str:
 
 
 def _median(group: Sequence[Row], key: str) -> float:
-    """Of the seeds of one configuration, which may be one program or several."""
+    """The median over the seeds of one configuration, which may be one program or several."""
     return statistics.median(row[key] for row in group if row[key] is not None)

@@ -38,7 +38,7 @@ def keeper(num_frames: int) -> Callable[[PyTree], PyTree]:
 
 
 def keep(num_frames: int, obs: PyTree) -> Kept:
-    """Of stacks [..., F * C] of one row: the frame that is new, and whether it is the first."""
+    """What to keep of the stacks [..., F * C] of one row: the frame that is new, and whether it is the first."""
     parts = lambda x: x.reshape(*x.shape[:-1], num_frames, num_channels(num_frames, x))
     equal = lambda x: (parts(x) == parts(x)[..., :1, :]).all(axis=tuple(range(1, x.ndim + 1)))
     newest = jax.tree.map(lambda x: x[..., -num_channels(num_frames, x) :], obs)
@@ -46,7 +46,7 @@ def keep(num_frames: int, obs: PyTree) -> Kept:
 
 
 def num_channels(num_frames: int, x: Array | ShapeDtypeStruct) -> int:
-    """Of one frame of a stack."""
+    """The channels of one frame of a stack."""
     assert x.shape[-1] % num_frames == 0, (x.shape, num_frames)
     return x.shape[-1] // num_frames
 

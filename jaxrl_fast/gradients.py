@@ -51,7 +51,7 @@ def total(x: PyTree, axis_name: str | None) -> PyTree:
 
 
 def _total_of_gradient(gradient: PyTree, axis_name: str | None) -> PyTree:
-    """As one vector, for each sum has devices wait for each other."""
+    """The sum over devices as one vector, for each sum has them wait for each other."""
     if axis_name is None:
         return gradient
     flat, restore = ravel_pytree(gradient)

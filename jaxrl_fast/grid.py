@@ -164,7 +164,7 @@ def from_values(kind: Any, setting: Setting) -> list[Setting]:
 
 
 def offer_devices(several: Iterable[config.Settings]) -> None:
-    """As many as any of them wants, before JAX looks for them, which it does once."""
+    """Offers as many devices as any of them wants, before JAX looks for them, which it does once."""
     from jaxrl_fast import host
 
     wanted = [settings.options.devices for settings in several]
@@ -298,7 +298,7 @@ def _own(written: list[Setting]) -> tuple[Sweep, str, str]:
 
 
 def _value(name: str, written: list[Setting]) -> Any:
-    """Of an option of a run that the sweep needs before any run is laid out."""
+    """The value of an option that the sweep needs before any run is laid out."""
     return convert(types_of(Options)[name], written[-1]) if written else getattr(Options, name)
 
 

@@ -51,7 +51,7 @@ def warned(what: str) -> Iterator[None]:
 
 
 def tell(line: str) -> None:
-    """On standard error, if anybody reads it and there is room: a line that is lost ends no training."""
+    """Prints a line to standard error, if anybody reads it and there is room: one that is lost ends no training."""
     with contextlib.suppress(OSError, RuntimeError):  # RuntimeError: a signal came while another line was written
         print(line, file=sys.stderr)
 
@@ -93,7 +93,7 @@ def _most_resident() -> int:
 
 
 def versions() -> dict[str, str]:
-    """Of everything that decides the result."""
+    """The versions of everything that decides the result."""
     packages = ("jax", "jaxlib", "flax", "optax", "gymnax", "envpool", "numpy")
     found = {p: metadata.version(p) for p in packages if util.find_spec(p)}
     return {"jaxrl_fast": __version__, "python": platform.python_version(), **found}

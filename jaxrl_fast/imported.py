@@ -28,6 +28,6 @@ def is_there(name: str) -> bool:
 
 
 def _look_here_too() -> None:
-    """As `python -m` does, for what is started otherwise."""
+    """Puts the current directory among those that Python looks in, as `python -m` does."""
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())

@@ -93,7 +93,7 @@ def rollout(
 
 
 def pools_of(env: Env) -> Pools:
-    """Those that its environments are dealt to."""
+    """The pools that its environments are dealt to."""
     assert env.pools, "the plan sees to it"
     return env.pools
 
@@ -113,7 +113,7 @@ def _send(
 
 
 def _only_after(tree: PyTree, number: Array) -> Array:
-    """The same number, int32 [], as something that is not known before the tree of numbers is.
+    """A number, int32 [], as something that is not known before the tree of numbers is.
 
     A whole number is never NaN, which XLA does not know. An `optimization_barrier` it forgets before it puts calls in
     order: it would learn between an answer and the next action, when no environment has anything to do.

@@ -37,11 +37,11 @@ class Keeper:
         return self.saver.num_written
 
     def has(self, env_steps: int) -> bool:
-        """The checkpoint of this moment is on the disk."""
+        """Whether the checkpoint of this moment is on the disk."""
         return self.last == self.saver.folder(env_steps)
 
     def due(self) -> bool:
-        """By the clock."""
+        """Whether a checkpoint by the clock should be written now."""
         return self.pace.over() and not self.saver.busy
 
     def postpone(self) -> None:

@@ -105,7 +105,7 @@ def read(folder: Path) -> Sweep:
 
 
 def _again(asked: grid.Request, folder: Path) -> Sweep:
-    """The same sweep, in the folder that it has. ValueError where it is another."""
+    """A sweep that is asked for again, in the folder that it has. ValueError where it is another."""
     if not (folder / LAYOUT).is_file():
         raise ValueError(f"the folder {folder} exists already and holds no sweep; choose another {_way(asked)}")
     before = read(folder)
@@ -176,7 +176,7 @@ def _plain(name: str) -> str:
 
 
 def _group(content: dict[str, Any], labels: list[dict[str, Any]]) -> Group:
-    """As it was written down."""
+    """A group as it was written down."""
     settings = from_mapping({k: v for k, v in content.items() if k not in ("algo", "num_seeds")}, str)
     of = lambda label: {name.removeprefix("agent."): value for name, value in label.items() if name != "seed"}
     members = tuple(Member(label["seed"], of(label)) for label in labels)

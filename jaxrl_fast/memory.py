@@ -43,7 +43,7 @@ class Need(NamedTuple):
 
 
 def need(env: Env, agent: Agent, num_seeds: int, num_devices: int = 1) -> Need:
-    """Of so many trainings of all environments together, on so many devices. Nothing is computed or compiled."""
+    """What so many trainings of all environments need together, on so many devices. Nothing is computed or compiled."""
     state = jax.eval_shape(lambda: loop.init(in_flight.on_paper(env), agent, jax.random.key(0)))
     kept = jax.tree.leaves(state.agent, is_leaf=is_replay)
     of_replay = sum(size(part) for part in kept if is_replay(part))

@@ -16,7 +16,7 @@ SMALLEST_WEIGHT = 1e-5  # of a batch: below it float32 would not feel the batch 
 
 
 class Stats(NamedTuple):
-    """Of all rows seen so far, each of the shape [...] of one observation."""
+    """Statistics of all rows seen so far, each of the shape [...] of one observation."""
 
     mean: Array  # [...] f32
     residue: Array  # [...] f32: what the additions to `mean` have rounded away (Kahan 1965)

@@ -305,7 +305,7 @@ def check_folder(folder: Path | None) -> None:
 
 
 def there_already(folder: Path) -> str:
-    """Of a run's folder."""
+    """A sentence about a run's folder that exists."""
     on = f", or go on with it by --resume {quote(str(folder))}" if (folder / config.CONFIG).is_file() else ""
     return f"the run folder {folder} exists already; choose another --run-dir or --name{on}"
 

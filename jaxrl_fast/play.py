@@ -45,7 +45,7 @@ def play(env: Env, agent: Agent, num_episodes: int, state: PyTree, seed: Array, 
 
 
 def key_of(seed: Array, index: Array) -> Key:
-    """Of an evaluation."""
+    """The key of evaluation number `index` of a seed."""
     return jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), DOMAIN), index)
 
 
@@ -57,7 +57,7 @@ def start(env: Env, agent: Agent, num_episodes: int, key: Key) -> Pass:
 
 
 def block(env: Env, agent: Agent, state: PyTree, key: Key, now: Pass) -> Pass:
-    """BLOCK steps more."""
+    """The evaluation after BLOCK more steps."""
     key_noise = jax.random.fold_in(jax.random.split(key)[1], now.num_blocks)
     noise = agent.noise(key_noise, BLOCK, env.spec.num_envs)
     policy = partial(agent.exploit, state)
@@ -66,7 +66,7 @@ def block(env: Env, agent: Agent, state: PyTree, key: Key, now: Pass) -> Pass:
 
 
 def under_way(now: Pass) -> Array:
-    """Not all have ended, nor has their time."""
+    """Whether some episode has not ended and there is time left, bool []."""
     num_episodes = now.episodes.score.shape[1]
     in_time = now.num_blocks < -(-MOST_STEPS * num_episodes // BLOCK)
     return in_time & (now.episodes.finished < num_episodes).any()
@@ -190,7 +190,7 @@ class Evaluator:
 
 
 def summarise(score: np.ndarray, length: np.ndarray, num_wanted: int) -> dict[str, Any]:
-    """Of episodes that have ended; null where none has."""
+    """Statistics of episodes that have ended; null where none has."""
     number = lambda of: population.finite(of()) if score.size else None
     return {
         "eval_return_mean": number(score.astype("float64").mean),

@@ -79,7 +79,7 @@ def act(ready: tuple[dict[str, list[Run]], Options]) -> None:
 
 
 def compare(runs: Sequence[str | Path], **options: Any) -> Any:
-    """The same from Python, as a matplotlib figure: `compare(["runs/a", "runs/b"], x="seconds")`; `out` saves it."""
+    """A comparison as a matplotlib figure: `compare(["runs/a", "runs/b"], x="seconds")`; `out` saves it."""
     chosen = command.from_keywords(Options, options)
     drawn = picture(groups([path_of(str(run)) for run in runs], chosen), chosen)
     if chosen.out:
@@ -210,7 +210,7 @@ def by_folder(run: Run, alike: Sequence[Run]) -> str:
 
 
 def seeds(run: Run) -> list[int]:
-    """Those of its records."""
+    """The seeds that its records are of."""
     return list(dict.fromkeys(record["seed"] for record in run.records))
 
 

@@ -93,7 +93,7 @@ def read(folder: Path, which: Which, settings: config.Settings, play_in: Env) ->
 
 
 def _seeds(folder: Path, settings: config.Settings) -> list[int]:
-    """Those that were trained side by side. ValueError where more than their seeds differs, as in a part of a sweep."""
+    """The seeds that were trained side by side. ValueError where more than they differ, as in a part of a sweep."""
     members = made(folder / config.CONFIG).get("members")
     if members and any(set(member) != {"seed"} for member in members):
         raise ValueError(
@@ -135,7 +135,7 @@ def choose(folder: Path, which: Which, unneeded: checkpoint.Unneeded) -> checkpo
 
 
 def only(saved: Saved, seed: int) -> Saved:
-    """The same of one seed; its learner has no axis of seeds."""
+    """What was read, of one seed only; its learner has no axis of seeds."""
     if seed not in saved.seeds:
         raise ValueError(f"seed {seed}: {saved.folder} has trained {_named(saved.seeds)}")
     place = saved.seeds.index(seed)
@@ -144,7 +144,7 @@ def only(saved: Saved, seed: int) -> Saved:
 
 
 def on_device(learner: PyTree) -> PyTree:
-    """All but its replay, which no decision needs."""
+    """A learner on the device, but for its replay, which no decision needs."""
     put = lambda part: part if memory.is_replay(part) else jax.device_put(part)
     return jax.tree.map(put, learner, is_leaf=memory.is_replay)
 
@@ -233,7 +233,7 @@ def _agent(settings: config.Settings, spec: EnvSpec, num_shards: int) -> Agent:
 
 
 def _unneeded(agent: Agent) -> checkpoint.Unneeded:
-    """Of an array's name in a checkpoint: whether nobody acts by it. So is the replay, and all that is no agent's."""
+    """A predicate on the names of a checkpoint's arrays: whether acting does without, as without the replay."""
     state = {"agent": jax.eval_shape(agent.init, jax.random.key(0))}
     mark = lambda part: jax.tree.map(lambda _: memory.is_replay(part), part)
     marked = jax.tree.map(mark, state, is_leaf=memory.is_replay)

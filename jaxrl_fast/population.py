@@ -54,7 +54,7 @@ def _width(rows: Rows) -> int:
 
 
 class Episodes(NamedTuple):
-    """Of an update in which episodes ended, and of those before it in which none did."""
+    """The episodes that ended in an update, and the time since those before."""
 
     ended: int
     return_sum: float
@@ -84,7 +84,7 @@ class Window:
                 self._drop_first()
 
     def restore(self, records: Iterable[Episodes]) -> None:
-        """Those that were there; the last one is `waiting`."""
+        """Takes up the records that there were; the last one is `waiting`."""
         *ended, self.waiting = records
         for record in ended:
             self._append(record)

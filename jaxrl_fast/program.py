@@ -58,7 +58,7 @@ class Program(NamedTuple):
 
 
 class Spread(NamedTuple):
-    """`begin` and `chunk` over all seeds and shards, and where their arguments and results lie."""
+    """A program's functions over all seeds and shards, and where their arguments and results lie."""
 
     init: Callable[..., Any]
     advance: Callable[..., Any]
@@ -279,7 +279,7 @@ def _on_devices(function: Callable, mesh: jax.sharding.Mesh, in_specs: Any, out_
 
 
 def _along(axis: int, init: Callable, advance: Callable, anew: Callable) -> tuple[Callable, Callable, Callable]:
-    """The same for states with an axis of shards, of which a device sees only its own."""
+    """The three functions for states with an axis of shards, of which a device sees only its own."""
     add_axis = partial(jax.tree.map, lambda x: jnp.expand_dims(x, axis))
     drop_axis = partial(jax.tree.map, lambda x: jnp.squeeze(x, axis))
 

@@ -58,7 +58,7 @@ def announce(plan: Plan, terminal: sinks.Terminal) -> None:
 
 
 def _idle(plan: Plan) -> list[str]:
-    """Of options for continuous actions, where there are none."""
+    """Warnings of options for continuous actions, where there are none."""
     from jaxrl_fast.types import Discrete
 
     agent, spec = plan.settings.agent, plan.env.spec

@@ -184,7 +184,7 @@ def verdict(sweep: Sweep, table: Sequence[Row]) -> list[str]:
 
 
 def _verdict(sweep: Sweep, table: Sequence[Row]) -> list[str]:
-    """The same where there is one environment."""
+    """The verdict where there is one environment."""
     groups = configurations(sweep, table)
     if len(groups) < 2:
         return []
@@ -320,7 +320,7 @@ def _records(folder: Path) -> list[dict[str, Any]]:
 
 
 def _last_records(folder: Path, count: int) -> list[dict[str, Any]]:
-    """Of a file that may be long, so from its end. None where it is lost or damaged."""
+    """The last records of a file that may be long, so from its end. None where it is lost or damaged."""
     path = folder / report.METRICS
     with contextlib.suppress(FileNotFoundError, ValueError), path.open("rb") as file:
         file.seek(max(path.stat().st_size - MOST_LINE * (count + 1), 0))

@@ -24,7 +24,7 @@ class NotFinite(NamedTuple):
 
 
 class Scores:
-    """Of all members, told apart by their labels. What `saved` gives is enough to go on from, bit for bit."""
+    """How each member's training has gone so far. What `saved` gives is enough to go on from, bit for bit."""
 
     def __init__(
         self,
@@ -109,7 +109,7 @@ class Scores:
         return host, {f"ledger/{name}": np.array(x, order="C") for name, x in self.ledger.rows.items()}
 
     def restore(self, host: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
-        """As it was when `saved` was called."""
+        """Goes back to how it was when `saved` was called."""
         for name in NUMBERS:
             setattr(self, name, host[name])
         self.solved = [(s[0], s[1]) if s else None for s in self.solved]

@@ -387,5 +387,5 @@ class Pace:
         return True
 
     def over(self) -> bool:
-        """It would be due."""
+        """Whether it would be due; asking does not begin another interval."""
         return time.perf_counter() - self.last >= self.every

@@ -25,7 +25,7 @@ WATCH_S = 1.0  # between looks at what other processes have done
 
 
 class Progress:
-    """Of a run, only how far it is."""
+    """A terminal that shows of a run only how far it is."""
 
     def __init__(self, terminal: sinks.Terminal):
         self.terminal, self.progress, self.width = terminal, terminal.progress, terminal.width

@@ -179,7 +179,7 @@ class Trainer:
 
     @property
     def env_steps(self) -> int:
-        """Of each seed, so far."""
+        """Environment steps of each seed so far."""
         return self.finished * self.plan.steps_per_update
 
     def train(self) -> None:
@@ -211,7 +211,7 @@ class Trainer:
         self.await_keeper()
 
     def at(self, every: int) -> bool:
-        """A multiple of so many updates, but not none."""
+        """Whether the updates made so far, at least one, are a multiple of `every`; never where that is 0."""
         return every > 0 and self.finished > 0 and self.finished % every == 0
 
     def advance(self, boundary: int) -> None:
@@ -368,7 +368,7 @@ class Trainer:
             self.save(total["eval_return_mean"])
 
     def stop(self, number: int) -> None:
-        """A signal asks for it."""
+        """Notes that a signal asks for the end."""
         self.signal = self.asked = number
 
     def stopping(self) -> bool:

@@ -71,7 +71,7 @@ class TimeStep(NamedTuple):
 
 
 class Pools(NamedTuple):
-    """The same N environments, N / num in each pool, and a step of a pool in two halves.
+    """N environments dealt to pools, N / num in each, and a step of a pool in two halves.
 
     One state is handed from call to call, pool by pool, so that they keep their order. While actions are under way the
     environment's own `reset` and `step` have no place.

@@ -38,7 +38,7 @@ def tokenise(argv: Sequence[str]) -> tuple[list[str], list[Setting]]:
 
 
 def from_mapping(mapping: Mapping[str, Any], say: Any) -> list[Setting]:
-    """The same from nested names, as in a preset: {"num_envs": 64, "agent": {"gamma": 0.99}}."""
+    """Settings from nested names, as in a preset: {"num_envs": 64, "agent": {"gamma": 0.99}}."""
     settings = []
     for name, value in mapping.items():
         if name == "agent":

@@ -323,7 +323,7 @@ def loss(parts: Parts, params: PyTree, batch: Batch) -> tuple[Array, Metrics]:
 
 
 def _variance(x: Array, weight: Array, axis_name: str | None) -> Array:
-    """Of all weighted elements on all devices."""
+    """The variance of all weighted elements on all devices."""
     count, total = gradients.total((weight.sum(), (weight * x).sum()), axis_name)
     count = jnp.maximum(count, 1)
     return gradients.total((weight * (x - total / count) ** 2).sum(), axis_name) / count

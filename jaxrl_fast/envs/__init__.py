@@ -90,7 +90,7 @@ def _is_here(backend: str) -> bool:
 
 
 def _absence(backend: str) -> str:
-    """Of a backend that is not here."""
+    """A sentence about a backend that is not here."""
     package = f'"jaxrl_fast[{EXTRAS[backend]}]"' if backend in EXTRAS else backend
     return f"{backend} is not installed here; pip install {package}"
 

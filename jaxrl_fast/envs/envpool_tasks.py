@@ -105,7 +105,7 @@ def _encode(x: jax.Array, space: Any) -> jax.Array:
 
 
 def _is_image(shape: tuple[int, ...], dtype: Any) -> bool:
-    """Of one environment: its channels come first."""
+    """Whether one environment's observation is an image: its channels come first."""
     return len(shape) == 3 and dtype == jnp.uint8 and shape[0] < min(shape[1:])
 
 
@@ -158,12 +158,12 @@ def family(name: str) -> str:
 
 
 def num_cores() -> int:
-    """That this process may use."""
+    """The cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _threads_of_pools(num_envs: int, conditions: Conditions) -> int:
-    """Of one pool on each device, all devices together, unless told: no more than twice the cores for all in flight.
+    """The threads of one pool on each device, all devices together, unless told: at most twice the cores in flight.
 
     One pool or two get a thread for each core, for while one of two works the other may wait.
     """
@@ -243,5 +243,5 @@ def _unpacked(space: Any) -> PyTree:
 
 
 def narrow_dtype(dtype: Any) -> Any:
-    """Of at most 32 bits."""
+    """The dtype of at most 32 bits that takes the place of this one."""
     return {"float64": np.float32, "int64": np.int32, "uint64": np.uint32}.get(np.dtype(dtype).name, dtype)

@@ -251,7 +251,7 @@ def _observation_space(env: Any, params: Any) -> Any:
 
 
 def _where(mask: jax.Array, first: PyTree, second: PyTree) -> PyTree:
-    """Of two trees [N, ...], the rows of the first where `mask` [N], else those of the second."""
+    """The rows of the first tree [N, ...] where `mask` [N], else those of the second."""
     return jax.tree.map(lambda a, b: jnp.where(mask.reshape(mask.shape + (1,) * (a.ndim - 1)), a, b), first, second)
 
 
@@ -260,7 +260,7 @@ def _wrap(like: Key, key_data: jax.Array) -> Key:
 
 
 def _strong(avals: PyTree, tree: PyTree) -> PyTree:
-    """The same values with the dtypes of `avals` and no weak types, so that no second lowering follows."""
+    """A tree with the dtypes of `avals` and no weak types, so that no second lowering follows."""
     return jax.tree.map(lambda aval, x: _strong_leaf(aval, jnp.asarray(x)), avals, tree)
 
 
@@ -314,7 +314,7 @@ def _raw_step(single: Single, key: Key, state: PyTree, action: jax.Array) -> tup
 
 
 def _joined(a: jax.ShapeDtypeStruct, b: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-    """Of what reset and step return, without weak types."""
+    """The shape and dtype of what reset and step return, without weak types."""
     return jax.ShapeDtypeStruct(a.shape, a.dtype if a.dtype == b.dtype else jnp.promote_types(a.dtype, b.dtype))
 
 

@@ -14,7 +14,7 @@ def are(obs: Any) -> bool:
 
 
 def newest(obs: Any, frame_stack: int = 0) -> np.ndarray:
-    """Of uint8 [H, W, C], the newest of `frame_stack` frames in colour, if it has three channels, else in grey."""
+    """The newest of `frame_stack` frames of uint8 [H, W, C], in colour if it has three channels, else in grey."""
     image = np.asarray(obs)
     num_channels = image.shape[-1] // max(frame_stack, 1)
     frame = image[..., -3:] if num_channels == 3 else np.repeat(image[..., -1:], 3, axis=-1)
