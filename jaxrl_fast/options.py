@@ -74,6 +74,12 @@ class Output:
     """Log to trackio."""
     project: str = "jaxrl_fast"
     """Project name for wandb and trackio."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """How this machine is used; nothing of it changes a result."""
+
     pool_path: Literal["auto", "ffi", "callback"] = "auto"
     """How compiled programs reach environments on the host: by envpool's own calls, or through Python."""
     compile_cache: bool = True
@@ -115,7 +121,7 @@ class Sweep:
 
 
 @dataclass(frozen=True)
-class Options(Checkpoints, Output, Evaluation, Task):
+class Options(Checkpoints, Machine, Output, Evaluation, Task):
     """All options of a run that are not the algorithm's own."""
 
 
@@ -165,4 +171,4 @@ def types_of(dataclass_type: type) -> dict[str, Any]:
     return {f.name: hints[f.name] for f in dataclasses.fields(dataclass_type)}
 
 
-SINGLE = ("config", "num_seeds", *types_of(Output), *types_of(Checkpoints))  # have one value in all of a sweep
+SINGLE = ("config", "num_seeds", *types_of(Output), *types_of(Machine), *types_of(Checkpoints))  # have one value in all of a sweep

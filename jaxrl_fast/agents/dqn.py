@@ -375,18 +375,18 @@ def loss(
     output = parts.network.apply(params, batch.obs, noise)
     chosen = _chosen(output, batch.action)  # [B] or [B, K]
     value = _chosen(mean(parts, output), batch.action)
-    distance = (goal.atom * goal.weight).sum(-1) - value
-    errors = jnp.abs(distance)
+    td_error = (goal.atom * goal.weight).sum(-1) - value
+    priority = jnp.abs(td_error)
     if config.distribution == "none":
-        losses = optax.huber_loss(distance) if config.loss == "huber" else 0.5 * distance**2
+        losses = optax.huber_loss(td_error) if config.loss == "huber" else 0.5 * td_error**2
     elif config.distribution == "c51":
         wanted = project(goal, support(config))
         losses = optax.softmax_cross_entropy(chosen, wanted)
-        errors = jnp.maximum(losses + jax.scipy.special.xlogy(wanted, wanted).sum(-1), 0)
+        priority = jnp.maximum(losses + jax.scipy.special.xlogy(wanted, wanted).sum(-1), 0)
     else:
         losses = quantile_loss(chosen, goal, config.loss == "huber")
-    metrics = {"weight": jnp.float32(1), "loss": losses, "q_value": value, "td_error": jnp.abs(distance)}
-    return (weight * losses).sum(), (errors, jax.tree.map(lambda x: (weight * x).sum(), metrics))
+    metrics = {"weight": jnp.float32(1), "loss": losses, "q_value": value, "td_error": jnp.abs(td_error)}
+    return (weight * losses).sum(), (priority, jax.tree.map(lambda x: (weight * x).sum(), metrics))
 
 
 def project(goal: Target, support: Array) -> Array:
@@ -399,10 +399,10 @@ def project(goal: Target, support: Array) -> Array:
 
 def quantile_loss(quantile: Array, goal: Target, huber: bool) -> Array:
     """[B]: quantile regression of weighted atoms [B, K] by quantiles [B, M] at (i + 1/2) / M."""
-    level = (jnp.arange(quantile.shape[-1]) + 0.5) / quantile.shape[-1]
-    distance = goal.atom[:, None, :] - quantile[:, :, None]  # [B, M, K]
-    size = optax.huber_loss(distance) if huber else jnp.abs(distance)
-    tilt = jnp.abs(level[None, :, None] - (distance < 0))
+    tau = (jnp.arange(quantile.shape[-1]) + 0.5) / quantile.shape[-1]
+    u = goal.atom[:, None, :] - quantile[:, :, None]  # [B, M, K]
+    size = optax.huber_loss(u) if huber else jnp.abs(u)
+    tilt = jnp.abs(tau[None, :, None] - (u < 0))
     return (tilt * size * goal.weight[:, None, :]).sum((-2, -1))
 
 
