@@ -74,7 +74,7 @@ def fit(group: Group, asked: grid.Request) -> list[Group]:
         which = grid.words(grid.values_of(one, one.members[0], asked.columns))
         raise ValueError(f"{which}: {error}") from error
     most = len(group.members) if ready.env.on_device else 1  # a host pool has one seed
-    if most > 1 and ready.needs.free is not None:
+    if most > 1 and ready.needs and ready.needs.free is not None:
         whole = plan.undivided(one.settings, agents.load(one.settings.algo), ready.num_updates)
         each = ready.needs.total + memory.in_between(*whole)
         dealt = ready.num_shards, ready.in_turn

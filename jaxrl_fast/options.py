@@ -171,4 +171,5 @@ def types_of(dataclass_type: type) -> dict[str, Any]:
     return {f.name: hints[f.name] for f in dataclasses.fields(dataclass_type)}
 
 
-SINGLE = ("config", "num_seeds", *types_of(Output), *types_of(Machine), *types_of(Checkpoints))  # have one value in all of a sweep
+# These have one value in all of a sweep.
+SINGLE = ("config", "num_seeds", *types_of(Output), *types_of(Machine), *types_of(Checkpoints))

@@ -6,13 +6,18 @@ from datetime import datetime
 from importlib import util
 from pathlib import Path
 from shlex import quote
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jaxrl_fast import config, host
 from jaxrl_fast.agents import configs
 from jaxrl_fast.members import Member, Varied, vary
 from jaxrl_fast.spelling import parse_period
 from jaxrl_fast.written import leads_elsewhere, path_of
+
+if TYPE_CHECKING:
+    from jaxrl_fast.checkpoint import Checkpoint
+    from jaxrl_fast.memory import Need
+    from jaxrl_fast.types import Agent, Env
 
 TRAINING, EVALUATION, WATCHING = 0, 1, 2  # what environments are for; each has chance of its own
 # Rows of a gradient step that are work enough for a core, by the network that sees them. With less in a shard waiting
@@ -24,20 +29,25 @@ class Plan(NamedTuple):
     """A run that has passed every check; nothing is compiled yet."""
 
     settings: config.Settings
-    env: Any  # one shard
-    agent: Any
+    env: "Env"  # one shard
+    agent: "Agent"
     num_shards: int
-    eval_env: Any
+    eval_env: "Env"
     num_updates: int
     steps_per_update: int
     folder: Path
-    lock: Any  # host.Lock on the folder
-    needs: Any = None  # memory.Need
-    saved: Any = None  # checkpoint.Checkpoint to go on from
+    lock: host.Lock | None = None  # on the folder
+    needs: "Need | None" = None
+    saved: "Checkpoint | None" = None  # to go on from
     damaged: tuple[str, ...] = ()  # what is wrong with newer checkpoints
     members: tuple[Member, ...] = ()  # what is trained together, if not seeds in line
     varied: Varied | None = None  # where more than their seeds differ
     in_turn: bool = False  # members that share devices advance one after another
+
+    def release(self) -> None:
+        """Gives the folder back."""
+        if self.lock:
+            self.lock.release()
 
 
 def prepare(settings: config.Settings) -> Plan:
@@ -131,21 +141,20 @@ def check(settings: config.Settings, members: tuple[Member, ...] = ()) -> Plan:
     if saved:  # what does not fit is refused before anything is compiled
         checkpoint.unflatten(program.shapes(env, agent, options.num_seeds, num_shards, varied), saved)
     return Plan(
-        settings,
-        env,
-        agent,
-        num_shards,
-        eval_env,
-        num_updates,
-        steps_per_update,
-        Path(options.resume),
-        None,
-        needs,
-        saved,
-        (*damaged,),
-        members,
-        varied,
-        in_turn,
+        settings=settings,
+        env=env,
+        agent=agent,
+        num_shards=num_shards,
+        eval_env=eval_env,
+        num_updates=num_updates,
+        steps_per_update=steps_per_update,
+        needs=needs,
+        folder=Path(options.resume),
+        saved=saved,
+        damaged=(*damaged,),
+        members=members,
+        varied=varied,
+        in_turn=in_turn,
     )
 
 

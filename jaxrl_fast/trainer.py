@@ -89,7 +89,7 @@ class Trainer:
             report.announce(self.plan, self.terminal)
             report.write_config(self.plan)
         except BaseException:
-            self.plan.lock.release()
+            self.plan.release()
             raise
         with host.compile_cache(self.options.compile_cache and self.plan.env.on_device) as cache:
             try:
@@ -388,7 +388,7 @@ class Trainer:
             if self.sinks or not self.plan.saved:  # else it failed before it went on: what there is stays as it is
                 self.write_end()
         finally:
-            self.plan.lock.release()
+            self.plan.release()
 
     def write_end(self) -> None:
         """The last of the records, the summary and the curve. What cannot be written or drawn ends no run."""

@@ -93,7 +93,7 @@ class Env(NamedTuple):
     notes: tuple[str, ...] = ()  # what its user should know, a sentence each
     warnings: tuple[str, ...] = ()  # what its user will hardly have meant, a sentence each
     protocol: str = ""  # the rules under which games are played and scored, where there are several
-    renew: Callable[[int], None] | None = None  # new games, and new chance by a number, behind the same functions
+    renew: Callable[[int], None] = lambda number: None  # on the host, where it can be: other games for each number
     open: Callable[[], None] = lambda: None  # makes what is on the host behind it, or it is made when first needed
     close: Callable[[], None] = lambda: None  # gives that up: no program that was compiled with it may run any more
     picture: Callable[[], Any] | None = None  # [H, W, 3] uint8 of the first environment as it stands, on the host

@@ -132,7 +132,7 @@ def make(name: str, num_envs: int, options: Mapping[str, Any], conditions: Condi
         protocol=task.protocol,
         picture=pools[0].picture if task.protocol else None,
         own_action=functools.partial(own_action, task),
-        renew=functools.partial(renew, pools) if path == "callback" else None,
+        renew=functools.partial(renew, pools) if path == "callback" else lambda number: None,
         open=functools.partial(open_pools, pools),
         close=functools.partial(close_pools, pools),
         pools=Pools(
