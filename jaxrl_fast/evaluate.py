@@ -89,10 +89,10 @@ def run(saved: Any, options: Options) -> dict[str, Any]:
         "device": host.device(),
         "versions": host.versions(),
     }
-    path = command.new_file(saved.folder / EVALUATION)
+    path = saved.folder / EVALUATION
     try:
-        with path.open("x", encoding="utf-8") as file:
-            file.write(json.dumps(result, allow_nan=False) + "\n")
+        path = command.claim_file(path)
+        path.write_text(json.dumps(result, allow_nan=False) + "\n", encoding="utf-8")
     except OSError as error:
         host.warn(f"{path} cannot be written ({error.strerror})")
         return result | {"file": None}

@@ -219,7 +219,7 @@ def stop_signals(stop: Callable[[int], None]) -> Iterator[None]:
         del before[hangup]
 
     def note(number, _):
-        signal.signal(number, signal.SIG_IGN if number == hangup else before[number])
+        signal.signal(number, signal.SIG_IGN if number == hangup else before[number] or signal.SIG_DFL)
         stop(number)
         tell("stopping after this chunk; once more to quit at once")
 

@@ -12,7 +12,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jaxrl_fast import config, grid, options, plan, slurm
+from jaxrl_fast import config, grid, host, options, plan, slurm
 from jaxrl_fast.config import LAYOUT
 from jaxrl_fast.grid import Group
 from jaxrl_fast.members import Member
@@ -110,8 +110,7 @@ def _again(asked: grid.Request, folder: Path) -> Sweep:
         raise ValueError(f"the folder {folder} exists already and holds no sweep; choose another {_way(asked)}")
     before = read(folder)
     if any(" at 0x" in repr(group.settings.options.env) for group in asked.groups):
-        what = "its environment is an object, and nobody can tell whether it is the one that was trained in"
-        raise ValueError(f"the sweep {folder} cannot be gone on with: {what}; choose another {_way(asked)}")
+        host.warn(f"{folder} was trained in objects; nobody can tell whether those that are given are the same")
     now, then = list(_flat(asked.groups)), list(_flat(before.groups.values()))
     if now != then or before.scale != asked.own.scale:
         names = [name for name in now[0] if {str(m[name]) for m in now} != {str(m.get(name)) for m in then}]

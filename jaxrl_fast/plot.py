@@ -73,8 +73,9 @@ def prepare(argv: Sequence[str]) -> tuple[dict[str, list[Run]], Options]:
 def act(ready: tuple[dict[str, list[Run]], Options]) -> None:
     """Draws, and says where it is."""
     found, options = ready
+    drawn = picture(found, options)
     path = path_of(options.out) if options.out else command.claim_file(Path(NAME))
-    picture(found, options).savefig(path)
+    drawn.savefig(path)
     print(f"{path}   {sinks.counted(len(found), 'curve')} of {sinks.counted(sum(map(len, found.values())), 'run')}")
 
 

@@ -153,6 +153,8 @@ class Trainer:
         import numpy as np
 
         saved, path = self.plan.saved, self.plan.folder / report.METRICS
+        if self.options.resume:
+            report.mark_running(self.plan.folder)
         if saved is None:
             seeds = np.asarray(self.seeds, np.int32)
             self.state = self.program.init(seeds if len(self.seeds) > 1 else seeds[0])
@@ -166,7 +168,6 @@ class Trainer:
         self.times = {name: self.times[name] + others["times"].get(name, 0.0) for name in TIMES}
         self.began -= others["wall_time"]
         self.shown = self.finished, self.times["train"]
-        report.mark_running(self.plan.folder)
         self.lines = sinks.JsonLines(path, others["metrics_size"])
         self.sinks = [self.lines, *report.open_sinks(self.plan, self.env_steps)]
 

@@ -118,8 +118,13 @@ def run(saved: Any, renderer: Any, options: Options) -> Video:
     returns: list[float] = []
     write = write_mp4 if path.suffix.lower() == ".mp4" else write_gif
     fps = options.fps or renderer.fps
-    with host.compile_cache(saved.settings.options.compile_cache and saved.env.on_device):
-        num_frames = write(path, frames(saved, renderer, options, fps, returns), fps)
+    try:
+        with host.compile_cache(saved.settings.options.compile_cache and saved.env.on_device):
+            num_frames = write(path, frames(saved, renderer, options, fps, returns), fps)
+    except BaseException:
+        if not path.stat().st_size:  # claimed, and nothing came of it
+            path.unlink()
+        raise
     if not saved.env.on_device:
         host.forget([saved.env])
     return Video(path, returns, num_frames)

@@ -10,6 +10,7 @@ import json
 import os
 import pickle
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -694,6 +695,18 @@ def test_checkpoints_are_in_the_order_of_their_steps(tmp_path):
     (tmp_path / f"{checkpoint.ASIDE}step-000000000003").mkdir()
     (tmp_path / checkpoint.BEST).write_text("{}")
     assert checkpoint.folders(tmp_path) == [saver.folder(number) for number in steps]
+
+
+@pytest.mark.parametrize("ending", [".bak", " (copy)", "-2"])
+def test_a_copy_beside_the_checkpoints_is_none(two, ending):
+    """Not even where it is the only one that is whole."""
+    copy = shutil.copytree(two[1], two[1].with_name(two[1].name + ending))
+    parent = copy.parent
+    assert checkpoint.folders(parent) == [*two] and checkpoint.newest(parent)[0].folder == two[1]
+    for folder in two:
+        (folder / checkpoint.ARRAYS).write_bytes(b"x")
+    found, wrong = checkpoint.newest(parent)
+    assert found is None and len(wrong) == 2
 
 
 # The best one ----------------------------------------------------------------------------------

@@ -127,6 +127,49 @@ def test_an_environment_given_as_an_object_is_another_than_a_presets():
     assert config.from_keywords("ppo_acrobot", env=object()).options.solved is None
 
 
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ("CartPole-v1", "CartPole-v1", True),
+        ("CartPole-v1", "gymnax/CartPole-v1", True),
+        ("envpool/CartPole-v1", "gymnax/CartPole-v1", False),
+        ("CartPole-v1", "gymnax/CartPole-v0", False),
+        ("CartPole-v1", "Acrobot-v1", False),
+    ],
+)
+def test_an_environment_is_the_same_with_or_without_its_backend(one, other, same):
+    assert config._same_env(one, other) == config._same_env(other, one) == same
+
+
+def test_a_file_that_says_a_bare_name_keeps_its_threshold_under_a_whole_one(tmp_path):
+    preset = tmp_path / "mine.yaml"
+    preset.write_text("env: CartPole-v1\nsolved: 475\n")
+    solved = {
+        env: parse(f"--config {preset} --env {env}").options.solved for env in ("gymnax/CartPole-v1", "Acrobot-v1")
+    }
+    assert solved == {"gymnax/CartPole-v1": 475, "Acrobot-v1": None}
+
+
+@pytest.mark.parametrize("again", [(1.0, 2.0), [1.0, 2.0], np.array([1.0, 2.0])])
+def test_a_run_goes_on_with_options_of_its_environment_in_whatever_they_are_given(again, tmp_path):
+    (tmp_path / "config.yaml").write_text("algo: ppo\nenv: CartPole-v1\nenv_options: {goal: [1.0, 2.0]}\n")
+    config.from_keywords(resume=str(tmp_path), env_options={"goal": again})
+    with pytest.raises(ValueError, match=r"^env_options .*goes on only with that"):
+        config.from_keywords(resume=str(tmp_path), env_options={"goal": (*again[:1], 3.0)})
+
+
+def test_an_option_named_members_makes_no_part_of_a_sweep(tmp_path):
+    """What does is what the run was made of."""
+    path = tmp_path / "config.yaml"
+    text = "algo: ppo\nenv: CartPole-v1\nenv_options:\n  members:\n  - 1\n  - 2\nmade:\n  id: 1a2b\n"
+    path.write_text(text)
+    resumed = config.from_keywords(resume=str(tmp_path))
+    assert resumed.options.env_options == {"members": [1, 2]} and resumed.options.resume == str(tmp_path)
+    path.write_text(text + "  members:\n  - {seed: 0}\n")
+    with pytest.raises(ValueError, match="is a part of a sweep"):
+        config.from_keywords(resume=str(tmp_path))
+
+
 def test_what_a_run_writes_down_is_a_preset(tmp_path):
     settings = parse("ppo --env Acrobot-v1 --agent.hidden 8 8 --agent.target-kl 0.01 --env-options x=1 --solved -100")
     path = tmp_path / "config.yaml"

@@ -14,6 +14,7 @@ import pytest
 from gymnax.environments import spaces
 from gymnax.wrappers.purerl import FlattenObservationWrapper
 
+import jaxrl_fast
 from jaxrl_fast import envs
 from jaxrl_fast.envs import gymnax as adapter
 from jaxrl_fast.envs import inputs
@@ -554,6 +555,74 @@ def test_classes_instances_factories_and_pairs_are_environments():
         assert envs.make(source, N, limit=7).step.args[0].params.limit == 7
     assert envs.make(Countdown, N, start="9").step.args[0].env.start == 9
     assert envs.make(Countdown(), N).spec.id.endswith("test_gymnax:Countdown")
+
+
+class Unset(Countdown):
+    """It needs no parameters."""
+
+    default_params = None
+
+    def is_truncated(self, state, params):
+        return state["time"] >= 3
+
+
+class Late:
+    """Its parameters come with an instance."""
+
+    def __init__(self, limit: int = 3):
+        self.start, self.strange, self.default_params = 5, "", Params(limit)
+
+    action_space, observe = Countdown.action_space, Countdown.observe
+    reset_env, step_env, is_truncated = Countdown.reset_env, Countdown.step_env, Countdown.is_truncated
+
+
+@pytest.mark.parametrize("source", [Unset, Late])
+def test_parameters_may_be_none_or_come_with_an_instance(source):
+    """Of 9 left, time lets it count 7."""
+    by_name = f"{source.__module__}:{source.__name__}"
+    for given in (source, by_name, source()):
+        env = envs.make(given, N)
+        assert env.spec.id == by_name
+        steps = timesteps_of(env, jnp.zeros((6, N), jnp.int32))
+        np.testing.assert_array_equal(steps.last[:, 0], [0, 0, 1, 0, 0, 0])
+
+
+class Bursting(Countdown):
+    """What it shows is no number when nothing is left, and when as much is left as it is told."""
+
+    def __init__(self, start: int = 5, also_at: int = -1):
+        super().__init__(start)
+        self.also_at = also_at
+
+    def observe(self, state):
+        left = jnp.float32(state["left"])
+        wrong = (left == 0) | (left == self.also_at)
+        return jnp.stack([left, jnp.where(wrong, jnp.nan, 1.0), jnp.where(wrong, jnp.inf, 1.0)])
+
+
+def test_what_an_episode_ends_in_is_readable_and_what_it_goes_on_from_is_left_alone():
+    actions = jnp.zeros((5, N), jnp.int32)
+    env = envs.make(Bursting(5, 2), N)
+    steps = timesteps_of(env, actions)
+    np.testing.assert_array_equal(steps.last[:, 0], [0, 0, 0, 0, 1])
+    wrong, right = [2, np.nan, np.inf], [[4, 1, 1], [3, 1, 1]]
+    np.testing.assert_array_equal(steps.obs[:, 0], [*right, wrong, [1, 1, 1], [0, 0, 0]])
+    out_of_time = timesteps_of(envs.make(Bursting(5, 2), N, limit=3), actions)
+    assert out_of_time.last[2].all() and out_of_time.discount[2].all()
+    np.testing.assert_array_equal(out_of_time.obs[2, 0], wrong)  # its value counts, so it is not made up
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("algo", ["ppo", "dqn"])
+def test_learning_outlives_episodes_that_end_in_no_number(algo, tmp_path):
+    agent = {"ppo": {"rollout_length": 16}, "dqn": {"learning_starts": 64, "capacity": 256, "batch_size": 16}}[algo]
+    run = jaxrl_fast.fit(
+        algo=algo, env=Bursting, num_envs=4, total_steps=640, eval_every=0, agent=agent | {"hidden": [8]},
+        run_dir=str(tmp_path / "run"), tensorboard=False, log_level="quiet",
+    )  # fmt: skip
+    loss = {"ppo": "value_loss", "dqn": "loss"}[algo]
+    losses = [record[loss] for record in run.metrics if record[loss] is not None]
+    assert losses and np.isfinite(losses).all() and run.summary["status"] == "done"
 
 
 def test_an_environment_is_found_by_its_module_from_the_current_directory(tmp_path, monkeypatch):

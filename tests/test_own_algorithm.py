@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 import jaxrl_fast
-from jaxrl_fast import agents, config, evaluate, plan, sweep, train
+from jaxrl_fast import agents, config, evaluate, grid, imported, plan, sweep, train
 
 README = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
 HILL_CLIMBING = next(block for block in re.findall(r"```python\n(.*?)```", README, re.DOTALL) if "def make(" in block)
@@ -67,10 +67,20 @@ def test_a_module_will_do_from_python(write):
     assert [r["best_score"] for r in again.metrics] == pytest.approx(second)
 
 
+TRACED = {"by itself": "    traced = ('spread',)\n", "said": "    traced: ClassVar = ('spread',)\n"}
+
+
+def with_traced(text, how="by itself"):
+    """Its Config says that `make` only calculates with its spread."""
+    return text.replace("@dataclass", "from typing import ClassVar\n@dataclass").replace(
+        "class Config:\n", "class Config:\n" + TRACED[how]
+    )
+
+
 @pytest.mark.slow
-def test_its_real_numbers_share_a_program_in_a_sweep(write):
+def test_real_numbers_that_it_says_are_traced_share_a_program_in_a_sweep(write):
     """The first trial is chance; the next lies as far away as each member's own spread says."""
-    name = write(HILL_CLIMBING)
+    name = write(with_traced(HILL_CLIMBING))
     assert (
         sweep.main([name, *line(**OPTIONS | {"tensorboard": "false"}, total_steps="16k"), "--agent.spread", "0,2"]) == 0
     )
@@ -82,12 +92,46 @@ def test_its_real_numbers_share_a_program_in_a_sweep(write):
     assert still[0] == moving[0] and still[1] != moving[1]
 
 
+@pytest.mark.parametrize("how", TRACED)
+def test_real_numbers_share_a_program_only_if_it_says_that_they_are_traced(write, how):
+    sizes = lambda text: [
+        len(group.members)
+        for group in grid.from_keywords(
+            algo=write(text), agent={"spread": [0.1, 0.5], "rollout_length": [8, 16]}
+        ).groups
+    ]
+    assert sizes(HILL_CLIMBING) == [1, 1, 1, 1]
+    assert sizes(with_traced(HILL_CLIMBING, how)) == [2, 2]
+
+
+@pytest.mark.slow
+def test_a_number_that_it_asks_for_its_size_may_be_varied(write):
+    """JAX lets no program ask that of a number that it does not know."""
+    asking = HILL_CLIMBING.replace(
+        "    shape = ", "    assert config.spread > 0 or config.rollout_length\n    shape = "
+    )
+    assert asking != HILL_CLIMBING
+    options = OPTIONS | {
+        "total_steps": 1600,
+        "eval_episodes": 8,
+        "agent": {"spread": [0.0, 2.0], "rollout_length": 100},
+    }
+    swept = jaxrl_fast.sweep(algo=write(asking), **options)
+    assert swept.status == 0 and [row["agent.spread"] for row in swept.results] == [0.0, 2.0]
+    assert [row["status"] for row in swept.results] == ["done", "done"]
+    assert (swept.folder / "02_spread-2.0" / "summary.json").is_file()
+
+
 WRONG = {
     "no_make": ("Config = int", "has no make"),
     "nothing": ("", "has no Config and no make"),
     "no_dataclass": ("Config = int\ndef make(): ...", "its Config is no dataclass"),
     "no_default": (HILL_CLIMBING.replace("int = 200", "int"), "of its Config rollout_length has no default"),
     "no_rollout": (HILL_CLIMBING.replace("rollout_length: int", "steps: int"), "its Config has no rollout_length"),
+    "no_types": (
+        HILL_CLIMBING.replace("spread: float", "spread: 'Nowhere'"),
+        "the types of its Config cannot be read (name",
+    ),
     "no_import": ("import nowhere_at_all", "failed with ModuleNotFoundError: No module named 'nowhere_at_all'"),
 }
 
@@ -119,6 +163,22 @@ def test_a_name_that_is_none(write, algo, said, tmp_path):
         config.from_keywords(algo=algo.format(name))
 
 
+def test_a_module_is_found_in_a_folder_that_is_no_package(write, tmp_path):
+    """And the folder by itself is no module."""
+    name = write(HILL_CLIMBING)
+    folder = tmp_path / f"algos_{name}"
+    folder.mkdir()
+    (tmp_path / f"{name}.py").rename(folder / "hill.py")
+    importlib.invalidate_caches()
+    whole = f"{folder.name}.hill"
+    found = {
+        each: (imported.is_there(each), agents.exists(each)) for each in (whole, folder.name, f"{folder.name}.hull")
+    }
+    assert found == {whole: (True, True), folder.name: (False, False), f"{folder.name}.hull": (False, False)}
+    settings = config.from_keywords(algo=whole)
+    assert settings.agent == agents.load(whole).Config() and settings.algo_name == "hill"
+
+
 def test_a_script_is_no_module_for_others():
     with pytest.raises(ValueError, match=r"^algo: the script that runs is no module that others can import"):
         config.from_keywords(algo=sys.modules["__main__"])
@@ -134,6 +194,16 @@ def test_options_are_checked_as_ours_are(write):
         config.from_keywords(algo=name, agent={"spread": "wide"})
     settings = config.from_keywords(algo=name, agent={"spread": "1e-2"}, env="CartPole-v1")
     assert settings.agent == agents.load(name).Config(spread=0.01) and dataclasses.is_dataclass(settings.agent)
+
+
+def test_its_metrics_are_single_numbers(write):
+    wrong = HILL_CLIMBING.replace('{"best_score": state["score"]}', '{"best_score": state["score"], "best": best}')
+    assert wrong != HILL_CLIMBING
+    name = write(wrong)
+    message = rf"^algorithm '{name}': metrics are single numbers, and best has shape \[4, 2\]$"
+    with pytest.raises(ValueError, match=message):
+        plan.check(config.from_keywords(algo=name, total_steps=16_000, **OPTIONS))
+    assert plan.check(config.from_keywords(algo=write(HILL_CLIMBING), total_steps=16_000, **OPTIONS))
 
 
 ROWS = """

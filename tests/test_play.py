@@ -79,11 +79,59 @@ def test_scores_are_those_of_whole_games():
     np.testing.assert_array_equal(episodes.length[:, 0], [2, 4, 6])
 
 
-def test_an_endless_episode_is_not_counted(monkeypatch):
+def test_a_game_that_goes_on_when_time_is_up_counts_as_it_stands(monkeypatch):
+    """Each environment has time for one of MOST_STEPS; all that is longer is worth what it was then."""
     monkeypatch.setattr(playing, "MOST_STEPS", playing.BLOCK)
-    env = clock(playing.BLOCK + 2)
+    env = clock(playing.BLOCK + 3)
     episodes = play(env, num_episodes=1)
-    np.testing.assert_array_equal(episodes.finished > 0, np.arange(env.spec.num_envs) < playing.BLOCK)
+    as_it_stands = np.minimum(np.arange(env.spec.num_envs) + 1, playing.BLOCK)
+    np.testing.assert_array_equal(episodes.finished >= 1, True)
+    np.testing.assert_array_equal(episodes.score[:, 0], as_it_stands)
+    np.testing.assert_array_equal(episodes.length[:, 0], as_it_stands)
+
+
+def test_a_game_that_began_late_does_not_count_when_time_is_up(monkeypatch):
+    """Of 2 x 64 steps the first game of i + 1 takes as many, and one goes on to the next: 128 - (i + 1) - 1 are left.
+
+    So 63 steps fit twice; of 64 to 128 the second has had 63 or less; of more, the first has had all 128.
+    """
+    monkeypatch.setattr(playing, "MOST_STEPS", playing.BLOCK)
+    assert playing.BLOCK == 64
+    env = clock(131)
+    episodes = play(env, num_episodes=2)
+    long = np.arange(env.spec.num_envs) + 1
+    np.testing.assert_array_equal(np.minimum(episodes.finished, 2), np.where(long <= 63, 2, 1))
+    np.testing.assert_array_equal(episodes.score[:, 0], np.minimum(long, 128))
+    np.testing.assert_array_equal(episodes.score[:, 1], np.where(long <= 63, long, 0))
+
+
+def test_games_on_the_host_count_as_those_on_the_device(monkeypatch):
+    """Of 65 environments the last two are still in their second game when time is up: that of 64 steps, and of 65."""
+    monkeypatch.setattr(playing, "MOST_STEPS", playing.BLOCK)
+    size = playing.BLOCK + 1
+    device, host = (
+        playing.Evaluator(clock(size)._replace(on_device=on_device), player(size), [0], 2 * size)(jnp.int32(1), 0)
+        for on_device in (True, False)
+    )
+    assert device == host and device[1]["eval_unfinished"] == 2
+
+
+def test_a_single_game_on_the_host_counts_as_it_stands(monkeypatch):
+    monkeypatch.setattr(playing, "MOST_STEPS", playing.BLOCK)
+    env = clock(playing.BLOCK + 1)._replace(on_device=False)
+    _, total = playing.Evaluator(env, player(env.spec.num_envs), [0], env.spec.num_envs)(jnp.int32(1), 0)
+    assert (total["eval_return_max"], total["eval_unfinished"]) == (playing.BLOCK, 0)
+
+
+def test_seeds_that_are_lost_count_for_themselves_alone():
+    """Of three environments seed 0 earns nothing, and seed 1 earns 1, 2 and 3."""
+    evaluator = playing.Evaluator(clock(3), player(3), [5, 6], num_episodes=3)
+    learners = jnp.array([0, 1])
+    for lost, mean, episodes in (((), 1.0, 6), ([0], 2.0, 3), ([1], 0.0, 3), ([0, 1], None, 0)):
+        each, total = evaluator(learners, 0, lost=lost)
+        assert [seed["eval_return_mean"] for seed in each] == [0.0, 2.0]
+        assert (total["eval_return_mean"], total["eval_episodes"]) == (mean, episodes)
+        assert total["eval_unfinished"] == 0
 
 
 def test_seeds_side_by_side_play_as_alone():

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import yaml
 
-from jaxrl_fast import curves, plot, population
+from jaxrl_fast import command, curves, evaluate, plot, population
 
 
 def write(folder, records, **options):
@@ -149,6 +149,19 @@ def test_runs_without_the_metric_are_left_out(tmp_path, capsys):
     assert capsys.readouterr().err == "warning: 1 of 2 runs have no loss, and are left out\n"
 
 
+def test_a_run_whose_algorithm_is_not_here_is_left_out(tmp_path, capsys):
+    write(tmp_path / "ours", records(0, [1.0, 2.0]))
+    gone = write(tmp_path / "theirs", records(0, [1.0, 2.0]), algo="a_module.that_is_gone")
+    (found,) = plot.groups([tmp_path], plot.Options()).values()
+    assert [run.folder.name for run in found] == ["ours"]
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and said.startswith(f"warning: {gone} is left out: unknown algorithm")
+    assert evaluate.main([str(gone)]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and "'a_module.that_is_gone' of " in said
+    assert "no module of that name is found from here" in said
+
+
 def test_many_curves_are_named_beside_their_axes(tmp_path):
     """Where their names have room, shortened where they are long."""
     places = [write(tmp_path / f"{i:02}" / ("long" * 30), records(0, [1.0 * i, 2.0])) for i in range(12)]
@@ -205,6 +218,16 @@ def test_the_command_writes_a_picture_and_never_over_its_own(tmp_path, monkeypat
         assert (tmp_path / name).read_bytes().startswith(b"\x89PNG") and name in capsys.readouterr().out
     assert plot.main(["runs/a", "--out", "a.svg"]) == 0
     assert "<svg" in (tmp_path / "a.svg").read_text()
+
+
+def test_two_that_look_for_a_new_file_at_once_find_two(tmp_path, monkeypatch):
+    """Also where one of them takes it between the other's look and its hold."""
+    wanted, free = tmp_path / "plot.png", command.new_file
+    assert [command.claim_file(wanted).name for _ in range(2)] == ["plot.png", "plot-2.png"]
+    looks = iter([tmp_path / "plot-2.png", tmp_path / "plot-2.png"])
+    monkeypatch.setattr(command, "new_file", lambda path: next(looks, None) or free(path))
+    assert command.claim_file(wanted).name == "plot-3.png"
+    assert len(list(tmp_path.iterdir())) == 3
 
 
 def test_a_name_is_no_formula(tmp_path, monkeypatch):

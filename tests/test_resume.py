@@ -1,5 +1,6 @@
 """A run that was stopped and goes on: the same records and the same bits as the run that was never stopped."""
 
+import errno
 import json
 import os
 import re
@@ -16,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import yaml
+from gymnax.environments import spaces
 
 import jaxrl_fast
 from jaxrl_fast import checkpoint, config, host, keeper, loop, play, program, report, scores, sinks, train, trainer
@@ -184,6 +186,31 @@ def test_a_finished_run_goes_on_only_if_it_gets_more_steps(tmp_path, unbroken, c
     assert steps == sorted(set(steps))
     with pytest.raises(ValueError, match="total-steps 1600: this run has made 2432 steps already"):
         fit(folder, resume=str(folder), total_steps=1600)
+
+
+@pytest.mark.slow
+def test_a_summary_says_running_until_the_run_ends_again(tmp_path, unbroken, monkeypatch):
+    folder, train_on, seen = tmp_path / "run", trainer.Trainer.train, []
+    shutil.copytree(unbroken("pqn"), folder)
+    before = report.read_summary(folder)
+
+    def look_and_train(self):
+        seen.append(report.read_summary(folder))
+        train_on(self)
+
+    monkeypatch.setattr(trainer.Trainer, "train", look_and_train)
+    assert before["status"] == "done"
+    fit(folder, resume=str(folder), total_steps=2400)
+    assert seen == [before | {"status": "running"}]
+    assert report.read_summary(folder)["status"] == "done"
+
+
+def test_nothing_is_marked_where_nothing_has_ended(tmp_path, capsys):
+    report.mark_running(tmp_path)
+    assert not list(tmp_path.iterdir()) and capsys.readouterr().err == ""
+    (tmp_path / "summary.json").write_text("{")
+    report.mark_running(tmp_path)  # which ends no training
+    assert capsys.readouterr().err.startswith("warning: summary.json could not be written")
 
 
 def test_killed_before_its_first_checkpoint_it_begins_again(tmp_path, unbroken):
@@ -400,6 +427,51 @@ def test_what_it_tells_of_itself_can_be_changed(tmp_path, monkeypatch):
     assert len(checkpoint.folders(folder / keeper.FOLDER)) <= 2  # the last one, and the best
 
 
+class Wage:
+    """Eight steps, each of which pays the same."""
+
+    default_params = ()
+
+    def __init__(self, wage: float = 1.0):
+        self.wage = wage
+
+    def reset_env(self, key, params):
+        return jnp.zeros(1), jnp.int32(0)
+
+    def step_env(self, key, state, action, params):
+        return jnp.zeros(1), state + 1, self.wage, False, {}
+
+    def is_truncated(self, state, params):
+        return state >= 8
+
+    def action_space(self, params):
+        return spaces.Discrete(2)
+
+
+@pytest.mark.slow
+def test_a_run_in_an_object_goes_on_and_plays_in_that_object(tmp_path):
+    """An episode is worth 8 x 10; in what the class makes by itself it would be worth 8."""
+    folder = tmp_path / "run"
+    run = fit(folder, env=Wage(10.0), eval_every=0, total_steps=640)
+    uses = {
+        "go on": lambda **env: fit(folder, resume=str(folder), total_steps=1280, **env),
+        "load": lambda **env: jaxrl_fast.load(folder, **env),
+        "play": lambda **env: jaxrl_fast.Run.open(folder, **env).evaluate(episodes=8),
+    }
+    for use in uses.values():
+        with pytest.raises(ValueError, match=rf"^{re.escape(str(folder))} was trained in an object of ") as caught:
+            use()
+        assert "\n" not in str(caught.value) and "Wage" in str(caught.value)
+    assert uses["load"](env=Wage(10.0)).policy([0.0]) in (0, 1)
+    assert uses["play"](env=Wage(10.0))["eval_return_mean"] == run.evaluate(episodes=8)["eval_return_mean"] == 80
+    for total_steps, given in ((1280, {"resume": str(folder), "env": Wage(10.0)}), (1920, {"resume": run})):
+        longer = fit(folder, total_steps=total_steps, **given)
+        assert longer.summary["env_steps"] == total_steps
+    assert {r["return_mean"] for r in run.metrics} == {80.0} and run.metrics[-1]["env_steps"] == 1920
+    with pytest.raises(ValueError, match="was trained in an object of "):
+        uses["load"]()
+
+
 def test_what_is_no_run_is_refused(tmp_path, capsys):
     assert train.main(["--resume", str(tmp_path)]) == 2
     assert f"--resume {tmp_path}: there is no run in it (no config.yaml)" in capsys.readouterr().err
@@ -436,6 +508,25 @@ input()
         other.kill()  # and its right is gone with it
     fit(folder, resume=str(folder))
     fit(folder, resume=str(folder))  # nor does this process keep it
+
+
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP])
+def test_a_file_system_without_locks_is_warned_of(number, tmp_path, monkeypatch, capsys):
+    fcntl = pytest.importorskip("fcntl")
+
+    def refuse(*_):
+        raise OSError(number, os.strerror(number))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(fcntl, "flock", refuse)
+        host.Lock(tmp_path).release()
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and f"the file system of {tmp_path} has no locks" in said
+    ours = host.Lock(tmp_path)
+    with pytest.raises(BlockingIOError):
+        host.Lock(tmp_path)
+    ours.release()
+    assert capsys.readouterr().err == ""
 
 
 def test_a_full_disk_ends_no_run(tmp_path, monkeypatch, capsys):

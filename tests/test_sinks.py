@@ -330,6 +330,17 @@ def test_a_pipe_gets_whole_lines_at_once(capsys):
     assert capsys.readouterr().out == "x" * 300 + "\n" + "y" * 300 + "\n"
 
 
+@pytest.mark.parametrize(
+    ("encoding", "seen"), [("ascii", "a ? b ? c"), ("latin-1", "a · b ? c"), ("utf-8", "a · b ▇ c")]
+)
+def test_what_an_encoding_has_no_sign_for_is_a_question_mark(encoding, seen):
+    written = io.BytesIO()
+    terminal = sinks.Plain(io.TextIOWrapper(written, encoding=encoding))
+    terminal.say("a · b ▇ c")
+    terminal.progress("a · b ▇ c", 0.5)
+    assert written.getvalue().decode(encoding).splitlines() == [seen, seen]
+
+
 def test_quiet_is_quiet(capsys):
     terminal = sinks.terminal("quiet")
     terminal.say("x")

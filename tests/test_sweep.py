@@ -481,6 +481,19 @@ def test_a_sweep_of_an_object_goes_on_where_the_object_is_known(tmp_path, capsys
     assert layout.prepare(grid.from_keywords(**options)).folder == folder
 
 
+def test_a_sweep_of_an_object_that_goes_on_is_warned_of(tmp_path, monkeypatch, capsys):
+    """A class is found again, and its text says which; of an object nobody knows how it was made."""
+    monkeypatch.chdir(tmp_path)
+    options = dict(algo="ppo", env=CartPole(), num_envs=[2, 4], name="swept")
+    folder = layout.prepare(grid.from_keywords(**options)).folder
+    layout.prepare(grid.from_keywords(**options | {"env": CartPole()}))
+    told = "was trained in objects; nobody can tell whether those that are given are the same\n"
+    assert capsys.readouterr().err == f"warning: {folder} {told}"
+    options |= {"env": CartPole, "name": "other"}
+    assert layout.prepare(grid.from_keywords(**options)) == layout.prepare(grid.from_keywords(**options))
+    assert not capsys.readouterr().err
+
+
 def test_an_object_is_the_same_at_another_address():
     """As after a notebook's kernel has begun anew."""
 

@@ -272,6 +272,29 @@ def test_a_terminal_that_closes_is_told_of_twice_and_heard_once():
     assert heard == [signal.SIGHUP]
 
 
+def test_a_handler_that_python_does_not_know_cannot_be_put_back(monkeypatch):
+    """As of a library in C: Python says None of it, and takes no None."""
+    heard, known, before = [], signal.getsignal, signal.getsignal(signal.SIGUSR1)
+    monkeypatch.setattr(signal, "getsignal", lambda number: None if number == signal.SIGUSR1 else known(number))
+    try:
+        with host.stop_signals(heard.append):
+            signal.raise_signal(signal.SIGUSR2)
+        assert heard == [signal.SIGUSR2] and known(signal.SIGUSR2) is not known(signal.SIGUSR1)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+def test_a_signal_is_heard_whose_handler_python_does_not_know(monkeypatch):
+    heard, known, before = [], signal.getsignal, signal.getsignal(signal.SIGUSR1)
+    monkeypatch.setattr(signal, "getsignal", lambda number: None if number == signal.SIGUSR1 else known(number))
+    try:
+        with host.stop_signals(heard.append):
+            signal.raise_signal(signal.SIGUSR1)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert heard == [signal.SIGUSR1]
+
+
 @pytest.mark.slow
 def test_a_terminal_that_closes_stops_the_run_as_ctrl_c_does(tmp_path):
     ours, theirs = pty.openpty()

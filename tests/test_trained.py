@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -75,6 +76,16 @@ def test_one_observation_is_one_action(cart):
     assert trained.policy(obs[0].tolist()).shape == ()
 
 
+def test_a_policy_may_be_a_part_of_a_program(cart, swing):
+    for run, size in ((cart, 4), (swing, 3)):
+        policy = jaxrl_fast.load(run).policy
+        obs = np.random.default_rng(0).normal(size=(16, size)).astype(np.float32)
+        wanted = np.asarray(policy(obs))
+        assert len(np.unique(wanted)) > 1  # or it would show nothing
+        np.testing.assert_allclose(jax.jit(policy)(obs), wanted, rtol=1e-5)
+        np.testing.assert_allclose(jax.vmap(policy)(obs), wanted, rtol=1e-5)
+
+
 def test_actions_have_the_environments_own_scale(swing):
     """Pendulum's torque is in [-2, 2]; the agent's action in [-1, 1], clipped."""
     trained = jaxrl_fast.load(swing)
@@ -107,6 +118,14 @@ def test_a_seed_is_chosen_and_its_replay_left_on_the_disk(two):
     assert set(trained.agent_state.replay.obs.strides) == {0}  # zeros that take no memory
     with pytest.raises(ValueError, match=r"seed 7: .* has trained seeds 1 to 2"):
         jaxrl_fast.load(two, seed=7)
+
+
+def test_what_a_training_leaves_in_memory_is_without_its_replay(two):
+    saved, _ = checkpoint.newest(two.folder / "checkpoints")
+    replay = sum(x.nbytes for name, x in saved.arrays.items() if name.startswith("agent/replay/"))
+    others = sum(x.nbytes for name, x in saved.arrays.items() if name.startswith("agent/learner/params"))
+    held = sum(x.nbytes for x in jax.tree.leaves(two.agent_state))
+    assert 0 < others < held < replay / 2
 
 
 @pytest.mark.slow
@@ -178,6 +197,18 @@ def test_a_damaged_checkpoint_is_passed_over_with_a_warning(cart, tmp_path, caps
     (first / checkpoint.MANIFEST).write_bytes(b"{")
     with pytest.raises(ValueError, match="none of its 2 checkpoints is intact"):
         jaxrl_fast.load(folder)
+
+
+def test_a_run_that_wrote_no_records_has_words_and_no_picture(swing, tmp_path):
+    folder = shutil.copytree(swing.folder, tmp_path / "run")
+    assert "<img" in jaxrl_fast.Run.open(folder)._repr_html_()
+    (folder / "metrics.jsonl").unlink()
+    run = jaxrl_fast.Run.open(folder)
+    assert run.metrics == []
+    with pytest.raises(ValueError, match=rf"^{re.escape(str(folder))}: nothing was written of its training") as caught:
+        run.plot()
+    assert "\n" not in str(caught.value)
+    assert "Pendulum" in run._repr_html_() and "<img" not in run._repr_html_()
 
 
 def test_an_environment_of_ones_own_is_given_again(swing, tmp_path):

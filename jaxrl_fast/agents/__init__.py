@@ -45,6 +45,11 @@ def _check_options(name: str, config: type) -> None:
     unset = [f.name for f in dataclasses.fields(config) if f.default is f.default_factory is dataclasses.MISSING]
     if unset:
         raise ValueError(f"algorithm {name!r}: of its Config {' and '.join(unset)} has no default")
+    unknown = set(getattr(config, "traced", ())) - {f.name for f in dataclasses.fields(config)}
+    if unknown:
+        raise ValueError(
+            f"algorithm {name!r}: its Config says that {' and '.join(sorted(unknown))} is traced, and has it not"
+        )
     try:
         typing.get_type_hints(config)
     except Exception as error:  # a name that is imported for type checkers only
