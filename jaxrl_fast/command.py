@@ -1,11 +1,12 @@
 """What all commands share: how a command line is read, and what becomes of a mistake in it."""
 
+import contextlib
 import errno
 import io
 import os
 import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -130,6 +131,19 @@ def claim_file(path: Path) -> Path:
             return free
         except FileExistsError:
             continue
+
+
+@contextlib.contextmanager
+def claimed(path: Path) -> Iterator[Path]:
+    """A `claim_file` to write to, which is gone again where nothing came of it."""
+    free = claim_file(path)
+    try:
+        yield free
+    except BaseException:
+        with contextlib.suppress(OSError):
+            if not free.stat().st_size:
+                free.unlink()
+        raise
 
 
 def check_out(path: Path, endings: Sequence[str]) -> None:

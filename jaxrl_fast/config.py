@@ -81,11 +81,15 @@ def from_keywords(
 
 def name_of(algo: str | ModuleType) -> str:
     """An algorithm's, by which other processes find it."""
-    if isinstance(algo, ModuleType) and algo.__name__ == "__main__":
+    if not isinstance(algo, ModuleType):
+        return algo
+    if algo.__name__ == "__main__":
         raise ValueError(
             "algo: the script that runs is no module that others can import; put it into a file of its own"
         )
-    return algo.__name__ if isinstance(algo, ModuleType) else algo
+    if algo.__name__ in CONFIGS:
+        raise ValueError(f"algo: the module {algo.__name__} has the name of an algorithm of ours; give it another")
+    return algo.__name__.removeprefix(f"{agents.__name__}.")
 
 
 def resolve(algo: str, written: list[Setting]) -> Settings:
@@ -108,7 +112,10 @@ def resolve(algo: str, written: list[Setting]) -> Settings:
     if algo.endswith(".py") or not agents.exists(algo):
         _refuse_algorithm(algo, of_preset and f" of {preset}: no module of that name is found from here")
     settings = [s for s in from_preset if s.name != "algo"] + [s for s in written if s.name != "config"]
-    agent_type = agents.options(algo)
+    try:
+        agent_type = agents.options(algo)
+    except ValueError as error:
+        raise UnknownAlgorithm(str(error)) from error
     values: dict[str, Any] = {}
     known = types_of(Options) | {f"agent.{name}": kind for name, kind in types_of(agent_type).items()}
     for setting in map(lambda s: without_no(s, known), settings):

@@ -74,6 +74,10 @@ def run(saved: Any, options: Options) -> dict[str, Any]:
         score, length, ended = player.episodes(saved.learners, -1 - options.play_seed)  # training counts from 0 up
     if not saved.env.on_device:
         host.forget([saved.env])
+    counted = [i for i, seed in enumerate(saved.seeds) if seed not in saved.lost] or list(range(len(saved.seeds)))
+    if saved.lost:
+        names = ", ".join(f"seed {seed}" for seed in saved.lost)
+        host.warn(f"left out of what all seeds come to, for the numbers are not finite: {names}")
     result = {
         "algo": saved.settings.algo,
         "env_id": saved.env.spec.id,
@@ -81,7 +85,7 @@ def run(saved: Any, options: Options) -> dict[str, Any]:
         "env_steps": saved.env_steps,
         "policy": "exploring" if options.explore else "greedy",
         "play_seed": options.play_seed,
-        **summarise(score, length, ended),
+        **summarise(score[counted], length[counted], ended[counted]),
         "seeds": [
             {"seed": seed, **summarise(score[i : i + 1], length[i : i + 1], ended[i : i + 1]), **listed(*episodes)}
             for i, (seed, *episodes) in enumerate(zip(saved.seeds, score, length, ended))
@@ -91,8 +95,8 @@ def run(saved: Any, options: Options) -> dict[str, Any]:
     }
     path = saved.folder / EVALUATION
     try:
-        path = command.claim_file(path)
-        path.write_text(json.dumps(result, allow_nan=False) + "\n", encoding="utf-8")
+        with command.claimed(path) as path:
+            path.write_text(json.dumps(result, allow_nan=False) + "\n", encoding="utf-8")
     except OSError as error:
         host.warn(f"{path} cannot be written ({error.strerror})")
         return result | {"file": None}

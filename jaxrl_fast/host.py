@@ -229,5 +229,4 @@ def stop_signals(stop: Callable[[int], None]) -> Iterator[None]:
         yield
     finally:
         for number, handler in before.items():
-            if handler is not None:  # None: another language's, which Python cannot put back
-                signal.signal(number, handler)
+            signal.signal(number, handler or signal.SIG_DFL)  # None: another language's, which Python cannot put back

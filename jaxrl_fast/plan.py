@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from jaxrl_fast.memory import Need
     from jaxrl_fast.types import Agent, Env
 
+RESERVED = (  # names that a record has already
+    *("episodes", "valid_steps", "return_sum", "return_mean", "return_min", "return_max", "length_sum", "length_mean"),
+    *("longest_game", "seed", "env_steps", "updates", "wall_time_s", "train_time_s", "env_steps_per_s"),
+)
 TRAINING, EVALUATION, WATCHING = 0, 1, 2  # what environments are for; each has chance of its own
 # Rows of a gradient step that are work enough for a core, by the network that sees them. With less in a shard waiting
 # costs more than sharing saves, and with less in a seed it is better computed along with others.
@@ -356,6 +360,9 @@ def check_metrics_of(algo: str, metrics: Mapping[str, Any]) -> None:
     wrong = [f"{name} has shape {list(x.shape)}" for name, x in metrics.items() if x.shape]
     if wrong:
         raise ValueError(f"algorithm {algo!r}: metrics are single numbers, and {' and '.join(wrong)}")
+    taken = [name for name in metrics if name in RESERVED or name.startswith(("eval_", "agent."))]
+    if taken:
+        raise ValueError(f"algorithm {algo!r}: a metric cannot be named {' or '.join(taken)}, for a record has that")
 
 
 def check_metrics(folder: Path, saved: Any) -> None:

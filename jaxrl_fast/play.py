@@ -14,7 +14,7 @@ from jaxrl_fast.members import Varied
 from jaxrl_fast.types import Agent, Array, Env, Key, PyTree
 
 BLOCK = 64  # steps between looks at whether all have finished
-MOST_STEPS = 27_000  # of an episode: half an hour of Atari
+MOST_STEPS = population.MOST_STEPS  # of an episode
 DOMAIN = 2**32 - 1  # sets keys apart from training's, which are the first splits of the same key
 
 

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -74,8 +75,8 @@ def act(ready: tuple[dict[str, list[Run]], Options]) -> None:
     """Draws, and says where it is."""
     found, options = ready
     drawn = picture(found, options)
-    path = path_of(options.out) if options.out else command.claim_file(Path(NAME))
-    drawn.savefig(path)
+    with nullcontext(path_of(options.out)) if options.out else command.claimed(Path(NAME)) as path:
+        drawn.savefig(path)
     print(f"{path}   {sinks.counted(len(found), 'curve')} of {sinks.counted(sum(map(len, found.values())), 'run')}")
 
 

@@ -31,6 +31,7 @@ class Saved(NamedTuple):
     seeds: list[int]
     checkpoint: Path
     env_steps: int
+    lost: list[int]  # those of the seeds whose numbers were no longer finite
 
 
 class Trained(NamedTuple):
@@ -89,7 +90,9 @@ def read(folder: Path, which: Which, settings: config.Settings, play_in: Env) ->
     num_shards = saved.manifest["num_shards"]
     learners = _learners(make(num_shards), saved, len(seeds), num_shards)
     env_steps = saved.manifest["env_steps"]
-    return Saved(folder, settings, play_in, make(1), learners, seeds, saved.folder, env_steps)
+    diverged = saved.manifest["host"]["scores"]["diverged"]
+    lost = [seed for seed, wrong in zip(seeds, diverged, strict=True) if wrong is not None]
+    return Saved(folder, settings, play_in, make(1), learners, seeds, saved.folder, env_steps, lost)
 
 
 def _seeds(folder: Path, settings: config.Settings) -> list[int]:

@@ -10,6 +10,7 @@ import numpy as np
 Rows = Mapping[str, np.ndarray]  # [S, U]: a number for each seed and update
 SCORES = ("episodes", "valid_steps", "return_sum", "return_min", "return_max", "length_sum", "longest_game")
 WINDOW = 100  # episodes
+MOST_STEPS = 27_000  # of a game that is waited for: half an hour of Atari
 COUNT, SUM = "gradient_steps", "_sum"  # beside the one, metrics with the other are sums over so many steps
 
 
@@ -66,7 +67,8 @@ class Window:
     """The mean return of the last episodes: WINDOW or more, and all that ended in twice the time of the longest game.
 
     In less time short games would count for more than long ones where many environments begin together, and a policy
-    that ends half of its games at once, well or badly, would be judged by these.
+    that ends half of its games at once, well or badly, would be judged by these. No game counts as longer than
+    MOST_STEPS.
     """
 
     def __init__(self):
@@ -76,7 +78,7 @@ class Window:
 
     def add(self, ended: int, return_sum: float, num_steps: int, longest: int) -> None:
         """One more update."""
-        num_steps, longest = self.waiting.num_steps + num_steps, max(self.waiting.longest, longest)
+        num_steps, longest = self.waiting.num_steps + num_steps, max(self.waiting.longest, min(longest, MOST_STEPS))
         self.waiting = Episodes(0, 0.0, 0 if ended else num_steps, 0 if ended else longest)
         if ended:
             self._append(Episodes(ended, return_sum, num_steps, longest))

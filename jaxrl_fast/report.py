@@ -113,7 +113,8 @@ def write_config(plan: Plan) -> None:
     if options.resume:
         before = made(path)
         again = {"env_steps": plan.saved.manifest["env_steps"] if plan.saved else 0, "total_steps": options.total_steps}
-        now = {"id": now["id"]} | before | {"resumed": [*before.get("resumed", []), again | host.fingerprint()]}
+        kept = {name: now[name] for name in ("env_is_an_object",) if name in now}
+        now = {"id": now["id"]} | before | kept | {"resumed": [*before.get("resumed", []), again | host.fingerprint()]}
     content = config.to_mapping(plan.settings) | {"env": plan.env.spec.id, "made": now}
     checkpoint.replace(path, yaml.safe_dump(content, sort_keys=False))
 
@@ -266,7 +267,7 @@ def picture(folder: Path) -> Any:
     else:
         curve = curves.Curve("", steps, returns, _last_episodes(returns[0], episodes[0], population.WINDOW), None)
     of = "seed" if all(len(member) == 1 for member in members) else "member"
-    title = f"{summary['algo'].upper()} on {summary['env_id']}"
+    title = f"{summary['algo'].rpartition('.')[2].upper()} on {summary['env_id']}"
     return curves.figure(title, curve, summary["evaluations"], summary["solved_threshold"], of)
 
 

@@ -200,7 +200,7 @@ def _verdict(sweep: Sweep, table: Sequence[Row]) -> list[str]:
             scored.sort(key=lambda pair: (-len(pair[1]) / len(pair[0]), -_iqm(pair[1])))
             of_all = lambda x, group: "" if len(x) == len(group) else f", {len(x)} of {len(group)}"
             how = [f"{_iqm(x):.1f}{of_all(x, group)}" for group, x in scored]
-            lines.append(f"- By {title}: {_first_of([group for group, _ in scored], how, named)}.")
+            lines.append(f"- By {title}: {_first_of([group for group, _ in scored], how, named, len(groups))}.")
     solved, *others = thresholds(sweep)
     if others:
         several = ", ".join("none" if x is None else f"{x:g}" for x in (solved, *others))
@@ -214,15 +214,15 @@ def _verdict(sweep: Sweep, table: Sequence[Row]) -> list[str]:
         reaching = [(group, _known(group, key)) for group in reached]
         reaching.sort(key=lambda pair: (-len(pair[1]) / len(pair[0]), statistics.median(pair[1])))
         how = [f"{show(statistics.median(x))}, median of {len(x)} of {len(group)}" for group, x in reaching]
-        best = _first_of([group for group, _ in reaching], how, named)
+        best = _first_of([group for group, _ in reaching], how, named, len(groups))
         lines.append(f"- By {title} to the threshold of {solved:g}: {best}.")
     return lines
 
 
-def _first_of(ranked: Sequence[list[Row]], how: Sequence[str], named: Callable[[list[Row]], str]) -> str:
-    """The best of configurations, best first; with it those that no reader could tell from it by `how`."""
+def _first_of(ranked: Sequence[list[Row]], how: Sequence[str], named: Callable[[list[Row]], str], number: int) -> str:
+    """The best of so many configurations, of which some are ranked; and those that `how` does not tell from it."""
     names = [f"**{named(group)}**" for group, words in zip(ranked, how) if words == how[0]]
-    if len(names) == len(ranked) > 1:
+    if len(names) == number > 1:
         return f"all alike ({how[0]})"
     shown, more = names[:MOST_ALIKE], len(names) - MOST_ALIKE
     return f"{' and '.join(shown)}{f' and {more} more' if more > 0 else ''} ({how[0]})"

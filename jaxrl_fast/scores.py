@@ -114,10 +114,12 @@ class Scores:
             setattr(self, name, host[name])
         self.solved = [(s[0], s[1]) if s else None for s in self.solved]
         for window, records in zip(self.windows, host["windows"], strict=True):
+            if not records or records[-1][0]:  # by a program that had no eye for the games' lengths
+                records = [[*record, 0, 0] for record in records] + [[0, 0.0, 0, 0]]
             window.restore([population.Episodes(ended, float(x), *times) for ended, x, *times in records])
         rows = {k.removeprefix("ledger/"): x for k, x in arrays.items() if k.startswith("ledger/")}
         if rows:
-            self.ledger.add(rows)
+            self.ledger.add({"longest_game": np.zeros_like(rows["episodes"])} | rows)
 
     def _check_solved(self, i: int, common: Mapping[str, Any]) -> None:
         window, goal = self.windows[i], self.goal

@@ -96,6 +96,8 @@ class Trainer:
                 self.open()
                 self.compile(cache)
                 self.begin()
+                if self.options.resume:
+                    report.mark_running(self.plan.folder)
                 with host.stop_signals(self.stop):
                     self.train()
                 if self.finished == self.end and self.scores.evaluated_at == self.env_steps:
@@ -153,8 +155,6 @@ class Trainer:
         import numpy as np
 
         saved, path = self.plan.saved, self.plan.folder / report.METRICS
-        if self.options.resume:
-            report.mark_running(self.plan.folder)
         if saved is None:
             seeds = np.asarray(self.seeds, np.int32)
             self.state = self.program.init(seeds if len(self.seeds) > 1 else seeds[0])

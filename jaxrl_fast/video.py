@@ -3,6 +3,7 @@
 import base64
 import html
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from importlib import util
 from pathlib import Path
@@ -114,17 +115,12 @@ def run(saved: Any, renderer: Any, options: Options) -> Video:
     """Plays, and writes the file."""
     from jaxrl_fast import host
 
-    path = path_of(options.out) if options.out else command.claim_file(saved.folder / NAME)
     returns: list[float] = []
-    write = write_mp4 if path.suffix.lower() == ".mp4" else write_gif
     fps = options.fps or renderer.fps
-    try:
+    with nullcontext(path_of(options.out)) if options.out else command.claimed(saved.folder / NAME) as path:
+        write = write_mp4 if path.suffix.lower() == ".mp4" else write_gif
         with host.compile_cache(saved.settings.options.compile_cache and saved.env.on_device):
             num_frames = write(path, frames(saved, renderer, options, fps, returns), fps)
-    except BaseException:
-        if not path.stat().st_size:  # claimed, and nothing came of it
-            path.unlink()
-        raise
     if not saved.env.on_device:
         host.forget([saved.env])
     return Video(path, returns, num_frames)
@@ -137,7 +133,7 @@ def frames(saved: Any, renderer: Any, options: Options, fps: int, returns: list[
 
     learner = policy.on_device(saved.learners)
     moments = play.watch(saved.env, saved.agent, learner, options.play_seed)
-    title = f"{saved.env.spec.id.rpartition('/')[2]} · {saved.settings.algo}"
+    title = f"{saved.env.spec.id.rpartition('/')[2]} · {saved.settings.algo_name}"
     for episode in range(options.episodes):
         for moment in moments:
             ends = moment.over or moment.length >= options.max_steps

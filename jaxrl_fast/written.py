@@ -73,7 +73,7 @@ def read_preset(name: str) -> list[Setting]:
 
 def made(path: Path) -> dict[str, Any]:
     """What the config.yaml of a run says of how it was made, beside its settings: versions, members, an id."""
-    return _content(path).get("made", {})
+    return _content(path).get("made") or {}
 
 
 def _content(path: Path) -> Mapping[str, Any]:

@@ -13,7 +13,22 @@ import pytest
 import yaml
 
 import jaxrl_fast
-from jaxrl_fast import command, config, evaluate, grid, host, memory, plan, plot, report, sinks, train, trainer, video
+from jaxrl_fast import (
+    command,
+    config,
+    evaluate,
+    grid,
+    host,
+    memory,
+    plan,
+    plot,
+    report,
+    sinks,
+    train,
+    trainer,
+    video,
+    written,
+)
 from jaxrl_fast.agents.configs import CONFIGS, NEEDS, PPO
 
 ROOT = Path(__file__).parent.parent
@@ -156,6 +171,12 @@ def test_a_run_goes_on_with_options_of_its_environment_in_whatever_they_are_give
     config.from_keywords(resume=str(tmp_path), env_options={"goal": again})
     with pytest.raises(ValueError, match=r"^env_options .*goes on only with that"):
         config.from_keywords(resume=str(tmp_path), env_options={"goal": (*again[:1], 3.0)})
+
+
+def test_what_a_file_says_of_its_making_may_be_nothing(tmp_path):
+    for text in ("algo: ppo\nmade:\n", "algo: ppo\n"):
+        (tmp_path / "config.yaml").write_text(text)
+        assert written.made(tmp_path / "config.yaml") == {}
 
 
 def test_an_option_named_members_makes_no_part_of_a_sweep(tmp_path):

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -182,6 +183,19 @@ def test_a_module_is_found_in_a_folder_that_is_no_package(write, tmp_path):
 def test_a_script_is_no_module_for_others():
     with pytest.raises(ValueError, match=r"^algo: the script that runs is no module that others can import"):
         config.from_keywords(algo=sys.modules["__main__"])
+
+
+def test_a_module_of_ours_is_ours_and_one_of_that_name_is_not():
+    assert config.from_keywords(algo=importlib.import_module("jaxrl_fast.agents.pqn")).algo == "pqn"
+    with pytest.raises(ValueError, match=r"^algo: the module ppo has the name of an algorithm of ours"):
+        config.from_keywords(algo=types.ModuleType("ppo"))
+
+
+@pytest.mark.parametrize("name", ["episodes", "env_steps", "eval_return_mean"])
+def test_a_metric_cannot_have_the_name_of_what_a_record_has(write, name):
+    settings = config.from_keywords(algo=write(HILL_CLIMBING.replace('"best_score"', f'"{name}"')), **OPTIONS)
+    with pytest.raises(ValueError, match=rf"a metric cannot be named {name}, for a record has that$"):
+        plan.check(settings)
 
 
 def test_options_are_checked_as_ours_are(write):

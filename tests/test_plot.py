@@ -220,6 +220,16 @@ def test_the_command_writes_a_picture_and_never_over_its_own(tmp_path, monkeypat
     assert "<svg" in (tmp_path / "a.svg").read_text()
 
 
+def test_a_file_that_was_claimed_is_gone_where_nothing_came_of_it(tmp_path):
+    with pytest.raises(OSError, match="disk"), command.claimed(tmp_path / "x.png") as path:
+        assert path.exists()
+        raise OSError("the disk is full")
+    assert not path.exists()
+    with command.claimed(tmp_path / "x.png") as path:
+        path.write_text("drawn")
+    assert path.read_text() == "drawn"
+
+
 def test_two_that_look_for_a_new_file_at_once_find_two(tmp_path, monkeypatch):
     """Also where one of them takes it between the other's look and its hold."""
     wanted, free = tmp_path / "plot.png", command.new_file

@@ -205,6 +205,21 @@ def test_a_summary_says_running_until_the_run_ends_again(tmp_path, unbroken, mon
     assert report.read_summary(folder)["status"] == "done"
 
 
+@pytest.mark.slow
+def test_a_run_that_fails_before_it_goes_on_stays_as_it_was(tmp_path, unbroken, monkeypatch):
+    folder = tmp_path / "run"
+    shutil.copytree(unbroken("pqn"), folder)
+    before = (folder / "summary.json").read_bytes()
+
+    def fail(*_):
+        raise MemoryError
+
+    monkeypatch.setattr(keeper.Keeper, "restore", fail)
+    with pytest.raises(MemoryError):
+        fit(folder, resume=str(folder), total_steps=2400)
+    assert (folder / "summary.json").read_bytes() == before
+
+
 def test_nothing_is_marked_where_nothing_has_ended(tmp_path, capsys):
     report.mark_running(tmp_path)
     assert not list(tmp_path.iterdir()) and capsys.readouterr().err == ""

@@ -140,6 +140,25 @@ def test_the_window_is_the_end_of_a_run_and_no_longer_than_it_must(updates, num_
             assert shorter[0] < 2 * window.longest or shorter[1] < 100
 
 
+def test_a_game_without_an_end_does_not_keep_a_window_open_for_ever():
+    """One environment stands still; the others' games last 10 steps."""
+    window, most = population.Window(), population.MOST_STEPS
+    for t in range(1, 3 * most // 100):
+        window.add(40, 40.0 * t, 100, 100 * t)
+    assert window.full and window.num_steps == 2 * most
+    assert len(window.records) == 2 * most // 100
+
+
+def test_windows_of_a_program_that_did_not_look_at_lengths_go_on():
+    made = scores.Scores([{"seed": 0}], 1, 8, 8, None)
+    host_numbers, _ = made.saved()
+    made.restore(host_numbers | {"windows": [[[60, 120.0], [50, 50.0]]]}, {"ledger/episodes": np.ones((1, 2))})
+    assert made.finals() == [170 / 110] and made.windows[0].waiting == (0, 0.0, 0, 0)
+    assert made.ledger.rows["longest_game"].tolist() == [[0.0, 0.0]]
+    made.restore(host_numbers, {})
+    assert made.windows[0].waiting == (0, 0.0, 0, 0)
+
+
 def test_short_games_do_not_speak_for_all_where_many_begin_together():
     """512 walks: half reach the goal in 50 steps and earn 1, half run out of time after 500 and earn 0."""
     rng = np.random.default_rng(0)

@@ -860,6 +860,7 @@ def test_who_lost_seeds_does_not_win_by_those_that_are_left(place):
     [
         ((500.0, 499.98, 300.0), "**num_envs 1** and **num_envs 2** (500.0)"),
         ((500.0, 500.0, 500.0), "all alike (500.0)"),
+        ((500.0, 500.0, None), "**num_envs 1** and **num_envs 2** (500.0)"),
         ((1.0, 3.0, 2.0), "**num_envs 2** (3.0)"),
         ((7.0, 7.0, 7.0, 7.0, 7.0, 1.0), "**num_envs 1** and **num_envs 2** and **num_envs 3** and 2 more (7.0)"),
     ],

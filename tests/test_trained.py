@@ -258,6 +258,17 @@ def test_an_evaluation_is_of_each_seed_and_in_all(two):
     assert explored["seeds"][0]["returns"] != result["seeds"][1]["returns"]
 
 
+def test_a_seed_that_was_lost_counts_for_itself_alone(two, tmp_path, capsys):
+    options = evaluate.Options(episodes=8)
+    saved = evaluate.open_run(shutil.copytree(two.folder, tmp_path / "run"), options)
+    assert saved.lost == []
+    result = evaluate.run(saved._replace(lost=[1]), options)
+    lost, well = result["seeds"]
+    assert (result["eval_episodes"], lost["eval_episodes"]) == (8, 8)
+    assert result["eval_return_mean"] == well["eval_return_mean"] != lost["eval_return_mean"]
+    assert capsys.readouterr().err.endswith("for the numbers are not finite: seed 1\n")
+
+
 def test_an_evaluation_that_finds_no_room_says_so_and_no_more(cart, monkeypatch, capsys):
     monkeypatch.setattr(command, "new_file", lambda path: path.parent / "gone" / path.name)
     assert evaluate.main([str(cart.folder), "--episodes", "2"]) == 0

@@ -6,7 +6,6 @@ Each is a module with `Config`, a frozen dataclass of its options (`configs` say
 
 import dataclasses
 import importlib
-import importlib.util
 import sys
 import typing
 from types import ModuleType
