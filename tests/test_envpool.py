@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import envpool
@@ -22,6 +23,7 @@ from PIL import Image, ImageSequence
 import jaxrl_fast
 from jaxrl_fast import (
     agents,
+    checkpoint,
     config,
     envs,
     evaluate,
@@ -714,6 +716,13 @@ def test_a_signal_ends_an_evaluation_on_the_host_which_comes_when_the_run_goes_o
     same(tmp_path / "whole", tmp_path / "parts")
 
 
+def kept_replay(run):
+    """What the run's last checkpoint holds of its replay, by name."""
+    saved, _ = checkpoint.newest(run.folder / "checkpoints")
+    prefix = "agent/replay/"
+    return SimpleNamespace(**{k.removeprefix(prefix): x for k, x in saved.arrays.items() if k.startswith(prefix)})
+
+
 @pytest.mark.slow
 def test_without_that_it_goes_on_with_everything_but_the_games(tmp_path, capsys):
     options = SHORT | dict(algo="dqn", agent=AGENTS["dqn"])
@@ -721,7 +730,7 @@ def test_without_that_it_goes_on_with_everything_but_the_games(tmp_path, capsys)
     run = jaxrl_fast.fit(resume=str(tmp_path / "run"), total_steps=480, log_level="info")
     assert run.summary["env_steps"] == 480 and run.summary["status"] == "done"
     assert "its games begin anew" in capsys.readouterr().out
-    ring = run.agent_state.replay
+    ring = kept_replay(run)
     assert ring.size == 256 // 4 and run.agent_state.num_updates == 480 // 32
     cut = (int(ring.head) - (480 - 320) // 4) % 64  # where the games were left
     assert not ring.valid[(cut - np.arange(1, 4)) % 64].any(), "n_step rows cannot look beyond it"
@@ -830,7 +839,7 @@ def test_pong_is_trained_on_images_and_scored_in_whole_games(algo, agent, tmp_pa
     learnt = [loss for loss in losses if loss is not None]
     assert learnt and np.isfinite(learnt).all() and losses[-1] is not None
     if algo == "dqn":
-        assert run.agent_state.replay.obs.shape == (256, 2, 36, 36, 1), "each frame once"
+        assert kept_replay(run).obs.shape == (256, 2, 36, 36, 1), "each frame once"
     ended = [record for record in run.metrics if record["episodes"]]
     assert sum(record["episodes"] for record in ended) >= 2
     for record in ended:

@@ -763,10 +763,10 @@ def test_other_seeds_may_go_on(tmp_path, monkeypatch, capsys):
 
 def test_a_return_that_is_no_number_stops_no_checkpoint():
     """One seed's environment gives what JSON cannot hold; all seeds are in one manifest."""
-    made = lambda: scores.Scores([{"seed": 0}, {"seed": 1}, {"seed": 2}], 1, 10, None)
+    made = lambda: scores.Scores([{"seed": 0}, {"seed": 1}, {"seed": 2}], 1, 10, 10, None)
     given, again = made(), made()
     for window, total in zip(given.windows, (7.0, float("nan"), float("-inf"))):
-        window.add(2, total)
+        window.add(2, total, 10, 5)
     host_part, arrays = given.saved()
     again.restore(json.loads(json.dumps(host_part, allow_nan=False)), arrays)
     np.testing.assert_array_equal([w.mean for w in again.windows], [3.5, float("nan"), float("-inf")])
