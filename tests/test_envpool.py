@@ -62,6 +62,7 @@ CASES = {  # id, options, protocol, steps
     "a number": ("FrozenLake-v1", {}, "", 60),
     "box2d": ("LunarLander-v3", {}, "", 150),
     "dm_control": ("CartpoleBalance-v1", {"max_episode_steps": 20}, "", 50),
+    "procgen": ("BossfightEasy-v0", {"num_levels": 3}, "", 120),
     "one part with a name": ("PandaPickCubeCartesian-v1", {"max_episode_steps": 20}, "", 50),
 }
 
@@ -138,7 +139,7 @@ def test_every_row_is_that_of_envpools_own_api(case, path):
         theirs |= {"direction": np.eye(4)[theirs["direction"]], "mission": theirs["mission"] / 256}
     elif case == "a number":
         theirs = np.eye(16)[theirs]
-    elif game.env.spec.frame_stack:
+    elif game.env.spec.frame_stack or case == "procgen":
         theirs = np.moveaxis(theirs, 2, -1)
     compared = lambda a, b: np.testing.assert_array_equal(a, without_denormals(b.astype(a.dtype)))
     jax.tree.map(compared, ours, theirs)
@@ -175,6 +176,17 @@ def test_time_running_out_is_no_death():
     for case in ("time limit", "continuous", "64 bits"):
         steps = play(case, "ffi").steps
         assert (steps.last & (steps.discount == 1)).any(), case
+
+
+def test_procgens_time_runs_out_by_its_own_limit():
+    """envpool takes this for a name only: by a limit that is too low, a death after it would be none."""
+    for name, limit in (("MazeEasy-v0", 500), ("JumperMemory-v0", 2000)):
+        env = envs.make(f"envpool/{name}", NUM_ENVS, Conditions(SEED))
+        assert env.reset.args[0][0].envs.config["max_episode_steps"] == limit
+        steps = run(env, np.full((limit, NUM_ENVS), 4, np.int32))[1]  # nobody moves
+        assert not steps.last[:-1].any() and steps.last[-1].all() and (steps.discount == 1).all()
+    ends = play("procgen", "ffi").steps
+    assert (ends.discount[ends.last] == 0).all()
 
 
 def test_a_game_that_is_over_on_the_very_step_of_the_limit_is_lost():

@@ -1,11 +1,13 @@
 """Options of envpool's families: what would end the process is refused in a sentence, and what is let through plays."""
 
 import functools
+import json
 import subprocess
 import sys
 import textwrap
 import time
 
+import envpool
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,7 +15,7 @@ import pytest
 
 from jaxrl_fast import envs, train
 from jaxrl_fast.envs import envpool as adapter
-from jaxrl_fast.envs import envpool_tasks, envpool_trial, inputs
+from jaxrl_fast.envs import envpool_tasks, envpool_trial, inputs, qt
 from jaxrl_fast.types import Conditions, Discrete, EnvSpec
 
 KILLERS = [  # what envpool does of itself: aborts, faults, raises, or never comes back
@@ -39,6 +41,53 @@ def test_an_option_that_envpool_does_not_survive_is_refused(name, options, why, 
     assert str(refusal.value).startswith(f"envpool/{name} cannot be made with {given}: ")
     assert why in str(refusal.value) and "\n" not in str(refusal.value)
     assert capfd.readouterr() == ("", ""), "what the process that died had to say is nobody's concern"
+
+
+PROCGEN = [
+    (dict(env_name="maze"), "env_name=maze for {}: that is said by --env here"),
+    (dict(distribution_mode=1), "distribution_mode=1 for {}: that is said by --env here"),
+    (dict(num_levels=-1), "num_levels=-1 for {}: 0 to 2147483647 is wanted"),
+]
+
+
+@pytest.mark.parametrize(("options", "says"), PROCGEN, ids=[str(options) for options, _ in PROCGEN])
+def test_what_would_make_another_game_of_procgens_is_refused(options, says):
+    with pytest.raises(ValueError) as refusal:
+        envs.make("envpool/CoinrunEasy-v0", 2, **options)
+    assert str(refusal.value) == says.format("envpool/CoinrunEasy-v0")
+
+
+@pytest.mark.parametrize(
+    ("name", "heeded"),
+    [
+        *((name, False) for name in ("Highway-v0", "Game2048-v1", "Play2048-v1", "CliffWalking-v1", "CoinrunEasy-v0")),
+        *((name, True) for name in ("Sokoban-v0", "Taxi-v3", "LunarLander-v3", "MetaWorld/Reach-v3")),
+    ],
+)
+def test_a_limit_that_envpool_would_not_heed_is_refused(name, heeded):
+    """Of Procgen it would only call ends by another name: each after that many steps would be no death."""
+    make = functools.partial(envs.make, f"envpool/{name}", 2, max_episode_steps=3)
+    if not heeded:
+        with pytest.raises(ValueError, match=f"max_episode_steps=3 for envpool/{name}: envpool would not end its"):
+            make()
+        qt.load_for(envpool_tasks.family(name))
+    pool = envpool.make_gymnasium(name, num_envs=2, seed=[1, 2], num_threads=1, max_episode_steps=3)
+    pool.reset()
+    space, steps = pool.action_space, []
+    for _ in range(30):
+        *_, truncated, info = pool.step(np.asarray([space.sample(), space.sample()], space.dtype))
+        steps += (info["elapsed_step"][truncated]).tolist()
+    assert (3 in steps) == heeded
+    assert not heeded or make().spec.num_envs == 2
+
+
+def test_procgen_without_qt_says_what_to_install(monkeypatch):
+    def absent(family):
+        raise ImportError("libQt5Gui.so.5: cannot open shared object file")
+
+    monkeypatch.setattr(envpool_tasks.qt, "load_for", absent)
+    with pytest.raises(ValueError, match=r'CoinrunEasy-v0 cannot be made: .*pip install "jaxrl_fast\[procgen\]"'):
+        envs.make("envpool/CoinrunEasy-v0", 2)
 
 
 def test_an_option_that_takes_for_ever_is_refused(monkeypatch):
@@ -100,6 +149,13 @@ def test_what_is_tried_is_tried_once_and_what_is_sure_never(monkeypatch):
         envs.make("envpool/Ant-v4", num_envs, frame_skip=3)
     assert len(tried) == 1
     envpool_trial.why_not.cache_clear()
+
+
+@pytest.mark.slow
+def test_procgens_options_are_tried_with_the_libraries_that_it_wants():
+    """The process that tries them has not loaded them."""
+    config = json.dumps({"num_levels": 1, "start_level": 7, "num_threads": 1})
+    assert envpool_trial.why_not.__wrapped__("CoinrunEasy-v0", config) == ""
 
 
 def test_the_limit_of_the_trial_is_for_the_option_and_not_for_the_cores(monkeypatch):

@@ -74,10 +74,11 @@ LAYERS = (
     Layer(("envs/__init__",), ours=("types", "spelling", "imported"), lazily=("envs/*",), pure=False),
     Layer(("envs/__main__",), ours=ANY, theirs=(), pure=False),  # a command line
     Layer(("envs/inputs",), ours=("types", "spelling")),
-    Layer(("envs/envpool_trial",), ours=(), theirs=("jax", "numpy", "envpool"), pure=False),
+    Layer(("envs/qt",), ours=(), theirs=(), pure=False),
+    Layer(("envs/envpool_trial",), ours=("envs/qt",), theirs=("jax", "numpy", "envpool"), pure=False),
     Layer(
         ("envs/envpool", "envs/envpool_tasks"),
-        ours=("types", "spelling", "envs/inputs", "envs/envpool_tasks", "envs/envpool_trial"),
+        ours=("types", "spelling", "envs/inputs", "envs/envpool_tasks", "envs/envpool_trial", "envs/qt"),
         theirs=("jax", "numpy", "gymnasium", "envpool"),
         pure=False,
     ),

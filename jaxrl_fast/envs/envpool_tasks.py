@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_fast import types
-from jaxrl_fast.envs import envpool_trial, inputs
+from jaxrl_fast.envs import envpool_trial, inputs, qt
 from jaxrl_fast.spelling import nearest, why
 from jaxrl_fast.types import Conditions, EnvSpec, PyTree
 
@@ -38,12 +38,13 @@ OURS = {  # options of envpool that are said in another way here
     "episodic_life": "--protocol",
     "repeat_action_probability": "--protocol",
     "reward_clip": "--agent.clip-rewards",
+    **dict.fromkeys(("env_name", "task_name", "distribution_mode"), "--env"),
 }
 HIDDEN = ("max_num_players", "base_path", "gym_reset_return_info", "zero_discount_on_life_loss", "task")
 LEAST = {  # what envpool takes without looking, and may crash on if it is less
     **dict.fromkeys(("stack_num", "frame_skip", "noop_max", "max_episode_steps"), 1),
     **dict.fromkeys(("img_height", "img_width"), 36),  # smaller frames would be taken for boards, and not be scaled
-    **dict.fromkeys(("num_threads",), 0),
+    **dict.fromkeys(("num_threads", "num_levels", "start_level"), 0),
     **dict.fromkeys(("thread_affinity_offset", "mode", "difficulty"), -1),
 }
 MOST = {"num_threads": 1024, "thread_affinity_offset": 1023, "img_height": 1024, "img_width": 1024}
@@ -61,6 +62,8 @@ SECONDS_EACH = {  # of a core, to make an environment, by its family; those of o
     "envpool.mujoco.robotics": 0.07,
     "envpool.vizdoom": 0.06,
 }
+HEEDLESS = ("envpool.highway", "envpool.jumanji", "envpool.pgx", qt.FAMILY)  # of `max_episode_steps`
+LIMITS = {"JumperMemory-v0": 2000}  # of steps; where envpool says less, and would call a death after that no death
 MOST_ONE_HOT = 1024  # a count with more values than this is one number
 
 
@@ -122,7 +125,11 @@ def describe(name: str, num_envs: int, options: Mapping[str, Any], conditions: C
     if known.config.max_num_players > 1:
         raise ValueError(f"{env_id} cannot be driven: it is a game of {known.config.max_num_players} players")
     given = _checked(env_id, known.config._asdict(), options)
-    config: dict[str, Any] = {**PROTOCOLS.get(protocol, {}), **given}
+    if "max_episode_steps" in given and not _heeds_limit(name, known.config.max_episode_steps):
+        value = given["max_episode_steps"]
+        raise ValueError(f"max_episode_steps={value} for {env_id}: envpool would not end its episodes there")
+    limit = {"max_episode_steps": LIMITS[name]} if name in LIMITS else {}
+    config: dict[str, Any] = {**PROTOCOLS.get(protocol, {}), **limit, **given}
     if not given.keys() <= (SURE_OF_ATARI if atari else SURE):
         _try(env_id, name, config, given)
     threads = given.get("num_threads") or _threads_of_pools(num_envs, conditions)  # 0 is envpool's word for that
@@ -155,6 +162,11 @@ def describe(name: str, num_envs: int, options: Mapping[str, Any], conditions: C
 def family(name: str) -> str:
     """The module of envpool that a task comes from: "envpool.atari"."""
     return envpool.registration.registry.specs[name][0]
+
+
+def _heeds_limit(name: str, default: int) -> bool:
+    """Whether envpool ends an episode at `max_episode_steps`; some families have it, and go on."""
+    return default < 2**31 - 1 and (family(name) not in HEEDLESS or name.endswith("Sokoban-v0"))
 
 
 def num_cores() -> int:
@@ -197,9 +209,12 @@ def _try(env_id: str, name: str, config: Mapping[str, Any], given: Mapping[str, 
 
 def _specify(env_id: str, name: str, config: Mapping[str, Any]) -> Any:
     try:
+        qt.load_for(family(name))
         return envpool.make_spec(name, **config)
     except Exception as error:  # whatever envpool says to a family that lacks something, or to an option
-        raise ValueError(f"{env_id} cannot be made: {why(error)}") from error
+        no_qt = family(name) == qt.FAMILY and isinstance(error, ImportError)
+        said = 'Procgen wants Qt 5; pip install "jaxrl_fast[procgen]"' if no_qt else why(error)
+        raise ValueError(f"{env_id} cannot be made: {said}") from error
 
 
 def _action(env_id: str, spec: Any) -> tuple[types.Discrete | types.Box, int, inputs.Bounds]:

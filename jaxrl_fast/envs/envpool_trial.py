@@ -101,6 +101,9 @@ def play(name: str, config: str) -> None:
     import envpool
     import numpy as np
 
+    from jaxrl_fast.envs import qt
+
+    qt.load_for(envpool.registration.registry.specs[name][0])
     pool = envpool.make_gymnasium(name, num_envs=1, seed=[1], **json.loads(config))
     pool.reset()
     space = pool.action_space
