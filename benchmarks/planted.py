@@ -253,9 +253,9 @@ BUGS = (
     ),
     Bug(
         "ppo: advantages standardised with reset rows",
-        PPO,
-        "mean = total((batches.weight * batches.advantage).sum(1, keepdims=True))",
-        "mean = batches.advantage.mean(1, keepdims=True)",
+        EPOCHS,
+        "return Deal(order, normalize.moments(x, weight))",
+        "return Deal(order, normalize.moments(x, weight)._replace(mean=x.mean(-1)))",
         "tests/test_ppo.py::test_invalid_rows_change_nothing",
     ),
     Bug(
@@ -534,9 +534,9 @@ BUGS = (
     ),
     Bug(
         "ppo: advantages are divided by their variance",
-        PPO,
-        "distance / (jnp.sqrt(variance) + 1e-8)",
-        "distance / (variance + 1e-8)",
+        EPOCHS,
+        "/ (jnp.sqrt(var) + 1e-8)",
+        "/ (var + 1e-8)",
         "tests/test_ppo.py::test_advantages_are_standardised_in_each_minibatch",
     ),
     Bug(
@@ -549,16 +549,16 @@ BUGS = (
     Bug(
         "epochs: each has the same minibatches",
         EPOCHS,
-        "learner, jax.random.split(key, epochs.num_epochs)",
-        "learner, jnp.stack([key] * epochs.num_epochs)",
+        "jax.lax.map(deal, jax.random.split(key, epochs.num_epochs))",
+        "jax.lax.map(deal, jnp.stack([key] * epochs.num_epochs))",
         "tests/test_loop.py::test_no_key_is_used_twice",
     ),
     Bug(
-        "epochs: each of an update in parts has the same minibatches",
-        EPOCHS,
-        "key), jax.random.split(key, epochs.num_epochs)",
-        "key), jnp.stack([key] * epochs.num_epochs)",
-        "tests/test_loop.py::test_no_key_is_used_twice_where_play_overlaps",
+        "normalize: devices' means are taken for the same",
+        "jaxrl_fast/normalize.py",
+        "(share * (var + (mean - of_all_mean) ** 2)).sum(0)",
+        "(share * var).sum(0)",
+        "tests/test_normalize.py::test_moments_are_those_of_the_weighted_rows_of_all_devices",
     ),
     Bug(
         "program: games that begin anew go on with rewards of others",

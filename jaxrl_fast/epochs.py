@@ -7,8 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from jaxrl_fast import minibatch
-from jaxrl_fast.gradients import total
+from jaxrl_fast import minibatch, normalize
 from jaxrl_fast.types import GradientSteps, Key, Metrics, PyTree, Rollout
 
 
@@ -19,7 +18,7 @@ class Epochs(NamedTuple):
     num_minibatches: int
     axis_name: str | None  # of the devices that share a minibatch
     gradient_step: Callable[[PyTree, Any], tuple[PyTree, PyTree]]  # (learner, rows [B]) to learner and metrics
-    standardise: Callable[[Any], Any] = lambda batches: batches  # several minibatches [K, B] before their steps
+    standardised: str = ""  # what of the rows gets mean 0 and standard deviation 1 in each minibatch
 
 
 def run(epochs: Epochs, learner: PyTree, rows: Any, key: Key) -> tuple[PyTree, PyTree]:
@@ -27,16 +26,23 @@ def run(epochs: Epochs, learner: PyTree, rows: Any, key: Key) -> tuple[PyTree, P
 
     The rows of an epoch are gathered at once, which is faster where there are few.
     """
-    epoch = lambda learner, key: _take(epochs, learner, rows, _deal(epochs, rows, key))
-    learner, metrics = jax.lax.scan(epoch, learner, jax.random.split(key, epochs.num_epochs))
+    epoch = lambda learner, deal: _take(epochs, learner, rows, deal)
+    learner, metrics = jax.lax.scan(epoch, learner, _deal(epochs, rows, key))
     return learner, jax.tree.map(jnp.sum, metrics)
+
+
+class Deal(NamedTuple):
+    """Some minibatches: [epochs, K, B], [K, B] of an epoch, or [B]."""
+
+    order: Array  # int32 [..., B]: their rows
+    moments: normalize.Moments  # [...] f32, of all devices' rows of each: their weight, and what is standardised
 
 
 class UnderWay(NamedTuple):
     """An update of which some gradient steps have been taken."""
 
     lesson: Any
-    order: Array  # int32 [steps, B]: the rows of each step
+    deal: Deal  # [steps, B]: the rows of each step
     learner: PyTree
     sums: PyTree  # of metrics
 
@@ -56,33 +62,42 @@ def in_parts(
     def start(state: PyTree, rollout: Rollout, key: Key) -> UnderWay:
         lesson = begin(state, rollout)
         epochs = epochs_of(lesson)
-        order = jax.lax.map(lambda key: _deal(epochs, lesson.rows, key), jax.random.split(key, epochs.num_epochs))
-        order = order.reshape(-1, order.shape[-1])
-        once = lambda learner, order: _take(epochs, learner, lesson.rows, order)
-        _, metrics = jax.eval_shape(once, lesson.learner, order[:1])
-        return UnderWay(lesson, order, lesson.learner, jax.tree.map(lambda x: jnp.zeros(x.shape[1:], x.dtype), metrics))
+        deal = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), _deal(epochs, lesson.rows, key))
+        once = lambda learner, deal: _take(epochs, learner, lesson.rows, deal)
+        _, metrics = jax.eval_shape(once, lesson.learner, jax.tree.map(lambda x: x[:1], deal))
+        return UnderWay(lesson, deal, lesson.learner, jax.tree.map(lambda x: jnp.zeros(x.shape[1:], x.dtype), metrics))
 
     def take(under_way: UnderWay, first: int | Array, last: int | Array) -> UnderWay:
-        lesson, order, *so_far = under_way
+        lesson, deal, *so_far = under_way
         epochs = epochs_of(lesson)
 
         def step(i, so_far):
-            learner, metrics = _take(epochs, so_far[0], lesson.rows, order[i][None])
+            learner, metrics = _take(epochs, so_far[0], lesson.rows, jax.tree.map(lambda x: x[i][None], deal))
             return [learner, jax.tree.map(lambda total, x: total + x[0], so_far[1], metrics)]
 
-        return UnderWay(lesson, order, *jax.lax.fori_loop(first, last, step, so_far))
+        return UnderWay(lesson, deal, *jax.lax.fori_loop(first, last, step, so_far))
 
     finish = lambda under_way: end(under_way.lesson, under_way.learner, under_way.sums)
     return GradientSteps(num_steps, start, take, finish)
 
 
-def _take(epochs: Epochs, learner: PyTree, rows: Any, order: Array) -> tuple[PyTree, PyTree]:
+def _take(epochs: Epochs, learner: PyTree, rows: Any, deal: Deal) -> tuple[PyTree, PyTree]:
     """One gradient step on each minibatch [K, B] of rows, whose weights become those of a mean; metrics are [K]."""
-    batches = minibatch.take(rows, order)
-    count = total(batches.weight.sum(1, keepdims=True), epochs.axis_name)
+    batches = minibatch.take(rows, deal.order)
+    count, mean, var = (x[:, None] for x in deal.moments)
     batches = batches._replace(weight=batches.weight / jnp.maximum(count, 1))
-    return jax.lax.scan(epochs.gradient_step, learner, epochs.standardise(batches))
+    if name := epochs.standardised:
+        batches = batches._replace(**{name: (getattr(batches, name) - mean) / (jnp.sqrt(var) + 1e-8)})
+    return jax.lax.scan(epochs.gradient_step, learner, batches)
 
 
-def _deal(epochs: Epochs, rows: Any, key: Key) -> Array:
-    return minibatch.deal(key, len(rows.weight), epochs.num_minibatches)
+def _deal(epochs: Epochs, rows: Any, key: Key) -> Deal:
+    """The minibatches of all epochs, [epochs, K, B]: what devices have to tell each other of them, they do at once."""
+
+    def deal(key):
+        order = minibatch.deal(key, len(rows.weight), epochs.num_minibatches)
+        weight, x = minibatch.take((rows.weight, getattr(rows, epochs.standardised or "weight")), order)
+        return Deal(order, normalize.moments(x, weight))
+
+    order, moments = jax.lax.map(deal, jax.random.split(key, epochs.num_epochs))
+    return Deal(order, normalize.pool(moments, epochs.axis_name))

@@ -26,7 +26,7 @@ def optimiser(
     The count of steps taken is `state[-1].count` where the learning rate is a schedule. All parameters are updated as
     one vector, a few kernels instead of dozens, unless they are many: on every device, for a checkpoint has this form.
     """
-    across = optax.stateless(lambda gradient, _: _total_of_gradient(gradient, axis_name))
+    across = optax.stateless(lambda gradient, _: total(gradient, axis_name))
     no_bound = isinstance(max_grad_norm, (int, float)) and max_grad_norm == 0
     clip = optax.identity() if no_bound else optax.clip_by_global_norm(max_grad_norm)
     by_tree = optax.chain(across, clip, KINDS[kind](eps=epsilon), optax.scale_by_learning_rate(learning_rate))
@@ -46,16 +46,14 @@ def linear(learning_rate: float | Array, anneal: bool, num_steps: int) -> optax.
 
 
 def total(x: PyTree, axis_name: str | None) -> PyTree:
-    """The sum over devices, where environments are split over several."""
-    return x if axis_name is None else jax.lax.psum(x, axis_name)
+    """The sum of floats over devices, where environments are split over several.
 
-
-def _total_of_gradient(gradient: PyTree, axis_name: str | None) -> PyTree:
-    """The sum over devices as one vector, for each sum has them wait for each other."""
+    All leaves of a type are one vector, for each sum has the devices wait for each other.
+    """
     if axis_name is None:
-        return gradient
-    flat, restore = ravel_pytree(gradient)
-    return restore(total(flat, axis_name))
+        return x
+    flat, restore = ravel_pytree(x)
+    return restore(jax.lax.psum(flat, axis_name))
 
 
 def _worth_flattening(tree: PyTree) -> bool:

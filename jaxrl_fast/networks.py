@@ -36,7 +36,8 @@ from jaxrl_fast.types import Key, PyTree
 
 KINDS = ("mlp", "minatar", "nature", "dqn2013", "impala")
 SMALLEST_IMAGE = 36  # what nature's three convolutions need
-NARROW = 32  # the most outputs of a dense layer whose gradient a CPU takes in another way
+NARROW = 32  # the most outputs of a dense layer whose gradient a CPU takes the other way round
+SMALL, BLOCK = 64, 128  # the most inputs and outputs of one whose gradient it sums over so many rows at a time
 SPREAD = 0.5  # of noisy weights at the start, times the root of the number of inputs (the paper's sigma_0)
 
 
@@ -323,20 +324,31 @@ def _dense(num_outputs: int, gain: float, noisy: bool = False, dtype: jnp.dtype 
 def _dot_general(x: Array, kernel: Array, *_, **__) -> Array:
     """x [..., I] by a kernel [I, O], to be called as flax calls it: along the last axis, in the usual precision."""
     num_inputs, num_outputs = kernel.shape
-    dot = _narrow_dot if num_outputs <= NARROW and jax.default_backend() == "cpu" else jnp.matmul
+    small = num_outputs <= NARROW or NARROW < num_inputs <= SMALL and num_outputs <= SMALL
+    dot = _small_dot if small and jax.default_backend() == "cpu" else jnp.matmul
     return dot(x.reshape(-1, num_inputs), kernel).reshape(*x.shape[:-1], num_outputs)
 
 
 @jax.custom_vjp
-def _narrow_dot(x: Array, kernel: Array) -> Array:
-    """x @ kernel of few columns, whose gradient is computed by `multiply_rows`."""
+def _small_dot(x: Array, kernel: Array) -> Array:
+    """x [R, I] @ kernel [I, O], whose gradient is computed by `_kernel_gradient`."""
     return x @ kernel
 
 
-_narrow_dot.defvjp(
+_small_dot.defvjp(
     lambda x, kernel: (x @ kernel, (x, kernel)),
-    lambda saved, g: (g @ saved[1].T, multiply_rows(saved[0], g).astype(g.dtype)),
+    lambda saved, g: (g @ saved[1].T, _kernel_gradient(saved[0], g).astype(g.dtype)),
 )
+
+
+def _kernel_gradient(x: Array, g: Array) -> Array:
+    """x^T g, [I, O], of rows x [R, I] and g [R, O]: of many rows, one product would take a CPU twice as long."""
+    if g.shape[1] <= NARROW:
+        return multiply_rows(x, g)
+    if len(x) == BLOCK or len(x) % BLOCK:
+        return x.T @ g
+    x, g = (rows.reshape(-1, BLOCK, rows.shape[1]) for rows in (x, g))
+    return jnp.einsum("bri,bro->bio", x, g, preferred_element_type=jnp.float32).sum(0)
 
 
 def _cast(x: Array, spec: ShapeDtypeStruct, dtype: jnp.dtype) -> Array:

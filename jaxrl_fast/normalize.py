@@ -1,4 +1,4 @@
-"""Running mean and variance, as pure functions: for observations, and for the scale of rewards.
+"""Mean and variance of some rows, and running ones: for observations, and for the scale of rewards.
 
 Rows with mask False count nothing, whatever they hold (also NaN). For observations and rewards alike the mask is
 `valid`: what was acted upon counts, the reset row does not.
@@ -12,7 +12,36 @@ from jax import Array
 
 from jaxrl_fast.types import Rollout
 
+NOTHING = 1e-30  # what is divided by where no row counts
 SMALLEST_WEIGHT = 1e-5  # of a batch: below it float32 would not feel the batch any more
+
+
+class Moments(NamedTuple):
+    """Of some weighted rows."""
+
+    weight: Array  # f32, of all together
+    mean: Array
+    var: Array  # mean squared distance from the mean; 0 of no rows
+
+
+def moments(x: Array, weight: Array, axis: int | tuple[int, ...] = -1) -> Moments:
+    """Of x along some axes, with weights that broadcast to it; a row of weight 0 counts nothing."""
+    weight = jnp.broadcast_to(weight, x.shape).astype(jnp.float32)
+    of_all = weight.sum(axis)
+    mean_of = lambda rows: jnp.where(weight > 0, weight * rows, 0.0).sum(axis) / jnp.maximum(of_all, NOTHING)
+    mean = mean_of(x)
+    return Moments(of_all, mean, mean_of((x - jnp.expand_dims(mean, axis)) ** 2))
+
+
+def pool(moments: Moments, axis_name: str | None) -> Moments:
+    """Of the rows of all devices together (Chan, Golub & LeVeque 1979, eq. 2.1). They wait for each other once."""
+    if axis_name is None:
+        return moments
+    weight, mean, var = jnp.moveaxis(jax.lax.all_gather(jnp.stack(moments), axis_name), 1, 0)  # [devices, ...] each
+    of_all = weight.sum(0, keepdims=True)
+    share = weight / jnp.maximum(of_all, NOTHING)
+    of_all_mean = (share * mean).sum(0, keepdims=True)
+    return Moments(of_all[0], of_all_mean[0], (share * (var + (mean - of_all_mean) ** 2)).sum(0))
 
 
 class Stats(NamedTuple):
@@ -32,7 +61,7 @@ def init(shape: tuple[int, ...] = ()) -> Stats:
 def update(stats: Stats, x: Array, mask: Array, axis_name: str | None = None) -> Stats:
     """Take in a batch of rows x [*batch, ...] where mask [*batch] (bool), on all devices of `axis_name` together.
 
-    The parallel form of Welford's update (Chan, Golub & LeVeque 1979, eq. 2.1) with w = batch / (seen + batch):
+    The parallel form of Welford's update (as in `pool`) with w = batch / (seen + batch):
 
         mean += w * d,   var = (1 - w) * var + w * (batch_var + (1 - w) * d^2),   d = batch_mean - mean
 
@@ -41,16 +70,8 @@ def update(stats: Stats, x: Array, mask: Array, axis_name: str | None = None) ->
     batch_axes = tuple(range(mask.ndim))
     mask = mask.reshape(mask.shape + (1,) * stats.mean.ndim)
     mean, residue = (jnp.broadcast_to(part, x.shape) for part in (stats.mean, stats.residue))
-    distance = x.astype(jnp.float32) - mean - residue
-
-    def total(rows):
-        rows = jnp.sum(jnp.where(mask, rows, 0.0), axis=batch_axes)
-        return rows if axis_name is None else jax.lax.psum(rows, axis_name)
-
-    batch = total(jnp.ones_like(mask, jnp.float32)).reshape(())
-    d = total(distance) / jnp.maximum(batch, 1)
-    batch_var = total((distance - jnp.broadcast_to(d, x.shape)) ** 2) / jnp.maximum(batch, 1)
-
+    count, d, batch_var = pool(moments(x.astype(jnp.float32) - mean - residue, mask, batch_axes), axis_name)
+    batch = count.max()  # the same everywhere
     num_rows = stats.num_rows + batch
     w = jnp.where(batch > 0, jnp.maximum(batch / jnp.maximum(num_rows, 1), SMALLEST_WEIGHT), 0.0)
     step = w * d + stats.residue

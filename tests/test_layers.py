@@ -63,7 +63,7 @@ LAYERS = (
     Layer(("written", "values"), ours=("spelling", "options", "written"), theirs=("yaml",), pure=False),
     Layer(("networks",), ours=("types", "convolutions")),
     Layer(("replay",), ours=("types", "frames")),
-    Layer(("epochs",), ours=("types", "minibatch", "gradients")),
+    Layer(("epochs",), ours=("types", "minibatch", "normalize")),
     Layer(PARTS, ours=("types",)),
     Layer(("population",), ours=(), theirs=("numpy",)),
     Layer(("members",), ours=("types", "agents/configs"), theirs=("numpy",)),

@@ -80,6 +80,24 @@ def test_devices_count_together(seed):
         assert_close(stats, rows.mean(0), rows.var(0))
 
 
+@given(seed=seeds, num_devices=st.sampled_from([1, 2, 4]))
+def test_moments_are_those_of_the_weighted_rows_of_all_devices(seed, num_devices):
+    """Some devices may have no row that counts, and of some columns none has."""
+    rng = np.random.default_rng(seed)
+    weight = rng.uniform(0.1, 2, (num_devices, 3, 6)) * (rng.random((num_devices, 3, 1)) < 0.7)
+    x = np.where(weight > 0, rng.normal(rng.choice([0, -3, 500]), rng.choice([0.1, 30]), weight.shape), np.nan)
+    of_device = lambda x, weight: normalize.pool(normalize.moments(x, weight), "devices")
+    found = jax.vmap(of_device, axis_name="devices")(jnp.float32(x), jnp.float32(weight))
+    for device, k in np.ndindex(num_devices, 3):
+        rows, share, least = x[:, k], weight[:, k], weight[:, k] > 0
+        rows, total = np.where(least, rows, 0.0), share.sum() or 1
+        mean = (share * rows).sum() / total
+        var = (share * (rows - mean) ** 2).sum() / total
+        np.testing.assert_allclose(found.weight[device, k], share.sum(), rtol=1e-5)
+        np.testing.assert_allclose(found.mean[device, k], mean, rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(found.var[device, k], var, rtol=1e-3, atol=1e-4)
+
+
 @pytest.mark.parametrize("dtype", [np.uint8, np.int32, np.bool_])
 def test_any_number_is_a_number(dtype):
     x = np.random.default_rng(0).integers(0, 2, (5, 4, 3)).astype(dtype)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxrl_fast import envs, gradients, loop
+from jaxrl_fast import envs, epochs, gradients, loop
 from jaxrl_fast.agents import ppo
 from jaxrl_fast.types import Rollout, Transition
 from tests import probes, slow
@@ -212,33 +212,33 @@ def test_statistics_of_observations_leave_reset_rows_out():
 
 @cache
 def standardised(num_shards):
-    """A function of advantages and weights [K, B], dealt to shards along B."""
-    _, parts = parts_of()
-    parts = parts._replace(spec=parts.spec._replace(axis_name="shards"))
+    """A function of advantages and weights [shards, R]: those of each minibatch of two epochs, [shards, 2, 3, B]."""
 
     def run(advantage, weight):
-        rows = ppo.Batch((), (), (), (), advantage, (), weight)
-        return ppo.standardise(parts, rows).advantage
+        rows = ppo.Batch((), (), (), advantage, advantage, (), weight)  # as they were, beside what becomes of them
+        look = lambda learner, batch: (learner, (batch.value, batch.advantage, batch.weight))
+        how = epochs.Epochs(2, 3, "shards", look, standardised="advantage")
+        return jax.vmap(lambda deal: epochs._take(how, (), rows, deal)[1])(epochs._deal(how, rows, jax.random.key(0)))
 
-    deal = lambda x: x.reshape(len(x), num_shards, -1)
-    spread = jax.vmap(run, in_axes=1, out_axes=1, axis_name="shards")
-    return jax.jit(lambda *rows: spread(*map(deal, rows)).reshape(rows[0].shape))
+    return jax.jit(jax.vmap(run, axis_name="shards"))
 
 
 @given(seed=st.integers(0, 2**32 - 1), num_shards=st.sampled_from([1, 2]))
 def test_advantages_are_standardised_in_each_minibatch(seed, num_shards):
     """Over the rows that count, on all devices; what the others hold has no part."""
     rng = np.random.default_rng(seed)
-    counts = rng.random((3, 8)) < 0.7
-    counts[:, :2] = True
-    weight = np.float32(counts / counts.sum(1, keepdims=True))
-    advantage = np.float32(rng.normal(rng.choice([0, -5, 30], (3, 1)), rng.choice([0.1, 1, 20], (3, 1)), (3, 8)))
-    found = np.asarray(standardised(num_shards)(advantage, weight))
-    for k in range(3):
-        rows = np.float64(advantage[k, counts[k]])
-        np.testing.assert_allclose(found[k, counts[k]], (rows - rows.mean()) / rows.std(), rtol=1e-3, atol=1e-3)
-    other = standardised(num_shards)(np.where(counts, advantage, 1e6), weight)
-    np.testing.assert_array_equal(np.where(counts, found, 0), np.where(counts, other, 0))
+    counts = rng.random((num_shards, 24)) < 0.7
+    counts[:, ::2] = True
+    advantage = np.float32(rng.normal(rng.choice([0, -5, 30]), rng.choice([0.1, 1, 20]), counts.shape))
+    before, after, weight = jax.device_get(standardised(num_shards)(advantage, np.float32(counts)))
+    for epoch, k in np.ndindex(2, 3):
+        of_all = lambda x: np.concatenate(x[:, epoch, k])  # noqa: B023
+        rows, found, share = of_all(before), of_all(after), of_all(weight)
+        rows = np.float64(rows[share > 0])
+        np.testing.assert_allclose(found[share > 0], (rows - rows.mean()) / rows.std(), rtol=1e-3, atol=1e-3)
+        np.testing.assert_allclose(share[share > 0], 1 / len(rows), rtol=1e-5)
+    other = standardised(num_shards)(np.where(counts, advantage, np.nan), np.float32(counts))[1]
+    np.testing.assert_array_equal(np.where(weight > 0, after, 0), np.where(weight > 0, other, 0))
 
 
 @pytest.mark.parametrize("normalize_advantage", [True, False])

@@ -198,7 +198,7 @@ def epochs_of(parts: Parts, lesson: Lesson) -> epochs.Epochs:
         num_minibatches=parts.config.num_minibatches,
         axis_name=parts.spec.axis_name,
         gradient_step=partial(gradient_step, parts, lesson.frames),
-        standardise=partial(standardise, parts),
+        standardised="advantage" if parts.config.normalize_advantage else "",
     )
 
 
@@ -253,8 +253,9 @@ def values(
 
 def explained_variance(target: Array, advantage: Array, weight: Array, axis_name: str | None) -> Array:
     """1 - Var(target - value) / Var(target), f32 []: 1 where values knew all, 0 where no more than the mean."""
-    variance = _variance(target, weight, axis_name)
-    return jnp.where(variance > 0, 1 - _variance(advantage, weight, axis_name) / jnp.maximum(variance, 1e-8), 0)
+    of_both = normalize.moments(jnp.stack([target, advantage]), weight, axis=(1, 2))
+    variance, unexplained = normalize.pool(of_both, axis_name).var
+    return jnp.where(variance > 0, 1 - unexplained / jnp.maximum(variance, 1e-8), 0)
 
 
 def end(parts: Parts, lesson: Lesson, learner: Learner, sums: tuple[Metrics, Array]) -> tuple[State, Metrics]:
@@ -264,17 +265,6 @@ def end(parts: Parts, lesson: Lesson, learner: Learner, sums: tuple[Metrics, Arr
     learning_rate = parts.learning_rate(learner.optimiser[-1].count)
     state = lesson.state._replace(params=learner.params, optimiser=learner.optimiser)
     return state, means | {"explained_variance": lesson.explained, "learning_rate": learning_rate}
-
-
-def standardise(parts: Parts, batches: Batch) -> Batch:
-    """Minibatches [K, B] with advantages of mean 0 and standard deviation 1 in each."""
-    if not parts.config.normalize_advantage:
-        return batches
-    total = partial(gradients.total, axis_name=parts.spec.axis_name)
-    mean = total((batches.weight * batches.advantage).sum(1, keepdims=True))
-    distance = batches.advantage - mean
-    variance = total((batches.weight * distance**2).sum(1, keepdims=True))
-    return batches._replace(advantage=distance / (jnp.sqrt(variance) + 1e-8))
 
 
 def gradient_step(
@@ -320,13 +310,6 @@ def loss(parts: Parts, params: PyTree, batch: Batch) -> tuple[Array, Metrics]:
     }
     weigh = lambda x: jnp.sum(batch.weight * x)
     return weigh(total), jax.tree.map(weigh, metrics)
-
-
-def _variance(x: Array, weight: Array, axis_name: str | None) -> Array:
-    """The variance of all weighted elements on all devices."""
-    count, total = gradients.total((weight.sum(), (weight * x).sum()), axis_name)
-    count = jnp.maximum(count, 1)
-    return gradients.total((weight * (x - total / count) ** 2).sum(), axis_name) / count
 
 
 def _is_stats(x: PyTree) -> bool:

@@ -155,11 +155,10 @@ def end(parts: Parts, lesson: Lesson, learner: Learner, sums: Metrics) -> tuple[
     """The agent after the update; metrics are means over gradient steps."""
     axis_name, state = parts.spec.axis_name, State(*learner, lesson.num_updates)
     num_steps = parts.config.num_epochs * parts.config.num_minibatches
-    means = gradients.total(jax.tree.map(lambda x: x / num_steps, sums), axis_name)
-    return state, means | {
-        "epsilon": gradients.total(epsilons(parts, state).mean() / parts.spec.num_shards, axis_name),
-        "learning_rate": parts.learning_rate(state.optimiser[-1].count),
-    }
+    means = jax.tree.map(lambda x: x / num_steps, sums)
+    means["epsilon"] = epsilons(parts, state).mean() / parts.spec.num_shards
+    learning_rate = parts.learning_rate(state.optimiser[-1].count)
+    return state, gradients.total(means, axis_name) | {"learning_rate": learning_rate}
 
 
 def prepare(parts: Parts, params: PyTree, rollout: Rollout) -> tuple[Batch, frames.Frames | tuple[()]]:
