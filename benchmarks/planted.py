@@ -554,6 +554,13 @@ BUGS = (
         "tests/test_loop.py::test_no_key_is_used_twice",
     ),
     Bug(
+        "envpool: a limit that highway does not heed is taken",
+        "jaxrl_fast/envs/envpool_tasks.py",
+        'HEEDLESS = ("envpool.highway", ',
+        "HEEDLESS = (",
+        "tests/test_envpool_options.py::test_a_limit_that_envpool_would_not_heed_is_refused",
+    ),
+    Bug(
         "normalize: devices' means are taken for the same",
         "jaxrl_fast/normalize.py",
         "(share * (var + (mean - of_all_mean) ** 2)).sum(0)",

@@ -48,7 +48,7 @@ def linear(learning_rate: float | Array, anneal: bool, num_steps: int) -> optax.
 def total(x: PyTree, axis_name: str | None) -> PyTree:
     """The sum of floats over devices, where environments are split over several.
 
-    All leaves of a type are one vector, for each sum has the devices wait for each other.
+    All leaves are one vector, of the type that they promote to, for each sum has the devices wait for each other.
     """
     if axis_name is None:
         return x

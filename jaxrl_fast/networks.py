@@ -342,7 +342,7 @@ _small_dot.defvjp(
 
 
 def _kernel_gradient(x: Array, g: Array) -> Array:
-    """x^T g, [I, O], of rows x [R, I] and g [R, O]: of many rows, one product would take a CPU twice as long."""
+    """x^T g, [I, O], of rows x [R, I] and g [R, O]: one product of many rows takes a CPU half as long again."""
     if g.shape[1] <= NARROW:
         return multiply_rows(x, g)
     if len(x) == BLOCK or len(x) % BLOCK:

@@ -71,7 +71,7 @@ def update(stats: Stats, x: Array, mask: Array, axis_name: str | None = None) ->
     mask = mask.reshape(mask.shape + (1,) * stats.mean.ndim)
     mean, residue = (jnp.broadcast_to(part, x.shape) for part in (stats.mean, stats.residue))
     count, d, batch_var = pool(moments(x.astype(jnp.float32) - mean - residue, mask, batch_axes), axis_name)
-    batch = count.max()  # the same everywhere
+    batch = count.max(initial=0)  # the same everywhere
     num_rows = stats.num_rows + batch
     w = jnp.where(batch > 0, jnp.maximum(batch / jnp.maximum(num_rows, 1), SMALLEST_WEIGHT), 0.0)
     step = w * d + stats.residue

@@ -252,7 +252,7 @@ def test_a_dense_layer_has_the_gradient_of_its_product(widths, num_rows):
 
 
 def test_the_gradient_of_many_rows_is_summed_up_in_blocks():
-    """One product of them takes twice as long, and no result would show it."""
+    """One product of them takes half as long again, and no result would show it."""
     if jax.default_backend() != "cpu":
         pytest.skip("elsewhere products are computed as they stand")
     layer = networks._dense(64, 1.0)

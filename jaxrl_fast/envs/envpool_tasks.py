@@ -39,6 +39,7 @@ OURS = {  # options of envpool that are said in another way here
     "repeat_action_probability": "--protocol",
     "reward_clip": "--agent.clip-rewards",
     **dict.fromkeys(("env_name", "task_name", "distribution_mode"), "--env"),
+    **dict.fromkeys(("scenario", "adroit_task", "hand_task"), "--env"),
 }
 HIDDEN = ("max_num_players", "base_path", "gym_reset_return_info", "zero_discount_on_life_loss", "task")
 LEAST = {  # what envpool takes without looking, and may crash on if it is less
@@ -48,6 +49,7 @@ LEAST = {  # what envpool takes without looking, and may crash on if it is less
     **dict.fromkeys(("thread_affinity_offset", "mode", "difficulty"), -1),
 }
 MOST = {"num_threads": 1024, "thread_affinity_offset": 1023, "img_height": 1024, "img_width": 1024}
+MOST |= dict.fromkeys(("num_levels", "start_level"), 10**9)  # beyond them lie levels below 0
 MOST |= {"stack_num": 15, "frame_skip": 1000, "noop_max": 10_000, "mode": 1000, "difficulty": 1000}
 SURE = {"num_threads", "thread_affinity_offset", "max_episode_steps"}  # of these no value within the bounds harms
 SURE_OF_ATARI = SURE | {"stack_num", "frame_skip", "noop_max", "img_height", "img_width", "full_action_space"}
@@ -127,7 +129,8 @@ def describe(name: str, num_envs: int, options: Mapping[str, Any], conditions: C
     given = _checked(env_id, known.config._asdict(), options)
     if "max_episode_steps" in given and not _heeds_limit(name, known.config.max_episode_steps):
         value = given["max_episode_steps"]
-        raise ValueError(f"max_episode_steps={value} for {env_id}: envpool would not end its episodes there")
+        near = "; its duration is an option" if hasattr(known.config, "duration") else ""
+        raise ValueError(f"max_episode_steps={value} for {env_id}: envpool would not end its episodes there{near}")
     limit = {"max_episode_steps": LIMITS[name]} if name in LIMITS else {}
     config: dict[str, Any] = {**PROTOCOLS.get(protocol, {}), **limit, **given}
     if not given.keys() <= (SURE_OF_ATARI if atari else SURE):
@@ -212,9 +215,10 @@ def _specify(env_id: str, name: str, config: Mapping[str, Any]) -> Any:
         qt.load_for(family(name))
         return envpool.make_spec(name, **config)
     except Exception as error:  # whatever envpool says to a family that lacks something, or to an option
-        no_qt = family(name) == qt.FAMILY and isinstance(error, ImportError)
-        said = 'Procgen wants Qt 5; pip install "jaxrl_fast[procgen]"' if no_qt else why(error)
-        raise ValueError(f"{env_id} cannot be made: {said}") from error
+        if family(name) == qt.FAMILY and isinstance(error, (ImportError, OSError)):
+            wants = 'Procgen wants Qt 5.15, of pip install "jaxrl_fast[procgen]", and that libGL and glib of the system'
+            raise ValueError(f"{env_id} cannot be made: {wants} ({error.__cause__ or error})") from error
+        raise ValueError(f"{env_id} cannot be made: {why(error)}") from error
 
 
 def _action(env_id: str, spec: Any) -> tuple[types.Discrete | types.Box, int, inputs.Bounds]:

@@ -1,7 +1,8 @@
 """What may make envpool end its process is tried in another one, which may die of it.
 
 Its families take most of their options without looking, and there are hundreds: a board of size 0 aborts, and one of a
-million is never laid. So this file is also a program, which knows nothing of ours and prints only why it failed.
+million is never laid. So this file is also a program, which knows nothing of ours but where Qt is, and prints
+only why it failed.
 """
 
 import contextlib
@@ -101,9 +102,11 @@ def play(name: str, config: str) -> None:
     import envpool
     import numpy as np
 
-    from jaxrl_fast.envs import qt
+    family = envpool.registration.registry.specs[name][0]
+    if family == "envpool.procgen":
+        from jaxrl_fast.envs import qt
 
-    qt.load_for(envpool.registration.registry.specs[name][0])
+        qt.load_for(family)
     pool = envpool.make_gymnasium(name, num_envs=1, seed=[1], **json.loads(config))
     pool.reset()
     space = pool.action_space

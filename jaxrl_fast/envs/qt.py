@@ -1,4 +1,4 @@
-"""Qt 5, which envpool's Procgen is linked with, from the package PyQt5-Qt5 where the system has none."""
+"""Qt 5.15, which envpool's Procgen is linked with, from the package PyQt5-Qt5 where the system has none."""
 
 import ctypes
 import importlib.util
@@ -21,5 +21,5 @@ def load_for(family: str) -> None:
     for folder in (package and package.submodule_search_locations) or ():
         for path in (Path(folder) / "Qt5" / "lib" / name for name in LIBRARIES):
             if path.exists():
-                ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
+                ctypes.CDLL(str(path))
     importlib.reload(module)
