@@ -117,8 +117,8 @@ def resolve(algo: str, written: list[Setting]) -> Settings:
     except ValueError as error:
         raise UnknownAlgorithm(str(error)) from error
     values: dict[str, Any] = {}
-    known = types_of(Options) | {f"agent.{name}": kind for name, kind in types_of(agent_type).items()}
-    for setting in map(lambda s: without_no(s, known), settings):
+    known = known_options(agent_type)
+    for setting in (without_no(s, known) for s in settings):
         if setting.name not in known:
             refuse_name(setting, known, algo)
         value = _convert(known[setting.name], setting)
@@ -225,7 +225,8 @@ def resumed(algo: str, written: list[Setting], folder: Path) -> Settings:
         raise ValueError(f"--resume {folder} is a part of a sweep; go on with {whole}")
     as_preset = Setting("config", [str(path)], "--resume")
     before, now = resolve(algo, [as_preset]), resolve(algo, [as_preset, *written])
-    for setting in map(lambda s: s._replace(name=_positive(s.name)), written):
+    known = known_options(type(now.agent))
+    for setting in (without_no(s, known) for s in written):
         place, name = ("agent", setting.name[6:]) if setting.name.startswith("agent.") else ("options", setting.name)
         old, new = (getattr(getattr(which, place), name) for which in (before, now))
         fixed = place == "agent" or name in types_of(Task) and name != "total_steps"
@@ -356,6 +357,11 @@ def without_no(setting: Setting, known: Mapping[str, Any]) -> Setting:
     if positive != setting.name and known.get(positive) in SWITCHES and not setting.values:
         return Setting(positive, ["false"], setting.said)
     return setting
+
+
+def known_options(agent_type: type) -> dict[str, Any]:
+    """Every option of a run with this algorithm, and its type."""
+    return types_of(Options) | {f"agent.{name}": kind for name, kind in types_of(agent_type).items()}
 
 
 def _positive(name: str) -> str:

@@ -89,9 +89,7 @@ def lay_out(algo: str, written: list[Setting], separate: Any) -> Request:
     if config.is_nothing_said(algo, written):
         written = from_mapping(config.DEFAULT, lambda name: name) + written
     algo = config.resolve(algo, [s for s in written if s.name == "config"]).algo
-    known = (
-        types_of(Options) | {f"agent.{n}": kind for n, kind in types_of(agents.options(algo)).items()} | {"config": str}
-    )
+    known = config.known_options(agents.options(algo)) | {"config": str}
     fixed, axes = _sort_out(algo, written, known, separate)
     number = math.prod(map(len, axes.values()))
     if number > MOST:

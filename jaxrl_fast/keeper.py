@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxrl_fast import checkpoint, config, host, loop, scores, sinks
+from jaxrl_fast import checkpoint, config, host, loop, memory, scores, sinks
 from jaxrl_fast.plan import Plan
 from jaxrl_fast.program import PARAMETERS, Program
 from jaxrl_fast.spelling import parse_period
@@ -60,10 +60,10 @@ class Keeper:
 
     def save(
         self, state: loop.TrainState, env_steps: int, others: Mapping[str, Any], score: float | None = None
-    ) -> int | None:
+    ) -> tuple[int, str] | None:
         """Copies everything to the host and begins to write it. `score`: of its evaluation, if it is the best so far.
 
-        Where a parameter of a seed is not finite nothing is saved; its place among all is returned.
+        Where a seed's numbers are not finite nothing is saved; its place among all and what it is are returned.
         """
         self.pace.due()
         folder = self.saver.folder(env_steps)
@@ -73,7 +73,8 @@ class Keeper:
             return None
         num_seeds = len(self.scores.diverged)
         arrays, kinds = checkpoint.flatten(state, num_seeds if num_seeds > 1 else None)
-        bad = self._not_finite(arrays)
+        of_replay = memory.replay_names({"agent": state.agent})
+        bad = self._not_finite({name: x for name, x in arrays.items() if name not in of_replay})
         if bad is not None:
             return bad
         self.num_begun += 1
@@ -102,8 +103,8 @@ class Keeper:
         if folder is not None and folder.is_dir():
             self.saver.mark(folder, best["eval_return_mean"])
 
-    def _not_finite(self, arrays: checkpoint.Arrays) -> int | None:
-        """The place of a seed that was well so far and whose learner has a NaN, or an infinite parameter."""
+    def _not_finite(self, arrays: checkpoint.Arrays) -> tuple[int, str] | None:
+        """The place of a seed that was well so far and whose learner has a NaN, or an infinite parameter; and where."""
         diverged = self.scores.diverged
         for i in range(len(diverged)):
             for name, x in arrays.items():
@@ -112,5 +113,5 @@ class Keeper:
                 one = x[i] if len(diverged) > 1 else x
                 wrong = ~np.isfinite(one) if PARAMETERS in name else np.isnan(one)
                 if wrong.any():
-                    return i
+                    return i, name
         return None

@@ -72,7 +72,7 @@ def act(env: Env, agent: Agent, learner: PyTree, actors: PyTree, key: Key) -> tu
     policy, num_steps = partial(agent.explore, learner), agent.rollout_length
     if env.pools:
         return in_flight.rollout(env, agent, policy, actors, key)[:3]
-    return rollouts.rollout(env, agent, policy, actors, agent.noise(key, num_steps, env.spec.num_envs))
+    return rollouts.rollout(env, agent, policy, actors, agent.noise(key, num_steps, env.spec.num_envs), num_steps)
 
 
 def begin(env: Env, agent: Agent, learner: PyTree, key: Key) -> rollouts.Actors | in_flight.InFlight:

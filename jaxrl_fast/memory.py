@@ -114,6 +114,13 @@ def is_replay(x: Any) -> bool:
     return isinstance(x, (replay.Ring, Tree))
 
 
+def replay_names(state: PyTree) -> set[str]:
+    """The paths of a replay's arrays in a tree of states, joined by /, as a checkpoint names them."""
+    mark = lambda part: jax.tree.map(lambda _: is_replay(part), part)
+    named = jax.tree_util.tree_leaves_with_path(jax.tree.map(mark, state, is_leaf=is_replay))
+    return {jax.tree_util.keystr(path, simple=True, separator="/") for path, of_replay in named if of_replay}
+
+
 def without_replay(learner: PyTree, keep: Callable[[Array], Array] = lambda x: x, empty: tuple = (0,)) -> PyTree:
     """An agent's state in which arrays of shape `empty` stand for a replay's; `keep` is done to all others."""
     blank = lambda part: jax.tree.map(lambda x: jnp.zeros(empty, x.dtype), part)

@@ -61,7 +61,7 @@ def block(env: Env, agent: Agent, state: PyTree, key: Key, now: Pass) -> Pass:
     key_noise = jax.random.fold_in(jax.random.split(key)[1], now.num_blocks)
     noise = agent.noise(key_noise, BLOCK, env.spec.num_envs)
     policy = partial(agent.exploit, state)
-    (actors, episodes), _ = jax.lax.scan(partial(step, env, agent, policy), (now.actors, now.episodes), noise)
+    (actors, episodes), _ = jax.lax.scan(partial(step, env, agent, policy), (now.actors, now.episodes), noise, BLOCK)
     return Pass(actors, episodes, now.num_blocks + 1)
 
 

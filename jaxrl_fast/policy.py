@@ -237,11 +237,7 @@ def _agent(settings: config.Settings, spec: EnvSpec, num_shards: int) -> Agent:
 
 def _unneeded(agent: Agent) -> checkpoint.Unneeded:
     """A predicate on the names of a checkpoint's arrays: whether acting does without, as without the replay."""
-    state = {"agent": jax.eval_shape(agent.init, jax.random.key(0))}
-    mark = lambda part: jax.tree.map(lambda _: memory.is_replay(part), part)
-    marked = jax.tree.map(mark, state, is_leaf=memory.is_replay)
-    named = jax.tree_util.tree_leaves_with_path(marked)
-    replay = {jax.tree_util.keystr(path, simple=True, separator="/") for path, is_replay in named if is_replay}
+    replay = memory.replay_names({"agent": jax.eval_shape(agent.init, jax.random.key(0))})
     return lambda name: name in replay or not name.startswith("agent/")
 
 

@@ -73,8 +73,9 @@ class Window:
 
     def __init__(self):
         self.records: deque[Episodes] = deque()
+        self.longest_left: deque[int] = deque()  # of records: the longest, then of those after it, and so on
         self.waiting = Episodes(0, 0.0, 0, 0)  # since an episode ended
-        self.episodes = self.num_steps = self.longest = 0
+        self.episodes = self.num_steps = 0
 
     def add(self, ended: int, return_sum: float, num_steps: int, longest: int) -> None:
         """One more update."""
@@ -95,17 +96,24 @@ class Window:
         self.records.append(record)
         self.episodes += record.ended
         self.num_steps += record.num_steps
-        self.longest = max(self.longest, record.longest)
+        while self.longest_left and self.longest_left[-1] < record.longest:
+            self.longest_left.pop()
+        self.longest_left.append(record.longest)
 
     def _drop_first(self) -> None:
         first = self.records.popleft()
         self.episodes -= first.ended
         self.num_steps -= first.num_steps
-        if first.longest == self.longest:
-            self.longest = max(record.longest for record in self.records)
+        if first.longest == self.longest_left[0]:
+            self.longest_left.popleft()
 
     def _covers(self, episodes: int, num_steps: int) -> bool:
         return episodes >= WINDOW and num_steps >= 2 * self.longest
+
+    @property
+    def longest(self) -> int:
+        """Steps of the longest game."""
+        return self.longest_left[0] if self.longest_left else 0
 
     @property
     def full(self) -> bool:

@@ -31,9 +31,11 @@ def reset(env: Env, agent: Agent, key: Key) -> Actors:
     return Actors(env_state, timestep, _fresh_memory(agent, num_envs), jnp.zeros(num_envs), length)
 
 
-def rollout(env: Env, agent: Agent, policy: Policy, actors: Actors, noise: PyTree) -> tuple[Actors, Rollout, Metrics]:
-    """Lets `policy` act once for each step of `noise` [T, ...]; also returns the scores of games that ended."""
-    end, (steps, games) = jax.lax.scan(partial(step, env, agent, policy), actors, noise)
+def rollout(
+    env: Env, agent: Agent, policy: Policy, actors: Actors, noise: PyTree, num_steps: int
+) -> tuple[Actors, Rollout, Metrics]:
+    """Lets `policy` act for T = `num_steps`, with `noise` [T, ...]; also returns the scores of games that ended."""
+    end, (steps, games) = jax.lax.scan(partial(step, env, agent, policy), actors, noise, num_steps)
     experience = Rollout(steps, end.timestep.obs, actors.memory, actors.timestep.obs)
     return end, experience, scores_of(steps.valid, *games)
 

@@ -44,14 +44,14 @@ class Scores:
         self.updates, self.recorded, self.recorded_time = 0, 0, 0.0
         self.evaluations: list[dict[str, Any]] = []
 
-    def add(self, rows: population.Rows) -> NotFinite | None:
-        """More updates: metrics [S, U] and the clocks. What first went wrong in a seed that was well so far."""
+    def add(self, rows: population.Rows) -> list[NotFinite]:
+        """More updates: metrics [S, U] and the clocks. What first went wrong in seeds that were well, in that order."""
         found = [f for i in range(len(self.labels)) if self.diverged[i] is None and (f := self._not_finite(rows, i))]
         for wrong in found:
             self.diverged[wrong.member] = wrong.update * self.steps_per_update
         self.ledger.add(rows)
         self.updates += rows[CLOCKS[0]].shape[1]
-        return min(found, key=lambda wrong: wrong.update, default=None)
+        return sorted(found, key=lambda wrong: wrong.update)
 
     def records(self, everything: bool = False, evaluation: list[dict[str, Any]] | None = None) -> Iterator[list[dict]]:
         """The records that are complete, each with a dictionary for each member; an evaluation goes into the last."""

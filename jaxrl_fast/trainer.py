@@ -230,14 +230,16 @@ class Trainer:
     def dispatch(self, boundary: int) -> None:
         """Gives the device a chunk of about CHUNK_S.
 
-        A run that stops when solved makes a chunk of each record, and so knows of each whether it was solved then
-        before it gives away the next but one: where it ends depends on no clock, no checkpoint and no stop.
+        A run that stops when solved has no chunk that reaches beyond a record. As one chunk waits behind another at
+        most, it knows of each record whether it was solved then before it gives away the next but one: where it ends
+        depends on no clock, no checkpoint and no stop.
         """
         import numpy as np
 
         by_clock = max(min(int(self.rate * CHUNK_S), self.chunk_length * GROWTH), 1)
-        aim = -self.dispatched % self.record_length or self.record_length if self.options.stop_when_solved else by_clock
-        self.chunk_length = min(aim, self.program.capacity, boundary - self.dispatched)
+        if self.options.stop_when_solved:
+            boundary = min(boundary, self.dispatched // self.record_length * self.record_length + self.record_length)
+        self.chunk_length = min(by_clock, self.program.capacity, boundary - self.dispatched)
         began = time.perf_counter()
         self.state, rows = self.program.chunk(self.state, np.asarray(self.chunk_length, np.int32))
         ended = time.perf_counter() if _ready(rows) else None
@@ -269,8 +271,7 @@ class Trainer:
         train_time = self.times["train"]
         clock = np.broadcast_to(train_time - elapsed * (1 - fractions), (len(self.seeds), chunk.num_updates))
         wall = clock + (now - self.began - train_time)
-        wrong = self.scores.add(rows | {"train_time_s": clock, "wall_time_s": wall})
-        if wrong is not None:
+        for wrong in self.scores.add(rows | {"train_time_s": clock, "wall_time_s": wall}):
             self.diverge(wrong.member, f"{wrong.metric} is not finite", wrong.update * self.plan.steps_per_update)
         for member in not_finite:
             if self.scores.diverged[member] is None:
@@ -322,7 +323,8 @@ class Trainer:
         wrong = self.keeper.save(self.state, self.env_steps, others, score)
         self.times["save"] += time.perf_counter() - began
         if wrong is not None:
-            self.diverge(wrong, "a parameter is not finite", self.env_steps)
+            member, name = wrong
+            self.diverge(member, f"{name} of its state is not finite", self.env_steps)
             self.save(score)  # of those that are left
 
     def await_keeper(self) -> None:
@@ -377,11 +379,16 @@ class Trainer:
 
     @property
     def end(self) -> int:
-        """The updates of the whole run: where it stops when solved, a record more than it was solved at."""
-        solved = [s[0] // self.plan.steps_per_update for s in self.scores.solved if s]
-        if not self.options.stop_when_solved or len(solved) < len(self.seeds):
+        """The updates of the whole run: where it stops when solved, a record more than the last seed wanted.
+
+        A seed whose numbers are not finite any more wants none.
+        """
+        both = zip(self.scores.solved, self.scores.diverged, strict=True)
+        wanted = [steps for solved, diverged in both if (steps := solved[0] if solved else diverged) is not None]
+        if not self.options.stop_when_solved or len(wanted) < len(self.seeds):
             return self.plan.num_updates
-        return min(max(solved) + self.record_length, self.plan.num_updates)
+        num_records = -(-max(wanted) // (self.record_length * self.plan.steps_per_update))
+        return min((num_records + 1) * self.record_length, self.plan.num_updates)
 
     def close(self) -> None:
         """Whatever happened, what is known is written, and the folder is given back."""

@@ -131,8 +131,9 @@ def experience(env: Env, agent: Agent, state: PyTree, seed: int = 1, num_steps: 
 
     def run(state, key_reset, key_noise):
         actors = rollouts.reset(env, agent, key_reset)
-        noise = agent.noise(key_noise, num_steps or agent.rollout_length, env.spec.num_envs)
-        return rollouts.rollout(env, agent, functools.partial(agent.explore, state), actors, noise)[1]
+        length = num_steps or agent.rollout_length
+        noise = agent.noise(key_noise, length, env.spec.num_envs)
+        return rollouts.rollout(env, agent, functools.partial(agent.explore, state), actors, noise, length)[1]
 
     return jax.jit(run)(state, jax.random.key(seed), jax.random.key(seed + 1))
 

@@ -180,6 +180,19 @@ def test_time_running_out_is_no_death():
         assert (steps.last & (steps.discount == 1)).any(), case
 
 
+@pytest.mark.parametrize(("case", "dies"), [("vector", True), ("continuous", False)])
+def test_what_a_death_leaves_is_readable_and_what_time_leaves_is_left_alone(case, dies, monkeypatch):
+    """A value that counts for nothing is made up where it is no number, and no other."""
+    encode = envpool_tasks.encode
+    monkeypatch.setattr(envpool_tasks, "encode", lambda task, obs: encode(task, obs) * jnp.nan)
+    name, options, protocol, num_steps = CASES[case]
+    env = envs.make(f"envpool/{name}", NUM_ENVS, Conditions(SEED, protocol), **options)
+    _, steps = run(env, random_actions(env.spec, num_steps))
+    died = steps.discount == 0
+    assert steps.last.any() and died.any() == dies
+    assert (steps.obs[died] == 0).all() and np.isnan(steps.obs[~died]).all()
+
+
 @pytest.mark.skipif(not HAS_QT, reason="there is no package of Qt")
 def test_procgens_time_runs_out_by_its_own_limit():
     """envpool takes this for a name only: by a limit that is too low, a death after it would be none."""
@@ -213,7 +226,8 @@ def test_scores_are_of_whole_games_unclipped():
     def act(key):
         state = loop.init(env, agent, key)
         noise = agent.noise(key, num_steps, NUM_ENVS)
-        return rollouts.rollout(env, agent, functools.partial(agent.explore, state.agent), state.actors, noise)[1:]
+        policy = functools.partial(agent.explore, state.agent)
+        return rollouts.rollout(env, agent, policy, state.actors, noise, num_steps)[1:]
 
     experience, scores = jax.device_get(act(jax.random.key(1)))
     pool = envpool.make_gymnasium(name, num_envs=NUM_ENVS, seed=adapter.seeds_of(SEED, NUM_ENVS), episodic_life=True)

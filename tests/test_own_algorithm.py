@@ -210,6 +210,17 @@ def test_options_are_checked_as_ours_are(write):
     assert settings.agent == agents.load(name).Config(spread=0.01) and dataclasses.is_dataclass(settings.agent)
 
 
+def test_an_option_may_begin_with_no(write, tmp_path):
+    """And is no switch that is off, also where a run goes on."""
+    with_it = HILL_CLIMBING.replace("    spread: float", "    no_op_max: int = 30\n    spread: float")
+    given = line(**OPTIONS | {"tensorboard": "false"}, total_steps=1600, eval_episodes=8)
+    assert train.main([write(with_it), *given, "--agent.no-op-max", "2", "--run-dir", "run"]) == 0
+    settings = config.from_command_line(["--resume", "run", "--agent.no-op-max", "2"])
+    assert settings.agent.no_op_max == 2
+    with pytest.raises(ValueError, match=r"^--agent.no-op-max 3: this run has 2"):
+        config.from_command_line(["--resume", "run", "--agent.no-op-max", "3"])
+
+
 def test_its_metrics_are_single_numbers(write):
     wrong = HILL_CLIMBING.replace('{"best_score": state["score"]}', '{"best_score": state["score"], "best": best}')
     assert wrong != HILL_CLIMBING

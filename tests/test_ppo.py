@@ -288,7 +288,7 @@ def test_explained_variance_is_of_all_rows_that_count(slope, noise, explained, n
     expected = 1 - (reward - value)[valid].var() / reward[valid].var()
     assert explained in (None, pytest.approx(expected))
     numbers = jnp.float32(value)[..., None], (), jnp.float32(reward), jnp.ones((8, 2))
-    steps = Transition(*numbers, jnp.zeros((8, 2), bool), jnp.asarray(valid), ())
+    steps = Transition(*numbers, jnp.zeros((8, 2), bool), jnp.asarray(valid), ppo.Acted((), ()))
     state = jax.jit(agent.init)(jax.random.key(0))
 
     def report(steps):
@@ -365,6 +365,37 @@ def test_ratio_is_one_before_the_first_step():
         for key in jax.random.split(jax.random.key(1), 2):
             state, metrics = update(state, probes.experience(env, agent, state), key)
             np.testing.assert_allclose(metrics["approx_kl"], 0, atol=1e-6)
+
+
+def test_what_was_drawn_for_a_squashed_action_is_learnt_from():
+    env = probes.continuous_action_of_observation(8)
+    agent = ppo.make(ppo.Config(rollout_length=16, squash=True, log_std_init=1.0), env.spec, 10)
+    state = jax.jit(agent.init)(jax.random.key(0))
+    experience = probes.experience(env, agent, state)
+    rows = jax.jit(lambda *given: ppo.begin(agent.explore.args[0], *given).rows)(state, experience)
+    drawn, action = np.asarray(rows.action), np.reshape(experience.steps.action, (-1, 1))
+    np.testing.assert_allclose(np.tanh(drawn), action, atol=1e-6)
+    assert np.abs(drawn - action).max() > 1
+
+
+def test_squashed_actions_are_scored_where_tanh_rounds_to_one():
+    """Where the mean, before the tanh, is 12, every action is 1; KL(old || new) is still (shift / std)^2 / 2."""
+    num_rows, std, shift = 4096, 0.1, 0.02
+    agent, parts = parts_of(ppo.Box((1,)), num_envs=num_rows, rollout_length=1, num_minibatches=1, squash=True)
+    actor = lambda params, obs: jnp.full((len(obs), 1), params)
+    both = lambda params, obs: (actor(params, obs), jnp.zeros(len(obs)))
+    parts = parts._replace(network=parts.network._replace(actor=actor, both=both))
+    obs, log_std = jnp.zeros((num_rows, 4)), jnp.full(1, np.log(std), jnp.float32)
+    state = jax.jit(agent.init)(jax.random.key(0))._replace(params={"network": jnp.float32(12), "log_std": log_std})
+    decision = ppo.explore(parts, state, obs, (), agent.noise(jax.random.key(1), 1, num_rows)[0])
+    np.testing.assert_array_equal(decision.action, 1)
+    each = jnp.full(num_rows, 1 / num_rows)
+    batch = ppo.Batch(obs, decision.extras.before_tanh, decision.extras.policy, 0 * each, 0 * each + 1, 0 * each, each)
+    moved = state.params | {"network": jnp.float32(12 - shift)}
+    gradient, metrics = jax.grad(partial(ppo.loss, parts), has_aux=True)(moved, batch)
+    np.testing.assert_allclose(metrics["approx_kl"], (shift / std) ** 2 / 2, rtol=0.15)
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves(gradient))
+    np.testing.assert_array_equal(ppo.exploit(parts, state, obs, (), 0 * decision.action).action, 1)
 
 
 @pytest.mark.slow

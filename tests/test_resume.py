@@ -761,6 +761,29 @@ def test_other_seeds_may_go_on(tmp_path, monkeypatch, capsys):
     assert run.summary["final_return_mean"] == pytest.approx(np.mean([finals[0], *finals[2:]]))
 
 
+@pytest.mark.slow
+def test_a_lost_seed_keeps_no_run_from_stopping_when_solved(tmp_path, monkeypatch, capsys):
+    """Two of five get losses that are no number, in one chunk; each is told, and the others' ends are waited for."""
+    add = scores.Scores.add
+
+    def poison(self, rows):
+        rows = {k: np.array(x) for k, x in rows.items()}
+        if self.updates >= 10 and len(self.labels) == 5:
+            rows["loss_sum"][[1, 3], -1] = np.nan
+            rows["return_sum"][[1, 3]] = 0
+        return add(self, rows)
+
+    monkeypatch.setattr(scores.Scores, "add", poison)
+    options = dict(total_steps=6400, solved=5.0, stop_when_solved=True, log_every=256, eval_every=0)
+    summary = fit(tmp_path / "run", "seeds", on_nonfinite="continue", **options).summary
+    err = capsys.readouterr().err
+    assert all(f"seed {i}: loss is not finite at step" in err for i in (1, 3))
+    last = max(
+        solved or lost for solved, lost in zip(summary["steps_to_solve_per_seed"], summary["diverged_at_per_seed"])
+    )
+    assert summary["env_steps"] == -(-last // 256) * 256 + 256 < 6400
+
+
 def test_a_return_that_is_no_number_stops_no_checkpoint():
     """One seed's environment gives what JSON cannot hold; all seeds are in one manifest."""
     made = lambda: scores.Scores([{"seed": 0}, {"seed": 1}, {"seed": 2}], 1, 10, 10, None)
@@ -784,9 +807,26 @@ def test_a_parameter_that_is_not_finite_is_never_saved(tmp_path, monkeypatch):
         return arrays, kinds
 
     monkeypatch.setattr(checkpoint, "flatten", poisoned)
-    with pytest.raises(FloatingPointError, match=r"seed 0: a parameter is not finite at step 640; the last good .*320"):
+    with pytest.raises(
+        FloatingPointError,
+        match=r"seed 0: agent/params/\S+ of its state is not finite at step 640; the last good .*320",
+    ):
         fit(tmp_path / "run")
     assert [f.name[-4:] for f in checkpoint.folders(tmp_path / "run" / keeper.FOLDER)] == ["0320"]
+
+
+def test_what_is_in_a_replay_stops_no_checkpoint(tmp_path, monkeypatch):
+    """An observation that is no number, and has not been drawn."""
+    flatten = checkpoint.flatten
+
+    def poisoned(*given):
+        arrays, kinds = flatten(*given)
+        arrays[next(k for k in arrays if k.startswith("agent/replay") and arrays[k].dtype.kind == "f")].flat[0] = np.nan
+        return arrays, kinds
+
+    monkeypatch.setattr(checkpoint, "flatten", poisoned)
+    fit(tmp_path / "run", "dqn", total_steps=320, eval_every=0)
+    assert checkpoint.folders(tmp_path / "run" / keeper.FOLDER)
 
 
 def test_a_parameter_that_is_not_finite_stops_the_run_after_the_chunk(tmp_path, monkeypatch):

@@ -28,11 +28,18 @@ class State(NamedTuple):
     rewards: normalize.RewardScale | tuple[()]
 
 
+class Acted(NamedTuple):
+    """What is kept of a decision beside its action."""
+
+    policy: PyTree  # the distribution that the action was drawn from
+    before_tanh: Array | tuple[()]  # f32 [N, D], where actions are squashed
+
+
 class Batch(NamedTuple):
     """What the loss is about, row by row: [B, ...]."""
 
     obs: PyTree  # as the network sees it, or what stands for it until a gradient step
-    action: Array
+    action: Array  # before the tanh, where actions are squashed
     policy: PyTree  # the distribution that acted
     value: Array  # before the first gradient step
     advantage: Array
@@ -156,12 +163,19 @@ def noise(action: Discrete | Box, key: Key, num_steps: int, num_envs: int) -> Ar
 def explore(parts: Parts, state: State, obs: PyTree, memory: PyTree, noise: Array) -> Decision:
     """A sample of the policy."""
     pi = policy(parts, state.params, normalised(state, obs))
-    return Decision(pi.sample_from(noise), extras=pi)
+    drawn = pi.sample_from(noise)
+    return Decision(to_action(pi, drawn), extras=Acted(pi, drawn if _is_squashed(pi) else ()))
 
 
 def exploit(parts: Parts, state: State, obs: PyTree, memory: PyTree, noise: Array) -> Decision:
     """The policy's mode."""
-    return Decision(policy(parts, state.params, normalised(state, obs)).mode())
+    pi = policy(parts, state.params, normalised(state, obs))
+    return Decision(to_action(pi, pi.mode()))
+
+
+def to_action(pi: PyTree, drawn: Array) -> Array:
+    """What the environment is given, [..., D] or int32 [...], of what the policy drew."""
+    return jnp.tanh(drawn) if _is_squashed(pi) else drawn
 
 
 def normalised(state: State, obs: PyTree) -> PyTree:
@@ -216,7 +230,9 @@ def begin(parts: Parts, state: State, rollout: Rollout) -> Lesson:
     advantage = returns.gae(reward, discount, value, next_value, steps.last, config.gae_lambda)
     target = advantage + value
     weight = steps.valid.astype(jnp.float32)
-    rows = minibatch.flatten(Batch((), steps.action, steps.extras, value, advantage, target, weight))
+    acted = steps.extras
+    drawn = acted.before_tanh if _is_squashed(acted.policy) else steps.action
+    rows = minibatch.flatten(Batch((), drawn, acted.policy, value, advantage, target, weight))
     explained = explained_variance(target, advantage, weight, axis_name)
     learner = Learner(state.params, state.optimiser, jnp.bool_(False))
     return Lesson(learner, rows._replace(obs=obs), kept, after, explained)
@@ -310,6 +326,10 @@ def loss(parts: Parts, params: PyTree, batch: Batch) -> tuple[Array, Metrics]:
     }
     weigh = lambda x: jnp.sum(batch.weight * x)
     return weigh(total), jax.tree.map(weigh, metrics)
+
+
+def _is_squashed(pi: PyTree) -> bool:
+    return isinstance(pi, distributions.TanhGaussian)
 
 
 def _is_stats(x: PyTree) -> bool:

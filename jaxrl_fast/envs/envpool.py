@@ -210,7 +210,7 @@ def receive(pools: tuple[Pool, ...], path: str, i: int, state: State) -> tuple[S
     reward = jnp.where(state.last[i], 0.0, reward)
     died = terminated | over
     timestep = TimeStep(
-        obs=tasks.encode(task, obs),
+        obs=inputs.readable(died, tasks.encode(task, obs)),
         reward=reward,
         discount=1.0 - died.astype(jnp.float32),
         last=died | truncated,

@@ -200,7 +200,7 @@ def step_one(single: Single, key: Key, env_state: PyTree, action: jax.Array) -> 
     obs, env_state, reward, terminated, _ = single.env.step_env(key, env_state, action, single.params)
     terminated = jnp.asarray(terminated, bool).reshape(())
     truncated = jnp.asarray(single.env.is_truncated(env_state, single.params), bool).reshape(())
-    obs = jax.tree.map(functools.partial(_readable, terminated), encode(single, obs))
+    obs = inputs.readable(terminated, encode(single, obs))
     timestep = TimeStep(
         obs=_strong(single.spec.obs, obs),
         reward=jnp.asarray(reward, jnp.float32).reshape(()),
@@ -208,11 +208,6 @@ def step_one(single: Single, key: Key, env_state: PyTree, action: jax.Array) -> 
         last=terminated | truncated,
     )
     return _strong(single.state, env_state), timestep
-
-
-def _readable(terminated: jax.Array, x: jax.Array) -> jax.Array:
-    """0 for NaN and infinity where an episode ends in them: its value counts for nothing, but NaN times 0 is NaN."""
-    return jnp.where(terminated & ~jnp.isfinite(x), 0, x) if jnp.issubdtype(x.dtype, jnp.floating) else x
 
 
 def encode(single: Single, obs: PyTree) -> PyTree:

@@ -1,4 +1,4 @@
-"""What comes into an environment from outside, made right in the same way for every backend: actions and options."""
+"""What an environment is given, actions and options, and what it ends in: made right alike for every backend."""
 
 import json
 from typing import Any, NoReturn
@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_fast.spelling import nearest, parse_float
-from jaxrl_fast.types import Discrete, EnvSpec
+from jaxrl_fast.types import Discrete, EnvSpec, PyTree
 
 Bounds = Any  # the true (low, high) of continuous actions; () for discrete ones
 
@@ -31,6 +31,20 @@ def to_env_action(spec: EnvSpec, bounds: Bounds, action: jax.Array) -> jax.Array
     unit = unit.reshape(*action.shape[: action.ndim - len(spec.action.shape)], *bounds[0].shape)
     low, high = (jnp.broadcast_to(bound, unit.shape) for bound in bounds)
     return jnp.clip(0.5 * (low + high) + 0.5 * (high - low) * unit, low, high)
+
+
+def readable(died: jax.Array, obs: PyTree) -> PyTree:
+    """0 for NaN and infinity in observations [..., *shape] that an episode `died` [...] in.
+
+    Their value counts for nothing, but NaN times 0 is NaN.
+    """
+
+    def one(x: jax.Array) -> jax.Array:
+        if not jnp.issubdtype(x.dtype, jnp.floating):
+            return x
+        return jnp.where(died.reshape(died.shape + (1,) * (x.ndim - died.ndim)) & ~jnp.isfinite(x), 0, x)
+
+    return jax.tree.map(one, obs)
 
 
 def true_bounds(refused: str, low: Any, high: Any, shape: tuple[int, ...]) -> Bounds:
