@@ -488,7 +488,7 @@ BUGS = (
     Bug(
         "dqn: what is owed is counted by the environments of one device",
         DQN,
-        """    num_envs = parts.spec.num_envs * parts.spec.num_shards
+        """    num_envs = parts.spec.num_envs_in_all
     ratio, start""",
         """    num_envs = parts.spec.num_envs
     ratio, start""",

@@ -107,7 +107,9 @@ def resolve(algo: str, written: list[Setting]) -> Settings:
     from_preset = [] if preset is None else read_preset(preset)
     of_preset = next((one(s, "an algorithm") for s in from_preset if s.name == "algo"), "")
     if algo and of_preset and algo != of_preset:
-        raise ValueError(f"preset {preset} is for {of_preset}, not {algo}")
+        run = next((s for s in written if s.name == "config" and s.said == "--resume"), None)
+        what = f"--resume {Path(run.values[0]).parent} is a run of" if run else f"preset {preset} is for"
+        raise ValueError(f"{what} {of_preset}, not {algo}")
     algo = str(algo or of_preset or "ppo")
     if algo.endswith(".py") or not agents.exists(algo):
         _refuse_algorithm(algo, of_preset and f" of {preset}: no module of that name is found from here")
@@ -233,7 +235,7 @@ def resumed(algo: str, written: list[Setting], folder: Path) -> Settings:
         fixed |= before.options.exact_resume and name in DECIDE_GAMES
         same = SAME.get(name, operator.eq)(old, new)
         if fixed and not same:
-            raise ValueError(f"{setting.said} {_plain(new)}: this run has {_plain(old)}, and goes on only with that")
+            raise ValueError(f"{setting.said} {plain(new)}: this run has {plain(old)}, and goes on only with that")
     check_env(folder, now.options.env)
     return now._replace(preset="", options=dataclasses.replace(now.options, resume=str(folder)))
 
@@ -386,16 +388,18 @@ def _same_games(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
 SAME = {"env": _same_env, "env_options": _same_games}  # how values are compared that a run cannot change; others by ==
 
 
-def _plain(value: Any) -> str:
+def plain(value: Any) -> str:
     """A value as it is written on a command line."""
     return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
-def refuse_name(setting: Setting, known: Iterable[str], algo: str = "", program: str = PROGRAM) -> NoReturn:
+def refuse_name(setting: Setting, known: Mapping[str, Any], algo: str = "", program: str = PROGRAM) -> NoReturn:
     """No option has this name."""
     dashed, spell = setting.said.startswith("-"), _speller(setting)
     name = _positive(setting.name.removeprefix("no_"))
     written = setting.said if dashed else setting.said.replace(setting.name, repr(setting.name), 1)
+    if name != setting.name and known.get(name) in SWITCHES and setting.values:
+        raise ValueError(f"{setting.said} takes no value; what is {setting.values[0]!r}?")
     what = f"{algo} has no option" if name.startswith("agent.") else "there is no option"
     ours = ELSEWHERE.get(name.removeprefix("agent.").lower(), "")
     elsewhere = f"; here that is {spell(ours)} (docs/moving.md)" if ours in {*known, "config"} else ""

@@ -62,7 +62,7 @@ def in_parts(
     def start(state: PyTree, rollout: Rollout, key: Key) -> UnderWay:
         lesson = begin(state, rollout)
         epochs = epochs_of(lesson)
-        deal = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), _deal(epochs, lesson.rows, key))
+        deal = minibatch.flatten(_deal(epochs, lesson.rows, key))
         once = lambda learner, deal: _take(epochs, learner, lesson.rows, deal)
         _, metrics = jax.eval_shape(once, lesson.learner, jax.tree.map(lambda x: x[:1], deal))
         return UnderWay(lesson, deal, lesson.learner, jax.tree.map(lambda x: jnp.zeros(x.shape[1:], x.dtype), metrics))

@@ -44,7 +44,7 @@ def noise(key: Key, num_steps: int, num_envs: int) -> Noise:
 
 def env_steps(spec: EnvSpec, rollout_length: int, num_updates: Array) -> Array:
     """int32: environment steps of all environments, on all devices, in so many updates; up to MOST_COUNTED."""
-    per_update = rollout_length * spec.num_envs * spec.num_shards
+    per_update = rollout_length * spec.num_envs_in_all
     return jnp.minimum(num_updates, MOST_COUNTED // per_update) * per_update
 
 

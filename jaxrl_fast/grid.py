@@ -132,7 +132,7 @@ def _refuse_name(setting: Setting, known: Mapping[str, Any], algo: str) -> NoRet
     positive = setting.name.replace("no_", "", 1)
     if known.get(positive) in SWITCHES and setting.values:
         raise ValueError(f"{setting.said} takes no value; --{positive.replace('_', '-')} true,false has both")
-    config.refuse_name(setting, [*known, *OWN], algo, config.SWEEP)
+    config.refuse_name(setting, {**known, **OWN}, algo, config.SWEEP)
 
 
 def from_words(kind: Any, setting: Setting) -> list[Setting]:
@@ -328,4 +328,4 @@ def _refuse_what_repeats(kind: Any, several: list[Setting]) -> None:
     for i, value in enumerate(values):
         check_range(several[i], value)
         if value in values[:i]:
-            raise ValueError(f"{several[i].said}: {value} is there twice")
+            raise ValueError(f"{several[i].said}: {config.plain(value)} is there twice")

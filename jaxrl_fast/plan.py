@@ -337,20 +337,14 @@ def check_nothing_is_lost(folder: Path) -> None:
     Those of a run that was killed or failed before its first checkpoint come again, and so do those of one that was
     stopped by then, where a stop saves nothing (`--exact-resume`).
     """
-    import json
-
     from jaxrl_fast import checkpoint, report
 
-    metrics = folder / report.METRICS
-    try:
-        summary = json.loads((folder / report.SUMMARY).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        summary = None
-    ended = summary is not None and (summary["status"] in ("done", "diverged") or summary["checkpoints"] > 0)
+    metrics, summary = folder / report.METRICS, report.summary_if_any(folder)
+    ended = bool(summary) and (summary["status"] in ("done", "diverged") or summary["checkpoints"] > 0)
     known = ended or (folder / checkpoint.SAVED).exists()
     if known and metrics.is_file() and metrics.stat().st_size > 0:
         raise ValueError(
-            f"--resume {folder}: its checkpoints are gone, and to begin again would write over its {report.METRICS}; "
+            f"--resume {folder}: there is no checkpoint, and to begin again would write over its {report.METRICS}; "
             f"begin a new run with --config {folder / config.CONFIG}"
         )
 

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_fast import agents, checkpoint, config, envs, host, memory, plan, program
+from jaxrl_fast import agents, checkpoint, config, envs, host, memory, plan, program, report
 from jaxrl_fast.agents import configs
 from jaxrl_fast.keeper import FOLDER
 from jaxrl_fast.types import Agent, Array, Env, EnvSpec, Key, PyTree
@@ -115,12 +115,18 @@ def _named(seeds: list[int]) -> str:
     return f"seed{'s' * (len(seeds) > 1)} {which}"
 
 
+def _without_checkpoint(folder: Path) -> str:
+    """How a run without one comes to one."""
+    if report.summary_if_any(folder).get("status") == "diverged":
+        return "its numbers were not finite any more before one was saved"
+    return f"train with --resume {quote(str(folder))} goes on to one"
+
+
 def choose(folder: Path, which: Which, unneeded: checkpoint.Unneeded) -> checkpoint.Checkpoint:
     """The checkpoint that evaluated best or the newest; where that is damaged, the newest intact one, and a warning."""
     parent = folder / FOLDER
     if not checkpoint.folders(parent):
-        go_on = f"train with --resume {quote(str(folder))} goes on to one"
-        raise ValueError(f"{folder} has no checkpoint to play from; {go_on}")
+        raise ValueError(f"{folder} has no checkpoint to play from; {_without_checkpoint(folder)}")
     best = checkpoint.best(parent) if which == "best" else None
     wrong = []
     if best is not None:

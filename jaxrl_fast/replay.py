@@ -20,6 +20,7 @@ from jax import Array, ShapeDtypeStruct
 from jaxrl_fast import frames
 from jaxrl_fast.types import Box, Discrete, Key, PyTree, Transition
 
+MOST_UNROLLED = 8  # steps of an n-step return
 NUM_TRIES = 4  # draws for one sample before it is given up: all hit resets once in (episode length + 1)^4 times
 
 
@@ -135,14 +136,17 @@ def read(layout: Layout, ring: Ring, row: Array, env: Array, gamma: float | Arra
     reward = sum_{i < k} (prod_{j < i} gamma d_j) r_i,  discount = prod_{i < k} gamma d_i,  where the episode goes on
     for k = min(n_step, steps to its end) steps (Sutton & Barto 2018, eq. 7.1); next_obs lies k rows on.
     """
-    reward, discount = jnp.zeros(row.shape), jnp.ones(row.shape)
-    going, length = jnp.ones(row.shape, bool), jnp.zeros(row.shape, jnp.int32)
-    for i in range(layout.n_step):
+
+    def add(i: int | Array, sums: tuple[Array, Array, Array, Array]) -> tuple[Array, Array, Array, Array]:
+        reward, discount, going, length = sums
         at = (row + i) % layout.num_rows
         reward += jnp.where(going, discount * _at(ring.reward, at, env), 0)
         discount *= jnp.where(going, gamma * _at(ring.discount, at, env), 1)
-        length += going
-        going &= ~_at(ring.last, at, env)
+        return reward, discount, going & ~_at(ring.last, at, env), length + going
+
+    none = jnp.zeros(row.shape), jnp.ones(row.shape), jnp.ones(row.shape, bool), jnp.zeros(row.shape, jnp.int32)
+    few = min(layout.n_step, MOST_UNROLLED)  # for what is unrolled takes long to compile
+    reward, discount, _, length = jax.lax.fori_loop(0, layout.n_step, add, none, unroll=few)
     look = functools.partial(_look, layout, ring)
     return Sample(
         look(row, env), _at(ring.action, row, env), reward, discount, look((row + length) % layout.num_rows, env)

@@ -249,6 +249,14 @@ def read_summary(folder: Path) -> dict[str, Any]:
         raise ValueError(f"{path} cannot be read ({why(error)})") from error
 
 
+def summary_if_any(folder: Path) -> dict[str, Any]:
+    """The same, or nothing where there is none that can be read."""
+    try:
+        return read_summary(folder)
+    except (OSError, ValueError):
+        return {}
+
+
 def picture(folder: Path) -> Any:
     """A run's learning curve as a matplotlib figure."""
     import numpy as np

@@ -14,7 +14,7 @@ from typing import Any
 from jaxrl_fast import config, grid, host, report, sinks
 from jaxrl_fast.layout import FAILED, Sweep
 from jaxrl_fast.members import member_of
-from jaxrl_fast.sweeper import failure, summary
+from jaxrl_fast.sweeper import failure
 
 TABLE, REPORT = "results.csv", "report.md"
 MEASURES = (  # beside the columns of the sweep
@@ -85,7 +85,7 @@ def rows(sweep: Sweep) -> list[Row]:
     table = []
     for name, group in sweep.groups.items():
         folder = sweep.folder / name
-        known, why, could_not_run = summary(folder), failure(folder), (folder / FAILED).is_file()
+        known, why, could_not_run = report.summary_if_any(folder), failure(folder), (folder / FAILED).is_file()
         last = {member_of(r): r for r in _last_records(folder, len(group.members))}
         speed = known.get("env_steps_per_s")
         for i, member in enumerate(group.members):
@@ -162,7 +162,7 @@ def as_markdown(sweep: Sweep, table: Sequence[Row], pictures: Sequence[str]) -> 
         if any(r["status"] == "failed" for r in wrong):
             lines += ["", f"Once more what failed: `{again} --retry`."]
         lines.append("")
-    device = next((s["device"] for g in sweep.groups if (s := summary(sweep.folder / g))), host.device())
+    device = next((s["device"] for g in sweep.groups if (s := report.summary_if_any(sweep.folder / g))), host.device())
     lines.append(f"Made on {device}. Again: `{again}`; all of it: {TABLE}.")
     return "\n".join(lines) + "\n"
 

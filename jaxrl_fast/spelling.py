@@ -2,9 +2,13 @@
 
 import difflib
 import math
+import re
+import sysconfig
+import traceback
 from collections.abc import Callable, Iterable
 
 SECONDS = {"min": 60, "h": 3600, "s": 1}
+PATH_SEPARATORS = r"[/\\]"
 SUFFIXES = {"k": 10**3, "M": 10**6, "B": 10**9}
 NAMES = {"k": "thousands", "M": "millions", "B": "billions"}
 
@@ -92,6 +96,17 @@ def parse_period(text: str) -> tuple[int, float]:
     if min(period) < 0:
         raise ValueError
     return period
+
+
+def where(error: BaseException) -> str:
+    """For a sentence's end: " (own.py:57, in step_env)", the last place of an error in what is not installed, or ""."""
+    ours = __file__.removesuffix("spelling.py")
+    not_own = (ours, "<", *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")))
+    places = [at for at in traceback.extract_tb(error.__traceback__) if not at.filename.startswith(not_own)]
+    if not places:
+        return ""
+    path, line, name, _ = places[-1]
+    return f" ({re.split(PATH_SEPARATORS, path)[-1]}:{line}, in {name})"
 
 
 def why(error: Exception) -> str:

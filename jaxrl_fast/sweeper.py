@@ -177,7 +177,8 @@ def share(sweep: Sweep, terminal: sinks.Terminal) -> tuple[int | None, int]:
     def tell() -> None:
         for name in (n for n in sweep.groups if n not in told and finished(sweep.folder / n)):
             told.add(name)
-            how = "failed" if (sweep.folder / name / FAILED).is_file() else summary(sweep.folder / name)["status"]
+            folder = sweep.folder / name
+            how = "failed" if (folder / FAILED).is_file() else report.read_summary(folder)["status"]
             terminal.say(f"{len(told)}/{len(sweep.groups)}  {name} · {how}")
 
     command = [sys.executable, "-c", ALONE, str(sweep.folder)]
@@ -217,15 +218,7 @@ def unfinished(sweep: Sweep) -> list[str]:
 
 def finished(folder: Path) -> bool:
     """Done, diverged or failed: not to be run again."""
-    return (folder / FAILED).is_file() or summary(folder).get("status") in ("done", "diverged")
-
-
-def summary(folder: Path) -> dict[str, Any]:
-    """summary.json of a group, as far as there is one."""
-    try:
-        return json.loads((folder / report.SUMMARY).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
+    return (folder / FAILED).is_file() or report.summary_if_any(folder).get("status") in ("done", "diverged")
 
 
 def failure(folder: Path) -> str:
@@ -233,6 +226,6 @@ def failure(folder: Path) -> str:
     try:
         return json.loads((folder / FAILED).read_text(encoding="utf-8"))["failure"]
     except FileNotFoundError:
-        return summary(folder).get("failure") or ""
+        return report.summary_if_any(folder).get("failure") or ""
     except (OSError, ValueError, KeyError):
         return f"{FAILED} cannot be read"

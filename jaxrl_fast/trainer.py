@@ -271,11 +271,13 @@ class Trainer:
         train_time = self.times["train"]
         clock = np.broadcast_to(train_time - elapsed * (1 - fractions), (len(self.seeds), chunk.num_updates))
         wall = clock + (now - self.began - train_time)
+        of_games = ~np.isfinite(rows["return_sum"]).all(1)
         for wrong in self.scores.add(rows | {"train_time_s": clock, "wall_time_s": wall}):
-            self.diverge(wrong.member, f"{wrong.metric} is not finite", wrong.update * self.plan.steps_per_update)
-        for member in not_finite:
+            at = wrong.update * self.plan.steps_per_update
+            self.diverge(wrong.member, f"{wrong.metric} is not finite", at, bool(of_games[wrong.member]))
+        for member in map(int, not_finite):
             if self.scores.diverged[member] is None:
-                self.diverge(int(member), "a parameter is not finite", self.env_steps)
+                self.diverge(member, "a parameter is not finite", self.env_steps, bool(of_games[member]))
         self.show(rows)
 
     def record(self, everything: bool = False, evaluation: list[dict[str, Any]] | None = None) -> None:
@@ -298,15 +300,33 @@ class Trainer:
         name = report.METRICS if sink is self.lines else type(sink).__name__
         host.warn(f"{name} cannot be written ({why(error)}); training goes on")
 
-    def diverge(self, member: int, what: str, env_steps: int) -> None:
-        """Numbers that are not finite stop the run; with `on_nonfinite` "continue" only when no seed is left."""
+    def diverge(self, member: int, what: str, env_steps: int, of_games: bool = False) -> None:
+        """Numbers that are not finite stop the run; with `on_nonfinite` "continue" only when no seed is left.
+
+        `of_games`: returns are not finite either. What an environment is given is, whatever the policy came to.
+        """
         where = f"{_words(self.scores.labels[member])}: {what} at step {sinks.short(env_steps)}"
         self.scores.diverged[member] = env_steps
         if self.options.on_nonfinite == "continue" and None in self.scores.diverged:
             host.warn(f"{where}; the other seeds go on")
             return
         last = f"the last good checkpoint is {self.keeper.last}" if self.keeper.last else "there is no checkpoint"
-        self.failure = self.failure or f"{where}; {last}; try a lower learning rate"
+        wrong = f"{self.options.env} gives observations or rewards that are not finite"
+        advice = wrong if of_games or not self._are_games_finite(member) else "try a lower learning rate"
+        self.failure = self.failure or f"{where}; {last}; {advice}"
+
+    def _are_games_finite(self, member: int) -> bool:
+        """Whether a seed's environments stand at finite observations and sums of rewards."""
+        import jax
+        import numpy as np
+
+        from jaxrl_fast import in_flight
+
+        actors = self.state.actors
+        stand = [flight.actors for flight in actors.flights] if isinstance(actors, in_flight.InFlight) else [actors]
+        games = jax.device_get([(some.timestep.obs, some.score) for some in stand])
+        of_member = [x[member] if len(self.seeds) > 1 else x for x in jax.tree.leaves(games)]
+        return all(np.isfinite(x).all() for x in of_member)
 
     def save(self, score: float | None = None) -> None:
         """The state is copied to the host; a thread writes it while the next chunk runs. `score`: if it is the best."""

@@ -36,6 +36,11 @@ class EnvSpec(NamedTuple):
     axis_name: str | None = None  # the device axis that the environments are split over
     num_shards: int = 1  # the length of that axis
 
+    @property
+    def num_envs_in_all(self) -> int:
+        """On all shards."""
+        return self.num_envs * self.num_shards
+
 
 class Game(NamedTuple):
     """What the score keeper sees, where that differs from what the learner sees."""

@@ -17,7 +17,7 @@ def convert(kind: Any, setting: Setting) -> Any:
     """The value as the option's type has it."""
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin is tuple:
-        return tuple(_convert_one(arguments[0], setting, v) for v in setting.values)
+        return tuple(_convert_one(arguments[0], setting, v, of_several=True) for v in setting.values)
     if origin is dict:
         return dict(_pair(setting, v) for v in setting.values)
     if kind in SWITCHES and not setting.values:
@@ -51,10 +51,13 @@ def _check_period(setting: Setting, value: int | str) -> None:
     try:
         parse_period(str(value))
     except ValueError:
-        raise ValueError(f"{setting.said}: {value!r} is neither steps (64k, 1M) nor a time (30s, 5min, 2h)") from None
+        minutes = f"; minutes are {value}in" if str(value).endswith("m") else ""
+        raise ValueError(
+            f"{setting.said}: {value!r} is neither steps (64k, 1M) nor a time (30s, 5min, 2h){minutes}"
+        ) from None
 
 
-def _convert_one(kind: Any, setting: Setting, value: Any) -> Any:
+def _convert_one(kind: Any, setting: Setting, value: Any, of_several: bool = False) -> Any:
     for option in typing.get_args(kind) if typing.get_origin(kind) in (typing.Union, types.UnionType) else (kind,):
         try:
             return _cast(option, value)
@@ -62,9 +65,16 @@ def _convert_one(kind: Any, setting: Setting, value: Any) -> Any:
             continue
     near = nearest(str(value), typing.get_args(kind)) if typing.get_origin(kind) is Literal else ""
     if is_whole(kind) or float in (kind, *typing.get_args(kind)):
-        near = suffix_meant(str(value))
+        near = suffix_meant(str(value)) or (_several_meant(setting, str(value)) if of_several else "")
     where = in_front(setting) if kind in SWITCHES else ""
     raise ValueError(f"{setting.said}: {value!r} is not {_wanted(kind)}{near}{where}")
+
+
+def _several_meant(setting: Setting, text: str) -> str:
+    """For a message about 64,64."""
+    if "," not in text or not setting.said.startswith("--"):
+        return ""
+    return f"; did you mean {setting.said} {' '.join(text.replace(',', ' ').split())}?"
 
 
 def _cast(kind: Any, value: Any) -> Any:

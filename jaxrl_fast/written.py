@@ -60,9 +60,13 @@ def read_preset(name: str) -> list[Setting]:
     if (path / CONFIG).is_file():
         raise ValueError(f"{name!r} is the folder of a run and no preset; its settings are one: {path / CONFIG}")
     if not path.is_file():
+        if name and path.is_dir() or len(Path(name).parts) > 1:  # no shipped one was meant
+            raise ValueError(f"--config {name} is {'a folder' if path.is_dir() else 'no file'}, and no preset")
         hint = nearest(name, presets) or f"; shipped are {listed(presets) or 'none'}"
         raise ValueError(f"there is no preset {name!r}, neither shipped nor as a file{hint}")
     content = {key: value for key, value in _content(path).items() if key != "made"}
+    if not content:
+        raise ValueError(f"{path} says nothing; a preset names options, such as env: CartPole-v1")
     if "config" in content:
         raise ValueError(f"{path}: a preset cannot name another one (config: {content['config']})")
     if "resume" in content:
@@ -128,7 +132,8 @@ def one(setting: Setting, wanted: str) -> Any:
         return setting.values[0]
     if not setting.values:
         raise ValueError(f"{setting.said} wants a value: {wanted}")
-    raise ValueError(f"{setting.said} takes one value; {setting.values[1]!r} is one too many{in_front(setting, 1)}")
+    hint = in_front(setting, 1) if setting.said.startswith("-") else "; jaxrl_fast.sweep takes several"
+    raise ValueError(f"{setting.said} takes one value; {setting.values[1]!r} is one too many{hint}")
 
 
 def in_front(setting: Setting, i: int = 0) -> str:

@@ -288,7 +288,7 @@ MISTAKES = [
     ("ppo --seed 0..4", ["--seed takes one value, not 0..4; python -m jaxrl_fast.sweep takes several\n"]),
     ("ppo --agent.gamma 0.9,0.99", ["--agent.gamma takes one value", "python -m jaxrl_fast.sweep takes several\n"]),
     ("ppo --keep 1,2", ["--keep: '1,2' is not a whole number (64, 64k, 1e6)\n"]),
-    ("ppo --agent.hidden 64,64", ["--agent.hidden: '64,64' is not a whole number (64, 64k, 1e6)\n"]),
+    ("ppo --agent.hidden 64,64", ["'64,64' is not a whole number", "did you mean --agent.hidden 64 64?"]),
     ("ppo --total-steps 1m", ["--total-steps: '1m' is not a whole number", "; did you mean 1M, M for millions?\n"]),
     ("ppo --solved 1.5K", ["--solved: '1.5K'", "; did you mean 1.5k, k for thousands?\n"]),
     ("ppo --num-envs 1.5", ["--num-envs", "'1.5'"]),
@@ -379,7 +379,11 @@ MISTAKES = [
     ("ppo --run-dir taken", ["taken", "--run-dir"]),
     ("ppo --name taken", ["taken", "--name"]),
     ("ppo --run-dir a_list.yaml/run", ["a_list.yaml/run"]),
-    ("ppo --save-every 5m", ["--save-every", "'5m'", "30s"]),
+    ("ppo --save-every 5m", ["--save-every", "'5m'", "30s", "minutes are 5min"]),
+    ("ppo --agent.no-anneal false", ["--agent.no-anneal takes no value; what is 'false'?"]),
+    ("--config empty.yaml", ["empty.yaml says nothing"]),
+    ("--config nowhere/ppo_cartpole.yaml", ["--config nowhere/ppo_cartpole.yaml is no file, and no preset\n"]),
+    ("--config taken", ["--config taken is a folder, and no preset\n"]),
     ("ppo --save-every soon", ["--save-every", "'soon'"]),
     ("ppo --save-every -3s", ["--save-every", "'-3s'"]),
     ("ppo --save-every -64", ["--save-every", "at least 0"]),
@@ -406,7 +410,7 @@ MISTAKES = [
     ("--resume a_run --config ppo_cartpole", ["--config does not go with --resume"]),
     ("--resume a_run --run-dir b", ["--run-dir does not go with --resume"]),
     ("--resume a_run --name b", ["--name does not go with --resume"]),
-    ("dqn --resume a_run", ["is for ppo, not dqn"]),
+    ("dqn --resume a_run", ["--resume a_run is a run of ppo, not dqn\n"]),
 ]
 FILES = {
     "wrong_key.yaml": "num_env: 3\n",
@@ -418,6 +422,7 @@ FILES = {
     "a_list.yaml": "- 1\n- 2\n",
     "flat_agent.yaml": "agent: 3\n",
     "unknown_algo.yaml": "algo: sarsa\n",
+    "empty.yaml": "# nothing\n",
     "goes_on.yaml": "resume: a_run\nseed: 3\n",
 }
 

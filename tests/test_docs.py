@@ -146,7 +146,8 @@ def test_the_table_of_rows_is_what_is_played():
     env, play = envs.make(Steps, 1), lambda obs, memory, noise: Decision(noise)
     agent = Agent(*(None,) * 5, rollout_length=len(told))
     actors = rollouts.reset(env, agent, jax.random.key(0))
-    _, rollout, _ = jax.jit(partial(rollouts.rollout, env, agent, play))(actors, actions)
+    act = partial(rollouts.rollout, env, agent, play, num_steps=len(told))
+    _, rollout, _ = jax.jit(act)(actors, actions)
     steps = jax.tree.map(lambda x: np.asarray(x).reshape(len(told)), rollout.steps._replace(extras=np.zeros(len(told))))
     following = [*steps.obs[1:], float(np.asarray(rollout.next_obs).item())]
     say = lambda x: ("no", "yes")[int(x)] if isinstance(x, np.bool_) else f"{x:g}"

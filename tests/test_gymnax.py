@@ -536,6 +536,16 @@ def test_a_strange_environment_is_refused_before_it_is_compiled(strange, says):
     assert "\n" not in str(refusal.value)
 
 
+def test_where_an_environment_of_ones_own_fails_is_told():
+    class Failing(Countdown):
+        def step_env(self, key, state, action, params):
+            return {}[self.strange]
+
+    line = inspect.getsourcelines(Failing)[1] + 2
+    with pytest.raises(ValueError, match=rf"KeyError: '' \(test_gymnax.py:{line}, in step_env\)$"):
+        envs.make(Failing, N)
+
+
 def test_observations_have_one_dtype_that_holds_those_of_reset_and_of_step():
     env = envs.make(Countdown(strange="bytes", start=3), N)
     assert env.spec.obs == jax.ShapeDtypeStruct((1,), "float32")

@@ -108,6 +108,15 @@ def test_groups_that_are_asked_for(tmp_path):
     assert list(draw([tmp_path], group_by="agent.gamma")[1]) == ["gamma 0.9 (2 trainings)", "gamma 0.99"]
 
 
+def test_scores_of_different_tasks_are_never_one_curve(tmp_path):
+    for name in ("CartPole-v1", "Acrobot-v1"):
+        write(tmp_path / name, records(0, [1.0]), env=name, agent={"gamma": 0.9})
+    axes = plot.compare([tmp_path], group_by="agent.gamma").axes
+    titles = sorted(at.get_title(loc="left") for at in axes)
+    assert titles == ["PPO on Acrobot-v1", "PPO on CartPole-v1"]
+    assert all(len(at.get_lines()) == 1 for at in axes)
+
+
 def test_a_curve_that_ends_early_is_warned_of(tmp_path, capsys):
     """Along steps; that seeds have played different numbers of episodes is no news."""
     places = [write(tmp_path / str(n), records(n, [1.0] * n), seed=n) for n in (2, 30)]

@@ -93,6 +93,7 @@ STACKED_TREE = {"eye": ((2, 1, 1), "uint8"), "speed": ((2,), "float32")}
 CASES = {
     "vector": layouts(12, 3, 3, 0, 4, VECTOR),
     "vector-one-by-one": layouts(8, 1, 5, 0, 1, VECTOR),
+    "many-steps": layouts(20, 2, replay.MOST_UNROLLED + 3, 0, 1, VECTOR),
     "tree": layouts(11, 3, 1, 0, 1, TREE),
     "grey": layouts(16, 3, 3, 4, 4, GREY),
     "grey-one-by-one": layouts(13, 1, 5, 4, 1, GREY),

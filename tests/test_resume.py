@@ -340,7 +340,7 @@ def test_metrics_whose_checkpoints_were_deleted_are_not_written_over(left, tmp_p
     assert train.main(["--resume", str(folder)]) == 2
     out, err = capsys.readouterr()
     assert out == "" and err.count("\n") == 1
-    assert f"--resume {folder}: its checkpoints are gone" in err and f"--config {folder / 'config.yaml'}" in err
+    assert f"--resume {folder}: there is no checkpoint" in err and f"--config {folder / 'config.yaml'}" in err
     assert before == {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     (folder / "metrics.jsonl").write_bytes(b"")  # nothing to lose
     assert planning.check_nothing_is_lost(folder) is None
@@ -417,7 +417,7 @@ def test_another_versions_state_is_refused_before_anything_is_compiled(other, tm
         (dict(env_options={"max_steps_in_episode": 3}), "env_options"),
         (dict(agent={"gamma": 0.5}), r"agent.gamma 0.5: this run has 0.99"),
         (dict(agent={"hidden": (8, 8)}), r"agent.hidden 8 8: this run has 8"),
-        (dict(algo="ppo"), "is for pqn, not ppo"),
+        (dict(algo="ppo"), "is a run of pqn, not ppo"),
         (dict(preset="ppo_cartpole"), "config does not go with --resume"),
         (dict(run_dir="elsewhere"), "run_dir does not go with --resume"),
         (dict(total_steps=64), "this run has made 1600 steps already"),
@@ -738,6 +738,32 @@ def test_divergence_stops_the_run_with_a_sentence(tmp_path, capsys):
         json.loads(line, parse_constant=lambda word: pytest.fail(word))
     with pytest.raises(FloatingPointError, match="is not finite"):
         jaxrl_fast.fit(algo="pqn", agent={"learning_rate": 1e30}, run_dir=str(tmp_path / "python"), log_level="quiet")
+
+
+class NoWage(Wage):
+    """After some steps."""
+
+    def step_env(self, key, state, action, params):
+        obs, state, wage, *rest = super().step_env(key, state, action, params)
+        return obs, state, jnp.where(state == 5, jnp.nan, wage), *rest
+
+
+class NoSight(Wage):
+    """Once an episode has begun."""
+
+    def step_env(self, key, state, action, params):
+        obs, *rest = super().step_env(key, state, action, params)
+        return obs / 0, *rest
+
+
+@pytest.mark.parametrize(("env", "num_seeds"), [(NoWage, 1), (NoSight, 2)])
+def test_an_environment_that_gives_no_numbers_is_told_apart_from_divergence(env, num_seeds, tmp_path):
+    """No learning rate would help; and nobody is sent to go on with what was never saved."""
+    given = dict(algo="ppo", env=env, num_envs=4, num_seeds=num_seeds, total_steps=640, log_level="quiet")
+    with pytest.raises(FloatingPointError, match=r"there is no checkpoint; .* gives observations or rewards that are"):
+        jaxrl_fast.fit(**given, run_dir=str(tmp_path / "run"), agent={"rollout_length": 16, "hidden": (8,)})
+    with pytest.raises(ValueError, match=r"has no checkpoint to play from; its numbers were not finite any more"):
+        jaxrl_fast.load(str(tmp_path / "run"))
 
 
 @pytest.mark.slow

@@ -554,7 +554,7 @@ def test_a_member_that_diverges_ends_itself_or_its_program(option, status, tmp_p
     folder = tmp_path / "sweep"
     line = f"{TINY} --num-envs 2 --agent.learning-rate 1e-3,1e30 --sweep-dir {folder}{option}"
     assert sweep.main(line.split()) == status
-    why = sweeper.summary(folder / "01")["failure"]
+    why = report.summary_if_any(folder / "01")["failure"]
     assert ("error: 01: " in capsys.readouterr().err) == bool(why) == bool(status)
     well, ill = results.rows(layout.read(folder))
     assert (well["status"], well["failure"]) == ("diverged" if why else "done", why)

@@ -78,7 +78,7 @@ def make(config: Config, spec: EnvSpec, num_updates: int) -> Agent:
 
     Raises ValueError where the numbers do not fit each other or the environment.
     """
-    num_envs = spec.num_envs * spec.num_shards
+    num_envs = spec.num_envs_in_all
     rollout_length = configs.rollout_length(config, num_envs)
     check(config, spec, rollout_length)
     per_update = rollout_length * num_envs
@@ -117,7 +117,7 @@ def make(config: Config, spec: EnvSpec, num_updates: int) -> Agent:
 
 def check(config: Config, spec: EnvSpec, rollout_length: int) -> None:
     """The numbers that set shapes or are counted exactly; real numbers may be traced and are checked on the host."""
-    num_envs = spec.num_envs * spec.num_shards
+    num_envs = spec.num_envs_in_all
     if config.batch_size % spec.num_shards:
         raise ValueError(f"batch_size {config.batch_size} does not divide into {spec.num_shards} devices")
     if config.capacity < config.batch_size:
@@ -186,7 +186,7 @@ def noise(parts: Parts, key: Key, num_steps: int, num_envs: int) -> Noise:
 def explore(parts: Parts, state: State, obs: PyTree, memory: PyTree, noise: Noise) -> Decision:
     """Epsilon-greedy: each environment tosses its own coin."""
     value = mean(parts, parts.network.apply(state.learner.params, obs, noise.network))
-    num_envs = parts.spec.num_envs * parts.spec.num_shards
+    num_envs = parts.spec.num_envs_in_all
     env_steps = num_env_steps(parts, state) + noise.explore.place * num_envs
     epsilon = exploration.epsilons(parts.epsilon, parts.spec, env_steps, len(value))
     return Decision(distributions.EpsilonGreedy(value, epsilon).sample_from(noise.explore.uniform))
@@ -226,7 +226,7 @@ def update(parts: Parts, state: State, rollout: Rollout, key: Key) -> tuple[Stat
         "epsilon": epsilon,
         "gradient_steps": num_steps,
         "learning_rate": parts.learning_rate(learner.optimiser[-1].count),
-        "replay_size": ring.size * parts.spec.num_envs * parts.spec.num_shards,
+        "replay_size": ring.size * parts.spec.num_envs_in_all,
     }
 
 
@@ -235,7 +235,7 @@ def due(parts: Parts, state: State) -> tuple[Array, Array]:
 
     After s environment steps, floor(ratio * (s - start)) gradient steps have been made in all.
     """
-    num_envs = parts.spec.num_envs * parts.spec.num_shards
+    num_envs = parts.spec.num_envs_in_all
     ratio, start = parts.config.ratio, parts.config.first_learning(num_envs)
     per_update = parts.rollout_length * num_envs
     after = num_env_steps(parts, state) + per_update

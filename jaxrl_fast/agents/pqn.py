@@ -124,7 +124,7 @@ def exploit(parts: Parts, state: State, obs: PyTree, memory: PyTree, noise: expl
 def epsilons(parts: Parts, state: State, place: int | Array = 0, num_envs: int | None = None) -> Array:
     """[N] f32: at a step of a rollout, of those environments that act together."""
     before = exploration.env_steps(parts.spec, parts.config.rollout_length, state.num_updates)
-    now = before + place * parts.spec.num_envs * parts.spec.num_shards
+    now = before + place * parts.spec.num_envs_in_all
     return exploration.epsilons(parts.epsilon, parts.spec, now, num_envs)
 
 

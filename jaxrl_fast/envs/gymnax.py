@@ -21,7 +21,7 @@ from gymnax.environments import spaces
 
 from jaxrl_fast import types
 from jaxrl_fast.envs import inputs
-from jaxrl_fast.spelling import why
+from jaxrl_fast.spelling import where, why
 from jaxrl_fast.types import Env, EnvSpec, Key, PyTree, TimeStep
 
 INTERFACE = ("default_params", "reset_env", "step_env", "is_truncated", "action_space")
@@ -290,7 +290,7 @@ def _try(env_id: str, function: Callable[..., Any], *arguments: Any) -> Any:
     try:
         return function(*arguments)
     except Exception as error:  # whatever the environment's functions raise
-        raise ValueError(f"{env_id} cannot be driven: {why(error)}") from error
+        raise ValueError(f"{env_id} cannot be driven: {why(error)}{where(error)}") from error
 
 
 def _raw_reset(single: Single, key: Key) -> tuple[PyTree, PyTree]:
@@ -381,7 +381,8 @@ def _call(env_id: str, construct: Callable[..., Any], arguments: Mapping[str, An
         return construct(**arguments)
     except Exception as error:  # whatever a constructor raises at a value it does not like
         given = ", ".join(f"{name}={value!r}" for name, value in arguments.items())
-        raise ValueError(f"{env_id} cannot be made{given and ' with '}{given}: {why(error)}") from error
+        hint = "; --env-option NAME=VALUE gives it" if "required" in str(error) else ""
+        raise ValueError(f"{env_id} cannot be made{given and ' with '}{given}: {why(error)}{hint}") from error
 
 
 def _with_options(env_id: str, params: Any, options: Mapping[str, Any], arguments: Mapping[str, Any]) -> Any:
