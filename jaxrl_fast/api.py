@@ -44,18 +44,23 @@ def fit(
 
 
 def load(
-    run: "str | Path | Run", seed: int | None = None, which: Literal["best", "last"] = "best", env: Any = None
+    run: "str | Path | Run",
+    seed: int | None = None,
+    which: Literal["best", "last"] = "best",
+    env: Any = None,
+    member: Mapping[str, Any] | None = None,
 ) -> "Trained":
     """What a run has learnt: `load("runs/mine").policy(obs)` is the action for an observation (see `policy.Trained`).
 
     It is as it was when it evaluated best, or at the last checkpoint. `seed` is one of the run's, by default the first;
-    `env` is what it was trained in, where an id does not find that. What is wrong is a ValueError of one sentence.
+    `env` is what it was trained in, where an id does not find that. In a part of a sweep `member` tells which of those
+    that were trained together: {"agent.gamma": 0.9}. What is wrong is a ValueError of one sentence.
     """
     from jaxrl_fast import policy
 
     if isinstance(run, Run):
-        return policy.load(run.folder, seed, which, run.env if env is None else env)
-    return policy.load(path_of(str(run)), seed, which, env)
+        return policy.load(run.folder, seed, which, run.env if env is None else env, member or {})
+    return policy.load(path_of(str(run)), seed, which, env, member or {})
 
 
 def sweep(

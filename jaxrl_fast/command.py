@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from jaxrl_fast.config import refuse_name, without_no
+from jaxrl_fast.config import help_registry, refuse_name, without_no
 from jaxrl_fast.options import types_of
 from jaxrl_fast.values import check_range, convert
 from jaxrl_fast.written import Setting, from_mapping, tokenise
@@ -113,7 +113,8 @@ def print_help(usage: Usage) -> None:
     """Every option with its meaning and its default."""
     import tyro
 
-    tyro.cli(usage.options, args=["--help"], prog=f"{usage.program} {usage.words}", description=usage.meaning)
+    prog = f"{usage.program} {usage.words}"
+    tyro.cli(usage.options, args=["--help"], prog=prog, description=usage.meaning, registry=help_registry())
 
 
 def new_file(path: Path) -> Path:

@@ -296,11 +296,11 @@ def print_help(settings: Settings, program: str = PROGRAM, says: str = "Trains {
         description=f"{says.format(settings.algo)} --config takes a file or one of: {listed(shipped())}. Options given "
         "override it. Numbers may be written 1e6, 64k, 10M. Without an algorithm, a preset or an environment: "
         f"--config {DEFAULT['config']} --stop-when-solved.",
-        registry=_registry(),
+        registry=help_registry(),
     )
 
 
-def _registry() -> Any:
+def help_registry() -> Any:
     """How the help shows what tyro would not: a dictionary."""
     from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec
 

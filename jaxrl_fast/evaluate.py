@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,6 +20,8 @@ class Options:
     """Episodes of each training seed, rounded up to as many for each environment."""
     seed: int | None = None
     """Only this training seed of the run's; none: all of them."""
+    member: dict[str, Any] = field(default_factory=dict)
+    """Of a part of a sweep, which of those that were trained in it: agent.gamma=0.9 agent.learning-rate=1e-3."""
     play_seed: int = 0
     """Of the episodes: another one plays others, none of which training has seen."""
     which: Literal["best", "last"] = "best"
@@ -60,7 +62,7 @@ def open_run(folder: Path, options: Options, env: Any = None) -> Any:
 
     of_run = config.of_run(folder).options
     num_envs = int(of_run.num_envs) if options.explore else min(of_run.eval_envs, options.episodes)
-    saved = policy.read(folder, options.which, *policy.settle(folder, env, num_envs, options.play_seed))
+    saved = policy.read(folder, options.which, *policy.settle(folder, env, num_envs, options.play_seed), options.member)
     return saved if options.seed is None else policy.only(saved, options.seed)
 
 

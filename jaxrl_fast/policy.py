@@ -1,7 +1,7 @@
 """A trained policy from its run's folder: `jaxrl_fast.load("runs/mine").policy(obs)` is an action."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from shlex import quote
@@ -14,6 +14,7 @@ import numpy as np
 from jaxrl_fast import agents, checkpoint, config, envs, host, memory, plan, program, report
 from jaxrl_fast.agents import configs
 from jaxrl_fast.keeper import FOLDER
+from jaxrl_fast.spelling import parse_float
 from jaxrl_fast.types import Agent, Array, Env, EnvSpec, Key, PyTree
 from jaxrl_fast.written import listed, made
 
@@ -55,9 +56,15 @@ class Trained(NamedTuple):
         return f"Trained({self.settings.algo} on {self.env.spec.id}, seed {self.seed}, {str(self.checkpoint)!r})"
 
 
-def load(folder: Path, seed: int | None = None, which: Which = "best", env: Any = None) -> Trained:
+def load(
+    folder: Path,
+    seed: int | None = None,
+    which: Which = "best",
+    env: Any = None,
+    member: Mapping[str, Any] | None = None,
+) -> Trained:
     """What the run in this folder has learnt; `api.load` says more."""
-    saved = read(folder, which, *settle(folder, env))
+    saved = read(folder, which, *settle(folder, env), member or {})
     saved = only(saved, saved.seeds[0] if seed is None else seed)
     state = on_device(saved.learners)
     agent, num_envs = saved.agent, int(saved.settings.options.num_envs)
@@ -80,32 +87,50 @@ def settle(folder: Path, env: Any = None, num_envs: int = 1, play_seed: int = 0)
     return settings._replace(options=options), envs.make(options.env, num_envs, conditions, **options.env_options)
 
 
-def read(folder: Path, which: Which, settings: config.Settings, play_in: Env) -> Saved:
-    """The learners of all seeds."""
+def read(folder: Path, which: Which, settings: config.Settings, play_in: Env, member: Mapping[str, Any]) -> Saved:
+    """The learners of all seeds; of a part of a sweep, of those members that have these values."""
     if which not in ("best", "last"):
         raise ValueError(f"which: {which!r} is neither 'best' nor 'last'")
+    labels = made(folder / config.CONFIG).get("members")
+    labels = labels or [{"seed": settings.options.seed + i} for i in range(settings.options.num_seeds)]
+    places = _places(folder, labels, member)
+    own = {name[6:]: value for name, value in labels[places[0]].items() if name.startswith("agent.")}
+    settings = settings._replace(agent=dataclasses.replace(settings.agent, **own))
     make = partial(_agent, settings, play_in.spec)
     saved = choose(folder, which, _unneeded(make(1)))
-    seeds = _seeds(folder, settings)
     num_shards = saved.manifest["num_shards"]
-    learners = _learners(make(num_shards), saved, len(seeds), num_shards)
-    env_steps = saved.manifest["env_steps"]
+    learners = _learners(make(num_shards), saved, len(labels), num_shards)
+    if len(places) < len(labels):
+        some = lambda x: x[places] if len(places) > 1 else x[places[0]]
+        learners = memory.without_replay(learners, some, empty=(len(places),) * (len(places) > 1) + (0,))
     diverged = saved.manifest["host"]["scores"]["diverged"]
-    lost = [seed for seed, wrong in zip(seeds, diverged, strict=True) if wrong is not None]
-    return Saved(folder, settings, play_in, make(1), learners, seeds, saved.folder, env_steps, lost)
+    seeds, lost = ([labels[i]["seed"] for i in places if every or diverged[i] is not None] for every in (True, False))
+    return Saved(folder, settings, play_in, make(1), learners, seeds, saved.folder, saved.manifest["env_steps"], lost)
 
 
-def _seeds(folder: Path, settings: config.Settings) -> list[int]:
-    """The seeds that were trained side by side. ValueError where more than they differ, as in a part of a sweep."""
-    members = made(folder / config.CONFIG).get("members")
-    if members and any(set(member) != {"seed"} for member in members):
-        raise ValueError(
-            f"{folder} is a part of a sweep whose members differ in {', '.join(sorted(members[0]))}; "
-            "train the one that is wanted by itself"
-        )
-    if members:
-        return [member["seed"] for member in members]
-    return [settings.options.seed + i for i in range(settings.options.num_seeds)]
+def _places(folder: Path, labels: Sequence[Mapping[str, Any]], member: Mapping[str, Any]) -> list[int]:
+    """Where those stand that have these values. ValueError where they differ in more than the seed."""
+    names = [name for name in labels[0] if name != "seed"]
+    whole = {name: f"agent.{name.removeprefix('agent.')}" for name in member}
+    for name in member:
+        if whole[name] not in names:
+            differ = (
+                f"its members differ in {listed(names)}" if names else "only its seeds differ, if there are several"
+            )
+            raise ValueError(f"--member {name}={member[name]}: {differ} ({folder})")
+    wanted = {whole[name]: parse_float(str(value)) for name, value in member.items()}
+    places = [i for i, label in enumerate(labels) if all(label[name] == value for name, value in wanted.items())]
+    for name in names:
+        among = labels if name in wanted else [labels[i] for i in places]
+        values = list(dict.fromkeys(label[name] for label in among))
+        if name in wanted and wanted[name] not in values:
+            raise ValueError(f"--member {name}={wanted[name]:g}: members of {folder} have {listed(map(str, values))}")
+        if name not in wanted and len(values) > 1:
+            which = f"{name} ({listed(map(str, values))})"
+            raise ValueError(f"{folder} has members that differ in {which}; choose by --member {name}={values[0]}")
+    if not places:
+        raise ValueError(f"--member {' '.join(f'{n}={v:g}' for n, v in wanted.items())}: {folder} has no such member")
+    return places
 
 
 def _named(seeds: list[int]) -> str:

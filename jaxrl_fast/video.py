@@ -4,7 +4,7 @@ import base64
 import html
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import util
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -26,6 +26,8 @@ class Options:
     """File to write, .gif or .mp4, over one that is there; left out, a new video.gif in the run's folder."""
     seed: int | None = None
     """The training seed of the run's that plays; none: the first."""
+    member: dict[str, Any] = field(default_factory=dict)
+    """Of a part of a sweep, which of those that were trained in it: agent.gamma=0.9 agent.learning-rate=1e-3."""
     play_seed: int = 0
     """Of the episodes: another one plays others."""
     which: Literal["best", "last"] = "best"
@@ -102,7 +104,7 @@ def open_run(folder: Path, options: Options, env: Any = None) -> tuple[Any, Any,
         renderer = render.find(play_in.spec.id, play_in.spec.obs, play_in.spec.frame_stack)
     else:
         renderer = render.Renderer(lambda obs: enlarged(screen()), 15)
-    saved = policy.read(folder, options.which, settings, play_in)
+    saved = policy.read(folder, options.which, settings, play_in, options.member)
     return policy.only(saved, saved.seeds[0] if options.seed is None else options.seed), renderer, options
 
 

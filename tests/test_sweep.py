@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,6 +20,7 @@ import jaxrl_fast
 from jaxrl_fast import (
     checkpoint,
     config,
+    evaluate,
     figures,
     grid,
     host,
@@ -402,8 +404,34 @@ def test_a_part_whose_seeds_alone_differ_is_loaded_by_seed(swept, tmp_path):
     assert jaxrl_fast.load(part).seed == 9
     with pytest.raises(ValueError, match=r"seed 5: .*01 has trained seeds 9, 4$"):
         jaxrl_fast.load(part, seed=5)
-    with pytest.raises(ValueError, match=r"members differ in agent.learning_rate, seed"):
-        jaxrl_fast.load(swept.folder / "01_num_envs-2")
+
+
+@pytest.mark.slow
+def test_a_member_of_a_program_is_chosen_by_its_values(swept, tmp_path, capsys):
+    """From Python and by a command; what it plays with is what stands in its place in the checkpoint."""
+    part = shutil.copytree(swept.folder / "01_num_envs-2", tmp_path / "part")
+    labels = yaml.safe_load((part / "config.yaml").read_text())["made"]["members"]
+    rates = list(dict.fromkeys(label["agent.learning_rate"] for label in labels))
+    assert len(rates) > 1 and len(labels) > len(rates)
+    saved, _ = checkpoint.newest(part / "checkpoints")
+    written = saved.arrays["agent/params/network/params/torso/mlp/Dense_0/kernel"]
+    for place, label in enumerate(labels):
+        rate = label["agent.learning_rate"]
+        trained = jaxrl_fast.load(part, seed=label["seed"], which="last", member={"agent.learning_rate": rate})
+        kernel = trained.agent_state.params["network"]["params"]["torso"]["mlp"]["Dense_0"]["kernel"]
+        np.testing.assert_array_equal(kernel, written[place])
+        assert trained.settings.agent.learning_rate == rate
+    chosen = ["--member", f"learning-rate={rates[1]}", "--episodes", "4"]
+    assert evaluate.main([str(part), *chosen]) == 0
+    seeds = [label["seed"] for label in labels if label["agent.learning_rate"] == rates[1]]
+    assert capsys.readouterr().out.count("seed ") == len(seeds)
+    for given, words in (
+        ([], "has members that differ in agent.learning_rate ("),
+        (["--member", "learning-rate=0.7"], "--member agent.learning_rate=0.7: members of"),
+        (["--member", "gamma=0.7"], "--member gamma=0.7: its members differ in agent.learning_rate"),
+    ):
+        assert evaluate.main([str(part), *given]) == 2
+        assert words in capsys.readouterr().err
 
 
 @pytest.mark.slow
