@@ -82,7 +82,7 @@ def choose(settings: config.Settings) -> config.Settings:
         if found is None:
             tried = trials[0]
             raise ValueError(f"--num-envs auto: no count will do, {tried.num_envs} for one not, because {tried.why}")
-        terminal.say(f"{found.num_envs:>9}  environments it is")
+        terminal.say(f"{found.num_envs:>9}  environment{'s' * (found.num_envs > 1)} it is")
     return with_count(settings, found.num_envs)
 
 

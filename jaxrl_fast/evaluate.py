@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from jaxrl_fast import command
+from jaxrl_fast import command, sinks
 from jaxrl_fast.written import path_of
 
 EVALUATION = "evaluation.json"
@@ -128,8 +128,6 @@ def listed(score: Any, length: Any, ended: Any) -> dict[str, Any]:
 
 def lines(result: dict[str, Any]) -> list[str]:
     """For the terminal."""
-    from jaxrl_fast import sinks
-
     steps = sinks.short(result["env_steps"])
     about = [result["algo"], result["env_id"], f"{result['policy']} policy of {result['checkpoint']} ({steps} steps)"]
     rows = [(f"seed {each['seed']}", each) for each in result["seeds"]]
@@ -139,17 +137,19 @@ def lines(result: dict[str, Any]) -> list[str]:
 
 
 def _line(name: str, row: dict[str, Any]) -> str:
-    played = f"{row['eval_episodes']} episodes"
+    played = sinks.counted(row["eval_episodes"], "episode")
     unfinished = f", {row['eval_unfinished']} more did not end in time" if row["eval_unfinished"] else ""
     if row["eval_return_mean"] is None:
         return f"{name:<9} {played}{unfinished}"
     mean, std, low, high, least, most = (
         row[f"eval_return_{what}"] for what in ("mean", "std", "low", "high", "min", "max")
     )
-    return (
-        f"{name:<9} return {mean:.2f} ± {std:.2f}   mean's 95% interval {low:.2f} to {high:.2f}   "
-        f"least {least:g}, most {most:g}   length {row['eval_length_mean']:.0f}   {played}{unfinished}"
+    spread = (
+        f" ± {std:.2f}   mean's 95% interval {low:.2f} to {high:.2f}   least {least:.2f}, most {most:.2f}"
+        if row["eval_episodes"] > 1
+        else ""
     )
+    return f"{name:<9} return {mean:.2f}{spread}   length {row['eval_length_mean']:.0f}   {played}{unfinished}"
 
 
 if __name__ == "__main__":
