@@ -570,15 +570,15 @@ BUGS = (
     Bug(
         "ppo: a squashed action is scored in the place of what was drawn",
         "jaxrl_fast/agents/ppo.py",
-        "drawn = acted.before_tanh if _is_squashed(acted.policy) else steps.action",
-        "drawn = steps.action",
+        "Batch((), acted.drawn, acted.policy",
+        "Batch((), steps.action, acted.policy",
         "tests/test_ppo.py::test_what_was_drawn_for_a_squashed_action_is_learnt_from",
     ),
     Bug(
         "ppo: the score of a squashed action is of what float32 can tell of it",
         "jaxrl_fast/agents/ppo.py",
-        "extras=Acted(pi, drawn if _is_squashed(pi) else ())",
-        "extras=Acted(pi, jnp.arctanh(jnp.clip(jnp.tanh(drawn), -1 + 6e-8, 1 - 6e-8)) if _is_squashed(pi) else ())",
+        "extras=Squashed(pi, drawn) if",
+        "extras=Squashed(pi, jnp.arctanh(jnp.clip(jnp.tanh(drawn), -1 + 6e-8, 1 - 6e-8))) if",
         "tests/test_ppo.py::test_squashed_actions_are_scored_where_tanh_rounds_to_one",
     ),
     Bug(

@@ -52,9 +52,10 @@ def load(
 ) -> "Trained":
     """What a run has learnt: `load("runs/mine").policy(obs)` is the action for an observation (see `policy.Trained`).
 
-    It is as it was when it evaluated best, or at the last checkpoint. `seed` is one of the run's, by default the first;
-    `env` is what it was trained in, where an id does not find that. In a part of a sweep `member` tells which of those
-    that were trained together: {"agent.gamma": 0.9}. What is wrong is a ValueError of one sentence.
+    It is as it was when it evaluated best, all seeds or members of the run taken together, or at the last
+    checkpoint. `seed` is one of the run's, by default the first; `env` is what it was trained in, where an id does
+    not find that. In a part of a sweep `member` tells which of those that were trained together: {"agent.gamma":
+    0.9}. What is wrong is a ValueError of one sentence.
     """
     from jaxrl_fast import policy
 

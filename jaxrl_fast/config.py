@@ -398,7 +398,7 @@ def refuse_name(setting: Setting, known: Mapping[str, Any], algo: str = "", prog
     dashed, spell = setting.said.startswith("-"), _speller(setting)
     name = _positive(setting.name.removeprefix("no_"))
     written = setting.said if dashed else setting.said.replace(setting.name, repr(setting.name), 1)
-    if name != setting.name and known.get(name) in SWITCHES and setting.values:
+    if dashed and name != setting.name and known.get(name) in SWITCHES and setting.values:
         raise ValueError(f"{setting.said} takes no value; what is {setting.values[0]!r}?")
     what = f"{algo} has no option" if name.startswith("agent.") else "there is no option"
     ours = ELSEWHERE.get(name.removeprefix("agent.").lower(), "")

@@ -109,8 +109,8 @@ class Gaussian(NamedTuple):
 class TanhGaussian(NamedTuple):
     """The tanh of a Gaussian: actions in [-1, 1] (Haarnoja et al. 2018, "Soft Actor-Critic", appendix C).
 
-    An action tanh(x) is named by its x in all that is drawn, scored and compared here: float32 rounds the tanh of 9.1
-    and more to 1, and several x of 7 to the same action, so x could not be found again.
+    An action tanh(x) is named by its x in all that is drawn, scored and compared here. It could not be found again from
+    the action: float32 rounds the tanh of 9.1 and more to 1, and about 7 those of many neighbours to one number.
     """
 
     mean: Array  # [..., D] before the tanh

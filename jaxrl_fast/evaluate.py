@@ -25,7 +25,7 @@ class Options:
     play_seed: int = 0
     """Of the episodes: another one plays others, none of which training has seen."""
     which: Literal["best", "last"] = "best"
-    """The checkpoint: the one that evaluated best, or the last."""
+    """The checkpoint: the one that evaluated best, all that were trained together taken together, or the last."""
     explore: bool = False
     """Act as in training, and not greedily."""
 
@@ -87,6 +87,7 @@ def run(saved: Any, options: Options) -> dict[str, Any]:
         "env_steps": saved.env_steps,
         "policy": "exploring" if options.explore else "greedy",
         "play_seed": options.play_seed,
+        "member": saved.member,
         **summarise(score[counted], length[counted], ended[counted]),
         "seeds": [
             {"seed": seed, **summarise(score[i : i + 1], length[i : i + 1], ended[i : i + 1]), **listed(*episodes)}
@@ -130,6 +131,7 @@ def lines(result: dict[str, Any]) -> list[str]:
     """For the terminal."""
     steps = sinks.short(result["env_steps"])
     about = [result["algo"], result["env_id"], f"{result['policy']} policy of {result['checkpoint']} ({steps} steps)"]
+    about += [" ".join(f"{name}={value:g}" for name, value in result["member"].items())] * bool(result["member"])
     rows = [(f"seed {each['seed']}", each) for each in result["seeds"]]
     rows += [(f"{len(rows)} seeds", result)] if len(rows) > 1 else []
     written = [f"written  {result['file']}"] if result["file"] else []

@@ -14,7 +14,8 @@ def module(name: str, said: str) -> ModuleType:
         return importlib.import_module(name)
     except Exception as error:  # whatever the user's module does while it is imported
         what = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
-        hint = f"; did you mean {name.removesuffix('.py').replace('/', '.')}?" if name.endswith(".py") else ""
+        dotted = name.removesuffix(".py").replace("/", ".")
+        hint = f"; did you mean {dotted}?" if name.endswith(".py") and not dotted.startswith(".") else ""
         raise ValueError(f"{said}: importing {name!r} failed with {what}{hint}") from error
 
 

@@ -163,9 +163,12 @@ def check(settings: config.Settings, members: tuple[Member, ...] = ()) -> Plan:
 
 
 def check_unsolved(options: config.Options, saved: Any) -> None:
-    """A run that stops when solved, and is, has nothing to do with more steps."""
-    longer = saved is not None and options.total_steps > saved.manifest["config"]["total_steps"]
-    if longer and options.stop_when_solved and all(saved.manifest["host"]["scores"]["solved"]):
+    """A run that stops when solved, and is, by all seeds that are well, has nothing to do with more steps."""
+    if saved is None or not options.stop_when_solved:
+        return
+    scores = saved.manifest["host"]["scores"]
+    settled = all(solved or lost is not None for solved, lost in zip(scores["solved"], scores["diverged"], strict=True))
+    if settled and options.total_steps > saved.manifest["config"]["total_steps"]:
         raise ValueError(
             f"--total-steps {options.total_steps}: this run stops when it is solved, and it is; "
             "--no-stop-when-solved trains on"

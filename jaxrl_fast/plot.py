@@ -111,7 +111,7 @@ def groups(places: Sequence[Path], options: Options) -> dict[str, list[Run]]:
         if name.replace("-", "_") not in known:
             raise ValueError(f"--group-by {name}: no run has such an option{nearest(name.replace('-', '_'), known)}")
     keys = [name.replace("-", "_") for name in options.group_by]
-    if "env" not in keys and len({run.options["env"] for run in runs}) > 1:
+    if "env" not in keys and len({said("env", run.options["env"]) for run in runs}) > 1:
         keys.append("env")  # scores of different tasks have no mean
     for run in sorted(runs, key=lambda run: _rank([run.options.get(key) for key in keys])):
         found.setdefault(", ".join(said(key, run.options.get(key)) for key in keys), []).append(run)

@@ -33,6 +33,7 @@ class Saved(NamedTuple):
     checkpoint: Path
     env_steps: int
     lost: list[int]  # those of the seeds whose numbers were no longer finite
+    member: dict[str, float]  # values that tell these from others that were trained with them, in a part of a sweep
 
 
 class Trained(NamedTuple):
@@ -94,8 +95,9 @@ def read(folder: Path, which: Which, settings: config.Settings, play_in: Env, me
     labels = made(folder / config.CONFIG).get("members")
     labels = labels or [{"seed": settings.options.seed + i} for i in range(settings.options.num_seeds)]
     places = _places(folder, labels, member)
-    own = {name[6:]: value for name, value in labels[places[0]].items() if name.startswith("agent.")}
-    settings = settings._replace(agent=dataclasses.replace(settings.agent, **own))
+    own = {name: value for name, value in labels[places[0]].items() if name != "seed"}
+    agent = dataclasses.replace(settings.agent, **{name.removeprefix("agent."): value for name, value in own.items()})
+    settings = settings._replace(agent=agent)
     make = partial(_agent, settings, play_in.spec)
     saved = choose(folder, which, _unneeded(make(1)))
     num_shards = saved.manifest["num_shards"]
@@ -105,20 +107,25 @@ def read(folder: Path, which: Which, settings: config.Settings, play_in: Env, me
         learners = memory.without_replay(learners, some, empty=(len(places),) * (len(places) > 1) + (0,))
     diverged = saved.manifest["host"]["scores"]["diverged"]
     seeds, lost = ([labels[i]["seed"] for i in places if every or diverged[i] is not None] for every in (True, False))
-    return Saved(folder, settings, play_in, make(1), learners, seeds, saved.folder, saved.manifest["env_steps"], lost)
+    env_steps = saved.manifest["env_steps"]
+    return Saved(folder, settings, play_in, make(1), learners, seeds, saved.folder, env_steps, lost, own)
 
 
 def _places(folder: Path, labels: Sequence[Mapping[str, Any]], member: Mapping[str, Any]) -> list[int]:
     """Where those stand that have these values. ValueError where they differ in more than the seed."""
     names = [name for name in labels[0] if name != "seed"]
-    whole = {name: f"agent.{name.removeprefix('agent.')}" for name in member}
-    for name in member:
-        if whole[name] not in names:
+    wanted = {}
+    for name, value in member.items():
+        whole = f"agent.{name.removeprefix('agent.').replace('-', '_')}"
+        if whole not in names:
             differ = (
                 f"its members differ in {listed(names)}" if names else "only its seeds differ, if there are several"
             )
-            raise ValueError(f"--member {name}={member[name]}: {differ} ({folder})")
-    wanted = {whole[name]: parse_float(str(value)) for name, value in member.items()}
+            raise ValueError(f"--member {name}={value}: {differ} ({folder})")
+        try:
+            wanted[whole] = parse_float(str(value))
+        except ValueError:
+            raise ValueError(f"--member {name}={value}: {value!r} is not a number") from None
     places = [i for i, label in enumerate(labels) if all(label[name] == value for name, value in wanted.items())]
     for name in names:
         among = labels if name in wanted else [labels[i] for i in places]

@@ -73,7 +73,7 @@ class Window:
 
     def __init__(self):
         self.records: deque[Episodes] = deque()
-        self.longest_left: deque[int] = deque()  # of records: the longest, then of those after it, and so on
+        self.peaks: deque[int] = deque()  # the longest of the records, the longest of those after it, and so on
         self.waiting = Episodes(0, 0.0, 0, 0)  # since an episode ended
         self.episodes = self.num_steps = 0
 
@@ -96,16 +96,16 @@ class Window:
         self.records.append(record)
         self.episodes += record.ended
         self.num_steps += record.num_steps
-        while self.longest_left and self.longest_left[-1] < record.longest:
-            self.longest_left.pop()
-        self.longest_left.append(record.longest)
+        while self.peaks and self.peaks[-1] < record.longest:
+            self.peaks.pop()
+        self.peaks.append(record.longest)
 
     def _drop_first(self) -> None:
         first = self.records.popleft()
         self.episodes -= first.ended
         self.num_steps -= first.num_steps
-        if first.longest == self.longest_left[0]:
-            self.longest_left.popleft()
+        if first.longest == self.peaks[0]:
+            self.peaks.popleft()
 
     def _covers(self, episodes: int, num_steps: int) -> bool:
         return episodes >= WINDOW and num_steps >= 2 * self.longest
@@ -113,7 +113,7 @@ class Window:
     @property
     def longest(self) -> int:
         """Steps of the longest game."""
-        return self.longest_left[0] if self.longest_left else 0
+        return self.peaks[0] if self.peaks else 0
 
     @property
     def full(self) -> bool:

@@ -101,8 +101,9 @@ def parse_period(text: str) -> tuple[int, float]:
 def where(error: BaseException) -> str:
     """For a sentence's end: " (own.py:57, in step_env)", the last place of an error in what is not installed, or ""."""
     ours = __file__.removesuffix("spelling.py")
-    not_own = (ours, "<", *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")))
-    places = [at for at in traceback.extract_tb(error.__traceback__) if not at.filename.startswith(not_own)]
+    not_own = (ours, "<", sysconfig.get_path("stdlib"))
+    is_own = lambda path: not path.startswith(not_own) and "site-packages" not in path and "dist-packages" not in path
+    places = [at for at in traceback.extract_tb(error.__traceback__) if is_own(at.filename)]
     if not places:
         return ""
     path, line, name, _ = places[-1]

@@ -120,7 +120,7 @@ class Trainer:
         if self.plan.env.on_device:
             return
         opened = [self.plan.env] if self.exact else [self.plan.env, self.plan.eval_env]  # the other has new ones anyway
-        count = sum(env.spec.num_envs * env.spec.num_shards for env in opened)
+        count = sum(env.spec.num_envs_in_all for env in opened)
         self.terminal.say(f"making {count} environments ...")
         began = time.perf_counter()
         for env in opened:
@@ -232,7 +232,7 @@ class Trainer:
 
         A run that stops when solved has no chunk that reaches beyond a record. As one chunk waits behind another at
         most, it knows of each record whether it was solved then before it gives away the next but one: where it ends
-        depends on no clock, no checkpoint and no stop.
+        depends on no clock, no checkpoint and no stop, unless a seed is lost by what only a checkpoint shows.
         """
         import numpy as np
 
@@ -303,7 +303,7 @@ class Trainer:
     def diverge(self, member: int, what: str, env_steps: int, of_games: bool = False) -> None:
         """Numbers that are not finite stop the run; with `on_nonfinite` "continue" only when no seed is left.
 
-        `of_games`: returns are not finite either. What an environment is given is, whatever the policy came to.
+        `of_games`: returns are not finite either, for which no policy is to blame: actions always are.
         """
         where = f"{_words(self.scores.labels[member])}: {what} at step {sinks.short(env_steps)}"
         self.scores.diverged[member] = env_steps

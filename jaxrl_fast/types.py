@@ -154,9 +154,7 @@ class Agent(NamedTuple):
     explore: Callable[[PyTree, PyTree, PyTree, PyTree], Decision]  # (S, obs, memory, noise), while training
     exploit: Callable[[PyTree, PyTree, PyTree, PyTree], Decision]  # the same, while evaluated
     update: Callable[[PyTree, Rollout, Key], tuple[PyTree, Metrics]]
-    noise: Callable[
-        [Key, int, int], PyTree
-    ]  # (key, T, N): what T decisions need of chance, [T, ...], drawn at once; or ()
+    noise: Callable[[Key, int, int], PyTree]  # (key, T, N): what T decisions want of chance, [T, ...] at once, or ()
     rollout_length: int  # T
     memory: PyTree = ()  # [...] of one environment at the start of an episode
     keep: Callable[[PyTree], PyTree] = lambda obs: obs  # what `update` wants of observations [N, ...]

@@ -31,7 +31,7 @@ class Options:
     play_seed: int = 0
     """Of the episodes: another one plays others."""
     which: Literal["best", "last"] = "best"
-    """The checkpoint: the one that evaluated best, or the last."""
+    """The checkpoint: the one that evaluated best, all that were trained together taken together, or the last."""
     fps: int | None = None
     """Environment steps a second; none: the environment's own pace. A GIF rounds to hundredths of a second."""
     max_steps: int = 3000

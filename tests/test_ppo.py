@@ -288,7 +288,7 @@ def test_explained_variance_is_of_all_rows_that_count(slope, noise, explained, n
     expected = 1 - (reward - value)[valid].var() / reward[valid].var()
     assert explained in (None, pytest.approx(expected))
     numbers = jnp.float32(value)[..., None], (), jnp.float32(reward), jnp.ones((8, 2))
-    steps = Transition(*numbers, jnp.zeros((8, 2), bool), jnp.asarray(valid), ppo.Acted((), ()))
+    steps = Transition(*numbers, jnp.zeros((8, 2), bool), jnp.asarray(valid), ())
     state = jax.jit(agent.init)(jax.random.key(0))
 
     def report(steps):
@@ -390,7 +390,7 @@ def test_squashed_actions_are_scored_where_tanh_rounds_to_one():
     decision = ppo.explore(parts, state, obs, (), agent.noise(jax.random.key(1), 1, num_rows)[0])
     np.testing.assert_array_equal(decision.action, 1)
     each = jnp.full(num_rows, 1 / num_rows)
-    batch = ppo.Batch(obs, decision.extras.before_tanh, decision.extras.policy, 0 * each, 0 * each + 1, 0 * each, each)
+    batch = ppo.Batch(obs, decision.extras.drawn, decision.extras.policy, 0 * each, 0 * each + 1, 0 * each, each)
     moved = state.params | {"network": jnp.float32(12 - shift)}
     gradient, metrics = jax.grad(partial(ppo.loss, parts), has_aux=True)(moved, batch)
     np.testing.assert_allclose(metrics["approx_kl"], (shift / std) ** 2 / 2, rtol=0.15)

@@ -424,10 +424,14 @@ def test_a_member_of_a_program_is_chosen_by_its_values(swept, tmp_path, capsys):
     chosen = ["--member", f"learning-rate={rates[1]}", "--episodes", "4"]
     assert evaluate.main([str(part), *chosen]) == 0
     seeds = [label["seed"] for label in labels if label["agent.learning_rate"] == rates[1]]
-    assert capsys.readouterr().out.count("seed ") == len(seeds)
+    out = capsys.readouterr().out
+    assert out.count("seed ") == len(seeds) and f"agent.learning_rate={rates[1]:g}" in out
+    assert json.loads((part / "evaluation.json").read_text())["member"] == {"agent.learning_rate": rates[1]}
+    assert jaxrl_fast.load(part, member={"learning-rate": rates[1]}).settings.agent.learning_rate == rates[1]
     for given, words in (
         ([], "has members that differ in agent.learning_rate ("),
         (["--member", "learning-rate=0.7"], "--member agent.learning_rate=0.7: members of"),
+        (["--member", "learning-rate=high"], "--member learning_rate=high: 'high' is not a number"),
         (["--member", "gamma=0.7"], "--member gamma=0.7: its members differ in agent.learning_rate"),
     ):
         assert evaluate.main([str(part), *given]) == 2

@@ -28,11 +28,11 @@ class State(NamedTuple):
     rewards: normalize.RewardScale | tuple[()]
 
 
-class Acted(NamedTuple):
-    """What is kept of a decision beside its action."""
+class Squashed(NamedTuple):
+    """What is kept beside an action that is the tanh of what was drawn; beside others it is the policy alone."""
 
-    policy: PyTree  # the distribution that the action was drawn from
-    before_tanh: Array | tuple[()]  # f32 [N, D], where actions are squashed
+    policy: PyTree  # the distribution that it was drawn from
+    drawn: Array  # f32 [N, D]
 
 
 class Batch(NamedTuple):
@@ -164,7 +164,7 @@ def explore(parts: Parts, state: State, obs: PyTree, memory: PyTree, noise: Arra
     """A sample of the policy."""
     pi = policy(parts, state.params, normalised(state, obs))
     drawn = pi.sample_from(noise)
-    return Decision(to_action(pi, drawn), extras=Acted(pi, drawn if _is_squashed(pi) else ()))
+    return Decision(to_action(pi, drawn), extras=Squashed(pi, drawn) if _is_squashed(pi) else pi)
 
 
 def exploit(parts: Parts, state: State, obs: PyTree, memory: PyTree, noise: Array) -> Decision:
@@ -230,9 +230,8 @@ def begin(parts: Parts, state: State, rollout: Rollout) -> Lesson:
     advantage = returns.gae(reward, discount, value, next_value, steps.last, config.gae_lambda)
     target = advantage + value
     weight = steps.valid.astype(jnp.float32)
-    acted = steps.extras
-    drawn = acted.before_tanh if _is_squashed(acted.policy) else steps.action
-    rows = minibatch.flatten(Batch((), drawn, acted.policy, value, advantage, target, weight))
+    acted = steps.extras if isinstance(steps.extras, Squashed) else Squashed(steps.extras, steps.action)
+    rows = minibatch.flatten(Batch((), acted.drawn, acted.policy, value, advantage, target, weight))
     explained = explained_variance(target, advantage, weight, axis_name)
     learner = Learner(state.params, state.optimiser, jnp.bool_(False))
     return Lesson(learner, rows._replace(obs=obs), kept, after, explained)

@@ -381,7 +381,8 @@ def _call(env_id: str, construct: Callable[..., Any], arguments: Mapping[str, An
         return construct(**arguments)
     except Exception as error:  # whatever a constructor raises at a value it does not like
         given = ", ".join(f"{name}={value!r}" for name, value in arguments.items())
-        hint = "; --env-option NAME=VALUE gives it" if "required" in str(error) else ""
+        missing = isinstance(error, TypeError) and " missing " in str(error)
+        hint = ", which an option of the environment can give" if missing else ""
         raise ValueError(f"{env_id} cannot be made{given and ' with '}{given}: {why(error)}{hint}") from error
 
 
