@@ -29,8 +29,9 @@ import jax.numpy as jnp
 import numpy as np
 import side_by_side
 
-from jaxrl_fast import agents, config, gradients, host, plan, program
+from jaxrl_fast import agents, assembly, config, gradients, host, program
 from jaxrl_fast.envs import envpool as adapter
+from jaxrl_fast.placement import Placement
 from jaxrl_fast.spelling import parse_int
 from jaxrl_fast.types import Agent, Env, TimeStep
 
@@ -63,7 +64,7 @@ def main():
 
 def measure(num_envs: int, args: argparse.Namespace) -> Iterator[dict]:
     """One number of environments, as far as it is known after each timing."""
-    _, _, agent, num_shards = prepare(args, num_envs, 0)
+    _, _, agent, placement = prepare(args, num_envs, 0)
     steps = agent.rollout_length * num_envs
     makers, running = contenders(num_envs, args), {}
     rounds: list[dict[str, float]] = []
@@ -79,7 +80,7 @@ def measure(num_envs: int, args: argparse.Namespace) -> Iterator[dict]:
             yield {
                 "preset": args.preset,
                 "num_envs": num_envs,
-                "num_shards": num_shards,
+                "num_shards": placement.num_shards,
                 "threads": args.threads,
                 "pool_path": args.pool_path,
                 "rounds": sum(len(speeds) == len(makers) for speeds in rounds),
@@ -132,7 +133,7 @@ def shares(speeds: dict[str, float]) -> dict[str, float]:
 
 
 def prepare(args: argparse.Namespace, num_envs: int, in_flight: int, overlap: bool = False) -> tuple:
-    """All environments in one pool; and what `train` has: those of a shard, the agent, the number of shards."""
+    """All environments in one pool; and what `train` has: those of a shard, the agent, their placement."""
     threads = {"num_threads": args.threads} if args.threads else {}
     settings = config.from_keywords(
         args.preset,
@@ -143,8 +144,7 @@ def prepare(args: argparse.Namespace, num_envs: int, in_flight: int, overlap: bo
         pool_path=args.pool_path,
     )
     algorithm = agents.load(settings.algo)
-    env, agent, num_shards = plan.divide(settings, algorithm, 1000)
-    return plan.undivided(settings, algorithm, 1000)[0], env, agent, num_shards
+    return assembly.undivided(settings, algorithm, 1000)[0], *assembly.divide(settings, algorithm, 1000)
 
 
 def seconds(run: Callable[[], None], repeats: int) -> float:
@@ -184,20 +184,20 @@ def raw_async(env, length: int) -> Callable[[], None]:
     return run
 
 
-def unchanged(env: Env, agent: Agent, num_shards: int) -> tuple[Env, Agent, int]:
-    return env, agent, num_shards
+def unchanged(env: Env, agent: Agent, placement: Placement) -> tuple[Env, Agent, Placement]:
+    return env, agent, placement
 
 
-def without_learning(env: Env, agent: Agent, num_shards: int) -> tuple[Env, Agent, int]:
+def without_learning(env: Env, agent: Agent, placement: Placement) -> tuple[Env, Agent, Placement]:
     """The emulator and the policy in one scan; frames are not kept."""
     update = lambda state, rollout, key: (
         state,
         {"reward": gradients.total(rollout.steps.reward.sum(), env.spec.axis_name)},
     )
-    return env, agent._replace(update=update), num_shards
+    return env, agent._replace(update=update), placement
 
 
-def without_emulator(env: Env, agent: Agent, num_shards: int) -> tuple[Env, Agent, int]:
+def without_emulator(env: Env, agent: Agent, placement: Placement) -> tuple[Env, Agent, Placement]:
     """The policy alone, each time on other frames."""
     num_envs, frame = env.spec.num_envs, env.spec.obs
     none, never = jnp.zeros(num_envs), jnp.zeros(num_envs, bool)
@@ -211,12 +211,12 @@ def without_emulator(env: Env, agent: Agent, num_shards: int) -> tuple[Env, Agen
         frames = frames + action.reshape(-1, 1, 1, 1).astype(frames.dtype)
         return frames, timestep(frames)
 
-    return without_learning(Env(reset, step, env.spec), agent, num_shards)
+    return without_learning(Env(reset, step, env.spec), agent, placement)
 
 
-def run_of(env: Env, agent: Agent, num_shards: int) -> Callable[[], None]:
+def run_of(env: Env, agent: Agent, placement: Placement) -> Callable[[], None]:
     """An update of what `train` runs."""
-    built = program.build(env, agent, 1, 1000, num_shards)
+    built = program.build(env, agent, 1000, placement)
     state = built.init(np.int32(0))
 
     def run():

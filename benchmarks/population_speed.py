@@ -180,9 +180,9 @@ def build(
     agent = replace(settings.agent, **population[0].values)
     options = replace(settings.options, num_seeds=len(population))
     ready = plan.check(settings._replace(agent=agent, options=options), population)
-    num_updates, num_shards = ready.num_updates, ready.num_shards
-    in_turn = ready.in_turn if in_turn is None else in_turn
-    built = program.build(ready.env, ready.agent, len(population), num_updates, num_shards, ready.varied, in_turn)
+    num_updates, placement = ready.num_updates, ready.placement._replace(num_seeds=len(population))
+    placement = placement if in_turn is None else placement._replace(in_turn=in_turn)
+    built = program.build(ready.env, ready.agent, num_updates, placement, ready.varied)
     return built, num_updates
 
 

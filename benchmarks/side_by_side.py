@@ -18,7 +18,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxrl_fast import agents, config, host, plan, program
+from jaxrl_fast import agents, assembly, config, host, program
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -104,9 +104,8 @@ def compare(
 def build(num_updates: int, **options: Any) -> tuple[program.Program, int]:
     """The program that `train` would run with these options, and into how many shards it splits the environments."""
     settings = config.from_keywords(**options)
-    env, agent, num_shards = plan.divide(settings, agents.load(settings.algo), num_updates)
-    in_turn = plan.seeds_in_turn(settings, env)
-    return program.build(env, agent, settings.options.num_seeds, num_updates, num_shards, in_turn=in_turn), num_shards
+    env, agent, placement = assembly.divide(settings, agents.load(settings.algo), num_updates)
+    return program.build(env, agent, num_updates, placement), placement.num_shards
 
 
 def timed(ours: program.Program, seed: np.ndarray, num_updates: int, before: int = 0) -> tuple[float, dict]:

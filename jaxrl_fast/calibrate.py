@@ -11,7 +11,10 @@ import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from jaxrl_fast import config, host, plan, sinks
+import jax
+import numpy as np
+
+from jaxrl_fast import agents, assembly, config, host, memory, program, sinks
 from jaxrl_fast.agents import configs
 from jaxrl_fast.options import Options, types_of
 from jaxrl_fast.values import convert
@@ -88,10 +91,6 @@ def choose(settings: config.Settings) -> config.Settings:
 
 def attempt(settings: config.Settings, num_envs: int) -> Trial:
     """Compiles and runs some updates with so many environments, unless something speaks against it."""
-    import jax
-
-    from jaxrl_fast import agents, memory, program
-
     settings = with_count(settings, num_envs)
     options, algorithm = settings.options, agents.load(settings.algo)
     steps_per_update = configs.rollout_length(settings.agent, num_envs) * num_envs
@@ -100,20 +99,16 @@ def attempt(settings: config.Settings, num_envs: int) -> Trial:
         made = options.total_steps // steps_per_update
         return Trial(num_envs, why=f"{options.total_steps} steps are {made} updates only", too_many=True)
     try:
-        plan.divide(settings, algorithm, num_updates)
+        assembly.divide(settings, algorithm, num_updates)
         begun = settings._replace(agent=_begun(settings.agent))
-        env, agent, num_shards = plan.divide(begun, algorithm, num_updates)
-        whole = (env, agent) if num_shards == 1 else plan.undivided(begun, algorithm, num_updates)
+        env, agent, placement = assembly.divide(begun, algorithm, num_updates)
+        whole = (env, agent) if placement.num_shards == 1 else assembly.undivided(begun, algorithm, num_updates)
     except ValueError as error:
         return Trial(num_envs, why=str(error))
     try:
-        in_turn = plan.seeds_in_turn(begun, env)
-        dealt = options.num_seeds, num_shards, in_turn
-        needed = memory.need(*whole, program.filled(*dealt), program.num_devices(*dealt))
-        memory.check(needed, getattr(settings.agent, "capacity", None))
-        built = program.build(env, agent, options.num_seeds, num_updates, num_shards, in_turn=in_turn)
-        num_devices = program.num_devices(*dealt)
-        takes, free = num_devices * built.memory, memory.free(num_devices)
+        memory.check(memory.need(*whole, placement), getattr(settings.agent, "capacity", None))
+        built = program.build(env, agent, num_updates, placement)
+        takes, free = placement.num_devices * built.memory, memory.free(placement.num_devices)
         if free is not None and takes > free:
             needs, there = memory.readable(takes), memory.readable(free)
             return Trial(num_envs, why=f"an update needs {needs} of memory, of which {there} are free", too_many=True)
@@ -129,9 +124,6 @@ def attempt(settings: config.Settings, num_envs: int) -> Trial:
 
 def measure(built: Any, seed: int, num_seeds: int) -> float:
     """Updates a second."""
-    import jax
-    import numpy as np
-
     seeds = np.arange(seed, seed + num_seeds, dtype=np.int32)
     state = built.init(seeds if num_seeds > 1 else seeds[0])
 

@@ -83,7 +83,7 @@ class Keeper:
             "env_steps": env_steps,
             "arrays": kinds,
             "host": {"scores": results, "num_saves": self.num_saved + 1, "others": others},
-            "num_shards": self.plan.num_shards,
+            "num_shards": self.plan.placement.num_shards,
             "exact": self.plan.env.on_device or self.plan.settings.options.exact_resume,
             "made": host.fingerprint(),
             "config": config.to_mapping(self.plan.settings),

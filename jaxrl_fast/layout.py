@@ -12,7 +12,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jaxrl_fast import config, grid, host, options, plan, slurm
+from jaxrl_fast import config, grid, host, options, plan, run_folder, slurm
 from jaxrl_fast.config import LAYOUT
 from jaxrl_fast.grid import Group
 from jaxrl_fast.members import Member
@@ -48,7 +48,7 @@ def prepare(asked: grid.Request) -> Sweep:
             _check_names(asked)
         folder = _chosen_folder(asked)
         grid.offer_devices(group.settings for group in asked.groups)
-        if folder is not None and plan.exists(folder):
+        if folder is not None and run_folder.exists(folder):
             sweep = _again(asked, folder)
         else:
             for group in asked.groups:
@@ -63,7 +63,7 @@ def prepare(asked: grid.Request) -> Sweep:
 
 def fit(group: Group, asked: grid.Request) -> list[Group]:
     """The group in as few equal parts as fit into memory. ValueError where not even one member does, or can run."""
-    from jaxrl_fast import agents, memory, program
+    from jaxrl_fast import agents, assembly, memory
 
     one = grid.part(group, group.members[:1])
     try:
@@ -75,11 +75,10 @@ def fit(group: Group, asked: grid.Request) -> list[Group]:
         raise ValueError(f"{which}: {error}") from error
     most = len(group.members) if ready.env.on_device else 1  # a host pool has one seed
     if most > 1 and ready.needs and ready.needs.free is not None:
-        whole = plan.undivided(one.settings, agents.load(one.settings.algo), ready.num_updates)
+        whole = assembly.undivided(one.settings, agents.load(one.settings.algo), ready.num_updates)
         each = ready.needs.total + memory.in_between(*whole)
-        dealt = ready.num_shards, ready.in_turn
-        needs = lambda size: program.filled(size, *dealt) * each
-        fits = lambda size: needs(size) <= (memory.free(program.num_devices(size, *dealt)) or 0)
+        placed = lambda size: ready.placement._replace(num_seeds=size)
+        fits = lambda size: placed(size).num_trained * each <= (memory.free(placed(size).num_devices) or 0)
         most = next((size for size in range(most, 1, -1) if fits(size)), 1)
     num_parts = -(-len(group.members) // most)
     ends = [len(group.members) * i // num_parts for i in range(num_parts + 1)]

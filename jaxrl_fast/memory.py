@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_fast import in_flight, loop, replay
+from jaxrl_fast.placement import ALONE, Placement
 from jaxrl_fast.priorities import Tree
 from jaxrl_fast.types import Agent, Array, Env, PyTree
 
@@ -42,16 +43,16 @@ class Need(NamedTuple):
         return listed + ("" if self.free is None else f" · {readable(self.free)} free")
 
 
-def need(env: Env, agent: Agent, num_seeds: int, num_devices: int = 1) -> Need:
-    """What so many trainings of all environments need together, on so many devices. Nothing is computed or compiled."""
+def need(env: Env, agent: Agent, placement: Placement = ALONE) -> Need:
+    """What trainings of all environments, so many and on so many devices, need together. Nothing is compiled."""
     state = jax.eval_shape(lambda: loop.init(in_flight.on_paper(env), agent, jax.random.key(0)))
     kept = jax.tree.leaves(state.agent, is_leaf=is_replay)
     of_replay = sum(size(part) for part in kept if is_replay(part))
     parameters = size(state.agent) - of_replay
     copies = 2 if jax.local_devices()[0].platform == "cpu" else 1
     of_envs = size((state.actors, state.rollout))
-    parameters, of_replay, of_envs = (num_seeds * part for part in (parameters, of_replay, of_envs))
-    return Need(parameters, of_replay, of_envs, free(num_devices), copies)
+    parameters, of_replay, of_envs = (placement.num_trained * part for part in (parameters, of_replay, of_envs))
+    return Need(parameters, of_replay, of_envs, free(placement.num_devices), copies)
 
 
 def in_between(env: Env, agent: Agent) -> int:

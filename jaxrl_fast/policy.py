@@ -11,9 +11,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_fast import agents, checkpoint, config, envs, host, memory, plan, program, report
+from jaxrl_fast import agents, assembly, checkpoint, config, envs, host, memory, report
 from jaxrl_fast.agents import configs
 from jaxrl_fast.keeper import FOLDER
+from jaxrl_fast.placement import SHARDS
 from jaxrl_fast.spelling import parse_float
 from jaxrl_fast.types import Agent, Array, Env, EnvSpec, Key, PyTree
 from jaxrl_fast.written import listed, made
@@ -84,7 +85,7 @@ def settle(folder: Path, env: Any = None, num_envs: int = 1, play_seed: int = 0)
     settings = config.of_run(folder)
     options = settings.options if env is None else dataclasses.replace(settings.options, env=env)
     config.check_env(folder, options.env)
-    conditions = plan.conditions(options, plan.WATCHING, play_seed)
+    conditions = assembly.conditions(options, assembly.WATCHING, play_seed)
     return settings._replace(options=options), envs.make(options.env, num_envs, conditions, **options.env_options)
 
 
@@ -269,7 +270,7 @@ def _agent(settings: config.Settings, spec: EnvSpec, num_shards: int) -> Agent:
     num_envs = int(options.num_envs)
     steps_per_update = configs.rollout_length(settings.agent, num_envs) * num_envs
     spec = spec._replace(num_envs=num_envs // num_shards, num_shards=num_shards)
-    spec = spec._replace(axis_name=program.SHARDS if num_shards > 1 else None)
+    spec = spec._replace(axis_name=SHARDS if num_shards > 1 else None)
     return agents.load(settings.algo).make(settings.agent, spec, -(-options.total_steps // steps_per_update))
 
 

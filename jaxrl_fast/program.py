@@ -8,8 +8,8 @@ the agent is made of them while it is traced. Where only seeds differ they are c
 
 Environments may be dealt into shards: each acts and computes gradients on its own, and every gradient step takes the
 sum of all. On several devices a single seed has a shard on each, and so have seeds that take turns; seeds that advance
-together are dealt to the devices whole, their shards side by side. The numbers are those of the same algorithm either
-way.
+together are dealt to the devices whole, their shards side by side (`Placement`). The numbers are those of the same
+algorithm either way.
 """
 
 import math
@@ -27,9 +27,9 @@ from jax.sharding import PartitionSpec as P
 from jaxrl_fast import in_flight, loop
 from jaxrl_fast.members import Varied
 from jaxrl_fast.memory import without_replay
+from jaxrl_fast.placement import ALONE, SEEDS, SHARDS, Placement
 from jaxrl_fast.types import Agent, Array, Env, Metrics, PyTree
 
-SHARDS, SEEDS = "shards", "seeds"
 PARAMETERS = "params"  # in the names of what is to stay finite in an agent's state
 WRONG = "parameters_not_finite"  # [capacity] bool beside the metrics: when the chunk was done
 GAMES = 1_000_003  # folded into a state's key, for games that begin anew
@@ -42,8 +42,8 @@ Make = Callable[[Values], Agent]
 class Program(NamedTuple):
     """What the host runs. States carry a seed axis where there are several seeds, then a shard axis.
 
-    There may be more than the seeds on that axis of states and metrics, after them (`filled`). What `init` and `place`
-    take, what `learner` gives, and `like` have the seeds alone.
+    There may be more than the seeds on that axis of states and metrics, after them (`Placement.num_trained`). What
+    `init` and `place` take, what `learner` gives, and `like` have the seeds alone.
     """
 
     init: Callable[[np.ndarray], loop.TrainState]  # seeds [S] or one
@@ -69,25 +69,18 @@ class Spread(NamedTuple):
 
 
 def build(
-    env: Env,
-    agent: Agent,
-    num_seeds: int,
-    num_updates: int,
-    num_shards: int = 1,
-    varied: Varied | None = None,
-    in_turn: bool = False,
+    env: Env, agent: Agent, num_updates: int, placement: Placement = ALONE, varied: Varied | None = None
 ) -> Program:
     """Compiles ahead of time what trains; `anew` and `learner`, which few runs need or few moments, when they are used.
 
     With several shards `env` is one of them, and its spec's axis_name is SHARDS. `varied` has values for several seeds.
-    Seeds that share a device advance side by side, or one after another if `in_turn`.
     """
     start = time.perf_counter()
+    num_seeds, num_trained = placement.num_seeds, placement.num_trained
     capacity = min(num_updates, max(MOST_ROWS // num_seeds, 64))
     values, make = varied or ({}, lambda _: agent)
-    num_trained = filled(num_seeds, num_shards, in_turn)
     fill = lambda x: x[np.minimum(np.arange(num_trained), num_seeds - 1)] if num_trained > num_seeds else x
-    spread, seeds = spread_out(env, make, num_trained, capacity, num_shards, in_turn), _seeds(num_trained)
+    spread, seeds = spread_out(env, make, capacity, placement), _seeds(num_trained)
     values = jax.device_put(jax.tree.map(fill, values), spread.seeds)
     state, limit = jax.eval_shape(spread.init, seeds, values), jax.ShapeDtypeStruct((), jnp.int32)
     compiled_init = (
@@ -105,7 +98,7 @@ def build(
         .lower(state, values, limit)
         .compile()
     )
-    learners = _learners(num_seeds, num_shards, num_trained)
+    learners = _learners(placement)
     learner = lambda state: learners(state.agent)
     place = partial(jax.tree.map, lambda x: jax.device_put(fill(x), spread.state))
     duration = time.perf_counter() - start
@@ -115,19 +108,17 @@ def build(
         spread.anew, in_shardings=(spread.state, spread.seeds), out_shardings=spread.state, donate_argnums=0
     )
     anew = lambda state: compiled_anew(state, values)
-    like = _of_seeds(state, num_seeds, num_trained)
+    like = _of_seeds(state, placement)
     return Program(start_all, run, learner, place, anew, like, capacity, duration, _most_bytes(compiled_chunk))
 
 
-def shapes(
-    env: Env, agent: Agent, num_seeds: int, num_shards: int = 1, varied: Varied | None = None
-) -> loop.TrainState:
+def shapes(env: Env, agent: Agent, placement: Placement = ALONE, varied: Varied | None = None) -> loop.TrainState:
     """Shapes and dtypes of a state, as the program of the same arguments will have it. Nothing is compiled."""
     values, make = varied or ({}, lambda _: agent)
-    num_trained = filled(num_seeds, num_shards)
-    init = spread_out(in_flight.on_paper(env), make, num_trained, 1, num_shards).init
+    num_trained = placement.num_trained
+    init = spread_out(in_flight.on_paper(env), make, 1, placement).init
     values = {name: jax.ShapeDtypeStruct((num_trained,), x.dtype) for name, x in values.items()}
-    return _of_seeds(jax.eval_shape(init, _seeds(num_trained), values), num_seeds, num_trained)
+    return _of_seeds(jax.eval_shape(init, _seeds(num_trained), values), placement)
 
 
 def shapes_of_metrics(env: Env, agent: Agent) -> Metrics:
@@ -137,40 +128,18 @@ def shapes_of_metrics(env: Env, agent: Agent) -> Metrics:
     return jax.eval_shape(once)
 
 
-def filled(num_seeds: int, num_shards: int = 1, in_turn: bool = False) -> int:
-    """How many seeds a program trains for so many: where they cannot be dealt evenly, the last one more than once.
-
-    It takes the fewest rounds that it can, on the fewest devices that this needs.
-    """
-    rounds, hands = _deal(num_seeds, _most_at_once(num_seeds, num_shards, in_turn))
-    return rounds * hands
-
-
-def num_devices(num_seeds: int, num_shards: int = 1, in_turn: bool = False) -> int:
-    """How many devices hold the states of so many seeds, each as much as another."""
-    _, hands = _deal(num_seeds, _most_at_once(num_seeds, num_shards, in_turn))
-    return hands * (num_shards if _apart(num_seeds, num_shards, in_turn) else 1)
-
-
-def spread_out(
-    env: Env, make: Callable[..., Agent], num_seeds: int, capacity: int, num_shards: int, in_turn: bool = False
-) -> Spread:
-    """Seeds are dealt to groups of devices: one device each, or one for each shard of a seed.
-
-    Shards have devices of their own if there are enough and a seed has them to itself at a time; else a device computes
-    all of a seed's shards side by side. `num_seeds` is `filled` up, so that every group gets as many.
-    """
+def spread_out(env: Env, make: Callable[..., Agent], capacity: int, placement: Placement) -> Spread:
+    """The functions of all seeds that are trained, each group of devices with as many, and where they are computed."""
     init: Callable[..., Any] = partial(begin, env, make)
     advance: Callable[..., Any] = partial(chunk, env, make, capacity)
     anew: Callable[..., Any] = partial(begin_games, env, make)
-    several, apart = num_seeds > 1, _apart(num_seeds, num_shards, in_turn)
+    several, apart, num_shards = placement.num_seeds > 1, placement.apart, placement.num_shards
     if num_shards > 1 and not apart:
         init = jax.vmap(init, in_axes=(None, None), axis_size=num_shards, axis_name=SHARDS)
         advance = _first_metrics(jax.vmap(advance, in_axes=(0, None, None), axis_name=SHARDS))
         anew = jax.vmap(anew, in_axes=(0, None), axis_name=SHARDS)
-    rounds, num_groups = _deal(num_seeds, _most_at_once(num_seeds, num_shards, in_turn))
-    one_at_a_time = in_turn or rounds == 1
-    mesh = _mesh({SEEDS: num_groups, SHARDS: num_shards} if apart else {SEEDS: num_groups})
+    one_at_a_time = placement.in_turn or placement.rounds == 1
+    mesh = _mesh({SEEDS: placement.num_groups} | ({SHARDS: num_shards} if apart else {}))
     one, seeds = P(), P(SEEDS) if several else P()
     state = P(*seeds, SHARDS) if apart else seeds
     if several:
@@ -246,27 +215,11 @@ def _seeds(num_seeds: int) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct((num_seeds,) if num_seeds > 1 else (), jnp.int32)
 
 
-def _apart(num_seeds: int, num_shards: int, in_turn: bool) -> bool:
-    """Whether the shards of a seed have devices of their own."""
-    return 1 < num_shards <= jax.local_device_count() and (in_turn or num_seeds == 1)
-
-
-def _most_at_once(num_seeds: int, num_shards: int, in_turn: bool) -> int:
-    """Seeds that could have devices of their own."""
-    return jax.local_device_count() // (num_shards if _apart(num_seeds, num_shards, in_turn) else 1)
-
-
-def _deal(num_seeds: int, most: int) -> tuple[int, int]:
-    """In how few rounds seeds can be dealt to `most` hands, and the fewest hands in which it takes no more."""
-    rounds = -(-num_seeds // most)
-    return rounds, -(-num_seeds // rounds)
-
-
-def _of_seeds(like: PyTree, num_seeds: int, num_trained: int) -> PyTree:
+def _of_seeds(like: PyTree, placement: Placement) -> PyTree:
     """Shapes of the seeds alone."""
-    if num_trained == num_seeds:
+    if placement.num_trained == placement.num_seeds:
         return like
-    return jax.tree.map(lambda x: jax.ShapeDtypeStruct((num_seeds, *x.shape[1:]), x.dtype), like)
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct((placement.num_seeds, *x.shape[1:]), x.dtype), like)
 
 
 def _mesh(axes: dict[str, int]) -> jax.sharding.Mesh:
@@ -331,15 +284,16 @@ def _first_metrics(advance: Callable) -> Callable:
     return run
 
 
-def _learners(num_seeds: int, num_shards: int, num_trained: int) -> Callable[[PyTree], PyTree]:
+def _learners(placement: Placement) -> Callable[[PyTree], PyTree]:
     """From the agents' states to those of the seeds, without shards: parameters are the same bits in each.
 
     Where that takes a copy it is made without the replay, which only learning needs: [S, 0] stand for its arrays.
     """
+    num_seeds, num_shards = placement.num_seeds, placement.num_shards
     if num_seeds == 1:
         first = lambda x: x.addressable_shards[0].data[0] if num_shards > 1 else x
         return partial(jax.tree.map, first)
-    if num_shards == 1 and num_trained == num_seeds:
+    if num_shards == 1 and placement.num_trained == num_seeds:
         return lambda learner: learner
     of_seeds = lambda x: x[:num_seeds, 0] if num_shards > 1 else x[:num_seeds]
     hands = max(hands for hands in range(1, jax.local_device_count() + 1) if num_seeds % hands == 0)

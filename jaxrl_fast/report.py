@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, Any
 from jaxrl_fast import __version__, config, host, sinks
 from jaxrl_fast.agents.configs import CONTINUOUS
 from jaxrl_fast.members import by_member
-from jaxrl_fast.plan import Plan
 from jaxrl_fast.spelling import why
 from jaxrl_fast.written import made
 
 METRICS, SUMMARY, CURVE = "metrics.jsonl", "summary.json", "curve.png"
 
 if TYPE_CHECKING:
+    from jaxrl_fast.plan import Plan
     from jaxrl_fast.trainer import Trainer
 
 
-def announce(plan: Plan, terminal: sinks.Terminal) -> None:
+def announce(plan: "Plan", terminal: sinks.Terminal) -> None:
     """What was chosen, before it starts."""
     import jax
 
@@ -29,7 +29,7 @@ def announce(plan: Plan, terminal: sinks.Terminal) -> None:
     last_seed = options.seed + options.num_seeds - 1
     seeds = f"seed {options.seed}" if options.num_seeds == 1 else f"seeds {options.seed} to {last_seed}"
     seeds = f"{len(plan.members)} members" if len(plan.members) > 1 else seeds
-    shards = f" x {plan.num_shards}" if plan.num_shards > 1 else ""
+    shards = f" x {plan.placement.num_shards}" if plan.placement.num_shards > 1 else ""
     where = f"{host.device()}{shards} (jax {jax.__version__})"
     parts = [plan.settings.algo, name, backend, f"{options.num_envs} envs", seeds, where]
     if plan.settings.by_default:
@@ -57,7 +57,7 @@ def announce(plan: Plan, terminal: sinks.Terminal) -> None:
         host.warn('there is a GPU, but JAX uses the CPU; pip install "jax[cuda12]"')
 
 
-def _idle(plan: Plan) -> list[str]:
+def _idle(plan: "Plan") -> list[str]:
     """Warnings of options for continuous actions, where there are none."""
     from jaxrl_fast.types import Discrete
 
@@ -68,7 +68,7 @@ def _idle(plan: Plan) -> list[str]:
     return [f"--agent.{name.replace('_', '-')} does nothing: the actions of {spec.id} are discrete" for name in changed]
 
 
-def _from_where(plan: Plan) -> str:
+def _from_where(plan: "Plan") -> str:
     """What a run goes on from; warns where it may not be to the bit."""
     for wrong in plan.damaged:
         host.warn(f"{wrong}; going back to the one before")
@@ -93,7 +93,7 @@ def _from_where(plan: Plan) -> str:
     return f"from step {sinks.short(plan.saved.manifest['env_steps'])} ({plan.saved.folder}){longer}{anew}"
 
 
-def write_config(plan: Plan) -> None:
+def write_config(plan: "Plan") -> None:
     """Everything, resolved. It is a preset too: --config runs/NAME/config.yaml. A run that goes on says so in it."""
     import yaml
 
@@ -104,7 +104,7 @@ def write_config(plan: Plan) -> None:
         "id": secrets.token_hex(4),
         "preset": plan.settings.preset,
         "env_id": plan.env.spec.id,
-        "num_shards": plan.num_shards,
+        "num_shards": plan.placement.num_shards,
         "device": host.device(),
         "versions": host.versions(),
     } | ({"members": [m.label for m in plan.members]} if plan.members else {})
@@ -130,7 +130,7 @@ def mark_running(folder: Path) -> None:
         checkpoint.replace(folder / SUMMARY, text)
 
 
-def open_sinks(plan: Plan, env_steps: int | None = None) -> list[sinks.Sink]:
+def open_sinks(plan: "Plan", env_steps: int | None = None) -> list[sinks.Sink]:
     """What was asked for beside metrics.jsonl. A run goes on from `env_steps`, as who config.yaml says it is."""
     options = plan.settings.options
     opened: list[sinks.Sink] = [sinks.TensorBoard(plan.folder, env_steps)] if options.tensorboard else []
@@ -202,7 +202,7 @@ def summarise(trainer: "Trainer") -> dict[str, Any]:
         "failure": trainer.failure or None,
         "checkpoints": trainer.keeper.num_saved,
         "last_checkpoint": trainer.keeper.last and trainer.keeper.last.name,
-        "num_shards": plan.num_shards,
+        "num_shards": plan.placement.num_shards,
         "device": host.device(),
         "versions": host.versions(),
     }

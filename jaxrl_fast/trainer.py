@@ -132,19 +132,12 @@ class Trainer:
 
         before = host.entries(cache)
         self.terminal.say("compiling ...")
-        self.program = program.build(
-            self.plan.env,
-            self.plan.agent,
-            len(self.seeds),
-            self.plan.num_updates,
-            self.plan.num_shards,
-            self.plan.varied,
-            self.plan.in_turn,
-        )
+        plan = self.plan
+        self.program = program.build(plan.env, plan.agent, plan.num_updates, plan.placement, plan.varied)
         self.times["compile"] = duration = self.program.compile_time_s
         self.program_memory = self.program.memory
         kept = " (cached for next time)" if host.entries(cache) > before else " (from the cache)" if before else ""
-        num_devices = program.num_devices(len(self.seeds), self.plan.num_shards, self.plan.in_turn)
+        num_devices = plan.placement.num_devices
         needed, free = num_devices * self.program.memory, memory.free(num_devices)
         self.terminal.say(f"compiled in {sinks.seconds(duration)}{kept}   needs {memory.readable(needed)}")
         if free is not None and needed > free:

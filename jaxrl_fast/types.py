@@ -4,13 +4,14 @@ N environments step together, T steps make a rollout. Leading axes are written i
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from jax import Array, ShapeDtypeStruct
 
 PyTree = Any
 Key = Array
 Metrics = Mapping[str, Array]  # scalars; "x_sum" is divided by "gradient_steps" to be reported as "x"
+Protocol = Literal["", "dqn2015", "machado2018"]  # of Atari: the rules by which games are played and scored
 
 
 class Discrete(NamedTuple):
@@ -53,7 +54,7 @@ class Conditions(NamedTuple):
     """How environments on the host are run. Those on the device need none of this: all of their chance is in keys."""
 
     seed: tuple[int, ...] = (0,)  # of everything random in them: the run's, then what else tells pools apart
-    protocol: str = ""  # of Atari: "dqn2015" or "machado2018"
+    protocol: Protocol = ""
     path: str = "auto"  # from the program to the pool: "ffi" or "callback"
     in_flight: int = 0  # pools that work while the policy thinks for the others and the agent learns; 0: none does
     overlap: bool = False  # these play a whole rollout while the agent learns from the one before
@@ -97,7 +98,7 @@ class Env(NamedTuple):
     on_device: bool = True  # False: pools on the host behind it, which no vmap can multiply
     notes: tuple[str, ...] = ()  # what its user should know, a sentence each
     warnings: tuple[str, ...] = ()  # what its user will hardly have meant, a sentence each
-    protocol: str = ""  # the rules under which games are played and scored, where there are several
+    protocol: Protocol = ""
     renew: Callable[[int], None] = lambda number: None  # on the host, where it can be: other games for each number
     open: Callable[[], None] = lambda: None  # makes what is on the host behind it, or it is made when first needed
     close: Callable[[], None] = lambda: None  # gives that up: no program that was compiled with it may run any more

@@ -27,6 +27,7 @@ import jax
 import pytest
 
 from jaxrl_fast import program
+from jaxrl_fast.placement import ALONE
 
 hypothesis.settings.register_profile("local", deadline=None, max_examples=50)
 hypothesis.settings.register_profile("ci", deadline=None, max_examples=50, derandomize=True, print_blob=True)
@@ -46,10 +47,10 @@ def _reading_keys(build):
     """While it traces, JAX reads off a program that no key is used twice; asked for all the time, it costs too much."""
 
     @functools.wraps(build)
-    def build_and_read(env, agent, num_seeds, num_updates, num_shards=1, *args, **options):
-        alone = num_seeds == num_shards == 1  # what vmap does to arrays of keys it takes for their use
+    def build_and_read(env, agent, num_updates, placement=ALONE, *others):
+        alone = placement == ALONE  # what vmap does to arrays of keys it takes for their use
         with jax.debug_key_reuse(alone):
-            return build(env, agent, num_seeds, num_updates, num_shards, *args, **options)
+            return build(env, agent, num_updates, placement, *others)
 
     return build_and_read
 

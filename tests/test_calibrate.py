@@ -123,7 +123,7 @@ def test_the_run_is_that_of_the_number(tmp_path, monkeypatch, capsys):
     folder = tmp_path / "run"
     ready = plan.prepare(config.from_command_line(["ppo", "--num-envs", "auto", "--run-dir", str(folder)]))
     assert "16  environments it is" in capsys.readouterr().out
-    assert ready.settings.options.num_envs == 16 and ready.env.spec.num_envs * ready.num_shards == 16
+    assert ready.settings.options.num_envs == 16 and ready.env.spec.num_envs * ready.placement.num_shards == 16
     assert ready.steps_per_update == 128 * 16
     report.write_config(ready)
     ready.lock.release()

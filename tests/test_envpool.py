@@ -607,7 +607,7 @@ def test_no_pool_is_made_to_see_whether_a_run_is_possible(overlap):
     held = len(adapter.KEPT)
     ready = plan.check(config.from_keywords(algo="ppo", **options))
     memory.in_between(ready.env, ready.agent)
-    state = program.shapes(ready.env, ready.agent, 1)
+    state = program.shapes(ready.env, ready.agent)
     assert ready.needs.environments == memory.size((state.actors, state.rollout)) > 0
     assert bool(state.rollout) == overlap and len(adapter.KEPT) == held
 

@@ -23,8 +23,8 @@ PARTS = (
 AROUND = ("play", "memory", "config", "checkpoint", "sinks", "scores", "curves", "program")
 SWEEP = ("sweep", "grid", "layout", "sweeper", "slurm", "results", "figures")
 HOST = (
-    *("train", "trainer", "keeper", "plan", "calibrate", "report", "host", "api", "__init__", "__main__", *SWEEP),
-    *("command", "policy", "evaluate", "video", "plot"),
+    *("train", "trainer", "keeper", "plan", "run_folder", "assembly", "calibrate", "report", "host", *SWEEP),
+    *("command", "policy", "evaluate", "video", "plot", "api", "__init__", "__main__"),
 )
 BELOW_AROUND = (
     "types",
@@ -34,6 +34,7 @@ BELOW_AROUND = (
     "values",
     "population",
     "members",
+    "placement",
     *PARTS,
     "rollouts",
     "in_flight",
@@ -67,6 +68,7 @@ LAYERS = (
     Layer(PARTS, ours=("types",)),
     Layer(("population",), ours=(), theirs=("numpy",)),
     Layer(("members",), ours=("types", "agents/configs"), theirs=("numpy",)),
+    Layer(("placement",), ours=(), theirs=("jax",)),
     Layer(("rollouts",), ours=("types",), theirs=("jax",)),
     Layer(("in_flight",), ours=("types", "rollouts"), theirs=("jax",)),
     Layer(("loop",), ours=("types", "rollouts", "in_flight"), theirs=("jax",)),

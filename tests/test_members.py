@@ -11,6 +11,7 @@ import pytest
 from jaxrl_fast import agents, config, members, play, program
 from jaxrl_fast.agents.configs import CONFIGS
 from jaxrl_fast.members import Member
+from jaxrl_fast.placement import Placement
 from jaxrl_fast.types import Agent, Decision
 from tests import probes, slow
 
@@ -30,7 +31,8 @@ def run(algo, config_, seeds, population=(), in_turn=False):
     env = probes.best_action_of_observation(NUM_ENVS)
     make = lambda config_: agents.load(algo).make(config_, env.spec, NUM_UPDATES)
     differing = members.vary(population, make, config_) if population else None
-    built = program.build(env, make(config_), len(population) or 1, NUM_UPDATES, varied=differing, in_turn=in_turn)
+    placement = Placement(len(population) or 1, in_turn=in_turn)
+    built = program.build(env, make(config_), NUM_UPDATES, placement, differing)
     state, metrics = built.chunk(built.init(np.int32(seeds)), np.int32(NUM_UPDATES))
     return jax.device_get((state.agent, dict(metrics)))
 
@@ -43,7 +45,7 @@ def test_a_member_starts_as_its_single_run(algo, in_turn):
     values = {name: getattr(first, name) for name in members.real_numbers(first)}
     other = {name: 0.9 * value if value else 0.05 for name, value in values.items()}
     population = (Member(7, values), Member(3, other), *(Member(seed, values) for seed in (5, 6, 7)))
-    assert program.filled(len(population), in_turn=in_turn) == 6, "two on each of three devices"
+    assert Placement(len(population), in_turn=in_turn).num_trained == 6, "two on each of three devices"
     together = run(algo, first, [7, 3, 5, 6, 7], population, in_turn)
     alone = run(algo, dataclasses.replace(first, **other), 3)
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x[1], y, rtol=2e-3, atol=2e-5), together, alone)

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxrl_fast import agents, config, envs, loop, memory
+from jaxrl_fast.placement import Placement
 
 SMALL = dict(capacity=4096, learning_starts=64)
 
@@ -23,7 +24,7 @@ def both(algo, **agent):
 def test_what_it_says_is_what_it_takes(algo, options, num_seeds):
     """All but the key and the counter of updates, 12 bytes."""
     env, agent = both(algo, **options)
-    said = memory.need(env, agent, num_seeds)
+    said = memory.need(env, agent, Placement(num_seeds))
     state = jax.eval_shape(lambda: loop.init(env, agent, jax.random.key(0)))
     kept = jax.tree.leaves((state.agent, state.actors))
     kept = [
@@ -93,7 +94,8 @@ def test_devices_together_have_what_the_fullest_has_each(monkeypatch):
     monkeypatch.setattr(jax, "local_devices", lambda: [Accelerator(80, 10), Accelerator(80, 30), Accelerator(80, 79)])
     assert [memory.free(n) for n in (1, 2, 3)] == [70, 100, 3]
     env, agent = both("dqn", **SMALL)
-    assert memory.need(env, agent, 4, 2).free == 100
+    monkeypatch.setattr(jax, "local_device_count", lambda: 2)
+    assert memory.need(env, agent, Placement(num_seeds=4)).free == 100
 
 
 @pytest.mark.parametrize(

@@ -243,10 +243,10 @@ def make("""
 def test_it_is_split_over_devices_only_if_it_says_how_much_work_there_is(write, says_rows):
     name = write(HILL_CLIMBING.replace("\ndef make(", ROWS, 1) if says_rows else HILL_CLIMBING)
     settings = config.from_keywords(algo=name, total_steps=16_000, **OPTIONS)
-    assert plan.check(settings).num_shards == (2 if says_rows else 1)
+    assert plan.check(settings).placement.num_shards == (2 if says_rows else 1)
     split = config.from_keywords(algo=name, total_steps=16_000, devices=2, **OPTIONS)
     if says_rows:
-        assert plan.check(split).num_shards == 2
+        assert plan.check(split).placement.num_shards == 2
         return
     with pytest.raises(ValueError, match=r"^--devices 2: .* says no gradient_rows, so it learns on one device"):
         plan.check(split)

@@ -9,6 +9,7 @@ import pytest
 
 from jaxrl_fast import config, plan, program
 from jaxrl_fast.agents import ppo
+from jaxrl_fast.placement import SHARDS, Placement
 from tests import probes
 
 NUM_UPDATES = 3
@@ -18,10 +19,10 @@ NUM_UPDATES = 3
 def build(num_seeds, num_shards, num_envs=16, in_turn=False):
     env = probes.best_action_of_observation(num_envs // num_shards)
     if num_shards > 1:
-        env = env._replace(spec=env.spec._replace(axis_name=program.SHARDS))
+        env = env._replace(spec=env.spec._replace(axis_name=SHARDS))
     config = ppo.Config(rollout_length=8, hidden=(8,), normalize_observations=True, normalize_rewards=True)
     agent = ppo.make(config, env.spec, NUM_UPDATES)
-    return program.build(env, agent, num_seeds, NUM_UPDATES, num_shards, in_turn=in_turn)
+    return program.build(env, agent, NUM_UPDATES, Placement(num_seeds, num_shards, in_turn))
 
 
 def run(built, seeds):
@@ -65,7 +66,7 @@ def test_a_seed_of_a_batch_is_its_single_run(num_shards, num_seeds, in_turn):
 )
 def test_seeds_take_turns_where_each_keeps_a_core_busy(line, in_turn):
     settings = config.from_command_line([*line.split(), "--num-seeds", "2"])
-    assert plan.check(settings).in_turn == in_turn
+    assert plan.check(settings).placement.in_turn == in_turn
 
 
 @pytest.mark.parametrize(("num_seeds", "num_shards", "in_turn", "used", "trained"), [
@@ -75,16 +76,16 @@ def test_seeds_take_turns_where_each_keeps_a_core_busy(line, in_turn):
 ])  # fmt: skip
 def test_so_many_of_four_devices_are_used(num_seeds, num_shards, in_turn, used, trained):
     """In as few rounds as can be; times the shards, where a seed that takes its turn is spread over devices."""
-    assert program.filled(num_seeds, num_shards, in_turn) == trained
-    env = probes.constant_reward(4)
-    spread = program.spread_out(env, lambda _: None, trained, 1, num_shards, in_turn)
-    assert spread.state.num_devices == used
+    placement = Placement(num_seeds, num_shards, in_turn)
+    assert placement.num_trained == trained
+    spread = program.spread_out(probes.constant_reward(4), lambda _: None, 1, placement)
+    assert spread.state.num_devices == placement.num_devices == used
 
 
 def test_on_a_gpu_seeds_never_take_turns(monkeypatch):
     settings = config.from_command_line(["ppo", "--env", "CartPole-v1", "--num-envs", "64", "--num-seeds", "2"])
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    assert not plan.check(settings).in_turn
+    assert not plan.check(settings).placement.in_turn
 
 
 @pytest.mark.slow

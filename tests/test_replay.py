@@ -14,6 +14,7 @@ from hypothesis import given, settings
 
 from jaxrl_fast import memory, program, replay
 from jaxrl_fast.agents import dqn
+from jaxrl_fast.placement import Placement
 from jaxrl_fast.types import Box, Discrete, Env, EnvSpec, TimeStep, Transition
 from tests import slow
 
@@ -570,8 +571,8 @@ def test_training_keeps_one_ring(prioritised, seeds_each):
     )
     agent = dqn.make(config, env.spec, 100)
     num_seeds = 1 if seeds_each == 1 else seeds_each * jax.local_device_count()
-    built = program.build(env, agent, num_seeds, 100)
-    state = program.shapes(env, agent, seeds_each)  # of a device
+    built = program.build(env, agent, 100, Placement(num_seeds))
+    state = program.shapes(env, agent, Placement(seeds_each))  # of a device
     ring = num_bytes(state.agent.replay)
     assert ring > seeds_each * 84_000_000
     rest = jax.tree.map(lambda x: x if x.dtype.name != "key<fry>" else jax.random.key_data(x), state._replace(key=()))

@@ -20,8 +20,23 @@ import yaml
 from gymnax.environments import spaces
 
 import jaxrl_fast
-from jaxrl_fast import checkpoint, config, host, keeper, loop, play, program, report, scores, sinks, train, trainer
+from jaxrl_fast import (
+    checkpoint,
+    config,
+    host,
+    keeper,
+    loop,
+    play,
+    program,
+    report,
+    run_folder,
+    scores,
+    sinks,
+    train,
+    trainer,
+)
 from jaxrl_fast import plan as planning
+from jaxrl_fast.placement import Placement
 from tests import slow
 
 TIMES = ("wall_time_s", "train_time_s", "env_steps_per_s")
@@ -65,8 +80,8 @@ def no_pictures(monkeypatch):
 def test_these_seeds_are_filled_up():
     """To two on each of three devices and, where they take turns, of two groups of two devices."""
     ready = {name: planning.check(config.from_keywords(**RUNS[name], **SHORT)) for name in ("seeds", "seeds_in_turn")}
-    assert not ready["seeds"].in_turn and program.filled(5) == 6
-    assert ready["seeds_in_turn"].in_turn and program.filled(3, 2, in_turn=True) == 4
+    assert ready["seeds"].placement == Placement(5) and Placement(5).num_trained == 6
+    assert ready["seeds_in_turn"].placement == (3, 2, True) and Placement(3, 2, in_turn=True).num_trained == 4
 
 
 def stop_after(monkeypatch, *env_steps):
@@ -343,7 +358,7 @@ def test_metrics_whose_checkpoints_were_deleted_are_not_written_over(left, tmp_p
     assert f"--resume {folder}: there is no checkpoint" in err and f"--config {folder / 'config.yaml'}" in err
     assert before == {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     (folder / "metrics.jsonl").write_bytes(b"")  # nothing to lose
-    assert planning.check_nothing_is_lost(folder) is None
+    assert run_folder.check_nothing_is_lost(folder) is None
 
 
 def test_a_damaged_checkpoint_is_passed_over(tmp_path, unbroken, capsys):

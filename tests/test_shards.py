@@ -7,7 +7,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import jaxrl_fast
-from jaxrl_fast import agents, checkpoint, config, envs, in_flight, plan, program
+from jaxrl_fast import agents, assembly, checkpoint, config, envs, in_flight, program
 from jaxrl_fast.envs import envpool as adapter
 from jaxrl_fast.envs import envpool_tasks, shards
 from jaxrl_fast.types import Conditions
@@ -126,20 +126,20 @@ def test_it_goes_on_where_there_are_fewer_devices(tmp_path, monkeypatch):
 
 def divided(*line):
     settings = config.from_command_line(["ppo", *line])
-    return plan.divide(settings, agents.load("ppo"), num_updates=10)
+    return assembly.divide(settings, agents.load("ppo"), num_updates=10)
 
 
 def test_images_are_dealt_to_devices_sooner_than_vectors():
     """A gradient of eight images keeps a device busy, one of eight vectors does not."""
     small = ("--num-envs", "4", "--agent.rollout-length", "32", "--agent.num-minibatches", "4")
-    assert divided("--env", "envpool/Pong-v5", *small)[2] == 4
-    assert divided("--env", "envpool/CartPole-v1", *small)[2] == 1
+    assert divided("--env", "envpool/Pong-v5", *small)[2].num_shards == 4
+    assert divided("--env", "envpool/CartPole-v1", *small)[2].num_shards == 1
 
 
 def test_where_pools_in_flight_do_not_divide_there_are_fewer_shards():
     """Left to us; where the devices are given, it is refused, with both numbers."""
     line = ("--env", "envpool/Pong-v5", "--num-envs", "4", "--agent.rollout-length", "32", "--in-flight", "2")
-    assert divided(*line)[2] == 2
+    assert divided(*line)[2].num_shards == 2
     with pytest.raises(ValueError, match=r"--in-flight 2: 4 environments .* on each of 4 devices"):
         divided(*line, "--devices", "4")
 
@@ -158,7 +158,6 @@ def test_no_pool_is_made_of_shards_on_paper():
     words = ["--env", "envpool/CartPole-v1", "--num-envs", "8", "--devices", "2", "--in-flight", "2"]
     divided(*words)  # the first time, a pool may be made to see how it can be stepped
     held = len(adapter.KEPT)
-    env, agent, num_shards = divided(*words)
-    like = program.shapes(env, agent, 1, num_shards)
+    like = program.shapes(*divided(*words))
     assert isinstance(like.actors, in_flight.InFlight) and like.actors.flights[0].actors.score.shape == (2, 2)
     assert len(adapter.KEPT) == held

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from jaxrl_fast import config, curves, population, report, scores, sinks
+from jaxrl_fast.placement import ALONE
 
 RECORD = {
     "seed": 0,
@@ -292,7 +293,7 @@ def test_a_run_that_goes_on_is_the_same_run_there(service, monkeypatch, tmp_path
         settings = settings._replace(options=dataclasses.replace(settings.options, resume=resume))
         (tmp_path / name).mkdir(exist_ok=True)
         spec = space(id="gymnax/CartPole-v1")
-        place = {"folder": tmp_path / name, "num_shards": 1, "saved": None, "members": ()}
+        place = {"folder": tmp_path / name, "placement": ALONE, "saved": None, "members": ()}
         plan = space(settings=settings, env=space(spec=spec), **place)
         report.write_config(plan)
         report.open_sinks(plan)

@@ -318,8 +318,8 @@ def test_a_population_larger_than_memory_is_split(monkeypatch):
     (group,) = asked.groups
     assert len(layout.fit(group, asked)) == 1
     ready = layout.plan.check(grid.part(group, group.members[:1]).settings)
-    one = memory.need(ready.env, ready.agent, 1).total + memory.in_between(ready.env, ready.agent)
-    assert ready.num_shards == 1
+    one = memory.need(ready.env, ready.agent).total + memory.in_between(ready.env, ready.agent)
+    assert ready.placement.num_shards == 1
     monkeypatch.setattr(memory, "free", lambda _=1: 7 * one + 10)  # on four devices seven are trained as eight
     assert [len(part.members) for part in layout.fit(group, asked)] == [3, 4]
     monkeypatch.setattr(memory, "free", lambda _=1: 3 * one + 10)

@@ -23,6 +23,7 @@ from jax.experimental.compilation_cache import compilation_cache
 import jaxrl_fast
 from jaxrl_fast import config, host, memory, play, program, report, sinks, train, trainer
 from jaxrl_fast import plan as planning
+from jaxrl_fast.placement import ALONE
 from jaxrl_fast.types import Agent, Decision
 from tests import probes, run_chunks_by
 
@@ -58,7 +59,7 @@ def plan(folder, line="", num_envs=4, num_updates=6, env=probes.constant_reward)
         settings=config.from_command_line(line.split()),
         env=env(num_envs),
         agent=toy(num_envs),
-        num_shards=1,
+        placement=ALONE,
         eval_env=env(4),
         num_updates=num_updates,
         steps_per_update=num_envs * LENGTH,
@@ -82,7 +83,7 @@ def without_times(records):
 
 @pytest.fixture(scope="module")
 def built():
-    return program.build(probes.chain(4), toy(4), num_seeds=1, num_updates=6)
+    return program.build(probes.chain(4), toy(4), num_updates=6)
 
 
 @pytest.mark.parametrize("lengths", [[1, 1, 1, 1, 1, 1], [2, 4], [5, 1]])

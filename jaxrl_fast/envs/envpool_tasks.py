@@ -19,7 +19,7 @@ import numpy as np
 from jaxrl_fast import types
 from jaxrl_fast.envs import envpool_trial, inputs, qt
 from jaxrl_fast.spelling import nearest, why
-from jaxrl_fast.types import Conditions, EnvSpec, PyTree
+from jaxrl_fast.types import Conditions, EnvSpec, Protocol, PyTree
 
 warnings.filterwarnings("ignore", ".*precision lowered by casting")  # gymnasium's, of bounds: no user's concern
 
@@ -79,7 +79,7 @@ class Task(NamedTuple):
     bounds: inputs.Bounds
     raw: PyTree  # shapes and dtypes of one environment's observation, as envpool gives it
     spaces: PyTree  # gymnasium's spaces of the same
-    protocol: str  # of Atari
+    protocol: Protocol
     lives: bool  # a lost life ends an episode
     says_over: bool  # whether the game is over is told besides
     wide: bool  # something in it has 64 bits

@@ -1,0 +1,49 @@
+"""How a training's seeds and their shards are dealt to devices."""
+
+from typing import NamedTuple
+
+import jax
+
+SHARDS, SEEDS = "shards", "seeds"  # names of axes
+
+
+class Placement(NamedTuple):
+    """So many seeds, each in so many shards, on the devices that JAX has.
+
+    Shards have devices of their own if there are enough and a seed has them to itself at a time; else a device computes
+    all of a seed's shards side by side. Seeds that share a device advance side by side too, or one after another if
+    `in_turn`.
+    """
+
+    num_seeds: int = 1
+    num_shards: int = 1
+    in_turn: bool = False
+
+    @property
+    def apart(self) -> bool:
+        """Whether the shards of a seed have devices of their own."""
+        return 1 < self.num_shards <= jax.local_device_count() and (self.in_turn or self.num_seeds == 1)
+
+    @property
+    def rounds(self) -> int:
+        """How many seeds one after another, or side by side, a device has: as few as can be."""
+        at_once = jax.local_device_count() // (self.num_shards if self.apart else 1)
+        return -(-self.num_seeds // at_once)
+
+    @property
+    def num_groups(self) -> int:
+        """The fewest groups of devices with which it takes no more rounds: of one, or of one for each shard."""
+        return -(-self.num_seeds // self.rounds)
+
+    @property
+    def num_devices(self) -> int:
+        """How many devices hold the seeds' states, each as much as another."""
+        return self.num_groups * (self.num_shards if self.apart else 1)
+
+    @property
+    def num_trained(self) -> int:
+        """How many seeds are trained for so many: where they cannot be dealt evenly, the last one more than once."""
+        return self.rounds * self.num_groups
+
+
+ALONE = Placement()  # one seed on one device
