@@ -4,7 +4,7 @@ from typing import Any
 
 import jax
 
-from jaxrl_fast import config, envs, networks
+from jaxrl_fast import config, envs, in_flight, networks
 from jaxrl_fast.envs import shards
 from jaxrl_fast.placement import SHARDS, Placement
 from jaxrl_fast.types import Agent, Conditions, Env
@@ -19,7 +19,13 @@ def undivided(settings: config.Settings, algorithm: Any, num_updates: int, done:
     """All environments together, and the agent for them, for a run that goes on after `done` updates."""
     options = settings.options
     env = envs.make(options.env, int(options.num_envs), conditions(options, TRAINING, done), **options.env_options)
-    return env, algorithm.make(settings.agent, env.spec, num_updates)
+    return env, make_agent(settings.agent, algorithm, env, num_updates)
+
+
+def make_agent(agent_config: Any, algorithm: Any, env: Env, num_updates: int) -> Agent:
+    """The agent of a run with so many updates. Where play overlaps with learning the first one learns nothing."""
+    num_learning = max(num_updates - in_flight.overlaps(env), 1)
+    return algorithm.make(agent_config, env.spec, num_learning)
 
 
 def divide(
@@ -35,7 +41,7 @@ def divide(
     for count in _counts_to_try(settings, env, as_before):
         try:
             shard = _shard(settings.options, count, done)
-            env, agent, num_shards = shard, algorithm.make(settings.agent, shard.spec, num_updates), count
+            env, agent, num_shards = shard, make_agent(settings.agent, algorithm, shard, num_updates), count
             break
         except ValueError:
             if as_before or settings.options.devices != "auto":
@@ -54,9 +60,9 @@ def evaluation(options: config.Options, on_device: bool, done: int = 0) -> Env:
 def conditions(options: config.Options, purpose: int, done: int = 0, shard: int = 0, num_shards: int = 1) -> Conditions:
     """How environments on the host are run, for training or evaluation, by a run that goes on after so many updates."""
     path = "callback" if options.exact_resume else options.pool_path
-    in_flight = options.in_flight if purpose == TRAINING else 0
+    num_pools = options.in_flight if purpose == TRAINING else 0
     overlap = options.overlap and purpose == TRAINING
-    return Conditions((options.seed, purpose, done), options.protocol, path, in_flight, overlap, shard, num_shards)
+    return Conditions((options.seed, purpose, done), options.protocol, path, num_pools, overlap, shard, num_shards)
 
 
 def _counts_to_try(settings: config.Settings, env: Env, as_before: int | None) -> list[int]:

@@ -106,7 +106,7 @@ def attempt(settings: config.Settings, num_envs: int) -> Trial:
     except ValueError as error:
         return Trial(num_envs, why=str(error))
     try:
-        memory.check(memory.need(*whole, placement), getattr(settings.agent, "capacity", None))
+        memory.check(memory.need(*whole, placement), getattr(settings.agent, "capacity", None), steps_per_update)
         built = program.build(env, agent, num_updates, placement)
         takes, free = placement.num_devices * built.memory, memory.free(placement.num_devices)
         if free is not None and takes > free:

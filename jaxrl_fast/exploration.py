@@ -48,12 +48,12 @@ def env_steps(spec: EnvSpec, rollout_length: int, num_updates: Array) -> Array:
     return jnp.minimum(num_updates, MOST_COUNTED // per_update) * per_update
 
 
-def epsilons(epsilon: Epsilon, spec: EnvSpec, env_steps: Array, num_envs: int | None = None) -> Array:
+def epsilons(epsilon: Epsilon, spec: EnvSpec, env_steps: Array) -> Array:
     """[N] f32: the chance of a random action in each environment after so many environment steps.
 
-    `num_envs`: of those that act together, if not all do. Where environments are dealt to pools, each has a ladder.
+    Where environments are dealt to pools it is that in each environment of a pool: every pool has a whole ladder.
     """
-    num_envs = num_envs or spec.num_envs
+    num_envs = spec.num_envs // spec.num_pools
     now = optax.linear_schedule(epsilon.start, epsilon.end, epsilon.steps)(env_steps)
     shard = 0 if spec.axis_name is None else jax.lax.axis_index(spec.axis_name)
     place = shard * num_envs + jnp.arange(num_envs)

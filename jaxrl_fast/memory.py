@@ -63,8 +63,8 @@ def in_between(env: Env, agent: Agent) -> int:
     return 2 * size(jax.eval_shape(act, state))
 
 
-def check(needed: Need, capacity: int | None, resumed: bool = False) -> None:
-    """ValueError where it does not fit; it names the largest capacity of a replay that does.
+def check(needed: Need, capacity: int | None, steps_per_update: int = 1, resumed: bool = False) -> None:
+    """ValueError where it does not fit; it names the largest capacity of a replay that does, in whole updates.
 
     A run that goes on can have no other, and one copy of it has been read into the host's memory already.
     """
@@ -77,7 +77,8 @@ def check(needed: Need, capacity: int | None, resumed: bool = False) -> None:
         raise ValueError(f"this run does not fit into memory here ({needed})")
     if capacity is None or rest <= 0:
         raise ValueError(f"this does not fit into memory ({needed}); fewer environments or seeds need less")
-    fits = math.floor(rest / (copies * needed.replay / capacity))
+    held = max(capacity // steps_per_update, 1) * steps_per_update
+    fits = math.floor(rest / (copies * needed.replay / held))
     unit = 10 ** max(len(str(fits)) - 3, 0)
     twice = ", twice while saving" if copies > 1 else ""
     raise ValueError(

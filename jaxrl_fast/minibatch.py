@@ -42,15 +42,16 @@ def shuffle(key: Key, num_rows: int) -> Array:
     return places.astype(jnp.int32)
 
 
-def check(num_rows: int, num_minibatches: int) -> None:
-    """ValueError where the rows of an update do not divide into so many minibatches, naming near numbers that do."""
+def check(num_rows: int, num_minibatches: int, num_shards: int = 1) -> None:
+    """ValueError where a shard's rows of an update do not divide into so many minibatches, naming near numbers."""
     if num_rows % num_minibatches == 0:
         return
     below = next(n for n in range(min(num_minibatches, num_rows), 0, -1) if num_rows % n == 0)
     larger = range(num_minibatches, min(2 * num_minibatches, num_rows) + 1)
     above = next((n for n in larger if num_rows % n == 0), below)
     near = " or ".join(map(str, sorted({below, above})))
-    raise ValueError(f"{num_rows} steps per update do not divide into {num_minibatches} minibatches; try {near}")
+    where = f" on each of {num_shards} devices" if num_shards > 1 else ""
+    raise ValueError(f"{num_rows} steps per update{where} do not divide into {num_minibatches} minibatches; try {near}")
 
 
 def deal(key: Key, num_rows: int, num_minibatches: int) -> Array:

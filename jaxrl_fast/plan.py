@@ -100,8 +100,8 @@ def check(settings: config.Settings, members: tuple[Member, ...] = ()) -> Plan:
     if settings.algo not in configs.CONFIGS:
         check_metrics_of(settings.algo, program.shapes_of_metrics(*whole))
     needs = memory.need(*whole, placement)
-    memory.check(needs, getattr(settings.agent, "capacity", None), resumed=saved is not None)
-    make = lambda agent_config: algorithm.make(agent_config, env.spec, num_updates)
+    memory.check(needs, getattr(settings.agent, "capacity", None), steps_per_update, resumed=saved is not None)
+    make = lambda agent_config: assembly.make_agent(agent_config, algorithm, env, num_updates)
     varied = vary(members, make, settings.agent) if members else None
     if saved:  # what does not fit is refused before anything is compiled
         checkpoint.unflatten(program.shapes(env, agent, placement, varied), saved)

@@ -69,7 +69,8 @@ def load(
     saved = read(folder, which, *settle(folder, env), member or {})
     saved = only(saved, saved.seeds[0] if seed is None else seed)
     state = on_device(saved.learners)
-    agent, num_envs = saved.agent, int(saved.settings.options.num_envs)
+    agent, options = saved.agent, saved.settings.options
+    num_envs = int(options.num_envs) // max(options.in_flight, 1)
     if jax.tree.leaves(agent.memory):
         what = "its policy has a memory, and is no function of an observation"
         raise ValueError(f"{folder}: {what}; evaluate and video play it, and .agent.exploit takes the memory")
@@ -250,7 +251,7 @@ def greedy(agent: Agent, state: PyTree, obs: PyTree) -> Array:
 
 
 def exploring(agent: Agent, num_envs: int, state: PyTree, obs: PyTree, key: Key) -> Array:
-    """Actions [B, ...] for observations [B, ...] as in training: row i is what environment i % N would do."""
+    """Actions [B, ...] for observations [B, ...] as in training: row i is what environment i % N of a pool would do."""
     num_obs = jax.tree.leaves(obs)[0].shape[0]
     rounds = -(-num_obs // num_envs)
 
@@ -269,7 +270,7 @@ def _agent(settings: config.Settings, spec: EnvSpec, num_shards: int) -> Agent:
     options = settings.options
     num_envs = int(options.num_envs)
     steps_per_update = configs.rollout_length(settings.agent, num_envs) * num_envs
-    spec = spec._replace(num_envs=num_envs // num_shards, num_shards=num_shards)
+    spec = spec._replace(num_envs=num_envs // num_shards, num_shards=num_shards, num_pools=max(options.in_flight, 1))
     spec = spec._replace(axis_name=SHARDS if num_shards > 1 else None)
     return agents.load(settings.algo).make(settings.agent, spec, -(-options.total_steps // steps_per_update))
 

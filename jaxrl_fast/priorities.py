@@ -61,9 +61,9 @@ def find(tree: Tree, mass: Array) -> tuple[Array, Array]:
     node = jnp.zeros(mass.shape, jnp.int32)
     for level in reversed(tree.levels):
         children = level.reshape(-1, BRANCHES).at[node].get(mode="promise_in_bounds")  # [B, BRANCHES]
-        upto = jnp.cumsum(children, axis=-1)
-        # Rounding may leave as much mass as there is, or more: the last child that has some takes it.
-        mass = jnp.minimum(mass, jnp.nextafter(upto[:, -1], jnp.float32(0)))
+        upto = jnp.where(children > 0, jnp.cumsum(children, axis=-1), 0)  # who has nothing is never found
+        # Rounding may leave as much mass as there is, or more, and sums in another order than one by one may even fall.
+        mass = jnp.minimum(mass, jnp.nextafter(upto.max(-1), jnp.float32(0)))
         child = jnp.argmax(upto > mass[:, None], axis=-1).astype(jnp.int32)
         upto, priority = (jnp.take_along_axis(x, child[:, None], axis=-1)[:, 0] for x in (upto, children))
         mass = jnp.maximum(mass - (upto - priority), 0)

@@ -42,7 +42,7 @@ def announce(plan: "Plan", terminal: sinks.Terminal) -> None:
     first, last = first_learning(options.num_envs), plan.num_updates * plan.steps_per_update
     if first >= last:
         host.warn(f"nothing will be learnt: gradient steps come after step {first}, and the run ends at step {last}")
-    for line in dict.fromkeys((*_idle(plan), *plan.env.warnings, *plan.eval_env.warnings)):
+    for line in dict.fromkeys((*_idle(plan), *_too_rare(plan), *plan.env.warnings, *plan.eval_env.warnings)):
         host.warn(line)
     protocol = [f"played and scored by the rules of {plan.env.protocol}"] if plan.env.protocol else []
     for note in dict.fromkeys((*plan.env.notes, *plan.eval_env.notes, *protocol)):
@@ -58,14 +58,27 @@ def announce(plan: "Plan", terminal: sinks.Terminal) -> None:
 
 
 def _idle(plan: "Plan") -> list[str]:
-    """Warnings of options for continuous actions, where there are none."""
+    """Warnings of options that do nothing here: for continuous actions, or for several environments."""
     from jaxrl_fast.types import Discrete
 
     agent, spec = plan.settings.agent, plan.env.spec
     changed = [name for name in CONTINUOUS if getattr(agent, name, None) != getattr(type(agent), name, None)]
-    if not isinstance(spec.action, Discrete):
+    changed = changed if isinstance(spec.action, Discrete) else []
+    alone = spec.num_envs_in_all // spec.num_pools == 1 and getattr(agent, "epsilon_ladder", 0) > 0
+    ladder = "--agent.epsilon-ladder does nothing: no two environments act together, and each has the lowest rung"
+    return [ladder] * alone + [
+        f"--agent.{name.replace('_', '-')} does nothing: the actions of {spec.id} are discrete" for name in changed
+    ]
+
+
+def _too_rare(plan: "Plan") -> list[str]:
+    """Warnings of a target that is copied several times in one update."""
+    agent, steps = plan.settings.agent, plan.steps_per_update
+    period = getattr(agent, "target_period", steps)
+    if period >= steps or getattr(agent, "target_step_size", 1) < 1:
         return []
-    return [f"--agent.{name.replace('_', '-')} does nothing: the actions of {spec.id} are discrete" for name in changed]
+    moves = f"the target is copied several times within an update, which is {steps} steps"
+    return [f"--agent.target-period {period}: {moves}; it should be {steps} or more"]
 
 
 def _from_where(plan: "Plan") -> str:

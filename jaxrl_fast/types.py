@@ -36,6 +36,7 @@ class EnvSpec(NamedTuple):
     frame_stack: int = 0  # the last axis of obs holds this many successive frames; 0: no frames are stacked
     axis_name: str | None = None  # the device axis that the environments are split over
     num_shards: int = 1  # the length of that axis
+    num_pools: int = 1  # that environments act in by turns, as many in each
 
     @property
     def num_envs_in_all(self) -> int:

@@ -149,6 +149,7 @@ def listed(names: Iterable[str]) -> str:
 
 
 def _as_values(value: Any) -> list[Any]:
+    value = value.tolist() if hasattr(value, "tolist") else value  # numpy's
     if isinstance(value, Mapping):
         return [(str(k), v) for k, v in value.items()]
     return list(value) if isinstance(value, (list, tuple)) else [value]

@@ -353,6 +353,10 @@ MISTAKES = [
     ("dqn --agent.distribution c52", ["--agent.distribution", "did you mean c51"]),
     ("dqn --agent.distribution c51 --agent.v-min 3 --agent.v-max 3", ["v_min 3.0", "v_max 3.0"]),
     ("dqn --agent.priority-exponent 0.6", ["--agent.priority-exponent does nothing without --agent.prioritised\n"]),
+    (
+        "dqn --agent.loss huber --agent.distribution c51",
+        ["--agent.loss does nothing without --agent.distribution none or quantile\n"],
+    ),
     ("dqn --agent.num-atoms 51", ["--agent.num-atoms does nothing without --agent.distribution c51 or quantile\n"]),
     ("dqn --agent.distribution quantile --agent.v-max 9", ["--agent.v-max does nothing", "--agent.distribution c51\n"]),
     ("--config rainbow_cartpole --agent.no-prioritised --agent.importance-exponent 1", ["--agent.prioritised"]),
@@ -511,6 +515,8 @@ def test_what_does_nothing_without_a_switch_does_something_with_it(algo):
     for name, (switch, values) in NEEDS.items():
         if hasattr(default, name):
             idle = {name: getattr(default, name)}
+            if getattr(default, switch) in values:
+                idle[switch] = "c51"  # the one value of a switch that some do without
             with pytest.raises(ValueError, match=rf"^agent.{name} does nothing without agent.{switch}"):
                 config.from_keywords(algo=algo, agent=idle)
             for value in values:
@@ -583,6 +589,24 @@ def test_a_run_that_ends_before_it_learns_says_so(total_steps, is_told, capsys):
     settings = config.from_keywords(algo="dqn", num_envs=16, total_steps=total_steps, agent={"rollout_length": 1})
     report.announce(plan.check(settings), sinks.Quiet())
     assert ("nothing will be learnt: gradient steps come after step 10000" in capsys.readouterr().err) == is_told
+
+
+@pytest.mark.parametrize(("num_envs", "is_told"), [(1, True), (2, False)])
+def test_a_ladder_of_one_rung_is_told_of(num_envs, is_told, capsys):
+    settings = config.from_keywords(algo="dqn", num_envs=num_envs, agent={"epsilon_ladder": 7})
+    report.announce(plan.check(settings), sinks.Quiet())
+    assert ("--agent.epsilon-ladder does nothing" in capsys.readouterr().err) == is_told
+
+
+@pytest.mark.parametrize(
+    ("options", "is_told"),
+    [(["16"], False), (["501"], True), (["501", "--agent.target-step-size", "0.1"], False)],
+)
+def test_a_target_that_is_copied_several_times_in_an_update_is_told_of(options, is_told, capsys):
+    """The default period is 500, and so many environments make a step each between updates."""
+    settings = config.from_command_line(["dqn", "--num-envs", *options])
+    report.announce(plan.check(settings), sinks.Quiet())
+    assert ("--agent.target-period 500: the target is copied several times" in capsys.readouterr().err) == is_told
 
 
 @pytest.mark.parametrize("service", ["wandb", "trackio"])

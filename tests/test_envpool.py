@@ -610,6 +610,7 @@ def test_no_pool_is_made_to_see_whether_a_run_is_possible(overlap):
     state = program.shapes(ready.env, ready.agent)
     assert ready.needs.environments == memory.size((state.actors, state.rollout)) > 0
     assert bool(state.rollout) == overlap and len(adapter.KEPT) == held
+    assert ready.env.spec.num_pools == 2, "for a ladder of epsilons in each"
 
 
 @pytest.mark.parametrize(

@@ -46,6 +46,13 @@ def test_devices_share_the_ladder_and_the_count():
     np.testing.assert_allclose(found.reshape(-1), exploration.epsilons(epsilon, spec_of(6), jnp.int32(50)), rtol=1e-6)
 
 
+def test_each_pool_has_a_ladder():
+    """So the mean over all environments is that of a pool."""
+    epsilon = exploration.Epsilon(0.4, 0.4, 1, 7.0)
+    found = exploration.epsilons(epsilon, spec_of(12, num_pools=3), jnp.int32(0))
+    np.testing.assert_array_equal(found, exploration.epsilons(epsilon, spec_of(4), jnp.int32(0)))
+
+
 @pytest.mark.parametrize("num_envs", [1, 3, 1000, 2**20])
 @pytest.mark.parametrize("rollout_length", [1, 7, 128])
 def test_the_count_stops_before_it_overflows(num_envs, rollout_length):

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from jax.experimental import checkify, io_callback
 
-from jaxrl_fast import agents, in_flight, loop, population, program, rollouts
+from jaxrl_fast import agents, assembly, in_flight, loop, population, program, rollouts
 from jaxrl_fast.agents import configs, ppo
 from jaxrl_fast.types import Agent, Decision, GradientSteps
 from tests import probes, slow
@@ -235,12 +235,25 @@ def test_what_overlaps_learns_from_the_rollout_before(algo, options, num_shards)
     end, metrics = jax.jit(spread(overlapped))(jax.random.key(0))
     close = partial(np.testing.assert_allclose, rtol=1e-3, atol=1e-5, equal_nan=False)
     jax.tree.map(close, end, expected)
+    num = agent.gradient_steps.num
     for name, x in expected_metrics.items():
-        close(metrics[name][..., 1:], x[..., 1:], err_msg=name)
-    learnt = {name: float(x.ravel()[0]) for name, x in metrics.items() if name not in population.SCORES}
-    rates = {"epsilon": learnt.pop("epsilon", 0), "learning_rate": learnt.pop("learning_rate")}
-    assert not any(learnt.values()) and rates["learning_rate"] == pytest.approx(options.get("learning_rate", 2.5e-4))
+        learnt = name not in population.SCORES
+        close(metrics[f"{name}_sum" if learnt else name][..., 1:], x[..., 1:] * (num if learnt else 1), err_msg=name)
+    np.testing.assert_array_equal(
+        np.reshape(metrics["gradient_steps"], (-1, num_updates)), [[0, *[num] * 3]] * num_shards
+    )
+    records = population.summarise({name: np.reshape(x, (num_shards, -1))[:, :1] for name, x in metrics.items()})
+    assert all(records[0][name] is None for name in expected_metrics if name not in population.SCORES)
     assert end[2].steps.valid.any()
+
+
+def test_where_play_overlaps_the_learning_rate_reaches_0_too():
+    """One update fewer learns."""
+    env = probes.pooled(probes.constant_reward(4), overlap=True)
+    agent = assembly.make_agent(configs.PPO(**SHORT), agents.load("ppo"), env, 4)
+    _, metrics = jax.jit(lambda: loop.train(env, agent, loop.init(env, agent, jax.random.key(0)), 4))()
+    rates = metrics["learning_rate_sum"] / agent.gradient_steps.num
+    np.testing.assert_allclose(rates[1:], np.array([2, 1, 0]) / 3 * 2.5e-4, atol=1e-9)
 
 
 def test_learning_begins_when_all_have_their_actions_and_ends_before_they_are_asked():
@@ -274,7 +287,7 @@ def test_learning_begins_when_all_have_their_actions_and_ends_before_they_are_as
     start = jax.block_until_ready(jax.jit(lambda key: loop.init(env, agent, key))(jax.random.key(0)))
     happened.clear()
     _, metrics = jax.jit(lambda state: loop.train(env, agent, state, 2))(start)
-    assert metrics["taken"].tolist() == [0, 6]
+    assert metrics["taken_sum"].tolist() == [0, 6 * 6] and metrics["gradient_steps"].tolist() == [0, 6]
     assert happened == ["receive", "send"] * 3 + ["receive", "send", "learn", "learn"] * 3
 
 
@@ -307,9 +320,8 @@ def test_every_gradient_step_is_taken_once_and_evenly_over_the_rollout(num_steps
     env = probes.pooled(probes.constant_reward(2), overlap=True)
     agent = still(env, num_steps)._replace(gradient_steps=learning)
     metrics = jax.jit(lambda key: loop.train(env, agent, loop.init(env, agent, key), 3)[1])(jax.random.key(0))
-    assert (metrics["calls"] == num_steps).all()
-    assert (metrics["when"][0] == -1).all(), "there is nothing to learn from yet"
-    for when in np.asarray(metrics["when"][1:]):
+    assert metrics["calls_sum"].tolist() == [0, *[num_steps * num_gradient_steps] * 2]
+    for when in np.asarray(metrics["when_sum"][1:]) // num_gradient_steps:
         assert (np.diff(when) >= 0).all() and when.min() >= 0
         counts = np.bincount(when, minlength=num_steps)
         assert counts.max() - counts.min() <= 1

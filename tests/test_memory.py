@@ -73,6 +73,13 @@ def test_a_refusal_says_what_is_needed_and_what_is_free():
         memory.check(needed, 1_000_000)
 
 
+def test_the_capacity_that_is_proposed_is_of_whole_updates():
+    """60,000 steps hold three updates of 16,384; with 30 bytes a step, 1 MB has room for two of them."""
+    needed = memory.Need(0, 30 * 3 * 16_384, 0, 10**6, 1)
+    with pytest.raises(ValueError, match=r"the largest capacity that fits is 33300$"):
+        memory.check(needed, 60_000, 16_384)
+
+
 def test_what_goes_on_needs_one_copy_less_and_can_have_no_other_capacity():
     needed = memory.Need(10**6, 10**9, 0, 2 * 10**9, 2)
     memory.check(needed, 1000, resumed=True)

@@ -127,9 +127,9 @@ def random_batch(num_actions=3, num_rows=12, seed=0):
 THREE_ACTIONS = ppo.Discrete(3)
 
 
-def parts_of(action=THREE_ACTIONS, num_envs=4, **config):
+def parts_of(action=THREE_ACTIONS, num_envs=4, num_shards=1, **config):
     obs = jax.ShapeDtypeStruct((4,), jnp.float32)
-    spec = ppo.EnvSpec("test", obs, action, num_envs)
+    spec = ppo.EnvSpec("test", obs, action, num_envs, num_shards=num_shards)
     config = dict(rollout_length=8, hidden=(8,)) | config
     agent = ppo.make(ppo.Config(**config), spec, 10)
     return agent, agent.explore.args[0]
@@ -420,6 +420,7 @@ def test_observations_of_several_parts_are_normalised_part_by_part():
     [
         (dict(action=ppo.Box((2, 3))), r"^test: ppo wants actions of shape \[D\], not \[2, 3\]$"),
         (dict(num_envs=256, num_minibatches=3), "2048 steps per update do not divide into 3 minibatches; try 2 or 4"),
+        (dict(num_envs=2, num_shards=2, num_minibatches=32), "16 steps per update on each of 2 devices do not divide"),
     ],
 )
 def test_what_does_not_fit_is_refused_in_a_sentence(config, words):

@@ -128,6 +128,19 @@ def test_masses_found_by_hand():
     np.testing.assert_array_equal(priority, [2, 2, 3, 3, 1, 1, 1, 1])
 
 
+def test_what_is_found_has_a_priority_in_whatever_order_sums_are_made(monkeypatch):
+    """Of a scan like a tree the running sums are not sorted, and the last one may be less than one before it."""
+    monkeypatch.setattr(priorities.jnp, "cumsum", lambda x, axis: jax.lax.associative_scan(jnp.add, x, axis=axis))
+    find = jax.jit(priorities.find)
+    for seed in range(40):
+        rng = np.random.default_rng(seed)
+        tree = tree_of(magnitudes(rng, 600))
+        most = total(tree)
+        mass = jnp.append(jnp.float32(rng.uniform(0, most, NUM_MASSES)), most)
+        item, priority = find(tree, mass)
+        assert (item < 600).all() and (priority > 0).all()
+
+
 @given(seed=seeds, size=sizes)
 def test_an_item_is_found_where_the_running_sum_passes_the_mass(seed, size):
     """Masses at every kind of place: 0, exact boundaries, a hair to either side of them, in between, all there is."""

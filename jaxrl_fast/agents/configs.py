@@ -246,6 +246,7 @@ NEEDS: dict[str, tuple[str, tuple[Any, ...]]] = {
     **dict.fromkeys(("munchausen_alpha", "munchausen_temperature", "munchausen_clip"), ("munchausen", (True,))),
     **dict.fromkeys(("v_min", "v_max"), ("distribution", ("c51",))),
     "num_atoms": ("distribution", ("c51", "quantile")),
+    "loss": ("distribution", ("none", "quantile")),
 }
 CONTINUOUS = ("squash", "log_std_init")  # do nothing where actions are discrete
 

@@ -188,7 +188,7 @@ def explore(parts: Parts, state: State, obs: PyTree, memory: PyTree, noise: Nois
     value = mean(parts, parts.network.apply(state.learner.params, obs, noise.network))
     num_envs = parts.spec.num_envs_in_all
     env_steps = num_env_steps(parts, state) + noise.explore.place * num_envs
-    epsilon = exploration.epsilons(parts.epsilon, parts.spec, env_steps, len(value))
+    epsilon = exploration.epsilons(parts.epsilon, parts.spec, env_steps)
     return Decision(distributions.EpsilonGreedy(value, epsilon).sample_from(noise.explore.uniform))
 
 

@@ -122,7 +122,7 @@ def make(config: Config, spec: EnvSpec, num_updates: int, objective: Callable | 
 def check(config: Config, spec: EnvSpec) -> None:
     """The numbers that set shapes; real numbers may be traced and are checked on the host."""
     num_rows = config.rollout_length * spec.num_envs
-    minibatch.check(num_rows, config.num_minibatches)
+    minibatch.check(num_rows, config.num_minibatches, spec.num_shards)
     if config.normalize_advantage and num_rows * spec.num_shards == config.num_minibatches:
         raise ValueError(
             f"{num_rows * spec.num_shards} steps per update in {config.num_minibatches} minibatches are one in each, "

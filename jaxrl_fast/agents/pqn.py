@@ -68,7 +68,7 @@ def make(config: Config, spec: EnvSpec, num_updates: int) -> Agent:
 
     Raises ValueError where the numbers do not fit each other or the environment.
     """
-    minibatch.check(config.rollout_length * spec.num_envs, config.num_minibatches)
+    minibatch.check(config.rollout_length * spec.num_envs, config.num_minibatches, spec.num_shards)
     network = networks.network(
         spec.obs,
         exploration.num_actions(spec, "pqn"),
@@ -112,7 +112,7 @@ def init(parts: Parts, key: Key) -> State:
 def explore(parts: Parts, state: State, obs: PyTree, memory: PyTree, noise: exploration.Noise) -> Decision:
     """Epsilon-greedy: each environment tosses its own coin."""
     value = parts.network.apply(state.params, obs)
-    policy = distributions.EpsilonGreedy(value, epsilons(parts, state, noise.place, len(value)))
+    policy = distributions.EpsilonGreedy(value, epsilons(parts, state, noise.place))
     return Decision(policy.sample_from(noise.uniform), extras=value.max(-1))
 
 
@@ -121,11 +121,11 @@ def exploit(parts: Parts, state: State, obs: PyTree, memory: PyTree, noise: expl
     return Decision(distributions.EpsilonGreedy(parts.network.apply(state.params, obs), 0.0).mode())
 
 
-def epsilons(parts: Parts, state: State, place: int | Array = 0, num_envs: int | None = None) -> Array:
+def epsilons(parts: Parts, state: State, place: int | Array = 0) -> Array:
     """[N] f32: at a step of a rollout, of those environments that act together."""
     before = exploration.env_steps(parts.spec, parts.config.rollout_length, state.num_updates)
     now = before + place * parts.spec.num_envs_in_all
-    return exploration.epsilons(parts.epsilon, parts.spec, now, num_envs)
+    return exploration.epsilons(parts.epsilon, parts.spec, now)
 
 
 def update(parts: Parts, state: State, rollout: Rollout, key: Key) -> tuple[State, Metrics]:

@@ -125,7 +125,7 @@ def make(name: str, num_envs: int, options: Mapping[str, Any], conditions: Condi
     return Env(
         functools.partial(reset, pools),
         functools.partial(step, pools, path),
-        task.spec,
+        task.spec._replace(num_pools=num_pools),
         on_device=False,
         notes=_in_flight(conditions),
         warnings=warnings + _too_much(part, num_shards * num_pools),
