@@ -25,7 +25,12 @@ def undivided(settings: config.Settings, algorithm: Any, num_updates: int, done:
 def make_agent(agent_config: Any, algorithm: Any, env: Env, num_updates: int) -> Agent:
     """The agent of a run with so many updates. Where play overlaps with learning the first one learns nothing."""
     num_learning = max(num_updates - in_flight.overlaps(env), 1)
-    return algorithm.make(agent_config, env.spec, num_learning)
+    agent = algorithm.make(agent_config, env.spec, num_learning)
+    if not isinstance(agent, Agent):
+        raise ValueError(f"algorithm {algorithm.__name__!r}: its make gives {agent!r}, and not an Agent")
+    if agent.rollout_length < 1:
+        raise ValueError(f"algorithm {algorithm.__name__!r}: rollout_length {agent.rollout_length} is less than a step")
+    return agent
 
 
 def divide(

@@ -192,9 +192,16 @@ def remove(folder: Path) -> None:
 
 def replace(path: Path, text: str) -> None:
     """Writes a file that is always either the old one or the new one."""
+    with whole(path) as aside:
+        aside.write_text(text, encoding="utf-8")
+
+
+@contextlib.contextmanager
+def whole(path: Path) -> Iterator[Path]:
+    """A name beside it to write to, which takes the file's place once all is written."""
     aside = path.with_name(f"{ASIDE}{path.name}")
     try:
-        aside.write_text(text, encoding="utf-8")
+        yield aside
         _sync(aside)
         aside.replace(path)
     except BaseException as error:

@@ -16,7 +16,7 @@ from jaxrl_fast.values import check_range, convert
 from jaxrl_fast.written import Setting, from_mapping, tokenise
 
 Ready = TypeVar("Ready")
-FULL = errno.ENOSPC, errno.EDQUOT  # what goes wrong on a disk that has no room, or none for this user
+FULL = errno.ENOSPC, errno.EDQUOT, errno.EFBIG  # what goes wrong where there is no room, or none for this user
 CLOSED = errno.EACCES, errno.EPERM, errno.EROFS  # what goes wrong where this user may not read or write
 BROKEN_PIPE = 13  # the signal's number, where there are signals
 

@@ -1,6 +1,7 @@
 """Learning curves as pictures: of one run, and of several beside each other."""
 
 import io
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -23,6 +24,11 @@ INTERVAL = "95% interval (stratified bootstrap)"
 
 class Picture(Figure):
     """A figure that a notebook shows, whether it has been told to show figures or not."""
+
+    def savefig(self, *args: Any, **kwargs: Any) -> None:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Glyph")  # that the font lacks a sign of some run's name
+            super().savefig(*args, **kwargs)
 
     def _repr_png_(self) -> bytes:
         buffer = io.BytesIO()

@@ -99,6 +99,17 @@ def versions() -> dict[str, str]:
     return {"jaxrl_fast": __version__, "python": platform.python_version(), **found}
 
 
+def check_device() -> None:
+    """ValueError where JAX finds none of the kind that it was told to use."""
+    import jax
+
+    try:
+        jax.local_devices()
+    except (RuntimeError, AssertionError) as error:
+        asked = jax.config.values["jax_platforms"]
+        raise ValueError(f"JAX_PLATFORMS={asked}: JAX finds no such device here, or has no support for it") from error
+
+
 def is_double() -> bool:
     """JAX makes float64 and int64 where no type is named."""
     import jax
@@ -165,6 +176,8 @@ def entries(cache: Path | None) -> int:
 
 class Lock:
     """The right to write into a run's folder, until it is released. BlockingIOError: another process has it."""
+
+    descriptor = -1
 
     def __init__(self, folder: Path):
         self.descriptor = os.open(folder / LOCK, os.O_CREAT | os.O_RDWR, 0o644)

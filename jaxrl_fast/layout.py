@@ -48,7 +48,7 @@ def prepare(asked: grid.Request) -> Sweep:
             _check_names(asked)
         folder = _chosen_folder(asked)
         grid.offer_devices(group.settings for group in asked.groups)
-        if folder is not None and run_folder.exists(folder):
+        if folder is not None and run_folder.is_taken(folder):
             sweep = _again(asked, folder)
         else:
             for group in asked.groups:
@@ -144,7 +144,7 @@ def _make(asked: grid.Request, groups: dict[str, Group], folder: Path | None) ->
     ours = Path("sweeps") / f"{settings.algo_name}_{env_name}_{datetime.now():%Y%m%d-%H%M%S}"
     for chosen in [folder] if folder else [ours, *(ours.with_name(f"{ours.name}-{i}") for i in range(2, 100))]:
         try:
-            chosen.mkdir(parents=True)
+            chosen.mkdir(parents=True, exist_ok=chosen == folder)
             break
         except FileExistsError:
             continue

@@ -98,7 +98,7 @@ def check(settings: config.Settings, members: tuple[Member, ...] = ()) -> Plan:
     eval_env = assembly.evaluation(options, env.on_device, done)
     whole = (env, agent) if placement.num_shards == 1 else assembly.undivided(settings, algorithm, num_updates)
     if settings.algo not in configs.CONFIGS:
-        check_metrics_of(settings.algo, program.shapes_of_metrics(*whole))
+        check_update(settings.algo, *program.shapes_of_update(*whole))
     needs = memory.need(*whole, placement)
     memory.check(needs, getattr(settings.agent, "capacity", None), steps_per_update, resumed=saved is not None)
     make = lambda agent_config: assembly.make_agent(agent_config, algorithm, env, num_updates)
@@ -134,6 +134,7 @@ def check_devices(options: config.Options) -> None:
     if options.overlap and not options.in_flight:
         raise ValueError("--overlap: it wants environments on the host, and --in-flight 1 or more")
     host.offer_cpu_devices(options.devices)
+    host.check_device()
     if host.is_double():
         raise ValueError("JAX's 64 bits (jax_enable_x64) are switched on, and training is in 32; switch them off first")
 
@@ -182,8 +183,19 @@ def check_on_host(settings: config.Settings, env: "Env", agent: "Agent") -> None
         raise ValueError(f"--exact-resume: --save-every {options.save_every} must be in environment steps, such as 1M")
 
 
-def check_metrics_of(algo: str, metrics: Mapping[str, Any]) -> None:
-    """An algorithm of one's own says one number of each thing in an update."""
+def check_update(algo: str, state: Any, result: Any) -> None:
+    """An update of one's own gives a state like that before, and one number of each thing that it says."""
+    import jax
+
+    if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], Mapping)):
+        raise ValueError(f"algorithm {algo!r}: update gives a state and metrics by name, not {type(result).__name__}")
+    leaves = jax.tree_util.tree_leaves_with_path
+    said = lambda tree: {jax.tree_util.keystr(path): f"{x.dtype}{list(x.shape)}" for path, x in leaves(tree)}
+    before, after, metrics = said(state), said(result[0]), result[1]
+    for name in before | after:
+        was, now = before.get(name, "nothing"), after.get(name, "nothing")
+        if was != now:
+            raise ValueError(f"algorithm {algo!r}: update makes state{name} {now}, which init made {was}")
     wrong = [f"{name} has shape {list(x.shape)}" for name, x in metrics.items() if x.shape]
     if wrong:
         raise ValueError(f"algorithm {algo!r}: metrics are single numbers, and {' and '.join(wrong)}")

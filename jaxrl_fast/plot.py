@@ -50,6 +50,10 @@ USAGE = command.Usage(
 )
 
 
+class Unreadable(ValueError):
+    """The records of a run."""
+
+
 class Run(NamedTuple):
     """One run as it was written down."""
 
@@ -76,7 +80,7 @@ def act(ready: tuple[dict[str, list[Run]], Options]) -> None:
     found, options = ready
     drawn = picture(found, options)
     with nullcontext(path_of(options.out)) if options.out else command.claimed(Path(NAME)) as path:
-        drawn.savefig(path)
+        save(drawn, path)
     print(f"{path}   {sinks.counted(len(found), 'curve')} of {sinks.counted(sum(map(len, found.values())), 'run')}")
 
 
@@ -85,15 +89,23 @@ def compare(runs: Sequence[str | Path], **options: Any) -> Any:
     chosen = command.from_keywords(Options, options)
     drawn = picture(groups([path_of(str(run)) for run in runs], chosen), chosen)
     if chosen.out:
-        drawn.savefig(path_of(chosen.out))
+        save(drawn, path_of(chosen.out))
     return drawn
+
+
+def save(drawn: Any, path: Path) -> None:
+    """A picture as a file, which is the old one until the new one is whole."""
+    from jaxrl_fast import checkpoint
+
+    with checkpoint.whole(path) as aside:
+        drawn.savefig(aside)
 
 
 def groups(places: Sequence[Path], options: Options) -> dict[str, list[Run]]:
     """The runs below these places, by the names of their curves. ValueError: nothing to draw, or no place for it."""
     if options.out:
         command.check_out(path_of(options.out, "--out"), (".png", ".svg", ".pdf"))
-    runs = [run for folder in each_once(places) for run in read_if_known(folder)]
+    runs = read_known(places)
     records = (record for run in runs for record in run.records)
     metrics = {name for record in records for name, value in record.items() if _number(value) and "." not in name}
     if options.y not in metrics:
@@ -140,13 +152,20 @@ def folders(place: Path) -> list[Path]:
     return found
 
 
-def read_if_known(folder: Path) -> list[Run]:
-    """`read`; nothing of a run whose algorithm is not to be found from here, which is a warning."""
-    try:
-        return read(folder)
-    except config.UnknownAlgorithm as error:
-        host.warn(f"{folder} is left out: {error}")
-        return []
+def read_known(places: Sequence[Path]) -> list[Run]:
+    """All runs whose algorithm and records are to be had; the others are left out, with a warning, if not all are."""
+    found: list[Run] = []
+    left_out: dict[Path, ValueError] = {}
+    for folder in each_once(places):
+        try:
+            found += read(folder)
+        except (config.UnknownAlgorithm, Unreadable) as error:
+            left_out[folder] = error
+    for folder, why_not in left_out.items():
+        if not found:
+            raise ValueError(f"{folder}: {why_not}") from why_not
+        host.warn(f"{folder} is left out: {why_not}")
+    return found
 
 
 def read(folder: Path) -> list[Run]:
@@ -160,7 +179,7 @@ def read(folder: Path) -> list[Run]:
     try:
         records = report.read_metrics(folder)
     except (OSError, ValueError) as error:
-        raise ValueError(f"{folder}: its {METRICS} cannot be read ({str(error).splitlines()[0]})") from error
+        raise Unreadable(f"its {METRICS} cannot be read ({str(error).splitlines()[0]})") from error
     members: dict[str, Run] = {}
     for record in records:
         own = {name: value for name, value in record.items() if name.startswith("agent.")}

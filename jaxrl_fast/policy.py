@@ -204,6 +204,8 @@ def decide(env: Env, policies: Policies, obs: PyTree, key: Key | None = None, ex
     if explore and key is None:
         raise ValueError("policy(obs, explore=True) wants a key too, such as jax.random.key(0)")
     batch, is_one = as_batch(env.spec, obs)
+    if not is_one and not len(jax.tree.leaves(batch)[0]):
+        raise ValueError("there is no observation in this batch")
     action = env.own_action(policies.explore(batch, key) if explore and key is not None else policies.exploit(batch))
     return action[0] if is_one else action
 

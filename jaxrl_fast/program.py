@@ -121,11 +121,12 @@ def shapes(env: Env, agent: Agent, placement: Placement = ALONE, varied: Varied 
     return _of_seeds(jax.eval_shape(init, _seeds(num_trained), values), placement)
 
 
-def shapes_of_metrics(env: Env, agent: Agent) -> Metrics:
-    """Shapes and dtypes of what one update says. Nothing is compiled."""
-    env = in_flight.on_paper(env)
-    once = lambda: loop.train_step(env, agent, loop.init(env, agent, jax.random.key(0)))[1][1]
-    return jax.eval_shape(once)
+def shapes_of_update(env: Env, agent: Agent) -> tuple[PyTree, Any]:
+    """Shapes and dtypes of an agent's state, and of what an update gives. Nothing is compiled."""
+    env, key = in_flight.on_paper(env), jax.random.key(0)
+    state = jax.eval_shape(lambda: loop.init(env, agent, key))
+    act = lambda state: loop.act(env, agent, state.agent, state.actors, key)[1]
+    return state.agent, jax.eval_shape(lambda state: agent.update(state.agent, act(state), key), state)
 
 
 def spread_out(env: Env, make: Callable[..., Agent], capacity: int, placement: Placement) -> Spread:

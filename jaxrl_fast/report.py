@@ -243,11 +243,21 @@ def way_on(trainer: "Trainer") -> str:
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    """The records of a run; none where it failed before the first."""
+    """The records of a run; none where it failed before the first, and not one that is still being written.
+
+    ValueError where a line is none.
+    """
     if not (folder / METRICS).is_file():
         return []
+    records = []
     with open(folder / METRICS, encoding="utf-8") as file:
-        return [json.loads(text) for text in file]
+        for number, text in enumerate(file, start=1):
+            try:
+                records.append(json.loads(text))
+            except ValueError as error:
+                if text.endswith("\n"):
+                    raise ValueError(f"line {number}: {why(error)}") from error
+    return records
 
 
 def read_summary(folder: Path) -> dict[str, Any]:

@@ -55,7 +55,8 @@ def write(sweep: Sweep) -> list[str]:
     with _alone(sweep.folder):
         for name, picture in drawn.items():
             with host.warned(f"{name} could not be drawn"):
-                picture.savefig(sweep.folder / name)
+                with checkpoint.whole(sweep.folder / name) as aside:
+                    picture.savefig(aside)
                 saved.append(name)
         checkpoint.replace(sweep.folder / REPORT, as_markdown(sweep, table, saved))
     verdicts = [line.replace("**", "") for line in verdict(sweep, table)]
@@ -267,6 +268,7 @@ def figures_of(sweep: Sweep, table: Sequence[Row]) -> dict[str, Any]:
 
 def _table(sweep: Sweep, table: Sequence[Row]) -> list[str]:
     """A line for each configuration."""
+    wanted = any(threshold is not None for threshold in thresholds(sweep))
     heads = [*sweep.columns, "seeds", "return (IQM, 95%)", "greedy", "solved", "steps to it", "time to it"]
     heads += ["steps/s", "members", "compile", "memory MB"]
     lines = [f"| {' | '.join(heads)} |", f"| {' | '.join('---' for _ in heads)} |"]
@@ -276,7 +278,7 @@ def _table(sweep: Sweep, table: Sequence[Row]) -> list[str]:
         num_known = len(_known(group, "final_return"))
         seeds = str(len(group)) if num_known == len(group) else f"{num_known} of {len(group)}"
         cells = [first[c] for c in sweep.columns] + [seeds, _spread(_known(group, "final_return"))]
-        cells += [middle("eval_return", lambda x: f"{x:.1f}"), f"{len(steps)}/{len(group)}"]
+        cells += [middle("eval_return", lambda x: f"{x:.1f}"), f"{len(steps)}/{len(group)}" if wanted else ""]
         cells += [middle("steps_to_solve", sinks.short), middle("time_to_solve_s", sinks.seconds)]
         cells += [middle("env_steps_per_s", sinks.short), first["members"], middle("compile_time_s", sinks.seconds)]
         cells += [middle("program_memory_mb", lambda x: f"{x:.0f}")]

@@ -26,7 +26,7 @@ def chosen(options: config.Options) -> Path | None:
         folder = config.RUNS / options.name
     else:
         return None
-    if exists(folder):
+    if is_taken(folder):
         raise ValueError(_there_already(folder))
     return folder
 
@@ -39,7 +39,7 @@ def make(settings: config.Settings, env: "Env") -> Path:
     asked = chosen(options)
     for folder in [asked] if asked else [ours, *(ours.with_name(f"{ours.name}-{i}") for i in range(2, 100))]:
         try:
-            folder.mkdir(parents=True)
+            folder.mkdir(parents=True, exist_ok=folder == asked)
             return folder
         except FileExistsError:
             continue
@@ -59,10 +59,10 @@ def claim(folder: Path) -> host.Lock:
         raise ValueError(f"the run folder {folder} cannot be written to ({error.strerror})") from error
 
 
-def exists(folder: Path) -> bool:
-    """ValueError where there can be no such folder, for its name is too long."""
+def is_taken(folder: Path) -> bool:
+    """Whether there is something in it, but for a lock. ValueError where there can be no such folder."""
     try:
-        return folder.exists()
+        return folder.exists() and not (folder.is_dir() and {path.name for path in folder.iterdir()} <= {host.LOCK})
     except OSError as error:
         raise ValueError(f"the folder {folder} cannot be made ({error.strerror}); choose another") from error
 

@@ -16,7 +16,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def execute(ready: plan.Plan) -> int:
     """Runs it. Returns the exit status."""
-    outcome = trainer.execute(ready)
+    try:
+        outcome = trainer.execute(ready)
+    except MemoryError as error:
+        host.tell(f"error: {error}")
+        return 1
     if outcome.failure:
         host.tell(f"error: {outcome.failure}")
     if outcome.unwritten:

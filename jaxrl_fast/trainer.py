@@ -3,6 +3,7 @@
 A chunk of updates is dispatched before the metrics of the one before are read.
 """
 
+import contextlib
 import json
 import sys
 import time
@@ -103,6 +104,11 @@ class Trainer:
                 if self.finished == self.end and self.scores.evaluated_at == self.env_steps:
                     self.signal = None  # it came too late to stop anything
                 self.status = "diverged" if self.failure else "stopped" if self.signal else "done"
+            except Exception as error:
+                if "RESOURCE_EXHAUSTED" not in str(error):  # as JAX has it
+                    raise
+                self.failure = f"out of memory: {self.needed()}; fewer environments or seeds need less"
+                raise MemoryError(self.failure) from error
             finally:
                 self.close()
         from jaxrl_fast import memory
@@ -141,7 +147,16 @@ class Trainer:
         needed, free = num_devices * self.program.memory, memory.free(num_devices)
         self.terminal.say(f"compiled in {sinks.seconds(duration)}{kept}   needs {memory.readable(needed)}")
         if free is not None and needed > free:
-            host.warn(f"the program needs {memory.readable(needed)} of memory, and {memory.readable(free)} are free")
+            host.warn(self.needed())
+
+    def needed(self) -> str:
+        """What the program needs of memory and what there is, in words."""
+        from jaxrl_fast import memory
+
+        num_devices = self.plan.placement.num_devices
+        free = memory.free(num_devices)
+        there = "" if free is None else f", and {memory.readable(free)} are free"
+        return f"the program needs {memory.readable(num_devices * self.program_memory)} of memory{there}"
 
     def begin(self) -> None:
         """The state before training, or the one that was saved, as if there had been no end."""
@@ -305,7 +320,8 @@ class Trainer:
             return
         last = f"the last good checkpoint is {self.keeper.last}" if self.keeper.last else "there is no checkpoint"
         wrong = f"{self.options.env} gives observations or rewards that are not finite"
-        advice = wrong if of_games or not self._are_games_finite(member) else "try a lower learning rate"
+        known = of_games or not self._are_games_finite(member)  # an observation that is gone by now tells nothing
+        advice = wrong if known else f"try a lower learning rate, unless {wrong}"
         self.failure = self.failure or f"{where}; {last}; {advice}"
 
     def _are_games_finite(self, member: int) -> bool:
@@ -422,14 +438,19 @@ class Trainer:
         actions = list(zip(names, [sink.close for sink in self.sinks]))
         actions.append((report.SUMMARY, lambda: checkpoint.replace(self.plan.folder / report.SUMMARY, text)))
         if self.scores.recorded:
-            draw = lambda: report.picture(self.plan.folder).savefig(self.plan.folder / report.CURVE)
-            actions.append((report.CURVE, draw))
+            actions.append((report.CURVE, self.draw))
         for name, action in actions:
             try:
                 action()
             except Exception as error:  # also what a logging service or matplotlib raises
                 host.warn(f"the end of {name} could not be written ({why(error)})")
                 self.unwritten += [name] if name in (report.METRICS, report.SUMMARY) else []
+
+    def draw(self) -> None:
+        from jaxrl_fast import checkpoint
+
+        with checkpoint.whole(self.plan.folder / report.CURVE) as aside:
+            report.picture(self.plan.folder).savefig(aside)
 
     def say_done(self) -> None:
         summary = self.summary
@@ -446,7 +467,8 @@ class Trainer:
         elif self.options.solved is not None:
             num_solved = sum(s is not None for s in self.scores.solved)
             parts.append(f"not solved ({num_solved} of {len(self.seeds)} seeds)")
-        parts.append(sinks.sparkline([r["return_mean"] for r in report.read_metrics(self.plan.folder)]))
+        with contextlib.suppress(ValueError):  # somebody has been at the lines
+            parts.append(sinks.sparkline([r["return_mean"] for r in report.read_metrics(self.plan.folder)]))
         self.terminal.say(f"{self.status:<9} {' · '.join(p for p in parts if p)}")
         if (self.plan.folder / report.CURVE).is_file():
             self.terminal.say(f"  curve  {self.plan.folder / report.CURVE}")

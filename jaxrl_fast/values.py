@@ -19,7 +19,12 @@ def convert(kind: Any, setting: Setting) -> Any:
     if origin is tuple:
         return tuple(_convert_one(arguments[0], setting, v, of_several=True) for v in setting.values)
     if origin is dict:
-        return dict(_pair(setting, v) for v in setting.values)
+        pairs = [_pair(setting, v) for v in setting.values]
+        names = [name for name, _ in pairs]
+        for name in names:
+            if names.count(name) > 1:
+                raise ValueError(f"{setting.said}: {name} is there twice")
+        return dict(pairs)
     if kind in SWITCHES and not setting.values:
         return True
     if kind in SWITCHES and setting.said.startswith("--") and len(setting.values) > 1:

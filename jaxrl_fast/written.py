@@ -3,9 +3,12 @@
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from shlex import quote
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jaxrl_fast.spelling import nearest
+
+if TYPE_CHECKING:
+    import yaml
 
 CONFIG = "config.yaml"  # of a run: everything, resolved; a preset too
 
@@ -80,12 +83,31 @@ def made(path: Path) -> dict[str, Any]:
     return _content(path).get("made") or {}
 
 
+def _loader() -> type["yaml.SafeLoader"]:
+    """YAML's own takes the last of two values of one name, and says nothing."""
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+            names = set()
+            for key, _ in node.value:
+                name = str(key.value)
+                if name in names:
+                    raise yaml.constructor.ConstructorError(
+                        problem=f"{name} is there twice", problem_mark=key.start_mark
+                    )
+                names.add(name)
+            return super().construct_mapping(node, deep)
+
+    return Loader
+
+
 def _content(path: Path) -> Mapping[str, Any]:
     """A file of options by name. ValueError where it is none."""
     import yaml
 
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+        content = yaml.load(path.read_text(encoding="utf-8"), _loader()) or {}
     except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
         mark = getattr(error, "problem_mark", None)
         where = f" line {mark.line + 1}" if mark else ""

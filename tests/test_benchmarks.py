@@ -17,6 +17,7 @@ import optax
 import pytest
 
 from jaxrl_fast import config
+from jaxrl_fast.placement import ALONE
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))  # as for a script
@@ -349,7 +350,7 @@ def test_an_atari_case_is_known_bit_by_bit(monkeypatch):
     maker = lambda name: lambda: made.append(name) or (lambda: None)
     makers = {name: maker(name) for name in ("raw_sync", "acting_0", "network")}
     monkeypatch.setattr(atari_speed, "contenders", lambda *_: makers)
-    monkeypatch.setattr(atari_speed, "prepare", lambda *_: (None, None, SimpleNamespace(rollout_length=10), 1))
+    monkeypatch.setattr(atari_speed, "prepare", lambda *_: (None, None, SimpleNamespace(rollout_length=10), ALONE))
     cases = atari_speed.measure(8, atari_args())
     first, second = next(cases), next(cases)
     assert made == ["raw_sync", "acting_0"], "a contender is made when its turn comes"
@@ -372,10 +373,10 @@ def test_atari_contenders_and_the_way_to_the_emulators_can_be_chosen(monkeypatch
 
     asked = []
     divide = lambda settings, *_: (
-        asked.append(settings.options.pool_path) or (None, SimpleNamespace(rollout_length=1), 1)
+        asked.append(settings.options.pool_path) or (None, SimpleNamespace(rollout_length=1), ALONE)
     )
-    monkeypatch.setattr(atari_speed.plan, "divide", divide)
-    monkeypatch.setattr(atari_speed.plan, "undivided", lambda *_: (None,))
+    monkeypatch.setattr(atari_speed.assembly, "divide", divide)
+    monkeypatch.setattr(atari_speed.assembly, "undivided", lambda *_: (None,))
     ways = ["acting_0", "training_0", "acting_2", "training_2", "overlapped_2"]
     assert [*atari_speed.contenders(8, atari_args())] == ["raw_sync", "raw_async", *ways, "network"]
     few = atari_args(in_flight="0", contenders="raw,acting,training,network", pool_path="callback")

@@ -403,6 +403,8 @@ MISTAKES = [
     ("--resume a_rum", ["did you mean a_run?"]),
     ("--resume a_sweep", ["a_sweep is a sweep and no run; go on with python -m jaxrl_fast.sweep --resume a_sweep\n"]),
     ("--config a_run", ["'a_run' is the folder of a run and no preset; its settings are one: a_run/config.yaml\n"]),
+    ("--config twice.yaml", ["twice.yaml line 4", "agent is there twice"]),
+    ("ppo --env-option a=1 a=2", ["--env-option: a is there twice"]),
     ("--resume broken_run", ["broken_run/config.yaml line 2", "not readable as YAML"]),
     ("--resume a_run --num-envs 3", ["--num-envs 3: this run has 8"]),
     ("--resume a_run --num-envs auto", ["--num-envs auto: this run has 8"]),
@@ -420,6 +422,7 @@ FILES = {
     "wrong_key.yaml": "num_env: 3\n",
     "wrong_agent_key.yaml": "agent: {gama: 0.9}\n",
     "clip.yaml": "algo: dqn\nagent: {clip: 0.1}\n",
+    "twice.yaml": "algo: dqn\nagent:\n  gamma: 0.9\nagent: {learning_rate: 1e-3}\n",
     "idle.yaml": "algo: dqn\nagent: {munchausen_clip: -2}\n",
     "wrong_value.yaml": "num_envs: many\n",
     "broken.yaml": "num_envs: [3\nseed: 1\n",
@@ -442,8 +445,9 @@ def place(tmp_path_factory):
         (folder / name / host.LOCK).touch()
     (folder / "a_sweep" / "01").mkdir(parents=True)
     (folder / "a_sweep" / "sweep.yaml").touch()
-    (folder / "taken").mkdir()
-    (folder / "runs" / "taken").mkdir(parents=True)
+    for taken in (folder / "taken", folder / "runs" / "taken"):
+        taken.mkdir(parents=True)
+        (taken / "thesis.txt").touch()
     return folder
 
 

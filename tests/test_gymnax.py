@@ -70,7 +70,9 @@ class Countdown:
         several = spaces.Tuple((spaces.Discrete(2), spaces.Discrete(3)))
         if self.strange == "fails":
             raise KeyError("nothing")
-        return {"unbounded": unbounded, "several": several}.get(self.strange, spaces.Discrete(2))
+        swapped, none = spaces.Box(np.float32([3, 1]), np.float32([1, 2]), (2,)), spaces.Discrete(0)
+        strange = {"unbounded": unbounded, "several": several, "swapped": swapped, "none": none}
+        return strange.get(self.strange, spaces.Discrete(2))
 
     def reset_env(self, key, params):
         state = {"time": 0, "left": self.start}
@@ -523,6 +525,8 @@ def test_options_take_the_type_of_what_they_replace():
     "strange, says",
     [
         ("unbounded", "bounds are not finite"),
+        ("swapped", "lower bounds are not below the upper ones"),
+        ("none", "its action space has 0 actions"),
         ("several", "not one Discrete or one Box"),
         ("rewards", r"its reward has shape \(2,\)"),
         ("grows", r"its observation has shape \(1,\) after reset and \(2,\) after step"),

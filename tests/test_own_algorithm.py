@@ -231,6 +231,35 @@ def test_its_metrics_are_single_numbers(write):
     assert plan.check(config.from_keywords(algo=write(HILL_CLIMBING), total_steps=16_000, **OPTIONS))
 
 
+SLIPS = {
+    "new": (
+        "return state, {",
+        'return state | {"more": 1.0}, {',
+        r"update makes state\['more'\] float32\[\], which init made nothing",
+    ),
+    "dtype": (
+        'jnp.maximum(score, state["score"])}',
+        "jnp.int32(0)}",
+        r"state\['score'\] int32\[\], which init made float32",
+    ),
+    "state": (
+        'return state, {"best_score": state["score"]}',
+        "return state",
+        r"a state and metrics by name, not dict$",
+    ),
+    "make": ("return Agent(", "Agent(", r"its make gives None, and not an Agent$"),
+}
+
+
+@pytest.mark.parametrize("slip", SLIPS)
+def test_a_slip_in_it_is_named(write, slip):
+    right, wrong, says = SLIPS[slip]
+    assert right in HILL_CLIMBING
+    settings = config.from_keywords(algo=write(HILL_CLIMBING.replace(right, wrong)), total_steps=16_000, **OPTIONS)
+    with pytest.raises(ValueError, match=says):
+        plan.check(settings)
+
+
 ROWS = """
     def gradient_rows(self, num_envs):
         return 200 * num_envs

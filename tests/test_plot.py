@@ -1,5 +1,6 @@
 """The plot command: which runs are one curve, what it is called, and its numbers."""
 
+import errno
 import json
 
 import numpy as np
@@ -280,14 +281,14 @@ MISTAKES = [
     ("runs --out a.jpg", ["--out a.jpg", ".png or .svg or .pdf"]),
     ("runs --out nowhere/a.png", ["nowhere is no folder"]),
     ("runs --group-by num-env", ["--group-by num-env", "num_envs"]),
-    ("broken", ["broken/a", "metrics.jsonl cannot be read"]),
+    ("broken", ["broken/a", "metrics.jsonl cannot be read (line 1: "]),
 ]
 
 
 @pytest.mark.parametrize(("line", "words"), MISTAKES, ids=[line for line, _ in MISTAKES])
 def test_a_mistake_gets_one_line_and_leaves_nothing(line, words, tmp_path, monkeypatch, capsys):
     write(tmp_path / "runs" / "a", records(0, [1.0]))
-    (write(tmp_path / "broken" / "a", []) / "metrics.jsonl").write_text("{")
+    (write(tmp_path / "broken" / "a", []) / "metrics.jsonl").write_text("{\n")
     (tmp_path / "empty").mkdir()
     monkeypatch.chdir(tmp_path)
     before = sorted(tmp_path.rglob("*"))
@@ -297,3 +298,28 @@ def test_a_mistake_gets_one_line_and_leaves_nothing(line, words, tmp_path, monke
     for word in words:
         assert word in err
     assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_run_that_cannot_be_read_keeps_no_other_from_being_drawn(tmp_path, capsys):
+    """And a line that is still being written is no line."""
+    write(tmp_path / "a", records(0, [1.0]))
+    (write(tmp_path / "b", []) / "metrics.jsonl").write_text("garbage\n")
+    with open(write(tmp_path / "c", records(0, [2.0])) / "metrics.jsonl", "a") as file:
+        file.write('{"seed": 0, "env_st')
+    found = plot.groups([tmp_path], plot.Options())
+    assert sorted(run.folder.name for runs in found.values() for run in runs) == ["a", "c"]
+    warned = capsys.readouterr().err
+    assert warned.count("\n") == 1 and "b is left out: its metrics.jsonl cannot be read (line 1: " in warned
+
+
+def test_a_picture_that_cannot_be_written_leaves_the_one_before(tmp_path):
+    class Torn:
+        def savefig(self, path):
+            path.write_text("half of it")
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    path = tmp_path / "a.png"
+    path.write_text("whole")
+    with pytest.raises(OSError, match="No space left") as error:
+        plot.save(Torn(), path)
+    assert path.read_text() == "whole" and [*tmp_path.iterdir()] == [path] and error.value.filename == str(path)

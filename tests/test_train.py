@@ -4,6 +4,7 @@ import json
 import math
 import os
 import pty
+import re
 import shlex
 import shutil
 import signal
@@ -21,9 +22,9 @@ import yaml
 from jax.experimental.compilation_cache import compilation_cache
 
 import jaxrl_fast
-from jaxrl_fast import config, host, memory, play, program, report, sinks, train, trainer
+from jaxrl_fast import config, host, memory, play, program, report, run_folder, sinks, train, trainer
 from jaxrl_fast import plan as planning
-from jaxrl_fast.placement import ALONE
+from jaxrl_fast.placement import Placement
 from jaxrl_fast.types import Agent, Decision
 from tests import probes, run_chunks_by
 
@@ -55,11 +56,12 @@ def plan(folder, line="", num_envs=4, num_updates=6, env=probes.constant_reward)
     """A run of the toy: every episode lasts 10 steps and returns 10."""
     line = f"ppo --num-envs {num_envs} --eval-episodes 4 --no-tensorboard {line}"
     folder.mkdir()
+    settings = config.from_command_line(line.split())
     return planning.Plan(
-        settings=config.from_command_line(line.split()),
+        settings=settings,
         env=env(num_envs),
         agent=toy(num_envs),
-        placement=ALONE,
+        placement=Placement(settings.options.num_seeds),
         eval_env=env(4),
         num_updates=num_updates,
         steps_per_update=num_envs * LENGTH,
@@ -686,6 +688,39 @@ def test_python_gets_the_same_sentences(fitted):
         jaxrl_fast.fit("ppo_cartpole", run_dir=str(fitted.folder))
     with pytest.raises(ValueError, match=r"agent\.gamma: 2\.0 is out of range"):
         jaxrl_fast.fit("ppo_cartpole", agent={"gamma": 2})
+
+
+def test_a_folder_with_nothing_in_it_is_free(tmp_path):
+    """As a job script makes it, or as it is left where config.yaml could not be written; and no other."""
+    options = config.from_keywords("ppo_cartpole", run_dir=str(tmp_path)).options
+    assert run_folder.chosen(options) == tmp_path
+    (tmp_path / host.LOCK).touch()
+    assert run_folder.chosen(options) == tmp_path
+    (tmp_path / "thesis.txt").touch()
+    with pytest.raises(ValueError, match="exists already"):
+        run_folder.chosen(options)
+
+
+def test_a_program_without_room_is_one_line(tmp_path, capsys, monkeypatch):
+    def full(*_):
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 378880044496 bytes.")
+
+    monkeypatch.setattr(trainer.Trainer, "begin", full)
+    ready = plan(tmp_path / "run")
+    assert train.execute(ready) == 1
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert re.fullmatch(r"error: out of memory: the program needs .* and .* are free; fewer environments .*", said)
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["status"] == "failed" and f"error: {summary['failure']}" == said
+
+
+def test_a_device_that_is_not_there_is_one_line(monkeypatch):
+    def absent():
+        raise AssertionError
+
+    monkeypatch.setattr(jax, "local_devices", absent)
+    with pytest.raises(ValueError, match=r"^JAX_PLATFORMS=.*: JAX finds no such device here"):
+        planning.check(config.from_keywords("ppo_cartpole"))
 
 
 def test_memory_in_use_is_the_process_own():

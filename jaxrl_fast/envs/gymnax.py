@@ -330,11 +330,13 @@ def _named_leaves(what: str, tree: PyTree) -> list[tuple[str, Any]]:
 
 def _action(env_id: str, space: Any) -> tuple[types.Discrete | types.Box, Any]:
     """The action space for agents, and the true bounds of a continuous one."""
-    if isinstance(space, spaces.Discrete):
-        return types.Discrete(int(space.n)), ()
     refused = f"{env_id} cannot be driven: its action space is {space}"
+    if isinstance(space, spaces.Discrete):
+        if space.n < 1:
+            raise ValueError(f"{env_id} cannot be driven: its action space has {space.n} actions")
+        return types.Discrete(int(space.n)), ()
     if not isinstance(space, spaces.Box) or not jnp.issubdtype(space.dtype, jnp.floating):
-        raise ValueError(f"{refused}, and not one Discrete or one Box of floats")
+        raise ValueError(f"{refused}, and not one Discrete or one Box of floats of gymnax's spaces")
     bounds = inputs.true_bounds(refused, space.low, space.high, space.shape)
     return types.Box(tuple(space.shape) or (1,)), bounds
 

@@ -48,10 +48,12 @@ def readable(died: jax.Array, obs: PyTree) -> PyTree:
 
 
 def true_bounds(refused: str, low: Any, high: Any, shape: tuple[int, ...]) -> Bounds:
-    """float32 bounds of continuous actions. ValueError, beginning with `refused`, where they are not finite."""
+    """float32 bounds of continuous actions. ValueError, beginning with `refused`, where they are none."""
     with np.errstate(over="ignore"):  # what float32 cannot hold becomes infinite, and is refused
         low, high = (np.broadcast_to(np.asarray(bound, np.float32), shape) for bound in (low, high))
-    if not (np.all(np.abs([low, high]) < 1e30) and np.all(low <= high)):
+    if np.any(low > high):
+        raise ValueError(f"{refused}, whose lower bounds are not below the upper ones")
+    if not np.all(np.abs([low, high]) < 1e30):
         raise ValueError(f"{refused}, whose bounds are not finite, so that [-1, 1] cannot be scaled to them")
     return low, high
 
