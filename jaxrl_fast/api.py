@@ -27,8 +27,9 @@ def fit(
     `agent={"learning_rate": 1e-3}`. `env` may also be a class, a factory or an instance with gymnax's interface, and
     `algo` a module of your own, with `Config` and `make` in it.
     What is wrong is a ValueError of one sentence, raised before anything is compiled or written. A training whose
-    numbers are no longer finite is a FloatingPointError; its folder holds what there was until then. By Ctrl-C
-    while it trains it is ended, saved and returned, with the status "stopped"; a second one is a KeyboardInterrupt.
+    numbers are no longer finite is a FloatingPointError, one without room in memory a MemoryError; its folder holds
+    what there was until then. By Ctrl-C while it trains it is ended, saved and returned, with the status "stopped"; a
+    second one is a KeyboardInterrupt.
     """
     if isinstance(options.get("resume"), Run):
         options |= {"env": options["resume"].env} if options["resume"].env is not None and "env" not in options else {}

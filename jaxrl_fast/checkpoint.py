@@ -199,6 +199,7 @@ def replace(path: Path, text: str) -> None:
 @contextlib.contextmanager
 def whole(path: Path) -> Iterator[Path]:
     """A name beside it to write to, which takes the file's place once all is written."""
+    path = path.resolve()
     aside = path.with_name(f"{ASIDE}{path.name}")
     try:
         yield aside

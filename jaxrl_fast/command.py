@@ -160,5 +160,6 @@ def check_out(path: Path, endings: Sequence[str]) -> None:
 
 def check_writable(path: Path) -> None:
     """ValueError where this user may write no such file."""
-    if not os.access(path if path.exists() else path.parent, os.W_OK):
+    path = path.resolve()
+    if not (os.access(path.parent, os.W_OK) and (os.access(path, os.W_OK) or not path.exists())):
         raise ValueError(f"{path} cannot be written: this user has no right to; --out chooses another place")

@@ -107,7 +107,9 @@ def check_device() -> None:
         jax.local_devices()
     except (RuntimeError, AssertionError) as error:
         asked = jax.config.values["jax_platforms"]
-        raise ValueError(f"JAX_PLATFORMS={asked}: JAX finds no such device here, or has no support for it") from error
+        which = f"JAX_PLATFORMS={asked}: " if asked else ""
+        reason = " ".join(str(error).split()) or "it has no support for such a one"
+        raise ValueError(f"{which}JAX finds no device here ({reason})") from error
 
 
 def is_double() -> bool:

@@ -138,20 +138,22 @@ def _make(asked: grid.Request, groups: dict[str, Group], folder: Path | None) ->
 
     from jaxrl_fast import checkpoint
 
+    taken = lambda chosen: f"the folder {chosen} exists already; choose another {_way(asked)}"
     settings = asked.groups[0].settings
     env_name = str(settings.options.env).rpartition("/")[2].rpartition(":")[2]
     env_name = re.sub(r"[^\w.-]+", "-", env_name)[:40]
     ours = Path("sweeps") / f"{settings.algo_name}_{env_name}_{datetime.now():%Y%m%d-%H%M%S}"
     for chosen in [folder] if folder else [ours, *(ours.with_name(f"{ours.name}-{i}") for i in range(2, 100))]:
         try:
-            chosen.mkdir(parents=True, exist_ok=chosen == folder)
+            chosen.mkdir(parents=True)
             break
         except FileExistsError:
-            continue
+            if chosen == folder and not run_folder.is_taken(chosen):
+                break
         except OSError as error:
             raise ValueError(f"the folder {chosen} cannot be made ({error.strerror}); choose another") from error
     else:
-        raise ValueError(f"the folder {chosen} exists already; choose another {_way(asked)}")
+        raise ValueError(taken(chosen))
     sweep = Sweep(chosen, groups, asked.columns, asked.own.scale, asked.base_num_envs)
     content = {
         "columns": list(sweep.columns),
@@ -162,7 +164,13 @@ def _make(asked: grid.Request, groups: dict[str, Group], folder: Path | None) ->
             for name, g in groups.items()
         ],
     }
-    checkpoint.replace(chosen / LAYOUT, yaml.safe_dump(content, sort_keys=False))
+    lock = run_folder.claim(chosen)
+    try:
+        if run_folder.is_taken(chosen):  # by another sweep, since we looked
+            raise ValueError(taken(chosen))
+        checkpoint.replace(chosen / LAYOUT, yaml.safe_dump(content, sort_keys=False))
+    finally:
+        lock.release()
     return sweep
 
 

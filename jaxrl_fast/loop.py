@@ -59,8 +59,10 @@ def train_step_overlapped(env: Env, agent: Agent, state: TrainState) -> tuple[Tr
     policy, key_noise = partial(agent.explore, state.agent), key_of_shard(env, key_noise)
     actors, experience, scores, lesson = in_flight.rollout(env, agent, policy, actors, key_noise, learn, lesson)
     learner, metrics = learning.end(lesson)
-    sums = {f"{name}_sum": num_gradient_steps * x for name, x in metrics.items()}  # so that the first tells nothing
-    metrics = sums | {"gradient_steps": num_gradient_steps}
+    if "gradient_steps" not in metrics:  # so that the first update, which learns nothing, tells nothing
+        some = num_gradient_steps > 0
+        sums = {f"{name}_sum": jnp.where(some, num_gradient_steps * x, 0) for name, x in metrics.items()}
+        metrics = sums | {"gradient_steps": num_gradient_steps}
     return TrainState(learner, actors, key, state.num_updates + 1, experience), (scores, metrics)
 
 

@@ -57,7 +57,7 @@ class Output:
     """Where results go."""
 
     run_dir: str = ""
-    """Folder of this run; left out, runs/NAME."""
+    """Folder of this run, new or empty; left out, runs/NAME."""
     name: str = ""
     """Name of this run; left out, made of algorithm, environment, seed and time."""
     log_every: int = 0

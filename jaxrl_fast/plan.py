@@ -61,7 +61,10 @@ def prepare(settings: config.Settings) -> Plan:
         if lock:  # a notebook keeps the error, and with it all that it saw
             lock.release()
         raise
-    return ready._replace(folder=folder, lock=lock or run_folder.claim(folder))
+    if lock is None:
+        lock = run_folder.claim(folder)
+        run_folder.check_free(folder, lock)
+    return ready._replace(folder=folder, lock=lock)
 
 
 def check(settings: config.Settings, members: tuple[Member, ...] = ()) -> Plan:

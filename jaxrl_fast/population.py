@@ -134,8 +134,7 @@ def summarise(rows: Rows) -> list[dict[str, Any]]:
     low, high = rows["return_min"].min(1), rows["return_max"].max(1)
     means = {k: np.asarray(x, np.float64).mean(1) for k, x in rows.items() if k not in SCORES}
     if COUNT in means:
-        means |= _per_gradient_step(rows)
-        means = {k: x for k, x in means.items() if not k.endswith(SUM)}
+        means = {k: x for k, x in means.items() if not k.endswith(SUM)} | _per_gradient_step(rows)
     records = []
     for i, episodes in enumerate(totals["episodes"]):
         some = max(episodes, 1)

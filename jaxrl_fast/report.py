@@ -8,7 +8,7 @@ from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from jaxrl_fast import __version__, config, host, sinks
-from jaxrl_fast.agents.configs import CONTINUOUS
+from jaxrl_fast.agents.configs import CONTINUOUS, DQN, PQN
 from jaxrl_fast.members import by_member
 from jaxrl_fast.spelling import why
 from jaxrl_fast.written import made
@@ -64,7 +64,7 @@ def _idle(plan: "Plan") -> list[str]:
     agent, spec = plan.settings.agent, plan.env.spec
     changed = [name for name in CONTINUOUS if getattr(agent, name, None) != getattr(type(agent), name, None)]
     changed = changed if isinstance(spec.action, Discrete) else []
-    alone = spec.num_envs_in_all // spec.num_pools == 1 and getattr(agent, "epsilon_ladder", 0) > 0
+    alone = spec.num_envs_in_all // spec.num_pools == 1 and isinstance(agent, DQN | PQN) and agent.epsilon_ladder > 0
     ladder = "--agent.epsilon-ladder does nothing: no two environments act together, and each has the lowest rung"
     return [ladder] * alone + [
         f"--agent.{name.replace('_', '-')} does nothing: the actions of {spec.id} are discrete" for name in changed
@@ -74,8 +74,10 @@ def _idle(plan: "Plan") -> list[str]:
 def _too_rare(plan: "Plan") -> list[str]:
     """Warnings of a target that is copied several times in one update."""
     agent, steps = plan.settings.agent, plan.steps_per_update
-    period = getattr(agent, "target_period", steps)
-    if period >= steps or getattr(agent, "target_step_size", 1) < 1:
+    if not isinstance(agent, DQN) or agent.target_step_size < 1:
+        return []
+    period = agent.target_period
+    if period >= steps or agent.replay_ratio * steps < 2:
         return []
     moves = f"the target is copied several times within an update, which is {steps} steps"
     return [f"--agent.target-period {period}: {moves}; it should be {steps} or more"]

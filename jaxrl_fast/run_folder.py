@@ -39,10 +39,11 @@ def make(settings: config.Settings, env: "Env") -> Path:
     asked = chosen(options)
     for folder in [asked] if asked else [ours, *(ours.with_name(f"{ours.name}-{i}") for i in range(2, 100))]:
         try:
-            folder.mkdir(parents=True, exist_ok=folder == asked)
+            folder.mkdir(parents=True)
             return folder
         except FileExistsError:
-            continue
+            if folder == asked and not is_taken(folder):
+                return folder
         except OSError as error:
             reason = f"cannot be made ({error.strerror})"
             raise ValueError(f"the run folder {folder} {reason}; choose another --run-dir") from error
@@ -57,6 +58,13 @@ def claim(folder: Path) -> host.Lock:
         raise ValueError(f"another process is writing to the run {folder}") from None
     except OSError as error:
         raise ValueError(f"the run folder {folder} cannot be written to ({error.strerror})") from error
+
+
+def check_free(folder: Path, lock: host.Lock) -> None:
+    """ValueError, without the lock, where another run has been in the folder since we looked."""
+    if is_taken(folder):
+        lock.release()
+        raise ValueError(_there_already(folder))
 
 
 def is_taken(folder: Path) -> bool:

@@ -105,9 +105,10 @@ class Trainer:
                     self.signal = None  # it came too late to stop anything
                 self.status = "diverged" if self.failure else "stopped" if self.signal else "done"
             except Exception as error:
-                if "RESOURCE_EXHAUSTED" not in str(error):  # as JAX has it
+                if not isinstance(error, MemoryError) and "RESOURCE_EXHAUSTED" not in str(error):  # as JAX has it
                     raise
-                self.failure = f"out of memory: {self.needed()}; fewer environments or seeds need less"
+                known = f": {self.needed()}" if self.program_memory else ""
+                self.failure = f"out of memory{known}; fewer environments or seeds need less"
                 raise MemoryError(self.failure) from error
             finally:
                 self.close()

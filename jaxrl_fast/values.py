@@ -113,7 +113,7 @@ def _wanted(kind: Any) -> str:
 def _pair(setting: Setting, text: Any) -> tuple[str, Any]:
     """key=value as a pair; a pair is one already."""
     if isinstance(text, tuple):
-        return text
+        return text[0].replace("-", "_"), text[1]
     key, equals, value = str(text).partition("=")
     if not (key and equals):
         raise ValueError(f"{setting.said}: {text!r} is not of the form key=value")

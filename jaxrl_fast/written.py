@@ -3,12 +3,9 @@
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from jaxrl_fast.spelling import nearest
-
-if TYPE_CHECKING:
-    import yaml
 
 CONFIG = "config.yaml"  # of a run: everything, resolved; a preset too
 
@@ -83,23 +80,21 @@ def made(path: Path) -> dict[str, Any]:
     return _content(path).get("made") or {}
 
 
-def _loader() -> type["yaml.SafeLoader"]:
-    """YAML's own takes the last of two values of one name, and says nothing."""
+def _refuse_twice(node: Any, seen: set[int]) -> None:
+    """An error of YAML where a name is twice in one mapping: its own reader takes the last, and says nothing."""
     import yaml
 
-    class Loader(yaml.SafeLoader):
-        def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
-            names = set()
-            for key, _ in node.value:
-                name = str(key.value)
-                if name in names:
-                    raise yaml.constructor.ConstructorError(
-                        problem=f"{name} is there twice", problem_mark=key.start_mark
-                    )
-                names.add(name)
-            return super().construct_mapping(node, deep)
-
-    return Loader
+    if isinstance(node, yaml.ScalarNode) or node is None or id(node) in seen:
+        return
+    seen.add(id(node))
+    pairs = node.value if isinstance(node, yaml.MappingNode) else [(None, part) for part in node.value]
+    names = set()
+    for key, value in pairs:
+        if isinstance(key, yaml.ScalarNode) and key.tag != "tag:yaml.org,2002:merge":
+            if key.value in names:
+                raise yaml.MarkedYAMLError(problem=f"{key.value} is there twice", problem_mark=key.start_mark)
+            names.add(key.value)
+        _refuse_twice(value, seen)
 
 
 def _content(path: Path) -> Mapping[str, Any]:
@@ -107,7 +102,9 @@ def _content(path: Path) -> Mapping[str, Any]:
     import yaml
 
     try:
-        content = yaml.load(path.read_text(encoding="utf-8"), _loader()) or {}
+        text = path.read_text(encoding="utf-8")
+        _refuse_twice(yaml.compose(text, yaml.SafeLoader), set())
+        content = yaml.safe_load(text) or {}
     except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
         mark = getattr(error, "problem_mark", None)
         where = f" line {mark.line + 1}" if mark else ""

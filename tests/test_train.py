@@ -701,6 +701,21 @@ def test_a_folder_with_nothing_in_it_is_free(tmp_path):
         run_folder.chosen(options)
 
 
+def test_a_folder_that_another_run_took_meanwhile_is_its_own(tmp_path, monkeypatch):
+    """Since it was found to be free."""
+    make = run_folder.make
+
+    def make_and_lose(*given):
+        folder = make(*given)
+        (folder / "config.yaml").touch()
+        return folder
+
+    monkeypatch.setattr(run_folder, "make", make_and_lose)
+    with pytest.raises(ValueError, match="exists already"):
+        planning.prepare(config.from_keywords("ppo_cartpole", run_dir=str(tmp_path)))
+    host.Lock(tmp_path).release()  # nobody holds it
+
+
 def test_a_program_without_room_is_one_line(tmp_path, capsys, monkeypatch):
     def full(*_):
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 378880044496 bytes.")
@@ -719,7 +734,9 @@ def test_a_device_that_is_not_there_is_one_line(monkeypatch):
         raise AssertionError
 
     monkeypatch.setattr(jax, "local_devices", absent)
-    with pytest.raises(ValueError, match=r"^JAX_PLATFORMS=.*: JAX finds no such device here"):
+    with pytest.raises(
+        ValueError, match=r"^JAX_PLATFORMS=cpu: JAX finds no device here \(it has no support for such a one\)$"
+    ):
         planning.check(config.from_keywords("ppo_cartpole"))
 
 
