@@ -569,7 +569,8 @@ def test_an_unwritable_folder_is_refused(tmp_path, capsys, monkeypatch):
 def test_a_picture_that_may_not_be_written_is_refused_before_it_is_made(out, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "there.png").touch()
-    monkeypatch.setattr(os, "access", lambda path, _: Path(path).name not in ("", "there.png"))
+    closed = (tmp_path.resolve(), tmp_path.resolve() / "there.png")
+    monkeypatch.setattr(os, "access", lambda path, _: Path(path).resolve() not in closed)
     monkeypatch.setattr(plot, "folders", lambda _: pytest.fail("it began"))
     assert plot.main(["runs", *out]) == 2
     assert (error := capsys.readouterr().err).count("\n") == 1 and "this user has no right to" in error
