@@ -704,8 +704,8 @@ BUGS = (
         "tests/test_resume.py::test_where_it_stops_when_solved_no_stop_changes",
     ),
     Bug(
-        "trainer: lines that find no room end the run",
-        TRAINER,
+        "journal: lines that find no room end the run",
+        "jaxrl_fast/journal.py",
         "except OSError as error:  # a run cannot go on from lines that are not there",
         "except ZeroDivisionError as error:",
         "tests/test_resume.py::test_a_disk_that_is_really_full_ends_no_run",
@@ -768,10 +768,10 @@ BUGS = (
     ),
     # Time
     Bug(
-        "trainer: the metrics of every chunk are kept in a list",
-        TRAINER,
-        "not_finite = np.flatnonzero(",
-        "self.kept = [*getattr(self, 'kept', ()), chunk.rows]; not_finite = np.flatnonzero(",
+        "feed: the metrics of every chunk are kept in a list",
+        "jaxrl_fast/feed.py",
+        "rows = jax.device_get(",
+        "self.kept = [*getattr(self, 'kept', ()), chunk.rows]; rows = jax.device_get(",
         "tests/test_train.py::test_nothing_on_the_device_is_kept_from_chunk_to_chunk",
     ),
     Bug(

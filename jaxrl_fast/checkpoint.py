@@ -14,7 +14,6 @@ executed: arrays are bytes with a shape, and the rest is JSON.
 import contextlib
 import hashlib
 import json
-import os
 import shutil
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -26,13 +25,14 @@ import numpy as np
 import safetensors.numpy
 
 from jaxrl_fast import __version__
+from jaxrl_fast.files import ASIDE, replace, sync
 from jaxrl_fast.spelling import why
 from jaxrl_fast.types import PyTree
 
 ARRAYS, MANIFEST, SUM, BEST = "state.safetensors", "manifest.json", "manifest.sha256", "best.json"
 SAVED = ".saved"
 FORMAT = 1
-PREFIX, ASIDE = "step-", ".writing-"
+PREFIX = "step-"
 AS_BITS = {1: np.uint8, 2: np.uint16}  # how safetensors holds what numpy has no name for, such as bfloat16
 
 Arrays = dict[str, np.ndarray]
@@ -100,7 +100,7 @@ def write(folder: Path, arrays: Arrays, manifest: Mapping[str, Any]) -> None:
         (aside / SUM).write_text(_digest(aside / MANIFEST) + "\n", encoding="ascii")
         (aside / ARRAYS).chmod((aside / MANIFEST).stat().st_mode)  # safetensors lets only the owner read
         for path in (*aside.iterdir(), aside):
-            _sync(path)
+            sync(path)
         gone = _set_aside(folder) if folder.exists() else None
         try:
             aside.rename(folder)
@@ -109,7 +109,7 @@ def write(folder: Path, arrays: Arrays, manifest: Mapping[str, Any]) -> None:
                 gone.rename(folder)
             raise
         for path in (folder.parent, folder.parent.parent):
-            _sync(path)
+            sync(path)
         if gone is not None:
             shutil.rmtree(gone, ignore_errors=True)
     except BaseException:
@@ -188,29 +188,6 @@ def env_steps(folder: Path) -> int:
 def remove(folder: Path) -> None:
     """A folder that is half removed must not look like a checkpoint."""
     shutil.rmtree(_set_aside(folder), ignore_errors=True)
-
-
-def replace(path: Path, text: str) -> None:
-    """Writes a file that is always either the old one or the new one."""
-    with whole(path) as aside:
-        aside.write_text(text, encoding="utf-8")
-
-
-@contextlib.contextmanager
-def whole(path: Path) -> Iterator[Path]:
-    """A name beside it to write to, which takes the file's place once all is written."""
-    path = path.resolve()
-    aside = path.with_name(f"{ASIDE}{path.name}")
-    try:
-        yield aside
-        _sync(aside)
-        aside.replace(path)
-    except BaseException as error:
-        if isinstance(error, OSError):
-            error.filename = str(path)  # and not that of the file beside it, or none
-        aside.unlink(missing_ok=True)
-        raise
-    _sync(path.parent)
 
 
 class Saver:
@@ -315,12 +292,3 @@ def _set_aside(folder: Path) -> Path:
 def _digest(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _sync(path: Path) -> None:
-    """Onto the disk: a file's content, or a folder's list of names."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

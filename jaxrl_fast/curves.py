@@ -3,6 +3,7 @@
 import io
 import warnings
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,6 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
 
 from jaxrl_fast import population
+from jaxrl_fast.files import whole
 
 MOST_POINTS = 150  # of the curve; more records are averaged
 WIDTH, HEIGHT, MOST_HEIGHT = 7.2, 4.2, 20.0  # inches
@@ -34,6 +36,12 @@ class Picture(Figure):
         buffer = io.BytesIO()
         self.savefig(buffer, format="png")
         return buffer.getvalue()
+
+
+def save(picture: Figure, path: Path) -> None:
+    """A picture as a file, which is the old one until the new one is whole."""
+    with whole(path) as aside:
+        picture.savefig(aside)
 
 
 class Curve(NamedTuple):

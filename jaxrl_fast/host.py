@@ -9,6 +9,7 @@ import shutil
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from importlib import metadata, util
 from pathlib import Path
@@ -19,6 +20,7 @@ from jaxrl_fast.spelling import why
 
 CACHE = "~/.cache/jaxrl_fast"
 LOCK = ".lock"
+WATCH_S = 1.0  # between looks at whether a parent is there
 NO_LOCKS = errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP  # what file systems say that have none
 SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")  # the last is what submitit sends before the end
 
@@ -216,6 +218,17 @@ def fingerprint() -> dict[str, Any]:
         "xla_flags": os.environ.get("XLA_FLAGS", ""),
         "prng": jax.config.values["jax_default_prng_impl"],
     }
+
+
+def stop_without(parent: int) -> None:
+    """From now on this process gets SIGTERM when the one that started it, however it ended, is no more."""
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(WATCH_S)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=watch, name="parent", daemon=True).start()
 
 
 @contextlib.contextmanager

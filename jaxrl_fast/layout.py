@@ -12,7 +12,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jaxrl_fast import config, grid, host, options, plan, run_folder, slurm
+from jaxrl_fast import config, files, grid, host, options, plan, run_folder, slurm
 from jaxrl_fast.config import LAYOUT
 from jaxrl_fast.grid import Group
 from jaxrl_fast.members import Member
@@ -136,8 +136,6 @@ def _make(asked: grid.Request, groups: dict[str, Group], folder: Path | None) ->
     """The folder, with what is in it written down."""
     import yaml
 
-    from jaxrl_fast import checkpoint
-
     taken = lambda chosen: f"the folder {chosen} exists already; choose another {_way(asked)}"
     settings = asked.groups[0].settings
     env_name = str(settings.options.env).rpartition("/")[2].rpartition(":")[2]
@@ -168,7 +166,7 @@ def _make(asked: grid.Request, groups: dict[str, Group], folder: Path | None) ->
     try:
         if run_folder.is_taken(chosen):  # by another sweep, since we looked
             raise ValueError(taken(chosen))
-        checkpoint.replace(chosen / LAYOUT, yaml.safe_dump(content, sort_keys=False))
+        files.replace(chosen / LAYOUT, yaml.safe_dump(content, sort_keys=False))
     finally:
         lock.release()
     return sweep

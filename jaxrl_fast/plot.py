@@ -77,28 +77,24 @@ def prepare(argv: Sequence[str]) -> tuple[dict[str, list[Run]], Options]:
 
 def act(ready: tuple[dict[str, list[Run]], Options]) -> None:
     """Draws, and says where it is."""
+    from jaxrl_fast import curves
+
     found, options = ready
     drawn = picture(found, options)
     with nullcontext(path_of(options.out)) if options.out else command.claimed(Path(NAME)) as path:
-        save(drawn, path)
+        curves.save(drawn, path)
     print(f"{path}   {sinks.counted(len(found), 'curve')} of {sinks.counted(sum(map(len, found.values())), 'run')}")
 
 
 def compare(runs: Sequence[str | Path], **options: Any) -> Any:
     """A comparison as a matplotlib figure: `compare(["runs/a", "runs/b"], x="seconds")`; `out` saves it."""
+    from jaxrl_fast import curves
+
     chosen = command.from_keywords(Options, options)
     drawn = picture(groups([path_of(str(run)) for run in runs], chosen), chosen)
     if chosen.out:
-        save(drawn, path_of(chosen.out))
+        curves.save(drawn, path_of(chosen.out))
     return drawn
-
-
-def save(drawn: Any, path: Path) -> None:
-    """A picture as a file, which is the old one until the new one is whole."""
-    from jaxrl_fast import checkpoint
-
-    with checkpoint.whole(path) as aside:
-        drawn.savefig(aside)
 
 
 def groups(places: Sequence[Path], options: Options) -> dict[str, list[Run]]:

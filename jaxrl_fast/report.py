@@ -1,14 +1,14 @@
-"""What a run says of itself: its first lines, config.yaml, summary.json, and its learning curve."""
+"""What a run leaves in its folder: config.yaml, what summary.json holds, and its learning curve."""
 
 import json
 import secrets
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Any
 
-from jaxrl_fast import __version__, config, host, sinks
-from jaxrl_fast.agents.configs import CONTINUOUS, DQN, PQN
+from jaxrl_fast import config, files, host
 from jaxrl_fast.members import by_member
 from jaxrl_fast.spelling import why
 from jaxrl_fast.written import made
@@ -20,99 +20,9 @@ if TYPE_CHECKING:
     from jaxrl_fast.trainer import Trainer
 
 
-def announce(plan: "Plan", terminal: sinks.Terminal) -> None:
-    """What was chosen, before it starts."""
-    import jax
-
-    options = plan.settings.options
-    backend, _, name = plan.env.spec.id.rpartition("/")
-    last_seed = options.seed + options.num_seeds - 1
-    seeds = f"seed {options.seed}" if options.num_seeds == 1 else f"seeds {options.seed} to {last_seed}"
-    seeds = f"{len(plan.members)} members" if len(plan.members) > 1 else seeds
-    shards = f" x {plan.placement.num_shards}" if plan.placement.num_shards > 1 else ""
-    where = f"{host.device()}{shards} (jax {jax.__version__})"
-    parts = [plan.settings.algo, name, backend, f"{options.num_envs} envs", seeds, where]
-    if plan.settings.by_default:
-        how_long = " until it is solved" if options.stop_when_solved else ""
-        terminal.say(f"training preset {plan.settings.preset}{how_long}; --help lists what else there is")
-    terminal.say(f"jaxrl_fast {__version__}   {' · '.join(p for p in parts if p)}")
-    if hasattr(plan.settings.agent, "describe"):
-        terminal.say(plan.settings.agent.describe(options.num_envs))
-    first_learning = getattr(plan.settings.agent, "first_learning", lambda _: 0)
-    first, last = first_learning(options.num_envs), plan.num_updates * plan.steps_per_update
-    if first >= last:
-        host.warn(f"nothing will be learnt: gradient steps come after step {first}, and the run ends at step {last}")
-    for line in dict.fromkeys((*_idle(plan), *_too_rare(plan), *plan.env.warnings, *plan.eval_env.warnings)):
-        host.warn(line)
-    protocol = [f"played and scored by the rules of {plan.env.protocol}"] if plan.env.protocol else []
-    for note in dict.fromkeys((*plan.env.notes, *plan.eval_env.notes, *protocol)):
-        terminal.say(note)
-    if plan.needs is not None:
-        terminal.say(f"memory  {plan.needs}")
-    if options.resume:
-        terminal.say(f"resume  {_from_where(plan)}")
-    watch = f"   watch: uvx tensorboard --logdir {quote(str(plan.folder.parent))}" if options.tensorboard else ""
-    terminal.say(f"run  {plan.folder}{watch}")
-    if host.gpu_unused():
-        host.warn('there is a GPU, but JAX uses the CPU; pip install "jax[cuda12]"')
-
-
-def _idle(plan: "Plan") -> list[str]:
-    """Warnings of options that do nothing here: for continuous actions, or for several environments."""
-    from jaxrl_fast.types import Discrete
-
-    agent, spec = plan.settings.agent, plan.env.spec
-    changed = [name for name in CONTINUOUS if getattr(agent, name, None) != getattr(type(agent), name, None)]
-    changed = changed if isinstance(spec.action, Discrete) else []
-    alone = spec.num_envs_in_all // spec.num_pools == 1 and isinstance(agent, DQN | PQN) and agent.epsilon_ladder > 0
-    ladder = "--agent.epsilon-ladder does nothing: no two environments act together, and each has the lowest rung"
-    return [ladder] * alone + [
-        f"--agent.{name.replace('_', '-')} does nothing: the actions of {spec.id} are discrete" for name in changed
-    ]
-
-
-def _too_rare(plan: "Plan") -> list[str]:
-    """Warnings of a target that is copied several times in one update."""
-    agent, steps = plan.settings.agent, plan.steps_per_update
-    if not isinstance(agent, DQN) or agent.target_step_size < 1:
-        return []
-    period = agent.target_period
-    if period >= steps or agent.replay_ratio * steps < 2:
-        return []
-    moves = f"the target is copied several times within an update, which is {steps} steps"
-    return [f"--agent.target-period {period}: {moves}; it should be {steps} or more"]
-
-
-def _from_where(plan: "Plan") -> str:
-    """What a run goes on from; warns where it may not be to the bit."""
-    for wrong in plan.damaged:
-        host.warn(f"{wrong}; going back to the one before")
-    if plan.saved is None:
-        return "from the beginning, for there is no checkpoint"
-    before, now = plan.saved.manifest["made"], host.fingerprint()
-    flat = lambda made: {k: v for k, v in made.items() if k != "versions"} | made["versions"]
-    old, new = flat(before), flat(now)
-    changed = [f"{k} {old[k]} is now {new.get(k)}" for k in old if old[k] != new.get(k)]
-    if changed:
-        host.warn(f"what follows may not be what it would have been to the bit: {', '.join(sorted(changed))}")
-    total = plan.settings.options.total_steps
-    longer = (
-        f"; schedules now end at step {sinks.short(total)}"
-        if total != plan.saved.manifest["config"]["total_steps"]
-        else ""
-    )
-    if plan.saved.manifest["env_steps"] >= plan.num_updates * plan.steps_per_update:
-        at = sinks.short(plan.saved.manifest["env_steps"])
-        return f"at its end, step {at}; more --total-steps go further ({plan.saved.folder})"
-    anew = "" if plan.env.on_device else "; its games begin anew"
-    return f"from step {sinks.short(plan.saved.manifest['env_steps'])} ({plan.saved.folder}){longer}{anew}"
-
-
 def write_config(plan: "Plan") -> None:
     """Everything, resolved. It is a preset too: --config runs/NAME/config.yaml. A run that goes on says so in it."""
     import yaml
-
-    from jaxrl_fast import checkpoint
 
     path, options = plan.folder / config.CONFIG, plan.settings.options
     now = {
@@ -131,32 +41,18 @@ def write_config(plan: "Plan") -> None:
         kept = {name: now[name] for name in ("env_is_an_object",) if name in now}
         now = {"id": now["id"]} | before | kept | {"resumed": [*before.get("resumed", []), again | host.fingerprint()]}
     content = config.to_mapping(plan.settings) | {"env": plan.env.spec.id, "made": now}
-    checkpoint.replace(path, yaml.safe_dump(content, sort_keys=False))
+    files.replace(path, yaml.safe_dump(content, sort_keys=False))
 
 
 def mark_running(folder: Path) -> None:
     """A summary of a run that goes on says so, until it ends again: who asks for its status is not told "done"."""
-    from jaxrl_fast import checkpoint
-
     with host.warned(f"{SUMMARY} could not be written"):
-        if not (folder / SUMMARY).is_file():
-            return
-        text = json.dumps(read_summary(folder) | {"status": "running"}, indent=2, allow_nan=False) + "\n"
-        checkpoint.replace(folder / SUMMARY, text)
+        if (folder / SUMMARY).is_file():
+            write_summary(folder, read_summary(folder) | {"status": "running"})
 
 
-def open_sinks(plan: "Plan", env_steps: int | None = None) -> list[sinks.Sink]:
-    """What was asked for beside metrics.jsonl. A run goes on from `env_steps`, as who config.yaml says it is."""
-    options = plan.settings.options
-    opened: list[sinks.Sink] = [sinks.TensorBoard(plan.folder, env_steps)] if options.tensorboard else []
-    for service in ("wandb", "trackio"):
-        if getattr(options, service):
-            name, identity = plan.folder.name, made(plan.folder / config.CONFIG)["id"]
-            try:
-                opened.append(sinks.Tracker(service, options.project, name, identity, config.to_mapping(plan.settings)))
-            except Exception as error:  # whatever it raises where nobody is logged in, or nothing answers
-                host.warn(f"--{service}: {why(error)}; training goes on without it")
-    return opened
+def write_summary(folder: Path, summary: Mapping[str, Any]) -> None:
+    files.replace(folder / SUMMARY, json.dumps(summary, indent=2, allow_nan=False) + "\n")
 
 
 def summarise(trainer: "Trainer") -> dict[str, Any]:
@@ -233,17 +129,6 @@ def _best(checkpoints: Path, known: dict[str, Any]) -> dict[str, Any]:
     return {"env_steps": checkpoint.env_steps(marked[0]), "eval_return_mean": marked[1]}
 
 
-def way_on(trainer: "Trainer") -> str:
-    """The command that goes on with a run which has ended; none for one that ended because it was solved."""
-    if not trainer.keeper.last or not isinstance(trainer.options.env, str):
-        return ""
-    command = f"{config.PROGRAM} --resume {quote(str(trainer.plan.folder))}"
-    if trainer.status == "stopped":
-        return command
-    complete = trainer.status == "done" and trainer.finished == trainer.plan.num_updates
-    return f"{command} --total-steps {sinks.short(2 * trainer.options.total_steps)}" if complete else ""
-
-
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
     """The records of a run; none where it failed before the first, and not one that is still being written.
 
@@ -282,8 +167,15 @@ def summary_if_any(folder: Path) -> dict[str, Any]:
         return {}
 
 
+def draw(folder: Path) -> None:
+    """A run's learning curve, as a file in its folder."""
+    from jaxrl_fast import curves
+
+    curves.save(picture(folder), folder / CURVE)
+
+
 def picture(folder: Path) -> Any:
-    """A run's learning curve as a matplotlib figure."""
+    """The same as a matplotlib figure."""
     import numpy as np
 
     from jaxrl_fast import curves, population

@@ -11,7 +11,7 @@ from pathlib import Path
 from shlex import quote
 from typing import Any
 
-from jaxrl_fast import config, grid, host, report, sinks
+from jaxrl_fast import config, files, grid, host, report, sinks
 from jaxrl_fast.layout import FAILED, Sweep
 from jaxrl_fast.members import member_of
 from jaxrl_fast.sweeper import failure
@@ -37,17 +37,15 @@ Row = dict[str, Any]
 
 def write_table(sweep: Sweep) -> list[Row]:
     """The table as it is now."""
-    from jaxrl_fast import checkpoint
-
     with _alone(sweep.folder):
         table = rows(sweep)
-        checkpoint.replace(sweep.folder / TABLE, as_csv(table))
+        files.replace(sweep.folder / TABLE, as_csv(table))
     return table
 
 
 def write(sweep: Sweep) -> list[str]:
     """Table, report and figures; what to say of them, in lines."""
-    from jaxrl_fast import checkpoint
+    from jaxrl_fast import curves
 
     table = write_table(sweep)
     drawn = figures_of(sweep, table)
@@ -55,10 +53,9 @@ def write(sweep: Sweep) -> list[str]:
     with _alone(sweep.folder):
         for name, picture in drawn.items():
             with host.warned(f"{name} could not be drawn"):
-                with checkpoint.whole(sweep.folder / name) as aside:
-                    picture.savefig(aside)
+                curves.save(picture, sweep.folder / name)
                 saved.append(name)
-        checkpoint.replace(sweep.folder / REPORT, as_markdown(sweep, table, saved))
+        files.replace(sweep.folder / REPORT, as_markdown(sweep, table, saved))
     verdicts = [line.replace("**", "") for line in verdict(sweep, table)]
     return [*verdicts, f"  report {sweep.folder / REPORT}   table {sweep.folder / TABLE}"]
 

@@ -7,6 +7,7 @@ one sweep, and what a killed one leaves is taken up by the next.
 import contextlib
 import dataclasses
 import json
+import os
 import subprocess
 import sys
 import time
@@ -20,7 +21,7 @@ from jaxrl_fast.grid import Group, offer_devices
 from jaxrl_fast.layout import FAILED, Sweep, read
 
 # In another process:
-ALONE = "import sys; from jaxrl_fast import command, sweeper; command.start(lambda: sweeper.work_alone(sys.argv[1]))"
+ALONE = "import sys; from jaxrl_fast import command, sweeper; command.start(lambda: sweeper.work_alone(*sys.argv[1:]))"
 WATCH_S = 1.0  # between looks at what other processes have done
 
 
@@ -181,7 +182,7 @@ def share(sweep: Sweep, terminal: sinks.Terminal) -> tuple[int | None, int]:
             how = "failed" if (folder / FAILED).is_file() else report.read_summary(folder)["status"]
             terminal.say(f"{len(told)}/{len(sweep.groups)}  {name} · {how}")
 
-    command = [sys.executable, "-c", ALONE, str(sweep.folder)]
+    command = [sys.executable, "-c", ALONE, str(sweep.folder), str(os.getpid())]
     processes: list[subprocess.Popen] = []
     stopped: list[int] = []
 
@@ -203,8 +204,9 @@ def share(sweep: Sweep, terminal: sinks.Terminal) -> tuple[int | None, int]:
     return stopped[0] if stopped else None, lost
 
 
-def work_alone(folder: str) -> int:
-    """What one of several processes does. Its exit status."""
+def work_alone(folder: str, parent: str) -> int:
+    """What one of several processes does, until `parent`, which started them, is no more. Its exit status."""
+    host.stop_without(int(parent))
     sweep = read(Path(folder))
     offer_devices(group.settings for group in sweep.groups.values())
     signal, lost = work(sweep, sinks.Quiet())

@@ -1,26 +1,18 @@
-"""One run under way: keeps the device busy, and takes down what it does.
+"""One run under way: trains up to each evaluation and checkpoint, and takes down what comes of it."""
 
-A chunk of updates is dispatched before the metrics of the one before are read.
-"""
-
-import contextlib
-import json
-import sys
 import time
-from collections import deque
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from jaxrl_fast import host, report, sinks
+from jaxrl_fast import host, journal, report, screen, sinks
 from jaxrl_fast.members import in_line
 from jaxrl_fast.plan import Plan
-from jaxrl_fast.spelling import why
+
+if TYPE_CHECKING:
+    from jaxrl_fast.feed import Done
 
 TIMES = ("train", "compile", "eval", "idle", "save")  # seconds, in all processes of a run
 NUM_RECORDS = 500  # lines of metrics.jsonl for each seed, unless told
-CHUNK_S = 0.5  # what a chunk aims at: short enough to stop at once, long enough that the host costs nothing
-MOST_SHOWN = 100_000  # updates that a line on the terminal is about
-GROWTH = 8  # of a chunk's length from one to the next
 
 
 class Outcome(NamedTuple):
@@ -33,15 +25,6 @@ class Outcome(NamedTuple):
     failure: str  # why it could not go on, in a sentence
     asked: int | None = None  # a signal that came, perhaps too late to stop it
     unwritten: str = ""  # what of it is not on the disk, for a sentence
-
-
-class Chunk(NamedTuple):
-    """A chunk that the device was given."""
-
-    rows: Any  # metrics, still on the device
-    num_updates: int
-    began: float  # when it was given
-    ended: float | None  # when it was done, if giving it meant waiting for it
 
 
 def execute(plan: Plan) -> Outcome:
@@ -57,7 +40,7 @@ class Trainer:
     """One run under way."""
 
     def __init__(self, plan: Plan, terminal: sinks.Terminal):
-        from jaxrl_fast import keeper, play, population, scores
+        from jaxrl_fast import keeper, play, scores
 
         self.plan, self.options, self.terminal = plan, plan.settings.options, terminal
         self.began = time.perf_counter()
@@ -69,25 +52,19 @@ class Trainer:
         )
         self.keeper = keeper.Keeper(plan, self.scores)
         self.play = play.Evaluator(plan.eval_env, plan.agent, self.seeds, self.options.eval_episodes, plan.varied)
-        self.screen = population.Ledger(sys.maxsize, MOST_SHOWN)  # since the last line on the terminal
-        self.queue: deque[Chunk] = deque()
-        self.sinks: list[sinks.Sink] = []
-        self.dispatched = self.finished = 0  # updates
-        self.chunk_length, self.rate = 1, 0.0  # updates, updates a second
+        self.journal = journal.Journal(plan)
+        self.finished = 0  # updates
         self.times = dict.fromkeys(TIMES, 0.0)  # of this run, in all processes
-        self.shown = 0, 0.0  # updates and seconds at the last line on the terminal
-        self.greedy: float | None = None  # return of the last evaluation since then
         self.exact = self.options.exact_resume and not plan.env.on_device
         self.program_memory = 0  # bytes, known once it is compiled
         self.signal: int | None = None
         self.asked: int | None = None  # the same, even where it came too late to stop anything
         self.failure = ""
         self.status = "failed"
-        self.unwritten: list[str] = []  # of what a run leaves behind
 
     def run(self) -> Outcome:
         try:
-            report.announce(self.plan, self.terminal)
+            screen.announce(self.plan, self.terminal)
             report.write_config(self.plan)
         except BaseException:
             self.plan.release()
@@ -114,12 +91,13 @@ class Trainer:
                 self.close()
         from jaxrl_fast import memory
 
-        self.say_done()
+        screen.say_done(self)
         num_seeds = len(self.seeds)
         if not (self.keeper.has(self.env_steps) or self.failure or self.exact and self.signal):
-            self.unwritten.insert(0, "its last checkpoint")
-        learner = memory.without_replay(self.program.learner(self.state), empty=(num_seeds,) * (num_seeds > 1) + (0,))
-        unwritten = " and ".join(self.unwritten)
+            self.journal.unwritten.insert(0, "its last checkpoint")
+        learner = self.program.learner(self.feed.state)
+        learner = memory.without_replay(learner, empty=(num_seeds,) * (num_seeds > 1) + (0,))
+        unwritten = " and ".join(self.journal.unwritten)
         return Outcome(self.plan.folder, self.summary, learner, self.signal, self.failure, self.asked, unwritten)
 
     def open(self) -> None:
@@ -163,22 +141,22 @@ class Trainer:
         """The state before training, or the one that was saved, as if there had been no end."""
         import numpy as np
 
-        saved, path = self.plan.saved, self.plan.folder / report.METRICS
+        from jaxrl_fast import feed
+
+        saved = self.plan.saved
         if saved is None:
             seeds = np.asarray(self.seeds, np.int32)
-            self.state = self.program.init(seeds if len(self.seeds) > 1 else seeds[0])
-            self.lines = sinks.JsonLines(path, 0 if self.options.resume else None)
-            self.sinks = [self.lines, *report.open_sinks(self.plan)]
-            return
-        self.state, others = self.keeper.restore(saved, self.program)
-        if not self.plan.env.on_device:
-            self.state = self.program.anew(self.state)
-        self.dispatched = self.finished = self.scores.updates
-        self.times = {name: self.times[name] + others["times"].get(name, 0.0) for name in TIMES}
-        self.began -= others["wall_time"]
-        self.shown = self.finished, self.times["train"]
-        self.lines = sinks.JsonLines(path, others["metrics_size"])
-        self.sinks = [self.lines, *report.open_sinks(self.plan, self.env_steps)]
+            state = self.program.init(seeds if len(self.seeds) > 1 else seeds[0])
+            self.journal.open(0 if self.options.resume else None)
+        else:
+            state, others = self.keeper.restore(saved, self.program)
+            state = state if self.plan.env.on_device else self.program.anew(state)
+            self.finished = self.scores.updates
+            self.times = {name: self.times[name] + others["times"].get(name, 0.0) for name in TIMES}
+            self.began -= others["wall_time"]
+            self.journal.open(others["metrics_size"], self.env_steps)
+        self.feed = feed.Feed(self.program, state, len(self.seeds), self.finished)
+        self.screen = screen.Screen(self.plan, self.terminal, self.finished, self.times["train"])
 
     def spent(self) -> dict[str, float]:
         """Seconds on each of TIMES."""
@@ -200,7 +178,6 @@ class Trainer:
         """
         evaluating = _updates(self.options.eval_every, self.plan)
         saving = _updates(self.keeper.every_steps, self.plan)
-        self.pace = sinks.Pace(self.options.report_every)
         while self.finished < self.end and not self.stopping():
             num_begun = self.keeper.num_begun
             if self.at(evaluating) and self.scores.evaluated_at != self.env_steps:
@@ -209,7 +186,7 @@ class Trainer:
                 self.save()
             if self.exact and self.keeper.num_begun > num_begun:
                 self.plan.env.renew(self.finished)
-                self.state = self.program.anew(self.state)
+                self.feed.state = self.program.anew(self.feed.state)
             boundaries = [self.finished // every * every + every for every in (evaluating, saving) if every]
             self.advance(min([self.end, *boundaries]))
         if not (self.exact and self.signal):
@@ -227,87 +204,50 @@ class Trainer:
     def advance(self, boundary: int) -> None:
         """Runs to update `boundary`, or until it is time to save; one chunk waits behind the one that is computed."""
         self.record()  # what an evaluation at this moment might have belonged to
-        self.free_since = time.perf_counter()
-        more = lambda: self.dispatched < min(boundary, self.end) and not self.stopping() and not self.keeper.due()
-        while self.queue or more():
-            while len(self.queue) < 2 and more():
-                self.dispatch(boundary)
-            self.read(self.queue.popleft())
-            if self.queue or more():
+        feed = self.feed
+        feed.begin()
+        more = lambda: feed.num_given < min(boundary, self.end) and not self.stopping() and not self.keeper.due()
+        while feed.num_waiting or more():
+            while feed.num_waiting < 2 and more():
+                feed.give(min(boundary, self.next_record) if self.options.stop_when_solved else boundary)
+            self.take_down(feed.take())
+            if feed.num_waiting or more():
                 self.record()  # else an evaluation may follow, which belongs to the last record
 
-    def dispatch(self, boundary: int) -> None:
-        """Gives the device a chunk of about CHUNK_S.
+    @property
+    def next_record(self) -> int:
+        """The update at which the next record will be complete. No chunk of a run that stops when solved goes beyond.
 
-        A run that stops when solved has no chunk that reaches beyond a record. As one chunk waits behind another at
-        most, it knows of each record whether it was solved then before it gives away the next but one: where it ends
-        depends on no clock, no checkpoint and no stop, unless a seed is lost by what only a checkpoint shows.
+        As one chunk waits behind another at most, it knows of each record whether it was solved then before it gives
+        away the next but one: where it ends depends on no clock, no checkpoint and no stop, unless a seed is lost by
+        what only a checkpoint shows.
         """
+        return (self.feed.num_given // self.record_length + 1) * self.record_length
+
+    def take_down(self, done: "Done") -> None:
+        """The metrics of a chunk."""
         import numpy as np
 
-        by_clock = max(min(int(self.rate * CHUNK_S), self.chunk_length * GROWTH), 1)
-        if self.options.stop_when_solved:
-            boundary = min(boundary, self.dispatched // self.record_length * self.record_length + self.record_length)
-        self.chunk_length = min(by_clock, self.program.capacity, boundary - self.dispatched)
-        began = time.perf_counter()
-        self.state, rows = self.program.chunk(self.state, np.asarray(self.chunk_length, np.int32))
-        ended = time.perf_counter() if _ready(rows) else None
-        self.queue.append(Chunk(rows, self.chunk_length, began, ended))
-        self.latest_began = began
-        self.dispatched += self.chunk_length
-
-    def read(self, chunk: Chunk) -> None:
-        """Waits for a chunk and takes down its metrics."""
-        import jax
-        import numpy as np
-
-        from jaxrl_fast.program import WRONG
-
-        # If it is done already, nobody knows since when: the device may have idled until the next one was given.
-        idle_until = self.latest_began if chunk.ended is None and _ready(chunk.rows) else chunk.began
-        self.times["idle"] += max(idle_until - self.free_since, 0.0)
-        rows = jax.device_get(jax.block_until_ready(chunk.rows))
-        now = max(chunk.ended or time.perf_counter(), self.free_since)  # it may be known to be done before the last one
-        elapsed = now - self.free_since
-        self.free_since = now
-        self.rate = chunk.num_updates / max(elapsed, 1e-9)
-        self.times["train"] += elapsed
-        self.finished += chunk.num_updates
-        num_seeds = len(self.seeds)
-        rows = {k: x.reshape(-1, x.shape[-1])[:num_seeds, : chunk.num_updates] for k, x in rows.items()}
-        not_finite = np.flatnonzero(rows.pop(WRONG)[:, -1])
-        fractions = np.arange(1, chunk.num_updates + 1) / chunk.num_updates
+        self.times["idle"] += done.idle
+        self.times["train"] += done.duration
+        self.finished += done.num_updates
+        fractions = np.arange(1, done.num_updates + 1) / done.num_updates
         train_time = self.times["train"]
-        clock = np.broadcast_to(train_time - elapsed * (1 - fractions), (len(self.seeds), chunk.num_updates))
-        wall = clock + (now - self.began - train_time)
-        of_games = ~np.isfinite(rows["return_sum"]).all(1)
-        for wrong in self.scores.add(rows | {"train_time_s": clock, "wall_time_s": wall}):
+        clock = np.broadcast_to(train_time - done.duration * (1 - fractions), (len(self.seeds), done.num_updates))
+        wall = clock + (self.feed.free_since - self.began - train_time)
+        of_games = ~np.isfinite(done.rows["return_sum"]).all(1)
+        for wrong in self.scores.add(done.rows | {"train_time_s": clock, "wall_time_s": wall}):
             at = wrong.update * self.plan.steps_per_update
             self.diverge(wrong.member, f"{wrong.metric} is not finite", at, bool(of_games[wrong.member]))
-        for member in map(int, not_finite):
+        for member in map(int, np.flatnonzero(~done.finite)):
             if self.scores.diverged[member] is None:
                 self.diverge(member, "a parameter is not finite", self.env_steps, bool(of_games[member]))
-        self.show(rows)
+        self.screen.show(done.rows, self.finished, train_time, self.finished >= self.end)
 
     def record(self, everything: bool = False, evaluation: list[dict[str, Any]] | None = None) -> None:
         """Writes the records that are complete; an evaluation goes into the last one."""
         for records in self.scores.records(everything, evaluation):
-            for sink in list(self.sinks):
-                try:
-                    sink.write(records)
-                except Exception as error:  # also what a logging service raises
-                    self.give_up(sink, error)
-
-    def give_up(self, sink: sinks.Sink, error: Exception) -> None:
-        """A full disk ends no run. Records for metrics.jsonl wait for room; what else cannot be written is left."""
-        if sink is not self.lines:
-            self.sinks.remove(sink)
-        elif not isinstance(error, OSError):
-            raise error
-        elif self.lines.num_failures > 1:  # it has been said
-            return
-        name = report.METRICS if sink is self.lines else type(sink).__name__
-        host.warn(f"{name} cannot be written ({why(error)}); training goes on")
+            self.journal.write(records)
 
     def diverge(self, member: int, what: str, env_steps: int, of_games: bool = False) -> None:
         """Numbers that are not finite stop the run; with `on_nonfinite` "continue" only when no seed is left.
@@ -332,7 +272,7 @@ class Trainer:
 
         from jaxrl_fast import in_flight
 
-        actors = self.state.actors
+        actors = self.feed.state.actors
         stand = [flight.actors for flight in actors.flights] if isinstance(actors, in_flight.InFlight) else [actors]
         games = jax.device_get([(some.timestep.obs, some.score) for some in stand])
         of_member = [x[member] if len(self.seeds) > 1 else x for x in jax.tree.leaves(games)]
@@ -344,13 +284,11 @@ class Trainer:
         self.await_keeper()
         if self.failure:
             return
-        try:
-            size = self.lines.sync()
-        except OSError as error:  # a run cannot go on from lines that are not there
-            self.keeper.postpone()
-            return self.give_up(self.lines, error)
+        size = self.journal.sync()
+        if size is None:
+            return self.keeper.postpone()
         others = {"times": self.spent(), "wall_time": time.perf_counter() - self.began, "metrics_size": size}
-        wrong = self.keeper.save(self.state, self.env_steps, others, score)
+        wrong = self.keeper.save(self.feed.state, self.env_steps, others, score)
         self.times["save"] += time.perf_counter() - began
         if wrong is not None:
             member, name = wrong
@@ -363,22 +301,6 @@ class Trainer:
         if problem:
             host.warn(problem)
 
-    def show(self, rows: Any) -> None:
-        """A line on the terminal, if it is time."""
-        from jaxrl_fast import population
-
-        self.screen.add(rows)
-        if not self.pace.due() and self.finished < self.end:
-            return
-        for merged in map(population.merge_seeds, self.screen.take(everything=True)):
-            record = population.summarise(merged)[0]
-            steps = self.plan.steps_per_update
-            speed = (self.finished - self.shown[0]) / max(self.times["train"] - self.shown[1], 1e-9)
-            self.shown = self.finished, self.times["train"]
-            record |= {"env_steps": self.finished * steps, "env_steps_per_s": speed * steps * len(self.seeds)}
-            record["eval_return_mean"], self.greedy = self.greedy, None
-            self.terminal.progress(sinks.line(record, self.terminal.width), self.finished / self.plan.num_updates)
-
     def evaluate(self) -> None:
         """Plays the greedy policy, and completes the record with how it went. The best so far is saved.
 
@@ -390,12 +312,12 @@ class Trainer:
         if self.exact:
             self.plan.eval_env.renew(index)
         try:
-            learner, stopped = self.program.learner(self.state), lambda: self.signal is not None
+            learner, stopped = self.program.learner(self.feed.state), lambda: self.signal is not None
             each_seed, total = self.play(learner, index, stopped, self.scores.lost)
         except Stopped:
             return
         self.scores.evaluations.append({"env_steps": self.env_steps} | total)
-        self.greedy = total["eval_return_mean"]
+        self.screen.greedy = total["eval_return_mean"]
         self.record(everything=True, evaluation=each_seed)
         if self.scores.best() is self.scores.evaluations[-1]:
             self.save(total["eval_return_mean"])
@@ -423,67 +345,17 @@ class Trainer:
     def close(self) -> None:
         """Whatever happened, what is known is written, and the folder is given back."""
         try:
-            if self.sinks or not self.plan.saved:  # else it failed before it went on: what there is stays as it is
-                self.write_end()
+            if self.journal.sinks or not self.plan.saved:  # else it failed before it went on: what there is stays
+                self.await_keeper()
+                self.summary = report.summarise(self)
+                self.journal.close(self.summary, has_curve=self.scores.recorded > 0)
         finally:
             self.plan.release()
-
-    def write_end(self) -> None:
-        """The last of the records, the summary and the curve. What cannot be written or drawn ends no run."""
-        from jaxrl_fast import checkpoint
-
-        self.await_keeper()
-        self.summary = report.summarise(self)
-        text = json.dumps(self.summary, indent=2, allow_nan=False) + "\n"
-        names = [report.METRICS if sink is self.lines else type(sink).__name__ for sink in self.sinks]
-        actions = list(zip(names, [sink.close for sink in self.sinks]))
-        actions.append((report.SUMMARY, lambda: checkpoint.replace(self.plan.folder / report.SUMMARY, text)))
-        if self.scores.recorded:
-            actions.append((report.CURVE, self.draw))
-        for name, action in actions:
-            try:
-                action()
-            except Exception as error:  # also what a logging service or matplotlib raises
-                host.warn(f"the end of {name} could not be written ({why(error)})")
-                self.unwritten += [name] if name in (report.METRICS, report.SUMMARY) else []
-
-    def draw(self) -> None:
-        from jaxrl_fast import checkpoint
-
-        with checkpoint.whole(self.plan.folder / report.CURVE) as aside:
-            report.picture(self.plan.folder).savefig(aside)
-
-    def say_done(self) -> None:
-        summary = self.summary
-        parts = [f"{sinks.short(summary['env_steps'])} steps in {sinks.seconds(summary['train_time_s'])}"]
-        if summary["final_return_mean"] is not None:
-            parts.append(f"return {summary['final_return_mean']:.1f}")
-        if summary["eval_return_mean"] is not None:
-            parts.append(f"greedy {summary['eval_return_mean']:.1f}")
-        if summary["eval_unfinished"]:
-            parts.append(f"{summary['eval_unfinished']} evaluation episodes did not end in time")
-        if summary["solved"]:
-            steps, duration = summary["steps_to_solve"], summary["time_to_solve_s"]
-            parts.append(f"solved at {sinks.short(steps)} steps, {sinks.seconds(duration)}")
-        elif self.options.solved is not None:
-            num_solved = sum(s is not None for s in self.scores.solved)
-            parts.append(f"not solved ({num_solved} of {len(self.seeds)} seeds)")
-        with contextlib.suppress(ValueError):  # somebody has been at the lines
-            parts.append(sinks.sparkline([r["return_mean"] for r in report.read_metrics(self.plan.folder)]))
-        self.terminal.say(f"{self.status:<9} {' · '.join(p for p in parts if p)}")
-        if (self.plan.folder / report.CURVE).is_file():
-            self.terminal.say(f"  curve  {self.plan.folder / report.CURVE}")
-        if command := report.way_on(self):
-            self.terminal.say(f"  go on  {command}")
 
 
 def _words(label: dict[str, Any]) -> str:
     """seed 3, agent.learning_rate 0.001"""
     return ", ".join(f"{name} {value}" for name, value in label.items())
-
-
-def _ready(rows: Any) -> bool:
-    return all(x.is_ready() for x in rows.values())
 
 
 def _updates(env_steps: int, plan: Plan) -> int:

@@ -115,14 +115,14 @@ def has_ffmpeg() -> bool:
 
 def run(saved: Any, renderer: Any, options: Options) -> Video:
     """Plays, and writes the file."""
-    from jaxrl_fast import checkpoint, host
+    from jaxrl_fast import files, host
 
     returns: list[float] = []
     fps = options.fps or renderer.fps
     with nullcontext(path_of(options.out)) if options.out else command.claimed(saved.folder / NAME) as path:
         write = write_mp4 if path.suffix.lower() == ".mp4" else write_gif
         cache = host.compile_cache(saved.settings.options.compile_cache and saved.env.on_device)
-        with cache, checkpoint.whole(path) as aside:
+        with cache, files.whole(path) as aside:
             num_frames = write(aside, frames(saved, renderer, options, fps, returns), fps)
     if not saved.env.on_device:
         host.forget([saved.env])

@@ -28,7 +28,7 @@ import safetensors.numpy
 from hypothesis import given
 from jax import ShapeDtypeStruct
 
-from jaxrl_fast import __version__, checkpoint
+from jaxrl_fast import __version__, checkpoint, files
 
 ROOT = Path(__file__).parent.parent
 FILES = (checkpoint.ARRAYS, checkpoint.MANIFEST, checkpoint.SUM)
@@ -443,8 +443,8 @@ def test_a_manifest_cannot_name_other_files(two, path):
         safetensors.numpy.save_file({"x": np.zeros(1)}, file)
     digest = hashlib.sha256((newer.parent / "outside.safetensors").read_bytes()).hexdigest()
     intact = {checkpoint.ARRAYS: hashlib.sha256((newer / checkpoint.ARRAYS).read_bytes()).hexdigest()}
-    for files in ({named: digest}, intact | {named: digest}):
-        seal(newer, files=files)
+    for sums in ({named: digest}, intact | {named: digest}):
+        seal(newer, files=sums)
         assert_refused(older, newer)
 
 
@@ -774,7 +774,7 @@ def test_a_replacement_that_fails_leaves_one_of_both(old, owner, name, late, err
     path = tmp_path / "file.json"
     if old:
         path.write_text(old)
-    for _ in failures(monkeypatch, lambda: checkpoint.replace(path, "new é"), owner, name, late, error):
+    for _ in failures(monkeypatch, lambda: files.replace(path, "new é"), owner, name, late, error):
         there = path.read_text("utf-8") if path.exists() else None
         assert names(tmp_path) == ([path.name] if there else []) and there in (old, "new é")
     assert path.read_text("utf-8") == "new é" and names(tmp_path) == [path.name]
@@ -785,14 +785,14 @@ def test_a_replacement_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypat
     monkeypatch.setattr(os, "fsync", lambda file: (order.append(os.fstat(file).st_ino), sync(file)))
     monkeypatch.setattr(Path, "replace", lambda self, to: (order.append(to), replace(self, to))[1])
     path = tmp_path / "file.json"
-    checkpoint.replace(path, "text")
+    files.replace(path, "text")
     assert order.index(path.stat().st_ino) < order.index(path)
 
 
 def test_who_reads_while_a_file_is_replaced_reads_one_of_both(tmp_path):
     path, texts = tmp_path / "file.json", ("a" * 100_000, "b" * 7)
-    checkpoint.replace(path, texts[0])
-    work = lambda: [checkpoint.replace(path, texts[i % 2]) for i in range(40)]
+    files.replace(path, texts[0])
+    work = lambda: [files.replace(path, texts[i % 2]) for i in range(40)]
     writer, found = threading.Thread(target=work), set()
     writer.start()
     while writer.is_alive():

@@ -23,7 +23,8 @@ PARTS = (
 AROUND = ("play", "memory", "config", "checkpoint", "sinks", "scores", "curves", "program")
 SWEEP = ("sweep", "grid", "layout", "sweeper", "slurm", "results", "figures")
 HOST = (
-    *("train", "trainer", "keeper", "plan", "run_folder", "assembly", "calibrate", "report", "host", *SWEEP),
+    *("train", "trainer", "feed", "journal", "screen", "keeper", "report", "host"),
+    *("plan", "run_folder", "assembly", "calibrate", *SWEEP),
     *("command", "policy", "evaluate", "video", "plot", "api", "__init__", "__main__"),
 )
 BELOW_AROUND = (
@@ -35,6 +36,7 @@ BELOW_AROUND = (
     "population",
     "members",
     "placement",
+    "files",
     *PARTS,
     "rollouts",
     "in_flight",
@@ -69,6 +71,7 @@ LAYERS = (
     Layer(("population",), ours=(), theirs=("numpy",)),
     Layer(("members",), ours=("types", "agents/configs"), theirs=("numpy",)),
     Layer(("placement",), ours=(), theirs=("jax",)),
+    Layer(("files",), ours=(), theirs=(), pure=False),
     Layer(("rollouts",), ours=("types",), theirs=("jax",)),
     Layer(("in_flight",), ours=("types", "rollouts"), theirs=("jax",)),
     Layer(("loop",), ours=("types", "rollouts", "in_flight"), theirs=("jax",)),

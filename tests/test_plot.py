@@ -321,5 +321,5 @@ def test_a_picture_that_cannot_be_written_leaves_the_one_before(tmp_path):
     path = tmp_path / "a.png"
     path.write_text("whole")
     with pytest.raises(OSError, match="No space left") as error:
-        plot.save(Torn(), path)
+        curves.save(Torn(), path)
     assert path.read_text() == "whole" and [*tmp_path.iterdir()] == [path] and error.value.filename == str(path)

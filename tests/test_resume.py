@@ -23,6 +23,7 @@ import jaxrl_fast
 from jaxrl_fast import (
     checkpoint,
     config,
+    feed,
     host,
     keeper,
     loop,
@@ -86,15 +87,15 @@ def test_these_seeds_are_filled_up():
 
 def stop_after(monkeypatch, *env_steps):
     """Each run from now on gets a signal at the chunk in which it passes the next of these steps."""
-    left, show = list(env_steps), trainer.Trainer.show
+    left, take_down = list(env_steps), trainer.Trainer.take_down
 
-    def show_and_stop(self, rows):
-        show(self, rows)
+    def take_down_and_stop(self, done):
+        take_down(self, done)
         if left and self.env_steps >= left[0] and self.signal is None:
             left.pop(0)
             self.stop(signal.SIGTERM)
 
-    monkeypatch.setattr(trainer.Trainer, "show", show_and_stop)
+    monkeypatch.setattr(trainer.Trainer, "take_down", take_down_and_stop)
 
 
 def records(folder):
@@ -144,14 +145,14 @@ mark_slow = lambda names, *which: [slow(name) if name in which else name for nam
 def test_stopped_twice_and_with_other_chunks_it_ends_with_the_same_bits(name, tmp_path, monkeypatch, unbroken):
     folder = tmp_path / name
     stop_after(monkeypatch, 200, 900)
-    monkeypatch.setattr(trainer, "CHUNK_S", 0.0)  # a chunk of every update
+    monkeypatch.setattr(feed, "CHUNK_S", 0.0)  # a chunk of every update
     first = fit(folder, name).summary
-    monkeypatch.setattr(trainer, "CHUNK_S", 1e-3)
-    monkeypatch.setattr(trainer, "GROWTH", 2)
+    monkeypatch.setattr(feed, "CHUNK_S", 1e-3)
+    monkeypatch.setattr(feed, "GROWTH", 2)
     second = fit(folder, resume=str(folder)).summary
     assert first["status"] == second["status"] == "stopped"
     steps, stopped = zip(*((s["env_steps"], s["last_checkpoint"]) for s in (first, second)))
-    monkeypatch.setattr(trainer, "CHUNK_S", 100.0)
+    monkeypatch.setattr(feed, "CHUNK_S", 100.0)
     assert fit(folder, resume=str(folder)).summary["status"] == "done"
     same(folder, unbroken(name))
     assert stopped == tuple(f"step-{at:012d}" for at in steps), "saved where they stopped"
@@ -163,7 +164,7 @@ def test_it_does_not_matter_where_it_was_stopped(at, tmp_path, monkeypatch, unbr
     """Among them the updates of an evaluation (704) and of a checkpoint (320)."""
     folder = tmp_path / "run"
     stop_after(monkeypatch, at)
-    monkeypatch.setattr(trainer, "CHUNK_S", 0.0)
+    monkeypatch.setattr(feed, "CHUNK_S", 0.0)
     fit(folder)
     fit(folder, resume=str(folder))
     same(folder, unbroken("pqn"))
@@ -329,12 +330,12 @@ def test_a_solved_run_says_how_it_trains_on(tmp_path):
 def test_saved_by_the_clock_and_killed_it_ends_with_the_same_bits(tmp_path, monkeypatch, unbroken):
     """As by default; how often depends on this machine, what comes of it does not."""
     folder = tmp_path / "run"
-    monkeypatch.setattr(trainer, "CHUNK_S", 0.0)
+    monkeypatch.setattr(feed, "CHUNK_S", 0.0)
     with monkeypatch.context() as patched:
         patched.setattr(
             trainer.Trainer,
             "close",
-            lambda self: (self.await_keeper(), self.lines.file.close(), self.plan.lock.release()),
+            lambda self: (self.await_keeper(), self.journal.lines.file.close(), self.plan.lock.release()),
         )
         patched.setattr(trainer.Trainer, "stopping", lambda self: 1 // (self.finished < 15) > 1)  # breaks in the middle
         with pytest.raises(ZeroDivisionError):
@@ -449,7 +450,7 @@ def test_what_decides_the_bits_cannot_be_changed(options, words, unbroken):
 def test_what_it_tells_of_itself_can_be_changed(tmp_path, monkeypatch):
     folder = tmp_path / "run"
     stop_after(monkeypatch, 700)
-    monkeypatch.setattr(trainer, "CHUNK_S", 0.0)
+    monkeypatch.setattr(feed, "CHUNK_S", 0.0)
     fit(folder)
     fit(folder, resume=str(folder), env="CartPole-v1", eval_every=0, log_every=64, save_every="1h", keep=1, solved=490)
     settings = yaml.safe_load((folder / "config.yaml").read_text())
@@ -570,7 +571,7 @@ def test_a_full_disk_ends_no_run(tmp_path, monkeypatch, capsys):
         write(path, arrays, manifest)
 
     monkeypatch.setattr(checkpoint, "write", no_room)
-    monkeypatch.setattr(trainer, "CHUNK_S", 0.0)
+    monkeypatch.setattr(feed, "CHUNK_S", 0.0)
     run = fit(folder)
     err = capsys.readouterr().err
     assert run.summary["status"] == "done" and len(seen) > 2 and run.summary["checkpoints"] == 1
@@ -713,7 +714,7 @@ def test_steps_are_counted_past_2_to_the_31(name, tmp_path, monkeypatch):
     """By starting late: a checkpoint of the first update says that it is the last one before."""
     folder = tmp_path / "run"
     stop_after(monkeypatch, 1)
-    monkeypatch.setattr(trainer, "CHUNK_S", 0.0)
+    monkeypatch.setattr(feed, "CHUNK_S", 0.0)
     few = dict(eval_every=0, save_every=0, log_every=1, total_steps=2**31 + 640)
     first = fit(folder, name, **few)
     each = first.summary["env_steps"] // first.summary["updates"]
@@ -880,7 +881,7 @@ def test_a_parameter_that_is_not_finite_stops_the_run_after_the_chunk(tmp_path, 
         return state._replace(agent=state.agent._replace(params=jax.tree.map(spoil, state.agent.params))), metrics
 
     monkeypatch.setattr(loop, "train_step", poisoned)
-    monkeypatch.setattr(trainer, "CHUNK_S", 0.0)
+    monkeypatch.setattr(feed, "CHUNK_S", 0.0)
     with pytest.raises(FloatingPointError, match=r"^seed 0: a parameter is not finite at step 256; there is no"):
         fit(tmp_path / "run")
 
@@ -924,16 +925,16 @@ def test_the_same_seed_gives_the_same_bits_in_the_same_process(name, tmp_path, u
 SLOWLY = """
 import sys, time
 import jaxrl_fast
-from jaxrl_fast import trainer
+from jaxrl_fast import feed, trainer
 
-show, trainer.CHUNK_S = trainer.Trainer.show, 0.0
+take_down, feed.CHUNK_S = trainer.Trainer.take_down, 0.0
 
-def show_slowly(self, rows):
-    show(self, rows)
+def take_down_slowly(self, done):
+    take_down(self, done)
     print("update", self.finished, flush=True)
     time.sleep(0.03)
 
-trainer.Trainer.show = show_slowly
+trainer.Trainer.take_down = take_down_slowly
 jaxrl_fast.fit(**{"log_level": "quiet"} | eval(sys.argv[1]))
 """
 

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from jaxrl_fast import config, curves, population, report, scores, sinks
+from jaxrl_fast import config, curves, journal, population, report, scores, sinks
 from jaxrl_fast.placement import ALONE
 
 RECORD = {
@@ -296,7 +296,9 @@ def test_a_run_that_goes_on_is_the_same_run_there(service, monkeypatch, tmp_path
         place = {"folder": tmp_path / name, "placement": ALONE, "saved": None, "members": ()}
         plan = space(settings=settings, env=space(spec=spec), **place)
         report.write_config(plan)
-        report.open_sinks(plan)
+        written = journal.Journal(plan)
+        written.open(0)
+        written.lines.close()
         return {k: inits[-1].get(k) for k in ("name", "id", "project", "resume")}
 
     first, again = open_run("a"), open_run("a", resume="a")

@@ -738,6 +738,35 @@ def test_workers_share_the_work(tmp_path):
 
 
 @pytest.mark.slow
+def test_workers_of_a_sweep_that_is_killed_stop_too(tmp_path):
+    """And save what they had: nothing trains on where nobody knows of it."""
+    folder = tmp_path / "killed"
+    line = f"{TINY} --num-envs 2,4 --total-steps 500M --workers 2 --sweep-dir {folder}"
+    with subprocess.Popen([sys.executable, "-m", "jaxrl_fast.sweep", *line.split()], cwd=ROOT) as command:
+        parts = [folder / name for name in ("01_num_envs-2", "02_num_envs-4")]
+        until(lambda: all((part / "metrics.jsonl").exists() for part in parts))
+        command.kill()
+    until(lambda: all(report.summary_if_any(part).get("status") == "stopped" for part in parts))
+    until(lambda: all(is_free(part) for part in parts))
+
+
+def until(holds):
+    """Waits for it."""
+    deadline = time.monotonic() + 120
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def is_free(folder):
+    try:
+        host.Lock(folder).release()
+    except BlockingIOError:
+        return False
+    return True
+
+
+@pytest.mark.slow
 def test_groups_are_jobs_of_submitit(tmp_path):
     """Its local executor: a process for each job of the array."""
     submitit = pytest.importorskip("submitit")

@@ -22,7 +22,7 @@ import yaml
 from jax.experimental.compilation_cache import compilation_cache
 
 import jaxrl_fast
-from jaxrl_fast import config, host, memory, play, program, report, run_folder, sinks, train, trainer
+from jaxrl_fast import config, feed, host, memory, play, program, report, run_folder, screen, sinks, train, trainer
 from jaxrl_fast import plan as planning
 from jaxrl_fast.placement import Placement
 from jaxrl_fast.types import Agent, Decision
@@ -117,10 +117,10 @@ def test_a_chunk_is_the_loop(built):
 
 def test_the_clock_decides_nothing_but_times(tmp_path, monkeypatch):
     line = "--log-every 88 --eval-every 132"
-    monkeypatch.setattr(trainer, "CHUNK_S", 0.0)
+    monkeypatch.setattr(feed, "CHUNK_S", 0.0)
     trainer.execute(plan(tmp_path / "short", line, num_updates=7, env=probes.chain))
-    monkeypatch.setattr(trainer, "CHUNK_S", 100.0)
-    monkeypatch.setattr(trainer, "GROWTH", 100)
+    monkeypatch.setattr(feed, "CHUNK_S", 100.0)
+    monkeypatch.setattr(feed, "GROWTH", 100)
     trainer.execute(plan(tmp_path / "long", line, num_updates=7, env=probes.chain))
     short, long = read(tmp_path / "short")[0], read(tmp_path / "long")[0]
     assert without_times(short) == without_times(long)
@@ -216,7 +216,7 @@ def test_a_signal_ends_the_run_after_the_chunk(name, status, tmp_path, monkeypat
 
     before = signal.getsignal(number)
     monkeypatch.setattr(sinks.JsonLines, "write", write_and_signal)
-    monkeypatch.setattr(trainer, "CHUNK_S", 0.0)
+    monkeypatch.setattr(feed, "CHUNK_S", 0.0)
     monkeypatch.setattr(planning, "prepare", lambda settings: plan(tmp_path / "run", num_updates=1000))
     assert train.main(["ppo"]) == status
     assert signal.getsignal(number) == before
@@ -384,7 +384,7 @@ def test_json_stays_valid_where_rewards_are_not_numbers(tmp_path):
 
 def test_one_compilation_for_any_number_of_chunks(tmp_path, monkeypatch):
     compiled = []
-    monkeypatch.setattr(trainer, "CHUNK_S", 0.0)
+    monkeypatch.setattr(feed, "CHUNK_S", 0.0)
     listen = lambda event, duration, **_: compiled.append(event) if event.endswith("backend_compile_duration") else None
     jax.monitoring.register_event_duration_secs_listener(listen)
     try:
@@ -414,21 +414,21 @@ def test_a_chunk_is_given_before_the_one_before_is_read_and_no_third(tmp_path, m
         return state, rows | {"toy_loss": Watched(rows["toy_loss"], lambda: events.append("read"))}
 
     run_chunks_by(run, monkeypatch)
-    monkeypatch.setattr(trainer, "CHUNK_S", 0.0)  # chunks of one update
+    monkeypatch.setattr(feed, "CHUNK_S", 0.0)  # chunks of one update
     trainer.execute(plan(tmp_path / "run", num_updates=5))
     assert events == ["give", *4 * ["give", "read"], "read"]
 
 
 def test_nothing_on_the_device_is_kept_from_chunk_to_chunk(tmp_path, monkeypatch):
     """What others keep of every save or episode, in a list, makes them slower each time."""
-    alive, show = [], trainer.Trainer.show
+    alive, take_down = [], trainer.Trainer.take_down
 
-    def count(self, rows):
-        show(self, rows)
+    def count(self, done):
+        take_down(self, done)
         alive.append(len(jax.live_arrays()))
 
-    monkeypatch.setattr(trainer, "CHUNK_S", 0.0)
-    monkeypatch.setattr(trainer.Trainer, "show", count)
+    monkeypatch.setattr(feed, "CHUNK_S", 0.0)
+    monkeypatch.setattr(trainer.Trainer, "take_down", count)
     trainer.execute(plan(tmp_path / "run", "--save-every 88", num_updates=30))
     assert len(alive) == 30 and alive[-2] <= alive[4]
 
@@ -443,7 +443,7 @@ def test_nothing_moves_between_host_and_device_unasked(seeds, tmp_path, monkeypa
             train_(self)
             moved.append(self.finished)
 
-    monkeypatch.setattr(trainer, "CHUNK_S", 0.0)
+    monkeypatch.setattr(feed, "CHUNK_S", 0.0)
     monkeypatch.setattr(trainer.Trainer, "train", guarded)
     trainer.execute(plan(tmp_path / "run", f"--eval-every 88 --save-every 88 {seeds}", num_updates=12))
     assert moved == [12]
@@ -481,13 +481,13 @@ def test_a_user_without_a_home_has_no_compile_cache(monkeypatch):
         jax.config.update("jax_compilation_cache_dir", before)
 
 
-@pytest.mark.parametrize("broken", ["announce", "write_config"])
-def test_what_fails_before_it_begins_leaves_the_folder_free(broken, tmp_path, monkeypatch):
+@pytest.mark.parametrize("module, broken", [(screen, "announce"), (report, "write_config")])
+def test_what_fails_before_it_begins_leaves_the_folder_free(module, broken, tmp_path, monkeypatch):
     def fail(*_):
         raise OSError(28, "No space left on device")
 
     ready = plan(tmp_path / "run")
-    monkeypatch.setattr(report, broken, fail)
+    monkeypatch.setattr(module, broken, fail)
     with pytest.raises(OSError, match="No space"):
         trainer.Trainer(ready, sinks.Quiet()).run()
     host.Lock(tmp_path / "run").release()
@@ -528,7 +528,7 @@ def test_a_gpu_that_is_not_used_is_noticed(monkeypatch):
 @pytest.mark.parametrize("unused", [True, False])
 def test_a_gpu_that_is_not_used_is_warned_of(unused, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(host, "gpu_unused", lambda: unused)
-    report.announce(plan(tmp_path / "run"), sinks.Quiet())
+    screen.announce(plan(tmp_path / "run"), sinks.Quiet())
     warning = 'warning: there is a GPU, but JAX uses the CPU; pip install "jax[cuda12]"\n'
     assert capsys.readouterr().err == (warning if unused else "")
 
