@@ -37,16 +37,16 @@ RUNS = {
 def train(options: dict) -> None:
     """In a child: tells each update."""
     import jaxrl_fast
-    from jaxrl_fast import trainer
+    from jaxrl_fast import feed, trainer
 
-    show, trainer.CHUNK_S = trainer.Trainer.show, 0.0
+    take_down, feed.CHUNK_S = trainer.Trainer.take_down, 0.0
 
-    def show_slowly(self, rows):
-        show(self, rows)
+    def take_down_slowly(self, done):
+        take_down(self, done)
         print(self.finished, flush=True)
         time.sleep(PAUSE_S)
 
-    trainer.Trainer.show = show_slowly
+    trainer.Trainer.take_down = take_down_slowly
     jaxrl_fast.fit(**options)
 
 

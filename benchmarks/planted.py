@@ -739,6 +739,13 @@ BUGS = (
         "tests/test_train.py::test_a_signal_is_heard_where_nobody_reads_what_is_said",
     ),
     Bug(
+        "host: a worker does not see that its sweep is gone",
+        "jaxrl_fast/host.py",
+        "while os.getppid() == parent:",
+        "while True:",
+        "tests/test_sweep.py::test_workers_of_a_sweep_that_is_killed_stop_too[False]",
+    ),
+    Bug(
         "gymnax: a preset may call what it likes",
         GYMNAX,
         "if env_id and not construct and _is_factory(source):",

@@ -36,7 +36,7 @@ from pathlib import Path
 import side_by_side
 
 import jaxrl_fast
-from jaxrl_fast import host, keeper, trainer
+from jaxrl_fast import feed, host, keeper
 
 host.offer_cpu_devices(1)
 import jax  # noqa: E402
@@ -59,13 +59,13 @@ class Seen:
         self.reference: list[float] = []  # seconds
         self.cpu: list[tuple[float, float]] = []  # seconds of all cores, at the same two moments as `times` and `done`
         self.memory: list[int] = []  # bytes
-        self.dispatched = 0
+        self.given = 0  # chunks
         self.compiled_later = 0  # programs, after the first checkpoint; the last evaluation is one
 
     @contextlib.contextmanager
     def watching(self):
         """Trainings within are seen."""
-        save, dispatch = keeper.Keeper.save, trainer.Trainer.dispatch
+        save, give = keeper.Keeper.save, feed.Feed.give
 
         def noted_save(keeper, *args):
             self.times.append(time.perf_counter())
@@ -76,19 +76,19 @@ class Seen:
             self.cpu.append((before, time.process_time()))
             return save(keeper, *args)
 
-        def noted_dispatch(trainer, boundary):
-            self.dispatched += 1
-            return dispatch(trainer, boundary)
+        def noted_give(feed, boundary):
+            self.given += 1
+            return give(feed, boundary)
 
         def listen(event, duration, **_):
             self.compiled_later += bool(self.times) and event.endswith("backend_compile_duration")
 
         jax.monitoring.register_event_duration_secs_listener(listen)
-        keeper.Keeper.save, trainer.Trainer.dispatch = noted_save, noted_dispatch
+        keeper.Keeper.save, feed.Feed.give = noted_save, noted_give
         try:
             yield
         finally:
-            keeper.Keeper.save, trainer.Trainer.dispatch = save, dispatch
+            keeper.Keeper.save, feed.Feed.give = save, give
             jax.monitoring.unregister_event_duration_listener(listen)
 
 
@@ -175,7 +175,7 @@ def soak(algo: str, num_checkpoints: int) -> tuple[np.ndarray, np.ndarray, dict]
     case = {
         "algo": algo,
         "checkpoints": run.summary["checkpoints"],
-        "chunks": seen.dispatched,
+        "chunks": seen.given,
         "compiled_after_the_first_checkpoint": seen.compiled_later,
         "steps_per_s": round(statistics.median(speed)),
         "speed_trend": round(trend(grouped(beside, min(NUM_POINTS, len(beside)))), 4),
@@ -196,7 +196,7 @@ def steps_each(algo: str) -> int:
 
 def train(algo: str, num_checkpoints: int, folder: str) -> jaxrl_fast.Run:
     """A training of single updates, or what is left of it where the folder has it."""
-    trainer.CHUNK_S = 0.0
+    feed.CHUNK_S = 0.0
     per_checkpoint = steps_each(algo)
     run = Path(folder, "run")
     if run.exists():

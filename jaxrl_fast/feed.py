@@ -27,7 +27,7 @@ class Done(NamedTuple):
     """A chunk that has been computed."""
 
     rows: dict[str, np.ndarray]  # metrics, [S, U]
-    finite: np.ndarray  # [S] bool: whether all parameters were at its end
+    finite: np.ndarray  # [S] bool: whether all parameters were finite at its end
     num_updates: int
     duration: float  # seconds
     idle: float  # seconds before it that the device had nothing to do
@@ -42,10 +42,10 @@ class Feed:
         self.num_given = num_given  # updates, in all processes of a run
         self.queue: deque[Chunk] = deque()
         self.length, self.rate = 1, 0.0  # updates in the last chunk, updates a second
-        self.begin()
+        self.mark_free()
 
-    def begin(self) -> None:
-        """Now the device is free."""
+    def mark_free(self) -> None:
+        """From now on the device waits for chunks: what it did before was no training."""
         self.free_since = time.perf_counter()
 
     @property

@@ -20,7 +20,7 @@ from jaxrl_fast.spelling import why
 
 CACHE = "~/.cache/jaxrl_fast"
 LOCK = ".lock"
-WATCH_S = 1.0  # between looks at whether a parent is there
+WATCH_S = 1.0  # between looks at other processes
 NO_LOCKS = errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP  # what file systems say that have none
 SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")  # the last is what submitit sends before the end
 
@@ -221,12 +221,16 @@ def fingerprint() -> dict[str, Any]:
 
 
 def stop_without(parent: int) -> None:
-    """From now on this process gets SIGTERM when the one that started it, however it ended, is no more."""
+    """From now on this process is told to stop when the one that started it, however it ended, is no more.
+
+    By SIGUSR1, for a parent that was told to stop has passed on what it was told: the same signal once more would be
+    the word to quit at once (`stop_signals`), before what was trained is saved.
+    """
 
     def watch() -> None:
         while os.getppid() == parent:
             time.sleep(WATCH_S)
-        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGUSR1)
 
     threading.Thread(target=watch, name="parent", daemon=True).start()
 

@@ -5,7 +5,6 @@ from typing import Any
 
 from jaxrl_fast import config, host, report, sinks
 from jaxrl_fast.plan import Plan
-from jaxrl_fast.report import CURVE, METRICS, SUMMARY
 from jaxrl_fast.spelling import why
 from jaxrl_fast.written import made
 
@@ -19,8 +18,11 @@ class Journal:
         self.unwritten: list[str] = []  # of what a run leaves behind
 
     def open(self, size: int | None = None, env_steps: int | None = None) -> None:
-        """A new run's, or that of one which goes on behind the first `size` bytes of its lines, from `env_steps`."""
-        self.lines = sinks.JsonLines(self.plan.folder / METRICS, size)
+        """Makes every sink: anew, or to go on from `env_steps` behind the first `size` bytes of metrics.jsonl.
+
+        A service finds its run again by the identity that config.yaml has.
+        """
+        self.lines = sinks.JsonLines(self.plan.folder / report.METRICS, size)
         opened: list[sinks.Sink] = [self.lines]
         options, folder = self.plan.settings.options, self.plan.folder
         if options.tensorboard:
@@ -54,15 +56,15 @@ class Journal:
         """The last of the records, the summary and the curve. What cannot be written or drawn ends no run."""
         folder = self.plan.folder
         actions = [(self._name(sink), sink.close) for sink in self.sinks]
-        actions.append((SUMMARY, lambda: report.write_summary(folder, summary)))
+        actions.append((report.SUMMARY, lambda: report.write_summary(folder, summary)))
         if has_curve:
-            actions.append((CURVE, lambda: report.draw(folder)))
+            actions.append((report.CURVE, lambda: report.draw(folder)))
         for name, action in actions:
             try:
                 action()
             except Exception as error:  # also what a logging service or matplotlib raises
                 host.warn(f"the end of {name} could not be written ({why(error)})")
-                self.unwritten += [name] if name in (METRICS, SUMMARY) else []
+                self.unwritten += [name] if name in (report.METRICS, report.SUMMARY) else []
 
     def _give_up(self, sink: sinks.Sink, error: Exception) -> None:
         """Records for metrics.jsonl wait for room; what else cannot be written is left."""
@@ -75,4 +77,4 @@ class Journal:
         host.warn(f"{self._name(sink)} cannot be written ({why(error)}); training goes on")
 
     def _name(self, sink: sinks.Sink) -> str:
-        return METRICS if sink is self.lines else type(sink).__name__
+        return report.METRICS if sink is self.lines else type(sink).__name__

@@ -52,6 +52,7 @@ def mark_running(folder: Path) -> None:
 
 
 def write_summary(folder: Path, summary: Mapping[str, Any]) -> None:
+    """What `summarise` gave, where `read_summary` finds it."""
     files.replace(folder / SUMMARY, json.dumps(summary, indent=2, allow_nan=False) + "\n")
 
 
@@ -168,14 +169,14 @@ def summary_if_any(folder: Path) -> dict[str, Any]:
 
 
 def draw(folder: Path) -> None:
-    """A run's learning curve, as a file in its folder."""
+    """That curve as a file in its folder."""
     from jaxrl_fast import curves
 
     curves.save(picture(folder), folder / CURVE)
 
 
 def picture(folder: Path) -> Any:
-    """The same as a matplotlib figure."""
+    """A run's learning curve as a matplotlib figure."""
     import numpy as np
 
     from jaxrl_fast import curves, population

@@ -45,10 +45,10 @@ def write_table(sweep: Sweep) -> list[Row]:
 
 def write(sweep: Sweep) -> list[str]:
     """Table, report and figures; what to say of them, in lines."""
-    from jaxrl_fast import curves
-
     table = write_table(sweep)
     drawn = figures_of(sweep, table)
+    from jaxrl_fast import curves  # once there is something to draw
+
     saved = []
     with _alone(sweep.folder):
         for name, picture in drawn.items():

@@ -22,7 +22,6 @@ from jaxrl_fast.layout import FAILED, Sweep, read
 
 # In another process:
 ALONE = "import sys; from jaxrl_fast import command, sweeper; command.start(lambda: sweeper.work_alone(*sys.argv[1:]))"
-WATCH_S = 1.0  # between looks at what other processes have done
 
 
 class Progress:
@@ -196,7 +195,7 @@ def share(sweep: Sweep, terminal: sinks.Terminal) -> tuple[int | None, int]:
             processes.append(subprocess.Popen(command, start_new_session=True))
         while any(process.poll() is None for process in processes):
             tell()
-            time.sleep(WATCH_S)
+            time.sleep(host.WATCH_S)
     tell()
     lost = 0 if stopped else sum(process.returncode != 0 for process in processes)
     if lost:

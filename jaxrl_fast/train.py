@@ -1,6 +1,6 @@
 """Trains from the command line: `python -m jaxrl_fast.train [ppo] [--config PRESET] [--env ID] [options]`.
 
-From here a run goes through `config` (what was asked for), `plan` (is it possible), `trainer` (the run) and `report`
+From here a run goes through `config` (what was asked for), `plan` (is it possible), `trainer` (the run) and `journal`
 (what it leaves). The command line is read before jax is imported, which is why these import it in functions.
 """
 

@@ -93,11 +93,10 @@ class Trainer:
 
         screen.say_done(self)
         num_seeds = len(self.seeds)
-        if not (self.keeper.has(self.env_steps) or self.failure or self.exact and self.signal):
-            self.journal.unwritten.insert(0, "its last checkpoint")
+        is_saved = self.keeper.has(self.env_steps) or self.failure or self.exact and self.signal
         learner = self.program.learner(self.feed.state)
         learner = memory.without_replay(learner, empty=(num_seeds,) * (num_seeds > 1) + (0,))
-        unwritten = " and ".join(self.journal.unwritten)
+        unwritten = " and ".join([*([] if is_saved else ["its last checkpoint"]), *self.journal.unwritten])
         return Outcome(self.plan.folder, self.summary, learner, self.signal, self.failure, self.asked, unwritten)
 
     def open(self) -> None:
@@ -205,7 +204,7 @@ class Trainer:
         """Runs to update `boundary`, or until it is time to save; one chunk waits behind the one that is computed."""
         self.record()  # what an evaluation at this moment might have belonged to
         feed = self.feed
-        feed.begin()
+        feed.mark_free()
         more = lambda: feed.num_given < min(boundary, self.end) and not self.stopping() and not self.keeper.due()
         while feed.num_waiting or more():
             while feed.num_waiting < 2 and more():

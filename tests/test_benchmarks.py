@@ -419,3 +419,25 @@ def test_a_training_whose_time_is_over_is_saved_and_goes_on_with_the_next_comman
     assert first["status"] == second["status"] == 143 and "--resume" in words[1]
     assert first["found"]["status"] == "stopped" and 0 < first["found"]["env_steps"] < second["found"]["env_steps"]
     assert second["curve"][-1]["env_steps"] == second["found"]["env_steps"]
+
+
+@pytest.mark.slow
+def test_a_soak_sees_every_chunk_and_checkpoint(monkeypatch):
+    import soak
+
+    from jaxrl_fast import feed
+
+    monkeypatch.setattr(feed, "CHUNK_S", feed.CHUNK_S)  # which a soak changes
+    *_, case = soak.soak("ppo", 20)
+    assert case["checkpoints"] == 20 and case["chunks"] == 20 * soak.CHUNKS_EACH
+    assert case["compiled_after_the_first_checkpoint"] <= 1
+
+
+@pytest.mark.slow
+def test_a_life_under_fire_tells_every_update(tmp_path):
+    """Without the fire."""
+    import killed_runs
+
+    options = killed_runs.COMMON | killed_runs.RUNS["pqn"] | {"algo": "pqn", "total_steps": 4096}
+    last, was_killed = killed_runs.life(options | {"run_dir": str(tmp_path / "run")}, None)
+    assert not was_killed and last == json.loads((tmp_path / "run" / "summary.json").read_text())["updates"] > 1

@@ -93,6 +93,7 @@ LAYERS = (
     Layer(("agents/*",), ours=("types", *PARTS, "agents/*")),
     Layer(("render/*",), ours=("spelling", "render/*"), theirs=("numpy", "PIL")),
     Layer(("program",), ours=(*BELOW_AROUND, "memory"), theirs=ANY, pure=False),
+    Layer(("feed",), ours=("loop", "program"), theirs=("jax", "numpy"), pure=False),
     Layer(AROUND, ours=BELOW_AROUND, theirs=ANY, pure=False),
     Layer(HOST, ours=ANY, theirs=ANY, pure=False),
 )

@@ -738,16 +738,23 @@ def test_workers_share_the_work(tmp_path):
 
 
 @pytest.mark.slow
-def test_workers_of_a_sweep_that_is_killed_stop_too(tmp_path):
-    """And save what they had: nothing trains on where nobody knows of it."""
+@pytest.mark.parametrize("told", [False, True])
+def test_workers_of_a_sweep_that_is_killed_stop_too(told, tmp_path):
+    """And save what they had, even if it was `told` to stop: nothing trains on where nobody knows of it."""
     folder = tmp_path / "killed"
-    line = f"{TINY} --num-envs 2,4 --total-steps 500M --workers 2 --sweep-dir {folder}"
+    line = f"{TINY} --num-envs 2,4 --total-steps 20M --workers 2 --sweep-dir {folder}"
+    parts = [folder / name for name in ("01_num_envs-2", "02_num_envs-4")]
     with subprocess.Popen([sys.executable, "-m", "jaxrl_fast.sweep", *line.split()], cwd=ROOT) as command:
-        parts = [folder / name for name in ("01_num_envs-2", "02_num_envs-4")]
-        until(lambda: all((part / "metrics.jsonl").exists() for part in parts))
-        command.kill()
+        try:
+            until(lambda: all(map(report.read_metrics, parts)))
+            if told:
+                command.terminate()
+                time.sleep(0.2)
+        finally:
+            command.kill()
     until(lambda: all(report.summary_if_any(part).get("status") == "stopped" for part in parts))
     until(lambda: all(is_free(part) for part in parts))
+    assert all(summary["env_steps"] > 0 and summary["last_checkpoint"] for summary in map(report.read_summary, parts))
 
 
 def until(holds):
