@@ -34,9 +34,13 @@ def init(env: Env, agent: Agent, key: Key) -> TrainState:
 
 def train(env: Env, agent: Agent, state: TrainState, num_updates: int) -> tuple[TrainState, Metrics]:
     """`num_updates` train steps in one scan. Metrics are stacked: [num_updates]."""
-    once = train_step_overlapped if in_flight.overlaps(env) else train_step
-    state, (scores, metrics) = jax.lax.scan(lambda state, _: once(env, agent, state), state, length=num_updates)
-    return state, {**_over_shards(env, scores), **metrics}
+    state, rows = jax.lax.scan(lambda state, _: train_once(env, agent, state), state, length=num_updates)
+    return state, together(env, *rows)
+
+
+def train_once(env: Env, agent: Agent, state: TrainState) -> tuple[TrainState, tuple[Metrics, Metrics]]:
+    """One train step, overlapped or not; also returns the scores of this device's games, and the agent's metrics."""
+    return (train_step_overlapped if in_flight.overlaps(env) else train_step)(env, agent, state)
 
 
 def train_step(env: Env, agent: Agent, state: TrainState) -> tuple[TrainState, tuple[Metrics, Metrics]]:
@@ -92,9 +96,9 @@ def key_of_shard(env: Env, key: Key) -> Key:
     return key if axis_name is None else jax.random.fold_in(key, jax.lax.axis_index(axis_name))
 
 
-def _over_shards(env: Env, scores: Metrics) -> Metrics:
-    """The scores of all devices' games together."""
-    if env.spec.axis_name is None:
-        return scores
-    reduce = {"return_min": jax.lax.pmin, "return_max": jax.lax.pmax, "longest_game": jax.lax.pmax}
-    return {name: reduce.get(name, jax.lax.psum)(x, env.spec.axis_name) for name, x in scores.items()}
+def together(env: Env, scores: Metrics, metrics: Metrics) -> Metrics:
+    """Scores of all devices' games, and metrics. Of many updates at once, for devices wait for each other here."""
+    if env.spec.axis_name is not None:
+        reduce = {"return_min": jax.lax.pmin, "return_max": jax.lax.pmax, "longest_game": jax.lax.pmax}
+        scores = {name: reduce.get(name, jax.lax.psum)(x, env.spec.axis_name) for name, x in scores.items()}
+    return {**scores, **metrics}

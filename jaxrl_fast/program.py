@@ -178,18 +178,17 @@ def chunk(
     """`num_updates` updates, and their metrics as the first rows of [capacity]; the other rows are 0. And WRONG."""
 
     agent = make(values)
-    train_once = jax.jit(partial(loop.train, env, agent, num_updates=1), inline=True)  # so that it is traced once
+    train_once = jax.jit(partial(loop.train_once, env, agent), inline=True)  # so that it is traced once
 
     def body(i, carry):
         state, rows = carry
         state, row = train_once(state)
-        put = partial(jax.lax.dynamic_update_slice_in_dim, start_index=i, axis=0)
-        return state, jax.tree.map(put, rows, row)
+        return state, jax.tree.map(lambda rows, x: jax.lax.dynamic_update_index_in_dim(rows, x, i, axis=0), rows, row)
 
     _, row = jax.eval_shape(train_once, state)
-    rows = jax.tree.map(lambda x: jnp.zeros((capacity, *x.shape[1:]), x.dtype), row)
+    rows = jax.tree.map(lambda x: jnp.zeros((capacity, *x.shape), x.dtype), row)
     state, rows = jax.lax.fori_loop(0, num_updates, body, (state, rows))
-    return state, {**rows, WRONG: jnp.full(capacity, ~_is_finite(state.agent))}
+    return state, {**loop.together(env, *rows), WRONG: jnp.full(capacity, ~_is_finite(state.agent))}
 
 
 def _is_finite(learner: PyTree) -> Array:
