@@ -11,14 +11,17 @@ import json
 from pathlib import Path
 
 import numpy as np
+import yaml
 
 from jaxrl_fast import curves
 
 RESULTS = Path(__file__).parent / "results"
 KEPT = RESULTS / "pong_cpu.json"
 NUM_POINTS = 60
+SETTINGS = "learning_rate", "clip", "network"  # of an agent, that these trainings differ in
 SAID = (  # of a summary
     *("status", "env_id", "protocol", "num_envs", "seed", "env_steps", "train_time_s", "final_return_mean", "solved"),
+    "steps_to_solve",
     *("eval_return_mean", "eval_return_std", "eval_episodes", "versions"),
 )
 
@@ -45,6 +48,7 @@ def main():
 def read(run: Path) -> dict:
     """What a run came to, and its curve: of some sixty stretches, the mean return of all episodes that ended."""
     summary = json.loads((run / "summary.json").read_text())
+    chosen = yaml.safe_load((run / "config.yaml").read_text())
     records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     curve = []
     for stretch in np.array_split(np.arange(len(records)), min(NUM_POINTS, len(records))):
@@ -54,7 +58,8 @@ def read(run: Path) -> dict:
             mean = np.average([r["return_mean"] for r in ended], weights=[r["episodes"] for r in ended])
             last = some[-1]
             curve.append({name: last[name] for name in ("env_steps", "train_time_s")} | {"return_mean": round(mean, 3)})
-    return {"summary": {name: summary[name] for name in SAID}, "curve": curve}
+    settings = {name: chosen["agent"][name] for name in SETTINGS} | chosen["env_options"]
+    return {"settings": settings, "summary": {name: summary[name] for name in SAID}, "curve": curve}
 
 
 def draw(trainings: dict) -> curves.Picture:
