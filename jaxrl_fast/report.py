@@ -2,11 +2,10 @@
 
 import json
 import secrets
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jaxrl_fast import config, files, host
 from jaxrl_fast.members import by_member
@@ -17,7 +16,19 @@ METRICS, SUMMARY, CURVE = "metrics.jsonl", "summary.json", "curve.png"
 
 if TYPE_CHECKING:
     from jaxrl_fast.plan import Plan
-    from jaxrl_fast.trainer import Trainer
+    from jaxrl_fast.scores import Scores
+
+
+class Ended(NamedTuple):
+    """How a run ended and what it took."""
+
+    status: str  # done, stopped, diverged or failed
+    failure: str  # why it could not go on, in a sentence
+    updates: int
+    seconds: Mapping[str, float]  # train, compile, eval, idle, save and wall, in all processes
+    program_memory: int  # bytes
+    num_saved: int  # checkpoints
+    last_saved: str | None  # the name of the last
 
 
 def write_config(plan: "Plan") -> None:
@@ -56,15 +67,14 @@ def write_summary(folder: Path, summary: Mapping[str, Any]) -> None:
     files.replace(folder / SUMMARY, json.dumps(summary, indent=2, allow_nan=False) + "\n")
 
 
-def summarise(trainer: "Trainer") -> dict[str, Any]:
+def summarise(plan: "Plan", results: "Scores", ended: Ended) -> dict[str, Any]:
     """What summary.json holds. Times are seconds; env_steps are those of one seed, env_steps_per_s those of all."""
     import numpy as np
 
     from jaxrl_fast import keeper, population
 
-    plan, options = trainer.plan, trainer.options
-    steps = trainer.env_steps
-    results, times = trainer.scores, trainer.spent()
+    options, times = plan.settings.options, ended.seconds
+    steps = ended.updates * plan.steps_per_update
     per_seed = results.finals()
     finals = [mean for mean in per_seed if mean is not None]
     last = results.evaluations[-1] if results.evaluations else {}
@@ -72,7 +82,7 @@ def summarise(trainer: "Trainer") -> dict[str, Any]:
     solved = [s for s in results.solved if s is not None]
     all_solved = len(solved) == options.num_seeds
     return {
-        "status": trainer.status,
+        "status": ended.status,
         "algo": plan.settings.algo,
         "env_id": plan.env.spec.id,
         "protocol": plan.env.protocol or None,
@@ -81,16 +91,16 @@ def summarise(trainer: "Trainer") -> dict[str, Any]:
         "num_seeds": options.num_seeds,
         "members": results.labels,
         "env_steps": steps,
-        "updates": trainer.finished,
+        "updates": ended.updates,
         "valid_steps": results.valid_steps,
         "train_time_s": round(times["train"], 4),
         "compile_time_s": round(times["compile"], 4),
         "eval_time_s": round(times["eval"], 4),
         "save_time_s": round(times["save"], 4),
-        "wall_time_s": round(time.perf_counter() - trainer.began, 4),
+        "wall_time_s": round(times["wall"], 4),
         "env_steps_per_s": round(steps * options.num_seeds / times["train"], 1) if steps else None,
         "peak_memory_mb": host.peak_memory_mb(),
-        "program_memory_mb": round(trainer.program_memory / 2**20, 3),
+        "program_memory_mb": round(ended.program_memory / 2**20, 3),
         "host_share": round(times["idle"] / times["train"], 5) if steps else None,
         "final_return_mean": population.finite(np.mean(finals)) if finals else None,
         "final_return_std": population.finite(np.std(finals, ddof=1)) if len(finals) > 1 else None,
@@ -111,9 +121,9 @@ def summarise(trainer: "Trainer") -> dict[str, Any]:
         "steps_to_solve_per_seed": [s and s[0] for s in results.solved],
         "time_to_solve_s_per_seed": [s and s[1] for s in results.solved],
         "diverged_at_per_seed": results.diverged,
-        "failure": trainer.failure or None,
-        "checkpoints": trainer.keeper.num_saved,
-        "last_checkpoint": trainer.keeper.last and trainer.keeper.last.name,
+        "failure": ended.failure or None,
+        "checkpoints": ended.num_saved,
+        "last_checkpoint": ended.last_saved,
         "num_shards": plan.placement.num_shards,
         "device": host.device(),
         "versions": host.versions(),

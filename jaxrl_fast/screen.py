@@ -2,8 +2,9 @@
 
 import contextlib
 import sys
+from collections.abc import Mapping
 from shlex import quote
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from jaxrl_fast import __version__, config, host, report, sinks
 from jaxrl_fast.agents.configs import CONTINUOUS, DQN, PQN
@@ -11,7 +12,6 @@ from jaxrl_fast.plan import Plan
 
 if TYPE_CHECKING:
     from jaxrl_fast.population import Rows
-    from jaxrl_fast.trainer import Trainer
 
 MOST_SHOWN = 100_000  # updates that a line is about
 
@@ -26,7 +26,11 @@ class Screen:
         self.pace = sinks.Pace(plan.settings.options.report_every)
         self.since = population.Ledger(sys.maxsize, MOST_SHOWN)  # the last line
         self.shown = num_updates, train_time  # at the last line
-        self.greedy: float | None = None  # return of the last evaluation since then
+        self.evaluation: float | None = None  # mean return of the last one since then
+
+    def evaluated(self, return_mean: float | None) -> None:
+        """The next line has it."""
+        self.evaluation = return_mean
 
     def show(self, rows: "Rows", num_updates: int, train_time: float, at_end: bool) -> None:
         """More updates; `num_updates` and seconds in all. A line, if it is time or they were the last."""
@@ -41,7 +45,7 @@ class Screen:
             speed = (num_updates - self.shown[0]) / max(train_time - self.shown[1], 1e-9)
             self.shown = num_updates, train_time
             record |= {"env_steps": num_updates * steps, "env_steps_per_s": speed * steps * num_seeds}
-            record["eval_return_mean"], self.greedy = self.greedy, None
+            record["eval_return_mean"], self.evaluation = self.evaluation, None
             self.terminal.progress(sinks.line(record, self.terminal.width), num_updates / self.plan.num_updates)
 
 
@@ -133,9 +137,9 @@ def _from_where(plan: Plan) -> str:
     return f"from step {sinks.short(plan.saved.manifest['env_steps'])} ({plan.saved.folder}){longer}{anew}"
 
 
-def say_done(trainer: "Trainer") -> None:
+def say_done(plan: Plan, terminal: sinks.Terminal, summary: Mapping[str, Any]) -> None:
     """What came of it, and where it lies."""
-    summary, folder, say = trainer.summary, trainer.plan.folder, trainer.terminal.say
+    folder, say = plan.folder, terminal.say
     parts = [f"{sinks.short(summary['env_steps'])} steps in {sinks.seconds(summary['train_time_s'])}"]
     if summary["final_return_mean"] is not None:
         parts.append(f"return {summary['final_return_mean']:.1f}")
@@ -154,16 +158,17 @@ def say_done(trainer: "Trainer") -> None:
     say(f"{summary['status']:<9} {' · '.join(p for p in parts if p)}")
     if (folder / report.CURVE).is_file():
         say(f"  curve  {folder / report.CURVE}")
-    if command := _way_on(trainer):
+    if command := _way_on(plan, summary):
         say(f"  go on  {command}")
 
 
-def _way_on(trainer: "Trainer") -> str:
+def _way_on(plan: Plan, summary: Mapping[str, Any]) -> str:
     """The command that goes on with a run which has ended; none for one that ended because it was solved."""
-    if not trainer.keeper.last or not isinstance(trainer.options.env, str):
+    options = plan.settings.options
+    if not summary["last_checkpoint"] or not isinstance(options.env, str):
         return ""
-    command = f"{config.PROGRAM} --resume {quote(str(trainer.plan.folder))}"
-    if trainer.status == "stopped":
+    command = f"{config.PROGRAM} --resume {quote(str(plan.folder))}"
+    if summary["status"] == "stopped":
         return command
-    complete = trainer.status == "done" and trainer.finished == trainer.plan.num_updates
-    return f"{command} --total-steps {sinks.short(2 * trainer.options.total_steps)}" if complete else ""
+    complete = summary["status"] == "done" and summary["updates"] == plan.num_updates
+    return f"{command} --total-steps {sinks.short(2 * options.total_steps)}" if complete else ""

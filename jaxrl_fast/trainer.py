@@ -91,7 +91,7 @@ class Trainer:
                 self.close()
         from jaxrl_fast import memory
 
-        screen.say_done(self)
+        screen.say_done(self.plan, self.terminal, self.summary)
         num_seeds = len(self.seeds)
         is_saved = self.keeper.has(self.env_steps) or self.failure or self.exact and self.signal
         learner = self.program.learner(self.feed.state)
@@ -163,6 +163,12 @@ class Trainer:
             "compile": self.times["compile"] + self.play.compile_time,
             "eval": self.times["eval"] + self.play.time,
         }
+
+    def ended(self) -> report.Ended:
+        """How far it has come, for the summary."""
+        seconds = self.spent() | {"wall": time.perf_counter() - self.began}
+        saved = self.keeper.num_saved, self.keeper.last.name if self.keeper.last else None
+        return report.Ended(self.status, self.failure, self.finished, seconds, self.program_memory, *saved)
 
     @property
     def env_steps(self) -> int:
@@ -316,7 +322,7 @@ class Trainer:
         except Stopped:
             return
         self.scores.evaluations.append({"env_steps": self.env_steps} | total)
-        self.screen.greedy = total["eval_return_mean"]
+        self.screen.evaluated(total["eval_return_mean"])
         self.record(everything=True, evaluation=each_seed)
         if self.scores.best() is self.scores.evaluations[-1]:
             self.save(total["eval_return_mean"])
@@ -346,7 +352,7 @@ class Trainer:
         try:
             if self.journal.sinks or not self.plan.saved:  # else it failed before it went on: what there is stays
                 self.await_keeper()
-                self.summary = report.summarise(self)
+                self.summary = report.summarise(self.plan, self.scores, self.ended())
                 self.journal.close(self.summary, has_curve=self.scores.recorded > 0)
         finally:
             self.plan.release()

@@ -64,9 +64,13 @@ def _find(env_id: str) -> tuple[str, str]:
     for backend in backends:
         if name in _backend(backend).registered():
             return backend, name
-    names = [known for backend in backends for known in _backend(backend).registered()]
-    same_game = [known for known in names if known.partition("-")[0].lower() == name.lower()]
-    near = f"; did you mean {' or '.join(same_game[:2])}?" if same_game else _of_atari(name) or nearest(name, names)
+    ids: dict[str, str] = {}  # of each name; a bare one is enough for the first backend's
+    for backend in backends:
+        prefix = "" if not slash and backend == BACKENDS[0] else f"{backend}/"
+        ids |= {known: prefix + known for known in _backend(backend).registered() if known not in ids}
+    same_game = [ids[known] for known in ids if known.partition("-")[0].lower() == name.lower()]
+    near = f"; did you mean {' or '.join(same_game[:2])}?" if same_game else _of_atari(name)
+    near = near or nearest(name, ids, ids.__getitem__)
     hint = near or "; give one such as 'gymnax/CartPole-v1', or 'my_package.my_module:MyEnv' for one of your own"
     absent = "".join(f" ({_absence(backend)})" for backend in BACKENDS if not slash and not _is_here(backend))
     raise ValueError(f"unknown environment {env_id!r}{absent}{hint}")

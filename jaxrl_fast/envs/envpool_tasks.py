@@ -118,7 +118,8 @@ def describe(name: str, num_envs: int, options: Mapping[str, Any], conditions: C
     """What envpool says of a task under these options. ValueError of one sentence where it cannot be driven."""
     env_id = f"envpool/{name}"
     if name not in envpool.list_all_envs():
-        raise ValueError(f"unknown environment {env_id!r}{nearest(name, envpool.list_all_envs())}")
+        hint = nearest(name, envpool.list_all_envs(), "envpool/{}".format)
+        raise ValueError(f"unknown environment {env_id!r}{hint}")
     atari = family(name) == FAMILY
     if conditions.protocol and not atari:
         raise ValueError(f"--protocol {conditions.protocol}: {env_id} is no game of Atari, for which protocols are")
