@@ -156,7 +156,7 @@ class TanhGaussian(NamedTuple):
 
 def _expect(logits: Array, x: Array) -> Array:
     """sum p x over the last axis. Impossible actions count nothing, whatever their x, also in the gradient."""
-    probs = jax.nn.softmax(logits)
+    probs = jnp.exp(jax.nn.log_softmax(logits))
     return jnp.sum(probs * jnp.where(probs > 0, x, 0), axis=-1)
 
 

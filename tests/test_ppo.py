@@ -121,7 +121,8 @@ def random_batch(num_actions=3, num_rows=12, seed=0):
     weight = jnp.asarray(rng.integers(0, 2, num_rows) / num_rows, jnp.float32)
     action = jnp.asarray(rng.integers(0, num_actions, num_rows))
     policy = ppo.distributions.Categorical(f32(num_rows, num_actions))
-    return ppo.Batch(f32(num_rows, 4), action, policy, f32(num_rows), f32(num_rows), f32(num_rows), weight)
+    acted = action, policy, policy.log_prob(action)
+    return ppo.Batch(f32(num_rows, 4), *acted, f32(num_rows), f32(num_rows), f32(num_rows), weight)
 
 
 THREE_ACTIONS = ppo.Discrete(3)
@@ -215,7 +216,7 @@ def standardised(num_shards):
     """A function of advantages and weights [shards, R]: those of each minibatch of two epochs, [shards, 2, 3, B]."""
 
     def run(advantage, weight):
-        rows = ppo.Batch((), (), (), advantage, advantage, (), weight)  # as they were, beside what becomes of them
+        rows = ppo.Batch((), (), (), (), advantage, advantage, (), weight)  # as they were, beside what becomes of them
         look = lambda learner, batch: (learner, (batch.value, batch.advantage, batch.weight))
         how = epochs.Epochs(2, 3, "shards", look, standardised="advantage")
         return jax.vmap(lambda deal: epochs._take(how, (), rows, deal)[1])(epochs._deal(how, rows, jax.random.key(0)))
@@ -287,8 +288,9 @@ def test_explained_variance_is_of_all_rows_that_count(slope, noise, explained, n
     valid[3, 1], value[3, 1] = False, 1e3
     expected = 1 - (reward - value)[valid].var() / reward[valid].var()
     assert explained in (None, pytest.approx(expected))
-    numbers = jnp.float32(value)[..., None], (), jnp.float32(reward), jnp.ones((8, 2))
-    steps = Transition(*numbers, jnp.zeros((8, 2), bool), jnp.asarray(valid), ())
+    numbers = jnp.float32(value)[..., None], jnp.zeros((8, 2), int), jnp.float32(reward), jnp.ones((8, 2))
+    acted = ppo.distributions.Categorical(jnp.zeros((8, 2, 2)))
+    steps = Transition(*numbers, jnp.zeros((8, 2), bool), jnp.asarray(valid), acted)
     state = jax.jit(agent.init)(jax.random.key(0))
 
     def report(steps):
@@ -390,7 +392,8 @@ def test_squashed_actions_are_scored_where_tanh_rounds_to_one():
     decision = ppo.explore(parts, state, obs, (), agent.noise(jax.random.key(1), 1, num_rows)[0])
     np.testing.assert_array_equal(decision.action, 1)
     each = jnp.full(num_rows, 1 / num_rows)
-    batch = ppo.Batch(obs, decision.extras.drawn, decision.extras.policy, 0 * each, 0 * each + 1, 0 * each, each)
+    drawn, pi = decision.extras.drawn, decision.extras.policy
+    batch = ppo.Batch(obs, drawn, pi, pi.log_prob(drawn), 0 * each, 0 * each + 1, 0 * each, each)
     moved = state.params | {"network": jnp.float32(12 - shift)}
     gradient, metrics = jax.grad(partial(ppo.loss, parts), has_aux=True)(moved, batch)
     np.testing.assert_allclose(metrics["approx_kl"], (shift / std) ** 2 / 2, rtol=0.15)

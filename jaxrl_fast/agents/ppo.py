@@ -41,6 +41,7 @@ class Batch(NamedTuple):
     obs: PyTree  # as the network sees it, or what stands for it until a gradient step
     action: Array  # before the tanh, where actions are squashed
     policy: PyTree  # the distribution that acted
+    log_prob: Array  # of the action by it
     value: Array  # before the first gradient step
     advantage: Array
     target: Array  # of the value
@@ -231,7 +232,8 @@ def begin(parts: Parts, state: State, rollout: Rollout) -> Lesson:
     target = advantage + value
     weight = steps.valid.astype(jnp.float32)
     acted = steps.extras if isinstance(steps.extras, Squashed) else Squashed(steps.extras, steps.action)
-    rows = minibatch.flatten(Batch((), acted.drawn, acted.policy, value, advantage, target, weight))
+    log_prob = acted.policy.log_prob(acted.drawn)
+    rows = minibatch.flatten(Batch((), acted.drawn, acted.policy, log_prob, value, advantage, target, weight))
     explained = explained_variance(target, advantage, weight, axis_name)
     learner = Learner(state.params, state.optimiser, jnp.bool_(False))
     return Lesson(learner, rows._replace(obs=obs), kept, after, explained)
@@ -301,15 +303,17 @@ def gradient_step(
 def loss(parts: Parts, params: PyTree, batch: Batch) -> tuple[Array, Metrics]:
     """The loss of equation 9, a sum of weighted rows, and its parts.
 
-    ratio r = pi(a|s) / pi_old(a|s);  policy loss = -min(r A, clip(r, 1 - eps, 1 + eps) A)  (equation 7)
+    ratio r = pi(a|s) / pi_old(a|s);  policy loss = -min(r A, clip(r, 1 - eps, 1 + eps) A)  (equation 7),
+    which is -A times r, or times the bound once r is beyond it on the side that A pulls to.
     """
     config = parts.config
     output, value = parts.network.both(params["network"], batch.obs)
     pi = distribution(parts, params, output)
-    log_ratio = pi.log_prob(batch.action) - batch.policy.log_prob(batch.action)
+    log_ratio = pi.log_prob(batch.action) - batch.log_prob
     ratio = jnp.exp(log_ratio)
-    clipped = jnp.clip(ratio, 1 - config.clip, 1 + config.clip)
-    policy_loss = -jnp.minimum(ratio * batch.advantage, clipped * batch.advantage)
+    bound = jnp.where(batch.advantage > 0, 1 + config.clip, 1 - config.clip)
+    beyond = (ratio - bound) * batch.advantage > 0
+    policy_loss = -jnp.where(beyond, bound, ratio) * batch.advantage
     error = (value - batch.target) ** 2
     if config.value_clip:
         near = batch.value + jnp.clip(value - batch.value, -config.clip, config.clip)
