@@ -461,7 +461,7 @@ def test_actions_of_another_kind_are_an_error_while_tracing(bad):
     "env_id, says",
     [
         ("CartPol-v1", r"unknown environment 'CartPol-v1'; did you mean CartPole-v1"),
-        ("gymnax/cartpole-v1", "did you mean CartPole-v1"),
+        ("gymnax/cartpole-v1", "did you mean gymnax/CartPole-v1"),
         ("Breakout", "did you mean Breakout-MinAtar"),
         ("CartPole-v2", "did you mean CartPole-v1"),
         ("gymnx/CartPole-v1", "unknown backend 'gymnx' .*; did you mean gymnax"),
