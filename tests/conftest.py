@@ -7,6 +7,7 @@ uses a key twice. A warning is an error (pyproject.toml). What indices and trans
 import functools
 import os
 import tempfile
+import warnings
 
 # A subprocess started by a test inherits these. Set JAX_PLATFORMS to run the tests on an accelerator.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -67,3 +68,13 @@ def strict_keys():
     """No key is used twice in all that a test does. A key kept where its use was discarded counts too."""
     with jax.debug_key_reuse(True):
         yield
+
+
+@pytest.fixture(scope="session")
+def rlax():
+    """Another implementation of the papers on values. Its own imports warn."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import rlax
+
+        return rlax

@@ -1,6 +1,5 @@
 """DQN: targets and losses against rlax and by hand, what is counted against whole numbers, and what it learns."""
 
-import warnings
 from fractions import Fraction
 from functools import partial, reduce
 from types import SimpleNamespace
@@ -13,7 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from jax import ShapeDtypeStruct
 
-from jaxrl_fast import loop, networks, population, priorities, replay
+from jaxrl_fast import atoms, loop, networks, population, priorities, replay
 from jaxrl_fast.agents import dqn
 from jaxrl_fast.types import Box, Discrete, EnvSpec, Rollout, Transition
 from tests import probes
@@ -24,16 +23,6 @@ TABLE = networks.Network(  # its parameters [NUM_STATES, A, ...] are what it ans
     apply=lambda table, obs, noise=(): table[obs[..., 0].astype(jnp.int32)],
     noise=lambda key, shape: (),
 )
-
-
-@pytest.fixture(scope="module")
-def rlax():
-    """Another implementation of the same papers. Its own imports warn."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        import rlax
-
-        return rlax
 
 
 def make(num_actions=2, num_envs=1, frame_stack=0, num_shards=1, action=None, num_updates=100, **config):
@@ -178,34 +167,16 @@ def test_n_steps_are_those_of_rlax(rlax, n_step):
     np.testing.assert_allclose(targets_at(parts, ring, learner, rows), expected[rows], rtol=1e-4, atol=1e-5)
 
 
-def test_projection_worked_by_hand():
-    # On -1, 0, 1: 0.25 is 3/4 of 0 and 1/4 of 1;  -0.5 is half and half;  5 and -9 are clipped to the ends.
-    support = jnp.float32([-1, 0, 1])
-    goal = dqn.Target(jnp.float32([[0.25, -0.5], [5, -9], [0, 1]]), jnp.float32([[0.5, 0.5], [0.3, 0.7], [0.2, 0.8]]))
-    expected = [[0.25, 0.25 + 0.375, 0.125], [0.7, 0, 0.3], [0, 0.2, 0.8]]
-    np.testing.assert_allclose(dqn.project(goal, support), expected, rtol=1e-6, atol=1e-7)
-
-
-def test_projection_is_that_of_rlax(rlax):
-    rng = np.random.default_rng(0)
-    support = jnp.linspace(-2, 3, 11, dtype=jnp.float32)
-    goal = dqn.Target(jnp.float32(3 * rng.normal(size=(20, 7))), jnp.float32(rng.dirichlet(np.ones(7), 20)))
-    expected = jax.vmap(rlax.categorical_l2_project, (0, 0, None))(goal.atom, goal.weight, support)
-    projected = dqn.project(goal, support)
-    np.testing.assert_allclose(projected, expected, atol=1e-5)
-    np.testing.assert_allclose(projected.sum(-1), 1, rtol=1e-5)
-
-
 @pytest.mark.filterwarnings("ignore:Rlax:PendingDeprecationWarning")
 @pytest.mark.parametrize("double", [False, True])
 def test_c51_is_that_of_rlax(rlax, double):
     learner, batch = problem(3, 11)
     parts = parts_of(num_actions=3, distribution="c51", num_atoms=11, v_min=-2.0, v_max=2.0, double=double)
-    support = dqn.support(parts.config)
+    support = atoms.support(parts.form)
     now, following = values_at(learner.params, batch.obs), values_at(learner.target, batch.next_obs)
     shared = support, now, batch.action, batch.reward, batch.discount, support, following
     if double:
-        chooser = dqn.mean(parts, values_at(learner.params, batch.next_obs))
+        chooser = atoms.mean(parts.form, values_at(learner.params, batch.next_obs))
         axes = None, 0, 0, 0, 0, None, 0, 0
         expected = jax.vmap(rlax.categorical_double_q_learning, axes)(*shared, chooser)
     else:
@@ -213,37 +184,9 @@ def test_c51_is_that_of_rlax(rlax, double):
     loss, errors, _ = loss_of(parts, learner, batch)
     np.testing.assert_allclose(loss, expected.mean(), rtol=1e-5)
     # what priorities go by is the divergence: the cross entropy less the entropy of what was wanted
-    wanted = np.asarray(dqn.project(dqn.target(parts, learner, batch, (), ()), support), float)
+    wanted = np.asarray(atoms.project(dqn.target(parts, learner, batch, (), ()), support), float)
     entropy = -np.where(wanted > 0, wanted * np.log(np.where(wanted > 0, wanted, 1)), 0).sum(-1)
     np.testing.assert_allclose(errors, expected - entropy, rtol=1e-3, atol=1e-5)
-
-
-@pytest.mark.parametrize(("huber", "expected"), [(True, 0.28125), (False, 0.5)])
-def test_quantile_loss_worked_by_hand(huber, expected):
-    # quantiles 0 and 1 at levels 1/4 and 3/4, towards 2 (weight 1/4) and 0 (weight 3/4)
-    # towards 2: u = 2, 1;   1/4 * 1.5 + 3/4 * .5 = .75,  without Huber 1/4 * 2 + 3/4 * 1 = 1.25
-    # towards 0: u = 0, -1;  |3/4 - 1| * .5 = .125,       without Huber .25
-    # 1/4 * .75 + 3/4 * .125 = .28125,                    without Huber 1/4 * 1.25 + 3/4 * .25 = .5
-    goal = dqn.Target(jnp.float32([[2, 0]]), jnp.float32([[0.25, 0.75]]))
-    np.testing.assert_allclose(dqn.quantile_loss(jnp.float32([[0, 1]]), goal, huber), [expected], rtol=1e-6)
-
-
-@pytest.mark.parametrize("huber", [False, True])
-def test_quantile_loss_is_that_of_rlax(rlax, huber):
-    """Equal numbers: both sum over the quantiles and average over the target's atoms. rlax's have no weights: an
-    atom of weight 3/4 beside one of 1/4 is three atoms beside one. Its Huber parameter is 1, or 0 for none.
-    """
-    rng = np.random.default_rng(0)
-    quantile, atom = jnp.float32(rng.normal(size=(20, 5))), jnp.float32(2 * rng.normal(size=(20, 4)))
-    level = (jnp.arange(5) + 0.5) / 5
-    oracle = lambda atom: jax.vmap(rlax.quantile_regression_loss, (0, None, 0, None))(
-        quantile, level, atom, 1.0 if huber else 0.0
-    )
-    equal = dqn.Target(atom, jnp.full(atom.shape, 1 / 4))
-    np.testing.assert_allclose(dqn.quantile_loss(quantile, equal, huber), oracle(atom), rtol=1e-5)
-    uneven = dqn.Target(atom[:, :2], jnp.broadcast_to(jnp.float32([0.25, 0.75]), (20, 2)))
-    repeated = atom[:, jnp.array([0, 1, 1, 1])]
-    np.testing.assert_allclose(dqn.quantile_loss(quantile, uneven, huber), oracle(repeated), rtol=1e-5)
 
 
 @pytest.mark.parametrize("double", [False, True])
@@ -287,7 +230,7 @@ def test_munchausen_is_equation_1(distribution, double):
         munchausen_temperature=temperature, munchausen_alpha=alpha, munchausen_clip=clip,
     )  # fmt: skip
     learner, batch = problem(3) if distribution == "none" else problem(3, 5)
-    look = lambda table, obs: np.asarray(dqn.mean(parts, values_at(table, obs)), float)
+    look = lambda table, obs: np.asarray(atoms.mean(parts.form, values_at(table, obs)), float)
     now, following = look(learner.target, batch.obs), look(learner.target, batch.next_obs)
     chooser = look(learner.params, batch.next_obs) if double else following
     goal = dqn.target(parts, learner, batch, (), ())
@@ -664,7 +607,7 @@ def learn(env, num_updates=200, seed=0, **config):
 
     def answer(obs):
         obs = jnp.float32(obs)
-        value = dqn.mean(parts, parts.network.apply(state.agent.learner.params, obs))
+        value = atoms.mean(parts.form, parts.network.apply(state.agent.learner.params, obs))
         return np.asarray(value), np.asarray(agent.exploit(state.agent, obs, (), None).action)
 
     return answer

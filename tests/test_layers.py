@@ -17,7 +17,7 @@ ROOT = Path(__file__).parent.parent / PACKAGE
 FILES = sorted(str(path.relative_to(ROOT).with_suffix("")) for path in ROOT.rglob("*.py"))
 
 PARTS = (
-    *("returns", "distributions", "networks", "normalize", "minibatch"),
+    *("returns", "distributions", "atoms", "networks", "normalize", "minibatch"),
     *("convolutions", "frames", "replay", "priorities", "exploration", "gradients", "epochs"),
 )
 AROUND = ("play", "memory", "config", "checkpoint", "sinks", "scores", "curves", "program")

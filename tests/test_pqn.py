@@ -1,6 +1,5 @@
 """PQN: targets against rlax and by hand, its masks and shards, and what it learns where the answer is known."""
 
-import warnings
 from functools import partial
 
 import jax
@@ -19,16 +18,6 @@ TABLE = networks.Network(  # its parameters [states, A] are what it answers to t
     apply=lambda table, obs, noise=(): table[obs[..., 0].astype(jnp.int32)],
     noise=lambda key, shape: (),
 )
-
-
-@pytest.fixture(scope="module")
-def rlax():
-    """Another implementation of the same papers. Its own imports warn."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        import rlax
-
-        return rlax
 
 
 def make(num_envs=1, action=None, **config):

@@ -1,7 +1,7 @@
 """DQN: deep Q-learning from a replay (Mnih et al. 2015), with Rainbow's parts and Munchausen's as switches.
 
-Every kind of value is a distribution here: a mean is one atom, c51 has probabilities on fixed atoms, quantile has
-equally likely atoms that move. A target is a set of weighted atoms, so the switches combine without cases.
+Every kind of value is a distribution here and every target a set of weighted `atoms`, so the switches combine without
+cases.
 
 Everything that is counted is counted in environment steps. An update adds T * N of them and then makes as many
 gradient steps as the replay ratio owes: what is left over is owed to the next update, so the ratio holds exactly.
@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxrl_fast import distributions, exploration, gradients, networks, normalize, priorities, replay
+from jaxrl_fast import atoms, distributions, exploration, gradients, networks, normalize, priorities, replay
 from jaxrl_fast.agents import configs
 from jaxrl_fast.types import Agent, Array, Decision, EnvSpec, Key, Metrics, PyTree, Rollout
 
@@ -61,16 +61,10 @@ class Parts(NamedTuple):
     rollout_length: int
     num_updates: int
     network: networks.Network
+    form: atoms.Form
     epsilon: exploration.Epsilon
     learning_rate: optax.Schedule
     optimiser: optax.GradientTransformation
-
-
-class Target(NamedTuple):
-    """What a value should be: weighted atoms."""
-
-    atom: Array  # [B, K]
-    weight: Array  # [B, K], summing to 1
 
 
 def make(config: Config, spec: EnvSpec, num_updates: int) -> Agent:
@@ -103,7 +97,10 @@ def make(config: Config, spec: EnvSpec, num_updates: int) -> Agent:
         learning_rate, epsilon=config.adam_epsilon, max_grad_norm=config.max_grad_norm, axis_name=spec.axis_name
     )
     epsilon = exploration.Epsilon(config.epsilon_start, config.epsilon_end, config.epsilon_steps, config.epsilon_ladder)
-    parts = Parts(config, spec, layout, rollout_length, num_updates, network, epsilon, learning_rate, gradient_step)
+    form = atoms.Form(config.distribution, config.num_atoms, config.v_min, config.v_max)
+    parts = Parts(
+        config, spec, layout, rollout_length, num_updates, network, form, epsilon, learning_rate, gradient_step
+    )
     return Agent(
         init=partial(init, parts),
         explore=partial(explore, parts),
@@ -185,7 +182,7 @@ def noise(parts: Parts, key: Key, num_steps: int, num_envs: int) -> Noise:
 
 def explore(parts: Parts, state: State, obs: PyTree, memory: PyTree, noise: Noise) -> Decision:
     """Epsilon-greedy: each environment tosses its own coin."""
-    value = mean(parts, parts.network.apply(state.learner.params, obs, noise.network))
+    value = atoms.mean(parts.form, parts.network.apply(state.learner.params, obs, noise.network))
     num_envs = parts.spec.num_envs_in_all
     env_steps = num_env_steps(parts, state) + noise.explore.place * num_envs
     epsilon = exploration.epsilons(parts.epsilon, parts.spec, env_steps)
@@ -194,7 +191,7 @@ def explore(parts: Parts, state: State, obs: PyTree, memory: PyTree, noise: Nois
 
 def exploit(parts: Parts, state: State, obs: PyTree, memory: PyTree, noise: Noise) -> Decision:
     """The action of the highest value, without noise."""
-    value = mean(parts, parts.network.apply(state.learner.params, obs))
+    value = atoms.mean(parts.form, parts.network.apply(state.learner.params, obs))
     return Decision(distributions.EpsilonGreedy(value, 0.0).mode())
 
 
@@ -311,7 +308,9 @@ def exponent_now(parts: Parts, num_updates: Array) -> Array:
     return optax.linear_schedule(parts.config.importance_exponent, 1.0, parts.num_updates)(num_updates)
 
 
-def target(parts: Parts, learner: Learner, batch: replay.Sample, noise_online: PyTree, noise_target: PyTree) -> Target:
+def target(
+    parts: Parts, learner: Learner, batch: replay.Sample, noise_online: PyTree, noise_target: PyTree
+) -> atoms.Atoms:
     """What the value of (obs, action) should be, as weighted atoms [B, K].
 
     mean         r + g q'(s', a*), where a* is greedy for q', or with `double` for q (van Hasselt et al. 2016, eq. 4)
@@ -323,11 +322,11 @@ def target(parts: Parts, learner: Learner, batch: replay.Sample, noise_online: P
     apply = parts.network.apply
     following = apply(learner.target, batch.next_obs, noise_target)
     chooser = apply(learner.params, batch.next_obs, noise_online) if config.double else following
-    atom, weight = atoms(parts, following)  # [B, A, K]
-    reward, value = batch.reward, mean(parts, chooser)
+    atom, weight = atoms.read(parts.form, following)  # [B, A, K]
+    reward, value = batch.reward, atoms.mean(parts.form, chooser)
     if config.munchausen:
         temperature = config.munchausen_temperature
-        now = jax.nn.log_softmax(mean(parts, apply(learner.target, batch.obs, noise_target)) / temperature)
+        now = jax.nn.log_softmax(atoms.mean(parts.form, apply(learner.target, batch.obs, noise_target)) / temperature)
         log_prob = temperature * _chosen(now, batch.action)
         reward += config.munchausen_alpha * jnp.clip(log_prob, config.munchausen_clip, 0)
         log_policy = jax.nn.log_softmax(value / temperature)[..., None]
@@ -336,74 +335,20 @@ def target(parts: Parts, learner: Learner, batch: replay.Sample, noise_online: P
     else:
         greedy = jnp.argmax(value, axis=-1)
         atom, weight = _chosen(atom, greedy), _chosen(weight, greedy)
-    return Target(reward[:, None] + batch.discount[:, None] * atom, weight)
-
-
-def mean(parts: Parts, output: Array) -> Array:
-    """[..., A] expected returns from the network's output."""
-    if parts.config.distribution == "none":
-        return output
-    atom, weight = atoms(parts, output)
-    return (atom * weight).sum(-1)
-
-
-def atoms(parts: Parts, output: Array) -> tuple[Array, Array]:
-    """The network's output as atoms and their weights, both [..., A, K]."""
-    if parts.config.distribution == "none":
-        return output[..., None], jnp.ones((*output.shape, 1))
-    if parts.config.distribution == "quantile":
-        return output, jnp.full(output.shape, 1 / output.shape[-1])
-    return jnp.broadcast_to(support(parts.config), output.shape), jax.nn.softmax(output)
-
-
-def support(config: Config) -> Array:
-    """[K] f32: where c51's probabilities lie."""
-    return jnp.linspace(config.v_min, config.v_max, config.num_atoms, dtype=jnp.float32)
+    return atoms.Atoms(reward[:, None] + batch.discount[:, None] * atom, weight)
 
 
 def loss(
-    parts: Parts, params: PyTree, batch: replay.Sample, goal: Target, weight: Array, noise: PyTree
+    parts: Parts, params: PyTree, batch: replay.Sample, goal: atoms.Atoms, weight: Array, noise: PyTree
 ) -> tuple[Array, tuple[Array, Metrics]]:
-    """The weighted sum of the rows' losses; beside it what their priorities go by [B], and weighted sums to report.
-
-    none       Huber or squared loss of d = target - q; by |d|
-    c51        cross entropy with the projected target (Bellemare et al. 2017, algorithm 1); by the divergence
-    quantile   sum_i sum_j w_j |tau_i - (u < 0)| L(u), u = target_j - q_i (Dabney et al. 2018, eq. 10); by |d| of means.
-               With the squared loss, L(u) = |u|, the paper's QR-DQN-0.
-    """
-    config = parts.config
+    """The weighted sum of the rows' losses; beside it what their priorities go by [B], and weighted sums to report."""
     output = parts.network.apply(params, batch.obs, noise)
+    value = _chosen(atoms.mean(parts.form, output), batch.action)
+    td_error = goal.mean - value
     chosen = _chosen(output, batch.action)  # [B] or [B, K]
-    value = _chosen(mean(parts, output), batch.action)
-    td_error = (goal.atom * goal.weight).sum(-1) - value
-    priority = jnp.abs(td_error)
-    if config.distribution == "none":
-        losses = optax.huber_loss(td_error) if config.loss == "huber" else 0.5 * td_error**2
-    elif config.distribution == "c51":
-        wanted = project(goal, support(config))
-        losses = optax.softmax_cross_entropy(chosen, wanted)
-        priority = jnp.maximum(losses + jax.scipy.special.xlogy(wanted, wanted).sum(-1), 0)
-    else:
-        losses = quantile_loss(chosen, goal, config.loss == "huber")
+    losses, priority = atoms.losses(parts.form, chosen, goal, td_error, parts.config.loss == "huber")
     metrics = {"weight": jnp.float32(1), "loss": losses, "q_value": value, "td_error": jnp.abs(td_error)}
     return (weight * losses).sum(), (priority, jax.tree.map(lambda x: (weight * x).sum(), metrics))
-
-
-def project(goal: Target, support: Array) -> Array:
-    """[B, M] probabilities on the support: each atom's weight is shared by its two neighbours (triangular kernel)."""
-    step = support[1] - support[0]
-    atom = jnp.clip(goal.atom, support[0], support[-1])
-    share = jnp.clip(1 - jnp.abs(atom[:, None, :] - support[None, :, None]) / step, 0, 1)  # [B, M, K]
-    return (share * goal.weight[:, None, :]).sum(-1)
-
-
-def quantile_loss(quantile: Array, goal: Target, huber: bool) -> Array:
-    """[B]: quantile regression of weighted atoms [B, K] by quantiles [B, M] at (i + 1/2) / M."""
-    tau = (jnp.arange(quantile.shape[-1]) + 0.5) / quantile.shape[-1]
-    u = goal.atom[:, None, :] - quantile[:, :, None]  # [B, M, K]
-    size = optax.huber_loss(u) if huber else jnp.abs(u)
-    tilt = jnp.abs(tau[None, :, None] - (u < 0))
-    return (tilt * size * goal.weight[:, None, :]).sum((-2, -1))
 
 
 def _most(x: Array, axis_name: str | None) -> Array:
