@@ -166,9 +166,15 @@ class Trainer:
 
     def ended(self) -> report.Ended:
         """How far it has come, for the summary."""
-        seconds = self.spent() | {"wall": time.perf_counter() - self.began}
-        saved = self.keeper.num_saved, self.keeper.last.name if self.keeper.last else None
-        return report.Ended(self.status, self.failure, self.finished, seconds, self.program_memory, *saved)
+        return report.Ended(
+            status=self.status,
+            failure=self.failure,
+            updates=self.finished,
+            seconds=self.spent() | {"wall": time.perf_counter() - self.began},
+            program_memory=self.program_memory,
+            num_saved=self.keeper.num_saved,
+            last_saved=self.keeper.last.name if self.keeper.last else None,
+        )
 
     @property
     def env_steps(self) -> int:
