@@ -61,7 +61,7 @@ def open_run(folder: Path, options: Options, env: Any = None) -> Any:
     from jaxrl_fast import config, policy
 
     of_run = config.of_run(folder).options
-    num_envs = int(of_run.num_envs) if options.explore else min(of_run.eval_envs, options.episodes)
+    num_envs = policy.num_exploring(of_run) if options.explore else min(of_run.eval_envs, options.episodes)
     saved = policy.read(folder, options.which, *policy.settle(folder, env, num_envs, options.play_seed), options.member)
     return saved if options.seed is None else policy.only(saved, options.seed)
 

@@ -31,6 +31,7 @@ class Pass(NamedTuple):
 
     actors: rollouts.Actors
     episodes: Episodes
+    num_steps: Array  # [N] int32: taken so far, but for those that only begin an episode
     num_blocks: Array  # int32: played so far
 
 
@@ -41,7 +42,7 @@ def play(env: Env, agent: Agent, num_episodes: int, state: PyTree, seed: Array, 
     """
     key = key_of(seed, index)
     advance = partial(block, env, agent, state, key)
-    return closed(jax.lax.while_loop(under_way, advance, start(env, agent, num_episodes, key)))
+    return jax.lax.while_loop(under_way, advance, start(env, agent, num_episodes, key)).episodes
 
 
 def key_of(seed: Array, index: Array) -> Key:
@@ -52,8 +53,9 @@ def key_of(seed: Array, index: Array) -> Key:
 def start(env: Env, agent: Agent, num_episodes: int, key: Key) -> Pass:
     """Before the first step."""
     shape = env.spec.num_envs, num_episodes
-    none = Episodes(jnp.zeros(shape), jnp.zeros(shape, jnp.int32), jnp.zeros(shape[0], jnp.int32))
-    return Pass(rollouts.reset(env, agent, jax.random.split(key)[0]), none, jnp.int32(0))
+    none = jnp.zeros(shape[0], jnp.int32)
+    episodes = Episodes(jnp.zeros(shape), jnp.zeros(shape, jnp.int32), none)
+    return Pass(rollouts.reset(env, agent, jax.random.split(key)[0]), episodes, none, jnp.int32(0))
 
 
 def block(env: Env, agent: Agent, state: PyTree, key: Key, now: Pass) -> Pass:
@@ -61,24 +63,32 @@ def block(env: Env, agent: Agent, state: PyTree, key: Key, now: Pass) -> Pass:
     key_noise = jax.random.fold_in(jax.random.split(key)[1], now.num_blocks)
     noise = agent.noise(key_noise, BLOCK, env.spec.num_envs)
     policy = partial(agent.exploit, state)
-    (actors, episodes), _ = jax.lax.scan(partial(step, env, agent, policy), (now.actors, now.episodes), noise, BLOCK)
-    return Pass(actors, episodes, now.num_blocks + 1)
+    now, _ = jax.lax.scan(partial(step, env, agent, policy), now, noise, BLOCK)
+    return now._replace(num_blocks=now.num_blocks + 1)
 
 
 def under_way(now: Pass) -> Array:
-    """Whether some episode has not ended and there is time left, bool []."""
+    """Whether some episode has not ended and there is time left for it, bool []."""
     num_episodes = now.episodes.score.shape[1]
-    in_time = now.num_blocks < -(-MOST_STEPS * num_episodes // BLOCK)
-    return in_time & (now.episodes.finished < num_episodes).any()
+    return ((now.num_steps < time_for(num_episodes)) & (now.episodes.finished < num_episodes)).any()
 
 
-def step(
-    env: Env, agent: Agent, policy: rollouts.Policy, carry: tuple[rollouts.Actors, Episodes], noise: PyTree
-) -> tuple[tuple[rollouts.Actors, Episodes], None]:
-    """One step of all; whose game is over gets its score written down."""
-    before, episodes = carry
-    actors, (_, (over, score, length)) = rollouts.step(env, agent, policy, before, noise)
-    return (actors, write_down(episodes, over, score, length)), None
+def time_for(num_episodes: int) -> int:
+    """Steps that an environment has for so many."""
+    return min(MOST_STEPS * num_episodes, 2**30 - BLOCK)  # while it has none left, others may take twice as many rows
+
+
+def step(env: Env, agent: Agent, policy: rollouts.Policy, now: Pass, noise: PyTree) -> tuple[Pass, None]:
+    """One step of all; whose game is over in time gets its score written down.
+
+    A game that has gone on for MOST_STEPS when time is up counts as it stands: else the best policy of a task without
+    an end would have no score at all, and a worse one that of its worst games.
+    """
+    actors, (row, (over, score, length)) = rollouts.step(env, agent, policy, now.actors, noise)
+    num_steps, most = now.num_steps + row.valid, time_for(now.episodes.score.shape[1])
+    counts = over | (num_steps == most) & row.valid & (length >= MOST_STEPS)
+    episodes = write_down(now.episodes, counts & (num_steps <= most), score, length)
+    return now._replace(actors=actors, episodes=episodes, num_steps=num_steps), None
 
 
 def write_down(episodes: Episodes, over: Array, score: Array, length: Array) -> Episodes:
@@ -86,14 +96,6 @@ def write_down(episodes: Episodes, over: Array, score: Array, length: Array) -> 
     place = over[:, None] & jax.nn.one_hot(episodes.finished, episodes.score.shape[1], dtype=bool)
     write = lambda old, new: jnp.where(place, new[:, None], old)
     return Episodes(write(episodes.score, score), write(episodes.length, length), episodes.finished + over)
-
-
-def closed(now: Pass) -> Episodes:
-    """What has been played when time is up. A game that has gone on for MOST_STEPS counts as it stands: else the best
-    policy of a task without an end would have no score at all, and a worse one that of its worst games.
-    """
-    wanted = now.episodes.finished < now.episodes.score.shape[1]
-    return write_down(now.episodes, wanted & (now.actors.length >= MOST_STEPS), now.actors.score, now.actors.length)
 
 
 class Moment(NamedTuple):
@@ -174,7 +176,7 @@ class Evaluator:
                 if stopping():
                     raise Stopped
                 found = self.block(*arguments[1:], found)
-            episodes = jax.device_get(found if self.on_device else closed(found))
+            episodes = jax.device_get(found if self.on_device else found.episodes)
         finally:
             self.time += time.perf_counter() - began
         ended = np.arange(episodes.score.shape[-1]) < episodes.finished[..., None]

@@ -70,7 +70,7 @@ def load(
     saved = only(saved, saved.seeds[0] if seed is None else seed)
     state = on_device(saved.learners)
     agent, options = saved.agent, saved.settings.options
-    num_envs = int(options.num_envs) // max(options.in_flight, 1)
+    num_envs = num_exploring(options)
     if jax.tree.leaves(agent.memory):
         what = "its policy has a memory, and is no function of an observation"
         raise ValueError(f"{folder}: {what}; evaluate and video play it, and .agent.exploit takes the memory")
@@ -250,6 +250,11 @@ def greedy(agent: Agent, state: PyTree, obs: PyTree) -> Array:
     num_obs = jax.tree.leaves(obs)[0].shape[0]
     noise = jax.tree.map(lambda x: x[0], agent.noise(jax.random.key(0), 1, num_obs))
     return agent.exploit(state, obs, (), noise).action
+
+
+def num_exploring(options: config.Options) -> int:
+    """How many environments explore side by side, an epsilon each: those of a pool, where they are dealt to some."""
+    return int(options.num_envs) // max(options.in_flight, 1)
 
 
 def exploring(agent: Agent, num_envs: int, state: PyTree, obs: PyTree, key: Key) -> Array:

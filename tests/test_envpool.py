@@ -666,6 +666,15 @@ AGENTS = {
 }
 
 
+@pytest.mark.parametrize("algo", ["dqn", "pqn"])
+def test_an_exploring_evaluation_has_the_environments_of_one_pool(algo, tmp_path):
+    """Each pool has a ladder of epsilons, and so an epsilon for each of its own environments alone."""
+    agent = AGENTS[algo] | dict(epsilon_ladder=7.0)
+    run = jaxrl_fast.fit(algo=algo, agent=agent, in_flight=2, run_dir=str(tmp_path / "run"), **SHORT)
+    result = run.evaluate(explore=True, episodes=3)
+    assert result["eval_episodes"] == 4 and result["policy"] == "exploring", "two in each of a pool's two"
+
+
 @pytest.mark.parametrize(
     ("env", "kept"), [("envpool/CartPole-v1", set()), ("gymnax/CartPole-v1", {"jit_begin", "jit_chunk", "jit__lambda"})]
 )

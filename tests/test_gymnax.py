@@ -611,7 +611,7 @@ class Bursting(Countdown):
     def observe(self, state):
         left = jnp.float32(state["left"])
         wrong = (left == 0) | (left == self.also_at)
-        return jnp.stack([left, jnp.where(wrong, jnp.nan, 1.0), jnp.where(wrong, jnp.inf, 1.0)])
+        return jnp.stack([left, *(jnp.where(wrong, x, 1.0) for x in (jnp.nan, jnp.inf, -3e38))])
 
 
 def test_what_an_episode_ends_in_is_readable_and_what_it_goes_on_from_is_left_alone():
@@ -619,22 +619,27 @@ def test_what_an_episode_ends_in_is_readable_and_what_it_goes_on_from_is_left_al
     env = envs.make(Bursting(5, 2), N)
     steps = timesteps_of(env, actions)
     np.testing.assert_array_equal(steps.last[:, 0], [0, 0, 0, 0, 1])
-    wrong, right = [2, np.nan, np.inf], [[4, 1, 1], [3, 1, 1]]
-    np.testing.assert_array_equal(steps.obs[:, 0], [*right, wrong, [1, 1, 1], [0, 0, 0]])
+    wrong, right = np.float32([2, np.nan, np.inf, -3e38]), [[4, 1, 1, 1], [3, 1, 1, 1]]
+    np.testing.assert_array_equal(steps.obs[:, 0], [*right, wrong, [1, 1, 1, 1], [0, 0, 0, 0]])
     out_of_time = timesteps_of(envs.make(Bursting(5, 2), N, limit=3), actions)
     assert out_of_time.last[2].all() and out_of_time.discount[2].all()
     np.testing.assert_array_equal(out_of_time.obs[2, 0], wrong)  # its value counts, so it is not made up
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("algo", ["ppo", "dqn"])
+@pytest.mark.parametrize("algo", ["ppo", "dqn", "pqn"])
 def test_learning_outlives_episodes_that_end_in_no_number(algo, tmp_path):
-    agent = {"ppo": {"rollout_length": 16}, "dqn": {"learning_starts": 64, "capacity": 256, "batch_size": 16}}[algo]
+    relu = {"activation": "relu"}  # which lets through what tanh would not
+    agent = {
+        "ppo": {"rollout_length": 16} | relu,
+        "pqn": {"rollout_length": 16},
+        "dqn": {"learning_starts": 64, "capacity": 256, "batch_size": 16},
+    }[algo]
     run = jaxrl_fast.fit(
         algo=algo, env=Bursting, num_envs=4, total_steps=640, eval_every=0, agent=agent | {"hidden": [8]},
         run_dir=str(tmp_path / "run"), tensorboard=False, log_level="quiet",
     )  # fmt: skip
-    loss = {"ppo": "value_loss", "dqn": "loss"}[algo]
+    loss = "value_loss" if algo == "ppo" else "loss"
     losses = [record[loss] for record in run.metrics if record[loss] is not None]
     assert losses and np.isfinite(losses).all() and run.summary["status"] == "done"
 

@@ -91,29 +91,49 @@ def test_a_game_that_goes_on_when_time_is_up_counts_as_it_stands(monkeypatch):
 
 
 def test_a_game_that_began_late_does_not_count_when_time_is_up(monkeypatch):
-    """Of 2 x 64 steps the first game of i + 1 takes as many, and one goes on to the next: 128 - (i + 1) - 1 are left.
+    """Of 2 x 64 steps the first game of i + 1 takes as many, and leaves the second the rest.
 
-    So 63 steps fit twice; of 64 to 128 the second has had 63 or less; of more, the first has had all 128.
+    So 64 steps fit twice; of 65 to 127 the second has had 63 or less; of more, the first has had all 128.
     """
-    monkeypatch.setattr(playing, "MOST_STEPS", playing.BLOCK)
-    assert playing.BLOCK == 64
+    monkeypatch.setattr(playing, "MOST_STEPS", 64)
     env = clock(131)
     episodes = play(env, num_episodes=2)
     long = np.arange(env.spec.num_envs) + 1
-    np.testing.assert_array_equal(np.minimum(episodes.finished, 2), np.where(long <= 63, 2, 1))
+    np.testing.assert_array_equal(np.minimum(episodes.finished, 2), np.where(long <= 64, 2, 1))
     np.testing.assert_array_equal(episodes.score[:, 0], np.minimum(long, 128))
-    np.testing.assert_array_equal(episodes.score[:, 1], np.where(long <= 63, long, 0))
+    np.testing.assert_array_equal(episodes.score[:, 1], np.where(long <= 64, long, 0))
+
+
+def test_time_is_up_within_a_block_too(monkeypatch):
+    """Each environment has 3 x 7 steps, however many others take."""
+    monkeypatch.setattr(playing, "MOST_STEPS", 7)
+    episodes = play(clock(30), num_episodes=3)
+    long = np.arange(30) + 1
+    fit = np.minimum(21 // long, 3)
+    stands = 21 - fit * long >= 7  # where the third or second had begun early enough
+    np.testing.assert_array_equal(np.minimum(episodes.finished, 3), np.where(long <= 7, 3, fit + stands))
+    np.testing.assert_array_equal(episodes.score[:, 0], np.minimum(long, 21))
+    np.testing.assert_array_equal(episodes.length, episodes.score)
+
+
+def test_lives_that_are_lost_take_no_time(monkeypatch):
+    """A game is two lives of i + 1 steps, with a row between them that only begins the second; it pays 10 a step."""
+    monkeypatch.setattr(playing, "MOST_STEPS", 64)
+    episodes = play(clock(40, lives=True), num_episodes=1)
+    steps = np.minimum(2 * (np.arange(40) + 1), 64)
+    np.testing.assert_array_equal(episodes.length[:, 0], steps)
+    np.testing.assert_array_equal(episodes.score[:, 0], 10 * steps)
 
 
 def test_games_on_the_host_count_as_those_on_the_device(monkeypatch):
-    """Of 65 environments the last two are still in their second game when time is up: that of 64 steps, and of 65."""
+    """Of 65 environments the last is still in its second game of 65 steps when time is up."""
     monkeypatch.setattr(playing, "MOST_STEPS", playing.BLOCK)
     size = playing.BLOCK + 1
     device, host = (
         playing.Evaluator(clock(size)._replace(on_device=on_device), player(size), [0], 2 * size)(jnp.int32(1), 0)
         for on_device in (True, False)
     )
-    assert device == host and device[1]["eval_unfinished"] == 2
+    assert device == host and device[1]["eval_unfinished"] == 1
 
 
 def test_a_single_game_on_the_host_counts_as_it_stands(monkeypatch):

@@ -11,6 +11,7 @@ from jaxrl_fast.spelling import nearest, parse_float
 from jaxrl_fast.types import Discrete, EnvSpec, PyTree
 
 Bounds = Any  # the true (low, high) of continuous actions; () for discrete ones
+UNREADABLE = 1e9  # so large that squares of many such numbers are far from float32's end still
 
 
 def check_action(spec: EnvSpec, action: jax.Array) -> None:
@@ -34,15 +35,15 @@ def to_env_action(spec: EnvSpec, bounds: Bounds, action: jax.Array) -> jax.Array
 
 
 def readable(died: jax.Array, obs: PyTree) -> PyTree:
-    """0 for NaN and infinity in observations [..., *shape] that an episode `died` [...] in.
+    """0 for NaN, infinity and what is near it in observations [..., *shape] that an episode `died` [...] in.
 
-    Their value counts for nothing, but NaN times 0 is NaN.
+    Their value counts for nothing, but NaN times 0 is NaN, and so is 0 times a square that float32 cannot hold.
     """
 
     def one(x: jax.Array) -> jax.Array:
         if not jnp.issubdtype(x.dtype, jnp.floating):
             return x
-        return jnp.where(died.reshape(died.shape + (1,) * (x.ndim - died.ndim)) & ~jnp.isfinite(x), 0, x)
+        return jnp.where(died.reshape(died.shape + (1,) * (x.ndim - died.ndim)) & ~(jnp.abs(x) < UNREADABLE), 0, x)
 
     return jax.tree.map(one, obs)
 
