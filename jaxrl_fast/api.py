@@ -75,6 +75,8 @@ def sweep(
     Called again with the same `name` it goes on, and repeats nothing. A program that cannot be run is recorded in
     `results`, and the rest goes on.
     """
+    if isinstance(options.get("resume"), Sweep):
+        options["resume"] = options["resume"].folder
     ready = layout.prepare(grid.from_keywords(preset, algo, agent, **options))
     status = sweeper.execute(ready)
     return Sweep(ready.folder.resolve(), results.rows(ready), status)

@@ -1,5 +1,7 @@
 """From settings to environments and the agent for them: whole, or in shards on several devices. Nothing is compiled."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import jax
@@ -7,6 +9,7 @@ import jax
 from jaxrl_fast import config, envs, in_flight, networks
 from jaxrl_fast.envs import shards
 from jaxrl_fast.placement import SHARDS, Placement
+from jaxrl_fast.spelling import where, why
 from jaxrl_fast.types import Agent, Conditions, Env
 
 TRAINING, EVALUATION, WATCHING = 0, 1, 2  # what environments are for; each has chance of its own
@@ -25,12 +28,26 @@ def undivided(settings: config.Settings, algorithm: Any, num_updates: int, done:
 def make_agent(agent_config: Any, algorithm: Any, env: Env, num_updates: int) -> Agent:
     """The agent of a run with so many updates. Where play overlaps with learning the first one learns nothing."""
     num_learning = max(num_updates - in_flight.overlaps(env), 1)
-    agent = algorithm.make(agent_config, env.spec, num_learning)
+    with blamed(algorithm.__name__, env):
+        agent = algorithm.make(agent_config, env.spec, num_learning)
     if not isinstance(agent, Agent):
         raise ValueError(f"algorithm {algorithm.__name__!r}: its make gives {agent!r}, and not an Agent")
     if agent.rollout_length < 1:
         raise ValueError(f"algorithm {algorithm.__name__!r}: rollout_length {agent.rollout_length} is less than a step")
     return agent
+
+
+@contextmanager
+def blamed(algorithm: str, env: Env) -> Iterator[None]:
+    """What goes wrong here in an algorithm of one's own is a ValueError that tells the place; its own are sentences."""
+    try:
+        yield
+    except ValueError:
+        raise
+    except Exception as error:
+        if not (place := where(error)):
+            raise
+        raise ValueError(f"algorithm {algorithm!r} cannot learn in {env.spec.id}: {why(error)}{place}") from error
 
 
 def divide(

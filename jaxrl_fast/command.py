@@ -52,7 +52,8 @@ def run(
         if error.errno not in (*FULL, *CLOSED):
             raise
         what = "written" if error.errno in FULL else "opened"
-        print(f"error: {error.filename or 'a file'} cannot be {what} ({error.strerror})", file=sys.stderr)
+        which = error.filename or "standard output, or another file,"
+        print(f"error: {which} cannot be {what} ({error.strerror})", file=sys.stderr)
         return 1
 
 

@@ -139,7 +139,7 @@ def learning(
         axes.xaxis.set_major_formatter(FuncFormatter(_tick))
     if columns:
         more = f"the best {len(chosen)} of {len(drawn)}" if len(chosen) < len(drawn) else None
-        panels[0].legend(frameon=False, fontsize=8, title=more, title_fontsize=8)
+        panels[0].legend(edgecolor="none", fontsize=8, title=more, title_fontsize=8)  # above what lies behind it
     return picture
 
 

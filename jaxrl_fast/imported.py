@@ -12,7 +12,7 @@ def module(name: str, said: str) -> ModuleType:
     _look_here_too()
     try:
         return importlib.import_module(name)
-    except Exception as error:  # whatever the user's module does while it is imported
+    except (Exception, SystemExit) as error:  # whatever the user's module does while it is imported
         what = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
         dotted = name.removesuffix(".py").replace("/", ".")
         hint = f"; did you mean {dotted}?" if name.endswith(".py") and not dotted.startswith(".") else ""
@@ -24,7 +24,7 @@ def is_there(name: str) -> bool:
     _look_here_too()
     try:
         spec = importlib.util.find_spec(name)
-    except Exception:  # there is no such package, or it does not import
+    except (Exception, SystemExit):  # there is no such package, or it does not import
         return "." in name and is_there(name.rpartition(".")[0])
     return spec is not None and spec.origin is not None  # not any folder that lies about
 

@@ -53,6 +53,8 @@ class Keeper:
         state = program.place(checkpoint.unflatten(program.like, saved))
         kept = saved.manifest["host"]
         self.scores.restore(kept["scores"], saved.arrays)
+        if saved.manifest["config"]["solved"] != self.scores.goal:
+            self.scores.judge_anew()
         self.saver.num_written, self.saver.last = kept["num_saves"], saved.folder
         self._mark_again()
         saved.arrays.clear()  # the device has them now

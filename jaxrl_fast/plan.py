@@ -101,7 +101,8 @@ def check(settings: config.Settings, members: tuple[Member, ...] = ()) -> Plan:
     eval_env = assembly.evaluation(options, env.on_device, done)
     whole = (env, agent) if placement.num_shards == 1 else assembly.undivided(settings, algorithm, num_updates)
     if settings.algo not in configs.CONFIGS:
-        check_update(settings.algo, *program.shapes_of_update(*whole))
+        with assembly.blamed(settings.algo, env):
+            check_update(settings.algo, *program.shapes_of_update(*whole))
     needs = memory.need(*whole, placement)
     memory.check(needs, getattr(settings.agent, "capacity", None), steps_per_update, resumed=saved is not None)
     make = lambda agent_config: assembly.make_agent(agent_config, algorithm, env, num_updates)
@@ -145,6 +146,8 @@ def check_devices(options: config.Options) -> None:
 def check_unsolved(options: config.Options, saved: "Checkpoint | None") -> None:
     """A run that stops when solved, and is, by all seeds that are well, has nothing to do with more steps."""
     if saved is None or not options.stop_when_solved:
+        return
+    if saved.manifest["config"]["solved"] != options.solved:
         return
     scores = saved.manifest["host"]["scores"]
     settled = all(solved or lost is not None for solved, lost in zip(scores["solved"], scores["diverged"], strict=True))

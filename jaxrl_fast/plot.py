@@ -237,7 +237,7 @@ def said(name: str, value: Any) -> str:
     """An option and its value, in a few words."""
     if isinstance(value, Mapping):
         value = [f"{key} {x}" for key, x in value.items()] or "none"
-    value = " ".join(map(str, value)) if isinstance(value, (list, tuple)) else value
+    value = " ".join(map(str, value)) or "default" if isinstance(value, (list, tuple)) else value
     if name in ("algo", "env"):
         return str(value).rpartition("/")[2]
     return f"{name.removeprefix('agent.').replace('_', ' ')} {value}"

@@ -74,7 +74,7 @@ class Scores:
                 for episodes, total, longest in zip(*(rows[name][i] for name in OF_EPISODES), strict=True):
                     self.windows[i].add(int(episodes), float(total), self.rollout_length, int(longest))
                 self.valid_steps[i] += int(rows["valid_steps"][i].astype("int64").sum())
-                self._check_solved(i, common)
+                self._check_solved(i, common["env_steps"], common["train_time_s"])
             records = [
                 label | common | {"valid_steps": valid} | scores
                 for label, valid, scores in zip(self.labels, self.valid_steps, means, strict=True)
@@ -121,10 +121,16 @@ class Scores:
         if rows:
             self.ledger.add({"longest_game": np.zeros_like(rows["episodes"])} | rows)
 
-    def _check_solved(self, i: int, common: Mapping[str, Any]) -> None:
+    def judge_anew(self) -> None:
+        """By another threshold: whether that has been reached is known from now on only."""
+        self.solved = [None] * len(self.labels)
+        for i in range(len(self.labels)):
+            self._check_solved(i, self.recorded * self.steps_per_update, round(self.recorded_time, 4))
+
+    def _check_solved(self, i: int, env_steps: int, train_time_s: float) -> None:
         window, goal = self.windows[i], self.goal
         if self.solved[i] is None and goal is not None and window.full and window.mean >= goal:
-            self.solved[i] = common["env_steps"], common["train_time_s"]
+            self.solved[i] = env_steps, train_time_s
 
     def _not_finite(self, rows: population.Rows, i: int) -> NotFinite | None:
         """The first update of seed i with a loss that is not finite. Other metrics may be undefined."""

@@ -124,12 +124,9 @@ def _from_where(plan: Plan) -> str:
     changed = [f"{k} {old[k]} is now {new.get(k)}" for k in old if old[k] != new.get(k)]
     if changed:
         host.warn(f"what follows may not be what it would have been to the bit: {', '.join(sorted(changed))}")
-    total = plan.settings.options.total_steps
-    longer = (
-        f"; schedules now end at step {sinks.short(total)}"
-        if total != plan.saved.manifest["config"]["total_steps"]
-        else ""
-    )
+    total, was = plan.settings.options.total_steps, plan.saved.manifest["config"]
+    longer = f"; schedules now end at step {sinks.short(total)}" if total != was["total_steps"] else ""
+    longer += "; whether it is solved is judged from there on" if was["solved"] != plan.settings.options.solved else ""
     if plan.saved.manifest["env_steps"] >= plan.num_updates * plan.steps_per_update:
         at = sinks.short(plan.saved.manifest["env_steps"])
         return f"at its end, step {at}; more --total-steps go further ({plan.saved.folder})"

@@ -202,7 +202,7 @@ class Trainer:
             self.advance(min([self.end, *boundaries]))
         if not (self.exact and self.signal):
             self.save()
-        if not (self.signal or self.failure):
+        if not (self.signal or self.failure) and self.scores.evaluated_at != self.env_steps:
             self.evaluate()
         if self.signal or self.failure:
             self.record(everything=True)

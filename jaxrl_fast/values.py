@@ -10,6 +10,7 @@ from jaxrl_fast.options import RANGES, SWITCHES
 from jaxrl_fast.spelling import nearest, parse_float, parse_int, parse_period, suffix_meant
 from jaxrl_fast.written import Setting, in_front, one
 
+SMALLEST, LARGEST = 2.0**-126, 3.4e38  # what float32 keeps its digits of
 WORDS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 
 
@@ -37,6 +38,8 @@ def check_range(setting: Setting, value: Any) -> None:
     """Refuses numbers that the option cannot have."""
     allowed = RANGES.get(setting.name)
     for number in value if isinstance(value, tuple) else (value,):
+        if isinstance(number, float) and number and not SMALLEST <= abs(number) <= LARGEST:
+            raise ValueError(f"{setting.said}: {number} is more, or less, than a number of 32 bits can be")
         if allowed is None or not isinstance(number, (int, float)):
             continue
         if number > allowed.most or number < allowed.least or allowed.above and number == allowed.least:

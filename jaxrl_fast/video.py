@@ -59,6 +59,7 @@ class Video(NamedTuple):
     path: Path
     returns: list[float]  # of each episode, as far as it is shown
     num_frames: int
+    num_cut: int  # episodes that went on when `max_steps` had been shown
 
     def _repr_html_(self) -> str:
         data = base64.b64encode(self.path.read_bytes()).decode("ascii")
@@ -80,9 +81,10 @@ def prepare(argv: Sequence[str]) -> tuple[Any, Any, Options]:
 
 def act(ready: tuple[Any, Any, Options]) -> None:
     """Makes the video and says where it is."""
-    video = run(*ready)
+    video, most = run(*ready), ready[2].max_steps
     returns = ", ".join(f"{x:g}" for x in video.returns)
-    print(f"{video.path}   {video.num_frames} frames · return {returns}")
+    cut = f" ({video.num_cut} of {len(video.returns)} cut off by --max-steps {most})" if video.num_cut else ""
+    print(f"{video.path}   {video.num_frames} frames · return {returns}{cut}")
 
 
 def open_run(folder: Path, options: Options, env: Any = None) -> tuple[Any, Any, Options]:
@@ -117,20 +119,20 @@ def run(saved: Any, renderer: Any, options: Options) -> Video:
     """Plays, and writes the file."""
     from jaxrl_fast import files, host
 
-    returns: list[float] = []
+    ends: list[Any] = []
     fps = options.fps or renderer.fps
     with nullcontext(path_of(options.out)) if options.out else command.claimed(saved.folder / NAME) as path:
         write = write_mp4 if path.suffix.lower() == ".mp4" else write_gif
         cache = host.compile_cache(saved.settings.options.compile_cache and saved.env.on_device)
         with cache, files.whole(path) as aside:
-            num_frames = write(aside, frames(saved, renderer, options, fps, returns), fps)
+            num_frames = write(aside, frames(saved, renderer, options, fps, ends), fps)
     if not saved.env.on_device:
         host.forget([saved.env])
-    return Video(path, returns, num_frames)
+    return Video(path, [end.score for end in ends], num_frames, sum(not end.over for end in ends))
 
 
-def frames(saved: Any, renderer: Any, options: Options, fps: int, returns: list[float]) -> Iterator[Frame]:
-    """Every observation of the episodes, drawn; notes each one's return."""
+def frames(saved: Any, renderer: Any, options: Options, fps: int, last: list[Any]) -> Iterator[Frame]:
+    """Every observation of the episodes, drawn; notes the last moment of each."""
     from jaxrl_fast import play, policy
     from jaxrl_fast.render import canvas
 
@@ -144,7 +146,7 @@ def frames(saved: Any, renderer: Any, options: Options, fps: int, returns: list[
             words = f"{of}step {moment.length}   return {moment.score:g}"
             yield Frame(canvas.captioned(renderer.draw(moment.obs), words, title), PAUSE_S if ends else 1 / fps)
             if ends:
-                returns.append(moment.score)
+                last.append(moment)
                 break
         if not moment.over:
             moments = play.watch(saved.env, saved.agent, learner, options.play_seed + episode + 1)

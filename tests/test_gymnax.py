@@ -2,6 +2,7 @@
 
 import copy
 import inspect
+import re
 import subprocess
 import sys
 from functools import cache, partial
@@ -657,6 +658,12 @@ def test_an_environment_is_found_by_its_module_from_the_current_directory(tmp_pa
     np.testing.assert_array_equal(steps.last[:, 0], [0, 0, 1, 0, 0, 0, 1, 0, 0])
     with pytest.raises(ValueError, match="importing 'my_broken_envs' failed with ModuleNotFoundError"):
         envs.make("my_broken_envs:Anything", N)
+
+
+@pytest.mark.parametrize("env", [None, 5, True, ["CartPole-v1"], {"a": 1}])
+def test_what_is_neither_an_id_nor_an_environment_is_refused(env):
+    with pytest.raises(ValueError, match=f"^env: {re.escape(repr(env))} is neither an id"):
+        envs.make(env, N)
 
 
 def test_a_backend_is_imported_only_when_it_is_asked_for():

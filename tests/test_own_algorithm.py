@@ -133,6 +133,7 @@ WRONG = {
         HILL_CLIMBING.replace("spread: float", "spread: 'Nowhere'"),
         "the types of its Config cannot be read (name",
     ),
+    "leaves": ("raise SystemExit(0)", "failed with SystemExit: 0"),
     "no_import": ("import nowhere_at_all", "failed with ModuleNotFoundError: No module named 'nowhere_at_all'"),
 }
 
@@ -144,6 +145,15 @@ def test_what_is_no_algorithm_is_refused_in_a_line(write, text, said, tmp_path, 
     error = capsys.readouterr().err
     assert error.count("\n") == 1 and said in error
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(("env", "said"), [("Pendulum-v1", "AttributeError"), ("Breakout-MinAtar", "TypeError")])
+def test_an_environment_that_it_cannot_take_is_refused_in_a_line(write, env, said, tmp_path, capsys):
+    name = write(HILL_CLIMBING)
+    assert train.main([name, *line(**OPTIONS | {"tensorboard": "false", "env": env})]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and f"algorithm {name!r} cannot learn in gymnax/{env}: {said}" in error
+    assert f"({name}.py:" in error and not (tmp_path / "runs").exists()
 
 
 @pytest.mark.parametrize(

@@ -327,6 +327,33 @@ def test_a_solved_run_says_how_it_trains_on(tmp_path):
     assert on.summary["env_steps"] == 3200
 
 
+def test_another_threshold_is_judged_anew(tmp_path, capsys):
+    """From what the last games were when the run goes on: by which record they first came to it is not known."""
+    folder = tmp_path / "run"
+    options = dict(total_steps=3200, solved=5.0, eval_every=0, save_every=0, log_every=256)
+    first = fit(folder, **options).summary
+    assert first["solved"] and first["steps_to_solve"] < 3200
+    higher = fit(folder, resume=str(folder), total_steps=4096, solved=1e4, log_level="info").summary
+    assert "judged from there on" in capsys.readouterr().out
+    assert (higher["solved_threshold"], higher["solved"], higher["steps_to_solve"]) == (1e4, False, None)
+    again = dict(resume=str(folder), total_steps=6400, solved=5.0, stop_when_solved=True)
+    lower = fit(folder, **again).summary
+    assert lower["solved"] and lower["env_steps"] == 4096, "at once, so it does not go on"
+    assert 4096 - 256 <= lower["steps_to_solve"] <= 4096, "by the last record that was complete when it was saved"
+    assert [e["env_steps"] for e in lower["evaluations"]] == [4096]
+
+
+def test_the_same_parameters_are_evaluated_once(tmp_path):
+    """Where a run that goes on has nothing left to do, at a step at which it evaluates anyway."""
+    folder = tmp_path / "run"
+    options = dict(total_steps=3200, eval_every=0, save_every=0, log_every=256)
+    fit(folder, **options)
+    again = dict(resume=str(folder), total_steps=6400, eval_every=640, solved=5.0, stop_when_solved=True)
+    ended = fit(folder, **again).summary
+    steps = [e["env_steps"] for e in ended["evaluations"]]
+    assert steps == sorted(set(steps)) and steps[-1] == ended["env_steps"]
+
+
 def test_saved_by_the_clock_and_killed_it_ends_with_the_same_bits(tmp_path, monkeypatch, unbroken):
     """As by default; how often depends on this machine, what comes of it does not."""
     folder = tmp_path / "run"

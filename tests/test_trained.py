@@ -350,7 +350,7 @@ def test_an_mp4_gets_the_same_frames(cart, tmp_path, monkeypatch):
     monkeypatch.setattr(video, "has_ffmpeg", lambda: True)
     monkeypatch.setitem(sys.modules, "imageio_ffmpeg", SimpleNamespace(write_frames=write_frames))
     made = cart.video(max_steps=5, out=str(tmp_path / "a.mp4"), fps=10)
-    assert made.num_frames == 6
+    assert made.num_frames == 6 and made.num_cut == 1
     assert len(got) == 5 + round(10 * video.PAUSE_S)  # the last one stays
     assert all(size == (600, 226) and fps == 10 and frame.shape == (226, 600, 3) for size, fps, frame in got)
 
@@ -448,12 +448,13 @@ def test_of_many_environments_the_names_are_told_by_family(capsys, monkeypatch):
     from jaxrl_fast import envs
     from jaxrl_fast.envs import __main__ as listing
 
-    names = [f"{kind}{i}-v1" for i in range(30) for kind in ("Ant", "Bee")]
+    names = [f"{kind}-{i}-v1" for i in range(30) for kind in ("Ant", "Bee")]
     backend = SimpleNamespace(registered=lambda: names, family=lambda name: f"zoo.{name[:3].lower()}s")
     monkeypatch.setattr(envs, "BACKENDS", ("zoo",))
     monkeypatch.setattr(envs, "_backend", lambda name: backend)
     monkeypatch.setitem(sys.modules, "jaxrl_fast.envs.zoo", backend)
     assert listing.main([]) == 0
     out = capsys.readouterr().out
-    assert "zoo: 60 environments" in out and "ants (30)" in out and "bees (30)" in out and "Bee29-v1" in out
-    assert out.index("Ant29-v1") < out.index("bees") < out.index("Bee0-v1")
+    assert "zoo: 60 environments" in out and "ants (30)" in out and "bees (30)" in out
+    assert out.index("Ant-29-v1") < out.index("bees") < out.index("Bee-0-v1")
+    assert set(names) <= set(out.split()), "no line ends within a name"

@@ -100,7 +100,8 @@ def by_family(backend: str, ids: Sequence[str]) -> Iterator[str]:
         families.setdefault(family_of(name).rpartition(".")[2], []).append(name)
     for family, names in families.items():
         yield f"  {family} ({len(names)})" if family else f"  {len(names)} names"
-        yield textwrap.fill("  ".join(names), 116, initial_indent="    ", subsequent_indent="    ")
+        whole = textwrap.TextWrapper(116, "    ", "    ", break_on_hyphens=False, break_long_words=False)
+        yield whole.fill("  ".join(names))
     yield f"  {USAGE.program} PATTERN also tells observations and actions"
 
 
