@@ -59,8 +59,8 @@ BUGS = (
     Bug(
         "distributions: [B, 1] where [B] is meant, which would meet [B] as [B, B]",
         "jaxrl_fast/distributions.py",
-        "jnp.sum(jnp.where(chosen, jax.nn.log_softmax(self.logits), 0), axis=-1)",
-        "jnp.sum(jnp.where(chosen, jax.nn.log_softmax(self.logits), 0), axis=-1, keepdims=True)",
+        "return chosen(jax.nn.log_softmax(self.logits), action)\n",
+        "return chosen(jax.nn.log_softmax(self.logits), action)[..., None]\n",
         "tests/test_ppo.py::test_invalid_rows_change_nothing",
     ),
     Bug(
@@ -85,6 +85,20 @@ BUGS = (
         "jnp.full(num_envs, older, jnp.uint8)",
         "jnp.full(num_envs, 255, jnp.uint8)",
         "tests/test_frames.py::test_a_rollout_of_single_frames_gives_its_stacks_back[grey]",
+    ),
+    Bug(
+        "in_flight: a row is decided by the noise of the row before",
+        POOLS,
+        "lambda x: x[1:], noise)",
+        "lambda x: x[:-1], noise)",
+        "tests/test_envpool.py::test_each_row_is_decided_by_the_noise_of_its_own_place",
+    ),
+    Bug(
+        "play: an evaluation that explores does so less from step to step",
+        "jaxrl_fast/play.py",
+        "    noise = jax.vmap(first)(jax.random.split(key_noise, BLOCK))\n",
+        "    noise = agent.noise(key_noise, BLOCK, env.spec.num_envs)\n",
+        "tests/test_play.py::test_what_explores_less_from_row_to_row_does_so_in_training_alone",
     ),
     Bug("in_flight: all pools have the chance of the first", POOLS, "ours, noise[i])", "ours, noise[0])", IN_FLIGHT),
     Bug(

@@ -15,6 +15,16 @@ from jax import Array
 from jaxrl_fast.types import Key
 
 
+def chosen(x: Array, action: Array) -> Array:
+    """[..., rest] of x [..., A, rest] at int actions [...].
+
+    Selecting by comparison fuses where a gather and its scatter do not.
+    """
+    axis = action.ndim
+    mask = jax.nn.one_hot(action, x.shape[axis], dtype=bool)
+    return jnp.where(mask.reshape(*mask.shape, *(1,) * (x.ndim - mask.ndim)), x, 0).sum(axis)
+
+
 class Categorical(NamedTuple):
     """One of A actions, with probabilities softmax(logits). A logit of -inf forbids an action."""
 
@@ -29,9 +39,8 @@ class Categorical(NamedTuple):
         return jnp.argmax(self.logits + noise, axis=-1).astype(jnp.int32)
 
     def log_prob(self, action: Array) -> Array:
-        """f32 [...] of int actions [...]. Selecting by comparison fuses where a gather and its scatter do not."""
-        chosen = jax.nn.one_hot(action, self.logits.shape[-1], dtype=bool)
-        return jnp.sum(jnp.where(chosen, jax.nn.log_softmax(self.logits), 0), axis=-1)
+        """f32 [...] of int actions [...]."""
+        return chosen(jax.nn.log_softmax(self.logits), action)
 
     def entropy(self) -> Array:
         """f32 [...]: -sum p log p, where 0 log 0 = 0."""

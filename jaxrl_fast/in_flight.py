@@ -69,7 +69,8 @@ def rollout(
     then, and what is sent last is answered in the next rollout. They also do while `meanwhile` goes on with some work,
     at each step of the rollout.
     """
-    pools, noise = pools_of(env), _noise(env, agent, key, agent.rollout_length)
+    pools, noise = pools_of(env), _noise(env, agent, key, agent.rollout_length + 1)
+    noise = jax.tree.map(lambda x: x[1:], noise)  # what is decided at row t is done in row t + 1
 
     def step(carry, now):
         (actors, work), (t, noise) = carry, now

@@ -31,6 +31,7 @@ class Pass(NamedTuple):
 
     actors: rollouts.Actors
     episodes: Episodes
+    stand: Array  # [N] f32: a game's score when it had gone on for MOST_STEPS
     num_steps: Array  # [N] int32: taken so far, but for those that only begin an episode
     num_blocks: Array  # int32: played so far
 
@@ -55,13 +56,15 @@ def start(env: Env, agent: Agent, num_episodes: int, key: Key) -> Pass:
     shape = env.spec.num_envs, num_episodes
     none = jnp.zeros(shape[0], jnp.int32)
     episodes = Episodes(jnp.zeros(shape), jnp.zeros(shape, jnp.int32), none)
-    return Pass(rollouts.reset(env, agent, jax.random.split(key)[0]), episodes, none, jnp.int32(0))
+    actors = rollouts.reset(env, agent, jax.random.split(key)[0])
+    return Pass(actors, episodes, jnp.zeros(shape[0]), none, jnp.int32(0))
 
 
 def block(env: Env, agent: Agent, state: PyTree, key: Key, now: Pass) -> Pass:
     """The evaluation after BLOCK more steps."""
     key_noise = jax.random.fold_in(jax.random.split(key)[1], now.num_blocks)
-    noise = agent.noise(key_noise, BLOCK, env.spec.num_envs)
+    first = lambda key: jax.tree.map(lambda x: x[0], agent.noise(key, 1, env.spec.num_envs))  # later rows explore less
+    noise = jax.vmap(first)(jax.random.split(key_noise, BLOCK))
     policy = partial(agent.exploit, state)
     now, _ = jax.lax.scan(partial(step, env, agent, policy), now, noise, BLOCK)
     return now._replace(num_blocks=now.num_blocks + 1)
@@ -81,14 +84,16 @@ def time_for(num_episodes: int) -> int:
 def step(env: Env, agent: Agent, policy: rollouts.Policy, now: Pass, noise: PyTree) -> tuple[Pass, None]:
     """One step of all; whose game is over in time gets its score written down.
 
-    A game that has gone on for MOST_STEPS when time is up counts as it stands: else the best policy of a task without
-    an end would have no score at all, and a worse one that of its worst games.
+    A game that has not ended when time is up, but has gone on for MOST_STEPS, counts as it stood then: else the best
+    policy of a task without an end would have no score at all, and a worse one that of its worst games.
     """
     actors, (row, (over, score, length)) = rollouts.step(env, agent, policy, now.actors, noise)
     num_steps, most = now.num_steps + row.valid, time_for(now.episodes.score.shape[1])
-    counts = over | (num_steps == most) & row.valid & (length >= MOST_STEPS)
-    episodes = write_down(now.episodes, counts & (num_steps <= most), score, length)
-    return now._replace(actors=actors, episodes=episodes, num_steps=num_steps), None
+    stand = jnp.where((length == MOST_STEPS) & row.valid, score, now.stand)
+    endless = (num_steps == most) & row.valid & (length >= MOST_STEPS) & ~over
+    score, length = jnp.where(endless, stand, score), jnp.where(endless, MOST_STEPS, length)
+    episodes = write_down(now.episodes, (over | endless) & (num_steps <= most), score, length)
+    return now._replace(actors=actors, episodes=episodes, stand=stand, num_steps=num_steps), None
 
 
 def write_down(episodes: Episodes, over: Array, score: Array, length: Array) -> Episodes:

@@ -46,7 +46,7 @@ from jaxrl_fast import play as evaluation
 from jaxrl_fast.agents import configs
 from jaxrl_fast.envs import envpool as adapter
 from jaxrl_fast.envs import envpool_tasks
-from jaxrl_fast.types import Box, Conditions, Decision, Discrete, Transition
+from jaxrl_fast.types import Agent, Box, Conditions, Decision, Discrete, Transition
 from tests import slow
 from tests.test_resume import same, stop_after
 
@@ -275,7 +275,7 @@ def check_who_decided(agent, steps, learners):
 @pytest.mark.parametrize(("num_pools", "path"), [(1, "ffi"), (2, "ffi"), (2, "callback")])
 def test_pools_in_flight_play_the_same_games(num_pools, path):
     """Three rollouts with updates between them, row for row those of the pool that is waited for, and nothing lost."""
-    num_steps, num_envs = 60, 4
+    num_steps, num_envs = 120, 4
     conditions = Conditions(SEED, "dqn2015", path, num_pools)
     env = envs.make("envpool/Breakout-v5", num_envs, conditions)
     config = configs.PPO(
@@ -314,6 +314,36 @@ def test_pools_in_flight_play_the_same_games(num_pools, path):
     check_who_decided(agent, experience.steps, learners)
     agree = (rows.action[:, :, None] == rows.action[:, None, :]).mean(0)
     assert agree[~np.eye(num_envs, dtype=bool)].max() < 0.5, "each has chance of its own: a quarter agree"
+
+
+@pytest.mark.parametrize("in_flight", [0, 1, 2])
+def test_each_row_is_decided_by_the_noise_of_its_own_place(in_flight):
+    """An epsilon that falls from row to row does so at the same steps in flight, where each is decided a row before.
+
+    State and noise count rows, so what is decided for row t is t.
+    """
+    env = envs.make("envpool/CartPole-v1", 4, Conditions(SEED, in_flight=in_flight))
+    in_all = lambda obs, number: jnp.full(len(obs), number, jnp.int32)
+    decide = lambda rows, obs, memory, row: Decision(in_all(obs, 0), (), in_all(obs, rows + row))
+    agent = Agent(
+        init=lambda key: jnp.int32(0),
+        explore=decide,
+        exploit=decide,
+        update=lambda rows, rollout, key: (rows + 3, {}),
+        noise=lambda key, num_steps, num_envs: jnp.arange(num_steps),
+        rollout_length=3,
+    )
+
+    def program(key):
+        state, rollouts = loop.init(env, agent, key), []
+        for _ in range(3):
+            actors, rollout, _ = loop.act(env, agent, state.agent, state.actors, key)
+            rollouts.append(rollout)
+            state = state._replace(agent=agent.update(state.agent, rollout, key)[0], actors=actors)
+        return jnp.concatenate([rollout.steps.extras for rollout in rollouts])
+
+    places = jax.device_get(jax.jit(program)(jax.random.key(0)))
+    np.testing.assert_array_equal(places, np.arange(9)[:, None] + np.zeros(4, int))
 
 
 def evaluate_by_envpool(pool, act, num_games):

@@ -93,14 +93,15 @@ def test_a_game_that_goes_on_when_time_is_up_counts_as_it_stands(monkeypatch):
 def test_a_game_that_began_late_does_not_count_when_time_is_up(monkeypatch):
     """Of 2 x 64 steps the first game of i + 1 takes as many, and leaves the second the rest.
 
-    So 64 steps fit twice; of 65 to 127 the second has had 63 or less; of more, the first has had all 128.
+    So 64 steps fit twice; of 65 to 127 the second has had 63 or less; of more, the first has had all 128, and counts as
+    it stood after 64.
     """
     monkeypatch.setattr(playing, "MOST_STEPS", 64)
     env = clock(131)
     episodes = play(env, num_episodes=2)
     long = np.arange(env.spec.num_envs) + 1
     np.testing.assert_array_equal(np.minimum(episodes.finished, 2), np.where(long <= 64, 2, 1))
-    np.testing.assert_array_equal(episodes.score[:, 0], np.minimum(long, 128))
+    np.testing.assert_array_equal(episodes.score[:, 0], np.where(long <= 128, long, 64))
     np.testing.assert_array_equal(episodes.score[:, 1], np.where(long <= 64, long, 0))
 
 
@@ -112,8 +113,27 @@ def test_time_is_up_within_a_block_too(monkeypatch):
     fit = np.minimum(21 // long, 3)
     stands = 21 - fit * long >= 7  # where the third or second had begun early enough
     np.testing.assert_array_equal(np.minimum(episodes.finished, 3), np.where(long <= 7, 3, fit + stands))
-    np.testing.assert_array_equal(episodes.score[:, 0], np.minimum(long, 21))
+    np.testing.assert_array_equal(episodes.score[:, 0], np.where(long <= 21, long, 7))
     np.testing.assert_array_equal(episodes.length, episodes.score)
+
+
+def test_a_game_without_end_is_worth_the_same_however_many_are_asked_for(monkeypatch):
+    monkeypatch.setattr(playing, "MOST_STEPS", 20)
+    endless = clock(1000)
+    for num_episodes in (1, 2, 5):
+        episodes = play(endless, num_episodes)
+        assert (episodes.score[-1, 0], episodes.length[-1, 0], episodes.finished[-1]) == (20, 20, 1)
+
+
+def test_what_explores_less_from_row_to_row_does_so_in_training_alone():
+    """Its noise says at which row of a rollout it acts; each step of an evaluation is a first one."""
+    env = clock(2)
+    noise = lambda key, num_steps, num_envs: jnp.arange(num_steps)
+    agent = player(2)._replace(
+        noise=noise, exploit=lambda state, obs, memory, row: Decision(jnp.full(2, row == 0, jnp.int32))
+    )
+    episodes = jax.jit(partial(playing.play, env, agent, 8))(jnp.int32(1), jnp.int32(0), jnp.int32(0))
+    np.testing.assert_array_equal(episodes.score, [[1] * 8, [2] * 8])
 
 
 def test_lives_that_are_lost_take_no_time(monkeypatch):

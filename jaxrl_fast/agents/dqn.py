@@ -327,14 +327,14 @@ def target(
     if config.munchausen:
         temperature = config.munchausen_temperature
         now = jax.nn.log_softmax(atoms.mean(parts.form, apply(learner.target, batch.obs, noise_target)) / temperature)
-        log_prob = temperature * _chosen(now, batch.action)
+        log_prob = temperature * distributions.chosen(now, batch.action)
         reward += config.munchausen_alpha * jnp.clip(log_prob, config.munchausen_clip, 0)
         log_policy = jax.nn.log_softmax(value / temperature)[..., None]
         atom, weight = atom - temperature * log_policy, weight * jnp.exp(log_policy)
         atom, weight = (x.reshape(x.shape[0], -1) for x in (atom, weight))
     else:
         greedy = jnp.argmax(value, axis=-1)
-        atom, weight = _chosen(atom, greedy), _chosen(weight, greedy)
+        atom, weight = distributions.chosen(atom, greedy), distributions.chosen(weight, greedy)
     return atoms.Atoms(reward[:, None] + batch.discount[:, None] * atom, weight)
 
 
@@ -343,9 +343,9 @@ def loss(
 ) -> tuple[Array, tuple[Array, Metrics]]:
     """The weighted sum of the rows' losses; beside it what their priorities go by [B], and weighted sums to report."""
     output = parts.network.apply(params, batch.obs, noise)
-    value = _chosen(atoms.mean(parts.form, output), batch.action)
+    value = distributions.chosen(atoms.mean(parts.form, output), batch.action)
     td_error = goal.mean - value
-    chosen = _chosen(output, batch.action)  # [B] or [B, K]
+    chosen = distributions.chosen(output, batch.action)  # [B] or [B, K]
     losses, priority = atoms.losses(parts.form, chosen, goal, td_error, parts.config.loss == "huber")
     metrics = {"weight": jnp.float32(1), "loss": losses, "q_value": value, "td_error": jnp.abs(td_error)}
     return (weight * losses).sum(), (priority, jax.tree.map(lambda x: (weight * x).sum(), metrics))
@@ -354,12 +354,6 @@ def loss(
 def _most(x: Array, axis_name: str | None) -> Array:
     """The largest element on all devices."""
     return x.max() if axis_name is None else jax.lax.pmax(x.max(), axis_name)
-
-
-def _chosen(x: Array, action: Array) -> Array:
-    """x [B, A, ...] at actions [B]. Selecting by comparison fuses where a gather and its scatter do not."""
-    mask = jax.nn.one_hot(action, x.shape[1], dtype=bool)
-    return jnp.where(mask.reshape(*mask.shape, *(1,) * (x.ndim - 2)), x, 0).sum(1)
 
 
 @jax.custom_batching.custom_vmap

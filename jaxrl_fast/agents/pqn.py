@@ -191,7 +191,7 @@ def gradient_step(
 def loss(parts: Parts, params: PyTree, batch: Batch) -> tuple[Array, Metrics]:
     """Half the squared distance to the target (equation 4 of the paper), a sum of weighted rows."""
     value = parts.network.apply(params, batch.obs)
-    chosen = jnp.where(jax.nn.one_hot(batch.action, value.shape[-1], dtype=bool), value, 0).sum(-1)
+    chosen = distributions.chosen(value, batch.action)
     distance = batch.target - chosen
     metrics = {"loss": 0.5 * distance**2, "q_value": chosen, "td_error": jnp.abs(distance)}
     metrics = jax.tree.map(lambda x: jnp.sum(batch.weight * x), metrics)
