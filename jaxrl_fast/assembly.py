@@ -28,7 +28,7 @@ def undivided(settings: config.Settings, algorithm: Any, num_updates: int, done:
 def make_agent(agent_config: Any, algorithm: Any, env: Env, num_updates: int) -> Agent:
     """The agent of a run with so many updates. Where play overlaps with learning the first one learns nothing."""
     num_learning = max(num_updates - in_flight.overlaps(env), 1)
-    with blamed(algorithm.__name__, env):
+    with blamed(algorithm.__name__, env, sentences=True):
         agent = algorithm.make(agent_config, env.spec, num_learning)
     if not isinstance(agent, Agent):
         raise ValueError(f"algorithm {algorithm.__name__!r}: its make gives {agent!r}, and not an Agent")
@@ -38,14 +38,15 @@ def make_agent(agent_config: Any, algorithm: Any, env: Env, num_updates: int) ->
 
 
 @contextmanager
-def blamed(algorithm: str, env: Env) -> Iterator[None]:
-    """What goes wrong here in an algorithm of one's own is a ValueError that tells the place; its own are sentences."""
+def blamed(algorithm: str, env: Env, sentences: bool = False) -> Iterator[None]:
+    """What goes wrong here in an algorithm of one's own is a ValueError that tells the place.
+
+    `sentences`: a ValueError of its own is one for users, and stays as it is.
+    """
     try:
         yield
-    except ValueError:
-        raise
     except Exception as error:
-        if not (place := where(error)):
+        if sentences and isinstance(error, ValueError) or not (place := where(error)):
             raise
         raise ValueError(f"algorithm {algorithm!r} cannot learn in {env.spec.id}: {why(error)}{place}") from error
 

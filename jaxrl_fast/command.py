@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from jaxrl_fast.config import help_registry, refuse_name, without_no
 from jaxrl_fast.options import types_of
-from jaxrl_fast.values import check_range, convert
+from jaxrl_fast.values import added, check_range, convert
 from jaxrl_fast.written import Setting, from_mapping, tokenise
 
 Ready = TypeVar("Ready")
@@ -101,12 +101,13 @@ def from_keywords(options_type: type, given: Mapping[str, Any]) -> Any:
 def convert_all(options_type: type, written: Sequence[Setting], program: str) -> Any:
     """A dataclass of options from what was written, wherever it was."""
     known = types_of(options_type)
-    values = {}
+    values: dict[str, Any] = {}
     for setting in (without_no(s, known) for s in written):
         if setting.name not in known:
             refuse_name(setting, known, program=program)
-        values[setting.name] = convert(known[setting.name], setting)
-        check_range(setting, values[setting.name])
+        value = convert(known[setting.name], setting)
+        check_range(setting, value)
+        values[setting.name] = added(known[setting.name], values.get(setting.name), value)
     return options_type(**values)
 
 

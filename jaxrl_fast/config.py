@@ -19,7 +19,7 @@ from jaxrl_fast import agents
 from jaxrl_fast.agents.configs import CONFIGS, NEEDS
 from jaxrl_fast.options import LAST_SEED, SINGLE, SWITCHES, Options, Task, types_of
 from jaxrl_fast.spelling import ELSEWHERE, nearest
-from jaxrl_fast.values import check_range, convert, is_whole
+from jaxrl_fast.values import added, check_range, convert, is_whole
 from jaxrl_fast.written import CONFIG, Setting, from_mapping, listed, made, one, path_of, read_preset, shipped, tokenise
 
 RUNS = Path("runs")  # where they are kept unless told
@@ -126,9 +126,8 @@ def resolve(algo: str, written: list[Setting]) -> Settings:
         value = _convert(known[setting.name], setting)
         if setting.name == "env_options":
             _check_env_options(setting, value)
-            value = values.get(setting.name, {}) | value
-        values[setting.name] = value
         check_range(setting, value)
+        values[setting.name] = added(known[setting.name], values.get(setting.name), value)
     if not any(s.said == "--resume" for s in written):
         _forget_threshold(values, from_preset, written)
     for place, other in (("run_dir", "name"), ("name", "run_dir")):  # a preset's is overridden by either
@@ -355,9 +354,9 @@ def _fits_a_file(value: Any) -> bool:
 
 def without_no(setting: Setting, known: Mapping[str, Any]) -> Setting:
     """--no-x and --agent.no-x as x, false."""
-    positive = _positive(setting.name)
-    if positive != setting.name and known.get(positive) in SWITCHES and not setting.values:
-        return Setting(positive, ["false"], setting.said)
+    name = positive(setting.name)
+    if name != setting.name and known.get(name) in SWITCHES and not setting.values:
+        return Setting(name, ["false"], setting.said)
     return setting
 
 
@@ -366,7 +365,8 @@ def known_options(agent_type: type) -> dict[str, Any]:
     return types_of(Options) | {f"agent.{name}": kind for name, kind in types_of(agent_type).items()}
 
 
-def _positive(name: str) -> str:
+def positive(name: str) -> str:
+    """no_x as x, agent.no_x as agent.x; a name without it as it is."""
     prefix, dot, last = name.rpartition(".")
     return f"{prefix}{dot}{last.removeprefix('no_')}"
 
@@ -396,12 +396,13 @@ def plain(value: Any) -> str:
 def refuse_name(setting: Setting, known: Mapping[str, Any], algo: str = "", program: str = PROGRAM) -> NoReturn:
     """No option has this name."""
     dashed, spell = setting.said.startswith("-"), _speller(setting)
-    name = _positive(setting.name.removeprefix("no_"))
+    name = positive(setting.name.removeprefix("no_"))
     written = setting.said if dashed else setting.said.replace(setting.name, repr(setting.name), 1)
     if dashed and name != setting.name and known.get(name) in SWITCHES and setting.values:
         raise ValueError(f"{setting.said} takes no value; what is {setting.values[0]!r}?")
     what = f"{algo} has no option" if name.startswith("agent.") else "there is no option"
-    ours = ELSEWHERE.get(name.removeprefix("agent.").lower(), "")
+    theirs = name.removeprefix("agent.").lower()
+    ours = "agent.n_step" if theirs == "n_steps" and "agent.n_step" in known else ELSEWHERE.get(theirs, "")
     elsewhere = f"; here that is {spell(ours)} (docs/moving.md)" if ours in {*known, "config"} else ""
     very_near = nearest(name, known, spell, cutoff=0.9)
     hint = _whose(name, known, algo, spell) or very_near or elsewhere or nearest(name, known, spell)

@@ -109,8 +109,8 @@ def draw(axes: Axes, curve: Curve, colour: Any, band_label: str | None = None) -
 
 
 def literal(text: str) -> str:
-    """For matplotlib, which would read as a formula what stands between two dollars."""
-    return text.replace("$", r"\$")
+    """For matplotlib, which reads as a formula what stands between two dollars, and no label that begins with _."""
+    return f"{' ' * text.startswith('_')}{text}".replace("$", r"\$")
 
 
 def _blank() -> tuple[Picture, Axes]:

@@ -16,7 +16,7 @@ from jaxrl_fast.agents.configs import CONFIGS
 from jaxrl_fast.members import Member, real_numbers
 from jaxrl_fast.options import SINGLE, SWITCHES, Options, Sweep, types_of
 from jaxrl_fast.spelling import parse_int
-from jaxrl_fast.values import check_range, convert, is_whole
+from jaxrl_fast.values import added, check_range, convert, is_whole
 from jaxrl_fast.written import Setting, from_mapping, read_preset, tokenise
 
 MOST = 100_000  # trainings in a sweep
@@ -129,9 +129,9 @@ def _sort_out(
 
 def _refuse_name(setting: Setting, known: Mapping[str, Any], algo: str) -> NoReturn:
     """No option has this name; --no-x, which means x false, has no values."""
-    positive = setting.name.replace("no_", "", 1)
-    if known.get(positive) in SWITCHES and setting.values:
-        raise ValueError(f"{setting.said} takes no value; --{positive.replace('_', '-')} true,false has both")
+    name = config.positive(setting.name)
+    if known.get(name) in SWITCHES and setting.values:
+        raise ValueError(f"{setting.said} takes no value; --{name.replace('_', '-')} true,false has both")
     config.refuse_name(setting, {**known, **OWN}, algo, config.SWEEP)
 
 
@@ -143,6 +143,8 @@ def from_words(kind: Any, setting: Setting) -> list[Setting]:
     parts = text.split(",")
     if setting.values and not all(part.strip() for part in parts):
         raise ValueError(f"{setting.said}: there is an empty value in {text!r}")
+    if len(setting.values) > 1 and "," not in text and typing.get_origin(kind) is not tuple:
+        raise ValueError(f"{setting.said}: several values are one word, {','.join(map(str, setting.values))}")
     several = [value for part in parts for value in _range(kind, setting, part.strip())]
     return [setting._replace(values=value.split()) for value in several] if len(several) > 1 else [setting]
 
@@ -279,8 +281,8 @@ def _own(written: list[Setting]) -> tuple[Sweep, str, str]:
         mapping = setting.values and isinstance(setting.values[0], Mapping)
         setting = setting._replace(values=list(setting.values[0].items())) if mapping else setting
         value = config.folder_of(setting, "a sweep's folder") if setting.name == "resume" else convert(kind, setting)
-        values[setting.name] = values.get(setting.name, {}) | value if setting.name == "slurm_options" else value
         check_range(setting, value)
+        values[setting.name] = added(kind, values.get(setting.name), value)
     name, resume = values.pop("name", ""), values.pop("resume", "")
     own = Sweep(**values)
     if resume and (own.scale != "none" or own.sweep_dir or name):

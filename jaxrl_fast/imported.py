@@ -5,6 +5,7 @@ import importlib.util
 import os
 import sys
 from types import ModuleType
+from typing import Any
 
 
 def module(name: str, said: str) -> ModuleType:
@@ -27,6 +28,15 @@ def is_there(name: str) -> bool:
     except (Exception, SystemExit):  # there is no such package, or it does not import
         return "." in name and is_there(name.rpartition(".")[0])
     return spec is not None and spec.origin is not None  # not any folder that lies about
+
+
+def name_of(env: Any) -> str:
+    """An environment's id: what was asked for, or for an object its place, "my_package.my_module:MyEnv"."""
+    if isinstance(env, str):
+        return env
+    named = env[0] if isinstance(env, tuple) else env
+    named = named if hasattr(named, "__qualname__") else type(named)
+    return f"{named.__module__}:{named.__qualname__}"
 
 
 def _look_here_too() -> None:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from jaxrl_fast import config, files, grid, host, options, plan, run_folder, slurm
 from jaxrl_fast.config import LAYOUT
 from jaxrl_fast.grid import Group
+from jaxrl_fast.imported import name_of
 from jaxrl_fast.members import Member
 from jaxrl_fast.written import from_mapping, leads_elsewhere, path_of
 
@@ -138,8 +139,7 @@ def _make(asked: grid.Request, groups: dict[str, Group], folder: Path | None) ->
 
     taken = lambda chosen: f"the folder {chosen} exists already; choose another {_way(asked)}"
     settings = asked.groups[0].settings
-    env_name = str(settings.options.env).rpartition("/")[2].rpartition(":")[2]
-    env_name = re.sub(r"[^\w.-]+", "-", env_name)[:40]
+    env_name = run_folder.name_of_env(name_of(settings.options.env))
     ours = Path("sweeps") / f"{settings.algo_name}_{env_name}_{datetime.now():%Y%m%d-%H%M%S}"
     for chosen in [folder] if folder else [ours, *(ours.with_name(f"{ours.name}-{i}") for i in range(2, 100))]:
         try:

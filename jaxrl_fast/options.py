@@ -63,7 +63,7 @@ class Output:
     log_every: int = 0
     """Environment steps between lines of metrics.jsonl; 0: some 500 lines in all."""
     report_every: float = 1.0
-    """Seconds between lines on the terminal."""
+    """Seconds between lines on the terminal; later in a long run they are 1% of its time so far."""
     log_level: Literal["info", "quiet"] = "info"
     """quiet: only warnings and errors."""
     tensorboard: bool = True

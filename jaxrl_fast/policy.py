@@ -100,7 +100,7 @@ def read(folder: Path, which: Which, settings: config.Settings, play_in: Env, me
     own = {name: value for name, value in labels[places[0]].items() if name != "seed"}
     agent = dataclasses.replace(settings.agent, **{name.removeprefix("agent."): value for name, value in own.items()})
     settings = settings._replace(agent=agent)
-    make = partial(_agent, settings, play_in.spec)
+    make = partial(_agent, settings, play_in)
     saved = choose(folder, which, _unneeded(make(1)))
     num_shards = saved.manifest["num_shards"]
     learners = _learners(make(num_shards), saved, len(labels), num_shards)
@@ -136,7 +136,8 @@ def _places(folder: Path, labels: Sequence[Mapping[str, Any]], member: Mapping[s
             raise ValueError(f"--member {name}={wanted[name]:g}: members of {folder} have {listed(map(str, values))}")
         if name not in wanted and len(values) > 1:
             which = f"{name} ({listed(map(str, values))})"
-            raise ValueError(f"{folder} has members that differ in {which}; choose by --member {name}={values[0]}")
+            one = " ".join(f"{n.removeprefix('agent.')}={wanted.get(n, labels[places[0]][n])}" for n in names)
+            raise ValueError(f"{folder} has members that differ in {which}; choose by --member {one}")
     if not places:
         raise ValueError(f"--member {' '.join(f'{n}={v:g}' for n, v in wanted.items())}: {folder} has no such member")
     return places
@@ -153,7 +154,7 @@ def _without_checkpoint(folder: Path) -> str:
     """How a run without one comes to one."""
     if report.summary_if_any(folder).get("status") == "diverged":
         return "its numbers were not finite any more before one was saved"
-    return f"train with --resume {quote(str(folder))} goes on to one"
+    return f"wait for it where the run is under way, else train with --resume {quote(str(folder))} goes on to one"
 
 
 def choose(folder: Path, which: Which, unneeded: checkpoint.Unneeded) -> checkpoint.Checkpoint:
@@ -272,14 +273,17 @@ def exploring(agent: Agent, num_envs: int, state: PyTree, obs: PyTree, key: Key)
     return action.reshape(-1, *action.shape[2:])[:num_obs]
 
 
-def _agent(settings: config.Settings, spec: EnvSpec, num_shards: int) -> Agent:
-    """The agent of a run with environments of this spec, or of one of its shards."""
+def _agent(settings: config.Settings, env: Env, num_shards: int) -> Agent:
+    """The agent of a run with such environments, or of one of its shards."""
     options = settings.options
     num_envs = int(options.num_envs)
     steps_per_update = configs.rollout_length(settings.agent, num_envs) * num_envs
-    spec = spec._replace(num_envs=num_envs // num_shards, num_shards=num_shards, num_pools=max(options.in_flight, 1))
+    spec = env.spec._replace(
+        num_envs=num_envs // num_shards, num_shards=num_shards, num_pools=max(options.in_flight, 1)
+    )
     spec = spec._replace(axis_name=SHARDS if num_shards > 1 else None)
-    return agents.load(settings.algo).make(settings.agent, spec, -(-options.total_steps // steps_per_update))
+    num_updates = -(-options.total_steps // steps_per_update)
+    return assembly.make_agent(settings.agent, agents.load(settings.algo), env._replace(spec=spec), num_updates)
 
 
 def _unneeded(agent: Agent) -> checkpoint.Unneeded:

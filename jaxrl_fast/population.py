@@ -11,6 +11,7 @@ Rows = Mapping[str, np.ndarray]  # [S, U]: a number for each seed and update
 SCORES = ("episodes", "valid_steps", "return_sum", "return_min", "return_max", "length_sum", "longest_game")
 WINDOW = 100  # episodes
 MOST_STEPS = 27_000  # of a game that is waited for: half an hour of Atari
+MIDDLE = 0.025, 0.975  # the quantiles between which 95% lie
 COUNT, SUM = "gradient_steps", "_sum"  # beside the one, metrics with the other are sums over so many steps
 
 
@@ -179,32 +180,27 @@ def iqm(scores: np.ndarray, axis: int | tuple[int, ...] = 0) -> np.ndarray:
     return flat[cut : flat.shape[0] - cut].mean(0)
 
 
-def bootstrap(
-    scores: np.ndarray, num_resamples: int = 2000, confidence: float = 0.95, seed: int = 0
-) -> tuple[np.ndarray, np.ndarray]:
-    """Lower and upper end of a percentile interval of the IQM of scores [S, M, ...]: S seeds of M tasks.
+def bootstrap(scores: np.ndarray, num_resamples: int = 2000) -> tuple[np.ndarray, np.ndarray]:
+    """Lower and upper end of a 95% percentile interval of the IQM of scores [S, M, ...]: S seeds of M tasks.
 
     Stratified: the seeds of each task are drawn anew from those of that task (the same paper, section 4.1).
     """
     num_seeds, num_tasks = scores.shape[:2]
-    chance = np.random.default_rng(seed)
+    chance = np.random.default_rng(0)
     means = []
     for _ in range(num_resamples):
         drawn = chance.integers(num_seeds, size=(num_seeds, num_tasks))
         means.append(iqm(scores[drawn, np.arange(num_tasks)], axis=(0, 1)))
-    tail = (1 - confidence) / 2
-    low, high = np.quantile(means, [tail, 1 - tail], axis=0)
+    low, high = np.quantile(means, MIDDLE, axis=0)
     return low, high
 
 
-def mean_interval(
-    groups: Sequence[np.ndarray], num_resamples: int = 2000, confidence: float = 0.95, seed: int = 0
-) -> tuple[float, float]:
-    """Lower and upper end of a percentile interval of the mean of all scores, each group those of one training.
+def mean_interval(groups: Sequence[np.ndarray], num_resamples: int = 2000) -> tuple[float, float]:
+    """Lower and upper end of a 95% percentile interval of the mean of all scores, each group those of one training.
 
     Groups are drawn anew, if there are several, and scores within each: Efron and Tibshirani 1993, chapter 8.
     """
-    chance = np.random.default_rng(seed)
+    chance = np.random.default_rng(0)
     total, count = np.zeros(num_resamples), np.zeros(num_resamples)
     for _ in groups:
         drawn = chance.integers(len(groups), size=num_resamples)
@@ -213,6 +209,5 @@ def mean_interval(
             scores = np.asarray(scores, np.float64)
             total[places] += scores[chance.integers(scores.size, size=(places.size, scores.size))].sum(1)
             count[places] += scores.size
-    tail = (1 - confidence) / 2
-    low, high = np.quantile(total / count, [tail, 1 - tail])
+    low, high = np.quantile(total / count, MIDDLE)
     return float(low), float(high)

@@ -179,7 +179,7 @@ def summary_if_any(folder: Path) -> dict[str, Any]:
 
 
 def draw(folder: Path) -> None:
-    """That curve as a file in its folder."""
+    """A run's learning curve, as a file in its folder."""
     from jaxrl_fast import curves
 
     curves.save(picture(folder), folder / CURVE)

@@ -12,6 +12,7 @@ from shlex import quote
 from typing import Any
 
 from jaxrl_fast import config, files, grid, host, report, sinks
+from jaxrl_fast.imported import name_of
 from jaxrl_fast.layout import FAILED, Sweep
 from jaxrl_fast.members import member_of
 from jaxrl_fast.sweeper import failure
@@ -112,9 +113,11 @@ def rows(sweep: Sweep) -> list[Row]:
 
 
 def _cell(value: Any) -> Any:
-    """A column's value as what can be hashed: options as key=value, an object as Python shows it."""
+    """A column's value as what can be hashed: options as key=value, a class by its place, else as Python shows it."""
     if isinstance(value, Mapping):
         return " ".join(f"{name}={config.as_lists(part)!r}" for name, part in value.items()) or "none"
+    if isinstance(value, type):
+        return name_of(value)
     return value if isinstance(value, (str, int, float, tuple, type(None))) else repr(value)
 
 
@@ -138,7 +141,7 @@ def as_csv(table: Sequence[Row]) -> str:
 def as_markdown(sweep: Sweep, table: Sequence[Row], pictures: Sequence[str]) -> str:
     """The report."""
     settings = next(iter(sweep.groups.values())).settings
-    env, num_envs = str(settings.options.env), settings.options.num_envs
+    env, num_envs = name_of(settings.options.env), settings.options.num_envs
     what = f"{settings.algo_name} on {'several environments' if 'env' in sweep.columns else env}"
     what += "" if "num_envs" in sweep.columns else f", {num_envs} environments"
     lines = [f"# Sweep of {what}", "", *verdict(sweep, table), ""]
@@ -256,7 +259,7 @@ def figures_of(sweep: Sweep, table: Sequence[Row]) -> dict[str, Any]:
     done = [r for r in table if r["env_steps_per_s"]]
     if not done:
         return {}
-    title = settings.algo_name.upper() + ("" if "env" in sweep.columns else f" on {settings.options.env}")
+    title = settings.algo_name.upper() + ("" if "env" in sweep.columns else f" on {name_of(settings.options.env)}")
     groups = configurations(sweep, done)
     records = {name: _records(sweep.folder / name) for name in sweep.groups}
     goal, *others = thresholds(sweep)

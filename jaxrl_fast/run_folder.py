@@ -1,5 +1,6 @@
 """A run's folder: chosen, refused, made and claimed; and what is in that of a run that goes on."""
 
+import re
 from datetime import datetime
 from pathlib import Path
 from shlex import quote
@@ -34,7 +35,7 @@ def chosen(options: config.Options) -> Path | None:
 def make(settings: config.Settings, env: "Env") -> Path:
     """The run's own folder, new and empty. A name of our own gives way to one that is taken."""
     options = settings.options
-    env_name = "_".join(filter(None, [env.spec.id.rpartition("/")[2].rpartition(":")[2], env.protocol]))
+    env_name = "_".join(filter(None, [name_of_env(env.spec.id), env.protocol]))
     ours = config.RUNS / f"{settings.algo_name}_{env_name}_s{options.seed}_{datetime.now():%Y%m%d-%H%M%S}"
     asked = chosen(options)
     for folder in [asked] if asked else [ours, *(ours.with_name(f"{ours.name}-{i}") for i in range(2, 100))]:
@@ -48,6 +49,11 @@ def make(settings: config.Settings, env: "Env") -> Path:
             reason = f"cannot be made ({error.strerror})"
             raise ValueError(f"the run folder {folder} {reason}; choose another --run-dir") from error
     raise ValueError(_there_already(folder))
+
+
+def name_of_env(env_id: str) -> str:
+    """Its own name, as a part of a folder's."""
+    return re.sub(r"[^\w.-]+", "-", env_id.rpartition("/")[2].rpartition(":")[2])[:40].strip("-")
 
 
 def claim(folder: Path) -> host.Lock:

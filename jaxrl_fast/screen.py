@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from jaxrl_fast.population import Rows
 
 MOST_SHOWN = 100_000  # updates that a line is about
+SHARE = 0.01  # of the time so far, which lies at least between two lines that stay: an hour has some 460
 
 
 class Screen:
@@ -23,7 +24,8 @@ class Screen:
         from jaxrl_fast import population
 
         self.plan, self.terminal = plan, terminal
-        self.pace = sinks.Pace(plan.settings.options.report_every)
+        share = SHARE if terminal.lines_stay else 0.0
+        self.pace = sinks.Pace(plan.settings.options.report_every, share=share)
         self.since = population.Ledger(sys.maxsize, MOST_SHOWN)  # the last line
         self.shown = num_updates, train_time  # at the last line
         self.evaluation: float | None = None  # mean return of the last one since then

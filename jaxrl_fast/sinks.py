@@ -17,6 +17,7 @@ from typing import Any, Protocol, TextIO
 
 Record = Mapping[str, Any]
 EVENT_S, FLUSH_S = 0.05, 10.0
+SPEED_S = 3600.0  # of which the time that is left is judged
 SPARKS = "▁▂▃▄▅▆▇█"
 # Tags as in CleanRL, so that curves of both lie over each other (but for td_loss, which is without the half there).
 CHARTS = {
@@ -31,8 +32,14 @@ CHARTS = {
     "q_value": "losses/q_values",
     "clip_fraction": "losses/clipfrac",
     "episodes": "charts/episodes",
+    "gradient_steps": "charts/gradient_steps",
+    "replay_size": "charts/replay_size",
     "eval_return_mean": "eval/episodic_return",
     "eval_return_std": "eval/episodic_return_std",
+    "eval_return_min": "eval/episodic_return_min",
+    "eval_return_max": "eval/episodic_return_max",
+    "eval_episodes": "eval/episodes",
+    "eval_unfinished": "eval/unfinished",
     "eval_length_mean": "eval/episodic_length",
 }
 SILENT = ("env_steps", "valid_steps", "wall_time_s", "train_time_s", "updates", "seed")
@@ -48,6 +55,8 @@ class Sink(Protocol):
 
 class Terminal(Protocol):
     """What takes lines."""
+
+    lines_stay: bool  # what it has shown remains, line after line
 
     @property
     def width(self) -> int | None: ...  # characters of a line that there is room for; None: any number
@@ -166,6 +175,7 @@ class Tracker:
 class Plain:
     """Lines for a pipe or a file: nothing wraps, nothing is redrawn."""
 
+    lines_stay = True
     width = None
 
     def __init__(self, file: TextIO | None = None):
@@ -201,13 +211,16 @@ def legible(line: str, file: TextIO) -> str:
 class Rich:
     """Lines on a terminal, and below them how far it is. A terminal that is gone ends no training."""
 
+    lines_stay = True
+
     def __init__(self, console: Any = None):
         from rich.console import Console
         from rich.progress import BarColumn, Progress, TaskProgressColumn, TimeRemainingColumn
 
         self.console = console or Console(highlight=False)
         columns = BarColumn(bar_width=None), TaskProgressColumn(), TimeRemainingColumn()
-        self.bar = Progress(*columns, console=self.console, transient=True, expand=True, refresh_per_second=4)
+        looks: dict[str, Any] = {"transient": True, "expand": True, "refresh_per_second": 4}
+        self.bar = Progress(*columns, console=self.console, speed_estimate_period=SPEED_S, **looks)
         self.task = self.bar.add_task("", total=1.0)
 
     @property
@@ -234,6 +247,7 @@ class Rich:
 class Notebook:
     """One display that is updated: what was said, a bar, and the last line."""
 
+    lines_stay = False
     width = None
 
     def __init__(self):
@@ -274,6 +288,7 @@ class Notebook:
 class Quiet:
     """Says nothing."""
 
+    lines_stay = False
     width = None
 
     def say(self, line: str) -> None:
@@ -374,11 +389,11 @@ def _fixed(value: float | None) -> str:
 
 
 class Pace:
-    """True at most once in so many seconds."""
+    """True at most once in so many seconds, or in that share of the time so far where it is more."""
 
-    def __init__(self, every: float, first: bool = False):
-        self.every = every
-        self.last = -float("inf") if first else time.perf_counter()
+    def __init__(self, every: float, first: bool = False, share: float = 0.0):
+        self.every, self.share, self.began = every, share, time.perf_counter()
+        self.last = -float("inf") if first else self.began
 
     def due(self) -> bool:
         if not self.over():
@@ -388,4 +403,5 @@ class Pace:
 
     def over(self) -> bool:
         """Whether it would be due; asking does not begin another interval."""
-        return time.perf_counter() - self.last >= self.every
+        now = time.perf_counter()
+        return now - self.last >= max(self.every, self.share * (now - self.began))

@@ -26,6 +26,7 @@ ELSEWHERE = {  # what other libraries call our options (docs/moving.md)
     **dict.fromkeys(("train_frequency", "train_freq", "training_interval"), "agent.replay_ratio"),
     **dict.fromkeys(("target_network_frequency", "target_update_interval"), "agent.target_period"),
     "n_envs": "num_envs",
+    "wandb_project_name": "project",
     "preset": "config",
     "track": "wandb",
     "tensorboard_log": "run_dir",
@@ -60,9 +61,9 @@ def parse_int(text: str) -> int:
         return int(text) * factor
     except ValueError:
         value = float(text) * factor
-        if not math.isfinite(value) or value != int(value):
+        if not math.isfinite(value) or not math.isclose(value, round(value), rel_tol=1e-12):  # 4.1M: 4099999.9999999995
             raise ValueError from None
-        return int(value)
+        return round(value)
 
 
 def parse_float(text: str) -> float:
@@ -111,6 +112,10 @@ def where(error: BaseException) -> str:
 
 
 def why(error: Exception) -> str:
-    """What went wrong, for a sentence's end: the system's words, or the kind of error and its first line."""
+    """What went wrong, for a sentence's end: the system's words, or the kind of error and its first line.
+
+    Where JAX reports what a callback raised, that is its last line.
+    """
     lines = str(error).strip().splitlines()
-    return getattr(error, "strerror", None) or ": ".join([type(error).__name__, *lines[:1]])
+    line = lines[-1:] if any("Traceback (most recent call last)" in line for line in lines) else lines[:1]
+    return getattr(error, "strerror", None) or ": ".join([type(error).__name__, *line])

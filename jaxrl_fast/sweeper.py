@@ -19,6 +19,7 @@ from typing import Any
 from jaxrl_fast import __version__, config, host, plan, report, sinks, slurm
 from jaxrl_fast.grid import Group, offer_devices
 from jaxrl_fast.layout import FAILED, Sweep, read
+from jaxrl_fast.spelling import why
 
 # In another process:
 ALONE = "import sys; from jaxrl_fast import command, sweeper; command.start(lambda: sweeper.work_alone(*sys.argv[1:]))"
@@ -28,7 +29,11 @@ class Progress:
     """A terminal that shows of a run only how far it is."""
 
     def __init__(self, terminal: sinks.Terminal):
-        self.terminal, self.progress, self.width = terminal, terminal.progress, terminal.width
+        self.terminal, self.progress, self.lines_stay = terminal, terminal.progress, terminal.lines_stay
+
+    @property
+    def width(self) -> int | None:
+        return self.terminal.width
 
     def say(self, line: str) -> None:
         pass
@@ -150,7 +155,7 @@ def attempt(folder: Path, group: Group, terminal: sinks.Terminal, begin: Any) ->
     except Exception as error:
         if type(error).__name__ == "UncompletedJobError":  # submitit: the job's time is over, not the program's
             raise
-        text = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        text = why(error)[:300]
         with contextlib.suppress(OSError):  # no room: it is tried again when the sweep goes on
             (folder / FAILED).write_text(json.dumps({"failure": text}) + "\n", encoding="utf-8")
         return {"signal": None, "lost": False, "words": f"failed: {text}"}

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from jaxrl_fast import host, journal, report, screen, sinks
 from jaxrl_fast.members import in_line
 from jaxrl_fast.plan import Plan
+from jaxrl_fast.spelling import why
 
 if TYPE_CHECKING:
     from jaxrl_fast.feed import Done
@@ -83,6 +84,7 @@ class Trainer:
                 self.status = "diverged" if self.failure else "stopped" if self.signal else "done"
             except Exception as error:
                 if not isinstance(error, MemoryError) and "RESOURCE_EXHAUSTED" not in str(error):  # as JAX has it
+                    self.failure = why(error)
                     raise
                 known = f": {self.needed()}" if self.program_memory else ""
                 self.failure = f"out of memory{known}; fewer environments or seeds need less"

@@ -17,6 +17,8 @@ WORDS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "of
 def convert(kind: Any, setting: Setting) -> Any:
     """The value as the option's type has it."""
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (tuple, dict) and setting.said.startswith("-") and not setting.values:
+        raise ValueError(f"{setting.said} wants a value, or several")
     if origin is tuple:
         return tuple(_convert_one(arguments[0], setting, v, of_several=True) for v in setting.values)
     if origin is dict:
@@ -34,6 +36,11 @@ def convert(kind: Any, setting: Setting) -> Any:
     return _convert_one(kind, setting, one(setting, wanted))
 
 
+def added(kind: Any, before: Any, value: Any) -> Any:
+    """The value of an option that is given again: the new one, but pairs (key=value) go to those that are there."""
+    return {**before, **value} if typing.get_origin(kind) is dict and before else value
+
+
 def check_range(setting: Setting, value: Any) -> None:
     """Refuses numbers that the option cannot have."""
     allowed = RANGES.get(setting.name)
@@ -45,7 +52,8 @@ def check_range(setting: Setting, value: Any) -> None:
         if number > allowed.most or number < allowed.least or allowed.above and number == allowed.least:
             bound = f"above {allowed.least}" if allowed.above else f"at least {allowed.least}"
             upper = f" and at most {allowed.most}" if allowed.most < math.inf else ""
-            raise ValueError(f"{setting.said}: {number} is out of range; it must be {bound}{upper}")
+            shown = f"{number:g}" if abs(number) > 10**15 else number
+            raise ValueError(f"{setting.said}: {shown} is out of range; it must be {bound}{upper}")
     if setting.name == "save_every":
         _check_period(setting, value)
 

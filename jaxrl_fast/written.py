@@ -13,6 +13,7 @@ YAML_NUMBERS = {
     "tag:yaml.org,2002:int": r"[-+]?(0|[1-9]\d*)",
     "tag:yaml.org,2002:float": r"[-+]?(\d+\.\d*|\.\d+)([eE][-+]?\d+)?|[-+]?\.inf|\.nan",
 }
+NOT_YAMLS = (*YAML_NUMBERS, "tag:yaml.org,2002:timestamp")  # kinds of words that are not read as YAML reads them
 
 
 class Setting(NamedTuple):
@@ -27,8 +28,9 @@ def tokenise(argv: Sequence[str]) -> tuple[list[str], list[Setting]]:
     """The words before the first option, and the options with their values. `-` and `_` are the same in names."""
     positional: list[str] = []
     settings: list[Setting] = []
-    for i, word in enumerate(argv):
+    for word in argv:
         _check_line(word)
+    for i, word in enumerate(argv):
         if word == "--":  # words follow, whatever they look like
             positional += argv[i + 1 :]
             break
@@ -124,12 +126,12 @@ def _content(path: Path) -> Mapping[str, Any]:
 
 
 def _loader() -> Any:
-    """YAML's safe one, by which 010 is not 8 and 1:30 not 90: these are words, to be read as they are elsewhere."""
+    """YAML's safe one, but 010 is not 8, 1:30 not 90, and 2026-11-24 no date: words, to be read as elsewhere."""
     import yaml
 
     loader: Any = type("Loader", (yaml.SafeLoader,), {})
     known = yaml.SafeLoader.yaml_implicit_resolvers.items()
-    loader.yaml_implicit_resolvers = {c: [of for of in kinds if of[0] not in YAML_NUMBERS] for c, kinds in known}
+    loader.yaml_implicit_resolvers = {c: [of for of in kinds if of[0] not in NOT_YAMLS] for c, kinds in known}
     for tag, pattern in YAML_NUMBERS.items():
         loader.add_implicit_resolver(tag, re.compile(f"^({pattern})$"), list("-+.0123456789"))
     return loader
@@ -143,8 +145,8 @@ def shipped() -> dict[str, Path]:
 
 
 def leads_elsewhere(name: str) -> bool:
-    """A folder's name that is none: it has folders in it, or goes up."""
-    return Path(name).name != name or name == ".."
+    """A folder's name that is none: it has folders in it, goes up, or is of blanks."""
+    return Path(name).name != name or name == ".." or name.isspace()
 
 
 def _check_line(text: Any) -> None:

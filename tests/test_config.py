@@ -6,11 +6,15 @@ import json
 import os
 import subprocess
 import sys
+from decimal import Decimal
+from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
 import pytest
 import yaml
+from hypothesis import given
+from hypothesis import strategies as st
 
 import jaxrl_fast
 from jaxrl_fast import (
@@ -24,6 +28,7 @@ from jaxrl_fast import (
     plot,
     screen,
     sinks,
+    spelling,
     train,
     trainer,
     video,
@@ -52,6 +57,18 @@ def parse(line):
 )
 def test_whole_numbers_as_people_write_them(text, number):
     assert parse(f"ppo --total-steps {text}").options.total_steps == number
+
+
+@given(st.integers(1, 10**9), st.integers(1, 9), st.sampled_from(["k", "M", "B"]))
+def test_a_whole_number_may_be_written_with_a_point(number, digits, suffix):
+    """4.1M is one, though 4.1 times a million is not in floating point; 4.0000001M is none."""
+    text = f"{Decimal(number).scaleb(-digits):f}{suffix}"
+    exact = Fraction(number, 10**digits) * {"k": 10**3, "M": 10**6, "B": 10**9}[suffix]
+    if exact.denominator == 1:
+        assert spelling.parse_int(text) == exact
+    else:
+        with pytest.raises(ValueError):
+            spelling.parse_int(text)
 
 
 def test_large_whole_numbers_are_exact():
@@ -97,6 +114,18 @@ def test_a_preset_lies_below_the_command_line_and_above_the_defaults(tmp_path):
     assert settings.options.num_envs == 16
     assert settings.options.total_steps == 30_000
     assert settings.agent == PPO(learning_rate=1e-3, gamma=0.9)
+
+
+def test_a_date_in_a_preset_is_a_word(tmp_path):
+    preset = tmp_path / "dates.yaml"
+    preset.write_text("algo: ppo\nenv: CartPole-v1\nname: 2026-13-45\nproject: 2026-11-24\n")
+    options = parse(f"--config {preset}").options
+    assert (options.name, options.project) == ("2026-13-45", "2026-11-24")
+
+
+def test_pairs_of_an_option_that_is_given_again_add_up_in_every_command():
+    line = ["a run", "--member", "a=1", "b=2", "--member", "b=3"]
+    assert command.read(evaluate.USAGE, line)[1].member == {"a": "1", "b": "3"}
 
 
 def test_environment_options_add_up():
@@ -255,6 +284,7 @@ MISTAKES = [
     ("--config ~nobody-at-all/x.yaml", ["--config '~nobody-at-all/x.yaml' is no path"]),
     ("ppo --run-dir ~nobody-at-all/run", ["--run-dir '~nobody-at-all/run' is no path"]),
     ("ppo --name ..", ["--name ..", "--run-dir takes a path"]),
+    ("ppo --num-envs 1e99", ["--num-envs: 1e+99 is out of range"]),
     ("ppo --eval-episodes 1e20", ["--eval-episodes", "at most 2147483647"]),
     ("ppo --env os:makedirs --env-option name=made", ["os:makedirs is a function", "fit(env=make_env)"]),
     ("ppo --num-envs 100M --agent.num-minibatches 3", ["12800000000 steps", "try 2 or 4"]),
@@ -266,6 +296,12 @@ MISTAKES = [
     ("dqn --buffer-size 9", ["there is no option --buffer-size; here that is --agent.capacity (docs/moving.md)\n"]),
     ("ppo --agent.lr 1e-3", ["ppo has no option --agent.lr; here that is --agent.learning-rate (docs/moving.md)\n"]),
     ("dqn --agent.n-steps 3", ["did you mean --agent.n-step?"]),
+    ("dqn --n-steps 3", ["here that is --agent.n-step (docs/moving.md)\n"]),
+    ("ppo --n-steps 3", ["here that is --agent.rollout-length (docs/moving.md)\n"]),
+    ("ppo --wandb-project-name x", ["here that is --project (docs/moving.md)\n"]),
+    ("ppo --agent.hidden", ["--agent.hidden wants a value, or several\n"]),
+    ("ppo --env-option", ["--env-option wants a value"]),
+    ("ppo --env __main__:Nothing", ["was a script's own", "from Python give it as env"]),
     ("--preset ppo_pong", ["here that is --config (docs/moving.md)\n"]),
     ("dqn --clip-eps 1", ["there is no option --clip-eps; python -m jaxrl_fast.train --help lists all\n"]),
     ("ppo CartPole-v1", ["'CartPole-v1' is one word too many", "an environment is --env NAME\n"]),
@@ -512,6 +548,8 @@ def test_from_python_no_run_to_go_on_with_may_be_said(nothing):
 def test_after_two_dashes_come_words(place, monkeypatch):
     monkeypatch.chdir(place)
     assert config.from_command_line(["--seed", "3", "--", "pqn"]).algo == "pqn"
+    with pytest.raises(ValueError, match="has a line break in it"):
+        config.from_command_line(["--", "p\nqn"])
 
 
 def test_what_a_file_holds_is_an_option_of_an_environment():
@@ -560,6 +598,12 @@ def test_a_presets_options_may_lose_their_switch(tmp_path):
     assert parse(f"--config {path}").agent == config.of_run(tmp_path).agent == settings.agent
     path.write_text("algo: dqn\nagent: {v_max: 100}\n")
     assert parse(f"--config {path} --agent.distribution c51").agent.v_max == 100
+
+
+def test_a_name_of_blanks_is_refused(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert train.main(["ppo", "--name", " "]) == 2
+    assert "a name is wanted" in capsys.readouterr().err and not list(tmp_path.iterdir())
 
 
 def test_an_unwritable_folder_is_refused(tmp_path, capsys, monkeypatch):

@@ -482,6 +482,25 @@ def test_an_unknown_environment_is_answered_with_the_nearest(env_id, says):
 
 
 @pytest.mark.parametrize(
+    ("default", "written", "value"),
+    [
+        (np.int64(3), "7", 7),
+        (np.float32(0.5), "7", 7.0),
+        (np.bool_(True), "no", False),
+        (inspect.Parameter.empty, "5", 5),
+        (None, "[4, 7]", [4, 7]),
+        (None, "null", None),
+        (None, "a word", "a word"),
+        ((1, 2), "[3, 4]", (3, 4)),
+        ("word", "5", "5"),
+    ],
+)
+def test_an_option_from_a_command_line_is_of_its_defaults_type_or_of_what_it_looks_like(default, written, value):
+    found = inputs.coerce("an environment", "x", written, default)
+    assert found == value and type(found) is type(value)
+
+
+@pytest.mark.parametrize(
     "options, says",
     [
         ({"max_steps": 5}, "gymnax/DeepSea-bsuite has no option 'max_steps'; did you mean max_steps_in_episode"),

@@ -87,7 +87,12 @@ LAYERS = (
         theirs=("jax", "numpy", "gymnasium", "envpool"),
         pure=False,
     ),
-    Layer(("envs/*",), ours=("types", "spelling", "envs/inputs"), theirs=("jax", "numpy", "{name}"), pure=False),
+    Layer(
+        ("envs/*",),
+        ours=("types", "spelling", "imported", "envs/inputs"),
+        theirs=("jax", "numpy", "{name}"),
+        pure=False,
+    ),
     Layer(("agents/configs",), ours=(), theirs=()),  # so that `--help` need not wait for jax
     Layer(("agents/__init__",), ours=("types", "imported", "agents/configs"), lazily=("agents/*",), pure=False),
     Layer(("agents/*",), ours=("types", *PARTS, "agents/*")),

@@ -147,6 +147,20 @@ def test_what_is_no_algorithm_is_refused_in_a_line(write, text, said, tmp_path, 
     assert not (tmp_path / "runs").exists()
 
 
+def test_a_value_that_its_update_cannot_take_is_told_with_its_place(write, tmp_path, capsys):
+    """Sentences for users are what `make` raises; a ValueError from elsewhere is a mistake in the code."""
+    broken = HILL_CLIMBING.replace("        better = ", "        one, two, three, four = state\n        better = ")
+    for text, said in (
+        (broken, "cannot learn in gymnax/CartPole-v1: ValueError: not enough values to unpack"),
+        (HILL_CLIMBING.replace("    shape = ", "    raise ValueError('no')\n    shape = "), "error: no\n"),
+    ):
+        name = write(text)
+        assert train.main([name, *line(**OPTIONS | {"tensorboard": "false"}, total_steps="160k")]) == 2
+        error = capsys.readouterr().err
+        assert error.count("\n") == 1 and said in error, error
+        assert (f"({name}.py:" in error) == (text == broken)
+
+
 @pytest.mark.parametrize(("env", "said"), [("Pendulum-v1", "AttributeError"), ("Breakout-MinAtar", "TypeError")])
 def test_an_environment_that_it_cannot_take_is_refused_in_a_line(write, env, said, tmp_path, capsys):
     name = write(HILL_CLIMBING)

@@ -172,6 +172,13 @@ def test_a_run_whose_algorithm_is_not_here_is_left_out(tmp_path, capsys):
     assert "no module of that name is found from here" in said
 
 
+def test_a_name_that_begins_with_an_underscore_is_in_the_legend():
+    """As that of a class in a script, __main__:Line."""
+    curve = curves.Curve("__main__:Line", np.arange(3.0), np.ones((1, 3)), np.ones(3), None)
+    (axes,) = curves.compare({"": [curve]}, "steps", "return").axes
+    assert [text.get_text().strip() for text in axes.get_legend().get_texts()] == ["__main__:Line"]
+
+
 def test_many_curves_are_named_beside_their_axes(tmp_path):
     """Where their names have room, shortened where they are long."""
     places = [write(tmp_path / f"{i:02}" / ("long" * 30), records(0, [1.0 * i, 2.0])) for i in range(12)]

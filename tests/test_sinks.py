@@ -6,6 +6,7 @@ import io
 import json
 import math
 import sys
+import time
 import types
 
 import numpy as np
@@ -14,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from jaxrl_fast import config, curves, journal, population, report, scores, sinks
+from jaxrl_fast import config, curves, journal, population, report, scores, screen, sinks
 from jaxrl_fast.placement import ALONE
 
 RECORD = {
@@ -410,6 +411,22 @@ def test_a_notebook_has_one_display_that_is_updated(monkeypatch):
     terminal.say("done")
     terminal.close()
     assert "progress" not in shown[-1] and shown[-1].index("line 2") < shown[-1].index("done")
+
+
+def test_lines_of_a_long_run_thin_out_where_they_stay(monkeypatch):
+    """A second apart, and after 100 s by 1% of the time so far, or by what lies between two looks more."""
+    now = [0.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    plan = types.SimpleNamespace(settings=types.SimpleNamespace(options=types.SimpleNamespace(report_every=1.0)))
+    shown = {}
+    for terminal in (sinks.Plain(), sinks.Quiet()):
+        pace = screen.Screen(plan, terminal).pace
+        times = [now[0] - pace.began for now[0] in np.arange(now[0], now[0] + 1000, 0.125) if pace.due()]
+        shown[terminal.lines_stay] = np.array(times)
+    assert np.array_equal(shown[False], np.arange(1.0, 1000))
+    stay, apart = shown[True], np.diff(shown[True])
+    assert np.array_equal(stay[:100], np.arange(1.0, 101))
+    assert (apart[100:] >= 0.01 * stay[101:]).all() and (apart[100:] <= 0.01 * stay[101:] + 0.125).all()
 
 
 @pytest.mark.parametrize(

@@ -430,6 +430,7 @@ def test_a_member_of_a_program_is_chosen_by_its_values(swept, tmp_path, capsys):
     assert jaxrl_fast.load(part, member={"learning-rate": rates[1]}).settings.agent.learning_rate == rates[1]
     for given, words in (
         ([], "has members that differ in agent.learning_rate ("),
+        ([], "choose by --member learning_rate="),
         (["--member", "learning-rate=0.7"], "--member agent.learning_rate=0.7: members of"),
         (["--member", "learning-rate=high"], "--member learning_rate=high: 'high' is not a number"),
         (["--member", "gamma=0.7"], "--member gamma=0.7: its members differ in agent.learning_rate"),
@@ -545,7 +546,7 @@ def test_what_fails_is_recorded_and_the_rest_goes_on(pretend, monkeypatch, capsy
 
     def behave(plan):
         if plan.settings.options.num_envs == 4:
-            raise RuntimeError("no\nroom")
+            raise RuntimeError("no room\nat all")
         return "done"
 
     monkeypatch.setattr(Pretence, "behave", staticmethod(behave))

@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import yaml
+from gymnax.environments import spaces
 from jax.experimental.compilation_cache import compilation_cache
 
 import jaxrl_fast
@@ -727,6 +728,28 @@ def test_a_program_without_room_is_one_line(tmp_path, capsys, monkeypatch):
     assert re.fullmatch(r"error: out of memory: the program needs .* and .* are free; fewer environments .*", said)
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["status"] == "failed" and f"error: {summary['failure']}" == said
+
+
+def test_what_an_environment_raises_is_the_reason_in_the_summary(tmp_path):
+    """JAX reports a callback's traceback, the error itself in its last line."""
+
+    def check(state):
+        raise RuntimeError("boom")
+
+    class Breaks:
+        default_params = ()
+        reset_env = lambda self, key, params: (jnp.zeros(1), jnp.zeros(1))
+        is_truncated = lambda self, state, params: jnp.bool_(False)
+        action_space = lambda self, params: spaces.Discrete(2)
+
+        def step_env(self, key, state, action, params):
+            state = jax.pure_callback(check, jax.ShapeDtypeStruct((1,), jnp.float32), state, vmap_method="sequential")
+            return state, state, state[0], jnp.bool_(False), {}
+
+    with pytest.raises(Exception, match="boom"):
+        jaxrl_fast.fit("ppo_cartpole", env=Breaks, num_envs=4, total_steps=2048, run_dir=str(tmp_path), devices=1)
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert summary["status"] == "failed" and summary["failure"].endswith(": RuntimeError: boom")
 
 
 def test_a_device_that_is_not_there_is_one_line(monkeypatch):

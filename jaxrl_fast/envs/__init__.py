@@ -116,6 +116,9 @@ def _import_object(env_id: str) -> Any:
     module = imported.module(module_name, f"environment {env_id!r}")
     found = module
     for part in attribute.split("."):
+        if not hasattr(found, part) and module_name == "__main__":
+            instead = "from Python give it as env, or have it in a module"
+            raise ValueError(f"environment {env_id!r} was a script's own, which is another one now; {instead}")
         if not hasattr(found, part):
             hint = nearest(attribute, vars(module))
             raise ValueError(f"environment {env_id!r}: {module_name!r} has no {attribute!r}{hint}")

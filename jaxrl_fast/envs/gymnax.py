@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 from gymnax.environments import spaces
 
-from jaxrl_fast import types
+from jaxrl_fast import imported, types
 from jaxrl_fast.envs import inputs
 from jaxrl_fast.spelling import where, why
 from jaxrl_fast.types import Env, EnvSpec, Key, PyTree, TimeStep
@@ -95,7 +95,7 @@ def adapt(
     """
     if env_id and not construct and _is_factory(source):
         _check_class(env_id, source)
-    env_id = env_id or _name(source)
+    env_id = env_id or imported.name_of(source)
     arguments = _arguments(source)
     given = {name: inputs.coerce(env_id, name, options[name], arguments[name]) for name in options if name in arguments}
     env = _call(env_id, construct or source, given) if _is_factory(source) else source
@@ -359,13 +359,6 @@ def _check_class(env_id: str, source: Any) -> None:
     _check_interface(env_id, source)
 
 
-def _name(source: Any) -> str:
-    """An id for an object, as if it had been asked for by its place: "my_package.my_module:MyEnv"."""
-    named = source[0] if isinstance(source, tuple) else source
-    named = named if hasattr(named, "__qualname__") else type(named)
-    return f"{named.__module__}:{named.__qualname__}"
-
-
 def _is_factory(source: Any) -> bool:
     return inspect.isclass(source) or callable(source) and not hasattr(source, "step_env")
 
@@ -375,7 +368,11 @@ def _arguments(source: Any) -> dict[str, Any]:
     if not _is_factory(source):
         return {}
     named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    return {p.name: p.default for p in inspect.signature(source).parameters.values() if p.kind in named}
+    try:
+        parameters = inspect.signature(source).parameters
+    except ValueError as error:  # one of Python's own, such as dict
+        raise ValueError(f"env: {source!r} has not gymnax's interface, and is nothing that makes one") from error
+    return {p.name: p.default for p in parameters.values() if p.kind in named}
 
 
 def _call(env_id: str, construct: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:

@@ -1,5 +1,6 @@
 """What an environment is given, actions and options, and what it ends in: made right alike for every backend."""
 
+import contextlib
 import json
 from typing import Any, NoReturn
 
@@ -78,6 +79,7 @@ def coerce(env_id: str, name: str, value: Any, default: Any) -> Any:
 
 
 def _as_type_of(default: Any, value: Any) -> Any:
+    default = default.item() if isinstance(default, np.generic) else default
     if isinstance(default, bool):
         return {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}[str(value).lower()]
     if isinstance(default, (int, float)):
@@ -91,4 +93,7 @@ def _as_type_of(default: Any, value: Any) -> Any:
         if array.shape != default.shape:
             raise ValueError
         return array
-    return value
+    if isinstance(value, str) and not isinstance(default, str):  # None, or nothing, as in f(size): what it looks like
+        with contextlib.suppress(ValueError):
+            value = json.loads(value)
+    return tuple(value) if isinstance(default, tuple) and isinstance(value, list) else value
