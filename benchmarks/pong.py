@@ -3,7 +3,8 @@
     python benchmarks/pong.py RUN --name "64x64, seed 2" --cpu "AMD EPYC"   # a finished or stopped run's folder
     python benchmarks/pong.py                                               # only draws what is kept
 
-A training takes an hour or more, so they are made one by one, by `python -m jaxrl_fast.train --config ppo_pong_small`.
+A training takes an hour or more, so they are made one by one, by `python -m jaxrl_fast.train --config ppo_pong_small`
+or `pqn_pong_small`.
 """
 
 import argparse
@@ -58,7 +59,7 @@ def read(run: Path) -> dict:
             mean = np.average([r["return_mean"] for r in ended], weights=[r["episodes"] for r in ended])
             last = some[-1]
             curve.append({name: last[name] for name in ("env_steps", "train_time_s")} | {"return_mean": round(mean, 3)})
-    settings = {name: chosen["agent"][name] for name in SETTINGS} | chosen["env_options"]
+    settings = {name: chosen["agent"][name] for name in SETTINGS if name in chosen["agent"]} | chosen["env_options"]
     return {"settings": settings, "summary": {name: summary[name] for name in SAID}, "curve": curve}
 
 
@@ -68,7 +69,7 @@ def draw(trainings: dict) -> curves.Picture:
     for name, training in trainings.items():
         x, y = (np.array([point[key] for point in training["curve"]], float) for key in ("env_steps", "return_mean"))
         each.append(curves.Curve(name, x, y[None], y, None))
-    return curves.compare({"PPO on envpool/Pong-v5": each}, "environment steps", "return of an episode")
+    return curves.compare({"envpool/Pong-v5": each}, "environment steps", "return of an episode")
 
 
 if __name__ == "__main__":
