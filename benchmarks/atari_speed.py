@@ -29,7 +29,7 @@ import jax.numpy as jnp
 import numpy as np
 import side_by_side
 
-from jaxrl_fast import agents, assembly, config, gradients, host, program
+from jaxrl_fast import across, agents, assembly, config, host, program
 from jaxrl_fast.envs import envpool as adapter
 from jaxrl_fast.placement import Placement
 from jaxrl_fast.spelling import parse_int
@@ -192,7 +192,7 @@ def without_learning(env: Env, agent: Agent, placement: Placement) -> tuple[Env,
     """The emulator and the policy in one scan; frames are not kept."""
     update = lambda state, rollout, key: (
         state,
-        {"reward": gradients.total(rollout.steps.reward.sum(), env.spec.axis_name)},
+        {"reward": across.total(rollout.steps.reward.sum(), env.spec.axis_name)},
     )
     return env, agent._replace(update=update), placement
 

@@ -102,10 +102,10 @@ def compare(
 
 
 def build(num_updates: int, **options: Any) -> tuple[program.Program, int]:
-    """The program that `train` would run with these options, and into how many shards it splits the environments."""
+    """The program that `train` would run with these options, and on how many devices."""
     settings = config.from_keywords(**options)
     env, agent, placement = assembly.divide(settings, agents.load(settings.algo), num_updates)
-    return program.build(env, agent, num_updates, placement), placement.num_shards
+    return program.build(env, agent, num_updates, placement), placement.num_devices
 
 
 def timed(ours: program.Program, seed: np.ndarray, num_updates: int, before: int = 0) -> tuple[float, dict]:

@@ -1,21 +1,24 @@
 """From settings to environments and the agent for them: whole, or in shards on several devices. Nothing is compiled."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import jax
 
-from jaxrl_fast import config, envs, in_flight, networks
+from jaxrl_fast import config, cores, envs, in_flight, memory, networks
+from jaxrl_fast.agents import configs
 from jaxrl_fast.envs import shards
-from jaxrl_fast.placement import SHARDS, Placement
+from jaxrl_fast.placement import Placement
 from jaxrl_fast.spelling import where, why
-from jaxrl_fast.types import Agent, Conditions, Env
+from jaxrl_fast.types import CORES, Agent, Conditions, Env
 
 TRAINING, EVALUATION, WATCHING = 0, 1, 2  # what environments are for; each has chance of its own
 # Rows of a gradient step that are work enough for a core, by the network that sees them. With less in a shard waiting
 # costs more than sharing saves, and with less in a seed it is better computed along with others.
 LEAST_ROWS = {"mlp": 512, "minatar": 64, "nature": 8, "dqn2013": 8, "impala": 8}
+LEAST_ROWS_OF_HAND = {"mlp": 32, "minatar": 8}  # where all that cores do for each other is to sum gradients, quickly
+MOST_REPEATED = 2**28  # bytes that each hand may keep for itself
 
 
 def undivided(settings: config.Settings, algorithm: Any, num_updates: int, done: int = 0) -> tuple[Env, Agent]:
@@ -52,24 +55,31 @@ def blamed(algorithm: str, env: Env, sentences: bool = False) -> Iterator[None]:
 
 
 def divide(
-    settings: config.Settings, algorithm: Any, num_updates: int, as_before: int | None = None, done: int = 0
+    settings: config.Settings, algorithm: Any, num_updates: int, before: Mapping[str, Any] | None = None, done: int = 0
 ) -> tuple[Env, Agent, Placement]:
     """The environments and the agent of one shard, and how shards and seeds are dealt to devices.
 
-    Left to us, there are as many shards as devices, or fewer where one would get too little work for an update. A run
-    that goes on after `done` updates has as many `as_before`, on whatever devices there are.
+    Left to us, there are as many shards as devices, or fewer where one would get too little work for an update; where
+    there are none, cores may be hands. A run that goes on after `done` updates has as many shards as its checkpoint
+    says that there were `before`, on whatever devices there are, and as many hands if there are cores for them.
     """
     env, agent = undivided(settings, algorithm, num_updates, done)
-    num_shards = 1
+    as_before = before["num_shards"] if before else None
+    placement = Placement(settings.options.num_seeds, in_turn=_in_turn(settings, env))
     for count in _counts_to_try(settings, env, as_before):
         try:
-            shard = _shard(settings.options, count, done)
-            env, agent, num_shards = shard, make_agent(settings.agent, algorithm, shard, num_updates), count
+            dealt = _by_memory(settings, placement._replace(num_shards=count))
+            shard = _shard(settings.options, dealt, done)
+            env, agent, placement = shard, make_agent(settings.agent, algorithm, shard, num_updates), dealt
             break
         except ValueError:
             if as_before or settings.options.devices != "auto":
                 raise
-    return env, agent, Placement(settings.options.num_seeds, num_shards, _in_turn(settings, env))
+    if placement.num_shards == 1 and (num_hands := _num_hands(settings, env, agent, before)) > 1:
+        env = env._replace(spec=env.spec._replace(num_hands=num_hands))
+        agent = make_agent(settings.agent, algorithm, env, num_updates)
+        placement = placement._replace(num_hands=num_hands)
+    return env, agent, placement
 
 
 def evaluation(options: config.Options, on_device: bool, done: int = 0) -> Env:
@@ -108,8 +118,15 @@ def _counts_to_try(settings: config.Settings, env: Env, as_before: int | None) -
     return [asked] if asked > 1 else []
 
 
-def _shard(options: config.Options, num_shards: int, done: int) -> Env:
+def _by_memory(settings: config.Settings, placement: Placement) -> Placement:
+    """The same, with sums in the memory that cores share, where they can. An algorithm of one's own keeps XLA's."""
+    able = placement.apart and settings.algo in configs.CONFIGS and placement.num_shards <= cores.most()
+    return placement._replace(axis_name=CORES) if able else placement
+
+
+def _shard(options: config.Options, placement: Placement, done: int) -> Env:
     """The environments of one of several shards: of any of them on the device, of the one that asks on the host."""
+    num_shards, axis_name = placement.num_shards, placement.axis_name
 
     def make(shard: int) -> Env:
         own = conditions(options, TRAINING, done, shard, num_shards)
@@ -117,8 +134,8 @@ def _shard(options: config.Options, num_shards: int, done: int) -> Env:
 
     first = make(0)
     if not first.on_device:
-        return shards.join([first, *map(make, range(1, num_shards))], SHARDS)
-    return first._replace(spec=first.spec._replace(axis_name=SHARDS, num_shards=num_shards))
+        return shards.join([first, *map(make, range(1, num_shards))], axis_name)
+    return first._replace(spec=first.spec._replace(axis_name=axis_name, num_shards=num_shards))
 
 
 def _cores_worth(settings: config.Settings, env: Env) -> int:
@@ -127,6 +144,23 @@ def _cores_worth(settings: config.Settings, env: Env) -> int:
         return 0
     rows = settings.agent.gradient_rows(int(settings.options.num_envs))
     return rows // LEAST_ROWS[networks.choose(env.spec.obs, getattr(settings.agent, "network", "auto"))]
+
+
+def _num_hands(settings: config.Settings, env: Env, agent: Agent, before: Mapping[str, Any] | None) -> int:
+    """How many cores a single seed has that is too little work to be dealt into shards.
+
+    Pools on the host cannot be repeated, and an algorithm of one's own knows nothing of hands.
+    """
+    options = settings.options
+    least = LEAST_ROWS_OF_HAND.get(networks.choose(env.spec.obs, getattr(settings.agent, "network", "auto")))
+    alone = options.num_seeds == 1 and options.devices == "auto" and env.on_device
+    if not alone or not least or settings.algo not in configs.CONFIGS:
+        return 1
+    rows = settings.agent.gradient_rows(int(options.num_envs))
+    most = min(before.get("num_hands", 1) if before else rows // least, jax.local_device_count())
+    if most < 2 or memory.need(env, agent).total > MOST_REPEATED:
+        return 1
+    return next(number for number in range(min(most, cores.most()), 0, -1) if rows % number == 0)
 
 
 def _in_turn(settings: config.Settings, env: Env) -> bool:

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, NoReturn
 from jaxrl_fast import agents
 from jaxrl_fast.agents.configs import CONFIGS, NEEDS
 from jaxrl_fast.options import LAST_SEED, SINGLE, SWITCHES, Options, Task, types_of
-from jaxrl_fast.spelling import ELSEWHERE, nearest
+from jaxrl_fast.spelling import ELSEWHERE, nearest, shown
 from jaxrl_fast.values import added, check_range, convert, is_whole
 from jaxrl_fast.written import CONFIG, Setting, from_mapping, listed, made, one, path_of, read_preset, shipped, tokenise
 
@@ -266,7 +266,7 @@ def file_of_run(folder: Path, said: str) -> Path:
         newest = f"; the newest in a folder of it is {below[-1]}" if below else ""
         by_name = f"; did you mean {RUNS / folder.name}?" if (RUNS / folder.name / CONFIG).is_file() else ""
         hint = newest or by_name or nearest_with(CONFIG, folder)
-        raise ValueError(f"{said}: there is no run in it (no {CONFIG}){hint}")
+        raise ValueError(f"{shown(said)}: there is no run in it (no {CONFIG}){hint}")
     return path
 
 

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from jaxrl_fast import minibatch, normalize
+from jaxrl_fast import across, minibatch, normalize
 from jaxrl_fast.types import GradientSteps, Key, Metrics, PyTree, Rollout
 
 
@@ -19,16 +19,19 @@ class Epochs(NamedTuple):
     axis_name: str | None  # of the devices that share a minibatch
     gradient_step: Callable[[PyTree, Any], tuple[PyTree, PyTree]]  # (learner, rows [B]) to learner and metrics
     standardised: str = ""  # what of the rows gets mean 0 and standard deviation 1 in each minibatch
+    num_hands: int = 1  # cores that have all rows, of which each takes its part of every minibatch
 
 
-def run(epochs: Epochs, learner: PyTree, rows: Any, key: Key) -> tuple[PyTree, PyTree]:
+def run(epochs: Epochs, learner: PyTree, rows: Any, key: Key, others: PyTree = ()) -> tuple[PyTree, PyTree, PyTree]:
     """The learner, which is what gradient steps change, after all epochs, and the sums of the steps' metrics.
 
+    Also what `others` are, a tree of Moments, of all devices' rows together.
     The rows of an epoch are gathered at once, which is faster where there are few.
     """
     epoch = lambda learner, deal: _take(epochs, learner, rows, deal)
-    learner, metrics = jax.lax.scan(epoch, learner, _deal(epochs, rows, key))
-    return learner, jax.tree.map(jnp.sum, metrics)
+    deal, others = _deal(epochs, rows, key, others)
+    learner, metrics = jax.lax.scan(epoch, learner, deal)
+    return learner, jax.tree.map(jnp.sum, metrics), others
 
 
 class Deal(NamedTuple):
@@ -45,45 +48,49 @@ class UnderWay(NamedTuple):
     deal: Deal  # [steps, B]: the rows of each step
     learner: PyTree
     sums: PyTree  # of metrics
+    others: PyTree  # Moments of all devices' rows
 
 
 def in_parts(
     num_steps: int,
     begin: Callable[[PyTree, Rollout], Any],
     epochs_of: Callable[[Any], Epochs],
-    end: Callable[[Any, PyTree, PyTree], tuple[PyTree, Metrics]],
+    end: Callable[[Any, PyTree, PyTree, PyTree], tuple[PyTree, Metrics]],
 ) -> GradientSteps:
     """An update by `run`, a few of its gradient steps at a time.
 
-    `begin` makes a lesson of an agent's state S and a rollout, with the `rows` and the `learner` of `run`; `end` makes
-    the next S of the lesson and what `run` returns.
+    `begin` makes a lesson of an agent's state S and a rollout, with `rows`, `learner` and `others` as `run` wants them;
+    `end` makes the next S of the lesson and what `run` returns.
     """
 
     def start(state: PyTree, rollout: Rollout, key: Key) -> UnderWay:
         lesson = begin(state, rollout)
         epochs = epochs_of(lesson)
-        deal = minibatch.flatten(_deal(epochs, lesson.rows, key))
+        deal, others = _deal(epochs, lesson.rows, key, lesson.others)
+        deal = minibatch.flatten(deal)
         once = lambda learner, deal: _take(epochs, learner, lesson.rows, deal)
         _, metrics = jax.eval_shape(once, lesson.learner, jax.tree.map(lambda x: x[:1], deal))
-        return UnderWay(lesson, deal, lesson.learner, jax.tree.map(lambda x: jnp.zeros(x.shape[1:], x.dtype), metrics))
+        nothing = jax.tree.map(lambda x: jnp.zeros(x.shape[1:], x.dtype), metrics)
+        return UnderWay(lesson, deal, lesson.learner, nothing, others)
 
     def take(under_way: UnderWay, first: int | Array, last: int | Array) -> UnderWay:
-        lesson, deal, *so_far = under_way
+        lesson, deal, *so_far, others = under_way
         epochs = epochs_of(lesson)
 
         def step(i, so_far):
             learner, metrics = _take(epochs, so_far[0], lesson.rows, jax.tree.map(lambda x: x[i][None], deal))
             return [learner, jax.tree.map(lambda total, x: total + x[0], so_far[1], metrics)]
 
-        return UnderWay(lesson, deal, *jax.lax.fori_loop(first, last, step, so_far))
+        learner, sums = jax.lax.fori_loop(first, last, step, so_far)
+        return UnderWay(lesson, deal, learner, sums, others)
 
-    finish = lambda under_way: end(under_way.lesson, under_way.learner, under_way.sums)
+    finish = lambda under_way: end(under_way.lesson, under_way.learner, under_way.sums, under_way.others)
     return GradientSteps(num_steps, start, take, finish)
 
 
 def _take(epochs: Epochs, learner: PyTree, rows: Any, deal: Deal) -> tuple[PyTree, PyTree]:
     """One gradient step on each minibatch [K, B] of rows, whose weights become those of a mean; metrics are [K]."""
-    batches = minibatch.take(rows, deal.order)
+    batches = minibatch.take(rows, across.part(deal.order, epochs.num_hands, axis=1))
     count, mean, var = (x[:, None] for x in deal.moments)
     batches = batches._replace(weight=batches.weight / jnp.maximum(count, 1))
     if name := epochs.standardised:
@@ -91,8 +98,8 @@ def _take(epochs: Epochs, learner: PyTree, rows: Any, deal: Deal) -> tuple[PyTre
     return jax.lax.scan(epochs.gradient_step, learner, batches)
 
 
-def _deal(epochs: Epochs, rows: Any, key: Key) -> Deal:
-    """The minibatches of all epochs, [epochs, K, B]: what devices have to tell each other of them, they do at once."""
+def _deal(epochs: Epochs, rows: Any, key: Key, others: PyTree) -> tuple[Deal, PyTree]:
+    """The minibatches of all epochs, [epochs, K, B]. What devices have to tell each other of rows, they do at once."""
 
     def deal(key):
         order = minibatch.deal(key, len(rows.weight), epochs.num_minibatches)
@@ -100,4 +107,5 @@ def _deal(epochs: Epochs, rows: Any, key: Key) -> Deal:
         return Deal(order, normalize.moments(x, weight))
 
     order, moments = jax.lax.map(deal, jax.random.split(key, epochs.num_epochs))
-    return Deal(order, normalize.pool(moments, epochs.axis_name))
+    moments, others = normalize.pool((moments, others), epochs.axis_name)
+    return Deal(order, moments), others

@@ -59,3 +59,9 @@ def epsilons(epsilon: Epsilon, spec: EnvSpec, env_steps: Array) -> Array:
     place = shard * num_envs + jnp.arange(num_envs)
     exponent = 1 + epsilon.ladder * place / max(num_envs * spec.num_shards - 1, 1)
     return jnp.asarray(now, jnp.float32) ** exponent
+
+
+def mean(epsilon: Epsilon, spec: EnvSpec, env_steps: Array) -> Array:
+    """f32: of `epsilons` in all environments, also those of other devices."""
+    whole = spec._replace(axis_name=None, num_envs=spec.num_envs_in_all, num_shards=1)
+    return epsilons(epsilon, whole, env_steps).mean()

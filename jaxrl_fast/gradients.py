@@ -1,11 +1,10 @@
-"""What becomes of gradients: a sum over devices, and an optax chain."""
+"""What becomes of gradients: an optax chain."""
 
 from typing import Literal
 
 import jax
 import optax
 from jax import Array
-from jax.flatten_util import ravel_pytree
 
 from jaxrl_fast.types import PyTree
 
@@ -19,17 +18,16 @@ def optimiser(
     epsilon: float | Array,
     max_grad_norm: float | Array,
     kind: Literal["adam", "radam"] = "adam",
-    axis_name: str | None = None,
 ) -> optax.GradientTransformation:
-    """Sum the gradient over devices, clip its global norm (a plain 0: do not), then Adam (Kingma & Ba 2015) or RAdam.
+    """Clip the gradient's global norm (a plain 0: do not), then Adam (Kingma & Ba 2015) or RAdam.
 
     The count of steps taken is `state[-1].count` where the learning rate is a schedule. All parameters are updated as
     one vector, a few kernels instead of dozens, unless they are many: on every device, for a checkpoint has this form.
+    That is also why the chain begins with a link that does nothing.
     """
-    across = optax.stateless(lambda gradient, _: total(gradient, axis_name))
     no_bound = isinstance(max_grad_norm, (int, float)) and max_grad_norm == 0
     clip = optax.identity() if no_bound else optax.clip_by_global_norm(max_grad_norm)
-    by_tree = optax.chain(across, clip, KINDS[kind](eps=epsilon), optax.scale_by_learning_rate(learning_rate))
+    by_tree = optax.chain(optax.identity(), clip, KINDS[kind](eps=epsilon), optax.scale_by_learning_rate(learning_rate))
     flat = optax.flatten(by_tree)
     choose = lambda tree: flat if _worth_flattening(tree) else by_tree
     return optax.GradientTransformation(
@@ -43,17 +41,6 @@ def linear(learning_rate: float | Array, anneal: bool, num_steps: int) -> optax.
     if num_steps >= 2**31:
         raise ValueError(f"{num_steps} gradient steps in all are more than {2**31 - 1}; train for less, or less often")
     return optax.linear_schedule(learning_rate, 0.0 if anneal else learning_rate, num_steps)
-
-
-def total(x: PyTree, axis_name: str | None) -> PyTree:
-    """The sum of floats over devices, where environments are split over several.
-
-    All leaves are one vector, of the type that they promote to, for each sum has the devices wait for each other.
-    """
-    if axis_name is None:
-        return x
-    flat, restore = ravel_pytree(x)
-    return restore(jax.lax.psum(flat, axis_name))
 
 
 def _worth_flattening(tree: PyTree) -> bool:

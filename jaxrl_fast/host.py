@@ -32,10 +32,14 @@ def offer_cpu_devices(wanted: int | str = "auto") -> None:
     """
     import jax
 
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     with contextlib.suppress(RuntimeError):  # too late, as in a notebook that has used JAX: what is there will do
-        number = cores if wanted == "auto" else int(wanted)
+        number = num_cores() if wanted == "auto" else int(wanted)
         jax.config.update("jax_num_cpu_devices", max(number, jax.config.values["jax_num_cpu_devices"]))
+
+
+def num_cores() -> int:
+    """That this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def warn(line: str) -> None:

@@ -86,6 +86,7 @@ class Keeper:
             "arrays": kinds,
             "host": {"scores": results, "num_saves": self.num_saved + 1, "others": others},
             "num_shards": self.plan.placement.num_shards,
+            "num_hands": self.plan.placement.num_hands,
             "exact": self.plan.env.on_device or self.plan.settings.options.exact_resume,
             "made": host.fingerprint(),
             "config": config.to_mapping(self.plan.settings),

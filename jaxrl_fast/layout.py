@@ -78,7 +78,7 @@ def fit(group: Group, asked: grid.Request) -> list[Group]:
     if most > 1 and ready.needs and ready.needs.free is not None:
         whole = assembly.undivided(one.settings, agents.load(one.settings.algo), ready.num_updates)
         each = ready.needs.total + memory.in_between(*whole)
-        placed = lambda size: ready.placement._replace(num_seeds=size)
+        placed = lambda size: ready.placement._replace(num_seeds=size, num_hands=1)
         fits = lambda size: placed(size).num_trained * each <= (memory.free(placed(size).num_devices) or 0)
         most = next((size for size in range(most, 1, -1) if fits(size)), 1)
     num_parts = -(-len(group.members) // most)

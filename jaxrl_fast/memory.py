@@ -51,7 +51,8 @@ def need(env: Env, agent: Agent, placement: Placement = ALONE) -> Need:
     parameters = size(state.agent) - of_replay
     copies = 2 if jax.local_devices()[0].platform == "cpu" else 1
     of_envs = size((state.actors, state.rollout))
-    parameters, of_replay, of_envs = (placement.num_trained * part for part in (parameters, of_replay, of_envs))
+    times = placement.num_trained * placement.num_hands
+    parameters, of_replay, of_envs = (times * part for part in (parameters, of_replay, of_envs))
     return Need(parameters, of_replay, of_envs, free(placement.num_devices), copies)
 
 

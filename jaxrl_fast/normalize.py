@@ -10,7 +10,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from jaxrl_fast.types import Rollout
+from jaxrl_fast import across
+from jaxrl_fast.types import PyTree, Rollout
 
 NOTHING = 1e-30  # what is divided by where no row counts
 SMALLEST_WEIGHT = 1e-5  # of a batch: below it float32 would not feel the batch any more
@@ -33,11 +34,17 @@ def moments(x: Array, weight: Array, axis: int | tuple[int, ...] = -1) -> Moment
     return Moments(of_all, mean, mean_of((x - jnp.expand_dims(mean, axis)) ** 2))
 
 
-def pool(moments: Moments, axis_name: str | None) -> Moments:
-    """Of the rows of all devices together (Chan, Golub & LeVeque 1979, eq. 2.1). They wait for each other once."""
+def pool(moments: PyTree, axis_name: str | None) -> PyTree:
+    """Each Moments of a tree, of the rows of all devices together. They wait for each other once."""
     if axis_name is None:
         return moments
-    weight, mean, var = jnp.moveaxis(jax.lax.all_gather(jnp.stack(moments), axis_name), 1, 0)  # [devices, ...] each
+    is_moments = lambda x: isinstance(x, Moments)
+    return jax.tree.map(_of_parts, across.gather(moments, axis_name), is_leaf=is_moments)
+
+
+def _of_parts(parts: Moments) -> Moments:
+    """Of parts [parts, ...] together (Chan, Golub & LeVeque 1979, eq. 2.1)."""
+    weight, mean, var = parts
     of_all = weight.sum(0, keepdims=True)
     share = weight / jnp.maximum(of_all, NOTHING)
     of_all_mean = (share * mean).sum(0, keepdims=True)
@@ -59,7 +66,20 @@ def init(shape: tuple[int, ...] = ()) -> Stats:
 
 
 def update(stats: Stats, x: Array, mask: Array, axis_name: str | None = None) -> Stats:
-    """Take in a batch of rows x [*batch, ...] where mask [*batch] (bool), on all devices of `axis_name` together.
+    """Take in a batch of rows x [*batch, ...] where mask [*batch] (bool), on all devices of `axis_name` together."""
+    return merge(stats, pool(seen(stats, x, mask), axis_name))
+
+
+def seen(stats: Stats, x: Array, mask: Array) -> Moments:
+    """Of a batch of rows x [*batch, ...] where mask [*batch] (bool), as distances from the mean so far."""
+    batch_axes = tuple(range(mask.ndim))
+    mask = mask.reshape(mask.shape + (1,) * stats.mean.ndim)
+    mean, residue = (jnp.broadcast_to(part, x.shape) for part in (stats.mean, stats.residue))
+    return moments(x.astype(jnp.float32) - mean - residue, mask, batch_axes)
+
+
+def merge(stats: Stats, batch: Moments) -> Stats:
+    """Take in a batch that was `seen` from here.
 
     The parallel form of Welford's update (as in `pool`) with w = batch / (seen + batch):
 
@@ -67,13 +87,10 @@ def update(stats: Stats, x: Array, mask: Array, axis_name: str | None = None) ->
 
     A batch never weighs less than SMALLEST_WEIGHT, so after 1e5 equal batches old rows begin to fade.
     """
-    batch_axes = tuple(range(mask.ndim))
-    mask = mask.reshape(mask.shape + (1,) * stats.mean.ndim)
-    mean, residue = (jnp.broadcast_to(part, x.shape) for part in (stats.mean, stats.residue))
-    count, d, batch_var = pool(moments(x.astype(jnp.float32) - mean - residue, mask, batch_axes), axis_name)
-    batch = count.max(initial=0)  # the same everywhere
-    num_rows = stats.num_rows + batch
-    w = jnp.where(batch > 0, jnp.maximum(batch / jnp.maximum(num_rows, 1), SMALLEST_WEIGHT), 0.0)
+    count, d, batch_var = batch
+    num_new = count.max(initial=0)  # the same everywhere
+    num_rows = stats.num_rows + num_new
+    w = jnp.where(num_new > 0, jnp.maximum(num_new / jnp.maximum(num_rows, 1), SMALLEST_WEIGHT), 0.0)
     step = w * d + stats.residue
     mean = stats.mean + step
     return Stats(

@@ -1,10 +1,13 @@
 """How a training's seeds and their shards are dealt to devices."""
 
+import math
 from typing import NamedTuple
 
 import jax
 
-SHARDS, SEEDS = "shards", "seeds"  # names of axes
+from jaxrl_fast.types import CORES
+
+SHARDS, SEEDS = "shards", "seeds"  # names of axes, beside CORES
 
 
 class Placement(NamedTuple):
@@ -13,16 +16,27 @@ class Placement(NamedTuple):
     Shards have devices of their own if there are enough and a seed has them to itself at a time; else a device computes
     all of a seed's shards side by side. Seeds that share a device advance side by side too, or one after another if
     `in_turn`.
+
+    A single seed that is not in shards may have several hands: cores that all do the same, but share gradient steps.
     """
 
     num_seeds: int = 1
     num_shards: int = 1
     in_turn: bool = False
+    num_hands: int = 1
+    axis_name: str = SHARDS  # of shards that are apart; CORES where these sum in the memory that they share
 
     @property
     def apart(self) -> bool:
         """Whether the shards of a seed have devices of their own."""
         return 1 < self.num_shards <= jax.local_device_count() and (self.in_turn or self.num_seeds == 1)
+
+    @property
+    def sharing(self) -> dict[str, int]:
+        """The axis of devices that gradients are summed over, and how many they are; nothing for a device alone."""
+        if self.apart:
+            return {self.axis_name: self.num_shards}
+        return {CORES: self.num_hands} if self.num_hands > 1 else {}
 
     @property
     def rounds(self) -> int:
@@ -38,7 +52,7 @@ class Placement(NamedTuple):
     @property
     def num_devices(self) -> int:
         """How many devices hold the seeds' states, each as much as another."""
-        return self.num_groups * (self.num_shards if self.apart else 1)
+        return self.num_groups * math.prod(self.sharing.values())
 
     @property
     def num_trained(self) -> int:

@@ -77,13 +77,13 @@ def check(settings: config.Settings, members: tuple[Member, ...] = ()) -> Plan:
     options = settings.options
     saved, damaged = run_folder.saved_in(Path(options.resume)) if options.resume else (None, ())
     done = saved.manifest["host"]["scores"]["updates"] if saved else 0
-    as_before = saved.manifest["num_shards"] if saved else None
+    before = saved.manifest if saved else None
     check_unsolved(options, saved)
     algorithm = agents.load(settings.algo)
     rollout_length = configs.rollout_length(settings.agent, int(options.num_envs))
     steps_per_update = rollout_length * int(options.num_envs)
     num_updates = count_updates(options, steps_per_update, saved)
-    divide = lambda settings: assembly.divide(settings, algorithm, num_updates, as_before, done)
+    divide = lambda settings: assembly.divide(settings, algorithm, num_updates, before, done)
     env, agent, placement = divide(settings)
     if env.protocol and getattr(settings.agent, "clip_rewards", False) is None:  # it is one of the rules
         clipped = dataclasses.replace(settings.agent, clip_rewards=env.protocol == "dqn2015")

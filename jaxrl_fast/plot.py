@@ -11,7 +11,7 @@ from jaxrl_fast import command, config, host, sinks
 from jaxrl_fast.members import by_member
 from jaxrl_fast.options import Task, types_of
 from jaxrl_fast.report import METRICS
-from jaxrl_fast.spelling import nearest
+from jaxrl_fast.spelling import nearest, shown
 from jaxrl_fast.written import path_of
 
 BY_EPISODE = ("return_mean", "return_min", "return_max", "length_mean")  # a record counts as often as it has episodes
@@ -144,7 +144,8 @@ def folders(place: Path) -> list[Path]:
     if not found:
         siblings = [f.name for f in place.parent.iterdir() if f.is_dir()] if place.parent.is_dir() else []
         hint = "" if place.is_dir() else nearest(place.name, siblings, lambda name: str(place.with_name(name)))
-        raise ValueError(f"{place}: there is no run in it or below (no {config.CONFIG} beside a {METRICS}){hint}")
+        what = f"no {config.CONFIG} beside a {METRICS}"
+        raise ValueError(f"{shown(place)}: there is no run in it or below ({what}){hint}")
     return found
 
 

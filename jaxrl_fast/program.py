@@ -10,6 +10,9 @@ Environments may be dealt into shards: each acts and computes gradients on its o
 sum of all. On several devices a single seed has a shard on each, and so have seeds that take turns; seeds that advance
 together are dealt to the devices whole, their shards side by side (`Placement`). The numbers are those of the same
 algorithm either way.
+
+Where there is too little work for that, a CPU's cores may be hands of a single seed: each has the whole state and does
+all that there is to do, but of each gradient step only its part of the rows.
 """
 
 import math
@@ -73,7 +76,8 @@ def build(
 ) -> Program:
     """Compiles ahead of time what trains; `anew` and `learner`, which few runs need or few moments, when they are used.
 
-    With several shards `env` is one of them, and its spec's axis_name is SHARDS. `varied` has values for several seeds.
+    With several shards `env` is one of them, and its spec has the placement's axis_name. `varied` has values for
+    several seeds.
     """
     start = time.perf_counter()
     num_seeds, num_trained = placement.num_seeds, placement.num_trained
@@ -140,15 +144,15 @@ def spread_out(env: Env, make: Callable[..., Agent], capacity: int, placement: P
         advance = _first_metrics(jax.vmap(advance, in_axes=(0, None, None), axis_name=SHARDS))
         anew = jax.vmap(anew, in_axes=(0, None), axis_name=SHARDS)
     one_at_a_time = placement.in_turn or placement.rounds == 1
-    mesh = _mesh({SEEDS: placement.num_groups} | ({SHARDS: num_shards} if apart else {}))
+    mesh = _mesh({SEEDS: placement.num_groups} | placement.sharing)
     one, seeds = P(), P(SEEDS) if several else P()
-    state = P(*seeds, SHARDS) if apart else seeds
+    state = P(*seeds, placement.axis_name) if apart else seeds
     if several:
         init, anew = _one_by_one(init), _one_by_one(anew)
         advance = _in_turn(advance) if one_at_a_time else jax.vmap(advance, in_axes=(0, 0, None))
     if apart:
         init, advance, anew = _along(int(several), init, advance, anew)
-    if several or apart:
+    if several or placement.sharing:
         init = _on_devices(init, mesh, (seeds, seeds), state)
         advance = _on_devices(advance, mesh, (state, seeds, one), (state, seeds))
         anew = _on_devices(anew, mesh, (state, seeds), state)
@@ -291,8 +295,8 @@ def _learners(placement: Placement) -> Callable[[PyTree], PyTree]:
     """
     num_seeds, num_shards = placement.num_seeds, placement.num_shards
     if num_seeds == 1:
-        first = lambda x: x.addressable_shards[0].data[0] if num_shards > 1 else x
-        return partial(jax.tree.map, first)
+        first = lambda x: x.addressable_shards[0].data
+        return partial(jax.tree.map, (lambda x: first(x)[0]) if num_shards > 1 else first)
     if num_shards == 1 and placement.num_trained == num_seeds:
         return lambda learner: learner
     of_seeds = lambda x: x[:num_seeds, 0] if num_shards > 1 else x[:num_seeds]

@@ -41,6 +41,7 @@ def write_config(plan: "Plan") -> None:
         "preset": plan.settings.preset,
         "env_id": plan.env.spec.id,
         "num_shards": plan.placement.num_shards,
+        "num_hands": plan.placement.num_hands,
         "device": host.device(),
         "versions": host.versions(),
     } | ({"members": [m.label for m in plan.members]} if plan.members else {})
@@ -125,6 +126,7 @@ def summarise(plan: "Plan", results: "Scores", ended: Ended) -> dict[str, Any]:
         "checkpoints": ended.num_saved,
         "last_checkpoint": ended.last_saved,
         "num_shards": plan.placement.num_shards,
+        "num_hands": plan.placement.num_hands,
         "device": host.device(),
         "versions": host.versions(),
     }

@@ -60,8 +60,9 @@ def announce(plan: Plan, terminal: sinks.Terminal) -> None:
     last_seed = options.seed + options.num_seeds - 1
     seeds = f"seed {options.seed}" if options.num_seeds == 1 else f"seeds {options.seed} to {last_seed}"
     seeds = f"{len(plan.members)} members" if len(plan.members) > 1 else seeds
-    shards = f" x {plan.placement.num_shards}" if plan.placement.num_shards > 1 else ""
-    where = f"{host.device()}{shards} (jax {jax.__version__})"
+    num_devices = max(plan.placement.num_shards, plan.placement.num_hands)
+    several = f" x {num_devices}" if num_devices > 1 else ""
+    where = f"{host.device()}{several} (jax {jax.__version__})"
     parts = [plan.settings.algo, name, backend, f"{options.num_envs} envs", seeds, where]
     if plan.settings.by_default:
         how_long = " until it is solved" if options.stop_when_solved else ""

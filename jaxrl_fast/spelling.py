@@ -53,6 +53,12 @@ def nearest(word: str, names: Iterable[object], spell: Callable[[str], str] = st
     return f"; did you mean {' or '.join(spell(by_lower[name]) for name in close)}?" if close else ""
 
 
+def shown(words: object) -> str:
+    """A user's words in a message of one line: as they are, or as Python writes them where that would break it."""
+    text = str(words)
+    return text if text.isprintable() else repr(text)
+
+
 def parse_int(text: str) -> int:
     """A whole number: 64, 64k, 1e6, 1.5M, 2_000. ValueError if it is none."""
     factor = SUFFIXES.get(text[-1:], 1)

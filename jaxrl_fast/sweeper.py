@@ -210,8 +210,11 @@ def share(sweep: Sweep, terminal: sinks.Terminal) -> tuple[int | None, int]:
 
 def work_alone(folder: str, parent: str) -> int:
     """What one of several processes does, until `parent`, which started them, is no more. Its exit status."""
+    from jaxrl_fast import cores
+
     host.stop_without(int(parent))
     sweep = read(Path(folder))
+    cores.share(sweep.own.workers)
     offer_devices(group.settings for group in sweep.groups.values())
     signal, lost = work(sweep, sinks.Quiet())
     return 1 if lost else 128 + signal if signal else 0

@@ -11,6 +11,7 @@ from jax import Array, ShapeDtypeStruct
 PyTree = Any
 Key = Array
 Metrics = Mapping[str, Array]  # scalars; "x_sum" is divided by "gradient_steps" to be reported as "x"
+CORES = "cores"  # the name of an axis of devices that are cores of one CPU and share its memory
 Protocol = Literal["", "dqn2015", "machado2018"]  # of Atari: the rules by which games are played and scored
 
 
@@ -36,7 +37,13 @@ class EnvSpec(NamedTuple):
     frame_stack: int = 0  # the last axis of obs holds this many successive frames; 0: no frames are stacked
     axis_name: str | None = None  # the device axis that the environments are split over
     num_shards: int = 1  # the length of that axis
+    num_hands: int = 1  # cores that do all alike but gradient steps, of whose rows each takes its part
     num_pools: int = 1  # that environments act in by turns, as many in each
+
+    @property
+    def sharing(self) -> str | None:
+        """The device axis over which gradients are summed."""
+        return CORES if self.num_hands > 1 else self.axis_name
 
     @property
     def num_envs_in_all(self) -> int:

@@ -18,13 +18,13 @@ FILES = sorted(str(path.relative_to(ROOT).with_suffix("")) for path in ROOT.rglo
 
 PARTS = (
     *("returns", "distributions", "atoms", "networks", "normalize", "minibatch"),
-    *("convolutions", "frames", "replay", "priorities", "exploration", "gradients", "epochs"),
+    *("convolutions", "frames", "replay", "priorities", "exploration", "gradients", "epochs", "across"),
 )
 AROUND = ("play", "memory", "config", "checkpoint", "sinks", "scores", "curves", "program")
 SWEEP = ("sweep", "grid", "layout", "sweeper", "slurm", "results", "figures")
 HOST = (
     *("train", "trainer", "feed", "journal", "screen", "keeper", "report", "host"),
-    *("plan", "run_folder", "assembly", "calibrate", *SWEEP),
+    *("plan", "run_folder", "assembly", "cores", "calibrate", *SWEEP),
     *("command", "policy", "evaluate", "video", "plot", "api", "__init__", "__main__"),
 )
 BELOW_AROUND = (
@@ -66,11 +66,12 @@ LAYERS = (
     Layer(("written", "values"), ours=("spelling", "options", "written"), theirs=("yaml",), pure=False),
     Layer(("networks",), ours=("types", "convolutions")),
     Layer(("replay",), ours=("types", "frames")),
-    Layer(("epochs",), ours=("types", "minibatch", "normalize")),
+    Layer(("epochs",), ours=("types", "across", "minibatch", "normalize")),
+    Layer(("normalize",), ours=("types", "across")),
     Layer(PARTS, ours=("types",)),
     Layer(("population",), ours=(), theirs=("numpy",)),
     Layer(("members",), ours=("types", "agents/configs"), theirs=("numpy",)),
-    Layer(("placement",), ours=(), theirs=("jax",)),
+    Layer(("placement",), ours=("types",), theirs=("jax",)),
     Layer(("files",), ours=(), theirs=(), pure=False),
     Layer(("rollouts",), ours=("types",), theirs=("jax",)),
     Layer(("in_flight",), ours=("types", "rollouts"), theirs=("jax",)),

@@ -219,7 +219,8 @@ def standardised(num_shards):
         rows = ppo.Batch((), (), (), (), advantage, advantage, (), weight)  # as they were, beside what becomes of them
         look = lambda learner, batch: (learner, (batch.value, batch.advantage, batch.weight))
         how = epochs.Epochs(2, 3, "shards", look, standardised="advantage")
-        return jax.vmap(lambda deal: epochs._take(how, (), rows, deal)[1])(epochs._deal(how, rows, jax.random.key(0)))
+        deal, _ = epochs._deal(how, rows, jax.random.key(0), ())
+        return jax.vmap(lambda deal: epochs._take(how, (), rows, deal)[1])(deal)
 
     return jax.jit(jax.vmap(run, axis_name="shards"))
 
@@ -295,7 +296,8 @@ def test_explained_variance_is_of_all_rows_that_count(slope, noise, explained, n
 
     def report(steps):
         lesson = ppo.begin(parts, state, Rollout(steps, steps.obs[0], ()))
-        return ppo.end(parts, lesson, lesson.learner, ({}, jnp.float32(1)))[1]["explained_variance"]
+        _, others = epochs._deal(ppo.epochs_of(parts, lesson), lesson.rows, jax.random.key(0), lesson.others)
+        return ppo.end(parts, lesson, lesson.learner, ({}, jnp.float32(1)), others)[1]["explained_variance"]
 
     deal = lambda x: x.reshape(8, num_shards, -1, *x.shape[2:])
     found = jax.vmap(report, in_axes=1, axis_name="shards")(jax.tree.map(deal, steps))

@@ -37,7 +37,7 @@ from jaxrl_fast import (
     trainer,
 )
 from jaxrl_fast import plan as planning
-from jaxrl_fast.placement import Placement
+from jaxrl_fast.placement import SHARDS, Placement
 from tests import slow
 
 TIMES = ("wall_time_s", "train_time_s", "env_steps_per_s")
@@ -82,7 +82,8 @@ def test_these_seeds_are_filled_up():
     """To two on each of three devices and, where they take turns, of two groups of two devices."""
     ready = {name: planning.check(config.from_keywords(**RUNS[name], **SHORT)) for name in ("seeds", "seeds_in_turn")}
     assert ready["seeds"].placement == Placement(5) and Placement(5).num_trained == 6
-    assert ready["seeds_in_turn"].placement == (3, 2, True) and Placement(3, 2, in_turn=True).num_trained == 4
+    in_turn = Placement(3, 2, in_turn=True)
+    assert ready["seeds_in_turn"].placement._replace(axis_name=SHARDS) == in_turn and in_turn.num_trained == 4
 
 
 def stop_after(monkeypatch, *env_steps):

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxrl_fast import atoms, distributions, exploration, gradients, networks, normalize, priorities, replay
+from jaxrl_fast import across, atoms, distributions, exploration, gradients, networks, normalize, priorities, replay
 from jaxrl_fast.agents import configs
 from jaxrl_fast.types import Agent, Array, Decision, EnvSpec, Key, Metrics, PyTree, Rollout
 
@@ -93,9 +93,7 @@ def make(config: Config, spec: EnvSpec, num_updates: int) -> Agent:
     )
     learning_steps = num_updates * per_update - config.first_learning(num_envs)
     learning_rate = gradients.linear(config.learning_rate, config.anneal, max(int(config.ratio * learning_steps), 1))
-    gradient_step = gradients.optimiser(
-        learning_rate, epsilon=config.adam_epsilon, max_grad_norm=config.max_grad_norm, axis_name=spec.axis_name
-    )
+    gradient_step = gradients.optimiser(learning_rate, epsilon=config.adam_epsilon, max_grad_norm=config.max_grad_norm)
     epsilon = exploration.Epsilon(config.epsilon_start, config.epsilon_end, config.epsilon_steps, config.epsilon_ladder)
     form = atoms.Form(config.distribution, config.num_atoms, config.v_min, config.v_max)
     parts = Parts(
@@ -115,8 +113,9 @@ def make(config: Config, spec: EnvSpec, num_updates: int) -> Agent:
 def check(config: Config, spec: EnvSpec, rollout_length: int) -> None:
     """The numbers that set shapes or are counted exactly; real numbers may be traced and are checked on the host."""
     num_envs = spec.num_envs_in_all
-    if config.batch_size % spec.num_shards:
-        raise ValueError(f"batch_size {config.batch_size} does not divide into {spec.num_shards} devices")
+    num_devices = spec.num_shards * spec.num_hands
+    if config.batch_size % num_devices:
+        raise ValueError(f"batch_size {config.batch_size} does not divide into {num_devices} devices")
     if config.capacity < config.batch_size:
         raise ValueError(f"capacity {config.capacity} is less than one batch of {config.batch_size}")
     if config.learning_starts > config.capacity:
@@ -214,13 +213,12 @@ def update(parts: Parts, state: State, rollout: Rollout, key: Key) -> tuple[Stat
 
     sums = dict.fromkeys(("weight", "loss", "q_value", "td_error"), jnp.float32(0))
     learner, sums = jax.lax.fori_loop(0, _same_for_all_seeds(num_steps), step, (learner, sums))
-    learner = learner._replace(largest=_most(learner.largest, parts.spec.axis_name))
+    of_devices = across.gather((learner.largest, sums), parts.spec.sharing)
+    learner, sums = learner._replace(largest=of_devices[0].max()), jax.tree.map(lambda x: x.sum(0), of_devices[1])
     state = State(learner, ring, state.num_updates + 1, owed)
-    epsilon = exploration.epsilons(parts.epsilon, parts.spec, num_env_steps(parts, state)).mean()
-    sums, epsilon = gradients.total((sums, epsilon / parts.spec.num_shards), parts.spec.axis_name)
     per_weight = num_steps / jnp.maximum(sums.pop("weight"), 1e-12)
     return state, {f"{name}_sum": x * per_weight for name, x in sums.items()} | {
-        "epsilon": epsilon,
+        "epsilon": exploration.mean(parts.epsilon, parts.spec, num_env_steps(parts, state)),
         "gradient_steps": num_steps,
         "learning_rate": parts.learning_rate(learner.optimiser[-1].count),
         "replay_size": ring.size * parts.spec.num_envs_in_all,
@@ -257,24 +255,28 @@ def descend(parts: Parts, ring: replay.Ring, num_updates: Array, key: Key, learn
     """One gradient step on a batch from the replay; then the target may move."""
     config, layout = parts.config, parts.layout
     key_draw, key_online, key_target = jax.random.split(key, 3)
-    size, axis_name = config.batch_size // parts.spec.num_shards, parts.spec.axis_name
+    size, num_hands = config.batch_size // parts.spec.num_shards, parts.spec.num_hands
     if config.prioritised:
         item, priority = priorities.draw(learner.priorities, key_draw, size)
         row, env, found = item // layout.num_envs, item % layout.num_envs, priority > 0
         chance = priority / jnp.maximum(priorities.total(learner.priorities), 1e-30)
-        weight = importance(chance, exponent_now(parts, num_updates), axis_name)
+        weight = importance(chance, exponent_now(parts, num_updates), parts.spec.axis_name)
     else:
         row, env, found = replay.draw(layout, ring, key_draw, size)
         weight = found.astype(jnp.float32)
+    row, env, weight = across.part((row, env, weight), num_hands)
     batch = replay.read(layout, ring, row, env, config.gamma)
     noise_online, noise_target = (parts.network.noise(k, ()) for k in (key_online, key_target))
     goal = target(parts, learner, batch, noise_online, noise_target)
     gradient, (errors, metrics) = jax.grad(partial(loss, parts), has_aux=True)(
         learner.params, batch, goal, weight / config.batch_size, noise_online
     )
+    of_hands = across.placed(errors, num_hands) if num_hands > 1 else ()
+    gradient, of_hands = across.total((gradient, of_hands), parts.spec.sharing)
     updates, optimiser = parts.optimiser.update(gradient, learner.optimiser, learner.params)
     learner = learner._replace(params=optax.apply_updates(learner.params, updates), optimiser=optimiser)
     if config.prioritised:
+        errors = of_hands if num_hands > 1 else errors  # of all rows that were drawn, [B]
         priority = jnp.where(found, (errors + SMALLEST_PRIORITY) ** config.priority_exponent, 0)
         learner = learner._replace(
             priorities=priorities.update(learner.priorities, item, priority),
@@ -300,7 +302,8 @@ def importance(chance: Array, exponent: float | Array, axis_name: str | None = N
     """
     found = chance > 0
     weight = jnp.where(found, jnp.where(found, chance, 1) ** -exponent, 0)
-    return weight / jnp.maximum(_most(weight, axis_name), 1e-30)
+    most = across.gather(weight.max(), axis_name).max()
+    return weight / jnp.maximum(most, 1e-30)
 
 
 def exponent_now(parts: Parts, num_updates: Array) -> Array:
@@ -349,11 +352,6 @@ def loss(
     losses, priority = atoms.losses(parts.form, chosen, goal, td_error, parts.config.loss == "huber")
     metrics = {"weight": jnp.float32(1), "loss": losses, "q_value": value, "td_error": jnp.abs(td_error)}
     return (weight * losses).sum(), (priority, jax.tree.map(lambda x: (weight * x).sum(), metrics))
-
-
-def _most(x: Array, axis_name: str | None) -> Array:
-    """The largest element on all devices."""
-    return x.max() if axis_name is None else jax.lax.pmax(x.max(), axis_name)
 
 
 @jax.custom_batching.custom_vmap

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxrl_fast import distributions, epochs, frames, gradients, minibatch, networks, normalize, returns
+from jaxrl_fast import across, distributions, epochs, frames, gradients, minibatch, networks, normalize, returns
 from jaxrl_fast.agents import configs
 from jaxrl_fast.types import Agent, Array, Box, Decision, Discrete, EnvSpec, Key, Metrics, PyTree, Rollout, Transition
 
@@ -62,8 +62,8 @@ class Lesson(NamedTuple):
     learner: Learner
     rows: Batch  # [T * N, ...]
     frames: frames.Frames | tuple[()]  # what their observations are made of, where they are kept as frames
-    state: State  # as it will be afterwards, but for what gradient steps change
-    explained: Array  # the variance of targets that values knew of
+    state: State  # as it will be afterwards, but for what gradient steps and `others` change
+    others: PyTree  # Moments: of targets and advantages [2], and of observations as far as they have statistics
 
 
 class Parts(NamedTuple):
@@ -101,7 +101,6 @@ def make(config: Config, spec: EnvSpec, num_updates: int, objective: Callable | 
         learning_rate,
         epsilon=config.adam_epsilon,
         max_grad_norm=config.max_grad_norm,
-        axis_name=spec.axis_name,
     )
     frame_stack = 0 if config.normalize_observations or spec.frame_stack < 2 else spec.frame_stack
     parts = Parts(config, spec, network, learning_rate, optimiser, objective or loss, frame_stack)
@@ -202,8 +201,7 @@ def distribution(parts: Parts, params: PyTree, output: Array) -> PyTree:
 def update(parts: Parts, state: State, rollout: Rollout, key: Key) -> tuple[State, Metrics]:
     """Learns from a rollout, in several epochs of minibatches (algorithm 1)."""
     lesson = begin(parts, state, rollout)
-    learner, sums = epochs.run(epochs_of(parts, lesson), lesson.learner, lesson.rows, key)
-    return end(parts, lesson, learner, sums)
+    return end(parts, lesson, *epochs.run(epochs_of(parts, lesson), lesson.learner, lesson.rows, key, lesson.others))
 
 
 def epochs_of(parts: Parts, lesson: Lesson) -> epochs.Epochs:
@@ -214,15 +212,18 @@ def epochs_of(parts: Parts, lesson: Lesson) -> epochs.Epochs:
         axis_name=parts.spec.axis_name,
         gradient_step=partial(gradient_step, parts, lesson.frames),
         standardised="advantage" if parts.config.normalize_advantage else "",
+        num_hands=parts.spec.num_hands,
     )
 
 
 def begin(parts: Parts, state: State, rollout: Rollout) -> Lesson:
     """What is to be learnt from one rollout. Observations are seen by the statistics of before."""
-    config, axis_name = parts.config, parts.spec.axis_name
+    config = parts.config
     rollout = normalize.clip_rewards(rollout, config.clip_rewards)
     steps = rollout.steps
-    after, reward = take_in(parts, state, steps)
+    after, reward = scaled(parts, state, steps)
+    look = lambda stats, obs: normalize.seen(stats, obs, steps.valid)
+    of_observations = state.observations and jax.tree.map(look, state.observations, steps.obs, is_leaf=_is_stats)
     if not parts.frame_stack:
         rollout = rollout._replace(steps=steps._replace(obs=normalised(state, steps.obs)))
     obs, kept = frames.rows(parts.frame_stack, rollout)
@@ -234,21 +235,18 @@ def begin(parts: Parts, state: State, rollout: Rollout) -> Lesson:
     acted = steps.extras if isinstance(steps.extras, Squashed) else Squashed(steps.extras, steps.action)
     log_prob = acted.policy.log_prob(acted.drawn)
     rows = minibatch.flatten(Batch((), acted.drawn, acted.policy, log_prob, value, advantage, target, weight))
-    explained = explained_variance(target, advantage, weight, axis_name)
+    of_both = normalize.moments(jnp.stack([target, advantage]), weight, axis=(1, 2))
     learner = Learner(state.params, state.optimiser, jnp.bool_(False))
-    return Lesson(learner, rows._replace(obs=obs), kept, after, explained)
+    return Lesson(learner, rows._replace(obs=obs), kept, after, (of_both, of_observations))
 
 
-def take_in(parts: Parts, state: State, steps: Transition) -> tuple[State, Array]:
-    """The state with a rollout's steps in its statistics, and their rewards [T, N] as they are learnt from."""
-    axis_name, reward, rewards, observations = parts.spec.axis_name, steps.reward, state.rewards, state.observations
-    if rewards:
-        rewards = normalize.update_reward(rewards, reward, steps.last, steps.valid, parts.config.gamma, axis_name)
-        reward = normalize.apply_reward(rewards, reward)
-    if observations:
-        update = lambda stats, obs: normalize.update(stats, obs, steps.valid, axis_name)
-        observations = jax.tree.map(update, observations, steps.obs, is_leaf=_is_stats)
-    return state._replace(observations=observations, rewards=rewards), reward
+def scaled(parts: Parts, state: State, steps: Transition) -> tuple[State, Array]:
+    """Rewards [T, N] as they are learnt from, and the state with them in its statistics."""
+    reward, rewards, axis_name = steps.reward, state.rewards, parts.spec.axis_name
+    if not rewards:
+        return state, reward
+    rewards = normalize.update_reward(rewards, reward, steps.last, steps.valid, parts.config.gamma, axis_name)
+    return state._replace(rewards=rewards), normalize.apply_reward(rewards, reward)
 
 
 def values(
@@ -268,20 +266,27 @@ def values(
     return value, jnp.concatenate([value[1:], critic(normalised(state, rollout.next_obs))[None]])
 
 
-def explained_variance(target: Array, advantage: Array, weight: Array, axis_name: str | None) -> Array:
-    """1 - Var(target - value) / Var(target), f32 []: 1 where values knew all, 0 where no more than the mean."""
-    of_both = normalize.moments(jnp.stack([target, advantage]), weight, axis=(1, 2))
-    variance, unexplained = normalize.pool(of_both, axis_name).var
+def explained_variance(of_both: normalize.Moments) -> Array:
+    """1 - Var(target - value) / Var(target), f32 []: 1 where values knew all, 0 where no more than the mean.
+
+    `of_both` [2]: of targets, and of advantages, which are target - value.
+    """
+    variance, unexplained = of_both.var
     return jnp.where(variance > 0, 1 - unexplained / jnp.maximum(variance, 1e-8), 0)
 
 
-def end(parts: Parts, lesson: Lesson, learner: Learner, sums: tuple[Metrics, Array]) -> tuple[State, Metrics]:
+def end(
+    parts: Parts, lesson: Lesson, learner: Learner, sums: tuple[Metrics, Array], others: PyTree
+) -> tuple[State, Metrics]:
     """The agent after the update; metrics are means over the gradient steps that were tried."""
-    metrics, tried = sums
-    means = gradients.total(jax.tree.map(lambda x: x / jnp.maximum(tried, 1), metrics), parts.spec.axis_name)
+    (metrics, tried), (of_both, of_observations) = sums, others
+    means = across.total(jax.tree.map(lambda x: x / jnp.maximum(tried, 1), metrics), parts.spec.sharing)
     learning_rate = parts.learning_rate(learner.optimiser[-1].count)
     state = lesson.state._replace(params=learner.params, optimiser=learner.optimiser)
-    return state, means | {"explained_variance": lesson.explained, "learning_rate": learning_rate}
+    if state.observations:
+        merged = jax.tree.map(normalize.merge, state.observations, of_observations, is_leaf=_is_stats)
+        state = state._replace(observations=merged)
+    return state, means | {"explained_variance": explained_variance(of_both), "learning_rate": learning_rate}
 
 
 def gradient_step(
@@ -292,10 +297,12 @@ def gradient_step(
     tried = ~stopped
     batch = batch._replace(obs=frames.look(parts.frame_stack, kept, batch.obs))
     gradient, metrics = minibatch.accumulate(jax.grad(partial(parts.objective, parts), has_aux=True), params, batch)
+    approx_kl = () if parts.config.target_kl is None else metrics["approx_kl"]
+    gradient, approx_kl = across.total((gradient, approx_kl), parts.spec.sharing)
     updates, next_optimiser = parts.optimiser.update(gradient, optimiser, params)
     after = optax.apply_updates(params, updates), next_optimiser
     if parts.config.target_kl is not None:
-        stopped |= gradients.total(metrics["approx_kl"], parts.spec.axis_name) > 1.5 * parts.config.target_kl
+        stopped |= approx_kl > 1.5 * parts.config.target_kl
         after = jax.tree.map(partial(jnp.where, stopped), (params, optimiser), after)
     return Learner(*after, stopped), (jax.tree.map(lambda x: tried * x, metrics), tried.astype(jnp.float32))
 

@@ -12,7 +12,18 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxrl_fast import distributions, epochs, exploration, frames, gradients, minibatch, networks, normalize, returns
+from jaxrl_fast import (
+    across,
+    distributions,
+    epochs,
+    exploration,
+    frames,
+    gradients,
+    minibatch,
+    networks,
+    normalize,
+    returns,
+)
 from jaxrl_fast.agents import configs
 from jaxrl_fast.types import Agent, Array, Decision, EnvSpec, Key, Metrics, PyTree, Rollout
 
@@ -50,6 +61,7 @@ class Lesson(NamedTuple):
     rows: Batch  # [T * N, ...]
     frames: frames.Frames | tuple[()]  # what their observations are made of, where they are kept as frames
     num_updates: Array  # int32: with this one
+    others: tuple[()] = ()  # nothing else that devices have to tell each other
 
 
 class Parts(NamedTuple):
@@ -85,7 +97,6 @@ def make(config: Config, spec: EnvSpec, num_updates: int) -> Agent:
         epsilon=config.adam_epsilon,
         max_grad_norm=config.max_grad_norm,
         kind="radam",
-        axis_name=spec.axis_name,
     )
     epsilon = exploration.Epsilon(config.epsilon_start, config.epsilon_end, config.epsilon_steps, config.epsilon_ladder)
     parts = Parts(config, spec, network, epsilon, learning_rate, optimiser)
@@ -131,8 +142,7 @@ def epsilons(parts: Parts, state: State, place: int | Array = 0) -> Array:
 def update(parts: Parts, state: State, rollout: Rollout, key: Key) -> tuple[State, Metrics]:
     """Learns from a rollout, in several epochs of minibatches (algorithm 1)."""
     lesson = begin(parts, state, rollout)
-    learner, sums = epochs.run(epochs_of(parts, lesson), lesson.learner, lesson.rows, key)
-    return end(parts, lesson, learner, sums)
+    return end(parts, lesson, *epochs.run(epochs_of(parts, lesson), lesson.learner, lesson.rows, key))
 
 
 def epochs_of(parts: Parts, lesson: Lesson) -> epochs.Epochs:
@@ -142,6 +152,7 @@ def epochs_of(parts: Parts, lesson: Lesson) -> epochs.Epochs:
         num_minibatches=parts.config.num_minibatches,
         axis_name=parts.spec.axis_name,
         gradient_step=partial(gradient_step, parts, lesson.frames),
+        num_hands=parts.spec.num_hands,
     )
 
 
@@ -151,14 +162,16 @@ def begin(parts: Parts, state: State, rollout: Rollout) -> Lesson:
     return Lesson(Learner(state.params, state.optimiser), rows, kept, state.num_updates + 1)
 
 
-def end(parts: Parts, lesson: Lesson, learner: Learner, sums: Metrics) -> tuple[State, Metrics]:
+def end(parts: Parts, lesson: Lesson, learner: Learner, sums: Metrics, others: PyTree) -> tuple[State, Metrics]:
     """The agent after the update; metrics are means over gradient steps."""
-    axis_name, state = parts.spec.axis_name, State(*learner, lesson.num_updates)
+    state = State(*learner, lesson.num_updates)
     num_steps = parts.config.num_epochs * parts.config.num_minibatches
-    means = jax.tree.map(lambda x: x / num_steps, sums)
-    means["epsilon"] = epsilons(parts, state).mean() / parts.spec.num_shards
-    learning_rate = parts.learning_rate(state.optimiser[-1].count)
-    return state, gradients.total(means, axis_name) | {"learning_rate": learning_rate}
+    means = across.total(jax.tree.map(lambda x: x / num_steps, sums), parts.spec.sharing)
+    now = exploration.env_steps(parts.spec, parts.config.rollout_length, state.num_updates)
+    return state, means | {
+        "epsilon": exploration.mean(parts.epsilon, parts.spec, now),
+        "learning_rate": parts.learning_rate(state.optimiser[-1].count),
+    }
 
 
 def prepare(parts: Parts, params: PyTree, rollout: Rollout) -> tuple[Batch, frames.Frames | tuple[()]]:
@@ -184,6 +197,7 @@ def gradient_step(
     params, optimiser = learner
     batch = batch._replace(obs=frames.look(parts.spec.frame_stack, kept, batch.obs))
     gradient, metrics = minibatch.accumulate(jax.grad(partial(loss, parts), has_aux=True), params, batch)
+    gradient = across.total(gradient, parts.spec.sharing)
     updates, optimiser = parts.optimiser.update(gradient, optimiser, params)
     return Learner(optax.apply_updates(params, updates), optimiser), metrics
 
