@@ -45,6 +45,7 @@ class Bug(NamedTuple):
 POOLS, EPOCHS = "jaxrl_fast/in_flight.py", "jaxrl_fast/epochs.py"
 LOOP, RETURNS, REPLAY = "jaxrl_fast/loop.py", "jaxrl_fast/returns.py", "jaxrl_fast/replay.py"
 PPO, DQN, PQN = (f"jaxrl_fast/agents/{name}.py" for name in ("ppo", "dqn", "pqn"))
+CORES = "jaxrl_fast/cores.c"
 GYMNAX, PROGRAM = "jaxrl_fast/envs/gymnax.py", "jaxrl_fast/program.py"
 KEEPER, CHECKPOINT, SCORES, TRAINER = (
     f"jaxrl_fast/{name}.py" for name in ("keeper", "checkpoint", "scores", "trainer")
@@ -275,8 +276,8 @@ BUGS = (
     Bug(
         "ppo: observation statistics with reset rows",
         PPO,
-        "normalize.update(stats, obs, steps.valid, axis_name)",
-        "normalize.update(stats, obs, steps.valid | True, axis_name)",
+        "normalize.seen(stats, obs, steps.valid)",
+        "normalize.seen(stats, obs, steps.valid | True)",
         "tests/test_ppo.py::test_statistics_of_observations_leave_reset_rows_out",
     ),
     Bug(
@@ -381,7 +382,7 @@ BUGS = (
     Bug(
         "dqn: importance weights dropped",
         DQN,
-        "weight = importance(chance, exponent_now(parts, num_updates), axis_name)",
+        "weight = importance(chance, exponent_now(parts, num_updates), parts.spec.axis_name)",
         "weight = found.astype(jnp.float32)",
         "tests/test_dqn.py::test_a_gradient_step_weighs_by_importance",
     ),
@@ -481,8 +482,8 @@ BUGS = (
     Bug(
         "dqn: each device goes by its own gradient",
         DQN,
-        "max_grad_norm=config.max_grad_norm, axis_name=spec.axis_name",
-        "max_grad_norm=config.max_grad_norm",
+        "gradient, of_hands = across.total((gradient, of_hands), parts.spec.sharing)",
+        "",
         "tests/test_dqn.py::test_shards_learn_what_one_device_does",
     ),
     Bug(
@@ -495,9 +496,44 @@ BUGS = (
     Bug(
         "dqn: importance is over the largest of one device",
         DQN,
-        "weight / jnp.maximum(_most(weight, axis_name), 1e-30)",
-        "weight / jnp.maximum(weight.max(), 1e-30)",
+        "most = across.gather(weight.max(), axis_name).max()",
+        "most = weight.max()",
         "tests/test_dqn.py::test_importance_is_over_the_largest_of_all_devices",
+    ),
+    Bug(
+        "dqn: a hand knows only of its own part how wrong it was",
+        DQN,
+        "errors = of_hands if num_hands > 1 else errors",
+        "errors = jnp.tile(errors, num_hands)",
+        "tests/test_across.py::test_hands_learn_what_one_core_learns[dqn_all-2]",
+    ),
+    Bug(
+        "epochs: each hand takes all rows",
+        EPOCHS,
+        "across.part(deal.order, epochs.num_hands, axis=1)",
+        "deal.order",
+        "tests/test_across.py::test_hands_learn_what_one_core_learns[pqn-2]",
+    ),
+    Bug(
+        "ppo: each hand goes by its own KL",
+        PPO,
+        "gradient, approx_kl = across.total((gradient, approx_kl), parts.spec.sharing)",
+        "gradient = across.total(gradient, parts.spec.sharing)",
+        "tests/test_across.py::test_hands_learn_what_one_core_learns[ppo_kl-2]",
+    ),
+    Bug(
+        "cores: nobody waits until others have read",
+        CORES,
+        "if (!await_all(cores, num, offsetof(Core, done), now)) goto alone;",
+        "",
+        "tests/test_across.py::test_sums_in_loops_of_loops",
+    ),
+    Bug(
+        "cores: what others have summed is not fetched",
+        CORES,
+        "if (core != mine && first < end)",
+        "if (core == mine && first < end)",
+        "tests/test_across.py::test_many_cores_sum_a_slice_each",
     ),
     Bug(
         "dqn: what is owed is counted by the environments of one device",

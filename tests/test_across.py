@@ -237,6 +237,7 @@ def test_hands_share_what_is_too_little_to_be_dealt(line, monkeypatch):
 VARIANTS = {
     "ppo": ("ppo", {}),
     "ppo_all": ("ppo", dict(normalize_observations=True, normalize_rewards=True, target_kl=0.01)),
+    "ppo_kl": ("ppo", dict(target_kl=2e-3, learning_rate=0.01, anneal=False)),  # which ends updates early
     "dqn": ("dqn", dict(batch_size=8, capacity=256, learning_starts=32)),
     "dqn_all": (
         "dqn",
