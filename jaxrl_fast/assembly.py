@@ -17,8 +17,9 @@ TRAINING, EVALUATION, WATCHING = 0, 1, 2  # what environments are for; each has 
 # Rows of a gradient step that are work enough for a core, by the network that sees them. With less in a shard waiting
 # costs more than sharing saves, and with less in a seed it is better computed along with others.
 LEAST_ROWS = {"mlp": 512, "minatar": 64, "nature": 8, "dqn2013": 8, "impala": 8}
-LEAST_ROWS_OF_HAND = {"mlp": 32, "minatar": 8}  # where all that cores do for each other is to sum gradients, quickly
-MOST_REPEATED = 2**28  # bytes that each hand may keep for itself
+# Hands pay off with as many rows each and with parameters, optimiser and all, that are no more than so many bytes: of
+# a larger network one hand has too much to add up and to update, and boards in small batches are convolved too slowly.
+LEAST_ROWS_OF_HAND, MOST_LEARNT, MOST_REPEATED = 64, 2**20, 2**28  # the last are bytes in all that each keeps
 
 
 def undivided(settings: config.Settings, algorithm: Any, num_updates: int, done: int = 0) -> tuple[Env, Agent]:
@@ -152,13 +153,16 @@ def _num_hands(settings: config.Settings, env: Env, agent: Agent, before: Mappin
     Pools on the host cannot be repeated, and an algorithm of one's own knows nothing of hands.
     """
     options = settings.options
-    least = LEAST_ROWS_OF_HAND.get(networks.choose(env.spec.obs, getattr(settings.agent, "network", "auto")))
     alone = options.num_seeds == 1 and options.devices == "auto" and env.on_device
-    if not alone or not least or settings.algo not in configs.CONFIGS:
+    if not alone or settings.algo not in configs.CONFIGS:
         return 1
-    rows = settings.agent.gradient_rows(int(options.num_envs))
-    most = min(before.get("num_hands", 1) if before else rows // least, jax.local_device_count())
-    if most < 2 or memory.need(env, agent).total > MOST_REPEATED:
+    rows, kind = (
+        settings.agent.gradient_rows(int(options.num_envs)),
+        networks.choose(env.spec.obs, settings.agent.network),
+    )
+    worth = rows // LEAST_ROWS_OF_HAND if kind == "mlp" else 1
+    most = min(before.get("num_hands", 1) if before else worth, jax.local_device_count())
+    if most < 2 or (needs := memory.need(env, agent)).parameters > MOST_LEARNT or needs.total > MOST_REPEATED:
         return 1
     return next(number for number in range(min(most, cores.most()), 0, -1) if rows % number == 0)
 

@@ -206,10 +206,10 @@ def test_without_a_compiler_there_is_one_core(monkeypatch, tmp_path):
 
 LINES = (  # few rows in a gradient step
     "ppo --env CartPole-v1 --num-envs 4",
-    "ppo --env CartPole-v1 --num-envs 1 --agent.num-minibatches 1",
+    "ppo --env Pendulum-v1 --num-envs 1 --agent.num-minibatches 1",
     "pqn --env CartPole-v1 --num-envs 4",
     "dqn --env CartPole-v1 --num-envs 1",
-    "dqn --env Asterix-MinAtar --num-envs 3 --agent.batch-size 32",
+    "dqn --env CartPole-v1 --num-envs 3 --agent.prioritised --agent.dueling --agent.hidden 120 84",
 )
 
 
@@ -226,9 +226,11 @@ def test_hands_share_what_is_too_little_to_be_dealt(line, monkeypatch):
     assert divided("--num-seeds", "2")[2].num_hands == 1, "they have a core each"
     before = {"num_shards": 1}
     assert assembly.divide(config.from_command_line(line.split()), agents.load(line[:3]), 10, before)[2] == Placement()
-    with monkeypatch.context() as patched:
-        patched.setattr(assembly, "MOST_REPEATED", 1000)
-        assert divided()[2] == Placement(), "each has a copy of all"
+    assert divided("--agent.hidden", "256", "256")[2] == Placement(), "it would have too much to add up"
+    for name in ("MOST_REPEATED", "MOST_LEARNT"):
+        with monkeypatch.context() as patched:
+            patched.setattr(assembly, name, 1000)
+            assert divided()[2] == Placement()
     cores.share(2)  # workers of a sweep
     assert divided()[2] == Placement()
     cores.share(1)
