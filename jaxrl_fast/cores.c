@@ -16,7 +16,7 @@ Called by `across.total`, compiled by `cores.py`. Calls must come in the same or
 #include "xla/ffi/api/c_api.h"
 
 enum { MOST_CORES = 1024, FEW = 4, LINE = 16 /* floats */ };
-enum { LOOKS = 2000, YIELDS = 2000 };  /* before the core is offered to others, and before this thread takes naps */
+enum { LOOKS = 100, YIELDS = 2000 };  /* before the core is offered to others, and before this thread takes naps */
 #ifndef PATIENCE_S
 #define PATIENCE_S 100 /* of XLA it is 40; then it aborts the process */
 #endif
