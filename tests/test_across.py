@@ -184,7 +184,7 @@ def test_without_a_compiler_there_is_one_core(monkeypatch, tmp_path):
     )[2]
     monkeypatch.setattr("jaxrl_fast.host.num_cores", lambda: 4)
     if cores.ready():
-        assert divided("64") == Placement(num_hands=4) and divided("2") == Placement(1, 4, True, axis_name=CORES)
+        assert divided("32") == Placement(num_hands=4) and divided("2") == Placement(1, 4, True, axis_name=CORES)
     broken = tmp_path / "cc"
     broken.write_text("#!/bin/sh\nexit 1\n")
     broken.chmod(0o755)
@@ -198,7 +198,7 @@ def test_without_a_compiler_there_is_one_core(monkeypatch, tmp_path):
             patched.setattr(module, name, value)
             patched.setattr(cores, "ready", cores.ready.__wrapped__)
             assert cores.most() == 1
-            assert divided("64") == Placement() and divided("2") == Placement(1, 4, True)
+            assert divided("32") == Placement() and divided("2") == Placement(1, 4, True)
 
 
 # What trains
