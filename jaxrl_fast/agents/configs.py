@@ -5,7 +5,7 @@ CONFIGS or as the `Config` of a module of one's own. `rollout_length` (a number,
 else is reckoned with, where it is there:
 
 - `gradient_rows(num_envs)`: rows in a gradient step, for how many devices there is work. An algorithm that says it must
-  sum its gradients over `spec.axis_name`; one that does not learns on one device.
+  sum its gradients over `spec.axis_name` (`jax.lax.psum`); one that does not learns on one device.
 - `network`: one of `networks.KINDS`, or "auto", which decides how much work a row is.
 - `capacity`: transitions in a replay; `first_learning(num_envs)`: environment steps before the first gradient step.
 - `traced`: names of real numbers that `make` and its functions only calculate with. A sweep over them is one program,
