@@ -49,7 +49,7 @@ def _reading_keys(build):
 
     @functools.wraps(build)
     def build_and_read(env, agent, num_updates, placement=ALONE, *others):
-        alone = placement == ALONE  # what vmap does to arrays of keys it takes for their use
+        alone = placement.num_seeds == placement.num_shards == 1  # what vmap does to arrays of keys counts as their use
         with jax.debug_key_reuse(alone):
             return build(env, agent, num_updates, placement, *others)
 
