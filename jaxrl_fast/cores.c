@@ -16,9 +16,9 @@ Called by `across.total`, compiled by `cores.py`. Calls must come in the same or
 #include "xla/ffi/api/c_api.h"
 
 enum { MOST_CORES = 1024, FEW = 4, LINE = 16 /* floats */ };
-enum { LOOKS = 100, YIELDS = 2000 };  /* before the core is offered to others, and before this thread takes naps */
+enum { LOOKS = 100, YIELDS = 2000, NAP_NS = 50000 }; /* looks, then offers of the core to others, then naps */
 #ifndef PATIENCE_S
-#define PATIENCE_S 100 /* of XLA it is 40; then it aborts the process */
+#define PATIENCE_S 100 /* of naps; XLA's is 40, and then it aborts the process */
 #endif
 
 /* A time is the number of a program's run, in the upper half, and of the sum in it. Runs are numbered in no order. */
@@ -43,15 +43,10 @@ static void rest(void) {
 #endif
 }
 
-static double seconds(void) {
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
-}
+/* Whether another core has come to `now`; not if it never does, for its program has failed.
 
-/* Whether another core has come to `now`; not if it never does, for its program has failed. */
+Naps are counted and not time, which goes by while the process is halted, too. */
 static int await(Time *others, uint64_t now) {
-    double start = 0;
     for (long looks = 0;; ++looks) {
         uint64_t then = atomic_load_explicit(others, memory_order_acquire);
         if (then >> 32 == now >> 32 && then >= now) return 1;
@@ -59,10 +54,10 @@ static int await(Time *others, uint64_t now) {
             rest();
         } else if (looks < LOOKS + YIELDS) {
             sched_yield();
+        } else if (looks < LOOKS + YIELDS + PATIENCE_S * (1000000000L / NAP_NS)) {
+            nanosleep(&(struct timespec){.tv_nsec = NAP_NS}, NULL);
         } else {
-            if (start == 0) start = seconds();
-            if (seconds() - start > PATIENCE_S) return 0;
-            nanosleep(&(struct timespec){.tv_nsec = 20000}, NULL);
+            return 0;
         }
     }
 }
