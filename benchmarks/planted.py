@@ -188,6 +188,20 @@ BUGS = (
         "tests/test_networks.py::test_products_of_few_columns_are_compiled_as_they_were_written",
     ),
     Bug(
+        "networks: of few outputs the first alone has a gradient towards the inputs",
+        "jaxrl_fast/networks.py",
+        "g[:, i, None] * kernel[None, :, i]",
+        "g[:, i, None] * kernel[None, :, 0]",
+        "tests/test_networks.py::test_a_dense_layer_has_the_gradient_of_its_product",
+    ),
+    Bug(
+        "networks: a kernel's gradient is left to the compiler, which takes longer",
+        "jaxrl_fast/networks.py",
+        "jax.lax.optimization_barrier(x.T)",
+        "x.T",
+        "tests/test_networks.py::test_a_kernels_gradient_is_a_product_of_the_transposed_rows",
+    ),
+    Bug(
         "networks: noise that all rows share leaves out that of the inputs",
         "jaxrl_fast/networks.py",
         "spread_kernel * jnp.outer(noise_in, noise_out)",
