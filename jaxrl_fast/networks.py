@@ -11,7 +11,7 @@ float32 and so are outputs, whatever dtype is computed in between.
 """
 
 from collections.abc import Callable
-from functools import partial, reduce
+from functools import partial
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -30,13 +30,12 @@ from jaxrl_fast.convolutions import (
     add_bias,
     gain_of,
     in_blocks,
-    multiply_rows,
 )
+from jaxrl_fast.products import dot_on_cpu
 from jaxrl_fast.types import Key, PyTree
 
 KINDS = ("mlp", "minatar", "nature", "dqn2013", "impala")
 SMALLEST_IMAGE = 36  # what nature's three convolutions need
-FEW, NARROW = 4, 32  # the most outputs of a dense layer whose gradients a CPU takes as a sum, or the other way round
 SPREAD = 0.5  # of noisy weights at the start, times the root of the number of inputs (the paper's sigma_0)
 
 
@@ -323,37 +322,8 @@ def _dense(num_outputs: int, gain: float, noisy: bool = False, dtype: jnp.dtype 
 def _dot_general(x: Array, kernel: Array, *_, **__) -> Array:
     """x [..., I] by a kernel [I, O], to be called as flax calls it: along the last axis, in the usual precision."""
     num_inputs, num_outputs = kernel.shape
-    dot = _dot_on_cpu if jax.default_backend() == "cpu" else jnp.matmul
+    dot = dot_on_cpu if jax.default_backend() == "cpu" else jnp.matmul
     return dot(x.reshape(-1, num_inputs), kernel).reshape(*x.shape[:-1], num_outputs)
-
-
-@jax.custom_vjp
-def _dot_on_cpu(x: Array, kernel: Array) -> Array:
-    """x [R, I] @ kernel [I, O], whose gradients are computed in the ways that are faster on a CPU."""
-    return x @ kernel
-
-
-_dot_on_cpu.defvjp(
-    lambda x, kernel: (x @ kernel, (x, kernel)),
-    lambda saved, g: (_input_gradient(g, saved[1]), _kernel_gradient(saved[0], g).astype(g.dtype)),
-)
-
-
-def _input_gradient(g: Array, kernel: Array) -> Array:
-    """g kernel^T, [R, I], of g [R, O]: for few outputs a sum, which what comes next is computed with in one pass."""
-    if g.shape[1] > FEW:
-        return g @ kernel.T
-    return reduce(jnp.add, (g[:, i, None] * kernel[None, :, i] for i in range(g.shape[1])))
-
-
-def _kernel_gradient(x: Array, g: Array) -> Array:
-    """x^T g, [I, O], of x [R, I] and g [R, O].
-
-    The barrier has x transposed first: a product along the first axis of both takes a CPU a sixth longer.
-    """
-    if g.shape[1] <= NARROW:
-        return multiply_rows(x, g)
-    return jnp.matmul(jax.lax.optimization_barrier(x.T), g, preferred_element_type=jnp.float32)
 
 
 def _cast(x: Array, spec: ShapeDtypeStruct, dtype: jnp.dtype) -> Array:

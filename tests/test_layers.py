@@ -18,7 +18,7 @@ FILES = sorted(str(path.relative_to(ROOT).with_suffix("")) for path in ROOT.rglo
 
 PARTS = (
     *("returns", "distributions", "atoms", "networks", "normalize", "minibatch"),
-    *("convolutions", "frames", "replay", "priorities", "exploration", "gradients", "epochs", "across"),
+    *("convolutions", "products", "frames", "replay", "priorities", "exploration", "gradients", "epochs", "across"),
 )
 AROUND = ("play", "memory", "config", "checkpoint", "sinks", "scores", "curves", "program")
 SWEEP = ("sweep", "grid", "layout", "sweeper", "slurm", "results", "figures")
@@ -64,7 +64,8 @@ LAYERS = (
     Layer(("spelling",), ours=(), theirs=()),
     Layer(("options",), ours=(), theirs=()),
     Layer(("written", "values"), ours=("spelling", "options", "written"), theirs=("yaml",), pure=False),
-    Layer(("networks",), ours=("types", "convolutions")),
+    Layer(("networks",), ours=("types", "convolutions", "products")),
+    Layer(("convolutions",), ours=("products",)),
     Layer(("replay",), ours=("types", "frames")),
     Layer(("epochs",), ours=("types", "across", "minibatch", "normalize")),
     Layer(("normalize",), ours=("types", "across")),
