@@ -41,9 +41,9 @@ class Ledger:
             self.chunks = deque([{k: np.concatenate([c[k] for c in self.chunks], axis=1) for k in names}])
         return dict(self.chunks[0]) if self.available else {}
 
-    def take(self, everything: bool = False) -> Iterator[Rows]:
-        """Whole records, and with `everything` the shorter one that is left."""
-        while self.available >= self.length or everything and self.available:
+    def take(self, everything: bool = False, waiting: bool = False) -> Iterator[Rows]:
+        """Whole records; with `everything` also the shorter one that is left, `waiting` not the one that ends now."""
+        while self.available >= self.length + waiting or everything and self.available:
             rows = self.rows
             self.chunks = deque([{k: x[:, self.length :] for k, x in rows.items()}])
             self.available = _width(self.chunks[0])

@@ -53,9 +53,14 @@ class Scores:
         self.updates += rows[CLOCKS[0]].shape[1]
         return sorted(found, key=lambda wrong: wrong.update)
 
-    def records(self, everything: bool = False, evaluation: list[dict[str, Any]] | None = None) -> Iterator[list[dict]]:
-        """The records that are complete, each with a dictionary for each member; an evaluation goes into the last."""
-        complete = list(self.ledger.take(everything))
+    def records(
+        self, everything: bool = False, waiting: bool = False, evaluation: list[dict[str, Any]] | None = None
+    ) -> Iterator[list[dict]]:
+        """The records that are complete, each with a dictionary for each member; an evaluation goes into the last.
+
+        `waiting`: for an evaluation, which is what the record that ends now does.
+        """
+        complete = list(self.ledger.take(everything, waiting))
         for rows in complete:
             clock, wall = (float(rows[name][0, -1]) for name in CLOCKS)
             length = rows[CLOCKS[0]].shape[1]

@@ -224,8 +224,7 @@ class Trainer:
             while feed.num_waiting < 2 and more():
                 feed.give(min(boundary, self.next_record) if self.options.stop_when_solved else boundary)
             self.take_down(feed.take())
-            if feed.num_waiting or more():
-                self.record()  # else an evaluation may follow, which belongs to the last record
+            self.record(waiting=not (feed.num_waiting or more()))  # an evaluation may follow, which belongs to the last
 
     @property
     def next_record(self) -> int:
@@ -257,9 +256,9 @@ class Trainer:
                 self.diverge(member, "a parameter is not finite", self.env_steps, bool(of_games[member]))
         self.screen.show(done.rows, self.finished, train_time, self.finished >= self.end)
 
-    def record(self, everything: bool = False, evaluation: list[dict[str, Any]] | None = None) -> None:
+    def record(self, **which: Any) -> None:
         """Writes the records that are complete; an evaluation goes into the last one."""
-        for records in self.scores.records(everything, evaluation):
+        for records in self.scores.records(**which):
             self.journal.write(records)
 
     def diverge(self, member: int, what: str, env_steps: int, of_games: bool = False) -> None:

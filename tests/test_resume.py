@@ -160,6 +160,18 @@ def test_stopped_twice_and_with_other_chunks_it_ends_with_the_same_bits(name, tm
     assert len(yaml.safe_load((folder / "config.yaml").read_text())["made"]["resumed"]) == 2
 
 
+def test_a_checkpoint_does_not_depend_on_the_chunks(tmp_path, monkeypatch):
+    """Records of three updates, the last of them the checkpoint's: only that may wait for an evaluation."""
+    folders = {chunk_s: tmp_path / str(chunk_s) for chunk_s in (0.0, 100.0)}
+    monkeypatch.setattr(feed, "GROWTH", 100)
+    for chunk_s, folder in folders.items():
+        monkeypatch.setattr(feed, "CHUNK_S", chunk_s)
+        fit(folder, log_every=192, eval_every=0, save_every=0, total_steps=768)
+    same(*folders.values())
+    saved, _ = checkpoint.newest(folders[0.0] / keeper.FOLDER)
+    assert saved.arrays["ledger/episodes"].shape == (1, 3)
+
+
 @pytest.mark.parametrize("at", mark_slow([1, 64, 320, 704, 1280, 1599], 64, 1280, 1599))
 def test_it_does_not_matter_where_it_was_stopped(at, tmp_path, monkeypatch, unbroken):
     """Among them the updates of an evaluation (704) and of a checkpoint (320)."""
