@@ -768,6 +768,13 @@ BUGS = (
         "tests/test_resume.py::test_where_it_stops_when_solved_no_stop_changes",
     ),
     Bug(
+        "population: all records of the last chunk wait, however long that was",
+        "jaxrl_fast/population.py",
+        "while self.available >= self.length + waiting or everything and self.available:",
+        "while self.available >= self.length and not waiting or everything and self.available:",
+        "tests/test_resume.py::test_a_checkpoint_does_not_depend_on_the_chunks",
+    ),
+    Bug(
         "journal: lines that find no room end the run",
         "jaxrl_fast/journal.py",
         "except OSError as error:  # a run cannot go on from lines that are not there",
