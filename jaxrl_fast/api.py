@@ -8,7 +8,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal
 
-from jaxrl_fast import command, config, grid, host, layout, plan, report, results, sinks, sweeper, trainer
+from jaxrl_fast import command, config, grid, host, layout, plan, report, results, sweeper, trainer, wording
 from jaxrl_fast.written import path_of
 
 if TYPE_CHECKING:
@@ -178,6 +178,6 @@ class Run:
 
     def _words(self) -> str:
         s = self.summary
-        steps = f"{sinks.short(s['env_steps'])} steps in {sinks.seconds(s['train_time_s'])}"
+        steps = f"{wording.short(s['env_steps'])} steps in {wording.seconds(s['train_time_s'])}"
         score = "" if s["final_return_mean"] is None else f", return {s['final_return_mean']:.1f}"
         return f"{s['algo']} on {s['env_id']}, {steps}{score}"

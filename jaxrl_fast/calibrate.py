@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jaxrl_fast import agents, assembly, config, host, memory, program, sinks
+from jaxrl_fast import agents, assembly, config, host, memory, program, terminals, wording
 from jaxrl_fast.agents import configs
 from jaxrl_fast.options import Options, types_of
 from jaxrl_fast.values import convert
@@ -72,7 +72,8 @@ def choose(settings: config.Settings) -> config.Settings:
         raise ValueError(f"--num-envs auto: {env.spec.id} runs on the host, where no count is tried out; give a number")
     trials: list[Trial] = []
     began, said = time.perf_counter(), 0
-    with contextlib.closing(sinks.terminal(options.log_level)) as terminal, host.compile_cache(options.compile_cache):
+    terminal = terminals.suitable(options.log_level)
+    with contextlib.closing(terminal), host.compile_cache(options.compile_cache):
         while (count := next_count(trials, _start(settings))) and time.perf_counter() - began < BUDGET_S:
             trials.append(attempt(settings, count))
             if knee(trials) is None:
@@ -149,7 +150,7 @@ def table(trials: Sequence[Trial]) -> list[str]:
             lines.append(f"{trial.num_envs:>9}  not run: {trial.why}")
             continue
         gained = "" if before is None else f"{100 * (gain(*sorted((before, trial))) - 1):+.0f}%"
-        lines.append(f"{trial.num_envs:>9}{sinks.short(trial.rate):>10}{gained:>7}".rstrip())
+        lines.append(f"{trial.num_envs:>9}{wording.short(trial.rate):>10}{gained:>7}".rstrip())
         before = trial
     return lines
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from jaxrl_fast import command, sinks
+from jaxrl_fast import command, wording
 from jaxrl_fast.written import path_of
 
 EVALUATION = "evaluation.json"
@@ -129,7 +129,7 @@ def listed(score: Any, length: Any, ended: Any) -> dict[str, Any]:
 
 def lines(result: dict[str, Any]) -> list[str]:
     """For the terminal."""
-    steps = sinks.short(result["env_steps"])
+    steps = wording.short(result["env_steps"])
     about = [result["algo"], result["env_id"], f"{result['policy']} policy of {result['checkpoint']} ({steps} steps)"]
     about += [" ".join(f"{name}={value:g}" for name, value in result["member"].items())] * bool(result["member"])
     rows = [(f"seed {each['seed']}", each) for each in result["seeds"]]
@@ -139,7 +139,7 @@ def lines(result: dict[str, Any]) -> list[str]:
 
 
 def _line(name: str, row: dict[str, Any]) -> str:
-    played = sinks.counted(row["eval_episodes"], "episode")
+    played = wording.counted(row["eval_episodes"], "episode")
     unfinished = f", {row['eval_unfinished']} more did not end in time" if row["eval_unfinished"] else ""
     if row["eval_return_mean"] is None:
         return f"{name:<9} {played}{unfinished}"

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from jaxrl_fast import checkpoint, config, host, loop, memory, scores, sinks
+from jaxrl_fast import checkpoint, config, host, loop, memory, scores
+from jaxrl_fast.pace import Pace
 from jaxrl_fast.plan import Plan
 from jaxrl_fast.program import PARAMETERS, Program
 from jaxrl_fast.spelling import parse_period
@@ -23,7 +24,7 @@ class Keeper:
         self.plan, self.scores = plan, results
         self.saver = checkpoint.Saver(plan.folder / FOLDER, options.keep)
         self.every_steps, seconds = parse_period(str(options.save_every))
-        self.pace = sinks.Pace(seconds or math.inf)
+        self.pace = Pace(seconds or math.inf)
         self.num_begun = 0  # whether or not they could be written
 
     @property

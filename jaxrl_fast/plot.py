@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from jaxrl_fast import command, config, host, sinks
+from jaxrl_fast import command, config, host, wording
 from jaxrl_fast.members import by_member
 from jaxrl_fast.options import Task, types_of
 from jaxrl_fast.report import METRICS
@@ -83,7 +83,7 @@ def act(ready: tuple[dict[str, list[Run]], Options]) -> None:
     drawn = picture(found, options)
     with nullcontext(path_of(options.out)) if options.out else command.claimed(Path(NAME)) as path:
         curves.save(drawn, path)
-    print(f"{path}   {sinks.counted(len(found), 'curve')} of {sinks.counted(sum(map(len, found.values())), 'run')}")
+    print(f"{path}   {wording.counted(len(found), 'curve')} of {wording.counted(sum(map(len, found.values())), 'run')}")
 
 
 def compare(runs: Sequence[str | Path], **options: Any) -> Any:
@@ -270,7 +270,7 @@ def curve(name: str, runs: Sequence[Run], options: Options) -> Any:
     first, last = zip(*((x[0], x[-1]) for x, _, _ in trainings))
     end, longest = max(min(last), *first), max(last)
     if options.x == "steps" and longest > 1.1 * end:
-        to, of_all = sinks.short(float(end)), sinks.short(float(longest))
+        to, of_all = wording.short(float(end)), wording.short(float(longest))
         host.warn(f"{name}: drawn as far as its shortest training goes, {to} of {of_all} environment steps")
     of = "trainings" if differing(runs) else "seeds"
     num_bins = min(MOST_BINS, *(int((x <= end * (1 + 1e-9)).sum()) for x, _, _ in trainings))

@@ -11,7 +11,7 @@ from pathlib import Path
 from shlex import quote
 from typing import Any
 
-from jaxrl_fast import config, files, grid, host, report, sinks
+from jaxrl_fast import config, files, grid, host, report, wording
 from jaxrl_fast.imported import name_of
 from jaxrl_fast.layout import FAILED, Sweep
 from jaxrl_fast.members import member_of
@@ -91,7 +91,7 @@ def rows(sweep: Sweep) -> list[Row]:
             of = lambda key, i=i, known=known: known[key][i] if known.get(key) else None
             diverged = of("diverged_at_per_seed")
             status = "diverged" if diverged else known.get("status", "unfinished")
-            own = f"its numbers were no longer finite at step {sinks.short(diverged)}" if diverged else None
+            own = f"its numbers were no longer finite at step {wording.short(diverged)}" if diverged else None
             common = {key: known.get(key) for key in MEASURES}
             table.append(
                 {column: _cell(value) for column, value in grid.values_of(group, member, sweep.columns).items()}
@@ -211,7 +211,7 @@ def _verdict(sweep: Sweep, table: Sequence[Row]) -> list[str]:
     reached = [g for g in ran if _known(g, "steps_to_solve")]
     if not reached:
         return [*lines, f"- None reached the threshold of {solved:g}."]
-    for title, key, show in (("time", "time_to_solve_s", sinks.seconds), ("steps", "steps_to_solve", sinks.short)):
+    for title, key, show in (("time", "time_to_solve_s", wording.seconds), ("steps", "steps_to_solve", wording.short)):
         reaching = [(group, _known(group, key)) for group in reached]
         reaching.sort(key=lambda pair: (-len(pair[1]) / len(pair[0]), statistics.median(pair[1])))
         how = [f"{show(statistics.median(x))}, median of {len(x)} of {len(group)}" for group, x in reaching]
@@ -244,7 +244,7 @@ def _fastest(sweep: Sweep, ran: Sequence[Row]) -> list[str]:
     named = lambda row: grid.words({c: row[c] for c in shared})
     ratio = f", {_speed(best) / _speed(first):.1f} times that of {named(first)}"
     beside = ratio if "num_envs" in shared and best is not first else ""
-    return [f"- By throughput: **{named(best)}** ({sinks.short(_speed(best))} steps/s{beside})."]
+    return [f"- By throughput: **{named(best)}** ({wording.short(_speed(best))} steps/s{beside})."]
 
 
 def _speed(row: Row) -> float:
@@ -279,8 +279,8 @@ def _table(sweep: Sweep, table: Sequence[Row]) -> list[str]:
         seeds = str(len(group)) if num_known == len(group) else f"{num_known} of {len(group)}"
         cells = [first[c] for c in sweep.columns] + [seeds, _spread(_known(group, "final_return"))]
         cells += [middle("eval_return", lambda x: f"{x:.1f}"), f"{len(steps)}/{len(group)}" if wanted else ""]
-        cells += [middle("steps_to_solve", sinks.short), middle("time_to_solve_s", sinks.seconds)]
-        cells += [middle("env_steps_per_s", sinks.short), first["members"], middle("compile_time_s", sinks.seconds)]
+        cells += [middle("steps_to_solve", wording.short), middle("time_to_solve_s", wording.seconds)]
+        cells += [middle("env_steps_per_s", wording.short), first["members"], middle("compile_time_s", wording.seconds)]
         cells += [middle("program_memory_mb", lambda x: f"{x:.0f}")]
         lines.append(f"| {' | '.join(map(str, cells))} |")
     return lines

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from shlex import quote
 from typing import TYPE_CHECKING, Any
 
-from jaxrl_fast import __version__, config, host, report, sinks
+from jaxrl_fast import __version__, config, host, report, terminals, wording
 from jaxrl_fast.agents.configs import CONTINUOUS, DQN, PQN
+from jaxrl_fast.pace import Pace
 from jaxrl_fast.plan import Plan
 
 if TYPE_CHECKING:
@@ -20,12 +21,12 @@ SHARE = 0.01  # of the time so far, which lies at least between two lines that s
 class Screen:
     """Lines about a run while it goes on."""
 
-    def __init__(self, plan: Plan, terminal: sinks.Terminal, num_updates: int = 0, train_time: float = 0.0):
+    def __init__(self, plan: Plan, terminal: terminals.Terminal, num_updates: int = 0, train_time: float = 0.0):
         from jaxrl_fast import population
 
         self.plan, self.terminal = plan, terminal
         share = SHARE if terminal.lines_stay else 0.0
-        self.pace = sinks.Pace(plan.settings.options.report_every, share=share)
+        self.pace = Pace(plan.settings.options.report_every, share=share)
         self.since = population.Ledger(sys.maxsize, MOST_SHOWN)  # the last line
         self.shown = num_updates, train_time  # at the last line
         self.evaluation: float | None = None  # mean return of the last one since then
@@ -48,10 +49,10 @@ class Screen:
             self.shown = num_updates, train_time
             record |= {"env_steps": num_updates * steps, "env_steps_per_s": speed * steps * num_seeds}
             record["eval_return_mean"], self.evaluation = self.evaluation, None
-            self.terminal.progress(sinks.line(record, self.terminal.width), num_updates / self.plan.num_updates)
+            self.terminal.progress(wording.line(record, self.terminal.width), num_updates / self.plan.num_updates)
 
 
-def announce(plan: Plan, terminal: sinks.Terminal) -> None:
+def announce(plan: Plan, terminal: terminals.Terminal) -> None:
     """What was chosen, before it starts."""
     import jax
 
@@ -128,19 +129,19 @@ def _from_where(plan: Plan) -> str:
     if changed:
         host.warn(f"what follows may not be what it would have been to the bit: {', '.join(sorted(changed))}")
     total, was = plan.settings.options.total_steps, plan.saved.manifest["config"]
-    longer = f"; schedules now end at step {sinks.short(total)}" if total != was["total_steps"] else ""
+    longer = f"; schedules now end at step {wording.short(total)}" if total != was["total_steps"] else ""
     longer += "; whether it is solved is judged from there on" if was["solved"] != plan.settings.options.solved else ""
     if plan.saved.manifest["env_steps"] >= plan.num_updates * plan.steps_per_update:
-        at = sinks.short(plan.saved.manifest["env_steps"])
+        at = wording.short(plan.saved.manifest["env_steps"])
         return f"at its end, step {at}; more --total-steps go further ({plan.saved.folder})"
     anew = "" if plan.env.on_device else "; its games begin anew"
-    return f"from step {sinks.short(plan.saved.manifest['env_steps'])} ({plan.saved.folder}){longer}{anew}"
+    return f"from step {wording.short(plan.saved.manifest['env_steps'])} ({plan.saved.folder}){longer}{anew}"
 
 
-def say_done(plan: Plan, terminal: sinks.Terminal, summary: Mapping[str, Any]) -> None:
+def say_done(plan: Plan, terminal: terminals.Terminal, summary: Mapping[str, Any]) -> None:
     """What came of it, and where it lies."""
     folder, say = plan.folder, terminal.say
-    parts = [f"{sinks.short(summary['env_steps'])} steps in {sinks.seconds(summary['train_time_s'])}"]
+    parts = [f"{wording.short(summary['env_steps'])} steps in {wording.seconds(summary['train_time_s'])}"]
     if summary["final_return_mean"] is not None:
         parts.append(f"return {summary['final_return_mean']:.1f}")
     if summary["eval_return_mean"] is not None:
@@ -149,12 +150,12 @@ def say_done(plan: Plan, terminal: sinks.Terminal, summary: Mapping[str, Any]) -
         parts.append(f"{summary['eval_unfinished']} evaluation episodes did not end in time")
     if summary["solved"]:
         steps, duration = summary["steps_to_solve"], summary["time_to_solve_s"]
-        parts.append(f"solved at {sinks.short(steps)} steps, {sinks.seconds(duration)}")
+        parts.append(f"solved at {wording.short(steps)} steps, {wording.seconds(duration)}")
     elif summary["solved_threshold"] is not None:
         num_solved = sum(steps is not None for steps in summary["steps_to_solve_per_seed"])
         parts.append(f"not solved ({num_solved} of {summary['num_seeds']} seeds)")
     with contextlib.suppress(ValueError):  # somebody has been at the lines
-        parts.append(sinks.sparkline([r["return_mean"] for r in report.read_metrics(folder)]))
+        parts.append(wording.sparkline([r["return_mean"] for r in report.read_metrics(folder)]))
     say(f"{summary['status']:<9} {' · '.join(p for p in parts if p)}")
     if (folder / report.CURVE).is_file():
         say(f"  curve  {folder / report.CURVE}")
@@ -171,4 +172,4 @@ def _way_on(plan: Plan, summary: Mapping[str, Any]) -> str:
     if summary["status"] == "stopped":
         return command
     complete = summary["status"] == "done" and summary["updates"] == plan.num_updates
-    return f"{command} --total-steps {sinks.short(2 * options.total_steps)}" if complete else ""
+    return f"{command} --total-steps {wording.short(2 * options.total_steps)}" if complete else ""

@@ -16,7 +16,7 @@ from pathlib import Path
 from shlex import quote
 from typing import Any
 
-from jaxrl_fast import __version__, config, host, plan, report, sinks, slurm
+from jaxrl_fast import __version__, config, host, plan, report, slurm, terminals, wording
 from jaxrl_fast.grid import Group, offer_devices
 from jaxrl_fast.layout import FAILED, Sweep, read
 from jaxrl_fast.spelling import why
@@ -28,7 +28,7 @@ ALONE = "import sys; from jaxrl_fast import command, sweeper; command.start(lamb
 class Progress:
     """A terminal that shows of a run only how far it is."""
 
-    def __init__(self, terminal: sinks.Terminal):
+    def __init__(self, terminal: terminals.Terminal):
         self.terminal, self.progress, self.lines_stay = terminal, terminal.progress, terminal.lines_stay
 
     @property
@@ -46,7 +46,7 @@ def execute(sweep: Sweep) -> int:
     """Goes through it, or has it gone through, and writes the results. The exit status of the command."""
     from jaxrl_fast import results
 
-    terminal = sinks.terminal(sweep.log_level)
+    terminal = terminals.suitable(sweep.log_level)
     try:
         announce(sweep, terminal)
         if sweep.own.launcher == "slurm":
@@ -73,24 +73,24 @@ def execute(sweep: Sweep) -> int:
         terminal.close()
 
 
-def announce(sweep: Sweep, terminal: sinks.Terminal) -> None:
+def announce(sweep: Sweep, terminal: terminals.Terminal) -> None:
     """What there is to do, before it starts."""
     settings = next(iter(sweep.groups.values())).settings
     count = sum(len(group.members) for group in sweep.groups.values())
     parts = [
         f"sweep of {settings.algo}",
-        f"{sinks.counted(count, 'training')} in {sinks.counted(len(sweep.groups), 'program')}",
+        f"{wording.counted(count, 'training')} in {wording.counted(len(sweep.groups), 'program')}",
         host.device(),
     ]
     if len(unfinished(sweep)) < len(sweep.groups):
-        parts.append(f"{sinks.counted(len(unfinished(sweep)), 'program')} to go")
+        parts.append(f"{wording.counted(len(unfinished(sweep)), 'program')} to go")
     terminal.say(f"jaxrl_fast {__version__}   {' · '.join(parts)}")
     if sweep.scale != "none":
         terminal.say(f"scale  {sweep.scale}, from {sweep.base_num_envs} environments")
     terminal.say(f"sweep  {sweep.folder}")
 
 
-def work(sweep: Sweep, terminal: sinks.Terminal) -> tuple[int | None, int]:
+def work(sweep: Sweep, terminal: terminals.Terminal) -> tuple[int | None, int]:
     """Runs what nobody else has run or is running, a group after the other.
 
     The signal that stopped it, and how many are not on the disk.
@@ -99,7 +99,7 @@ def work(sweep: Sweep, terminal: sinks.Terminal) -> tuple[int | None, int]:
 
     lost = 0
     for i, (name, group) in enumerate(sweep.groups.items()):
-        members = sinks.counted(len(group.members), "member")
+        members = wording.counted(len(group.members), "member")
         begin = lambda name=name, i=i, members=members: terminal.say(f"{i + 1}/{len(sweep.groups)}  {name} · {members}")
         outcome = attempt(sweep.folder / name, group, terminal, begin)
         if outcome is None:
@@ -120,7 +120,7 @@ def if_there_is_room(write: Callable[[Sweep], Any], sweep: Sweep) -> Any:
         host.warn(f"the results in {sweep.folder} could not be written ({error.strerror or error}); --resume does it")
 
 
-def attempt(folder: Path, group: Group, terminal: sinks.Terminal, begin: Any) -> dict[str, Any] | None:
+def attempt(folder: Path, group: Group, terminal: terminals.Terminal, begin: Any) -> dict[str, Any] | None:
     """Runs one group, or goes on with it. None where it is done, or another process has it. What fails is written."""
     from jaxrl_fast import trainer
 
@@ -147,10 +147,10 @@ def attempt(folder: Path, group: Group, terminal: sinks.Terminal, begin: Any) ->
         outcome = trainer.Trainer(ready, Progress(terminal)).run()
         ended += [ready.env, ready.eval_env]
         said = outcome.summary
-        speed = f"{sinks.short(said['env_steps_per_s'])} steps/s" if said["env_steps_per_s"] else ""
+        speed = f"{wording.short(said['env_steps_per_s'])} steps/s" if said["env_steps_per_s"] else ""
         score = [] if said["final_return_iqm"] is None else [f"return {said['final_return_iqm']:.1f}"]
         unwritten = [f"{outcome.unwritten} could not be written"] if outcome.unwritten else []
-        words = " · ".join([said["status"], sinks.seconds(said["train_time_s"]), speed, *score, *unwritten])
+        words = " · ".join([said["status"], wording.seconds(said["train_time_s"]), speed, *score, *unwritten])
         return {"signal": outcome.signal or outcome.asked, "lost": bool(unwritten), "words": words}
     except Exception as error:
         if type(error).__name__ == "UncompletedJobError":  # submitit: the job's time is over, not the program's
@@ -170,12 +170,12 @@ def attempt_by_name(folder: str, name: str) -> str:
 
     sweep = read(Path(folder))
     offer_devices(group.settings for group in sweep.groups.values())
-    outcome = attempt(sweep.folder / name, sweep.groups[name], sinks.Quiet(), lambda: None)
+    outcome = attempt(sweep.folder / name, sweep.groups[name], terminals.Quiet(), lambda: None)
     results.write(sweep)
     return outcome["words"] if outcome else "nothing to do"
 
 
-def share(sweep: Sweep, terminal: sinks.Terminal) -> tuple[int | None, int]:
+def share(sweep: Sweep, terminal: terminals.Terminal) -> tuple[int | None, int]:
     """Several processes of this sweep at once, until all have ended. The signal that stopped them; how many died."""
     told = set(sweep.groups) - set(unfinished(sweep))
 
@@ -216,7 +216,7 @@ def work_alone(folder: str, parent: str) -> int:
     sweep = read(Path(folder))
     cores.share(sweep.own.workers)
     offer_devices(group.settings for group in sweep.groups.values())
-    signal, lost = work(sweep, sinks.Quiet())
+    signal, lost = work(sweep, terminals.Quiet())
     return 1 if lost else 128 + signal if signal else 0
 
 

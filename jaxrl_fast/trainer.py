@@ -4,7 +4,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from jaxrl_fast import host, journal, report, screen, sinks
+from jaxrl_fast import host, journal, report, screen, terminals, wording
 from jaxrl_fast.members import in_line
 from jaxrl_fast.plan import Plan
 from jaxrl_fast.spelling import why
@@ -30,7 +30,7 @@ class Outcome(NamedTuple):
 
 def execute(plan: Plan) -> Outcome:
     """Compiles, trains, evaluates, saves and writes everything down."""
-    terminal = sinks.terminal(plan.settings.options.log_level)
+    terminal = terminals.suitable(plan.settings.options.log_level)
     try:
         return Trainer(plan, terminal).run()
     finally:
@@ -40,7 +40,7 @@ def execute(plan: Plan) -> Outcome:
 class Trainer:
     """One run under way."""
 
-    def __init__(self, plan: Plan, terminal: sinks.Terminal):
+    def __init__(self, plan: Plan, terminal: terminals.Terminal):
         from jaxrl_fast import keeper, play, scores
 
         self.plan, self.options, self.terminal = plan, plan.settings.options, terminal
@@ -111,7 +111,7 @@ class Trainer:
         began = time.perf_counter()
         for env in opened:
             env.open()
-        self.terminal.say(f"made in {sinks.seconds(time.perf_counter() - began)}")
+        self.terminal.say(f"made in {wording.seconds(time.perf_counter() - began)}")
 
     def compile(self, cache: Path | None) -> None:
         from jaxrl_fast import memory, program
@@ -125,7 +125,7 @@ class Trainer:
         kept = " (cached for next time)" if host.entries(cache) > before else " (from the cache)" if before else ""
         num_devices = plan.placement.num_devices
         needed, free = num_devices * self.program.memory, memory.free(num_devices)
-        self.terminal.say(f"compiled in {sinks.seconds(duration)}{kept}   needs {memory.readable(needed)}")
+        self.terminal.say(f"compiled in {wording.seconds(duration)}{kept}   needs {memory.readable(needed)}")
         if free is not None and needed > free:
             host.warn(self.needed())
 
@@ -266,7 +266,7 @@ class Trainer:
 
         `of_games`: returns are not finite either, for which no policy is to blame: actions always are.
         """
-        where = f"{_words(self.scores.labels[member])}: {what} at step {sinks.short(env_steps)}"
+        where = f"{_words(self.scores.labels[member])}: {what} at step {wording.short(env_steps)}"
         self.scores.diverged[member] = env_steps
         if self.options.on_nonfinite == "continue" and None in self.scores.diverged:
             host.warn(f"{where}; the other seeds go on")

@@ -18,3 +18,21 @@ def run_chunks_by(run, monkeypatch):
         return built._replace(chunk=partial(run, built.chunk))
 
     monkeypatch.setattr(program, "build", build_and_watch)
+
+
+RECORD = {
+    "seed": 0,
+    "env_steps": 12_288,
+    "updates": 6,
+    "wall_time_s": 1.5,
+    "train_time_s": 0.5,
+    "env_steps_per_s": 96_000.0,
+    "episodes": 410,
+    "return_mean": 24.375,
+    "return_min": 8.0,
+    "return_max": 77.0,
+    "length_mean": 24.375,
+    "value_loss": 31.5,
+    "entropy": 0.69,
+    "learning_rate": 1e-3,
+}

@@ -27,8 +27,8 @@ from jaxrl_fast import (
     plan,
     plot,
     screen,
-    sinks,
     spelling,
+    terminals,
     train,
     trainer,
     video,
@@ -583,7 +583,7 @@ def test_an_algorithm_of_ones_own_may_have_the_option_without_the_switch(monkeyp
 @pytest.mark.parametrize(("env", "is_told"), [("CartPole-v1", True), ("Pendulum-v1", False)])
 def test_what_is_for_continuous_actions_is_warned_of_where_there_are_none(env, is_told, capsys):
     settings = config.from_keywords(algo="ppo", env=env, agent={"squash": True, "log_std_init": -1})
-    screen.announce(plan.check(settings), sinks.Quiet())
+    screen.announce(plan.check(settings), terminals.Quiet())
     told = "warning: --agent.{} does nothing: the actions of gymnax/CartPole-v1 are discrete\n"
     expected = "".join(map(told.format, ("squash", "log-std-init")))
     assert capsys.readouterr().err == (expected if is_told else "")
@@ -645,14 +645,14 @@ def test_a_right_that_is_missing_is_one_line(capsys):
 def test_a_run_that_ends_before_it_learns_says_so(total_steps, is_told, capsys):
     """With 16 environments, whose updates are of 32 steps: dqn learns after 10,000 steps, in the update after that."""
     settings = config.from_keywords(algo="dqn", num_envs=16, total_steps=total_steps, agent={"rollout_length": 1})
-    screen.announce(plan.check(settings), sinks.Quiet())
+    screen.announce(plan.check(settings), terminals.Quiet())
     assert ("nothing will be learnt: gradient steps come after step 10000" in capsys.readouterr().err) == is_told
 
 
 @pytest.mark.parametrize(("num_envs", "is_told"), [(1, True), (2, False)])
 def test_a_ladder_of_one_rung_is_told_of(num_envs, is_told, capsys):
     settings = config.from_keywords(algo="dqn", num_envs=num_envs, agent={"epsilon_ladder": 7})
-    screen.announce(plan.check(settings), sinks.Quiet())
+    screen.announce(plan.check(settings), terminals.Quiet())
     assert ("--agent.epsilon-ladder does nothing" in capsys.readouterr().err) == is_told
 
 
@@ -663,7 +663,7 @@ def test_a_ladder_of_one_rung_is_told_of(num_envs, is_told, capsys):
 def test_a_target_that_is_copied_several_times_in_an_update_is_told_of(options, is_told, capsys):
     """The default period is 500, and so many environments make a step each between updates."""
     settings = config.from_command_line(["dqn", "--num-envs", *options])
-    screen.announce(plan.check(settings), sinks.Quiet())
+    screen.announce(plan.check(settings), terminals.Quiet())
     assert ("--agent.target-period 500: the target is copied several times" in capsys.readouterr().err) == is_told
 
 

@@ -37,7 +37,7 @@ from jaxrl_fast import (
     report,
     rollouts,
     screen,
-    sinks,
+    terminals,
     train,
     trainer,
     video,
@@ -654,7 +654,7 @@ def test_no_pool_is_made_to_see_whether_a_run_is_possible(overlap):
 )
 def test_the_header_says_how_old_the_policy_is_that_plays(line, words, capsys):
     settings = config.from_command_line(f"ppo --env envpool/CartPole-v1 --num-envs 4 {line}".split())
-    screen.announce(plan.check(settings), sinks.Plain())
+    screen.announce(plan.check(settings), terminals.Plain())
     said = [text for text in capsys.readouterr().out.splitlines() if "in flight" in text]
     assert len(said) == bool(words) and all(word in said[0] for word in words)
 

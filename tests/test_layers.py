@@ -20,7 +20,7 @@ PARTS = (
     *("returns", "distributions", "atoms", "networks", "normalize", "minibatch"),
     *("convolutions", "products", "frames", "replay", "priorities", "exploration", "gradients", "epochs", "across"),
 )
-AROUND = ("play", "memory", "config", "checkpoint", "sinks", "scores", "curves", "program")
+AROUND = ("play", "memory", "config", "checkpoint", "sinks", "terminals", "scores", "curves", "program")
 SWEEP = ("sweep", "grid", "layout", "sweeper", "slurm", "results", "figures")
 HOST = (
     *("train", "trainer", "feed", "journal", "screen", "keeper", "report", "host"),
@@ -30,6 +30,8 @@ HOST = (
 BELOW_AROUND = (
     "types",
     "spelling",
+    "wording",
+    "pace",
     "options",
     "written",
     "values",
@@ -61,7 +63,8 @@ class Layer(NamedTuple):
 # The first row that matches a file is its own. `{name}` stands for the last part of the file's own name.
 LAYERS = (
     Layer(("types",), ours=(), theirs=("jax",)),
-    Layer(("spelling",), ours=(), theirs=()),
+    Layer(("spelling", "wording"), ours=(), theirs=()),
+    Layer(("pace",), ours=(), theirs=(), pure=False),
     Layer(("options",), ours=(), theirs=()),
     Layer(("written", "values"), ours=("spelling", "options", "written"), theirs=("yaml",), pure=False),
     Layer(("networks",), ours=("types", "convolutions", "products")),

@@ -23,7 +23,21 @@ from gymnax.environments import spaces
 from jax.experimental.compilation_cache import compilation_cache
 
 import jaxrl_fast
-from jaxrl_fast import config, feed, host, memory, play, program, report, run_folder, screen, sinks, train, trainer
+from jaxrl_fast import (
+    config,
+    feed,
+    host,
+    memory,
+    play,
+    program,
+    report,
+    run_folder,
+    screen,
+    sinks,
+    terminals,
+    train,
+    trainer,
+)
 from jaxrl_fast import plan as planning
 from jaxrl_fast.placement import Placement
 from jaxrl_fast.types import Agent, Decision
@@ -490,7 +504,7 @@ def test_what_fails_before_it_begins_leaves_the_folder_free(module, broken, tmp_
     ready = plan(tmp_path / "run")
     monkeypatch.setattr(module, broken, fail)
     with pytest.raises(OSError, match="No space"):
-        trainer.Trainer(ready, sinks.Quiet()).run()
+        trainer.Trainer(ready, terminals.Quiet()).run()
     host.Lock(tmp_path / "run").release()
 
 
@@ -529,7 +543,7 @@ def test_a_gpu_that_is_not_used_is_noticed(monkeypatch):
 @pytest.mark.parametrize("unused", [True, False])
 def test_a_gpu_that_is_not_used_is_warned_of(unused, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(host, "gpu_unused", lambda: unused)
-    screen.announce(plan(tmp_path / "run"), sinks.Quiet())
+    screen.announce(plan(tmp_path / "run"), terminals.Quiet())
     warning = 'warning: there is a GPU, but JAX uses the CPU; pip install "jax[cuda12]"\n'
     assert capsys.readouterr().err == (warning if unused else "")
 

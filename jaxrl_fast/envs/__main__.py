@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
-from jaxrl_fast import command, envs, sinks
+from jaxrl_fast import command, envs, wording
 from jaxrl_fast.spelling import nearest
 
 MOST_DESCRIBED = 40  # environments of a backend; of more only the names are told
@@ -63,7 +63,7 @@ def act(ready: tuple[dict[str, list[str]], Options]) -> None:
     """Prints them."""
     found, options = ready
     for backend, ids in found.items():
-        print(f"{backend}: {sinks.counted(len(ids), 'environment')}", flush=True)
+        print(f"{backend}: {wording.counted(len(ids), 'environment')}", flush=True)
         few = options.describe or len(ids) <= MOST_DESCRIBED
         for line in described(ids) if few else by_family(backend, ids):
             print(line, flush=True)
