@@ -768,13 +768,6 @@ BUGS = (
         "tests/test_resume.py::test_where_it_stops_when_solved_no_stop_changes",
     ),
     Bug(
-        "cores: one that leaves another's CPU may never come back",
-        "jaxrl_fast/cores.c",
-        "    sched_setaffinity(0, sizeof all, &all);\n",
-        "",
-        "tests/test_across.py::test_a_core_leaves_the_cpu_of_another",
-    ),
-    Bug(
         "population: all records of the last chunk wait, however long that was",
         "jaxrl_fast/population.py",
         "while self.available >= self.length + waiting or everything and self.available:",

@@ -7,7 +7,6 @@ cores and so have the same bits: of few cores each adds up the whole array, of m
 Called by `across.total`, compiled by `cores.py`. Calls must come in the same order on every core, one at a time.
 */
 
-#define _GNU_SOURCE
 #include <sched.h>
 #include <stdatomic.h>
 #include <stdint.h>
@@ -32,7 +31,6 @@ typedef struct {
     float *out;
     size_t size;
     uint64_t now;
-    _Atomic(int) cpu;          /* that it was on when it last looked, plus 1 */
 } Core;
 
 static Core all_cores[MOST_CORES];
@@ -45,45 +43,13 @@ static void rest(void) {
 #endif
 }
 
-/* Notes the CPU that this core is on: its number plus 1, or 0 where nobody says. */
-static int look_around(Core *me) {
-#ifdef __linux__
-    int here = sched_getcpu() + 1;
-#else
-    int here = 0;
-#endif
-    atomic_store_explicit(&me->cpu, here, memory_order_relaxed);
-    return here;
-}
-
-/* Where another core is on the same CPU, so that each runs while the other one waits, this one goes elsewhere.
-
-The kernel leaves them there for some milliseconds, which are dozens of sums. Where it may run stays as it was. */
-static void part(Core *cores, int num, int mine) {
-#ifdef __linux__
-    int here = look_around(&cores[mine]), together = 0;
-    cpu_set_t all, free;
-    if (!here || sched_getaffinity(0, sizeof all, &all)) return;
-    free = all;
-    for (int i = 0; i < num; ++i) {
-        int there = atomic_load_explicit(&cores[i].cpu, memory_order_relaxed);
-        together |= i != mine && there == here;
-        if (there) CPU_CLR(there - 1, &free);
-    }
-    if (!together || !CPU_COUNT(&free) || sched_setaffinity(0, sizeof free, &free)) return;
-    sched_setaffinity(0, sizeof all, &all);
-    look_around(&cores[mine]);
-#endif
-}
-
 /* Whether another core has come to `now`; not if it never does, for its program has failed.
 
 Naps are counted and not time, which goes by while the process is halted, too. */
-static int await(Core *cores, int num, int mine, Time *others, uint64_t now) {
+static int await(Time *others, uint64_t now) {
     for (long looks = 0;; ++looks) {
         uint64_t then = atomic_load_explicit(others, memory_order_acquire);
         if (then >> 32 == now >> 32 && then >= now) return 1;
-        if (looks == LOOKS) part(cores, num, mine);
         if (looks < LOOKS) {
             rest();
         } else if (looks < LOOKS + YIELDS) {
@@ -96,9 +62,9 @@ static int await(Core *cores, int num, int mine, Time *others, uint64_t now) {
     }
 }
 
-static int await_all(Core *cores, int num, int mine, size_t what, uint64_t now) {
+static int await_all(Core *cores, int num, size_t what, uint64_t now) {
     for (int i = 0; i < num; ++i)
-        if (!await(cores, num, mine, (Time *)((char *)&cores[i] + what), now)) return 0;
+        if (!await((Time *)((char *)&cores[i] + what), now)) return 0;
     return 1;
 }
 
@@ -150,10 +116,9 @@ XLA_FFI_Error *sum_over_cores(XLA_FFI_CallFrame *call) {
     me->now = now;
     me->in = x->data;
     me->out = sum->data;
-    look_around(me);
     atomic_store_explicit(&me->ready, now, memory_order_release);
 
-    if (!await_all(cores, num, mine, offsetof(Core, ready), now)) goto alone;
+    if (!await_all(cores, num, offsetof(Core, ready), now)) goto alone;
     for (int core = 0; core < num; ++core)
         if (cores[core].size != size) goto confused;
     if (num <= FEW) {
@@ -161,7 +126,7 @@ XLA_FFI_Error *sum_over_cores(XLA_FFI_CallFrame *call) {
     } else {
         add(cores, num, me->out, mine * slice, least((mine + 1) * slice, size));
         atomic_store_explicit(&me->summed, now, memory_order_release);
-        if (!await_all(cores, num, mine, offsetof(Core, summed), now)) goto alone;
+        if (!await_all(cores, num, offsetof(Core, summed), now)) goto alone;
         for (int core = 0; core < num; ++core) {
             size_t first = core * slice, end = least(first + slice, size);
             if (core != mine && first < end)
@@ -170,7 +135,7 @@ XLA_FFI_Error *sum_over_cores(XLA_FFI_CallFrame *call) {
     }
     atomic_store_explicit(&me->done, now, memory_order_release);
 
-    if (!await_all(cores, num, mine, offsetof(Core, done), now)) goto alone;
+    if (!await_all(cores, num, offsetof(Core, done), now)) goto alone;
     return NULL;
 confused:
     return failed(call->api, XLA_FFI_Error_Code_INTERNAL, "cores do not sum the same array: in another order?");

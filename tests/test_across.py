@@ -16,7 +16,7 @@ import pytest
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
-from jaxrl_fast import across, agents, assembly, config, cores, host, program
+from jaxrl_fast import across, agents, assembly, config, cores, program
 from jaxrl_fast.agents import configs
 from jaxrl_fast.placement import SHARDS, Placement
 from jaxrl_fast.types import CORES
@@ -174,46 +174,6 @@ sys.stdout.flush()
 import os; os._exit(0)
 """
     assert words in alone(tmp_path, program, 2).stdout
-
-
-PART = """
-#include "cores.c"
-#include <stdio.h>
-int main(void) {
-    cpu_set_t all, after, one;
-    sched_getaffinity(0, sizeof all, &all);
-    int num = 0, sum = 0;
-    for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu)
-        if (CPU_ISSET(cpu, &all) && num++ < 2) sum += cpu;
-        else CPU_CLR(cpu, &all);
-    sched_setaffinity(0, sizeof all, &all); /* two of them */
-    int before = sched_getcpu(), is_free = sum - before;
-    Core cores[3] = {0};
-    cores[1].cpu = before + 1; /* the last one has not said yet where it is */
-    part(cores, 3, 0);
-    sched_getaffinity(0, sizeof after, &after);
-    printf("%d %d %d, ", sched_getcpu() == is_free, cores[0].cpu - 1 == is_free, CPU_EQUAL(&all, &after));
-    part(cores, 3, 0);
-    printf("%d, ", sched_getcpu() == is_free); /* it is alone there */
-    CPU_ZERO(&one);
-    CPU_SET(before, &one);
-    sched_setaffinity(0, sizeof one, &one);
-    part(cores, 3, 0);
-    sched_getaffinity(0, sizeof after, &after);
-    printf("%d %d", sched_getcpu() == before, CPU_EQUAL(&one, &after)); /* it may be nowhere else */
-}
-"""
-
-
-@needs_cores
-@pytest.mark.skipif(host.num_cores() < 2 or sys.platform != "linux", reason="nowhere to go, or nobody says where it is")
-def test_a_core_leaves_the_cpu_of_another(tmp_path):
-    """On two CPUs, whatever there are; where it may run is as before."""
-    (tmp_path / "part.c").write_text(PART)
-    words = [*cores.COMPILE[:2], f"-I{cores.SOURCE.parent}", f"-I{jax.ffi.include_dir()}", "-o", str(tmp_path / "part")]
-    subprocess.run([shutil.which("cc") or shutil.which("gcc"), str(tmp_path / "part.c"), *words], check=True)
-    found = subprocess.run([tmp_path / "part"], capture_output=True, text=True, timeout=60)
-    assert found.stdout == "1 1 1, 1, 1 1"
 
 
 def test_without_a_compiler_there_is_one_core(monkeypatch, tmp_path):
