@@ -21,6 +21,7 @@ import numpy as np
 from jaxrl_fast import agents, assembly, config, host, program
 
 RESULTS = Path(__file__).parent / "results"
+host.quieten_blas()  # as our commands do, and for the plain program as well
 
 
 class Report:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+from jaxrl_fast import host
 from jaxrl_fast.config import help_registry, refuse_name, without_no
 from jaxrl_fast.options import types_of
 from jaxrl_fast.values import added, check_range, convert
@@ -60,6 +61,7 @@ def run(
 def start(main: Callable[[], int]) -> None:
     """A command as a process: a first Ctrl-C ends it at once, unless a training is under way."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+    host.quieten_blas()
     if sys.stdout is None:  # closed by the shell: >&-
         sys.stdout = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
     if isinstance(sys.stdout, io.TextIOWrapper):

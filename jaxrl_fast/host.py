@@ -37,6 +37,15 @@ def offer_cpu_devices(wanted: int | str = "auto") -> None:
         jax.config.update("jax_num_cpu_devices", max(number, jax.config.values["jax_num_cpu_devices"]))
 
 
+def quieten_blas() -> None:
+    """Keeps scipy's BLAS, which JAX loads for orthogonal parameters, to one thread: more stay awake for nothing.
+
+    For a tenth of a second after the first parameters they take a core from training. For a process of our own, before
+    there are parameters; what the user has set stays.
+    """
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+
 def num_cores() -> int:
     """That this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -532,6 +532,20 @@ def test_odd_places_get_a_sentence(words, status, said):
     assert ended.stderr.count("\n") == (status != 0)
 
 
+@pytest.mark.skipif(
+    sys.platform != "linux" or host.num_cores() < 2, reason="nowhere to count threads, or none to count"
+)
+@pytest.mark.parametrize(("wanted", "threads"), [({}, False), ({"OPENBLAS_NUM_THREADS": "2"}, True)])
+def test_a_command_keeps_no_threads_of_scipys_awake_unless_told_to(wanted, threads):
+    """They come with the library."""
+    lines = "import os; n = len(os.listdir('/proc/self/task')); import scipy.linalg; "
+    lines += "print(len(os.listdir('/proc/self/task')) - n)"
+    code = f"from jaxrl_fast import command; command.start(lambda: exec({lines!r}))"
+    environment = {k: x for k, x in os.environ.items() if "OPENBLAS" not in k} | wanted
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, cwd=ROOT)
+    assert (int(said.stdout) > 0) == threads, said.stderr
+
+
 def test_a_gpu_that_is_not_used_is_noticed(monkeypatch):
     monkeypatch.setattr(host.shutil, "which", lambda name: "/usr/bin/nvidia-smi")
     monkeypatch.delenv("JAX_PLATFORMS")
