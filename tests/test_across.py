@@ -20,7 +20,7 @@ from jaxrl_fast import across, agents, assembly, config, cores, program
 from jaxrl_fast.agents import configs
 from jaxrl_fast.placement import SHARDS, Placement
 from jaxrl_fast.types import CORES
-from tests import probes
+from tests import probes, slow
 
 NUM_UPDATES = 4
 needs_cores = pytest.mark.skipif(not cores.ready(), reason="no C compiler here: nothing sums over cores")
@@ -272,7 +272,7 @@ def unkeyed(tree):
 
 
 @needs_cores
-@pytest.mark.parametrize("num_hands", [2, 4])
+@pytest.mark.parametrize("num_hands", [2, slow(4)])
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_hands_learn_what_one_core_learns(variant, num_hands):
     """To rounding; and each hand has the same bits of everything."""
@@ -288,7 +288,9 @@ def test_hands_learn_what_one_core_learns(variant, num_hands):
 
 
 @needs_cores
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize(
+    "variant", [name if name in ("ppo_all", "dqn_all", "pqn") else slow(name) for name in VARIANTS]
+)
 def test_shards_sum_in_memory_what_xla_sums(variant):
     """Two of them: the same bits, for a sum of two has one order only."""
     by_xla, by_memory = (trained(variant, Placement(1, 2, axis_name=name)) for name in (SHARDS, CORES))

@@ -696,7 +696,7 @@ AGENTS = {
 }
 
 
-@pytest.mark.parametrize("algo", ["dqn", "pqn"])
+@pytest.mark.parametrize("algo", [slow("dqn"), "pqn"])
 def test_an_exploring_evaluation_has_the_environments_of_one_pool(algo, tmp_path):
     """Each pool has a ladder of epsilons, and so an epsilon for each of its own environments alone."""
     agent = AGENTS[algo] | dict(epsilon_ladder=7.0)

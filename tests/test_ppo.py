@@ -269,7 +269,7 @@ def test_gradient_steps_see_advantages_as_the_option_says(normalize_advantage):
     np.testing.assert_allclose((metrics["mean"], metrics["square"]), expected, rtol=1e-3, atol=1e-5)
 
 
-@pytest.mark.parametrize("num_shards", [1, 2])
+@pytest.mark.parametrize("num_shards", [slow(1), 2])
 @pytest.mark.parametrize(
     ("slope", "noise", "explained"), [(1.0, 0.0, 1), (0.0, 0.0, 0), (0.5, 0.0, 0.75), (1.0, 1.0, None)]
 )

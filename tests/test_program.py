@@ -10,7 +10,7 @@ import pytest
 from jaxrl_fast import config, plan, program
 from jaxrl_fast.agents import ppo
 from jaxrl_fast.placement import SHARDS, Placement
-from tests import probes
+from tests import probes, slow
 
 NUM_UPDATES = 3
 
@@ -43,10 +43,8 @@ def test_shards_on_devices_are_shards_side_by_side(monkeypatch):
     close(spread, run(build.__wrapped__(1, 2), 5))
 
 
-@pytest.mark.parametrize("num_shards", [pytest.param(1, marks=pytest.mark.slow), 2])
-@pytest.mark.parametrize(
-    ("num_seeds", "in_turn"), [pytest.param(4, False, marks=pytest.mark.slow), (5, False), (8, True)]
-)
+@pytest.mark.parametrize("num_shards", [slow(1), 2])
+@pytest.mark.parametrize(("num_seeds", "in_turn"), [slow(4, False), slow(5, False), (8, True)])
 def test_a_seed_of_a_batch_is_its_single_run(num_shards, num_seeds, in_turn):
     """One seed or more on each device, side by side or in turn, against a run of one seed on its devices."""
     batch = run(build(num_seeds, num_shards, in_turn=in_turn), [*range(3, 3 + num_seeds)])
