@@ -273,7 +273,7 @@ def unkeyed(tree):
 
 @needs_cores
 @pytest.mark.parametrize("num_hands", [2, slow(4)])
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", [slow(name) if name.startswith("ppo_") else name for name in VARIANTS])
 def test_hands_learn_what_one_core_learns(variant, num_hands):
     """To rounding; and each hand has the same bits of everything."""
     on_each, metrics, learner = trained(variant, Placement(num_hands=num_hands))
@@ -288,9 +288,7 @@ def test_hands_learn_what_one_core_learns(variant, num_hands):
 
 
 @needs_cores
-@pytest.mark.parametrize(
-    "variant", [name if name in ("ppo_all", "dqn_all", "pqn") else slow(name) for name in VARIANTS]
-)
+@pytest.mark.parametrize("variant", [name if name in ("ppo_all", "dqn_all") else slow(name) for name in VARIANTS])
 def test_shards_sum_in_memory_what_xla_sums(variant):
     """Two of them: the same bits, for a sum of two has one order only."""
     by_xla, by_memory = (trained(variant, Placement(1, 2, axis_name=name)) for name in (SHARDS, CORES))

@@ -212,6 +212,7 @@ def test_bits_are_compared_the_other_way_too_where_one_way_fails(monkeypatch):
     assert on_a_gpu.same_bits() == found
 
 
+@pytest.mark.slow
 def test_a_step_whose_time_is_over_may_save_before_it_is_killed():
     saves = "import signal, sys, time; signal.signal(15, lambda *_: (time.sleep(0.5), print('saved'), sys.exit(143)))"
     began = time.monotonic()

@@ -706,7 +706,8 @@ def test_an_exploring_evaluation_has_the_environments_of_one_pool(algo, tmp_path
 
 
 @pytest.mark.parametrize(
-    ("env", "kept"), [("envpool/CartPole-v1", set()), ("gymnax/CartPole-v1", {"jit_begin", "jit_chunk", "jit__lambda"})]
+    ("env", "kept"),
+    [("envpool/CartPole-v1", set()), slow("gymnax/CartPole-v1", {"jit_begin", "jit_chunk", "jit__lambda"})],
 )
 def test_no_program_of_a_pool_is_kept_for_later_processes(env, kept, tmp_path, monkeypatch):
     """None of them would find it again."""

@@ -109,6 +109,7 @@ def test_every_shard_counts():
     np.testing.assert_array_equal(metrics["episodes"], 16 * 4)
 
 
+@pytest.mark.slow
 def test_shards_play_episodes_of_their_own():
     state = build(1, 4).init(np.int32(0))
     obs = np.asarray(state.actors.timestep.obs).reshape(4, -1)

@@ -340,6 +340,7 @@ def test_a_solved_run_says_how_it_trains_on(tmp_path):
     assert on.summary["env_steps"] == 3200
 
 
+@pytest.mark.slow
 def test_another_threshold_is_judged_anew(tmp_path, capsys):
     """From what the last games were when the run goes on: by which record they first came to it is not known."""
     folder = tmp_path / "run"
@@ -897,6 +898,7 @@ def test_a_parameter_that_is_not_finite_is_never_saved(tmp_path, monkeypatch):
     assert [f.name[-4:] for f in checkpoint.folders(tmp_path / "run" / keeper.FOLDER)] == ["0320"]
 
 
+@pytest.mark.slow
 def test_what_is_in_a_replay_stops_no_checkpoint(tmp_path, monkeypatch):
     """An observation that is no number, and has not been drawn."""
     flatten = checkpoint.flatten
