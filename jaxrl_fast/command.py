@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from jaxrl_fast import host
-from jaxrl_fast.config import help_registry, refuse_name, without_no
+from jaxrl_fast.manual import help_registry
+from jaxrl_fast.naming import refuse_name, without_no
 from jaxrl_fast.options import types_of
 from jaxrl_fast.values import added, check_range, convert
 from jaxrl_fast.written import Setting, from_mapping, tokenise

@@ -9,7 +9,7 @@ import dataclasses
 import operator
 import re
 import typing
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from shlex import quote
 from types import ModuleType
@@ -17,17 +17,17 @@ from typing import Any, NamedTuple, NoReturn
 
 from jaxrl_fast import agents
 from jaxrl_fast.agents.configs import CONFIGS, NEEDS
-from jaxrl_fast.options import LAST_SEED, SINGLE, SWITCHES, Options, Task, types_of
-from jaxrl_fast.spelling import ELSEWHERE, nearest, shown
+from jaxrl_fast.manual import print_help
+from jaxrl_fast.naming import SWEEP, known_options, refuse_name, speller, without_no
+from jaxrl_fast.options import DEFAULT, LAST_SEED, SINGLE, Options, Task, types_of
+from jaxrl_fast.spelling import nearest, shown
 from jaxrl_fast.values import added, check_range, convert, is_whole
 from jaxrl_fast.written import CONFIG, Setting, from_mapping, listed, made, one, path_of, read_preset, shipped, tokenise
 
 RUNS = Path("runs")  # where they are kept unless told
 LAYOUT = "sweep.yaml"  # of a sweep: its groups and their members
-PROGRAM, SWEEP = "python -m jaxrl_fast.train", "python -m jaxrl_fast.sweep"
 DECIDE_GAMES = ("exact_resume", "save_every", "eval_every", "eval_episodes", "eval_envs")  # where games begin anew
 NOT_OF_GAMES = ("num_threads", "thread_affinity_offset")  # options of environments that only say how they are stepped
-DEFAULT = {"config": "ppo_cartpole", "stop_when_solved": True}  # without an algorithm, a preset or an environment
 
 
 class UnknownAlgorithm(ValueError):
@@ -60,7 +60,7 @@ def from_command_line(argv: Sequence[str]) -> Settings:
     settings = resolve(positional[0] if positional else "", written)
     refuse_idle(written, [settings.agent])
     if asks_help:
-        print_help(settings)
+        print_help(settings.algo, settings.options, settings.agent)
         raise SystemExit(0)
     return settings
 
@@ -192,7 +192,7 @@ def refuse_idle(written: Sequence[Setting], agents: Sequence[Any]) -> None:
         switch, values = _needed(setting)
         if switch and all(getattr(agent, switch, values[0]) not in values for agent in agents):
             way = "" if values == (True,) else f" {' or '.join(values)}"
-            raise ValueError(f"{setting.said} does nothing without {_speller(setting)(f'agent.{switch}')}{way}")
+            raise ValueError(f"{setting.said} does nothing without {speller(setting)(f'agent.{switch}')}{way}")
 
 
 def _needed(setting: Setting) -> tuple[str, tuple[Any, ...]]:
@@ -276,45 +276,6 @@ def nearest_with(file: str, folder: Path) -> str:
     return nearest(folder.name, siblings, lambda name: str(folder.with_name(name)))
 
 
-def print_help(settings: Settings, program: str = PROGRAM, says: str = "Trains {}.", *more: Any) -> None:
-    """Every option with its group, its meaning and its default under this preset; those of `more` dataclasses first."""
-    import tyro
-
-    groups = [*reversed(Options.__bases__), type(settings.agent)]
-    names = [*(g.__name__.lower() for g in groups[:-1]), "agent"]
-    markers = [tyro.conf.OmitArgPrefixes] * (len(groups) - 1) + [None]
-    fields: list[Any] = [(type(g).__name__.lower(), tyro.conf.OmitArgPrefixes[type(g)]) for g in more]  # type: ignore[misc]
-    fields += [(n, m[g] if m else g) for n, g, m in zip(names, groups, markers)]
-    shape = dataclasses.make_dataclass("Help", fields)
-    parts = [g(**{f.name: getattr(settings.options, f.name) for f in dataclasses.fields(g)}) for g in groups[:-1]]
-    tyro.cli(
-        shape,
-        args=["--help"],
-        default=shape(*more, *parts, settings.agent),
-        prog=f"{program} [{'|'.join(CONFIGS)}|MODULE] [--config PRESET]",
-        description=f"{says.format(settings.algo)} --config takes a file or one of: {listed(shipped())}. Options given "
-        "override it. Numbers may be written 1e6, 64k, 10M. Without an algorithm, a preset or an environment: "
-        f"--config {DEFAULT['config']} --stop-when-solved.",
-        registry=help_registry(),
-    )
-
-
-def help_registry() -> Any:
-    """How the help shows what tyro would not: a dictionary."""
-    from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec
-
-    registry = ConstructorRegistry()
-    as_pairs = PrimitiveConstructorSpec(
-        nargs="*",
-        metavar="KEY=VALUE ...",
-        instance_from_str=lambda texts: dict(text.split("=", 1) for text in texts),
-        is_instance=lambda value: isinstance(value, dict),
-        str_from_instance=lambda value: [f"{k}={v}" for k, v in value.items()],
-    )
-    registry.primitive_rule(lambda info: as_pairs if info.type_origin is dict else None)
-    return registry
-
-
 def to_mapping(settings: Settings) -> dict[str, Any]:
     """Plain values for YAML, which `read_preset` reads back. What belongs to one run only is left out."""
     options = {f: getattr(settings.options, f) for f in types_of(Options) if f not in ("run_dir", "name", "resume")}
@@ -352,25 +313,6 @@ def _fits_a_file(value: Any) -> bool:
     return all(map(_fits_a_file, value)) if type(value) in (list, tuple) else type(value) in words
 
 
-def without_no(setting: Setting, known: Mapping[str, Any]) -> Setting:
-    """--no-x and --agent.no-x as x, false."""
-    name = positive(setting.name)
-    if name != setting.name and known.get(name) in SWITCHES and not setting.values:
-        return Setting(name, ["false"], setting.said)
-    return setting
-
-
-def known_options(agent_type: type) -> dict[str, Any]:
-    """Every option of a run with this algorithm, and its type."""
-    return types_of(Options) | {f"agent.{name}": kind for name, kind in types_of(agent_type).items()}
-
-
-def positive(name: str) -> str:
-    """no_x as x, agent.no_x as agent.x; a name without it as it is."""
-    prefix, dot, last = name.rpartition(".")
-    return f"{prefix}{dot}{last.removeprefix('no_')}"
-
-
 def _same_env(old: Any, new: Any) -> bool:
     """With or without its backend; what is no id has no name that could be compared."""
     if not isinstance(new, str):
@@ -391,34 +333,3 @@ SAME = {"env": _same_env, "env_options": _same_games}  # how values are compared
 def plain(value: Any) -> str:
     """A value as it is written on a command line."""
     return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
-
-
-def refuse_name(setting: Setting, known: Mapping[str, Any], algo: str = "", program: str = PROGRAM) -> NoReturn:
-    """No option has this name."""
-    dashed, spell = setting.said.startswith("-"), _speller(setting)
-    name = positive(setting.name.removeprefix("no_"))
-    written = setting.said if dashed else setting.said.replace(setting.name, repr(setting.name), 1)
-    if dashed and name != setting.name and known.get(name) in SWITCHES and setting.values:
-        raise ValueError(f"{setting.said} takes no value; what is {setting.values[0]!r}?")
-    what = f"{algo} has no option" if name.startswith("agent.") else "there is no option"
-    theirs = name.removeprefix("agent.").lower()
-    ours = "agent.n_step" if theirs == "n_steps" and "agent.n_step" in known else ELSEWHERE.get(theirs, "")
-    elsewhere = f"; here that is {spell(ours)} (docs/moving.md)" if ours in {*known, "config"} else ""
-    very_near = nearest(name, known, spell, cutoff=0.9)
-    hint = _whose(name, known, algo, spell) or very_near or elsewhere or nearest(name, known, spell)
-    ending = f"; {program} --help lists all" if dashed else ""
-    raise ValueError(f"{what} {written}{hint or ending}")
-
-
-def _speller(setting: Setting) -> Callable[[str], str]:
-    """Spells names as this option was written: --num-envs or num_envs."""
-    return (lambda name: "--" + name.replace("_", "-")) if setting.said.startswith("-") else (lambda name: name)
-
-
-def _whose(name: str, known: Iterable[str], algo: str, spell: Callable[[str], str]) -> str:
-    """For a message about an option that this algorithm has not, and others have."""
-    whole = f"agent.{name.removeprefix('agent.')}"
-    others = [other for other, kind in CONFIGS.items() if whole[6:] in types_of(kind)]
-    if not (algo and others) or whole in known:
-        return ""
-    return f"; {'that' if name == whole else spell(whole)} is an option of {' and '.join(others)}"

@@ -11,10 +11,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import ModuleType
 from typing import Any, NamedTuple, NoReturn
 
-from jaxrl_fast import agents, config
+from jaxrl_fast import agents, config, naming
 from jaxrl_fast.agents.configs import CONFIGS
+from jaxrl_fast.manual import print_help
 from jaxrl_fast.members import Member, real_numbers
-from jaxrl_fast.options import SINGLE, SWITCHES, Options, Sweep, types_of
+from jaxrl_fast.options import DEFAULT, SINGLE, SWITCHES, Options, Sweep, types_of
 from jaxrl_fast.spelling import parse_int
 from jaxrl_fast.values import added, check_range, convert, is_whole
 from jaxrl_fast.written import Setting, from_mapping, read_preset, tokenise
@@ -58,8 +59,8 @@ def from_command_line(argv: Sequence[str]) -> Request:
     if any(s.name == "help" for s in written):
         said = "Trains {} with every combination of the values given: --num-envs 1,8,64 --seed 0..4. --name and "
         said += "--resume are the sweep's; --run-dir has no place here."
-        preset = [s for s in written if s.name == "config"]
-        config.print_help(config.resolve(algo, preset), config.SWEEP, said, Sweep())
+        default = config.resolve(algo, [s for s in written if s.name == "config"])
+        print_help(default.algo, default.options, default.agent, naming.SWEEP, said, Sweep())
         raise SystemExit(0)
     return lay_out(algo, written, from_words)
 
@@ -87,9 +88,9 @@ def lay_out(algo: str, written: list[Setting], separate: Any) -> Request:
             raise ValueError(f"{[*other, algo][0]} does not go with --resume, which goes on with the sweep as it is")
         return Request((), (), own, name, resume, log_level=_value("log_level", level))
     if config.is_nothing_said(algo, written):
-        written = from_mapping(config.DEFAULT, lambda name: name) + written
+        written = from_mapping(DEFAULT, lambda name: name) + written
     algo = config.resolve(algo, [s for s in written if s.name == "config"]).algo
-    known = config.known_options(agents.options(algo)) | {"config": str}
+    known = naming.known_options(agents.options(algo)) | {"config": str}
     fixed, axes = _sort_out(algo, written, known, separate)
     number = math.prod(map(len, axes.values()))
     if number > MOST:
@@ -112,7 +113,7 @@ def _sort_out(
     """What all combinations have, and the values of what differs by name. The last word on an option holds."""
     axes: dict[str, list[Setting]] = {}
     fixed: list[Setting] = []
-    for setting in (config.without_no(s, known) for s in written):
+    for setting in (naming.without_no(s, known) for s in written):
         if setting.name not in known:
             _refuse_name(setting, known, algo)
         if setting.name == "run_dir":
@@ -129,10 +130,10 @@ def _sort_out(
 
 def _refuse_name(setting: Setting, known: Mapping[str, Any], algo: str) -> NoReturn:
     """No option has this name; --no-x, which means x false, has no values."""
-    name = config.positive(setting.name)
+    name = naming.positive(setting.name)
     if known.get(name) in SWITCHES and setting.values:
         raise ValueError(f"{setting.said} takes no value; --{name.replace('_', '-')} true,false has both")
-    config.refuse_name(setting, {**known, **OWN}, algo, config.SWEEP)
+    naming.refuse_name(setting, {**known, **OWN}, algo, naming.SWEEP)
 
 
 def from_words(kind: Any, setting: Setting) -> list[Setting]:

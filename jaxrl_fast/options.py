@@ -8,6 +8,7 @@ from typing import Any, Literal, NamedTuple
 
 MOST_COUNTED = 2**30  # environment steps that a schedule may last: they are counted in int32
 LAST_SEED = 2**31 - 1  # JAX reads larger ones modulo 2^32 and negative ones as others
+DEFAULT = {"config": "ppo_cartpole", "stop_when_solved": True}  # without an algorithm, a preset or an environment
 
 
 @dataclass(frozen=True)

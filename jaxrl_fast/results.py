@@ -11,7 +11,7 @@ from pathlib import Path
 from shlex import quote
 from typing import Any
 
-from jaxrl_fast import config, files, grid, host, report, wording
+from jaxrl_fast import config, files, grid, host, naming, report, wording
 from jaxrl_fast.imported import name_of
 from jaxrl_fast.layout import FAILED, Sweep
 from jaxrl_fast.members import member_of
@@ -155,7 +155,7 @@ def as_markdown(sweep: Sweep, table: Sequence[Row], pictures: Sequence[str]) -> 
     lines += [*_table(sweep, table), ""]
     lines += [f"![{Path(name).stem.replace('_', ' ')}]({name})\n" for name in pictures]
     wrong = [r for r in table if r["status"] != "done"]
-    again = f"{config.SWEEP} --resume {quote(str(sweep.folder))}"
+    again = f"{naming.SWEEP} --resume {quote(str(sweep.folder))}"
     if wrong:
         lines += ["## Not done", ""]
         named = lambda r: grid.words({c: r[c] for c in (*sweep.columns, "seed")})

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from shlex import quote
 from typing import TYPE_CHECKING, Any
 
-from jaxrl_fast import __version__, config, host, report, terminals, wording
+from jaxrl_fast import __version__, host, naming, report, terminals, wording
 from jaxrl_fast.agents.configs import CONTINUOUS, DQN, PQN
 from jaxrl_fast.pace import Pace
 from jaxrl_fast.plan import Plan
@@ -168,7 +168,7 @@ def _way_on(plan: Plan, summary: Mapping[str, Any]) -> str:
     options = plan.settings.options
     if not summary["last_checkpoint"] or not isinstance(options.env, str):
         return ""
-    command = f"{config.PROGRAM} --resume {quote(str(plan.folder))}"
+    command = f"{naming.PROGRAM} --resume {quote(str(plan.folder))}"
     if summary["status"] == "stopped":
         return command
     complete = summary["status"] == "done" and summary["updates"] == plan.num_updates

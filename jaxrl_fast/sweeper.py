@@ -16,7 +16,7 @@ from pathlib import Path
 from shlex import quote
 from typing import Any
 
-from jaxrl_fast import __version__, config, host, plan, report, slurm, terminals, wording
+from jaxrl_fast import __version__, config, host, naming, plan, report, slurm, terminals, wording
 from jaxrl_fast.grid import Group, offer_devices
 from jaxrl_fast.layout import FAILED, Sweep, read
 from jaxrl_fast.spelling import why
@@ -57,7 +57,7 @@ def execute(sweep: Sweep) -> int:
         written = if_there_is_room(results.write, sweep)
         for line in written or ():
             terminal.say(line)
-        again = f"{config.SWEEP} --resume {quote(str(sweep.folder))}"
+        again = f"{naming.SWEEP} --resume {quote(str(sweep.folder))}"
         left = unfinished(sweep)
         if left:
             terminal.say(f"  {len(left)} programs are left; go on  {again}")
