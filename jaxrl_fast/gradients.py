@@ -3,6 +3,7 @@
 from typing import Literal
 
 import jax
+import jax.numpy as jnp
 import optax
 from jax import Array
 
@@ -40,7 +41,8 @@ def linear(learning_rate: float | Array, anneal: bool, num_steps: int) -> optax.
     """A learning rate that stays, or falls to 0 over so many gradient steps; ValueError beyond what int32 counts."""
     if num_steps >= 2**31:
         raise ValueError(f"{num_steps} gradient steps in all are more than {2**31 - 1}; train for less, or less often")
-    return optax.linear_schedule(learning_rate, 0.0 if anneal else learning_rate, num_steps)
+    schedule = optax.linear_schedule(learning_rate, 0.0 if anneal else learning_rate, num_steps)
+    return lambda count: jnp.maximum(schedule(count), 0)  # at its end it may be rounded to less
 
 
 def _worth_flattening(tree: PyTree) -> bool:

@@ -36,6 +36,7 @@ from jaxrl_fast.types import Key, PyTree
 
 KINDS = ("mlp", "minatar", "nature", "dqn2013", "impala")
 SMALLEST_IMAGE = 36  # what nature's three convolutions need
+SMALLEST_PICTURE = 16  # of bytes that are shades; smaller ones are numbers of things, as in MiniGrid's 7x7
 SPREAD = 0.5  # of noisy weights at the start, times the root of the number of inputs (the paper's sigma_0)
 
 
@@ -182,11 +183,9 @@ def choose(obs: PyTree, kind: str = "auto") -> str:
     return kind
 
 
-def is_image(obs: PyTree) -> bool:
-    """Whether an observation like `obs` (ShapeDtypeStruct) is one image of bytes, and not a small board."""
-    leaves = jax.tree.leaves(obs)
-    shape = leaves[0].shape
-    return len(leaves) == 1 and leaves[0].dtype == jnp.uint8 and len(shape) > 1 and min(shape[:2]) >= SMALLEST_IMAGE
+def is_picture(obs: ShapeDtypeStruct) -> bool:
+    """Whether an array like `obs` is a picture, of bytes that are shades, and not a small board."""
+    return obs.dtype == jnp.uint8 and len(obs.shape) > 1 and min(obs.shape[:2]) >= SMALLEST_PICTURE
 
 
 class _Outputs(nn.Module):
@@ -327,8 +326,8 @@ def _dot_general(x: Array, kernel: Array, *_, **__) -> Array:
 
 
 def _cast(x: Array, spec: ShapeDtypeStruct, dtype: jnp.dtype) -> Array:
-    """Images of bytes become [0, 1], everything else its own number."""
-    return x.astype(dtype) / 255 if x.dtype == jnp.uint8 and is_image(spec) else x.astype(dtype)
+    """Pictures become [0, 1], everything else its own number."""
+    return x.astype(dtype) / 255 if is_picture(spec) else x.astype(dtype)
 
 
 def _init(module: nn.Module, obs: PyTree, key: Key) -> PyTree:

@@ -138,20 +138,21 @@ COUNT, POSITIVE, FRACTION, NOT_NEGATIVE = Range(1), Range(0, above=True), Range(
 FEW = Range(1, LAST_SEED)  # of what there is an array of
 # A name means the same in every algorithm.
 RANGES = {
-    **dict.fromkeys(("num_envs", "num_seeds", "devices", "eval_episodes", "eval_envs", "keep", "workers"), FEW),
+    **dict.fromkeys(("num_envs", "num_seeds", "devices", "eval_envs", "keep", "workers", "max_steps"), FEW),
     "total_steps": COUNT,
     "in_flight": Range(0, 64),
     **dict.fromkeys(("eval_every", "log_every", "report_every", "save_every"), NOT_NEGATIVE),
     **dict.fromkeys(("seed", "play_seed"), Range(0, LAST_SEED)),
-    **dict.fromkeys(("episodes", "max_steps"), FEW),
+    **dict.fromkeys(("episodes", "eval_episodes"), Range(1, 10**6)),
     "fps": Range(1, 100),
     **dict.fromkeys(("agent.rollout_length", "agent.num_minibatches", "agent.num_epochs"), COUNT),
     "agent.hidden": Range(1, 2**16),  # more is a mistake, and overflows JAX's sizes
     **dict.fromkeys(("agent.learning_rate", "agent.adam_epsilon", "agent.clip", "agent.target_kl"), POSITIVE),
     **dict.fromkeys(("agent.gamma", "agent.gae_lambda", "agent.q_lambda"), FRACTION),
-    **dict.fromkeys(("agent.epsilon_start", "agent.epsilon_end", "agent.importance_exponent"), FRACTION),
+    **dict.fromkeys(("agent.epsilon_start", "agent.epsilon_end"), FRACTION),
+    **dict.fromkeys(("agent.priority_exponent", "agent.importance_exponent"), FRACTION),
     **dict.fromkeys(("agent.max_grad_norm", "agent.value_coef", "agent.entropy_coef"), NOT_NEGATIVE),
-    **dict.fromkeys(("agent.priority_exponent", "agent.epsilon_ladder", "agent.munchausen_alpha"), NOT_NEGATIVE),
+    **dict.fromkeys(("agent.epsilon_ladder", "agent.munchausen_alpha"), NOT_NEGATIVE),
     **dict.fromkeys(("agent.replay_ratio", "agent.munchausen_temperature"), POSITIVE),
     **dict.fromkeys(("agent.batch_size", "agent.n_step"), COUNT),
     **dict.fromkeys(("agent.target_period", "agent.epsilon_steps"), Range(1, MOST_COUNTED)),

@@ -11,6 +11,7 @@ Rows = Mapping[str, np.ndarray]  # [S, U]: a number for each seed and update
 SCORES = ("episodes", "valid_steps", "return_sum", "return_min", "return_max", "length_sum", "longest_game")
 WINDOW = 100  # episodes
 MOST_STEPS = 27_000  # of a game that is waited for: half an hour of Atari
+MOST_DRAWN = 2**22  # scores drawn anew at a time
 MIDDLE = 0.025, 0.975  # the quantiles between which 95% lie
 COUNT, SUM = "gradient_steps", "_sum"  # beside the one, metrics with the other are sums over so many steps
 
@@ -207,7 +208,9 @@ def mean_interval(groups: Sequence[np.ndarray], num_resamples: int = 2000) -> tu
         for i, scores in enumerate(groups):
             places = np.flatnonzero(drawn == i)
             scores = np.asarray(scores, np.float64)
-            total[places] += scores[chance.integers(scores.size, size=(places.size, scores.size))].sum(1)
+            some = max(MOST_DRAWN // scores.size, 1)  # rows at a time, for all would take 32 kB a score
+            for part in (places[at : at + some] for at in range(0, places.size, some)):
+                total[part] += scores[chance.integers(scores.size, size=(part.size, scores.size))].sum(1)
             count[places] += scores.size
     low, high = np.quantile(total / count, MIDDLE)
     return float(low), float(high)

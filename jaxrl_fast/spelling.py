@@ -11,6 +11,8 @@ SECONDS = {"min": 60, "h": 3600, "s": 1}
 PATH_SEPARATORS = r"[/\\]"
 SUFFIXES = {"k": 10**3, "M": 10**6, "B": 10**9}
 NAMES = {"k": "thousands", "M": "millions", "B": "billions"}
+WORDS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
+SMALLEST, LARGEST = 2.0**-126, 3.4e38  # numbers that float32 keeps its digits of
 
 ELSEWHERE = {  # what other libraries call our options (docs/moving.md)
     **dict.fromkeys(("env_id", "env_name"), "env"),

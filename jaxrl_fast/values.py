@@ -7,11 +7,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from jaxrl_fast.options import RANGES, SWITCHES
-from jaxrl_fast.spelling import nearest, parse_float, parse_int, parse_period, suffix_meant
+from jaxrl_fast.spelling import LARGEST, SMALLEST, WORDS, nearest, parse_float, parse_int, parse_period, suffix_meant
 from jaxrl_fast.written import Setting, in_front, one
-
-SMALLEST, LARGEST = 2.0**-126, 3.4e38  # what float32 keeps its digits of
-WORDS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 
 
 def convert(kind: Any, setting: Setting) -> Any:

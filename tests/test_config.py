@@ -398,6 +398,8 @@ MISTAKES = [
     ("dqn --agent.distribution quantile --agent.v-max 9", ["--agent.v-max does nothing", "--agent.distribution c51\n"]),
     ("--config rainbow_cartpole --agent.no-prioritised --agent.importance-exponent 1", ["--agent.prioritised"]),
     ("--config idle.yaml", ["agent.munchausen_clip in idle.yaml does nothing without agent.munchausen\n"]),
+    ("dqn --agent.prioritised --agent.priority-exponent 7", ["--agent.priority-exponent", "at most 1"]),
+    ("ppo --eval-episodes 2e9", ["--eval-episodes", "at most 1000000"]),
     ("dqn --agent.replay-ratio 0", ["--agent.replay-ratio", "above 0"]),
     ("dqn --agent.replay-ratio 0.123456789", ["replay_ratio 0.123456789", "32 steps", "0.123456787109375"]),
     ("dqn --agent.target-period 0", ["--agent.target-period", "at least 1"]),

@@ -1,6 +1,7 @@
 """gymnax's environments keep the contract of `types.TimeStep`; gymnax's own functions are the oracle."""
 
 import copy
+import enum
 import inspect
 import re
 import subprocess
@@ -52,6 +53,9 @@ def as_swimmer_is_written(request):
     """It lets arrays of different rank meet."""
     if "Swimmer" in request.node.name:
         request.getfixturevalue("any_ranks")
+
+
+Direction = enum.Enum("Direction", "LEFT RIGHT")
 
 
 class Params(NamedTuple):
@@ -492,12 +496,30 @@ def test_an_unknown_environment_is_answered_with_the_nearest(env_id, says):
         (None, "null", None),
         (None, "a word", "a word"),
         ((1, 2), "[3, 4]", (3, 4)),
+        ((1, 2), None, None),
+        ([1, 2], (3, 4), (3, 4)),
+        ({"a": 1}, '{"a": 2}', {"a": 2}),
         ("word", "5", "5"),
+        ("word", 5, "5"),
+        (True, "off", False),
+        (Direction.LEFT, "RIGHT", Direction.RIGHT),
     ],
 )
 def test_an_option_from_a_command_line_is_of_its_defaults_type_or_of_what_it_looks_like(default, written, value):
     found = inputs.coerce("an environment", "x", written, default)
     assert found == value and type(found) is type(value)
+
+
+@pytest.mark.parametrize(
+    ("default", "written"),
+    [
+        ((1, 2), "3,4"), ((1, 2), 5), ([1], "3"), ({"a": 1}, "[1]"), ("word", True), ("word", [1]),
+        (Direction.LEFT, "UP"), (1.0, "1e300"), (1.0, "inf"), (np.zeros(2), "[null, 1]"),
+    ],
+)  # fmt: skip
+def test_an_option_of_another_type_is_refused(default, written):
+    with pytest.raises(ValueError, match=r"^x=.* for an environment: .* is wanted, such as "):
+        inputs.coerce("an environment", "x", written, default)
 
 
 @pytest.mark.parametrize(

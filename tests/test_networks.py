@@ -313,18 +313,31 @@ def test_noise_is_computed_in_bfloat16_too(shape):
     [
         (SMALL_IMAGE, jnp.uint8, 255),
         (spec(36, 36, dtype=jnp.uint8), jnp.uint8, 255),
+        (spec(16, 32, 3, dtype=jnp.uint8), jnp.uint8, 255),
+        (spec(15, 32, 3, dtype=jnp.uint8), jnp.uint8, 1),
         (spec(7, 7, 3, dtype=jnp.uint8), jnp.uint8, 1),
         (spec(6, dtype=jnp.int32), jnp.int32, 1),
         (BOARD, jnp.bool_, 1),
     ],
 )
-def test_bytes_of_images_become_fractions_and_everything_else_its_number(obs, dtype, scale):
+def test_bytes_of_pictures_become_fractions_and_everything_else_its_number(obs, dtype, scale):
     as_floats = networks.network(ShapeDtypeStruct(obs.shape, jnp.float32), 3, hidden=(8,))
     params, x = start(as_floats), draw(obs, 4)
     assert x.dtype == dtype
     result = jax.jit(networks.network(obs, 3, hidden=(8,)).apply)(params, x)
     expected = jax.jit(as_floats.apply)(params, x.astype(jnp.float32) / scale)
     np.testing.assert_allclose(result, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["impala", "minatar", "mlp"])
+def test_white_is_1_whatever_the_network(kind):
+    """Also where a picture is too small for nature's, or is one part of several."""
+    within = (lambda x: {"part": x}) if kind == "mlp" else lambda x: x
+    make = lambda dtype: networks.network(within(spec(20, 20, 3, dtype=dtype)), 3, kind=kind, hidden=(8,))
+    params = start(make(jnp.float32))
+    white, one = (within(jnp.full((20, 20, 3), *of)) for of in ((255, jnp.uint8), (1, jnp.float32)))
+    found, wanted = make(jnp.uint8).apply(params, white), make(jnp.float32).apply(params, one)
+    np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
 
 
 def test_a_tree_is_its_leaves_side_by_side():

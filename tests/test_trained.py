@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tracemalloc
 from operator import itemgetter
 from pathlib import Path
 from types import SimpleNamespace
@@ -298,6 +299,18 @@ def test_the_interval_of_a_mean():
     error = scores.std() / 20
     assert (low - scores.mean()) / error == pytest.approx(-1.96, abs=0.15)
     assert (high - scores.mean()) / error == pytest.approx(1.96, abs=0.15)
+
+
+def test_the_interval_of_many_scores_takes_little_memory():
+    """All draws at once would be 320 MB here, twice."""
+    scores = np.random.default_rng(0).normal(size=200_000)
+    tracemalloc.start()
+    try:
+        low, high = population.mean_interval([scores], num_resamples=200)
+        assert tracemalloc.get_traced_memory()[1] < 2**28
+    finally:
+        tracemalloc.stop()
+    assert low < scores.mean() < high and high - low == pytest.approx(2 * 1.96 / 200_000**0.5, rel=0.3)
 
 
 def test_a_video_has_a_frame_for_each_observation(cart, tmp_path):

@@ -2,16 +2,18 @@
 
 import contextlib
 import json
+from enum import Enum
 from typing import Any, NoReturn
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_fast.spelling import nearest, parse_float
+from jaxrl_fast.spelling import LARGEST, WORDS, nearest, parse_float
 from jaxrl_fast.types import Discrete, EnvSpec, PyTree
 
 Bounds = Any  # the true (low, high) of continuous actions; () for discrete ones
+NESTED = (tuple, list, dict)
 UNREADABLE = 1e9  # so large that squares of many such numbers are far from float32's end still
 
 
@@ -81,19 +83,28 @@ def coerce(env_id: str, name: str, value: Any, default: Any) -> Any:
 def _as_type_of(default: Any, value: Any) -> Any:
     default = default.item() if isinstance(default, np.generic) else default
     if isinstance(default, bool):
-        return {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}[str(value).lower()]
+        return ({"1": True, "0": False} | WORDS)[str(value).lower()]
+    if isinstance(default, Enum):
+        return value if isinstance(value, type(default)) else type(default)[str(value)]
     if isinstance(default, (int, float)):
         number = parse_float(str(value))
-        if isinstance(value, bool) or not np.isfinite(number) or isinstance(default, int) and number != int(number):
+        if isinstance(value, bool) or abs(number) > LARGEST or isinstance(default, int) and number != int(number):
             raise ValueError
         return type(default)(number)
     if isinstance(default, (np.ndarray, jax.Array)):
         value = json.loads(value) if isinstance(value, str) else value
-        array = jnp.asarray(np.asarray(value, dtype=default.dtype))
-        if array.shape != default.shape:
+        array = np.asarray(value, dtype=default.dtype)
+        if array.shape != default.shape or not np.all(np.isfinite(array)):
             raise ValueError
-        return array
-    if isinstance(value, str) and not isinstance(default, str):  # None, or nothing, as in f(size): what it looks like
+        return jnp.asarray(array)
+    if isinstance(default, str) and value is not None:
+        if isinstance(value, (bool, *NESTED)):
+            raise ValueError
+        return str(value)
+    if isinstance(value, str):  # for None, or nothing, as in f(size): what it looks like
         with contextlib.suppress(ValueError):
             value = json.loads(value)
+    wanted = dict if isinstance(default, dict) else (tuple, list) if isinstance(default, NESTED) else object
+    if value is not None and not isinstance(value, wanted):
+        raise ValueError
     return tuple(value) if isinstance(default, tuple) and isinstance(value, list) else value
