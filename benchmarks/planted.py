@@ -46,7 +46,8 @@ POOLS, EPOCHS = "jaxrl_fast/in_flight.py", "jaxrl_fast/epochs.py"
 LOOP, RETURNS, REPLAY = "jaxrl_fast/loop.py", "jaxrl_fast/returns.py", "jaxrl_fast/replay.py"
 PPO, DQN, PQN = (f"jaxrl_fast/agents/{name}.py" for name in ("ppo", "dqn", "pqn"))
 CORES = "jaxrl_fast/cores.c"
-GYMNAX, PROGRAM = "jaxrl_fast/envs/gymnax.py", "jaxrl_fast/program.py"
+GYMNAX, SINGLE = "jaxrl_fast/envs/gymnax.py", "jaxrl_fast/envs/gymnax_single.py"
+PROGRAM = "jaxrl_fast/program.py"
 KEEPER, CHECKPOINT, SCORES, TRAINER = (
     f"jaxrl_fast/{name}.py" for name in ("keeper", "checkpoint", "scores", "trainer")
 )
@@ -232,7 +233,7 @@ BUGS = (
     # Where episodes end
     Bug(
         "gymnax: time that runs out is death",
-        GYMNAX,
+        SINGLE,
         "discount=1.0 - terminated.astype(jnp.float32)",
         "discount=1.0 - (terminated | truncated).astype(jnp.float32)",
         "tests/test_gymnax.py::test_time_that_runs_out_ends_an_episode_and_no_value[gymnax/CartPole-v1-4]",
@@ -825,10 +826,17 @@ BUGS = (
     ),
     Bug(
         "gymnax: observations have the dtype that reset gives them",
-        GYMNAX,
+        SINGLE,
         "state, obs = (jax.tree.map(_joined, *both) for both in ((state, next_state), (obs, next_obs)))",
         "state = jax.tree.map(_joined, state, next_state)",
         "tests/test_gymnax.py::test_observations_have_one_dtype_that_holds_those_of_reset_and_of_step",
+    ),
+    Bug(
+        "networks: only pictures that nature can see become fractions",
+        "jaxrl_fast/networks.py",
+        "min(obs.shape[:2]) >= SMALLEST_PICTURE",
+        "min(obs.shape[:2]) >= SMALLEST_IMAGE",
+        "tests/test_networks.py::test_white_is_1_whatever_the_network",
     ),
     Bug(
         "memory: files that can be read again count as used",

@@ -2,14 +2,15 @@
 
 import base64
 import html
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal
 
 from jaxrl_fast import command, config, grid, host, layout, plan, report, results, sweeper, trainer, wording
-from jaxrl_fast.written import path_of
+from jaxrl_fast.values import convert
+from jaxrl_fast.written import from_mapping, path_of
 
 if TYPE_CHECKING:
     from jaxrl_fast.policy import Trained
@@ -49,20 +50,21 @@ def load(
     seed: int | None = None,
     which: Literal["best", "last"] = "best",
     env: Any = None,
-    member: Mapping[str, Any] | None = None,
+    member: Mapping[str, Any] | str | Sequence[str] | None = None,
 ) -> "Trained":
     """What a run has learnt: `load("runs/mine").policy(obs)` is the action for an observation (see `policy.Trained`).
 
     It is as it was when it evaluated best, all seeds or members of the run taken together, or at the last
     checkpoint. `seed` is one of the run's, by default the first; `env` is what it was trained in, where an id does
     not find that. In a part of a sweep `member` tells which of those that were trained together: {"agent.gamma":
-    0.9}. What is wrong is a ValueError of one sentence.
+    0.9}, or "gamma=0.9". What is wrong is a ValueError of one sentence.
     """
     from jaxrl_fast import policy
 
+    values = convert(dict[str, Any], from_mapping({"member": {} if member is None else member}, lambda name: name)[0])
     if isinstance(run, Run):
-        return policy.load(run.folder, seed, which, run.env if env is None else env, member or {})
-    return policy.load(path_of(str(run)), seed, which, env, member or {})
+        return policy.load(run.folder, seed, which, run.env if env is None else env, values)
+    return policy.load(path_of(str(run)), seed, which, env, values)
 
 
 def sweep(

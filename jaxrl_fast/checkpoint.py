@@ -153,8 +153,12 @@ def newest(parent: Path, unneeded: Unneeded = lambda name: False) -> tuple[Check
 
 def folders(parent: Path) -> list[Path]:
     """All checkpoints, the oldest first. A copy that someone put beside them has another name and is none."""
-    found = [f for f in parent.glob(f"{PREFIX}*") if f.name.removeprefix(PREFIX).isdecimal()] if parent.is_dir() else []
+    found = [f for f in parent.iterdir() if _is_checkpoint(f.name)] if parent.is_dir() else []
     return sorted(found, key=_place)
+
+
+def _is_checkpoint(name: str) -> bool:
+    return name.startswith(PREFIX) and name.removeprefix(PREFIX).isdecimal()
 
 
 def best(parent: Path) -> Path | None:

@@ -63,6 +63,11 @@ def start(main: Callable[[], int]) -> None:
     """A command as a process: a first Ctrl-C ends it at once, unless a training is under way."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     host.quieten_blas()
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        print("error: the current directory is there no more; change to another", file=sys.stderr)
+        sys.exit(2)
     if sys.stdout is None:  # closed by the shell: >&-
         sys.stdout = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
     if isinstance(sys.stdout, io.TextIOWrapper):

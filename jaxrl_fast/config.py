@@ -332,4 +332,4 @@ SAME = {"env": _same_env, "env_options": _same_games}  # how values are compared
 
 def plain(value: Any) -> str:
     """A value as it is written on a command line."""
-    return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+    return " ".join(map(str, value)) if isinstance(value, tuple) else "none" if value is None else str(value)

@@ -70,6 +70,8 @@ def from_keywords(
 ) -> Request:
     """The names of `config.from_keywords`, any of them with a list of values; and those of `options.Sweep`."""
     written = [] if preset is None else [Setting("config", [preset], "config")]
+    if not isinstance(agent or {}, Mapping):
+        raise ValueError(f"agent: the algorithm's options by name are wanted, not {agent!r}")
     given = options | {f"agent.{name}": value for name, value in (agent or {}).items()}
     if not given.get("resume", True):  # as by default
         del given["resume"]
@@ -154,7 +156,9 @@ def from_values(kind: Any, setting: Setting) -> list[Setting]:
     """One setting for each element of a list, a tuple, a range or an array; a tuple alone may be one value."""
     (value,) = setting.values
     value = value.tolist() if hasattr(value, "tolist") else value
-    several = list(value) if isinstance(value, (list, tuple, range)) and setting.name not in SINGLE else [value]
+    pair = setting.name == "env" and isinstance(value, tuple) and not isinstance((*value, "")[0], (str, type))
+    one = setting.name in SINGLE or pair  # of an environment and its parameters
+    several = list(value) if isinstance(value, (list, tuple, range)) and not one else [value]
     if typing.get_origin(kind) is tuple and not any(isinstance(v, (list, tuple)) for v in several):
         several = [value]
     if not several:
@@ -184,7 +188,7 @@ def values_of(group: Group, member: Member, columns: Sequence[str]) -> dict[str,
 
 def words(values: Mapping[str, Any]) -> str:
     """num_envs 64, agent.clip 0.1"""
-    return ", ".join(f"{name} {value}" for name, value in values.items())
+    return ", ".join(f"{name} {config.plain(value)}" for name, value in values.items())
 
 
 def part(group: Group, members: Sequence[Member]) -> Group:

@@ -127,6 +127,13 @@ def check_device() -> None:
         raise ValueError(f"{which}JAX finds no device here ({reason})") from error
 
 
+def compiles() -> bool:
+    """Whether JAX compiles what is jitted."""
+    import jax
+
+    return not jax.config.jax_disable_jit  # type: ignore[attr-defined]
+
+
 def is_double() -> bool:
     """JAX makes float64 and int64 where no type is named."""
     import jax

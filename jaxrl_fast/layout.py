@@ -10,14 +10,15 @@ import re
 from collections.abc import Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
+from shlex import quote
 from typing import Any, NamedTuple
 
-from jaxrl_fast import config, files, grid, host, options, plan, run_folder, slurm
+from jaxrl_fast import config, files, grid, host, naming, options, plan, run_folder, slurm
 from jaxrl_fast.config import LAYOUT
 from jaxrl_fast.grid import Group
 from jaxrl_fast.imported import name_of
 from jaxrl_fast.members import Member
-from jaxrl_fast.written import from_mapping, leads_elsewhere, path_of
+from jaxrl_fast.written import CONFIG, from_mapping, leads_elsewhere, path_of
 
 FAILED = "failed.json"
 FREE = ("seed", "num_seeds", "report_every", "log_level")  # of a group's options: the same sweep may have others
@@ -93,6 +94,11 @@ def read(folder: Path) -> Sweep:
     path = folder / LAYOUT
     if not path.is_file():
         hint = config.nearest_with(LAYOUT, folder)
+        if (folder / CONFIG).is_file():  # a run's folder
+            parent = quote(str(folder.parent))
+            of_sweep = f"it is a part of a sweep, with which --resume {parent} goes on"
+            of_train = f"it is a run, with which {naming.PROGRAM} --resume {quote(str(folder))} goes on"
+            hint = f"; {of_sweep if (folder.parent / LAYOUT).is_file() else of_train}"
         raise ValueError(f"--resume {folder}: there is no sweep in it (no {LAYOUT}){hint}")
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))

@@ -32,7 +32,7 @@ def positive(name: str) -> str:
 
 def refuse_name(setting: Setting, known: Mapping[str, Any], algo: str = "", program: str = PROGRAM) -> NoReturn:
     """No option has this name."""
-    dashed, spell = setting.said.startswith("-"), speller(setting)
+    dashed, spell = _is_dashed(setting), speller(setting)
     name = positive(setting.name.removeprefix("no_"))
     written = setting.said if dashed else setting.said.replace(setting.name, repr(setting.name), 1)
     if dashed and name != setting.name and known.get(name) in SWITCHES and setting.values:
@@ -49,7 +49,12 @@ def refuse_name(setting: Setting, known: Mapping[str, Any], algo: str = "", prog
 
 def speller(setting: Setting) -> Callable[[str], str]:
     """Spells names as this option was written: --num-envs or num_envs."""
-    return (lambda name: "--" + name.replace("_", "-")) if setting.said.startswith("-") else (lambda name: name)
+    return (lambda name: "--" + name.replace("_", "-")) if _is_dashed(setting) else (lambda name: name)
+
+
+def _is_dashed(setting: Setting) -> bool:
+    """Whether it was written on a command line, and not with dashes in a preset."""
+    return setting.said.startswith("-") and " " not in setting.said
 
 
 def _whose(name: str, known: Iterable[str], algo: str, spell: Callable[[str], str]) -> str:

@@ -174,10 +174,13 @@ def choose(obs: PyTree, kind: str = "auto") -> str:
     if kind == "auto" and (shape is None or len(shape) < 3):
         return "mlp"
     if shape is None or len(shape) != 3:
-        raise ValueError(f"a convolutional network wants one [H, W, C] observation, not {_describe(obs)}; try 'mlp'")
+        wanted = "a convolutional network wants one [H, W, C] observation"
+        raise ValueError(f"{wanted}, not {_describe(obs)}; try the network 'mlp'")
     side, smallest = min(shape[:2]), {"nature": SMALLEST_IMAGE, "dqn2013": SMALLEST_IMAGE, "minatar": 3}.get(kind, 1)
     if side < smallest:
-        raise ValueError(f"{kind} needs at least {smallest}x{smallest} pixels, not {_describe(obs)}; try 'mlp'")
+        raise ValueError(
+            f"{kind} needs at least {smallest}x{smallest} pixels, not {_describe(obs)}; try the network 'mlp'"
+        )
     if kind == "auto":
         return "nature" if side >= SMALLEST_IMAGE else "minatar" if side >= 3 else "mlp"
     return kind

@@ -11,6 +11,8 @@ from jaxrl_fast.agents import configs
 from jaxrl_fast.members import Member, Varied, vary
 from jaxrl_fast.spelling import parse_period
 
+MOST_STEPS = 2**31 - 1  # of an update: rows are counted in int32
+
 if TYPE_CHECKING:
     from jaxrl_fast.checkpoint import Checkpoint
     from jaxrl_fast.memory import Need
@@ -82,6 +84,9 @@ def check(settings: config.Settings, members: tuple[Member, ...] = ()) -> Plan:
     algorithm = agents.load(settings.algo)
     rollout_length = configs.rollout_length(settings.agent, int(options.num_envs))
     steps_per_update = rollout_length * int(options.num_envs)
+    if steps_per_update > MOST_STEPS:
+        each = f"{rollout_length} in each of {options.num_envs} environments"
+        raise ValueError(f"an update would be {steps_per_update} steps, {each}; at most {MOST_STEPS} can be counted")
     num_updates = count_updates(options, steps_per_update, saved)
     divide = lambda settings: assembly.divide(settings, algorithm, num_updates, before, done)
     env, agent, placement = divide(settings)
@@ -141,6 +146,8 @@ def check_devices(options: config.Options) -> None:
     host.check_device()
     if host.is_double():
         raise ValueError("JAX's 64 bits (jax_enable_x64) are switched on, and training is in 32; switch them off first")
+    if not host.compiles():
+        raise ValueError("JAX's compiler (jax_disable_jit) is switched off, and training is one program; switch it on")
 
 
 def check_unsolved(options: config.Options, saved: "Checkpoint | None") -> None:

@@ -86,12 +86,18 @@ def act(ready: tuple[dict[str, list[Run]], Options]) -> None:
     print(f"{path}   {wording.counted(len(found), 'curve')} of {wording.counted(sum(map(len, found.values())), 'run')}")
 
 
-def compare(runs: Sequence[str | Path], **options: Any) -> Any:
-    """A comparison as a matplotlib figure: `compare(["runs/a", "runs/b"], x="seconds")`; `out` saves it."""
+def compare(runs: Any, **options: Any) -> Any:
+    """A comparison as a matplotlib figure: `compare(["runs/a", "runs/b"], x="seconds")`; `out` saves it.
+
+    `runs` are folders or what `fit` returns, several or one.
+    """
     from jaxrl_fast import curves
 
     chosen = command.from_keywords(Options, options)
-    drawn = picture(groups([path_of(str(run)) for run in runs], chosen), chosen)
+    several = runs if isinstance(runs, (list, tuple)) else [runs]
+    if not several:
+        raise ValueError("runs: there is none to compare")
+    drawn = picture(groups([path_of(str(getattr(run, "folder", run))) for run in several], chosen), chosen)
     if chosen.out:
         curves.save(drawn, path_of(chosen.out))
     return drawn

@@ -124,6 +124,8 @@ def _places(folder: Path, labels: Sequence[Mapping[str, Any]], member: Mapping[s
                 f"its members differ in {listed(names)}" if names else "only its seeds differ, if there are several"
             )
             raise ValueError(f"--member {name}={value}: {differ} ({folder})")
+        if whole in wanted:
+            raise ValueError(f"--member: {whole} is there twice")
         try:
             wanted[whole] = parse_float(str(value))
         except ValueError:

@@ -153,11 +153,20 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
     with open(folder / METRICS, encoding="utf-8") as file:
         for number, text in enumerate(file, start=1):
             try:
-                records.append(json.loads(text))
-            except ValueError as error:
+                records.append(_record(json.loads(text)))
+            except (ValueError, RecursionError) as error:
                 if text.endswith("\n"):
                     raise ValueError(f"line {number}: {why(error)}") from error
     return records
+
+
+def _record(found: Any) -> dict[str, Any]:
+    """ValueError for what no run has written."""
+    if not isinstance(found, dict) or not all(isinstance(found.get(name), int) for name in ("seed", "env_steps")):
+        raise ValueError("no record")
+    if any(isinstance(number, int) and abs(number) >= 2**63 for number in found.values()):
+        raise ValueError("a number that is too large")
+    return found
 
 
 def read_summary(folder: Path) -> dict[str, Any]:

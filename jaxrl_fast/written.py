@@ -6,6 +6,7 @@ from pathlib import Path
 from shlex import quote
 from typing import Any, NamedTuple
 
+from jaxrl_fast.options import SINGLE
 from jaxrl_fast.spelling import nearest
 
 CONFIG = "config.yaml"  # of a run: everything, resolved; a preset too
@@ -87,16 +88,24 @@ def read_preset(name: str) -> list[Setting]:
 
 def made(path: Path) -> dict[str, Any]:
     """What the config.yaml of a run says of how it was made, beside its settings: versions, members, an id."""
-    return _content(path).get("made") or {}
+    found = _content(path).get("made") or {}
+    members = found.get("members", [{"seed": 0}]) if isinstance(found, Mapping) else None
+    if not (isinstance(members, list) and members and all(isinstance(m, Mapping) and "seed" in m for m in members)):
+        raise ValueError(f"{path}: `made` is not as a run writes it")
+    return dict(found)
 
 
-def _refuse_twice(node: Any, seen: set[int]) -> None:
-    """An error of YAML where a name is twice in one mapping: its own reader takes the last, and says nothing."""
+def _refuse_twice(node: Any, seen: set[int], within: frozenset[int] = frozenset()) -> None:
+    """An error of YAML where a name is twice in one mapping: its own reader takes the last, and says nothing.
+
+    And where something is a part of itself, being `within` it already.
+    """
     import yaml
 
     if isinstance(node, yaml.ScalarNode) or node is None or id(node) in seen:
         return
     seen.add(id(node))
+    within |= {id(node)}
     pairs = node.value if isinstance(node, yaml.MappingNode) else [(None, part) for part in node.value]
     names = set()
     for key, value in pairs:
@@ -104,7 +113,9 @@ def _refuse_twice(node: Any, seen: set[int]) -> None:
             if key.value in names:
                 raise yaml.MarkedYAMLError(problem=f"{key.value} is there twice", problem_mark=key.start_mark)
             names.add(key.value)
-        _refuse_twice(value, seen)
+        if id(value) in within:
+            raise yaml.MarkedYAMLError(problem="this is a part of itself", problem_mark=node.start_mark)
+        _refuse_twice(value, seen, within)
 
 
 def _content(path: Path) -> Mapping[str, Any]:
@@ -150,9 +161,10 @@ def leads_elsewhere(name: str) -> bool:
 
 
 def _check_line(text: Any) -> None:
-    """What is wrong with it is to be said in one line."""
-    if isinstance(text, str) and len(text.splitlines()) > 1:
-        raise ValueError(f"{text[:100]!r} has a line break in it")
+    """What is wrong with it is to be said in one line, and no path has a null character."""
+    if isinstance(text, str) and (len(text.splitlines()) > 1 or "\0" in text):
+        what = "a null character" if "\0" in text else "a line break"
+        raise ValueError(f"{text[:100]!r} has {what} in it")
 
 
 def path_of(text: str, said: str = "") -> Path:
@@ -173,7 +185,8 @@ def one(setting: Setting, wanted: str) -> Any:
         return setting.values[0]
     if not setting.values:
         raise ValueError(f"{setting.said} wants a value: {wanted}")
-    hint = in_front(setting, 1) if setting.said.startswith("-") else "; jaxrl_fast.sweep takes several"
+    several = "" if setting.name in SINGLE else "; jaxrl_fast.sweep takes several"
+    hint = in_front(setting, 1) if setting.said.startswith("-") else several
     raise ValueError(f"{setting.said} takes one value; {setting.values[1]!r} is one too many{hint}")
 
 

@@ -285,9 +285,9 @@ MISTAKES = [
     ("ppo --run-dir ~nobody-at-all/run", ["--run-dir '~nobody-at-all/run' is no path"]),
     ("ppo --name ..", ["--name ..", "--run-dir takes a path"]),
     ("ppo --num-envs 1e99", ["--num-envs: 1e+99 is out of range"]),
-    ("ppo --eval-episodes 1e20", ["--eval-episodes", "at most 2147483647"]),
+    ("ppo --eval-episodes 1e20", ["--eval-episodes", "at most 1000000"]),
     ("ppo --env os:makedirs --env-option name=made", ["os:makedirs is a function", "fit(env=make_env)"]),
-    ("ppo --num-envs 100M --agent.num-minibatches 3", ["12800000000 steps", "try 2 or 4"]),
+    ("ppo --num-envs 10M --agent.num-minibatches 3", ["1280000000 steps", "try 2 or 4"]),
     ("ppo --total-steps 200B --num-envs 8", ["gradient steps in all"]),
     ("--num-env 3", ["--num-env", "did you mean --num-envs"]),
     ("--learning-rate 1", ["--agent.learning-rate"]),
@@ -460,10 +460,17 @@ MISTAKES = [
     ("--resume a_run --config ppo_cartpole", ["--config does not go with --resume"]),
     ("--resume a_run --run-dir b", ["--run-dir does not go with --resume"]),
     ("--resume a_run --name b", ["--name does not go with --resume"]),
+    ("ppo --agent.rollout-length 1e10", ["an update would be 40000000000 steps, 10000000000 in each of 4"]),
+    ("--config dashed.yaml", ["no option '--num-envs' in dashed.yaml; did you mean num_envs?\n"]),
+    ("--config of_itself.yaml", ["of_itself.yaml line 1", "part of itself"]),
+    ("--resume made_a_number", ["made_a_number/config.yaml: `made` is not as a run writes it"]),
+    ("--resume made_of_nothing", ["made_of_nothing/config.yaml: `made` is not as a run writes it"]),
     ("dqn --resume a_run", ["--resume a_run is a run of ppo, not dqn\n"]),
 ]
 FILES = {
     "wrong_key.yaml": "num_env: 3\n",
+    "dashed.yaml": "--num-envs: 8\n",
+    "of_itself.yaml": "env_options: &x {a: [*x]}\n",
     "wrong_agent_key.yaml": "agent: {gama: 0.9}\n",
     "clip.yaml": "algo: dqn\nagent: {clip: 0.1}\n",
     "merged.yaml": "a: &a {gamma: 0.9}\nb: &b {<<: *a, gamma: 0.8}\nalgo: dqn\nagent: {<<: *a, <<: *b}\n",
@@ -486,7 +493,13 @@ def place(tmp_path_factory):
     folder = tmp_path_factory.mktemp("place")
     for name, text in FILES.items():
         (folder / name).write_text(text)
-    for name, text in (("a_run", "algo: ppo\nnum_envs: 8\n"), ("broken_run", "num_envs: [3\nseed: 1\n")):
+    runs = {
+        "a_run": "algo: ppo\nnum_envs: 8\n",
+        "broken_run": "num_envs: [3\nseed: 1\n",
+        "made_a_number": "algo: ppo\nmade: 3\n",
+        "made_of_nothing": "algo: ppo\nmade: {members: []}\n",
+    }
+    for name, text in runs.items():
         (folder / name).mkdir()
         (folder / name / "config.yaml").write_text(text)
         (folder / name / host.LOCK).touch()

@@ -123,6 +123,24 @@ def test_an_observation_with_an_empty_part_is_refused():
         envs.make(Pair(strange="empty"), N)
 
 
+class Blind(Countdown):
+    """It shows nothing."""
+
+    def observe(self, state):
+        return {}
+
+
+def test_an_observation_of_nothing_is_refused():
+    with pytest.raises(ValueError, match=r"cannot be driven: its observation has no part$"):
+        envs.make(Blind(), N)
+
+
+@pytest.mark.parametrize("env", [(), (Countdown(),), (Countdown(), Params(), 3)])
+def test_a_tuple_that_is_no_pair_is_refused(env):
+    with pytest.raises(ValueError, match=r"^env: an instance and its parameters make a pair, and .* is none$"):
+        envs.make(env, N)
+
+
 class Answer(NamedTuple):
     """What gymnax's own step says."""
 

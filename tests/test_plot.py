@@ -2,6 +2,7 @@
 
 import errno
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -271,6 +272,9 @@ def test_a_name_is_no_formula(tmp_path, monkeypatch):
 def test_python_writes_the_file_that_it_is_told(tmp_path):
     folder, out = write(tmp_path / "a", records(0, [1.0, 2.0])), tmp_path / "a.svg"
     assert plot.compare([folder], out=str(out)).axes and "<svg" in out.read_text()
+    assert plot.compare(str(folder)).axes and plot.compare(SimpleNamespace(folder=folder)).axes  # a run, too
+    with pytest.raises(ValueError, match="runs: there is none to compare"):
+        plot.compare([])
     with pytest.raises(ValueError, match=r"--out .*a.jpg: its name must end in .png or .svg or .pdf"):
         plot.compare([folder], out=str(tmp_path / "a.jpg"))
     assert sorted(tmp_path.iterdir()) == [folder, out]
@@ -289,6 +293,7 @@ MISTAKES = [
     ("runs --out nowhere/a.png", ["nowhere is no folder"]),
     ("runs --group-by num-env", ["--group-by num-env", "num_envs"]),
     ("broken", ["broken/a", "metrics.jsonl cannot be read (line 1: "]),
+    ("numbers", ["numbers/a", "metrics.jsonl cannot be read (line 1: "]),
 ]
 
 
@@ -296,6 +301,7 @@ MISTAKES = [
 def test_a_mistake_gets_one_line_and_leaves_nothing(line, words, tmp_path, monkeypatch, capsys):
     write(tmp_path / "runs" / "a", records(0, [1.0]))
     (write(tmp_path / "broken" / "a", []) / "metrics.jsonl").write_text("{\n")
+    (write(tmp_path / "numbers" / "a", []) / "metrics.jsonl").write_text("3\n")
     (tmp_path / "empty").mkdir()
     monkeypatch.chdir(tmp_path)
     before = sorted(tmp_path.rglob("*"))

@@ -208,6 +208,11 @@ MISTAKES = [
     ("ppo --name taken", ["taken", "holds no sweep"]),
     ("--resume sweeps/a_swep", ["no sweep in it (no sweep.yaml); did you mean sweeps/a_sweep?"]),
     ("ppo --agent.gamma 0..4", ["--agent.gamma: '0..4' is not a number\n"]),
+    (
+        "--resume a_run",
+        ["a_run: there is no sweep in it", "it is a run, with which", ".train --resume a_run goes on\n"],
+    ),
+    ("--resume sweeps/a_sweep/01", ["it is a part of a sweep, with which --resume sweeps/a_sweep goes on\n"]),
     ("--resume nowhere", ["--resume nowhere", "no sweep"]),
     ("--resume=", ["--resume wants a sweep's folder, and '' is none"]),
     ("ppo --sweep-dir sweeps/taken", ["sweeps/taken", "choose another --sweep-dir"]),
@@ -234,6 +239,9 @@ def place(tmp_path_factory):
     made = dict(layout._named(asked.columns, list(asked.groups)))
     layout._make(asked, made, folder / "sweeps" / "a_sweep")
     content = yaml.safe_load((folder / "sweeps" / "a_sweep" / "sweep.yaml").read_text())
+    for run in (folder / "a_run", folder / "sweeps" / "a_sweep" / "01"):
+        run.mkdir()
+        (run / "config.yaml").write_text("algo: ppo\n")
     (folder / "no_groups").mkdir()
     (folder / "no_groups" / "sweep.yaml").write_text(yaml.safe_dump(content | {"groups": []}))
     for name, wrong in (("no_members", {"members": []}), ("elsewhere", {"folder": "../x"})):
@@ -263,11 +271,21 @@ def test_a_mistake_gets_one_line_and_leaves_nothing(line, words, place, monkeypa
         ({"seed": []}, "seed: there is no value"),
         ({"num_envs": [8, 8]}, "num_envs: 8 is there twice"),
         ({"agent": {"gama": [0.9]}}, "agent.gama"),
+        ({"agent": "gamma"}, "agent: the algorithm's options by name are wanted, not 'gamma'"),
+        ({"num_seeds": [1, 2]}, "^num_seeds takes one value; 2 is one too many$"),
     ],
 )
 def test_a_mistake_in_python_is_the_same_sentence(keywords, words):
     with pytest.raises(ValueError, match=words):
         grid.from_keywords(algo="ppo", **keywords)
+
+
+def test_an_environment_may_come_with_its_parameters():
+    """As a pair, which is one value; a list of such is several."""
+    env, params = CartPole(), CartPole().default_params
+    asked = grid.from_keywords(algo="ppo", env=(env, params), seed=[0, 1])
+    assert [group.settings.options.env for group in asked.groups] == [(env, params)]
+    assert len(grid.from_keywords(algo="ppo", env=[(env, params), CartPole]).groups) == 2
 
 
 def test_slurm_is_refused_where_it_is_not(monkeypatch, capsys, tmp_path):
@@ -427,12 +445,14 @@ def test_a_member_of_a_program_is_chosen_by_its_values(swept, tmp_path, capsys):
     out = capsys.readouterr().out
     assert out.count("seed ") == len(seeds) and f"agent.learning_rate={rates[1]:g}" in out
     assert json.loads((part / "evaluation.json").read_text())["member"] == {"agent.learning_rate": rates[1]}
-    assert jaxrl_fast.load(part, member={"learning-rate": rates[1]}).settings.agent.learning_rate == rates[1]
+    for member in ({"learning-rate": rates[1]}, f"learning-rate={rates[1]}", [f"agent.learning_rate={rates[1]}"]):
+        assert jaxrl_fast.load(part, member=member).settings.agent.learning_rate == rates[1]
     for given, words in (
         ([], "has members that differ in agent.learning_rate ("),
         ([], "choose by --member learning_rate="),
         (["--member", "learning-rate=0.7"], "--member agent.learning_rate=0.7: members of"),
         (["--member", "learning-rate=high"], "--member learning_rate=high: 'high' is not a number"),
+        (["--member", "learning-rate=1", "agent.learning-rate=2"], "--member: agent.learning_rate is there twice"),
         (["--member", "gamma=0.7"], "--member gamma=0.7: its members differ in agent.learning_rate"),
     ):
         assert evaluate.main([str(part), *given]) == 2

@@ -474,12 +474,31 @@ def test_host_environments_take_one_seed(monkeypatch, capsys, tmp_path):
     assert "--num-seeds 2" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("command", ["train", "envs", "plot"])
+def test_a_current_directory_that_is_gone_is_told_of(command, tmp_path):
+    start = f"runpy.run_module('jaxrl_fast.{command}', run_name='__main__')"
+    code = f"import os, runpy; os.rmdir({str(tmp_path)!r}); {start}"
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    ended = subprocess.run(
+        [sys.executable, "-c", code, "nonsense"], capture_output=True, text=True, env=environment, cwd=tmp_path
+    )
+    assert ended.returncode == 2
+    assert ended.stderr == "error: the current directory is there no more; change to another\n"
+
+
 def test_double_precision_is_refused(monkeypatch, capsys, tmp_path):
     """Sums and counts would come out in another type than they went in."""
     monkeypatch.chdir(tmp_path)
     with jax.enable_x64(True):
         assert train.main(["dqn"]) == 2
     assert "jax_enable_x64" in capsys.readouterr().err and not list(tmp_path.iterdir())
+
+
+def test_without_a_compiler_it_is_refused(monkeypatch, capsys, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    with jax.disable_jit():
+        assert train.main(["ppo"]) == 2
+    assert "jax_disable_jit" in capsys.readouterr().err and not list(tmp_path.iterdir())
 
 
 def test_a_user_without_a_home_has_no_compile_cache(monkeypatch):

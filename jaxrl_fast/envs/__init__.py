@@ -30,6 +30,8 @@ def make(env_id: Any, num_envs: int, /, conditions: "types.Conditions | None" = 
     """
     if isinstance(num_envs, bool) or not isinstance(num_envs, int) or num_envs < 1:
         raise ValueError(f"num_envs must be a whole number of at least 1, not {num_envs!r}")
+    if isinstance(env_id, tuple) and len(env_id) != 2:
+        raise ValueError(f"env: an instance and its parameters make a pair, and {env_id!r} is none")
     if env_id is None or isinstance(env_id, (bool, int, float, bytes, list, dict)):
         raise ValueError(f"env: {env_id!r} is neither an id, such as 'CartPole-v1', nor has it gymnax's interface")
     adapted = not isinstance(env_id, str) or ":" in env_id

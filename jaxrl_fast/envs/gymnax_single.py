@@ -45,6 +45,8 @@ def traced(env_id: str, env: Any, params: Any, num_envs: int) -> Single:
     for name, value in scalars.items():
         if value.size != 1:
             raise ValueError(f"{env_id} cannot be driven: its {name} has shape {value.shape}, and not one number")
+    if not jax.tree.leaves(obs):
+        raise ValueError(f"{env_id} cannot be driven: its observation has no part")
     for part in jax.tree.leaves(obs):
         if not part.size:
             raise ValueError(f"{env_id} cannot be driven: of its observation a part of shape {part.shape} is empty")
