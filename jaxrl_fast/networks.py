@@ -186,11 +186,6 @@ def choose(obs: PyTree, kind: str = "auto") -> str:
     return kind
 
 
-def is_picture(obs: ShapeDtypeStruct) -> bool:
-    """Whether an array like `obs` is a picture, of bytes that are shades, and not a small board."""
-    return obs.dtype == jnp.uint8 and len(obs.shape) > 1 and min(obs.shape[:2]) >= SMALLEST_PICTURE
-
-
 class _Outputs(nn.Module):
     """Linear heads on a torso, in float32: [..., num_outputs], or [..., num_outputs, num_atoms]."""
 
@@ -330,7 +325,12 @@ def _dot_general(x: Array, kernel: Array, *_, **__) -> Array:
 
 def _cast(x: Array, spec: ShapeDtypeStruct, dtype: jnp.dtype) -> Array:
     """Pictures become [0, 1], everything else its own number."""
-    return x.astype(dtype) / 255 if is_picture(spec) else x.astype(dtype)
+    return x.astype(dtype) / 255 if _is_picture(spec) else x.astype(dtype)
+
+
+def _is_picture(obs: ShapeDtypeStruct) -> bool:
+    """Whether an array like `obs` is a picture, of bytes that are shades, and not a small board."""
+    return obs.dtype == jnp.uint8 and len(obs.shape) > 1 and min(obs.shape[:2]) >= SMALLEST_PICTURE
 
 
 def _init(module: nn.Module, obs: PyTree, key: Key) -> PyTree:

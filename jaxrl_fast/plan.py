@@ -11,13 +11,13 @@ from jaxrl_fast.agents import configs
 from jaxrl_fast.members import Member, Varied, vary
 from jaxrl_fast.spelling import parse_period
 
-MOST_STEPS = 2**31 - 1  # of an update: rows are counted in int32
-
 if TYPE_CHECKING:
     from jaxrl_fast.checkpoint import Checkpoint
     from jaxrl_fast.memory import Need
     from jaxrl_fast.placement import Placement
     from jaxrl_fast.types import Agent, Env
+
+MOST_STEPS = 2**31 - 1  # of an update: rows are counted in int32
 
 RESERVED = (  # names that a record has already
     *("episodes", "valid_steps", "return_sum", "return_mean", "return_min", "return_max", "length_sum", "length_mean"),

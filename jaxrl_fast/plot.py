@@ -94,7 +94,7 @@ def compare(runs: Any, **options: Any) -> Any:
     from jaxrl_fast import curves
 
     chosen = command.from_keywords(Options, options)
-    several = runs if isinstance(runs, (list, tuple)) else [runs]
+    several = [runs] if isinstance(runs, (str, Path)) or hasattr(runs, "folder") else list(runs)
     if not several:
         raise ValueError("runs: there is none to compare")
     drawn = picture(groups([path_of(str(getattr(run, "folder", run))) for run in several], chosen), chosen)

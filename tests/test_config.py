@@ -460,6 +460,7 @@ MISTAKES = [
     ("--resume a_run --config ppo_cartpole", ["--config does not go with --resume"]),
     ("--resume a_run --run-dir b", ["--run-dir does not go with --resume"]),
     ("--resume a_run --name b", ["--name does not go with --resume"]),
+    ("ppo --num-envs 100M", ["an update would be 12800000000 steps, 128 in each of 100000000"]),
     ("ppo --agent.rollout-length 1e10", ["an update would be 40000000000 steps, 10000000000 in each of 4"]),
     ("--config dashed.yaml", ["no option '--num-envs' in dashed.yaml; did you mean num_envs?\n"]),
     ("--config of_itself.yaml", ["of_itself.yaml line 1", "part of itself"]),
@@ -533,6 +534,15 @@ def test_what_no_file_holds_is_no_option_of_an_environment(value, kind, tmp_path
     """Whatever goes on with the run or plays with what it has learnt has its options from config.yaml."""
     with pytest.raises(ValueError, match=rf"^env_options: x is of type {kind}, and only numbers.*env=MyEnv\(x=...\)$"):
         jaxrl_fast.fit(algo="ppo", env_options={"x": value}, run_dir=str(tmp_path / "run"))
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("text", ["a\0b", "a\nb"])
+def test_a_word_that_no_line_or_path_holds_is_refused(text, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for option in ("name", "run_dir"):
+        with pytest.raises(ValueError, match=r"^'a.*b' has a (null character|line break) in it$"):
+            jaxrl_fast.fit(algo="ppo", **{option: text})
     assert not list(tmp_path.iterdir())
 
 

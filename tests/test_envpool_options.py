@@ -44,6 +44,11 @@ def test_an_option_that_envpool_does_not_survive_is_refused(name, options, why, 
     assert capfd.readouterr() == ("", ""), "what the process that died had to say is nobody's concern"
 
 
+def test_an_option_of_another_type_does_not_come_to_envpool():
+    with pytest.raises(ValueError, match=r"^agent_start_pos='1' for .*: tuple is wanted, such as \(1, 1\)$"):
+        envs.make("envpool/MiniGrid-Empty-5x5-v0", 2, agent_start_pos="1")
+
+
 procgen = pytest.mark.skipif(platform.machine() != "x86_64", reason="there is no package of Qt")
 PROCGEN = [
     (dict(env_name="maze"), "env_name=maze for {}: that is said by --env here"),

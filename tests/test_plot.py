@@ -273,6 +273,7 @@ def test_python_writes_the_file_that_it_is_told(tmp_path):
     folder, out = write(tmp_path / "a", records(0, [1.0, 2.0])), tmp_path / "a.svg"
     assert plot.compare([folder], out=str(out)).axes and "<svg" in out.read_text()
     assert plot.compare(str(folder)).axes and plot.compare(SimpleNamespace(folder=folder)).axes  # a run, too
+    assert plot.compare(tmp_path.glob("a")).axes
     with pytest.raises(ValueError, match="runs: there is none to compare"):
         plot.compare([])
     with pytest.raises(ValueError, match=r"--out .*a.jpg: its name must end in .png or .svg or .pdf"):

@@ -463,3 +463,12 @@ def test_an_objective_of_ones_own_takes_the_place_of_the_loss():
     assert any(jax.tree.leaves(moved["critic_torso"])) and any(jax.tree.leaves(moved["critic_head"]))
     assert not any(jax.tree.leaves(moved["torso"])) and not any(jax.tree.leaves(moved["actor_head"]))
     assert "value_error" in metrics and "policy_loss" not in metrics
+
+
+@pytest.mark.parametrize("num_steps", [3, 320, 2_400, 9_765])
+def test_an_annealed_learning_rate_is_never_below_0(num_steps):
+    """As it is compiled, where 1 - count / num_steps is rounded: with these numbers of steps to less than 0."""
+    as_in_training = {"xla_backend_optimization_level": 3, "xla_llvm_disable_expensive_passes": False}
+    schedule = jax.jit(gradients.linear(2.5e-4, True, num_steps), compiler_options=as_in_training)
+    assert 0 <= schedule(jnp.int32(num_steps)) < 1e-10
+    assert schedule(jnp.int32(num_steps - 1)) == pytest.approx(2.5e-4 / num_steps, rel=1e-3)
