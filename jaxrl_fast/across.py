@@ -12,20 +12,23 @@ import jax.numpy as jnp
 from jax import Array
 from jax.flatten_util import ravel_pytree
 
+from jaxrl_fast import native
 from jaxrl_fast.types import CORES, PyTree
-
-TARGET = "jaxrl_fast_sum_over_cores"  # what XLA knows the compiled function by
 
 
 def total(x: PyTree, axis_name: str | None) -> PyTree:
     """The sum of floats over the devices of an axis; of one device, without a name, what it has.
 
-    All leaves are one vector, of the type that they promote to, for each sum has the devices wait for each other.
+    All leaves are summed at once, by XLA as one vector of the type that they promote to, for each sum has the devices
+    wait for each other.
     """
     if axis_name is None:
         return x
+    if axis_name == CORES:
+        leaves, structure = jax.tree.flatten(x)
+        return jax.tree.unflatten(structure, _over_cores(leaves))
     flat, restore = ravel_pytree(x)
-    return restore(_over_cores(flat) if axis_name == CORES else jax.lax.psum(flat, axis_name))
+    return restore(jax.lax.psum(flat, axis_name))
 
 
 def gather(x: PyTree, axis_name: str | None) -> PyTree:
@@ -61,9 +64,10 @@ def placed(part: Array, num_hands: int) -> Array:
     return jax.lax.dynamic_update_slice_in_dim(whole, part, jax.lax.axis_index(CORES) * size, 0)
 
 
-def _over_cores(x: Array) -> Array:
-    """f32 [...]. Not to be made twice, left out or taken out of a loop, so it has an effect as far as XLA knows."""
-    if x.dtype != jnp.float32:
-        raise TypeError(f"cores sum float32, not {x.dtype}")
+def _over_cores(arrays: list[Array]) -> list[Array]:
+    """f32 [...] each. Not to be made twice, left out or moved out of a loop, so it has an effect as far as XLA knows."""
+    if wrong := {str(x.dtype) for x in arrays if x.dtype != jnp.float32}:
+        raise TypeError(f"cores sum float32, not {', '.join(sorted(wrong))}")
+    like = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in arrays]
     num_cores = jnp.int32(jax.lax.psum(1, CORES))
-    return jax.ffi.ffi_call(TARGET, jax.ShapeDtypeStruct(x.shape, x.dtype), has_side_effect=True)(x, num_cores)
+    return native.call("sum_over_cores", like, has_side_effect=True)(num_cores, *arrays) if arrays else []

@@ -19,7 +19,7 @@ TRAINING, EVALUATION, WATCHING = 0, 1, 2  # what environments are for; each has 
 LEAST_ROWS = {"mlp": 512, "minatar": 64, "nature": 8, "dqn2013": 8, "impala": 8}
 # Hands pay off with as many rows each and with parameters, optimiser and all, that are no more than so many bytes: of
 # a larger network one hand has too much to add up and to update, and boards in small batches are convolved too slowly.
-LEAST_ROWS_OF_HAND, MOST_LEARNT, MOST_REPEATED = 64, 3 * 2**18, 2**28  # the last are bytes in all that each keeps
+LEAST_ROWS_OF_HAND, MOST_LEARNT, MOST_REPEATED = 64, 2**21, 2**28  # the last are bytes in all that each keeps
 
 
 def undivided(settings: config.Settings, algorithm: Any, num_updates: int, done: int = 0) -> tuple[Env, Agent]:

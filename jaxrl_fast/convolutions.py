@@ -12,9 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from jaxrl_fast.dense import ACTIVATIONS
 from jaxrl_fast.products import multiply, multiply_rows
 
-ACTIVATIONS = {"tanh": nn.tanh, "relu": nn.relu}
 LAYER_NORM_EPSILON = 1e-6  # flax's
 BOARDS, IMAGES = 128, 8  # that a CPU's cache holds with all that is computed of them
 gain_of = nn.initializers.constant  # what a module declares for a kernel; `networks` does the rest
@@ -236,9 +236,7 @@ def in_blocks(module: nn.Module, layer: Callable[[nn.Module, Array], Array], x: 
     Where rows do not divide so, and for None, all at once. On a CPU what is computed of many images leaves the cache:
     at once, a pass over 128 of them takes up to four times as long.
     """
-    most = most or len(x)
-    sizes = (size for size in range(min(most, len(x)), most // 2 - 1, -1) if len(x) % size == 0)
-    size = next(sizes, len(x))
+    size = rows_of_block(len(x), most)
     if size == len(x):
         return layer(module, x)
     step = nn.scan(
@@ -246,6 +244,13 @@ def in_blocks(module: nn.Module, layer: Callable[[nn.Module, Array], Array], x: 
     )
     blocks = step(module, (), x.reshape(-1, size, *x.shape[1:]))[1]
     return blocks.reshape(-1, *blocks.shape[2:])
+
+
+def rows_of_block(num_rows: int, most: int | None) -> int:
+    """How many rows `in_blocks` takes at a time."""
+    most = most or num_rows
+    sizes = (size for size in range(min(most, num_rows), most // 2 - 1, -1) if size and num_rows % size == 0)
+    return next(sizes, num_rows)
 
 
 def add_bias(x: Array, bias: Array) -> Array:

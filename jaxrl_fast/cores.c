@@ -1,10 +1,10 @@
-/* The sum of an array over the cores of one CPU: each core is a device of JAX's, and all are in this process.
+/* The sum of arrays over the cores of one CPU: each core is a device of JAX's, and all are in this process.
 
 XLA's own sum lets threads sleep and be woken, which takes some 50 microseconds. Here a core that is early looks again
 and again until the others are there: less than one microsecond, and what the memory takes. All add in the order of the
 cores and so have the same bits: of few cores each adds up the whole array, of many each a slice that the others copy.
 
-Called by `across.total`, compiled by `cores.py`. Calls must come in the same order on every core, one at a time.
+Called by `across.total`, compiled by `native.py`. Calls must come in the same order on every core, one at a time.
 */
 
 #include <sched.h>
@@ -13,7 +13,7 @@ Called by `across.total`, compiled by `cores.py`. Calls must come in the same or
 #include <string.h>
 #include <time.h>
 
-#include "xla/ffi/api/c_api.h"
+#include "native.h"
 
 enum { MOST_CORES = 1024, FEW = 4, LINE = 16 /* floats */ };
 enum { LOOKS = 100, YIELDS = 2000, NAP_NS = 50000 }; /* looks, then offers of the core to others, then naps */
@@ -24,12 +24,10 @@ enum { LOOKS = 100, YIELDS = 2000, NAP_NS = 50000 }; /* looks, then offers of th
 /* A time is the number of a program's run, in the upper half, and of the sum in it. Runs are numbered in no order. */
 typedef _Atomic(uint64_t) Time;
 typedef struct {
-    _Alignas(128) Time ready;  /* `in` can be read */
-    Time summed;               /* its slice of `out` is there */
+    _Alignas(128) Time ready;  /* its arrays can be read */
+    Time summed;               /* its slices of the results are there */
     Time done;                 /* what others have can be overwritten, for all that this core cares */
-    const float *in;
-    float *out;
-    size_t size;
+    XLA_FFI_CallFrame *call;
     uint64_t now;
 } Core;
 
@@ -70,75 +68,83 @@ static int await_all(Core *cores, int num, size_t what, uint64_t now) {
 
 static size_t least(size_t a, size_t b) { return a < b ? a : b; }
 
-/* Elements [first, end), in the order of the cores. */
-static void add(const Core *cores, int num, float *restrict out, size_t first, size_t end) {
-    const float *restrict a = cores[0].in, *restrict b = cores[num > 1].in;
-    for (size_t i = first; i < end; ++i) out[i] = num > 1 ? a[i] + b[i] : a[i];
+/* What a core has of array i: after the first argument come the arrays, and their sums are the results. */
+static size_t size_of(const Core *core, int64_t i) { return (size_t)count(argument(core->call, i + 1), 0); }
+static const float *in(const Core *core, int64_t i) { return argument(core->call, i + 1)->data; }
+static float *out(const Core *core, int64_t i) { return result(core->call, i)->data; }
+
+static int alike(const Core *one, const Core *other) {
+    if (one->call->rets.size != other->call->rets.size) return 0;
+    for (int64_t i = 0; i < one->call->rets.size; ++i)
+        if (size_of(one, i) != size_of(other, i)) return 0;
+    return 1;
+}
+
+/* Elements [first, end) of array i, in the order of the cores. */
+static void add(const Core *cores, int num, int64_t i, float *restrict sum, size_t first, size_t end) {
+    const float *restrict a = in(&cores[0], i), *restrict b = in(&cores[num > 1], i);
+    for (size_t j = first; j < end; ++j) sum[j] = num > 1 ? a[j] + b[j] : a[j];
     for (int core = 2; core < num; ++core) {
-        const float *restrict in = cores[core].in;
-        for (size_t i = first; i < end; ++i) out[i] += in[i];
+        const float *restrict next = in(&cores[core], i);
+        for (size_t j = first; j < end; ++j) sum[j] += next[j];
     }
 }
+
+/* The first element of a core's slice of so many; that of the next one is where it ends. */
+static size_t slice(int core, int num, size_t size) { return least(core * ((size + num * LINE - 1) / (num * LINE) * LINE), size); }
 
 static XLA_FFI_Error *failed(const XLA_FFI_Api *api, XLA_FFI_Error_Code code, const char *message) {
     XLA_FFI_Error_Create_Args args = {XLA_FFI_Error_Create_Args_STRUCT_SIZE, NULL, message, code};
     return api->XLA_FFI_Error_Create(&args);
 }
 
-/* Arguments: the array f32 [...], and how many cores share it, int32 []. Result: the sum. */
+/* Arguments: how many cores sum, int32 [], and arrays f32 [...]. Results: their sums. */
 XLA_FFI_Error *sum_over_cores(XLA_FFI_CallFrame *call) {
-    const XLA_FFI_Extension_Base *extension = call->extension_start;
-    if (extension && extension->type == XLA_FFI_Extension_Metadata) { /* XLA asks what this is */
-        XLA_FFI_Metadata *metadata = ((XLA_FFI_Metadata_Extension *)extension)->metadata;
-        metadata->api_version.major_version = XLA_FFI_API_MAJOR;
-        metadata->api_version.minor_version = XLA_FFI_API_MINOR;
-        return NULL;
-    }
+    if (is_question(call)) return NULL;
     XLA_FFI_RunId_Get_Args run = {XLA_FFI_RunId_Get_Args_STRUCT_SIZE, NULL, call->ctx, 0};
     XLA_FFI_DeviceOrdinal_Get_Args device = {XLA_FFI_DeviceOrdinal_Get_Args_STRUCT_SIZE, NULL, call->ctx, 0};
     XLA_FFI_Error *error = call->api->XLA_FFI_RunId_Get(&run);
     if (!error) error = call->api->XLA_FFI_DeviceOrdinal_Get(&device);
     if (error) return error;
 
-    const XLA_FFI_Buffer *x = call->args.args[0], *sum = call->rets.rets[0];
-    int num = *(int32_t *)((XLA_FFI_Buffer *)call->args.args[1])->data;
+    int num = *(int32_t *)argument(call, 0)->data;
     if (device.device_ordinal < 0 || device.device_ordinal >= MOST_CORES)
         return failed(call->api, XLA_FFI_Error_Code_OUT_OF_RANGE, "more cores than cores.c has places for");
     int mine = device.device_ordinal % num;
     Core *cores = &all_cores[device.device_ordinal - mine], *me = &cores[mine];
 
-    me->size = 1;
-    for (int64_t i = 0; i < x->rank; ++i) me->size *= (size_t)x->dims[i];
-    const size_t size = me->size, slice = (size + num * LINE - 1) / (num * LINE) * LINE;
-
     uint64_t first_now = (uint64_t)run.run_id << 32 | 1;
     uint64_t now = me->now >> 32 == first_now >> 32 ? me->now + 1 : first_now;
     me->now = now;
-    me->in = x->data;
-    me->out = sum->data;
+    me->call = call;
     atomic_store_explicit(&me->ready, now, memory_order_release);
 
     if (!await_all(cores, num, offsetof(Core, ready), now)) goto alone;
     for (int core = 0; core < num; ++core)
-        if (cores[core].size != size) goto confused;
+        if (!alike(me, &cores[core])) goto confused;
+    const int64_t num_arrays = call->rets.size;
     if (num <= FEW) {
-        add(cores, num, me->out, 0, size);
+        for (int64_t i = 0; i < num_arrays; ++i) add(cores, num, i, out(me, i), 0, size_of(me, i));
     } else {
-        add(cores, num, me->out, mine * slice, least((mine + 1) * slice, size));
+        for (int64_t i = 0; i < num_arrays; ++i) {
+            size_t size = size_of(me, i);
+            add(cores, num, i, out(me, i), slice(mine, num, size), slice(mine + 1, num, size));
+        }
         atomic_store_explicit(&me->summed, now, memory_order_release);
         if (!await_all(cores, num, offsetof(Core, summed), now)) goto alone;
-        for (int core = 0; core < num; ++core) {
-            size_t first = core * slice, end = least(first + slice, size);
-            if (core != mine && first < end)
-                memcpy(me->out + first, cores[core].out + first, (end - first) * sizeof(float));
-        }
+        for (int64_t i = 0; i < num_arrays; ++i)
+            for (int core = 0; core < num; ++core) {
+                size_t first = slice(core, num, size_of(me, i)), end = slice(core + 1, num, size_of(me, i));
+                if (core != mine && first < end)
+                    memcpy(out(me, i) + first, out(&cores[core], i) + first, (end - first) * sizeof(float));
+            }
     }
     atomic_store_explicit(&me->done, now, memory_order_release);
 
     if (!await_all(cores, num, offsetof(Core, done), now)) goto alone;
     return NULL;
 confused:
-    return failed(call->api, XLA_FFI_Error_Code_INTERNAL, "cores do not sum the same array: in another order?");
+    return failed(call->api, XLA_FFI_Error_Code_INTERNAL, "cores do not sum the same arrays: in another order?");
 alone:
     return failed(call->api, XLA_FFI_Error_Code_ABORTED, "a device waits for another one, whose program has failed");
 }

@@ -231,11 +231,14 @@ def fingerprint() -> dict[str, Any]:
     """What decides the bits of a result, beside the configuration."""
     import jax
 
+    from jaxrl_fast import native  # which imports jax
+
     return {
         "device": device(),
         "num_devices": jax.local_device_count(),
         "versions": versions(),
         "xla_flags": os.environ.get("XLA_FLAGS", ""),
+        "c_compiler": native.compiler(),
         "prng": jax.config.values["jax_default_prng_impl"],
     }
 

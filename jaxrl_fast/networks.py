@@ -11,7 +11,6 @@ float32 and so are outputs, whatever dtype is computed in between.
 """
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -27,11 +26,11 @@ from jaxrl_fast.convolutions import (
     Convolutions,
     Residual,
     activate,
-    add_bias,
     gain_of,
     in_blocks,
+    rows_of_block,
 )
-from jaxrl_fast.products import dot_on_cpu
+from jaxrl_fast.dense import ACTIVATIONS, dense
 from jaxrl_fast.types import Key, PyTree
 
 KINDS = ("mlp", "minatar", "nature", "dqn2013", "impala")
@@ -198,7 +197,8 @@ class _Outputs(nn.Module):
 
     def setup(self):
         widths = (1, self.num_outputs) if self.streams else (self.num_outputs,)
-        self.heads = [_dense(width * (self.num_atoms or 1), self.gain, self.noisy) for width in widths]
+        layer = NoisyDense if self.noisy else Dense
+        self.heads = [layer(width * (self.num_atoms or 1), self.gain) for width in widths]
 
     def __call__(self, obs):
         features = self.torso(obs)
@@ -220,8 +220,8 @@ class _ActorCritic(nn.Module):
     critic_gain: float
 
     def setup(self):
-        self.actor_head = _dense(self.num_outputs, self.actor_gain)
-        self.critic_head = _dense(1, self.critic_gain)
+        self.actor_head = Dense(self.num_outputs, self.actor_gain)
+        self.critic_head = Dense(1, self.critic_gain)
 
     def actor(self, obs):
         return self.actor_head(self.torso(obs))
@@ -244,8 +244,15 @@ class Torso(nn.Module):
     block: int | None  # observations that the stem sees at a time; None: all
 
     def __call__(self, obs):
-        pairs = zip(jax.tree.leaves(self.obs), jax.tree.leaves(obs), strict=True)
-        return self.mlp(jnp.concatenate([self._see(spec, x) for spec, x in pairs], axis=-1))
+        pairs = list(zip(jax.tree.leaves(self.obs), jax.tree.leaves(obs), strict=True))
+        features = jnp.concatenate([self._see(spec, x) for spec, x in pairs], axis=-1)
+        return self.mlp(features, columns=len(pairs) == 1 and self._leaves_columns(*pairs[0]))
+
+    def _leaves_columns(self, spec, x):
+        """Whether boards are all convolved together, so that what is seen of them lies in memory turned."""
+        num_rows = x.size // max(spec.size, 1)
+        turned = isinstance(self.stem, Boards) and self.stem.conv == "matmul"
+        return turned and rows_of_block(num_rows, self.block) == num_rows
 
     def _see(self, spec, x):
         """[..., *shape] to [..., D]."""
@@ -270,10 +277,28 @@ class MLP(nn.Module):
     noisy: bool = False
 
     @nn.compact
-    def __call__(self, x):
-        for width in self.hidden:
-            x = activate(self, _dense(width, np.sqrt(2), self.noisy, self.dtype)(x))
+    def __call__(self, x, columns=False):
+        """`columns`: x lies in memory as its transpose would."""
+        activation = "none" if self.layer_norm else self.activation  # else it is a part of the dense layer
+        for i, width in enumerate(self.hidden):
+            layer = NoisyDense if self.noisy else Dense
+            x = layer(width, np.sqrt(2), self.dtype, activation, columns and i == 0)(x)
+            x = activate(self, x) if self.layer_norm else x
         return x
+
+
+class Dense(nn.Module):
+    """A dense layer and its activation, [..., I] to [..., features]."""
+
+    features: int
+    gain: float
+    dtype: jnp.dtype = jnp.float32
+    activation: str = "none"
+    columns: bool = False
+
+    @nn.compact
+    def __call__(self, x):
+        return dense(x.astype(self.dtype), *_weights(self, x.shape[-1]), self.activation, self.columns)
 
 
 class NoisyDense(nn.Module):
@@ -285,42 +310,35 @@ class NoisyDense(nn.Module):
     """
 
     features: int
-    dtype: jnp.dtype
-    kernel_init: Callable
+    gain: float
+    dtype: jnp.dtype = jnp.float32
+    activation: str = "none"
+    columns: bool = False
 
     @nn.compact
     def __call__(self, x):
         num_inputs = x.shape[-1]
-        size = num_inputs + self.features
+        x, (kernel, bias) = x.astype(self.dtype), _weights(self, num_inputs)
         spread_init = nn.initializers.constant(SPREAD / np.sqrt(num_inputs))
         spread_kernel = self.param("spread_kernel", spread_init, (num_inputs, self.features)).astype(self.dtype)
         spread_bias = self.param("spread_bias", spread_init, (self.features,)).astype(self.dtype)
-        dense = partial(nn.Dense, self.features, dtype=self.dtype, kernel_init=self.kernel_init)
         if not (self.is_initializing() or self.has_variable("noise", "noise")):
-            return dense(dot_general=_dot_general)(x)
-        noise = self.variable("noise", "noise", jnp.zeros, (size,)).value.astype(self.dtype)
+            return dense(x, kernel, bias, self.activation, self.columns)
+        noise = self.variable("noise", "noise", jnp.zeros, (num_inputs + self.features,)).value.astype(self.dtype)
         noise = jnp.sign(noise) * jnp.sqrt(jnp.abs(noise))
         noise_in, noise_out = noise[..., :num_inputs], noise[..., num_inputs:]
         if noise.ndim == 1:  # the same weights for all rows: one product
-            spread = spread_kernel * jnp.outer(noise_in, noise_out)
-            noisy = dense(dot_general=lambda x, kernel, *_, **__: _dot_general(x, kernel + spread))(x)
-            return add_bias(noisy, spread_bias * noise_out)
-        mean = dense(dot_general=_dot_general)(x)
-        return mean + noise_out * add_bias(_dot_general(x * noise_in, spread_kernel), spread_bias)
+            kernel, bias = kernel + spread_kernel * jnp.outer(noise_in, noise_out), bias + spread_bias * noise_out
+            return dense(x, kernel, bias, self.activation, self.columns)
+        spread = dense(x * noise_in, spread_kernel, spread_bias)
+        return ACTIVATIONS[self.activation](dense(x, kernel, bias) + noise_out * spread)
 
 
-def _dense(num_outputs: int, gain: float, noisy: bool = False, dtype: jnp.dtype = jnp.float32) -> nn.Module:
-    """A dense layer, noisy or not, from [..., I] to [..., num_outputs]."""
-    if noisy:
-        return NoisyDense(num_outputs, kernel_init=gain_of(gain), dtype=dtype)
-    return nn.Dense(num_outputs, kernel_init=gain_of(gain), dtype=dtype, dot_general=_dot_general)
-
-
-def _dot_general(x: Array, kernel: Array, *_, **__) -> Array:
-    """x [..., I] by a kernel [I, O], to be called as flax calls it: along the last axis, in the usual precision."""
-    num_inputs, num_outputs = kernel.shape
-    dot = dot_on_cpu if jax.default_backend() == "cpu" else jnp.matmul
-    return dot(x.reshape(-1, num_inputs), kernel).reshape(*x.shape[:-1], num_outputs)
+def _weights(module: Dense | NoisyDense, num_inputs: int) -> tuple[Array, Array]:
+    """Kernel [I, O] and bias [O] of a compact method of `module`, in the type that it computes in."""
+    kernel = module.param("kernel", gain_of(module.gain), (num_inputs, module.features))
+    bias = module.param("bias", nn.initializers.zeros, (module.features,))
+    return kernel.astype(module.dtype), bias.astype(module.dtype)
 
 
 def _cast(x: Array, spec: ShapeDtypeStruct, dtype: jnp.dtype) -> Array:

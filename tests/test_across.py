@@ -5,7 +5,6 @@ import shutil
 import subprocess
 import sys
 from functools import cache, partial
-from pathlib import Path
 
 import hypothesis
 import hypothesis.strategies as st
@@ -16,14 +15,14 @@ import pytest
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
-from jaxrl_fast import across, agents, assembly, config, cores, program
+from jaxrl_fast import across, agents, assembly, config, cores, native, program
 from jaxrl_fast.agents import configs
 from jaxrl_fast.placement import SHARDS, Placement
 from jaxrl_fast.types import CORES
 from tests import probes, slow
 
 NUM_UPDATES = 4
-needs_cores = pytest.mark.skipif(not cores.ready(), reason="no C compiler here: nothing sums over cores")
+needs_cores = pytest.mark.skipif(not native.ready(), reason="no C compiler here: nothing sums over cores")
 
 
 def on_devices(function, num_devices, axis_name=CORES, num_groups=1):
@@ -121,10 +120,9 @@ ALONE = """
 import ctypes, sys
 import jax, jax.numpy as jnp, numpy as np
 jax.config.update("jax_num_cpu_devices", {num_devices})
-from jaxrl_fast import across, cores
-cores.ready = lambda: True  # by this library:
-library = ctypes.CDLL({library!r})
-jax.ffi.register_ffi_target(across.TARGET, jax.ffi.pycapsule(library.sum_over_cores), platform="cpu")
+from jaxrl_fast import across, native
+native._load = lambda: ctypes.CDLL({library!r})
+assert native.ready()
 from tests.test_across import in_order, on_devices
 {program}
 """
@@ -132,8 +130,7 @@ from tests.test_across import in_order, on_devices
 
 def alone(tmp_path, program, num_devices):
     library = tmp_path / "cores.so"
-    words = ["-DPATIENCE_S=1", f"-I{jax.ffi.include_dir()}", str(cores.SOURCE), "-o", str(library)]
-    subprocess.run([shutil.which("cc") or shutil.which("gcc"), *cores.COMPILE, *words], check=True)
+    native.compile_library(shutil.which("cc") or shutil.which("gcc"), library, "-DPATIENCE_S=1")
     code = ALONE.format(num_devices=num_devices, library=str(library), program=program)
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
 
@@ -157,7 +154,7 @@ print("right")
     ("other", "words"),
     [
         ("x", "a device waits for another one"),
-        ("across.total(x[:2], 'cores')[0] + x", "cores do not sum the same array"),
+        ("across.total(x[:2], 'cores')[0] + x", "cores do not sum the same arrays"),
     ],
 )
 def test_what_cannot_be_summed_is_an_error_and_no_wait_for_ever(tmp_path, other, words):
@@ -183,12 +180,13 @@ def test_without_a_compiler_there_is_one_core(monkeypatch, tmp_path):
         config.from_command_line([*line, minibatches]), agents.load("ppo"), num_updates=10
     )[2]
     monkeypatch.setattr("jaxrl_fast.host.num_cores", lambda: 4)
-    if cores.ready():
+    if native.ready():
         assert divided("32") == Placement(num_hands=4) and divided("2") == Placement(1, 4, True, axis_name=CORES)
     broken = tmp_path / "cc"
     broken.write_text("#!/bin/sh\nexit 1\n")
     broken.chmod(0o755)
     refuse = lambda _: (_ for _ in ()).throw(OSError("no room for it"))
+    monkeypatch.setattr(native, "CACHE", str(tmp_path))
     for module, name, value in (
         (shutil, "which", lambda _: None),
         (shutil, "which", lambda _: str(broken)),
@@ -196,7 +194,7 @@ def test_without_a_compiler_there_is_one_core(monkeypatch, tmp_path):
     ):
         with monkeypatch.context() as patched:
             patched.setattr(module, name, value)
-            patched.setattr(cores, "ready", cores.ready.__wrapped__)
+            patched.setattr(native, "ready", native.ready.__wrapped__)
             assert cores.most() == 1
             assert divided("32") == Placement() and divided("2") == Placement(1, 4, True)
 
@@ -226,7 +224,7 @@ def test_hands_share_what_is_too_little_to_be_dealt(line, monkeypatch):
     assert divided("--num-seeds", "2")[2].num_hands == 1, "they have a core each"
     before = {"num_shards": 1}
     assert assembly.divide(config.from_command_line(line.split()), agents.load(line[:3]), 10, before)[2] == Placement()
-    assert divided("--agent.hidden", "256", "256")[2] == Placement(), "it would have too much to add up"
+    assert divided("--agent.hidden", "512", "512")[2] == Placement(), "it would have too much to add up"
     for name in ("MOST_REPEATED", "MOST_LEARNT"):
         with monkeypatch.context() as patched:
             patched.setattr(assembly, name, 1000)
@@ -293,7 +291,3 @@ def test_shards_sum_in_memory_what_xla_sums(variant):
     """Two of them: the same bits, for a sum of two has one order only."""
     by_xla, by_memory = (trained(variant, Placement(1, 2, axis_name=name)) for name in (SHARDS, CORES))
     jax.tree.map(np.testing.assert_array_equal, by_memory, by_xla)
-
-
-def test_the_source_is_installed_with_the_package():
-    assert cores.SOURCE.is_file() and cores.SOURCE.parent == Path(across.__file__).parent

@@ -19,6 +19,7 @@ FILES = sorted(str(path.relative_to(ROOT).with_suffix("")) for path in ROOT.rglo
 PARTS = (
     *("returns", "distributions", "atoms", "networks", "normalize", "minibatch"),
     *("convolutions", "products", "frames", "replay", "priorities", "exploration", "gradients", "epochs", "across"),
+    "dense",
 )
 AROUND = ("play", "memory", "config", "checkpoint", "sinks", "terminals", "scores", "curves", "program")
 SWEEP = ("sweep", "grid", "layout", "sweeper", "slurm", "results", "figures")
@@ -71,8 +72,11 @@ LAYERS = (
     Layer(("written", "values"), ours=("spelling", "options", "written"), theirs=("yaml",), pure=False),
     Layer(("naming",), ours=("spelling", "options", "written", "agents/configs"), theirs=()),
     Layer(("manual",), ours=("naming", "options", "written", "agents/configs"), theirs=("tyro",)),
-    Layer(("networks",), ours=("types", "convolutions", "products")),
-    Layer(("convolutions",), ours=("products",)),
+    Layer(("native",), ours=(), theirs=("jax",), pure=False),  # a compiler, which products ask for as for a device
+    Layer(("networks",), ours=("types", "convolutions", "dense")),
+    Layer(("convolutions",), ours=("dense", "products")),
+    Layer(("dense",), ours=("native", "products")),
+    Layer(("across",), ours=("types", "native")),
     Layer(("replay",), ours=("types", "frames")),
     Layer(("epochs",), ours=("types", "across", "minibatch", "normalize")),
     Layer(("normalize",), ours=("types", "across")),

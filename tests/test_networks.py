@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from jax import ShapeDtypeStruct
 
-from jaxrl_fast import convolutions, networks
+from jaxrl_fast import convolutions, networks, products
 from tests import slow
 
 
@@ -238,16 +238,15 @@ def test_how_convolutions_are_computed_does_not_change_the_network(obs, kind, nu
 
 @pytest.mark.parametrize("num_rows", [5, 64, 128, 384])
 @pytest.mark.parametrize("widths", [(7, 3), (9, 20), (40, 50), (64, 64), (7, 40)])
-def test_a_dense_layer_has_the_gradient_of_its_product(widths, num_rows):
+def test_a_product_on_a_cpu_has_the_gradient_of_a_product(widths, num_rows):
     x, kernel = (
         jax.random.normal(jax.random.key(0), (2, num_rows, widths[0])),
         jax.random.normal(jax.random.key(1), widths),
     )
-    layer = networks._dense(widths[1], 1.0)
+    x = x.reshape(-1, widths[0])
     loss = lambda product: lambda x, kernel: jnp.sum(jnp.sin(product(x, kernel)))
-    module = lambda x, kernel: layer.apply({"params": {"kernel": kernel, "bias": jnp.zeros(widths[1])}}, x)
     expected = jax.grad(loss(jnp.matmul), argnums=(0, 1))(x, kernel)
-    for one, other in zip(expected, jax.grad(loss(module), argnums=(0, 1))(x, kernel)):
+    for one, other in zip(expected, jax.grad(loss(products.dot_on_cpu), argnums=(0, 1))(x, kernel)):
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-4)
 
 
@@ -255,8 +254,7 @@ def test_a_kernels_gradient_is_a_product_of_the_transposed_rows():
     """XLA would fold the transposition into the product, which takes longer, and no result would show it."""
     if jax.default_backend() != "cpu":
         pytest.skip("elsewhere products are computed as they stand")
-    layer = networks._dense(64, 1.0)
-    loss = lambda kernel, x: jnp.sum(layer.apply({"params": {"kernel": kernel, "bias": jnp.zeros(64)}}, x) ** 2)
+    loss = lambda kernel, x: jnp.sum(products.dot_on_cpu(x, kernel) ** 2)
     compiled = lambda f: jax.jit(f).lower(jnp.ones((1024, 64)), jnp.ones((1024, 64))).compile().as_text()
     folded = "lhs_contracting_dims={0}, rhs_contracting_dims={0}"
     assert folded in compiled(lambda x, g: x.T @ g)  # what it makes of it otherwise
@@ -269,8 +267,7 @@ def test_products_of_few_columns_are_compiled_as_they_were_written():
         pytest.skip("elsewhere products are computed as they stand")
     x, kernel = jnp.ones((500, 64)), jnp.ones((64, 3))
     dots = lambda f, *args: re.findall(r"= f32\[([\d,]+)\]\S* dot\(", jax.jit(f).lower(*args).compile().as_text())
-    head = networks._dense(3, 1.0)
-    loss = lambda kernel: jnp.sum(head.apply({"params": {"kernel": kernel, "bias": jnp.zeros(3)}}, x) ** 2)
+    loss = lambda kernel: jnp.sum(products.dot_on_cpu(x, kernel) ** 2)
     assert "3,64" in dots(jax.grad(loss), kernel) and "64,3" not in dots(jax.grad(loss), kernel)
     assert dots(lambda x, g: (g.T @ x).T, x, jnp.ones((500, 3))) == ["64,3"]  # what it makes of it otherwise
     images, patches = jnp.ones((2, 9, 9, 7)), jnp.ones((3, 3, 7, 5))
@@ -370,9 +367,10 @@ def test_activation_is_what_was_asked_for():
 
 def test_a_noisy_layer_worked_by_hand():
     # noise 4 in, -9 out: f = 2, -3.  Weight 2 + .5 * 2 * -3 = -1, bias 1 + .25 * -3 = .25:  -1 * 3 + .25 = -2.75
-    layer = networks.NoisyDense(1, dtype=jnp.float32, kernel_init=nn.initializers.zeros)
+    layer = networks.NoisyDense(1, gain=1.0)
     params = {
-        "Dense_0": {"kernel": jnp.float32([[2]]), "bias": jnp.float32([1])},
+        "kernel": jnp.float32([[2]]),
+        "bias": jnp.float32([1]),
         "spread_kernel": jnp.float32([[0.5]]),
         "spread_bias": jnp.float32([0.25]),
     }
@@ -383,11 +381,11 @@ def test_a_noisy_layer_worked_by_hand():
 
 def test_a_noisy_layer_is_equation_10():
     """Weight by weight in numpy, for several inputs and outputs."""
-    layer = networks.NoisyDense(3, dtype=jnp.float32, kernel_init=nn.initializers.zeros)
+    layer = networks.NoisyDense(3, gain=1.0)
     rng = np.random.default_rng(0)
     mean, spread, x = rng.normal(size=(4, 3)), rng.normal(size=(4, 3)), rng.normal(size=(5, 4))
     bias, spread_bias, noise = rng.normal(size=3), rng.normal(size=3), rng.normal(size=7)
-    params = {"Dense_0": {"kernel": mean, "bias": bias}, "spread_kernel": spread, "spread_bias": spread_bias}
+    params = {"kernel": mean, "bias": bias, "spread_kernel": spread, "spread_bias": spread_bias}
     f = np.sign(noise) * np.sqrt(np.abs(noise))
     expected = x @ (mean + spread * np.outer(f[:4], f[4:])) + bias + spread_bias * f[4:]
     variables = jax.tree.map(jnp.float32, {"params": params, "noise": {"noise": noise}})

@@ -1,0 +1,83 @@
+"""Dense layers: rows by a kernel, a bias, an activation. On a CPU by functions of our own, where they can be had."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.custom_derivatives import SymbolicZero
+
+from jaxrl_fast import native
+from jaxrl_fast.products import dot_on_cpu
+
+ACTIVATIONS = {"none": lambda x: x, "tanh": jnp.tanh, "relu": jax.nn.relu}  # numbered like this in dense.c
+LEAST_OUTPUTS = 4  # of a layer in dense.c: to fewer, zeros are added
+MOST_WEIGHTS = 2**17  # of a layer in dense.c: larger ones XLA does sooner, on all cores if it may
+
+
+def dense(x: Array, kernel: Array, bias: Array, activation: str = "none", columns: bool = False) -> Array:
+    """activation(x kernel + bias), [..., O], for x [..., I], kernel [I, O] and bias [O] of one type of floats.
+
+    `columns`: x lies in memory as its transpose would. Differentiated once and backwards only on a CPU. All ways to
+    compute it agree to rounding.
+    """
+    num_inputs, num_outputs = kernel.shape
+    rows = x.reshape(-1, num_inputs)
+    if _suits(rows, kernel):
+        y = _dense_in_c(rows, kernel, bias, activation, columns)
+    else:
+        dot = dot_on_cpu if jax.default_backend() == "cpu" else jnp.matmul
+        y = ACTIVATIONS[activation](dot(rows, kernel) + bias[None])
+    return y.reshape(*x.shape[:-1], num_outputs)
+
+
+def _suits(rows: Array, kernel: Array) -> bool:
+    """Whether dense.c is there for such a layer, and has it done sooner."""
+    return kernel.size <= MOST_WEIGHTS and rows.dtype == kernel.dtype == jnp.float32 and native.ready()
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(3, 4))
+def _dense_in_c(x: Array, kernel: Array, bias: Array, activation: str, columns: bool) -> Array:
+    num_outputs = kernel.shape[1]
+    if num_outputs < LEAST_OUTPUTS:
+        widen = lambda x: jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, LEAST_OUTPUTS - num_outputs)])
+        kernel, bias = widen(kernel), widen(bias)
+    like = jax.ShapeDtypeStruct((x.shape[0], kernel.shape[1]), x.dtype)
+    layouts = [_layout(columns), None, None]
+    return _call("dense_forward", like, activation, columns, input_layouts=layouts)(x, kernel, bias)[:, :num_outputs]
+
+
+def _forward(x, kernel, bias, activation, columns):
+    """What is saved says whether a gradient of x is wanted: None where it is not."""
+    y = _dense_in_c(x.value, kernel.value, bias.value, activation, columns)
+    return y, (x.value, kernel.value, y, () if x.perturbed else None)
+
+
+def _backward(activation, columns, saved, g):
+    """What dense.c wants room for is a result, so that it is XLA that has it."""
+    x, kernel, y, wants_x = saved
+    if isinstance(g, SymbolicZero):
+        g = jnp.zeros(g.shape, g.dtype)
+    shapes = [kernel.shape, kernel.shape[1:], y.shape, y.shape if columns else kernel.shape]
+    shapes += [x.shape] if wants_x is not None else []
+    like = [jax.ShapeDtypeStruct(shape, x.dtype) for shape in shapes]
+    lies = _layout(columns)
+    of_inputs, of_results = [lies, None, None, None], [None, None, None, None, lies][: len(shapes)]
+    call = _call("dense_backward", like, activation, columns, input_layouts=of_inputs, output_layouts=of_results)
+    to_kernel, to_bias, _, _, *to_x = call(x, kernel, y, g)
+    return to_x[0] if to_x else None, to_kernel, to_bias
+
+
+_dense_in_c.defvjp(_forward, _backward, symbolic_zeros=True)
+
+
+def _layout(columns: bool) -> tuple[int, int] | None:
+    """Of a matrix in memory, major axis first."""
+    return (1, 0) if columns else None
+
+
+def _call(name, results, activation, columns, **layouts):
+    number = list(ACTIVATIONS).index(activation)
+    call = native.call(name, results, vmap_method="broadcast_all", **layouts)
+    return partial(call, activation=np.int32(number), columns=np.int32(columns))

@@ -1,0 +1,31 @@
+/* What our functions share that XLA calls. */
+
+#ifndef JAXRL_FAST_NATIVE_H
+#define JAXRL_FAST_NATIVE_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "xla/ffi/api/c_api.h"
+
+/* Whether XLA only asks what a function is, which is answered here. */
+static inline int is_question(XLA_FFI_CallFrame *call) {
+    const XLA_FFI_Extension_Base *extension = call->extension_start;
+    if (!extension || extension->type != XLA_FFI_Extension_Metadata) return 0;
+    XLA_FFI_Metadata *metadata = ((XLA_FFI_Metadata_Extension *)extension)->metadata;
+    metadata->api_version.major_version = XLA_FFI_API_MAJOR;
+    metadata->api_version.minor_version = XLA_FFI_API_MINOR;
+    return 1;
+}
+
+static inline XLA_FFI_Buffer *argument(XLA_FFI_CallFrame *call, int i) { return call->args.args[i]; }
+static inline XLA_FFI_Buffer *result(XLA_FFI_CallFrame *call, int i) { return call->rets.rets[i]; }
+
+/* Elements of an array, its last `but` axes left out. */
+static inline int64_t count(const XLA_FFI_Buffer *x, int64_t but) {
+    int64_t size = 1;
+    for (int64_t i = 0; i < x->rank - but; ++i) size *= x->dims[i];
+    return size;
+}
+
+#endif

@@ -1,0 +1,86 @@
+"""native: our functions in C are compiled once for a machine, and anew whenever what they are made of changes."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from jaxrl_fast import host, native
+
+needs_compiler = pytest.mark.skipif(not native.ready(), reason="no C compiler here")
+COUNTED = """
+import sys
+from jaxrl_fast import native
+native.CACHE = sys.argv[1]
+compiled, compile_library = [], native.compile_library
+native.compile_library = lambda *words: (compiled.append(words), compile_library(*words))
+print(native.ready(), len(compiled), native.compiler() != "none")
+"""
+
+
+def in_a_process(cache, **environment):
+    """Whether they can be called there, and how often it has compiled them."""
+    command = [sys.executable, "-c", COUNTED, str(cache)]
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | environment, check=True)
+    return done.stdout.split()
+
+
+@needs_compiler
+def test_they_are_compiled_once_for_all_processes(tmp_path):
+    assert in_a_process(tmp_path) == ["True", "1", "True"]
+    assert in_a_process(tmp_path) == ["True", "0", "True"]
+    assert len(list(tmp_path.iterdir())) == 1, "nothing is left beside what is kept"
+
+
+@needs_compiler
+def test_a_damaged_library_is_compiled_anew(tmp_path):
+    in_a_process(tmp_path)
+    (kept,) = tmp_path.iterdir()
+    for damaged in (b"", b"no library", kept.read_bytes()[:2000]):
+        kept.write_bytes(damaged)
+        assert in_a_process(tmp_path) == ["True", "1", "True"]
+        assert in_a_process(tmp_path) == ["True", "0", "True"]
+
+
+@needs_compiler
+def test_where_nothing_can_be_kept_it_is_compiled_each_time(tmp_path):
+    (tmp_path / "file").touch()
+    for _ in range(2):
+        assert in_a_process(tmp_path / "file" / "below") == ["True", "1", "True"]
+
+
+@needs_compiler
+def test_what_is_kept_depends_on_compiler_source_and_processor(monkeypatch, tmp_path):
+    compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+    names = {native._kept(compiler)}
+    edited = tmp_path / "dense.c"
+    edited.write_text(native.SOURCES[1].read_text() + "\n")
+    for name, value in (
+        ("SOURCES", (native.SOURCES[0], edited)),
+        ("COMPILE", (*native.COMPILE, "-g")),
+        ("_processor", lambda: "another one"),
+        ("_version", lambda compiler: "another one"),
+    ):
+        with monkeypatch.context() as patched:
+            patched.setattr(native, name, value)
+            names.add(native._kept(compiler))
+    assert len(names) == 5
+
+
+def test_without_a_compiler_they_cannot_be_called(tmp_path):
+    assert in_a_process(tmp_path, PATH=str(tmp_path), CC="") == ["False", "0", "False"]
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_run_tells_what_compiled_them():
+    """For it decides bits, as versions do."""
+    assert host.fingerprint()["c_compiler"] == native.compiler()
+    assert (native.compiler() == "none") is not native.ready()
+
+
+def test_their_sources_are_installed_with_the_package():
+    for file in (*native.SOURCES, native.HEADER):
+        assert file.is_file() and file.parent == Path(host.__file__).parent
