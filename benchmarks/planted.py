@@ -45,7 +45,7 @@ class Bug(NamedTuple):
 POOLS, EPOCHS = "jaxrl_fast/in_flight.py", "jaxrl_fast/epochs.py"
 LOOP, RETURNS, REPLAY = "jaxrl_fast/loop.py", "jaxrl_fast/returns.py", "jaxrl_fast/replay.py"
 PPO, DQN, PQN = (f"jaxrl_fast/agents/{name}.py" for name in ("ppo", "dqn", "pqn"))
-CORES = "jaxrl_fast/cores.c"
+CORES, DENSE = "jaxrl_fast/cores.c", "jaxrl_fast/dense.c"
 GYMNAX, SINGLE = "jaxrl_fast/envs/gymnax.py", "jaxrl_fast/envs/gymnax_single.py"
 PROGRAM = "jaxrl_fast/program.py"
 KEEPER, CHECKPOINT, SCORES, TRAINER = (
@@ -201,6 +201,48 @@ BUGS = (
         "jax.lax.optimization_barrier(x.T)",
         "x.T",
         "tests/test_networks.py::test_a_kernels_gradient_is_a_product_of_the_transposed_rows",
+    ),
+    Bug(
+        "dense: what fills no register is written beside its place",
+        DENSE,
+        "n = four(p, p->N - 4);",
+        "n = four(p, n - 4) + 4;",
+        "tests/test_dense.py::test_values_and_gradients_are_those_of_the_formula",
+    ),
+    Bug(
+        "dense: columns are told by their steps, which one input has too",
+        DENSE,
+        "        if (l.columns) {\n            transpose(before",
+        "        if (l.x_row == 1) {\n            transpose(before",
+        "tests/test_dense.py::test_values_and_gradients_are_those_of_the_formula",
+    ),
+    Bug(
+        "dense: a NaN before relu is 0 after it",
+        DENSE,
+        "y[i] = y[i] < 0 ? 0 : y[i];",
+        "y[i] = y[i] > 0 ? y[i] : 0;",
+        "tests/test_dense.py::test_what_is_not_finite_stays_so",
+    ),
+    Bug(
+        "dense: every member of a batch has the bias of the first",
+        DENSE,
+        "kernel += l.I * l.O, bias += l.O)",
+        "kernel += l.I * l.O)",
+        "tests/test_dense.py::test_batches_are_layers_one_by_one",
+    ),
+    Bug(
+        "native: what is left of a library is loaded",
+        "jaxrl_fast/native.py",
+        "if kept and _intact(kept):",
+        "if kept and kept.is_file():",
+        "tests/test_native.py::test_a_damaged_library_is_compiled_anew",
+    ),
+    Bug(
+        "cores: of several arrays each core adds up the first",
+        CORES,
+        "return argument(core->call, i + 1)->data;",
+        "return argument(core->call, 1)->data;",
+        "tests/test_across.py::test_trees_are_summed_and_gathered_leaf_by_leaf",
     ),
     Bug(
         "networks: noise that all rows share leaves out that of the inputs",

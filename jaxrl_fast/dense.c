@@ -18,9 +18,10 @@ enum { LANES = 8, MOST_VECTORS = 2 };
 #else
 enum { LANES = 4, MOST_VECTORS = 4 };
 #endif
-enum { TILE_ROWS = 6 }; /* and MOST_VECTORS columns of sums: what the registers hold */
+enum { TILE_ROWS = 6 };  /* and MOST_VECTORS columns of sums: what the registers hold */
+enum { TALL_ROWS = 12 }; /* of a tile that is one vector wide, or each sum would wait for the one before */
 enum { ROWS_AT_A_TIME = 24 }; /* are activated while they are in the nearest cache */
-enum { FEW_OUTPUTS = 8 };
+enum { FEW_OUTPUTS = 8 }; /* fewer do not fill the registers, the inputs do: dense.FEW_OUTPUTS */
 enum { NONE, TANH, RELU }; /* dense.ACTIVATIONS */
 
 #define INLINE static inline __attribute__((always_inline))
@@ -35,14 +36,14 @@ typedef struct {
 } Product;
 
 /* A strip is some columns of c, `vectors` of so many lanes; a tile is a few rows of it. */
-#define DEFINE_STRIP(name, lanes, vectors)                                                        \
+#define DEFINE_STRIP(name, lanes, vectors, tile_rows)                                             \
     INLINE void name##_tile(const Product *p, int64_t m, int64_t n, const int rows) {             \
         typedef float Vector __attribute__((vector_size(4 * lanes)));                             \
         typedef float Anywhere __attribute__((vector_size(4 * lanes), aligned(4), may_alias));    \
         const ptrdiff_t N = p->N, a_row = p->a_row, a_column = p->a_column;                       \
         const float *a = p->a + m * a_row, *b = p->b + n, *start = p->start;                      \
         float *c = p->c + m * N + n;                                                              \
-        Vector sum[TILE_ROWS][vectors];                                                           \
+        Vector sum[tile_rows][vectors];                                                           \
         for (int i = 0; i < rows; ++i)                                                            \
             for (int j = 0; j < vectors; ++j)                                                     \
                 if (start) sum[i][j] = *(const Anywhere *)(start + n + j * lanes);                \
@@ -56,19 +57,19 @@ typedef struct {
     }                                                                                             \
     static int64_t name(const Product *p, int64_t n) {                                            \
         int64_t m = 0;                                                                            \
-        for (; m + TILE_ROWS <= p->M; m += TILE_ROWS) name##_tile(p, m, n, TILE_ROWS);            \
-        if (m + 4 <= p->M) name##_tile(p, m, n, 4), m += 4;                                       \
+        for (; m + tile_rows <= p->M; m += tile_rows) name##_tile(p, m, n, tile_rows);            \
+        for (; m + 4 <= p->M; m += 4) name##_tile(p, m, n, 4);                                    \
         if (m + 2 <= p->M) name##_tile(p, m, n, 2), m += 2;                                       \
         if (m + 1 <= p->M) name##_tile(p, m, n, 1);                                               \
         return n + vectors * lanes;                                                               \
     }
-DEFINE_STRIP(wide_4, LANES, 4)
-DEFINE_STRIP(wide_3, LANES, 3)
-DEFINE_STRIP(wide_2, LANES, 2)
-DEFINE_STRIP(wide_1, LANES, 1)
-DEFINE_STRIP(eight, 8, 1)
-DEFINE_STRIP(four, 4, 1)
-DEFINE_STRIP(one, 1, 1)
+DEFINE_STRIP(wide_4, LANES, 4, TILE_ROWS)
+DEFINE_STRIP(wide_3, LANES, 3, TILE_ROWS)
+DEFINE_STRIP(wide_2, LANES, 2, TILE_ROWS)
+DEFINE_STRIP(wide_1, LANES, 1, TALL_ROWS)
+DEFINE_STRIP(eight, 8, 1, TALL_ROWS)
+DEFINE_STRIP(four, 4, 1, TALL_ROWS)
+DEFINE_STRIP(one, 1, 1, TALL_ROWS)
 
 static void multiply(const Product *p) {
     int64_t n = 0;
@@ -85,6 +86,28 @@ static void multiply(const Product *p) {
     if (p->N - n >= 4) n = four(p, n);
     if (n < p->N && p->N >= 4) n = four(p, p->N - 4); /* some columns once more */
     while (n < p->N) n = one(p, n);
+}
+
+/* y [R, O], plus a bias [O], for few outputs: products of rows x [R, I] and rows of the kernel, which is turned [O, I]. */
+static void multiply_rows(
+    const float *x, const float *kernel, const float *bias, float *y, int64_t R, int64_t I, int64_t O
+) {
+    typedef float Vector __attribute__((vector_size(4 * LANES)));
+    typedef float Anywhere __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+    typedef float Four __attribute__((vector_size(16)));
+    for (int64_t r = 0; r < R; ++r, x += I)
+        for (int64_t o = 0; o < O; ++o) {
+            const float *weights = kernel + o * I;
+            union { Vector whole; Four fours[LANES / 4]; } sums = {{0}};
+            float rest = bias[o];
+            int64_t i = 0;
+            for (; i + LANES <= I; i += LANES)
+                sums.whole += *(const Anywhere *)(x + i) * *(const Anywhere *)(weights + i);
+            for (; i < I; ++i) rest += x[i] * weights[i];
+            Four sum = sums.fours[0];
+            for (int j = 1; j < LANES / 4; ++j) sum += sums.fours[j];
+            *y++ = (sum[0] + sum[1]) + (sum[2] + sum[3]) + rest;
+        }
 }
 
 /* x P(x^2) / Q(x^2), of degrees 4 and 4 fitted to tanh's relative error on [0, 8]; within 7 ulp, and 1 - 2^-22 beyond. NaN stays NaN. */
@@ -112,18 +135,24 @@ static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 static const float *
 deactivate(const float *g, const float *y, float *before, float *sum, int64_t R, int64_t O, int activation) {
     memset(sum, 0, (size_t)O * sizeof(float));
+    if (activation == NONE) {
+        int64_t r = 0;
+        for (; r + 4 <= R; r += 4, g += 4 * O)
+            for (int64_t o = 0; o < O; ++o) sum[o] += (g[o] + g[O + o]) + (g[2 * O + o] + g[3 * O + o]);
+        for (; r < R; ++r, g += O)
+            for (int64_t o = 0; o < O; ++o) sum[o] += g[o];
+        return g - R * O;
+    }
     for (int64_t r = 0; r < R; ++r) {
         const float *restrict g_row = g + r * O, *restrict y_row = y + r * O;
         float *restrict out = before + r * O, *restrict total = sum;
         if (activation == TANH) {
             for (int64_t o = 0; o < O; ++o) total[o] += out[o] = g_row[o] * (1 - y_row[o] * y_row[o]);
-        } else if (activation == RELU) {
-            for (int64_t o = 0; o < O; ++o) total[o] += out[o] = y_row[o] > 0 ? g_row[o] : 0;
         } else {
-            for (int64_t o = 0; o < O; ++o) total[o] += g_row[o];
+            for (int64_t o = 0; o < O; ++o) total[o] += out[o] = y_row[o] > 0 ? g_row[o] : 0;
         }
     }
-    return activation == NONE ? g : before;
+    return before;
 }
 
 /* out [N, M] of in [M, N], by squares of four. */
@@ -148,8 +177,8 @@ typedef struct {
 } Layer;
 
 static Layer layer_of(XLA_FFI_CallFrame *call) {
-    const XLA_FFI_Buffer *x = argument(call, 0), *kernel = argument(call, 1);
-    const int64_t *of_x = x->dims + x->rank - 2, O = kernel->dims[kernel->rank - 1];
+    const XLA_FFI_Buffer *x = argument(call, 0), *of_outputs = argument(call, 2); /* bias, or y */
+    const int64_t *of_x = x->dims + x->rank - 2, O = of_outputs->dims[of_outputs->rank - 1];
     int32_t attributes[2]; /* activation, columns: by their names */
     for (int i = 0; i < 2; ++i) attributes[i] = *(int32_t *)((XLA_FFI_Scalar *)call->attrs.attrs[i])->value;
     Layer layer = {count(x, 2), of_x[0], of_x[1], O, of_x[1], 1, attributes[0], attributes[1]};
@@ -157,7 +186,7 @@ static Layer layer_of(XLA_FFI_CallFrame *call) {
     return layer;
 }
 
-/* Arguments: x f32 [R, I], kernel [I, O], bias [O]. Result: y [R, O]. */
+/* Arguments: x f32 [R, I], kernel [I, O], or [O, I] with few outputs, and bias [O]. Result: y [R, O]. */
 XLA_FFI_Error *dense_forward(XLA_FFI_CallFrame *call) {
     if (is_question(call)) return NULL;
     const Layer l = layer_of(call);
@@ -166,7 +195,8 @@ XLA_FFI_Error *dense_forward(XLA_FFI_CallFrame *call) {
     for (int64_t i = 0; i < l.batch; ++i, x += l.R * l.I, kernel += l.I * l.O, bias += l.O)
         for (int64_t r = 0, rows; r < l.R; r += rows, y += rows * l.O) {
             rows = least(l.R - r, ROWS_AT_A_TIME);
-            multiply(&(Product){rows, l.O, l.I, x + r * l.x_row, l.x_row, l.x_column, kernel, bias, y});
+            if (l.O < FEW_OUTPUTS) multiply_rows(x + r * l.I, kernel, bias, y, rows, l.I, l.O);
+            else multiply(&(Product){rows, l.O, l.I, x + r * l.x_row, l.x_row, l.x_column, kernel, bias, y});
             activate(y, rows * l.O, l.activation);
         }
     return NULL;
@@ -185,7 +215,7 @@ XLA_FFI_Error *dense_backward(XLA_FFI_CallFrame *call) {
     float *turned = result(call, 3)->data, *to_x = wants_x ? result(call, 4)->data : NULL;
     for (int64_t i = 0; i < l.batch; ++i, x += l.R * l.I, kernel += l.I * l.O, y += l.R * l.O, g += l.R * l.O) {
         const float *before = deactivate(g, y, room, to_bias, l.R, l.O, l.activation);
-        if (l.O < FEW_OUTPUTS && !l.columns) { /* turned, for the inputs fill the registers */
+        if (l.O < FEW_OUTPUTS) {
             multiply(&(Product){l.O, l.I, l.R, before, 1, l.O, x, NULL, turned});
             transpose(turned, to_kernel, l.O, l.I);
         } else {

@@ -12,7 +12,7 @@ from jaxrl_fast import native
 from jaxrl_fast.products import dot_on_cpu
 
 ACTIVATIONS = {"none": lambda x: x, "tanh": jnp.tanh, "relu": jax.nn.relu}  # numbered like this in dense.c
-LEAST_OUTPUTS = 4  # of a layer in dense.c: to fewer, zeros are added
+FEW_OUTPUTS = 8  # for fewer dense.c wants the kernel turned, and rows
 MOST_WEIGHTS = 2**17  # of a layer in dense.c: larger ones XLA does sooner, on all cores if it may
 
 
@@ -25,7 +25,7 @@ def dense(x: Array, kernel: Array, bias: Array, activation: str = "none", column
     num_inputs, num_outputs = kernel.shape
     rows = x.reshape(-1, num_inputs)
     if _suits(rows, kernel):
-        y = _dense_in_c(rows, kernel, bias, activation, columns)
+        y = _dense_in_c(rows, kernel, bias, activation, columns and num_outputs >= FEW_OUTPUTS)
     else:
         dot = dot_on_cpu if jax.default_backend() == "cpu" else jnp.matmul
         y = ACTIVATIONS[activation](dot(rows, kernel) + bias[None])
@@ -39,13 +39,10 @@ def _suits(rows: Array, kernel: Array) -> bool:
 
 @partial(jax.custom_vjp, nondiff_argnums=(3, 4))
 def _dense_in_c(x: Array, kernel: Array, bias: Array, activation: str, columns: bool) -> Array:
-    num_outputs = kernel.shape[1]
-    if num_outputs < LEAST_OUTPUTS:
-        widen = lambda x: jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, LEAST_OUTPUTS - num_outputs)])
-        kernel, bias = widen(kernel), widen(bias)
     like = jax.ShapeDtypeStruct((x.shape[0], kernel.shape[1]), x.dtype)
     layouts = [_layout(columns), None, None]
-    return _call("dense_forward", like, activation, columns, input_layouts=layouts)(x, kernel, bias)[:, :num_outputs]
+    kernel = kernel.T if kernel.shape[1] < FEW_OUTPUTS else kernel
+    return _call("dense_forward", like, activation, columns, input_layouts=layouts)(x, kernel, bias)
 
 
 def _forward(x, kernel, bias, activation, columns):

@@ -75,12 +75,25 @@ def accumulate(function: Callable[[PyTree, PyTree], PyTree], params: PyTree, row
     For functions that are themselves sums over rows, such as the gradient of a weighted loss. Elsewhere than on a
     CPU, all rows are one part.
     """
-    num_rows = jax.tree.leaves(rows)[0].shape[0]
-    sizes = (size for size in range(min(MOST_ROWS, num_rows), FEWEST_ROWS - 1, -1) if num_rows % size == 0)
-    num_parts = num_rows // next(sizes, num_rows)
-    if num_parts == 1 or jax.default_backend() != "cpu":
+    parts = _parts(rows)
+    if len(jax.tree.leaves(parts)[0]) == 1:
         return function(params, rows)
-    parts = jax.tree.map(lambda x: x.reshape(num_parts, -1, *x.shape[1:]), rows)
     first, rest = jax.tree.map(lambda x: x[0], parts), jax.tree.map(lambda x: x[1:], parts)
     add = lambda total, part: (jax.tree.map(jnp.add, total, function(params, part)), None)
     return jax.lax.scan(add, function(params, first), rest)[0]
+
+
+def each(function: Callable[[PyTree], PyTree], rows: PyTree) -> PyTree:
+    """function(rows [B, ...]), which does to each row the same, by parts as in `accumulate`. [B, ...]"""
+    parts = _parts(rows)
+    if len(jax.tree.leaves(parts)[0]) == 1:
+        return function(rows)
+    return flatten(jax.lax.map(function, parts))
+
+
+def _parts(rows: PyTree) -> PyTree:
+    """Rows [B, ...] as [parts, B / parts, ...]."""
+    num_rows = jax.tree.leaves(rows)[0].shape[0]
+    sizes = (size for size in range(min(MOST_ROWS, num_rows), FEWEST_ROWS - 1, -1) if num_rows % size == 0)
+    num_parts = num_rows // next(sizes, num_rows) if jax.default_backend() == "cpu" else 1
+    return jax.tree.map(lambda x: x.reshape(num_parts, -1, *x.shape[1:]), rows)

@@ -261,7 +261,7 @@ def values(
         look = partial(frames.look, parts.frame_stack, kept)
         value = jax.lax.map(lambda some: critic(look(some)), obs.reshape(parts.config.num_minibatches, -1))
     else:
-        value = critic(obs)
+        value = minibatch.each(critic, obs)
     value = value.reshape(rollout.steps.reward.shape)
     return value, jnp.concatenate([value[1:], critic(normalised(state, rollout.next_obs))[None]])
 
