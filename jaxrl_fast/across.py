@@ -65,7 +65,7 @@ def placed(part: Array, num_hands: int) -> Array:
 
 
 def _over_cores(arrays: list[Array]) -> list[Array]:
-    """f32 [...] each. Not to be made twice, left out or moved out of a loop, so it has an effect as far as XLA knows."""
+    """f32 [...] each. Not to be made twice, left out or moved out of a loop, so XLA is told that it has an effect."""
     if wrong := {str(x.dtype) for x in arrays if x.dtype != jnp.float32}:
         raise TypeError(f"cores sum float32, not {', '.join(sorted(wrong))}")
     like = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in arrays]

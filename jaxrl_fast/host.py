@@ -87,6 +87,13 @@ def gpu_unused() -> bool:
     return os.path.exists("/dev/nvidia0") or shutil.which("nvidia-smi") is not None
 
 
+def compiler_missing() -> bool:
+    """JAX computes on a CPU, and our C for it cannot be compiled."""
+    from jaxrl_fast import native  # which imports jax
+
+    return device() == "cpu" and not native.ready()
+
+
 def peak_memory_mb() -> float:
     """The most that was in use: on the device where it keeps count, else of this process."""
     import jax

@@ -28,6 +28,7 @@ from jaxrl_fast import (
     feed,
     host,
     memory,
+    native,
     play,
     program,
     report,
@@ -579,6 +580,16 @@ def test_a_gpu_that_is_not_used_is_warned_of(unused, tmp_path, monkeypatch, caps
     screen.announce(plan(tmp_path / "run"), terminals.Quiet())
     warning = 'warning: there is a GPU, but JAX uses the CPU; pip install "jax[cuda12]"\n'
     assert capsys.readouterr().err == (warning if unused else "")
+
+
+@pytest.mark.parametrize("missing", [True, False])
+def test_a_compiler_that_is_missing_is_spoken_of(missing, tmp_path, monkeypatch, capsys):
+    """Not as a warning, for all is as it should be."""
+    monkeypatch.setattr(native, "ready", lambda: not missing)
+    screen.announce(plan(tmp_path / "run"), terminals.Plain())
+    said = capsys.readouterr()
+    assert ("no C compiler is found (gcc or clang)" in said.out) == (missing and host.device() == "cpu")
+    assert not said.err
 
 
 def test_what_dqn_is_about_to_do_is_said_before_anything_is_compiled(tmp_path, monkeypatch, capsys):
