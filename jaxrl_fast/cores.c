@@ -91,7 +91,10 @@ static void add(const Core *cores, int num, int64_t i, float *restrict sum, size
 }
 
 /* The first element of a core's slice of so many; that of the next one is where it ends. */
-static size_t slice(int core, int num, size_t size) { return least(core * ((size + num * LINE - 1) / (num * LINE) * LINE), size); }
+static size_t slice(int core, int num, size_t size) {
+    size_t lines = (size + num * LINE - 1) / (num * LINE);
+    return least(core * lines * LINE, size);
+}
 
 static XLA_FFI_Error *failed(const XLA_FFI_Api *api, XLA_FFI_Error_Code code, const char *message) {
     XLA_FFI_Error_Create_Args args = {XLA_FFI_Error_Create_Args_STRUCT_SIZE, NULL, message, code};

@@ -88,7 +88,7 @@ static void multiply(const Product *p) {
     while (n < p->N) n = one(p, n);
 }
 
-/* y [R, O], plus a bias [O], for few outputs: products of rows x [R, I] and rows of the kernel, which is turned [O, I]. */
+/* y [R, O] for few outputs: rows x [R, I] by rows of the kernel, which is turned, [O, I], plus a bias [O]. */
 static void multiply_rows(
     const float *x, const float *kernel, const float *bias, float *y, int64_t R, int64_t I, int64_t O
 ) {
@@ -110,7 +110,8 @@ static void multiply_rows(
         }
 }
 
-/* x P(x^2) / Q(x^2), of degrees 4 and 4 fitted to tanh's relative error on [0, 8]; within 7 ulp, and 1 - 2^-22 beyond. NaN stays NaN. */
+/* x P(x^2) / Q(x^2), of degrees 4 and 4, fitted to the least relative error on [0, 8]: within 7 ulp of tanh there, and
+1 - 2^-22 beyond. NaN stays NaN. */
 INLINE float tanh_of(float x) {
     x = x > 8 ? 8 : x;
     x = x < -8 ? -8 : x;
@@ -169,7 +170,7 @@ static void transpose(const float *restrict in, float *restrict out, int64_t M, 
         for (int64_t m = n < N / 4 * 4 ? whole : 0; m < M; ++m) out[n * M + m] = in[m * N + n];
 }
 
-/* What both functions are called with, and for one of a batch of them: rows x [R, I], or columns [I, R] in their place. */
+/* What both functions are called with: a batch of layers, each with rows x [R, I], or columns [I, R] in their place. */
 typedef struct {
     int64_t batch, R, I, O;
     ptrdiff_t x_row, x_column;
