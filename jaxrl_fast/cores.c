@@ -146,7 +146,9 @@ XLA_FFI_Error *sum_over_cores(XLA_FFI_CallFrame *call) {
 
     if (!await_all(cores, num, offsetof(Core, done), now)) goto alone;
     return NULL;
-confused:
+confused: /* all are, and each reads what the others have before it goes */
+    atomic_store_explicit(&me->done, now, memory_order_release);
+    if (!await_all(cores, num, offsetof(Core, done), now)) goto alone;
     return failed(call->api, XLA_FFI_Error_Code_INTERNAL, "cores do not sum the same arrays: in another order?");
 alone:
     return failed(call->api, XLA_FFI_Error_Code_ABORTED, "a device waits for another one, whose program has failed");

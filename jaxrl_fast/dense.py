@@ -19,22 +19,29 @@ MOST_WEIGHTS = 2**17  # of a layer in dense.c: larger ones XLA does sooner, on a
 def dense(x: Array, kernel: Array, bias: Array, activation: str = "none", columns: bool = False) -> Array:
     """activation(x kernel + bias), [..., O], for x [..., I], kernel [I, O] and bias [O] of one type of floats.
 
-    `columns`: x lies in memory as its transpose would. Differentiated once and backwards only on a CPU. All ways to
-    compute it agree to rounding.
+    `columns`: x lies in memory as its transpose would. Differentiated once and backwards only on a CPU, where a `vmap`
+    over rows alone would copy the kernel for each member. All ways to compute it agree to rounding.
     """
     num_inputs, num_outputs = kernel.shape
     rows = x.reshape(-1, num_inputs)
-    if _suits(rows, kernel):
+    ours = jax.default_backend() == "cpu" and not _differ(rows, kernel, bias)
+    if ours and x.ndim > 1 and len(rows) and _suits(rows, kernel, bias):
         y = _dense_in_c(rows, kernel, bias, activation, columns and num_outputs >= FEW_OUTPUTS)
     else:
-        dot = dot_on_cpu if jax.default_backend() == "cpu" else jnp.matmul
+        dot = dot_on_cpu if ours else jnp.matmul
         y = ACTIVATIONS[activation](dot(rows, kernel) + bias[None])
     return y.reshape(*x.shape[:-1], num_outputs)
 
 
-def _suits(rows: Array, kernel: Array) -> bool:
-    """Whether dense.c is there for such a layer, and has it done sooner."""
-    return kernel.size <= MOST_WEIGHTS and rows.dtype == kernel.dtype == jnp.float32 and native.ready()
+def _suits(*layer: Array) -> bool:
+    """Whether dense.c is there for such rows, kernel and bias, and has them done sooner."""
+    return layer[1].size <= MOST_WEIGHTS and all(x.dtype == jnp.float32 for x in layer) and native.ready()
+
+
+def _differ(*layer: Array) -> bool:
+    """Whether JAX follows that these differ between devices (`shard_map` with check_vma). No gradient of ours does."""
+    types = [jax.typeof(x) for x in layer]
+    return any(getattr(getattr(x, "mat", x), "varying", None) or getattr(x, "vma", None) for x in types)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(3, 4))

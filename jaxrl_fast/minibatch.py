@@ -96,4 +96,4 @@ def _parts(rows: PyTree) -> PyTree:
     num_rows = jax.tree.leaves(rows)[0].shape[0]
     sizes = (size for size in range(min(MOST_ROWS, num_rows), FEWEST_ROWS - 1, -1) if num_rows % size == 0)
     num_parts = num_rows // next(sizes, num_rows) if jax.default_backend() == "cpu" else 1
-    return jax.tree.map(lambda x: x.reshape(num_parts, -1, *x.shape[1:]), rows)
+    return jax.tree.map(lambda x: x.reshape(num_parts, num_rows // num_parts, *x.shape[1:]), rows)

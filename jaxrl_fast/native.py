@@ -9,6 +9,7 @@ import platform
 import shutil
 import subprocess
 import tempfile
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ FOLDER = Path(__file__).parent
 SOURCES = tuple(FOLDER / name for name in ("cores.c", "dense.c"))
 HEADER = FOLDER / "native.h"
 FUNCTIONS = ("sum_over_cores", "dense_forward", "dense_backward")
+LOCK = threading.Lock()  # they are registered once
 DIGEST = hashlib.sha256().digest_size
 CACHE = "~/.cache/jaxrl_fast/native"  # of what was compiled, for two thirds of a second
 COMPILE = ("-std=gnu11", "-O3", "-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC")
@@ -30,9 +32,14 @@ def call(name: str, results: Any, **options: Any) -> Callable[..., Any]:
     return jax.ffi.ffi_call(_target(name), results, **options)
 
 
-@functools.cache
 def ready() -> bool:
     """Whether they can be called: on a CPU, where a C compiler is found and its work loads."""
+    with LOCK:
+        return _registered()
+
+
+@functools.cache
+def _registered() -> bool:
     if jax.default_backend() != "cpu":
         return False
     try:
@@ -57,16 +64,16 @@ def _target(name: str) -> str:
 def _load() -> ctypes.CDLL:
     """What was compiled before, by the same compiler for the same processor, or is now. OSError or SubprocessError."""
     compiler = _compiler()
+    kept = _kept(compiler)
+    if kept and _intact(kept):
+        with contextlib.suppress(OSError):  # what no longer loads is compiled anew
+            return ctypes.CDLL(str(kept))
     with tempfile.TemporaryDirectory(prefix="jaxrl_fast_") as folder:
         library = Path(folder, "native.so")
-        kept = _kept(compiler)
-        if kept and _intact(kept):
-            with contextlib.suppress(OSError):  # what no longer loads is compiled anew
-                return ctypes.CDLL(str(kept))
         compile_library(compiler, library)
         if kept:
             _keep(library, kept)
-        return ctypes.CDLL(str(library))
+        return ctypes.CDLL(str(kept if kept and _intact(kept) else library))
 
 
 def _compiler() -> str:
@@ -115,11 +122,16 @@ def _processor() -> str:
 
 def _keep(library: Path, kept: Path) -> None:
     """With its SHA-256 at its end, whole or not at all; no matter if it cannot be."""
+    content = library.read_bytes()
     with contextlib.suppress(OSError):
         kept.parent.mkdir(parents=True, exist_ok=True)
-        aside, content = Path(f"{kept}.{os.getpid()}"), library.read_bytes()
-        aside.write_bytes(content + hashlib.sha256(content).digest())
-        os.replace(aside, kept)
+        descriptor, aside = tempfile.mkstemp(dir=kept.parent)  # of a name that no other process has, on any machine
+        try:
+            with open(descriptor, "wb") as file:
+                file.write(content + hashlib.sha256(content).digest())
+            os.replace(aside, kept)
+        except OSError:
+            os.unlink(aside)
 
 
 def _intact(kept: Path) -> bool:

@@ -204,7 +204,8 @@ class _Outputs(nn.Module):
         features = self.torso(obs)
         if not self.streams:
             return self._shape(self.heads[0](features), self.num_outputs)
-        value, extra = (head(stream(features)) for head, stream in zip(self.heads, self.streams, strict=True))
+        columns = not self.torso.mlp.hidden and self.torso.leaves_columns(obs)
+        value, extra = (head(stream(features, columns)) for head, stream in zip(self.heads, self.streams, strict=True))
         value, extra = self._shape(value, 1), self._shape(extra, self.num_outputs)
         return value + extra - extra.mean(axis=-1 if self.num_atoms is None else -2, keepdims=True)
 
@@ -244,15 +245,17 @@ class Torso(nn.Module):
     block: int | None  # observations that the stem sees at a time; None: all
 
     def __call__(self, obs):
-        pairs = list(zip(jax.tree.leaves(self.obs), jax.tree.leaves(obs), strict=True))
+        pairs = zip(jax.tree.leaves(self.obs), jax.tree.leaves(obs), strict=True)
         features = jnp.concatenate([self._see(spec, x) for spec, x in pairs], axis=-1)
-        return self.mlp(features, columns=len(pairs) == 1 and self._leaves_columns(*pairs[0]))
+        return self.mlp(features, self.leaves_columns(obs))
 
-    def _leaves_columns(self, spec, x):
+    def leaves_columns(self, obs):
         """Whether boards are all convolved together, so that what is seen of them lies in memory turned."""
+        if not (isinstance(self.stem, Boards) and self.stem.conv == "matmul"):
+            return False
+        (spec,), (x,) = jax.tree.leaves(self.obs), jax.tree.leaves(obs)
         num_rows = x.size // max(spec.size, 1)
-        turned = isinstance(self.stem, Boards) and self.stem.conv == "matmul"
-        return turned and rows_of_block(num_rows, self.block) == num_rows
+        return rows_of_block(num_rows, self.block) == num_rows
 
     def _see(self, spec, x):
         """[..., *shape] to [..., D]."""

@@ -131,3 +131,29 @@ def test_only_float32_layers_of_some_size_are_ours(monkeypatch):
     monkeypatch.setattr(native, "ready", lambda: False)
     assert not compiled(8, jnp.float32)
     jax.tree.map(close, compute(x, kernel, bias, g, "tanh", False), (y, gradients))
+
+
+@pytest.mark.parametrize("columns", [False, True])
+def test_no_rows_have_no_gradient(columns):
+    x, kernel, bias, g = (jnp.zeros(shape) for shape in ((0, 6), (6, 9), (9,), (0, 9)))
+    y, (to_x, to_kernel, to_bias) = compute(x, kernel, bias, g, "relu", columns)
+    assert y.shape == (0, 9) and to_x.shape == (0, 6)
+    assert not to_kernel.any() and not to_bias.any()
+
+
+def test_one_row_at_a_time_is_left_to_xla():
+    """`vmap` would have our function copy the kernel for each row."""
+    x, kernel, bias = draw(11, (30, 6), (6, 9), (9,))
+    by_rows = jax.vmap(dense.dense, (0, None, None))
+    assert "dense_forward" not in str(jax.make_jaxpr(by_rows)(x, kernel, bias))
+    np.testing.assert_allclose(by_rows(x, kernel, bias), x @ kernel + bias, atol=1e-6)
+
+
+def test_a_kernel_that_devices_share_has_the_gradient_of_all_their_rows():
+    """In a `shard_map` that follows what differs between devices, JAX adds up what each of them finds."""
+    x, kernel, bias = draw(13, (8, 6), (6, 9), (9,))
+    mesh = jax.make_mesh((2,), ("d",), axis_types=(jax.sharding.AxisType.Auto,), devices=jax.devices()[:2])
+    spec = jax.sharding.PartitionSpec
+    loss = lambda kernel, x: jnp.sum(dense.dense(x, kernel, bias))
+    each = jax.shard_map(jax.grad(loss), mesh=mesh, in_specs=(spec(), spec("d")), out_specs=spec())
+    np.testing.assert_allclose(jax.jit(each)(kernel, x), np.repeat(x.sum(0)[:, None], 9, 1), rtol=1e-5)

@@ -87,3 +87,11 @@ def test_parts_are_neither_large_nor_many(num_rows, num_calls):
 def test_flatten_is_time_major():
     steps = jnp.arange(6).reshape(2, 3)
     np.testing.assert_array_equal(minibatch.flatten(steps), np.arange(6))
+
+
+@pytest.mark.parametrize("num_rows", [1, 7, 300, 1024, 2048, 3000, 2 * 1021])
+def test_each_row_is_computed_by_parts_as_all_at_once(num_rows):
+    """In order, with trees, whether or not the rows divide."""
+    rows = {"x": jnp.arange(num_rows * 2.0).reshape(num_rows, 2), "y": jnp.arange(num_rows)}
+    function = lambda rows: (rows["x"].sum(-1), {"y": 3 * rows["y"]})
+    jax.tree.map(np.testing.assert_array_equal, minibatch.each(function, rows), function(rows))
