@@ -581,8 +581,8 @@ BUGS = (
     Bug(
         "cores: nobody waits until others have read",
         CORES,
-        "if (!await_all(cores, num, offsetof(Core, done), now)) goto alone;",
-        "",
+        "    if (!await_all(cores, num, offsetof(Core, done), now)) goto alone;\n    return NULL;",
+        "    return NULL;",
         "tests/test_across.py::test_sums_in_loops_of_loops",
     ),
     Bug(
