@@ -245,6 +245,20 @@ BUGS = (
         "tests/test_across.py::test_trees_are_summed_and_gathered_leaf_by_leaf",
     ),
     Bug(
+        "cores: sums that lie one after another overwrite the first",
+        CORES,
+        "++i, before += size) {\n        size = size_of(me, i);\n        if (num",
+        "++i) {\n        size = size_of(me, i);\n        if (num",
+        "tests/test_across.py::test_trees_are_summed_and_gathered_leaf_by_leaf",
+    ),
+    Bug(
+        "replay: every hand draws the first hand's part",
+        REPLAY,
+        "across.part(_random_numbers(key, (2, NUM_TRIES, batch_size)), num_hands, axis=2)",
+        "_random_numbers(key, (2, NUM_TRIES, batch_size // num_hands))",
+        "tests/test_replay.py::test_hands_draw_their_parts_of_one_batch",
+    ),
+    Bug(
         "networks: noise that all rows share leaves out that of the inputs",
         "jaxrl_fast/networks.py",
         "spread_kernel * jnp.outer(noise_in, noise_out)",
@@ -726,8 +740,8 @@ BUGS = (
     Bug(
         "dqn: each gradient step of an update draws the same batch",
         DQN,
-        "jax.random.fold_in(key, i)",
-        "key",
+        "jax.random.clone(keys[i])",
+        "jax.random.clone(keys[0])",
         "tests/test_dqn.py::test_each_gradient_step_draws_a_batch_of_its_own",
     ),
     Bug(

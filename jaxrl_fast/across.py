@@ -9,10 +9,12 @@ the one before it, or stand in another round of a loop: two that could change pl
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from jax.flatten_util import ravel_pytree
 
 from jaxrl_fast import native
+from jaxrl_fast.gradients import MOST_FLAT
 from jaxrl_fast.types import CORES, PyTree
 
 
@@ -65,9 +67,19 @@ def placed(part: Array, num_hands: int) -> Array:
 
 
 def _over_cores(arrays: list[Array]) -> list[Array]:
-    """f32 [...] each. Not to be made twice, left out or moved out of a loop, so XLA is told that it has an effect."""
+    """f32 [...] each. Not to be made twice, left out or moved out of a loop, so XLA is told that it has an effect.
+
+    Of few numbers the sums lie one after another, as `gradients.optimiser` would have to copy them.
+    """
     if wrong := {str(x.dtype) for x in arrays if x.dtype != jnp.float32}:
         raise TypeError(f"cores sum float32, not {', '.join(sorted(wrong))}")
-    like = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in arrays]
-    num_cores = jnp.int32(jax.lax.psum(1, CORES))
-    return native.call("sum_over_cores", like, has_side_effect=True)(num_cores, *arrays) if arrays else []
+    if not arrays:
+        return []
+    num_cores, sizes = jnp.int32(jax.lax.psum(1, CORES)), [x.size for x in arrays]
+    together = sum(sizes) <= MOST_FLAT
+    shapes = [(sum(sizes),)] if together else [x.shape for x in arrays]
+    like = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
+    sums = native.call("sum_over_cores", like, has_side_effect=True)(num_cores, *arrays)
+    if together:
+        sums = jnp.split(sums[0], np.cumsum(sizes)[:-1])
+    return [total.reshape(x.shape) for total, x in zip(sums, arrays, strict=True)]

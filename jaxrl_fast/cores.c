@@ -68,14 +68,18 @@ static int await_all(Core *cores, int num, size_t what, uint64_t now) {
 
 static size_t least(size_t a, size_t b) { return a < b ? a : b; }
 
-/* What a core has of array i: after the first argument come the arrays, and their sums are the results. */
+/* What a core has of array i: after the first argument come the arrays. Results are their sums, or one result is, which
+has one after another. */
+static int64_t num_arrays(const Core *core) { return core->call->args.size - 1; }
 static size_t size_of(const Core *core, int64_t i) { return (size_t)count(argument(core->call, i + 1), 0); }
 static const float *in(const Core *core, int64_t i) { return argument(core->call, i + 1)->data; }
-static float *out(const Core *core, int64_t i) { return result(core->call, i)->data; }
+static float *out(const Core *core, int64_t i, size_t before) {
+    return core->call->rets.size == 1 ? (float *)result(core->call, 0)->data + before : result(core->call, i)->data;
+}
 
 static int alike(const Core *one, const Core *other) {
-    if (one->call->rets.size != other->call->rets.size) return 0;
-    for (int64_t i = 0; i < one->call->rets.size; ++i)
+    if (num_arrays(one) != num_arrays(other)) return 0;
+    for (int64_t i = 0; i < num_arrays(one); ++i)
         if (size_of(one, i) != size_of(other, i)) return 0;
     return 1;
 }
@@ -101,7 +105,7 @@ static XLA_FFI_Error *failed(const XLA_FFI_Api *api, XLA_FFI_Error_Code code, co
     return api->XLA_FFI_Error_Create(&args);
 }
 
-/* Arguments: how many cores sum, int32 [], and arrays f32 [...]. Results: their sums. */
+/* Arguments: how many cores sum, int32 [], and arrays f32 [...]. Results: their sums, or one f32 [all elements]. */
 XLA_FFI_Error *sum_over_cores(XLA_FFI_CallFrame *call) {
     if (is_question(call)) return NULL;
     XLA_FFI_RunId_Get_Args run = {XLA_FFI_RunId_Get_Args_STRUCT_SIZE, NULL, call->ctx, 0};
@@ -125,22 +129,25 @@ XLA_FFI_Error *sum_over_cores(XLA_FFI_CallFrame *call) {
     if (!await_all(cores, num, offsetof(Core, ready), now)) goto alone;
     for (int core = 0; core < num; ++core)
         if (!alike(me, &cores[core])) goto confused;
-    const int64_t num_arrays = call->rets.size;
-    if (num <= FEW) {
-        for (int64_t i = 0; i < num_arrays; ++i) add(cores, num, i, out(me, i), 0, size_of(me, i));
-    } else {
-        for (int64_t i = 0; i < num_arrays; ++i) {
-            size_t size = size_of(me, i);
-            add(cores, num, i, out(me, i), slice(mine, num, size), slice(mine + 1, num, size));
-        }
+    const int64_t num_sums = num_arrays(me);
+    size_t before = 0;
+    for (int64_t i = 0, size; i < num_sums; ++i, before += size) {
+        size = size_of(me, i);
+        if (num <= FEW) add(cores, num, i, out(me, i, before), 0, size);
+        else add(cores, num, i, out(me, i, before), slice(mine, num, size), slice(mine + 1, num, size));
+    }
+    if (num > FEW) {
         atomic_store_explicit(&me->summed, now, memory_order_release);
         if (!await_all(cores, num, offsetof(Core, summed), now)) goto alone;
-        for (int64_t i = 0; i < num_arrays; ++i)
+        before = 0;
+        for (int64_t i = 0, size; i < num_sums; ++i, before += size) {
+            size = size_of(me, i);
             for (int core = 0; core < num; ++core) {
-                size_t first = slice(core, num, size_of(me, i)), end = slice(core + 1, num, size_of(me, i));
+                size_t first = slice(core, num, size), end = slice(core + 1, num, size);
                 if (core != mine && first < end)
-                    memcpy(out(me, i) + first, out(&cores[core], i) + first, (end - first) * sizeof(float));
+                    memcpy(out(me, i, before) + first, out(&cores[core], i, before) + first, (end - first) * sizeof(float));
             }
+        }
     }
     atomic_store_explicit(&me->done, now, memory_order_release);
 

@@ -15,6 +15,8 @@ Called by `dense.py`, compiled by `native.py`. Each function also takes batches 
 enum { LANES = 16, MOST_VECTORS = 4 };
 #elif defined(__AVX__)
 enum { LANES = 8, MOST_VECTORS = 2 };
+#elif defined(__SSE2__)
+enum { LANES = 4, MOST_VECTORS = 2 };
 #else
 enum { LANES = 4, MOST_VECTORS = 4 };
 #endif

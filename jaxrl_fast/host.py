@@ -201,8 +201,8 @@ def forget(envs: Iterable[Any]) -> None:
 
 
 def entries(cache: Path | None) -> int:
-    """How many programs the cache holds."""
-    return len(os.listdir(cache)) if cache and cache.is_dir() else 0
+    """How many programs the cache holds; what `native` keeps lies there in a folder."""
+    return sum(entry.is_file() for entry in os.scandir(cache)) if cache and cache.is_dir() else 0
 
 
 class Lock:

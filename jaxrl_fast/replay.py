@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, ShapeDtypeStruct
 
-from jaxrl_fast import frames
+from jaxrl_fast import across, frames
 from jaxrl_fast.types import Box, Discrete, Key, PyTree, Transition
 
 MOST_UNROLLED = 8  # steps of an n-step return
@@ -113,14 +113,14 @@ def num_readable(layout: Layout, ring: Ring) -> Array:
     return jnp.maximum(ring.size - layout.n_step - num_lost(layout, ring), 0)
 
 
-def draw(layout: Layout, ring: Ring, key: Key, batch_size: int) -> tuple[Array, Array, Array]:
+def draw(layout: Layout, ring: Ring, key: Key, batch_size: int, num_hands: int = 1) -> tuple[Array, Array, Array]:
     """Rows [B] and environments [B], each readable step with a valid action as likely as another; and [B] bool.
 
     False there says that none was found, so that the sample must weigh nothing: nothing can be read yet, or all
-    NUM_TRIES hit resets. The cost does not depend on the size of the ring.
+    NUM_TRIES hit resets. The cost does not depend on the size of the ring. A hand has its part of the B only.
     """
     readable = num_readable(layout, ring)
-    place, env = _random_numbers(key, (2, NUM_TRIES, batch_size))
+    place, env = across.part(_random_numbers(key, (2, NUM_TRIES, batch_size)), num_hands, axis=2)
     place = (place % jnp.maximum(readable, 1).astype(jnp.uint32)).astype(jnp.int32) + num_lost(layout, ring)
     row = (ring.head - ring.size + place) % layout.num_rows
     env = (env % layout.num_envs).astype(jnp.int32)
@@ -156,10 +156,10 @@ def read(layout: Layout, ring: Ring, row: Array, env: Array, gamma: float | Arra
 def _random_numbers(key: Key, shape: tuple[int, ...]) -> Array:
     """uint32: counters through two keyed rounds of MurmurHash3's mixer (Appleby 2011).
 
-    jax.random would take ten times as long on a CPU, a tenth of a small gradient step. A remainder of so many bits is
-    uniform to one part in 2^32 / R, which no sample shows.
+    jax.random would take ten times as long on a CPU, a tenth of a small gradient step. It has made the key, which is
+    what the rounds go by. A remainder of so many bits is uniform to one part in 2^32 / R, which no sample shows.
     """
-    keys = jax.random.bits(key, (2,))
+    keys = jax.random.key_data(key)
     x = jax.lax.iota(jnp.uint32, math.prod(shape)).reshape(shape)
     for i in range(2):
         x = (x + keys[i]) * jnp.uint32(0x9E3779B1)

@@ -129,7 +129,7 @@ def _from_where(plan: Plan) -> str:
     before, now = plan.saved.manifest["made"], host.fingerprint()
     flat = lambda made: {k: v for k, v in made.items() if k != "versions"} | made["versions"]
     old, new = flat(before), flat(now)
-    changed = [f"{k} {old[k]} is now {new.get(k)}" for k in old if old[k] != new.get(k)]
+    changed = [f"{k} {old.get(k, 'unknown')} is now {new.get(k)}" for k in old | new if old.get(k) != new.get(k)]
     if changed:
         host.warn(f"what follows may not be what it would have been to the bit: {', '.join(sorted(changed))}")
     total, was = plan.settings.options.total_steps, plan.saved.manifest["config"]

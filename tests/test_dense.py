@@ -1,5 +1,8 @@
 """dense: layers by our own functions against numpy in float64, with gradients by hand, and against XLA's products."""
 
+import platform
+import subprocess
+import sys
 from functools import partial
 
 import hypothesis
@@ -39,6 +42,17 @@ def compute(x, kernel, bias, g, activation, columns, wrt=(0, 1, 2)):
     return y, gradients
 
 
+def check(seed, sizes, activation, columns):
+    rows, inputs, outputs = sizes
+    x, kernel, bias, g = draw(seed, (rows, inputs), (inputs, outputs), (outputs,), (rows, outputs))
+    expected, gradients = oracle(x, kernel, bias, g, activation)
+    close = partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5)
+    y, found = compute(x, kernel, bias, g, activation, columns)
+    close(y, expected)
+    jax.tree.map(close, found, gradients)
+    jax.tree.map(close, compute(x, kernel, bias, g, activation, columns, (1, 2))[1], gradients[1:])
+
+
 @hypothesis.settings(max_examples=60)
 @hypothesis.given(
     seed=st.integers(0, 2**31 - 1),
@@ -48,14 +62,32 @@ def compute(x, kernel, bias, g, activation, columns, wrt=(0, 1, 2)):
 )
 def test_values_and_gradients_are_those_of_the_formula(seed, sizes, activation, columns):
     """Whatever the sizes: one row, one input, one output, and what fills no register."""
-    rows, inputs, outputs = sizes
-    x, kernel, bias, g = draw(seed, (rows, inputs), (inputs, outputs), (outputs,), (rows, outputs))
-    expected, gradients = oracle(x, kernel, bias, g, activation)
-    close = partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5)
-    y, found = compute(x, kernel, bias, g, activation, columns)
-    close(y, expected)
-    jax.tree.map(close, found, gradients)
-    jax.tree.map(close, compute(x, kernel, bias, g, activation, columns, (1, 2))[1], gradients[1:])
+    check(seed, sizes, activation, columns)
+
+
+LESSER = """
+import ctypes, sys
+from jaxrl_fast import native
+native._load = lambda: ctypes.CDLL(sys.argv[1])
+assert native.ready()
+from tests import test_dense
+for seed, sizes in enumerate([(64, 120, 84), (13, 5, 30), (24, 30, 7), (1, 1, 1), (31, 40, 65)]):
+    for columns in (False, True):
+        test_dense.check(seed, sizes, ("none", "tanh", "relu")[seed % 3], columns)
+print("right")
+"""
+
+
+@needs_native
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="these are instructions of x86-64")
+@pytest.mark.parametrize("without", ["avx512f", "avx2", "avx"])
+def test_lesser_processors_compute_the_same(tmp_path, without):
+    """Their registers are narrower and fewer, so tiles have other shapes."""
+    library = tmp_path / "native.so"
+    native.compile_library(native._compiler(), library, f"-mno-{without}")
+    command = [sys.executable, "-c", LESSER, str(library)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert ended.stdout == "right\n", ended.stderr
 
 
 @pytest.mark.parametrize("sizes", [(1024, 64, 64), (64, 120, 84), (64, 1024, 128), slow((300, 256, 256))])
@@ -72,7 +104,7 @@ def test_layers_of_the_sizes_that_are_trained(sizes, columns):
 
 @needs_native
 def test_tanh_is_that_of_float64_to_a_few_units_in_the_last_place():
-    """Over all magnitudes, odd, and never beyond 1, which it does not quite reach either."""
+    """Over all magnitudes, odd, and never beyond 1."""
     small, large = np.logspace(-37, 0, 100_000), np.linspace(1, 40, 100_000)
     x = np.concatenate([small, large]).astype(np.float32)
     one = lambda x: np.asarray(dense.dense(x[:, None], np.ones((1, 1), np.float32), np.zeros(1, np.float32), "tanh"))

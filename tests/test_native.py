@@ -1,7 +1,6 @@
 """native: our functions in C are compiled once for a machine, and anew whenever what they are made of changes."""
 
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -54,7 +53,7 @@ def test_where_nothing_can_be_kept_it_is_compiled_each_time(tmp_path):
 
 @needs_compiler
 def test_what_is_kept_depends_on_compiler_source_and_processor(monkeypatch, tmp_path):
-    compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+    compiler = native._compiler()
     names = {native._kept(compiler)}
     edited = tmp_path / "dense.c"
     edited.write_text(native.SOURCES[1].read_text() + "\n")

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from jaxrl_fast import memory, program, replay
 from jaxrl_fast.agents import dqn
 from jaxrl_fast.placement import Placement
-from jaxrl_fast.types import Box, Discrete, Env, EnvSpec, TimeStep, Transition
+from jaxrl_fast.types import CORES, Box, Discrete, Env, EnvSpec, TimeStep, Transition
 from tests import slow
 
 GAMMA = np.float32(0.9)
@@ -400,6 +400,13 @@ def test_neighbours_in_a_batch_and_keys_are_independent():
     for one, other in [(cell[:, ::2], cell[:, 1::2]), (cell[:, :4], cell[:, 4:]), (cell[::2], cell[1::2])]:
         counts = np.bincount((one * 24 + other).reshape(-1), minlength=24 * 24)
         assert scipy.stats.chisquare(counts).pvalue > 1e-4
+
+
+def test_hands_draw_their_parts_of_one_batch():
+    ring, key = ring_of(half_resets(41)), jax.random.key(5)
+    whole = replay.draw(UNEVEN, ring, key, 24)
+    of_hands = jax.vmap(lambda _: replay.draw(UNEVEN, ring, key, 24, 3), axis_name=CORES)(jnp.arange(3))
+    jax.tree.map(lambda x, parts: np.testing.assert_array_equal(parts.reshape(-1), x), whole, of_hands)
 
 
 def test_resets_alone_give_nothing():

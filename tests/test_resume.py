@@ -415,6 +415,18 @@ def test_a_damaged_checkpoint_is_passed_over(tmp_path, unbroken, capsys):
     same(folder, unbroken("pqn"))
 
 
+def test_what_may_change_the_bits_is_told(tmp_path, unbroken, monkeypatch, capsys):
+    """Another version; and what the one that saved it did not write down."""
+    folder = tmp_path / "run"
+    shutil.copytree(unbroken("pqn"), folder)
+    now = host.fingerprint()
+    other = now | {"versions": now["versions"] | {"jax": "99.0"}, "something_new": "here"}
+    monkeypatch.setattr(host, "fingerprint", lambda: other)
+    fit(folder, resume=str(folder), log_level="info")
+    told = "what follows may not be what it would have been to the bit: "
+    assert f"{told}jax {jax.__version__} is now 99.0, something_new unknown is now here\n" in capsys.readouterr().err
+
+
 def test_where_no_checkpoint_is_intact_nothing_is_begun_again(tmp_path, unbroken):
     """Its metrics would be written over."""
     folder = tmp_path / "run"

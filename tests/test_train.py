@@ -650,6 +650,7 @@ def test_what_is_compiled_outlives_the_process_where_that_is_wanted(wanted, tmp_
         without = settings()
         with host.compile_cache(wanted) as folder:
             jax.jit(lambda x: x + 1234)(0)
+            (tmp_path / "cache" / "native").mkdir(parents=True, exist_ok=True)  # not a program
             kept = host.entries(tmp_path / "cache")
             assert bool(kept) == wanted and folder == (tmp_path / "cache" if wanted else None)
         assert settings() == without

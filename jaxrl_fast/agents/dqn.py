@@ -205,14 +205,18 @@ def update(parts: Parts, state: State, rollout: Rollout, key: Key) -> tuple[Stat
     ring = replay.add(parts.layout, state.replay, rollout.steps)
     learner = prioritise(parts, state.learner, ring)
     num_steps, owed = due(parts, state)
+    keys = jax.random.split(key, (most_due(parts), 2))  # all at once, which costs what a few do
 
     def step(i, carry):
         learner, sums = carry
-        learner, metrics = descend(parts, ring, state.num_updates, jax.random.fold_in(key, i), learner)
+        own = jax.random.clone(keys[i])  # taken once, which JAX cannot tell
+        learner, metrics = descend(parts, ring, state.num_updates, own, learner)
         return learner, jax.tree.map(jnp.add, sums, metrics)
 
-    sums = dict.fromkeys(("weight", "loss", "q_value", "td_error"), jnp.float32(0))
+    num_rows = parts.config.batch_size // (parts.spec.num_shards * parts.spec.num_hands)
+    sums = dict.fromkeys(("weight", "loss", "q_value", "td_error"), jnp.zeros(num_rows))
     learner, sums = jax.lax.fori_loop(0, _same_for_all_seeds(num_steps), step, (learner, sums))
+    sums = jax.tree.map(jnp.sum, sums)
     of_devices = across.gather((learner.largest, sums), parts.spec.sharing)
     learner, sums = learner._replace(largest=of_devices[0].max()), jax.tree.map(lambda x: x.sum(0), of_devices[1])
     state = State(learner, ring, state.num_updates + 1, owed)
@@ -238,6 +242,12 @@ def due(parts: Parts, state: State) -> tuple[Array, Array]:
     return owed // ratio.denominator, owed % ratio.denominator
 
 
+def most_due(parts: Parts) -> int:
+    """Gradient steps after a rollout, at the most."""
+    ratio, per_update = parts.config.ratio, parts.rollout_length * parts.spec.num_envs_in_all
+    return (ratio.denominator - 1 + ratio.numerator * per_update) // ratio.denominator
+
+
 def prioritise(parts: Parts, learner: Learner, ring: replay.Ring) -> Learner:
     """The priorities after a rollout was added: the largest for what can be read now and could not before, else 0."""
     if not parts.config.prioritised:
@@ -251,27 +261,32 @@ def prioritise(parts: Parts, learner: Learner, ring: replay.Ring) -> Learner:
     return learner._replace(priorities=priorities.update(learner.priorities, item.reshape(-1), priority.reshape(-1)))
 
 
-def descend(parts: Parts, ring: replay.Ring, num_updates: Array, key: Key, learner: Learner) -> tuple[Learner, Metrics]:
-    """One gradient step on a batch from the replay; then the target may move."""
+def descend(
+    parts: Parts, ring: replay.Ring, num_updates: Array, keys: Key, learner: Learner
+) -> tuple[Learner, Metrics]:
+    """One gradient step on a batch from the replay, by two keys [2]; then the target may move.
+
+    Metrics are of this device's rows, [B].
+    """
     config, layout = parts.config, parts.layout
-    key_draw, key_online, key_target = jax.random.split(key, 3)
+    key_draw, key_noise = keys
     size, num_hands = config.batch_size // parts.spec.num_shards, parts.spec.num_hands
     if config.prioritised:
         item, priority = priorities.draw(learner.priorities, key_draw, size)
         row, env, found = item // layout.num_envs, item % layout.num_envs, priority > 0
         chance = priority / jnp.maximum(priorities.total(learner.priorities), 1e-30)
         weight = importance(chance, exponent_now(parts, num_updates), parts.spec.axis_name)
+        row, env, weight = across.part((row, env, weight), num_hands)
     else:
-        row, env, found = replay.draw(layout, ring, key_draw, size)
+        row, env, found = replay.draw(layout, ring, key_draw, size, num_hands)
         weight = found.astype(jnp.float32)
-    row, env, weight = across.part((row, env, weight), num_hands)
     batch = replay.read(layout, ring, row, env, config.gamma)
-    noise_online, noise_target = (parts.network.noise(k, ()) for k in (key_online, key_target))
+    noise_online, noise_target = (parts.network.noise(key, ()) for key in jax.random.split(key_noise))
     goal = target(parts, learner, batch, noise_online, noise_target)
     gradient, (errors, metrics) = jax.grad(partial(loss, parts), has_aux=True)(
         learner.params, batch, goal, weight / config.batch_size, noise_online
     )
-    of_hands = across.placed(errors, num_hands) if num_hands > 1 else ()
+    of_hands = across.placed(errors, num_hands) if config.prioritised and num_hands > 1 else ()
     gradient, of_hands = across.total((gradient, of_hands), parts.spec.sharing)
     updates, optimiser = parts.optimiser.update(gradient, learner.optimiser, learner.params)
     learner = learner._replace(params=optax.apply_updates(learner.params, updates), optimiser=optimiser)
@@ -325,7 +340,6 @@ def target(
     apply = parts.network.apply
     following = apply(learner.target, batch.next_obs, noise_target)
     chooser = apply(learner.params, batch.next_obs, noise_online) if config.double else following
-    atom, weight = atoms.read(parts.form, following)  # [B, A, K]
     reward, value = batch.reward, atoms.mean(parts.form, chooser)
     if config.munchausen:
         temperature = config.munchausen_temperature
@@ -333,25 +347,25 @@ def target(
         log_prob = temperature * distributions.chosen(now, batch.action)
         reward += config.munchausen_alpha * jnp.clip(log_prob, config.munchausen_clip, 0)
         log_policy = jax.nn.log_softmax(value / temperature)[..., None]
+        atom, weight = atoms.read(parts.form, following)  # [B, A, K]
         atom, weight = atom - temperature * log_policy, weight * jnp.exp(log_policy)
         atom, weight = (x.reshape(x.shape[0], -1) for x in (atom, weight))
     else:
-        greedy = jnp.argmax(value, axis=-1)
-        atom, weight = distributions.chosen(atom, greedy), distributions.chosen(weight, greedy)
+        atom, weight = atoms.read(parts.form, distributions.chosen(following, jnp.argmax(value, axis=-1)))
     return atoms.Atoms(reward[:, None] + batch.discount[:, None] * atom, weight)
 
 
 def loss(
     parts: Parts, params: PyTree, batch: replay.Sample, goal: atoms.Atoms, weight: Array, noise: PyTree
 ) -> tuple[Array, tuple[Array, Metrics]]:
-    """The weighted sum of the rows' losses; beside it what their priorities go by [B], and weighted sums to report."""
+    """The weighted sum of the rows' losses; beside it what priorities go by, and weighted metrics, [B] each."""
     output = parts.network.apply(params, batch.obs, noise)
     value = distributions.chosen(atoms.mean(parts.form, output), batch.action)
     td_error = goal.mean - value
     chosen = distributions.chosen(output, batch.action)  # [B] or [B, K]
     losses, priority = atoms.losses(parts.form, chosen, goal, td_error, parts.config.loss == "huber")
     metrics = {"weight": jnp.float32(1), "loss": losses, "q_value": value, "td_error": jnp.abs(td_error)}
-    return (weight * losses).sum(), (priority, jax.tree.map(lambda x: (weight * x).sum(), metrics))
+    return (weight * losses).sum(), (priority, jax.tree.map(lambda x: weight * x, metrics))
 
 
 @jax.custom_batching.custom_vmap
