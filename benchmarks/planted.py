@@ -597,7 +597,7 @@ BUGS = (
         CORES,
         "    if (!await_all(cores, num, offsetof(Core, done), now)) goto alone;\n    return NULL;",
         "    return NULL;",
-        "tests/test_across.py::test_sums_in_loops_of_loops",
+        "tests/test_across.py::test_many_cores_sum_a_slice_each",
     ),
     Bug(
         "cores: what others have summed is not fetched",
