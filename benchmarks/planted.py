@@ -252,11 +252,11 @@ BUGS = (
         "tests/test_across.py::test_trees_are_summed_and_gathered_leaf_by_leaf",
     ),
     Bug(
-        "replay: every hand draws the first hand's part",
-        REPLAY,
-        "across.part(_random_numbers(key, (2, NUM_TRIES, batch_size)), num_hands, axis=2)",
-        "_random_numbers(key, (2, NUM_TRIES, batch_size // num_hands))",
-        "tests/test_replay.py::test_hands_draw_their_parts_of_one_batch",
+        "dqn: every hand draws the first hand's part",
+        DQN,
+        "own = partial(across.part, num_hands=num_hands, axis=-1)",
+        "own = lambda numbers: numbers[..., : size // num_hands]",
+        "tests/test_across.py::test_hands_learn_what_one_core_learns[dqn-2]",
     ),
     Bug(
         "networks: noise that all rows share leaves out that of the inputs",
@@ -747,8 +747,8 @@ BUGS = (
     Bug(
         "dqn: the target's noise is that of what learns",
         DQN,
-        "for k in (key_online, key_target))",
-        "for k in (key_online, key_online))",
+        "for key in jax.random.split(key_noise))",
+        "for key in (key_noise, key_noise))",
         "tests/test_loop.py::test_no_key_is_used_twice",
     ),
     # What is saved

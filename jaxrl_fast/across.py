@@ -14,8 +14,7 @@ from jax import Array
 from jax.flatten_util import ravel_pytree
 
 from jaxrl_fast import native
-from jaxrl_fast.gradients import MOST_FLAT
-from jaxrl_fast.types import CORES, PyTree
+from jaxrl_fast.types import CORES, MOST_FLAT, PyTree
 
 
 def total(x: PyTree, axis_name: str | None) -> PyTree:

@@ -7,10 +7,9 @@ import jax.numpy as jnp
 import optax
 from jax import Array
 
-from jaxrl_fast.types import PyTree
+from jaxrl_fast.types import MOST_FLAT, PyTree
 
 KINDS = {"adam": optax.scale_by_adam, "radam": optax.scale_by_radam}
-MOST_FLAT = 2**15  # parameters updated as one vector; more cost a CPU more in copies than they save in kernels
 
 
 def optimiser(

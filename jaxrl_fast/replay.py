@@ -11,13 +11,14 @@ drawn. Prioritised drawing is in `priorities.py`.
 
 import functools
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import Array, ShapeDtypeStruct
 
-from jaxrl_fast import across, frames
+from jaxrl_fast import frames
 from jaxrl_fast.types import Box, Discrete, Key, PyTree, Transition
 
 MOST_UNROLLED = 8  # steps of an n-step return
@@ -113,14 +114,17 @@ def num_readable(layout: Layout, ring: Ring) -> Array:
     return jnp.maximum(ring.size - layout.n_step - num_lost(layout, ring), 0)
 
 
-def draw(layout: Layout, ring: Ring, key: Key, batch_size: int, num_hands: int = 1) -> tuple[Array, Array, Array]:
+def draw(
+    layout: Layout, ring: Ring, key: Key, batch_size: int, own: Callable[[Array], Array] = lambda x: x
+) -> tuple[Array, Array, Array]:
     """Rows [B] and environments [B], each readable step with a valid action as likely as another; and [B] bool.
 
     False there says that none was found, so that the sample must weigh nothing: nothing can be read yet, or all
-    NUM_TRIES hit resets. The cost does not depend on the size of the ring. A hand has its part of the B only.
+    NUM_TRIES hit resets. The cost does not depend on the size of the ring. Of several
+    cores, each takes its `own` part of the last axis of what all B are drawn by.
     """
     readable = num_readable(layout, ring)
-    place, env = across.part(_random_numbers(key, (2, NUM_TRIES, batch_size)), num_hands, axis=2)
+    place, env = own(_random_numbers(key, (2, NUM_TRIES, batch_size)))
     place = (place % jnp.maximum(readable, 1).astype(jnp.uint32)).astype(jnp.int32) + num_lost(layout, ring)
     row = (ring.head - ring.size + place) % layout.num_rows
     env = (env % layout.num_envs).astype(jnp.int32)

@@ -12,6 +12,7 @@ PyTree = Any
 Key = Array
 Metrics = Mapping[str, Array]  # scalars; "x_sum" is divided by "gradient_steps" to be reported as "x"
 CORES = "cores"  # the name of an axis of devices that are cores of one CPU and share its memory
+MOST_FLAT = 2**15  # parameters updated as one vector; more cost a CPU more in copies than they save in kernels
 Protocol = Literal["", "dqn2015", "machado2018"]  # of Atari: the rules by which games are played and scored
 
 

@@ -504,7 +504,7 @@ def test_shards_learn_what_one_device_does(prioritised, num_steps, monkeypatch):
         row, env, found = the_first_row_of_each(size)
         return row * (size // 4) + env, found.astype(jnp.float32)
 
-    monkeypatch.setattr(dqn.replay, "draw", lambda layout, ring, key, size, num_hands: the_first_row_of_each(size))
+    monkeypatch.setattr(dqn.replay, "draw", lambda layout, ring, key, size, own: the_first_row_of_each(size))
     monkeypatch.setattr(dqn.priorities, "draw", first_items)
     env = probes.best_action_of_observation(4)
     config = dict(rollout_length=8, capacity=256, batch_size=16, replay_ratio=num_steps / 32, learning_starts=0)

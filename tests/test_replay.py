@@ -12,7 +12,7 @@ import pytest
 import scipy.stats
 from hypothesis import given, settings
 
-from jaxrl_fast import memory, program, replay
+from jaxrl_fast import across, memory, program, replay
 from jaxrl_fast.agents import dqn
 from jaxrl_fast.placement import Placement
 from jaxrl_fast.types import CORES, Box, Discrete, Env, EnvSpec, TimeStep, Transition
@@ -404,8 +404,8 @@ def test_neighbours_in_a_batch_and_keys_are_independent():
 
 def test_hands_draw_their_parts_of_one_batch():
     ring, key = ring_of(half_resets(41)), jax.random.key(5)
-    whole = replay.draw(UNEVEN, ring, key, 24)
-    of_hands = jax.vmap(lambda _: replay.draw(UNEVEN, ring, key, 24, 3), axis_name=CORES)(jnp.arange(3))
+    whole, own = replay.draw(UNEVEN, ring, key, 24), functools.partial(across.part, num_hands=3, axis=-1)
+    of_hands = jax.vmap(lambda _: replay.draw(UNEVEN, ring, key, 24, own), axis_name=CORES)(jnp.arange(3))
     jax.tree.map(lambda x, parts: np.testing.assert_array_equal(parts.reshape(-1), x), whole, of_hands)
 
 

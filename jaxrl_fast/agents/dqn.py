@@ -278,7 +278,8 @@ def descend(
         weight = importance(chance, exponent_now(parts, num_updates), parts.spec.axis_name)
         row, env, weight = across.part((row, env, weight), num_hands)
     else:
-        row, env, found = replay.draw(layout, ring, key_draw, size, num_hands)
+        own = partial(across.part, num_hands=num_hands, axis=-1)
+        row, env, found = replay.draw(layout, ring, key_draw, size, own)
         weight = found.astype(jnp.float32)
     batch = replay.read(layout, ring, row, env, config.gamma)
     noise_online, noise_target = (parts.network.noise(key, ()) for key in jax.random.split(key_noise))
