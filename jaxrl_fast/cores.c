@@ -144,8 +144,8 @@ XLA_FFI_Error *sum_over_cores(XLA_FFI_CallFrame *call) {
             size = size_of(me, i);
             for (int core = 0; core < num; ++core) {
                 size_t first = slice(core, num, size), end = slice(core + 1, num, size);
-                if (core != mine && first < end)
-                    memcpy(out(me, i, before) + first, out(&cores[core], i, before) + first, (end - first) * sizeof(float));
+                float *to = out(me, i, before) + first, *from = out(&cores[core], i, before) + first;
+                if (core != mine && first < end) memcpy(to, from, (end - first) * sizeof(float));
             }
         }
     }

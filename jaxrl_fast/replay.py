@@ -120,8 +120,8 @@ def draw(
     """Rows [B] and environments [B], each readable step with a valid action as likely as another; and [B] bool.
 
     False there says that none was found, so that the sample must weigh nothing: nothing can be read yet, or all
-    NUM_TRIES hit resets. The cost does not depend on the size of the ring. Of several
-    cores, each takes its `own` part of the last axis of what all B are drawn by.
+    NUM_TRIES hit resets. The cost does not depend on the size of the ring. Where cores share a batch, each takes its
+    `own` part of the last axis of what all B are drawn by.
     """
     readable = num_readable(layout, ring)
     place, env = own(_random_numbers(key, (2, NUM_TRIES, batch_size)))
