@@ -45,7 +45,7 @@ class Bug(NamedTuple):
 POOLS, EPOCHS = "jaxrl_fast/in_flight.py", "jaxrl_fast/epochs.py"
 LOOP, RETURNS, REPLAY = "jaxrl_fast/loop.py", "jaxrl_fast/returns.py", "jaxrl_fast/replay.py"
 PPO, DQN, PQN = (f"jaxrl_fast/agents/{name}.py" for name in ("ppo", "dqn", "pqn"))
-CORES, DENSE = "jaxrl_fast/cores.c", "jaxrl_fast/dense.c"
+CORES, DENSE, CONVOLVE, TILES = (f"jaxrl_fast/{name}" for name in ("cores.c", "dense.c", "convolve.c", "tiles.h"))
 GYMNAX, SINGLE = "jaxrl_fast/envs/gymnax.py", "jaxrl_fast/envs/gymnax_single.py"
 PROGRAM = "jaxrl_fast/program.py"
 KEEPER, CHECKPOINT, SCORES, TRAINER = (
@@ -204,7 +204,7 @@ BUGS = (
     ),
     Bug(
         "dense: what fills no register is written beside its place",
-        DENSE,
+        TILES,
         "n = four(p, p->N - 4);",
         "n = four(p, n - 4) + 4;",
         "tests/test_dense.py::test_values_and_gradients_are_those_of_the_formula",
@@ -218,7 +218,7 @@ BUGS = (
     ),
     Bug(
         "dense: a NaN before relu is 0 after it",
-        DENSE,
+        TILES,
         "y[i] = y[i] < 0 ? 0 : y[i];",
         "y[i] = y[i] > 0 ? y[i] : 0;",
         "tests/test_dense.py::test_what_is_not_finite_stays_so",
@@ -229,6 +229,34 @@ BUGS = (
         "kernel += l.I * l.O, bias += l.O)",
         "kernel += l.I * l.O)",
         "tests/test_dense.py::test_batches_are_layers_one_by_one",
+    ),
+    Bug(
+        "convolve: patches that share a pixel are added up at once",
+        CONVOLVE,
+        "l.apart = (l.side + l.stride - 1) / l.stride;",
+        "l.apart = l.side > l.stride ? l.side / l.stride : 1;",
+        "tests/test_convolve.py::test_values_and_gradients_are_those_of_the_formula",
+    ),
+    Bug(
+        "convolve: columns that are computed once more are added twice",
+        TILES,
+        "p->N >= 4 && !p->onto)",
+        "p->N >= 4)",
+        "tests/test_convolve.py::test_values_and_gradients_are_those_of_the_formula",
+    ),
+    Bug(
+        "convolve: every member of a batch learns from the images of the first",
+        CONVOLVE,
+        ".a = image(&l, argument(call, 0), i * l.B + b, floats),",
+        ".a = image(&l, argument(call, 0), b, floats),",
+        "tests/test_convolve.py::test_batches_are_convolutions_one_by_one",
+    ),
+    Bug(
+        "convolutions: shades go up to 255 where they are convolved in C",
+        "jaxrl_fast/convolutions.py",
+        "(x, kernel / WHITE)",
+        "(x, kernel)",
+        "tests/test_convolve.py::test_only_float32_layers_are_ours",
     ),
     Bug(
         "native: what is left of a library is loaded",

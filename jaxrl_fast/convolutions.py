@@ -12,10 +12,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from jaxrl_fast.dense import ACTIVATIONS
+from jaxrl_fast.convolve import convolve
+from jaxrl_fast.dense import ACTIVATIONS, has_c, is_on_cpu
 from jaxrl_fast.products import multiply, multiply_rows
 
 LAYER_NORM_EPSILON = 1e-6  # flax's
+WHITE = 255  # of a picture's shades
 BOARDS, IMAGES = 128, 8  # that a CPU's cache holds with all that is computed of them
 gain_of = nn.initializers.constant  # what a module declares for a kernel; `networks` does the rest
 
@@ -64,9 +66,10 @@ class Convolutions(nn.Module):
 
     @nn.compact
     def __call__(self, x):
+        activation = "none" if self.layer_norm else self.activation  # else it is a part of the convolution
         for channels, side, stride in self.layers:
-            x = Conv(channels, side, stride, "VALID", self.dtype, self.conv)(x)
-            x = activate(self, x)
+            x = Conv(channels, side, stride, "VALID", self.dtype, self.conv, activation)(x)
+            x = activate(self, x) if self.layer_norm else x
         return x
 
 
@@ -90,9 +93,10 @@ class Residual(nn.Module):
 
 
 class Conv(nn.Module):
-    """A square convolution of [..., H, W, C], by XLA's convolution or by products of matrices.
+    """A square convolution of [..., H, W, C], activated: by XLA's convolution, or by products of matrices.
 
-    Parameters are those of flax's Conv either way, and results agree to rounding.
+    Bytes are shades of a picture, and count as [0, 1]. Parameters are those of flax's Conv either way, and results
+    agree to rounding.
     """
 
     channels: int
@@ -100,35 +104,45 @@ class Conv(nn.Module):
     stride: int
     padding: str
     dtype: jnp.dtype
-    how: str  # "lax" or "matmul"
+    how: str  # "lax" or "matmul", which is in C where that can be had
+    activation: str = "none"
 
     @nn.compact
     def __call__(self, x):
         shape = (self.side, self.side, x.shape[-1], self.channels)
         kernel = self.param("kernel", gain_of(np.sqrt(2)), shape).astype(self.dtype)
         bias = self.param("bias", nn.initializers.zeros, (self.channels,)).astype(self.dtype)
-        convolve = {"lax": _convolve, "matmul": _multiply_patches}[self.how]
-        batch = x.shape[:-3]
-        x = convolve(x.reshape(-1, *x.shape[-3:]).astype(self.dtype), kernel, self.stride, self.padding)
-        return add_bias(x.reshape(*batch, *x.shape[1:]), bias)
+        batch, x = x.shape[:-3], x.reshape(-1, *x.shape[-3:])
+        multiplied = self.how == "matmul" and is_on_cpu(x, kernel, bias)
+        if multiplied and has_c(kernel, bias):
+            x, kernel = (x, kernel / WHITE) if x.dtype == jnp.uint8 else (x.astype(self.dtype), kernel)
+            x = convolve(self._pad(x), kernel, bias, self.stride, self.activation)
+        else:
+            x = x.astype(self.dtype) / WHITE if x.dtype == jnp.uint8 else x.astype(self.dtype)
+            by = _multiply_patches if multiplied else _convolve
+            x = ACTIVATIONS[self.activation](add_bias(by(self._pad(x), kernel, self.stride), bias))
+        return x.reshape(*batch, *x.shape[1:])
+
+    def _pad(self, x):
+        sides, strides = (self.side, self.side), (self.stride, self.stride)
+        pads = jax.lax.padtype_to_pads(x.shape[1:3], sides, strides, self.padding)
+        return jnp.pad(x, ((0, 0), *pads, (0, 0)))
 
 
-def _convolve(x: Array, kernel: Array, stride: int, padding: str) -> Array:
+def _convolve(x: Array, kernel: Array, stride: int) -> Array:
     """[B, H, W, C] by [K, K, C, F] to [B, H', W', F], as XLA's convolution."""
     return jax.lax.conv_general_dilated(
-        x, kernel, (stride, stride), padding, dimension_numbers=("NHWC", "HWIO", "NHWC")
+        x, kernel, (stride, stride), "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC")
     )
 
 
-def _multiply_patches(x: Array, kernel: Array, stride: int, padding: str) -> Array:
+def _multiply_patches(x: Array, kernel: Array, stride: int) -> Array:
     """The convolution as a sum of products of matrices, one for each place in a patch.
 
     Inside a loop XLA's convolutions take ten times as long on a CPU as outside, products of matrices do not. With a
     stride, squares of stride x stride pixels first become the channels of one, so that the places are few.
     """
     side = kernel.shape[0]
-    pads = jax.lax.padtype_to_pads(x.shape[1:3], (side, side), (stride, stride), padding)
-    x = jnp.pad(x, ((0, 0), *pads, (0, 0)))
     height, width = ((size - side) // stride + 1 for size in x.shape[1:3])
     if side % stride == 0:
         x, kernel = _squares(x, kernel, stride, height, width)
@@ -190,7 +204,7 @@ def _squares(x: Array, kernel: Array, stride: int, height: int, width: int) -> t
 
 def _convolve_first(x: Array, kernel: Array) -> Array:
     """[B, H, W, C] by [K, K, C, F] to [F, H' W' B], as XLA's convolution."""
-    return jnp.moveaxis(_convolve(x, kernel, 1, "VALID"), (-1, 0), (0, -1)).reshape(kernel.shape[-1], -1)
+    return jnp.moveaxis(_convolve(x, kernel, 1), (-1, 0), (0, -1)).reshape(kernel.shape[-1], -1)
 
 
 def _multiply_first(x: Array, kernel: Array) -> Array:

@@ -24,8 +24,8 @@ def dense(x: Array, kernel: Array, bias: Array, activation: str = "none", column
     """
     num_inputs, num_outputs = kernel.shape
     rows = x.reshape(-1, num_inputs)
-    ours = jax.default_backend() == "cpu" and not _differ(rows, kernel, bias)
-    if ours and x.ndim > 1 and len(rows) and _suits(rows, kernel, bias):
+    ours = is_on_cpu(rows, kernel, bias)
+    if ours and x.ndim > 1 and len(rows) and kernel.size <= MOST_WEIGHTS and has_c(rows, kernel, bias):
         y = _dense_in_c(rows, kernel, bias, activation, columns and num_outputs >= FEW_OUTPUTS)
     else:
         dot = dot_on_cpu if ours else jnp.matmul
@@ -33,15 +33,19 @@ def dense(x: Array, kernel: Array, bias: Array, activation: str = "none", column
     return y.reshape(*x.shape[:-1], num_outputs)
 
 
-def _suits(*layer: Array) -> bool:
-    """Whether dense.c is there for such rows, kernel and bias, and has them done sooner."""
-    return layer[1].size <= MOST_WEIGHTS and all(x.dtype == jnp.float32 for x in layer) and native.ready()
+def is_on_cpu(*layer: Array) -> bool:
+    """Whether that is where they are computed with, by a gradient of ours.
 
-
-def _differ(*layer: Array) -> bool:
-    """Whether JAX follows that these differ between devices (`shard_map` with check_vma). No gradient of ours does."""
+    JAX may follow that they differ between devices (`shard_map` with check_vma), which no gradient of ours does.
+    """
     types = [jax.typeof(x) for x in layer]
-    return any(getattr(getattr(x, "mat", x), "varying", None) or getattr(x, "vma", None) for x in types)
+    differ = any(getattr(getattr(x, "mat", x), "varying", None) or getattr(x, "vma", None) for x in types)
+    return jax.default_backend() == "cpu" and not differ
+
+
+def has_c(*layer: Array) -> bool:
+    """Whether there are functions in C for such arrays."""
+    return all(x.dtype == jnp.float32 for x in layer) and native.ready()
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(3, 4))

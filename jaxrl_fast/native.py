@@ -17,9 +17,9 @@ from typing import Any
 import jax
 
 FOLDER = Path(__file__).parent
-SOURCES = tuple(FOLDER / name for name in ("cores.c", "dense.c"))
-HEADER = FOLDER / "native.h"
-FUNCTIONS = ("sum_over_cores", "dense_forward", "dense_backward")
+SOURCES = tuple(FOLDER / name for name in ("cores.c", "dense.c", "convolve.c"))
+HEADERS = tuple(FOLDER / name for name in ("native.h", "tiles.h"))
+FUNCTIONS = ("sum_over_cores", "dense_forward", "dense_backward", "convolve_forward", "convolve_backward")
 LOCK = threading.Lock()  # they are registered once
 DIGEST = hashlib.sha256().digest_size
 CACHE = "~/.cache/jaxrl_fast/native"  # of what was compiled, for two thirds of a second
@@ -102,7 +102,7 @@ def compile_library(compiler: str, library: Path, *more: str) -> None:
 def _kept(compiler: str) -> Path | None:
     """Where it is kept from process to process: by what it is made of, with what, and for which processor."""
     made_of = hashlib.sha256()
-    for file in (*SOURCES, HEADER, Path(jax.ffi.include_dir(), "xla", "ffi", "api", "c_api.h")):
+    for file in (*SOURCES, *HEADERS, Path(jax.ffi.include_dir(), "xla", "ffi", "api", "c_api.h")):
         made_of.update(file.read_bytes())
     made_of.update(repr((_version(compiler), COMPILE, FOR_THIS_CPU, platform.machine(), _processor())).encode())
     try:

@@ -22,6 +22,7 @@ from jax import Array, ShapeDtypeStruct
 from jaxrl_fast.convolutions import (
     BOARDS,
     IMAGES,
+    WHITE,
     Boards,
     Convolutions,
     Residual,
@@ -265,7 +266,8 @@ class Torso(nn.Module):
         if self.stem is None:
             x = flat(_cast(x, spec, self.mlp.dtype))
         else:
-            look = lambda torso, x: flat(torso.stem(_cast(x, spec, torso.mlp.dtype)))
+            bytes_too = not isinstance(self.stem, Boards) and _is_picture(spec)
+            look = lambda torso, x: flat(torso.stem(x if bytes_too else _cast(x, spec, torso.mlp.dtype)))
             x = in_blocks(self, look, x, self.block)
         return x.reshape(*batch, -1)
 
@@ -346,7 +348,7 @@ def _weights(module: Dense | NoisyDense, num_inputs: int) -> tuple[Array, Array]
 
 def _cast(x: Array, spec: ShapeDtypeStruct, dtype: jnp.dtype) -> Array:
     """Pictures become [0, 1], everything else its own number."""
-    return x.astype(dtype) / 255 if _is_picture(spec) else x.astype(dtype)
+    return x.astype(dtype) / WHITE if _is_picture(spec) else x.astype(dtype)
 
 
 def _is_picture(obs: ShapeDtypeStruct) -> bool:

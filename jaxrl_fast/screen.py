@@ -87,9 +87,7 @@ def announce(plan: Plan, terminal: terminals.Terminal) -> None:
     watch = f"   watch: uvx tensorboard --logdir {quote(str(plan.folder.parent))}" if options.tensorboard else ""
     terminal.say(f"run  {plan.folder}{watch}")
     if host.compiler_missing():
-        terminal.say(
-            "our C cannot be compiled here (is there gcc or clang?): XLA computes dense layers, which takes longer"
-        )
+        terminal.say("our C cannot be compiled here (is there gcc or clang?): XLA computes layers, which takes longer")
     if host.gpu_unused():
         host.warn('there is a GPU, but JAX uses the CPU; pip install "jax[cuda12]"')
 

@@ -81,5 +81,5 @@ def test_a_run_tells_what_compiled_them():
 
 
 def test_their_sources_are_installed_with_the_package():
-    for file in (*native.SOURCES, native.HEADER):
+    for file in (*native.SOURCES, *native.HEADERS):
         assert file.is_file() and file.parent == Path(host.__file__).parent
