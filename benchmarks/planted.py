@@ -235,7 +235,7 @@ BUGS = (
         CONVOLVE,
         "l.apart = (l.side + l.stride - 1) / l.stride;",
         "l.apart = l.side > l.stride ? l.side / l.stride : 1;",
-        "tests/test_convolve.py::test_values_and_gradients_are_those_of_the_formula",
+        "tests/test_convolve.py::test_layers_of_the_sizes_that_are_trained",
     ),
     Bug(
         "convolve: columns that are computed once more are added twice",
@@ -247,8 +247,8 @@ BUGS = (
     Bug(
         "convolve: every member of a batch learns from the images of the first",
         CONVOLVE,
-        ".a = image(&l, argument(call, 0), i * l.B + b, floats),",
-        ".a = image(&l, argument(call, 0), b, floats),",
+        "f->i * l->B + b, f->rooms + part * l->size),\n            .rows",
+        "b, f->rooms + part * l->size),\n            .rows",
         "tests/test_convolve.py::test_batches_are_convolutions_one_by_one",
     ),
     Bug(
@@ -257,6 +257,20 @@ BUGS = (
         "(x, kernel / WHITE)",
         "(x, kernel)",
         "tests/test_convolve.py::test_only_float32_layers_are_ours",
+    ),
+    Bug(
+        "convolve: a part's images are not all its own",
+        CONVOLVE,
+        "return l->B * part / l->parts;",
+        "return l->B / l->parts * part;",
+        "tests/test_convolve.py::test_values_and_gradients_are_those_of_the_formula",
+    ),
+    Bug(
+        "share: whoever has shared work does not wait for those that help",
+        "jaxrl_fast/share.h",
+        "atomic_load(&shared->done) < parts; ++looks)",
+        "atomic_load(&shared->next) < parts; ++looks)",
+        "tests/test_convolve.py::test_threads_share_parts_and_change_no_bit",
     ),
     Bug(
         "native: what is left of a library is loaded",

@@ -6,26 +6,28 @@ A patch is never copied. What it holds lies at the same distances from its first
 Called by `convolve.py`, compiled by `native.py`. Each function also takes batches of everything, as leading axes.
 */
 
+#include "share.h"
 #include "tiles.h"
 
 typedef struct {
     int64_t batch, B, H, W, C, O;       /* images x [B, H, W, C], to O channels */
     int64_t side, stride, apart;        /* of patches, and from one to the next that shares no pixel with it */
     int64_t pixels, terms, run;         /* patches in an image, numbers in a patch, and in a row of it */
-    int64_t size;                       /* of an image */
-    int of_bytes, activation;
+    int64_t size, parts;                /* of an image; of all images, with gradients of their own */
+    int of_bytes, activation, widely;   /* whether XLA's threads take parts */
 } Layer;
 
 static Layer layer_of(XLA_FFI_CallFrame *call) {
     const XLA_FFI_Buffer *x = argument(call, 0), *kernel = argument(call, 1);
     const int64_t *of_x = x->dims + x->rank - 4, *of_kernel = kernel->dims + kernel->rank - 4;
-    int32_t attributes[2]; /* activation, stride: by their names */
-    for (int i = 0; i < 2; ++i) attributes[i] = *(int32_t *)((XLA_FFI_Scalar *)call->attrs.attrs[i])->value;
-    Layer l = {count(x, 4), of_x[0], of_x[1], of_x[2], of_x[3], of_kernel[3], of_kernel[0], attributes[1]};
+    int32_t attributes[4]; /* activation, parts, stride, widely: by their names */
+    for (int i = 0; i < 4; ++i) attributes[i] = *(int32_t *)((XLA_FFI_Scalar *)call->attrs.attrs[i])->value;
+    Layer l = {count(x, 4), of_x[0], of_x[1], of_x[2], of_x[3], of_kernel[3], of_kernel[0], attributes[2]};
     l.apart = (l.side + l.stride - 1) / l.stride;
     l.pixels = ((l.H - l.side) / l.stride + 1) * ((l.W - l.side) / l.stride + 1);
     l.run = l.side * l.C, l.terms = l.side * l.run, l.size = l.H * l.W * l.C;
     l.of_bytes = x->dtype == XLA_FFI_DataType_U8, l.activation = attributes[0];
+    l.parts = attributes[1], l.widely = attributes[3];
     return l;
 }
 
@@ -46,24 +48,45 @@ static const float *image(const Layer *l, const XLA_FFI_Buffer *x, int64_t i, fl
     return room;
 }
 
+/* The first image of a part; that of the next one is where it ends. */
+static int64_t first_of(const Layer *l, int64_t part) { return l->B * part / l->parts; }
+
+typedef struct {
+    const Layer *l;
+    const XLA_FFI_Buffer *x;
+    int64_t i; /* of a batch */
+    const float *kernel, *bias;
+    float *y, *rooms;
+    const int32_t *pixels, *terms;
+} Forward;
+
+static void forward(const void *what, int64_t part) {
+    const Forward *f = what;
+    const Layer *l = f->l;
+    const int64_t size = l->pixels * l->O;
+    for (int64_t b = first_of(l, part); b < first_of(l, part + 1); ++b) {
+        const float *from = image(l, f->x, f->i * l->B + b, f->rooms + part * l->size);
+        multiply(&(Product){
+            .M = l->pixels, .N = l->O, .K = l->terms, .a = from, .rows = f->pixels, .terms = f->terms,
+            .b = f->kernel, .start = f->bias, .c = f->y + b * size,
+        });
+        activate(f->y + b * size, size, l->activation);
+    }
+}
+
 /* Arguments: x f32 or u8 [B, H, W, C], kernel f32 [S, S, C, O], bias [O].
-Results: y [B, H', W', O], room for the places of pixels and terms, and for one image as floats. */
+Results: y [B, H', W', O], room for the places of pixels and terms, and for an image of each part as floats. */
 XLA_FFI_Error *convolve_forward(XLA_FFI_CallFrame *call) {
     if (is_question(call)) return NULL;
     const Layer l = layer_of(call);
-    const float *kernel = argument(call, 1)->data, *bias = argument(call, 2)->data;
-    float *y = result(call, 0)->data, *room = result(call, 2)->data;
     int32_t *pixels = result(call, 1)->data, *terms = pixels + l.pixels;
     find_patches(&l, pixels, terms);
-    for (int64_t i = 0; i < l.batch; ++i, kernel += l.terms * l.O, bias += l.O)
-        for (int64_t b = 0; b < l.B; ++b, y += l.pixels * l.O) {
-            const float *from = image(&l, argument(call, 0), i * l.B + b, room);
-            multiply(&(Product){
-                .M = l.pixels, .N = l.O, .K = l.terms, .a = from, .rows = pixels, .terms = terms,
-                .b = kernel, .start = bias, .c = y,
-            });
-            activate(y, l.pixels * l.O, l.activation);
-        }
+    Forward f = {
+        .l = &l, .x = argument(call, 0), .kernel = argument(call, 1)->data, .bias = argument(call, 2)->data,
+        .y = result(call, 0)->data, .rooms = result(call, 2)->data, .pixels = pixels, .terms = terms,
+    };
+    for (; f.i < l.batch; ++f.i, f.kernel += l.terms * l.O, f.bias += l.O, f.y += l.B * l.pixels * l.O)
+        share(call, forward, &f, l.parts, l.widely);
     return NULL;
 }
 
@@ -81,44 +104,82 @@ static void deal_patches(const Layer *l, const int32_t *pixels, int32_t *outputs
     }
 }
 
+/* What all parts found, in their order: some numbers of each, from `first` on. */
+static void sum_parts(const Layer *l, const float *found, float *restrict sum, int64_t first, int64_t size) {
+    memcpy(sum, found + first, (size_t)size * sizeof(float));
+    for (int64_t part = 1; part < l->parts; ++part) {
+        const float *restrict next = found + part * (l->terms + 1) * l->O + first;
+        for (int64_t i = 0; i < size; ++i) sum[i] += next[i];
+    }
+}
+
+typedef struct {
+    const Layer *l;
+    const XLA_FFI_Buffer *x;
+    int64_t i;
+    const float *y, *g;
+    float *before, *turned, *to_kernels, *to_x, *rooms; /* [parts][kernel and bias], what each part finds */
+    const int32_t *pixels, *terms, *outputs, *places, *ends, *in_order;
+} Backward;
+
+static void backward(const void *what, int64_t part) {
+    const Backward *f = what;
+    const Layer *l = f->l;
+    const int64_t size = l->pixels * l->O, first = first_of(l, part), end = first_of(l, part + 1);
+    float *to_kernel = f->to_kernels + part * (l->terms + 1) * l->O, *to_bias = to_kernel + l->terms * l->O;
+    const float *before = deactivate(
+        f->g + first * size, f->y + first * size, f->before + first * size, to_bias, (end - first) * l->pixels, l->O,
+        l->activation
+    );
+    memset(to_kernel, 0, (size_t)(l->terms * l->O) * sizeof(float));
+    for (int64_t b = first; b < end; ++b, before += size) {
+        multiply(&(Product){
+            .M = l->terms, .N = l->O, .K = l->pixels, .a = image(l, f->x, f->i * l->B + b, f->rooms + part * l->size),
+            .rows = f->terms, .terms = f->pixels, .b = before, .c = to_kernel, .onto = 1,
+        });
+        if (!f->to_x) continue;
+        float *to_x = f->to_x + b * l->size;
+        memset(to_x, 0, (size_t)l->size * sizeof(float));
+        for (int64_t group = 0, start = 0; group < l->apart * l->apart; start = f->ends[group++])
+            for (int64_t row = 0; row < l->side; ++row)
+                multiply(&(Product){
+                    .M = f->ends[group] - start, .N = l->run, .K = l->O, .a = before, .rows = f->outputs + start,
+                    .terms = f->in_order, .b = f->turned + row * l->run * l->O, .c = to_x + row * l->W * l->C,
+                    .places = f->places + start, .onto = 1,
+                });
+    }
+}
+
 /* Arguments: x, kernel, y, and the gradient g [B, H', W', O] of what becomes of y.
-Results: the gradients of kernel and bias; room for as many numbers as y has, as the kernel has, for places (those of
-pixels and terms, twice more pixels, outputs and groups) and for an image; and the gradient of x, if that is wanted. */
+Results: the gradients of kernel and bias; room for as many numbers as y has, as the kernel has, as the gradients of
+kernel and bias have in each part, for places (those of pixels and terms, twice more pixels, outputs and groups) and for
+an image of each part; and the gradient of x, if that is wanted. */
 XLA_FFI_Error *convolve_backward(XLA_FFI_CallFrame *call) {
     if (is_question(call)) return NULL;
     const Layer l = layer_of(call);
-    const float *kernel = argument(call, 1)->data, *y = argument(call, 2)->data, *g = argument(call, 3)->data;
-    float *to_kernel = result(call, 0)->data, *to_bias = result(call, 1)->data, *room = result(call, 2)->data;
-    float *turned = result(call, 3)->data, *floats = result(call, 5)->data;
-    float *to_x = call->rets.size > 6 ? result(call, 6)->data : NULL;
-    int32_t *pixels = result(call, 4)->data, *terms = pixels + l.pixels, *outputs = terms + l.terms;
+    const float *kernel = argument(call, 1)->data;
+    float *to_kernel = result(call, 0)->data, *to_bias = result(call, 1)->data, *turned = result(call, 3)->data;
+    float *to_kernels = result(call, 4)->data;
+    int32_t *pixels = result(call, 5)->data, *terms = pixels + l.pixels, *outputs = terms + l.terms;
     int32_t *places = outputs + l.pixels, *in_order = places + l.pixels, *ends = in_order + l.O;
-    const int64_t size = l.B * l.pixels * l.O;
     find_patches(&l, pixels, terms);
     deal_patches(&l, pixels, outputs, places, ends);
     for (int32_t o = 0; o < l.O; ++o) in_order[o] = o;
-    for (int64_t i = 0; i < l.batch; ++i, kernel += l.terms * l.O, y += size, g += size) {
-        const float *before = deactivate(g, y, room, to_bias, l.B * l.pixels, l.O, l.activation);
-        for (int64_t row = 0; to_x && row < l.side; ++row)
+    Backward f = {
+        .l = &l, .x = argument(call, 0), .y = argument(call, 2)->data, .g = argument(call, 3)->data,
+        .before = result(call, 2)->data, .turned = turned, .to_kernels = to_kernels, .rooms = result(call, 6)->data,
+        .to_x = call->rets.size > 7 ? result(call, 7)->data : NULL,
+        .pixels = pixels, .terms = terms, .outputs = outputs, .places = places, .ends = ends, .in_order = in_order,
+    };
+    const int64_t size = l.B * l.pixels * l.O, of_kernel = l.terms * l.O;
+    for (; f.i < l.batch; ++f.i, f.y += size, f.g += size, kernel += of_kernel) {
+        for (int64_t row = 0; f.to_x && row < l.side; ++row)
             transpose(kernel + row * l.run * l.O, turned + row * l.run * l.O, l.run, l.O);
-        memset(to_kernel, 0, (size_t)(l.terms * l.O) * sizeof(float));
-        for (int64_t b = 0; b < l.B; ++b, before += l.pixels * l.O) {
-            multiply(&(Product){
-                .M = l.terms, .N = l.O, .K = l.pixels, .a = image(&l, argument(call, 0), i * l.B + b, floats),
-                .rows = terms, .terms = pixels, .b = before, .c = to_kernel, .onto = 1,
-            });
-            if (!to_x) continue;
-            memset(to_x, 0, (size_t)l.size * sizeof(float));
-            for (int64_t group = 0, first = 0; group < l.apart * l.apart; first = ends[group++])
-                for (int64_t row = 0; row < l.side; ++row)
-                    multiply(&(Product){
-                        .M = ends[group] - first, .N = l.run, .K = l.O, .a = before, .rows = outputs + first,
-                        .terms = in_order, .b = turned + row * l.run * l.O, .c = to_x + row * l.W * l.C,
-                        .places = places + first, .onto = 1,
-                    });
-            to_x += l.size;
-        }
-        to_kernel += l.terms * l.O, to_bias += l.O;
+        share(call, backward, &f, l.parts, l.widely);
+        sum_parts(&l, to_kernels, to_kernel, 0, of_kernel);
+        sum_parts(&l, to_kernels, to_bias, of_kernel, l.O);
+        to_kernel += of_kernel, to_bias += l.O;
+        if (f.to_x) f.to_x += l.B * l.size;
     }
     return NULL;
 }

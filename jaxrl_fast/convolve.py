@@ -12,6 +12,8 @@ from jax.custom_derivatives import SymbolicZero
 from jaxrl_fast import native
 from jaxrl_fast.dense import ACTIVATIONS
 
+IMAGES_OF_PART, MOST_PARTS = 8, 16  # that threads take: at least, of a layer
+
 
 @partial(jax.custom_vjp, nondiff_argnums=(3, 4))
 def convolve(x: Array, kernel: Array, bias: Array, stride: int, activation: str = "none") -> Array:
@@ -21,11 +23,9 @@ def convolve(x: Array, kernel: Array, bias: Array, stride: int, activation: str 
     called only where `dense.has_c` says so.
     """
     shape = _output_shape(x, kernel, stride)
-    pixels, terms = shape[1] * shape[2], kernel.size // kernel.shape[-1]
-    rooms = [jax.ShapeDtypeStruct((pixels + terms,), jnp.int32), _room_of_image(x)]
-    return _call("convolve_forward", [jax.ShapeDtypeStruct(shape, kernel.dtype), *rooms], stride, activation)(
-        x, kernel, bias
-    )[0]
+    rooms = [jax.ShapeDtypeStruct((math.prod(shape[1:3]) + kernel.size // shape[-1],), jnp.int32), _rooms(x)]
+    results = [jax.ShapeDtypeStruct(shape, kernel.dtype), *rooms]
+    return _call("convolve_forward", results, x, stride, activation)(x, kernel, bias)[0]
 
 
 def _forward(x, kernel, bias, stride, activation):
@@ -40,12 +40,13 @@ def _backward(stride, activation, saved, g):
     if isinstance(g, SymbolicZero):
         g = jnp.zeros(g.shape, g.dtype)
     side, num_outputs = kernel.shape[0], kernel.shape[-1]
-    pixels, terms = y.shape[1] * y.shape[2], kernel.size // num_outputs
+    pixels, terms = math.prod(y.shape[1:3]), kernel.size // num_outputs
     num_places = 3 * pixels + terms + num_outputs + (-(-side // stride)) ** 2
-    like = [jax.ShapeDtypeStruct(shape, kernel.dtype) for shape in (kernel.shape, kernel.shape[-1:], y.shape)]
-    like += [jax.ShapeDtypeStruct((kernel.size,), kernel.dtype), jax.ShapeDtypeStruct((num_places,), jnp.int32)]
-    like += [_room_of_image(x)] + ([jax.ShapeDtypeStruct(x.shape, x.dtype)] if wants_x is not None else [])
-    to_kernel, to_bias, _, _, _, _, *to_x = _call("convolve_backward", like, stride, activation)(x, kernel, y, g)
+    shapes = kernel.shape, (num_outputs,), y.shape, (kernel.size,), (_num_parts(x), kernel.size + num_outputs)
+    like = [jax.ShapeDtypeStruct(shape, kernel.dtype) for shape in shapes]
+    like += [jax.ShapeDtypeStruct((num_places,), jnp.int32), _rooms(x)]
+    like += [jax.ShapeDtypeStruct(x.shape, x.dtype)] if wants_x is not None else []
+    to_kernel, to_bias, _, _, _, _, _, *to_x = _call("convolve_backward", like, x, stride, activation)(x, kernel, y, g)
     return to_x[0] if to_x else None, to_kernel, to_bias
 
 
@@ -57,12 +58,23 @@ def _output_shape(x: Array, kernel: Array, stride: int) -> tuple[int, ...]:
     return x.shape[0], height, width, kernel.shape[-1]
 
 
-def _room_of_image(x: Array) -> jax.ShapeDtypeStruct:
-    """For one as floats, where they are bytes."""
-    return jax.ShapeDtypeStruct((math.prod(x.shape[1:]) if x.dtype == jnp.uint8 else 0,), jnp.float32)
+def _rooms(x: Array) -> jax.ShapeDtypeStruct:
+    """For an image of each part as floats, where they are bytes."""
+    return jax.ShapeDtypeStruct((_num_parts(x), math.prod(x.shape[1:]) if x.dtype == jnp.uint8 else 0), jnp.float32)
 
 
-def _call(name, results, stride, activation):
-    number = list(ACTIVATIONS).index(activation)
+def _num_parts(x: Array) -> int:
+    """Of which each has a sum of its own; so they are as many wherever this runs."""
+    return max(1, min(MOST_PARTS, len(x) // IMAGES_OF_PART))
+
+
+def _call(name, results, x, stride, activation):
+    """XLA's threads take part unless this is one of several devices, which have the other cores."""
+    attributes = {
+        "activation": list(ACTIVATIONS).index(activation),
+        "parts": _num_parts(x),
+        "stride": stride,
+        "widely": math.prod(jax.sharding.get_abstract_mesh().axis_sizes) == 1,
+    }
     call = native.call(name, results, vmap_method="broadcast_all")
-    return partial(call, activation=np.int32(number), stride=np.int32(stride))
+    return partial(call, **{name: np.int32(value) for name, value in attributes.items()})

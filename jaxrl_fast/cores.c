@@ -33,14 +33,6 @@ typedef struct {
 
 static Core all_cores[MOST_CORES];
 
-static void rest(void) {
-#if defined(__x86_64__) || defined(__i386__)
-    __builtin_ia32_pause();
-#elif defined(__aarch64__)
-    __asm__ volatile("yield");
-#endif
-}
-
 /* Whether another core has come to `now`; not if it never does, for its program has failed.
 
 Naps are counted and not time, which goes by while the process is halted, too. */

@@ -47,6 +47,8 @@ static Layer layer_of(XLA_FFI_CallFrame *call) {
     return layer;
 }
 
+static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+
 /* Arguments: x f32 [R, I], kernel [I, O], or [O, I] with few outputs, and bias [O]. Result: y [R, O]. */
 XLA_FFI_Error *dense_forward(XLA_FFI_CallFrame *call) {
     if (is_question(call)) return NULL;

@@ -28,4 +28,13 @@ static inline int64_t count(const XLA_FFI_Buffer *x, int64_t but) {
     return size;
 }
 
+/* What a thread does that looks again at once. */
+static inline void rest(void) {
+#if defined(__x86_64__) || defined(__i386__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("yield");
+#endif
+}
+
 #endif

@@ -18,7 +18,7 @@ import jax
 
 FOLDER = Path(__file__).parent
 SOURCES = tuple(FOLDER / name for name in ("cores.c", "dense.c", "convolve.c"))
-HEADERS = tuple(FOLDER / name for name in ("native.h", "tiles.h"))
+HEADERS = tuple(FOLDER / name for name in ("native.h", "tiles.h", "share.h"))
 FUNCTIONS = ("sum_over_cores", "dense_forward", "dense_backward", "convolve_forward", "convolve_backward")
 LOCK = threading.Lock()  # they are registered once
 DIGEST = hashlib.sha256().digest_size

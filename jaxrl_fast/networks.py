@@ -31,7 +31,7 @@ from jaxrl_fast.convolutions import (
     in_blocks,
     rows_of_block,
 )
-from jaxrl_fast.dense import ACTIVATIONS, dense
+from jaxrl_fast.dense import ACTIVATIONS, dense, has_c
 from jaxrl_fast.types import Key, PyTree
 
 KINDS = ("mlp", "minatar", "nature", "dqn2013", "impala")
@@ -159,7 +159,8 @@ def _torso(
         "dqn2013": lambda: Convolutions(((16, 8, 4), (32, 4, 2)), conv=conv, **layers),
         "impala": lambda: Residual((16, 32, 32), conv=conv, **layers),
     }[kind]()
-    block = None if conv == "lax" else BOARDS if kind == "minatar" else IMAGES
+    in_c = kind in ("nature", "dqn2013") and not layer_norm and has_c(ShapeDtypeStruct((), dtype))
+    block = None if conv == "lax" or in_c else BOARDS if kind == "minatar" else IMAGES
     return Torso(obs, stem, mlp, block)
 
 

@@ -123,8 +123,6 @@ static void activate(float *y, int64_t size, int activation) {
         for (int64_t i = 0; i < size; ++i) y[i] = y[i] < 0 ? 0 : y[i];
 }
 
-static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
-
 /* The gradient before the activation, of g [R, O] after it, and its sum over the rows. With no activation it is g. */
 static const float *
 deactivate(const float *g, const float *y, float *before, float *sum, int64_t R, int64_t O, int activation) {
