@@ -266,6 +266,13 @@ BUGS = (
         "tests/test_convolve.py::test_values_and_gradients_are_those_of_the_formula",
     ),
     Bug(
+        "layer_norm: what its rows have in common with the gradient is not taken out",
+        "jaxrl_fast/layer_norm.c",
+        "to_x[o] - mean - normed[o] * along",
+        "to_x[o] - mean",
+        "tests/test_layer_norm.py::test_values_and_gradients_are_those_of_the_formula",
+    ),
+    Bug(
         "share: whoever has shared work does not wait for those that help",
         "jaxrl_fast/share.h",
         "atomic_load(&shared->done) < parts; ++looks)",

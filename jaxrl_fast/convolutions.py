@@ -14,6 +14,7 @@ from jax import Array
 
 from jaxrl_fast.convolve import convolve
 from jaxrl_fast.dense import ACTIVATIONS, has_c, is_on_cpu
+from jaxrl_fast.layer_norm import layer_norm
 from jaxrl_fast.products import multiply, multiply_rows
 
 LAYER_NORM_EPSILON = 1e-6  # flax's
@@ -274,5 +275,19 @@ def add_bias(x: Array, bias: Array) -> Array:
 
 def activate(module: nn.Module, x: Array) -> Array:
     """To be called inside a compact method of `module`, whose options it follows."""
+    if module.layer_norm and is_on_cpu(x) and has_c(x):
+        return LayerNorm(module.activation)(x)
     x = nn.LayerNorm(dtype=module.dtype)(x) if module.layer_norm else x
     return ACTIVATIONS[module.activation](x)
+
+
+class LayerNorm(nn.Module):
+    """flax's, with the same parameters, and an activation: by a function of ours in C."""
+
+    activation: str
+
+    @nn.compact
+    def __call__(self, x):
+        scale = self.param("scale", nn.initializers.ones, x.shape[-1:])
+        offset = self.param("bias", nn.initializers.zeros, x.shape[-1:])
+        return layer_norm(x.reshape(-1, x.shape[-1]), scale, offset, self.activation).reshape(x.shape)

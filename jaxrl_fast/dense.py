@@ -43,7 +43,7 @@ def is_on_cpu(*layer: Array) -> bool:
     return jax.default_backend() == "cpu" and not differ
 
 
-def has_c(*layer: Array) -> bool:
+def has_c(*layer: Array | jax.ShapeDtypeStruct) -> bool:
     """Whether there are functions in C for such arrays."""
     return all(x.dtype == jnp.float32 for x in layer) and native.ready()
 

@@ -17,9 +17,10 @@ from typing import Any
 import jax
 
 FOLDER = Path(__file__).parent
-SOURCES = tuple(FOLDER / name for name in ("cores.c", "dense.c", "convolve.c"))
+SOURCES = tuple(FOLDER / name for name in ("cores.c", "dense.c", "convolve.c", "layer_norm.c"))
 HEADERS = tuple(FOLDER / name for name in ("native.h", "tiles.h", "share.h"))
-FUNCTIONS = ("sum_over_cores", "dense_forward", "dense_backward", "convolve_forward", "convolve_backward")
+OF_LAYERS = "dense", "convolve", "layer_norm"
+FUNCTIONS = ("sum_over_cores", *(f"{layer}_{way}" for layer in OF_LAYERS for way in ("forward", "backward")))
 LOCK = threading.Lock()  # they are registered once
 DIGEST = hashlib.sha256().digest_size
 CACHE = "~/.cache/jaxrl_fast/native"  # of what was compiled, for two thirds of a second

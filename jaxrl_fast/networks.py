@@ -159,7 +159,7 @@ def _torso(
         "dqn2013": lambda: Convolutions(((16, 8, 4), (32, 4, 2)), conv=conv, **layers),
         "impala": lambda: Residual((16, 32, 32), conv=conv, **layers),
     }[kind]()
-    in_c = kind in ("nature", "dqn2013") and not layer_norm and has_c(ShapeDtypeStruct((), dtype))
+    in_c = kind in ("nature", "dqn2013") and has_c(ShapeDtypeStruct((), dtype))
     block = None if conv == "lax" or in_c else BOARDS if kind == "minatar" else IMAGES
     return Torso(obs, stem, mlp, block)
 

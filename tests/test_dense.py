@@ -70,7 +70,9 @@ import ctypes, sys
 from jaxrl_fast import native
 native._load = lambda: ctypes.CDLL(sys.argv[1])
 assert native.ready()
-from tests import test_convolve, test_dense
+from tests import test_convolve, test_dense, test_layer_norm
+for width in (5, 21, 70):
+    test_layer_norm.check(width, 3, width, "tanh")
 for sizes, side, channels, stride in [((9, 7, 4), 3, 40, 1), ((13, 12, 3), 4, 21, 3)]:
     test_convolve.check(0, 2, sizes, side, channels, stride, "relu")
 for seed, sizes in enumerate([(64, 120, 84), (13, 5, 30), (24, 30, 7), (1, 1, 1), (31, 40, 65)]):
