@@ -218,7 +218,7 @@ BUGS = (
     ),
     Bug(
         "dense: a NaN before relu is 0 after it",
-        TILES,
+        "jaxrl_fast/activations.h",
         "y[i] = y[i] < 0 ? 0 : y[i];",
         "y[i] = y[i] > 0 ? y[i] : 0;",
         "tests/test_dense.py::test_what_is_not_finite_stays_so",

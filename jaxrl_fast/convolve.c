@@ -7,6 +7,8 @@ Called by `convolve.py`, compiled by `native.py`. Each function also takes batch
 */
 
 #include "share.h"
+
+enum { GATHERED = 1 };
 #include "tiles.h"
 
 typedef struct {

@@ -3,6 +3,7 @@
 Called by `dense.py`, compiled by `native.py`. Each function also takes batches of everything, as leading axes.
 */
 
+enum { GATHERED = 0 };
 #include "tiles.h"
 
 enum { ROWS_AT_A_TIME = 24 }; /* are activated while they are in the nearest cache */

@@ -6,7 +6,7 @@ Called by `layer_norm.py`, compiled by `native.py`. Each function also takes bat
 
 #include <math.h>
 
-#include "tiles.h"
+#include "activations.h"
 
 static const float EPSILON = 1e-6f; /* flax's */
 

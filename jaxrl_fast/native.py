@@ -18,12 +18,12 @@ import jax
 
 FOLDER = Path(__file__).parent
 SOURCES = tuple(FOLDER / name for name in ("cores.c", "dense.c", "convolve.c", "layer_norm.c"))
-HEADERS = tuple(FOLDER / name for name in ("native.h", "tiles.h", "share.h"))
+HEADERS = tuple(FOLDER / name for name in ("native.h", "activations.h", "tiles.h", "share.h"))
 OF_LAYERS = "dense", "convolve", "layer_norm"
 FUNCTIONS = ("sum_over_cores", *(f"{layer}_{way}" for layer in OF_LAYERS for way in ("forward", "backward")))
 LOCK = threading.Lock()  # they are registered once
 DIGEST = hashlib.sha256().digest_size
-CACHE = "~/.cache/jaxrl_fast/native"  # of what was compiled, for two thirds of a second
+CACHE = "~/.cache/jaxrl_fast/native"  # of what was compiled, for two seconds
 COMPILE = ("-std=gnu11", "-O3", "-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC")
 FOR_THIS_CPU = (("-march=native", "-mprefer-vector-width=512"), ("-march=native",), ())  # the first that it knows
 

@@ -1,34 +1,22 @@
-/* What layers are made of on a core of a CPU: products of matrices, activations, and their gradients.
+/* Products of matrices on a core of a CPU.
 
 XLA's products of matrices this small spend a fifth of their time around their kernels and their activations in passes
 of their own. Here one function computes tiles of any product in the registers, and what comes before and after it while
 the rows are in the cache.
+
+Whoever includes this has said in GATHERED whether the numbers of a product's left side lie at places that tables tell.
 */
 
 #ifndef JAXRL_FAST_TILES_H
 #define JAXRL_FAST_TILES_H
 
-#include <string.h>
+#include "activations.h"
 
-#include "native.h"
-
-#if defined(__AVX512F__)
-enum { LANES = 16, MOST_VECTORS = 4 };
-#elif defined(__AVX__)
-enum { LANES = 8, MOST_VECTORS = 2 };
-#elif defined(__SSE2__)
-enum { LANES = 4, MOST_VECTORS = 2 };
-#else
-enum { LANES = 4, MOST_VECTORS = 4 };
-#endif
-enum { TILE_ROWS = 6 };  /* and MOST_VECTORS columns of sums: what the registers hold */
+enum { TILE_ROWS = 6 }; /* and MOST_VECTORS columns of sums: what the registers hold */
 enum { TALL_ROWS = 8 }; /* of a tile that is one vector wide, or each sum would wait for the one before */
-enum { NONE, TANH, RELU }; /* dense.ACTIVATIONS */
-
-#define INLINE static inline __attribute__((always_inline))
 
 /* c [M, N] = a b, plus start [N] unless that is NULL. b [K, N] lies row by row, and c too, or its rows at `places`.
-The number (m, k) of a [M, K] lies at m a_row + k a_column, or, where these are given, at rows[m] + terms[k]. */
+The number (m, k) of a [M, K] lies at m a_row + k a_column, or, if GATHERED, at rows[m] + terms[k]. */
 typedef struct {
     int64_t M, N, K;
     const float *a;
@@ -41,41 +29,37 @@ typedef struct {
 
 /* A strip is some columns of c, `vectors` of so many lanes; a tile is a few rows of it. */
 #define DEFINE_STRIP(name, lanes, vectors, tile_rows)                                                          \
-    INLINE void name##_tile(const Product *p, int64_t m, int64_t n, const int rows, const int gathered) {      \
+    INLINE void name##_tile(const Product *p, int64_t m, int64_t n, const int rows) {                          \
         typedef float Vector __attribute__((vector_size(4 * lanes)));                                          \
         typedef float Anywhere __attribute__((vector_size(4 * lanes), aligned(4), may_alias));                 \
         const ptrdiff_t N = p->N, a_row = p->a_row, a_column = p->a_column;                                    \
-        const float *a = p->a + (gathered ? 0 : m * a_row), *b = p->b + n, *start = p->start;                  \
+        const float *a = p->a + (GATHERED ? 0 : m * a_row), *b = p->b + n, *start = p->start;                  \
         const int32_t *terms = p->terms, *places = p->places;                                                  \
         ptrdiff_t from[tile_rows];                                                                             \
         float *c[tile_rows];                                                                                   \
         Vector sum[tile_rows][vectors];                                                                        \
         for (int i = 0; i < rows; ++i) {                                                                       \
-            from[i] = gathered ? p->rows[m + i] : i * a_row;                                                   \
-            c[i] = p->c + n + (gathered && places ? places[m + i] : (m + i) * N);                              \
+            from[i] = GATHERED ? p->rows[m + i] : i * a_row;                                                   \
+            c[i] = p->c + n + (GATHERED && places ? places[m + i] : (m + i) * N);                              \
             for (int j = 0; j < vectors; ++j)                                                                  \
-                if (gathered && p->onto) sum[i][j] = *(const Anywhere *)(c[i] + j * lanes);                    \
+                if (GATHERED && p->onto) sum[i][j] = *(const Anywhere *)(c[i] + j * lanes);                    \
                 else if (start) sum[i][j] = *(const Anywhere *)(start + n + j * lanes);                        \
                 else sum[i][j] = (Vector){0};                                                                  \
         }                                                                                                      \
-        for (int64_t k = 0; k < p->K; ++k, b += N, a += gathered ? 0 : a_column) {                             \
-            const float *term = gathered ? a + terms[k] : a;                                                   \
+        for (int64_t k = 0; k < p->K; ++k, b += N, a += GATHERED ? 0 : a_column) {                             \
+            const float *term = GATHERED ? a + terms[k] : a;                                                   \
             for (int i = 0; i < rows; ++i)                                                                     \
                 for (int j = 0; j < vectors; ++j) sum[i][j] += term[from[i]] * *(const Anywhere *)(b + j * lanes);\
         }                                                                                                      \
         for (int i = 0; i < rows; ++i)                                                                         \
             for (int j = 0; j < vectors; ++j) *(Anywhere *)(c[i] + j * lanes) = sum[i][j];                     \
     }                                                                                                          \
-    INLINE void name##_tiles(const Product *p, int64_t n, const int gathered) {                                \
-        int64_t m = 0;                                                                                         \
-        for (; m + tile_rows <= p->M; m += tile_rows) name##_tile(p, m, n, tile_rows, gathered);               \
-        for (; m + 4 <= p->M; m += 4) name##_tile(p, m, n, 4, gathered);                                       \
-        if (m + 2 <= p->M) name##_tile(p, m, n, 2, gathered), m += 2;                                          \
-        if (m + 1 <= p->M) name##_tile(p, m, n, 1, gathered);                                                  \
-    }                                                                                                          \
     static int64_t name(const Product *p, int64_t n) {                                                         \
-        if (p->terms) name##_tiles(p, n, 1);                                                                   \
-        else name##_tiles(p, n, 0);                                                                            \
+        int64_t m = 0;                                                                                         \
+        for (; m + tile_rows <= p->M; m += tile_rows) name##_tile(p, m, n, tile_rows);                         \
+        for (; m + 4 <= p->M; m += 4) name##_tile(p, m, n, 4);                                                 \
+        if (m + 2 <= p->M) name##_tile(p, m, n, 2), m += 2;                                                    \
+        if (m + 1 <= p->M) name##_tile(p, m, n, 1);                                                            \
         return n + vectors * lanes;                                                                            \
     }
 DEFINE_STRIP(wide_4, LANES, 4, TILE_ROWS)
@@ -101,50 +85,6 @@ static void multiply(const Product *p) {
     if (p->N - n >= 4) n = four(p, n);
     if (n < p->N && p->N >= 4 && !p->onto) n = four(p, p->N - 4); /* some columns once more */
     while (n < p->N) n = one(p, n);
-}
-
-/* x P(x^2) / Q(x^2), of degrees 4 and 4, fitted to the least relative error on [0, 8]: within 7 ulp of tanh there, and
-1 - 2^-22 beyond. NaN stays NaN. */
-INLINE float tanh_of(float x) {
-    x = x > 8 ? 8 : x;
-    x = x < -8 ? -8 : x;
-    float q = x * x, p = 1.52304670e-08f, d = 8.52246774e-07f;
-    p = p * q + 2.18947008e-05f, d = d * q + 3.41129603e-04f;
-    p = p * q + 3.57160055e-03f, d = d * q + 2.61644527e-02f;
-    p = p * q + 1.34445002e-01f, d = d * q + 4.67778275e-01f;
-    p = p * q + 1, d = d * q + 1;
-    return x * p / d;
-}
-
-static void activate(float *y, int64_t size, int activation) {
-    if (activation == TANH)
-        for (int64_t i = 0; i < size; ++i) y[i] = tanh_of(y[i]);
-    if (activation == RELU)
-        for (int64_t i = 0; i < size; ++i) y[i] = y[i] < 0 ? 0 : y[i];
-}
-
-/* The gradient before the activation, of g [R, O] after it, and its sum over the rows. With no activation it is g. */
-static const float *
-deactivate(const float *g, const float *y, float *before, float *sum, int64_t R, int64_t O, int activation) {
-    memset(sum, 0, (size_t)O * sizeof(float));
-    if (activation == NONE) {
-        int64_t r = 0;
-        for (; r + 4 <= R; r += 4, g += 4 * O)
-            for (int64_t o = 0; o < O; ++o) sum[o] += (g[o] + g[O + o]) + (g[2 * O + o] + g[3 * O + o]);
-        for (; r < R; ++r, g += O)
-            for (int64_t o = 0; o < O; ++o) sum[o] += g[o];
-        return g - R * O;
-    }
-    for (int64_t r = 0; r < R; ++r) {
-        const float *restrict g_row = g + r * O, *restrict y_row = y + r * O;
-        float *restrict out = before + r * O, *restrict total = sum;
-        if (activation == TANH) {
-            for (int64_t o = 0; o < O; ++o) total[o] += out[o] = g_row[o] * (1 - y_row[o] * y_row[o]);
-        } else {
-            for (int64_t o = 0; o < O; ++o) total[o] += out[o] = y_row[o] > 0 ? g_row[o] : 0;
-        }
-    }
-    return before;
 }
 
 /* out [N, M] of in [M, N], by squares of four. */
