@@ -105,7 +105,7 @@ class Conv(nn.Module):
     stride: int
     padding: str
     dtype: jnp.dtype
-    how: str  # "lax" or "matmul", which is in C where that can be had
+    how: str  # "lax" or, on a CPU only, "matmul", which is in C where that can be had
     activation: str = "none"
 
     @nn.compact
@@ -288,6 +288,6 @@ class LayerNorm(nn.Module):
 
     @nn.compact
     def __call__(self, x):
-        scale = self.param("scale", nn.initializers.ones, x.shape[-1:])
-        offset = self.param("bias", nn.initializers.zeros, x.shape[-1:])
+        scale = self.param("scale", nn.initializers.ones, x.shape[-1:], x.dtype)
+        offset = self.param("bias", nn.initializers.zeros, x.shape[-1:], x.dtype)
         return layer_norm(x.reshape(-1, x.shape[-1]), scale, offset, self.activation).reshape(x.shape)

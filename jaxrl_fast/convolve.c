@@ -15,7 +15,8 @@ typedef struct {
     int64_t batch, B, H, W, C, O;       /* images x [B, H, W, C], to O channels */
     int64_t side, stride, apart;        /* of patches, and from one to the next that shares no pixel with it */
     int64_t pixels, terms, run;         /* patches in an image, numbers in a patch, and in a row of it */
-    int64_t size, parts;                /* of an image; of all images, with gradients of their own */
+    int64_t size;                       /* of an image */
+    int64_t parts;                      /* of the images: each has a gradient of its own */
     int of_bytes, activation, widely;   /* whether XLA's threads take parts */
 } Layer;
 
@@ -81,6 +82,7 @@ Results: y [B, H', W', O], room for the places of pixels and terms, and for an i
 XLA_FFI_Error *convolve_forward(XLA_FFI_CallFrame *call) {
     if (is_question(call)) return NULL;
     const Layer l = layer_of(call);
+    if (!l.batch) return NULL;
     int32_t *pixels = result(call, 1)->data, *terms = pixels + l.pixels;
     find_patches(&l, pixels, terms);
     Forward f = {
@@ -159,6 +161,7 @@ an image of each part; and the gradient of x, if that is wanted. */
 XLA_FFI_Error *convolve_backward(XLA_FFI_CallFrame *call) {
     if (is_question(call)) return NULL;
     const Layer l = layer_of(call);
+    if (!l.batch) return NULL;
     const float *kernel = argument(call, 1)->data;
     float *to_kernel = result(call, 0)->data, *to_bias = result(call, 1)->data, *turned = result(call, 3)->data;
     float *to_kernels = result(call, 4)->data;

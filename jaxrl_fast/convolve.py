@@ -12,7 +12,8 @@ from jax.custom_derivatives import SymbolicZero
 from jaxrl_fast import native
 from jaxrl_fast.dense import ACTIVATIONS
 
-IMAGES_OF_PART, MOST_PARTS = 8, 16  # that threads take: at least, of a layer
+IMAGES_OF_PART, MOST_PARTS = 4, 16  # the fewest images that another part is made for, and the most parts
+TYPES = jnp.float32, jnp.uint8
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(3, 4))
@@ -20,8 +21,11 @@ def convolve(x: Array, kernel: Array, bias: Array, stride: int, activation: str 
     """activation(x * kernel + bias), [B, H', W', F], for x [B, H, W, C], kernel [S, S, C, F] and bias [F].
 
     All are float32, but x may be uint8, which counts as its numbers. Differentiated once and backwards only. To be
-    called only where `dense.has_c` says so.
+    called only where `dense.has_c` says so. ValueError for other types of x, or shapes that do not fit.
     """
+    side = kernel.shape[0]
+    if kernel.shape[:3] != (side, side, x.shape[-1]) or min(x.shape[1:3]) < side or x.dtype not in TYPES:
+        raise ValueError(f"no convolution of {x.dtype}{list(x.shape)} by a kernel {list(kernel.shape)}")
     shape = _output_shape(x, kernel, stride)
     rooms = [jax.ShapeDtypeStruct((math.prod(shape[1:3]) + kernel.size // shape[-1],), jnp.int32), _rooms(x)]
     results = [jax.ShapeDtypeStruct(shape, kernel.dtype), *rooms]
@@ -69,7 +73,10 @@ def _num_parts(x: Array) -> int:
 
 
 def _call(name, results, x, stride, activation):
-    """XLA's threads take part unless this is one of several devices, which have the other cores."""
+    """XLA's threads take part unless, when traced, this is for one of several devices, which have the other cores.
+
+    That changes no bit.
+    """
     attributes = {
         "activation": list(ACTIVATIONS).index(activation),
         "parts": _num_parts(x),

@@ -11,7 +11,7 @@ from jax.custom_derivatives import SymbolicZero
 from jaxrl_fast import native
 from jaxrl_fast.products import dot_on_cpu
 
-ACTIVATIONS = {"none": lambda x: x, "tanh": jnp.tanh, "relu": jax.nn.relu}  # numbered like this in dense.c
+ACTIVATIONS = {"none": lambda x: x, "tanh": jnp.tanh, "relu": jax.nn.relu}  # numbered like this in activations.h
 FEW_OUTPUTS = 8  # for fewer dense.c wants the kernel turned, and rows
 MOST_WEIGHTS = 2**17  # of a layer in dense.c: larger ones XLA does sooner, on all cores if it may
 
@@ -34,9 +34,9 @@ def dense(x: Array, kernel: Array, bias: Array, activation: str = "none", column
 
 
 def is_on_cpu(*layer: Array) -> bool:
-    """Whether that is where they are computed with, by a gradient of ours.
+    """Whether a CPU computes with these, and may do so by gradients of ours.
 
-    JAX may follow that they differ between devices (`shard_map` with check_vma), which no gradient of ours does.
+    It may not where JAX follows what differs between devices (`shard_map` with check_vma): ours do not.
     """
     types = [jax.typeof(x) for x in layer]
     differ = any(getattr(getattr(x, "mat", x), "varying", None) or getattr(x, "vma", None) for x in types)

@@ -31,7 +31,7 @@ static float mean_of(const float *x, int64_t F) {
     return (total(sums) + rest) / (float)F;
 }
 
-/* The mean of the products of what lies `beyond` a number each. */
+/* The mean of (x - from_x) (y - from_y). */
 static float mean_product(const float *x, float from_x, const float *y, float from_y, int64_t F) {
     Vector sums = {0};
     float rest = 0;

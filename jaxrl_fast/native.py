@@ -23,7 +23,7 @@ OF_LAYERS = "dense", "convolve", "layer_norm"
 FUNCTIONS = ("sum_over_cores", *(f"{layer}_{way}" for layer in OF_LAYERS for way in ("forward", "backward")))
 LOCK = threading.Lock()  # they are registered once
 DIGEST = hashlib.sha256().digest_size
-CACHE = "~/.cache/jaxrl_fast/native"  # of what was compiled, for two seconds
+CACHE = "~/.cache/jaxrl_fast/native"  # of what was compiled, which takes two seconds
 COMPILE = ("-std=gnu11", "-O3", "-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC")
 FOR_THIS_CPU = (("-march=native", "-mprefer-vector-width=512"), ("-march=native",), ())  # the first that it knows
 

@@ -117,7 +117,7 @@ def torso(obs: PyTree, **options) -> nn.Module:
     layer_norm    normalise before every activation, over the last axis: after a convolution, a pixel's channels
     noisy         dense layers with noise that is learnt (Fortunato et al. 2018, "Noisy networks for exploration")
     dtype         what is computed in
-    conv          how convolutions are computed, not what: "lax", "matmul" or "auto", the faster one here
+    conv          how convolutions are computed, not what: "lax", "matmul" (on a CPU) or "auto", the faster one here
 
     Its own `init` fills kernels with their gains; `network` and `actor_critic` make them orthogonal.
     """
@@ -159,7 +159,7 @@ def _torso(
         "dqn2013": lambda: Convolutions(((16, 8, 4), (32, 4, 2)), conv=conv, **layers),
         "impala": lambda: Residual((16, 32, 32), conv=conv, **layers),
     }[kind]()
-    in_c = kind in ("nature", "dqn2013") and has_c(ShapeDtypeStruct((), dtype))
+    in_c = conv == "matmul" and kind in ("nature", "dqn2013") and has_c(ShapeDtypeStruct((), dtype))
     block = None if conv == "lax" or in_c else BOARDS if kind == "minatar" else IMAGES
     return Torso(obs, stem, mlp, block)
 
@@ -348,8 +348,8 @@ def _weights(module: Dense | NoisyDense, num_inputs: int) -> tuple[Array, Array]
 
 
 def _cast(x: Array, spec: ShapeDtypeStruct, dtype: jnp.dtype) -> Array:
-    """Pictures become [0, 1], everything else its own number."""
-    return x.astype(dtype) / WHITE if _is_picture(spec) else x.astype(dtype)
+    """A picture's bytes become [0, 1], everything else its own number: what has been normalised, too."""
+    return x.astype(dtype) / WHITE if _is_picture(spec) and x.dtype == jnp.uint8 else x.astype(dtype)
 
 
 def _is_picture(obs: ShapeDtypeStruct) -> bool:

@@ -1,10 +1,9 @@
 /* Products of matrices on a core of a CPU.
 
-XLA's products of matrices this small spend a fifth of their time around their kernels and their activations in passes
-of their own. Here one function computes tiles of any product in the registers, and what comes before and after it while
-the rows are in the cache.
+XLA's products of matrices this small spend a fifth of their time around their kernels. Here one function computes tiles
+of any product in the registers, and its callers do what comes before and after while the rows are in the cache.
 
-Whoever includes this has said in GATHERED whether the numbers of a product's left side lie at places that tables tell.
+Whoever includes this defines GATHERED: 1 if tables say where a product's left numbers lie, 0 if steps do.
 */
 
 #ifndef JAXRL_FAST_TILES_H

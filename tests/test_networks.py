@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from jax import ShapeDtypeStruct
 
-from jaxrl_fast import convolutions, networks, products
+from jaxrl_fast import convolutions, native, networks, products
 from tests import slow
 
 
@@ -222,18 +222,24 @@ def test_keys_decide_parameters_and_no_two_kernels_are_alike():
         slow(SMALL_IMAGE, "impala", 12, {}),
     ],
 )
-def test_how_convolutions_are_computed_does_not_change_the_network(obs, kind, num_rows, options):
-    """Nor in how many blocks: 24 images are three, 12 are two of six, 11 are one; 256 boards are two."""
-    lax, matmul = (
-        networks.network(obs, 3, kind=kind, conv=conv, hidden=(16,), **options) for conv in ("lax", "matmul")
-    )
-    params, x = start(lax), draw(obs, num_rows)
-    jax.tree.map(np.testing.assert_array_equal, params, start(matmul))
-    noise = lax.noise(jax.random.key(3), (num_rows,))
+def test_how_convolutions_are_computed_does_not_change_the_network(obs, kind, num_rows, options, monkeypatch):
+    """Nor in how many blocks: without C 24 images are three, 12 are two of six, 11 are one; 256 boards are two."""
+    make = lambda conv: networks.network(obs, 3, kind=kind, conv=conv, hidden=(16,), **options)
     weight = jnp.arange(1.0, num_rows + 1)[:, None] / num_rows  # so that rows in another order are noticed
-    loss = lambda network: lambda params: jnp.sum(weight * network.apply(params, x, noise) ** 2)
-    for one, other in zip(*(jax.tree.leaves(jax.jit(jax.value_and_grad(loss(n)))(params)) for n in (lax, matmul))):
-        np.testing.assert_allclose(one, other, rtol=1e-3, atol=1e-4 * float(jnp.abs(one).max()))
+    x, noise = draw(obs, num_rows), make("lax").noise(jax.random.key(3), (num_rows,))
+
+    def answer(network):
+        """Parameters, a loss, and its gradient."""
+        loss = lambda params: jnp.sum(weight * network.apply(params, x, noise) ** 2)
+        params = start(network)
+        return params, jax.jit(jax.value_and_grad(loss))(params)
+
+    (params, expected), *others = map(answer, (make("lax"), make("matmul")))
+    monkeypatch.setattr(native, "ready", lambda: False)
+    for other, found in (*others, answer(make("matmul"))):
+        jax.tree.map(np.testing.assert_array_equal, params, other)
+        for one, two in zip(jax.tree.leaves(expected), jax.tree.leaves(found)):
+            np.testing.assert_allclose(one, two, rtol=1e-3, atol=1e-4 * float(jnp.abs(one).max()))
 
 
 @pytest.mark.parametrize("num_rows", [5, 64, 128, 384])
@@ -335,6 +341,16 @@ def test_white_is_1_whatever_the_network(kind):
     white, one = (within(jnp.full((20, 20, 3), *of)) for of in ((255, jnp.uint8), (1, jnp.float32)))
     found, wanted = make(jnp.uint8).apply(params, white), make(jnp.float32).apply(params, one)
     np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["nature", "impala", "minatar", "mlp"])
+def test_what_is_normalised_is_no_picture_any_more(kind):
+    """PPO's standardised observations are floats where the environment's were bytes, and are taken as they are."""
+    bytes_, floats = (
+        networks.network(spec(40, 40, 3, dtype=dtype), 3, kind=kind, hidden=(8,)) for dtype in (jnp.uint8, jnp.float32)
+    )
+    params, x = start(floats), jax.random.normal(jax.random.key(5), (2, 40, 40, 3))
+    np.testing.assert_allclose(bytes_.apply(params, x), floats.apply(params, x), rtol=1e-5, atol=1e-6)
 
 
 def test_a_tree_is_its_leaves_side_by_side():
