@@ -69,7 +69,7 @@ def check(seed, num_images, sizes, side, channels, stride, activation):
 @hypothesis.settings(max_examples=60)
 @hypothesis.given(
     seed=st.integers(0, 2**31 - 1),
-    num_images=st.sampled_from([0, 1, 2, 3, 16, 25]),
+    num_images=st.sampled_from([25, 13, 2, 1, 0]),
     side=st.integers(1, 5),
     beyond=st.tuples(st.integers(0, 8), st.integers(0, 8)),
     depth=st.sampled_from([1, 2, 3, 4, 5, 6, 16, 21]),
