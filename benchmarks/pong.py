@@ -3,8 +3,8 @@
     python benchmarks/pong.py RUN --name "64x64, seed 2" --cpu "AMD EPYC"   # a finished or stopped run's folder
     python benchmarks/pong.py                                               # only draws what is kept
 
-A training takes an hour or more, so they are made one by one, by `python -m jaxrl_fast.train --config ppo_pong_small`
-or `pqn_pong_small`.
+A training takes half an hour or more, so they are made one by one, by `python -m jaxrl_fast.train --config
+ppo_pong_small`, `pqn_pong_small` or `dqn_pong_small`.
 """
 
 import argparse
