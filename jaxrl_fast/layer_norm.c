@@ -36,14 +36,16 @@ static float mean_product(const float *x, float from_x, const float *y, float fr
     Vector sums = {0};
     float rest = 0;
     int64_t i = 0;
-    for (; i + LANES <= F; i += LANES) sums += (*(const Anywhere *)(x + i) - from_x) * (*(const Anywhere *)(y + i) - from_y);
+    for (; i + LANES <= F; i += LANES)
+        sums += (*(const Anywhere *)(x + i) - from_x) * (*(const Anywhere *)(y + i) - from_y);
     for (; i < F; ++i) rest += (x[i] - from_x) * (y[i] - from_y);
     return (total(sums) + rest) / (float)F;
 }
 
 /* (x - mean) / deviation, and y, which may lie in the same place. */
 static void normalise(
-    const float *x, float mean, float inverse, const float *scale, const float *offset, float *normed, float *y, int64_t F
+    const float *x, float mean, float inverse, const float *scale, const float *offset, float *normed, float *y,
+    int64_t F
 ) {
     int64_t i = 0;
     for (; i + LANES <= F; i += LANES) {

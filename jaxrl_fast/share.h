@@ -34,6 +34,11 @@ static void help(void *shared) {
     leave(shared);
 }
 
+static void forget(XLA_FFI_CallFrame *call, XLA_FFI_Error *error) {
+    XLA_FFI_Error_Destroy_Args args = {XLA_FFI_Error_Destroy_Args_STRUCT_SIZE, NULL, error};
+    call->api->XLA_FFI_Error_Destroy(&args);
+}
+
 static int64_t num_threads(XLA_FFI_CallFrame *call) {
     int64_t found = 1;
     XLA_FFI_ThreadPool_NumThreads_Args args = {
@@ -41,12 +46,12 @@ static int64_t num_threads(XLA_FFI_CallFrame *call) {
     };
     XLA_FFI_Error *error = call->api->XLA_FFI_ThreadPool_NumThreads(&args);
     if (!error) return found;
-    call->api->XLA_FFI_Error_Destroy(&(XLA_FFI_Error_Destroy_Args){XLA_FFI_Error_Destroy_Args_STRUCT_SIZE, NULL, error});
+    forget(call, error);
     return 1;
 }
 
-/* work(what, part) for each part: by this thread, and those that XLA has to spare if `widely`. Who does which is left to
-chance, so parts must not depend on each other. */
+/* work(what, part) for each part: by this thread, and those that XLA has to spare if `widely`. Who does which is left
+to chance, so parts must not depend on each other. */
 static void share(XLA_FFI_CallFrame *call, Work *work, const void *what, int64_t parts, int widely) {
     int64_t threads = widely && parts > 1 ? num_threads(call) : 1;
     int64_t helpers = (threads < parts ? threads : parts) - 1;
@@ -63,9 +68,7 @@ static void share(XLA_FFI_CallFrame *call, Work *work, const void *what, int64_t
         XLA_FFI_Error *error = call->api->XLA_FFI_ThreadPool_Schedule(&args);
         if (!error) continue;
         leave(shared); /* in the place of the one that does not come */
-        call->api->XLA_FFI_Error_Destroy(
-            &(XLA_FFI_Error_Destroy_Args){XLA_FFI_Error_Destroy_Args_STRUCT_SIZE, NULL, error}
-        );
+        forget(call, error);
     }
     take_parts(shared);
     for (int64_t looks = 0; atomic_load(&shared->done) < parts; ++looks)
