@@ -308,8 +308,8 @@ BUGS = (
         "tests/test_across.py::test_hands_learn_what_one_core_learns[dqn-2]",
     ),
     Bug(
-        "networks: noise that all rows share leaves out that of the inputs",
-        "jaxrl_fast/networks.py",
+        "dense_layers: noise that all rows share leaves out that of the inputs",
+        "jaxrl_fast/dense_layers.py",
         "spread_kernel * jnp.outer(noise_in, noise_out)",
         "spread_kernel * jnp.broadcast_to(noise_out, spread_kernel.shape)",
         "tests/test_networks.py::test_noise_that_all_rows_share_is_theirs_one_by_one",

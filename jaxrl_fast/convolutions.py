@@ -14,13 +14,12 @@ from jax import Array
 
 from jaxrl_fast.convolve import convolve
 from jaxrl_fast.dense import ACTIVATIONS, has_c, is_on_cpu
-from jaxrl_fast.layer_norm import layer_norm
+from jaxrl_fast.dense_layers import activate, gain_of
 from jaxrl_fast.products import multiply, multiply_rows
 
 LAYER_NORM_EPSILON = 1e-6  # flax's
 WHITE = 255  # of a picture's shades
 BOARDS, IMAGES = 128, 8  # that a CPU's cache holds with all that is computed of them
-gain_of = nn.initializers.constant  # what a module declares for a kernel; `networks` does the rest
 
 
 class Boards(nn.Module):
@@ -271,23 +270,3 @@ def rows_of_block(num_rows: int, most: int | None) -> int:
 def add_bias(x: Array, bias: Array) -> Array:
     """x [..., C] and a bias [C] for all rows."""
     return x + jnp.broadcast_to(bias, x.shape)
-
-
-def activate(module: nn.Module, x: Array) -> Array:
-    """To be called inside a compact method of `module`, whose options it follows."""
-    if module.layer_norm and is_on_cpu(x) and has_c(x):
-        return LayerNorm(module.activation)(x)
-    x = nn.LayerNorm(dtype=module.dtype)(x) if module.layer_norm else x
-    return ACTIVATIONS[module.activation](x)
-
-
-class LayerNorm(nn.Module):
-    """flax's, with the same parameters, and an activation: by a function of ours in C."""
-
-    activation: str
-
-    @nn.compact
-    def __call__(self, x):
-        scale = self.param("scale", nn.initializers.ones, x.shape[-1:], x.dtype)
-        offset = self.param("bias", nn.initializers.zeros, x.shape[-1:], x.dtype)
-        return layer_norm(x.reshape(-1, x.shape[-1]), scale, offset, self.activation).reshape(x.shape)

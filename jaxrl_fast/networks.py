@@ -19,25 +19,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, ShapeDtypeStruct
 
-from jaxrl_fast.convolutions import (
-    BOARDS,
-    IMAGES,
-    WHITE,
-    Boards,
-    Convolutions,
-    Residual,
-    activate,
-    gain_of,
-    in_blocks,
-    rows_of_block,
-)
-from jaxrl_fast.dense import ACTIVATIONS, dense, has_c
+from jaxrl_fast.convolutions import BOARDS, IMAGES, WHITE, Boards, Convolutions, Residual, in_blocks, rows_of_block
+from jaxrl_fast.dense import has_c
+from jaxrl_fast.dense_layers import MLP, Dense, NoisyDense
 from jaxrl_fast.types import Key, PyTree
 
 KINDS = ("mlp", "minatar", "nature", "dqn2013", "impala")
 SMALLEST_IMAGE = 36  # what nature's three convolutions need
 SMALLEST_PICTURE = 16  # of bytes that are shades; smaller ones are numbers of things, as in MiniGrid's 7x7
-SPREAD = 0.5  # of noisy weights at the start, times the root of the number of inputs (the paper's sigma_0)
 
 
 class Network(NamedTuple):
@@ -271,80 +260,6 @@ class Torso(nn.Module):
             look = lambda torso, x: flat(torso.stem(x if bytes_too else _cast(x, spec, torso.mlp.dtype)))
             x = in_blocks(self, look, x, self.block)
         return x.reshape(*batch, -1)
-
-
-class MLP(nn.Module):
-    """Dense layers, each activated: [..., D] to [..., hidden[-1]]."""
-
-    hidden: tuple[int, ...]
-    activation: str
-    layer_norm: bool
-    dtype: jnp.dtype
-    noisy: bool = False
-
-    @nn.compact
-    def __call__(self, x, columns=False):
-        """`columns`: x lies in memory as its transpose would."""
-        activation = "none" if self.layer_norm else self.activation  # else it is a part of the dense layer
-        for i, width in enumerate(self.hidden):
-            layer = NoisyDense if self.noisy else Dense
-            x = layer(width, np.sqrt(2), self.dtype, activation, columns and i == 0)(x)
-            x = activate(self, x) if self.layer_norm else x
-        return x
-
-
-class Dense(nn.Module):
-    """A dense layer and its activation, [..., I] to [..., features]."""
-
-    features: int
-    gain: float
-    dtype: jnp.dtype = jnp.float32
-    activation: str = "none"
-    columns: bool = False
-
-    @nn.compact
-    def __call__(self, x):
-        return dense(x.astype(self.dtype), *_weights(self, x.shape[-1]), self.activation, self.columns)
-
-
-class NoisyDense(nn.Module):
-    """A dense layer whose weights are a mean and a learnt spread times factorised noise.
-
-    w = mean + spread * f(noise_in) f(noise_out)^T,  f(x) = sign(x) sqrt(|x|)  (Fortunato et al. 2018, eq. 10 and 11).
-    The noise is the collection "noise", a vector for all rows [I + O] or one for each row of x [..., I + O]; without it
-    the spread does not count. The spread starts as SPREAD / sqrt(I).
-    """
-
-    features: int
-    gain: float
-    dtype: jnp.dtype = jnp.float32
-    activation: str = "none"
-    columns: bool = False
-
-    @nn.compact
-    def __call__(self, x):
-        num_inputs = x.shape[-1]
-        x, (kernel, bias) = x.astype(self.dtype), _weights(self, num_inputs)
-        spread_init = nn.initializers.constant(SPREAD / np.sqrt(num_inputs))
-        spread_kernel = self.param("spread_kernel", spread_init, (num_inputs, self.features)).astype(self.dtype)
-        spread_bias = self.param("spread_bias", spread_init, (self.features,)).astype(self.dtype)
-        if not (self.is_initializing() or self.has_variable("noise", "noise")):
-            return dense(x, kernel, bias, self.activation, self.columns)
-        noise = self.variable("noise", "noise", jnp.zeros, (num_inputs + self.features,)).value.astype(self.dtype)
-        noise = jnp.sign(noise) * jnp.sqrt(jnp.abs(noise))
-        noise_in, noise_out = noise[..., :num_inputs], noise[..., num_inputs:]
-        if noise.ndim == 1:  # the same weights for all rows: one product
-            kernel, bias = kernel + spread_kernel * jnp.outer(noise_in, noise_out), bias + spread_bias * noise_out
-            return dense(x, kernel, bias, self.activation, self.columns)
-        spread = dense(x * noise_in, spread_kernel, spread_bias)
-        return ACTIVATIONS[self.activation](dense(x, kernel, bias) + noise_out * spread)
-
-
-def _weights(module: Dense | NoisyDense, num_inputs: int) -> tuple[Array, Array]:
-    """Kernel [I, O] and bias [O] of a compact method of `module`, in the type that it computes in."""
-    kernel = module.param("kernel", gain_of(module.gain), (num_inputs, module.features))
-    bias = module.param("bias", nn.initializers.zeros, (module.features,))
-    return kernel.astype(module.dtype), bias.astype(module.dtype)
 
 
 def _cast(x: Array, spec: ShapeDtypeStruct, dtype: jnp.dtype) -> Array:

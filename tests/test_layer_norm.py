@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_fast import convolutions, native, networks
+from jaxrl_fast import dense_layers, native, networks
 from jaxrl_fast.layer_norm import layer_norm
 from tests.test_dense import AFTER
 
@@ -94,7 +94,7 @@ class Ours(nn.Module):
 
     @nn.compact
     def __call__(self, x):
-        return convolutions.activate(self, x)
+        return dense_layers.activate(self, x)
 
 
 @pytest.mark.parametrize("shape", [(5,), (3, 4, 4, 16)])

@@ -19,7 +19,7 @@ FILES = sorted(str(path.relative_to(ROOT).with_suffix("")) for path in ROOT.rglo
 PARTS = (
     *("returns", "distributions", "atoms", "networks", "normalize", "minibatch"),
     *("convolutions", "products", "frames", "replay", "priorities", "exploration", "gradients", "epochs", "across"),
-    *("dense", "convolve", "layer_norm"),
+    *("dense", "dense_layers", "convolve", "layer_norm"),
 )
 AROUND = ("play", "memory", "config", "checkpoint", "sinks", "terminals", "scores", "curves", "program")
 SWEEP = ("sweep", "grid", "layout", "sweeper", "slurm", "results", "figures")
@@ -73,8 +73,9 @@ LAYERS = (
     Layer(("naming",), ours=("spelling", "options", "written", "agents/configs"), theirs=()),
     Layer(("manual",), ours=("naming", "options", "written", "agents/configs"), theirs=("tyro",)),
     Layer(("native",), ours=(), theirs=("jax",), pure=False),  # a compiler, which products ask for as for a device
-    Layer(("networks",), ours=("types", "convolutions", "dense")),
-    Layer(("convolutions",), ours=("dense", "convolve", "layer_norm", "products")),
+    Layer(("networks",), ours=("types", "convolutions", "dense", "dense_layers")),
+    Layer(("convolutions",), ours=("dense", "dense_layers", "convolve", "products")),
+    Layer(("dense_layers",), ours=("dense", "layer_norm")),
     Layer(("convolve", "layer_norm"), ours=("native", "dense")),
     Layer(("dense",), ours=("native", "products")),
     Layer(("across",), ours=("types", "native")),

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from jax import ShapeDtypeStruct
 
-from jaxrl_fast import convolutions, native, networks, products
+from jaxrl_fast import convolutions, dense_layers, native, networks, products
 from tests import slow
 
 
@@ -383,7 +383,7 @@ def test_activation_is_what_was_asked_for():
 
 def test_a_noisy_layer_worked_by_hand():
     # noise 4 in, -9 out: f = 2, -3.  Weight 2 + .5 * 2 * -3 = -1, bias 1 + .25 * -3 = .25:  -1 * 3 + .25 = -2.75
-    layer = networks.NoisyDense(1, gain=1.0)
+    layer = dense_layers.NoisyDense(1, gain=1.0)
     params = {
         "kernel": jnp.float32([[2]]),
         "bias": jnp.float32([1]),
@@ -397,7 +397,7 @@ def test_a_noisy_layer_worked_by_hand():
 
 def test_a_noisy_layer_is_equation_10():
     """Weight by weight in numpy, for several inputs and outputs."""
-    layer = networks.NoisyDense(3, gain=1.0)
+    layer = dense_layers.NoisyDense(3, gain=1.0)
     rng = np.random.default_rng(0)
     mean, spread, x = rng.normal(size=(4, 3)), rng.normal(size=(4, 3)), rng.normal(size=(5, 4))
     bias, spread_bias, noise = rng.normal(size=3), rng.normal(size=3), rng.normal(size=7)
