@@ -5,20 +5,10 @@
 
 #include <string.h>
 
+#include "lanes.h"
 #include "native.h"
 
-#if defined(__AVX512F__)
-enum { LANES = 16, MOST_VECTORS = 4 };
-#elif defined(__AVX__)
-enum { LANES = 8, MOST_VECTORS = 2 };
-#elif defined(__SSE2__)
-enum { LANES = 4, MOST_VECTORS = 2 };
-#else
-enum { LANES = 4, MOST_VECTORS = 4 };
-#endif
 enum { NONE, TANH, RELU }; /* dense.ACTIVATIONS */
-
-#define INLINE static inline __attribute__((always_inline))
 
 /* x P(x^2) / Q(x^2), of degrees 4 and 4, fitted to the least relative error on [0, 8]: within 7 ulp of tanh there, and
 1 - 2^-22 beyond. NaN stays NaN. */

@@ -13,21 +13,15 @@ enum { FEW_OUTPUTS = 8 }; /* fewer do not fill the registers, the inputs do: den
 static void multiply_rows(
     const float *x, const float *kernel, const float *bias, float *y, int64_t R, int64_t I, int64_t O
 ) {
-    typedef float Vector __attribute__((vector_size(4 * LANES)));
-    typedef float Anywhere __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
-    typedef float Four __attribute__((vector_size(16)));
     for (int64_t r = 0; r < R; ++r, x += I)
         for (int64_t o = 0; o < O; ++o) {
             const float *weights = kernel + o * I;
-            union { Vector whole; Four fours[LANES / 4]; } sums = {{0}};
+            Vector sums = {0};
             float rest = bias[o];
             int64_t i = 0;
-            for (; i + LANES <= I; i += LANES)
-                sums.whole += *(const Anywhere *)(x + i) * *(const Anywhere *)(weights + i);
+            for (; i + LANES <= I; i += LANES) sums += *(const Anywhere *)(x + i) * *(const Anywhere *)(weights + i);
             for (; i < I; ++i) rest += x[i] * weights[i];
-            Four sum = sums.fours[0];
-            for (int j = 1; j < LANES / 4; ++j) sum += sums.fours[j];
-            *y++ = (sum[0] + sum[1]) + (sum[2] + sum[3]) + rest;
+            *y++ = total(sums) + rest;
         }
 }
 

@@ -10,17 +10,6 @@ Called by `layer_norm.py`, compiled by `native.py`. Each function also takes bat
 
 static const float EPSILON = 1e-6f; /* flax's */
 
-typedef float Vector __attribute__((vector_size(4 * LANES)));
-typedef float Anywhere __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
-
-static float total(Vector sums) {
-    typedef float Four __attribute__((vector_size(16)));
-    union { Vector whole; Four fours[LANES / 4]; } parts = {sums};
-    Four sum = parts.fours[0];
-    for (int i = 1; i < LANES / 4; ++i) sum += parts.fours[i];
-    return (sum[0] + sum[1]) + (sum[2] + sum[3]);
-}
-
 /* The mean of numbers x [F]. */
 static float mean_of(const float *x, int64_t F) {
     Vector sums = {0};

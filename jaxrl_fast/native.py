@@ -18,7 +18,7 @@ import jax
 
 FOLDER = Path(__file__).parent
 SOURCES = tuple(FOLDER / name for name in ("cores.c", "dense.c", "convolve.c", "layer_norm.c"))
-HEADERS = tuple(FOLDER / name for name in ("native.h", "activations.h", "tiles.h", "share.h"))
+HEADERS = tuple(FOLDER / name for name in ("native.h", "lanes.h", "activations.h", "tiles.h", "share.h"))
 OF_LAYERS = "dense", "convolve", "layer_norm"
 FUNCTIONS = ("sum_over_cores", *(f"{layer}_{way}" for layer in OF_LAYERS for way in ("forward", "backward")))
 LOCK = threading.Lock()  # they are registered once
