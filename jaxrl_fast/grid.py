@@ -59,7 +59,8 @@ def from_command_line(argv: Sequence[str]) -> Request:
     if any(s.name == "help" for s in written):
         said = "Trains {} with every combination of the values given: --num-envs 1,8,64 --seed 0..4. --name and "
         said += "--resume are the sweep's; --run-dir has no place here."
-        default = config.resolve(algo, [s for s in written if s.name == "config"])
+        chosen = _or_default(algo, [s for s in written if s.name == "config"])
+        default = config.resolve(algo, _defaults(chosen) + chosen)
         print_help(default.algo, default.options, default.agent, naming.SWEEP, said, Sweep())
         raise SystemExit(0)
     return lay_out(algo, written, from_words)
@@ -89,8 +90,7 @@ def lay_out(algo: str, written: list[Setting], separate: Any) -> Request:
         if other or algo:
             raise ValueError(f"{[*other, algo][0]} does not go with --resume, which goes on with the sweep as it is")
         return Request((), (), own, name, resume, log_level=_value("log_level", level))
-    if config.is_nothing_said(algo, written):
-        written = from_mapping(DEFAULT, lambda name: name) + written
+    written = _or_default(algo, written)
     algo = config.resolve(algo, [s for s in written if s.name == "config"]).algo
     known = naming.known_options(agents.options(algo)) | {"config": str}
     fixed, axes = _sort_out(algo, written, known, separate)
@@ -305,6 +305,11 @@ def _own(written: list[Setting]) -> tuple[Sweep, str, str]:
 def _value(name: str, written: list[Setting]) -> Any:
     """The value of an option that the sweep needs before any run is laid out."""
     return convert(types_of(Options)[name], written[-1]) if written else getattr(Options, name)
+
+
+def _or_default(algo: str, written: list[Setting]) -> list[Setting]:
+    """With what is trained where nothing says what to train."""
+    return (from_mapping(DEFAULT, lambda name: name) if config.is_nothing_said(algo, written) else []) + written
 
 
 def _defaults(fixed: list[Setting]) -> list[Setting]:

@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -312,6 +313,18 @@ def test_help_imports_no_arrays():
     assert said.stdout.endswith("[]\n")
     for name in ("--scale", "--workers", "--launcher", "--sweep-dir", "--num-envs", "--agent.learning-rate"):
         assert name in said.stdout
+
+
+def test_help_tells_the_defaults_of_a_sweep(capsys):
+    """Which are not those of a single run, and what it trains where nothing says so."""
+    for words in (["--help"], ["--config", "ppo_cartpole", "--help"], ["dqn", "-h"]):
+        with pytest.raises(SystemExit) as end:
+            sweep.main(words)
+        assert end.value.code == 0
+        said = re.sub(r"[\s│]+", " ", capsys.readouterr().out)
+        for name, value in (("tensorboard", "False"), ("on-nonfinite", "continue"), ("report-every", "10.0")):
+            line = rf"--{name}(?:, --no-{name})? (?:(?!--).)*\(default: {re.escape(value)}\)"
+            assert re.search(line, said), (words, name)
 
 
 @pytest.mark.slow
