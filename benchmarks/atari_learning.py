@@ -1,7 +1,7 @@
 """Trainings of Atari's games without a GPU: their curves, kept in results/GAME_cpu.json and drawn beside each other.
 
-    python benchmarks/atari_learning.py RUN --name "64x64, seed 2" --cpu "AMD EPYC"   # of a finished or stopped run
-    python benchmarks/atari_learning.py                                               # only draws what is kept
+    python benchmarks/atari_learning.py RUN --name "ppo_pong_small, seed 2" --cpu "AMD EPYC"   # of a finished run
+    python benchmarks/atari_learning.py                                                        # only draws
 
 A training takes half an hour or more, so they are made one by one, by `python -m jaxrl_fast.train --config
 ppo_pong_small` and the other presets that end so.
@@ -18,6 +18,7 @@ import yaml
 from jaxrl_fast import curves
 
 RESULTS = Path(__file__).parent / "results"
+CONFIGS = Path(__file__).parent.parent / "configs"
 GAMES = "pong", "breakout"
 NUM_POINTS = 60
 SETTINGS = "learning_rate", "clip", "value_clip", "network"  # of an agent, that these trainings differ in
@@ -83,12 +84,14 @@ def read(run: Path) -> tuple[str, dict]:
 
 
 def draw(kept: dict) -> curves.Picture:
-    """Return against environment steps."""
-    each = []
+    """Return against environment steps; trainings that are not named after a preset are in axes of their own."""
+    panels: dict[str, list[curves.Curve]] = {}
     for name, training in kept["trainings"].items():
         x, y = (np.array([point[key] for point in training["curve"]], float) for key in ("env_steps", "return_mean"))
-        each.append(curves.Curve(name, x, y[None], y, None))
-    return curves.compare({kept["env_id"]: each}, "environment steps", "return of an episode")
+        shipped = (CONFIGS / f"{name.partition(',')[0]}.yaml").exists()
+        title = f"{kept['env_id']}, {'presets' if shipped else 'other settings'}"
+        panels.setdefault(title, []).append(curves.Curve(name, x, y[None], y, None))
+    return curves.compare(panels, "environment steps", "return of an episode")
 
 
 if __name__ == "__main__":
