@@ -46,19 +46,13 @@ class Dense(nn.Module):
         return dense(x.astype(self.dtype), *_weights(self, x.shape[-1]), self.activation, self.columns)
 
 
-class NoisyDense(nn.Module):
+class NoisyDense(Dense):
     """A dense layer whose weights are a mean and a learnt spread times factorised noise.
 
     w = mean + spread * f(noise_in) f(noise_out)^T,  f(x) = sign(x) sqrt(|x|)  (Fortunato et al. 2018, eq. 10 and 11).
     The noise is the collection "noise", a vector for all rows [I + O] or one for each row of x [..., I + O]; without it
     the spread does not count. The spread starts as SPREAD / sqrt(I).
     """
-
-    features: int
-    gain: float
-    dtype: jnp.dtype = jnp.float32
-    activation: str = "none"
-    columns: bool = False
 
     @nn.compact
     def __call__(self, x):
@@ -79,7 +73,7 @@ class NoisyDense(nn.Module):
         return ACTIVATIONS[self.activation](dense(x, kernel, bias) + noise_out * spread)
 
 
-def _weights(module: Dense | NoisyDense, num_inputs: int) -> tuple[Array, Array]:
+def _weights(module: Dense, num_inputs: int) -> tuple[Array, Array]:
     """Kernel [I, O] and bias [O] of a compact method of `module`, in the type that it computes in."""
     kernel = module.param("kernel", gain_of(module.gain), (num_inputs, module.features))
     bias = module.param("bias", nn.initializers.zeros, (module.features,))
