@@ -42,7 +42,10 @@ def main():
         if not args.name or not args.cpu:
             parser.error("a run wants --name and --cpu")
         env_id, training = read(args.run)
-        games = (re.fullmatch(r"envpool/(\w+)-v5", env_id)[1].lower(),)
+        game = re.fullmatch(r"envpool/(\w+)-v5", env_id)
+        if game is None:
+            parser.error(f"{args.run} is a run of {env_id}, which is no game of Atari")
+        games = (game[1].lower(),)
         kept = load(games[0]) or {"benchmark": "atari_learning", "cores": 2, "env_id": env_id, "trainings": {}}
         kept["trainings"][args.name] = {"cpu": args.cpu, "note": args.note} | training
         path_of(games[0]).write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n")
