@@ -87,11 +87,11 @@ def gpu_unused() -> bool:
     return os.path.exists("/dev/nvidia0") or shutil.which("nvidia-smi") is not None
 
 
-def compiler_missing() -> bool:
-    """JAX computes on a CPU, and our C for it cannot be compiled."""
+def why_no_c() -> str:
+    """Why our C for a CPU, on which JAX computes, cannot be had; "" where it can, or is not wanted."""
     from jaxrl_fast import native  # which imports jax
 
-    return device() == "cpu" and not native.ready()
+    return native.why_not() if device() == "cpu" else ""
 
 
 def peak_memory_mb() -> float:

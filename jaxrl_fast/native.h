@@ -8,11 +8,11 @@
 
 #include "xla/ffi/api/c_api.h"
 
-/* Whether XLA only asks what a function is, which is answered here. */
+/* Whether XLA only asks what a function is, which is answered here. The type of extensions has another name in every
+ * few versions of jaxlib, so it is not named. */
 static inline int is_question(XLA_FFI_CallFrame *call) {
-    const XLA_FFI_Extension_Base *extension = call->extension_start;
-    if (!extension || extension->type != XLA_FFI_Extension_Metadata) return 0;
-    XLA_FFI_Metadata *metadata = ((XLA_FFI_Metadata_Extension *)extension)->metadata;
+    if (!call->extension_start || call->extension_start->type != XLA_FFI_Extension_Metadata) return 0;
+    XLA_FFI_Metadata *metadata = ((XLA_FFI_Metadata_Extension *)call->extension_start)->metadata;
     metadata->api_version.major_version = XLA_FFI_API_MAJOR;
     metadata->api_version.minor_version = XLA_FFI_API_MINOR;
     return 1;

@@ -35,21 +35,29 @@ def call(name: str, results: Any, **options: Any) -> Callable[..., Any]:
 
 def ready() -> bool:
     """Whether they can be called: on a CPU, where a C compiler is found and its work loads."""
+    return not why_not()
+
+
+def why_not() -> str:
+    """Why they cannot be called, for a sentence's end; "" where they can."""
     with LOCK:
-        return _registered()
+        return _register()
 
 
 @functools.cache
-def _registered() -> bool:
+def _register() -> str:
     if jax.default_backend() != "cpu":
-        return False
+        return "they are for CPUs"
     try:
         library = _load()
-    except (OSError, subprocess.SubprocessError):
-        return False
+    except subprocess.CalledProcessError as error:
+        said = error.stderr.decode(errors="replace").splitlines()
+        return next((line for line in said if "error" in line), f"{error.cmd[0]} ended with status {error.returncode}")
+    except (OSError, subprocess.SubprocessError) as error:
+        return str(error)
     for name in FUNCTIONS:
         jax.ffi.register_ffi_target(_target(name), jax.ffi.pycapsule(getattr(library, name)), platform="cpu")
-    return True
+    return ""
 
 
 @functools.cache
@@ -82,7 +90,7 @@ def _compiler() -> str:
     names = (os.environ.get("CC"), "cc", "gcc", "clang")
     found = next((path for name in names if name and (path := shutil.which(name))), None)
     if found is None:
-        raise FileNotFoundError("no C compiler")
+        raise FileNotFoundError("there is no gcc or clang")
     return found
 
 

@@ -86,8 +86,8 @@ def announce(plan: Plan, terminal: terminals.Terminal) -> None:
         terminal.say(f"resume  {_from_where(plan)}")
     watch = f"   watch: uvx tensorboard --logdir {quote(str(plan.folder.parent))}" if options.tensorboard else ""
     terminal.say(f"run  {plan.folder}{watch}")
-    if host.compiler_missing():
-        terminal.say("our C cannot be compiled here (is there gcc or clang?): XLA computes layers, which takes longer")
+    if why := host.why_no_c():
+        terminal.say(f"our C cannot be compiled here ({why}): XLA computes layers, which takes longer")
     if host.gpu_unused():
         host.warn('there is a GPU, but JAX uses the CPU; pip install "jax[cuda12]"')
 

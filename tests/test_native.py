@@ -1,6 +1,7 @@
 """native: our functions in C are compiled once for a machine, and anew whenever what they are made of changes."""
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -69,9 +70,25 @@ def test_what_is_kept_depends_on_compiler_source_and_processor(monkeypatch, tmp_
     assert len(names) == 5
 
 
+def test_where_there_is_a_compiler_they_can_be_called():
+    """Or all tests of what is in C would be skipped, and nobody would know: jaxlib's headers change."""
+    has_compiler = any(shutil.which(name) for name in ("cc", "gcc", "clang"))
+    expected = "" if has_compiler and host.device() == "cpu" else native.why_not()
+    assert native.why_not() == expected and native.ready() is not bool(expected)
+
+
 def test_without_a_compiler_they_cannot_be_called(tmp_path):
     assert in_a_process(tmp_path, PATH=str(tmp_path), CC="") == ["False", "0", "False"]
     assert not list(tmp_path.iterdir())
+
+
+def test_what_a_compiler_objects_to_is_told(tmp_path, monkeypatch):
+    compiler = tmp_path / "cc"
+    compiler.write_text("#!/bin/sh\necho 'In file included' >&2; echo 'dense.c:7: error: no such type' >&2; exit 1\n")
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CC", str(compiler))
+    monkeypatch.setattr(native, "CACHE", str(tmp_path / "cache"))
+    assert native._register.__wrapped__() == "dense.c:7: error: no such type" or host.device() != "cpu"
 
 
 def test_a_run_tells_what_compiled_them():

@@ -582,13 +582,15 @@ def test_a_gpu_that_is_not_used_is_warned_of(unused, tmp_path, monkeypatch, caps
     assert capsys.readouterr().err == (warning if unused else "")
 
 
-@pytest.mark.parametrize("missing", [True, False])
-def test_a_compiler_that_is_missing_is_spoken_of(missing, tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize("why", ["there is no gcc or clang", ""])
+def test_why_there_is_no_c_is_told(why, tmp_path, monkeypatch, capsys):
     """Not as a warning, for all is as it should be."""
-    monkeypatch.setattr(native, "ready", lambda: not missing)
+    monkeypatch.setattr(native, "why_not", lambda: why)
     screen.announce(plan(tmp_path / "run"), terminals.Plain())
     said = capsys.readouterr()
-    assert ("our C cannot be compiled here" in said.out) == (missing and host.device() == "cpu")
+    told = why and host.device() == "cpu"
+    assert (f"our C cannot be compiled here ({why})" if told else "") in said.out
+    assert told or "our C" not in said.out
     assert not said.err
 
 
