@@ -121,8 +121,8 @@ def test_tanh_is_that_of_float64_to_a_few_units_in_the_last_place():
 @pytest.mark.parametrize("activation", list(AFTER))
 def test_what_is_not_finite_stays_so(activation):
     """A diverged run is seen as one: neither activation makes a number of a NaN, and infinity is the largest."""
-    x = np.float32([[np.nan, 0.0], [np.inf, 0.0], [0.0, 1.0]])
-    y = np.asarray(dense.dense(x, np.float32([[1.0] * 5, [1.0] * 5]), np.zeros(5, np.float32), activation))
+    x = jnp.float32([[np.nan, 0.0], [np.inf, 0.0], [0.0, 1.0]])
+    y = np.asarray(dense.dense(x, jnp.ones((2, 5)), jnp.zeros(5), activation))
     assert np.isnan(y[0]).all() and np.isfinite(y[2]).all()
     np.testing.assert_allclose(y[1], 1.0 if activation == "tanh" else np.inf, rtol=3e-7)
 
