@@ -18,7 +18,7 @@ all that there is to do, but of each gradient step only its part of the rows.
 import math
 import time
 from collections.abc import Callable, Mapping
-from functools import partial, reduce
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -200,7 +200,9 @@ def _is_finite(learner: PyTree) -> Array:
     named = jax.tree_util.tree_leaves_with_path(learner)
     of_float = lambda x: jnp.issubdtype(x.dtype, jnp.floating)
     parameters = [x for path, x in named if PARAMETERS in jax.tree_util.keystr(path) and of_float(x)]
-    return reduce(jnp.logical_and, [jnp.isfinite(x).all() for x in parameters], np.True_)
+    if not parameters:  # an array of none is a constant without use, on which jaxlib 0.11 crashes in shard_map
+        return jnp.bool_(True)
+    return jnp.array([jnp.isfinite(x).all() for x in parameters]).all()
 
 
 def _most_bytes(compiled: jax.stages.Compiled) -> int:
