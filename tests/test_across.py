@@ -200,7 +200,7 @@ def test_without_a_compiler_there_is_one_core(monkeypatch, tmp_path):
     ):
         with monkeypatch.context() as patched:
             patched.setattr(module, name, value)
-            patched.setattr(native, "_registered", native._registered.__wrapped__)
+            patched.setattr(native, "_register", native._register.__wrapped__)
             assert cores.most() == 1
             assert divided("32") == Placement() and divided("2") == Placement(1, 4, True)
 

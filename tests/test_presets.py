@@ -7,9 +7,10 @@ The table is written down from the sources' own documentation, not from the pres
 import jax
 import pytest
 
-from jaxrl_fast import agents, config, envs, loop
+from jaxrl_fast import agents, config, envs, loop, native
 from jaxrl_fast.agents import configs
 from jaxrl_fast.types import Discrete, Env, EnvSpec, TimeStep
+from tests import slow
 
 ATARI = dict(total_steps=10_000_000, protocol="dqn2015", clip_rewards=True, gamma=0.99, network="auto")
 PPO_ATARI = ATARI | dict(
@@ -71,37 +72,55 @@ def test_a_fast_preset_differs_only_in_what_many_environments_ask_for(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", OF_ATARI)
-def test_the_agent_of_an_atari_preset_can_be_traced(name):
-    """Two updates, shapes only, of an environment that is nothing but its specification; no pool is made."""
-    settings = config.from_keywords(name)
-    size = settings.options.env_options
-    shape = int(size.get("img_height", 84)), int(size.get("img_width", 84)), 4
-    num_envs = settings.options.num_envs
-    spec = EnvSpec(settings.options.env, jax.ShapeDtypeStruct(shape, "uint8"), Discrete(6), num_envs, frame_stack=4)
-
-    def answer():
-        zeros = lambda dtype: jax.numpy.zeros(num_envs, dtype)
-        obs = jax.numpy.zeros((num_envs, *shape), "uint8")
-        return TimeStep(obs, zeros("float32"), zeros("float32"), zeros(bool))
-
-    env = Env(lambda key: ((), answer()), lambda state, action: (state, answer()), spec)
-    check_traced(settings, env)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in config.shipped() if name not in OF_ATARI])
+@pytest.mark.parametrize("name", config.shipped())
 def test_the_agent_of_a_preset_can_be_traced(name):
-    """Two updates, shapes only."""
+    """Two updates, shapes only: what comes out of them has the shapes and dtypes of what went in."""
     settings = config.from_keywords(name)
-    check_traced(settings, envs.make(settings.options.env, settings.options.num_envs, **settings.options.env_options))
-
-
-def check_traced(settings, env):
-    """What comes out of two updates has the shapes and dtypes of what went in."""
+    env = environment(settings)
     agent = agents.load(settings.algo).make(settings.agent, env.spec, 100)
     assert agent.rollout_length == configs.rollout_length(settings.agent, settings.options.num_envs)
     init = jax.eval_shape(lambda: loop.init(env, agent, jax.random.key(0)))
     after, metrics = jax.eval_shape(lambda state: loop.train(env, agent, state, 2), init)
     assert jax.tree.map(lambda x: (x.shape, x.dtype), after) == jax.tree.map(lambda x: (x.shape, x.dtype), init)
     assert all(x.shape == (2,) for x in jax.tree.leaves(metrics))
+
+
+OURS = native._target("")  # begins the names of our functions in C
+ALGORITHMS = "ppo_cartpole", "ppo_pendulum", "dqn_cartpole", "rainbow_acrobot", "pqn_minatar_breakout"
+
+
+@pytest.mark.parametrize("name", [*ALGORITHMS, *(slow(name) for name in OF_ATARI)])
+def test_a_preset_becomes_a_program_for_a_gpu(name, monkeypatch):
+    """Nothing in it is for CPUs alone, as our functions in C are, which the same program for a CPU calls."""
+    platform = jax.default_backend()
+    if native.ready():
+        assert OURS in lowered(name, platform)
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    monkeypatch.setattr(native, "why_not", lambda: "they are for CPUs")
+    assert OURS not in lowered(name, "cuda")
+
+
+def lowered(name, platform):
+    """What a compiler for this platform is given of an update."""
+    settings = config.from_keywords(name)
+    env = environment(settings)
+    agent = agents.load(settings.algo).make(settings.agent, env.spec, 100)
+    begin = lambda key: loop.init(env, agent, key)
+    update = jax.jit(lambda state: loop.train(env, agent, state, 1))
+    return update.trace(jax.eval_shape(begin, jax.random.key(0))).lower(lowering_platforms=(platform,)).as_text()
+
+
+def environment(settings):
+    """A preset's. Of Atari one that is nothing but its specification, for which no pool is made."""
+    num_envs, size = settings.options.num_envs, settings.options.env_options
+    if settings.preset not in OF_ATARI:
+        return envs.make(settings.options.env, num_envs, **size)
+    shape = int(size.get("img_height", 84)), int(size.get("img_width", 84)), 4
+
+    def answer():
+        zeros = lambda dtype: jax.numpy.zeros(num_envs, dtype)
+        obs = jax.numpy.zeros((num_envs, *shape), "uint8")
+        return TimeStep(obs, zeros("float32"), zeros("float32"), zeros(bool))
+
+    spec = EnvSpec(settings.options.env, jax.ShapeDtypeStruct(shape, "uint8"), Discrete(6), num_envs, frame_stack=4)
+    return Env(lambda key: ((), answer()), lambda state, action: (state, answer()), spec)
