@@ -402,11 +402,8 @@ def test_one_compilation_for_any_number_of_chunks(tmp_path, monkeypatch):
     compiled = []
     monkeypatch.setattr(feed, "CHUNK_S", 0.0)
     listen = lambda event, duration, **_: compiled.append(event) if event.endswith("backend_compile_duration") else None
-    jax.monitoring.register_event_duration_secs_listener(listen)
-    try:
-        trainer.execute(plan(tmp_path / "run", "--eval-every 88", num_updates=12))
-    finally:
-        jax.monitoring.unregister_event_duration_listener(listen)
+    jax.monitoring.register_event_duration_secs_listener(listen)  # for good: the oldest JAX cannot take it back
+    trainer.execute(plan(tmp_path / "run", "--eval-every 88", num_updates=12))
     assert len(compiled) == 3  # init, the chunk, the evaluation
 
 
@@ -490,8 +487,11 @@ def test_a_current_directory_that_is_gone_is_told_of(command, tmp_path):
 def test_double_precision_is_refused(monkeypatch, capsys, tmp_path):
     """Sums and counts would come out in another type than they went in."""
     monkeypatch.chdir(tmp_path)
-    with jax.enable_x64(True):
+    jax.config.update("jax_enable_x64", True)
+    try:
         assert train.main(["dqn"]) == 2
+    finally:
+        jax.config.update("jax_enable_x64", False)
     assert "jax_enable_x64" in capsys.readouterr().err and not list(tmp_path.iterdir())
 
 
