@@ -15,13 +15,14 @@ Called by `across.total`, compiled by `native.py`. Calls must come in the same o
 
 #include "native.h"
 
-enum { MOST_CORES = 1024, FEW = 4, LINE = 16 /* floats */ };
+enum { MOST_CORES = 1024, MOST_SIZES = 32, FEW = 4, LINE = 16 /* floats */ };
 enum { LOOKS = 100, YIELDS = 2000, NAP_NS = 50000 }; /* looks, then offers of the core to others, then naps */
 #ifndef PATIENCE_S
 #define PATIENCE_S 100 /* of naps; XLA's is 40, and then it aborts the process */
 #endif
 
-/* A time is the number of a program's run, in the upper half, and of the sum in it. Runs are numbered in no order. */
+/* A time is the number of a program's run, in the upper half, and of the sum in it. Runs are numbered in no order, and
+jaxlib 0.7 numbers those of two programs on the same devices alike. */
 typedef _Atomic(uint64_t) Time;
 typedef struct {
     _Alignas(128) Time ready;  /* its arrays can be read */
@@ -31,7 +32,19 @@ typedef struct {
     uint64_t now;
 } Core;
 
-static Core all_cores[MOST_CORES];
+/* Groups of a size have places of their own: all cores of a group have then been through the same sums there, and count
+alike also where two runs have one number. */
+static Core all_cores[MOST_SIZES][MOST_CORES];
+static _Atomic(int) sizes[MOST_SIZES];
+
+/* The places of groups of so many; NULL where there are too many sizes. */
+static Core *places(int num) {
+    for (int i = 0; i < MOST_SIZES; ++i) {
+        int taken = 0;
+        if (atomic_compare_exchange_strong(&sizes[i], &taken, num) || taken == num) return all_cores[i];
+    }
+    return NULL;
+}
 
 /* Whether another core has come to `now`; not if it never does, for its program has failed.
 
@@ -107,10 +120,11 @@ XLA_FFI_Error *sum_over_cores(XLA_FFI_CallFrame *call) {
     if (error) return error;
 
     int num = *(int32_t *)argument(call, 0)->data;
-    if (device.device_ordinal < 0 || device.device_ordinal >= MOST_CORES)
+    Core *all = places(num);
+    if (!all || device.device_ordinal < 0 || device.device_ordinal >= MOST_CORES)
         return failed(call->api, XLA_FFI_Error_Code_OUT_OF_RANGE, "more cores than cores.c has places for");
     int mine = device.device_ordinal % num;
-    Core *cores = &all_cores[device.device_ordinal - mine], *me = &cores[mine];
+    Core *cores = &all[device.device_ordinal - mine], *me = &cores[mine];
 
     uint64_t first_now = (uint64_t)run.run_id << 32 | 1;
     uint64_t now = me->now >> 32 == first_now >> 32 ? me->now + 1 : first_now;
