@@ -200,7 +200,7 @@ def _is_finite(learner: PyTree) -> Array:
     named = jax.tree_util.tree_leaves_with_path(learner)
     of_float = lambda x: jnp.issubdtype(x.dtype, jnp.floating)
     parameters = [x for path, x in named if PARAMETERS in jax.tree_util.keystr(path) and of_float(x)]
-    if not parameters:  # an array of none is a constant without use, on which jaxlib 0.11 crashes in shard_map
+    if not parameters:  # an array of none would be a constant, see _on_devices
         return jnp.bool_(True)
     return jnp.array([jnp.isfinite(x).all() for x in parameters]).all()
 
@@ -234,7 +234,27 @@ def _mesh(axes: dict[str, int]) -> jax.sharding.Mesh:
 
 
 def _on_devices(function: Callable, mesh: jax.sharding.Mesh, in_specs: Any, out_specs: Any) -> Callable:
-    return jax.shard_map(function, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
+    """The function of each device's part of the arguments.
+
+    Arrays of no elements are made there: given to `shard_map`, as arguments or constants, they crash jaxlib 0.11.
+    """
+
+    def run(*arguments):
+        leaves, structure = jax.tree.flatten(arguments)
+        specs = [spec for spec, argument in zip(in_specs, arguments) for _ in jax.tree.leaves(argument)]
+        given = [i for i, x in enumerate(leaves) if x.size]
+
+        def of_parts(*parts):
+            there = dict(zip(given, parts))
+            empty = lambda i: NamedSharding(mesh, specs[i]).shard_shape(leaves[i].shape)
+            all_parts = [there[i] if i in there else jnp.zeros(empty(i), x.dtype) for i, x in enumerate(leaves)]
+            return function(*jax.tree.unflatten(structure, all_parts))
+
+        of_given = tuple(specs[i] for i in given)
+        mapped = jax.shard_map(of_parts, mesh=mesh, in_specs=of_given, out_specs=out_specs, check_vma=False)
+        return mapped(*(leaves[i] for i in given))
+
+    return run
 
 
 def _along(axis: int, init: Callable, advance: Callable, anew: Callable) -> tuple[Callable, Callable, Callable]:

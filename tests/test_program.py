@@ -52,6 +52,32 @@ def test_a_seed_of_a_batch_is_its_single_run(num_shards, num_seeds, in_turn):
         close(jax.tree.map(itemgetter(i), batch), run(build(1, num_shards), 3 + i))
 
 
+@pytest.mark.parametrize(("num_seeds", "num_shards"), [(1, 2), (3, 1)])
+def test_a_state_may_have_arrays_of_no_elements(num_seeds, num_shards):
+    """An environment's or an agent's of one's own: they are carried, and change nothing."""
+    env = probes.best_action_of_observation(4)
+    if num_shards > 1:
+        env = env._replace(spec=env.spec._replace(axis_name=SHARDS))
+    agent = ppo.make(ppo.Config(rollout_length=8, hidden=(8,)), env.spec, NUM_UPDATES)
+
+    def reset(key):
+        state, timestep = env.reset(key)
+        return (state, jax.numpy.zeros((4, 0, 2))), timestep
+
+    def step(state, action):
+        after, timestep = env.step(state[0], action)
+        return (after, state[1] + 1), timestep
+
+    def trained(env):
+        built = program.build(env, agent, NUM_UPDATES, Placement(num_seeds, num_shards))
+        seeds = np.arange(num_seeds, dtype=np.int32) if num_seeds > 1 else np.int32(0)
+        return built.chunk(built.init(seeds), np.int32(NUM_UPDATES))[0]
+
+    found, expected = trained(env._replace(reset=reset, step=step)), trained(env)
+    assert any(x.size == 0 for x in jax.tree.leaves(found.actors))
+    jax.tree.map(np.testing.assert_array_equal, found.agent.params, expected.agent.params)
+
+
 @pytest.mark.parametrize(
     ("line", "in_turn"),
     [

@@ -168,10 +168,10 @@ def _refill_seeds(
 
     def flat(x, is_batched):
         x = x if is_batched else jnp.broadcast_to(x, (num_seeds, *x.shape))
-        return x.reshape(-1, *x.shape[2:])
+        return x.reshape(x.shape[0] * x.shape[1], *x.shape[2:])  # also of no elements
 
     filled = refill(single, impl, *jax.tree.map(flat, (stock, wanted), tuple(batched)))
-    filled = jax.tree.map(lambda x: x.reshape(num_seeds, -1, *x.shape[1:]), filled)
+    filled = jax.tree.map(lambda x: x.reshape(num_seeds, len(x) // num_seeds, *x.shape[1:]), filled)
     return filled, jax.tree.map(lambda _: True, filled)
 
 
