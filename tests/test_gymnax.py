@@ -118,6 +118,30 @@ def test_indices_within_a_tuple_are_one_hot_too():
     np.testing.assert_array_equal(timestep.obs[0], np.eye(12)[[5] * N])
 
 
+class Hollow(Countdown):
+    """A part of its state has no elements."""
+
+    def reset_env(self, key, params):
+        obs, state = super().reset_env(key, params)
+        return obs, state | {"nothing": jnp.zeros((0, 2))}
+
+    def step_env(self, key, state, action, params):
+        obs, after, *others = super().step_env(key, state, action, params)
+        return obs, after | {"nothing": state["nothing"] + 1}, *others
+
+
+def test_a_part_of_a_state_may_be_empty():
+    """In several seeds, too, whose episodes are drawn together."""
+
+    def play(env):
+        steps = lambda key: jax.lax.scan(env.step, env.reset(key)[0], jnp.zeros((9, N), jnp.int32))[1]
+        return jax.jit(jax.vmap(steps), compiler_options=QUICK)(jax.random.split(jax.random.key(0), 2))
+
+    found, expected = play(envs.make(Hollow(3), N)), play(envs.make(Countdown(3), N))
+    assert found.last.any()
+    jax.tree.map(np.testing.assert_array_equal, found, expected)
+
+
 def test_an_observation_with_an_empty_part_is_refused():
     with pytest.raises(ValueError, match=r"cannot be driven: of its observation a part of shape \(0,\) is empty"):
         envs.make(Pair(strange="empty"), N)
