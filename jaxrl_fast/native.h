@@ -8,8 +8,8 @@
 
 #include "xla/ffi/api/c_api.h"
 
-/* Whether XLA only asks what a function is, which is answered here. The type of extensions has another name in every
- * few versions of jaxlib, so it is not named. */
+/* Whether XLA only asks what a function is, which is answered here. The type of an extension has another name from
+jaxlib 0.11 on, so it is not named. */
 static inline int is_question(XLA_FFI_CallFrame *call) {
     if (!call->extension_start || call->extension_start->type != XLA_FFI_Extension_Metadata) return 0;
     XLA_FFI_Metadata *metadata = ((XLA_FFI_Metadata_Extension *)call->extension_start)->metadata;
