@@ -52,7 +52,7 @@ def test_a_seed_of_a_batch_is_its_single_run(num_shards, num_seeds, in_turn):
         close(jax.tree.map(itemgetter(i), batch), run(build(1, num_shards), 3 + i))
 
 
-@pytest.mark.parametrize(("num_seeds", "num_shards"), [(1, 2), (3, 1)])
+@pytest.mark.parametrize(("num_seeds", "num_shards"), [slow(1, 2), (3, 1)])
 def test_a_state_may_have_arrays_of_no_elements(num_seeds, num_shards):
     """An environment's or an agent's of one's own: they are carried, and change nothing."""
     env = probes.best_action_of_observation(4)
