@@ -425,7 +425,7 @@ def test_a_training_whose_time_is_over_is_saved_and_goes_on_with_the_next_comman
     words, ends = [], []
     for _ in range(2):
         words.append(on_a_gpu.command(step, tmp_path, "auto"))
-        ends.append(on_a_gpu.run(step, words[-1], tmp_path, 45))
+        ends.append(on_a_gpu.run(step, words[-1], tmp_path, 38))
     first, second = ends
     assert first["status"] == second["status"] == 143 and "--resume" in words[1]
     assert first["found"]["status"] == "stopped" and 0 < first["found"]["env_steps"] < second["found"]["env_steps"]
