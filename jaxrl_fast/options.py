@@ -4,10 +4,11 @@ import dataclasses
 import math
 import typing
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, NewType
 
 MOST_COUNTED = 2**30  # environment steps that a schedule may last: they are counted in int32
 LAST_SEED = 2**31 - 1  # JAX reads larger ones modulo 2^32 and negative ones as others
+Seconds = NewType("Seconds", float)  # may be written with a unit: 30s, 5min, 2h
 DEFAULT = {"config": "ppo_cartpole", "stop_when_solved": True}  # without an algorithm, a preset or an environment
 
 
@@ -63,8 +64,8 @@ class Output:
     """Name of this run; left out, made of algorithm, environment, seed and time."""
     log_every: int = 0
     """Environment steps between lines of metrics.jsonl; 0: some 500 lines in all."""
-    report_every: float = 1.0
-    """Seconds between lines on the terminal; later in a long run they are 1% of its time so far."""
+    report_every: Seconds = Seconds(1.0)
+    """Seconds (or 30s, 5min) between lines on the terminal; later in a long run they are 1% of its time so far."""
     log_level: Literal["info", "quiet"] = "info"
     """quiet: only warnings and errors."""
     tensorboard: bool = True

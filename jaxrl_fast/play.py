@@ -41,30 +41,30 @@ def play(env: Env, agent: Agent, num_episodes: int, state: PyTree, seed: Array, 
 
     `index` tells evaluations of one run apart: each plays episodes of its own.
     """
-    key = key_of(seed, index)
-    advance = partial(block, env, agent, state, key)
-    return jax.lax.while_loop(under_way, advance, start(env, agent, num_episodes, key)).episodes
+    key_reset, key_noise = keys_of(seed, index)
+    advance = partial(block, env, agent, state, key_noise)
+    return jax.lax.while_loop(under_way, advance, start(env, agent, num_episodes, key_reset)).episodes
 
 
-def key_of(seed: Array, index: Array) -> Key:
-    """The key of evaluation number `index` of a seed."""
-    return jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), DOMAIN), index)
+def keys_of(seed: Array, index: Array) -> Key:
+    """Two for evaluation number `index` of a seed: where its games begin, and what chance there is in decisions. [2]"""
+    return jax.random.split(jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), DOMAIN), index))
 
 
-def start(env: Env, agent: Agent, num_episodes: int, key: Key) -> Pass:
+def start(env: Env, agent: Agent, num_episodes: int, key_reset: Key) -> Pass:
     """Before the first step."""
     shape = env.spec.num_envs, num_episodes
     none = jnp.zeros(shape[0], jnp.int32)
     episodes = Episodes(jnp.zeros(shape), jnp.zeros(shape, jnp.int32), none)
-    actors = rollouts.reset(env, agent, jax.random.split(key)[0])
+    actors = rollouts.reset(env, agent, key_reset)
     return Pass(actors, episodes, jnp.zeros(shape[0]), none, jnp.int32(0))
 
 
-def block(env: Env, agent: Agent, state: PyTree, key: Key, now: Pass) -> Pass:
+def block(env: Env, agent: Agent, state: PyTree, key_noise: Key, now: Pass) -> Pass:
     """The evaluation after BLOCK more steps."""
-    key_noise = jax.random.fold_in(jax.random.split(key)[1], now.num_blocks)
+    key_block = jax.random.fold_in(key_noise, now.num_blocks)
     first = lambda key: jax.tree.map(lambda x: x[0], agent.noise(key, 1, env.spec.num_envs))  # later rows explore less
-    noise = jax.vmap(first)(jax.random.split(key_noise, BLOCK))
+    noise = jax.vmap(first)(jax.random.split(key_block, BLOCK))
     policy = partial(agent.exploit, state)
     now, _ = jax.lax.scan(partial(step, env, agent, policy), now, noise, BLOCK)
     return now._replace(num_blocks=now.num_blocks + 1)
@@ -147,8 +147,8 @@ class Evaluator:
         one = lambda values, *given: play(env, make(values), each, *given)
         self.play: Any = jax.jit(jax.vmap(one, in_axes=(0, 0, 0, None)) if len(seeds) > 1 else one)
         if not env.on_device:
-            self.play = jax.jit(lambda _, learner, seed, index: start(env, agent, each, key_of(seed, index)))
-            advance = lambda learner, seed, index, now: block(env, agent, learner, key_of(seed, index), now)
+            self.play = jax.jit(lambda _, learner, seed, index: start(env, agent, each, keys_of(seed, index)[0]))
+            advance = lambda learner, seed, index, now: block(env, agent, learner, keys_of(seed, index)[1], now)
             self.block: Any = jax.jit(advance)
         self.on_device = env.on_device
         self.compiled, self.compile_time, self.time = False, 0.0, 0.0  # seconds

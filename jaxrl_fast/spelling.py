@@ -94,14 +94,15 @@ def suffix_meant(text: str) -> str:
     return f"; did you mean {meant}, {suffix} for {NAMES[suffix]}?" if suffix in NAMES else ""
 
 
+def parse_seconds(text: str) -> float:
+    """A time: 30, 30s, 5min, 2h. ValueError if it is none."""
+    unit = next((unit for unit in SECONDS if text.endswith(unit)), "")
+    return parse_float(text.removesuffix(unit)) * SECONDS.get(unit, 1)
+
+
 def parse_period(text: str) -> tuple[int, float]:
     """Environment steps or seconds, the other 0: 64k, 1M, 30s, 5min, 2h. ValueError if it is neither."""
-    for unit, seconds in SECONDS.items():
-        if text.endswith(unit):
-            period = 0, parse_float(text.removesuffix(unit)) * seconds
-            break
-    else:
-        period = parse_int(text), 0.0
+    period = (0, parse_seconds(text)) if text.endswith(tuple(SECONDS)) else (parse_int(text), 0.0)
     if min(period) < 0:
         raise ValueError
     return period

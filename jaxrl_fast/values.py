@@ -6,8 +6,18 @@ import typing
 from pathlib import Path
 from typing import Any, Literal
 
-from jaxrl_fast.options import RANGES, SWITCHES
-from jaxrl_fast.spelling import LARGEST, SMALLEST, WORDS, nearest, parse_float, parse_int, parse_period, suffix_meant
+from jaxrl_fast.options import RANGES, SWITCHES, Seconds
+from jaxrl_fast.spelling import (
+    LARGEST,
+    SMALLEST,
+    WORDS,
+    nearest,
+    parse_float,
+    parse_int,
+    parse_period,
+    parse_seconds,
+    suffix_meant,
+)
 from jaxrl_fast.written import Setting, in_front, one
 
 
@@ -101,6 +111,8 @@ def _cast(kind: Any, value: Any) -> Any:
         return text
     if kind is bool and text.lower() in WORDS:
         return WORDS[text.lower()]
+    if kind is Seconds:
+        return parse_seconds(text)
     if kind in (int, float) and not isinstance(value, bool):
         return parse_int(text) if kind is int else parse_float(text)
     if kind is str and isinstance(value, (str, Path)):
@@ -114,7 +126,8 @@ def _wanted(kind: Any) -> str:
         return " or ".join(_wanted(k) for k in typing.get_args(kind))
     if typing.get_origin(kind) is Literal:
         return " or ".join(repr(a) for a in typing.get_args(kind))
-    words = {int: "a whole number (64, 64k, 1e6)", float: "a number", bool: "true or false", types.NoneType: "none"}
+    words = {int: "a whole number (64, 64k, 1e6)", float: "a number", Seconds: "a time (30, 30s, 5min, 2h)"}
+    words |= {bool: "true or false", types.NoneType: "none"}
     return words.get(kind, "a word")
 
 

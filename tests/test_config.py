@@ -71,6 +71,11 @@ def test_a_whole_number_may_be_written_with_a_point(number, digits, suffix):
             spelling.parse_int(text)
 
 
+@pytest.mark.parametrize(("text", "seconds"), [("20", 20), ("0.5", 0.5), ("20s", 20), ("1.5min", 90), ("2h", 7200)])
+def test_a_time_may_have_its_unit(text, seconds):
+    assert parse(f"ppo --report-every {text}").options.report_every == seconds
+
+
 def test_large_whole_numbers_are_exact():
     assert parse("ppo --total-steps 9007199254740993").options.total_steps == 2**53 + 1
 
@@ -346,7 +351,8 @@ MISTAKES = [
     ("ppo --stop-when-solved", ["--stop-when-solved", "--solved"]),
     ("--config ppo_acrobot --env CartPole-v1 --stop-when-solved", ["--stop-when-solved", "--solved"]),
     ("ppo --eval-episodes 0", ["--eval-episodes"]),
-    ("ppo --report-every -1", ["--report-every"]),
+    ("ppo --report-every -1", ["--report-every", "at least 0"]),
+    ("ppo --report-every 20m", ["--report-every: '20m' is not a time (30, 30s, 5min, 2h)"]),
     ("ppo --log-level loud", ["--log-level", "quiet"]),
     ("ppo --wandb maybe", ["--wandb", "'maybe'"]),
     ("ppo --devices some", ["--devices", "auto"]),

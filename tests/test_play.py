@@ -67,6 +67,11 @@ def test_episodes_longer_than_a_block_are_whole():
     np.testing.assert_array_equal(episodes.score[:, 0], np.arange(env.spec.num_envs) + 1)
 
 
+def test_no_key_is_used_twice(strict_keys):
+    """In what lasts longer than a block, too."""
+    play(clock(playing.BLOCK + 1), num_episodes=1)
+
+
 def test_the_policy_exploits():
     assert play(clock(3), 1, state=0).score.sum() == 0
     assert play(clock(3), 1, state=1).score.sum() == 1 + 2 + 3
