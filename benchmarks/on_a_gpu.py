@@ -1,10 +1,11 @@
 """All that is to be measured on a GPU, unattended, on a machine that may be taken away.
 
-Three calls of less than ten minutes, for a machine that is lent for half an hour:
+A machine lent for a quarter of an hour has time for one of these pairs of calls. Their order is that of what matters:
 
-    python benchmarks/on_a_gpu.py ffi atari --minutes 9
-    python benchmarks/on_a_gpu.py atari pong --minutes 9      # what was not reached, then Pong with PPO
-    python benchmarks/on_a_gpu.py dqn --minutes 4; python benchmarks/on_a_gpu.py speed same_bits --minutes 5
+    python benchmarks/on_a_gpu.py ffi atari --minutes 9       # then:  atari --minutes 3.5
+    python benchmarks/on_a_gpu.py ffi pong --minutes 9        # then:  pong --minutes 3.5
+    python benchmarks/on_a_gpu.py ffi dqn --minutes 9         # then:  dqn --minutes 3.5
+    python benchmarks/on_a_gpu.py speed --minutes 9           # then:  speed same_bits --minutes 3.5
 
 Each step is a process of its own. It begins if the minutes that it wants are left, and what it printed, measured and
 how it ended is written to one JSON at once; of a training also its curve, thinned, and its preset. A step that ended

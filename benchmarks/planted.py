@@ -98,8 +98,8 @@ BUGS = (
     Bug(
         "play: an evaluation that explores does so less from step to step",
         "jaxrl_fast/play.py",
-        "    noise = jax.vmap(first)(jax.random.split(key_noise, BLOCK))\n",
-        "    noise = agent.noise(key_noise, BLOCK, env.spec.num_envs)\n",
+        "    noise = jax.vmap(first)(jax.random.split(key_block, BLOCK))\n",
+        "    noise = agent.noise(key_block, BLOCK, env.spec.num_envs)\n",
         "tests/test_play.py::test_what_explores_less_from_row_to_row_does_so_in_training_alone",
     ),
     Bug("in_flight: all pools have the chance of the first", POOLS, "ours, noise[i])", "ours, noise[0])", IN_FLIGHT),

@@ -1,5 +1,6 @@
 """What someone wrote on a command line, in a preset or as keywords: options by name, their values not yet read."""
 
+import contextlib
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -171,7 +172,8 @@ def path_of(text: str, said: str = "") -> Path:
     """A path as someone wrote it. ValueError where it cannot be one: no such user (~someone), or a name too long."""
     try:
         path = Path(text).expanduser()
-        path.exists()
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            path.stat()  # exists() hides what is wrong with it from Python 3.14 on
     except (OSError, RuntimeError, ValueError) as error:
         why = getattr(error, "strerror", None) or error
         shown = text if len(text) < 100 else f"{text[:100]}..."

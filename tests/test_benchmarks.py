@@ -204,11 +204,12 @@ def test_results_lie_where_git_ignores_them_and_nothing_of_ours_replaces_them(mo
     assert not ignored.exists() or "/runs/" in ignored.read_text().splitlines()
 
 
-def test_the_plan_names_parts_that_there_are_and_what_is_most_wanted():
-    lines = [line for line in on_a_gpu.__doc__.splitlines() if line.startswith("    python ")]
-    commands = [part for line in lines for part in line.partition("#")[0].split(";")]
-    named = [word for part in commands for word in part.split() if word in PARTS]
-    assert len(lines) == 3 and named == ["ffi", "atari", "atari", "pong", "dqn", "speed", "same_bits"]
+def test_the_plan_fits_its_loans_and_each_begins_with_what_the_rest_of_it_needs():
+    loans = [line.split() for line in on_a_gpu.__doc__.splitlines() if line.startswith("    python ")]
+    named = [[word for word in loan if word in PARTS] for loan in loans]
+    assert named == [*(["ffi", part, part] for part in ("atari", "pong", "dqn")), ["speed", "speed", "same_bits"]]
+    minutes = [[float(loan[i + 1]) for i, word in enumerate(loan) if word == "--minutes"] for loan in loans]
+    assert all(len(calls) == 2 and max(calls) < 10 and sum(calls) <= 12.5 for calls in minutes)
 
 
 def test_bits_are_compared_the_other_way_too_where_one_way_fails(monkeypatch):
