@@ -58,10 +58,10 @@ def from_command_line(argv: Sequence[str]) -> Request:
     algo = positional[0] if positional else ""
     if any(s.name == "help" for s in written):
         said = "Trains {} with every combination of the values given: --num-envs 1,8,64 --seed 0..4. --name and "
-        said += "--resume are the sweep's; --run-dir has no place here."
+        said += "--resume are the sweep's."
         chosen = _or_default(algo, [s for s in written if s.name == "config"])
         default = config.resolve(algo, _defaults(chosen) + chosen)
-        print_help(default.algo, default.options, default.agent, naming.SWEEP, said, Sweep())
+        print_help(default.algo, default.options, default.agent, naming.SWEEP, said, Sweep(), without=["run_dir"])
         raise SystemExit(0)
     return lay_out(algo, written, from_words)
 

@@ -1,7 +1,10 @@
 """What --help says: every option with its group, its meaning and its default."""
 
 import dataclasses
-from typing import Any
+import shutil
+import textwrap
+from collections.abc import Sequence
+from typing import Annotated, Any
 
 from jaxrl_fast.agents.configs import CONFIGS
 from jaxrl_fast.naming import PROGRAM
@@ -10,12 +13,18 @@ from jaxrl_fast.written import listed, shipped
 
 
 def print_help(
-    algo: str, options: Options, agent: Any, program: str = PROGRAM, says: str = "Trains {}.", *more: Any
+    algo: str,
+    options: Options,
+    agent: Any,
+    program: str = PROGRAM,
+    says: str = "Trains {}.",
+    *more: Any,
+    without: Sequence[str] = (),
 ) -> None:
     """For this algorithm, with these options and its own as the defaults; those of `more` dataclasses first."""
     import tyro
 
-    groups = [*reversed(Options.__bases__), type(agent)]
+    groups = [*(_without(group, without) for group in reversed(Options.__bases__)), type(agent)]
     names = [*(g.__name__.lower() for g in groups[:-1]), "agent"]
     markers = [tyro.conf.OmitArgPrefixes] * (len(groups) - 1) + [None]
     fields: list[Any] = [(type(g).__name__.lower(), tyro.conf.OmitArgPrefixes[type(g)]) for g in more]  # type: ignore[misc]
@@ -27,11 +36,35 @@ def print_help(
         args=["--help"],
         default=shape(*more, *parts, agent),
         prog=f"{program} [{'|'.join(CONFIGS)}|MODULE] [--config PRESET]",
-        description=f"{says.format(algo)} --config takes a file or one of: {listed(shipped())}. Options given "
-        "override it. Numbers may be written 1e6, 64k, 10M. Without an algorithm, a preset or an environment: "
-        f"--config {DEFAULT['config']} --stop-when-solved.",
+        description=_description(says.format(algo)),
         registry=help_registry(),
     )
+
+
+def _description(says: str) -> str:
+    """What is not said of one option, as wide as the terminal."""
+    width = min(shutil.get_terminal_size().columns, 120)
+    said = f"{says} Numbers may be written 1e6, 64k, 10M. Without an algorithm, a preset or an environment: "
+    said += f"--config {DEFAULT['config']} --stop-when-solved."
+    lines = [*textwrap.wrap(said, width), "", "--config takes a file or a preset; options given override it:"]
+    families: dict[str, list[str]] = {}
+    for name in shipped():
+        families.setdefault(name.split("_")[0], []).append(name)
+    for of in families.values():
+        lines += textwrap.wrap(listed(of), width, initial_indent="  ", subsequent_indent="    ")
+    return "\n".join(lines)
+
+
+def _without(group: type, names: Sequence[str]) -> type:
+    """A dataclass of options, of which the help does not show these."""
+    import tyro
+
+    hidden = [f for f in dataclasses.fields(group) if f.name in names]
+    if not hidden:
+        return group
+    fields = [(f.name, Annotated[f.type, tyro.conf.Suppress], f) for f in hidden]
+    told = {"__doc__": group.__doc__}
+    return dataclasses.make_dataclass(group.__name__, fields, bases=(group,), namespace=told, frozen=True)
 
 
 def help_registry() -> Any:
