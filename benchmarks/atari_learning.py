@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import yaml
 
-from jaxrl_fast import curves
+from jaxrl_fast.plotting import curves
 
 RESULTS = Path(__file__).parent / "results"
 CONFIGS = Path(__file__).parent.parent / "configs"

@@ -29,11 +29,15 @@ import jax.numpy as jnp
 import numpy as np
 import side_by_side
 
-from jaxrl_fast import across, agents, assembly, config, host, program
-from jaxrl_fast.envs import envpool as adapter
-from jaxrl_fast.placement import Placement
-from jaxrl_fast.spelling import parse_int
+from jaxrl_fast import agents
+from jaxrl_fast.config import load
+from jaxrl_fast.envs.envpool import pool as adapter
+from jaxrl_fast.parallel import collectives, program
+from jaxrl_fast.parallel.placement import Placement
+from jaxrl_fast.training import build
 from jaxrl_fast.types import Agent, Env, TimeStep
+from jaxrl_fast.utils import devices
+from jaxrl_fast.utils.parsing import parse_int
 
 CONTENDERS = ("raw", "acting", "training", "overlapped", "network")
 
@@ -55,7 +59,7 @@ def main():
     unknown = set(args.contenders.split(",")) - {*CONTENDERS}
     if unknown:
         parser.error(f"there is no contender {unknown.pop()!r}; there are {', '.join(CONTENDERS)}")
-    host.offer_cpu_devices()
+    devices.configure_cpu_devices()
     report = side_by_side.Report("atari_speed", args.output, args.append)
     for num_envs in map(parse_int, args.num_envs.split(",")):
         report.grow("cases", measure(num_envs, args))
@@ -135,7 +139,7 @@ def shares(speeds: dict[str, float]) -> dict[str, float]:
 def prepare(args: argparse.Namespace, num_envs: int, in_flight: int, overlap: bool = False) -> tuple:
     """All environments in one pool; and what `train` has: those of a shard, the agent, their placement."""
     threads = {"num_threads": args.threads} if args.threads else {}
-    settings = config.from_keywords(
+    settings = load.from_keywords(
         args.preset,
         num_envs=num_envs,
         env_options=threads,
@@ -144,7 +148,7 @@ def prepare(args: argparse.Namespace, num_envs: int, in_flight: int, overlap: bo
         pool_path=args.pool_path,
     )
     algorithm = agents.load(settings.algo)
-    return assembly.undivided(settings, algorithm, 1000)[0], *assembly.divide(settings, algorithm, 1000)
+    return build.whole_env(settings, algorithm, 1000)[0], *build.shard_env(settings, algorithm, 1000)
 
 
 def seconds(run: Callable[[], None], repeats: int) -> float:
@@ -192,7 +196,7 @@ def without_learning(env: Env, agent: Agent, placement: Placement) -> tuple[Env,
     """The emulator and the policy in one scan; frames are not kept."""
     update = lambda state, rollout, key: (
         state,
-        {"reward": across.total(rollout.steps.reward.sum(), env.spec.axis_name)},
+        {"reward": collectives.all_reduce_sum(rollout.steps.reward.sum(), env.spec.axis_name)},
     )
     return env, agent._replace(update=update), placement
 

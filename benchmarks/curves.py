@@ -15,7 +15,7 @@ import matplotlib
 import numpy as np
 
 import jaxrl_fast
-from jaxrl_fast import population
+from jaxrl_fast.metrics import statistics
 
 RESULTS = Path(__file__).parent / "results"
 KEPT = RESULTS / "curves.json"
@@ -90,9 +90,9 @@ def draw(curves: dict):
         steps, returns = np.array(curve["steps"])[known], returns[:, known]
         axes.plot(steps, returns.T, color=INK, alpha=0.25, lw=0.8)
         if len(returns) > 1:
-            low, high = population.bootstrap(returns[:, None], num_resamples=500)
+            low, high = statistics.bootstrap(returns[:, None], num_resamples=500)
             axes.fill_between(steps, low, high, color=INK, alpha=0.2, lw=0)
-        axes.plot(steps, population.iqm(returns), color=INK, lw=2)
+        axes.plot(steps, statistics.iqm(returns), color=INK, lw=2)
         if curve["solved_threshold"] is not None:
             axes.axhline(curve["solved_threshold"], color="0.4", lw=1, ls=(0, (4, 3)))
         axes.set_title(f"{name} ({len(returns)} seeds)", loc="left", fontsize=10)

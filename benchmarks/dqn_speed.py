@@ -15,14 +15,15 @@ from functools import partial
 
 import jax
 import numpy as np
+import plain_dqn
 import side_by_side
 
-from jaxrl_fast import config, host
-from jaxrl_fast.agents import configs
-from jaxrl_fast.spelling import parse_int
+from jaxrl_fast.agents.configs import common, dqn
+from jaxrl_fast.config import load
+from jaxrl_fast.utils import devices
+from jaxrl_fast.utils.parsing import parse_int
 
-host.offer_cpu_devices()  # before gymnax is imported, which starts JAX
-import plain_dqn  # noqa: E402
+devices.configure_cpu_devices()  # before gymnax is imported, which starts JAX
 
 PRESET = dict(
     capacity=plain_dqn.CAPACITY,
@@ -45,7 +46,7 @@ def main():
     parser.add_argument("--seconds", type=float, default=5.0, help="aimed length of one timed training")
     parser.add_argument("--output", default="")
     args = parser.parse_args()
-    if args.preset and config.from_keywords(args.preset).algo != "dqn":
+    if args.preset and load.from_keywords(args.preset).algo != "dqn":
         parser.error(f"{args.preset} is no preset of DQN")
     report = side_by_side.Report(f"{args.preset or 'dqn'}_speed", args.output)
     measure = partial(alone, args.preset) if args.preset else compare
@@ -62,7 +63,7 @@ def compare(num_envs: int, rounds: int, seconds: float) -> dict:
     capacity = max(plain_dqn.CAPACITY, 4 * num_envs)
     rate_guess = 30_000 if jax.default_backend() == "cpu" else 300_000
     preset = PRESET | {"capacity": capacity, "target_period": max(plain_dqn.TARGET_EVERY, num_envs)}
-    length = configs.rollout_length(configs.DQN(**preset), num_envs)
+    length = common.rollout_length(dqn.DQN(**preset), num_envs)
     num_updates = max(30, round((plain_dqn.START + rate_guess * seconds) / (num_envs * length)))
     num_steps = num_updates * length * num_envs
     train = plain_dqn.make(num_envs, num_updates * length, capacity)
@@ -76,8 +77,8 @@ def compare(num_envs: int, rounds: int, seconds: float) -> dict:
 
 def alone(preset: str, num_envs: int, rounds: int, seconds: float) -> dict:
     """Ours by a preset, once it learns. A short timing, not counted, says how many updates take so many seconds."""
-    settings = config.from_keywords(preset, num_envs=num_envs)
-    length = configs.rollout_length(settings.agent, num_envs)
+    settings = load.from_keywords(preset, num_envs=num_envs)
+    length = common.rollout_length(settings.agent, num_envs)
     per_update, capacity = length * num_envs, max(settings.agent.capacity, LEAST_ROLLOUTS * length * num_envs)
     before = -(-settings.agent.first_learning(num_envs) // per_update)
     num_updates = max(settings.options.total_steps // per_update, before + 1)

@@ -24,7 +24,8 @@ from typing import Any
 
 import numpy as np
 
-from jaxrl_fast import checkpoint
+from jaxrl_fast.runs import checkpoint, checkpoint_saver
+from jaxrl_fast.utils import files
 
 FILES = (checkpoint.ARRAYS, checkpoint.MANIFEST, checkpoint.SUM)
 KEEP, PATIENCE_S = 2, 0.05  # checkpoints that are kept; the longest wait from what was told to the kill
@@ -32,7 +33,7 @@ KEEP, PATIENCE_S = 2, 0.05  # checkpoints that are kept; the longest wait from w
 
 def save_for_ever(parent: Path, number: int, size: int, pipe: int) -> None:
     """Checkpoints after this number, each told as soon as it is acknowledged."""
-    saver = checkpoint.Saver(parent, KEEP)
+    saver = checkpoint_saver.Saver(parent, KEEP)
     while True:
         number += 1
         score = float(number) if number % 3 == 0 else None
@@ -76,7 +77,7 @@ def kill(parent: Path, num_kills: int, size: int, rng: np.random.Generator) -> d
         whole = found is None or (found.arrays["x"].shape == (size,) and (found.arrays["x"] == last).all())
         counts["kills"] += 1
         counts["acknowledged"] += len(numbers)
-        counts["half_written"] += any(parent.glob(f"{checkpoint.ASIDE}*"))
+        counts["half_written"] += any(parent.glob(f"{files.ASIDE}*"))
         counts["lost"] += last < told
         counts["damaged"] += bool(wrong) or not whole
     return counts
@@ -84,7 +85,7 @@ def kill(parent: Path, num_kills: int, size: int, rng: np.random.Generator) -> d
 
 def flip(parent: Path, num_flips: int, rng: np.random.Generator) -> dict[str, Any]:
     """Counts of bits flipped, one at a time, and of those that were not answered with the checkpoint before."""
-    saver = checkpoint.Saver(parent, KEEP)
+    saver = checkpoint_saver.Saver(parent, KEEP)
     for number in (1, 2):
         arrays, kinds = checkpoint.flatten({"x": np.arange(100) * number, "y": np.ones((3, 5), np.float32)})
         saver.save(saver.folder(number), arrays, {"number": number, "arrays": kinds}, None)

@@ -26,7 +26,7 @@ SECONDS, PAUSE_S = 1.0, 0.004  # the longest life after the first update; what e
 CLOCKS = ("wall_time_s", "train_time_s", "env_steps_per_s")
 COMMON = dict(env="CartPole-v1", num_envs=8, total_steps=200_000, eval_every=20_000, eval_episodes=8, log_every=1000)
 COMMON |= dict(save_every=1500, tensorboard=False, log_level="quiet")
-RAINBOW = dict(distribution="c51", num_atoms=7, noisy=True, prioritised=True, n_step=3, double=True, dueling=True)
+RAINBOW = dict(distribution="c51", num_atoms=7, noisy=True, prioritized=True, n_step=3, double=True, dueling=True)
 RUNS = {
     "ppo": dict(agent=dict(rollout_length=8, hidden=(8,), normalize_observations=True, normalize_rewards=True)),
     "dqn": dict(agent=RAINBOW | dict(rollout_length=8, capacity=4096, batch_size=16, learning_starts=64, hidden=(8,))),
@@ -37,9 +37,9 @@ RUNS = {
 def train(options: dict) -> None:
     """In a child: tells each update."""
     import jaxrl_fast
-    from jaxrl_fast import feed, trainer
+    from jaxrl_fast.training import dispatcher, trainer
 
-    take_down, feed.CHUNK_S = trainer.Trainer.take_down, 0.0
+    take_down, dispatcher.CHUNK_S = trainer.Trainer.take_down, 0.0
 
     def take_down_slowly(self, done):
         take_down(self, done)
@@ -86,12 +86,13 @@ def under_fire(algo: str, parent: Path, num_kills: int, rng: np.random.Generator
 
 def same(one: Path, other: Path) -> bool:
     """Metrics but for times, and every bit of the last checkpoint."""
-    from jaxrl_fast import checkpoint, keeper
+    from jaxrl_fast.config import paths
+    from jaxrl_fast.runs import checkpoint
 
     def of(folder):
         lines = (folder / "metrics.jsonl").read_text().splitlines()
         records = [{k: v for k, v in json.loads(line).items() if k not in CLOCKS} for line in lines]
-        saved, _ = checkpoint.newest(folder / keeper.FOLDER)
+        saved, _ = checkpoint.newest(folder / paths.CHECKPOINTS)
         arrays = {k: x.tobytes() for k, x in saved.arrays.items() if k.rpartition("/")[2] not in CLOCKS}
         return records, arrays
 

@@ -329,11 +329,11 @@ def ffi() -> dict:
     import numpy as np
 
     from jaxrl_fast import envs
-    from jaxrl_fast.envs import envpool
-    from jaxrl_fast.types import Conditions
+    from jaxrl_fast.envs.envpool import pool
+    from jaxrl_fast.types import HostEnvConfig
 
     def play(path):
-        env = envs.make("envpool/Pong-v5", 8, Conditions((0,), path=path))
+        env = envs.make("envpool/Pong-v5", 8, HostEnvConfig((0,), path=path))
 
         def steps(key):
             state, _ = env.reset(key)
@@ -341,7 +341,7 @@ def ffi() -> dict:
 
         return jax.device_get(jax.jit(steps)(jax.random.key(0)))
 
-    why = envpool.why_no_ffi()
+    why = pool.why_no_ffi()
     same = None if why else jax.tree.map(lambda a, b: bool(np.array_equal(a, b)), play("ffi"), play("callback"))
     return {"device": str(jax.devices()), "why_no_ffi": why, "agree": same and all(jax.tree.leaves(same))}
 

@@ -52,7 +52,7 @@ def make(num_envs, num_steps, capacity=CAPACITY):
     """
     env, env_params = gymnax.make("CartPole-v1")
     network = Network(env.num_actions)
-    optimiser = optax.adam(LEARNING_RATE)
+    optimizer = optax.adam(LEARNING_RATE)
     capacity = capacity // num_envs * num_envs
     epsilon_at = optax.linear_schedule(*EPSILON, EPSILON_STEPS)
 
@@ -67,7 +67,7 @@ def make(num_envs, num_steps, capacity=CAPACITY):
         key, key_draw = jax.random.split(key)
         place = jax.random.randint(key_draw, (BATCH,), 0, size)
         grads = jax.grad(loss)(params, target, jax.tree.map(lambda x: x[place], buffer))
-        updates, opt_state = optimiser.update(grads, opt_state)
+        updates, opt_state = optimizer.update(grads, opt_state)
         return optax.apply_updates(params, updates), opt_state, target, buffer, size, key
 
     def step(carry, i):
@@ -109,7 +109,7 @@ def make(num_envs, num_steps, capacity=CAPACITY):
             flat(obs.shape[1:], obs.dtype), flat((), jnp.int32), flat((), jnp.float32), flat((), bool),
             flat(obs.shape[1:], obs.dtype),
         )  # fmt: skip
-        carry = params, optimiser.init(params), params, buffer, state, obs, jnp.zeros(num_envs), key
+        carry = params, optimizer.init(params), params, buffer, state, obs, jnp.zeros(num_envs), key
         carry, ended = jax.lax.scan(step, carry, jnp.arange(num_steps))
         return carry[0], ended
 

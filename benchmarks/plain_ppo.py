@@ -22,7 +22,7 @@ LENGTH, EPOCHS, MINIBATCHES = 128, 4, 4
 
 
 class ActorCritic(nn.Module):
-    """Two tanh networks of 64 and 64, orthogonally initialised."""
+    """Two tanh networks of 64 and 64, orthogonally initialized."""
 
     num_actions: int
 
@@ -54,7 +54,7 @@ def make(num_envs, num_updates, learning_rate=2.5e-4):
     env, env_params = gymnax.make("CartPole-v1")
     network = ActorCritic(env.num_actions)
     num_steps = num_updates * EPOCHS * MINIBATCHES
-    optimiser = optax.chain(
+    optimizer = optax.chain(
         optax.clip_by_global_norm(0.5), optax.adam(optax.linear_schedule(learning_rate, 0.0, num_steps), eps=1e-5)
     )
 
@@ -103,7 +103,7 @@ def make(num_envs, num_updates, learning_rate=2.5e-4):
         def minibatch(carry, batch):
             params, opt_state = carry
             grads = jax.grad(loss)(params, *batch)
-            updates, opt_state = optimiser.update(grads, opt_state)
+            updates, opt_state = optimizer.update(grads, opt_state)
             return (optax.apply_updates(params, updates), opt_state), None
 
         def epoch(carry, key):
@@ -119,7 +119,7 @@ def make(num_envs, num_updates, learning_rate=2.5e-4):
         key, key_init, key_reset = jax.random.split(key, 3)
         obs, state = jax.vmap(env.reset, (0, None))(jax.random.split(key_reset, num_envs), env_params)
         params = network.init(key_init, obs)
-        carry = (params, optimiser.init(params), state, obs, jnp.zeros(num_envs), key)
+        carry = (params, optimizer.init(params), state, obs, jnp.zeros(num_envs), key)
         carry, scores = jax.lax.scan(update, carry, length=num_updates)
         return carry[0], scores
 

@@ -41,7 +41,7 @@ def make(num_envs, num_updates):
     env, env_params = gymnax.make("Breakout-MinAtar")
     network = Network(env.num_actions)
     num_steps = num_updates * EPOCHS * MINIBATCHES
-    optimiser = optax.chain(
+    optimizer = optax.chain(
         optax.clip_by_global_norm(10.0), optax.radam(optax.linear_schedule(LEARNING_RATE, 0.0, num_steps))
     )
     epsilon_at = optax.linear_schedule(*EPSILON, EPSILON_STEPS)
@@ -86,7 +86,7 @@ def make(num_envs, num_updates):
         def minibatch(carry, batch):
             params, opt_state = carry
             grads = jax.grad(loss)(params, *batch)
-            updates, opt_state = optimiser.update(grads, opt_state)
+            updates, opt_state = optimizer.update(grads, opt_state)
             return (optax.apply_updates(params, updates), opt_state), None
 
         def epoch(carry, key):
@@ -102,7 +102,7 @@ def make(num_envs, num_updates):
         key, key_init, key_reset = jax.random.split(key, 3)
         obs, state = jax.vmap(env.reset, (0, None))(jax.random.split(key_reset, num_envs), env_params)
         params = network.init(key_init, obs)
-        carry = (params, optimiser.init(params), state, obs, jnp.zeros(num_envs), jnp.int32(0), key)
+        carry = (params, optimizer.init(params), state, obs, jnp.zeros(num_envs), jnp.int32(0), key)
         carry, ended = jax.lax.scan(update, carry, length=num_updates)
         return carry[0], ended
 

@@ -24,8 +24,13 @@ import numpy as np
 import side_by_side
 from side_by_side import timed
 
-from jaxrl_fast import agents, config, host, members, plan, program
-from jaxrl_fast.spelling import parse_int
+from jaxrl_fast import agents
+from jaxrl_fast.config import load
+from jaxrl_fast.config.population import Member
+from jaxrl_fast.parallel import program
+from jaxrl_fast.training import plan
+from jaxrl_fast.utils import devices
+from jaxrl_fast.utils.parsing import parse_int
 
 CASES = {
     "ppo": dict(algo="ppo", env="CartPole-v1", num_envs=64),
@@ -59,7 +64,7 @@ def main():
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--output", default="")
     args = parser.parse_args()
-    host.offer_cpu_devices()
+    devices.configure_cpu_devices()
     report = side_by_side.Report("population_speed", args.output)
     only = args.only.split(",")
     for algo in args.algos.split(",") if "seeds" in only else ():
@@ -77,8 +82,8 @@ def main():
 
 def seeds(algo: str, num_seeds: int, steps: int, rounds: int) -> dict:
     """A population of seeds, and as many runs of one."""
-    many, num_updates = build(CASES[algo], steps, tuple(members.Member(i) for i in range(num_seeds)))
-    one, _ = build(CASES[algo], steps, (members.Member(0),))
+    many, num_updates = build(CASES[algo], steps, tuple(Member(i) for i in range(num_seeds)))
+    one, _ = build(CASES[algo], steps, (Member(0),))
     seconds = {"together": [], "in_turn": []}
     for _ in range(rounds):
         seconds["together"].append(timed(many, np.arange(num_seeds, dtype=np.int32), num_updates)[0])
@@ -102,7 +107,7 @@ def seeds(algo: str, num_seeds: int, steps: int, rounds: int) -> dict:
 def learning_rates(algo: str, num_rates: int, steps: int, rounds: int) -> dict:
     """A population of learning rates in one compilation, against one run."""
     rates = np.geomspace(1e-5, 1e-2, num_rates)
-    population = tuple(members.Member(0, {"learning_rate": float(rate)}) for rate in rates)
+    population = tuple(Member(0, {"learning_rate": float(rate)}) for rate in rates)
     many, num_updates = build(CASES[algo], steps, population)
     one, _ = build(CASES[algo], steps, population[:1])
     seconds = {"many": [], "one": []}
@@ -124,7 +129,7 @@ def learning_rates(algo: str, num_rates: int, steps: int, rounds: int) -> dict:
 
 def turns(case: dict, num_seeds: int, steps: int, rounds: int) -> dict:
     """Both ways to train the same seeds."""
-    population = tuple(members.Member(i) for i in range(num_seeds))
+    population = tuple(Member(i) for i in range(num_seeds))
     built = {in_turn: build(case, steps, population, in_turn) for in_turn in (False, True)}
     seconds = {in_turn: [] for in_turn in built}
     for _ in range(rounds):
@@ -147,11 +152,11 @@ def curve(case: dict, counts: list[int], seconds: float, rounds: int) -> list[di
     built = {}
     for num_envs in counts:
         per_update = one_update(case, num_envs)
-        probe, num_updates = build(case | {"num_envs": num_envs}, 3 * per_update, (members.Member(0),))
+        probe, num_updates = build(case | {"num_envs": num_envs}, 3 * per_update, (Member(0),))
         timed(probe, np.int32(0), num_updates)
         rate = num_updates * per_update / timed(probe, np.int32(0), num_updates)[0]
         steps = max(round(rate * seconds / per_update), 3) * per_update
-        built[num_envs] = *build(case | {"num_envs": num_envs}, steps, (members.Member(0),)), steps
+        built[num_envs] = *build(case | {"num_envs": num_envs}, steps, (Member(0),)), steps
         timed(built[num_envs][0], np.int32(0), 1)
     speeds = {num_envs: [] for num_envs in counts}
     for i in range(rounds):
@@ -173,13 +178,13 @@ def curve(case: dict, counts: list[int], seconds: float, rounds: int) -> list[di
 
 
 def build(
-    case: dict, steps: int, population: tuple[members.Member, ...], in_turn: bool | None = None
+    case: dict, steps: int, population: tuple[Member, ...], in_turn: bool | None = None
 ) -> tuple[program.Program, int]:
     """The program that a sweep would run for this population, and its number of updates."""
-    settings = config.from_keywords(**case | {"total_steps": steps})
+    settings = load.from_keywords(**case | {"total_steps": steps})
     agent = replace(settings.agent, **population[0].values)
     options = replace(settings.options, num_seeds=len(population))
-    ready = plan.check(settings._replace(agent=agent, options=options), population)
+    ready = plan.validate_plan(settings._replace(agent=agent, options=options), population)
     num_updates, placement = ready.num_updates, ready.placement._replace(num_seeds=len(population))
     placement = placement if in_turn is None else placement._replace(in_turn=in_turn)
     built = program.build(ready.env, ready.agent, num_updates, placement, ready.varied)
@@ -188,7 +193,7 @@ def build(
 
 def one_update(case: dict, num_envs: int) -> int:
     """Environment steps."""
-    settings = config.from_keywords(**case | {"num_envs": num_envs})
+    settings = load.from_keywords(**case | {"num_envs": num_envs})
     return agents.configs.rollout_length(settings.agent, num_envs) * num_envs
 
 

@@ -18,14 +18,15 @@ from pathlib import Path
 
 import jax
 import numpy as np
+import plain_ppo
 import side_by_side
 from side_by_side import timed
 
-from jaxrl_fast import host, program
-from jaxrl_fast.spelling import parse_int
+from jaxrl_fast.parallel import program
+from jaxrl_fast.utils import devices
+from jaxrl_fast.utils.parsing import parse_int
 
-host.offer_cpu_devices()  # before gymnax is imported, which starts JAX
-import plain_ppo  # noqa: E402
+devices.configure_cpu_devices()  # before gymnax is imported, which starts JAX
 
 PRESET = dict(rollout_length=plain_ppo.LENGTH, num_minibatches=plain_ppo.MINIBATCHES, num_epochs=plain_ppo.EPOCHS)
 

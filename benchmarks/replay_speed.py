@@ -15,17 +15,17 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
 import side_by_side
+from jax import ShapeDtypeStruct
 
-from jaxrl_fast import host
+from jaxrl_fast.replay import ring as replay_ring
+from jaxrl_fast.replay import sum_tree
+from jaxrl_fast.types import Discrete, Transition
+from jaxrl_fast.utils import devices
 
-host.offer_cpu_devices(1)
-import jax  # noqa: E402
-import jax.numpy as jnp  # noqa: E402
-from jax import ShapeDtypeStruct  # noqa: E402
-
-from jaxrl_fast import priorities, replay  # noqa: E402
-from jaxrl_fast.types import Discrete, Transition  # noqa: E402
+devices.configure_cpu_devices(1)
 
 BATCH, DRAWS_PER_ROW, GAMMA, EXPONENT, TRIAL = 32, 4, 0.99, 0.6, 400
 
@@ -55,28 +55,28 @@ CASES = (
 )
 
 
-def ours(case: Case, prioritised: bool) -> Contender:
+def ours(case: Case, prioritized: bool) -> Contender:
     """jaxrl_fast.replay, and the tree of jaxrl_fast.priorities."""
-    layout = replay.Layout(case.capacity // case.num_envs, case.num_envs, frame_stack=case.frame_stack)
-    ring = replay.init(layout, case.obs, Discrete(4))
-    tree = priorities.init(layout.num_rows * layout.num_envs) if prioritised else ()
+    layout = replay_ring.ReplayConfig(case.capacity // case.num_envs, case.num_envs, frame_stack=case.frame_stack)
+    ring = replay_ring.init(layout, case.obs, Discrete(4))
+    tree = sum_tree.init(layout.num_rows * layout.num_envs) if prioritized else ()
 
     def add(state, row):
         ring, tree = state
-        ring = replay.add(layout, ring, jax.tree.map(lambda x: x[None], row))
-        if prioritised:
+        ring = replay_ring.add(layout, ring, jax.tree.map(lambda x: x[None], row))
+        if prioritized:
             written = ((ring.head - 2) % layout.num_rows) * layout.num_envs + jnp.arange(layout.num_envs)
-            tree = priorities.update(tree, written, jnp.ones(layout.num_envs))
+            tree = sum_tree.update(tree, written, jnp.ones(layout.num_envs))
         return ring, tree
 
     def draw(state, key):
         ring, tree = state
-        if not prioritised:
-            row, env, _ = replay.draw(layout, ring, key, BATCH)
-            return state, replay.read(layout, ring, row, env, GAMMA)
-        item, priority = priorities.draw(tree, key, BATCH)
-        sample = replay.read(layout, ring, item // layout.num_envs, item % layout.num_envs, GAMMA)
-        return (ring, priorities.update(tree, item, anew(priority))), sample
+        if not prioritized:
+            row, env, _ = replay_ring.draw(layout, ring, key, BATCH)
+            return state, replay_ring.read(layout, ring, row, env, GAMMA)
+        item, priority = sum_tree.draw(tree, key, BATCH)
+        sample = replay_ring.read(layout, ring, item // layout.num_envs, item % layout.num_envs, GAMMA)
+        return (ring, sum_tree.update(tree, item, anew(priority))), sample
 
     return Contender((ring, tree), add, draw)
 
@@ -110,13 +110,13 @@ def pairs(case: Case) -> Contender:
     return Contender((rows, jnp.int32(0), jnp.int32(0)), add, draw)
 
 
-def of_flashbax(case: Case, prioritised: bool) -> Contender:
+def of_flashbax(case: Case, prioritized: bool) -> Contender:
     """flashbax's flat buffers, which keep each (whole) observation once."""
     import flashbax
 
     sizes = dict(max_length=case.capacity, min_length=1, sample_batch_size=BATCH, add_batch_size=case.num_envs)
-    if prioritised:
-        buffer = flashbax.make_prioritised_flat_buffer(
+    if prioritized:
+        buffer = flashbax.make_prioritized_flat_buffer(
             **sizes, priority_exponent=EXPONENT, device=jax.default_backend()
         )
     else:
@@ -133,7 +133,7 @@ def of_flashbax(case: Case, prioritised: bool) -> Contender:
 
     def draw(state, key):
         sample = buffer.sample(state, key)
-        if prioritised:
+        if prioritized:
             state = buffer.set_priorities(state, sample.indices, anew(sample.probabilities))
         first, second = sample.experience.first, sample.experience.second
         return state, (first, second["obs"])
@@ -254,11 +254,11 @@ def main() -> None:
             "pairs": lambda case=case: pairs(case),
             "flashbax flat": lambda case=case: of_flashbax(case, False),
         }
-        prioritised = {
-            "ours, prioritised": lambda case=case: ours(case, True),
-            "flashbax prioritised flat": lambda case=case: of_flashbax(case, True),
+        prioritized = {
+            "ours, prioritized": lambda case=case: ours(case, True),
+            "flashbax prioritized flat": lambda case=case: of_flashbax(case, True),
         }
-        for contenders in (uniform, prioritised):
+        for contenders in (uniform, prioritized):
             contenders = {name: make for name, make in contenders.items() if with_flashbax or "flashbax" not in name}
             for line in measure(case, contenders, args.rounds, args.seconds):
                 report.add("cases", line)

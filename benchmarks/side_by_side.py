@@ -18,23 +18,28 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxrl_fast import agents, assembly, config, host, program
+from jaxrl_fast import agents
+from jaxrl_fast.config import load
+from jaxrl_fast.parallel import program
+from jaxrl_fast.runs import fingerprint
+from jaxrl_fast.training.build import shard_env
+from jaxrl_fast.utils import devices
 
 RESULTS = Path(__file__).parent / "results"
-host.quieten_blas()  # as our commands do, and for the plain program as well
+devices.limit_blas_threads()  # as our commands do, and for the plain program as well
 
 
 class Report:
     """A JSON file that grows with each case, so that a benchmark cut short has not run for nothing."""
 
     def __init__(self, benchmark: str, output: str = "", append: bool = False):
-        self.path = Path(output or RESULTS / f"{benchmark}_{host.device().split()[0]}.json")
+        self.path = Path(output or RESULTS / f"{benchmark}_{devices.device().split()[0]}.json")
         self.content: dict[str, Any] = {
             "benchmark": benchmark,
-            "device": host.device(),
+            "device": devices.device(),
             "cpu": cpu_model(),
             "cores": os.cpu_count(),
-            "versions": host.versions() | {"xla_flags": os.environ.get("XLA_FLAGS", "")},
+            "versions": fingerprint.versions() | {"xla_flags": os.environ.get("XLA_FLAGS", "")},
         }
         if append and self.path.exists():  # the cases of earlier commands come first
             self.content = json.loads(self.path.read_text()) | self.content
@@ -104,8 +109,8 @@ def compare(
 
 def build(num_updates: int, **options: Any) -> tuple[program.Program, int]:
     """The program that `train` would run with these options, and on how many devices."""
-    settings = config.from_keywords(**options)
-    env, agent, placement = assembly.divide(settings, agents.load(settings.algo), num_updates)
+    settings = load.from_keywords(**options)
+    env, agent, placement = shard_env(settings, agents.load(settings.algo), num_updates)
     return program.build(env, agent, num_updates, placement), placement.num_devices
 
 

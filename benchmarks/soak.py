@@ -14,7 +14,7 @@ cores.
 The chunks are single updates, so that there are many of them; what is measured is wall time, checkpoints and all, next
 to a fixed piece of numpy timed at each checkpoint: the machine's own ups and downs hit both. A trend is the
 least-squares slope times the length, as a share of the mean: what the run's end has more than its start. The first
-tenth, in which caches and allocators settle and DQN's replay fills, is left out. CPU time, of which a busy neighbour
+tenth, in which caches and allocators settle and DQN's replay fills, is left out. CPU time, of which a busy neighbor
 takes less than of the clock's, is told too. Memory is what the process has for itself, swapped or not.
 
 Exit status 1 says that something grows: memory by over a percent, the programs compiled while training, or, by over a
@@ -33,14 +33,15 @@ import time
 from multiprocessing.connection import Connection
 from pathlib import Path
 
+import jax
+import numpy as np
 import side_by_side
 
 import jaxrl_fast
-from jaxrl_fast import feed, host, keeper
+from jaxrl_fast.training import checkpointer, dispatcher
+from jaxrl_fast.utils import devices
 
-host.offer_cpu_devices(1)
-import jax  # noqa: E402
-import numpy as np  # noqa: E402
+devices.configure_cpu_devices(1)
 
 CHUNKS_EACH, NUM_ENVS, LENGTH, NUM_POINTS = 5, 64, 32, 50
 SETTLED = 100  # checkpoints after which caches and the replay are full
@@ -65,7 +66,7 @@ class Seen:
     @contextlib.contextmanager
     def watching(self):
         """Trainings within are seen."""
-        save, give = keeper.Keeper.save, feed.Feed.give
+        save, give = checkpointer.CheckpointManager.save, dispatcher.Dispatcher.give
 
         def noted_save(keeper, *args):
             self.times.append(time.perf_counter())
@@ -84,11 +85,11 @@ class Seen:
             self.compiled_later += bool(self.times) and event.endswith("backend_compile_duration")
 
         jax.monitoring.register_event_duration_secs_listener(listen)
-        keeper.Keeper.save, feed.Feed.give = noted_save, noted_give
+        checkpointer.CheckpointManager.save, dispatcher.Dispatcher.give = noted_save, noted_give
         try:
             yield
         finally:
-            keeper.Keeper.save, feed.Feed.give = save, give
+            checkpointer.CheckpointManager.save, dispatcher.Dispatcher.give = save, give
             jax.monitoring.unregister_event_duration_listener(listen)
 
 
@@ -196,7 +197,7 @@ def steps_each(algo: str) -> int:
 
 def train(algo: str, num_checkpoints: int, folder: str) -> jaxrl_fast.Run:
     """A training of single updates, or what is left of it where the folder has it."""
-    feed.CHUNK_S = 0.0
+    dispatcher.CHUNK_S = 0.0
     per_checkpoint = steps_each(algo)
     run = Path(folder, "run")
     if run.exists():
@@ -220,7 +221,7 @@ def in_turns(algo: str, num_checkpoints: int, folder: str, pipe) -> None:
 
     It waits for leave to begin, and to go on.
     """
-    save, began = keeper.Keeper.save, (0.0, 0.0)
+    save, began = checkpointer.CheckpointManager.save, (0.0, 0.0)
 
     def waiting_save(*args):
         nonlocal began
@@ -229,7 +230,7 @@ def in_turns(algo: str, num_checkpoints: int, folder: str, pipe) -> None:
         began = time.perf_counter(), time.process_time()
         return save(*args)
 
-    keeper.Keeper.save = waiting_save
+    checkpointer.CheckpointManager.save = waiting_save
     pipe.recv()
     train(algo, num_checkpoints, folder)
 
@@ -298,11 +299,11 @@ def figure(lines: dict[str, list[np.ndarray]]):
 
     made = Figure(figsize=(8, 5), layout="constrained")
     above, below = made.subplots(2, 1, sharex=True)
-    for (algo, (speed, memory)), colour in zip(lines.items(), ("tab:blue", "tab:orange")):
+    for (algo, (speed, memory)), color in zip(lines.items(), ("tab:blue", "tab:orange")):
         middle = grouped(speed, min(NUM_POINTS, len(speed)))
         place = np.linspace(0, len(speed), len(middle))
-        above.plot(place, middle, label=algo.upper(), color=colour)
-        below.plot(memory / 2**20, label=algo.upper(), color=colour)
+        above.plot(place, middle, label=algo.upper(), color=color)
+        below.plot(memory / 2**20, label=algo.upper(), color=color)
     above.set(ylabel="relative speed", ylim=(0, None), title="As fast at its end as at its start")
     below.set(xlabel="checkpoints", ylabel="memory (MiB)", ylim=(0, None))
     above.legend(frameon=False)

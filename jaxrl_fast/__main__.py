@@ -2,13 +2,13 @@
 
 from collections.abc import Sequence
 
-from jaxrl_fast import __version__, command
-from jaxrl_fast.spelling import nearest
+from jaxrl_fast import __version__, cli
+from jaxrl_fast.utils.parsing import nearest
 
 COMMANDS = {
     "train": "trains an agent",
     "sweep": "trains with every combination of options and seeds, and compares",
-    "evaluate": "plays what a run has learnt, and says how well",
+    "evaluate": "plays what a run has learned, and says how well",
     "video": "shows it as a GIF",
     "plot": "draws the learning curves of runs",
     "envs": "lists the environments",
@@ -17,7 +17,7 @@ COMMANDS = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command. Returns its exit status."""
-    return command.run(prepare, print, argv)
+    return cli.run_command(prepare, print, argv)
 
 
 def prepare(argv: Sequence[str]) -> str:
@@ -33,4 +33,4 @@ def prepare(argv: Sequence[str]) -> str:
 
 
 if __name__ == "__main__":
-    command.start(main)
+    cli.start(main)

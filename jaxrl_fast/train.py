@@ -6,12 +6,15 @@ From here a run goes through `config` (what was asked for), `plan` (is it possib
 
 from collections.abc import Sequence
 
-from jaxrl_fast import command, config, host, plan, trainer
+from jaxrl_fast import cli
+from jaxrl_fast.config import load
+from jaxrl_fast.training import plan, trainer
+from jaxrl_fast.utils import warnings
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command. Returns its exit status."""
-    return command.run(lambda words: plan.prepare(config.from_command_line(words)), execute, argv)
+    return cli.run_command(lambda words: plan.make_plan(load.from_command_line(words)), execute, argv)
 
 
 def execute(ready: plan.Plan) -> int:
@@ -19,16 +22,16 @@ def execute(ready: plan.Plan) -> int:
     try:
         outcome = trainer.execute(ready)
     except MemoryError as error:
-        host.tell(f"error: {error}")
+        warnings.print_stderr(f"error: {error}")
         return 1
     if outcome.failure:
-        host.tell(f"error: {outcome.failure}")
+        warnings.print_stderr(f"error: {outcome.failure}")
     if outcome.unwritten:
-        host.tell(f"error: {outcome.folder}: {outcome.unwritten} could not be written")
+        warnings.print_stderr(f"error: {outcome.folder}: {outcome.unwritten} could not be written")
     if outcome.failure or outcome.unwritten:
         return 1
     return 128 + outcome.signal if outcome.signal else 0
 
 
 if __name__ == "__main__":
-    command.start(main)
+    cli.start(main)

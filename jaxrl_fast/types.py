@@ -11,9 +11,9 @@ from jax import Array, ShapeDtypeStruct
 PyTree = Any
 Key = Array
 Metrics = Mapping[str, Array]  # scalars; "x_sum" is divided by "gradient_steps" to be reported as "x"
-CORES = "cores"  # the name of an axis of devices that are cores of one CPU and share its memory
-MOST_FLAT = 2**15  # parameters updated as one vector; more cost a CPU more in copies than they save in kernels
-Protocol = Literal["", "dqn2015", "machado2018"]  # of Atari: the rules by which games are played and scored
+SHARED_MEMORY_AXIS = "cores"  # the name of an axis of devices that are cores of one CPU and share its memory
+MAX_FLAT = 2**15  # parameters updated as one vector; more cost a CPU more in copies than they save in kernels
+AtariProtocol = Literal["", "dqn2015", "machado2018"]  # of Atari: the rules by which games are played and scored
 
 
 class Discrete(NamedTuple):
@@ -44,7 +44,7 @@ class EnvSpec(NamedTuple):
     @property
     def sharing(self) -> str | None:
         """The device axis over which gradients are summed."""
-        return CORES if self.num_hands > 1 else self.axis_name
+        return SHARED_MEMORY_AXIS if self.num_hands > 1 else self.axis_name
 
     @property
     def num_envs_in_all(self) -> int:
@@ -52,18 +52,18 @@ class EnvSpec(NamedTuple):
         return self.num_envs * self.num_shards
 
 
-class Game(NamedTuple):
+class EpisodeScore(NamedTuple):
     """What the score keeper sees, where that differs from what the learner sees."""
 
     reward: Array  # [N] f32, neither clipped nor shaped
     over: Array  # [N] bool: the whole game has ended, not only a life
 
 
-class Conditions(NamedTuple):
+class HostEnvConfig(NamedTuple):
     """How environments on the host are run. Those on the device need none of this: all of their chance is in keys."""
 
     seed: tuple[int, ...] = (0,)  # of everything random in them: the run's, then what else tells pools apart
-    protocol: Protocol = ""
+    protocol: AtariProtocol = ""
     path: str = "auto"  # from the program to the pool: "ffi", "callback", or whichever works best
     in_flight: int = 0  # pools that work while the policy thinks for the others and the agent learns; 0: none does
     overlap: bool = False  # these play a whole rollout while the agent learns from the one before
@@ -82,7 +82,7 @@ class TimeStep(NamedTuple):
     reward: Array  # [N] f32, as the environment gives it
     discount: Array  # [N] f32: 0 where no value lies beyond, else 1 (also when time ran out)
     last: Array  # [N] bool: the episode is over
-    game: Game | tuple[()] = ()  # (): reward and last tell the score
+    game: EpisodeScore | tuple[()] = ()  # (): reward and last tell the score
 
 
 class Pools(NamedTuple):
@@ -107,7 +107,7 @@ class Env(NamedTuple):
     on_device: bool = True  # False: pools on the host behind it, which no vmap can multiply
     notes: tuple[str, ...] = ()  # what its user should know, a sentence each
     warnings: tuple[str, ...] = ()  # what its user will hardly have meant, a sentence each
-    protocol: Protocol = ""
+    protocol: AtariProtocol = ""
     renew: Callable[[int], None] = lambda number: None  # on the host, where it can be: other games for each number
     open: Callable[[], None] = lambda: None  # makes what is on the host behind it, or it is made when first needed
     close: Callable[[], None] = lambda: None  # gives that up: no program that was compiled with it may run any more
@@ -168,5 +168,6 @@ class Agent(NamedTuple):
     rollout_length: int  # T
     memory: PyTree = ()  # [...] of one environment at the start of an episode
     keep: Callable[[PyTree], PyTree] = lambda obs: obs  # what `update` wants of observations [N, ...]
+    policy_state: Callable[[PyTree], PyTree] = lambda state: state  # S with () for parts that only learning needs
     interrupt: Callable[[PyTree], PyTree] = lambda state: state  # S where all environments begin anew in mid-episode
     gradient_steps: GradientSteps | None = None  # `update` in parts, where it can be had so

@@ -1,44 +1,13 @@
-"""Shows what a run has learnt: `python -m jaxrl_fast.video RUN [--episodes 1] [--out FILE]` makes a GIF or an MP4."""
+"""Shows what a run has learned: `python -m jaxrl_fast.video RUN [--episodes 1] [--out FILE]` makes a GIF or an MP4."""
 
-import base64
-import html
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass, field
-from importlib import util
-from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
-from jaxrl_fast import command
-from jaxrl_fast.written import path_of
+from jaxrl_fast import cli
+from jaxrl_fast.evaluation.video import Options, open_run, run
+from jaxrl_fast.utils.files import path_of
 
-PAUSE_S = 0.8  # at the end of an episode
-NAME = "video.gif"  # in the run's folder
-
-
-@dataclass(frozen=True)
-class Options:
-    """What is shown."""
-
-    episodes: int = 1
-    """Episodes, one after the other."""
-    out: str = ""
-    """File to write, .gif or .mp4, over one that is there; left out, a new video.gif in the run's folder."""
-    seed: int | None = None
-    """The training seed of the run's that plays; none: the first."""
-    member: dict[str, Any] = field(default_factory=dict)
-    """Of a part of a sweep, which of those that were trained in it: agent.gamma=0.9 agent.learning-rate=1e-3."""
-    play_seed: int = 0
-    """Of the episodes: another one plays others."""
-    which: Literal["best", "last"] = "best"
-    """The checkpoint: the one that evaluated best, all that were trained together taken together, or the last."""
-    fps: int | None = None
-    """Environment steps a second; none: the environment's own pace. A GIF rounds to hundredths of a second."""
-    max_steps: int = 3000
-    """Environment steps of an episode that are shown at most."""
-
-
-USAGE = command.Usage(
+USAGE = cli.CommandSpec(
     "python -m jaxrl_fast.video",
     "RUN",
     Options,
@@ -46,36 +15,14 @@ USAGE = command.Usage(
 )
 
 
-class Frame(NamedTuple):
-    """One picture, and for how long."""
-
-    picture: Any  # uint8 [H, W, 3]
-    seconds: float
-
-
-class Video(NamedTuple):
-    """A file that a notebook shows."""
-
-    path: Path
-    returns: list[float]  # of each episode, as far as it is shown
-    num_frames: int
-    num_cut: int  # episodes that went on when `max_steps` had been shown
-
-    def _repr_html_(self) -> str:
-        data = base64.b64encode(self.path.read_bytes()).decode("ascii")
-        if self.path.suffix.lower() == ".mp4":
-            return f'<video controls loop autoplay muted src="data:video/mp4;base64,{data}"></video>'
-        return f'<img alt="{html.escape(self.path.name)}" src="data:image/gif;base64,{data}">'
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """The command. Returns its exit status."""
-    return command.run(prepare, act, argv)
+    return cli.run_command(prepare, act, argv)
 
 
 def prepare(argv: Sequence[str]) -> tuple[Any, Any, Options]:
     """What the command line asks for, with what the run's folder holds."""
-    (folder,), options = command.read(USAGE, argv)
+    (folder,), options = cli.read(USAGE, argv)
     return open_run(path_of(folder), options)
 
 
@@ -87,106 +34,5 @@ def act(ready: tuple[Any, Any, Options]) -> None:
     print(f"{video.path}   {video.num_frames} frames · return {returns}{cut}")
 
 
-def open_run(folder: Path, options: Options, env: Any = None) -> tuple[Any, Any, Options]:
-    """The run's learner, an environment to play in, and what draws that."""
-    if options.out:
-        command.check_out(path_of(options.out, "--out"), (".gif", ".mp4"))
-    elif folder.is_dir():
-        command.check_writable(command.new_file(folder / NAME))
-    if options.out.lower().endswith(".mp4") and not has_ffmpeg():
-        raise ValueError(
-            f'--out {options.out}: MP4 needs imageio-ffmpeg; pip install "jaxrl_fast[video]", or make a .gif'
-        )
-    from jaxrl_fast import policy, render
-    from jaxrl_fast.render.frames import enlarged
-
-    settings, play_in = policy.settle(folder, env, play_seed=options.play_seed)
-    screen = play_in.picture
-    if screen is None:
-        renderer = render.find(play_in.spec.id, play_in.spec.obs, play_in.spec.frame_stack)
-    else:
-        renderer = render.Renderer(lambda obs: enlarged(screen()), 15)
-    saved = policy.read(folder, options.which, settings, play_in, options.member)
-    return policy.only(saved, saved.seeds[0] if options.seed is None else options.seed), renderer, options
-
-
-def has_ffmpeg() -> bool:
-    """MP4s can be written here."""
-    return util.find_spec("imageio_ffmpeg") is not None
-
-
-def run(saved: Any, renderer: Any, options: Options) -> Video:
-    """Plays, and writes the file."""
-    from jaxrl_fast import files, host
-
-    ends: list[Any] = []
-    fps = options.fps or renderer.fps
-    with nullcontext(path_of(options.out)) if options.out else command.claimed(saved.folder / NAME) as path:
-        write = write_mp4 if path.suffix.lower() == ".mp4" else write_gif
-        cache = host.compile_cache(saved.settings.options.compile_cache and saved.env.on_device)
-        with cache, files.whole(path) as aside:
-            num_frames = write(aside, frames(saved, renderer, options, fps, ends), fps)
-    if not saved.env.on_device:
-        host.forget([saved.env])
-    return Video(path, [end.score for end in ends], num_frames, sum(not end.over for end in ends))
-
-
-def frames(saved: Any, renderer: Any, options: Options, fps: int, last: list[Any]) -> Iterator[Frame]:
-    """Every observation of the episodes, drawn; notes the last moment of each."""
-    from jaxrl_fast import play, policy
-    from jaxrl_fast.render import canvas
-
-    learner = policy.on_device(saved.learners)
-    moments = play.watch(saved.env, saved.agent, learner, options.play_seed)
-    title = f"{saved.env.spec.id.rpartition('/')[2]} · {saved.settings.algo_name}"
-    for episode in range(options.episodes):
-        for moment in moments:
-            ends = moment.over or moment.length >= options.max_steps
-            of = f"episode {episode + 1} of {options.episodes}   " if options.episodes > 1 else ""
-            words = f"{of}step {moment.length}   return {moment.score:g}"
-            yield Frame(canvas.captioned(renderer.draw(moment.obs), words, title), PAUSE_S if ends else 1 / fps)
-            if ends:
-                last.append(moment)
-                break
-        if not moment.over:
-            moments = play.watch(saved.env, saved.agent, learner, options.play_seed + episode + 1)
-
-
-def write_gif(path: Path, shown: Iterable[Frame], fps: int) -> int:
-    """The frames, each with colours of its own. Returns their number."""
-    from PIL import Image
-
-    durations: list[int] = []
-
-    def images() -> Iterator[Any]:
-        for picture, seconds in shown:
-            durations.append(max(round(seconds * 100), 1) * 10)
-            yield Image.fromarray(picture).quantize(64, dither=Image.Dither.NONE)
-
-    first, *rest = images()
-    first.save(path, save_all=True, append_images=rest, duration=durations, loop=0, optimize=False)
-    return len(durations)
-
-
-def write_mp4(path: Path, shown: Iterable[Frame], fps: int) -> int:
-    """The frames; one that stays is repeated. Returns their number, without repetitions."""
-    import imageio_ffmpeg
-    import numpy as np
-
-    count, writer = 0, None
-    for picture, seconds in shown:
-        picture = np.ascontiguousarray(picture[: picture.shape[0] // 2 * 2, : picture.shape[1] // 2 * 2])
-        if writer is None:
-            size = picture.shape[1], picture.shape[0]
-            writer = imageio_ffmpeg.write_frames(str(path), size, fps=fps, macro_block_size=2)
-            writer.send(None)
-        for _ in range(max(round(seconds * fps), 1)):
-            writer.send(picture)
-        count += 1
-    if writer is not None:
-        writer.close()
-    return count
-
-
 if __name__ == "__main__":
-    command.start(main)
+    cli.start(main)

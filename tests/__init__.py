@@ -9,7 +9,7 @@ slow = partial(pytest.param, marks=pytest.mark.slow)  # parameters with which a 
 
 def run_chunks_by(run, monkeypatch):
     """Programs that are built from here on run a chunk by `run(chunk, state, num_updates)`."""
-    from jaxrl_fast import program  # later than conftest, which JAX listens to only before it is imported
+    from jaxrl_fast.parallel import program  # later than conftest, which JAX listens to only before it is imported
 
     build = program.build
 

@@ -10,7 +10,13 @@ import tempfile
 import warnings
 from importlib.metadata import version
 
+import hypothesis
+import jax
+import pytest
 from packaging.version import Version
+
+from jaxrl_fast.parallel import program
+from jaxrl_fast.parallel.placement import SINGLE_DEVICE
 
 # A subprocess started by a test inherits these. Set JAX_PLATFORMS to run the tests on an accelerator.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -27,13 +33,6 @@ if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
     _cache = tempfile.TemporaryDirectory(prefix="jaxrl_fast_tests_", ignore_cleanup_errors=True)  # gone at exit
     os.environ["JAX_COMPILATION_CACHE_DIR"] = _cache.name
     os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.05")  # the workers share it
-
-import hypothesis
-import jax
-import pytest
-
-from jaxrl_fast import program
-from jaxrl_fast.placement import ALONE
 
 hypothesis.settings.register_profile("local", deadline=None, max_examples=50)
 hypothesis.settings.register_profile("ci", deadline=None, max_examples=50, derandomize=True, print_blob=True)
@@ -53,7 +52,7 @@ def _reading_keys(build):
     """While it traces, JAX reads off a program that no key is used twice; asked for all the time, it costs too much."""
 
     @functools.wraps(build)
-    def build_and_read(env, agent, num_updates, placement=ALONE, *others):
+    def build_and_read(env, agent, num_updates, placement=SINGLE_DEVICE, *others):
         alone = placement.num_seeds == placement.num_shards == 1  # what vmap does to arrays of keys counts as their use
         with jax.debug_key_reuse(alone):
             return build(env, agent, num_updates, placement, *others)

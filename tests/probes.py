@@ -12,7 +12,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxrl_fast import rollouts
+from jaxrl_fast import rollout
 from jaxrl_fast.types import Agent, Box, Discrete, Env, EnvSpec, Key, Pools, PyTree, Rollout, TimeStep
 
 GAMMA = 0.9
@@ -130,10 +130,10 @@ def experience(env: Env, agent: Agent, state: PyTree, seed: int = 1, num_steps: 
     """What the exploring agent goes through from reset on, in so many steps or in a rollout of its own length."""
 
     def run(state, key_reset, key_noise):
-        actors = rollouts.reset(env, agent, key_reset)
+        actors = rollout.reset(env, agent, key_reset)
         length = num_steps or agent.rollout_length
         noise = agent.noise(key_noise, length, env.spec.num_envs)
-        return rollouts.rollout(env, agent, functools.partial(agent.explore, state), actors, noise, length)[1]
+        return rollout.collect(env, agent, functools.partial(agent.explore, state), actors, noise, length)[1]
 
     return jax.jit(run)(state, jax.random.key(seed), jax.random.key(seed + 1))
 

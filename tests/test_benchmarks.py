@@ -13,17 +13,17 @@ from types import SimpleNamespace
 import jax
 import jax.numpy as jnp
 import numpy as np
+import on_a_gpu
 import optax
+import planted
 import pytest
+from on_a_gpu import PARTS, Step
 
-from jaxrl_fast import config
-from jaxrl_fast.placement import ALONE
+from jaxrl_fast.config import load
+from jaxrl_fast.parallel.placement import SINGLE_DEVICE
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))  # as for a script
-import on_a_gpu  # noqa: E402
-import planted  # noqa: E402
-from on_a_gpu import PARTS, Step  # noqa: E402
 
 STEPS = [step for steps in PARTS.values() for step in steps]
 
@@ -46,7 +46,7 @@ def test_every_bug_has_its_place():
 def test_every_step_is_a_command_that_there_is(step, tmp_path):
     words = on_a_gpu.command(step, tmp_path, "callback")
     if words[:2] == ["-m", "jaxrl_fast.train"]:
-        assert config.from_command_line(words[2:]).options.run_dir == str(tmp_path / step.name)
+        assert load.from_command_line(words[2:]).options.run_dir == str(tmp_path / step.name)
     else:
         given = {word for word in words[1:] if word.startswith("--")}
         assert "--output" in given and given <= options_of(words[0])
@@ -272,7 +272,7 @@ def test_the_replay_is_measured_without_flashbax(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["replay_speed.py", "--output", str(tmp_path / "replay.json")])
     replay_speed.main()
     content = json.loads((tmp_path / "replay.json").read_text())
-    assert {case["buffer"] for case in content["cases"]} == {"ours", "pairs", "ours, prioritised"}
+    assert {case["buffer"] for case in content["cases"]} == {"ours", "pairs", "ours, prioritized"}
     assert "flashbax" in content["left_out"]
 
 
@@ -362,7 +362,9 @@ def test_an_atari_case_is_known_bit_by_bit(monkeypatch):
     maker = lambda name: lambda: made.append(name) or (lambda: None)
     makers = {name: maker(name) for name in ("raw_sync", "acting_0", "network")}
     monkeypatch.setattr(atari_speed, "contenders", lambda *_: makers)
-    monkeypatch.setattr(atari_speed, "prepare", lambda *_: (None, None, SimpleNamespace(rollout_length=10), ALONE))
+    monkeypatch.setattr(
+        atari_speed, "prepare", lambda *_: (None, None, SimpleNamespace(rollout_length=10), SINGLE_DEVICE)
+    )
     cases = atari_speed.measure(8, atari_args())
     first, second = next(cases), next(cases)
     assert made == ["raw_sync", "acting_0"], "a contender is made when its turn comes"
@@ -385,7 +387,7 @@ def test_atari_contenders_and_the_way_to_the_emulators_can_be_chosen(monkeypatch
 
     asked = []
     divide = lambda settings, *_: (
-        asked.append(settings.options.pool_path) or (None, SimpleNamespace(rollout_length=1), ALONE)
+        asked.append(settings.options.pool_path) or (None, SimpleNamespace(rollout_length=1), SINGLE_DEVICE)
     )
     monkeypatch.setattr(atari_speed.assembly, "divide", divide)
     monkeypatch.setattr(atari_speed.assembly, "undivided", lambda *_: (None,))
@@ -437,9 +439,9 @@ def test_a_training_whose_time_is_over_is_saved_and_goes_on_with_the_next_comman
 def test_a_soak_sees_every_chunk_and_checkpoint(monkeypatch):
     import soak
 
-    from jaxrl_fast import feed
+    from jaxrl_fast.training import dispatcher
 
-    monkeypatch.setattr(feed, "CHUNK_S", feed.CHUNK_S)  # which a soak changes
+    monkeypatch.setattr(dispatcher, "CHUNK_S", dispatcher.CHUNK_S)  # which a soak changes
     *_, case = soak.soak("ppo", 20)
     assert case["checkpoints"] == 20 and case["chunks"] == 20 * soak.CHUNKS_EACH
     assert case["compiled_after_the_first_checkpoint"] <= 1

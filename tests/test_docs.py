@@ -12,10 +12,13 @@ import pytest
 from gymnax.environments import spaces
 
 import jaxrl_fast
-from jaxrl_fast import agents, config, envs, loop, population, rollouts
+from jaxrl_fast import agents, envs, loop
 from jaxrl_fast.agents.configs import CONFIGS
-from jaxrl_fast.options import Options, types_of
-from jaxrl_fast.spelling import ELSEWHERE
+from jaxrl_fast.config import load, presets
+from jaxrl_fast.config.names import ELSEWHERE
+from jaxrl_fast.config.options import Options, types_of
+from jaxrl_fast.metrics import records
+from jaxrl_fast.rollout import collect, reset
 from jaxrl_fast.types import Agent, Decision
 
 ROOT = Path(__file__).parent.parent
@@ -49,7 +52,7 @@ def own_metrics(algo):
     env = envs.make("CartPole-v1", 2)
     agent = agents.load(algo).make(CONFIGS[algo](), env.spec, 10)
     train = lambda: loop.train(env, agent, loop.init(env, agent, jax.random.key(0)), 1)[1]
-    return {k.removesuffix(population.SUM) for k in jax.eval_shape(train) if k not in population.SCORES}
+    return {k.removesuffix(records.SUM) for k in jax.eval_shape(train) if k not in records.SCORES}
 
 
 @pytest.mark.parametrize("algo", CONFIGS)
@@ -99,13 +102,13 @@ def test_names_of_other_libraries_are_answered_with_ours():
 def test_commands_are_understood(page):
     for line in COMMAND.findall(PAGES[page]):
         if "my_package" not in line:
-            config.from_command_line(line.split())
+            load.from_command_line(line.split())
 
 
 @pytest.mark.parametrize("page", PAGES)
 def test_presets_named_are_shipped(page):
     named = set(re.findall(r"(?:--config |curves\.py |`)((?:ppo|dqn|pqn|rainbow)_[a-z_]+)", PAGES[page]))
-    assert named <= set(config.shipped())
+    assert named <= set(presets.shipped())
 
 
 @pytest.mark.parametrize("page", [*PAGES, "README"])
@@ -145,8 +148,8 @@ def test_the_table_of_rows_is_what_is_played():
     actions = jnp.array([[int(row[1])] for row in told], jnp.int32)
     env, play = envs.make(Steps, 1), lambda obs, memory, noise: Decision(noise)
     agent = Agent(*(None,) * 5, rollout_length=len(told))
-    actors = rollouts.reset(env, agent, jax.random.key(0))
-    act = partial(rollouts.rollout, env, agent, play, num_steps=len(told))
+    actors = reset(env, agent, jax.random.key(0))
+    act = partial(collect, env, agent, play, num_steps=len(told))
     _, rollout, _ = jax.jit(act)(actors, actions)
     steps = jax.tree.map(lambda x: np.asarray(x).reshape(len(told)), rollout.steps._replace(extras=np.zeros(len(told))))
     following = [*steps.obs[1:], float(np.asarray(rollout.next_obs).item())]

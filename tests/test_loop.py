@@ -12,15 +12,21 @@ import pytest
 from hypothesis import given, settings
 from jax.experimental import checkify, io_callback
 
-from jaxrl_fast import agents, assembly, in_flight, loop, population, program, rollouts
-from jaxrl_fast.agents import configs, ppo
+from jaxrl_fast import agents, async_rollout, loop
+from jaxrl_fast.agents import configs
+from jaxrl_fast.agents.configs import ppo
+from jaxrl_fast.agents.ppo import Config, make
+from jaxrl_fast.metrics.records import SCORES, summarize
+from jaxrl_fast.parallel import program
+from jaxrl_fast.rollout import scores_of
+from jaxrl_fast.training import build
 from jaxrl_fast.types import Agent, Decision, GradientSteps
 from tests import probes, slow
 
 
 def agent_of(env, num_updates=8, **config):
     config = dict(rollout_length=16, num_minibatches=2, num_epochs=2, hidden=(16,)) | config
-    return ppo.make(ppo.Config(**config), env.spec, num_updates)
+    return make(Config(**config), env.spec, num_updates)
 
 
 def still(env, rollout_length=25) -> Agent:
@@ -120,7 +126,7 @@ def test_scores_lengths_and_valid_steps():
 def test_lengths_add_up_past_int32():
     """65,536 games of 40,000 steps that end at once: 2.6e9."""
     over, length = np.ones(2**16, bool), np.full(2**16, 40_000)
-    found = rollouts.scores_of(over, jnp.array(over), jnp.zeros(2**16), jnp.array(length, jnp.int32))
+    found = scores_of(over, jnp.array(over), jnp.zeros(2**16), jnp.array(length, jnp.int32))
     assert float(found["length_sum"]) == pytest.approx(length.sum(dtype=np.int64), rel=1e-6)
 
 
@@ -159,7 +165,7 @@ each_algorithm = pytest.mark.parametrize(
         ("ppo", SHORT),
         ("pqn", SHORT),
         slow("dqn", LITTLE),
-        ("dqn", LITTLE | dict(noisy=True, prioritised=True, n_step=3)),
+        ("dqn", LITTLE | dict(noisy=True, prioritized=True, n_step=3)),
     ],
 )
 
@@ -237,20 +243,20 @@ def test_what_overlaps_learns_from_the_rollout_before(algo, options, num_shards)
     jax.tree.map(close, end, expected)
     num = agent.gradient_steps.num
     for name, x in expected_metrics.items():
-        learnt = name not in population.SCORES
-        close(metrics[f"{name}_sum" if learnt else name][..., 1:], x[..., 1:] * (num if learnt else 1), err_msg=name)
+        learned = name not in SCORES
+        close(metrics[f"{name}_sum" if learned else name][..., 1:], x[..., 1:] * (num if learned else 1), err_msg=name)
     np.testing.assert_array_equal(
         np.reshape(metrics["gradient_steps"], (-1, num_updates)), [[0, *[num] * 3]] * num_shards
     )
-    records = population.summarise({name: np.reshape(x, (num_shards, -1))[:, :1] for name, x in metrics.items()})
-    assert all(records[0][name] is None for name in expected_metrics if name not in population.SCORES)
+    records = summarize({name: np.reshape(x, (num_shards, -1))[:, :1] for name, x in metrics.items()})
+    assert all(records[0][name] is None for name in expected_metrics if name not in SCORES)
     assert end[2].steps.valid.any()
 
 
 def test_where_play_overlaps_the_learning_rate_reaches_0_too():
     """One update fewer learns."""
     env = probes.pooled(probes.constant_reward(4), overlap=True)
-    agent = assembly.make_agent(configs.PPO(**SHORT), agents.load("ppo"), env, 4)
+    agent = build.make_agent(ppo.PPO(**SHORT), agents.load("ppo"), env, 4)
     _, metrics = jax.jit(lambda: loop.train(env, agent, loop.init(env, agent, jax.random.key(0)), 4))()
     rates = metrics["learning_rate_sum"] / agent.gradient_steps.num
     np.testing.assert_allclose(rates[1:], np.array([2, 1, 0]) / 3 * 2.5e-4, atol=1e-9)
@@ -294,7 +300,9 @@ def test_learning_begins_when_all_have_their_actions_and_ends_before_they_are_as
 def test_what_has_to_come_after_calls_depends_on_them_for_the_compiler_too():
     """Without that XLA may put it before them, whatever order it is written in."""
     handle = jax.ShapeDtypeStruct((8,), jnp.uint8)
-    compiled = jax.jit(in_flight._only_after).lower((handle, jax.ShapeDtypeStruct((4,), bool)), jnp.int32(3)).compile()
+    compiled = (
+        jax.jit(async_rollout._only_after).lower((handle, jax.ShapeDtypeStruct((4,), bool)), jnp.int32(3)).compile()
+    )
     body = compiled.as_text().partition("ENTRY")[2]
     name = re.search(r"(%\S+) = u8\[8\]\S* parameter\(", body)
     assert name and body.count(name.group(1)) > 1, "it has a use"
@@ -327,13 +335,13 @@ def test_every_gradient_step_is_taken_once_and_evenly_over_the_rollout(num_steps
         assert counts.max() - counts.min() <= 1
 
 
-def test_games_that_begin_anew_cut_what_is_to_be_learnt_from():
+def test_games_that_begin_anew_cut_what_is_to_be_learned_from():
     """Else rewards so far, of which the scale is made, would go on into games that they do not belong to."""
     env = probes.pooled(probes.constant_reward(4), overlap=True)
     agent = agent_of(env, normalize_rewards=True, gamma=0.9, rollout_length=7)
     run = jax.jit(lambda state: loop.train(env, agent, state, 1)[0])
     state = run(run(jax.jit(lambda key: loop.init(env, agent, key))(jax.random.key(0))))
-    anew = jax.jit(partial(program.begin_games, env, lambda values: agent))(state, {})
+    anew = jax.jit(partial(program.restart_envs, env, lambda values: agent))(state, {})
     for name in ("obs", "reward", "discount", "valid"):
         np.testing.assert_array_equal(getattr(anew.rollout.steps, name), getattr(state.rollout.steps, name))
     assert not state.rollout.steps.last[-1].any() and state.agent.rewards.total.all()

@@ -7,7 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from jaxrl_fast import config, grid, loop, plan
+from jaxrl_fast import loop
+from jaxrl_fast.config import load, presets
+from jaxrl_fast.sweep import grid
+from jaxrl_fast.training import plan
 
 HOME = Path(__file__).parent.parent
 README = (HOME / "README.md").read_text(encoding="utf-8")
@@ -33,7 +36,7 @@ def test_python_runs(block, tmp_path, monkeypatch, capsys):
 
 def test_every_preset_named_is_shipped():
     named = set(re.findall(r"--config ([a-z_]+)", README)) | set(re.findall(r'fit\("([a-z_]+)"', README))
-    assert named and named <= set(config.shipped())
+    assert named and named <= set(presets.shipped())
 
 
 @pytest.mark.parametrize("line", BEGUN)
@@ -41,8 +44,8 @@ def test_commands_that_are_shown_would_begin(line):
     """Options, environments, and numbers that fit each other: all that is refused before anything is compiled."""
     program, *argv = shlex.split(line)
     if program == "train":
-        plan.check(config.from_command_line(argv))
+        plan.validate_plan(load.from_command_line(argv))
         return
     for group in grid.from_command_line(argv).groups:
         one = grid.part(group, group.members[:1])
-        plan.check(one.settings, one.members)
+        plan.validate_plan(one.settings, one.members)

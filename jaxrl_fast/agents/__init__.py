@@ -10,15 +10,15 @@ import sys
 import typing
 from types import ModuleType
 
-from jaxrl_fast import imported
 from jaxrl_fast.agents.configs import CONFIGS
+from jaxrl_fast.utils import importing
 
 
 def load(name: str) -> ModuleType:
     """The module of an algorithm. ValueError of one sentence where it is none of CONFIGS, and no module is one."""
     if name in CONFIGS:
         return importlib.import_module(f"{__name__}.{name}")
-    module = imported.module(name, f"algorithm {name!r}")
+    module = importing.module(name, f"algorithm {name!r}")
     missing = [part for part in ("Config", "make") if not hasattr(module, part)]
     if missing:
         raise ValueError(f"algorithm {name!r}: the module of that name has no {' and no '.join(missing)}")
@@ -35,7 +35,7 @@ def exists(name: str) -> bool:
     """Whether an algorithm or a module has this name, whatever is in it."""
     if name in CONFIGS or not all(map(str.isidentifier, name.split("."))):
         return name in CONFIGS
-    return name.partition(".")[0] not in sys.stdlib_module_names and imported.is_there(name)
+    return name.partition(".")[0] not in sys.stdlib_module_names and importing.module_exists(name)
 
 
 def _check_options(name: str, config: type) -> None:

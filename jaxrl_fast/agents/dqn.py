@@ -6,7 +6,7 @@ cases.
 Everything that is counted is counted in environment steps. An update adds T * N of them and then makes as many
 gradient steps as the replay ratio owes: what is left over is owed to the next update, so the ratio holds exactly.
 
-Deviations from Rainbow: epsilon-greedy unless its epsilons are 0, orthogonal initialisation, and noise that is drawn
+Deviations from Rainbow: epsilon-greedy unless its epsilons are 0, orthogonal initialization, and noise that is drawn
 for each environment when acting, once for a batch when learning.
 """
 
@@ -17,12 +17,16 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxrl_fast import across, atoms, distributions, exploration, gradients, networks, normalize, priorities, replay
-from jaxrl_fast.agents import configs
+from jaxrl_fast import networks
+from jaxrl_fast.agents.configs import common, dqn
+from jaxrl_fast.parallel import collectives
+from jaxrl_fast.replay import ring as replay_ring
+from jaxrl_fast.replay import sum_tree
+from jaxrl_fast.rl import distributions, exploration, normalize, optim, value_distributions
 from jaxrl_fast.types import Agent, Array, Decision, EnvSpec, Key, Metrics, PyTree, Rollout
 
-Config = configs.DQN
-SMALLEST_PRIORITY = 1e-6  # an error of 0 keeps some chance to be drawn
+Config = dqn.DQN
+MIN_PRIORITY = 1e-6  # an error of 0 keeps some chance to be drawn
 
 
 class Learner(NamedTuple):
@@ -30,7 +34,7 @@ class Learner(NamedTuple):
 
     params: PyTree
     target: PyTree
-    optimiser: PyTree
+    optimizer: PyTree
     priorities: Any  # priorities.Tree, or () without
     largest: Array  # f32: the largest priority so far, which new transitions get; in an update, of the device alone
     since_target: Array  # int32: environment steps since the target moved, in parts of 1 / the ratio's numerator
@@ -40,7 +44,7 @@ class State(NamedTuple):
     """All that DQN carries from update to update."""
 
     learner: Learner
-    replay: replay.Ring
+    replay: replay_ring.Ring
     num_updates: Array  # int32
     owed: Array  # int32: gradient steps due, in parts of 1 / the ratio's denominator
 
@@ -57,14 +61,14 @@ class Parts(NamedTuple):
 
     config: Config
     spec: EnvSpec
-    layout: replay.Layout
+    layout: replay_ring.ReplayConfig
     rollout_length: int
     num_updates: int
     network: networks.Network
-    form: atoms.Form
+    form: value_distributions.ValueHead
     epsilon: exploration.Epsilon
     learning_rate: optax.Schedule
-    optimiser: optax.GradientTransformation
+    optimizer: optax.GradientTransformation
 
 
 def make(config: Config, spec: EnvSpec, num_updates: int) -> Agent:
@@ -73,10 +77,10 @@ def make(config: Config, spec: EnvSpec, num_updates: int) -> Agent:
     Raises ValueError where the numbers do not fit each other or the environment.
     """
     num_envs = spec.num_envs_in_all
-    rollout_length = configs.rollout_length(config, num_envs)
+    rollout_length = common.rollout_length(config, num_envs)
     check(config, spec, rollout_length)
     per_update = rollout_length * num_envs
-    layout = replay.Layout(
+    layout = replay_ring.ReplayConfig(
         config.capacity // per_update * rollout_length, spec.num_envs, config.n_step, spec.frame_stack
     )
     network = networks.network(
@@ -92,13 +96,13 @@ def make(config: Config, spec: EnvSpec, num_updates: int) -> Agent:
         dtype=jnp.dtype(config.compute_dtype),
     )
     learning_steps = num_updates * per_update - config.first_learning(num_envs)
-    learning_rate = gradients.linear(config.learning_rate, config.anneal, max(int(config.ratio * learning_steps), 1))
-    gradient_step = gradients.optimiser(learning_rate, epsilon=config.adam_epsilon, max_grad_norm=config.max_grad_norm)
-    epsilon = exploration.Epsilon(config.epsilon_start, config.epsilon_end, config.epsilon_steps, config.epsilon_ladder)
-    form = atoms.Form(config.distribution, config.num_atoms, config.v_min, config.v_max)
-    parts = Parts(
-        config, spec, layout, rollout_length, num_updates, network, form, epsilon, learning_rate, gradient_step
+    learning_rate = optim.linear_schedule(
+        config.learning_rate, config.anneal, max(int(config.ratio * learning_steps), 1)
     )
+    optimizer = optim.make_optimizer(learning_rate, epsilon=config.adam_epsilon, max_grad_norm=config.max_grad_norm)
+    epsilon = exploration.Epsilon(config.epsilon_start, config.epsilon_end, config.epsilon_steps, config.epsilon_ladder)
+    form = value_distributions.ValueHead(config.distribution, config.num_atoms, config.v_min, config.v_max)
+    parts = Parts(config, spec, layout, rollout_length, num_updates, network, form, epsilon, learning_rate, optimizer)
     return Agent(
         init=partial(init, parts),
         explore=partial(explore, parts),
@@ -106,7 +110,8 @@ def make(config: Config, spec: EnvSpec, num_updates: int) -> Agent:
         update=partial(update, parts),
         noise=partial(noise, parts),
         rollout_length=rollout_length,
-        interrupt=lambda state: state._replace(replay=replay.interrupt(layout, state.replay)),
+        policy_state=policy_state,
+        interrupt=lambda state: state._replace(replay=replay_ring.interrupt(layout, state.replay)),
     )
 
 
@@ -121,7 +126,7 @@ def check(config: Config, spec: EnvSpec, rollout_length: int) -> None:
     if config.learning_starts > config.capacity:
         raise ValueError(
             f"learning_starts {config.learning_starts} is beyond the capacity {config.capacity}; "
-            "the first steps would be forgotten before they are learnt from"
+            "the first steps would be forgotten before they are learned from"
         )
     per_update = rollout_length * num_envs
     num_rows = config.n_step + max(spec.frame_stack, 1) + rollout_length  # the least that can be written and read
@@ -140,7 +145,7 @@ def check(config: Config, spec: EnvSpec, rollout_length: int) -> None:
 
 def check_counts(config: Config, per_update: int) -> None:
     """ValueError where the replay ratio, a fraction, cannot be counted exactly in int32."""
-    most, longest = exploration.MOST_COUNTED, max(per_update, config.target_period)
+    most, longest = exploration.MAX_COUNT, max(per_update, config.target_period)
 
     def countable(ratio):
         return ratio.numerator * longest <= most and ratio.denominator <= most
@@ -150,7 +155,7 @@ def check_counts(config: Config, per_update: int) -> None:
     asked = config.replay_ratio
     tens = [q for q in (2**a * 5**b for a in range(31) for b in range(14)) if q <= most]  # whose fractions are decimals
     near = [max(1, min(round(asked * q), most // longest)) / q for q in tens]
-    nearest = min((x for x in near if countable(configs.as_fraction(x))), key=lambda x: abs(x - asked))
+    nearest = min((x for x in near if countable(common.as_fraction(x))), key=lambda x: abs(x - asked))
     raise ValueError(
         f"replay_ratio {asked} cannot be counted exactly with {per_update} steps in an update and "
         f"target_period {config.target_period}; the nearest that can is {nearest}"
@@ -163,12 +168,17 @@ def init(parts: Parts, key: Key) -> State:
     learner = Learner(
         params=params,
         target=params,
-        optimiser=parts.optimiser.init(params),
-        priorities=priorities.init(layout.num_rows * layout.num_envs) if parts.config.prioritised else (),
+        optimizer=parts.optimizer.init(params),
+        priorities=sum_tree.init(layout.num_rows * layout.num_envs) if parts.config.prioritized else (),
         largest=jnp.float32(1),
         since_target=jnp.int32(0),
     )
-    return State(learner, replay.init(layout, parts.spec.obs, parts.spec.action), jnp.int32(0), jnp.int32(0))
+    return State(learner, replay_ring.init(layout, parts.spec.obs, parts.spec.action), jnp.int32(0), jnp.int32(0))
+
+
+def policy_state(state: State) -> State:
+    """Return the state without the replay and its priorities."""
+    return state._replace(replay=(), learner=state.learner._replace(priorities=()))
 
 
 def noise(parts: Parts, key: Key, num_steps: int, num_envs: int) -> Noise:
@@ -181,7 +191,7 @@ def noise(parts: Parts, key: Key, num_steps: int, num_envs: int) -> Noise:
 
 def explore(parts: Parts, state: State, obs: PyTree, memory: PyTree, noise: Noise) -> Decision:
     """Epsilon-greedy: each environment tosses its own coin."""
-    value = atoms.mean(parts.form, parts.network.apply(state.learner.params, obs, noise.network))
+    value = value_distributions.mean(parts.form, parts.network.apply(state.learner.params, obs, noise.network))
     num_envs = parts.spec.num_envs_in_all
     env_steps = num_env_steps(parts, state) + noise.explore.place * num_envs
     epsilon = exploration.epsilons(parts.epsilon, parts.spec, env_steps)
@@ -190,7 +200,7 @@ def explore(parts: Parts, state: State, obs: PyTree, memory: PyTree, noise: Nois
 
 def exploit(parts: Parts, state: State, obs: PyTree, memory: PyTree, noise: Noise) -> Decision:
     """The action of the highest value, without noise."""
-    value = atoms.mean(parts.form, parts.network.apply(state.learner.params, obs))
+    value = value_distributions.mean(parts.form, parts.network.apply(state.learner.params, obs))
     return Decision(distributions.EpsilonGreedy(value, 0.0).mode())
 
 
@@ -202,34 +212,34 @@ def num_env_steps(parts: Parts, state: State) -> Array:
 def update(parts: Parts, state: State, rollout: Rollout, key: Key) -> tuple[State, Metrics]:
     """Keeps the rollout, then makes the gradient steps that are due."""
     rollout = normalize.clip_rewards(rollout, parts.config.clip_rewards)
-    ring = replay.add(parts.layout, state.replay, rollout.steps)
-    learner = prioritise(parts, state.learner, ring)
-    num_steps, owed = due(parts, state)
-    keys = jax.random.split(key, (most_due(parts), 2))  # all at once, which costs what a few do
+    ring = replay_ring.add(parts.layout, state.replay, rollout.steps)
+    learner = set_priorities(parts, state.learner, ring)
+    num_steps, owed = num_grad_steps_due(parts, state)
+    keys = jax.random.split(key, (max_grad_steps(parts), 2))  # all at once, which costs what a few do
 
     def step(i, carry):
         learner, sums = carry
         own = jax.random.clone(keys[i])  # taken once, which JAX cannot tell
-        learner, metrics = descend(parts, ring, state.num_updates, own, learner)
+        learner, metrics = gradient_step(parts, ring, state.num_updates, own, learner)
         return learner, jax.tree.map(jnp.add, sums, metrics)
 
     num_rows = parts.config.batch_size // (parts.spec.num_shards * parts.spec.num_hands)
     sums = dict.fromkeys(("weight", "loss", "q_value", "td_error"), jnp.zeros(num_rows))
     learner, sums = jax.lax.fori_loop(0, _same_for_all_seeds(num_steps), step, (learner, sums))
     sums = jax.tree.map(jnp.sum, sums)
-    of_devices = across.gather((learner.largest, sums), parts.spec.sharing)
+    of_devices = collectives.all_gather((learner.largest, sums), parts.spec.sharing)
     learner, sums = learner._replace(largest=of_devices[0].max()), jax.tree.map(lambda x: x.sum(0), of_devices[1])
     state = State(learner, ring, state.num_updates + 1, owed)
     per_weight = num_steps / jnp.maximum(sums.pop("weight"), 1e-12)
     return state, {f"{name}_sum": x * per_weight for name, x in sums.items()} | {
         "epsilon": exploration.mean(parts.epsilon, parts.spec, num_env_steps(parts, state)),
         "gradient_steps": num_steps,
-        "learning_rate": parts.learning_rate(learner.optimiser[-1].count),
+        "learning_rate": parts.learning_rate(learner.optimizer[-1].count),
         "replay_size": ring.size * parts.spec.num_envs_in_all,
     }
 
 
-def due(parts: Parts, state: State) -> tuple[Array, Array]:
+def num_grad_steps_due(parts: Parts, state: State) -> tuple[Array, Array]:
     """int32: gradient steps due after one more rollout, and what is owed beyond them.
 
     After s environment steps, floor(ratio * (s - start)) gradient steps have been made in all.
@@ -242,15 +252,15 @@ def due(parts: Parts, state: State) -> tuple[Array, Array]:
     return owed // ratio.denominator, owed % ratio.denominator
 
 
-def most_due(parts: Parts) -> int:
+def max_grad_steps(parts: Parts) -> int:
     """Gradient steps after a rollout, at the most."""
     ratio, per_update = parts.config.ratio, parts.rollout_length * parts.spec.num_envs_in_all
     return (ratio.denominator - 1 + ratio.numerator * per_update) // ratio.denominator
 
 
-def prioritise(parts: Parts, learner: Learner, ring: replay.Ring) -> Learner:
+def set_priorities(parts: Parts, learner: Learner, ring: replay_ring.Ring) -> Learner:
     """The priorities after a rollout was added: the largest for what can be read now and could not before, else 0."""
-    if not parts.config.prioritised:
+    if not parts.config.prioritized:
         return learner
     layout = parts.layout
     lost = max(layout.frame_stack - 1, 0)  # rows that a write robs of their frames
@@ -258,11 +268,11 @@ def prioritise(parts: Parts, learner: Learner, ring: replay.Ring) -> Learner:
     row = (ring.head + offset) % layout.num_rows
     priority = jnp.where((offset < -layout.n_step)[:, None] & ring.valid[row], learner.largest, 0.0)
     item = row[:, None] * layout.num_envs + jnp.arange(layout.num_envs)[None]
-    return learner._replace(priorities=priorities.update(learner.priorities, item.reshape(-1), priority.reshape(-1)))
+    return learner._replace(priorities=sum_tree.update(learner.priorities, item.reshape(-1), priority.reshape(-1)))
 
 
-def descend(
-    parts: Parts, ring: replay.Ring, num_updates: Array, keys: Key, learner: Learner
+def gradient_step(
+    parts: Parts, ring: replay_ring.Ring, num_updates: Array, keys: Key, learner: Learner
 ) -> tuple[Learner, Metrics]:
     """One gradient step on a batch from the replay, by two keys [2]; then the target may move.
 
@@ -271,31 +281,31 @@ def descend(
     config, layout = parts.config, parts.layout
     key_draw, key_noise = keys
     size, num_hands = config.batch_size // parts.spec.num_shards, parts.spec.num_hands
-    if config.prioritised:
-        item, priority = priorities.draw(learner.priorities, key_draw, size)
+    if config.prioritized:
+        item, priority = sum_tree.draw(learner.priorities, key_draw, size)
         row, env, found = item // layout.num_envs, item % layout.num_envs, priority > 0
-        chance = priority / jnp.maximum(priorities.total(learner.priorities), 1e-30)
+        chance = priority / jnp.maximum(sum_tree.total(learner.priorities), 1e-30)
         weight = importance(chance, exponent_now(parts, num_updates), parts.spec.axis_name)
-        row, env, weight = across.part((row, env, weight), num_hands)
+        row, env, weight = collectives.local_rows((row, env, weight), num_hands)
     else:
-        own = partial(across.part, num_hands=num_hands, axis=-1)
-        row, env, found = replay.draw(layout, ring, key_draw, size, own)
+        own = partial(collectives.local_rows, num_hands=num_hands, axis=-1)
+        row, env, found = replay_ring.draw(layout, ring, key_draw, size, own)
         weight = found.astype(jnp.float32)
-    batch = replay.read(layout, ring, row, env, config.gamma)
+    batch = replay_ring.read(layout, ring, row, env, config.gamma)
     noise_online, noise_target = (parts.network.noise(key, ()) for key in jax.random.split(key_noise))
     goal = target(parts, learner, batch, noise_online, noise_target)
     gradient, (errors, metrics) = jax.grad(partial(loss, parts), has_aux=True)(
         learner.params, batch, goal, weight / config.batch_size, noise_online
     )
-    of_hands = across.placed(errors, num_hands) if config.prioritised and num_hands > 1 else ()
-    gradient, of_hands = across.total((gradient, of_hands), parts.spec.sharing)
-    updates, optimiser = parts.optimiser.update(gradient, learner.optimiser, learner.params)
-    learner = learner._replace(params=optax.apply_updates(learner.params, updates), optimiser=optimiser)
-    if config.prioritised:
+    of_hands = collectives.scatter_rows(errors, num_hands) if config.prioritized and num_hands > 1 else ()
+    gradient, of_hands = collectives.all_reduce_sum((gradient, of_hands), parts.spec.sharing)
+    updates, optimizer = parts.optimizer.update(gradient, learner.optimizer, learner.params)
+    learner = learner._replace(params=optax.apply_updates(learner.params, updates), optimizer=optimizer)
+    if config.prioritized:
         errors = of_hands if num_hands > 1 else errors  # of all rows that were drawn, [B]
-        priority = jnp.where(found, (errors + SMALLEST_PRIORITY) ** config.priority_exponent, 0)
+        priority = jnp.where(found, (errors + MIN_PRIORITY) ** config.priority_exponent, 0)
         learner = learner._replace(
-            priorities=priorities.update(learner.priorities, item, priority),
+            priorities=sum_tree.update(learner.priorities, item, priority),
             largest=jnp.maximum(learner.largest, priority.max()),
         )
     return move_target(config, learner), metrics
@@ -318,7 +328,7 @@ def importance(chance: Array, exponent: float | Array, axis_name: str | None = N
     """
     found = chance > 0
     weight = jnp.where(found, jnp.where(found, chance, 1) ** -exponent, 0)
-    most = across.gather(weight.max(), axis_name).max()
+    most = collectives.all_gather(weight.max(), axis_name).max()
     return weight / jnp.maximum(most, 1e-30)
 
 
@@ -328,8 +338,8 @@ def exponent_now(parts: Parts, num_updates: Array) -> Array:
 
 
 def target(
-    parts: Parts, learner: Learner, batch: replay.Sample, noise_online: PyTree, noise_target: PyTree
-) -> atoms.Atoms:
+    parts: Parts, learner: Learner, batch: replay_ring.Sample, noise_online: PyTree, noise_target: PyTree
+) -> value_distributions.Atoms:
     """What the value of (obs, action) should be, as weighted atoms [B, K].
 
     mean         r + g q'(s', a*), where a* is greedy for q', or with `double` for q (van Hasselt et al. 2016, eq. 4)
@@ -341,30 +351,39 @@ def target(
     apply = parts.network.apply
     following = apply(learner.target, batch.next_obs, noise_target)
     chooser = apply(learner.params, batch.next_obs, noise_online) if config.double else following
-    reward, value = batch.reward, atoms.mean(parts.form, chooser)
+    reward, value = batch.reward, value_distributions.mean(parts.form, chooser)
     if config.munchausen:
         temperature = config.munchausen_temperature
-        now = jax.nn.log_softmax(atoms.mean(parts.form, apply(learner.target, batch.obs, noise_target)) / temperature)
+        now = jax.nn.log_softmax(
+            value_distributions.mean(parts.form, apply(learner.target, batch.obs, noise_target)) / temperature
+        )
         log_prob = temperature * distributions.chosen(now, batch.action)
         reward += config.munchausen_alpha * jnp.clip(log_prob, config.munchausen_clip, 0)
         log_policy = jax.nn.log_softmax(value / temperature)[..., None]
-        atom, weight = atoms.read(parts.form, following)  # [B, A, K]
+        atom, weight = value_distributions.from_outputs(parts.form, following)  # [B, A, K]
         atom, weight = atom - temperature * log_policy, weight * jnp.exp(log_policy)
         atom, weight = (x.reshape(x.shape[0], -1) for x in (atom, weight))
     else:
-        atom, weight = atoms.read(parts.form, distributions.chosen(following, jnp.argmax(value, axis=-1)))
-    return atoms.Atoms(reward[:, None] + batch.discount[:, None] * atom, weight)
+        atom, weight = value_distributions.from_outputs(
+            parts.form, distributions.chosen(following, jnp.argmax(value, axis=-1))
+        )
+    return value_distributions.Atoms(reward[:, None] + batch.discount[:, None] * atom, weight)
 
 
 def loss(
-    parts: Parts, params: PyTree, batch: replay.Sample, goal: atoms.Atoms, weight: Array, noise: PyTree
+    parts: Parts,
+    params: PyTree,
+    batch: replay_ring.Sample,
+    goal: value_distributions.Atoms,
+    weight: Array,
+    noise: PyTree,
 ) -> tuple[Array, tuple[Array, Metrics]]:
     """The weighted sum of the rows' losses; beside it what priorities go by, and weighted metrics, [B] each."""
     output = parts.network.apply(params, batch.obs, noise)
-    value = distributions.chosen(atoms.mean(parts.form, output), batch.action)
+    value = distributions.chosen(value_distributions.mean(parts.form, output), batch.action)
     td_error = goal.mean - value
     chosen = distributions.chosen(output, batch.action)  # [B] or [B, K]
-    losses, priority = atoms.losses(parts.form, chosen, goal, td_error, parts.config.loss == "huber")
+    losses, priority = value_distributions.losses(parts.form, chosen, goal, td_error, parts.config.loss == "huber")
     metrics = {"weight": jnp.float32(1), "loss": losses, "q_value": value, "td_error": jnp.abs(td_error)}
     return (weight * losses).sum(), (priority, jax.tree.map(lambda x: weight * x, metrics))
 

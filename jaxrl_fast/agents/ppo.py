@@ -1,6 +1,6 @@
-"""PPO: proximal policy optimisation with a clipped loss (Schulman et al. 2017), for discrete and continuous actions.
+"""PPO: proximal policy optimization with a clipped loss (Schulman et al. 2017), for discrete and continuous actions.
 
-Deviations from the paper, all common: advantages are standardised in each minibatch, the value loss is clipped too,
+Deviations from the paper, all common: advantages are standardized in each minibatch, the value loss is clipped too,
 the learning rate falls linearly. Rows whose action was ignored (resets) take part in nothing.
 """
 
@@ -12,18 +12,21 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxrl_fast import across, distributions, epochs, frames, gradients, minibatch, networks, normalize, returns
-from jaxrl_fast.agents import configs
+from jaxrl_fast import networks
+from jaxrl_fast.agents.configs import ppo
+from jaxrl_fast.parallel import collectives
+from jaxrl_fast.rl import distributions, minibatch, normalize, optim, returns, sgd
+from jaxrl_fast.rl.frame_stack import Frames, compressor, decode, encode_rollout
 from jaxrl_fast.types import Agent, Array, Box, Decision, Discrete, EnvSpec, Key, Metrics, PyTree, Rollout, Transition
 
-Config = configs.PPO
+Config = ppo.PPO
 
 
 class State(NamedTuple):
     """All that PPO carries from update to update."""
 
     params: PyTree
-    optimiser: PyTree
+    optimizer: PyTree
     observations: PyTree  # normalize.Stats of each leaf of an observation, or ()
     rewards: normalize.RewardScale | tuple[()]
 
@@ -52,7 +55,7 @@ class Learner(NamedTuple):
     """What gradient steps change."""
 
     params: PyTree
-    optimiser: PyTree
+    optimizer: PyTree
     stopped: Array  # bool: the policy has moved too far, no step is taken any more
 
 
@@ -61,7 +64,7 @@ class Lesson(NamedTuple):
 
     learner: Learner
     rows: Batch  # [T * N, ...]
-    frames: frames.Frames | tuple[()]  # what their observations are made of, where they are kept as frames
+    frames: Frames | tuple[()]  # what their observations are made of, where they are kept as frames
     state: State  # as it will be afterwards, but for what gradient steps and `others` change
     others: PyTree  # Moments: of targets and advantages [2], and of observations as far as they have statistics
 
@@ -73,7 +76,7 @@ class Parts(NamedTuple):
     spec: EnvSpec
     network: networks.ActorCritic
     learning_rate: optax.Schedule
-    optimiser: optax.GradientTransformation
+    optimizer: optax.GradientTransformation
     objective: Callable[["Parts", PyTree, Batch], tuple[Array, Metrics]]
     frame_stack: int  # frames of an observation that is kept as its newest; 0: all of it is kept
 
@@ -96,14 +99,14 @@ def make(config: Config, spec: EnvSpec, num_updates: int, objective: Callable | 
         dtype=jnp.dtype(config.compute_dtype),
     )
     num_steps = config.num_epochs * config.num_minibatches  # of an update
-    learning_rate = gradients.linear(config.learning_rate, config.anneal, num_updates * num_steps)
-    optimiser = gradients.optimiser(
+    learning_rate = optim.linear_schedule(config.learning_rate, config.anneal, num_updates * num_steps)
+    optimizer = optim.make_optimizer(
         learning_rate,
         epsilon=config.adam_epsilon,
         max_grad_norm=config.max_grad_norm,
     )
     frame_stack = 0 if config.normalize_observations or spec.frame_stack < 2 else spec.frame_stack
-    parts = Parts(config, spec, network, learning_rate, optimiser, objective or loss, frame_stack)
+    parts = Parts(config, spec, network, learning_rate, optimizer, objective or loss, frame_stack)
     return Agent(
         init=partial(init, parts),
         explore=partial(explore, parts),
@@ -111,9 +114,9 @@ def make(config: Config, spec: EnvSpec, num_updates: int, objective: Callable | 
         update=partial(update, parts),
         noise=partial(noise, spec.action),
         rollout_length=config.rollout_length,
-        keep=frames.keeper(frame_stack),
+        keep=compressor(frame_stack),
         interrupt=interrupt,
-        gradient_steps=epochs.in_parts(
+        gradient_steps=sgd.incremental_update(
             num_steps, partial(begin, parts), partial(epochs_of, parts), partial(end, parts)
         ),
     )
@@ -122,7 +125,7 @@ def make(config: Config, spec: EnvSpec, num_updates: int, objective: Callable | 
 def check(config: Config, spec: EnvSpec) -> None:
     """The numbers that set shapes; real numbers may be traced and are checked on the host."""
     num_rows = config.rollout_length * spec.num_envs
-    minibatch.check(num_rows, config.num_minibatches, spec.num_shards)
+    minibatch.validate(num_rows, config.num_minibatches, spec.num_shards)
     if config.normalize_advantage and num_rows * spec.num_shards == config.num_minibatches:
         raise ValueError(
             f"{num_rows * spec.num_shards} steps per update in {config.num_minibatches} minibatches are one in each, "
@@ -139,7 +142,7 @@ def init(parts: Parts, key: Key) -> State:
         params["log_std"] = jnp.full(parts.spec.action.shape, parts.config.log_std_init, jnp.float32)
     return State(
         params=params,
-        optimiser=parts.optimiser.init(params),
+        optimizer=parts.optimizer.init(params),
         observations=jax.tree.map(lambda x: normalize.init(x.shape), parts.spec.obs)
         if parts.config.normalize_observations
         else (),
@@ -162,14 +165,14 @@ def noise(action: Discrete | Box, key: Key, num_steps: int, num_envs: int) -> Ar
 
 def explore(parts: Parts, state: State, obs: PyTree, memory: PyTree, noise: Array) -> Decision:
     """A sample of the policy."""
-    pi = policy(parts, state.params, normalised(state, obs))
+    pi = policy(parts, state.params, normalized(state, obs))
     drawn = pi.sample_from(noise)
     return Decision(to_action(pi, drawn), extras=Squashed(pi, drawn) if _is_squashed(pi) else pi)
 
 
 def exploit(parts: Parts, state: State, obs: PyTree, memory: PyTree, noise: Array) -> Decision:
     """The policy's mode."""
-    pi = policy(parts, state.params, normalised(state, obs))
+    pi = policy(parts, state.params, normalized(state, obs))
     return Decision(to_action(pi, pi.mode()))
 
 
@@ -178,7 +181,7 @@ def to_action(pi: PyTree, drawn: Array) -> Array:
     return jnp.tanh(drawn) if _is_squashed(pi) else drawn
 
 
-def normalised(state: State, obs: PyTree) -> PyTree:
+def normalized(state: State, obs: PyTree) -> PyTree:
     """Observations as the network sees them: less their mean, over their standard deviation, if that is asked for."""
     if not state.observations:
         return obs
@@ -201,23 +204,23 @@ def distribution(parts: Parts, params: PyTree, output: Array) -> PyTree:
 def update(parts: Parts, state: State, rollout: Rollout, key: Key) -> tuple[State, Metrics]:
     """Learns from a rollout, in several epochs of minibatches (algorithm 1)."""
     lesson = begin(parts, state, rollout)
-    return end(parts, lesson, *epochs.run(epochs_of(parts, lesson), lesson.learner, lesson.rows, key, lesson.others))
+    return end(parts, lesson, *sgd.run(epochs_of(parts, lesson), lesson.learner, lesson.rows, key, lesson.others))
 
 
-def epochs_of(parts: Parts, lesson: Lesson) -> epochs.Epochs:
+def epochs_of(parts: Parts, lesson: Lesson) -> sgd.Epochs:
     """How a lesson is gone through."""
-    return epochs.Epochs(
+    return sgd.Epochs(
         num_epochs=parts.config.num_epochs,
         num_minibatches=parts.config.num_minibatches,
         axis_name=parts.spec.axis_name,
         gradient_step=partial(gradient_step, parts, lesson.frames),
-        standardised="advantage" if parts.config.normalize_advantage else "",
+        standardized="advantage" if parts.config.normalize_advantage else "",
         num_hands=parts.spec.num_hands,
     )
 
 
 def begin(parts: Parts, state: State, rollout: Rollout) -> Lesson:
-    """What is to be learnt from one rollout. Observations are seen by the statistics of before."""
+    """What is to be learned from one rollout. Observations are seen by the statistics of before."""
     config = parts.config
     rollout = normalize.clip_rewards(rollout, config.clip_rewards)
     steps = rollout.steps
@@ -225,8 +228,8 @@ def begin(parts: Parts, state: State, rollout: Rollout) -> Lesson:
     look = lambda stats, obs: normalize.seen(stats, obs, steps.valid)
     of_observations = state.observations and jax.tree.map(look, state.observations, steps.obs, is_leaf=_is_stats)
     if not parts.frame_stack:
-        rollout = rollout._replace(steps=steps._replace(obs=normalised(state, steps.obs)))
-    obs, kept = frames.rows(parts.frame_stack, rollout)
+        rollout = rollout._replace(steps=steps._replace(obs=normalized(state, steps.obs)))
+    obs, kept = encode_rollout(parts.frame_stack, rollout)
     value, next_value = values(parts, state, rollout, obs, kept)
     discount = config.gamma * steps.discount
     advantage = returns.gae(reward, discount, value, next_value, steps.last, config.gae_lambda)
@@ -236,12 +239,12 @@ def begin(parts: Parts, state: State, rollout: Rollout) -> Lesson:
     log_prob = acted.policy.log_prob(acted.drawn)
     rows = minibatch.flatten(Batch((), acted.drawn, acted.policy, log_prob, value, advantage, target, weight))
     of_both = normalize.moments(jnp.stack([target, advantage]), weight, axis=(1, 2))
-    learner = Learner(state.params, state.optimiser, jnp.bool_(False))
+    learner = Learner(state.params, state.optimizer, jnp.bool_(False))
     return Lesson(learner, rows._replace(obs=obs), kept, after, (of_both, of_observations))
 
 
 def scaled(parts: Parts, state: State, steps: Transition) -> tuple[State, Array]:
-    """Rewards [T, N] as they are learnt from, and the state with them in its statistics."""
+    """Rewards [T, N] as they are learned from, and the state with them in its statistics."""
     reward, rewards, axis_name = steps.reward, state.rewards, parts.spec.axis_name
     if not rewards:
         return state, reward
@@ -249,21 +252,19 @@ def scaled(parts: Parts, state: State, steps: Transition) -> tuple[State, Array]
     return state._replace(rewards=rewards), normalize.apply_reward(rewards, reward)
 
 
-def values(
-    parts: Parts, state: State, rollout: Rollout, obs: PyTree, kept: frames.Frames | tuple[()]
-) -> tuple[Array, Array]:
+def values(parts: Parts, state: State, rollout: Rollout, obs: PyTree, kept: Frames | tuple[()]) -> tuple[Array, Array]:
     """The critic's of each step and of what follows it, f32 [T, N]: here in bulk, not step by step while acting.
 
     `obs` [T * N, ...] stand for the steps' observations, or are numbers of their frames in what was `kept`.
     """
     critic = partial(parts.network.critic, state.params["network"])
     if parts.frame_stack:  # stacks for a minibatch at a time
-        look = partial(frames.look, parts.frame_stack, kept)
+        look = partial(decode, parts.frame_stack, kept)
         value = jax.lax.map(lambda some: critic(look(some)), obs.reshape(parts.config.num_minibatches, -1))
     else:
-        value = minibatch.each(critic, obs)
+        value = minibatch.map_chunks(critic, obs)
     value = value.reshape(rollout.steps.reward.shape)
-    return value, jnp.concatenate([value[1:], critic(normalised(state, rollout.next_obs))[None]])
+    return value, jnp.concatenate([value[1:], critic(normalized(state, rollout.next_obs))[None]])
 
 
 def explained_variance(of_both: normalize.Moments) -> Array:
@@ -280,9 +281,9 @@ def end(
 ) -> tuple[State, Metrics]:
     """The agent after the update; metrics are means over the gradient steps that were tried."""
     (metrics, tried), (of_both, of_observations) = sums, others
-    means = across.total(jax.tree.map(lambda x: x / jnp.maximum(tried, 1), metrics), parts.spec.sharing)
-    learning_rate = parts.learning_rate(learner.optimiser[-1].count)
-    state = lesson.state._replace(params=learner.params, optimiser=learner.optimiser)
+    means = collectives.all_reduce_sum(jax.tree.map(lambda x: x / jnp.maximum(tried, 1), metrics), parts.spec.sharing)
+    learning_rate = parts.learning_rate(learner.optimizer[-1].count)
+    state = lesson.state._replace(params=learner.params, optimizer=learner.optimizer)
     if state.observations:
         merged = jax.tree.map(normalize.merge, state.observations, of_observations, is_leaf=_is_stats)
         state = state._replace(observations=merged)
@@ -290,20 +291,22 @@ def end(
 
 
 def gradient_step(
-    parts: Parts, kept: frames.Frames | tuple[()], learner: Learner, batch: Batch
+    parts: Parts, kept: Frames | tuple[()], learner: Learner, batch: Batch
 ) -> tuple[Learner, tuple[Metrics, Array]]:
     """One gradient step, or none once the policy has moved too far: what comes after is computed and not counted."""
-    params, optimiser, stopped = learner
+    params, optimizer, stopped = learner
     tried = ~stopped
-    batch = batch._replace(obs=frames.look(parts.frame_stack, kept, batch.obs))
-    gradient, metrics = minibatch.accumulate(jax.grad(partial(parts.objective, parts), has_aux=True), params, batch)
+    batch = batch._replace(obs=decode(parts.frame_stack, kept, batch.obs))
+    gradient, metrics = minibatch.accumulate_grads(
+        jax.grad(partial(parts.objective, parts), has_aux=True), params, batch
+    )
     approx_kl = () if parts.config.target_kl is None else metrics["approx_kl"]
-    gradient, approx_kl = across.total((gradient, approx_kl), parts.spec.sharing)
-    updates, next_optimiser = parts.optimiser.update(gradient, optimiser, params)
-    after = optax.apply_updates(params, updates), next_optimiser
+    gradient, approx_kl = collectives.all_reduce_sum((gradient, approx_kl), parts.spec.sharing)
+    updates, next_optimizer = parts.optimizer.update(gradient, optimizer, params)
+    after = optax.apply_updates(params, updates), next_optimizer
     if parts.config.target_kl is not None:
         stopped |= approx_kl > 1.5 * parts.config.target_kl
-        after = jax.tree.map(partial(jnp.where, stopped), (params, optimiser), after)
+        after = jax.tree.map(partial(jnp.where, stopped), (params, optimizer), after)
     return Learner(*after, stopped), (jax.tree.map(lambda x: tried * x, metrics), tried.astype(jnp.float32))
 
 

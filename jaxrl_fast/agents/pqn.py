@@ -1,7 +1,7 @@
 """PQN: Q-learning on fresh rollouts, without replay and without target parameters (Gallici et al. 2025).
 
 LayerNorm takes the target's place: on dense layers over their width, on convolutions over each pixel's channels, as
-flax does and the authors' code for MinAtar does; PyTorch versions that normalise over channels and pixels together are
+flax does and the authors' code for MinAtar does; PyTorch versions that normalize over channels and pixels together are
 another network. Rows whose action was ignored (resets) take part in nothing.
 """
 
@@ -12,29 +12,20 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxrl_fast import (
-    across,
-    distributions,
-    epochs,
-    exploration,
-    frames,
-    gradients,
-    minibatch,
-    networks,
-    normalize,
-    returns,
-)
-from jaxrl_fast.agents import configs
+from jaxrl_fast import networks
+from jaxrl_fast.agents.configs import pqn
+from jaxrl_fast.parallel import collectives
+from jaxrl_fast.rl import distributions, exploration, frame_stack, minibatch, normalize, optim, returns, sgd
 from jaxrl_fast.types import Agent, Array, Decision, EnvSpec, Key, Metrics, PyTree, Rollout
 
-Config = configs.PQN
+Config = pqn.PQN
 
 
 class State(NamedTuple):
     """All that PQN carries from update to update."""
 
     params: PyTree
-    optimiser: PyTree
+    optimizer: PyTree
     num_updates: Array  # int32
 
 
@@ -51,7 +42,7 @@ class Learner(NamedTuple):
     """What gradient steps change."""
 
     params: PyTree
-    optimiser: PyTree
+    optimizer: PyTree
 
 
 class Lesson(NamedTuple):
@@ -59,7 +50,7 @@ class Lesson(NamedTuple):
 
     learner: Learner
     rows: Batch  # [T * N, ...]
-    frames: frames.Frames | tuple[()]  # what their observations are made of, where they are kept as frames
+    frames: frame_stack.Frames | tuple[()]  # what their observations are made of, where they are kept as frames
     num_updates: Array  # int32: with this one
     others: tuple[()] = ()  # nothing else that devices have to tell each other
 
@@ -72,7 +63,7 @@ class Parts(NamedTuple):
     network: networks.Network
     epsilon: exploration.Epsilon
     learning_rate: optax.Schedule
-    optimiser: optax.GradientTransformation
+    optimizer: optax.GradientTransformation
 
 
 def make(config: Config, spec: EnvSpec, num_updates: int) -> Agent:
@@ -80,7 +71,7 @@ def make(config: Config, spec: EnvSpec, num_updates: int) -> Agent:
 
     Raises ValueError where the numbers do not fit each other or the environment.
     """
-    minibatch.check(config.rollout_length * spec.num_envs, config.num_minibatches, spec.num_shards)
+    minibatch.validate(config.rollout_length * spec.num_envs, config.num_minibatches, spec.num_shards)
     network = networks.network(
         spec.obs,
         exploration.num_actions(spec, "pqn"),
@@ -91,15 +82,15 @@ def make(config: Config, spec: EnvSpec, num_updates: int) -> Agent:
         dtype=jnp.dtype(config.compute_dtype),
     )
     num_steps = config.num_epochs * config.num_minibatches  # of an update
-    learning_rate = gradients.linear(config.learning_rate, config.anneal, num_updates * num_steps)
-    optimiser = gradients.optimiser(
+    learning_rate = optim.linear_schedule(config.learning_rate, config.anneal, num_updates * num_steps)
+    optimizer = optim.make_optimizer(
         learning_rate,
         epsilon=config.adam_epsilon,
         max_grad_norm=config.max_grad_norm,
         kind="radam",
     )
     epsilon = exploration.Epsilon(config.epsilon_start, config.epsilon_end, config.epsilon_steps, config.epsilon_ladder)
-    parts = Parts(config, spec, network, epsilon, learning_rate, optimiser)
+    parts = Parts(config, spec, network, epsilon, learning_rate, optimizer)
     return Agent(
         init=partial(init, parts),
         explore=partial(explore, parts),
@@ -107,8 +98,8 @@ def make(config: Config, spec: EnvSpec, num_updates: int) -> Agent:
         update=partial(update, parts),
         noise=exploration.noise,
         rollout_length=config.rollout_length,
-        keep=frames.keeper(spec.frame_stack),
-        gradient_steps=epochs.in_parts(
+        keep=frame_stack.compressor(spec.frame_stack),
+        gradient_steps=sgd.incremental_update(
             num_steps, partial(begin, parts), partial(epochs_of, parts), partial(end, parts)
         ),
     )
@@ -117,7 +108,7 @@ def make(config: Config, spec: EnvSpec, num_updates: int) -> Agent:
 def init(parts: Parts, key: Key) -> State:
     """Fresh parameters."""
     params = parts.network.init(key)
-    return State(params, parts.optimiser.init(params), jnp.int32(0))
+    return State(params, parts.optimizer.init(params), jnp.int32(0))
 
 
 def explore(parts: Parts, state: State, obs: PyTree, memory: PyTree, noise: exploration.Noise) -> Decision:
@@ -142,12 +133,12 @@ def epsilons(parts: Parts, state: State, place: int | Array = 0) -> Array:
 def update(parts: Parts, state: State, rollout: Rollout, key: Key) -> tuple[State, Metrics]:
     """Learns from a rollout, in several epochs of minibatches (algorithm 1)."""
     lesson = begin(parts, state, rollout)
-    return end(parts, lesson, *epochs.run(epochs_of(parts, lesson), lesson.learner, lesson.rows, key))
+    return end(parts, lesson, *sgd.run(epochs_of(parts, lesson), lesson.learner, lesson.rows, key))
 
 
-def epochs_of(parts: Parts, lesson: Lesson) -> epochs.Epochs:
+def epochs_of(parts: Parts, lesson: Lesson) -> sgd.Epochs:
     """How a lesson is gone through."""
-    return epochs.Epochs(
+    return sgd.Epochs(
         num_epochs=parts.config.num_epochs,
         num_minibatches=parts.config.num_minibatches,
         axis_name=parts.spec.axis_name,
@@ -157,24 +148,24 @@ def epochs_of(parts: Parts, lesson: Lesson) -> epochs.Epochs:
 
 
 def begin(parts: Parts, state: State, rollout: Rollout) -> Lesson:
-    """What is to be learnt from one rollout, whose targets stay what they are now."""
+    """What is to be learned from one rollout, whose targets stay what they are now."""
     rows, kept = prepare(parts, state.params, normalize.clip_rewards(rollout, parts.config.clip_rewards))
-    return Lesson(Learner(state.params, state.optimiser), rows, kept, state.num_updates + 1)
+    return Lesson(Learner(state.params, state.optimizer), rows, kept, state.num_updates + 1)
 
 
 def end(parts: Parts, lesson: Lesson, learner: Learner, sums: Metrics, others: PyTree) -> tuple[State, Metrics]:
     """The agent after the update; metrics are means over gradient steps."""
     state = State(*learner, lesson.num_updates)
     num_steps = parts.config.num_epochs * parts.config.num_minibatches
-    means = across.total(jax.tree.map(lambda x: x / num_steps, sums), parts.spec.sharing)
+    means = collectives.all_reduce_sum(jax.tree.map(lambda x: x / num_steps, sums), parts.spec.sharing)
     now = exploration.env_steps(parts.spec, parts.config.rollout_length, state.num_updates)
     return state, means | {
         "epsilon": exploration.mean(parts.epsilon, parts.spec, now),
-        "learning_rate": parts.learning_rate(state.optimiser[-1].count),
+        "learning_rate": parts.learning_rate(state.optimizer[-1].count),
     }
 
 
-def prepare(parts: Parts, params: PyTree, rollout: Rollout) -> tuple[Batch, frames.Frames | tuple[()]]:
+def prepare(parts: Parts, params: PyTree, rollout: Rollout) -> tuple[Batch, frame_stack.Frames | tuple[()]]:
     """Rows to learn from, [T * N, ...], and what their observations are made of.
 
     Targets are Peng's Q(lambda) (section 3.2 of the paper). The value of what follows the last step is looked up
@@ -186,20 +177,20 @@ def prepare(parts: Parts, params: PyTree, rollout: Rollout) -> tuple[Batch, fram
     discount = config.gamma * steps.discount
     target = returns.lambda_returns(steps.reward, discount, next_best, steps.last, config.q_lambda)
     rows = minibatch.flatten(Batch((), steps.action, target, steps.valid.astype(jnp.float32)))
-    obs, kept = frames.rows(parts.spec.frame_stack, rollout)
+    obs, kept = frame_stack.encode_rollout(parts.spec.frame_stack, rollout)
     return rows._replace(obs=obs), kept
 
 
 def gradient_step(
-    parts: Parts, kept: frames.Frames | tuple[()], learner: Learner, batch: Batch
+    parts: Parts, kept: frame_stack.Frames | tuple[()], learner: Learner, batch: Batch
 ) -> tuple[Learner, Metrics]:
     """One gradient step."""
-    params, optimiser = learner
-    batch = batch._replace(obs=frames.look(parts.spec.frame_stack, kept, batch.obs))
-    gradient, metrics = minibatch.accumulate(jax.grad(partial(loss, parts), has_aux=True), params, batch)
-    gradient = across.total(gradient, parts.spec.sharing)
-    updates, optimiser = parts.optimiser.update(gradient, optimiser, params)
-    return Learner(optax.apply_updates(params, updates), optimiser), metrics
+    params, optimizer = learner
+    batch = batch._replace(obs=frame_stack.decode(parts.spec.frame_stack, kept, batch.obs))
+    gradient, metrics = minibatch.accumulate_grads(jax.grad(partial(loss, parts), has_aux=True), params, batch)
+    gradient = collectives.all_reduce_sum(gradient, parts.spec.sharing)
+    updates, optimizer = parts.optimizer.update(gradient, optimizer, params)
+    return Learner(optax.apply_updates(params, updates), optimizer), metrics
 
 
 def loss(parts: Parts, params: PyTree, batch: Batch) -> tuple[Array, Metrics]:

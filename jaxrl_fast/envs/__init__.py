@@ -11,17 +11,18 @@ import re
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from jaxrl_fast import imported
-from jaxrl_fast.spelling import nearest
+from jaxrl_fast.utils import importing
+from jaxrl_fast.utils.parsing import nearest
 
 if TYPE_CHECKING:
     from jaxrl_fast import types
+
 
 BACKENDS = ("gymnax", "envpool")  # a bare id that several know means the first
 EXTRAS = {"envpool": "atari"}  # of ours, with which a backend comes; others are packages of the backend's own name
 
 
-def make(env_id: Any, num_envs: int, /, conditions: "types.Conditions | None" = None, **options: Any) -> "types.Env":
+def make(env_id: Any, num_envs: int, /, conditions: "types.HostEnvConfig | None" = None, **options: Any) -> "types.Env":
     """N environments behind one id, or behind an object with gymnax's interface.
 
     Ids: "gymnax/CartPole-v1"; "CartPole-v1"; "my_package.my_module:MyEnv", a class or an instance, found from
@@ -115,7 +116,7 @@ def _backend(name: str) -> ModuleType:
 def _import_object(env_id: str) -> Any:
     """What "my_package.my_module:MyEnv" names."""
     module_name, _, attribute = env_id.partition(":")
-    module = imported.module(module_name, f"environment {env_id!r}")
+    module = importing.module(module_name, f"environment {env_id!r}")
     found = module
     for part in attribute.split("."):
         if not hasattr(found, part) and module_name == "__main__":

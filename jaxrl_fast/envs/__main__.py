@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
-from jaxrl_fast import command, envs, wording
-from jaxrl_fast.spelling import nearest
+from jaxrl_fast import cli, envs
+from jaxrl_fast.utils import formatting
+from jaxrl_fast.utils.parsing import nearest
 
-MOST_DESCRIBED = 40  # environments of a backend; of more only the names are told
+MAX_DESCRIBED = 40  # environments of a backend; of more only the names are told
 
 
 @dataclass(frozen=True)
@@ -21,24 +22,24 @@ class Options:
     """Observation and action of each, however many they are."""
 
 
-USAGE = command.Usage(
+USAGE = cli.CommandSpec(
     "python -m jaxrl_fast.envs",
     "[PATTERN]",
     Options,
     "Lists the environments that can be trained, each with its observation and action. A pattern is a part of the "
-    f"name, or has * and ? in it. Of more than {MOST_DESCRIBED} in a backend only the names are told.",
+    f"name, or has * and ? in it. Of more than {MAX_DESCRIBED} in a backend only the names are told.",
     least=0,
 )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command. Returns its exit status."""
-    return command.run(prepare, act, argv)
+    return cli.run_command(prepare, act, argv)
 
 
 def prepare(argv: Sequence[str]) -> tuple[dict[str, list[str]], Options]:
     """The ids of each backend that are asked for."""
-    words, options = command.read(USAGE, argv)
+    words, options = cli.read(USAGE, argv)
     pattern = words[0] if words else ""
     found: dict[str, list[str]] = {}
     everything: list[str] = []
@@ -63,8 +64,8 @@ def act(ready: tuple[dict[str, list[str]], Options]) -> None:
     """Prints them."""
     found, options = ready
     for backend, ids in found.items():
-        print(f"{backend}: {wording.counted(len(ids), 'environment')}", flush=True)
-        few = options.describe or len(ids) <= MOST_DESCRIBED
+        print(f"{backend}: {formatting.counted(len(ids), 'environment')}", flush=True)
+        few = options.describe or len(ids) <= MAX_DESCRIBED
         for line in described(ids) if few else by_family(backend, ids):
             print(line, flush=True)
 
@@ -121,4 +122,4 @@ def action(space: Any) -> str:
 
 
 if __name__ == "__main__":
-    command.start(main)
+    cli.start(main)

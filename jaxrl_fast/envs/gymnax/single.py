@@ -1,0 +1,176 @@
+"""One environment with gymnax's interface: what it says of itself when it is traced, its reset and its step.
+
+What an agent meets is made uniform: observations are float32, bool (MinAtar's boards) or uint8; a state
+index becomes a one-hot vector; a scalar becomes a vector of one. Rewards are float32. Continuous actions
+in [-1, 1] are scaled to the true bounds. No action, NaN included, can leave the action space.
+"""
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from gymnax.environments import spaces
+
+from jaxrl_fast import types
+from jaxrl_fast.envs.spaces import readable, to_env_action, true_bounds
+from jaxrl_fast.types import EnvSpec, Key, PyTree, TimeStep
+from jaxrl_fast.utils.errors import where, why
+
+
+class Single(NamedTuple):
+    """One gymnax environment, ready to be driven."""
+
+    env: Any
+    params: Any
+    obs_space: Any  # trusted only to tell a state index from a number
+    state: PyTree  # avals of its state, the same after reset and after step
+    bounds: Any  # the true (low, high) of continuous actions, else ()
+    spec: EnvSpec
+
+
+def traced(env_id: str, env: Any, params: Any, num_envs: int) -> Single:
+    """The environment as its own functions show it when they are traced, for its spaces may err; else ValueError."""
+    action, bounds = _action(env_id, _try(env_id, env.action_space, params))
+    spec = EnvSpec(env_id, None, action, num_envs)  # type: ignore[arg-type]  # its obs is what we are to find
+    single = Single(env, params, _observation_space(env, params), None, bounds, spec)
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    one_action = jax.ShapeDtypeStruct(getattr(action, "shape", ()), jnp.float32 if bounds else jnp.int32)
+    obs, state = _try(env_id, jax.eval_shape, functools.partial(_raw_reset, single), key)
+    traced = _try(env_id, jax.eval_shape, functools.partial(_raw_step, single), key, state, one_action)
+    next_obs, next_state, scalars = traced
+    _check_same(env_id, "state", state, next_state)
+    _check_same(env_id, "observation", obs, next_obs)
+    for name, value in scalars.items():
+        if value.size != 1:
+            raise ValueError(f"{env_id} cannot be driven: its {name} has shape {value.shape}, and not one number")
+    if not jax.tree.leaves(obs):
+        raise ValueError(f"{env_id} cannot be driven: its observation has no part")
+    for part in jax.tree.leaves(obs):
+        if not part.size:
+            raise ValueError(f"{env_id} cannot be driven: of its observation a part of shape {part.shape} is empty")
+    state, obs = (jax.tree.map(_joined, *both) for both in ((state, next_state), (obs, next_obs)))
+    return single._replace(state=state, spec=spec._replace(obs=obs))
+
+
+def reset_one(single: Single, key: Key) -> tuple[PyTree, PyTree]:
+    """Its state and its observation at the beginning of an episode."""
+    obs, env_state = single.env.reset_env(key, single.params)
+    return _strong(single.state, env_state), _strong(single.spec.obs, encode(single, obs))
+
+
+def step_one(single: Single, key: Key, env_state: PyTree, action: jax.Array) -> tuple[PyTree, TimeStep]:
+    """One environment's step, without a thought of reset."""
+    action = to_env_action(single.spec, single.bounds, action)
+    obs, env_state, reward, terminated, _ = single.env.step_env(key, env_state, action, single.params)
+    terminated = jnp.asarray(terminated, bool).reshape(())
+    truncated = jnp.asarray(single.env.is_truncated(env_state, single.params), bool).reshape(())
+    obs = readable(terminated, encode(single, obs))
+    timestep = TimeStep(
+        obs=_strong(single.spec.obs, obs),
+        reward=jnp.asarray(reward, jnp.float32).reshape(()),
+        discount=1.0 - terminated.astype(jnp.float32),
+        last=terminated | truncated,
+    )
+    return _strong(single.state, env_state), timestep
+
+
+def encode(single: Single, obs: PyTree) -> PyTree:
+    """An observation as agents meet it."""
+    return _encode(obs, single.obs_space, _is_minatar(single.env))
+
+
+def _encode(obs: PyTree, space: Any, bits: bool) -> PyTree:
+    if isinstance(obs, Mapping):
+        inner = space.spaces if isinstance(space, spaces.Dict) else {}
+        return {name: _encode(part, inner.get(name), bits) for name, part in obs.items()}
+    if isinstance(obs, tuple) and isinstance(space, spaces.Tuple) and len(obs) == len(space.spaces):
+        parts = [_encode(part, inner, bits) for part, inner in zip(obs, space.spaces)]
+        return type(obs)(*parts) if hasattr(obs, "_fields") else tuple(parts)
+    return jax.tree.map(lambda leaf: _encode_leaf(jnp.asarray(leaf), space, bits), obs)
+
+
+def _encode_leaf(leaf: jax.Array, space: Any, bits: bool) -> jax.Array:
+    if bits:
+        return leaf.astype(bool)
+    if leaf.ndim == 0 and isinstance(space, spaces.Discrete):
+        return jax.nn.one_hot(leaf, space.n, dtype=jnp.float32)
+    leaf = jnp.atleast_1d(leaf)
+    return leaf if leaf.dtype in (jnp.bool_, jnp.uint8) else leaf.astype(jnp.float32)
+
+
+def _is_minatar(env: Any) -> bool:
+    return type(env).__module__.startswith("gymnax.environments.minatar.")
+
+
+def _observation_space(env: Any, params: Any) -> Any:
+    try:
+        return env.observation_space(params)
+    except Exception:  # an environment may say nothing of its observations: they are traced anyway
+        return None
+
+
+def _strong(avals: PyTree, tree: PyTree) -> PyTree:
+    """A tree with the dtypes of `avals` and no weak types, so that no second lowering follows."""
+    return jax.tree.map(lambda aval, x: _strong_leaf(aval, jnp.asarray(x)), avals, tree)
+
+
+def _strong_leaf(aval: jax.ShapeDtypeStruct, x: jax.Array) -> jax.Array:
+    is_key = jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+    return x if is_key else jax.lax.convert_element_type(x, aval.dtype)
+
+
+def _try(env_id: str, function: Callable[..., Any], *arguments: Any) -> Any:
+    try:
+        return function(*arguments)
+    except Exception as error:  # whatever the environment's functions raise
+        raise ValueError(f"{env_id} cannot be driven: {why(error)}{where(error)}") from error
+
+
+def _raw_reset(single: Single, key: Key) -> tuple[PyTree, PyTree]:
+    obs, state = single.env.reset_env(key, single.params)
+    return encode(single, obs), state
+
+
+def _raw_step(single: Single, key: Key, state: PyTree, action: jax.Array) -> tuple[PyTree, PyTree, dict[str, Any]]:
+    outcome = single.env.step_env(key, state, to_env_action(single.spec, single.bounds, action), single.params)
+    if len(outcome) != 5:
+        raise ValueError(f"step_env returns {len(outcome)} values, not (obs, state, reward, terminated, info)")
+    obs, state, reward, terminated, _ = outcome
+    truncated = single.env.is_truncated(state, single.params)
+    scalars = {"reward": reward, "terminated": terminated, "truncated": truncated}
+    return encode(single, obs), state, jax.tree.map(jnp.asarray, scalars)
+
+
+def _joined(a: jax.ShapeDtypeStruct, b: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+    """The shape and dtype of what reset and step return, without weak types."""
+    return jax.ShapeDtypeStruct(a.shape, a.dtype if a.dtype == b.dtype else jnp.promote_types(a.dtype, b.dtype))
+
+
+def _check_same(env_id: str, what: str, first: PyTree, after: PyTree) -> None:
+    at_reset, at_step = dict(_named_leaves(what, first)), dict(_named_leaves(what, after))
+    for name in sorted(at_reset.keys() ^ at_step.keys()):
+        when = "reset" if name in at_reset else "step"
+        raise ValueError(f"{env_id} cannot be driven: only after {when} has its {what} a part {name}")
+    for name, leaf in at_reset.items():
+        if leaf.shape != at_step[name].shape:
+            shapes = f"{leaf.shape} after reset and {at_step[name].shape} after step"
+            raise ValueError(f"{env_id} cannot be driven: its {name} has shape {shapes}")
+
+
+def _named_leaves(what: str, tree: PyTree) -> list[tuple[str, Any]]:
+    return [(what + jax.tree_util.keystr(path), leaf) for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]]
+
+
+def _action(env_id: str, space: Any) -> tuple[types.Discrete | types.Box, Any]:
+    """The action space for agents, and the true bounds of a continuous one."""
+    refused = f"{env_id} cannot be driven: its action space is {space}"
+    if isinstance(space, spaces.Discrete):
+        if space.n < 1:
+            raise ValueError(f"{env_id} cannot be driven: its action space has {space.n} actions")
+        return types.Discrete(int(space.n)), ()
+    if not isinstance(space, spaces.Box) or not jnp.issubdtype(space.dtype, jnp.floating):
+        raise ValueError(f"{refused}, and not one Discrete or one Box of floats of gymnax's spaces")
+    bounds = true_bounds(refused, space.low, space.high, space.shape)
+    return types.Box(tuple(space.shape) or (1,)), bounds

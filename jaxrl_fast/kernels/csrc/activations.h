@@ -1,0 +1,57 @@
+/* What layers do around their products on a core of a CPU: activations, and their gradients. */
+
+#ifndef JAXRL_FAST_ACTIVATIONS_H
+#define JAXRL_FAST_ACTIVATIONS_H
+
+#include <string.h>
+
+#include "simd.h"
+#include "ffi.h"
+
+enum { NONE, TANH, RELU }; /* dense.ACTIVATIONS */
+
+/* x P(x^2) / Q(x^2), of degrees 4 and 4, fitted to the least relative error on [0, 8]: within 7 ulp of tanh there, and
+1 - 2^-22 beyond. NaN stays NaN. */
+INLINE float tanh_of(float x) {
+    x = x > 8 ? 8 : x;
+    x = x < -8 ? -8 : x;
+    float q = x * x, p = 1.52304670e-08f, d = 8.52246774e-07f;
+    p = p * q + 2.18947008e-05f, d = d * q + 3.41129603e-04f;
+    p = p * q + 3.57160055e-03f, d = d * q + 2.61644527e-02f;
+    p = p * q + 1.34445002e-01f, d = d * q + 4.67778275e-01f;
+    p = p * q + 1, d = d * q + 1;
+    return x * p / d;
+}
+
+static void activate(float *y, int64_t size, int activation) {
+    if (activation == TANH)
+        for (int64_t i = 0; i < size; ++i) y[i] = tanh_of(y[i]);
+    if (activation == RELU)
+        for (int64_t i = 0; i < size; ++i) y[i] = y[i] < 0 ? 0 : y[i];
+}
+
+/* The gradient before the activation, of g [R, O] after it, and its sum over the rows. With no activation it is g. */
+static const float *
+deactivate(const float *g, const float *y, float *before, float *sum, int64_t R, int64_t O, int activation) {
+    memset(sum, 0, (size_t)O * sizeof(float));
+    if (activation == NONE) {
+        int64_t r = 0;
+        for (; r + 4 <= R; r += 4, g += 4 * O)
+            for (int64_t o = 0; o < O; ++o) sum[o] += (g[o] + g[O + o]) + (g[2 * O + o] + g[3 * O + o]);
+        for (; r < R; ++r, g += O)
+            for (int64_t o = 0; o < O; ++o) sum[o] += g[o];
+        return g - R * O;
+    }
+    for (int64_t r = 0; r < R; ++r) {
+        const float *restrict g_row = g + r * O, *restrict y_row = y + r * O;
+        float *restrict out = before + r * O, *restrict total = sum;
+        if (activation == TANH) {
+            for (int64_t o = 0; o < O; ++o) total[o] += out[o] = g_row[o] * (1 - y_row[o] * y_row[o]);
+        } else {
+            for (int64_t o = 0; o < O; ++o) total[o] += out[o] = y_row[o] > 0 ? g_row[o] : 0;
+        }
+    }
+    return before;
+}
+
+#endif

@@ -1,0 +1,48 @@
+"""The interface of a logger, and the tag names that all of them use."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+Record = Mapping[str, Any]
+# Tags as in CleanRL, so that curves of both lie over each other (but for td_loss, which is without the half there).
+CHARTS = {
+    "return_mean": "charts/episodic_return",
+    "return_min": "charts/episodic_return_min",
+    "return_max": "charts/episodic_return_max",
+    "length_mean": "charts/episodic_length",
+    "env_steps_per_s": "charts/SPS",
+    "learning_rate": "charts/learning_rate",
+    "epsilon": "charts/epsilon",
+    "loss": "losses/td_loss",
+    "q_value": "losses/q_values",
+    "clip_fraction": "losses/clipfrac",
+    "episodes": "charts/episodes",
+    "gradient_steps": "charts/gradient_steps",
+    "replay_size": "charts/replay_size",
+    "eval_return_mean": "eval/episodic_return",
+    "eval_return_std": "eval/episodic_return_std",
+    "eval_return_min": "eval/episodic_return_min",
+    "eval_return_max": "eval/episodic_return_max",
+    "eval_episodes": "eval/episodes",
+    "eval_unfinished": "eval/unfinished",
+    "eval_length_mean": "eval/episodic_length",
+}
+SILENT = ("env_steps", "valid_steps", "wall_time_s", "train_time_s", "updates", "seed")
+
+
+class Sink(Protocol):
+    """What takes records, one of each seed."""
+
+    def write(self, records: Sequence[Record]) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def tags(records: Sequence[Record]) -> dict[str, float]:
+    """Tag and value, the mean over seeds; what has no value is left out."""
+    found = {}
+    for name in records[0]:
+        values = [r[name] for r in records if r.get(name) is not None]
+        if name not in SILENT and values and not name.startswith("agent."):
+            found[CHARTS.get(name, f"losses/{name}")] = sum(values) / len(values)
+    return found

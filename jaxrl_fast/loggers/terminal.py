@@ -1,0 +1,167 @@
+"""Where lines go: a terminal, a pipe, a notebook."""
+
+import contextlib
+import os
+import sys
+from typing import Any, Protocol, TextIO
+
+SPEED_S = 3600.0  # of which the time that is left is judged
+
+
+class Console(Protocol):
+    """What takes lines."""
+
+    lines_stay: bool  # what it has shown remains, line after line
+
+    @property
+    def width(self) -> int | None: ...  # characters of a line that there is room for; None: any number
+
+    def say(self, line: str) -> None: ...
+
+    def progress(self, line: str, fraction: float) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class PlainConsole:
+    """Lines for a pipe or a file: nothing wraps, nothing is redrawn."""
+
+    lines_stay = True
+    width = None
+
+    def __init__(self, file: TextIO | None = None):
+        self.file = file or sys.stdout
+        self.heard = True
+
+    def say(self, line: str) -> None:
+        if not self.heard:
+            return
+        line = legible(line, self.file)
+        try:
+            print(line, file=self.file, flush=True)
+        except BrokenPipeError:  # the reader left, as `head` does; training goes on
+            self.heard = False
+            if self.file is sys.stdout:
+                os.dup2(os.open(os.devnull, os.O_WRONLY), self.file.fileno())
+        except OSError:  # a full disk: there may be room for the next one
+            pass
+
+    def progress(self, line: str, fraction: float) -> None:
+        self.say(line)
+
+    def close(self) -> None:
+        pass
+
+
+def legible(line: str, file: TextIO) -> str:
+    """With question marks where the file's encoding has no sign of ours."""
+    encoding = getattr(file, "encoding", None) or "utf-8"
+    return line.encode(encoding, "replace").decode(encoding)
+
+
+class RichConsole:
+    """Lines on a terminal, and below them how far it is. A terminal that is gone ends no training."""
+
+    lines_stay = True
+
+    def __init__(self, console: Any = None):
+        import rich.console
+        from rich.progress import BarColumn, Progress, TaskProgressColumn, TimeRemainingColumn
+
+        self.console = console or rich.console.Console(highlight=False)
+        columns = BarColumn(bar_width=None), TaskProgressColumn(), TimeRemainingColumn()
+        looks: dict[str, Any] = {"transient": True, "expand": True, "refresh_per_second": 4}
+        self.bar = Progress(*columns, console=self.console, speed_estimate_period=SPEED_S, **looks)
+        self.task = self.bar.add_task("", total=1.0)
+
+    @property
+    def width(self) -> int:
+        return self.console.width
+
+    def say(self, line: str) -> None:
+        with contextlib.suppress(OSError):
+            self.console.print(line, markup=False, soft_wrap=True)
+
+    def progress(self, line: str, fraction: float) -> None:
+        with contextlib.suppress(OSError):
+            if not self.bar.live.is_started:
+                self.bar.start()
+                self.console.show_cursor()  # whatever ends the process leaves the terminal as it was
+            self.bar.update(self.task, completed=fraction)
+            self.console.print(line, markup=False, no_wrap=True, overflow="ellipsis", crop=True)
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self.bar.stop()
+
+
+class NotebookConsole:
+    """One display that is updated: what was said, a bar, and the last line."""
+
+    lines_stay = False
+    width = None
+
+    def __init__(self):
+        from IPython.display import display
+
+        self.said: list[str] = []
+        self.last, self.fraction = "", 0.0
+        self.handle = display(self._content(), display_id=True)
+
+    def say(self, line: str) -> None:
+        self._keep_last()
+        self.said.append(line)
+        self.handle.update(self._content())
+
+    def progress(self, line: str, fraction: float) -> None:
+        self.last, self.fraction = line, fraction
+        self.handle.update(self._content())
+
+    def close(self) -> None:
+        self._keep_last()
+        self.handle.update(self._content())
+
+    def _keep_last(self) -> None:
+        self.said += [self.last] if self.last else []
+        self.last = ""
+
+    def _content(self) -> Any:
+        from html import escape
+
+        from IPython.display import HTML
+
+        bar = f'<progress value="{self.fraction:.4f}" max="1" style="width:30em"></progress>'
+        bar = f"{bar} {100 * self.fraction:.0f}%\n" if self.last else ""
+        text = "\n".join(escape(line) for line in [*self.said, self.last] if line)
+        return HTML(f'<pre style="line-height:1.4">{bar}{text}</pre>')
+
+
+class QuietConsole:
+    """Says nothing."""
+
+    lines_stay = False
+    width = None
+
+    def say(self, line: str) -> None:
+        pass
+
+    def progress(self, line: str, fraction: float) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+def make_console(log_level: str) -> Console:
+    """What suits the place where we run."""
+    if log_level == "quiet":
+        return QuietConsole()
+    if in_notebook():
+        return NotebookConsole()
+    return RichConsole() if sys.stdout.isatty() else PlainConsole()
+
+
+def in_notebook() -> bool:
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython else None
+    return shell is not None and "IPKernelApp" in getattr(shell, "config", {})

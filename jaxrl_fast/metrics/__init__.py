@@ -1,0 +1,1 @@
+"""From the numbers of updates to the records of a run."""

@@ -1,0 +1,154 @@
+"""From the metrics of updates to records: how each seed's training has gone so far. On the host, in float64."""
+
+import copy
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jaxrl_fast.metrics import statistics
+from jaxrl_fast.metrics.records import SUM, RecordBuffer, Rows, summarize
+from jaxrl_fast.metrics.window import EndedEpisodes, EpisodeWindow
+
+CLOCKS = ("train_time_s", "wall_time_s")
+OF_EPISODES = ("episodes", "return_sum", "longest_game")
+NUMBERS = ("solved", "diverged", "valid_steps", "updates", "recorded", "recorded_time", "evaluations")
+Solved = tuple[int, float]  # environment steps and seconds of training until then
+
+
+class NotFinite(NamedTuple):
+    """Where a training went wrong."""
+
+    member: int  # its place among them
+    metric: str
+    update: int
+
+
+class MetricsTracker:
+    """How each member's training has gone so far. What `saved` gives is enough to go on from, bit for bit."""
+
+    def __init__(
+        self,
+        labels: list[dict[str, Any]],
+        record_length: int,
+        steps_per_update: int,
+        rollout_length: int,
+        goal: float | None,
+    ):
+        self.labels, self.goal = labels, goal
+        self.steps_per_update, self.rollout_length = steps_per_update, rollout_length
+        self.ledger = RecordBuffer(record_length)
+        self.windows = [EpisodeWindow() for _ in labels]
+        self.solved: list[Solved | None] = [None] * len(labels)
+        self.diverged: list[int | None] = [None] * len(labels)  # environment steps
+        self.valid_steps = [0] * len(labels)
+        self.updates, self.recorded, self.recorded_time = 0, 0, 0.0
+        self.evaluations: list[dict[str, Any]] = []
+
+    def add(self, rows: Rows) -> list[NotFinite]:
+        """More updates: metrics [S, U] and the clocks. What first went wrong in seeds that were well, in that order."""
+        found = [f for i in range(len(self.labels)) if self.diverged[i] is None and (f := self._not_finite(rows, i))]
+        for wrong in found:
+            self.diverged[wrong.member] = wrong.update * self.steps_per_update
+        self.ledger.add(rows)
+        self.updates += rows[CLOCKS[0]].shape[1]
+        return sorted(found, key=lambda wrong: wrong.update)
+
+    def records(
+        self, everything: bool = False, waiting: bool = False, evaluation: list[dict[str, Any]] | None = None
+    ) -> Iterator[list[dict]]:
+        """The records that are complete, each with a dictionary for each member; an evaluation goes into the last.
+
+        `waiting`: for an evaluation, which is what the record that ends now does.
+        """
+        complete = list(self.ledger.take(everything, waiting))
+        for rows in complete:
+            clock, wall = (float(rows[name][0, -1]) for name in CLOCKS)
+            length = rows[CLOCKS[0]].shape[1]
+            self.recorded += length
+            speed = length * self.steps_per_update * len(self.labels) / max(clock - self.recorded_time, 1e-9)
+            self.recorded_time = clock
+            common = {
+                "env_steps": self.recorded * self.steps_per_update,
+                "updates": self.recorded,
+                "wall_time_s": round(wall, 4),
+                "train_time_s": round(clock, 4),
+                "env_steps_per_s": round(speed, 1),
+            }
+            means = summarize({k: x for k, x in rows.items() if k not in CLOCKS})
+            for i in range(len(self.labels)):
+                for episodes, total, longest in zip(*(rows[name][i] for name in OF_EPISODES), strict=True):
+                    self.windows[i].add(int(episodes), float(total), self.rollout_length, int(longest))
+                self.valid_steps[i] += int(rows["valid_steps"][i].astype("int64").sum())
+                self._check_solved(i, common["env_steps"], common["train_time_s"])
+            records = [
+                label | common | {"valid_steps": valid} | scores
+                for label, valid, scores in zip(self.labels, self.valid_steps, means, strict=True)
+            ]
+            yield [r | e for r, e in zip(records, evaluation)] if rows is complete[-1] and evaluation else records
+
+    @property
+    def evaluated_at(self) -> int | None:
+        """The environment steps of the last evaluation."""
+        return self.evaluations[-1]["env_steps"] if self.evaluations else None
+
+    @property
+    def lost(self) -> list[int]:
+        """The places of those whose training went wrong."""
+        return [i for i, wrong in enumerate(self.diverged) if wrong is not None]
+
+    def finals(self) -> list[float | None]:
+        """Each seed's mean return of the last episodes; None before the first and where training went wrong."""
+        means = [statistics.finite(w.mean) for w in self.windows]
+        return [mean if wrong is None else None for mean, wrong in zip(means, self.diverged)]
+
+    def best(self) -> dict[str, Any]:
+        """The evaluation with the highest mean return, or nothing."""
+        finished = [e for e in self.evaluations if e["eval_return_mean"] is not None]
+        return max(finished, key=lambda e: e["eval_return_mean"], default={})
+
+    def saved(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+        """All of it, as values that JSON knows and arrays by name."""
+        host = {name: copy.copy(getattr(self, name)) for name in NUMBERS}
+        as_list = lambda record: [record.ended, _as_json(record.return_sum), record.num_steps, record.longest]
+        host["windows"] = [[as_list(record) for record in (*w.records, w.waiting)] for w in self.windows]
+        return host, {f"ledger/{name}": np.array(x, order="C") for name, x in self.ledger.rows.items()}
+
+    def restore(self, host: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
+        """Goes back to how it was when `saved` was called."""
+        for name in NUMBERS:
+            setattr(self, name, host[name])
+        self.solved = [(s[0], s[1]) if s else None for s in self.solved]
+        for window, records in zip(self.windows, host["windows"], strict=True):
+            if not records or records[-1][0]:  # by a program that had no eye for the games' lengths
+                records = [[*record, 0, 0] for record in records] + [[0, 0.0, 0, 0]]
+            window.restore([EndedEpisodes(ended, float(x), *times) for ended, x, *times in records])
+        rows = {k.removeprefix("ledger/"): x for k, x in arrays.items() if k.startswith("ledger/")}
+        if rows:
+            self.ledger.add({"longest_game": np.zeros_like(rows["episodes"])} | rows)
+
+    def judge_anew(self) -> None:
+        """By another threshold: whether that has been reached is known from now on only."""
+        self.solved = [None] * len(self.labels)
+        for i in range(len(self.labels)):
+            self._check_solved(i, self.recorded * self.steps_per_update, round(self.recorded_time, 4))
+
+    def _check_solved(self, i: int, env_steps: int, train_time_s: float) -> None:
+        window, goal = self.windows[i], self.goal
+        if self.solved[i] is None and goal is not None and window.full and window.mean >= goal:
+            self.solved[i] = env_steps, train_time_s
+
+    def _not_finite(self, rows: Rows, i: int) -> NotFinite | None:
+        """The first update of seed i with a loss that is not finite. Other metrics may be undefined."""
+        bad = {name: ~np.isfinite(x[i]) for name, x in rows.items() if "loss" in name}
+        first = {name: int(x.argmax()) for name, x in bad.items() if x.any()}
+        if not first:
+            return None
+        name = min(first, key=lambda name: first[name])
+        return NotFinite(i, name.removesuffix(SUM), self.updates + first[name] + 1)
+
+
+def _as_json(x: float) -> float | str:
+    """JSON has no nan and no inf."""
+    return x if math.isfinite(x) else str(x)

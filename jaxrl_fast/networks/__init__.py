@@ -1,0 +1,141 @@
+"""Networks: a torso chosen by the shape of the observation, and linear heads on it.
+
+A network is a record of pure functions. Observations are [..., *shape] with any leading axes; parameters are
+float32 and so are outputs, whatever dtype is computed in between.
+
+    mlp      any shape, flattened: dense layers of widths `hidden`
+    minatar  [H, W, C] small boards: 16 3x3 convolutions, one dense layer (Young & Tian 2019, "MinAtar", section 3)
+    nature   [H, W, C] images of at least 36x36 (Mnih et al. 2015, "Human-level control ...", methods)
+    dqn2013  the same, with a third of the work: two convolutions (Mnih et al. 2013, "Playing Atari ...", section 4.1)
+    impala   [H, W, C]: three residual stages (Espeholt et al. 2018, "IMPALA", figure 3, the deep network)
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+from jax import Array
+
+from jaxrl_fast.networks.dense import Dense, NoisyDense
+from jaxrl_fast.networks.init import _init, _noise
+from jaxrl_fast.networks.torso import _torso, choose_kind, torso
+from jaxrl_fast.types import Key, PyTree
+
+
+class Network(NamedTuple):
+    """A function of observations with parameters."""
+
+    init: Callable[[Key], PyTree]
+    apply: Callable[..., Array]  # (params, obs [..., *shape], noise=()) -> [..., num_outputs (, num_atoms)]
+    noise: Callable[[Key, tuple[int, ...]], PyTree]  # what noisy layers need, [*shape, K] each
+
+
+class ActorCritic(NamedTuple):
+    """A policy's parameters (logits, means ...) and the value, from one tree of parameters."""
+
+    init: Callable[[Key], PyTree]
+    actor: Callable[[PyTree, PyTree], Array]  # (params, obs) -> [..., num_outputs]
+    critic: Callable[[PyTree, PyTree], Array]  # (params, obs) -> [...]
+    both: Callable[[PyTree, PyTree], tuple[Array, Array]]
+
+
+def network(
+    obs: PyTree,
+    num_outputs: int,
+    *,
+    num_atoms: int | None = None,
+    dueling: bool = False,
+    gain: float = 1.0,
+    **options,
+) -> Network:
+    """A torso with a linear head, for observations like `obs` (ShapeDtypeStruct). Other options as in `torso`.
+
+    With `num_atoms`, each output is so many numbers: a distribution. `dueling` gives the last dense layer and the head
+    to each of two streams, one for the state's value and one for what each output adds to it, less their mean
+    (Wang et al. 2016, "Dueling network architectures", eq. 9). Without noise, noisy layers use their means.
+    """
+    streams = [_torso(obs, slice(-1, None), **options) for _ in range(2)] if dueling else []
+    trunk = torso(obs, **options) if not dueling else _torso(obs, slice(None, -1), **options)
+    module: Any = _Outputs(trunk, streams, num_outputs, num_atoms, gain, options.get("noisy", False))
+
+    def apply(params, obs, noise=()):
+        return module.apply({**params, "noise": noise} if noise else params, obs)
+
+    return Network(lambda key: _init(module, obs, key), apply, lambda key, shape: _noise(module, obs, key, shape))
+
+
+def actor_critic(
+    obs: PyTree,
+    num_outputs: int,
+    *,
+    kind: str = "auto",
+    shared: bool | None = None,
+    actor_gain: float = 0.01,
+    critic_gain: float = 1.0,
+    **options,
+) -> ActorCritic:
+    """A policy and a value for observations like `obs` (ShapeDtypeStruct). Other options as in `torso`.
+
+    By default convolutions are `shared` between the two, and dense networks are not.
+    """
+    kind = choose_kind(obs, kind)
+    shared = kind != "mlp" if shared is None else shared
+    critic_torso = None if shared else torso(obs, kind=kind, **options)
+    module: Any = _ActorCritic(torso(obs, kind=kind, **options), critic_torso, num_outputs, actor_gain, critic_gain)
+    return ActorCritic(
+        init=lambda key: _init(module, obs, key),
+        actor=lambda params, obs: module.apply(params, obs, method="actor"),
+        critic=lambda params, obs: module.apply(params, obs, method="critic"),
+        both=module.apply,
+    )
+
+
+class _Outputs(nn.Module):
+    """Linear heads on a torso, in float32: [..., num_outputs], or [..., num_outputs, num_atoms]."""
+
+    torso: nn.Module
+    streams: list[nn.Module]  # none, or of a state's value and of what each output adds
+    num_outputs: int
+    num_atoms: int | None
+    gain: float
+    noisy: bool
+
+    def setup(self):
+        widths = (1, self.num_outputs) if self.streams else (self.num_outputs,)
+        layer = NoisyDense if self.noisy else Dense
+        self.heads = [layer(width * (self.num_atoms or 1), self.gain) for width in widths]
+
+    def __call__(self, obs):
+        features = self.torso(obs)
+        if not self.streams:
+            return self._shape(self.heads[0](features), self.num_outputs)
+        columns = not self.torso.mlp.hidden and self.torso.leaves_columns(obs)
+        value, extra = (head(stream(features, columns)) for head, stream in zip(self.heads, self.streams, strict=True))
+        value, extra = self._shape(value, 1), self._shape(extra, self.num_outputs)
+        return value + extra - extra.mean(axis=-1 if self.num_atoms is None else -2, keepdims=True)
+
+    def _shape(self, x, width):
+        return x if self.num_atoms is None else x.reshape(*x.shape[:-1], width, self.num_atoms)
+
+
+class _ActorCritic(nn.Module):
+    torso: nn.Module
+    critic_torso: nn.Module | None  # None: the critic looks through `torso` too
+    num_outputs: int
+    actor_gain: float
+    critic_gain: float
+
+    def setup(self):
+        self.actor_head = Dense(self.num_outputs, self.actor_gain)
+        self.critic_head = Dense(1, self.critic_gain)
+
+    def actor(self, obs):
+        return self.actor_head(self.torso(obs))
+
+    def critic(self, obs):
+        return self.critic_head((self.critic_torso or self.torso)(obs))[..., 0]
+
+    def __call__(self, obs):
+        features = self.torso(obs)
+        critic_features = self.critic_torso(obs) if self.critic_torso else features
+        return self.actor_head(features), self.critic_head(critic_features)[..., 0]

@@ -1,0 +1,79 @@
+"""Place the seeds of a training and their shards on devices."""
+
+import math
+from typing import NamedTuple
+
+import jax
+
+from jaxrl_fast.kernels import build
+from jaxrl_fast.types import SHARED_MEMORY_AXIS
+from jaxrl_fast.utils import devices
+
+CORE_SHARE = {"processes": 1}  # of ours that use these cores at the same time
+
+
+def max_grad_workers() -> int:
+    """Cores that may sum together: 1 where they cannot, or are few to each of the processes that share them."""
+    number = devices.num_cores() // CORE_SHARE["processes"]
+    return number if number > 1 and build.is_available() else 1
+
+
+def share_cores(num_processes: int) -> None:
+    """So many processes of ours use these cores."""
+    CORE_SHARE["processes"] = num_processes
+
+
+SHARDS, SEEDS = "shards", "seeds"  # names of axes, beside CORES
+
+
+class Placement(NamedTuple):
+    """So many seeds, each in so many shards, on the devices that JAX has.
+
+    Shards have devices of their own if there are enough and a seed has them to itself at a time; else a device computes
+    all of a seed's shards side by side. Seeds that share a device advance side by side too, or one after another if
+    `in_turn`.
+
+    A single seed that is not in shards may have several hands: cores that all do the same, but share gradient steps.
+    """
+
+    num_seeds: int = 1
+    num_shards: int = 1
+    in_turn: bool = False
+    num_hands: int = 1
+    axis_name: str = SHARDS  # of shards that are apart; CORES where these sum in the memory that they share
+
+    @property
+    def apart(self) -> bool:
+        """Whether the shards of a seed have devices of their own."""
+        return 1 < self.num_shards <= jax.local_device_count() and (self.in_turn or self.num_seeds == 1)
+
+    @property
+    def sharing(self) -> dict[str, int]:
+        """The axis of devices that gradients are summed over, and how many they are; nothing for a device alone."""
+        if self.apart:
+            return {self.axis_name: self.num_shards}
+        return {SHARED_MEMORY_AXIS: self.num_hands} if self.num_hands > 1 else {}
+
+    @property
+    def rounds(self) -> int:
+        """How many seeds one after another, or side by side, a device has: as few as can be."""
+        at_once = jax.local_device_count() // (self.num_shards if self.apart else 1)
+        return -(-self.num_seeds // at_once)
+
+    @property
+    def num_groups(self) -> int:
+        """The fewest groups of devices with which it takes no more rounds: of one, or of one for each shard."""
+        return -(-self.num_seeds // self.rounds)
+
+    @property
+    def num_devices(self) -> int:
+        """How many devices hold the seeds' states, each as much as another."""
+        return self.num_groups * math.prod(self.sharing.values())
+
+    @property
+    def num_trained(self) -> int:
+        """How many seeds are trained for so many: where they cannot be dealt evenly, the last one more than once."""
+        return self.rounds * self.num_groups
+
+
+SINGLE_DEVICE = Placement()  # one seed on one device

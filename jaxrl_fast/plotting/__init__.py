@@ -1,0 +1,1 @@
+"""Figures of runs and sweeps."""

@@ -1,0 +1,49 @@
+"""Draw the learning curve of one run."""
+
+from pathlib import Path
+from typing import Any
+
+from jaxrl_fast.config.paths import CURVE
+from jaxrl_fast.config.population import by_member
+from jaxrl_fast.runs.files import read_metrics, read_summary
+
+
+def save_figure(folder: Path) -> None:
+    """A run's learning curve, as a file in its folder."""
+    from jaxrl_fast.plotting import curves
+
+    curves.save(figure(folder), folder / CURVE)
+
+
+def figure(folder: Path) -> Any:
+    """A run's learning curve as a matplotlib figure."""
+    import numpy as np
+
+    from jaxrl_fast.metrics.window import WINDOW
+    from jaxrl_fast.plotting import curves
+
+    summary = read_summary(folder)
+    members = by_member(read_metrics(folder))
+    if not members:
+        raise ValueError(f"{folder}: nothing was written of its training, so there is nothing to see")
+    column = lambda name: np.array([[r[name] for r in records] for records in members.values()], np.float64)
+    at, means, counts = map(column, ("env_steps", "return_mean", "episodes"))  # a mean that is unknown is NaN
+    steps, returns, episodes = curves.thin(at[0], means, counts)
+    if len(members) > 1:
+        curve = curves.gathered("", steps, returns)
+    else:
+        curve = curves.Curve("", steps, returns, _last_episodes(returns[0], episodes[0], WINDOW), None)
+    of = "seed" if all(len(member) == 1 for member in members) else "member"
+    title = f"{summary['algo'].rpartition('.')[2].upper()} on {summary['env_id']}"
+    return curves.figure(title, curve, summary["evaluations"], summary["solved_threshold"], of)
+
+
+def _last_episodes(returns: Any, episodes: Any, window: int) -> Any:
+    """At each record, the mean over the last `window` episodes or a few more."""
+    import numpy as np
+
+    total, count = np.cumsum(np.nan_to_num(returns) * episodes), np.cumsum(episodes)
+    start = np.searchsorted(count, count - window, side="right") - 1
+    before_total, before_count = np.where(start >= 0, total[start], 0), np.where(start >= 0, count[start], 0)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return (total - before_total) / np.where(count > before_count, count - before_count, np.nan)

@@ -1,0 +1,1 @@
+"""Replay buffers: uniform (`ring`) and prioritized (`sum_tree`)."""

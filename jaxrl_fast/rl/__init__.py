@@ -1,0 +1,1 @@
+"""The mathematics of reinforcement learning, as pure functions of arrays."""

@@ -1,0 +1,99 @@
+"""Minibatches: every row of a rollout once an epoch, in an order that costs next to nothing.
+
+`jax.random.permutation` sorts twice and takes a third to a half of a small PPO's time. A bijection of [0, num_rows)
+chosen by a key needs no sort: each row computes its own place.
+"""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from jaxrl_fast.types import Key, PyTree
+
+NUM_ROUNDS = 4
+MIN_ROWS, MAX_ROWS = 256, 1024  # of a part on a CPU: activations stay in its cache, and calls are few
+
+
+def shuffle(key: Key, num_rows: int) -> Array:
+    """A random permutation of [0, num_rows), int32 [num_rows], for num_rows below 2^31.
+
+    Rounds of multiply, add and xorshift, each a bijection of the integers below the next power of two (the mixing
+    steps of Steele, Lea & Flood 2014, "Fast splittable pseudorandom number generators", section 4, with constants
+    drawn from the key). A place beyond num_rows walks on along its cycle until it is below (Black & Rogaway 2002,
+    "Ciphers with arbitrary finite domains", section 3).
+    """
+    num_bits = max(1, (num_rows - 1).bit_length())
+    mask = 2**num_bits - 1
+    constants = jax.random.bits(key, (NUM_ROUNDS, 2))
+    shift = max(1, num_bits // 2)
+
+    def mix(x):
+        for factor, offset in constants:
+            x = (x * (factor | 1) + offset) & jnp.uint32(mask)
+            x ^= x >> shift
+        return x
+
+    places = mix(jnp.arange(num_rows, dtype=jnp.uint32))
+    if num_rows <= mask:
+        outside = lambda x: x >= num_rows
+        places = jax.lax.while_loop(lambda x: outside(x).any(), lambda x: jnp.where(outside(x), mix(x), x), places)
+    return places.astype(jnp.int32)
+
+
+def validate(num_rows: int, num_minibatches: int, num_shards: int = 1) -> None:
+    """ValueError where a shard's rows of an update do not divide into so many minibatches, naming near numbers."""
+    if num_rows % num_minibatches == 0:
+        return
+    below = next(n for n in range(min(num_minibatches, num_rows), 0, -1) if num_rows % n == 0)
+    larger = range(num_minibatches, min(2 * num_minibatches, num_rows) + 1)
+    above = next((n for n in larger if num_rows % n == 0), below)
+    near = " or ".join(map(str, sorted({below, above})))
+    where = f" on each of {num_shards} devices" if num_shards > 1 else ""
+    raise ValueError(f"{num_rows} steps per update{where} do not divide into {num_minibatches} minibatches; try {near}")
+
+
+def assign(key: Key, num_rows: int, num_minibatches: int) -> Array:
+    """The numbers of the rows of each minibatch of an epoch, int32 [num_minibatches, B]."""
+    return shuffle(key, num_rows).reshape(num_minibatches, -1)
+
+
+def gather_rows(rows: PyTree, numbers: Array) -> PyTree:
+    """Rows [...] of [num_rows, ...] by different numbers."""
+    return jax.tree.map(lambda x: x.at[numbers].get(mode="promise_in_bounds", unique_indices=True), rows)
+
+
+def flatten(steps: PyTree) -> PyTree:
+    """[T, N, ...] to rows [T * N, ...]."""
+    return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), steps)
+
+
+def accumulate_grads(function: Callable[[PyTree, PyTree], PyTree], params: PyTree, rows: PyTree) -> PyTree:
+    """The sum of function(params, part) over parts of the rows [B, ...], small enough for a CPU's cache.
+
+    For functions that are themselves sums over rows, such as the gradient of a weighted loss. Elsewhere than on a
+    CPU, all rows are one part.
+    """
+    parts = _parts(rows)
+    if len(jax.tree.leaves(parts)[0]) == 1:
+        return function(params, rows)
+    first, rest = jax.tree.map(lambda x: x[0], parts), jax.tree.map(lambda x: x[1:], parts)
+    add = lambda total, part: (jax.tree.map(jnp.add, total, function(params, part)), None)
+    return jax.lax.scan(add, function(params, first), rest)[0]
+
+
+def map_chunks(function: Callable[[PyTree], PyTree], rows: PyTree) -> PyTree:
+    """function(rows [B, ...]), which does to each row the same, by parts as in `accumulate`. [B, ...]"""
+    parts = _parts(rows)
+    if len(jax.tree.leaves(parts)[0]) == 1:
+        return function(rows)
+    return flatten(jax.lax.map(function, parts))
+
+
+def _parts(rows: PyTree) -> PyTree:
+    """Rows [B, ...] as [parts, B / parts, ...]."""
+    num_rows = jax.tree.leaves(rows)[0].shape[0]
+    sizes = (size for size in range(min(MAX_ROWS, num_rows), MIN_ROWS - 1, -1) if num_rows % size == 0)
+    num_parts = num_rows // next(sizes, num_rows) if jax.default_backend() == "cpu" else 1
+    return jax.tree.map(lambda x: x.reshape(num_parts, num_rows // num_parts, *x.shape[1:]), rows)

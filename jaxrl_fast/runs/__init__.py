@@ -1,0 +1,1 @@
+"""The folder of one run on disk."""

@@ -1,0 +1,185 @@
+"""How many environments pay off on this machine: what `--num-envs auto` stands for.
+
+Counts are doubled, and each is tried with real updates of the real agent on the real environment, until doubling gains
+little, the memory is full, a run would have too few updates, or the time for it is over.
+"""
+
+import contextlib
+import dataclasses
+import math
+import time
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from jaxrl_fast import agents
+from jaxrl_fast.agents.configs import common
+from jaxrl_fast.config.convert import convert
+from jaxrl_fast.config.options import Options, types_of
+from jaxrl_fast.config.presets import read_preset
+from jaxrl_fast.config.settings import Settings
+from jaxrl_fast.loggers.terminal import make_console
+from jaxrl_fast.parallel import program
+from jaxrl_fast.training import build, memory
+from jaxrl_fast.utils import compile_cache, formatting
+from jaxrl_fast.utils.memory import format_bytes, free_bytes
+
+GAIN = 1.1  # what doubling must gain to be worth it
+PATIENCE = 2  # counts beyond the knee that are tried, since a busy machine makes dips
+MIN_UPDATES = 20  # of a run with several environments: with fewer it would be fast, and learn nothing
+BUDGET_S = 120.0  # after which no other count is begun
+SAMPLE_S = 0.3  # of training whose time is taken, the best of three
+
+
+class Trial(NamedTuple):
+    """One count of environments."""
+
+    num_envs: int
+    rate: float | None = None  # environment steps a second of all seeds, updates included; None: it was not run
+    why: str = ""  # it was not run
+    too_many: bool = False  # and larger counts would not run either
+
+
+def gain(before: Trial, after: Trial) -> float:
+    """The gain of one doubling, where several lie between two counts that were run."""
+    assert before.rate is not None and after.rate is not None
+    return (after.rate / before.rate) ** (1 / math.log2(after.num_envs / before.num_envs))
+
+
+def best_trial(trials: Sequence[Trial]) -> Trial | None:
+    """The trial after which doubling gains too little; None where nothing was run."""
+    found: Trial | None = None
+    for trial in _run(trials):
+        found = trial if found is None or gain(found, trial) >= GAIN else found
+    return found
+
+
+def next_count(trials: Sequence[Trial], start: int) -> int | None:
+    """What to try next, upward from `start`, or downward where that is too many already; None: the knee is found."""
+    if not trials:
+        return start
+    last, found = trials[-1], best_trial(trials)
+    if any(trial.too_many for trial in trials):
+        lower = last.num_envs // 2
+        return lower if found is None and lower not in (0, *(trial.num_envs for trial in trials)) else None
+    beyond = [trial for trial in _run(trials) if found is not None and trial.num_envs > found.num_envs]
+    return 2 * last.num_envs if len(beyond) < PATIENCE else None
+
+
+def choose(settings: Settings) -> Settings:
+    """The settings with a number for `num_envs`, or a ValueError where none will do. Says what was tried."""
+    from jaxrl_fast import envs
+
+    options = settings.options
+    env = envs.make(options.env, 1, **options.env_options)  # what is wrong with it is wrong for every count
+    if not env.on_device:
+        raise ValueError(f"--num-envs auto: {env.spec.id} runs on the host, where no count is tried out; give a number")
+    trials: list[Trial] = []
+    began, said = time.perf_counter(), 0
+    terminal = make_console(options.log_level)
+    with contextlib.closing(terminal), compile_cache.compile_cache(options.compile_cache):
+        while (count := next_count(trials, _start(settings))) and time.perf_counter() - began < BUDGET_S:
+            trials.append(measure_count(settings, count))
+            if best_trial(trials) is None:
+                continue  # perhaps there is nothing to show
+            lines = table(trials)
+            for line in lines[said:]:
+                terminal.say(line)
+            said = len(lines)
+        found = best_trial(trials)
+        if found is None:
+            tried = trials[0]
+            raise ValueError(f"--num-envs auto: no count will do, {tried.num_envs} for one not, because {tried.why}")
+        terminal.say(f"{found.num_envs:>9}  environment{'s' * (found.num_envs > 1)} it is")
+    return with_count(settings, found.num_envs)
+
+
+def measure_count(settings: Settings, num_envs: int) -> Trial:
+    """Compiles and runs some updates with so many environments, unless something speaks against it."""
+    settings = with_count(settings, num_envs)
+    options, algorithm = settings.options, agents.load(settings.algo)
+    steps_per_update = common.rollout_length(settings.agent, num_envs) * num_envs
+    num_updates = -(-options.total_steps // steps_per_update)
+    if options.total_steps < steps_per_update or num_envs > 1 and num_updates < MIN_UPDATES:
+        made = options.total_steps // steps_per_update
+        return Trial(num_envs, why=f"{options.total_steps} steps are {made} updates only", too_many=True)
+    try:
+        build.shard_env(settings, algorithm, num_updates)
+        begun = settings._replace(agent=_without_warmup(settings.agent))
+        env, agent, placement = build.shard_env(begun, algorithm, num_updates)
+        whole = (env, agent) if placement.num_shards == 1 else build.whole_env(begun, algorithm, num_updates)
+    except ValueError as error:
+        return Trial(num_envs, why=str(error))
+    try:
+        memory.check_fits(
+            memory.estimate(*whole, placement), getattr(settings.agent, "capacity", None), steps_per_update
+        )
+        built = program.build(env, agent, num_updates, placement)
+        takes, free = placement.num_devices * built.memory, free_bytes(placement.num_devices)
+        if free is not None and takes > free:
+            needs, there = format_bytes(takes), format_bytes(free)
+            return Trial(num_envs, why=f"an update needs {needs} of memory, of which {there} are free", too_many=True)
+        rate = measure(built, options.seed, options.num_seeds) * steps_per_update * options.num_seeds
+    except ValueError as error:
+        return Trial(num_envs, why=str(error), too_many=True)
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        return Trial(num_envs, why="it does not fit into memory", too_many=True)
+    return Trial(num_envs, rate)
+
+
+def measure(built: Any, seed: int, num_seeds: int) -> float:
+    """Updates a second."""
+    seeds = np.arange(seed, seed + num_seeds, dtype=np.int32)
+    state = built.init(seeds if num_seeds > 1 else seeds[0])
+
+    def duration(length: int) -> float:
+        nonlocal state
+        began = time.perf_counter()
+        state, rows = built.chunk(state, np.asarray(length, np.int32))
+        jax.block_until_ready(rows)
+        return time.perf_counter() - began
+
+    length, took = 1, duration(1)
+    while took < SAMPLE_S and length < built.capacity:
+        length = min(2 * length, built.capacity)
+        took = duration(length)
+    return length / min(took, duration(length), duration(length))
+
+
+def table(trials: Sequence[Trial]) -> list[str]:
+    """A line for each count, below a heading. Gains are those of one doubling."""
+    lines, before = ["--num-envs auto: steps a second, updates included", "     envs   steps/s   gain"], None
+    for trial in trials:
+        if trial.rate is None:
+            lines.append(f"{trial.num_envs:>9}  not run: {trial.why}")
+            continue
+        gained = "" if before is None else f"{100 * (gain(*sorted((before, trial))) - 1):+.0f}%"
+        lines.append(f"{trial.num_envs:>9}{formatting.short_number(trial.rate):>10}{gained:>7}".rstrip())
+        before = trial
+    return lines
+
+
+def with_count(settings: Settings, num_envs: int) -> Settings:
+    """The settings with so many environments."""
+    return settings._replace(options=dataclasses.replace(settings.options, num_envs=num_envs))
+
+
+def _run(trials: Sequence[Trial]) -> list[Trial]:
+    """The trials that were run, by their counts."""
+    return sorted(trial for trial in trials if trial.rate is not None)
+
+
+def _start(settings: Settings) -> int:
+    """The preset's count, or 1 where it has none."""
+    written = [s for s in read_preset(settings.preset) if s.name == "num_envs"] if settings.preset else []
+    found = convert(types_of(Options)["num_envs"], written[-1]) if written else 1
+    return found if isinstance(found, int) else 1
+
+
+def _without_warmup(agent: Any) -> Any:
+    """The agent's options as if it learned from the start: steps before that cost less."""
+    return dataclasses.replace(agent, learning_starts=0) if hasattr(agent, "learning_starts") else agent

@@ -1,0 +1,209 @@
+"""What a run says on the terminal: what was chosen, how it goes, and how it ended."""
+
+import contextlib
+import os
+import shutil
+import sys
+from collections.abc import Mapping
+from shlex import quote
+from typing import TYPE_CHECKING, Any
+
+from jaxrl_fast import __version__
+from jaxrl_fast.agents.configs import CONTINUOUS
+from jaxrl_fast.agents.configs.dqn import DQN
+from jaxrl_fast.agents.configs.pqn import PQN
+from jaxrl_fast.config import names, paths
+from jaxrl_fast.loggers.terminal import Console
+from jaxrl_fast.runs import files, fingerprint
+from jaxrl_fast.training.plan import Plan
+from jaxrl_fast.utils import devices, formatting, warnings
+from jaxrl_fast.utils.devices import device
+from jaxrl_fast.utils.throttle import Throttle
+
+if TYPE_CHECKING:
+    from jaxrl_fast.metrics.records import Rows
+
+
+MAX_SHOWN = 100_000  # updates that a line is about
+SHARE = 0.01  # of the time so far, which lies at least between two lines that stay: an hour has some 460
+
+
+class ProgressPrinter:
+    """Lines about a run while it goes on."""
+
+    def __init__(self, plan: Plan, terminal: Console, num_updates: int = 0, train_time: float = 0.0):
+        from jaxrl_fast.metrics import records
+
+        self.plan, self.terminal = plan, terminal
+        share = SHARE if terminal.lines_stay else 0.0
+        self.pace = Throttle(plan.settings.options.report_every, share=share)
+        self.since = records.RecordBuffer(sys.maxsize, MAX_SHOWN)  # the last line
+        self.shown = num_updates, train_time  # at the last line
+        self.evaluation: float | None = None  # mean return of the last one since then
+
+    def evaluated(self, return_mean: float | None) -> None:
+        """The next line has it."""
+        self.evaluation = return_mean
+
+    def show(self, rows: "Rows", num_updates: int, train_time: float, at_end: bool) -> None:
+        """More updates; `num_updates` and seconds in all. A line, if it is time or they were the last."""
+        from jaxrl_fast.metrics import records
+
+        self.since.add(rows)
+        if not self.pace.due() and not at_end:
+            return
+        for merged in map(records.merge_seeds, self.since.take(everything=True)):
+            record = records.summarize(merged)[0]
+            steps, num_seeds = self.plan.steps_per_update, self.plan.settings.options.num_seeds
+            speed = (num_updates - self.shown[0]) / max(train_time - self.shown[1], 1e-9)
+            self.shown = num_updates, train_time
+            record |= {"env_steps": num_updates * steps, "env_steps_per_s": speed * steps * num_seeds}
+            record["eval_return_mean"], self.evaluation = self.evaluation, None
+            self.terminal.progress(
+                formatting.progress_line(record, self.terminal.width), num_updates / self.plan.num_updates
+            )
+
+
+def announce(plan: Plan, terminal: Console) -> None:
+    """What was chosen, before it starts."""
+    import jax
+
+    options = plan.settings.options
+    backend, _, name = plan.env.spec.id.rpartition("/")
+    last_seed = options.seed + options.num_seeds - 1
+    seeds = f"seed {options.seed}" if options.num_seeds == 1 else f"seeds {options.seed} to {last_seed}"
+    seeds = f"{len(plan.members)} members" if len(plan.members) > 1 else seeds
+    num_devices = max(plan.placement.num_shards, plan.placement.num_hands)
+    several = f" x {num_devices}" if num_devices > 1 else ""
+    where = f"{devices.device()}{several} (jax {jax.__version__})"
+    parts = [plan.settings.algo, name, backend, f"{options.num_envs} envs", seeds, where]
+    if plan.settings.by_default:
+        how_long = " until it is solved" if options.stop_when_solved else ""
+        terminal.say(f"training preset {plan.settings.preset}{how_long}; --help lists what else there is")
+    terminal.say(f"jaxrl_fast {__version__}   {' · '.join(p for p in parts if p)}")
+    if hasattr(plan.settings.agent, "describe"):
+        terminal.say(plan.settings.agent.describe(options.num_envs))
+    first_learning = getattr(plan.settings.agent, "first_learning", lambda _: 0)
+    first, last = first_learning(options.num_envs), plan.num_updates * plan.steps_per_update
+    if first >= last:
+        warnings.warn(
+            f"nothing will be learned: gradient steps come after step {first}, and the run ends at step {last}"
+        )
+    for line in dict.fromkeys(
+        (*_check_unused_options(plan), *_check_target_period(plan), *plan.env.warnings, *plan.eval_env.warnings)
+    ):
+        warnings.warn(line)
+    protocol = [f"played and scored by the rules of {plan.env.protocol}"] if plan.env.protocol else []
+    for note in dict.fromkeys((*plan.env.notes, *plan.eval_env.notes, *protocol)):
+        terminal.say(note)
+    if plan.needs is not None:
+        terminal.say(f"memory  {plan.needs}")
+    if options.resume:
+        terminal.say(f"resume  {_from_where(plan)}")
+    watch = f"   watch: uvx tensorboard --logdir {quote(str(plan.folder.parent))}" if options.tensorboard else ""
+    terminal.say(f"run  {plan.folder}{watch}")
+    if why := why_no_c():
+        terminal.say(f"our C cannot be compiled here ({why}): XLA computes layers, which takes longer")
+    if gpu_unused():
+        warnings.warn('there is a GPU, but JAX uses the CPU; pip install "jax[cuda12]"')
+
+
+def _check_unused_options(plan: Plan) -> list[str]:
+    """Warnings of options that do nothing here: for continuous actions, or for several environments."""
+    from jaxrl_fast.types import Discrete
+
+    agent, spec = plan.settings.agent, plan.env.spec
+    changed = [name for name in CONTINUOUS if getattr(agent, name, None) != getattr(type(agent), name, None)]
+    changed = changed if isinstance(spec.action, Discrete) else []
+    alone = spec.num_envs_in_all // spec.num_pools == 1 and isinstance(agent, DQN | PQN) and agent.epsilon_ladder > 0
+    ladder = "--agent.epsilon-ladder does nothing: no two environments act together, and each has the lowest rung"
+    return [ladder] * alone + [
+        f"--agent.{name.replace('_', '-')} does nothing: the actions of {spec.id} are discrete" for name in changed
+    ]
+
+
+def _check_target_period(plan: Plan) -> list[str]:
+    """Warnings of a target that is copied several times in one update."""
+    agent, steps = plan.settings.agent, plan.steps_per_update
+    if not isinstance(agent, DQN) or agent.target_step_size < 1:
+        return []
+    period = agent.target_period
+    if period >= steps or agent.replay_ratio * steps < 2:
+        return []
+    moves = f"the target is copied several times within an update, which is {steps} steps"
+    return [f"--agent.target-period {period}: {moves}; it should be {steps} or more"]
+
+
+def _from_where(plan: Plan) -> str:
+    """What a run goes on from; warns where it may not be to the bit."""
+    for wrong in plan.damaged:
+        warnings.warn(f"{wrong}; going back to the one before")
+    if plan.saved is None:
+        return "from the beginning, for there is no checkpoint"
+    before, now = plan.saved.manifest["made"], fingerprint.fingerprint()
+    flat = lambda made: {k: v for k, v in made.items() if k != "versions"} | made["versions"]
+    old, new = flat(before), flat(now)
+    changed = [f"{k} {old.get(k, 'unknown')} is now {new.get(k)}" for k in old | new if old.get(k) != new.get(k)]
+    if changed:
+        warnings.warn(f"what follows may not be what it would have been to the bit: {', '.join(sorted(changed))}")
+    total, was = plan.settings.options.total_steps, plan.saved.manifest["config"]
+    longer = f"; schedules now end at step {formatting.short_number(total)}" if total != was["total_steps"] else ""
+    longer += "; whether it is solved is judged from there on" if was["solved"] != plan.settings.options.solved else ""
+    if plan.saved.manifest["env_steps"] >= plan.num_updates * plan.steps_per_update:
+        at = formatting.short_number(plan.saved.manifest["env_steps"])
+        return f"at its end, step {at}; more --total-steps go further ({plan.saved.folder})"
+    anew = "" if plan.env.on_device else "; its games begin anew"
+    return f"from step {formatting.short_number(plan.saved.manifest['env_steps'])} ({plan.saved.folder}){longer}{anew}"
+
+
+def print_summary(plan: Plan, terminal: Console, summary: Mapping[str, Any]) -> None:
+    """What came of it, and where it lies."""
+    folder, say = plan.folder, terminal.say
+    parts = [f"{formatting.short_number(summary['env_steps'])} steps in {formatting.seconds(summary['train_time_s'])}"]
+    if summary["final_return_mean"] is not None:
+        parts.append(f"return {summary['final_return_mean']:.1f}")
+    if summary["eval_return_mean"] is not None:
+        parts.append(f"greedy {summary['eval_return_mean']:.1f}")
+    if summary["eval_unfinished"]:
+        parts.append(f"{summary['eval_unfinished']} evaluation episodes did not end in time")
+    if summary["solved"]:
+        steps, duration = summary["steps_to_solve"], summary["time_to_solve_s"]
+        parts.append(f"solved at {formatting.short_number(steps)} steps, {formatting.seconds(duration)}")
+    elif summary["solved_threshold"] is not None:
+        num_solved = sum(steps is not None for steps in summary["steps_to_solve_per_seed"])
+        parts.append(f"not solved ({num_solved} of {summary['num_seeds']} seeds)")
+    with contextlib.suppress(ValueError):  # somebody has been at the lines
+        parts.append(formatting.sparkline([r["return_mean"] for r in files.read_metrics(folder)]))
+    say(f"{summary['status']:<9} {' · '.join(p for p in parts if p)}")
+    if (folder / paths.CURVE).is_file():
+        say(f"  curve  {folder / paths.CURVE}")
+    if command := _resume_command(plan, summary):
+        say(f"  go on  {command}")
+
+
+def _resume_command(plan: Plan, summary: Mapping[str, Any]) -> str:
+    """The command that goes on with a run which has ended; none for one that ended because it was solved."""
+    options = plan.settings.options
+    if not summary["last_checkpoint"] or not isinstance(options.env, str):
+        return ""
+    command = f"{names.PROGRAM} --resume {quote(str(plan.folder))}"
+    if summary["status"] == "stopped":
+        return command
+    complete = summary["status"] == "done" and summary["updates"] == plan.num_updates
+    return f"{command} --total-steps {formatting.short_number(2 * options.total_steps)}" if complete else ""
+
+
+def gpu_unused() -> bool:
+    """A GPU is here, JAX computes on the CPU, and nobody asked it to."""
+    import jax
+
+    if jax.default_backend() != "cpu" or os.environ.get("JAX_PLATFORMS") == "cpu":
+        return False
+    return os.path.exists("/dev/nvidia0") or shutil.which("nvidia-smi") is not None
+
+
+def why_no_c() -> str:
+    """Why our C for a CPU, on which JAX computes, cannot be had; "" where it can, or is not wanted."""
+    from jaxrl_fast.kernels import build  # which imports jax
+
+    return build.unavailable_reason() if device() == "cpu" else ""

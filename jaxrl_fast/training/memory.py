@@ -1,0 +1,76 @@
+"""What a run will keep in memory, told before it is taken."""
+
+import math
+from typing import NamedTuple
+
+import jax
+
+from jaxrl_fast import async_rollout, loop
+from jaxrl_fast.parallel.placement import SINGLE_DEVICE, Placement
+from jaxrl_fast.types import Agent, Env
+from jaxrl_fast.utils.memory import format_bytes, free_bytes, nbytes
+
+
+class MemoryEstimate(NamedTuple):
+    """Bytes that stay while training. What is needed in between is known only when it is compiled."""
+
+    parameters: int  # optimizer, normalizers and all
+    replay: int
+    environments: int  # and what was played in them and is still to be learned from
+    free: int | None  # None: unknown
+    copies: int = 1  # of all of it in the same memory: a checkpoint makes one on the host, which a CPU shares
+
+    @property
+    def total(self) -> int:
+        """All of it, and its copy."""
+        return self.copies * (self.parameters + self.replay + self.environments)
+
+    def __str__(self) -> str:
+        parts = [("parameters", self.parameters), ("replay", self.replay), ("environments", self.environments)]
+        listed = " · ".join(f"{name} {format_bytes(size)}" for name, size in parts if size)
+        listed += " · twice while saving" if self.copies > 1 else ""
+        return listed + ("" if self.free is None else f" · {format_bytes(self.free)} free")
+
+
+def estimate(env: Env, agent: Agent, placement: Placement = SINGLE_DEVICE) -> MemoryEstimate:
+    """What trainings of all environments, so many and on so many devices, need together. Nothing is compiled."""
+    state = jax.eval_shape(lambda: loop.init(async_rollout.on_paper(env), agent, jax.random.key(0)))
+    parameters = nbytes(agent.policy_state(state.agent))
+    of_replay = nbytes(state.agent) - parameters
+    copies = 2 if jax.local_devices()[0].platform == "cpu" else 1
+    of_envs = nbytes((state.actors, state.rollout))
+    times = placement.num_trained * placement.num_hands
+    parameters, of_replay, of_envs = (times * part for part in (parameters, of_replay, of_envs))
+    return MemoryEstimate(parameters, of_replay, of_envs, free_bytes(placement.num_devices), copies)
+
+
+def rollout_bytes(env: Env, agent: Agent) -> int:
+    """Bytes that an update of one training takes at least: its rollout, and that again as minibatches."""
+    env = async_rollout.on_paper(env)
+    state = jax.eval_shape(lambda: loop.init(env, agent, jax.random.key(0)))
+    act = lambda state: loop.act(env, agent, state.agent, state.actors, jax.random.key(0))[1]
+    return 2 * nbytes(jax.eval_shape(act, state))
+
+
+def check_fits(needed: MemoryEstimate, capacity: int | None, steps_per_update: int = 1, resumed: bool = False) -> None:
+    """ValueError where it does not fit; it names the largest capacity of a replay that does, in whole updates.
+
+    A run that goes on can have no other, and one copy of it has been read into the host's memory already.
+    """
+    copies = 1 if resumed else needed.copies
+    others = needed.parameters + needed.environments
+    if needed.free is None or copies * (others + needed.replay) <= needed.free:
+        return
+    rest = needed.free - copies * others
+    if resumed:
+        raise ValueError(f"this run does not fit into memory here ({needed})")
+    if capacity is None or rest <= 0:
+        raise ValueError(f"this does not fit into memory ({needed}); fewer environments or seeds need less")
+    held = max(capacity // steps_per_update, 1) * steps_per_update
+    fits = math.floor(rest / (copies * needed.replay / held))
+    unit = 10 ** max(len(str(fits)) - 3, 0)
+    twice = ", twice while saving" if copies > 1 else ""
+    raise ValueError(
+        f"capacity {capacity}: the replay needs {format_bytes(needed.replay)}{twice}, and {format_bytes(rest)} are "
+        f"free for it; the largest capacity that fits is {fits // unit * unit}"
+    )

@@ -1,0 +1,238 @@
+"""From settings to a plan: all checks, the environments and agents, and the run's folder. Nothing is compiled yet."""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from importlib import util
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from jaxrl_fast.agents import configs
+from jaxrl_fast.agents.configs import common
+from jaxrl_fast.config.options import Options
+from jaxrl_fast.config.population import Member
+from jaxrl_fast.config.settings import Settings
+from jaxrl_fast.parallel.population import Varied
+from jaxrl_fast.runs import directory
+from jaxrl_fast.utils import devices, locks
+from jaxrl_fast.utils.parsing import parse_period
+
+if TYPE_CHECKING:
+    from jaxrl_fast.parallel.placement import Placement
+    from jaxrl_fast.runs.checkpoint import Checkpoint
+    from jaxrl_fast.training.memory import MemoryEstimate
+    from jaxrl_fast.types import Agent, Env
+
+
+MAX_STEPS = 2**31 - 1  # of an update: rows are counted in int32
+
+RESERVED_METRICS = (  # names that a record has already
+    *("episodes", "valid_steps", "return_sum", "return_mean", "return_min", "return_max", "length_sum", "length_mean"),
+    *("longest_game", "seed", "env_steps", "updates", "wall_time_s", "train_time_s", "env_steps_per_s"),
+)
+
+
+class Plan(NamedTuple):
+    """A run that has passed every check; nothing is compiled yet."""
+
+    settings: Settings
+    env: "Env"  # one shard
+    agent: "Agent"
+    placement: "Placement"
+    eval_env: "Env"
+    num_updates: int
+    steps_per_update: int
+    folder: Path
+    lock: locks.Lock | None = None  # on the folder
+    needs: "MemoryEstimate | None" = None
+    saved: "Checkpoint | None" = None  # to go on from
+    damaged: tuple[str, ...] = ()  # what is wrong with newer checkpoints
+    members: tuple[Member, ...] = ()  # what is trained together, if not seeds in line
+    varied: Varied | None = None  # where more than their seeds differ
+
+    def release(self) -> None:
+        """Gives the folder back."""
+        if self.lock:
+            self.lock.release()
+
+
+def make_plan(settings: Settings) -> Plan:
+    """Everything that can be refused is refused here, by a ValueError of one sentence. Then the folder is made."""
+    options = settings.options
+    check_services(options)
+    lock = directory.claim(Path(options.resume)) if options.resume else None
+    if not options.resume:  # what can be refused before anything is imported
+        directory.chosen(options)
+    try:
+        ready = validate_plan(settings)
+        folder = ready.folder if options.resume else directory.make(ready.settings, ready.env)
+    except BaseException:
+        if lock:  # a notebook keeps the error, and with it all that it saw
+            lock.release()
+        raise
+    if lock is None:
+        lock = directory.claim(folder)
+        directory.check_free(folder, lock)
+    return ready._replace(folder=folder, lock=lock)
+
+
+def validate_plan(settings: Settings, members: tuple[Member, ...] = ()) -> Plan:
+    """All of a plan but a new run's folder and the lock on it: nothing is written."""
+    from jaxrl_fast import agents
+    from jaxrl_fast.parallel import program
+    from jaxrl_fast.runs import checkpoint
+    from jaxrl_fast.training import build, calibrate, memory
+
+    check_devices(settings.options)
+    if settings.options.num_envs == "auto":
+        settings = calibrate.choose(settings)
+    options = settings.options
+    saved, damaged = directory.saved_in(Path(options.resume)) if options.resume else (None, ())
+    done = saved.manifest["host"]["scores"]["updates"] if saved else 0
+    before = saved.manifest if saved else None
+    check_unsolved(options, saved)
+    algorithm = agents.load(settings.algo)
+    rollout_length = common.rollout_length(settings.agent, int(options.num_envs))
+    steps_per_update = rollout_length * int(options.num_envs)
+    if steps_per_update > MAX_STEPS:
+        each = f"{rollout_length} in each of {options.num_envs} environments"
+        raise ValueError(f"an update would be {steps_per_update} steps, {each}; at most {MAX_STEPS} can be counted")
+    num_updates = count_updates(options, steps_per_update, saved)
+    divide = lambda settings: build.shard_env(settings, algorithm, num_updates, before, done)
+    env, agent, placement = divide(settings)
+    if env.protocol and getattr(settings.agent, "clip_rewards", False) is None:  # it is one of the rules
+        clipped = dataclasses.replace(settings.agent, clip_rewards=env.protocol == "dqn2015")
+        settings = settings._replace(agent=clipped)
+        env, agent, placement = divide(settings)
+    if not env.on_device:
+        check_on_host(settings, env, agent)
+        options = dataclasses.replace(options, protocol=env.protocol)
+        settings = settings._replace(options=options)
+    if options.total_steps < steps_per_update:
+        raise ValueError(
+            f"--total-steps {options.total_steps} is less than one update, which is {steps_per_update} steps "
+            f"({rollout_length} in each of {options.num_envs} environments)"
+        )
+    eval_env = build.evaluation(options, env.on_device, done)
+    whole = (env, agent) if placement.num_shards == 1 else build.whole_env(settings, algorithm, num_updates)
+    if settings.algo not in configs.CONFIGS:
+        with build.blamed(settings.algo, env):
+            check_update(settings.algo, *program.shapes_of_update(*whole))
+    needs = memory.estimate(*whole, placement)
+    memory.check_fits(needs, getattr(settings.agent, "capacity", None), steps_per_update, resumed=saved is not None)
+    make = lambda agent_config: build.make_agent(agent_config, algorithm, env, num_updates)
+    varied = vary(members, make, settings.agent) if members else None
+    if saved:  # what does not fit is refused before anything is compiled
+        checkpoint.unflatten(program.shapes(env, agent, placement, varied), saved)
+    return Plan(
+        settings=settings,
+        env=env,
+        agent=agent,
+        placement=placement,
+        eval_env=eval_env,
+        num_updates=num_updates,
+        steps_per_update=steps_per_update,
+        needs=needs,
+        folder=Path(options.resume),
+        saved=saved,
+        damaged=damaged,
+        members=members,
+        varied=varied,
+    )
+
+
+def check_services(options: Options) -> None:
+    """What was asked to log to is installed."""
+    for service in ("wandb", "trackio"):
+        if getattr(options, service) and util.find_spec(service) is None:
+            raise ValueError(f'--{service}: {service} is not installed here; pip install "jaxrl_fast[{service}]"')
+
+
+def check_devices(options: Options) -> None:
+    """JAX gets its devices here."""
+    if options.overlap and not options.in_flight:
+        raise ValueError("--overlap: it wants environments on the host, and --in-flight 1 or more")
+    devices.configure_cpu_devices(options.devices)
+    devices.check_device()
+    if devices.is_double():
+        raise ValueError("JAX's 64 bits (jax_enable_x64) are switched on, and training is in 32; switch them off first")
+    if not devices.compiles():
+        raise ValueError("JAX's compiler (jax_disable_jit) is switched off, and training is one program; switch it on")
+
+
+def check_unsolved(options: Options, saved: "Checkpoint | None") -> None:
+    """A run that stops when solved, and is, by all seeds that are well, has nothing to do with more steps."""
+    if saved is None or not options.stop_when_solved:
+        return
+    if saved.manifest["config"]["solved"] != options.solved:
+        return
+    scores = saved.manifest["host"]["scores"]
+    settled = all(solved or lost is not None for solved, lost in zip(scores["solved"], scores["diverged"], strict=True))
+    if settled and options.total_steps > saved.manifest["config"]["total_steps"]:
+        raise ValueError(
+            f"--total-steps {options.total_steps}: this run stops when it is solved, and it is; "
+            "--no-stop-when-solved trains on"
+        )
+
+
+def count_updates(options: Options, steps_per_update: int, saved: "Checkpoint | None") -> int:
+    """The updates of the whole run, no fewer than there have been."""
+    total_steps = options.total_steps
+    num_updates = -(-total_steps // steps_per_update)
+    if num_updates >= 2**31:
+        raise ValueError(f"--total-steps {total_steps}: {num_updates} updates are more than {2**31 - 1}")
+    if saved and saved.manifest["host"]["scores"]["updates"] > num_updates:
+        made = saved.manifest["env_steps"]
+        raise ValueError(f"--total-steps {total_steps}: this run has made {made} steps already")
+    return num_updates
+
+
+def check_on_host(settings: Settings, env: "Env", agent: "Agent") -> None:
+    """What pools of environments on the host cannot do."""
+    options = settings.options
+    if options.num_seeds > 1:
+        raise ValueError(
+            f"--num-seeds {options.num_seeds}: {env.spec.id} runs on the host, whose pools are for one seed; "
+            "python -m jaxrl_fast.sweep --seed 0..4 runs several one after another"
+        )
+    if options.overlap and agent.gradient_steps is None:
+        raise ValueError(
+            f"--overlap: {settings.algo} does not learn from whole rollouts; "
+            "--in-flight alone keeps its pools at work while it learns"
+        )
+    if options.exact_resume and options.pool_path == "ffi":
+        raise ValueError("--exact-resume: --pool-path ffi knows its pool by address; callback can have a new one")
+    if options.exact_resume and not parse_period(str(options.save_every))[0]:  # new games come at the same steps
+        raise ValueError(f"--exact-resume: --save-every {options.save_every} must be in environment steps, such as 1M")
+
+
+def check_update(algo: str, state: Any, result: Any) -> None:
+    """An update of one's own gives a state like that before, and one number of each thing that it says."""
+    import jax
+
+    if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], Mapping)):
+        raise ValueError(f"algorithm {algo!r}: update gives a state and metrics by name, not {type(result).__name__}")
+    leaves = jax.tree_util.tree_leaves_with_path
+    said = lambda tree: {jax.tree_util.keystr(path): f"{x.dtype}{list(x.shape)}" for path, x in leaves(tree)}
+    before, after, metrics = said(state), said(result[0]), result[1]
+    for name in before | after:
+        was, now = before.get(name, "nothing"), after.get(name, "nothing")
+        if was != now:
+            raise ValueError(f"algorithm {algo!r}: update makes state{name} {now}, which init made {was}")
+    wrong = [f"{name} has shape {list(x.shape)}" for name, x in metrics.items() if x.shape]
+    if wrong:
+        raise ValueError(f"algorithm {algo!r}: metrics are single numbers, and {' and '.join(wrong)}")
+    taken = [name for name in metrics if name in RESERVED_METRICS or name.startswith(("eval_", "agent."))]
+    if taken:
+        raise ValueError(f"algorithm {algo!r}: a metric cannot be named {' or '.join(taken)}, for a record has that")
+
+
+def vary(members: Sequence[Member], make: Callable[..., "Agent"], config: Any) -> Varied | None:
+    """What differs among the members; None where it is the seeds only. `make` takes a config."""
+    import numpy as np
+
+    first = members[0].values
+    differing = [name for name in first if any(m.values[name] != first[name] for m in members)]
+    if not differing:
+        return None
+    values = {name: np.asarray([m.values[name] for m in members], np.float32) for name in differing}
+    return Varied(values, lambda values: make(dataclasses.replace(config, **values)))

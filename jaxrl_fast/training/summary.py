@@ -1,0 +1,132 @@
+"""What a run leaves behind: config.yaml and the contents of summary.json."""
+
+import secrets
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from jaxrl_fast.config import paths, settings
+from jaxrl_fast.config.presets import read_meta
+from jaxrl_fast.runs import fingerprint
+from jaxrl_fast.utils import devices, files, memory
+
+if TYPE_CHECKING:
+    from jaxrl_fast.metrics.tracker import MetricsTracker
+    from jaxrl_fast.training.plan import Plan
+
+
+class RunResult(NamedTuple):
+    """How a run ended and what it took."""
+
+    status: str  # done, stopped, diverged or failed
+    failure: str  # why it could not go on, in a sentence
+    updates: int
+    seconds: Mapping[str, float]  # train, compile, eval, idle, save and wall, in all processes
+    program_memory: int  # bytes
+    num_saved: int  # checkpoints
+    last_saved: str | None  # the name of the last
+
+
+def write_config(plan: "Plan") -> None:
+    """Everything, resolved. It is a preset too: --config runs/NAME/config.yaml. A run that goes on says so in it."""
+    import yaml
+
+    path, options = plan.folder / paths.CONFIG, plan.settings.options
+    now = {
+        "id": secrets.token_hex(4),
+        "preset": plan.settings.preset,
+        "env_id": plan.env.spec.id,
+        "num_shards": plan.placement.num_shards,
+        "num_hands": plan.placement.num_hands,
+        "device": devices.device(),
+        "versions": fingerprint.versions(),
+    } | ({"members": [m.label for m in plan.members]} if plan.members else {})
+    if not isinstance(options.env, (str, type)):
+        now["env_is_an_object"] = True  # which its id may not make again as it was
+    if options.resume:
+        before = read_meta(path)
+        again = {"env_steps": plan.saved.manifest["env_steps"] if plan.saved else 0, "total_steps": options.total_steps}
+        kept = {name: now[name] for name in ("env_is_an_object",) if name in now}
+        now = (
+            {"id": now["id"]}
+            | before
+            | kept
+            | {"resumed": [*before.get("resumed", []), again | fingerprint.fingerprint()]}
+        )
+    content = settings.to_mapping(plan.settings) | {"env": plan.env.spec.id, "made": now}
+    files.replace(path, yaml.safe_dump(content, sort_keys=False))
+
+
+def summarize(plan: "Plan", results: "MetricsTracker", ended: RunResult) -> dict[str, Any]:
+    """What summary.json holds. Times are seconds; env_steps are those of one seed, env_steps_per_s those of all."""
+    import numpy as np
+
+    from jaxrl_fast.config import paths
+    from jaxrl_fast.metrics import statistics
+
+    options, times = plan.settings.options, ended.seconds
+    steps = ended.updates * plan.steps_per_update
+    per_seed = results.finals()
+    finals = [mean for mean in per_seed if mean is not None]
+    last = results.evaluations[-1] if results.evaluations else {}
+    best = _best(plan.folder / paths.CHECKPOINTS, results.best())
+    solved = [s for s in results.solved if s is not None]
+    all_solved = len(solved) == options.num_seeds
+    return {
+        "status": ended.status,
+        "algo": plan.settings.algo,
+        "env_id": plan.env.spec.id,
+        "protocol": plan.env.protocol or None,
+        "num_envs": options.num_envs,
+        "seed": options.seed,
+        "num_seeds": options.num_seeds,
+        "members": results.labels,
+        "env_steps": steps,
+        "updates": ended.updates,
+        "valid_steps": results.valid_steps,
+        "train_time_s": round(times["train"], 4),
+        "compile_time_s": round(times["compile"], 4),
+        "eval_time_s": round(times["eval"], 4),
+        "save_time_s": round(times["save"], 4),
+        "wall_time_s": round(times["wall"], 4),
+        "env_steps_per_s": round(steps * options.num_seeds / times["train"], 1) if steps else None,
+        "peak_memory_mb": memory.peak_memory_mb(),
+        "program_memory_mb": round(ended.program_memory / 2**20, 3),
+        "host_share": round(times["idle"] / times["train"], 5) if steps else None,
+        "final_return_mean": statistics.finite(np.mean(finals)) if finals else None,
+        "final_return_std": statistics.finite(np.std(finals, ddof=1)) if len(finals) > 1 else None,
+        "final_return_iqm": statistics.finite(statistics.iqm(np.array(finals))) if finals else None,
+        "final_return_per_seed": per_seed,
+        "eval_return_mean": last.get("eval_return_mean"),
+        "eval_return_std": last.get("eval_return_std"),
+        "eval_length_mean": last.get("eval_length_mean"),
+        "eval_episodes": last.get("eval_episodes"),
+        "eval_unfinished": last.get("eval_unfinished"),
+        "best_eval_return_mean": best.get("eval_return_mean"),
+        "best_eval_env_steps": best.get("env_steps"),
+        "evaluations": results.evaluations,
+        "solved_threshold": options.solved,
+        "solved": all_solved if options.solved is not None else None,
+        "steps_to_solve": int(np.median([s[0] for s in solved])) if all_solved else None,
+        "time_to_solve_s": statistics.finite(np.median([s[1] for s in solved])) if all_solved else None,
+        "steps_to_solve_per_seed": [s and s[0] for s in results.solved],
+        "time_to_solve_s_per_seed": [s and s[1] for s in results.solved],
+        "diverged_at_per_seed": results.diverged,
+        "failure": ended.failure or None,
+        "checkpoints": ended.num_saved,
+        "last_checkpoint": ended.last_saved,
+        "num_shards": plan.placement.num_shards,
+        "num_hands": plan.placement.num_hands,
+        "device": devices.device(),
+        "versions": fingerprint.versions(),
+    }
+
+
+def _best(checkpoints: Path, known: dict[str, Any]) -> dict[str, Any]:
+    """The best evaluation: of those that are known, or that of a run before it was made longer, if it was better."""
+    from jaxrl_fast.runs import checkpoint
+
+    marked = checkpoint.marked(checkpoints)
+    if marked is None or known and known["eval_return_mean"] >= marked[1]:
+        return known
+    return {"env_steps": checkpoint.env_steps(marked[0]), "eval_return_mean": marked[1]}

@@ -1,0 +1,106 @@
+"""Memory: what is free, what arrays take, how it is printed."""
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from jaxrl_fast.types import PyTree
+
+
+def peak_memory_mb() -> float:
+    """The most that was in use: on the device where it keeps count, else of this process."""
+    import jax
+
+    on_device = (jax.local_devices()[0].memory_stats() or {}).get("peak_bytes_in_use")
+    return round(on_device / 2**20 if on_device else _most_resident() / 2**10, 1)
+
+
+def _most_resident() -> int:
+    """Kilobytes. What `getrusage` says begins, in a process that another one started, with what that one had."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1])
+    import resource
+
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return most // 2**10 if sys.platform == "darwin" else most  # macOS counts bytes
+
+
+GROUPS, OWN_GROUP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
+# Of both versions of Linux's control groups: limit, use, and what of the use is files that can be read again
+MEMORY_FILES = {
+    "": ("memory.max", "memory.current", "inactive_file"),
+    "memory": ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+}
+
+
+def free_bytes(num_devices: int = 1) -> int | None:
+    """Bytes that so many devices, evenly used, could still give; on CPUs, the machine or what we are confined to."""
+    devices = jax.local_devices()[:num_devices]
+    if devices[0].platform == "cpu":
+        available = _available()
+        return min([*_left_in_groups(), *([] if available is None else [available])], default=None)
+    stats = [device.memory_stats() or {} for device in devices]
+    left = [each["bytes_limit"] - each.get("bytes_in_use", 0) for each in stats if "bytes_limit" in each]
+    return num_devices * min(left) if left else None
+
+
+def nbytes(tree: PyTree) -> int:
+    """Bytes of arrays, or of their shapes."""
+    return sum(_size(leaf) for leaf in jax.tree.leaves(tree))
+
+
+def format_bytes(count: int) -> str:
+    """512 B, 1.5 MB, 7.1 GB: in powers of 1000."""
+    for unit, power in (("GB", 9), ("MB", 6), ("kB", 3)):
+        if count >= 10**power:
+            return f"{count / 10**power:.1f} {unit}"
+    return f"{count} B"
+
+
+def _size(leaf: Any) -> int:
+    if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        leaf = jax.eval_shape(jax.random.key_data, leaf)
+    return leaf.size * leaf.dtype.itemsize
+
+
+def _available() -> int | None:
+    """What Linux says that programs can have without swapping."""
+    try:
+        with open("/proc/meminfo", encoding="ascii") as file:
+            line = next(line for line in file if line.startswith("MemAvailable"))
+        return int(line.split()[1]) * 1024
+    except (OSError, StopIteration):
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else None
+
+
+def _left_in_groups() -> Iterator[int]:
+    """What each control group that we are in may still take: a container or a job may have less than its machine.
+
+    Where a container sees its own group as the root, the path that Linux tells leads nowhere, and the root is read.
+    """
+    try:
+        lines = OWN_GROUP.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers in MEMORY_FILES:
+            own = Path(path.lstrip("/"))
+            for group in {GROUPS / controllers / part for part in (own, *own.parents)}:
+                yield from _left_in_group(group, *MEMORY_FILES[controllers])
+
+
+def _left_in_group(group: Path, limit: str, use: str, files: str) -> Iterator[int]:
+    """Nothing where there is no such group, or no limit."""
+    try:
+        stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+        yield int((group / limit).read_text()) - int((group / use).read_text()) + int(stat[files])
+    except (OSError, ValueError, KeyError):
+        return

@@ -1,0 +1,160 @@
+"""agents: what every algorithm makes of the options that it shares with others, and what it reports of them."""
+
+from functools import cache, partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from jaxrl_fast import agents, loop, networks
+from jaxrl_fast.agents import configs
+from tests import probes
+from tests.agents.test_dqn import equations
+from tests.test_loop import LITTLE, SHORT, same_bits
+
+NUM_ENVS, NUM_UPDATES = 4, 6
+EPSILON = dict(epsilon_start=1.0, epsilon_end=0.1, epsilon_steps=100, epsilon_ladder=3.0)
+SMALL = {"ppo": SHORT, "pqn": SHORT | EPSILON, "dqn": LITTLE | EPSILON}
+each_algorithm = pytest.mark.parametrize("algo", SMALL)
+
+
+def agent_of(algo, env, **options):
+    return agents.load(algo).make(configs.CONFIGS[algo](**SMALL[algo] | options), env.spec, NUM_UPDATES)
+
+
+def parts_of(algo, **options):
+    return agent_of(algo, probes.best_action(NUM_ENVS), **options).explore.args[0]
+
+
+def test_no_algorithm_is_left_out():
+    assert SMALL.keys() == configs.CONFIGS.keys()
+
+
+# Options
+
+
+@pytest.mark.parametrize("clip_rewards", [True, False])
+@each_algorithm
+def test_rewards_that_are_clipped_count_by_their_signs(algo, clip_rewards):
+    """Rewards of 7 and of 1/2 leave the bits that rewards of 1 do, in all of the state and in metrics."""
+    env = probes.best_action(NUM_ENVS)
+    agent = agent_of(algo, env, clip_rewards=clip_rewards)
+    state = jax.jit(agent.init)(jax.random.key(0))
+    experience = probes.experience(env, agent, state)
+    steps = experience.steps
+    assert set(np.unique(steps.reward)) == {-1, 0, 1}
+
+    def learn(scale):
+        scaled = experience._replace(steps=steps._replace(reward=scale * steps.reward))
+        return agent.update(state, scaled, jax.random.key(1))
+
+    learned = jax.jit(partial(jax.lax.map, learn))(jnp.float32([1, 7, 0.5]))
+    one, seven, half = (jax.tree.map(lambda x, i=i: x[i], learned) for i in range(3))
+    assert same_bits(one, seven) == same_bits(one, half) == clip_rewards
+
+
+@pytest.mark.parametrize(("max_grad_norm", "clipped"), [(0.5, [0.3, 0.4]), (0.0, [3, 4])])
+@each_algorithm
+def test_max_grad_norm_bounds_the_global_norm(algo, max_grad_norm, clipped):
+    """Not each element, and 0 is no bound. The optimizer's first moment shows it, 0.1 of the gradient."""
+    optimizer = parts_of(algo, max_grad_norm=max_grad_norm).optimizer
+    tree = {"a": jnp.float32([3.0]), "b": jnp.float32([4.0])}
+    _, state = optimizer.update(tree, optimizer.init(tree), tree)
+    np.testing.assert_allclose(optax.tree_utils.tree_get(state, "mu"), 0.1 * np.array(clipped), rtol=1e-5)
+
+
+NETWORKS = [  # each option differs from the network's own default in one of them, and from the other
+    dict(kind="mlp", hidden=(7, 5), activation="relu", dtype="bfloat16", layer_norm=True, dueling=True, noisy=True),
+    dict(kind="impala", hidden=(6,), activation="tanh", dtype="float32", layer_norm=False, dueling=False, noisy=False),
+]
+LEARNED = {"ppo": lambda s: s.params["network"], "pqn": lambda s: s.params, "dqn": lambda s: s.learner.params}
+NOT_OF = {"ppo": {"layer_norm", "dueling", "noisy"}, "pqn": {"dueling", "noisy"}, "dqn": set()}
+SAID = {"kind": "network", "dtype": "compute_dtype"}  # by another name in a Config
+
+
+@pytest.mark.parametrize("options", NETWORKS, ids=["mlp", "impala"])
+@each_algorithm
+def test_options_of_the_network_reach_it(algo, options):
+    """Its parameters have the same names and shapes as one made of them directly, and it computes the same."""
+    env, options = probes.best_action(NUM_ENVS), {k: v for k, v in options.items() if k not in NOT_OF[algo]}
+    board = env._replace(spec=env.spec._replace(obs=jax.ShapeDtypeStruct((5, 5, 2), jnp.bool_)))
+    agent = agent_of(algo, board, **{SAID.get(name, name): x for name, x in options.items()})
+    make = networks.actor_critic if algo == "ppo" else networks.network
+    wanted = make(board.spec.obs, board.spec.action.num, **options | dict(dtype=jnp.dtype(options["dtype"])))
+    params = jax.eval_shape(wanted.init, jax.random.key(0))
+    assert LEARNED[algo](jax.eval_shape(agent.init, jax.random.key(0))) == params
+
+    def computed(network):
+        apply = network.both if algo == "ppo" else network.apply
+        found = equations(jax.make_jaxpr(apply)(params, board.spec.obs))
+        return [(e.primitive.name, *(x.aval for x in e.outvars)) for e in found]
+
+    assert computed(agent.explore.args[0].network) == computed(wanted)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@each_algorithm
+def test_an_update_multiplies_in_the_type_of_the_option_and_keeps_float32(algo, dtype):
+    """Heads are float32 always."""
+    env, key = probes.best_action(NUM_ENVS), jax.random.key(0)
+    agent = agent_of(algo, env, compute_dtype=dtype)
+    state = jax.eval_shape(agent.init, key)
+    rollout = jax.eval_shape(partial(probes.experience, env, agent), state)
+    update, (after, metrics) = jax.make_jaxpr(agent.update, return_shape=True)(state, rollout, key)
+    products = [e for e in equations(update) if e.primitive.name in ("dot_general", "ffi_call")]
+    assert {x.aval.dtype.name for e in products for x in e.invars} == {"float32", dtype}
+    kept = {x.dtype.name for x in jax.tree.leaves((after, metrics)) if jnp.issubdtype(x.dtype, jnp.floating)}
+    assert kept == {"float32"}
+
+
+# Metrics
+
+
+@cache
+def reported(algo, num_shards=1):
+    """Metrics [NUM_UPDATES] of a training in NUM_ENVS environments on each of so many shards."""
+    env = probes.best_action(NUM_ENVS)
+    if num_shards > 1:
+        env = env._replace(spec=env.spec._replace(axis_name="shards", num_shards=num_shards))
+    agent = agent_of(algo, env, anneal=True, learning_rate=0.01)
+    run = lambda key: loop.train(env, agent, loop.init(env, agent, key), NUM_UPDATES)[1]
+    if num_shards == 1:
+        return jax.device_get(jax.jit(run)(jax.random.key(0)))
+    spread = jax.vmap(run, in_axes=None, axis_size=num_shards, axis_name="shards")
+    metrics = jax.device_get(jax.jit(spread)(jax.random.key(0)))
+    jax.tree.map(lambda x: np.testing.assert_array_equal(x[0], x[1]), metrics)
+    return {name: x[0] for name, x in metrics.items()}
+
+
+@each_algorithm
+def test_the_learning_rate_falls_to_zero_counted_in_gradient_steps(algo):
+    metrics = reported(algo)
+    taken = np.cumsum(metrics.get("gradient_steps", [4] * NUM_UPDATES))  # 2 epochs of 2 minibatches
+    assert taken[-1] == {"dqn": (NUM_UPDATES * 4 * NUM_ENVS - 8) // 4}.get(algo, 4 * NUM_UPDATES)
+    np.testing.assert_allclose(metrics["learning_rate"], 0.01 * (1 - taken / taken[-1]), rtol=1e-5, atol=1e-9)
+
+
+@each_algorithm
+def test_without_annealing_the_learning_rate_stays(algo):
+    learning_rate = parts_of(algo, anneal=False, learning_rate=0.01).learning_rate
+    np.testing.assert_allclose([learning_rate(taken) for taken in (0, 1, 10, 10**6)], 0.01, rtol=1e-6)
+
+
+@pytest.mark.parametrize("num_shards", [1, 2])
+@pytest.mark.parametrize("algo", ["dqn", "pqn"])
+def test_epsilon_is_reported_as_the_mean_over_all_environments(algo, num_shards):
+    """From 1 to .1 over 100 steps of all of them, each to a power from 1 to 4."""
+    num_envs = num_shards * NUM_ENVS
+    env_steps = 4 * num_envs * np.arange(1, NUM_UPDATES + 1)
+    now = 1 - 0.9 * np.minimum(env_steps / 100, 1)
+    expected = (now[:, None] ** np.linspace(1, 4, num_envs)).mean(1)
+    np.testing.assert_allclose(reported(algo, num_shards)["epsilon"], expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("num_shards", [1, 2])
+def test_the_size_of_the_replay_is_reported_over_all_environments(num_shards):
+    """16 steps an update on each shard, until all 64 that it has room for are there."""
+    expected = np.minimum(16 * num_shards * np.arange(1, NUM_UPDATES + 1), 64)
+    np.testing.assert_array_equal(reported("dqn", num_shards)["replay_size"], expected)

@@ -1,0 +1,311 @@
+"""An algorithm that is not ours, as a module: the README's, by its name and as what was imported."""
+
+import dataclasses
+import importlib
+import itertools
+import json
+import os
+import re
+import sys
+import types
+from pathlib import Path
+
+import pytest
+import yaml
+
+import jaxrl_fast
+from jaxrl_fast import agents, evaluate, train
+from jaxrl_fast.config import load
+from jaxrl_fast.sweep import __main__, grid
+from jaxrl_fast.training import plan
+from jaxrl_fast.utils import importing
+
+README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+HILL_CLIMBING = next(block for block in re.findall(r"```python\n(.*?)```", README, re.DOTALL) if "def make(" in block)
+OPTIONS = {"env": "CartPole-v1", "num_envs": 8, "tensorboard": False, "log_level": "quiet"}
+count = itertools.count()
+
+
+@pytest.fixture
+def write(tmp_path, monkeypatch):
+    """Writes a module of that text into the current directory; its name is one that nobody has imported."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def write(text):
+        name = f"own{os.getpid()}_{next(count)}"
+        (tmp_path / f"{name}.py").write_text(text, encoding="utf-8")
+        importlib.invalidate_caches()
+        return name
+
+    return write
+
+
+def line(**options):
+    return [word for name, value in options.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+
+
+@pytest.mark.slow
+def test_it_trains_goes_on_and_plays_by_its_name(write, tmp_path):
+    name = write(HILL_CLIMBING)
+    quick = line(**OPTIONS | {"tensorboard": "false"}, total_steps="160k", eval_episodes=16)
+    assert train.main([name, *quick, "--agent.spread", "0.5", "--run-dir", "run"]) == 0
+    summary = json.loads(Path("run/summary.json").read_text())
+    assert (summary["algo"], summary["env_steps"]) == (name, 160_000)
+    assert summary["final_return_mean"] > 60  # chance has 22
+    kept = yaml.safe_load(Path("run/config.yaml").read_text())
+    assert kept["agent"] == {"rollout_length": 200, "spread": 0.5}
+    assert train.main(["--resume", "run", "--total-steps", "200k", "--log-level", "quiet"]) == 0
+    best = [json.loads(text)["best_score"] for text in Path("run/metrics.jsonl").read_text().splitlines()]
+    assert len(best) == 125 and best == sorted(best)  # it went on with what it had
+    assert evaluate.main(["run", "--episodes", "8"]) == 0
+    assert 0 <= jaxrl_fast.load("run").policy([0.0, 0.0, 0.1, 0.0]) <= 1
+
+
+@pytest.mark.slow
+def test_a_module_will_do_from_python(write):
+    module = importlib.import_module(write(HILL_CLIMBING))
+    run = jaxrl_fast.fit(algo=module, total_steps=8000, num_seeds=2, agent={"spread": 1}, **OPTIONS)
+    first, second = ([r["best_score"] for r in run.metrics if r["seed"] == seed] for seed in (0, 1))
+    assert run.summary["algo"] == module.__name__ and first != second
+    again = jaxrl_fast.fit(algo=module.__name__, total_steps=8000, seed=1, agent={"spread": 1}, **OPTIONS)
+    assert [r["best_score"] for r in again.metrics] == pytest.approx(second)
+
+
+TRACED = {"by itself": "    traced = ('spread',)\n", "said": "    traced: ClassVar = ('spread',)\n"}
+
+
+def with_traced(text, how="by itself"):
+    """Its Config says that `make` only calculates with its spread."""
+    return text.replace("@dataclass", "from typing import ClassVar\n@dataclass").replace(
+        "class Config:\n", "class Config:\n" + TRACED[how]
+    )
+
+
+@pytest.mark.slow
+def test_real_numbers_that_it_says_are_traced_share_a_program_in_a_sweep(write):
+    """The first trial is chance; the next lies as far away as each member's own spread says."""
+    name = write(with_traced(HILL_CLIMBING))
+    assert (
+        __main__.main([name, *line(**OPTIONS | {"tensorboard": "false"}, total_steps="16k"), "--agent.spread", "0,2"])
+        == 0
+    )
+    (folder,) = Path("sweeps").iterdir()
+    members = yaml.safe_load((folder / "01" / "config.yaml").read_text())["made"]["members"]
+    assert members == [{"seed": 0, "agent.spread": 0.0}, {"seed": 0, "agent.spread": 2.0}]
+    records = [json.loads(text) for text in (folder / "01" / "metrics.jsonl").read_text().splitlines()]
+    still, moving = ([r["return_mean"] for r in records if r["agent.spread"] == spread] for spread in (0.0, 2.0))
+    assert still[0] == moving[0] and still[1] != moving[1]
+
+
+@pytest.mark.parametrize("how", TRACED)
+def test_real_numbers_share_a_program_only_if_it_says_that_they_are_traced(write, how):
+    sizes = lambda text: [
+        len(group.members)
+        for group in grid.from_keywords(
+            algo=write(text), agent={"spread": [0.1, 0.5], "rollout_length": [8, 16]}
+        ).groups
+    ]
+    assert sizes(HILL_CLIMBING) == [1, 1, 1, 1]
+    assert sizes(with_traced(HILL_CLIMBING, how)) == [2, 2]
+
+
+@pytest.mark.slow
+def test_a_number_that_it_asks_for_its_size_may_be_varied(write):
+    """JAX lets no program ask that of a number that it does not know."""
+    asking = HILL_CLIMBING.replace(
+        "    shape = ", "    assert config.spread > 0 or config.rollout_length\n    shape = "
+    )
+    assert asking != HILL_CLIMBING
+    options = OPTIONS | {
+        "total_steps": 1600,
+        "eval_episodes": 8,
+        "agent": {"spread": [0.0, 2.0], "rollout_length": 100},
+    }
+    swept = jaxrl_fast.sweep(algo=write(asking), **options)
+    assert swept.status == 0 and [row["agent.spread"] for row in swept.results] == [0.0, 2.0]
+    assert [row["status"] for row in swept.results] == ["done", "done"]
+    assert (swept.folder / "02_spread-2.0" / "summary.json").is_file()
+
+
+WRONG = {
+    "no_make": ("Config = int", "has no make"),
+    "nothing": ("", "has no Config and no make"),
+    "no_dataclass": ("Config = int\ndef make(): ...", "its Config is no dataclass"),
+    "no_default": (HILL_CLIMBING.replace("int = 200", "int"), "of its Config rollout_length has no default"),
+    "no_rollout": (HILL_CLIMBING.replace("rollout_length: int", "steps: int"), "its Config has no rollout_length"),
+    "no_types": (
+        HILL_CLIMBING.replace("spread: float", "spread: 'Nowhere'"),
+        "the types of its Config cannot be read (name",
+    ),
+    "leaves": ("raise SystemExit(0)", "failed with SystemExit: 0"),
+    "no_import": ("import nowhere_at_all", "failed with ModuleNotFoundError: No module named 'nowhere_at_all'"),
+}
+
+
+@pytest.mark.parametrize(("text", "said"), WRONG.values(), ids=WRONG)
+def test_what_is_no_algorithm_is_refused_in_a_line(write, text, said, tmp_path, capsys):
+    name = write(text)
+    assert train.main([name, *line(**OPTIONS | {"tensorboard": "false"}, total_steps="160k")]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and said in error
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_value_that_its_update_cannot_take_is_told_with_its_place(write, tmp_path, capsys):
+    """Sentences for users are what `make` raises; a ValueError from elsewhere is a mistake in the code."""
+    broken = HILL_CLIMBING.replace("        better = ", "        one, two, three, four = state\n        better = ")
+    for text, said in (
+        (broken, "cannot learn in gymnax/CartPole-v1: ValueError: not enough values to unpack"),
+        (HILL_CLIMBING.replace("    shape = ", "    raise ValueError('no')\n    shape = "), "error: no\n"),
+    ):
+        name = write(text)
+        assert train.main([name, *line(**OPTIONS | {"tensorboard": "false"}, total_steps="160k")]) == 2
+        error = capsys.readouterr().err
+        assert error.count("\n") == 1 and said in error, error
+        assert (f"({name}.py:" in error) == (text == broken)
+
+
+@pytest.mark.parametrize(("env", "said"), [("Pendulum-v1", "AttributeError"), ("Breakout-MinAtar", "TypeError")])
+def test_an_environment_that_it_cannot_take_is_refused_in_a_line(write, env, said, tmp_path, capsys):
+    name = write(HILL_CLIMBING)
+    assert train.main([name, *line(**OPTIONS | {"tensorboard": "false", "env": env})]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and f"algorithm {name!r} cannot learn in gymnax/{env}: {said}" in error
+    assert f"({name}.py:" in error and not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("algo", "said"),
+    [
+        ("{}.py", "unknown algorithm '{0}.py'; of one's own it is a module's name, as one imports it, such as {0}"),
+        ("pqm", "unknown algorithm 'pqm'; did you mean pqn"),
+        ("json", "unknown algorithm 'json'; there are"),
+        ("a_folder", "unknown algorithm 'a_folder'; there are"),
+        ("a-b", "unknown algorithm 'a-b'; there are"),
+        ("no_package.mine", "unknown algorithm 'no_package.mine'; there are"),
+    ],
+)
+def test_a_name_that_is_none(write, algo, said, tmp_path):
+    name = write(HILL_CLIMBING)
+    (tmp_path / "a_folder").mkdir()
+    with pytest.raises(ValueError, match=f"^{re.escape(said.format(name))}"):
+        load.from_keywords(algo=algo.format(name))
+
+
+def test_a_module_is_found_in_a_folder_that_is_no_package(write, tmp_path):
+    """And the folder by itself is no module."""
+    name = write(HILL_CLIMBING)
+    folder = tmp_path / f"algos_{name}"
+    folder.mkdir()
+    (tmp_path / f"{name}.py").rename(folder / "hill.py")
+    importlib.invalidate_caches()
+    whole = f"{folder.name}.hill"
+    found = {
+        each: (importing.module_exists(each), agents.exists(each))
+        for each in (whole, folder.name, f"{folder.name}.hull")
+    }
+    assert found == {whole: (True, True), folder.name: (False, False), f"{folder.name}.hull": (False, False)}
+    settings = load.from_keywords(algo=whole)
+    assert settings.agent == agents.load(whole).Config() and settings.algo_name == "hill"
+
+
+def test_a_script_is_no_module_for_others():
+    with pytest.raises(ValueError, match=r"^algo: the script that runs is no module that others can import"):
+        load.from_keywords(algo=sys.modules["__main__"])
+
+
+def test_a_module_of_ours_is_ours_and_one_of_that_name_is_not():
+    assert load.from_keywords(algo=importlib.import_module("jaxrl_fast.agents.pqn")).algo == "pqn"
+    with pytest.raises(ValueError, match=r"^algo: the module ppo has the name of an algorithm of ours"):
+        load.from_keywords(algo=types.ModuleType("ppo"))
+
+
+@pytest.mark.parametrize("name", ["episodes", "env_steps", "eval_return_mean"])
+def test_a_metric_cannot_have_the_name_of_what_a_record_has(write, name):
+    settings = load.from_keywords(algo=write(HILL_CLIMBING.replace('"best_score"', f'"{name}"')), **OPTIONS)
+    with pytest.raises(ValueError, match=rf"a metric cannot be named {name}, for a record has that$"):
+        plan.validate_plan(settings)
+
+
+def test_options_are_checked_as_ours_are(write):
+    name = write(HILL_CLIMBING)
+    with pytest.raises(ValueError, match=r"has no option 'agent.spred'; did you mean agent.spread\?"):
+        load.from_keywords(algo=name, agent={"spred": 1})
+    with pytest.raises(ValueError, match=r"agent.rollout_length: 0 is out of range"):
+        load.from_keywords(algo=name, agent={"rollout_length": 0})
+    with pytest.raises(ValueError, match=r"agent.spread: 'wide' is not a number"):
+        load.from_keywords(algo=name, agent={"spread": "wide"})
+    settings = load.from_keywords(algo=name, agent={"spread": "1e-2"}, env="CartPole-v1")
+    assert settings.agent == agents.load(name).Config(spread=0.01) and dataclasses.is_dataclass(settings.agent)
+
+
+def test_an_option_may_begin_with_no(write, tmp_path):
+    """And is no switch that is off, also where a run goes on."""
+    with_it = HILL_CLIMBING.replace("    spread: float", "    no_op_max: int = 30\n    spread: float")
+    given = line(**OPTIONS | {"tensorboard": "false"}, total_steps=1600, eval_episodes=8)
+    assert train.main([write(with_it), *given, "--agent.no-op-max", "2", "--run-dir", "run"]) == 0
+    settings = load.from_command_line(["--resume", "run", "--agent.no-op-max", "2"])
+    assert settings.agent.no_op_max == 2
+    with pytest.raises(ValueError, match=r"^--agent.no-op-max 3: this run has 2"):
+        load.from_command_line(["--resume", "run", "--agent.no-op-max", "3"])
+
+
+def test_its_metrics_are_single_numbers(write):
+    wrong = HILL_CLIMBING.replace('{"best_score": state["score"]}', '{"best_score": state["score"], "best": best}')
+    assert wrong != HILL_CLIMBING
+    name = write(wrong)
+    message = rf"^algorithm '{name}': metrics are single numbers, and best has shape \[4, 2\]$"
+    with pytest.raises(ValueError, match=message):
+        plan.validate_plan(load.from_keywords(algo=name, total_steps=16_000, **OPTIONS))
+    assert plan.validate_plan(load.from_keywords(algo=write(HILL_CLIMBING), total_steps=16_000, **OPTIONS))
+
+
+SLIPS = {
+    "new": (
+        "return state, {",
+        'return state | {"more": 1.0}, {',
+        r"update makes state\['more'\] float32\[\], which init made nothing",
+    ),
+    "dtype": (
+        'jnp.maximum(score, state["score"])}',
+        "jnp.int32(0)}",
+        r"state\['score'\] int32\[\], which init made float32",
+    ),
+    "state": (
+        'return state, {"best_score": state["score"]}',
+        "return state",
+        r"a state and metrics by name, not dict$",
+    ),
+    "make": ("return Agent(", "Agent(", r"its make gives None, and not an Agent$"),
+}
+
+
+@pytest.mark.parametrize("slip", SLIPS)
+def test_a_slip_in_it_is_named(write, slip):
+    right, wrong, says = SLIPS[slip]
+    assert right in HILL_CLIMBING
+    settings = load.from_keywords(algo=write(HILL_CLIMBING.replace(right, wrong)), total_steps=16_000, **OPTIONS)
+    with pytest.raises(ValueError, match=says):
+        plan.validate_plan(settings)
+
+
+ROWS = """
+    def gradient_rows(self, num_envs):
+        return 200 * num_envs
+
+
+def make("""
+
+
+@pytest.mark.parametrize("says_rows", [False, True])
+def test_it_is_split_over_devices_only_if_it_says_how_much_work_there_is(write, says_rows):
+    name = write(HILL_CLIMBING.replace("\ndef make(", ROWS, 1) if says_rows else HILL_CLIMBING)
+    settings = load.from_keywords(algo=name, total_steps=16_000, **OPTIONS)
+    assert plan.validate_plan(settings).placement.num_shards == (2 if says_rows else 1)
+    split = load.from_keywords(algo=name, total_steps=16_000, devices=2, **OPTIONS)
+    if says_rows:
+        assert plan.validate_plan(split).placement.num_shards == 2
+        return
+    with pytest.raises(ValueError, match=r"^--devices 2: .* says no gradient_rows, so it learns on one device"):
+        plan.validate_plan(split)

@@ -1,0 +1,475 @@
+"""PPO: its loss against a plain numpy oracle, its masks, and what it learns where the answer is known."""
+
+import dataclasses
+from functools import cache, partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jaxrl_fast import envs, loop, types
+from jaxrl_fast.agents import ppo
+from jaxrl_fast.rl import optim, sgd
+from jaxrl_fast.types import Rollout, Transition
+from tests import probes, slow
+
+
+def learn(env, num_updates, seed=0, **config):
+    """The agent and its state after training."""
+    defaults = dict(
+        rollout_length=32, num_minibatches=4, num_epochs=4, learning_rate=3e-3, gamma=probes.GAMMA, hidden=(32,),
+        entropy_coef=0.0, value_clip=False,
+    )  # fmt: skip
+    agent = ppo.make(ppo.Config(**defaults | config), env.spec, num_updates)
+    run = lambda key: loop.train(env, agent, loop.init(env, agent, key), num_updates)
+    state, metrics = jax.jit(run, compiler_options=probes.QUICK)(jax.random.key(seed))
+    return agent, state.agent, jax.device_get(metrics)
+
+
+def value(agent, state, obs):
+    parts = agent.explore.args[0]
+    obs = ppo.normalized(state, jnp.asarray(obs, jnp.float32))
+    return np.asarray(parts.network.critic(state.params["network"], obs))
+
+
+def play(agent, state, obs):
+    return np.asarray(agent.exploit(state, jnp.asarray(obs, jnp.float32), (), None).action)
+
+
+def test_value_where_time_runs_out_is_bootstrapped():
+    """The truncation probe: reward 1 for ever is worth 10; 6.5 would mean that the time limit counted as death."""
+    agent, state, _ = learn(probes.constant_reward(16), 300)
+    np.testing.assert_allclose(value(agent, state, [[1.0]]), 10, atol=0.1)
+
+
+def test_value_of_a_terminal_state_is_zero():
+    agent, state, _ = learn(probes.constant_reward_terminal(16), 300)
+    expected = [(1 - 0.9 ** (10 - t)) / 0.1 for t in range(10)]
+    np.testing.assert_allclose(value(agent, state, np.eye(10)), expected, atol=0.1)
+
+
+@pytest.mark.parametrize(
+    ("probe", "obs", "values"),
+    [
+        slow(probes.value_of_observation, [[-1], [1]], [-1, 1]),
+        slow(probes.delayed_reward, [[0], [1]], [0.9, 1]),
+        (probes.delayed_cue, [[-1, 0], [1, 0], [-1, 1], [1, 1]], [-0.9, 0.9, -1, 1]),
+    ],
+)
+def test_values(probe, obs, values):
+    agent, state, _ = learn(probe(16), 200)
+    np.testing.assert_allclose(value(agent, state, obs), values, atol=0.1)
+
+
+@pytest.mark.parametrize(
+    ("probe", "obs", "actions"),
+    [
+        slow(probes.best_action, [[1]], [1]),
+        slow(probes.best_action_of_observation, [[-1], [1]], [0, 1]),
+        (probes.delayed_consequence, [[0, 0]], [1]),
+    ],
+)
+def test_discrete_actions(probe, obs, actions):
+    agent, state, _ = learn(probe(16), 100)
+    np.testing.assert_array_equal(play(agent, state, obs), actions)
+
+
+@pytest.mark.parametrize("squash", [slow(False), True])
+def test_continuous_actions(squash):
+    agent, state, _ = learn(probes.continuous_action_of_observation(32), 300, squash=squash, log_std_init=-0.5)
+    np.testing.assert_allclose(play(agent, state, [[-1.0], [1.0]])[:, 0], [-0.5, 0.5], atol=0.1)
+
+
+@pytest.mark.slow
+def test_a_delayed_goal_and_both_normalizers():
+    """The chain pays 5 an episode to who goes right; rewards are rescaled, so only the policy is compared."""
+    agent, state, metrics = learn(
+        probes.chain(32), 150, normalize_observations=True, normalize_rewards=True, entropy_coef=0.01
+    )
+    np.testing.assert_array_equal(play(agent, state, np.eye(5)[:4]), 1)
+    last = slice(-10, None)
+    assert metrics["return_sum"][last].sum() / metrics["episodes"][last].sum() > 4.5
+
+
+TRACED = ("CartPole-v1", "Pendulum-v1", "Breakout-MinAtar", "FrozenLake-misc")  # one of each kind; the others are slow
+REFUSED = "gymnax/MNISTBandit-bsuite"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[] if name.partition("/")[2] in TRACED else [pytest.mark.slow])
+        for name in envs.registered()
+        if name != REFUSED
+    ],
+)
+@pytest.mark.usefixtures("any_ranks")  # Swimmer's
+def test_it_can_drive_every_environment(name):
+    """A whole train step is traced for each that gymnax registers, with its own observations and actions."""
+    env = envs.make(name, 8)
+    agent = ppo.make(ppo.Config(rollout_length=8), env.spec, 2)
+    run = lambda key: loop.train(env, agent, loop.init(env, agent, key), 2)
+    _, metrics = jax.eval_shape(run, jax.random.key(0))
+    assert metrics["policy_loss"].shape == (2,)
+
+
+def random_batch(num_actions=3, num_rows=12, seed=0):
+    rng = np.random.default_rng(seed)
+    f32 = lambda *shape: jnp.asarray(rng.normal(size=shape), jnp.float32)
+    weight = jnp.asarray(rng.integers(0, 2, num_rows) / num_rows, jnp.float32)
+    action = jnp.asarray(rng.integers(0, num_actions, num_rows))
+    policy = ppo.distributions.Categorical(f32(num_rows, num_actions))
+    acted = action, policy, policy.log_prob(action)
+    return ppo.Batch(f32(num_rows, 4), *acted, f32(num_rows), f32(num_rows), f32(num_rows), weight)
+
+
+THREE_ACTIONS = types.Discrete(3)
+
+
+def parts_of(action=THREE_ACTIONS, num_envs=4, num_shards=1, **config):
+    obs = jax.ShapeDtypeStruct((4,), jnp.float32)
+    spec = types.EnvSpec("test", obs, action, num_envs, num_shards=num_shards)
+    config = dict(rollout_length=8, hidden=(8,)) | config
+    agent = ppo.make(ppo.Config(**config), spec, 10)
+    return agent, agent.explore.args[0]
+
+
+@pytest.mark.parametrize("value_clip", [False, True])
+def test_loss_is_equation_9(value_clip):
+    """Row by row in plain Python, from the network's outputs."""
+    agent, parts = parts_of(value_clip=value_clip)
+    state, batch = jax.jit(agent.init)(jax.random.key(0)), random_batch()
+    total, metrics = jax.jit(partial(ppo.loss, parts))(state.params, batch)
+    logits, values = map(np.asarray, parts.network.both(state.params["network"], batch.obs))
+    expected = dict(policy_loss=0.0, value_loss=0.0, entropy=0.0, approx_kl=0.0, clip_fraction=0.0)
+    for b, weight in enumerate(np.asarray(batch.weight)):
+        new = np.exp(logits[b]) / np.exp(logits[b]).sum()
+        old = np.exp(batch.policy.logits[b]) / np.exp(batch.policy.logits[b]).sum()
+        ratio = new[batch.action[b]] / old[batch.action[b]]
+        advantage, target, before = (float(x[b]) for x in (batch.advantage, batch.target, batch.value))
+        expected["policy_loss"] -= weight * min(ratio * advantage, min(max(ratio, 0.8), 1.2) * advantage)
+        errors = [(values[b] - target) ** 2]
+        if value_clip:
+            errors.append((before + min(max(values[b] - before, -0.2), 0.2) - target) ** 2)
+        expected["value_loss"] += weight * 0.5 * max(errors)
+        expected["entropy"] -= weight * (new * np.log(new)).sum()
+        expected["approx_kl"] += weight * (ratio - 1 - np.log(ratio))
+        expected["clip_fraction"] += weight * (abs(ratio - 1) > 0.2)
+    for name, x in expected.items():
+        np.testing.assert_allclose(metrics[name], x, rtol=1e-4, atol=1e-6, err_msg=name)
+    whole = expected["policy_loss"] + 0.5 * expected["value_loss"] - 0.01 * expected["entropy"]
+    np.testing.assert_allclose(total, whole, rtol=1e-4)
+
+
+def test_invalid_rows_change_nothing():
+    """Whatever the reset rows hold, action, reward and observation acted upon aside, parameters come out equal."""
+    env = probes.constant_reward(4)
+    agent = ppo.make(ppo.Config(rollout_length=32, hidden=(8,)), env.spec, 10)
+    state = jax.jit(agent.init)(jax.random.key(0))
+    experience = probes.experience(env, agent, state)
+    steps = experience.steps
+    assert (~steps.valid).any()
+    disturbed = steps._replace(
+        action=jnp.where(steps.valid, steps.action, 1 - steps.action),
+        reward=jnp.where(steps.valid, steps.reward, 1e3),
+    )
+    update = jax.jit(agent.update)
+    after, metrics = update(state, experience, jax.random.key(2))
+    other, other_metrics = update(state, experience._replace(steps=disturbed), jax.random.key(2))
+    jax.tree.map(np.testing.assert_array_equal, (after.params, metrics), (other.params, other_metrics))
+
+
+def test_advantages_look_beyond_the_rollouts_end():
+    """Equation 11 of Schulman et al. 2016 by a plain loop, with the value of what follows the last row at its end."""
+    env, gamma, lambda_ = envs.make("CartPole-v1", 3), 0.9, 0.8
+    agent = ppo.make(ppo.Config(rollout_length=16, hidden=(8,), gamma=gamma, gae_lambda=lambda_), env.spec, 10)
+    state = jax.jit(agent.init)(jax.random.key(0))
+    experience = probes.experience(env, agent, state)
+    rows = jax.jit(lambda *given: ppo.begin(agent.explore.args[0], *given).rows)(state, experience)
+    steps = jax.device_get(experience.steps)
+    of_all = value(agent, state, np.concatenate([steps.obs, experience.next_obs[None]]))
+    advantage, following = np.zeros((17, 3)), of_all[1:]
+    for t in reversed(range(16)):
+        error = steps.reward[t] + gamma * steps.discount[t] * following[t] - of_all[t]
+        advantage[t] = error + gamma * steps.discount[t] * lambda_ * ~steps.last[t] * advantage[t + 1]
+    np.testing.assert_allclose(np.reshape(rows.advantage, (16, 3)), advantage[:16], rtol=1e-4, atol=1e-4)
+    assert np.abs(of_all[16] - of_all[15]).min() > 1e-4  # else its own value would have done
+
+
+def test_statistics_of_observations_leave_reset_rows_out():
+    """They are acted upon there a second time."""
+    env = probes.constant_reward_terminal(4)
+    agent = ppo.make(ppo.Config(rollout_length=32, hidden=(8,), normalize_observations=True), env.spec, 10)
+    state = jax.jit(agent.init)(jax.random.key(0))
+    experience = probes.experience(env, agent, state)
+    steps = jax.device_get(experience.steps)
+    assert (~steps.valid).any()
+    after, _ = jax.jit(agent.update)(state, experience, jax.random.key(2))
+    np.testing.assert_allclose(after.observations.mean, steps.obs[steps.valid].mean(0), atol=1e-3)
+    assert np.abs(steps.obs[steps.valid].mean(0) - steps.obs.mean((0, 1))).max() > 5e-3
+
+
+@cache
+def standardized(num_shards):
+    """A function of advantages and weights [shards, R]: those of each minibatch of two epochs, [shards, 2, 3, B]."""
+
+    def run(advantage, weight):
+        rows = ppo.Batch((), (), (), (), advantage, advantage, (), weight)  # as they were, beside what becomes of them
+        look = lambda learner, batch: (learner, (batch.value, batch.advantage, batch.weight))
+        how = sgd.Epochs(2, 3, "shards", look, standardized="advantage")
+        deal, _ = sgd._plan(how, rows, jax.random.key(0), ())
+        return jax.vmap(lambda deal: sgd._take(how, (), rows, deal)[1])(deal)
+
+    return jax.jit(jax.vmap(run, axis_name="shards"))
+
+
+@given(seed=st.integers(0, 2**32 - 1), num_shards=st.sampled_from([1, 2]))
+def test_advantages_are_standardized_in_each_minibatch(seed, num_shards):
+    """Over the rows that count, on all devices; what the others hold has no part."""
+    rng = np.random.default_rng(seed)
+    counts = rng.random((num_shards, 24)) < 0.7
+    counts[:, ::2] = True
+    advantage = np.float32(rng.normal(rng.choice([0, -5, 30]), rng.choice([0.1, 1, 20]), counts.shape))
+    before, after, weight = jax.device_get(standardized(num_shards)(advantage, np.float32(counts)))
+    for epoch, k in np.ndindex(2, 3):
+        of_all = lambda x: np.concatenate(x[:, epoch, k])  # noqa: B023
+        rows, found, share = of_all(before), of_all(after), of_all(weight)
+        rows = np.float64(rows[share > 0])
+        np.testing.assert_allclose(found[share > 0], (rows - rows.mean()) / rows.std(), rtol=1e-3, atol=1e-3)
+        np.testing.assert_allclose(share[share > 0], 1 / len(rows), rtol=1e-5)
+    other = standardized(num_shards)(np.where(counts, advantage, np.nan), np.float32(counts))[1]
+    np.testing.assert_array_equal(np.where(weight > 0, after, 0), np.where(weight > 0, other, 0))
+
+
+@pytest.mark.parametrize("normalize_advantage", [True, False])
+def test_gradient_steps_see_advantages_as_the_option_says(normalize_advantage):
+    """Mean 0 and mean square 1, or those of the rollout, which is one minibatch here."""
+
+    def look(parts, params, batch):
+        mean = lambda x: jnp.sum(batch.weight * x)
+        zero = 0 * sum(x.sum() for x in jax.tree.leaves(params))
+        return zero, {"mean": mean(batch.advantage), "square": mean(batch.advantage**2)}
+
+    env = probes.chain(4)
+    options = dict(normalize_advantage=normalize_advantage, num_minibatches=1, num_epochs=1)
+    agent = ppo.make(ppo.Config(rollout_length=16, hidden=(8,), **options), env.spec, 10, look)
+    state = jax.jit(agent.init)(jax.random.key(0))
+    experience = probes.experience(env, agent, state)
+
+    @jax.jit
+    def update(state, experience):
+        rows = ppo.begin(agent.explore.args[0], state, experience).rows
+        return rows, agent.update(state, experience, jax.random.key(1))[1]
+
+    rows, metrics = update(state, experience)
+    advantage = np.float64(rows.advantage[rows.weight > 0])
+    expected = (0, 1) if normalize_advantage else (advantage.mean(), (advantage**2).mean())
+    np.testing.assert_allclose((metrics["mean"], metrics["square"]), expected, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("num_shards", [slow(1), 2])
+@pytest.mark.parametrize(
+    ("slope", "noise", "explained"), [(1.0, 0.0, 1), (0.0, 0.0, 0), (0.5, 0.0, 0.75), (1.0, 1.0, None)]
+)
+def test_explained_variance_is_of_all_rows_that_count(slope, noise, explained, num_shards):
+    """Values know all of the target, nothing or half; or are wrong in the second environment, where targets are higher.
+
+    With gamma 0 a target is a reward. A row that does not count is far off.
+    """
+    agent, parts = parts_of(gamma=0.0)
+    parts = parts._replace(
+        network=parts.network._replace(critic=lambda params, obs: obs[..., 0]),
+        spec=parts.spec._replace(axis_name="shards"),
+    )
+    rng = np.random.default_rng(0)
+    reward, valid = rng.normal([0, 5], size=(8, 2)), np.ones((8, 2), bool)
+    value = slope * reward + 3 + noise * rng.normal(size=(8, 2)) * [0, 1]
+    valid[3, 1], value[3, 1] = False, 1e3
+    expected = 1 - (reward - value)[valid].var() / reward[valid].var()
+    assert explained in (None, pytest.approx(expected))
+    numbers = jnp.float32(value)[..., None], jnp.zeros((8, 2), int), jnp.float32(reward), jnp.ones((8, 2))
+    acted = ppo.distributions.Categorical(jnp.zeros((8, 2, 2)))
+    steps = Transition(*numbers, jnp.zeros((8, 2), bool), jnp.asarray(valid), acted)
+    state = jax.jit(agent.init)(jax.random.key(0))
+
+    def report(steps):
+        lesson = ppo.begin(parts, state, Rollout(steps, steps.obs[0], ()))
+        _, others = sgd._plan(ppo.epochs_of(parts, lesson), lesson.rows, jax.random.key(0), lesson.others)
+        return ppo.end(parts, lesson, lesson.learner, ({}, jnp.float32(1)), others)[1]["explained_variance"]
+
+    deal = lambda x: x.reshape(8, num_shards, -1, *x.shape[2:])
+    found = jax.vmap(report, in_axes=1, axis_name="shards")(jax.tree.map(deal, steps))
+    np.testing.assert_allclose(found, [expected] * num_shards, atol=1e-5)
+
+
+def test_the_scale_of_rewards_leaves_reset_rows_out():
+    """One in 11: each seen as an end of a sum, it would be counted as a sum of its own."""
+    env = probes.constant_reward(4)
+    agent = ppo.make(ppo.Config(rollout_length=32, hidden=(8,), normalize_rewards=True, gamma=0.9), env.spec, 10)
+    state = jax.jit(agent.init)(jax.random.key(0))
+    experience = probes.experience(env, agent, state)
+    steps, sums, total = jax.device_get(experience.steps), [], np.zeros(4)
+    assert (~steps.valid).any()
+    for t in range(32):
+        total = 0.9 * total + steps.reward[t]
+        sums += list(total[steps.valid[t]])
+        total = np.where(steps.last[t] | ~steps.valid[t], 0, total)
+    after = jax.jit(lambda *given: ppo.begin(agent.explore.args[0], *given).state)(state, experience)
+    np.testing.assert_allclose(
+        (after.rewards.stats.mean, after.rewards.stats.var), (np.mean(sums), np.var(sums)), rtol=1e-3
+    )
+
+
+@pytest.mark.parametrize("width", [8, 300])
+def test_an_optimizer_has_one_form_on_every_device(width, monkeypatch):
+    """Or a checkpoint of a GPU could not be read on a CPU."""
+    optimizer = optim.make_optimizer(1e-3, epsilon=1e-5, max_grad_norm=0.5)
+    shapes = lambda: jax.eval_shape(optimizer.init, {"kernel": jnp.zeros((width, width)), "bias": jnp.zeros(width)})
+    here = shapes()
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    assert jax.tree.map(jnp.shape, shapes()) == jax.tree.map(jnp.shape, here)
+
+
+def test_target_kl_ends_an_update():
+    """A tiny bound: after the first minibatch has moved the policy, nothing moves any more."""
+    env = probes.best_action_of_observation(16)
+    moved = []
+    for target_kl in (None, 1e-9):
+        config = ppo.Config(rollout_length=16, hidden=(8,), learning_rate=1e-2, target_kl=target_kl)
+        agent = ppo.make(config, env.spec, 10)
+        state = jax.jit(agent.init)(jax.random.key(0))
+        after, _ = jax.jit(agent.update)(state, probes.experience(env, agent, state), jax.random.key(1))
+        moved.append(int(after.optimizer[-1].count))
+    assert moved[0] == 16 and moved[1] < 4
+
+
+def test_metrics_are_means_over_the_gradient_steps_that_were_tried():
+    """A tiny bound ends the update at its second minibatch: the rest of it is as if it had not been asked for."""
+    env = probes.best_action_of_observation(16)
+    found = []
+    for options in (dict(num_epochs=1), dict(num_epochs=3, target_kl=1e-9)):
+        config = ppo.Config(rollout_length=16, hidden=(8,), learning_rate=1e-2, num_minibatches=2, **options)
+        agent = ppo.make(config, env.spec, 10)
+        state = jax.jit(agent.init)(jax.random.key(0))
+        experience = probes.experience(env, agent, state)
+        found.append(jax.jit(agent.update)(state, experience, jax.random.key(1))[1])
+    for name in ("policy_loss", "value_loss", "entropy", "approx_kl"):
+        np.testing.assert_allclose(found[1][name], found[0][name], rtol=1e-4, atol=1e-7, err_msg=name)
+
+
+def test_ratio_is_one_before_the_first_step():
+    """log_prob of the acting policy and of the learner agree: one epoch of one minibatch, no KL."""
+    env = probes.chain(8)
+    for normalize in (False, True):
+        config = ppo.Config(rollout_length=16, num_epochs=1, num_minibatches=1, normalize_observations=normalize)
+        agent = ppo.make(config, env.spec, 10)
+        state, update = jax.jit(agent.init)(jax.random.key(0)), jax.jit(agent.update)
+        for key in jax.random.split(jax.random.key(1), 2):
+            state, metrics = update(state, probes.experience(env, agent, state), key)
+            np.testing.assert_allclose(metrics["approx_kl"], 0, atol=1e-6)
+
+
+def test_what_was_drawn_for_a_squashed_action_is_learned_from():
+    env = probes.continuous_action_of_observation(8)
+    agent = ppo.make(ppo.Config(rollout_length=16, squash=True, log_std_init=1.0), env.spec, 10)
+    state = jax.jit(agent.init)(jax.random.key(0))
+    experience = probes.experience(env, agent, state)
+    rows = jax.jit(lambda *given: ppo.begin(agent.explore.args[0], *given).rows)(state, experience)
+    drawn, action = np.asarray(rows.action), np.reshape(experience.steps.action, (-1, 1))
+    np.testing.assert_allclose(np.tanh(drawn), action, atol=1e-6)
+    assert np.abs(drawn - action).max() > 1
+
+
+def test_squashed_actions_are_scored_where_tanh_rounds_to_one():
+    """Where the mean, before the tanh, is 12, every action rounds to 1; KL(old || new) is still (shift / std)^2 / 2."""
+    num_rows, std, shift = 4096, 0.1, 0.02
+    agent, parts = parts_of(types.Box((1,)), num_envs=num_rows, rollout_length=1, num_minibatches=1, squash=True)
+    actor = lambda params, obs: jnp.full((len(obs), 1), params)
+    both = lambda params, obs: (actor(params, obs), jnp.zeros(len(obs)))
+    parts = parts._replace(network=parts.network._replace(actor=actor, both=both))
+    obs, log_std = jnp.zeros((num_rows, 4)), jnp.full(1, np.log(std), jnp.float32)
+    state = jax.jit(agent.init)(jax.random.key(0))._replace(params={"network": jnp.float32(12), "log_std": log_std})
+    decision = ppo.explore(parts, state, obs, (), agent.noise(jax.random.key(1), 1, num_rows)[0])
+    np.testing.assert_allclose(decision.action, 1, atol=2e-7)  # the nearest float32, or that after it
+    each = jnp.full(num_rows, 1 / num_rows)
+    drawn, pi = decision.extras.drawn, decision.extras.policy
+    batch = ppo.Batch(obs, drawn, pi, pi.log_prob(drawn), 0 * each, 0 * each + 1, 0 * each, each)
+    moved = state.params | {"network": jnp.float32(12 - shift)}
+    gradient, metrics = jax.grad(partial(ppo.loss, parts), has_aux=True)(moved, batch)
+    np.testing.assert_allclose(metrics["approx_kl"], (shift / std) ** 2 / 2, rtol=0.15)
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves(gradient))
+    np.testing.assert_allclose(ppo.exploit(parts, state, obs, (), 0 * decision.action).action, 1, atol=2e-7)
+
+
+@pytest.mark.slow
+def test_observations_of_several_parts_are_normalized_part_by_part():
+    """A dictionary of a constant and of the cue: the same policy is found, and each part has statistics of its own."""
+    env = probes.best_action_of_observation(16)
+    both = lambda timestep: timestep._replace(obs={"cue": timestep.obs, "bit": timestep.obs > 0})
+    spec = env.spec._replace(obs={"cue": env.spec.obs, "bit": jax.ShapeDtypeStruct((1,), jnp.bool_)})
+    dressed = env._replace(
+        reset=lambda key: (lambda state, timestep: (state, both(timestep)))(*env.reset(key)),
+        step=lambda state, action: (lambda state, timestep: (state, both(timestep)))(*env.step(state, action)),
+        spec=spec,
+    )
+    agent, state, _ = learn(dressed, 60, normalize_observations=True)
+    obs = {"cue": jnp.float32([[-1], [1]]), "bit": jnp.array([[False], [True]])}
+    np.testing.assert_array_equal(agent.exploit(state, obs, (), None).action, [0, 1])
+    np.testing.assert_allclose(state.observations["bit"].mean, 0.5, atol=0.05)
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        (dict(action=types.Box((2, 3))), r"^test: ppo wants actions of shape \[D\], not \[2, 3\]$"),
+        (dict(num_envs=256, num_minibatches=3), "2048 steps per update do not divide into 3 minibatches; try 2 or 4"),
+        (dict(num_envs=2, num_shards=2, num_minibatches=32), "16 steps per update on each of 2 devices do not divide"),
+    ],
+)
+def test_what_does_not_fit_is_refused_in_a_sentence(config, words):
+    with pytest.raises(ValueError, match=words):
+        parts_of(**config)
+
+
+def test_numbers_of_the_config_may_be_traced():
+    """A population over learning rates is a vmap of a function that makes the agent."""
+    env = probes.best_action(8)
+
+    def run(learning_rate):
+        config = dataclasses.replace(ppo.Config(rollout_length=8, hidden=(8,)), learning_rate=learning_rate)
+        agent = ppo.make(config, env.spec, 10)
+        return loop.train(env, agent, loop.init(env, agent, jax.random.key(0)), 2)[1]["learning_rate"][0]
+
+    rates = jnp.float32([1e-4, 1e-3])
+    np.testing.assert_allclose(jax.jit(jax.vmap(run))(rates), 0.9 * rates, rtol=1e-5)  # after the first of ten updates
+
+
+def test_an_objective_of_ones_own_takes_the_place_of_the_loss():
+    """One that looks at values only moves the critic and leaves the actor alone."""
+
+    def objective(parts, params, batch):
+        error = parts.network.critic(params["network"], batch.obs) - batch.target
+        return (batch.weight * error**2).sum(), {"value_error": (batch.weight * jnp.abs(error)).sum()}
+
+    env, config = probes.delayed_reward(4), ppo.Config(rollout_length=8, hidden=(8,))
+    agent = ppo.make(config, env.spec, 3, objective)
+    before = jax.jit(partial(loop.init, env, agent))(jax.random.key(0))
+    after, metrics = jax.jit(lambda state: loop.train(env, agent, state, 3))(before)
+    moved = jax.tree.map(lambda x, y: bool((x != y).any()), before.agent.params, after.agent.params)["network"][
+        "params"
+    ]
+    assert any(jax.tree.leaves(moved["critic_torso"])) and any(jax.tree.leaves(moved["critic_head"]))
+    assert not any(jax.tree.leaves(moved["torso"])) and not any(jax.tree.leaves(moved["actor_head"]))
+    assert "value_error" in metrics and "policy_loss" not in metrics
+
+
+@pytest.mark.parametrize("num_steps", [3, 320, 2_400, 9_765])
+def test_an_annealed_learning_rate_is_never_below_0(num_steps):
+    """As it is compiled, where 1 - count / num_steps is rounded: with these numbers of steps to less than 0."""
+    as_in_training = {"xla_backend_optimization_level": 3, "xla_llvm_disable_expensive_passes": False}
+    schedule = jax.jit(optim.linear_schedule(2.5e-4, True, num_steps), compiler_options=as_in_training)
+    assert 0 <= schedule(jnp.int32(num_steps)) < 1e-10
+    assert schedule(jnp.int32(num_steps - 1)) == pytest.approx(2.5e-4 / num_steps, rel=1e-3)

@@ -1,0 +1,221 @@
+"""PQN: targets against rlax and by hand, its masks and shards, and what it learns where the answer is known."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import ShapeDtypeStruct
+
+from jaxrl_fast import loop, networks
+from jaxrl_fast.agents import pqn
+from jaxrl_fast.types import Box, Discrete, EnvSpec, Rollout, Transition
+from tests import probes
+
+TABLE = networks.Network(  # its parameters [states, A] are what it answers to the number of a state
+    init=lambda key: jnp.zeros((8, 2)),
+    apply=lambda table, obs, noise=(): table[obs[..., 0].astype(jnp.int32)],
+    noise=lambda key, shape: (),
+)
+
+
+def make(num_envs=1, action=None, **config):
+    spec = EnvSpec("test", ShapeDtypeStruct((1,), jnp.float32), action or Discrete(2), num_envs)
+    return pqn.make(pqn.Config(**dict(rollout_length=4, num_minibatches=1, hidden=(8,)) | config), spec, 10)
+
+
+def parts_of(**config):
+    """What `make` builds, with a table in the network's place."""
+    return make(**config).explore.args[0]._replace(network=TABLE)
+
+
+def rollout_of(table, obs, action, reward, discount, last, valid):
+    """From [T, N], observations [T + 1, N], with the best values that were seen when acting."""
+    best = jnp.float32(table)[np.asarray(obs, int)].max(-1)
+    obs = jnp.float32(obs)[..., None]
+    rows = jnp.int32(action), jnp.float32(reward), jnp.float32(discount), jnp.asarray(last), jnp.asarray(valid)
+    return Rollout(Transition(obs[:-1], *rows, best[:-1]), obs[-1], ())
+
+
+@pytest.mark.parametrize(
+    ("last", "terminal", "expected"),
+    [
+        # gamma = lambda = 1/2, rewards 1 2 4, best values 2 4 8 of what follows
+        # 4 + 1/2 * 8 = 8;  2 + 1/2 (4/2 + 8/2) = 5;  1 + 1/2 (2/2 + 5/2) = 2.75
+        (False, False, [2.75, 5, 8]),
+        # time runs out after the second: 2 + 1/2 * 4 = 4;  1 + 1/2 (2/2 + 4/2) = 2.5
+        (True, False, [2.5, 4, 8]),
+        # or it dies: 2;  1 + 1/2 (2/2 + 2/2) = 2
+        (True, True, [2, 2, 8]),
+    ],
+)
+def test_targets_worked_by_hand(last, terminal, expected):
+    table = jnp.float32([[9, 9], [2, 1], [0, 4], [8, -8]])
+    rollout = rollout_of(
+        table, np.arange(4)[:, None], np.zeros((3, 1)), [[1], [2], [4]], [[1], [1 - terminal], [1]],
+        [[False], [last], [False]], [[True], [True], [not last]],
+    )  # fmt: skip
+    parts = parts_of(rollout_length=3, gamma=0.5, q_lambda=0.5)
+    rows, _ = pqn.prepare(parts, table, rollout)
+    np.testing.assert_allclose(rows.target, expected, rtol=1e-6)
+    np.testing.assert_array_equal(rows.weight, [1, 1, not last])
+
+
+@pytest.mark.parametrize("q_lambda", [0.0, 0.65, 1.0])
+def test_targets_are_those_of_rlax(rlax, q_lambda):
+    """rlax counts rewards from the moment that they are received, so its q_t is aligned with our reward at t - 1.
+
+    Its Q(lambda) knows no time that ran out: there lambda is 0 in its lambda returns.
+    """
+    rng = np.random.default_rng(0)
+    num_steps, num_envs = 12, 3
+    parts = parts_of(num_envs=num_envs, rollout_length=num_steps, gamma=0.9, q_lambda=q_lambda)
+    table = jnp.float32(rng.normal(size=(8, 2)))
+    obs, action = rng.integers(0, 8, (num_steps + 1, num_envs)), rng.integers(0, 2, (num_steps, num_envs))
+    reward, last = rng.normal(size=(num_steps, num_envs)), rng.random((num_steps, num_envs)) < 0.3
+    discount = 1.0 - (last & (rng.random(last.shape) < 0.5))
+    for ends in (last, np.zeros_like(last)):
+        rows, _ = pqn.prepare(parts, table, rollout_of(table, obs, action, reward, discount, ends, ~ends))
+        target = rows.target.reshape(num_steps, num_envs)
+        for n in range(num_envs):
+            q = table[obs[:, n]]
+            pays = jnp.float32(reward[:, n]), jnp.float32(0.9 * discount[:, n])
+            expected = rlax.lambda_returns(*pays, q[1:].max(-1), jnp.float32(q_lambda * ~ends[:, n]))
+            np.testing.assert_allclose(target[:, n], expected, rtol=1e-5, atol=1e-5)
+            if not ends.any():
+                error = rlax.q_lambda(q[:-1], action[:, n], *pays, q[1:], q_lambda)
+                chosen = np.asarray(q)[np.arange(num_steps), action[:, n]]
+                np.testing.assert_allclose(target[:, n] - chosen, error, rtol=1e-4, atol=1e-5)
+
+
+def test_loss_worked_by_hand():
+    # weights 1/2, 1/2, 0;  d = 3 - 2 = 1 and 1 - 5 = -4:  (1/2 + 16/2) / 2 = 4.25, and its gradient is -w d
+    batch = pqn.Batch(
+        jnp.float32([[0], [0], [1]]), jnp.int32([0, 1, 0]), jnp.float32([3, 1, 99]), jnp.float32([1, 1, 0]) / 2
+    )
+    table = jnp.float32([[2, 5], [7, 7]])
+    gradient, metrics = jax.grad(partial(pqn.loss, parts_of()), has_aux=True)(table, batch)
+    found = [float(metrics[name]) for name in ("loss", "q_value", "td_error")]
+    np.testing.assert_allclose(found, [4.25, 3.5, 2.5], rtol=1e-6)
+    np.testing.assert_allclose(gradient, [[-0.5, 2], [0, 0]], rtol=1e-6)
+
+
+def agent_of(env, num_updates, **config):
+    defaults = dict(
+        rollout_length=16, num_minibatches=2, num_epochs=2, learning_rate=5e-3, gamma=probes.GAMMA, hidden=(16,),
+        epsilon_start=0.5, epsilon_end=0.5,
+    )  # fmt: skip
+    return pqn.make(pqn.Config(**defaults | config), env.spec, num_updates)
+
+
+def learn(env, num_updates=200, **config):
+    """Values [B, A] and greedy actions [B] of observations, after training."""
+    agent = agent_of(env, num_updates, **config)
+    run = lambda key: loop.train(env, agent, loop.init(env, agent, key), num_updates)[0].agent
+    state = jax.jit(run, compiler_options=probes.QUICK)(jax.random.key(0))
+
+    def answer(obs):
+        obs = jnp.float32(obs)
+        value = agent.explore.args[0].network.apply(state.params, obs)
+        return np.asarray(value), np.asarray(agent.exploit(state, obs, (), None).action)
+
+    return answer
+
+
+def test_it_learns_a_delayed_consequence():
+    value, action = learn(probes.delayed_consequence(8))([[0, 0], [-1, 1], [1, 1]])
+    assert action[0] == 1
+    np.testing.assert_allclose(value, [[-0.9, 0.9], [-1, -1], [1, 1]], atol=0.1)
+
+
+@pytest.mark.slow
+def test_it_learns_what_the_observation_says():
+    """As the consequence above, with less to learn."""
+    value, action = learn(probes.best_action_of_observation(8), 100)([[-1], [1]])
+    np.testing.assert_array_equal(action, [0, 1])
+    np.testing.assert_allclose(value, [[1, -1], [-1, 1]], atol=0.1)
+
+
+def test_values_are_bootstrapped_where_time_runs_out():
+    """Reward 1 for ever is worth 10; 6.5 would mean that the time limit counted as death."""
+    value, _ = learn(probes.constant_reward(8), 300, learning_rate=1e-2)([[1.0]])
+    np.testing.assert_allclose(value, 10, atol=0.2)
+
+
+def test_nothing_lies_beyond_a_terminal_state():
+    value, _ = learn(probes.constant_reward_terminal(8), 300, learning_rate=1e-2)(np.eye(10))
+    expected = [(1 - 0.9 ** (10 - t)) / 0.1 for t in range(10)]
+    np.testing.assert_allclose(value, np.repeat(expected, 2).reshape(10, 2), atol=0.3)
+
+
+def test_reset_rows_change_nothing():
+    """Neither their action nor their reward: parameters and metrics come out bit for bit the same."""
+    env = probes.best_action(4)
+    agent = agent_of(env, 10)
+    state = jax.jit(agent.init)(jax.random.key(0))
+    experience = probes.experience(env, agent, state)
+    steps = experience.steps
+    assert (~steps.valid).any()
+    disturbed = steps._replace(
+        action=jnp.where(steps.valid, steps.action, 1 - steps.action),
+        reward=jnp.where(steps.valid, steps.reward, 1e6),
+    )
+    update = jax.jit(agent.update)
+    one = update(state, experience, jax.random.key(2))
+    other = update(state, experience._replace(steps=disturbed), jax.random.key(2))
+    jax.tree.map(np.testing.assert_array_equal, one, other)
+    assert int(one[0].optimizer[-1].count) == 4  # 2 epochs of 2 minibatches
+
+
+@pytest.mark.slow
+def test_shards_learn_what_one_device_does():
+    """Two devices of 3 environments are 6, where no minibatch depends on the order."""
+    config = dict(num_minibatches=1, num_epochs=3, epsilon_ladder=7.0)
+    env = probes.best_action_of_observation(6)
+    whole, half = agent_of(env, 10, **config), env.spec._replace(num_envs=3, axis_name="devices", num_shards=2)
+    shard = agent_of(env._replace(spec=half), 10, **config)
+    state = jax.jit(whole.init)(jax.random.key(0))
+    experience = probes.experience(env, whole, state)
+    divide = lambda x, axis: jnp.moveaxis(x.reshape(*x.shape[:axis], 2, 3, *x.shape[axis + 1 :]), axis, 0)
+    parts = Rollout(
+        jax.tree.map(lambda x: divide(x, 1), experience.steps),
+        jax.tree.map(lambda x: divide(x, 0), experience.next_obs),
+        (),
+    )
+    key = jax.random.key(3)
+    expected, expected_metrics = jax.jit(whole.update)(state, experience, key)
+    update = jax.vmap(lambda rollout: shard.update(state, rollout, key), axis_name="devices")
+    found, metrics = jax.jit(update)(parts)
+    for i in range(2):
+        at = lambda tree, i=i: jax.tree.map(lambda x: x[i], tree)
+        close = partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6)
+        jax.tree.map(close, at(found.params), expected.params)
+        jax.tree.map(close, at(metrics), expected_metrics)
+
+
+@pytest.mark.slow
+def test_seeds_differ_and_each_is_its_own_run():
+    env = probes.best_action_of_observation(4)
+    agent = agent_of(env, 3)
+    run = lambda key: loop.train(env, agent, loop.init(env, agent, key), 3)[0].agent.params
+    keys = jax.random.split(jax.random.key(0), 3)
+    quick = partial(jax.jit, compiler_options=probes.QUICK)
+    together, alone = quick(jax.vmap(run))(keys), quick(run)
+    for i in (0, 2):
+        close = partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5)
+        jax.tree.map(close, jax.tree.map(lambda x, i=i: x[i], together), alone(keys[i]))
+    kernels = [leaf for leaf in jax.tree.leaves(together) if leaf.ndim == 3]
+    assert all(np.abs(leaf[i] - leaf[j]).max() > 1e-3 for leaf in kernels for i, j in ((0, 1), (1, 2), (0, 2)))
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        (dict(action=Box((2,))), r"pqn wants a finite number of actions, not vectors of shape \[2\]"),
+        (dict(num_envs=256, rollout_length=8, num_minibatches=3), "2048 steps .* into 3 minibatches; try 2 or 4"),
+    ],
+)
+def test_what_does_not_fit_is_refused_in_a_sentence(config, words):
+    with pytest.raises(ValueError, match=words):
+        make(**config)

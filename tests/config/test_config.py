@@ -1,0 +1,728 @@
+"""Settings: three sources with one set of names, and one sentence for whatever is wrong."""
+
+import dataclasses
+import errno
+import json
+import os
+import subprocess
+import sys
+from decimal import Decimal
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+import jaxrl_fast
+from jaxrl_fast import cli, evaluate, plot, train, video
+from jaxrl_fast.agents.configs import CONFIGS, NEEDS
+from jaxrl_fast.agents.configs.ppo import PPO
+from jaxrl_fast.config import load, presets, resume
+from jaxrl_fast.config.options import Options, types_of
+from jaxrl_fast.config.settings import _same_env, to_mapping
+from jaxrl_fast.loggers import terminal
+from jaxrl_fast.plotting import compare
+from jaxrl_fast.sweep import grid
+from jaxrl_fast.training import console, plan, trainer
+from jaxrl_fast.utils import locks, memory, parsing
+
+ROOT = Path(__file__).parents[2]
+
+
+def parse(line):
+    return load.from_command_line(line.split())
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("64", 64),
+        ("64k", 64_000),
+        ("10M", 10_000_000),
+        ("1.5M", 1_500_000),
+        ("1e6", 10**6),
+        ("2_000", 2000),
+        ("1B", 10**9),
+    ],
+)
+def test_whole_numbers_as_people_write_them(text, number):
+    assert parse(f"ppo --total-steps {text}").options.total_steps == number
+
+
+@given(st.integers(1, 10**9), st.integers(1, 9), st.sampled_from(["k", "M", "B"]))
+def test_a_whole_number_may_be_written_with_a_point(number, digits, suffix):
+    """4.1M is one, though 4.1 times a million is not in floating point; 4.0000001M is none."""
+    text = f"{Decimal(number).scaleb(-digits):f}{suffix}"
+    exact = Fraction(number, 10**digits) * {"k": 10**3, "M": 10**6, "B": 10**9}[suffix]
+    if exact.denominator == 1:
+        assert parsing.parse_int(text) == exact
+    else:
+        with pytest.raises(ValueError):
+            parsing.parse_int(text)
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("20", 20), ("0.5", 0.5), ("20s", 20), ("1.5min", 90), ("2h", 7200)])
+def test_a_time_may_have_its_unit(text, seconds):
+    assert parse(f"ppo --report-every {text}").options.report_every == seconds
+
+
+def test_large_whole_numbers_are_exact():
+    assert parse("ppo --total-steps 9007199254740993").options.total_steps == 2**53 + 1
+
+
+def test_dashes_underscores_equals_signs_and_spaces_mean_the_same():
+    lines = (
+        "ppo --num-envs 8 --agent.learning-rate 1e-3 --agent.no-anneal --agent.hidden 32 16",
+        "ppo --num_envs=8 --agent.learning_rate=1e-3 --agent.anneal false --agent.hidden 32 16",
+    )
+    first, second = map(parse, lines)
+    assert first == second
+    assert first.options.num_envs == 8
+    assert first.agent == PPO(learning_rate=1e-3, anneal=False, hidden=(32, 16))
+
+
+def test_python_has_the_names_of_the_command_line():
+    from_python = load.from_keywords(
+        "ppo_cartpole",
+        num_envs=256,
+        total_steps=1_000_000,
+        eval_every="10k",
+        env_options={"max_steps_in_episode": 200},
+        agent={"learning_rate": 1e-3, "hidden": (32,), "anneal": False},
+    )
+    from_line = parse(
+        "--config ppo_cartpole --num-envs 256 --total-steps 1M --eval-every 10k --env-options max_steps_in_episode=200 "
+        "--agent.learning-rate 1e-3 --agent.hidden 32 --agent.no-anneal"
+    )
+    as_text = from_line.options.env_options
+    assert as_text == {"max_steps_in_episode": "200"}
+    options = dataclasses.replace(from_line.options, env_options={"max_steps_in_episode": 200})
+    assert from_python == from_line._replace(options=options)
+
+
+def test_a_preset_lies_below_the_command_line_and_above_the_defaults(tmp_path):
+    preset = tmp_path / "mine.yaml"
+    preset.write_text("env: Acrobot-v1\nnum_envs: 8\ntotal_steps: 30k\nagent:\n  learning_rate: 1e-3\n  gamma: 0.5\n")
+    settings = parse(f"--config {preset} --num-envs 16 --agent.gamma 0.9")
+    assert settings.algo == "ppo"
+    assert settings.options.env == "Acrobot-v1"
+    assert settings.options.num_envs == 16
+    assert settings.options.total_steps == 30_000
+    assert settings.agent == PPO(learning_rate=1e-3, gamma=0.9)
+
+
+def test_a_date_in_a_preset_is_a_word(tmp_path):
+    preset = tmp_path / "dates.yaml"
+    preset.write_text("algo: ppo\nenv: CartPole-v1\nname: 2026-13-45\nproject: 2026-11-24\n")
+    options = parse(f"--config {preset}").options
+    assert (options.name, options.project) == ("2026-13-45", "2026-11-24")
+
+
+def test_pairs_of_an_option_that_is_given_again_add_up_in_every_command():
+    line = ["a run", "--member", "a=1", "b=2", "--member", "b=3"]
+    assert cli.read(evaluate.USAGE, line)[1].member == {"a": "1", "b": "3"}
+
+
+def test_environment_options_add_up():
+    settings = parse("ppo --env-options a=1 b=x --env-option c=2 --env-option a=3")
+    assert settings.options.env_options == {"a": "3", "b": "x", "c": "2"}
+
+
+@pytest.mark.parametrize("line", ["", "--seed 3", "--num-seeds 4 --no-tensorboard"])
+def test_without_task_it_is_cartpole_until_solved(line):
+    settings = parse(line)
+    assert settings.by_default
+    assert settings.options.env == "gymnax/CartPole-v1"
+    assert settings.options.stop_when_solved
+    assert settings.options.solved == 475
+
+
+@pytest.mark.parametrize("line", ["ppo", "--env Acrobot-v1", "--config ppo_cartpole"])
+def test_with_a_task_nothing_is_assumed(line):
+    settings = parse(line)
+    assert not settings.by_default
+    assert not settings.options.stop_when_solved
+
+
+def test_the_default_can_be_overridden():
+    assert not parse("--no-stop-when-solved").options.stop_when_solved
+
+
+@pytest.mark.parametrize(
+    ("line", "solved"),
+    [
+        ("--config ppo_acrobot", -100),
+        ("--config ppo_acrobot --env Acrobot-v1", -100),
+        ("--config ppo_acrobot --env gymnax/Acrobot-v1 --num-envs 8", -100),
+        ("--config ppo_acrobot --env CartPole-v1", None),
+        ("--config ppo_acrobot --env CartPole-v1 --solved 475", 475),
+    ],
+)
+def test_what_a_preset_calls_solved_is_of_its_own_environment(line, solved):
+    assert parse(line).options.solved == solved
+
+
+def test_an_environment_given_as_an_object_is_another_than_a_presets():
+    assert load.from_keywords("ppo_acrobot", env=object()).options.solved is None
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ("CartPole-v1", "CartPole-v1", True),
+        ("CartPole-v1", "gymnax/CartPole-v1", True),
+        ("envpool/CartPole-v1", "gymnax/CartPole-v1", False),
+        ("CartPole-v1", "gymnax/CartPole-v0", False),
+        ("CartPole-v1", "Acrobot-v1", False),
+    ],
+)
+def test_an_environment_is_the_same_with_or_without_its_backend(one, other, same):
+    assert _same_env(one, other) == _same_env(other, one) == same
+
+
+def test_a_file_that_says_a_bare_name_keeps_its_threshold_under_a_whole_one(tmp_path):
+    preset = tmp_path / "mine.yaml"
+    preset.write_text("env: CartPole-v1\nsolved: 475\n")
+    solved = {
+        env: parse(f"--config {preset} --env {env}").options.solved for env in ("gymnax/CartPole-v1", "Acrobot-v1")
+    }
+    assert solved == {"gymnax/CartPole-v1": 475, "Acrobot-v1": None}
+
+
+@pytest.mark.parametrize("again", [(1.0, 2.0), [1.0, 2.0], np.array([1.0, 2.0])])
+def test_a_run_goes_on_with_options_of_its_environment_in_whatever_they_are_given(again, tmp_path):
+    (tmp_path / "config.yaml").write_text("algo: ppo\nenv: CartPole-v1\nenv_options: {goal: [1.0, 2.0]}\n")
+    load.from_keywords(resume=str(tmp_path), env_options={"goal": again})
+    with pytest.raises(ValueError, match=r"^env_options .*goes on only with that"):
+        load.from_keywords(resume=str(tmp_path), env_options={"goal": (*again[:1], 3.0)})
+
+
+def test_what_a_file_says_of_its_making_may_be_nothing(tmp_path):
+    for text in ("algo: ppo\nmade:\n", "algo: ppo\n"):
+        (tmp_path / "config.yaml").write_text(text)
+        assert presets.read_meta(tmp_path / "config.yaml") == {}
+
+
+def test_an_option_named_members_makes_no_part_of_a_sweep(tmp_path):
+    """What does is what the run was made of."""
+    path = tmp_path / "config.yaml"
+    text = "algo: ppo\nenv: CartPole-v1\nenv_options:\n  members:\n  - 1\n  - 2\nmade:\n  id: 1a2b\n"
+    path.write_text(text)
+    resumed = load.from_keywords(resume=str(tmp_path))
+    assert resumed.options.env_options == {"members": [1, 2]} and resumed.options.resume == str(tmp_path)
+    path.write_text(text + "  members:\n  - {seed: 0}\n")
+    with pytest.raises(ValueError, match="is a part of a sweep"):
+        load.from_keywords(resume=str(tmp_path))
+
+
+def test_what_a_run_writes_down_is_a_preset(tmp_path):
+    settings = parse("ppo --env Acrobot-v1 --agent.hidden 8 8 --agent.target-kl 0.01 --env-options x=1 --solved -100")
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.safe_dump(to_mapping(settings) | {"made": {"device": "cpu"}}))
+    again = parse(f"--config {path}")
+    assert again._replace(preset="") == settings
+
+
+@pytest.mark.parametrize("name", presets.shipped())
+def test_shipped_presets_are_read(name):
+    settings = parse(f"--config {name}")
+    assert settings.preset == name
+    assert isinstance(settings.agent, CONFIGS[settings.algo])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("line", "clipped"),
+    [
+        ("ppo --env envpool/Pong-v5", True),
+        ("dqn --env envpool/Pong-v5 --protocol dqn2015", True),
+        ("pqn --env envpool/Pong-v5 --protocol machado2018", False),
+        ("pqn --env envpool/Pong-v5 --protocol machado2018 --agent.clip-rewards", True),
+        ("ppo --env envpool/Pong-v5 --agent.no-clip-rewards", False),
+        ("ppo --env envpool/CartPole-v1", None),
+        ("ppo --env CartPole-v1", None),
+    ],
+)
+def test_the_rules_of_2015_clip_rewards(line, clipped):
+    small = "--num-envs 4 --eval-envs 4 --env-option img_height=36 img_width=36" if "Pong" in line else "--num-envs 4"
+    assert plan.validate_plan(parse(f"{line} {small}")).settings.agent.clip_rewards is clipped
+
+
+def test_help_lists_every_option_and_imports_no_arrays():
+    code = (
+        "import sys\nfrom jaxrl_fast import train\n"
+        "try: train.main(['--config', 'ppo_cartpole', '--num-envs', '77', '--help'])\n"
+        "except SystemExit as e: assert e.code == 0\n"
+        "print([m for m in ('jax', 'numpy', 'gymnax', 'flax', 'matplotlib', 'tensorboardX') if m in sys.modules])"
+    )
+    environment = os.environ | {"COLUMNS": "200", "PYTHONPATH": str(ROOT)}
+    said = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True
+    ).stdout
+    assert said.endswith("[]\n")
+    assert "77" in said and "475" in said  # the preset's values, and what overrides them
+    for name in (*types_of(Options), *(f"agent.{n}" for n in types_of(PPO))):
+        assert f"--{name.replace('_', '-')}" in said, name
+
+
+# Each: the command line, and words that the one line must contain.
+MISTAKES = [
+    ("-seed 3", ["-seed", "did you mean"]),
+    ("--config=", ["no preset ''"]),
+    ("ppo --agent.activation gelu", ["--agent.activation", "'gelu'", "'tanh'", "'relu'"]),
+    ("ppo --agent.network mlpp", ["--agent.network", "did you mean mlp"]),
+    ("ppo --env-option num_envs=3", ["gymnax/CartPole-v1 has no option 'num_envs'"]),
+    ("ppo --name a/../../b", ["--name a/../../b", "--run-dir"]),
+    (f"ppo --run-dir {'x' * 300}", ["--run-dir", "is no path (File name too long)"]),
+    (f"--resume {'x' * 5000}", ["--resume", "is no path (File name too long)"]),
+    ("--resume ~nobody-at-all/run", ["--resume '~nobody-at-all/run' is no path"]),
+    ("--config ~nobody-at-all/x.yaml", ["--config '~nobody-at-all/x.yaml' is no path"]),
+    ("ppo --run-dir ~nobody-at-all/run", ["--run-dir '~nobody-at-all/run' is no path"]),
+    ("ppo --name ..", ["--name ..", "--run-dir takes a path"]),
+    ("ppo --num-envs 1e99", ["--num-envs: 1e+99 is out of range"]),
+    ("ppo --eval-episodes 1e20", ["--eval-episodes", "at most 1000000"]),
+    ("ppo --env os:makedirs --env-option name=made", ["os:makedirs is a function", "fit(env=make_env)"]),
+    ("ppo --num-envs 10M --agent.num-minibatches 3", ["1280000000 steps", "try 2 or 4"]),
+    ("ppo --total-steps 200B --num-envs 8", ["gradient steps in all"]),
+    ("--num-env 3", ["--num-env", "did you mean --num-envs"]),
+    ("--learning-rate 1", ["--agent.learning-rate"]),
+    ("ppo --agent.learnin-rate 1", ["ppo has no option --agent.learnin-rate", "--agent.learning-rate"]),
+    ("ppo --frobnicate", ["--frobnicate", "--help"]),
+    ("dqn --buffer-size 9", ["there is no option --buffer-size; here that is --agent.capacity (docs/moving.md)\n"]),
+    ("ppo --agent.lr 1e-3", ["ppo has no option --agent.lr; here that is --agent.learning-rate (docs/moving.md)\n"]),
+    ("dqn --agent.n-steps 3", ["did you mean --agent.n-step?"]),
+    ("dqn --n-steps 3", ["here that is --agent.n-step (docs/moving.md)\n"]),
+    ("ppo --n-steps 3", ["here that is --agent.rollout-length (docs/moving.md)\n"]),
+    ("ppo --wandb-project-name x", ["here that is --project (docs/moving.md)\n"]),
+    ("ppo --agent.hidden", ["--agent.hidden wants a value, or several\n"]),
+    ("ppo --env-option", ["--env-option wants a value"]),
+    ("ppo --env __main__:Nothing", ["was a script's own", "from Python give it as env"]),
+    ("--preset ppo_pong", ["here that is --config (docs/moving.md)\n"]),
+    ("dqn --clip-eps 1", ["there is no option --clip-eps; python -m jaxrl_fast.train --help lists all\n"]),
+    ("ppo CartPole-v1", ["'CartPole-v1' is one word too many", "an environment is --env NAME\n"]),
+    ("ppo --env ALE/Pong-v5", ["unknown backend 'ALE'", "did you mean envpool/Pong-v5?\n"]),
+    ("ppo --env PongNoFrameskip-v4", ["unknown environment", "did you mean envpool/Pong-v5?\n"]),
+    ("ppo --env Breakout", ["did you mean Breakout-MinAtar or envpool/Breakout-v5?\n"]),
+    ("ppo --env envpool/Pogn-v5", ["unknown environment 'envpool/Pogn-v5'; did you mean envpool/Pong-v5"]),
+    ("ppo --agent.rollout-length 1 --agent.num-minibatches 4", ["are one in each", "fewer minibatches"]),
+    ("ppo --agent.double", ["error: ppo has no option --agent.double; that is an option of dqn\n"]),
+    ("ppo --agent.no-layer-norm", ["--agent.no-layer-norm; that is an option of dqn and pqn\n"]),
+    ("ppo --replay-ratio 1", ["there is no option --replay-ratio; --agent.replay-ratio is an option of dqn\n"]),
+    ("--config clip.yaml", ["dqn has no option 'agent.clip' in clip.yaml; that is an option of ppo\n"]),
+    ("--no-num-envs", ["--no-num-envs", "did you mean --num-envs?"]),
+    ("pppo", ["unknown algorithm 'pppo'", "did you mean ppo?"]),
+    ("ppo_pong", ["unknown algorithm 'ppo_pong'", "did you mean --config ppo_pong?"]),
+    ("sarsa", ["unknown algorithm 'sarsa'; there are ppo, dqn, pqn"]),
+    ("ppo extra", ["'extra'"]),
+    ("ppo --num-envs", ["--num-envs", "whole number"]),
+    ("ppo --num-envs x", ["--num-envs", "'x'"]),
+    ("ppo --seed 0,1,2", ["--seed takes one value, not 0,1,2; python -m jaxrl_fast.sweep takes several\n"]),
+    ("ppo --seed 0..4", ["--seed takes one value, not 0..4; python -m jaxrl_fast.sweep takes several\n"]),
+    ("ppo --agent.gamma 0.9,0.99", ["--agent.gamma takes one value", "python -m jaxrl_fast.sweep takes several\n"]),
+    ("ppo --keep 1,2", ["--keep: '1,2' is not a whole number (64, 64k, 1e6)\n"]),
+    ("ppo --agent.hidden 64,64", ["'64,64' is not a whole number", "did you mean --agent.hidden 64 64?"]),
+    ("ppo --total-steps 1m", ["--total-steps: '1m' is not a whole number", "; did you mean 1M, M for millions?\n"]),
+    ("ppo --solved 1.5K", ["--solved: '1.5K'", "; did you mean 1.5k, k for thousands?\n"]),
+    ("ppo --num-envs 1.5", ["--num-envs", "'1.5'"]),
+    ("ppo --num-envs aut", ["--num-envs", "whole number", "'auto'"]),
+    ("ppo --num-envs auto --env CartPole-v2", ["CartPole-v2", "CartPole-v1"]),
+    ("ppo --num-envs auto --agent.num-minibatches 3", ["--num-envs auto", "1 for one", "128 steps", "3 minibatches"]),
+    ("ppo --num-envs auto --total-steps 100", ["--num-envs auto", "100 steps", "0 updates"]),
+    ("ppo --num-envs 4 8", ["--num-envs", "'8'"]),
+    ("ppo --num-envs 0", ["--num-envs", "at least 1"]),
+    ("ppo --num-envs -4", ["--num-envs", "-4", "at least 1"]),
+    ("ppo --total-steps 0", ["--total-steps", "at least 1"]),
+    ("ppo --total-steps 1e400", ["--total-steps"]),
+    ("ppo --total-steps 100", ["--total-steps 100", "512", "128", "4"]),
+    ("ppo --num-seeds 0", ["--num-seeds"]),
+    ("ppo --seed -1", ["--seed", "-1"]),
+    ("ppo --seed 2147483648", ["--seed", "2147483647"]),
+    ("ppo --seed 2147483647 --num-seeds 2", ["seeds", "2147483647"]),
+    ("ppo --stop-when-solved", ["--stop-when-solved", "--solved"]),
+    ("--config ppo_acrobot --env CartPole-v1 --stop-when-solved", ["--stop-when-solved", "--solved"]),
+    ("ppo --eval-episodes 0", ["--eval-episodes"]),
+    ("ppo --report-every -1", ["--report-every", "at least 0"]),
+    ("ppo --report-every 20m", ["--report-every: '20m' is not a time (30, 30s, 5min, 2h)"]),
+    ("ppo --log-level loud", ["--log-level", "quiet"]),
+    ("ppo --wandb maybe", ["--wandb", "'maybe'"]),
+    ("ppo --devices some", ["--devices", "auto"]),
+    ("ppo --agent.learning-rate fast", ["--agent.learning-rate", "'fast'"]),
+    ("ppo --agent.learning-rate nan", ["--agent.learning-rate", "'nan'"]),
+    ("ppo --agent.learning-rate -1", ["--agent.learning-rate", "above 0"]),
+    ("ppo --agent.gamma 1.5", ["--agent.gamma", "at most 1"]),
+    ("ppo --agent.num-minibatches 0", ["--agent.num-minibatches", "at least 1"]),
+    ("ppo --agent.hidden 64 0", ["--agent.hidden", "at least 1"]),
+    ("ppo --agent.num-minibatches 3", ["512", "3 minibatches", "2 or 4"]),
+    ("ppo --agent.network resnet", ["resnet"]),
+    ("ppo --env-options horizon", ["'horizon'", "key=value"]),
+    ("ppo --env-options max_steps=3", ["max_steps", "max_steps_in_episode"]),
+    ("ppo --env-options max_steps_in_episode=x", ["max_steps_in_episode"]),
+    ("ppo --env CartPole-v2", ["CartPole-v2", "CartPole-v1"]),
+    ("ppo --env nowhere/CartPole-v1", ["nowhere"]),
+    ("ppo --env MNISTBandit-bsuite", ["MNISTBandit-bsuite", "download"]),
+    ("ppo --env no_such_module:Env", ["no_such_module"]),
+    ("--config ppo_cartpol", ["ppo_cartpol", "did you mean ppo_cartpole"]),
+    ("--config dqn", ["'dqn' is an algorithm", "algo='dqn'"]),
+    ("--config absent.yaml", ["absent.yaml", "ppo_cartpole"]),
+    ("--config wrong_key.yaml", ["wrong_key.yaml", "num_env", "num_envs"]),
+    ("--config wrong_agent_key.yaml", ["wrong_agent_key.yaml", "agent.gama", "agent.gamma"]),
+    ("--config wrong_value.yaml", ["wrong_value.yaml", "num_envs", "'many'"]),
+    ("--config broken.yaml", ["broken.yaml", "YAML", "line"]),
+    ("--config a_list.yaml", ["a_list.yaml"]),
+    ("--config flat_agent.yaml", ["flat_agent.yaml", "agent"]),
+    ("--config unknown_algo.yaml", ["sarsa"]),
+    ("dqn --env Pendulum-v1", ["gymnax/Pendulum-v1", "dqn", "finite number of actions"]),
+    ("pqn --env Pendulum-v1", ["gymnax/Pendulum-v1", "pqn", "finite number of actions"]),
+    ("dqn --agent.capacity 100", ["capacity 100", "batch of 128"]),
+    ("dqn --agent.capacity 1000 --agent.batch-size 32", ["learning_starts 10000", "beyond the capacity 1000"]),
+    ("dqn --agent.capacity 10k --num-envs 4096", ["capacity 10000", "4096 environments", "at least 12288"]),
+    ("dqn --agent.capacity 10k --agent.n-step 20k", ["capacity 10000", "n_step 20000", "at least"]),
+    (
+        "dqn --env Breakout-MinAtar --agent.capacity 1e9",
+        ["capacity 1000000000", "GB", "the largest capacity that fits is"],
+    ),
+    ("dqn --agent.n-step 0", ["--agent.n-step", "at least 1"]),
+    ("dqn --agent.num-atoms 1", ["--agent.num-atoms", "at least 2"]),
+    ("dqn --agent.distribution c52", ["--agent.distribution", "did you mean c51"]),
+    ("dqn --agent.distribution c51 --agent.v-min 3 --agent.v-max 3", ["v_min 3.0", "v_max 3.0"]),
+    ("dqn --agent.priority-exponent 0.6", ["--agent.priority-exponent does nothing without --agent.prioritized\n"]),
+    (
+        "dqn --agent.loss huber --agent.distribution c51",
+        ["--agent.loss does nothing without --agent.distribution none or quantile\n"],
+    ),
+    ("dqn --agent.num-atoms 51", ["--agent.num-atoms does nothing without --agent.distribution c51 or quantile\n"]),
+    ("dqn --agent.distribution quantile --agent.v-max 9", ["--agent.v-max does nothing", "--agent.distribution c51\n"]),
+    ("--config rainbow_cartpole --agent.no-prioritized --agent.importance-exponent 1", ["--agent.prioritized"]),
+    ("--config idle.yaml", ["agent.munchausen_clip in idle.yaml does nothing without agent.munchausen\n"]),
+    ("dqn --agent.prioritized --agent.priority-exponent 7", ["--agent.priority-exponent", "at most 1"]),
+    ("ppo --eval-episodes 2e9", ["--eval-episodes", "at most 1000000"]),
+    ("dqn --agent.replay-ratio 0", ["--agent.replay-ratio", "above 0"]),
+    ("dqn --agent.replay-ratio 0.123456789", ["replay_ratio 0.123456789", "32 steps", "0.123456787109375"]),
+    ("dqn --agent.target-period 0", ["--agent.target-period", "at least 1"]),
+    ("dqn --agent.target-step-size 1.5", ["--agent.target-step-size", "at most 1"]),
+    ("dqn --agent.epsilon-end 2", ["--agent.epsilon-end", "at most 1"]),
+    ("dqn --agent.capacity 2e9", ["--agent.capacity", "at most 1073741824"]),
+    ("dqn --agent.epsilon-steps 2e9", ["--agent.epsilon-steps", "at most 1073741824"]),
+    ("dqn --agent.learning-starts -1", ["--agent.learning-starts", "at least 0"]),
+    ("dqn --agent.munchausen-clip 1", ["--agent.munchausen-clip", "at most 0"]),
+    ("dqn --agent.rollout-length 0", ["--agent.rollout-length", "at least 1"]),
+    ("dqn --agent.rollout-length many", ["--agent.rollout-length", "'auto'"]),
+    ("dqn --agent.gae-lambda 0.9", ["dqn has no option --agent.gae-lambda"]),
+    ("dqn --devices 2 --num-envs 2 --agent.batch-size 33", ["batch_size 33", "2 devices"]),
+    ("pqn --agent.num-minibatches 3", ["512", "3 minibatches", "2 or 4"]),
+    ("pqn --agent.q-lambda 2", ["--agent.q-lambda", "at most 1"]),
+    ("dqn --config ppo_cartpole", ["ppo_cartpole", "ppo", "dqn"]),
+    ("--config rainbow_cartpol", ["did you mean rainbow_cartpole"]),
+    ("pqn --config ppo_cartpole", ["ppo_cartpole", "ppo", "pqn"]),
+    ("ppo --run-dir a --name b", ["--name b does not go with --run-dir a, which has the name in it"]),
+    ("ppo --run-dir taken", ["taken", "--run-dir"]),
+    ("ppo --name taken", ["taken", "--name"]),
+    ("ppo --run-dir a_list.yaml/run", ["a_list.yaml/run"]),
+    ("ppo --save-every 5m", ["--save-every", "'5m'", "30s", "minutes are 5min"]),
+    ("ppo --agent.no-anneal false", ["--agent.no-anneal takes no value; what is 'false'?"]),
+    ("--config empty.yaml", ["empty.yaml says nothing"]),
+    ("--config nowhere/ppo_cartpole.yaml", ["--config nowhere/ppo_cartpole.yaml is no file, and no preset\n"]),
+    ("--config taken", ["--config taken is a folder, and no preset\n"]),
+    ("ppo --save-every soon", ["--save-every", "'soon'"]),
+    ("ppo --save-every -3s", ["--save-every", "'-3s'"]),
+    ("ppo --save-every -64", ["--save-every", "at least 0"]),
+    ("ppo --keep 0", ["--keep", "at least 1"]),
+    ("ppo --on-nonfinite ignore", ["--on-nonfinite", "'stop' or 'continue'"]),
+    ("--resume", ["--resume wants a value"]),
+    ("--resume=", ["--resume wants a run's folder, and '' is none"]),
+    ("--config goes_on.yaml", ["goes_on.yaml: a preset cannot name a run to go on with; --resume a_run does"]),
+    ("--seed 3 ppo", ["'ppo' is one too many; an algorithm or the folder of a run comes"]),
+    ("--agent.anneal ppo", ["'ppo' is not true or false; an algorithm or the folder of a run"]),
+    ("ppo --run-dir a_run", ["a_run exists already", "or go on with it by --resume a_run"]),
+    ("--resume nowhere", ["--resume nowhere", "no config.yaml"]),
+    ("--resume a_rum", ["did you mean a_run?"]),
+    ("--resume a_sweep", ["a_sweep is a sweep and no run; go on with python -m jaxrl_fast.sweep --resume a_sweep\n"]),
+    ("--config a_run", ["'a_run' is the folder of a run and no preset; its settings are one: a_run/config.yaml\n"]),
+    ("--config merged.yaml", ["option 'a'"]),
+    ("--config twice.yaml", ["twice.yaml line 4", "agent is there twice"]),
+    ("--config minutes.yaml", ["save_every in minutes.yaml: '1:30' is neither steps (64k, 1M) nor a time"]),
+    ("--config twice_told.yaml", ["agent.gamma in twice_told.yaml is there twice"]),
+    ("ppo --env-option a=1 a=2", ["--env-option: a is there twice"]),
+    ("ppo --agent.learning-rate 1e39", ["--agent.learning-rate: 1e+39 is more, or less, than a number of 32 bits"]),
+    ("ppo --agent.learning-rate 1e-50", ["--agent.learning-rate: 1e-50 is more, or less"]),
+    ("--resume broken_run", ["broken_run/config.yaml line 2", "not readable as YAML"]),
+    ("--resume a_run --num-envs 3", ["--num-envs 3: this run has 8"]),
+    ("--resume a_run --num-envs auto", ["--num-envs auto: this run has 8"]),
+    ("--resume a_run --seed 5", ["--seed 5: this run has 0"]),
+    ("--resume a_run --agent.gamma 0.5", ["--agent.gamma 0.5: this run has 0.99"]),
+    ("--resume a_run --no-agent.anneal", ["--no-agent.anneal", "did you mean --agent.anneal?"]),
+    ("--resume a_run --agent.no-anneal", ["--agent.no-anneal False: this run has True"]),
+    ("--resume a_run --total-steps 3", ["--total-steps 3", "less than one update"]),
+    ("--resume a_run --config ppo_cartpole", ["--config does not go with --resume"]),
+    ("--resume a_run --run-dir b", ["--run-dir does not go with --resume"]),
+    ("--resume a_run --name b", ["--name does not go with --resume"]),
+    ("ppo --num-envs 100M", ["an update would be 12800000000 steps, 128 in each of 100000000"]),
+    ("ppo --agent.rollout-length 1e10", ["an update would be 40000000000 steps, 10000000000 in each of 4"]),
+    ("--config dashed.yaml", ["no option '--num-envs' in dashed.yaml; did you mean num_envs?\n"]),
+    ("--config of_itself.yaml", ["of_itself.yaml line 1", "part of itself"]),
+    ("--resume made_a_number", ["made_a_number/config.yaml: `made` is not as a run writes it"]),
+    ("--resume made_of_nothing", ["made_of_nothing/config.yaml: `made` is not as a run writes it"]),
+    ("dqn --resume a_run", ["--resume a_run is a run of ppo, not dqn\n"]),
+]
+FILES = {
+    "wrong_key.yaml": "num_env: 3\n",
+    "dashed.yaml": "--num-envs: 8\n",
+    "of_itself.yaml": "env_options: &x {a: [*x]}\n",
+    "wrong_agent_key.yaml": "agent: {gama: 0.9}\n",
+    "clip.yaml": "algo: dqn\nagent: {clip: 0.1}\n",
+    "merged.yaml": "a: &a {gamma: 0.9}\nb: &b {<<: *a, gamma: 0.8}\nalgo: dqn\nagent: {<<: *a, <<: *b}\n",
+    "minutes.yaml": "algo: ppo\nenv: CartPole-v1\nsave_every: 1:30\n",
+    "twice_told.yaml": "algo: ppo\nagent:\n  gamma: 0.9\nenv: CartPole-v1\nagent.gamma: 0.8\n",
+    "twice.yaml": "algo: dqn\nagent:\n  gamma: 0.9\nagent: {learning_rate: 1e-3}\n",
+    "idle.yaml": "algo: dqn\nagent: {munchausen_clip: -2}\n",
+    "wrong_value.yaml": "num_envs: many\n",
+    "broken.yaml": "num_envs: [3\nseed: 1\n",
+    "a_list.yaml": "- 1\n- 2\n",
+    "flat_agent.yaml": "agent: 3\n",
+    "unknown_algo.yaml": "algo: sarsa\n",
+    "empty.yaml": "# nothing\n",
+    "goes_on.yaml": "resume: a_run\nseed: 3\n",
+}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("place")
+    for name, text in FILES.items():
+        (folder / name).write_text(text)
+    runs = {
+        "a_run": "algo: ppo\nnum_envs: 8\n",
+        "broken_run": "num_envs: [3\nseed: 1\n",
+        "made_a_number": "algo: ppo\nmade: 3\n",
+        "made_of_nothing": "algo: ppo\nmade: {members: []}\n",
+    }
+    for name, text in runs.items():
+        (folder / name).mkdir()
+        (folder / name / "config.yaml").write_text(text)
+        (folder / name / locks.LOCK).touch()
+    (folder / "a_sweep" / "01").mkdir(parents=True)
+    (folder / "a_sweep" / "sweep.yaml").touch()
+    for taken in (folder / "taken", folder / "runs" / "taken"):
+        taken.mkdir(parents=True)
+        (taken / "thesis.txt").touch()
+    return folder
+
+
+@pytest.mark.parametrize(("line", "words"), MISTAKES, ids=[line for line, _ in MISTAKES])
+def test_a_mistake_gets_one_line_and_leaves_nothing(line, words, place, monkeypatch, capsys):
+    monkeypatch.chdir(place)
+    before = sorted(place.rglob("*"))
+    monkeypatch.setattr(trainer, "execute", lambda plan: pytest.fail("it began"))
+    monkeypatch.setattr(memory, "free_bytes", lambda *_: 24 * 2**30)
+    assert train.main(line.split()) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.count("\n") == 1 and err.endswith("\n"), err
+    for word in words:
+        assert word in err
+    assert sorted(place.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    ("value", "kind"), [(len, "builtin_function_or_method"), ([{"f": len}], "list"), ({(1, 2): 3}, "dict")]
+)
+def test_what_no_file_holds_is_no_option_of_an_environment(value, kind, tmp_path):
+    """Whatever goes on with the run or plays with what it has learned has its options from config.yaml."""
+    with pytest.raises(ValueError, match=rf"^env_options: x is of type {kind}, and only numbers.*env=MyEnv\(x=...\)$"):
+        jaxrl_fast.fit(algo="ppo", env_options={"x": value}, run_dir=str(tmp_path / "run"))
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("text", ["a\0b", "a\nb"])
+def test_a_word_that_no_line_or_path_holds_is_refused(text, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for option in ("name", "run_dir"):
+        with pytest.raises(ValueError, match=r"^'a.*b' has a (null character|line break) in it$"):
+            jaxrl_fast.fit(algo="ppo", **{option: text})
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("train_with", [jaxrl_fast.fit, jaxrl_fast.sweep])
+def test_a_preset_from_python_is_a_name_or_a_file(train_with, place, monkeypatch):
+    monkeypatch.chdir(place)
+    with pytest.raises(ValueError, match="there is no preset '', neither shipped nor as a file"):
+        train_with("")
+    with pytest.raises(ValueError, match=r"^config\b.*'ppo_acrobot'"):
+        train_with(["ppo_cartpole", "ppo_acrobot"])
+    with pytest.raises(ValueError, match="unknown algorithm 'sarsa'"):
+        train_with(place / "unknown_algo.yaml")
+    assert load.from_keywords(place / "a_run" / "config.yaml").preset == str(place / "a_run" / "config.yaml")
+
+
+def test_a_preset_s_place_is_overridden_by_either_option(place, monkeypatch):
+    (place / "placed.yaml").write_text("name: mine\n")
+    options = load.from_keywords(place / "placed.yaml", run_dir="out").options
+    assert (options.run_dir, options.name) == ("out", "")
+
+
+@pytest.mark.parametrize("nothing", ["", None])
+def test_from_python_no_run_to_go_on_with_may_be_said(nothing):
+    assert load.from_keywords(algo="ppo", resume=nothing) == load.from_keywords(algo="ppo")
+    assert grid.from_keywords(algo="ppo", resume=nothing) == grid.from_keywords(algo="ppo")
+
+
+def test_after_two_dashes_come_words(place, monkeypatch):
+    monkeypatch.chdir(place)
+    assert load.from_command_line(["--seed", "3", "--", "pqn"]).algo == "pqn"
+    with pytest.raises(ValueError, match="has a line break in it"):
+        load.from_command_line(["--", "p\nqn"])
+
+
+def test_what_a_file_holds_is_an_option_of_an_environment():
+    options = {"a": np.eye(2), "b": {"c": [1, (2.5, None)], 3: "x"}, "d": True, "e": np.float32(2)}
+    settings = load.from_keywords(algo="ppo", env_options=options)
+    written = to_mapping(settings)["env_options"]
+    assert written == options | {"a": [[1, 0], [0, 1]], "b": {"c": [1, [2.5, None]], 3: "x"}, "e": 2}
+    assert yaml.safe_dump(written) and json.dumps(written)
+
+
+@pytest.mark.parametrize("algo", CONFIGS)
+def test_what_does_nothing_without_a_switch_does_something_with_it(algo):
+    default = CONFIGS[algo]()
+    for name, (switch, values) in NEEDS.items():
+        if hasattr(default, name):
+            idle = {name: getattr(default, name)}
+            if getattr(default, switch) in values:
+                idle[switch] = "c51"  # the one value of a switch that some do without
+            with pytest.raises(ValueError, match=rf"^agent.{name} does nothing without agent.{switch}"):
+                load.from_keywords(algo=algo, agent=idle)
+            for value in values:
+                assert getattr(load.from_keywords(algo=algo, agent=idle | {switch: value}).agent, switch) == value
+
+
+def test_an_algorithm_of_ones_own_may_have_the_option_without_the_switch(monkeypatch):
+    mine = dataclasses.make_dataclass("Mine", [("v_min", float, 0.0)], frozen=True)
+    monkeypatch.setitem(CONFIGS, "mine", mine)
+    assert load.from_keywords(algo="mine", agent={"v_min": -1}).agent == mine(-1.0)
+
+
+@pytest.mark.parametrize(("env", "is_told"), [("CartPole-v1", True), ("Pendulum-v1", False)])
+def test_what_is_for_continuous_actions_is_warned_of_where_there_are_none(env, is_told, capsys):
+    settings = load.from_keywords(algo="ppo", env=env, agent={"squash": True, "log_std_init": -1})
+    console.announce(plan.validate_plan(settings), terminal.QuietConsole())
+    told = "warning: --agent.{} does nothing: the actions of gymnax/CartPole-v1 are discrete\n"
+    expected = "".join(map(told.format, ("squash", "log-std-init")))
+    assert capsys.readouterr().err == (expected if is_told else "")
+
+
+def test_a_presets_options_may_lose_their_switch(tmp_path):
+    """A run's config.yaml is a preset that names all options, whatever is on."""
+    settings = parse("--config rainbow_cartpole --agent.no-prioritized --agent.distribution none")
+    assert settings.agent.v_max == 100
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.safe_dump(to_mapping(settings)))
+    assert parse(f"--config {path}").agent == resume.of_run(tmp_path).agent == settings.agent
+    path.write_text("algo: dqn\nagent: {v_max: 100}\n")
+    assert parse(f"--config {path} --agent.distribution c51").agent.v_max == 100
+
+
+def test_a_name_of_blanks_is_refused(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert train.main(["ppo", "--name", " "]) == 2
+    assert "a name is wanted" in capsys.readouterr().err and not list(tmp_path.iterdir())
+
+
+def test_an_unwritable_folder_is_refused(tmp_path, capsys, monkeypatch):
+    def refuse(*_, **__):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    monkeypatch.setattr(Path, "mkdir", refuse)  # rather than chmod, which root does not feel
+    assert train.main(["ppo", "--run-dir", str(tmp_path / "run")]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and "Permission denied" in error and "--run-dir" in error
+
+
+@pytest.mark.parametrize("out", [(), ("--out", "there.png"), ("--out", "new.png")])
+def test_a_picture_that_may_not_be_written_is_refused_before_it_is_made(out, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "there.png").touch()
+    closed = (tmp_path.resolve(), tmp_path.resolve() / "there.png")
+    monkeypatch.setattr(os, "access", lambda path, _: Path(path).resolve() not in closed)
+    monkeypatch.setattr(compare, "folders", lambda _: pytest.fail("it began"))
+    assert plot.main(["runs", *out]) == 2
+    assert (error := capsys.readouterr().err).count("\n") == 1 and "this user has no right to" in error
+
+
+def test_a_video_that_may_not_be_written_is_refused_before_it_is_played(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    assert video.main([str(tmp_path)]) == 2
+    assert (error := capsys.readouterr().err).count("\n") == 1 and "video.gif cannot be written" in error
+
+
+def test_a_right_that_is_missing_is_one_line(capsys):
+    def act(_):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), "sweeps/x/.lock")
+
+    assert cli.run_command(lambda argv: argv, act, []) == 1
+    assert capsys.readouterr().err == "error: sweeps/x/.lock cannot be opened (Permission denied)\n"
+
+
+@pytest.mark.parametrize(("total_steps", "is_told"), [(10_000, True), (10_016, False)])
+def test_a_run_that_ends_before_it_learns_says_so(total_steps, is_told, capsys):
+    """With 16 environments, whose updates are of 32 steps: dqn learns after 10,000 steps, in the update after that."""
+    settings = load.from_keywords(algo="dqn", num_envs=16, total_steps=total_steps, agent={"rollout_length": 1})
+    console.announce(plan.validate_plan(settings), terminal.QuietConsole())
+    assert ("nothing will be learned: gradient steps come after step 10000" in capsys.readouterr().err) == is_told
+
+
+@pytest.mark.parametrize(("num_envs", "is_told"), [(1, True), (2, False)])
+def test_a_ladder_of_one_rung_is_told_of(num_envs, is_told, capsys):
+    settings = load.from_keywords(algo="dqn", num_envs=num_envs, agent={"epsilon_ladder": 7})
+    console.announce(plan.validate_plan(settings), terminal.QuietConsole())
+    assert ("--agent.epsilon-ladder does nothing" in capsys.readouterr().err) == is_told
+
+
+@pytest.mark.parametrize(
+    ("options", "is_told"),
+    [(["16"], False), (["501"], True), (["501", "--agent.target-step-size", "0.1"], False)],
+)
+def test_a_target_that_is_copied_several_times_in_an_update_is_told_of(options, is_told, capsys):
+    """The default period is 500, and so many environments make a step each between updates."""
+    settings = load.from_command_line(["dqn", "--num-envs", *options])
+    console.announce(plan.validate_plan(settings), terminal.QuietConsole())
+    assert ("--agent.target-period 500: the target is copied several times" in capsys.readouterr().err) == is_told
+
+
+@pytest.mark.parametrize("service", ["wandb", "trackio"])
+def test_a_service_that_is_not_installed_is_refused(service, monkeypatch, capsys, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(plan.util, "find_spec", lambda name: None)
+    assert train.main(["ppo", f"--{service}"]) == 2
+    assert f'pip install "jaxrl_fast[{service}]"' in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_error_of_ours_is_not_taken_for_the_users(monkeypatch):
+    def fail(settings):
+        raise ValueError("a bug\nwith a traceback")
+
+    monkeypatch.setattr(plan, "make_plan", fail)
+    with pytest.raises(ValueError, match="a bug"):
+        train.main(["ppo"])
+
+
+@pytest.mark.parametrize("program", [evaluate, video])
+def test_a_sweep_is_no_run(program, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for name, text in (("sweep.yaml", ""), ("02/config.yaml", "algo: ppo\n"), ("01/config.yaml", "algo: ppo\n")):
+        (tmp_path / "x" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "x" / name).write_text(text)
+        assert program.main(["x"]) == 2
+        there = f"one of its runs is x/{name[:2]}" if text else "none of its runs has begun"
+        assert capsys.readouterr().err == f"error: x is a sweep and no run; {there}\n"
+
+
+def test_help_for_a_reader_that_left():
+    """As with `--help | head`: no traceback."""
+    command = [sys.executable, "-m", "jaxrl_fast.train", "--help"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        process.stdout.close()
+        assert process.stderr.read() == "" and process.wait() in (0, 128 + 13)

@@ -1,0 +1,194 @@
+"""Whatever is written on a command line, in a preset or in a call gets settings or one sentence, from every command."""
+
+import dataclasses
+import json
+import tempfile
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from jaxrl_fast import evaluate, video
+from jaxrl_fast.config import load, paths
+from jaxrl_fast.config.options import Options, SweepOptions, types_of
+from jaxrl_fast.config.settings import Settings
+from jaxrl_fast.plotting import compare
+from jaxrl_fast.sweep import directory, grid
+from jaxrl_fast.training import plan
+
+OF_TRAINING = [f"--{name.replace('_', '-')}" for name in (*types_of(Options), "config", "agent.gamma", "agent.x")]
+VALUES = ["ppo", "dqn", "1", "-1", "1e3", "10M", "nan", "inf", "none", "true", "a=b", "=", "", "-", "--", "CartPole-v1"]
+LISTS = ["1,2", "0..4", "4..0", "..", "1..", "1,,2", "1e-4,1e-3", "0..1e9", "true,false", "1,1", ",", "0.1..0.5"]
+
+
+def arguments(names, values=VALUES):
+    word = st.one_of(
+        st.sampled_from(names), st.sampled_from(values), st.text(max_size=8), st.sampled_from(names).map("{}=3".format)
+    )
+    return st.lists(word, max_size=6).filter(lambda words: not {"--help", "-h", "--h"} & set(words))
+
+
+YAML = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=6), st.sampled_from(VALUES)),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3),
+        st.dictionaries(
+            st.sampled_from([n[2:].replace("-", "_") for n in OF_TRAINING] + ["agent", "algo", "made"]), inner
+        ),
+    ),
+    max_leaves=12,
+)
+
+
+def only_sentences(read, kind):
+    """Something of this kind, or a ValueError of one line; nothing else gets out."""
+    try:
+        assert isinstance(read(), kind)
+    except ValueError as error:
+        assert str(error) and "\n" not in str(error)
+
+
+@settings(max_examples=500)
+@given(arguments(OF_TRAINING))
+def test_any_command_line_is_settings_or_a_sentence(words):
+    only_sentences(lambda: load.from_command_line(words), Settings)
+
+
+@settings(max_examples=500)
+@given(YAML)
+def test_any_preset_is_settings_or_a_sentence(content):
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "preset.yaml"
+        path.write_text(yaml.safe_dump(content))
+        only_sentences(lambda: load.from_command_line(["--config", str(path)]), Settings)
+
+
+@settings(max_examples=300)
+@given(st.text(max_size=60))
+def test_any_text_as_a_preset_is_settings_or_a_sentence(text):
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "preset.yaml"
+        path.write_bytes(text.encode("utf-8", "surrogatepass"))
+        only_sentences(lambda: load.from_command_line(["--config", str(path)]), Settings)
+
+
+@settings(max_examples=300)
+@given(st.dictionaries(st.sampled_from([n[2:].replace("-", "_") for n in OF_TRAINING]), YAML, max_size=3), YAML)
+def test_any_keywords_are_settings_or_a_sentence(keywords, agent):
+    keywords.pop("config", None)
+    only_sentences(lambda: load.from_keywords(agent=agent, **keywords), Settings)
+
+
+OF_SWEEPS = [*OF_TRAINING, *(f"--{name.replace('_', '-')}" for name in types_of(SweepOptions)), "--agent.learning-rate"]
+
+
+@settings(max_examples=500)
+@given(arguments(OF_SWEEPS, VALUES + LISTS))
+def test_any_sweep_is_trainings_or_a_sentence(words):
+    only_sentences(lambda: grid.from_command_line(words), grid.SweepRequest)
+
+
+@settings(max_examples=300)
+@given(YAML)
+def test_any_folder_of_a_sweep_is_read_or_refused_in_a_sentence(content):
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / paths.SWEEP_FILE).write_text(yaml.safe_dump({"groups": content, "columns": content}))
+        only_sentences(lambda: directory.read(Path(folder)), directory.SweepPlan)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A folder with what may be taken for a run."""
+    folder = tmp_path_factory.mktemp("place")
+    (folder / "file").write_text("text")
+    (folder / "empty").mkdir()
+    for name, text in (("plain", "algo: ppo\n"), ("broken", "num_envs: [3\n"), ("odd", "algo: ppo\nenv: 3\n")):
+        (folder / name / "checkpoints" / "step-000000000001").mkdir(parents=True)
+        (folder / name / "config.yaml").write_text(text)
+        (folder / name / "summary.json").write_text(json.dumps({"status": "done"}) if name == "plain" else "{")
+        (folder / name / "metrics.jsonl").write_text('{"env_steps": 1}\n{"env_st' if name == "odd" else "")
+    return folder
+
+
+@pytest.mark.parametrize("module", [evaluate, compare, video])
+def test_any_use_of_a_run_is_refused_in_a_sentence(module, place, monkeypatch):
+    """No run here has a checkpoint that can be loaded."""
+    monkeypatch.chdir(place)
+    names = [f"--{field.name.replace('_', '-')}" for field in dataclasses.fields(module.Options)]
+    places = ["file", "empty", "plain", "broken", "odd", "nowhere", ".", "plain/config.yaml", "x.gif", "x.mp4"]
+
+    @settings(max_examples=200, suppress_health_check=[HealthCheck.differing_executors])
+    @given(arguments(names, VALUES + places))
+    def fuzz(words):
+        try:
+            module.prepare(words)
+        except ValueError as error:
+            assert str(error) and "\n" not in str(error)
+        else:
+            assert module is compare, "a folder of runs may be drawn, however little is in it"
+
+    before = sorted(place.rglob("*"))
+    fuzz()
+    assert sorted(place.rglob("*")) == before
+
+
+NUMBERS = st.one_of(st.integers(-2, 70), st.sampled_from([10**6, 2**31, 0.5, 1e-9]))
+OPTIONS = {
+    "num_envs": NUMBERS,
+    "total_steps": st.one_of(NUMBERS, st.just("10k")),
+    "num_seeds": st.integers(-1, 3),
+    "devices": st.one_of(st.just("auto"), st.integers(-1, 9)),
+    "in_flight": st.integers(-1, 3),
+    "overlap": st.booleans(),
+    "protocol": st.sampled_from(["", "dqn2015", "dqn"]),
+    "exact_resume": st.booleans(),
+    "eval_envs": NUMBERS,
+    "solved": NUMBERS,
+    "env_options": st.dictionaries(
+        st.sampled_from(["max_steps_in_episode", "gravity", "length", "max_episode_steps", "num_threads", "x"]),
+        st.one_of(NUMBERS, st.booleans(), st.text(max_size=3)),
+        max_size=2,
+    ),
+}
+OF_AGENTS = {
+    "ppo": {
+        "rollout_length": NUMBERS,
+        "num_minibatches": NUMBERS,
+        "network": st.sampled_from(["mlp", "nature", "minatar"]),
+    },
+    "dqn": {
+        "batch_size": NUMBERS,
+        "capacity": NUMBERS,
+        "n_step": NUMBERS,
+        "replay_ratio": NUMBERS,
+        "num_atoms": NUMBERS,
+        "distribution": st.sampled_from(["none", "c51", "quantile"]),
+    },
+    "pqn": {"rollout_length": NUMBERS, "num_epochs": NUMBERS, "hidden": st.lists(NUMBERS, max_size=2)},
+}
+ENVS = [
+    "CartPole-v1",
+    "Pendulum-v1",
+    "Breakout-MinAtar",
+    "FourRooms-misc",
+    "envpool/CartPole-v1",
+    "envpool/Pendulum-v1",
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("algo", OF_AGENTS)
+def test_any_plan_is_made_or_refused_in_a_sentence(algo):
+    """Beyond what the options say by themselves: what they mean for each other, the environment and the memory."""
+
+    @settings(max_examples=60)
+    @given(
+        st.fixed_dictionaries({"env": st.sampled_from(ENVS)}, optional=OPTIONS),
+        st.fixed_dictionaries({}, optional=OF_AGENTS[algo]),
+    )
+    def fuzz(options, agent):
+        only_sentences(lambda: plan.validate_plan(load.from_keywords(algo=algo, agent=agent, **options)), plan.Plan)
+
+    fuzz()

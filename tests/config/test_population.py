@@ -1,0 +1,116 @@
+"""members: trainings that differ in seeds and real numbers share a program, and each is its own single run."""
+
+import dataclasses
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxrl_fast import agents
+from jaxrl_fast.agents.configs import CONFIGS
+from jaxrl_fast.config import options
+from jaxrl_fast.config.population import STATIC, Member, member_of, real_numbers
+from jaxrl_fast.parallel import program
+from jaxrl_fast.parallel.placement import Placement
+from jaxrl_fast.parallel.population import Varied
+from jaxrl_fast.training import plan
+from jaxrl_fast.training.evaluator import Evaluator
+from jaxrl_fast.types import Agent, Decision
+from tests import probes, slow
+
+NUM_UPDATES, NUM_ENVS = 3, 4
+SMALL = {
+    "ppo": dict(rollout_length=8, hidden=(4,), num_epochs=2, num_minibatches=2, normalize_rewards=True, target_kl=1.0),
+    "pqn": dict(rollout_length=8, hidden=(4,), num_epochs=2, num_minibatches=2, epsilon_steps=64),
+    "dqn": dict(
+        rollout_length=8, hidden=(4,), capacity=256, batch_size=8, learning_starts=8, replay_ratio=0.25,
+        target_period=16, prioritized=True, munchausen=True, double=True, epsilon_steps=64,
+    ),
+}  # fmt: skip
+
+
+def run(algo, config_, seeds, population=(), in_turn=False):
+    """The agent's state and the metrics after a few updates, of a population or of one."""
+    env = probes.best_action_of_observation(NUM_ENVS)
+    make = lambda config_: agents.load(algo).make(config_, env.spec, NUM_UPDATES)
+    differing = plan.vary(population, make, config_) if population else None
+    placement = Placement(len(population) or 1, in_turn=in_turn)
+    built = program.build(env, make(config_), NUM_UPDATES, placement, differing)
+    state, metrics = built.chunk(built.init(np.int32(seeds)), np.int32(NUM_UPDATES))
+    return jax.device_get((state.agent, dict(metrics)))
+
+
+@pytest.mark.parametrize("in_turn", [False, True])
+@pytest.mark.parametrize("algo", [algo if algo == "pqn" else slow(algo) for algo in CONFIGS])
+def test_a_member_starts_as_its_single_run(algo, in_turn):
+    """All real numbers of an algorithm at once have other values in the second of five, which is compared."""
+    first = CONFIGS[algo](**SMALL[algo])
+    values = {name: getattr(first, name) for name in real_numbers(first)}
+    other = {name: 0.9 * value if value else 0.05 for name, value in values.items()}
+    population = (Member(7, values), Member(3, other), *(Member(seed, values) for seed in (5, 6, 7)))
+    assert Placement(len(population), in_turn=in_turn).num_trained == 6, "two on each of three devices"
+    together = run(algo, first, [7, 3, 5, 6, 7], population, in_turn)
+    alone = run(algo, dataclasses.replace(first, **other), 3)
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x[1], y, rtol=2e-3, atol=2e-5), together, alone)
+    learner = jax.tree.leaves(together[0])
+    assert any((x[0] != x[1]).any() for x in learner)
+
+
+def test_evaluation_has_each_members_own_agent():
+    """An agent that plays as its hyperparameter says, where the reward is the action."""
+
+    def make(values):
+        act = lambda state, obs, memory, noise: Decision(jnp.full(NUM_ENVS, values["action"], jnp.int32))
+        return Agent(None, act, act, None, lambda key, num_steps, num_envs: jnp.zeros((num_steps, num_envs)), 4)
+
+    def step(state, action):
+        state, timestep = env.step(state, action)
+        return state, timestep._replace(reward=jnp.float32(action))
+
+    env = probes.constant_reward(NUM_ENVS)
+    differing = Varied({"action": np.float32([0, 1])}, make)
+    evaluator = Evaluator(env._replace(step=step), None, [0, 0], NUM_ENVS, differing)
+    each, _ = evaluator(jnp.zeros(2), 0)
+    assert each[0]["eval_return_mean"] == 0 < each[1]["eval_return_mean"]
+
+
+@pytest.mark.parametrize("algo", [slow(algo) if algo == "dqn" else algo for algo in CONFIGS])
+def test_every_real_number_can_be_traced(algo):
+    """One by one, so that a failure names it; with every switch that reads one turned on."""
+    switches = {"dqn": [{}, {"distribution": "c51"}, {"distribution": "quantile", "noisy": True, "anneal": True}]}
+    env = probes.best_action_of_observation(NUM_ENVS)
+    for more in switches.get(algo, [{}]):
+        one = CONFIGS[algo](**SMALL[algo] | more)
+        make = lambda config_: agents.load(algo).make(config_, env.spec, NUM_UPDATES)
+        for name in real_numbers(one):
+            pair = tuple(Member(0, {name: value}) for value in (getattr(one, name), 0.0321))
+            differing = plan.vary(pair, make, one)
+            one_member = {k: x[0] for k, x in differing.values.items()}
+            state = jax.eval_shape(partial(program.begin, env, differing.make, 0), one_member)
+            jax.eval_shape(partial(program.chunk, env, differing.make, 4), state, one_member, 1)
+
+
+def test_what_is_a_real_number_goes_by_rule():
+    """A value that leaves code out, or that is counted exactly, makes another program."""
+    names = real_numbers(CONFIGS["ppo"]())
+    assert {"learning_rate", "gamma", "clip", "gae_lambda", "entropy_coef", "max_grad_norm"} <= set(names)
+    assert not {"target_kl", "rollout_length", "anneal", "hidden"} & set(names)
+    assert "target_kl" in real_numbers(CONFIGS["ppo"](target_kl=0.01))
+    assert "max_grad_norm" not in real_numbers(CONFIGS["ppo"](max_grad_norm=0.0))
+    assert not {"replay_ratio", "v_min", "v_max"} & set(real_numbers(CONFIGS["dqn"]()))
+    for algo, kind in CONFIGS.items():  # every float is one or named as an exception
+        floats = {n for n, k in options.types_of(kind).items() if k is float}
+        assert floats - set(real_numbers(kind())) <= set(STATIC), algo
+
+
+def test_where_only_seeds_differ_there_is_nothing_to_trace():
+    assert plan.vary((Member(1, {"gamma": 0.9}), Member(5, {"gamma": 0.9})), None, None) is None
+
+
+def test_a_label_tells_members_apart_in_records():
+    member = Member(3, {"learning_rate": 1e-3})
+    assert member.label == {"seed": 3, "agent.learning_rate": 1e-3}
+    record = member.label | {"env_steps": 10, "learning_rate": 5e-4}
+    assert member_of(record) == (("seed", 3), ("agent.learning_rate", 1e-3))

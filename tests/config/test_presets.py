@@ -1,0 +1,129 @@
+"""Presets that name a source have its numbers, and every preset makes an agent that can be traced.
+
+The table is written down from the sources' own documentation, not from the presets: CleanRL's scripts for Atari
+(ppo_atari_envpool_xla_jax, dqn_atari_jax, pqn_atari_envpool), gymnax's README and purejaxql's pqn_minatar.
+"""
+
+import jax
+import pytest
+
+from jaxrl_fast import agents, envs, loop
+from jaxrl_fast.agents import configs
+from jaxrl_fast.agents.configs import common
+from jaxrl_fast.config import load, presets
+from jaxrl_fast.kernels import build
+from jaxrl_fast.types import Discrete, Env, EnvSpec, TimeStep
+from tests import slow
+
+ATARI = dict(total_steps=10_000_000, protocol="dqn2015", clip_rewards=True, gamma=0.99, network="auto")
+PPO_ATARI = ATARI | dict(
+    num_envs=8, rollout_length=128, num_minibatches=4, num_epochs=4, learning_rate=2.5e-4, anneal=True, clip=0.1,
+    value_clip=False, entropy_coef=0.01, value_coef=0.5, max_grad_norm=0.5, gae_lambda=0.95, adam_epsilon=1e-5,
+    normalize_advantage=True, target_kl=None,
+)  # fmt: skip
+DQN_ATARI = ATARI | dict(
+    num_envs=1, rollout_length=4, learning_rate=1e-4, capacity=1_000_000, batch_size=32, target_period=1000,
+    target_step_size=1.0, replay_ratio=0.25, learning_starts=80_000, epsilon_start=1.0, epsilon_end=0.01,
+    epsilon_steps=1_000_000, max_grad_norm=0.0, anneal=False, adam_epsilon=1e-8, loss="squared", n_step=1,
+    double=False, dueling=False, prioritized=False, distribution="none",
+)  # fmt: skip
+PQN_ATARI = ATARI | dict(
+    num_envs=8, rollout_length=128, num_minibatches=4, num_epochs=4, q_lambda=0.65, learning_rate=2.5e-4, anneal=True,
+    epsilon_start=1.0, epsilon_end=0.01, epsilon_steps=1_000_000, layer_norm=True,
+    max_grad_norm=5.0,  # 10 of twice this loss
+)  # fmt: skip
+PPO_MINATAR = dict(
+    num_envs=64, total_steps=10_000_000, rollout_length=128, num_minibatches=8, num_epochs=4, learning_rate=5e-4,
+    gamma=0.999, clip=0.2, entropy_coef=0.01, network="mlp", hidden=(256, 256),
+)  # fmt: skip
+PQN_MINATAR = dict(
+    num_envs=128, total_steps=10_000_000, rollout_length=32, num_minibatches=32, num_epochs=2, learning_rate=5e-4,
+    anneal=True, q_lambda=0.65, epsilon_steps=1_000_000, network="minatar", layer_norm=True,
+)  # fmt: skip
+GAMES = ("pong", "breakout")
+BOARDS = ("asterix", "breakout", "freeway", "space_invaders")
+SOURCES = {
+    **{f"ppo_{game}": PPO_ATARI for game in GAMES},
+    **{f"dqn_{game}": DQN_ATARI for game in GAMES},
+    **{f"pqn_{game}": PQN_ATARI for game in GAMES},
+    **{f"ppo_minatar_{board}": PPO_MINATAR for board in BOARDS},
+    **{f"pqn_minatar_{board}": PQN_MINATAR for board in BOARDS},
+}
+OF_ATARI = [name for name in presets.shipped() if load.from_keywords(name).options.env.startswith("envpool/")]
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_a_preset_has_the_numbers_of_its_source(name):
+    settings = load.from_keywords(name)
+    here = vars(settings.options) | vars(settings.agent)
+    assert {key: here[key] for key in SOURCES[name]} == SOURCES[name]
+
+
+def test_a_preset_says_when_it_is_solved():
+    """But for one board, of which nobody has published a return."""
+    goals = {name: load.from_keywords(name).options.solved for name in presets.shipped()}
+    assert [name for name, goal in goals.items() if goal is None] == ["ppo_minatar_seaquest"]
+
+
+@pytest.mark.parametrize("name", [f"{algo}_{game}" for algo in configs.CONFIGS for game in GAMES])
+def test_a_fast_preset_differs_only_in_what_many_environments_ask_for(name):
+    slow, fast = (load.from_keywords(preset) for preset in (name, f"{name}_fast"))
+    apart = lambda a, b: {key for key, value in vars(a).items() if vars(b)[key] != value}
+    assert apart(slow.options, fast.options) == {"num_envs"}
+    batches = {"rollout_length", "num_minibatches", "num_epochs", "batch_size", "replay_ratio", "target_period"}
+    assert apart(slow.agent, fast.agent) <= batches | {"learning_rate", "epsilon_end"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", presets.shipped())
+def test_the_agent_of_a_preset_can_be_traced(name):
+    """Two updates, shapes only: what comes out of them has the shapes and dtypes of what went in."""
+    settings = load.from_keywords(name)
+    env = environment(settings)
+    agent = agents.load(settings.algo).make(settings.agent, env.spec, 100)
+    assert agent.rollout_length == common.rollout_length(settings.agent, settings.options.num_envs)
+    init = jax.eval_shape(lambda: loop.init(env, agent, jax.random.key(0)))
+    after, metrics = jax.eval_shape(lambda state: loop.train(env, agent, state, 2), init)
+    assert jax.tree.map(lambda x: (x.shape, x.dtype), after) == jax.tree.map(lambda x: (x.shape, x.dtype), init)
+    assert all(x.shape == (2,) for x in jax.tree.leaves(metrics))
+
+
+OURS = build._target("")  # begins the names of our functions in C
+ALGORITHMS = "ppo_cartpole", "dqn_cartpole", "pqn_minatar_breakout"
+
+
+@pytest.mark.parametrize("name", [*ALGORITHMS, *map(slow, ("ppo_pendulum", "rainbow_acrobot", *OF_ATARI))])
+def test_a_preset_becomes_a_program_for_a_gpu(name, monkeypatch):
+    """Nothing in it is for CPUs alone, as our functions in C are, which the same program for a CPU calls."""
+    platform = jax.default_backend()
+    if build.is_available():
+        assert OURS in lowered(name, platform)
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    monkeypatch.setattr(build, "unavailable_reason", lambda: "they are for CPUs")
+    assert OURS not in lowered(name, "cuda")
+
+
+def lowered(name, platform):
+    """What a compiler for this platform is given of an update."""
+    settings = load.from_keywords(name)
+    env = environment(settings)
+    agent = agents.load(settings.algo).make(settings.agent, env.spec, 100)
+    begin = lambda key: loop.init(env, agent, key)
+    update = jax.jit(lambda state: loop.train(env, agent, state, 1))
+    return update.trace(jax.eval_shape(begin, jax.random.key(0))).lower(lowering_platforms=(platform,)).as_text()
+
+
+def environment(settings):
+    """A preset's. Of Atari one that is nothing but its specification, for which no pool is made."""
+    num_envs, size = settings.options.num_envs, settings.options.env_options
+    if settings.preset not in OF_ATARI:
+        return envs.make(settings.options.env, num_envs, **size)
+    shape = int(size.get("img_height", 84)), int(size.get("img_width", 84)), 4
+
+    def answer():
+        zeros = lambda dtype: jax.numpy.zeros(num_envs, dtype)
+        obs = jax.numpy.zeros((num_envs, *shape), "uint8")
+        return TimeStep(obs, zeros("float32"), zeros("float32"), zeros(bool))
+
+    spec = EnvSpec(settings.options.env, jax.ShapeDtypeStruct(shape, "uint8"), Discrete(6), num_envs, frame_stack=4)
+    return Env(lambda key: ((), answer()), lambda state, action: (state, answer()), spec)

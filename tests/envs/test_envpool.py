@@ -1,0 +1,921 @@
+"""envpool's environments: row for row those of its own Python API, and nothing that reaches them ends the process.
+
+Episodic lives, time limits and sticky actions come from envpool itself; the oracle reads its answers by the rules of
+`types.TimeStep`.
+"""
+
+import functools
+import itertools
+import platform
+import signal
+import subprocess
+import sys
+import textwrap
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import envpool
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from PIL import Image, ImageSequence
+
+import jaxrl_fast
+from jaxrl_fast import agents, envs, evaluate, loop, train, video
+from jaxrl_fast.agents.configs import ppo
+from jaxrl_fast.config import load, resume
+from jaxrl_fast.envs.envpool import pool as adapter
+from jaxrl_fast.envs.envpool import tasks
+from jaxrl_fast.evaluation import policy
+from jaxrl_fast.loggers import terminal
+from jaxrl_fast.parallel import program
+from jaxrl_fast.replay.ring import ReplayConfig, add, init, read
+from jaxrl_fast.rollout import collect
+from jaxrl_fast.runs import checkpoint, files
+from jaxrl_fast.training import console, memory, plan, trainer
+from jaxrl_fast.training import evaluator as evaluation
+from jaxrl_fast.types import Agent, Box, Decision, Discrete, HostEnvConfig, Transition
+from jaxrl_fast.utils.memory import nbytes
+from tests import slow
+from tests.training.test_resume import same, stop_after
+
+SEED = (3, 0, 0)
+NUM_ENVS = 2
+HAS_QT = platform.machine() == "x86_64"  # there is no package of it for others
+CASES = {  # id, options, protocol, steps
+    "lives": ("Breakout-v5", {}, "dqn2015", 200),
+    "sticky": ("Breakout-v5", {}, "machado2018", 200),
+    "time limit": ("Breakout-v5", {"max_episode_steps": 25}, "machado2018", 80),
+    "lives and time limit": ("Breakout-v5", {"max_episode_steps": 40}, "dqn2015", 120),
+    "vector": ("CartPole-v1", {}, "", 60),
+    "continuous": ("Pendulum-v1", {"max_episode_steps": 20}, "", 50),
+    "64 bits": ("Ant-v4", {"max_episode_steps": 30}, "", 70),
+    "a tree, one-hot, text": ("MiniGrid-Empty-5x5-v0", {"max_episode_steps": 25}, "", 60),
+    "a number": ("FrozenLake-v1", {}, "", 60),
+    "box2d": ("LunarLander-v3", {}, "", 150),
+    "dm_control": ("CartpoleBalance-v1", {"max_episode_steps": 20}, "", 50),
+    **({"procgen": ("BossfightEasy-v0", {"num_levels": 3}, "", 120)} if HAS_QT else {}),
+    "one part with a name": ("PandaPickCubeCartesian-v1", {"max_episode_steps": 20}, "", 50),
+}
+
+
+class Game(NamedTuple):
+    """What some actions led to."""
+
+    env: Any
+    actions: np.ndarray  # [T, N, ...]
+    first: Any  # TimeStep [N]
+    steps: Any  # TimeStep [T, N]
+
+
+def random_actions(spec, num_steps, seed=0):
+    chance, lead = np.random.default_rng(seed), (num_steps, spec.num_envs)
+    if isinstance(spec.action, Discrete):
+        return chance.integers(spec.action.num, size=lead).astype(np.int32)
+    return chance.uniform(-1, 1, (*lead, *spec.action.shape)).astype(np.float32)
+
+
+def run(env, actions):
+    """Reset, then one step for each row of actions, as one compiled program."""
+
+    def program(actions):
+        state, first = env.reset(jax.random.key(0))
+        return first, jax.lax.scan(env.step, state, actions)[1]
+
+    return jax.device_get(jax.jit(program)(actions))
+
+
+@functools.cache
+def play(case, path):
+    name, options, protocol, num_steps = CASES[case]
+    env = envs.make(f"envpool/{name}", NUM_ENVS, HostEnvConfig(SEED, protocol, path), **options)
+    actions = random_actions(env.spec, num_steps)
+    return Game(env, actions, *run(env, actions))
+
+
+def raw(case):
+    """The same by envpool's own Python API: [T + 1] observations, and [T] rewards, ends and information."""
+    name, options, protocol, num_steps = CASES[case]
+    rules = {
+        "dqn2015": dict(episodic_life=True, noop_max=30, use_fire_reset=True),
+        "machado2018": dict(repeat_action_probability=0.25, noop_max=1, use_fire_reset=False),
+        "": {},
+    }[protocol]
+    seed = adapter.seeds_of(SEED, NUM_ENVS)
+    pool = envpool.make_gymnasium(name, num_envs=NUM_ENVS, seed=seed, **rules, **options)
+    actions = random_actions(envs.make(f"envpool/{name}", NUM_ENVS, **options).spec, num_steps)
+    space = pool.action_space
+    if not np.issubdtype(space.dtype, np.integer):
+        actions = (0.5 * (space.low + space.high) + actions * (0.5 * (space.high - space.low))).astype(space.dtype)
+    rows, obs = [], [pool.reset()[0]]
+    for action in actions:
+        after, *row = pool.step(action)
+        obs.append(after)
+        rows.append(row)
+    return obs, rows
+
+
+def without_denormals(x):
+    """Compiled programs take these for 0."""
+    return np.where(np.abs(x) < np.finfo(x.dtype).tiny, 0, x) if x.dtype.kind == "f" else x
+
+
+@pytest.mark.parametrize("path", ["ffi", slow("callback")])
+@pytest.mark.parametrize("case", CASES)
+def test_every_row_is_that_of_envpools_own_api(case, path):
+    game, (obs, rows) = play(case, path), raw(case)
+    stack = lambda trees: jax.tree.map(lambda *x: np.stack(x), *trees)
+    ours = jax.tree.map(lambda a, b: np.concatenate([a[None], b]), game.first.obs, game.steps.obs)
+    theirs = stack(obs)
+    if case == "a tree, one-hot, text":
+        theirs |= {"direction": np.eye(4)[theirs["direction"]], "mission": theirs["mission"] / 256}
+    elif case == "a number":
+        theirs = np.eye(16)[theirs]
+    elif game.env.spec.frame_stack or case == "procgen":
+        theirs = np.moveaxis(theirs, 2, -1)
+    compared = lambda a, b: np.testing.assert_array_equal(a, without_denormals(b.astype(a.dtype)))
+    jax.tree.map(compared, ours, theirs)
+    reward, terminated, truncated = (np.stack([row[i] for row in rows]) for i in range(3))
+    over = np.stack([row[3].get("terminated", np.zeros(NUM_ENVS)) for row in rows]) > 0
+    if case == "dm_control":  # it pays for the first observation of an episode, which nobody has earned
+        assert (reward[1:][truncated[:-1]] > 0).all()
+        reward[1:][truncated[:-1]] = 0
+    np.testing.assert_array_equal(game.steps.reward, reward.astype(np.float32))
+    np.testing.assert_array_equal(game.steps.last, terminated | truncated | over)
+    np.testing.assert_array_equal(game.steps.discount, 1.0 - (terminated | over))
+    if game.steps.game:
+        np.testing.assert_array_equal(game.steps.game.over, over | truncated)
+        np.testing.assert_array_equal(game.steps.game.reward, reward)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_step_from_a_last_one_has_no_reward_and_no_end(case):
+    steps = play(case, "ffi").steps
+    assert steps.last.any(), "the test needs ends"
+    begins = steps.last[:-1]
+    assert (steps.reward[1:][begins] == 0).all() and (steps.discount[1:][begins] == 1).all()
+    assert not steps.last[1:][begins].any()
+
+
+def test_a_lost_life_ends_an_episode_but_not_the_game():
+    steps = play("lives", "ffi").steps
+    lost = steps.last & ~steps.game.over
+    assert lost.sum() > steps.game.over.sum() > 0
+    assert (steps.discount[lost] == 0).all()
+
+
+def test_time_running_out_is_no_death():
+    for case in ("time limit", "continuous", "64 bits"):
+        steps = play(case, "ffi").steps
+        assert (steps.last & (steps.discount == 1)).any(), case
+
+
+@pytest.mark.parametrize(("case", "dies"), [("vector", True), ("continuous", False)])
+def test_what_a_death_leaves_is_readable_and_what_time_leaves_is_left_alone(case, dies, monkeypatch):
+    """A value that counts for nothing is made up where it is no number, and no other."""
+    encode = tasks.encode
+    monkeypatch.setattr(tasks, "encode", lambda task, obs: encode(task, obs) * jnp.nan)
+    name, options, protocol, num_steps = CASES[case]
+    env = envs.make(f"envpool/{name}", NUM_ENVS, HostEnvConfig(SEED, protocol), **options)
+    _, steps = run(env, random_actions(env.spec, num_steps))
+    died = steps.discount == 0
+    assert steps.last.any() and died.any() == dies
+    assert (steps.obs[died] == 0).all() and np.isnan(steps.obs[~died]).all()
+
+
+@pytest.mark.skipif(not HAS_QT, reason="there is no package of Qt")
+def test_procgens_time_runs_out_by_its_own_limit():
+    """envpool takes this for a name only: by a limit that is too low, a death after it would be none."""
+    for name, limit in (("MazeEasy-v0", 500), ("JumperMemory-v0", 2000)):
+        env = envs.make(f"envpool/{name}", NUM_ENVS, HostEnvConfig(SEED))
+        assert env.reset.args[0][0].envs.config["max_episode_steps"] == limit
+        steps = run(env, np.full((limit, NUM_ENVS), 4, np.int32))[1]  # nobody moves
+        assert not steps.last[:-1].any() and steps.last[-1].all() and (steps.discount == 1).all()
+    ends = play("procgen", "ffi").steps
+    assert (ends.discount[ends.last] == 0).all()
+
+
+def test_a_game_that_is_over_on_the_very_step_of_the_limit_is_lost():
+    game = play("sticky", "ffi")
+    end = int(np.argmax(game.steps.last[:, 0]))
+    assert game.steps.last[end, 0] and game.steps.discount[end, 0] == 0
+    env = envs.make("envpool/Breakout-v5", NUM_ENVS, HostEnvConfig(SEED, "machado2018"), max_episode_steps=end + 1)
+    steps = run(env, game.actions[: end + 1])[1]
+    np.testing.assert_array_equal(steps.obs[:, 0], game.steps.obs[: end + 1, 0])
+    assert steps.last[end, 0] and steps.discount[end, 0] == 0
+
+
+def test_scores_are_of_whole_games_unclipped():
+    """PPO acts at random and clips; what the loop sums up is what envpool's own information adds up to."""
+    name, options, protocol, num_steps = CASES["lives"]
+    env = envs.make(f"envpool/{name}", NUM_ENVS, HostEnvConfig(SEED, protocol), **options)
+    config = ppo.PPO(rollout_length=num_steps, network="mlp", hidden=(8,), clip_rewards=True)
+    agent = agents.load("ppo").make(config, env.spec, 1)
+
+    @jax.jit
+    def act(key):
+        state = loop.init(env, agent, key)
+        noise = agent.noise(key, num_steps, NUM_ENVS)
+        policy = functools.partial(agent.explore, state.agent)
+        return collect(env, agent, policy, state.actors, noise, num_steps)[1:]
+
+    experience, scores = jax.device_get(act(jax.random.key(1)))
+    pool = envpool.make_gymnasium(name, num_envs=NUM_ENVS, seed=adapter.seeds_of(SEED, NUM_ENVS), episodic_life=True)
+    pool.reset()
+    score, length, finished = np.zeros(NUM_ENVS), np.zeros(NUM_ENVS, int), []
+    last = np.zeros(NUM_ENVS, bool)
+    for action in experience.steps.action:
+        _, _, terminated, truncated, info = pool.step(action)
+        score, length = score + info["reward"], length + ~last
+        last = terminated | truncated
+        for i in np.flatnonzero((info["terminated"] > 0) | truncated):
+            finished.append((score[i], length[i]))
+            score[i] = length[i] = 0
+    assert scores["episodes"] == len(finished) > 0
+    assert scores["return_sum"] == sum(s for s, _ in finished)
+    assert scores["length_sum"] == sum(n for _, n in finished)
+
+
+def games(valid, reward, over):
+    """(score, length) of each game that ended, from rows [T, N]; a row that is not valid is no step."""
+    found, score, length = [], np.zeros(over.shape[1]), np.zeros(over.shape[1], int)
+    for t in range(len(over)):
+        score, length = score + reward[t], length + valid[t]
+        for i in np.flatnonzero(over[t]):
+            found.append((score[i], length[i]))
+            score[i] = length[i] = 0
+    return found
+
+
+def check_who_decided(agent, steps, learners):
+    """The policy beside an action is of its observation: in the first row by the learner of the rollout before."""
+    noise = jax.tree.map(lambda x: x[0], agent.noise(jax.random.key(0), 1, steps.obs.shape[2]))
+    policy = jax.jit(lambda learner, obs: agent.explore(learner, obs, (), noise).extras)
+    learner = lambda k: jax.tree.map(lambda x: x[k], learners)
+    apart = lambda a, b: max(np.abs(x - y).max() for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b)))
+    for k in (1, 2):
+        for row, by, not_by in ((0, k - 1, k), (1, k, k - 1)):
+            beside = jax.tree.map(lambda x: x[k, row], steps.extras)  # noqa: B023
+            assert apart(beside, policy(learner(by), steps.obs[k, row])) < 1e-3
+            assert apart(beside, policy(learner(not_by), steps.obs[k, row])) > 1e-2, "the update must be felt"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("num_pools", "path"), [(1, "ffi"), (2, "ffi"), (2, "callback")])
+def test_pools_in_flight_play_the_same_games(num_pools, path):
+    """Three rollouts with updates between them, row for row those of the pool that is waited for, and nothing lost."""
+    num_steps, num_envs = 120, 4
+    conditions = HostEnvConfig(SEED, "dqn2015", path, num_pools)
+    env = envs.make("envpool/Breakout-v5", num_envs, conditions)
+    config = ppo.PPO(
+        rollout_length=num_steps, network="mlp", hidden=(8,), num_minibatches=1, num_epochs=1, learning_rate=0.01
+    )
+    agent = agents.load("ppo").make(config, env.spec, 3)
+    whole = agent._replace(keep=lambda obs: (agent.keep(obs), obs))
+
+    def update(state, key):
+        actors, experience, scores = loop.act(env, whole, state.agent, state.actors, key)
+        kept, obs = experience.steps.obs
+        experience = experience._replace(steps=experience.steps._replace(obs=kept))
+        learner, _ = agent.update(state.agent, experience, key)
+        seen = experience._replace(steps=experience.steps._replace(obs=obs))
+        return state._replace(agent=learner, actors=actors), (seen, scores, state.agent)
+
+    def program(key):
+        key_init, key = jax.random.split(key)
+        return jax.lax.scan(update, loop.init(env, agent, key_init), jax.random.split(key, 3))[1]
+
+    experience, scores, learners = jax.device_get(jax.jit(program)(jax.random.key(2)))
+    rows = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), experience.steps)
+    waiting = envs.make("envpool/Breakout-v5", num_envs, conditions._replace(in_flight=0))
+    first, steps = run(waiting, rows.action)
+    np.testing.assert_array_equal(rows.obs, np.concatenate([first.obs[None], steps.obs[:-1]]))
+    for name in ("reward", "discount", "last"):
+        np.testing.assert_array_equal(getattr(rows, name), getattr(steps, name))
+    np.testing.assert_array_equal(rows.valid, ~np.concatenate([first.last[None], steps.last[:-1]]))
+    np.testing.assert_array_equal(experience.next_obs[:-1], experience.steps.obs[1:, 0])
+    np.testing.assert_array_equal(experience.first_obs, experience.steps.obs[:, 0])
+    whole_games = games(rows.valid, steps.game.reward, steps.game.over)
+    assert scores["episodes"].sum() == len(whole_games) > 0
+    assert scores["return_sum"].sum() == sum(score for score, _ in whole_games) > 0
+    assert scores["length_sum"].sum() == sum(length for _, length in whole_games)
+    assert scores["return_max"].max() == max(score for score, _ in whole_games)
+    check_who_decided(agent, experience.steps, learners)
+    agree = (rows.action[:, :, None] == rows.action[:, None, :]).mean(0)
+    assert agree[~np.eye(num_envs, dtype=bool)].max() < 0.5, "each has chance of its own: a quarter agree"
+
+
+@pytest.mark.parametrize("in_flight", [0, 1, 2])
+def test_each_row_is_decided_by_the_noise_of_its_own_place(in_flight):
+    """An epsilon that falls from row to row does so at the same steps in flight, where each is decided a row before.
+
+    State and noise count rows, so what is decided for row t is t.
+    """
+    env = envs.make("envpool/CartPole-v1", 4, HostEnvConfig(SEED, in_flight=in_flight))
+    in_all = lambda obs, number: jnp.full(len(obs), number, jnp.int32)
+    decide = lambda rows, obs, memory, row: Decision(in_all(obs, 0), (), in_all(obs, rows + row))
+    agent = Agent(
+        init=lambda key: jnp.int32(0),
+        explore=decide,
+        exploit=decide,
+        update=lambda rows, rollout, key: (rows + 3, {}),
+        noise=lambda key, num_steps, num_envs: jnp.arange(num_steps),
+        rollout_length=3,
+    )
+
+    def program(key):
+        state, rollouts = loop.init(env, agent, key), []
+        for _ in range(3):
+            actors, rollout, _ = loop.act(env, agent, state.agent, state.actors, key)
+            rollouts.append(rollout)
+            state = state._replace(agent=agent.update(state.agent, rollout, key)[0], actors=actors)
+        return jnp.concatenate([rollout.steps.extras for rollout in rollouts])
+
+    places = jax.device_get(jax.jit(program)(jax.random.key(0)))
+    np.testing.assert_array_equal(places, np.arange(9)[:, None] + np.zeros(4, int))
+
+
+def evaluate_by_envpool(pool, act, num_games):
+    """(score, length) of each environment's first games by envpool's own API, and which are in mid-game at the end.
+
+    As many steps as the evaluator makes: the chance in the next evaluation's games depends on them.
+    """
+    obs, rows, last = pool.reset()[0], [], np.zeros(NUM_ENVS, bool)
+    while sum((over for *_, over in rows), start=np.zeros(NUM_ENVS)).min() < num_games:
+        for _ in range(evaluation.BLOCK):
+            valid = ~last
+            obs, _, terminated, truncated, info = pool.step(np.asarray(act(obs)))
+            last = terminated | truncated
+            rows.append((valid, info["reward"], (info["terminated"] > 0) | truncated))
+    columns = [np.stack(column) for column in zip(*rows)]
+    found = [games(*(x[:, i : i + 1] for x in columns))[:num_games] for i in range(NUM_ENVS)]
+    return found, ~rows[-1][2]
+
+
+def test_evaluations_score_whole_games_with_all_their_lives():
+    """The first two games of each environment, twice; envpool's own API plays them by the same policy.
+
+    An evaluation may leave an environment in mid-game: the next one's games begin anew all the same.
+    """
+    # One pixel changes it, and it is another one for each environment and in each evaluation.
+    by_pixels = lambda which, obs: (obs.astype(jnp.int32).sum((1, 2, 3)) + which + jnp.arange(NUM_ENVS)) % 4
+    env = envs.make("envpool/Breakout-v5", NUM_ENVS, HostEnvConfig(SEED, "dqn2015"), img_height=36, img_width=36)
+    config = ppo.PPO(rollout_length=8, num_minibatches=1, network="mlp", hidden=(8,))
+    agent = agents.load("ppo").make(config, env.spec, 1)
+    agent = agent._replace(exploit=lambda state, obs, memory, noise: Decision(by_pixels(state, obs)))
+    evaluator = evaluation.Evaluator(env, agent, [0], 2 * NUM_ENVS)
+    options = dict(episodic_life=True, img_height=36, img_width=36, seed=adapter.seeds_of(SEED, NUM_ENVS))
+    pool = envpool.make_gymnasium("Breakout-v5", num_envs=NUM_ENVS, **options)
+    lengths: set[int] = set()
+    left = []
+    for index in range(2):
+        score, length, ended = evaluator.episodes(jnp.int32(index), index)
+        found, in_mid_game = evaluate_by_envpool(pool, functools.partial(jax.jit(by_pixels), index), 2)
+        assert ended.all() and [*zip(score[0], length[0])] == [*itertools.chain(*found)]
+        lengths |= set(length[0].tolist())
+        left.append(in_mid_game.any())
+    assert left[0] and len(lengths) > 2 and min(lengths) > 50, "the test needs games that were left"
+
+
+@pytest.fixture(scope="module")
+def freeway(tmp_path_factory):
+    """The folder of a tiny run."""
+    options = dict(img_height=36, img_width=36, max_episode_steps=20)
+    agent = dict(rollout_length=4, num_minibatches=1, num_epochs=1, hidden=(8,), network="mlp")
+    folder = tmp_path_factory.mktemp("atari") / "run"
+    jaxrl_fast.fit(
+        algo="ppo", env="Freeway-v5", env_options=options, agent=agent, num_envs=2, total_steps=8, eval_envs=1,
+        eval_episodes=1, tensorboard=False, log_level="quiet", run_dir=str(folder),
+    )  # fmt: skip
+    return folder
+
+
+@pytest.mark.slow
+def test_a_video_of_atari_shows_every_step_of_its_screen(freeway, tmp_path):
+    out = tmp_path / "game.gif"
+    assert video.main([str(freeway), "--max-steps", "12", "--out", str(out)]) == 0
+    with Image.open(out) as gif:
+        pictures = [np.asarray(frame.convert("RGB")) for frame in ImageSequence.Iterator(gif)]
+    assert len(pictures) == 13, "the first observation and twelve steps"
+    height, width, _ = pictures[0].shape
+    assert width == 2 * 160 and 2 * 210 < height < 500, "the screen doubled, and a caption below"
+    screens = [picture[:420].astype(int) for picture in pictures]
+    moved = [(np.abs(a - b).max(-1) > 40).sum() for a, b in itertools.pairwise(screens)]
+    assert min(moved) > 100, "cars are under way in every frame"
+
+
+@pytest.mark.slow
+def test_training_evaluation_and_watching_have_games_of_their_own(freeway):
+    """From one seed; also where evaluation and watching have as many environments."""
+    ready = plan.validate_plan(resume.of_run(freeway))
+    watched = policy.settle(freeway)[1]
+    seed = lambda env: env.reset.args[0][0].seed
+    seeds = [set(adapter.seeds_of(seed(env), 500)) for env in (ready.env, ready.eval_env, watched)]
+    assert not seeds[0] & seeds[1] and not seeds[0] & seeds[2] and not seeds[1] & seeds[2]
+
+
+def test_a_ring_of_single_frames_gives_back_envpools_stacks():
+    game = play("lives", "ffi")
+    num_steps = len(game.actions)
+    layout = ReplayConfig(num_steps, NUM_ENVS, n_step=1, frame_stack=4)
+    spec, steps = game.env.spec, game.steps
+    stacks = np.concatenate([game.first.obs[None], steps.obs])  # [T + 1, N, ...]
+    before = np.concatenate([np.zeros((1, NUM_ENVS), bool), steps.last[:-1]])
+    row = Transition(stacks[:-1], game.actions, steps.reward, steps.discount, steps.last, ~before, ())
+    ring = init(layout, spec.obs, spec.action)
+    assert ring.obs.shape == (num_steps, NUM_ENVS, 84, 84, 1)
+    ring = jax.jit(functools.partial(add, layout))(ring, jax.tree.map(jnp.asarray, row))
+    at, env = (x.reshape(-1) for x in np.mgrid[3 : num_steps - 1, :NUM_ENVS])
+    sample = jax.jit(functools.partial(read, layout, gamma=1.0))(ring, row=jnp.asarray(at), env=jnp.asarray(env))
+    np.testing.assert_array_equal(sample.obs, stacks[at, env])
+    np.testing.assert_array_equal(sample.next_obs, stacks[at + 1, env])
+
+
+def test_seeds_of_two_runs_have_nothing_in_common():
+    assert set(adapter.seeds_of((0, 0, 0), 500)).isdisjoint(adapter.seeds_of((1, 0, 0), 500))
+    assert len(set(adapter.seeds_of((0, 0, 0), 5000))) == 5000
+    assert adapter.seeds_of((5, 1, 2), 9) == adapter.seeds_of((5, 1, 2), 9)
+
+
+REFUSED = [
+    ("Pong-v5", dict(stack_num=0), ["stack_num=0", "1 to 15"]),
+    ("Pong-v5", dict(noop_max=0), ["noop_max=0"]),
+    ("Pong-v5", dict(img_height=0), ["img_height=0"]),
+    ("Pong-v5", dict(num_threads=-1), ["num_threads=-1"]),
+    ("Pong-v5", dict(max_episode_steps=0), ["max_episode_steps=0"]),
+    ("Pong-v5", dict(frame_skip=0), ["frame_skip=0"]),
+    ("Pong-v5", dict(frame_skip=2**40), ["frame_skip"]),
+    ("Pong-v5", dict(img_width="wide"), ["img_width='wide'", "such as 84"]),
+    ("Pong-v5", dict(repeat_action_probability=7), ["--protocol"]),
+    ("Pong-v5", dict(episodic_life=True), ["--protocol"]),
+    ("Pong-v5", dict(reward_clip=True), ["--agent.clip-rewards"]),
+    ("Pong-v5", dict(seed=3), ["--seed"]),
+    ("Pong-v5", dict(batch_size=3), ["--num-envs"]),
+    ("Pong-v5", dict(stack_nun=3), ["no option 'stack_nun'", "stack_num"]),
+    ("CartPole-v1", dict(stack_num=3), ["no option 'stack_num'"]),
+    ("Go9x9-v1", {}, ["2 players"]),
+    ("BinPack-v2", {}, ["cannot be driven", "action space"]),
+    ("D1Basic-v1", {}, ["bounds are not finite"]),
+    ("Pongg-v5", {}, ["Pong-v5"]),
+]
+
+
+@pytest.mark.parametrize(("name", "options", "words"), REFUSED, ids=[f"{n} {o}" for n, o, _ in REFUSED])
+def test_what_cannot_be_driven_is_refused_before_there_is_a_pool(name, options, words):
+    held = len(adapter.KEPT)
+    with pytest.raises(ValueError) as refusal:
+        envs.make(f"envpool/{name}", 2, **options)
+    assert "\n" not in str(refusal.value)
+    for word in words:
+        assert word in str(refusal.value)
+    assert len(adapter.KEPT) == held
+
+
+MISTAKES = [
+    ("ppo --env envpool/Pong-v5 --env-option img_width=3", ["img_width=3", "36 to 1024"]),
+    ("ppo --env envpool/Pong-v5 --num-seeds 2", ["--num-seeds 2", "pools are for one seed", "sweep"]),
+    ("ppo --env envpool/Pong-v5 --num-envs 9 --devices 2", ["--devices 2", "9 environments"]),
+    ("ppo --env envpool/CartPole-v1 --num-envs auto", ["--num-envs auto: envpool/CartPole-v1", "the host", "a number"]),
+    ("ppo --env CartPole-v1 --protocol dqn2015", ["--protocol dqn2015", "no game of Atari"]),
+    ("ppo --env envpool/CartPole-v1 --protocol machado2018", ["no game of Atari"]),
+    ("ppo --env envpool/Pong-v5 --protocol dqn2016", ["--protocol", "dqn2015"]),
+    ("ppo --env envpool/Pong-v5 --exact-resume", ["--exact-resume", "--save-every", "environment steps"]),
+    ("ppo --env envpool/Pong-v5 --exact-resume --save-every 1M --pool-path ffi", ["--pool-path ffi", "callback"]),
+    ("ppo --env envpool/Pong-v5 --num-envs 9 --in-flight 2", ["--in-flight 2", "9 environments"]),
+    ("ppo --env CartPole-v1 --in-flight 2", ["--in-flight 2", "on the device"]),
+    ("ppo --env envpool/Pong-v5 --in-flight -1", ["--in-flight", "-1", "0"]),
+    ("ppo --env envpool/CartPole-v1 --overlap", ["--overlap", "--in-flight 1"]),
+    ("ppo --env CartPole-v1 --overlap", ["--overlap", "on the host", "--in-flight 1"]),
+    ("dqn --env envpool/CartPole-v1 --in-flight 1 --overlap", ["--overlap", "dqn", "--in-flight alone"]),
+    ("dqn --env envpool/Pendulum-v1", ["dqn wants a finite number of actions"]),
+]
+
+
+@pytest.mark.parametrize(("line", "words"), MISTAKES, ids=[line for line, _ in MISTAKES])
+def test_a_mistake_gets_one_line_and_leaves_nothing(line, words, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert train.main(line.split()) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.count("\n") == 1, err
+    for word in words:
+        assert word in err
+    assert not list(tmp_path.iterdir())
+
+
+def test_without_envpool_it_says_what_to_install(monkeypatch):
+    monkeypatch.setattr(envs, "_is_here", lambda backend: backend != "envpool")
+    with pytest.raises(ValueError, match=r'envpool is not installed here; pip install "jaxrl_fast\[atari\]"'):
+        envs.make("envpool/Pong-v5", 2)
+    install = r' \(envpool is not installed here; pip install "jaxrl_fast\[atari\]"\); '
+    with pytest.raises(ValueError, match=f"^unknown environment 'Pong-v5'{install}"):
+        envs.make("Pong-v5", 2)
+
+
+def test_a_backend_without_an_extra_is_a_package(monkeypatch):
+    monkeypatch.setattr(envs, "_is_here", lambda backend: backend != "gymnax")
+    with pytest.raises(ValueError, match=r"gymnax is not installed here; pip install gymnax$"):
+        envs.make("gymnax/CartPole-v1", 2)
+
+
+def test_where_the_calls_do_not_load_python_steps_the_pool_and_says_so(monkeypatch):
+    monkeypatch.setattr(adapter, "why_no_ffi", lambda: "jaxlib is another")
+    env = envs.make("envpool/CartPole-v1", 2, HostEnvConfig(SEED))
+    assert any("jaxlib is another" in line for line in env.warnings) and not env.notes
+    assert run(env, random_actions(env.spec, 3))[1].reward.shape == (3, 2)
+    with pytest.raises(ValueError, match=r"--pool-path ffi: .* \(jaxlib is another\)"):
+        envs.make("envpool/CartPole-v1", 2, HostEnvConfig(SEED, path="ffi"))
+
+
+@pytest.mark.slow
+def test_no_array_of_actions_ends_the_process():
+    """2,000 arrays of any shape, dtype and value, in a process that could die of them: all refused, or stepped."""
+    code = """
+    import functools, sys, warnings
+    import jax, jax.numpy as jnp, numpy as np
+    from jaxrl_fast import envs
+    from jaxrl_fast.types import Conditions
+    warnings.simplefilter("ignore")
+    chance = np.random.default_rng(0)
+    refused = stepped = 0
+    for name, path in (("CartPole-v1", "ffi"), ("Pendulum-v1", "ffi"), ("CartPole-v1", "callback"), ("Pong-v5", "ffi")):
+        env = envs.make(f"envpool/{name}", 3, Conditions((0,), path=path))
+        state, first = jax.jit(env.reset)(jax.random.key(0))
+        shapes = [(), (0,), (1,), (2,), (3,), (4,), (3, 1), (3, 2), (1, 3), (3, 0), (3, 1, 1)]
+        step = jax.jit(env.step)
+        for _ in range(500):
+            shape = shapes[chance.integers(len(shapes))]
+            if chance.random() < 0.4:
+                shape = (3, *getattr(env.spec.action, "shape", ()))
+            dtype = chance.choice("bool int8 uint8 int16 int32 uint32 float16 float32 complex64".split())
+            size = 10.0 ** chance.integers(0, 12)
+            value = np.asarray(chance.uniform(-size, size, shape))
+            value = np.where(chance.random(shape) < 0.1, chance.choice([np.nan, np.inf, -np.inf, 2.0**30]), value)
+            with np.errstate(all="ignore"):
+                action = jnp.asarray(value.astype(dtype))
+            try:
+                state, after = step(state, action)
+                jax.block_until_ready(after)
+                assert np.isfinite(after.reward).all()
+                stepped += 1
+            except ValueError as error:
+                assert "wants actions" in str(error), error
+                refused += 1
+    print("refused", refused, "stepped", stepped)
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stderr[-2000:]
+    _, refused, _, stepped = done.stdout.split()
+    assert int(refused) + int(stepped) == 2000 and int(refused) > 500 and int(stepped) > 100
+
+
+def test_more_than_is_sane_is_said():
+    warnings = lambda name, *given, **options: envs.make(f"envpool/{name}", *given, **options).warnings
+    assert warnings("Pong-v5", 8) == ()
+    assert any("num_threads 1000" in line for line in warnings("Pong-v5", 8, num_threads=1000))
+    many = envs.make("envpool/Pong-v5", 8, HostEnvConfig(in_flight=8), num_threads=100)
+    assert any("800 threads of 8 pools" in line for line in many.warnings)
+    assert any("8 pools are in flight" in line for line in many.notes)
+
+
+@pytest.mark.parametrize(
+    ("name", "num_envs", "num_cores", "seconds"),
+    [
+        ("Pong-v5", 1024, 2, 77),  # 1024 * 0.15 s / 2
+        ("Pong-v5", 2048, 16, 19),
+        ("Pong-v5", 1024, 32, None),
+        ("WalkerWalk-v1", 1000, 4, 30),  # 1000 * 0.12 s / 4
+        ("CartPole-v1", 4096, 1, None),
+    ],
+)
+def test_how_long_many_environments_take_to_make_is_told(name, num_envs, num_cores, seconds, monkeypatch):
+    """A pool is made by all cores; nothing is said of what takes a moment."""
+    monkeypatch.setattr(tasks, "num_cores", lambda: num_cores)
+    warnings = envs.make(f"envpool/{name}", num_envs, HostEnvConfig(SEED)).warnings
+    wanted = f"{num_envs} environments take some {seconds} s to make, on {num_cores} cores"
+    assert warnings == (() if seconds is None else (wanted,))
+
+
+@pytest.mark.slow
+def test_a_warning_is_seen_where_nothing_else_is_said(tmp_path, monkeypatch, capsys):
+    """Of training's pool and evaluation's it is the same, and said once."""
+    options = SHORT | dict(algo="ppo", agent=AGENTS["ppo"], env_options=dict(num_threads=99))
+    monkeypatch.setattr(tasks, "num_cores", lambda: 2)
+    jaxrl_fast.fit(**options, run_dir=str(tmp_path / "run"))
+    out, err = capsys.readouterr()
+    assert out == "" and err.count("\n") == 1 and err.startswith("warning: num_threads 99 are more than twice")
+
+
+@pytest.mark.parametrize(
+    ("options", "num_eval_envs"),
+    [
+        (dict(eval_envs=8), 8),
+        (dict(eval_envs=8, eval_episodes=4), 4),
+        (dict(), 2),  # its 128 are meant for the device
+    ],
+)
+def test_evaluation_has_the_environments_that_were_asked_for(options, num_eval_envs):
+    few = dict(env="envpool/CartPole-v1", num_envs=2, agent=dict(rollout_length=8, hidden=(8,), num_minibatches=1))
+    ready = plan.validate_plan(load.from_keywords(algo="ppo", **few, **options))
+    assert ready.eval_env.spec.num_envs == num_eval_envs
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_no_pool_is_made_to_see_whether_a_run_is_possible(overlap):
+    options: dict[str, Any] = dict(env="envpool/CartPole-v1", num_envs=4, in_flight=2, overlap=overlap)
+    options |= dict(agent=dict(rollout_length=8, hidden=(8,)))
+    adapter.why_no_ffi()  # makes a pool of its own, once
+    held = len(adapter.KEPT)
+    ready = plan.validate_plan(load.from_keywords(algo="ppo", **options))
+    memory.rollout_bytes(ready.env, ready.agent)
+    state = program.shapes(ready.env, ready.agent)
+    assert ready.needs.environments == nbytes((state.actors, state.rollout)) > 0
+    assert bool(state.rollout) == overlap and len(adapter.KEPT) == held
+    assert ready.env.spec.num_pools == 2, "for a ladder of epsilons in each"
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("", []),
+        ("--in-flight 1", ["the environments are in flight", "first step is decided by the policy before the last"]),
+        ("--in-flight 2 --overlap", ["2 pools are in flight", "played", "by a policy that is one update old"]),
+    ],
+)
+def test_the_header_says_how_old_the_policy_is_that_plays(line, words, capsys):
+    settings = load.from_command_line(f"ppo --env envpool/CartPole-v1 --num-envs 4 {line}".split())
+    console.announce(plan.validate_plan(settings), terminal.PlainConsole())
+    said = [text for text in capsys.readouterr().out.splitlines() if "in flight" in text]
+    assert len(said) == bool(words) and all(word in said[0] for word in words)
+
+
+def test_pools_that_are_bound_to_cores_have_cores_of_their_own(monkeypatch):
+    made = []
+    monkeypatch.setattr(adapter.envpool, "make_gymnasium", lambda name, **options: made.append(options) or len(made))
+    monkeypatch.setattr(adapter, "KEPT", [])
+    options = dict(num_threads=3, thread_affinity_offset=1)
+    env = envs.make("envpool/CartPole-v1", 6, HostEnvConfig(SEED, path="callback", in_flight=2), **options)
+    seeds = [pool.envs and made[-1]["seed"] for pool in env.reset.args[0]]
+    assert [options["thread_affinity_offset"] for options in made] == [1, 4]
+    assert [*seeds[0], *seeds[1]] == adapter.seeds_of(SEED, 6)
+
+
+def test_spaces_are_made_uniform():
+    spec = lambda name, **options: envs.make(f"envpool/{name}", 1, **options).spec
+    pong = spec("Pong-v5")
+    assert (pong.obs.shape, pong.obs.dtype, pong.frame_stack, pong.action) == ((84, 84, 4), jnp.uint8, 4, Discrete(6))
+    assert spec("Pong-v5", full_action_space=True).action == Discrete(18)
+    assert spec("Pong-v5", stack_num=2, img_height=42, img_width=48).obs.shape == (42, 48, 2)
+    deep = spec("Pong-v5", stack_num=13, img_height=36, img_width=36, gray_scale=False)
+    assert deep.obs.shape == (39, 36, 36) and deep.frame_stack == 0, "more channels than pixels: left as they are"
+    assert spec("Ant-v4").obs.dtype == jnp.float32 and spec("Ant-v4").action == Box((8,))
+    assert spec("Taxi-v3").obs.shape == (500,)
+    assert jax.tree.map(lambda x: x.shape, spec("WalkerWalk-v1").obs) == {
+        "height": (1,),
+        "orientations": (14,),
+        "velocity": (9,),
+    }
+
+
+SHORT: dict[str, Any] = dict(env="envpool/CartPole-v1", num_envs=4, total_steps=480, save_every=160, log_every=32)
+SHORT |= dict(eval_every=160, eval_episodes=4, eval_envs=4, tensorboard=False, log_level="quiet")
+AGENTS = {
+    "ppo": dict(rollout_length=8, hidden=(8,), normalize_rewards=True, normalize_observations=True),
+    "dqn": dict(capacity=256, batch_size=8, learning_starts=32, hidden=(8,), n_step=3, prioritized=True),
+    "pqn": dict(rollout_length=8, hidden=(8,)),
+}
+
+
+@pytest.mark.parametrize("algo", [slow("dqn"), "pqn"])
+def test_an_exploring_evaluation_has_the_environments_of_one_pool(algo, tmp_path):
+    """Each pool has a ladder of epsilons, and so an epsilon for each of its own environments alone."""
+    agent = AGENTS[algo] | dict(epsilon_ladder=7.0)
+    run = jaxrl_fast.fit(algo=algo, agent=agent, in_flight=2, run_dir=str(tmp_path / "run"), **SHORT)
+    result = run.evaluate(explore=True, episodes=3)
+    assert result["eval_episodes"] == 4 and result["policy"] == "exploring", "two in each of a pool's two"
+
+
+@pytest.mark.parametrize(
+    ("env", "kept"),
+    [("envpool/CartPole-v1", set()), slow("gymnax/CartPole-v1", {"jit_begin", "jit_chunk", "jit__lambda"})],
+)
+def test_no_program_of_a_pool_is_kept_for_later_processes(env, kept, tmp_path, monkeypatch):
+    """None of them would find it again."""
+    monkeypatch.delenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", raising=False)
+    given = jax.config.values["jax_compilation_cache_dir"]
+    jax.config.update("jax_compilation_cache_dir", str(tmp_path / "cache"))
+    try:
+        run = jaxrl_fast.fit(**SHORT | dict(env=env), algo="ppo", agent=AGENTS["ppo"], run_dir=str(tmp_path / "run"))
+        evaluate.main([str(run.folder), "--episodes", "4"])
+    finally:
+        jax.config.update("jax_compilation_cache_dir", given)
+    names = {path.name.partition("-")[0] for path in (tmp_path / "cache").glob("*")}
+    assert names & {"jit_begin", "jit_chunk", "jit_advance", "jit__lambda"} == kept
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("algo", "in_flight", "overlap"), [("ppo", 0, False), ("dqn", 2, False), ("ppo", 2, True)])
+def test_with_new_games_at_checkpoints_going_on_is_exact(algo, in_flight, overlap, tmp_path, monkeypatch):
+    options = dict(algo=algo, agent=AGENTS[algo], exact_resume=True, in_flight=in_flight, overlap=overlap) | SHORT
+    jaxrl_fast.fit(**options, run_dir=str(tmp_path / "whole"))
+    stop_after(monkeypatch, 200)
+    assert jaxrl_fast.fit(**options, run_dir=str(tmp_path / "parts")).summary["status"] == "stopped"
+    jaxrl_fast.fit(resume=str(tmp_path / "parts"), log_level="quiet")
+    same(tmp_path / "whole", tmp_path / "parts")
+
+
+@pytest.mark.slow
+def test_the_best_evaluation_between_saves_begins_new_games_too(tmp_path, monkeypatch):
+    """It is a checkpoint to go on from, so the run that never stopped has to begin anew there as well."""
+    options = SHORT | dict(algo="ppo", agent=AGENTS["ppo"], exact_resume=True, eval_every=96, save_every=320)
+    jaxrl_fast.fit(**options, run_dir=str(tmp_path / "whole"))
+    stop_after(monkeypatch, 200)
+    jaxrl_fast.fit(**options, run_dir=str(tmp_path / "parts"))
+    jaxrl_fast.fit(resume=str(tmp_path / "parts"), log_level="quiet")
+    same(tmp_path / "whole", tmp_path / "parts")
+
+
+@pytest.mark.slow
+def test_stopped_before_its_first_checkpoint_it_begins_again(tmp_path, monkeypatch):
+    """A stop between checkpoints saves nothing, for the games are those since the last one."""
+    options = SHORT | dict(algo="ppo", agent=AGENTS["ppo"], exact_resume=True, eval_every=0, save_every=320)
+    jaxrl_fast.fit(**options, run_dir=str(tmp_path / "whole"))
+    with monkeypatch.context() as patched:
+        stop_after(patched, 100)
+        stopped = jaxrl_fast.fit(**options, run_dir=str(tmp_path / "parts")).summary
+    assert stopped["status"] == "stopped" and not list((tmp_path / "parts" / "checkpoints").glob("step-*"))
+    jaxrl_fast.fit(resume=str(tmp_path / "parts"), log_level="quiet")
+    same(tmp_path / "whole", tmp_path / "parts")
+
+
+@pytest.mark.slow
+def test_play_seeds_choose_the_games_of_an_evaluation(tmp_path):
+    """With hosts the chance is the environment's: one seed, one set of games, and another seed others."""
+    run = jaxrl_fast.fit(**SHORT | dict(algo="ppo", agent=AGENTS["ppo"]), run_dir=str(tmp_path / "run"))
+    scores = [run.evaluate(episodes=16, play_seed=seed)["seeds"][0]["returns"] for seed in (3, 3, 4)]
+    assert scores[0] == scores[1] != scores[2]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("when", [160, 480])
+def test_a_signal_ends_an_evaluation_on_the_host_which_comes_when_the_run_goes_on(when, tmp_path, monkeypatch):
+    """`when` of 480 it is the last one: the run is then not done."""
+    options = SHORT | dict(algo="ppo", agent=AGENTS["ppo"], exact_resume=True)
+    jaxrl_fast.fit(**options, run_dir=str(tmp_path / "whole"))
+    evaluate = trainer.Trainer.evaluate
+
+    def stop_at(self):
+        if self.env_steps == when:
+            self.stop(signal.SIGTERM)
+        evaluate(self)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(trainer.Trainer, "evaluate", stop_at)
+        summary = jaxrl_fast.fit(**options, run_dir=str(tmp_path / "parts")).summary
+    assert summary["status"] == "stopped" and summary["env_steps"] == when
+    assert jaxrl_fast.fit(resume=str(tmp_path / "parts"), log_level="quiet").summary["status"] == "done"
+    same(tmp_path / "whole", tmp_path / "parts")
+
+
+def kept_replay(run):
+    """What the run's last checkpoint holds of its replay, by name."""
+    saved, _ = checkpoint.newest(run.folder / "checkpoints")
+    prefix = "agent/replay/"
+    return SimpleNamespace(**{k.removeprefix(prefix): x for k, x in saved.arrays.items() if k.startswith(prefix)})
+
+
+@pytest.mark.slow
+def test_without_that_it_goes_on_with_everything_but_the_games(tmp_path, capsys):
+    options = SHORT | dict(algo="dqn", agent=AGENTS["dqn"])
+    jaxrl_fast.fit(**options | dict(total_steps=320), run_dir=str(tmp_path / "run"))
+    run = jaxrl_fast.fit(resume=str(tmp_path / "run"), total_steps=480, log_level="info")
+    assert run.summary["env_steps"] == 480 and run.summary["status"] == "done"
+    assert "its games begin anew" in capsys.readouterr().out
+    ring = kept_replay(run)
+    assert ring.size == 256 // 4 and run.agent_state.num_updates == 480 // 32
+    cut = (int(ring.head) - (480 - 320) // 4) % 64  # where the games were left
+    assert not ring.valid[(cut - np.arange(1, 4)) % 64].any(), "n_step rows cannot look beyond it"
+
+
+@pytest.mark.slow
+def test_it_goes_on_with_other_threads_and_to_the_same_bits(tmp_path, monkeypatch):
+    options = SHORT | dict(algo="ppo", agent=AGENTS["ppo"], exact_resume=True, env_options=dict(num_threads=1))
+    jaxrl_fast.fit(**options, run_dir=str(tmp_path / "whole"))
+    stop_after(monkeypatch, 200)
+    jaxrl_fast.fit(**options, run_dir=str(tmp_path / "parts"))
+    with pytest.raises(ValueError, match=r"env_options .* this run has"):
+        jaxrl_fast.fit(resume=str(tmp_path / "parts"), env_options=dict(max_episode_steps=3))
+    threads = dict(num_threads=2, thread_affinity_offset=0)
+    jaxrl_fast.fit(resume=str(tmp_path / "parts"), env_options=threads, log_level="quiet")
+    same(tmp_path / "whole", tmp_path / "parts")
+
+
+@pytest.mark.slow
+def test_a_sweep_gives_up_its_pools_after_the_programs_that_know_them(tmp_path, monkeypatch, capsys):
+    """Each program knows two pools by their address. And what a pool is warned of is seen in a sweep too."""
+    adapter.why_no_ffi()  # makes a pool of its own, once
+    held, counts = len(adapter.KEPT), []
+    build, close = program.build, adapter.Pool.close
+
+    def programs_with(pool):
+        """Calls carry the pool's identity in their name."""
+        texts = [m.to_string() for e in jax.devices()[0].client.live_executables() for m in e.hlo_modules()]
+        return sum(f"EnvPool_{id(pool.envs)}_" in text for text in texts)
+
+    def build_and_note(env, *args, **options):
+        counts.append(len(adapter.KEPT))
+        built = build(env, *args, **options)
+        counts.append(sum(map(programs_with, env.reset.args[0])))
+        return built
+
+    def close_and_note(pool):
+        counts.append(programs_with(pool))
+        close(pool)
+
+    monkeypatch.setattr(program, "build", build_and_note)
+    monkeypatch.setattr(adapter.Pool, "close", close_and_note)
+    options = SHORT | dict(algo="ppo", agent=AGENTS["ppo"], env_options=dict(num_threads=99), total_steps=320)
+    monkeypatch.setattr(tasks, "num_cores", lambda: 2)
+    swept = jaxrl_fast.sweep(**options, seed=[0, 1], sweep_dir=str(tmp_path / "swept"))
+    assert swept.status == 0 and len(adapter.KEPT) == held
+    assert counts == 2 * [held + 2, 1, 0, 0], "two pools, a program for the first; at their end none for either"
+    assert capsys.readouterr().err.count("warning: num_threads 99") == 2
+    alone = jaxrl_fast.fit(**options, seed=1, run_dir=str(tmp_path / "alone"))
+    returns = lambda folder: [record["return_mean"] for record in files.read_metrics(folder)]
+    first, second = sorted(path.parent for path in swept.folder.glob("*/metrics.jsonl"))
+    assert returns(alone.folder) == returns(second) != returns(first)
+
+
+@pytest.mark.slow
+def test_what_is_done_again_and_again_in_a_notebook_keeps_no_emulators(tmp_path):
+    adapter.why_no_ffi()
+    options, held = SHORT | dict(algo="ppo", agent=AGENTS["ppo"], total_steps=32), len(adapter.KEPT)
+    for name in ("first", "second"):
+        run = jaxrl_fast.fit(**options, run_dir=str(tmp_path / name))
+        assert len(adapter.KEPT) == held
+        for _ in range(2):
+            assert run.evaluate(episodes=2)["eval_episodes"] >= 2
+            run.video(max_steps=3)
+            assert len(adapter.KEPT) == held
+
+
+@pytest.mark.slow
+def test_emulators_are_made_before_anything_is_compiled(tmp_path, monkeypatch, capsys):
+    """So that the time of compiling is that of compiling. With new ones for each evaluation it has none before."""
+    held, build = [], program.build
+
+    def build_and_note(*args, **options):
+        held.append(len(adapter.KEPT))
+        return build(*args, **options)
+
+    monkeypatch.setattr(program, "build", build_and_note)
+    options = SHORT | dict(algo="ppo", agent=AGENTS["ppo"], total_steps=32, eval_every=0, log_level="info")
+    adapter.why_no_ffi()
+    held.append(len(adapter.KEPT))
+    jaxrl_fast.fit(**options, run_dir=str(tmp_path / "run"))
+    out = capsys.readouterr().out
+    assert held[1] == held[0] + 2 and held[0] == len(adapter.KEPT), "given up at the end"
+    assert 0 < out.index("making 8 environments ...") < out.index("made in ") < out.index("compiling ...")
+    jaxrl_fast.fit(**options, exact_resume=True, run_dir=str(tmp_path / "exact"))
+    assert held[2] == held[0] + 1 and "making 4 environments ..." in capsys.readouterr().out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("algo", "agent"),
+    [
+        ("dqn", dict(capacity=512, batch_size=8, learning_starts=400, replay_ratio=0.02)),
+        ("pqn", dict(rollout_length=64, num_minibatches=2, num_epochs=1)),
+    ],
+)
+def test_pong_is_trained_on_images_and_scored_in_whole_games(algo, agent, tmp_path):
+    """A game lasts until one side has 21 points: who knows nothing loses nearly all, in 750 steps or more."""
+    run = jaxrl_fast.fit(
+        algo=algo, env="Pong-v5", env_options=dict(img_height=36, img_width=36), agent=agent | dict(network="nature"),
+        num_envs=2, total_steps=3072, log_every=512, eval_episodes=2, eval_envs=2, tensorboard=False,
+        log_level="quiet", run_dir=str(tmp_path / "run"),
+    )  # fmt: skip
+    assert run.summary["status"] == "done" and run.summary["protocol"] == "dqn2015"
+    losses = [record["loss"] for record in run.metrics]
+    learned = [loss for loss in losses if loss is not None]
+    assert learned and np.isfinite(learned).all() and losses[-1] is not None
+    if algo == "dqn":
+        assert kept_replay(run).obs.shape == (256, 2, 36, 36, 1), "each frame once"
+    ended = [record for record in run.metrics if record["episodes"]]
+    assert sum(record["episodes"] for record in ended) >= 2
+    for record in ended:
+        assert -21 <= record["return_min"] <= record["return_max"] <= -12 and record["length_mean"] > 700
+    assert -21 <= run.summary["eval_return_mean"] < 0 and run.summary["eval_length_mean"] > 700
+
+
+@pytest.mark.slow
+def test_the_folder_and_the_summary_name_the_protocol(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    agent = dict(rollout_length=4, num_minibatches=1, num_epochs=1, hidden=(8,), network="mlp")
+    options = dict(algo="ppo", env="Pong-v5", num_envs=2, total_steps=8, agent=agent, log_level="quiet")
+    options |= dict(env_options=dict(img_height=36, img_width=36, max_episode_steps=20), eval_episodes=2, eval_envs=2)
+    run = jaxrl_fast.fit(**options, tensorboard=False, protocol="machado2018")
+    assert "machado2018" in run.folder.name and run.summary["protocol"] == "machado2018"
+    assert "protocol: machado2018" in (run.folder / "config.yaml").read_text()
+    run = jaxrl_fast.fit(**options, tensorboard=False)
+    assert run.summary["protocol"] == "dqn2015" and "protocol: dqn2015" in (run.folder / "config.yaml").read_text()

@@ -1,0 +1,754 @@
+"""gymnax's environments keep the contract of `types.TimeStep`; gymnax's own functions are the oracle."""
+
+import copy
+import enum
+import inspect
+import re
+import subprocess
+import sys
+from functools import cache, partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from gymnax.environments import spaces
+from gymnax.wrappers.purerl import FlattenObservationWrapper
+
+import jaxrl_fast
+from jaxrl_fast import envs
+from jaxrl_fast.envs import spaces as envs_spaces
+from jaxrl_fast.envs.gymnax import batch as adapter
+from jaxrl_fast.types import Box, Discrete
+from tests import slow
+
+REFUSED = {"gymnax/MNISTBandit-bsuite": "downloads"}
+FAST = (  # one of each kind, for each takes seconds to compile
+    "CartPole-v1",
+    "Acrobot-v1",
+    "Pendulum-v1",
+    "Catch-bsuite",
+    "FrozenLake-misc",
+    "FourRooms-misc",
+    "Pong-misc",
+    "BernoulliBandit-misc",
+)
+
+
+ENV_IDS = [
+    env_id if env_id.partition("/")[2] in FAST else slow(env_id)
+    for env_id in envs.registered()
+    if env_id not in REFUSED
+]
+# All tests of one together, so that with several workers not each has to play every environment.
+each_environment = pytest.mark.parametrize("env_id", ENV_IDS, scope="module")
+N, T = 3, 48
+LIMIT = 20  # steps in an episode, so that every environment ends several within T
+QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}  # what is run but once
+
+
+@pytest.fixture(autouse=True)
+def as_swimmer_is_written(request):
+    """It lets arrays of different rank meet."""
+    if "Swimmer" in request.node.name:
+        request.getfixturevalue("any_ranks")
+
+
+Direction = enum.Enum("Direction", "LEFT RIGHT")
+
+
+class Params(NamedTuple):
+    limit: int = 100
+
+
+class Countdown:
+    """An environment with gymnax's interface and none of its base class, one strange thing at a time."""
+
+    default_params = Params()
+
+    def __init__(self, start: int = 5, strange: str = ""):
+        self.start, self.strange = start, strange
+
+    def action_space(self, params):
+        unbounded = spaces.Box(-np.inf, np.inf, (2,))
+        several = spaces.Tuple((spaces.Discrete(2), spaces.Discrete(3)))
+        if self.strange == "fails":
+            raise KeyError("nothing")
+        swapped, none = spaces.Box(np.float32([3, 1]), np.float32([1, 2]), (2,)), spaces.Discrete(0)
+        strange = {"unbounded": unbounded, "several": several, "swapped": swapped, "none": none}
+        return strange.get(self.strange, spaces.Discrete(2))
+
+    def reset_env(self, key, params):
+        state = {"time": 0, "left": self.start}
+        obs = self.observe(state)
+        return obs.astype(jnp.uint8) if self.strange == "bytes" else obs, state
+
+    def step_env(self, key, state, action, params):
+        state = {"time": state["time"] + 1, "left": state["left"] - 1.0}
+        reward = jnp.ones(2 if self.strange == "rewards" else (), jnp.int32)
+        obs = self.observe(state)
+        obs = jnp.stack([obs, obs]) if self.strange == "grows" else obs
+        state = state | {"extra": 0} if self.strange == "state" else state
+        return obs, state, reward, state["left"] == 0, {}
+
+    def is_truncated(self, state, params):
+        return state["time"] >= params.limit
+
+    def observe(self, state):
+        left = jnp.asarray(state["left"], jnp.int32)
+        return {"left": left, "flag": jnp.array([True])} if self.strange == "dict" else left
+
+
+class Pair(Countdown):
+    """Its observation is a tuple."""
+
+    def observation_space(self, params):
+        return spaces.Tuple((spaces.Discrete(12), spaces.Box(-3, 3, (2,))))
+
+    def observe(self, state):
+        return super().observe(state), jnp.zeros(0 if self.strange == "empty" else 2)
+
+
+def test_indices_within_a_tuple_are_one_hot_too():
+    env = envs.make(Pair(), N)
+    first, second = env.spec.obs
+    assert (first.shape, second.shape) == ((12,), (2,))
+    _, timestep = jax.jit(env.reset, compiler_options=QUICK)(jax.random.key(0))
+    np.testing.assert_array_equal(timestep.obs[0], np.eye(12)[[5] * N])
+
+
+class Hollow(Countdown):
+    """A part of its state has no elements."""
+
+    def reset_env(self, key, params):
+        obs, state = super().reset_env(key, params)
+        return obs, state | {"nothing": jnp.zeros((0, 2))}
+
+    def step_env(self, key, state, action, params):
+        obs, after, *others = super().step_env(key, state, action, params)
+        return obs, after | {"nothing": state["nothing"] + 1}, *others
+
+
+def test_a_part_of_a_state_may_be_empty():
+    """In several seeds, too, whose episodes are drawn together."""
+
+    def play(env):
+        steps = lambda key: jax.lax.scan(env.step, env.reset(key)[0], jnp.zeros((9, N), jnp.int32))[1]
+        return jax.jit(jax.vmap(steps), compiler_options=QUICK)(jax.random.split(jax.random.key(0), 2))
+
+    found, expected = play(envs.make(Hollow(3), N)), play(envs.make(Countdown(3), N))
+    assert found.last.any()
+    jax.tree.map(np.testing.assert_array_equal, found, expected)
+
+
+def test_an_observation_with_an_empty_part_is_refused():
+    with pytest.raises(ValueError, match=r"cannot be driven: of its observation a part of shape \(0,\) is empty"):
+        envs.make(Pair(strange="empty"), N)
+
+
+class Blind(Countdown):
+    """It shows nothing."""
+
+    def observe(self, state):
+        return {}
+
+
+def test_an_observation_of_nothing_is_refused():
+    with pytest.raises(ValueError, match=r"cannot be driven: its observation has no part$"):
+        envs.make(Blind(), N)
+
+
+@pytest.mark.parametrize("env", [(), (Countdown(),), (Countdown(), Params(), 3)])
+def test_a_tuple_that_is_no_pair_is_refused(env):
+    with pytest.raises(ValueError, match=r"^env: an instance and its parameters make a pair, and .* is none$"):
+        envs.make(env, N)
+
+
+class Answer(NamedTuple):
+    """What gymnax's own step says."""
+
+    env: Any  # the next state, where the episode goes on
+    obs: Any  # the final one, where it does not
+    reward: Any
+    terminated: Any
+    truncated: Any
+
+
+class Played(NamedTuple):
+    """N environments after T random steps, some of them with actions that no agent should give."""
+
+    env: Any
+    run: Any  # (key, actions) -> the fields that follow `actions`
+    actions: jax.Array  # [T, N, ...]
+    first: Any  # what reset said [N, ...]
+    timesteps: Any  # what each step said [T, N, ...]
+    answers: Any  # what gymnax says of the same step [T, N, ...]
+    states: Any  # the state before each step [T, N, ...]
+    keys: Any  # what `step_env` was given in each step [T, N]
+
+    @property
+    def begins(self):
+        """[T, N]: the step was taken from a last time step."""
+        return np.concatenate([np.zeros((1, N), bool), self.timesteps.last[:-1]])
+
+
+def random_actions(spec, key):
+    if isinstance(spec.action, Discrete):
+        return jax.random.randint(key, (T, N), 0, spec.action.num)
+    return jax.random.uniform(key, (T, N, *spec.action.shape), minval=-1.0, maxval=1.0)
+
+
+def odd_actions(spec):
+    """Far out of range, and not a number. [8, N, ...]"""
+    if isinstance(spec.action, Discrete):
+        return jnp.resize(jnp.array([-(2**31), -1, spec.action.num, 2**31 - 1], jnp.int32), (8, N))
+    return jnp.resize(jnp.array([-jnp.inf, jnp.nan, jnp.inf, 1e30], jnp.float32), (8, N, *spec.action.shape))
+
+
+def play(env, key, actions):
+    def body(state, action):
+        keys = adapter.step_keys(state)
+        answer = jax.vmap(partial(ask_gymnax, env.step.args[0]))(keys, state.env, action)
+        following, timestep = env.step(state, action)
+        return following, (timestep, answer, state, keys)
+
+    state, first = env.reset(key)
+    return first, *jax.lax.scan(body, state, actions)[1]
+
+
+def ask_gymnax(single, key, env_state, action):
+    """gymnax's own `step` with our key, for it would derive another from its own. It resets to nothing."""
+    oracle = copy.copy(single.env)
+    oracle.step_env = lambda key_of_oracle, *rest: single.env.step_env(key, *rest)
+    obs, _ = jax.eval_shape(single.env.reset_env, key, single.params)
+    oracle.reset_env = lambda key, params: (jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), obs), env_state)
+    action = envs_spaces.to_env_action(single.spec, single.bounds, action)
+    _, following, reward, terminated, truncated, info = oracle.step(key, env_state, action, single.params)
+    return Answer(following, info["final_observation"], reward, terminated, truncated)
+
+
+def compiled(function, *arguments):
+    return jax.jit(function).lower(*arguments).compile(QUICK)
+
+
+def timesteps_of(env, actions, key=None):
+    key = jax.random.key(0) if key is None else key
+    run = lambda key, actions: jax.lax.scan(env.step, env.reset(key)[0], actions)[1]
+    return compiled(run, key, actions)(key, actions)
+
+
+@cache
+def played(env_id):
+    env = envs.make(env_id, N, max_steps_in_episode=LIMIT)
+    actions = random_actions(env.spec, jax.random.key(1)).at[8:16].set(odd_actions(env.spec))
+    run = compiled(partial(play, env), jax.random.key(0), actions)
+    return Played(env, run, actions, *run(jax.random.key(0), actions))
+
+
+def as_seen(raw, obs):
+    """gymnax's observations [..., *] in the form of ours: the same numbers, or one-hot."""
+    raw = np.asarray(raw)
+    if raw.ndim == obs.ndim - 1 and obs.shape[-1] > 1:
+        return np.eye(obs.shape[-1])[raw]
+    return raw.reshape(obs.shape)
+
+
+def is_key(x):
+    return jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+
+
+def assert_same_bits(a, b):
+    bits = lambda x: np.asarray(jax.random.key_data(x) if is_key(x) else x)
+    jax.tree.map(lambda x, y: np.testing.assert_array_equal(bits(x), bits(y)), a, b)
+
+
+def assert_close(a, b):
+    to_float = lambda x: np.asarray(x, np.float64)
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(to_float(x), to_float(y), rtol=1e-4, atol=1e-5), a, b)
+
+
+@each_environment
+def test_every_step_is_gymnax_step_and_its_final_observation(env_id):
+    game = played(env_id)
+    steps, answers, valid = game.timesteps, jax.tree.map(np.asarray, game.answers), ~game.begins
+    last = answers.terminated | answers.truncated
+    assert last[valid].sum() >= 2 * N
+    np.testing.assert_array_equal(steps.last[valid], last[valid])
+    np.testing.assert_array_equal(steps.discount[valid], 1.0 - answers.terminated[valid])
+    assert_close(steps.reward[valid], answers.reward[valid])
+    assert_close(steps.obs[valid], as_seen(answers.obs, steps.obs)[valid])
+    goes_on = (valid & ~last)[:-1]
+    ours = jax.tree.map(lambda x: x[1:][goes_on], game.states.env)
+    assert_close(ours, jax.tree.map(lambda x: x[:-1][goes_on], answers.env))
+
+
+@each_environment
+def test_episodes_begin_as_gymnax_begins_them(env_id):
+    """An environment's key splits into those of an episode's beginning, of its steps, and of what follows."""
+    game = played(env_id)
+    single = game.env.step.args[0]
+    num_episodes = 1 + game.begins.sum(axis=0)  # [N]
+    source, begin, stepping = jax.random.split(jax.random.key(0), N), [], []
+    for _ in range(num_episodes.max()):
+        keys = jax.vmap(partial(jax.random.split, num=3))(source)
+        begin.append(keys[:, 0])
+        stepping.append(jax.random.key_data(keys[:, 1]))
+        source = keys[:, 2]
+    begin = jnp.stack(begin).reshape(-1)
+    reset = lambda key: single.env.reset(key, single.params)[0]
+    first_obs = compiled(jax.vmap(reset), begin)(begin)
+    first_obs = np.asarray(first_obs).reshape(-1, N, *first_obs.shape[1:])
+    for i in range(N):
+        at = np.concatenate([[0], 1 + np.flatnonzero(game.begins[:, i])])  # rows of all observations
+        seen = np.concatenate([np.asarray(game.first.obs)[None], game.timesteps.obs])[at, i]
+        assert_close(seen, as_seen(first_obs[: len(at), i], seen))
+        at = at[at < T]
+        used = jax.random.key_data(game.states.key)[at, i]
+        np.testing.assert_array_equal(used, np.stack(stepping)[: len(at), i])
+
+
+@each_environment
+def test_the_step_from_a_last_one_pays_nothing_and_begins_anew(env_id):
+    game = played(env_id)
+    begins = game.begins
+    assert begins.sum() >= 2 * N
+    assert (game.timesteps.reward[begins] == 0).all()
+    assert (game.timesteps.discount[begins] == 1).all()
+    assert not game.timesteps.last[begins].any()
+
+
+@each_environment
+def test_the_action_of_the_step_from_a_last_one_is_ignored(env_id):
+    game = played(env_id)
+    other = random_actions(game.env.spec, jax.random.key(9)).at[0].set(odd_actions(game.env.spec)[0])
+    mask = game.begins.reshape(T, N, *[1] * (other.ndim - 2))
+    again = Played(game.env, game.run, game.actions, *game.run(jax.random.key(0), jnp.where(mask, other, game.actions)))
+    for field in ("first", "timesteps", "states", "keys"):
+        assert_same_bits(getattr(again, field), getattr(game, field))
+
+
+@each_environment
+def test_environments_do_not_touch_one_another(env_id):
+    game = played(env_id)
+    others = random_actions(game.env.spec, jax.random.key(9)).at[:, 0].set(game.actions[:, 0])
+    _, timesteps, _, _, keys = game.run(jax.random.key(0), others)
+    of_first = lambda tree: jax.tree.map(lambda x: x[:, 0], tree)
+    assert_same_bits(of_first((timesteps, keys)), of_first((game.timesteps, game.keys)))
+
+
+@each_environment
+def test_no_two_steps_share_a_key(env_id):
+    game = played(env_id)
+    other_seed = game.run(jax.random.key(1), game.actions)[-1]
+    data = np.stack([jax.random.key_data(keys) for keys in (game.keys, other_seed)]).reshape(2 * T * N, -1)
+    assert len(np.unique(data, axis=0)) == 2 * T * N
+
+
+@each_environment
+def test_no_action_can_spoil_anything(env_id):
+    game = played(env_id)
+    finite = lambda x: np.isfinite(x).all() if jnp.issubdtype(x.dtype, jnp.floating) else True
+    assert all(map(finite, jax.tree.leaves((game.first, game.timesteps, game.states.env))))
+
+
+@each_environment
+def test_shapes_are_as_promised_and_the_same_after_every_step(env_id):
+    env = envs.make(env_id, N)
+    assert env.spec.id == env_id and env.spec.num_envs == N and env.on_device
+    action = jax.eval_shape(lambda: random_actions(env.spec, jax.random.key(0))[0])
+    state, first = jax.eval_shape(env.reset, jax.random.key(0))
+    following, timestep = jax.eval_shape(env.step, state, action)
+    avals = lambda tree: jax.tree.map(lambda x: (x.shape, x.dtype, x.weak_type), tree)
+    assert avals((state, first)) == avals((following, timestep))
+    assert not any(x.weak_type for x in jax.tree.leaves((state, first)))
+    assert (first.obs.shape, first.obs.dtype) == ((N, *env.spec.obs.shape), env.spec.obs.dtype)
+    kind = [(first.reward, jnp.float32), (first.discount, jnp.float32), (first.last, jnp.bool_)]
+    assert all(x.shape == (N,) and x.dtype == dtype for x, dtype in kind)
+
+
+@pytest.mark.parametrize("env_id", REFUSED)
+def test_what_cannot_be_driven_is_refused_in_one_line(env_id):
+    with pytest.raises(ValueError, match=REFUSED[env_id]) as refusal:
+        envs.make(env_id, N)
+    assert "\n" not in str(refusal.value)
+
+
+def test_nothing_is_lost_in_what_agents_see():
+    see = lambda env_id: envs.make(env_id, 1).spec.obs
+    assert see("gymnax/Breakout-MinAtar") == jax.ShapeDtypeStruct((10, 10, 4), jnp.bool_)
+    assert see("gymnax/FrozenLake-misc") == jax.ShapeDtypeStruct((16,), jnp.float32)  # one-hot places
+    assert see("gymnax/FourRooms-misc") == jax.ShapeDtypeStruct((4,), jnp.float32)
+    assert see("gymnax/Catch-bsuite") == jax.ShapeDtypeStruct((10, 5), jnp.float32)
+    expected = {"left": jax.ShapeDtypeStruct((1,), jnp.float32), "flag": jax.ShapeDtypeStruct((1,), jnp.bool_)}
+    assert envs.make(Countdown(strange="dict"), 1).spec.obs == expected
+
+
+@each_environment
+@pytest.mark.usefixtures("any_ranks")  # a Box of gymnax compares a batch with its bounds
+def test_actions_are_scaled_and_clipped_to_the_true_space(env_id):
+    game = played(env_id)
+    single = game.env.step.args[0]
+    space = single.env.action_space(single.params)
+    to_env_action = jax.vmap(partial(envs_spaces.to_env_action, single.spec, single.bounds))
+    ours = np.stack([to_env_action(action) for action in game.actions[6:20]])
+    if isinstance(space, spaces.Discrete):
+        assert ours.dtype == np.int32
+        np.testing.assert_array_equal(ours, np.clip(game.actions[6:20], 0, space.n - 1))
+    else:
+        unit = np.nan_to_num(np.clip(game.actions[6:20], -1, 1), nan=0.0)
+        assert ours.dtype == np.float32 and (ours >= space.low).all() and (ours <= space.high).all()
+        np.testing.assert_allclose(ours, space.low + (unit + 1) / 2 * (space.high - space.low), rtol=1e-6, atol=1e-7)
+
+
+def test_the_middle_and_the_ends_of_an_action_are_exact():
+    single = envs.make("gymnax/Pendulum-v1", 1).step.args[0]
+    actions = jnp.array([[-1.0], [0.25], [1.0], [7.0], [jnp.nan]])
+    scaled = jax.vmap(partial(envs_spaces.to_env_action, single.spec, single.bounds))(actions)
+    np.testing.assert_array_equal(scaled[:, 0], [-2.0, 0.5, 2.0, 2.0, 0.0])
+    assert single.spec.action == Box((1,))
+
+
+@pytest.mark.parametrize("env_id, limit", [("gymnax/MountainCar-v0", 5), ("gymnax/CartPole-v1", 4)])
+def test_time_that_runs_out_ends_an_episode_and_no_value(env_id, limit):
+    env = envs.make(env_id, N, max_steps_in_episode=limit)
+    steps = timesteps_of(env, jnp.ones((13, N), jnp.int32))
+    assert (steps.discount == 1).all()
+    ends = np.arange(1, 14) % (limit + 1) == limit  # one row more for each beginning
+    np.testing.assert_array_equal(steps.last, np.repeat(ends[:, None], N, axis=1))
+
+
+def test_an_end_wins_over_time_that_runs_out_with_it():
+    """5 left and 5 steps allowed: both at once. With 4 allowed only time runs out."""
+    for limit, discount in [(5, 0.0), (4, 1.0)]:
+        env = envs.make(Countdown(5), 1, limit=limit)
+        steps = timesteps_of(env, jnp.zeros((limit, 1), jnp.int32))
+        assert steps.last[-1, 0] and steps.discount[-1, 0] == discount
+        assert steps.reward.dtype == jnp.float32 and (steps.reward == 1).all()
+
+
+def test_a_batch_of_seeds_plays_the_same_as_each_alone():
+    """Bit for bit, though a batch draws its next episodes at other times than a single run."""
+    env = envs.make("gymnax/FrozenLake-misc", N)
+    actions = random_actions(env.spec, jax.random.key(1))
+
+    def run(key):
+        state, _ = env.reset(key)
+        return jax.lax.scan(env.step, state, actions)[1]
+
+    keys = jax.random.split(jax.random.key(2), 6).reshape(2, 3)
+    batch = compiled(jax.vmap(jax.vmap(run)), keys)(keys)
+    alone = compiled(partial(jax.lax.map, partial(jax.lax.map, run)), keys)(keys)
+    assert batch.last.any()
+    assert_same_bits(batch, alone)
+
+
+def test_one_state_may_be_stepped_with_a_batch_of_actions():
+    env = envs.make("gymnax/CartPole-v1", N)
+
+    def step_both(key, actions):
+        state = env.reset(key)[0]._replace(last=jnp.ones(N, bool))
+        return jax.vmap(env.step, (None, 0))(state, actions)[1]
+
+    arguments = jax.random.key(0), jnp.stack([jnp.zeros(N, jnp.int32), jnp.ones(N, jnp.int32)])
+    timesteps = compiled(step_both, *arguments)(*arguments)
+    assert_same_bits(jax.tree.map(lambda x: x[0], timesteps), jax.tree.map(lambda x: x[1], timesteps))
+
+
+def test_environments_and_seeds_begin_differently():
+    env = envs.make("gymnax/CartPole-v1", 16)
+    obs = jax.jit(jax.vmap(lambda key: env.reset(key)[1].obs))(jax.random.split(jax.random.key(0), 4))
+    assert len(np.unique(np.asarray(obs).reshape(64, -1), axis=0)) == 64
+
+
+def test_what_reset_gives_may_be_donated():
+    env = envs.make("gymnax/CartPole-v1", N)
+    state, first = env.reset(jax.random.key(0))
+    step = lambda state, timestep: env.step(state, jnp.zeros(N, jnp.int32))
+    following, _ = jax.jit(step, donate_argnums=(0, 1))(state, first)
+    assert following.num_steps == 1
+
+
+def test_keys_are_used_once(strict_keys):
+    env = envs.make("gymnax/FrozenLake-misc", N)
+
+    def run(key):
+        state, _ = env.reset(key)
+        return jax.lax.scan(env.step, state, jnp.zeros((4, N), jnp.int32))[1].reward
+
+    jax.jit(run)(jax.random.key(0))
+    jax.jit(jax.vmap(run))(jax.random.split(jax.random.key(1), 2))
+
+
+def test_the_step_counter_may_wrap():
+    env = envs.make("gymnax/FrozenLake-misc", N)
+
+    def step_at_the_end(key):
+        state = env.reset(key)[0]._replace(num_steps=jnp.uint32(2**32 - 1))
+        return env.step(state, jnp.zeros(N, jnp.int32))[0].num_steps
+
+    num_steps = compiled(step_at_the_end, jax.random.key(0))(jax.random.key(0))
+    assert num_steps == 0 and num_steps.dtype == jnp.uint32
+
+
+def test_other_key_implementations_work():
+    env = envs.make("gymnax/FrozenLake-misc", N)
+    assert timesteps_of(env, jnp.zeros((T, N), jnp.int32), jax.random.key(0, impl="rbg")).last.any()
+
+
+@pytest.mark.parametrize("bad", [jnp.zeros(N), jnp.zeros(N + 1, jnp.int32), jnp.zeros((N, 1), jnp.int32)])
+def test_actions_of_another_kind_are_an_error_while_tracing(bad):
+    env = envs.make("gymnax/CartPole-v1", N)
+    state, _ = jax.eval_shape(env.reset, jax.random.key(0))
+    with pytest.raises(ValueError, match=r"gymnax/CartPole-v1 wants actions int32\[3\]"):
+        jax.eval_shape(env.step, state, bad)
+
+
+@pytest.mark.parametrize(
+    "env_id, says",
+    [
+        ("CartPol-v1", r"unknown environment 'CartPol-v1'; did you mean CartPole-v1"),
+        ("gymnax/cartpole-v1", "did you mean gymnax/CartPole-v1"),
+        ("Breakout", "did you mean Breakout-MinAtar"),
+        ("CartPole-v2", "did you mean CartPole-v1"),
+        ("gymnx/CartPole-v1", "unknown backend 'gymnx' .*; did you mean gymnax"),
+        ("quite else", "give one such as 'gymnax/CartPole-v1'"),
+        ("no_such_module:MyEnv", "importing 'no_such_module' failed"),
+        ("jaxrl_fast.envs:mak", "has no 'mak'; did you mean make"),
+        ("jaxrl_fast.types:TimeStep", "lacks reset_env, step_env"),
+        ("os:makedirs", "os:makedirs is a function; by name a class or an instance with gymnax's interface is wanted"),
+        ("subprocess:Popen", "lacks reset_env, step_env"),
+        ("json:JSONDecoder", "lacks reset_env, step_env"),
+    ],
+)
+def test_an_unknown_environment_is_answered_with_the_nearest(env_id, says):
+    with pytest.raises(ValueError, match=says) as refusal:
+        envs.make(env_id, N)
+    assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("default", "written", "value"),
+    [
+        (np.int64(3), "7", 7),
+        (np.float32(0.5), "7", 7.0),
+        (np.bool_(True), "no", False),
+        (inspect.Parameter.empty, "5", 5),
+        (None, "[4, 7]", [4, 7]),
+        (None, "null", None),
+        (None, "a word", "a word"),
+        ((1, 2), "[3, 4]", (3, 4)),
+        ((1, 2), None, None),
+        ([1, 2], (3, 4), (3, 4)),
+        ({"a": 1}, '{"a": 2}', {"a": 2}),
+        ("word", "5", "5"),
+        ("word", 5, "5"),
+        (True, "off", False),
+        (Direction.LEFT, "RIGHT", Direction.RIGHT),
+    ],
+)
+def test_an_option_from_a_command_line_is_of_its_defaults_type_or_of_what_it_looks_like(default, written, value):
+    found = envs_spaces.coerce("an environment", "x", written, default)
+    assert found == value and type(found) is type(value)
+
+
+@pytest.mark.parametrize(
+    ("default", "written"),
+    [
+        ((1, 2), "3,4"), ((1, 2), 5), ([1], "3"), ({"a": 1}, "[1]"), ("word", True), ("word", [1]),
+        (Direction.LEFT, "UP"), (1.0, "1e300"), (1.0, "inf"), (np.zeros(2), "[null, 1]"),
+    ],
+)  # fmt: skip
+def test_an_option_of_another_type_is_refused(default, written):
+    with pytest.raises(ValueError, match=r"^x=.* for an environment: .* is wanted, such as "):
+        envs_spaces.coerce("an environment", "x", written, default)
+
+
+@pytest.mark.parametrize(
+    "options, says",
+    [
+        ({"max_steps": 5}, "gymnax/DeepSea-bsuite has no option 'max_steps'; did you mean max_steps_in_episode"),
+        ({"sise": 5}, "no option 'sise'; did you mean size"),
+        ({"max_steps_in_episode": 0}, "max_steps_in_episode=0 .* at least 1"),
+        ({"max_steps_in_episode": 2**31}, "max_steps_in_episode=2147483648 .* less than"),
+        ({"max_steps_in_episode": 2.5}, "max_steps_in_episode=2.5 .*: int is wanted, such as 8"),
+        ({"unscaled_move_cost": "much"}, "unscaled_move_cost='much' .*: float is wanted, such as 0.01"),
+        ({"unscaled_move_cost": float("nan")}, "float is wanted"),
+        ({"deterministic": "perhaps"}, "bool is wanted, such as True"),
+        ({"size": -1}, "cannot be made with size=-1"),
+    ],
+)
+def test_a_bad_option_is_answered_with_what_is_wanted(options, says):
+    with pytest.raises(ValueError, match=says) as refusal:
+        envs.make("gymnax/DeepSea-bsuite", N, **options)
+    assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("num_envs", [0, -1, 2.0, "4", True])
+def test_the_number_of_environments_is_checked(num_envs):
+    with pytest.raises(ValueError, match="num_envs must be a whole number of at least 1"):
+        envs.make("gymnax/CartPole-v1", num_envs)
+
+
+def test_options_take_the_type_of_what_they_replace():
+    params = envs.make("CartPole-v1", N, max_steps_in_episode="1e3", gravity=3).step.args[0].params
+    assert (params.max_steps_in_episode, params.gravity) == (1000, 3.0)
+    assert isinstance(params.max_steps_in_episode, int) and isinstance(params.gravity, float)
+    params = envs.make("Acrobot-v1", N, available_torque=[-2, 0, 2]).step.args[0].params
+    np.testing.assert_array_equal(params.available_torque, [-2.0, 0.0, 2.0])
+    params = envs.make("Acrobot-v1", N, available_torque="[-2, 0, 2.5]").step.args[0].params  # of a command line
+    np.testing.assert_array_equal(params.available_torque, [-2.0, 0.0, 2.5])
+    for wrong in ("-2,0,2", "[1, 2]", "big"):
+        with pytest.raises(ValueError, match=r"available_torque='.*' for .*: an array of shape \[3\] is wanted"):
+            envs.make("Acrobot-v1", N, available_torque=wrong)
+    assert envs.make("DeepSea-bsuite", N, size=12, deterministic="no").spec.obs.shape == (12, 12)
+    assert envs.make("FrozenLake-misc", N, map_name="8x8").spec.obs.shape == (64,)
+
+
+@pytest.mark.parametrize(
+    "strange, says",
+    [
+        ("unbounded", "bounds are not finite"),
+        ("swapped", "lower bounds are not below the upper ones"),
+        ("none", "its action space has 0 actions"),
+        ("several", "not one Discrete or one Box"),
+        ("rewards", r"its reward has shape \(2,\)"),
+        ("grows", r"its observation has shape \(1,\) after reset and \(2,\) after step"),
+        ("fails", "KeyError: 'nothing'"),
+        ("state", r"only after step has its state a part state\['extra'\]"),
+    ],
+)
+def test_a_strange_environment_is_refused_before_it_is_compiled(strange, says):
+    with pytest.raises(ValueError, match=rf":Countdown cannot be driven: .*{says}") as refusal:
+        envs.make(Countdown(strange=strange), N)
+    assert "\n" not in str(refusal.value)
+
+
+def test_where_an_environment_of_ones_own_fails_is_told():
+    class Failing(Countdown):
+        def step_env(self, key, state, action, params):
+            return {}[self.strange]
+
+    line = inspect.getsourcelines(Failing)[1] + 2
+    with pytest.raises(ValueError, match=rf"KeyError: '' \(test_gymnax.py:{line}, in step_env\)$"):
+        envs.make(Failing, N)
+
+
+def test_observations_have_one_dtype_that_holds_those_of_reset_and_of_step():
+    env = envs.make(Countdown(strange="bytes", start=3), N)
+    assert env.spec.obs == jax.ShapeDtypeStruct((1,), "float32")
+    steps = timesteps_of(env, jnp.zeros((5, N), jnp.int32))  # a scan, whose carry may not change
+    np.testing.assert_array_equal(steps.obs[:, 0, 0], [2, 1, 0, 3, 2])
+
+
+def test_a_wrapper_whose_step_would_be_passed_over_is_refused():
+    wrapped = FlattenObservationWrapper(envs.make("Catch-bsuite", 1).step.args[0].env)
+    with pytest.raises(ValueError, match=r"lacks .*step_env.* of gymnax's interface"):
+        envs.make(wrapped, N)
+
+
+def test_classes_instances_factories_and_pairs_are_environments():
+    sources = [Countdown, Countdown(), lambda: Countdown(), lambda: (Countdown(), Params()), (Countdown(), Params())]
+    for source in sources:
+        assert envs.make(source, N, limit=7).step.args[0].params.limit == 7
+    assert envs.make(Countdown, N, start="9").step.args[0].env.start == 9
+    assert envs.make(Countdown(), N).spec.id.endswith("test_gymnax:Countdown")
+
+
+class Unset(Countdown):
+    """It needs no parameters."""
+
+    default_params = None
+
+    def is_truncated(self, state, params):
+        return state["time"] >= 3
+
+
+class Late:
+    """Its parameters come with an instance."""
+
+    def __init__(self, limit: int = 3):
+        self.start, self.strange, self.default_params = 5, "", Params(limit)
+
+    action_space, observe = Countdown.action_space, Countdown.observe
+    reset_env, step_env, is_truncated = Countdown.reset_env, Countdown.step_env, Countdown.is_truncated
+
+
+@pytest.mark.parametrize("source", [Unset, Late])
+def test_parameters_may_be_none_or_come_with_an_instance(source):
+    """Of 9 left, time lets it count 7."""
+    by_name = f"{source.__module__}:{source.__name__}"
+    for given in (source, by_name, source()):
+        env = envs.make(given, N)
+        assert env.spec.id == by_name
+        steps = timesteps_of(env, jnp.zeros((6, N), jnp.int32))
+        np.testing.assert_array_equal(steps.last[:, 0], [0, 0, 1, 0, 0, 0])
+
+
+class Bursting(Countdown):
+    """What it shows is no number when nothing is left, and when as much is left as it is told."""
+
+    def __init__(self, start: int = 5, also_at: int = -1):
+        super().__init__(start)
+        self.also_at = also_at
+
+    def observe(self, state):
+        left = jnp.float32(state["left"])
+        wrong = (left == 0) | (left == self.also_at)
+        return jnp.stack([left, *(jnp.where(wrong, x, 1.0) for x in (jnp.nan, jnp.inf, -3e38))])
+
+
+def test_what_an_episode_ends_in_is_readable_and_what_it_goes_on_from_is_left_alone():
+    actions = jnp.zeros((5, N), jnp.int32)
+    env = envs.make(Bursting(5, 2), N)
+    steps = timesteps_of(env, actions)
+    np.testing.assert_array_equal(steps.last[:, 0], [0, 0, 0, 0, 1])
+    wrong, right = np.float32([2, np.nan, np.inf, -3e38]), [[4, 1, 1, 1], [3, 1, 1, 1]]
+    np.testing.assert_array_equal(steps.obs[:, 0], [*right, wrong, [1, 1, 1, 1], [0, 0, 0, 0]])
+    out_of_time = timesteps_of(envs.make(Bursting(5, 2), N, limit=3), actions)
+    assert out_of_time.last[2].all() and out_of_time.discount[2].all()
+    np.testing.assert_array_equal(out_of_time.obs[2, 0], wrong)  # its value counts, so it is not made up
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("algo", ["ppo", "dqn", "pqn"])
+def test_learning_outlives_episodes_that_end_in_no_number(algo, tmp_path):
+    relu = {"activation": "relu"}  # which lets through what tanh would not
+    agent = {
+        "ppo": {"rollout_length": 16} | relu,
+        "pqn": {"rollout_length": 16},
+        "dqn": {"learning_starts": 64, "capacity": 256, "batch_size": 16},
+    }[algo]
+    run = jaxrl_fast.fit(
+        algo=algo, env=Bursting, num_envs=4, total_steps=640, eval_every=0, agent=agent | {"hidden": [8]},
+        run_dir=str(tmp_path / "run"), tensorboard=False, log_level="quiet",
+    )  # fmt: skip
+    loss = "value_loss" if algo == "ppo" else "loss"
+    losses = [record[loss] for record in run.metrics if record[loss] is not None]
+    assert losses and np.isfinite(losses).all() and run.summary["status"] == "done"
+
+
+def test_an_environment_is_found_by_its_module_from_the_current_directory(tmp_path, monkeypatch):
+    imports = "import jax.numpy as jnp\nimport numpy as np\nfrom typing import NamedTuple\n"
+    imports += "from gymnax.environments import spaces\n\n"
+    (tmp_path / "my_own_envs.py").write_text(imports + inspect.getsource(Params) + inspect.getsource(Countdown))
+    (tmp_path / "my_broken_envs.py").write_text("import no_such_thing")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
+    env = envs.make("my_own_envs:Countdown", N, start=3, limit=50)
+    assert env.spec.id == "my_own_envs:Countdown"
+    steps = timesteps_of(env, jnp.zeros((9, N), jnp.int32))
+    np.testing.assert_array_equal(steps.last[:, 0], [0, 0, 1, 0, 0, 0, 1, 0, 0])
+    with pytest.raises(ValueError, match="importing 'my_broken_envs' failed with ModuleNotFoundError"):
+        envs.make("my_broken_envs:Anything", N)
+
+
+@pytest.mark.parametrize("env", [None, 5, True, ["CartPole-v1"], {"a": 1}])
+def test_what_is_neither_an_id_nor_an_environment_is_refused(env):
+    with pytest.raises(ValueError, match=f"^env: {re.escape(repr(env))} is neither an id"):
+        envs.make(env, N)
+
+
+def test_a_backend_is_imported_only_when_it_is_asked_for():
+    code = "import sys, jaxrl_fast.envs; sys.exit(any(name in sys.modules for name in ('gymnax', 'envpool')))"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

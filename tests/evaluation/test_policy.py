@@ -1,0 +1,479 @@
+"""What a run's folder gives: its policy, its evaluation, its video. And what is wrong with one that gives nothing."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tracemalloc
+from operator import itemgetter
+from pathlib import Path
+from types import SimpleNamespace
+
+import gymnax
+import jax
+import numpy as np
+import pytest
+from flax.core import FrozenDict
+from PIL import Image
+
+import jaxrl_fast
+from jaxrl_fast import evaluate
+from jaxrl_fast import video as video_
+from jaxrl_fast.evaluation import episodes, policy, video
+from jaxrl_fast.metrics import statistics
+from jaxrl_fast.runs import checkpoint
+from jaxrl_fast.training import evaluator
+from jaxrl_fast.types import Discrete, EnvSpec
+from jaxrl_fast.utils import files
+
+ROOT = Path(__file__).parents[2]
+TINY = {"tensorboard": False, "log_level": "quiet", "eval_episodes": 4}
+PPO = {"rollout_length": 32, "hidden": [8]}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    return tmp_path_factory.mktemp("runs")
+
+
+@pytest.fixture(scope="module")
+def cart(place):
+    """PPO, split over two devices, saved and evaluated in between."""
+    return jaxrl_fast.fit(
+        algo="ppo", env="CartPole-v1", num_envs=8, devices=2, total_steps=4096, eval_every=2048, seed=5,
+        run_dir=str(place / "cart"), agent=PPO | {"normalize_observations": True}, **TINY,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def two(place):
+    """Two seeds of DQN, with a replay."""
+    agent = {"learning_starts": 64, "capacity": 256, "hidden": [8], "batch_size": 8}
+    return jaxrl_fast.fit(
+        algo="dqn", env="CartPole-v1", num_envs=4, total_steps=512, num_seeds=2, seed=1,
+        run_dir=str(place / "two"), agent=agent | {"epsilon_end": 0.5, "epsilon_steps": 64}, **TINY,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def swing(place):
+    """PPO with continuous actions."""
+    return jaxrl_fast.fit(
+        algo="ppo", env="Pendulum-v1", num_envs=4, total_steps=256, run_dir=str(place / "swing"), agent=PPO, **TINY
+    )
+
+
+def test_the_policy_is_that_of_the_agent_when_training_ended(cart):
+    trained = jaxrl_fast.load(cart, which="last")
+    obs = np.random.default_rng(0).normal(size=(16, 4)).astype(np.float32)
+    wanted = trained.agent.exploit(cart.agent_state, obs, (), None).action
+    action = trained.policy(obs)
+    np.testing.assert_array_equal(action, wanted)
+    assert len(set(np.asarray(action).tolist())) == 2  # or it would show nothing
+    assert (trained.seed, trained.env_steps, trained.settings.algo) == (5, 4096, "ppo")
+
+
+def test_one_observation_is_one_action(cart):
+    trained = jaxrl_fast.load(cart.folder)
+    obs = np.random.default_rng(0).normal(size=(4, 4))
+    batch = trained.policy(obs)
+    assert [int(trained.policy(row)) for row in obs] == batch.tolist()
+    assert trained.policy(obs[0].tolist()).shape == ()
+
+
+def test_a_policy_may_be_a_part_of_a_program(cart, swing):
+    for run, size in ((cart, 4), (swing, 3)):
+        policy = jaxrl_fast.load(run).policy
+        obs = np.random.default_rng(0).normal(size=(16, size)).astype(np.float32)
+        wanted = np.asarray(policy(obs))
+        assert len(np.unique(wanted)) > 1  # or it would show nothing
+        for program in jax.jit(policy), jax.vmap(policy):
+            np.testing.assert_allclose(program(obs), wanted, rtol=1e-5, atol=1e-7)
+
+
+def test_actions_have_the_environments_own_scale(swing):
+    """Pendulum's torque is in [-2, 2]; the agent's action in [-1, 1], clipped."""
+    trained = jaxrl_fast.load(swing)
+    obs = 50 * np.random.default_rng(0).normal(size=(64, 3)).astype(np.float32)
+    agents = trained.agent.exploit(swing.agent_state, obs, (), None).action
+    np.testing.assert_allclose(trained.policy(obs), 2 * np.clip(agents, -1, 1), rtol=1e-5)
+    explored = np.asarray(trained.policy(obs, jax.random.key(0), explore=True))
+    assert np.abs(explored).max() == 2  # noise of standard deviation 1 goes beyond
+
+
+@pytest.mark.slow
+def test_exploring_wants_a_key_and_is_as_in_training(two):
+    """With epsilon 0.5 and two actions three quarters of 601 are the greedy one, within five standard deviations."""
+    trained = jaxrl_fast.load(two)
+    obs = np.ones((601, 4))
+    with pytest.raises(ValueError, match="wants a key"):
+        trained.policy(obs, explore=True)
+    action = np.asarray(trained.policy(obs, jax.random.key(0), explore=True))
+    assert abs((action == trained.policy(obs[0])).mean() - 3 / 4) < 5 * np.sqrt(3 / 16 / 601)
+    assert (action != trained.policy(obs, jax.random.key(1), explore=True)).any()
+
+
+def test_a_seed_is_chosen_and_its_replay_left_on_the_disk(two):
+    trained = jaxrl_fast.load(two, seed=2, which="last")
+    jax.tree.map(
+        lambda x, both: np.testing.assert_array_equal(x, both[1]),
+        trained.agent_state.learner.params,
+        two.agent_state.learner.params,
+    )
+    assert set(trained.agent_state.replay.obs.strides) == {0}  # zeros that take no memory
+    with pytest.raises(ValueError, match=r"seed 7: .* has trained seeds 1 to 2"):
+        jaxrl_fast.load(two, seed=7)
+
+
+def test_what_a_training_leaves_in_memory_is_without_its_replay(two):
+    saved, _ = checkpoint.newest(two.folder / "checkpoints")
+    replay = sum(x.nbytes for name, x in saved.arrays.items() if name.startswith("agent/replay/"))
+    others = sum(x.nbytes for name, x in saved.arrays.items() if name.startswith("agent/learner/params"))
+    held = sum(x.nbytes for x in jax.tree.leaves(two.agent_state))
+    assert 0 < others < held < replay / 2
+
+
+@pytest.mark.slow
+def test_seeds_that_took_turns_are_chosen_too(place):
+    """Three of two shards each, on two groups of two devices: nothing is left of the one that filled them up."""
+    run = jaxrl_fast.fit(
+        algo="ppo", env="CartPole-v1", num_envs=8, devices=2, num_seeds=3, total_steps=2048, eval_every=1024,
+        run_dir=str(place / "turns"), agent=PPO | {"rollout_length": 64, "num_minibatches": 1}, **TINY,
+    )  # fmt: skip
+    assert len(run.summary["final_return_per_seed"]) == len(run.evaluate(episodes=4)["seeds"]) == 3
+    for seed in range(3):
+        one = jaxrl_fast.load(run, seed=seed, which="last").agent_state.params
+        jax.tree.map(np.testing.assert_array_equal, one, jax.tree.map(itemgetter(seed), run.agent_state.params))
+    kernels = jax.tree.leaves(run.agent_state.params)[-1]
+    assert len(kernels) == 3 and len(np.unique(np.asarray(kernels).reshape(3, -1), axis=0)) == 3
+
+
+@pytest.mark.parametrize(
+    "obs", [np.zeros(3), np.zeros((2, 2, 4)), {"a": np.zeros(4)}, np.array("x"), np.zeros(4, complex)]
+)
+def test_what_is_no_observation_is_refused(cart, obs):
+    with pytest.raises(ValueError, match=r"^an observation of gymnax/CartPole-v1 is float32\[4\]") as caught:
+        jaxrl_fast.load(cart).policy(obs)
+    assert "\n" not in str(caught.value)
+
+
+def test_boards_of_bits_may_be_any_numbers_and_frames_may_not():
+    bits, frames = (EnvSpec("x", jax.ShapeDtypeStruct((2, 2), d), Discrete(2), 1) for d in (np.bool_, np.uint8))
+    batch, is_one = policy.as_batch(bits, np.array([[0.0, 1.0], [1.0, 0.0]]))
+    assert is_one and batch.dtype == bool and batch.tolist() == [[[False, True], [True, False]]]
+    with pytest.raises(ValueError, match=r"uint8\[2, 2\]"):
+        policy.as_batch(frames, np.full((2, 2), 0.5))
+
+
+def test_observations_of_parts_are_given_as_the_environment_gives_them():
+    """Also where they are a tuple, or a mapping of another kind."""
+    like = lambda *shape: jax.ShapeDtypeStruct(shape, np.float32)
+    pair = EnvSpec("x", (like(2), like(2)), Discrete(2), 1)
+    batch, is_one = policy.as_batch(pair, ([1.0, 2.0], np.ones(2)))
+    assert is_one and [x.tolist() for x in batch] == [[[1, 2]], [[1, 1]]]
+    assert not policy.as_batch(pair, (np.ones((3, 2)), np.ones((3, 2))))[1]
+    with pytest.raises(ValueError, match=r"^an observation of x is \('float32\[2\]', 'float32\[2\]'\)"):
+        policy.as_batch(pair, np.ones(2))
+    named = EnvSpec("x", {"a": like(2), "b": like()}, Discrete(2), 1)
+    batch, is_one = policy.as_batch(named, FrozenDict(a=np.ones(2), b=1.0))
+    assert is_one and batch["a"].shape == (1, 2) and batch["b"].shape == (1,)
+
+
+def test_the_best_checkpoint_or_the_last(cart, tmp_path):
+    folder = shutil.copytree(cart.folder, tmp_path / "run")
+    first, last = checkpoint.folders(folder / "checkpoints")
+    for score, best in enumerate((first, last), start=1000):
+        checkpoint.mark_best(best, score)
+        assert jaxrl_fast.load(folder).checkpoint == best
+        assert jaxrl_fast.load(folder, which="last").checkpoint == last
+    with pytest.raises(ValueError, match="'newest' is neither 'best' nor 'last'"):
+        jaxrl_fast.load(folder, which="newest")
+
+
+def test_a_damaged_checkpoint_is_passed_over_with_a_warning(cart, tmp_path, capsys):
+    folder = shutil.copytree(cart.folder, tmp_path / "run")
+    first, last = checkpoint.folders(folder / "checkpoints")
+    checkpoint.mark_best(last, 1000.0)
+    for which in ("best", "last"):
+        (last / checkpoint.ARRAYS).write_bytes(b"x")
+        assert jaxrl_fast.load(folder, which=which).checkpoint == first
+        said = capsys.readouterr().err
+        assert said.count("\n") == 1 and "not what was written" in said and first.name in said
+    (first / checkpoint.MANIFEST).write_bytes(b"{")
+    with pytest.raises(ValueError, match="none of its 2 checkpoints is intact"):
+        jaxrl_fast.load(folder)
+
+
+def test_a_run_that_wrote_no_records_has_words_and_no_picture(swing, tmp_path):
+    folder = shutil.copytree(swing.folder, tmp_path / "run")
+    assert "<img" in jaxrl_fast.Run.open(folder)._repr_html_()
+    (folder / "metrics.jsonl").unlink()
+    run = jaxrl_fast.Run.open(folder)
+    assert run.metrics == []
+    with pytest.raises(ValueError, match=rf"^{re.escape(str(folder))}: nothing was written of its training") as caught:
+        run.plot()
+    assert "\n" not in str(caught.value)
+    assert "Pendulum" in run._repr_html_() and "<img" not in run._repr_html_()
+
+
+def test_an_environment_of_ones_own_is_given_again(swing, tmp_path):
+    folder = shutil.copytree(swing.folder, tmp_path / "run")
+    text = (folder / "config.yaml").read_text().replace("gymnax/Pendulum-v1", "no_such_module:Pendulum")
+    (folder / "config.yaml").write_text(text)
+    with pytest.raises(ValueError, match="no_such_module"):
+        jaxrl_fast.load(folder)
+    trained = jaxrl_fast.load(folder, env=gymnax.make("Pendulum-v1"))
+    assert trained.policy(np.zeros(3)) == jaxrl_fast.load(swing).policy(np.zeros(3))
+
+
+def test_an_evaluation_is_what_a_plain_loop_finds(cart):
+    """gymnax's own step, one environment at a time, from the same first observations (CartPole's are its states)."""
+    result = cart.evaluate(episodes=4, play_seed=3)
+    trained = jaxrl_fast.load(cart)
+    _, params = gymnax.make("CartPole-v1")
+    env = gymnax.make("CartPole-v1")[0]
+    key = jax.random.fold_in(jax.random.fold_in(jax.random.key(5), evaluator.EVAL_FOLD), np.uint32(2**32 - 4))
+    four = jaxrl_fast.envs.make("CartPole-v1", 4)
+    first = np.asarray(four.reset(jax.random.split(key)[0])[1].obs)
+    step = jax.jit(env.step_env)
+    returns = []
+    for obs in first:
+        _, state = env.reset_env(jax.random.key(0), params)
+        state = state.replace(x=obs[0], x_dot=obs[1], theta=obs[2], theta_dot=obs[3], time=0)
+        score, over = 0.0, False
+        while not over:
+            obs, state, reward, terminated, _ = step(jax.random.key(0), state, trained.policy(obs), params)
+            score += float(reward)
+            over = bool(terminated) or bool(env.is_truncated(state, params))
+        returns.append(score)
+    assert result["seeds"][0]["returns"] == returns == result["seeds"][0]["lengths"]
+    assert result["eval_return_mean"] == np.mean(returns) and result["eval_return_std"] == np.std(returns)
+    assert (result["eval_return_min"], result["eval_return_max"]) == (min(returns), max(returns))
+    assert result["eval_episodes"] == 4 and result["checkpoint"] == trained.checkpoint.name
+
+
+def test_an_evaluation_is_of_each_seed_and_in_all(two):
+    result = two.evaluate(episodes=8)
+    assert [each["seed"] for each in result["seeds"]] == [1, 2]
+    assert result["eval_episodes"] == 16 and result["policy"] == "greedy"
+    assert result["eval_return_mean"] == pytest.approx(np.mean([each["eval_return_mean"] for each in result["seeds"]]))
+    explored = two.evaluate(episodes=8, explore=True, seed=2)
+    assert explored["policy"] == "exploring" and explored["eval_episodes"] == 8  # two in each of four environments
+    assert explored["seeds"][0]["seed"] == 2
+    assert explored["seeds"][0]["returns"] != result["seeds"][1]["returns"]
+
+
+def test_a_seed_that_was_lost_counts_for_itself_alone(two, tmp_path, capsys):
+    options = episodes.Options(episodes=8)
+    saved = episodes.open_run(shutil.copytree(two.folder, tmp_path / "run"), options)
+    assert saved.lost == []
+    result = episodes.run(saved._replace(lost=[1]), options)
+    lost, well = result["seeds"]
+    assert (result["eval_episodes"], lost["eval_episodes"]) == (8, 8)
+    assert result["eval_return_mean"] == well["eval_return_mean"] != lost["eval_return_mean"]
+    assert capsys.readouterr().err.endswith("for the numbers are not finite: seed 1\n")
+
+
+def test_an_evaluation_that_finds_no_room_says_so_and_no_more(cart, monkeypatch, capsys):
+    monkeypatch.setattr(files, "new_file", lambda path: path.parent / "gone" / path.name)
+    assert evaluate.main([str(cart.folder), "--episodes", "2"]) == 0
+    out, err = capsys.readouterr()
+    assert "return" in out and "written" not in out and "cannot be written (No such file or directory)" in err
+
+
+def test_an_evaluation_is_never_written_over(swing, tmp_path, capsys):
+    folder = shutil.copytree(swing.folder, tmp_path / "run")
+    assert evaluate.main([str(folder), "--episodes", "2"]) == 0
+    before = (folder / "evaluation.json").read_text()
+    assert evaluate.main([str(folder), "--episodes", "2", "--play-seed", "1"]) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert (folder / "evaluation.json").read_text() == before
+    first, second = json.loads(before), json.loads((folder / "evaluation-2.json").read_text())
+    assert first["seeds"][0]["returns"] != second["seeds"][0]["returns"]
+    assert f"{first['eval_return_mean']:.2f}" in said[1] and f"{first['eval_return_low']:.2f}" in said[1]
+    assert "evaluation-2.json" in said[-1]
+
+
+def test_the_interval_of_a_mean():
+    """Of a constant it is that. Of one training about 1.96 standard errors; two that differ may both be either."""
+    assert statistics.mean_interval([np.full(9, 3.0)]) == (3, 3)
+    assert statistics.mean_interval([np.zeros(5), np.full(5, 10.0)]) == (0, 10)
+    scores = np.random.default_rng(0).normal(size=400)
+    low, high = statistics.mean_interval([scores])
+    error = scores.std() / 20
+    assert (low - scores.mean()) / error == pytest.approx(-1.96, abs=0.15)
+    assert (high - scores.mean()) / error == pytest.approx(1.96, abs=0.15)
+
+
+def test_the_interval_of_many_scores_takes_little_memory():
+    """All draws at once would be 320 MB here, twice."""
+    scores = np.random.default_rng(0).normal(size=200_000)
+    tracemalloc.start()
+    try:
+        low, high = statistics.mean_interval([scores], num_resamples=200)
+        assert tracemalloc.get_traced_memory()[1] < 2**28
+    finally:
+        tracemalloc.stop()
+    assert low < scores.mean() < high and high - low == pytest.approx(2 * 1.96 / 200_000**0.5, rel=0.3)
+
+
+def test_a_video_has_a_frame_for_each_observation(cart, tmp_path):
+    """An episode of n steps, each paid 1, has n + 1 observations; here it is cut after 9."""
+    made = cart.video(episodes=3, max_steps=9, out=str(tmp_path / "a.gif"), fps=25)
+    assert len(made.returns) == 3 and max(made.returns) == 9
+    with Image.open(made.path) as image:
+        assert image.n_frames == made.num_frames == sum(made.returns) + 3
+        assert image.size == (600, 226)
+        image.seek(1)
+        assert image.info["duration"] == 40
+        image.seek(int(made.returns[0]))
+        assert image.info["duration"] == 1000 * video.PAUSE_S
+    assert "data:image/gif;base64," in made._repr_html_()
+
+
+def test_a_video_shows_what_the_policy_sees(cart):
+    """The first observation is that of a reset; the rest is what the same actions lead to."""
+    trained = jaxrl_fast.load(cart)
+    moments = evaluator.stream_episodes(trained.env, trained.agent, trained.agent_state, seed=0)
+    env, params = gymnax.make("CartPole-v1")
+    now = next(moments)
+    assert (now.score, now.length, now.over) == (0, 0, False)
+    while not now.over:
+        _, state = env.reset_env(jax.random.key(0), params)
+        state = state.replace(**dict(zip(("x", "x_dot", "theta", "theta_dot"), now.obs)))
+        wanted = env.step_env(jax.random.key(0), state, trained.policy(now.obs), params)[0]
+        before, now = now, next(moments)
+        np.testing.assert_allclose(now.obs, wanted, rtol=1e-4, atol=1e-6)
+        assert (now.score, now.length) == (before.score + 1, before.length + 1)
+    assert next(moments).length == 0
+
+
+def test_a_video_by_the_command_is_new_each_time(two, tmp_path, capsys):
+    folder = shutil.copytree(two.folder, tmp_path / "run")
+    for name in ("video.gif", "video-2.gif"):
+        assert video_.main([str(folder), "--max-steps", "3", "--seed", "2"]) == 0
+        assert name in capsys.readouterr().out and (folder / name).is_file()
+
+
+def test_an_mp4_gets_the_same_frames(cart, tmp_path, monkeypatch):
+    """As imageio-ffmpeg takes them: a generator that is sent nothing, and then frames of even width and height."""
+    got = []
+
+    def write_frames(path, size, fps, macro_block_size):
+        Path(path).touch()
+        while (frame := (yield)) is not None:
+            got.append((size, fps, frame))
+
+    monkeypatch.setattr(video, "has_ffmpeg", lambda: True)
+    monkeypatch.setitem(sys.modules, "imageio_ffmpeg", SimpleNamespace(write_frames=write_frames))
+    made = cart.video(max_steps=5, out=str(tmp_path / "a.mp4"), fps=10)
+    assert made.num_frames == 6 and made.num_cut == 1
+    assert len(got) == 5 + round(10 * video.PAUSE_S)  # the last one stays
+    assert all(size == (600, 226) and fps == 10 and frame.shape == (226, 600, 3) for size, fps, frame in got)
+
+
+BOTH = [
+    ("{}", ["RUN is missing"]),
+    ("{} nowhere", ["nowhere: there is no run in it (no config.yaml)"]),
+    ("{} cartt", ["did you mean cart?"]),
+    ("{} empty", ["empty has no checkpoint to play from", "--resume empty"]),
+    ("{} broken", ["broken", "none of its 1 checkpoints is intact"]),
+    ("{} cart two", ["'two' is one word too many"]),
+    ("{} cart --episode 3", ["--episode", "did you mean --episodes?"]),
+    ("{} cart --frobnicate", ["--frobnicate", "python -m jaxrl_fast.{} --help lists all"]),
+    ("{} cart --episodes 0", ["--episodes", "at least 1"]),
+    ("{} cart --episodes many", ["--episodes", "'many'"]),
+    ("{} cart --which bset", ["--which", "did you mean best?"]),
+    ("{} cart --seed 6", ["seed 6: cart has trained seed 5"]),
+    ("{} cart --play-seed -1", ["--play-seed", "at least 0"]),
+]
+MISTAKES = [
+    (line.format(name), [w.format(name) for w in words]) for name in ("evaluate", "video") for line, words in BOTH
+]
+MISTAKES += [
+    ("video cart --fps 0", ["--fps", "at least 1"]),
+    ("video cart --fps 500", ["--fps", "at most 100"]),
+    ("video cart --max-steps 0", ["--max-steps", "at least 1"]),
+    ("video cart --out a.avi", ["--out a.avi", ".gif or .mp4"]),
+    ("video cart --out nowhere/a.gif", ["nowhere is no folder"]),
+    ("video cart --out a.mp4", ["--out a.mp4", 'pip install "jaxrl_fast[video]"', ".gif"]),
+    ("video rooms", ["gymnax/FourRooms-misc cannot be drawn", "CartPole-v1", "Breakout-MinAtar"]),
+    ("envs CartPol-v1", ["'CartPol-v1'", "did you mean CartPole-v1"]),
+    ("envs --describ", ["--describ", "did you mean --describe?"]),
+    ("envs a b", ["'b' is one word too many"]),
+]
+
+
+@pytest.fixture(scope="module")
+def with_mistakes(place, cart, two):
+    (place / "empty").mkdir()
+    shutil.copy(cart.folder / "config.yaml", place / "empty")
+    shutil.copytree(place / "empty", place / "broken")
+    (place / "broken" / "checkpoints" / "step-000000000001").mkdir(parents=True)
+    shutil.copytree(place / "empty", place / "rooms")
+    text = (cart.folder / "config.yaml").read_text().replace("gymnax/CartPole-v1", "gymnax/FourRooms-misc")
+    (place / "rooms" / "config.yaml").write_text(text)
+    return place
+
+
+@pytest.mark.parametrize(("line", "words"), MISTAKES, ids=[line for line, _ in MISTAKES])
+def test_a_mistake_gets_one_line_and_leaves_nothing(line, words, with_mistakes, monkeypatch, capsys):
+    from jaxrl_fast.envs import __main__ as listing
+
+    commands = {"evaluate": evaluate, "video": video_, "envs": listing}
+    monkeypatch.chdir(with_mistakes)
+    monkeypatch.setattr(video, "has_ffmpeg", lambda: False)
+    before = sorted(with_mistakes.rglob("*"))
+    name, *words_given = line.split()
+    assert commands[name].main(words_given) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.count("\n") == 1, err
+    for word in words:
+        assert word in err
+    assert sorted(with_mistakes.rglob("*")) == before
+
+
+@pytest.mark.parametrize("name", ["evaluate", "video", "plot", "envs"])
+def test_help_is_complete_and_imports_no_arrays(name):
+    code = (
+        f"import sys\nfrom jaxrl_fast.{'envs.__main__' if name == 'envs' else name} import main, USAGE\n"
+        "from jaxrl_fast.config.options import types_of\n"
+        "try: main(['--help'])\nexcept SystemExit as e: assert e.code == 0\n"
+        "print(*('--' + n.replace('_', '-') for n in types_of(USAGE.options)))\n"
+        "print([m for m in ('jax', 'numpy', 'gymnax', 'flax', 'matplotlib', 'PIL') if m in sys.modules])"
+    )
+    environment = os.environ | {"COLUMNS": "200", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True)
+    *said, options, imported = done.stdout.splitlines()
+    assert imported == "[]"
+    assert all(option in "\n".join(said) for option in options.split())
+
+
+def test_environments_are_listed_with_observation_action_and_what_is_refused(capsys):
+    from jaxrl_fast.envs import __main__ as listing
+
+    assert listing.main(["*-v1"]) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines() if "gymnax/" in line]
+    assert ["gymnax/CartPole-v1", "float32[4]", "2", "actions"] in lines
+    assert ["gymnax/Pendulum-v1", "float32[3]", "1", "number"] in lines
+    assert listing.main(["gymnax/mnist"]) == 0
+    assert "gymnax/MNISTBandit-bsuite  cannot be used: it downloads" in capsys.readouterr().out
+
+
+def test_of_many_environments_the_names_are_told_by_family(capsys, monkeypatch):
+    """A backend that knows families, with more environments than are described."""
+    from jaxrl_fast import envs
+    from jaxrl_fast.envs import __main__ as listing
+
+    names = [f"{kind}-{i}-v1" for i in range(30) for kind in ("Ant", "Bee")]
+    backend = SimpleNamespace(registered=lambda: names, family=lambda name: f"zoo.{name[:3].lower()}s")
+    monkeypatch.setattr(envs, "BACKENDS", ("zoo",))
+    monkeypatch.setattr(envs, "_backend", lambda name: backend)
+    monkeypatch.setitem(sys.modules, "jaxrl_fast.envs.zoo", backend)
+    assert listing.main([]) == 0
+    out = capsys.readouterr().out
+    assert "zoo: 60 environments" in out and "ants (30)" in out and "bees (30)" in out
+    assert out.index("Ant-29-v1") < out.index("bees") < out.index("Bee-0-v1")
+    assert set(names) <= set(out.split()), "no line ends within a name"

@@ -1,0 +1,195 @@
+"""dense: layers by our own functions against numpy in float64, with gradients by hand, and against XLA's products."""
+
+import platform
+import subprocess
+import sys
+from functools import partial
+
+import hypothesis
+import hypothesis.strategies as st
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxrl_fast.kernels import build, dense
+from tests import slow
+
+needs_native = pytest.mark.skipif(not build.is_available(), reason="no C compiler here: XLA computes dense layers")
+SIZES = st.integers(1, 70)
+AFTER = {"none": lambda z: z, "tanh": np.tanh, "relu": lambda z: np.maximum(z, 0)}
+SLOPE = {"none": np.ones_like, "tanh": lambda z: 1 - np.tanh(z) ** 2, "relu": lambda z: z > 0}
+
+
+def draw(seed, *shapes):
+    rng = np.random.default_rng(seed)
+    return [rng.normal(size=shape).astype(np.float32) / shape[0] ** 0.5 for shape in shapes]
+
+
+def oracle(x, kernel, bias, g, activation):
+    """The layer's output, and the gradients of sum(g * output): float64, one product after another."""
+    x, kernel, bias, g = (z.astype(np.float64) for z in (x, kernel, bias, g))
+    before = x @ kernel + bias
+    g = g * SLOPE[activation](before)
+    return AFTER[activation](before), (g @ kernel.T, x.T @ g, g.sum(0))
+
+
+def compute(x, kernel, bias, g, activation, columns, wrt=(0, 1, 2)):
+    """The same by `dense`."""
+    layer = partial(dense.dense, activation=activation, columns=columns)
+    weighted = lambda *arrays: (jnp.sum(g * (y := layer(*arrays))), y)
+    (_, y), gradients = jax.jit(jax.value_and_grad(weighted, wrt, has_aux=True))(x, kernel, bias)
+    return y, gradients
+
+
+def check(seed, sizes, activation, columns):
+    rows, inputs, outputs = sizes
+    x, kernel, bias, g = draw(seed, (rows, inputs), (inputs, outputs), (outputs,), (rows, outputs))
+    expected, gradients = oracle(x, kernel, bias, g, activation)
+    close = partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5)
+    y, found = compute(x, kernel, bias, g, activation, columns)
+    close(y, expected)
+    jax.tree.map(close, found, gradients)
+    jax.tree.map(close, compute(x, kernel, bias, g, activation, columns, (1, 2))[1], gradients[1:])
+
+
+@hypothesis.settings(max_examples=60)
+@hypothesis.given(
+    seed=st.integers(0, 2**31 - 1),
+    sizes=st.tuples(SIZES, SIZES, SIZES),
+    activation=st.sampled_from(list(AFTER)),
+    columns=st.booleans(),
+)
+def test_values_and_gradients_are_those_of_the_formula(seed, sizes, activation, columns):
+    """Whatever the sizes: one row, one input, one output, and what fills no register."""
+    check(seed, sizes, activation, columns)
+
+
+LESSER = """
+import ctypes, sys
+from jaxrl_fast.kernels import build
+build._load = lambda: ctypes.CDLL(sys.argv[1])
+assert build.is_available()
+from tests.kernels import test_conv, test_dense, test_layer_norm
+for width in (5, 21, 70):
+    test_layer_norm.check(width, 3, width, "tanh")
+for sizes, side, channels, stride in [((9, 7, 4), 3, 40, 1), ((13, 12, 3), 4, 21, 3)]:
+    test_conv.check(0, 2, sizes, side, channels, stride, "relu")
+for seed, sizes in enumerate([(64, 120, 84), (13, 5, 30), (24, 30, 7), (1, 1, 1), (31, 40, 65)]):
+    for columns in (False, True):
+        test_dense.check(seed, sizes, ("none", "tanh", "relu")[seed % 3], columns)
+print("right")
+"""
+
+
+@needs_native
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="these are instructions of x86-64")
+@pytest.mark.parametrize("without", ["avx512f", "avx2", "avx"])
+def test_lesser_processors_compute_the_same(tmp_path, without):
+    """Their registers are narrower and fewer, so tiles have other shapes."""
+    library = tmp_path / "native.so"
+    build.compile_library(build._compiler(), library, f"-mno-{without}")
+    command = [sys.executable, "-c", LESSER, str(library)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert ended.stdout == "right\n", ended.stderr
+
+
+@pytest.mark.parametrize("sizes", [(1024, 64, 64), (64, 120, 84), (64, 1024, 128), slow((300, 256, 256))])
+@pytest.mark.parametrize("columns", [False, True])
+def test_layers_of_the_sizes_that_are_trained(sizes, columns):
+    rows, inputs, outputs = sizes
+    x, kernel, bias, g = draw(0, (rows, inputs), (inputs, outputs), (outputs,), (rows, outputs))
+    expected, gradients = oracle(x, kernel, bias, g, "tanh")
+    y, found = compute(x, kernel, bias, g, "tanh", columns)
+    np.testing.assert_allclose(y, expected, atol=2e-6)
+    for one, other in zip(found, gradients):
+        np.testing.assert_allclose(one, other, atol=1e-5 * np.abs(other).max())
+
+
+@needs_native
+def test_tanh_is_that_of_float64_to_a_few_units_in_the_last_place():
+    """Over all magnitudes, odd, and never beyond 1."""
+    small, large = np.logspace(-37, 0, 100_000), np.linspace(1, 40, 100_000)
+    x = np.concatenate([small, large]).astype(np.float32)
+    one = lambda x: np.asarray(dense.dense(x[:, None], np.ones((1, 1), np.float32), np.zeros(1, np.float32), "tanh"))
+    found, expected = one(x)[:, 0].astype(np.float64), np.tanh(x.astype(np.float64))
+    assert (np.abs(found - expected) <= 7 * np.spacing(np.abs(expected).astype(np.float32))).all()
+    assert np.abs(found).max() <= 1
+    np.testing.assert_array_equal(one(-x)[:, 0], -found)
+
+
+@pytest.mark.parametrize("activation", list(AFTER))
+def test_what_is_not_finite_stays_so(activation):
+    """A diverged run is seen as one: neither activation makes a number of a NaN, and infinity is the largest."""
+    x = jnp.float32([[np.nan, 0.0], [np.inf, 0.0], [0.0, 1.0]])
+    y = np.asarray(dense.dense(x, jnp.ones((2, 5)), jnp.zeros(5), activation))
+    assert np.isnan(y[0]).all() and np.isfinite(y[2]).all()
+    np.testing.assert_allclose(y[1], 1.0 if activation == "tanh" else np.inf, rtol=3e-7)
+
+
+@needs_native
+@pytest.mark.parametrize("batched", [(0, None, None), (None, 0, 0), (0, 0, 0)])
+@pytest.mark.parametrize("columns", [False, True])
+@pytest.mark.parametrize("num_outputs", [2, 9])
+def test_batches_are_layers_one_by_one(batched, columns, num_outputs):
+    """Seeds of a population: bit for bit, gradients too."""
+    *arrays, g = draw(5, (3, 21, 6), (3, 6, num_outputs), (3, num_outputs), (21, num_outputs))
+    layer = partial(dense.dense, activation="tanh", columns=columns)
+    gradients = jax.grad(lambda *arrays: jnp.sum(g * layer(*arrays)), (0, 1, 2))
+    take = lambda i: [x[i if axis == 0 else 0] for x, axis in zip(arrays, batched)]
+    whole = [x if axis == 0 else x[0] for x, axis in zip(arrays, batched)]
+    for function in (lambda *arrays: (layer(*arrays),), gradients):
+        found = jax.jit(jax.vmap(function, in_axes=batched))(*whole)
+        for i in range(3):
+            jax.tree.map(lambda x, y: np.testing.assert_array_equal(x[i], y), found, jax.jit(function)(*take(i)))  # noqa: B023
+
+
+@needs_native
+def test_leading_axes_are_rows():
+    x, kernel, bias = draw(7, (4, 5, 6), (6, 8), (8,))
+    found = dense.dense(x, kernel, bias, "relu")
+    assert found.shape == (4, 5, 8)
+    np.testing.assert_allclose(found.reshape(20, 8), np.maximum(x.reshape(20, 6) @ kernel + bias, 0), atol=1e-6)
+
+
+def test_only_float32_layers_of_some_size_are_ours(monkeypatch):
+    """Others go to XLA: large ones, for which it has blocks, and other types. So do all where nothing compiles."""
+
+    def compiled(size, dtype):
+        arrays = (jnp.ones(shape, dtype) for shape in ((2, size), (size, 512), (512,)))
+        return "dense_forward" in str(jax.make_jaxpr(lambda *layer: dense.dense(*layer))(*arrays))
+
+    assert compiled(8, jnp.float32) == build.is_available() and not compiled(8, jnp.bfloat16)
+    assert not compiled(1024, jnp.float32)
+    x, kernel, bias, g = draw(9, (20, 8), (8, 12), (12,), (20, 12))
+    close = partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5)
+    y, gradients = compute(x, kernel, bias, g, "tanh", False)
+    monkeypatch.setattr(build, "is_available", lambda: False)
+    assert not compiled(8, jnp.float32)
+    jax.tree.map(close, compute(x, kernel, bias, g, "tanh", False), (y, gradients))
+
+
+@pytest.mark.parametrize("columns", [False, True])
+def test_no_rows_have_no_gradient(columns):
+    x, kernel, bias, g = (jnp.zeros(shape) for shape in ((0, 6), (6, 9), (9,), (0, 9)))
+    y, (to_x, to_kernel, to_bias) = compute(x, kernel, bias, g, "relu", columns)
+    assert y.shape == (0, 9) and to_x.shape == (0, 6)
+    assert not to_kernel.any() and not to_bias.any()
+
+
+def test_one_row_at_a_time_is_left_to_xla():
+    """`vmap` would have our function copy the kernel for each row."""
+    x, kernel, bias = draw(11, (30, 6), (6, 9), (9,))
+    by_rows = jax.vmap(dense.dense, (0, None, None))
+    assert "dense_forward" not in str(jax.make_jaxpr(by_rows)(x, kernel, bias))
+    np.testing.assert_allclose(by_rows(x, kernel, bias), x @ kernel + bias, atol=1e-6)
+
+
+def test_a_kernel_that_devices_share_has_the_gradient_of_all_their_rows():
+    """In a `shard_map` that follows what differs between devices, JAX adds up what each of them finds."""
+    x, kernel, bias = draw(13, (8, 6), (6, 9), (9,))
+    mesh = jax.make_mesh((2,), ("d",), axis_types=(jax.sharding.AxisType.Auto,), devices=jax.devices()[:2])
+    spec = jax.sharding.PartitionSpec
+    loss = lambda kernel, x: jnp.sum(dense.dense(x, kernel, bias))
+    each = jax.shard_map(jax.grad(loss), mesh=mesh, in_specs=(spec(), spec("d")), out_specs=spec())
+    np.testing.assert_allclose(jax.jit(each)(kernel, x), np.repeat(x.sum(0)[:, None], 9, 1), rtol=1e-5)

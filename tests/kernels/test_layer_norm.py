@@ -1,0 +1,122 @@
+"""layer_norm: rows normalized by our own functions against numpy in float64, with gradients by finite differences."""
+
+from functools import partial
+
+import flax.linen as nn
+import hypothesis
+import hypothesis.strategies as st
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxrl_fast import networks
+from jaxrl_fast.kernels import build
+from jaxrl_fast.kernels.layer_norm import layer_norm
+from jaxrl_fast.networks import dense
+from tests.kernels.test_dense import AFTER
+
+pytestmark = pytest.mark.skipif(not build.is_available(), reason="no C compiler here: flax normalizes")
+
+
+def oracle(x, scale, offset, activation):
+    """In float64: a row less its mean, in units of its deviation."""
+    x, scale, offset = (z.astype(np.float64) for z in (x, scale, offset))
+    normed = (x - x.mean(1, keepdims=True)) / np.sqrt(x.var(1, keepdims=True) + 1e-6)
+    return AFTER[activation](normed * scale + offset)
+
+
+def draw(seed, num_rows, width):
+    rng = np.random.default_rng(seed)
+    shapes = (num_rows, width), (width,), (width,), (num_rows, width)
+    x, scale, offset, g = (rng.normal(size=shape).astype(np.float32) for shape in shapes)
+    return 3 * x + 1, scale, offset, g
+
+
+def gradients(x, scale, offset, g, activation):
+    return jax.grad(lambda *arrays: jnp.sum(g * layer_norm(*arrays, activation)), (0, 1, 2))(x, scale, offset)
+
+
+def check(seed, num_rows, width, activation):
+    """Gradients along a direction drawn at random, by central differences of the oracle."""
+    x, scale, offset, g = draw(seed, num_rows, width)
+    y = jax.jit(layer_norm, static_argnums=3)(x, scale, offset, activation)
+    np.testing.assert_allclose(y, oracle(x, scale, offset, activation), rtol=1e-3, atol=1e-4)
+    rng, step = np.random.default_rng(seed + 1), 1e-6
+    for position, gradient in enumerate(gradients(x, scale, offset, g, activation)):
+        arrays = [z.astype(np.float64) for z in (x, scale, offset)]
+        direction = rng.normal(size=arrays[position].shape)
+        ahead, behind = (
+            oracle(*(z + way * direction if i == position else z for i, z in enumerate(arrays)), activation)
+            for way in (step, -step)
+        )
+        slope = (g * (ahead - behind)).sum() / (2 * step)
+        size = np.abs(direction * gradient).sum()
+        np.testing.assert_allclose((direction * gradient).sum(), slope, rtol=1e-3, atol=1e-3 * size + 1e-3)
+
+
+@hypothesis.settings(max_examples=60)
+@hypothesis.given(
+    seed=st.integers(0, 2**31 - 1),
+    num_rows=st.integers(0, 9),
+    width=st.integers(1, 70),
+    activation=st.sampled_from(list(AFTER)),
+)
+def test_values_and_gradients_are_those_of_the_formula(seed, num_rows, width, activation):
+    check(seed, num_rows, width, activation)
+
+
+def test_a_row_without_any_spread_is_its_offset():
+    y = layer_norm(np.full((2, 20), 3, np.float32), np.ones(20, np.float32), np.arange(20, dtype=np.float32))
+    np.testing.assert_allclose(y, np.arange(20)[None].repeat(2, 0), atol=1e-6)
+
+
+@pytest.mark.parametrize("batched", [(0, None, None), (None, 0, 0), (0, 0, 0)])
+def test_batches_are_normalized_one_by_one(batched):
+    """Seeds of a population: bit for bit, gradients too."""
+    *arrays, g = (np.stack(parts) for parts in zip(*(draw(seed, 4, 19) for seed in range(3))))
+    take = lambda i: [x[i if axis == 0 else 0] for x, axis in zip(arrays, batched)]
+    whole = [x if axis == 0 else x[0] for x, axis in zip(arrays, batched)]
+    for function in (lambda *rows: (layer_norm(*rows, "tanh"),), lambda *rows: gradients(*rows, g[0], "tanh")):
+        found = jax.jit(jax.vmap(function, in_axes=batched))(*whole)
+        for i in range(3):
+            jax.tree.map(lambda x, y: np.testing.assert_array_equal(x[i], y), found, jax.jit(function)(*take(i)))  # noqa: B023
+
+
+class Plain(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        return nn.relu(nn.LayerNorm()(x))
+
+
+class Ours(nn.Module):
+    activation: str = "relu"
+    layer_norm: bool = True
+    dtype: type = jnp.float32
+
+    @nn.compact
+    def __call__(self, x):
+        return dense.activate(self, x)
+
+
+@pytest.mark.parametrize("shape", [(5,), (3, 4, 4, 16)])
+def test_it_is_flax_with_the_same_parameters(shape, monkeypatch):
+    x = np.random.default_rng(0).normal(size=shape).astype(np.float32)
+    params = jax.tree.map(lambda leaf: leaf + 0.5, Plain().init(jax.random.key(0), x))
+    assert jax.tree.structure(params) == jax.tree.structure(Ours().init(jax.random.key(0), x))
+    answer = lambda module: (module.apply(params, x), jax.grad(lambda p: jnp.sum(module.apply(p, x) ** 2))(params))
+    close = partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-4)
+    assert "layer_norm_forward" in str(jax.make_jaxpr(Ours().apply)(params, x))
+    jax.tree.map(close, answer(Ours()), answer(Plain()))
+    monkeypatch.setattr(build, "is_available", lambda: False)
+    assert "layer_norm_forward" not in str(jax.make_jaxpr(Ours().apply)(params, x))
+
+
+def test_networks_are_normalized_by_it():
+    """Dense layers and convolutions, unless in another type."""
+    obs = jax.ShapeDtypeStruct((40, 40, 4), jnp.uint8)
+    for dtype, count in ((jnp.float32, 3), (jnp.bfloat16, 0)):
+        network = networks.network(obs, 3, kind="dqn2013", layer_norm=True, dtype=dtype)
+        params = jax.eval_shape(network.init, jax.random.key(0))
+        said = str(jax.make_jaxpr(network.apply)(params, jnp.zeros((2, *obs.shape), obs.dtype)))
+        assert said.count("layer_norm_forward") == count

@@ -1,0 +1,109 @@
+"""Where records go: files that others can read, and services."""
+
+import dataclasses
+import importlib
+import json
+import sys
+import types
+
+import pytest
+
+from jaxrl_fast.config import load
+from jaxrl_fast.loggers import jsonl, sinks, tensorboard, trackers
+from jaxrl_fast.parallel.placement import SINGLE_DEVICE
+from jaxrl_fast.training import run_logger, summary
+from tests import RECORD
+
+
+def test_json_lines_are_one_object_each_and_strict(tmp_path):
+    sink = jsonl.JsonLines(tmp_path / "metrics.jsonl")
+    sink.write([RECORD, RECORD | {"seed": 1, "return_mean": None}])
+    lines = (tmp_path / "metrics.jsonl").read_text().splitlines()  # on disk before it is closed
+    assert [json.loads(text)["seed"] for text in lines] == [0, 1]
+    assert json.loads(lines[1])["return_mean"] is None
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        sink.write([RECORD | {"return_mean": float("nan")}])
+    sink.close()
+
+
+def test_a_file_of_metrics_is_never_overwritten(tmp_path):
+    jsonl.JsonLines(tmp_path / "metrics.jsonl").close()
+    with pytest.raises(FileExistsError):
+        jsonl.JsonLines(tmp_path / "metrics.jsonl")
+
+
+def test_tags_are_cleanrls_and_means_over_seeds():
+    found = sinks.tags([RECORD, RECORD | {"seed": 1, "return_mean": None, "entropy": 0.71}])
+    assert found["charts/episodic_return"] == 24.375
+    assert found["losses/entropy"] == pytest.approx(0.70)
+    assert found["charts/SPS"] == 96_000
+    assert found["losses/value_loss"] == 31.5
+    assert not any("seed" in tag or "env_steps" in tag.removesuffix("env_steps_per_s") for tag in found)
+    of_values = dict(episodes=1, loss=1.0, q_value=2.0, epsilon=0.1, clip_fraction=0.2)
+    names = {"charts/episodes", "losses/td_loss", "losses/q_values", "charts/epsilon", "losses/clipfrac"}
+    assert sinks.tags([of_values]).keys() == names
+
+
+def test_tensorboard_reads_what_was_written(tmp_path):
+    from tensorboardX.proto.event_pb2 import Event
+
+    sink = tensorboard.TensorBoard(tmp_path)
+    sink.write([RECORD])
+    sink.write([RECORD | {"env_steps": 2**33, "return_mean": None}])
+    sink.close()
+    (path,) = tmp_path.glob("events.out.tfevents.*")
+    data, events = path.read_bytes(), []
+    while data:  # a record: length (8 bytes), its checksum (4), the event, its checksum (4)
+        length = int.from_bytes(data[:8], "little")
+        events.append(Event.FromString(data[12 : 12 + length]))
+        data = data[16 + length :]
+    read = {(e.step, v.tag): v.simple_value for e in events for v in e.summary.value}
+    assert read[12_288, "charts/episodic_return"] == pytest.approx(24.375)
+    assert read[2**33, "charts/SPS"] == 96_000
+    assert (2**33, "charts/episodic_return") not in read
+
+
+@pytest.mark.parametrize("service", ["wandb", "trackio"])
+def test_tracking_services_get_the_same_calls(service, monkeypatch):
+    calls = []
+    names = ("init", "log", "finish")
+    fake = types.SimpleNamespace(**{n: lambda *a, _n=n, **k: calls.append((_n, a, k)) for n in names})
+    monkeypatch.setitem(sys.modules, service, fake)
+    assert importlib.import_module(service) is fake
+    sink = trackers.Tracker(service, "project", "run", "1a2b", {"seed": 3})
+    sink.write([RECORD])
+    sink.close()
+    assert [name for name, _, _ in calls] == ["init", "log", "finish"]
+    who = {"wandb": {"name": "run", "id": "1a2b"}, "trackio": {"name": "run-1a2b"}}[service]
+    assert calls[0][2] == {"project": "project", "config": {"seed": 3}, "resume": "allow"} | who
+    assert calls[1][1][0]["charts/episodic_return"] == 24.375
+    assert calls[1][2] == {"step": 12_288}
+
+
+@pytest.mark.parametrize("service", ["wandb", "trackio"])
+def test_a_run_that_goes_on_is_the_same_run_there(service, monkeypatch, tmp_path):
+    """Also one that began without the service, and one whose config.yaml is of a version that gave no identity."""
+    inits = []
+    monkeypatch.setitem(sys.modules, service, types.SimpleNamespace(init=lambda **given: inits.append(given)))
+    space = lambda **given: types.SimpleNamespace(**given)
+
+    def open_run(name, resume=""):
+        line = f"ppo --{service} --no-tensorboard"
+        settings = load.from_command_line(line.split())
+        settings = settings._replace(options=dataclasses.replace(settings.options, resume=resume))
+        (tmp_path / name).mkdir(exist_ok=True)
+        spec = space(id="gymnax/CartPole-v1")
+        place = {"folder": tmp_path / name, "placement": SINGLE_DEVICE, "saved": None, "members": ()}
+        plan = space(settings=settings, env=space(spec=spec), **place)
+        summary.write_config(plan)
+        written = run_logger.RunLogger(plan)
+        written.open(0)
+        written.lines.close()
+        return {k: inits[-1].get(k) for k in ("name", "id", "project", "resume")}
+
+    first, again = open_run("a"), open_run("a", resume="a")
+    assert first == again == open_run("a", resume="a") and first["resume"] == "allow"
+    assert len({(who["name"], who["id"]) for who in (first, open_run("b"), open_run("c"))}) == 3
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old" / "config.yaml").write_text("made: {num_shards: 1}")
+    assert open_run("old", resume="old") == open_run("old", resume="old")

@@ -1,0 +1,155 @@
+"""What people see while a run goes on: lines that fit, and numbers that are short."""
+
+import io
+import sys
+import time
+import types
+
+import numpy as np
+import pytest
+
+from jaxrl_fast.loggers.terminal import NotebookConsole, PlainConsole, QuietConsole, RichConsole, make_console
+from jaxrl_fast.training import console
+from jaxrl_fast.utils import formatting
+from tests import RECORD
+
+
+def test_a_line_says_what_matters():
+    line = formatting.progress_line(RECORD)
+    for words in (
+        "step 12.3k",
+        "return    24.4 (len 24, 410 eps)",
+        "value loss 31.500",
+        "entropy 0.6900",
+        "96k steps/s",
+    ):
+        assert words in line
+    assert len(line) <= 100
+    assert "greedy    30.5" in formatting.progress_line(RECORD | {"eval_return_mean": 30.46})
+    nothing = dict.fromkeys(("return_mean", "length_mean", "value_loss", "eval_return_mean"))
+    assert "no episode ended since then   " in formatting.progress_line(RECORD | nothing)
+    assert "value loss    n/a" in formatting.progress_line(RECORD | nothing)
+
+
+def test_a_line_on_a_narrow_terminal_keeps_its_speed():
+    """And then its return: losses go first, from behind, then what was played."""
+    record = RECORD | {"eval_return_mean": 30.46}
+    shown = [formatting.progress_line(record, width) for width in (120, 100, 80, 60, 40)]
+    assert all(line.startswith("step 12.3k   return    24.4") and line.endswith("96k steps/s") for line in shown)
+    assert all(len(line) <= width for line, width in zip(shown, (120, 100, 80, 60)))
+    nothing = formatting.progress_line(record | dict.fromkeys(("return_mean", "length_mean")), 60)
+    assert nothing.endswith("96k steps/s") and len(nothing) <= 60
+    words = ("entropy", "value loss", "greedy", "410 eps")
+    assert [[word in line for word in words] for line in shown] == [
+        [True, True, True, True],
+        [False, True, True, True],
+        [False, False, True, True],
+        [False, False, False, False],
+        [False, False, False, False],
+    ]
+
+
+def test_a_pipe_gets_whole_lines_at_once(capsys):
+    terminal = make_console("info")
+    assert isinstance(terminal, PlainConsole)
+    terminal.say("x" * 300)
+    terminal.progress("y" * 300, 0.5)
+    assert capsys.readouterr().out == "x" * 300 + "\n" + "y" * 300 + "\n"
+
+
+@pytest.mark.parametrize(
+    ("encoding", "seen"), [("ascii", "a ? b ? c"), ("latin-1", "a · b ? c"), ("utf-8", "a · b ▇ c")]
+)
+def test_what_an_encoding_has_no_sign_for_is_a_question_mark(encoding, seen):
+    written = io.BytesIO()
+    terminal = PlainConsole(io.TextIOWrapper(written, encoding=encoding))
+    terminal.say("a · b ▇ c")
+    terminal.progress("a · b ▇ c", 0.5)
+    assert written.getvalue().decode(encoding).splitlines() == [seen, seen]
+
+
+def test_quiet_is_quiet(capsys):
+    terminal = make_console("quiet")
+    terminal.say("x")
+    terminal.progress("y", 0.5)
+    assert capsys.readouterr().out == ""
+
+
+def test_training_goes_on_when_the_reader_leaves():
+    class Gone(io.StringIO):
+        def write(self, text):
+            raise BrokenPipeError
+
+    terminal = PlainConsole(Gone())
+    terminal.say("x")
+    terminal.progress("y", 0.5)
+
+
+def test_a_screen_gets_lines_and_a_bar(monkeypatch):
+    rich_console = pytest.importorskip("rich.console")
+    out = io.StringIO()
+    terminal = RichConsole(rich_console.Console(file=out, force_terminal=True, width=60, highlight=False))
+    terminal.say("header [not markup]")
+    terminal.progress("a line " * 20, 0.5)
+    terminal.close()
+    assert "header [not markup]" in out.getvalue()
+    assert "…" in out.getvalue() and "50%" in out.getvalue()
+
+
+def test_a_notebook_has_one_display_that_is_updated(monkeypatch):
+    class Handle:
+        def update(self, content):
+            shown.append(content.data)
+
+    shown = []
+    display = types.SimpleNamespace(
+        display=lambda content, display_id: Handle(), HTML=lambda data: types.SimpleNamespace(data=data)
+    )
+    monkeypatch.setitem(sys.modules, "IPython", types.ModuleType("IPython"))
+    monkeypatch.setitem(sys.modules, "IPython.display", display)
+    terminal = NotebookConsole()
+    terminal.say("<header>")
+    terminal.progress("line 1", 0.25)
+    terminal.progress("line 2", 0.5)
+    assert "&lt;header&gt;" in shown[-1] and "line 2" in shown[-1] and "line 1" not in shown[-1] and "50%" in shown[-1]
+    terminal.say("done")
+    terminal.close()
+    assert "progress" not in shown[-1] and shown[-1].index("line 2") < shown[-1].index("done")
+
+
+def test_lines_of_a_long_run_thin_out_where_they_stay(monkeypatch):
+    """A second apart, and after 100 s by 1% of the time so far, or by what lies between two looks more."""
+    now = [0.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    plan = types.SimpleNamespace(settings=types.SimpleNamespace(options=types.SimpleNamespace(report_every=1.0)))
+    shown = {}
+    for terminal in (PlainConsole(), QuietConsole()):
+        pace = console.ProgressPrinter(plan, terminal).pace
+        times = [now[0] - pace.began for now[0] in np.arange(now[0], now[0] + 1000, 0.125) if pace.due()]
+        shown[terminal.lines_stay] = np.array(times)
+    assert np.array_equal(shown[False], np.arange(1.0, 1000))
+    stay, apart = shown[True], np.diff(shown[True])
+    assert np.array_equal(stay[:100], np.arange(1.0, 101))
+    assert (apart[100:] >= 0.01 * stay[101:]).all() and (apart[100:] <= 0.01 * stay[101:] + 0.125).all()
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [(0, "0"), (999, "999"), (1000, "1k"), (12_345, "12.3k"), (999_999, "1M"), (172_032, "172k"), (2.5e9, "2.5B")],
+)
+def test_short_numbers(number, text):
+    assert formatting.short_number(number) == text
+
+
+@pytest.mark.parametrize(
+    ("duration", "text"), [(0.0312, "0.031 s"), (1.34, "1.3 s"), (74.2, "74 s"), (720, "12 min"), (11_520, "3.2 h")]
+)
+def test_durations(duration, text):
+    assert formatting.seconds(duration) == text
+
+
+def test_sparkline():
+    assert formatting.sparkline([None, 0, 1, 2, 3, 4, 5, 6, 7]) == "▁▂▃▄▅▆▇█"
+    assert formatting.sparkline([3, 3]) == "▁▁"
+    assert formatting.sparkline([None]) == ""
+    assert len(formatting.sparkline(list(range(1000)))) == 16

@@ -1,0 +1,192 @@
+"""From the metrics of updates to records, and numbers about several seeds: against sums by hand and scipy's."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from jaxrl_fast.metrics import records, statistics, tracker
+from jaxrl_fast.metrics.window import MAX_STEPS, EpisodeWindow
+
+
+def rows(**named):
+    """Metrics of one seed's updates, of which only some matter."""
+    number = len(next(iter(named.values())))
+    empty = {"return_min": [np.inf] * number, "return_max": [-np.inf] * number}
+    complete = {k: [0.0] * number for k in records.SCORES} | empty | named
+    return {k: np.array([x], np.float32) for k, x in complete.items()}
+
+
+def test_a_record_adds_up_by_hand():
+    """Updates with 2, 0 and 1 episodes: returns 3 and 5, then 10. Mean 18 / 3 = 6, lengths 12 / 3 = 4."""
+    given = rows(
+        episodes=[2, 0, 1],
+        return_sum=[8, 0, 10],
+        return_min=[3, np.inf, 10],
+        return_max=[5, -np.inf, 10],
+        length_sum=[8, 0, 4],
+        value_loss=[1, 2, 6],
+    )
+    (record,) = records.summarize(given)
+    assert record == {
+        "episodes": 3,
+        "return_mean": 6.0,
+        "return_min": 3.0,
+        "return_max": 10.0,
+        "length_mean": 4.0,
+        "value_loss": 3.0,
+    }
+
+
+def test_what_is_not_known_is_none_and_not_zero():
+    (record,) = records.summarize(rows(episodes=[0, 0], value_loss=[np.nan, 1]))
+    assert record["episodes"] == 0
+    for name in ("return_mean", "return_min", "return_max", "length_mean", "value_loss"):
+        assert record[name] is None
+
+
+def test_sums_over_many_updates_are_float64():
+    """2^24 + 1 ones, which float32 cannot count to, as updates of 2^20 and a last one."""
+    (record,) = records.summarize(rows(episodes=[2**20] * 16 + [1], return_sum=[2**20] * 16 + [1]))
+    assert record["episodes"] == 2**24 + 1
+    assert record["return_mean"] == 1.0
+
+
+@pytest.mark.parametrize("chunks", [[7], [1] * 7, [3, 4], [2, 2, 3]])
+def test_records_do_not_depend_on_the_chunks(chunks):
+    ledger, taken, start = records.RecordBuffer(3), [], 0
+    for length in chunks:
+        ledger.add({"x": np.arange(start, start + length)[None]})
+        taken += [r["x"][0].tolist() for r in ledger.take()]
+        start += length
+    taken += [r["x"][0].tolist() for r in ledger.take(everything=True)]
+    assert taken == [[0, 1, 2], [3, 4, 5], [6]]
+
+
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=30), st.integers(1, 40))
+def test_a_ledger_with_a_limit_lets_whole_chunks_go_that_others_make_old(chunks, most):
+    ledger, seen = records.RecordBuffer(10**9, most), []
+    for length in chunks:
+        ledger.add({"x": np.arange(len(seen), len(seen) + length)[None]})
+        seen += range(len(seen), len(seen) + length)
+        held = sum(c["x"].shape[1] for c in ledger.chunks)
+        assert min(most, len(seen)) <= held < most + 9
+    (taken,) = ledger.take(everything=True)
+    assert taken["x"][0].tolist() == seen[-held:]
+    assert not list(ledger.take(everything=True))
+
+
+def test_the_window_holds_the_last_hundred_episodes():
+    """60 of return 1, 50 of 2, 70 of 3: 50 + 70 suffice, so (100 + 210) / 120."""
+    window = EpisodeWindow()
+    assert math.isnan(window.mean)
+    window.add(60, 60.0, 8, 4)
+    assert not window.full and window.mean == 1.0
+    window.add(50, 100.0, 8, 4)
+    assert window.full and window.mean == 160 / 110
+    window.add(70, 210.0, 8, 4)
+    assert window.mean == 310 / 120
+    window.add(0, 0.0, 8, 4)
+    assert window.mean == 310 / 120
+
+
+history = st.lists(st.tuples(st.integers(0, 70), st.integers(1, 40)), min_size=1, max_size=60)
+
+
+@given(history, st.integers(1, 4), st.integers(0, 60))
+def test_the_window_is_the_end_of_a_run_and_no_longer_than_it_must(updates, num_steps, restored_at):
+    window, before = EpisodeWindow(), []
+    for i, (ended, longest) in enumerate(updates):
+        if i == restored_at:
+            window, old = EpisodeWindow(), window
+            window.restore([*old.records, old.waiting])
+        window.add(ended, 10.0 * ended, num_steps, longest)
+        before.append((ended, longest))
+        last = max((j + 1 for j, (ended, _) in enumerate(before) if ended), default=0)
+        span = window.num_steps // num_steps
+        inside = before[last - span : last]
+        assert (window.episodes, window.longest) == (sum(n for n, _ in inside), max((n for _, n in inside), default=0))
+        assert window.full == (window.episodes >= 100 and window.num_steps >= 2 * window.longest)
+        assert not window.episodes or window.mean == pytest.approx(10)
+        if span < last:  # something was let go, and not one update too many: what is left suffices by itself
+            assert window.full or window.episodes >= 100
+        if window.records:
+            shorter = window.num_steps - window.records[0].num_steps, window.episodes - window.records[0].ended
+            assert shorter[0] < 2 * window.longest or shorter[1] < 100
+
+
+def test_a_game_without_an_end_does_not_keep_a_window_open_for_ever():
+    """One environment stands still; the others' games last 10 steps."""
+    window, most = EpisodeWindow(), MAX_STEPS
+    for t in range(1, 3 * most // 100):
+        window.add(40, 40.0 * t, 100, 100 * t)
+    assert window.full and window.num_steps == 2 * most
+    assert len(window.records) == 2 * most // 100
+
+
+def test_windows_of_a_program_that_did_not_look_at_lengths_go_on():
+    made = tracker.MetricsTracker([{"seed": 0}], 1, 8, 8, None)
+    host_numbers, _ = made.saved()
+    made.restore(host_numbers | {"windows": [[[60, 120.0], [50, 50.0]]]}, {"ledger/episodes": np.ones((1, 2))})
+    assert made.finals() == [170 / 110] and made.windows[0].waiting == (0, 0.0, 0, 0)
+    assert made.ledger.rows["longest_game"].tolist() == [[0.0, 0.0]]
+    made.restore(host_numbers, {})
+    assert made.windows[0].waiting == (0, 0.0, 0, 0)
+
+
+def test_short_games_do_not_speak_for_all_where_many_begin_together():
+    """512 walks: half reach the goal in 50 steps and earn 1, half run out of time after 500 and earn 0."""
+    rng = np.random.default_rng(0)
+    left, good = np.zeros(512, int), np.zeros(512, bool)
+    window, first_full = EpisodeWindow(), None
+    for t in range(3000):
+        begins = left == 0
+        good = np.where(begins, rng.random(512) < 0.5, good)
+        left = np.where(begins, np.where(good, 50, 500), left)
+        left -= 1
+        over = left == 0
+        longest = np.where(good, 50, 500) - left
+        window.add(int(over.sum()), float((over & good).sum()), 1, int(longest.max()))
+        if t == 60:
+            assert window.mean == 1.0 and not window.full
+        if window.full:
+            first_full = first_full or t
+            assert 0.35 < window.mean < 0.75, t
+    assert first_full is not None and first_full < 1100
+
+
+@pytest.mark.parametrize("record_length", [1, 2, 4])
+def test_the_last_hundred_episodes_do_not_depend_on_the_records(record_length):
+    """60 episodes in each of four updates, of returns 1 to 4: the last two updates hold a hundred."""
+    made = tracker.MetricsTracker([{"seed": 0}], record_length, 8, 8, None)
+    given = rows(episodes=[60] * 4, return_sum=[60, 120, 180, 240], train_time_s=[1, 2, 3, 4], wall_time_s=[1, 2, 3, 4])
+    made.add(given)
+    assert len(list(made.records())) == 4 // record_length
+    assert made.finals() == [3.5]
+
+
+@pytest.mark.parametrize("number", [1, 2, 3, 4, 5, 8, 11])
+def test_the_inter_quartile_mean_is_scipys(number):
+    scores = np.random.default_rng(0).normal(size=(number, 3))
+    np.testing.assert_allclose(statistics.iqm(scores), stats.trim_mean(scores, 0.25, axis=0))
+    np.testing.assert_allclose(statistics.iqm(scores, (0, 1)), stats.trim_mean(scores.ravel(), 0.25))
+
+
+def test_the_bootstrap_is_stratified():
+    """Within a task all seeds agree, so nothing varies, however far the tasks are apart."""
+    scores = np.repeat([[0.0, 5.0, 100.0, 1000.0]], 6, axis=0)
+    low, high = statistics.bootstrap(scores, 200)
+    assert low == high == statistics.iqm(scores, (0, 1))
+
+
+def test_the_bootstrap_is_scipys():
+    scores = np.random.default_rng(1).normal(size=(12, 1))
+    low, high = statistics.bootstrap(scores, 4000)
+    theirs = stats.bootstrap(
+        (scores[:, 0],), lambda x, axis: stats.trim_mean(x, 0.25, axis=axis), n_resamples=4000, method="percentile",
+        rng=np.random.default_rng(2),
+    ).confidence_interval  # fmt: skip
+    np.testing.assert_allclose([low, high], theirs, atol=0.06)

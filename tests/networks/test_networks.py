@@ -1,0 +1,513 @@
+"""networks: the right one for each observation, what comes out, how it begins, and that shortcuts change nothing."""
+
+import re
+from functools import partial
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import ShapeDtypeStruct
+
+from jaxrl_fast import networks
+from jaxrl_fast.kernels import build, conv_matmul, matmul
+from jaxrl_fast.networks import dense
+from jaxrl_fast.networks import torso as networks_torso
+from tests import slow
+
+
+def spec(*shape, dtype=jnp.float32):
+    return ShapeDtypeStruct(shape, dtype)
+
+
+VECTOR, BOARD, IMAGE = spec(4), spec(10, 10, 4, dtype=jnp.bool_), spec(84, 84, 4, dtype=jnp.uint8)
+SMALL_IMAGE = spec(36, 40, 2, dtype=jnp.uint8)
+TREE = {"grid": spec(2, 3, dtype=jnp.int32), "speed": spec()}
+
+
+def draw(obs, *axes, seed=0):
+    """Observations like `obs` with leading axes."""
+    rng = np.random.default_rng(seed)
+    values = {"b": lambda size: rng.random(size) < 0.5, "f": lambda size: rng.normal(size=size)}
+    integers = lambda size: rng.integers(0, 256, size)
+    return jax.tree.map(
+        lambda leaf: jnp.asarray(values.get(leaf.dtype.kind, integers)((*axes, *leaf.shape)), leaf.dtype), obs
+    )
+
+
+def start(network, seed=0):
+    return jax.jit(network.init)(jax.random.key(seed))
+
+
+def leaves(params):
+    """(path, leaf) with paths as strings."""
+    return [(jax.tree_util.keystr(path), leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(params)]
+
+
+@pytest.mark.parametrize(
+    ("obs", "kind"),
+    [
+        (spec(dtype=jnp.int32), "mlp"),
+        (VECTOR, "mlp"),
+        (spec(10, 5), "mlp"),
+        (spec(128, dtype=jnp.uint8), "mlp"),
+        (TREE, "mlp"),
+        (BOARD, "minatar"),
+        (spec(10, 10, 4), "minatar"),
+        (spec(7, 7, 3, dtype=jnp.uint8), "minatar"),
+        (spec(2, 9, 3), "mlp"),
+        (IMAGE, "nature"),
+        (SMALL_IMAGE, "nature"),
+    ],
+)
+def test_the_observation_chooses(obs, kind):
+    assert networks_torso.choose_kind(obs) == kind
+
+
+@pytest.mark.parametrize(
+    ("obs", "kind", "words"),
+    [
+        (spec(2, 3, 4, 5), "auto", r"float32\[2, 3, 4, 5\]"),
+        (VECTOR, "nature", r"\[H, W, C\] observation, not float32\[4\]"),
+        (TREE, "minatar", "one .* observation"),
+        (BOARD, "nature", "at least 36x36"),
+        (spec(2, 2, 1), "minatar", "at least 3x3"),
+        (VECTOR, "transformer", "auto, mlp, minatar, nature, dqn2013, impala"),
+    ],
+)
+def test_what_does_not_fit_is_refused_in_a_sentence(obs, kind, words):
+    with pytest.raises(ValueError, match=words):
+        networks.actor_critic(obs, 2, kind=kind)
+
+
+@pytest.mark.parametrize(
+    ("obs", "kind"),
+    [
+        (spec(dtype=jnp.int32), "auto"),
+        (VECTOR, "auto"),
+        (spec(5, 3), "auto"),
+        (TREE, "auto"),
+        (BOARD, "auto"),
+        (BOARD, "mlp"),
+        (BOARD, "impala"),
+        (SMALL_IMAGE, "auto"),
+        (SMALL_IMAGE, "mlp"),
+        (SMALL_IMAGE, "impala"),
+    ],
+)
+def test_shapes_for_any_leading_axes(obs, kind):
+    network = networks.actor_critic(obs, 3, kind=kind, hidden=(16,))
+    params = jax.eval_shape(network.init, jax.random.key(0))
+    for axes in ((), (5,), (2, 3)):
+        output, value = jax.eval_shape(network.both, params, draw(obs, *axes))
+        assert (output.shape, value.shape) == ((*axes, 3), axes)
+        assert output.dtype == value.dtype == jnp.float32
+
+
+@pytest.mark.parametrize("obs", [spec(), TREE, BOARD])
+def test_leading_axes_do_not_mix(obs):
+    network = networks.network(obs, 3, hidden=(16,))
+    params, x = start(network), draw(obs, 2, 3)
+    apply = jax.jit(network.apply)
+    alone = apply(params, jax.tree.map(lambda leaf: leaf[1, 2], x))
+    np.testing.assert_allclose(apply(params, x)[1, 2], alone, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("obs", [VECTOR, BOARD])
+def test_actor_and_critic_may_run_alone(obs, shared):
+    network = networks.actor_critic(obs, 3, shared=shared)
+    params, x = start(network), draw(obs, 5)
+    output, value = jax.jit(network.both)(params, x)
+    np.testing.assert_allclose(jax.jit(network.actor)(params, x), output, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(jax.jit(network.critic)(params, x), value, rtol=1e-5, atol=1e-6)
+
+
+# The figure's 15 convolutions: 37 * 16 + 4 * 145 * 16 + 145 * 32 + 9 * 289 * 32 = 97,744 parameters.
+RESIDUAL = [(3, 3, 4, 16), *4 * [(3, 3, 16, 16)], (3, 3, 16, 32), *9 * [(3, 3, 32, 32)]]
+PAPERS = [  # kernels of a network with 4 outputs, and its parameters: of each layer (inputs + 1) * outputs
+    # Mnih et al. 2015: sides 84, 20, 9, 7.  257 * 32 + 513 * 64 + 577 * 64 + 3137 * 512 + 513 * 4
+    (IMAGE, "nature", [(8, 8, 4, 32), (4, 4, 32, 64), (3, 3, 64, 64), (7 * 7 * 64, 512), (512, 4)], 1_686_180),
+    # Mnih et al. 2013: sides 84, 20, 9.  257 * 16 + 257 * 32 + 2593 * 256 + 257 * 4
+    (IMAGE, "dqn2013", [(8, 8, 4, 16), (4, 4, 16, 32), (9 * 9 * 32, 256), (256, 4)], 677_172),
+    # Espeholt et al. 2018, figure 3, right: sides 84, 42, 21, 11, halved and rounded up.  97744 + 3873 * 256 + 257 * 4
+    (IMAGE, "impala", [*RESIDUAL, (11 * 11 * 32, 256), (256, 4)], 1_090_260),
+    (BOARD, "impala", [*RESIDUAL, (2 * 2 * 32, 256), (256, 4)], 131_796),  # 10, 5, 3, 2
+    # Young & Tian 2019: sides 10, 8.  37 * 16 + 1025 * 128 + 129 * 4
+    (BOARD, "minatar", [(3, 3, 4, 16), (8 * 8 * 16, 128), (128, 4)], 132_308),
+    (BOARD, "mlp", [(400, 64), (64, 64), (64, 4)], 30_084),  # 401 * 64 + 65 * 64 + 65 * 4
+    (IMAGE, "mlp", [(28_224, 64), (64, 64), (64, 4)], 1_810_820),  # 28225 * 64 + 65 * 64 + 65 * 4
+]
+
+
+@pytest.mark.parametrize(("obs", "kind", "kernels", "num_parameters"), PAPERS)
+def test_a_kind_is_the_network_of_its_paper(obs, kind, kernels, num_parameters):
+    params = leaves(jax.eval_shape(networks.network(obs, 4, kind=kind).init, jax.random.key(0)))
+    assert sorted(leaf.shape for path, leaf in params if "kernel" in path) == sorted(kernels)
+    assert sum(leaf.size for _, leaf in params) == num_parameters
+
+
+@pytest.mark.parametrize(
+    ("obs", "kind", "activation", "other"),
+    [
+        (VECTOR, "mlp", "tanh", "relu"),
+        (BOARD, "minatar", "relu", "tanh"),
+        (SMALL_IMAGE, "nature", "relu", "tanh"),
+        (SMALL_IMAGE, "dqn2013", "relu", "tanh"),
+        (BOARD, "impala", "relu", "tanh"),
+    ],
+)
+def test_a_kind_has_the_activation_of_its_paper(obs, kind, activation, other):
+    """Unless another one is asked for, in its convolutions too."""
+    make = lambda name: networks.network(obs, 3, kind=kind, activation=name, hidden=(8,), conv="lax")
+    params, x = draw(jax.eval_shape(make("auto").init, jax.random.key(0))), draw(obs, 5)
+    by_itself, same, not_same = jax.jit(lambda: [make(name).apply(params, x) for name in ("auto", activation, other)])()
+    np.testing.assert_array_equal(by_itself, same)
+    assert np.abs(by_itself - not_same).max() > 1e-3
+
+
+@pytest.mark.parametrize(("obs", "shared"), [(VECTOR, None), (BOARD, None), (VECTOR, True), (BOARD, False)])
+def test_convolutions_are_shared_and_dense_networks_are_not_unless_asked(obs, shared):
+    network = networks.actor_critic(obs, 3, shared=shared, hidden=(8,))
+    params = start(network)
+    gradient = jax.jit(jax.grad(lambda params: network.critic(params, draw(obs, 5)).sum()))(params)
+    touched = any(bool((leaf != 0).any()) for path, leaf in leaves(gradient) if "['torso']" in path)
+    assert touched == (obs is BOARD if shared is None else shared)
+    assert all(bool((leaf == 0).all()) for path, leaf in leaves(gradient) if "actor_head" in path)
+
+
+@pytest.mark.parametrize(
+    ("obs", "kind"),
+    [(VECTOR, "mlp"), (BOARD, "minatar"), (SMALL_IMAGE, "nature"), (SMALL_IMAGE, "dqn2013"), (BOARD, "impala")],
+)
+def test_kernels_begin_orthogonal_times_their_gain_and_biases_zero(obs, kind):
+    params = start(networks.actor_critic(obs, 3, kind=kind, hidden=(32, 32)))
+    for path, leaf in leaves(params):
+        if leaf.ndim == 1:
+            np.testing.assert_array_equal(leaf, 0)
+            continue
+        gain = 0.01 if "actor_head" in path else 1.0 if "critic_head" in path else np.sqrt(2)
+        matrix = np.asarray(leaf, float).reshape(-1, leaf.shape[-1]) / gain
+        matrix = matrix.T if matrix.shape[0] < matrix.shape[1] else matrix
+        np.testing.assert_allclose(matrix.T @ matrix, np.eye(matrix.shape[1]), atol=1e-5)
+
+
+def test_kernels_point_anywhere():
+    """Uniform over orthogonal matrices: entries have mean 0 and variance 1 / 4, first signs are fair."""
+    network = networks.network(VECTOR, 4, hidden=(4,), gain=1.0)
+    many = jax.jit(jax.vmap(network.init))(jax.random.split(jax.random.key(0), 4000))
+    kernels = np.asarray(many["params"]["heads_0"]["kernel"])
+    error = 1 / np.sqrt(4000)
+    assert np.abs(kernels.mean(0)).max() < 4 * 0.5 * error
+    assert np.abs((kernels**2).mean(0) - 0.25).max() < 4 * 0.25 * error
+    assert np.abs((kernels > 0).mean(0) - 0.5).max() < 4 * 0.5 * error
+
+
+def test_keys_decide_parameters_and_no_two_kernels_are_alike():
+    network = networks.actor_critic(VECTOR, 4, hidden=(4, 4), actor_gain=1.0)
+    one, again, other = start(network, 1), start(network, 1), start(network, 2)
+    jax.tree.map(np.testing.assert_array_equal, one, again)
+    kernels = [leaf for tree in (one, other) for _, leaf in leaves(tree) if leaf.shape == (4, 4)]
+    assert len(kernels) == 10
+    assert not any(np.allclose(a, b) for i, a in enumerate(kernels) for b in kernels[:i])
+
+
+@pytest.mark.parametrize(
+    ("obs", "kind", "num_rows", "options"),
+    [
+        (BOARD, "minatar", 4, {}),
+        (BOARD, "minatar", 256, {}),
+        (SMALL_IMAGE, "nature", 4, {}),
+        (SMALL_IMAGE, "nature", 11, {}),
+        slow(SMALL_IMAGE, "nature", 24, dict(noisy=True, dueling=True)),
+        slow(SMALL_IMAGE, "dqn2013", 24, dict(layer_norm=True)),
+        slow(SMALL_IMAGE, "impala", 12, {}),
+    ],
+)
+def test_how_convolutions_are_computed_does_not_change_the_network(obs, kind, num_rows, options, monkeypatch):
+    """Nor in how many blocks: without C 24 images are three, 12 are two of six, 11 are one; 256 boards are two."""
+    make = lambda conv: networks.network(obs, 3, kind=kind, conv=conv, hidden=(16,), **options)
+    weight = jnp.arange(1.0, num_rows + 1)[:, None] / num_rows  # so that rows in another order are noticed
+    x, noise = draw(obs, num_rows), make("lax").noise(jax.random.key(3), (num_rows,))
+
+    def answer(network):
+        """Parameters, a loss, and its gradient."""
+        loss = lambda params: jnp.sum(weight * network.apply(params, x, noise) ** 2)
+        params = start(network)
+        return params, jax.jit(jax.value_and_grad(loss))(params)
+
+    (params, expected), *others = map(answer, (make("lax"), make("matmul")))
+    monkeypatch.setattr(build, "is_available", lambda: False)
+    for other, found in (*others, answer(make("matmul"))):
+        jax.tree.map(np.testing.assert_array_equal, params, other)
+        for one, two in zip(jax.tree.leaves(expected), jax.tree.leaves(found)):
+            np.testing.assert_allclose(one, two, rtol=1e-3, atol=1e-4 * float(jnp.abs(one).max()))
+
+
+@pytest.mark.parametrize("num_rows", [5, 64, 128, 384])
+@pytest.mark.parametrize("widths", [(7, 3), (9, 20), (40, 50), (64, 64), (7, 40)])
+def test_a_product_on_a_cpu_has_the_gradient_of_a_product(widths, num_rows):
+    x, kernel = (
+        jax.random.normal(jax.random.key(0), (2, num_rows, widths[0])),
+        jax.random.normal(jax.random.key(1), widths),
+    )
+    x = x.reshape(-1, widths[0])
+    loss = lambda product: lambda x, kernel: jnp.sum(jnp.sin(product(x, kernel)))
+    expected = jax.grad(loss(jnp.matmul), argnums=(0, 1))(x, kernel)
+    for one, other in zip(expected, jax.grad(loss(matmul.dot_on_cpu), argnums=(0, 1))(x, kernel)):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-4)
+
+
+def test_a_kernels_gradient_is_a_product_of_the_transposed_rows():
+    """XLA would fold the transposition into the product, which takes longer, and no result would show it."""
+    if jax.default_backend() != "cpu":
+        pytest.skip("elsewhere products are computed as they stand")
+    loss = lambda kernel, x: jnp.sum(matmul.dot_on_cpu(x, kernel) ** 2)
+    compiled = lambda f: jax.jit(f).lower(jnp.ones((1024, 64)), jnp.ones((1024, 64))).compile().as_text()
+    folded = "lhs_contracting_dims={0}, rhs_contracting_dims={0}"
+    assert folded in compiled(lambda x, g: x.T @ g)  # what it makes of it otherwise
+    assert folded not in compiled(lambda x, _: jax.grad(loss)(jnp.ones((64, 64)), x))
+
+
+def test_products_of_few_columns_are_compiled_as_they_were_written():
+    """XLA would fold (g^T x)^T into x^T g, several times slower, and no result would show it."""
+    if jax.default_backend() != "cpu":
+        pytest.skip("elsewhere products are computed as they stand")
+    x, kernel = jnp.ones((500, 64)), jnp.ones((64, 3))
+    dots = lambda f, *args: re.findall(r"= f32\[([\d,]+)\]\S* dot\(", jax.jit(f).lower(*args).compile().as_text())
+    loss = lambda kernel: jnp.sum(matmul.dot_on_cpu(x, kernel) ** 2)
+    assert "3,64" in dots(jax.grad(loss), kernel) and "64,3" not in dots(jax.grad(loss), kernel)
+    assert dots(lambda x, g: (g.T @ x).T, x, jnp.ones((500, 3))) == ["64,3"]  # what it makes of it otherwise
+    images, patches = jnp.ones((2, 9, 9, 7)), jnp.ones((3, 3, 7, 5))
+    loss = lambda kernel: jnp.sum(conv_matmul._sum_of_products(images, kernel, (1, 7, 7)) ** 2)
+    assert "5,7" in dots(jax.grad(loss), patches) and "7,5" not in dots(jax.grad(loss), patches)
+
+
+@pytest.mark.parametrize("obs", [VECTOR, BOARD, slow(SMALL_IMAGE)])
+def test_bfloat16_is_for_computing_only(obs):
+    """Parameters, outputs and gradients are float32; bfloat16 has 8 bits, so results agree to a few percent."""
+    exact, coarse = (
+        networks.actor_critic(obs, 3, actor_gain=1.0, dtype=dtype, layer_norm=True, hidden=(32,))
+        for dtype in (jnp.float32, jnp.bfloat16)
+    )
+    params, x = start(coarse), draw(obs, 8)
+    jax.tree.map(np.testing.assert_array_equal, params, start(exact))
+    gradient = jax.jit(jax.grad(lambda params: jnp.sum(coarse.both(params, x)[0])))(params)
+    assert {leaf.dtype for tree in (params, gradient) for leaf in jax.tree.leaves(tree)} == {jnp.dtype(jnp.float32)}
+    for one, other in zip(jax.jit(exact.both)(params, x), jax.jit(coarse.both)(params, x)):
+        assert other.dtype == jnp.float32
+        np.testing.assert_allclose(one, other, atol=0.05 * float(jnp.abs(one).max()))
+
+
+@pytest.mark.parametrize("shape", [(), (8,)])
+def test_noise_is_computed_in_bfloat16_too(shape):
+    """That all rows share, and that each has for itself."""
+    make = partial(networks.network, VECTOR, 3, hidden=(32,), noisy=True)
+    exact, coarse = make(dtype=jnp.float32), make(dtype=jnp.bfloat16)
+    params, x, noise = start(exact), draw(VECTOR, 8), exact.noise(jax.random.key(1), shape)
+    loss = lambda network: jax.jit(jax.value_and_grad(lambda params: jnp.sum(network.apply(params, x, noise) ** 2)))
+    (one, gradient), (other, coarse_gradient) = loss(exact)(params), loss(coarse)(params)
+    assert {leaf.dtype for leaf in jax.tree.leaves(coarse_gradient)} == {jnp.dtype(jnp.float32)}
+    np.testing.assert_allclose(one, other, rtol=0.05)
+    for wanted, found in zip(jax.tree.leaves(gradient), jax.tree.leaves(coarse_gradient)):
+        np.testing.assert_allclose(wanted, found, atol=0.1 * float(jnp.abs(wanted).max()))
+
+
+@pytest.mark.parametrize(
+    ("obs", "dtype", "scale"),
+    [
+        (SMALL_IMAGE, jnp.uint8, 255),
+        (spec(36, 36, dtype=jnp.uint8), jnp.uint8, 255),
+        (spec(16, 32, 3, dtype=jnp.uint8), jnp.uint8, 255),
+        (spec(15, 32, 3, dtype=jnp.uint8), jnp.uint8, 1),
+        (spec(7, 7, 3, dtype=jnp.uint8), jnp.uint8, 1),
+        (spec(6, dtype=jnp.int32), jnp.int32, 1),
+        (BOARD, jnp.bool_, 1),
+    ],
+)
+def test_bytes_of_pictures_become_fractions_and_everything_else_its_number(obs, dtype, scale):
+    as_floats = networks.network(ShapeDtypeStruct(obs.shape, jnp.float32), 3, hidden=(8,))
+    params, x = start(as_floats), draw(obs, 4)
+    assert x.dtype == dtype
+    result = jax.jit(networks.network(obs, 3, hidden=(8,)).apply)(params, x)
+    expected = jax.jit(as_floats.apply)(params, x.astype(jnp.float32) / scale)
+    np.testing.assert_allclose(result, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["impala", "minatar", "mlp"])
+def test_white_is_1_whatever_the_network(kind):
+    """Also where a picture is too small for nature's, or is one part of several."""
+    within = (lambda x: {"part": x}) if kind == "mlp" else lambda x: x
+    make = lambda dtype: networks.network(within(spec(20, 20, 3, dtype=dtype)), 3, kind=kind, hidden=(8,))
+    params = start(make(jnp.float32))
+    white, one = (within(jnp.full((20, 20, 3), *of)) for of in ((255, jnp.uint8), (1, jnp.float32)))
+    found, wanted = make(jnp.uint8).apply(params, white), make(jnp.float32).apply(params, one)
+    np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["nature", "impala", "minatar", "mlp"])
+def test_what_is_normalized_is_no_picture_any_more(kind):
+    """PPO's standardized observations are floats where the environment's were bytes, and are taken as they are."""
+    bytes_, floats = (
+        networks.network(spec(40, 40, 3, dtype=dtype), 3, kind=kind, hidden=(8,)) for dtype in (jnp.uint8, jnp.float32)
+    )
+    params, x = start(floats), jax.random.normal(jax.random.key(5), (2, 40, 40, 3))
+    np.testing.assert_allclose(bytes_.apply(params, x), floats.apply(params, x), rtol=1e-5, atol=1e-6)
+
+
+def test_a_tree_is_its_leaves_side_by_side():
+    tree, flat = networks.network(TREE, 3), networks.network(spec(7), 3)
+    params, x = start(tree), draw(TREE, 5)
+    side_by_side = jnp.concatenate([x["grid"].reshape(5, 6).astype(jnp.float32), x["speed"][:, None]], axis=-1)
+    np.testing.assert_allclose(tree.apply(params, x), flat.apply(params, side_by_side), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(("obs", "kind"), [(VECTOR, "mlp"), (spec(10, 10, 4), "minatar")])
+def test_layer_norm_forgets_the_scale(obs, kind):
+    """Fresh biases are zero, so whatever scales the observation scales what is normalized."""
+    network = networks.network(obs, 3, kind=kind, layer_norm=True)
+    params, x = start(network), draw(obs, 5)
+    apply = jax.jit(network.apply)
+    np.testing.assert_allclose(apply(params, 100 * x), apply(params, 10 * x), rtol=1e-2, atol=1e-2)
+
+
+def test_activation_is_what_was_asked_for():
+    """Features of one layer with the identity: relu and tanh of the observation."""
+    for name, function in (("relu", nn.relu), ("tanh", jnp.tanh)):
+        torso = networks_torso.torso(VECTOR, hidden=(4,), activation=name)
+        params = {"params": {"mlp": {"Dense_0": {"kernel": jnp.eye(4), "bias": jnp.zeros(4)}}}}
+        x = draw(VECTOR, 5)
+        np.testing.assert_allclose(torso.apply(params, x), function(x), rtol=1e-5, atol=1e-6)
+
+
+# Noisy layers
+
+
+def test_a_noisy_layer_worked_by_hand():
+    # noise 4 in, -9 out: f = 2, -3.  Weight 2 + .5 * 2 * -3 = -1, bias 1 + .25 * -3 = .25:  -1 * 3 + .25 = -2.75
+    layer = dense.NoisyDense(1, gain=1.0)
+    params = {
+        "kernel": jnp.float32([[2]]),
+        "bias": jnp.float32([1]),
+        "spread_kernel": jnp.float32([[0.5]]),
+        "spread_bias": jnp.float32([0.25]),
+    }
+    answer = lambda **noise: float(layer.apply({"params": params, **noise}, jnp.float32([3]))[0])
+    assert answer(noise={"noise": jnp.float32([4, -9])}) == -2.75
+    assert answer(noise={"noise": jnp.zeros(2)}) == answer() == 7  # 2 * 3 + 1
+
+
+def test_a_noisy_layer_is_equation_10():
+    """Weight by weight in numpy, for several inputs and outputs."""
+    layer = dense.NoisyDense(3, gain=1.0)
+    rng = np.random.default_rng(0)
+    mean, spread, x = rng.normal(size=(4, 3)), rng.normal(size=(4, 3)), rng.normal(size=(5, 4))
+    bias, spread_bias, noise = rng.normal(size=3), rng.normal(size=3), rng.normal(size=7)
+    params = {"kernel": mean, "bias": bias, "spread_kernel": spread, "spread_bias": spread_bias}
+    f = np.sign(noise) * np.sqrt(np.abs(noise))
+    expected = x @ (mean + spread * np.outer(f[:4], f[4:])) + bias + spread_bias * f[4:]
+    variables = jax.tree.map(jnp.float32, {"params": params, "noise": {"noise": noise}})
+    np.testing.assert_allclose(layer.apply(variables, jnp.float32(x)), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("dueling", "num_atoms"), [pytest.param(False, None, marks=pytest.mark.slow), (True, None), (True, 5)]
+)
+def test_noise_of_each_row_is_its_own(dueling, num_atoms):
+    """Rows that see the same differ; each is what its noise alone makes of it; without noise all are alike."""
+    network = networks.network(VECTOR, 3, num_atoms=num_atoms, hidden=(8, 8), noisy=True, dueling=dueling)
+    params, x = start(network), jnp.ones((6, 4))
+    noise = network.noise(jax.random.key(1), (6,))
+    assert len(jax.tree.leaves(noise)) == (5 if dueling else 3)  # each dense layer and each head
+    apply = jax.jit(network.apply)
+    together = apply(params, x, noise)
+    assert all(np.abs(together[i] - together[j]).max() > 1e-3 for i in range(6) for j in range(i))
+    alone = apply(params, x[2], jax.tree.map(lambda leaf: leaf[2], noise))
+    np.testing.assert_allclose(together[2], alone, rtol=1e-4, atol=1e-5)
+    shared = apply(params, x, network.noise(jax.random.key(2), ()))
+    for same in (shared, apply(params, x)):
+        np.testing.assert_allclose(same, jnp.broadcast_to(same[0], same.shape), rtol=1e-5, atol=1e-6)
+    assert np.abs(shared[0] - apply(params, x)[0]).max() > 1e-3
+
+
+def test_noise_that_all_rows_share_is_theirs_one_by_one():
+    """One product with the weights as they are agrees with the layer's two, and so do the gradients."""
+    network = networks.network(VECTOR, 3, hidden=(8,), noisy=True)
+    params, x, noise = start(network), draw(VECTOR, 6), network.noise(jax.random.key(1), ())
+    each = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (6, *leaf.shape)), noise)
+    gradient = jax.jit(jax.grad(lambda params, noise: (network.apply(params, x, noise) ** 2).sum()))
+    np.testing.assert_allclose(network.apply(params, x, noise), network.apply(params, x, each), rtol=1e-4, atol=1e-5)
+    jax.tree.map(
+        partial(np.testing.assert_allclose, rtol=1e-3, atol=1e-4), gradient(params, noise), gradient(params, each)
+    )
+
+
+def test_only_noisy_networks_have_noise_and_its_layers_share_no_number():
+    assert networks.network(VECTOR, 3).noise(jax.random.key(0), (7,)) == ()
+    noise = networks.network(VECTOR, 3, hidden=(8,), noisy=True).noise(jax.random.key(0), (2, 7))
+    parts = [np.asarray(leaf) for leaf in jax.tree.leaves(noise)]
+    assert sorted(part.shape for part in parts) == [(2, 7, 8 + 3), (2, 7, 4 + 8)]
+    numbers = np.concatenate([part.reshape(-1) for part in parts])
+    assert len(np.unique(numbers)) == numbers.size
+
+
+def test_spreads_begin_as_the_paper_says_and_are_learned():
+    """0.5 / sqrt(inputs), of weights and biases; with noise their gradient is not 0, without it is."""
+    network = networks.network(VECTOR, 3, hidden=(16,), noisy=True)
+    params, x = start(network), draw(VECTOR, 5)
+    spreads = {path: leaf for path, leaf in leaves(params) if "spread" in path}
+    assert sorted({leaf.shape for leaf in spreads.values()}) == [(3,), (4, 16), (16,), (16, 3)]
+    for path, leaf in spreads.items():
+        np.testing.assert_allclose(leaf, 0.5 / np.sqrt(16 if "heads" in path else 4), rtol=1e-6)
+    gradient = jax.jit(jax.grad(lambda params, noise: (network.apply(params, x, noise) ** 2).sum()))
+    noisy, quiet = gradient(params, network.noise(jax.random.key(0), ())), gradient(params, ())
+    size = lambda tree: {path: float(jnp.abs(leaf).max()) for path, leaf in leaves(tree) if "spread" in path}
+    assert min(size(noisy).values()) > 0
+    assert set(size(quiet).values()) == {0.0}
+
+
+# Dueling streams and distributions
+
+
+@pytest.mark.parametrize(("num_atoms", "shape"), [(None, (3,)), (1, (3, 1)), (5, (3, 5))])
+@pytest.mark.parametrize("obs", [VECTOR, BOARD])
+@pytest.mark.parametrize("dueling", [False, True])
+def test_a_distribution_is_one_more_axis(obs, dueling, num_atoms, shape):
+    network = networks.network(obs, 3, num_atoms=num_atoms, dueling=dueling, hidden=(8,))
+    params = jax.eval_shape(network.init, jax.random.key(0))
+    for axes in ((), (2, 5)):
+        output = jax.eval_shape(network.apply, params, draw(obs, *axes))
+        assert (output.shape, output.dtype) == ((*axes, *shape), jnp.float32)
+
+
+@pytest.mark.parametrize("num_atoms", [None, 5])
+def test_the_mean_over_actions_is_the_value_of_the_state(num_atoms):
+    """What is common to all advantages counts nothing, atom by atom; what is added to the value counts for all."""
+    network = networks.network(VECTOR, 3, num_atoms=num_atoms, dueling=True, hidden=(8,))
+    params, x = start(network), draw(VECTOR, 6)
+    apply, axis = jax.jit(network.apply), -1 if num_atoms is None else -2
+    size = num_atoms or 1
+
+    def with_bias(head, bias):
+        heads = {head: {**params["params"][head], "bias": bias}}
+        return apply({"params": {**params["params"], **heads}}, x)
+
+    output = apply(params, x)
+    common = jnp.arange(1.0, size + 1)
+    more_advantage = with_bias("heads_1", jnp.tile(common, 3))
+    np.testing.assert_allclose(more_advantage, output, rtol=1e-4, atol=1e-5)
+    more_value = with_bias("heads_0", common)
+    np.testing.assert_allclose(
+        more_value - output, jnp.broadcast_to(common if num_atoms else 1.0, output.shape), rtol=1e-4
+    )
+    one_action = with_bias("heads_1", jnp.repeat(jnp.float32([3, 0, 0]), size))  # less the mean: 2, -1, -1
+    difference = np.moveaxis(np.asarray(one_action - output), axis, -1)
+    np.testing.assert_allclose(difference, np.broadcast_to([2, -1, -1], difference.shape), rtol=1e-4)
+    np.testing.assert_allclose(one_action.mean(axis), output.mean(axis), rtol=1e-4, atol=1e-5)
+
+
+def test_streams_have_a_last_layer_each_and_share_the_rest():
+    network = networks.network(VECTOR, 3, hidden=(8, 5), dueling=True)
+    kernels = sorted(leaf.shape for path, leaf in leaves(start(network)) if "kernel" in path)
+    assert kernels == sorted([(4, 8), (8, 5), (8, 5), (5, 1), (5, 3)])

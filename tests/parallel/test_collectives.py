@@ -1,0 +1,318 @@
+"""across, cores: what devices tell each other, by XLA and by way of the memory that a CPU's cores share."""
+
+import ctypes
+import shutil
+import subprocess
+import sys
+from functools import cache, partial
+
+import hypothesis
+import hypothesis.strategies as st
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
+
+from jaxrl_fast import agents
+from jaxrl_fast.agents import configs
+from jaxrl_fast.config import load
+from jaxrl_fast.kernels import build
+from jaxrl_fast.parallel import collectives, program
+from jaxrl_fast.parallel.placement import SHARDS, Placement, max_grad_workers, share_cores
+from jaxrl_fast.training import build as training_build
+from jaxrl_fast.types import SHARED_MEMORY_AXIS
+from tests import probes, slow
+
+NUM_UPDATES = 4
+needs_cores = pytest.mark.skipif(not build.is_available(), reason="no C compiler here: nothing sums over cores")
+
+
+def on_devices(function, num_devices, axis_name=SHARED_MEMORY_AXIS, num_groups=1):
+    """What a function of [...] gives on each device of [groups * devices, ...]."""
+    shape, names = (num_groups, num_devices), ("groups", axis_name)
+    devices = jax.devices()[: num_groups * num_devices]
+    mesh = jax.make_mesh(shape, names, axis_types=(AxisType.Auto,) * 2, devices=devices)
+    one = lambda *x: jax.tree.map(lambda x: x[None], function(*jax.tree.map(lambda x: x[0], x)))
+    return jax.jit(jax.shard_map(one, mesh=mesh, in_specs=P(names), out_specs=P(names), check_vma=False))
+
+
+def in_order(rows):
+    """The float32 sum [...] of rows [devices, ...], one after another."""
+    whole = rows[0].copy()
+    for row in rows[1:]:
+        whole += row
+    return whole
+
+
+@needs_cores
+@hypothesis.settings(max_examples=20)
+@hypothesis.given(
+    seed=st.integers(0, 2**31 - 1),
+    devices=st.sampled_from([(1, 1), (2, 1), (3, 1), (4, 1), (2, 2)]),
+    shape=st.sampled_from([(), (1,), (15,), (16,), (17,), (3, 100), (40_000,)]),
+)
+def test_cores_sum_in_their_order(seed, devices, shape):
+    """Bit for bit, the same on each; two groups of cores have sums of their own."""
+    num_devices, num_groups = devices
+    rows = np.random.default_rng(seed).normal(size=(num_groups * num_devices, *shape)).astype(np.float32)
+    found = np.asarray(
+        on_devices(lambda x: collectives.all_reduce_sum(x, SHARED_MEMORY_AXIS), num_devices, num_groups=num_groups)(
+            rows
+        )
+    )
+    for group in range(num_groups):
+        own = slice(group * num_devices, (group + 1) * num_devices)
+        np.testing.assert_array_equal(found[own], np.broadcast_to(in_order(rows[own]), found[own].shape))
+
+
+@needs_cores
+@pytest.mark.parametrize("num_devices", [2, 4])
+def test_sums_in_loops_of_loops(num_devices):
+    """Thousands of them, a run after another, of two lengths by turns; each wants the one before."""
+    start = np.random.default_rng(0).normal(size=(num_devices, 300)).astype(np.float32)
+
+    def program(x):
+        def inner(x, _):
+            x = collectives.all_reduce_sum(x, SHARED_MEMORY_AXIS) / num_devices + jax.lax.axis_index(
+                SHARED_MEMORY_AXIS
+            ).astype(jnp.float32)
+            return x.at[:7].set(collectives.all_reduce_sum(x[:7], SHARED_MEMORY_AXIS) / num_devices), None
+
+        return jax.lax.fori_loop(0, 20, lambda _, x: jax.lax.scan(inner, x, length=20)[0], x)
+
+    run, x, expected = on_devices(program, num_devices), start, start.astype(np.float64)
+    for _ in range(5):
+        x = run(x)
+        for _ in range(400):
+            expected = expected.mean(0) + np.arange(num_devices)[:, None]
+            expected[:, :7] = expected[:, :7].mean(0)
+    np.testing.assert_allclose(np.asarray(x), expected, rtol=1e-4)
+
+
+@pytest.mark.parametrize("axis_name", [SHARDS, pytest.param(SHARED_MEMORY_AXIS, marks=needs_cores)])
+@pytest.mark.parametrize("size", [3, 40_000])
+def test_trees_are_summed_and_gathered_leaf_by_leaf(axis_name, size):
+    """Cores put small ones together in one vector."""
+    rows = {"a": np.arange(4 * size, dtype=np.float32).reshape(4, size), "b": np.float32([1, 2, 4, 8])}
+    rows["c"] = np.arange(24, dtype=np.float32).reshape(4, 2, 3)
+    both = lambda x: (collectives.all_reduce_sum(x, axis_name), collectives.all_gather(x, axis_name))
+    if axis_name == SHARED_MEMORY_AXIS:  # one wants the other
+        both = lambda x: (
+            y := collectives.all_gather(x, SHARED_MEMORY_AXIS),
+            collectives.all_reduce_sum(jax.tree.map(lambda y: y[0], y), SHARED_MEMORY_AXIS),
+        )[::-1]
+    total, gathered = jax.device_get(on_devices(both, 4, axis_name)(rows))
+    for name, x in rows.items():
+        np.testing.assert_array_equal(gathered[name], np.broadcast_to(x, (4, *x.shape)))
+        expected = x.sum(0) if axis_name == SHARDS else 4 * x[0]
+        np.testing.assert_array_equal(total[name], np.broadcast_to(expected, x.shape))
+
+
+def test_a_device_alone_has_what_it_has():
+    x = {"a": jnp.arange(3.0)}
+    assert collectives.all_reduce_sum(x, None) is x and collectives.local_rows(x, 1) is x
+    np.testing.assert_array_equal(collectives.all_gather(x, None)["a"], [[0, 1, 2]])
+
+
+def test_parts_in_their_places_are_the_whole():
+    rows = np.arange(24, dtype=np.float32).reshape(8, 3)
+    part_and_place = lambda x: collectives.scatter_rows(collectives.local_rows(x, 4), 4)
+    found = np.asarray(on_devices(part_and_place, 4)(np.broadcast_to(rows, (4, 8, 3))))
+    np.testing.assert_array_equal(found.sum(0), rows)
+    for i in range(4):
+        np.testing.assert_array_equal(found[i, 2 * i : 2 * i + 2], rows[2 * i : 2 * i + 2])
+
+
+def test_cores_sum_no_integers():
+    with pytest.raises(TypeError, match="cores sum float32, not int32"):
+        on_devices(lambda x: collectives.all_reduce_sum(x, SHARED_MEMORY_AXIS), 2)(np.ones((2, 3), np.int32))
+
+
+# A process of its own: its devices, and a patience of a second instead of XLA's
+
+ALONE = """
+import ctypes, sys
+import jax, jax.numpy as jnp, numpy as np
+jax.config.update("jax_num_cpu_devices", {num_devices})
+from jaxrl_fast.kernels import build
+from jaxrl_fast.parallel import collectives
+build._load = lambda: ctypes.CDLL({library!r})
+assert build.is_available()
+from tests.parallel.test_collectives import in_order, on_devices
+{program}
+"""
+
+
+def alone(tmp_path, program, num_devices):
+    library = tmp_path / "allreduce.so"
+    build.compile_library(build._compiler(), library, "-DPATIENCE_S=1")
+    code = ALONE.format(num_devices=num_devices, library=str(library), program=program)
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+
+
+@needs_cores
+def test_many_cores_sum_a_slice_each(tmp_path):
+    """More than add up all of it: slices that are whole, short, and empty."""
+    program = """
+halve = lambda tree: jax.tree.map(lambda x: x / 2, tree)
+for size in (1, 95, 96, 97, 1000, 40_000):
+    rows = {name: np.random.default_rng(size).normal(size=(6, size)).astype(np.float32) for name in "ab"}
+    twice = lambda x: collectives.all_reduce_sum(halve(collectives.all_reduce_sum(x, "cores")), "cores")
+    for name, found in on_devices(twice, 6)(rows).items():
+        expected = in_order(np.stack([in_order(rows[name]) / 2] * 6))
+        np.testing.assert_array_equal(np.asarray(found), np.broadcast_to(expected, found.shape))
+print("right")
+"""
+    ended = alone(tmp_path, program, 6)
+    assert ended.stdout == "right\n", ended.stderr
+
+
+@needs_cores
+@pytest.mark.parametrize(
+    ("other", "words"),
+    [
+        ("x", "a device waits for another one"),
+        ("collectives.all_reduce_sum(x[:2], 'cores')[0] + x", "cores do not sum the same arrays"),
+    ],
+)
+def test_what_cannot_be_summed_is_an_error_and_no_wait_for_ever(tmp_path, other, words):
+    """A core that never comes, for its program has failed; or one that comes with another array."""
+    program = f"""
+here = lambda x: collectives.all_reduce_sum(x, "cores")
+there = lambda x: {other}
+either = on_devices(lambda x: jax.lax.cond(jax.lax.axis_index("cores") == 0, here, there, x), 2)
+try:
+    jax.block_until_ready(either(np.ones((2, 3), np.float32)))
+except jax.errors.JaxRuntimeError as error:
+    print(error)
+sys.stdout.flush()
+import os; os._exit(0)
+"""
+    assert words in alone(tmp_path, program, 2).stdout
+
+
+def test_without_a_compiler_there_is_one_core(monkeypatch, tmp_path):
+    """Or with one that cannot compile it, or whose work cannot be loaded. Environments may be dealt, for XLA to sum."""
+    line = ["ppo", "--env", "CartPole-v1", "--num-envs", "64", "--agent.num-minibatches"]
+    divided = lambda minibatches: training_build.shard_env(
+        load.from_command_line([*line, minibatches]), agents.load("ppo"), num_updates=10
+    )[2]
+    monkeypatch.setattr("jaxrl_fast.utils.devices.num_cores", lambda: 4)
+    if build.is_available():
+        assert divided("32") == Placement(num_hands=4) and divided("2") == Placement(
+            1, 4, True, axis_name=SHARED_MEMORY_AXIS
+        )
+    broken = tmp_path / "cc"
+    broken.write_text("#!/bin/sh\nexit 1\n")
+    broken.chmod(0o755)
+    refuse = lambda _: (_ for _ in ()).throw(OSError("no room for it"))
+    monkeypatch.setattr(build, "CACHE", str(tmp_path))
+    for module, name, value in (
+        (shutil, "which", lambda _: None),
+        (shutil, "which", lambda _: str(broken)),
+        (ctypes, "CDLL", refuse),
+    ):
+        with monkeypatch.context() as patched:
+            patched.setattr(module, name, value)
+            patched.setattr(build, "_register", build._register.__wrapped__)
+            assert max_grad_workers() == 1
+            assert divided("32") == Placement() and divided("2") == Placement(1, 4, True)
+
+
+# What trains
+
+
+LINES = (  # few rows in a gradient step
+    "ppo --env CartPole-v1 --num-envs 4",
+    "ppo --env Pendulum-v1 --num-envs 1 --agent.num-minibatches 1",
+    "pqn --env CartPole-v1 --num-envs 4",
+    "dqn --env CartPole-v1 --num-envs 1",
+    "dqn --env CartPole-v1 --num-envs 3 --agent.prioritized --agent.dueling --agent.hidden 120 84",
+)
+
+
+@needs_cores
+@pytest.mark.parametrize("line", LINES)
+def test_hands_share_what_is_too_little_to_be_dealt(line, monkeypatch):
+    monkeypatch.setattr("jaxrl_fast.utils.devices.num_cores", lambda: 2)
+    divided = lambda *more: training_build.shard_env(
+        load.from_command_line([*line.split(), *more]), agents.load(line[:3]), num_updates=10
+    )
+    env, _, placement = divided()
+    assert placement == Placement(num_hands=2) and env.spec.num_hands == 2 and placement.num_devices == 2
+    assert divided("--devices", "1")[2] == Placement()
+    assert divided("--num-seeds", "2")[2].num_hands == 1, "they have a core each"
+    before = {"num_shards": 1}
+    assert (
+        training_build.shard_env(load.from_command_line(line.split()), agents.load(line[:3]), 10, before)[2]
+        == Placement()
+    )
+    assert divided("--agent.hidden", "512", "512")[2] == Placement(), "it would have too much to add up"
+    for name in ("MOST_REPEATED", "MAX_LEARNED"):
+        with monkeypatch.context() as patched:
+            patched.setattr(training_build, name, 1000)
+            assert divided()[2] == Placement()
+    share_cores(2)  # workers of a sweep
+    assert divided()[2] == Placement()
+    share_cores(1)
+
+
+VARIANTS = {
+    "ppo": ("ppo", {}),
+    "ppo_all": ("ppo", dict(normalize_observations=True, normalize_rewards=True, target_kl=0.01)),
+    "ppo_kl": ("ppo", dict(target_kl=2e-3, learning_rate=0.01, anneal=False)),  # which ends updates early
+    "dqn": ("dqn", dict(batch_size=8, capacity=256, learning_starts=32)),
+    "dqn_all": (
+        "dqn",
+        dict(batch_size=8, capacity=256, learning_starts=32, prioritized=True, noisy=True, dueling=True, n_step=3),
+    ),
+    "pqn": ("pqn", {}),
+}
+
+
+@cache
+def trained(variant, placement, num_envs=4):
+    """The agent's state on each device, and metrics, of a few updates."""
+    algo, options = VARIANTS[variant]
+    rollout = {} if algo == "dqn" else dict(num_minibatches=2, num_epochs=2)
+    env = probes.best_action_of_observation(num_envs // placement.num_shards)
+    spec = env.spec._replace(num_hands=placement.num_hands, num_shards=placement.num_shards)
+    env = env._replace(spec=spec._replace(axis_name=placement.axis_name if placement.num_shards > 1 else None))
+    agent_config = configs.CONFIGS[algo](rollout_length=16, hidden=(8,), **rollout, **options)
+    agent = agents.load(algo).make(agent_config, env.spec, NUM_UPDATES)
+    built = program.build(env, agent, NUM_UPDATES, placement)
+    state, metrics = built.chunk(built.init(np.int32(3)), np.int32(NUM_UPDATES))
+    on_each = [jax.tree.map(lambda x, i=i: np.asarray(x.addressable_shards[i].data), unkeyed(state))
+               for i in range(placement.num_devices)]  # fmt: skip
+    return on_each, jax.device_get(metrics), jax.device_get(built.learner(state))
+
+
+def unkeyed(tree):
+    is_key = lambda x: jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+    return jax.tree.map(lambda x: jax.random.key_data(x) if is_key(x) else x, tree)
+
+
+@needs_cores
+@pytest.mark.parametrize("num_hands", [2, slow(4)])
+@pytest.mark.parametrize("variant", [slow(name) if name.startswith("ppo_") else name for name in VARIANTS])
+def test_hands_learn_what_one_core_learns(variant, num_hands):
+    """To rounding; and each hand has the same bits of everything."""
+    on_each, metrics, learner = trained(variant, Placement(num_hands=num_hands))
+    for other in on_each[1:]:
+        jax.tree.map(np.testing.assert_array_equal, other, on_each[0])
+    close = partial(np.testing.assert_allclose, rtol=1e-3, atol=1e-5)
+    alone, expected, learner_alone = trained(variant, Placement())
+    jax.tree.map(close, metrics, expected)
+    jax.tree.map(close, learner, learner_alone)
+    jax.tree.map(close, on_each[0], alone[0])
+    assert not np.allclose(jax.tree.leaves(learner)[0], 0)
+
+
+@needs_cores
+@pytest.mark.parametrize("variant", [name if name in ("ppo_all", "dqn_all") else slow(name) for name in VARIANTS])
+def test_shards_sum_in_memory_what_xla_sums(variant):
+    """Two of them: the same bits, for a sum of two has one order only."""
+    by_xla, by_memory = (trained(variant, Placement(1, 2, axis_name=name)) for name in (SHARDS, SHARED_MEMORY_AXIS))
+    jax.tree.map(np.testing.assert_array_equal, by_memory, by_xla)

@@ -1,0 +1,147 @@
+"""program: where shards and seeds lie changes nothing that they compute."""
+
+from functools import cache
+from operator import itemgetter
+
+import jax
+import numpy as np
+import pytest
+
+from jaxrl_fast.agents import ppo
+from jaxrl_fast.config import load
+from jaxrl_fast.parallel import program
+from jaxrl_fast.parallel.placement import SHARDS, Placement
+from jaxrl_fast.training import plan
+from tests import probes, slow
+
+NUM_UPDATES = 3
+
+
+@cache
+def build(num_seeds, num_shards, num_envs=16, in_turn=False):
+    env = probes.best_action_of_observation(num_envs // num_shards)
+    if num_shards > 1:
+        env = env._replace(spec=env.spec._replace(axis_name=SHARDS))
+    config = ppo.Config(rollout_length=8, hidden=(8,), normalize_observations=True, normalize_rewards=True)
+    agent = ppo.make(config, env.spec, NUM_UPDATES)
+    return program.build(env, agent, NUM_UPDATES, Placement(num_seeds, num_shards, in_turn))
+
+
+def run(built, seeds):
+    state, metrics = built.chunk(built.init(np.int32(seeds)), np.int32(NUM_UPDATES))
+    ours = lambda x: x[: len(seeds)] if np.ndim(seeds) else x
+    return jax.device_get((built.learner(state).params, jax.tree.map(ours, metrics)))
+
+
+def close(a, b):
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=2e-3, atol=2e-5), a, b)
+
+
+@pytest.mark.slow
+def test_shards_on_devices_are_shards_side_by_side(monkeypatch):
+    """Two shards on two devices, and the same two under vmap on one."""
+    spread = run(build(1, 2), 5)
+    monkeypatch.setattr(jax, "local_device_count", lambda: 1)
+    close(spread, run(build.__wrapped__(1, 2), 5))
+
+
+@pytest.mark.parametrize("num_shards", [slow(1), 2])
+@pytest.mark.parametrize(("num_seeds", "in_turn"), [slow(4, False), slow(5, False), (8, True)])
+def test_a_seed_of_a_batch_is_its_single_run(num_shards, num_seeds, in_turn):
+    """One seed or more on each device, side by side or in turn, against a run of one seed on its devices."""
+    batch = run(build(num_seeds, num_shards, in_turn=in_turn), [*range(3, 3 + num_seeds)])
+    for i in range(num_seeds):
+        close(jax.tree.map(itemgetter(i), batch), run(build(1, num_shards), 3 + i))
+
+
+@pytest.mark.parametrize(("num_seeds", "num_shards"), [slow(1, 2), (3, 1)])
+def test_a_state_may_have_arrays_of_no_elements(num_seeds, num_shards):
+    """An environment's or an agent's of one's own: they are carried, and change nothing."""
+    env = probes.best_action_of_observation(4)
+    if num_shards > 1:
+        env = env._replace(spec=env.spec._replace(axis_name=SHARDS))
+    agent = ppo.make(ppo.Config(rollout_length=8, hidden=(8,)), env.spec, NUM_UPDATES)
+
+    def reset(key):
+        state, timestep = env.reset(key)
+        return (state, jax.numpy.zeros((4, 0, 2))), timestep
+
+    def step(state, action):
+        after, timestep = env.step(state[0], action)
+        return (after, state[1] + 1), timestep
+
+    def trained(env):
+        built = program.build(env, agent, NUM_UPDATES, Placement(num_seeds, num_shards))
+        seeds = np.arange(num_seeds, dtype=np.int32) if num_seeds > 1 else np.int32(0)
+        return built.chunk(built.init(seeds), np.int32(NUM_UPDATES))[0]
+
+    found, expected = trained(env._replace(reset=reset, step=step)), trained(env)
+    assert any(x.size == 0 for x in jax.tree.leaves(found.actors))
+    jax.tree.map(np.testing.assert_array_equal, found.agent.params, expected.agent.params)
+
+
+@pytest.mark.parametrize(
+    ("line", "in_turn"),
+    [
+        ("ppo --env CartPole-v1 --num-envs 8", False),  # 256 rows in a gradient step
+        ("ppo --env CartPole-v1 --num-envs 16", True),
+        ("ppo --env Breakout-MinAtar --num-envs 2", True),  # 64 boards
+        ("pqn --env Breakout-MinAtar --num-envs 8 --agent.rollout-length 32 --agent.num-minibatches 8", False),
+        ("dqn --env CartPole-v1 --num-envs 64 --agent.batch-size 1024", False),  # however much: for its replay
+    ],
+)
+def test_seeds_take_turns_where_each_keeps_a_core_busy(line, in_turn):
+    settings = load.from_command_line([*line.split(), "--num-seeds", "2"])
+    assert plan.validate_plan(settings).placement.in_turn == in_turn
+
+
+@pytest.mark.parametrize(("num_seeds", "num_shards", "in_turn", "used", "trained"), [
+    (1, 1, False, 1, 1), (1, 4, False, 4, 1),
+    (3, 1, False, 3, 3), (5, 1, False, 3, 6), (6, 1, True, 3, 6), (7, 1, True, 4, 8), (8, 2, False, 4, 8),
+    (5, 2, True, 4, 6), (6, 2, True, 4, 6), (5, 4, True, 4, 5), (2, 8, True, 2, 2),
+])  # fmt: skip
+def test_so_many_of_four_devices_are_used(num_seeds, num_shards, in_turn, used, trained):
+    """In as few rounds as can be; times the shards, where a seed that takes its turn is spread over devices."""
+    placement = Placement(num_seeds, num_shards, in_turn)
+    assert placement.num_trained == trained
+    spread = program.partition(probes.constant_reward(4), lambda _: None, 1, placement)
+    assert spread.state.num_devices == placement.num_devices == used
+
+
+def test_on_a_gpu_seeds_never_take_turns(monkeypatch):
+    settings = load.from_command_line(["ppo", "--env", "CartPole-v1", "--num-envs", "64", "--num-seeds", "2"])
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    assert not plan.validate_plan(settings).placement.in_turn
+
+
+@pytest.mark.slow
+def test_seeds_in_turn_on_fewer_devices(monkeypatch):
+    """Three seeds of two shards each: on two devices and two more, and all on a single one."""
+    spread = run(build(3, 2, in_turn=True), [5, 6, 7])
+    monkeypatch.setattr(jax, "local_device_count", lambda: 1)
+    close(spread, run(build.__wrapped__(3, 2, in_turn=True), [5, 6, 7]))
+
+
+@pytest.mark.slow
+def test_seeds_in_turn_need_the_memory_of_one_in_between():
+    """What is needed besides the state: of one seed, and not of four on each device."""
+    in_turn, together = (build.__wrapped__(16, 1, 256, in_turn=in_turn) for in_turn in (True, False))
+    states = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(in_turn.like)) // 4
+    assert in_turn.memory - states < 0.5 * (together.memory - states)
+
+
+def test_every_shard_counts():
+    """Rows that count are those of all shards: 16 environments, 8 steps, less the reset rows (every second one)."""
+    _, metrics = run(build(1, 2), 0)
+    np.testing.assert_array_equal(metrics["valid_steps"], 16 * 4)
+    np.testing.assert_array_equal(metrics["episodes"], 16 * 4)
+
+
+@pytest.mark.slow
+def test_shards_play_episodes_of_their_own():
+    state = build(1, 4).init(np.int32(0))
+    obs = np.asarray(state.actors.timestep.obs).reshape(4, -1)
+    assert len(np.unique(obs, axis=0)) > 1
+    params = jax.tree.leaves(state.agent.params)
+    for leaf in map(np.asarray, params):
+        np.testing.assert_array_equal(leaf, np.broadcast_to(leaf[:1], leaf.shape))

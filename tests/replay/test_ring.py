@@ -1,0 +1,611 @@
+"""replay: against plain lists of whole transitions, over histories with every kind of end."""
+
+import functools
+import random
+from typing import NamedTuple
+
+import hypothesis.strategies as st
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.stats
+from hypothesis import given, settings
+
+from jaxrl_fast.agents import dqn
+from jaxrl_fast.parallel import collectives, program
+from jaxrl_fast.parallel.placement import Placement
+from jaxrl_fast.replay import ring as replay_ring
+from jaxrl_fast.types import SHARED_MEMORY_AXIS, Box, Discrete, Env, EnvSpec, TimeStep, Transition
+from jaxrl_fast.utils import memory
+from tests import slow
+
+GAMMA = np.float32(0.9)
+NUM_HISTORIES = 24  # in each example, side by side under vmap
+NUM_DRAWS = 16
+MANY = Discrete(2**31 - 1)  # the action is the number of its step, by which a row is told wherever it lies
+
+seeds = st.integers(0, 2**32 - 1)
+
+
+# The oracle ------------------------------------------------------------------------------------
+
+
+class Step(NamedTuple):
+    """One step of one environment. An observation is its frames, oldest first, each the number of a picture."""
+
+    frames: tuple[int, ...]
+    next_frames: tuple[int, ...]
+    reward: float
+    discount: float
+    last: bool
+    valid: bool
+
+
+def play(chance, num_steps, stack):
+    """One environment's steps. Its frames are seldom new, so that equal ones meet by chance."""
+    often = chance.choice([0.0, 0.1, 0.4, 1.0])  # an end
+    pictures = chance.choice([2, 4])
+    frames = (chance.randrange(pictures),) * stack
+    steps, end = [], None
+    for _ in range(num_steps):
+        shifted = (*frames, chance.randrange(pictures))[1:]
+        if end:  # the action is ignored, and an episode begins: with a new stack, or a life lost, with the old one
+            following = shifted if end == "lost life" else (chance.randrange(pictures),) * stack
+            steps.append(Step(frames, following, 0.0, 1.0, last=False, valid=False))
+            end = None
+        else:
+            following = shifted
+            end = chance.choice(["terminal", "time-out", "lost life"]) if chance.random() < often else None
+            worthless = end in ("terminal", "lost life") or chance.random() < 0.05  # now and then value alone ends
+            steps.append(Step(frames, following, chance.uniform(-1, 1), 0.0 if worthless else 1.0, bool(end), True))
+        frames = following
+    return steps
+
+
+def n_steps(steps, start, n):
+    """(reward, discount, last observation) of up to n steps of one episode; None where they are not all there yet."""
+    if start + n >= len(steps):
+        return None
+    reward, discount = 0.0, np.float32(1)
+    for step in steps[start : start + n]:
+        reward += float(discount) * step.reward
+        discount *= GAMMA * np.float32(step.discount)
+        if step.last:
+            break
+    return reward, discount, step.next_frames
+
+
+class Layouts(NamedTuple):
+    """A layout, and the histories to try it with."""
+
+    layout: replay_ring.ReplayConfig
+    rollout_length: int
+    picture: dict[str, tuple[tuple[int, ...], str]]  # shapes and dtypes of a frame's parts; one of no name is alone
+    num_steps: int  # enough to write the ring several times
+
+
+def layouts(num_rows, num_envs, n_step, frame_stack, rollout_length, picture, num_steps=40):
+    return Layouts(
+        replay_ring.ReplayConfig(num_rows, num_envs, n_step, frame_stack), rollout_length, picture, num_steps
+    )
+
+
+VECTOR = {"": ((3,), "float32")}
+TREE = {"position": ((2,), "float32"), "door": ((), "bool"), "map": ((2, 2), "uint8")}
+GRAY, COLOR = {"": ((2, 3, 1), "uint8")}, {"": ((2, 3, 2), "uint8")}
+STACKED_TREE = {"eye": ((2, 1, 1), "uint8"), "speed": ((2,), "float32")}
+CASES = {
+    "vector": layouts(12, 3, 3, 0, 4, VECTOR),
+    "vector-one-by-one": layouts(8, 1, 5, 0, 1, VECTOR),
+    "many-steps": layouts(20, 2, replay_ring.MAX_UNROLLED + 3, 0, 1, VECTOR),
+    "tree": layouts(11, 3, 1, 0, 1, TREE),
+    "gray": layouts(16, 3, 3, 4, 4, GRAY),
+    "gray-one-by-one": layouts(13, 1, 5, 4, 1, GRAY),
+    "color": layouts(9, 3, 1, 3, 1, COLOR),
+    "color-one-environment": layouts(16, 1, 5, 3, 4, COLOR),
+    "stacked-tree": layouts(11, 3, 3, 3, 1, STACKED_TREE),
+}
+STACKED = ["gray", "color-one-environment", "stacked-tree"]  # enough, for each compiles anew
+
+
+def paint(rng, case):
+    """Eight pictures, all different, each with the parts of a frame."""
+    drawn = {}
+    for name, (shape, dtype) in case.picture.items():
+        x = rng.integers(0, 2 if dtype == "bool" else 4, (8, *shape)).astype(dtype)
+        drawn[name] = x if dtype == "bool" else (x + np.arange(8).reshape(8, *(1,) * len(shape)) * 4).astype(dtype)
+    return drawn
+
+
+def show(case, pictures, frames):
+    """Observations [...] of frames [..., k], joined along the last axis, oldest first; without a stack k is 1."""
+    frames = np.asarray(frames)
+    parts = {
+        name: np.concatenate([x[frames[..., i]] for i in range(frames.shape[-1])], axis=-1)
+        if case.layout.frame_stack
+        else x[frames[..., 0]]
+        for name, x in pictures.items()
+    }
+    return parts.get("", parts)
+
+
+def spec(case):
+    """One environment's observation."""
+    zeros = show(case, paint(np.random.default_rng(0), case), np.zeros(max(case.layout.frame_stack, 1), int))
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), zeros)
+
+
+class History(NamedTuple):
+    """H histories as arrays: what is added, and what the oracle says may be read of it."""
+
+    steps: Transition  # [H, T, N, ...]; actions count steps from 1
+    reward: np.ndarray  # [H, T * N], by number of step, from here on
+    discount: np.ndarray
+    obs: np.ndarray  # [H, T * N, ...]
+    next_obs: np.ndarray
+    valid: np.ndarray
+
+
+def history(case, seed, num_histories=NUM_HISTORIES):
+    num_envs, stack = case.layout.num_envs, max(case.layout.frame_stack, 1)
+    chance, rng = random.Random(seed), np.random.default_rng(seed)
+    rows = []
+    for _ in range(num_histories):
+        envs = [play(chance, case.num_steps, stack) for _ in range(num_envs)]
+        rows.append([[(env[t], n_steps(env, t, case.layout.n_step)) for env in envs] for t in range(case.num_steps)])
+    gather = lambda get: np.array([[[get(*x) for x in envs] for envs in times] for times in rows])
+    long = lambda x: x.reshape(num_histories, -1, *x.shape[3:])
+    pictures = paint(rng, case)
+    number = 1 + np.arange(case.num_steps * num_envs, dtype=np.int32).reshape(case.num_steps, num_envs)
+    see = functools.partial(show, case, pictures)
+    steps = Transition(
+        obs=see(gather(lambda step, _: step.frames)),
+        action=np.broadcast_to(number, (num_histories, *number.shape)),
+        reward=gather(lambda step, _: step.reward).astype(np.float32),
+        discount=gather(lambda step, _: step.discount).astype(np.float32),
+        last=gather(lambda step, _: step.last),
+        valid=gather(lambda step, _: step.valid),
+        extras=(),
+    )
+    unknown = 0.0, np.float32(0), (0,) * stack
+    return History(
+        steps,
+        long(gather(lambda _, known: (known or unknown)[0])),
+        long(gather(lambda _, known: (known or unknown)[1])),
+        see(long(gather(lambda step, _: step.frames))),
+        see(long(gather(lambda _, known: (known or unknown)[2]))),
+        long(steps.valid),
+    )
+
+
+def known(case, num_added):
+    """Which steps can be told from the newest R rows, by number [T * N]: n successors are there, and all its frames.
+
+    Before the first row there were no frames to lose. A ring that has just filled gives up its oldest rows at once,
+    though for that moment nothing has been overwritten.
+    """
+    layout = case.layout
+    oldest = max(num_added - layout.num_rows, 0)
+    lost = layout.frame_stack - 1 if layout.frame_stack and num_added >= layout.num_rows else 0
+    times = np.arange(case.num_steps)
+    return np.repeat((times >= oldest + lost) & (times + layout.n_step < num_added), layout.num_envs)
+
+
+# The ring under test ---------------------------------------------------------------------------
+
+
+class Seen(NamedTuple):
+    """What a ring shows after an addition."""
+
+    rows: replay_ring.Sample  # [R * N]: every row, also those that may not be read
+    drawn: replay_ring.Sample  # [B]
+    found: jax.Array  # [B]
+    num_readable: jax.Array
+    num_lost: jax.Array
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def look(layout, ring, key):
+    row, env = (x.reshape(-1) for x in jnp.indices((layout.num_rows, layout.num_envs)))
+    *drawn, found = replay_ring.draw(layout, ring, key, NUM_DRAWS)
+    together = (jnp.concatenate(x) for x in zip((row, env), drawn))  # for a second `read` would compile again
+    sample = replay_ring.read(layout, ring, *together, GAMMA)
+    return Seen(
+        jax.tree.map(lambda x: x[:-NUM_DRAWS], sample),
+        jax.tree.map(lambda x: x[-NUM_DRAWS:], sample),
+        found,
+        replay_ring.num_readable(layout, ring),
+        replay_ring.num_lost(layout, ring),
+    )
+
+
+def fill(layout, rollout_length, steps):
+    """One ring, after all steps [T, N, ...], and what it shows after each rollout [T / rollout_length, ...]."""
+    obs = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[2:], x.dtype), steps.obs)
+    rollouts = jax.tree.map(lambda x: x.reshape(-1, rollout_length, *x.shape[1:]), steps)
+
+    def body(carry, rollout):
+        ring, key = carry
+        ring, (key, key_draw) = replay_ring.add(layout, ring, rollout), jax.random.split(key)
+        return (ring, key), look(layout, ring, key_draw)
+
+    (ring, _), seen = jax.lax.scan(body, (replay_ring.init(layout, obs, MANY), jax.random.key(7)), rollouts)
+    return ring, seen
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def fill_many(layout, rollout_length, steps):
+    return jax.vmap(functools.partial(fill, layout, rollout_length))(steps)
+
+
+def same(found, expected):
+    for x, y in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        assert x.dtype == y.dtype
+        np.testing.assert_array_equal(x, y)
+
+
+# Reading ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", [n if n in ("vector", "gray") else slow(n) for n in CASES])
+@settings(max_examples=8)
+@given(seed=seeds)
+def test_what_is_read_is_what_happened(name, seed):
+    """After every single addition: each step that can be known lies in one row and reads as the oracle has it."""
+    case = CASES[name]
+    told = history(case, seed)
+    _, seen = jax.device_get(fill_many(case.layout, case.rollout_length, told.steps))
+    num_additions = case.num_steps // case.rollout_length
+    for i in range(num_additions):
+        can = known(case, (i + 1) * case.rollout_length)
+        assert (seen.num_readable[:, i] * case.layout.num_envs == can.sum()).all()
+        number = seen.rows.action[:, i] - 1  # -1 where nothing was written
+        readable = (number >= 0) & can[number]
+        for h in range(NUM_HISTORIES):
+            np.testing.assert_array_equal(np.sort(number[h][readable[h]]), np.flatnonzero(can))
+        which, place = np.nonzero(readable)
+        compare(told, jax.tree.map(lambda x: x[which, i, place], seen.rows), which)  # noqa: B023
+
+
+def compare(told, rows, which):
+    """Rows [M] as read, of the histories which [M], with the oracle's."""
+    at = which, rows.action - 1
+    same((rows.obs, rows.next_obs), jax.tree.map(lambda x: x[at], (told.obs, told.next_obs)))
+    same(rows.discount, told.discount[at])
+    np.testing.assert_allclose(rows.reward, told.reward[at], rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", STACKED)
+@settings(max_examples=2)
+@given(seed=seeds)
+def test_frames_kept_once_are_as_good_as_stacks_kept_whole(name, seed):
+    case = CASES[name]
+    steps = history(case, seed).steps
+    _, once = jax.device_get(fill_many(case.layout, case.rollout_length, steps))
+    whole_ring, whole = jax.device_get(fill_many(case.layout._replace(frame_stack=0), case.rollout_length, steps))
+    assert whole_ring.age == ()
+    for i in range(case.num_steps // case.rollout_length):
+        can = known(case, (i + 1) * case.rollout_length)
+        number = once.rows.action[:, i] - 1
+        readable = (number >= 0) & can[number]
+        assert (whole.num_readable[:, i] >= once.num_readable[:, i]).all()
+        rows = lambda x: x[:, i][readable]  # noqa: B023
+        same(jax.tree.map(rows, once.rows), jax.tree.map(rows, whole.rows))
+
+
+@pytest.mark.parametrize("name", CASES)
+@settings(max_examples=3)
+@given(seed=seeds)
+def test_what_is_drawn_can_be_known_and_was_experienced(name, seed):
+    """Found says so; it is never said where nothing can be known; and resets are not drawn."""
+    case = CASES[name]
+    told = history(case, seed)
+    _, seen = jax.device_get(fill_many(case.layout, case.rollout_length, told.steps))
+    for i in range(case.num_steps // case.rollout_length):
+        can = known(case, (i + 1) * case.rollout_length)
+        which, draw = np.nonzero(seen.found[:, i])
+        rows = jax.tree.map(lambda x: x[which, i, draw], seen.drawn)  # noqa: B023
+        assert can[rows.action - 1].all() and told.valid[which, rows.action - 1].all()
+        compare(told, rows, which)
+        some = (told.valid & can).any(-1)
+        assert not seen.found[~some, i].any()
+        mostly = (told.valid & can).sum(-1) > 0.8 * can.sum()  # a draw fails in 0.2^4 of cases, at most
+        assert not mostly.any() or seen.found[mostly, i].mean() > 0.9
+
+
+# Counting --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_rows_that_can_be_read_are_counted(name):
+    """min(s, R) rows are there; the last n have too few successors; k - 1 lack frames, once rows are overwritten."""
+    layout, length = CASES[name].layout, CASES[name].rollout_length
+    _, seen = fill_many(layout, length, history(CASES[name], 0).steps)
+    size = np.minimum(np.arange(1, len(seen.num_lost[0]) + 1) * length, layout.num_rows)
+    lost = np.where(size == layout.num_rows, {0: 0, 3: 2, 4: 3}[layout.frame_stack], 0)
+    np.testing.assert_array_equal(seen.num_lost, np.broadcast_to(lost, seen.num_lost.shape))
+    np.testing.assert_array_equal(seen.num_readable[0], np.maximum(size - layout.n_step - lost, 0))
+    assert not np.asarray(seen.found[:, size <= layout.n_step]).any()
+
+
+@pytest.mark.parametrize("frame_stack", [0, 4])
+def test_an_empty_ring_has_nothing_to_read(frame_stack):
+    layout = CASES["gray"].layout._replace(frame_stack=frame_stack)
+    ring = replay_ring.init(layout, spec(CASES["gray"]), MANY)
+    seen = look(layout, ring, jax.random.key(0))
+    assert seen.num_readable == 0 and not seen.found.any()
+
+
+def test_a_ring_as_short_as_what_it_needs_has_nothing_to_read():
+    """8 rows: 5 without enough successors and 3 without all their frames leave none."""
+    layout = replay_ring.ReplayConfig(8, 1, n_step=5, frame_stack=4)
+    ring = replay_ring.init(layout, jax.ShapeDtypeStruct((2, 2, 4), jnp.uint8), MANY)._replace(size=jnp.int32(8))
+    assert replay_ring.num_readable(layout, ring) == 0
+    assert replay_ring.num_readable(layout, ring._replace(size=jnp.int32(7))) == 2
+
+
+def test_rollouts_must_divide_the_ring():
+    case = CASES["vector"]
+    with pytest.raises(AssertionError, match=r"\(13, 4\)"):
+        fill(case.layout._replace(num_rows=13), 4, jax.tree.map(lambda x: x[0], history(case, 0, 1).steps))
+
+
+# Drawing ---------------------------------------------------------------------------------------
+
+MANY_DRAWS = 40_000
+UNEVEN = replay_ring.ReplayConfig(16, 3, n_step=3)
+
+
+def half_resets(num_steps):
+    """Environment 0 resets every second step, 1 never, 2 always but for two steps; the observation is the action."""
+    times = np.arange(num_steps)
+    valid = np.stack([times % 2 == 0, times >= 0, times % 12 < 2], axis=-1)
+    number = 1 + np.arange(valid.size, dtype=np.int32).reshape(valid.shape)
+    ones = np.ones(valid.shape, np.float32)
+    return Transition(number[..., None], number, ones, ones, ~valid, valid, ())
+
+
+add_one = jax.jit(functools.partial(replay_ring.add, UNEVEN))
+draw_many = jax.jit(functools.partial(replay_ring.draw, UNEVEN, batch_size=MANY_DRAWS))
+
+
+def ring_of(steps):
+    ring = replay_ring.init(UNEVEN, jax.ShapeDtypeStruct((1,), jnp.int32), MANY)
+    for t in range(len(steps.reward)):
+        ring = add_one(ring, jax.tree.map(lambda x: x[t : t + 1], steps))  # noqa: B023
+    return ring
+
+
+@pytest.mark.parametrize("num_steps", [9, 41])
+def test_each_step_is_as_likely_as_another(num_steps):
+    """In a ring partly filled, and one wrapped: chi-square, a fixed key; and a draw fails where 4 tries hit resets."""
+    steps = half_resets(num_steps)
+    ring = ring_of(steps)
+    row, env, found = jax.device_get(draw_many(ring, jax.random.key(num_steps)))
+    number = np.asarray(ring.action)[row, env][found]
+    can = np.arange(max(num_steps - 16, 0), num_steps - 3)
+    fair = steps.action[can][steps.valid[can]]
+    counts = np.bincount(number, minlength=steps.action.size + 1)
+    assert counts[fair].sum() == found.sum(), "what is a reset, or cannot be read, was drawn"
+    assert scipy.stats.chisquare(counts[fair]).pvalue > 1e-4
+    resets = 1 - len(fair) / (3 * len(can))
+    assert scipy.stats.binomtest(int((~found).sum()), MANY_DRAWS, resets**4).pvalue > 1e-4
+
+
+def test_neighbors_in_a_batch_and_keys_are_independent():
+    """Each of 24 x 24 pairs of steps comes as often: from places of one batch, and from batches of successive keys."""
+    steps = half_resets(11)
+    ring = ring_of(steps._replace(valid=steps.valid | True))
+    keys = jax.vmap(jax.random.key)(jnp.arange(4000))
+    row, env, found = jax.jit(jax.vmap(lambda key: replay_ring.draw(UNEVEN, ring, key, 8)))(keys)
+    assert found.all()
+    cell = np.asarray(row) * 3 + np.asarray(env)
+    for one, other in [(cell[:, ::2], cell[:, 1::2]), (cell[:, :4], cell[:, 4:]), (cell[::2], cell[1::2])]:
+        counts = np.bincount((one * 24 + other).reshape(-1), minlength=24 * 24)
+        assert scipy.stats.chisquare(counts).pvalue > 1e-4
+
+
+def test_hands_draw_their_parts_of_one_batch():
+    ring, key = ring_of(half_resets(41)), jax.random.key(5)
+    whole, own = (
+        replay_ring.draw(UNEVEN, ring, key, 24),
+        functools.partial(collectives.local_rows, num_hands=3, axis=-1),
+    )
+    of_hands = jax.vmap(lambda _: replay_ring.draw(UNEVEN, ring, key, 24, own), axis_name=SHARED_MEMORY_AXIS)(
+        jnp.arange(3)
+    )
+    jax.tree.map(lambda x, parts: np.testing.assert_array_equal(parts.reshape(-1), x), whole, of_hands)
+
+
+def test_resets_alone_give_nothing():
+    ring = ring_of(half_resets(41)._replace(valid=np.zeros((41, 3), bool)))
+    assert not draw_many(ring, jax.random.key(0))[2].any()
+
+
+def test_what_lies_beyond_the_size_does_not_matter():
+    """Rows that were not written yet are made valid and poisonous."""
+    ring = ring_of(half_resets(9))
+    blank = np.asarray(ring.action) == 0
+    assert blank.sum() == 7 * 3
+    spoil = lambda x, bad: jnp.where(blank.reshape(*blank.shape, *(1,) * (x.ndim - 2)), bad, x).astype(x.dtype)
+    poisoned = ring._replace(
+        obs=spoil(ring.obs, -1),
+        action=spoil(ring.action, -1),
+        reward=spoil(ring.reward, np.nan),
+        discount=spoil(ring.discount, np.nan),
+        last=spoil(ring.last, True),
+        valid=spoil(ring.valid, True),
+    )
+    drawn = draw_many(ring, jax.random.key(1))
+    same(draw_many(poisoned, jax.random.key(1)), drawn)
+    row, env, found = (np.asarray(x) for x in drawn)
+    for some in (ring, poisoned):
+        sample = replay_ring.read(UNEVEN, some, row[found], env[found], 1.0)
+        assert np.isfinite(sample.reward).all() and (np.asarray(sample.next_obs) > 0).all()
+
+
+# By hand ---------------------------------------------------------------------------------------
+
+
+def test_two_steps_worked_by_hand():
+    """Rewards 1 2 4 8 0, the fourth ends: 1 + .5 * 2, 2 + .5 * 4, 4 + .5 * 8, and 8 alone."""
+    layout = replay_ring.ReplayConfig(6, 1, n_step=2)
+    column = lambda *x: jnp.array(x, jnp.float32)[:, None]
+    last = column(0, 0, 0, 1, 0, 0) > 0
+    steps = Transition(
+        column(0, 1, 2, 3, 4, 5), jnp.zeros((6, 1), jnp.int32),
+        column(1, 2, 4, 8, 0, 16), column(1, 1, 1, 0, 1, 1), last, column(1, 1, 1, 1, 0, 1) > 0, (),
+    )  # fmt: skip
+    ring = replay_ring.add(layout, replay_ring.init(layout, jax.ShapeDtypeStruct((), jnp.float32), Discrete(2)), steps)
+    sample = replay_ring.read(layout, ring, jnp.arange(4), jnp.zeros(4, jnp.int32), 0.5)
+    np.testing.assert_array_equal(sample.reward, [2, 4, 8, 8])
+    np.testing.assert_array_equal(sample.discount, [0.25, 0.25, 0, 0])
+    np.testing.assert_array_equal(sample.next_obs, [2, 3, 4, 4])  # 4 is what the ended episode came to
+
+
+def test_stacks_worked_by_hand():
+    """Frames 5 6 7, a reset to 1, then 2: the stack of three before, at and after the reset."""
+    layout = replay_ring.ReplayConfig(8, 1, frame_stack=3)
+    stacks = [[5, 5, 5], [5, 5, 6], [5, 6, 7], [1, 1, 1], [1, 1, 2], [1, 2, 2]]
+    obs = jnp.array(stacks, jnp.uint8)[:, None]
+    ones = jnp.ones((6, 1))
+    ring = replay_ring.init(layout, jax.ShapeDtypeStruct((3,), jnp.uint8), Discrete(2))
+    for t in range(6):
+        step = Transition(obs, ones > 0, ones, ones, ones < 0, ones > 0, ())
+        ring = replay_ring.add(layout, ring, jax.tree.map(lambda x: x[t : t + 1], step))  # noqa: B023
+    np.testing.assert_array_equal(ring.obs[:6, 0, 0], [5, 6, 7, 1, 2, 2])
+    np.testing.assert_array_equal(ring.age[:6, 0], [0, 1, 2, 0, 1, 2])
+    sample = replay_ring.read(layout, ring, jnp.arange(5), jnp.zeros(5, jnp.int32), 1.0)
+    np.testing.assert_array_equal(sample.obs, stacks[:5])
+    np.testing.assert_array_equal(sample.next_obs, stacks[1:])
+
+
+# Seeds -----------------------------------------------------------------------------------------
+
+
+def test_two_rings_at_once_are_each_on_its_own():
+    case = CASES["gray"]
+    steps = history(case, 5).steps
+    rings, seen = fill_many(case.layout, case.rollout_length, steps)
+    alone = jax.jit(functools.partial(fill, case.layout, case.rollout_length))
+    for h in (0, 1):
+        same(*(jax.tree.map(lambda x: x[h], (rings, seen)), alone(jax.tree.map(lambda x: x[h], steps))))  # noqa: B023
+
+
+# Size and cost ---------------------------------------------------------------------------------
+
+
+def num_bytes(tree):
+    return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_dtypes_are_kept(name):
+    case = CASES[name]
+    obs = spec(case)
+    ring = jax.eval_shape(functools.partial(replay_ring.init, case.layout, action=MANY, obs=obs))
+    jax.tree.map(lambda x, like: np.testing.assert_equal(x.dtype, like.dtype), ring.obs, obs)
+    index = jax.ShapeDtypeStruct((5,), jnp.int32)
+    sample = jax.eval_shape(lambda *x: replay_ring.read(case.layout, *x, 0.9), ring, index, index)
+    for whole in (sample.obs, sample.next_obs):
+        jax.tree.map(lambda x, like: np.testing.assert_equal((x.shape, x.dtype), ((5, *like.shape), like.dtype)),
+                     whole, obs)  # fmt: skip
+    assert sample.action.dtype == jnp.int32 and sample.reward.dtype == sample.discount.dtype == jnp.float32
+
+
+def test_actions_of_a_box_are_kept_as_they_are():
+    ring = replay_ring.init(replay_ring.ReplayConfig(4, 2), jax.ShapeDtypeStruct((3,), jnp.float32), Box((5,)))
+    assert ring.action.shape == (4, 2, 5) and ring.action.dtype == jnp.float32
+
+
+def test_a_million_frames_take_seven_gigabytes():
+    """1M frames of 84 x 84 bytes; all else takes 15 bytes for each (action, reward and discount 4, three of 1)."""
+    layout = replay_ring.ReplayConfig(125_000, 8, n_step=3, frame_stack=4)
+    atari = jax.ShapeDtypeStruct((84, 84, 4), jnp.uint8)
+    ring = jax.eval_shape(functools.partial(replay_ring.init, layout, atari, Discrete(18)))
+    assert num_bytes(ring.obs) == 1_000_000 * 84 * 84 == 7_056_000_000
+    assert num_bytes(ring) == 1_000_000 * (84 * 84 + 15) + 8 == memory.nbytes(ring)
+    assert memory.format_bytes(memory.nbytes(ring)) == "7.1 GB"
+
+
+IMAGE = jax.ShapeDtypeStruct((84, 84, 4), jnp.uint8)
+
+
+def abstract_ring(num_rows, num_envs=4):
+    layout = replay_ring.ReplayConfig(num_rows, num_envs, n_step=3, frame_stack=4)
+    return layout, jax.eval_shape(functools.partial(replay_ring.init, layout, IMAGE, Discrete(18)))
+
+
+def test_the_ring_is_written_in_place():
+    """A scan that adds and reads, with the ring donated, needs little beside it. Compiled, not run."""
+    layout, ring = abstract_ring(1000)
+    one = jax.ShapeDtypeStruct((1, 4), jnp.float32)
+    as_bool = jax.ShapeDtypeStruct((1, 4), bool)
+    steps = Transition(
+        jax.ShapeDtypeStruct((1, 4, *IMAGE.shape), jnp.uint8), jax.ShapeDtypeStruct((1, 4), jnp.int32),
+        one, one, as_bool, as_bool, (),
+    )  # fmt: skip
+    steps = jax.tree.map(lambda x: jax.ShapeDtypeStruct((5, *x.shape), x.dtype), steps)
+
+    def run(ring, rollouts, key):
+        def body(ring, rollout):
+            ring = replay_ring.add(layout, ring, rollout)
+            row, env, found = replay_ring.draw(layout, ring, key, 8)
+            sample = replay_ring.read(layout, ring, row, env, 0.99)
+            return ring, (jnp.where(found, sample.reward, 0).sum(), sample.obs.sum(), sample.next_obs.sum())
+
+        return jax.lax.scan(body, ring, rollouts)
+
+    compiled = jax.jit(run, donate_argnums=0).lower(ring, steps, jax.eval_shape(lambda: jax.random.key(0))).compile()
+    memory = compiled.memory_analysis()
+    assert num_bytes(ring) > 28_000_000
+    assert memory.temp_size_in_bytes < 0.05 * num_bytes(ring)
+    assert memory.alias_size_in_bytes >= num_bytes(ring), "the new ring is not in the old one's place"
+
+
+def blank_screens(num_envs):
+    """A screen that is always black, in one endless episode."""
+    timestep = TimeStep(
+        jnp.zeros((num_envs, *IMAGE.shape), jnp.uint8), jnp.zeros(num_envs), jnp.ones(num_envs), jnp.zeros(num_envs) > 0
+    )
+    spec = EnvSpec("tests/blank_screens", IMAGE, Discrete(2), num_envs, frame_stack=4)
+    return Env(lambda key: ((), timestep), lambda state, action: ((), timestep), spec)
+
+
+@pytest.mark.parametrize(
+    ("prioritized", "seeds_each"), [pytest.param(False, 1, marks=pytest.mark.slow), (True, 1), (False, 2)]
+)
+def test_training_keeps_one_ring(prioritized, seeds_each):
+    """The whole of DQN's chunk, compiled and not run, needs the state and less than 5% of the ring beside it.
+
+    So it does where seeds advance together on a device, each at its own place in its ring for all that XLA knows.
+    """
+    env = blank_screens(4)
+    config = dqn.Config(
+        capacity=12_000, batch_size=8, rollout_length=4, network="mlp", hidden=(4,), n_step=3, prioritized=prioritized
+    )
+    agent = dqn.make(config, env.spec, 100)
+    num_seeds = 1 if seeds_each == 1 else seeds_each * jax.local_device_count()
+    built = program.build(env, agent, 100, Placement(num_seeds))
+    state = program.shapes(env, agent, Placement(seeds_each))  # of a device
+    ring = num_bytes(state.agent.replay)
+    assert ring > seeds_each * 84_000_000
+    rest = jax.tree.map(lambda x: x if x.dtype.name != "key<fry>" else jax.random.key_data(x), state._replace(key=()))
+    assert num_bytes(rest) <= built.memory < num_bytes(rest) + 0.05 * ring
+
+
+def test_a_draw_costs_the_same_from_a_large_ring():
+    """By XLA's count of operations, and of bytes beside the ring. Its count of bytes read takes in all of the ring."""
+
+    def cost(num_rows):
+        layout, ring = abstract_ring(num_rows)
+
+        def batch(ring, key):
+            row, env, _ = replay_ring.draw(layout, ring, key, 8)
+            return replay_ring.read(layout, ring, row, env, 0.99)
+
+        compiled = jax.jit(batch).lower(ring, jax.eval_shape(lambda: jax.random.key(0))).compile()
+        return compiled.cost_analysis()["flops"], compiled.memory_analysis().temp_size_in_bytes
+
+    assert cost(1000) == cost(100_000)

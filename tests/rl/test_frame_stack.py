@@ -1,0 +1,79 @@
+"""frames: stacks come back from a rollout of single frames, over every kind of beginning that test_replay makes up."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+
+from jaxrl_fast import agents, envs, loop
+from jaxrl_fast.agents import configs
+from jaxrl_fast.rl import frame_stack
+from jaxrl_fast.types import HostEnvConfig, Rollout, Transition
+from tests.replay import test_ring
+
+LENGTH = 8  # of the rollouts that a history is cut into
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def look(stack, obs):
+    """The stacks [T * N, ...] of one rollout, from what is kept of it; and its frames."""
+    steps = Transition(jax.vmap(functools.partial(frame_stack.compress, stack))(obs), *[()] * 6)
+    first, last = (jax.tree.map(lambda x, i=i: x[i], obs) for i in (0, -1))
+    rows, kept = frame_stack.encode_rollout(stack, Rollout(steps, last, (), first))
+    return frame_stack.decode(stack, kept, rows), steps.obs.newest
+
+
+@pytest.mark.parametrize("name", test_ring.STACKED)
+@given(seed=test_ring.seeds)
+def test_a_rollout_of_single_frames_gives_its_stacks_back(name, seed):
+    case = test_ring.CASES[name]
+    obs = jax.tree.map(lambda x: x[0], test_ring.history(case, seed, num_histories=1).steps.obs)
+    for start in range(0, case.num_steps, LENGTH):
+        rollout = jax.tree.map(lambda x: x[start : start + LENGTH], obs)  # noqa: B023
+        found, newest = look(case.layout.frame_stack, rollout)
+        test_ring.same(found, jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), rollout))
+        sizes = [(x.size, y.size) for x, y in zip(*map(jax.tree.leaves, (newest, rollout)), strict=True)]
+        assert all(x * case.layout.frame_stack == y for x, y in sizes)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("algo", "in_flight"), [("ppo", 0), ("pqn", 0), ("ppo", 2)])
+def test_an_agent_that_keeps_single_frames_learns_the_same(algo, in_flight):
+    """From Breakout, lives and all: the update is that of an agent to which the rollout is shown whole.
+
+    It is the second rollout, which does not begin where a game does: what its first stacks hold was seen before.
+    """
+    pytest.importorskip("envpool")
+    config = dict(rollout_length=80, num_minibatches=2, num_epochs=1, network="mlp", hidden=(8,))
+    options = dict(img_height=36, img_width=36)
+    env = envs.make("envpool/Breakout-v5", 4, HostEnvConfig((1, 0, 0), "dqn2015", in_flight=in_flight), **options)
+    kind = configs.CONFIGS[algo]
+    agent = agents.load(algo).make(kind(**config), env.spec, 4)
+    whole = agents.load(algo).make(kind(**config), env.spec._replace(frame_stack=0), 4)
+    key = jax.random.key(0)
+    state = jax.jit(agent.init)(key)
+
+    @jax.jit
+    def act(key):
+        """The same rollout twice: as the agent keeps it, and whole."""
+        both = agent._replace(keep=lambda obs: (agent.keep(obs), obs))
+        key_begin, *keys = jax.random.split(key, 3)
+        play = lambda actors, key: loop.act(env, both, state, actors, key)[:2]
+        _, rollouts = jax.lax.scan(play, loop.restart_envs(env, both, state, key_begin), jnp.stack(keys))
+        rollout = jax.tree.map(lambda x: x[1], rollouts)
+        shown = lambda i: rollout._replace(steps=rollout.steps._replace(obs=rollout.steps.obs[i]))
+        return shown(0), shown(1)
+
+    kept, shown = act(key)
+    assert (np.asarray(shown.steps.last) & (shown.steps.discount == 0)).any(), "a life must be lost"
+    np.testing.assert_array_equal(kept.first_obs, shown.steps.obs[0])
+    assert not (kept.first_obs == kept.first_obs[..., -1:]).all((1, 2, 3)).all(), "stacks of a game that is under way"
+    size = lambda rollout: sum(x.size for x in jax.tree.leaves(rollout.steps.obs) if x.dtype == jnp.uint8)
+    assert size(kept) * 4 == size(shown)
+    after, metrics = jax.jit(agent.update)(state, kept, key)
+    expected, expected_metrics = jax.jit(whole.update)(state, shown, key)
+    close = functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5)
+    jax.tree.map(close, (after.params, metrics), (expected.params, expected_metrics))

@@ -1,0 +1,97 @@
+"""minibatch: the shuffle is a permutation, a different one for each key, and no worse than a sorted one."""
+
+import hypothesis.strategies as st
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.stats
+from hypothesis import given, settings
+
+from jaxrl_fast.rl import minibatch
+
+shuffle = jax.jit(minibatch.shuffle, static_argnums=1)
+deal = jax.jit(minibatch.assign, static_argnums=(1, 2))
+
+
+@settings(max_examples=10)  # each size compiles anew
+@given(num_rows=st.integers(1, 3000), seed=st.integers(0, 2**31 - 1))
+def test_every_place_is_taken_once(num_rows, seed):
+    order = shuffle(jax.random.key(seed), num_rows)
+    assert order.dtype == jnp.int32
+    np.testing.assert_array_equal(np.sort(order), np.arange(num_rows))
+
+
+@pytest.mark.parametrize("num_rows", [1, 2, 3, 8, 4096, 4097, 100_000])
+def test_every_place_is_taken_once_at_sizes_in_use(num_rows):
+    np.testing.assert_array_equal(np.sort(shuffle(jax.random.key(0), num_rows)), np.arange(num_rows))
+
+
+def test_keys_give_different_orders():
+    orders = np.asarray(jax.vmap(lambda key: minibatch.shuffle(key, 512))(jax.random.split(jax.random.key(0), 64)))
+    assert len(np.unique(orders, axis=0)) == 64
+
+
+@pytest.mark.parametrize("num_rows", [256, 320, 512])
+def test_each_row_meets_each_minibatch_equally_often(num_rows):
+    """Chi-square over rows and minibatches, 4000 keys; p is uniform for a fair shuffle and seldom below 1e-4."""
+    keys = jax.random.split(jax.random.key(1), 4000)
+    place = np.asarray(jax.jit(jax.vmap(lambda key: jnp.argsort(minibatch.shuffle(key, num_rows))))(keys))
+    part = place // (num_rows // 4)
+    counts = np.stack([(part == m).sum(0) for m in range(4)])
+    statistic = ((counts - 1000.0) ** 2 / 1000).sum() * 3 / 4 / (1 - 0.25)  # multinomial per row: 3 degrees each
+    assert scipy.stats.chi2.sf(statistic, 3 * num_rows) > 1e-4
+
+
+def test_pairs_of_rows_share_a_minibatch_as_often_as_chance_has_it():
+    """Over 4000 keys every pair of 64 neighbors shares one of 4 minibatches of 256 rows: p = 63 / 255."""
+    keys = jax.random.split(jax.random.key(2), 4000)
+    place = np.asarray(jax.jit(jax.vmap(lambda key: jnp.argsort(minibatch.shuffle(key, 256))))(keys))
+    part = place[:, :64] // 64
+    together = (part[:, :, None] == part[:, None, :]).mean(0)[np.triu_indices(64, 1)]
+    p = 63 / 255
+    error = (together - p) / np.sqrt(p * (1 - p) / 4000)
+    assert abs(error.mean()) < 0.5
+    assert error.std() < 1.25, "some pairs meet far more often than others"
+    assert np.abs(error).max() < 5.5
+
+
+@given(shape=st.sampled_from([(1, 1), (1, 37), (8, 40), (7, 3), (5, 1), (4, 32)]), seed=st.integers(0, 1000))
+def test_every_row_is_dealt_once_and_taken_whole(shape, seed):
+    parts, size = shape
+    rows = {"a": jnp.arange(parts * size), "b": jnp.tile(jnp.arange(parts * size)[:, None], 3)}
+    order = deal(jax.random.key(seed), parts * size, parts)
+    assert order.shape == (parts, size)
+    np.testing.assert_array_equal(np.sort(order.ravel()), np.arange(parts * size))
+    batches = minibatch.gather_rows(rows, order)
+    np.testing.assert_array_equal(batches["a"], order)
+    np.testing.assert_array_equal(batches["b"], np.tile(order[..., None], 3))
+
+
+@pytest.mark.parametrize("num_rows", [1, 7, 1024, 1025, 4096, 5003])
+def test_accumulate_is_the_sum_over_all_rows(num_rows):
+    """5003 is prime: its only parts are single rows, which are not worth it."""
+    rows = jax.random.normal(jax.random.key(0), (num_rows, 3))
+    summed = minibatch.accumulate_grads(lambda scale, rows: {"s": (scale * rows).sum(0)}, jnp.float32(2), rows)
+    np.testing.assert_allclose(summed["s"], 2 * np.asarray(rows, np.float64).sum(0), rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize(("num_rows", "num_calls"), [(1024, 1), (2048, 2), (2062, 1), (4096, 4), (5003, 1), (1300, 2)])
+def test_parts_are_neither_large_nor_many(num_rows, num_calls):
+    """2062 is 2 times a prime: its parts would be of 2 or of 1031 rows, so it stays whole."""
+    sizes = []
+    minibatch.accumulate_grads(lambda _, rows: sizes.append(len(rows)) or rows.sum(), None, jnp.ones(num_rows))
+    assert set(sizes) == {num_rows // num_calls}
+
+
+def test_flatten_is_time_major():
+    steps = jnp.arange(6).reshape(2, 3)
+    np.testing.assert_array_equal(minibatch.flatten(steps), np.arange(6))
+
+
+@pytest.mark.parametrize("num_rows", [1, 7, 300, 1024, 2048, 3000, 2 * 1021])
+def test_each_row_is_computed_by_parts_as_all_at_once(num_rows):
+    """In order, with trees, whether or not the rows divide."""
+    rows = {"x": jnp.arange(num_rows * 2.0).reshape(num_rows, 2), "y": jnp.arange(num_rows)}
+    function = lambda rows: (rows["x"].sum(-1), {"y": 3 * rows["y"]})
+    jax.tree.map(np.testing.assert_array_equal, minibatch.map_chunks(function, rows), function(rows))

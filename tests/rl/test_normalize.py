@@ -1,0 +1,202 @@
+"""normalize: against numpy in float64, in any order and on any number of devices, and after a long run."""
+
+import hypothesis.strategies as st
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+
+from jaxrl_fast.rl import normalize
+
+update = jax.jit(normalize.update)
+update_reward = jax.jit(normalize.update_reward)
+seeds = st.integers(0, 2**32 - 1)
+
+
+def batches(seed, num_batches=3):
+    """Rows [T, N, D] on different scales far from zero, and masks [T, N]."""
+    rng = np.random.default_rng(seed)
+    center, scale = rng.choice([0, -3, 500], size=3), rng.choice([0.01, 1, 30], size=3)
+    xs = rng.normal(center + scale * rng.normal(size=(num_batches, 1, 1, 3)), scale, size=(num_batches, 5, 4, 3))
+    return xs.astype(np.float32), rng.random((num_batches, 5, 4)) < 0.7
+
+
+def take_in(xs, masks):
+    stats = normalize.init((3,))
+    for x, mask in zip(xs, masks):
+        stats = update(stats, x, mask)
+    return stats
+
+
+def assert_close(stats, mean, var):
+    """Within a fraction of a standard deviation, beyond what float32 can say at that distance from zero."""
+    std, coarse = np.sqrt(var), 1e-6 * np.abs(mean)
+    assert (np.abs(stats.mean - mean) <= 1e-5 * std + coarse).all(), (stats.mean, mean)
+    assert (np.abs(np.sqrt(stats.var) - std) <= 1e-5 * std + coarse).all(), (stats.var, var)
+
+
+@given(seed=seeds)
+def test_statistics_are_those_of_all_valid_rows(seed):
+    xs, masks = batches(seed)
+    rows = xs[masks].astype(np.float64)
+    stats = take_in(xs, masks)
+    assert stats.num_rows == len(rows)
+    assert_close(stats, rows.mean(0), rows.var(0))
+
+
+@given(seed=seeds, order=st.permutations(range(3)))
+def test_order_does_not_matter(seed, order):
+    xs, masks = batches(seed)
+    rows = xs[masks].astype(np.float64)
+    assert_close(take_in(xs[order], masks[order]), rows.mean(0), rows.var(0))
+
+
+@given(seed=seeds, garbage=st.sampled_from([np.nan, np.inf, 1e30]))
+def test_masked_rows_count_nothing(seed, garbage):
+    xs, masks = batches(seed)
+    disturbed = np.where(masks[..., None], xs, garbage).astype(np.float32)
+    jax.tree.map(np.testing.assert_array_equal, take_in(xs, masks), take_in(disturbed, masks))
+
+
+def test_a_batch_without_valid_rows_changes_nothing():
+    xs, masks = batches(0)
+    for stats in (normalize.init((3,)), take_in(xs, masks)):
+        after = update(stats, xs[0], np.zeros_like(masks[0]))
+        jax.tree.map(np.testing.assert_array_equal, after, stats)
+
+
+@given(seed=seeds)
+def test_devices_count_together(seed):
+    """Environments split over an axis give every device the statistics of all."""
+    xs, masks = batches(seed)
+    split = jax.vmap(
+        lambda stats, x, mask: normalize.update(stats, x, mask, "devices"), (None, 1, 1), axis_name="devices"
+    )
+    stats = take_in(xs[:2], masks[:2])
+    together = split(stats, xs[2].reshape(5, 2, 2, 3), masks[2].reshape(5, 2, 2))
+    rows = xs[masks].astype(np.float64)
+    for stats in (normalize.Stats(*leaves) for leaves in zip(*together)):
+        assert_close(stats, rows.mean(0), rows.var(0))
+
+
+@given(seed=seeds, num_devices=st.sampled_from([1, 2, 4]))
+def test_moments_are_those_of_the_weighted_rows_of_all_devices(seed, num_devices):
+    """Some devices may have no row that counts, and of some columns none has."""
+    rng = np.random.default_rng(seed)
+    weight = rng.uniform(0.1, 2, (num_devices, 3, 6)) * (rng.random((num_devices, 3, 1)) < 0.7)
+    x = np.where(weight > 0, rng.normal(rng.choice([0, -3, 500]), rng.choice([0.1, 30]), weight.shape), np.nan)
+    of_device = lambda x, weight: normalize.pool(normalize.moments(x, weight), "devices")
+    found = jax.vmap(of_device, axis_name="devices")(jnp.float32(x), jnp.float32(weight))
+    for device, k in np.ndindex(num_devices, 3):
+        rows, share, least = x[:, k], weight[:, k], weight[:, k] > 0
+        rows, total = np.where(least, rows, 0.0), share.sum() or 1
+        mean = (share * rows).sum() / total
+        var = (share * (rows - mean) ** 2).sum() / total
+        np.testing.assert_allclose(found.weight[device, k], share.sum(), rtol=1e-5)
+        np.testing.assert_allclose(found.mean[device, k], mean, rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(found.var[device, k], var, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.int32, np.bool_])
+def test_any_number_is_a_number(dtype):
+    x = np.random.default_rng(0).integers(0, 2, (5, 4, 3)).astype(dtype)
+    stats = update(normalize.init((3,)), x, np.ones((5, 4), bool))
+    assert_close(stats, x.mean((0, 1)), x.var((0, 1)))
+    assert normalize.apply(stats, x).dtype == jnp.float32
+
+
+def test_apply_standardizes_and_clips():
+    stats = normalize.init((2,))._replace(mean=jnp.array([1.0, 0.0]), var=jnp.array([4.0, 1e-4]))
+    # (5 - 1) / sqrt(4) = 2;  1 / sqrt(1e-4) = 100, clipped to 10
+    np.testing.assert_allclose(normalize.apply(stats, jnp.array([5.0, 1.0])), [2, 10], rtol=1e-5)
+
+
+def test_before_any_row_apply_only_clips():
+    np.testing.assert_allclose(normalize.apply(normalize.init(()), jnp.array([0.5, -20.0])), [0.5, -10], rtol=1e-6)
+
+
+def test_a_constant_becomes_zero():
+    x = jnp.full((5, 4, 1), 7.0)
+    stats = update(normalize.init((1,)), x, jnp.ones((5, 4), bool))
+    np.testing.assert_array_equal(normalize.apply(stats, x), jnp.zeros_like(x))
+
+
+def run_long(stats, pool, num_batches):
+    """The batches of pool [P, B], over and over."""
+    everything = jnp.ones(pool.shape[1], bool)
+    take_in = lambda i, stats: normalize.update(stats, pool[i % len(pool)], everything)
+    return jax.jit(lambda stats: jax.lax.fori_loop(0, num_batches, take_in, stats))(stats)
+
+
+@pytest.mark.slow
+def test_200_million_rows_and_still_listening():
+    """Far from zero, where float32 knows 1000 only to 6e-5; then the world moves by one standard deviation."""
+    rows = np.random.default_rng(0).normal(1000, 1, (32, 1000)).astype(np.float32)
+    exact = rows.astype(np.float64)
+    stats = run_long(normalize.init(()), jnp.asarray(rows), 200_000)
+    assert stats.num_rows > 1.9e8
+    assert abs(stats.mean - exact.mean()) < 2e-3
+    assert abs(stats.var - exact.var()) < 1e-2
+    moved = run_long(stats, jnp.asarray(rows + 1), 50_000)
+    expected = exact.mean() + 1 - (1 - normalize.SMALLEST_WEIGHT) ** 50_000  # 0.39 of the way
+    assert abs(moved.mean - expected) < 5e-3
+
+
+def test_single_rows_count_beyond_2_to_the_24():
+    """A float32 counter sticks at 16,777,216. The newest row still weighs SMALLEST_WEIGHT."""
+    stats = normalize.init(())._replace(num_rows=jnp.float32(2**24))
+    after = update(stats, jnp.array([3.0]), jnp.array([True]))
+    np.testing.assert_allclose(after.mean, 3 * normalize.SMALLEST_WEIGHT, rtol=1e-5)
+
+
+def episodes(seed, num_steps=12, num_envs=3):
+    """reward, last and valid [T, N] with the reset rows that follow ends."""
+    rng = np.random.default_rng(seed)
+    last = rng.random((num_steps, num_envs)) < 0.2
+    valid = np.ones_like(last)
+    for t in range(1, num_steps):
+        valid[t] = ~last[t - 1]
+        last[t] &= valid[t]
+    return np.where(valid, rng.normal(1, 2, last.shape), 0).astype(np.float32), last, valid
+
+
+def reward_oracle(reward, last, valid, gamma):
+    """The discounted sums so far of all valid steps, in float64."""
+    totals = []
+    for i in range(reward.shape[1]):
+        total = 0.0
+        for t in range(reward.shape[0]):
+            total = gamma * total + float(reward[t, i])
+            totals += [total] if valid[t, i] else []
+            total = 0.0 if last[t, i] else total
+    return np.array(totals)
+
+
+@given(seed=seeds, cut=st.sampled_from([4, 12]))
+def test_rewards_are_scaled_by_the_spread_of_discounted_sums(seed, cut):
+    """Whether they come in one rollout or in several: sums go on over the cut."""
+    reward, last, valid = episodes(seed)
+    scale = normalize.init_reward(3)
+    for start in range(0, 12, cut):
+        scale = update_reward(scale, *(x[start : start + cut] for x in (reward, last, valid)), 0.9)
+    totals = reward_oracle(reward, last, valid, 0.9)
+    np.testing.assert_allclose(scale.stats.var, totals.var(), rtol=1e-4)
+    expected = np.clip(reward / np.sqrt(totals.var() + 1e-8), -10, 10)
+    np.testing.assert_allclose(normalize.apply_reward(scale, reward), expected, rtol=1e-4)
+
+
+def test_reward_sums_worked_by_hand():
+    reward, last = jnp.array([[1.0], [2.0], [0.0], [4.0]]), jnp.array([[False], [True], [False], [False]])
+    valid = jnp.array([[True], [True], [False], [True]])
+    scale = normalize.update_reward(normalize.init_reward(1), reward, last, valid, 0.5)
+    # 1;  .5 * 1 + 2 = 2.5;  the reset row, masked;  4.  mean 2.5, variance (1.5^2 + 0 + 1.5^2) / 3 = 1.5
+    np.testing.assert_allclose((scale.stats.mean, scale.stats.var), (2.5, 1.5), rtol=1e-6)
+    np.testing.assert_array_equal(scale.total, [4.0])
+
+
+def test_zero_rewards_stay_zero():
+    reward = jnp.zeros((4, 2))
+    ends, valid = jnp.zeros((4, 2), bool), jnp.ones((4, 2), bool)
+    scale = normalize.update_reward(normalize.init_reward(2), reward, ends, valid, 0.99)
+    np.testing.assert_array_equal(normalize.apply_reward(scale, reward), reward)

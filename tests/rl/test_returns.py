@@ -1,0 +1,163 @@
+"""returns: against the forward view in plain loops, numbers worked by hand, and what must not matter."""
+
+import hypothesis.strategies as st
+import jax
+import jax.numpy as jnp
+import numpy as np
+from hypothesis import given
+
+from jaxrl_fast.rl import returns
+
+GAMMA = 0.9
+lambda_returns = jax.jit(returns.lambda_returns)
+gae = jax.jit(returns.gae)
+
+seeds = st.integers(0, 2**32 - 1)
+lambdas = st.floats(0, 1, width=32)
+shapes = st.sampled_from([(1, 1), (7, 3), (16, 4)])
+
+
+def history(seed, shape):
+    """reward, gamma * discount, next_value, last, and valid, all [T, N], as environments give them."""
+    rng = np.random.default_rng(seed)
+    valid = np.ones(shape, bool)
+    last = rng.random(shape) < rng.choice([0.0, 0.1, 0.5])
+    for t in range(1, shape[0]):
+        valid[t] = ~last[t - 1]
+        last[t] &= valid[t]
+    terminal = last & (rng.random(shape) < 0.5)
+    lost_life = ~last & valid & (rng.random(shape) < 0.1)
+    reward = np.where(valid, rng.normal(size=shape), 0)
+    discount = np.where(terminal | lost_life, 0, GAMMA)
+    arrays = (reward, discount, rng.normal(size=shape))
+    return *(x.astype(np.float32) for x in arrays), last, valid
+
+
+def n_step_oracle(reward, discount, next_value, last, n):
+    """Rewards of up to n steps of one episode, then the value. One environment, float64."""
+    result = np.zeros(len(reward))
+    for t in range(len(reward)):
+        weight = 1.0
+        for k in range(t, min(t + n, len(reward))):
+            result[t] += weight * reward[k]
+            weight *= discount[k]
+            if last[k]:
+                break
+        result[t] += weight * next_value[k]
+    return result
+
+
+def lambda_oracle(reward, discount, next_value, last, lambda_):
+    """The forward view: n-step returns weighted (1 - lambda) lambda^(n - 1), the longest with all that is left."""
+    num_steps = len(reward)
+    n_steps = [n_step_oracle(reward, discount, next_value, last, n) for n in range(1, num_steps + 1)]
+    result = np.zeros(num_steps)
+    for t in range(num_steps):
+        ends = np.flatnonzero(last[t:])
+        longest = ends[0] + 1 if len(ends) else num_steps - t
+        for n in range(1, longest):
+            result[t] += (1 - lambda_) * lambda_ ** (n - 1) * n_steps[n - 1][t]
+        result[t] += lambda_ ** (longest - 1) * n_steps[longest - 1][t]
+    return result
+
+
+def each_environment(oracle, *arrays, argument):
+    return np.stack([oracle(*(x[:, i].astype(float) for x in arrays), argument) for i in range(arrays[0].shape[1])], 1)
+
+
+@given(seed=seeds, shape=shapes, lambda_=lambdas)
+def test_lambda_returns_are_the_forward_view(seed, shape, lambda_):
+    *arrays, _ = history(seed, shape)
+    expected = each_environment(lambda_oracle, *arrays, argument=lambda_)
+    result = lambda_returns(*arrays, lambda_)
+    assert result.dtype == jnp.float32
+    np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-5)
+
+
+@given(seed=seeds, shape=shapes)
+def test_lambda_0_is_td(seed, shape):
+    reward, discount, next_value, last, _ = history(seed, shape)
+    result = lambda_returns(reward, discount, next_value, last, 0.0)
+    np.testing.assert_allclose(result, reward + discount * next_value, rtol=1e-6, atol=1e-6)
+
+
+@given(seed=seeds, shape=shapes)
+def test_lambda_1_is_monte_carlo(seed, shape):
+    """Only the values where an episode or the rollout breaks off count."""
+    reward, discount, next_value, last, _ = history(seed, shape)
+    breaks = last.copy()
+    breaks[-1] = True
+    result = lambda_returns(reward, discount, np.where(breaks, next_value, 1e6).astype(np.float32), last, 1.0)
+    expected = each_environment(n_step_oracle, reward, discount, next_value, last, argument=shape[0])
+    np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-5)
+
+
+@given(seed=seeds, shape=shapes, lambda_=lambdas)
+def test_gae_sums_decayed_td_errors(seed, shape, lambda_):
+    """A[t] = delta[t] + discount[t] * lambda * A[t + 1], cut at last, where next_value[t] is value[t + 1]."""
+    reward, discount, next_value, last, _ = history(seed, shape)
+    value = np.concatenate([np.full_like(next_value[:1], 0.5), next_value[:-1]])
+    delta = reward + discount * next_value - value
+    expected, following = np.zeros(shape), np.zeros(shape[1])
+    for t in reversed(range(shape[0])):
+        following = expected[t] = delta[t] + discount[t] * lambda_ * ~last[t] * following
+    result = gae(reward, discount, value, next_value, last, lambda_)
+    np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-5)
+
+
+@given(seed=seeds, shape=shapes, lambda_=lambdas)
+def test_reset_rows_reach_no_other_row(seed, shape, lambda_):
+    reward, discount, next_value, last, valid = history(seed, shape)
+    valid[0] = True  # whatever came before the rollout
+    disturbed = [np.where(valid, x, 1e6).astype(np.float32) for x in (reward, discount, next_value)]
+    calm = lambda_returns(reward, discount, next_value, last, lambda_)
+    np.testing.assert_array_equal(
+        np.where(valid, calm, 0), np.where(valid, lambda_returns(*disturbed, last, lambda_), 0)
+    )
+
+
+@given(seed=seeds, lambda_=lambdas)
+def test_nothing_crosses_an_end(seed, lambda_):
+    """Cut where all episodes end, the two halves know all they need."""
+    *arrays, last, _ = history(seed, (16, 4))
+    last[6] = True
+    whole = lambda_returns(*arrays, last, lambda_)
+    first = lambda_returns(*(x[:7] for x in (*arrays, last)), lambda_)
+    np.testing.assert_allclose(whole[:7], first, rtol=1e-6, atol=1e-6)
+
+
+def column(*numbers):
+    return jnp.array(numbers, jnp.float32)[:, None]
+
+
+HALF = {"reward": column(1, 2, 3), "next_value": column(10, 20, 30), "lambda_": 0.5}
+
+
+def test_numbers_worked_by_hand():
+    result = returns.lambda_returns(**HALF, discount=column(0.5, 0.5, 0.5), last=jnp.zeros((3, 1), bool))
+    # 3 + .5 * 30 = 18;  2 + .5 * (.5 * 20 + .5 * 18) = 11.5;  1 + .5 * (.5 * 10 + .5 * 11.5) = 6.375
+    np.testing.assert_array_equal(result, column(6.375, 11.5, 18))
+
+
+def test_truncation_bootstraps_and_cuts():
+    last = jnp.array([[False], [True], [False]])
+    result = returns.lambda_returns(**HALF, discount=column(0.5, 0.5, 0.5), last=last)
+    # 2 + .5 * 20 = 12, whatever follows;  1 + .5 * (.5 * 10 + .5 * 12) = 6.5
+    np.testing.assert_array_equal(result, column(6.5, 12, 18))
+
+
+def test_termination_ends_value():
+    last = jnp.array([[False], [True], [False]])
+    result = returns.lambda_returns(**HALF, discount=column(0.5, 0, 0.5), last=last)
+    # 2;  1 + .5 * (.5 * 10 + .5 * 2) = 4
+    np.testing.assert_array_equal(result, column(4, 2, 18))
+
+
+def test_environments_and_seeds_do_not_mix():
+    """A vmap over seeds, and a slice of environments, are the plain call."""
+    batch = [np.stack(xs) for xs in zip(*(history(seed, (7, 3))[:4] for seed in range(2)))]
+    together = jax.vmap(lambda *xs: returns.lambda_returns(*xs, 0.8))(*batch)
+    for seed in range(2):
+        for i in range(3):
+            alone = returns.lambda_returns(*(x[seed][:, i : i + 1] for x in batch), 0.8)
+            np.testing.assert_allclose(together[seed][:, i : i + 1], alone, rtol=1e-6, atol=1e-6)

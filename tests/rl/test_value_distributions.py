@@ -1,0 +1,60 @@
+"""Values as weighted atoms: the projection on fixed atoms and the loss of quantiles, against rlax and by hand."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxrl_fast.rl import value_distributions
+
+
+def test_projection_worked_by_hand():
+    # On -1, 0, 1: 0.25 is 3/4 of 0 and 1/4 of 1;  -0.5 is half and half;  5 and -9 are clipped to the ends.
+    support = jnp.float32([-1, 0, 1])
+    goal = value_distributions.Atoms(
+        jnp.float32([[0.25, -0.5], [5, -9], [0, 1]]), jnp.float32([[0.5, 0.5], [0.3, 0.7], [0.2, 0.8]])
+    )
+    expected = [[0.25, 0.25 + 0.375, 0.125], [0.7, 0, 0.3], [0, 0.2, 0.8]]
+    np.testing.assert_allclose(value_distributions.project(goal, support), expected, rtol=1e-6, atol=1e-7)
+
+
+def test_projection_is_that_of_rlax(rlax):
+    rng = np.random.default_rng(0)
+    support = jnp.linspace(-2, 3, 11, dtype=jnp.float32)
+    goal = value_distributions.Atoms(
+        jnp.float32(3 * rng.normal(size=(20, 7))), jnp.float32(rng.dirichlet(np.ones(7), 20))
+    )
+    expected = jax.vmap(rlax.categorical_l2_project, (0, 0, None))(goal.atom, goal.weight, support)
+    projected = value_distributions.project(goal, support)
+    np.testing.assert_allclose(projected, expected, atol=1e-5)
+    np.testing.assert_allclose(projected.sum(-1), 1, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("huber", "expected"), [(True, 0.28125), (False, 0.5)])
+def test_quantile_loss_worked_by_hand(huber, expected):
+    # quantiles 0 and 1 at levels 1/4 and 3/4, towards 2 (weight 1/4) and 0 (weight 3/4)
+    # towards 2: u = 2, 1;   1/4 * 1.5 + 3/4 * .5 = .75,  without Huber 1/4 * 2 + 3/4 * 1 = 1.25
+    # towards 0: u = 0, -1;  |3/4 - 1| * .5 = .125,       without Huber .25
+    # 1/4 * .75 + 3/4 * .125 = .28125,                    without Huber 1/4 * 1.25 + 3/4 * .25 = .5
+    goal = value_distributions.Atoms(jnp.float32([[2, 0]]), jnp.float32([[0.25, 0.75]]))
+    np.testing.assert_allclose(
+        value_distributions.quantile_loss(jnp.float32([[0, 1]]), goal, huber), [expected], rtol=1e-6
+    )
+
+
+@pytest.mark.parametrize("huber", [False, True])
+def test_quantile_loss_is_that_of_rlax(rlax, huber):
+    """Equal numbers: both sum over the quantiles and average over the target's atoms. rlax's have no weights: an
+    atom of weight 3/4 beside one of 1/4 is three atoms beside one. Its Huber parameter is 1, or 0 for none.
+    """
+    rng = np.random.default_rng(0)
+    quantile, atom = jnp.float32(rng.normal(size=(20, 5))), jnp.float32(2 * rng.normal(size=(20, 4)))
+    level = (jnp.arange(5) + 0.5) / 5
+    oracle = lambda atom: jax.vmap(rlax.quantile_regression_loss, (0, None, 0, None))(
+        quantile, level, atom, 1.0 if huber else 0.0
+    )
+    equal = value_distributions.Atoms(atom, jnp.full(atom.shape, 1 / 4))
+    np.testing.assert_allclose(value_distributions.quantile_loss(quantile, equal, huber), oracle(atom), rtol=1e-5)
+    uneven = value_distributions.Atoms(atom[:, :2], jnp.broadcast_to(jnp.float32([0.25, 0.75]), (20, 2)))
+    repeated = atom[:, jnp.array([0, 1, 1, 1])]
+    np.testing.assert_allclose(value_distributions.quantile_loss(quantile, uneven, huber), oracle(repeated), rtol=1e-5)

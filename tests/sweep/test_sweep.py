@@ -1,0 +1,1001 @@
+"""sweep: combinations are laid out, checked and run once each; what came of them is in one table."""
+
+import csv
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import yaml
+from gymnax.environments.classic_control.cartpole import CartPole
+
+import jaxrl_fast
+from jaxrl_fast import evaluate
+from jaxrl_fast.config import load
+from jaxrl_fast.config import settings as config_settings
+from jaxrl_fast.config.population import Member, by_member
+from jaxrl_fast.plotting import sweep_figures
+from jaxrl_fast.runs import checkpoint, files
+from jaxrl_fast.sweep import __main__, directory, grid, prepare, runner, slurm
+from jaxrl_fast.sweep import report as sweep_report
+from jaxrl_fast.sweep import table as sweep_table
+from jaxrl_fast.training import memory, trainer
+from jaxrl_fast.utils import locks
+from jaxrl_fast.utils import memory as utils_memory
+
+ROOT = Path(__file__).parents[2]
+TINY = "ppo --env CartPole-v1 --total-steps 512 --eval-episodes 2 --agent.rollout-length 16 --agent.hidden 4 "
+TINY += "--agent.num-epochs 1 --agent.num-minibatches 1 --solved 2 --log-level quiet "
+TINY += "--env-option max_steps_in_episode=3"  # so that 512 steps are 128 episodes
+
+
+def ask(line):
+    return grid.from_command_line(line.split())
+
+
+def sizes(line):
+    return [len(group.members) for group in ask(line).groups]
+
+
+# What shares a program
+
+
+def test_seeds_and_real_numbers_share_a_program_and_integers_do_not():
+    asked = ask("ppo --num-envs 1,8 --agent.learning-rate 1e-4,1e-3 --seed 0..4")
+    assert [g.settings.options.num_envs for g in asked.groups] == [1, 8]
+    assert asked.columns == ("num_envs", "agent.learning_rate")
+    rates = [m.values["learning_rate"] for m in asked.groups[0].members]
+    assert rates == [1e-4] * 5 + [1e-3] * 5
+    assert [m.seed for m in asked.groups[1].members] == [0, 1, 2, 3, 4] * 2
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("ppo --seed 3,11,7", [3]),
+        ("ppo --num-seeds 4", [4]),
+        ("ppo --agent.gamma 0.9,0.99 --agent.anneal true,false", [2, 2]),
+        ("ppo --agent.max-grad-norm 0,0.5,1", [1, 2]),  # 0 leaves code out
+        ("ppo --agent.target-kl none,0.01,0.02", [1, 2]),
+        ("dqn --agent.replay-ratio 0.1,0.2", [1, 1]),  # counted exactly
+        ("dqn --agent.epsilon-end 0,0.05 --agent.batch-size 32,64", [2, 2]),
+        ("ppo --env CartPole-v1,Acrobot-v1 --seed 0,1", [2, 2]),
+        ("ppo --agent.hidden 64 64,128", [1, 1]),
+        ("ppo --seed 1k..1002,5", [4]),
+    ],
+)
+def test_groups(line, expected):
+    assert sizes(line) == expected
+
+
+def test_a_tuple_is_one_value():
+    groups = ask("ppo --agent.hidden 64 64,128").groups
+    assert [g.settings.agent.hidden for g in groups] == [(64, 64), (128,)]
+
+
+def test_a_group_has_the_settings_of_its_first_member():
+    (group,) = ask("ppo --agent.clip 0.1,0.3 --seed 5,2").groups
+    assert group.settings.options.seed == 5 and group.settings.options.num_seeds == 4
+    assert group.settings.agent.clip == 0.1
+    later = grid.part(group, group.members[3:])
+    assert later.settings.agent.clip == 0.3 and later.settings.options.seed == 2
+
+
+def test_python_asks_for_the_same():
+    line = "--config ppo_cartpole --num-envs 64,256 --seed 0..4 --agent.learning-rate 1e-4,1e-3 --scale minibatches"
+    rates = np.array([1e-4, 1e-3])
+    asked = grid.from_keywords(
+        "ppo_cartpole", num_envs=[64, 256], seed=range(5), agent={"learning_rate": rates}, scale="minibatches"
+    )
+    assert asked == ask(line)
+    hidden = grid.from_keywords(algo="ppo", agent={"hidden": [(64, 64), (128,)]}).groups
+    assert [g.settings.agent.hidden for g in hidden] == [(64, 64), (128,)]
+    assert grid.from_keywords(algo="ppo", agent={"hidden": (64, 32)}).groups[0].settings.agent.hidden == (64, 32)
+
+
+def test_a_sweeps_own_defaults_give_way():
+    assert ask("ppo").groups[0].settings.options.on_nonfinite == "continue"
+    assert ask("ppo --on-nonfinite stop").groups[0].settings.options.on_nonfinite == "stop"
+    assert ask("ppo --tensorboard").groups[0].settings.options.tensorboard
+    assert not ask("ppo --no-tensorboard").groups[0].settings.options.tensorboard
+
+
+def test_the_last_word_on_an_option_holds():
+    anneal = lambda line: [g.settings.agent.anneal for g in ask(f"ppo {line}").groups]
+    assert anneal("--agent.anneal true,false --agent.no-anneal") == [False]
+    assert anneal("--agent.no-anneal --agent.anneal true,false") == [True, False]
+    assert ask("ppo --seed 0..4 --seed 7").groups[0].members == (Member(7),)
+
+
+def test_a_switch_that_an_option_needs_may_be_varied():
+    assert sizes("dqn --agent.prioritized true,false --agent.priority-exponent 0.5,0.6") == [2, 2]
+    assert sizes("dqn --agent.distribution none,c51 --agent.v-min -1,0") == [1, 1, 1, 1]
+
+
+def test_options_need_only_make_sense_in_each_combination():
+    """By itself --stop-when-solved would ask for --solved."""
+    asked = ask("ppo --env CartPole-v1 --stop-when-solved --solved 400,475")
+    assert [g.settings.options.solved for g in asked.groups] == [400, 475]
+    assert asked.base_num_envs == 4
+
+
+def test_with_nothing_to_train_it_trains_what_its_help_says():
+    settings = ask("--seed 0..4").groups[0].settings
+    single = load.from_command_line([])
+    assert settings.agent == single.agent and settings.preset == single.preset == "ppo_cartpole"
+    names = ("env", "num_envs", "total_steps", "solved", "stop_when_solved")
+    assert [getattr(settings.options, n) for n in names] == [getattr(single.options, n) for n in names]
+
+
+# What follows the number of environments
+
+
+@pytest.mark.parametrize(
+    ("rule", "name", "expected"),
+    [
+        ("learning-rate-linear", "learning_rate", [1.25e-4, 5e-4, 2e-3]),  # 5e-4 x (4, 16, 64) / 16
+        ("learning-rate-sqrt", "learning_rate", [2.5e-4, 5e-4, 1e-3]),  # 5e-4 x (1/2, 1, 2)
+        ("minibatches", "num_minibatches", [2, 8, 32]),  # 8 x (1/4, 1, 4)
+        ("none", "learning_rate", [5e-4, 5e-4, 5e-4]),
+    ],
+)
+def test_scaling_rules_start_from_the_preset(rule, name, expected):
+    """The preset has 16 environments, a learning rate of 5e-4 and 8 minibatches of 128 x 16 / 8 = 256 rows."""
+    asked = ask(f"--config ppo_cartpole --num-envs 4,16,64 --scale {rule}")
+    assert [getattr(g.settings.agent, name) for g in asked.groups] == pytest.approx(expected)
+    assert asked.base_num_envs == 16
+    assert (f"agent.{name}" in asked.columns) == (rule != "none")
+
+
+def test_fewer_rows_than_a_minibatch_has_are_all_of_it():
+    asked = ask("--config ppo_cartpole --num-envs 1 --scale minibatches")
+    assert asked.groups[0].settings.agent.num_minibatches == 1
+
+
+# Mistakes
+
+
+MISTAKES = [
+    ("ppo --agent.no-anneal true,false", ["--agent.no-anneal takes no value", "--agent.anneal true,false"]),
+    ("ppo --no-agent.anneal", ["ppo has no option --no-agent.anneal; did you mean --agent.anneal?"]),
+    ("ppo --stop-when-solved --solved none,475", ["--stop-when-solved needs to know what solved means"]),
+    ("--num-env 1,2", ["--num-env", "--num-envs"]),
+    ("--scal none", ["did you mean --scale?"]),
+    ("ppo --frobnicate 1,2", ["--frobnicate", "sweep --help"]),
+    ("ppo --agent.layer-norm true,false", ["ppo has no option --agent.layer-norm; that is an option of dqn and pqn"]),
+    ("ppo --learning-rate 1e-3,1e-4", ["--agent.learning-rate"]),
+    ("ppo --num-envs=", ["--num-envs", "empty value"]),
+    ("ppo --num-envs 1,,2", ["--num-envs", "empty value", "'1,,2'"]),
+    ("ppo --num-envs", ["--num-envs", "whole number"]),
+    ("ppo --seed 4..0", ["--seed", "4..0 is empty"]),
+    ("ppo --seed 0..x", ["--seed", "0..4"]),
+    ("ppo --seed 0..1M", ["--seed", "100000"]),
+    ("ppo --seed 0..999 --num-envs 1..999", ["999000 combinations"]),
+    ("ppo --seed 1,2,1e0", ["--seed: 1 is there twice"]),
+    ("ppo --agent.gamma 0.9,0.90", ["--agent.gamma: 0.9 is there twice"]),
+    ("ppo --agent.gamma 0.9,fast", ["--agent.gamma", "'fast'"]),
+    ("ppo --agent.gamma 0.9,1.5", ["--agent.gamma", "at most 1"]),
+    ("ppo --seed 0,1 --num-seeds 3", ["--num-seeds 3", "--seed"]),
+    ("ppo --run-dir x", ["--run-dir", "--sweep-dir"]),
+    ("ppo --workers 0", ["--workers", "at least 1"]),
+    ("ppo --launcher k8s", ["--launcher", "'local' or 'slurm'"]),
+    ("ppo --scale linear", ["--scale", "'learning-rate-linear'"]),
+    ("dqn --scale minibatches", ["--scale minibatches", "dqn", "ppo and pqn"]),
+    ("--config ppo_cartpole --num-envs 3 --scale minibatches", ["3 environments", "1.5 minibatches", "16"]),
+    ("ppo --retry", ["--retry", "--resume"]),
+    ("ppo --slurm-option timeout_min=3", ["--slurm-options", "--launcher slurm"]),
+    ("ppo --launcher slurm --workers 2", ["--workers 2", "--launcher slurm"]),
+    ("ppo --name a --sweep-dir b", ["--name a does not go with --sweep-dir b, which has the name in it"]),
+    ("dqn --agent.v-min -1,0", ["--agent.v-min does nothing without --agent.distribution c51"]),
+    ("ppo --name a/b", ["--name a/b", "--sweep-dir"]),
+    ("ppo --name ..", ["--name ..", "--sweep-dir"]),
+    (f"ppo --name {'x' * 300}", ["x cannot be made (File name too long)"]),
+    ("ppo --sweep-dir ~nobody-at-all/x", ["--sweep-dir '~nobody-at-all/x' is no path"]),
+    ("--resume no_members", ["no_members/sweep.yaml is not what a sweep writes"]),
+    ("--resume elsewhere", ["elsewhere/sweep.yaml is not what a sweep writes"]),
+    ("ppo --name taken", ["taken", "holds no sweep"]),
+    ("--resume sweeps/a_swep", ["no sweep in it (no sweep.yaml); did you mean sweeps/a_sweep?"]),
+    ("ppo --agent.gamma 0..4", ["--agent.gamma: '0..4' is not a number\n"]),
+    (
+        "--resume a_run",
+        ["a_run: there is no sweep in it", "it is a run, with which", ".train --resume a_run goes on\n"],
+    ),
+    ("--resume sweeps/a_sweep/01", ["it is a part of a sweep, with which --resume sweeps/a_sweep goes on\n"]),
+    ("--resume nowhere", ["--resume nowhere", "no sweep"]),
+    ("--resume=", ["--resume wants a sweep's folder, and '' is none"]),
+    ("ppo --sweep-dir sweeps/taken", ["sweeps/taken", "choose another --sweep-dir"]),
+    ("--resume broken", ["broken/sweep.yaml"]),
+    ("--resume no_groups", ["no_groups/sweep.yaml is not what a sweep writes"]),
+    ("--resume a_sweep --seed 0..9", ["--seed does not go with --resume"]),
+    ("ppo --resume a_sweep", ["ppo does not go with --resume"]),
+    ("--resume a_sweep --scale minibatches", ["--scale does not go with --resume"]),
+    ("ppo --name a_sweep --num-envs 1,16", ["a_sweep is the folder of another sweep", "num_envs"]),
+    ("ppo --num-envs 8,64 --agent.num-minibatches 1,3", ["num_envs 8, agent.num_minibatches 3", "3 minibatches"]),
+    ("dqn --num-envs 8,4096 --agent.capacity 10k", ["num_envs 4096", "capacity 10000", "4096 environments"]),
+    ("ppo --env CartPole-v1,CartPole-v2", ["env CartPole-v2", "CartPole-v1"]),
+    ("dqn --env Breakout-MinAtar --num-envs 8,16 --agent.capacity 1e9", ["num_envs 8", "largest capacity that fits"]),
+]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("place")
+    (folder / "sweeps" / "taken" / "01").mkdir(parents=True)
+    (folder / "broken").mkdir()
+    (folder / "broken" / "sweep.yaml").write_text("groups: 3\n")
+    asked = ask("ppo --num-envs 1,8")
+    made = dict(prepare._named(asked.columns, list(asked.groups)))
+    prepare._make(asked, made, folder / "sweeps" / "a_sweep")
+    content = yaml.safe_load((folder / "sweeps" / "a_sweep" / "sweep.yaml").read_text())
+    for run in (folder / "a_run", folder / "sweeps" / "a_sweep" / "01"):
+        run.mkdir()
+        (run / "config.yaml").write_text("algo: ppo\n")
+    (folder / "no_groups").mkdir()
+    (folder / "no_groups" / "sweep.yaml").write_text(yaml.safe_dump(content | {"groups": []}))
+    for name, wrong in (("no_members", {"members": []}), ("elsewhere", {"folder": "../x"})):
+        (folder / name).mkdir()
+        bad = content | {"groups": [content["groups"][0] | wrong]}
+        (folder / name / "sweep.yaml").write_text(yaml.safe_dump(bad))
+    return folder
+
+
+@pytest.mark.parametrize(("line", "words"), MISTAKES, ids=[line for line, _ in MISTAKES])
+def test_a_mistake_gets_one_line_and_leaves_nothing(line, words, place, monkeypatch, capsys):
+    monkeypatch.chdir(place)
+    before = sorted(place.rglob("*"))
+    monkeypatch.setattr(runner, "execute", lambda sweep: pytest.fail("it began"))
+    monkeypatch.setattr(utils_memory, "free_bytes", lambda *_: 24 * 2**30)
+    assert __main__.main(line.split()) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.count("\n") == 1 and err.endswith("\n"), err
+    for word in words:
+        assert word in err
+    assert sorted(place.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    ("keywords", "words"),
+    [
+        ({"seed": []}, "seed: there is no value"),
+        ({"num_envs": [8, 8]}, "num_envs: 8 is there twice"),
+        ({"agent": {"gama": [0.9]}}, "agent.gama"),
+        ({"agent": "gamma"}, "agent: the algorithm's options by name are wanted, not 'gamma'"),
+        ({"num_seeds": [1, 2]}, "^num_seeds takes one value; 2 is one too many$"),
+    ],
+)
+def test_a_mistake_in_python_is_the_same_sentence(keywords, words):
+    with pytest.raises(ValueError, match=words):
+        grid.from_keywords(algo="ppo", **keywords)
+
+
+def test_an_environment_may_come_with_its_parameters():
+    """As a pair, which is one value; a list of such is several."""
+    env, params = CartPole(), CartPole().default_params
+    asked = grid.from_keywords(algo="ppo", env=(env, params), seed=[0, 1])
+    assert [group.settings.options.env for group in asked.groups] == [(env, params)]
+    assert len(grid.from_keywords(algo="ppo", env=[(env, params), CartPole]).groups) == 2
+
+
+def test_slurm_is_refused_where_it_is_not(monkeypatch, capsys, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(slurm.util, "find_spec", lambda name: None)
+    assert __main__.main(["ppo", "--launcher", "slurm"]) == 2
+    assert 'pip install "jaxrl_fast[slurm]"' in capsys.readouterr().err
+    monkeypatch.setattr(slurm.util, "find_spec", lambda name: name)
+    monkeypatch.setattr(slurm.shutil, "which", lambda name: None)
+    assert __main__.main(["ppo", "--launcher", "slurm"]) == 2
+    assert "no sbatch" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_help_imports_no_arrays():
+    code = (
+        "import sys\nfrom jaxrl_fast import sweep\n"
+        "try: sweep.main(['--config', 'ppo_cartpole', '--help'])\n"
+        "except SystemExit as e: assert e.code == 0\n"
+        "print([m for m in ('jax', 'numpy', 'gymnax', 'matplotlib') if m in sys.modules])"
+    )
+    environment = os.environ | {"COLUMNS": "200", "PYTHONPATH": str(ROOT)}
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True)
+    assert said.stdout.endswith("[]\n")
+    for name in ("--scale", "--workers", "--launcher", "--sweep-dir", "--num-envs", "--agent.learning-rate"):
+        assert name in said.stdout
+
+
+def test_help_tells_the_defaults_of_a_sweep(capsys):
+    """Which are not those of a single run, and what it trains where nothing says so."""
+    for words in (["--help"], ["--config", "ppo_cartpole", "--help"], ["dqn", "-h"]):
+        with pytest.raises(SystemExit) as end:
+            __main__.main(words)
+        assert end.value.code == 0
+        said = re.sub(r"[\s│]+", " ", capsys.readouterr().out)
+        for name, value in (("tensorboard", "False"), ("on-nonfinite", "continue"), ("report-every", "10.0")):
+            line = rf"--{name}(?:, --no-{name})? (?:(?!--).)*\(default: {re.escape(value)}\)"
+            assert re.search(line, said), (words, name)
+
+
+@pytest.mark.slow
+def test_a_part_of_a_sweep_is_not_resumed_as_a_run(swept):
+    with pytest.raises(ValueError, match=r"part of a sweep; go on with python -m jaxrl_fast.sweep --resume"):
+        load.from_command_line(["--resume", str(swept.folder / "01_num_envs-2")])
+
+
+# The folder
+
+
+def test_what_is_written_down_is_read_back(place):
+    asked = ask("ppo --num-envs 1,8")
+    read = directory.read(place / "sweeps" / "a_sweep")
+    assert list(read.groups) == ["01_num_envs-1", "02_num_envs-8"]
+    assert [g._replace(settings=g.settings._replace(preset="")) for g in read.groups.values()] == list(asked.groups)
+
+
+def test_a_population_larger_than_memory_is_split(monkeypatch):
+    """Of seven members only three fit at once: three equal parts, and each knows its own first member."""
+    asked = ask(TINY + " --num-envs 2 --agent.clip 0.1,0.2,0.3,0.4,0.5,0.6,0.7")
+    (group,) = asked.groups
+    assert len(prepare.split_to_fit(group, asked)) == 1
+    ready = prepare.plan.check(grid.part(group, group.members[:1]).settings)
+    one = memory.estimate(ready.env, ready.agent).total + memory.rollout_bytes(ready.env, ready.agent)
+    assert ready.placement.num_shards == 1
+    monkeypatch.setattr(
+        utils_memory, "free_bytes", lambda _=1: 7 * one + 10
+    )  # on four devices seven are trained as eight
+    assert [len(part.members) for part in prepare.split_to_fit(group, asked)] == [3, 4]
+    monkeypatch.setattr(utils_memory, "free_bytes", lambda _=1: 3 * one + 10)
+    parts = prepare.split_to_fit(group, asked)
+    assert [len(part.members) for part in parts] == [2, 2, 3]
+    assert [part.settings.agent.clip for part in parts] == [0.1, 0.3, 0.5]
+    monkeypatch.setattr(utils_memory, "free_bytes", lambda _=1: 10)
+    with pytest.raises(ValueError, match=r"agent.clip 0.1: this does not fit into memory"):
+        prepare.split_to_fit(group, asked)
+
+
+def test_an_environment_on_the_host_has_one_member_a_program(monkeypatch):
+    from jaxrl_fast import envs
+
+    make = envs.make
+    monkeypatch.setattr(envs, "make", lambda *a, **k: make(*a, **k)._replace(on_device=False))
+    asked = ask(TINY + " --num-envs 2 --seed 0..2")
+    assert [len(part.members) for part in prepare.split_to_fit(asked.groups[0], asked)] == [1, 1, 1]
+
+
+# The work
+
+
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory):
+    """2 and 4 environments, two learning rates, seeds 5 and 3: two programs of four members."""
+    folder = tmp_path_factory.mktemp("sweep") / "one"
+    line = f"{TINY} --num-envs 2,4 --agent.learning-rate 1e-3,1e-2 --seed 5,3 --sweep-dir {folder}"
+    assert __main__.main(line.split()) == 0
+    ready = directory.read(folder)
+    return jaxrl_fast.Sweep(folder, sweep_table.table_rows(ready), 0)
+
+
+@pytest.mark.slow
+def test_the_table_has_a_row_for_each_member(swept):
+    with open(swept.folder / "results.csv", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    found = [(int(r["num_envs"]), float(r["agent.learning_rate"]), int(r["seed"])) for r in rows]
+    assert found == [(n, rate, seed) for n in (2, 4) for rate in (1e-3, 1e-2) for seed in (5, 3)]
+    for row, ours in zip(rows, swept.results):
+        assert row["status"] == "done" and row["env_steps"] == "512" and row["members"] == "4"
+        together, alone = float(row["env_steps_per_s"]), float(row["env_steps_per_s_member"])
+        assert together == pytest.approx(4 * alone, rel=1e-2)
+        assert float(row["final_return"]) == ours["final_return"] > 0
+        assert float(row["program_memory_mb"]) >= 0 and float(row["compile_time_s"]) > 0
+
+
+@pytest.mark.slow
+def test_records_carry_the_member(swept):
+    last = files.read_metrics(swept.folder / "01_num_envs-2")[-4:]
+    labels = [(r["seed"], r["agent.learning_rate"]) for r in last]
+    assert labels == [(5, 1e-3), (3, 1e-3), (5, 1e-2), (3, 1e-2)]
+    assert last[0]["learning_rate"] < 1e-3  # what annealing has left of it
+
+
+@pytest.mark.slow
+def test_a_member_is_its_single_run_to_rounding(swept, tmp_path):
+    run = jaxrl_fast.fit(
+        algo="ppo", env="CartPole-v1", total_steps=512, eval_episodes=2, num_envs=2, seed=3, tensorboard=False,
+        agent=dict(rollout_length=16, hidden=(4,), num_epochs=1, num_minibatches=1, learning_rate=1e-2),
+        env_options={"max_steps_in_episode": 3}, run_dir=str(tmp_path / "run"), log_level="quiet",
+    )  # fmt: skip
+    ours = files.read_metrics(swept.folder / "01_num_envs-2")[3::4]
+    for alone, together in list(zip(run.metrics, ours))[:4]:
+        for name in ("episodes", "return_mean", "policy_loss", "value_loss", "entropy", "learning_rate"):
+            assert together[name] == pytest.approx(alone[name], rel=1e-3, abs=1e-5), name
+
+
+@pytest.mark.slow
+def test_a_part_whose_seeds_alone_differ_is_loaded_by_seed(swept, tmp_path):
+    jaxrl_fast.sweep(
+        algo="ppo", env="CartPole-v1", total_steps=512, eval_episodes=2, num_envs=2, seed=[9, 4], log_level="quiet",
+        agent=dict(rollout_length=16, hidden=(4,), num_epochs=1, num_minibatches=1), sweep_dir=str(tmp_path / "one"),
+    )  # fmt: skip
+    part = tmp_path / "one" / "01"
+    saved, _ = checkpoint.newest(part / "checkpoints")
+    for place, seed in enumerate((9, 4)):
+        trained = jaxrl_fast.load(part, seed=seed, which="last")
+        kernel = trained.agent_state.params["network"]["params"]["torso"]["mlp"]["Dense_0"]["kernel"]
+        written = saved.arrays["agent/params/network/params/torso/mlp/Dense_0/kernel"]
+        np.testing.assert_array_equal(kernel, written[place])
+    assert jaxrl_fast.load(part).seed == 9
+    with pytest.raises(ValueError, match=r"seed 5: .*01 has trained seeds 9, 4$"):
+        jaxrl_fast.load(part, seed=5)
+
+
+@pytest.mark.slow
+def test_a_member_of_a_program_is_chosen_by_its_values(swept, tmp_path, capsys):
+    """From Python and by a command; what it plays with is what stands in its place in the checkpoint."""
+    part = shutil.copytree(swept.folder / "01_num_envs-2", tmp_path / "part")
+    labels = yaml.safe_load((part / "config.yaml").read_text())["made"]["members"]
+    rates = list(dict.fromkeys(label["agent.learning_rate"] for label in labels))
+    assert len(rates) > 1 and len(labels) > len(rates)
+    saved, _ = checkpoint.newest(part / "checkpoints")
+    written = saved.arrays["agent/params/network/params/torso/mlp/Dense_0/kernel"]
+    for place, label in enumerate(labels):
+        rate = label["agent.learning_rate"]
+        trained = jaxrl_fast.load(part, seed=label["seed"], which="last", member={"agent.learning_rate": rate})
+        kernel = trained.agent_state.params["network"]["params"]["torso"]["mlp"]["Dense_0"]["kernel"]
+        np.testing.assert_array_equal(kernel, written[place])
+        assert trained.settings.agent.learning_rate == rate
+    chosen = ["--member", f"learning-rate={rates[1]}", "--episodes", "4"]
+    assert evaluate.main([str(part), *chosen]) == 0
+    seeds = [label["seed"] for label in labels if label["agent.learning_rate"] == rates[1]]
+    out = capsys.readouterr().out
+    assert out.count("seed ") == len(seeds) and f"agent.learning_rate={rates[1]:g}" in out
+    assert json.loads((part / "evaluation.json").read_text())["member"] == {"agent.learning_rate": rates[1]}
+    for member in ({"learning-rate": rates[1]}, f"learning-rate={rates[1]}", [f"agent.learning_rate={rates[1]}"]):
+        assert jaxrl_fast.load(part, member=member).settings.agent.learning_rate == rates[1]
+    for given, words in (
+        ([], "has members that differ in agent.learning_rate ("),
+        ([], "choose by --member learning_rate="),
+        (["--member", "learning-rate=0.7"], "--member agent.learning_rate=0.7: members of"),
+        (["--member", "learning-rate=high"], "--member learning_rate=high: 'high' is not a number"),
+        (["--member", "learning-rate=1", "agent.learning-rate=2"], "--member: agent.learning_rate is there twice"),
+        (["--member", "gamma=0.7"], "--member gamma=0.7: its members differ in agent.learning_rate"),
+    ):
+        assert evaluate.main([str(part), *given]) == 2
+        assert words in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_the_report_says_which_wins(swept):
+    text = swept.report
+    for words in ("By throughput: **num_envs", "By time to the threshold of 2", "By steps to the threshold of 2"):
+        assert words in text
+    assert "--scale none" in text and "| 4 | 0.01 | 2 |" in text
+    for name in ("throughput", "cost", "final_return", "threshold", "curves"):
+        assert f"({name}.png)" in text and (swept.folder / f"{name}.png").stat().st_size > 10_000
+
+
+@pytest.mark.slow
+def test_a_sweep_in_python(swept):
+    assert "8 trainings" in repr(swept) and "<table>" in swept._repr_html_()
+    assert swept.plot().axes and swept.plot("curves").axes
+    with pytest.raises(ValueError, match="there are throughput"):
+        swept.plot("speed")
+    again = jaxrl_fast.sweep(resume=str(swept.folder), log_level="quiet")
+    assert again.results == swept.results and again.status == 0
+    assert callable(jaxrl_fast.sweep)
+
+
+@pytest.mark.slow
+def test_nothing_is_repeated(swept, monkeypatch):
+    monkeypatch.setattr(trainer, "Trainer", lambda *_: pytest.fail("it began"))
+    line = f"{TINY} --num-envs 2,4 --agent.learning-rate 1e-3,1e-2 --seed 5,3 --sweep-dir {swept.folder}"
+    assert __main__.main(line.split()) == 0
+    assert __main__.main(["--resume", str(swept.folder), "--log-level", "quiet"]) == 0
+
+
+class Pretence:
+    """A trainer that trains nothing, but writes what a run leaves."""
+
+    ran: list = []  # noqa: RUF012
+    why = "seed 0: loss is not finite at step 64; there is no checkpoint; try a lower learning rate"
+    behave = staticmethod(lambda plan: "done")
+
+    def __init__(self, plan, terminal):
+        self.plan = plan
+
+    def run(self):
+        status = type(self).behave(self.plan)
+        self.ran.append(self.plan.folder.name)
+        summary = {
+            "status": "done" if status == "too late" else status,
+            "env_steps_per_s": 10.0,
+            "train_time_s": 1.0,
+            "final_return_iqm": 3.0,
+        }
+        summary |= {"final_return_per_seed": [3.0] * len(self.plan.members), "device": "cpu"}
+        summary |= {"failure": self.why if status == "diverged" else None}
+        (self.plan.folder / "summary.json").write_text(json.dumps(summary))
+        came = signal.SIGTERM if status in ("stopped", "too late") else None
+        return trainer.Outcome(self.plan.folder, summary, None, came if status == "stopped" else None, "", came)
+
+
+@pytest.fixture
+def pretend(monkeypatch, tmp_path):
+    monkeypatch.setattr(trainer, "Trainer", Pretence)
+    monkeypatch.setattr(sweep_report, "figures_of", lambda *_: {})
+    monkeypatch.setattr(Pretence, "ran", [])
+    return f"{TINY} --num-envs 2,4,8 --sweep-dir {tmp_path / 'sweep'}".split(), tmp_path / "sweep"
+
+
+def test_a_sweep_of_an_object_goes_on_where_the_object_is_known(tmp_path, capsys):
+    """Nothing is marked as failed: by its text nobody can find it."""
+    folder = tmp_path / "swept"
+    options = dict(algo="ppo", env=CartPole, num_envs=[2, 4], sweep_dir=str(folder))
+    prepare.prepare(grid.from_keywords(**options))
+    before = sorted(folder.rglob("*"))
+    assert __main__.main(["--resume", str(folder)]) == 2
+    assert "by jaxrl_fast.sweep(...) with the same arguments" in capsys.readouterr().err
+    assert sorted(folder.rglob("*")) == before
+    assert prepare.prepare(grid.from_keywords(**options)).folder == folder
+
+
+def test_a_sweep_of_an_object_that_goes_on_is_warned_of(tmp_path, monkeypatch, capsys):
+    """A class is found again, and its text says which; of an object nobody knows how it was made."""
+    monkeypatch.chdir(tmp_path)
+    options = dict(algo="ppo", env=CartPole(), num_envs=[2, 4], name="swept")
+    folder = prepare.prepare(grid.from_keywords(**options)).folder
+    prepare.prepare(grid.from_keywords(**options | {"env": CartPole()}))
+    told = "was trained in objects; nobody can tell whether those that are given are the same\n"
+    assert capsys.readouterr().err == f"warning: {folder} {told}"
+    options |= {"env": CartPole, "name": "other"}
+    assert prepare.prepare(grid.from_keywords(**options)) == prepare.prepare(grid.from_keywords(**options))
+    assert not capsys.readouterr().err
+
+
+def test_an_object_is_the_same_at_another_address():
+    """As after a notebook's kernel has begun anew."""
+
+    def environment():
+        def make_env():
+            return CartPole()
+
+        return make_env
+
+    first, second = (grid.from_keywords(algo="ppo", env=environment()) for _ in range(2))
+    assert repr(first.groups[0].settings.options.env) != repr(second.groups[0].settings.options.env)
+    assert list(prepare._flat(first.groups)) == list(prepare._flat(second.groups))
+
+
+def test_what_fails_is_recorded_and_the_rest_goes_on(pretend, monkeypatch, capsys):
+    line, folder = pretend
+
+    def behave(plan):
+        if plan.settings.options.num_envs == 4:
+            raise RuntimeError("no room\nat all")
+        return "done"
+
+    monkeypatch.setattr(Pretence, "behave", staticmethod(behave))
+    assert __main__.main(line) == 1
+    assert Pretence.ran == ["01_num_envs-2", "03_num_envs-8"]
+    assert "error: 02_num_envs-4: RuntimeError: no room" in capsys.readouterr().err
+    rows = sweep_table.table_rows(directory.read(folder))
+    assert [r["status"] for r in rows] == ["done", "failed", "done"]
+    assert "num_envs 4, seed 0: failed: RuntimeError: no room" in (folder / "report.md").read_text()
+    assert __main__.main(["--resume", str(folder), "--log-level", "quiet"]) == 1
+    assert len(Pretence.ran) == 2  # a failure is not tried again
+    capsys.readouterr()
+    assert __main__.main([*line, "--log-level", "info"]) == 1
+    retry = f"python -m jaxrl_fast.sweep --resume {folder} --retry"
+    assert f"try what failed once more  {retry}" in capsys.readouterr().out
+    assert f"Once more what failed: `{retry}`." in (folder / "report.md").read_text()
+    monkeypatch.setattr(Pretence, "behave", staticmethod(lambda plan: "done"))
+    assert __main__.main([*line, "--retry"]) == 0
+    assert Pretence.ran[2:] == ["02_num_envs-4"]
+
+
+def test_what_diverges_is_recorded_with_its_reason(pretend, monkeypatch, capsys):
+    line, folder = pretend
+    diverge = lambda plan: "diverged" if plan.settings.options.num_envs == 4 else "done"
+    monkeypatch.setattr(Pretence, "behave", staticmethod(diverge))
+    for words in (line, ["--resume", str(folder), "--log-level", "quiet"]):
+        assert __main__.main(words) == 1
+        assert capsys.readouterr().err == f"error: 02_num_envs-4: {Pretence.why}\n"
+    assert len(Pretence.ran) == 3  # nothing is tried again
+    found = [(r["status"], r["failure"]) for r in sweep_table.table_rows(directory.read(folder))]
+    assert found == [("done", None), ("diverged", Pretence.why), ("done", None)]
+    assert f"- num_envs 4, seed 0: diverged: {Pretence.why}\n" in (folder / "report.md").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("option", "status"), [("", 0), (" --on-nonfinite stop", 1)])
+def test_a_member_that_diverges_ends_itself_or_its_program(option, status, tmp_path, capsys):
+    folder = tmp_path / "sweep"
+    line = f"{TINY} --num-envs 2 --agent.learning-rate 1e-3,1e30 --sweep-dir {folder}{option}"
+    assert __main__.main(line.split()) == status
+    why = files.summary_if_any(folder / "01")["failure"]
+    assert ("error: 01: " in capsys.readouterr().err) == bool(why) == bool(status)
+    well, ill = sweep_table.table_rows(directory.read(folder))
+    assert (well["status"], well["failure"]) == ("diverged" if why else "done", why)
+    assert ill["status"] == "diverged"
+    assert ill["failure"].startswith(why or "its numbers were no longer finite at step ")
+    assert f"diverged: {ill['failure']}\n" in (folder / "report.md").read_text()
+
+
+def test_an_interrupted_sweep_goes_on_where_it_was(pretend, monkeypatch):
+    line, folder = pretend
+    stop = lambda plan: "stopped" if plan.settings.options.num_envs == 4 else "done"
+    monkeypatch.setattr(Pretence, "behave", staticmethod(stop))
+    assert __main__.main(line) == 128 + signal.SIGTERM
+    assert Pretence.ran == ["01_num_envs-2", "02_num_envs-4"]
+    assert [r["status"] for r in sweep_table.table_rows(directory.read(folder))] == ["done", "stopped", "unfinished"]
+    monkeypatch.setattr(Pretence, "behave", staticmethod(lambda plan: "done"))
+    assert __main__.main(line) == 0
+    assert Pretence.ran[2:] == ["02_num_envs-4", "03_num_envs-8"]
+
+
+def test_a_signal_too_late_to_stop_a_training_stops_the_sweep(pretend, monkeypatch):
+    line, folder = pretend
+    monkeypatch.setattr(Pretence, "behave", staticmethod(lambda plan: "too late"))
+    assert __main__.main(line) == 128 + signal.SIGTERM
+    assert Pretence.ran == ["01_num_envs-2"]
+    assert [r["status"] for r in sweep_table.table_rows(directory.read(folder))] == ["done", "unfinished", "unfinished"]
+
+
+def test_a_full_disk_ends_no_sweep(pretend, monkeypatch, capsys):
+    line, folder = pretend
+
+    def no_room(*_):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(sweep_table, "write_table", no_room)
+        patched.setattr(sweep_report, "write", no_room)
+        assert __main__.main(line) == 1
+    assert len(Pretence.ran) == 3 and "(No space left on device); --resume does it" in capsys.readouterr().err
+    assert __main__.main(["--resume", str(folder), "--log-level", "quiet"]) == 0
+    assert len(Pretence.ran) == 3 and (folder / "results.csv").is_file()
+
+
+def test_a_folder_without_room_is_left_for_later(pretend, monkeypatch, capsys):
+    line, folder = pretend
+    lock = locks.Lock
+
+    def no_room(place):
+        if "num_envs-4" in place.name:
+            raise OSError(28, "No space left on device", str(place))
+        return lock(place)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(locks, "Lock", no_room)
+        assert __main__.main(line) == 1
+    assert "02_num_envs-4 cannot be written to (No space left on device)" in capsys.readouterr().err
+    assert __main__.main(["--resume", str(folder), "--log-level", "quiet"]) == 0
+    assert Pretence.ran == ["01_num_envs-2", "03_num_envs-8", "02_num_envs-4"]
+
+
+@pytest.mark.slow
+def test_a_sweep_that_goes_on_has_all_the_devices_that_any_part_wants(tmp_path):
+    """In a process of its own, for JAX counts devices once; the first part wants one."""
+    line = f"{TINY} --num-envs 4 --devices 1,2 --name x"
+    prepared = f"from jaxrl_fast.sweep import grid, prepare; prepare.prepare(grid.from_command_line({line.split()!r}))"
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    subprocess.run([sys.executable, "-c", prepared], check=True, cwd=tmp_path, env=environment)
+    command = [sys.executable, "-m", "jaxrl_fast.sweep", "--resume", "sweeps/x"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment)
+    assert done.returncode == 0, done.stderr
+    parts = sorted((tmp_path / "sweeps" / "x").glob("*/summary.json"))
+    assert [json.loads(part.read_text())["num_shards"] for part in parts] == [1, 2]
+
+
+def test_workers_that_die_are_missed(pretend, monkeypatch, capsys):
+    line, folder = pretend
+    with monkeypatch.context() as patched:
+        patched.setattr(runner, "WORKER_CODE", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
+        assert __main__.main([*line, "--workers", "2"]) == 1
+    assert "2 of 2 workers died, or could not write all that they should" in capsys.readouterr().err
+    assert [r["status"] for r in sweep_table.table_rows(directory.read(folder))] == ["unfinished"] * 3
+    assert __main__.main(["--resume", str(folder), "--log-level", "quiet"]) == 0
+    assert len(Pretence.ran) == 3
+
+
+@pytest.mark.slow
+def test_what_failed_before_its_first_checkpoint_is_tried_once_more(tmp_path, monkeypatch):
+    """With lines in its metrics.jsonl already."""
+    folder = tmp_path / "sweep"
+
+    def fail(self, *_):
+        raise RuntimeError("no room")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(trainer.Trainer, "save", fail)
+        assert __main__.main(f"{TINY} --num-envs 2 --sweep-dir {folder}".split()) == 1
+    assert (folder / "01" / "metrics.jsonl").stat().st_size > 0
+    assert __main__.main(["--resume", str(folder), "--retry", "--log-level", "quiet"]) == 0
+    assert [r["status"] for r in sweep_table.table_rows(directory.read(folder))] == ["done"]
+
+
+def test_a_group_that_another_process_has_is_left_to_it(pretend):
+    line, folder = pretend
+    ready = prepare.prepare(grid.from_command_line(line))
+    (folder / "02_num_envs-4").mkdir()
+    other = locks.Lock(folder / "02_num_envs-4")
+    assert runner.execute(ready) == 0
+    assert Pretence.ran == ["01_num_envs-2", "03_num_envs-8"]
+    other.release()
+    assert runner.execute(ready) == 0
+    assert Pretence.ran[2:] == ["02_num_envs-4"]
+
+
+@pytest.mark.slow
+def test_a_killed_group_goes_on_from_its_checkpoint(tmp_path, monkeypatch):
+    """SIGTERM after the first checkpoint: the same lines, times apart, as a sweep that was left alone."""
+    line = f"{TINY} --seed 4,9 --agent.gamma 0.9,0.99 --num-envs 2 --sweep-dir "
+    assert __main__.main((line + str(tmp_path / "whole")).split()) == 0
+    advance = trainer.Trainer.advance
+
+    def stop(self, boundary):
+        advance(self, min(boundary, self.finished + 4))
+        if self.finished >= 8:
+            self.stop(signal.SIGTERM)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(trainer.Trainer, "advance", stop)
+        assert __main__.main((line + str(tmp_path / "broken")).split()) == 128 + signal.SIGTERM
+    assert __main__.main(["--resume", str(tmp_path / "broken"), "--log-level", "quiet"]) == 0
+    times = ("wall_time_s", "train_time_s", "env_steps_per_s")
+    found = [files.read_metrics(tmp_path / name / "01") for name in ("whole", "broken")]
+    lines = [[{k: v for k, v in r.items() if k not in times} for r in records] for records in found]
+    assert lines[0] == lines[1]
+
+
+@pytest.mark.slow
+def test_workers_share_the_work(tmp_path):
+    """Two processes; every group is run once, by whoever came first."""
+    folder = tmp_path / "shared"
+    line = f"{TINY} --num-envs 2,4,8,16 --workers 2 --sweep-dir {folder}"
+    command = [sys.executable, "-m", "jaxrl_fast.sweep", *line.split(), "--log-level", "info"]
+    said = subprocess.run(command, check=True, cwd=ROOT, capture_output=True, text=True).stdout
+    assert "1/4  0" in said and "4/4  0" in said and said.count(" · done\n") == 4
+    rows = sweep_table.table_rows(directory.read(folder))
+    assert [r["status"] for r in rows] == ["done"] * 4
+    for row in rows:
+        updates = [r["updates"] for r in files.read_metrics(folder / row["group"])]
+        assert updates == sorted(set(updates))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("told", [False, True])
+def test_workers_of_a_sweep_that_is_killed_stop_too(told, tmp_path):
+    """And save what they had, even if it was `told` to stop: nothing trains on where nobody knows of it."""
+    folder = tmp_path / "killed"
+    line = f"{TINY} --num-envs 2,4 --total-steps 20M --workers 2 --sweep-dir {folder}"
+    parts = [folder / name for name in ("01_num_envs-2", "02_num_envs-4")]
+    with subprocess.Popen([sys.executable, "-m", "jaxrl_fast.sweep", *line.split()], cwd=ROOT) as command:
+        try:
+            until(lambda: all(map(files.read_metrics, parts)))
+            if told:
+                command.terminate()
+                time.sleep(0.2)
+        finally:
+            command.kill()
+    until(lambda: all(files.summary_if_any(part).get("status") == "stopped" for part in parts))
+    until(lambda: all(is_free(part) for part in parts))
+    assert all(summary["env_steps"] > 0 and summary["last_checkpoint"] for summary in map(files.read_summary, parts))
+
+
+def until(holds):
+    """Waits for it."""
+    deadline = time.monotonic() + 120
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def is_free(folder):
+    try:
+        locks.Lock(folder).release()
+    except BlockingIOError:
+        return False
+    return True
+
+
+@pytest.mark.slow
+def test_groups_are_jobs_of_submitit(tmp_path):
+    """Its local executor: a process for each job of the array."""
+    submitit = pytest.importorskip("submitit")
+    asked = ask(f"{TINY} --num-envs 2 --sweep-dir {tmp_path / 'jobs'}")
+    ready = prepare.prepare(asked)
+    jobs = slurm.submit(ready.folder, directory.unfinished(ready), {"timeout_min": "9"}, cluster="local")
+    assert isinstance(jobs[0], submitit.Job)
+    deadline = time.monotonic() + 300
+    while not jobs[0].done() and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert jobs[0].result().startswith("done")
+    assert [r["status"] for r in sweep_table.table_rows(directory.read(ready.folder))] == ["done"]
+    with pytest.raises(ValueError, match=r"--slurm-options: .*no_such"):
+        slurm.submit(ready.folder, [], {"no_such": "1"}, cluster="local")
+
+
+# The numbers
+
+
+@pytest.mark.parametrize("unknown", [0, 1])
+def test_a_series_is_that_of_its_own_members(unknown):
+    """Two members of one program, by seed and value; a record without an episode, or a finite one, keeps what was."""
+    label = lambda seed, value: Member(seed, {"clip": value}).label
+    record = lambda who, step, mean: who | {
+        "env_steps": step, "train_time_s": step / 10, "return_mean": mean, "episodes": unknown if mean is None else 1,
+    }  # fmt: skip
+    ours, other = label(0, 0.1), label(0, 0.2)
+    values = ((10, 1.0, 7.0), (20, None, 8.0), (30, 3.0, 9.0))
+    lines = [line for step, mean, its in values for line in (record(ours, step, mean), record(other, step, its))]
+    steps, seconds, returns = sweep_figures.series([ours | {"group": "g"}], {"g": by_member(lines)})
+    np.testing.assert_array_equal(steps, [10, 20, 30])
+    np.testing.assert_allclose(seconds, [1, 2, 3])
+    np.testing.assert_array_equal(returns, [[1, 1, 3]])
+
+
+def finished(folder, returns, **options):
+    """A sweep that has been gone through: each program has one record, of this return, and its summary."""
+    ready = prepare.prepare(grid.from_keywords(log_level="quiet", sweep_dir=str(folder), **options))
+    for (name, group), score in zip(ready.groups.items(), returns, strict=True):
+        known = {"status": "done", "env_steps_per_s": 10.0, "device": "cpu", "train_time_s": 1.0}
+        known |= {"final_return_per_seed": [score] * len(group.members)}
+        solved = group.settings.options.solved
+        if solved is not None and score >= solved:
+            known |= {"steps_to_solve_per_seed": [int(score)], "time_to_solve_s_per_seed": [score / 10]}
+        line = {"env_steps": 10, "train_time_s": 1.0, "return_mean": score, "episodes": 1}
+        (ready.folder / name).mkdir()
+        (ready.folder / name / "summary.json").write_text(json.dumps(known))
+        lines = [json.dumps(member.label | line) + "\n" for member in group.members]
+        (ready.folder / name / "metrics.jsonl").write_text("".join(lines))
+    return ready
+
+
+def test_options_of_the_environment_are_a_column(tmp_path):
+    """Dictionaries cannot be hashed, nor some environments."""
+    options = dict(algo="ppo", env_options=[{"max_steps_in_episode": 3}, {}], num_envs=2)
+    ready = finished(tmp_path / "sweep", [3.0, 3.0], **options)
+    table = sweep_table.table_rows(ready)
+    assert [row["env_options"] for row in table] == ["max_steps_in_episode=3", "none"]
+    drawn = sweep_report.figures_of(ready, table)
+    ticks = drawn["final_return.png"].axes[0].get_xticklabels()
+    assert [tick.get_text() for tick in ticks] == ["max_steps_in_episode=3", "none"]
+    assert "\n| max_steps_in_episode=3 | 1 | 3.0 |" in sweep_report.as_markdown(ready, table, list(drawn))
+    assert "\nmax_steps_in_episode=3,0,done," in sweep_table.as_csv(table)
+    assert sweep_table._cell(SimpleNamespace(size=3)) == "namespace(size=3)"
+
+
+@pytest.mark.parametrize(
+    ("damage", "num_told"),
+    [(lambda path: path.unlink(), 0), (lambda path: path.write_text('{"seed": 0, "env_st\n'), 1)],
+)
+def test_what_has_lost_its_records_is_left_out_of_the_curves(damage, num_told, tmp_path, capsys):
+    ready = finished(tmp_path / "sweep", [1.0, 2.0, 3.0], algo="ppo", num_envs=[1, 2, 4])
+    damage(ready.folder / "02_num_envs-2" / "metrics.jsonl")
+    assert sweep_report.write(ready)
+    assert capsys.readouterr().err.count("02_num_envs-2/metrics.jsonl cannot be read (ValueError: line 1: ") == num_told
+    (axes, _) = sweep_report.figures_of(ready, sweep_table.table_rows(ready))["curves.png"].axes
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["num envs 1", "num envs 4"]
+    assert "(curves.png)" in (ready.folder / "report.md").read_text()
+
+
+def test_an_option_of_the_environment_is_no_formula(tmp_path):
+    """An SVG holds its texts as they are shown."""
+    row = lambda value: {
+        "env_options": value, "seed": 0, "group": value, "members": 1, "final_return": 1.0, "steps_to_solve": None,
+        "env_steps_per_s": 1.0, "program_memory_mb": 1.0, "compile_time_s": 1.0,
+    }  # fmt: skip
+    values, line = ("x=$a_{$", "x=$"), {"seed": 0, "env_steps": 1, "train_time_s": 1, "return_mean": 1, "episodes": 1}
+    groups, records = [[row(value)] for value in values], {value: [line] for value in values}
+    drawn = sweep_figures.draw("PPO on $_{$", ["env_options"], groups, records, None)
+    for name, label in (("curves", "env options x=$a_{$"), ("final_return", "x=$a_{$"), ("throughput", "x=$a_{$")):
+        drawn[f"{name}.png"].savefig(tmp_path / "x.svg")
+        text = (tmp_path / "x.svg").read_text()
+        assert "<!-- PPO on $_{$ -->" in text and f"<!-- {label} -->" in text
+
+
+def test_a_figure_that_cannot_be_drawn_is_a_warning(tmp_path, monkeypatch, capsys):
+    """While it is made, or only when it is saved."""
+    ready = finished(tmp_path / "sweep", [1.0, 2.0], algo="ppo", num_envs=[1, 2])
+    monkeypatch.setattr(sweep_figures, "throughput", lambda *_: 1 / 0)
+    monkeypatch.setattr(sweep_figures, "learning", lambda *_: SimpleNamespace(savefig=lambda _: 1 / 0))
+    assert sweep_report.write(ready)
+    words = "could not be drawn (ZeroDivisionError: division by zero)\n"
+    assert capsys.readouterr().err == f"warning: throughput.png {words}warning: curves.png {words}"
+    report = (ready.folder / "report.md").read_text()
+    assert "(cost.png)" in report and "throughput.png" not in report and "curves.png" not in report
+
+
+def test_a_configuration_whose_first_seed_failed_may_win(place):
+    ready = directory.read(place / "sweeps" / "a_sweep")
+    row = lambda num_envs, seed, speed: {
+        "num_envs": num_envs, "seed": seed, "env_steps_per_s": speed, "final_return": speed and float(num_envs),
+        "eval_return": None, "time_to_solve_s": None, "steps_to_solve": None,
+    }  # fmt: skip
+    said = "\n".join(sweep_report.ranking(ready, [row(1, 0, 10.0), row(1, 1, 10.0), row(8, 0, None), row(8, 1, 80.0)]))
+    assert "By throughput: **num_envs 8** (80 steps/s, 8.0 times that of num_envs 1)" in said
+    assert "By final return: **num_envs 1** (1.0)" in said  # it lost no seed
+
+
+def test_who_reaches_the_threshold_more_often_wins(place):
+    """One seed of two in 10 s is not better than both in 20 s."""
+    ready = directory.read(place / "sweeps" / "a_sweep")
+    settings = ready.groups["01_num_envs-1"].settings
+    solved = settings._replace(options=config_settings.dataclasses.replace(settings.options, solved=9.0))
+    ready = ready._replace(groups={"01_num_envs-1": grid.Group(solved, (Member(0),))})
+    row = lambda num_envs, seed, seconds: {
+        "num_envs": num_envs, "seed": seed, "env_steps_per_s": 10.0 * num_envs, "final_return": 1.0,
+        "eval_return": None, "time_to_solve_s": seconds, "steps_to_solve": seconds and 100 * seconds,
+    }  # fmt: skip
+    table = [row(1, 0, 10.0), row(1, 1, None), row(8, 0, 20.0), row(8, 1, 22.0)]
+    said = "\n".join(sweep_report.ranking(ready, table))
+    assert "By throughput: **num_envs 8** (80 steps/s, 8.0 times that of num_envs 1)" in said
+    assert "By time to the threshold of 9: **num_envs 8** (21 s, median of 2 of 2)" in said
+
+
+def test_who_lost_seeds_does_not_win_by_those_that_are_left(place):
+    """One of three that survived at 500 is not better than three at 400, nor are they counted as three."""
+    ready = directory.read(place / "sweeps" / "a_sweep")
+    row = lambda num_envs, seed, score: {
+        "num_envs": num_envs, "seed": seed, "env_steps_per_s": 10.0, "final_return": score, "eval_return": score,
+        "time_to_solve_s": None, "steps_to_solve": None, "members": 3, "compile_time_s": 1.0, "program_memory_mb": 1.0,
+    }  # fmt: skip
+    table = [row(1, i, 400.0 + i) for i in range(3)] + [row(8, i, 500.0 if i == 1 else None) for i in range(3)]
+    lines = sweep_report.ranking(ready, table)
+    assert "- By final return: **num_envs 1** (401.0)." in lines
+    assert "- By the greedy policy's return: **num_envs 1** (401.0)." in lines
+    survivor = sweep_report.ranking(ready, [table[0] | {"final_return": None}, *table[3:]])
+    assert "- By final return: **num_envs 8** (500.0, 1 of 3)." in survivor
+    assert "| 8 | 1 of 3 | 500.0 | 500.0 |" in "\n".join(sweep_report._table(ready, table))
+
+
+@pytest.mark.parametrize(
+    ("returns", "said"),
+    [
+        ((500.0, 499.98, 300.0), "**num_envs 1** and **num_envs 2** (500.0)"),
+        ((500.0, 500.0, 500.0), "all alike (500.0)"),
+        ((500.0, 500.0, None), "**num_envs 1** and **num_envs 2** (500.0)"),
+        ((1.0, 3.0, 2.0), "**num_envs 2** (3.0)"),
+        ((7.0, 7.0, 7.0, 7.0, 7.0, 1.0), "**num_envs 1** and **num_envs 2** and **num_envs 3** and 2 more (7.0)"),
+    ],
+)
+def test_no_winner_is_named_where_no_reader_could_tell_one(place, returns, said):
+    ready = directory.read(place / "sweeps" / "a_sweep")
+    row = lambda num_envs, score: {
+        "num_envs": num_envs, "seed": 0, "env_steps_per_s": 10.0, "final_return": score, "eval_return": None,
+        "time_to_solve_s": None, "steps_to_solve": None,
+    }  # fmt: skip
+    lines = sweep_report.ranking(ready, [row(i + 1, score) for i, score in enumerate(returns)])
+    assert f"- By final return: {said}." in lines
+
+
+def test_each_environment_is_judged_by_itself(tmp_path):
+    """By its own threshold, too: the preset's, or none."""
+    options = dict(preset="ppo_cartpole", env=["gymnax/CartPole-v1", "gymnax/Acrobot-v1"], num_envs=[8, 16])
+    ready = finished(tmp_path / "two", [480.0, 490.0, -85.0, -90.0], **options)
+    assert sweep_report.ranking(ready, sweep_table.table_rows(ready)) == [
+        "- On gymnax/CartPole-v1, by throughput: **num_envs 8** (10 steps/s).",
+        "- On gymnax/CartPole-v1, by final return: **num_envs 16** (490.0).",
+        "- On gymnax/CartPole-v1, by time to the threshold of 475: **num_envs 8** (48 s, median of 1 of 1).",
+        "- On gymnax/CartPole-v1, by steps to the threshold of 475: **num_envs 8** (480, median of 1 of 1).",
+        "- On gymnax/Acrobot-v1, by throughput: **num_envs 8** (10 steps/s).",
+        "- On gymnax/Acrobot-v1, by final return: **num_envs 8** (-85.0).",
+        "- On gymnax/Acrobot-v1, no threshold was given (`--solved RETURN`), so nothing is said of the way to one.",
+    ]
+    assert "threshold.png" not in sweep_report.figures_of(ready, sweep_table.table_rows(ready))
+    one = finished(tmp_path / "one", [480.0, -85.0], **options | {"num_envs": 8})
+    assert sweep_report.ranking(one, sweep_table.table_rows(one)) == []
+
+
+def test_an_easier_threshold_wins_nothing(tmp_path):
+    ready = finished(tmp_path / "sweep", [480.0, 490.0], preset="ppo_cartpole", solved=[100, 475], num_envs=8)
+    said = sweep_report.ranking(ready, sweep_table.table_rows(ready))
+    assert said[-1] == "- Thresholds differ (100, 475), so nothing is said of the way to them."
+    assert not any("to the threshold" in line for line in said)
+    assert "threshold.png" not in sweep_report.figures_of(ready, sweep_table.table_rows(ready))

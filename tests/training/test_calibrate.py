@@ -1,0 +1,147 @@
+"""--num-envs auto: which counts are tried, which is taken, and that the run is then that of the number."""
+
+import pytest
+import yaml
+
+import jaxrl_fast
+from jaxrl_fast.agents import configs
+from jaxrl_fast.config import load
+from jaxrl_fast.training import calibrate, plan, summary
+from jaxrl_fast.training.calibrate import Trial
+from tests import run_chunks_by
+
+
+def tried(rates, start=1, too_many=10**6, refused=()):
+    """The counts that are tried where they run at these rates, and the one that is taken."""
+    trials = []
+    while (count := calibrate.next_count(trials, start)) is not None:
+        why = "too many" if count >= too_many else "refused" if count in refused else ""
+        trials.append(Trial(count, None if why else rates[count], why, count >= too_many))
+        assert len(trials) < 20
+    found = calibrate.best_trial(trials)
+    return [trial.num_envs for trial in trials], found and found.num_envs
+
+
+# A curve that doubles, then bends: 8 gains 60% over 4, 16 gains 25%, 32 only 5%.
+CURVE = {1: 100, 2: 200, 4: 400, 8: 640, 16: 800, 32: 840, 64: 850, 128: 860}
+
+
+def test_the_knee_is_the_last_count_before_doubling_gains_less_than_a_tenth():
+    """And two counts beyond it are tried."""
+    assert tried(CURVE) == ([1, 2, 4, 8, 16, 32, 64], 16)
+    assert tried(CURVE, start=4) == ([4, 8, 16, 32, 64], 16)
+    assert tried(CURVE, start=32) == ([32, 64, 128], 32)
+    assert tried({1: 100, 2: 109, 4: 110}) == ([1, 2, 4], 1)
+    assert tried({3: 100, 6: 111, 12: 90, 24: 100}, start=3) == ([3, 6, 12, 24], 6)
+
+
+def test_a_dip_is_no_knee():
+    """100 to 360 in two doublings is 1.9 in each."""
+    assert tried({1: 100, 2: 80, 4: 360, 8: 370, 16: 330}) == ([1, 2, 4, 8, 16], 4)
+
+
+def test_where_memory_ends_the_largest_that_pays_is_taken():
+    assert tried(CURVE, too_many=8) == ([1, 2, 4, 8], 4)
+    assert tried(CURVE, too_many=2) == ([1, 2], 1)
+    assert tried(CURVE, too_many=64) == ([1, 2, 4, 8, 16, 32, 64], 16)
+
+
+def test_a_start_that_is_too_many_is_halved_until_it_runs():
+    assert tried(CURVE, start=32, too_many=8) == ([32, 16, 8, 4], 4)
+    assert tried(CURVE, start=4, too_many=1) == ([4, 2, 1], None)
+
+
+def test_a_refused_count_is_skipped_and_the_gain_is_that_of_one_doubling():
+    """1 to 8 over refused ones: 640 / 100 is 1.86 a doubling; 16 to 64: 1.03."""
+    assert tried(CURVE, refused=(2, 4)) == ([1, 2, 4, 8, 16, 32, 64], 16)
+    assert tried(CURVE, refused=(32,)) == ([1, 2, 4, 8, 16, 32, 64, 128], 16)
+    assert tried(CURVE, refused=(1, 2)) == ([1, 2, 4, 8, 16, 32, 64], 16)
+    assert calibrate.gain(Trial(1, 100.0), Trial(8, 640.0)) == pytest.approx(6.4 ** (1 / 3))
+
+
+def test_where_all_are_refused_nothing_is_taken_and_it_ends():
+    assert tried(CURVE, refused=(1, 2, 4, 8), too_many=16) == ([1, 2, 4, 8, 16], None)
+    assert tried(CURVE, start=4, refused=(1, 2, 4, 8), too_many=16) == ([4, 8, 16], None)
+
+
+def test_the_table_has_a_line_for_each_count():
+    trials = [Trial(1, 1000.0), Trial(2, None, "3 parts"), Trial(4, 4840.0), Trial(8, 4840.0)]
+    heading, names, *lines = calibrate.table(trials)
+    assert heading.startswith("--num-envs auto") and names.split() == ["envs", "steps/s", "gain"]
+    assert [line.split() for line in lines] == [
+        ["1", "1k"],
+        ["2", "not", "run:", "3", "parts"],
+        ["4", "4.84k", "+120%"],  # 2.2 a doubling
+        ["8", "4.84k", "+0%"],
+    ]
+
+
+def settings(**options):
+    given = dict(env="CartPole-v1", num_envs="auto", total_steps=4000, log_level="quiet")
+    return load.from_keywords(algo="ppo", agent={"rollout_length": 4, "hidden": (4,)}, **{**given, **options})
+
+
+@pytest.mark.parametrize(
+    ("num_envs", "options", "words"),
+    [
+        (64, {}, "4000 steps are 15 updates only"),
+        (1, {"total_steps": 3}, "3 steps are 0 updates only"),
+        (3, {"devices": 2}, "3 environments do not divide"),
+    ],
+)
+def test_a_count_that_will_not_do_says_why(num_envs, options, words):
+    trial = calibrate.measure_count(settings(**options), num_envs)
+    assert trial.rate is None and words in trial.why
+
+
+def test_what_does_not_fit_into_memory_is_too_many(monkeypatch):
+    from jaxrl_fast.parallel import program
+    from jaxrl_fast.utils import memory
+
+    monkeypatch.setattr(memory, "free_bytes", lambda _=1: 1000)
+    monkeypatch.setattr(program, "build", lambda *_: pytest.fail("it was compiled"))
+    trial = calibrate.measure_count(settings(), 2)
+    assert trial.too_many and "does not fit into memory" in trial.why
+
+
+def test_a_trial_trains_really(monkeypatch):
+    """DQN past its learning start: 3 updates of 32 steps at least, and gradient steps in each."""
+    seen = []
+
+    def run(chunk, state, length):
+        state, rows = chunk(state, length)
+        seen.append((int(length), rows["gradient_steps"].sum()))
+        return state, rows
+
+    run_chunks_by(run, monkeypatch)
+    monkeypatch.setattr(calibrate, "SAMPLE_S", 0.0)
+    given = settings()._replace(algo="dqn", agent=configs.CONFIGS["dqn"](hidden=(4,), batch_size=16, capacity=20_000))
+    trial = calibrate.measure_count(given, 4)
+    assert trial.rate > 0 and [length for length, _ in seen] == [1, 1, 1] and sum(steps for _, steps in seen) > 0
+
+
+def test_the_run_is_that_of_the_number(tmp_path, monkeypatch, capsys):
+    """Chosen by a table of rates; config.yaml holds the number, and the run goes on with that."""
+    monkeypatch.setattr(calibrate, "measure_count", lambda settings, count: Trial(count, float(CURVE[count])))
+    folder = tmp_path / "run"
+    ready = plan.make_plan(load.from_command_line(["ppo", "--num-envs", "auto", "--run-dir", str(folder)]))
+    assert "16  environments it is" in capsys.readouterr().out
+    assert ready.settings.options.num_envs == 16 and ready.env.spec.num_envs * ready.placement.num_shards == 16
+    assert ready.steps_per_update == 128 * 16
+    summary.write_config(ready)
+    ready.lock.release()
+    assert yaml.safe_load((folder / "config.yaml").read_text())["num_envs"] == 16
+    monkeypatch.setattr(calibrate, "choose", lambda settings: pytest.fail("again"))
+    again = plan.make_plan(load.from_keywords(resume=str(folder)))
+    assert again.settings.options.num_envs == 16
+    again.lock.release()
+    with pytest.raises(ValueError, match="num_envs auto: this run has 16"):
+        jaxrl_fast.fit(resume=str(folder), num_envs="auto")
+
+
+def test_it_begins_with_the_presets_count(monkeypatch, tmp_path):
+    (tmp_path / "mine.yaml").write_text("algo: ppo\nnum_envs: 4\n")
+    counts = []
+    monkeypatch.setattr(calibrate, "measure_count", lambda settings, count: counts.append(count) or Trial(count, 1.0))
+    found = calibrate.choose(load.from_keywords(str(tmp_path / "mine.yaml"), num_envs="auto", log_level="quiet"))
+    assert counts == [4, 8, 16] and found.options.num_envs == 4

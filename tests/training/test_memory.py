@@ -1,0 +1,143 @@
+"""memory: what a run says that it needs is what it takes, and the capacity it proposes is the largest that fits."""
+
+import re
+
+import jax
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jaxrl_fast import agents, envs, loop
+from jaxrl_fast.config import load
+from jaxrl_fast.parallel.placement import Placement
+from jaxrl_fast.training import memory
+from jaxrl_fast.utils import memory as utils_memory
+
+SMALL = dict(capacity=4096, learning_starts=64)
+
+
+def both(algo, **agent):
+    settings = load.from_keywords(algo=algo, agent=agent)
+    env = envs.make("CartPole-v1", 8)
+    return env, agents.load(algo).make(settings.agent, env.spec, 10)
+
+
+@pytest.mark.parametrize("num_seeds", [1, 3])
+@pytest.mark.parametrize(("algo", "options"), [("ppo", {}), ("dqn", SMALL), ("dqn", SMALL | dict(prioritized=True))])
+def test_what_it_says_is_what_it_takes(algo, options, num_seeds):
+    """All but the key and the counter of updates, 12 bytes."""
+    env, agent = both(algo, **options)
+    said = memory.estimate(env, agent, Placement(num_seeds))
+    state = jax.eval_shape(lambda: loop.init(env, agent, jax.random.key(0)))
+    kept = jax.tree.leaves((state.agent, state.actors))
+    kept = [
+        jax.eval_shape(jax.random.key_data, x) if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key) else x
+        for x in kept
+    ]
+    assert said.parameters + said.replay + said.environments == num_seeds * sum(x.size * x.dtype.itemsize for x in kept)
+    assert said.total == said.copies * (said.parameters + said.replay + said.environments)
+    assert (said.replay > 0) == (algo == "dqn") and said.parameters > 0 and said.environments > 0
+    assert said.free is None or said.free > 0
+
+
+@given(
+    parameters=st.integers(0, 10**6),
+    replay=st.integers(10**6, 10**9),
+    environments=st.integers(0, 10**6),
+    free=st.integers(10**6, 10**9),
+    copies=st.sampled_from([1, 2]),
+    capacity=st.integers(10, 10**6),
+)
+def test_the_capacity_that_is_proposed_fits_and_little_more_would(
+    parameters, replay, environments, free, copies, capacity
+):
+    needed = memory.MemoryEstimate(parameters, replay, environments, free, copies)
+    try:
+        memory.check_fits(needed, capacity)
+    except ValueError as error:
+        assert needed.total > free
+        proposed = re.search(r"the largest capacity that fits is (\d+)$", str(error))
+        if proposed is None:
+            assert copies * (parameters + environments) + copies * replay / capacity > free - 2 * copies
+            return
+        fits = int(proposed[1])
+        size = lambda capacity_: copies * (parameters + environments + replay * capacity_ / capacity)
+        assert size(fits) <= free
+        assert size(fits + 10 ** max(len(str(fits)) - 3, 0) + 1) > free - 2 * copies
+    else:
+        assert needed.total <= free
+
+
+def test_a_refusal_says_what_is_needed_and_what_is_free():
+    """A replay of 7 GB twice, where 12 GB are free and 1 GB is needed beside it, also twice."""
+    needed = memory.MemoryEstimate(10**9, 7 * 10**9, 0, 12 * 10**9, 2)
+    says = r"capacity 1000000: the replay needs 7.0 GB, twice while saving, and 10.0 GB are free for it"
+    with pytest.raises(ValueError, match=rf"{says}; the largest capacity that fits is 714000$"):
+        memory.check_fits(needed, 1_000_000)
+
+
+def test_the_capacity_that_is_proposed_is_of_whole_updates():
+    """60,000 steps hold three updates of 16,384; with 30 bytes a step, 1 MB has room for two of them."""
+    needed = memory.MemoryEstimate(0, 30 * 3 * 16_384, 0, 10**6, 1)
+    with pytest.raises(ValueError, match=r"the largest capacity that fits is 33300$"):
+        memory.check_fits(needed, 60_000, 16_384)
+
+
+def test_what_goes_on_needs_one_copy_less_and_can_have_no_other_capacity():
+    needed = memory.MemoryEstimate(10**6, 10**9, 0, 2 * 10**9, 2)
+    memory.check_fits(needed, 1000, resumed=True)
+    with pytest.raises(ValueError, match=r"^this run does not fit into memory here \(.*replay 1.0 GB.*10.0 MB free\)$"):
+        memory.check_fits(needed._replace(free=10**7), 1000, resumed=True)
+
+
+class Accelerator:
+    platform = "gpu"
+
+    def __init__(self, limit, in_use):
+        self.stats = {"bytes_limit": limit, "bytes_in_use": in_use}
+
+    def memory_stats(self):
+        return self.stats
+
+
+def test_devices_together_have_what_the_fullest_has_each(monkeypatch):
+    monkeypatch.setattr(jax, "local_devices", lambda: [Accelerator(80, 10), Accelerator(80, 30), Accelerator(80, 79)])
+    assert [utils_memory.free_bytes(n) for n in (1, 2, 3)] == [70, 100, 3]
+    env, agent = both("dqn", **SMALL)
+    monkeypatch.setattr(jax, "local_device_count", lambda: 2)
+    assert memory.estimate(env, agent, Placement(num_seeds=4)).free == 100
+
+
+@pytest.mark.parametrize(
+    ("lines", "files", "left"),
+    [
+        ("0::/job/step", {"job/memory.max": "900", "job/step/memory.max": "max"}, 900 - 500 + 200),
+        ("0::/job/step", {"job/memory.max": "900", "job/step/memory.max": "600"}, 600 - 500 + 200),
+        ("0::/of/the/host", {"memory.max": "700"}, 700 - 500 + 200),  # a container's own group is its root
+        ("4:memory:/job\n3:cpu:/other", {"memory/job/memory.limit_in_bytes": "800"}, 800 - 500 + 200),
+        ("0::/job", {"job/memory.max": "max"}, None),
+        ("", {}, None),
+    ],
+)
+def test_the_limits_of_control_groups_are_kept_and_their_cached_files_count_as_free(
+    tmp_path, monkeypatch, lines, files, left
+):
+    for name, text in files.items():
+        group = (tmp_path / name).parent
+        group.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+        (group / "memory.current").write_text("500\n")
+        (group / "memory.usage_in_bytes").write_text("500\n")
+        (group / "memory.stat").write_text("anon 300\ninactive_file 200\ntotal_inactive_file 200\n")
+    (tmp_path / "own").write_text(lines)
+    monkeypatch.setattr(utils_memory, "GROUPS", tmp_path)
+    monkeypatch.setattr(utils_memory, "OWN_GROUP", tmp_path / "own")
+    monkeypatch.setattr(utils_memory, "_available", lambda: None)
+    assert utils_memory.free_bytes() == left
+
+
+@pytest.mark.parametrize(
+    ("count", "said"), [(0, "0 B"), (999, "999 B"), (1500, "1.5 kB"), (2_000_000, "2.0 MB"), (7_071_000_000, "7.1 GB")]
+)
+def test_bytes_as_people_read_them(count, said):
+    assert utils_memory.format_bytes(count) == said

@@ -1,0 +1,1010 @@
+"""A run that was stopped and goes on: the same records and the same bits as the run that was never stopped."""
+
+import errno
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import yaml
+from gymnax.environments import spaces
+
+import jaxrl_fast
+from jaxrl_fast import loop, train
+from jaxrl_fast.config import load, paths
+from jaxrl_fast.loggers import jsonl
+from jaxrl_fast.metrics import tracker
+from jaxrl_fast.parallel import program
+from jaxrl_fast.parallel.placement import SHARDS, Placement
+from jaxrl_fast.plotting import run_curve
+from jaxrl_fast.runs import checkpoint, directory, fingerprint
+from jaxrl_fast.runs.files import mark_running, read_summary
+from jaxrl_fast.training import checkpointer, dispatcher, evaluator, trainer
+from jaxrl_fast.training import plan as planning
+from jaxrl_fast.utils import locks
+from tests import slow
+
+TIMES = ("wall_time_s", "train_time_s", "env_steps_per_s")
+CLOCKS = ("ledger/train_time_s", "ledger/wall_time_s")
+RAINBOW = dict(
+    distribution="c51", num_atoms=7, noisy=True, prioritized=True, n_step=3, double=True, capacity=512, batch_size=16
+)
+RUNS = {
+    "ppo": dict(
+        algo="ppo", agent=dict(rollout_length=8, hidden=(8,), normalize_observations=True, normalize_rewards=True)
+    ),
+    "dqn": dict(algo="dqn", agent=RAINBOW | dict(learning_starts=64, replay_ratio=0.25, hidden=(8,))),
+    "pqn": dict(algo="pqn", agent=dict(rollout_length=8, hidden=(8,))),
+    "seeds": dict(
+        algo="dqn",
+        num_seeds=5,
+        agent=dict(learning_starts=64, replay_ratio=0.25, hidden=(8,), capacity=512, batch_size=16, prioritized=True),
+    ),
+    "shards": dict(algo="ppo", devices=2, agent=dict(rollout_length=8, hidden=(8,))),
+    "seeds_in_turn": dict(
+        algo="ppo", devices=2, num_seeds=3, agent=dict(rollout_length=64, num_minibatches=1, hidden=(8,))
+    ),
+}
+SHORT = dict(env="CartPole-v1", num_envs=8, total_steps=1600, eval_every=700, eval_episodes=8, log_every=200)
+SHORT |= dict(save_every=300, tensorboard=False, log_level="quiet")
+
+
+def fit(folder, name="pqn", **options):
+    """A short run; with `resume` it goes on in the folder."""
+    if "resume" in options:
+        return jaxrl_fast.fit(**{"log_level": "quiet", **options})
+    return jaxrl_fast.fit(**{**RUNS[name], **SHORT, "run_dir": str(folder), **options})
+
+
+@pytest.fixture(autouse=True)
+def no_pictures(monkeypatch):
+    """A curve takes longer to draw than these runs to train; test_train.py looks at one."""
+    monkeypatch.setattr(run_curve, "figure", lambda folder: SimpleNamespace(savefig=Path.touch))
+
+
+def test_these_seeds_are_filled_up():
+    """To two on each of three devices and, where they take turns, of two groups of two devices."""
+    ready = {
+        name: planning.validate_plan(load.from_keywords(**RUNS[name], **SHORT)) for name in ("seeds", "seeds_in_turn")
+    }
+    assert ready["seeds"].placement == Placement(5) and Placement(5).num_trained == 6
+    in_turn = Placement(3, 2, in_turn=True)
+    assert ready["seeds_in_turn"].placement._replace(axis_name=SHARDS) == in_turn and in_turn.num_trained == 4
+
+
+def stop_after(monkeypatch, *env_steps):
+    """Each run from now on gets a signal at the chunk in which it passes the next of these steps."""
+    left, take_down = list(env_steps), trainer.Trainer.take_down
+
+    def take_down_and_stop(self, done):
+        take_down(self, done)
+        if left and self.env_steps >= left[0] and self.signal is None:
+            left.pop(0)
+            self.stop(signal.SIGTERM)
+
+    monkeypatch.setattr(trainer.Trainer, "take_down", take_down_and_stop)
+
+
+def records(folder):
+    """Without what the clock says."""
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    return [{k: v for k, v in json.loads(line).items() if k not in TIMES} for line in lines]
+
+
+def bits(folder):
+    """Of the last checkpoint, the clocks left out."""
+    saved, wrong = checkpoint.newest(folder / paths.CHECKPOINTS)
+    assert saved is not None and not wrong
+    return {name: x.tobytes() for name, x in saved.arrays.items() if name not in CLOCKS}
+
+
+def same_numbers(one, other):
+    assert records(one) == records(other)
+    assert bits(one) == bits(other)
+
+
+def same(one, other):
+    same_numbers(one, other)
+    summaries = [json.loads((folder / "summary.json").read_text()) for folder in (one, other)]
+    for key in ("env_steps", "valid_steps", "final_return_per_seed", "evaluations", "status", "last_checkpoint"):
+        assert summaries[0][key] == summaries[1][key], key
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory):
+    """Runs that were never stopped, by name."""
+    made = {}
+
+    def get(name):
+        if name not in made:
+            made[name] = tmp_path_factory.mktemp("unbroken") / name
+            fit(made[name], name)
+        return made[name]
+
+    return get
+
+
+mark_slow = lambda names, *which: [slow(name) if name in which else name for name in names]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", RUNS)
+def test_stopped_twice_and_with_other_chunks_it_ends_with_the_same_bits(name, tmp_path, monkeypatch, unbroken):
+    folder = tmp_path / name
+    stop_after(monkeypatch, 200, 900)
+    monkeypatch.setattr(dispatcher, "CHUNK_S", 0.0)  # a chunk of every update
+    first = fit(folder, name).summary
+    monkeypatch.setattr(dispatcher, "CHUNK_S", 1e-3)
+    monkeypatch.setattr(dispatcher, "GROWTH", 2)
+    second = fit(folder, resume=str(folder)).summary
+    assert first["status"] == second["status"] == "stopped"
+    steps, stopped = zip(*((s["env_steps"], s["last_checkpoint"]) for s in (first, second)))
+    monkeypatch.setattr(dispatcher, "CHUNK_S", 100.0)
+    assert fit(folder, resume=str(folder)).summary["status"] == "done"
+    same(folder, unbroken(name))
+    assert stopped == tuple(f"step-{at:012d}" for at in steps), "saved where they stopped"
+    assert len(yaml.safe_load((folder / "config.yaml").read_text())["made"]["resumed"]) == 2
+
+
+def test_a_checkpoint_does_not_depend_on_the_chunks(tmp_path, monkeypatch):
+    """Records of three updates, the last of them the checkpoint's: only that may wait for an evaluation."""
+    folders = {chunk_s: tmp_path / str(chunk_s) for chunk_s in (0.0, 100.0)}
+    monkeypatch.setattr(dispatcher, "GROWTH", 100)
+    for chunk_s, folder in folders.items():
+        monkeypatch.setattr(dispatcher, "CHUNK_S", chunk_s)
+        fit(folder, log_every=192, eval_every=0, save_every=0, total_steps=768)
+    same(*folders.values())
+    saved, _ = checkpoint.newest(folders[0.0] / paths.CHECKPOINTS)
+    assert saved.arrays["ledger/episodes"].shape == (1, 3)
+
+
+@pytest.mark.parametrize("at", mark_slow([1, 64, 320, 704, 1280, 1599], 64, 1280, 1599))
+def test_it_does_not_matter_where_it_was_stopped(at, tmp_path, monkeypatch, unbroken):
+    """Among them the updates of an evaluation (704) and of a checkpoint (320)."""
+    folder = tmp_path / "run"
+    stop_after(monkeypatch, at)
+    monkeypatch.setattr(dispatcher, "CHUNK_S", 0.0)
+    fit(folder)
+    fit(folder, resume=str(folder))
+    same(folder, unbroken("pqn"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("before", "after"), [(4, 1), (1, 4)])
+def test_seeds_that_were_filled_up_go_on_with_other_devices(before, after, tmp_path, monkeypatch):
+    """Five seeds are six on four devices and five on one."""
+    folder = tmp_path / "run"
+    stop_after(monkeypatch, 700)
+    monkeypatch.setattr(jax, "local_device_count", lambda: before)
+    assert fit(folder, "seeds").summary["status"] == "stopped"
+    saved, _ = checkpoint.newest(folder / paths.CHECKPOINTS)
+    assert saved.arrays["agent/replay/head"].shape == (5,)
+    monkeypatch.setattr(jax, "local_device_count", lambda: after)
+    summary = fit(folder, resume=str(folder)).summary
+    assert summary["status"] == "done" and summary["env_steps"] == 1600
+    saved, _ = checkpoint.newest(folder / paths.CHECKPOINTS)
+    kernels = [x.reshape(5, -1) for name, x in saved.arrays.items() if "params" in name and "kernel" in name]
+    assert kernels and all(len(np.unique(x, axis=0)) == 5 for x in kernels)
+
+
+@pytest.mark.slow
+def test_a_finished_run_goes_on_only_if_it_gets_more_steps(tmp_path, unbroken, capsys):
+    folder = tmp_path / "run"
+    shutil.copytree(unbroken("pqn"), folder)
+    again = fit(folder, resume=str(folder), log_level="info")
+    assert again.summary["status"] == "done"
+    assert "resume  at its end, step 1.6k; more --total-steps go further" in capsys.readouterr().out
+    same(folder, unbroken("pqn"))
+    longer = fit(folder, resume=str(folder), total_steps=2400)
+    assert longer.summary["env_steps"] == 2432 and records(folder)[-1]["env_steps"] == 2432
+    steps = [r["env_steps"] for r in records(folder)]
+    assert steps == sorted(set(steps))
+    with pytest.raises(ValueError, match="total-steps 1600: this run has made 2432 steps already"):
+        fit(folder, resume=str(folder), total_steps=1600)
+
+
+@pytest.mark.slow
+def test_a_summary_says_running_until_the_run_ends_again(tmp_path, unbroken, monkeypatch):
+    folder, train_on, seen = tmp_path / "run", trainer.Trainer.train, []
+    shutil.copytree(unbroken("pqn"), folder)
+    before = read_summary(folder)
+
+    def look_and_train(self):
+        seen.append(read_summary(folder))
+        train_on(self)
+
+    monkeypatch.setattr(trainer.Trainer, "train", look_and_train)
+    assert before["status"] == "done"
+    fit(folder, resume=str(folder), total_steps=2400)
+    assert seen == [before | {"status": "running"}]
+    assert read_summary(folder)["status"] == "done"
+
+
+@pytest.mark.slow
+def test_a_run_that_fails_before_it_goes_on_stays_as_it_was(tmp_path, unbroken, monkeypatch):
+    folder = tmp_path / "run"
+    shutil.copytree(unbroken("pqn"), folder)
+    before = (folder / "summary.json").read_bytes()
+
+    def fail(*_):
+        raise MemoryError
+
+    monkeypatch.setattr(checkpointer.CheckpointManager, "restore", fail)
+    with pytest.raises(MemoryError):
+        fit(folder, resume=str(folder), total_steps=2400)
+    assert (folder / "summary.json").read_bytes() == before
+
+
+def test_nothing_is_marked_where_nothing_has_ended(tmp_path, capsys):
+    mark_running(tmp_path)
+    assert not list(tmp_path.iterdir()) and capsys.readouterr().err == ""
+    (tmp_path / "summary.json").write_text("{")
+    mark_running(tmp_path)  # which ends no training
+    assert capsys.readouterr().err.startswith("warning: summary.json could not be written")
+
+
+def test_killed_before_its_first_checkpoint_it_begins_again(tmp_path, unbroken):
+    """Some lines of metrics may be there already; they come again."""
+    folder = tmp_path / "run"
+    shutil.copytree(unbroken("pqn"), folder)
+    shutil.rmtree(folder / paths.CHECKPOINTS)
+    (folder / checkpoint.SAVED).unlink()
+    (folder / "summary.json").unlink()
+    fit(folder, resume=str(folder))
+    same(folder, unbroken("pqn"))
+
+
+def test_a_resume_that_fails_to_compile_leaves_everything_as_it_was(tmp_path, unbroken, monkeypatch):
+    folder = tmp_path / "run"
+    shutil.copytree(unbroken("pqn"), folder)
+    files = lambda: {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.suffix != ".yaml"}
+    before = files()
+    with monkeypatch.context() as patched:
+        patched.setattr(program, "build", lambda *_: (_ for _ in ()).throw(RuntimeError("no room")))
+        with pytest.raises(RuntimeError, match="no room"):
+            fit(folder, resume=str(folder), total_steps=3200)
+    assert files() == before
+    assert fit(folder, resume=str(folder), total_steps=3200).summary["status"] == "done"
+
+
+def test_metrics_that_were_cut_are_not_filled_up(tmp_path, unbroken, capsys):
+    folder = tmp_path / "run"
+    shutil.copytree(unbroken("pqn"), folder)
+    path = folder / "metrics.jsonl"
+    size = path.stat().st_size
+    path.write_text(path.read_text()[: size // 2])
+    before = path.read_bytes()
+    assert train.main(["--resume", str(folder), "--total-steps", "3200"]) == 2
+    assert re.search(rf"metrics.jsonl has {size // 2} bytes, of \d+ when", capsys.readouterr().err)
+    assert path.read_bytes() == before
+
+
+def test_the_best_checkpoint_of_a_run_stays_when_that_goes_on(tmp_path, monkeypatch):
+    """Its last evaluation, after the last checkpoint, was the best: a run that was never stopped would not have it."""
+    scripted, call = [1.0, 2.0, 60.0, 40.0, 3.0, 4.0], evaluator.Evaluator.__call__
+
+    def evaluate(self, *args):
+        each, total = call(self, *args)
+        return each, total | {"eval_return_mean": scripted.pop(0)}
+
+    monkeypatch.setattr(evaluator.Evaluator, "__call__", evaluate)
+    folder = tmp_path / "run"
+    fit(folder, keep=1)
+    best = checkpoint.best(folder / paths.CHECKPOINTS)
+    assert best.name == "step-000000001600"
+    longer = fit(folder, resume=str(folder), total_steps=3200).summary
+    assert not scripted and checkpoint.best(folder / paths.CHECKPOINTS) == best and checkpoint.read(best)
+    assert (longer["best_eval_return_mean"], longer["best_eval_env_steps"]) == (60.0, 1600)
+
+
+@pytest.mark.slow
+def test_where_it_stops_when_solved_no_stop_changes(tmp_path, monkeypatch):
+    """At each update around the record that solves it."""
+    options = dict(total_steps=6400, solved=5.0, stop_when_solved=True, eval_every=0, save_every=0, log_every=256)
+    solved = fit(tmp_path / "whole", **options).summary
+    assert solved["status"] == "done" and solved["env_steps"] == solved["steps_to_solve"] + 256 < 6400
+    for at in range(solved["steps_to_solve"] - 256, solved["env_steps"] + 1, 64):
+        folder = tmp_path / str(at)
+        with monkeypatch.context() as patched:
+            stop_after(patched, at)
+            fit(folder, **options | {"save_every": at})
+        fit(folder, resume=str(folder))
+        assert records(folder) == records(tmp_path / "whole"), at
+
+
+@pytest.mark.slow
+def test_a_solved_run_says_how_it_trains_on(tmp_path):
+    folder = tmp_path / "run"
+    options = dict(total_steps=6400, solved=5.0, stop_when_solved=True, eval_every=0, save_every=0, log_every=256)
+    solved = fit(folder, **options).summary["env_steps"]
+    assert fit(folder, resume=str(folder)).summary["env_steps"] == solved < 3200
+    with pytest.raises(
+        ValueError, match=r"^--total-steps 12800: this run stops when .* --no-stop-when-solved trains on"
+    ):
+        fit(folder, resume=str(folder), total_steps=12800)
+    on = fit(folder, resume=str(folder), total_steps=3200, stop_when_solved=False)
+    assert on.summary["env_steps"] == 3200
+
+
+@pytest.mark.slow
+def test_another_threshold_is_judged_anew(tmp_path, capsys):
+    """From what the last games were when the run goes on: by which record they first came to it is not known."""
+    folder = tmp_path / "run"
+    options = dict(total_steps=3200, solved=5.0, eval_every=0, save_every=0, log_every=256)
+    first = fit(folder, **options).summary
+    assert first["solved"] and first["steps_to_solve"] < 3200
+    higher = fit(folder, resume=str(folder), total_steps=4096, solved=1e4, log_level="info").summary
+    assert "judged from there on" in capsys.readouterr().out
+    assert (higher["solved_threshold"], higher["solved"], higher["steps_to_solve"]) == (1e4, False, None)
+    again = dict(resume=str(folder), total_steps=6400, solved=5.0, stop_when_solved=True)
+    lower = fit(folder, **again).summary
+    assert lower["solved"] and lower["env_steps"] == 4096, "at once, so it does not go on"
+    assert 4096 - 256 <= lower["steps_to_solve"] <= 4096, "by the last record that was complete when it was saved"
+    assert [e["env_steps"] for e in lower["evaluations"]] == [4096]
+
+
+def test_the_same_parameters_are_evaluated_once(tmp_path):
+    """Where a run that goes on has nothing left to do, at a step at which it evaluates anyway."""
+    folder = tmp_path / "run"
+    options = dict(total_steps=3200, eval_every=0, save_every=0, log_every=256)
+    fit(folder, **options)
+    again = dict(resume=str(folder), total_steps=6400, eval_every=640, solved=5.0, stop_when_solved=True)
+    ended = fit(folder, **again).summary
+    steps = [e["env_steps"] for e in ended["evaluations"]]
+    assert steps == sorted(set(steps)) and steps[-1] == ended["env_steps"]
+
+
+def test_saved_by_the_clock_and_killed_it_ends_with_the_same_bits(tmp_path, monkeypatch, unbroken):
+    """As by default; how often depends on this machine, what comes of it does not."""
+    folder = tmp_path / "run"
+    monkeypatch.setattr(dispatcher, "CHUNK_S", 0.0)
+    with monkeypatch.context() as patched:
+        patched.setattr(
+            trainer.Trainer,
+            "close",
+            lambda self: (self.await_keeper(), self.journal.lines.file.close(), self.plan.lock.release()),
+        )
+        patched.setattr(trainer.Trainer, "stopping", lambda self: 1 // (self.finished < 15) > 1)  # breaks in the middle
+        with pytest.raises(ZeroDivisionError):
+            fit(folder, save_every="0.001s")
+    assert len(checkpoint.folders(folder / paths.CHECKPOINTS)) == 2
+    fit(folder, resume=str(folder))
+    same_numbers(folder, unbroken("pqn"))
+
+
+@pytest.mark.parametrize("left", [checkpoint.SAVED, "summary.json"])
+def test_metrics_whose_checkpoints_were_deleted_are_not_written_over(left, tmp_path, unbroken, capsys):
+    """Of a run that was saved and killed, and of one that ended."""
+    folder = tmp_path / "run"
+    shutil.copytree(unbroken("pqn"), folder)
+    shutil.rmtree(folder / paths.CHECKPOINTS)
+    (folder / ({checkpoint.SAVED, "summary.json"} - {left}).pop()).unlink()
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    assert train.main(["--resume", str(folder)]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.count("\n") == 1
+    assert f"--resume {folder}: there is no checkpoint" in err and f"--config {folder / 'config.yaml'}" in err
+    assert before == {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    (folder / "metrics.jsonl").write_bytes(b"")  # nothing to lose
+    assert directory.check_nothing_is_lost(folder) is None
+
+
+def test_a_damaged_checkpoint_is_passed_over(tmp_path, unbroken, capsys):
+    folder = tmp_path / "run"
+    shutil.copytree(unbroken("pqn"), folder)
+    before, newest = checkpoint.folders(folder / paths.CHECKPOINTS)[-2:]
+    (newest / checkpoint.ARRAYS).write_bytes((newest / checkpoint.ARRAYS).read_bytes()[:-1])
+    fit(folder, resume=str(folder), log_level="info")
+    said = capsys.readouterr()
+    assert f"{newest}: {checkpoint.ARRAYS} is not what was written; going back to the one before" in said.err
+    assert str(before) in said.out
+    same(folder, unbroken("pqn"))
+
+
+def test_what_may_change_the_bits_is_told(tmp_path, unbroken, monkeypatch, capsys):
+    """Another version; and what the one that saved it did not write down."""
+    folder = tmp_path / "run"
+    shutil.copytree(unbroken("pqn"), folder)
+    now = fingerprint.fingerprint()
+    other = now | {"versions": now["versions"] | {"jax": "99.0"}, "something_new": "here"}
+    monkeypatch.setattr(fingerprint, "fingerprint", lambda: other)
+    fit(folder, resume=str(folder), log_level="info")
+    told = "what follows may not be what it would have been to the bit: "
+    assert f"{told}jax {jax.__version__} is now 99.0, something_new unknown is now here\n" in capsys.readouterr().err
+
+
+def test_where_no_checkpoint_is_intact_nothing_is_begun_again(tmp_path, unbroken):
+    """Its metrics would be written over."""
+    folder = tmp_path / "run"
+    shutil.copytree(unbroken("pqn"), folder)
+    for saved in checkpoint.folders(folder / paths.CHECKPOINTS):
+        (saved / checkpoint.SUM).write_text("no sum\n")
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    with pytest.raises(
+        ValueError, match=r"none of its \d checkpoints is intact .*manifest.json is not what was written"
+    ):
+        fit(folder, resume=str(folder))
+    assert before == {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+OTHER_STATES = {  # what another version may have had, and what is said of it
+    "a name": (lambda arrays, kinds: [tree.pop("num_updates") for tree in (arrays, kinds)], "has no num_updates"),
+    "one more": (lambda arrays, kinds: kinds.update(momentum=kinds["num_updates"]), "still has momentum"),
+    "a shape": (
+        lambda arrays, kinds: arrays.update({"actors/score": np.zeros(9, np.float32)}),
+        r"actors/score is float32\[9\], and now float32\[8\] is wanted",
+    ),
+    "a dtype": (
+        lambda arrays, kinds: (
+            arrays.update({"actors/length": np.zeros(8, np.int16)}),
+            kinds["actors/length"].update(dtype="int16"),
+        ),
+        r"actors/length is int16\[8\], and now int32\[8\] is wanted",
+    ),
+}
+
+
+@pytest.mark.parametrize("other", OTHER_STATES)
+def test_another_versions_state_is_refused_before_anything_is_compiled(other, tmp_path, unbroken, monkeypatch, capsys):
+    folder, (change, words) = tmp_path / "run", OTHER_STATES[other]
+    shutil.copytree(unbroken("pqn"), folder)
+    saved, _ = checkpoint.newest(folder / paths.CHECKPOINTS)
+    change(saved.arrays, saved.manifest["arrays"])
+    saved.manifest["made"]["versions"]["jaxrl_fast"] = "0.0.7"
+    checkpoint.write(saved.folder, saved.arrays, saved.manifest)
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    monkeypatch.setattr(trainer, "execute", lambda plan: pytest.fail("it began"))
+    assert train.main(["--resume", str(folder)]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.count("\n") == 1
+    assert re.search(f"error: {re.escape(str(saved.folder))}:? {words}; jaxrl_fast 0.0.7 wrote it", err), err
+    assert before == {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (dict(num_envs=16), "num_envs 16: this run has 8, and goes on only with that"),
+        (dict(seed=1), "seed 1: this run has 0"),
+        (dict(num_seeds=2), "num_seeds 2: this run has 1"),
+        (dict(devices=2), "devices 2: this run has auto"),
+        (dict(env="Acrobot-v1"), "env Acrobot-v1: this run has gymnax/CartPole-v1"),
+        (dict(env_options={"max_steps_in_episode": 3}), "env_options"),
+        (dict(agent={"gamma": 0.5}), r"agent.gamma 0.5: this run has 0.99"),
+        (dict(agent={"hidden": (8, 8)}), r"agent.hidden 8 8: this run has 8"),
+        (dict(algo="ppo"), "is a run of pqn, not ppo"),
+        (dict(preset="ppo_cartpole"), "config does not go with --resume"),
+        (dict(run_dir="elsewhere"), "run_dir does not go with --resume"),
+        (dict(total_steps=64), "this run has made 1600 steps already"),
+    ],
+)
+def test_what_decides_the_bits_cannot_be_changed(options, words, unbroken):
+    folder = unbroken("pqn")
+    before = {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.name != locks.LOCK}
+    with pytest.raises(ValueError, match=words):
+        fit(folder, resume=str(folder), **options)
+    assert before == {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.name != locks.LOCK}
+
+
+def test_what_it_tells_of_itself_can_be_changed(tmp_path, monkeypatch):
+    folder = tmp_path / "run"
+    stop_after(monkeypatch, 700)
+    monkeypatch.setattr(dispatcher, "CHUNK_S", 0.0)
+    fit(folder)
+    fit(folder, resume=str(folder), env="CartPole-v1", eval_every=0, log_every=64, save_every="1h", keep=1, solved=490)
+    settings = yaml.safe_load((folder / "config.yaml").read_text())
+    assert (settings["keep"], settings["save_every"], settings["total_steps"]) == (1, "1h", 1600)
+    assert len(checkpoint.folders(folder / paths.CHECKPOINTS)) <= 2  # the last one, and the best
+
+
+class Wage:
+    """Eight steps, each of which pays the same."""
+
+    default_params = ()
+
+    def __init__(self, wage: float = 1.0):
+        self.wage = wage
+
+    def reset_env(self, key, params):
+        return jnp.zeros(1), jnp.int32(0)
+
+    def step_env(self, key, state, action, params):
+        return jnp.zeros(1), state + 1, self.wage, False, {}
+
+    def is_truncated(self, state, params):
+        return state >= 8
+
+    def action_space(self, params):
+        return spaces.Discrete(2)
+
+
+@pytest.mark.slow
+def test_a_run_in_an_object_goes_on_and_plays_in_that_object(tmp_path):
+    """An episode is worth 8 x 10; in what the class makes by itself it would be worth 8."""
+    folder = tmp_path / "run"
+    run = fit(folder, env=Wage(10.0), eval_every=0, total_steps=640)
+    uses = {
+        "go on": lambda **env: fit(folder, resume=str(folder), total_steps=1280, **env),
+        "load": lambda **env: jaxrl_fast.load(folder, **env),
+        "play": lambda **env: jaxrl_fast.Run.open(folder, **env).evaluate(episodes=8),
+    }
+    for use in uses.values():
+        with pytest.raises(ValueError, match=rf"^{re.escape(str(folder))} was trained in an object of ") as caught:
+            use()
+        assert "\n" not in str(caught.value) and "Wage" in str(caught.value)
+    assert uses["load"](env=Wage(10.0)).policy([0.0]) in (0, 1)
+    assert uses["play"](env=Wage(10.0))["eval_return_mean"] == run.evaluate(episodes=8)["eval_return_mean"] == 80
+    for total_steps, given in ((1280, {"resume": str(folder), "env": Wage(10.0)}), (1920, {"resume": run})):
+        longer = fit(folder, total_steps=total_steps, **given)
+        assert longer.summary["env_steps"] == total_steps
+    assert {r["return_mean"] for r in run.metrics} == {80.0} and run.metrics[-1]["env_steps"] == 1920
+    with pytest.raises(ValueError, match="was trained in an object of "):
+        uses["load"]()
+
+
+def test_what_is_no_run_is_refused(tmp_path, capsys):
+    assert train.main(["--resume", str(tmp_path)]) == 2
+    assert f"--resume {tmp_path}: there is no run in it (no config.yaml)" in capsys.readouterr().err
+    (tmp_path / "first_run").mkdir()
+    (tmp_path / "first_run" / "config.yaml").write_text("algo: ppo\n")
+    assert train.main(["--resume", str(tmp_path / "frist_run")]) == 2
+    assert f"did you mean {tmp_path / 'first_run'}?" in capsys.readouterr().err
+
+
+def test_what_is_refused_keeps_no_lock(tmp_path, unbroken):
+    """A notebook holds on to the error, and to all that it saw."""
+    folder = shutil.copytree(unbroken("pqn"), tmp_path / "run")
+    with pytest.raises(ValueError, match="has made 1600 steps already") as refusal:
+        fit(folder, resume=str(folder), total_steps=64)
+    locks.Lock(folder).release()
+    assert refusal.value.__traceback__ is not None
+
+
+@pytest.mark.slow
+def test_two_processes_cannot_write_one_run(tmp_path, unbroken, capsys):
+    folder = tmp_path / "run"
+    shutil.copytree(unbroken("pqn"), folder)
+    code = f"""
+from pathlib import Path
+from jaxrl_fast.utils import locks
+ours = locks.Lock(Path({str(folder)!r}))
+print("mine", flush=True)
+input()
+"""
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stdin=subprocess.PIPE) as other:
+        other.stdout.readline()
+        assert train.main(["--resume", str(folder)]) == 2
+        assert "another process is writing to the run" in capsys.readouterr().err
+        other.kill()  # and its right is gone with it
+    fit(folder, resume=str(folder))
+    fit(folder, resume=str(folder))  # nor does this process keep it
+
+
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP])
+def test_a_file_system_without_locks_is_warned_of(number, tmp_path, monkeypatch, capsys):
+    fcntl = pytest.importorskip("fcntl")
+
+    def refuse(*_):
+        raise OSError(number, os.strerror(number))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(fcntl, "flock", refuse)
+        locks.Lock(tmp_path).release()
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and f"the file system of {tmp_path} has no locks" in said
+    ours = locks.Lock(tmp_path)
+    with pytest.raises(BlockingIOError):
+        locks.Lock(tmp_path)
+    ours.release()
+    assert capsys.readouterr().err == ""
+
+
+def test_a_full_disk_ends_no_run(tmp_path, monkeypatch, capsys):
+    """Every checkpoint but the first fails; the first stays, and is enough to go on from."""
+    folder, write, seen = tmp_path / "run", checkpoint.write, []
+
+    def no_room(path, arrays, manifest):
+        seen.append(path)
+        if len(seen) > 1:
+            raise OSError(28, "No space left on device")
+        write(path, arrays, manifest)
+
+    monkeypatch.setattr(checkpoint, "write", no_room)
+    monkeypatch.setattr(dispatcher, "CHUNK_S", 0.0)
+    run = fit(folder)
+    err = capsys.readouterr().err
+    assert run.summary["status"] == "done" and len(seen) > 2 and run.summary["checkpoints"] == 1
+    assert f"a checkpoint could not be written (No space left on device); the last one is {seen[0]}" in err
+    assert checkpoint.folders(folder / paths.CHECKPOINTS) == seen[:1]
+    monkeypatch.setattr(checkpoint, "write", write)
+    complete = records(folder)
+    again = fit(folder, resume=str(folder))  # from the one that is there
+    assert records(folder) == complete and again.summary["final_return_mean"] == run.summary["final_return_mean"]
+
+
+def test_a_new_run_finds_no_room(tmp_path, monkeypatch, capsys):
+    """Not even for its config.yaml."""
+
+    def no_room(path, text, encoding):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", no_room)
+    assert train.main(line_of("pqn", tmp_path / "run")) == 1
+    err = capsys.readouterr().err
+    assert err == f"error: {tmp_path / 'run' / 'config.yaml'} cannot be written (No space left on device)\n"
+
+
+def line_of(algo, folder):
+    """The same run from the command line."""
+    line = f"{algo} --run-dir {folder} --agent.rollout-length 8 --agent.hidden 8 --no-tensorboard"
+    values = {name: value for name, value in SHORT.items() if name != "tensorboard"}
+    return [
+        *line.split(),
+        *(part for name, value in values.items() for part in (f"--{name.replace('_', '-')}", f"{value}")),
+    ]
+
+
+FULL_DISK = """
+import resource, signal, sys
+from jaxrl_fast import cli, train
+from jaxrl_fast.config import paths
+from jaxrl_fast.runs import checkpoint, checkpoint_saver
+write, left = checkpoint.write, [2]
+
+def write_then_no_room(*args):  # after the second checkpoint no file may grow beyond what metrics.jsonl has by then
+    write(*args)
+    left[0] -= 1
+    if left[0] == 0:
+        size = (args[0].parents[1] / paths.METRICS).stat().st_size + 100
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+
+checkpoint_saver.write = write_then_no_room
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+sys.stdout = sys.stderr = open("/dev/full", "w")
+cli.start(lambda: train.main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="a device that Linux has")
+def test_a_disk_that_is_really_full_ends_no_run(tmp_path, unbroken):
+    """Checkpoints, lines, picture, summary and all that is printed find no room; what is there is gone on from."""
+    folder = tmp_path / "run"
+    shutil.copytree(unbroken("pqn"), tmp_path / "whole")
+    command = [sys.executable, "-c", FULL_DISK, *line_of("pqn", folder)]
+    ended = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True)
+    assert (ended.returncode, ended.stderr) == (1, "")
+    assert len(checkpoint.folders(folder / paths.CHECKPOINTS)) == 2
+    assert all(json.loads(text) for text in (folder / "metrics.jsonl").read_text().splitlines())
+    assert fit(folder, resume=str(folder)).summary["status"] == "done"
+    same(folder, tmp_path / "whole")
+
+
+NO_RIGHT = """
+import sys
+from jaxrl_fast import cli, train
+from jaxrl_fast.runs import checkpoint, checkpoint_saver
+write, left = checkpoint.write, [2]
+
+def write_then_lose_the_right(*args):  # after the second checkpoint, to both folders
+    write(*args)
+    left[0] -= 1
+    if left[0] == 0:
+        for folder in (args[0].parent, args[0].parents[1]):
+            folder.chmod(0o500)
+
+checkpoint_saver.write = write_then_lose_the_right
+cli.start(lambda: train.main(sys.argv[1:]))
+"""
+DROP_RIGHT = """
+import ctypes, os, sys
+failed = ctypes.CDLL(None).prctl(24, 1, 0, 0, 0)  # PR_CAPBSET_DROP, CAP_DAC_OVERRIDE of linux/prctl.h, capability.h
+if failed and os.geteuid() == 0:
+    sys.exit(77)
+os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="elsewhere root's rights cannot be dropped so")
+def test_a_right_to_write_that_is_lost_ends_no_run(tmp_path, unbroken):
+    """Not even root's run, which loses the right by which root may write anywhere."""
+    folder = tmp_path / "run"
+    shutil.copytree(unbroken("pqn"), tmp_path / "whole")
+    command = [sys.executable, "-c", DROP_RIGHT, "-c", NO_RIGHT, *line_of("pqn", folder)]
+    ended = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True)
+    if ended.returncode == 77:
+        pytest.skip("this root may not give up its right to write anywhere")
+    for locked in (folder, folder / paths.CHECKPOINTS):
+        assert locked.stat().st_mode & 0o777 == 0o500
+        locked.chmod(0o700)
+    saved = checkpoint.folders(folder / paths.CHECKPOINTS)
+    assert ended.returncode == 1 and len(saved) == 2, ended.stderr
+    assert ended.stderr.endswith(f"error: {folder}: its last checkpoint and summary.json could not be written\n")
+    assert f"a checkpoint could not be written (Permission denied); the last one is {saved[-1]}" in ended.stderr
+    assert fit(folder, resume=str(folder)).summary["status"] == "done"
+    same(folder, tmp_path / "whole")
+
+
+def test_lines_wait_for_room(tmp_path, monkeypatch):
+    lines = jsonl.JsonLines(tmp_path / "metrics.jsonl")
+    lines.write([{"a": 1}])
+
+    class Full:
+        def __init__(self, file):
+            self.file = file
+
+        def __getattr__(self, name):
+            return getattr(self.file, name)
+
+        def write(self, content):
+            return self.file.write(content[:3])  # a disk that takes only some
+
+    real, lines.file = lines.file, Full(lines.file)
+    with pytest.raises(OSError, match="No space left"):
+        lines.write([{"a": 2}])
+    assert (tmp_path / "metrics.jsonl").read_text() == '{"a": 1}\n'
+    lines.file = real
+    lines.write([{"a": 3}])
+    lines.close()
+    assert (tmp_path / "metrics.jsonl").read_text() == '{"a": 1}\n{"a": 2}\n{"a": 3}\n'
+
+
+@pytest.mark.parametrize("name", mark_slow(["ppo", "dqn", "pqn"], "ppo", "dqn"))
+def test_steps_are_counted_past_2_to_the_31(name, tmp_path, monkeypatch):
+    """By starting late: a checkpoint of the first update says that it is the last one before."""
+    folder = tmp_path / "run"
+    stop_after(monkeypatch, 1)
+    monkeypatch.setattr(dispatcher, "CHUNK_S", 0.0)
+    few = dict(eval_every=0, save_every=0, log_every=1, total_steps=2**31 + 640)
+    first = fit(folder, name, **few)
+    each = first.summary["env_steps"] // first.summary["updates"]
+    saved, _ = checkpoint.newest(folder / paths.CHECKPOINTS)
+    late = 2**31 // each
+    for counter in ("num_updates", "agent/num_updates"):
+        if counter in saved.arrays:
+            saved.arrays[counter] = np.array(late, np.int32)
+    numbers = saved.manifest["host"]["scores"]
+    recorded = late - saved.arrays["ledger/train_time_s"].shape[1]  # what has not been written yet
+    numbers |= {"updates": late, "recorded": recorded, "valid_steps": [recorded * each]}
+    saved.manifest["env_steps"] = late * each
+    checkpoint.write(saved.folder.with_name(f"step-{late * each:012d}"), saved.arrays, saved.manifest)
+    fit(folder, resume=str(folder))
+    written = [r for r in records(folder) if r["env_steps"] > 2**31]
+    assert [r["env_steps"] for r in written] == [each * (late + i + 1) for i in range(-(-640 // each))]
+    assert all(r["valid_steps"] > 2**31 - each for r in written)
+    if name == "dqn":
+        assert written[-1]["gradient_steps"] == each * 0.25  # still as many as ever
+    assert json.loads((folder / "summary.json").read_text())["env_steps"] == written[-1]["env_steps"]
+
+
+# Numbers that are not finite
+
+
+def test_divergence_stops_the_run_with_a_sentence(tmp_path, capsys):
+    """Adam's step is as long as the learning rate, so parameters of 1e30 overflow at once."""
+    folder = tmp_path / "run"
+    command = "pqn --num-envs 8 --total-steps 20k --agent.rollout-length 8 --agent.hidden 8 --no-tensorboard"
+    assert train.main([*command.split(), "--agent.learning-rate", "1e30", "--run-dir", str(folder)]) == 1
+    err = capsys.readouterr().err.strip().splitlines()[-1]
+    assert err.startswith("error: seed 0: ") and "is not finite at step" in err and "checkpoint" in err
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["status"] == "diverged" and summary["diverged_at_per_seed"][0] > 0
+    assert summary["final_return_mean"] is None and summary["failure"] in err
+    for line in (folder / "metrics.jsonl").read_text().splitlines():
+        json.loads(line, parse_constant=lambda word: pytest.fail(word))
+    with pytest.raises(FloatingPointError, match="is not finite"):
+        jaxrl_fast.fit(algo="pqn", agent={"learning_rate": 1e30}, run_dir=str(tmp_path / "python"), log_level="quiet")
+
+
+class NoWage(Wage):
+    """After some steps."""
+
+    def step_env(self, key, state, action, params):
+        obs, state, wage, *rest = super().step_env(key, state, action, params)
+        return obs, state, jnp.where(state == 5, jnp.nan, wage), *rest
+
+
+class NoSight(Wage):
+    """Once an episode has begun."""
+
+    def step_env(self, key, state, action, params):
+        obs, *rest = super().step_env(key, state, action, params)
+        return obs / 0, *rest
+
+
+@pytest.mark.parametrize(("env", "num_seeds"), [(NoWage, 1), (NoSight, 2)])
+def test_an_environment_that_gives_no_numbers_is_told_apart_from_divergence(env, num_seeds, tmp_path):
+    """No learning rate would help; and nobody is sent to go on with what was never saved."""
+    given = dict(algo="ppo", env=env, num_envs=4, num_seeds=num_seeds, total_steps=640, log_level="quiet")
+    with pytest.raises(FloatingPointError, match=r"there is no checkpoint; .* gives observations or rewards that are"):
+        jaxrl_fast.fit(**given, run_dir=str(tmp_path / "run"), agent={"rollout_length": 16, "hidden": (8,)})
+    with pytest.raises(ValueError, match=r"has no checkpoint to play from; its numbers were not finite any more"):
+        jaxrl_fast.load(str(tmp_path / "run"))
+
+
+@pytest.mark.slow
+def test_other_seeds_may_go_on(tmp_path, monkeypatch, capsys):
+    """Seed 1 of five gets a loss that is no number; its siblings end as they would have."""
+    add = tracker.MetricsTracker.add
+
+    def poison(self, rows):
+        rows = {k: np.array(x) for k, x in rows.items()}
+        if self.updates >= 10 and len(self.labels) == 5:
+            rows["loss_sum" if "loss_sum" in rows else "loss"][1] = np.nan
+        return add(self, rows)
+
+    well = fit(tmp_path / "well", "seeds")
+    monkeypatch.setattr(tracker.MetricsTracker, "add", poison)
+    run = fit(tmp_path / "run", "seeds", on_nonfinite="continue")
+    assert "seed 1: loss is not finite at step" in capsys.readouterr().err
+    assert [d is None for d in run.summary["diverged_at_per_seed"]] == [True, False, True, True, True]
+    finals, expected = run.summary["final_return_per_seed"], well.summary["final_return_per_seed"]
+    assert finals == [expected[0], None, *expected[2:]]
+    assert run.summary["final_return_mean"] == pytest.approx(np.mean([finals[0], *finals[2:]]))
+
+
+@pytest.mark.slow
+def test_a_lost_seed_keeps_no_run_from_stopping_when_solved(tmp_path, monkeypatch, capsys):
+    """Two of five get losses that are no number, in one chunk; each is told, and the others' ends are waited for."""
+    add = tracker.MetricsTracker.add
+
+    def poison(self, rows):
+        rows = {k: np.array(x) for k, x in rows.items()}
+        if self.updates >= 10 and len(self.labels) == 5:
+            rows["loss_sum"][[1, 3], -1] = np.nan
+            rows["return_sum"][[1, 3]] = 0
+        return add(self, rows)
+
+    monkeypatch.setattr(tracker.MetricsTracker, "add", poison)
+    options = dict(total_steps=6400, solved=5.0, stop_when_solved=True, log_every=256, eval_every=0)
+    summary = fit(tmp_path / "run", "seeds", on_nonfinite="continue", **options).summary
+    err = capsys.readouterr().err
+    assert all(f"seed {i}: loss is not finite at step" in err for i in (1, 3))
+    last = max(
+        solved or lost for solved, lost in zip(summary["steps_to_solve_per_seed"], summary["diverged_at_per_seed"])
+    )
+    assert summary["env_steps"] == -(-last // 256) * 256 + 256 < 6400
+
+
+def test_a_return_that_is_no_number_stops_no_checkpoint():
+    """One seed's environment gives what JSON cannot hold; all seeds are in one manifest."""
+    made = lambda: tracker.MetricsTracker([{"seed": 0}, {"seed": 1}, {"seed": 2}], 1, 10, 10, None)
+    given, again = made(), made()
+    for window, total in zip(given.windows, (7.0, float("nan"), float("-inf"))):
+        window.add(2, total, 10, 5)
+    host_part, arrays = given.saved()
+    again.restore(json.loads(json.dumps(host_part, allow_nan=False)), arrays)
+    np.testing.assert_array_equal([w.mean for w in again.windows], [3.5, float("nan"), float("-inf")])
+
+
+def test_a_parameter_that_is_not_finite_is_never_saved(tmp_path, monkeypatch):
+    """Where the loss does not show it."""
+    flatten = checkpoint.flatten
+
+    def poisoned(*given):
+        arrays, kinds = flatten(*given)
+        name = next(k for k in arrays if k.startswith("agent/") and "params" in k)
+        if int(arrays["num_updates"]) >= 10:
+            arrays[name].flat[0] = np.inf
+        return arrays, kinds
+
+    monkeypatch.setattr(checkpoint, "flatten", poisoned)
+    with pytest.raises(
+        FloatingPointError,
+        match=r"seed 0: agent/params/\S+ of its state is not finite at step 640; the last good .*320",
+    ):
+        fit(tmp_path / "run")
+    assert [f.name[-4:] for f in checkpoint.folders(tmp_path / "run" / paths.CHECKPOINTS)] == ["0320"]
+
+
+@pytest.mark.slow
+def test_what_is_in_a_replay_stops_no_checkpoint(tmp_path, monkeypatch):
+    """An observation that is no number, and has not been drawn."""
+    flatten = checkpoint.flatten
+
+    def poisoned(*given):
+        arrays, kinds = flatten(*given)
+        arrays[next(k for k in arrays if k.startswith("agent/replay") and arrays[k].dtype.kind == "f")].flat[0] = np.nan
+        return arrays, kinds
+
+    monkeypatch.setattr(checkpoint, "flatten", poisoned)
+    fit(tmp_path / "run", "dqn", total_steps=320, eval_every=0)
+    assert checkpoint.folders(tmp_path / "run" / paths.CHECKPOINTS)
+
+
+def test_a_parameter_that_is_not_finite_stops_the_run_after_the_chunk(tmp_path, monkeypatch):
+    """Before a loss or a checkpoint shows it."""
+    train_step = loop.train_step
+
+    def poisoned(env, agent, state):
+        state, metrics = train_step(env, agent, state)
+        spoil = lambda x: jnp.where(state.num_updates == 4, jnp.inf, x)
+        return state._replace(agent=state.agent._replace(params=jax.tree.map(spoil, state.agent.params))), metrics
+
+    monkeypatch.setattr(loop, "train_step", poisoned)
+    monkeypatch.setattr(dispatcher, "CHUNK_S", 0.0)
+    with pytest.raises(FloatingPointError, match=r"^seed 0: a parameter is not finite at step 256; there is no"):
+        fit(tmp_path / "run")
+
+
+def test_what_was_saved_does_not_change_while_it_is_written(tmp_path):
+    """The thread that writes reads it while the training goes on."""
+    results = tracker.MetricsTracker([{"seed": 0}], 2, 10, 10, None)
+    rows = {k: np.ones((1, 3)) for k in ("episodes", "valid_steps", "return_sum", "return_min", "return_max")}
+    rows |= {k: np.ones((1, 3)) for k in ("length_sum", "longest_game", *tracker.CLOCKS)}
+    results.add(rows)
+    list(results.records())
+    host_numbers, arrays = results.saved()
+    before = json.dumps(host_numbers), {k: x.copy() for k, x in arrays.items()}
+    results.evaluations.append({"env_steps": 1, "eval_return_mean": 1.0})
+    results.add(rows)
+    list(results.records(everything=True))
+    assert json.dumps(host_numbers) == before[0]
+    assert all(np.array_equal(x, before[1][k]) for k, x in arrays.items())
+
+
+# The same again
+
+
+@pytest.mark.parametrize("name", mark_slow(["ppo", "dqn", "shards"], "ppo", "dqn", "shards"))
+def test_the_same_seed_gives_the_same_bits_in_another_process(name, tmp_path, unbroken):
+    given = {**RUNS[name], **SHORT, "run_dir": str(tmp_path / name)}
+    code = f"import jaxrl_fast; jaxrl_fast.fit(**{given!r})"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])
+    same(tmp_path / name, unbroken(name))
+
+
+@pytest.mark.parametrize("name", mark_slow(["pqn", "seeds"], "seeds"))
+def test_the_same_seed_gives_the_same_bits_in_the_same_process(name, tmp_path, unbroken):
+    fit(tmp_path / name, name)
+    same(tmp_path / name, unbroken(name))
+
+
+# Kills
+
+
+SLOWLY = """
+import sys, time
+import jaxrl_fast
+from jaxrl_fast.training import dispatcher, trainer
+
+take_down, dispatcher.CHUNK_S = trainer.Trainer.take_down, 0.0
+
+def take_down_slowly(self, done):
+    take_down(self, done)
+    print("update", self.finished, flush=True)
+    time.sleep(0.03)
+
+trainer.Trainer.take_down = take_down_slowly
+jaxrl_fast.fit(**{"log_level": "quiet"} | eval(sys.argv[1]))
+"""
+
+
+@pytest.mark.slow
+def test_a_killed_run_goes_on_to_the_same_bits(tmp_path, unbroken):
+    """SIGKILL in the midst of updates, evaluations and saves, three times, in a process of its own."""
+    folder, chance, seen = tmp_path / "run", np.random.default_rng(0), []
+    options = RUNS["pqn"] | SHORT | dict(run_dir=str(folder))
+    for _ in range(3):
+        given = dict(resume=str(folder)) if folder.exists() else options
+        command = [sys.executable, "-c", SLOWLY, repr(given)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=Path(__file__).parents[2], text=True) as process:
+            for _ in range(chance.integers(6, 9)):
+                line = process.stdout.readline()
+            time.sleep(chance.uniform(0, 0.03))
+            os.kill(process.pid, signal.SIGKILL)
+        seen.append(int(line.removeprefix("update")))
+    assert 25 > seen[2] > seen[1] > seen[0] > 0
+    fit(folder, resume=str(folder))
+    same(folder, unbroken("pqn"))

@@ -1,0 +1,826 @@
+"""The host loop: what it writes, when it stops, and that the clock decides nothing but the times."""
+
+import json
+import math
+import os
+import pty
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import types
+from functools import partial
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import yaml
+from gymnax.environments import spaces
+from jax.experimental.compilation_cache import compilation_cache
+
+import jaxrl_fast
+from jaxrl_fast import train
+from jaxrl_fast.config import load
+from jaxrl_fast.kernels import build
+from jaxrl_fast.loggers import jsonl, terminal
+from jaxrl_fast.parallel import program
+from jaxrl_fast.parallel.placement import Placement
+from jaxrl_fast.plotting import run_curve
+from jaxrl_fast.runs import directory
+from jaxrl_fast.training import console, dispatcher, evaluator, trainer
+from jaxrl_fast.training import plan as planning
+from jaxrl_fast.training import summary as training_summary
+from jaxrl_fast.types import Agent, Decision
+from jaxrl_fast.utils import compile_cache, devices, locks, memory, signals
+from tests import probes, run_chunks_by
+
+ROOT = Path(__file__).parents[2]
+TIMES = ("wall_time_s", "train_time_s", "env_steps_per_s")
+LENGTH = 11  # of the toy's rollouts: an episode of the probe, 10 steps, and the row that begins the next
+
+
+def toy(num_envs):
+    """Learns nothing, but its numbers depend on all that they should: keys, observations, rewards and their order."""
+
+    def update(state, rollout, key):
+        drift = jax.random.normal(key, state.shape) * rollout.steps.reward.sum() + rollout.next_obs.mean()
+        state = jnp.sin(1.1 * state + drift)
+        return state, {"toy_loss": state.sum(), "undefined": jnp.float32(jnp.nan)}
+
+    act = lambda state, obs, memory, noise: Decision(jnp.int32(noise > state[0]))
+    return Agent(
+        init=lambda key: jax.random.normal(key, (3,)),
+        explore=act,
+        exploit=act,
+        update=update,
+        noise=lambda key, num_steps, num_envs: jax.random.normal(key, (num_steps, num_envs)),
+        rollout_length=LENGTH,
+    )
+
+
+def plan(folder, line="", num_envs=4, num_updates=6, env=probes.constant_reward):
+    """A run of the toy: every episode lasts 10 steps and returns 10."""
+    line = f"ppo --num-envs {num_envs} --eval-episodes 4 --no-tensorboard {line}"
+    folder.mkdir()
+    settings = load.from_command_line(line.split())
+    return planning.Plan(
+        settings=settings,
+        env=env(num_envs),
+        agent=toy(num_envs),
+        placement=Placement(settings.options.num_seeds),
+        eval_env=env(4),
+        num_updates=num_updates,
+        steps_per_update=num_envs * LENGTH,
+        folder=folder,
+        lock=locks.Lock(folder),
+    )
+
+
+def read(folder):
+    def refuse(word):
+        raise AssertionError(f"{word} is not JSON")
+
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    summary = json.loads((folder / "summary.json").read_text(), parse_constant=refuse)
+    return [json.loads(text, parse_constant=refuse) for text in lines], summary
+
+
+def without_times(records):
+    return [{k: v for k, v in r.items() if k not in TIMES} for r in records]
+
+
+@pytest.fixture(scope="module")
+def built():
+    return program.build(probes.chain(4), toy(4), num_updates=6)
+
+
+@pytest.mark.parametrize("lengths", [[1, 1, 1, 1, 1, 1], [2, 4], [5, 1]])
+def test_any_chunk_length_gives_the_same_bits(built, lengths):
+    def run(lengths):
+        state, parts = built.init(np.asarray(3, np.int32)), []
+        for length in lengths:
+            state, rows = built.chunk(state, np.asarray(length, np.int32))
+            parts.append({k: np.asarray(x)[:length] for k, x in rows.items()})
+        state = jax.device_get(state._replace(key=jax.random.key_data(state.key), actors=()))
+        return state, {k: np.concatenate([p[k] for p in parts]) for k in parts[0]}
+
+    jax.tree.map(np.testing.assert_array_equal, run(lengths), run([6]))
+
+
+def test_a_chunk_is_the_loop(built):
+    """The chunk's own counting adds nothing to `loop.train`."""
+    from jaxrl_fast import loop
+
+    env, agent = probes.chain(4), toy(4)
+    state, rows = built.chunk(built.init(np.asarray(3, np.int32)), np.asarray(6, np.int32))
+    plain = jax.jit(partial(loop.train, env, agent, num_updates=6))
+    their_state, their_rows = plain(loop.init(env, agent, jax.random.key(3)))
+    np.testing.assert_array_equal(state.agent, their_state.agent)
+    rows = dict(rows)
+    assert not rows.pop(program.NONFINITE_KEY).any()
+    jax.tree.map(np.testing.assert_array_equal, rows, dict(their_rows))
+
+
+def test_the_clock_decides_nothing_but_times(tmp_path, monkeypatch):
+    line = "--log-every 88 --eval-every 132"
+    monkeypatch.setattr(dispatcher, "CHUNK_S", 0.0)
+    trainer.execute(plan(tmp_path / "short", line, num_updates=7, env=probes.chain))
+    monkeypatch.setattr(dispatcher, "CHUNK_S", 100.0)
+    monkeypatch.setattr(dispatcher, "GROWTH", 100)
+    trainer.execute(plan(tmp_path / "long", line, num_updates=7, env=probes.chain))
+    short, long = read(tmp_path / "short")[0], read(tmp_path / "long")[0]
+    assert without_times(short) == without_times(long)
+    # Records of 2 updates, cut where an evaluation falls: after 3, 6 and at the end, 7.
+    assert [r["updates"] for r in short] == [2, 3, 5, 6, 7]
+    assert ["eval_return_mean" in r for r in short] == [False, True, False, True, True]
+
+
+def test_records_and_summary_add_up(tmp_path, capsys):
+    """4 environments, 6 updates of 11 rows: 6 episodes of 10 steps each, with 5 reset rows before the last ones."""
+    outcome = trainer.execute(plan(tmp_path / "run", "--solved 11"))
+    records, summary = read(tmp_path / "run")
+    assert [r["env_steps"] for r in records] == [44, 88, 132, 176, 220, 264]
+    assert sum(r["episodes"] for r in records) == 24
+    assert all(r["return_mean"] == r["return_max"] == r["length_mean"] == 10 for r in records)
+    assert all(r["undefined"] is None and math.isfinite(r["toy_loss"]) for r in records)
+    assert summary == json.loads(json.dumps(outcome.summary))
+    assert summary["status"] == "done" and summary["env_steps"] == 264 and summary["updates"] == 6
+    assert summary["valid_steps"] == [264 - 6 * 4]
+    assert summary["final_return_mean"] == summary["eval_return_mean"] == 10
+    assert summary["final_return_std"] is None and summary["eval_return_std"] == 0
+    assert summary["solved"] is False and summary["steps_to_solve"] is None
+    assert summary["env_steps_per_s"] == pytest.approx(264 / summary["train_time_s"], rel=0.05)
+    assert 0 <= summary["host_share"] <= 1
+    assert records[-1]["train_time_s"] == pytest.approx(summary["train_time_s"], abs=1e-3)
+    times = [r["wall_time_s"] for r in records]
+    assert times == sorted(times)
+    said = capsys.readouterr().out
+    assert "seed 0" in said and "compiling" in said and "not solved" in said and str(tmp_path / "run") in said
+
+
+@pytest.mark.parametrize("fails", ["init", "log", "finish"])
+def test_a_tracking_service_that_fails_ends_no_run(fails, tmp_path, monkeypatch, capsys):
+    """Nobody is logged in, or nothing answers any more: a warning, and all that was learned is on the disk."""
+
+    def fail(*args, **kwargs):
+        raise RuntimeError("api_key not configured\nand more")
+
+    calls = {name: (fail if name == fails else lambda *_, **__: None) for name in ("init", "log", "finish")}
+    monkeypatch.setitem(sys.modules, "wandb", types.SimpleNamespace(**calls))
+    trainer.execute(plan(tmp_path / "run", "--wandb"))
+    records, summary = read(tmp_path / "run")
+    assert summary["status"] == "done" and len(records) == 6
+    err = capsys.readouterr().err
+    assert "api_key not configured" in err and "and more" not in err and err.count("warning") == 1
+
+
+def test_the_end_says_how_to_go_on(tmp_path, capsys):
+    trainer.execute(plan(tmp_path / "run", "--total-steps 264"))
+    assert f"--resume {tmp_path / 'run'} --total-steps 528\n" in capsys.readouterr().out
+
+
+def test_it_stops_one_record_after_it_is_solved(tmp_path):
+    """4 episodes an update make 100 after 25; the chunk behind has begun by then. Twice, since clocks differ."""
+    for name in ("a", "b"):
+        trainer.execute(plan(tmp_path / name, "--solved 10 --stop-when-solved", num_updates=60))
+        records, summary = read(tmp_path / name)
+        assert summary["solved"] and summary["status"] == "done"
+        assert summary["steps_to_solve"] == 25 * 44
+        assert 0 < summary["time_to_solve_s"] <= summary["train_time_s"]
+        assert summary["updates"] == len(records) == 26
+        assert summary["eval_return_mean"] == 10
+
+
+@pytest.mark.slow
+def test_seeds_are_trained_side_by_side(tmp_path):
+    """Each begins as it does alone, and agrees with it to rounding."""
+    together = trainer.execute(plan(tmp_path / "all", "--seed 5 --num-seeds 3", env=probes.chain))
+    records, summary = read(tmp_path / "all")
+    assert [r["seed"] for r in records[:4]] == [5, 6, 7, 5]
+    assert together.agent_state.shape == (3, 3)
+    alone = trainer.execute(plan(tmp_path / "one", "--seed 6", env=probes.chain))
+    first = next(r for r in records if r["seed"] == 6)
+    expected = read(tmp_path / "one")[0][0]
+    for name in ("env_steps", "episodes", "return_mean", "toy_loss"):
+        assert first[name] == pytest.approx(expected[name], rel=1e-5), name
+    np.testing.assert_allclose(together.agent_state[1], alone.agent_state, rtol=1e-3)
+    assert len({r["toy_loss"] for r in records[:3]}) == 3
+    assert len(summary["final_return_per_seed"]) == 3
+    assert summary["final_return_mean"] == pytest.approx(np.mean(summary["final_return_per_seed"]))
+    assert summary["final_return_std"] == pytest.approx(np.std(summary["final_return_per_seed"], ddof=1))
+
+
+@pytest.mark.parametrize(("name", "status"), [("SIGINT", 130), ("SIGTERM", 143), ("SIGUSR1", 138)])
+def test_a_signal_ends_the_run_after_the_chunk(name, status, tmp_path, monkeypatch, capsys):
+    number = getattr(signal, name)
+    write = jsonl.JsonLines.write
+
+    def write_and_signal(self, records):
+        write(self, records)
+        if records[0]["updates"] == 4:
+            os.kill(os.getpid(), number)
+
+    before = signal.getsignal(number)
+    monkeypatch.setattr(jsonl.JsonLines, "write", write_and_signal)
+    monkeypatch.setattr(dispatcher, "CHUNK_S", 0.0)
+    monkeypatch.setattr(planning, "make_plan", lambda settings: plan(tmp_path / "run", num_updates=1000))
+    assert train.main(["ppo"]) == status
+    assert signal.getsignal(number) == before
+    records, summary = read(tmp_path / "run")
+    assert summary["status"] == "stopped"
+    assert summary["updates"] == records[-1]["updates"] < 20
+    assert (tmp_path / "run" / "curve.png").exists()
+    assert "stopped" in capsys.readouterr().out
+
+
+def test_a_signal_is_heard_where_nobody_reads_what_is_said(monkeypatch):
+    """As when Ctrl-C ends `tee` too."""
+
+    class Gone:
+        def write(self, text):
+            raise BrokenPipeError
+
+    heard = []
+    monkeypatch.setattr(sys, "stderr", Gone())
+    with signals.stop_signals(heard.append):
+        os.kill(os.getpid(), signal.SIGUSR1)
+    assert heard == [signal.SIGUSR1]
+
+
+def test_a_second_interrupt_does_not_wait(capsys):
+    heard, before = [], signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
+    try:
+        with pytest.raises(KeyboardInterrupt), signals.stop_signals(heard.append):
+            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert heard == [signal.SIGINT] and "once more to quit at once" in capsys.readouterr().err
+
+
+def test_under_nohup_the_end_of_the_terminal_is_ignored():
+    heard, before = [], signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with signals.stop_signals(heard.append):
+            signal.raise_signal(signal.SIGHUP)
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert heard == []
+
+
+def test_a_terminal_that_closes_is_told_of_twice_and_heard_once():
+    """By the shell and by the kernel, within a millisecond."""
+    heard, before = [], signal.signal(signal.SIGHUP, signal.default_int_handler)
+    try:
+        with signals.stop_signals(heard.append):
+            signal.raise_signal(signal.SIGHUP)
+            signal.raise_signal(signal.SIGHUP)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert heard == [signal.SIGHUP]
+
+
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2])
+def test_a_handler_that_python_does_not_know_is_no_hindrance(number, monkeypatch):
+    """As of a library in C: Python says None of it, and takes no None, neither when the signal comes nor afterwards."""
+    heard, known, before = [], signal.getsignal, signal.getsignal(signal.SIGUSR1)
+    monkeypatch.setattr(signal, "getsignal", lambda number: None if number == signal.SIGUSR1 else known(number))
+    try:
+        with signals.stop_signals(heard.append):
+            signal.raise_signal(number)
+        assert heard == [number]
+        assert known(signal.SIGUSR1) is signal.SIG_DFL  # and not ours, whose training has ended
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+@pytest.mark.slow
+def test_a_terminal_that_closes_stops_the_run_as_ctrl_c_does(tmp_path):
+    ours, theirs = pty.openpty()
+    line = ["--config", "ppo_cartpole", "--total-steps", "1B", "--report-every", "0.1", "--run-dir", "run"]
+    opened = f"import os; os.open({os.ttyname(theirs)!r}, os.O_RDWR)"  # a session's first terminal is its own
+    heard = "import signal; signal.signal(signal.SIGHUP, signal.SIG_DFL)"  # as where the tests are not under nohup
+    program = f"{opened}; {heard}; from jaxrl_fast import cli, train; cli.start(lambda: train.main({line}))"
+    process = subprocess.Popen(
+        [sys.executable, "-c", program],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT), "TERM": "xterm"},
+        start_new_session=True,
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+    )
+    os.close(theirs)
+    said = b""
+    try:
+        while b"return" not in said:
+            said += os.read(ours, 4096)
+        os.close(ours)
+        assert process.wait(timeout=100) == 128 + signal.SIGHUP
+    finally:
+        process.kill()
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "stopped"
+    assert list((tmp_path / "run" / "checkpoints").glob("step-*"))
+
+
+def test_what_is_known_is_written_when_something_breaks(tmp_path, monkeypatch):
+    def fail(self):
+        raise RuntimeError("the evaluation broke")
+
+    monkeypatch.setattr(trainer.Trainer, "evaluate", fail)
+    with pytest.raises(RuntimeError, match="the evaluation broke"):
+        trainer.execute(plan(tmp_path / "run", "--log-every 1"))
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "failed"
+
+
+def test_a_curve_that_cannot_be_drawn_ends_no_run(tmp_path, monkeypatch, capsys):
+    def fail(folder):
+        raise KeyError("no\nfont")
+
+    monkeypatch.setattr(run_curve, "figure", fail)
+    assert trainer.execute(plan(tmp_path / "run")).summary["status"] == "done"
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1 and r"could not be written (KeyError: 'no\nfont')" in err
+
+
+def test_a_run_that_is_interrupted_at_its_very_end_keeps_no_lock(tmp_path, monkeypatch):
+    def interrupt(folder):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(run_curve, "figure", interrupt)
+    ready = plan(tmp_path / "run")
+    with pytest.raises(KeyboardInterrupt):
+        trainer.execute(ready)
+    locks.Lock(tmp_path / "run").release()
+
+
+def test_an_evaluation_in_which_no_episode_ends_ends_no_run(tmp_path, monkeypatch, capsys):
+    env = probes.constant_reward(7)  # a number that no other test has: JAX keeps what it has traced
+
+    def endless(state, action):
+        state, timestep = env.step(state, action)
+        return state, timestep._replace(last=jnp.zeros_like(timestep.last))
+
+    monkeypatch.setattr(evaluator, "MAX_STEPS", 20)
+    trainer.execute(plan(tmp_path / "run")._replace(eval_env=env._replace(step=endless)))
+    summary = read(tmp_path / "run")[1]
+    assert (summary["status"], summary["eval_unfinished"]) == ("done", 0)
+    assert summary["eval_return_mean"] == 19  # of 20 steps the one that begins its cycle anew earns nothing
+    assert (tmp_path / "run" / "curve.png").exists() and not capsys.readouterr().err
+
+
+def test_json_stays_valid_where_rewards_are_not_numbers(tmp_path):
+    """NaN and infinity become null, and the summary is whole."""
+
+    def poisoned(num_envs):
+        env = probes.chain(num_envs)
+
+        def step(state, action):
+            state, timestep = env.step(state, action)
+            return state, timestep._replace(reward=timestep.reward * jnp.nan)
+
+        return env._replace(step=step)
+
+    trainer.execute(plan(tmp_path / "run", env=poisoned))
+    records, summary = read(tmp_path / "run")
+    assert records[-1]["return_mean"] is None
+    assert summary["status"] == "diverged" and summary["final_return_mean"] is None
+
+
+def test_one_compilation_for_any_number_of_chunks(tmp_path, monkeypatch):
+    compiled = []
+    monkeypatch.setattr(dispatcher, "CHUNK_S", 0.0)
+    listen = lambda event, duration, **_: compiled.append(event) if event.endswith("backend_compile_duration") else None
+    jax.monitoring.register_event_duration_secs_listener(listen)  # for good: the oldest JAX cannot take it back
+    trainer.execute(plan(tmp_path / "run", "--eval-every 88", num_updates=12))
+    assert len(compiled) == 3  # init, the chunk, the evaluation
+
+
+class Watched:
+    """A chunk's metric that tells when it is waited for. To ask whether it is there is no waiting."""
+
+    def __init__(self, metric, tell):
+        self.metric, self.tell, self.is_ready = metric, tell, metric.is_ready
+
+    def __array__(self, *_, **__):
+        self.tell()
+        return np.asarray(self.metric)
+
+
+def test_a_chunk_is_given_before_the_one_before_is_read_and_no_third(tmp_path, monkeypatch):
+    events = []
+
+    def run(chunk, state, length):
+        events.append("give")
+        state, rows = chunk(state, length)
+        return state, rows | {"toy_loss": Watched(rows["toy_loss"], lambda: events.append("read"))}
+
+    run_chunks_by(run, monkeypatch)
+    monkeypatch.setattr(dispatcher, "CHUNK_S", 0.0)  # chunks of one update
+    trainer.execute(plan(tmp_path / "run", num_updates=5))
+    assert events == ["give", *4 * ["give", "read"], "read"]
+
+
+def test_nothing_on_the_device_is_kept_from_chunk_to_chunk(tmp_path, monkeypatch):
+    """What others keep of every save or episode, in a list, makes them slower each time."""
+    alive, take_down = [], trainer.Trainer.take_down
+
+    def count(self, done):
+        take_down(self, done)
+        alive.append(len(jax.live_arrays()))
+
+    monkeypatch.setattr(dispatcher, "CHUNK_S", 0.0)
+    monkeypatch.setattr(trainer.Trainer, "take_down", count)
+    trainer.execute(plan(tmp_path / "run", "--save-every 88", num_updates=30))
+    assert len(alive) == 30 and alive[-2] <= alive[4]
+
+
+@pytest.mark.parametrize("seeds", ["", "--num-seeds 5"])
+def test_nothing_moves_between_host_and_device_unasked(seeds, tmp_path, monkeypatch):
+    """A number that slips to the device or back at every chunk would have it wait."""
+    train_, moved = trainer.Trainer.train, []
+
+    def guarded(self):
+        with jax.transfer_guard("disallow"):
+            train_(self)
+            moved.append(self.finished)
+
+    monkeypatch.setattr(dispatcher, "CHUNK_S", 0.0)
+    monkeypatch.setattr(trainer.Trainer, "train", guarded)
+    trainer.execute(plan(tmp_path / "run", f"--eval-every 88 --save-every 88 {seeds}", num_updates=12))
+    assert moved == [12]
+
+
+def test_host_environments_take_one_seed(monkeypatch, capsys, tmp_path):
+    from jaxrl_fast import envs
+
+    monkeypatch.chdir(tmp_path)
+    make = envs.make
+    monkeypatch.setattr(envs, "make", lambda *a, **k: make(*a, **k)._replace(on_device=False))
+    assert train.main(["ppo", "--num-seeds", "2"]) == 2
+    assert "--num-seeds 2" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["train", "envs", "plot"])
+def test_a_current_directory_that_is_gone_is_told_of(command, tmp_path):
+    start = f"runpy.run_module('jaxrl_fast.{command}', run_name='__main__')"
+    code = f"import os, runpy; os.rmdir({str(tmp_path)!r}); {start}"
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    ended = subprocess.run(
+        [sys.executable, "-c", code, "nonsense"], capture_output=True, text=True, env=environment, cwd=tmp_path
+    )
+    assert ended.returncode == 2
+    assert ended.stderr == "error: the current directory is there no more; change to another\n"
+
+
+def test_double_precision_is_refused(monkeypatch, capsys, tmp_path):
+    """Sums and counts would come out in another type than they went in."""
+    monkeypatch.chdir(tmp_path)
+    jax.config.update("jax_enable_x64", True)
+    try:
+        assert train.main(["dqn"]) == 2
+    finally:
+        jax.config.update("jax_enable_x64", False)
+    assert "jax_enable_x64" in capsys.readouterr().err and not list(tmp_path.iterdir())
+
+
+def test_without_a_compiler_it_is_refused(monkeypatch, capsys, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    with jax.disable_jit():
+        assert train.main(["ppo"]) == 2
+    assert "jax_disable_jit" in capsys.readouterr().err and not list(tmp_path.iterdir())
+
+
+def test_a_user_without_a_home_has_no_compile_cache(monkeypatch):
+    def nobody(self):
+        raise RuntimeError("Could not determine home directory.")
+
+    before = jax.config.values["jax_compilation_cache_dir"]
+    monkeypatch.setattr(Path, "expanduser", nobody)
+    jax.config.update("jax_compilation_cache_dir", None)
+    try:
+        with compile_cache.compile_cache(True) as folder:
+            assert folder is None
+    finally:
+        jax.config.update("jax_compilation_cache_dir", before)
+
+
+@pytest.mark.parametrize("module, broken", [(console, "announce"), (training_summary, "write_config")])
+def test_what_fails_before_it_begins_leaves_the_folder_free(module, broken, tmp_path, monkeypatch):
+    def fail(*_):
+        raise OSError(28, "No space left on device")
+
+    ready = plan(tmp_path / "run")
+    monkeypatch.setattr(module, broken, fail)
+    with pytest.raises(OSError, match="No space"):
+        trainer.Trainer(ready, terminal.QuietConsole()).run()
+    locks.Lock(tmp_path / "run").release()
+
+
+ODD_PLACES = {
+    "no standard output": ("-m jaxrl_fast.train ppo --seed x >&-", 2, "error: --seed: 'x' is not"),
+    "no words but ASCII": ("-c 'from jaxrl_fast import cli; cli.start(lambda: print(chr(183)))'", 0, "?\n"),
+    "no command": ("-m jaxrl_fast", 0, "python -m jaxrl_fast.train     trains an agent\n"),
+    "a version": ("-m jaxrl_fast --version", 0, f"{jaxrl_fast.__version__}\n"),
+    "a blank for a dot": ("-m jaxrl_fast train", 2, "error: 'train' is no option here; python -m jaxrl_fast.train"),
+    "a typo": ("-m jaxrl_fast evalute", 2, "did you mean python -m jaxrl_fast.evaluate?"),
+}
+
+
+@pytest.mark.parametrize(("words", "status", "said"), ODD_PLACES.values(), ids=ODD_PLACES)
+def test_odd_places_get_a_sentence(words, status, said):
+    ended = subprocess.run(
+        f"{shlex.quote(sys.executable)} {words}",
+        shell=True,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONIOENCODING": "ascii"},
+    )
+    assert ended.returncode == status and said in (ended.stderr if status else ended.stdout)
+    assert ended.stderr.count("\n") == (status != 0)
+
+
+@pytest.mark.skipif(
+    sys.platform != "linux" or devices.num_cores() < 2, reason="nowhere to count threads, or none to count"
+)
+@pytest.mark.parametrize(("wanted", "threads"), [({}, False), ({"OPENBLAS_NUM_THREADS": "2"}, True)])
+def test_a_command_keeps_no_threads_of_scipys_awake_unless_told_to(wanted, threads):
+    """They come with the library."""
+    lines = "import os; n = len(os.listdir('/proc/self/task')); import scipy.linalg; "
+    lines += "print(len(os.listdir('/proc/self/task')) - n)"
+    code = f"from jaxrl_fast import cli; cli.start(lambda: exec({lines!r}))"
+    environment = {k: x for k, x in os.environ.items() if "OPENBLAS" not in k} | wanted
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, cwd=ROOT)
+    assert (int(said.stdout) > 0) == threads, said.stderr
+
+
+def test_a_gpu_that_is_not_used_is_noticed(monkeypatch):
+    monkeypatch.setattr(devices.shutil, "which", lambda name: "/usr/bin/nvidia-smi")
+    monkeypatch.delenv("JAX_PLATFORMS")
+    assert console.gpu_unused() == (jax.default_backend() == "cpu")
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")  # asked for
+    assert not console.gpu_unused()
+
+
+@pytest.mark.parametrize("unused", [True, False])
+def test_a_gpu_that_is_not_used_is_warned_of(unused, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(console, "gpu_unused", lambda: unused)
+    console.announce(plan(tmp_path / "run"), terminal.QuietConsole())
+    warning = 'warning: there is a GPU, but JAX uses the CPU; pip install "jax[cuda12]"\n'
+    assert capsys.readouterr().err == (warning if unused else "")
+
+
+@pytest.mark.parametrize("why", ["there is no gcc or clang", ""])
+def test_why_there_is_no_c_is_told(why, tmp_path, monkeypatch, capsys):
+    """Not as a warning, for all is as it should be."""
+    monkeypatch.setattr(build, "unavailable_reason", lambda: why)
+    console.announce(plan(tmp_path / "run"), terminal.PlainConsole())
+    said = capsys.readouterr()
+    told = why and devices.device() == "cpu"
+    assert (f"our C cannot be compiled here ({why})" if told else "") in said.out
+    assert told or "our C" not in said.out
+    assert not said.err
+
+
+def test_what_dqn_is_about_to_do_is_said_before_anything_is_compiled(tmp_path, monkeypatch, capsys):
+    """A transition of CartPole takes 30 bytes: 16 of observation, 4 each of action, reward and discount, 2 flags.
+
+    5 * 64 + 65 * 64 + 65 * 2 = 4610 parameters of 4 bytes there are four times: two networks, two moments of Adam.
+    """
+
+    def fail(*_):
+        raise RuntimeError("enough")
+
+    monkeypatch.setattr(program, "build", fail)
+    monkeypatch.setattr(memory, "free_bytes", lambda *_: 24 * 10**9)
+    options = "--agent.replay-ratio 0.25 --agent.batch-size 1024 --agent.learning-starts 5k --agent.capacity 100k"
+    with pytest.raises(RuntimeError, match="enough"):
+        train.main(f"dqn --num-envs 8 {options} --run-dir {tmp_path / 'run'}".split())
+    said = capsys.readouterr().out.splitlines()
+    assert said[-1] == "compiling ..."
+    assert "0.25 gradient steps per environment step, 1,024 transitions each, from step 5,000 on" in said
+    [sizes] = [line for line in said if line.startswith("memory")]
+    assert "parameters 73.8 kB" in sizes and "replay 3.0 MB" in sizes and "24.0 GB free" in sizes
+
+
+@pytest.mark.parametrize(("line", "kept"), [("", True), ("--no-compile-cache", False)])
+def test_compiled_programs_are_kept_unless_asked_not_to(line, kept, tmp_path, monkeypatch, capsys):
+    before = jax.config.values["jax_compilation_cache_dir"]
+    monkeypatch.delenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", raising=False)  # however quickly it is compiled
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr(planning, "make_plan", lambda settings: plan(tmp_path / "run")._replace(settings=settings))
+    jax.config.update("jax_compilation_cache_dir", None)
+    compilation_cache.reset_cache()
+    try:
+        assert train.main(f"ppo --num-envs 4 --eval-episodes 4 --no-tensorboard {line}".split()) == 0
+    finally:
+        jax.config.update("jax_compilation_cache_dir", before)
+        compilation_cache.reset_cache()
+    programs = [*(tmp_path / ".cache" / "jaxrl_fast").glob("*")]
+    assert bool(programs) == ("cached for next time" in capsys.readouterr().out) == kept
+
+
+def test_the_users_compile_cache_wins():
+    with compile_cache.compile_cache(True) as folder:
+        assert str(folder) == os.environ["JAX_COMPILATION_CACHE_DIR"]
+    with compile_cache.compile_cache(False), compile_cache.compile_cache(True) as folder:
+        assert folder is None and not jax.config.values["jax_enable_compilation_cache"]
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_what_is_compiled_outlives_the_process_where_that_is_wanted(wanted, tmp_path, monkeypatch):
+    """And JAX's settings outlive neither."""
+    monkeypatch.setattr(compile_cache, "CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", raising=False)
+    names = "jax_enable_compilation_cache", "jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs"
+    given = {name: jax.config.values[name] for name in names}
+    settings = lambda: {name: jax.config.values[name] for name in names}
+    try:
+        jax.config.update("jax_compilation_cache_dir", None)
+        without = settings()
+        with compile_cache.compile_cache(wanted) as folder:
+            jax.jit(lambda x: x + 1234)(0)
+            (tmp_path / "cache" / "native").mkdir(parents=True, exist_ok=True)  # not a program
+            kept = compile_cache.num_cache_entries(tmp_path / "cache")
+            assert bool(kept) == wanted and folder == (tmp_path / "cache" if wanted else None)
+        assert settings() == without
+        jax.jit(lambda x: x + 4321)(0)
+        assert compile_cache.num_cache_entries(tmp_path / "cache") == kept
+    finally:
+        for name, value in given.items():
+            jax.config.update(name, value)
+        compilation_cache.reset_cache()
+
+
+@pytest.fixture(scope="module")
+def fitted(tmp_path_factory):
+    return jaxrl_fast.fit(
+        "ppo_cartpole",
+        env_options={"max_steps_in_episode": 20},
+        num_envs=8,
+        total_steps=1000,
+        eval_every=512,
+        eval_episodes=8,
+        run_dir=str(tmp_path_factory.mktemp("fit") / "run"),
+        log_level="quiet",
+        agent={"rollout_length": 16, "hidden": (8,)},
+    )
+
+
+def test_a_run_from_python(fitted):
+    assert fitted.summary["env_steps"] == 1024  # 1000 in whole updates of 128
+    assert fitted.metrics == read(fitted.folder)[0]
+    assert fitted.metrics[-1]["env_steps"] == 1024
+    assert fitted.plot().axes
+    assert "ppo on gymnax/CartPole-v1" in repr(fitted)
+    assert "data:image/png;base64," in fitted._repr_html_()
+    assert fitted.agent_state.params
+    assert fitted.folder.is_absolute()
+
+
+def test_a_run_is_opened_by_its_folder(fitted, tmp_path):
+    again = jaxrl_fast.Run.open(str(fitted.folder))
+    assert (again.folder, again.summary, again.metrics) == (fitted.folder, fitted.summary, fitted.metrics)
+    assert again.plot().axes and repr(again) == repr(fitted)
+    copy = jaxrl_fast.Run.open(shutil.copytree(fitted.folder, tmp_path / "copy"))
+    assert len(copy.evaluate(episodes=3)["seeds"][0]["returns"]) == 3
+    with pytest.raises(ValueError, match=f"^{tmp_path}: there is no run in it"):
+        jaxrl_fast.Run.open(tmp_path)
+    (tmp_path / "config.yaml").write_text((fitted.folder / "config.yaml").read_text())
+    with pytest.raises(ValueError, match=f"has no summary.json.*--resume {tmp_path} goes on"):
+        jaxrl_fast.Run.open(tmp_path)
+
+
+def test_a_run_leaves_a_folder(fitted):
+    names = {path.name.split(".1")[0] for path in fitted.folder.iterdir()}
+    assert names == {
+        "config.yaml",
+        "metrics.jsonl",
+        "summary.json",
+        "curve.png",
+        "checkpoints",
+        "events.out.tfevents",
+        ".lock",
+        ".saved",
+    }
+    assert (fitted.folder / "curve.png").read_bytes().startswith(b"\x89PNG")
+    written = yaml.safe_load((fitted.folder / "config.yaml").read_text())
+    assert written["agent"]["rollout_length"] == 16 and written["num_envs"] == 8 and written["algo"] == "ppo"
+    assert written["made"]["versions"]["jax"] == jax.__version__ and written["made"]["device"] == devices.device()
+    summary = fitted.summary
+    wanted = """algo env_id num_envs num_seeds env_steps train_time_s compile_time_s env_steps_per_s final_return_mean
+        final_return_std eval_return_mean solved steps_to_solve time_to_solve_s device versions status host_share"""
+    assert set(wanted.split()) <= set(summary)
+    # An episode begins anew after 20 steps, so no return is higher.
+    assert 0 < summary["final_return_mean"] <= 20 and 0 < summary["eval_return_mean"] <= 20
+    for name in (
+        "policy_loss",
+        "value_loss",
+        "entropy",
+        "approx_kl",
+        "clip_fraction",
+        "explained_variance",
+        "learning_rate",
+    ):
+        assert name in fitted.metrics[0]
+
+
+def test_its_config_trains_again(fitted):
+    again = load.from_command_line(["--config", str(fitted.folder / "config.yaml")])
+    assert again.options.total_steps == 1000 and again.agent.hidden == (8,)
+    assert again.options.env_options == {"max_steps_in_episode": 20}
+
+
+def test_python_gets_the_same_sentences(fitted):
+    with pytest.raises(ValueError, match=r"there is no option 'num_env'; did you mean num_envs"):
+        jaxrl_fast.fit("ppo_cartpole", num_env=3)
+    with pytest.raises(ValueError, match="exists already"):
+        jaxrl_fast.fit("ppo_cartpole", run_dir=str(fitted.folder))
+    with pytest.raises(ValueError, match=r"agent\.gamma: 2\.0 is out of range"):
+        jaxrl_fast.fit("ppo_cartpole", agent={"gamma": 2})
+
+
+def test_a_folder_with_nothing_in_it_is_free(tmp_path):
+    """As a job script makes it, or as it is left where config.yaml could not be written; and no other."""
+    options = load.from_keywords("ppo_cartpole", run_dir=str(tmp_path)).options
+    assert directory.chosen(options) == tmp_path
+    (tmp_path / locks.LOCK).touch()
+    assert directory.chosen(options) == tmp_path
+    (tmp_path / "thesis.txt").touch()
+    with pytest.raises(ValueError, match="exists already"):
+        directory.chosen(options)
+
+
+def test_a_folder_that_another_run_took_meanwhile_is_its_own(tmp_path, monkeypatch):
+    """Since it was found to be free."""
+    make = directory.make
+
+    def make_and_lose(*given):
+        folder = make(*given)
+        (folder / "config.yaml").touch()
+        return folder
+
+    monkeypatch.setattr(directory, "make", make_and_lose)
+    with pytest.raises(ValueError, match="exists already"):
+        planning.make_plan(load.from_keywords("ppo_cartpole", run_dir=str(tmp_path)))
+    locks.Lock(tmp_path).release()  # nobody holds it
+
+
+def test_a_program_without_room_is_one_line(tmp_path, capsys, monkeypatch):
+    def full(*_):
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 378880044496 bytes.")
+
+    monkeypatch.setattr(trainer.Trainer, "begin", full)
+    ready = plan(tmp_path / "run")
+    assert train.execute(ready) == 1
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert re.fullmatch(r"error: out of memory: the program needs .* and .* are free; fewer environments .*", said)
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["status"] == "failed" and f"error: {summary['failure']}" == said
+
+
+def test_what_an_environment_raises_is_the_reason_in_the_summary(tmp_path):
+    """JAX reports a callback's traceback, the error itself in its last line."""
+
+    def check(state):
+        raise RuntimeError("boom")
+
+    class Breaks:
+        default_params = ()
+        reset_env = lambda self, key, params: (jnp.zeros(1), jnp.zeros(1))
+        is_truncated = lambda self, state, params: jnp.bool_(False)
+        action_space = lambda self, params: spaces.Discrete(2)
+
+        def step_env(self, key, state, action, params):
+            state = jax.pure_callback(check, jax.ShapeDtypeStruct((1,), jnp.float32), state, vmap_method="sequential")
+            return state, state, state[0], jnp.bool_(False), {}
+
+    with pytest.raises(Exception, match="boom"):
+        jaxrl_fast.fit("ppo_cartpole", env=Breaks, num_envs=4, total_steps=2048, run_dir=str(tmp_path), devices=1)
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert summary["status"] == "failed" and summary["failure"].endswith(": RuntimeError: boom")
+
+
+def test_a_device_that_is_not_there_is_one_line(monkeypatch):
+    def absent():
+        raise AssertionError
+
+    monkeypatch.setattr(jax, "local_devices", absent)
+    with pytest.raises(
+        ValueError, match=r"^JAX_PLATFORMS=cpu: JAX finds no device here \(it has no support for such a one\)$"
+    ):
+        planning.validate_plan(load.from_keywords("ppo_cartpole"))
+
+
+def test_memory_in_use_is_the_process_own():
+    """And not that of the one which started it, from which a new process has its first count."""
+    child = "from jaxrl_fast.utils import memory; print(memory._most_resident())"
+    parent = f"import subprocess, sys; big = bytearray(300_000_000); subprocess.run([sys.executable, '-c', {child!r}])"
+    done = subprocess.run([sys.executable, "-c", parent], capture_output=True, text=True, check=True)
+    assert 5_000 < int(done.stdout) < 100_000
