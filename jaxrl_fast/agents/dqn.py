@@ -44,7 +44,7 @@ class State(NamedTuple):
     """All that DQN carries from update to update."""
 
     learner: Learner
-    replay: replay_ring.Ring
+    replay: Any  # replay_ring.Ring; () where only acting is needed
     num_updates: Array  # int32
     owed: Array  # int32: gradient steps due, in parts of 1 / the ratio's denominator
 

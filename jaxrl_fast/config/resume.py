@@ -11,7 +11,7 @@ from jaxrl_fast.config.names import SWEEP, known_options, without_no
 from jaxrl_fast.config.options import Task, types_of
 from jaxrl_fast.config.paths import CONFIG, RUNS, SWEEP_FILE
 from jaxrl_fast.config.presets import read_meta
-from jaxrl_fast.config.settings import Settings, _same_env, as_lists, resolve
+from jaxrl_fast.config.settings import Settings, as_lists, resolve, same_env
 from jaxrl_fast.config.sources import Setting
 from jaxrl_fast.utils.parsing import nearest, shown
 
@@ -94,7 +94,7 @@ def _same_episodes(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
 
 
 SAME = {
-    "env": _same_env,
+    "env": same_env,
     "env_options": _same_episodes,
 }  # how values are compared that a run cannot change; others by ==
 

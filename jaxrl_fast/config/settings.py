@@ -150,7 +150,7 @@ def _needed(setting: Setting) -> tuple[str, tuple[Any, ...]]:
 def _drop_foreign_threshold(values: dict[str, Any], from_preset: list[Setting], written: list[Setting]) -> None:
     """What a preset calls solved, it says of its own environment."""
     env = next((one(s, "an environment") for s in from_preset if s.name == "env"), None)
-    same = isinstance(values.get("env"), str) and _same_env(env, values["env"])
+    same = isinstance(values.get("env"), str) and same_env(env, values["env"])
     if env is not None and not same and not any(s.name == "solved" for s in written):
         values.pop("solved", None)
 
@@ -197,7 +197,7 @@ def _fits_a_file(value: Any) -> bool:
     return all(map(_fits_a_file, value)) if type(value) in (list, tuple) else type(value) in words
 
 
-def _same_env(old: Any, new: Any) -> bool:
+def same_env(old: Any, new: Any) -> bool:
     """With or without its backend; what is no id has no name that could be compared."""
     if not isinstance(new, str):
         return True

@@ -9,7 +9,7 @@ from jaxrl_fast.kernels import build
 from jaxrl_fast.types import MAX_FLAT, SHARED_MEMORY_AXIS
 
 
-def _over_cores(arrays: list[Array]) -> list[Array]:
+def sum_over_cores(arrays: list[Array]) -> list[Array]:
     """f32 [...] each. Not to be made twice, left out or moved out of a loop, so XLA is told that it has an effect.
 
     Of few numbers the sums lie one after another, as `gradients.optimizer` would have to copy them.

@@ -16,14 +16,14 @@ from jaxrl_fast.kernels.matmul import multiply, multiply_rows
 LAYER_NORM_EPSILON = 1e-6  # flax's
 
 
-def _convolve(x: Array, kernel: Array, stride: int) -> Array:
+def convolve_xla(x: Array, kernel: Array, stride: int) -> Array:
     """[B, H, W, C] by [K, K, C, F] to [B, H', W', F], as XLA's convolution."""
     return jax.lax.conv_general_dilated(
         x, kernel, (stride, stride), "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC")
     )
 
 
-def _multiply_patches(x: Array, kernel: Array, stride: int) -> Array:
+def multiply_patches(x: Array, kernel: Array, stride: int) -> Array:
     """The convolution as a sum of products of matrices, one for each place in a patch.
 
     Inside a loop XLA's convolutions take ten times as long on a CPU as outside, products of matrices do not. With a
@@ -89,12 +89,12 @@ def _squares(x: Array, kernel: Array, stride: int, height: int, width: int) -> t
     return x, kernel.reshape(side, side, -1, channels)
 
 
-def _convolve_first(x: Array, kernel: Array) -> Array:
+def convolve_first(x: Array, kernel: Array) -> Array:
     """[B, H, W, C] by [K, K, C, F] to [F, H' W' B], as XLA's convolution."""
-    return jnp.moveaxis(_convolve(x, kernel, 1), (-1, 0), (0, -1)).reshape(kernel.shape[-1], -1)
+    return jnp.moveaxis(convolve_xla(x, kernel, 1), (-1, 0), (0, -1)).reshape(kernel.shape[-1], -1)
 
 
-def _multiply_first(x: Array, kernel: Array) -> Array:
+def multiply_first(x: Array, kernel: Array) -> Array:
     """The convolution as a [F, K K C] matrix times [K K C, H' W' B] patches."""
     side, channels = kernel.shape[0], kernel.shape[-1]
     height, width = (size - side + 1 for size in x.shape[1:3])

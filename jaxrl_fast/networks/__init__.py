@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 import flax.linen as nn
 from jax import Array
 
+from jaxrl_fast.networks import torso
 from jaxrl_fast.networks.dense import Dense, NoisyDense
-from jaxrl_fast.networks.init import _init, _noise
-from jaxrl_fast.networks.torso import _torso, choose_kind, torso
+from jaxrl_fast.networks.init import init_params, layer_noise
 from jaxrl_fast.types import Key, PyTree
 
 
@@ -54,14 +54,16 @@ def network(
     to each of two streams, one for the state's value and one for what each output adds to it, less their mean
     (Wang et al. 2016, "Dueling network architectures", eq. 9). Without noise, noisy layers use their means.
     """
-    streams = [_torso(obs, slice(-1, None), **options) for _ in range(2)] if dueling else []
-    trunk = torso(obs, **options) if not dueling else _torso(obs, slice(None, -1), **options)
+    streams = [torso.make_part(obs, slice(-1, None), **options) for _ in range(2)] if dueling else []
+    trunk = torso.make(obs, **options) if not dueling else torso.make_part(obs, slice(None, -1), **options)
     module: Any = _Outputs(trunk, streams, num_outputs, num_atoms, gain, options.get("noisy", False))
 
     def apply(params, obs, noise=()):
         return module.apply({**params, "noise": noise} if noise else params, obs)
 
-    return Network(lambda key: _init(module, obs, key), apply, lambda key, shape: _noise(module, obs, key, shape))
+    return Network(
+        lambda key: init_params(module, obs, key), apply, lambda key, shape: layer_noise(module, obs, key, shape)
+    )
 
 
 def actor_critic(
@@ -78,12 +80,14 @@ def actor_critic(
 
     By default convolutions are `shared` between the two, and dense networks are not.
     """
-    kind = choose_kind(obs, kind)
+    kind = torso.choose_kind(obs, kind)
     shared = kind != "mlp" if shared is None else shared
-    critic_torso = None if shared else torso(obs, kind=kind, **options)
-    module: Any = _ActorCritic(torso(obs, kind=kind, **options), critic_torso, num_outputs, actor_gain, critic_gain)
+    critic_torso = None if shared else torso.make(obs, kind=kind, **options)
+    module: Any = _ActorCritic(
+        torso.make(obs, kind=kind, **options), critic_torso, num_outputs, actor_gain, critic_gain
+    )
     return ActorCritic(
-        init=lambda key: _init(module, obs, key),
+        init=lambda key: init_params(module, obs, key),
         actor=lambda params, obs: module.apply(params, obs, method="actor"),
         critic=lambda params, obs: module.apply(params, obs, method="critic"),
         both=module.apply,

@@ -10,11 +10,11 @@ from jax import Array
 
 from jaxrl_fast.kernels.conv import convolve
 from jaxrl_fast.kernels.conv_matmul import (
-    _convolve,
-    _convolve_first,
-    _multiply_first,
-    _multiply_patches,
     add_bias,
+    convolve_first,
+    convolve_xla,
+    multiply_first,
+    multiply_patches,
     normalize,
 )
 from jaxrl_fast.kernels.dense import ACTIVATIONS, has_kernels, is_on_cpu
@@ -51,7 +51,7 @@ class Boards(nn.Module):
         batch = x.shape[:-3]
         x = x.reshape(-1, *x.shape[-3:]).astype(self.dtype)
         height, width = (size - self.side + 1 for size in x.shape[1:3])
-        x = {"lax": _convolve_first, "matmul": _multiply_first}[self.conv](x, kernel) + bias[:, None]
+        x = {"lax": convolve_first, "matmul": multiply_first}[self.conv](x, kernel) + bias[:, None]
         x = normalize(x, scale, offset) if self.layer_norm else x
         x = ACTIVATIONS[self.activation](x).reshape(self.channels * height * width, -1)
         return x.T.reshape(*batch, self.channels, height, width)
@@ -121,7 +121,7 @@ class Conv(nn.Module):
             x = convolve(self._pad(x), kernel, bias, self.stride, self.activation)
         else:
             x = x.astype(self.dtype) / WHITE if x.dtype == jnp.uint8 else x.astype(self.dtype)
-            by = _multiply_patches if multiplied else _convolve
+            by = multiply_patches if multiplied else convolve_xla
             x = ACTIVATIONS[self.activation](add_bias(by(self._pad(x), kernel, self.stride), bias))
         return x.reshape(*batch, *x.shape[1:])
 

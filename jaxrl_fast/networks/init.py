@@ -9,7 +9,7 @@ from jax import Array
 from jaxrl_fast.types import Key, PyTree
 
 
-def _init(module: nn.Module, obs: PyTree, key: Key) -> PyTree:
+def init_params(module: nn.Module, obs: PyTree, key: Key) -> PyTree:
     """Parameters of the module, its kernels orthogonal times their gain, everything else as it declares.
 
     All kernels come from one draw: a generator for each would take most of the time that a small agent compiles.
@@ -19,13 +19,13 @@ def _init(module: nn.Module, obs: PyTree, key: Key) -> PyTree:
     sizes = [leaf.size if kernel else 0 for kernel, (_, leaf) in zip(is_kernel, params, strict=True)]
     noise = jnp.split(jax.random.normal(key, (sum(sizes),)), np.cumsum(sizes)[:-1])
     leaves = [
-        leaf * _orthogonal(part.reshape(leaf.shape)) if kernel else leaf
+        leaf * orthogonal(part.reshape(leaf.shape)) if kernel else leaf
         for kernel, (_, leaf), part in zip(is_kernel, params, noise, strict=True)
     ]
     return jax.tree.unflatten(structure, leaves)
 
 
-def _noise(module: nn.Module, obs: PyTree, key: Key, shape: tuple[int, ...]) -> PyTree:
+def layer_noise(module: nn.Module, obs: PyTree, key: Key, shape: tuple[int, ...]) -> PyTree:
     """Normal noise [*shape, K] for each noisy layer, from one draw; () where there is none."""
     needed = jax.eval_shape(lambda: module.lazy_init(jax.random.key(0), obs)).get("noise", ())
     leaves, structure = jax.tree.flatten(needed)
@@ -34,7 +34,7 @@ def _noise(module: nn.Module, obs: PyTree, key: Key, shape: tuple[int, ...]) -> 
     return jax.tree.unflatten(structure, parts)
 
 
-def _orthogonal(noise: Array) -> Array:
+def orthogonal(noise: Array) -> Array:
     """[..., O] normal noise to a uniformly random kernel of orthonormal columns, or rows where these are fewer.
 
     Signs follow R's diagonal, or Q would not be uniform (Mezzadri 2007, "How to generate random matrices ...").

@@ -17,7 +17,7 @@ SMALLEST_IMAGE = 36  # what nature's three convolutions need
 SMALLEST_PICTURE = 16  # of bytes that are shades; smaller ones are numbers of things, as in MiniGrid's 7x7
 
 
-def torso(obs: PyTree, **options) -> nn.Module:
+def make(obs: PyTree, **options) -> nn.Module:
     """The module from observations like `obs` (ShapeDtypeStruct) to features [..., hidden[-1]] of type `dtype`.
 
     kind          "mlp", "minatar", "nature", "dqn2013", "impala", or "auto": by the shape of the observation
@@ -30,10 +30,10 @@ def torso(obs: PyTree, **options) -> nn.Module:
 
     Its own `init` fills kernels with their gains; `network` and `actor_critic` make them orthogonal.
     """
-    return _torso(obs, slice(None), **options)
+    return make_part(obs, slice(None), **options)
 
 
-def _torso(
+def make_part(
     obs: PyTree,
     part: slice,
     *,

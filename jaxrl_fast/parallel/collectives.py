@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.flatten_util import ravel_pytree
 
-from jaxrl_fast.kernels.allreduce import _over_cores
+from jaxrl_fast.kernels.allreduce import sum_over_cores
 from jaxrl_fast.types import SHARED_MEMORY_AXIS, PyTree
 
 
@@ -26,7 +26,7 @@ def all_reduce_sum(x: PyTree, axis_name: str | None) -> PyTree:
         return x
     if axis_name == SHARED_MEMORY_AXIS:
         leaves, structure = jax.tree.flatten(x)
-        return jax.tree.unflatten(structure, _over_cores(leaves))
+        return jax.tree.unflatten(structure, sum_over_cores(leaves))
     flat, restore = ravel_pytree(x)
     return restore(jax.lax.psum(flat, axis_name))
 

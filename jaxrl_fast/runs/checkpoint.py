@@ -161,7 +161,7 @@ def newest(parent: Path, unneeded: Unneeded = lambda name: False) -> tuple[Check
 def folders(parent: Path) -> list[Path]:
     """All checkpoints, the oldest first. A copy that someone put beside them has another name and is none."""
     found = [f for f in parent.iterdir() if _is_checkpoint(f.name)] if parent.is_dir() else []
-    return sorted(found, key=_place)
+    return sorted(found, key=step_of)
 
 
 def _is_checkpoint(name: str) -> bool:
@@ -201,7 +201,7 @@ def remove(folder: Path) -> None:
     shutil.rmtree(_set_aside(folder), ignore_errors=True)
 
 
-def _place(folder: Path) -> tuple[int, str]:
+def step_of(folder: Path) -> tuple[int, str]:
     """Among the others: as its number has it."""
     return len(folder.name), folder.name
 

@@ -10,11 +10,11 @@ from jaxrl_fast.runs.checkpoint import (
     PREFIX,
     SAVED,
     Arrays,
-    _place,
     best,
     folders,
     mark_best,
     remove,
+    step_of,
     write,
 )
 from jaxrl_fast.utils.errors import why
@@ -85,7 +85,9 @@ class Saver:
             self.problem = "; ".join(filter(None, (self.problem, f"{what} ({why(error)})")))
 
     def _tidy(self, newest: Path) -> None:
-        older = [folder for folder in folders(self.parent) if _place(folder) < _place(newest)]  # newer ones are damaged
+        older = [
+            folder for folder in folders(self.parent) if step_of(folder) < step_of(newest)
+        ]  # newer ones are damaged
         for folder in older[: max(len(older) - self.keep + 1, 0)]:
             if folder != best(self.parent):
                 remove(folder)

@@ -12,7 +12,7 @@ from jaxrl_fast.config.paths import SWEEP_REPORT, SWEEP_TABLE
 from jaxrl_fast.runs import files
 from jaxrl_fast.sweep import grid
 from jaxrl_fast.sweep.directory import SweepPlan
-from jaxrl_fast.sweep.table import Row, _alone, _cell, configurations, write_table
+from jaxrl_fast.sweep.table import Row, as_cell, configurations, exclusive, write_table
 from jaxrl_fast.utils import devices, formatting, warnings
 from jaxrl_fast.utils.files import replace
 from jaxrl_fast.utils.importing import name_of
@@ -34,7 +34,7 @@ def write(sweep: SweepPlan) -> list[str]:
     from jaxrl_fast.plotting import curves  # once there is something to draw
 
     saved = []
-    with _alone(sweep.folder):
+    with exclusive(sweep.folder):
         for name, picture in drawn.items():
             with warnings.warned(f"{name} could not be drawn"):
                 curves.save(picture, sweep.folder / name)
@@ -85,7 +85,7 @@ def ranking(sweep: SweepPlan, table: Sequence[Row]) -> list[str]:
         return _ranking(sweep, table)
     lines = []
     for env in dict.fromkeys(row["env"] for row in table):
-        groups = {name: g for name, g in sweep.groups.items() if _cell(g.settings.options.env) == env}
+        groups = {name: g for name, g in sweep.groups.items() if as_cell(g.settings.options.env) == env}
         part = sweep._replace(groups=groups, columns=tuple(c for c in sweep.columns if c != "env"))
         own = _ranking(part, [row for row in table if row["env"] == env])
         lines += [f"- On {env}, {line[2].lower()}{line[3:]}" for line in own]

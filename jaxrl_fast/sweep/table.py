@@ -32,14 +32,14 @@ Row = dict[str, Any]
 
 def write_table(sweep: SweepPlan) -> list[Row]:
     """The table as it is now."""
-    with _alone(sweep.folder):
+    with exclusive(sweep.folder):
         table = table_rows(sweep)
         replace(sweep.folder / SWEEP_TABLE, as_csv(table))
     return table
 
 
 @contextlib.contextmanager
-def _alone(folder: Path) -> Iterator[None]:
+def exclusive(folder: Path) -> Iterator[None]:
     """Several processes may want to write the same files."""
     deadline = time.monotonic() + WAIT_S
     while True:
@@ -71,7 +71,7 @@ def table_rows(sweep: SweepPlan) -> list[Row]:
             own = f"its numbers were no longer finite at step {formatting.short_number(diverged)}" if diverged else None
             common = {key: known.get(key) for key in MEASURES}
             table.append(
-                {column: _cell(value) for column, value in grid.values_of(group, member, sweep.columns).items()}
+                {column: as_cell(value) for column, value in grid.values_of(group, member, sweep.columns).items()}
                 | {"seed": member.seed}
                 | common
                 | {
@@ -89,7 +89,7 @@ def table_rows(sweep: SweepPlan) -> list[Row]:
     return table
 
 
-def _cell(value: Any) -> Any:
+def as_cell(value: Any) -> Any:
     """A column's value as what can be hashed: options as key=value, a class by its place, else as Python shows it."""
     if isinstance(value, Mapping):
         return " ".join(f"{name}={as_lists(part)!r}" for name, part in value.items()) or "none"

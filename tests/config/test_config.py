@@ -22,7 +22,7 @@ from jaxrl_fast.agents.configs import CONFIGS, NEEDS
 from jaxrl_fast.agents.configs.ppo import PPO
 from jaxrl_fast.config import load, presets, resume
 from jaxrl_fast.config.options import Options, types_of
-from jaxrl_fast.config.settings import _same_env, to_mapping
+from jaxrl_fast.config.settings import same_env, to_mapping
 from jaxrl_fast.loggers import terminal
 from jaxrl_fast.plotting import compare
 from jaxrl_fast.sweep import grid
@@ -180,7 +180,7 @@ def test_an_environment_given_as_an_object_is_another_than_a_presets():
     ],
 )
 def test_an_environment_is_the_same_with_or_without_its_backend(one, other, same):
-    assert _same_env(one, other) == _same_env(other, one) == same
+    assert same_env(one, other) == same_env(other, one) == same
 
 
 def test_a_file_that_says_a_bare_name_keeps_its_threshold_under_a_whole_one(tmp_path):

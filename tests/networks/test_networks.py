@@ -375,7 +375,7 @@ def test_layer_norm_forgets_the_scale(obs, kind):
 def test_activation_is_what_was_asked_for():
     """Features of one layer with the identity: relu and tanh of the observation."""
     for name, function in (("relu", nn.relu), ("tanh", jnp.tanh)):
-        torso = networks_torso.torso(VECTOR, hidden=(4,), activation=name)
+        torso = networks_torso.make(VECTOR, hidden=(4,), activation=name)
         params = {"params": {"mlp": {"Dense_0": {"kernel": jnp.eye(4), "bias": jnp.zeros(4)}}}}
         x = draw(VECTOR, 5)
         np.testing.assert_allclose(torso.apply(params, x), function(x), rtol=1e-5, atol=1e-6)

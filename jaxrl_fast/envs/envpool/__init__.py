@@ -9,7 +9,7 @@ import envpool
 from jaxrl_fast.envs.envpool import tasks
 from jaxrl_fast.envs.envpool.pool import (
     Pool,
-    _choose_path,
+    choose_path,
     close_pools,
     open_pools,
     own_action,
@@ -35,7 +35,7 @@ def make(name: str, num_envs: int, options: Mapping[str, Any], conditions: HostE
     """N environments of one of envpool's tasks. The pool itself is made when it is first needed."""
     conditions = conditions or HostEnvConfig()
     task = tasks.describe(name, num_envs, options, conditions)
-    path, warnings = _choose_path(conditions.path)
+    path, warnings = choose_path(conditions.path)
     num_pools = max(conditions.in_flight, 1)
     if num_envs % num_pools:
         several = f" on each of {conditions.num_shards} devices" if conditions.num_shards > 1 else ""

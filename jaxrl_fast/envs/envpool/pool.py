@@ -245,7 +245,7 @@ def why_no_ffi() -> str:
     return ""
 
 
-def _choose_path(wanted: str) -> tuple[str, tuple[str, ...]]:
+def choose_path(wanted: str) -> tuple[str, tuple[str, ...]]:
     """How the pool is stepped, and what its user should be warned of."""
     if wanted == "callback":
         return wanted, ()
