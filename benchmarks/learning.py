@@ -47,9 +47,9 @@ def train(name: str, seeds: list[int]) -> dict:
         run = jaxrl_fast.fit(
             **options, seed=seeds[0], num_seeds=len(seeds), run_dir=f"{folder}/run", tensorboard=False, report_every=60
         )
-        finals, solved = run.summary["final_return_per_seed"], run.summary["steps_to_solve_per_seed"]
+        final_returns, solved = run.summary["final_return_per_seed"], run.summary["steps_to_solve_per_seed"]
         greedy = [r["eval_return_mean"] for r in run.metrics if r.get("eval_return_mean") is not None][-len(seeds) :]
-        return {**run.summary, "seeds": seeds, "finals": finals, "greedy": greedy, "solved_at": solved}
+        return {**run.summary, "seeds": seeds, "final_returns": final_returns, "greedy": greedy, "solved_at": solved}
 
 
 def keep(name: str, summary: dict) -> None:
@@ -59,7 +59,11 @@ def keep(name: str, summary: dict) -> None:
     same = ("env_id", "num_envs", "env_steps", "env_steps_per_s", "train_time_s", "num_seeds", "device", "versions")
     kept[name] |= {key: summary[key] for key in same}
     for i, seed in enumerate(summary["seeds"]):
-        numbers = {"return": summary["finals"][i], "greedy": summary["greedy"][i], "solved_at": summary["solved_at"][i]}
+        numbers = {
+            "return": summary["final_returns"][i],
+            "greedy": summary["greedy"][i],
+            "solved_at": summary["solved_at"][i],
+        }
         seeds[str(seed)] = numbers | {"program": program()}
     KEPT.parent.mkdir(exist_ok=True)
     KEPT.write_text(json.dumps(kept, indent=2) + "\n")

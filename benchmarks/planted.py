@@ -52,7 +52,7 @@ KEEPER, CHECKPOINT, SCORES, TRAINER = (
     f"jaxrl_fast/{name}.py" for name in ("keeper", "checkpoint", "scores", "trainer")
 )
 STOPPED = "tests/training/test_resume.py::test_it_does_not_matter_where_it_was_stopped[320]"
-UNPACK = "program.place(checkpoint.unflatten(program.like, saved))"  # where a checkpoint becomes a state
+UNPACK = "program.shard_state(checkpoint.unflatten(program.like, saved))"  # where a checkpoint becomes a state
 
 IN_FLIGHT = "tests/envs/test_envpool.py::test_pools_in_flight_play_the_same_games[2-ffi]"
 

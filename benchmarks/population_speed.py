@@ -84,20 +84,20 @@ def seeds(algo: str, num_seeds: int, steps: int, rounds: int) -> dict:
     """A population of seeds, and as many runs of one."""
     many, num_updates = build(CASES[algo], steps, tuple(Member(i) for i in range(num_seeds)))
     one, _ = build(CASES[algo], steps, (Member(0),))
-    seconds = {"together": [], "in_turn": []}
+    seconds = {"together": [], "sequential_seeds": []}
     for _ in range(rounds):
         seconds["together"].append(timed(many, np.arange(num_seeds, dtype=np.int32), num_updates)[0])
         start = time.perf_counter()
         for seed in range(num_seeds):
             timed(one, np.int32(seed), num_updates)
-        seconds["in_turn"].append(time.perf_counter() - start)
-    ratios = [a / b for a, b in zip(seconds["in_turn"], seconds["together"], strict=True)]
+        seconds["sequential_seeds"].append(time.perf_counter() - start)
+    ratios = [a / b for a, b in zip(seconds["sequential_seeds"], seconds["together"], strict=True)]
     return {
         "algo": algo,
         "num_seeds": num_seeds,
         "env_steps_each": steps,
         "together_s": round(statistics.median(seconds["together"]), 3),
-        "in_turn_s": round(statistics.median(seconds["in_turn"]), 3),
+        "in_turn_s": round(statistics.median(seconds["sequential_seeds"]), 3),
         "compile_together_s": round(many.compile_time_s, 2),
         "compile_one_s": round(one.compile_time_s, 2),
         **spread(ratios),
@@ -130,11 +130,11 @@ def learning_rates(algo: str, num_rates: int, steps: int, rounds: int) -> dict:
 def turns(case: dict, num_seeds: int, steps: int, rounds: int) -> dict:
     """Both ways to train the same seeds."""
     population = tuple(Member(i) for i in range(num_seeds))
-    built = {in_turn: build(case, steps, population, in_turn) for in_turn in (False, True)}
-    seconds = {in_turn: [] for in_turn in built}
+    built = {sequential_seeds: build(case, steps, population, sequential_seeds) for sequential_seeds in (False, True)}
+    seconds = {sequential_seeds: [] for sequential_seeds in built}
     for _ in range(rounds):
-        for in_turn, (ours, num_updates) in built.items():
-            seconds[in_turn].append(timed(ours, np.arange(num_seeds, dtype=np.int32), num_updates)[0])
+        for sequential_seeds, (ours, num_updates) in built.items():
+            seconds[sequential_seeds].append(timed(ours, np.arange(num_seeds, dtype=np.int32), num_updates)[0])
     ratios = [a / b for a, b in zip(seconds[False], seconds[True], strict=True)]
     return {
         "num_seeds": num_seeds,
@@ -178,7 +178,7 @@ def curve(case: dict, counts: list[int], seconds: float, rounds: int) -> list[di
 
 
 def build(
-    case: dict, steps: int, population: tuple[Member, ...], in_turn: bool | None = None
+    case: dict, steps: int, population: tuple[Member, ...], sequential_seeds: bool | None = None
 ) -> tuple[program.Program, int]:
     """The program that a sweep would run for this population, and its number of updates."""
     settings = load.from_keywords(**case | {"total_steps": steps})
@@ -186,7 +186,7 @@ def build(
     options = replace(settings.options, num_seeds=len(population))
     ready = plan.validate_plan(settings._replace(agent=agent, options=options), population)
     num_updates, placement = ready.num_updates, ready.placement._replace(num_seeds=len(population))
-    placement = placement if in_turn is None else placement._replace(in_turn=in_turn)
+    placement = placement if sequential_seeds is None else placement._replace(sequential_seeds=sequential_seeds)
     built = program.build(ready.env, ready.agent, num_updates, placement, ready.varied)
     return built, num_updates
 

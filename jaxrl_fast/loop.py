@@ -102,6 +102,6 @@ def key_of_shard(env: Env, key: Key) -> Key:
 def combine_shards(env: Env, scores: Metrics, metrics: Metrics) -> Metrics:
     """Scores of all devices' games, and metrics. Of many updates at once, for devices wait for each other here."""
     if env.spec.axis_name is not None:
-        reduce = {"return_min": jax.lax.pmin, "return_max": jax.lax.pmax, "longest_game": jax.lax.pmax}
+        reduce = {"return_min": jax.lax.pmin, "return_max": jax.lax.pmax, "longest_episode": jax.lax.pmax}
         scores = {name: reduce.get(name, jax.lax.psum)(x, env.spec.axis_name) for name, x in scores.items()}
     return {**scores, **metrics}

@@ -66,11 +66,11 @@ def follow(
     """Where the actors stand when their decision is answered; what they have been through, and how games ended."""
     now, extras = actors.timestep, decision.extras
     memory = jax.tree.map(partial(_where, now.last), _fresh_memory(agent, len(now.last)), decision.memory)
-    game = after.game or EpisodeScore(after.reward, after.last)
-    score, length = actors.score + game.reward, actors.length + ~now.last
+    reward, game_over = after.score or EpisodeScore(after.reward, after.last)
+    score, length = actors.score + reward, actors.length + ~now.last
     row = Transition(agent.keep(now.obs), decision.action, after.reward, after.discount, after.last, ~now.last, extras)
-    ended = jnp.where(game.over, 0.0, score), jnp.where(game.over, 0, length)
-    return Actors(env_state, after, memory, *ended), (row, (game.over, score, length))
+    ended = jnp.where(game_over, 0.0, score), jnp.where(game_over, 0, length)
+    return Actors(env_state, after, memory, *ended), (row, (game_over, score, length))
 
 
 def scores_of(valid: Array, over: Array, score: Array, length: Array) -> Metrics:
@@ -81,7 +81,7 @@ def scores_of(valid: Array, over: Array, score: Array, length: Array) -> Metrics
         "return_sum": jnp.where(over, score, 0.0).sum(),
         "return_min": jnp.where(over, score, jnp.inf).min(),
         "return_max": jnp.where(over, score, -jnp.inf).max(),
-        "longest_game": length.max(),  # of those that go on, too
+        "longest_episode": length.max(),  # of those that go on, too
         "length_sum": jnp.where(over, length, 0).astype(jnp.float32).sum(),  # past int32, if many end at once
     }
 

@@ -38,16 +38,16 @@ class EnvSpec(NamedTuple):
     frame_stack: int = 0  # the last axis of obs holds this many successive frames; 0: no frames are stacked
     axis_name: str | None = None  # the device axis that the environments are split over
     num_shards: int = 1  # the length of that axis
-    num_hands: int = 1  # cores that do all alike but gradient steps, of whose rows each takes its part
+    num_grad_workers: int = 1  # cores that do all alike but gradient steps, of whose rows each takes its part
     num_pools: int = 1  # that environments act in by turns, as many in each
 
     @property
-    def sharing(self) -> str | None:
+    def grad_axis(self) -> str | None:
         """The device axis over which gradients are summed."""
-        return SHARED_MEMORY_AXIS if self.num_hands > 1 else self.axis_name
+        return SHARED_MEMORY_AXIS if self.num_grad_workers > 1 else self.axis_name
 
     @property
-    def num_envs_in_all(self) -> int:
+    def total_num_envs(self) -> int:
         """On all shards."""
         return self.num_envs * self.num_shards
 
@@ -56,7 +56,7 @@ class EpisodeScore(NamedTuple):
     """What the score keeper sees, where that differs from what the learner sees."""
 
     reward: Array  # [N] f32, neither clipped nor shaped
-    over: Array  # [N] bool: the whole game has ended, not only a life
+    game_over: Array  # [N] bool: the whole game has ended, not only a life
 
 
 class HostEnvConfig(NamedTuple):
@@ -82,7 +82,7 @@ class TimeStep(NamedTuple):
     reward: Array  # [N] f32, as the environment gives it
     discount: Array  # [N] f32: 0 where no value lies beyond, else 1 (also when time ran out)
     last: Array  # [N] bool: the episode is over
-    game: EpisodeScore | tuple[()] = ()  # (): reward and last tell the score
+    score: EpisodeScore | tuple[()] = ()  # (): reward and last tell the score
 
 
 class Pools(NamedTuple):
@@ -105,14 +105,14 @@ class Env(NamedTuple):
     step: Callable[[PyTree, Array], tuple[PyTree, TimeStep]]
     spec: EnvSpec
     on_device: bool = True  # False: pools on the host behind it, which no vmap can multiply
-    notes: tuple[str, ...] = ()  # what its user should know, a sentence each
+    info: tuple[str, ...] = ()  # what its user should know, a sentence each
     warnings: tuple[str, ...] = ()  # what its user will hardly have meant, a sentence each
     protocol: AtariProtocol = ""
-    renew: Callable[[int], None] = lambda number: None  # on the host, where it can be: other games for each number
+    reseed: Callable[[int], None] = lambda number: None  # on the host, where it can be: other games for each number
     open: Callable[[], None] = lambda: None  # makes what is on the host behind it, or it is made when first needed
     close: Callable[[], None] = lambda: None  # gives that up: no program that was compiled with it may run any more
-    picture: Callable[[], Any] | None = None  # [H, W, 3] uint8 of the first environment as it stands, on the host
-    own_action: Callable[[Array], Array] = lambda action: action  # [N, ...] actions as its true bounds have them
+    render: Callable[[], Any] | None = None  # [H, W, 3] uint8 of the first environment as it stands, on the host
+    to_env_action: Callable[[Array], Array] = lambda action: action  # [N, ...] actions as its true bounds have them
     pools: Pools | None = None  # N dealt to pools that take actions now and answer later
 
 
@@ -169,5 +169,5 @@ class Agent(NamedTuple):
     memory: PyTree = ()  # [...] of one environment at the start of an episode
     keep: Callable[[PyTree], PyTree] = lambda obs: obs  # what `update` wants of observations [N, ...]
     policy_state: Callable[[PyTree], PyTree] = lambda state: state  # S with () for parts that only learning needs
-    interrupt: Callable[[PyTree], PyTree] = lambda state: state  # S where all environments begin anew in mid-episode
+    on_env_restart: Callable[[PyTree], PyTree] = lambda state: state  # S when all environments restart in mid-episode
     gradient_steps: GradientSteps | None = None  # `update` in parts, where it can be had so

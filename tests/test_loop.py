@@ -116,7 +116,7 @@ def test_scores_lengths_and_valid_steps():
     agent = still(env)
     state, scores = jax.jit(lambda key: loop.train(env, agent, loop.init(env, agent, key), 1))(jax.random.key(0))
     expected = dict(
-        episodes=6, return_sum=60, return_min=10, return_max=10, length_sum=60, valid_steps=3 * 23, longest_game=10
+        episodes=6, return_sum=60, return_min=10, return_max=10, length_sum=60, valid_steps=3 * 23, longest_episode=10
     )
     assert {name: float(x[0]) for name, x in scores.items()} == expected
     np.testing.assert_array_equal(state.actors.score, 3)  # 25 rows: 10, reset, 10, reset, 3

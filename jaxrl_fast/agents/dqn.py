@@ -76,7 +76,7 @@ def make(config: Config, spec: EnvSpec, num_updates: int) -> Agent:
 
     Raises ValueError where the numbers do not fit each other or the environment.
     """
-    num_envs = spec.num_envs_in_all
+    num_envs = spec.total_num_envs
     rollout_length = common.rollout_length(config, num_envs)
     check(config, spec, rollout_length)
     per_update = rollout_length * num_envs
@@ -111,14 +111,14 @@ def make(config: Config, spec: EnvSpec, num_updates: int) -> Agent:
         noise=partial(noise, parts),
         rollout_length=rollout_length,
         policy_state=policy_state,
-        interrupt=lambda state: state._replace(replay=replay_ring.interrupt(layout, state.replay)),
+        on_env_restart=lambda state: state._replace(replay=replay_ring.discard_tail(layout, state.replay)),
     )
 
 
 def check(config: Config, spec: EnvSpec, rollout_length: int) -> None:
     """The numbers that set shapes or are counted exactly; real numbers may be traced and are checked on the host."""
-    num_envs = spec.num_envs_in_all
-    num_devices = spec.num_shards * spec.num_hands
+    num_envs = spec.total_num_envs
+    num_devices = spec.num_shards * spec.num_grad_workers
     if config.batch_size % num_devices:
         raise ValueError(f"batch_size {config.batch_size} does not divide into {num_devices} devices")
     if config.capacity < config.batch_size:
@@ -192,7 +192,7 @@ def noise(parts: Parts, key: Key, num_steps: int, num_envs: int) -> Noise:
 def explore(parts: Parts, state: State, obs: PyTree, memory: PyTree, noise: Noise) -> Decision:
     """Epsilon-greedy: each environment tosses its own coin."""
     value = value_distributions.mean(parts.form, parts.network.apply(state.learner.params, obs, noise.network))
-    num_envs = parts.spec.num_envs_in_all
+    num_envs = parts.spec.total_num_envs
     env_steps = num_env_steps(parts, state) + noise.explore.place * num_envs
     epsilon = exploration.epsilons(parts.epsilon, parts.spec, env_steps)
     return Decision(distributions.EpsilonGreedy(value, epsilon).sample_from(noise.explore.uniform))
@@ -223,11 +223,11 @@ def update(parts: Parts, state: State, rollout: Rollout, key: Key) -> tuple[Stat
         learner, metrics = gradient_step(parts, ring, state.num_updates, own, learner)
         return learner, jax.tree.map(jnp.add, sums, metrics)
 
-    num_rows = parts.config.batch_size // (parts.spec.num_shards * parts.spec.num_hands)
+    num_rows = parts.config.batch_size // (parts.spec.num_shards * parts.spec.num_grad_workers)
     sums = dict.fromkeys(("weight", "loss", "q_value", "td_error"), jnp.zeros(num_rows))
     learner, sums = jax.lax.fori_loop(0, _same_for_all_seeds(num_steps), step, (learner, sums))
     sums = jax.tree.map(jnp.sum, sums)
-    of_devices = collectives.all_gather((learner.largest, sums), parts.spec.sharing)
+    of_devices = collectives.all_gather((learner.largest, sums), parts.spec.grad_axis)
     learner, sums = learner._replace(largest=of_devices[0].max()), jax.tree.map(lambda x: x.sum(0), of_devices[1])
     state = State(learner, ring, state.num_updates + 1, owed)
     per_weight = num_steps / jnp.maximum(sums.pop("weight"), 1e-12)
@@ -235,7 +235,7 @@ def update(parts: Parts, state: State, rollout: Rollout, key: Key) -> tuple[Stat
         "epsilon": exploration.mean(parts.epsilon, parts.spec, num_env_steps(parts, state)),
         "gradient_steps": num_steps,
         "learning_rate": parts.learning_rate(learner.optimizer[-1].count),
-        "replay_size": ring.size * parts.spec.num_envs_in_all,
+        "replay_size": ring.size * parts.spec.total_num_envs,
     }
 
 
@@ -244,7 +244,7 @@ def num_grad_steps_due(parts: Parts, state: State) -> tuple[Array, Array]:
 
     After s environment steps, floor(ratio * (s - start)) gradient steps have been made in all.
     """
-    num_envs = parts.spec.num_envs_in_all
+    num_envs = parts.spec.total_num_envs
     ratio, start = parts.config.ratio, parts.config.first_learning(num_envs)
     per_update = parts.rollout_length * num_envs
     after = num_env_steps(parts, state) + per_update
@@ -254,7 +254,7 @@ def num_grad_steps_due(parts: Parts, state: State) -> tuple[Array, Array]:
 
 def max_grad_steps(parts: Parts) -> int:
     """Gradient steps after a rollout, at the most."""
-    ratio, per_update = parts.config.ratio, parts.rollout_length * parts.spec.num_envs_in_all
+    ratio, per_update = parts.config.ratio, parts.rollout_length * parts.spec.total_num_envs
     return (ratio.denominator - 1 + ratio.numerator * per_update) // ratio.denominator
 
 
@@ -280,15 +280,15 @@ def gradient_step(
     """
     config, layout = parts.config, parts.layout
     key_draw, key_noise = keys
-    size, num_hands = config.batch_size // parts.spec.num_shards, parts.spec.num_hands
+    size, num_grad_workers = config.batch_size // parts.spec.num_shards, parts.spec.num_grad_workers
     if config.prioritized:
         item, priority = sum_tree.draw(learner.priorities, key_draw, size)
         row, env, found = item // layout.num_envs, item % layout.num_envs, priority > 0
         chance = priority / jnp.maximum(sum_tree.total(learner.priorities), 1e-30)
         weight = importance(chance, exponent_now(parts, num_updates), parts.spec.axis_name)
-        row, env, weight = collectives.local_rows((row, env, weight), num_hands)
+        row, env, weight = collectives.local_rows((row, env, weight), num_grad_workers)
     else:
-        own = partial(collectives.local_rows, num_hands=num_hands, axis=-1)
+        own = partial(collectives.local_rows, num_grad_workers=num_grad_workers, axis=-1)
         row, env, found = replay_ring.draw(layout, ring, key_draw, size, own)
         weight = found.astype(jnp.float32)
     batch = replay_ring.read(layout, ring, row, env, config.gamma)
@@ -297,12 +297,12 @@ def gradient_step(
     gradient, (errors, metrics) = jax.grad(partial(loss, parts), has_aux=True)(
         learner.params, batch, goal, weight / config.batch_size, noise_online
     )
-    of_hands = collectives.scatter_rows(errors, num_hands) if config.prioritized and num_hands > 1 else ()
-    gradient, of_hands = collectives.all_reduce_sum((gradient, of_hands), parts.spec.sharing)
+    of_hands = collectives.scatter_rows(errors, num_grad_workers) if config.prioritized and num_grad_workers > 1 else ()
+    gradient, of_hands = collectives.all_reduce_sum((gradient, of_hands), parts.spec.grad_axis)
     updates, optimizer = parts.optimizer.update(gradient, learner.optimizer, learner.params)
     learner = learner._replace(params=optax.apply_updates(learner.params, updates), optimizer=optimizer)
     if config.prioritized:
-        errors = of_hands if num_hands > 1 else errors  # of all rows that were drawn, [B]
+        errors = of_hands if num_grad_workers > 1 else errors  # of all rows that were drawn, [B]
         priority = jnp.where(found, (errors + MIN_PRIORITY) ** config.priority_exponent, 0)
         learner = learner._replace(
             priorities=sum_tree.update(learner.priorities, item, priority),

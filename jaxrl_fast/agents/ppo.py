@@ -115,7 +115,7 @@ def make(config: Config, spec: EnvSpec, num_updates: int, objective: Callable | 
         noise=partial(noise, spec.action),
         rollout_length=config.rollout_length,
         keep=compressor(frame_stack),
-        interrupt=interrupt,
+        on_env_restart=on_env_restart,
         gradient_steps=sgd.incremental_update(
             num_steps, partial(begin, parts), partial(epochs_of, parts), partial(end, parts)
         ),
@@ -150,7 +150,7 @@ def init(parts: Parts, key: Key) -> State:
     )
 
 
-def interrupt(state: State) -> State:
+def on_env_restart(state: State) -> State:
     """The rewards so far belong to episodes that nobody goes on with."""
     scale = state.rewards and state.rewards._replace(total=jnp.zeros_like(state.rewards.total))
     return state._replace(rewards=scale)
@@ -215,7 +215,7 @@ def epochs_of(parts: Parts, lesson: Lesson) -> sgd.Epochs:
         axis_name=parts.spec.axis_name,
         gradient_step=partial(gradient_step, parts, lesson.frames),
         standardized="advantage" if parts.config.normalize_advantage else "",
-        num_hands=parts.spec.num_hands,
+        num_grad_workers=parts.spec.num_grad_workers,
     )
 
 
@@ -281,7 +281,7 @@ def end(
 ) -> tuple[State, Metrics]:
     """The agent after the update; metrics are means over the gradient steps that were tried."""
     (metrics, tried), (of_both, of_observations) = sums, others
-    means = collectives.all_reduce_sum(jax.tree.map(lambda x: x / jnp.maximum(tried, 1), metrics), parts.spec.sharing)
+    means = collectives.all_reduce_sum(jax.tree.map(lambda x: x / jnp.maximum(tried, 1), metrics), parts.spec.grad_axis)
     learning_rate = parts.learning_rate(learner.optimizer[-1].count)
     state = lesson.state._replace(params=learner.params, optimizer=learner.optimizer)
     if state.observations:
@@ -301,7 +301,7 @@ def gradient_step(
         jax.grad(partial(parts.objective, parts), has_aux=True), params, batch
     )
     approx_kl = () if parts.config.target_kl is None else metrics["approx_kl"]
-    gradient, approx_kl = collectives.all_reduce_sum((gradient, approx_kl), parts.spec.sharing)
+    gradient, approx_kl = collectives.all_reduce_sum((gradient, approx_kl), parts.spec.grad_axis)
     updates, next_optimizer = parts.optimizer.update(gradient, optimizer, params)
     after = optax.apply_updates(params, updates), next_optimizer
     if parts.config.target_kl is not None:

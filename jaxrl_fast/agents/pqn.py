@@ -126,7 +126,7 @@ def exploit(parts: Parts, state: State, obs: PyTree, memory: PyTree, noise: expl
 def epsilons(parts: Parts, state: State, place: int | Array = 0) -> Array:
     """[N] f32: at a step of a rollout, of those environments that act together."""
     before = exploration.env_steps(parts.spec, parts.config.rollout_length, state.num_updates)
-    now = before + place * parts.spec.num_envs_in_all
+    now = before + place * parts.spec.total_num_envs
     return exploration.epsilons(parts.epsilon, parts.spec, now)
 
 
@@ -143,7 +143,7 @@ def epochs_of(parts: Parts, lesson: Lesson) -> sgd.Epochs:
         num_minibatches=parts.config.num_minibatches,
         axis_name=parts.spec.axis_name,
         gradient_step=partial(gradient_step, parts, lesson.frames),
-        num_hands=parts.spec.num_hands,
+        num_grad_workers=parts.spec.num_grad_workers,
     )
 
 
@@ -157,7 +157,7 @@ def end(parts: Parts, lesson: Lesson, learner: Learner, sums: Metrics, others: P
     """The agent after the update; metrics are means over gradient steps."""
     state = State(*learner, lesson.num_updates)
     num_steps = parts.config.num_epochs * parts.config.num_minibatches
-    means = collectives.all_reduce_sum(jax.tree.map(lambda x: x / num_steps, sums), parts.spec.sharing)
+    means = collectives.all_reduce_sum(jax.tree.map(lambda x: x / num_steps, sums), parts.spec.grad_axis)
     now = exploration.env_steps(parts.spec, parts.config.rollout_length, state.num_updates)
     return state, means | {
         "epsilon": exploration.mean(parts.epsilon, parts.spec, now),
@@ -188,7 +188,7 @@ def gradient_step(
     params, optimizer = learner
     batch = batch._replace(obs=frame_stack.decode(parts.spec.frame_stack, kept, batch.obs))
     gradient, metrics = minibatch.accumulate_grads(jax.grad(partial(loss, parts), has_aux=True), params, batch)
-    gradient = collectives.all_reduce_sum(gradient, parts.spec.sharing)
+    gradient = collectives.all_reduce_sum(gradient, parts.spec.grad_axis)
     updates, optimizer = parts.optimizer.update(gradient, optimizer, params)
     return Learner(optax.apply_updates(params, updates), optimizer), metrics
 

@@ -32,7 +32,7 @@ def join(parts: Sequence[Env], axis_name: str) -> Env:
         reset=partial(_here, axis_name, [part.reset for part in parts]),
         step=partial(_here, axis_name, [part.step for part in parts]),
         spec=first.spec._replace(axis_name=axis_name, num_shards=len(parts)),
-        renew=each("renew"),
+        reseed=each("reseed"),
         open=each("open"),
         close=each("close"),
         pools=first.pools and first.pools._replace(send=of_pools("send"), receive=of_pools("receive")),

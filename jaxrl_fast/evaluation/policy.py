@@ -212,7 +212,7 @@ def decide(env: Env, policies: Policies, obs: PyTree, key: Key | None = None, ex
     batch, is_one = as_batch(env.spec, obs)
     if not is_one and not len(jax.tree.leaves(batch)[0]):
         raise ValueError("there is no observation in this batch")
-    action = env.own_action(policies.explore(batch, key) if explore and key is not None else policies.exploit(batch))
+    action = env.to_env_action(policies.explore(batch, key) if explore and key is not None else policies.exploit(batch))
     return action[0] if is_one else action
 
 

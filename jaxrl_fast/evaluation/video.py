@@ -74,7 +74,7 @@ def open_run(folder: Path, options: Options, env: Any = None) -> tuple[Any, Any,
     from jaxrl_fast.evaluation.render.frames import enlarged
 
     settings, play_in = policy.settle(folder, env, play_seed=options.play_seed)
-    screen = play_in.picture
+    screen = play_in.render
     if screen is None:
         renderer = render.find(play_in.spec.id, play_in.spec.obs, play_in.spec.frame_stack)
     else:

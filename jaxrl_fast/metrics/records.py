@@ -10,7 +10,7 @@ import numpy as np
 from jaxrl_fast.metrics.statistics import finite
 
 Rows = Mapping[str, np.ndarray]  # [S, U]: a number for each seed and update
-SCORES = ("episodes", "valid_steps", "return_sum", "return_min", "return_max", "length_sum", "longest_game")
+SCORES = ("episodes", "valid_steps", "return_sum", "return_min", "return_max", "length_sum", "longest_episode")
 COUNT, SUM = "gradient_steps", "_sum"  # beside the one, metrics with the other are sums over so many steps
 
 

@@ -12,7 +12,7 @@ from jaxrl_fast.metrics.records import SUM, RecordBuffer, Rows, summarize
 from jaxrl_fast.metrics.window import EndedEpisodes, EpisodeWindow
 
 CLOCKS = ("train_time_s", "wall_time_s")
-OF_EPISODES = ("episodes", "return_sum", "longest_game")
+OF_EPISODES = ("episodes", "return_sum", "longest_episode")
 NUMBERS = ("solved", "diverged", "valid_steps", "updates", "recorded", "recorded_time", "evaluations")
 Solved = tuple[int, float]  # environment steps and seconds of training until then
 
@@ -98,7 +98,7 @@ class MetricsTracker:
         """The places of those whose training went wrong."""
         return [i for i, wrong in enumerate(self.diverged) if wrong is not None]
 
-    def finals(self) -> list[float | None]:
+    def final_returns(self) -> list[float | None]:
         """Each seed's mean return of the last episodes; None before the first and where training went wrong."""
         means = [statistics.finite(w.mean) for w in self.windows]
         return [mean if wrong is None else None for mean, wrong in zip(means, self.diverged)]
@@ -126,9 +126,9 @@ class MetricsTracker:
             window.restore([EndedEpisodes(ended, float(x), *times) for ended, x, *times in records])
         rows = {k.removeprefix("ledger/"): x for k, x in arrays.items() if k.startswith("ledger/")}
         if rows:
-            self.ledger.add({"longest_game": np.zeros_like(rows["episodes"])} | rows)
+            self.ledger.add({"longest_episode": np.zeros_like(rows["episodes"])} | rows)
 
-    def judge_anew(self) -> None:
+    def reset_solved(self) -> None:
         """By another threshold: whether that has been reached is known from now on only."""
         self.solved = [None] * len(self.labels)
         for i in range(len(self.labels)):

@@ -43,22 +43,22 @@ def all_gather(x: PyTree, axis_name: str | None) -> PyTree:
     return jax.vmap(restore)(of_each)
 
 
-def local_rows(rows: PyTree, num_hands: int, axis: int = 0) -> PyTree:
+def local_rows(rows: PyTree, num_grad_workers: int, axis: int = 0) -> PyTree:
     """This core's equal part of rows, which all of so many cores have."""
-    if num_hands == 1:
+    if num_grad_workers == 1:
         return rows
 
     def take(x: Array) -> Array:
-        size = x.shape[axis] // num_hands
+        size = x.shape[axis] // num_grad_workers
         return jax.lax.dynamic_slice_in_dim(x, jax.lax.axis_index(SHARED_MEMORY_AXIS) * size, size, axis)
 
     return jax.tree.map(take, rows)
 
 
-def scatter_rows(part: Array, num_hands: int) -> Array:
-    """This core's part [B / num_hands, ...] in its place among zeros [B, ...]: the sum over cores is the whole."""
-    if num_hands == 1:
+def scatter_rows(part: Array, num_grad_workers: int) -> Array:
+    """Put this worker's rows [B / num_grad_workers, ...] in their place among zeros [B, ...]; the sum is the whole."""
+    if num_grad_workers == 1:
         return part
     size = part.shape[0]
-    whole = jnp.zeros((num_hands * size, *part.shape[1:]), part.dtype)
+    whole = jnp.zeros((num_grad_workers * size, *part.shape[1:]), part.dtype)
     return jax.lax.dynamic_update_slice_in_dim(whole, part, jax.lax.axis_index(SHARED_MEMORY_AXIS) * size, 0)

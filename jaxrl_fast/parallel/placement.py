@@ -31,49 +31,49 @@ class Placement(NamedTuple):
 
     Shards have devices of their own if there are enough and a seed has them to itself at a time; else a device computes
     all of a seed's shards side by side. Seeds that share a device advance side by side too, or one after another if
-    `in_turn`.
+    `sequential_seeds`.
 
     A single seed that is not in shards may have several hands: cores that all do the same, but share gradient steps.
     """
 
     num_seeds: int = 1
     num_shards: int = 1
-    in_turn: bool = False
-    num_hands: int = 1
+    sequential_seeds: bool = False
+    num_grad_workers: int = 1
     axis_name: str = SHARDS  # of shards that are apart; CORES where these sum in the memory that they share
 
     @property
-    def apart(self) -> bool:
+    def sharded(self) -> bool:
         """Whether the shards of a seed have devices of their own."""
-        return 1 < self.num_shards <= jax.local_device_count() and (self.in_turn or self.num_seeds == 1)
+        return 1 < self.num_shards <= jax.local_device_count() and (self.sequential_seeds or self.num_seeds == 1)
 
     @property
-    def sharing(self) -> dict[str, int]:
+    def grad_axes(self) -> dict[str, int]:
         """The axis of devices that gradients are summed over, and how many they are; nothing for a device alone."""
-        if self.apart:
+        if self.sharded:
             return {self.axis_name: self.num_shards}
-        return {SHARED_MEMORY_AXIS: self.num_hands} if self.num_hands > 1 else {}
+        return {SHARED_MEMORY_AXIS: self.num_grad_workers} if self.num_grad_workers > 1 else {}
 
     @property
-    def rounds(self) -> int:
+    def seeds_per_device(self) -> int:
         """How many seeds one after another, or side by side, a device has: as few as can be."""
-        at_once = jax.local_device_count() // (self.num_shards if self.apart else 1)
+        at_once = jax.local_device_count() // (self.num_shards if self.sharded else 1)
         return -(-self.num_seeds // at_once)
 
     @property
     def num_groups(self) -> int:
         """The fewest groups of devices with which it takes no more rounds: of one, or of one for each shard."""
-        return -(-self.num_seeds // self.rounds)
+        return -(-self.num_seeds // self.seeds_per_device)
 
     @property
     def num_devices(self) -> int:
         """How many devices hold the seeds' states, each as much as another."""
-        return self.num_groups * math.prod(self.sharing.values())
+        return self.num_groups * math.prod(self.grad_axes.values())
 
     @property
-    def num_trained(self) -> int:
+    def num_padded_seeds(self) -> int:
         """How many seeds are trained for so many: where they cannot be dealt evenly, the last one more than once."""
-        return self.rounds * self.num_groups
+        return self.seeds_per_device * self.num_groups
 
 
 SINGLE_DEVICE = Placement()  # one seed on one device

@@ -1,4 +1,4 @@
-"""The compiled functions of a run, `init`, `chunk` and perhaps `anew`: over members, on one device or several.
+"""The compiled functions of a run, `init`, `chunk` and perhaps `restart`: over members, on one device or several.
 
 How many updates a chunk makes is an argument, so one program serves any length and the host may choose lengths by
 the clock: the parameters after 100 updates are the same bits however they were divided into chunks.
@@ -44,16 +44,18 @@ Make = Callable[[Values], Agent]
 class Program(NamedTuple):
     """What the host runs. States carry a seed axis where there are several seeds, then a shard axis.
 
-    There may be more than the seeds on that axis of states and metrics, after them (`Placement.num_trained`). What
+    There may be more than the seeds on that axis of states and metrics, after them (`Placement.num_padded_seeds`). What
     `init` and `place` take, what `learner` gives, and `like` have the seeds alone.
     """
 
     init: Callable[[np.ndarray], loop.TrainState]  # seeds [S] or one
     chunk: Callable[[loop.TrainState, np.ndarray], tuple[loop.TrainState, Metrics]]  # metrics [S, capacity], or less S
     learner: Callable[[loop.TrainState], PyTree]  # what acting needs of it, [S, ...] or one, without shards
-    place: Callable[[loop.TrainState], loop.TrainState]  # a state from the host to where `chunk` wants it
-    anew: Callable[[loop.TrainState], loop.TrainState]  # the same state, all of its games beginning; compiled if used
-    like: loop.TrainState  # shapes and dtypes of a state
+    shard_state: Callable[[loop.TrainState], loop.TrainState]  # a state from the host to where `chunk` wants it
+    restart: Callable[
+        [loop.TrainState], loop.TrainState
+    ]  # the same state, all of its games beginning; compiled if used
+    state_spec: loop.TrainState  # shapes and dtypes of a state
     capacity: int  # the most updates of one chunk
     compile_time_s: float
     memory: int  # bytes while training: what stays and what is needed in between
@@ -64,7 +66,7 @@ class PartitionedFns(NamedTuple):
 
     init: Callable[..., Any]
     advance: Callable[..., Any]
-    anew: Callable[..., Any]
+    restart: Callable[..., Any]
     seeds: NamedSharding  # metrics too
     state: NamedSharding
     limit: NamedSharding
@@ -73,17 +75,17 @@ class PartitionedFns(NamedTuple):
 def build(
     env: Env, agent: Agent, num_updates: int, placement: Placement = SINGLE_DEVICE, varied: Varied | None = None
 ) -> Program:
-    """Compiles ahead of time what trains; `anew` and `learner`, which few runs need or few moments, when they are used.
+    """Compile `init` and `chunk` ahead of time; `restart` and `learner` are compiled on their first use.
 
     With several shards `env` is one of them, and its spec has the placement's axis_name. `varied` has values for
     several seeds.
     """
     start = time.perf_counter()
-    num_seeds, num_trained = placement.num_seeds, placement.num_trained
+    num_seeds, num_padded_seeds = placement.num_seeds, placement.num_padded_seeds
     capacity = min(num_updates, max(MAX_ROWS // num_seeds, 64))
     values, make = varied or ({}, lambda _: agent)
-    fill = lambda x: x[np.minimum(np.arange(num_trained), num_seeds - 1)] if num_trained > num_seeds else x
-    spread, seeds = partition(env, make, capacity, placement), _seeds(num_trained)
+    fill = lambda x: x[np.minimum(np.arange(num_padded_seeds), num_seeds - 1)] if num_padded_seeds > num_seeds else x
+    spread, seeds = partition(env, make, capacity, placement), _seeds(num_padded_seeds)
     values = jax.device_put(jax.tree.map(fill, values), spread.seeds)
     state, limit = jax.eval_shape(spread.init, seeds, values), jax.ShapeDtypeStruct((), jnp.int32)
     compiled_init = (
@@ -103,16 +105,18 @@ def build(
     )
     learners = _learners(placement)
     learner = lambda state: learners(agent.policy_state(state.agent))
-    place = partial(jax.tree.map, lambda x: jax.device_put(fill(x), spread.state))
+    shard_state = partial(jax.tree.map, lambda x: jax.device_put(fill(x), spread.state))
     duration = time.perf_counter() - start
     start_all = lambda seeds: compiled_init(fill(seeds), values)
     run = lambda state, num_updates: compiled_chunk(state, values, jax.device_put(num_updates, spread.limit))
-    compiled_anew = jax.jit(
-        spread.anew, in_shardings=(spread.state, spread.seeds), out_shardings=spread.state, donate_argnums=0
+    compiled_restart = jax.jit(
+        spread.restart, in_shardings=(spread.state, spread.seeds), out_shardings=spread.state, donate_argnums=0
     )
-    anew = lambda state: compiled_anew(state, values)
-    like = _of_seeds(state, placement)
-    return Program(start_all, run, learner, place, anew, like, capacity, duration, _most_bytes(compiled_chunk))
+    restart = lambda state: compiled_restart(state, values)
+    state_spec = _of_seeds(state, placement)
+    return Program(
+        start_all, run, learner, shard_state, restart, state_spec, capacity, duration, _most_bytes(compiled_chunk)
+    )
 
 
 def shapes(
@@ -120,10 +124,10 @@ def shapes(
 ) -> loop.TrainState:
     """Shapes and dtypes of a state, as the program of the same arguments will have it. Nothing is compiled."""
     values, make = varied or ({}, lambda _: agent)
-    num_trained = placement.num_trained
+    num_padded_seeds = placement.num_padded_seeds
     init = partition(async_rollout.on_paper(env), make, 1, placement).init
-    values = {name: jax.ShapeDtypeStruct((num_trained,), x.dtype) for name, x in values.items()}
-    return _of_seeds(jax.eval_shape(init, _seeds(num_trained), values), placement)
+    values = {name: jax.ShapeDtypeStruct((num_padded_seeds,), x.dtype) for name, x in values.items()}
+    return _of_seeds(jax.eval_shape(init, _seeds(num_padded_seeds), values), placement)
 
 
 def shapes_of_update(env: Env, agent: Agent) -> tuple[PyTree, Any]:
@@ -138,27 +142,27 @@ def partition(env: Env, make: Callable[..., Agent], capacity: int, placement: Pl
     """The functions of all seeds that are trained, each group of devices with as many, and where they are computed."""
     init: Callable[..., Any] = partial(begin, env, make)
     advance: Callable[..., Any] = partial(chunk, env, make, capacity)
-    anew: Callable[..., Any] = partial(restart_envs, env, make)
-    several, apart, num_shards = placement.num_seeds > 1, placement.apart, placement.num_shards
+    restart: Callable[..., Any] = partial(restart_envs, env, make)
+    several, apart, num_shards = placement.num_seeds > 1, placement.sharded, placement.num_shards
     if num_shards > 1 and not apart:
         init = jax.vmap(init, in_axes=(None, None), axis_size=num_shards, axis_name=SHARDS)
         advance = _first_metrics(jax.vmap(advance, in_axes=(0, None, None), axis_name=SHARDS))
-        anew = jax.vmap(anew, in_axes=(0, None), axis_name=SHARDS)
-    one_at_a_time = placement.in_turn or placement.rounds == 1
-    mesh = _mesh({SEEDS: placement.num_groups} | placement.sharing)
+        restart = jax.vmap(restart, in_axes=(0, None), axis_name=SHARDS)
+    one_at_a_time = placement.sequential_seeds or placement.seeds_per_device == 1
+    mesh = _mesh({SEEDS: placement.num_groups} | placement.grad_axes)
     one, seeds = P(), P(SEEDS) if several else P()
     state = P(*seeds, placement.axis_name) if apart else seeds
     if several:
-        init, anew = _one_by_one(init), _one_by_one(anew)
-        advance = _in_turn(advance) if one_at_a_time else jax.vmap(advance, in_axes=(0, 0, None))
+        init, restart = _one_by_one(init), _one_by_one(restart)
+        advance = _sequential_seeds(advance) if one_at_a_time else jax.vmap(advance, in_axes=(0, 0, None))
     if apart:
-        init, advance, anew = _with_shard_axis(int(several), init, advance, anew)
-    if several or placement.sharing:
+        init, advance, restart = _with_shard_axis(int(several), init, advance, restart)
+    if several or placement.grad_axes:
         init = _shard_map(init, mesh, (seeds, seeds), state)
         advance = _shard_map(advance, mesh, (state, seeds, one), (state, seeds))
-        anew = _shard_map(anew, mesh, (state, seeds), state)
+        restart = _shard_map(restart, mesh, (state, seeds), state)
     on = partial(NamedSharding, mesh)
-    return PartitionedFns(init, advance, anew, on(seeds), on(state), on(one))
+    return PartitionedFns(init, advance, restart, on(seeds), on(state), on(one))
 
 
 def begin(env: Env, make: Make, seed: Array, values: Values) -> loop.TrainState:
@@ -172,7 +176,7 @@ def restart_envs(env: Env, make: Make, state: loop.TrainState, values: Values) -
     if state.rollout:  # which is to be learned from before the agent meets the new games
         state = state._replace(rollout=loop.cut(state.rollout))
     else:
-        state = state._replace(agent=agent.interrupt(state.agent))
+        state = state._replace(agent=agent.on_env_restart(state.agent))
     key = loop.key_of_shard(env, jax.random.fold_in(state.key, RESET_FOLD))
     return state._replace(actors=loop.restart_envs(env, agent, state.agent, key))
 
@@ -224,7 +228,7 @@ def _seeds(num_seeds: int) -> jax.ShapeDtypeStruct:
 
 def _of_seeds(like: PyTree, placement: Placement) -> PyTree:
     """Shapes of the seeds alone."""
-    if placement.num_trained == placement.num_seeds:
+    if placement.num_padded_seeds == placement.num_seeds:
         return like
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct((placement.num_seeds, *x.shape[1:]), x.dtype), like)
 
@@ -259,7 +263,7 @@ def _shard_map(function: Callable, mesh: jax.sharding.Mesh, in_specs: Any, out_s
 
 
 def _with_shard_axis(
-    axis: int, init: Callable, advance: Callable, anew: Callable
+    axis: int, init: Callable, advance: Callable, restart: Callable
 ) -> tuple[Callable, Callable, Callable]:
     """The three functions for states with an axis of shards, of which a device sees only its own."""
     add_axis = partial(jax.tree.map, lambda x: jnp.expand_dims(x, axis))
@@ -272,7 +276,7 @@ def _with_shard_axis(
     return (
         lambda seed, values: add_axis(init(seed, values)),
         advance_shard,
-        lambda state, values: add_axis(anew(drop_axis(state), values)),
+        lambda state, values: add_axis(restart(drop_axis(state), values)),
     )
 
 
@@ -281,7 +285,7 @@ def _one_by_one(function: Callable) -> Callable:
     return lambda *members: jax.lax.map(lambda member: function(*member), members)
 
 
-def _in_turn(advance: Callable) -> Callable:
+def _sequential_seeds(advance: Callable) -> Callable:
     """What `vmap` over members computes, one after another. A member's state is copied out of that of all, and back."""
 
     def run(states, values, num_updates):
@@ -319,7 +323,7 @@ def _learners(placement: Placement) -> Callable[[PyTree], PyTree]:
     if num_seeds == 1:
         first = lambda x: x.addressable_shards[0].data
         return partial(jax.tree.map, (lambda x: first(x)[0]) if num_shards > 1 else first)
-    if num_shards == 1 and placement.num_trained == num_seeds:
+    if num_shards == 1 and placement.num_padded_seeds == num_seeds:
         return lambda learner: learner
     of_seeds = lambda x: x[:num_seeds, 0] if num_shards > 1 else x[:num_seeds]
     hands = max(hands for hands in range(1, jax.local_device_count() + 1) if num_seeds % hands == 0)

@@ -98,7 +98,7 @@ def add(layout: ReplayConfig, ring: Ring, steps: Transition) -> Ring:
     )
 
 
-def interrupt(layout: ReplayConfig, ring: Ring) -> Ring:
+def discard_tail(layout: ReplayConfig, ring: Ring) -> Ring:
     """Nothing follows the newest row any more: those that would look beyond it are never drawn."""
     newest = (ring.head - 1 - jnp.arange(layout.n_step)) % layout.num_rows
     return ring._replace(valid=ring.valid.at[newest].set(False))

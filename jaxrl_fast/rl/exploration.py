@@ -44,7 +44,7 @@ def noise(key: Key, num_steps: int, num_envs: int) -> Noise:
 
 def env_steps(spec: EnvSpec, rollout_length: int, num_updates: Array) -> Array:
     """int32: environment steps of all environments, on all devices, in so many updates; up to MOST_COUNTED."""
-    per_update = rollout_length * spec.num_envs_in_all
+    per_update = rollout_length * spec.total_num_envs
     return jnp.minimum(num_updates, MAX_COUNT // per_update) * per_update
 
 
@@ -63,5 +63,5 @@ def epsilons(epsilon: Epsilon, spec: EnvSpec, env_steps: Array) -> Array:
 
 def mean(epsilon: Epsilon, spec: EnvSpec, env_steps: Array) -> Array:
     """f32: of `epsilons` in all environments, also those of other devices."""
-    whole = spec._replace(axis_name=None, num_envs=spec.num_envs_in_all, num_shards=1)
+    whole = spec._replace(axis_name=None, num_envs=spec.total_num_envs, num_shards=1)
     return epsilons(epsilon, whole, env_steps).mean()

@@ -20,7 +20,7 @@ class Epochs(NamedTuple):
     axis_name: str | None  # of the devices that share a minibatch
     gradient_step: Callable[[PyTree, Any], tuple[PyTree, PyTree]]  # (learner, rows [B]) to learner and metrics
     standardized: str = ""  # what of the rows gets mean 0 and standard deviation 1 in each minibatch
-    num_hands: int = 1  # cores that have all rows, of which each takes its part of every minibatch
+    num_grad_workers: int = 1  # cores that have all rows, of which each takes its part of every minibatch
 
 
 def run(epochs: Epochs, learner: PyTree, rows: Any, key: Key, others: PyTree = ()) -> tuple[PyTree, PyTree, PyTree]:
@@ -91,7 +91,7 @@ def incremental_update(
 
 def _take(epochs: Epochs, learner: PyTree, rows: Any, deal: MinibatchPlan) -> tuple[PyTree, PyTree]:
     """One gradient step on each minibatch [K, B] of rows, whose weights become those of a mean; metrics are [K]."""
-    batches = minibatch.gather_rows(rows, collectives.local_rows(deal.order, epochs.num_hands, axis=1))
+    batches = minibatch.gather_rows(rows, collectives.local_rows(deal.order, epochs.num_grad_workers, axis=1))
     count, mean, var = (x[:, None] for x in deal.moments)
     batches = batches._replace(weight=batches.weight / jnp.maximum(count, 1))
     if name := epochs.standardized:

@@ -85,9 +85,7 @@ class Saver:
             self.problem = "; ".join(filter(None, (self.problem, f"{what} ({why(error)})")))
 
     def _tidy(self, newest: Path) -> None:
-        older = [
-            folder for folder in folders(self.parent) if step_of(folder) < step_of(newest)
-        ]  # newer ones are damaged
+        older = [folder for folder in folders(self.parent) if step_of(folder) < step_of(newest)]
         for folder in older[: max(len(older) - self.keep + 1, 0)]:
             if folder != best(self.parent):
                 remove(folder)

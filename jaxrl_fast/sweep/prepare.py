@@ -73,8 +73,8 @@ def split_to_fit(group: Group, asked: grid.SweepRequest) -> list[Group]:
     if most > 1 and ready.needs and ready.needs.free is not None:
         whole = build.whole_env(one.settings, agents.load(one.settings.algo), ready.num_updates)
         each = ready.needs.total + memory.rollout_bytes(*whole)
-        placed = lambda size: ready.placement._replace(num_seeds=size, num_hands=1)
-        fits = lambda size: placed(size).num_trained * each <= (free_bytes(placed(size).num_devices) or 0)
+        placed = lambda size: ready.placement._replace(num_seeds=size, num_grad_workers=1)
+        fits = lambda size: placed(size).num_padded_seeds * each <= (free_bytes(placed(size).num_devices) or 0)
         most = next((size for size in range(most, 1, -1) if fits(size)), 1)
     num_parts = -(-len(group.members) // most)
     ends = [len(group.members) * i // num_parts for i in range(num_parts + 1)]

@@ -70,7 +70,7 @@ def shard_env(
     """
     env, agent = whole_env(settings, algorithm, num_updates, done)
     as_before = before["num_shards"] if before else None
-    placement = Placement(settings.options.num_seeds, in_turn=_in_turn(settings, env))
+    placement = Placement(settings.options.num_seeds, sequential_seeds=_sequential_seeds(settings, env))
     for count in _counts_to_try(settings, env, as_before):
         try:
             dealt = _by_memory(settings, placement._replace(num_shards=count))
@@ -80,10 +80,10 @@ def shard_env(
         except ValueError:
             if as_before or settings.options.devices != "auto":
                 raise
-    if placement.num_shards == 1 and (num_hands := _num_grad_workers(settings, env, agent, before)) > 1:
-        env = env._replace(spec=env.spec._replace(num_hands=num_hands))
+    if placement.num_shards == 1 and (num_grad_workers := _num_grad_workers(settings, env, agent, before)) > 1:
+        env = env._replace(spec=env.spec._replace(num_grad_workers=num_grad_workers))
         agent = make_agent(settings.agent, algorithm, env, num_updates)
-        placement = placement._replace(num_hands=num_hands)
+        placement = placement._replace(num_grad_workers=num_grad_workers)
     return env, agent, placement
 
 
@@ -125,7 +125,7 @@ def _counts_to_try(settings: Settings, env: Env, as_before: int | None) -> list[
 
 def _by_memory(settings: Settings, placement: Placement) -> Placement:
     """The same, with sums in the memory that cores share, where they can. An algorithm of one's own keeps XLA's."""
-    able = placement.apart and settings.algo in configs.CONFIGS and placement.num_shards <= max_grad_workers()
+    able = placement.sharded and settings.algo in configs.CONFIGS and placement.num_shards <= max_grad_workers()
     return placement._replace(axis_name=SHARED_MEMORY_AXIS) if able else placement
 
 
@@ -165,13 +165,13 @@ def _num_grad_workers(settings: Settings, env: Env, agent: Agent, before: Mappin
         torso.choose_kind(env.spec.obs, settings.agent.network),
     )
     worth = rows // MIN_ROWS_PER_WORKER if kind == "mlp" else 1
-    most = min(before.get("num_hands", 1) if before else worth, jax.local_device_count())
+    most = min(before.get("num_grad_workers", 1) if before else worth, jax.local_device_count())
     if most < 2 or (needs := memory.estimate(env, agent)).parameters > MAX_LEARNED or needs.total > MAX_REPEATED:
         return 1
     return next(number for number in range(min(most, max_grad_workers()), 0, -1) if rows % number == 0)
 
 
-def _in_turn(settings: Settings, env: Env) -> bool:
+def _sequential_seeds(settings: Settings, env: Env) -> bool:
     """A CPU is quicker with one seed after another where each keeps its core busy: less data is in use at a time.
 
     Not with a replay, which would be copied at each turn.

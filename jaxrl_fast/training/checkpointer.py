@@ -53,11 +53,11 @@ class CheckpointManager:
 
     def restore(self, saved: checkpoint.Checkpoint, program: Program) -> tuple[loop.TrainState, dict[str, Any]]:
         """The training's state, and what else was given to `save`."""
-        state = program.place(checkpoint.unflatten(program.like, saved))
+        state = program.shard_state(checkpoint.unflatten(program.state_spec, saved))
         kept = saved.manifest["host"]
         self.scores.restore(kept["scores"], saved.arrays)
         if saved.manifest["config"]["solved"] != self.scores.goal:
-            self.scores.judge_anew()
+            self.scores.reset_solved()
         self.saver.num_written, self.saver.last = kept["num_saves"], saved.folder
         self._mark_again()
         saved.arrays.clear()  # the device has them now
@@ -89,7 +89,7 @@ class CheckpointManager:
             "arrays": kinds,
             "host": {"scores": results, "num_saves": self.num_saved + 1, "others": others},
             "num_shards": self.plan.placement.num_shards,
-            "num_hands": self.plan.placement.num_hands,
+            "num_grad_workers": self.plan.placement.num_grad_workers,
             "exact": self.plan.env.on_device or self.plan.settings.options.exact_resume,
             "made": fingerprint.fingerprint(),
             "config": settings.to_mapping(self.plan.settings),

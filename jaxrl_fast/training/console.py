@@ -73,7 +73,7 @@ def announce(plan: Plan, terminal: Console) -> None:
     last_seed = options.seed + options.num_seeds - 1
     seeds = f"seed {options.seed}" if options.num_seeds == 1 else f"seeds {options.seed} to {last_seed}"
     seeds = f"{len(plan.members)} members" if len(plan.members) > 1 else seeds
-    num_devices = max(plan.placement.num_shards, plan.placement.num_hands)
+    num_devices = max(plan.placement.num_shards, plan.placement.num_grad_workers)
     several = f" x {num_devices}" if num_devices > 1 else ""
     where = f"{devices.device()}{several} (jax {jax.__version__})"
     parts = [plan.settings.algo, name, backend, f"{options.num_envs} envs", seeds, where]
@@ -94,7 +94,7 @@ def announce(plan: Plan, terminal: Console) -> None:
     ):
         warnings.warn(line)
     protocol = [f"played and scored by the rules of {plan.env.protocol}"] if plan.env.protocol else []
-    for note in dict.fromkeys((*plan.env.notes, *plan.eval_env.notes, *protocol)):
+    for note in dict.fromkeys((*plan.env.info, *plan.eval_env.info, *protocol)):
         terminal.say(note)
     if plan.needs is not None:
         terminal.say(f"memory  {plan.needs}")
@@ -115,7 +115,7 @@ def _check_unused_options(plan: Plan) -> list[str]:
     agent, spec = plan.settings.agent, plan.env.spec
     changed = [name for name in CONTINUOUS if getattr(agent, name, None) != getattr(type(agent), name, None)]
     changed = changed if isinstance(spec.action, Discrete) else []
-    alone = spec.num_envs_in_all // spec.num_pools == 1 and isinstance(agent, DQN | PQN) and agent.epsilon_ladder > 0
+    alone = spec.total_num_envs // spec.num_pools == 1 and isinstance(agent, DQN | PQN) and agent.epsilon_ladder > 0
     ladder = "--agent.epsilon-ladder does nothing: no two environments act together, and each has the lowest rung"
     return [ladder] * alone + [
         f"--agent.{name.replace('_', '-')} does nothing: the actions of {spec.id} are discrete" for name in changed

@@ -39,7 +39,7 @@ def estimate(env: Env, agent: Agent, placement: Placement = SINGLE_DEVICE) -> Me
     of_replay = nbytes(state.agent) - parameters
     copies = 2 if jax.local_devices()[0].platform == "cpu" else 1
     of_envs = nbytes((state.actors, state.rollout))
-    times = placement.num_trained * placement.num_hands
+    times = placement.num_padded_seeds * placement.num_grad_workers
     parameters, of_replay, of_envs = (times * part for part in (parameters, of_replay, of_envs))
     return MemoryEstimate(parameters, of_replay, of_envs, free_bytes(placement.num_devices), copies)
 

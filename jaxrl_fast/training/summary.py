@@ -37,7 +37,7 @@ def write_config(plan: "Plan") -> None:
         "preset": plan.settings.preset,
         "env_id": plan.env.spec.id,
         "num_shards": plan.placement.num_shards,
-        "num_hands": plan.placement.num_hands,
+        "num_grad_workers": plan.placement.num_grad_workers,
         "device": devices.device(),
         "versions": fingerprint.versions(),
     } | ({"members": [m.label for m in plan.members]} if plan.members else {})
@@ -66,8 +66,8 @@ def summarize(plan: "Plan", results: "MetricsTracker", ended: RunResult) -> dict
 
     options, times = plan.settings.options, ended.seconds
     steps = ended.updates * plan.steps_per_update
-    per_seed = results.finals()
-    finals = [mean for mean in per_seed if mean is not None]
+    per_seed = results.final_returns()
+    final_returns = [mean for mean in per_seed if mean is not None]
     last = results.evaluations[-1] if results.evaluations else {}
     best = _best(plan.folder / paths.CHECKPOINTS, results.best())
     solved = [s for s in results.solved if s is not None]
@@ -93,9 +93,9 @@ def summarize(plan: "Plan", results: "MetricsTracker", ended: RunResult) -> dict
         "peak_memory_mb": memory.peak_memory_mb(),
         "program_memory_mb": round(ended.program_memory / 2**20, 3),
         "host_share": round(times["idle"] / times["train"], 5) if steps else None,
-        "final_return_mean": statistics.finite(np.mean(finals)) if finals else None,
-        "final_return_std": statistics.finite(np.std(finals, ddof=1)) if len(finals) > 1 else None,
-        "final_return_iqm": statistics.finite(statistics.iqm(np.array(finals))) if finals else None,
+        "final_return_mean": statistics.finite(np.mean(final_returns)) if final_returns else None,
+        "final_return_std": statistics.finite(np.std(final_returns, ddof=1)) if len(final_returns) > 1 else None,
+        "final_return_iqm": statistics.finite(statistics.iqm(np.array(final_returns))) if final_returns else None,
         "final_return_per_seed": per_seed,
         "eval_return_mean": last.get("eval_return_mean"),
         "eval_return_std": last.get("eval_return_std"),
@@ -116,7 +116,7 @@ def summarize(plan: "Plan", results: "MetricsTracker", ended: RunResult) -> dict
         "checkpoints": ended.num_saved,
         "last_checkpoint": ended.last_saved,
         "num_shards": plan.placement.num_shards,
-        "num_hands": plan.placement.num_hands,
+        "num_grad_workers": plan.placement.num_grad_workers,
         "device": devices.device(),
         "versions": fingerprint.versions(),
     }

@@ -108,7 +108,7 @@ class Trainer:
         if self.plan.env.on_device:
             return
         opened = [self.plan.env] if self.exact else [self.plan.env, self.plan.eval_env]  # the other has new ones anyway
-        count = sum(env.spec.num_envs_in_all for env in opened)
+        count = sum(env.spec.total_num_envs for env in opened)
         self.terminal.say(f"making {count} environments ...")
         began = time.perf_counter()
         for env in opened:
@@ -160,7 +160,7 @@ class Trainer:
             self.journal.open(0 if self.options.resume else None)
         else:
             state, others = self.keeper.restore(saved, self.program)
-            state = state if self.plan.env.on_device else self.program.anew(state)
+            state = state if self.plan.env.on_device else self.program.restart(state)
             self.finished = self.scores.updates
             self.times = {name: self.times[name] + others["times"].get(name, 0.0) for name in TIMES}
             self.began -= others["wall_time"]
@@ -207,8 +207,8 @@ class Trainer:
             if self.at(saving) or self.keeper.due():
                 self.save()
             if self.exact and self.keeper.num_begun > num_begun:
-                self.plan.env.renew(self.finished)
-                self.feed.state = self.program.anew(self.feed.state)
+                self.plan.env.reseed(self.finished)
+                self.feed.state = self.program.restart(self.feed.state)
             boundaries = [self.finished // every * every + every for every in (evaluating, saving) if every]
             self.advance(min([self.end, *boundaries]))
         if not (self.exact and self.signal):
@@ -333,7 +333,7 @@ class Trainer:
 
         index = len(self.scores.evaluations)
         if self.exact:
-            self.plan.eval_env.renew(index)
+            self.plan.eval_env.reseed(index)
         try:
             learner, stopped = self.program.learner(self.feed.state), lambda: self.signal is not None
             each_seed, total = self.play(learner, index, stopped, self.scores.lost)

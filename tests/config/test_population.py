@@ -31,27 +31,29 @@ SMALL = {
 }  # fmt: skip
 
 
-def run(algo, config_, seeds, population=(), in_turn=False):
+def run(algo, config_, seeds, population=(), sequential_seeds=False):
     """The agent's state and the metrics after a few updates, of a population or of one."""
     env = probes.best_action_of_observation(NUM_ENVS)
     make = lambda config_: agents.load(algo).make(config_, env.spec, NUM_UPDATES)
     differing = plan.vary(population, make, config_) if population else None
-    placement = Placement(len(population) or 1, in_turn=in_turn)
+    placement = Placement(len(population) or 1, sequential_seeds=sequential_seeds)
     built = program.build(env, make(config_), NUM_UPDATES, placement, differing)
     state, metrics = built.chunk(built.init(np.int32(seeds)), np.int32(NUM_UPDATES))
     return jax.device_get((state.agent, dict(metrics)))
 
 
-@pytest.mark.parametrize("in_turn", [False, True])
+@pytest.mark.parametrize("sequential_seeds", [False, True])
 @pytest.mark.parametrize("algo", [algo if algo == "pqn" else slow(algo) for algo in CONFIGS])
-def test_a_member_starts_as_its_single_run(algo, in_turn):
+def test_a_member_starts_as_its_single_run(algo, sequential_seeds):
     """All real numbers of an algorithm at once have other values in the second of five, which is compared."""
     first = CONFIGS[algo](**SMALL[algo])
     values = {name: getattr(first, name) for name in real_numbers(first)}
     other = {name: 0.9 * value if value else 0.05 for name, value in values.items()}
     population = (Member(7, values), Member(3, other), *(Member(seed, values) for seed in (5, 6, 7)))
-    assert Placement(len(population), in_turn=in_turn).num_trained == 6, "two on each of three devices"
-    together = run(algo, first, [7, 3, 5, 6, 7], population, in_turn)
+    assert Placement(len(population), sequential_seeds=sequential_seeds).num_padded_seeds == 6, (
+        "two on each of three devices"
+    )
+    together = run(algo, first, [7, 3, 5, 6, 7], population, sequential_seeds)
     alone = run(algo, dataclasses.replace(first, **other), 3)
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x[1], y, rtol=2e-3, atol=2e-5), together, alone)
     learner = jax.tree.leaves(together[0])

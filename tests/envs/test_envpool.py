@@ -144,9 +144,9 @@ def test_every_row_is_that_of_envpools_own_api(case, path):
     np.testing.assert_array_equal(game.steps.reward, reward.astype(np.float32))
     np.testing.assert_array_equal(game.steps.last, terminated | truncated | over)
     np.testing.assert_array_equal(game.steps.discount, 1.0 - (terminated | over))
-    if game.steps.game:
-        np.testing.assert_array_equal(game.steps.game.over, over | truncated)
-        np.testing.assert_array_equal(game.steps.game.reward, reward)
+    if game.steps.score:
+        np.testing.assert_array_equal(game.steps.score.game_over, over | truncated)
+        np.testing.assert_array_equal(game.steps.score.reward, reward)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -160,8 +160,8 @@ def test_the_step_from_a_last_one_has_no_reward_and_no_end(case):
 
 def test_a_lost_life_ends_an_episode_but_not_the_game():
     steps = play("lives", "ffi").steps
-    lost = steps.last & ~steps.game.over
-    assert lost.sum() > steps.game.over.sum() > 0
+    lost = steps.last & ~steps.score.game_over
+    assert lost.sum() > steps.score.game_over.sum() > 0
     assert (steps.discount[lost] == 0).all()
 
 
@@ -296,7 +296,7 @@ def test_pools_in_flight_play_the_same_games(num_pools, path):
     np.testing.assert_array_equal(rows.valid, ~np.concatenate([first.last[None], steps.last[:-1]]))
     np.testing.assert_array_equal(experience.next_obs[:-1], experience.steps.obs[1:, 0])
     np.testing.assert_array_equal(experience.first_obs, experience.steps.obs[:, 0])
-    whole_games = games(rows.valid, steps.game.reward, steps.game.over)
+    whole_games = games(rows.valid, steps.score.reward, steps.score.game_over)
     assert scores["episodes"].sum() == len(whole_games) > 0
     assert scores["return_sum"].sum() == sum(score for score, _ in whole_games) > 0
     assert scores["length_sum"].sum() == sum(length for _, length in whole_games)
@@ -521,7 +521,7 @@ def test_a_backend_without_an_extra_is_a_package(monkeypatch):
 def test_where_the_calls_do_not_load_python_steps_the_pool_and_says_so(monkeypatch):
     monkeypatch.setattr(adapter, "why_no_ffi", lambda: "jaxlib is another")
     env = envs.make("envpool/CartPole-v1", 2, HostEnvConfig(SEED))
-    assert any("jaxlib is another" in line for line in env.warnings) and not env.notes
+    assert any("jaxlib is another" in line for line in env.warnings) and not env.info
     assert run(env, random_actions(env.spec, 3))[1].reward.shape == (3, 2)
     with pytest.raises(ValueError, match=r"--pool-path ffi: .* \(jaxlib is another\)"):
         envs.make("envpool/CartPole-v1", 2, HostEnvConfig(SEED, path="ffi"))
@@ -575,7 +575,7 @@ def test_more_than_is_sane_is_said():
     assert any("num_threads 1000" in line for line in warnings("Pong-v5", 8, num_threads=1000))
     many = envs.make("envpool/Pong-v5", 8, HostEnvConfig(in_flight=8), num_threads=100)
     assert any("800 threads of 8 pools" in line for line in many.warnings)
-    assert any("8 pools are in flight" in line for line in many.notes)
+    assert any("8 pools are in flight" in line for line in many.info)
 
 
 @pytest.mark.parametrize(

@@ -131,8 +131,8 @@ def test_windows_of_a_program_that_did_not_look_at_lengths_go_on():
     made = tracker.MetricsTracker([{"seed": 0}], 1, 8, 8, None)
     host_numbers, _ = made.saved()
     made.restore(host_numbers | {"windows": [[[60, 120.0], [50, 50.0]]]}, {"ledger/episodes": np.ones((1, 2))})
-    assert made.finals() == [170 / 110] and made.windows[0].waiting == (0, 0.0, 0, 0)
-    assert made.ledger.rows["longest_game"].tolist() == [[0.0, 0.0]]
+    assert made.final_returns() == [170 / 110] and made.windows[0].waiting == (0, 0.0, 0, 0)
+    assert made.ledger.rows["longest_episode"].tolist() == [[0.0, 0.0]]
     made.restore(host_numbers, {})
     assert made.windows[0].waiting == (0, 0.0, 0, 0)
 
@@ -165,7 +165,7 @@ def test_the_last_hundred_episodes_do_not_depend_on_the_records(record_length):
     given = rows(episodes=[60] * 4, return_sum=[60, 120, 180, 240], train_time_s=[1, 2, 3, 4], wall_time_s=[1, 2, 3, 4])
     made.add(given)
     assert len(list(made.records())) == 4 // record_length
-    assert made.finals() == [3.5]
+    assert made.final_returns() == [3.5]
 
 
 @pytest.mark.parametrize("number", [1, 2, 3, 4, 5, 8, 11])

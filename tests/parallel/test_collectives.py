@@ -201,7 +201,7 @@ def test_without_a_compiler_there_is_one_core(monkeypatch, tmp_path):
     )[2]
     monkeypatch.setattr("jaxrl_fast.utils.devices.num_cores", lambda: 4)
     if build.is_available():
-        assert divided("32") == Placement(num_hands=4) and divided("2") == Placement(
+        assert divided("32") == Placement(num_grad_workers=4) and divided("2") == Placement(
             1, 4, True, axis_name=SHARED_MEMORY_AXIS
         )
     broken = tmp_path / "cc"
@@ -241,9 +241,9 @@ def test_hands_share_what_is_too_little_to_be_dealt(line, monkeypatch):
         load.from_command_line([*line.split(), *more]), agents.load(line[:3]), num_updates=10
     )
     env, _, placement = divided()
-    assert placement == Placement(num_hands=2) and env.spec.num_hands == 2 and placement.num_devices == 2
+    assert placement == Placement(num_grad_workers=2) and env.spec.num_grad_workers == 2 and placement.num_devices == 2
     assert divided("--devices", "1")[2] == Placement()
-    assert divided("--num-seeds", "2")[2].num_hands == 1, "they have a core each"
+    assert divided("--num-seeds", "2")[2].num_grad_workers == 1, "they have a core each"
     before = {"num_shards": 1}
     assert (
         training_build.shard_env(load.from_command_line(line.split()), agents.load(line[:3]), 10, before)[2]
@@ -278,7 +278,7 @@ def trained(variant, placement, num_envs=4):
     algo, options = VARIANTS[variant]
     rollout = {} if algo == "dqn" else dict(num_minibatches=2, num_epochs=2)
     env = probes.best_action_of_observation(num_envs // placement.num_shards)
-    spec = env.spec._replace(num_hands=placement.num_hands, num_shards=placement.num_shards)
+    spec = env.spec._replace(num_grad_workers=placement.num_grad_workers, num_shards=placement.num_shards)
     env = env._replace(spec=spec._replace(axis_name=placement.axis_name if placement.num_shards > 1 else None))
     agent_config = configs.CONFIGS[algo](rollout_length=16, hidden=(8,), **rollout, **options)
     agent = agents.load(algo).make(agent_config, env.spec, NUM_UPDATES)
@@ -295,11 +295,11 @@ def unkeyed(tree):
 
 
 @needs_cores
-@pytest.mark.parametrize("num_hands", [2, slow(4)])
+@pytest.mark.parametrize("num_grad_workers", [2, slow(4)])
 @pytest.mark.parametrize("variant", [slow(name) if name.startswith("ppo_") else name for name in VARIANTS])
-def test_hands_learn_what_one_core_learns(variant, num_hands):
+def test_hands_learn_what_one_core_learns(variant, num_grad_workers):
     """To rounding; and each hand has the same bits of everything."""
-    on_each, metrics, learner = trained(variant, Placement(num_hands=num_hands))
+    on_each, metrics, learner = trained(variant, Placement(num_grad_workers=num_grad_workers))
     for other in on_each[1:]:
         jax.tree.map(np.testing.assert_array_equal, other, on_each[0])
     close = partial(np.testing.assert_allclose, rtol=1e-3, atol=1e-5)

@@ -18,13 +18,13 @@ NUM_UPDATES = 3
 
 
 @cache
-def build(num_seeds, num_shards, num_envs=16, in_turn=False):
+def build(num_seeds, num_shards, num_envs=16, sequential_seeds=False):
     env = probes.best_action_of_observation(num_envs // num_shards)
     if num_shards > 1:
         env = env._replace(spec=env.spec._replace(axis_name=SHARDS))
     config = ppo.Config(rollout_length=8, hidden=(8,), normalize_observations=True, normalize_rewards=True)
     agent = ppo.make(config, env.spec, NUM_UPDATES)
-    return program.build(env, agent, NUM_UPDATES, Placement(num_seeds, num_shards, in_turn))
+    return program.build(env, agent, NUM_UPDATES, Placement(num_seeds, num_shards, sequential_seeds))
 
 
 def run(built, seeds):
@@ -46,10 +46,10 @@ def test_shards_on_devices_are_shards_side_by_side(monkeypatch):
 
 
 @pytest.mark.parametrize("num_shards", [slow(1), 2])
-@pytest.mark.parametrize(("num_seeds", "in_turn"), [slow(4, False), slow(5, False), (8, True)])
-def test_a_seed_of_a_batch_is_its_single_run(num_shards, num_seeds, in_turn):
+@pytest.mark.parametrize(("num_seeds", "sequential_seeds"), [slow(4, False), slow(5, False), (8, True)])
+def test_a_seed_of_a_batch_is_its_single_run(num_shards, num_seeds, sequential_seeds):
     """One seed or more on each device, side by side or in turn, against a run of one seed on its devices."""
-    batch = run(build(num_seeds, num_shards, in_turn=in_turn), [*range(3, 3 + num_seeds)])
+    batch = run(build(num_seeds, num_shards, sequential_seeds=sequential_seeds), [*range(3, 3 + num_seeds)])
     for i in range(num_seeds):
         close(jax.tree.map(itemgetter(i), batch), run(build(1, num_shards), 3 + i))
 
@@ -81,7 +81,7 @@ def test_a_state_may_have_arrays_of_no_elements(num_seeds, num_shards):
 
 
 @pytest.mark.parametrize(
-    ("line", "in_turn"),
+    ("line", "sequential_seeds"),
     [
         ("ppo --env CartPole-v1 --num-envs 8", False),  # 256 rows in a gradient step
         ("ppo --env CartPole-v1 --num-envs 16", True),
@@ -90,20 +90,20 @@ def test_a_state_may_have_arrays_of_no_elements(num_seeds, num_shards):
         ("dqn --env CartPole-v1 --num-envs 64 --agent.batch-size 1024", False),  # however much: for its replay
     ],
 )
-def test_seeds_take_turns_where_each_keeps_a_core_busy(line, in_turn):
+def test_seeds_take_turns_where_each_keeps_a_core_busy(line, sequential_seeds):
     settings = load.from_command_line([*line.split(), "--num-seeds", "2"])
-    assert plan.validate_plan(settings).placement.in_turn == in_turn
+    assert plan.validate_plan(settings).placement.sequential_seeds == sequential_seeds
 
 
-@pytest.mark.parametrize(("num_seeds", "num_shards", "in_turn", "used", "trained"), [
+@pytest.mark.parametrize(("num_seeds", "num_shards", "sequential_seeds", "used", "trained"), [
     (1, 1, False, 1, 1), (1, 4, False, 4, 1),
     (3, 1, False, 3, 3), (5, 1, False, 3, 6), (6, 1, True, 3, 6), (7, 1, True, 4, 8), (8, 2, False, 4, 8),
     (5, 2, True, 4, 6), (6, 2, True, 4, 6), (5, 4, True, 4, 5), (2, 8, True, 2, 2),
 ])  # fmt: skip
-def test_so_many_of_four_devices_are_used(num_seeds, num_shards, in_turn, used, trained):
+def test_so_many_of_four_devices_are_used(num_seeds, num_shards, sequential_seeds, used, trained):
     """In as few rounds as can be; times the shards, where a seed that takes its turn is spread over devices."""
-    placement = Placement(num_seeds, num_shards, in_turn)
-    assert placement.num_trained == trained
+    placement = Placement(num_seeds, num_shards, sequential_seeds)
+    assert placement.num_padded_seeds == trained
     spread = program.partition(probes.constant_reward(4), lambda _: None, 1, placement)
     assert spread.state.num_devices == placement.num_devices == used
 
@@ -111,23 +111,25 @@ def test_so_many_of_four_devices_are_used(num_seeds, num_shards, in_turn, used, 
 def test_on_a_gpu_seeds_never_take_turns(monkeypatch):
     settings = load.from_command_line(["ppo", "--env", "CartPole-v1", "--num-envs", "64", "--num-seeds", "2"])
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    assert not plan.validate_plan(settings).placement.in_turn
+    assert not plan.validate_plan(settings).placement.sequential_seeds
 
 
 @pytest.mark.slow
 def test_seeds_in_turn_on_fewer_devices(monkeypatch):
     """Three seeds of two shards each: on two devices and two more, and all on a single one."""
-    spread = run(build(3, 2, in_turn=True), [5, 6, 7])
+    spread = run(build(3, 2, sequential_seeds=True), [5, 6, 7])
     monkeypatch.setattr(jax, "local_device_count", lambda: 1)
-    close(spread, run(build.__wrapped__(3, 2, in_turn=True), [5, 6, 7]))
+    close(spread, run(build.__wrapped__(3, 2, sequential_seeds=True), [5, 6, 7]))
 
 
 @pytest.mark.slow
 def test_seeds_in_turn_need_the_memory_of_one_in_between():
     """What is needed besides the state: of one seed, and not of four on each device."""
-    in_turn, together = (build.__wrapped__(16, 1, 256, in_turn=in_turn) for in_turn in (True, False))
-    states = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(in_turn.like)) // 4
-    assert in_turn.memory - states < 0.5 * (together.memory - states)
+    sequential_seeds, together = (
+        build.__wrapped__(16, 1, 256, sequential_seeds=sequential_seeds) for sequential_seeds in (True, False)
+    )
+    states = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(sequential_seeds.state_spec)) // 4
+    assert sequential_seeds.memory - states < 0.5 * (together.memory - states)
 
 
 def test_every_shard_counts():

@@ -410,7 +410,7 @@ def test_hands_draw_their_parts_of_one_batch():
     ring, key = ring_of(half_resets(41)), jax.random.key(5)
     whole, own = (
         replay_ring.draw(UNEVEN, ring, key, 24),
-        functools.partial(collectives.local_rows, num_hands=3, axis=-1),
+        functools.partial(collectives.local_rows, num_grad_workers=3, axis=-1),
     )
     of_hands = jax.vmap(lambda _: replay_ring.draw(UNEVEN, ring, key, 24, own), axis_name=SHARED_MEMORY_AXIS)(
         jnp.arange(3)

@@ -77,9 +77,12 @@ def test_these_seeds_are_filled_up():
     ready = {
         name: planning.validate_plan(load.from_keywords(**RUNS[name], **SHORT)) for name in ("seeds", "seeds_in_turn")
     }
-    assert ready["seeds"].placement == Placement(5) and Placement(5).num_trained == 6
-    in_turn = Placement(3, 2, in_turn=True)
-    assert ready["seeds_in_turn"].placement._replace(axis_name=SHARDS) == in_turn and in_turn.num_trained == 4
+    assert ready["seeds"].placement == Placement(5) and Placement(5).num_padded_seeds == 6
+    sequential_seeds = Placement(3, 2, sequential_seeds=True)
+    assert (
+        ready["seeds_in_turn"].placement._replace(axis_name=SHARDS) == sequential_seeds
+        and sequential_seeds.num_padded_seeds == 4
+    )
 
 
 def stop_after(monkeypatch, *env_steps):
@@ -849,9 +852,9 @@ def test_other_seeds_may_go_on(tmp_path, monkeypatch, capsys):
     run = fit(tmp_path / "run", "seeds", on_nonfinite="continue")
     assert "seed 1: loss is not finite at step" in capsys.readouterr().err
     assert [d is None for d in run.summary["diverged_at_per_seed"]] == [True, False, True, True, True]
-    finals, expected = run.summary["final_return_per_seed"], well.summary["final_return_per_seed"]
-    assert finals == [expected[0], None, *expected[2:]]
-    assert run.summary["final_return_mean"] == pytest.approx(np.mean([finals[0], *finals[2:]]))
+    final_returns, expected = run.summary["final_return_per_seed"], well.summary["final_return_per_seed"]
+    assert final_returns == [expected[0], None, *expected[2:]]
+    assert run.summary["final_return_mean"] == pytest.approx(np.mean([final_returns[0], *final_returns[2:]]))
 
 
 @pytest.mark.slow
@@ -942,7 +945,7 @@ def test_what_was_saved_does_not_change_while_it_is_written(tmp_path):
     """The thread that writes reads it while the training goes on."""
     results = tracker.MetricsTracker([{"seed": 0}], 2, 10, 10, None)
     rows = {k: np.ones((1, 3)) for k in ("episodes", "valid_steps", "return_sum", "return_min", "return_max")}
-    rows |= {k: np.ones((1, 3)) for k in ("length_sum", "longest_game", *tracker.CLOCKS)}
+    rows |= {k: np.ones((1, 3)) for k in ("length_sum", "longest_episode", *tracker.CLOCKS)}
     results.add(rows)
     list(results.records())
     host_numbers, arrays = results.saved()

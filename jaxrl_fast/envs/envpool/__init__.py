@@ -12,12 +12,12 @@ from jaxrl_fast.envs.envpool.pool import (
     choose_path,
     close_pools,
     open_pools,
-    own_action,
     receive,
-    renew,
+    reseed,
     reset,
     send,
     step,
+    to_env_action,
 )
 from jaxrl_fast.types import Env, HostEnvConfig, Pools
 
@@ -52,12 +52,12 @@ def make(name: str, num_envs: int, options: Mapping[str, Any], conditions: HostE
         functools.partial(step, pools, path),
         task.spec._replace(num_pools=num_pools),
         on_device=False,
-        notes=_in_flight(conditions),
+        info=_in_flight(conditions),
         warnings=warnings + _too_much(part, num_shards * num_pools),
         protocol=task.protocol,
-        picture=pools[0].picture if task.protocol else None,
-        own_action=functools.partial(own_action, task),
-        renew=functools.partial(renew, pools) if path == "callback" else lambda number: None,
+        render=pools[0].render if task.protocol else None,
+        to_env_action=functools.partial(to_env_action, task),
+        reseed=functools.partial(reseed, pools) if path == "callback" else lambda number: None,
         open=functools.partial(open_pools, pools),
         close=functools.partial(close_pools, pools),
         pools=Pools(

@@ -72,12 +72,12 @@ class Pool:
             del self.envs
         self.__dict__.pop("calls", None)
 
-    def renew(self, number: int) -> None:
+    def reseed(self, number: int) -> None:
         """A new pool takes the place of this one, with chance by a number. Only for programs that ask by callback."""
         self.seed = *self.seed[:2], number
         self.close()
 
-    def picture(self) -> np.ndarray:
+    def render(self) -> np.ndarray:
         """[H, W, 3] uint8: the screen of the first environment, in its own colors."""
         return np.asarray(self.envs.render(env_ids=[0]))[0]
 
@@ -110,10 +110,10 @@ def close_pools(pools: tuple[Pool, ...]) -> None:
         pool.close()
 
 
-def renew(pools: tuple[Pool, ...], number: int) -> None:
+def reseed(pools: tuple[Pool, ...], number: int) -> None:
     """New games, and new chance by a number, behind the same functions."""
     for pool in pools:
-        pool.renew(number)
+        pool.reseed(number)
 
 
 def reset(pools: tuple[Pool, ...], key: Key) -> tuple[State, TimeStep]:
@@ -148,7 +148,7 @@ def send(pools: tuple[Pool, ...], path: str, i: int, state: State, action: jax.A
     pool = pools[i]
     spaces.check_action(pool.task.spec, action)
     by = _send_by_ffi if path == "ffi" else _send_by_callback
-    return state._replace(handle=by(pool, state.handle, own_action(pool.task, action)))
+    return state._replace(handle=by(pool, state.handle, to_env_action(pool.task, action)))
 
 
 def receive(pools: tuple[Pool, ...], path: str, i: int, state: State) -> tuple[State, TimeStep]:
@@ -166,7 +166,7 @@ def receive(pools: tuple[Pool, ...], path: str, i: int, state: State) -> tuple[S
         reward=reward,
         discount=1.0 - died.astype(jnp.float32),
         last=died | truncated,
-        game=EpisodeScore(reward, over | truncated) if task.lives else (),
+        score=EpisodeScore(reward, over | truncated) if task.lives else (),
     )
     return State(handle, (*state.last[:i], timestep.last, *state.last[i + 1 :])), timestep
 
@@ -176,7 +176,7 @@ def _join(rows: list[TimeStep]) -> TimeStep:
     return jax.tree.map(lambda *x: jnp.concatenate(x), *rows) if len(rows) > 1 else rows[0]
 
 
-def own_action(task: tasks.Task, action: jax.Array) -> jax.Array:
+def to_env_action(task: tasks.Task, action: jax.Array) -> jax.Array:
     """Agents' actions [N, ...] as envpool has them, int32 or float32."""
     return spaces.to_env_action(task.spec, task.bounds, action) + task.action_start
 

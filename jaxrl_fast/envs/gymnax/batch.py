@@ -77,8 +77,10 @@ def adapt(
     rest = {name: value for name, value in options.items() if name not in given}
     params = _with_options(env_id, params, rest, arguments)
     single = traced(env_id, env, params, num_envs)
-    own_action = jax.vmap(functools.partial(spaces.to_env_action, single.spec, single.bounds))
-    return Env(functools.partial(reset, single), functools.partial(step, single), single.spec, own_action=own_action)
+    to_env_action = jax.vmap(functools.partial(spaces.to_env_action, single.spec, single.bounds))
+    return Env(
+        functools.partial(reset, single), functools.partial(step, single), single.spec, to_env_action=to_env_action
+    )
 
 
 def reset(single: Single, key: Key) -> tuple[State, TimeStep]:
