@@ -230,11 +230,11 @@ def test_what_overlaps_learns_from_the_rollout_before(algo, options, num_shards)
                 learner = learner._replace(num_updates=1) if algo == "pqn" else learner
             rollout = played
             metrics.append({**(scores if num_shards == 1 else {}), **losses})
-        return (learner, actors.flights, rollout), jax.tree.map(lambda *x: jnp.stack(x), *metrics), start.rollout
+        return (learner, actors.pending, rollout), jax.tree.map(lambda *x: jnp.stack(x), *metrics), start.rollout
 
     def overlapped(key):
         end, metrics = loop.train(env, agent, loop.init(env, agent, key), num_updates)
-        return (end.agent, end.actors.flights, end.rollout), metrics
+        return (end.agent, end.actors.pending, end.rollout), metrics
 
     expected, expected_metrics, before = jax.jit(spread(one_after_another))(jax.random.key(0))
     assert not before.steps.valid.any()

@@ -115,7 +115,12 @@ def _check_unused_options(plan: Plan) -> list[str]:
     agent, spec = plan.settings.agent, plan.env.spec
     changed = [name for name in CONTINUOUS if getattr(agent, name, None) != getattr(type(agent), name, None)]
     changed = changed if isinstance(spec.action, Discrete) else []
-    alone = spec.total_num_envs // spec.num_pools == 1 and isinstance(agent, DQN | PQN) and agent.epsilon_ladder > 0
+    split = plan.env.parallelism
+    alone = (
+        spec.num_envs * split.num_shards // split.num_pools == 1
+        and isinstance(agent, DQN | PQN)
+        and agent.epsilon_ladder > 0
+    )
     ladder = "--agent.epsilon-ladder does nothing: no two environments act together, and each has the lowest rung"
     return [ladder] * alone + [
         f"--agent.{name.replace('_', '-')} does nothing: the actions of {spec.id} are discrete" for name in changed

@@ -66,7 +66,9 @@ def start(env: Env, agent: Agent, num_episodes: int, key_reset: Key) -> EvalStat
 def block(env: Env, agent: Agent, state: PyTree, key_noise: Key, now: EvalState) -> EvalState:
     """The evaluation after BLOCK more steps."""
     key_block = jax.random.fold_in(key_noise, now.num_blocks)
-    first = lambda key: jax.tree.map(lambda x: x[0], agent.noise(key, 1, env.spec.num_envs))  # later rows explore less
+    first = lambda key: jax.tree.map(
+        lambda x: x[0], agent.sample_noise(key, 1, env.spec.num_envs)
+    )  # later rows explore less
     noise = jax.vmap(first)(jax.random.split(key_block, BLOCK))
     policy = partial(agent.exploit, state)
     now, _ = jax.lax.scan(partial(step, env, agent, policy), now, noise, BLOCK)
@@ -121,7 +123,7 @@ def stream_episodes(env: Env, agent: Agent, state: PyTree, seed: int) -> Iterato
 
     @jax.jit
     def next_moment(state, actors, time):
-        noise = jax.tree.map(lambda x: x[0], agent.noise(jax.random.fold_in(key, time), 1, 1))
+        noise = jax.tree.map(lambda x: x[0], agent.sample_noise(jax.random.fold_in(key, time), 1, 1))
         after, (_, game) = rollout.step(env, agent, partial(agent.exploit, state), actors, noise)
         return after, (after.timestep.obs, *game)
 

@@ -108,7 +108,7 @@ class Trainer:
         if self.plan.env.on_device:
             return
         opened = [self.plan.env] if self.exact else [self.plan.env, self.plan.eval_env]  # the other has new ones anyway
-        count = sum(env.spec.total_num_envs for env in opened)
+        count = sum(env.spec.num_envs * env.parallelism.num_shards for env in opened)
         self.terminal.say(f"making {count} environments ...")
         began = time.perf_counter()
         for env in opened:
@@ -294,9 +294,7 @@ class Trainer:
         from jaxrl_fast import async_rollout
 
         actors = self.feed.state.actors
-        stand = (
-            [flight.actors for flight in actors.flights] if isinstance(actors, async_rollout.AsyncActors) else [actors]
-        )
+        stand = [sent.actors for sent in actors.pending] if isinstance(actors, async_rollout.AsyncActors) else [actors]
         games = jax.device_get([(some.timestep.obs, some.score) for some in stand])
         of_member = [x[member] if len(self.seeds) > 1 else x for x in jax.tree.leaves(games)]
         return all(np.isfinite(x).all() for x in of_member)
