@@ -38,9 +38,9 @@ def still(env, rollout_length=25) -> Agent:
         explore=act,
         exploit=act,
         update=lambda state, rollout, key: (state, {}),
-        noise=lambda key, num_steps, num_envs: jnp.zeros((num_steps, num_envs)),
+        sample_noise=lambda key, num_steps, num_envs: jnp.zeros((num_steps, num_envs)),
         rollout_length=rollout_length,
-        memory=jnp.int32(0),
+        initial_carry=jnp.int32(0),
     )
 
 

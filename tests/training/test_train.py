@@ -57,7 +57,7 @@ def toy(num_envs):
         explore=act,
         exploit=act,
         update=update,
-        noise=lambda key, num_steps, num_envs: jax.random.normal(key, (num_steps, num_envs)),
+        sample_noise=lambda key, num_steps, num_envs: jax.random.normal(key, (num_steps, num_envs)),
         rollout_length=LENGTH,
     )
 
