@@ -211,4 +211,4 @@ def why_no_c() -> str:
     """Why our C for a CPU, on which JAX computes, cannot be had; "" where it can, or is not wanted."""
     from jaxrl_fast.kernels import build  # which imports jax
 
-    return build.unavailable_reason() if device() == "cpu" else ""
+    return build.unavailable_reason() if device() == "cpu" and build.enabled() else ""
