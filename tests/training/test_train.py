@@ -33,7 +33,6 @@ from jaxrl_fast.plotting import run_curve
 from jaxrl_fast.runs import directory
 from jaxrl_fast.training import console, dispatcher, evaluator, trainer
 from jaxrl_fast.training import plan as planning
-from jaxrl_fast.training import summary as training_summary
 from jaxrl_fast.types import Agent, Decision
 from jaxrl_fast.utils import compile_cache, devices, locks, memory, signals
 from tests import probes, run_chunks_by
@@ -428,14 +427,14 @@ def test_a_chunk_is_given_before_the_one_before_is_read_and_no_third(tmp_path, m
 
 def test_nothing_on_the_device_is_kept_from_chunk_to_chunk(tmp_path, monkeypatch):
     """What others keep of every save or episode, in a list, makes them slower each time."""
-    alive, take_down = [], trainer.Trainer.take_down
+    alive, process_chunk = [], trainer.Trainer.process_chunk
 
     def count(self, done):
-        take_down(self, done)
+        process_chunk(self, done)
         alive.append(len(jax.live_arrays()))
 
     monkeypatch.setattr(dispatcher, "CHUNK_S", 0.0)
-    monkeypatch.setattr(trainer.Trainer, "take_down", count)
+    monkeypatch.setattr(trainer.Trainer, "process_chunk", count)
     trainer.execute(plan(tmp_path / "run", "--save-every 88", num_updates=30))
     assert len(alive) == 30 and alive[-2] <= alive[4]
 
@@ -510,7 +509,7 @@ def test_a_user_without_a_home_has_no_compile_cache(monkeypatch):
         jax.config.update("jax_compilation_cache_dir", before)
 
 
-@pytest.mark.parametrize("module, broken", [(console, "announce"), (training_summary, "write_config")])
+@pytest.mark.parametrize("module, broken", [(console, "announce"), (trainer, "write_config")])
 def test_what_fails_before_it_begins_leaves_the_folder_free(module, broken, tmp_path, monkeypatch):
     def fail(*_):
         raise OSError(28, "No space left on device")
@@ -518,7 +517,7 @@ def test_what_fails_before_it_begins_leaves_the_folder_free(module, broken, tmp_
     ready = plan(tmp_path / "run")
     monkeypatch.setattr(module, broken, fail)
     with pytest.raises(OSError, match="No space"):
-        trainer.Trainer(ready, terminal.QuietConsole()).run()
+        trainer.execute(ready, terminal.QuietConsole())
     locks.Lock(tmp_path / "run").release()
 
 
@@ -583,8 +582,8 @@ def test_why_there_is_no_c_is_told(why, tmp_path, monkeypatch, capsys):
     console.announce(plan(tmp_path / "run"), terminal.PlainConsole())
     said = capsys.readouterr()
     told = why and devices.device() == "cpu"
-    assert (f"our C cannot be compiled here ({why})" if told else "") in said.out
-    assert told or "our C" not in said.out
+    assert (f"C kernels are unavailable ({why})" if told else "") in said.out
+    assert told or "C kernels" not in said.out
     assert not said.err
 
 
@@ -776,7 +775,7 @@ def test_a_program_without_room_is_one_line(tmp_path, capsys, monkeypatch):
     def full(*_):
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 378880044496 bytes.")
 
-    monkeypatch.setattr(trainer.Trainer, "begin", full)
+    monkeypatch.setattr(dispatcher, "Dispatcher", full)
     ready = plan(tmp_path / "run")
     assert train.execute(ready) == 1
     said = capsys.readouterr().err.splitlines()[-1]
