@@ -16,6 +16,7 @@ from jaxrl_fast.config.sources import from_mapping
 from jaxrl_fast.plotting import run_curve
 from jaxrl_fast.runs import files
 from jaxrl_fast.training import plan, trainer
+from jaxrl_fast.training.callbacks import check_callbacks
 from jaxrl_fast.utils import devices, formatting
 from jaxrl_fast.utils.files import path_of
 
@@ -24,14 +25,20 @@ if TYPE_CHECKING:
 
 
 def fit(
-    preset: str | None = None, *, algo: str | ModuleType = "", agent: Mapping[str, Any] | None = None, **options: Any
+    preset: str | None = None,
+    *,
+    algo: str | ModuleType = "",
+    agent: Mapping[str, Any] | None = None,
+    callbacks: Sequence[Any] = (),
+    **options: Any,
 ) -> "Run":
-    """Trains, and returns the run.
+    """Train, and return the run.
 
     The names are those of the command line: a preset's name or file, its options as keywords (`num_envs=256`,
     `env="Acrobot-v1"`, `env_options={"max_steps_in_episode": 200}`), and the algorithm's own options by name in
     `agent={"learning_rate": 1e-3}`. `env` may also be a class, a factory or an instance with gymnax's interface, and
     `algo` a module of your own, with `Config` and `make` in it.
+    `callbacks` are objects with `on_record`, `on_evaluation` or `on_end`, see `jaxrl_fast.Callback`.
     What is wrong is a ValueError of one sentence, raised before anything is compiled or written. A training whose
     numbers are no longer finite is a FloatingPointError, one without room in memory a MemoryError; its folder holds
     what there was until then. By Ctrl-C while it trains it is ended, saved and returned, with the status "stopped"; a
@@ -40,9 +47,10 @@ def fit(
     if isinstance(options.get("resume"), Run):
         options |= {"env": options["resume"].env} if options["resume"].env is not None and "env" not in options else {}
         options["resume"] = options["resume"].folder
+    check_callbacks(callbacks)
     settings = from_keywords(preset, algo, agent, **options)
     ready = plan.make_plan(settings)
-    outcome = trainer.execute(ready)
+    outcome = trainer.execute(ready, callbacks=callbacks)
     if not ready.env.on_device:  # where that raised, a program may still be under way, so its pools stay
         devices.release_envs([ready.env, ready.eval_env])
     if outcome.failure:
