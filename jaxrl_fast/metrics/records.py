@@ -11,7 +11,7 @@ from jaxrl_fast.metrics.statistics import finite
 
 Rows = Mapping[str, np.ndarray]  # [S, U]: a number for each seed and update
 SCORES = ("episodes", "valid_steps", "return_sum", "return_min", "return_max", "length_sum", "longest_episode")
-# Where an update has GRADIENT_STEPS, metrics with SUM_SUFFIX are sums over so many of them.
+# If an update reports GRADIENT_STEPS, metrics with SUM_SUFFIX are sums over that number of steps.
 GRADIENT_STEPS, SUM_SUFFIX = "gradient_steps", "_sum"
 
 

@@ -124,8 +124,8 @@ def stream_episodes(env: Env, agent: Agent, state: PyTree, seed: int) -> Iterato
     @jax.jit
     def next_frame(state, actors, time):
         noise = jax.tree.map(lambda x: x[0], agent.sample_noise(jax.random.fold_in(key, time), 1, 1))
-        after, (_, game) = rollout.step(env, agent, partial(agent.exploit, state), actors, noise)
-        return after, (after.timestep.obs, *game)
+        after, (_, episode) = rollout.step(env, agent, partial(agent.exploit, state), actors, noise)
+        return after, (after.timestep.obs, *episode)
 
     actors = jax.jit(partial(rollout.reset, env, agent))(key_reset)
     seen = actors.timestep.obs, np.zeros(1, bool), actors.score, actors.length

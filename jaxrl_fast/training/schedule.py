@@ -39,7 +39,7 @@ class Progress(NamedTuple):
     finished: int  # their metrics are on the host
     submitted: int
     num_pending: int  # chunks between the two
-    last_update: int  # where the run ends; it may become less while the run goes on
+    last_update: int  # where the run ends; it may decrease during the run
     evaluated: int | None = None  # where it was evaluated last
     saved: int | None = None  # where it was saved last, whether or not that succeeded
     stopping: bool = False  # a signal or a failure ends the run
@@ -47,7 +47,7 @@ class Progress(NamedTuple):
 
 
 def to_updates(env_steps: int, steps_per_update: int) -> int:
-    """Return the updates that take at least so many environment steps; 0 for 0."""
+    """Return the number of updates that take at least `env_steps` environment steps; 0 for 0."""
     return -(-env_steps // steps_per_update)
 
 
