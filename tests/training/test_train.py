@@ -32,9 +32,10 @@ from jaxrl_fast.parallel.placement import Placement
 from jaxrl_fast.plotting import run_curve
 from jaxrl_fast.runs import directory
 from jaxrl_fast.training import console, dispatcher, evaluator, trainer
+from jaxrl_fast.training import memory as training_memory
 from jaxrl_fast.training import plan as planning
 from jaxrl_fast.types import Agent, Decision
-from jaxrl_fast.utils import compile_cache, devices, locks, memory, signals
+from jaxrl_fast.utils import compile_cache, devices, locks, signals
 from tests import probes, run_chunks_by
 
 ROOT = Path(__file__).parents[2]
@@ -560,7 +561,7 @@ def test_a_command_keeps_no_threads_of_scipys_awake_unless_told_to(wanted, threa
 
 
 def test_a_gpu_that_is_not_used_is_noticed(monkeypatch):
-    monkeypatch.setattr(devices.shutil, "which", lambda name: "/usr/bin/nvidia-smi")
+    monkeypatch.setattr(console.shutil, "which", lambda name: "/usr/bin/nvidia-smi")
     monkeypatch.delenv("JAX_PLATFORMS")
     assert console.gpu_unused() == (jax.default_backend() == "cpu")
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")  # asked for
@@ -597,7 +598,7 @@ def test_what_dqn_is_about_to_do_is_said_before_anything_is_compiled(tmp_path, m
         raise RuntimeError("enough")
 
     monkeypatch.setattr(program, "build", fail)
-    monkeypatch.setattr(memory, "free_bytes", lambda *_: 24 * 10**9)
+    monkeypatch.setattr(training_memory, "free_bytes", lambda *_: 24 * 10**9)
     options = "--agent.replay-ratio 0.25 --agent.batch-size 1024 --agent.learning-starts 5k --agent.capacity 100k"
     with pytest.raises(RuntimeError, match="enough"):
         train.main(f"dqn --num-envs 8 {options} --run-dir {tmp_path / 'run'}".split())
