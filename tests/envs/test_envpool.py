@@ -790,7 +790,7 @@ def test_without_that_it_goes_on_with_everything_but_the_games(tmp_path, capsys)
     jaxrl_fast.fit(**options | dict(total_steps=320), run_dir=str(tmp_path / "run"))
     run = jaxrl_fast.fit(resume=str(tmp_path / "run"), total_steps=480, log_level="info")
     assert run.summary["env_steps"] == 480 and run.summary["status"] == "done"
-    assert "its games begin anew" in capsys.readouterr().out
+    assert "its episodes are reset" in capsys.readouterr().out
     ring = kept_replay(run)
     assert ring.size == 256 // 4 and run.agent_state.num_updates == 480 // 32
     cut = (int(ring.head) - (480 - 320) // 4) % 64  # where the games were left
