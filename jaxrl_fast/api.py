@@ -37,12 +37,15 @@ def fit(
     what there was until then. By Ctrl-C while it trains it is ended, saved and returned, with the status "stopped"; a
     second one is a KeyboardInterrupt.
     """
+    from jaxrl_fast.envs.host_env import original_errors  # imports jax
+
     if isinstance(options.get("resume"), Run):
         options |= {"env": options["resume"].env} if options["resume"].env is not None and "env" not in options else {}
         options["resume"] = options["resume"].folder
     settings = from_keywords(preset, algo, agent, **options)
     ready = plan.make_plan(settings)
-    outcome = trainer.execute(ready)
+    with original_errors():
+        outcome = trainer.execute(ready)
     if not ready.env.on_device:  # where that raised, a program may still be under way, so its pools stay
         devices.release_envs([ready.env, ready.eval_env])
     if outcome.failure:

@@ -60,14 +60,14 @@ class EpisodeScore(NamedTuple):
 
 
 class HostEnvConfig(NamedTuple):
-    """How environments on the host are run. Those on the device need none of this: all of their chance is in keys."""
+    """How host environments are run. Device environments ignore it: their randomness comes from keys."""
 
-    seed: tuple[int, ...] = (0,)  # of everything random in them: the run's, then what else tells pools apart
+    seed: tuple[int, ...] = (0,)  # the run's seed, then numbers that distinguish training, evaluation and restarts
     protocol: AtariProtocol = ""
-    path: str = "auto"  # from the program to the pool: "ffi", "callback", or whichever works best
-    in_flight: int = 0  # pools that work while the policy thinks for the others and the agent learns; 0: none does
-    overlap: bool = False  # these play a whole rollout while the agent learns from the one before
-    shard: int = 0  # of num_shards with as many environments each, seeded as all together
+    bridge: str = "auto"  # how a compiled program calls a pool: "ffi", "callback", or "auto" for the fastest that works
+    num_async_pools: int = 0  # pools in each shard that step while the policy acts for the others; 0: synchronous
+    overlap: bool = False  # pools collect a whole rollout during the update before it
+    shard: int = 0  # index among num_shards with equally many environments; seeds do not depend on the split
     num_shards: int = 1
 
 
@@ -86,16 +86,16 @@ class TimeStep(NamedTuple):
 
 
 class Pools(NamedTuple):
-    """N environments dealt to pools, N / num in each, and a step of a pool in two halves.
+    """N environments split into pools, N / num in each, and a pool's step in two halves.
 
-    One state is handed from call to call, pool by pool, so that they keep their order. While actions are under way the
-    environment's own `reset` and `step` have no place.
+    The state passes from call to call, pool by pool, which keeps them in order. `reset` and `step` of the environment
+    must not be called between `send` and `receive`.
     """
 
     num: int
     send: Callable[[int, PyTree, Array], PyTree]  # (pool, state, action [N / num, ...])
-    receive: Callable[[int, PyTree], tuple[PyTree, TimeStep]]  # (pool, state); what came of the action, [N / num]
-    overlap: bool = False  # a rollout is played while the agent learns from the one before
+    receive: Callable[[int, PyTree], tuple[PyTree, TimeStep]]  # (pool, state); the step's result, [N / num]
+    overlap: bool = False  # a whole rollout is collected during the update before it
 
 
 class Env(NamedTuple):
@@ -104,16 +104,16 @@ class Env(NamedTuple):
     reset: Callable[[Key], tuple[PyTree, TimeStep]]
     step: Callable[[PyTree, Array], tuple[PyTree, TimeStep]]
     spec: EnvSpec
-    on_device: bool = True  # False: pools on the host behind it, which no vmap can multiply
-    info: tuple[str, ...] = ()  # what its user should know, a sentence each
-    warnings: tuple[str, ...] = ()  # what its user will hardly have meant, a sentence each
-    protocol: AtariProtocol = ""
-    reseed: Callable[[int], None] = lambda number: None  # on the host, where it can be: other games for each number
-    open: Callable[[], None] = lambda: None  # makes what is on the host behind it, or it is made when first needed
-    close: Callable[[], None] = lambda: None  # gives that up: no program that was compiled with it may run any more
-    render: Callable[[], Any] | None = None  # [H, W, 3] uint8 of the first environment as it stands, on the host
-    to_env_action: Callable[[Array], Array] = lambda action: action  # [N, ...] actions as its true bounds have them
-    pools: Pools | None = None  # N dealt to pools that take actions now and answer later
+    on_device: bool = True  # False: it steps pools on the host, so it cannot be vmapped
+    info: tuple[str, ...] = ()  # notes for the user, one sentence each
+    warnings: tuple[str, ...] = ()  # probable mistakes, one sentence each
+    protocol: AtariProtocol = ""  # "" if it is not an Atari game
+    reseed: Callable[[int], None] = lambda number: None  # derives new seeds of host environments, where supported
+    open: Callable[[], None] = lambda: None  # opens host pools, which otherwise open on first use
+    close: Callable[[], None] = lambda: None  # closes host pools; programs compiled with them must not run afterwards
+    render: Callable[[], Any] | None = None  # [H, W, 3] uint8 of the first environment, on the host
+    to_env_action: Callable[[Array], Array] = lambda action: action  # actions [N, ...] within the true bounds
+    pools: Pools | None = None  # for asynchronous stepping
 
 
 class Decision(NamedTuple):
