@@ -24,7 +24,7 @@ IMPURE_ALLOWED = ("utils", "kernels.build", "config", "cli", "agents", "metrics.
 IMPURE = ("datetime", "glob", "io", "logging", "os", "pathlib", "pickle", "shutil", "signal", "socket", "subprocess")
 IMPURE += ("sys", "tempfile", "threading", "time")
 SUITES = ("gymnax", "envpool", "gymnasium")  # imported below envs/<name>/ only
-MAY_IMPORT = {"gymnasium": ("envs.envpool",)}  # but for these: spaces
+MAY_IMPORT = {"gymnasium": ("envs.envpool", "envs.gymnasium_spaces")}  # but for these: spaces
 
 
 class Import(NamedTuple):

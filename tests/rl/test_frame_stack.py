@@ -49,7 +49,7 @@ def test_an_agent_that_keeps_single_frames_learns_the_same(algo, in_flight):
     pytest.importorskip("envpool")
     config = dict(rollout_length=80, num_minibatches=2, num_epochs=1, network="mlp", hidden=(8,))
     options = dict(img_height=36, img_width=36)
-    env = envs.make("envpool/Breakout-v5", 4, HostEnvConfig((1, 0, 0), "dqn2015", in_flight=in_flight), **options)
+    env = envs.make("envpool/Breakout-v5", 4, HostEnvConfig((1, 0, 0), "dqn2015", num_async_pools=in_flight), **options)
     kind = configs.CONFIGS[algo]
     agent = agents.load(algo).make(kind(**config), env.spec, 4)
     whole = agents.load(algo).make(kind(**config), env.spec._replace(frame_stack=0), 4)
