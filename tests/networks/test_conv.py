@@ -9,7 +9,7 @@ import pytest
 from jaxrl_fast.kernels import blocks, boards, build, dispatch
 from jaxrl_fast.kernels.layer_norm import EPSILON
 from jaxrl_fast.networks.conv import Boards, Conv, Residual
-from tests import slow
+from tests.helpers import slow
 
 WAYS = ("c", "patches", "xla")  # how a convolution is computed: in C, by XLA as a CPU does it, or as a GPU does
 
