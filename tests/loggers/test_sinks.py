@@ -14,6 +14,8 @@ from jaxrl_fast.parallel.placement import SINGLE_DEVICE
 from jaxrl_fast.training import run_logger, summary
 from tests.helpers import RECORD
 
+pytestmark = pytest.mark.unit
+
 
 def test_json_lines_are_one_object_each_and_strict(tmp_path):
     sink = jsonl.JsonLines(tmp_path / "metrics.jsonl")

@@ -13,6 +13,8 @@ from jaxrl_fast.training import console
 from jaxrl_fast.utils import formatting
 from tests.helpers import RECORD
 
+pytestmark = pytest.mark.unit
+
 
 def test_a_line_says_what_matters():
     line = formatting.progress_line(RECORD)

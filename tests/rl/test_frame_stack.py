@@ -14,6 +14,8 @@ from jaxrl_fast.rl import frame_stack
 from jaxrl_fast.types import HostEnvConfig, Rollout, Transition
 from tests.helpers.histories import CASES, STACKED, history, same, seeds
 
+pytestmark = pytest.mark.unit
+
 LENGTH = 8  # of the rollouts that a history is cut into
 
 
