@@ -20,6 +20,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -31,6 +32,7 @@ BREAK = "\1"  # stands for a line break within a piece
 TOKEN = re.compile(r"\w+|\n|[^\S\n]+|[^\w\s]")
 MAX_CANDIDATES = 6  # files that are tried, most similar first
 MIN_SIMILARITY = 0.5  # between the old hunk and the new one
+CONTEXT = 1  # lines around a change that help to find it
 
 
 def refreshed(patch: Patch) -> Patch | None:
@@ -71,7 +73,9 @@ def merges(base: str, today: str, buggy: str) -> Iterator[str]:
         yield from merge(*map(split, (base, today, buggy)))
     renamed = renames(base, today)
     replace = lambda text: re.sub(r"\w+", lambda word: renamed.get(word[0], word[0]), text)
-    yield from merge(*map(split_tokens, (replace(base), today, replace(buggy))))
+    base, buggy = replace(base), replace(buggy)
+    yield from merge(*map(split_tokens, (base, today, buggy)))
+    yield from transplant(split_lines(base), split_lines(today), split_lines(buggy))
 
 
 def merge(base: list[str], ours: list[str], theirs: list[str]) -> Iterator[str]:
@@ -85,6 +89,43 @@ def merge(base: list[str], ours: list[str], theirs: list[str]) -> Iterator[str]:
         yield done.stdout.replace("\n", "").replace(BREAK, "\n")
 
 
+def transplant(base: list[str], today: list[str], buggy: list[str]) -> Iterator[str]:
+    """Yield today's source with the bug in the lines that are most like the old ones, if all are found."""
+    changes = difflib.SequenceMatcher(None, base, buggy, autojunk=False).get_opcodes()
+    for kind, i, i_end, j, j_end in reversed(changes):
+        if kind == "equal":
+            continue
+        before, after = base[max(i - CONTEXT, 0) : i], base[i_end : i_end + CONTEXT]
+        old, new = base[i:i_end], buggy[j:j_end]
+        start = most_similar(before + old + after, today)
+        if start is None:
+            return
+        end = start + len(before + old + after)
+        found = list(
+            merge(*(split_tokens("".join(x)) for x in (before + old + after, today[start:end], before + new + after)))
+        )
+        if not new:  # lines that the bug leaves out may have changed
+            found = ["".join(today[start : start + len(before)] + today[end - len(after) : end])]
+        if not found:
+            return
+        today = [*today[:start], *split_lines(found[0]), *today[end:]]
+    yield "".join(today)
+
+
+def most_similar(old: list[str], today: list[str]) -> int | None:
+    """Return where as many lines of today's source are most like the old ones; None if they are not like enough."""
+    matchers = [difflib.SequenceMatcher(None, "", line.strip()) for line in old]
+    ratios = []
+    for line in today:
+        ratios.append([])
+        for matcher in matchers:
+            matcher.set_seq1(line.strip())
+            ratios[-1].append(matcher.ratio() if matcher.real_quick_ratio() > MIN_SIMILARITY else 0.0)
+    scores = [sum(ratios[i + k][k] for k in range(len(old))) for i in range(len(today) - len(old) + 1)]
+    best = max(range(len(scores)), key=scores.__getitem__, default=None)
+    return best if best is not None and scores[best] >= MIN_SIMILARITY * len(old) else None
+
+
 def split_lines(text: str) -> list[str]:
     return text.splitlines(keepends=True)
 
@@ -94,13 +135,16 @@ def split_tokens(text: str) -> list[str]:
 
 
 def renames(base: str, today: str) -> dict[str, str]:
-    """Return identifiers of the base that stand under another name, and never under their own, today."""
-    kept, found = set(split_tokens(today)), {}
+    """Return identifiers of the base that mostly stand under another name today."""
+    votes: dict[str, Counter[str]] = {}
     for before, after in replaced(split_lines(base), split_lines(today)):
         for old, new in replaced(split_tokens("".join(before)), split_tokens("".join(after))):
             if len(old) == len(new):
-                found |= {x: y for x, y in zip(old, new, strict=True) if x.isidentifier() and x not in kept}
-    return found
+                for x, y in zip(old, new, strict=True):
+                    if x.isidentifier() and y.isidentifier():
+                        votes.setdefault(x, Counter())[y] += 1
+    left, there = Counter(split_tokens(today)), Counter(split_tokens(base))
+    return {x: new.most_common(1)[0][0] for x, new in votes.items() if left[x] <= there[x] // 3}
 
 
 def replaced(before: list[str], after: list[str]) -> Iterator[tuple[list[str], list[str]]]:
