@@ -8,7 +8,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
 import jax
-from jax import Array, ShapeDtypeStruct
+from jax import Array as Array  # for every module below the host
+from jax import ShapeDtypeStruct
 
 PyTree = Any
 Key = Array

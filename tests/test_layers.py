@@ -8,6 +8,8 @@ from typing import NamedTuple
 
 import pytest
 
+pytestmark = pytest.mark.unit
+
 PACKAGE = "jaxrl_fast"
 ROOT = Path(__file__).parent.parent / PACKAGE
 

@@ -29,6 +29,8 @@ from jaxrl_fast.sweep import grid
 from jaxrl_fast.training import console, plan, trainer
 from jaxrl_fast.utils import locks, memory, parsing
 
+pytestmark = pytest.mark.unit
+
 ROOT = Path(__file__).parents[2]
 
 

@@ -38,8 +38,9 @@ from jaxrl_fast.training import console, memory, plan, trainer
 from jaxrl_fast.training import evaluator as evaluation
 from jaxrl_fast.types import Agent, Box, Decision, Discrete, HostEnvConfig, Transition
 from jaxrl_fast.utils.memory import nbytes
-from tests import slow
-from tests.training.test_resume import same, stop_after
+from tests.helpers import slow
+from tests.helpers.host_envs import AGENTS, SHORT, random_actions, run
+from tests.helpers.runs import same, stop_after
 
 SEED = (3, 0, 0)
 NUM_ENVS = 2
@@ -68,23 +69,6 @@ class Game(NamedTuple):
     actions: np.ndarray  # [T, N, ...]
     first: Any  # TimeStep [N]
     steps: Any  # TimeStep [T, N]
-
-
-def random_actions(spec, num_steps, seed=0):
-    chance, lead = np.random.default_rng(seed), (num_steps, spec.num_envs)
-    if isinstance(spec.action, Discrete):
-        return chance.integers(spec.action.num, size=lead).astype(np.int32)
-    return chance.uniform(-1, 1, (*lead, *spec.action.shape)).astype(np.float32)
-
-
-def run(env, actions):
-    """Reset, then one step for each row of actions, as one compiled program."""
-
-    def program(actions):
-        state, first = env.reset(jax.random.key(0))
-        return first, jax.lax.scan(env.step, state, actions)[1]
-
-    return jax.device_get(jax.jit(program)(actions))
 
 
 @functools.cache
@@ -678,15 +662,6 @@ def test_spaces_are_made_uniform():
         "orientations": (14,),
         "velocity": (9,),
     }
-
-
-SHORT: dict[str, Any] = dict(env="envpool/CartPole-v1", num_envs=4, total_steps=480, save_every=160, log_every=32)
-SHORT |= dict(eval_every=160, eval_episodes=4, eval_envs=4, tensorboard=False, log_level="quiet")
-AGENTS = {
-    "ppo": dict(rollout_length=8, hidden=(8,), normalize_rewards=True, normalize_observations=True),
-    "dqn": dict(capacity=256, batch_size=8, learning_starts=32, hidden=(8,), n_step=3, prioritized=True),
-    "pqn": dict(rollout_length=8, hidden=(8,)),
-}
 
 
 @pytest.mark.parametrize("algo", [slow("dqn"), "pqn"])

@@ -21,7 +21,7 @@ from jaxrl_fast import envs
 from jaxrl_fast.envs import spaces as envs_spaces
 from jaxrl_fast.envs.gymnax import batch as adapter
 from jaxrl_fast.types import Box, Discrete
-from tests import slow
+from tests.helpers import slow
 
 REFUSED = {"gymnax/MNISTBandit-bsuite": "downloads"}
 FAST = (  # one of each kind, for each takes seconds to compile

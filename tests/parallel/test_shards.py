@@ -15,9 +15,9 @@ from jaxrl_fast.parallel import program
 from jaxrl_fast.runs import checkpoint
 from jaxrl_fast.training import build
 from jaxrl_fast.types import HostEnvConfig
-from tests import slow
-from tests.envs.test_envpool import AGENTS, SHORT, random_actions, run
-from tests.training.test_resume import same, stop_after
+from tests.helpers import slow
+from tests.helpers.host_envs import AGENTS, SHORT, random_actions, run
+from tests.helpers.runs import same, stop_after
 
 SEED = (5, 0, 0)
 AXIS = "shards"

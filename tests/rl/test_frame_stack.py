@@ -1,4 +1,4 @@
-"""frames: stacks come back from a rollout of single frames, over every kind of beginning that test_replay makes up."""
+"""frames: stacks come back from a rollout of single frames, over every kind of beginning in helpers.histories."""
 
 import functools
 
@@ -12,7 +12,9 @@ from jaxrl_fast import agents, envs, loop
 from jaxrl_fast.agents import configs
 from jaxrl_fast.rl import frame_stack
 from jaxrl_fast.types import HostEnvConfig, Rollout, Transition
-from tests.replay import test_ring
+from tests.helpers.histories import CASES, STACKED, history, same, seeds
+
+pytestmark = pytest.mark.unit
 
 LENGTH = 8  # of the rollouts that a history is cut into
 
@@ -26,15 +28,15 @@ def look(stack, obs):
     return frame_stack.decode(stack, kept, rows), steps.obs.newest
 
 
-@pytest.mark.parametrize("name", test_ring.STACKED)
-@given(seed=test_ring.seeds)
+@pytest.mark.parametrize("name", STACKED)
+@given(seed=seeds)
 def test_a_rollout_of_single_frames_gives_its_stacks_back(name, seed):
-    case = test_ring.CASES[name]
-    obs = jax.tree.map(lambda x: x[0], test_ring.history(case, seed, num_histories=1).steps.obs)
+    case = CASES[name]
+    obs = jax.tree.map(lambda x: x[0], history(case, seed, num_histories=1).steps.obs)
     for start in range(0, case.num_steps, LENGTH):
         rollout = jax.tree.map(lambda x: x[start : start + LENGTH], obs)  # noqa: B023
         found, newest = look(case.layout.frame_stack, rollout)
-        test_ring.same(found, jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), rollout))
+        same(found, jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), rollout))
         sizes = [(x.size, y.size) for x, y in zip(*map(jax.tree.leaves, (newest, rollout)), strict=True)]
         assert all(x * case.layout.frame_stack == y for x, y in sizes)
 
