@@ -162,6 +162,7 @@ class Env(NamedTuple):
     render: Callable[[], Any] | None = None  # on the host: [H, W, 3] uint8 of the first environment
     to_env_action: Callable[[Array], Array] = lambda action: action  # [N, ...] to the environment's own bounds
     pools: AsyncPools | None = None
+    resize: Callable[[int, HostEnvConfig], Any] | None = None  # (N, config): an Env of N of the same environments
 
 
 class PolicyInput(NamedTuple):

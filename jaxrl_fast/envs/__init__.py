@@ -49,7 +49,8 @@ def make(
         env = _backend("gymnax").adapt(source[0], num_envs, options, *source[1:])
     if host_config is not None:
         _check_host_config(env, host_config)
-    return env
+    again = lambda num_envs, host_config: make(env_id, num_envs, host_config, **options)
+    return env if env.resize else env._replace(resize=again)
 
 
 def _default_host_config() -> "types.HostEnvConfig":

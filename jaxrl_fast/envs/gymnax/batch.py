@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 from jaxrl_fast.envs import spaces
 from jaxrl_fast.envs.gymnax.single import Single, reset_one, step_one, traced
-from jaxrl_fast.types import Env, Key, PyTree, TimeStep
+from jaxrl_fast.types import Env, HostEnvConfig, Key, PyTree, TimeStep
 from jaxrl_fast.utils import importing
 from jaxrl_fast.utils.errors import why
 
@@ -75,10 +75,18 @@ def adapt(
     params = env.default_params if params is None else params
     rest = {name: value for name, value in options.items() if name not in given}
     params = _with_options(env_id, params, rest, arguments)
-    single = traced(env_id, env, params, num_envs)
-    to_env_action = jax.vmap(functools.partial(spaces.to_env_action, single.spec, single.bounds))
+    return batch(traced(env_id, env, params, num_envs), num_envs)
+
+
+def batch(single: Single, num_envs: int, host_config: HostEnvConfig | None = None) -> Env:
+    """Return N environments like one that has been traced; `host_config` does not concern the device."""
+    single = single._replace(spec=single.spec._replace(num_envs=num_envs))
     return Env(
-        functools.partial(reset, single), functools.partial(step, single), single.spec, to_env_action=to_env_action
+        functools.partial(reset, single),
+        functools.partial(step, single),
+        single.spec,
+        to_env_action=jax.vmap(functools.partial(spaces.to_env_action, single.spec, single.bounds)),
+        resize=functools.partial(batch, single),
     )
 
 
