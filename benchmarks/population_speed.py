@@ -34,7 +34,7 @@ from jaxrl_fast.utils.parsing import parse_int
 
 CASES = {
     "ppo": dict(algo="ppo", env="CartPole-v1", num_envs=64),
-    "dqn": dict(algo="dqn", env="CartPole-v1", num_envs=64, agent={"learning_starts": 1024, "capacity": 16_384}),
+    "dqn": dict(algo="dqn", env="CartPole-v1", num_envs=64, agent={"learning_starts": 1024, "buffer_size": 16_384}),
 }
 CURVES = {
     "ppo CartPole-v1": dict(algo="ppo", env="CartPole-v1"),

@@ -65,7 +65,7 @@ class HostEnvConfig(NamedTuple):
     seed: tuple[int, ...] = (0,)  # of everything random in them: the run's, then what else tells pools apart
     protocol: AtariProtocol = ""
     path: str = "auto"  # from the program to the pool: "ffi", "callback", or whichever works best
-    in_flight: int = 0  # pools that work while the policy thinks for the others and the agent learns; 0: none does
+    async_pools: int = 0  # pools that work while the policy thinks for the others and the agent learns; 0: none does
     overlap: bool = False  # these play a whole rollout while the agent learns from the one before
     shard: int = 0  # of num_shards with as many environments each, seeded as all together
     num_shards: int = 1

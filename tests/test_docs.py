@@ -44,7 +44,7 @@ def run(tmp_path_factory):
     """A training of a second, for the names of what it writes."""
     small = dict(num_envs=2, total_steps=256, eval_episodes=2, tensorboard=False, log_level="quiet")
     folder = tmp_path_factory.mktemp("docs") / "run"
-    return jaxrl_fast.fit(algo="pqn", env="Catch-bsuite", agent={"hidden": (4,)}, run_dir=str(folder), **small)
+    return jaxrl_fast.fit(algo="pqn", env="Catch-bsuite", agent={"hidden_sizes": (4,)}, run_dir=str(folder), **small)
 
 
 def own_metrics(algo):

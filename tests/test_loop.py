@@ -25,7 +25,7 @@ from tests import probes, slow
 
 
 def agent_of(env, num_updates=8, **config):
-    config = dict(rollout_length=16, num_minibatches=2, num_epochs=2, hidden=(16,)) | config
+    config = dict(rollout_length=16, num_minibatches=2, num_epochs=2, hidden_sizes=(16,)) | config
     return make(Config(**config), env.spec, num_updates)
 
 
@@ -155,8 +155,8 @@ def test_the_row_after_the_last_is_invalid_and_nothing_else():
     np.testing.assert_array_equal(experience.steps.reward[~experience.steps.valid], 0)
 
 
-SHORT = dict(rollout_length=4, num_minibatches=2, num_epochs=2, hidden=(8,))
-LITTLE = dict(rollout_length=4, capacity=64, batch_size=4, learning_starts=8, replay_ratio=0.25, hidden=(8,))
+SHORT = dict(rollout_length=4, num_minibatches=2, num_epochs=2, hidden_sizes=(8,))
+LITTLE = dict(rollout_length=4, buffer_size=64, batch_size=4, learning_starts=8, replay_ratio=0.25, hidden_sizes=(8,))
 
 
 each_algorithm = pytest.mark.parametrize(

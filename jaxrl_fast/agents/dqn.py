@@ -81,27 +81,27 @@ def make(config: Config, spec: EnvSpec, num_updates: int) -> Agent:
     check(config, spec, rollout_length)
     per_update = rollout_length * num_envs
     layout = replay_ring.ReplayConfig(
-        config.capacity // per_update * rollout_length, spec.num_envs, config.n_step, spec.frame_stack
+        config.buffer_size // per_update * rollout_length, spec.num_envs, config.n_step, spec.frame_stack
     )
     network = networks.network(
         spec.obs,
         exploration.num_actions(spec, "dqn"),
-        num_atoms=None if config.distribution == "none" else config.num_atoms,
+        num_atoms=None if config.value_head == "none" else config.num_atoms,
         dueling=config.dueling,
         noisy=config.noisy,
         kind=config.network,
-        hidden=config.hidden,
+        hidden=config.hidden_sizes,
         activation=config.activation,
         layer_norm=config.layer_norm,
         dtype=jnp.dtype(config.compute_dtype),
     )
     learning_steps = num_updates * per_update - config.first_learning(num_envs)
     learning_rate = optim.linear_schedule(
-        config.learning_rate, config.anneal, max(int(config.ratio * learning_steps), 1)
+        config.learning_rate, config.anneal_lr, max(int(config.ratio * learning_steps), 1)
     )
     optimizer = optim.make_optimizer(learning_rate, epsilon=config.adam_epsilon, max_grad_norm=config.max_grad_norm)
-    epsilon = exploration.Epsilon(config.epsilon_start, config.epsilon_end, config.epsilon_steps, config.epsilon_ladder)
-    form = value_distributions.ValueHead(config.distribution, config.num_atoms, config.v_min, config.v_max)
+    epsilon = exploration.Epsilon(config.epsilon_start, config.epsilon_end, config.epsilon_steps, config.apex_alpha)
+    form = value_distributions.ValueHead(config.value_head, config.num_atoms, config.v_min, config.v_max)
     parts = Parts(config, spec, layout, rollout_length, num_updates, network, form, epsilon, learning_rate, optimizer)
     return Agent(
         init=partial(init, parts),
@@ -121,31 +121,31 @@ def check(config: Config, spec: EnvSpec, rollout_length: int) -> None:
     num_devices = spec.num_shards * spec.num_grad_workers
     if config.batch_size % num_devices:
         raise ValueError(f"batch_size {config.batch_size} does not divide into {num_devices} devices")
-    if config.capacity < config.batch_size:
-        raise ValueError(f"capacity {config.capacity} is less than one batch of {config.batch_size}")
-    if config.learning_starts > config.capacity:
+    if config.buffer_size < config.batch_size:
+        raise ValueError(f"buffer_size {config.buffer_size} is less than one batch of {config.batch_size}")
+    if config.learning_starts > config.buffer_size:
         raise ValueError(
-            f"learning_starts {config.learning_starts} is beyond the capacity {config.capacity}; "
+            f"learning_starts {config.learning_starts} is beyond the buffer_size {config.buffer_size}; "
             "the first steps would be forgotten before they are learned from"
         )
     per_update = rollout_length * num_envs
     num_rows = config.n_step + max(spec.frame_stack, 1) + rollout_length  # the least that can be written and read
     least = -(-num_rows // rollout_length) * per_update
-    if config.capacity < least:
+    if config.buffer_size < least:
         raise ValueError(
-            f"capacity {config.capacity} is too small for n_step {config.n_step} and {num_envs} environments "
+            f"buffer_size {config.buffer_size} is too small for n_step {config.n_step} and {num_envs} environments "
             f"with rollouts of {rollout_length}; it must be at least {least}"
         )
-    if config.distribution != "none" and config.num_atoms < 2:
+    if config.value_head != "none" and config.num_atoms < 2:
         raise ValueError(f"num_atoms {config.num_atoms}: a distribution has at least 2")
-    if config.distribution == "c51" and not config.v_min < config.v_max:
+    if config.value_head == "c51" and not config.v_min < config.v_max:
         raise ValueError(f"v_min {config.v_min} is not below v_max {config.v_max}")
     check_counts(config, per_update)
 
 
 def check_counts(config: Config, per_update: int) -> None:
     """ValueError where the replay ratio, a fraction, cannot be counted exactly in int32."""
-    most, longest = exploration.MAX_COUNT, max(per_update, config.target_period)
+    most, longest = exploration.MAX_COUNT, max(per_update, config.target_update_interval)
 
     def countable(ratio):
         return ratio.numerator * longest <= most and ratio.denominator <= most
@@ -158,7 +158,7 @@ def check_counts(config: Config, per_update: int) -> None:
     nearest = min((x for x in near if countable(common.as_fraction(x))), key=lambda x: abs(x - asked))
     raise ValueError(
         f"replay_ratio {asked} cannot be counted exactly with {per_update} steps in an update and "
-        f"target_period {config.target_period}; the nearest that can is {nearest}"
+        f"target_update_interval {config.target_update_interval}; the nearest that can is {nearest}"
     )
 
 
@@ -313,9 +313,9 @@ def gradient_step(
 
 def move_target(config: Config, learner: Learner) -> Learner:
     """A gradient step is worth 1 / ratio environment steps; whenever a period of them has passed, the target moves."""
-    period = config.target_period * config.ratio.numerator
+    period = config.target_update_interval * config.ratio.numerator
     since = learner.since_target + config.ratio.denominator
-    move = lambda: optax.incremental_update(learner.params, learner.target, config.target_step_size)
+    move = lambda: optax.incremental_update(learner.params, learner.target, config.tau)
     target = jax.lax.cond(_same_for_all_seeds(since >= period), move, lambda: learner.target)
     return learner._replace(target=target, since_target=since % period)
 

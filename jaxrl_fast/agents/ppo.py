@@ -94,12 +94,12 @@ def make(config: Config, spec: EnvSpec, num_updates: int, objective: Callable | 
         spec.obs,
         num_outputs,
         kind=config.network,
-        hidden=config.hidden,
+        hidden=config.hidden_sizes,
         activation=config.activation,
         dtype=jnp.dtype(config.compute_dtype),
     )
     num_steps = config.num_epochs * config.num_minibatches  # of an update
-    learning_rate = optim.linear_schedule(config.learning_rate, config.anneal, num_updates * num_steps)
+    learning_rate = optim.linear_schedule(config.learning_rate, config.anneal_lr, num_updates * num_steps)
     optimizer = optim.make_optimizer(
         learning_rate,
         epsilon=config.adam_epsilon,
@@ -197,7 +197,7 @@ def distribution(parts: Parts, params: PyTree, output: Array) -> PyTree:
     """The distribution that the actor's output means."""
     if isinstance(parts.spec.action, Discrete):
         return distributions.Categorical(output)
-    kind = distributions.TanhGaussian if parts.config.squash else distributions.Gaussian
+    kind = distributions.TanhGaussian if parts.config.tanh_squash else distributions.Gaussian
     return kind(output, jnp.broadcast_to(params["log_std"], output.shape))
 
 
@@ -321,12 +321,12 @@ def loss(parts: Parts, params: PyTree, batch: Batch) -> tuple[Array, Metrics]:
     pi = distribution(parts, params, output)
     log_ratio = pi.log_prob(batch.action) - batch.log_prob
     ratio = jnp.exp(log_ratio)
-    bound = jnp.where(batch.advantage > 0, 1 + config.clip, 1 - config.clip)
+    bound = jnp.where(batch.advantage > 0, 1 + config.clip_coef, 1 - config.clip_coef)
     beyond = (ratio - bound) * batch.advantage > 0
     policy_loss = -jnp.where(beyond, bound, ratio) * batch.advantage
     error = (value - batch.target) ** 2
-    if config.value_clip:
-        near = batch.value + jnp.clip(value - batch.value, -config.clip, config.clip)
+    if config.clip_vloss:
+        near = batch.value + jnp.clip(value - batch.value, -config.clip_coef, config.clip_coef)
         error = jnp.maximum(error, (near - batch.target) ** 2)
     entropy = pi.entropy()
     total = policy_loss + config.value_coef * 0.5 * error - config.entropy_coef * entropy
@@ -335,7 +335,7 @@ def loss(parts: Parts, params: PyTree, batch: Batch) -> tuple[Array, Metrics]:
         "value_loss": 0.5 * error,
         "entropy": entropy,
         "approx_kl": ratio - 1 - log_ratio,  # Schulman 2020, "Approximating KL divergence", k3
-        "clip_fraction": (jnp.abs(ratio - 1) > config.clip).astype(jnp.float32),
+        "clip_fraction": (jnp.abs(ratio - 1) > config.clip_coef).astype(jnp.float32),
     }
     weigh = lambda x: jnp.sum(batch.weight * x)
     return weigh(total), jax.tree.map(weigh, metrics)

@@ -32,7 +32,7 @@ class Task:
     """Independent trainings in one program."""
     devices: int | Literal["auto"] = "auto"
     """Devices that the environments are split over."""
-    in_flight: int = 0
+    async_pools: int = 0
     """Pools on the host, on each device, that work while the policy thinks for the others; 0: it waits for all."""
     overlap: bool = False
     """Pools in flight play a rollout while PPO or PQN learns from the one before; the policy is an update older."""
@@ -48,7 +48,7 @@ class Evaluation:
     """Episodes in an evaluation."""
     eval_envs: int = 128
     """Environments that they are played in; left at 128, on the host as many as train if these are fewer."""
-    solved: float | None = None
+    solved_threshold: float | None = None
     """Mean return of the last 100 training episodes or more (docs/metrics.md) that counts as solved."""
     stop_when_solved: bool = False
     """End the run there."""
@@ -64,7 +64,7 @@ class Output:
     """Name of this run; left out, made of algorithm, environment, seed and time."""
     log_every: int = 0
     """Environment steps between lines of metrics.jsonl; 0: some 500 lines in all."""
-    report_every: Seconds = Seconds(1.0)
+    console_every: Seconds = Seconds(1.0)
     """Seconds (or 30s, 5min) between lines on the terminal; later in a long run they are 1% of its time so far."""
     log_level: Literal["info", "quiet"] = "info"
     """quiet: only warnings and errors."""
@@ -82,7 +82,7 @@ class Output:
 class System:
     """How this machine is used; nothing of it changes a result."""
 
-    pool_path: Literal["auto", "ffi", "callback"] = "auto"
+    host_bridge: Literal["auto", "ffi", "callback"] = "auto"
     """How compiled programs reach environments on the host: by envpool's own calls, or through Python."""
     compile_cache: bool = True
     """Keep compiled programs in ~/.cache/jaxrl_fast (or JAX_COMPILATION_CACHE_DIR)."""
@@ -96,7 +96,7 @@ class Checkpoints:
     """Folder of a run to go on with. Only its length, its threads and what it tells of itself may be changed."""
     save_every: int | str = "5min"
     """Environment steps (1M) or time (30s, 5min, 2h) between checkpoints; 0: only at the end and at a stop."""
-    keep: int = 2
+    keep_checkpoints: int = 2
     """Newest checkpoints that are kept, beside the best one evaluated."""
     exact_resume: bool = False
     """Environments on the host, which cannot be saved, begin anew at each checkpoint: going on is then exact too."""
@@ -141,25 +141,25 @@ SIZE = Bounds(1, LAST_SEED)  # of what there is an array of
 RANGES = {
     **dict.fromkeys(("num_envs", "num_seeds", "devices", "eval_envs", "keep", "workers", "max_steps"), SIZE),
     "total_steps": COUNT,
-    "in_flight": Bounds(0, 64),
-    **dict.fromkeys(("eval_every", "log_every", "report_every", "save_every"), NOT_NEGATIVE),
+    "async_pools": Bounds(0, 64),
+    **dict.fromkeys(("eval_every", "log_every", "console_every", "save_every"), NOT_NEGATIVE),
     **dict.fromkeys(("seed", "play_seed"), Bounds(0, LAST_SEED)),
     **dict.fromkeys(("episodes", "eval_episodes"), Bounds(1, 10**6)),
     "fps": Bounds(1, 100),
     **dict.fromkeys(("agent.rollout_length", "agent.num_minibatches", "agent.num_epochs"), COUNT),
-    "agent.hidden": Bounds(1, 2**16),  # more is a mistake, and overflows JAX's sizes
+    "agent.hidden_sizes": Bounds(1, 2**16),  # more is a mistake, and overflows JAX's sizes
     **dict.fromkeys(("agent.learning_rate", "agent.adam_epsilon", "agent.clip", "agent.target_kl"), POSITIVE),
     **dict.fromkeys(("agent.gamma", "agent.gae_lambda", "agent.q_lambda"), FRACTION),
     **dict.fromkeys(("agent.epsilon_start", "agent.epsilon_end"), FRACTION),
     **dict.fromkeys(("agent.priority_exponent", "agent.importance_exponent"), FRACTION),
     **dict.fromkeys(("agent.max_grad_norm", "agent.value_coef", "agent.entropy_coef"), NOT_NEGATIVE),
-    **dict.fromkeys(("agent.epsilon_ladder", "agent.munchausen_alpha"), NOT_NEGATIVE),
+    **dict.fromkeys(("agent.apex_alpha", "agent.munchausen_alpha"), NOT_NEGATIVE),
     **dict.fromkeys(("agent.replay_ratio", "agent.munchausen_temperature"), POSITIVE),
     **dict.fromkeys(("agent.batch_size", "agent.n_step"), COUNT),
-    **dict.fromkeys(("agent.target_period", "agent.epsilon_steps"), Bounds(1, MAX_COUNT)),
+    **dict.fromkeys(("agent.target_update_interval", "agent.epsilon_steps"), Bounds(1, MAX_COUNT)),
     "agent.learning_starts": Bounds(0, MAX_COUNT),
-    "agent.capacity": Bounds(1, 2**30),  # places are int32, and so is the sum of two
-    "agent.target_step_size": Bounds(0, 1, above=True),
+    "agent.buffer_size": Bounds(1, 2**30),  # places are int32, and so is the sum of two
+    "agent.tau": Bounds(0, 1, above=True),
     "agent.num_atoms": Bounds(2, 2**16),
     "agent.munchausen_clip": Bounds(-math.inf, 0),
 }

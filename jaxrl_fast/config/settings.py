@@ -85,8 +85,8 @@ def resolve(algo: str, written: list[Setting]) -> Settings:
     last_seed = options.seed + options.num_seeds - 1
     if last_seed > LAST_SEED:
         raise ValueError(f"seeds {options.seed} to {last_seed} pass {LAST_SEED}, the last one there is")
-    if options.stop_when_solved and options.solved is None:
-        raise ValueError("--stop-when-solved needs to know what solved means: give --solved RETURN")
+    if options.stop_when_solved and options.solved_threshold is None:
+        raise ValueError("--stop-when-solved needs to know what solved means: give --solved-threshold RETURN")
     return Settings(algo, preset or "", options, agent_type(**own), by_default)
 
 
@@ -151,8 +151,8 @@ def _drop_foreign_threshold(values: dict[str, Any], from_preset: list[Setting], 
     """What a preset calls solved, it says of its own environment."""
     env = next((one(s, "an environment") for s in from_preset if s.name == "env"), None)
     same = isinstance(values.get("env"), str) and same_env(env, values["env"])
-    if env is not None and not same and not any(s.name == "solved" for s in written):
-        values.pop("solved", None)
+    if env is not None and not same and not any(s.name == "solved_threshold" for s in written):
+        values.pop("solved_threshold", None)
 
 
 def nothing_requested(algo: str, written: list[Setting]) -> bool:

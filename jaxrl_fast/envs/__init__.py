@@ -41,9 +41,9 @@ def make(env_id: Any, num_envs: int, /, conditions: "types.HostEnvConfig | None"
         return _backend(backend).make(name, num_envs, options, conditions)
     if conditions and conditions.protocol:
         raise ValueError(f"--protocol {conditions.protocol}: {env_id} is no game of Atari, for which protocols are")
-    if conditions and conditions.in_flight:
+    if conditions and conditions.async_pools:
         raise ValueError(
-            f"--in-flight {conditions.in_flight}: {env_id} runs on the device, where nothing waits for a pool"
+            f"--async-pools {conditions.async_pools}: {env_id} runs on the device, where nothing waits for a pool"
         )
     if not adapted:
         return _backend(backend).make(name, num_envs, options)

@@ -260,7 +260,7 @@ def greedy(agent: Agent, state: PyTree, obs: PyTree) -> Array:
 
 def num_exploring(options: Options) -> int:
     """How many environments explore side by side, an epsilon each: those of a pool, where they are dealt to some."""
-    return int(options.num_envs) // max(options.in_flight, 1)
+    return int(options.num_envs) // max(options.async_pools, 1)
 
 
 def exploring(agent: Agent, num_envs: int, state: PyTree, obs: PyTree, key: Key) -> Array:
@@ -284,7 +284,7 @@ def _agent(settings: Settings, env: Env, num_shards: int) -> Agent:
     num_envs = int(options.num_envs)
     steps_per_update = common.rollout_length(settings.agent, num_envs) * num_envs
     spec = env.spec._replace(
-        num_envs=num_envs // num_shards, num_shards=num_shards, num_pools=max(options.in_flight, 1)
+        num_envs=num_envs // num_shards, num_shards=num_shards, num_pools=max(options.async_pools, 1)
     )
     spec = spec._replace(axis_name=SHARDS if num_shards > 1 else None)
     num_updates = -(-options.total_steps // steps_per_update)

@@ -27,7 +27,7 @@ from jaxrl_fast.utils.parsing import parse_int
 
 MAX_VALUES = 100_000  # trainings in a sweep
 OWN = types_of(SweepOptions) | {"name": str, "resume": str}
-DEFAULTS = {"tensorboard": False, "on_nonfinite": "continue", "report_every": 10.0}  # where nobody says otherwise
+DEFAULTS = {"tensorboard": False, "on_nonfinite": "continue", "console_every": 10.0}  # where nobody says otherwise
 SCALED = {
     **dict.fromkeys(("learning-rate-linear", "learning-rate-sqrt"), "learning_rate"),
     "minibatches": "num_minibatches",
@@ -45,7 +45,7 @@ class SweepRequest(NamedTuple):
     """A sweep as it was asked for."""
 
     groups: tuple[Group, ...]
-    columns: tuple[str, ...]  # options in which its trainings differ, beside the seed: "num_envs", "agent.clip"
+    columns: tuple[str, ...]  # options in which its trainings differ, beside the seed: "num_envs", "agent.clip_coef"
     own: SweepOptions
     name: str = ""
     resume: str = ""
@@ -192,7 +192,7 @@ def values_of(group: Group, member: Member, columns: Sequence[str]) -> dict[str,
 
 
 def words(values: Mapping[str, Any]) -> str:
-    """num_envs 64, agent.clip 0.1"""
+    """num_envs 64, agent.clip_coef 0.1"""
     return ", ".join(f"{name} {plain(value)}" for name, value in values.items())
 
 

@@ -23,7 +23,7 @@ from jaxrl_fast.utils import files, warnings
 from jaxrl_fast.utils.files import leads_elsewhere, path_of
 from jaxrl_fast.utils.importing import name_of
 
-MAY_DIFFER = ("seed", "num_seeds", "report_every", "log_level")  # of a group's options: the same sweep may have others
+MAY_DIFFER = ("seed", "num_seeds", "console_every", "log_level")  # of a group's options: the same sweep may have others
 
 
 def prepare(asked: grid.SweepRequest) -> SweepPlan:

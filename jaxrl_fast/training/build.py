@@ -97,8 +97,8 @@ def evaluation(options: Options, on_device: bool, done: int = 0) -> Env:
 
 def conditions(options: Options, purpose: int, done: int = 0, shard: int = 0, num_shards: int = 1) -> HostEnvConfig:
     """How environments on the host are run, for training or evaluation, by a run that goes on after so many updates."""
-    path = "callback" if options.exact_resume else options.pool_path
-    num_pools = options.in_flight if purpose == TRAINING else 0
+    path = "callback" if options.exact_resume else options.host_bridge
+    num_pools = options.async_pools if purpose == TRAINING else 0
     overlap = options.overlap and purpose == TRAINING
     return HostEnvConfig((options.seed, purpose, done), options.protocol, path, num_pools, overlap, shard, num_shards)
 
@@ -176,5 +176,5 @@ def _sequential_seeds(settings: Settings, env: Env) -> bool:
 
     Not with a replay, which would be copied at each turn.
     """
-    keeps_little = not hasattr(settings.agent, "capacity")
+    keeps_little = not hasattr(settings.agent, "buffer_size")
     return jax.default_backend() == "cpu" and keeps_little and _cores_worth(settings, env) >= 1

@@ -114,7 +114,7 @@ def measure_count(settings: Settings, num_envs: int) -> Trial:
         return Trial(num_envs, why=str(error))
     try:
         memory.check_fits(
-            memory.estimate(*whole, placement), getattr(settings.agent, "capacity", None), steps_per_update
+            memory.estimate(*whole, placement), getattr(settings.agent, "buffer_size", None), steps_per_update
         )
         built = program.build(env, agent, num_updates, placement)
         takes, free = placement.num_devices * built.memory, free_bytes(placement.num_devices)

@@ -24,7 +24,7 @@ class CheckpointManager:
     def __init__(self, plan: Plan, results: tracker.MetricsTracker):
         options = plan.settings.options
         self.plan, self.scores = plan, results
-        self.saver = checkpoint_saver.Saver(plan.folder / CHECKPOINTS, options.keep)
+        self.saver = checkpoint_saver.Saver(plan.folder / CHECKPOINTS, options.keep_checkpoints)
         self.every_steps, seconds = parse_period(str(options.save_every))
         self.pace = Throttle(seconds or math.inf)
         self.num_begun = 0  # whether or not they could be written
@@ -56,7 +56,7 @@ class CheckpointManager:
         state = program.shard_state(checkpoint.unflatten(program.state_spec, saved))
         kept = saved.manifest["host"]
         self.scores.restore(kept["scores"], saved.arrays)
-        if saved.manifest["config"]["solved"] != self.scores.goal:
+        if saved.manifest["config"]["solved_threshold"] != self.scores.goal:
             self.scores.reset_solved()
         self.saver.num_written, self.saver.last = kept["num_saves"], saved.folder
         self._mark_again()

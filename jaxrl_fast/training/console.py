@@ -36,7 +36,7 @@ class ProgressPrinter:
 
         self.plan, self.terminal = plan, terminal
         share = SHARE if terminal.lines_stay else 0.0
-        self.pace = Throttle(plan.settings.options.report_every, share=share)
+        self.pace = Throttle(plan.settings.options.console_every, share=share)
         self.since = records.RecordBuffer(sys.maxsize, MAX_SHOWN)  # the last line
         self.shown = num_updates, train_time  # at the last line
         self.evaluation: float | None = None  # mean return of the last one since then
@@ -115,8 +115,8 @@ def _check_unused_options(plan: Plan) -> list[str]:
     agent, spec = plan.settings.agent, plan.env.spec
     changed = [name for name in CONTINUOUS if getattr(agent, name, None) != getattr(type(agent), name, None)]
     changed = changed if isinstance(spec.action, Discrete) else []
-    alone = spec.total_num_envs // spec.num_pools == 1 and isinstance(agent, DQN | PQN) and agent.epsilon_ladder > 0
-    ladder = "--agent.epsilon-ladder does nothing: no two environments act together, and each has the lowest rung"
+    alone = spec.total_num_envs // spec.num_pools == 1 and isinstance(agent, DQN | PQN) and agent.apex_alpha > 0
+    ladder = "--agent.apex-alpha does nothing: no two environments act together, and each has the lowest rung"
     return [ladder] * alone + [
         f"--agent.{name.replace('_', '-')} does nothing: the actions of {spec.id} are discrete" for name in changed
     ]
@@ -125,13 +125,13 @@ def _check_unused_options(plan: Plan) -> list[str]:
 def _check_target_period(plan: Plan) -> list[str]:
     """Warnings of a target that is copied several times in one update."""
     agent, steps = plan.settings.agent, plan.steps_per_update
-    if not isinstance(agent, DQN) or agent.target_step_size < 1:
+    if not isinstance(agent, DQN) or agent.tau < 1:
         return []
-    period = agent.target_period
+    period = agent.target_update_interval
     if period >= steps or agent.replay_ratio * steps < 2:
         return []
     moves = f"the target is copied several times within an update, which is {steps} steps"
-    return [f"--agent.target-period {period}: {moves}; it should be {steps} or more"]
+    return [f"--agent.target-update-interval {period}: {moves}; it should be {steps} or more"]
 
 
 def _from_where(plan: Plan) -> str:
@@ -148,7 +148,11 @@ def _from_where(plan: Plan) -> str:
         warnings.warn(f"what follows may not be what it would have been to the bit: {', '.join(sorted(changed))}")
     total, was = plan.settings.options.total_steps, plan.saved.manifest["config"]
     longer = f"; schedules now end at step {formatting.short_number(total)}" if total != was["total_steps"] else ""
-    longer += "; whether it is solved is judged from there on" if was["solved"] != plan.settings.options.solved else ""
+    longer += (
+        "; whether it is solved is judged from there on"
+        if was["solved_threshold"] != plan.settings.options.solved_threshold
+        else ""
+    )
     if plan.saved.manifest["env_steps"] >= plan.num_updates * plan.steps_per_update:
         at = formatting.short_number(plan.saved.manifest["env_steps"])
         return f"at its end, step {at}; more --total-steps go further ({plan.saved.folder})"

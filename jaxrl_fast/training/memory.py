@@ -52,8 +52,10 @@ def rollout_bytes(env: Env, agent: Agent) -> int:
     return 2 * nbytes(jax.eval_shape(act, state))
 
 
-def check_fits(needed: MemoryEstimate, capacity: int | None, steps_per_update: int = 1, resumed: bool = False) -> None:
-    """ValueError where it does not fit; it names the largest capacity of a replay that does, in whole updates.
+def check_fits(
+    needed: MemoryEstimate, buffer_size: int | None, steps_per_update: int = 1, resumed: bool = False
+) -> None:
+    """ValueError where it does not fit; it names the largest buffer_size of a replay that does, in whole updates.
 
     A run that goes on can have no other, and one copy of it has been read into the host's memory already.
     """
@@ -64,13 +66,13 @@ def check_fits(needed: MemoryEstimate, capacity: int | None, steps_per_update: i
     rest = needed.free - copies * others
     if resumed:
         raise ValueError(f"this run does not fit into memory here ({needed})")
-    if capacity is None or rest <= 0:
+    if buffer_size is None or rest <= 0:
         raise ValueError(f"this does not fit into memory ({needed}); fewer environments or seeds need less")
-    held = max(capacity // steps_per_update, 1) * steps_per_update
+    held = max(buffer_size // steps_per_update, 1) * steps_per_update
     fits = math.floor(rest / (copies * needed.replay / held))
     unit = 10 ** max(len(str(fits)) - 3, 0)
     twice = ", twice while saving" if copies > 1 else ""
     raise ValueError(
-        f"capacity {capacity}: the replay needs {format_bytes(needed.replay)}{twice}, and {format_bytes(rest)} are "
-        f"free for it; the largest capacity that fits is {fits // unit * unit}"
+        f"buffer_size {buffer_size}: the replay needs {format_bytes(needed.replay)}{twice}, and {format_bytes(rest)} "
+        f"are free for it; the largest buffer_size that fits is {fits // unit * unit}"
     )

@@ -118,7 +118,7 @@ def validate_plan(settings: Settings, members: tuple[Member, ...] = ()) -> Plan:
         with build.blamed(settings.algo, env):
             check_update(settings.algo, *program.shapes_of_update(*whole))
     needs = memory.estimate(*whole, placement)
-    memory.check_fits(needs, getattr(settings.agent, "capacity", None), steps_per_update, resumed=saved is not None)
+    memory.check_fits(needs, getattr(settings.agent, "buffer_size", None), steps_per_update, resumed=saved is not None)
     make = lambda agent_config: build.make_agent(agent_config, algorithm, env, num_updates)
     varied = vary(members, make, settings.agent) if members else None
     if saved:  # what does not fit is refused before anything is compiled
@@ -149,8 +149,8 @@ def check_services(options: Options) -> None:
 
 def check_devices(options: Options) -> None:
     """JAX gets its devices here."""
-    if options.overlap and not options.in_flight:
-        raise ValueError("--overlap: it wants environments on the host, and --in-flight 1 or more")
+    if options.overlap and not options.async_pools:
+        raise ValueError("--overlap: it wants environments on the host, and --async-pools 1 or more")
     devices.configure_cpu_devices(options.devices)
     devices.check_device()
     if devices.is_double():
@@ -163,7 +163,7 @@ def check_unsolved(options: Options, saved: "Checkpoint | None") -> None:
     """A run that stops when solved, and is, by all seeds that are well, has nothing to do with more steps."""
     if saved is None or not options.stop_when_solved:
         return
-    if saved.manifest["config"]["solved"] != options.solved:
+    if saved.manifest["config"]["solved_threshold"] != options.solved_threshold:
         return
     scores = saved.manifest["host"]["scores"]
     settled = all(solved or lost is not None for solved, lost in zip(scores["solved"], scores["diverged"], strict=True))
@@ -197,10 +197,10 @@ def check_on_host(settings: Settings, env: "Env", agent: "Agent") -> None:
     if options.overlap and agent.gradient_steps is None:
         raise ValueError(
             f"--overlap: {settings.algo} does not learn from whole rollouts; "
-            "--in-flight alone keeps its pools at work while it learns"
+            "--async-pools alone keeps its pools at work while it learns"
         )
-    if options.exact_resume and options.pool_path == "ffi":
-        raise ValueError("--exact-resume: --pool-path ffi knows its pool by address; callback can have a new one")
+    if options.exact_resume and options.host_bridge == "ffi":
+        raise ValueError("--exact-resume: --host-bridge ffi knows its pool by address; callback can have a new one")
     if options.exact_resume and not parse_period(str(options.save_every))[0]:  # new games come at the same steps
         raise ValueError(f"--exact-resume: --save-every {options.save_every} must be in environment steps, such as 1M")
 

@@ -55,7 +55,7 @@ class Trainer:
         self.seeds, labels = [m.seed for m in members], [m.label for m in members]
         self.record_length = _updates(self.options.log_every, plan) or -(-plan.num_updates // NUM_RECORDS)
         self.scores = tracker.MetricsTracker(
-            labels, self.record_length, plan.steps_per_update, plan.agent.rollout_length, self.options.solved
+            labels, self.record_length, plan.steps_per_update, plan.agent.rollout_length, self.options.solved_threshold
         )
         self.keeper = checkpointer.CheckpointManager(plan, self.scores)
         self.play = evaluator.Evaluator(plan.eval_env, plan.agent, self.seeds, self.options.eval_episodes, plan.varied)

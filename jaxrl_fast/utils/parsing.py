@@ -14,7 +14,7 @@ MIN_FLOAT, MAX_FLOAT = 2.0**-126, 3.4e38  # numbers that float32 keeps its digit
 def nearest(word: str, names: Iterable[object], spell: Callable[[str], str] = str, cutoff: float = 0.6) -> str:
     """For a message about an unknown word: "; did you mean a or b?", or nothing if no name is near.
 
-    A name that has the word as its last part, as "agent.clip" has "clip", is nearest of all.
+    A name that has the word as its last part, as "agent.clip_coef" has "clip", is nearest of all.
     """
     by_lower = {str(name).lower(): str(name) for name in names}
     tail = word.lower().rpartition(".")[2]

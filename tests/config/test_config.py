@@ -66,7 +66,7 @@ def test_a_whole_number_may_be_written_with_a_point(number, digits, suffix):
 
 @pytest.mark.parametrize(("text", "seconds"), [("20", 20), ("0.5", 0.5), ("20s", 20), ("1.5min", 90), ("2h", 7200)])
 def test_a_time_may_have_its_unit(text, seconds):
-    assert parse(f"ppo --report-every {text}").options.report_every == seconds
+    assert parse(f"ppo --console-every {text}").options.console_every == seconds
 
 
 def test_large_whole_numbers_are_exact():
@@ -75,13 +75,13 @@ def test_large_whole_numbers_are_exact():
 
 def test_dashes_underscores_equals_signs_and_spaces_mean_the_same():
     lines = (
-        "ppo --num-envs 8 --agent.learning-rate 1e-3 --agent.no-anneal --agent.hidden 32 16",
-        "ppo --num_envs=8 --agent.learning_rate=1e-3 --agent.anneal false --agent.hidden 32 16",
+        "ppo --num-envs 8 --agent.learning-rate 1e-3 --agent.no-anneal-lr --agent.hidden-sizes 32 16",
+        "ppo --num_envs=8 --agent.learning_rate=1e-3 --agent.anneal-lr false --agent.hidden-sizes 32 16",
     )
     first, second = map(parse, lines)
     assert first == second
     assert first.options.num_envs == 8
-    assert first.agent == PPO(learning_rate=1e-3, anneal=False, hidden=(32, 16))
+    assert first.agent == PPO(learning_rate=1e-3, anneal_lr=False, hidden_sizes=(32, 16))
 
 
 def test_python_has_the_names_of_the_command_line():
@@ -91,11 +91,11 @@ def test_python_has_the_names_of_the_command_line():
         total_steps=1_000_000,
         eval_every="10k",
         env_options={"max_steps_in_episode": 200},
-        agent={"learning_rate": 1e-3, "hidden": (32,), "anneal": False},
+        agent={"learning_rate": 1e-3, "hidden_sizes": (32,), "anneal_lr": False},
     )
     from_line = parse(
         "--config ppo_cartpole --num-envs 256 --total-steps 1M --eval-every 10k --env-options max_steps_in_episode=200 "
-        "--agent.learning-rate 1e-3 --agent.hidden 32 --agent.no-anneal"
+        "--agent.learning-rate 1e-3 --agent.hidden-sizes 32 --agent.no-anneal-lr"
     )
     as_text = from_line.options.env_options
     assert as_text == {"max_steps_in_episode": "200"}
@@ -137,7 +137,7 @@ def test_without_task_it_is_cartpole_until_solved(line):
     assert settings.by_default
     assert settings.options.env == "gymnax/CartPole-v1"
     assert settings.options.stop_when_solved
-    assert settings.options.solved == 475
+    assert settings.options.solved_threshold == 475
 
 
 @pytest.mark.parametrize("line", ["ppo", "--env Acrobot-v1", "--config ppo_cartpole"])
@@ -158,15 +158,15 @@ def test_the_default_can_be_overridden():
         ("--config ppo_acrobot --env Acrobot-v1", -100),
         ("--config ppo_acrobot --env gymnax/Acrobot-v1 --num-envs 8", -100),
         ("--config ppo_acrobot --env CartPole-v1", None),
-        ("--config ppo_acrobot --env CartPole-v1 --solved 475", 475),
+        ("--config ppo_acrobot --env CartPole-v1 --solved-threshold 475", 475),
     ],
 )
 def test_what_a_preset_calls_solved_is_of_its_own_environment(line, solved):
-    assert parse(line).options.solved == solved
+    assert parse(line).options.solved_threshold == solved
 
 
 def test_an_environment_given_as_an_object_is_another_than_a_presets():
-    assert load.from_keywords("ppo_acrobot", env=object()).options.solved is None
+    assert load.from_keywords("ppo_acrobot", env=object()).options.solved_threshold is None
 
 
 @pytest.mark.parametrize(
@@ -185,9 +185,10 @@ def test_an_environment_is_the_same_with_or_without_its_backend(one, other, same
 
 def test_a_file_that_says_a_bare_name_keeps_its_threshold_under_a_whole_one(tmp_path):
     preset = tmp_path / "mine.yaml"
-    preset.write_text("env: CartPole-v1\nsolved: 475\n")
+    preset.write_text("env: CartPole-v1\nsolved_threshold: 475\n")
     solved = {
-        env: parse(f"--config {preset} --env {env}").options.solved for env in ("gymnax/CartPole-v1", "Acrobot-v1")
+        env: parse(f"--config {preset} --env {env}").options.solved_threshold
+        for env in ("gymnax/CartPole-v1", "Acrobot-v1")
     }
     assert solved == {"gymnax/CartPole-v1": 475, "Acrobot-v1": None}
 
@@ -219,7 +220,9 @@ def test_an_option_named_members_makes_no_part_of_a_sweep(tmp_path):
 
 
 def test_what_a_run_writes_down_is_a_preset(tmp_path):
-    settings = parse("ppo --env Acrobot-v1 --agent.hidden 8 8 --agent.target-kl 0.01 --env-options x=1 --solved -100")
+    settings = parse(
+        "ppo --env Acrobot-v1 --agent.hidden-sizes 8 8 --agent.target-kl 0.01 --env-options x=1 --solved-threshold -100"
+    )
     path = tmp_path / "config.yaml"
     path.write_text(yaml.safe_dump(to_mapping(settings) | {"made": {"device": "cpu"}}))
     again = parse(f"--config {path}")
@@ -291,13 +294,13 @@ MISTAKES = [
     ("--learning-rate 1", ["--agent.learning-rate"]),
     ("ppo --agent.learnin-rate 1", ["ppo has no option --agent.learnin-rate", "--agent.learning-rate"]),
     ("ppo --frobnicate", ["--frobnicate", "--help"]),
-    ("dqn --buffer-size 9", ["there is no option --buffer-size; here that is --agent.capacity (docs/moving.md)\n"]),
+    ("dqn --buffer-size 9", ["there is no option --buffer-size; here that is --agent.buffer-size (docs/moving.md)\n"]),
     ("ppo --agent.lr 1e-3", ["ppo has no option --agent.lr; here that is --agent.learning-rate (docs/moving.md)\n"]),
     ("dqn --agent.n-steps 3", ["did you mean --agent.n-step?"]),
     ("dqn --n-steps 3", ["here that is --agent.n-step (docs/moving.md)\n"]),
     ("ppo --n-steps 3", ["here that is --agent.rollout-length (docs/moving.md)\n"]),
     ("ppo --wandb-project-name x", ["here that is --project (docs/moving.md)\n"]),
-    ("ppo --agent.hidden", ["--agent.hidden wants a value, or several\n"]),
+    ("ppo --agent.hidden-sizes", ["--agent.hidden-sizes wants a value, or several\n"]),
     ("ppo --env-option", ["--env-option wants a value"]),
     ("ppo --env __main__:Nothing", ["was a script's own", "from Python give it as env"]),
     ("--preset ppo_pong", ["here that is --config (docs/moving.md)\n"]),
@@ -311,7 +314,7 @@ MISTAKES = [
     ("ppo --agent.double", ["error: ppo has no option --agent.double; that is an option of dqn\n"]),
     ("ppo --agent.no-layer-norm", ["--agent.no-layer-norm; that is an option of dqn and pqn\n"]),
     ("ppo --replay-ratio 1", ["there is no option --replay-ratio; --agent.replay-ratio is an option of dqn\n"]),
-    ("--config clip.yaml", ["dqn has no option 'agent.clip' in clip.yaml; that is an option of ppo\n"]),
+    ("--config clip.yaml", ["dqn has no option 'agent.clip_coef' in clip.yaml; that is an option of ppo\n"]),
     ("--no-num-envs", ["--no-num-envs", "did you mean --num-envs?"]),
     ("pppo", ["unknown algorithm 'pppo'", "did you mean ppo?"]),
     ("ppo_pong", ["unknown algorithm 'ppo_pong'", "did you mean --config ppo_pong?"]),
@@ -322,10 +325,10 @@ MISTAKES = [
     ("ppo --seed 0,1,2", ["--seed takes one value, not 0,1,2; python -m jaxrl_fast.sweep takes several\n"]),
     ("ppo --seed 0..4", ["--seed takes one value, not 0..4; python -m jaxrl_fast.sweep takes several\n"]),
     ("ppo --agent.gamma 0.9,0.99", ["--agent.gamma takes one value", "python -m jaxrl_fast.sweep takes several\n"]),
-    ("ppo --keep 1,2", ["--keep: '1,2' is not a whole number (64, 64k, 1e6)\n"]),
-    ("ppo --agent.hidden 64,64", ["'64,64' is not a whole number", "did you mean --agent.hidden 64 64?"]),
+    ("ppo --keep-checkpoints 1,2", ["--keep-checkpoints: '1,2' is not a whole number (64, 64k, 1e6)\n"]),
+    ("ppo --agent.hidden-sizes 64,64", ["'64,64' is not a whole number", "did you mean --agent.hidden-sizes 64 64?"]),
     ("ppo --total-steps 1m", ["--total-steps: '1m' is not a whole number", "; did you mean 1M, M for millions?\n"]),
-    ("ppo --solved 1.5K", ["--solved: '1.5K'", "; did you mean 1.5k, k for thousands?\n"]),
+    ("ppo --solved-threshold 1.5K", ["--solved-threshold: '1.5K'", "; did you mean 1.5k, k for thousands?\n"]),
     ("ppo --num-envs 1.5", ["--num-envs", "'1.5'"]),
     ("ppo --num-envs aut", ["--num-envs", "whole number", "'auto'"]),
     ("ppo --num-envs auto --env CartPole-v2", ["CartPole-v2", "CartPole-v1"]),
@@ -341,11 +344,11 @@ MISTAKES = [
     ("ppo --seed -1", ["--seed", "-1"]),
     ("ppo --seed 2147483648", ["--seed", "2147483647"]),
     ("ppo --seed 2147483647 --num-seeds 2", ["seeds", "2147483647"]),
-    ("ppo --stop-when-solved", ["--stop-when-solved", "--solved"]),
-    ("--config ppo_acrobot --env CartPole-v1 --stop-when-solved", ["--stop-when-solved", "--solved"]),
+    ("ppo --stop-when-solved", ["--stop-when-solved", "--solved-threshold"]),
+    ("--config ppo_acrobot --env CartPole-v1 --stop-when-solved", ["--stop-when-solved", "--solved-threshold"]),
     ("ppo --eval-episodes 0", ["--eval-episodes"]),
-    ("ppo --report-every -1", ["--report-every", "at least 0"]),
-    ("ppo --report-every 20m", ["--report-every: '20m' is not a time (30, 30s, 5min, 2h)"]),
+    ("ppo --console-every -1", ["--console-every", "at least 0"]),
+    ("ppo --console-every 20m", ["--console-every: '20m' is not a time (30, 30s, 5min, 2h)"]),
     ("ppo --log-level loud", ["--log-level", "quiet"]),
     ("ppo --wandb maybe", ["--wandb", "'maybe'"]),
     ("ppo --devices some", ["--devices", "auto"]),
@@ -354,7 +357,7 @@ MISTAKES = [
     ("ppo --agent.learning-rate -1", ["--agent.learning-rate", "above 0"]),
     ("ppo --agent.gamma 1.5", ["--agent.gamma", "at most 1"]),
     ("ppo --agent.num-minibatches 0", ["--agent.num-minibatches", "at least 1"]),
-    ("ppo --agent.hidden 64 0", ["--agent.hidden", "at least 1"]),
+    ("ppo --agent.hidden-sizes 64 0", ["--agent.hidden-sizes", "at least 1"]),
     ("ppo --agent.num-minibatches 3", ["512", "3 minibatches", "2 or 4"]),
     ("ppo --agent.network resnet", ["resnet"]),
     ("ppo --env-options horizon", ["'horizon'", "key=value"]),
@@ -376,35 +379,35 @@ MISTAKES = [
     ("--config unknown_algo.yaml", ["sarsa"]),
     ("dqn --env Pendulum-v1", ["gymnax/Pendulum-v1", "dqn", "finite number of actions"]),
     ("pqn --env Pendulum-v1", ["gymnax/Pendulum-v1", "pqn", "finite number of actions"]),
-    ("dqn --agent.capacity 100", ["capacity 100", "batch of 128"]),
-    ("dqn --agent.capacity 1000 --agent.batch-size 32", ["learning_starts 10000", "beyond the capacity 1000"]),
-    ("dqn --agent.capacity 10k --num-envs 4096", ["capacity 10000", "4096 environments", "at least 12288"]),
-    ("dqn --agent.capacity 10k --agent.n-step 20k", ["capacity 10000", "n_step 20000", "at least"]),
+    ("dqn --agent.buffer-size 100", ["buffer_size 100", "batch of 128"]),
+    ("dqn --agent.buffer-size 1000 --agent.batch-size 32", ["learning_starts 10000", "beyond the buffer_size 1000"]),
+    ("dqn --agent.buffer-size 10k --num-envs 4096", ["buffer_size 10000", "4096 environments", "at least 12288"]),
+    ("dqn --agent.buffer-size 10k --agent.n-step 20k", ["buffer_size 10000", "n_step 20000", "at least"]),
     (
-        "dqn --env Breakout-MinAtar --agent.capacity 1e9",
-        ["capacity 1000000000", "GB", "the largest capacity that fits is"],
+        "dqn --env Breakout-MinAtar --agent.buffer-size 1e9",
+        ["buffer_size 1000000000", "GB", "the largest buffer_size that fits is"],
     ),
     ("dqn --agent.n-step 0", ["--agent.n-step", "at least 1"]),
     ("dqn --agent.num-atoms 1", ["--agent.num-atoms", "at least 2"]),
-    ("dqn --agent.distribution c52", ["--agent.distribution", "did you mean c51"]),
-    ("dqn --agent.distribution c51 --agent.v-min 3 --agent.v-max 3", ["v_min 3.0", "v_max 3.0"]),
+    ("dqn --agent.value-head c52", ["--agent.value-head", "did you mean c51"]),
+    ("dqn --agent.value-head c51 --agent.v-min 3 --agent.v-max 3", ["v_min 3.0", "v_max 3.0"]),
     ("dqn --agent.priority-exponent 0.6", ["--agent.priority-exponent does nothing without --agent.prioritized\n"]),
     (
-        "dqn --agent.loss huber --agent.distribution c51",
-        ["--agent.loss does nothing without --agent.distribution none or quantile\n"],
+        "dqn --agent.loss huber --agent.value-head c51",
+        ["--agent.loss does nothing without --agent.value-head none or quantile\n"],
     ),
-    ("dqn --agent.num-atoms 51", ["--agent.num-atoms does nothing without --agent.distribution c51 or quantile\n"]),
-    ("dqn --agent.distribution quantile --agent.v-max 9", ["--agent.v-max does nothing", "--agent.distribution c51\n"]),
+    ("dqn --agent.num-atoms 51", ["--agent.num-atoms does nothing without --agent.value-head c51 or quantile\n"]),
+    ("dqn --agent.value-head quantile --agent.v-max 9", ["--agent.v-max does nothing", "--agent.value-head c51\n"]),
     ("--config rainbow_cartpole --agent.no-prioritized --agent.importance-exponent 1", ["--agent.prioritized"]),
     ("--config idle.yaml", ["agent.munchausen_clip in idle.yaml does nothing without agent.munchausen\n"]),
     ("dqn --agent.prioritized --agent.priority-exponent 7", ["--agent.priority-exponent", "at most 1"]),
     ("ppo --eval-episodes 2e9", ["--eval-episodes", "at most 1000000"]),
     ("dqn --agent.replay-ratio 0", ["--agent.replay-ratio", "above 0"]),
     ("dqn --agent.replay-ratio 0.123456789", ["replay_ratio 0.123456789", "32 steps", "0.123456787109375"]),
-    ("dqn --agent.target-period 0", ["--agent.target-period", "at least 1"]),
-    ("dqn --agent.target-step-size 1.5", ["--agent.target-step-size", "at most 1"]),
+    ("dqn --agent.target-update-interval 0", ["--agent.target-update-interval", "at least 1"]),
+    ("dqn --agent.tau 1.5", ["--agent.tau", "at most 1"]),
     ("dqn --agent.epsilon-end 2", ["--agent.epsilon-end", "at most 1"]),
-    ("dqn --agent.capacity 2e9", ["--agent.capacity", "at most 1073741824"]),
+    ("dqn --agent.buffer-size 2e9", ["--agent.buffer-size", "at most 1073741824"]),
     ("dqn --agent.epsilon-steps 2e9", ["--agent.epsilon-steps", "at most 1073741824"]),
     ("dqn --agent.learning-starts -1", ["--agent.learning-starts", "at least 0"]),
     ("dqn --agent.munchausen-clip 1", ["--agent.munchausen-clip", "at most 0"]),
@@ -422,20 +425,20 @@ MISTAKES = [
     ("ppo --name taken", ["taken", "--name"]),
     ("ppo --run-dir a_list.yaml/run", ["a_list.yaml/run"]),
     ("ppo --save-every 5m", ["--save-every", "'5m'", "30s", "minutes are 5min"]),
-    ("ppo --agent.no-anneal false", ["--agent.no-anneal takes no value; what is 'false'?"]),
+    ("ppo --agent.no-anneal-lr false", ["--agent.no-anneal-lr takes no value; what is 'false'?"]),
     ("--config empty.yaml", ["empty.yaml says nothing"]),
     ("--config nowhere/ppo_cartpole.yaml", ["--config nowhere/ppo_cartpole.yaml is no file, and no preset\n"]),
     ("--config taken", ["--config taken is a folder, and no preset\n"]),
     ("ppo --save-every soon", ["--save-every", "'soon'"]),
     ("ppo --save-every -3s", ["--save-every", "'-3s'"]),
     ("ppo --save-every -64", ["--save-every", "at least 0"]),
-    ("ppo --keep 0", ["--keep", "at least 1"]),
+    ("ppo --keep-checkpoints 0", ["--keep-checkpoints", "at least 1"]),
     ("ppo --on-nonfinite ignore", ["--on-nonfinite", "'stop' or 'continue'"]),
     ("--resume", ["--resume wants a value"]),
     ("--resume=", ["--resume wants a run's folder, and '' is none"]),
     ("--config goes_on.yaml", ["goes_on.yaml: a preset cannot name a run to go on with; --resume a_run does"]),
     ("--seed 3 ppo", ["'ppo' is one too many; an algorithm or the folder of a run comes"]),
-    ("--agent.anneal ppo", ["'ppo' is not true or false; an algorithm or the folder of a run"]),
+    ("--agent.anneal-lr ppo", ["'ppo' is not true or false; an algorithm or the folder of a run"]),
     ("ppo --run-dir a_run", ["a_run exists already", "or go on with it by --resume a_run"]),
     ("--resume nowhere", ["--resume nowhere", "no config.yaml"]),
     ("--resume a_rum", ["did you mean a_run?"]),
@@ -453,8 +456,8 @@ MISTAKES = [
     ("--resume a_run --num-envs auto", ["--num-envs auto: this run has 8"]),
     ("--resume a_run --seed 5", ["--seed 5: this run has 0"]),
     ("--resume a_run --agent.gamma 0.5", ["--agent.gamma 0.5: this run has 0.99"]),
-    ("--resume a_run --no-agent.anneal", ["--no-agent.anneal", "did you mean --agent.anneal?"]),
-    ("--resume a_run --agent.no-anneal", ["--agent.no-anneal False: this run has True"]),
+    ("--resume a_run --no-agent.anneal-lr", ["--no-agent.anneal-lr", "did you mean --agent.anneal-lr?"]),
+    ("--resume a_run --agent.no-anneal-lr", ["--agent.no-anneal-lr False: this run has True"]),
     ("--resume a_run --total-steps 3", ["--total-steps 3", "less than one update"]),
     ("--resume a_run --config ppo_cartpole", ["--config does not go with --resume"]),
     ("--resume a_run --run-dir b", ["--run-dir does not go with --resume"]),
@@ -472,7 +475,7 @@ FILES = {
     "dashed.yaml": "--num-envs: 8\n",
     "of_itself.yaml": "env_options: &x {a: [*x]}\n",
     "wrong_agent_key.yaml": "agent: {gama: 0.9}\n",
-    "clip.yaml": "algo: dqn\nagent: {clip: 0.1}\n",
+    "clip.yaml": "algo: dqn\nagent: {clip_coef: 0.1}\n",
     "merged.yaml": "a: &a {gamma: 0.9}\nb: &b {<<: *a, gamma: 0.8}\nalgo: dqn\nagent: {<<: *a, <<: *b}\n",
     "minutes.yaml": "algo: ppo\nenv: CartPole-v1\nsave_every: 1:30\n",
     "twice_told.yaml": "algo: ppo\nagent:\n  gamma: 0.9\nenv: CartPole-v1\nagent.gamma: 0.8\n",
@@ -606,22 +609,22 @@ def test_an_algorithm_of_ones_own_may_have_the_option_without_the_switch(monkeyp
 
 @pytest.mark.parametrize(("env", "is_told"), [("CartPole-v1", True), ("Pendulum-v1", False)])
 def test_what_is_for_continuous_actions_is_warned_of_where_there_are_none(env, is_told, capsys):
-    settings = load.from_keywords(algo="ppo", env=env, agent={"squash": True, "log_std_init": -1})
+    settings = load.from_keywords(algo="ppo", env=env, agent={"tanh_squash": True, "log_std_init": -1})
     console.announce(plan.validate_plan(settings), terminal.QuietConsole())
     told = "warning: --agent.{} does nothing: the actions of gymnax/CartPole-v1 are discrete\n"
-    expected = "".join(map(told.format, ("squash", "log-std-init")))
+    expected = "".join(map(told.format, ("tanh_squash", "log-std-init")))
     assert capsys.readouterr().err == (expected if is_told else "")
 
 
 def test_a_presets_options_may_lose_their_switch(tmp_path):
     """A run's config.yaml is a preset that names all options, whatever is on."""
-    settings = parse("--config rainbow_cartpole --agent.no-prioritized --agent.distribution none")
+    settings = parse("--config rainbow_cartpole --agent.no-prioritized --agent.value-head none")
     assert settings.agent.v_max == 100
     path = tmp_path / "config.yaml"
     path.write_text(yaml.safe_dump(to_mapping(settings)))
     assert parse(f"--config {path}").agent == resume.of_run(tmp_path).agent == settings.agent
     path.write_text("algo: dqn\nagent: {v_max: 100}\n")
-    assert parse(f"--config {path} --agent.distribution c51").agent.v_max == 100
+    assert parse(f"--config {path} --agent.value-head c51").agent.v_max == 100
 
 
 def test_a_name_of_blanks_is_refused(tmp_path, capsys, monkeypatch):
@@ -675,20 +678,22 @@ def test_a_run_that_ends_before_it_learns_says_so(total_steps, is_told, capsys):
 
 @pytest.mark.parametrize(("num_envs", "is_told"), [(1, True), (2, False)])
 def test_a_ladder_of_one_rung_is_told_of(num_envs, is_told, capsys):
-    settings = load.from_keywords(algo="dqn", num_envs=num_envs, agent={"epsilon_ladder": 7})
+    settings = load.from_keywords(algo="dqn", num_envs=num_envs, agent={"apex_alpha": 7})
     console.announce(plan.validate_plan(settings), terminal.QuietConsole())
-    assert ("--agent.epsilon-ladder does nothing" in capsys.readouterr().err) == is_told
+    assert ("--agent.apex-alpha does nothing" in capsys.readouterr().err) == is_told
 
 
 @pytest.mark.parametrize(
     ("options", "is_told"),
-    [(["16"], False), (["501"], True), (["501", "--agent.target-step-size", "0.1"], False)],
+    [(["16"], False), (["501"], True), (["501", "--agent.tau", "0.1"], False)],
 )
 def test_a_target_that_is_copied_several_times_in_an_update_is_told_of(options, is_told, capsys):
     """The default period is 500, and so many environments make a step each between updates."""
     settings = load.from_command_line(["dqn", "--num-envs", *options])
     console.announce(plan.validate_plan(settings), terminal.QuietConsole())
-    assert ("--agent.target-period 500: the target is copied several times" in capsys.readouterr().err) == is_told
+    assert (
+        "--agent.target-update-interval 500: the target is copied several times" in capsys.readouterr().err
+    ) == is_told
 
 
 @pytest.mark.parametrize("service", ["wandb", "trackio"])

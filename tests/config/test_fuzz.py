@@ -140,12 +140,12 @@ OPTIONS = {
     "total_steps": st.one_of(NUMBERS, st.just("10k")),
     "num_seeds": st.integers(-1, 3),
     "devices": st.one_of(st.just("auto"), st.integers(-1, 9)),
-    "in_flight": st.integers(-1, 3),
+    "async_pools": st.integers(-1, 3),
     "overlap": st.booleans(),
     "protocol": st.sampled_from(["", "dqn2015", "dqn"]),
     "exact_resume": st.booleans(),
     "eval_envs": NUMBERS,
-    "solved": NUMBERS,
+    "solved_threshold": NUMBERS,
     "env_options": st.dictionaries(
         st.sampled_from(["max_steps_in_episode", "gravity", "length", "max_episode_steps", "num_threads", "x"]),
         st.one_of(NUMBERS, st.booleans(), st.text(max_size=3)),
@@ -160,13 +160,13 @@ OF_AGENTS = {
     },
     "dqn": {
         "batch_size": NUMBERS,
-        "capacity": NUMBERS,
+        "buffer_size": NUMBERS,
         "n_step": NUMBERS,
         "replay_ratio": NUMBERS,
         "num_atoms": NUMBERS,
-        "distribution": st.sampled_from(["none", "c51", "quantile"]),
+        "value_head": st.sampled_from(["none", "c51", "quantile"]),
     },
-    "pqn": {"rollout_length": NUMBERS, "num_epochs": NUMBERS, "hidden": st.lists(NUMBERS, max_size=2)},
+    "pqn": {"rollout_length": NUMBERS, "num_epochs": NUMBERS, "hidden_sizes": st.lists(NUMBERS, max_size=2)},
 }
 ENVS = [
     "CartPole-v1",

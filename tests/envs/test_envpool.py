@@ -210,7 +210,7 @@ def test_scores_are_of_whole_games_unclipped():
     """PPO acts at random and clips; what the loop sums up is what envpool's own information adds up to."""
     name, options, protocol, num_steps = CASES["lives"]
     env = envs.make(f"envpool/{name}", NUM_ENVS, HostEnvConfig(SEED, protocol), **options)
-    config = ppo.PPO(rollout_length=num_steps, network="mlp", hidden=(8,), clip_rewards=True)
+    config = ppo.PPO(rollout_length=num_steps, network="mlp", hidden_sizes=(8,), clip_rewards=True)
     agent = agents.load("ppo").make(config, env.spec, 1)
 
     @jax.jit
@@ -269,7 +269,7 @@ def test_pools_in_flight_play_the_same_games(num_pools, path):
     conditions = HostEnvConfig(SEED, "dqn2015", path, num_pools)
     env = envs.make("envpool/Breakout-v5", num_envs, conditions)
     config = ppo.PPO(
-        rollout_length=num_steps, network="mlp", hidden=(8,), num_minibatches=1, num_epochs=1, learning_rate=0.01
+        rollout_length=num_steps, network="mlp", hidden_sizes=(8,), num_minibatches=1, num_epochs=1, learning_rate=0.01
     )
     agent = agents.load("ppo").make(config, env.spec, 3)
     whole = agent._replace(keep=lambda obs: (agent.keep(obs), obs))
@@ -288,7 +288,7 @@ def test_pools_in_flight_play_the_same_games(num_pools, path):
 
     experience, scores, learners = jax.device_get(jax.jit(program)(jax.random.key(2)))
     rows = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), experience.steps)
-    waiting = envs.make("envpool/Breakout-v5", num_envs, conditions._replace(in_flight=0))
+    waiting = envs.make("envpool/Breakout-v5", num_envs, conditions._replace(async_pools=0))
     first, steps = run(waiting, rows.action)
     np.testing.assert_array_equal(rows.obs, np.concatenate([first.obs[None], steps.obs[:-1]]))
     for name in ("reward", "discount", "last"):
@@ -306,13 +306,13 @@ def test_pools_in_flight_play_the_same_games(num_pools, path):
     assert agree[~np.eye(num_envs, dtype=bool)].max() < 0.5, "each has chance of its own: a quarter agree"
 
 
-@pytest.mark.parametrize("in_flight", [0, 1, 2])
-def test_each_row_is_decided_by_the_noise_of_its_own_place(in_flight):
+@pytest.mark.parametrize("async_pools", [0, 1, 2])
+def test_each_row_is_decided_by_the_noise_of_its_own_place(async_pools):
     """An epsilon that falls from row to row does so at the same steps in flight, where each is decided a row before.
 
     State and noise count rows, so what is decided for row t is t.
     """
-    env = envs.make("envpool/CartPole-v1", 4, HostEnvConfig(SEED, in_flight=in_flight))
+    env = envs.make("envpool/CartPole-v1", 4, HostEnvConfig(SEED, async_pools=async_pools))
     in_all = lambda obs, number: jnp.full(len(obs), number, jnp.int32)
     decide = lambda rows, obs, memory, row: Decision(in_all(obs, 0), (), in_all(obs, rows + row))
     agent = Agent(
@@ -361,7 +361,7 @@ def test_evaluations_score_whole_games_with_all_their_lives():
     # One pixel changes it, and it is another one for each environment and in each evaluation.
     by_pixels = lambda which, obs: (obs.astype(jnp.int32).sum((1, 2, 3)) + which + jnp.arange(NUM_ENVS)) % 4
     env = envs.make("envpool/Breakout-v5", NUM_ENVS, HostEnvConfig(SEED, "dqn2015"), img_height=36, img_width=36)
-    config = ppo.PPO(rollout_length=8, num_minibatches=1, network="mlp", hidden=(8,))
+    config = ppo.PPO(rollout_length=8, num_minibatches=1, network="mlp", hidden_sizes=(8,))
     agent = agents.load("ppo").make(config, env.spec, 1)
     agent = agent._replace(exploit=lambda state, obs, memory, noise: Decision(by_pixels(state, obs)))
     evaluator = evaluation.Evaluator(env, agent, [0], 2 * NUM_ENVS)
@@ -382,7 +382,7 @@ def test_evaluations_score_whole_games_with_all_their_lives():
 def freeway(tmp_path_factory):
     """The folder of a tiny run."""
     options = dict(img_height=36, img_width=36, max_episode_steps=20)
-    agent = dict(rollout_length=4, num_minibatches=1, num_epochs=1, hidden=(8,), network="mlp")
+    agent = dict(rollout_length=4, num_minibatches=1, num_epochs=1, hidden_sizes=(8,), network="mlp")
     folder = tmp_path_factory.mktemp("atari") / "run"
     jaxrl_fast.fit(
         algo="ppo", env="Freeway-v5", env_options=options, agent=agent, num_envs=2, total_steps=8, eval_envs=1,
@@ -481,13 +481,13 @@ MISTAKES = [
     ("ppo --env envpool/CartPole-v1 --protocol machado2018", ["no game of Atari"]),
     ("ppo --env envpool/Pong-v5 --protocol dqn2016", ["--protocol", "dqn2015"]),
     ("ppo --env envpool/Pong-v5 --exact-resume", ["--exact-resume", "--save-every", "environment steps"]),
-    ("ppo --env envpool/Pong-v5 --exact-resume --save-every 1M --pool-path ffi", ["--pool-path ffi", "callback"]),
-    ("ppo --env envpool/Pong-v5 --num-envs 9 --in-flight 2", ["--in-flight 2", "9 environments"]),
-    ("ppo --env CartPole-v1 --in-flight 2", ["--in-flight 2", "on the device"]),
-    ("ppo --env envpool/Pong-v5 --in-flight -1", ["--in-flight", "-1", "0"]),
-    ("ppo --env envpool/CartPole-v1 --overlap", ["--overlap", "--in-flight 1"]),
-    ("ppo --env CartPole-v1 --overlap", ["--overlap", "on the host", "--in-flight 1"]),
-    ("dqn --env envpool/CartPole-v1 --in-flight 1 --overlap", ["--overlap", "dqn", "--in-flight alone"]),
+    ("ppo --env envpool/Pong-v5 --exact-resume --save-every 1M --host-bridge ffi", ["--host-bridge ffi", "callback"]),
+    ("ppo --env envpool/Pong-v5 --num-envs 9 --async-pools 2", ["--async-pools 2", "9 environments"]),
+    ("ppo --env CartPole-v1 --async-pools 2", ["--async-pools 2", "on the device"]),
+    ("ppo --env envpool/Pong-v5 --async-pools -1", ["--async-pools", "-1", "0"]),
+    ("ppo --env envpool/CartPole-v1 --overlap", ["--overlap", "--async-pools 1"]),
+    ("ppo --env CartPole-v1 --overlap", ["--overlap", "on the host", "--async-pools 1"]),
+    ("dqn --env envpool/CartPole-v1 --async-pools 1 --overlap", ["--overlap", "dqn", "--async-pools alone"]),
     ("dqn --env envpool/Pendulum-v1", ["dqn wants a finite number of actions"]),
 ]
 
@@ -523,7 +523,7 @@ def test_where_the_calls_do_not_load_python_steps_the_pool_and_says_so(monkeypat
     env = envs.make("envpool/CartPole-v1", 2, HostEnvConfig(SEED))
     assert any("jaxlib is another" in line for line in env.warnings) and not env.info
     assert run(env, random_actions(env.spec, 3))[1].reward.shape == (3, 2)
-    with pytest.raises(ValueError, match=r"--pool-path ffi: .* \(jaxlib is another\)"):
+    with pytest.raises(ValueError, match=r"--host-bridge ffi: .* \(jaxlib is another\)"):
         envs.make("envpool/CartPole-v1", 2, HostEnvConfig(SEED, path="ffi"))
 
 
@@ -573,7 +573,7 @@ def test_more_than_is_sane_is_said():
     warnings = lambda name, *given, **options: envs.make(f"envpool/{name}", *given, **options).warnings
     assert warnings("Pong-v5", 8) == ()
     assert any("num_threads 1000" in line for line in warnings("Pong-v5", 8, num_threads=1000))
-    many = envs.make("envpool/Pong-v5", 8, HostEnvConfig(in_flight=8), num_threads=100)
+    many = envs.make("envpool/Pong-v5", 8, HostEnvConfig(async_pools=8), num_threads=100)
     assert any("800 threads of 8 pools" in line for line in many.warnings)
     assert any("8 pools are in flight" in line for line in many.info)
 
@@ -615,15 +615,17 @@ def test_a_warning_is_seen_where_nothing_else_is_said(tmp_path, monkeypatch, cap
     ],
 )
 def test_evaluation_has_the_environments_that_were_asked_for(options, num_eval_envs):
-    few = dict(env="envpool/CartPole-v1", num_envs=2, agent=dict(rollout_length=8, hidden=(8,), num_minibatches=1))
+    few = dict(
+        env="envpool/CartPole-v1", num_envs=2, agent=dict(rollout_length=8, hidden_sizes=(8,), num_minibatches=1)
+    )
     ready = plan.validate_plan(load.from_keywords(algo="ppo", **few, **options))
     assert ready.eval_env.spec.num_envs == num_eval_envs
 
 
 @pytest.mark.parametrize("overlap", [False, True])
 def test_no_pool_is_made_to_see_whether_a_run_is_possible(overlap):
-    options: dict[str, Any] = dict(env="envpool/CartPole-v1", num_envs=4, in_flight=2, overlap=overlap)
-    options |= dict(agent=dict(rollout_length=8, hidden=(8,)))
+    options: dict[str, Any] = dict(env="envpool/CartPole-v1", num_envs=4, async_pools=2, overlap=overlap)
+    options |= dict(agent=dict(rollout_length=8, hidden_sizes=(8,)))
     adapter.why_no_ffi()  # makes a pool of its own, once
     held = len(adapter.KEPT)
     ready = plan.validate_plan(load.from_keywords(algo="ppo", **options))
@@ -638,8 +640,8 @@ def test_no_pool_is_made_to_see_whether_a_run_is_possible(overlap):
     ("line", "words"),
     [
         ("", []),
-        ("--in-flight 1", ["the environments are in flight", "first step is decided by the policy before the last"]),
-        ("--in-flight 2 --overlap", ["2 pools are in flight", "played", "by a policy that is one update old"]),
+        ("--async-pools 1", ["the environments are in flight", "first step is decided by the policy before the last"]),
+        ("--async-pools 2 --overlap", ["2 pools are in flight", "played", "by a policy that is one update old"]),
     ],
 )
 def test_the_header_says_how_old_the_policy_is_that_plays(line, words, capsys):
@@ -654,7 +656,7 @@ def test_pools_that_are_bound_to_cores_have_cores_of_their_own(monkeypatch):
     monkeypatch.setattr(adapter.envpool, "make_gymnasium", lambda name, **options: made.append(options) or len(made))
     monkeypatch.setattr(adapter, "KEPT", [])
     options = dict(num_threads=3, thread_affinity_offset=1)
-    env = envs.make("envpool/CartPole-v1", 6, HostEnvConfig(SEED, path="callback", in_flight=2), **options)
+    env = envs.make("envpool/CartPole-v1", 6, HostEnvConfig(SEED, path="callback", async_pools=2), **options)
     seeds = [pool.envs and made[-1]["seed"] for pool in env.reset.args[0]]
     assert [options["thread_affinity_offset"] for options in made] == [1, 4]
     assert [*seeds[0], *seeds[1]] == adapter.seeds_of(SEED, 6)
@@ -680,17 +682,17 @@ def test_spaces_are_made_uniform():
 SHORT: dict[str, Any] = dict(env="envpool/CartPole-v1", num_envs=4, total_steps=480, save_every=160, log_every=32)
 SHORT |= dict(eval_every=160, eval_episodes=4, eval_envs=4, tensorboard=False, log_level="quiet")
 AGENTS = {
-    "ppo": dict(rollout_length=8, hidden=(8,), normalize_rewards=True, normalize_observations=True),
-    "dqn": dict(capacity=256, batch_size=8, learning_starts=32, hidden=(8,), n_step=3, prioritized=True),
-    "pqn": dict(rollout_length=8, hidden=(8,)),
+    "ppo": dict(rollout_length=8, hidden_sizes=(8,), normalize_rewards=True, normalize_observations=True),
+    "dqn": dict(buffer_size=256, batch_size=8, learning_starts=32, hidden_sizes=(8,), n_step=3, prioritized=True),
+    "pqn": dict(rollout_length=8, hidden_sizes=(8,)),
 }
 
 
 @pytest.mark.parametrize("algo", [slow("dqn"), "pqn"])
 def test_an_exploring_evaluation_has_the_environments_of_one_pool(algo, tmp_path):
     """Each pool has a ladder of epsilons, and so an epsilon for each of its own environments alone."""
-    agent = AGENTS[algo] | dict(epsilon_ladder=7.0)
-    run = jaxrl_fast.fit(algo=algo, agent=agent, in_flight=2, run_dir=str(tmp_path / "run"), **SHORT)
+    agent = AGENTS[algo] | dict(apex_alpha=7.0)
+    run = jaxrl_fast.fit(algo=algo, agent=agent, async_pools=2, run_dir=str(tmp_path / "run"), **SHORT)
     result = run.evaluate(explore=True, episodes=3)
     assert result["eval_episodes"] == 4 and result["policy"] == "exploring", "two in each of a pool's two"
 
@@ -714,9 +716,9 @@ def test_no_program_of_a_pool_is_kept_for_later_processes(env, kept, tmp_path, m
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("algo", "in_flight", "overlap"), [("ppo", 0, False), ("dqn", 2, False), ("ppo", 2, True)])
-def test_with_new_games_at_checkpoints_going_on_is_exact(algo, in_flight, overlap, tmp_path, monkeypatch):
-    options = dict(algo=algo, agent=AGENTS[algo], exact_resume=True, in_flight=in_flight, overlap=overlap) | SHORT
+@pytest.mark.parametrize(("algo", "async_pools", "overlap"), [("ppo", 0, False), ("dqn", 2, False), ("ppo", 2, True)])
+def test_with_new_games_at_checkpoints_going_on_is_exact(algo, async_pools, overlap, tmp_path, monkeypatch):
+    options = dict(algo=algo, agent=AGENTS[algo], exact_resume=True, async_pools=async_pools, overlap=overlap) | SHORT
     jaxrl_fast.fit(**options, run_dir=str(tmp_path / "whole"))
     stop_after(monkeypatch, 200)
     assert jaxrl_fast.fit(**options, run_dir=str(tmp_path / "parts")).summary["status"] == "stopped"
@@ -884,7 +886,7 @@ def test_emulators_are_made_before_anything_is_compiled(tmp_path, monkeypatch, c
 @pytest.mark.parametrize(
     ("algo", "agent"),
     [
-        ("dqn", dict(capacity=512, batch_size=8, learning_starts=400, replay_ratio=0.02)),
+        ("dqn", dict(buffer_size=512, batch_size=8, learning_starts=400, replay_ratio=0.02)),
         ("pqn", dict(rollout_length=64, num_minibatches=2, num_epochs=1)),
     ],
 )
@@ -911,7 +913,7 @@ def test_pong_is_trained_on_images_and_scored_in_whole_games(algo, agent, tmp_pa
 @pytest.mark.slow
 def test_the_folder_and_the_summary_name_the_protocol(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    agent = dict(rollout_length=4, num_minibatches=1, num_epochs=1, hidden=(8,), network="mlp")
+    agent = dict(rollout_length=4, num_minibatches=1, num_epochs=1, hidden_sizes=(8,), network="mlp")
     options = dict(algo="ppo", env="Pong-v5", num_envs=2, total_steps=8, agent=agent, log_level="quiet")
     options |= dict(env_options=dict(img_height=36, img_width=36, max_episode_steps=20), eval_episodes=2, eval_envs=2)
     run = jaxrl_fast.fit(**options, tensorboard=False, protocol="machado2018")

@@ -30,7 +30,7 @@ from jaxrl_fast.utils import files
 
 ROOT = Path(__file__).parents[2]
 TINY = {"tensorboard": False, "log_level": "quiet", "eval_episodes": 4}
-PPO = {"rollout_length": 32, "hidden": [8]}
+PPO = {"rollout_length": 32, "hidden_sizes": [8]}
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +50,7 @@ def cart(place):
 @pytest.fixture(scope="module")
 def two(place):
     """Two seeds of DQN, with a replay."""
-    agent = {"learning_starts": 64, "capacity": 256, "hidden": [8], "batch_size": 8}
+    agent = {"learning_starts": 64, "buffer_size": 256, "hidden_sizes": [8], "batch_size": 8}
     return jaxrl_fast.fit(
         algo="dqn", env="CartPole-v1", num_envs=4, total_steps=512, num_seeds=2, seed=1,
         run_dir=str(place / "two"), agent=agent | {"epsilon_end": 0.5, "epsilon_steps": 64}, **TINY,

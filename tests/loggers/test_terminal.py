@@ -121,7 +121,7 @@ def test_lines_of_a_long_run_thin_out_where_they_stay(monkeypatch):
     """A second apart, and after 100 s by 1% of the time so far, or by what lies between two looks more."""
     now = [0.0]
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])
-    plan = types.SimpleNamespace(settings=types.SimpleNamespace(options=types.SimpleNamespace(report_every=1.0)))
+    plan = types.SimpleNamespace(settings=types.SimpleNamespace(options=types.SimpleNamespace(console_every=1.0)))
     shown = {}
     for terminal in (PlainConsole(), QuietConsole()):
         pace = console.ProgressPrinter(plan, terminal).pace

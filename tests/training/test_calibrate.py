@@ -78,7 +78,7 @@ def test_the_table_has_a_line_for_each_count():
 
 def settings(**options):
     given = dict(env="CartPole-v1", num_envs="auto", total_steps=4000, log_level="quiet")
-    return load.from_keywords(algo="ppo", agent={"rollout_length": 4, "hidden": (4,)}, **{**given, **options})
+    return load.from_keywords(algo="ppo", agent={"rollout_length": 4, "hidden_sizes": (4,)}, **{**given, **options})
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,9 @@ def test_a_trial_trains_really(monkeypatch):
 
     run_chunks_by(run, monkeypatch)
     monkeypatch.setattr(calibrate, "SAMPLE_S", 0.0)
-    given = settings()._replace(algo="dqn", agent=configs.CONFIGS["dqn"](hidden=(4,), batch_size=16, capacity=20_000))
+    given = settings()._replace(
+        algo="dqn", agent=configs.CONFIGS["dqn"](hidden_sizes=(4,), batch_size=16, buffer_size=20_000)
+    )
     trial = calibrate.measure_count(given, 4)
     assert trial.rate > 0 and [length for length, _ in seen] == [1, 1, 1] and sum(steps for _, steps in seen) > 0
 

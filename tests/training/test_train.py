@@ -141,7 +141,7 @@ def test_the_clock_decides_nothing_but_times(tmp_path, monkeypatch):
 
 def test_records_and_summary_add_up(tmp_path, capsys):
     """4 environments, 6 updates of 11 rows: 6 episodes of 10 steps each, with 5 reset rows before the last ones."""
-    outcome = trainer.execute(plan(tmp_path / "run", "--solved 11"))
+    outcome = trainer.execute(plan(tmp_path / "run", "--solved-threshold 11"))
     records, summary = read(tmp_path / "run")
     assert [r["env_steps"] for r in records] == [44, 88, 132, 176, 220, 264]
     assert sum(r["episodes"] for r in records) == 24
@@ -186,7 +186,7 @@ def test_the_end_says_how_to_go_on(tmp_path, capsys):
 def test_it_stops_one_record_after_it_is_solved(tmp_path):
     """4 episodes an update make 100 after 25; the chunk behind has begun by then. Twice, since clocks differ."""
     for name in ("a", "b"):
-        trainer.execute(plan(tmp_path / name, "--solved 10 --stop-when-solved", num_updates=60))
+        trainer.execute(plan(tmp_path / name, "--solved-threshold 10 --stop-when-solved", num_updates=60))
         records, summary = read(tmp_path / name)
         assert summary["solved"] and summary["status"] == "done"
         assert summary["steps_to_solve"] == 25 * 44
@@ -302,7 +302,7 @@ def test_a_handler_that_python_does_not_know_is_no_hindrance(number, monkeypatch
 @pytest.mark.slow
 def test_a_terminal_that_closes_stops_the_run_as_ctrl_c_does(tmp_path):
     ours, theirs = pty.openpty()
-    line = ["--config", "ppo_cartpole", "--total-steps", "1B", "--report-every", "0.1", "--run-dir", "run"]
+    line = ["--config", "ppo_cartpole", "--total-steps", "1B", "--console-every", "0.1", "--run-dir", "run"]
     opened = f"import os; os.open({os.ttyname(theirs)!r}, os.O_RDWR)"  # a session's first terminal is its own
     heard = "import signal; signal.signal(signal.SIGHUP, signal.SIG_DFL)"  # as where the tests are not under nohup
     program = f"{opened}; {heard}; from jaxrl_fast import cli, train; cli.start(lambda: train.main({line}))"
@@ -599,7 +599,7 @@ def test_what_dqn_is_about_to_do_is_said_before_anything_is_compiled(tmp_path, m
 
     monkeypatch.setattr(program, "build", fail)
     monkeypatch.setattr(memory, "free_bytes", lambda *_: 24 * 10**9)
-    options = "--agent.replay-ratio 0.25 --agent.batch-size 1024 --agent.learning-starts 5k --agent.capacity 100k"
+    options = "--agent.replay-ratio 0.25 --agent.batch-size 1024 --agent.learning-starts 5k --agent.buffer-size 100k"
     with pytest.raises(RuntimeError, match="enough"):
         train.main(f"dqn --num-envs 8 {options} --run-dir {tmp_path / 'run'}".split())
     said = capsys.readouterr().out.splitlines()
@@ -669,7 +669,7 @@ def fitted(tmp_path_factory):
         eval_episodes=8,
         run_dir=str(tmp_path_factory.mktemp("fit") / "run"),
         log_level="quiet",
-        agent={"rollout_length": 16, "hidden": (8,)},
+        agent={"rollout_length": 16, "hidden_sizes": (8,)},
     )
 
 
@@ -733,7 +733,7 @@ def test_a_run_leaves_a_folder(fitted):
 
 def test_its_config_trains_again(fitted):
     again = load.from_command_line(["--config", str(fitted.folder / "config.yaml")])
-    assert again.options.total_steps == 1000 and again.agent.hidden == (8,)
+    assert again.options.total_steps == 1000 and again.agent.hidden_sizes == (8,)
     assert again.options.env_options == {"max_steps_in_episode": 20}
 
 

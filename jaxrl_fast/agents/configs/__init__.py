@@ -7,7 +7,7 @@ else is reckoned with, where it is there:
 - `gradient_rows(num_envs)`: rows in a gradient step, for how many devices there is work. An algorithm that says it must
   sum its gradients over `spec.axis_name` (`jax.lax.psum`); one that does not learns on one device.
 - `network`: one of `networks.KINDS`, or "auto", which decides how much work a row is.
-- `capacity`: transitions in a replay; `first_learning(num_envs)`: environment steps before the first gradient step.
+- `buffer_size`: transitions in a replay; `first_learning(num_envs)`: environment steps before the first gradient step.
 - `traced`: names of real numbers that `make` and its functions only calculate with. A sweep over them is one program,
   in which they are JAX's; over others, each value is compiled for.
 - `describe(num_envs)`: a sentence for a run's header.
@@ -26,8 +26,8 @@ CONFIGS = {"ppo": PPO, "dqn": DQN, "pqn": PQN}
 NEEDS: dict[str, tuple[str, tuple[Any, ...]]] = {
     **dict.fromkeys(("priority_exponent", "importance_exponent"), ("prioritized", (True,))),
     **dict.fromkeys(("munchausen_alpha", "munchausen_temperature", "munchausen_clip"), ("munchausen", (True,))),
-    **dict.fromkeys(("v_min", "v_max"), ("distribution", ("c51",))),
-    "num_atoms": ("distribution", ("c51", "quantile")),
-    "loss": ("distribution", ("none", "quantile")),
+    **dict.fromkeys(("v_min", "v_max"), ("value_head", ("c51",))),
+    "num_atoms": ("value_head", ("c51", "quantile")),
+    "loss": ("value_head", ("none", "quantile")),
 }
-CONTINUOUS = ("squash", "log_std_init")  # do nothing where actions are discrete
+CONTINUOUS = ("tanh_squash", "log_std_init")  # do nothing where actions are discrete

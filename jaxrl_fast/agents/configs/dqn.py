@@ -17,7 +17,7 @@ class DQN:
 
     rollout_length: int | Literal["auto"] = "auto"
     """Environment steps between updates, in each environment; auto: at most 32 in all, or one each."""
-    capacity: int = 100_000
+    buffer_size: int = 100_000
     """Transitions in the replay over all environments, rounded down to whole rollouts."""
     batch_size: int = 128
     """Transitions in a gradient step."""
@@ -25,13 +25,13 @@ class DQN:
     """Gradient steps per environment step, held exactly for any number of environments."""
     learning_starts: int = 10_000
     """Environment steps before the first gradient step."""
-    target_period: int = 500
+    target_update_interval: int = 500
     """Environment steps between updates of the target parameters; less than a gradient step takes: after each."""
-    target_step_size: float = 1.0
+    tau: float = 1.0
     """How far the target parameters move towards the others in one update; 1 copies them, less is an average."""
     learning_rate: float = 2.5e-4
     """Adam's step size at the start."""
-    anneal: bool = False
+    anneal_lr: bool = False
     """Let the learning rate fall linearly to 0, counted in gradient steps taken."""
     adam_epsilon: float = 1e-8
     """Adam's epsilon."""
@@ -49,7 +49,7 @@ class DQN:
     """Streams for the state's value and the actions' advantages (Wang et al. 2016)."""
     noisy: bool = False
     """Explore by noise in the dense layers (Fortunato et al. 2018); the epsilons hold as well."""
-    distribution: Literal["none", "c51", "quantile"] = "none"
+    value_head: Literal["none", "c51", "quantile"] = "none"
     """Learn mean returns, or distributions on atoms (Bellemare et al. 2017) or by quantiles (Dabney et al. 2018)."""
     num_atoms: int = 51
     """Atoms or quantiles of a distribution."""
@@ -77,7 +77,7 @@ class DQN:
     """Chance of a random action after epsilon_steps."""
     epsilon_steps: int = 250_000
     """Environment steps over which it falls, linearly."""
-    epsilon_ladder: float = 0.0
+    apex_alpha: float = 0.0
     """a: environment i of N explores with epsilon ^ (1 + a i / (N - 1)); 7 in Ape-X (Horgan et al. 2018), 0 for one."""
     layer_norm: bool = False
     """Normalize before every activation; in convolutions over each pixel's channels."""
@@ -85,7 +85,7 @@ class DQN:
     """Learn from the signs of rewards only; scores are of true rewards. None: in Atari by the rules of 2015."""
     network: Literal["auto", "mlp", "minatar", "nature", "dqn2013", "impala"] = "auto"
     """auto goes by the shape of the observation."""
-    hidden: tuple[int, ...] = ()
+    hidden_sizes: tuple[int, ...] = ()
     """Widths of the dense layers; left out, those of the network's paper (64 64 for mlp)."""
     activation: Literal["auto", "tanh", "relu"] = "relu"
     """auto is that of the network's paper."""

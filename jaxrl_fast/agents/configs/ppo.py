@@ -16,7 +16,7 @@ class PPO:
     """Passes over the rollout in each update."""
     learning_rate: float = 2.5e-4
     """Adam's step size at the start."""
-    anneal: bool = True
+    anneal_lr: bool = True
     """Let the learning rate fall linearly to 0, counted in gradient steps taken."""
     adam_epsilon: float = 1e-5
     """Adam's epsilon."""
@@ -26,10 +26,10 @@ class PPO:
     """Discount of one environment step."""
     gae_lambda: float = 0.95
     """Lambda of the advantage estimate (Schulman et al. 2016)."""
-    clip: float = 0.2
+    clip_coef: float = 0.2
     """Epsilon of the clipped policy loss (equation 7)."""
-    value_clip: bool = True
-    """Keep new values within `clip` of the old ones in the loss."""
+    clip_vloss: bool = True
+    """Keep new values within `clip_coef` of the old ones in the loss."""
     value_coef: float = 0.5
     """Weight of the value loss (c1 in equation 9)."""
     entropy_coef: float = 0.01
@@ -46,13 +46,13 @@ class PPO:
     """Learn from the signs of rewards only; scores are of true rewards. None: in Atari by the rules of 2015."""
     network: Literal["auto", "mlp", "minatar", "nature", "dqn2013", "impala"] = "auto"
     """auto goes by the shape of the observation."""
-    hidden: tuple[int, ...] = ()
+    hidden_sizes: tuple[int, ...] = ()
     """Widths of the dense layers; left out, those of the network's paper (64 64 for mlp)."""
     activation: Literal["auto", "tanh", "relu"] = "auto"
     """auto is that of the network's paper."""
     compute_dtype: Literal["float32", "bfloat16"] = "float32"
     """What the network computes in; parameters stay float32. bfloat16 is for GPUs."""
-    squash: bool = False
+    tanh_squash: bool = False
     """Continuous actions: a tanh-Gaussian instead of a clipped Gaussian."""
     log_std_init: float = 0.0
     """Continuous actions: log standard deviation at the start, the same in all states."""

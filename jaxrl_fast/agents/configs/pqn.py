@@ -20,7 +20,7 @@ class PQN:
     """Passes over the rollout in each update."""
     learning_rate: float = 2.5e-4
     """RAdam's step size at the start."""
-    anneal: bool = True
+    anneal_lr: bool = True
     """Let the learning rate fall linearly to 0, counted in gradient steps taken."""
     adam_epsilon: float = 1e-8
     """RAdam's epsilon."""
@@ -36,7 +36,7 @@ class PQN:
     """Chance of a random action after epsilon_steps."""
     epsilon_steps: int = 250_000
     """Environment steps over which it falls, linearly."""
-    epsilon_ladder: float = 0.0
+    apex_alpha: float = 0.0
     """a: environment i of N explores with epsilon ^ (1 + a i / (N - 1)); 7 in Ape-X (Horgan et al. 2018), 0 for one."""
     layer_norm: bool = True
     """Normalize before every activation; in convolutions over each pixel's channels, as flax does."""
@@ -44,7 +44,7 @@ class PQN:
     """Learn from the signs of rewards only; scores are of true rewards. None: in Atari by the rules of 2015."""
     network: Literal["auto", "mlp", "minatar", "nature", "dqn2013", "impala"] = "auto"
     """auto goes by the shape of the observation."""
-    hidden: tuple[int, ...] = ()
+    hidden_sizes: tuple[int, ...] = ()
     """Widths of the dense layers; left out, those of the network's paper (64 64 for mlp)."""
     activation: Literal["auto", "tanh", "relu"] = "relu"
     """auto is that of the network's paper."""

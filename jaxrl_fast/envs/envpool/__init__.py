@@ -36,11 +36,11 @@ def make(name: str, num_envs: int, options: Mapping[str, Any], conditions: HostE
     conditions = conditions or HostEnvConfig()
     task = tasks.describe(name, num_envs, options, conditions)
     path, warnings = choose_path(conditions.path)
-    num_pools = max(conditions.in_flight, 1)
+    num_pools = max(conditions.async_pools, 1)
     if num_envs % num_pools:
         several = f" on each of {conditions.num_shards} devices" if conditions.num_shards > 1 else ""
         raise ValueError(
-            f"--in-flight {num_pools}: {num_envs * conditions.num_shards} environments do not divide into so many pools"
+            f"--async-pools {num_pools}: {num_envs * conditions.num_shards} environments do not divide into that many"
             f"{several}"
         )
     part = task if num_pools == 1 else tasks.describe(name, num_envs // num_pools, options, conditions)
@@ -66,14 +66,14 @@ def make(name: str, num_envs: int, options: Mapping[str, Any], conditions: HostE
             functools.partial(receive, pools, path),
             conditions.overlap,
         )
-        if conditions.in_flight
+        if conditions.async_pools
         else None,
     )
 
 
 def _in_flight(conditions: HostEnvConfig) -> tuple[str, ...]:
     """What it means for the agent."""
-    num_pools = conditions.in_flight
+    num_pools = conditions.async_pools
     if not num_pools:
         return ()
     pools = f"{num_pools} pools are" if num_pools > 1 else "the environments are"

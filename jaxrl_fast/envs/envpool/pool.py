@@ -251,7 +251,7 @@ def choose_path(wanted: str) -> tuple[str, tuple[str, ...]]:
         return wanted, ()
     why = why_no_ffi()
     if why and wanted == "ffi":
-        raise ValueError(f"--pool-path ffi: envpool's calls do not load here ({why}); callback works")
+        raise ValueError(f"--host-bridge ffi: envpool's calls do not load here ({why}); callback works")
     if why:
         return "callback", (f"envpool is stepped through Python, for its own calls do not load here ({why})",)
     return "ffi", ()

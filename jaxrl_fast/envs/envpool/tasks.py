@@ -196,7 +196,7 @@ def _threads_of_pools(num_envs: int, conditions: HostEnvConfig) -> int:
 
     One pool or two get a thread for each core, for while one of two works the other may wait.
     """
-    share = 2 * num_cores() // max(conditions.in_flight, 1)
+    share = 2 * num_cores() // max(conditions.async_pools, 1)
     return min(num_envs * conditions.num_shards, num_cores(), max(share, 1))
 
 
