@@ -175,7 +175,7 @@ def soak(algo: str, num_checkpoints: int) -> tuple[np.ndarray, np.ndarray, dict]
     work = (starts[1:] - ends[:-1])[settled:]
     case = {
         "algo": algo,
-        "checkpoints": run.summary["checkpoints"],
+        "checkpoints": run.summary["num_checkpoints"],
         "chunks": seen.given,
         "compiled_after_the_first_checkpoint": seen.compiled_later,
         "steps_per_s": round(statistics.median(speed)),

@@ -23,7 +23,7 @@ def run_chunks_by(run, monkeypatch):
 RECORD = {
     "seed": 0,
     "env_steps": 12_288,
-    "updates": 6,
+    "num_updates": 6,
     "wall_time_s": 1.5,
     "train_time_s": 0.5,
     "env_steps_per_s": 96_000.0,
@@ -31,7 +31,7 @@ RECORD = {
     "return_mean": 24.375,
     "return_min": 8.0,
     "return_max": 77.0,
-    "length_mean": 24.375,
+    "episode_length_mean": 24.375,
     "value_loss": 31.5,
     "entropy": 0.69,
     "learning_rate": 1e-3,

@@ -454,4 +454,4 @@ def test_a_life_under_fire_tells_every_update(tmp_path):
 
     options = killed_runs.COMMON | killed_runs.RUNS["pqn"] | {"algo": "pqn", "total_steps": 4096}
     last, was_killed = killed_runs.life(options | {"run_dir": str(tmp_path / "run")}, None)
-    assert not was_killed and last == json.loads((tmp_path / "run" / "summary.json").read_text())["updates"] > 1
+    assert not was_killed and last == json.loads((tmp_path / "run" / "summary.json").read_text())["num_updates"] > 1

@@ -224,7 +224,7 @@ def update(parts: Parts, state: State, rollout: Rollout, key: Key) -> tuple[Stat
         return learner, jax.tree.map(jnp.add, sums, metrics)
 
     num_rows = parts.config.batch_size // (parts.spec.num_shards * parts.spec.num_grad_workers)
-    sums = dict.fromkeys(("weight", "loss", "q_value", "td_error"), jnp.zeros(num_rows))
+    sums = dict.fromkeys(("weight", "td_loss", "q_value", "td_error_abs"), jnp.zeros(num_rows))
     learner, sums = jax.lax.fori_loop(0, _same_for_all_seeds(num_steps), step, (learner, sums))
     sums = jax.tree.map(jnp.sum, sums)
     of_devices = collectives.all_gather((learner.largest, sums), parts.spec.grad_axis)
@@ -384,7 +384,7 @@ def loss(
     td_error = goal.mean - value
     chosen = distributions.chosen(output, batch.action)  # [B] or [B, K]
     losses, priority = value_distributions.losses(parts.form, chosen, goal, td_error, parts.config.loss == "huber")
-    metrics = {"weight": jnp.float32(1), "loss": losses, "q_value": value, "td_error": jnp.abs(td_error)}
+    metrics = {"weight": jnp.float32(1), "td_loss": losses, "q_value": value, "td_error_abs": jnp.abs(td_error)}
     return (weight * losses).sum(), (priority, jax.tree.map(lambda x: weight * x, metrics))
 
 

@@ -198,6 +198,6 @@ def loss(parts: Parts, params: PyTree, batch: Batch) -> tuple[Array, Metrics]:
     value = parts.network.apply(params, batch.obs)
     chosen = distributions.chosen(value, batch.action)
     distance = batch.target - chosen
-    metrics = {"loss": 0.5 * distance**2, "q_value": chosen, "td_error": jnp.abs(distance)}
+    metrics = {"td_loss": 0.5 * distance**2, "q_value": chosen, "td_error_abs": jnp.abs(distance)}
     metrics = jax.tree.map(lambda x: jnp.sum(batch.weight * x), metrics)
-    return metrics["loss"], metrics
+    return metrics["td_loss"], metrics

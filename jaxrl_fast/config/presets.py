@@ -29,7 +29,7 @@ def read_preset(name: str) -> list[Setting]:
             raise ValueError(f"--config {name} is {'a folder' if path.is_dir() else 'no file'}, and no preset")
         hint = nearest(name, presets) or f"; shipped are {join_names(presets) or 'none'}"
         raise ValueError(f"there is no preset {name!r}, neither shipped nor as a file{hint}")
-    content = {key: value for key, value in _content(path).items() if key != "made"}
+    content = {key: value for key, value in _content(path).items() if key != "meta"}
     if not content:
         raise ValueError(f"{path} says nothing; a preset names options, such as env: CartPole-v1")
     if "config" in content:
@@ -42,10 +42,10 @@ def read_preset(name: str) -> list[Setting]:
 
 def read_meta(path: Path) -> dict[str, Any]:
     """What the config.yaml of a run says of how it was made, beside its settings: versions, members, an id."""
-    found = _content(path).get("made") or {}
+    found = _content(path).get("meta") or {}
     members = found.get("members", [{"seed": 0}]) if isinstance(found, Mapping) else None
     if not (isinstance(members, list) and members and all(isinstance(m, Mapping) and "seed" in m for m in members)):
-        raise ValueError(f"{path}: `made` is not as a run writes it")
+        raise ValueError(f"{path}: `meta` is not as a run writes it")
     return dict(found)
 
 

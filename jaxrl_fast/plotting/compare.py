@@ -15,7 +15,12 @@ from jaxrl_fast.utils import files, formatting, warnings
 from jaxrl_fast.utils.files import path_of
 from jaxrl_fast.utils.parsing import nearest, shown
 
-BY_EPISODE = ("return_mean", "return_min", "return_max", "length_mean")  # a record counts as often as it has episodes
+BY_EPISODE = (
+    "return_mean",
+    "return_min",
+    "return_max",
+    "episode_length_mean",
+)  # a record counts as often as it has episodes
 X = {  # the numbers of a record, and what they are called
     "steps": ("env_steps", "environment steps"),
     "seconds": ("train_time_s", "seconds of training"),

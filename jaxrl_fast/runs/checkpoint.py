@@ -220,7 +220,7 @@ def _digest(path: Path) -> str:
 
 def _origin(saved: Checkpoint) -> str:
     """Which version wrote it, for a sentence about what cannot be read."""
-    version = saved.manifest.get("made", {}).get("versions", {}).get("jaxrl_fast", "of unknown version")
+    version = saved.manifest.get("meta", {}).get("versions", {}).get("jaxrl_fast", "of unknown version")
     if version == __version__:
         return "it was written with other settings, or another program, than those that read it"
     return f"jaxrl_fast {version} wrote it, and this is {__version__}: go on with the program that wrote it"

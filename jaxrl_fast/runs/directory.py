@@ -112,7 +112,7 @@ def check_nothing_is_lost(folder: Path) -> None:
     from jaxrl_fast.runs import checkpoint
 
     metrics, summary = folder / paths.METRICS, files.summary_if_any(folder)
-    ended = bool(summary) and (summary["status"] in ("done", "diverged") or summary["checkpoints"] > 0)
+    ended = bool(summary) and (summary["status"] in ("done", "diverged") or summary["num_checkpoints"] > 0)
     known = ended or (folder / checkpoint.SAVED).exists()
     if known and metrics.is_file() and metrics.stat().st_size > 0:
         raise ValueError(

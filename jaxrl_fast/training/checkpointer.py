@@ -91,7 +91,7 @@ class CheckpointManager:
             "num_shards": self.plan.placement.num_shards,
             "num_grad_workers": self.plan.placement.num_grad_workers,
             "exact": self.plan.env.on_device or self.plan.settings.options.exact_resume,
-            "made": fingerprint.fingerprint(),
+            "meta": fingerprint.fingerprint(),
             "config": settings.to_mapping(self.plan.settings),
         }
         self.saver.save(folder, arrays | ledger, manifest, score)

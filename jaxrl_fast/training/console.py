@@ -140,7 +140,7 @@ def _from_where(plan: Plan) -> str:
         warnings.warn(f"{wrong}; going back to the one before")
     if plan.saved is None:
         return "from the beginning, for there is no checkpoint"
-    before, now = plan.saved.manifest["made"], fingerprint.fingerprint()
+    before, now = plan.saved.manifest["meta"], fingerprint.fingerprint()
     flat = lambda made: {k: v for k, v in made.items() if k != "versions"} | made["versions"]
     old, new = flat(before), flat(now)
     changed = [f"{k} {old.get(k, 'unknown')} is now {new.get(k)}" for k in old | new if old.get(k) != new.get(k)]
@@ -168,8 +168,8 @@ def print_summary(plan: Plan, terminal: Console, summary: Mapping[str, Any]) -> 
         parts.append(f"return {summary['final_return_mean']:.1f}")
     if summary["eval_return_mean"] is not None:
         parts.append(f"greedy {summary['eval_return_mean']:.1f}")
-    if summary["eval_unfinished"]:
-        parts.append(f"{summary['eval_unfinished']} evaluation episodes did not end in time")
+    if summary["eval_truncated"]:
+        parts.append(f"{summary['eval_truncated']} evaluation episodes did not end in time")
     if summary["solved"]:
         steps, duration = summary["steps_to_solve"], summary["time_to_solve_s"]
         parts.append(f"solved at {formatting.short_number(steps)} steps, {formatting.seconds(duration)}")
@@ -193,7 +193,7 @@ def _resume_command(plan: Plan, summary: Mapping[str, Any]) -> str:
     command = f"{names.PROGRAM} --resume {quote(str(plan.folder))}"
     if summary["status"] == "stopped":
         return command
-    complete = summary["status"] == "done" and summary["updates"] == plan.num_updates
+    complete = summary["status"] == "done" and summary["num_updates"] == plan.num_updates
     return f"{command} --total-steps {formatting.short_number(2 * options.total_steps)}" if complete else ""
 
 

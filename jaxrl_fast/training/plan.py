@@ -26,8 +26,17 @@ if TYPE_CHECKING:
 MAX_STEPS = 2**31 - 1  # of an update: rows are counted in int32
 
 RESERVED_METRICS = (  # names that a record has already
-    *("episodes", "valid_steps", "return_sum", "return_mean", "return_min", "return_max", "length_sum", "length_mean"),
-    *("longest_episode", "seed", "env_steps", "updates", "wall_time_s", "train_time_s", "env_steps_per_s"),
+    *(
+        "episodes",
+        "valid_steps",
+        "return_sum",
+        "return_mean",
+        "return_min",
+        "return_max",
+        "length_sum",
+        "episode_length_mean",
+    ),
+    *("longest_episode", "seed", "env_steps", "num_updates", "wall_time_s", "train_time_s", "env_steps_per_s"),
 )
 
 

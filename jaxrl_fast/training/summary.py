@@ -53,7 +53,7 @@ def write_config(plan: "Plan") -> None:
             | kept
             | {"resumed": [*before.get("resumed", []), again | fingerprint.fingerprint()]}
         )
-    content = settings.to_mapping(plan.settings) | {"env": plan.env.spec.id, "made": now}
+    content = settings.to_mapping(plan.settings) | {"env": plan.env.spec.id, "meta": now}
     files.replace(path, yaml.safe_dump(content, sort_keys=False))
 
 
@@ -82,7 +82,7 @@ def summarize(plan: "Plan", results: "MetricsTracker", ended: RunResult) -> dict
         "num_seeds": options.num_seeds,
         "members": results.labels,
         "env_steps": steps,
-        "updates": ended.updates,
+        "num_updates": ended.updates,
         "valid_steps": results.valid_steps,
         "train_time_s": round(times["train"], 4),
         "compile_time_s": round(times["compile"], 4),
@@ -92,7 +92,7 @@ def summarize(plan: "Plan", results: "MetricsTracker", ended: RunResult) -> dict
         "env_steps_per_s": round(steps * options.num_seeds / times["train"], 1) if steps else None,
         "peak_memory_mb": memory.peak_memory_mb(),
         "program_memory_mb": round(ended.program_memory / 2**20, 3),
-        "host_share": round(times["idle"] / times["train"], 5) if steps else None,
+        "device_idle_fraction": round(times["idle"] / times["train"], 5) if steps else None,
         "final_return_mean": statistics.finite(np.mean(final_returns)) if final_returns else None,
         "final_return_std": statistics.finite(np.std(final_returns, ddof=1)) if len(final_returns) > 1 else None,
         "final_return_iqm": statistics.finite(statistics.iqm(np.array(final_returns))) if final_returns else None,
@@ -101,7 +101,7 @@ def summarize(plan: "Plan", results: "MetricsTracker", ended: RunResult) -> dict
         "eval_return_std": last.get("eval_return_std"),
         "eval_length_mean": last.get("eval_length_mean"),
         "eval_episodes": last.get("eval_episodes"),
-        "eval_unfinished": last.get("eval_unfinished"),
+        "eval_truncated": last.get("eval_truncated"),
         "best_eval_return_mean": best.get("eval_return_mean"),
         "best_eval_env_steps": best.get("env_steps"),
         "evaluations": results.evaluations,
@@ -113,7 +113,7 @@ def summarize(plan: "Plan", results: "MetricsTracker", ended: RunResult) -> dict
         "time_to_solve_s_per_seed": [s and s[1] for s in results.solved],
         "diverged_at_per_seed": results.diverged,
         "failure": ended.failure or None,
-        "checkpoints": ended.num_saved,
+        "num_checkpoints": ended.num_saved,
         "last_checkpoint": ended.last_saved,
         "num_shards": plan.placement.num_shards,
         "num_grad_workers": plan.placement.num_grad_workers,

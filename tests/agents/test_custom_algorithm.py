@@ -91,7 +91,7 @@ def test_real_numbers_that_it_says_are_traced_share_a_program_in_a_sweep(write):
         == 0
     )
     (folder,) = Path("sweeps").iterdir()
-    members = yaml.safe_load((folder / "01" / "config.yaml").read_text())["made"]["members"]
+    members = yaml.safe_load((folder / "01" / "config.yaml").read_text())["meta"]["members"]
     assert members == [{"seed": 0, "agent.spread": 0.0}, {"seed": 0, "agent.spread": 2.0}]
     records = [json.loads(text) for text in (folder / "01" / "metrics.jsonl").read_text().splitlines()]
     still, moving = ([r["return_mean"] for r in records if r["agent.spread"] == spread] for spread in (0.0, 2.0))

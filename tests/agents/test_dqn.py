@@ -452,7 +452,7 @@ def test_what_was_drawn_gets_its_error_as_priority():
     learner, metrics = jax.jit(partial(dqn.gradient_step, parts, ring))(jnp.int32(0), keys_of(0), learner)
     np.testing.assert_allclose(learner.priorities.levels[0], [0, np.sqrt(2), 0, 4] + [0] * 12, rtol=1e-5)
     np.testing.assert_allclose(learner.largest, 4, rtol=1e-5)
-    np.testing.assert_allclose(metrics["td_error"].sum(), 9, rtol=1e-5)  # (2 + 16) / 2: half of the strata each
+    np.testing.assert_allclose(metrics["td_error_abs"].sum(), 9, rtol=1e-5)  # (2 + 16) / 2: half of the strata each
     moved = np.asarray(learner.params) != 0
     assert moved[[1, 3], 0].all() and moved.sum() == 2
 
@@ -815,6 +815,6 @@ def test_sums_are_reported_per_gradient_step():
         "epsilon": np.array([[1.0, 0.5, 0.0], [1.0, 0.5, 0.0]]),
     }
     one, other = records.summarize(rows)
-    assert (one["loss"], one["gradient_steps"], one["epsilon"]) == (1.5, 8, 0.5)  # (4 + 8) / (2 + 6)
-    assert (other["loss"], other["gradient_steps"], other["epsilon"]) == (None, 0, 0.5)
+    assert (one["td_loss"], one["gradient_steps"], one["epsilon"]) == (1.5, 8, 0.5)  # (4 + 8) / (2 + 6)
+    assert (other["td_loss"], other["gradient_steps"], other["epsilon"]) == (None, 0, 0.5)
     assert not any(name in record for record in (one, other) for name in ("loss_sum", "return_sum", "length_sum"))

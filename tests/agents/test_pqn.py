@@ -96,7 +96,7 @@ def test_loss_worked_by_hand():
     )
     table = jnp.float32([[2, 5], [7, 7]])
     gradient, metrics = jax.grad(partial(pqn.loss, parts_of()), has_aux=True)(table, batch)
-    found = [float(metrics[name]) for name in ("loss", "q_value", "td_error")]
+    found = [float(metrics[name]) for name in ("td_loss", "q_value", "td_error_abs")]
     np.testing.assert_allclose(found, [4.25, 3.5, 2.5], rtol=1e-6)
     np.testing.assert_allclose(gradient, [[-0.5, 2], [0, 0]], rtol=1e-6)
 

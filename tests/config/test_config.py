@@ -202,7 +202,7 @@ def test_a_run_goes_on_with_options_of_its_environment_in_whatever_they_are_give
 
 
 def test_what_a_file_says_of_its_making_may_be_nothing(tmp_path):
-    for text in ("algo: ppo\nmade:\n", "algo: ppo\n"):
+    for text in ("algo: ppo\nmeta:\n", "algo: ppo\n"):
         (tmp_path / "config.yaml").write_text(text)
         assert presets.read_meta(tmp_path / "config.yaml") == {}
 
@@ -210,7 +210,7 @@ def test_what_a_file_says_of_its_making_may_be_nothing(tmp_path):
 def test_an_option_named_members_makes_no_part_of_a_sweep(tmp_path):
     """What does is what the run was made of."""
     path = tmp_path / "config.yaml"
-    text = "algo: ppo\nenv: CartPole-v1\nenv_options:\n  members:\n  - 1\n  - 2\nmade:\n  id: 1a2b\n"
+    text = "algo: ppo\nenv: CartPole-v1\nenv_options:\n  members:\n  - 1\n  - 2\nmeta:\n  id: 1a2b\n"
     path.write_text(text)
     resumed = load.from_keywords(resume=str(tmp_path))
     assert resumed.options.env_options == {"members": [1, 2]} and resumed.options.resume == str(tmp_path)
@@ -224,7 +224,7 @@ def test_what_a_run_writes_down_is_a_preset(tmp_path):
         "ppo --env Acrobot-v1 --agent.hidden-sizes 8 8 --agent.target-kl 0.01 --env-options x=1 --solved-threshold -100"
     )
     path = tmp_path / "config.yaml"
-    path.write_text(yaml.safe_dump(to_mapping(settings) | {"made": {"device": "cpu"}}))
+    path.write_text(yaml.safe_dump(to_mapping(settings) | {"meta": {"device": "cpu"}}))
     again = parse(f"--config {path}")
     assert again._replace(preset="") == settings
 
@@ -466,8 +466,8 @@ MISTAKES = [
     ("ppo --agent.rollout-length 1e10", ["an update would be 40000000000 steps, 10000000000 in each of 4"]),
     ("--config dashed.yaml", ["no option '--num-envs' in dashed.yaml; did you mean num_envs?\n"]),
     ("--config of_itself.yaml", ["of_itself.yaml line 1", "part of itself"]),
-    ("--resume made_a_number", ["made_a_number/config.yaml: `made` is not as a run writes it"]),
-    ("--resume made_of_nothing", ["made_of_nothing/config.yaml: `made` is not as a run writes it"]),
+    ("--resume made_a_number", ["made_a_number/config.yaml: `meta` is not as a run writes it"]),
+    ("--resume made_of_nothing", ["made_of_nothing/config.yaml: `meta` is not as a run writes it"]),
     ("dqn --resume a_run", ["--resume a_run is a run of ppo, not dqn\n"]),
 ]
 FILES = {
@@ -499,8 +499,8 @@ def place(tmp_path_factory):
     runs = {
         "a_run": "algo: ppo\nnum_envs: 8\n",
         "broken_run": "num_envs: [3\nseed: 1\n",
-        "made_a_number": "algo: ppo\nmade: 3\n",
-        "made_of_nothing": "algo: ppo\nmade: {members: []}\n",
+        "made_a_number": "algo: ppo\nmeta: 3\n",
+        "made_of_nothing": "algo: ppo\nmeta: {members: []}\n",
     }
     for name, text in runs.items():
         (folder / name).mkdir()

@@ -35,7 +35,7 @@ YAML = st.recursive(
     lambda inner: st.one_of(
         st.lists(inner, max_size=3),
         st.dictionaries(
-            st.sampled_from([n[2:].replace("-", "_") for n in OF_TRAINING] + ["agent", "algo", "made"]), inner
+            st.sampled_from([n[2:].replace("-", "_") for n in OF_TRAINING] + ["agent", "algo", "meta"]), inner
         ),
     ),
     max_leaves=12,

@@ -24,7 +24,7 @@ NUM_UPDATES, NUM_ENVS = 3, 4
 SMALL = {
     "ppo": dict(
         rollout_length=8, hidden_sizes=(4,), num_epochs=2, num_minibatches=2, normalize_rewards=True, target_kl=1.0,
-    ),  # fmt: skip
+    ),
     "pqn": dict(rollout_length=8, hidden_sizes=(4,), num_epochs=2, num_minibatches=2, epsilon_steps=64),
     "dqn": dict(
         rollout_length=8, hidden_sizes=(4,), buffer_size=256, batch_size=8, learning_starts=8, replay_ratio=0.25,

@@ -18,8 +18,8 @@ from tests import slow
 ATARI = dict(total_steps=10_000_000, protocol="dqn2015", clip_rewards=True, gamma=0.99, network="auto")
 PPO_ATARI = ATARI | dict(
     num_envs=8, rollout_length=128, num_minibatches=4, num_epochs=4, learning_rate=2.5e-4, anneal_lr=True,
-    clip_coef=0.1, clip_vloss=False, entropy_coef=0.01, value_coef=0.5, max_grad_norm=0.5, gae_lambda=0.95, adam_epsilon=1e-5,
-    normalize_advantage=True, target_kl=None,
+    clip_coef=0.1, clip_vloss=False, entropy_coef=0.01, value_coef=0.5, max_grad_norm=0.5,
+    gae_lambda=0.95, adam_epsilon=1e-5, normalize_advantage=True, target_kl=None,
 )  # fmt: skip
 DQN_ATARI = ATARI | dict(
     num_envs=1, rollout_length=4, learning_rate=1e-4, buffer_size=1_000_000, batch_size=32, target_update_interval=1000,

@@ -898,7 +898,7 @@ def test_pong_is_trained_on_images_and_scored_in_whole_games(algo, agent, tmp_pa
         log_level="quiet", run_dir=str(tmp_path / "run"),
     )  # fmt: skip
     assert run.summary["status"] == "done" and run.summary["protocol"] == "dqn2015"
-    losses = [record["loss"] for record in run.metrics]
+    losses = [record["td_loss"] for record in run.metrics]
     learned = [loss for loss in losses if loss is not None]
     assert learned and np.isfinite(learned).all() and losses[-1] is not None
     if algo == "dqn":
@@ -906,7 +906,7 @@ def test_pong_is_trained_on_images_and_scored_in_whole_games(algo, agent, tmp_pa
     ended = [record for record in run.metrics if record["episodes"]]
     assert sum(record["episodes"] for record in ended) >= 2
     for record in ended:
-        assert -21 <= record["return_min"] <= record["return_max"] <= -12 and record["length_mean"] > 700
+        assert -21 <= record["return_min"] <= record["return_max"] <= -12 and record["episode_length_mean"] > 700
     assert -21 <= run.summary["eval_return_mean"] < 0 and run.summary["eval_length_mean"] > 700
 
 

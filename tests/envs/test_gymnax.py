@@ -723,7 +723,7 @@ def test_learning_outlives_episodes_that_end_in_no_number(algo, tmp_path):
         algo=algo, env=Bursting, num_envs=4, total_steps=640, eval_every=0, agent=agent | {"hidden_sizes": [8]},
         run_dir=str(tmp_path / "run"), tensorboard=False, log_level="quiet",
     )  # fmt: skip
-    loss = "value_loss" if algo == "ppo" else "loss"
+    loss = "value_loss" if algo == "ppo" else "td_loss"
     losses = [record[loss] for record in run.metrics if record[loss] is not None]
     assert losses and np.isfinite(losses).all() and run.summary["status"] == "done"
 

@@ -445,7 +445,7 @@ def test_a_part_whose_seeds_alone_differ_is_loaded_by_seed(swept, tmp_path):
 def test_a_member_of_a_program_is_chosen_by_its_values(swept, tmp_path, capsys):
     """From Python and by a command; what it plays with is what stands in its place in the checkpoint."""
     part = shutil.copytree(swept.folder / "01_num_envs-2", tmp_path / "part")
-    labels = yaml.safe_load((part / "config.yaml").read_text())["made"]["members"]
+    labels = yaml.safe_load((part / "config.yaml").read_text())["meta"]["members"]
     rates = list(dict.fromkeys(label["agent.learning_rate"] for label in labels))
     assert len(rates) > 1 and len(labels) > len(rates)
     saved, _ = checkpoint.newest(part / "checkpoints")
@@ -771,7 +771,7 @@ def test_workers_share_the_work(tmp_path):
     rows = sweep_table.table_rows(directory.read(folder))
     assert [r["status"] for r in rows] == ["done"] * 4
     for row in rows:
-        updates = [r["updates"] for r in files.read_metrics(folder / row["group"])]
+        updates = [r["num_updates"] for r in files.read_metrics(folder / row["program"])]
         assert updates == sorted(set(updates))
 
 
@@ -841,7 +841,7 @@ def test_a_series_is_that_of_its_own_members(unknown):
     ours, other = label(0, 0.1), label(0, 0.2)
     values = ((10, 1.0, 7.0), (20, None, 8.0), (30, 3.0, 9.0))
     lines = [line for step, mean, its in values for line in (record(ours, step, mean), record(other, step, its))]
-    steps, seconds, returns = sweep_figures.series([ours | {"group": "g"}], {"g": by_member(lines)})
+    steps, seconds, returns = sweep_figures.series([ours | {"program": "g"}], {"g": by_member(lines)})
     np.testing.assert_array_equal(steps, [10, 20, 30])
     np.testing.assert_allclose(seconds, [1, 2, 3])
     np.testing.assert_array_equal(returns, [[1, 1, 3]])
@@ -895,7 +895,7 @@ def test_what_has_lost_its_records_is_left_out_of_the_curves(damage, num_told, t
 def test_an_option_of_the_environment_is_no_formula(tmp_path):
     """An SVG holds its texts as they are shown."""
     row = lambda value: {
-        "env_options": value, "seed": 0, "group": value, "members": 1, "final_return": 1.0, "steps_to_solve": None,
+        "env_options": value, "seed": 0, "program": value, "members": 1, "final_return": 1.0, "steps_to_solve": None,
         "env_steps_per_s": 1.0, "program_memory_mb": 1.0, "compile_time_s": 1.0,
     }  # fmt: skip
     values, line = ("x=$a_{$", "x=$"), {"seed": 0, "env_steps": 1, "train_time_s": 1, "return_mean": 1, "episodes": 1}

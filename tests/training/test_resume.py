@@ -158,7 +158,7 @@ def test_stopped_twice_and_with_other_chunks_it_ends_with_the_same_bits(name, tm
     assert fit(folder, resume=str(folder)).summary["status"] == "done"
     same(folder, unbroken(name))
     assert stopped == tuple(f"step-{at:012d}" for at in steps), "saved where they stopped"
-    assert len(yaml.safe_load((folder / "config.yaml").read_text())["made"]["resumed"]) == 2
+    assert len(yaml.safe_load((folder / "config.yaml").read_text())["meta"]["resumed"]) == 2
 
 
 def test_a_checkpoint_does_not_depend_on_the_chunks(tmp_path, monkeypatch):
@@ -469,7 +469,7 @@ def test_another_versions_state_is_refused_before_anything_is_compiled(other, tm
     shutil.copytree(unbroken("pqn"), folder)
     saved, _ = checkpoint.newest(folder / paths.CHECKPOINTS)
     change(saved.arrays, saved.manifest["arrays"])
-    saved.manifest["made"]["versions"]["jaxrl_fast"] = "0.0.7"
+    saved.manifest["meta"]["versions"]["jaxrl_fast"] = "0.0.7"
     checkpoint.write(saved.folder, saved.arrays, saved.manifest)
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     monkeypatch.setattr(trainer, "execute", lambda plan: pytest.fail("it began"))
@@ -641,7 +641,7 @@ def test_a_full_disk_ends_no_run(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(dispatcher, "CHUNK_S", 0.0)
     run = fit(folder)
     err = capsys.readouterr().err
-    assert run.summary["status"] == "done" and len(seen) > 2 and run.summary["checkpoints"] == 1
+    assert run.summary["status"] == "done" and len(seen) > 2 and run.summary["num_checkpoints"] == 1
     assert f"a checkpoint could not be written (No space left on device); the last one is {seen[0]}" in err
     assert checkpoint.folders(folder / paths.CHECKPOINTS) == seen[:1]
     monkeypatch.setattr(checkpoint, "write", write)
@@ -786,7 +786,7 @@ def test_steps_are_counted_past_2_to_the_31(name, tmp_path, monkeypatch):
     monkeypatch.setattr(dispatcher, "CHUNK_S", 0.0)
     few = dict(eval_every=0, save_every=0, log_every=1, total_steps=2**31 + 640)
     first = fit(folder, name, **few)
-    each = first.summary["env_steps"] // first.summary["updates"]
+    each = first.summary["env_steps"] // first.summary["num_updates"]
     saved, _ = checkpoint.newest(folder / paths.CHECKPOINTS)
     late = 2**31 // each
     for counter in ("num_updates", "agent/num_updates"):
@@ -859,13 +859,13 @@ def test_other_seeds_may_go_on(tmp_path, monkeypatch, capsys):
     def poison(self, rows):
         rows = {k: np.array(x) for k, x in rows.items()}
         if self.updates >= 10 and len(self.labels) == 5:
-            rows["loss_sum" if "loss_sum" in rows else "loss"][1] = np.nan
+            rows["td_loss_sum" if "td_loss_sum" in rows else "td_loss"][1] = np.nan
         return add(self, rows)
 
     well = fit(tmp_path / "well", "seeds")
     monkeypatch.setattr(tracker.MetricsTracker, "add", poison)
     run = fit(tmp_path / "run", "seeds", on_nonfinite="continue")
-    assert "seed 1: loss is not finite at step" in capsys.readouterr().err
+    assert "seed 1: td_loss is not finite at step" in capsys.readouterr().err
     assert [d is None for d in run.summary["diverged_at_per_seed"]] == [True, False, True, True, True]
     final_returns, expected = run.summary["final_return_per_seed"], well.summary["final_return_per_seed"]
     assert final_returns == [expected[0], None, *expected[2:]]
@@ -880,7 +880,7 @@ def test_a_lost_seed_keeps_no_run_from_stopping_when_solved(tmp_path, monkeypatc
     def poison(self, rows):
         rows = {k: np.array(x) for k, x in rows.items()}
         if self.updates >= 10 and len(self.labels) == 5:
-            rows["loss_sum"][[1, 3], -1] = np.nan
+            rows["td_loss_sum"][[1, 3], -1] = np.nan
             rows["return_sum"][[1, 3]] = 0
         return add(self, rows)
 
@@ -888,7 +888,7 @@ def test_a_lost_seed_keeps_no_run_from_stopping_when_solved(tmp_path, monkeypatc
     options = dict(total_steps=6400, solved_threshold=5.0, stop_when_solved=True, log_every=256, eval_every=0)
     summary = fit(tmp_path / "run", "seeds", on_nonfinite="continue", **options).summary
     err = capsys.readouterr().err
-    assert all(f"seed {i}: loss is not finite at step" in err for i in (1, 3))
+    assert all(f"seed {i}: td_loss is not finite at step" in err for i in (1, 3))
     last = max(
         solved or lost for solved, lost in zip(summary["steps_to_solve_per_seed"], summary["diverged_at_per_seed"])
     )

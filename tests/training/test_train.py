@@ -135,7 +135,7 @@ def test_the_clock_decides_nothing_but_times(tmp_path, monkeypatch):
     short, long = read(tmp_path / "short")[0], read(tmp_path / "long")[0]
     assert without_times(short) == without_times(long)
     # Records of 2 updates, cut where an evaluation falls: after 3, 6 and at the end, 7.
-    assert [r["updates"] for r in short] == [2, 3, 5, 6, 7]
+    assert [r["num_updates"] for r in short] == [2, 3, 5, 6, 7]
     assert ["eval_return_mean" in r for r in short] == [False, True, False, True, True]
 
 
@@ -145,16 +145,16 @@ def test_records_and_summary_add_up(tmp_path, capsys):
     records, summary = read(tmp_path / "run")
     assert [r["env_steps"] for r in records] == [44, 88, 132, 176, 220, 264]
     assert sum(r["episodes"] for r in records) == 24
-    assert all(r["return_mean"] == r["return_max"] == r["length_mean"] == 10 for r in records)
+    assert all(r["return_mean"] == r["return_max"] == r["episode_length_mean"] == 10 for r in records)
     assert all(r["undefined"] is None and math.isfinite(r["toy_loss"]) for r in records)
     assert summary == json.loads(json.dumps(outcome.summary))
-    assert summary["status"] == "done" and summary["env_steps"] == 264 and summary["updates"] == 6
+    assert summary["status"] == "done" and summary["env_steps"] == 264 and summary["num_updates"] == 6
     assert summary["valid_steps"] == [264 - 6 * 4]
     assert summary["final_return_mean"] == summary["eval_return_mean"] == 10
     assert summary["final_return_std"] is None and summary["eval_return_std"] == 0
     assert summary["solved"] is False and summary["steps_to_solve"] is None
     assert summary["env_steps_per_s"] == pytest.approx(264 / summary["train_time_s"], rel=0.05)
-    assert 0 <= summary["host_share"] <= 1
+    assert 0 <= summary["device_idle_fraction"] <= 1
     assert records[-1]["train_time_s"] == pytest.approx(summary["train_time_s"], abs=1e-3)
     times = [r["wall_time_s"] for r in records]
     assert times == sorted(times)
@@ -191,7 +191,7 @@ def test_it_stops_one_record_after_it_is_solved(tmp_path):
         assert summary["solved"] and summary["status"] == "done"
         assert summary["steps_to_solve"] == 25 * 44
         assert 0 < summary["time_to_solve_s"] <= summary["train_time_s"]
-        assert summary["updates"] == len(records) == 26
+        assert summary["num_updates"] == len(records) == 26
         assert summary["eval_return_mean"] == 10
 
 
@@ -221,7 +221,7 @@ def test_a_signal_ends_the_run_after_the_chunk(name, status, tmp_path, monkeypat
 
     def write_and_signal(self, records):
         write(self, records)
-        if records[0]["updates"] == 4:
+        if records[0]["num_updates"] == 4:
             os.kill(os.getpid(), number)
 
     before = signal.getsignal(number)
@@ -232,7 +232,7 @@ def test_a_signal_ends_the_run_after_the_chunk(name, status, tmp_path, monkeypat
     assert signal.getsignal(number) == before
     records, summary = read(tmp_path / "run")
     assert summary["status"] == "stopped"
-    assert summary["updates"] == records[-1]["updates"] < 20
+    assert summary["num_updates"] == records[-1]["num_updates"] < 20
     assert (tmp_path / "run" / "curve.png").exists()
     assert "stopped" in capsys.readouterr().out
 
@@ -369,7 +369,7 @@ def test_an_evaluation_in_which_no_episode_ends_ends_no_run(tmp_path, monkeypatc
     monkeypatch.setattr(evaluator, "MAX_STEPS", 20)
     trainer.execute(plan(tmp_path / "run")._replace(eval_env=env._replace(step=endless)))
     summary = read(tmp_path / "run")[1]
-    assert (summary["status"], summary["eval_unfinished"]) == ("done", 0)
+    assert (summary["status"], summary["eval_truncated"]) == ("done", 0)
     assert summary["eval_return_mean"] == 19  # of 20 steps the one that begins its cycle anew earns nothing
     assert (tmp_path / "run" / "curve.png").exists() and not capsys.readouterr().err
 
@@ -712,10 +712,11 @@ def test_a_run_leaves_a_folder(fitted):
     assert (fitted.folder / "curve.png").read_bytes().startswith(b"\x89PNG")
     written = yaml.safe_load((fitted.folder / "config.yaml").read_text())
     assert written["agent"]["rollout_length"] == 16 and written["num_envs"] == 8 and written["algo"] == "ppo"
-    assert written["made"]["versions"]["jax"] == jax.__version__ and written["made"]["device"] == devices.device()
+    assert written["meta"]["versions"]["jax"] == jax.__version__ and written["meta"]["device"] == devices.device()
     summary = fitted.summary
     wanted = """algo env_id num_envs num_seeds env_steps train_time_s compile_time_s env_steps_per_s final_return_mean
-        final_return_std eval_return_mean solved steps_to_solve time_to_solve_s device versions status host_share"""
+        final_return_std eval_return_mean solved steps_to_solve time_to_solve_s device versions status
+        device_idle_fraction"""
     assert set(wanted.split()) <= set(summary)
     # An episode begins anew after 20 steps, so no return is higher.
     assert 0 < summary["final_return_mean"] <= 20 and 0 < summary["eval_return_mean"] <= 20
