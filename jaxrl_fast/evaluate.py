@@ -12,7 +12,7 @@ USAGE = cli.CommandSpec(
     "python -m jaxrl_fast.evaluate",
     "RUN",
     Options,
-    "Plays a run's policy in fresh environments; prints the returns, and adds evaluation.json to the run's folder.",
+    "Evaluate the policy of a run in fresh environments: print the returns and write evaluation.json to the run.",
 )
 
 

@@ -16,7 +16,7 @@ from jaxrl_fast import agents, envs, loop
 from jaxrl_fast.agents.configs import CONFIGS
 from jaxrl_fast.config import load, presets
 from jaxrl_fast.config.names import ELSEWHERE
-from jaxrl_fast.config.options import Options, types_of
+from jaxrl_fast.config.options import OF_RUN
 from jaxrl_fast.metrics import records
 from jaxrl_fast.rollout import collect, reset
 from jaxrl_fast.types import Agent, Decision
@@ -79,7 +79,7 @@ def test_every_option_is_explained_with_its_default(algo):
 
 
 def test_options_named_for_movers_exist():
-    known = set(types_of(Options)) | {f"agent.{name}" for own in OWN.values() for name in own}
+    known = set(OF_RUN) | {f"agent.{name}" for own in OWN.values() for name in own}
     page = re.sub(r"--agent\.no-(\w+)", r"--agent.\1", PAGES["moving"])
     ours = [cells[1] for text in page.split("\n## ")[2:] for cells in rows(f"## {text}", text.splitlines()[0])[1:]]
     named = {name for cell in ours for name in re.findall(r"`([^`]+)`", cell)}

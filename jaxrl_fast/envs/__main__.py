@@ -9,6 +9,7 @@ from typing import Any
 
 from jaxrl_fast import cli, envs
 from jaxrl_fast.utils import formatting
+from jaxrl_fast.utils.option import option
 from jaxrl_fast.utils.parsing import nearest
 
 MAX_DESCRIBED = 40  # environments of a backend; of more only the names are told
@@ -18,17 +19,16 @@ MAX_DESCRIBED = 40  # environments of a backend; of more only the names are told
 class Options:
     """What is listed."""
 
-    describe: bool = False
-    """Observation and action of each, however many they are."""
+    describe: bool = option(False, "Show observation and action of each environment, however many there are.")
 
 
 USAGE = cli.CommandSpec(
     "python -m jaxrl_fast.envs",
     "[PATTERN]",
     Options,
-    "Lists the environments that can be trained, each with its observation and action. A pattern is a part of the "
-    f"name, or has * and ? in it. Of more than {MAX_DESCRIBED} in a backend only the names are told.",
-    least=0,
+    "List the environments that can be trained, each with its observation and action. A pattern is a part of the "
+    f"name, or contains * and ?. Above {MAX_DESCRIBED} in a backend only the names are listed.",
+    min_args=0,
 )
 
 

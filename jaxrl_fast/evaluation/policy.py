@@ -260,7 +260,7 @@ def greedy(agent: Agent, state: PyTree, obs: PyTree) -> Array:
 
 def num_exploring(options: Options) -> int:
     """How many environments explore side by side, an epsilon each: those of a pool, where they are dealt to some."""
-    return int(options.num_envs) // max(options.async_pools, 1)
+    return options.num_envs // max(options.async_pools, 1)
 
 
 def exploring(agent: Agent, num_envs: int, state: PyTree, obs: PyTree, key: Key) -> Array:
@@ -281,7 +281,7 @@ def exploring(agent: Agent, num_envs: int, state: PyTree, obs: PyTree, key: Key)
 def _agent(settings: Settings, env: Env, num_shards: int) -> Agent:
     """The agent of a run with such environments, or of one of its shards."""
     options = settings.options
-    num_envs = int(options.num_envs)
+    num_envs = options.num_envs
     steps_per_update = common.rollout_length(settings.agent, num_envs) * num_envs
     spec = env.spec._replace(
         num_envs=num_envs // num_shards, num_shards=num_shards, num_pools=max(options.async_pools, 1)

@@ -21,12 +21,11 @@ if TYPE_CHECKING:
 def chosen(options: Options) -> Path | None:
     """What the user asked for. ValueError where it cannot be, or exists."""
     if options.run_dir and options.name:
-        said = f"--run-dir {options.run_dir}"
-        raise ValueError(f"--name {options.name} does not go with {said}, which has the name in it")
+        raise ValueError(f"--name: cannot be combined with --run-dir {options.run_dir}, got {options.name}; drop one")
     if options.run_dir:
         folder = path_of(options.run_dir, "--run-dir")
     elif leads_elsewhere(options.name):
-        raise ValueError(f"--name {options.name}: a name is wanted, without folders; --run-dir takes a path")
+        raise ValueError(f"--name: must be a name without folders, got {options.name}; --run-dir takes a path")
     elif options.name:
         folder = paths.RUNS / options.name
     else:

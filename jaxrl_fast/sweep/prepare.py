@@ -1,4 +1,4 @@
-"""A sweep's folder: every combination is checked, then it is made, and says what is to be done.
+"""Prepare a sweep: check every combination, make the directory, and write down what is to be done.
 
 sweeps/NAME/sweep.yaml     the groups, their members, and what they share
             01_num_envs-8  a run's folder, for each group; failed.json where it could not be run
@@ -12,7 +12,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from jaxrl_fast.config.paths import SWEEP_FILE
+from jaxrl_fast.config.paths import FORMAT, SWEEP_FILE
 from jaxrl_fast.config.settings import to_mapping
 from jaxrl_fast.runs import directory
 from jaxrl_fast.sweep import grid, slurm
@@ -131,6 +131,7 @@ def _make(asked: grid.SweepRequest, groups: dict[str, Group], folder: Path | Non
         raise ValueError(taken(chosen))
     sweep = SweepPlan(chosen, groups, asked.columns, asked.own.scale, asked.base_num_envs)
     content = {
+        "format": FORMAT,
         "columns": list(sweep.columns),
         "scale": sweep.scale,
         "base_num_envs": sweep.base_num_envs,
@@ -167,12 +168,13 @@ def _way(asked: grid.SweepRequest) -> str:
 def _chosen_folder(asked: grid.SweepRequest) -> Path | None:
     """What the user asked for."""
     if asked.own.sweep_dir and asked.name:
-        said = f"--sweep-dir {asked.own.sweep_dir}"
-        raise ValueError(f"--name {asked.name} does not go with {said}, which has the name in it")
+        raise ValueError(
+            f"--name: cannot be combined with --sweep-dir {asked.own.sweep_dir}, got {asked.name}; drop one"
+        )
     if asked.own.sweep_dir:
         return path_of(asked.own.sweep_dir, "--sweep-dir")
     if leads_elsewhere(asked.name):
-        raise ValueError(f"--name {asked.name}: a name is wanted, without folders; --sweep-dir takes a path")
+        raise ValueError(f"--name: must be a name without folders, got {asked.name}; --sweep-dir takes a path")
     return Path("sweeps") / asked.name if asked.name else None
 
 

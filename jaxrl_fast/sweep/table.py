@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from jaxrl_fast.config import paths
+from jaxrl_fast.config.options import as_lists
 from jaxrl_fast.config.paths import SWEEP_TABLE
 from jaxrl_fast.config.population import member_of
-from jaxrl_fast.config.settings import as_lists
 from jaxrl_fast.runs import files
 from jaxrl_fast.sweep import grid
 from jaxrl_fast.sweep.directory import FAILED, SweepPlan, failure

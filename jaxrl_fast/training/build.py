@@ -29,7 +29,7 @@ MIN_ROWS_PER_WORKER, MAX_LEARNED, MAX_REPEATED = 64, 2**21, 2**28  # the last ar
 def whole_env(settings: Settings, algorithm: Any, num_updates: int, done: int = 0) -> tuple[Env, Agent]:
     """All environments together, and the agent for them, for a run that goes on after `done` updates."""
     options = settings.options
-    env = envs.make(options.env, int(options.num_envs), conditions(options, TRAINING, done), **options.env_options)
+    env = envs.make(options.env, options.num_envs, conditions(options, TRAINING, done), **options.env_options)
     return env, make_agent(settings.agent, algorithm, env, num_updates)
 
 
@@ -91,7 +91,7 @@ def evaluation(options: Options, on_device: bool, done: int = 0) -> Env:
     """The environments that are played in for scores."""
     num_envs = min(options.eval_envs, options.eval_episodes)
     if not on_device and options.eval_envs == Options().eval_envs:  # each takes time to make
-        num_envs = min(num_envs, int(options.num_envs))
+        num_envs = min(num_envs, options.num_envs)
     return envs.make(options.env, num_envs, conditions(options, EVALUATION, done), **options.env_options)
 
 
@@ -106,7 +106,7 @@ def conditions(options: Options, purpose: int, done: int = 0, shard: int = 0, nu
 def _counts_to_try(settings: Settings, env: Env, as_before: int | None) -> list[int]:
     """Numbers of shards beyond 1, best first."""
     options, num_devices = settings.options, jax.local_device_count()
-    num_envs = int(options.num_envs)
+    num_envs = options.num_envs
     if as_before:
         return [as_before] if as_before > 1 else []
     if options.devices == "auto":
@@ -135,7 +135,7 @@ def _shard(options: Options, placement: Placement, done: int) -> Env:
 
     def make(shard: int) -> Env:
         own = conditions(options, TRAINING, done, shard, num_shards)
-        return envs.make(options.env, int(options.num_envs) // num_shards, own, **options.env_options)
+        return envs.make(options.env, options.num_envs // num_shards, own, **options.env_options)
 
     first = make(0)
     if not first.on_device:
@@ -147,7 +147,7 @@ def _cores_worth(settings: Settings, env: Env) -> int:
     """How many cores a gradient step is work enough for. `env` may be a shard."""
     if not hasattr(settings.agent, "gradient_rows"):  # an algorithm of one's own, which may know nothing of shards
         return 0
-    rows = settings.agent.gradient_rows(int(settings.options.num_envs))
+    rows = settings.agent.gradient_rows(settings.options.num_envs)
     return rows // MIN_ROWS[torso.choose_kind(env.spec.obs, getattr(settings.agent, "network", "auto"))]
 
 
@@ -161,7 +161,7 @@ def _num_grad_workers(settings: Settings, env: Env, agent: Agent, before: Mappin
     if not alone or settings.algo not in configs.CONFIGS:
         return 1
     rows, kind = (
-        settings.agent.gradient_rows(int(options.num_envs)),
+        settings.agent.gradient_rows(options.num_envs),
         torso.choose_kind(env.spec.obs, settings.agent.network),
     )
     worth = rows // MIN_ROWS_PER_WORKER if kind == "mlp" else 1

@@ -16,9 +16,6 @@ import numpy as np
 
 from jaxrl_fast import agents
 from jaxrl_fast.agents.configs import common
-from jaxrl_fast.config.convert import convert
-from jaxrl_fast.config.options import Options, types_of
-from jaxrl_fast.config.presets import read_preset
 from jaxrl_fast.config.settings import Settings
 from jaxrl_fast.loggers.terminal import make_console
 from jaxrl_fast.parallel import program
@@ -80,7 +77,7 @@ def choose(settings: Settings) -> Settings:
     began, said = time.perf_counter(), 0
     terminal = make_console(options.log_level)
     with contextlib.closing(terminal), compile_cache.compile_cache(options.compile_cache):
-        while (count := next_count(trials, _start(settings))) and time.perf_counter() - began < BUDGET_S:
+        while (count := next_count(trials, options.num_envs)) and time.perf_counter() - began < BUDGET_S:
             trials.append(measure_count(settings, count))
             if best_trial(trials) is None:
                 continue  # perhaps there is nothing to show
@@ -164,20 +161,13 @@ def table(trials: Sequence[Trial]) -> list[str]:
 
 
 def with_count(settings: Settings, num_envs: int) -> Settings:
-    """The settings with so many environments."""
-    return settings._replace(options=dataclasses.replace(settings.options, num_envs=num_envs))
+    """Return the settings with this number of environments."""
+    return settings._replace(options=dataclasses.replace(settings.options, num_envs=num_envs), auto_num_envs=False)
 
 
 def _run(trials: Sequence[Trial]) -> list[Trial]:
     """The trials that were run, by their counts."""
     return sorted(trial for trial in trials if trial.rate is not None)
-
-
-def _start(settings: Settings) -> int:
-    """The preset's count, or 1 where it has none."""
-    written = [s for s in read_preset(settings.preset) if s.name == "num_envs"] if settings.preset else []
-    found = convert(types_of(Options)["num_envs"], written[-1]) if written else 1
-    return found if isinstance(found, int) else 1
 
 
 def _without_warmup(agent: Any) -> Any:

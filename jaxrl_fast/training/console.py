@@ -9,15 +9,13 @@ from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from jaxrl_fast import __version__
-from jaxrl_fast.agents.configs import CONTINUOUS
-from jaxrl_fast.agents.configs.dqn import DQN
-from jaxrl_fast.agents.configs.pqn import PQN
 from jaxrl_fast.config import names, paths
 from jaxrl_fast.loggers.terminal import Console
 from jaxrl_fast.runs import files, fingerprint
 from jaxrl_fast.training.plan import Plan
 from jaxrl_fast.utils import devices, formatting, warnings
 from jaxrl_fast.utils.devices import device
+from jaxrl_fast.utils.option import options_of
 from jaxrl_fast.utils.throttle import Throttle
 
 if TYPE_CHECKING:
@@ -89,9 +87,7 @@ def announce(plan: Plan, terminal: Console) -> None:
         warnings.warn(
             f"nothing will be learned: gradient steps come after step {first}, and the run ends at step {last}"
         )
-    for line in dict.fromkeys(
-        (*_check_unused_options(plan), *_check_target_period(plan), *plan.env.warnings, *plan.eval_env.warnings)
-    ):
+    for line in dict.fromkeys((*_check_options(plan), *plan.env.warnings, *plan.eval_env.warnings)):
         warnings.warn(line)
     protocol = [f"played and scored by the rules of {plan.env.protocol}"] if plan.env.protocol else []
     for note in dict.fromkeys((*plan.env.info, *plan.eval_env.info, *protocol)):
@@ -108,30 +104,19 @@ def announce(plan: Plan, terminal: Console) -> None:
         warnings.warn('there is a GPU, but JAX uses the CPU; pip install "jax[cuda12]"')
 
 
-def _check_unused_options(plan: Plan) -> list[str]:
-    """Warnings of options that do nothing here: for continuous actions, or for several environments."""
+def _check_options(plan: Plan) -> list[str]:
+    """Return warnings about the algorithm's options: without effect in this environment, or at odds with each other."""
     from jaxrl_fast.types import Discrete
 
     agent, spec = plan.settings.agent, plan.env.spec
-    changed = [name for name in CONTINUOUS if getattr(agent, name, None) != getattr(type(agent), name, None)]
-    changed = changed if isinstance(spec.action, Discrete) else []
-    alone = spec.total_num_envs // spec.num_pools == 1 and isinstance(agent, DQN | PQN) and agent.apex_alpha > 0
-    ladder = "--agent.apex-alpha does nothing: no two environments act together, and each has the lowest rung"
-    return [ladder] * alone + [
-        f"--agent.{name.replace('_', '-')} does nothing: the actions of {spec.id} are discrete" for name in changed
+    why_unused = {"continuous": f"the actions of {spec.id} are discrete"} if isinstance(spec.action, Discrete) else {}
+    if spec.total_num_envs // spec.num_pools == 1:
+        why_unused["several_envs"] = "one environment acts at a time"
+    unused = [
+        o for name, o in options_of(type(agent)).items() if o.only in why_unused and getattr(agent, name) != o.default
     ]
-
-
-def _check_target_period(plan: Plan) -> list[str]:
-    """Warnings of a target that is copied several times in one update."""
-    agent, steps = plan.settings.agent, plan.steps_per_update
-    if not isinstance(agent, DQN) or agent.tau < 1:
-        return []
-    period = agent.target_update_interval
-    if period >= steps or agent.replay_ratio * steps < 2:
-        return []
-    moves = f"the target is copied several times within an update, which is {steps} steps"
-    return [f"--agent.target-update-interval {period}: {moves}; it should be {steps} or more"]
+    lines = [f"--agent.{o.name.replace('_', '-')}: has no effect; {why_unused[o.only]}" for o in unused]
+    return [*lines, *(agent.warnings(plan.settings.options.num_envs) if hasattr(agent, "warnings") else ())]
 
 
 def _from_where(plan: Plan) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from jaxrl_fast.config import paths, settings
 from jaxrl_fast.config.presets import read_meta
 from jaxrl_fast.runs import fingerprint
-from jaxrl_fast.utils import devices, files, memory
+from jaxrl_fast.utils import devices, files
 
 if TYPE_CHECKING:
     from jaxrl_fast.metrics.tracker import MetricsTracker
@@ -33,6 +33,7 @@ def write_config(plan: "Plan") -> None:
 
     path, options = plan.folder / paths.CONFIG, plan.settings.options
     now = {
+        "format": paths.FORMAT,
         "id": secrets.token_hex(4),
         "preset": plan.settings.preset,
         "env_id": plan.env.spec.id,
@@ -48,7 +49,7 @@ def write_config(plan: "Plan") -> None:
         again = {"env_steps": plan.saved.manifest["env_steps"] if plan.saved else 0, "total_steps": options.total_steps}
         kept = {name: now[name] for name in ("env_is_an_object",) if name in now}
         now = (
-            {"id": now["id"]}
+            {name: now[name] for name in ("format", "id")}
             | before
             | kept
             | {"resumed": [*before.get("resumed", []), again | fingerprint.fingerprint()]}
@@ -63,6 +64,7 @@ def summarize(plan: "Plan", results: "MetricsTracker", ended: RunResult) -> dict
 
     from jaxrl_fast.config import paths
     from jaxrl_fast.metrics import statistics
+    from jaxrl_fast.utils import memory  # which imports jax
 
     options, times = plan.settings.options, ended.seconds
     steps = ended.updates * plan.steps_per_update

@@ -12,13 +12,14 @@ from hypothesis import strategies as st
 
 from jaxrl_fast import evaluate, video
 from jaxrl_fast.config import load, paths
-from jaxrl_fast.config.options import Options, SweepOptions, types_of
+from jaxrl_fast.config.options import OF_RUN, SweepOptions
 from jaxrl_fast.config.settings import Settings
 from jaxrl_fast.plotting import compare
 from jaxrl_fast.sweep import directory, grid
 from jaxrl_fast.training import plan
+from jaxrl_fast.utils.option import options_of
 
-OF_TRAINING = [f"--{name.replace('_', '-')}" for name in (*types_of(Options), "config", "agent.gamma", "agent.x")]
+OF_TRAINING = [f"--{name.replace('_', '-')}" for name in (*OF_RUN, "config", "agent.gamma", "agent.x")]
 VALUES = ["ppo", "dqn", "1", "-1", "1e3", "10M", "nan", "inf", "none", "true", "a=b", "=", "", "-", "--", "CartPole-v1"]
 LISTS = ["1,2", "0..4", "4..0", "..", "1..", "1,,2", "1e-4,1e-3", "0..1e9", "true,false", "1,1", ",", "0.1..0.5"]
 
@@ -81,7 +82,11 @@ def test_any_keywords_are_settings_or_a_sentence(keywords, agent):
     only_sentences(lambda: load.from_keywords(agent=agent, **keywords), Settings)
 
 
-OF_SWEEPS = [*OF_TRAINING, *(f"--{name.replace('_', '-')}" for name in types_of(SweepOptions)), "--agent.learning-rate"]
+OF_SWEEPS = [
+    *OF_TRAINING,
+    *(f"--{name.replace('_', '-')}" for name in options_of(SweepOptions)),
+    "--agent.learning-rate",
+]
 
 
 @settings(max_examples=500)
@@ -94,7 +99,9 @@ def test_any_sweep_is_trainings_or_a_sentence(words):
 @given(YAML)
 def test_any_folder_of_a_sweep_is_read_or_refused_in_a_sentence(content):
     with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / paths.SWEEP_FILE).write_text(yaml.safe_dump({"groups": content, "columns": content}))
+        (Path(folder) / paths.SWEEP_FILE).write_text(
+            yaml.safe_dump({"format": paths.FORMAT, "groups": content, "columns": content})
+        )
         only_sentences(lambda: directory.read(Path(folder)), directory.SweepPlan)
 
 
@@ -104,7 +111,11 @@ def place(tmp_path_factory):
     folder = tmp_path_factory.mktemp("place")
     (folder / "file").write_text("text")
     (folder / "empty").mkdir()
-    for name, text in (("plain", "algo: ppo\n"), ("broken", "num_envs: [3\n"), ("odd", "algo: ppo\nenv: 3\n")):
+    for name, text in (
+        ("plain", "algo: ppo\nmeta: {format: 2}\n"),
+        ("broken", "num_envs: [3\n"),
+        ("odd", "meta: {format: 2}\nenv: 3\n"),
+    ):
         (folder / name / "checkpoints" / "step-000000000001").mkdir(parents=True)
         (folder / name / "config.yaml").write_text(text)
         (folder / name / "summary.json").write_text(json.dumps({"status": "done"}) if name == "plain" else "{")

@@ -10,17 +10,18 @@ import pytest
 
 from jaxrl_fast import agents
 from jaxrl_fast.agents.configs import CONFIGS
-from jaxrl_fast.config import options
-from jaxrl_fast.config.population import STATIC, Member, member_of, real_numbers
+from jaxrl_fast.config.population import Member, member_of, real_numbers
 from jaxrl_fast.parallel import program
 from jaxrl_fast.parallel.placement import Placement
 from jaxrl_fast.parallel.population import Varied
 from jaxrl_fast.training import plan
 from jaxrl_fast.training.evaluator import Evaluator
 from jaxrl_fast.types import Agent, Decision
+from jaxrl_fast.utils.option import options_of
 from tests import probes, slow
 
 NUM_UPDATES, NUM_ENVS = 3, 4
+UNTRACED = {"replay_ratio", "v_min", "v_max"}  # counted as a fraction; compared with each other
 SMALL = {
     "ppo": dict(
         rollout_length=8, hidden_sizes=(4,), num_epochs=2, num_minibatches=2, normalize_rewards=True, target_kl=1.0,
@@ -104,9 +105,9 @@ def test_what_is_a_real_number_goes_by_rule():
     assert "target_kl" in real_numbers(CONFIGS["ppo"](target_kl=0.01))
     assert "max_grad_norm" not in real_numbers(CONFIGS["ppo"](max_grad_norm=0.0))
     assert not {"replay_ratio", "v_min", "v_max"} & set(real_numbers(CONFIGS["dqn"]()))
-    for algo, kind in CONFIGS.items():  # every float is one or named as an exception
-        floats = {n for n, k in options.types_of(kind).items() if k is float}
-        assert floats - set(real_numbers(kind())) <= set(STATIC), algo
+    for algo, kind in CONFIGS.items():  # every float is declared as traced, or is an exception
+        floats = {name for name, option in options_of(kind).items() if option.kind in (float, float | None)}
+        assert {name for name in floats if not options_of(kind)[name].traced} == (UNTRACED if algo == "dqn" else set())
 
 
 def test_where_only_seeds_differ_there_is_nothing_to_trace():

@@ -17,7 +17,7 @@ from jaxrl_fast.utils import files
 def write(folder, records, **options):
     """A run's folder with nothing but what it was asked for and its records."""
     folder.mkdir(parents=True)
-    (folder / "config.yaml").write_text(yaml.safe_dump({"algo": "ppo", **options}))
+    (folder / "config.yaml").write_text(yaml.safe_dump({"algo": "ppo", **options, "meta": {"format": 2}}))
     (folder / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     return folder
 

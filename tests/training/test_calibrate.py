@@ -4,6 +4,7 @@ import pytest
 import yaml
 
 import jaxrl_fast
+from jaxrl_fast import train
 from jaxrl_fast.agents import configs
 from jaxrl_fast.config import load
 from jaxrl_fast.training import calibrate, plan, summary
@@ -126,7 +127,7 @@ def test_the_run_is_that_of_the_number(tmp_path, monkeypatch, capsys):
     """Chosen by a table of rates; config.yaml holds the number, and the run goes on with that."""
     monkeypatch.setattr(calibrate, "measure_count", lambda settings, count: Trial(count, float(CURVE[count])))
     folder = tmp_path / "run"
-    ready = plan.make_plan(load.from_command_line(["ppo", "--num-envs", "auto", "--run-dir", str(folder)]))
+    ready = train.prepare(["ppo", "--num-envs", "auto", "--run-dir", str(folder)])
     assert "16  environments it is" in capsys.readouterr().out
     assert ready.settings.options.num_envs == 16 and ready.env.spec.num_envs * ready.placement.num_shards == 16
     assert ready.steps_per_update == 128 * 16
@@ -137,7 +138,7 @@ def test_the_run_is_that_of_the_number(tmp_path, monkeypatch, capsys):
     again = plan.make_plan(load.from_keywords(resume=str(folder)))
     assert again.settings.options.num_envs == 16
     again.lock.release()
-    with pytest.raises(ValueError, match="num_envs auto: this run has 16"):
+    with pytest.raises(ValueError, match="num_envs: a resume cannot change it from 16, got auto"):
         jaxrl_fast.fit(resume=str(folder), num_envs="auto")
 
 

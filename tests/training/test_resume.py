@@ -214,7 +214,9 @@ def test_a_finished_run_goes_on_only_if_it_gets_more_steps(tmp_path, unbroken, c
     assert longer.summary["env_steps"] == 2432 and records(folder)[-1]["env_steps"] == 2432
     steps = [r["env_steps"] for r in records(folder)]
     assert steps == sorted(set(steps))
-    with pytest.raises(ValueError, match="total-steps 1600: this run has made 2432 steps already"):
+    with pytest.raises(
+        ValueError, match="total-steps: must be at least the 2432 steps that this run has made, got 1600"
+    ):
         fit(folder, resume=str(folder), total_steps=1600)
 
 
@@ -338,7 +340,7 @@ def test_a_solved_run_says_how_it_trains_on(tmp_path):
     solved = fit(folder, **options).summary["env_steps"]
     assert fit(folder, resume=str(folder)).summary["env_steps"] == solved < 3200
     with pytest.raises(
-        ValueError, match=r"^--total-steps 12800: this run stops when .* --no-stop-when-solved trains on"
+        ValueError, match=r"^--total-steps: this run has stopped .* got 12800; use --no-stop-when-solved"
     ):
         fit(folder, resume=str(folder), total_steps=12800)
     on = fit(folder, resume=str(folder), total_steps=3200, stop_when_solved=False)
@@ -483,18 +485,18 @@ def test_another_versions_state_is_refused_before_anything_is_compiled(other, tm
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (dict(num_envs=16), "num_envs 16: this run has 8, and goes on only with that"),
-        (dict(seed=1), "seed 1: this run has 0"),
-        (dict(num_seeds=2), "num_seeds 2: this run has 1"),
-        (dict(devices=2), "devices 2: this run has auto"),
-        (dict(env="Acrobot-v1"), "env Acrobot-v1: this run has gymnax/CartPole-v1"),
+        (dict(num_envs=16), "num_envs: a resume cannot change it from 8, got 16"),
+        (dict(seed=1), "^seed: a resume cannot change it from 0, got 1"),
+        (dict(num_seeds=2), "num_seeds: a resume cannot change it from 1, got 2"),
+        (dict(devices=2), "devices: a resume cannot change it from auto, got 2"),
+        (dict(env="Acrobot-v1"), "env: a resume cannot change it from gymnax/CartPole-v1, got Acrobot-v1"),
         (dict(env_options={"max_steps_in_episode": 3}), "env_options"),
-        (dict(agent={"gamma": 0.5}), r"agent.gamma 0.5: this run has 0.99"),
-        (dict(agent={"hidden_sizes": (8, 8)}), r"agent.hidden_sizes 8 8: this run has 8"),
+        (dict(agent={"gamma": 0.5}), r"agent.gamma: a resume cannot change it from 0.99, got 0.5"),
+        (dict(agent={"hidden_sizes": (8, 8)}), r"agent.hidden_sizes: a resume cannot change it from 8, got 8 8"),
         (dict(algo="ppo"), "is a run of pqn, not ppo"),
-        (dict(preset="ppo_cartpole"), "config does not go with --resume"),
-        (dict(run_dir="elsewhere"), "run_dir does not go with --resume"),
-        (dict(total_steps=64), "this run has made 1600 steps already"),
+        (dict(preset="ppo_cartpole"), "config: cannot be combined with --resume"),
+        (dict(run_dir="elsewhere"), "run_dir: cannot be combined with --resume"),
+        (dict(total_steps=64), "the 1600 steps that this run has made"),
     ],
 )
 def test_what_decides_the_bits_cannot_be_changed(options, words, unbroken):
@@ -572,7 +574,7 @@ def test_a_run_in_an_object_goes_on_and_plays_in_that_object(tmp_path):
 
 def test_what_is_no_run_is_refused(tmp_path, capsys):
     assert train.main(["--resume", str(tmp_path)]) == 2
-    assert f"--resume {tmp_path}: there is no run in it (no config.yaml)" in capsys.readouterr().err
+    assert f"--resume {tmp_path}: is not a run directory (no config.yaml)" in capsys.readouterr().err
     (tmp_path / "first_run").mkdir()
     (tmp_path / "first_run" / "config.yaml").write_text("algo: ppo\n")
     assert train.main(["--resume", str(tmp_path / "frist_run")]) == 2
@@ -582,7 +584,7 @@ def test_what_is_no_run_is_refused(tmp_path, capsys):
 def test_what_is_refused_keeps_no_lock(tmp_path, unbroken):
     """A notebook holds on to the error, and to all that it saw."""
     folder = shutil.copytree(unbroken("pqn"), tmp_path / "run")
-    with pytest.raises(ValueError, match="has made 1600 steps already") as refusal:
+    with pytest.raises(ValueError, match="the 1600 steps that this run has made") as refusal:
         fit(folder, resume=str(folder), total_steps=64)
     locks.Lock(folder).release()
     assert refusal.value.__traceback__ is not None
