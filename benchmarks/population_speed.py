@@ -194,7 +194,7 @@ def build(
 def one_update(case: dict, num_envs: int) -> int:
     """Environment steps."""
     settings = load.from_keywords(**case | {"num_envs": num_envs})
-    return agents.configs.rollout_length(settings.agent, num_envs) * num_envs
+    return agents.configs.common.rollout_length(settings.agent, num_envs) * num_envs
 
 
 def spread(ratios: list[float]) -> dict:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from jaxrl_fast.config.names import PROGRAM, SWEEP, positive, refuse_unknown
 from jaxrl_fast.config.sources import Setting, one
-from jaxrl_fast.utils.option import Option, Seconds
+from jaxrl_fast.utils.option import Option, Period, Seconds
 from jaxrl_fast.utils.parsing import (
     MAX_FLOAT,
     MIN_FLOAT,
@@ -25,6 +25,7 @@ EXPECTED = {
     int: "a whole number (64, 64k, 10M, 1e6)",
     float: "a number",
     Seconds: "a time (30, 30s, 5min, 2h)",
+    Period: "environment steps (64k, 1M) or a time (30s, 5min, 2h)",
     bool: "true or false",
     types.NoneType: "none",
     str: "text",
@@ -80,11 +81,11 @@ def convert(option: Option, setting: Setting) -> Any:
         value = True
     else:
         value = _convert_one(option, kind, setting, one(setting, expected(option)))
-    check_bounds(option, setting, value)
+    _check_bounds(option, setting, value)
     return value
 
 
-def check_bounds(option: Option, setting: Setting, value: Any) -> None:
+def _check_bounds(option: Option, setting: Setting, value: Any) -> None:
     """Raise ValueError if a number is out of the option's bounds, or one that float32 cannot hold."""
     for number in value if isinstance(value, tuple) else (value,):
         shown = f"{number:g}" if isinstance(number, int | float) and abs(number) > 10**15 else number
@@ -92,12 +93,6 @@ def check_bounds(option: Option, setting: Setting, value: Any) -> None:
             raise ValueError(f"{setting.origin}: must be a 32-bit number, got {shown}")
         if option.bounds and isinstance(number, int | float) and number not in option.bounds:
             raise ValueError(f"{setting.origin}: must be {option.bounds}, got {shown}")
-    if option.name == "save_every":
-        try:
-            parse_period(str(value))
-        except ValueError:
-            expects = "must be environment steps (64k, 1M) or a time (30s, 5min, 2h)"
-            raise ValueError(f"{setting.origin}: {expects}, got {value!r}") from None
 
 
 def is_integer(option: Option) -> bool:
@@ -152,6 +147,9 @@ def _cast(kind: Any, value: Any) -> Any:
         return WORDS[text.lower()]
     if kind is Seconds:
         return parse_seconds(text)
+    if kind is Period:
+        num_steps, seconds = parse_period(text)
+        return text if seconds else num_steps
     if kind in (int, float) and not isinstance(value, bool):
         return parse_int(text) if kind is int else parse_float(text)
     if kind is str and isinstance(value, str | Path):

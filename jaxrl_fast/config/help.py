@@ -14,10 +14,11 @@ from jaxrl_fast.config.names import PROGRAM
 from jaxrl_fast.config.options import DEFAULT, Options
 from jaxrl_fast.config.presets import shipped
 from jaxrl_fast.config.sources import join_names
-from jaxrl_fast.utils.option import Option, Seconds, options_of
+from jaxrl_fast.utils.option import Option, Period, Seconds, options_of
 
+ONLY = {"continuous": "continuous actions only", "several_envs": "several environments only"}
 MAX_WIDTH, COLUMN = 120, 30  # of a line, and where the meaning of an option begins
-NAMES = {int: "N", float: "X", Seconds: "TIME", str: "TEXT", Any: "VALUE"}
+NAMES = {int: "N", float: "X", Seconds: "TIME", Period: "STEPS|TIME", str: "TEXT", Any: "VALUE"}
 
 
 def print_run_help(
@@ -30,10 +31,8 @@ def print_run_help(
     without: Sequence[str] = (),
 ) -> None:
     """Print the help of a command that trains. Defaults are those of the instances; `more` are shown first."""
-    intro = (
-        f"{says.format(algo)} Numbers may be written 1e6, 64k, 10M. Without an algorithm, a preset or an environment: "
-    )
-    intro += f"--config {DEFAULT['config']} --stop-when-solved."
+    by_default = f"--config {DEFAULT['config']} --stop-when-solved"
+    intro = f"{says.format(algo)} Numbers may be written 1e6, 64k, 10M. With no algorithm, preset or env: {by_default}."
     lines = [*_wrap(intro), "", *_wrap("--config takes a file or a preset; given options override it:")]
     families: dict[str, list[str]] = {}
     for name in shipped():
@@ -77,12 +76,9 @@ def _describe(option: Option, prefix: str, default: Any) -> list[str]:
         switch, *values = option.needs
         needed = "" if values == [True] else f" {' or '.join(map(str, values))}"
         notes.append(f"needs --{prefix}{switch.replace('_', '-')}{needed}")
-    if option.only:
-        notes.append(
-            {"continuous": "continuous actions only", "several_envs": "several environments only"}[option.only]
-        )
+    notes += [ONLY[option.only]] if option.only else []
     indent = " " * COLUMN
-    meaning = _wrap(f"{option.help} {'(' * bool(notes)}{', '.join(notes)}{')' * bool(notes)}", indent, indent)
+    meaning = _wrap(f"{option.help} ({', '.join(notes)})" if notes else option.help or "-", indent, indent)
     head = f"  {names}"
     return [head + meaning[0][len(head) :], *meaning[1:]] if len(head) < COLUMN - 1 else [head, *meaning]
 

@@ -13,6 +13,7 @@ from jaxrl_fast.utils.option import (
     SIZE,
     Bounds,
     Option,
+    Period,
     Seconds,
     option,
     options_of,
@@ -98,9 +99,7 @@ class Evaluation:
     eval_every: int = evaluation(0, "Environment steps between evaluations; 0: only at the end.", bounds=NON_NEGATIVE)
     eval_episodes: int = evaluation(128, "Episodes per evaluation.", bounds=Bounds(1, 10**6))
     eval_envs: int = evaluation(
-        128,
-        "Number of evaluation environments; if left at 128, at most num_envs for host environments.",
-        bounds=SIZE,
+        128, "Number of evaluation environments; if left at 128, at most num_envs for host environments.", bounds=SIZE
     )
     solved_threshold: float | None = option(
         None, "Mean return of at least the last 100 training episodes that counts as solved.", resumable=True
@@ -118,9 +117,7 @@ class Output:
         0, "Environment steps between records in metrics.jsonl; 0: about 500 records in all.", bounds=NON_NEGATIVE
     )
     console_every: Seconds = system(
-        Seconds(1.0),
-        "Time between lines on the terminal; at least 1% of the time so far.",
-        bounds=NON_NEGATIVE,
+        Seconds(1.0), "Time between lines on the terminal; at least 1% of the time so far.", bounds=NON_NEGATIVE
     )
     log_level: Literal["info", "quiet"] = system("info", "quiet: print warnings and errors only.")
     tensorboard: bool = system(True, "Write TensorBoard events into the run directory.")
@@ -146,10 +143,9 @@ class Checkpoints:
     resume: str = system(
         "", "Run directory to resume. Only total_steps, evaluation, thread and logging options may change."
     )
-    save_every: int | str = system(
-        "5min",
+    save_every: Period = system(
+        Period("5min"),
         "Environment steps (1M) or time (30s, 5min, 2h) between checkpoints; 0: only at the end and on a stop.",
-        bounds=NON_NEGATIVE,
         resumable="inexact",
     )
     keep_checkpoints: int = system(2, "Newest checkpoints to keep, besides the best one.", bounds=SIZE)

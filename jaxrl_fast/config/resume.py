@@ -9,14 +9,7 @@ from jaxrl_fast.config.convert import without_no
 from jaxrl_fast.config.names import SWEEP
 from jaxrl_fast.config.paths import CONFIG, RUNS, SWEEP_FILE
 from jaxrl_fast.config.presets import read_meta, read_run
-from jaxrl_fast.config.settings import (
-    Request,
-    Settings,
-    check_unused,
-    options_of_algorithm,
-    resolve,
-    with_algorithm,
-)
+from jaxrl_fast.config.settings import Request, Settings, check_unused, options_of_algorithm, resolve, with_algorithm
 from jaxrl_fast.config.sources import Setting
 from jaxrl_fast.utils.parsing import nearest, shown
 

@@ -11,7 +11,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from jaxrl_fast.agents.configs import CONFIGS
 from jaxrl_fast.config import load
 from jaxrl_fast.config.convert import SWITCHES, convert, is_integer, read_values, without_no
 from jaxrl_fast.config.help import print_run_help
@@ -29,16 +28,13 @@ from jaxrl_fast.config.settings import (
     resolve,
 )
 from jaxrl_fast.config.sources import Setting, from_mapping
+from jaxrl_fast.sweep import scaling
 from jaxrl_fast.utils.option import Option, options_of
 from jaxrl_fast.utils.parsing import parse_int
 
 MAX_VALUES = 100_000  # trainings in a sweep
 OWN = options_of(SweepOptions) | {name: OF_RUN[name] for name in ("name", "resume")}
 DEFAULTS = {"tensorboard": False, "on_nonfinite": "continue", "console_every": 10.0}  # below the preset's
-SCALED = {
-    **dict.fromkeys(("learning-rate-linear", "learning-rate-sqrt"), "learning_rate"),
-    "minibatches": "num_minibatches",
-}
 
 
 class Group(NamedTuple):
@@ -108,9 +104,9 @@ def expand(algo: str, written: list[Setting], split: Any) -> SweepRequest:
     combinations = [resolve(asked._replace(given=settings)) for settings in chosen]
     check_unused(asked, [settings.agent for settings in combinations])
     base = resolve(asked._replace(given=[s for s in chosen[0] if s.name != "num_envs"]))
-    rule = _scale(own.scale, base)
+    rule = scaling.rule(own.scale, base)
     groups = _groups(_single(combinations, axes, rule), [n[6:] for n in axes if n.startswith("agent.")])
-    scaled = [f"agent.{SCALED[own.scale]}"] if own.scale != "none" else []
+    scaled = [f"agent.{scaling.SCALED[own.scale]}"] if own.scale != "none" else []
     columns = dict.fromkeys([n for n in axes if n != "seed"] + scaled)
     return SweepRequest(tuple(groups), tuple(columns), own, name, "", rule.base, log_level)
 
@@ -202,43 +198,7 @@ def part(group: Group, members: Sequence[Member]) -> Group:
     return Group(settings._replace(options=options, agent=agent), tuple(members))
 
 
-class Rule(NamedTuple):
-    """How a hyperparameter scales with the number of environments."""
-
-    name: str  # "" for none
-    power: float
-    base: int
-
-    def apply(self, settings: Settings) -> Settings:
-        if not self.name:
-            return settings
-        num_envs, now = settings.options.num_envs, getattr(settings.agent, self.name)
-        value = now * (num_envs / self.base) ** self.power
-        if self.name == "learning_rate":
-            value = float(f"{value:.6g}")
-        else:
-            value = max(value, 1)  # fewer rows than a minibatch has are one minibatch
-            if value != int(value):
-                raise ValueError(
-                    f"--scale minibatches: {now} minibatches for {self.base} environments must scale to a whole "
-                    f"number, got {value:g} for {num_envs}; use a multiple of {self.base}, or a divisor"
-                )
-            value = int(value)
-        return settings._replace(agent=dataclasses.replace(settings.agent, **{self.name: value}))
-
-
-def _scale(rule: str, base: Settings) -> Rule:
-    num_envs = base.options.num_envs
-    if rule == "none":
-        return Rule("", 0, num_envs)
-    name = SCALED[rule]
-    if name not in options_of(type(base.agent)):
-        able = " and ".join(algo for algo, kind in CONFIGS.items() if name in options_of(kind))
-        raise ValueError(f"--scale {rule}: needs an algorithm with agent.{name} ({able}), got {base.algo}")
-    return Rule(name, 0.5 if rule.endswith("sqrt") else 1.0, num_envs)
-
-
-def _single(combinations: list[Settings], axes: Mapping[str, Any], rule: Rule) -> Iterator[Settings]:
+def _single(combinations: list[Settings], axes: Mapping[str, Any], rule: scaling.Rule) -> Iterator[Settings]:
     """Yield every training of every combination."""
     found: dict[str, int] = {}  # num_envs for auto
     for settings in combinations:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any, Literal, NamedTuple, NewType
 
 Seconds = NewType("Seconds", float)  # may be written with a unit: 30s, 5min, 2h
+Period = NewType("Period", str)  # environment steps or a time: 1M, 30s, 5min, 2h
 
 
 class Bounds(NamedTuple):

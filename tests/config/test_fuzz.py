@@ -10,11 +10,10 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from jaxrl_fast import evaluate, video
+from jaxrl_fast import evaluate, plot, video
 from jaxrl_fast.config import load, paths
 from jaxrl_fast.config.options import OF_RUN, SweepOptions
 from jaxrl_fast.config.settings import Settings
-from jaxrl_fast.plotting import compare
 from jaxrl_fast.sweep import directory, grid
 from jaxrl_fast.training import plan
 from jaxrl_fast.utils.option import options_of
@@ -123,7 +122,7 @@ def place(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("module", [evaluate, compare, video])
+@pytest.mark.parametrize("module", [evaluate, plot, video])
 def test_any_use_of_a_run_is_refused_in_a_sentence(module, place, monkeypatch):
     """No run here has a checkpoint that can be loaded."""
     monkeypatch.chdir(place)
@@ -138,7 +137,7 @@ def test_any_use_of_a_run_is_refused_in_a_sentence(module, place, monkeypatch):
         except ValueError as error:
             assert str(error) and "\n" not in str(error)
         else:
-            assert module is compare, "a folder of runs may be drawn, however little is in it"
+            assert module is plot, "a folder of runs may be drawn, however little is in it"
 
     before = sorted(place.rglob("*"))
     fuzz()

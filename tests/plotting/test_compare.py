@@ -172,7 +172,7 @@ def test_a_run_whose_algorithm_is_not_here_is_left_out(tmp_path, capsys):
     assert said.count("\n") == 1 and said.startswith(f"warning: {gone} is left out: unknown algorithm")
     assert evaluate.main([str(gone)]) == 2
     said = capsys.readouterr().err
-    assert said.count("\n") == 1 and "'a_module.that_is_gone' of " in said
+    assert said.count("\n") == 1 and "'a_module.that_is_gone' in " in said
     assert "no module of that name is found from here" in said
 
 

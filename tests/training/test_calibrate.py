@@ -97,7 +97,7 @@ def test_a_count_that_will_not_do_says_why(num_envs, options, words):
 
 def test_what_does_not_fit_into_memory_is_too_many(monkeypatch):
     from jaxrl_fast.parallel import program
-    from jaxrl_fast.utils import memory
+    from jaxrl_fast.training import memory
 
     monkeypatch.setattr(memory, "free_bytes", lambda _=1: 1000)
     monkeypatch.setattr(program, "build", lambda *_: pytest.fail("it was compiled"))
