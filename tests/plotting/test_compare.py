@@ -173,7 +173,7 @@ def test_a_run_whose_algorithm_is_not_here_is_left_out(tmp_path, capsys):
     assert evaluate.main([str(gone)]) == 2
     said = capsys.readouterr().err
     assert said.count("\n") == 1 and "'a_module.that_is_gone' in " in said
-    assert "no module of that name is found from here" in said
+    assert "; there are ppo, dqn, pqn, and modules by name" in said
 
 
 def test_a_name_that_begins_with_an_underscore_is_in_the_legend():

@@ -463,7 +463,7 @@ def test_host_environments_take_one_seed(monkeypatch, capsys, tmp_path):
     make = envs.make
     monkeypatch.setattr(envs, "make", lambda *a, **k: make(*a, **k)._replace(on_device=False))
     assert train.main(["ppo", "--num-seeds", "2"]) == 2
-    assert "--num-seeds 2" in capsys.readouterr().err
+    assert "--num-seeds: must be 1" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", ["train", "envs", "plot"])
@@ -475,7 +475,7 @@ def test_a_current_directory_that_is_gone_is_told_of(command, tmp_path):
         [sys.executable, "-c", code, "nonsense"], capture_output=True, text=True, env=environment, cwd=tmp_path
     )
     assert ended.returncode == 2
-    assert ended.stderr == "error: the current directory is there no more; change to another\n"
+    assert ended.stderr == "error: the current directory was removed; change to another\n"
 
 
 def test_double_precision_is_refused(monkeypatch, capsys, tmp_path):
@@ -523,7 +523,7 @@ def test_what_fails_before_it_begins_leaves_the_folder_free(module, broken, tmp_
 
 
 ODD_PLACES = {
-    "no standard output": ("-m jaxrl_fast.train ppo --seed x >&-", 2, "error: --seed: 'x' is not"),
+    "no standard output": ("-m jaxrl_fast.train ppo --seed x >&-", 2, "error: --seed: must be a whole number"),
     "no words but ASCII": ("-c 'from jaxrl_fast import cli; cli.start(lambda: print(chr(183)))'", 0, "?\n"),
     "no command": ("-m jaxrl_fast", 0, "python -m jaxrl_fast.train     trains an agent\n"),
     "a version": ("-m jaxrl_fast --version", 0, f"{jaxrl_fast.__version__}\n"),
