@@ -484,12 +484,15 @@ MISTAKES = [
     ("ppo --env envpool/CartPole-v1 --protocol machado2018", ["no game of Atari"]),
     ("ppo --env envpool/Pong-v5 --protocol dqn2016", ["--protocol", "dqn2015"]),
     ("ppo --env envpool/Pong-v5 --exact-resume", ["--exact-resume", "--save-every", "environment steps"]),
-    ("ppo --env envpool/Pong-v5 --exact-resume --save-every 1M --host-bridge ffi", ["--host-bridge ffi", "callback"]),
+    (
+        "ppo --env envpool/Pong-v5 --exact-resume --save-every 1M --host-bridge ffi",
+        ["--exact-resume: requires --host-bridge callback, got ffi"],
+    ),
     ("ppo --env envpool/Pong-v5 --num-envs 9 --async-pools 2", ["--async-pools 2", "9 environments"]),
     ("ppo --env CartPole-v1 --async-pools 2", ["--async-pools 2", "on the device"]),
     ("ppo --env envpool/Pong-v5 --async-pools -1", ["--async-pools", "-1", "0"]),
     ("ppo --env envpool/CartPole-v1 --overlap", ["--overlap", "--async-pools 1"]),
-    ("ppo --env CartPole-v1 --overlap", ["--overlap", "on the host", "--async-pools 1"]),
+    ("ppo --env CartPole-v1 --overlap", ["--overlap: requires a host environment", "--async-pools 1"]),
     ("dqn --env envpool/CartPole-v1 --async-pools 1 --overlap", ["--overlap", "dqn", "--async-pools alone"]),
     ("dqn --env envpool/Pendulum-v1", ["dqn wants a finite number of actions"]),
 ]
