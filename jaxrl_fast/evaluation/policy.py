@@ -22,7 +22,7 @@ from jaxrl_fast.config.sources import join_names
 from jaxrl_fast.parallel.placement import SHARDS
 from jaxrl_fast.runs import checkpoint, files
 from jaxrl_fast.training import build
-from jaxrl_fast.types import Agent, Array, Env, EnvSpec, Key, PyTree
+from jaxrl_fast.types import Agent, Array, Env, EnvSpec, Key, Parallelism, PolicyInput, PyTree
 from jaxrl_fast.utils import warnings
 from jaxrl_fast.utils.parsing import parse_float
 
@@ -78,7 +78,7 @@ def load(
     state = jax.device_put(saved.learners)
     agent, options = saved.agent, saved.settings.options
     num_envs = num_exploring(options)
-    if jax.tree.leaves(agent.memory):
+    if jax.tree.leaves(agent.initial_carry):
         what = "its policy has a memory, and is no function of an observation"
         raise ValueError(f"{folder}: {what}; evaluate and video play it, and .agent.exploit takes the memory")
     policies = Policies(
@@ -254,8 +254,8 @@ def _fits(x: np.ndarray, like: jax.ShapeDtypeStruct) -> bool:
 def greedy(agent: Agent, state: PyTree, obs: PyTree) -> Array:
     """Actions [B, ...] for observations [B, ...], by chance nowhere."""
     num_obs = jax.tree.leaves(obs)[0].shape[0]
-    noise = jax.tree.map(lambda x: x[0], agent.noise(jax.random.key(0), 1, num_obs))
-    return agent.exploit(state, obs, (), noise).action
+    noise = jax.tree.map(lambda x: x[0], agent.sample_noise(jax.random.key(0), 1, num_obs))
+    return agent.exploit(state, PolicyInput(obs), (), noise).action
 
 
 def num_exploring(options: Options) -> int:
@@ -270,8 +270,8 @@ def exploring(agent: Agent, num_envs: int, state: PyTree, obs: PyTree, key: Key)
 
     def act(given):
         obs, key = given
-        noise = jax.tree.map(lambda x: x[0], agent.noise(key, 1, num_envs))
-        return agent.explore(state, obs, (), noise).action
+        noise = jax.tree.map(lambda x: x[0], agent.sample_noise(key, 1, num_envs))
+        return agent.explore(state, PolicyInput(obs), (), noise).action
 
     fill = lambda x: jnp.resize(x, (rounds, num_envs, *x.shape[1:]))
     action = jax.lax.map(act, (jax.tree.map(fill, obs), jax.random.split(key, rounds)))
@@ -283,12 +283,13 @@ def _agent(settings: Settings, env: Env, num_shards: int) -> Agent:
     options = settings.options
     num_envs = options.num_envs
     steps_per_update = common.rollout_length(settings.agent, num_envs) * num_envs
-    spec = env.spec._replace(
-        num_envs=num_envs // num_shards, num_shards=num_shards, num_pools=max(options.async_pools, 1)
+    axis_name = SHARDS if num_shards > 1 else None
+    env = env._replace(
+        spec=env.spec._replace(num_envs=num_envs // num_shards),
+        parallelism=Parallelism(axis_name, num_shards, num_pools=max(options.async_pools, 1)),
     )
-    spec = spec._replace(axis_name=SHARDS if num_shards > 1 else None)
     num_updates = -(-options.total_steps // steps_per_update)
-    return build.make_agent(settings.agent, agents.load(settings.algo), env._replace(spec=spec), num_updates)
+    return build.make_agent(settings.agent, agents.load(settings.algo), env, num_updates)
 
 
 def _unneeded(agent: Agent) -> checkpoint.Unneeded:

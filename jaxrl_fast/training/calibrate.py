@@ -86,7 +86,7 @@ def choose(settings: Settings) -> Settings:
                 continue  # perhaps there is nothing to show
             lines = table(trials)
             for line in lines[said:]:
-                terminal.say(line)
+                terminal.print(line)
             said = len(lines)
         found = best_trial(trials)
         if found is None:
@@ -94,7 +94,7 @@ def choose(settings: Settings) -> Settings:
             raise ValueError(
                 f"--num-envs auto: no environment count works; e.g. num_envs={tried.num_envs} failed: {tried.why}"
             )
-        terminal.say(f"{found.num_envs:>9}  environment{'s' * (found.num_envs > 1)} it is")
+        terminal.print(f"{found.num_envs:>9}  environment{'s' * (found.num_envs > 1)} it is")
     return with_count(settings, found.num_envs)
 
 

@@ -68,7 +68,7 @@ def swing(place):
 def test_the_policy_is_that_of_the_agent_when_training_ended(cart):
     trained = jaxrl_fast.load(cart, which="last")
     obs = np.random.default_rng(0).normal(size=(16, 4)).astype(np.float32)
-    wanted = trained.agent.exploit(cart.agent_state, obs, (), None).action
+    wanted = trained.agent.exploit(cart.agent_state, PolicyInput(obs), (), None).action
     action = trained.policy(obs)
     np.testing.assert_array_equal(action, wanted)
     assert len(set(np.asarray(action).tolist())) == 2  # or it would show nothing
@@ -97,7 +97,7 @@ def test_actions_have_the_environments_own_scale(swing):
     """Pendulum's torque is in [-2, 2]; the agent's action in [-1, 1], clipped."""
     trained = jaxrl_fast.load(swing)
     obs = 50 * np.random.default_rng(0).normal(size=(64, 3)).astype(np.float32)
-    agents = trained.agent.exploit(swing.agent_state, obs, (), None).action
+    agents = trained.agent.exploit(swing.agent_state, PolicyInput(obs), (), None).action
     np.testing.assert_allclose(trained.policy(obs), 2 * np.clip(agents, -1, 1), rtol=1e-5)
     explored = np.asarray(trained.policy(obs, jax.random.key(0), explore=True))
     assert np.abs(explored).max() == 2  # noise of standard deviation 1 goes beyond
