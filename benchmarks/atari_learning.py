@@ -21,7 +21,7 @@ RESULTS = Path(__file__).parent / "results"
 CONFIGS = Path(__file__).parent.parent / "configs"
 GAMES = "pong", "breakout"
 NUM_POINTS = 60
-SETTINGS = "learning_rate", "clip", "value_clip", "entropy_coef", "network"  # of an agent, where they differ
+SETTINGS = "learning_rate", "clip_coef", "clip_vloss", "entropy_coef", "network"  # of an agent, where they differ
 SAID = (  # of a summary
     *("status", "protocol", "num_envs", "seed", "env_steps", "train_time_s", "final_return_mean", "solved"),
     "steps_to_solve",

@@ -6,7 +6,7 @@
 For each number of environments these are timed in turn, several rounds: `raw_sync`, envpool alone with random actions,
 by its Python API; `raw_async`, the same where it answers as soon as half of the environments have stepped, and `raw`,
 the better of the two in each round; `network`, the policy alone on frames that are there already; for each way of
-waiting (`--in-flight`) `acting`, both inside our scan, and `training`, with the preset's updates; and for each but 0
+waiting (`--async-pools`) `acting`, both inside our scan, and `training`, with the preset's updates; and for each but 0
 `overlapped`, training with `--overlap`, the policy one update old. Speeds are environment steps (of four frames) per
 second, compilation not counted. `acting_of_raw` and `training_of_raw` are shares of raw; where the network shares the
 emulator's cores the fair bound is 1 / (1 / raw + 1 / network), of which `acting_of_bound` is the share. Medians of the
@@ -14,7 +14,7 @@ rounds' ratios.
 
 A contender has pools and a program of its own, made when its turn first comes, and the JSON is written after each
 timing: a case that is killed leaves what it had (`rounds` says how many are whole). With 1024 environments and more
-that is much to make; `--in-flight 0 --contenders raw,acting,training,network` has the fewest pools.
+that is much to make; `--async-pools 0 --contenders raw,acting,training,network` has the fewest pools.
 """
 
 import argparse
@@ -52,9 +52,9 @@ def main():
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=6.0, help="of each thing in each round, about")
     parser.add_argument("--threads", type=int, default=0, help="of the emulator; 0: as many as cores")
-    parser.add_argument("--in-flight", default="0,1,2", help="pools that work while the policy thinks; 0: none does")
+    parser.add_argument("--async-pools", default="0,1,2", help="pools that work while the policy thinks; 0: none does")
     parser.add_argument("--contenders", default=",".join(CONTENDERS), help="those to be timed")
-    parser.add_argument("--pool-path", default="auto", help="how programs reach the emulators; auto, ffi or callback")
+    parser.add_argument("--host-bridge", default="auto", help="how programs reach the emulators; auto, ffi or callback")
     parser.add_argument("--output", default="")
     parser.add_argument("--append", action="store_true", help="to the cases that are in the output already")
     args = parser.parse_args()
@@ -88,7 +88,7 @@ def measure(num_envs: int, args: argparse.Namespace) -> Iterator[dict]:
                 "num_envs": num_envs,
                 "num_shards": placement.num_shards,
                 "threads": args.threads,
-                "pool_path": args.pool_path,
+                "pool_path": args.host_bridge,
                 "rounds": sum(len(speeds) == len(makers) for speeds in rounds),
                 **medians(rounds),
             }
@@ -96,7 +96,7 @@ def measure(num_envs: int, args: argparse.Namespace) -> Iterator[dict]:
 
 def contenders(num_envs: int, args: argparse.Namespace) -> dict[str, Callable[[], Callable[[], None]]]:
     """What makes each of them: pools are kept, and each has its own."""
-    ways = [way for way in map(int, args.in_flight.split(",")) if num_envs % max(way, 1) == 0]
+    ways = [way for way in map(int, args.async_pools.split(",")) if num_envs % max(way, 1) == 0]
     whole, _, agent, _ = prepare(args, num_envs, 0)
     made = lambda change, way, overlap=False: run_of(*change(*prepare(args, num_envs, way, overlap)[1:]))
     makers = {"raw_sync": partial(raw, whole, agent.rollout_length)}
@@ -145,9 +145,9 @@ def prepare(args: argparse.Namespace, num_envs: int, in_flight: int, overlap: bo
         args.preset,
         num_envs=num_envs,
         env_options=threads,
-        in_flight=in_flight,
+        async_pools=in_flight,
         overlap=overlap,
-        pool_path=args.pool_path,
+        host_bridge=args.host_bridge,
     )
     algorithm = agents.load(settings.algo)
     return build.whole_env(settings, algorithm, 1000)[0], *build.shard_env(settings, algorithm, 1000)

@@ -82,29 +82,36 @@ ATARI |= dict(env_options=dict(img_height=36, img_width=36, max_episode_steps=20
 
 PPO = dict(rollout_length=32, num_minibatches=4, num_epochs=2, learning_rate=1e-3)
 NORMALISED = PPO | dict(normalize_observations=True, normalize_rewards=True)
-DQN = dict(capacity=4096, batch_size=32, replay_ratio=0.1, learning_starts=512, target_period=256, epsilon_steps=4096)
+DQN = dict(
+    buffer_size=4096,
+    batch_size=32,
+    replay_ratio=0.1,
+    learning_starts=512,
+    target_update_interval=256,
+    epsilon_steps=4096,
+)
 DQN |= dict(learning_rate=1e-3)
 GREEDY = dict(epsilon_start=0.0, epsilon_end=0.0)
 RANGE = dict(v_min=0.0, v_max=100.0)
 PQN = dict(rollout_length=32, num_minibatches=4, num_epochs=2, learning_rate=1e-3, epsilon_steps=4096)
-RAINBOW = dict(capacity=4096, learning_starts=512, target_period=256)
+RAINBOW = dict(buffer_size=4096, learning_starts=512, target_update_interval=256)
 
 # Name of the case: what `fit` is given over COMMON, `preset` as its first argument.
 CASES: dict[str, dict[str, Any]] = {
     "ppo_cartpole": dict(algo="ppo", **CARTPOLE, agent=PPO),
-    "ppo_cartpole_target_kl": dict(algo="ppo", **CARTPOLE, agent=PPO | dict(target_kl=0.002, value_clip=False)),
-    "ppo_pendulum_squash": dict(algo="ppo", **PENDULUM, agent=NORMALISED | dict(squash=True)),
+    "ppo_cartpole_target_kl": dict(algo="ppo", **CARTPOLE, agent=PPO | dict(target_kl=0.002, clip_vloss=False)),
+    "ppo_pendulum_squash": dict(algo="ppo", **PENDULUM, agent=NORMALISED | dict(tanh_squash=True)),
     "ppo_pendulum": dict(algo="ppo", **PENDULUM, agent=PPO),
     "ppo_minatar": dict(algo="ppo", **MINATAR, agent=PPO),
     "dqn_cartpole": dict(algo="dqn", **CARTPOLE, agent=DQN),
     "dqn_double_dueling_n_step": dict(algo="dqn", **CARTPOLE, agent=DQN | dict(double=True, dueling=True, n_step=3)),
     "dqn_prioritised": dict(algo="dqn", **CARTPOLE, agent=DQN | dict(prioritised=True)),
-    "dqn_c51": dict(algo="dqn", **CARTPOLE, agent=DQN | RANGE | dict(distribution="c51")),
-    "dqn_quantile": dict(algo="dqn", **CARTPOLE, agent=DQN | dict(distribution="quantile", loss="huber")),
+    "dqn_c51": dict(algo="dqn", **CARTPOLE, agent=DQN | RANGE | dict(value_head="c51")),
+    "dqn_quantile": dict(algo="dqn", **CARTPOLE, agent=DQN | dict(value_head="quantile", loss="huber")),
     "dqn_noisy": dict(algo="dqn", **CARTPOLE, agent=DQN | GREEDY | dict(noisy=True)),
-    "dqn_munchausen": dict(algo="dqn", **CARTPOLE, agent=DQN | dict(munchausen=True, target_step_size=0.5)),
+    "dqn_munchausen": dict(algo="dqn", **CARTPOLE, agent=DQN | dict(munchausen=True, tau=0.5)),
     "dqn_rainbow": dict(preset="rainbow_cartpole", total_steps=8000, log_every=1000, agent=RAINBOW),
-    "dqn_epsilon_ladder": dict(algo="dqn", **CARTPOLE, agent=DQN | dict(epsilon_ladder=7.0)),
+    "dqn_epsilon_ladder": dict(algo="dqn", **CARTPOLE, agent=DQN | dict(apex_alpha=7.0)),
     "dqn_minatar": dict(algo="dqn", **MINATAR, agent=DQN | dict(layer_norm=True, clip_rewards=True)),
     "pqn_cartpole": dict(algo="pqn", **CARTPOLE, agent=PQN),
     "pqn_minatar": dict(algo="pqn", **MINATAR, agent=PQN),
@@ -122,7 +129,7 @@ CASES: dict[str, dict[str, Any]] = {
     "dqn_atari": dict(algo="dqn", **ATARI, agent=DQN | dict(network="dqn2013", learning_starts=128, n_step=2)),
 }
 # Name: how it is trained at first, and what it then goes on with; and the same never stopped, which must have its bits.
-SPLIT_PPO = dict(algo="ppo", **CARTPOLE, eval_every=4096, agent=PPO | dict(anneal=False))
+SPLIT_PPO = dict(algo="ppo", **CARTPOLE, eval_every=4096, agent=PPO | dict(anneal_lr=False))
 SPLIT_DQN = dict(algo="dqn", **CARTPOLE, eval_every=4096, agent=DQN)
 RESUMED: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     "ppo_resumed": (SPLIT_PPO | dict(total_steps=4096), dict(total_steps=8192), SPLIT_PPO),

@@ -26,13 +26,13 @@ from jaxrl_fast.utils.parsing import parse_int
 devices.configure_cpu_devices()  # before gymnax is imported, which starts JAX
 
 PRESET = dict(
-    capacity=plain_dqn.CAPACITY,
+    buffer_size=plain_dqn.CAPACITY,
     batch_size=plain_dqn.BATCH,
     replay_ratio=1 / plain_dqn.TRAIN_EVERY,
     learning_starts=plain_dqn.START,
     epsilon_steps=plain_dqn.EPSILON_STEPS,
     max_grad_norm=0.0,
-    hidden=(120, 84),
+    hidden_sizes=(120, 84),
 )
 LEAST_ROLLOUTS, TRIAL = 8, 2_048  # that a replay holds; environment steps of a first timing
 
@@ -62,7 +62,7 @@ def compare(num_envs: int, rounds: int, seconds: float) -> dict:
     """
     capacity = max(plain_dqn.CAPACITY, 4 * num_envs)
     rate_guess = 30_000 if jax.default_backend() == "cpu" else 300_000
-    preset = PRESET | {"capacity": capacity, "target_period": max(plain_dqn.TARGET_EVERY, num_envs)}
+    preset = PRESET | {"buffer_size": capacity, "target_update_interval": max(plain_dqn.TARGET_EVERY, num_envs)}
     length = common.rollout_length(dqn.DQN(**preset), num_envs)
     num_updates = max(30, round((plain_dqn.START + rate_guess * seconds) / (num_envs * length)))
     num_steps = num_updates * length * num_envs
@@ -79,10 +79,12 @@ def alone(preset: str, num_envs: int, rounds: int, seconds: float) -> dict:
     """Ours by a preset, once it learns. A short timing, not counted, says how many updates take so many seconds."""
     settings = load.from_keywords(preset, num_envs=num_envs)
     length = common.rollout_length(settings.agent, num_envs)
-    per_update, capacity = length * num_envs, max(settings.agent.capacity, LEAST_ROLLOUTS * length * num_envs)
+    per_update, capacity = length * num_envs, max(settings.agent.buffer_size, LEAST_ROLLOUTS * length * num_envs)
     before = -(-settings.agent.first_learning(num_envs) // per_update)
     num_updates = max(settings.options.total_steps // per_update, before + 1)
-    ours, num_shards = side_by_side.build(num_updates, preset=preset, num_envs=num_envs, agent={"capacity": capacity})
+    ours, num_shards = side_by_side.build(
+        num_updates, preset=preset, num_envs=num_envs, agent={"buffer_size": capacity}
+    )
     probe = max(1, TRIAL // per_update)
     num_updates = max(1, round(probe * seconds / side_by_side.timed(ours, np.int32(0), probe, before)[0]))
     speeds = []

@@ -26,11 +26,13 @@ SECONDS, PAUSE_S = 1.0, 0.004  # the longest life after the first update; what e
 CLOCKS = ("wall_time_s", "train_time_s", "env_steps_per_s")
 COMMON = dict(env="CartPole-v1", num_envs=8, total_steps=200_000, eval_every=20_000, eval_episodes=8, log_every=1000)
 COMMON |= dict(save_every=1500, tensorboard=False, log_level="quiet")
-RAINBOW = dict(distribution="c51", num_atoms=7, noisy=True, prioritized=True, n_step=3, double=True, dueling=True)
+RAINBOW = dict(value_head="c51", num_atoms=7, noisy=True, prioritized=True, n_step=3, double=True, dueling=True)
 RUNS = {
-    "ppo": dict(agent=dict(rollout_length=8, hidden=(8,), normalize_observations=True, normalize_rewards=True)),
-    "dqn": dict(agent=RAINBOW | dict(rollout_length=8, capacity=4096, batch_size=16, learning_starts=64, hidden=(8,))),
-    "pqn": dict(agent=dict(rollout_length=8, hidden=(8,))),
+    "ppo": dict(agent=dict(rollout_length=8, hidden_sizes=(8,), normalize_observations=True, normalize_rewards=True)),
+    "dqn": dict(
+        agent=RAINBOW | dict(rollout_length=8, buffer_size=4096, batch_size=16, learning_starts=64, hidden_sizes=(8,))
+    ),
+    "pqn": dict(agent=dict(rollout_length=8, hidden_sizes=(8,))),
 }
 
 

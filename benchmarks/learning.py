@@ -20,8 +20,8 @@ import jaxrl_fast
 KEPT = Path(__file__).parent / "results" / "learning.json"
 REFERENCE_PPO = {"num_envs": 4, "total_steps": 500_000, "agent": {}}  # CleanRL's setting is our default otherwise
 EXTRA = {
-    "ppo_cartpole_4_envs": {"algo": "ppo", "env": "CartPole-v1", "solved": 475, **REFERENCE_PPO},
-    "ppo_acrobot_4_envs": {"algo": "ppo", "env": "Acrobot-v1", "solved": -100, **REFERENCE_PPO},
+    "ppo_cartpole_4_envs": {"algo": "ppo", "env": "CartPole-v1", "solved_threshold": 475, **REFERENCE_PPO},
+    "ppo_acrobot_4_envs": {"algo": "ppo", "env": "Acrobot-v1", "solved_threshold": -100, **REFERENCE_PPO},
 }
 
 
@@ -45,7 +45,7 @@ def train(name: str, seeds: list[int]) -> dict:
     options = EXTRA.get(name, {"preset": name})
     with tempfile.TemporaryDirectory() as folder:
         run = jaxrl_fast.fit(
-            **options, seed=seeds[0], num_seeds=len(seeds), run_dir=f"{folder}/run", tensorboard=False, report_every=60
+            **options, seed=seeds[0], num_seeds=len(seeds), run_dir=f"{folder}/run", tensorboard=False, console_every=60
         )
         final_returns, solved = run.summary["final_return_per_seed"], run.summary["steps_to_solve_per_seed"]
         greedy = [r["eval_return_mean"] for r in run.metrics if r.get("eval_return_mean") is not None][-len(seeds) :]

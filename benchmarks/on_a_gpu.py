@@ -66,15 +66,15 @@ def check(name: str, minutes: float) -> Step:
 
 def training(name: str, words: str, grace: float = 20) -> Step:
     """A run in a folder of its own. What stands before the folder also holds where it goes on."""
-    return Step(name, 2, ("-m", "jaxrl_fast.train", "--pool-path", "{pool_path}", "{run}", *words.split()), grace)
+    return Step(name, 2, ("-m", "jaxrl_fast.train", "--host-bridge", "{pool_path}", "{run}", *words.split()), grace)
 
 
 def atari(num_envs: int, minutes: float, ways: str = "0") -> Step:
     """One number of environments. Only where several ways of waiting are compared is `overlapped` among them."""
     contenders = "raw,acting,training,network" + (",overlapped" if "," in ways else "")
-    words = f"--preset ppo_pong_fast --num-envs {num_envs} --in-flight {ways} --contenders {contenders}"
+    words = f"--preset ppo_pong_fast --num-envs {num_envs} --async-pools {ways} --contenders {contenders}"
     return script(
-        f"atari_{num_envs}", minutes, f"{words} --pool-path {{pool_path}} --rounds 2 --seconds 2", "atari_speed"
+        f"atari_{num_envs}", minutes, f"{words} --host-bridge {{pool_path}} --rounds 2 --seconds 2", "atari_speed"
     )
 
 
@@ -88,7 +88,7 @@ PARTS = {  # run in the order in which they are named
     "ffi": [check("ffi", 1.5)],
     "atari": [atari(8, 1.5), atari(32, 1.5), atari(128, 3, "0,2"), atari(1024, 3), atari(512, 2)],
     "pong": [training("pong", "--config ppo_pong_fast --save-every 1min")],
-    "dqn": [training("dqn", "--config dqn_pong_fast --save-every 10min --keep 1", grace=60)],
+    "dqn": [training("dqn", "--config dqn_pong_fast --save-every 10min --keep-checkpoints 1", grace=60)],
     "speed": [
         script("ppo_speed", 2, "--num-envs 64,1024,16384,65536 --num-seeds 1,64 --rounds 3 --seconds 1 --no-start-up"),
         script("dqn_speed", 2, "--num-envs 64,1024,4096 --rounds 2 --seconds 1"),
@@ -350,7 +350,9 @@ SMALL = dict(env="Breakout-MinAtar", num_envs=32, eval_episodes=1, tensorboard=F
 SMALL |= dict(compile_cache=False)
 TRAINED = {
     "ppo": dict(total_steps=20_480, agent=dict(rollout_length=32, network="minatar")),
-    "dqn": dict(total_steps=8_192, agent=dict(capacity=8_192, batch_size=32, learning_starts=512, network="minatar")),
+    "dqn": dict(
+        total_steps=8_192, agent=dict(buffer_size=8_192, batch_size=32, learning_starts=512, network="minatar")
+    ),
 }
 
 

@@ -34,7 +34,7 @@ from jaxrl_fast.utils.parsing import parse_int
 
 CASES = {
     "ppo": dict(algo="ppo", env="CartPole-v1", num_envs=64),
-    "dqn": dict(algo="dqn", env="CartPole-v1", num_envs=64, agent={"learning_starts": 1024, "capacity": 16_384}),
+    "dqn": dict(algo="dqn", env="CartPole-v1", num_envs=64, agent={"learning_starts": 1024, "buffer_size": 16_384}),
 }
 CURVES = {
     "ppo CartPole-v1": dict(algo="ppo", env="CartPole-v1"),
@@ -194,7 +194,7 @@ def build(
 def one_update(case: dict, num_envs: int) -> int:
     """Environment steps."""
     settings = load.from_keywords(**case | {"num_envs": num_envs})
-    return agents.configs.rollout_length(settings.agent, num_envs) * num_envs
+    return agents.configs.common.rollout_length(settings.agent, num_envs) * num_envs
 
 
 def spread(ratios: list[float]) -> dict:

@@ -109,7 +109,7 @@ def start_up() -> dict:
             "one_update_cached_s": cached_s,
             "compile_cold_s": cold["compile_time_s"],
             "compile_cached_s": cached["compile_time_s"],
-            "host_share": long["host_share"],
+            "host_share": long["device_idle_fraction"],
             "peak_memory_mb": long["peak_memory_mb"],
         }
 

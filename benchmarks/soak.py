@@ -175,7 +175,7 @@ def soak(algo: str, num_checkpoints: int) -> tuple[np.ndarray, np.ndarray, dict]
     work = (starts[1:] - ends[:-1])[settled:]
     case = {
         "algo": algo,
-        "checkpoints": run.summary["checkpoints"],
+        "checkpoints": run.summary["num_checkpoints"],
         "chunks": seen.given,
         "compiled_after_the_first_checkpoint": seen.compiled_later,
         "steps_per_s": round(statistics.median(speed)),
@@ -204,7 +204,7 @@ def train(algo: str, num_checkpoints: int, folder: str) -> jaxrl_fast.Run:
         return jaxrl_fast.fit(resume=str(run), log_level="quiet")
     return jaxrl_fast.fit(
         algo=algo,
-        agent={"rollout_length": LENGTH} if algo == "ppo" else {"capacity": 16_384, "replay_ratio": 1 / 64},
+        agent={"rollout_length": LENGTH} if algo == "ppo" else {"buffer_size": 16_384, "replay_ratio": 1 / 64},
         env="CartPole-v1",
         num_envs=NUM_ENVS,
         total_steps=num_checkpoints * per_checkpoint,

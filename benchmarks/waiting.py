@@ -1,11 +1,11 @@
-"""What `--in-flight` and `--overlap` bring where emulators need none of the cores that learn.
+"""What `--async-pools` and `--overlap` bring where emulators need none of the cores that learn.
 
     python benchmarks/waiting.py
 
 The emulator is a stand-in: 32 small environments that answer 10 ms after they were sent their actions, in which they
 only wait, as if they were stepped by cores of their own. PPO makes 64 steps with each and 32 gradient steps, which take
 two cores about two thirds as long. Milliseconds per update, three ways of waiting in turn, several rounds, medians:
-`waits` as with `--in-flight 0`, `in_flight` as with 1, `overlaps` with `--overlap` besides; `emulator` is what the
+`waits` as with `--async-pools 0`, `in_flight` as with 1, `overlaps` with `--overlap` besides; `emulator` is what the
 emulator alone needs, which no way can beat.
 """
 
@@ -23,7 +23,7 @@ from jaxrl_fast.agents import ppo
 from jaxrl_fast.types import AsyncPools, Env
 
 ANSWER_S = 0.01
-CONFIG = ppo.Config(rollout_length=64, num_minibatches=4, num_epochs=8, hidden=(512, 512))
+CONFIG = ppo.Config(rollout_length=64, num_minibatches=4, num_epochs=8, hidden_sizes=(512, 512))
 
 
 def main():

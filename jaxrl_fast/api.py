@@ -19,6 +19,7 @@ from jaxrl_fast.training import plan, trainer
 from jaxrl_fast.training.callbacks import check_callbacks
 from jaxrl_fast.utils import devices, formatting
 from jaxrl_fast.utils.files import path_of
+from jaxrl_fast.utils.option import Option
 
 if TYPE_CHECKING:
     from jaxrl_fast.evaluation.policy import Trained
@@ -56,7 +57,7 @@ def fit(
         options |= {"env": options["resume"].env} if options["resume"].env is not None and "env" not in options else {}
         options["resume"] = options["resume"].folder
     check_callbacks(callbacks)
-    settings = from_keywords(preset, algo, agent, **options)
+    settings = plan.decide_num_envs(from_keywords(preset, algo, agent, **options))
     ready = plan.make_plan(settings)
     with original_errors():
         outcome = trainer.execute(ready, callbacks=callbacks)
@@ -88,7 +89,7 @@ def load(
     """
     from jaxrl_fast.evaluation import policy
 
-    values = convert(dict[str, Any], from_mapping({"member": {} if member is None else member}, lambda name: name)[0])
+    values = convert(Option("member", dict[str, Any]), from_mapping({"member": {} if member is None else member})[0])
     if isinstance(run, Run):
         return policy.load(run.folder, seed, which, run.env if env is None else env, values)
     return policy.load(path_of(str(run)), seed, which, env, values)

@@ -12,7 +12,7 @@ USAGE = cli.CommandSpec(
     "python -m jaxrl_fast.evaluate",
     "RUN",
     Options,
-    "Plays a run's policy in fresh environments; prints the returns, and adds evaluation.json to the run's folder.",
+    "Evaluate the policy of a run in fresh environments: print the returns and write evaluation.json to the run.",
 )
 
 
@@ -47,7 +47,7 @@ def lines(result: dict[str, Any]) -> list[str]:
 
 def _line(name: str, row: dict[str, Any]) -> str:
     played = formatting.counted(row["eval_episodes"], "episode")
-    unfinished = f", {row['eval_unfinished']} more did not end in time" if row["eval_unfinished"] else ""
+    unfinished = f", {row['eval_truncated']} more did not end in time" if row["eval_truncated"] else ""
     if row["eval_return_mean"] is None:
         return f"{name:<9} {played}{unfinished}"
     mean, std, low, high, least, most = (

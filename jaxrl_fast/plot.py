@@ -17,9 +17,9 @@ USAGE = cli.CommandSpec(
     "python -m jaxrl_fast.plot",
     "RUN...",
     Options,
-    "Draws the curves of runs, or of all runs below a folder. Trainings that differ in nothing but their seed are one "
-    "curve: their inter-quartile mean with a stratified bootstrap interval.",
-    most=sys.maxsize,
+    "Draw the curves of runs, or of all runs below a directory. Runs that differ only in their seed are one curve: "
+    "their interquartile mean with a stratified bootstrap interval.",
+    max_args=sys.maxsize,
 )
 
 

@@ -14,7 +14,12 @@ from jaxrl_fast.utils import warnings
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command. Return its exit status."""
-    return cli.run_command(lambda words: plan.make_plan(load.from_command_line(words)), execute, argv)
+    return cli.run_command(prepare, execute, argv)
+
+
+def prepare(argv: Sequence[str]) -> plan.Plan:
+    """Return the plan of the run that a command line asks for."""
+    return plan.make_plan(plan.decide_num_envs(load.from_command_line(argv)))
 
 
 def execute(ready: plan.Plan) -> int:

@@ -11,7 +11,7 @@ USAGE = cli.CommandSpec(
     "python -m jaxrl_fast.video",
     "RUN",
     Options,
-    "Shows a run's greedy policy as a GIF, or as an MP4 where the name of --out ends so.",
+    "Record the greedy policy of a run as a GIF, or as an MP4 if the name of --out ends so.",
 )
 
 

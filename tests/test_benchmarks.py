@@ -64,7 +64,7 @@ def test_a_training_goes_on_where_it_has_a_configuration_with_or_without_checkpo
     place.mkdir()
     assert "--run-dir" in words(), "killed before it had written anything"
     (place / "config.yaml").write_text("")
-    assert words() == ["-m", "jaxrl_fast.train", "--pool-path", "auto", "--resume", str(place)]
+    assert words() == ["-m", "jaxrl_fast.train", "--host-bridge", "auto", "--resume", str(place)]
 
 
 def test_a_child_finds_the_package_and_what_we_find(monkeypatch, tmp_path):
@@ -166,7 +166,7 @@ def test_where_the_check_of_ffi_has_not_ended_well_atari_is_stepped_through_pyth
     assert [on_a_gpu.pool_path(done) for done in ends] == ["auto"] * 2 + ["callback"] * 5
     for step in (*PARTS["atari"], *PARTS["pong"], *PARTS["dqn"]):
         words = on_a_gpu.command(step, tmp_path, "callback")
-        assert words[words.index("--pool-path") + 1] == "callback"
+        assert words[words.index("--host-bridge") + 1] == "callback"
         assert on_a_gpu.said(step, "callback")["pool_path"] == "callback"
     (tmp_path / "pong").mkdir()
     (tmp_path / "pong" / "config.yaml").write_text("")
@@ -179,8 +179,8 @@ def test_every_way_of_training_atari_on_many_environments_is_kept_small():
     words = {step.name: step.words for step in PARTS["atari"]}
     assert [*words] == ["atari_8", "atari_32", "atari_128", "atari_1024", "atari_512"]
     after = lambda name, option: words[name][words[name].index(option) + 1]
-    assert after("atari_128", "--in-flight") == "0,2" and "overlapped" in after("atari_128", "--contenders")
-    assert after("atari_1024", "--in-flight") == "0" and "overlapped" not in after("atari_1024", "--contenders")
+    assert after("atari_128", "--async-pools") == "0,2" and "overlapped" in after("atari_128", "--contenders")
+    assert after("atari_1024", "--async-pools") == "0" and "overlapped" not in after("atari_1024", "--contenders")
     assert next(step.minutes for step in PARTS["atari"] if step.name == "atari_128") >= 3
 
 
@@ -324,7 +324,7 @@ def test_a_preset_of_dqn_is_timed_alone_from_its_first_gradient_step_with_its_re
     words = ["--preset", preset, "--num-envs", "64,65536", "--seconds", "1", "--rounds", "2", "--output", str(path)]
     monkeypatch.setattr(sys, "argv", ["dqn_speed.py", *words])
     dqn_speed.main()
-    assert [options["agent"] for options in built] == [{"capacity": 200_000}, {"capacity": 8 * 65_536}]
+    assert [options["agent"] for options in built] == [{"buffer_size": 200_000}, {"buffer_size": 8 * 65_536}]
     assert asked == [(32, 157), (64, 157), (64, 157), (1, 4), (2, 4), (2, 4)], "n_step + 1 rows of 65,536, or 10k steps"
     content = json.loads(path.read_text())
     assert content["benchmark"] == f"{preset}_speed"
@@ -342,7 +342,7 @@ def test_asynchronous_speed_counts_when_it_is_the_better():
 
 def atari_args(**changed):
     """What atari_speed.py's functions read off its command line."""
-    given = dict(preset="ppo_pong_fast", threads=0, pool_path="auto", in_flight="0,2", rounds=2, seconds=0.0)
+    given = dict(preset="ppo_pong_fast", threads=0, host_bridge="auto", async_pools="0,2", rounds=2, seconds=0.0)
     return SimpleNamespace(**given | {"contenders": "raw,acting,training,overlapped,network"} | changed)
 
 
@@ -378,13 +378,13 @@ def test_atari_contenders_and_the_way_to_the_emulators_can_be_chosen(monkeypatch
 
     asked = []
     divide = lambda settings, *_: (
-        asked.append(settings.options.pool_path) or (None, SimpleNamespace(rollout_length=1), SINGLE_DEVICE)
+        asked.append(settings.options.host_bridge) or (None, SimpleNamespace(rollout_length=1), SINGLE_DEVICE)
     )
     monkeypatch.setattr(atari_speed.assembly, "divide", divide)
     monkeypatch.setattr(atari_speed.assembly, "undivided", lambda *_: (None,))
     ways = ["acting_0", "training_0", "acting_2", "training_2", "overlapped_2"]
     assert [*atari_speed.contenders(8, atari_args())] == ["raw_sync", "raw_async", *ways, "network"]
-    few = atari_args(in_flight="0", contenders="raw,acting,training,network", pool_path="callback")
+    few = atari_args(async_pools="0", contenders="raw,acting,training,network", host_bridge="callback")
     assert [*atari_speed.contenders(1024, few)] == ["raw_sync", "raw_async", "acting_0", "training_0", "network"]
     assert asked == ["auto", "callback"]
 
@@ -394,7 +394,7 @@ def test_each_way_of_waiting_for_the_stand_in_trains(monkeypatch):
     import waiting
 
     monkeypatch.setattr(waiting, "ANSWER_S", 0.001)
-    monkeypatch.setattr(waiting, "CONFIG", waiting.CONFIG.__class__(rollout_length=12, num_epochs=1, hidden=(8,)))
+    monkeypatch.setattr(waiting, "CONFIG", waiting.CONFIG.__class__(rollout_length=12, num_epochs=1, hidden_sizes=(8,)))
     ways = [waiting.Waiting(), waiting.Waiting(in_flight=True), waiting.Waiting(in_flight=True, overlap=True)]
     assert all(way.update() > 12 * 0.001 for way in ways), "the emulator's time at least"
     assert [int(way.state.num_updates) for way in ways] == [1, 1, 1]
@@ -445,7 +445,7 @@ def test_a_life_under_fire_tells_every_update(tmp_path):
 
     options = killed_runs.COMMON | killed_runs.RUNS["pqn"] | {"algo": "pqn", "total_steps": 4096}
     last, was_killed = killed_runs.life(options | {"run_dir": str(tmp_path / "run")}, None)
-    assert not was_killed and last == json.loads((tmp_path / "run" / "summary.json").read_text())["updates"] > 1
+    assert not was_killed and last == json.loads((tmp_path / "run" / "summary.json").read_text())["num_updates"] > 1
 
 
 def test_a_kernel_is_switched_off_while_its_variant_is_made_and_trained(monkeypatch, tmp_path):

@@ -16,7 +16,7 @@ from jaxrl_fast import agents, envs, loop
 from jaxrl_fast.agents.configs import CONFIGS
 from jaxrl_fast.config import load, presets
 from jaxrl_fast.config.names import ELSEWHERE
-from jaxrl_fast.config.options import Options, types_of
+from jaxrl_fast.config.options import OF_RUN
 from jaxrl_fast.metrics import records
 from jaxrl_fast.rollout import collect, reset
 from jaxrl_fast.types import Agent, Decision
@@ -44,7 +44,7 @@ def run(tmp_path_factory):
     """A training of a second, for the names of what it writes."""
     small = dict(num_envs=2, total_steps=256, eval_episodes=2, tensorboard=False, log_level="quiet")
     folder = tmp_path_factory.mktemp("docs") / "run"
-    return jaxrl_fast.fit(algo="pqn", env="Catch-bsuite", agent={"hidden": (4,)}, run_dir=str(folder), **small)
+    return jaxrl_fast.fit(algo="pqn", env="Catch-bsuite", agent={"hidden_sizes": (4,)}, run_dir=str(folder), **small)
 
 
 def own_metrics(algo):
@@ -79,7 +79,7 @@ def test_every_option_is_explained_with_its_default(algo):
 
 
 def test_options_named_for_movers_exist():
-    known = set(types_of(Options)) | {f"agent.{name}" for own in OWN.values() for name in own}
+    known = set(OF_RUN) | {f"agent.{name}" for own in OWN.values() for name in own}
     page = re.sub(r"--agent\.no-(\w+)", r"--agent.\1", PAGES["moving"])
     ours = [cells[1] for text in page.split("\n## ")[2:] for cells in rows(f"## {text}", text.splitlines()[0])[1:]]
     named = {name for cell in ours for name in re.findall(r"`([^`]+)`", cell)}

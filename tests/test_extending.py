@@ -248,7 +248,7 @@ def test_built_in_algorithms_never_take_a_forbidden_action(algo):
         "pqn": dict(rollout_length=8, num_minibatches=2, learning_rate=1e-2, epsilon_steps=1000),
     }[algo]
     env = forbidden(16)
-    agent = agents.load(algo).make(CONFIGS[algo](**options, hidden=(16,)), env.spec, 60)
+    agent = agents.load(algo).make(CONFIGS[algo](**options, hidden_sizes=(16,)), env.spec, 60)
     run = jax.jit(lambda key: loop.train(env, agent, loop.init(env, agent, key), 60))
     state, metrics = run(jax.random.key(0))
     assert metrics["return_min"].min() >= 0

@@ -27,7 +27,7 @@ from tests.helpers.trees import same_bits
 
 
 def agent_of(env, num_updates=8, **config):
-    config = dict(rollout_length=16, num_minibatches=2, num_epochs=2, hidden=(16,)) | config
+    config = dict(rollout_length=16, num_minibatches=2, num_epochs=2, hidden_sizes=(16,)) | config
     return make(Config(**config), env.spec, num_updates)
 
 

@@ -1,57 +1,64 @@
-"""Algorithms by name: "ppo", or "my_package.my_module" for one of one's own.
+"""Algorithms by name: "ppo", or "my_package.my_module" for a custom one.
 
-Each is a module with `Config`, a frozen dataclass of its options (`configs` says what is asked of it), and
-`make(config, spec, num_updates) -> Agent`. Those of CONFIGS are imported only when one is made.
+Each is a module with `Config`, a frozen dataclass of its options (`configs` lists its members, `option` declares a
+field), and `make(config, spec, num_updates) -> Agent`. Those of CONFIGS are imported only when one is made.
 """
 
 import dataclasses
 import importlib
 import sys
-import typing
+from collections.abc import Mapping
 from types import ModuleType
 
 from jaxrl_fast.agents.configs import CONFIGS
 from jaxrl_fast.utils import importing
+from jaxrl_fast.utils.option import Option, options_of
 
 
 def load(name: str) -> ModuleType:
-    """The module of an algorithm. ValueError of one sentence where it is none of CONFIGS, and no module is one."""
+    """Return the module of an algorithm. Raises a one-line ValueError if there is none of that name."""
     if name in CONFIGS:
         return importlib.import_module(f"{__name__}.{name}")
     module = importing.module(name, f"algorithm {name!r}")
     missing = [part for part in ("Config", "make") if not hasattr(module, part)]
     if missing:
-        raise ValueError(f"algorithm {name!r}: the module of that name has no {' and no '.join(missing)}")
+        raise ValueError(f"algorithm {name!r}: the module has no {' and no '.join(missing)}")
     _check_options(name, module.Config)
     return module
 
 
 def options(name: str) -> type:
-    """The dataclass of an algorithm's options. ValueError as `load`."""
+    """Return the dataclass of an algorithm's options. Raises ValueError as `load` does."""
     return CONFIGS.get(name) or load(name).Config
 
 
 def exists(name: str) -> bool:
-    """Whether an algorithm or a module has this name, whatever is in it."""
+    """Return whether an algorithm or a module has this name, whatever the module contains."""
     if name in CONFIGS or not all(map(str.isidentifier, name.split("."))):
         return name in CONFIGS
     return name.partition(".")[0] not in sys.stdlib_module_names and importing.module_exists(name)
 
 
 def _check_options(name: str, config: type) -> None:
+    """Raise ValueError for a Config that cannot be read."""
     if not dataclasses.is_dataclass(config):
-        raise ValueError(f"algorithm {name!r}: its Config is no dataclass")
+        raise ValueError(f"algorithm {name!r}: Config is not a dataclass")
     unset = [f.name for f in dataclasses.fields(config) if f.default is f.default_factory is dataclasses.MISSING]
     if unset:
-        raise ValueError(f"algorithm {name!r}: of its Config {' and '.join(unset)} has no default")
-    unknown = set(getattr(config, "traced", ())) - {f.name for f in dataclasses.fields(config)}
-    if unknown:
-        raise ValueError(
-            f"algorithm {name!r}: its Config says that {' and '.join(sorted(unknown))} is traced, and has it not"
-        )
+        raise ValueError(f"algorithm {name!r}: Config.{' and '.join(unset)} has no default")
     try:
-        typing.get_type_hints(config)
-    except Exception as error:  # a name that is imported for type checkers only
+        declared = options_of(config)
+    except Exception as error:  # a name that is imported for type checkers only, or bounds that are none
         raise ValueError(f"algorithm {name!r}: the types of its Config cannot be read ({error})") from error
-    if not any(f.name == "rollout_length" for f in dataclasses.fields(config)):
-        raise ValueError(f"algorithm {name!r}: its Config has no rollout_length, the steps between updates")
+    if "rollout_length" not in declared:
+        raise ValueError(f"algorithm {name!r}: Config has no rollout_length, the steps between updates")
+    for option in declared.values():
+        _check_option(name, option, declared)
+
+
+def _check_option(name: str, option: Option, declared: Mapping[str, Option]) -> None:
+    """Raise ValueError for a declaration that does not fit its field."""
+    if option.needs and option.needs[0] not in declared:
+        raise ValueError(f"algorithm {name!r}: Config.{option.name} needs {option.needs[0]}, which it does not have")
+    if option.traced and option.kind not in (float, float | None):
+        raise ValueError(f"algorithm {name!r}: Config.{option.name} is traced, but not a float")

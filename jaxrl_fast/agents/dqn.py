@@ -79,23 +79,23 @@ def make(config: Config, spec: EnvSpec, num_updates: int, parallelism: Paralleli
     num_steps = rollout_length(config, num_envs)
     ratio = ReplayRatio(config.ratio, config.first_learning(num_envs), num_steps * num_envs)
     check(config, spec, parallelism, num_steps, ratio)
-    num_rows = config.capacity // ratio.steps_per_update * num_steps
+    num_rows = config.buffer_size // ratio.steps_per_update * num_steps
     buffer = replay.ReplayConfig(num_rows, spec.num_envs, config.n_step, spec.frame_stack)
     network = networks.network(
         spec.obs,
         exploration.num_actions(spec, "dqn"),
-        num_atoms=None if config.distribution == "none" else config.num_atoms,
+        num_atoms=None if config.value_head == "none" else config.num_atoms,
         dueling=config.dueling,
         noisy=config.noisy,
         kind=config.network,
-        hidden=config.hidden,
+        hidden=config.hidden_sizes,
         activation=config.activation,
         layer_norm=config.layer_norm,
         dtype=jnp.dtype(config.compute_dtype),
     )
     learning_steps = num_updates * ratio.steps_per_update - ratio.first_learning
     num_gradient_steps = max(int(config.ratio * learning_steps), 1)
-    learning_rate = optim.linear_schedule(config.learning_rate, config.anneal, num_gradient_steps)
+    learning_rate = optim.linear_schedule(config.learning_rate, config.anneal_lr, num_gradient_steps)
     context = Context(
         config=config,
         spec=spec,
@@ -106,10 +106,8 @@ def make(config: Config, spec: EnvSpec, num_updates: int, parallelism: Paralleli
         ratio=ratio,
         num_updates=num_updates,
         network=network,
-        value_head=value_distributions.ValueHead(config.distribution, config.num_atoms, config.v_min, config.v_max),
-        epsilon=exploration.Epsilon(
-            config.epsilon_start, config.epsilon_end, config.epsilon_steps, config.epsilon_ladder
-        ),
+        value_head=value_distributions.ValueHead(config.value_head, config.num_atoms, config.v_min, config.v_max),
+        epsilon=exploration.Epsilon(config.epsilon_start, config.epsilon_end, config.epsilon_steps, config.apex_alpha),
         learning_rate=learning_rate,
         optimizer=optim.make_optimizer(learning_rate, epsilon=config.adam_epsilon, max_grad_norm=config.max_grad_norm),
     )
@@ -131,25 +129,25 @@ def check(config: Config, spec: EnvSpec, parallelism: Parallelism, rollout_lengt
     num_devices = parallelism.num_shards * parallelism.num_grad_workers
     if config.batch_size % num_devices:
         raise ValueError(f"batch_size {config.batch_size} does not divide into {num_devices} devices")
-    if config.capacity < config.batch_size:
-        raise ValueError(f"capacity {config.capacity} is less than one batch of {config.batch_size}")
-    if config.learning_starts > config.capacity:
+    if config.buffer_size < config.batch_size:
+        raise ValueError(f"buffer_size {config.buffer_size} is less than one batch of {config.batch_size}")
+    if config.learning_starts > config.buffer_size:
         raise ValueError(
-            f"learning_starts {config.learning_starts} is beyond the capacity {config.capacity}; "
+            f"learning_starts {config.learning_starts} is beyond the buffer_size {config.buffer_size}; "
             "the first steps would be forgotten before they are learned from"
         )
     num_rows = config.n_step + max(spec.frame_stack, 1) + rollout_length  # the fewest that can be written and read
     smallest = -(-num_rows // rollout_length) * ratio.steps_per_update
-    if config.capacity < smallest:
+    if config.buffer_size < smallest:
         raise ValueError(
-            f"capacity {config.capacity} is too small for n_step {config.n_step} and {num_envs} environments "
+            f"buffer_size {config.buffer_size} is too small for n_step {config.n_step} and {num_envs} environments "
             f"with rollouts of {rollout_length}; it must be at least {smallest}"
         )
-    if config.distribution != "none" and config.num_atoms < 2:
+    if config.value_head != "none" and config.num_atoms < 2:
         raise ValueError(f"num_atoms {config.num_atoms}: a distribution has at least 2")
-    if config.distribution == "c51" and not config.v_min < config.v_max:
+    if config.value_head == "c51" and not config.v_min < config.v_max:
         raise ValueError(f"v_min {config.v_min} is not below v_max {config.v_max}")
-    off_policy.check(ratio, config.target_period, as_fraction)
+    off_policy.check(ratio, config.target_update_interval, as_fraction)
 
 
 def init(context: Context, key: Key) -> State:
@@ -248,7 +246,7 @@ def gradient_step(
     if context.replay.update_priorities:
         buffer = context.replay.update_priorities(buffer, index, whole if workers > 1 else errors)
     target_params, counts = off_policy.update_target(
-        context.ratio, config.target_period, config.target_step_size, params, learner.target_params, counts
+        context.ratio, config.target_update_interval, config.tau, params, learner.target_params, counts
     )
     return Learner(params, target_params, optimizer), buffer, counts, metrics
 
@@ -305,5 +303,5 @@ def loss(
     chosen = distributions.chosen(output, batch.action)  # [B] or [B, K]
     huber = context.config.loss == "huber"
     losses, errors = value_distributions.losses(context.value_head, chosen, target, td_error, huber)
-    metrics = {"weight": jnp.float32(1), "loss": losses, "q_value": value, "td_error": jnp.abs(td_error)}
+    metrics = {"weight": jnp.float32(1), "td_loss": losses, "q_value": value, "td_error_abs": jnp.abs(td_error)}
     return (weight * losses).sum(), (errors, jax.tree.map(lambda x: weight * x, metrics))

@@ -109,17 +109,17 @@ def make(
     its metrics must include "approx_kl". Raises ValueError if options contradict each other or the environment.
     """
     check(config, spec, parallelism)
-    head = distributions.head(spec.action, config.squash)
+    head = distributions.head(spec.action, config.tanh_squash)
     network = networks.actor_critic(
         spec.obs,
         head.num_outputs,
         kind=config.network,
-        hidden=config.hidden,
+        hidden=config.hidden_sizes,
         activation=config.activation,
         dtype=jnp.dtype(config.compute_dtype),
     )
     num_steps = config.num_epochs * config.num_minibatches  # of an update
-    learning_rate = optim.linear_schedule(config.learning_rate, config.anneal, num_updates * num_steps)
+    learning_rate = optim.linear_schedule(config.learning_rate, config.anneal_lr, num_updates * num_steps)
     optimizer = optim.make_optimizer(
         learning_rate,
         epsilon=config.adam_epsilon,
@@ -335,12 +335,12 @@ def loss(context: Context, params: PyTree, batch: Batch) -> tuple[Array, Metrics
     pi = context.head.make(output, params.get("log_std", ()), batch.action_mask)
     log_ratio = pi.log_prob(batch.action) - batch.log_prob
     ratio = jnp.exp(log_ratio)
-    bound = jnp.where(batch.advantage > 0, 1 + config.clip, 1 - config.clip)
+    bound = jnp.where(batch.advantage > 0, 1 + config.clip_coef, 1 - config.clip_coef)
     beyond = (ratio - bound) * batch.advantage > 0
     policy_loss = -jnp.where(beyond, bound, ratio) * batch.advantage
     error = (value - batch.target) ** 2
-    if config.value_clip:
-        near = batch.value + jnp.clip(value - batch.value, -config.clip, config.clip)
+    if config.clip_vloss:
+        near = batch.value + jnp.clip(value - batch.value, -config.clip_coef, config.clip_coef)
         error = jnp.maximum(error, (near - batch.target) ** 2)
     entropy = pi.entropy()
     total = policy_loss + config.value_coef * 0.5 * error - config.entropy_coef * entropy
@@ -349,7 +349,7 @@ def loss(context: Context, params: PyTree, batch: Batch) -> tuple[Array, Metrics
         "value_loss": 0.5 * error,
         "entropy": entropy,
         "approx_kl": ratio - 1 - log_ratio,  # Schulman 2020, "Approximating KL divergence", k3
-        "clip_fraction": (jnp.abs(ratio - 1) > config.clip).astype(jnp.float32),
+        "clip_fraction": (jnp.abs(ratio - 1) > config.clip_coef).astype(jnp.float32),
     }
     weigh = lambda x: jnp.sum(batch.weight * x)
     return weigh(total), jax.tree.map(weigh, metrics)

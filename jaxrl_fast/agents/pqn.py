@@ -82,20 +82,20 @@ def make(config: Config, spec: EnvSpec, num_updates: int, parallelism: Paralleli
         spec.obs,
         exploration.num_actions(spec, "pqn"),
         kind=config.network,
-        hidden=config.hidden,
+        hidden=config.hidden_sizes,
         activation=config.activation,
         layer_norm=config.layer_norm,
         dtype=jnp.dtype(config.compute_dtype),
     )
     num_steps = config.num_epochs * config.num_minibatches  # of an update
-    learning_rate = optim.linear_schedule(config.learning_rate, config.anneal, num_updates * num_steps)
+    learning_rate = optim.linear_schedule(config.learning_rate, config.anneal_lr, num_updates * num_steps)
     optimizer = optim.make_optimizer(
         learning_rate,
         epsilon=config.adam_epsilon,
         max_grad_norm=config.max_grad_norm,
         kind="radam",
     )
-    epsilon = exploration.Epsilon(config.epsilon_start, config.epsilon_end, config.epsilon_steps, config.epsilon_ladder)
+    epsilon = exploration.Epsilon(config.epsilon_start, config.epsilon_end, config.epsilon_steps, config.apex_alpha)
     context = Context(config, spec, parallelism, network, epsilon, learning_rate, optimizer)
     return Agent(
         init=partial(init, context),
@@ -213,6 +213,6 @@ def loss(context: Context, params: PyTree, batch: Batch) -> tuple[Array, Metrics
     value = context.network.apply(params, batch.obs)
     chosen = distributions.chosen(value, batch.action)
     distance = batch.target - chosen
-    metrics = {"loss": 0.5 * distance**2, "q_value": chosen, "td_error": jnp.abs(distance)}
+    metrics = {"td_loss": 0.5 * distance**2, "q_value": chosen, "td_error_abs": jnp.abs(distance)}
     metrics = jax.tree.map(lambda x: jnp.sum(batch.weight * x), metrics)
-    return metrics["loss"], metrics
+    return metrics["td_loss"], metrics

@@ -1,13 +1,14 @@
-"""From what someone wrote to values of the options' types, in their ranges; else a ValueError of one sentence."""
+"""Convert what was written to values of the options' types, within their bounds; otherwise a one-line ValueError."""
 
-import math
 import types
 import typing
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from jaxrl_fast.config.options import RANGES, SWITCHES, Seconds
-from jaxrl_fast.config.sources import Setting, in_front, one
+from jaxrl_fast.config.names import PROGRAM, SWEEP, positive, refuse_unknown
+from jaxrl_fast.config.sources import Setting, one
+from jaxrl_fast.utils.option import Option, Period, Seconds
 from jaxrl_fast.utils.parsing import (
     MAX_FLOAT,
     MIN_FLOAT,
@@ -17,91 +18,124 @@ from jaxrl_fast.utils.parsing import (
     parse_int,
     parse_period,
     parse_seconds,
-    suffix_hint,
 )
 
+SWITCHES = (bool, bool | None)  # types of options that need no value: --x and --no-x
+EXPECTED = {
+    int: "a whole number (64, 64k, 10M, 1e6)",
+    float: "a number",
+    Seconds: "a time (30, 30s, 5min, 2h)",
+    Period: "environment steps (64k, 1M) or a time (30s, 5min, 2h)",
+    bool: "true or false",
+    types.NoneType: "none",
+    str: "text",
+    Any: "a value",
+}
 
-def convert(kind: Any, setting: Setting) -> Any:
-    """The value as the option's type has it."""
-    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
-    if origin in (tuple, dict) and setting.said.startswith("-") and not setting.values:
-        raise ValueError(f"{setting.said} wants a value, or several")
+
+def read_values(
+    settings: Sequence[Setting],
+    known: Mapping[str, Option],
+    before: Mapping[str, Any] = types.MappingProxyType({}),
+    algo: str = "",
+    program: str = PROGRAM,
+) -> dict[str, Any]:
+    """Return the values of known options by name, over those `before`. The last setting of an option wins.
+
+    Pairs of an option that takes key=value add up.
+    """
+    values = dict(before)
+    for setting in (without_no(s, known) for s in settings):
+        name = setting.name
+        if name not in known:
+            refuse_unknown(setting, known, algo, program)
+        value = convert(known[name], setting)
+        values[name] = values[name] | value if isinstance(value, dict) and name in values else value
+    return values
+
+
+def without_no(setting: Setting, known: Mapping[str, Option]) -> Setting:
+    """Return --no-x and --agent.no-x as x, false."""
+    name = positive(setting.name)
+    if name == setting.name or setting.name in known or name not in known or known[name].kind not in SWITCHES:
+        return setting
+    if setting.values:
+        raise ValueError(f"{setting.origin}: takes no value, got {setting.values[0]!r}")
+    return Setting(name, ["false"], setting.origin)
+
+
+def convert(option: Option, setting: Setting) -> Any:
+    """Return the value of an option. Raises ValueError if it is none of its type, or out of its bounds."""
+    kind, origin = option.kind, typing.get_origin(option.kind)
+    if origin in (tuple, dict) and setting.on_command_line and not setting.values:
+        raise ValueError(f"{setting.origin}: needs a value, or several")
     if origin is tuple:
-        return tuple(_convert_one(arguments[0], setting, v, of_several=True) for v in setting.values)
-    if origin is dict:
+        value: Any = tuple(_convert_one(option, typing.get_args(kind)[0], setting, v) for v in setting.values)
+    elif origin is dict:
         pairs = [_pair(setting, v) for v in setting.values]
-        names = [name for name, _ in pairs]
-        for name in names:
-            if names.count(name) > 1:
-                raise ValueError(f"{setting.said}: {name} is there twice")
-        return dict(pairs)
-    if kind in SWITCHES and not setting.values:
-        return True
-    if kind in SWITCHES and setting.said.startswith("--") and len(setting.values) > 1:
-        raise ValueError(f"{setting.said} takes no value; what is {setting.values[0]!r}?{in_front(setting)}")
-    wanted = _wanted(kind)
-    return _convert_one(kind, setting, one(setting, wanted))
+        value = dict(pairs)
+        for name in value:
+            if [key for key, _ in pairs].count(name) > 1:
+                raise ValueError(f"{setting.origin}: {name} is given twice; keep one")
+    elif kind in SWITCHES and not setting.values:
+        value = True
+    else:
+        value = _convert_one(option, kind, setting, one(setting, expected(option)))
+    _check_bounds(option, setting, value)
+    return value
 
 
-def merge_values(kind: Any, before: Any, value: Any) -> Any:
-    """The value of an option that is given again: the new one, but pairs (key=value) go to those that are there."""
-    return {**before, **value} if typing.get_origin(kind) is dict and before else value
-
-
-def check_range(setting: Setting, value: Any) -> None:
-    """Refuses numbers that the option cannot have."""
-    allowed = RANGES.get(setting.name)
+def _check_bounds(option: Option, setting: Setting, value: Any) -> None:
+    """Raise ValueError if a number is out of the option's bounds, or one that float32 cannot hold."""
     for number in value if isinstance(value, tuple) else (value,):
+        shown = f"{number:g}" if isinstance(number, int | float) and abs(number) > 10**15 else number
         if isinstance(number, float) and number and not MIN_FLOAT <= abs(number) <= MAX_FLOAT:
-            raise ValueError(f"{setting.said}: {number} is more, or less, than a number of 32 bits can be")
-        if allowed is None or not isinstance(number, (int, float)):
-            continue
-        if number > allowed.most or number < allowed.least or allowed.above and number == allowed.least:
-            bound = f"above {allowed.least}" if allowed.above else f"at least {allowed.least}"
-            upper = f" and at most {allowed.most}" if allowed.most < math.inf else ""
-            shown = f"{number:g}" if abs(number) > 10**15 else number
-            raise ValueError(f"{setting.said}: {shown} is out of range; it must be {bound}{upper}")
-    if setting.name == "save_every":
-        _check_period(setting, value)
+            raise ValueError(f"{setting.origin}: must be a 32-bit number, got {shown}")
+        if option.bounds and isinstance(number, int | float) and number not in option.bounds:
+            raise ValueError(f"{setting.origin}: must be {option.bounds}, got {shown}")
 
 
-def is_integer(kind: Any) -> bool:
-    """Whether an option of this type takes whole numbers."""
-    return int in (kind, *typing.get_args(kind))
+def is_integer(option: Option) -> bool:
+    """Return whether an option takes whole numbers."""
+    return int in _kinds(option.kind)
 
 
-def _check_period(setting: Setting, value: int | str) -> None:
-    try:
-        parse_period(str(value))
-    except ValueError:
-        minutes = f"; minutes are {value}in" if str(value).endswith("m") else ""
-        raise ValueError(
-            f"{setting.said}: {value!r} is neither steps (64k, 1M) nor a time (30s, 5min, 2h){minutes}"
-        ) from None
+def expected(option: Option) -> str:
+    """Return what an option takes, for messages."""
+    return _expected(option.kind, option.words)
 
 
-def _convert_one(kind: Any, setting: Setting, value: Any, of_several: bool = False) -> Any:
-    for option in typing.get_args(kind) if typing.get_origin(kind) in (typing.Union, types.UnionType) else (kind,):
+def _expected(kind: Any, words: Sequence[str] = ()) -> str:
+    found = [f"{EXPECTED[k]}" for k in _kinds(kind) if k in EXPECTED]
+    found += [repr(a) for k in _kinds(kind) if typing.get_origin(k) is Literal for a in typing.get_args(k)]
+    return " or ".join((*found, *map(repr, words)))
+
+
+def _kinds(kind: Any) -> tuple[Any, ...]:
+    """Return the alternatives of a union, or the type itself."""
+    return typing.get_args(kind) if typing.get_origin(kind) in (typing.Union, types.UnionType) else (kind,)
+
+
+def _convert_one(option: Option, kind: Any, setting: Setting, value: Any) -> Any:
+    text = str(value).strip()
+    if text in option.words:
+        return text
+    for alternative in _kinds(kind):
         try:
-            return _cast(option, value)
+            return _cast(alternative, value)
         except ValueError:
             continue
-    near = nearest(str(value), typing.get_args(kind)) if typing.get_origin(kind) is Literal else ""
-    if is_integer(kind) or float in (kind, *typing.get_args(kind)):
-        near = suffix_hint(str(value)) or (_several_meant(setting, str(value)) if of_several else "")
-    where = in_front(setting) if kind in SWITCHES else ""
-    raise ValueError(f"{setting.said}: {value!r} is not {_wanted(kind)}{near}{where}")
-
-
-def _several_meant(setting: Setting, text: str) -> str:
-    """For a message about 64,64."""
-    if "," not in text or not setting.said.startswith("--"):
-        return ""
-    return f"; did you mean {setting.said} {' '.join(text.replace(',', ' ').split())}?"
+    choices = [*option.words, *(a for k in _kinds(kind) if typing.get_origin(k) is Literal for a in typing.get_args(k))]
+    hint = nearest(text, choices)
+    if "," in text and typing.get_origin(option.kind) is tuple:
+        hint = "; separate several by spaces"
+    elif option.sweepable and setting.on_command_line and ("," in text or ".." in text and is_integer(option)):
+        hint = f"; {SWEEP} takes several"
+    raise ValueError(f"{setting.origin}: must be {_expected(kind, option.words)}, got {value!r}{hint}")
 
 
 def _cast(kind: Any, value: Any) -> Any:
-    """ValueError where the value is not of this kind."""
+    """Return the value as this type. Raises ValueError if it is not of it."""
     text = str(value).strip()
     if kind is Any:
         return value
@@ -113,29 +147,21 @@ def _cast(kind: Any, value: Any) -> Any:
         return WORDS[text.lower()]
     if kind is Seconds:
         return parse_seconds(text)
+    if kind is Period:
+        num_steps, seconds = parse_period(text)
+        return text if seconds else num_steps
     if kind in (int, float) and not isinstance(value, bool):
         return parse_int(text) if kind is int else parse_float(text)
-    if kind is str and isinstance(value, (str, Path)):
+    if kind is str and isinstance(value, str | Path):
         return str(value)
     raise ValueError
 
 
-def _wanted(kind: Any) -> str:
-    """In words, for messages."""
-    if typing.get_origin(kind) in (typing.Union, types.UnionType):
-        return " or ".join(_wanted(k) for k in typing.get_args(kind))
-    if typing.get_origin(kind) is Literal:
-        return " or ".join(repr(a) for a in typing.get_args(kind))
-    words = {int: "a whole number (64, 64k, 1e6)", float: "a number", Seconds: "a time (30, 30s, 5min, 2h)"}
-    words |= {bool: "true or false", types.NoneType: "none"}
-    return words.get(kind, "a word")
-
-
 def _pair(setting: Setting, text: Any) -> tuple[str, Any]:
-    """key=value as a pair; a pair is one already."""
+    """Return key=value as a pair; a pair unchanged."""
     if isinstance(text, tuple):
         return text[0].replace("-", "_"), text[1]
     key, equals, value = str(text).partition("=")
     if not (key and equals):
-        raise ValueError(f"{setting.said}: {text!r} is not of the form key=value")
+        raise ValueError(f"{setting.origin}: must be key=value, got {text!r}")
     return key.replace("-", "_"), value

@@ -1,84 +1,111 @@
-"""What --help says: every option with its group, its meaning and its default."""
+"""Print --help: every option by group, with its meaning, what it takes, and its default. Standard library only."""
 
 import dataclasses
 import shutil
 import textwrap
+import types
+import typing
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Any, Literal
 
 from jaxrl_fast.agents.configs import CONFIGS
+from jaxrl_fast.config.convert import SWITCHES
 from jaxrl_fast.config.names import PROGRAM
 from jaxrl_fast.config.options import DEFAULT, Options
 from jaxrl_fast.config.presets import shipped
 from jaxrl_fast.config.sources import join_names
+from jaxrl_fast.utils.option import Option, Period, Seconds, options_of
+
+ONLY = {"continuous": "continuous actions only", "several_envs": "several environments only"}
+MAX_WIDTH, COLUMN = 120, 30  # of a line, and where the meaning of an option begins
+NAMES = {int: "N", float: "X", Seconds: "TIME", Period: "STEPS|TIME", str: "TEXT", Any: "VALUE"}
 
 
-def print_help(
+def print_run_help(
     algo: str,
     options: Options,
     agent: Any,
     program: str = PROGRAM,
-    says: str = "Trains {}.",
-    *more: Any,
+    says: str = "Train {}.",
+    more: Sequence[Any] = (),
     without: Sequence[str] = (),
 ) -> None:
-    """For this algorithm, with these options and its own as the defaults; those of `more` dataclasses first."""
-    import tyro
-
-    groups = [*(_without(group, without) for group in reversed(Options.__bases__)), type(agent)]
-    names = [*(g.__name__.lower() for g in groups[:-1]), "agent"]
-    markers = [tyro.conf.OmitArgPrefixes] * (len(groups) - 1) + [None]
-    fields: list[Any] = [(type(g).__name__.lower(), tyro.conf.OmitArgPrefixes[type(g)]) for g in more]  # type: ignore[misc]
-    fields += [(n, m[g] if m else g) for n, g, m in zip(names, groups, markers)]
-    shape = dataclasses.make_dataclass("Help", fields)
-    parts = [g(**{f.name: getattr(options, f.name) for f in dataclasses.fields(g)}) for g in groups[:-1]]
-    tyro.cli(
-        shape,
-        args=["--help"],
-        default=shape(*more, *parts, agent),
-        prog=f"{program} [{'|'.join(CONFIGS)}|MODULE] [--config PRESET]",
-        description=_description(says.format(algo)),
-        registry=help_registry(),
-    )
-
-
-def _description(says: str) -> str:
-    """What is not said of one option, as wide as the terminal."""
-    width = min(shutil.get_terminal_size().columns, 120)
-    said = f"{says} Numbers may be written 1e6, 64k, 10M. Without an algorithm, a preset or an environment: "
-    said += f"--config {DEFAULT['config']} --stop-when-solved."
-    lines = [*textwrap.wrap(said, width), "", "--config takes a file or a preset; options given override it:"]
+    """Print the help of a command that trains. Defaults are those of the instances; `more` are shown first."""
+    by_default = f"--config {DEFAULT['config']} --stop-when-solved"
+    intro = f"{says.format(algo)} Numbers may be written 1e6, 64k, 10M. With no algorithm, preset or env: {by_default}."
+    lines = [*_wrap(intro), "", *_wrap("--config takes a file or a preset; given options override it:")]
     families: dict[str, list[str]] = {}
     for name in shipped():
         families.setdefault(name.split("_")[0], []).append(name)
-    for of in families.values():
-        lines += textwrap.wrap(join_names(of), width, initial_indent="  ", subsequent_indent="    ")
-    return "\n".join(lines)
+    for names in families.values():
+        lines += _wrap(join_names(names), "  ", "    ")
+    print_help(f"{program} [{'|'.join(CONFIGS)}|MODULE] [--config PRESET] [options]", lines, [])
+    for group in more:
+        _print_group(group, "")
+    for kind in reversed(Options.__bases__):
+        _print_group(kind(**{f.name: getattr(options, f.name) for f in dataclasses.fields(kind)}), "", without)
+    _print_group(agent, "agent.")
 
 
-def _without(group: type, names: Sequence[str]) -> type:
-    """A dataclass of options, of which the help does not show these."""
-    import tyro
-
-    hidden = [f for f in dataclasses.fields(group) if f.name in names]
-    if not hidden:
-        return group
-    fields = [(f.name, Annotated[f.type, tyro.conf.Suppress], f) for f in hidden]
-    told = {"__doc__": group.__doc__}
-    return dataclasses.make_dataclass(group.__name__, fields, bases=(group,), namespace=told, frozen=True)
+def print_help(usage: str, description: Sequence[str], groups: Sequence[Any]) -> None:
+    """Print the usage of a command, what it does, and the options of dataclass instances with their defaults."""
+    print(f"usage: {usage}\n")
+    for line in description:
+        print(line)
+    for group in groups:
+        _print_group(group, "")
 
 
-def help_registry() -> Any:
-    """How the help shows what tyro would not: a dictionary."""
-    from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec
+def _print_group(group: Any, prefix: str, without: Sequence[str] = ()) -> None:
+    kind = type(group)
+    about = "" if (kind.__doc__ or "").startswith(f"{kind.__name__}(") else (kind.__doc__ or "").partition("\n")[0]
+    print("\n" + "\n".join(_wrap(f"{'agent' if prefix else kind.__name__.lower()}: {about}")))
+    for name, option in options_of(kind).items():
+        if name not in without:
+            print("\n".join(_describe(option, prefix, getattr(group, name))))
 
-    registry = ConstructorRegistry()
-    as_pairs = PrimitiveConstructorSpec(
-        nargs="*",
-        metavar="KEY=VALUE ...",
-        instance_from_str=lambda texts: dict(text.split("=", 1) for text in texts),
-        is_instance=lambda value: isinstance(value, dict),
-        str_from_instance=lambda value: [f"{k}={v}" for k, v in value.items()],
-    )
-    registry.primitive_rule(lambda info: as_pairs if info.type_origin is dict else None)
-    return registry
+
+def _describe(option: Option, prefix: str, default: Any) -> list[str]:
+    """Return the lines of one option."""
+    name = option.name.replace("_", "-")
+    names = f"--{prefix}{name}"
+    names += f", --{prefix}no-{name}" if option.kind in SWITCHES else f" {_takes(option.kind, option.words)}"
+    notes = [] if default in ("", (), {}) else [f"default: {_written(default)}"]
+    notes += [option.bounds.short] if option.bounds else []
+    if option.needs:
+        switch, *values = option.needs
+        needed = "" if values == [True] else f" {' or '.join(map(str, values))}"
+        notes.append(f"needs --{prefix}{switch.replace('_', '-')}{needed}")
+    notes += [ONLY[option.only]] if option.only else []
+    indent = " " * COLUMN
+    meaning = _wrap(f"{option.help} ({', '.join(notes)})" if notes else option.help or "-", indent, indent)
+    head = f"  {names}"
+    return [head + meaning[0][len(head) :], *meaning[1:]] if len(head) < COLUMN - 1 else [head, *meaning]
+
+
+def _takes(kind: Any, words: Sequence[str] = ()) -> str:
+    """Return what an option takes: N, {tanh|relu}, N ..."""
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (dict, tuple):
+        return "KEY=VALUE ..." if origin is dict else f"{_takes(arguments[0])} ..."
+    if origin is Literal:
+        return f"{{{'|'.join(filter(None, arguments))}}}"
+    parts = arguments if origin in (typing.Union, types.UnionType) else (kind,)
+    found = [NAMES.get(part, "") or "|".join(typing.get_args(part)) for part in parts if part is not types.NoneType]
+    return "|".join((*found, *words))
+
+
+def _written(value: Any) -> str:
+    """Return a value as it is written on a command line."""
+    if isinstance(value, dict):
+        return " ".join(f"{k}={v}" for k, v in value.items())
+    return " ".join(map(str, value)) if isinstance(value, tuple) else "none" if value is None else str(value)
+
+
+def width() -> int:
+    """Return the width of a line on this terminal."""
+    return max(min(shutil.get_terminal_size().columns, MAX_WIDTH), COLUMN + 20)
+
+
+def _wrap(text: str, first: str = "", others: str = "") -> list[str]:
+    return textwrap.wrap(text, width(), initial_indent=first, subsequent_indent=others, break_on_hyphens=False)

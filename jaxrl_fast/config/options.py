@@ -1,125 +1,176 @@
-"""The options of a run that are not the algorithm's own, and what their numbers may be."""
+"""The options of a run or a sweep that are not the algorithm's own."""
 
-import dataclasses
-import math
-import typing
-from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, NewType
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
 
-MAX_COUNT = 2**30  # environment steps that a schedule may last: they are counted in int32
-LAST_SEED = 2**31 - 1  # JAX reads larger ones modulo 2^32 and negative ones as others
-Seconds = NewType("Seconds", float)  # may be written with a unit: 30s, 5min, 2h
+from jaxrl_fast.utils.option import (
+    COUNT,
+    MAX_INDEX,
+    NON_NEGATIVE,
+    SIZE,
+    Bounds,
+    Option,
+    Period,
+    Seconds,
+    option,
+    options_of,
+)
+
+LAST_SEED = MAX_INDEX  # JAX reads a larger seed modulo 2^32, and a negative one as another
 DEFAULT = {"config": "ppo_cartpole", "stop_when_solved": True}  # without an algorithm, a preset or an environment
+STEPPING_OPTIONS = ("num_threads", "thread_affinity_offset")  # of an environment: how it is stepped, not what it does
+
+# How a run is watched, stored and executed: not what it computes.
+system = partial(option, resumable=True, sweepable=False)
+evaluation = partial(option, resumable="inexact")  # an evaluation resets host environments where a resume is exact
+
+
+def same_env(old: Any, new: Any) -> bool:
+    """Return whether two environment ids mean the same, with or without a backend. An object is never compared."""
+    if not isinstance(new, str):
+        return True
+    (backend, name), (other_backend, other) = (env.rpartition("/")[::2] for env in (str(old), new))
+    return name == other and (backend == other_backend or not backend or not other_backend)
+
+
+def same_episodes(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
+    """Return whether environments with these options have the same episodes."""
+    deciding = lambda options: {k: as_lists(v) for k, v in options.items() if k not in STEPPING_OPTIONS}
+    return deciding(old) == deciding(new)
+
+
+def as_lists(value: Any) -> Any:
+    """Return arrays as lists, also within lists and dictionaries, and other values unchanged."""
+    if isinstance(value, list | tuple):
+        return [as_lists(part) for part in value]
+    if isinstance(value, dict):
+        return {name: as_lists(part) for name, part in value.items()}
+    return value.tolist() if hasattr(value, "tolist") else value
+
+
+def written_env(env: Any) -> Any:
+    """Return an environment as a file holds it: an id, or the repr of an object without its address."""
+    return env if isinstance(env, str) else re.sub(r" at 0x[0-9a-f]+", "", repr(env))
 
 
 @dataclass(frozen=True)
 class Task:
     """What is learned, and for how long."""
 
-    env: Any = "CartPole-v1"
-    """Environment: an id such as gymnax/CartPole-v1, or package.module:Class for one of your own."""
-    env_options: dict[str, Any] = field(default_factory=dict)
-    """Parameters of the environment, as key=value (more than one: a list, or the option again)."""
-    protocol: Literal["", "dqn2015", "machado2018"] = ""
-    """Atari's rules: dqn2015 (lost lives end episodes; what Atari gets if left out) or machado2018 (sticky actions)."""
-    num_envs: int | Literal["auto"] = 4
-    """Environments that step together: more are faster, and want other settings; auto: as many as pay off here."""
-    total_steps: int = 500_000
-    """Environment steps in all, rounded up to whole updates."""
-    seed: int = 0
-    """Of everything random; seeds from here on where there are several."""
-    num_seeds: int = 1
-    """Independent trainings in one program."""
-    devices: int | Literal["auto"] = "auto"
-    """Devices that the environments are split over."""
-    in_flight: int = 0
-    """Pools on the host, on each device, that work while the policy thinks for the others; 0: it waits for all."""
-    overlap: bool = False
-    """Pools in flight play a rollout while PPO or PQN learns from the one before; the policy is an update older."""
+    env: Any = option(
+        "CartPole-v1",
+        "Environment: an id such as gymnax/CartPole-v1, or package.module:Class for a custom one.",
+        equal=same_env,
+    )
+    env_options: dict[str, Any] = option({}, "Parameters of the environment.", equal=same_episodes)
+    protocol: Literal["", "dqn2015", "machado2018"] = option(
+        "", "Atari's evaluation protocol: dqn2015 (the default there; life loss) or machado2018 (sticky actions)."
+    )
+    num_envs: int = option(
+        4,
+        "Number of parallel environments. auto picks the best throughput on this machine. Larger values usually need "
+        "retuned hyperparameters.",
+        bounds=SIZE,
+        words=("auto",),
+    )
+    total_steps: int = option(
+        500_000, "Environment steps in all, rounded up to whole updates.", bounds=COUNT, resumable=True
+    )
+    seed: int = option(0, "Random seed; with --num-seeds K, seeds seed..seed+K-1.", bounds=Bounds(0, LAST_SEED))
+    num_seeds: int = option(1, "Independent trainings in one program.", bounds=SIZE, sweepable=False)
+    devices: int | Literal["auto"] = option("auto", "Devices that the environments are split over.", bounds=SIZE)
+    async_pools: int = option(
+        0,
+        "Number of asynchronous environment pools per device (host environments only); 0 is synchronous.",
+        bounds=Bounds(0, 64),
+    )
+    overlap: bool = option(
+        False, "Collect the next rollout during the update (needs --async-pools); the policy lags one update."
+    )
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """When and how the greedy policy is tested, in environments of its own."""
+    """When and how the greedy policy is evaluated."""
 
-    eval_every: int = 0
-    """Environment steps between evaluations; 0: only at the end."""
-    eval_episodes: int = 128
-    """Episodes in an evaluation."""
-    eval_envs: int = 128
-    """Environments that they are played in; left at 128, on the host as many as train if these are fewer."""
-    solved: float | None = None
-    """Mean return of the last 100 training episodes or more (docs/metrics.md) that counts as solved."""
-    stop_when_solved: bool = False
-    """End the run there."""
+    eval_every: int = evaluation(0, "Environment steps between evaluations; 0: only at the end.", bounds=NON_NEGATIVE)
+    eval_episodes: int = evaluation(128, "Episodes per evaluation.", bounds=Bounds(1, 10**6))
+    eval_envs: int = evaluation(
+        128, "Number of evaluation environments; if left at 128, at most num_envs for host environments.", bounds=SIZE
+    )
+    solved_threshold: float | None = option(
+        None, "Mean return of at least the last 100 training episodes that counts as solved.", resumable=True
+    )
+    stop_when_solved: bool = option(False, "End the run once it is solved.", resumable=True)
 
 
 @dataclass(frozen=True)
 class Output:
     """Where results go."""
 
-    run_dir: str = ""
-    """Folder of this run, new or empty; left out, runs/NAME."""
-    name: str = ""
-    """Name of this run; left out, made of algorithm, environment, seed and time."""
-    log_every: int = 0
-    """Environment steps between lines of metrics.jsonl; 0: some 500 lines in all."""
-    report_every: Seconds = Seconds(1.0)
-    """Seconds (or 30s, 5min) between lines on the terminal; later in a long run they are 1% of its time so far."""
-    log_level: Literal["info", "quiet"] = "info"
-    """quiet: only warnings and errors."""
-    tensorboard: bool = True
-    """Write TensorBoard events into the run's folder."""
-    wandb: bool = False
-    """Log to Weights & Biases."""
-    trackio: bool = False
-    """Log to trackio."""
-    project: str = "jaxrl_fast"
-    """Project name for wandb and trackio."""
+    run_dir: str = system("", "Run directory, new or empty. Default: runs/NAME.")
+    name: str = system("", "Name of the run. Default: algorithm, environment, seed and time.")
+    log_every: int = system(
+        0, "Environment steps between records in metrics.jsonl; 0: about 500 records in all.", bounds=NON_NEGATIVE
+    )
+    console_every: Seconds = system(
+        Seconds(1.0), "Time between lines on the terminal; at least 1% of the time so far.", bounds=NON_NEGATIVE
+    )
+    log_level: Literal["info", "quiet"] = system("info", "quiet: print warnings and errors only.")
+    tensorboard: bool = system(True, "Write TensorBoard events into the run directory.")
+    wandb: bool = system(False, "Log to Weights & Biases.")
+    trackio: bool = system(False, "Log to trackio.")
+    project: str = system("jaxrl_fast", "Project name for wandb and trackio.")
 
 
 @dataclass(frozen=True)
 class System:
-    """How this machine is used; nothing of it changes a result."""
+    """How this machine is used; results do not depend on it."""
 
-    pool_path: Literal["auto", "ffi", "callback"] = "auto"
-    """How compiled programs reach environments on the host: by envpool's own calls, or through Python."""
-    compile_cache: bool = True
-    """Keep compiled programs in ~/.cache/jaxrl_fast (or JAX_COMPILATION_CACHE_DIR)."""
+    host_bridge: Literal["auto", "ffi", "callback"] = system(
+        "auto", "How compiled programs call host environments: envpool's XLA calls (ffi) or Python (callback)."
+    )
+    compile_cache: bool = system(True, "Cache compiled programs in ~/.cache/jaxrl_fast (or JAX_COMPILATION_CACHE_DIR).")
 
 
 @dataclass(frozen=True)
 class Checkpoints:
-    """When the run is saved, and from where it goes on."""
+    """When the run is saved, and what it resumes from."""
 
-    resume: str = ""
-    """Folder of a run to go on with. Only its length, its threads and what it tells of itself may be changed."""
-    save_every: int | str = "5min"
-    """Environment steps (1M) or time (30s, 5min, 2h) between checkpoints; 0: only at the end and at a stop."""
-    keep: int = 2
-    """Newest checkpoints that are kept, beside the best one evaluated."""
-    exact_resume: bool = False
-    """Environments on the host, which cannot be saved, begin anew at each checkpoint: going on is then exact too."""
-    on_nonfinite: Literal["stop", "continue"] = "stop"
-    """When a seed's numbers are no longer finite; continue: the other seeds go on."""
+    resume: str = system(
+        "", "Run directory to resume. Only total_steps, evaluation, thread and logging options may change."
+    )
+    save_every: Period = system(
+        Period("5min"),
+        "Environment steps (1M) or time (30s, 5min, 2h) between checkpoints; 0: only at the end and on a stop.",
+        resumable="inexact",
+    )
+    keep_checkpoints: int = system(2, "Newest checkpoints to keep, besides the best one.", bounds=SIZE)
+    exact_resume: bool = system(
+        False, "Reset host environments at every checkpoint so that resuming is bit-exact.", resumable="inexact"
+    )
+    on_nonfinite: Literal["stop", "continue"] = system(
+        "stop", "When the numbers of a seed are no longer finite; continue: train the other seeds on."
+    )
 
 
 @dataclass(frozen=True)
 class SweepOptions:
-    """How several trainings are gone through."""
+    """How the runs of a sweep are executed."""
 
-    scale: Literal["none", "learning-rate-linear", "learning-rate-sqrt", "minibatches"] = "none"
-    """What follows the number of environments: the learning rate, its square root, or the number of minibatches."""
-    workers: int = 1
-    """Processes on this machine that share the work."""
-    launcher: Literal["local", "slurm"] = "local"
-    """slurm: submit the work as an array of jobs, and return."""
-    slurm_options: dict[str, Any] = field(default_factory=dict)
-    """Of each job, as key=value: timeout_min=600 gpus_per_node=1 slurm_partition=gpu (submitit's names)."""
-    sweep_dir: str = ""
-    """Folder of this sweep; left out, sweeps/NAME."""
-    retry: bool = False
-    """Where the sweep goes on: also what has failed is tried once more."""
+    scale: Literal["none", "learning-rate-linear", "learning-rate-sqrt", "minibatches"] = option(
+        "none", "Scale with num_envs: the learning rate (linearly or by the square root) or the number of minibatches."
+    )
+    workers: int = option(1, "Worker processes on this machine.", bounds=SIZE)
+    launcher: Literal["local", "slurm"] = option("local", "slurm: submit a job array and return.")
+    slurm_options: dict[str, Any] = option(
+        {}, "submitit's parameters of each job: timeout_min=600 gpus_per_node=1 slurm_partition=gpu."
+    )
+    sweep_dir: str = option("", "Sweep directory. Default: sweeps/NAME.")
+    retry: bool = option(False, "When resuming, also retry failed runs.")
 
 
 @dataclass(frozen=True)
@@ -127,52 +178,9 @@ class Options(Checkpoints, System, Output, Evaluation, Task):
     """All options of a run that are not the algorithm's own."""
 
 
-class Bounds(NamedTuple):
-    """What a number may be."""
-
-    least: float
-    most: float = math.inf
-    above: bool = False  # `least` itself is out
+OF_RUN = options_of(Options)
 
 
-COUNT, POSITIVE, FRACTION, NOT_NEGATIVE = Bounds(1), Bounds(0, above=True), Bounds(0, 1), Bounds(0)
-SIZE = Bounds(1, LAST_SEED)  # of what there is an array of
-# A name means the same in every algorithm.
-RANGES = {
-    **dict.fromkeys(("num_envs", "num_seeds", "devices", "eval_envs", "keep", "workers", "max_steps"), SIZE),
-    "total_steps": COUNT,
-    "in_flight": Bounds(0, 64),
-    **dict.fromkeys(("eval_every", "log_every", "report_every", "save_every"), NOT_NEGATIVE),
-    **dict.fromkeys(("seed", "play_seed"), Bounds(0, LAST_SEED)),
-    **dict.fromkeys(("episodes", "eval_episodes"), Bounds(1, 10**6)),
-    "fps": Bounds(1, 100),
-    **dict.fromkeys(("agent.rollout_length", "agent.num_minibatches", "agent.num_epochs"), COUNT),
-    "agent.hidden": Bounds(1, 2**16),  # more is a mistake, and overflows JAX's sizes
-    **dict.fromkeys(("agent.learning_rate", "agent.adam_epsilon", "agent.clip", "agent.target_kl"), POSITIVE),
-    **dict.fromkeys(("agent.gamma", "agent.gae_lambda", "agent.q_lambda"), FRACTION),
-    **dict.fromkeys(("agent.epsilon_start", "agent.epsilon_end"), FRACTION),
-    **dict.fromkeys(("agent.priority_exponent", "agent.importance_exponent"), FRACTION),
-    **dict.fromkeys(("agent.max_grad_norm", "agent.value_coef", "agent.entropy_coef"), NOT_NEGATIVE),
-    **dict.fromkeys(("agent.epsilon_ladder", "agent.munchausen_alpha"), NOT_NEGATIVE),
-    **dict.fromkeys(("agent.replay_ratio", "agent.munchausen_temperature"), POSITIVE),
-    **dict.fromkeys(("agent.batch_size", "agent.n_step"), COUNT),
-    **dict.fromkeys(("agent.target_period", "agent.epsilon_steps"), Bounds(1, MAX_COUNT)),
-    "agent.learning_starts": Bounds(0, MAX_COUNT),
-    "agent.capacity": Bounds(1, 2**30),  # places are int32, and so is the sum of two
-    "agent.target_step_size": Bounds(0, 1, above=True),
-    "agent.num_atoms": Bounds(2, 2**16),
-    "agent.munchausen_clip": Bounds(-math.inf, 0),
-}
-
-
-SWITCHES = (bool, bool | None)  # options that need no value: --x and --no-x
-
-
-def types_of(dataclass_type: type) -> dict[str, Any]:
-    """Each field's type by name."""
-    hints = typing.get_type_hints(dataclass_type)
-    return {f.name: hints[f.name] for f in dataclasses.fields(dataclass_type)}
-
-
-# These have one value in all of a sweep.
-SINGLE = ("config", "num_seeds", *types_of(Output), *types_of(System), *types_of(Checkpoints))
+def known_options(agent_type: type) -> dict[str, Option]:
+    """Return every option of a run with this algorithm, by name: "num_envs", "agent.gamma"."""
+    return OF_RUN | {f"agent.{name}": option for name, option in options_of(agent_type).items()}

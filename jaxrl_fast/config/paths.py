@@ -1,18 +1,18 @@
-"""Names of files and folders that a run or a sweep writes. Standard library only."""
+"""Names of the files and folders that a run or a sweep writes. Standard library only."""
 
 from pathlib import Path
 
+FORMAT = 2  # of config.yaml, sweep.yaml and checkpoints: increased when older ones cannot be read
+RUNS = Path("runs")  # the default parent of run directories
+CONFIG, METRICS, SUMMARY, CURVE = "config.yaml", "metrics.jsonl", "summary.json", "curve.png"
 CHECKPOINTS = "checkpoints"
+SWEEP_FILE, SWEEP_TABLE, SWEEP_REPORT = "sweep.yaml", "results.csv", "report.md"
 
 
-METRICS, SUMMARY, CURVE = "metrics.jsonl", "summary.json", "curve.png"
-
-
-SWEEP_TABLE, SWEEP_REPORT = "results.csv", "report.md"
-
-
-CONFIG = "config.yaml"  # of a run: everything, resolved; a preset too
-
-
-RUNS = Path("runs")  # where they are kept unless told
-SWEEP_FILE = "sweep.yaml"  # of a sweep: its groups and their members
+def check_format(found: object, origin: object) -> None:
+    """Raise ValueError for a file that another version wrote in a format which cannot be read."""
+    if found != FORMAT:
+        age = "a newer" if isinstance(found, int) and found > FORMAT else "an older"
+        raise ValueError(
+            f"{origin}: written by {age} version of jaxrl_fast (format {found}, this is {FORMAT}); train it anew"
+        )

@@ -1,205 +1,188 @@
-"""Settings of a run from a command line, a preset file or Python keywords, through one door and with one set of names.
+"""Resolve the settings of a run from a command line, a preset file or Python keywords.
 
-All three are read as pairs of an option's name and a value ("num_envs", "agent.learning_rate"; `written`), later ones
-over earlier ones, and converted (`values`) by the types of the dataclasses (`options`). Whatever is wrong is a
-`ValueError` of one sentence. Neither jax nor numpy is imported, so that `--help` and mistakes are answered at once.
+All three are read as pairs of an option's name and a value ("num_envs", "agent.learning_rate"; `sources`) into one
+`Request`, which reads a preset file once. `resolve` converts the values (`convert`): given options over the preset's,
+and the preset's over the defaults. Every mistake is a ValueError of one line. Neither jax nor numpy is imported, so
+that `--help` and mistakes are answered at once.
 """
 
 import dataclasses
-import re
-import typing
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 from jaxrl_fast import agents
-from jaxrl_fast.agents.configs import CONFIGS, NEEDS
-from jaxrl_fast.config.convert import check_range, convert, is_integer, merge_values
-from jaxrl_fast.config.names import SWEEP, known_options, refuse_unknown, speller, without_no
-from jaxrl_fast.config.options import DEFAULT, LAST_SEED, SINGLE, Options, types_of
+from jaxrl_fast.agents.configs import CONFIGS
+from jaxrl_fast.config.convert import convert, read_values, without_no
+from jaxrl_fast.config.options import (
+    DEFAULT,
+    LAST_SEED,
+    OF_RUN,
+    Options,
+    as_lists,
+    known_options,
+    same_env,
+    written_env,
+)
 from jaxrl_fast.config.paths import CONFIG
 from jaxrl_fast.config.presets import read_preset, shipped
 from jaxrl_fast.config.sources import Setting, from_mapping, join_names, one
 from jaxrl_fast.utils.files import path_of
+from jaxrl_fast.utils.option import Option, options_of
 from jaxrl_fast.utils.parsing import nearest
+
+PRESET = Option("config", str)
+ALGO = Option("algo", str)
 
 
 class UnknownAlgorithm(ValueError):
-    """There is none of that name, or it cannot be imported from here."""
+    """There is no algorithm of that name, or it cannot be imported from here."""
+
+
+class Request(NamedTuple):
+    """What was asked for, with values not yet converted."""
+
+    algo: str
+    preset: str  # the preset's name or file, "" for none
+    from_preset: Sequence[Setting]
+    given: Sequence[Setting]  # over the preset
+    by_default: bool = False  # nothing said what to train
+    resumed: bool = False  # the preset is the config.yaml of a run
 
 
 class Settings(NamedTuple):
     """One run, resolved."""
 
     algo: str
-    preset: str  # the preset's name or file, "" where there is none
+    preset: str  # the preset's name or file, "" for none
     options: Options
     agent: Any  # the algorithm's dataclass
     by_default: bool = False  # nothing said what to train
+    auto_num_envs: bool = False  # num_envs is where to start looking for the best number, and not decided yet
 
     @property
     def algo_name(self) -> str:
-        """The algorithm's name without the package that one of one's own is in: for folders and titles."""
+        """The algorithm's name without the package of a custom one, for folders and titles."""
         return self.algo.rpartition(".")[2]
 
 
-def resolve(algo: str, written: list[Setting]) -> Settings:
-    """Presets first, what was written over them, defaults below."""
-    by_default = nothing_requested(algo, written)
+def request(algo: str, written: Sequence[Setting]) -> Request:
+    """Return what was asked for, with the settings of its preset."""
+    by_default = not algo and not any(s.name in ("config", "env") for s in written)
     if by_default:
-        written = from_mapping(DEFAULT, lambda name: name) + written
-    preset = preset_of(written)
+        written = [*from_mapping(DEFAULT), *written]
+    last = next((s for s in reversed(written) if s.name == "config"), None)
+    preset = "" if last is None else convert(PRESET, last._replace(values=[one(last, "a preset's name or file")]))
     if preset in CONFIGS:
-        raise ValueError(f"{preset!r} is an algorithm and no preset: `train {preset}`, or algo={preset!r} from Python")
-    from_preset = [] if preset is None else read_preset(preset)
-    of_preset = next((one(s, "an algorithm") for s in from_preset if s.name == "algo"), "")
-    if algo and of_preset and algo != of_preset:
-        run = next((s for s in written if s.name == "config" and s.said == "--resume"), None)
-        what = f"--resume {Path(run.values[0]).parent} is a run of" if run else f"preset {preset} is for"
-        raise ValueError(f"{what} {of_preset}, not {algo}")
-    algo = str(algo or of_preset or "ppo")
+        use = f"`train {preset}`, or algo={preset!r} from Python"
+        raise ValueError(f"--config: must be a preset, got the algorithm {preset!r}; use {use}")
+    from_preset = [] if last is None else read_preset(preset)
+    given = [s for s in written if s.name != "config"]
+    return with_algorithm(Request(algo, preset, from_preset, given, by_default), f"preset {preset}")
+
+
+def with_algorithm(asked: Request, source: str) -> Request:
+    """Return a request with the algorithm that it or its preset names. `source` is the preset in messages."""
+    named = next((convert(ALGO, s) for s in asked.from_preset if s.name == "algo"), "")
+    if asked.algo and named and asked.algo != named:
+        raise ValueError(f"{source}: is of algorithm {named}, got {asked.algo}; leave {asked.algo} out")
+    algo = asked.algo or named or "ppo"
     if algo.endswith(".py") or not agents.exists(algo):
-        _refuse_algorithm(algo, of_preset and f" of {preset}: no module of that name is found from here")
-    settings = [s for s in from_preset if s.name != "algo"] + [s for s in written if s.name != "config"]
+        hint = nearest(algo, CONFIGS) or nearest(algo, shipped(), "--config {}".format)
+        if (path_of(algo) / CONFIG).is_file():
+            hint = f"; to resume the run in that folder, use --resume {algo}"
+        elif algo.endswith(".py"):
+            hint = f"; give the name by which Python imports it, such as {Path(algo).stem}"
+        where = f" in {source}" if named else ""
+        hint = hint or f"; there are {join_names(CONFIGS)}, and modules by name"
+        raise UnknownAlgorithm(f"unknown algorithm {algo!r}{where}{hint}")
+    return asked._replace(algo=algo, from_preset=[s for s in asked.from_preset if s.name != "algo"])
+
+
+def options_of_algorithm(algo: str) -> dict[str, Option]:
+    """Return every option of a run with this algorithm, by name."""
     try:
-        agent_type = agents.options(algo)
+        return known_options(agents.options(algo))
     except ValueError as error:
         raise UnknownAlgorithm(str(error)) from error
-    values: dict[str, Any] = {}
-    known = known_options(agent_type)
-    for setting in (without_no(s, known) for s in settings):
-        if setting.name not in known:
-            refuse_unknown(setting, known, algo)
-        value = _convert(known[setting.name], setting)
+
+
+def resolve(asked: Request) -> Settings:
+    """Return the settings of a request: its preset over the defaults, and what was given over both."""
+    known = options_of_algorithm(asked.algo)
+    of_preset = read_values(asked.from_preset, known, algo=asked.algo)
+    values = read_values(asked.given, known, of_preset, asked.algo)
+    given = {without_no(s, known).name for s in asked.given}
+    for setting in (*asked.from_preset, *asked.given):
         if setting.name == "env_options":
-            _check_env_options(setting, value)
-        check_range(setting, value)
-        values[setting.name] = merge_values(known[setting.name], values.get(setting.name), value)
-    if not any(s.said == "--resume" for s in written):
-        _drop_foreign_threshold(values, from_preset, written)
-    for place, other in (("run_dir", "name"), ("name", "run_dir")):  # a preset's is overridden by either
-        if any(s.name == place for s in written) and not any(s.name == other for s in written):
+            _check_env_options(setting, values["env_options"])
+    same = "env" not in of_preset or isinstance(values["env"], str) and same_env(of_preset["env"], values["env"])
+    if not (same or asked.resumed or "solved_threshold" in given):
+        values.pop("solved_threshold", None)  # a preset's is of its own environment
+    for place, other in (("run_dir", "name"), ("name", "run_dir")):  # either overrides the preset's
+        if place in given and other not in given:
             values.pop(other, None)
+    is_auto = values.get("num_envs") == "auto"
+    if is_auto:
+        start = of_preset.get("num_envs", 1)
+        values["num_envs"] = 1 if start == "auto" else start
     own = {name[6:]: value for name, value in values.items() if name.startswith("agent.")}
     options = Options(**{name: value for name, value in values.items() if not name.startswith("agent.")})
     last_seed = options.seed + options.num_seeds - 1
     if last_seed > LAST_SEED:
-        raise ValueError(f"seeds {options.seed} to {last_seed} pass {LAST_SEED}, the last one there is")
-    if options.stop_when_solved and options.solved is None:
-        raise ValueError("--stop-when-solved needs to know what solved means: give --solved RETURN")
-    return Settings(algo, preset or "", options, agent_type(**own), by_default)
+        raise ValueError(f"--num-seeds: seeds must be at most {LAST_SEED}, got seeds {options.seed} to {last_seed}")
+    if options.stop_when_solved and options.solved_threshold is None:
+        raise ValueError("--stop-when-solved: needs --solved-threshold RETURN")
+    agent = agents.options(asked.algo)(**own)
+    return Settings(asked.algo, asked.preset, options, agent, asked.by_default, is_auto)
 
 
-def _refuse_algorithm(algo: str, of_preset: str) -> NoReturn:
-    hint = nearest(algo, CONFIGS) or nearest(algo, shipped(), "--config {}".format)
-    if (path_of(algo) / CONFIG).is_file():
-        hint = f"; to go on with the run in that folder, --resume {algo}"
-    elif algo.endswith(".py"):
-        hint = f"; of one's own it is a module's name, as one imports it, such as {Path(algo).stem}"
-    raise UnknownAlgorithm(f"unknown algorithm {algo!r}{of_preset}{hint or f'; there are {join_names(CONFIGS)}'}")
+def check_unused(asked: Request, agents: Sequence[Any]) -> None:
+    """Raise ValueError for an option that has no effect because none of these agents has what it needs.
+
+    A preset's option passes if the preset also sets the switch, which may have been turned off since.
+    """
+    options = {f"agent.{name}": option for name, option in options_of(type(agents[0])).items()}
+    of_preset = {s.name for s in asked.from_preset}
+    needs_of = lambda setting: options[setting.name].needs if setting.name in options else ()
+    settled = lambda setting: f"agent.{needs_of(setting)[0]}" in of_preset
+    for setting in (*(s for s in asked.from_preset if needs_of(s) and not settled(s)), *asked.given):
+        if not needs_of(setting):
+            continue
+        switch, *values = needs_of(setting)
+        if all(getattr(agent, switch) not in values for agent in agents):
+            way = "" if values == [True] else f" {' or '.join(map(str, values))}"
+            raise ValueError(f"{setting.origin}: has no effect without {setting.spell(f'agent.{switch}')}{way}")
 
 
-def _convert(kind: Any, setting: Setting) -> Any:
-    """The value. Several of them, as a sweep takes them, are for a sweep."""
-    try:
-        return convert(kind, setting)
-    except ValueError:
-        text = setting.values[0] if len(setting.values) == 1 else None
-        one_wanted = setting.name not in SINGLE and typing.get_origin(kind) not in (tuple, dict)
-        one_wanted &= setting.said.startswith("--")
-        if isinstance(text, str) and one_wanted and ("," in text or ".." in text and is_integer(kind)):
-            raise ValueError(f"{setting.said} takes one value, not {text}; {SWEEP} takes several") from None
-        raise
-
-
-def folder_of(setting: Setting, wanted: str) -> str:
-    """The folder that was given. ValueError for none, as of a shell's variable that is not set."""
-    folder: str = convert(str, setting)
+def directory_of(setting: Setting, expected: str) -> str:
+    """Return the directory that was given. Raises ValueError for none, as of a shell variable that is not set."""
+    folder: str = convert(OF_RUN["resume"], setting._replace(values=[one(setting, expected)]))
     if not folder:
-        raise ValueError(f"{setting.said} wants {wanted}, and '' is none")
+        raise ValueError(f"{setting.origin}: must be {expected}, got ''")
     return folder
 
 
-def preset_of(written: Sequence[Setting]) -> str | None:
-    """The preset's name or file, None where there is none."""
-    last = next((s for s in reversed(written) if s.name == "config"), None)
-    return None if last is None else convert(str, last._replace(values=[one(last, "a preset's name or file")]))
-
-
-def check_unused(written: Sequence[Setting], agents: Sequence[Any]) -> None:
-    """ValueError where what was written does nothing, for none of these agents has the switch on that it needs.
-
-    A preset's options are let pass where it has a word on the switch as well, which may have been turned off since.
-    """
-    preset = preset_of(written)
-    from_preset = [] if preset is None else read_preset(preset)
-    known = {s.name for s in from_preset}
-    mine = [s for s in from_preset if f"agent.{_needed(s)[0]}" not in known]
-    for setting in [*mine, *written]:
-        switch, values = _needed(setting)
-        if switch and all(getattr(agent, switch, values[0]) not in values for agent in agents):
-            way = "" if values == (True,) else f" {' or '.join(values)}"
-            raise ValueError(f"{setting.said} does nothing without {speller(setting)(f'agent.{switch}')}{way}")
-
-
-def _needed(setting: Setting) -> tuple[str, tuple[Any, ...]]:
-    """The switch without which an option of the algorithm does nothing, and what it is to be; "" for none."""
-    return NEEDS.get(setting.name.removeprefix("agent."), ("", ()))
-
-
-def _drop_foreign_threshold(values: dict[str, Any], from_preset: list[Setting], written: list[Setting]) -> None:
-    """What a preset calls solved, it says of its own environment."""
-    env = next((one(s, "an environment") for s in from_preset if s.name == "env"), None)
-    same = isinstance(values.get("env"), str) and same_env(env, values["env"])
-    if env is not None and not same and not any(s.name == "solved" for s in written):
-        values.pop("solved", None)
-
-
-def nothing_requested(algo: str, written: list[Setting]) -> bool:
-    """Whether nothing says what to train."""
-    return not algo and not any(s.name in ("config", "env") for s in written)
-
-
 def to_mapping(settings: Settings) -> dict[str, Any]:
-    """Plain values for YAML, which `read_preset` reads back. What belongs to one run only is left out."""
-    options = {f: getattr(settings.options, f) for f in types_of(Options) if f not in ("run_dir", "name", "resume")}
-    if not isinstance(options["env"], str):
-        options["env"] = re.sub(r" at 0x[0-9a-f]+", "", repr(options["env"]))  # another process has it elsewhere
+    """Return plain values for YAML, which `read_preset` reads back, without what belongs to one run only."""
+    options = {f: getattr(settings.options, f) for f in OF_RUN if f not in ("run_dir", "name", "resume")}
+    options["env"] = written_env(options["env"])
     options["env_options"] = {name: as_lists(value) for name, value in options["env_options"].items()}
     agent = {k: list(v) if isinstance(v, tuple) else v for k, v in dataclasses.asdict(settings.agent).items()}
     return {"algo": settings.algo, **options, "agent": agent}
-
-
-def as_lists(value: Any) -> Any:
-    """Arrays as lists of numbers, also within lists and dictionaries, and what is none as it is."""
-    if isinstance(value, (list, tuple)):
-        return [as_lists(part) for part in value]
-    if isinstance(value, dict):
-        return {name: as_lists(part) for name, part in value.items()}
-    return value.tolist() if hasattr(value, "tolist") else value
 
 
 def _check_env_options(setting: Setting, options: Mapping[str, Any]) -> None:
     """Raise ValueError for an option value that a file cannot hold: a resume reads the options from a file."""
     for name, value in options.items():
         if not _fits_a_file(as_lists(value)):
-            raise ValueError(
-                f"{setting.said}: {name} is of type {type(value).__name__}, and only numbers, words and lists of them "
-                f"can be written down for later; make the environment with it: env=MyEnv({name}=...)"
-            )
+            problem = f"{name} must be numbers, words and lists of them, got type {type(value).__name__}"
+            raise ValueError(f"{setting.origin}: {problem}; make the environment with it, env=MyEnv({name}=...)")
 
 
 def _fits_a_file(value: Any) -> bool:
-    """YAML and JSON both have it."""
-    words = (str, int, float, bool, type(None))
+    """Return whether both YAML and JSON can hold a value."""
+    plain = (str, int, float, bool, type(None))
     if type(value) is dict:
-        return all(type(name) in words and _fits_a_file(part) for name, part in value.items())
-    return all(map(_fits_a_file, value)) if type(value) in (list, tuple) else type(value) in words
-
-
-def same_env(old: Any, new: Any) -> bool:
-    """With or without its backend; what is no id has no name that could be compared."""
-    if not isinstance(new, str):
-        return True
-    (backend, name), (other, its_name) = (env.rpartition("/")[::2] for env in (str(old), new))
-    return name == its_name and (backend == other or not backend or not other)
+        return all(type(name) in plain and _fits_a_file(part) for name, part in value.items())
+    return all(map(_fits_a_file, value)) if type(value) in (list, tuple) else type(value) in plain

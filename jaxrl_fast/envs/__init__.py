@@ -65,7 +65,7 @@ def _check_host_config(env: "types.Env", config: "types.HostEnvConfig") -> None:
         raise ValueError(f"--protocol: {env.spec.id} is not an Atari game, got {config.protocol}")
     if config.num_async_pools and env.on_device:
         raise ValueError(
-            f"--in-flight: {env.spec.id} runs on the device and has no pools, got {config.num_async_pools}; use 0"
+            f"--async-pools: {env.spec.id} runs on the device and has no pools, got {config.num_async_pools}; use 0"
         )
 
 

@@ -28,7 +28,7 @@ USAGE = cli.CommandSpec(
     Options,
     "List the environments that can be trained, with their observations and actions. PATTERN is a part of the "
     f"name, or contains * or ?. If a backend has more than {MAX_DESCRIBED}, only names are listed.",
-    least=0,
+    min_args=0,
 )
 
 

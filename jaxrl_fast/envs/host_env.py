@@ -57,7 +57,7 @@ def make_env(
         warnings: what the user should know, one sentence each.
     """
     if config.bridge == "ffi" and make_bridge is None:
-        raise ValueError(f"--pool-path: {spec.env.id} has no XLA calls, got ffi; use callback")
+        raise ValueError(f"--host-bridge: {spec.env.id} has no XLA calls, got ffi; use callback")
     obs = jax.eval_shape(spec.encode, raw_rows(spec).obs)
     obs = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), obs)
     spec = spec._replace(env=spec.env._replace(obs=obs))

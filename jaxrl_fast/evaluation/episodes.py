@@ -1,31 +1,34 @@
 """Play fresh episodes with the policy of a run and write down the returns."""
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from jaxrl_fast.utils import files
+from jaxrl_fast.utils.option import MAX_INDEX, Bounds, option
 
 EVALUATION = "evaluation.json"
 
 
 @dataclass(frozen=True)
 class Options:
-    """What is played."""
+    """Which episodes are played."""
 
-    episodes: int = 128
-    """Episodes of each training seed, rounded up to as many for each environment."""
-    seed: int | None = None
-    """Only this training seed of the run's; none: all of them."""
-    member: dict[str, Any] = field(default_factory=dict)
-    """Of a part of a sweep, which of those that were trained in it: agent.gamma=0.9 agent.learning-rate=1e-3."""
-    play_seed: int = 0
-    """Of the episodes: another one plays others, none of which training has seen."""
-    which: Literal["best", "last"] = "best"
-    """The checkpoint: the one that evaluated best, all that were trained together taken together, or the last."""
-    explore: bool = False
-    """Act as in training, and not greedily."""
+    episodes: int = option(
+        128, "Episodes per training seed, rounded up to a multiple of the environments.", bounds=Bounds(1, 10**6)
+    )
+    seed: int | None = option(
+        None, "Training seed of the run to evaluate; none: all of them.", bounds=Bounds(0, MAX_INDEX)
+    )
+    member: dict[str, Any] = option(
+        {}, "In a part of a sweep, the member to evaluate: agent.gamma=0.9 agent.learning-rate=1e-3."
+    )
+    play_seed: int = option(0, "Random seed of the episodes, unrelated to training.", bounds=Bounds(0, MAX_INDEX))
+    which: Literal["best", "last"] = option(
+        "best", "Checkpoint: best = highest mean evaluation return over all seeds; last = newest."
+    )
+    explore: bool = option(False, "Act as in training instead of greedily.")
 
 
 def open_run(folder: Path, options: Options, env: Any = None) -> Any:

@@ -93,7 +93,7 @@ def settle(folder: Path, env: Any = None, num_envs: int = 1, play_seed: int = 0)
     settings = resume.of_run(folder)
     options = settings.options if env is None else dataclasses.replace(settings.options, env=env)
     resume.check_env(folder, options.env)
-    host_config = build.host_config(options, build.WATCHING, play_seed)
+    host_config = build.host_env_config(options, build.WATCHING, play_seed)
     return settings._replace(options=options), envs.make(options.env, num_envs, host_config, **options.env_options)
 
 
@@ -260,7 +260,7 @@ def greedy(agent: Agent, state: PyTree, obs: PyTree) -> Array:
 
 def num_exploring(options: Options) -> int:
     """How many environments explore side by side, an epsilon each: those of a pool, where they are dealt to some."""
-    return int(options.num_envs) // max(options.in_flight, 1)
+    return options.num_envs // max(options.async_pools, 1)
 
 
 def exploring(agent: Agent, num_envs: int, state: PyTree, obs: PyTree, key: Key) -> Array:
@@ -281,12 +281,12 @@ def exploring(agent: Agent, num_envs: int, state: PyTree, obs: PyTree, key: Key)
 def _agent(settings: Settings, env: Env, num_shards: int) -> Agent:
     """The agent of a run with such environments, or of one of its shards."""
     options = settings.options
-    num_envs = int(options.num_envs)
+    num_envs = options.num_envs
     steps_per_update = common.rollout_length(settings.agent, num_envs) * num_envs
     axis_name = SHARDS if num_shards > 1 else None
     env = env._replace(
         spec=env.spec._replace(num_envs=num_envs // num_shards),
-        parallelism=Parallelism(axis_name, num_shards, num_pools=max(options.in_flight, 1)),
+        parallelism=Parallelism(axis_name, num_shards, num_pools=max(options.async_pools, 1)),
     )
     num_updates = -(-options.total_steps // steps_per_update)
     return build.make_agent(settings.agent, agents.load(settings.algo), env, num_updates)

@@ -4,13 +4,14 @@ import base64
 import html
 from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib import util
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from jaxrl_fast.utils import files
 from jaxrl_fast.utils.files import path_of
+from jaxrl_fast.utils.option import MAX_INDEX, SIZE, Bounds, option
 
 PAUSE_S = 0.8  # at the end of an episode
 NAME = "video.gif"  # in the run's folder
@@ -18,24 +19,26 @@ NAME = "video.gif"  # in the run's folder
 
 @dataclass(frozen=True)
 class Options:
-    """What is shown."""
+    """Which episodes are shown, and how."""
 
-    episodes: int = 1
-    """Episodes, one after the other."""
-    out: str = ""
-    """File to write, .gif or .mp4, over one that is there; left out, a new video.gif in the run's folder."""
-    seed: int | None = None
-    """The training seed of the run's that plays; none: the first."""
-    member: dict[str, Any] = field(default_factory=dict)
-    """Of a part of a sweep, which of those that were trained in it: agent.gamma=0.9 agent.learning-rate=1e-3."""
-    play_seed: int = 0
-    """Of the episodes: another one plays others."""
-    which: Literal["best", "last"] = "best"
-    """The checkpoint: the one that evaluated best, all that were trained together taken together, or the last."""
-    fps: int | None = None
-    """Environment steps a second; none: the environment's own pace. A GIF rounds to hundredths of a second."""
-    max_steps: int = 3000
-    """Environment steps of an episode that are shown at most."""
+    episodes: int = option(1, "Episodes, one after the other.", bounds=Bounds(1, 10**6))
+    out: str = option(
+        "", "File to write, .gif or .mp4; an existing one is replaced. Default: a new video.gif in the run directory."
+    )
+    seed: int | None = option(None, "Training seed of the run to show; none: the first.", bounds=Bounds(0, MAX_INDEX))
+    member: dict[str, Any] = option(
+        {}, "In a part of a sweep, the member to show: agent.gamma=0.9 agent.learning-rate=1e-3."
+    )
+    play_seed: int = option(0, "Random seed of the episodes.", bounds=Bounds(0, MAX_INDEX))
+    which: Literal["best", "last"] = option(
+        "best", "Checkpoint: best = highest mean evaluation return over all seeds; last = newest."
+    )
+    fps: int | None = option(
+        None,
+        "Environment steps per second; none: the environment's own. A GIF rounds to hundredths of a second.",
+        bounds=Bounds(1, 100),
+    )
+    max_steps: int = option(3000, "Environment steps of an episode to show at most.", bounds=SIZE)
 
 
 class Frame(NamedTuple):

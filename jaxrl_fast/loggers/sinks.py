@@ -9,11 +9,11 @@ CHARTS = {
     "return_mean": "charts/episodic_return",
     "return_min": "charts/episodic_return_min",
     "return_max": "charts/episodic_return_max",
-    "length_mean": "charts/episodic_length",
+    "episode_length_mean": "charts/episodic_length",
     "env_steps_per_s": "charts/SPS",
     "learning_rate": "charts/learning_rate",
     "epsilon": "charts/epsilon",
-    "loss": "losses/td_loss",
+    "td_loss": "losses/td_loss",
     "q_value": "losses/q_values",
     "clip_fraction": "losses/clipfrac",
     "episodes": "charts/episodes",
@@ -24,10 +24,10 @@ CHARTS = {
     "eval_return_min": "eval/episodic_return_min",
     "eval_return_max": "eval/episodic_return_max",
     "eval_episodes": "eval/episodes",
-    "eval_unfinished": "eval/unfinished",
+    "eval_truncated": "eval/truncated",
     "eval_length_mean": "eval/episodic_length",
 }
-SILENT = ("env_steps", "valid_steps", "wall_time_s", "train_time_s", "updates", "seed")
+SILENT = ("env_steps", "valid_steps", "wall_time_s", "train_time_s", "num_updates", "seed")
 
 
 class Sink(Protocol):

@@ -76,7 +76,7 @@ def summarize(rows: Rows) -> list[dict[str, Any]]:
             "return_mean": finite(totals["return_sum"][i] / some) if episodes else None,
             "return_min": finite(low[i]) if episodes else None,
             "return_max": finite(high[i]) if episodes else None,
-            "length_mean": finite(totals["length_sum"][i] / some) if episodes else None,
+            "episode_length_mean": finite(totals["length_sum"][i] / some) if episodes else None,
         }
         records.append(scores | {k: finite(x[i]) for k, x in means.items()})
     return records

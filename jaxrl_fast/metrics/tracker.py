@@ -71,7 +71,7 @@ class MetricsTracker:
             self.recorded_time = clock
             common = {
                 "env_steps": self.recorded * self.steps_per_update,
-                "updates": self.recorded,
+                "num_updates": self.recorded,
                 "wall_time_s": round(wall, 4),
                 "train_time_s": round(clock, 4),
                 "env_steps_per_s": round(speed, 1),

@@ -135,9 +135,15 @@ def shapes(
 def shapes_of_update(env: Env, agent: Agent) -> tuple[PyTree, Any]:
     """Shapes and dtypes of an agent's state, and of what an update gives. Nothing is compiled."""
     env, key = async_rollout.on_paper(env), jax.random.key(0)
-    state = jax.eval_shape(lambda: loop.init(env, agent, key))
-    act = lambda state: loop.act(env, agent, state.agent, state.actors, key)[1]
-    return state.agent, jax.eval_shape(lambda state: agent.update(state.agent, act(state), key), state)
+
+    def run(_: Array) -> tuple[PyTree, Any]:
+        state = loop.init(env, agent, key)
+        rollout = loop.act(env, agent, state.agent, state.actors, key)[1]
+        return state.agent, agent.update(state.agent, rollout, key)
+
+    axis_name, num_shards, *_ = env.parallelism
+    one_of = lambda tree: jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), tree)
+    return one_of(jax.eval_shape(jax.vmap(run, axis_name=axis_name), jnp.arange(num_shards)))
 
 
 def partition(env: Env, make: Callable[..., Agent], capacity: int, placement: Placement) -> PartitionedFns:

@@ -7,15 +7,21 @@ from typing import Any, Literal, NamedTuple
 
 from jaxrl_fast import cli
 from jaxrl_fast.config import paths, resume
-from jaxrl_fast.config.options import Task, types_of
+from jaxrl_fast.config.options import Task
 from jaxrl_fast.config.paths import METRICS
 from jaxrl_fast.config.population import by_member
 from jaxrl_fast.config.settings import UnknownAlgorithm, to_mapping
 from jaxrl_fast.utils import files, formatting, warnings
 from jaxrl_fast.utils.files import path_of
+from jaxrl_fast.utils.option import option, options_of
 from jaxrl_fast.utils.parsing import nearest, shown
 
-BY_EPISODE = ("return_mean", "return_min", "return_max", "length_mean")  # a record counts as often as it has episodes
+BY_EPISODE = (
+    "return_mean",
+    "return_min",
+    "return_max",
+    "episode_length_mean",
+)  # a record counts as often as it has episodes
 X = {  # the numbers of a record, and what they are called
     "steps": ("env_steps", "environment steps"),
     "seconds": ("train_time_s", "seconds of training"),
@@ -30,14 +36,16 @@ MAX_BINS = 60  # points of a curve
 class Options:
     """What is drawn."""
 
-    x: Literal["steps", "seconds", "episodes"] = "steps"
-    """Along the horizontal axis; steps and seconds are those of one seed's program."""
-    y: str = "return_mean"
-    """The metric: any name in metrics.jsonl."""
-    group_by: tuple[str, ...] = ()
-    """Options whose values tell the curves apart; left out, all that differ but the seed."""
-    out: str = ""
-    """File to write, .png, .svg or .pdf, over one that is there; left out, a new plot.png here."""
+    x: Literal["steps", "seconds", "episodes"] = option(
+        "steps", "Horizontal axis; steps and seconds are those of one seed's program."
+    )
+    y: str = option("return_mean", "Metric: any name in metrics.jsonl.")
+    group_by: tuple[str, ...] = option(
+        (), "Options whose values separate the curves. Default: all that differ, except the seed."
+    )
+    out: str = option(
+        "", "File to write, .png, .svg or .pdf; an existing one is replaced. Default: a new plot.png here."
+    )
 
 
 class Unreadable(ValueError):
@@ -143,7 +151,7 @@ def read(folder: Path) -> list[Run]:
 
     settings = to_mapping(resume.of_run(folder))
     agent = settings.pop("agent")
-    options = {name: settings[name] for name in ("algo", *types_of(Task))}
+    options = {name: settings[name] for name in ("algo", *options_of(Task))}
     options |= {f"agent.{name}": value for name, value in agent.items()}
     try:
         records = files.read_metrics(folder)

@@ -35,7 +35,7 @@ def draw(
     """
     wanted: dict[str, Callable[[], curves.Picture | None]] = {}
     if shared := _shared(columns, groups):
-        programs = _lines(shared, [*{g[0]["group"]: g for g in reversed(groups)}.values()])
+        programs = _lines(shared, [*{g[0]["program"]: g for g in reversed(groups)}.values()])
         wanted["throughput.png"] = lambda: throughput(title, programs)
         wanted["cost.png"] = lambda: measures(title, programs, COSTS)
     scored = [g for g in groups if any(r["final_return"] is not None for r in g)]
@@ -147,7 +147,7 @@ def learning(
 
 def records_of(row: Row, members: Members) -> Sequence[Row]:
     """The records of a row's own training."""
-    found = members[row["group"]]
+    found = members[row["program"]]
     names = [name for name, _ in next(iter(found), ())]  # all members of a program have the same
     return found.get(tuple((name, row[name]) for name in names), ())
 
@@ -223,8 +223,8 @@ def _panels(title: str, number: int) -> tuple[curves.Picture, Sequence[Any]]:
 
 def _shared(columns: Sequence[str], groups: Sequence[Sequence[Row]]) -> list[str]:
     """Columns of which every program has one value."""
-    programs = {g[0]["group"] for g in groups}
-    return [c for c in columns if len({(g[0]["group"], repr(g[0][c])) for g in groups}) == len(programs)]
+    programs = {g[0]["program"] for g in groups}
+    return [c for c in columns if len({(g[0]["program"], repr(g[0][c])) for g in groups}) == len(programs)]
 
 
 def _tick(value: float, _: Any) -> str:

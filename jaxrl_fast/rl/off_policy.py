@@ -56,10 +56,10 @@ def max_grad_steps(schedule: ReplayRatio) -> int:
     return (ratio.denominator - 1 + ratio.numerator * schedule.steps_per_update) // ratio.denominator
 
 
-def check(schedule: ReplayRatio, target_period: int, as_fraction: Callable[[float], Fraction]) -> None:
+def check(schedule: ReplayRatio, target_update_interval: int, as_fraction: Callable[[float], Fraction]) -> None:
     """Raise ValueError if the replay ratio cannot be counted exactly in int32. Names the nearest one that can."""
     per_update = schedule.steps_per_update
-    longest = max(per_update, target_period)
+    longest = max(per_update, target_update_interval)
 
     def countable(ratio: Fraction) -> bool:
         return ratio.numerator * longest <= MAX_COUNT and ratio.denominator <= MAX_COUNT
@@ -72,7 +72,7 @@ def check(schedule: ReplayRatio, target_period: int, as_fraction: Callable[[floa
     nearest = min((x for x in near if countable(as_fraction(x))), key=lambda x: abs(x - asked))
     raise ValueError(
         f"replay_ratio {asked} cannot be counted exactly with {per_update} steps in an update and "
-        f"target_period {target_period}; the nearest that can is {nearest}"
+        f"target_update_interval {target_update_interval}; the nearest that can is {nearest}"
     )
 
 

@@ -24,12 +24,12 @@ import numpy as np
 import safetensors.numpy
 
 from jaxrl_fast import __version__
+from jaxrl_fast.config.paths import FORMAT, check_format
 from jaxrl_fast.types import PyTree
 from jaxrl_fast.utils.files import ASIDE, replace, sync
 
 ARRAYS, MANIFEST, SUM, BEST = "state.safetensors", "manifest.json", "manifest.sha256", "best.json"
 SAVED = ".saved"
-FORMAT = 1
 PREFIX = "step-"
 AS_BITS = {1: np.uint8, 2: np.uint16}  # how safetensors holds what numpy has no name for, such as bfloat16
 
@@ -131,8 +131,7 @@ def read(folder: Path, unneeded: Unneeded = lambda name: False) -> Checkpoint:
         if hashlib.sha256(content).hexdigest() + "\n" != (folder / SUM).read_bytes().decode("ascii", "replace"):
             raise ValueError(f"{folder}: {MANIFEST} is not what was written")
         manifest = json.loads(content)
-        if manifest["format"] != FORMAT:
-            raise ValueError(f"{folder} has format {manifest['format']}; this version reads {FORMAT}")
+        check_format(manifest["format"], folder)
         if manifest["files"] != {ARRAYS: _digest(folder / ARRAYS)}:
             raise ValueError(f"{folder}: {ARRAYS} is not what was written")
         with safetensors.safe_open(folder / ARRAYS, framework="numpy") as file:
@@ -220,7 +219,7 @@ def _digest(path: Path) -> str:
 
 def _origin(saved: Checkpoint) -> str:
     """Which version wrote it, for a sentence about what cannot be read."""
-    version = saved.manifest.get("made", {}).get("versions", {}).get("jaxrl_fast", "of unknown version")
+    version = saved.manifest.get("meta", {}).get("versions", {}).get("jaxrl_fast", "of unknown version")
     if version == __version__:
         return "it was written with other settings, or another program, than those that read it"
     return f"jaxrl_fast {version} wrote it, and this is {__version__}: go on with the program that wrote it"

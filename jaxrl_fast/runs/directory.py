@@ -21,12 +21,11 @@ if TYPE_CHECKING:
 def chosen(options: Options) -> Path | None:
     """What the user asked for. ValueError where it cannot be, or exists."""
     if options.run_dir and options.name:
-        said = f"--run-dir {options.run_dir}"
-        raise ValueError(f"--name {options.name} does not go with {said}, which has the name in it")
+        raise ValueError(f"--name: cannot be combined with --run-dir {options.run_dir}, got {options.name}; drop one")
     if options.run_dir:
         folder = path_of(options.run_dir, "--run-dir")
     elif leads_elsewhere(options.name):
-        raise ValueError(f"--name {options.name}: a name is wanted, without folders; --run-dir takes a path")
+        raise ValueError(f"--name: must be a name without folders, got {options.name}; --run-dir takes a path")
     elif options.name:
         folder = paths.RUNS / options.name
     else:
@@ -112,7 +111,7 @@ def check_nothing_is_lost(folder: Path) -> None:
     from jaxrl_fast.runs import checkpoint
 
     metrics, summary = folder / paths.METRICS, files.summary_if_any(folder)
-    ended = bool(summary) and (summary["status"] in ("done", "diverged") or summary["checkpoints"] > 0)
+    ended = bool(summary) and (summary["status"] in ("done", "diverged") or summary["num_checkpoints"] > 0)
     known = ended or (folder / checkpoint.SAVED).exists()
     if known and metrics.is_file() and metrics.stat().st_size > 0:
         raise ValueError(

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 from jaxrl_fast.config import options, resume
 from jaxrl_fast.config.names import PROGRAM
-from jaxrl_fast.config.paths import CONFIG, SWEEP_FILE
+from jaxrl_fast.config.paths import CONFIG, SWEEP_FILE, check_format
 from jaxrl_fast.config.population import Member
-from jaxrl_fast.config.settings import resolve
+from jaxrl_fast.config.settings import Request, resolve, with_algorithm
 from jaxrl_fast.config.sources import from_mapping
 from jaxrl_fast.runs import files
 from jaxrl_fast.sweep import grid
@@ -41,12 +41,13 @@ def read(folder: Path) -> SweepPlan:
         hint = resume.nearest_with(SWEEP_FILE, folder)
         if (folder / CONFIG).is_file():  # a run's folder
             parent = quote(str(folder.parent))
-            of_sweep = f"it is a part of a sweep, with which --resume {parent} goes on"
-            of_train = f"it is a run, with which {PROGRAM} --resume {quote(str(folder))} goes on"
+            of_sweep = f"it is a part of a sweep, use --resume {parent}"
+            of_train = f"it is a run, use {PROGRAM} --resume {quote(str(folder))}"
             hint = f"; {of_sweep if (folder.parent / SWEEP_FILE).is_file() else of_train}"
-        raise ValueError(f"--resume {folder}: there is no sweep in it (no {SWEEP_FILE}){hint}")
+        raise ValueError(f"--resume {folder}: is not a sweep directory (no {SWEEP_FILE}){hint}")
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        check_format(content.get("format", 1), f"--resume {folder}")
         groups = {_plain(each["folder"]): _group(each["config"], each["members"]) for each in content["groups"]}
         if not groups:
             raise LookupError("groups")
@@ -64,10 +65,11 @@ def _plain(name: str) -> str:
 
 def _group(content: dict[str, Any], labels: list[dict[str, Any]]) -> Group:
     """A group as it was written down."""
-    settings = from_mapping({k: v for k, v in content.items() if k not in ("algo", "num_seeds")}, str)
+    written = from_mapping({k: v for k, v in content.items() if k not in ("algo", "num_seeds")})
+    asked = with_algorithm(Request(content["algo"], "", written, [], resumed=True), SWEEP_FILE)
     of = lambda label: {name.removeprefix("agent."): value for name, value in label.items() if name != "seed"}
     members = tuple(Member(label["seed"], of(label)) for label in labels)
-    return grid.part(Group(resolve(content["algo"], settings), members), members)
+    return grid.part(Group(resolve(asked), members), members)
 
 
 def unfinished(sweep: SweepPlan) -> list[str]:

@@ -1,4 +1,4 @@
-"""A sweep's folder: every combination is checked, then it is made, and says what is to be done.
+"""Prepare a sweep: check every combination, make the directory, and write down what is to be done.
 
 sweeps/NAME/sweep.yaml     the groups, their members, and what they share
             01_num_envs-8  a run's folder, for each group; failed.json where it could not be run
@@ -12,7 +12,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from jaxrl_fast.config.paths import SWEEP_FILE
+from jaxrl_fast.config.paths import FORMAT, SWEEP_FILE
 from jaxrl_fast.config.settings import to_mapping
 from jaxrl_fast.runs import directory
 from jaxrl_fast.sweep import grid, slurm
@@ -23,7 +23,7 @@ from jaxrl_fast.utils import files, warnings
 from jaxrl_fast.utils.files import leads_elsewhere, path_of
 from jaxrl_fast.utils.importing import name_of
 
-MAY_DIFFER = ("seed", "num_seeds", "report_every", "log_level")  # of a group's options: the same sweep may have others
+MAY_DIFFER = ("seed", "num_seeds", "console_every", "log_level")  # of a group's options: the same sweep may have others
 
 
 def prepare(asked: grid.SweepRequest) -> SweepPlan:
@@ -57,8 +57,7 @@ def prepare(asked: grid.SweepRequest) -> SweepPlan:
 
 def split_to_fit(group: Group, asked: grid.SweepRequest) -> list[Group]:
     """The group in as few equal parts as fit into memory. ValueError where not even one member does, or can run."""
-    from jaxrl_fast import agents
-    from jaxrl_fast.training import build, memory
+    from jaxrl_fast.training import memory
     from jaxrl_fast.utils.memory import free_bytes
 
     one = grid.part(group, group.members[:1])
@@ -71,8 +70,7 @@ def split_to_fit(group: Group, asked: grid.SweepRequest) -> list[Group]:
         raise ValueError(f"{which}: {error}") from error
     most = len(group.members) if ready.env.on_device else 1  # a host pool has one seed
     if most > 1 and ready.needs and ready.needs.free is not None:
-        whole = build.whole_env(one.settings, agents.load(one.settings.algo), ready.num_updates)
-        each = ready.needs.total + memory.rollout_bytes(*whole)
+        each = ready.needs.total + memory.rollout_bytes(ready.env, ready.agent)
         placed = lambda size: ready.placement._replace(num_seeds=size, num_grad_workers=1)
         fits = lambda size: placed(size).num_padded_seeds * each <= (free_bytes(placed(size).num_devices) or 0)
         most = next((size for size in range(most, 1, -1) if fits(size)), 1)
@@ -131,6 +129,7 @@ def _make(asked: grid.SweepRequest, groups: dict[str, Group], folder: Path | Non
         raise ValueError(taken(chosen))
     sweep = SweepPlan(chosen, groups, asked.columns, asked.own.scale, asked.base_num_envs)
     content = {
+        "format": FORMAT,
         "columns": list(sweep.columns),
         "scale": sweep.scale,
         "base_num_envs": sweep.base_num_envs,
@@ -167,12 +166,13 @@ def _way(asked: grid.SweepRequest) -> str:
 def _chosen_folder(asked: grid.SweepRequest) -> Path | None:
     """What the user asked for."""
     if asked.own.sweep_dir and asked.name:
-        said = f"--sweep-dir {asked.own.sweep_dir}"
-        raise ValueError(f"--name {asked.name} does not go with {said}, which has the name in it")
+        raise ValueError(
+            f"--name: cannot be combined with --sweep-dir {asked.own.sweep_dir}, got {asked.name}; drop one"
+        )
     if asked.own.sweep_dir:
         return path_of(asked.own.sweep_dir, "--sweep-dir")
     if leads_elsewhere(asked.name):
-        raise ValueError(f"--name {asked.name}: a name is wanted, without folders; --sweep-dir takes a path")
+        raise ValueError(f"--name: must be a name without folders, got {asked.name}; --sweep-dir takes a path")
     return Path("sweeps") / asked.name if asked.name else None
 
 

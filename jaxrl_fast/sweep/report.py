@@ -115,7 +115,7 @@ def _ranking(sweep: SweepPlan, table: Sequence[Row]) -> list[str]:
         several = ", ".join("none" if x is None else f"{x:g}" for x in (solved, *others))
         return [*lines, f"- Thresholds differ ({several}), so nothing is said of the way to them."]
     if solved is None:
-        return [*lines, "- No threshold was given (`--solved RETURN`), so nothing is said of the way to one."]
+        return [*lines, "- No threshold was given (`--solved-threshold RETURN`), so nothing is said of the way to one."]
     reached = [g for g in ran if _known(g, "steps_to_solve")]
     if not reached:
         return [*lines, f"- None reached the threshold of {solved:g}."]
@@ -142,7 +142,7 @@ def _first_of(ranked: Sequence[list[Row]], how: Sequence[str], named: Callable[[
 
 def thresholds(sweep: SweepPlan) -> list[float | None]:
     """What counts as solved, each once."""
-    return list(dict.fromkeys(group.settings.options.solved for group in sweep.groups.values()))
+    return list(dict.fromkeys(group.settings.options.solved_threshold for group in sweep.groups.values()))
 
 
 def _fastest(sweep: SweepPlan, ran: Sequence[Row]) -> list[str]:

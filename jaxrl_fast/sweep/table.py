@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from jaxrl_fast.config import paths
+from jaxrl_fast.config.options import as_lists
 from jaxrl_fast.config.paths import SWEEP_TABLE
 from jaxrl_fast.config.population import member_of
-from jaxrl_fast.config.settings import as_lists
 from jaxrl_fast.runs import files
 from jaxrl_fast.sweep import grid
 from jaxrl_fast.sweep.directory import FAILED, SweepPlan, failure
@@ -22,7 +22,7 @@ from jaxrl_fast.utils.importing import name_of
 
 MEASURES = (  # beside the columns of the sweep
     *("status", "final_return", "eval_return", "env_steps", "env_steps_per_s", "members", "env_steps_per_s_member"),
-    *("compile_time_s", "train_time_s", "steps_to_solve", "time_to_solve_s", "program_memory_mb", "group", "failure"),
+    *("compile_time_s", "train_time_s", "steps_to_solve", "time_to_solve_s", "program_memory_mb", "program", "failure"),
 )
 MAX_LINE = 8192  # bytes of a record
 WAIT_S = 60.0  # for another process that writes the same
@@ -82,7 +82,7 @@ def table_rows(sweep: SweepPlan) -> list[Row]:
                     "env_steps_per_s_member": speed and round(speed / len(group.members), 1),
                     "steps_to_solve": of("steps_to_solve_per_seed"),
                     "time_to_solve_s": of("time_to_solve_s_per_seed"),
-                    "group": name,
+                    "program": name,
                     "failure": why or own,
                 }
             )

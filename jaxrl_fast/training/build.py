@@ -1,5 +1,6 @@
-"""From settings to environments and the agent for them: whole, or in shards on several devices. Nothing is compiled."""
+"""Build the environments and the agent of a run: whole, or in shards on several devices. Nothing is compiled."""
 
+import dataclasses
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -7,55 +8,109 @@ from typing import Any
 import jax
 
 from jaxrl_fast import async_rollout, envs
-from jaxrl_fast.agents import configs
 from jaxrl_fast.config.options import Options
 from jaxrl_fast.config.settings import Settings
 from jaxrl_fast.envs import sharded
 from jaxrl_fast.networks import torso
 from jaxrl_fast.parallel.placement import Placement, max_grad_workers
 from jaxrl_fast.training import memory
-from jaxrl_fast.types import SHARED_MEMORY_AXIS, Agent, Env, HostEnvConfig
+from jaxrl_fast.types import SHARED_MEMORY_AXIS, Agent, Env, EnvSpec, HostEnvConfig
 from jaxrl_fast.utils.errors import where, why
 
-TRAINING, EVALUATION, WATCHING = 0, 1, 2  # what environments are for; each has chance of its own
-# Rows of a gradient step that are work enough for a core, by the network that sees them. With less in a shard waiting
-# costs more than sharing saves, and with less in a seed it is better computed along with others.
+TRAINING, EVALUATION, WATCHING = 0, 1, 2  # purposes of environments; each has its own seeds
+# The fewest rows of a gradient step that occupy a core, by network. A shard with fewer waits longer than it saves, and
+# a seed with fewer is faster computed together with others.
 MIN_ROWS = {"mlp": 512, "minatar": 64, "nature": 8, "dqn2013": 8, "impala": 8}
-# Hands pay off with as many rows each and with parameters, optimizer and all, that are no more than so many bytes: of
-# a larger network one hand has too much to add up and to update, and boards in small batches are convolved too slowly.
-MIN_ROWS_PER_WORKER, MAX_LEARNED, MAX_REPEATED = 64, 2**21, 2**28  # the last are bytes in all that each keeps
+# Gradient workers need that many rows each. They pay off only for agents whose parameters and optimizer take at most
+# MAX_LEARNED bytes: each worker sums and updates all of them. MAX_REPEATED bounds the bytes of all workers together.
+MIN_ROWS_PER_WORKER, MAX_LEARNED, MAX_REPEATED = 64, 2**21, 2**28
 
 
-def whole_env(settings: Settings, algorithm: Any, num_updates: int, done: int = 0) -> tuple[Env, Agent]:
-    """All environments together, and the agent for them, for a run that goes on after `done` updates."""
+def build(
+    settings: Settings, algorithm: Any, num_updates: int, before: Mapping[str, Any] | None = None, done: int = 0
+) -> tuple[Settings, Env, Agent, Placement]:
+    """Return the environments and the agent of one shard, and the placement of seeds and shards on devices.
+
+    The environment is made once, and so is the agent. A resumed run has made `done` updates; it keeps the number of
+    shards and gradient workers in the manifest of its checkpoint, `before`. The returned settings have the options
+    that the environment decides: the Atari protocol and reward clipping.
+    """
     options = settings.options
-    env = envs.make(options.env, int(options.num_envs), host_config(options, TRAINING, done), **options.env_options)
-    return env, make_agent(settings.agent, algorithm, env, num_updates)
+    config = host_env_config(options, TRAINING, done)
+    env = envs.make(options.env, options.num_envs, config, **options.env_options)
+    settings = _with_protocol(settings, env)
+    placement = choose_placement(settings, algorithm, env, before)
+    env = _shard(env, settings.options, placement, done)
+    agent = make_agent(settings.agent, algorithm, env, num_updates)
+    if placement.num_grad_workers > 1 and not _pays_to_repeat(env, agent):
+        placement = placement._replace(num_grad_workers=1)
+        env = _shard(env, settings.options, placement, done)
+        agent = make_agent(settings.agent, algorithm, env, num_updates)
+    return settings, env, agent, placement
+
+
+def choose_placement(
+    settings: Settings, algorithm: Any, env: Env, before: Mapping[str, Any] | None = None
+) -> Placement:
+    """Return how the seeds and shards of a run are placed on devices: arithmetic on rows, network and devices.
+
+    With `--devices auto` there are as many shards as devices, or fewer where a shard would have too few rows. A single
+    seed with too few rows for shards may have gradient workers. Raises ValueError for a number of devices that is not
+    possible.
+    """
+    options, supported = settings.options, supports(algorithm)
+    busy_cores = _num_busy_cores(settings, supported, env.spec)
+    in_turn = "sequential_seeds" in supported and jax.default_backend() == "cpu" and busy_cores >= 1
+    placement = Placement(options.num_seeds, sequential_seeds=in_turn)
+    num_shards = _num_shards(settings, supported, env, busy_cores, before)
+    if num_shards > 1:
+        placement = placement._replace(num_shards=num_shards)
+        shares_memory = placement.sharded and "grad_workers" in supported and num_shards <= max_grad_workers()
+        return placement._replace(axis_name=SHARED_MEMORY_AXIS) if shares_memory else placement
+    alone = options.num_seeds == 1 and options.devices == "auto" and env.on_device
+    if not alone or "grad_workers" not in supported:
+        return placement
+    rows = settings.agent.gradient_rows(options.num_envs)
+    worth = rows // MIN_ROWS_PER_WORKER if torso.choose_kind(env.spec.obs, settings.agent.network) == "mlp" else 1
+    most = before.get("num_grad_workers", 1) if before else worth
+    most = min(most, jax.local_device_count(), max_grad_workers())
+    workers = next((number for number in range(most, 0, -1) if rows % number == 0), 1)
+    return placement._replace(num_grad_workers=workers)
 
 
 def make_agent(agent_config: Any, algorithm: Any, env: Env, num_updates: int) -> Agent:
-    """The agent of a run with so many updates. Where play overlaps with learning the first one learns nothing."""
+    """Return the agent of a run of `num_updates` updates. With --overlap the first update has nothing to learn from.
+
+    Raises ValueError if the algorithm does not fit the environment or returns no agent.
+    """
     num_learning = max(num_updates - async_rollout.overlaps(env), 1)
     with blamed(algorithm.__name__, env, sentences=True):
         own = (env.parallelism,) if supports(algorithm) else ()
         agent = algorithm.make(agent_config, env.spec, num_learning, *own)
     if not isinstance(agent, Agent):
-        raise ValueError(f"algorithm {algorithm.__name__!r}: its make gives {agent!r}, and not an Agent")
+        raise ValueError(f"algorithm {algorithm.__name__!r}: make must return an Agent, got {agent!r}")
     if agent.rollout_length < 1:
-        raise ValueError(f"algorithm {algorithm.__name__!r}: rollout_length {agent.rollout_length} is less than a step")
+        raise ValueError(
+            f"algorithm {algorithm.__name__!r}: rollout_length must be 1 or more, got {agent.rollout_length}"
+        )
     return agent
 
 
 def supports(algorithm: Any) -> frozenset[str]:
-    """Return what the algorithm's module declares: "shards", "grad_workers", or nothing."""
+    """Return what the algorithm's module declares in SUPPORTS.
+
+    "shards": `make` takes a Parallelism and sums gradients over its axis, and Config has `gradient_rows(num_envs)`.
+    "grad_workers": it also splits the rows of a gradient step by `collectives.local_rows`.
+    "sequential_seeds": its state is small enough that seeds may be trained in turn on a CPU, without a replay.
+    """
     return getattr(algorithm, "SUPPORTS", frozenset())
 
 
 @contextmanager
 def blamed(algorithm: str, env: Env, sentences: bool = False) -> Iterator[None]:
-    """What goes wrong here in an algorithm of one's own is a ValueError that tells the place.
+    """Turn an error in a custom algorithm into a ValueError that names the place.
 
-    `sentences`: a ValueError of its own is one for users, and stays as it is.
+    With `sentences`, a ValueError of the algorithm is a message for users and stays as it is.
     """
     try:
         yield
@@ -65,122 +120,80 @@ def blamed(algorithm: str, env: Env, sentences: bool = False) -> Iterator[None]:
         raise ValueError(f"algorithm {algorithm!r} cannot learn in {env.spec.id}: {why(error)}{place}") from error
 
 
-def shard_env(
-    settings: Settings, algorithm: Any, num_updates: int, before: Mapping[str, Any] | None = None, done: int = 0
-) -> tuple[Env, Agent, Placement]:
-    """The environments and the agent of one shard, and how shards and seeds are dealt to devices.
-
-    Left to us, there are as many shards as devices, or fewer where one would get too little work for an update; where
-    there are none, cores may be hands. A run that goes on after `done` updates has as many shards as its checkpoint
-    says that there were `before`, on whatever devices there are, and as many hands if there are cores for them.
-    """
-    env, agent = whole_env(settings, algorithm, num_updates, done)
-    as_before = before["num_shards"] if before else None
-    placement = Placement(settings.options.num_seeds, sequential_seeds=_sequential_seeds(settings, env))
-    for count in _counts_to_try(settings, env, as_before):
-        try:
-            dealt = _by_memory(settings, placement._replace(num_shards=count))
-            shard = _shard(settings.options, dealt, done)
-            env, agent, placement = shard, make_agent(settings.agent, algorithm, shard, num_updates), dealt
-            break
-        except ValueError:
-            if as_before or settings.options.devices != "auto":
-                raise
-    if placement.num_shards == 1 and (num_grad_workers := _num_grad_workers(settings, env, agent, before)) > 1:
-        env = env._replace(parallelism=env.parallelism._replace(num_grad_workers=num_grad_workers))
-        agent = make_agent(settings.agent, algorithm, env, num_updates)
-        placement = placement._replace(num_grad_workers=num_grad_workers)
-    return env, agent, placement
-
-
-def evaluation(options: Options, on_device: bool, done: int = 0) -> Env:
-    """The environments that are played in for scores."""
+def evaluation_env(options: Options, env: Env, done: int = 0) -> Env:
+    """Return the environments for evaluations, made from those for training."""
     num_envs = min(options.eval_envs, options.eval_episodes)
-    if not on_device and options.eval_envs == Options().eval_envs:  # each takes time to make
-        num_envs = min(num_envs, int(options.num_envs))
-    return envs.make(options.env, num_envs, host_config(options, EVALUATION, done), **options.env_options)
+    if not env.on_device and options.eval_envs == Options().eval_envs:  # each takes time to make
+        num_envs = min(num_envs, options.num_envs)
+    return env.resize(num_envs, host_env_config(options, EVALUATION, done))
 
 
-def host_config(options: Options, purpose: int, done: int = 0, shard: int = 0, num_shards: int = 1) -> HostEnvConfig:
-    """Return how host environments are run, for a purpose, in a process that starts after `done` updates."""
-    bridge = "callback" if options.exact_resume else options.pool_path
-    num_pools = options.in_flight if purpose == TRAINING else 0
+def host_env_config(
+    options: Options, purpose: int, done: int = 0, shard: int = 0, num_shards: int = 1
+) -> HostEnvConfig:
+    """Return how environments on the host are run for a purpose, by a run that has made `done` updates."""
+    bridge = "callback" if options.exact_resume else options.host_bridge
+    num_pools = options.async_pools if purpose == TRAINING else 0
     overlap = options.overlap and purpose == TRAINING
-    return HostEnvConfig((options.seed, purpose, done), options.protocol, bridge, num_pools, overlap, shard, num_shards)
+    seed = options.seed, purpose, done
+    return HostEnvConfig(seed, options.protocol, bridge, num_pools, overlap, shard, num_shards)
 
 
-def _counts_to_try(settings: Settings, env: Env, as_before: int | None) -> list[int]:
-    """Numbers of shards beyond 1, best first."""
-    options, num_devices = settings.options, jax.local_device_count()
-    num_envs = int(options.num_envs)
-    if as_before:
-        return [as_before] if as_before > 1 else []
+def _with_protocol(settings: Settings, env: Env) -> Settings:
+    """Return the settings with the Atari protocol of the environment, and with the reward clipping that it has."""
+    if env.on_device:
+        return settings
+    settings = settings._replace(options=dataclasses.replace(settings.options, protocol=env.protocol))
+    if env.protocol and getattr(settings.agent, "clip_rewards", False) is None:
+        clipped = dataclasses.replace(settings.agent, clip_rewards=env.protocol == "dqn2015")
+        settings = settings._replace(agent=clipped)
+    return settings
+
+
+def _num_shards(
+    settings: Settings, supported: frozenset[str], env: Env, busy_cores: int, before: Mapping[str, Any] | None
+) -> int:
+    options, num_devices, num_envs = settings.options, jax.local_device_count(), settings.options.num_envs
+    if before:
+        return before["num_shards"]
     if options.devices == "auto":
-        tried = env.on_device or jax.default_backend() == "cpu"  # pools on several GPUs: only where asked for
-        most = min(num_devices, _cores_worth(settings, env)) if tried else 1
-        return [count for count in range(most, 1, -1) if num_envs % count == 0]
+        if "shards" not in supported or not (env.on_device or jax.default_backend() == "cpu"):
+            return 1  # pools on several GPUs only on request
+        rows = settings.agent.gradient_rows(num_envs)
+        counts = range(min(num_devices, busy_cores), 1, -1)
+        return next((count for count in counts if num_envs % count == 0 and rows % count == 0), 1)
     asked = int(options.devices)
     if asked > num_devices:
-        raise ValueError(f"--devices {asked}: JAX has {num_devices} here")
-    if asked > 1 and not hasattr(settings.agent, "gradient_rows"):
-        raise ValueError(f"--devices {asked}: {settings.algo} says no gradient_rows, so it learns on one device")
+        raise ValueError(f"--devices: must be at most the {num_devices} devices of JAX, got {asked}")
+    if asked > 1 and "shards" not in supported:
+        raise ValueError(f'--devices: {settings.algo} must declare SUPPORTS = {{"shards"}}, got {asked}; use 1')
     if num_envs % asked:
-        raise ValueError(f"--devices {asked}: {num_envs} environments do not divide into so many")
-    return [asked] if asked > 1 else []
+        raise ValueError(f"--devices: must divide --num-envs {num_envs}, got {asked}")
+    return asked
 
 
-def _by_memory(settings: Settings, placement: Placement) -> Placement:
-    """The same, with sums in the memory that cores share, where they can. An algorithm of one's own keeps XLA's."""
-    able = placement.sharded and settings.algo in configs.CONFIGS and placement.num_shards <= max_grad_workers()
-    return placement._replace(axis_name=SHARED_MEMORY_AXIS) if able else placement
-
-
-def _shard(options: Options, placement: Placement, done: int) -> Env:
-    """The environments of one of several shards: of any of them on the device, of the one that asks on the host."""
-    num_shards, axis_name = placement.num_shards, placement.axis_name
-
-    def make(shard: int) -> Env:
-        own = host_config(options, TRAINING, done, shard, num_shards)
-        return envs.make(options.env, int(options.num_envs) // num_shards, own, **options.env_options)
-
-    first = make(0)
-    if not first.on_device:
-        return sharded.join([first, *map(make, range(1, num_shards))], axis_name)
-    return first._replace(parallelism=first.parallelism._replace(axis_name=axis_name, num_shards=num_shards))
-
-
-def _cores_worth(settings: Settings, env: Env) -> int:
-    """How many cores a gradient step is work enough for. `env` may be a shard."""
-    if not hasattr(settings.agent, "gradient_rows"):  # an algorithm of one's own, which may know nothing of shards
+def _num_busy_cores(settings: Settings, supported: frozenset[str], spec: EnvSpec) -> int:
+    """Return how many cores the rows of a gradient step occupy."""
+    if "shards" not in supported:
         return 0
-    rows = settings.agent.gradient_rows(int(settings.options.num_envs))
-    return rows // MIN_ROWS[torso.choose_kind(env.spec.obs, getattr(settings.agent, "network", "auto"))]
+    rows = settings.agent.gradient_rows(settings.options.num_envs)
+    return rows // MIN_ROWS[torso.choose_kind(spec.obs, getattr(settings.agent, "network", "auto"))]
 
 
-def _num_grad_workers(settings: Settings, env: Env, agent: Agent, before: Mapping[str, Any] | None) -> int:
-    """How many cores a single seed has that is too little work to be dealt into shards.
-
-    Pools on the host cannot be repeated, and an algorithm of one's own knows nothing of hands.
-    """
-    options = settings.options
-    alone = options.num_seeds == 1 and options.devices == "auto" and env.on_device
-    if not alone or settings.algo not in configs.CONFIGS:
-        return 1
-    rows, kind = (
-        settings.agent.gradient_rows(int(options.num_envs)),
-        torso.choose_kind(env.spec.obs, settings.agent.network),
-    )
-    worth = rows // MIN_ROWS_PER_WORKER if kind == "mlp" else 1
-    most = min(before.get("num_grad_workers", 1) if before else worth, jax.local_device_count())
-    if most < 2 or (needs := memory.estimate(env, agent)).parameters > MAX_LEARNED or needs.total > MAX_REPEATED:
-        return 1
-    return next(number for number in range(min(most, max_grad_workers()), 0, -1) if rows % number == 0)
+def _pays_to_repeat(env: Env, agent: Agent) -> bool:
+    """Return whether an agent is small enough that gradient workers pay off."""
+    needed = memory.estimate(env, agent)
+    return needed.parameters <= MAX_LEARNED and needed.total <= MAX_REPEATED
 
 
-def _sequential_seeds(settings: Settings, env: Env) -> bool:
-    """A CPU is quicker with one seed after another where each keeps its core busy: less data is in use at a time.
-
-    Not with a replay, which would be copied at each turn.
-    """
-    keeps_little = not hasattr(settings.agent, "capacity")
-    return jax.default_backend() == "cpu" and keeps_little and _cores_worth(settings, env) >= 1
+def _shard(env: Env, options: Options, placement: Placement, done: int) -> Env:
+    """Return the environments of one shard: on the host, of the shard in which they are called."""
+    num_shards, axis_name = placement.num_shards, placement.axis_name
+    if num_shards == 1:
+        return env._replace(parallelism=env.parallelism._replace(num_grad_workers=placement.num_grad_workers))
+    num_envs = options.num_envs // num_shards
+    configs = [host_env_config(options, TRAINING, done, shard, num_shards) for shard in range(num_shards)]
+    if not env.on_device:
+        return sharded.join([env.resize(num_envs, config) for config in configs], axis_name)
+    first = env.resize(num_envs, configs[0])
+    return first._replace(parallelism=first.parallelism._replace(axis_name=axis_name, num_shards=num_shards))

@@ -1,7 +1,7 @@
-"""How many environments pay off on this machine: what `--num-envs auto` stands for.
+"""Choose the number of environments with the best throughput on this machine: what `--num-envs auto` means.
 
-Counts are doubled, and each is tried with real updates of the real agent on the real environment, until doubling gains
-little, the memory is full, a run would have too few updates, or the time for it is over.
+Counts are doubled. Each is timed with real updates of the real agent, until doubling gains little, memory is full, a
+run would have too few updates, or the time is over.
 """
 
 import contextlib
@@ -16,9 +16,6 @@ import numpy as np
 
 from jaxrl_fast import agents
 from jaxrl_fast.agents.configs import common
-from jaxrl_fast.config.convert import convert
-from jaxrl_fast.config.options import Options, types_of
-from jaxrl_fast.config.presets import read_preset
 from jaxrl_fast.config.settings import Settings
 from jaxrl_fast.loggers.terminal import make_console
 from jaxrl_fast.parallel import program
@@ -43,13 +40,13 @@ class Trial(NamedTuple):
 
 
 def gain(before: Trial, after: Trial) -> float:
-    """The gain of one doubling, where several lie between two counts that were run."""
+    """Return the gain of one doubling between two counts that were run."""
     assert before.rate is not None and after.rate is not None
     return (after.rate / before.rate) ** (1 / math.log2(after.num_envs / before.num_envs))
 
 
 def best_trial(trials: Sequence[Trial]) -> Trial | None:
-    """The trial after which doubling gains too little; None where nothing was run."""
+    """Return the trial after which doubling gains too little, or None if nothing was run."""
     found: Trial | None = None
     for trial in _run(trials):
         found = trial if found is None or gain(found, trial) >= GAIN else found
@@ -57,7 +54,7 @@ def best_trial(trials: Sequence[Trial]) -> Trial | None:
 
 
 def next_count(trials: Sequence[Trial], start: int) -> int | None:
-    """What to try next, upward from `start`, or downward where that is too many already; None: the knee is found."""
+    """Return the next count: upward from `start`, or downward if that is too many. None: the best is found."""
     if not trials:
         return start
     last, found = trials[-1], best_trial(trials)
@@ -69,18 +66,21 @@ def next_count(trials: Sequence[Trial], start: int) -> int | None:
 
 
 def choose(settings: Settings) -> Settings:
-    """The settings with a number for `num_envs`, or a ValueError where none will do. Says what was tried."""
+    """Return the settings with the best number of environments, and print what was tried.
+
+    Raises ValueError if no number works.
+    """
     from jaxrl_fast import envs
 
     options = settings.options
-    env = envs.make(options.env, 1, **options.env_options)  # what is wrong with it is wrong for every count
+    env = envs.make(options.env, 1, **options.env_options)  # a mistake in it is one for every count
     if not env.on_device:
-        raise ValueError(f"--num-envs auto: {env.spec.id} runs on the host, where no count is tried out; give a number")
+        raise ValueError(f"--num-envs: must be a number for the host environment {env.spec.id}, got auto")
     trials: list[Trial] = []
     began, said = time.perf_counter(), 0
     terminal = make_console(options.log_level)
     with contextlib.closing(terminal), compile_cache.compile_cache(options.compile_cache):
-        while (count := next_count(trials, _start(settings))) and time.perf_counter() - began < BUDGET_S:
+        while (count := next_count(trials, options.num_envs)) and time.perf_counter() - began < BUDGET_S:
             trials.append(measure_count(settings, count))
             if best_trial(trials) is None:
                 continue  # perhaps there is nothing to show
@@ -91,13 +91,15 @@ def choose(settings: Settings) -> Settings:
         found = best_trial(trials)
         if found is None:
             tried = trials[0]
-            raise ValueError(f"--num-envs auto: no count will do, {tried.num_envs} for one not, because {tried.why}")
+            raise ValueError(
+                f"--num-envs auto: no environment count works; e.g. num_envs={tried.num_envs} failed: {tried.why}"
+            )
         terminal.print(f"{found.num_envs:>9}  environment{'s' * (found.num_envs > 1)} it is")
     return with_count(settings, found.num_envs)
 
 
 def measure_count(settings: Settings, num_envs: int) -> Trial:
-    """Compiles and runs some updates with so many environments, unless something speaks against it."""
+    """Compile and time some updates with this number of environments, unless it cannot be used."""
     settings = with_count(settings, num_envs)
     options, algorithm = settings.options, agents.load(settings.algo)
     steps_per_update = common.rollout_length(settings.agent, num_envs) * num_envs
@@ -106,15 +108,13 @@ def measure_count(settings: Settings, num_envs: int) -> Trial:
         made = options.total_steps // steps_per_update
         return Trial(num_envs, why=f"{options.total_steps} steps are {made} updates only", too_many=True)
     try:
-        build.shard_env(settings, algorithm, num_updates)
-        begun = settings._replace(agent=_without_warmup(settings.agent))
-        env, agent, placement = build.shard_env(begun, algorithm, num_updates)
-        whole = (env, agent) if placement.num_shards == 1 else build.whole_env(begun, algorithm, num_updates)
+        settings, env, _, placement = build.build(settings, algorithm, num_updates)
+        agent = build.make_agent(_without_warmup(settings.agent), algorithm, env, num_updates)
     except ValueError as error:
         return Trial(num_envs, why=str(error))
     try:
         memory.check_fits(
-            memory.estimate(*whole, placement), getattr(settings.agent, "capacity", None), steps_per_update
+            memory.estimate(env, agent, placement), getattr(settings.agent, "buffer_size", None), steps_per_update
         )
         built = program.build(env, agent, num_updates, placement)
         takes, free = placement.num_devices * built.memory, free_bytes(placement.num_devices)
@@ -132,7 +132,7 @@ def measure_count(settings: Settings, num_envs: int) -> Trial:
 
 
 def measure(built: Any, seed: int, num_seeds: int) -> float:
-    """Updates a second."""
+    """Return updates per second."""
     seeds = np.arange(seed, seed + num_seeds, dtype=np.int32)
     state = built.init(seeds if num_seeds > 1 else seeds[0])
 
@@ -151,7 +151,7 @@ def measure(built: Any, seed: int, num_seeds: int) -> float:
 
 
 def table(trials: Sequence[Trial]) -> list[str]:
-    """A line for each count, below a heading. Gains are those of one doubling."""
+    """Return a line for each count, below a heading. Gains are those of one doubling."""
     lines, before = ["--num-envs auto: steps a second, updates included", "     envs   steps/s   gain"], None
     for trial in trials:
         if trial.rate is None:
@@ -164,22 +164,15 @@ def table(trials: Sequence[Trial]) -> list[str]:
 
 
 def with_count(settings: Settings, num_envs: int) -> Settings:
-    """The settings with so many environments."""
-    return settings._replace(options=dataclasses.replace(settings.options, num_envs=num_envs))
+    """Return the settings with this number of environments."""
+    return settings._replace(options=dataclasses.replace(settings.options, num_envs=num_envs), auto_num_envs=False)
 
 
 def _run(trials: Sequence[Trial]) -> list[Trial]:
-    """The trials that were run, by their counts."""
+    """Return the trials that were run, by count."""
     return sorted(trial for trial in trials if trial.rate is not None)
 
 
-def _start(settings: Settings) -> int:
-    """The preset's count, or 1 where it has none."""
-    written = [s for s in read_preset(settings.preset) if s.name == "num_envs"] if settings.preset else []
-    found = convert(types_of(Options)["num_envs"], written[-1]) if written else 1
-    return found if isinstance(found, int) else 1
-
-
 def _without_warmup(agent: Any) -> Any:
-    """The agent's options as if it learned from the start: steps before that cost less."""
+    """Return the agent's options with learning from the start, since steps before that cost less."""
     return dataclasses.replace(agent, learning_starts=0) if hasattr(agent, "learning_starts") else agent

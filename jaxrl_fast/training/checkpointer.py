@@ -24,7 +24,7 @@ class CheckpointManager:
     def __init__(self, plan: Plan, metrics: tracker.MetricsTracker):
         options = plan.settings.options
         self.plan, self.tracker = plan, metrics
-        self.saver = checkpoint_saver.Saver(plan.folder / CHECKPOINTS, options.keep)
+        self.saver = checkpoint_saver.Saver(plan.folder / CHECKPOINTS, options.keep_checkpoints)
         self.every_steps, seconds = parse_period(str(options.save_every))
         self.throttle = Throttle(seconds or math.inf)
         self.num_begun = 0  # checkpoints, whether or not they could be written
@@ -56,7 +56,7 @@ class CheckpointManager:
         state = program.shard_state(checkpoint.unflatten(program.state_spec, saved))
         kept = saved.manifest["host"]
         self.tracker.restore(kept["scores"], saved.arrays)
-        if saved.manifest["config"]["solved"] != self.tracker.solved_threshold:
+        if saved.manifest["config"]["solved_threshold"] != self.tracker.solved_threshold:
             self.tracker.reset_solved()
         self.saver.num_written, self.saver.last = kept["num_saves"], saved.folder
         self._mark_best()
@@ -91,7 +91,7 @@ class CheckpointManager:
             "num_shards": self.plan.placement.num_shards,
             "num_grad_workers": self.plan.placement.num_grad_workers,
             "exact": self.plan.env.on_device or self.plan.settings.options.exact_resume,
-            "made": fingerprint.fingerprint(),
+            "meta": fingerprint.fingerprint(),
             "config": settings.to_mapping(self.plan.settings),
         }
         self.saver.save(folder, arrays | buffered, manifest, score)

@@ -10,15 +10,13 @@ from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from jaxrl_fast import __version__
-from jaxrl_fast.agents.configs import CONTINUOUS
-from jaxrl_fast.agents.configs.dqn import DQN
-from jaxrl_fast.agents.configs.pqn import PQN
 from jaxrl_fast.config import names, paths
 from jaxrl_fast.loggers.terminal import Console
 from jaxrl_fast.runs import files, fingerprint
 from jaxrl_fast.training.plan import Plan
 from jaxrl_fast.utils import devices, formatting, memory, warnings
 from jaxrl_fast.utils.devices import device
+from jaxrl_fast.utils.option import options_of
 from jaxrl_fast.utils.throttle import Throttle
 
 if TYPE_CHECKING:
@@ -38,7 +36,7 @@ class ProgressPrinter:
 
         self.plan, self.terminal = plan, terminal
         share = MIN_SHARE if terminal.lines_stay else 0.0
-        self.throttle = Throttle(plan.settings.options.report_every, share=share)
+        self.throttle = Throttle(plan.settings.options.console_every, share=share)
         self.buffer = records.RecordBuffer(sys.maxsize, MAX_UPDATES_PER_LINE)  # updates since the last line
         self.printed = num_updates, train_time  # at the last line
         self.evaluation: float | None = None  # mean return of the last evaluation since the last line
@@ -91,9 +89,7 @@ def announce(plan: Plan, terminal: Console) -> None:
         warnings.warn(
             f"nothing will be learned: gradient steps come after step {first}, and the run ends at step {last}"
         )
-    for line in dict.fromkeys(
-        (*_check_unused_options(plan), *_check_target_period(plan), *plan.env.warnings, *plan.eval_env.warnings)
-    ):
+    for line in dict.fromkeys((*_check_options(plan), *plan.env.warnings, *plan.eval_env.warnings)):
         warnings.warn(line)
     protocol = [f"trained and evaluated by the {plan.env.protocol} protocol"] if plan.env.protocol else []
     for note in dict.fromkeys((*plan.env.info, *plan.eval_env.info, *protocol)):
@@ -110,35 +106,21 @@ def announce(plan: Plan, terminal: Console) -> None:
         warnings.warn('there is a GPU, but JAX uses the CPU; pip install "jax[cuda12]"')
 
 
-def _check_unused_options(plan: Plan) -> list[str]:
-    """Return warnings about options without effect: for continuous actions, or for several environments."""
+def _check_options(plan: Plan) -> list[str]:
+    """Return warnings about the algorithm's options: without effect in this environment, or at odds with each other."""
     from jaxrl_fast.types import Discrete
 
-    agent, spec = plan.settings.agent, plan.env.spec
-    changed = [name for name in CONTINUOUS if getattr(agent, name, None) != getattr(type(agent), name, None)]
-    changed = changed if isinstance(spec.action, Discrete) else []
-    split = plan.env.parallelism
-    alone = (
-        spec.num_envs * split.num_shards // split.num_pools == 1
-        and isinstance(agent, DQN | PQN)
-        and agent.epsilon_ladder > 0
-    )
-    ladder = "--agent.epsilon-ladder does nothing: no two environments act together, and each has the lowest rung"
-    return [ladder] * alone + [
-        f"--agent.{name.replace('_', '-')} does nothing: the actions of {spec.id} are discrete" for name in changed
+    agent, spec, split = plan.settings.agent, plan.env.spec, plan.env.parallelism
+    why_unused = {"continuous": f"the actions of {spec.id} are discrete"} if isinstance(spec.action, Discrete) else {}
+    if spec.num_envs * split.num_shards // split.num_pools == 1:
+        why_unused["several_envs"] = "one environment acts at a time"
+    changed = (o for name, o in options_of(type(agent)).items() if getattr(agent, name) != o.default)
+    lines = [
+        f"--agent.{o.name.replace('_', '-')}: has no effect; {why_unused[o.only]}"
+        for o in changed
+        if o.only in why_unused
     ]
-
-
-def _check_target_period(plan: Plan) -> list[str]:
-    """Return a warning if the target network is copied several times in one update."""
-    agent, steps = plan.settings.agent, plan.steps_per_update
-    if not isinstance(agent, DQN) or agent.target_step_size < 1:
-        return []
-    period = agent.target_period
-    if period >= steps or agent.replay_ratio * steps < 2:
-        return []
-    moves = f"the target is copied several times within an update, which is {steps} steps"
-    return [f"--agent.target-period {period}: {moves}; it should be {steps} or more"]
+    return [*lines, *(agent.warnings(plan.settings.options.num_envs) if hasattr(agent, "warnings") else ())]
 
 
 def _from_where(plan: Plan) -> str:
@@ -147,7 +129,7 @@ def _from_where(plan: Plan) -> str:
         warnings.warn(f"{wrong}; using the one before")
     if plan.saved is None:
         return "from the beginning: there is no checkpoint"
-    before, now = plan.saved.manifest["made"], fingerprint.fingerprint()
+    before, now = plan.saved.manifest["meta"], fingerprint.fingerprint()
     flat = lambda made: {k: v for k, v in made.items() if k != "versions"} | made["versions"]
     old, new = flat(before), flat(now)
     changed = [f"{k} {old.get(k, 'unknown')} is now {new.get(k)}" for k in old | new if old.get(k) != new.get(k)]
@@ -155,7 +137,9 @@ def _from_where(plan: Plan) -> str:
         warnings.warn(f"the resumed run may not be exact to the bit: {', '.join(sorted(changed))}")
     total, was = plan.settings.options.total_steps, plan.saved.manifest["config"]
     longer = f"; schedules now end at step {formatting.short_number(total)}" if total != was["total_steps"] else ""
-    longer += "; solved is judged from there on" if was["solved"] != plan.settings.options.solved else ""
+    longer += (
+        "; solved is judged from there on" if was["solved_threshold"] != plan.settings.options.solved_threshold else ""
+    )
     if plan.saved.manifest["env_steps"] >= plan.num_updates * plan.steps_per_update:
         at = formatting.short_number(plan.saved.manifest["env_steps"])
         return f"at its end, step {at}; more --total-steps extend it ({plan.saved.folder})"
@@ -200,8 +184,8 @@ def print_summary(plan: Plan, terminal: Console, summary: Mapping[str, Any]) -> 
         parts.append(f"return {summary['final_return_mean']:.1f}")
     if summary["eval_return_mean"] is not None:
         parts.append(f"greedy {summary['eval_return_mean']:.1f}")
-    if summary["eval_unfinished"]:
-        parts.append(f"{summary['eval_unfinished']} evaluation episodes did not end in time")
+    if summary["eval_truncated"]:
+        parts.append(f"{summary['eval_truncated']} evaluation episodes did not end in time")
     if summary["solved"]:
         steps, duration = summary["steps_to_solve"], summary["time_to_solve_s"]
         parts.append(f"solved at {formatting.short_number(steps)} steps, {formatting.seconds(duration)}")
@@ -225,7 +209,7 @@ def resume_command(plan: Plan, summary: Mapping[str, Any]) -> str:
     command = f"{names.PROGRAM} --resume {quote(str(plan.folder))}"
     if summary["status"] == "stopped":
         return command
-    complete = summary["status"] == "done" and summary["updates"] == plan.num_updates
+    complete = summary["status"] == "done" and summary["num_updates"] == plan.num_updates
     return f"{command} --total-steps {formatting.short_number(2 * options.total_steps)}" if complete else ""
 
 

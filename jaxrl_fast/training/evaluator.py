@@ -211,5 +211,5 @@ def summarize(score: np.ndarray, length: np.ndarray, num_wanted: int) -> dict[st
         "eval_return_max": number(score.max),
         "eval_length_mean": number(length.mean),
         "eval_episodes": int(score.size),
-        "eval_unfinished": int(num_wanted - score.size),
+        "eval_truncated": int(num_wanted - score.size),
     }

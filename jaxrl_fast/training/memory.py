@@ -1,13 +1,14 @@
 """What a run will keep in memory, told before it is taken."""
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
 
 from jaxrl_fast import async_rollout, loop
 from jaxrl_fast.parallel.placement import SINGLE_DEVICE, Placement
-from jaxrl_fast.types import Agent, Env
+from jaxrl_fast.types import Agent, Env, PyTree
 from jaxrl_fast.utils.memory import format_bytes, free_bytes, nbytes
 
 
@@ -34,7 +35,7 @@ class MemoryEstimate(NamedTuple):
 
 def estimate(env: Env, agent: Agent, placement: Placement = SINGLE_DEVICE) -> MemoryEstimate:
     """What trainings of all environments, so many and on so many devices, need together. Nothing is compiled."""
-    state = jax.eval_shape(lambda: loop.init(async_rollout.on_paper(env), agent, jax.random.key(0)))
+    state = _shapes(env, lambda env: loop.init(env, agent, jax.random.key(0)))
     parameters = nbytes(agent.policy_state(state.agent))
     of_replay = nbytes(state.agent) - parameters
     copies = 2 if jax.local_devices()[0].platform == "cpu" else 1
@@ -46,14 +47,26 @@ def estimate(env: Env, agent: Agent, placement: Placement = SINGLE_DEVICE) -> Me
 
 def rollout_bytes(env: Env, agent: Agent) -> int:
     """Bytes that an update of one training takes at least: its rollout, and that again as minibatches."""
-    env = async_rollout.on_paper(env)
-    state = jax.eval_shape(lambda: loop.init(env, agent, jax.random.key(0)))
-    act = lambda state: loop.act(env, agent, state.agent, state.actors, jax.random.key(0))[1]
-    return 2 * nbytes(jax.eval_shape(act, state))
+
+    def act(env: Env) -> PyTree:
+        state = loop.init(env, agent, jax.random.key(0))
+        return loop.act(env, agent, state.agent, state.actors, jax.random.key(0))[1]
+
+    return 2 * nbytes(_shapes(env, act))
 
 
-def check_fits(needed: MemoryEstimate, capacity: int | None, steps_per_update: int = 1, resumed: bool = False) -> None:
-    """ValueError where it does not fit; it names the largest capacity of a replay that does, in whole updates.
+def _shapes(env: Env, function: Callable[[Env], PyTree]) -> PyTree:
+    """Return shapes of what a function of an environment returns: with a leading axis of shards, if it is sharded."""
+    env, (axis_name, num_shards, *_) = async_rollout.on_paper(env), env.parallelism
+    if axis_name is None:
+        return jax.eval_shape(lambda: function(env))
+    return jax.eval_shape(jax.vmap(lambda _: function(env), axis_name=axis_name), jax.numpy.arange(num_shards))
+
+
+def check_fits(
+    needed: MemoryEstimate, buffer_size: int | None, steps_per_update: int = 1, resumed: bool = False
+) -> None:
+    """ValueError where it does not fit; it names the largest buffer_size of a replay that does, in whole updates.
 
     A run that goes on can have no other, and one copy of it has been read into the host's memory already.
     """
@@ -64,13 +77,13 @@ def check_fits(needed: MemoryEstimate, capacity: int | None, steps_per_update: i
     rest = needed.free - copies * others
     if resumed:
         raise ValueError(f"this run does not fit into memory here ({needed})")
-    if capacity is None or rest <= 0:
+    if buffer_size is None or rest <= 0:
         raise ValueError(f"this does not fit into memory ({needed}); fewer environments or seeds need less")
-    held = max(capacity // steps_per_update, 1) * steps_per_update
+    held = max(buffer_size // steps_per_update, 1) * steps_per_update
     fits = math.floor(rest / (copies * needed.replay / held))
     unit = 10 ** max(len(str(fits)) - 3, 0)
     twice = ", twice while saving" if copies > 1 else ""
     raise ValueError(
-        f"capacity {capacity}: the replay needs {format_bytes(needed.replay)}{twice}, and {format_bytes(rest)} are "
-        f"free for it; the largest capacity that fits is {fits // unit * unit}"
+        f"buffer_size {buffer_size}: the replay needs {format_bytes(needed.replay)}{twice}, and {format_bytes(rest)} "
+        f"are free for it; the largest buffer_size that fits is {fits // unit * unit}"
     )

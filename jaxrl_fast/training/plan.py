@@ -26,8 +26,17 @@ if TYPE_CHECKING:
 MAX_STEPS = 2**31 - 1  # of an update: rows are counted in int32
 
 RESERVED_METRICS = (  # names that a record has already
-    *("episodes", "valid_steps", "return_sum", "return_mean", "return_min", "return_max", "length_sum", "length_mean"),
-    *("longest_episode", "seed", "env_steps", "updates", "wall_time_s", "train_time_s", "env_steps_per_s"),
+    *(
+        "episodes",
+        "valid_steps",
+        "return_sum",
+        "return_mean",
+        "return_min",
+        "return_max",
+        "length_sum",
+        "episode_length_mean",
+    ),
+    *("longest_episode", "seed", "env_steps", "num_updates", "wall_time_s", "train_time_s", "env_steps_per_s"),
 )
 
 
@@ -55,6 +64,18 @@ class Plan(NamedTuple):
             self.lock.release()
 
 
+def decide_num_envs(settings: Settings) -> Settings:
+    """Return the settings with the best number of environments where --num-envs is auto. Nothing is written."""
+    if not settings.auto_num_envs:
+        return settings
+    check_services(settings.options)
+    directory.chosen(settings.options)
+    check_devices(settings.options)
+    from jaxrl_fast.training import calibrate
+
+    return calibrate.choose(settings)
+
+
 def make_plan(settings: Settings) -> Plan:
     """Everything that can be refused is refused here, by a ValueError of one sentence. Then the folder is made."""
     options = settings.options
@@ -80,45 +101,37 @@ def validate_plan(settings: Settings, members: tuple[Member, ...] = ()) -> Plan:
     from jaxrl_fast import agents
     from jaxrl_fast.parallel import program
     from jaxrl_fast.runs import checkpoint
-    from jaxrl_fast.training import build, calibrate, memory
+    from jaxrl_fast.training import build, memory
 
+    assert not settings.auto_num_envs, "decide_num_envs comes first"
     check_devices(settings.options)
-    if settings.options.num_envs == "auto":
-        settings = calibrate.choose(settings)
     options = settings.options
     saved, damaged = directory.saved_in(Path(options.resume)) if options.resume else (None, ())
     done = saved.manifest["host"]["scores"]["updates"] if saved else 0
     before = saved.manifest if saved else None
     check_unsolved(options, saved)
     algorithm = agents.load(settings.algo)
-    rollout_length = common.rollout_length(settings.agent, int(options.num_envs))
-    steps_per_update = rollout_length * int(options.num_envs)
+    rollout_length = common.rollout_length(settings.agent, options.num_envs)
+    steps_per_update = rollout_length * options.num_envs
     if steps_per_update > MAX_STEPS:
         each = f"{rollout_length} in each of {options.num_envs} environments"
-        raise ValueError(f"an update would be {steps_per_update} steps, {each}; at most {MAX_STEPS} can be counted")
+        raise ValueError(f"an update has at most {MAX_STEPS} steps, got {steps_per_update}: {each}")
     num_updates = count_updates(options, steps_per_update, saved)
-    divide = lambda settings: build.shard_env(settings, algorithm, num_updates, before, done)
-    env, agent, placement = divide(settings)
-    if env.protocol and getattr(settings.agent, "clip_rewards", False) is None:  # it is one of the rules
-        clipped = dataclasses.replace(settings.agent, clip_rewards=env.protocol == "dqn2015")
-        settings = settings._replace(agent=clipped)
-        env, agent, placement = divide(settings)
+    settings, env, agent, placement = build.build(settings, algorithm, num_updates, before, done)
+    options = settings.options
     if not env.on_device:
         check_on_host(settings, env, agent)
-        options = dataclasses.replace(options, protocol=env.protocol)
-        settings = settings._replace(options=options)
     if options.total_steps < steps_per_update:
         raise ValueError(
-            f"--total-steps {options.total_steps} is less than one update, which is {steps_per_update} steps "
-            f"({rollout_length} in each of {options.num_envs} environments)"
+            f"--total-steps: must be at least one update of {steps_per_update} steps ({rollout_length} in each of "
+            f"{options.num_envs} environments), got {options.total_steps}"
         )
-    eval_env = build.evaluation(options, env.on_device, done)
-    whole = (env, agent) if placement.num_shards == 1 else build.whole_env(settings, algorithm, num_updates)
+    eval_env = build.evaluation_env(options, env, done)
     if settings.algo not in configs.CONFIGS:
         with build.blamed(settings.algo, env):
-            check_update(settings.algo, *program.shapes_of_update(*whole))
-    needs = memory.estimate(*whole, placement)
-    memory.check_fits(needs, getattr(settings.agent, "capacity", None), steps_per_update, resumed=saved is not None)
+            check_update(settings.algo, *program.shapes_of_update(env, agent))
+    needs = memory.estimate(env, agent, placement)
+    memory.check_fits(needs, getattr(settings.agent, "buffer_size", None), steps_per_update, resumed=saved is not None)
     make = lambda agent_config: build.make_agent(agent_config, algorithm, env, num_updates)
     varied = vary(members, make, settings.agent) if members else None
     if saved:  # what does not fit is refused before anything is compiled
@@ -144,33 +157,33 @@ def check_services(options: Options) -> None:
     """What was asked to log to is installed."""
     for service in ("wandb", "trackio"):
         if getattr(options, service) and util.find_spec(service) is None:
-            raise ValueError(f'--{service}: {service} is not installed here; pip install "jaxrl_fast[{service}]"')
+            raise ValueError(f'--{service}: {service} is not installed; pip install "jaxrl_fast[{service}]"')
 
 
 def check_devices(options: Options) -> None:
     """JAX gets its devices here."""
-    if options.overlap and not options.in_flight:
-        raise ValueError("--overlap: it wants environments on the host, and --in-flight 1 or more")
+    if options.overlap and not options.async_pools:
+        raise ValueError("--overlap: requires a host environment (envpool) and --async-pools 1 or more")
     devices.configure_cpu_devices(options.devices)
     devices.check_device()
     if devices.is_double():
-        raise ValueError("JAX's 64 bits (jax_enable_x64) are switched on, and training is in 32; switch them off first")
+        raise ValueError("jax_enable_x64 is on, but training requires 32-bit mode; unset JAX_ENABLE_X64")
     if not devices.compiles():
-        raise ValueError("JAX's compiler (jax_disable_jit) is switched off, and training is one program; switch it on")
+        raise ValueError("jax_disable_jit is on, but training is one compiled program; unset JAX_DISABLE_JIT")
 
 
 def check_unsolved(options: Options, saved: "Checkpoint | None") -> None:
     """A run that stops when solved, and is, by all seeds that are well, has nothing to do with more steps."""
     if saved is None or not options.stop_when_solved:
         return
-    if saved.manifest["config"]["solved"] != options.solved:
+    if saved.manifest["config"]["solved_threshold"] != options.solved_threshold:
         return
     scores = saved.manifest["host"]["scores"]
     settled = all(solved or lost is not None for solved, lost in zip(scores["solved"], scores["diverged"], strict=True))
     if settled and options.total_steps > saved.manifest["config"]["total_steps"]:
         raise ValueError(
-            f"--total-steps {options.total_steps}: this run stops when it is solved, and it is; "
-            "--no-stop-when-solved trains on"
+            f"--total-steps: this run has stopped because it is solved, got {options.total_steps}; "
+            "use --no-stop-when-solved to train on"
         )
 
 
@@ -179,10 +192,10 @@ def count_updates(options: Options, steps_per_update: int, saved: "Checkpoint | 
     total_steps = options.total_steps
     num_updates = -(-total_steps // steps_per_update)
     if num_updates >= 2**31:
-        raise ValueError(f"--total-steps {total_steps}: {num_updates} updates are more than {2**31 - 1}")
+        raise ValueError(f"--total-steps: must be at most {2**31 - 1} updates, got {num_updates}")
     if saved and saved.manifest["host"]["scores"]["updates"] > num_updates:
         made = saved.manifest["env_steps"]
-        raise ValueError(f"--total-steps {total_steps}: this run has made {made} steps already")
+        raise ValueError(f"--total-steps: must be at least the {made} steps that this run has made, got {total_steps}")
     return num_updates
 
 
@@ -191,18 +204,18 @@ def check_on_host(settings: Settings, env: "Env", agent: "Agent") -> None:
     options = settings.options
     if options.num_seeds > 1:
         raise ValueError(
-            f"--num-seeds {options.num_seeds}: {env.spec.id} runs on the host, whose pools are for one seed; "
-            "python -m jaxrl_fast.sweep --seed 0..4 runs several one after another"
+            f"--num-seeds: must be 1 for the host environment {env.spec.id}, got {options.num_seeds}; "
+            "python -m jaxrl_fast.sweep --seed 0..4 trains several one after another"
         )
     if options.overlap and agent.gradient_steps is None:
         raise ValueError(
-            f"--overlap: {settings.algo} does not learn from whole rollouts; "
-            "--in-flight alone keeps its pools at work while it learns"
+            f"--overlap: requires an algorithm that learns from whole rollouts, got {settings.algo}; "
+            "use --async-pools alone"
         )
-    if options.exact_resume and options.pool_path == "ffi":
-        raise ValueError("--exact-resume: --pool-path ffi knows its pool by address; callback can have a new one")
+    if options.exact_resume and options.host_bridge == "ffi":
+        raise ValueError("--exact-resume: requires --host-bridge callback, got ffi")
     if options.exact_resume and not parse_period(str(options.save_every))[0]:  # new games come at the same steps
-        raise ValueError(f"--exact-resume: --save-every {options.save_every} must be in environment steps, such as 1M")
+        raise ValueError(f"--exact-resume: requires --save-every in environment steps (1M), got {options.save_every}")
 
 
 def check_update(algo: str, state: Any, result: Any) -> None:

@@ -37,7 +37,7 @@ class RunProgress:
         self.seeds, labels = [m.seed for m in members], [m.label for m in members]
         self.record_length = to_updates(options.log_every, plan.steps_per_update) or -(-plan.num_updates // NUM_RECORDS)
         self.tracker = MetricsTracker(
-            labels, self.record_length, plan.steps_per_update, plan.agent.rollout_length, options.solved
+            labels, self.record_length, plan.steps_per_update, plan.agent.rollout_length, options.solved_threshold
         )
         self.checkpoints = CheckpointManager(plan, self.tracker)
         self.evaluator = Evaluator(plan.eval_env, plan.agent, self.seeds, options.eval_episodes, plan.varied)

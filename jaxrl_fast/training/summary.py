@@ -33,6 +33,7 @@ def write_config(plan: "Plan") -> None:
 
     path, options = plan.folder / paths.CONFIG, plan.settings.options
     now = {
+        "format": paths.FORMAT,
         "id": secrets.token_hex(4),
         "preset": plan.settings.preset,
         "env_id": plan.env.spec.id,
@@ -48,12 +49,12 @@ def write_config(plan: "Plan") -> None:
         again = {"env_steps": plan.saved.manifest["env_steps"] if plan.saved else 0, "total_steps": options.total_steps}
         kept = {name: now[name] for name in ("env_is_an_object",) if name in now}
         now = (
-            {"id": now["id"]}
+            {name: now[name] for name in ("format", "id")}
             | before
             | kept
             | {"resumed": [*before.get("resumed", []), again | fingerprint.fingerprint()]}
         )
-    content = settings.to_mapping(plan.settings) | {"env": plan.env.spec.id, "made": now}
+    content = settings.to_mapping(plan.settings) | {"env": plan.env.spec.id, "meta": now}
     files.replace(path, yaml.safe_dump(content, sort_keys=False))
 
 
@@ -82,7 +83,7 @@ def summarize(plan: "Plan", tracker: "MetricsTracker", ended: RunResult) -> dict
         "num_seeds": options.num_seeds,
         "members": tracker.labels,
         "env_steps": steps,
-        "updates": ended.updates,
+        "num_updates": ended.updates,
         "valid_steps": tracker.valid_steps,
         "train_time_s": round(times["train"], 4),
         "compile_time_s": round(times["compile"], 4),
@@ -92,7 +93,7 @@ def summarize(plan: "Plan", tracker: "MetricsTracker", ended: RunResult) -> dict
         "env_steps_per_s": round(steps * options.num_seeds / times["train"], 1) if steps else None,
         "peak_memory_mb": memory.peak_memory_mb(),
         "program_memory_mb": round(ended.program_memory / 2**20, 3),
-        "host_share": round(times["idle"] / times["train"], 5) if steps else None,
+        "device_idle_fraction": round(times["idle"] / times["train"], 5) if steps else None,
         "final_return_mean": statistics.finite(np.mean(final_returns)) if final_returns else None,
         "final_return_std": statistics.finite(np.std(final_returns, ddof=1)) if len(final_returns) > 1 else None,
         "final_return_iqm": statistics.finite(statistics.iqm(np.array(final_returns))) if final_returns else None,
@@ -101,19 +102,19 @@ def summarize(plan: "Plan", tracker: "MetricsTracker", ended: RunResult) -> dict
         "eval_return_std": last.get("eval_return_std"),
         "eval_length_mean": last.get("eval_length_mean"),
         "eval_episodes": last.get("eval_episodes"),
-        "eval_unfinished": last.get("eval_unfinished"),
+        "eval_truncated": last.get("eval_truncated"),
         "best_eval_return_mean": best.get("eval_return_mean"),
         "best_eval_env_steps": best.get("env_steps"),
         "evaluations": tracker.evaluations,
-        "solved_threshold": options.solved,
-        "solved": all_solved if options.solved is not None else None,
+        "solved_threshold": options.solved_threshold,
+        "solved": all_solved if options.solved_threshold is not None else None,
         "steps_to_solve": int(np.median([s[0] for s in solved])) if all_solved else None,
         "time_to_solve_s": statistics.finite(np.median([s[1] for s in solved])) if all_solved else None,
         "steps_to_solve_per_seed": [s and s[0] for s in tracker.solved],
         "time_to_solve_s_per_seed": [s and s[1] for s in tracker.solved],
         "diverged_at_per_seed": tracker.diverged,
         "failure": ended.failure or None,
-        "checkpoints": ended.num_saved,
+        "num_checkpoints": ended.num_saved,
         "last_checkpoint": ended.last_saved,
         "num_shards": plan.placement.num_shards,
         "num_grad_workers": plan.placement.num_grad_workers,

@@ -13,7 +13,7 @@ def progress_line(record: Mapping[str, Any], width: int | None = None) -> str:
     """
     score = "no episode ended since then"
     if record["return_mean"] is not None:
-        played = f"(len {record['length_mean']:.0f}, {short_number(record['episodes'])} eps)"
+        played = f"(len {record['episode_length_mean']:.0f}, {short_number(record['episodes'])} eps)"
         score = f"return {record['return_mean']:7.1f} {played}"
     losses = [name for name in record if name.endswith("loss") and name != "policy_loss"][:1]
     losses += [name for name in record if name == "entropy"]

@@ -5,11 +5,10 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import jax
-
-from jaxrl_fast.types import PyTree
+if TYPE_CHECKING:
+    from jaxrl_fast.types import PyTree
 
 
 def peak_memory_mb() -> float:
@@ -42,6 +41,8 @@ MEMORY_FILES = {
 
 def free_bytes(num_devices: int = 1) -> int | None:
     """Bytes that so many devices, evenly used, could still give; on CPUs, the machine or what we are confined to."""
+    import jax
+
     devices = jax.local_devices()[:num_devices]
     if devices[0].platform == "cpu":
         available = _available()
@@ -51,8 +52,10 @@ def free_bytes(num_devices: int = 1) -> int | None:
     return num_devices * min(left) if left else None
 
 
-def nbytes(tree: PyTree) -> int:
+def nbytes(tree: "PyTree") -> int:
     """Bytes of arrays, or of their shapes."""
+    import jax
+
     return sum(_size(leaf) for leaf in jax.tree.leaves(tree))
 
 
@@ -65,6 +68,8 @@ def format_bytes(count: int) -> str:
 
 
 def _size(leaf: Any) -> int:
+    import jax
+
     if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         leaf = jax.eval_shape(jax.random.key_data, leaf)
     return leaf.size * leaf.dtype.itemsize

@@ -1,4 +1,4 @@
-"""How people write names and numbers. Standard library only."""
+"""Parse numbers and times as people write them, and find the name that a misspelled one is near to."""
 
 import difflib
 import math
@@ -6,15 +6,14 @@ from collections.abc import Callable, Iterable
 
 SECONDS = {"min": 60, "h": 3600, "s": 1}
 SUFFIXES = {"k": 10**3, "M": 10**6, "B": 10**9}
-NAMES = {"k": "thousands", "M": "millions", "B": "billions"}
 WORDS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 MIN_FLOAT, MAX_FLOAT = 2.0**-126, 3.4e38  # numbers that float32 keeps its digits of
 
 
 def nearest(word: str, names: Iterable[object], spell: Callable[[str], str] = str, cutoff: float = 0.6) -> str:
-    """For a message about an unknown word: "; did you mean a or b?", or nothing if no name is near.
+    """Return "; did you mean a or b?" for a message about an unknown word, or "" if no name is near.
 
-    A name that has the word as its last part, as "agent.clip" has "clip", is nearest of all.
+    A name that has the word as its last part, as "agent.gamma" has "gamma", is nearest of all.
     """
     by_lower = {str(name).lower(): str(name) for name in names}
     tail = word.lower().rpartition(".")[2]
@@ -24,13 +23,13 @@ def nearest(word: str, names: Iterable[object], spell: Callable[[str], str] = st
 
 
 def shown(words: object) -> str:
-    """A user's words in a message of one line: as they are, or as Python writes them where that would break it."""
+    """Return a user's words for a message of one line, as Python writes them if they would break it."""
     text = str(words)
     return text if text.isprintable() else repr(text)
 
 
 def parse_int(text: str) -> int:
-    """A whole number: 64, 64k, 1e6, 1.5M, 2_000. ValueError if it is none."""
+    """Return a whole number: 64, 64k, 1e6, 1.5M, 2_000. Raises ValueError if it is none."""
     factor = SUFFIXES.get(text[-1:], 1)
     text = text[:-1] if factor > 1 else text
     try:
@@ -43,7 +42,7 @@ def parse_int(text: str) -> int:
 
 
 def parse_float(text: str) -> float:
-    """A finite number: 2.5e-4, 10k. ValueError if it is none."""
+    """Return a finite number: 2.5e-4, 10k. Raises ValueError if it is none."""
     factor = SUFFIXES.get(text[-1:], 1)
     value = float(text[:-1] if factor > 1 else text) * factor
     if not math.isfinite(value):
@@ -51,25 +50,14 @@ def parse_float(text: str) -> float:
     return value
 
 
-def suffix_hint(text: str) -> str:
-    """For a message about what is no number but for its suffix's case: "; did you mean 1M, M for millions?"."""
-    suffix = text[-1:].swapcase()
-    meant = text[:-1] + suffix
-    try:
-        parse_float(meant)
-    except ValueError:
-        return ""
-    return f"; did you mean {meant}, {suffix} for {NAMES[suffix]}?" if suffix in NAMES else ""
-
-
 def parse_seconds(text: str) -> float:
-    """A time: 30, 30s, 5min, 2h. ValueError if it is none."""
+    """Return seconds: 30, 30s, 5min, 2h. Raises ValueError if it is no time."""
     unit = next((unit for unit in SECONDS if text.endswith(unit)), "")
     return parse_float(text.removesuffix(unit)) * SECONDS.get(unit, 1)
 
 
 def parse_period(text: str) -> tuple[int, float]:
-    """Environment steps or seconds, the other 0: 64k, 1M, 30s, 5min, 2h. ValueError if it is neither."""
+    """Return environment steps and seconds, one of them 0: 64k, 1M, 30s, 5min, 2h. Raises ValueError if neither."""
     period = (0, parse_seconds(text)) if text.endswith(tuple(SECONDS)) else (parse_int(text), 0.0)
     if min(period) < 0:
         raise ValueError

@@ -15,7 +15,7 @@ from tests.helpers.agents import LITTLE, SHORT
 from tests.helpers.trees import equations, same_bits
 
 NUM_ENVS, NUM_UPDATES = 4, 6
-EPSILON = dict(epsilon_start=1.0, epsilon_end=0.1, epsilon_steps=100, epsilon_ladder=3.0)
+EPSILON = dict(epsilon_start=1.0, epsilon_end=0.1, epsilon_steps=100, apex_alpha=3.0)
 SMALL = {"ppo": SHORT, "pqn": SHORT | EPSILON, "dqn": LITTLE | EPSILON}
 each_algorithm = pytest.mark.parametrize("algo", SMALL)
 
@@ -118,7 +118,7 @@ def reported(algo, num_shards=1):
     env = probes.best_action(NUM_ENVS)
     if num_shards > 1:
         env = env._replace(spec=env.spec._replace(axis_name="shards", num_shards=num_shards))
-    agent = agent_of(algo, env, anneal=True, learning_rate=0.01)
+    agent = agent_of(algo, env, anneal_lr=True, learning_rate=0.01)
     run = lambda key: loop.train(env, agent, loop.init(env, agent, key), NUM_UPDATES)[1]
     if num_shards == 1:
         return jax.device_get(jax.jit(run)(jax.random.key(0)))
@@ -138,7 +138,7 @@ def test_the_learning_rate_falls_to_zero_counted_in_gradient_steps(algo):
 
 @each_algorithm
 def test_without_annealing_the_learning_rate_stays(algo):
-    learning_rate = parts_of(algo, anneal=False, learning_rate=0.01).learning_rate
+    learning_rate = parts_of(algo, anneal_lr=False, learning_rate=0.01).learning_rate
     np.testing.assert_allclose([learning_rate(taken) for taken in (0, 1, 10, 10**6)], 0.01, rtol=1e-6)
 
 

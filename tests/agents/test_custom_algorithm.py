@@ -72,14 +72,17 @@ def test_a_module_will_do_from_python(write):
     assert [r["best_score"] for r in again.metrics] == pytest.approx(second)
 
 
-TRACED = {"by itself": "    traced = ('spread',)\n", "said": "    traced: ClassVar = ('spread',)\n"}
+def with_spread(text, declared):
+    """Declare its spread by `option`."""
+    found = text.replace("@dataclass", "from jaxrl_fast import option\n@dataclass")
+    found = re.sub(r"    spread: float = .*", f"    spread: float = option(0.1, {declared})", found)
+    assert declared in found
+    return found
 
 
-def with_traced(text, how="by itself"):
-    """Its Config says that `make` only calculates with its spread."""
-    return text.replace("@dataclass", "from typing import ClassVar\n@dataclass").replace(
-        "class Config:\n", "class Config:\n" + TRACED[how]
-    )
+def with_traced(text):
+    """`make` only calculates with its spread."""
+    return with_spread(text, "traced=True")
 
 
 @pytest.mark.slow
@@ -91,15 +94,14 @@ def test_real_numbers_that_it_says_are_traced_share_a_program_in_a_sweep(write):
         == 0
     )
     (folder,) = Path("sweeps").iterdir()
-    members = yaml.safe_load((folder / "01" / "config.yaml").read_text())["made"]["members"]
+    members = yaml.safe_load((folder / "01" / "config.yaml").read_text())["meta"]["members"]
     assert members == [{"seed": 0, "agent.spread": 0.0}, {"seed": 0, "agent.spread": 2.0}]
     records = [json.loads(text) for text in (folder / "01" / "metrics.jsonl").read_text().splitlines()]
     still, moving = ([r["return_mean"] for r in records if r["agent.spread"] == spread] for spread in (0.0, 2.0))
     assert still[0] == moving[0] and still[1] != moving[1]
 
 
-@pytest.mark.parametrize("how", TRACED)
-def test_real_numbers_share_a_program_only_if_it_says_that_they_are_traced(write, how):
+def test_real_numbers_share_a_program_only_if_they_are_declared_as_traced(write):
     sizes = lambda text: [
         len(group.members)
         for group in grid.from_keywords(
@@ -107,7 +109,7 @@ def test_real_numbers_share_a_program_only_if_it_says_that_they_are_traced(write
         ).groups
     ]
     assert sizes(HILL_CLIMBING) == [1, 1, 1, 1]
-    assert sizes(with_traced(HILL_CLIMBING, how)) == [2, 2]
+    assert sizes(with_traced(HILL_CLIMBING)) == [2, 2]
 
 
 @pytest.mark.slow
@@ -131,9 +133,9 @@ def test_a_number_that_it_asks_for_its_size_may_be_varied(write):
 WRONG = {
     "no_make": ("Config = int", "has no make"),
     "nothing": ("", "has no Config and no make"),
-    "no_dataclass": ("Config = int\ndef make(): ...", "its Config is no dataclass"),
-    "no_default": (HILL_CLIMBING.replace("int = 200", "int"), "of its Config rollout_length has no default"),
-    "no_rollout": (HILL_CLIMBING.replace("rollout_length: int", "steps: int"), "its Config has no rollout_length"),
+    "no_dataclass": ("Config = int\ndef make(): ...", "Config is not a dataclass"),
+    "no_default": (HILL_CLIMBING.replace("int = 200", "int"), "Config.rollout_length has no default"),
+    "no_rollout": (HILL_CLIMBING.replace("rollout_length: int", "steps: int"), "Config has no rollout_length"),
     "no_types": (
         HILL_CLIMBING.replace("spread: float", "spread: 'Nowhere'"),
         "the types of its Config cannot be read (name",
@@ -178,7 +180,7 @@ def test_an_environment_that_it_cannot_take_is_refused_in_a_line(write, env, sai
 @pytest.mark.parametrize(
     ("algo", "said"),
     [
-        ("{}.py", "unknown algorithm '{0}.py'; of one's own it is a module's name, as one imports it, such as {0}"),
+        ("{}.py", "unknown algorithm '{0}.py'; give the name by which Python imports it, such as {0}"),
         ("pqm", "unknown algorithm 'pqm'; did you mean pqn"),
         ("json", "unknown algorithm 'json'; there are"),
         ("a_folder", "unknown algorithm 'a_folder'; there are"),
@@ -211,13 +213,13 @@ def test_a_module_is_found_in_a_folder_that_is_no_package(write, tmp_path):
 
 
 def test_a_script_is_no_module_for_others():
-    with pytest.raises(ValueError, match=r"^algo: the script that runs is no module that others can import"):
+    with pytest.raises(ValueError, match=r"^algo: other processes cannot import the running script"):
         load.from_keywords(algo=sys.modules["__main__"])
 
 
 def test_a_module_of_ours_is_ours_and_one_of_that_name_is_not():
     assert load.from_keywords(algo=importlib.import_module("jaxrl_fast.agents.pqn")).algo == "pqn"
-    with pytest.raises(ValueError, match=r"^algo: the module ppo has the name of an algorithm of ours"):
+    with pytest.raises(ValueError, match=r"^algo: the module ppo has the name of a built-in algorithm"):
         load.from_keywords(algo=types.ModuleType("ppo"))
 
 
@@ -230,14 +232,43 @@ def test_a_metric_cannot_have_the_name_of_what_a_record_has(write, name):
 
 def test_options_are_checked_as_ours_are(write):
     name = write(HILL_CLIMBING)
-    with pytest.raises(ValueError, match=r"has no option 'agent.spred'; did you mean agent.spread\?"):
+    with pytest.raises(ValueError, match=r"^agent.spred: \w+ has no such option; did you mean agent.spread\?"):
         load.from_keywords(algo=name, agent={"spred": 1})
-    with pytest.raises(ValueError, match=r"agent.rollout_length: 0 is out of range"):
+    with pytest.raises(ValueError, match=r"agent.rollout_length: must be at least 1, got 0"):
         load.from_keywords(algo=name, agent={"rollout_length": 0})
-    with pytest.raises(ValueError, match=r"agent.spread: 'wide' is not a number"):
+    with pytest.raises(ValueError, match=r"agent.spread: must be a number, got 'wide'"):
         load.from_keywords(algo=name, agent={"spread": "wide"})
     settings = load.from_keywords(algo=name, agent={"spread": "1e-2"}, env="CartPole-v1")
     assert settings.agent == agents.load(name).Config(spread=0.01) and dataclasses.is_dataclass(settings.agent)
+
+
+def test_its_options_have_bounds_needs_and_help_by_the_same_means(write, capsys):
+    name = write(with_spread(HILL_CLIMBING, "'Width of the search.', bounds=(0, 2), needs=('wide', True)"))
+    path = Path(f"{name}.py")
+    path.write_text(path.read_text().replace("    spread: float", "    wide: bool = False\n    spread: float"))
+    with pytest.raises(ValueError, match=r"^agent.spread: must be at least 0 and at most 2, got 3.0$"):
+        load.from_keywords(algo=name, agent={"spread": 3, "wide": True})
+    with pytest.raises(ValueError, match=r"^--agent.spread: has no effect without --agent.wide$"):
+        load.from_command_line([name, "--agent.spread", "1"])
+    assert load.from_keywords(algo=name, agent={"spread": 1, "wide": True}).agent.spread == 1.0
+    with pytest.raises(SystemExit):
+        load.from_command_line([name, "--help"])
+    assert "Width of the search. (default: 0.1, 0 to 2, needs --agent.wide)" in " ".join(
+        capsys.readouterr().out.split()
+    )
+
+
+@pytest.mark.parametrize(
+    ("declared", "says"),
+    [
+        ("needs=('nothing', True)", "needs nothing, which it does not have"),
+        ("traced=True", "is traced, but not a float"),
+    ],
+)
+def test_a_declaration_that_does_not_fit_is_refused(write, declared, says):
+    text = with_spread(HILL_CLIMBING, declared).replace("spread: float", "spread: float | int")
+    with pytest.raises(ValueError, match=says):
+        load.from_keywords(algo=write(text))
 
 
 def test_an_option_may_begin_with_no(write, tmp_path):
@@ -247,7 +278,7 @@ def test_an_option_may_begin_with_no(write, tmp_path):
     assert train.main([write(with_it), *given, "--agent.no-op-max", "2", "--run-dir", "run"]) == 0
     settings = load.from_command_line(["--resume", "run", "--agent.no-op-max", "2"])
     assert settings.agent.no_op_max == 2
-    with pytest.raises(ValueError, match=r"^--agent.no-op-max 3: this run has 2"):
+    with pytest.raises(ValueError, match=r"^--agent.no-op-max: a resume cannot change it from 2, got 3"):
         load.from_command_line(["--resume", "run", "--agent.no-op-max", "3"])
 
 

@@ -33,7 +33,7 @@ TABLE = networks.Network(  # its parameters [NUM_STATES, A, ...] are what it ans
 def make(num_actions=2, num_envs=1, frame_stack=0, num_shards=1, action=None, num_updates=100, **config):
     obs = ShapeDtypeStruct((max(frame_stack, 1),), jnp.float32)
     spec = EnvSpec("test", obs, action or Discrete(num_actions), num_envs, frame_stack, num_shards=num_shards)
-    defaults = dict(rollout_length=4, capacity=10**9, batch_size=4, learning_starts=0, hidden=(8,))
+    defaults = dict(rollout_length=4, buffer_size=10**9, batch_size=4, learning_starts=0, hidden_sizes=(8,))
     return dqn.make(dqn.Config(**defaults | config), spec, num_updates)
 
 
@@ -149,7 +149,7 @@ def test_three_steps_worked_by_hand(terminates):
     # row 0: 1 + .5 * 2 + .25 * 3 = 2.75, then .125 * 2 * 3 = .75 of state 3
     # row 2: 3 + .5 * 4 = 5, then .25 * 2 * 4 = 2 of state 4 where time ran out
     # row 3: 4, then .5 * 2 * 4 = 4
-    parts = parts_of(n_step=3, rollout_length=6, capacity=12, gamma=0.5)
+    parts = parts_of(n_step=3, rollout_length=6, buffer_size=12, gamma=0.5)
     ring = ring_of(
         parts, range(6), [1, 2, 3, 4, 0, 9], [1, 1, 1, 1 - terminates, 1, 1], [0, 0, 0, 1, 0, 0], [1, 1, 1, 1, 0, 1]
     )
@@ -163,7 +163,7 @@ def test_n_steps_are_those_of_rlax(rlax, n_step):
     """Where an episode ends as a terminal state, its discount of 0 keeps rlax from what follows."""
     rng = np.random.default_rng(n_step)
     length = 16
-    parts = parts_of(n_step=n_step, rollout_length=length, capacity=2 * length, gamma=0.9)
+    parts = parts_of(n_step=n_step, rollout_length=length, buffer_size=2 * length, gamma=0.9)
     obs, reward = rng.integers(0, NUM_STATES, length), rng.normal(size=length)
     discount = (rng.random(length) < 0.8).astype(float)
     learner = learner_of(np.zeros((6, 2)), rng.normal(size=(6, 2)))
@@ -178,7 +178,7 @@ def test_n_steps_are_those_of_rlax(rlax, n_step):
 @pytest.mark.parametrize("double", [False, True])
 def test_c51_is_that_of_rlax(rlax, double):
     learner, batch = problem(3, 11)
-    parts = parts_of(num_actions=3, distribution="c51", num_atoms=11, v_min=-2.0, v_max=2.0, double=double)
+    parts = parts_of(num_actions=3, value_head="c51", num_atoms=11, v_min=-2.0, v_max=2.0, double=double)
     support = value_distributions.support(parts.form)
     now, following = values_at(learner.params, batch.obs), values_at(learner.target, batch.next_obs)
     shared = support, now, batch.action, batch.reward, batch.discount, support, following
@@ -199,7 +199,7 @@ def test_c51_is_that_of_rlax(rlax, double):
 @pytest.mark.parametrize("double", [False, True])
 def test_quantile_learning_is_that_of_rlax(rlax, double):
     learner, batch = problem(3, 5)
-    parts = parts_of(num_actions=3, distribution="quantile", num_atoms=5, loss="huber", double=double)
+    parts = parts_of(num_actions=3, value_head="quantile", num_atoms=5, loss="huber", double=double)
     swap = lambda x: jnp.swapaxes(x, -1, -2)  # rlax: [quantiles, actions]
     now, following = swap(values_at(learner.params, batch.obs)), swap(values_at(learner.target, batch.next_obs))
     chooser = swap(values_at(learner.params, batch.next_obs)) if double else following
@@ -233,7 +233,7 @@ def test_munchausen_is_equation_1(distribution, double):
     """Row by row in float64, from the mean of whatever is learned about a value."""
     temperature, alpha, clip = 0.3, 0.7, -0.5
     parts = parts_of(
-        num_actions=3, distribution=distribution, num_atoms=5, double=double, munchausen=True,
+        num_actions=3, value_head=distribution, num_atoms=5, double=double, munchausen=True,
         munchausen_temperature=temperature, munchausen_alpha=alpha, munchausen_clip=clip,
     )  # fmt: skip
     learner, batch = problem(3) if distribution == "none" else problem(3, 5)
@@ -329,7 +329,7 @@ def test_so_many_gradient_steps_are_made(num_envs):
     """Adam's own count after training: floor(.3 * (11 * 2 * N - 8 N - 1))."""
     env = probes.best_action(num_envs)
     config = dqn.Config(
-        rollout_length=2, capacity=8 * num_envs + 100, batch_size=4, replay_ratio=0.3, hidden=(4,),
+        rollout_length=2, buffer_size=8 * num_envs + 100, batch_size=4, replay_ratio=0.3, hidden_sizes=(4,),
         learning_starts=8 * num_envs + 1,
     )  # fmt: skip
     agent = dqn.make(config, env.spec, 11)
@@ -339,10 +339,10 @@ def test_so_many_gradient_steps_are_made(num_envs):
 
 
 @jax.jit
-def moves(numerator, denominator, target_period):
+def moves(numerator, denominator, target_update_interval):
     """[200] the gradient step whose parameters are the target's, after each of so many steps. One program for all."""
     ratio = SimpleNamespace(numerator=numerator, denominator=denominator)
-    config = SimpleNamespace(ratio=ratio, target_period=target_period, target_step_size=1.0)
+    config = SimpleNamespace(ratio=ratio, target_update_interval=target_update_interval, tau=1.0)
 
     def step(learner, count):
         learner = dqn.move_target(config, learner._replace(params=count))
@@ -358,14 +358,14 @@ def moves(numerator, denominator, target_period):
 @example(0.003, 300)
 @example(4, 1)
 @example(1.5, 500)
-def test_the_target_moves_whenever_a_period_of_environment_steps_has_passed(ratio, target_period):
+def test_the_target_moves_whenever_a_period_of_environment_steps_has_passed(ratio, target_update_interval):
     """Step g is worth g / ratio environment steps: floor(g / ratio / period) moves, or one at each step if it takes
     more than a period.
     """
     ratio = Fraction(str(ratio))
-    found = np.asarray(moves(ratio.numerator, ratio.denominator, target_period))
-    periods = [int(g / ratio / target_period) for g in range(201)]
-    often = 1 / ratio > target_period
+    found = np.asarray(moves(ratio.numerator, ratio.denominator, target_update_interval))
+    periods = [int(g / ratio / target_update_interval) for g in range(201)]
+    often = 1 / ratio > target_update_interval
     expected, latest = [], 0
     for g in range(1, 201):
         latest = g if often or periods[g] > periods[g - 1] else latest
@@ -377,7 +377,7 @@ def test_the_target_moves_whenever_a_period_of_environment_steps_has_passed(rati
 
 def test_a_step_size_makes_the_target_an_average():
     # 3/4 * 8 + 1/4 * 4 = 7, then 3/4 * 7 + 1/4 * 4 = 6.25
-    config = dqn.Config(target_period=1, target_step_size=0.25, replay_ratio=1)
+    config = dqn.Config(target_update_interval=1, tau=0.25, replay_ratio=1)
     once = dqn.move_target(config, learner_of(4, 8))
     assert (float(once.target), float(dqn.move_target(config, once).target)) == (7, 6.25)
 
@@ -403,7 +403,7 @@ def least_capacity(num_envs, rollout_length, n_step, frame_stack):
     """From the words of the refusal."""
     with pytest.raises(ValueError, match="must be at least") as refusal:
         make(
-            num_envs=num_envs, rollout_length=rollout_length, n_step=n_step, frame_stack=frame_stack, capacity=1,
+            num_envs=num_envs, rollout_length=rollout_length, n_step=n_step, frame_stack=frame_stack, buffer_size=1,
             batch_size=1,
         )  # fmt: skip
     return int(str(refusal.value).split()[-1])
@@ -417,12 +417,12 @@ def test_what_cannot_be_read_has_no_priority_and_what_is_new_the_largest(num_env
     number, so the tree tells when each row became readable.
     """
     shape = dict(num_envs=num_envs, rollout_length=rollout_length, n_step=n_step, frame_stack=frame_stack)
-    capacity = least_capacity(**shape)
-    parts = parts_of(**shape, capacity=capacity, batch_size=1, prioritized=True)
+    buffer_size = least_capacity(**shape)
+    parts = parts_of(**shape, buffer_size=buffer_size, batch_size=1, prioritized=True)
     num_rows = parts.layout.num_rows
-    assert num_rows * num_envs == capacity
+    assert num_rows * num_envs == buffer_size
     prioritize = jax.jit(partial(dqn.set_priorities, parts))
-    learner = learner_of(0, 0)._replace(priorities=sum_tree.init(capacity))
+    learner = learner_of(0, 0)._replace(priorities=sum_tree.init(buffer_size))
     since = {}  # row, counted from the start: the rollout that made it readable
     for i, ring in enumerate(filled(parts, 5 * num_rows // rollout_length), start=1):
         learner = prioritize(learner._replace(largest=jnp.float32(i)), ring)
@@ -433,8 +433,8 @@ def test_what_cannot_be_read_has_no_priority_and_what_is_new_the_largest(num_env
             since.setdefault(row, i)
             expected[row % num_rows] = since[row] * np.asarray(ring.valid)[row % num_rows]
         leaves = np.asarray(learner.priorities.levels[0])
-        np.testing.assert_array_equal(leaves[:capacity].reshape(num_rows, num_envs), expected)
-        np.testing.assert_array_equal(leaves[capacity:], 0)
+        np.testing.assert_array_equal(leaves[:buffer_size].reshape(num_rows, num_envs), expected)
+        np.testing.assert_array_equal(leaves[buffer_size:], 0)
         assert written < (n_step + 1) or expected.shape and int(replay_ring.num_readable(parts.layout, ring)) > 0
 
 
@@ -445,7 +445,7 @@ def keys_of(seed):
 
 def test_what_was_drawn_gets_its_error_as_priority():
     # Only rows 1 and 3 can be drawn. gamma 1/2, values 0: errors |2|, |-16|; to the power 1/2: 1.41421 and 4.
-    parts = parts_of(prioritized=True, priority_exponent=0.5, gamma=0.5, capacity=16, batch_size=16)
+    parts = parts_of(prioritized=True, priority_exponent=0.5, gamma=0.5, buffer_size=16, batch_size=16)
     ring = ring_of(parts, range(4), [1, 2, 3, -16], [1, 0, 1, 0], [0, 1, 0, 1], [1] * 4)
     tree = sum_tree.update(sum_tree.init(16), jnp.int32([1, 3]), jnp.float32([1, 1]))
     params = jnp.zeros((NUM_STATES, 2))
@@ -453,14 +453,14 @@ def test_what_was_drawn_gets_its_error_as_priority():
     learner, metrics = jax.jit(partial(dqn.gradient_step, parts, ring))(jnp.int32(0), keys_of(0), learner)
     np.testing.assert_allclose(learner.priorities.levels[0], [0, np.sqrt(2), 0, 4] + [0] * 12, rtol=1e-5)
     np.testing.assert_allclose(learner.largest, 4, rtol=1e-5)
-    np.testing.assert_allclose(metrics["td_error"].sum(), 9, rtol=1e-5)  # (2 + 16) / 2: half of the strata each
+    np.testing.assert_allclose(metrics["td_error_abs"].sum(), 9, rtol=1e-5)  # (2 + 16) / 2: half of the strata each
     moved = np.asarray(learner.params) != 0
     assert moved[[1, 3], 0].all() and moved.sum() == 2
 
 
 def test_where_nothing_can_be_drawn_nothing_changes():
     # All priorities are 0: what the draw comes up with gets none, or it could be drawn next time.
-    parts = parts_of(prioritized=True, capacity=16, batch_size=16)
+    parts = parts_of(prioritized=True, buffer_size=16, batch_size=16)
     ring = ring_of(parts, range(4), [1, 2, 3, -16], [1, 0, 1, 0], [0, 1, 0, 1], [1] * 4)
     params = jnp.ones((NUM_STATES, 2))
     tree = sum_tree.init(16)
@@ -474,7 +474,7 @@ def test_a_gradient_step_weighs_by_importance():
     # Priorities 1 and 4, exponent 1 at the end: 16 strata of 5 draw row 1 three or four times, row 3 the rest.
     # Weights are 1 and 1/4 over 16; the gradient towards q is weight * (q - target) = -weight * reward.
     config = dict(importance_exponent=1.0, max_grad_norm=0.0)
-    parts = parts_of(prioritized=True, gamma=0.5, capacity=16, batch_size=16, **config)
+    parts = parts_of(prioritized=True, gamma=0.5, buffer_size=16, batch_size=16, **config)
     ring = ring_of(parts, range(4), [1, 2, 3, -16], [1, 0, 1, 0], [0, 1, 0, 1], [1] * 4)
     tree = sum_tree.update(sum_tree.init(16), jnp.int32([1, 3]), jnp.float32([1, 4]))
     params = jnp.zeros((NUM_STATES, 2))
@@ -514,11 +514,9 @@ def test_shards_learn_what_one_device_does(prioritized, num_steps, monkeypatch):
     monkeypatch.setattr(dqn.replay, "draw", lambda layout, ring, key, size, own: the_first_row_of_each(size))
     monkeypatch.setattr(dqn.priorities, "draw", first_items)
     env = probes.best_action_of_observation(4)
-    config = dict(rollout_length=8, capacity=256, batch_size=16, replay_ratio=num_steps / 32, learning_starts=0)
-    config |= dict(prioritized=prioritized, n_step=2, epsilon_ladder=7.0, target_period=1)
-    config |= dict(
-        target_step_size=0.1, loss="squared", adam_epsilon=1.0
-    )  # so large that the scale of gradients counts
+    config = dict(rollout_length=8, buffer_size=256, batch_size=16, replay_ratio=num_steps / 32, learning_starts=0)
+    config |= dict(prioritized=prioritized, n_step=2, apex_alpha=7.0, target_update_interval=1)
+    config |= dict(tau=0.1, loss="squared", adam_epsilon=1.0)  # so large that the scale of gradients counts
     half = env.spec._replace(num_envs=2, axis_name="devices", num_shards=2)
     whole, part = agent_of(env, 10, **config), agent_of(env._replace(spec=half), 10, **config)
     experience = probes.experience(env, whole, jax.jit(whole.init)(jax.random.key(0)))
@@ -574,8 +572,9 @@ def test_reset_rows_change_nothing(probe, poison, prioritized):
     """
     env = probe(4)
     config = dqn.Config(
-        rollout_length=8, capacity=256, batch_size=16, replay_ratio=0.25, learning_starts=0, n_step=3, hidden=(8,),
-        prioritized=prioritized, target_period=8,
+        rollout_length=8, buffer_size=256, batch_size=16, replay_ratio=0.25, learning_starts=0, n_step=3,
+        hidden_sizes=(8,),
+        prioritized=prioritized, target_update_interval=8,
     )  # fmt: skip
     agent = dqn.make(config, env.spec, 6)
     experience = rollouts_of(env, agent, 6)
@@ -603,8 +602,9 @@ def test_reset_rows_change_nothing(probe, poison, prioritized):
 
 def agent_of(env, num_updates, **config):
     defaults = dict(
-        rollout_length=4, capacity=2048, batch_size=32, replay_ratio=0.25, learning_starts=64, target_period=40,
-        learning_rate=3e-3, gamma=probes.GAMMA, hidden=(16,), epsilon_start=0.5, epsilon_end=0.5,
+        rollout_length=4, buffer_size=2048, batch_size=32, replay_ratio=0.25, learning_starts=64,
+        target_update_interval=40,
+        learning_rate=3e-3, gamma=probes.GAMMA, hidden_sizes=(16,), epsilon_start=0.5, epsilon_end=0.5,
     )  # fmt: skip
     return dqn.make(dqn.Config(**defaults | config), env.spec, num_updates)
 
@@ -626,7 +626,7 @@ def learn(env, num_updates=200, seed=0, **config):
 
 
 NOISY = dict(noisy=True, epsilon_start=0.0, epsilon_end=0.0)
-C51 = dict(distribution="c51", num_atoms=21, v_min=-2.0, v_max=2.0)
+C51 = dict(value_head="c51", num_atoms=21, v_min=-2.0, v_max=2.0)
 RAINBOW = NOISY | C51 | dict(double=True, dueling=True, n_step=3, prioritized=True)
 SWITCHES = {
     "plain": {},
@@ -636,12 +636,12 @@ SWITCHES = {
     "prioritized": dict(prioritized=True),
     "noisy": NOISY,
     "c51": C51,
-    "quantile": dict(distribution="quantile", num_atoms=11),
+    "quantile": dict(value_head="quantile", num_atoms=11),
     "munchausen": dict(munchausen=True),
     "huber": dict(loss="huber"),
     "layer_norm": dict(layer_norm=True),
-    "epsilon_ladder": dict(epsilon_ladder=3.0),
-    "average": dict(target_period=1, target_step_size=0.05),
+    "apex_alpha": dict(apex_alpha=3.0),
+    "average": dict(target_update_interval=1, tau=0.05),
     "rainbow": RAINBOW,
     "rainbow_munchausen": RAINBOW | dict(munchausen=True),
 }
@@ -668,13 +668,13 @@ def test_every_switch_learns_a_delayed_consequence(switch):
 @pytest.mark.parametrize("n_step", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_values_are_bootstrapped_where_time_runs_out(n_step):
     """Reward 1 for ever is worth 10; 6.5 would mean that the time limit counted as death."""
-    value, _ = learn(probes.constant_reward(8), 300, n_step=n_step, learning_rate=1e-2, anneal=True)([[1.0]])
+    value, _ = learn(probes.constant_reward(8), 300, n_step=n_step, learning_rate=1e-2, anneal_lr=True)([[1.0]])
     np.testing.assert_allclose(value, 10, atol=0.2)
 
 
 @pytest.mark.parametrize("n_step", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_nothing_lies_beyond_a_terminal_state(n_step):
-    value, _ = learn(probes.constant_reward_terminal(8), 300, n_step=n_step, learning_rate=1e-2, anneal=True)(
+    value, _ = learn(probes.constant_reward_terminal(8), 300, n_step=n_step, learning_rate=1e-2, anneal_lr=True)(
         np.eye(10)
     )
     expected = [(1 - 0.9 ** (10 - t)) / 0.1 for t in range(10)]
@@ -731,19 +731,19 @@ def test_seeds_share_their_loop_and_their_condition(batch):
     [
         (dict(action=Box((2,))), r"dqn wants a finite number of actions, not vectors of shape \[2\]"),
         (dict(num_shards=3, batch_size=64), "batch_size 64 does not divide into 3 devices"),
-        (dict(capacity=64, batch_size=65), "capacity 64 is less than one batch of 65"),
-        (dict(capacity=64, learning_starts=65), "learning_starts 65 is beyond the capacity 64;"),
-        (dict(capacity=8, n_step=4), "capacity 8 is too small for n_step 4 and 1 environments .* at least 12"),
-        (dict(distribution="c51", num_atoms=1), "num_atoms 1: a distribution has at least 2"),
-        (dict(distribution="quantile", num_atoms=1), "num_atoms 1: a distribution has at least 2"),
-        (dict(distribution="c51", v_min=1.0, v_max=1.0), "v_min 1.0 is not below v_max 1.0"),
+        (dict(buffer_size=64, batch_size=65), "buffer_size 64 is less than one batch of 65"),
+        (dict(buffer_size=64, learning_starts=65), "learning_starts 65 is beyond the buffer_size 64;"),
+        (dict(buffer_size=8, n_step=4), "buffer_size 8 is too small for n_step 4 and 1 environments .* at least 12"),
+        (dict(value_head="c51", num_atoms=1), "num_atoms 1: a distribution has at least 2"),
+        (dict(value_head="quantile", num_atoms=1), "num_atoms 1: a distribution has at least 2"),
+        (dict(value_head="c51", v_min=1.0, v_max=1.0), "v_min 1.0 is not below v_max 1.0"),
         (dict(replay_ratio=1 / 3), r"cannot be counted exactly .* the nearest that can is 0\.33333328125$"),
         (dict(replay_ratio=4e-11), r"cannot be counted exactly .* the nearest that can is 9\.5367431640625e-10$"),
         (
-            dict(replay_ratio=1.5, target_period=2**29),
-            r"cannot be counted .* target_period 536870912; .* that can is (1|2)\.0$",
+            dict(replay_ratio=1.5, target_update_interval=2**29),
+            r"cannot be counted .* target_update_interval 536870912; .* that can is (1|2)\.0$",
         ),
-        (dict(replay_ratio=0.3333333333, target_period=2**29), r"the nearest that can is 0\.4$"),
+        (dict(replay_ratio=0.3333333333, target_update_interval=2**29), r"the nearest that can is 0\.4$"),
         (dict(num_updates=2**31, replay_ratio=4), "gradient steps in all are more than"),
     ],
 )
@@ -758,7 +758,7 @@ def test_what_does_not_fit_is_refused_in_a_sentence(config, words):
         dict(replay_ratio=1 / 3),
         dict(replay_ratio=4e-11),
         dict(replay_ratio=3.33333e-7),
-        dict(replay_ratio=1.23456, target_period=2**22),
+        dict(replay_ratio=1.23456, target_update_interval=2**22),
     ],
 )
 def test_the_ratio_that_is_named_can_be_counted(config):
@@ -775,13 +775,13 @@ def test_the_least_capacity_is_enough_and_one_less_is_not(num_envs, rollout_leng
     """
     shape = dict(num_envs=num_envs, rollout_length=rollout_length, n_step=n_step, frame_stack=frame_stack)
     least = least_capacity(**shape)
-    layout = make(**shape, capacity=least, batch_size=1).update.args[0].layout
+    layout = make(**shape, buffer_size=least, batch_size=1).update.args[0].layout
     assert layout.num_rows * num_envs == least and layout.num_rows % rollout_length == 0
     lost = max(frame_stack - 1, 0)
     assert layout.num_rows - n_step - lost >= 1
     assert n_step + rollout_length + lost <= layout.num_rows
     with pytest.raises(ValueError, match=f"at least {least}"):
-        make(**shape, capacity=least - 1, batch_size=1)
+        make(**shape, buffer_size=least - 1, batch_size=1)
 
 
 # Acting and reporting
@@ -789,7 +789,7 @@ def test_the_least_capacity_is_enough_and_one_less_is_not(num_envs, rollout_leng
 
 def test_noise_explores_and_evaluation_has_none():
     """Without epsilon: environments that see the same act by noises of their own, and all exploit alike."""
-    agent = make(num_envs=200, noisy=True, epsilon_start=0.0, epsilon_end=0.0, hidden=(16,), capacity=2000)
+    agent = make(num_envs=200, noisy=True, epsilon_start=0.0, epsilon_end=0.0, hidden_sizes=(16,), buffer_size=2000)
     state, obs = jax.jit(agent.init)(jax.random.key(0)), jnp.ones((200, 1))
     noise = agent.sample_noise(jax.random.key(1), 2, 200)
     decide = jax.jit(lambda i: agent.explore(state, PolicyInput(obs), (), jax.tree.map(lambda x: x[i], noise)).action)
@@ -807,6 +807,6 @@ def test_sums_are_reported_per_gradient_step():
         "epsilon": np.array([[1.0, 0.5, 0.0], [1.0, 0.5, 0.0]]),
     }
     one, other = records.summarize(rows)
-    assert (one["loss"], one["gradient_steps"], one["epsilon"]) == (1.5, 8, 0.5)  # (4 + 8) / (2 + 6)
-    assert (other["loss"], other["gradient_steps"], other["epsilon"]) == (None, 0, 0.5)
+    assert (one["td_loss"], one["gradient_steps"], one["epsilon"]) == (1.5, 8, 0.5)  # (4 + 8) / (2 + 6)
+    assert (other["td_loss"], other["gradient_steps"], other["epsilon"]) == (None, 0, 0.5)
     assert not any(name in record for record in (one, other) for name in ("loss_sum", "return_sum", "length_sum"))

@@ -20,8 +20,8 @@ from tests.helpers import probes, slow
 def learn(env, num_updates, seed=0, **config):
     """The agent and its state after training."""
     defaults = dict(
-        rollout_length=32, num_minibatches=4, num_epochs=4, learning_rate=3e-3, gamma=probes.GAMMA, hidden=(32,),
-        entropy_coef=0.0, value_clip=False,
+        rollout_length=32, num_minibatches=4, num_epochs=4, learning_rate=3e-3, gamma=probes.GAMMA, hidden_sizes=(32,),
+        entropy_coef=0.0, clip_vloss=False,
     )  # fmt: skip
     agent = ppo.make(ppo.Config(**defaults | config), env.spec, num_updates)
     run = lambda key: loop.train(env, agent, loop.init(env, agent, key), num_updates)
@@ -77,9 +77,11 @@ def test_discrete_actions(probe, obs, actions):
     np.testing.assert_array_equal(play(agent, state, obs), actions)
 
 
-@pytest.mark.parametrize("squash", [slow(False), True])
-def test_continuous_actions(squash):
-    agent, state, _ = learn(probes.continuous_action_of_observation(32), 300, squash=squash, log_std_init=-0.5)
+@pytest.mark.parametrize("tanh_squash", [slow(False), True])
+def test_continuous_actions(tanh_squash):
+    agent, state, _ = learn(
+        probes.continuous_action_of_observation(32), 300, tanh_squash=tanh_squash, log_std_init=-0.5
+    )
     np.testing.assert_allclose(play(agent, state, [[-1.0], [1.0]])[:, 0], [-0.5, 0.5], atol=0.1)
 
 
@@ -132,15 +134,15 @@ THREE_ACTIONS = types.Discrete(3)
 def parts_of(action=THREE_ACTIONS, num_envs=4, num_shards=1, **config):
     obs = jax.ShapeDtypeStruct((4,), jnp.float32)
     spec = types.EnvSpec("test", obs, action, num_envs, num_shards=num_shards)
-    config = dict(rollout_length=8, hidden=(8,)) | config
+    config = dict(rollout_length=8, hidden_sizes=(8,)) | config
     agent = ppo.make(ppo.Config(**config), spec, 10)
     return agent, agent.explore.args[0]
 
 
-@pytest.mark.parametrize("value_clip", [False, True])
-def test_loss_is_equation_9(value_clip):
+@pytest.mark.parametrize("clip_vloss", [False, True])
+def test_loss_is_equation_9(clip_vloss):
     """Row by row in plain Python, from the network's outputs."""
-    agent, parts = parts_of(value_clip=value_clip)
+    agent, parts = parts_of(clip_vloss=clip_vloss)
     state, batch = jax.jit(agent.init)(jax.random.key(0)), random_batch()
     total, metrics = jax.jit(partial(ppo.loss, parts))(state.params, batch)
     logits, values = map(np.asarray, parts.network.both(state.params["network"], batch.obs))
@@ -152,7 +154,7 @@ def test_loss_is_equation_9(value_clip):
         advantage, target, before = (float(x[b]) for x in (batch.advantage, batch.target, batch.value))
         expected["policy_loss"] -= weight * min(ratio * advantage, min(max(ratio, 0.8), 1.2) * advantage)
         errors = [(values[b] - target) ** 2]
-        if value_clip:
+        if clip_vloss:
             errors.append((before + min(max(values[b] - before, -0.2), 0.2) - target) ** 2)
         expected["value_loss"] += weight * 0.5 * max(errors)
         expected["entropy"] -= weight * (new * np.log(new)).sum()
@@ -167,7 +169,7 @@ def test_loss_is_equation_9(value_clip):
 def test_invalid_rows_change_nothing():
     """Whatever the reset rows hold, action, reward and observation acted upon aside, parameters come out equal."""
     env = probes.constant_reward(4)
-    agent = ppo.make(ppo.Config(rollout_length=32, hidden=(8,)), env.spec, 10)
+    agent = ppo.make(ppo.Config(rollout_length=32, hidden_sizes=(8,)), env.spec, 10)
     state = jax.jit(agent.init)(jax.random.key(0))
     experience = probes.experience(env, agent, state)
     steps = experience.steps
@@ -185,7 +187,7 @@ def test_invalid_rows_change_nothing():
 def test_advantages_look_beyond_the_rollouts_end():
     """Equation 11 of Schulman et al. 2016 by a plain loop, with the value of what follows the last row at its end."""
     env, gamma, lambda_ = envs.make("CartPole-v1", 3), 0.9, 0.8
-    agent = ppo.make(ppo.Config(rollout_length=16, hidden=(8,), gamma=gamma, gae_lambda=lambda_), env.spec, 10)
+    agent = ppo.make(ppo.Config(rollout_length=16, hidden_sizes=(8,), gamma=gamma, gae_lambda=lambda_), env.spec, 10)
     state = jax.jit(agent.init)(jax.random.key(0))
     experience = probes.experience(env, agent, state)
     rows = jax.jit(lambda *given: ppo.begin(agent.explore.args[0], *given).rows)(state, experience)
@@ -202,7 +204,7 @@ def test_advantages_look_beyond_the_rollouts_end():
 def test_statistics_of_observations_leave_reset_rows_out():
     """They are acted upon there a second time."""
     env = probes.constant_reward_terminal(4)
-    agent = ppo.make(ppo.Config(rollout_length=32, hidden=(8,), normalize_observations=True), env.spec, 10)
+    agent = ppo.make(ppo.Config(rollout_length=32, hidden_sizes=(8,), normalize_observations=True), env.spec, 10)
     state = jax.jit(agent.init)(jax.random.key(0))
     experience = probes.experience(env, agent, state)
     steps = jax.device_get(experience.steps)
@@ -255,7 +257,7 @@ def test_gradient_steps_see_advantages_as_the_option_says(normalize_advantage):
 
     env = probes.chain(4)
     options = dict(normalize_advantage=normalize_advantage, num_minibatches=1, num_epochs=1)
-    agent = ppo.make(ppo.Config(rollout_length=16, hidden=(8,), **options), env.spec, 10, look)
+    agent = ppo.make(ppo.Config(rollout_length=16, hidden_sizes=(8,), **options), env.spec, 10, look)
     state = jax.jit(agent.init)(jax.random.key(0))
     experience = probes.experience(env, agent, state)
 
@@ -308,7 +310,7 @@ def test_explained_variance_is_of_all_rows_that_count(slope, noise, explained, n
 def test_the_scale_of_rewards_leaves_reset_rows_out():
     """One in 11: each seen as an end of a sum, it would be counted as a sum of its own."""
     env = probes.constant_reward(4)
-    agent = ppo.make(ppo.Config(rollout_length=32, hidden=(8,), normalize_rewards=True, gamma=0.9), env.spec, 10)
+    agent = ppo.make(ppo.Config(rollout_length=32, hidden_sizes=(8,), normalize_rewards=True, gamma=0.9), env.spec, 10)
     state = jax.jit(agent.init)(jax.random.key(0))
     experience = probes.experience(env, agent, state)
     steps, sums, total = jax.device_get(experience.steps), [], np.zeros(4)
@@ -338,7 +340,7 @@ def test_target_kl_ends_an_update():
     env = probes.best_action_of_observation(16)
     moved = []
     for target_kl in (None, 1e-9):
-        config = ppo.Config(rollout_length=16, hidden=(8,), learning_rate=1e-2, target_kl=target_kl)
+        config = ppo.Config(rollout_length=16, hidden_sizes=(8,), learning_rate=1e-2, target_kl=target_kl)
         agent = ppo.make(config, env.spec, 10)
         state = jax.jit(agent.init)(jax.random.key(0))
         after, _ = jax.jit(agent.update)(state, probes.experience(env, agent, state), jax.random.key(1))
@@ -351,7 +353,7 @@ def test_metrics_are_means_over_the_gradient_steps_that_were_tried():
     env = probes.best_action_of_observation(16)
     found = []
     for options in (dict(num_epochs=1), dict(num_epochs=3, target_kl=1e-9)):
-        config = ppo.Config(rollout_length=16, hidden=(8,), learning_rate=1e-2, num_minibatches=2, **options)
+        config = ppo.Config(rollout_length=16, hidden_sizes=(8,), learning_rate=1e-2, num_minibatches=2, **options)
         agent = ppo.make(config, env.spec, 10)
         state = jax.jit(agent.init)(jax.random.key(0))
         experience = probes.experience(env, agent, state)
@@ -374,7 +376,7 @@ def test_ratio_is_one_before_the_first_step():
 
 def test_what_was_drawn_for_a_squashed_action_is_learned_from():
     env = probes.continuous_action_of_observation(8)
-    agent = ppo.make(ppo.Config(rollout_length=16, squash=True, log_std_init=1.0), env.spec, 10)
+    agent = ppo.make(ppo.Config(rollout_length=16, tanh_squash=True, log_std_init=1.0), env.spec, 10)
     state = jax.jit(agent.init)(jax.random.key(0))
     experience = probes.experience(env, agent, state)
     rows = jax.jit(lambda *given: ppo.begin(agent.explore.args[0], *given).rows)(state, experience)
@@ -386,7 +388,7 @@ def test_what_was_drawn_for_a_squashed_action_is_learned_from():
 def test_squashed_actions_are_scored_where_tanh_rounds_to_one():
     """Where the mean, before the tanh, is 12, every action rounds to 1; KL(old || new) is still (shift / std)^2 / 2."""
     num_rows, std, shift = 4096, 0.1, 0.02
-    agent, parts = parts_of(types.Box((1,)), num_envs=num_rows, rollout_length=1, num_minibatches=1, squash=True)
+    agent, parts = parts_of(types.Box((1,)), num_envs=num_rows, rollout_length=1, num_minibatches=1, tanh_squash=True)
     actor = lambda params, obs: jnp.full((len(obs), 1), params)
     both = lambda params, obs: (actor(params, obs), jnp.zeros(len(obs)))
     parts = parts._replace(network=parts.network._replace(actor=actor, both=both))
@@ -439,7 +441,7 @@ def test_numbers_of_the_config_may_be_traced():
     env = probes.best_action(8)
 
     def run(learning_rate):
-        config = dataclasses.replace(ppo.Config(rollout_length=8, hidden=(8,)), learning_rate=learning_rate)
+        config = dataclasses.replace(ppo.Config(rollout_length=8, hidden_sizes=(8,)), learning_rate=learning_rate)
         agent = ppo.make(config, env.spec, 10)
         return loop.train(env, agent, loop.init(env, agent, jax.random.key(0)), 2)[1]["learning_rate"][0]
 
@@ -454,7 +456,7 @@ def test_an_objective_of_ones_own_takes_the_place_of_the_loss():
         error = parts.network.critic(params["network"], batch.obs) - batch.target
         return (batch.weight * error**2).sum(), {"value_error": (batch.weight * jnp.abs(error)).sum()}
 
-    env, config = probes.delayed_reward(4), ppo.Config(rollout_length=8, hidden=(8,))
+    env, config = probes.delayed_reward(4), ppo.Config(rollout_length=8, hidden_sizes=(8,))
     agent = ppo.make(config, env.spec, 3, objective)
     before = jax.jit(partial(loop.init, env, agent))(jax.random.key(0))
     after, metrics = jax.jit(lambda state: loop.train(env, agent, state, 3))(before)

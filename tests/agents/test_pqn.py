@@ -22,7 +22,7 @@ TABLE = networks.Network(  # its parameters [states, A] are what it answers to t
 
 def make(num_envs=1, action=None, **config):
     spec = EnvSpec("test", ShapeDtypeStruct((1,), jnp.float32), action or Discrete(2), num_envs)
-    return pqn.make(pqn.Config(**dict(rollout_length=4, num_minibatches=1, hidden=(8,)) | config), spec, 10)
+    return pqn.make(pqn.Config(**dict(rollout_length=4, num_minibatches=1, hidden_sizes=(8,)) | config), spec, 10)
 
 
 def parts_of(**config):
@@ -96,14 +96,14 @@ def test_loss_worked_by_hand():
     )
     table = jnp.float32([[2, 5], [7, 7]])
     gradient, metrics = jax.grad(partial(pqn.loss, parts_of()), has_aux=True)(table, batch)
-    found = [float(metrics[name]) for name in ("loss", "q_value", "td_error")]
+    found = [float(metrics[name]) for name in ("td_loss", "q_value", "td_error_abs")]
     np.testing.assert_allclose(found, [4.25, 3.5, 2.5], rtol=1e-6)
     np.testing.assert_allclose(gradient, [[-0.5, 2], [0, 0]], rtol=1e-6)
 
 
 def agent_of(env, num_updates, **config):
     defaults = dict(
-        rollout_length=16, num_minibatches=2, num_epochs=2, learning_rate=5e-3, gamma=probes.GAMMA, hidden=(16,),
+        rollout_length=16, num_minibatches=2, num_epochs=2, learning_rate=5e-3, gamma=probes.GAMMA, hidden_sizes=(16,),
         epsilon_start=0.5, epsilon_end=0.5,
     )  # fmt: skip
     return pqn.make(pqn.Config(**defaults | config), env.spec, num_updates)
@@ -171,7 +171,7 @@ def test_reset_rows_change_nothing():
 @pytest.mark.slow
 def test_shards_learn_what_one_device_does():
     """Two devices of 3 environments are 6, where no minibatch depends on the order."""
-    config = dict(num_minibatches=1, num_epochs=3, epsilon_ladder=7.0)
+    config = dict(num_minibatches=1, num_epochs=3, apex_alpha=7.0)
     env = probes.best_action_of_observation(6)
     whole, half = agent_of(env, 10, **config), env.spec._replace(num_envs=3, axis_name="devices", num_shards=2)
     shard = agent_of(env._replace(spec=half), 10, **config)

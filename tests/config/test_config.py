@@ -18,16 +18,17 @@ from hypothesis import strategies as st
 
 import jaxrl_fast
 from jaxrl_fast import cli, evaluate, plot, train, video
-from jaxrl_fast.agents.configs import CONFIGS, NEEDS
+from jaxrl_fast.agents.configs import CONFIGS
 from jaxrl_fast.agents.configs.ppo import PPO
 from jaxrl_fast.config import load, presets, resume
-from jaxrl_fast.config.options import Options, types_of
-from jaxrl_fast.config.settings import same_env, to_mapping
+from jaxrl_fast.config.options import OF_RUN, same_env
+from jaxrl_fast.config.settings import to_mapping
 from jaxrl_fast.loggers import terminal
 from jaxrl_fast.plotting import compare
 from jaxrl_fast.sweep import grid
 from jaxrl_fast.training import console, plan, trainer
 from jaxrl_fast.utils import locks, memory, parsing
+from jaxrl_fast.utils.option import options_of
 
 pytestmark = pytest.mark.unit
 
@@ -68,7 +69,7 @@ def test_a_whole_number_may_be_written_with_a_point(number, digits, suffix):
 
 @pytest.mark.parametrize(("text", "seconds"), [("20", 20), ("0.5", 0.5), ("20s", 20), ("1.5min", 90), ("2h", 7200)])
 def test_a_time_may_have_its_unit(text, seconds):
-    assert parse(f"ppo --report-every {text}").options.report_every == seconds
+    assert parse(f"ppo --console-every {text}").options.console_every == seconds
 
 
 def test_large_whole_numbers_are_exact():
@@ -77,13 +78,13 @@ def test_large_whole_numbers_are_exact():
 
 def test_dashes_underscores_equals_signs_and_spaces_mean_the_same():
     lines = (
-        "ppo --num-envs 8 --agent.learning-rate 1e-3 --agent.no-anneal --agent.hidden 32 16",
-        "ppo --num_envs=8 --agent.learning_rate=1e-3 --agent.anneal false --agent.hidden 32 16",
+        "ppo --num-envs 8 --agent.learning-rate 1e-3 --agent.no-anneal-lr --agent.hidden-sizes 32 16",
+        "ppo --num_envs=8 --agent.learning_rate=1e-3 --agent.anneal-lr false --agent.hidden-sizes 32 16",
     )
     first, second = map(parse, lines)
     assert first == second
     assert first.options.num_envs == 8
-    assert first.agent == PPO(learning_rate=1e-3, anneal=False, hidden=(32, 16))
+    assert first.agent == PPO(learning_rate=1e-3, anneal_lr=False, hidden_sizes=(32, 16))
 
 
 def test_python_has_the_names_of_the_command_line():
@@ -93,11 +94,11 @@ def test_python_has_the_names_of_the_command_line():
         total_steps=1_000_000,
         eval_every="10k",
         env_options={"max_steps_in_episode": 200},
-        agent={"learning_rate": 1e-3, "hidden": (32,), "anneal": False},
+        agent={"learning_rate": 1e-3, "hidden_sizes": (32,), "anneal_lr": False},
     )
     from_line = parse(
         "--config ppo_cartpole --num-envs 256 --total-steps 1M --eval-every 10k --env-options max_steps_in_episode=200 "
-        "--agent.learning-rate 1e-3 --agent.hidden 32 --agent.no-anneal"
+        "--agent.learning-rate 1e-3 --agent.hidden-sizes 32 --agent.no-anneal-lr"
     )
     as_text = from_line.options.env_options
     assert as_text == {"max_steps_in_episode": "200"}
@@ -139,7 +140,7 @@ def test_without_task_it_is_cartpole_until_solved(line):
     assert settings.by_default
     assert settings.options.env == "gymnax/CartPole-v1"
     assert settings.options.stop_when_solved
-    assert settings.options.solved == 475
+    assert settings.options.solved_threshold == 475
 
 
 @pytest.mark.parametrize("line", ["ppo", "--env Acrobot-v1", "--config ppo_cartpole"])
@@ -160,15 +161,15 @@ def test_the_default_can_be_overridden():
         ("--config ppo_acrobot --env Acrobot-v1", -100),
         ("--config ppo_acrobot --env gymnax/Acrobot-v1 --num-envs 8", -100),
         ("--config ppo_acrobot --env CartPole-v1", None),
-        ("--config ppo_acrobot --env CartPole-v1 --solved 475", 475),
+        ("--config ppo_acrobot --env CartPole-v1 --solved-threshold 475", 475),
     ],
 )
 def test_what_a_preset_calls_solved_is_of_its_own_environment(line, solved):
-    assert parse(line).options.solved == solved
+    assert parse(line).options.solved_threshold == solved
 
 
 def test_an_environment_given_as_an_object_is_another_than_a_presets():
-    assert load.from_keywords("ppo_acrobot", env=object()).options.solved is None
+    assert load.from_keywords("ppo_acrobot", env=object()).options.solved_threshold is None
 
 
 @pytest.mark.parametrize(
@@ -187,23 +188,26 @@ def test_an_environment_is_the_same_with_or_without_its_backend(one, other, same
 
 def test_a_file_that_says_a_bare_name_keeps_its_threshold_under_a_whole_one(tmp_path):
     preset = tmp_path / "mine.yaml"
-    preset.write_text("env: CartPole-v1\nsolved: 475\n")
+    preset.write_text("env: CartPole-v1\nsolved_threshold: 475\n")
     solved = {
-        env: parse(f"--config {preset} --env {env}").options.solved for env in ("gymnax/CartPole-v1", "Acrobot-v1")
+        env: parse(f"--config {preset} --env {env}").options.solved_threshold
+        for env in ("gymnax/CartPole-v1", "Acrobot-v1")
     }
     assert solved == {"gymnax/CartPole-v1": 475, "Acrobot-v1": None}
 
 
 @pytest.mark.parametrize("again", [(1.0, 2.0), [1.0, 2.0], np.array([1.0, 2.0])])
 def test_a_run_goes_on_with_options_of_its_environment_in_whatever_they_are_given(again, tmp_path):
-    (tmp_path / "config.yaml").write_text("algo: ppo\nenv: CartPole-v1\nenv_options: {goal: [1.0, 2.0]}\n")
+    (tmp_path / "config.yaml").write_text(
+        "algo: ppo\nenv: CartPole-v1\nenv_options: {goal: [1.0, 2.0]}\nmeta: {format: 2}\n"
+    )
     load.from_keywords(resume=str(tmp_path), env_options={"goal": again})
-    with pytest.raises(ValueError, match=r"^env_options .*goes on only with that"):
+    with pytest.raises(ValueError, match=r"^env_options: a resume cannot change it"):
         load.from_keywords(resume=str(tmp_path), env_options={"goal": (*again[:1], 3.0)})
 
 
 def test_what_a_file_says_of_its_making_may_be_nothing(tmp_path):
-    for text in ("algo: ppo\nmade:\n", "algo: ppo\n"):
+    for text in ("algo: ppo\nmeta:\n", "algo: ppo\n"):
         (tmp_path / "config.yaml").write_text(text)
         assert presets.read_meta(tmp_path / "config.yaml") == {}
 
@@ -211,7 +215,7 @@ def test_what_a_file_says_of_its_making_may_be_nothing(tmp_path):
 def test_an_option_named_members_makes_no_part_of_a_sweep(tmp_path):
     """What does is what the run was made of."""
     path = tmp_path / "config.yaml"
-    text = "algo: ppo\nenv: CartPole-v1\nenv_options:\n  members:\n  - 1\n  - 2\nmade:\n  id: 1a2b\n"
+    text = "algo: ppo\nenv: CartPole-v1\nenv_options:\n  members:\n  - 1\n  - 2\nmeta:\n  format: 2\n  id: 1a2b\n"
     path.write_text(text)
     resumed = load.from_keywords(resume=str(tmp_path))
     assert resumed.options.env_options == {"members": [1, 2]} and resumed.options.resume == str(tmp_path)
@@ -221,9 +225,11 @@ def test_an_option_named_members_makes_no_part_of_a_sweep(tmp_path):
 
 
 def test_what_a_run_writes_down_is_a_preset(tmp_path):
-    settings = parse("ppo --env Acrobot-v1 --agent.hidden 8 8 --agent.target-kl 0.01 --env-options x=1 --solved -100")
+    settings = parse(
+        "ppo --env Acrobot-v1 --agent.hidden-sizes 8 8 --agent.target-kl 0.01 --env-options x=1 --solved-threshold -100"
+    )
     path = tmp_path / "config.yaml"
-    path.write_text(yaml.safe_dump(to_mapping(settings) | {"made": {"device": "cpu"}}))
+    path.write_text(yaml.safe_dump(to_mapping(settings) | {"meta": {"device": "cpu"}}))
     again = parse(f"--config {path}")
     assert again._replace(preset="") == settings
 
@@ -266,54 +272,63 @@ def test_help_lists_every_option_and_imports_no_arrays():
     ).stdout
     assert said.endswith("[]\n")
     assert "77" in said and "475" in said  # the preset's values, and what overrides them
-    for name in (*types_of(Options), *(f"agent.{n}" for n in types_of(PPO))):
+    for name in (*OF_RUN, *(f"agent.{n}" for n in options_of(PPO))):
         assert f"--{name.replace('_', '-')}" in said, name
 
 
 # Each: the command line, and words that the one line must contain.
 MISTAKES = [
     ("-seed 3", ["-seed", "did you mean"]),
-    ("--config=", ["no preset ''"]),
+    ("--config=", ["--config: there is no preset or file ''\n"]),
     ("ppo --agent.activation gelu", ["--agent.activation", "'gelu'", "'tanh'", "'relu'"]),
     ("ppo --agent.network mlpp", ["--agent.network", "did you mean mlp"]),
     ("ppo --env-option num_envs=3", ["gymnax/CartPole-v1 has no option 'num_envs'"]),
-    ("ppo --name a/../../b", ["--name a/../../b", "--run-dir"]),
+    ("ppo --name a/../../b", ["--name: must be a name without folders, got a/../../b", "--run-dir"]),
     (f"ppo --run-dir {'x' * 300}", ["--run-dir", "is no path (File name too long)"]),
     (f"--resume {'x' * 5000}", ["--resume", "is no path (File name too long)"]),
     ("--resume ~nobody-at-all/run", ["--resume '~nobody-at-all/run' is no path"]),
     ("--config ~nobody-at-all/x.yaml", ["--config '~nobody-at-all/x.yaml' is no path"]),
     ("ppo --run-dir ~nobody-at-all/run", ["--run-dir '~nobody-at-all/run' is no path"]),
-    ("ppo --name ..", ["--name ..", "--run-dir takes a path"]),
-    ("ppo --num-envs 1e99", ["--num-envs: 1e+99 is out of range"]),
+    ("ppo --name ..", ["--name: must be a name without folders, got ..; --run-dir takes a path"]),
+    ("ppo --num-envs 1e99", ["--num-envs: must be at least 1 and at most 2147483647, got 1e+99\n"]),
     ("ppo --eval-episodes 1e20", ["--eval-episodes", "at most 1000000"]),
     ("ppo --env os:makedirs --env-option name=made", ["os:makedirs is a function", "fit(env=make_env)"]),
     ("ppo --num-envs 10M --agent.num-minibatches 3", ["1280000000 steps", "try 2 or 4"]),
     ("ppo --total-steps 200B --num-envs 8", ["gradient steps in all"]),
     ("--num-env 3", ["--num-env", "did you mean --num-envs"]),
     ("--learning-rate 1", ["--agent.learning-rate"]),
-    ("ppo --agent.learnin-rate 1", ["ppo has no option --agent.learnin-rate", "--agent.learning-rate"]),
+    (
+        "ppo --agent.learnin-rate 1",
+        ["--agent.learnin-rate: ppo has no such option; did you mean --agent.learning-rate?\n"],
+    ),
     ("ppo --frobnicate", ["--frobnicate", "--help"]),
-    ("dqn --buffer-size 9", ["there is no option --buffer-size; here that is --agent.capacity (docs/moving.md)\n"]),
-    ("ppo --agent.lr 1e-3", ["ppo has no option --agent.lr; here that is --agent.learning-rate (docs/moving.md)\n"]),
+    ("dqn --buffer-size 9", ["--buffer-size: there is no such option; did you mean --agent.buffer-size?\n"]),
+    ("ppo --agent.lr 1e-3", ["--agent.lr: ppo has no such option; did you mean --agent.learning-rate?\n"]),
     ("dqn --agent.n-steps 3", ["did you mean --agent.n-step?"]),
-    ("dqn --n-steps 3", ["here that is --agent.n-step (docs/moving.md)\n"]),
-    ("ppo --n-steps 3", ["here that is --agent.rollout-length (docs/moving.md)\n"]),
-    ("ppo --wandb-project-name x", ["here that is --project (docs/moving.md)\n"]),
-    ("ppo --agent.hidden", ["--agent.hidden wants a value, or several\n"]),
-    ("ppo --env-option", ["--env-option wants a value"]),
+    ("dqn --n-steps 3", ["--n-steps: there is no such option; did you mean --agent.n-step?\n"]),
+    ("ppo --n-steps 3", ["--n-steps: there is no such option; did you mean --agent.rollout-length?\n"]),
+    ("ppo --wandb-project-name x", ["--wandb-project-name: there is no such option; did you mean --project?\n"]),
+    ("ppo --agent.hidden-sizes", ["--agent.hidden-sizes: needs a value, or several\n"]),
+    ("ppo --env-option", ["--env-option: needs a value, or several\n"]),
     ("ppo --env __main__:Nothing", ["was defined in a script's __main__", "pass it from Python as env"]),
-    ("--preset ppo_pong", ["here that is --config (docs/moving.md)\n"]),
-    ("dqn --clip-eps 1", ["there is no option --clip-eps; python -m jaxrl_fast.train --help lists all\n"]),
-    ("ppo CartPole-v1", ["'CartPole-v1' is one word too many", "an environment is --env NAME\n"]),
+    ("--preset ppo_pong", ["--preset: there is no such option; did you mean --config?\n"]),
+    ("dqn --clip-eps 1", ["--clip-eps: there is no such option; did you mean --agent.clip-rewards?\n"]),
+    ("ppo CartPole-v1", ["unexpected argument 'CartPole-v1'; only the algorithm is positional (use --env NAME)\n"]),
     ("ppo --env ALE/Pong-v5", ["unknown backend 'ALE'", "did you mean envpool/Pong-v5?\n"]),
     ("ppo --env PongNoFrameskip-v4", ["unknown environment", "did you mean envpool/Pong-v5?\n"]),
     ("ppo --env Breakout", ["did you mean Breakout-MinAtar or envpool/Breakout-v5?\n"]),
     ("ppo --env envpool/Pogn-v5", ["unknown environment 'envpool/Pogn-v5'; did you mean envpool/Pong-v5"]),
     ("ppo --agent.rollout-length 1 --agent.num-minibatches 4", ["are one in each", "fewer minibatches"]),
-    ("ppo --agent.double", ["error: ppo has no option --agent.double; that is an option of dqn\n"]),
-    ("ppo --agent.no-layer-norm", ["--agent.no-layer-norm; that is an option of dqn and pqn\n"]),
-    ("ppo --replay-ratio 1", ["there is no option --replay-ratio; --agent.replay-ratio is an option of dqn\n"]),
-    ("--config clip.yaml", ["dqn has no option 'agent.clip' in clip.yaml; that is an option of ppo\n"]),
+    ("ppo --agent.double", ["--agent.double: ppo has no such option; python -m jaxrl_fast.train --help lists all\n"]),
+    (
+        "ppo --agent.no-layer-norm",
+        ["--agent.no-layer-norm: ppo has no such option; did you mean --agent.max-grad-norm?\n"],
+    ),
+    (
+        "ppo --replay-ratio 1",
+        ["--replay-ratio: there is no such option; python -m jaxrl_fast.train --help lists all\n"],
+    ),
+    ("--config clip.yaml", ["agent.clip_coef in clip.yaml: dqn has no such option\n"]),
     ("--no-num-envs", ["--no-num-envs", "did you mean --num-envs?"]),
     ("pppo", ["unknown algorithm 'pppo'", "did you mean ppo?"]),
     ("ppo_pong", ["unknown algorithm 'ppo_pong'", "did you mean --config ppo_pong?"]),
@@ -321,33 +336,60 @@ MISTAKES = [
     ("ppo extra", ["'extra'"]),
     ("ppo --num-envs", ["--num-envs", "whole number"]),
     ("ppo --num-envs x", ["--num-envs", "'x'"]),
-    ("ppo --seed 0,1,2", ["--seed takes one value, not 0,1,2; python -m jaxrl_fast.sweep takes several\n"]),
-    ("ppo --seed 0..4", ["--seed takes one value, not 0..4; python -m jaxrl_fast.sweep takes several\n"]),
-    ("ppo --agent.gamma 0.9,0.99", ["--agent.gamma takes one value", "python -m jaxrl_fast.sweep takes several\n"]),
-    ("ppo --keep 1,2", ["--keep: '1,2' is not a whole number (64, 64k, 1e6)\n"]),
-    ("ppo --agent.hidden 64,64", ["'64,64' is not a whole number", "did you mean --agent.hidden 64 64?"]),
-    ("ppo --total-steps 1m", ["--total-steps: '1m' is not a whole number", "; did you mean 1M, M for millions?\n"]),
-    ("ppo --solved 1.5K", ["--solved: '1.5K'", "; did you mean 1.5k, k for thousands?\n"]),
+    (
+        "ppo --seed 0,1,2",
+        [
+            "--seed: must be a whole number (64, 64k, 10M, 1e6), got '0,1,2'",
+            "python -m jaxrl_fast.sweep takes several\n",
+        ],
+    ),
+    (
+        "ppo --seed 0..4",
+        [
+            "--seed: must be a whole number (64, 64k, 10M, 1e6), got '0..4'",
+            "python -m jaxrl_fast.sweep takes several\n",
+        ],
+    ),
+    (
+        "ppo --agent.gamma 0.9,0.99",
+        ["--agent.gamma: must be a number, got '0.9,0.99'", "python -m jaxrl_fast.sweep takes several\n"],
+    ),
+    ("ppo --keep-checkpoints 1,2", ["--keep-checkpoints: must be a whole number (64, 64k, 10M, 1e6), got '1,2'\n"]),
+    (
+        "ppo --agent.hidden-sizes 64,64",
+        [
+            "--agent.hidden-sizes: must be a whole number (64, 64k, 10M, 1e6), got '64,64'",
+            "separate several by spaces\n",
+        ],
+    ),
+    ("ppo --total-steps 1m", ["--total-steps: must be a whole number (64, 64k, 10M, 1e6), got '1m'\n"]),
+    ("ppo --solved-threshold 1.5K", ["--solved-threshold: must be a number or none, got '1.5K'\n"]),
     ("ppo --num-envs 1.5", ["--num-envs", "'1.5'"]),
     ("ppo --num-envs aut", ["--num-envs", "whole number", "'auto'"]),
     ("ppo --num-envs auto --env CartPole-v2", ["CartPole-v2", "CartPole-v1"]),
-    ("ppo --num-envs auto --agent.num-minibatches 3", ["--num-envs auto", "1 for one", "128 steps", "3 minibatches"]),
+    (
+        "ppo --num-envs auto --agent.num-minibatches 3",
+        ["--num-envs auto", "num_envs=1 failed", "128 steps", "3 minibatches"],
+    ),
     ("ppo --num-envs auto --total-steps 100", ["--num-envs auto", "100 steps", "0 updates"]),
-    ("ppo --num-envs 4 8", ["--num-envs", "'8'"]),
+    ("ppo --num-envs 4 8", ["--num-envs: takes one value, got 4 8\n"]),
     ("ppo --num-envs 0", ["--num-envs", "at least 1"]),
     ("ppo --num-envs -4", ["--num-envs", "-4", "at least 1"]),
     ("ppo --total-steps 0", ["--total-steps", "at least 1"]),
     ("ppo --total-steps 1e400", ["--total-steps"]),
-    ("ppo --total-steps 100", ["--total-steps 100", "512", "128", "4"]),
+    (
+        "ppo --total-steps 100",
+        ["--total-steps: must be at least one update of 512 steps (128 in each of 4 environments), got 100\n"],
+    ),
     ("ppo --num-seeds 0", ["--num-seeds"]),
     ("ppo --seed -1", ["--seed", "-1"]),
     ("ppo --seed 2147483648", ["--seed", "2147483647"]),
     ("ppo --seed 2147483647 --num-seeds 2", ["seeds", "2147483647"]),
-    ("ppo --stop-when-solved", ["--stop-when-solved", "--solved"]),
-    ("--config ppo_acrobot --env CartPole-v1 --stop-when-solved", ["--stop-when-solved", "--solved"]),
+    ("ppo --stop-when-solved", ["--stop-when-solved", "--solved-threshold"]),
+    ("--config ppo_acrobot --env CartPole-v1 --stop-when-solved", ["--stop-when-solved", "--solved-threshold"]),
     ("ppo --eval-episodes 0", ["--eval-episodes"]),
-    ("ppo --report-every -1", ["--report-every", "at least 0"]),
-    ("ppo --report-every 20m", ["--report-every: '20m' is not a time (30, 30s, 5min, 2h)"]),
+    ("ppo --console-every -1", ["--console-every", "at least 0"]),
+    ("ppo --console-every 20m", ["--console-every: must be a time (30, 30s, 5min, 2h), got '20m'\n"]),
     ("ppo --log-level loud", ["--log-level", "quiet"]),
     ("ppo --wandb maybe", ["--wandb", "'maybe'"]),
     ("ppo --devices some", ["--devices", "auto"]),
@@ -356,7 +398,7 @@ MISTAKES = [
     ("ppo --agent.learning-rate -1", ["--agent.learning-rate", "above 0"]),
     ("ppo --agent.gamma 1.5", ["--agent.gamma", "at most 1"]),
     ("ppo --agent.num-minibatches 0", ["--agent.num-minibatches", "at least 1"]),
-    ("ppo --agent.hidden 64 0", ["--agent.hidden", "at least 1"]),
+    ("ppo --agent.hidden-sizes 64 0", ["--agent.hidden-sizes", "at least 1"]),
     ("ppo --agent.num-minibatches 3", ["512", "3 minibatches", "2 or 4"]),
     ("ppo --agent.network resnet", ["resnet"]),
     ("ppo --env-options horizon", ["'horizon'", "key=value"]),
@@ -367,7 +409,10 @@ MISTAKES = [
     ("ppo --env MNISTBandit-bsuite", ["MNISTBandit-bsuite", "download"]),
     ("ppo --env no_such_module:Env", ["no_such_module"]),
     ("--config ppo_cartpol", ["ppo_cartpol", "did you mean ppo_cartpole"]),
-    ("--config dqn", ["'dqn' is an algorithm", "algo='dqn'"]),
+    (
+        "--config dqn",
+        ["--config: must be a preset, got the algorithm 'dqn'", "use `train dqn`, or algo='dqn' from Python\n"],
+    ),
     ("--config absent.yaml", ["absent.yaml", "ppo_cartpole"]),
     ("--config wrong_key.yaml", ["wrong_key.yaml", "num_env", "num_envs"]),
     ("--config wrong_agent_key.yaml", ["wrong_agent_key.yaml", "agent.gama", "agent.gamma"]),
@@ -378,103 +423,138 @@ MISTAKES = [
     ("--config unknown_algo.yaml", ["sarsa"]),
     ("dqn --env Pendulum-v1", ["gymnax/Pendulum-v1", "dqn", "finite number of actions"]),
     ("pqn --env Pendulum-v1", ["gymnax/Pendulum-v1", "pqn", "finite number of actions"]),
-    ("dqn --agent.capacity 100", ["capacity 100", "batch of 128"]),
-    ("dqn --agent.capacity 1000 --agent.batch-size 32", ["learning_starts 10000", "beyond the capacity 1000"]),
-    ("dqn --agent.capacity 10k --num-envs 4096", ["capacity 10000", "4096 environments", "at least 12288"]),
-    ("dqn --agent.capacity 10k --agent.n-step 20k", ["capacity 10000", "n_step 20000", "at least"]),
+    ("dqn --agent.buffer-size 100", ["buffer_size 100", "batch of 128"]),
+    ("dqn --agent.buffer-size 1000 --agent.batch-size 32", ["learning_starts 10000", "beyond the buffer_size 1000"]),
+    ("dqn --agent.buffer-size 10k --num-envs 4096", ["buffer_size 10000", "4096 environments", "at least 12288"]),
+    ("dqn --agent.buffer-size 10k --agent.n-step 20k", ["buffer_size 10000", "n_step 20000", "at least"]),
     (
-        "dqn --env Breakout-MinAtar --agent.capacity 1e9",
-        ["capacity 1000000000", "GB", "the largest capacity that fits is"],
+        "dqn --env Breakout-MinAtar --agent.buffer-size 1e9",
+        ["buffer_size 1000000000", "GB", "the largest buffer_size that fits is"],
     ),
     ("dqn --agent.n-step 0", ["--agent.n-step", "at least 1"]),
     ("dqn --agent.num-atoms 1", ["--agent.num-atoms", "at least 2"]),
-    ("dqn --agent.distribution c52", ["--agent.distribution", "did you mean c51"]),
-    ("dqn --agent.distribution c51 --agent.v-min 3 --agent.v-max 3", ["v_min 3.0", "v_max 3.0"]),
-    ("dqn --agent.priority-exponent 0.6", ["--agent.priority-exponent does nothing without --agent.prioritized\n"]),
+    ("dqn --agent.value-head c52", ["--agent.value-head", "did you mean c51"]),
+    ("dqn --agent.value-head c51 --agent.v-min 3 --agent.v-max 3", ["v_min 3.0", "v_max 3.0"]),
+    ("dqn --agent.priority-exponent 0.6", ["--agent.priority-exponent: has no effect without --agent.prioritized\n"]),
     (
-        "dqn --agent.loss huber --agent.distribution c51",
-        ["--agent.loss does nothing without --agent.distribution none or quantile\n"],
+        "dqn --agent.loss huber --agent.value-head c51",
+        ["--agent.loss: has no effect without --agent.value-head none or quantile\n"],
     ),
-    ("dqn --agent.num-atoms 51", ["--agent.num-atoms does nothing without --agent.distribution c51 or quantile\n"]),
-    ("dqn --agent.distribution quantile --agent.v-max 9", ["--agent.v-max does nothing", "--agent.distribution c51\n"]),
+    ("dqn --agent.num-atoms 51", ["--agent.num-atoms: has no effect without --agent.value-head c51 or quantile\n"]),
+    (
+        "dqn --agent.value-head quantile --agent.v-max 9",
+        ["--agent.v-max: has no effect without --agent.value-head c51\n"],
+    ),
     ("--config rainbow_cartpole --agent.no-prioritized --agent.importance-exponent 1", ["--agent.prioritized"]),
-    ("--config idle.yaml", ["agent.munchausen_clip in idle.yaml does nothing without agent.munchausen\n"]),
+    ("--config idle.yaml", ["agent.munchausen_clip in idle.yaml: has no effect without agent.munchausen\n"]),
     ("dqn --agent.prioritized --agent.priority-exponent 7", ["--agent.priority-exponent", "at most 1"]),
     ("ppo --eval-episodes 2e9", ["--eval-episodes", "at most 1000000"]),
     ("dqn --agent.replay-ratio 0", ["--agent.replay-ratio", "above 0"]),
     ("dqn --agent.replay-ratio 0.123456789", ["replay_ratio 0.123456789", "32 steps", "0.123456787109375"]),
-    ("dqn --agent.target-period 0", ["--agent.target-period", "at least 1"]),
-    ("dqn --agent.target-step-size 1.5", ["--agent.target-step-size", "at most 1"]),
+    ("dqn --agent.target-update-interval 0", ["--agent.target-update-interval", "at least 1"]),
+    ("dqn --agent.tau 1.5", ["--agent.tau", "at most 1"]),
     ("dqn --agent.epsilon-end 2", ["--agent.epsilon-end", "at most 1"]),
-    ("dqn --agent.capacity 2e9", ["--agent.capacity", "at most 1073741824"]),
+    ("dqn --agent.buffer-size 2e9", ["--agent.buffer-size", "at most 1073741824"]),
     ("dqn --agent.epsilon-steps 2e9", ["--agent.epsilon-steps", "at most 1073741824"]),
     ("dqn --agent.learning-starts -1", ["--agent.learning-starts", "at least 0"]),
     ("dqn --agent.munchausen-clip 1", ["--agent.munchausen-clip", "at most 0"]),
     ("dqn --agent.rollout-length 0", ["--agent.rollout-length", "at least 1"]),
     ("dqn --agent.rollout-length many", ["--agent.rollout-length", "'auto'"]),
-    ("dqn --agent.gae-lambda 0.9", ["dqn has no option --agent.gae-lambda"]),
+    (
+        "dqn --agent.gae-lambda 0.9",
+        ["--agent.gae-lambda: dqn has no such option", "python -m jaxrl_fast.train --help lists all\n"],
+    ),
     ("dqn --devices 2 --num-envs 2 --agent.batch-size 33", ["batch_size 33", "2 devices"]),
     ("pqn --agent.num-minibatches 3", ["512", "3 minibatches", "2 or 4"]),
     ("pqn --agent.q-lambda 2", ["--agent.q-lambda", "at most 1"]),
     ("dqn --config ppo_cartpole", ["ppo_cartpole", "ppo", "dqn"]),
     ("--config rainbow_cartpol", ["did you mean rainbow_cartpole"]),
     ("pqn --config ppo_cartpole", ["ppo_cartpole", "ppo", "pqn"]),
-    ("ppo --run-dir a --name b", ["--name b does not go with --run-dir a, which has the name in it"]),
+    ("ppo --run-dir a --name b", ["--name: cannot be combined with --run-dir a, got b; drop one"]),
     ("ppo --run-dir taken", ["taken", "--run-dir"]),
     ("ppo --name taken", ["taken", "--name"]),
     ("ppo --run-dir a_list.yaml/run", ["a_list.yaml/run"]),
-    ("ppo --save-every 5m", ["--save-every", "'5m'", "30s", "minutes are 5min"]),
-    ("ppo --agent.no-anneal false", ["--agent.no-anneal takes no value; what is 'false'?"]),
-    ("--config empty.yaml", ["empty.yaml says nothing"]),
-    ("--config nowhere/ppo_cartpole.yaml", ["--config nowhere/ppo_cartpole.yaml is no file, and no preset\n"]),
-    ("--config taken", ["--config taken is a folder, and no preset\n"]),
+    (
+        "ppo --save-every 5m",
+        ["--save-every: must be environment steps (64k, 1M) or a time (30s, 5min, 2h), got '5m'\n"],
+    ),
+    ("ppo --agent.no-anneal-lr false", ["--agent.no-anneal-lr: takes no value, got 'false'\n"]),
+    ("--config empty.yaml", ["empty.yaml: the preset is empty; name options, such as env: CartPole-v1\n"]),
+    ("--config nowhere/ppo_cartpole.yaml", ["--config: there is no preset or file 'nowhere/ppo_cartpole.yaml'\n"]),
+    ("--config taken", ["--config: there is no preset or file 'taken'\n"]),
     ("ppo --save-every soon", ["--save-every", "'soon'"]),
     ("ppo --save-every -3s", ["--save-every", "'-3s'"]),
-    ("ppo --save-every -64", ["--save-every", "at least 0"]),
-    ("ppo --keep 0", ["--keep", "at least 1"]),
+    ("ppo --save-every -64", ["--save-every: must be environment steps", "got '-64'"]),
+    ("ppo --keep-checkpoints 0", ["--keep-checkpoints", "at least 1"]),
     ("ppo --on-nonfinite ignore", ["--on-nonfinite", "'stop' or 'continue'"]),
-    ("--resume", ["--resume wants a value"]),
-    ("--resume=", ["--resume wants a run's folder, and '' is none"]),
-    ("--config goes_on.yaml", ["goes_on.yaml: a preset cannot name a run to go on with; --resume a_run does"]),
-    ("--seed 3 ppo", ["'ppo' is one too many; an algorithm or the folder of a run comes"]),
-    ("--agent.anneal ppo", ["'ppo' is not true or false; an algorithm or the folder of a run"]),
+    ("--resume", ["--resume: needs a value; give a run directory\n"]),
+    ("--resume=", ["--resume: must be a run directory, got ''\n"]),
+    ("--config goes_on.yaml", ["goes_on.yaml: a preset cannot name a run to resume; use --resume a_run\n"]),
+    ("--seed 3 ppo", ["--seed: takes one value, got 3 ppo\n"]),
+    ("--agent.anneal-lr ppo", ["--agent.anneal-lr: must be true or false, got 'ppo'\n"]),
     ("ppo --run-dir a_run", ["a_run exists already", "or go on with it by --resume a_run"]),
     ("--resume nowhere", ["--resume nowhere", "no config.yaml"]),
     ("--resume a_rum", ["did you mean a_run?"]),
-    ("--resume a_sweep", ["a_sweep is a sweep and no run; go on with python -m jaxrl_fast.sweep --resume a_sweep\n"]),
-    ("--config a_run", ["'a_run' is the folder of a run and no preset; its settings are one: a_run/config.yaml\n"]),
-    ("--config merged.yaml", ["option 'a'"]),
-    ("--config twice.yaml", ["twice.yaml line 4", "agent is there twice"]),
-    ("--config minutes.yaml", ["save_every in minutes.yaml: '1:30' is neither steps (64k, 1M) nor a time"]),
-    ("--config twice_told.yaml", ["agent.gamma in twice_told.yaml is there twice"]),
-    ("ppo --env-option a=1 a=2", ["--env-option: a is there twice"]),
-    ("ppo --agent.learning-rate 1e39", ["--agent.learning-rate: 1e+39 is more, or less, than a number of 32 bits"]),
-    ("ppo --agent.learning-rate 1e-50", ["--agent.learning-rate: 1e-50 is more, or less"]),
+    (
+        "--resume a_sweep",
+        ["--resume a_sweep: is a sweep, not a run", "use python -m jaxrl_fast.sweep --resume a_sweep\n"],
+    ),
+    ("--config a_run", ["--config: must be a preset, got the run directory 'a_run'; use a_run/config.yaml\n"]),
+    ("--config merged.yaml", ["merged.yaml line 2: not readable as YAML (aliases are not supported)\n"]),
+    ("--config twice.yaml", ["twice.yaml line 4: not readable as YAML (agent is given twice)\n"]),
+    (
+        "--config minutes.yaml",
+        ["save_every in minutes.yaml: must be environment steps (64k, 1M) or a time (30s, 5min, 2h), got '1:30'"],
+    ),
+    ("--config twice_told.yaml", ["agent.gamma in twice_told.yaml: given twice; keep one\n"]),
+    ("ppo --env-option a=1 a=2", ["--env-option: a is given twice; keep one\n"]),
+    ("ppo --agent.learning-rate 1e39", ["--agent.learning-rate: must be a 32-bit number, got 1e+39\n"]),
+    ("ppo --agent.learning-rate 1e-50", ["--agent.learning-rate: must be a 32-bit number, got 1e-50\n"]),
     ("--resume broken_run", ["broken_run/config.yaml line 2", "not readable as YAML"]),
-    ("--resume a_run --num-envs 3", ["--num-envs 3: this run has 8"]),
-    ("--resume a_run --num-envs auto", ["--num-envs auto: this run has 8"]),
-    ("--resume a_run --seed 5", ["--seed 5: this run has 0"]),
-    ("--resume a_run --agent.gamma 0.5", ["--agent.gamma 0.5: this run has 0.99"]),
-    ("--resume a_run --no-agent.anneal", ["--no-agent.anneal", "did you mean --agent.anneal?"]),
-    ("--resume a_run --agent.no-anneal", ["--agent.no-anneal False: this run has True"]),
-    ("--resume a_run --total-steps 3", ["--total-steps 3", "less than one update"]),
-    ("--resume a_run --config ppo_cartpole", ["--config does not go with --resume"]),
-    ("--resume a_run --run-dir b", ["--run-dir does not go with --resume"]),
-    ("--resume a_run --name b", ["--name does not go with --resume"]),
-    ("ppo --num-envs 100M", ["an update would be 12800000000 steps, 128 in each of 100000000"]),
-    ("ppo --agent.rollout-length 1e10", ["an update would be 40000000000 steps, 10000000000 in each of 4"]),
-    ("--config dashed.yaml", ["no option '--num-envs' in dashed.yaml; did you mean num_envs?\n"]),
-    ("--config of_itself.yaml", ["of_itself.yaml line 1", "part of itself"]),
-    ("--resume made_a_number", ["made_a_number/config.yaml: `made` is not as a run writes it"]),
-    ("--resume made_of_nothing", ["made_of_nothing/config.yaml: `made` is not as a run writes it"]),
-    ("dqn --resume a_run", ["--resume a_run is a run of ppo, not dqn\n"]),
+    ("--resume a_run --num-envs 3", ["--num-envs: a resume cannot change it from 8, got 3\n"]),
+    ("--resume a_run --num-envs auto", ["--num-envs: a resume cannot change it from 8, got auto\n"]),
+    ("--resume a_run --seed 5", ["--seed: a resume cannot change it from 0, got 5\n"]),
+    ("--resume a_run --agent.gamma 0.5", ["--agent.gamma: a resume cannot change it from 0.99, got 0.5\n"]),
+    ("--resume a_run --no-agent.anneal-lr", ["--no-agent.anneal-lr", "did you mean --agent.anneal-lr?"]),
+    ("--resume a_run --agent.no-anneal-lr", ["--agent.no-anneal-lr: a resume cannot change it from True, got False\n"]),
+    (
+        "--resume a_run --total-steps 3",
+        ["--total-steps: must be at least one update of 1024 steps (128 in each of 8 environments), got 3\n"],
+    ),
+    (
+        "--resume a_run --config ppo_cartpole",
+        ["--config: cannot be combined with --resume, which continues in the run directory\n"],
+    ),
+    (
+        "--resume a_run --run-dir b",
+        ["--run-dir: cannot be combined with --resume, which continues in the run directory\n"],
+    ),
+    ("--resume a_run --name b", ["--name: cannot be combined with --resume, which continues in the run directory\n"]),
+    (
+        "ppo --num-envs 100M",
+        ["an update has at most 2147483647 steps, got 12800000000: 128 in each of 100000000 environments\n"],
+    ),
+    (
+        "ppo --agent.rollout-length 1e10",
+        ["an update has at most 2147483647 steps, got 40000000000: 10000000000 in each of 4 environments\n"],
+    ),
+    ("--config dashed.yaml", ["--num-envs in dashed.yaml: there is no such option; did you mean num_envs?\n"]),
+    ("--config of_itself.yaml", ["of_itself.yaml line 1: not readable as YAML (aliases are not supported)\n"]),
+    ("--resume made_a_number", ["made_a_number/config.yaml: `meta` is not what a run writes; restore the file\n"]),
+    ("--resume made_of_nothing", ["made_of_nothing/config.yaml: `meta` is not what a run writes; restore the file\n"]),
+    (
+        "--resume old_run",
+        ["--resume old_run: written by an older version of jaxrl_fast (format 1, this is 2); train it anew\n"],
+    ),
+    ("--resume newer_run", ["written by a newer version of jaxrl_fast (format 3, this is 2)"]),
+    ("dqn --resume a_run", ["--resume a_run: is of algorithm ppo, got dqn; leave dqn out\n"]),
 ]
 FILES = {
     "wrong_key.yaml": "num_env: 3\n",
     "dashed.yaml": "--num-envs: 8\n",
     "of_itself.yaml": "env_options: &x {a: [*x]}\n",
     "wrong_agent_key.yaml": "agent: {gama: 0.9}\n",
-    "clip.yaml": "algo: dqn\nagent: {clip: 0.1}\n",
+    "clip.yaml": "algo: dqn\nagent: {clip_coef: 0.1}\n",
     "merged.yaml": "a: &a {gamma: 0.9}\nb: &b {<<: *a, gamma: 0.8}\nalgo: dqn\nagent: {<<: *a, <<: *b}\n",
     "minutes.yaml": "algo: ppo\nenv: CartPole-v1\nsave_every: 1:30\n",
     "twice_told.yaml": "algo: ppo\nagent:\n  gamma: 0.9\nenv: CartPole-v1\nagent.gamma: 0.8\n",
@@ -496,10 +576,12 @@ def place(tmp_path_factory):
     for name, text in FILES.items():
         (folder / name).write_text(text)
     runs = {
-        "a_run": "algo: ppo\nnum_envs: 8\n",
+        "a_run": "algo: ppo\nnum_envs: 8\nmeta: {format: 2}\n",
+        "old_run": "algo: ppo\nmade: {id: 1a2b}\nagent: {clip: 0.1}\n",
+        "newer_run": "algo: ppo\nmeta: {format: 3}\n",
         "broken_run": "num_envs: [3\nseed: 1\n",
-        "made_a_number": "algo: ppo\nmade: 3\n",
-        "made_of_nothing": "algo: ppo\nmade: {members: []}\n",
+        "made_a_number": "algo: ppo\nmeta: 3\n",
+        "made_of_nothing": "algo: ppo\nmeta: {members: []}\n",
     }
     for name, text in runs.items():
         (folder / name).mkdir()
@@ -533,7 +615,9 @@ def test_a_mistake_gets_one_line_and_leaves_nothing(line, words, place, monkeypa
 )
 def test_what_no_file_holds_is_no_option_of_an_environment(value, kind, tmp_path):
     """Whatever goes on with the run or plays with what it has learned has its options from config.yaml."""
-    with pytest.raises(ValueError, match=rf"^env_options: x is of type {kind}, and only numbers.*env=MyEnv\(x=...\)$"):
+    with pytest.raises(
+        ValueError, match=rf"^env_options: x must be numbers, .* got type {kind}; .*env=MyEnv\(x=...\)$"
+    ):
         jaxrl_fast.fit(algo="ppo", env_options={"x": value}, run_dir=str(tmp_path / "run"))
     assert not list(tmp_path.iterdir())
 
@@ -542,7 +626,7 @@ def test_what_no_file_holds_is_no_option_of_an_environment(value, kind, tmp_path
 def test_a_word_that_no_line_or_path_holds_is_refused(text, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for option in ("name", "run_dir"):
-        with pytest.raises(ValueError, match=r"^'a.*b' has a (null character|line break) in it$"):
+        with pytest.raises(ValueError, match=r"^'a.*b' has a (null character|line break) in it; remove it$"):
             jaxrl_fast.fit(algo="ppo", **{option: text})
     assert not list(tmp_path.iterdir())
 
@@ -550,9 +634,9 @@ def test_a_word_that_no_line_or_path_holds_is_refused(text, tmp_path, monkeypatc
 @pytest.mark.parametrize("train_with", [jaxrl_fast.fit, jaxrl_fast.sweep])
 def test_a_preset_from_python_is_a_name_or_a_file(train_with, place, monkeypatch):
     monkeypatch.chdir(place)
-    with pytest.raises(ValueError, match="there is no preset '', neither shipped nor as a file"):
+    with pytest.raises(ValueError, match="there is no preset or file ''"):
         train_with("")
-    with pytest.raises(ValueError, match=r"^config\b.*'ppo_acrobot'"):
+    with pytest.raises(ValueError, match=r"^config\b.*ppo_acrobot"):
         train_with(["ppo_cartpole", "ppo_acrobot"])
     with pytest.raises(ValueError, match="unknown algorithm 'sarsa'"):
         train_with(place / "unknown_algo.yaml")
@@ -589,12 +673,13 @@ def test_what_a_file_holds_is_an_option_of_an_environment():
 @pytest.mark.parametrize("algo", CONFIGS)
 def test_what_does_nothing_without_a_switch_does_something_with_it(algo):
     default = CONFIGS[algo]()
-    for name, (switch, values) in NEEDS.items():
-        if hasattr(default, name):
+    for name, option in options_of(CONFIGS[algo]).items():
+        if option.needs:
+            switch, *values = option.needs
             idle = {name: getattr(default, name)}
             if getattr(default, switch) in values:
                 idle[switch] = "c51"  # the one value of a switch that some do without
-            with pytest.raises(ValueError, match=rf"^agent.{name} does nothing without agent.{switch}"):
+            with pytest.raises(ValueError, match=rf"^agent.{name}: has no effect without agent.{switch}"):
                 load.from_keywords(algo=algo, agent=idle)
             for value in values:
                 assert getattr(load.from_keywords(algo=algo, agent=idle | {switch: value}).agent, switch) == value
@@ -608,28 +693,28 @@ def test_an_algorithm_of_ones_own_may_have_the_option_without_the_switch(monkeyp
 
 @pytest.mark.parametrize(("env", "is_told"), [("CartPole-v1", True), ("Pendulum-v1", False)])
 def test_what_is_for_continuous_actions_is_warned_of_where_there_are_none(env, is_told, capsys):
-    settings = load.from_keywords(algo="ppo", env=env, agent={"squash": True, "log_std_init": -1})
+    settings = load.from_keywords(algo="ppo", env=env, agent={"tanh_squash": True, "log_std_init": -1})
     console.announce(plan.validate_plan(settings), terminal.QuietConsole())
-    told = "warning: --agent.{} does nothing: the actions of gymnax/CartPole-v1 are discrete\n"
-    expected = "".join(map(told.format, ("squash", "log-std-init")))
+    told = "warning: --agent.{}: has no effect; the actions of gymnax/CartPole-v1 are discrete\n"
+    expected = "".join(map(told.format, ("tanh-squash", "log-std-init")))
     assert capsys.readouterr().err == (expected if is_told else "")
 
 
 def test_a_presets_options_may_lose_their_switch(tmp_path):
     """A run's config.yaml is a preset that names all options, whatever is on."""
-    settings = parse("--config rainbow_cartpole --agent.no-prioritized --agent.distribution none")
+    settings = parse("--config rainbow_cartpole --agent.no-prioritized --agent.value-head none")
     assert settings.agent.v_max == 100
     path = tmp_path / "config.yaml"
-    path.write_text(yaml.safe_dump(to_mapping(settings)))
+    path.write_text(yaml.safe_dump(to_mapping(settings) | {"meta": {"format": 2}}))
     assert parse(f"--config {path}").agent == resume.of_run(tmp_path).agent == settings.agent
     path.write_text("algo: dqn\nagent: {v_max: 100}\n")
-    assert parse(f"--config {path} --agent.distribution c51").agent.v_max == 100
+    assert parse(f"--config {path} --agent.value-head c51").agent.v_max == 100
 
 
 def test_a_name_of_blanks_is_refused(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert train.main(["ppo", "--name", " "]) == 2
-    assert "a name is wanted" in capsys.readouterr().err and not list(tmp_path.iterdir())
+    assert "must be a name" in capsys.readouterr().err and not list(tmp_path.iterdir())
 
 
 def test_an_unwritable_folder_is_refused(tmp_path, capsys, monkeypatch):
@@ -664,7 +749,7 @@ def test_a_right_that_is_missing_is_one_line(capsys):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), "sweeps/x/.lock")
 
     assert cli.run_command(lambda argv: argv, act, []) == 1
-    assert capsys.readouterr().err == "error: sweeps/x/.lock cannot be opened (Permission denied)\n"
+    assert capsys.readouterr().err == "error: sweeps/x/.lock: cannot be opened (Permission denied)\n"
 
 
 @pytest.mark.parametrize(("total_steps", "is_told"), [(10_000, True), (10_016, False)])
@@ -677,20 +762,20 @@ def test_a_run_that_ends_before_it_learns_says_so(total_steps, is_told, capsys):
 
 @pytest.mark.parametrize(("num_envs", "is_told"), [(1, True), (2, False)])
 def test_a_ladder_of_one_rung_is_told_of(num_envs, is_told, capsys):
-    settings = load.from_keywords(algo="dqn", num_envs=num_envs, agent={"epsilon_ladder": 7})
+    settings = load.from_keywords(algo="dqn", num_envs=num_envs, agent={"apex_alpha": 7})
     console.announce(plan.validate_plan(settings), terminal.QuietConsole())
-    assert ("--agent.epsilon-ladder does nothing" in capsys.readouterr().err) == is_told
+    assert ("--agent.apex-alpha: has no effect; one environment acts at a time" in capsys.readouterr().err) == is_told
 
 
 @pytest.mark.parametrize(
     ("options", "is_told"),
-    [(["16"], False), (["501"], True), (["501", "--agent.target-step-size", "0.1"], False)],
+    [(["16"], False), (["501"], True), (["501", "--agent.tau", "0.1"], False)],
 )
 def test_a_target_that_is_copied_several_times_in_an_update_is_told_of(options, is_told, capsys):
     """The default period is 500, and so many environments make a step each between updates."""
     settings = load.from_command_line(["dqn", "--num-envs", *options])
     console.announce(plan.validate_plan(settings), terminal.QuietConsole())
-    assert ("--agent.target-period 500: the target is copied several times" in capsys.readouterr().err) == is_told
+    assert ("--agent.target-update-interval: the target is copied several times" in capsys.readouterr().err) == is_told
 
 
 @pytest.mark.parametrize("service", ["wandb", "trackio"])
@@ -718,8 +803,8 @@ def test_a_sweep_is_no_run(program, tmp_path, monkeypatch, capsys):
         (tmp_path / "x" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "x" / name).write_text(text)
         assert program.main(["x"]) == 2
-        there = f"one of its runs is x/{name[:2]}" if text else "none of its runs has begun"
-        assert capsys.readouterr().err == f"error: x is a sweep and no run; {there}\n"
+        there = f"use one of its runs, such as x/{name[:2]}" if text else "none of its runs has started"
+        assert capsys.readouterr().err == f"error: x: is a sweep, not a run; {there}\n"
 
 
 def test_help_for_a_reader_that_left():

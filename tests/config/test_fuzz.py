@@ -10,15 +10,15 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from jaxrl_fast import evaluate, video
+from jaxrl_fast import evaluate, plot, video
 from jaxrl_fast.config import load, paths
-from jaxrl_fast.config.options import Options, SweepOptions, types_of
+from jaxrl_fast.config.options import OF_RUN, SweepOptions
 from jaxrl_fast.config.settings import Settings
-from jaxrl_fast.plotting import compare
 from jaxrl_fast.sweep import directory, grid
 from jaxrl_fast.training import plan
+from jaxrl_fast.utils.option import options_of
 
-OF_TRAINING = [f"--{name.replace('_', '-')}" for name in (*types_of(Options), "config", "agent.gamma", "agent.x")]
+OF_TRAINING = [f"--{name.replace('_', '-')}" for name in (*OF_RUN, "config", "agent.gamma", "agent.x")]
 VALUES = ["ppo", "dqn", "1", "-1", "1e3", "10M", "nan", "inf", "none", "true", "a=b", "=", "", "-", "--", "CartPole-v1"]
 LISTS = ["1,2", "0..4", "4..0", "..", "1..", "1,,2", "1e-4,1e-3", "0..1e9", "true,false", "1,1", ",", "0.1..0.5"]
 
@@ -35,7 +35,7 @@ YAML = st.recursive(
     lambda inner: st.one_of(
         st.lists(inner, max_size=3),
         st.dictionaries(
-            st.sampled_from([n[2:].replace("-", "_") for n in OF_TRAINING] + ["agent", "algo", "made"]), inner
+            st.sampled_from([n[2:].replace("-", "_") for n in OF_TRAINING] + ["agent", "algo", "meta"]), inner
         ),
     ),
     max_leaves=12,
@@ -81,7 +81,11 @@ def test_any_keywords_are_settings_or_a_sentence(keywords, agent):
     only_sentences(lambda: load.from_keywords(agent=agent, **keywords), Settings)
 
 
-OF_SWEEPS = [*OF_TRAINING, *(f"--{name.replace('_', '-')}" for name in types_of(SweepOptions)), "--agent.learning-rate"]
+OF_SWEEPS = [
+    *OF_TRAINING,
+    *(f"--{name.replace('_', '-')}" for name in options_of(SweepOptions)),
+    "--agent.learning-rate",
+]
 
 
 @settings(max_examples=500)
@@ -94,7 +98,9 @@ def test_any_sweep_is_trainings_or_a_sentence(words):
 @given(YAML)
 def test_any_folder_of_a_sweep_is_read_or_refused_in_a_sentence(content):
     with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / paths.SWEEP_FILE).write_text(yaml.safe_dump({"groups": content, "columns": content}))
+        (Path(folder) / paths.SWEEP_FILE).write_text(
+            yaml.safe_dump({"format": paths.FORMAT, "groups": content, "columns": content})
+        )
         only_sentences(lambda: directory.read(Path(folder)), directory.SweepPlan)
 
 
@@ -104,7 +110,11 @@ def place(tmp_path_factory):
     folder = tmp_path_factory.mktemp("place")
     (folder / "file").write_text("text")
     (folder / "empty").mkdir()
-    for name, text in (("plain", "algo: ppo\n"), ("broken", "num_envs: [3\n"), ("odd", "algo: ppo\nenv: 3\n")):
+    for name, text in (
+        ("plain", "algo: ppo\nmeta: {format: 2}\n"),
+        ("broken", "num_envs: [3\n"),
+        ("odd", "meta: {format: 2}\nenv: 3\n"),
+    ):
         (folder / name / "checkpoints" / "step-000000000001").mkdir(parents=True)
         (folder / name / "config.yaml").write_text(text)
         (folder / name / "summary.json").write_text(json.dumps({"status": "done"}) if name == "plain" else "{")
@@ -112,7 +122,7 @@ def place(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("module", [evaluate, compare, video])
+@pytest.mark.parametrize("module", [evaluate, plot, video])
 def test_any_use_of_a_run_is_refused_in_a_sentence(module, place, monkeypatch):
     """No run here has a checkpoint that can be loaded."""
     monkeypatch.chdir(place)
@@ -127,7 +137,7 @@ def test_any_use_of_a_run_is_refused_in_a_sentence(module, place, monkeypatch):
         except ValueError as error:
             assert str(error) and "\n" not in str(error)
         else:
-            assert module is compare, "a folder of runs may be drawn, however little is in it"
+            assert module is plot, "a folder of runs may be drawn, however little is in it"
 
     before = sorted(place.rglob("*"))
     fuzz()
@@ -140,12 +150,12 @@ OPTIONS = {
     "total_steps": st.one_of(NUMBERS, st.just("10k")),
     "num_seeds": st.integers(-1, 3),
     "devices": st.one_of(st.just("auto"), st.integers(-1, 9)),
-    "in_flight": st.integers(-1, 3),
+    "async_pools": st.integers(-1, 3),
     "overlap": st.booleans(),
     "protocol": st.sampled_from(["", "dqn2015", "dqn"]),
     "exact_resume": st.booleans(),
     "eval_envs": NUMBERS,
-    "solved": NUMBERS,
+    "solved_threshold": NUMBERS,
     "env_options": st.dictionaries(
         st.sampled_from(["max_steps_in_episode", "gravity", "length", "max_episode_steps", "num_threads", "x"]),
         st.one_of(NUMBERS, st.booleans(), st.text(max_size=3)),
@@ -160,13 +170,13 @@ OF_AGENTS = {
     },
     "dqn": {
         "batch_size": NUMBERS,
-        "capacity": NUMBERS,
+        "buffer_size": NUMBERS,
         "n_step": NUMBERS,
         "replay_ratio": NUMBERS,
         "num_atoms": NUMBERS,
-        "distribution": st.sampled_from(["none", "c51", "quantile"]),
+        "value_head": st.sampled_from(["none", "c51", "quantile"]),
     },
-    "pqn": {"rollout_length": NUMBERS, "num_epochs": NUMBERS, "hidden": st.lists(NUMBERS, max_size=2)},
+    "pqn": {"rollout_length": NUMBERS, "num_epochs": NUMBERS, "hidden_sizes": st.lists(NUMBERS, max_size=2)},
 }
 ENVS = [
     "CartPole-v1",

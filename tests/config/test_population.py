@@ -10,23 +10,26 @@ import pytest
 
 from jaxrl_fast import agents
 from jaxrl_fast.agents.configs import CONFIGS
-from jaxrl_fast.config import options
-from jaxrl_fast.config.population import STATIC, Member, member_of, real_numbers
+from jaxrl_fast.config.population import Member, member_of, real_numbers
 from jaxrl_fast.parallel import program
 from jaxrl_fast.parallel.placement import Placement
 from jaxrl_fast.parallel.population import Varied
 from jaxrl_fast.training import plan
 from jaxrl_fast.training.evaluator import Evaluator
 from jaxrl_fast.types import Agent, Decision
+from jaxrl_fast.utils.option import options_of
 from tests.helpers import probes, slow
 
 NUM_UPDATES, NUM_ENVS = 3, 4
+UNTRACED = {"replay_ratio", "v_min", "v_max"}  # counted as a fraction; compared with each other
 SMALL = {
-    "ppo": dict(rollout_length=8, hidden=(4,), num_epochs=2, num_minibatches=2, normalize_rewards=True, target_kl=1.0),
-    "pqn": dict(rollout_length=8, hidden=(4,), num_epochs=2, num_minibatches=2, epsilon_steps=64),
+    "ppo": dict(
+        rollout_length=8, hidden_sizes=(4,), num_epochs=2, num_minibatches=2, normalize_rewards=True, target_kl=1.0,
+    ),
+    "pqn": dict(rollout_length=8, hidden_sizes=(4,), num_epochs=2, num_minibatches=2, epsilon_steps=64),
     "dqn": dict(
-        rollout_length=8, hidden=(4,), capacity=256, batch_size=8, learning_starts=8, replay_ratio=0.25,
-        target_period=16, prioritized=True, munchausen=True, double=True, epsilon_steps=64,
+        rollout_length=8, hidden_sizes=(4,), buffer_size=256, batch_size=8, learning_starts=8, replay_ratio=0.25,
+        target_update_interval=16, prioritized=True, munchausen=True, double=True, epsilon_steps=64,
     ),
 }  # fmt: skip
 
@@ -81,7 +84,7 @@ def test_evaluation_has_each_members_own_agent():
 @pytest.mark.parametrize("algo", [slow(algo) if algo == "dqn" else algo for algo in CONFIGS])
 def test_every_real_number_can_be_traced(algo):
     """One by one, so that a failure names it; with every switch that reads one turned on."""
-    switches = {"dqn": [{}, {"distribution": "c51"}, {"distribution": "quantile", "noisy": True, "anneal": True}]}
+    switches = {"dqn": [{}, {"value_head": "c51"}, {"value_head": "quantile", "noisy": True, "anneal_lr": True}]}
     env = probes.best_action_of_observation(NUM_ENVS)
     for more in switches.get(algo, [{}]):
         one = CONFIGS[algo](**SMALL[algo] | more)
@@ -97,14 +100,14 @@ def test_every_real_number_can_be_traced(algo):
 def test_what_is_a_real_number_goes_by_rule():
     """A value that leaves code out, or that is counted exactly, makes another program."""
     names = real_numbers(CONFIGS["ppo"]())
-    assert {"learning_rate", "gamma", "clip", "gae_lambda", "entropy_coef", "max_grad_norm"} <= set(names)
-    assert not {"target_kl", "rollout_length", "anneal", "hidden"} & set(names)
+    assert {"learning_rate", "gamma", "clip_coef", "gae_lambda", "entropy_coef", "max_grad_norm"} <= set(names)
+    assert not {"target_kl", "rollout_length", "anneal_lr", "hidden_sizes"} & set(names)
     assert "target_kl" in real_numbers(CONFIGS["ppo"](target_kl=0.01))
     assert "max_grad_norm" not in real_numbers(CONFIGS["ppo"](max_grad_norm=0.0))
     assert not {"replay_ratio", "v_min", "v_max"} & set(real_numbers(CONFIGS["dqn"]()))
-    for algo, kind in CONFIGS.items():  # every float is one or named as an exception
-        floats = {n for n, k in options.types_of(kind).items() if k is float}
-        assert floats - set(real_numbers(kind())) <= set(STATIC), algo
+    for algo, kind in CONFIGS.items():  # every float is declared as traced, or is an exception
+        floats = {name for name, option in options_of(kind).items() if option.kind in (float, float | None)}
+        assert {name for name in floats if not options_of(kind)[name].traced} == (UNTRACED if algo == "dqn" else set())
 
 
 def test_where_only_seeds_differ_there_is_nothing_to_trace():

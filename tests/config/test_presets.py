@@ -17,28 +17,28 @@ from tests.helpers import slow
 
 ATARI = dict(total_steps=10_000_000, protocol="dqn2015", clip_rewards=True, gamma=0.99, network="auto")
 PPO_ATARI = ATARI | dict(
-    num_envs=8, rollout_length=128, num_minibatches=4, num_epochs=4, learning_rate=2.5e-4, anneal=True, clip=0.1,
-    value_clip=False, entropy_coef=0.01, value_coef=0.5, max_grad_norm=0.5, gae_lambda=0.95, adam_epsilon=1e-5,
-    normalize_advantage=True, target_kl=None,
+    num_envs=8, rollout_length=128, num_minibatches=4, num_epochs=4, learning_rate=2.5e-4, anneal_lr=True,
+    clip_coef=0.1, clip_vloss=False, entropy_coef=0.01, value_coef=0.5, max_grad_norm=0.5,
+    gae_lambda=0.95, adam_epsilon=1e-5, normalize_advantage=True, target_kl=None,
 )  # fmt: skip
 DQN_ATARI = ATARI | dict(
-    num_envs=1, rollout_length=4, learning_rate=1e-4, capacity=1_000_000, batch_size=32, target_period=1000,
-    target_step_size=1.0, replay_ratio=0.25, learning_starts=80_000, epsilon_start=1.0, epsilon_end=0.01,
-    epsilon_steps=1_000_000, max_grad_norm=0.0, anneal=False, adam_epsilon=1e-8, loss="squared", n_step=1,
-    double=False, dueling=False, prioritized=False, distribution="none",
+    num_envs=1, rollout_length=4, learning_rate=1e-4, buffer_size=1_000_000, batch_size=32, target_update_interval=1000,
+    tau=1.0, replay_ratio=0.25, learning_starts=80_000, epsilon_start=1.0, epsilon_end=0.01,
+    epsilon_steps=1_000_000, max_grad_norm=0.0, anneal_lr=False, adam_epsilon=1e-8, loss="squared", n_step=1,
+    double=False, dueling=False, prioritized=False, value_head="none",
 )  # fmt: skip
 PQN_ATARI = ATARI | dict(
-    num_envs=8, rollout_length=128, num_minibatches=4, num_epochs=4, q_lambda=0.65, learning_rate=2.5e-4, anneal=True,
-    epsilon_start=1.0, epsilon_end=0.01, epsilon_steps=1_000_000, layer_norm=True,
+    num_envs=8, rollout_length=128, num_minibatches=4, num_epochs=4, q_lambda=0.65, learning_rate=2.5e-4,
+    anneal_lr=True, epsilon_start=1.0, epsilon_end=0.01, epsilon_steps=1_000_000, layer_norm=True,
     max_grad_norm=5.0,  # 10 of twice this loss
 )  # fmt: skip
 PPO_MINATAR = dict(
     num_envs=64, total_steps=10_000_000, rollout_length=128, num_minibatches=8, num_epochs=4, learning_rate=5e-4,
-    gamma=0.999, clip=0.2, entropy_coef=0.01, network="mlp", hidden=(256, 256),
+    gamma=0.999, clip_coef=0.2, entropy_coef=0.01, network="mlp", hidden_sizes=(256, 256),
 )  # fmt: skip
 PQN_MINATAR = dict(
     num_envs=128, total_steps=10_000_000, rollout_length=32, num_minibatches=32, num_epochs=2, learning_rate=5e-4,
-    anneal=True, q_lambda=0.65, epsilon_steps=1_000_000, network="minatar", layer_norm=True,
+    anneal_lr=True, q_lambda=0.65, epsilon_steps=1_000_000, network="minatar", layer_norm=True,
 )  # fmt: skip
 GAMES = ("pong", "breakout")
 BOARDS = ("asterix", "breakout", "freeway", "space_invaders")
@@ -61,7 +61,7 @@ def test_a_preset_has_the_numbers_of_its_source(name):
 
 def test_a_preset_says_when_it_is_solved():
     """But for one board, of which nobody has published a return."""
-    goals = {name: load.from_keywords(name).options.solved for name in presets.shipped()}
+    goals = {name: load.from_keywords(name).options.solved_threshold for name in presets.shipped()}
     assert [name for name, goal in goals.items() if goal is None] == ["ppo_minatar_seaquest"]
 
 
@@ -70,7 +70,14 @@ def test_a_fast_preset_differs_only_in_what_many_environments_ask_for(name):
     slow, fast = (load.from_keywords(preset) for preset in (name, f"{name}_fast"))
     apart = lambda a, b: {key for key, value in vars(a).items() if vars(b)[key] != value}
     assert apart(slow.options, fast.options) == {"num_envs"}
-    batches = {"rollout_length", "num_minibatches", "num_epochs", "batch_size", "replay_ratio", "target_period"}
+    batches = {
+        "rollout_length",
+        "num_minibatches",
+        "num_epochs",
+        "batch_size",
+        "replay_ratio",
+        "target_update_interval",
+    }
     assert apart(slow.agent, fast.agent) <= batches | {"learning_rate", "epsilon_end"}
 
 

@@ -195,7 +195,7 @@ def test_scores_are_of_whole_games_unclipped():
     """PPO acts at random and clips; what the loop sums up is what envpool's own information adds up to."""
     name, options, protocol, num_steps = CASES["lives"]
     env = envs.make(f"envpool/{name}", NUM_ENVS, HostEnvConfig(SEED, protocol), **options)
-    config = ppo.PPO(rollout_length=num_steps, network="mlp", hidden=(8,), clip_rewards=True)
+    config = ppo.PPO(rollout_length=num_steps, network="mlp", hidden_sizes=(8,), clip_rewards=True)
     agent = agents.load("ppo").make(config, env.spec, 1)
 
     @jax.jit
@@ -254,7 +254,7 @@ def test_pools_in_flight_play_the_same_games(num_pools, path):
     host_config = HostEnvConfig(SEED, "dqn2015", path, num_pools)
     env = envs.make("envpool/Breakout-v5", num_envs, host_config)
     config = ppo.PPO(
-        rollout_length=num_steps, network="mlp", hidden=(8,), num_minibatches=1, num_epochs=1, learning_rate=0.01
+        rollout_length=num_steps, network="mlp", hidden_sizes=(8,), num_minibatches=1, num_epochs=1, learning_rate=0.01
     )
     agent = agents.load("ppo").make(config, env.spec, 3)
     whole = agent._replace(compress_obs=lambda obs: (agent.compress_obs(obs), obs))
@@ -291,13 +291,13 @@ def test_pools_in_flight_play_the_same_games(num_pools, path):
     assert agree[~np.eye(num_envs, dtype=bool)].max() < 0.5, "each has chance of its own: a quarter agree"
 
 
-@pytest.mark.parametrize("in_flight", [0, 1, 2])
-def test_each_row_is_decided_by_the_noise_of_its_own_place(in_flight):
+@pytest.mark.parametrize("async_pools", [0, 1, 2])
+def test_each_row_is_decided_by_the_noise_of_its_own_place(async_pools):
     """An epsilon that falls from row to row does so at the same steps in flight, where each is decided a row before.
 
     State and noise count rows, so what is decided for row t is t.
     """
-    env = envs.make("envpool/CartPole-v1", 4, HostEnvConfig(SEED, num_async_pools=in_flight))
+    env = envs.make("envpool/CartPole-v1", 4, HostEnvConfig(SEED, num_async_pools=async_pools))
     in_all = lambda obs, number: jnp.full(len(obs), number, jnp.int32)
     decide = lambda rows, obs, memory, row: Decision(in_all(obs, 0), (), in_all(obs, rows + row))
     agent = Agent(
@@ -346,7 +346,7 @@ def test_evaluations_score_whole_games_with_all_their_lives():
     # One pixel changes it, and it is another one for each environment and in each evaluation.
     by_pixels = lambda which, obs: (obs.astype(jnp.int32).sum((1, 2, 3)) + which + jnp.arange(NUM_ENVS)) % 4
     env = envs.make("envpool/Breakout-v5", NUM_ENVS, HostEnvConfig(SEED, "dqn2015"), img_height=36, img_width=36)
-    config = ppo.PPO(rollout_length=8, num_minibatches=1, network="mlp", hidden=(8,))
+    config = ppo.PPO(rollout_length=8, num_minibatches=1, network="mlp", hidden_sizes=(8,))
     agent = agents.load("ppo").make(config, env.spec, 1)
     agent = agent._replace(exploit=lambda state, obs, memory, noise: Decision(by_pixels(state, obs)))
     evaluator = evaluation.Evaluator(env, agent, [0], 2 * NUM_ENVS)
@@ -367,7 +367,7 @@ def test_evaluations_score_whole_games_with_all_their_lives():
 def freeway(tmp_path_factory):
     """The folder of a tiny run."""
     options = dict(img_height=36, img_width=36, max_episode_steps=20)
-    agent = dict(rollout_length=4, num_minibatches=1, num_epochs=1, hidden=(8,), network="mlp")
+    agent = dict(rollout_length=4, num_minibatches=1, num_epochs=1, hidden_sizes=(8,), network="mlp")
     folder = tmp_path_factory.mktemp("atari") / "run"
     jaxrl_fast.fit(
         algo="ppo", env="Freeway-v5", env_options=options, agent=agent, num_envs=2, total_steps=8, eval_envs=1,
@@ -466,13 +466,13 @@ MISTAKES = [
     ("ppo --env envpool/CartPole-v1 --protocol machado2018", ["--protocol", "not an Atari game"]),
     ("ppo --env envpool/Pong-v5 --protocol dqn2016", ["--protocol", "dqn2015"]),
     ("ppo --env envpool/Pong-v5 --exact-resume", ["--exact-resume", "--save-every", "environment steps"]),
-    ("ppo --env envpool/Pong-v5 --exact-resume --save-every 1M --pool-path ffi", ["--pool-path ffi", "callback"]),
-    ("ppo --env envpool/Pong-v5 --num-envs 9 --in-flight 2", ["--in-flight", "9 environments", "2 pools"]),
-    ("ppo --env CartPole-v1 --in-flight 2", ["--in-flight", "on the device", "got 2"]),
-    ("ppo --env envpool/Pong-v5 --in-flight -1", ["--in-flight", "-1", "0"]),
-    ("ppo --env envpool/CartPole-v1 --overlap", ["--overlap", "--in-flight 1"]),
-    ("ppo --env CartPole-v1 --overlap", ["--overlap", "on the host", "--in-flight 1"]),
-    ("dqn --env envpool/CartPole-v1 --in-flight 1 --overlap", ["--overlap", "dqn", "--in-flight alone"]),
+    ("ppo --env envpool/Pong-v5 --exact-resume --save-every 1M --host-bridge ffi", ["--host-bridge ffi", "callback"]),
+    ("ppo --env envpool/Pong-v5 --num-envs 9 --async-pools 2", ["--async-pools", "9 environments", "2 pools"]),
+    ("ppo --env CartPole-v1 --async-pools 2", ["--async-pools", "on the device", "got 2"]),
+    ("ppo --env envpool/Pong-v5 --async-pools -1", ["--async-pools", "-1", "0"]),
+    ("ppo --env envpool/CartPole-v1 --overlap", ["--overlap", "--async-pools 1"]),
+    ("ppo --env CartPole-v1 --overlap", ["--overlap", "on the host", "--async-pools 1"]),
+    ("dqn --env envpool/CartPole-v1 --async-pools 1 --overlap", ["--overlap", "dqn", "--async-pools alone"]),
     ("dqn --env envpool/Pendulum-v1", ["dqn wants a finite number of actions"]),
 ]
 
@@ -508,7 +508,7 @@ def test_where_the_calls_do_not_load_python_steps_the_pool_and_says_so(monkeypat
     env = envs.make("envpool/CartPole-v1", 2, HostEnvConfig(SEED))
     assert any("jaxlib is another" in line for line in env.warnings) and not env.info
     assert run(env, random_actions(env.spec, 3))[1].reward.shape == (3, 2)
-    with pytest.raises(ValueError, match=r"--pool-path: .* \(jaxlib is another\), got ffi"):
+    with pytest.raises(ValueError, match=r"--host-bridge: .* \(jaxlib is another\), got ffi"):
         envs.make("envpool/CartPole-v1", 2, HostEnvConfig(SEED, bridge="ffi"))
 
 
@@ -600,15 +600,17 @@ def test_a_warning_is_seen_where_nothing_else_is_said(tmp_path, monkeypatch, cap
     ],
 )
 def test_evaluation_has_the_environments_that_were_asked_for(options, num_eval_envs):
-    few = dict(env="envpool/CartPole-v1", num_envs=2, agent=dict(rollout_length=8, hidden=(8,), num_minibatches=1))
+    few = dict(
+        env="envpool/CartPole-v1", num_envs=2, agent=dict(rollout_length=8, hidden_sizes=(8,), num_minibatches=1)
+    )
     ready = plan.validate_plan(load.from_keywords(algo="ppo", **few, **options))
     assert ready.eval_env.spec.num_envs == num_eval_envs
 
 
 @pytest.mark.parametrize("overlap", [False, True])
 def test_no_pool_is_made_to_see_whether_a_run_is_possible(overlap):
-    options: dict[str, Any] = dict(env="envpool/CartPole-v1", num_envs=4, in_flight=2, overlap=overlap)
-    options |= dict(agent=dict(rollout_length=8, hidden=(8,)))
+    options: dict[str, Any] = dict(env="envpool/CartPole-v1", num_envs=4, async_pools=2, overlap=overlap)
+    options |= dict(agent=dict(rollout_length=8, hidden_sizes=(8,)))
     held = len(host_pool.OPEN_POOLS)
     ready = plan.validate_plan(load.from_keywords(algo="ppo", **options))
     memory.rollout_bytes(ready.env, ready.agent)
@@ -623,10 +625,13 @@ def test_no_pool_is_made_to_see_whether_a_run_is_possible(overlap):
     [
         ("", []),
         (
-            "--in-flight 1",
+            "--async-pools 1",
             ["1 pool steps asynchronously", "first action of a rollout is chosen by the policy before the last"],
         ),
-        ("--in-flight 2 --overlap", ["2 pools step asynchronously", "collected", "by a policy that is one update old"]),
+        (
+            "--async-pools 2 --overlap",
+            ["2 pools step asynchronously", "collected", "by a policy that is one update old"],
+        ),
     ],
 )
 def test_the_header_says_how_old_the_policy_is_that_plays(line, words, capsys):
@@ -667,8 +672,8 @@ def test_spaces_are_made_uniform():
 @pytest.mark.parametrize("algo", [slow("dqn"), "pqn"])
 def test_an_exploring_evaluation_has_the_environments_of_one_pool(algo, tmp_path):
     """Each pool has a ladder of epsilons, and so an epsilon for each of its own environments alone."""
-    agent = AGENTS[algo] | dict(epsilon_ladder=7.0)
-    run = jaxrl_fast.fit(algo=algo, agent=agent, in_flight=2, run_dir=str(tmp_path / "run"), **SHORT)
+    agent = AGENTS[algo] | dict(apex_alpha=7.0)
+    run = jaxrl_fast.fit(algo=algo, agent=agent, async_pools=2, run_dir=str(tmp_path / "run"), **SHORT)
     result = run.evaluate(explore=True, episodes=3)
     assert result["eval_episodes"] == 4 and result["policy"] == "exploring", "two in each of a pool's two"
 
@@ -692,9 +697,9 @@ def test_no_program_of_a_pool_is_kept_for_later_processes(env, kept, tmp_path, m
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("algo", "in_flight", "overlap"), [("ppo", 0, False), ("dqn", 2, False), ("ppo", 2, True)])
-def test_with_new_games_at_checkpoints_going_on_is_exact(algo, in_flight, overlap, tmp_path, monkeypatch):
-    options = dict(algo=algo, agent=AGENTS[algo], exact_resume=True, in_flight=in_flight, overlap=overlap) | SHORT
+@pytest.mark.parametrize(("algo", "async_pools", "overlap"), [("ppo", 0, False), ("dqn", 2, False), ("ppo", 2, True)])
+def test_with_new_games_at_checkpoints_going_on_is_exact(algo, async_pools, overlap, tmp_path, monkeypatch):
+    options = dict(algo=algo, agent=AGENTS[algo], exact_resume=True, async_pools=async_pools, overlap=overlap) | SHORT
     jaxrl_fast.fit(**options, run_dir=str(tmp_path / "whole"))
     stop_after(monkeypatch, 200)
     assert jaxrl_fast.fit(**options, run_dir=str(tmp_path / "parts")).summary["status"] == "stopped"
@@ -859,7 +864,7 @@ def test_emulators_are_made_before_anything_is_compiled(tmp_path, monkeypatch, c
 @pytest.mark.parametrize(
     ("algo", "agent"),
     [
-        ("dqn", dict(capacity=512, batch_size=8, learning_starts=400, replay_ratio=0.02)),
+        ("dqn", dict(buffer_size=512, batch_size=8, learning_starts=400, replay_ratio=0.02)),
         ("pqn", dict(rollout_length=64, num_minibatches=2, num_epochs=1)),
     ],
 )
@@ -871,7 +876,7 @@ def test_pong_is_trained_on_images_and_scored_in_whole_games(algo, agent, tmp_pa
         log_level="quiet", run_dir=str(tmp_path / "run"),
     )  # fmt: skip
     assert run.summary["status"] == "done" and run.summary["protocol"] == "dqn2015"
-    losses = [record["loss"] for record in run.metrics]
+    losses = [record["td_loss"] for record in run.metrics]
     learned = [loss for loss in losses if loss is not None]
     assert learned and np.isfinite(learned).all() and losses[-1] is not None
     if algo == "dqn":
@@ -879,14 +884,14 @@ def test_pong_is_trained_on_images_and_scored_in_whole_games(algo, agent, tmp_pa
     ended = [record for record in run.metrics if record["episodes"]]
     assert sum(record["episodes"] for record in ended) >= 2
     for record in ended:
-        assert -21 <= record["return_min"] <= record["return_max"] <= -12 and record["length_mean"] > 700
+        assert -21 <= record["return_min"] <= record["return_max"] <= -12 and record["episode_length_mean"] > 700
     assert -21 <= run.summary["eval_return_mean"] < 0 and run.summary["eval_length_mean"] > 700
 
 
 @pytest.mark.slow
 def test_the_folder_and_the_summary_name_the_protocol(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    agent = dict(rollout_length=4, num_minibatches=1, num_epochs=1, hidden=(8,), network="mlp")
+    agent = dict(rollout_length=4, num_minibatches=1, num_epochs=1, hidden_sizes=(8,), network="mlp")
     options = dict(algo="ppo", env="Pong-v5", num_envs=2, total_steps=8, agent=agent, log_level="quiet")
     options |= dict(env_options=dict(img_height=36, img_width=36, max_episode_steps=20), eval_episodes=2, eval_envs=2)
     run = jaxrl_fast.fit(**options, tensorboard=False, protocol="machado2018")

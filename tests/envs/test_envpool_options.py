@@ -242,15 +242,15 @@ def test_no_threads_means_as_many_as_there_are_cores():
 
 
 @pytest.mark.parametrize(
-    ("num_cores", "in_flight", "num_threads"),
+    ("num_cores", "async_pools", "num_threads"),
     [(4, 0, 4), (4, 1, 4), (4, 2, 4), (4, 3, 2), (4, 4, 2), (4, 8, 1), (4, 16, 1), (16, 3, 10), (16, 32, 1)],
 )
-def test_pools_in_flight_share_the_cores(num_cores, in_flight, num_threads, monkeypatch):
+def test_pools_in_flight_share_the_cores(num_cores, async_pools, num_threads, monkeypatch):
     """Twice as many threads as cores at most, as long as each pool needs no more than one."""
     monkeypatch.setattr(tasks, "num_cores", lambda: num_cores)
-    env = envs.make("envpool/CartPole-v1", 32 * max(in_flight, 1), HostEnvConfig(num_async_pools=in_flight))
+    env = envs.make("envpool/CartPole-v1", 32 * max(async_pools, 1), HostEnvConfig(num_async_pools=async_pools))
     assert env.step.args[0].pools[0].open_pool.args[0].config["num_threads"] == num_threads
-    assert bool(env.warnings) == (in_flight == 16), "there 16 threads are more than twice 4"
+    assert bool(env.warnings) == (async_pools == 16), "there 16 threads are more than twice 4"
 
 
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "uint32"])

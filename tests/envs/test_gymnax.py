@@ -717,13 +717,13 @@ def test_learning_outlives_episodes_that_end_in_no_number(algo, tmp_path):
     agent = {
         "ppo": {"rollout_length": 16} | relu,
         "pqn": {"rollout_length": 16},
-        "dqn": {"learning_starts": 64, "capacity": 256, "batch_size": 16},
+        "dqn": {"learning_starts": 64, "buffer_size": 256, "batch_size": 16},
     }[algo]
     run = jaxrl_fast.fit(
-        algo=algo, env=Bursting, num_envs=4, total_steps=640, eval_every=0, agent=agent | {"hidden": [8]},
+        algo=algo, env=Bursting, num_envs=4, total_steps=640, eval_every=0, agent=agent | {"hidden_sizes": [8]},
         run_dir=str(tmp_path / "run"), tensorboard=False, log_level="quiet",
     )  # fmt: skip
-    loss = "value_loss" if algo == "ppo" else "loss"
+    loss = "value_loss" if algo == "ppo" else "td_loss"
     losses = [record[loss] for record in run.metrics if record[loss] is not None]
     assert losses and np.isfinite(losses).all() and run.summary["status"] == "done"
 

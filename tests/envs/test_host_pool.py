@@ -281,8 +281,8 @@ def test_a_changed_shape_is_told():
     ("config", "says"),
     [
         (CONFIG._replace(protocol="dqn2015"), "--protocol: counting/Up-v0 is not an Atari game, got dqn2015"),
-        (CONFIG._replace(num_async_pools=4), "--in-flight: 6 environments do not divide into 4 pools, got 4"),
-        (CONFIG._replace(bridge="ffi"), "--pool-path: counting/Up-v0 has no XLA calls, got ffi; use callback"),
+        (CONFIG._replace(num_async_pools=4), "--async-pools: 6 environments do not divide into 4 pools, got 4"),
+        (CONFIG._replace(bridge="ffi"), "--host-bridge: counting/Up-v0 has no XLA calls, got ffi; use callback"),
     ],
 )
 def test_what_a_backend_cannot_do_is_refused(config, says):
@@ -293,18 +293,18 @@ def test_what_a_backend_cannot_do_is_refused(config, says):
 
 SHORT = dict(
     algo="ppo", env="counting/Up-v0", num_envs=4, total_steps=320, eval_episodes=4, eval_envs=2, log_every=32, seed=3,
-    agent=dict(rollout_length=8, hidden=(8,), num_minibatches=1), tensorboard=False, log_level="quiet",
+    agent=dict(rollout_length=8, hidden_sizes=(8,), num_minibatches=1), tensorboard=False, log_level="quiet",
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("options", [{}, dict(in_flight=2), dict(in_flight=2, overlap=True)], ids=str)
+@pytest.mark.parametrize("options", [{}, dict(async_pools=2), dict(async_pools=2, overlap=True)], ids=str)
 def test_ppo_trains_and_evaluates(options, tmp_path):
     run = jaxrl_fast.fit(**SHORT, **options, run_dir=str(tmp_path / "run"))
     assert run.summary["status"] == "done" and run.summary["env_steps"] == 320
     assert run.summary["eval_episodes"] >= 4 and 5 < run.summary["eval_length_mean"] + 5 <= 10
     training, evaluation = seeds_of((3, build.TRAINING, 0), 4), seeds_of((3, build.EVALUATION, 0), 2)
     assert opened() == training + evaluation and len(set(opened())) == 6
-    assert EVENTS.count(("close",)) == max(options.get("in_flight", 0), 1) + 1 and not host_pool.OPEN_POOLS
+    assert EVENTS.count(("close",)) == max(options.get("async_pools", 0), 1) + 1 and not host_pool.OPEN_POOLS
 
 
 def test_an_exact_resume_reseeds_at_checkpoints(tmp_path):

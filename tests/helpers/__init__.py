@@ -31,7 +31,7 @@ RECORD = {
     "return_mean": 24.375,
     "return_min": 8.0,
     "return_max": 77.0,
-    "length_mean": 24.375,
+    "episode_length_mean": 24.375,
     "value_loss": 31.5,
     "entropy": 0.69,
     "learning_rate": 1e-3,

@@ -41,7 +41,7 @@ def test_tags_are_cleanrls_and_means_over_seeds():
     assert found["charts/SPS"] == 96_000
     assert found["losses/value_loss"] == 31.5
     assert not any("seed" in tag or "env_steps" in tag.removesuffix("env_steps_per_s") for tag in found)
-    of_values = dict(episodes=1, loss=1.0, q_value=2.0, epsilon=0.1, clip_fraction=0.2)
+    of_values = dict(episodes=1, td_loss=1.0, q_value=2.0, epsilon=0.1, clip_fraction=0.2)
     names = {"charts/episodes", "losses/td_loss", "losses/q_values", "charts/epsilon", "losses/clipfrac"}
     assert sinks.tags([of_values]).keys() == names
 
@@ -106,5 +106,5 @@ def test_a_run_that_goes_on_is_the_same_run_there(service, monkeypatch, tmp_path
     assert first == again == open_run("a", resume="a") and first["resume"] == "allow"
     assert len({(who["name"], who["id"]) for who in (first, open_run("b"), open_run("c"))}) == 3
     (tmp_path / "old").mkdir()
-    (tmp_path / "old" / "config.yaml").write_text("made: {num_shards: 1}")
+    (tmp_path / "old" / "config.yaml").write_text("meta: {num_shards: 1}")
     assert open_run("old", resume="old") == open_run("old", resume="old")

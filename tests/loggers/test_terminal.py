@@ -28,7 +28,7 @@ def test_a_line_says_what_matters():
         assert words in line
     assert len(line) <= 100
     assert "greedy    30.5" in formatting.progress_line(RECORD | {"eval_return_mean": 30.46})
-    nothing = dict.fromkeys(("return_mean", "length_mean", "value_loss", "eval_return_mean"))
+    nothing = dict.fromkeys(("return_mean", "episode_length_mean", "value_loss", "eval_return_mean"))
     assert "no episode ended since then   " in formatting.progress_line(RECORD | nothing)
     assert "value loss    n/a" in formatting.progress_line(RECORD | nothing)
 
@@ -39,7 +39,7 @@ def test_a_line_on_a_narrow_terminal_keeps_its_speed():
     shown = [formatting.progress_line(record, width) for width in (120, 100, 80, 60, 40)]
     assert all(line.startswith("step 12.3k   return    24.4") and line.endswith("96k steps/s") for line in shown)
     assert all(len(line) <= width for line, width in zip(shown, (120, 100, 80, 60)))
-    nothing = formatting.progress_line(record | dict.fromkeys(("return_mean", "length_mean")), 60)
+    nothing = formatting.progress_line(record | dict.fromkeys(("return_mean", "episode_length_mean")), 60)
     assert nothing.endswith("96k steps/s") and len(nothing) <= 60
     words = ("entropy", "value loss", "greedy", "410 eps")
     assert [[word in line for word in words] for line in shown] == [
@@ -123,7 +123,7 @@ def test_lines_of_a_long_run_thin_out_where_they_stay(monkeypatch):
     """A second apart, and after 100 s by 1% of the time so far, or by what lies between two looks more."""
     now = [0.0]
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])
-    plan = types.SimpleNamespace(settings=types.SimpleNamespace(options=types.SimpleNamespace(report_every=1.0)))
+    plan = types.SimpleNamespace(settings=types.SimpleNamespace(options=types.SimpleNamespace(console_every=1.0)))
     shown = {}
     for terminal in (PlainConsole(), QuietConsole()):
         throttle = console.ProgressPrinter(plan, terminal).throttle

@@ -38,7 +38,7 @@ def test_a_record_adds_up_by_hand():
         "return_mean": 6.0,
         "return_min": 3.0,
         "return_max": 10.0,
-        "length_mean": 4.0,
+        "episode_length_mean": 4.0,
         "value_loss": 3.0,
     }
 
@@ -46,7 +46,7 @@ def test_a_record_adds_up_by_hand():
 def test_what_is_not_known_is_none_and_not_zero():
     (record,) = records.summarize(rows(episodes=[0, 0], value_loss=[np.nan, 1]))
     assert record["episodes"] == 0
-    for name in ("return_mean", "return_min", "return_max", "length_mean", "value_loss"):
+    for name in ("return_mean", "return_min", "return_max", "episode_length_mean", "value_loss"):
         assert record[name] is None
 
 

@@ -229,7 +229,7 @@ LINES = (  # few rows in a gradient step
     "ppo --env Pendulum-v1 --num-envs 1 --agent.num-minibatches 1",
     "pqn --env CartPole-v1 --num-envs 4",
     "dqn --env CartPole-v1 --num-envs 1",
-    "dqn --env CartPole-v1 --num-envs 3 --agent.prioritized --agent.dueling --agent.hidden 120 84",
+    "dqn --env CartPole-v1 --num-envs 3 --agent.prioritized --agent.dueling --agent.hidden-sizes 120 84",
 )
 
 
@@ -249,7 +249,7 @@ def test_hands_share_what_is_too_little_to_be_dealt(line, monkeypatch):
         training_build.shard_env(load.from_command_line(line.split()), agents.load(line[:3]), 10, before)[2]
         == Placement()
     )
-    assert divided("--agent.hidden", "512", "512")[2] == Placement(), "it would have too much to add up"
+    assert divided("--agent.hidden-sizes", "512", "512")[2] == Placement(), "it would have too much to add up"
     for name in ("MOST_REPEATED", "MAX_LEARNED"):
         with monkeypatch.context() as patched:
             patched.setattr(training_build, name, 1000)
@@ -262,11 +262,11 @@ def test_hands_share_what_is_too_little_to_be_dealt(line, monkeypatch):
 VARIANTS = {
     "ppo": ("ppo", {}),
     "ppo_all": ("ppo", dict(normalize_observations=True, normalize_rewards=True, target_kl=0.01)),
-    "ppo_kl": ("ppo", dict(target_kl=2e-3, learning_rate=0.01, anneal=False)),  # which ends updates early
-    "dqn": ("dqn", dict(batch_size=8, capacity=256, learning_starts=32)),
+    "ppo_kl": ("ppo", dict(target_kl=2e-3, learning_rate=0.01, anneal_lr=False)),  # which ends updates early
+    "dqn": ("dqn", dict(batch_size=8, buffer_size=256, learning_starts=32)),
     "dqn_all": (
         "dqn",
-        dict(batch_size=8, capacity=256, learning_starts=32, prioritized=True, noisy=True, dueling=True, n_step=3),
+        dict(batch_size=8, buffer_size=256, learning_starts=32, prioritized=True, noisy=True, dueling=True, n_step=3),
     ),
     "pqn": ("pqn", {}),
 }
@@ -280,7 +280,7 @@ def trained(variant, placement, num_envs=4):
     env = probes.best_action_of_observation(num_envs // placement.num_shards)
     spec = env.spec._replace(num_grad_workers=placement.num_grad_workers, num_shards=placement.num_shards)
     env = env._replace(spec=spec._replace(axis_name=placement.axis_name if placement.num_shards > 1 else None))
-    agent_config = configs.CONFIGS[algo](rollout_length=16, hidden=(8,), **rollout, **options)
+    agent_config = configs.CONFIGS[algo](rollout_length=16, hidden_sizes=(8,), **rollout, **options)
     agent = agents.load(algo).make(agent_config, env.spec, NUM_UPDATES)
     built = program.build(env, agent, NUM_UPDATES, placement)
     state, metrics = built.chunk(built.init(np.int32(3)), np.int32(NUM_UPDATES))

@@ -22,7 +22,7 @@ def build(num_seeds, num_shards, num_envs=16, sequential_seeds=False):
     env = probes.best_action_of_observation(num_envs // num_shards)
     if num_shards > 1:
         env = env._replace(spec=env.spec._replace(axis_name=SHARDS))
-    config = ppo.Config(rollout_length=8, hidden=(8,), normalize_observations=True, normalize_rewards=True)
+    config = ppo.Config(rollout_length=8, hidden_sizes=(8,), normalize_observations=True, normalize_rewards=True)
     agent = ppo.make(config, env.spec, NUM_UPDATES)
     return program.build(env, agent, NUM_UPDATES, Placement(num_seeds, num_shards, sequential_seeds))
 
@@ -60,7 +60,7 @@ def test_a_state_may_have_arrays_of_no_elements(num_seeds, num_shards):
     env = probes.best_action_of_observation(4)
     if num_shards > 1:
         env = env._replace(spec=env.spec._replace(axis_name=SHARDS))
-    agent = ppo.make(ppo.Config(rollout_length=8, hidden=(8,)), env.spec, NUM_UPDATES)
+    agent = ppo.make(ppo.Config(rollout_length=8, hidden_sizes=(8,)), env.spec, NUM_UPDATES)
 
     def reset(key):
         state, timestep = env.reset(key)

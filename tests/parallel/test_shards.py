@@ -104,9 +104,11 @@ def test_shards_play_while_they_learn_if_one_does(overlap):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("algo", "in_flight", "overlap"), [("ppo", 0, False), ("dqn", 2, False), ("pqn", 2, True)])
-def test_a_run_over_several_devices_goes_on_to_the_same_bits(algo, in_flight, overlap, tmp_path, monkeypatch):
-    options = dict(algo=algo, agent=AGENTS[algo], exact_resume=True, in_flight=in_flight, overlap=overlap, devices=2)
+@pytest.mark.parametrize(("algo", "async_pools", "overlap"), [("ppo", 0, False), ("dqn", 2, False), ("pqn", 2, True)])
+def test_a_run_over_several_devices_goes_on_to_the_same_bits(algo, async_pools, overlap, tmp_path, monkeypatch):
+    options = dict(
+        algo=algo, agent=AGENTS[algo], exact_resume=True, async_pools=async_pools, overlap=overlap, devices=2
+    )
     options |= SHORT
     whole = jaxrl_fast.fit(**options, run_dir=str(tmp_path / "whole"))
     assert whole.summary["num_shards"] == 2
@@ -142,9 +144,9 @@ def test_images_are_dealt_to_devices_sooner_than_vectors():
 
 def test_where_pools_in_flight_do_not_divide_there_are_fewer_shards():
     """Left to us; where the devices are given, it is refused, with both numbers."""
-    line = ("--env", "envpool/Pong-v5", "--num-envs", "4", "--agent.rollout-length", "32", "--in-flight", "2")
+    line = ("--env", "envpool/Pong-v5", "--num-envs", "4", "--agent.rollout-length", "32", "--async-pools", "2")
     assert divided(*line)[2].num_shards == 2
-    with pytest.raises(ValueError, match=r"--in-flight: 4 environments .* on each of 4 devices, got 2"):
+    with pytest.raises(ValueError, match=r"--async-pools: 4 environments .* on each of 4 devices, got 2"):
         divided(*line, "--devices", "4")
 
 
@@ -159,7 +161,7 @@ def test_shards_share_the_cores(monkeypatch):
 
 def test_no_pool_is_made_of_shards_on_paper():
     """Shapes of a state, before anything is begun: with pools in flight too."""
-    words = ["--env", "envpool/CartPole-v1", "--num-envs", "8", "--devices", "2", "--in-flight", "2"]
+    words = ["--env", "envpool/CartPole-v1", "--num-envs", "8", "--devices", "2", "--async-pools", "2"]
     divided(*words)  # the first time, a pool may be made to see how it can be stepped
     held = len(host_pool.OPEN_POOLS)
     like = program.shapes(*divided(*words))

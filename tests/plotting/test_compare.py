@@ -19,7 +19,7 @@ pytestmark = pytest.mark.unit
 def write(folder, records, **options):
     """A run's folder with nothing but what it was asked for and its records."""
     folder.mkdir(parents=True)
-    (folder / "config.yaml").write_text(yaml.safe_dump({"algo": "ppo", **options}))
+    (folder / "config.yaml").write_text(yaml.safe_dump({"algo": "ppo", **options, "meta": {"format": 2}}))
     (folder / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     return folder
 
@@ -54,10 +54,10 @@ def test_seeds_of_several_runs_are_one_curve(tmp_path):
 
 def test_names_are_made_of_what_differs(tmp_path):
     for num_envs in (256, 8, 64):
-        write(tmp_path / str(num_envs), records(0, [1.0, 2.0]), num_envs=num_envs, agent={"hidden": [8]})
+        write(tmp_path / str(num_envs), records(0, [1.0, 2.0]), num_envs=num_envs, agent={"hidden_sizes": [8]})
     assert list(draw([tmp_path])[1]) == ["num envs 8", "num envs 64", "num envs 256"]  # by size
     write(tmp_path / "dqn", records(0, [1.0]), num_envs=8, algo="dqn")
-    write(tmp_path / "two", records(0, [1.0]), num_envs=8, agent={"hidden": [8], "gamma": 0.5})
+    write(tmp_path / "two", records(0, [1.0]), num_envs=8, agent={"hidden_sizes": [8], "gamma": 0.5})
     names = list(draw([tmp_path / "8", tmp_path / "two"])[1])
     assert names == ["gamma 0.5", "gamma 0.99"]
     assert list(draw([tmp_path / "8", tmp_path / "dqn"])[1]) == ["dqn", "ppo"]
@@ -82,11 +82,11 @@ def test_a_run_that_is_given_twice_counts_once(tmp_path, monkeypatch, capsys):
 def test_a_name_is_as_long_as_it_must_be(tmp_path):
     """Three options are told, and a fourth where two runs differ in nothing else."""
     for i, (num_envs, clip) in enumerate([(8, 0.1), (8, 0.2), (64, 0.1)]):
-        agent = {"gamma": num_envs / 100, "clip": clip}
+        agent = {"gamma": num_envs / 100, "clip_coef": clip}
         write(tmp_path / str(i), records(0, [1.0 + i]), num_envs=num_envs, total_steps=1000 * num_envs, agent=agent)
     common = "num envs 8, total steps 8000, gamma 0.08"
     drawn = draw([tmp_path])[1]
-    names = [f"{common}, clip 0.1", f"{common}, clip 0.2", "num envs 64, total steps 64000, gamma 0.64"]
+    names = [f"{common}, clip coef 0.1", f"{common}, clip coef 0.2", "num envs 64, total steps 64000, gamma 0.64"]
     assert {name: line.get_ydata()[0] for name, line in drawn.items()} == dict(zip(names, [1, 2, 3]))
 
 
@@ -174,8 +174,8 @@ def test_a_run_whose_algorithm_is_not_here_is_left_out(tmp_path, capsys):
     assert said.count("\n") == 1 and said.startswith(f"warning: {gone} is left out: unknown algorithm")
     assert evaluate.main([str(gone)]) == 2
     said = capsys.readouterr().err
-    assert said.count("\n") == 1 and "'a_module.that_is_gone' of " in said
-    assert "no module of that name is found from here" in said
+    assert said.count("\n") == 1 and "'a_module.that_is_gone' in " in said
+    assert "; there are ppo, dqn, pqn, and modules by name" in said
 
 
 def test_a_name_that_begins_with_an_underscore_is_in_the_legend():

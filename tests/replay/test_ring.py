@@ -408,7 +408,13 @@ def test_training_keeps_one_ring(prioritized, seeds_each):
     """
     env = blank_screens(4)
     config = dqn.Config(
-        capacity=12_000, batch_size=8, rollout_length=4, network="mlp", hidden=(4,), n_step=3, prioritized=prioritized
+        buffer_size=12_000,
+        batch_size=8,
+        rollout_length=4,
+        network="mlp",
+        hidden_sizes=(4,),
+        n_step=3,
+        prioritized=prioritized,
     )
     agent = dqn.make(config, env.spec, 100)
     num_seeds = 1 if seeds_each == 1 else seeds_each * jax.local_device_count()

@@ -73,7 +73,7 @@ def test_the_count_stops_before_it_overflows(num_envs, rollout_length):
 
 AGENTS = {
     "dqn": lambda spec, **config: dqn.make(
-        dqn.Config(**config, noisy=True, capacity=1000, learning_starts=0), spec, 100
+        dqn.Config(**config, noisy=True, buffer_size=1000, learning_starts=0), spec, 100
     ),
     "pqn": lambda spec, **config: pqn.make(pqn.Config(**config, num_minibatches=1), spec, 100),
 }
@@ -84,7 +84,7 @@ AGENTS = {
 def test_agents_count_environment_steps(name, num_envs, rollout_length):
     """A coin just below the expected epsilon explores, one just above does not; for any update and place."""
     agent = AGENTS[name](
-        spec_of(num_envs), rollout_length=rollout_length, hidden=(4,), epsilon_start=1.0, epsilon_end=0.1,
+        spec_of(num_envs), rollout_length=rollout_length, hidden_sizes=(4,), epsilon_start=1.0, epsilon_end=0.1,
         epsilon_steps=600,
     )  # fmt: skip
     state = jax.jit(agent.init)(jax.random.key(0))

@@ -42,16 +42,18 @@ def test_a_rollout_of_single_frames_gives_its_stacks_back(name, seed):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("algo", "in_flight"), [("ppo", 0), ("pqn", 0), ("ppo", 2)])
-def test_an_agent_that_keeps_single_frames_learns_the_same(algo, in_flight):
+@pytest.mark.parametrize(("algo", "async_pools"), [("ppo", 0), ("pqn", 0), ("ppo", 2)])
+def test_an_agent_that_keeps_single_frames_learns_the_same(algo, async_pools):
     """From Breakout, lives and all: the update is that of an agent to which the rollout is shown whole.
 
     It is the second rollout, which does not begin where a game does: what its first stacks hold was seen before.
     """
     pytest.importorskip("envpool")
-    config = dict(rollout_length=80, num_minibatches=2, num_epochs=1, network="mlp", hidden=(8,))
+    config = dict(rollout_length=80, num_minibatches=2, num_epochs=1, network="mlp", hidden_sizes=(8,))
     options = dict(img_height=36, img_width=36)
-    env = envs.make("envpool/Breakout-v5", 4, HostEnvConfig((1, 0, 0), "dqn2015", num_async_pools=in_flight), **options)
+    env = envs.make(
+        "envpool/Breakout-v5", 4, HostEnvConfig((1, 0, 0), "dqn2015", num_async_pools=async_pools), **options
+    )
     kind = configs.CONFIGS[algo]
     agent = agents.load(algo).make(kind(**config), env.spec, 4)
     whole = agents.load(algo).make(kind(**config), env.spec._replace(frame_stack=0), 4)

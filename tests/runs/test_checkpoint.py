@@ -305,7 +305,7 @@ def test_what_is_refused_says_who_wrote_it(saved):
     other = like(state() | {"mask": np.zeros(3, bool)})
     with pytest.raises(ValueError, match="jaxrl_fast of unknown version wrote it"):
         checkpoint.unflatten(other, saved)
-    saved.manifest["made"] = {"versions": {"jaxrl_fast": "0.0.7"}}
+    saved.manifest["meta"] = {"versions": {"jaxrl_fast": "0.0.7"}}
     with pytest.raises(ValueError, match=f"jaxrl_fast 0.0.7 wrote it, and this is {re.escape(__version__)}"):
         checkpoint.unflatten(other, saved)
 

@@ -32,8 +32,8 @@ from jaxrl_fast.utils import locks
 from jaxrl_fast.utils import memory as utils_memory
 
 ROOT = Path(__file__).parents[2]
-TINY = "ppo --env CartPole-v1 --total-steps 512 --eval-episodes 2 --agent.rollout-length 16 --agent.hidden 4 "
-TINY += "--agent.num-epochs 1 --agent.num-minibatches 1 --solved 2 --log-level quiet "
+TINY = "ppo --env CartPole-v1 --total-steps 512 --eval-episodes 2 --agent.rollout-length 16 --agent.hidden-sizes 4 "
+TINY += "--agent.num-epochs 1 --agent.num-minibatches 1 --solved-threshold 2 --log-level quiet "
 TINY += "--env-option max_steps_in_episode=3"  # so that 512 steps are 128 episodes
 
 
@@ -62,13 +62,13 @@ def test_seeds_and_real_numbers_share_a_program_and_integers_do_not():
     [
         ("ppo --seed 3,11,7", [3]),
         ("ppo --num-seeds 4", [4]),
-        ("ppo --agent.gamma 0.9,0.99 --agent.anneal true,false", [2, 2]),
+        ("ppo --agent.gamma 0.9,0.99 --agent.anneal-lr true,false", [2, 2]),
         ("ppo --agent.max-grad-norm 0,0.5,1", [1, 2]),  # 0 leaves code out
         ("ppo --agent.target-kl none,0.01,0.02", [1, 2]),
         ("dqn --agent.replay-ratio 0.1,0.2", [1, 1]),  # counted exactly
         ("dqn --agent.epsilon-end 0,0.05 --agent.batch-size 32,64", [2, 2]),
         ("ppo --env CartPole-v1,Acrobot-v1 --seed 0,1", [2, 2]),
-        ("ppo --agent.hidden 64 64,128", [1, 1]),
+        ("ppo --agent.hidden-sizes 64 64,128", [1, 1]),
         ("ppo --seed 1k..1002,5", [4]),
     ],
 )
@@ -77,16 +77,16 @@ def test_groups(line, expected):
 
 
 def test_a_tuple_is_one_value():
-    groups = ask("ppo --agent.hidden 64 64,128").groups
-    assert [g.settings.agent.hidden for g in groups] == [(64, 64), (128,)]
+    groups = ask("ppo --agent.hidden-sizes 64 64,128").groups
+    assert [g.settings.agent.hidden_sizes for g in groups] == [(64, 64), (128,)]
 
 
 def test_a_group_has_the_settings_of_its_first_member():
-    (group,) = ask("ppo --agent.clip 0.1,0.3 --seed 5,2").groups
+    (group,) = ask("ppo --agent.clip-coef 0.1,0.3 --seed 5,2").groups
     assert group.settings.options.seed == 5 and group.settings.options.num_seeds == 4
-    assert group.settings.agent.clip == 0.1
+    assert group.settings.agent.clip_coef == 0.1
     later = grid.part(group, group.members[3:])
-    assert later.settings.agent.clip == 0.3 and later.settings.options.seed == 2
+    assert later.settings.agent.clip_coef == 0.3 and later.settings.options.seed == 2
 
 
 def test_python_asks_for_the_same():
@@ -96,9 +96,12 @@ def test_python_asks_for_the_same():
         "ppo_cartpole", num_envs=[64, 256], seed=range(5), agent={"learning_rate": rates}, scale="minibatches"
     )
     assert asked == ask(line)
-    hidden = grid.from_keywords(algo="ppo", agent={"hidden": [(64, 64), (128,)]}).groups
-    assert [g.settings.agent.hidden for g in hidden] == [(64, 64), (128,)]
-    assert grid.from_keywords(algo="ppo", agent={"hidden": (64, 32)}).groups[0].settings.agent.hidden == (64, 32)
+    hidden = grid.from_keywords(algo="ppo", agent={"hidden_sizes": [(64, 64), (128,)]}).groups
+    assert [g.settings.agent.hidden_sizes for g in hidden] == [(64, 64), (128,)]
+    assert grid.from_keywords(algo="ppo", agent={"hidden_sizes": (64, 32)}).groups[0].settings.agent.hidden_sizes == (
+        64,
+        32,
+    )
 
 
 def test_a_sweeps_own_defaults_give_way():
@@ -109,21 +112,21 @@ def test_a_sweeps_own_defaults_give_way():
 
 
 def test_the_last_word_on_an_option_holds():
-    anneal = lambda line: [g.settings.agent.anneal for g in ask(f"ppo {line}").groups]
-    assert anneal("--agent.anneal true,false --agent.no-anneal") == [False]
-    assert anneal("--agent.no-anneal --agent.anneal true,false") == [True, False]
+    anneal_lr = lambda line: [g.settings.agent.anneal_lr for g in ask(f"ppo {line}").groups]
+    assert anneal_lr("--agent.anneal-lr true,false --agent.no-anneal-lr") == [False]
+    assert anneal_lr("--agent.no-anneal-lr --agent.anneal-lr true,false") == [True, False]
     assert ask("ppo --seed 0..4 --seed 7").groups[0].members == (Member(7),)
 
 
 def test_a_switch_that_an_option_needs_may_be_varied():
     assert sizes("dqn --agent.prioritized true,false --agent.priority-exponent 0.5,0.6") == [2, 2]
-    assert sizes("dqn --agent.distribution none,c51 --agent.v-min -1,0") == [1, 1, 1, 1]
+    assert sizes("dqn --agent.value-head none,c51 --agent.v-min -1,0") == [1, 1, 1, 1]
 
 
 def test_options_need_only_make_sense_in_each_combination():
-    """By itself --stop-when-solved would ask for --solved."""
-    asked = ask("ppo --env CartPole-v1 --stop-when-solved --solved 400,475")
-    assert [g.settings.options.solved for g in asked.groups] == [400, 475]
+    """By itself --stop-when-solved would ask for --solved-threshold."""
+    asked = ask("ppo --env CartPole-v1 --stop-when-solved --solved-threshold 400,475")
+    assert [g.settings.options.solved_threshold for g in asked.groups] == [400, 475]
     assert asked.base_num_envs == 4
 
 
@@ -131,7 +134,7 @@ def test_with_nothing_to_train_it_trains_what_its_help_says():
     settings = ask("--seed 0..4").groups[0].settings
     single = load.from_command_line([])
     assert settings.agent == single.agent and settings.preset == single.preset == "ppo_cartpole"
-    names = ("env", "num_envs", "total_steps", "solved", "stop_when_solved")
+    names = ("env", "num_envs", "total_steps", "solved_threshold", "stop_when_solved")
     assert [getattr(settings.options, n) for n in names] == [getattr(single.options, n) for n in names]
 
 
@@ -164,23 +167,26 @@ def test_fewer_rows_than_a_minibatch_has_are_all_of_it():
 
 
 MISTAKES = [
-    ("ppo --agent.no-anneal true,false", ["--agent.no-anneal takes no value", "--agent.anneal true,false"]),
-    ("ppo --no-agent.anneal", ["ppo has no option --no-agent.anneal; did you mean --agent.anneal?"]),
-    ("ppo --stop-when-solved --solved none,475", ["--stop-when-solved needs to know what solved means"]),
+    (
+        "ppo --agent.no-anneal-lr true,false",
+        ["--agent.no-anneal-lr: takes no value", "use --agent.anneal-lr true,false"],
+    ),
+    ("ppo --no-agent.anneal-lr", ["--no-agent.anneal-lr: ppo has no such option; did you mean --agent.anneal-lr?"]),
+    ("ppo --stop-when-solved --solved-threshold none,475", ["--stop-when-solved: needs --solved-threshold"]),
     ("--num-env 1,2", ["--num-env", "--num-envs"]),
     ("--scal none", ["did you mean --scale?"]),
     ("ppo --frobnicate 1,2", ["--frobnicate", "sweep --help"]),
-    ("ppo --agent.layer-norm true,false", ["ppo has no option --agent.layer-norm; that is an option of dqn and pqn"]),
+    ("ppo --agent.layer-norm true,false", ["--agent.layer-norm: ppo has no such option"]),
     ("ppo --learning-rate 1e-3,1e-4", ["--agent.learning-rate"]),
     ("ppo --num-envs=", ["--num-envs", "empty value"]),
     ("ppo --num-envs 1,,2", ["--num-envs", "empty value", "'1,,2'"]),
     ("ppo --num-envs", ["--num-envs", "whole number"]),
-    ("ppo --seed 4..0", ["--seed", "4..0 is empty"]),
+    ("ppo --seed 4..0", ["--seed", "the smaller number of a range comes first, got 4..0"]),
     ("ppo --seed 0..x", ["--seed", "0..4"]),
     ("ppo --seed 0..1M", ["--seed", "100000"]),
     ("ppo --seed 0..999 --num-envs 1..999", ["999000 combinations"]),
-    ("ppo --seed 1,2,1e0", ["--seed: 1 is there twice"]),
-    ("ppo --agent.gamma 0.9,0.90", ["--agent.gamma: 0.9 is there twice"]),
+    ("ppo --seed 1,2,1e0", ["--seed: has 1 twice"]),
+    ("ppo --agent.gamma 0.9,0.90", ["--agent.gamma: has 0.9 twice"]),
     ("ppo --agent.gamma 0.9,fast", ["--agent.gamma", "'fast'"]),
     ("ppo --agent.gamma 0.9,1.5", ["--agent.gamma", "at most 1"]),
     ("ppo --seed 0,1 --num-seeds 3", ["--num-seeds 3", "--seed"]),
@@ -189,39 +195,42 @@ MISTAKES = [
     ("ppo --launcher k8s", ["--launcher", "'local' or 'slurm'"]),
     ("ppo --scale linear", ["--scale", "'learning-rate-linear'"]),
     ("dqn --scale minibatches", ["--scale minibatches", "dqn", "ppo and pqn"]),
-    ("--config ppo_cartpole --num-envs 3 --scale minibatches", ["3 environments", "1.5 minibatches", "16"]),
+    ("--config ppo_cartpole --num-envs 3 --scale minibatches", ["got 1.5 for 3", "multiple of 16"]),
     ("ppo --retry", ["--retry", "--resume"]),
     ("ppo --slurm-option timeout_min=3", ["--slurm-options", "--launcher slurm"]),
-    ("ppo --launcher slurm --workers 2", ["--workers 2", "--launcher slurm"]),
-    ("ppo --name a --sweep-dir b", ["--name a does not go with --sweep-dir b, which has the name in it"]),
-    ("dqn --agent.v-min -1,0", ["--agent.v-min does nothing without --agent.distribution c51"]),
-    ("ppo --name a/b", ["--name a/b", "--sweep-dir"]),
-    ("ppo --name ..", ["--name ..", "--sweep-dir"]),
+    ("ppo --launcher slurm --workers 2", ["--workers: must be 1 with --launcher slurm", "got 2"]),
+    ("ppo --name a --sweep-dir b", ["--name: cannot be combined with --sweep-dir b, got a"]),
+    ("dqn --agent.v-min -1,0", ["--agent.v-min: has no effect without --agent.value-head c51"]),
+    ("ppo --name a/b", ["--name: must be a name without folders, got a/b", "--sweep-dir"]),
+    ("ppo --name ..", ["--name: must be a name without folders, got ..", "--sweep-dir"]),
     (f"ppo --name {'x' * 300}", ["x cannot be made (File name too long)"]),
     ("ppo --sweep-dir ~nobody-at-all/x", ["--sweep-dir '~nobody-at-all/x' is no path"]),
     ("--resume no_members", ["no_members/sweep.yaml is not what a sweep writes"]),
     ("--resume elsewhere", ["elsewhere/sweep.yaml is not what a sweep writes"]),
     ("ppo --name taken", ["taken", "holds no sweep"]),
-    ("--resume sweeps/a_swep", ["no sweep in it (no sweep.yaml); did you mean sweeps/a_sweep?"]),
-    ("ppo --agent.gamma 0..4", ["--agent.gamma: '0..4' is not a number\n"]),
+    ("--resume sweeps/a_swep", ["is not a sweep directory (no sweep.yaml); did you mean sweeps/a_sweep?"]),
+    ("ppo --agent.gamma 0..4", ["--agent.gamma: must be a number, got '0..4'\n"]),
     (
         "--resume a_run",
-        ["a_run: there is no sweep in it", "it is a run, with which", ".train --resume a_run goes on\n"],
+        ["a_run: is not a sweep directory", "it is a run, use python -m jaxrl_fast.train --resume a_run\n"],
     ),
-    ("--resume sweeps/a_sweep/01", ["it is a part of a sweep, with which --resume sweeps/a_sweep goes on\n"]),
-    ("--resume nowhere", ["--resume nowhere", "no sweep"]),
-    ("--resume=", ["--resume wants a sweep's folder, and '' is none"]),
+    ("--resume sweeps/a_sweep/01", ["it is a part of a sweep, use --resume sweeps/a_sweep\n"]),
+    ("--resume nowhere", ["--resume nowhere", "not a sweep"]),
+    ("--resume=", ["--resume: must be a sweep directory, got ''"]),
     ("ppo --sweep-dir sweeps/taken", ["sweeps/taken", "choose another --sweep-dir"]),
     ("--resume broken", ["broken/sweep.yaml"]),
     ("--resume no_groups", ["no_groups/sweep.yaml is not what a sweep writes"]),
-    ("--resume a_sweep --seed 0..9", ["--seed does not go with --resume"]),
-    ("ppo --resume a_sweep", ["ppo does not go with --resume"]),
-    ("--resume a_sweep --scale minibatches", ["--scale does not go with --resume"]),
+    ("--resume a_sweep --seed 0..9", ["--seed: cannot be combined with --resume"]),
+    ("ppo --resume a_sweep", ["ppo: cannot be combined with --resume"]),
+    ("--resume a_sweep --scale minibatches", ["--scale: cannot be combined with --resume"]),
     ("ppo --name a_sweep --num-envs 1,16", ["a_sweep is the folder of another sweep", "num_envs"]),
     ("ppo --num-envs 8,64 --agent.num-minibatches 1,3", ["num_envs 8, agent.num_minibatches 3", "3 minibatches"]),
-    ("dqn --num-envs 8,4096 --agent.capacity 10k", ["num_envs 4096", "capacity 10000", "4096 environments"]),
+    ("dqn --num-envs 8,4096 --agent.buffer-size 10k", ["num_envs 4096", "buffer_size 10000", "4096 environments"]),
     ("ppo --env CartPole-v1,CartPole-v2", ["env CartPole-v2", "CartPole-v1"]),
-    ("dqn --env Breakout-MinAtar --num-envs 8,16 --agent.capacity 1e9", ["num_envs 8", "largest capacity that fits"]),
+    (
+        "dqn --env Breakout-MinAtar --num-envs 8,16 --agent.buffer-size 1e9",
+        ["num_envs 8", "largest buffer_size that fits"],
+    ),
 ]
 
 
@@ -230,7 +239,7 @@ def place(tmp_path_factory):
     folder = tmp_path_factory.mktemp("place")
     (folder / "sweeps" / "taken" / "01").mkdir(parents=True)
     (folder / "broken").mkdir()
-    (folder / "broken" / "sweep.yaml").write_text("groups: 3\n")
+    (folder / "broken" / "sweep.yaml").write_text("format: 2\ngroups: 3\n")
     asked = ask("ppo --num-envs 1,8")
     made = dict(prepare._named(asked.columns, list(asked.groups)))
     prepare._make(asked, made, folder / "sweeps" / "a_sweep")
@@ -264,11 +273,11 @@ def test_a_mistake_gets_one_line_and_leaves_nothing(line, words, place, monkeypa
 @pytest.mark.parametrize(
     ("keywords", "words"),
     [
-        ({"seed": []}, "seed: there is no value"),
-        ({"num_envs": [8, 8]}, "num_envs: 8 is there twice"),
+        ({"seed": []}, "seed: needs at least one value"),
+        ({"num_envs": [8, 8]}, "num_envs: has 8 twice"),
         ({"agent": {"gama": [0.9]}}, "agent.gama"),
-        ({"agent": "gamma"}, "agent: the algorithm's options by name are wanted, not 'gamma'"),
-        ({"num_seeds": [1, 2]}, "^num_seeds takes one value; 2 is one too many$"),
+        ({"agent": "gamma"}, "agent: must map the algorithm's options to values, got 'gamma'"),
+        ({"num_seeds": [1, 2]}, "^num_seeds: takes one value, got 1 2$"),
     ],
 )
 def test_a_mistake_in_python_is_the_same_sentence(keywords, words):
@@ -298,7 +307,7 @@ def test_slurm_is_refused_where_it_is_not(monkeypatch, capsys, tmp_path):
 
 def test_help_imports_no_arrays():
     code = (
-        "import sys\nfrom jaxrl_fast import sweep\n"
+        "import sys\nfrom jaxrl_fast.sweep import __main__ as sweep\n"
         "try: sweep.main(['--config', 'ppo_cartpole', '--help'])\n"
         "except SystemExit as e: assert e.code == 0\n"
         "print([m for m in ('jax', 'numpy', 'gymnax', 'matplotlib') if m in sys.modules])"
@@ -316,15 +325,15 @@ def test_help_tells_the_defaults_of_a_sweep(capsys):
         with pytest.raises(SystemExit) as end:
             __main__.main(words)
         assert end.value.code == 0
-        said = re.sub(r"[\s│]+", " ", capsys.readouterr().out)
-        for name, value in (("tensorboard", "False"), ("on-nonfinite", "continue"), ("report-every", "10.0")):
-            line = rf"--{name}(?:, --no-{name})? (?:(?!--).)*\(default: {re.escape(value)}\)"
+        said = re.sub(r"\s+", " ", capsys.readouterr().out)
+        for name, value in (("tensorboard", "False"), ("on-nonfinite", "continue"), ("console-every", "10.0")):
+            line = rf"--{name}(?:, --no-{name})? (?:(?!--).)*\(default: {re.escape(value)}[,)]"
             assert re.search(line, said), (words, name)
 
 
 @pytest.mark.slow
 def test_a_part_of_a_sweep_is_not_resumed_as_a_run(swept):
-    with pytest.raises(ValueError, match=r"part of a sweep; go on with python -m jaxrl_fast.sweep --resume"):
+    with pytest.raises(ValueError, match=r"part of a sweep; use python -m jaxrl_fast.sweep --resume"):
         load.from_command_line(["--resume", str(swept.folder / "01_num_envs-2")])
 
 
@@ -340,10 +349,10 @@ def test_what_is_written_down_is_read_back(place):
 
 def test_a_population_larger_than_memory_is_split(monkeypatch):
     """Of seven members only three fit at once: three equal parts, and each knows its own first member."""
-    asked = ask(TINY + " --num-envs 2 --agent.clip 0.1,0.2,0.3,0.4,0.5,0.6,0.7")
+    asked = ask(TINY + " --num-envs 2 --agent.clip-coef 0.1,0.2,0.3,0.4,0.5,0.6,0.7")
     (group,) = asked.groups
     assert len(prepare.split_to_fit(group, asked)) == 1
-    ready = prepare.plan.check(grid.part(group, group.members[:1]).settings)
+    ready = prepare.plan.validate_plan(grid.part(group, group.members[:1]).settings)
     one = memory.estimate(ready.env, ready.agent).total + memory.rollout_bytes(ready.env, ready.agent)
     assert ready.placement.num_shards == 1
     monkeypatch.setattr(
@@ -353,9 +362,9 @@ def test_a_population_larger_than_memory_is_split(monkeypatch):
     monkeypatch.setattr(utils_memory, "free_bytes", lambda _=1: 3 * one + 10)
     parts = prepare.split_to_fit(group, asked)
     assert [len(part.members) for part in parts] == [2, 2, 3]
-    assert [part.settings.agent.clip for part in parts] == [0.1, 0.3, 0.5]
+    assert [part.settings.agent.clip_coef for part in parts] == [0.1, 0.3, 0.5]
     monkeypatch.setattr(utils_memory, "free_bytes", lambda _=1: 10)
-    with pytest.raises(ValueError, match=r"agent.clip 0.1: this does not fit into memory"):
+    with pytest.raises(ValueError, match=r"agent.clip_coef 0.1: this does not fit into memory"):
         prepare.split_to_fit(group, asked)
 
 
@@ -407,7 +416,7 @@ def test_records_carry_the_member(swept):
 def test_a_member_is_its_single_run_to_rounding(swept, tmp_path):
     run = jaxrl_fast.fit(
         algo="ppo", env="CartPole-v1", total_steps=512, eval_episodes=2, num_envs=2, seed=3, tensorboard=False,
-        agent=dict(rollout_length=16, hidden=(4,), num_epochs=1, num_minibatches=1, learning_rate=1e-2),
+        agent=dict(rollout_length=16, hidden_sizes=(4,), num_epochs=1, num_minibatches=1, learning_rate=1e-2),
         env_options={"max_steps_in_episode": 3}, run_dir=str(tmp_path / "run"), log_level="quiet",
     )  # fmt: skip
     ours = files.read_metrics(swept.folder / "01_num_envs-2")[3::4]
@@ -420,7 +429,8 @@ def test_a_member_is_its_single_run_to_rounding(swept, tmp_path):
 def test_a_part_whose_seeds_alone_differ_is_loaded_by_seed(swept, tmp_path):
     jaxrl_fast.sweep(
         algo="ppo", env="CartPole-v1", total_steps=512, eval_episodes=2, num_envs=2, seed=[9, 4], log_level="quiet",
-        agent=dict(rollout_length=16, hidden=(4,), num_epochs=1, num_minibatches=1), sweep_dir=str(tmp_path / "one"),
+        agent=dict(rollout_length=16, hidden_sizes=(4,), num_epochs=1, num_minibatches=1),
+        sweep_dir=str(tmp_path / "one"),
     )  # fmt: skip
     part = tmp_path / "one" / "01"
     saved, _ = checkpoint.newest(part / "checkpoints")
@@ -438,7 +448,7 @@ def test_a_part_whose_seeds_alone_differ_is_loaded_by_seed(swept, tmp_path):
 def test_a_member_of_a_program_is_chosen_by_its_values(swept, tmp_path, capsys):
     """From Python and by a command; what it plays with is what stands in its place in the checkpoint."""
     part = shutil.copytree(swept.folder / "01_num_envs-2", tmp_path / "part")
-    labels = yaml.safe_load((part / "config.yaml").read_text())["made"]["members"]
+    labels = yaml.safe_load((part / "config.yaml").read_text())["meta"]["members"]
     rates = list(dict.fromkeys(label["agent.learning_rate"] for label in labels))
     assert len(rates) > 1 and len(labels) > len(rates)
     saved, _ = checkpoint.newest(part / "checkpoints")
@@ -462,7 +472,7 @@ def test_a_member_of_a_program_is_chosen_by_its_values(swept, tmp_path, capsys):
         ([], "choose by --member learning_rate="),
         (["--member", "learning-rate=0.7"], "--member agent.learning_rate=0.7: members of"),
         (["--member", "learning-rate=high"], "--member learning_rate=high: 'high' is not a number"),
-        (["--member", "learning-rate=1", "agent.learning-rate=2"], "--member: agent.learning_rate is there twice"),
+        (["--member", "learning-rate=1", "agent.learning-rate=2"], "--member: agent.learning_rate is given twice"),
         (["--member", "gamma=0.7"], "--member gamma=0.7: its members differ in agent.learning_rate"),
     ):
         assert evaluate.main([str(part), *given]) == 2
@@ -762,7 +772,7 @@ def test_workers_share_the_work(tmp_path):
     rows = sweep_table.table_rows(directory.read(folder))
     assert [r["status"] for r in rows] == ["done"] * 4
     for row in rows:
-        updates = [r["updates"] for r in files.read_metrics(folder / row["group"])]
+        updates = [r["num_updates"] for r in files.read_metrics(folder / row["program"])]
         assert updates == sorted(set(updates))
 
 
@@ -825,14 +835,14 @@ def test_groups_are_jobs_of_submitit(tmp_path):
 @pytest.mark.parametrize("unknown", [0, 1])
 def test_a_series_is_that_of_its_own_members(unknown):
     """Two members of one program, by seed and value; a record without an episode, or a finite one, keeps what was."""
-    label = lambda seed, value: Member(seed, {"clip": value}).label
+    label = lambda seed, value: Member(seed, {"clip_coef": value}).label
     record = lambda who, step, mean: who | {
         "env_steps": step, "train_time_s": step / 10, "return_mean": mean, "episodes": unknown if mean is None else 1,
     }  # fmt: skip
     ours, other = label(0, 0.1), label(0, 0.2)
     values = ((10, 1.0, 7.0), (20, None, 8.0), (30, 3.0, 9.0))
     lines = [line for step, mean, its in values for line in (record(ours, step, mean), record(other, step, its))]
-    steps, seconds, returns = sweep_figures.series([ours | {"group": "g"}], {"g": by_member(lines)})
+    steps, seconds, returns = sweep_figures.series([ours | {"program": "g"}], {"g": by_member(lines)})
     np.testing.assert_array_equal(steps, [10, 20, 30])
     np.testing.assert_allclose(seconds, [1, 2, 3])
     np.testing.assert_array_equal(returns, [[1, 1, 3]])
@@ -844,7 +854,7 @@ def finished(folder, returns, **options):
     for (name, group), score in zip(ready.groups.items(), returns, strict=True):
         known = {"status": "done", "env_steps_per_s": 10.0, "device": "cpu", "train_time_s": 1.0}
         known |= {"final_return_per_seed": [score] * len(group.members)}
-        solved = group.settings.options.solved
+        solved = group.settings.options.solved_threshold
         if solved is not None and score >= solved:
             known |= {"steps_to_solve_per_seed": [int(score)], "time_to_solve_s_per_seed": [score / 10]}
         line = {"env_steps": 10, "train_time_s": 1.0, "return_mean": score, "episodes": 1}
@@ -866,7 +876,7 @@ def test_options_of_the_environment_are_a_column(tmp_path):
     assert [tick.get_text() for tick in ticks] == ["max_steps_in_episode=3", "none"]
     assert "\n| max_steps_in_episode=3 | 1 | 3.0 |" in sweep_report.as_markdown(ready, table, list(drawn))
     assert "\nmax_steps_in_episode=3,0,done," in sweep_table.as_csv(table)
-    assert sweep_table._cell(SimpleNamespace(size=3)) == "namespace(size=3)"
+    assert sweep_table.as_cell(SimpleNamespace(size=3)) == "namespace(size=3)"
 
 
 @pytest.mark.parametrize(
@@ -886,7 +896,7 @@ def test_what_has_lost_its_records_is_left_out_of_the_curves(damage, num_told, t
 def test_an_option_of_the_environment_is_no_formula(tmp_path):
     """An SVG holds its texts as they are shown."""
     row = lambda value: {
-        "env_options": value, "seed": 0, "group": value, "members": 1, "final_return": 1.0, "steps_to_solve": None,
+        "env_options": value, "seed": 0, "program": value, "members": 1, "final_return": 1.0, "steps_to_solve": None,
         "env_steps_per_s": 1.0, "program_memory_mb": 1.0, "compile_time_s": 1.0,
     }  # fmt: skip
     values, line = ("x=$a_{$", "x=$"), {"seed": 0, "env_steps": 1, "train_time_s": 1, "return_mean": 1, "episodes": 1}
@@ -925,7 +935,7 @@ def test_who_reaches_the_threshold_more_often_wins(place):
     """One seed of two in 10 s is not better than both in 20 s."""
     ready = directory.read(place / "sweeps" / "a_sweep")
     settings = ready.groups["01_num_envs-1"].settings
-    solved = settings._replace(options=config_settings.dataclasses.replace(settings.options, solved=9.0))
+    solved = settings._replace(options=config_settings.dataclasses.replace(settings.options, solved_threshold=9.0))
     ready = ready._replace(groups={"01_num_envs-1": grid.Group(solved, (Member(0),))})
     row = lambda num_envs, seed, seconds: {
         "num_envs": num_envs, "seed": seed, "env_steps_per_s": 10.0 * num_envs, "final_return": 1.0,
@@ -984,7 +994,8 @@ def test_each_environment_is_judged_by_itself(tmp_path):
         "- On gymnax/CartPole-v1, by steps to the threshold of 475: **num_envs 8** (480, median of 1 of 1).",
         "- On gymnax/Acrobot-v1, by throughput: **num_envs 8** (10 steps/s).",
         "- On gymnax/Acrobot-v1, by final return: **num_envs 8** (-85.0).",
-        "- On gymnax/Acrobot-v1, no threshold was given (`--solved RETURN`), so nothing is said of the way to one.",
+        "- On gymnax/Acrobot-v1, no threshold was given (`--solved-threshold RETURN`), so nothing is said of the "
+        "way to one.",
     ]
     assert "threshold.png" not in sweep_report.figures_of(ready, sweep_table.table_rows(ready))
     one = finished(tmp_path / "one", [480.0, -85.0], **options | {"num_envs": 8})
@@ -992,7 +1003,7 @@ def test_each_environment_is_judged_by_itself(tmp_path):
 
 
 def test_an_easier_threshold_wins_nothing(tmp_path):
-    ready = finished(tmp_path / "sweep", [480.0, 490.0], preset="ppo_cartpole", solved=[100, 475], num_envs=8)
+    ready = finished(tmp_path / "sweep", [480.0, 490.0], preset="ppo_cartpole", solved_threshold=[100, 475], num_envs=8)
     said = sweep_report.ranking(ready, sweep_table.table_rows(ready))
     assert said[-1] == "- Thresholds differ (100, 475), so nothing is said of the way to them."
     assert not any("to the threshold" in line for line in said)

@@ -4,6 +4,7 @@ import pytest
 import yaml
 
 import jaxrl_fast
+from jaxrl_fast import train
 from jaxrl_fast.agents import configs
 from jaxrl_fast.config import load
 from jaxrl_fast.training import calibrate, plan, summary
@@ -78,7 +79,7 @@ def test_the_table_has_a_line_for_each_count():
 
 def settings(**options):
     given = dict(env="CartPole-v1", num_envs="auto", total_steps=4000, log_level="quiet")
-    return load.from_keywords(algo="ppo", agent={"rollout_length": 4, "hidden": (4,)}, **{**given, **options})
+    return load.from_keywords(algo="ppo", agent={"rollout_length": 4, "hidden_sizes": (4,)}, **{**given, **options})
 
 
 @pytest.mark.parametrize(
@@ -96,7 +97,7 @@ def test_a_count_that_will_not_do_says_why(num_envs, options, words):
 
 def test_what_does_not_fit_into_memory_is_too_many(monkeypatch):
     from jaxrl_fast.parallel import program
-    from jaxrl_fast.utils import memory
+    from jaxrl_fast.training import memory
 
     monkeypatch.setattr(memory, "free_bytes", lambda _=1: 1000)
     monkeypatch.setattr(program, "build", lambda *_: pytest.fail("it was compiled"))
@@ -115,7 +116,9 @@ def test_a_trial_trains_really(monkeypatch):
 
     run_chunks_by(run, monkeypatch)
     monkeypatch.setattr(calibrate, "SAMPLE_S", 0.0)
-    given = settings()._replace(algo="dqn", agent=configs.CONFIGS["dqn"](hidden=(4,), batch_size=16, capacity=20_000))
+    given = settings()._replace(
+        algo="dqn", agent=configs.CONFIGS["dqn"](hidden_sizes=(4,), batch_size=16, buffer_size=20_000)
+    )
     trial = calibrate.measure_count(given, 4)
     assert trial.rate > 0 and [length for length, _ in seen] == [1, 1, 1] and sum(steps for _, steps in seen) > 0
 
@@ -124,7 +127,7 @@ def test_the_run_is_that_of_the_number(tmp_path, monkeypatch, capsys):
     """Chosen by a table of rates; config.yaml holds the number, and the run goes on with that."""
     monkeypatch.setattr(calibrate, "measure_count", lambda settings, count: Trial(count, float(CURVE[count])))
     folder = tmp_path / "run"
-    ready = plan.make_plan(load.from_command_line(["ppo", "--num-envs", "auto", "--run-dir", str(folder)]))
+    ready = train.prepare(["ppo", "--num-envs", "auto", "--run-dir", str(folder)])
     assert "16  environments it is" in capsys.readouterr().out
     assert ready.settings.options.num_envs == 16 and ready.env.spec.num_envs * ready.placement.num_shards == 16
     assert ready.steps_per_update == 128 * 16
@@ -135,7 +138,7 @@ def test_the_run_is_that_of_the_number(tmp_path, monkeypatch, capsys):
     again = plan.make_plan(load.from_keywords(resume=str(folder)))
     assert again.settings.options.num_envs == 16
     again.lock.release()
-    with pytest.raises(ValueError, match="num_envs auto: this run has 16"):
+    with pytest.raises(ValueError, match="num_envs: a resume cannot change it from 16, got auto"):
         jaxrl_fast.fit(resume=str(folder), num_envs="auto")
 
 

@@ -158,14 +158,14 @@ def test_games_on_the_host_count_as_those_on_the_device(monkeypatch):
         playing.Evaluator(clock(size)._replace(on_device=on_device), player(size), [0], 2 * size)(jnp.int32(1), 0)
         for on_device in (True, False)
     )
-    assert device == host and device[1]["eval_unfinished"] == 1
+    assert device == host and device[1]["eval_truncated"] == 1
 
 
 def test_a_single_game_on_the_host_counts_as_it_stands(monkeypatch):
     monkeypatch.setattr(playing, "MAX_STEPS", playing.BLOCK)
     env = clock(playing.BLOCK + 1)._replace(on_device=False)
     _, total = playing.Evaluator(env, player(env.spec.num_envs), [0], env.spec.num_envs)(jnp.int32(1), 0)
-    assert (total["eval_return_max"], total["eval_unfinished"]) == (playing.BLOCK, 0)
+    assert (total["eval_return_max"], total["eval_truncated"]) == (playing.BLOCK, 0)
 
 
 def test_seeds_that_are_lost_count_for_themselves_alone():
@@ -176,7 +176,7 @@ def test_seeds_that_are_lost_count_for_themselves_alone():
         each, total = evaluator(learners, 0, lost=lost)
         assert [seed["eval_return_mean"] for seed in each] == [0.0, 2.0]
         assert (total["eval_return_mean"], total["eval_episodes"]) == (mean, episodes)
-        assert total["eval_unfinished"] == 0
+        assert total["eval_truncated"] == 0
 
 
 def test_seeds_side_by_side_play_as_alone():

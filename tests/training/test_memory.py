@@ -1,4 +1,4 @@
-"""memory: what a run says that it needs is what it takes, and the capacity it proposes is the largest that fits."""
+"""memory: what a run says that it needs is what it takes, and the buffer_size it proposes is the largest that fits."""
 
 import re
 
@@ -15,7 +15,7 @@ from jaxrl_fast.utils import memory as utils_memory
 
 pytestmark = pytest.mark.unit
 
-SMALL = dict(capacity=4096, learning_starts=64)
+SMALL = dict(buffer_size=4096, learning_starts=64)
 
 
 def both(algo, **agent):
@@ -48,22 +48,22 @@ def test_what_it_says_is_what_it_takes(algo, options, num_seeds):
     environments=st.integers(0, 10**6),
     free=st.integers(10**6, 10**9),
     copies=st.sampled_from([1, 2]),
-    capacity=st.integers(10, 10**6),
+    buffer_size=st.integers(10, 10**6),
 )
 def test_the_capacity_that_is_proposed_fits_and_little_more_would(
-    parameters, replay, environments, free, copies, capacity
+    parameters, replay, environments, free, copies, buffer_size
 ):
     needed = memory.MemoryEstimate(parameters, replay, environments, free, copies)
     try:
-        memory.check_fits(needed, capacity)
+        memory.check_fits(needed, buffer_size)
     except ValueError as error:
         assert needed.total > free
-        proposed = re.search(r"the largest capacity that fits is (\d+)$", str(error))
+        proposed = re.search(r"the largest buffer_size that fits is (\d+)$", str(error))
         if proposed is None:
-            assert copies * (parameters + environments) + copies * replay / capacity > free - 2 * copies
+            assert copies * (parameters + environments) + copies * replay / buffer_size > free - 2 * copies
             return
         fits = int(proposed[1])
-        size = lambda capacity_: copies * (parameters + environments + replay * capacity_ / capacity)
+        size = lambda capacity_: copies * (parameters + environments + replay * capacity_ / buffer_size)
         assert size(fits) <= free
         assert size(fits + 10 ** max(len(str(fits)) - 3, 0) + 1) > free - 2 * copies
     else:
@@ -73,15 +73,15 @@ def test_the_capacity_that_is_proposed_fits_and_little_more_would(
 def test_a_refusal_says_what_is_needed_and_what_is_free():
     """A replay of 7 GB twice, where 12 GB are free and 1 GB is needed beside it, also twice."""
     needed = memory.MemoryEstimate(10**9, 7 * 10**9, 0, 12 * 10**9, 2)
-    says = r"capacity 1000000: the replay needs 7.0 GB, twice while saving, and 10.0 GB are free for it"
-    with pytest.raises(ValueError, match=rf"{says}; the largest capacity that fits is 714000$"):
+    says = r"buffer_size 1000000: the replay needs 7.0 GB, twice while saving, and 10.0 GB are free for it"
+    with pytest.raises(ValueError, match=rf"{says}; the largest buffer_size that fits is 714000$"):
         memory.check_fits(needed, 1_000_000)
 
 
 def test_the_capacity_that_is_proposed_is_of_whole_updates():
     """60,000 steps hold three updates of 16,384; with 30 bytes a step, 1 MB has room for two of them."""
     needed = memory.MemoryEstimate(0, 30 * 3 * 16_384, 0, 10**6, 1)
-    with pytest.raises(ValueError, match=r"the largest capacity that fits is 33300$"):
+    with pytest.raises(ValueError, match=r"the largest buffer_size that fits is 33300$"):
         memory.check_fits(needed, 60_000, 16_384)
 
 

@@ -36,22 +36,24 @@ from tests.helpers import slow
 from tests.helpers.runs import records, same, same_numbers, stop_after
 
 RAINBOW = dict(
-    distribution="c51", num_atoms=7, noisy=True, prioritized=True, n_step=3, double=True, capacity=512, batch_size=16
+    value_head="c51", num_atoms=7, noisy=True, prioritized=True, n_step=3, double=True, buffer_size=512, batch_size=16
 )
 RUNS = {
     "ppo": dict(
-        algo="ppo", agent=dict(rollout_length=8, hidden=(8,), normalize_observations=True, normalize_rewards=True)
+        algo="ppo", agent=dict(rollout_length=8, hidden_sizes=(8,), normalize_observations=True, normalize_rewards=True)
     ),
-    "dqn": dict(algo="dqn", agent=RAINBOW | dict(learning_starts=64, replay_ratio=0.25, hidden=(8,))),
-    "pqn": dict(algo="pqn", agent=dict(rollout_length=8, hidden=(8,))),
+    "dqn": dict(algo="dqn", agent=RAINBOW | dict(learning_starts=64, replay_ratio=0.25, hidden_sizes=(8,))),
+    "pqn": dict(algo="pqn", agent=dict(rollout_length=8, hidden_sizes=(8,))),
     "seeds": dict(
         algo="dqn",
         num_seeds=5,
-        agent=dict(learning_starts=64, replay_ratio=0.25, hidden=(8,), capacity=512, batch_size=16, prioritized=True),
+        agent=dict(
+            learning_starts=64, replay_ratio=0.25, hidden_sizes=(8,), buffer_size=512, batch_size=16, prioritized=True
+        ),
     ),
-    "shards": dict(algo="ppo", devices=2, agent=dict(rollout_length=8, hidden=(8,))),
+    "shards": dict(algo="ppo", devices=2, agent=dict(rollout_length=8, hidden_sizes=(8,))),
     "seeds_in_turn": dict(
-        algo="ppo", devices=2, num_seeds=3, agent=dict(rollout_length=64, num_minibatches=1, hidden=(8,))
+        algo="ppo", devices=2, num_seeds=3, agent=dict(rollout_length=64, num_minibatches=1, hidden_sizes=(8,))
     ),
 }
 SHORT = dict(env="CartPole-v1", num_envs=8, total_steps=1600, eval_every=700, eval_episodes=8, log_every=200)
@@ -117,7 +119,7 @@ def test_stopped_twice_and_with_other_chunks_it_ends_with_the_same_bits(name, tm
     assert fit(folder, resume=str(folder)).summary["status"] == "done"
     same(folder, unbroken(name))
     assert stopped == tuple(f"step-{at:012d}" for at in steps), "saved where they stopped"
-    assert len(yaml.safe_load((folder / "config.yaml").read_text())["made"]["resumed"]) == 2
+    assert len(yaml.safe_load((folder / "config.yaml").read_text())["meta"]["resumed"]) == 2
 
 
 def test_a_checkpoint_does_not_depend_on_the_chunks(tmp_path, monkeypatch):
@@ -173,7 +175,9 @@ def test_a_finished_run_goes_on_only_if_it_gets_more_steps(tmp_path, unbroken, c
     assert longer.summary["env_steps"] == 2432 and records(folder)[-1]["env_steps"] == 2432
     steps = [r["env_steps"] for r in records(folder)]
     assert steps == sorted(set(steps))
-    with pytest.raises(ValueError, match="total-steps 1600: this run has made 2432 steps already"):
+    with pytest.raises(
+        ValueError, match="total-steps: must be at least the 2432 steps that this run has made, got 1600"
+    ):
         fit(folder, resume=str(folder), total_steps=1600)
 
 
@@ -263,7 +267,7 @@ def test_the_best_checkpoint_of_a_run_stays_when_that_goes_on(tmp_path, monkeypa
 
     monkeypatch.setattr(evaluator.Evaluator, "__call__", evaluate)
     folder = tmp_path / "run"
-    fit(folder, keep=1)
+    fit(folder, keep_checkpoints=1)
     best = checkpoint.best(folder / paths.CHECKPOINTS)
     assert best.name == "step-000000001600"
     longer = fit(folder, resume=str(folder), total_steps=3200).summary
@@ -274,7 +278,9 @@ def test_the_best_checkpoint_of_a_run_stays_when_that_goes_on(tmp_path, monkeypa
 @pytest.mark.slow
 def test_where_it_stops_when_solved_no_stop_changes(tmp_path, monkeypatch):
     """At each update around the record that solves it."""
-    options = dict(total_steps=6400, solved=5.0, stop_when_solved=True, eval_every=0, save_every=0, log_every=256)
+    options = dict(
+        total_steps=6400, solved_threshold=5.0, stop_when_solved=True, eval_every=0, save_every=0, log_every=256
+    )
     solved = fit(tmp_path / "whole", **options).summary
     assert solved["status"] == "done" and solved["env_steps"] == solved["steps_to_solve"] + 256 < 6400
     for at in range(solved["steps_to_solve"] - 256, solved["env_steps"] + 1, 64):
@@ -289,11 +295,13 @@ def test_where_it_stops_when_solved_no_stop_changes(tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_a_solved_run_says_how_it_trains_on(tmp_path):
     folder = tmp_path / "run"
-    options = dict(total_steps=6400, solved=5.0, stop_when_solved=True, eval_every=0, save_every=0, log_every=256)
+    options = dict(
+        total_steps=6400, solved_threshold=5.0, stop_when_solved=True, eval_every=0, save_every=0, log_every=256
+    )
     solved = fit(folder, **options).summary["env_steps"]
     assert fit(folder, resume=str(folder)).summary["env_steps"] == solved < 3200
     with pytest.raises(
-        ValueError, match=r"^--total-steps 12800: this run stops when .* --no-stop-when-solved trains on"
+        ValueError, match=r"^--total-steps: this run has stopped .* got 12800; use --no-stop-when-solved"
     ):
         fit(folder, resume=str(folder), total_steps=12800)
     on = fit(folder, resume=str(folder), total_steps=3200, stop_when_solved=False)
@@ -304,13 +312,13 @@ def test_a_solved_run_says_how_it_trains_on(tmp_path):
 def test_another_threshold_is_judged_anew(tmp_path, capsys):
     """From what the last games were when the run goes on: by which record they first came to it is not known."""
     folder = tmp_path / "run"
-    options = dict(total_steps=3200, solved=5.0, eval_every=0, save_every=0, log_every=256)
+    options = dict(total_steps=3200, solved_threshold=5.0, eval_every=0, save_every=0, log_every=256)
     first = fit(folder, **options).summary
     assert first["solved"] and first["steps_to_solve"] < 3200
-    higher = fit(folder, resume=str(folder), total_steps=4096, solved=1e4, log_level="info").summary
+    higher = fit(folder, resume=str(folder), total_steps=4096, solved_threshold=1e4, log_level="info").summary
     assert "judged from there on" in capsys.readouterr().out
     assert (higher["solved_threshold"], higher["solved"], higher["steps_to_solve"]) == (1e4, False, None)
-    again = dict(resume=str(folder), total_steps=6400, solved=5.0, stop_when_solved=True)
+    again = dict(resume=str(folder), total_steps=6400, solved_threshold=5.0, stop_when_solved=True)
     lower = fit(folder, **again).summary
     assert lower["solved"] and lower["env_steps"] == 4096, "at once, so it does not go on"
     assert 4096 - 256 <= lower["steps_to_solve"] <= 4096, "by the last record that was complete when it was saved"
@@ -322,7 +330,7 @@ def test_the_same_parameters_are_evaluated_once(tmp_path):
     folder = tmp_path / "run"
     options = dict(total_steps=3200, eval_every=0, save_every=0, log_every=256)
     fit(folder, **options)
-    again = dict(resume=str(folder), total_steps=6400, eval_every=640, solved=5.0, stop_when_solved=True)
+    again = dict(resume=str(folder), total_steps=6400, eval_every=640, solved_threshold=5.0, stop_when_solved=True)
     ended = fit(folder, **again).summary
     steps = [e["env_steps"] for e in ended["evaluations"]]
     assert steps == sorted(set(steps)) and steps[-1] == ended["env_steps"]
@@ -420,7 +428,7 @@ def test_another_versions_state_is_refused_before_anything_is_compiled(other, tm
     shutil.copytree(unbroken("pqn"), folder)
     saved, _ = checkpoint.newest(folder / paths.CHECKPOINTS)
     change(saved.arrays, saved.manifest["arrays"])
-    saved.manifest["made"]["versions"]["jaxrl_fast"] = "0.0.7"
+    saved.manifest["meta"]["versions"]["jaxrl_fast"] = "0.0.7"
     checkpoint.write(saved.folder, saved.arrays, saved.manifest)
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     monkeypatch.setattr(trainer, "execute", lambda plan: pytest.fail("it began"))
@@ -434,18 +442,18 @@ def test_another_versions_state_is_refused_before_anything_is_compiled(other, tm
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (dict(num_envs=16), "num_envs 16: this run has 8, and goes on only with that"),
-        (dict(seed=1), "seed 1: this run has 0"),
-        (dict(num_seeds=2), "num_seeds 2: this run has 1"),
-        (dict(devices=2), "devices 2: this run has auto"),
-        (dict(env="Acrobot-v1"), "env Acrobot-v1: this run has gymnax/CartPole-v1"),
+        (dict(num_envs=16), "num_envs: a resume cannot change it from 8, got 16"),
+        (dict(seed=1), "^seed: a resume cannot change it from 0, got 1"),
+        (dict(num_seeds=2), "num_seeds: a resume cannot change it from 1, got 2"),
+        (dict(devices=2), "devices: a resume cannot change it from auto, got 2"),
+        (dict(env="Acrobot-v1"), "env: a resume cannot change it from gymnax/CartPole-v1, got Acrobot-v1"),
         (dict(env_options={"max_steps_in_episode": 3}), "env_options"),
-        (dict(agent={"gamma": 0.5}), r"agent.gamma 0.5: this run has 0.99"),
-        (dict(agent={"hidden": (8, 8)}), r"agent.hidden 8 8: this run has 8"),
+        (dict(agent={"gamma": 0.5}), r"agent.gamma: a resume cannot change it from 0.99, got 0.5"),
+        (dict(agent={"hidden_sizes": (8, 8)}), r"agent.hidden_sizes: a resume cannot change it from 8, got 8 8"),
         (dict(algo="ppo"), "is a run of pqn, not ppo"),
-        (dict(preset="ppo_cartpole"), "config does not go with --resume"),
-        (dict(run_dir="elsewhere"), "run_dir does not go with --resume"),
-        (dict(total_steps=64), "this run has made 1600 steps already"),
+        (dict(preset="ppo_cartpole"), "config: cannot be combined with --resume"),
+        (dict(run_dir="elsewhere"), "run_dir: cannot be combined with --resume"),
+        (dict(total_steps=64), "the 1600 steps that this run has made"),
     ],
 )
 def test_what_decides_the_bits_cannot_be_changed(options, words, unbroken):
@@ -461,9 +469,18 @@ def test_what_it_tells_of_itself_can_be_changed(tmp_path, monkeypatch):
     stop_after(monkeypatch, 700)
     monkeypatch.setattr(dispatcher, "CHUNK_S", 0.0)
     fit(folder)
-    fit(folder, resume=str(folder), env="CartPole-v1", eval_every=0, log_every=64, save_every="1h", keep=1, solved=490)
+    fit(
+        folder,
+        resume=str(folder),
+        env="CartPole-v1",
+        eval_every=0,
+        log_every=64,
+        save_every="1h",
+        keep_checkpoints=1,
+        solved_threshold=490,
+    )
     settings = yaml.safe_load((folder / "config.yaml").read_text())
-    assert (settings["keep"], settings["save_every"], settings["total_steps"]) == (1, "1h", 1600)
+    assert (settings["keep_checkpoints"], settings["save_every"], settings["total_steps"]) == (1, "1h", 1600)
     assert len(checkpoint.folders(folder / paths.CHECKPOINTS)) <= 2  # the last one, and the best
 
 
@@ -514,7 +531,7 @@ def test_a_run_in_an_object_goes_on_and_plays_in_that_object(tmp_path):
 
 def test_what_is_no_run_is_refused(tmp_path, capsys):
     assert train.main(["--resume", str(tmp_path)]) == 2
-    assert f"--resume {tmp_path}: there is no run in it (no config.yaml)" in capsys.readouterr().err
+    assert f"--resume {tmp_path}: is not a run directory (no config.yaml)" in capsys.readouterr().err
     (tmp_path / "first_run").mkdir()
     (tmp_path / "first_run" / "config.yaml").write_text("algo: ppo\n")
     assert train.main(["--resume", str(tmp_path / "frist_run")]) == 2
@@ -524,7 +541,7 @@ def test_what_is_no_run_is_refused(tmp_path, capsys):
 def test_what_is_refused_keeps_no_lock(tmp_path, unbroken):
     """A notebook holds on to the error, and to all that it saw."""
     folder = shutil.copytree(unbroken("pqn"), tmp_path / "run")
-    with pytest.raises(ValueError, match="has made 1600 steps already") as refusal:
+    with pytest.raises(ValueError, match="the 1600 steps that this run has made") as refusal:
         fit(folder, resume=str(folder), total_steps=64)
     locks.Lock(folder).release()
     assert refusal.value.__traceback__ is not None
@@ -583,7 +600,7 @@ def test_a_full_disk_ends_no_run(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(dispatcher, "CHUNK_S", 0.0)
     run = fit(folder)
     err = capsys.readouterr().err
-    assert run.summary["status"] == "done" and len(seen) > 2 and run.summary["checkpoints"] == 1
+    assert run.summary["status"] == "done" and len(seen) > 2 and run.summary["num_checkpoints"] == 1
     assert f"a checkpoint could not be written (No space left on device); the last one is {seen[0]}" in err
     assert checkpoint.folders(folder / paths.CHECKPOINTS) == seen[:1]
     monkeypatch.setattr(checkpoint, "write", write)
@@ -606,7 +623,7 @@ def test_a_new_run_finds_no_room(tmp_path, monkeypatch, capsys):
 
 def line_of(algo, folder):
     """The same run from the command line."""
-    line = f"{algo} --run-dir {folder} --agent.rollout-length 8 --agent.hidden 8 --no-tensorboard"
+    line = f"{algo} --run-dir {folder} --agent.rollout-length 8 --agent.hidden-sizes 8 --no-tensorboard"
     values = {name: value for name, value in SHORT.items() if name != "tensorboard"}
     return [
         *line.split(),
@@ -728,7 +745,7 @@ def test_steps_are_counted_past_2_to_the_31(name, tmp_path, monkeypatch):
     monkeypatch.setattr(dispatcher, "CHUNK_S", 0.0)
     few = dict(eval_every=0, save_every=0, log_every=1, total_steps=2**31 + 640)
     first = fit(folder, name, **few)
-    each = first.summary["env_steps"] // first.summary["updates"]
+    each = first.summary["env_steps"] // first.summary["num_updates"]
     saved, _ = checkpoint.newest(folder / paths.CHECKPOINTS)
     late = 2**31 // each
     for counter in ("num_updates", "agent/num_updates"):
@@ -754,7 +771,7 @@ def test_steps_are_counted_past_2_to_the_31(name, tmp_path, monkeypatch):
 def test_divergence_stops_the_run_with_a_sentence(tmp_path, capsys):
     """Adam's step is as long as the learning rate, so parameters of 1e30 overflow at once."""
     folder = tmp_path / "run"
-    command = "pqn --num-envs 8 --total-steps 20k --agent.rollout-length 8 --agent.hidden 8 --no-tensorboard"
+    command = "pqn --num-envs 8 --total-steps 20k --agent.rollout-length 8 --agent.hidden-sizes 8 --no-tensorboard"
     assert train.main([*command.split(), "--agent.learning-rate", "1e30", "--run-dir", str(folder)]) == 1
     err = capsys.readouterr().err.strip().splitlines()[-1]
     assert err.startswith("error: seed 0: ") and "is not finite at step" in err and "checkpoint" in err
@@ -788,7 +805,7 @@ def test_an_environment_that_gives_no_numbers_is_told_apart_from_divergence(env,
     """No learning rate would help; and nobody is sent to go on with what was never saved."""
     given = dict(algo="ppo", env=env, num_envs=4, num_seeds=num_seeds, total_steps=640, log_level="quiet")
     with pytest.raises(FloatingPointError, match=r"there is no checkpoint; .* gives observations or rewards that are"):
-        jaxrl_fast.fit(**given, run_dir=str(tmp_path / "run"), agent={"rollout_length": 16, "hidden": (8,)})
+        jaxrl_fast.fit(**given, run_dir=str(tmp_path / "run"), agent={"rollout_length": 16, "hidden_sizes": (8,)})
     with pytest.raises(ValueError, match=r"has no checkpoint to play from; its numbers were not finite any more"):
         jaxrl_fast.load(str(tmp_path / "run"))
 
@@ -801,13 +818,13 @@ def test_other_seeds_may_go_on(tmp_path, monkeypatch, capsys):
     def poison(self, rows):
         rows = {k: np.array(x) for k, x in rows.items()}
         if self.updates >= 10 and len(self.labels) == 5:
-            rows["loss_sum" if "loss_sum" in rows else "loss"][1] = np.nan
+            rows["td_loss_sum" if "td_loss_sum" in rows else "td_loss"][1] = np.nan
         return add(self, rows)
 
     well = fit(tmp_path / "well", "seeds")
     monkeypatch.setattr(tracker.MetricsTracker, "add", poison)
     run = fit(tmp_path / "run", "seeds", on_nonfinite="continue")
-    assert "seed 1: loss is not finite at step" in capsys.readouterr().err
+    assert "seed 1: td_loss is not finite at step" in capsys.readouterr().err
     assert [d is None for d in run.summary["diverged_at_per_seed"]] == [True, False, True, True, True]
     final_returns, expected = run.summary["final_return_per_seed"], well.summary["final_return_per_seed"]
     assert final_returns == [expected[0], None, *expected[2:]]
@@ -822,15 +839,15 @@ def test_a_lost_seed_keeps_no_run_from_stopping_when_solved(tmp_path, monkeypatc
     def poison(self, rows):
         rows = {k: np.array(x) for k, x in rows.items()}
         if self.updates >= 10 and len(self.labels) == 5:
-            rows["loss_sum"][[1, 3], -1] = np.nan
+            rows["td_loss_sum"][[1, 3], -1] = np.nan
             rows["return_sum"][[1, 3]] = 0
         return add(self, rows)
 
     monkeypatch.setattr(tracker.MetricsTracker, "add", poison)
-    options = dict(total_steps=6400, solved=5.0, stop_when_solved=True, log_every=256, eval_every=0)
+    options = dict(total_steps=6400, solved_threshold=5.0, stop_when_solved=True, log_every=256, eval_every=0)
     summary = fit(tmp_path / "run", "seeds", on_nonfinite="continue", **options).summary
     err = capsys.readouterr().err
-    assert all(f"seed {i}: loss is not finite at step" in err for i in (1, 3))
+    assert all(f"seed {i}: td_loss is not finite at step" in err for i in (1, 3))
     last = max(
         solved or lost for solved, lost in zip(summary["steps_to_solve_per_seed"], summary["diverged_at_per_seed"])
     )

@@ -2,113 +2,120 @@
 
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import partial
 from typing import Literal
 
-from jaxrl_fast.agents.configs.common import as_fraction
+from jaxrl_fast.agents.configs import common
+from jaxrl_fast.utils.option import COUNT, FRACTION, MAX_STEPS, NON_NEGATIVE, POSITIVE, Bounds, option
+
+_munchausen = partial(option, needs=("munchausen", True), traced=True)
+_prioritized = partial(option, bounds=FRACTION, needs=("prioritized", True), traced=True)
+_c51 = partial(option, needs=("value_head", "c51"))
 
 
 @dataclass(frozen=True)
 class DQN:
-    """Deep Q-learning (Mnih et al. 2015) and what Rainbow (Hessel et al. 2018) and others added, as switches.
+    """Deep Q-learning (Mnih et al. 2015) with the extensions of Rainbow (Hessel et al. 2018) and others as switches.
 
-    The defaults are those of CleanRL's classic-control runs, but for the bound on the gradient, a larger replay and the
-    network's widths.
+    The defaults are those of CleanRL's classic-control runs, except for the gradient bound, a larger replay buffer and
+    the network's widths.
     """
 
-    rollout_length: int | Literal["auto"] = "auto"
-    """Environment steps between updates, in each environment; auto: at most 32 in all, or one each."""
-    capacity: int = 100_000
-    """Transitions in the replay over all environments, rounded down to whole rollouts."""
-    batch_size: int = 128
-    """Transitions in a gradient step."""
-    replay_ratio: float = 0.1
-    """Gradient steps per environment step, held exactly for any number of environments."""
-    learning_starts: int = 10_000
-    """Environment steps before the first gradient step."""
-    target_period: int = 500
-    """Environment steps between updates of the target parameters; less than a gradient step takes: after each."""
-    target_step_size: float = 1.0
-    """How far the target parameters move towards the others in one update; 1 copies them, less is an average."""
-    learning_rate: float = 2.5e-4
-    """Adam's step size at the start."""
-    anneal: bool = False
-    """Let the learning rate fall linearly to 0, counted in gradient steps taken."""
-    adam_epsilon: float = 1e-8
-    """Adam's epsilon."""
-    max_grad_norm: float = 10.0
-    """Bound on the global norm of the gradient; 0 for none."""
-    gamma: float = 0.99
-    """Discount of one environment step."""
-    n_step: int = 1
-    """Rewards that a target sums before it looks at a value."""
-    loss: Literal["squared", "huber"] = "squared"
-    """Of the temporal-difference error; huber leans to the median, so keep rewards near 1. c51 has its own loss."""
-    double: bool = False
-    """Choose the next action by the online parameters (van Hasselt et al. 2016)."""
-    dueling: bool = False
-    """Streams for the state's value and the actions' advantages (Wang et al. 2016)."""
-    noisy: bool = False
-    """Explore by noise in the dense layers (Fortunato et al. 2018); the epsilons hold as well."""
-    distribution: Literal["none", "c51", "quantile"] = "none"
-    """Learn mean returns, or distributions on atoms (Bellemare et al. 2017) or by quantiles (Dabney et al. 2018)."""
-    num_atoms: int = 51
-    """Atoms or quantiles of a distribution."""
-    v_min: float = -10.0
-    """c51: the lowest return that it can tell."""
-    v_max: float = 10.0
-    """c51: the highest return that it can tell."""
-    munchausen: bool = False
-    """Add the scaled log-policy to the reward (Vieillard et al. 2020)."""
-    munchausen_alpha: float = 0.9
-    """Scale of the log-policy."""
-    munchausen_temperature: float = 0.03
-    """Of the softmax policy."""
-    munchausen_clip: float = -1.0
-    """The lowest that temperature times log-policy counts for."""
-    prioritized: bool = False
-    """Draw transitions in proportion to their errors (Schaul et al. 2016)."""
-    priority_exponent: float = 0.5
-    """How much errors count in the drawing."""
-    importance_exponent: float = 0.4
-    """How much of that the loss takes back at the start; at the end, all."""
-    epsilon_start: float = 1.0
-    """Chance of a random action at the start."""
-    epsilon_end: float = 0.05
-    """Chance of a random action after epsilon_steps."""
-    epsilon_steps: int = 250_000
-    """Environment steps over which it falls, linearly."""
-    epsilon_ladder: float = 0.0
-    """a: environment i of N explores with epsilon ^ (1 + a i / (N - 1)); 7 in Ape-X (Horgan et al. 2018), 0 for one."""
-    layer_norm: bool = False
-    """Normalize before every activation; in convolutions over each pixel's channels."""
-    clip_rewards: bool | None = None
-    """Learn from the signs of rewards only; scores are of true rewards. None: in Atari by the rules of 2015."""
-    network: Literal["auto", "mlp", "minatar", "nature", "dqn2013", "impala"] = "auto"
-    """auto goes by the shape of the observation."""
-    hidden: tuple[int, ...] = ()
-    """Widths of the dense layers; left out, those of the network's paper (64 64 for mlp)."""
-    activation: Literal["auto", "tanh", "relu"] = "relu"
-    """auto is that of the network's paper."""
-    compute_dtype: Literal["float32", "bfloat16"] = "float32"
-    """What the network computes in; parameters stay float32. bfloat16 is for GPUs."""
+    rollout_length: int | Literal["auto"] = common.rollout(
+        "auto", help="Environment steps per update in each environment; auto: at most 32 in all, at least one each."
+    )
+    buffer_size: int = option(
+        100_000,
+        "Transitions in the replay buffer over all environments, rounded down to whole rollouts.",
+        bounds=Bounds(1, 2**30),  # indices are int32, and so is the sum of two
+    )
+    batch_size: int = option(128, "Transitions in a gradient step.", bounds=COUNT)
+    replay_ratio: float = option(
+        0.1, "Gradient steps per environment step, exact for any number of environments.", bounds=POSITIVE
+    )  # not traced: counted as a fraction
+    learning_starts: int = option(
+        10_000, "Environment steps before the first gradient step.", bounds=Bounds(0, MAX_STEPS)
+    )
+    target_update_interval: int = option(
+        500,
+        "Environment steps between target updates; if shorter than one gradient step, update after every gradient "
+        "step.",
+        bounds=Bounds(1, MAX_STEPS),
+    )
+    tau: float = option(
+        1.0,
+        "Step size of a target update: 1 copies the online parameters, less averages.",
+        bounds=Bounds(0, 1, exclusive_min=True),
+        traced=True,
+    )
+    learning_rate: float = common.learning_rate(2.5e-4)
+    anneal_lr: bool = common.anneal_lr(False)
+    adam_epsilon: float = common.adam_epsilon(1e-8)
+    max_grad_norm: float = common.max_grad_norm(10.0)
+    gamma: float = common.gamma(0.99)
+    n_step: int = option(1, "Rewards summed before bootstrapping.", bounds=COUNT)
+    loss: Literal["squared", "huber"] = option(
+        "squared",
+        "Loss of the temporal-difference error. huber regresses on the median: keep rewards near 1.",
+        needs=("value_head", "none", "quantile"),
+    )
+    double: bool = option(False, "Choose the next action by the online parameters (van Hasselt et al. 2016).")
+    dueling: bool = option(False, "Separate streams for state value and advantages (Wang et al. 2016).")
+    noisy: bool = option(
+        False, "Explore by noise in the dense layers (Fortunato et al. 2018); epsilon applies as well."
+    )
+    value_head: Literal["none", "c51", "quantile"] = option(
+        "none",
+        "Learn mean returns (none), distributions on fixed atoms (c51, Bellemare et al. 2017) or quantiles (Dabney et "
+        "al. 2018).",
+    )
+    num_atoms: int = option(51, "Atoms or quantiles.", bounds=Bounds(2, 2**16), needs=("value_head", "c51", "quantile"))
+    v_min: float = _c51(-10.0, "Lowest return that the atoms represent.")  # not traced: compared with v_max
+    v_max: float = _c51(10.0, "Highest return that the atoms represent.")
+    munchausen: bool = option(False, "Add the scaled log-policy to the reward (Vieillard et al. 2020).")
+    munchausen_alpha: float = _munchausen(0.9, "Scale of the log-policy.", bounds=NON_NEGATIVE)
+    munchausen_temperature: float = _munchausen(0.03, "Temperature of the softmax policy.", bounds=POSITIVE)
+    munchausen_clip: float = _munchausen(
+        -1.0, "Lower bound of temperature times log-policy.", bounds=Bounds(float("-inf"), 0)
+    )
+    prioritized: bool = option(False, "Draw transitions in proportion to their errors (Schaul et al. 2016).")
+    priority_exponent: float = _prioritized(0.5, "Exponent of the errors as priorities.")
+    importance_exponent: float = _prioritized(0.4, "Initial exponent of the importance weights; it rises to 1.")
+    epsilon_start: float = common.epsilon_start(1.0)
+    epsilon_end: float = common.epsilon_end(0.05)
+    epsilon_steps: int = common.epsilon_steps(250_000)
+    apex_alpha: float = common.apex_alpha(0.0)
+    layer_norm: bool = common.layer_norm(False)
+    clip_rewards: bool | None = common.clip_rewards(None)
+    network: common.Network = common.network("auto")
+    hidden_sizes: tuple[int, ...] = common.hidden_sizes(())
+    activation: common.Activation = common.activation("relu")
+    compute_dtype: common.Dtype = common.compute_dtype("float32")
 
     @property
     def ratio(self) -> Fraction:
-        """The replay ratio as it is written: 0.1 is 1/10, to be counted in whole numbers."""
-        return as_fraction(self.replay_ratio)
+        """Return the replay ratio as the fraction it is written as: 0.1 is 1/10."""
+        return common.as_fraction(self.replay_ratio)
 
     def first_learning(self, num_envs: int) -> int:
-        """Environment steps before the first gradient step, when something can be read from the replay for sure."""
+        """Return the environment steps before the first gradient step, when the replay is sure to have transitions."""
         return max(self.learning_starts, (self.n_step + 1) * num_envs)
 
     def gradient_rows(self, num_envs: int) -> int:
-        """Rows in a gradient step."""
+        """Return the rows in a gradient step."""
         return self.batch_size
 
     def describe(self, num_envs: int) -> str:
-        """What a run's header says."""
-        count = lambda x: f"{x:,}"
+        """Return a sentence for the header of a run."""
         return (
-            f"{self.replay_ratio:g} gradient steps per environment step, {count(self.batch_size)} transitions each, "
-            f"from step {count(self.first_learning(num_envs))} on"
+            f"{self.replay_ratio:g} gradient steps per environment step, {self.batch_size:,} transitions each, "
+            f"from step {self.first_learning(num_envs):,} on"
         )
+
+    def warnings(self, num_envs: int) -> tuple[str, ...]:
+        """Return warnings about options that do not go together."""
+        steps, interval = common.rollout_length(self, num_envs) * num_envs, self.target_update_interval
+        if self.tau < 1 or interval >= steps or self.replay_ratio * steps < 2:
+            return ()
+        problem = f"the target is copied several times within an update of {steps} steps, got {interval}"
+        return (f"--agent.target-update-interval: {problem}; use {steps} or more",)

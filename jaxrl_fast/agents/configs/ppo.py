@@ -1,62 +1,44 @@
 """Options of PPO."""
 
 from dataclasses import dataclass
-from typing import Literal
+
+from jaxrl_fast.agents.configs import common
+from jaxrl_fast.utils.option import FRACTION, NON_NEGATIVE, POSITIVE, option
 
 
 @dataclass(frozen=True)
 class PPO:
     """Proximal policy optimization (Schulman et al. 2017), with the defaults of CleanRL's classic-control runs."""
 
-    rollout_length: int = 128
-    """Environment steps between updates, in each environment."""
-    num_minibatches: int = 4
-    """Parts that the rollout is dealt into, each one gradient step."""
-    num_epochs: int = 4
-    """Passes over the rollout in each update."""
-    learning_rate: float = 2.5e-4
-    """Adam's step size at the start."""
-    anneal: bool = True
-    """Let the learning rate fall linearly to 0, counted in gradient steps taken."""
-    adam_epsilon: float = 1e-5
-    """Adam's epsilon."""
-    max_grad_norm: float = 0.5
-    """Bound on the global norm of the gradient; 0 for none."""
-    gamma: float = 0.99
-    """Discount of one environment step."""
-    gae_lambda: float = 0.95
-    """Lambda of the advantage estimate (Schulman et al. 2016)."""
-    clip: float = 0.2
-    """Epsilon of the clipped policy loss (equation 7)."""
-    value_clip: bool = True
-    """Keep new values within `clip` of the old ones in the loss."""
-    value_coef: float = 0.5
-    """Weight of the value loss (c1 in equation 9)."""
-    entropy_coef: float = 0.01
-    """Weight of the entropy bonus (c2 in equation 9)."""
-    normalize_advantage: bool = True
-    """Mean 0 and standard deviation 1 in each minibatch."""
-    target_kl: float | None = None
-    """Skip what is left of an update once its approximate KL passes 1.5 times this."""
-    normalize_observations: bool = False
-    """Standardize observations by their running mean and variance."""
-    normalize_rewards: bool = False
-    """Divide rewards by the running standard deviation of their discounted sum."""
-    clip_rewards: bool | None = None
-    """Learn from the signs of rewards only; scores are of true rewards. None: in Atari by the rules of 2015."""
-    network: Literal["auto", "mlp", "minatar", "nature", "dqn2013", "impala"] = "auto"
-    """auto goes by the shape of the observation."""
-    hidden: tuple[int, ...] = ()
-    """Widths of the dense layers; left out, those of the network's paper (64 64 for mlp)."""
-    activation: Literal["auto", "tanh", "relu"] = "auto"
-    """auto is that of the network's paper."""
-    compute_dtype: Literal["float32", "bfloat16"] = "float32"
-    """What the network computes in; parameters stay float32. bfloat16 is for GPUs."""
-    squash: bool = False
-    """Continuous actions: a tanh-Gaussian instead of a clipped Gaussian."""
-    log_std_init: float = 0.0
-    """Continuous actions: log standard deviation at the start, the same in all states."""
+    rollout_length: int = common.rollout(128)
+    num_minibatches: int = common.num_minibatches(4)
+    num_epochs: int = common.num_epochs(4)
+    learning_rate: float = common.learning_rate(2.5e-4)
+    anneal_lr: bool = common.anneal_lr(True)
+    adam_epsilon: float = common.adam_epsilon(1e-5)
+    max_grad_norm: float = common.max_grad_norm(0.5)
+    gamma: float = common.gamma(0.99)
+    gae_lambda: float = option(0.95, "Lambda of the advantage estimate (GAE).", bounds=FRACTION, traced=True)
+    clip_coef: float = option(0.2, "Clip range of the policy ratio (equation 7).", bounds=POSITIVE, traced=True)
+    clip_vloss: bool = option(True, "Clip new values to within clip_coef of the old ones in the value loss.")
+    value_coef: float = option(0.5, "Weight of the value loss (c1 in equation 9).", bounds=NON_NEGATIVE, traced=True)
+    entropy_coef: float = option(0.01, "Weight of the entropy (c2 in equation 9).", bounds=NON_NEGATIVE, traced=True)
+    normalize_advantage: bool = option(True, "Standardize advantages in each minibatch.")
+    target_kl: float | None = option(
+        None, "Skip the rest of an update once its approximate KL exceeds 1.5 times this.", bounds=POSITIVE, traced=True
+    )
+    normalize_observations: bool = option(False, "Standardize observations by their running mean and variance.")
+    normalize_rewards: bool = option(False, "Divide rewards by the running standard deviation of the discounted sum.")
+    clip_rewards: bool | None = common.clip_rewards(None)
+    network: common.Network = common.network("auto")
+    hidden_sizes: tuple[int, ...] = common.hidden_sizes(())
+    activation: common.Activation = common.activation("auto")
+    compute_dtype: common.Dtype = common.compute_dtype("float32")
+    tanh_squash: bool = option(False, "Use a tanh-Gaussian policy instead of a clipped Gaussian.", only="continuous")
+    log_std_init: float = option(
+        0.0, "Initial log standard deviation, the same in all states.", traced=True, only="continuous"
+    )
 
     def gradient_rows(self, num_envs: int) -> int:
-        """Rows in a gradient step."""
+        """Return the rows in a gradient step."""
         return self.rollout_length * num_envs // self.num_minibatches
