@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_fast import rollout
-from jaxrl_fast.types import Agent, Box, Discrete, Env, EnvSpec, Key, AsyncPools, PyTree, Rollout, TimeStep
+from jaxrl_fast.types import Agent, AsyncPools, Box, Discrete, Env, EnvSpec, Key, PyTree, Rollout, TimeStep
 
 GAMMA = 0.9
 QUICK = {"xla_backend_optimization_level": 1}  # for programs that take longer to compile than to run
