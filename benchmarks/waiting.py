@@ -20,7 +20,7 @@ from jax.experimental import io_callback
 
 from jaxrl_fast import envs, loop
 from jaxrl_fast.agents import ppo
-from jaxrl_fast.types import Env, AsyncPools
+from jaxrl_fast.types import AsyncPools, Env
 
 ANSWER_S = 0.01
 CONFIG = ppo.Config(rollout_length=64, num_minibatches=4, num_epochs=8, hidden=(512, 512))
