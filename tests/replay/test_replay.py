@@ -1,6 +1,6 @@
 """replay: both kinds of buffers; weights and priorities by hand, action masks, shards and gradient workers."""
 
-from functools import partial
+from functools import cache, partial
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +22,13 @@ each_kind = pytest.mark.parametrize("kind", [replay.uniform, replay.prioritized]
 def spec_of(num_envs=1, frame_stack=0, action=THREE_ACTIONS, has_action_mask=False):
     obs = ShapeDtypeStruct((max(frame_stack, 1),), jnp.float32)
     return EnvSpec("test", obs, action, num_envs, frame_stack, has_action_mask)
+
+
+@cache
+def make(kind, config=CONFIG, spec=None, parallelism=Parallelism()):
+    """A buffer whose functions are compiled, once for all tests."""
+    buffer = kind(config, spec or spec_of(), parallelism)
+    return buffer._replace(add=jax.jit(buffer.add), sample=jax.jit(buffer.sample, static_argnums=2))
 
 
 def rows(obs, last=None, valid=None, action_mask=()):
@@ -71,7 +78,7 @@ def test_importance_weights_are_those_of_the_paper():
 @each_kind
 def test_sample_has_weight_0_where_nothing_can_be_sampled(kind):
     """An empty buffer, one row that has no successor yet, and rows that are all invalid."""
-    buffer = kind(CONFIG, spec_of())
+    buffer = make(kind)
     lone = buffer.add(buffer.init(), rows([[7]]))
     invalid = buffer.add(buffer.init(), rows(np.arange(4)[:, None], valid=np.zeros((4, 1))))
     for state, size in ((buffer.init(), 0), (lone, 1), (invalid, 4)):
@@ -86,10 +93,10 @@ def test_sample_has_weight_0_where_nothing_can_be_sampled(kind):
 @each_kind
 def test_sample_reads_what_was_added(kind):
     """Two steps of rewards 0, 1, ... and less at an end: row 1 is the last of its episode, and row 2 is a reset."""
-    buffer, number = kind(CONFIG._replace(n_step=2), spec_of()), np.arange(8)[:, None]
+    buffer, number = make(kind, CONFIG._replace(n_step=2)), np.arange(8)[:, None]
     state = buffer.add(buffer.init(), rows(number[:4], last=number[:4] == 1, valid=number[:4] != 2))
     state = buffer.add(state, rows(number[4:]))
-    batch, weight, _ = jax.jit(partial(buffer.sample, batch_size=512, gamma=GAMMA, beta=1.0))(state, jax.random.key(1))
+    batch, weight, _ = buffer.sample(state, jax.random.key(1), 512, GAMMA, 1.0)
     found = np.asarray(weight) > 0
     batch = jax.tree.map(lambda x: np.asarray(x)[found], batch)
     obs = batch.obs[:, 0].astype(int)
@@ -107,7 +114,7 @@ def test_sample_reads_what_was_added(kind):
 @each_kind
 def test_discard_tail_keeps_the_newest_row_from_being_sampled_later(kind):
     """Where all environments restart, the next row is no successor of the newest."""
-    buffer = kind(CONFIG, spec_of())
+    buffer = make(kind)
     restarted = buffer.add(buffer.discard_tail(four(buffer)), rows(10 + np.arange(4)[:, None]))
     going_on = buffer.add(four(buffer), rows(10 + np.arange(4)[:, None]))
     for state, expected in ((restarted, {0, 1, 2, 10, 11, 12}), (going_on, {0, 1, 2, 3, 10, 11, 12})):
@@ -121,7 +128,7 @@ def test_action_masks_come_back_with_their_observations(kind, action):
     """Row t allows what the bits of t say; after two steps, or fewer at an episode's end, those of t + 2 or less."""
     num = action.num_outputs
     mask = (np.arange(8)[:, None, None] >> np.arange(num)) % 2 == 1
-    buffer = kind(CONFIG._replace(n_step=2), spec_of(action=action, has_action_mask=True))
+    buffer = make(kind, CONFIG._replace(n_step=2), spec_of(action=action, has_action_mask=True))
     steps = rows(np.arange(8)[:, None], last=np.arange(8)[:, None] == 2, action_mask=jnp.asarray(mask))
     steps = steps._replace(action=action.zeros(8, 1))
     state = buffer.add(buffer.init(), jax.tree.map(lambda x: x[:4], steps))
@@ -139,9 +146,9 @@ def test_action_masks_come_back_with_their_observations(kind, action):
 @each_kind
 def test_shards_sample_their_part_of_the_batch(kind):
     """Of 2 shards with the same rows, half each."""
-    buffer, whole = kind(CONFIG, spec_of(), Parallelism("shards", 2)), kind(CONFIG, spec_of())
+    buffer, whole = make(kind, parallelism=Parallelism("shards", 2)), make(kind)
     run = lambda _: buffer.sample(four(buffer), jax.random.key(0), 8, GAMMA, 0.4)
-    batch, weight, _ = jax.vmap(run, axis_name="shards")(jnp.arange(2))
+    batch, weight, _ = jax.jit(jax.vmap(run, axis_name="shards"))(jnp.arange(2))
     expected, expected_weight, _ = whole.sample(four(whole), jax.random.key(0), 4, GAMMA, 0.4)
     assert weight.shape == (2, 4)
     for i in range(2):
@@ -152,9 +159,9 @@ def test_shards_sample_their_part_of_the_batch(kind):
 @each_kind
 def test_grad_workers_read_their_parts_of_one_batch(kind):
     """Beside the index, which is of the whole batch on each of them."""
-    buffer, whole = kind(CONFIG, spec_of(), Parallelism(num_grad_workers=3)), kind(CONFIG, spec_of())
+    buffer, whole = make(kind, parallelism=Parallelism(num_grad_workers=3)), make(kind)
     run = lambda _: buffer.sample(four(buffer), jax.random.key(0), 12, GAMMA, 0.4)
-    batch, weight, index = jax.vmap(run, axis_name=SHARED_MEMORY_AXIS)(jnp.arange(3))
+    batch, weight, index = jax.jit(jax.vmap(run, axis_name=SHARED_MEMORY_AXIS))(jnp.arange(3))
     *expected, expected_index = whole.sample(four(whole), jax.random.key(0), 12, GAMMA, 0.4)
     join = lambda x: x.reshape(-1, *x.shape[2:])
     jax.tree.map(np.testing.assert_array_equal, jax.tree.map(join, [batch, weight]), expected)
@@ -177,7 +184,7 @@ def prioritize(state, priorities):
 
 def test_sample_is_in_proportion_to_priorities_and_weighs_by_importance():
     # Priorities 1, 0 and 4, in 16 strata of 5: row 0 three or four times. (1 / P)^.5 over the largest: 1 and 1/2.
-    buffer = replay.prioritized(CONFIG, spec_of())
+    buffer = make(replay.prioritized)
     state = prioritize(four(buffer), [1, 0, 4])
     batch, weight, index = buffer.sample(state, jax.random.key(0), 16, GAMMA, 0.5)
     obs = np.asarray(batch.obs)[:, 0]
@@ -189,7 +196,7 @@ def test_sample_is_in_proportion_to_priorities_and_weighs_by_importance():
 
 def test_update_priorities_worked_by_hand():
     # (|error| + 1e-6)^.5 of errors 4, 9 and 0: 2, 3 and 1e-3. What was not found gets none.
-    buffer = replay.prioritized(CONFIG, spec_of(), exponent=0.5)
+    buffer = make(replay.prioritized)  # of exponent 1/2
     index = replay.Index(jnp.int32([0, 2, 1, 5]), jnp.array([True, True, True, False]))
     after = buffer.update_priorities(prioritize(four(buffer), [1, 1, 1]), index, jnp.float32([4, 9, 0, 100]))
     np.testing.assert_allclose(after.priorities.levels[0], [2, 1e-3, 3, 0, 0, 0, 0, 0], rtol=1e-5)
@@ -202,7 +209,7 @@ def test_update_priorities_worked_by_hand():
 
 def test_add_gives_new_rows_the_largest_priority_of_all_shards():
     """Whichever shard has seen it; until then each knows its own."""
-    buffer = replay.prioritized(CONFIG, spec_of(), Parallelism("shards", 2))
+    buffer = make(replay.prioritized, parallelism=Parallelism("shards", 2))
 
     def run(max_priority):
         state = buffer.add(buffer.init()._replace(max_priority=max_priority), rows(np.arange(4)[:, None]))
