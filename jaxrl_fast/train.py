@@ -1,7 +1,7 @@
-"""Trains from the command line: `python -m jaxrl_fast.train [ppo] [--config PRESET] [--env ID] [options]`.
+"""Train from the command line: `python -m jaxrl_fast.train [ppo] [--config PRESET] [--env ID] [options]`.
 
-From here a run goes through `config` (what was asked for), `plan` (is it possible), `trainer` (the run) and `journal`
-(what it leaves). The command line is read before jax is imported, which is why these import it in functions.
+`config` parses the options, `plan` checks them, and `trainer` runs the plan. The command line is parsed before jax is
+imported, so these modules import it in functions.
 """
 
 from collections.abc import Sequence
@@ -13,22 +13,25 @@ from jaxrl_fast.utils import warnings
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command. Returns its exit status."""
+    """Run the command. Return its exit status."""
     return cli.run_command(lambda words: plan.make_plan(load.from_command_line(words)), execute, argv)
 
 
 def execute(ready: plan.Plan) -> int:
-    """Runs it. Returns the exit status."""
+    """Train. Return the exit status."""
+    from jaxrl_fast.envs.host_env import original_errors  # imports jax
+
     try:
-        outcome = trainer.execute(ready)
+        with original_errors():
+            outcome = trainer.execute(ready)
     except MemoryError as error:
         warnings.print_stderr(f"error: {error}")
         return 1
     if outcome.failure:
         warnings.print_stderr(f"error: {outcome.failure}")
-    if outcome.unwritten:
-        warnings.print_stderr(f"error: {outcome.folder}: {outcome.unwritten} could not be written")
-    if outcome.failure or outcome.unwritten:
+    if outcome.failed_outputs:
+        warnings.print_stderr(f"error: {outcome.folder}: {outcome.failed_outputs} could not be written")
+    if outcome.failure or outcome.failed_outputs:
         return 1
     return 128 + outcome.signal if outcome.signal else 0
 

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import os
 import re
 import signal
 import subprocess
@@ -13,17 +14,16 @@ from types import SimpleNamespace
 import jax
 import jax.numpy as jnp
 import numpy as np
-import on_a_gpu
 import optax
-import planted
 import pytest
-from on_a_gpu import PARTS, Step
 
 from jaxrl_fast.config import load
 from jaxrl_fast.parallel.placement import SINGLE_DEVICE
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))  # as for a script
+import on_a_gpu  # noqa: E402
+from on_a_gpu import PARTS, Step  # noqa: E402
 
 STEPS = [step for steps in PARTS.values() for step in steps]
 
@@ -31,15 +31,6 @@ STEPS = [step for steps in PARTS.values() for step in steps]
 def options_of(script):
     """Those that its parser knows, read off its source."""
     return set(re.findall(r'add_argument\("(--[a-z-]+)"', (BENCHMARKS.parent / script).read_text()))
-
-
-def test_every_bug_has_its_place():
-    """Each replaces what is in its file just once, and the tests that are to notice it are in theirs."""
-    for bug in planted.BUGS:
-        assert (planted.ROOT / bug.file).read_text().count(bug.old) == 1 and bug.new != bug.old, bug.name
-        for test in bug.tests.split():
-            path, _, name = test.partition("::")
-            assert f"def {name.partition('[')[0]}(" in (planted.ROOT / path).read_text(), test
 
 
 @pytest.mark.parametrize("step", STEPS, ids=[step.name for step in STEPS])
@@ -455,3 +446,49 @@ def test_a_life_under_fire_tells_every_update(tmp_path):
     options = killed_runs.COMMON | killed_runs.RUNS["pqn"] | {"algo": "pqn", "total_steps": 4096}
     last, was_killed = killed_runs.life(options | {"run_dir": str(tmp_path / "run")}, None)
     assert not was_killed and last == json.loads((tmp_path / "run" / "summary.json").read_text())["updates"] > 1
+
+
+def test_a_kernel_is_switched_off_while_its_variant_is_made_and_trained(monkeypatch, tmp_path):
+    """And a ratio is of speeds in the same round, whichever variant has begun it."""
+    import kernels
+
+    speeds = {"all": 100.0, "without_dense": 80.0, "xla": 50.0}
+    seen = []
+
+    class Run:
+        num_devices = 1
+
+        def __init__(self, row, variant, num_updates):
+            self.variant = variant
+
+        def speed(self, num_updates):
+            seen.append(self.variant)
+            return speeds[self.variant] * len(seen)
+
+    monkeypatch.setattr(kernels, "Run", Run)
+    output = tmp_path / "kernels.json"
+    words = ["--rows", "ppo_cartpole", "--variants", "without_dense,xla", "--rounds", "3", "--output", str(output)]
+    monkeypatch.setattr(sys, "argv", ["kernels.py", *words])
+    kernels.main()
+    (row,) = json.loads(output.read_text())["rows"]
+    assert list(row["variants"]) == ["all", "without_dense", "xla"] and row["variants"]["all"]["ratio"] == 1
+    assert seen[4:] == ["all", "without_dense", "xla", "without_dense", "xla", "all", "xla", "all", "without_dense"]
+    assert row["num_envs"] == 64 and row["env_steps"] % (64 * 128) == 0
+
+
+def test_a_variant_of_the_kernels_trains(monkeypatch):
+    import kernels
+    import side_by_side
+
+    monkeypatch.setenv(kernels.VARIABLE, "auto")
+    built, build = [], side_by_side.build
+
+    def build_and_look(*words, **options):
+        built.append(os.environ[kernels.VARIABLE])
+        return build(*words, **options)
+
+    monkeypatch.setattr(side_by_side, "build", build_and_look)
+    monkeypatch.setitem(kernels.ROWS, "ppo_cartpole", dict(preset="ppo_cartpole", num_envs=8, total_steps=8192))
+    run = kernels.Run("ppo_cartpole", "without_dense", 8)
+    assert run.speed(2) > 0
+    assert built == ["conv,layer_norm,allreduce"] and os.environ[kernels.VARIABLE] == "auto"

@@ -1,1 +1,1 @@
-"""Where records and lines go."""
+"""Write records and lines: files, services, consoles."""

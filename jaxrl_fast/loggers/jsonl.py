@@ -10,10 +10,10 @@ from jaxrl_fast.loggers.sinks import Record
 
 
 class JsonLines:
-    """One JSON object a line, on disk as soon as it is written, and never half of one.
+    """Writes one JSON object a line, to the disk at once, and never half of one.
 
-    A new file, unless it is to go on behind the first `size` bytes of what is there. Lines that find no room wait for
-    the next time.
+    The file is new, unless it is to be continued after its first `size` bytes. Lines that do not fit on the disk wait
+    for the next write.
     """
 
     def __init__(self, path: Path, size: int | None = None):
@@ -29,7 +29,7 @@ class JsonLines:
         self._write_waiting()
 
     def sync(self) -> int:
-        """Onto the disk; the bytes that are there."""
+        """Sync the file to the disk. Return its size in bytes."""
         self._write_waiting()
         os.fsync(self.file.fileno())
         return self.size

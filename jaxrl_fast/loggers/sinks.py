@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 Record = Mapping[str, Any]
-# Tags as in CleanRL, so that curves of both lie over each other (but for td_loss, which is without the half there).
+# Tags as in CleanRL, so that curves can be compared (except td_loss, which CleanRL computes without the half).
 CHARTS = {
     "return_mean": "charts/episodic_return",
     "return_min": "charts/episodic_return_min",
@@ -31,7 +31,7 @@ SILENT = ("env_steps", "valid_steps", "wall_time_s", "train_time_s", "updates", 
 
 
 class Sink(Protocol):
-    """What takes records, one of each seed."""
+    """The interface of a logger: it takes records, one of each seed."""
 
     def write(self, records: Sequence[Record]) -> None: ...
 
@@ -39,7 +39,7 @@ class Sink(Protocol):
 
 
 def tags(records: Sequence[Record]) -> dict[str, float]:
-    """Tag and value, the mean over seeds; what has no value is left out."""
+    """Return the mean over seeds by tag; metrics without a value are left out."""
     found = {}
     for name in records[0]:
         values = [r[name] for r in records if r.get(name) is not None]

@@ -13,10 +13,10 @@ EVENT_S, FLUSH_S = 0.05, 10.0
 
 
 class TensorBoard:
-    """Event files; where there are several seeds, their mean. All tags of a step are one event.
+    """Writes event files, with the mean over seeds. All tags of a step are one event.
 
-    An event costs a quarter of a millisecond, so of records that come faster than EVENT_S only some are written;
-    those with an evaluation and the last one always are. A run that goes on hides what lies beyond `env_steps`.
+    An event costs a quarter of a millisecond, so records that come faster than EVENT_S are thinned out. Those with an
+    evaluation and the last one are always written. A resumed run hides events beyond `env_steps`.
     """
 
     def __init__(self, folder: Path, env_steps: int | None = None):
@@ -25,16 +25,16 @@ class TensorBoard:
         from tensorboardX.proto.summary_pb2 import Summary
 
         self.event, self.summary = Event, Summary
-        # A writer without a thread of its own, whose errors nobody would see.
+        # A writer without a thread: errors in a thread would get lost.
         self.writer = EventsWriter(str(folder / "events"), f".{os.getpid()}")
-        self.pace, self.flush = Throttle(EVENT_S, first=True), Throttle(FLUSH_S)
+        self.throttle, self.flush = Throttle(EVENT_S, first=True), Throttle(FLUSH_S)
         self.waiting: Sequence[Record] = ()
         if env_steps is not None:
             self._write(env_steps + 1, session_log=SessionLog(status=SessionLog.START))
 
     def write(self, records: Sequence[Record]) -> None:
         self.waiting = records
-        if self.pace.due() or any(name.startswith("eval_") for name in records[0]):
+        if self.throttle.ready() or any(name.startswith("eval_") for name in records[0]):
             self._write_waiting()
 
     def close(self) -> None:
@@ -52,5 +52,5 @@ class TensorBoard:
 
     def _write(self, step: int, **what: Any) -> None:
         self.writer.write_event(self.event(wall_time=time.time(), step=step, **what))
-        if self.flush.due():
+        if self.flush.ready():
             self.writer.flush()

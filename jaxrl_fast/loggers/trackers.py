@@ -8,9 +8,9 @@ from jaxrl_fast.loggers.sinks import Record, tags
 
 
 class Tracker:
-    """Weights & Biases or trackio, which share their calls. A run that goes on is found again there by its `identity`.
+    """Sends records to Weights & Biases or trackio, which share their calls. `identity` finds a resumed run there.
 
-    trackio finds a run by its name alone, so the name there has the identity in it.
+    trackio finds a run by its name alone, so the identity is part of the name.
     """
 
     def __init__(self, service: str, project: str, name: str, identity: str, config: Mapping[str, Any]):

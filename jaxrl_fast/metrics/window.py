@@ -6,24 +6,23 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 WINDOW = 100  # episodes
-MAX_STEPS = 27_000  # of a game that is waited for: half an hour of Atari
+MAX_STEPS = 27_000  # of an episode that is waited for: half an hour of Atari
 
 
 class EndedEpisodes(NamedTuple):
-    """The episodes that ended in an update, and the time since those before."""
+    """The episodes that ended in an update, and the steps since the ones before."""
 
     ended: int
     return_sum: float
     num_steps: int  # of one environment
-    longest: int  # steps of a game that ended or went on
+    longest: int  # steps of the longest episode that ended or continues
 
 
 class EpisodeWindow:
-    """The mean return of the last episodes: WINDOW or more, and all that ended in twice the time of the longest game.
+    """The mean return of the last episodes: WINDOW or more, and all that ended in twice the time of the longest one.
 
-    In less time short games would count for more than long ones where many environments begin together, and a policy
-    that ends half of its games at once, well or badly, would be judged by these. No game counts as longer than
-    MOST_STEPS.
+    In less time short episodes would count for more than long ones if many environments begin together. A policy that
+    ends half of its episodes at once would be judged by these. No episode counts as longer than MAX_STEPS.
     """
 
     def __init__(self):
@@ -33,7 +32,7 @@ class EpisodeWindow:
         self.episodes = self.num_steps = 0
 
     def add(self, ended: int, return_sum: float, num_steps: int, longest: int) -> None:
-        """One more update."""
+        """Add an update."""
         num_steps, longest = self.waiting.num_steps + num_steps, max(self.waiting.longest, min(longest, MAX_STEPS))
         self.waiting = EndedEpisodes(0, 0.0, 0 if ended else num_steps, 0 if ended else longest)
         if ended:
@@ -42,7 +41,7 @@ class EpisodeWindow:
                 self._drop_first()
 
     def restore(self, records: Iterable[EndedEpisodes]) -> None:
-        """Takes up the records that there were; the last one is `waiting`."""
+        """Restore the records; the last one is `waiting`."""
         *ended, self.waiting = records
         for record in ended:
             self._append(record)
@@ -67,7 +66,7 @@ class EpisodeWindow:
 
     @property
     def longest(self) -> int:
-        """Steps of the longest game."""
+        """Steps of the longest episode."""
         return self.peaks[0] if self.peaks else 0
 
     @property

@@ -36,21 +36,23 @@ def execute(sweep: SweepPlan) -> int:
         announce(sweep, terminal)
         if sweep.own.launcher == "slurm":
             jobs = slurm.submit(sweep.folder, unfinished(sweep), sweep.own.slurm_options)
-            terminal.say(f"{len(jobs)} jobs submitted; each writes {sweep.folder / paths.SWEEP_TABLE} anew at its end")
+            terminal.print(
+                f"{len(jobs)} jobs submitted; each writes {sweep.folder / paths.SWEEP_TABLE} anew at its end"
+            )
             return 0
         signal, lost = (run_workers if sweep.own.workers > 1 else work_loop)(sweep, terminal)
         written = if_there_is_room(report.write, sweep)
         for line in written or ():
-            terminal.say(line)
+            terminal.print(line)
         again = f"{names.SWEEP} --resume {quote(str(sweep.folder))}"
         left = unfinished(sweep)
         if left:
-            terminal.say(f"  {len(left)} programs are left; go on  {again}")
+            terminal.print(f"  {len(left)} programs are left; go on  {again}")
         wrong = {name: why for name in sweep.groups if (why := failure(sweep.folder / name))}
         for name, why in wrong.items():
             warnings.print_stderr(f"error: {name}: {why}")
         if any((sweep.folder / name / FAILED).is_file() for name in wrong):
-            terminal.say(f"  try what failed once more  {again} --retry")
+            terminal.print(f"  try what failed once more  {again} --retry")
         if signal and not lost and written is not None:
             return 128 + signal
         return 1 if wrong or lost or written is None else 0
@@ -69,10 +71,10 @@ def announce(sweep: SweepPlan, terminal: Console) -> None:
     ]
     if len(unfinished(sweep)) < len(sweep.groups):
         parts.append(f"{formatting.counted(len(unfinished(sweep)), 'program')} to go")
-    terminal.say(f"jaxrl_fast {__version__}   {' · '.join(parts)}")
+    terminal.print(f"jaxrl_fast {__version__}   {' · '.join(parts)}")
     if sweep.scale != "none":
-        terminal.say(f"scale  {sweep.scale}, from {sweep.base_num_envs} environments")
-    terminal.say(f"sweep  {sweep.folder}")
+        terminal.print(f"scale  {sweep.scale}, from {sweep.base_num_envs} environments")
+    terminal.print(f"sweep  {sweep.folder}")
 
 
 def run_workers(sweep: SweepPlan, terminal: Console) -> tuple[int | None, int]:
@@ -84,7 +86,7 @@ def run_workers(sweep: SweepPlan, terminal: Console) -> tuple[int | None, int]:
             told.add(name)
             folder = sweep.folder / name
             how = "failed" if (folder / FAILED).is_file() else files.read_summary(folder)["status"]
-            terminal.say(f"{len(told)}/{len(sweep.groups)}  {name} · {how}")
+            terminal.print(f"{len(told)}/{len(sweep.groups)}  {name} · {how}")
 
     command = [sys.executable, "-c", WORKER_CODE, str(sweep.folder), str(os.getpid())]
     processes: list[subprocess.Popen] = []

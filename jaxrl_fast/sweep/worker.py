@@ -1,4 +1,4 @@
-"""Run the groups of a sweep one by one; several processes may work on one sweep."""
+"""Run the groups of a sweep one by one; several processes may share a sweep."""
 
 import contextlib
 import dataclasses
@@ -17,7 +17,7 @@ from jaxrl_fast.utils.errors import why
 
 
 class Progress:
-    """A terminal that shows of a run only how far it is."""
+    """A console that shows only the progress of a run."""
 
     def __init__(self, terminal: Console):
         self.terminal, self.progress, self.lines_stay = terminal, terminal.progress, terminal.lines_stay
@@ -26,7 +26,7 @@ class Progress:
     def width(self) -> int | None:
         return self.terminal.width
 
-    def say(self, line: str) -> None:
+    def print(self, line: str) -> None:
         pass
 
     def close(self) -> None:
@@ -34,16 +34,16 @@ class Progress:
 
 
 def work_loop(sweep: SweepPlan, terminal: Console) -> tuple[int | None, int]:
-    """Runs what nobody else has run or is running, a group after the other.
+    """Run, one after another, the groups that no other process has run or is running.
 
-    The signal that stopped it, and how many are not on the disk.
+    Return the signal that stopped it, and how many groups could not be written to the disk.
     """
     from jaxrl_fast.sweep import table
 
     lost = 0
     for i, (name, group) in enumerate(sweep.groups.items()):
-        members = formatting.counted(len(group.members), "member")
-        begin = lambda name=name, i=i, members=members: terminal.say(f"{i + 1}/{len(sweep.groups)}  {name} · {members}")
+        line = f"{i + 1}/{len(sweep.groups)}  {name} · {formatting.counted(len(group.members), 'member')}"
+        begin = lambda line=line: terminal.print(line)
         outcome = run_group(sweep.folder / name, group, terminal, begin)
         if outcome is None:
             continue
@@ -51,12 +51,12 @@ def work_loop(sweep: SweepPlan, terminal: Console) -> tuple[int | None, int]:
         lost += outcome["lost"]
         if outcome["signal"]:
             return outcome["signal"], lost
-        terminal.say(f"     {outcome['words']}")
+        terminal.print(f"     {outcome['words']}")
     return None, lost
 
 
 def if_there_is_room(write: Callable[[SweepPlan], Any], sweep: SweepPlan) -> Any:
-    """A full disk ends no sweep: its results can be written from what its runs hold at any time."""
+    """Write results, or only warn if the disk is full: they can be written from the runs at any time."""
     try:
         return write(sweep)
     except OSError as error:
@@ -66,7 +66,7 @@ def if_there_is_room(write: Callable[[SweepPlan], Any], sweep: SweepPlan) -> Any
 
 
 def run_group(folder: Path, group: Group, terminal: Console, begin: Any) -> dict[str, Any] | None:
-    """Runs one group, or goes on with it. None where it is done, or another process has it. What fails is written."""
+    """Run or resume one group, and note a failure. Return None if it is done or another process runs it."""
     from jaxrl_fast.training import trainer
 
     if finished(folder):
@@ -76,10 +76,10 @@ def run_group(folder: Path, group: Group, terminal: Console, begin: Any) -> dict
         lock = locks.Lock(folder)
     except BlockingIOError:
         return None
-    except OSError as error:  # no room, or no right to: it is tried again when the sweep goes on
+    except OSError as error:  # no space or no permission: a resumed sweep tries again
         warnings.warn(f"{folder} cannot be written to ({error.strerror}); --resume tries it again")
         return {"signal": None, "lost": True, "words": "not begun"}
-    ended: list[Any] = []  # environments whose programs have run to their end
+    ended: list[Any] = []  # environments whose programs have ended
     try:
         if finished(folder):  # since we looked
             return None
@@ -89,28 +89,28 @@ def run_group(folder: Path, group: Group, terminal: Console, begin: Any) -> dict
             resumed = dataclasses.replace(settings.options, resume=str(folder))
             settings = settings._replace(options=resumed)
         ready = plan.validate_plan(settings, group.members)._replace(folder=folder, lock=lock)
-        outcome = trainer.Trainer(ready, Progress(terminal)).run()
+        outcome = trainer.execute(ready, Progress(terminal))
         ended += [ready.env, ready.eval_env]
         said = outcome.summary
         speed = f"{formatting.short_number(said['env_steps_per_s'])} steps/s" if said["env_steps_per_s"] else ""
         score = [] if said["final_return_iqm"] is None else [f"return {said['final_return_iqm']:.1f}"]
-        unwritten = [f"{outcome.unwritten} could not be written"] if outcome.unwritten else []
-        words = " · ".join([said["status"], formatting.seconds(said["train_time_s"]), speed, *score, *unwritten])
-        return {"signal": outcome.signal or outcome.asked, "lost": bool(unwritten), "words": words}
+        failed = [f"{outcome.failed_outputs} could not be written"] if outcome.failed_outputs else []
+        words = " · ".join([said["status"], formatting.seconds(said["train_time_s"]), speed, *score, *failed])
+        return {"signal": outcome.signal or outcome.late_signal, "lost": bool(failed), "words": words}
     except Exception as error:
-        if type(error).__name__ == "UncompletedJobError":  # submitit: the job's time is over, not the program's
+        if type(error).__name__ == "UncompletedJobError":  # of submitit: the job's time is over
             raise
         text = why(error)[:300]
-        with contextlib.suppress(OSError):  # no room: it is tried again when the sweep goes on
+        with contextlib.suppress(OSError):  # no space: a resumed sweep tries again
             (folder / FAILED).write_text(json.dumps({"failure": text}) + "\n", encoding="utf-8")
         return {"signal": None, "lost": False, "words": f"failed: {text}"}
     finally:
         lock.release()
-        devices.release_envs(ended)  # where a run failed a program may still be under way, so its pools stay
+        devices.release_envs(ended)  # after a failure a program may still run, so its pools stay
 
 
 def run_group_by_name(folder: str, name: str) -> str:
-    """A job of its own: one group of the sweep in this folder, then the results so far."""
+    """Run one group of the sweep in this folder as a job, and write the results so far."""
     from jaxrl_fast.sweep import report
 
     sweep = read(Path(folder))
@@ -121,7 +121,7 @@ def run_group_by_name(folder: str, name: str) -> str:
 
 
 def worker_main(folder: str, parent: str) -> int:
-    """What one of several processes does, until `parent`, which started them, is no more. Its exit status."""
+    """Run groups as one of several processes, until `parent`, which started them, has ended. Return the exit status."""
     from jaxrl_fast.parallel import placement
 
     signals.stop_without(int(parent))

@@ -1,22 +1,23 @@
-"""What is not to happen too often."""
+"""Limit how often something happens."""
 
 import time
 
 
 class Throttle:
-    """True at most once in so many seconds, or in that share of the time so far where it is more."""
+    """Is ready at most once in `every` seconds, or in a `share` of the time so far if that is longer."""
 
     def __init__(self, every: float, first: bool = False, share: float = 0.0):
-        self.every, self.share, self.began = every, share, time.perf_counter()
-        self.last = -float("inf") if first else self.began
+        self.every, self.share, self.start = every, share, time.perf_counter()
+        self.last = -float("inf") if first else self.start
 
-    def due(self) -> bool:
-        if not self.over():
+    def ready(self) -> bool:
+        """Tell whether the interval has passed. If so, start another one."""
+        if not self.elapsed():
             return False
         self.last = time.perf_counter()
         return True
 
-    def over(self) -> bool:
-        """Whether it would be due; asking does not begin another interval."""
+    def elapsed(self) -> bool:
+        """Tell whether the interval has passed, without starting another one."""
         now = time.perf_counter()
-        return now - self.last >= max(self.every, self.share * (now - self.began))
+        return now - self.last >= max(self.every, self.share * (now - self.start))

@@ -13,7 +13,7 @@ from jaxrl_fast.agents.configs import common
 from jaxrl_fast.config import load, presets
 from jaxrl_fast.kernels import build
 from jaxrl_fast.types import Discrete, Env, EnvSpec, TimeStep
-from tests import slow
+from tests.helpers import slow
 
 ATARI = dict(total_steps=10_000_000, protocol="dqn2015", clip_rewards=True, gamma=0.99, network="auto")
 PPO_ATARI = ATARI | dict(
@@ -96,7 +96,7 @@ ALGORITHMS = "ppo_cartpole", "dqn_cartpole", "pqn_minatar_breakout"
 def test_a_preset_becomes_a_program_for_a_gpu(name, monkeypatch):
     """Nothing in it is for CPUs alone, as our functions in C are, which the same program for a CPU calls."""
     platform = jax.default_backend()
-    if build.is_available():
+    if not build.unavailable_reason():
         assert OURS in lowered(name, platform)
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     monkeypatch.setattr(build, "unavailable_reason", lambda: "they are for CPUs")

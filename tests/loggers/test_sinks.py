@@ -12,7 +12,9 @@ from jaxrl_fast.config import load
 from jaxrl_fast.loggers import jsonl, sinks, tensorboard, trackers
 from jaxrl_fast.parallel.placement import SINGLE_DEVICE
 from jaxrl_fast.training import run_logger, summary
-from tests import RECORD
+from tests.helpers import RECORD
+
+pytestmark = pytest.mark.unit
 
 
 def test_json_lines_are_one_object_each_and_strict(tmp_path):
@@ -96,8 +98,7 @@ def test_a_run_that_goes_on_is_the_same_run_there(service, monkeypatch, tmp_path
         place = {"folder": tmp_path / name, "placement": SINGLE_DEVICE, "saved": None, "members": ()}
         plan = space(settings=settings, env=space(spec=spec), **place)
         summary.write_config(plan)
-        written = run_logger.RunLogger(plan)
-        written.open(0)
+        written = run_logger.RunLogger(plan, 0)
         written.lines.close()
         return {k: inits[-1].get(k) for k in ("name", "id", "project", "resume")}
 

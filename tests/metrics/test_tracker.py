@@ -11,6 +11,8 @@ from scipy import stats
 from jaxrl_fast.metrics import records, statistics, tracker
 from jaxrl_fast.metrics.window import MAX_STEPS, EpisodeWindow
 
+pytestmark = pytest.mark.unit
+
 
 def rows(**named):
     """Metrics of one seed's updates, of which only some matter."""
@@ -125,16 +127,6 @@ def test_a_game_without_an_end_does_not_keep_a_window_open_for_ever():
         window.add(40, 40.0 * t, 100, 100 * t)
     assert window.full and window.num_steps == 2 * most
     assert len(window.records) == 2 * most // 100
-
-
-def test_windows_of_a_program_that_did_not_look_at_lengths_go_on():
-    made = tracker.MetricsTracker([{"seed": 0}], 1, 8, 8, None)
-    host_numbers, _ = made.saved()
-    made.restore(host_numbers | {"windows": [[[60, 120.0], [50, 50.0]]]}, {"ledger/episodes": np.ones((1, 2))})
-    assert made.final_returns() == [170 / 110] and made.windows[0].waiting == (0, 0.0, 0, 0)
-    assert made.ledger.rows["longest_episode"].tolist() == [[0.0, 0.0]]
-    made.restore(host_numbers, {})
-    assert made.windows[0].waiting == (0, 0.0, 0, 0)
 
 
 def test_short_games_do_not_speak_for_all_where_many_begin_together():

@@ -13,7 +13,7 @@ from jaxrl_fast.parallel import program
 from jaxrl_fast.parallel.placement import SHARDS, Placement
 from jaxrl_fast.training import plan
 from jaxrl_fast.types import Parallelism
-from tests import probes, slow
+from tests.helpers import probes, slow
 
 NUM_UPDATES = 3
 

@@ -13,6 +13,8 @@ from jaxrl_fast.metrics import statistics
 from jaxrl_fast.plotting import compare, curves
 from jaxrl_fast.utils import files
 
+pytestmark = pytest.mark.unit
+
 
 def write(folder, records, **options):
     """A run's folder with nothing but what it was asked for and its records."""

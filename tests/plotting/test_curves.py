@@ -5,6 +5,8 @@ import pytest
 
 from jaxrl_fast.plotting import curves
 
+pytestmark = pytest.mark.unit
+
 
 def test_thinning_keeps_the_mean_of_all_episodes():
     """300 records to 150: pairs of returns 1 and 4 with 3 and 1 episodes average 7 / 4; a pair without any is NaN."""

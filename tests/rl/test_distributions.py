@@ -11,6 +11,8 @@ from jaxrl_fast.rl import distributions
 from jaxrl_fast.rl.distributions import Categorical, EpsilonGreedy, Gaussian, MultiCategorical, TanhGaussian
 from jaxrl_fast.types import Box, Discrete, MultiDiscrete
 
+pytestmark = pytest.mark.unit
+
 NUM_SAMPLES = 200_000
 LOGITS = np.array([[0.3, -1.0, 2.0, 0.0], [5.0, 5.0, -5.0, 1.0], [0.0, 0.0, 0.0, 0.0]], np.float32)
 VALUE = np.array([[0.0, 3.0, 1.0, 2.0], [5.0, -1.0, 5.0, 0.0]], np.float32)

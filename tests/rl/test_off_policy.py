@@ -13,10 +13,7 @@ from hypothesis import strategies as st
 
 from jaxrl_fast.rl import exploration, off_policy
 from jaxrl_fast.rl.off_policy import ReplayRatio
-
-RATIOS = st.one_of(
-    st.sampled_from([0.001, 0.003, 0.1, 0.25, 1, 1.5, 4, 0.0625]), st.integers(1, 4000).map(lambda x: x / 1000)
-)
+from tests.helpers.agents import RATIOS
 
 
 def as_fraction(ratio):
