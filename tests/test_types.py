@@ -16,6 +16,7 @@ from jaxrl_fast.types import (
     split_keys,
 )
 
+pytestmark = pytest.mark.unit
 SPACES = [
     (Discrete(5), (), 5, jnp.int32),
     (MultiDiscrete((3, 2, 4)), (3,), 9, jnp.int32),

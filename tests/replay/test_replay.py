@@ -13,6 +13,7 @@ from jaxrl_fast import replay
 from jaxrl_fast.replay import ring, sum_tree
 from jaxrl_fast.types import SHARED_MEMORY_AXIS, Discrete, EnvSpec, MultiDiscrete, Parallelism, Transition
 
+pytestmark = pytest.mark.unit
 GAMMA = 0.5
 CONFIG = replay.ReplayConfig(num_rows=8, num_envs=1)
 THREE_ACTIONS = Discrete(3)

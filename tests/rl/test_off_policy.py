@@ -15,6 +15,8 @@ from jaxrl_fast.rl import exploration, off_policy
 from jaxrl_fast.rl.off_policy import ReplayRatio
 from tests.helpers.agents import RATIOS
 
+pytestmark = pytest.mark.unit
+
 
 def as_fraction(ratio):
     """As it is written: 0.1 is 1/10."""
