@@ -204,7 +204,7 @@ def without_learning(env: Env, agent: Agent, placement: Placement) -> tuple[Env,
     """The emulator and the policy in one scan; frames are not kept."""
     update = lambda state, rollout, key: (
         state,
-        {"reward": collectives.all_reduce_sum(rollout.steps.reward.sum(), env.spec.axis_name)},
+        {"reward": collectives.all_reduce_sum(rollout.steps.reward.sum(), env.parallelism.axis_name)},
     )
     return env, agent._replace(update=update), placement
 
@@ -223,7 +223,7 @@ def without_emulator(env: Env, agent: Agent, placement: Placement) -> tuple[Env,
         frames = frames + action.reshape(-1, 1, 1, 1).astype(frames.dtype)
         return frames, timestep(frames)
 
-    return without_learning(Env(reset, step, env.spec), agent, placement)
+    return without_learning(Env(reset, step, env.spec, parallelism=env.parallelism), agent, placement)
 
 
 def run_of(env: Env, agent: Agent, placement: Placement) -> Callable[[], None]:

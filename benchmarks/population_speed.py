@@ -24,7 +24,7 @@ import numpy as np
 import side_by_side
 from side_by_side import timed
 
-from jaxrl_fast import agents
+from jaxrl_fast.agents.configs import common
 from jaxrl_fast.config import load
 from jaxrl_fast.config.population import Member
 from jaxrl_fast.parallel import program
@@ -194,7 +194,7 @@ def build(
 def one_update(case: dict, num_envs: int) -> int:
     """Environment steps."""
     settings = load.from_keywords(**case | {"num_envs": num_envs})
-    return agents.configs.common.rollout_length(settings.agent, num_envs) * num_envs
+    return common.rollout_length(settings.agent, num_envs) * num_envs
 
 
 def spread(ratios: list[float]) -> dict:

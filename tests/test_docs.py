@@ -146,8 +146,8 @@ def test_the_table_of_rows_is_what_is_played():
     table = PAGES["environments"].split("<!-- test: rows -->")[1].split("\n\n")[0]
     told = [[c.strip() for c in line.split("|")[2:-1]] for line in table.splitlines() if re.match(r"\| \d", line)]
     actions = jnp.array([[int(row[1])] for row in told], jnp.int32)
-    env, play = envs.make(Steps, 1), lambda obs, memory, noise: Decision(noise)
-    agent = Agent(*(None,) * 5, rollout_length=len(told))
+    env, play = envs.make(Steps, 1), lambda inputs, carry, noise: Decision(noise)
+    agent = Agent(*(None,) * 4, rollout_length=len(told))
     actors = reset(env, agent, jax.random.key(0))
     act = partial(collect, env, agent, play, num_steps=len(told))
     _, rollout, _ = jax.jit(act)(actors, actions)

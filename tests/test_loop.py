@@ -20,7 +20,7 @@ from jaxrl_fast.metrics.records import SCORES, summarize
 from jaxrl_fast.parallel import program
 from jaxrl_fast.rollout import scores_of
 from jaxrl_fast.training import build
-from jaxrl_fast.types import Agent, Decision, GradientSteps
+from jaxrl_fast.types import Agent, Decision, GradientSteps, Parallelism
 from tests.helpers import probes, slow
 from tests.helpers.agents import LITTLE, SHORT
 from tests.helpers.trees import same_bits
@@ -28,19 +28,18 @@ from tests.helpers.trees import same_bits
 
 def agent_of(env, num_updates=8, **config):
     config = dict(rollout_length=16, num_minibatches=2, num_epochs=2, hidden_sizes=(16,)) | config
-    return make(Config(**config), env.spec, num_updates)
+    return make(Config(**config), env.spec, num_updates, env.parallelism)
 
 
 def still(env, rollout_length=25) -> Agent:
-    """An agent that always plays 0, learns nothing and counts its steps in an episode as memory."""
+    """An agent that always plays 0, learns nothing and counts its steps in an episode in its carry."""
     num_envs = env.spec.num_envs
-    act = lambda state, obs, memory, noise: Decision(jnp.zeros(num_envs, jnp.int32), memory + 1, memory)
+    act = lambda state, inputs, carry, noise: Decision(jnp.zeros(num_envs, jnp.int32), carry + 1, carry)
     return Agent(
         init=lambda key: (),
         explore=act,
         exploit=act,
         update=lambda state, rollout, key: (state, {}),
-        sample_noise=lambda key, num_steps, num_envs: jnp.zeros((num_steps, num_envs)),
         rollout_length=rollout_length,
         initial_carry=jnp.int32(0),
     )
@@ -133,8 +132,8 @@ def test_no_game_ended_is_told_apart_from_a_score_of_zero():
     assert scores["episodes"][0] == 0 and scores["return_min"][0] == np.inf
 
 
-def test_memory_starts_anew_with_each_episode():
-    """Memory counts decisions: the reset row's decision counts nothing, so each episode sees 0, 1, ... 9."""
+def test_carry_starts_anew_with_each_episode():
+    """It counts decisions: the reset row's decision counts nothing, so each episode sees 0, 1, ... 9."""
     env = probes.constant_reward(2)
     agent = still(env)
     experience = probes.experience(env, agent, ())
@@ -181,17 +180,17 @@ def test_an_update_in_parts_is_the_update(algo, options):
     env = probes.best_action_of_observation(4)
     agent = agents.load(algo).make(configs.CONFIGS[algo](**options), env.spec, 3)
     state = jax.jit(agent.init)(jax.random.key(0))
-    rollout, key, parts = probes.experience(env, agent, state), jax.random.key(1), agent.gradient_steps
-    assert parts.num == options["num_epochs"] * options["num_minibatches"]
+    rollout, key, learning = probes.experience(env, agent, state), jax.random.key(1), agent.gradient_steps
+    assert learning.num == options["num_epochs"] * options["num_minibatches"]
 
     @jax.jit
     def in_parts(cut):
-        lesson = parts.take(parts.begin(state, rollout, key), 0, cut)
-        return parts.end(parts.take(lesson, cut, parts.num))
+        update = learning.step(learning.prepare(state, rollout, key), 0, cut)
+        return learning.finalize(learning.step(update, cut, learning.num))
 
     close = partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6, equal_nan=False)
     whole = jax.jit(agent.update)(state, rollout, key)
-    for cut in range(parts.num + 1):
+    for cut in range(learning.num + 1):
         jax.tree.map(close, in_parts(cut), whole)
 
 
@@ -204,9 +203,9 @@ def test_what_overlaps_learns_from_the_rollout_before(algo, options, num_shards)
     num_updates, options = 4, options | dict(rollout_length=12)  # gradient steps do not divide evenly
     env, spread = probes.pooled(probes.delayed_consequence(4), overlap=True), lambda run: run
     if num_shards > 1:
-        env = env._replace(spec=env.spec._replace(axis_name="shards", num_shards=num_shards))
+        env = env._replace(parallelism=Parallelism("shards", num_shards))
         spread = partial(jax.vmap, in_axes=None, axis_size=num_shards, axis_name="shards")
-    agent = agents.load(algo).make(configs.CONFIGS[algo](**options), env.spec, num_updates)
+    agent = agents.load(algo).make(configs.CONFIGS[algo](**options), env.spec, num_updates, env.parallelism)
     of_shard = partial(loop.key_of_shard, env)
 
     def one_after_another(key):
@@ -277,9 +276,9 @@ def test_learning_begins_when_all_have_their_actions_and_ends_before_they_are_as
     env = env._replace(reset=reset, pools=pools._replace(send=send, receive=receive))
     learning = GradientSteps(
         num=6,
-        begin=lambda state, rollout, key: jnp.zeros(6),
-        take=lambda lesson, i, j: jax.lax.fori_loop(i, j, lambda k, x: tell("learn", x.at[k].set(1.0)), lesson),
-        end=lambda lesson: ((), {"taken": lesson.sum()}),
+        prepare=lambda state, rollout, key: jnp.zeros(6),
+        step=lambda update, i, j: jax.lax.fori_loop(i, j, lambda k, x: tell("learn", x.at[k].set(1.0)), update),
+        finalize=lambda update: ((), {"taken": update.sum()}),
     )
     agent = still(env, rollout_length=3)._replace(gradient_steps=learning)
     start = jax.block_until_ready(jax.jit(lambda key: loop.init(env, agent, key))(jax.random.key(0)))
@@ -304,18 +303,18 @@ def test_what_has_to_come_after_calls_depends_on_them_for_the_compiler_too():
 @settings(max_examples=10)  # each compiles anew
 @given(num_steps=st.integers(1, 20), num_gradient_steps=st.integers(1, 40))
 def test_every_gradient_step_is_taken_once_and_evenly_over_the_rollout(num_steps, num_gradient_steps):
-    """L: [K], at which step of the rollout each was taken; and the number of calls."""
+    """U: [K], at which step of the rollout each was taken; and the number of calls."""
 
-    def take(lesson, first, end):
-        (when, t), number = lesson, jnp.arange(num_gradient_steps)
+    def step(update, first, end):
+        (when, t), number = update, jnp.arange(num_gradient_steps)
         taken = (number >= first) & (number < end)
         return jnp.where(taken, jnp.where(when < 0, t, -2), when), t + 1  # -2: it had been taken
 
     learning = GradientSteps(
         num_gradient_steps,
-        begin=lambda state, rollout, key: (jnp.full(num_gradient_steps, -1), jnp.int32(0)),
-        take=take,
-        end=lambda lesson: ((), {"when": lesson[0], "calls": lesson[1]}),
+        prepare=lambda state, rollout, key: (jnp.full(num_gradient_steps, -1), jnp.int32(0)),
+        step=step,
+        finalize=lambda update: ((), {"when": update[0], "calls": update[1]}),
     )
     env = probes.pooled(probes.constant_reward(2), overlap=True)
     agent = still(env, num_steps)._replace(gradient_steps=learning)
@@ -365,7 +364,7 @@ def test_splitting_environments_over_devices_learns_from_all_of_them():
     devices = 2
     mesh = jax.make_mesh((devices,), ("devices",), axis_types=(jax.sharding.AxisType.Auto,))
     env = probes.constant_reward(8)
-    env = env._replace(spec=env.spec._replace(axis_name="devices"))
+    env = env._replace(parallelism=Parallelism("devices", devices))
     agent = agent_of(env)
 
     def run(key):

@@ -134,16 +134,26 @@ def shapes(
 
 def shapes_of_update(env: Env, agent: Agent) -> tuple[PyTree, Any]:
     """Shapes and dtypes of an agent's state, and of what an update gives. Nothing is compiled."""
-    env, key = async_rollout.on_paper(env), jax.random.key(0)
+    key = jax.random.key(0)
 
-    def run(_: Array) -> tuple[PyTree, Any]:
+    def run(env: Env) -> tuple[PyTree, Any]:
         state = loop.init(env, agent, key)
         rollout = loop.act(env, agent, state.agent, state.actors, key)[1]
         return state.agent, agent.update(state.agent, rollout, key)
 
-    axis_name, num_shards, *_ = env.parallelism
-    one_of = lambda tree: jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), tree)
-    return one_of(jax.eval_shape(jax.vmap(run, axis_name=axis_name), jnp.arange(num_shards)))
+    shapes: tuple[PyTree, Any] = abstract(env, run)
+    if env.parallelism.axis_name is None:
+        return shapes
+    one_shard: tuple[PyTree, Any] = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), shapes)
+    return one_shard
+
+
+def abstract(env: Env, function: Callable[[Env], PyTree]) -> PyTree:
+    """Return shapes of what a function of an environment returns: [num_shards, ...] if it is sharded."""
+    env, (axis_name, num_shards, *_) = async_rollout.on_paper(env), env.parallelism
+    if axis_name is None:
+        return jax.eval_shape(lambda: function(env))
+    return jax.eval_shape(jax.vmap(lambda _: function(env), axis_name=axis_name), jnp.arange(num_shards))
 
 
 def partition(env: Env, make: Callable[..., Agent], capacity: int, placement: Placement) -> PartitionedFns:

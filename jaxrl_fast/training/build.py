@@ -125,7 +125,7 @@ def evaluation_env(options: Options, env: Env, done: int = 0) -> Env:
     num_envs = min(options.eval_envs, options.eval_episodes)
     if not env.on_device and options.eval_envs == Options().eval_envs:  # each takes time to make
         num_envs = min(num_envs, options.num_envs)
-    return env.resize(num_envs, host_env_config(options, EVALUATION, done))
+    return _resized(env, num_envs, host_env_config(options, EVALUATION, done))
 
 
 def host_env_config(
@@ -186,6 +186,11 @@ def _pays_to_repeat(env: Env, agent: Agent) -> bool:
     return needed.parameters <= MAX_LEARNED and needed.total <= MAX_REPEATED
 
 
+def _resized(env: Env, num_envs: int, config: HostEnvConfig) -> Env:
+    assert env.resize, "envs.make provides it"
+    return env.resize(num_envs, config)
+
+
 def _shard(env: Env, options: Options, placement: Placement, done: int) -> Env:
     """Return the environments of one shard: on the host, of the shard in which they are called."""
     num_shards, axis_name = placement.num_shards, placement.axis_name
@@ -194,6 +199,6 @@ def _shard(env: Env, options: Options, placement: Placement, done: int) -> Env:
     num_envs = options.num_envs // num_shards
     configs = [host_env_config(options, TRAINING, done, shard, num_shards) for shard in range(num_shards)]
     if not env.on_device:
-        return sharded.join([env.resize(num_envs, config) for config in configs], axis_name)
-    first = env.resize(num_envs, configs[0])
+        return sharded.join([_resized(env, num_envs, config) for config in configs], axis_name)
+    first = _resized(env, num_envs, configs[0])
     return first._replace(parallelism=first.parallelism._replace(axis_name=axis_name, num_shards=num_shards))

@@ -1,12 +1,12 @@
 """What a run will keep in memory, told before it is taken."""
 
 import math
-from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
 
-from jaxrl_fast import async_rollout, loop
+from jaxrl_fast import loop
+from jaxrl_fast.parallel import program
 from jaxrl_fast.parallel.placement import SINGLE_DEVICE, Placement
 from jaxrl_fast.types import Agent, Env, PyTree
 from jaxrl_fast.utils.memory import format_bytes, free_bytes, nbytes
@@ -35,7 +35,7 @@ class MemoryEstimate(NamedTuple):
 
 def estimate(env: Env, agent: Agent, placement: Placement = SINGLE_DEVICE) -> MemoryEstimate:
     """What trainings of all environments, so many and on so many devices, need together. Nothing is compiled."""
-    state = _shapes(env, lambda env: loop.init(env, agent, jax.random.key(0)))
+    state = program.abstract(env, lambda env: loop.init(env, agent, jax.random.key(0)))
     parameters = nbytes(agent.policy_state(state.agent))
     of_replay = nbytes(state.agent) - parameters
     copies = 2 if jax.local_devices()[0].platform == "cpu" else 1
@@ -52,15 +52,7 @@ def rollout_bytes(env: Env, agent: Agent) -> int:
         state = loop.init(env, agent, jax.random.key(0))
         return loop.act(env, agent, state.agent, state.actors, jax.random.key(0))[1]
 
-    return 2 * nbytes(_shapes(env, act))
-
-
-def _shapes(env: Env, function: Callable[[Env], PyTree]) -> PyTree:
-    """Return shapes of what a function of an environment returns: with a leading axis of shards, if it is sharded."""
-    env, (axis_name, num_shards, *_) = async_rollout.on_paper(env), env.parallelism
-    if axis_name is None:
-        return jax.eval_shape(lambda: function(env))
-    return jax.eval_shape(jax.vmap(lambda _: function(env), axis_name=axis_name), jax.numpy.arange(num_shards))
+    return 2 * nbytes(program.abstract(env, act))
 
 
 def check_fits(

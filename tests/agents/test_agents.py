@@ -10,6 +10,7 @@ import pytest
 
 from jaxrl_fast import agents, loop, networks
 from jaxrl_fast.agents import configs
+from jaxrl_fast.types import Parallelism
 from tests.helpers import probes
 from tests.helpers.agents import LITTLE, SHORT
 from tests.helpers.trees import equations, same_bits
@@ -21,10 +22,11 @@ each_algorithm = pytest.mark.parametrize("algo", SMALL)
 
 
 def agent_of(algo, env, **options):
-    return agents.load(algo).make(configs.CONFIGS[algo](**SMALL[algo] | options), env.spec, NUM_UPDATES)
+    config = configs.CONFIGS[algo](**SMALL[algo] | options)
+    return agents.load(algo).make(config, env.spec, NUM_UPDATES, env.parallelism)
 
 
-def parts_of(algo, **options):
+def context_of(algo, **options):
     return agent_of(algo, probes.best_action(NUM_ENVS), **options).explore.args[0]
 
 
@@ -59,7 +61,7 @@ def test_rewards_that_are_clipped_count_by_their_signs(algo, clip_rewards):
 @each_algorithm
 def test_max_grad_norm_bounds_the_global_norm(algo, max_grad_norm, clipped):
     """Not each element, and 0 is no bound. The optimizer's first moment shows it, 0.1 of the gradient."""
-    optimizer = parts_of(algo, max_grad_norm=max_grad_norm).optimizer
+    optimizer = context_of(algo, max_grad_norm=max_grad_norm).optimizer
     tree = {"a": jnp.float32([3.0]), "b": jnp.float32([4.0])}
     _, state = optimizer.update(tree, optimizer.init(tree), tree)
     np.testing.assert_allclose(optax.tree_utils.tree_get(state, "mu"), 0.1 * np.array(clipped), rtol=1e-5)
@@ -117,7 +119,7 @@ def reported(algo, num_shards=1):
     """Metrics [NUM_UPDATES] of a training in NUM_ENVS environments on each of so many shards."""
     env = probes.best_action(NUM_ENVS)
     if num_shards > 1:
-        env = env._replace(spec=env.spec._replace(axis_name="shards", num_shards=num_shards))
+        env = env._replace(parallelism=Parallelism("shards", num_shards))
     agent = agent_of(algo, env, anneal_lr=True, learning_rate=0.01)
     run = lambda key: loop.train(env, agent, loop.init(env, agent, key), NUM_UPDATES)[1]
     if num_shards == 1:
@@ -138,7 +140,7 @@ def test_the_learning_rate_falls_to_zero_counted_in_gradient_steps(algo):
 
 @each_algorithm
 def test_without_annealing_the_learning_rate_stays(algo):
-    learning_rate = parts_of(algo, anneal_lr=False, learning_rate=0.01).learning_rate
+    learning_rate = context_of(algo, anneal_lr=False, learning_rate=0.01).learning_rate
     np.testing.assert_allclose([learning_rate(taken) for taken in (0, 1, 10, 10**6)], 0.01, rtol=1e-6)
 
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from jaxrl_fast import envs, loop, types
 from jaxrl_fast.agents import ppo
-from jaxrl_fast.rl import optim, sgd
-from jaxrl_fast.types import Rollout, Transition
+from jaxrl_fast.rl import distributions, optim, sgd
+from jaxrl_fast.types import Parallelism, PolicyInput, Rollout, Transition
 from tests.helpers import probes, slow
 
 
@@ -30,9 +30,9 @@ def learn(env, num_updates, seed=0, **config):
 
 
 def value(agent, state, obs):
-    parts = agent.explore.args[0]
+    context = agent.explore.args[0]
     obs = ppo.normalized(state, jnp.asarray(obs, jnp.float32))
-    return np.asarray(parts.network.critic(state.params["network"], obs))
+    return np.asarray(context.network.critic(state.params["network"], obs))
 
 
 def play(agent, state, obs):
@@ -123,7 +123,7 @@ def random_batch(num_actions=3, num_rows=12, seed=0):
     f32 = lambda *shape: jnp.asarray(rng.normal(size=shape), jnp.float32)
     weight = jnp.asarray(rng.integers(0, 2, num_rows) / num_rows, jnp.float32)
     action = jnp.asarray(rng.integers(0, num_actions, num_rows))
-    policy = ppo.distributions.Categorical(f32(num_rows, num_actions))
+    policy = distributions.Categorical(f32(num_rows, num_actions))
     acted = action, policy, policy.log_prob(action)
     return ppo.Batch(f32(num_rows, 4), *acted, f32(num_rows), f32(num_rows), f32(num_rows), weight)
 
@@ -131,21 +131,22 @@ def random_batch(num_actions=3, num_rows=12, seed=0):
 THREE_ACTIONS = types.Discrete(3)
 
 
-def parts_of(action=THREE_ACTIONS, num_envs=4, num_shards=1, **config):
+def built(action=THREE_ACTIONS, num_envs=4, parallelism=Parallelism(), **config):
+    """An agent, and what `make` built for it."""
     obs = jax.ShapeDtypeStruct((4,), jnp.float32)
-    spec = types.EnvSpec("test", obs, action, num_envs, num_shards=num_shards)
+    spec = types.EnvSpec("test", obs, action, num_envs)
     config = dict(rollout_length=8, hidden_sizes=(8,)) | config
-    agent = ppo.make(ppo.Config(**config), spec, 10)
+    agent = ppo.make(ppo.Config(**config), spec, 10, parallelism)
     return agent, agent.explore.args[0]
 
 
 @pytest.mark.parametrize("clip_vloss", [False, True])
 def test_loss_is_equation_9(clip_vloss):
     """Row by row in plain Python, from the network's outputs."""
-    agent, parts = parts_of(clip_vloss=clip_vloss)
+    agent, context = built(clip_vloss=clip_vloss)
     state, batch = jax.jit(agent.init)(jax.random.key(0)), random_batch()
-    total, metrics = jax.jit(partial(ppo.loss, parts))(state.params, batch)
-    logits, values = map(np.asarray, parts.network.both(state.params["network"], batch.obs))
+    total, metrics = jax.jit(partial(ppo.loss, context))(state.params, batch)
+    logits, values = map(np.asarray, context.network.both(state.params["network"], batch.obs))
     expected = dict(policy_loss=0.0, value_loss=0.0, entropy=0.0, approx_kl=0.0, clip_fraction=0.0)
     for b, weight in enumerate(np.asarray(batch.weight)):
         new = np.exp(logits[b]) / np.exp(logits[b]).sum()
@@ -190,7 +191,7 @@ def test_advantages_look_beyond_the_rollouts_end():
     agent = ppo.make(ppo.Config(rollout_length=16, hidden_sizes=(8,), gamma=gamma, gae_lambda=lambda_), env.spec, 10)
     state = jax.jit(agent.init)(jax.random.key(0))
     experience = probes.experience(env, agent, state)
-    rows = jax.jit(lambda *given: ppo.begin(agent.explore.args[0], *given).rows)(state, experience)
+    rows = jax.jit(lambda *given: ppo.prepare(agent.explore.args[0], *given).rows)(state, experience)
     steps = jax.device_get(experience.steps)
     of_all = value(agent, state, np.concatenate([steps.obs, experience.next_obs[None]]))
     advantage, following = np.zeros((17, 3)), of_all[1:]
@@ -221,9 +222,9 @@ def standardized(num_shards):
     def run(advantage, weight):
         rows = ppo.Batch((), (), (), (), advantage, advantage, (), weight)  # as they were, beside what becomes of them
         look = lambda learner, batch: (learner, (batch.value, batch.advantage, batch.weight))
-        how = sgd.Epochs(2, 3, "shards", look, standardized="advantage")
-        deal, _ = sgd._plan(how, rows, jax.random.key(0), ())
-        return jax.vmap(lambda deal: sgd._take(how, (), rows, deal)[1])(deal)
+        how = sgd.Epochs(2, 3, "shards", look, standardize_field="advantage")
+        plan, _ = sgd._plan(how, rows, jax.random.key(0), ())
+        return jax.vmap(lambda plan: sgd._train_on(how, (), rows, plan)[1])(plan)
 
     return jax.jit(jax.vmap(run, axis_name="shards"))
 
@@ -250,20 +251,20 @@ def test_advantages_are_standardized_in_each_minibatch(seed, num_shards):
 def test_gradient_steps_see_advantages_as_the_option_says(normalize_advantage):
     """Mean 0 and mean square 1, or those of the rollout, which is one minibatch here."""
 
-    def look(parts, params, batch):
+    def look(context, params, batch):
         mean = lambda x: jnp.sum(batch.weight * x)
         zero = 0 * sum(x.sum() for x in jax.tree.leaves(params))
         return zero, {"mean": mean(batch.advantage), "square": mean(batch.advantage**2)}
 
     env = probes.chain(4)
     options = dict(normalize_advantage=normalize_advantage, num_minibatches=1, num_epochs=1)
-    agent = ppo.make(ppo.Config(rollout_length=16, hidden_sizes=(8,), **options), env.spec, 10, look)
+    agent = ppo.make(ppo.Config(rollout_length=16, hidden_sizes=(8,), **options), env.spec, 10, objective=look)
     state = jax.jit(agent.init)(jax.random.key(0))
     experience = probes.experience(env, agent, state)
 
     @jax.jit
     def update(state, experience):
-        rows = ppo.begin(agent.explore.args[0], state, experience).rows
+        rows = ppo.prepare(agent.explore.args[0], state, experience).rows
         return rows, agent.update(state, experience, jax.random.key(1))[1]
 
     rows, metrics = update(state, experience)
@@ -281,10 +282,10 @@ def test_explained_variance_is_of_all_rows_that_count(slope, noise, explained, n
 
     With gamma 0 a target is a reward. A row that does not count is far off.
     """
-    agent, parts = parts_of(gamma=0.0)
-    parts = parts._replace(
-        network=parts.network._replace(critic=lambda params, obs: obs[..., 0]),
-        spec=parts.spec._replace(axis_name="shards"),
+    agent, context = built(gamma=0.0)
+    context = context._replace(
+        network=context.network._replace(critic=lambda params, obs: obs[..., 0]),
+        parallelism=Parallelism("shards", num_shards),
     )
     rng = np.random.default_rng(0)
     reward, valid = rng.normal([0, 5], size=(8, 2)), np.ones((8, 2), bool)
@@ -293,14 +294,14 @@ def test_explained_variance_is_of_all_rows_that_count(slope, noise, explained, n
     expected = 1 - (reward - value)[valid].var() / reward[valid].var()
     assert explained in (None, pytest.approx(expected))
     numbers = jnp.float32(value)[..., None], jnp.zeros((8, 2), int), jnp.float32(reward), jnp.ones((8, 2))
-    acted = ppo.distributions.Categorical(jnp.zeros((8, 2, 2)))
+    acted = distributions.Categorical(jnp.zeros((8, 2, 2)))
     steps = Transition(*numbers, jnp.zeros((8, 2), bool), jnp.asarray(valid), acted)
     state = jax.jit(agent.init)(jax.random.key(0))
 
     def report(steps):
-        lesson = ppo.begin(parts, state, Rollout(steps, steps.obs[0], ()))
-        _, others = sgd._plan(ppo.epochs_of(parts, lesson), lesson.rows, jax.random.key(0), lesson.others)
-        return ppo.end(parts, lesson, lesson.learner, ({}, jnp.float32(1)), others)[1]["explained_variance"]
+        batch = ppo.prepare(context, state, Rollout(steps, steps.obs[0], ()))
+        _, moments = sgd._plan(ppo.epochs_of(context, batch), batch.rows, jax.random.key(0), batch.moments)
+        return ppo.finalize(context, batch, batch.learner, ({}, jnp.float32(1)), moments)[1]["explained_variance"]
 
     deal = lambda x: x.reshape(8, num_shards, -1, *x.shape[2:])
     found = jax.vmap(report, in_axes=1, axis_name="shards")(jax.tree.map(deal, steps))
@@ -319,7 +320,7 @@ def test_the_scale_of_rewards_leaves_reset_rows_out():
         total = 0.9 * total + steps.reward[t]
         sums += list(total[steps.valid[t]])
         total = np.where(steps.last[t] | ~steps.valid[t], 0, total)
-    after = jax.jit(lambda *given: ppo.begin(agent.explore.args[0], *given).state)(state, experience)
+    after = jax.jit(lambda *given: ppo.prepare(agent.explore.args[0], *given).state)(state, experience)
     np.testing.assert_allclose(
         (after.rewards.stats.mean, after.rewards.stats.var), (np.mean(sums), np.var(sums)), rtol=1e-3
     )
@@ -374,36 +375,38 @@ def test_ratio_is_one_before_the_first_step():
             np.testing.assert_allclose(metrics["approx_kl"], 0, atol=1e-6)
 
 
-def test_what_was_drawn_for_a_squashed_action_is_learned_from():
+def test_prepare_learns_from_the_sample_of_a_squashed_action():
     env = probes.continuous_action_of_observation(8)
     agent = ppo.make(ppo.Config(rollout_length=16, tanh_squash=True, log_std_init=1.0), env.spec, 10)
     state = jax.jit(agent.init)(jax.random.key(0))
     experience = probes.experience(env, agent, state)
-    rows = jax.jit(lambda *given: ppo.begin(agent.explore.args[0], *given).rows)(state, experience)
-    drawn, action = np.asarray(rows.action), np.reshape(experience.steps.action, (-1, 1))
-    np.testing.assert_allclose(np.tanh(drawn), action, atol=1e-6)
-    assert np.abs(drawn - action).max() > 1
+    rows = jax.jit(lambda *given: ppo.prepare(agent.explore.args[0], *given).rows)(state, experience)
+    sample, action = np.asarray(rows.action), np.reshape(experience.steps.action, (-1, 1))
+    np.testing.assert_allclose(np.tanh(sample), action, atol=1e-6)
+    assert np.abs(sample - action).max() > 1
 
 
 def test_squashed_actions_are_scored_where_tanh_rounds_to_one():
     """Where the mean, before the tanh, is 12, every action rounds to 1; KL(old || new) is still (shift / std)^2 / 2."""
     num_rows, std, shift = 4096, 0.1, 0.02
-    agent, parts = parts_of(types.Box((1,)), num_envs=num_rows, rollout_length=1, num_minibatches=1, tanh_squash=True)
+    agent, context = built(types.Box((1,)), num_envs=num_rows, rollout_length=1, num_minibatches=1, tanh_squash=True)
     actor = lambda params, obs: jnp.full((len(obs), 1), params)
     both = lambda params, obs: (actor(params, obs), jnp.zeros(len(obs)))
-    parts = parts._replace(network=parts.network._replace(actor=actor, both=both))
+    context = context._replace(network=context.network._replace(actor=actor, both=both))
     obs, log_std = jnp.zeros((num_rows, 4)), jnp.full(1, np.log(std), jnp.float32)
     state = jax.jit(agent.init)(jax.random.key(0))._replace(params={"network": jnp.float32(12), "log_std": log_std})
-    decision = ppo.explore(parts, state, obs, (), agent.sample_noise(jax.random.key(1), 1, num_rows)[0])
+    decision = ppo.explore(context, state, PolicyInput(obs), (), agent.sample_noise(jax.random.key(1), 1, num_rows)[0])
     np.testing.assert_allclose(decision.action, 1, atol=2e-7)  # the nearest float32, or that after it
     each = jnp.full(num_rows, 1 / num_rows)
-    drawn, pi = decision.extras.drawn, decision.extras.policy
-    batch = ppo.Batch(obs, drawn, pi, pi.log_prob(drawn), 0 * each, 0 * each + 1, 0 * each, each)
+    pi, sample = decision.extras
+    batch = ppo.Batch(obs, sample, pi, pi.log_prob(sample), 0 * each, 0 * each + 1, 0 * each, each)
     moved = state.params | {"network": jnp.float32(12 - shift)}
-    gradient, metrics = jax.grad(partial(ppo.loss, parts), has_aux=True)(moved, batch)
+    gradient, metrics = jax.grad(partial(ppo.loss, context), has_aux=True)(moved, batch)
     np.testing.assert_allclose(metrics["approx_kl"], (shift / std) ** 2 / 2, rtol=0.15)
     assert all(np.isfinite(x).all() for x in jax.tree.leaves(gradient))
-    np.testing.assert_allclose(ppo.exploit(parts, state, obs, (), 0 * decision.action).action, 1, atol=2e-7)
+    np.testing.assert_allclose(
+        ppo.exploit(context, state, PolicyInput(obs), (), 0 * decision.action).action, 1, atol=2e-7
+    )
 
 
 @pytest.mark.slow
@@ -426,14 +429,17 @@ def test_observations_of_several_parts_are_normalized_part_by_part():
 @pytest.mark.parametrize(
     ("config", "words"),
     [
-        (dict(action=types.Box((2, 3))), r"^test: ppo wants actions of shape \[D\], not \[2, 3\]$"),
+        (dict(action=types.Box((2, 3))), r"^action: requires shape \[D\], got \[2, 3\]$"),
         (dict(num_envs=256, num_minibatches=3), "2048 steps per update do not divide into 3 minibatches; try 2 or 4"),
-        (dict(num_envs=2, num_shards=2, num_minibatches=32), "16 steps per update on each of 2 devices do not divide"),
+        (
+            dict(num_envs=2, parallelism=Parallelism(num_shards=2), num_minibatches=32),
+            "16 steps per update on each of 2 devices do not divide",
+        ),
     ],
 )
 def test_what_does_not_fit_is_refused_in_a_sentence(config, words):
     with pytest.raises(ValueError, match=words):
-        parts_of(**config)
+        built(**config)
 
 
 def test_numbers_of_the_config_may_be_traced():
@@ -452,12 +458,12 @@ def test_numbers_of_the_config_may_be_traced():
 def test_an_objective_of_ones_own_takes_the_place_of_the_loss():
     """One that looks at values only moves the critic and leaves the actor alone."""
 
-    def objective(parts, params, batch):
-        error = parts.network.critic(params["network"], batch.obs) - batch.target
+    def objective(context, params, batch):
+        error = context.network.critic(params["network"], batch.obs) - batch.target
         return (batch.weight * error**2).sum(), {"value_error": (batch.weight * jnp.abs(error)).sum()}
 
     env, config = probes.delayed_reward(4), ppo.Config(rollout_length=8, hidden_sizes=(8,))
-    agent = ppo.make(config, env.spec, 3, objective)
+    agent = ppo.make(config, env.spec, 3, objective=objective)
     before = jax.jit(partial(loop.init, env, agent))(jax.random.key(0))
     after, metrics = jax.jit(lambda state: loop.train(env, agent, state, 3))(before)
     moved = jax.tree.map(lambda x, y: bool((x != y).any()), before.agent.params, after.agent.params)["network"][

@@ -10,7 +10,7 @@ from jax import ShapeDtypeStruct
 
 from jaxrl_fast import loop, networks
 from jaxrl_fast.agents import pqn
-from jaxrl_fast.types import Box, Discrete, EnvSpec, Rollout, Transition
+from jaxrl_fast.types import Box, Discrete, EnvSpec, Parallelism, PolicyInput, Rollout, Transition
 from tests.helpers import probes
 
 TABLE = networks.Network(  # its parameters [states, A] are what it answers to the number of a state
@@ -25,7 +25,7 @@ def make(num_envs=1, action=None, **config):
     return pqn.make(pqn.Config(**dict(rollout_length=4, num_minibatches=1, hidden_sizes=(8,)) | config), spec, 10)
 
 
-def parts_of(**config):
+def context_of(**config):
     """What `make` builds, with a table in the network's place."""
     return make(**config).explore.args[0]._replace(network=TABLE)
 
@@ -56,8 +56,8 @@ def test_targets_worked_by_hand(last, terminal, expected):
         table, np.arange(4)[:, None], np.zeros((3, 1)), [[1], [2], [4]], [[1], [1 - terminal], [1]],
         [[False], [last], [False]], [[True], [True], [not last]],
     )  # fmt: skip
-    parts = parts_of(rollout_length=3, gamma=0.5, q_lambda=0.5)
-    rows, _ = pqn.prepare(parts, table, rollout)
+    context = context_of(rollout_length=3, gamma=0.5, q_lambda=0.5)
+    rows, _ = pqn.rows_of(context, table, rollout)
     np.testing.assert_allclose(rows.target, expected, rtol=1e-6)
     np.testing.assert_array_equal(rows.weight, [1, 1, not last])
 
@@ -70,13 +70,13 @@ def test_targets_are_those_of_rlax(rlax, q_lambda):
     """
     rng = np.random.default_rng(0)
     num_steps, num_envs = 12, 3
-    parts = parts_of(num_envs=num_envs, rollout_length=num_steps, gamma=0.9, q_lambda=q_lambda)
+    context = context_of(num_envs=num_envs, rollout_length=num_steps, gamma=0.9, q_lambda=q_lambda)
     table = jnp.float32(rng.normal(size=(8, 2)))
     obs, action = rng.integers(0, 8, (num_steps + 1, num_envs)), rng.integers(0, 2, (num_steps, num_envs))
     reward, last = rng.normal(size=(num_steps, num_envs)), rng.random((num_steps, num_envs)) < 0.3
     discount = 1.0 - (last & (rng.random(last.shape) < 0.5))
     for ends in (last, np.zeros_like(last)):
-        rows, _ = pqn.prepare(parts, table, rollout_of(table, obs, action, reward, discount, ends, ~ends))
+        rows, _ = pqn.rows_of(context, table, rollout_of(table, obs, action, reward, discount, ends, ~ends))
         target = rows.target.reshape(num_steps, num_envs)
         for n in range(num_envs):
             q = table[obs[:, n]]
@@ -95,7 +95,7 @@ def test_loss_worked_by_hand():
         jnp.float32([[0], [0], [1]]), jnp.int32([0, 1, 0]), jnp.float32([3, 1, 99]), jnp.float32([1, 1, 0]) / 2
     )
     table = jnp.float32([[2, 5], [7, 7]])
-    gradient, metrics = jax.grad(partial(pqn.loss, parts_of()), has_aux=True)(table, batch)
+    gradient, metrics = jax.grad(partial(pqn.loss, context_of()), has_aux=True)(table, batch)
     found = [float(metrics[name]) for name in ("td_loss", "q_value", "td_error_abs")]
     np.testing.assert_allclose(found, [4.25, 3.5, 2.5], rtol=1e-6)
     np.testing.assert_allclose(gradient, [[-0.5, 2], [0, 0]], rtol=1e-6)
@@ -106,7 +106,7 @@ def agent_of(env, num_updates, **config):
         rollout_length=16, num_minibatches=2, num_epochs=2, learning_rate=5e-3, gamma=probes.GAMMA, hidden_sizes=(16,),
         epsilon_start=0.5, epsilon_end=0.5,
     )  # fmt: skip
-    return pqn.make(pqn.Config(**defaults | config), env.spec, num_updates)
+    return pqn.make(pqn.Config(**defaults | config), env.spec, num_updates, env.parallelism)
 
 
 def learn(env, num_updates=200, **config):
@@ -173,12 +173,12 @@ def test_shards_learn_what_one_device_does():
     """Two devices of 3 environments are 6, where no minibatch depends on the order."""
     config = dict(num_minibatches=1, num_epochs=3, apex_alpha=7.0)
     env = probes.best_action_of_observation(6)
-    whole, half = agent_of(env, 10, **config), env.spec._replace(num_envs=3, axis_name="devices", num_shards=2)
-    shard = agent_of(env._replace(spec=half), 10, **config)
+    half = env._replace(spec=env.spec._replace(num_envs=3), parallelism=Parallelism("devices", 2))
+    whole, shard = agent_of(env, 10, **config), agent_of(half, 10, **config)
     state = jax.jit(whole.init)(jax.random.key(0))
     experience = probes.experience(env, whole, state)
     divide = lambda x, axis: jnp.moveaxis(x.reshape(*x.shape[:axis], 2, 3, *x.shape[axis + 1 :]), axis, 0)
-    parts = Rollout(
+    halves = Rollout(
         jax.tree.map(lambda x: divide(x, 1), experience.steps),
         jax.tree.map(lambda x: divide(x, 0), experience.next_obs),
         (),
@@ -186,7 +186,7 @@ def test_shards_learn_what_one_device_does():
     key = jax.random.key(3)
     expected, expected_metrics = jax.jit(whole.update)(state, experience, key)
     update = jax.vmap(lambda rollout: shard.update(state, rollout, key), axis_name="devices")
-    found, metrics = jax.jit(update)(parts)
+    found, metrics = jax.jit(update)(halves)
     for i in range(2):
         at = lambda tree, i=i: jax.tree.map(lambda x: x[i], tree)
         close = partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6)
@@ -212,7 +212,7 @@ def test_seeds_differ_and_each_is_its_own_run():
 @pytest.mark.parametrize(
     ("config", "words"),
     [
-        (dict(action=Box((2,))), r"pqn wants a finite number of actions, not vectors of shape \[2\]"),
+        (dict(action=Box((2,))), r"pqn: requires discrete actions, got Box\(shape=\(2,\)\) of test; try ppo"),
         (dict(num_envs=256, rollout_length=8, num_minibatches=3), "2048 steps .* into 3 minibatches; try 2 or 4"),
     ],
 )

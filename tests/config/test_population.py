@@ -67,8 +67,8 @@ def test_evaluation_has_each_members_own_agent():
     """An agent that plays as its hyperparameter says, where the reward is the action."""
 
     def make(values):
-        act = lambda state, obs, memory, noise: Decision(jnp.full(NUM_ENVS, values["action"], jnp.int32))
-        return Agent(None, act, act, None, lambda key, num_steps, num_envs: jnp.zeros((num_steps, num_envs)), 4)
+        act = lambda state, inputs, carry, noise: Decision(jnp.full(NUM_ENVS, values["action"], jnp.int32))
+        return Agent(None, act, act, None, rollout_length=4)
 
     def step(state, action):
         state, timestep = env.step(state, action)

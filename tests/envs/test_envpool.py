@@ -36,7 +36,7 @@ from jaxrl_fast.rollout import collect
 from jaxrl_fast.runs import checkpoint, files
 from jaxrl_fast.training import console, memory, plan, trainer
 from jaxrl_fast.training import evaluator as evaluation
-from jaxrl_fast.types import Agent, Box, Decision, Discrete, HostEnvConfig, Transition
+from jaxrl_fast.types import Agent, Box, Decision, Discrete, HostEnvConfig, PolicyInput, Transition
 from jaxrl_fast.utils.memory import nbytes
 from tests.helpers import slow
 from tests.helpers.host_envs import AGENTS, SHORT, random_actions, run
@@ -299,7 +299,7 @@ def test_each_row_is_decided_by_the_noise_of_its_own_place(async_pools):
     """
     env = envs.make("envpool/CartPole-v1", 4, HostEnvConfig(SEED, num_async_pools=async_pools))
     in_all = lambda obs, number: jnp.full(len(obs), number, jnp.int32)
-    decide = lambda rows, obs, memory, row: Decision(in_all(obs, 0), (), in_all(obs, rows + row))
+    decide = lambda rows, inputs, carry, row: Decision(in_all(inputs.obs, 0), (), in_all(inputs.obs, rows + row))
     agent = Agent(
         init=lambda key: jnp.int32(0),
         explore=decide,
@@ -348,7 +348,7 @@ def test_evaluations_score_whole_games_with_all_their_lives():
     env = envs.make("envpool/Breakout-v5", NUM_ENVS, HostEnvConfig(SEED, "dqn2015"), img_height=36, img_width=36)
     config = ppo.PPO(rollout_length=8, num_minibatches=1, network="mlp", hidden_sizes=(8,))
     agent = agents.load("ppo").make(config, env.spec, 1)
-    agent = agent._replace(exploit=lambda state, obs, memory, noise: Decision(by_pixels(state, obs)))
+    agent = agent._replace(exploit=lambda state, inputs, carry, noise: Decision(by_pixels(state, inputs.obs)))
     evaluator = evaluation.Evaluator(env, agent, [0], 2 * NUM_ENVS)
     options = dict(episodic_life=True, img_height=36, img_width=36, seed=host_pool.seeds_of(SEED, NUM_ENVS))
     pool = envpool.make_gymnasium("Breakout-v5", num_envs=NUM_ENVS, **options)
@@ -617,7 +617,7 @@ def test_no_pool_is_made_to_see_whether_a_run_is_possible(overlap):
     state = program.shapes(ready.env, ready.agent)
     assert ready.needs.environments == nbytes((state.actors, state.rollout)) > 0
     assert bool(state.rollout) == overlap and len(host_pool.OPEN_POOLS) == held
-    assert ready.env.spec.num_pools == 2, "for a ladder of epsilons in each"
+    assert ready.env.parallelism.num_pools == 2, "for a ladder of epsilons in each"
 
 
 @pytest.mark.parametrize(

@@ -201,7 +201,7 @@ def test_a_time_limit_is_no_termination_and_a_reset_row_has_no_reward():
 @pytest.mark.parametrize("num_pools", [1, 2, 3])
 def test_pools_have_the_trajectories_of_one(num_pools):
     env, actions = envs.make("counting/Up-v0", 6, CONFIG._replace(num_async_pools=num_pools)), random_actions(40, 6)
-    assert env.spec.num_envs == 6 and env.spec.num_pools == env.pools.num == num_pools
+    assert env.spec.num_envs == 6 and env.parallelism.num_pools == env.pools.num == num_pools
     check_rows(*run(env, actions), actions)
     assert opened() == seeds_of(SEED, 6) and len(EVENTS) == num_pools
     again = envs.make("counting/Up-v0", 6, CONFIG._replace(num_async_pools=num_pools))

@@ -25,7 +25,7 @@ from jaxrl_fast.evaluation import episodes, policy, video
 from jaxrl_fast.metrics import statistics
 from jaxrl_fast.runs import checkpoint
 from jaxrl_fast.training import evaluator
-from jaxrl_fast.types import Discrete, EnvSpec
+from jaxrl_fast.types import Discrete, EnvSpec, PolicyInput
 from jaxrl_fast.utils import files
 
 ROOT = Path(__file__).parents[2]

@@ -12,6 +12,7 @@ from jaxrl_fast.config import load
 from jaxrl_fast.parallel import program
 from jaxrl_fast.parallel.placement import SHARDS, Placement
 from jaxrl_fast.training import plan
+from jaxrl_fast.types import Parallelism
 from tests.helpers import probes, slow
 
 NUM_UPDATES = 3
@@ -21,9 +22,9 @@ NUM_UPDATES = 3
 def build(num_seeds, num_shards, num_envs=16, sequential_seeds=False):
     env = probes.best_action_of_observation(num_envs // num_shards)
     if num_shards > 1:
-        env = env._replace(spec=env.spec._replace(axis_name=SHARDS))
+        env = env._replace(parallelism=Parallelism(SHARDS, num_shards))
     config = ppo.Config(rollout_length=8, hidden_sizes=(8,), normalize_observations=True, normalize_rewards=True)
-    agent = ppo.make(config, env.spec, NUM_UPDATES)
+    agent = ppo.make(config, env.spec, NUM_UPDATES, env.parallelism)
     return program.build(env, agent, NUM_UPDATES, Placement(num_seeds, num_shards, sequential_seeds))
 
 
@@ -59,8 +60,8 @@ def test_a_state_may_have_arrays_of_no_elements(num_seeds, num_shards):
     """An environment's or an agent's of one's own: they are carried, and change nothing."""
     env = probes.best_action_of_observation(4)
     if num_shards > 1:
-        env = env._replace(spec=env.spec._replace(axis_name=SHARDS))
-    agent = ppo.make(ppo.Config(rollout_length=8, hidden_sizes=(8,)), env.spec, NUM_UPDATES)
+        env = env._replace(parallelism=Parallelism(SHARDS, num_shards))
+    agent = ppo.make(ppo.Config(rollout_length=8, hidden_sizes=(8,)), env.spec, NUM_UPDATES, env.parallelism)
 
     def reset(key):
         state, timestep = env.reset(key)

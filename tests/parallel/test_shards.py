@@ -14,7 +14,7 @@ from jaxrl_fast.envs.envpool import tasks
 from jaxrl_fast.parallel import program
 from jaxrl_fast.runs import checkpoint
 from jaxrl_fast.training import build
-from jaxrl_fast.types import HostEnvConfig
+from jaxrl_fast.types import HostEnvConfig, Parallelism
 from tests.helpers import slow
 from tests.helpers.host_envs import AGENTS, SHORT, random_actions, run
 from tests.helpers.runs import same, stop_after
@@ -60,7 +60,7 @@ def test_the_same_games_as_in_one_pool(spread, path):
     host_config = HostEnvConfig(SEED, "dqn2015", path)
     whole = envs.make(name, num_envs, host_config)
     env = dealt(name, num_envs, host_config)
-    assert env.spec == whole.spec._replace(num_envs=2, axis_name=AXIS, num_shards=2)
+    assert env.spec == whole.spec._replace(num_envs=2) and env.parallelism == Parallelism(AXIS, 2)
     actions = random_actions(whole.spec, 60)
 
     def program(actions):

@@ -7,12 +7,15 @@ import pytest
 import scipy.special
 import scipy.stats
 
-from jaxrl_fast.rl.distributions import Categorical, EpsilonGreedy, Gaussian, TanhGaussian
+from jaxrl_fast.rl import distributions
+from jaxrl_fast.rl.distributions import Categorical, EpsilonGreedy, Gaussian, MultiCategorical, TanhGaussian
+from jaxrl_fast.types import Box, Discrete, MultiDiscrete
 
 pytestmark = pytest.mark.unit
 
 NUM_SAMPLES = 200_000
 LOGITS = np.array([[0.3, -1.0, 2.0, 0.0], [5.0, 5.0, -5.0, 1.0], [0.0, 0.0, 0.0, 0.0]], np.float32)
+VALUE = np.array([[0.0, 3.0, 1.0, 2.0], [5.0, -1.0, 5.0, 0.0]], np.float32)
 MEAN, LOG_STD = np.array([[0.5, -1.0], [0.0, 2.0]], np.float32), np.array([[-1.0, 0.3], [0.0, -2.0]], np.float32)
 CONTINUOUS = [Gaussian, TanhGaussian]
 
@@ -81,9 +84,124 @@ def test_log_prob_gradient_is_one_hot_less_probabilities():
     np.testing.assert_allclose(gradient, np.eye(4)[action] - scipy.special.softmax(LOGITS, -1), atol=1e-6)
 
 
-# EpsilonGreedy
+# Masks
 
-VALUE = np.array([[0.0, 3.0, 1.0, 2.0], [5.0, -1.0, 5.0, 0.0]], np.float32)
+
+def test_masked_changes_forbidden_entries_only():
+    logits, mask = jnp.asarray(LOGITS), jnp.asarray(LOGITS) > 0
+    np.testing.assert_array_equal(distributions.masked(logits, mask), np.where(mask, LOGITS, distributions.FORBIDDEN))
+    assert distributions.masked(logits) is logits
+
+
+def test_masked_logits_are_as_if_the_action_did_not_exist():
+    """In values and gradients, also those of a divergence from another policy with the same mask."""
+    mask, keep = jnp.array([True, False, True]), np.array([0, 2])
+    logits, other = jnp.array([1.0, 7.0, 0.5]), jnp.array([-1.0, -3.0, 0.2])
+    assert not (repeat(Categorical(distributions.masked(logits, mask))).sample(jax.random.key(1)) == 1).any()
+    for statistic in (
+        lambda logits, other: Categorical(logits).entropy(),
+        lambda logits, other: Categorical(logits).log_prob(jnp.int32(0)),
+        lambda logits, other: Categorical(logits).kl(Categorical(other)),
+    ):
+        shown = lambda x, y, f=statistic: f(distributions.masked(x, mask), distributions.masked(y, mask))
+        without = (logits[keep], other[keep])
+        np.testing.assert_allclose(shown(logits, other), statistic(*without), rtol=1e-6)
+        for argument in (0, 1):
+            gradient = jax.grad(shown, argument)(logits, other)
+            expected = jax.grad(statistic, argument)(*without)
+            np.testing.assert_allclose(gradient[keep], expected, rtol=1e-5, atol=1e-7)
+            assert gradient[1] == 0
+
+
+@pytest.mark.parametrize("allowed", [[1], [0, 3], [0, 1, 2, 3]])
+@pytest.mark.parametrize("epsilon", [0.3, 1.0])
+def test_epsilon_greedy_explores_allowed_actions_uniformly(allowed, epsilon):
+    """Chi-square: epsilon over the number of allowed actions, and 1 - epsilon more for the best of them."""
+    mask = np.isin(np.arange(4), allowed)
+    value = distributions.masked(jnp.asarray(VALUE), jnp.broadcast_to(mask, VALUE.shape))
+    policy = EpsilonGreedy(value, np.full(2, epsilon, np.float32), jnp.broadcast_to(mask, VALUE.shape))
+    actions = np.asarray(repeat(policy).sample(jax.random.key(0)))
+    assert actions.dtype == np.int32
+    for row, best in enumerate(np.argmax(np.where(mask, VALUE, -np.inf), axis=-1)):
+        counts = np.bincount(actions[:, row], minlength=4)
+        expected = NUM_SAMPLES * (epsilon * mask / mask.sum() + (1 - epsilon) * np.eye(4)[best])
+        np.testing.assert_array_equal(counts[~mask], 0)
+        if len(allowed) > 1:
+            assert scipy.stats.chisquare(counts[mask], expected[mask]).pvalue > 1e-3
+
+
+def test_epsilon_greedy_with_masks_of_their_own_in_each_row_worked_by_hand():
+    # allowed 1 3, 2, 0 1 2: .49 of two is the first, .5 the second; the largest float32 below 1 the last of all
+    mask = jnp.array([[0, 1, 0, 1], [0, 1, 0, 1], [0, 0, 1, 0], [1, 1, 1, 0], [1, 1, 1, 0]], bool)
+    which = jnp.float32([0.49, 0.5, 0.7, 0, np.nextafter(np.float32(1), np.float32(0))])
+    policy = EpsilonGreedy(distributions.masked(jnp.zeros((5, 4)), mask), 1.0, mask)
+    np.testing.assert_array_equal(policy.sample_from(jnp.stack([jnp.zeros(5), which])), [1, 3, 2, 0, 2])
+
+
+def test_epsilon_greedy_with_everything_allowed_is_that_without_a_mask():
+    noise = jax.random.uniform(jax.random.key(0), (2, 1000, 2))
+    value = jnp.broadcast_to(VALUE, (1000, 2, 4))
+    found = EpsilonGreedy(value, 0.5, jnp.ones(value.shape, bool)).sample_from(noise)
+    np.testing.assert_array_equal(found, EpsilonGreedy(value, 0.5).sample_from(noise))
+
+
+# MultiCategorical
+
+NUMS = (3, 1, 2)
+MANY_LOGITS = np.random.default_rng(0).normal(size=(2, 5, 6)).astype(np.float32)  # of two policies in five states
+
+
+def product(logits):
+    """The joint distribution of independent choices, a probability for each of [3, 1, 2] combinations."""
+    parts = [scipy.special.softmax(part.astype(float)) for part in np.split(logits, np.cumsum(NUMS)[:-1])]
+    return np.einsum("i,j,k->ijk", *parts)
+
+
+def test_multi_categorical_is_the_product_of_categoricals():
+    """Every combination's log-probability, the entropy, the divergence and the mode, from the joint distribution."""
+    one, two = (MultiCategorical(jnp.asarray(logits), NUMS) for logits in MANY_LOGITS)
+    joint, other = (np.stack([product(row) for row in logits]) for logits in MANY_LOGITS)
+    for action in np.ndindex(NUMS):
+        found = one.log_prob(jnp.broadcast_to(jnp.int32(action), (5, 3)))
+        np.testing.assert_allclose(found, np.log(joint[:, *action]), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(one.entropy(), -(joint * np.log(joint)).sum((1, 2, 3)), rtol=1e-5)
+    divergence = (joint * np.log(joint / other)).sum((1, 2, 3))
+    np.testing.assert_allclose(one.kl(two), divergence, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(one.kl(one), 0, atol=1e-6)
+    best = np.stack(np.unravel_index(joint.reshape(5, -1).argmax(-1), NUMS), axis=-1)
+    np.testing.assert_array_equal(one.mode(), best)
+    assert one.mode().dtype == jnp.int32
+
+
+def test_multi_categorical_samples_with_its_probabilities():
+    """Chi-square over the 6 combinations in each state, so that choices are independent too."""
+    policy = MultiCategorical(jnp.asarray(MANY_LOGITS[0]), NUMS)
+    actions = np.asarray(repeat(policy).sample(jax.random.key(0)))
+    assert actions.shape == (NUM_SAMPLES, 5, 3) and actions.dtype == np.int32
+    for row in range(5):
+        counts = np.bincount(np.ravel_multi_index(actions[:, row].T, NUMS), minlength=6)
+        assert scipy.stats.chisquare(counts, NUM_SAMPLES * product(MANY_LOGITS[0, row]).reshape(-1)).pvalue > 1e-3
+
+
+def test_multi_categorical_is_a_tree_of_its_logits():
+    """Which rollouts stack and minibatches take apart; the numbers of actions stay beside it."""
+    policy = MultiCategorical(jnp.asarray(MANY_LOGITS), NUMS)
+    assert [x.shape for x in jax.tree.leaves(policy)] == [(2, 5, 6)]
+    each = jax.jit(jax.vmap(lambda policy: policy.entropy()))(policy)
+    np.testing.assert_array_equal(each, policy.entropy())
+    first = jax.tree.map(lambda x: x[0], policy)
+    assert isinstance(first, MultiCategorical) and first.nums == NUMS and first.mode().shape == (5, 3)
+
+
+def test_multi_categorical_with_masked_logits_takes_no_forbidden_choice():
+    mask = jnp.array([True, False, True, True, False, True])
+    policy = MultiCategorical(distributions.masked(jnp.asarray(MANY_LOGITS[0]), mask), NUMS)
+    actions = repeat(policy, 1000).sample(jax.random.key(0))
+    assert set(np.unique(actions[..., 0])) == {0, 2} and set(np.unique(actions[..., 2])) == {1}
+    assert jnp.isfinite(policy.entropy()).all()
+
+
+# EpsilonGreedy
 
 
 @pytest.mark.parametrize("epsilon", [0.0, 0.3, 1.0])
@@ -165,9 +283,11 @@ def test_continuous_samples_follow_the_density(kind):
     ("policy", "noise"),
     [
         (Categorical(LOGITS), lambda key: jax.random.gumbel(key, (3, 4))),
+        (MultiCategorical(MANY_LOGITS[0], NUMS), lambda key: jax.random.gumbel(key, (5, 6))),
         (Gaussian(MEAN, LOG_STD), lambda key: jax.random.normal(key, (2, 2))),
         (TanhGaussian(MEAN, LOG_STD), lambda key: jax.random.normal(key, (2, 2))),
         (EpsilonGreedy(VALUE, 0.5), lambda key: jax.random.uniform(key, (2, 2))),
+        (EpsilonGreedy(VALUE, 0.5, VALUE > 0), lambda key: jax.random.uniform(key, (2, 2))),
     ],
 )
 def test_noise_may_be_drawn_elsewhere(policy, noise):
@@ -220,3 +340,60 @@ def test_a_bijection_changes_no_divergence():
     one, two = (MEAN, LOG_STD), (MEAN[::-1], LOG_STD[::-1])
     np.testing.assert_array_equal(TanhGaussian(*one).kl(TanhGaussian(*two)), Gaussian(*one).kl(Gaussian(*two)))
     np.testing.assert_array_equal(TanhGaussian(*one).mode(), MEAN)
+
+
+# Heads
+
+
+@pytest.mark.parametrize(
+    ("space", "tanh_squash", "kind", "num_outputs", "noise"),
+    [
+        (Discrete(4), False, Categorical, 4, (6, 5, 4)),
+        (MultiDiscrete(NUMS), False, MultiCategorical, 6, (6, 5, 6)),
+        (Box((2,)), False, Gaussian, 2, (6, 5, 2)),
+        (Box((2,)), True, TanhGaussian, 2, (6, 5, 2)),
+    ],
+)
+def test_head_makes_the_distribution_of_the_space(space, tanh_squash, kind, num_outputs, noise):
+    """From outputs of a network and parameters of its own to actions of the space."""
+    head = distributions.head(space, tanh_squash)
+    drawn = head.sample_noise(jax.random.key(0), 6, 5)
+    assert (head.num_outputs, drawn.shape) == (num_outputs, noise)
+    params = head.init(-0.5)
+    policy = head.make(jnp.zeros((5, num_outputs)), params)
+    assert isinstance(policy, kind)
+    zeros = space.zeros(5)
+    for sample in (policy.sample_from(drawn[0]), policy.mode()):
+        action = head.to_action(sample)
+        assert (action.shape, action.dtype) == (zeros.shape, zeros.dtype)
+    if isinstance(space, Box):
+        np.testing.assert_array_equal(params, np.float32([-0.5, -0.5]))
+        np.testing.assert_array_equal(policy.log_std, np.full((5, 2), np.float32(-0.5)))
+        x = jnp.float32([[3.0, -0.2]])
+        np.testing.assert_allclose(head.to_action(x), np.tanh(x) if tanh_squash else x, rtol=1e-6)
+    else:
+        assert params == ()
+
+
+@pytest.mark.parametrize("space", [Discrete(6), MultiDiscrete(NUMS)])
+def test_head_masks_the_outputs(space):
+    head, mask = distributions.head(space), jnp.array([True, False, True, True, False, True])
+    policy = head.make(jnp.asarray(MANY_LOGITS[0]), (), jnp.broadcast_to(mask, (5, 6)))
+    np.testing.assert_array_equal(policy.logits, distributions.masked(jnp.asarray(MANY_LOGITS[0]), mask))
+    np.testing.assert_array_equal(head.make(jnp.asarray(MANY_LOGITS[0]), ()).logits, MANY_LOGITS[0])
+
+
+def test_head_samples_by_its_noise():
+    """Many decisions at once follow the distribution: Gumbel noise for choices, normal noise for vectors."""
+    noise = distributions.head(Discrete(4)).sample_noise(jax.random.key(0), 1000, 20).reshape(-1, 4)
+    actions = np.asarray(Categorical(jnp.asarray(np.tile(LOGITS[0], (20_000, 1)))).sample_from(noise))
+    expected = 20_000 * scipy.special.softmax(LOGITS[0].astype(float))
+    assert scipy.stats.chisquare(np.bincount(actions, minlength=4), expected).pvalue > 1e-3
+    normal = np.asarray(distributions.head(Box((2,))).sample_noise(jax.random.key(0), 1000, 20), float).reshape(-1)
+    assert scipy.stats.kstest(normal, scipy.stats.norm.cdf).pvalue > 1e-3
+
+
+@pytest.mark.parametrize("shape", [(), (2, 3)])
+def test_head_refuses_a_box_that_is_no_vector(shape):
+    with pytest.raises(ValueError, match=rf"^action: requires shape \[D\], got \[{', '.join(map(str, shape))}\]$"):
+        distributions.head(Box(shape))

@@ -1,5 +1,7 @@
 """exploration: epsilon in environment steps, a coin for each environment, the ladder, and the far end of int32."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,56 +12,58 @@ from jaxrl_fast.agents import dqn, pqn
 from jaxrl_fast.config import options
 from jaxrl_fast.rl import exploration
 from jaxrl_fast.rl.distributions import EpsilonGreedy
-from jaxrl_fast.types import Box, Discrete, EnvSpec
+from jaxrl_fast.types import Box, Discrete, EnvSpec, MultiDiscrete, Parallelism, PolicyInput
 
 
-def spec_of(num_envs, action=None, **shards):
+def spec_of(num_envs, action=None):
     obs = ShapeDtypeStruct((1,), jnp.float32)
-    return EnvSpec("test", obs, action or Discrete(2), num_envs, **shards)
+    return EnvSpec("test", obs, action or Discrete(2), num_envs)
 
 
-def test_the_schedule_worked_by_hand():
+def test_epsilons_schedule_worked_by_hand():
     # from 1 to .1 over 1000 environment steps: .55 half way, .1 at the end and beyond
     epsilon = exploration.Epsilon(1.0, 0.1, 1000, 0.0)
     for step, expected in ((0, 1), (250, 0.775), (500, 0.55), (1000, 0.1), (1001, 0.1), (10**9, 0.1)):
-        found = exploration.epsilons(epsilon, spec_of(3), jnp.int32(step))
+        found = exploration.epsilons(epsilon, 3, jnp.int32(step))
         np.testing.assert_allclose(found, [expected] * 3, rtol=1e-6)
 
 
-def test_the_ladder_worked_by_hand():
+def test_epsilons_ladder_worked_by_hand():
     # .4 ^ (1 + 7 i / 3): exponents 1, 10/3, 17/3, 8
-    found = exploration.epsilons(exploration.Epsilon(0.4, 0.4, 1, 7.0), spec_of(4), jnp.int32(0))
+    found = exploration.epsilons(exploration.Epsilon(0.4, 0.4, 1, 7.0), 4, jnp.int32(0))
     np.testing.assert_allclose(found, [0.4, 0.0471556, 0.00555913, 0.00065536], rtol=1e-4)
 
 
-def test_one_environment_stands_on_the_lowest_rung():
-    found = exploration.epsilons(exploration.Epsilon(0.4, 0.4, 1, 7.0), spec_of(1), jnp.int32(0))
+def test_epsilons_of_one_environment_are_the_lowest_rung():
+    found = exploration.epsilons(exploration.Epsilon(0.4, 0.4, 1, 7.0), 1, jnp.int32(0))
     np.testing.assert_allclose(found, [0.4], rtol=1e-6)
 
 
-def test_devices_share_the_ladder_and_the_count():
+def test_epsilons_of_shards_are_one_ladder():
     """Two devices of 3 environments are 6 environments."""
-    epsilon, split = exploration.Epsilon(0.5, 0.1, 100, 7.0), spec_of(3, axis_name="devices", num_shards=2)
-    steps = jax.vmap(lambda _: exploration.env_steps(split, 5, jnp.int32(4)), axis_name="devices")(jnp.arange(2))
-    np.testing.assert_array_equal(steps, exploration.env_steps(spec_of(6), 5, jnp.int32(4)))
-    np.testing.assert_array_equal(steps, 120)
-    found = jax.vmap(lambda _: exploration.epsilons(epsilon, split, jnp.int32(50)), axis_name="devices")(jnp.arange(2))
-    np.testing.assert_allclose(found.reshape(-1), exploration.epsilons(epsilon, spec_of(6), jnp.int32(50)), rtol=1e-6)
+    epsilon, split = exploration.Epsilon(0.5, 0.1, 100, 7.0), Parallelism("devices", 2)
+    of_shard = lambda _: exploration.epsilons(epsilon, 3, jnp.int32(50), split)
+    found = jax.vmap(of_shard, axis_name="devices")(jnp.arange(2))
+    np.testing.assert_allclose(found.reshape(-1), exploration.epsilons(epsilon, 6, jnp.int32(50)), rtol=1e-6)
+    means = jax.vmap(lambda _: exploration.mean(epsilon, 3, jnp.int32(50), split), axis_name="devices")(jnp.arange(2))
+    np.testing.assert_allclose(means, [found.mean()] * 2, rtol=1e-6)
 
 
-def test_each_pool_has_a_ladder():
+def test_epsilons_of_each_pool_are_a_whole_ladder():
     """So the mean over all environments is that of a pool."""
     epsilon = exploration.Epsilon(0.4, 0.4, 1, 7.0)
-    found = exploration.epsilons(epsilon, spec_of(12, num_pools=3), jnp.int32(0))
-    np.testing.assert_array_equal(found, exploration.epsilons(epsilon, spec_of(4), jnp.int32(0)))
+    found = exploration.epsilons(epsilon, 12, jnp.int32(0), Parallelism(num_pools=3))
+    np.testing.assert_array_equal(found, exploration.epsilons(epsilon, 4, jnp.int32(0)))
+    mean = exploration.mean(epsilon, 12, jnp.int32(0), Parallelism(num_pools=3))
+    np.testing.assert_allclose(mean, found.mean(), rtol=1e-6)
 
 
 @pytest.mark.parametrize("num_envs", [1, 3, 1000, 2**20])
 @pytest.mark.parametrize("rollout_length", [1, 7, 128])
-def test_the_count_stops_before_it_overflows(num_envs, rollout_length):
+def test_env_steps_stop_before_they_overflow(num_envs, rollout_length):
     """Exact in whole updates up to 2^30 environment steps, then it stays; the last step of a rollout still fits."""
     per_update = num_envs * rollout_length
-    count = lambda u: int(exploration.env_steps(spec_of(num_envs), rollout_length, jnp.int32(u)))
+    count = lambda u: int(exploration.env_steps(per_update, jnp.int32(u)))
     most = 2**30 // per_update
     for num_updates in (0, 1, most - 1, most):
         assert count(num_updates) == num_updates * per_update
@@ -68,7 +72,7 @@ def test_the_count_stops_before_it_overflows(num_envs, rollout_length):
     last = jnp.int32(count(2**31 - 1)) + jnp.int32(rollout_length - 1) * num_envs
     assert 0 < int(last) == most * per_update + (rollout_length - 1) * num_envs
     epsilon = exploration.Epsilon(1.0, 0.1, 10**6, 0.0)
-    np.testing.assert_allclose(exploration.epsilons(epsilon, spec_of(1), last), 0.1, rtol=1e-6)
+    np.testing.assert_allclose(exploration.epsilons(epsilon, 1, last), 0.1, rtol=1e-6)
 
 
 AGENTS = {
@@ -82,7 +86,7 @@ AGENTS = {
 @pytest.mark.parametrize("name", AGENTS)
 @pytest.mark.parametrize(("num_envs", "rollout_length"), [(1, 1), pytest.param(4, 5, marks=pytest.mark.slow), (10, 3)])
 def test_agents_count_environment_steps(name, num_envs, rollout_length):
-    """A coin just below the expected epsilon explores, one just above does not; for any update and place."""
+    """A coin just below the expected epsilon explores, one just above does not; for any update and step."""
     agent = AGENTS[name](
         spec_of(num_envs), rollout_length=rollout_length, hidden_sizes=(4,), epsilon_start=1.0, epsilon_end=0.1,
         epsilon_steps=600,
@@ -95,24 +99,24 @@ def test_agents_count_environment_steps(name, num_envs, rollout_length):
     other = (0.25, 0.75)[1 - greedy]  # the number that chooses the other action
 
     @jax.jit
-    def explores(num_updates, place, coin):
-        now = jax.tree.map(lambda x: x[place], noise)
+    def explores(num_updates, step, coin):
+        now = jax.tree.map(lambda x: x[step], noise)
         uniform = jnp.stack([jnp.full(num_envs, coin), jnp.full(num_envs, other)])
         if name == "dqn":
             now = dqn.Noise(now.explore._replace(uniform=uniform), jax.tree.map(jnp.zeros_like, now.network))
         else:
             now = now._replace(uniform=uniform)
-        return agent.explore(state._replace(num_updates=num_updates), obs, (), now).action != greedy
+        return agent.explore(state._replace(num_updates=num_updates), PolicyInput(obs), (), now).action != greedy
 
     for num_updates in (0, 1, 7, 10**6, 2**31 - 1):
-        for place in {0, rollout_length - 1}:
-            step = (num_updates * rollout_length + place) * num_envs
-            epsilon = 1 - 0.9 * min(step / 600, 1)
-            assert explores(jnp.int32(num_updates), place, epsilon - 1e-4).all(), (num_updates, place)
-            assert not explores(jnp.int32(num_updates), place, epsilon + 1e-4).any(), (num_updates, place)
+        for step in {0, rollout_length - 1}:
+            env_steps = (num_updates * rollout_length + step) * num_envs
+            epsilon = 1 - 0.9 * min(env_steps / 600, 1)
+            assert explores(jnp.int32(num_updates), step, epsilon - 1e-4).all(), (num_updates, step)
+            assert not explores(jnp.int32(num_updates), step, epsilon + 1e-4).any(), (num_updates, step)
 
 
-def test_each_environment_tosses_its_own_coin_at_each_step():
+def test_sample_noise_tosses_a_coin_for_each_environment_and_step():
     """Frequencies are epsilon's in every environment, and what two environments do at once is independent."""
     num_steps, num_envs, epsilon = 20_000, 4, 0.3
     noise = exploration.sample_noise(jax.random.key(0), num_steps, num_envs)
@@ -134,7 +138,9 @@ def test_options_allow_what_is_counted():
     assert options.MAX_COUNT == exploration.MAX_COUNT
 
 
-def test_vectors_are_refused_by_name():
-    with pytest.raises(ValueError, match=r"test: this one wants a finite number of actions, not .* \[3\]"):
-        exploration.num_actions(spec_of(1, action=Box((3,))), "this one")
+@pytest.mark.parametrize("action", [Box((3,)), MultiDiscrete((2, 2))])
+def test_num_actions_refuses_other_spaces_by_name(action):
+    words = re.escape(f"this one: requires discrete actions, got {action} of test; try ppo")
+    with pytest.raises(ValueError, match=f"^{words}$"):
+        exploration.num_actions(spec_of(1, action=action), "this one")
     assert exploration.num_actions(spec_of(1)) == 2

@@ -36,7 +36,7 @@ def clock(num_envs, lives=False):
 
 def player(num_envs):
     """Explores with action 0 and exploits with the action that is its state."""
-    act = lambda state, obs, memory, noise: Decision(jnp.full(num_envs, state, jnp.int32))
+    act = lambda state, inputs, carry, noise: Decision(jnp.full(num_envs, state, jnp.int32))
     return Agent(
         init=lambda key: jnp.int32(1),
         explore=lambda *_: Decision(jnp.zeros(num_envs, jnp.int32)),

@@ -51,7 +51,7 @@ def toy(num_envs):
         state = jnp.sin(1.1 * state + drift)
         return state, {"toy_loss": state.sum(), "undefined": jnp.float32(jnp.nan)}
 
-    act = lambda state, obs, memory, noise: Decision(jnp.int32(noise > state[0]))
+    act = lambda state, inputs, carry, noise: Decision(jnp.int32(noise > state[0]))
     return Agent(
         init=lambda key: jax.random.normal(key, (3,)),
         explore=act,

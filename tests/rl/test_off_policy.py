@@ -1,0 +1,181 @@
+"""off_policy: gradient steps and target updates counted against fractions, and loops that seeds share."""
+
+import re
+from fractions import Fraction
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from jaxrl_fast.rl import exploration, off_policy
+from jaxrl_fast.rl.off_policy import ReplayRatio
+from tests.helpers.agents import RATIOS
+
+pytestmark = pytest.mark.unit
+
+
+def as_fraction(ratio):
+    """As it is written: 0.1 is 1/10."""
+    return Fraction(str(ratio))
+
+
+def due(schedule, counts, num_updates):
+    """Gradient steps after one more update, and the counts."""
+    env_steps = exploration.env_steps(schedule.steps_per_update, jnp.int32(num_updates))
+    num_steps, counts = off_policy.num_grad_steps_due(schedule, counts, env_steps)
+    return int(num_steps), counts
+
+
+# Gradient steps
+
+
+@pytest.mark.parametrize("num_envs", [1, 3, 10, 64, 1000, 4096])
+@settings(max_examples=12)
+@given(RATIOS, st.integers(1, 9), st.integers(0, 60_000))
+@example(0.1, 1, 0)
+@example(0.003, 7, 1)
+def test_num_grad_steps_due_holds_the_ratio_exactly(num_envs, ratio, rollout_length, first_learning):
+    """After each update as many have been made as fractions say, and none makes more than the most."""
+    schedule = ReplayRatio(as_fraction(ratio), first_learning, rollout_length * num_envs)
+    counts, made = off_policy.init(), []
+    for num_updates in range(25):
+        num_steps, counts = due(schedule, counts, num_updates)
+        made.append(num_steps)
+    steps = [(u + 1) * rollout_length * num_envs for u in range(25)]
+    expected = [int(as_fraction(ratio) * max(0, s - first_learning)) for s in steps]  # positive: int is floor
+    np.testing.assert_array_equal(np.cumsum(made), expected)
+    assert max(made) <= off_policy.max_grad_steps(schedule)
+    assert counts.steps_since_target_update == 0
+
+
+@pytest.mark.parametrize("num_updates", [2**20, 2**31 - 2])
+def test_num_grad_steps_due_holds_the_ratio_beyond_what_int32_counts(num_updates):
+    """2.5 gradient steps an update: 2 and 3 in turns, however many environment steps there have been."""
+    schedule = ReplayRatio(Fraction("0.0025"), 2000, 1000)
+    first, counts = due(schedule, off_policy.init(), num_updates)
+    second, counts = due(schedule, counts, num_updates)
+    assert (first, second, counts.grad_step_debt) == (2, 3, 0)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "steps_per_update", "most"), [("1/10", 5, 1), ("1/10", 25, 3), ("4", 8, 32), ("3/2", 3, 5), ("1/2", 4, 2)]
+)
+def test_max_grad_steps_is_reached(ratio, steps_per_update, most):
+    """By the largest debt, one part less than a step: 3/2 of 3 steps and 1/2 that was left are 5."""
+    schedule = ReplayRatio(Fraction(ratio), 0, steps_per_update)
+    largest = off_policy.init()._replace(grad_step_debt=jnp.int32(schedule.ratio.denominator - 1))
+    assert off_policy.max_grad_steps(schedule) == most == due(schedule, largest, 0)[0]
+
+
+def test_gradient_steps_are_as_many_as_are_due_each_with_keys_of_its_own():
+    """Of at most 5; the state is the number of steps so far, and metrics are summed."""
+
+    def step(state, keys):
+        assert keys.shape == (2,)
+        seen = jnp.zeros((5, 2), jnp.uint32).at[state].set(jax.random.key_data(keys)[:, 1])
+        return state + 1, {"state": jnp.float32(state), "seen": seen}
+
+    run = jax.jit(lambda num: off_policy.gradient_steps(num, 5, step, jnp.int32(0), jax.random.key(0)))
+    for num_steps in (0, 1, 3, 5):
+        state, sums = jax.device_get(run(jnp.int32(num_steps)))
+        assert state == num_steps and sums["state"] == sum(range(num_steps))
+        assert len(set(sums["seen"][:num_steps].reshape(-1).tolist())) == 2 * num_steps
+        assert not sums["seen"][num_steps:].any()
+
+
+def test_same_for_all_seeds_is_not_batched():
+    """Under vmap a loop on it stays a loop of one condition, and each seed gets its own result."""
+    run = lambda num, x: jax.lax.fori_loop(0, off_policy.same_for_all_seeds(num), lambda i, x: 2 * x, x)
+    found = jax.vmap(run)(jnp.int32([3, 3]), jnp.float32([1, 5]))
+    np.testing.assert_array_equal(found, [8, 40])
+    condition = jax.make_jaxpr(jax.vmap(run))(jnp.int32([3, 3]), jnp.float32([1, 5])).eqns[-1].params["cond_jaxpr"]
+    assert [x.aval.shape for x in condition.jaxpr.invars[:2]] == [(), ()]
+    assert off_policy.same_for_all_seeds(jnp.int32(3)) == 3
+
+
+# The target
+
+
+@jax.jit
+def moves(numerator, denominator, period):
+    """[200] the gradient step whose parameters are the target's, after each of so many steps. One program for all."""
+    schedule = SimpleNamespace(ratio=SimpleNamespace(numerator=numerator, denominator=denominator))
+
+    def step(carry, params):
+        target, counts = off_policy.update_target(schedule, period, 1.0, params, *carry)
+        return (target, counts), target
+
+    return jax.lax.scan(step, (jnp.float32(0), off_policy.init()), jnp.arange(1, 201, dtype=jnp.float32))[1]
+
+
+@settings(max_examples=100)
+@given(RATIOS, st.integers(1, 3000))
+@example(0.1, 10)
+@example(0.1, 25)
+@example(0.003, 300)
+@example(4, 1)
+@example(1.5, 500)
+def test_update_target_moves_when_a_period_of_environment_steps_has_passed(ratio, period):
+    """Step g is worth g / ratio environment steps: floor(g / ratio / period) moves, or one at each step if it takes
+    more than a period.
+    """
+    ratio = as_fraction(ratio)
+    found = np.asarray(moves(ratio.numerator, ratio.denominator, period))
+    periods = [int(g / ratio / period) for g in range(201)]
+    often = 1 / ratio > period
+    expected, latest = [], 0
+    for g in range(1, 201):
+        latest = g if often or periods[g] > periods[g - 1] else latest
+        expected.append(latest)
+    np.testing.assert_array_equal(found, expected)
+    num_moves = int((np.diff(found, prepend=0) > 0).sum())
+    assert num_moves == (200 if often else periods[200])
+
+
+def test_update_target_with_a_step_size_is_an_average():
+    # 3/4 * 8 + 1/4 * 4 = 7, then 3/4 * 7 + 1/4 * 4 = 6.25
+    schedule, counts = ReplayRatio(Fraction(1), 0, 1), off_policy.init()
+    once, counts = off_policy.update_target(schedule, 1, 0.25, jnp.float32(4), jnp.float32(8), counts)
+    twice, _ = off_policy.update_target(schedule, 1, 0.25, jnp.float32(4), once, counts)
+    assert (float(once), float(twice)) == (7, 6.25)
+
+
+def test_update_target_leaves_the_gradient_steps_that_are_due():
+    counts = off_policy.Counts(jnp.int32(5), jnp.int32(0))
+    _, after = off_policy.update_target(ReplayRatio(Fraction("0.3"), 0, 1), 7, 1.0, jnp.ones(2), jnp.zeros(2), counts)
+    assert after == (5, 10)  # a step is 10/3 environment steps, of 7, in thirds
+
+
+# What cannot be counted
+
+
+@pytest.mark.parametrize(
+    ("ratio", "steps", "target_update_interval"),
+    [
+        (1 / 3, 4, 1000),
+        (4e-11, 4, 1000),
+        (1.5, 4, 2**29),
+        (0.3333333333, 4, 2**29),
+        (1.23456, 4, 2**22),
+        (3.5, 2**29, 1),
+    ],
+)
+def test_check_names_the_nearest_ratio_that_can_be_counted(ratio, steps, target_update_interval):
+    asked = as_fraction(ratio)
+    words = rf"^replay_ratio {re.escape(str(ratio))} cannot be counted exactly with {steps} steps in an update and "
+    with pytest.raises(
+        ValueError, match=rf"{words}target_update_interval {target_update_interval}; the nearest"
+    ) as refusal:
+        off_policy.check(ReplayRatio(asked, 0, steps), target_update_interval, as_fraction)
+    nearest = as_fraction(str(refusal.value).split()[-1])
+    assert abs(nearest - asked) < max(asked / 2, 2**-30)
+    off_policy.check(ReplayRatio(nearest, 0, steps), target_update_interval, as_fraction)
+
+
+@pytest.mark.parametrize("ratio", [0.1, 1, 4, 0.0025])
+def test_check_lets_ratios_in_use_through(ratio):
+    off_policy.check(ReplayRatio(as_fraction(ratio), 0, 8 * 4096), 10_000, as_fraction)
