@@ -244,7 +244,7 @@ def test_built_in_algorithms_never_take_a_forbidden_action(algo):
     """Also with random exploration, and with targets of values that no allowed action has."""
     options = {
         "ppo": dict(rollout_length=8, num_minibatches=2, learning_rate=1e-2),
-        "dqn": dict(rollout_length=1, learning_starts=64, capacity=1024, batch_size=32, learning_rate=1e-2),
+        "dqn": dict(rollout_length=1, learning_starts=64, buffer_size=1024, batch_size=32, learning_rate=1e-2),
         "pqn": dict(rollout_length=8, num_minibatches=2, learning_rate=1e-2, epsilon_steps=1000),
     }[algo]
     env = forbidden(16)
