@@ -11,6 +11,7 @@ from jaxrl_fast.agents import configs
 from jaxrl_fast.config.options import Options
 from jaxrl_fast.config.settings import Settings
 from jaxrl_fast.envs import sharded
+from jaxrl_fast.kernels.build import enabled
 from jaxrl_fast.networks import torso
 from jaxrl_fast.parallel.placement import Placement, max_grad_workers
 from jaxrl_fast.training import memory
@@ -68,6 +69,7 @@ def shard_env(
     there are none, cores may be hands. A run that goes on after `done` updates has as many shards as its checkpoint
     says that there were `before`, on whatever devices there are, and as many hands if there are cores for them.
     """
+    enabled()  # an unknown JAXRL_FAST_KERNELS is refused here, where no other error hides it
     env, agent = whole_env(settings, algorithm, num_updates, done)
     as_before = before["num_shards"] if before else None
     placement = Placement(settings.options.num_seeds, sequential_seeds=_sequential_seeds(settings, env))
