@@ -44,7 +44,7 @@ def _dense_xla(x: Array, kernel: Array, bias: Array, activation: str) -> Array:
 
 
 def _is_transposed(inputs: tuple[int, ...], num_outputs: int, num_rows: int) -> bool:
-    """Return whether the C reads x [R, I] column by column. This changes no bit of the result.
+    """Return whether the C reads x [R, I] column by column. This changes results by rounding only.
 
     Features [R, F, H, W] of `board_conv` lie in memory as [F, H, W, R], unless it computes them in several blocks.
     """
