@@ -27,7 +27,7 @@ from jaxrl_fast.metrics import tracker
 from jaxrl_fast.parallel import program
 from jaxrl_fast.parallel.placement import SHARDS, Placement
 from jaxrl_fast.plotting import run_curve
-from jaxrl_fast.runs import checkpoint, directory, fingerprint
+from jaxrl_fast.runs import checkpoint, checkpoint_saver, directory, fingerprint
 from jaxrl_fast.runs.files import mark_running, read_summary
 from jaxrl_fast.training import checkpointer, dispatcher, evaluator, progress, trainer
 from jaxrl_fast.training import plan as planning
@@ -596,14 +596,14 @@ def test_a_full_disk_ends_no_run(tmp_path, monkeypatch, capsys):
             raise OSError(28, "No space left on device")
         write(path, arrays, manifest)
 
-    monkeypatch.setattr(checkpoint, "write", no_room)
+    monkeypatch.setattr(checkpoint_saver, "write", no_room)
     monkeypatch.setattr(dispatcher, "CHUNK_S", 0.0)
     run = fit(folder)
     err = capsys.readouterr().err
     assert run.summary["status"] == "done" and len(seen) > 2 and run.summary["num_checkpoints"] == 1
     assert f"a checkpoint could not be written (No space left on device); the last one is {seen[0]}" in err
     assert checkpoint.folders(folder / paths.CHECKPOINTS) == seen[:1]
-    monkeypatch.setattr(checkpoint, "write", write)
+    monkeypatch.setattr(checkpoint_saver, "write", write)
     complete = records(folder)
     again = fit(folder, resume=str(folder))  # from the one that is there
     assert records(folder) == complete and again.summary["final_return_mean"] == run.summary["final_return_mean"]
