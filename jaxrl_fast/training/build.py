@@ -77,7 +77,7 @@ def shard_env(
     env, agent = whole_env(settings, algorithm, num_updates, done)
     as_before = before["num_shards"] if before else None
     placement = Placement(settings.options.num_seeds, sequential_seeds=_sequential_seeds(settings, env))
-    for count in _counts_to_try(settings, env, as_before):
+    for count in _counts_to_try(settings, algorithm, env, as_before):
         try:
             dealt = _by_memory(settings, placement._replace(num_shards=count))
             shard = _shard(settings.options, dealt, done)
@@ -86,7 +86,8 @@ def shard_env(
         except ValueError:
             if as_before or settings.options.devices != "auto":
                 raise
-    if placement.num_shards == 1 and (num_grad_workers := _num_grad_workers(settings, env, agent, before)) > 1:
+    spare = placement.num_shards == 1 and "grad_workers" in supports(algorithm)
+    if spare and (num_grad_workers := _num_grad_workers(settings, env, agent, before)) > 1:
         env = env._replace(parallelism=env.parallelism._replace(num_grad_workers=num_grad_workers))
         agent = make_agent(settings.agent, algorithm, env, num_updates)
         placement = placement._replace(num_grad_workers=num_grad_workers)
@@ -109,7 +110,7 @@ def host_config(options: Options, purpose: int, done: int = 0, shard: int = 0, n
     return HostEnvConfig((options.seed, purpose, done), options.protocol, bridge, num_pools, overlap, shard, num_shards)
 
 
-def _counts_to_try(settings: Settings, env: Env, as_before: int | None) -> list[int]:
+def _counts_to_try(settings: Settings, algorithm: Any, env: Env, as_before: int | None) -> list[int]:
     """Numbers of shards beyond 1, best first."""
     options, num_devices = settings.options, jax.local_device_count()
     num_envs = int(options.num_envs)
@@ -117,13 +118,15 @@ def _counts_to_try(settings: Settings, env: Env, as_before: int | None) -> list[
         return [as_before] if as_before > 1 else []
     if options.devices == "auto":
         tried = env.on_device or jax.default_backend() == "cpu"  # pools on several GPUs: only where asked for
-        most = min(num_devices, _cores_worth(settings, env)) if tried else 1
+        most = min(num_devices, _cores_worth(settings, env)) if tried and "shards" in supports(algorithm) else 1
         return [count for count in range(most, 1, -1) if num_envs % count == 0]
     asked = int(options.devices)
     if asked > num_devices:
         raise ValueError(f"--devices {asked}: JAX has {num_devices} here")
     if asked > 1 and not hasattr(settings.agent, "gradient_rows"):
         raise ValueError(f"--devices {asked}: {settings.algo} says no gradient_rows, so it learns on one device")
+    if asked > 1 and "shards" not in supports(algorithm):
+        raise ValueError(f"--devices {asked}: {settings.algo} does not support shards, so it learns on one device")
     if num_envs % asked:
         raise ValueError(f"--devices {asked}: {num_envs} environments do not divide into so many")
     return [asked] if asked > 1 else []

@@ -4,8 +4,8 @@ An algorithm's options are the fields of a frozen dataclass, all with a default,
 CONFIGS or as the `Config` of a module of one's own. `rollout_length` (a number, or "auto") must be among them. What
 else is reckoned with, where it is there:
 
-- `gradient_rows(num_envs)`: rows in a gradient step, for how many devices there is work. An algorithm that says it must
-  sum its gradients over `spec.axis_name` (`jax.lax.psum`); one that does not learns on one device.
+- `gradient_rows(num_envs)`: rows in a gradient step, for how many devices there is work. An algorithm whose module has
+  "shards" in SUPPORTS must sum its gradients over `parallelism.axis_name` (`jax.lax.psum`); others learn on one device.
 - `network`: one of `networks.KINDS`, or "auto", which decides how much work a row is.
 - `capacity`: transitions in a replay; `first_learning(num_envs)`: environment steps before the first gradient step.
 - `traced`: names of real numbers that `make` and its functions only calculate with. A sweep over them is one program,
