@@ -11,6 +11,7 @@ from jaxrl_fast import async_rollout, envs
 from jaxrl_fast.config.options import Options
 from jaxrl_fast.config.settings import Settings
 from jaxrl_fast.envs import sharded
+from jaxrl_fast.kernels.build import enabled
 from jaxrl_fast.networks import torso
 from jaxrl_fast.parallel.placement import Placement, max_grad_workers
 from jaxrl_fast.training import memory
@@ -35,6 +36,7 @@ def build(
     shards and gradient workers in the manifest of its checkpoint, `before`. The returned settings have the options
     that the environment decides: the Atari protocol and reward clipping.
     """
+    enabled()  # raises ValueError for an unknown JAXRL_FAST_KERNELS, before any other error
     options = settings.options
     config = host_env_config(options, TRAINING, done)
     env = envs.make(options.env, options.num_envs, config, **options.env_options)

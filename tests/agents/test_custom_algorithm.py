@@ -329,14 +329,22 @@ ROWS = """
 def make("""
 
 
-@pytest.mark.parametrize("says_rows", [False, True])
-def test_it_is_split_over_devices_only_if_it_says_how_much_work_there_is(write, says_rows):
-    name = write(HILL_CLIMBING.replace("\ndef make(", ROWS, 1) if says_rows else HILL_CLIMBING)
+SUPPORTS = '\nSUPPORTS = frozenset({"shards"})\n'
+
+
+@pytest.mark.parametrize(("says_rows", "supports"), [(False, False), (True, False), (True, True)])
+def test_it_is_split_over_devices_only_if_it_can_be_and_says_how_much_work_there_is(write, says_rows, supports):
+    text = HILL_CLIMBING.replace("\ndef make(", ROWS, 1) if says_rows else HILL_CLIMBING
+    if supports:
+        assert "def make(config, spec, num_updates):" in text
+        text = text.replace("num_updates):", "num_updates, parallelism):", 1) + SUPPORTS
+    name = write(text)
     settings = load.from_keywords(algo=name, total_steps=16_000, **OPTIONS)
-    assert plan.validate_plan(settings).placement.num_shards == (2 if says_rows else 1)
+    assert plan.validate_plan(settings).placement.num_shards == (2 if supports else 1)
     split = load.from_keywords(algo=name, total_steps=16_000, devices=2, **OPTIONS)
-    if says_rows:
+    if supports:
         assert plan.validate_plan(split).placement.num_shards == 2
         return
-    with pytest.raises(ValueError, match=r"^--devices 2: .* says no gradient_rows, so it learns on one device"):
+    why = "does not support shards" if says_rows else "says no gradient_rows"
+    with pytest.raises(ValueError, match=rf"^--devices 2: .* {why}, so it learns on one device"):
         plan.validate_plan(split)

@@ -4,8 +4,8 @@ An algorithm's options are the fields of a frozen dataclass: in CONFIGS, or the 
 has a default, and `jaxrl_fast.option` declares its meaning, bounds and needs. `rollout_length` (a number, or "auto") is
 required. Optional members:
 
-- `gradient_rows(num_envs)`: rows in a gradient step, which decides how many devices are used. Its agent must sum
-  gradients over `spec.grad_axis`. An algorithm without it runs on one device.
+- `gradient_rows(num_envs)`: rows in a gradient step, which decides how many devices are used. An algorithm whose module
+  has "shards" in SUPPORTS must sum gradients over `parallelism.grad_axis`; others run on one device.
 - `network`: one of `networks.KINDS`, or "auto".
 - `buffer_size`: transitions in a replay buffer.
 - `first_learning(num_envs)`: environment steps before the first gradient step.
