@@ -24,21 +24,38 @@ def algorithm(supports=None):
     return SimpleNamespace(__name__="mine", make=make, given=given, **declared)
 
 
-def shard_env(algorithm, *more):
-    return build.shard_env(load.from_command_line([*LINE.split(), *more]), algorithm, num_updates=2)
+def built(algorithm, *more):
+    """The environment and placement."""
+    return build.build(load.from_command_line([*LINE.split(), *more]), algorithm, num_updates=2)[1::2]
 
 
-def test_make_agent_tells_parallelism_to_who_supports_it():
-    env, _, placement = shard_env(mine := algorithm({"shards"}))
+def test_make_agent_gets_parallelism_if_supported():
+    env, placement = built(mine := algorithm({"shards"}))
     assert placement.num_shards > 1 and env.parallelism == Parallelism(placement.axis_name, placement.num_shards)
     assert env.spec.num_envs * placement.num_shards == 1024
-    assert mine.given[0] == (Parallelism(),) and mine.given[-1] == (env.parallelism,)
+    assert mine.given == [(env.parallelism,)]
 
 
-def test_shard_env_does_not_split_what_does_not_support_it():
+def test_build_does_not_shard_an_unsupported_algorithm():
     """Each shard would learn parameters of its own."""
-    env, _, placement = shard_env(mine := algorithm())
+    env, placement = built(mine := algorithm())
     assert (placement.num_shards, env.parallelism, env.spec.num_envs) == (1, Parallelism(), 1024)
-    assert set(mine.given) == {()}
-    with pytest.raises(ValueError, match=r"^--devices 2: ppo does not support shards, so it learns on one device$"):
-        shard_env(mine, "--devices", "2")
+    assert mine.given == [()]
+    with pytest.raises(ValueError, match=r"^--devices: ppo must declare SUPPORTS = \{\"shards\"\}, got 2; use 1$"):
+        built(mine, "--devices", "2")
+
+
+@pytest.mark.parametrize("line", ["ppo --num-envs 1024", "ppo --num-envs 8 --devices 1", "dqn --num-envs 8"])
+def test_a_start_builds_environments_and_agent_once(line, monkeypatch):
+    """Whole, in shards or with gradient workers; for training and evaluation together."""
+    from jaxrl_fast import agents
+    from jaxrl_fast.envs.gymnax import batch
+    from jaxrl_fast.training import plan
+
+    settings = load.from_command_line([*line.split(), "--env", "CartPole-v1", "--total-steps", "200k"])
+    algorithm, calls = agents.load(settings.algo), []
+    traced, make = batch.traced, algorithm.make
+    monkeypatch.setattr(batch, "traced", lambda *given: (calls.append("env"), traced(*given))[1])
+    monkeypatch.setattr(algorithm, "make", lambda *given: (calls.append("agent"), make(*given))[1])
+    plan.validate_plan(settings)
+    assert sorted(calls) == ["agent", "env"]
