@@ -97,7 +97,7 @@ def run(saved: Any, renderer: Any, options: Options) -> Video:
     with nullcontext(path_of(options.out)) if options.out else files.claimed(saved.folder / NAME) as path:
         write = write_mp4 if path.suffix.lower() == ".mp4" else write_gif
         cache = compile_cache.compile_cache(saved.settings.options.compile_cache and saved.env.on_device)
-        with cache, files.whole(path) as aside:
+        with cache, files.atomic_write(path) as aside:
             num_frames = write(aside, frames(saved, renderer, options, fps, ends), fps)
     if not saved.env.on_device:
         devices.release_envs([saved.env])

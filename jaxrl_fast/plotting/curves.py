@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
 
 from jaxrl_fast.metrics import statistics
-from jaxrl_fast.utils.files import whole
+from jaxrl_fast.utils.files import atomic_write
 
 MAX_POINTS = 150  # of the curve; more records are averaged
 WIDTH, HEIGHT, MAX_HEIGHT = 7.2, 4.2, 20.0  # inches
@@ -40,7 +40,7 @@ class Picture(Figure):
 
 def save(picture: Figure, path: Path) -> None:
     """A picture as a file, which is the old one until the new one is whole."""
-    with whole(path) as aside:
+    with atomic_write(path) as aside:
         picture.savefig(aside)
 
 

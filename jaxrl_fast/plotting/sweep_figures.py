@@ -48,7 +48,7 @@ def draw(
     wanted["curves.png"] = lambda: learning(title, columns, groups, records, goal)
     found: dict[str, curves.Picture | None] = {}
     for name, make in wanted.items():
-        with warnings.warned(f"{name} could not be drawn"):
+        with warnings.warn_on_error(f"{name} could not be drawn"):
             found[name] = make()
     return {name: picture for name, picture in found.items() if picture is not None}
 

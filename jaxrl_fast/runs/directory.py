@@ -11,7 +11,7 @@ from jaxrl_fast.config.options import Options
 from jaxrl_fast.config.settings import Settings
 from jaxrl_fast.runs import files
 from jaxrl_fast.utils import locks
-from jaxrl_fast.utils.files import leads_elsewhere, path_of
+from jaxrl_fast.utils.files import is_folder_name, path_of
 
 if TYPE_CHECKING:
     from jaxrl_fast.runs.checkpoint import Checkpoint
@@ -25,7 +25,7 @@ def chosen(options: Options) -> Path | None:
         raise ValueError(f"--name {options.name} does not go with {said}, which has the name in it")
     if options.run_dir:
         folder = path_of(options.run_dir, "--run-dir")
-    elif leads_elsewhere(options.name):
+    elif not is_folder_name(options.name):
         raise ValueError(f"--name {options.name}: a name is wanted, without folders; --run-dir takes a path")
     elif options.name:
         folder = paths.RUNS / options.name

@@ -13,7 +13,7 @@ from jaxrl_fast.utils.errors import why
 
 def mark_running(folder: Path) -> None:
     """A summary of a run that goes on says so, until it ends again: who asks for its status is not told "done"."""
-    with warnings.warned(f"{SUMMARY} could not be written"):
+    with warnings.warn_on_error(f"{SUMMARY} could not be written"):
         if (folder / SUMMARY).is_file():
             write_summary(folder, read_summary(folder) | {"status": "running"})
 

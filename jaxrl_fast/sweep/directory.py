@@ -15,7 +15,7 @@ from jaxrl_fast.config.sources import from_mapping
 from jaxrl_fast.runs import files
 from jaxrl_fast.sweep import grid
 from jaxrl_fast.sweep.grid import Group
-from jaxrl_fast.utils.files import leads_elsewhere
+from jaxrl_fast.utils.files import is_folder_name
 
 FAILED = "failed.json"
 
@@ -57,7 +57,7 @@ def read(folder: Path) -> SweepPlan:
 
 def _plain(name: str) -> str:
     """A folder's name that leads nowhere else."""
-    if leads_elsewhere(name):
+    if not is_folder_name(name):
         raise KeyError(name)
     return name
 

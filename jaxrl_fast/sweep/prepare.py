@@ -20,7 +20,7 @@ from jaxrl_fast.sweep.directory import FAILED, SweepPlan, read
 from jaxrl_fast.sweep.grid import Group
 from jaxrl_fast.training import plan
 from jaxrl_fast.utils import files, warnings
-from jaxrl_fast.utils.files import leads_elsewhere, path_of
+from jaxrl_fast.utils.files import is_folder_name, path_of
 from jaxrl_fast.utils.importing import name_of
 
 MAY_DIFFER = ("seed", "num_seeds", "report_every", "log_level")  # of a group's options: the same sweep may have others
@@ -171,7 +171,7 @@ def _chosen_folder(asked: grid.SweepRequest) -> Path | None:
         raise ValueError(f"--name {asked.name} does not go with {said}, which has the name in it")
     if asked.own.sweep_dir:
         return path_of(asked.own.sweep_dir, "--sweep-dir")
-    if leads_elsewhere(asked.name):
+    if not is_folder_name(asked.name):
         raise ValueError(f"--name {asked.name}: a name is wanted, without folders; --sweep-dir takes a path")
     return Path("sweeps") / asked.name if asked.name else None
 

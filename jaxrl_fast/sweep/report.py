@@ -36,7 +36,7 @@ def write(sweep: SweepPlan) -> list[str]:
     saved = []
     with exclusive(sweep.folder):
         for name, picture in drawn.items():
-            with warnings.warned(f"{name} could not be drawn"):
+            with warnings.warn_on_error(f"{name} could not be drawn"):
                 curves.save(picture, sweep.folder / name)
                 saved.append(name)
         replace(sweep.folder / SWEEP_REPORT, as_markdown(sweep, table, saved))
@@ -231,6 +231,6 @@ def _known(group: Sequence[Mapping[str, Any]], key: str) -> list[Any]:
 def _records(folder: Path) -> list[dict[str, Any]]:
     path = folder / paths.METRICS
     if path.is_file():
-        with warnings.warned(f"{path} cannot be read"):
+        with warnings.warn_on_error(f"{path} cannot be read"):
             return files.read_metrics(folder)
     return []

@@ -100,7 +100,7 @@ def run_workers(sweep: SweepPlan, terminal: Console) -> tuple[int | None, int]:
             processes.append(subprocess.Popen(command, start_new_session=True))
         while any(process.poll() is None for process in processes):
             tell()
-            time.sleep(signals.WATCH_S)
+            time.sleep(signals.POLL_S)
     tell()
     lost = 0 if stopped else sum(process.returncode != 0 for process in processes)
     if lost:

@@ -124,7 +124,7 @@ def worker_main(folder: str, parent: str) -> int:
     """What one of several processes does, until `parent`, which started them, is no more. Its exit status."""
     from jaxrl_fast.parallel import placement
 
-    signals.stop_without(int(parent))
+    signals.stop_with_parent(int(parent))
     sweep = read(Path(folder))
     placement.share_cores(sweep.own.workers)
     offer_devices(group.settings for group in sweep.groups.values())

@@ -1,4 +1,4 @@
-"""How people write names and numbers. Standard library only."""
+"""Parse the names and numbers that users write. Standard library only."""
 
 import difflib
 import math
@@ -8,13 +8,19 @@ SECONDS = {"min": 60, "h": 3600, "s": 1}
 SUFFIXES = {"k": 10**3, "M": 10**6, "B": 10**9}
 NAMES = {"k": "thousands", "M": "millions", "B": "billions"}
 WORDS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
-MIN_FLOAT, MAX_FLOAT = 2.0**-126, 3.4e38  # numbers that float32 keeps its digits of
+MIN_FLOAT, MAX_FLOAT = 2.0**-126, 3.4e38  # range of normal float32 numbers
 
 
 def nearest(word: str, names: Iterable[object], spell: Callable[[str], str] = str, cutoff: float = 0.6) -> str:
-    """For a message about an unknown word: "; did you mean a or b?", or nothing if no name is near.
+    """Return the end of an error message about an unknown word: "; did you mean a or b?", or "".
 
-    A name that has the word as its last part, as "agent.clip" has "clip", is nearest of all.
+    A name whose last part is the word, as in "agent.clip" for "clip", is always suggested.
+
+    Args:
+        word: The unknown word.
+        names: The known names.
+        spell: Converts a name to the form shown to the user.
+        cutoff: Minimum similarity, from 0 to 1.
     """
     by_lower = {str(name).lower(): str(name) for name in names}
     tail = word.lower().rpartition(".")[2]
@@ -24,13 +30,13 @@ def nearest(word: str, names: Iterable[object], spell: Callable[[str], str] = st
 
 
 def shown(words: object) -> str:
-    """A user's words in a message of one line: as they are, or as Python writes them where that would break it."""
+    """Return a user's words for a message of one line: unchanged, or as their repr if they are not printable."""
     text = str(words)
     return text if text.isprintable() else repr(text)
 
 
 def parse_int(text: str) -> int:
-    """A whole number: 64, 64k, 1e6, 1.5M, 2_000. ValueError if it is none."""
+    """Return an integer written as 64, 64k, 1e6, 1.5M or 2_000. Raise ValueError if it is not one."""
     factor = SUFFIXES.get(text[-1:], 1)
     text = text[:-1] if factor > 1 else text
     try:
@@ -43,7 +49,7 @@ def parse_int(text: str) -> int:
 
 
 def parse_float(text: str) -> float:
-    """A finite number: 2.5e-4, 10k. ValueError if it is none."""
+    """Return a finite number written as 2.5e-4 or 10k. Raise ValueError if it is not one."""
     factor = SUFFIXES.get(text[-1:], 1)
     value = float(text[:-1] if factor > 1 else text) * factor
     if not math.isfinite(value):
@@ -52,24 +58,28 @@ def parse_float(text: str) -> float:
 
 
 def suffix_hint(text: str) -> str:
-    """For a message about what is no number but for its suffix's case: "; did you mean 1M, M for millions?"."""
+    """Return a hint for a number whose suffix has the wrong case, "; did you mean 1M, M for millions?", or ""."""
     suffix = text[-1:].swapcase()
-    meant = text[:-1] + suffix
+    corrected = text[:-1] + suffix
     try:
-        parse_float(meant)
+        parse_float(corrected)
     except ValueError:
         return ""
-    return f"; did you mean {meant}, {suffix} for {NAMES[suffix]}?" if suffix in NAMES else ""
+    return f"; did you mean {corrected}, {suffix} for {NAMES[suffix]}?" if suffix in NAMES else ""
 
 
 def parse_seconds(text: str) -> float:
-    """A time: 30, 30s, 5min, 2h. ValueError if it is none."""
+    """Return a duration in seconds, written as 30, 30s, 5min or 2h. Raise ValueError if it is not one."""
     unit = next((unit for unit in SECONDS if text.endswith(unit)), "")
     return parse_float(text.removesuffix(unit)) * SECONDS.get(unit, 1)
 
 
 def parse_period(text: str) -> tuple[int, float]:
-    """Environment steps or seconds, the other 0: 64k, 1M, 30s, 5min, 2h. ValueError if it is neither."""
+    """Return a period as environment steps (64k, 1M) and seconds (30s, 5min, 2h), one of which is 0.
+
+    Raises:
+        ValueError: If it is neither, or negative.
+    """
     period = (0, parse_seconds(text)) if text.endswith(tuple(SECONDS)) else (parse_int(text), 0.0)
     if min(period) < 0:
         raise ValueError

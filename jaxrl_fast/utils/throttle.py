@@ -1,22 +1,23 @@
-"""What is not to happen too often."""
+"""Limit how often something happens."""
 
 import time
 
 
 class Throttle:
-    """True at most once in so many seconds, or in that share of the time so far where it is more."""
+    """A limit: ready at most once every `every` seconds, or every `share` of the time so far if that is longer."""
 
     def __init__(self, every: float, first: bool = False, share: float = 0.0):
         self.every, self.share, self.began = every, share, time.perf_counter()
         self.last = -float("inf") if first else self.began
 
     def due(self) -> bool:
+        """Return whether the interval has passed, and if so start the next one."""
         if not self.over():
             return False
         self.last = time.perf_counter()
         return True
 
     def over(self) -> bool:
-        """Whether it would be due; asking does not begin another interval."""
+        """Return whether the interval has passed, without starting the next one."""
         now = time.perf_counter()
         return now - self.last >= max(self.every, self.share * (now - self.began))
