@@ -1,1 +1,1 @@
-"""Where records and lines go."""
+"""Write records to files, TensorBoard and trackers, and lines to the terminal."""

@@ -1,4 +1,4 @@
-"""Collect the numbers of updates and merge them into records."""
+"""Collect the metrics of updates and merge them into records."""
 
 import math
 from collections import deque
@@ -9,16 +9,16 @@ import numpy as np
 
 from jaxrl_fast.metrics.statistics import finite
 
-Rows = Mapping[str, np.ndarray]  # [S, U]: a number for each seed and update
+Rows = Mapping[str, np.ndarray]  # metric: [S, U], a value for each seed and update
 SCORES = ("episodes", "valid_steps", "return_sum", "return_min", "return_max", "length_sum", "longest_episode")
-COUNT, SUM = "gradient_steps", "_sum"  # beside the one, metrics with the other are sums over so many steps
+COUNT, SUM = "gradient_steps", "_sum"  # with COUNT, metrics whose names end with SUM are sums over gradient steps
 
 
 class RecordBuffer:
-    """Takes updates in chunks of any length and gives them out in records of one length.
+    """A buffer that takes updates in chunks of any length and returns them in records of a fixed length.
 
-    So what is written depends on the updates alone, not on how fast they came. With `most`, whole chunks are let go
-    that so many newer updates make old.
+    The records therefore depend on the updates alone, not on how they were dispatched. Chunks that are followed by
+    `most` newer updates are dropped.
     """
 
     def __init__(self, length: int, most: float = math.inf):
@@ -27,6 +27,7 @@ class RecordBuffer:
         self.available = 0  # updates in all chunks
 
     def add(self, rows: Rows) -> None:
+        """Append a chunk of updates."""
         self.chunks.append(rows)
         self.available += _width(rows)
         while self.available - _width(self.chunks[0]) >= self.most:
@@ -34,14 +35,19 @@ class RecordBuffer:
 
     @property
     def rows(self) -> dict[str, np.ndarray]:
-        """All that is left, in one; empty where nothing is."""
+        """Return all updates in the buffer as one chunk; {} if it is empty."""
         if len(self.chunks) > 1:
             names = self.chunks[0]
             self.chunks = deque([{k: np.concatenate([c[k] for c in self.chunks], axis=1) for k in names}])
         return dict(self.chunks[0]) if self.available else {}
 
     def take(self, everything: bool = False, waiting: bool = False) -> Iterator[Rows]:
-        """Whole records; with `everything` also the shorter one that is left, `waiting` not the one that ends now."""
+        """Yield and remove complete records.
+
+        Args:
+            everything: Also yield the last, shorter record.
+            waiting: Keep a record that ends with the last update, for it waits for an evaluation.
+        """
         while self.available >= self.length + waiting or everything and self.available:
             rows = self.rows
             self.chunks = deque([{k: x[:, self.length :] for k, x in rows.items()}])
@@ -50,14 +56,15 @@ class RecordBuffer:
 
 
 def _width(rows: Rows) -> int:
-    """Updates."""
+    """Return the number of updates in a chunk."""
     return next(iter(rows.values())).shape[1]
 
 
 def summarize(rows: Rows) -> list[dict[str, Any]]:
-    """A record for each seed: of the games that ended, and the mean of everything else. None where nothing is known.
+    """Return a record for each seed: statistics of the ended episodes and means of all other metrics.
 
-    An algorithm whose updates make more or fewer gradient steps gives sums (`loss_sum`) and their number instead.
+    Unknown values are None. Algorithms with a varying number of gradient steps per update report sums over them
+    (`loss_sum`) and their number, from which the means are computed.
     """
     totals = {k: np.asarray(rows[k], np.float64).sum(1) for k in ("episodes", "return_sum", "length_sum")}
     low, high = rows["return_min"].min(1), rows["return_max"].max(1)
@@ -66,20 +73,20 @@ def summarize(rows: Rows) -> list[dict[str, Any]]:
         means = {k: x for k, x in means.items() if not k.endswith(SUM)} | _per_gradient_step(rows)
     records = []
     for i, episodes in enumerate(totals["episodes"]):
-        some = max(episodes, 1)
+        divisor = max(episodes, 1)
         scores = {
             "episodes": int(episodes),
-            "return_mean": finite(totals["return_sum"][i] / some) if episodes else None,
+            "return_mean": finite(totals["return_sum"][i] / divisor) if episodes else None,
             "return_min": finite(low[i]) if episodes else None,
             "return_max": finite(high[i]) if episodes else None,
-            "length_mean": finite(totals["length_sum"][i] / some) if episodes else None,
+            "length_mean": finite(totals["length_sum"][i] / divisor) if episodes else None,
         }
         records.append(scores | {k: finite(x[i]) for k, x in means.items()})
     return records
 
 
 def _per_gradient_step(rows: Rows) -> dict[str, np.ndarray]:
-    """Means of what was summed over gradient steps, NaN where there were none; and how many there were."""
+    """Return the means over gradient steps, NaN without any, and the number of gradient steps."""
     count = np.asarray(rows[COUNT], np.float64).sum(1)
     totals = {k: np.asarray(x, np.float64).sum(1) for k, x in rows.items() if k.endswith(SUM) and k not in SCORES}
     means = {k.removesuffix(SUM): x / np.where(count > 0, count, np.nan) for k, x in totals.items()}
@@ -87,5 +94,5 @@ def _per_gradient_step(rows: Rows) -> dict[str, np.ndarray]:
 
 
 def merge_seeds(rows: Rows) -> Rows:
-    """[S, U] as [1, S * U]."""
+    """Return rows [S, U] as [1, S * U]."""
     return {k: x.reshape(1, -1) for k, x in rows.items()}

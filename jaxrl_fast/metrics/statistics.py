@@ -1,21 +1,21 @@
-"""Statistics over seeds and episodes: IQM and bootstrap intervals. float64, on the host."""
+"""Compute statistics over seeds and episodes in float64 on the host: IQM and bootstrap intervals."""
 
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-MAX_DRAWN = 2**22  # scores drawn anew at a time
-CI95 = 0.025, 0.975  # the quantiles between which 95% lie
+MAX_DRAWN = 2**22  # scores resampled at a time, to limit memory
+CI95 = 0.025, 0.975  # quantiles of a 95% interval
 
 
 def finite(x: Any) -> float | None:
-    """A float that JSON knows, or None."""
+    """Return a float, or None if it is not finite and thus not valid JSON."""
     return float(x) if x is not None and np.isfinite(x) else None
 
 
 def iqm(scores: np.ndarray, axis: int | tuple[int, ...] = 0) -> np.ndarray:
-    """Inter-quartile mean: without the floor(n / 4) lowest and highest.
+    """Return the interquartile mean: the mean without the floor(n / 4) lowest and highest scores.
 
     Agarwal et al. 2021, "Deep reinforcement learning at the edge of the statistical precipice".
     """
@@ -27,35 +27,39 @@ def iqm(scores: np.ndarray, axis: int | tuple[int, ...] = 0) -> np.ndarray:
 
 
 def bootstrap(scores: np.ndarray, num_resamples: int = 2000) -> tuple[np.ndarray, np.ndarray]:
-    """Lower and upper end of a 95% percentile interval of the IQM of scores [S, M, ...]: S seeds of M tasks.
+    """Return both ends [...] of a 95% percentile interval of the IQM of scores [S, M, ...]: S seeds of M tasks.
 
-    Stratified: the seeds of each task are drawn anew from those of that task (the same paper, section 4.1).
+    Stratified bootstrap: the seeds of each task are resampled separately (Agarwal et al. 2021, section 4.1).
     """
     num_seeds, num_tasks = scores.shape[:2]
-    chance = np.random.default_rng(0)
+    rng = np.random.default_rng(0)
     means = []
     for _ in range(num_resamples):
-        drawn = chance.integers(num_seeds, size=(num_seeds, num_tasks))
+        drawn = rng.integers(num_seeds, size=(num_seeds, num_tasks))
         means.append(iqm(scores[drawn, np.arange(num_tasks)], axis=(0, 1)))
     low, high = np.quantile(means, CI95, axis=0)
     return low, high
 
 
 def mean_interval(groups: Sequence[np.ndarray], num_resamples: int = 2000) -> tuple[float, float]:
-    """Lower and upper end of a 95% percentile interval of the mean of all scores, each group those of one training.
+    """Return both ends of a 95% percentile interval of the mean of all scores.
 
-    Groups are drawn anew, if there are several, and scores within each: Efron and Tibshirani 1993, chapter 8.
+    The groups, if there are several, and the scores within each are resampled (Efron and Tibshirani 1993, chapter 8).
+
+    Args:
+        groups: The scores [E] of each training.
+        num_resamples: Number of bootstrap resamples.
     """
-    chance = np.random.default_rng(0)
+    rng = np.random.default_rng(0)
     total, count = np.zeros(num_resamples), np.zeros(num_resamples)
     for _ in groups:
-        drawn = chance.integers(len(groups), size=num_resamples)
+        drawn = rng.integers(len(groups), size=num_resamples)
         for i, scores in enumerate(groups):
-            places = np.flatnonzero(drawn == i)
+            indices = np.flatnonzero(drawn == i)
             scores = np.asarray(scores, np.float64)
-            some = max(MAX_DRAWN // scores.size, 1)  # rows at a time, for all would take 32 kB a score
-            for part in (places[at : at + some] for at in range(0, places.size, some)):
-                total[part] += scores[chance.integers(scores.size, size=(part.size, scores.size))].sum(1)
-            count[places] += scores.size
+            num_rows = max(MAX_DRAWN // scores.size, 1)  # at a time, for all rows together would take 32 kB per score
+            for part in (indices[start : start + num_rows] for start in range(0, indices.size, num_rows)):
+                total[part] += scores[rng.integers(scores.size, size=(part.size, scores.size))].sum(1)
+            count[indices] += scores.size
     low, high = np.quantile(total / count, CI95)
     return float(low), float(high)
