@@ -174,7 +174,7 @@ def figures_of(sweep: SweepPlan, table: Sequence[Row]) -> dict[str, Any]:
     groups = configurations(sweep, done)
     records = {name: _records(sweep.folder / name) for name in sweep.groups}
     goal, *others = thresholds(sweep)
-    return sweep_figures.draw(title, sweep.columns, groups, records, None if others else goal)
+    return sweep_figures.draw_figures(title, sweep.columns, groups, records, None if others else goal)
 
 
 def _table(sweep: SweepPlan, table: Sequence[Row]) -> list[str]:

@@ -893,7 +893,7 @@ def test_an_option_of_the_environment_is_no_formula(tmp_path):
     }  # fmt: skip
     values, line = ("x=$a_{$", "x=$"), {"seed": 0, "env_steps": 1, "train_time_s": 1, "return_mean": 1, "episodes": 1}
     groups, records = [[row(value)] for value in values], {value: [line] for value in values}
-    drawn = sweep_figures.draw("PPO on $_{$", ["env_options"], groups, records, None)
+    drawn = sweep_figures.draw_figures("PPO on $_{$", ["env_options"], groups, records, None)
     for name, label in (("curves", "env options x=$a_{$"), ("final_return", "x=$a_{$"), ("throughput", "x=$a_{$")):
         drawn[f"{name}.png"].savefig(tmp_path / "x.svg")
         text = (tmp_path / "x.svg").read_text()
@@ -903,8 +903,8 @@ def test_an_option_of_the_environment_is_no_formula(tmp_path):
 def test_a_figure_that_cannot_be_drawn_is_a_warning(tmp_path, monkeypatch, capsys):
     """While it is made, or only when it is saved."""
     ready = finished(tmp_path / "sweep", [1.0, 2.0], algo="ppo", num_envs=[1, 2])
-    monkeypatch.setattr(sweep_figures, "throughput", lambda *_: 1 / 0)
-    monkeypatch.setattr(sweep_figures, "learning", lambda *_: SimpleNamespace(savefig=lambda _: 1 / 0))
+    monkeypatch.setattr(sweep_figures, "plot_throughput", lambda *_: 1 / 0)
+    monkeypatch.setattr(sweep_figures, "plot_learning_curves", lambda *_: SimpleNamespace(savefig=lambda _: 1 / 0))
     assert sweep_report.write(ready)
     words = "could not be drawn (ZeroDivisionError: division by zero)\n"
     assert capsys.readouterr().err == f"warning: throughput.png {words}warning: curves.png {words}"
