@@ -806,14 +806,14 @@ BUGS = (
         CHECKPOINT,
         'if manifest["files"] != {ARRAYS: _digest(folder / ARRAYS)}:',
         "if False:",
-        "tests/runs/test_checkpoint.py::test_a_flipped_bit_is_noticed",
+        "tests/runs/test_checkpoint.py::test_read_detects_flipped_bit",
     ),
     Bug(
         "checkpoint: what is saved is no copy",
         CHECKPOINT,
         'array = np.array(x, order="C")',
         'array = np.asarray(x, order="C")',
-        "tests/runs/test_checkpoint.py::test_a_flat_tree_is_a_copy",
+        "tests/runs/test_checkpoint.py::test_flatten_copies_arrays",
     ),
     Bug(
         "scores: the host's lists are saved without a copy",
@@ -920,7 +920,7 @@ BUGS = (
         "jaxrl_fast/host.py",
         "while os.getppid() == parent:",
         "while True:",
-        "tests/sweep/test_sweep.py::test_workers_of_a_sweep_that_is_killed_stop_too[False]",
+        "tests/sweep/test_sweep.py::test_workers_stop_when_sweep_is_killed[False]",
     ),
     Bug(
         "gymnax: a preset may call what it likes",
