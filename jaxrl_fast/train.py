@@ -1,7 +1,7 @@
-"""Trains from the command line: `python -m jaxrl_fast.train [ppo] [--config PRESET] [--env ID] [options]`.
+"""Train an agent: `python -m jaxrl_fast.train [ppo] [--config PRESET] [--env ID] [options]`.
 
-From here a run goes through `config` (what was asked for), `plan` (is it possible), `trainer` (the run) and `journal`
-(what it leaves). The command line is read before jax is imported, which is why these import it in functions.
+A run passes through `config` (read the options), `training.plan` (validate them), `training.trainer` (train) and
+`training.run_logger` (write the results). The options are read before jax is imported, so that --help is fast.
 """
 
 from collections.abc import Sequence
@@ -13,12 +13,12 @@ from jaxrl_fast.utils import warnings
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command. Returns its exit status."""
+    """Run the command. Return its exit status."""
     return cli.run_command(lambda words: plan.make_plan(load.from_command_line(words)), execute, argv)
 
 
 def execute(ready: plan.Plan) -> int:
-    """Runs it. Returns the exit status."""
+    """Train, print errors, and return the exit status."""
     try:
         outcome = trainer.execute(ready)
     except MemoryError as error:
