@@ -39,14 +39,14 @@ def train(options: dict) -> None:
     import jaxrl_fast
     from jaxrl_fast.training import dispatcher, trainer
 
-    take_down, dispatcher.CHUNK_S = trainer.Trainer.take_down, 0.0
+    process_chunk, dispatcher.CHUNK_S = trainer.Trainer.process_chunk, 0.0
 
-    def take_down_slowly(self, done):
-        take_down(self, done)
+    def process_slowly(self, done):
+        process_chunk(self, done)
         print(self.finished, flush=True)
         time.sleep(PAUSE_S)
 
-    trainer.Trainer.take_down = take_down_slowly
+    trainer.Trainer.process_chunk = process_slowly
     jaxrl_fast.fit(**options)
 
 

@@ -66,7 +66,7 @@ class Seen:
     @contextlib.contextmanager
     def watching(self):
         """Trainings within are seen."""
-        save, give = checkpointer.CheckpointManager.save, dispatcher.Dispatcher.give
+        save, submit = checkpointer.CheckpointManager.save, dispatcher.Dispatcher.submit
 
         def noted_save(keeper, *args):
             self.times.append(time.perf_counter())
@@ -77,19 +77,19 @@ class Seen:
             self.cpu.append((before, time.process_time()))
             return save(keeper, *args)
 
-        def noted_give(feed, boundary):
+        def noted_submit(dispatcher, limit):
             self.given += 1
-            return give(feed, boundary)
+            return submit(dispatcher, limit)
 
         def listen(event, duration, **_):
             self.compiled_later += bool(self.times) and event.endswith("backend_compile_duration")
 
         jax.monitoring.register_event_duration_secs_listener(listen)
-        checkpointer.CheckpointManager.save, dispatcher.Dispatcher.give = noted_save, noted_give
+        checkpointer.CheckpointManager.save, dispatcher.Dispatcher.submit = noted_save, noted_submit
         try:
             yield
         finally:
-            checkpointer.CheckpointManager.save, dispatcher.Dispatcher.give = save, give
+            checkpointer.CheckpointManager.save, dispatcher.Dispatcher.submit = save, submit
             jax.monitoring.unregister_event_duration_listener(listen)
 
 

@@ -20,7 +20,7 @@ from jax.experimental import io_callback
 
 from jaxrl_fast import envs, loop
 from jaxrl_fast.agents import ppo
-from jaxrl_fast.types import Env, Pools
+from jaxrl_fast.types import AsyncPools, Env
 
 ANSWER_S = 0.01
 CONFIG = ppo.Config(rollout_length=64, num_minibatches=4, num_epochs=8, hidden=(512, 512))
@@ -86,7 +86,7 @@ def slow(env: Env, in_flight: bool, overlap: bool) -> Env:
         return (state, (handle, action)), timestep
 
     step = lambda state, action: receive(0, send(0, state, action))
-    return env._replace(reset=reset, step=step, pools=Pools(1, send, receive, overlap) if in_flight else None)
+    return env._replace(reset=reset, step=step, pools=AsyncPools(1, send, receive, overlap) if in_flight else None)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ import importlib
 from typing import Any
 
 __version__ = "0.1.0"
-__all__ = ["Run", "Sweep", "__version__", "fit", "load", "sweep"]
+__all__ = ["Callback", "Run", "RunState", "Sweep", "__version__", "fit", "load", "sweep"]
 
 
 def __dir__() -> list[str]:
@@ -17,6 +17,10 @@ def __getattr__(name: str) -> Any:
         from jaxrl_fast import api
 
         return getattr(api, name)
+    if name in ("Callback", "RunState"):
+        from jaxrl_fast.training import callbacks
+
+        return getattr(callbacks, name)
     if name == "Sweep":
         from jaxrl_fast.sweep.api import Sweep
 

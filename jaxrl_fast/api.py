@@ -1,4 +1,4 @@
-"""From Python: `fit("ppo_cartpole", num_envs=256, total_steps=1_000_000)` trains, `load("runs/mine")` acts."""
+"""Train and load from Python: `fit("ppo_cartpole", num_envs=256)`, `load("runs/mine").policy(obs)`."""
 
 import base64
 import html
@@ -16,6 +16,7 @@ from jaxrl_fast.config.sources import from_mapping
 from jaxrl_fast.plotting import run_curve
 from jaxrl_fast.runs import files
 from jaxrl_fast.training import plan, trainer
+from jaxrl_fast.training.callbacks import check_callbacks
 from jaxrl_fast.utils import devices, formatting
 from jaxrl_fast.utils.files import path_of
 
@@ -24,25 +25,38 @@ if TYPE_CHECKING:
 
 
 def fit(
-    preset: str | None = None, *, algo: str | ModuleType = "", agent: Mapping[str, Any] | None = None, **options: Any
+    preset: str | None = None,
+    *,
+    algo: str | ModuleType = "",
+    agent: Mapping[str, Any] | None = None,
+    callbacks: Sequence[Any] = (),
+    **options: Any,
 ) -> "Run":
-    """Trains, and returns the run.
+    """Train, and return the run.
 
-    The names are those of the command line: a preset's name or file, its options as keywords (`num_envs=256`,
-    `env="Acrobot-v1"`, `env_options={"max_steps_in_episode": 200}`), and the algorithm's own options by name in
-    `agent={"learning_rate": 1e-3}`. `env` may also be a class, a factory or an instance with gymnax's interface, and
-    `algo` a module of your own, with `Config` and `make` in it.
-    What is wrong is a ValueError of one sentence, raised before anything is compiled or written. A training whose
-    numbers are no longer finite is a FloatingPointError, one without room in memory a MemoryError; its folder holds
-    what there was until then. By Ctrl-C while it trains it is ended, saved and returned, with the status "stopped"; a
-    second one is a KeyboardInterrupt.
+    Ctrl-C saves and returns the run, with the status "stopped". A second Ctrl-C is a KeyboardInterrupt.
+
+    Args:
+        preset: The name or the file of a preset.
+        algo: An algorithm's name, or a custom module with `Config` and `make`.
+        agent: Options of the algorithm by name: `{"learning_rate": 1e-3}`.
+        callbacks: Objects with `on_record`, `on_evaluation` or `on_end`, see `Callback`.
+        **options: Options as on the command line: `num_envs=256`, `env="Acrobot-v1"`,
+            `env_options={"max_steps_in_episode": 200}`, `resume="runs/mine"`. `env` may also be a class, a factory or
+            an instance with gymnax's interface.
+
+    Raises:
+        ValueError: An option is wrong. Nothing has been compiled or written.
+        FloatingPointError: The training has diverged. The folder holds what there was until then.
+        MemoryError: The program does not fit into memory.
     """
     if isinstance(options.get("resume"), Run):
         options |= {"env": options["resume"].env} if options["resume"].env is not None and "env" not in options else {}
         options["resume"] = options["resume"].folder
+    check_callbacks(callbacks)
     settings = from_keywords(preset, algo, agent, **options)
     ready = plan.make_plan(settings)
-    outcome = trainer.execute(ready)
+    outcome = trainer.execute(ready, callbacks=callbacks)
     if not ready.env.on_device:  # where that raised, a program may still be under way, so its pools stay
         devices.release_envs([ready.env, ready.eval_env])
     if outcome.failure:
@@ -57,12 +71,17 @@ def load(
     env: Any = None,
     member: Mapping[str, Any] | str | Sequence[str] | None = None,
 ) -> "Trained":
-    """What a run has learned: `load("runs/mine").policy(obs)` is the action for an observation (see `policy.Trained`).
+    """Load a trained policy: `load("runs/mine").policy(obs)` is the action for an observation (see `policy.Trained`).
 
-    It is as it was when it evaluated best, all seeds or members of the run taken together, or at the last
-    checkpoint. `seed` is one of the run's, by default the first; `env` is what it was trained in, where an id does
-    not find that. In a part of a sweep `member` tells which of those that were trained together: {"agent.gamma":
-    0.9}, or "gamma=0.9". What is wrong is a ValueError of one sentence.
+    Args:
+        run: The run or its folder.
+        seed: One of the run's seeds; by default the first.
+        which: "best" for the checkpoint with the best mean evaluation over all seeds, "last" for the newest one.
+        env: The training environment, if it cannot be made from its id.
+        member: In a part of a sweep, one of those that were trained together: {"agent.gamma": 0.9}, or "gamma=0.9".
+
+    Raises:
+        ValueError: An argument is wrong, or the run cannot be loaded.
     """
     from jaxrl_fast.evaluation import policy
 
@@ -74,18 +93,18 @@ def load(
 
 @dataclass(frozen=True, repr=False)
 class Run:
-    """A training that has ended. Its folder holds the same numbers."""
+    """A run that has ended. Its folder holds the same numbers."""
 
     folder: Path
     summary: dict[str, Any]
-    agent_state: Any = None  # what `fit` ended with but for a replay, [S, ...] where there are S seeds: to act by
-    env: Any = None  # what it was trained in, where an id does not find that
+    agent_state: Any = None  # what acting needs of the final state, [S, ...] with S seeds
+    env: Any = None  # the training environment, if it cannot be made from its id
 
     @classmethod
     def open(cls, folder: str | Path, env: Any = None) -> "Run":
-        """The run in this folder, whoever trained it: all but `agent_state`, for which there is `load`.
+        """Open the run in this folder, without its `agent_state`: use `load` to act.
 
-        `env` is what it was trained in, where an id does not find that. ValueError where no run has ended there.
+        `env` is the training environment, if it cannot be made from its id. Raise ValueError if no run has ended there.
         """
         path = path_of(str(folder)).resolve()
         resume.file_of_run(path, str(folder))
@@ -93,24 +112,24 @@ class Run:
 
     @property
     def metrics(self) -> list[dict[str, Any]]:
-        """A dictionary for each record (and seed), as in metrics.jsonl: `pandas.DataFrame(run.metrics)` is a table."""
+        """The lines of metrics.jsonl, one for each record and seed: `pandas.DataFrame(run.metrics)` is a table."""
         return files.read_metrics(self.folder)
 
     def plot(self, **options: Any) -> Any:
-        """The learning curve, as a matplotlib figure; with options of the plot command (`x="seconds"`), that curve."""
+        """Draw the learning curve as a matplotlib figure. Options are those of the plot command: `x="seconds"`."""
         from jaxrl_fast.plotting import compare
 
         return compare.compare([self.folder], **options) if options else run_curve.figure(self.folder)
 
     def evaluate(self, **options: Any) -> dict[str, Any]:
-        """Plays fresh episodes, as the evaluate command does and with its options: what evaluation.json then holds."""
+        """Evaluate in fresh episodes, with the evaluate command's options. Return the contents of evaluation.json."""
         from jaxrl_fast.evaluation import episodes
 
         chosen = cli.from_keywords(episodes.Options, options)
         return episodes.evaluate_run(episodes.open_run(self.folder, chosen, self.env), chosen)
 
     def video(self, **options: Any) -> Any:
-        """A GIF of the greedy policy, as the video command makes it and with its options; a notebook shows it."""
+        """Record a GIF of the greedy policy, with the options of the video command. A notebook shows it."""
         from jaxrl_fast.evaluation import video
 
         return video.record_video(*video.open_run(self.folder, cli.from_keywords(video.Options, options), self.env))
@@ -122,7 +141,7 @@ class Run:
         words = html.escape(f"{self._words()} · {self.folder}")
         try:
             picture = base64.b64encode(self.plot()._repr_png_()).decode("ascii")
-        except ValueError:  # there is nothing to see
+        except ValueError:  # no records to draw
             return words
         return f'<div>{words}<br><img src="data:image/png;base64,{picture}" width="720"></div>'
 

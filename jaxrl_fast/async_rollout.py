@@ -1,4 +1,4 @@
-"""Environments on the host that are dealt to pools: each works while the policy thinks for the others."""
+"""Asynchronous rollouts: environments on the host in pools that step while the policy computes for the others."""
 
 from collections.abc import Callable
 from operator import itemgetter
@@ -7,31 +7,31 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxrl_fast.rollout import Actors, Policy, follow, reset, scores_of
-from jaxrl_fast.types import Agent, Array, Decision, Env, Key, Metrics, Pools, PyTree, Rollout
+from jaxrl_fast.rollout import Actors, Policy, as_rollout, follow, policy_input, reset, scores_of
+from jaxrl_fast.types import Agent, Array, AsyncPools, Decision, Env, Key, Metrics, PyTree, Rollout
 
 
 class PendingStep(NamedTuple):
-    """A pool that was sent an action and has not answered yet."""
+    """A pool with an action sent and no answer received yet."""
 
-    actors: Actors  # as they stood when it was chosen; env: (), for that is of all pools
+    actors: Actors  # when the action was chosen; env is (), since all pools share one state
     decision: Decision
 
 
 class AsyncActors(NamedTuple):
-    """Where environments stand that are dealt to pools."""
+    """Where the environments of all pools stand."""
 
     env: PyTree
-    flights: tuple[PendingStep, ...]
+    pending: tuple[PendingStep, ...]  # one for each pool
 
 
 def overlaps(env: Env) -> bool:
-    """Whether it is played while the agent learns."""
+    """Return whether the next rollout is collected during the update."""
     return env.pools is not None and env.pools.overlap
 
 
 def on_paper(env: Env) -> Env:
-    """The environment with pools that only have shapes, for `jax.eval_shape`: none is made, and it cannot be run."""
+    """Return the environment with pools that only have shapes, for `jax.eval_shape`: no pool is created."""
     if not env.pools:
         return env
     each = env.spec.num_envs // env.pools.num
@@ -41,17 +41,17 @@ def on_paper(env: Env) -> Env:
 
 
 def begin(env: Env, agent: Agent, policy: Policy, key: Key) -> AsyncActors:
-    """N actors, each at the start of an episode and with its first action sent."""
+    """Return N actors, each at the start of an episode and with its first action sent."""
     pools = pools_of(env)
     key_env, key_noise = jax.random.split(key)
     actors = reset(env, agent, key_env)
-    env_state, flights = actors.env, []
+    env_state, pending = actors.env, []
     of_pool = jax.tree.map(lambda x: x.reshape(pools.num, -1, *x.shape[1:]), actors._replace(env=()))
     for i, noise in enumerate(_noise(env, agent, key_noise, 1)):
-        ours = jax.tree.map(itemgetter(i), of_pool)
-        env_state, flight = _send(pools, policy, i, env_state, ours, jax.tree.map(itemgetter(0), noise))
-        flights.append(flight)
-    return AsyncActors(env_state, tuple(flights))
+        own = jax.tree.map(itemgetter(i), of_pool)
+        env_state, sent = _send(pools, policy, i, env_state, own, jax.tree.map(itemgetter(0), noise))
+        pending.append(sent)
+    return AsyncActors(env_state, tuple(pending))
 
 
 def collect(
@@ -63,62 +63,62 @@ def collect(
     meanwhile: Callable[[Array, PyTree], PyTree] = lambda t, work: work,
     work: PyTree = (),
 ) -> tuple[AsyncActors, Rollout, Metrics, PyTree]:
-    """`rollouts.rollout` of environments that are dealt to pools; also returns the work that was done meanwhile.
+    """Collect a rollout from asynchronous pools, and do some other work at each of its steps.
 
-    All pools play while the agent learns: what the first rows tell was decided before the last update, by the policy of
-    then, and what is sent last is answered in the next rollout. They also do while `meanwhile` goes on with some work,
-    at each step of the rollout.
+    All pools step during the update as well. So the actions of the first row were chosen by the policy before the
+    last update, and the actions sent last are answered in the next rollout. `meanwhile(t, work)` runs at step t, while
+    the pools step. Returns the actors, the rollout, the scores of games that ended, and the work.
     """
     pools, noise = pools_of(env), _noise(env, agent, key, agent.rollout_length + 1)
-    noise = jax.tree.map(lambda x: x[1:], noise)  # what is decided at row t is done in row t + 1
+    noise = jax.tree.map(lambda x: x[1:], noise)  # an action chosen at row t is the action of row t + 1
 
     def step(carry, now):
         (actors, work), (t, noise) = carry, now
-        env_state, flights, rows = actors.env, [], []
-        for i, (before, decision) in enumerate(actors.flights):
+        env_state, pending, rows = actors.env, [], []
+        for i, (before, decision) in enumerate(actors.pending):
             env_state, after = pools.receive(i, env_state)
-            ours, row = follow(agent, before, decision, (), after)
-            env_state, flight = _send(pools, policy, i, env_state, ours, noise[i])
-            flights.append(flight)
+            own, row = follow(agent, before, decision, (), after)
+            env_state, sent = _send(pools, policy, i, env_state, own, noise[i])
+            pending.append(sent)
             rows.append(row)
-        work = meanwhile(_only_after(env_state, t), work)  # all have been sent their actions
-        return (AsyncActors(env_state, tuple(flights)), work), jax.tree.map(lambda *x: jnp.stack(x), *rows)
+        work = meanwhile(_only_after(env_state, t), work)  # every pool has its action
+        return (AsyncActors(env_state, tuple(pending)), work), jax.tree.map(lambda *x: jnp.stack(x), *rows)
 
     join = lambda *trees: jax.tree.map(lambda *x: jnp.concatenate(x), *trees)
     (end, work), rows = jax.lax.scan(step, (actors, work), (jnp.arange(agent.rollout_length), noise))
-    steps, games = jax.tree.map(lambda x: x.reshape(x.shape[0], -1, *x.shape[3:]), rows)  # [T, pool, env] to [T, N]
-    obs = lambda flights: join(*(flight.actors.timestep.obs for flight in flights))
-    memory = join(*(flight.actors.memory for flight in actors.flights))
-    experience = Rollout(steps, obs(end.flights), memory, obs(actors.flights))
-    return end, experience, scores_of(steps.valid, *games), work
+    steps, scores = jax.tree.map(lambda x: x.reshape(x.shape[0], -1, *x.shape[3:]), rows)  # [T, pool, env] to [T, N]
+    timestep = lambda actors: join(*(sent.actors.timestep for sent in actors.pending))
+    carry = join(*(sent.actors.carry for sent in actors.pending))
+    experience = as_rollout(steps, carry, timestep(actors), timestep(end))
+    return end, experience, scores_of(steps.valid, *scores), work
 
 
-def pools_of(env: Env) -> Pools:
-    """The pools that its environments are dealt to."""
-    assert env.pools, "the plan sees to it"
+def pools_of(env: Env) -> AsyncPools:
+    """Return the pools of an environment that has some."""
+    assert env.pools, "validate_plan checks it"
     return env.pools
 
 
 def _noise(env: Env, agent: Agent, key: Key, num_steps: int) -> tuple[PyTree, ...]:
-    """What the decisions of each pool need of chance, [T, ...]."""
+    """Return the noise of each pool's decisions, [T, ...]."""
     num = pools_of(env).num
-    return tuple(agent.noise(key, num_steps, env.spec.num_envs // num) for key in jax.random.split(key, num))
+    return tuple(agent.sample_noise(key, num_steps, env.spec.num_envs // num) for key in jax.random.split(key, num))
 
 
 def _send(
-    pools: Pools, policy: Policy, i: int, env_state: PyTree, actors: Actors, noise: PyTree
+    pools: AsyncPools, policy: Policy, i: int, env_state: PyTree, actors: Actors, noise: PyTree
 ) -> tuple[PyTree, PendingStep]:
-    """Pool i gets its next actions."""
-    decision = policy(actors.timestep.obs, actors.memory, noise)
+    """Choose and send the next actions of pool i."""
+    decision = policy(policy_input(actors.timestep), actors.carry, noise)
     return pools.send(i, env_state, decision.action), PendingStep(actors, decision)
 
 
 def _only_after(tree: PyTree, number: Array) -> Array:
-    """A number, int32 [], as something that is not known before the tree of numbers is.
+    """Return a number, int32 [], that XLA cannot compute before the tree is known.
 
-    A whole number is never NaN, which XLA does not know. An `optimization_barrier` it forgets before it puts calls in
-    order: it would learn between an answer and the next action, when no environment has anything to do.
+    An integer is never NaN, which XLA does not know. An `optimization_barrier` is removed before calls are ordered:
+    the update would run between an answer and the next action, while no environment steps.
     """
     whole = [x for x in jax.tree.leaves(tree) if jnp.issubdtype(x.dtype, jnp.integer)]
-    assert whole, "pools keep their order by a handle"
+    assert whole, "the handle of the pools is an integer"
     return number + jnp.isnan(sum(x.astype(jnp.float32).sum() for x in whole))

@@ -26,9 +26,9 @@ def execute(ready: plan.Plan) -> int:
         return 1
     if outcome.failure:
         warnings.print_stderr(f"error: {outcome.failure}")
-    if outcome.unwritten:
-        warnings.print_stderr(f"error: {outcome.folder}: {outcome.unwritten} could not be written")
-    if outcome.failure or outcome.unwritten:
+    if outcome.failed_outputs:
+        warnings.print_stderr(f"error: {outcome.folder}: {outcome.failed_outputs} could not be written")
+    if outcome.failure or outcome.failed_outputs:
         return 1
     return 128 + outcome.signal if outcome.signal else 0
 

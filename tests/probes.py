@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_fast import rollout
-from jaxrl_fast.types import Agent, Box, Discrete, Env, EnvSpec, Key, Pools, PyTree, Rollout, TimeStep
+from jaxrl_fast.types import Agent, AsyncPools, Box, Discrete, Env, EnvSpec, Key, PyTree, Rollout, TimeStep
 
 GAMMA = 0.9
 QUICK = {"xla_backend_optimization_level": 1}  # for programs that take longer to compile than to run
@@ -132,7 +132,7 @@ def experience(env: Env, agent: Agent, state: PyTree, seed: int = 1, num_steps: 
     def run(state, key_reset, key_noise):
         actors = rollout.reset(env, agent, key_reset)
         length = num_steps or agent.rollout_length
-        noise = agent.noise(key_noise, length, env.spec.num_envs)
+        noise = agent.sample_noise(key_noise, length, env.spec.num_envs)
         return rollout.collect(env, agent, functools.partial(agent.explore, state), actors, noise, length)[1]
 
     return jax.jit(run)(state, jax.random.key(seed), jax.random.key(seed + 1))
@@ -151,7 +151,7 @@ def pooled(env: Env, overlap: bool = False) -> Env:
         return (state, action), timestep
 
     send = lambda i, state, action: (state[0], action)
-    return env._replace(reset=reset, pools=Pools(1, send, receive, overlap))
+    return env._replace(reset=reset, pools=AsyncPools(1, send, receive, overlap))
 
 
 def reset(rules: Rules, num_envs: int, key: Key) -> tuple[State, TimeStep]:

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import os
 import re
 import signal
 import subprocess
@@ -455,3 +456,49 @@ def test_a_life_under_fire_tells_every_update(tmp_path):
     options = killed_runs.COMMON | killed_runs.RUNS["pqn"] | {"algo": "pqn", "total_steps": 4096}
     last, was_killed = killed_runs.life(options | {"run_dir": str(tmp_path / "run")}, None)
     assert not was_killed and last == json.loads((tmp_path / "run" / "summary.json").read_text())["updates"] > 1
+
+
+def test_a_kernel_is_switched_off_while_its_variant_is_made_and_trained(monkeypatch, tmp_path):
+    """And a ratio is of speeds in the same round, whichever variant has begun it."""
+    import kernels
+
+    speeds = {"all": 100.0, "without_dense": 80.0, "xla": 50.0}
+    seen = []
+
+    class Run:
+        num_devices = 1
+
+        def __init__(self, row, variant, num_updates):
+            self.variant = variant
+
+        def speed(self, num_updates):
+            seen.append(self.variant)
+            return speeds[self.variant] * len(seen)
+
+    monkeypatch.setattr(kernels, "Run", Run)
+    output = tmp_path / "kernels.json"
+    words = ["--rows", "ppo_cartpole", "--variants", "without_dense,xla", "--rounds", "3", "--output", str(output)]
+    monkeypatch.setattr(sys, "argv", ["kernels.py", *words])
+    kernels.main()
+    (row,) = json.loads(output.read_text())["rows"]
+    assert list(row["variants"]) == ["all", "without_dense", "xla"] and row["variants"]["all"]["ratio"] == 1
+    assert seen[4:] == ["all", "without_dense", "xla", "without_dense", "xla", "all", "xla", "all", "without_dense"]
+    assert row["num_envs"] == 64 and row["env_steps"] % (64 * 128) == 0
+
+
+def test_a_variant_of_the_kernels_trains(monkeypatch):
+    import kernels
+    import side_by_side
+
+    monkeypatch.setenv(kernels.VARIABLE, "auto")
+    built, build = [], side_by_side.build
+
+    def build_and_look(*words, **options):
+        built.append(os.environ[kernels.VARIABLE])
+        return build(*words, **options)
+
+    monkeypatch.setattr(side_by_side, "build", build_and_look)
+    monkeypatch.setitem(kernels.ROWS, "ppo_cartpole", dict(preset="ppo_cartpole", num_envs=8, total_steps=8192))
+    run = kernels.Run("ppo_cartpole", "without_dense", 8)
+    assert run.speed(2) > 0
+    assert built == ["conv,layer_norm,allreduce"] and os.environ[kernels.VARIABLE] == "auto"

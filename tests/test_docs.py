@@ -52,7 +52,7 @@ def own_metrics(algo):
     env = envs.make("CartPole-v1", 2)
     agent = agents.load(algo).make(CONFIGS[algo](), env.spec, 10)
     train = lambda: loop.train(env, agent, loop.init(env, agent, jax.random.key(0)), 1)[1]
-    return {k.removesuffix(records.SUM) for k in jax.eval_shape(train) if k not in records.SCORES}
+    return {k.removesuffix(records.SUM_SUFFIX) for k in jax.eval_shape(train) if k not in records.SCORES}
 
 
 @pytest.mark.parametrize("algo", CONFIGS)

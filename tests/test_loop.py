@@ -38,9 +38,9 @@ def still(env, rollout_length=25) -> Agent:
         explore=act,
         exploit=act,
         update=lambda state, rollout, key: (state, {}),
-        noise=lambda key, num_steps, num_envs: jnp.zeros((num_steps, num_envs)),
+        sample_noise=lambda key, num_steps, num_envs: jnp.zeros((num_steps, num_envs)),
         rollout_length=rollout_length,
-        memory=jnp.int32(0),
+        initial_carry=jnp.int32(0),
     )
 
 
@@ -230,11 +230,11 @@ def test_what_overlaps_learns_from_the_rollout_before(algo, options, num_shards)
                 learner = learner._replace(num_updates=1) if algo == "pqn" else learner
             rollout = played
             metrics.append({**(scores if num_shards == 1 else {}), **losses})
-        return (learner, actors.flights, rollout), jax.tree.map(lambda *x: jnp.stack(x), *metrics), start.rollout
+        return (learner, actors.pending, rollout), jax.tree.map(lambda *x: jnp.stack(x), *metrics), start.rollout
 
     def overlapped(key):
         end, metrics = loop.train(env, agent, loop.init(env, agent, key), num_updates)
-        return (end.agent, end.actors.flights, end.rollout), metrics
+        return (end.agent, end.actors.pending, end.rollout), metrics
 
     expected, expected_metrics, before = jax.jit(spread(one_after_another))(jax.random.key(0))
     assert not before.steps.valid.any()

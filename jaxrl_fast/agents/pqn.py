@@ -1,8 +1,8 @@
 """PQN: Q-learning on fresh rollouts, without replay and without target parameters (Gallici et al. 2025).
 
-LayerNorm takes the target's place: on dense layers over their width, on convolutions over each pixel's channels, as
-flax does and the authors' code for MinAtar does; PyTorch versions that normalize over channels and pixels together are
-another network. Rows whose action was ignored (resets) take part in nothing.
+LayerNorm replaces the target network: over the width of dense layers, and over each pixel's channels of convolutions,
+as in flax and in the authors' code for MinAtar. PyTorch versions that normalize over channels and pixels together are
+a different network. Rows whose action was ignored (resets) have weight 0.
 """
 
 from functools import partial
@@ -13,16 +13,16 @@ import jax.numpy as jnp
 import optax
 
 from jaxrl_fast import networks
-from jaxrl_fast.agents.configs import pqn
+from jaxrl_fast.agents.configs.pqn import PQN as Config
 from jaxrl_fast.parallel import collectives
 from jaxrl_fast.rl import distributions, exploration, frame_stack, minibatch, normalize, optim, returns, sgd
-from jaxrl_fast.types import Agent, Array, Decision, EnvSpec, Key, Metrics, PyTree, Rollout
+from jaxrl_fast.types import Agent, Array, Decision, EnvSpec, Key, Metrics, Parallelism, PolicyInput, PyTree, Rollout
 
-Config = pqn.PQN
+SUPPORTS = frozenset({"shards", "grad_workers"})
 
 
 class State(NamedTuple):
-    """All that PQN carries from update to update."""
+    """The whole state of PQN."""
 
     params: PyTree
     optimizer: PyTree
@@ -30,48 +30,54 @@ class State(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """What the loss is about, row by row: [B, ...]."""
+    """The rows that the loss is computed from, [B, ...]."""
 
-    obs: PyTree  # or what stands for it until a gradient step
+    obs: PyTree  # or frame numbers that stand for it until a gradient step
     action: Array
     target: Array
     weight: Array  # of the row in means: 0 where its action was ignored
 
 
 class Learner(NamedTuple):
-    """What gradient steps change."""
+    """What a gradient step changes."""
 
     params: PyTree
     optimizer: PyTree
 
 
-class Lesson(NamedTuple):
-    """An update under way."""
+class UpdateBatch(NamedTuple):
+    """An update in progress."""
 
     learner: Learner
     rows: Batch  # [T * N, ...]
-    frames: frame_stack.Frames | tuple[()]  # what their observations are made of, where they are kept as frames
+    frames: frame_stack.Frames | tuple[()]  # the frames that observations are made of, if they are stored as frames
     num_updates: Array  # int32: with this one
-    others: tuple[()] = ()  # nothing else that devices have to tell each other
+    moments: tuple[()] = ()  # no statistics are pooled over shards
 
 
-class Parts(NamedTuple):
+class Context(NamedTuple):
     """What `make` builds once and the functions below share."""
 
     config: Config
     spec: EnvSpec
+    parallelism: Parallelism
     network: networks.Network
     epsilon: exploration.Epsilon
     learning_rate: optax.Schedule
     optimizer: optax.GradientTransformation
 
+    @property
+    def steps_per_update(self) -> int:
+        """Environment steps, on all shards."""
+        return self.config.rollout_length * self.spec.num_envs * self.parallelism.num_shards
 
-def make(config: Config, spec: EnvSpec, num_updates: int) -> Agent:
-    """PQN for environments of this spec, its learning rate annealed over `num_updates` updates.
 
-    Raises ValueError where the numbers do not fit each other or the environment.
+def make(config: Config, spec: EnvSpec, num_updates: int, parallelism: Parallelism = Parallelism()) -> Agent:
+    """Return PQN for environments of this spec, its learning rate annealed over `num_updates` updates.
+
+    Raises ValueError if options contradict each other or the environment.
     """
-    minibatch.validate(config.rollout_length * spec.num_envs, config.num_minibatches, spec.num_shards)
+    minibatch.validate(config.rollout_length * spec.num_envs, config.num_minibatches, parallelism.num_shards)
     network = networks.network(
         spec.obs,
         exploration.num_actions(spec, "pqn"),
@@ -90,112 +96,121 @@ def make(config: Config, spec: EnvSpec, num_updates: int) -> Agent:
         kind="radam",
     )
     epsilon = exploration.Epsilon(config.epsilon_start, config.epsilon_end, config.epsilon_steps, config.epsilon_ladder)
-    parts = Parts(config, spec, network, epsilon, learning_rate, optimizer)
+    context = Context(config, spec, parallelism, network, epsilon, learning_rate, optimizer)
     return Agent(
-        init=partial(init, parts),
-        explore=partial(explore, parts),
-        exploit=partial(exploit, parts),
-        update=partial(update, parts),
-        noise=exploration.noise,
+        init=partial(init, context),
+        explore=partial(explore, context),
+        exploit=partial(exploit, context),
+        update=partial(update, context),
+        sample_noise=exploration.sample_noise,
         rollout_length=config.rollout_length,
-        keep=frame_stack.compressor(spec.frame_stack),
+        compress_obs=frame_stack.compressor(spec.frame_stack),
         gradient_steps=sgd.incremental_update(
-            num_steps, partial(begin, parts), partial(epochs_of, parts), partial(end, parts)
+            num_steps, partial(prepare, context), partial(epochs_of, context), partial(finalize, context)
         ),
     )
 
 
-def init(parts: Parts, key: Key) -> State:
-    """Fresh parameters."""
-    params = parts.network.init(key)
-    return State(params, parts.optimizer.init(params), jnp.int32(0))
+def init(context: Context, key: Key) -> State:
+    """Return fresh parameters."""
+    params = context.network.init(key)
+    return State(params, context.optimizer.init(params), jnp.int32(0))
 
 
-def explore(parts: Parts, state: State, obs: PyTree, memory: PyTree, noise: exploration.Noise) -> Decision:
-    """Epsilon-greedy: each environment tosses its own coin."""
-    value = parts.network.apply(state.params, obs)
-    policy = distributions.EpsilonGreedy(value, epsilons(parts, state, noise.place))
+def explore(context: Context, state: State, inputs: PolicyInput, carry: PyTree, noise: exploration.Noise) -> Decision:
+    """Act epsilon-greedily, with random numbers and an epsilon for each environment."""
+    value = action_values(context, state.params, inputs)
+    policy = distributions.EpsilonGreedy(value, epsilons(context, state, noise.step), inputs.action_mask)
     return Decision(policy.sample_from(noise.uniform), extras=value.max(-1))
 
 
-def exploit(parts: Parts, state: State, obs: PyTree, memory: PyTree, noise: exploration.Noise) -> Decision:
-    """The action of the highest value."""
-    return Decision(distributions.EpsilonGreedy(parts.network.apply(state.params, obs), 0.0).mode())
+def exploit(context: Context, state: State, inputs: PolicyInput, carry: PyTree, noise: exploration.Noise) -> Decision:
+    """Take the action of the highest value."""
+    return Decision(distributions.EpsilonGreedy(action_values(context, state.params, inputs), 0.0).mode())
 
 
-def epsilons(parts: Parts, state: State, place: int | Array = 0) -> Array:
-    """[N] f32: at a step of a rollout, of those environments that act together."""
-    before = exploration.env_steps(parts.spec, parts.config.rollout_length, state.num_updates)
-    now = before + place * parts.spec.total_num_envs
-    return exploration.epsilons(parts.epsilon, parts.spec, now)
+def action_values(context: Context, params: PyTree, inputs: PolicyInput) -> Array:
+    """Return the values of all actions, f32 [..., A], FORBIDDEN where masked."""
+    return distributions.masked(context.network.apply(params, inputs.obs), inputs.action_mask)
 
 
-def update(parts: Parts, state: State, rollout: Rollout, key: Key) -> tuple[State, Metrics]:
-    """Learns from a rollout, in several epochs of minibatches (algorithm 1)."""
-    lesson = begin(parts, state, rollout)
-    return end(parts, lesson, *sgd.run(epochs_of(parts, lesson), lesson.learner, lesson.rows, key))
+def epsilons(context: Context, state: State, step: int | Array = 0) -> Array:
+    """Return epsilon at a step of a rollout in each of the environments that act together, f32 [N]."""
+    before = exploration.env_steps(context.steps_per_update, state.num_updates)
+    now = before + step * context.spec.num_envs * context.parallelism.num_shards
+    return exploration.epsilons(context.epsilon, context.spec.num_envs, now, context.parallelism)
 
 
-def epochs_of(parts: Parts, lesson: Lesson) -> sgd.Epochs:
-    """How a lesson is gone through."""
+def update(context: Context, state: State, rollout: Rollout, key: Key) -> tuple[State, Metrics]:
+    """Learn from a rollout, in several epochs of minibatches (algorithm 1)."""
+    update_batch = prepare(context, state, rollout)
+    epochs = epochs_of(context, update_batch)
+    return finalize(context, update_batch, *sgd.run(epochs, update_batch.learner, update_batch.rows, key))
+
+
+def epochs_of(context: Context, update_batch: UpdateBatch) -> sgd.Epochs:
+    """Return how the rows of an update are learned from."""
     return sgd.Epochs(
-        num_epochs=parts.config.num_epochs,
-        num_minibatches=parts.config.num_minibatches,
-        axis_name=parts.spec.axis_name,
-        gradient_step=partial(gradient_step, parts, lesson.frames),
-        num_grad_workers=parts.spec.num_grad_workers,
+        num_epochs=context.config.num_epochs,
+        num_minibatches=context.config.num_minibatches,
+        axis_name=context.parallelism.axis_name,
+        gradient_step=partial(gradient_step, context, update_batch.frames),
+        num_grad_workers=context.parallelism.num_grad_workers,
     )
 
 
-def begin(parts: Parts, state: State, rollout: Rollout) -> Lesson:
-    """What is to be learned from one rollout, whose targets stay what they are now."""
-    rows, kept = prepare(parts, state.params, normalize.clip_rewards(rollout, parts.config.clip_rewards))
-    return Lesson(Learner(state.params, state.optimizer), rows, kept, state.num_updates + 1)
+def prepare(context: Context, state: State, rollout: Rollout) -> UpdateBatch:
+    """Compute the targets of one rollout; gradient steps do not change them."""
+    rows, kept = rows_of(context, state.params, normalize.clip_rewards(rollout, context.config.clip_rewards))
+    return UpdateBatch(Learner(state.params, state.optimizer), rows, kept, state.num_updates + 1)
 
 
-def end(parts: Parts, lesson: Lesson, learner: Learner, sums: Metrics, others: PyTree) -> tuple[State, Metrics]:
-    """The agent after the update; metrics are means over gradient steps."""
-    state = State(*learner, lesson.num_updates)
-    num_steps = parts.config.num_epochs * parts.config.num_minibatches
-    means = collectives.all_reduce_sum(jax.tree.map(lambda x: x / num_steps, sums), parts.spec.grad_axis)
-    now = exploration.env_steps(parts.spec, parts.config.rollout_length, state.num_updates)
+def finalize(
+    context: Context, update_batch: UpdateBatch, learner: Learner, sums: Metrics, pooled: PyTree
+) -> tuple[State, Metrics]:
+    """Return the state after the update, and metrics: means over gradient steps."""
+    state = State(*learner, update_batch.num_updates)
+    num_steps = context.config.num_epochs * context.config.num_minibatches
+    means = collectives.all_reduce_sum(jax.tree.map(lambda x: x / num_steps, sums), context.parallelism.grad_axis)
+    now = exploration.env_steps(context.steps_per_update, state.num_updates)
     return state, means | {
-        "epsilon": exploration.mean(parts.epsilon, parts.spec, now),
-        "learning_rate": parts.learning_rate(state.optimizer[-1].count),
+        "epsilon": exploration.mean(context.epsilon, context.spec.num_envs, now, context.parallelism),
+        "learning_rate": context.learning_rate(state.optimizer[-1].count),
     }
 
 
-def prepare(parts: Parts, params: PyTree, rollout: Rollout) -> tuple[Batch, frame_stack.Frames | tuple[()]]:
-    """Rows to learn from, [T * N, ...], and what their observations are made of.
+def rows_of(context: Context, params: PyTree, rollout: Rollout) -> tuple[Batch, frame_stack.Frames | tuple[()]]:
+    """Return the rows to learn from, [T * N, ...], and the frames that their observations are made of.
 
-    Targets are Peng's Q(lambda) (section 3.2 of the paper). The value of what follows the last step is looked up
-    too, so that no row is lost or bootstrapped from itself.
+    Targets are Peng's Q(lambda) (section 3.2 of the paper). The value after the last step is computed too, so that no
+    row is lost or bootstrapped from itself.
     """
-    config, steps = parts.config, rollout.steps
-    best_at_end = parts.network.apply(params, rollout.next_obs).max(-1)
+    config, steps = context.config, rollout.steps
+    after = PolicyInput(rollout.next_obs, rollout.next_action_mask)
+    best_at_end = action_values(context, params, after).max(-1)
     next_best = jnp.concatenate([steps.extras[1:], best_at_end[None]])  # as they were when acting
     discount = config.gamma * steps.discount
     target = returns.lambda_returns(steps.reward, discount, next_best, steps.last, config.q_lambda)
     rows = minibatch.flatten(Batch((), steps.action, target, steps.valid.astype(jnp.float32)))
-    obs, kept = frame_stack.encode_rollout(parts.spec.frame_stack, rollout)
+    obs, kept = frame_stack.encode_rollout(context.spec.frame_stack, rollout)
     return rows._replace(obs=obs), kept
 
 
 def gradient_step(
-    parts: Parts, kept: frame_stack.Frames | tuple[()], learner: Learner, batch: Batch
+    context: Context, kept: frame_stack.Frames | tuple[()], learner: Learner, batch: Batch
 ) -> tuple[Learner, Metrics]:
-    """One gradient step."""
+    """Make one gradient step."""
     params, optimizer = learner
-    batch = batch._replace(obs=frame_stack.decode(parts.spec.frame_stack, kept, batch.obs))
-    gradient, metrics = minibatch.accumulate_grads(jax.grad(partial(loss, parts), has_aux=True), params, batch)
-    gradient = collectives.all_reduce_sum(gradient, parts.spec.grad_axis)
-    updates, optimizer = parts.optimizer.update(gradient, optimizer, params)
+    batch = batch._replace(obs=frame_stack.decode(context.spec.frame_stack, kept, batch.obs))
+    gradient, metrics = minibatch.accumulate_grads(jax.grad(partial(loss, context), has_aux=True), params, batch)
+    gradient = collectives.all_reduce_sum(gradient, context.parallelism.grad_axis)
+    updates, optimizer = context.optimizer.update(gradient, optimizer, params)
     return Learner(optax.apply_updates(params, updates), optimizer), metrics
 
 
-def loss(parts: Parts, params: PyTree, batch: Batch) -> tuple[Array, Metrics]:
-    """Half the squared distance to the target (equation 4 of the paper), a sum of weighted rows."""
-    value = parts.network.apply(params, batch.obs)
+def loss(context: Context, params: PyTree, batch: Batch) -> tuple[Array, Metrics]:
+    """Return half the squared distance to the target (equation 4 of the paper), a sum of weighted rows, and metrics."""
+    value = context.network.apply(params, batch.obs)
     chosen = distributions.chosen(value, batch.action)
     distance = batch.target - chosen
     metrics = {"loss": 0.5 * distance**2, "q_value": chosen, "td_error": jnp.abs(distance)}

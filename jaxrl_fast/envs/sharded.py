@@ -31,7 +31,7 @@ def join(parts: Sequence[Env], axis_name: str) -> Env:
     return first._replace(
         reset=partial(_here, axis_name, [part.reset for part in parts]),
         step=partial(_here, axis_name, [part.step for part in parts]),
-        spec=first.spec._replace(axis_name=axis_name, num_shards=len(parts)),
+        parallelism=first.parallelism._replace(axis_name=axis_name, num_shards=len(parts)),
         reseed=each("reseed"),
         open=each("open"),
         close=each("close"),

@@ -12,7 +12,7 @@ import numpy as np
 from jaxrl_fast.config.options import Options
 from jaxrl_fast.config.settings import Settings
 from jaxrl_fast.evaluation.saved_run import Which, open_env, read_run, select_seed
-from jaxrl_fast.types import Agent, Array, Env, EnvSpec, Key, PyTree
+from jaxrl_fast.types import Agent, Array, Env, EnvSpec, Key, PolicyInput, PyTree
 
 
 class Trained(NamedTuple):
@@ -49,7 +49,7 @@ def load(
     state = jax.device_put(saved.learners)
     agent, options = saved.agent, saved.settings.options
     num_envs = num_exploration_envs(options)
-    if jax.tree.leaves(agent.memory):
+    if jax.tree.leaves(agent.initial_carry):
         problem = "its policy has a memory, so it is not a function of an observation alone"
         raise ValueError(f"{folder}: {problem}; use evaluate, video or .agent.exploit, which take the memory")
     policies = Policies(
@@ -123,8 +123,8 @@ def _fits(x: np.ndarray, like: jax.ShapeDtypeStruct) -> bool:
 def greedy(agent: Agent, state: PyTree, obs: PyTree) -> Array:
     """Return deterministic actions [B, ...] for observations [B, ...]."""
     num_obs = jax.tree.leaves(obs)[0].shape[0]
-    noise = jax.tree.map(lambda x: x[0], agent.noise(jax.random.key(0), 1, num_obs))
-    return agent.exploit(state, obs, (), noise).action
+    noise = jax.tree.map(lambda x: x[0], agent.sample_noise(jax.random.key(0), 1, num_obs))
+    return agent.exploit(state, PolicyInput(obs), (), noise).action
 
 
 def num_exploration_envs(options: Options) -> int:
@@ -140,8 +140,8 @@ def exploring(agent: Agent, num_envs: int, state: PyTree, obs: PyTree, key: Key)
     def act(inputs):
         """Act in one round of `num_envs` observations."""
         obs, key = inputs
-        noise = jax.tree.map(lambda x: x[0], agent.noise(key, 1, num_envs))
-        return agent.explore(state, obs, (), noise).action
+        noise = jax.tree.map(lambda x: x[0], agent.sample_noise(key, 1, num_envs))
+        return agent.explore(state, PolicyInput(obs), (), noise).action
 
     fill = lambda x: jnp.resize(x, (num_rounds, num_envs, *x.shape[1:]))
     action = jax.lax.map(act, (jax.tree.map(fill, obs), jax.random.split(key, num_rounds)))

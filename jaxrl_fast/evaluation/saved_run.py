@@ -19,7 +19,7 @@ from jaxrl_fast.config.sources import join_names
 from jaxrl_fast.parallel.placement import SHARDS
 from jaxrl_fast.runs import checkpoint, files
 from jaxrl_fast.training import build
-from jaxrl_fast.types import Agent, Env, PyTree
+from jaxrl_fast.types import Agent, Env, Parallelism, PyTree
 from jaxrl_fast.utils import warnings
 from jaxrl_fast.utils.parsing import parse_float
 
@@ -163,12 +163,13 @@ def _agent(settings: Settings, env: Env, num_shards: int) -> Agent:
     options = settings.options
     num_envs = int(options.num_envs)
     steps_per_update = common.rollout_length(settings.agent, num_envs) * num_envs
-    spec = env.spec._replace(
-        num_envs=num_envs // num_shards, num_shards=num_shards, num_pools=max(options.in_flight, 1)
+    axis_name = SHARDS if num_shards > 1 else None
+    env = env._replace(
+        spec=env.spec._replace(num_envs=num_envs // num_shards),
+        parallelism=Parallelism(axis_name, num_shards, num_pools=max(options.in_flight, 1)),
     )
-    spec = spec._replace(axis_name=SHARDS if num_shards > 1 else None)
     num_updates = -(-options.total_steps // steps_per_update)
-    return build.make_agent(settings.agent, agents.load(settings.algo), env._replace(spec=spec), num_updates)
+    return build.make_agent(settings.agent, agents.load(settings.algo), env, num_updates)
 
 
 def _unneeded(agent: Agent) -> checkpoint.Unneeded:

@@ -1,4 +1,11 @@
-"""Functions of ours in C that XLA calls on a CPU: compiled by this machine's compiler when they are first wanted."""
+"""Compile the C functions in csrc/ with this machine's compiler, at their first use, and register them with XLA.
+
+The environment variable JAXRL_FAST_KERNELS says which kernels may be computed in C:
+
+    auto (default)      all of `KERNELS`
+    xla                 none: nothing is compiled and nothing in C is called
+    dense,conv          the kernels named, and no others
+"""
 
 import contextlib
 import ctypes
@@ -19,40 +26,59 @@ import jax
 FOLDER = Path(__file__).parent / "csrc"
 SOURCES = tuple(FOLDER / name for name in ("allreduce.c", "dense.c", "conv.c", "layer_norm.c"))
 HEADERS = tuple(FOLDER / name for name in ("ffi.h", "simd.h", "activations.h", "gemm.h", "threads.h"))
-LAYER_KERNELS = "dense", "convolve", "layer_norm"
+VARIABLE = "JAXRL_FAST_KERNELS"
+KERNELS = ("dense", "conv", "layer_norm", "allreduce")  # as VARIABLE names them
+LAYER_KERNELS = ("dense", "conv2d", "layer_norm")
 FUNCTIONS = ("sum_over_cores", *(f"{layer}_{way}" for layer in LAYER_KERNELS for way in ("forward", "backward")))
-LOCK = threading.Lock()  # they are registered once
+LOCK = threading.Lock()  # held while the functions are compiled and registered, which happens once in a process
 DIGEST = hashlib.sha256().digest_size
-CACHE = "~/.cache/jaxrl_fast/native"  # of what was compiled, which takes two seconds
+CACHE = "~/.cache/jaxrl_fast/native"  # of compiled libraries; compiling takes two seconds
 COMPILE = ("-std=gnu11", "-O3", "-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC")
-FOR_THIS_CPU = (("-march=native", "-mprefer-vector-width=512"), ("-march=native",), ())  # the first that it knows
+FOR_THIS_CPU = (("-march=native", "-mprefer-vector-width=512"), ("-march=native",), ())  # tried in this order
+
+
+def enabled() -> frozenset[str]:
+    """Return the kernels that JAXRL_FAST_KERNELS allows in C. Raise ValueError for a value that it cannot have.
+
+    The variable is read while a program is traced; a later change has no effect on that program.
+    """
+    value = os.environ.get(VARIABLE, "").strip() or "auto"
+    if value in ("auto", "xla"):
+        return frozenset(KERNELS if value == "auto" else ())
+    names = frozenset(name.strip() for name in value.split(","))
+    if not names <= set(KERNELS):
+        raise ValueError(f"{VARIABLE}: unknown value {value!r}; use auto, xla, or some of {','.join(KERNELS)}")
+    return names
 
 
 def call(name: str, results: Any, **options: Any) -> Callable[..., Any]:
-    """One of FUNCTIONS, as `jax.ffi.ffi_call` has it. Only where they are `ready`."""
+    """Return one of FUNCTIONS as a `jax.ffi.ffi_call`. It must be available."""
     return jax.ffi.ffi_call(_target(name), results, **options)
 
 
-def is_available() -> bool:
-    """Whether they can be called: on a CPU, where a C compiler is found and its work loads."""
-    return not unavailable_reason()
+def is_available(kernel: str) -> bool:
+    """Return whether one of KERNELS can be computed in C: on a CPU, with a C compiler, if VARIABLE allows it."""
+    return kernel in enabled() and not unavailable_reason()
 
 
 def unavailable_reason() -> str:
-    """Why they cannot be called, for a sentence's end; "" where they can."""
+    """Return why no kernel can be computed in C, for the end of a sentence; "" if some can."""
+    if not enabled():
+        return f"{VARIABLE} is xla"
     with LOCK:
         return _register()
 
 
 @functools.cache
 def _register() -> str:
+    """Compile or load the library and register its functions. Return why that is impossible, or ""."""
     if jax.default_backend() != "cpu":
         return "they are for CPUs"
     try:
         library = _load()
     except subprocess.CalledProcessError as error:
-        said = error.stderr.decode(errors="replace").splitlines()
-        return next((line for line in said if "error" in line), f"{error.cmd[0]} ended with status {error.returncode}")
+        lines = error.stderr.decode(errors="replace").splitlines()
+        return next((line for line in lines if "error" in line), f"{error.cmd[0]} ended with status {error.returncode}")
     except (OSError, subprocess.SubprocessError) as error:
         return str(error)
     for name in FUNCTIONS:
@@ -60,10 +86,15 @@ def _register() -> str:
     return ""
 
 
-@functools.cache
 def compiler() -> str:
-    """What compiled them, in its own words: it decides bits. "none" where they cannot be called."""
-    return _version(_compiler()).partition("\n")[0] if is_available() else "none"
+    """Return the first line of the C compiler's version, which decides bits; "none" if nothing is computed in C.
+
+    If VARIABLE names kernels, so does the text.
+    """
+    if unavailable_reason():
+        return "none"
+    line, allowed = _version(_compiler()).partition("\n")[0], enabled()
+    return line if allowed == set(KERNELS) else f"{line}, for {','.join(sorted(allowed))}"
 
 
 def _target(name: str) -> str:
@@ -71,22 +102,22 @@ def _target(name: str) -> str:
 
 
 def _load() -> ctypes.CDLL:
-    """What was compiled before, by the same compiler for the same processor, or is now. OSError or SubprocessError."""
+    """Return the library, from the cache or compiled now. Raise OSError or SubprocessError if that fails."""
     compiler = _compiler()
-    kept = _cache_path(compiler)
-    if kept and _checksum_ok(kept):
-        with contextlib.suppress(OSError):  # what no longer loads is compiled anew
-            return ctypes.CDLL(str(kept))
+    cached = _cache_path(compiler)
+    if cached and _checksum_ok(cached):
+        with contextlib.suppress(OSError):  # a library that does not load is compiled again
+            return ctypes.CDLL(str(cached))
     with tempfile.TemporaryDirectory(prefix="jaxrl_fast_") as folder:
         library = Path(folder, "native.so")
         compile_library(compiler, library)
-        if kept:
-            _keep(library, kept)
-        return ctypes.CDLL(str(kept if kept and _checksum_ok(kept) else library))
+        if cached:
+            _write_cache(library, cached)
+        return ctypes.CDLL(str(cached if cached and _checksum_ok(cached) else library))
 
 
 def _compiler() -> str:
-    """Where it is. FileNotFoundError where none is."""
+    """Return the path of a C compiler. Raise FileNotFoundError if there is none."""
     names = (os.environ.get("CC"), "cc", "gcc", "clang")
     found = next((path for name in names if name and (path := shutil.which(name))), None)
     if found is None:
@@ -94,59 +125,60 @@ def _compiler() -> str:
     return found
 
 
+@functools.cache
 def _version(compiler: str) -> str:
     return subprocess.run([compiler, "--version"], capture_output=True, timeout=60).stdout.decode(errors="replace")
 
 
 def compile_library(compiler: str, library: Path, *more: str) -> None:
-    """OSError or SubprocessError where it cannot be done."""
+    """Compile SOURCES into a shared library. Raise OSError or SubprocessError if that fails."""
     words = [*COMPILE, *more, f"-I{jax.ffi.include_dir()}", *map(str, SOURCES), "-o", str(library)]
-    for own in FOR_THIS_CPU:
-        done = subprocess.run([compiler, *own, *words], capture_output=True, timeout=60)
+    for processor in FOR_THIS_CPU:
+        done = subprocess.run([compiler, *processor, *words], capture_output=True, timeout=60)
         if done.returncode == 0:
             return
     done.check_returncode()
 
 
 def _cache_path(compiler: str) -> Path | None:
-    """Where it is kept from process to process: by what it is made of, with what, and for which processor."""
-    made_of = hashlib.sha256()
+    """Return the library's path in the cache, named by a hash of sources, compiler, flags and processor."""
+    digest = hashlib.sha256()
     for file in (*SOURCES, *HEADERS, Path(jax.ffi.include_dir(), "xla", "ffi", "api", "c_api.h")):
-        made_of.update(file.read_bytes())
-    made_of.update(repr((_version(compiler), COMPILE, FOR_THIS_CPU, platform.machine(), _processor())).encode())
+        digest.update(file.read_bytes())
+    digest.update(repr((_version(compiler), COMPILE, FOR_THIS_CPU, platform.machine(), _processor())).encode())
     try:
-        return Path(CACHE).expanduser() / f"{made_of.hexdigest()[:32]}.so"
-    except RuntimeError:  # this user has no home
+        return Path(CACHE).expanduser() / f"{digest.hexdigest()[:32]}.so"
+    except RuntimeError:  # the user has no home directory
         return None
 
 
 def _processor() -> str:
-    """Its model and what it can do, as far as the system tells."""
+    """Return the processor's model and instruction sets, as far as the system reports them."""
     with contextlib.suppress(OSError):
         lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
-        telling = ("model name", "flags", "Features", "CPU part")
-        return "\n".join(sorted({line for line in lines if line.startswith(telling)}))
+        fields = ("model name", "flags", "Features", "CPU part")
+        return "\n".join(sorted({line for line in lines if line.startswith(fields)}))
     return platform.processor()
 
 
-def _keep(library: Path, kept: Path) -> None:
-    """With its SHA-256 at its end, whole or not at all; no matter if it cannot be."""
+def _write_cache(library: Path, cached: Path) -> None:
+    """Write the library, followed by its SHA-256, to the cache atomically. Errors are ignored."""
     content = library.read_bytes()
     with contextlib.suppress(OSError):
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, aside = tempfile.mkstemp(dir=kept.parent)  # of a name that no other process has, on any machine
+        cached.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, temporary = tempfile.mkstemp(dir=cached.parent)  # a name that no other process uses
         try:
             with open(descriptor, "wb") as file:
                 file.write(content + hashlib.sha256(content).digest())
-            os.replace(aside, kept)
+            os.replace(temporary, cached)
         except OSError:
-            os.unlink(aside)
+            os.unlink(temporary)
 
 
-def _checksum_ok(kept: Path) -> bool:
-    """Whether it is there as it was kept: a part of a library would end the process."""
+def _checksum_ok(cached: Path) -> bool:
+    """Return whether the file is complete. Loading a truncated library would kill the process."""
     try:
-        content = kept.read_bytes()
+        content = cached.read_bytes()
     except OSError:
         return False
     return hashlib.sha256(content[:-DIGEST]).digest() == content[-DIGEST:]

@@ -1,5 +1,6 @@
-"""Dense layers: rows by a kernel, a bias, an activation. On a CPU by functions of our own, where they can be had."""
+"""Compute a dense layer: `dense`, with its C (csrc/dense.c) and its XLA body."""
 
+import math
 from functools import partial
 
 import jax
@@ -8,84 +9,89 @@ import numpy as np
 from jax import Array
 from jax.custom_derivatives import SymbolicZero
 
-from jaxrl_fast.kernels import build
+from jaxrl_fast.kernels import blocks, build, dispatch
+from jaxrl_fast.kernels.activations import ACTIVATIONS, index
 from jaxrl_fast.kernels.matmul import dot_on_cpu
 
-ACTIVATIONS = {"none": lambda x: x, "tanh": jnp.tanh, "relu": jax.nn.relu}  # numbered like this in activations.h
-MAX_FEW_OUTPUTS = 8  # for fewer dense.c wants the kernel turned, and rows
-MAX_WEIGHTS = 2**17  # of a layer in dense.c: larger ones XLA does sooner, on all cores if it may
+MIN_VECTOR_OUTPUTS = 8  # with fewer outputs, dense.c computes along the inputs; same name and value there
+MAX_WEIGHTS = 2**17  # of a layer in C; XLA computes larger ones sooner
 
 
-def dense(x: Array, kernel: Array, bias: Array, activation: str = "none", columns: bool = False) -> Array:
-    """activation(x kernel + bias), [..., O], for x [..., I], kernel [I, O] and bias [O] of one type of floats.
+def dense(x: Array, kernel: Array, bias: Array, activation: str = "none") -> Array:
+    """Return activation(x kernel + bias), [..., O], for x [..., *I], kernel [*I, O] and bias [O] of one float type.
 
-    `columns`: x lies in memory as its transpose would. Differentiated once and backwards only on a CPU, where a `vmap`
-    over rows alone would copy the kernel for each member. All ways to compute it agree to rounding.
+    The inputs may have several axes, as in `jax.numpy.tensordot`. In C for float32 on a CPU, where it can be
+    differentiated once, in reverse mode. C and XLA agree up to rounding.
     """
-    num_inputs, num_outputs = kernel.shape
-    rows = x.reshape(-1, num_inputs)
-    ours = is_on_cpu(rows, kernel, bias)
-    if ours and x.ndim > 1 and len(rows) and kernel.size <= MAX_WEIGHTS and has_kernels(rows, kernel, bias):
-        y = _dense_kernel(rows, kernel, bias, activation, columns and num_outputs >= MAX_FEW_OUTPUTS)
+    inputs, num_outputs = kernel.shape[:-1], kernel.shape[-1]
+    batch = x.shape[: x.ndim - len(inputs)]
+    if x.shape[len(batch) :] != inputs:
+        raise ValueError(f"dense: inputs {list(x.shape)} do not match a kernel {list(kernel.shape)}")
+    rows, kernel = x.reshape(-1, math.prod(inputs)), kernel.reshape(-1, num_outputs)
+    # Without a batch, `vmap` may add one, for which the C would get one copy of the kernel per row.
+    in_c = batch and len(rows) and kernel.size <= MAX_WEIGHTS and dispatch.use_c("dense", rows, kernel, bias)
+    if in_c:
+        y = _dense_c(rows, kernel, bias, activation, _is_transposed(inputs, num_outputs, len(rows)))
     else:
-        dot = dot_on_cpu if ours else jnp.matmul
-        y = ACTIVATIONS[activation](dot(rows, kernel) + bias[None])
-    return y.reshape(*x.shape[:-1], num_outputs)
+        y = _dense_xla(rows, kernel, bias, activation)
+    return y.reshape(*batch, num_outputs)
 
 
-def is_on_cpu(*layer: Array) -> bool:
-    """Whether a CPU computes with these, and may do so by gradients of ours.
+def _dense_xla(x: Array, kernel: Array, bias: Array, activation: str) -> Array:
+    """Compute the layer for x [R, I] by XLA."""
+    dot = dot_on_cpu if dispatch.on_cpu(x, kernel, bias) else jnp.matmul
+    return ACTIVATIONS[activation](dot(x, kernel) + bias[None])
 
-    It may not where JAX follows what differs between devices (`shard_map` with check_vma): ours do not.
+
+def _is_transposed(inputs: tuple[int, ...], num_outputs: int, num_rows: int) -> bool:
+    """Return whether the C reads x [R, I] column by column. This changes no bit of the result.
+
+    Features [R, F, H, W] of `board_conv` lie in memory as [F, H, W, R], unless it computes them in several blocks.
     """
-    types = [jax.typeof(x) for x in layer]
-    differ = any(getattr(getattr(x, "mat", x), "varying", None) or getattr(x, "vma", None) for x in types)
-    return jax.default_backend() == "cpu" and not differ
-
-
-def has_kernels(*layer: Array | jax.ShapeDtypeStruct) -> bool:
-    """Whether there are functions in C for such arrays."""
-    return all(x.dtype == jnp.float32 for x in layer) and build.is_available()
+    one_block = blocks.block_size(num_rows, blocks.MAX_BOARDS) == num_rows
+    return len(inputs) == 3 and one_block and num_outputs >= MIN_VECTOR_OUTPUTS
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(3, 4))
-def _dense_kernel(x: Array, kernel: Array, bias: Array, activation: str, columns: bool) -> Array:
-    like = jax.ShapeDtypeStruct((x.shape[0], kernel.shape[1]), x.dtype)
-    layouts = [_layout(columns), None, None]
-    kernel = kernel.T if kernel.shape[1] < MAX_FEW_OUTPUTS else kernel
-    return _call("dense_forward", like, activation, columns, input_layouts=layouts)(x, kernel, bias)
+def _dense_c(x: Array, kernel: Array, bias: Array, activation: str, transposed_input: bool) -> Array:
+    """Compute the layer for x [R, I] in C."""
+    result = jax.ShapeDtypeStruct((x.shape[0], kernel.shape[1]), x.dtype)
+    layouts = [_layout(transposed_input), None, None]
+    kernel = kernel.T if kernel.shape[1] < MIN_VECTOR_OUTPUTS else kernel
+    return _call("dense_forward", result, activation, transposed_input, input_layouts=layouts)(x, kernel, bias)
 
 
-def _forward(x, kernel, bias, activation, columns):
-    """What is saved says whether a gradient of x is wanted: None where it is not."""
-    y = _dense_kernel(x.value, kernel.value, bias.value, activation, columns)
+def _forward(x, kernel, bias, activation, transposed_input):
+    """Return y and the residuals; the last residual is None if x needs no gradient."""
+    y = _dense_c(x.value, kernel.value, bias.value, activation, transposed_input)
     return y, (x.value, kernel.value, y, () if x.perturbed else None)
 
 
-def _backward(activation, columns, saved, g):
-    """What dense.c wants room for is a result, so that it is XLA that has it."""
-    x, kernel, y, wants_x = saved
+def _backward(activation, transposed_input, residuals, g):
+    """Return the gradients of x, kernel and bias. Scratch memory is requested as two further results."""
+    x, kernel, y, needs_x = residuals
     if isinstance(g, SymbolicZero):
         g = jnp.zeros(g.shape, g.dtype)
-    shapes = [kernel.shape, kernel.shape[1:], y.shape, y.shape if columns else kernel.shape]
-    shapes += [x.shape] if wants_x is not None else []
-    like = [jax.ShapeDtypeStruct(shape, x.dtype) for shape in shapes]
-    lies = _layout(columns)
-    of_inputs, of_results = [lies, None, None, None], [None, None, None, None, lies][: len(shapes)]
-    call = _call("dense_backward", like, activation, columns, input_layouts=of_inputs, output_layouts=of_results)
-    to_kernel, to_bias, _, _, *to_x = call(x, kernel, y, g)
-    return to_x[0] if to_x else None, to_kernel, to_bias
+    shapes = [kernel.shape, kernel.shape[1:], y.shape, y.shape if transposed_input else kernel.shape]
+    shapes += [x.shape] if needs_x is not None else []
+    results = [jax.ShapeDtypeStruct(shape, x.dtype) for shape in shapes]
+    layout = _layout(transposed_input)
+    layouts = dict(
+        input_layouts=[layout, None, None, None], output_layouts=[None, None, None, None, layout][: len(shapes)]
+    )
+    call = _call("dense_backward", results, activation, transposed_input, **layouts)
+    grad_kernel, grad_bias, _, _, *grad_x = call(x, kernel, y, g)
+    return grad_x[0] if grad_x else None, grad_kernel, grad_bias
 
 
-_dense_kernel.defvjp(_forward, _backward, symbolic_zeros=True)
+_dense_c.defvjp(_forward, _backward, symbolic_zeros=True)
 
 
-def _layout(columns: bool) -> tuple[int, int] | None:
-    """Of a matrix in memory, major axis first."""
-    return (1, 0) if columns else None
+def _layout(transposed: bool) -> tuple[int, int] | None:
+    """Return the layout of a matrix in memory, major axis first."""
+    return (1, 0) if transposed else None
 
 
-def _call(name, results, activation, columns, **layouts):
-    number = list(ACTIVATIONS).index(activation)
+def _call(name, results, activation, transposed_input, **layouts):
     call = build.call(name, results, vmap_method="broadcast_all", **layouts)
-    return partial(call, activation=np.int32(number), columns=np.int32(columns))
+    return partial(call, activation=index(activation), transposed_input=np.int32(transposed_input))

@@ -1,4 +1,4 @@
-"""Products of matrices, and their gradients, in the ways that are faster on a CPU."""
+"""Multiply matrices on a CPU by XLA, with gradients that are faster there than XLA's own."""
 
 from functools import partial, reduce
 
@@ -6,13 +6,13 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-multiply = partial(jnp.matmul, preferred_element_type=jnp.float32)  # sums in float32 whatever is summed
-MAX_SUM_OUTPUTS, MAX_NARROW = 4, 32  # the most outputs whose gradients are taken as a sum, or the other way round
+multiply = partial(jnp.matmul, preferred_element_type=jnp.float32)  # accumulates in float32 for every input type
+MAX_SUM_OUTPUTS, MAX_NARROW = 4, 32  # the most outputs for the input gradient as a sum, and for `multiply_rows`
 
 
 @jax.custom_vjp
 def dot_on_cpu(x: Array, kernel: Array) -> Array:
-    """x [R, I] @ kernel [I, O], differentiated by the functions below. Results agree to rounding."""
+    """Return x [R, I] @ kernel [I, O], with the gradients below. These agree with XLA's up to rounding."""
     return x @ kernel
 
 
@@ -23,16 +23,16 @@ dot_on_cpu.defvjp(
 
 
 def _input_gradient(g: Array, kernel: Array) -> Array:
-    """g kernel^T, [R, I], of g [R, O]: for few outputs a sum, which what comes next is computed with in one pass."""
+    """Return g kernel^T, [R, I], for g [R, O]. For few outputs it is a sum, which XLA fuses with its consumer."""
     if g.shape[1] > MAX_SUM_OUTPUTS:
         return g @ kernel.T
     return reduce(jnp.add, (g[:, i, None] * kernel[None, :, i] for i in range(g.shape[1])))
 
 
 def _kernel_gradient(x: Array, g: Array) -> Array:
-    """x^T g, [I, O], of x [R, I] and g [R, O].
+    """Return x^T g, [I, O], for x [R, I] and g [R, O].
 
-    The barrier has x transposed first: a product along the first axis of both takes a CPU a sixth longer.
+    The barrier makes XLA transpose x first: a product over the first axis of both takes a CPU a sixth longer.
     """
     if g.shape[1] <= MAX_NARROW:
         return multiply_rows(x, g)
@@ -40,8 +40,8 @@ def _kernel_gradient(x: Array, g: Array) -> Array:
 
 
 def multiply_rows(x: Array, g: Array) -> Array:
-    """x^T g for x [R, I] and g [R, O], as (g^T x)^T: on a CPU five times faster for few columns, no slower for 64.
+    """Return x^T g, [I, O], for x [R, I] and g [R, O], as (g^T x)^T: up to five times faster for few columns.
 
-    The barrier keeps XLA from making the one of the other.
+    The barrier keeps XLA from rewriting it as x^T g.
     """
     return jax.lax.optimization_barrier(multiply(g.T, x)).T

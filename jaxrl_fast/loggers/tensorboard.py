@@ -31,7 +31,7 @@ class TensorBoard:
         self.event, self.summary = Event, Summary
         # A writer without a thread, so that its errors are raised here.
         self.writer = EventsWriter(str(folder / "events"), f".{os.getpid()}")
-        self.pace, self.flush = Throttle(EVENT_S, first=True), Throttle(FLUSH_S)
+        self.throttle, self.flush = Throttle(EVENT_S, first=True), Throttle(FLUSH_S)
         self.waiting: Sequence[Record] = ()
         if env_steps is not None:
             self._write(env_steps + 1, session_log=SessionLog(status=SessionLog.START))
@@ -39,7 +39,7 @@ class TensorBoard:
     def write(self, records: Sequence[Record]) -> None:
         """Write the records, unless an event was written less than EVENT_S seconds ago."""
         self.waiting = records
-        if self.pace.due() or any(name.startswith("eval_") for name in records[0]):
+        if self.throttle.ready() or any(name.startswith("eval_") for name in records[0]):
             self._write_waiting()
 
     def close(self) -> None:
@@ -60,5 +60,5 @@ class TensorBoard:
     def _write(self, step: int, **content: Any) -> None:
         """Write one event and flush the file if it is time."""
         self.writer.write_event(self.event(wall_time=time.time(), step=step, **content))
-        if self.flush.due():
+        if self.flush.ready():
             self.writer.flush()

@@ -1,22 +1,22 @@
-"""Where lines go: a terminal, a pipe, a notebook."""
+"""Print lines to a terminal, a pipe or a notebook."""
 
 import contextlib
 import os
 import sys
 from typing import Any, Protocol, TextIO
 
-SPEED_S = 3600.0  # of which the time that is left is judged
+SPEED_WINDOW_S = 3600.0  # whose speed estimates the time that is left
 
 
 class Console(Protocol):
-    """What takes lines."""
+    """The interface of a console."""
 
-    lines_stay: bool  # what it has shown remains, line after line
+    lines_stay: bool  # progress lines remain, one after another
 
     @property
-    def width(self) -> int | None: ...  # characters of a line that there is room for; None: any number
+    def width(self) -> int | None: ...  # characters that fit into a line; None: any number
 
-    def say(self, line: str) -> None: ...
+    def print(self, line: str) -> None: ...
 
     def progress(self, line: str, fraction: float) -> None: ...
 
@@ -24,43 +24,43 @@ class Console(Protocol):
 
 
 class PlainConsole:
-    """Lines for a pipe or a file: nothing wraps, nothing is redrawn."""
+    """Prints lines to a pipe or a file: nothing wraps, nothing is redrawn."""
 
     lines_stay = True
     width = None
 
     def __init__(self, file: TextIO | None = None):
         self.file = file or sys.stdout
-        self.heard = True
+        self.reader_alive = True
 
-    def say(self, line: str) -> None:
-        if not self.heard:
+    def print(self, line: str) -> None:
+        if not self.reader_alive:
             return
-        line = legible(line, self.file)
+        line = printable(line, self.file)
         try:
             print(line, file=self.file, flush=True)
-        except BrokenPipeError:  # the reader left, as `head` does; training goes on
-            self.heard = False
+        except BrokenPipeError:  # the reader left, as `head` does; training continues
+            self.reader_alive = False
             if self.file is sys.stdout:
                 os.dup2(os.open(os.devnull, os.O_WRONLY), self.file.fileno())
-        except OSError:  # a full disk: there may be room for the next one
+        except OSError:  # a full disk: there may be space for the next line
             pass
 
     def progress(self, line: str, fraction: float) -> None:
-        self.say(line)
+        self.print(line)
 
     def close(self) -> None:
         pass
 
 
-def legible(line: str, file: TextIO) -> str:
-    """With question marks where the file's encoding has no sign of ours."""
+def printable(line: str, file: TextIO) -> str:
+    """Replace characters that the file's encoding does not have by question marks."""
     encoding = getattr(file, "encoding", None) or "utf-8"
     return line.encode(encoding, "replace").decode(encoding)
 
 
 class RichConsole:
-    """Lines on a terminal, and below them how far it is. A terminal that is gone ends no training."""
+    """Prints lines on a terminal, with a progress bar below. A terminal that is gone does not stop the training."""
 
     lines_stay = True
 
@@ -71,14 +71,14 @@ class RichConsole:
         self.console = console or rich.console.Console(highlight=False)
         columns = BarColumn(bar_width=None), TaskProgressColumn(), TimeRemainingColumn()
         looks: dict[str, Any] = {"transient": True, "expand": True, "refresh_per_second": 4}
-        self.bar = Progress(*columns, console=self.console, speed_estimate_period=SPEED_S, **looks)
+        self.bar = Progress(*columns, console=self.console, speed_estimate_period=SPEED_WINDOW_S, **looks)
         self.task = self.bar.add_task("", total=1.0)
 
     @property
     def width(self) -> int:
         return self.console.width
 
-    def say(self, line: str) -> None:
+    def print(self, line: str) -> None:
         with contextlib.suppress(OSError):
             self.console.print(line, markup=False, soft_wrap=True)
 
@@ -96,7 +96,7 @@ class RichConsole:
 
 
 class NotebookConsole:
-    """One display that is updated: what was said, a bar, and the last line."""
+    """Updates one display: the printed lines, a bar, and the last progress line."""
 
     lines_stay = False
     width = None
@@ -104,13 +104,13 @@ class NotebookConsole:
     def __init__(self):
         from IPython.display import display
 
-        self.said: list[str] = []
+        self.lines: list[str] = []
         self.last, self.fraction = "", 0.0
         self.handle = display(self._content(), display_id=True)
 
-    def say(self, line: str) -> None:
+    def print(self, line: str) -> None:
         self._keep_last()
-        self.said.append(line)
+        self.lines.append(line)
         self.handle.update(self._content())
 
     def progress(self, line: str, fraction: float) -> None:
@@ -122,7 +122,7 @@ class NotebookConsole:
         self.handle.update(self._content())
 
     def _keep_last(self) -> None:
-        self.said += [self.last] if self.last else []
+        self.lines += [self.last] if self.last else []
         self.last = ""
 
     def _content(self) -> Any:
@@ -132,17 +132,17 @@ class NotebookConsole:
 
         bar = f'<progress value="{self.fraction:.4f}" max="1" style="width:30em"></progress>'
         bar = f"{bar} {100 * self.fraction:.0f}%\n" if self.last else ""
-        text = "\n".join(escape(line) for line in [*self.said, self.last] if line)
+        text = "\n".join(escape(line) for line in [*self.lines, self.last] if line)
         return HTML(f'<pre style="line-height:1.4">{bar}{text}</pre>')
 
 
 class QuietConsole:
-    """Says nothing."""
+    """Prints nothing."""
 
     lines_stay = False
     width = None
 
-    def say(self, line: str) -> None:
+    def print(self, line: str) -> None:
         pass
 
     def progress(self, line: str, fraction: float) -> None:
@@ -153,7 +153,7 @@ class QuietConsole:
 
 
 def make_console(log_level: str) -> Console:
-    """What suits the place where we run."""
+    """Return the console for where this process runs."""
     if log_level == "quiet":
         return QuietConsole()
     if in_notebook():

@@ -11,27 +11,28 @@ from jaxrl_fast.metrics.statistics import finite
 
 Rows = Mapping[str, np.ndarray]  # metric: [S, U], a value for each seed and update
 SCORES = ("episodes", "valid_steps", "return_sum", "return_min", "return_max", "length_sum", "longest_episode")
-COUNT, SUM = "gradient_steps", "_sum"  # with COUNT, metrics whose names end with SUM are sums over gradient steps
+# If an update reports GRADIENT_STEPS, metrics with SUM_SUFFIX are sums over that number of steps.
+GRADIENT_STEPS, SUM_SUFFIX = "gradient_steps", "_sum"
 
 
 class RecordBuffer:
     """A buffer that takes updates in chunks of any length and returns them in records of a fixed length.
 
-    The records therefore depend on the updates alone, not on how they were dispatched. Chunks that are followed by
-    `most` newer updates are dropped.
+    The records therefore depend on the updates alone, not on how they were dispatched. With `max_updates`, the oldest
+    chunks are dropped as long as that many updates remain.
     """
 
-    def __init__(self, length: int, most: float = math.inf):
-        self.length, self.most = length, most
+    def __init__(self, length: int, max_updates: float = math.inf):
+        self.length, self.max_updates = length, max_updates
         self.chunks: deque[Rows] = deque()
         self.available = 0  # updates in all chunks
 
     def add(self, rows: Rows) -> None:
-        """Append a chunk of updates."""
+        """Append a chunk."""
         self.chunks.append(rows)
-        self.available += _width(rows)
-        while self.available - _width(self.chunks[0]) >= self.most:
-            self.available -= _width(self.chunks.popleft())
+        self.available += _num_updates(rows)
+        while self.available - _num_updates(self.chunks[0]) >= self.max_updates:
+            self.available -= _num_updates(self.chunks.popleft())
 
     @property
     def rows(self) -> dict[str, np.ndarray]:
@@ -41,56 +42,56 @@ class RecordBuffer:
             self.chunks = deque([{k: np.concatenate([c[k] for c in self.chunks], axis=1) for k in names}])
         return dict(self.chunks[0]) if self.available else {}
 
-    def take(self, everything: bool = False, waiting: bool = False) -> Iterator[Rows]:
+    def take(self, everything: bool = False, hold_last: bool = False) -> Iterator[Rows]:
         """Yield and remove complete records.
 
         Args:
             everything: Also yield the last, shorter record.
-            waiting: Keep a record that ends with the last update, for it waits for an evaluation.
+            hold_last: Keep a record that ends with the last update, for it waits for an evaluation.
         """
-        while self.available >= self.length + waiting or everything and self.available:
+        while self.available >= self.length + hold_last or everything and self.available:
             rows = self.rows
             self.chunks = deque([{k: x[:, self.length :] for k, x in rows.items()}])
-            self.available = _width(self.chunks[0])
+            self.available = _num_updates(self.chunks[0])
             yield {k: x[:, : self.length] for k, x in rows.items()}
 
 
-def _width(rows: Rows) -> int:
+def _num_updates(rows: Rows) -> int:
     """Return the number of updates in a chunk."""
     return next(iter(rows.values())).shape[1]
 
 
 def summarize(rows: Rows) -> list[dict[str, Any]]:
-    """Return a record for each seed: statistics of the ended episodes and means of all other metrics.
+    """Return a record for each seed: statistics of ended episodes, and the mean of everything else; None if unknown.
 
-    Unknown values are None. Algorithms with a varying number of gradient steps per update report sums over them
-    (`loss_sum`) and their number, from which the means are computed.
+    Algorithms with a varying number of gradient steps in an update report sums (`loss_sum`) and that number instead.
     """
     totals = {k: np.asarray(rows[k], np.float64).sum(1) for k in ("episodes", "return_sum", "length_sum")}
     low, high = rows["return_min"].min(1), rows["return_max"].max(1)
     means = {k: np.asarray(x, np.float64).mean(1) for k, x in rows.items() if k not in SCORES}
-    if COUNT in means:
-        means = {k: x for k, x in means.items() if not k.endswith(SUM)} | _per_gradient_step(rows)
+    if GRADIENT_STEPS in means:
+        means = {k: x for k, x in means.items() if not k.endswith(SUM_SUFFIX)} | _per_gradient_step(rows)
     records = []
     for i, episodes in enumerate(totals["episodes"]):
-        divisor = max(episodes, 1)
+        some = max(episodes, 1)
         scores = {
             "episodes": int(episodes),
-            "return_mean": finite(totals["return_sum"][i] / divisor) if episodes else None,
+            "return_mean": finite(totals["return_sum"][i] / some) if episodes else None,
             "return_min": finite(low[i]) if episodes else None,
             "return_max": finite(high[i]) if episodes else None,
-            "length_mean": finite(totals["length_sum"][i] / divisor) if episodes else None,
+            "length_mean": finite(totals["length_sum"][i] / some) if episodes else None,
         }
         records.append(scores | {k: finite(x[i]) for k, x in means.items()})
     return records
 
 
 def _per_gradient_step(rows: Rows) -> dict[str, np.ndarray]:
-    """Return the means over gradient steps, NaN without any, and the number of gradient steps."""
-    count = np.asarray(rows[COUNT], np.float64).sum(1)
-    totals = {k: np.asarray(x, np.float64).sum(1) for k, x in rows.items() if k.endswith(SUM) and k not in SCORES}
-    means = {k.removesuffix(SUM): x / np.where(count > 0, count, np.nan) for k, x in totals.items()}
-    return means | {COUNT: count}
+    """Return the mean of each sum over gradient steps, NaN without gradient steps; and the number of gradient steps."""
+    count = np.asarray(rows[GRADIENT_STEPS], np.float64).sum(1)
+    sums = {k: x for k, x in rows.items() if k.endswith(SUM_SUFFIX) and k not in SCORES}
+    totals = {k: np.asarray(x, np.float64).sum(1) for k, x in sums.items()}
+    means = {k.removesuffix(SUM_SUFFIX): x / np.where(count > 0, count, np.nan) for k, x in totals.items()}
+    return means | {GRADIENT_STEPS: count}
 
 
 def merge_seeds(rows: Rows) -> Rows:

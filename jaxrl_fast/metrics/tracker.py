@@ -1,4 +1,4 @@
-"""From the metrics of updates to records: how each seed's training has gone so far. On the host, in float64."""
+"""Turn the metrics of updates into records, and track each seed's training. On the host, in float64."""
 
 import copy
 import math
@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxrl_fast.metrics import statistics
-from jaxrl_fast.metrics.records import SUM, RecordBuffer, Rows, summarize
+from jaxrl_fast.metrics.records import SUM_SUFFIX, RecordBuffer, Rows, summarize
 from jaxrl_fast.metrics.window import EndedEpisodes, EpisodeWindow
 
 CLOCKS = ("train_time_s", "wall_time_s")
@@ -18,15 +18,15 @@ Solved = tuple[int, float]  # environment steps and seconds of training until th
 
 
 class NotFinite(NamedTuple):
-    """Where a training went wrong."""
+    """A metric that is not finite."""
 
-    member: int  # its place among them
+    member: int  # its index
     metric: str
     update: int
 
 
 class MetricsTracker:
-    """How each member's training has gone so far. What `saved` gives is enough to go on from, bit for bit."""
+    """How each member's training has gone so far. `state_dict` has all that an exact resume needs."""
 
     def __init__(
         self,
@@ -34,11 +34,11 @@ class MetricsTracker:
         record_length: int,
         steps_per_update: int,
         rollout_length: int,
-        goal: float | None,
+        solved_threshold: float | None,
     ):
-        self.labels, self.goal = labels, goal
+        self.labels, self.solved_threshold = labels, solved_threshold
         self.steps_per_update, self.rollout_length = steps_per_update, rollout_length
-        self.ledger = RecordBuffer(record_length)
+        self.buffer = RecordBuffer(record_length)
         self.windows = [EpisodeWindow() for _ in labels]
         self.solved: list[Solved | None] = [None] * len(labels)
         self.diverged: list[int | None] = [None] * len(labels)  # environment steps
@@ -47,22 +47,22 @@ class MetricsTracker:
         self.evaluations: list[dict[str, Any]] = []
 
     def add(self, rows: Rows) -> list[NotFinite]:
-        """More updates: metrics [S, U] and the clocks. What first went wrong in seeds that were well, in that order."""
+        """Add updates: metrics [S, U] and the clocks. Return what newly diverged, in order."""
         found = [f for i in range(len(self.labels)) if self.diverged[i] is None and (f := self._not_finite(rows, i))]
         for wrong in found:
             self.diverged[wrong.member] = wrong.update * self.steps_per_update
-        self.ledger.add(rows)
+        self.buffer.add(rows)
         self.updates += rows[CLOCKS[0]].shape[1]
         return sorted(found, key=lambda wrong: wrong.update)
 
     def records(
-        self, everything: bool = False, waiting: bool = False, evaluation: list[dict[str, Any]] | None = None
+        self, everything: bool = False, hold_last: bool = False, evaluation: list[dict[str, Any]] | None = None
     ) -> Iterator[list[dict]]:
-        """The records that are complete, each with a dictionary for each member; an evaluation goes into the last.
+        """Yield complete records, each with a dictionary for each member. An evaluation goes into the last one.
 
-        `waiting`: for an evaluation, which is what the record that ends now does.
+        `hold_last`: keep the record that ends now, as an evaluation may follow.
         """
-        complete = list(self.ledger.take(everything, waiting))
+        complete = list(self.buffer.take(everything, hold_last))
         for rows in complete:
             clock, wall = (float(rows[name][0, -1]) for name in CLOCKS)
             length = rows[CLOCKS[0]].shape[1]
@@ -94,61 +94,66 @@ class MetricsTracker:
         return self.evaluations[-1]["env_steps"] if self.evaluations else None
 
     @property
-    def lost(self) -> list[int]:
-        """The places of those whose training went wrong."""
+    def diverged_members(self) -> list[int]:
+        """The indices of members whose training has diverged."""
         return [i for i, wrong in enumerate(self.diverged) if wrong is not None]
 
+    def settled_at(self) -> int | None:
+        """Return the environment steps at which the last member was solved or diverged; None before that."""
+        both = zip(self.solved, self.diverged, strict=True)
+        steps = [solved[0] if solved else diverged for solved, diverged in both]
+        settled = [at for at in steps if at is not None]
+        return max(settled) if len(settled) == len(steps) else None
+
     def final_returns(self) -> list[float | None]:
-        """Each seed's mean return of the last episodes; None before the first and where training went wrong."""
+        """Return each seed's mean return of the last episodes; None before the first one and after divergence."""
         means = [statistics.finite(w.mean) for w in self.windows]
         return [mean if wrong is None else None for mean, wrong in zip(means, self.diverged)]
 
     def best(self) -> dict[str, Any]:
-        """The evaluation with the highest mean return, or nothing."""
+        """Return the evaluation with the highest mean return, or {}."""
         finished = [e for e in self.evaluations if e["eval_return_mean"] is not None]
         return max(finished, key=lambda e: e["eval_return_mean"], default={})
 
-    def saved(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-        """All of it, as values that JSON knows and arrays by name."""
+    def state_dict(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+        """Return everything, as JSON values and as arrays by name."""
         host = {name: copy.copy(getattr(self, name)) for name in NUMBERS}
         as_list = lambda record: [record.ended, _as_json(record.return_sum), record.num_steps, record.longest]
         host["windows"] = [[as_list(record) for record in (*w.records, w.waiting)] for w in self.windows]
-        return host, {f"ledger/{name}": np.array(x, order="C") for name, x in self.ledger.rows.items()}
+        return host, {f"ledger/{name}": np.array(x, order="C") for name, x in self.buffer.rows.items()}
 
     def restore(self, host: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
-        """Goes back to how it was when `saved` was called."""
+        """Restore what `state_dict` returned."""
         for name in NUMBERS:
             setattr(self, name, host[name])
         self.solved = [(s[0], s[1]) if s else None for s in self.solved]
         for window, records in zip(self.windows, host["windows"], strict=True):
-            if not records or records[-1][0]:  # by a program that had no eye for the games' lengths
-                records = [[*record, 0, 0] for record in records] + [[0, 0.0, 0, 0]]
             window.restore([EndedEpisodes(ended, float(x), *times) for ended, x, *times in records])
         rows = {k.removeprefix("ledger/"): x for k, x in arrays.items() if k.startswith("ledger/")}
         if rows:
-            self.ledger.add({"longest_episode": np.zeros_like(rows["episodes"])} | rows)
+            self.buffer.add(rows)
 
     def reset_solved(self) -> None:
-        """By another threshold: whether that has been reached is known from now on only."""
+        """Forget who has reached the threshold, and judge by the last episodes: the threshold has changed."""
         self.solved = [None] * len(self.labels)
         for i in range(len(self.labels)):
             self._check_solved(i, self.recorded * self.steps_per_update, round(self.recorded_time, 4))
 
     def _check_solved(self, i: int, env_steps: int, train_time_s: float) -> None:
-        window, goal = self.windows[i], self.goal
-        if self.solved[i] is None and goal is not None and window.full and window.mean >= goal:
+        window, threshold = self.windows[i], self.solved_threshold
+        if self.solved[i] is None and threshold is not None and window.full and window.mean >= threshold:
             self.solved[i] = env_steps, train_time_s
 
     def _not_finite(self, rows: Rows, i: int) -> NotFinite | None:
-        """The first update of seed i with a loss that is not finite. Other metrics may be undefined."""
+        """Return the first loss of seed i that is not finite, or None. Other metrics may be undefined."""
         bad = {name: ~np.isfinite(x[i]) for name, x in rows.items() if "loss" in name}
         first = {name: int(x.argmax()) for name, x in bad.items() if x.any()}
         if not first:
             return None
         name = min(first, key=lambda name: first[name])
-        return NotFinite(i, name.removesuffix(SUM), self.updates + first[name] + 1)
+        return NotFinite(i, name.removesuffix(SUM_SUFFIX), self.updates + first[name] + 1)
 
 
 def _as_json(x: float) -> float | str:
-    """JSON has no nan and no inf."""
+    """Return the number, or its name if JSON has no word for it."""
     return x if math.isfinite(x) else str(x)

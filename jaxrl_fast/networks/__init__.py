@@ -1,7 +1,7 @@
-"""Networks: a torso chosen by the shape of the observation, and linear heads on it.
+"""Make networks: a torso chosen by the shape of the observation, and linear heads.
 
-A network is a record of pure functions. Observations are [..., *shape] with any leading axes; parameters are
-float32 and so are outputs, whatever dtype is computed in between.
+A network is a record of pure functions. Observations are [..., *shape] with any leading axes. Parameters and outputs
+are float32, whatever `dtype` intermediate results have. Layers are computed by `jaxrl_fast.kernels`.
 
     mlp      any shape, flattened: dense layers of widths `hidden`
     minatar  [H, W, C] small boards: 16 3x3 convolutions, one dense layer (Young & Tian 2019, "MinAtar", section 3)
@@ -23,15 +23,15 @@ from jaxrl_fast.types import Key, PyTree
 
 
 class Network(NamedTuple):
-    """A function of observations with parameters."""
+    """A function of observations that has parameters."""
 
     init: Callable[[Key], PyTree]
     apply: Callable[..., Array]  # (params, obs [..., *shape], noise=()) -> [..., num_outputs (, num_atoms)]
-    noise: Callable[[Key, tuple[int, ...]], PyTree]  # what noisy layers need, [*shape, K] each
+    noise: Callable[[Key, tuple[int, ...]], PyTree]  # of each noisy layer, [*shape, K]; () without any
 
 
 class ActorCritic(NamedTuple):
-    """A policy's parameters (logits, means ...) and the value, from one tree of parameters."""
+    """The outputs of a policy (logits, means ...) and a value, from one tree of parameters."""
 
     init: Callable[[Key], PyTree]
     actor: Callable[[PyTree, PyTree], Array]  # (params, obs) -> [..., num_outputs]
@@ -48,10 +48,10 @@ def network(
     gain: float = 1.0,
     **options,
 ) -> Network:
-    """A torso with a linear head, for observations like `obs` (ShapeDtypeStruct). Other options as in `torso`.
+    """Return a torso with a linear head, for observations like `obs` (ShapeDtypeStruct). Other options: `torso.make`.
 
-    With `num_atoms`, each output is so many numbers: a distribution. `dueling` gives the last dense layer and the head
-    to each of two streams, one for the state's value and one for what each output adds to it, less their mean
+    With `num_atoms`, each output is a distribution of `num_atoms` numbers. With `dueling`, two streams each have the
+    last dense layer and a head: one gives the state's value, the other the advantage of each output, less their mean
     (Wang et al. 2016, "Dueling network architectures", eq. 9). Without noise, noisy layers use their means.
     """
     streams = [torso.make_part(obs, slice(-1, None), **options) for _ in range(2)] if dueling else []
@@ -76,9 +76,9 @@ def actor_critic(
     critic_gain: float = 1.0,
     **options,
 ) -> ActorCritic:
-    """A policy and a value for observations like `obs` (ShapeDtypeStruct). Other options as in `torso`.
+    """Return a policy and a value, for observations like `obs` (ShapeDtypeStruct). Other options: `torso.make`.
 
-    By default convolutions are `shared` between the two, and dense networks are not.
+    By default the two share a torso with convolutions, and have one each if it is an mlp.
     """
     kind = torso.choose_kind(obs, kind)
     shared = kind != "mlp" if shared is None else shared
@@ -98,7 +98,7 @@ class _Outputs(nn.Module):
     """Linear heads on a torso, in float32: [..., num_outputs], or [..., num_outputs, num_atoms]."""
 
     torso: nn.Module
-    streams: list[nn.Module]  # none, or of a state's value and of what each output adds
+    streams: list[nn.Module]  # none, or those of the state's value and of the advantages
     num_outputs: int
     num_atoms: int | None
     gain: float
@@ -113,18 +113,19 @@ class _Outputs(nn.Module):
         features = self.torso(obs)
         if not self.streams:
             return self._shape(self.heads[0](features), self.num_outputs)
-        columns = not self.torso.mlp.hidden and self.torso.leaves_columns(obs)
-        value, extra = (head(stream(features, columns)) for head, stream in zip(self.heads, self.streams, strict=True))
-        value, extra = self._shape(value, 1), self._shape(extra, self.num_outputs)
-        return value + extra - extra.mean(axis=-1 if self.num_atoms is None else -2, keepdims=True)
+        value, advantage = (head(stream(features)) for head, stream in zip(self.heads, self.streams, strict=True))
+        value, advantage = self._shape(value, 1), self._shape(advantage, self.num_outputs)
+        return value + advantage - advantage.mean(axis=-1 if self.num_atoms is None else -2, keepdims=True)
 
     def _shape(self, x, width):
         return x if self.num_atoms is None else x.reshape(*x.shape[:-1], width, self.num_atoms)
 
 
 class _ActorCritic(nn.Module):
+    """Linear heads of a policy, [..., num_outputs], and of a value, [...]."""
+
     torso: nn.Module
-    critic_torso: nn.Module | None  # None: the critic looks through `torso` too
+    critic_torso: nn.Module | None  # None: the critic has `torso` too
     num_outputs: int
     actor_gain: float
     critic_gain: float

@@ -1,36 +1,20 @@
-"""Convolutions of images and of small boards, as flax modules that `networks` puts together."""
+"""Define convolutions of images and of small boards, as flax modules."""
 
 from collections.abc import Callable
 
 import flax.linen as nn
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from jaxrl_fast.kernels.conv import convolve
-from jaxrl_fast.kernels.conv_matmul import (
-    add_bias,
-    convolve_first,
-    convolve_xla,
-    multiply_first,
-    multiply_patches,
-    normalize,
-)
-from jaxrl_fast.kernels.dense import ACTIVATIONS, has_kernels, is_on_cpu
-from jaxrl_fast.networks.dense import activate, gain_of
-
-WHITE = 255  # of a picture's shades
-BOARDS, IMAGES = 128, 8  # that a CPU's cache holds with all that is computed of them
+from jaxrl_fast import kernels
+from jaxrl_fast.networks.dense import LayerNorm, gain_of
 
 
 class Boards(nn.Module):
-    """One convolution of small boards, activated: [..., H, W, C] to [..., F, H', W'], channels first.
+    """One 'valid' convolution of small boards, activated: [..., H, W, C] to [..., F, H', W'], channels first.
 
-    Normalized over each pixel's channels. On a CPU it is a product of matrices whose columns are the pixels of all
-    boards, the boards innermost: the normalization and its gradient run along them, patches are copied in long runs,
-    and the dense layer after it takes the transpose as it is. A whole gradient takes less than a tenth of what XLA's
-    convolution and flax's LayerNorm take. Results agree to rounding.
+    With `layer_norm`, each pixel's channels are normalized before the activation.
     """
 
     channels: int
@@ -38,67 +22,64 @@ class Boards(nn.Module):
     activation: str
     layer_norm: bool
     dtype: jnp.dtype
-    conv: str  # "lax" or "matmul"
 
     @nn.compact
     def __call__(self, x):
         kernel = self.param("kernel", gain_of(np.sqrt(2)), (self.side, self.side, x.shape[-1], self.channels))
-        bias = self.param("bias", nn.initializers.zeros, (self.channels,)).astype(self.dtype)
-        kernel = kernel.astype(self.dtype)
+        params = [kernel, self.param("bias", nn.initializers.zeros, (self.channels,))]
         if self.layer_norm:
-            scale = self.param("scale", nn.initializers.ones, (self.channels,)).astype(self.dtype)
-            offset = self.param("offset", nn.initializers.zeros, (self.channels,)).astype(self.dtype)
-        batch = x.shape[:-3]
-        x = x.reshape(-1, *x.shape[-3:]).astype(self.dtype)
-        height, width = (size - self.side + 1 for size in x.shape[1:3])
-        x = {"lax": convolve_first, "matmul": multiply_first}[self.conv](x, kernel) + bias[:, None]
-        x = normalize(x, scale, offset) if self.layer_norm else x
-        x = ACTIVATIONS[self.activation](x).reshape(self.channels * height * width, -1)
-        return x.T.reshape(*batch, self.channels, height, width)
+            params.append(self.param("scale", nn.initializers.ones, (self.channels,)))
+            params.append(self.param("offset", nn.initializers.zeros, (self.channels,)))
+        params = [param.astype(self.dtype) for param in params]
+        y = kernels.board_conv(x.reshape(-1, *x.shape[-3:]), *params, activation=self.activation)
+        return y.reshape(*x.shape[:-3], *y.shape[1:])
 
 
 class Convolutions(nn.Module):
-    """Unpadded convolutions, each activated: [..., H, W, C] to [..., H', W', channels]."""
+    """'Valid' convolutions, each activated: [..., H, W, C] to [..., H', W', channels]."""
 
     layers: tuple[tuple[int, int, int], ...]  # (channels, kernel side, stride)
     activation: str
     layer_norm: bool
     dtype: jnp.dtype
-    conv: str
 
     @nn.compact
     def __call__(self, x):
-        activation = "none" if self.layer_norm else self.activation  # else it is a part of the convolution
+        activation = "none" if self.layer_norm else self.activation
         for channels, side, stride in self.layers:
-            x = Conv(channels, side, stride, "VALID", self.dtype, self.conv, activation)(x)
-            x = activate(self, x) if self.layer_norm else x
+            x = Conv(channels, side, stride, "VALID", self.dtype, activation)(x)
+            x = LayerNorm(self.activation)(x) if self.layer_norm else x
         return x
 
 
 class Residual(nn.Module):
-    """Stages of a convolution, a pool that halves, and two residual blocks."""
+    """Stages of a convolution, a pool that halves the sides, and two residual blocks."""
 
     channels: tuple[int, ...]
     activation: str
     layer_norm: bool
     dtype: jnp.dtype
-    conv: str
 
     @nn.compact
     def __call__(self, x):
         for channels in self.channels:
-            convolve = lambda x, channels=channels: Conv(channels, 3, 1, "SAME", self.dtype, self.conv)(x)
-            x = nn.max_pool(convolve(x), (3, 3), strides=(2, 2), padding="SAME")
+            x = nn.max_pool(self._convolve(x, channels), (3, 3), strides=(2, 2), padding="SAME")
             for _ in range(2):
-                x = x + convolve(activate(self, convolve(activate(self, x))))
-        return activate(self, x)
+                y = self._convolve(self._activate(x), channels)
+                x = x + self._convolve(self._activate(y), channels)
+        return self._activate(x)
+
+    def _convolve(self, x, channels):
+        return Conv(channels, 3, 1, "SAME", self.dtype)(x)
+
+    def _activate(self, x):
+        return LayerNorm(self.activation)(x) if self.layer_norm else kernels.ACTIVATIONS[self.activation](x)
 
 
 class Conv(nn.Module):
-    """A square convolution of [..., H, W, C], activated: by XLA's convolution, or by products of matrices.
+    """A square convolution of [..., H, W, C], activated. Parameters are those of flax's Conv.
 
-    Bytes are shades of a picture, and count as [0, 1]. Parameters are those of flax's Conv either way, and results
-    agree to rounding.
+    Bytes are a picture's shades and count as byte / 255; other types are cast to `dtype`.
     """
 
     channels: int
@@ -106,7 +87,6 @@ class Conv(nn.Module):
     stride: int
     padding: str
     dtype: jnp.dtype
-    how: str  # "lax" or, on a CPU only, "matmul", which is in C where that can be had
     activation: str = "none"
 
     @nn.compact
@@ -114,30 +94,15 @@ class Conv(nn.Module):
         shape = (self.side, self.side, x.shape[-1], self.channels)
         kernel = self.param("kernel", gain_of(np.sqrt(2)), shape).astype(self.dtype)
         bias = self.param("bias", nn.initializers.zeros, (self.channels,)).astype(self.dtype)
-        batch, x = x.shape[:-3], x.reshape(-1, *x.shape[-3:])
-        multiplied = self.how == "matmul" and is_on_cpu(x, kernel, bias)
-        if multiplied and has_kernels(kernel, bias):
-            x, kernel = (x, kernel / WHITE) if x.dtype == jnp.uint8 else (x.astype(self.dtype), kernel)
-            x = convolve(self._pad(x), kernel, bias, self.stride, self.activation)
-        else:
-            x = x.astype(self.dtype) / WHITE if x.dtype == jnp.uint8 else x.astype(self.dtype)
-            by = multiply_patches if multiplied else convolve_xla
-            x = ACTIVATIONS[self.activation](add_bias(by(self._pad(x), kernel, self.stride), bias))
-        return x.reshape(*batch, *x.shape[1:])
-
-    def _pad(self, x):
-        sides, strides = (self.side, self.side), (self.stride, self.stride)
-        pads = jax.lax.padtype_to_pads(x.shape[1:3], sides, strides, self.padding)
-        return jnp.pad(x, ((0, 0), *pads, (0, 0)))
+        rows = x.reshape(-1, *x.shape[-3:])
+        rows = rows if x.dtype == jnp.uint8 else rows.astype(self.dtype)
+        y = kernels.conv2d(rows, kernel, bias, self.stride, self.padding, self.activation)
+        return y.reshape(*x.shape[:-3], *y.shape[1:])
 
 
-def in_blocks(module: nn.Module, layer: Callable[[nn.Module, Array], Array], x: Array, most: int | None) -> Array:
-    """layer(module, x) for x [B, ...], in equal blocks of at most so many rows, and of half of that at least.
-
-    Where rows do not divide so, and for None, all at once. On a CPU what is computed of many images leaves the cache:
-    at once, a pass over 128 of them takes up to four times as long.
-    """
-    size = rows_of_block(len(x), most)
+def in_blocks(module: nn.Module, layer: Callable[[nn.Module, Array], Array], x: Array) -> Array:
+    """Return layer(module, x) for images x [B, ...], computed in blocks of images where `kernels` finds that faster."""
+    size = kernels.image_block(len(x))
     if size == len(x):
         return layer(module, x)
     step = nn.scan(
@@ -145,10 +110,3 @@ def in_blocks(module: nn.Module, layer: Callable[[nn.Module, Array], Array], x: 
     )
     blocks = step(module, (), x.reshape(-1, size, *x.shape[1:]))[1]
     return blocks.reshape(-1, *blocks.shape[2:])
-
-
-def rows_of_block(num_rows: int, most: int | None) -> int:
-    """How many rows `in_blocks` takes at a time."""
-    most = most or num_rows
-    sizes = (size for size in range(min(most, num_rows), most // 2 - 1, -1) if size and num_rows % size == 0)
-    return next(sizes, num_rows)

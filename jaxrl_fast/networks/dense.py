@@ -1,100 +1,106 @@
-"""Dense layers, noisy or not, and what may follow any layer, as flax modules that `networks` puts together."""
+"""Define dense layers, noisy or not, and layer normalization, as flax modules."""
+
+import math
 
 import flax.linen as nn
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from jaxrl_fast.kernels.dense import ACTIVATIONS, dense, has_kernels, is_on_cpu
-from jaxrl_fast.kernels.layer_norm import layer_norm
+from jaxrl_fast import kernels
 
-SPREAD = 0.5  # of noisy weights at the start, times the root of the number of inputs (the paper's sigma_0)
-gain_of = nn.initializers.constant  # what a module declares for a kernel; `networks` does the rest
+SPREAD = 0.5  # initial spread of noisy weights, times the root of the number of inputs (the paper's sigma_0)
+gain_of = nn.initializers.constant  # a kernel declares its gain; `init.init_params` makes it orthogonal
 
 
 class MLP(nn.Module):
-    """Dense layers, each activated: [..., D] to [..., hidden[-1]]."""
+    """Dense layers, each followed by the activation: [..., *inputs] to [..., hidden[-1]]."""
 
     hidden: tuple[int, ...]
     activation: str
     layer_norm: bool
     dtype: jnp.dtype
     noisy: bool = False
+    input_axes: int = 1  # of the first layer
 
     @nn.compact
-    def __call__(self, x, columns=False):
-        """`columns`: x lies in memory as its transpose would."""
-        activation = "none" if self.layer_norm else self.activation  # else it is a part of the dense layer
+    def __call__(self, x):
+        activation = "none" if self.layer_norm else self.activation
         for i, width in enumerate(self.hidden):
             layer = NoisyDense if self.noisy else Dense
-            x = layer(width, np.sqrt(2), self.dtype, activation, columns and i == 0)(x)
-            x = activate(self, x) if self.layer_norm else x
+            x = layer(width, np.sqrt(2), self.dtype, activation, 1 if i else self.input_axes)(x)
+            x = LayerNorm(self.activation)(x) if self.layer_norm else x
         return x
 
 
 class Dense(nn.Module):
-    """A dense layer and its activation, [..., I] to [..., features]."""
+    """A dense layer and its activation: [..., *inputs] to [..., features].
+
+    The last `input_axes` axes of x are its inputs, I numbers in all.
+    """
 
     features: int
     gain: float
     dtype: jnp.dtype = jnp.float32
     activation: str = "none"
-    columns: bool = False
+    input_axes: int = 1
 
     @nn.compact
     def __call__(self, x):
-        return dense(x.astype(self.dtype), *_weights(self, x.shape[-1]), self.activation, self.columns)
+        kernel, bias = self.weights(x)
+        return self.layer(x, kernel, bias)
+
+    def weights(self, x: Array) -> tuple[Array, Array]:
+        """Return the parameters, a kernel [I, O] and a bias [O], in `dtype`."""
+        kernel = self.param("kernel", gain_of(self.gain), (self.num_inputs(x), self.features))
+        bias = self.param("bias", nn.initializers.zeros, (self.features,))
+        return kernel.astype(self.dtype), bias.astype(self.dtype)
+
+    def layer(self, x: Array, kernel: Array, bias: Array) -> Array:
+        """Return the layer's output for x [..., *inputs], a kernel [I, O] and a bias [O]."""
+        inputs = x.shape[x.ndim - self.input_axes :]
+        return kernels.dense(x.astype(self.dtype), kernel.reshape(*inputs, -1), bias, self.activation)
+
+    def num_inputs(self, x: Array) -> int:
+        """Return I."""
+        return math.prod(x.shape[x.ndim - self.input_axes :])
 
 
 class NoisyDense(Dense):
-    """A dense layer whose weights are a mean and a learned spread times factorised noise.
+    """A dense layer whose weights are a mean and a learned spread times factorized noise.
 
     w = mean + spread * f(noise_in) f(noise_out)^T,  f(x) = sign(x) sqrt(|x|)  (Fortunato et al. 2018, eq. 10 and 11).
-    The noise is the collection "noise", a vector for all rows [I + O] or one for each row of x [..., I + O]; without it
-    the spread does not count. The spread starts as SPREAD / sqrt(I).
+    The collection "noise" holds one vector for all rows, [I + O], or one for each row of x, [..., I + O]. Without it
+    the weights are their means. The spread starts at SPREAD / sqrt(I).
     """
 
     @nn.compact
     def __call__(self, x):
-        num_inputs = x.shape[-1]
-        x, (kernel, bias) = x.astype(self.dtype), _weights(self, num_inputs)
+        kernel, bias = self.weights(x)
+        num_inputs = self.num_inputs(x)
         spread_init = nn.initializers.constant(SPREAD / np.sqrt(num_inputs))
         spread_kernel = self.param("spread_kernel", spread_init, (num_inputs, self.features)).astype(self.dtype)
         spread_bias = self.param("spread_bias", spread_init, (self.features,)).astype(self.dtype)
         if not (self.is_initializing() or self.has_variable("noise", "noise")):
-            return dense(x, kernel, bias, self.activation, self.columns)
+            return self.layer(x, kernel, bias)
         noise = self.variable("noise", "noise", jnp.zeros, (num_inputs + self.features,)).value.astype(self.dtype)
         noise = jnp.sign(noise) * jnp.sqrt(jnp.abs(noise))
         noise_in, noise_out = noise[..., :num_inputs], noise[..., num_inputs:]
-        if noise.ndim == 1:  # the same weights for all rows: one product
+        if noise.ndim == 1:  # all rows have the same weights, so one product is enough
             kernel, bias = kernel + spread_kernel * jnp.outer(noise_in, noise_out), bias + spread_bias * noise_out
-            return dense(x, kernel, bias, self.activation, self.columns)
-        spread = dense(x * noise_in, spread_kernel, spread_bias)
-        return ACTIVATIONS[self.activation](dense(x, kernel, bias) + noise_out * spread)
-
-
-def _weights(module: Dense, num_inputs: int) -> tuple[Array, Array]:
-    """Kernel [I, O] and bias [O] of a compact method of `module`, in the type that it computes in."""
-    kernel = module.param("kernel", gain_of(module.gain), (num_inputs, module.features))
-    bias = module.param("bias", nn.initializers.zeros, (module.features,))
-    return kernel.astype(module.dtype), bias.astype(module.dtype)
-
-
-def activate(module: nn.Module, x: Array) -> Array:
-    """To be called inside a compact method of `module`, whose options it follows."""
-    if module.layer_norm and is_on_cpu(x) and has_kernels(x):
-        return LayerNorm(module.activation)(x)
-    x = nn.LayerNorm(dtype=module.dtype)(x) if module.layer_norm else x
-    return ACTIVATIONS[module.activation](x)
+            return self.layer(x, kernel, bias)
+        x = x.reshape(*x.shape[: x.ndim - self.input_axes], num_inputs).astype(self.dtype)
+        spread = kernels.dense(x * noise_in, spread_kernel, spread_bias)
+        return kernels.ACTIVATIONS[self.activation](kernels.dense(x, kernel, bias) + noise_out * spread)
 
 
 class LayerNorm(nn.Module):
-    """flax's, with the same parameters, and an activation: by a function of ours in C."""
+    """Normalization of the last axis of [..., F], and an activation. Parameters are those of flax's LayerNorm."""
 
-    activation: str
+    activation: str = "none"
 
     @nn.compact
     def __call__(self, x):
-        scale = self.param("scale", nn.initializers.ones, x.shape[-1:], x.dtype)
-        offset = self.param("bias", nn.initializers.zeros, x.shape[-1:], x.dtype)
-        return layer_norm(x.reshape(-1, x.shape[-1]), scale, offset, self.activation).reshape(x.shape)
+        scale = self.param("scale", nn.initializers.ones, x.shape[-1:])
+        offset = self.param("bias", nn.initializers.zeros, x.shape[-1:])
+        return kernels.layer_norm(x, scale, offset, self.activation)

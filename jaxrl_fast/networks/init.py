@@ -1,4 +1,4 @@
-"""Initial parameters of a network, and noise for its noisy layers."""
+"""Draw initial parameters of a network, and noise for its noisy layers."""
 
 import flax.linen as nn
 import jax
@@ -10,9 +10,9 @@ from jaxrl_fast.types import Key, PyTree
 
 
 def init_params(module: nn.Module, obs: PyTree, key: Key) -> PyTree:
-    """Parameters of the module, its kernels orthogonal times their gain, everything else as it declares.
+    """Return the module's parameters: kernels orthogonal times their gain, all others as the module declares them.
 
-    All kernels come from one draw: a generator for each would take most of the time that a small agent compiles.
+    One draw serves all kernels; a draw for each would take most of a small agent's compile time.
     """
     params, structure = jax.tree.flatten_with_path({"params": module.lazy_init(key, obs)["params"]})
     is_kernel = [path[-1].key == "kernel" for path, _ in params]
@@ -26,7 +26,7 @@ def init_params(module: nn.Module, obs: PyTree, key: Key) -> PyTree:
 
 
 def layer_noise(module: nn.Module, obs: PyTree, key: Key, shape: tuple[int, ...]) -> PyTree:
-    """Normal noise [*shape, K] for each noisy layer, from one draw; () where there is none."""
+    """Return normal noise [*shape, K] for each noisy layer, from one draw; () if no layer is noisy."""
     needed = jax.eval_shape(lambda: module.lazy_init(jax.random.key(0), obs)).get("noise", ())
     leaves, structure = jax.tree.flatten(needed)
     sizes = [leaf.size for leaf in leaves]
@@ -35,9 +35,9 @@ def layer_noise(module: nn.Module, obs: PyTree, key: Key, shape: tuple[int, ...]
 
 
 def orthogonal(noise: Array) -> Array:
-    """[..., O] normal noise to a uniformly random kernel of orthonormal columns, or rows where these are fewer.
+    """Turn normal noise [..., O] into a uniformly random kernel with orthonormal columns, or rows if these are fewer.
 
-    Signs follow R's diagonal, or Q would not be uniform (Mezzadri 2007, "How to generate random matrices ...").
+    Signs follow the diagonal of R, or Q would not be uniform (Mezzadri 2007, "How to generate random matrices ...").
     """
     matrix = noise.reshape(-1, noise.shape[-1])
     wide = matrix.shape[0] < matrix.shape[1]

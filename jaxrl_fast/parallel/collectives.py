@@ -1,10 +1,10 @@
-"""What devices tell each other while they compute the same program, each on its own rows.
+"""Exchange values between devices that run the same program, each on its own rows.
 
-An axis of devices is known by its name. On one that is called CORES the devices are cores of one CPU and sum by way of
-the memory that they share (`cores.c`), in a microsecond or so, where XLA's own sum takes some 50.
+A device axis is known by its name. The devices of SHARED_MEMORY_AXIS are cores of one CPU. They sum through the memory
+that they share (`kernels/allreduce.py`), in about one microsecond; XLA's own sum takes about 50.
 
-XLA keeps its own sums in one order on all devices. Nobody does that for those on CORES, so each must want the result of
-the one before it, or stand in another round of a loop: two that could change places would wait for each other for ever.
+XLA runs its own collectives in the same order on every device, but not those of SHARED_MEMORY_AXIS. Each of these must
+depend on the result of the previous one, or lie in another iteration of a loop. Otherwise devices may deadlock.
 """
 
 import jax
@@ -12,19 +12,20 @@ import jax.numpy as jnp
 from jax import Array
 from jax.flatten_util import ravel_pytree
 
+from jaxrl_fast.kernels import build
 from jaxrl_fast.kernels.allreduce import sum_over_cores
 from jaxrl_fast.types import SHARED_MEMORY_AXIS, PyTree
 
 
 def all_reduce_sum(x: PyTree, axis_name: str | None) -> PyTree:
-    """The sum of floats over the devices of an axis; of one device, without a name, what it has.
+    """Return the sum of floats over the devices of `axis_name` (psum), or x if `axis_name` is None.
 
-    All leaves are summed at once, by XLA as one vector of the type that they promote to, for each sum has the devices
-    wait for each other.
+    All leaves are summed at once, because devices wait for each other at every sum. XLA sums them as one vector of the
+    type that they promote to.
     """
     if axis_name is None:
         return x
-    if axis_name == SHARED_MEMORY_AXIS:
+    if axis_name == SHARED_MEMORY_AXIS and build.is_available("allreduce"):
         leaves, structure = jax.tree.flatten(x)
         return jax.tree.unflatten(structure, sum_over_cores(leaves))
     flat, restore = ravel_pytree(x)
@@ -32,19 +33,22 @@ def all_reduce_sum(x: PyTree, axis_name: str | None) -> PyTree:
 
 
 def all_gather(x: PyTree, axis_name: str | None) -> PyTree:
-    """What each device of an axis has, [devices, ...] floats; they wait for each other once."""
+    """Return the floats of all devices of `axis_name`, [devices, ...] each, or x[None] if `axis_name` is None.
+
+    Devices wait for each other once.
+    """
     if axis_name is None:
         return jax.tree.map(lambda x: x[None], x)
     flat, restore = ravel_pytree(x)
     if axis_name == SHARED_MEMORY_AXIS:
-        of_each = all_reduce_sum(scatter_rows(flat[None], jax.lax.psum(1, SHARED_MEMORY_AXIS)), SHARED_MEMORY_AXIS)
+        gathered = all_reduce_sum(scatter_rows(flat[None], jax.lax.psum(1, SHARED_MEMORY_AXIS)), SHARED_MEMORY_AXIS)
     else:
-        of_each = jax.lax.all_gather(flat, axis_name)
-    return jax.vmap(restore)(of_each)
+        gathered = jax.lax.all_gather(flat, axis_name)
+    return jax.vmap(restore)(gathered)
 
 
 def local_rows(rows: PyTree, num_grad_workers: int, axis: int = 0) -> PyTree:
-    """This core's equal part of rows, which all of so many cores have."""
+    """Return this worker's slice of arrays that all workers hold: [B / num_grad_workers] of [B] rows on `axis`."""
     if num_grad_workers == 1:
         return rows
 
@@ -56,7 +60,10 @@ def local_rows(rows: PyTree, num_grad_workers: int, axis: int = 0) -> PyTree:
 
 
 def scatter_rows(part: Array, num_grad_workers: int) -> Array:
-    """Put this worker's rows [B / num_grad_workers, ...] in their place among zeros [B, ...]; the sum is the whole."""
+    """Return this worker's rows [B / num_grad_workers, ...] at their position in zeros [B, ...].
+
+    The sum over all workers is the whole array.
+    """
     if num_grad_workers == 1:
         return part
     size = part.shape[0]

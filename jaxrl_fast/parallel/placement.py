@@ -15,7 +15,7 @@ CORE_SHARE = {"processes": 1}  # of ours that use these cores at the same time
 def max_grad_workers() -> int:
     """Cores that may sum together: 1 where they cannot, or are few to each of the processes that share them."""
     number = devices.num_cores() // CORE_SHARE["processes"]
-    return number if number > 1 and build.is_available() else 1
+    return number if number > 1 and build.is_available("allreduce") else 1
 
 
 def share_cores(num_processes: int) -> None:

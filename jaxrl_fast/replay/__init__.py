@@ -1,1 +1,148 @@
-"""Replay buffers: uniform (`ring`) and prioritized (`sum_tree`)."""
+"""Replay buffers: a record of functions, filled by `uniform` (`ring`) and `prioritized` (`ring` and `sum_tree`).
+
+A buffer holds the last rows of N environments. Its functions are pure, so that a buffer on another device, on the host
+or on disk fills the same record.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+from jax import Array
+
+from jaxrl_fast.parallel import collectives
+from jaxrl_fast.replay import ring, sum_tree
+from jaxrl_fast.replay.ring import ReplayConfig, Ring, Sample
+from jaxrl_fast.types import EnvSpec, Key, Parallelism, PyTree, Transition
+
+MIN_PRIORITY = 1e-6  # a transition with error 0 keeps some probability of being sampled
+
+
+class Replay(NamedTuple):
+    """A replay buffer as functions of its state R."""
+
+    init: Callable[[], PyTree]
+    add: Callable[[PyTree, Transition], PyTree]  # (R, rows [T, N, ...]) to R: over the oldest rows
+    sample: Callable[..., tuple[Sample, Array, Any]]  # see `uniform`
+    size: Callable[[PyTree], Array]  # rows of each environment, int32
+    discard_tail: Callable[[PyTree], PyTree]  # R when all environments restart: the newest row has no successor
+    update_priorities: Callable[[PyTree, Any, Array], PyTree] | None = None  # (R, index, errors [B]); None: it has none
+
+
+def uniform(config: ReplayConfig, spec: EnvSpec, parallelism: Parallelism = Parallelism()) -> Replay:
+    """Return a buffer from which each readable transition is sampled with the same probability.
+
+    `sample(R, key, batch_size, gamma, beta)` returns this device's transitions [B], their weights in the loss [B]
+    (0 where no transition was found), and an index for `update_priorities`. B is `batch_size` over the number of
+    devices that split a batch. Rewards are n-step sums discounted by `gamma`; `beta` is not used here.
+    """
+    return Replay(
+        init=partial(ring.init, config, spec.obs, spec.action, spec.has_action_mask),
+        add=partial(ring.add, config),
+        sample=partial(_sample_uniform, config, parallelism),
+        size=lambda state: state.size,
+        discard_tail=partial(ring.discard_tail, config),
+    )
+
+
+def prioritized(
+    config: ReplayConfig, spec: EnvSpec, parallelism: Parallelism = Parallelism(), exponent: float | Array = 0.5
+) -> Replay:
+    """Return a buffer that samples in proportion to (error + MIN_PRIORITY) ^ exponent (Schaul et al. 2016).
+
+    `sample` as in `uniform`; its weights are importance weights with exponent `beta` (section 3.4). New transitions get
+    the largest priority so far. `update_priorities` takes the errors [B] of the whole batch of this shard.
+    """
+    num_items = config.num_rows * config.num_envs
+    return Replay(
+        init=lambda: Prioritized(
+            ring.init(config, spec.obs, spec.action, spec.has_action_mask), sum_tree.init(num_items), jnp.float32(1)
+        ),
+        add=partial(_add_prioritized, config, parallelism),
+        sample=partial(_sample_prioritized, config, parallelism),
+        size=lambda state: state.ring.size,
+        discard_tail=lambda state: state._replace(ring=ring.discard_tail(config, state.ring)),
+        update_priorities=partial(_update_priorities, exponent),
+    )
+
+
+class Prioritized(NamedTuple):
+    """The state of a prioritized buffer."""
+
+    ring: Ring
+    priorities: sum_tree.Tree
+    max_priority: Array  # f32: the largest priority so far; between two calls of `add`, of this shard alone
+
+
+class Index(NamedTuple):
+    """Which transitions were sampled."""
+
+    item: Array  # int32 [B]
+    found: Array  # bool [B]: False where nothing could be sampled
+
+
+def importance_weights(prob: Array, exponent: float | Array, axis_name: str | None = None) -> Array:
+    """Return (1 / P)^exponent over the largest in the batch, f32 [B], for sampling probabilities P [B]; 0 where P is 0.
+
+    Schaul et al. 2016, section 3.4; the size of the buffer, which is there too, cancels. Each shard samples its part of
+    the batch from its own environments, with equal probability.
+    """
+    found = prob > 0
+    weight = jnp.where(found, jnp.where(found, prob, 1) ** -exponent, 0)
+    largest = collectives.all_gather(weight.max(), axis_name).max()
+    return weight / jnp.maximum(largest, 1e-30)
+
+
+def _sample_uniform(
+    config: ReplayConfig,
+    parallelism: Parallelism,
+    state: Ring,
+    key: Key,
+    batch_size: int,
+    gamma: float | Array,
+    beta: float | Array = 0.0,
+) -> tuple[Sample, Array, tuple[()]]:
+    own = partial(collectives.local_rows, num_grad_workers=parallelism.num_grad_workers, axis=-1)
+    row, env, found = ring.draw(config, state, key, batch_size // parallelism.num_shards, own)
+    return ring.read(config, state, row, env, gamma), found.astype(jnp.float32), ()
+
+
+def _sample_prioritized(
+    config: ReplayConfig,
+    parallelism: Parallelism,
+    state: Prioritized,
+    key: Key,
+    batch_size: int,
+    gamma: float | Array,
+    beta: float | Array = 1.0,
+) -> tuple[Sample, Array, Index]:
+    item, priority = sum_tree.draw(state.priorities, key, batch_size // parallelism.num_shards)
+    row, env = item // config.num_envs, item % config.num_envs
+    prob = priority / jnp.maximum(sum_tree.total(state.priorities), 1e-30)
+    weight = importance_weights(prob, beta, parallelism.axis_name)
+    row, env, weight = collectives.local_rows((row, env, weight), parallelism.num_grad_workers)
+    return ring.read(config, state.ring, row, env, gamma), weight, Index(item, priority > 0)
+
+
+def _add_prioritized(
+    config: ReplayConfig, parallelism: Parallelism, state: Prioritized, steps: Transition
+) -> Prioritized:
+    """Add rows. What can be read now and could not before gets the largest priority, what cannot any more gets 0."""
+    num_new = steps.reward.shape[0]
+    data = ring.add(config, state.ring, steps)
+    max_priority = collectives.all_gather(state.max_priority, parallelism.axis_name).max()
+    lost = max(config.frame_stack - 1, 0)  # rows whose older frames are overwritten
+    offset = jnp.arange(-config.n_step - num_new, lost)
+    row = (data.head + offset) % config.num_rows
+    priority = jnp.where((offset < -config.n_step)[:, None] & data.valid[row], max_priority, 0.0)
+    item = row[:, None] * config.num_envs + jnp.arange(config.num_envs)[None]
+    return Prioritized(data, sum_tree.update(state.priorities, item.reshape(-1), priority.reshape(-1)), max_priority)
+
+
+def _update_priorities(exponent: float | Array, state: Prioritized, index: Index, errors: Array) -> Prioritized:
+    priority = jnp.where(index.found, (errors + MIN_PRIORITY) ** exponent, 0)
+    return state._replace(
+        priorities=sum_tree.update(state.priorities, index.item, priority),
+        max_priority=jnp.maximum(state.max_priority, priority.max()),
+    )

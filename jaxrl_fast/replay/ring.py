@@ -19,14 +19,14 @@ import jax.numpy as jnp
 from jax import Array, ShapeDtypeStruct
 
 from jaxrl_fast.rl.frame_stack import compress, gather_stacks, num_channels, stack_ages
-from jaxrl_fast.types import Box, Discrete, Key, PyTree, Transition
+from jaxrl_fast.types import Key, PyTree, Space, Transition
 
 MAX_UNROLLED = 8  # steps of an n-step return
 NUM_TRIES = 4  # draws for one sample before it is given up: all hit resets once in (episode length + 1)^4 times
 
 
 class ReplayConfig(NamedTuple):
-    """What is fixed while tracing."""
+    """The fixed shape of a buffer."""
 
     num_rows: int  # R, a multiple of the length of the rollouts that are added
     num_envs: int  # N
@@ -35,7 +35,7 @@ class ReplayConfig(NamedTuple):
 
 
 class Ring(NamedTuple):
-    """The last R steps. What it holds beyond `size` rows is zero."""
+    """The last R rows of N environments. Rows beyond `size` are zero."""
 
     obs: PyTree  # [R, N, ...] of the environment's dtype; only the newest frame of a stack
     age: Array | tuple[()]  # [R, N] uint8: rows since the stack was all one frame, at most frame_stack - 1
@@ -46,41 +46,45 @@ class Ring(NamedTuple):
     valid: Array  # [R, N] bool
     head: Array  # int32: the row that is written next
     size: Array  # int32: rows written so far, at most R
+    action_mask: Array | tuple[()] = ()  # [R, N, num_outputs] bool, if the environment has masks
 
 
 class Sample(NamedTuple):
-    """B transitions of up to n steps: they end sooner where the episode does."""
+    """B transitions of up to n steps, fewer at the end of an episode."""
 
     obs: PyTree  # [B, ...]
     action: Array  # [B, ...]
     reward: Array  # [B] f32: discounted sum
     discount: Array  # [B] f32: of the value of next_obs, gamma included
     next_obs: PyTree  # [B, ...]
+    action_mask: Array | tuple[()] = ()  # [B, num_outputs] bool at obs, or ()
+    next_action_mask: Array | tuple[()] = ()  # [B, num_outputs] bool at next_obs, or ()
 
 
-def init(layout: ReplayConfig, obs: PyTree, action: Discrete | Box) -> Ring:
-    """An empty ring for observations like `obs` (ShapeDtypeStruct of one environment)."""
-    zeros = lambda shape, dtype: jnp.zeros((layout.num_rows, layout.num_envs, *shape), dtype)
-    stacked = layout.frame_stack > 1
+def init(config: ReplayConfig, obs: PyTree, action: Space, has_action_mask: bool = False) -> Ring:
+    """Return an empty ring for observations like `obs` (ShapeDtypeStruct of one environment)."""
+    zeros = lambda shape, dtype: jnp.zeros((config.num_rows, config.num_envs, *shape), dtype)
+    stacked = config.frame_stack > 1
     return Ring(
-        obs=jax.tree.map(lambda x: zeros(_frame(layout, x).shape, x.dtype), obs),
+        obs=jax.tree.map(lambda x: zeros(_frame(config, x).shape, x.dtype), obs),
         age=zeros((), jnp.uint8) if stacked else (),
-        action=zeros((), jnp.int32) if isinstance(action, Discrete) else zeros(action.shape, jnp.float32),
+        action=action.zeros(config.num_rows, config.num_envs),
         reward=zeros((), jnp.float32),
         discount=zeros((), jnp.float32),
         last=zeros((), bool),
         valid=zeros((), bool),
         head=jnp.int32(0),
         size=jnp.int32(0),
+        action_mask=zeros((action.num_outputs,), bool) if has_action_mask else (),
     )
 
 
-def add(layout: ReplayConfig, ring: Ring, steps: Transition) -> Ring:
-    """Writes T rows [T, N, ...] over the oldest ones. T divides R."""
+def add(config: ReplayConfig, ring: Ring, steps: Transition) -> Ring:
+    """Write T rows [T, N, ...] over the oldest ones. T divides R."""
     num_new = steps.reward.shape[0]
-    assert layout.num_rows % num_new == 0, (layout.num_rows, num_new)
+    assert config.num_rows % num_new == 0, (config.num_rows, num_new)
     put = lambda old, new: jax.lax.dynamic_update_slice_in_dim(old, new.astype(old.dtype), ring.head, axis=0)
-    obs, stack = steps.obs, layout.frame_stack
+    obs, stack = steps.obs, config.frame_stack
     age: Array | tuple[()] = ()
     if stack > 1:
         obs, same = jax.vmap(functools.partial(compress, stack))(steps.obs)
@@ -93,67 +97,75 @@ def add(layout: ReplayConfig, ring: Ring, steps: Transition) -> Ring:
         discount=put(ring.discount, steps.discount),
         last=put(ring.last, steps.last),
         valid=put(ring.valid, steps.valid),
-        head=(ring.head + num_new) % layout.num_rows,
-        size=jnp.minimum(ring.size + num_new, layout.num_rows),
+        head=(ring.head + num_new) % config.num_rows,
+        size=jnp.minimum(ring.size + num_new, config.num_rows),
+        action_mask=jax.tree.map(put, ring.action_mask, steps.action_mask),
     )
 
 
-def discard_tail(layout: ReplayConfig, ring: Ring) -> Ring:
-    """Nothing follows the newest row any more: those that would look beyond it are never drawn."""
-    newest = (ring.head - 1 - jnp.arange(layout.n_step)) % layout.num_rows
+def discard_tail(config: ReplayConfig, ring: Ring) -> Ring:
+    """Mark the newest rows as unreadable: their n-step targets would look beyond the newest row."""
+    newest = (ring.head - 1 - jnp.arange(config.n_step)) % config.num_rows
     return ring._replace(valid=ring.valid.at[newest].set(False))
 
 
-def num_lost(layout: ReplayConfig, ring: Ring) -> Array:
-    """int32: the oldest rows that cannot be read, for they lack frames that were overwritten."""
-    return jnp.where(ring.size == layout.num_rows, max(layout.frame_stack - 1, 0), 0)
+def num_lost(config: ReplayConfig, ring: Ring) -> Array:
+    """Return the number of oldest rows that cannot be read, int32: some of their frames are overwritten."""
+    return jnp.where(ring.size == config.num_rows, max(config.frame_stack - 1, 0), 0)
 
 
-def num_readable(layout: ReplayConfig, ring: Ring) -> Array:
-    """int32: rows that can be read, at least 0."""
-    return jnp.maximum(ring.size - layout.n_step - num_lost(layout, ring), 0)
+def num_readable(config: ReplayConfig, ring: Ring) -> Array:
+    """Return the number of rows that can be read, int32, at least 0."""
+    return jnp.maximum(ring.size - config.n_step - num_lost(config, ring), 0)
 
 
 def draw(
-    layout: ReplayConfig, ring: Ring, key: Key, batch_size: int, own: Callable[[Array], Array] = lambda x: x
+    config: ReplayConfig, ring: Ring, key: Key, batch_size: int, own: Callable[[Array], Array] = lambda x: x
 ) -> tuple[Array, Array, Array]:
-    """Rows [B] and environments [B], each readable step with a valid action as likely as another; and [B] bool.
+    """Sample rows [B] and environments [B] uniformly from the readable steps with a valid action.
 
-    False there says that none was found, so that the sample must weigh nothing: nothing can be read yet, or all
-    NUM_TRIES hit resets. The cost does not depend on the size of the ring. Where cores share a batch, each takes its
-    `own` part of the last axis of what all B are drawn by.
+    Also returns bool [B]: False where no such step was found, so that the sample must have weight 0. That is so if
+    nothing can be read yet, or if all NUM_TRIES hit resets. The cost does not depend on the size of the ring. Gradient
+    workers that split a batch take their `own` part of the last axis of the random numbers.
     """
-    readable = num_readable(layout, ring)
+    readable = num_readable(config, ring)
     place, env = own(_random_numbers(key, (2, NUM_TRIES, batch_size)))
-    place = (place % jnp.maximum(readable, 1).astype(jnp.uint32)).astype(jnp.int32) + num_lost(layout, ring)
-    row = (ring.head - ring.size + place) % layout.num_rows
-    env = (env % layout.num_envs).astype(jnp.int32)
+    place = (place % jnp.maximum(readable, 1).astype(jnp.uint32)).astype(jnp.int32) + num_lost(config, ring)
+    row = (ring.head - ring.size + place) % config.num_rows
+    env = (env % config.num_envs).astype(jnp.int32)
     valid = _at(ring.valid, row, env) & (readable > 0)
     first = jnp.argmax(valid, axis=0)[None]
     pick = lambda x: jnp.take_along_axis(x, first, axis=0)[0]
     return pick(row), pick(env), pick(valid)
 
 
-def read(layout: ReplayConfig, ring: Ring, row: Array, env: Array, gamma: float | Array) -> Sample:
-    """The transitions that begin at rows [B] of environments [B].
+def read(config: ReplayConfig, ring: Ring, row: Array, env: Array, gamma: float | Array) -> Sample:
+    """Return the transitions that begin at rows [B] of environments [B].
 
-    reward = sum_{i < k} (prod_{j < i} gamma d_j) r_i,  discount = prod_{i < k} gamma d_i,  where the episode goes on
-    for k = min(n_step, steps to its end) steps (Sutton & Barto 2018, eq. 7.1); next_obs lies k rows on.
+    reward = sum_{i < k} (prod_{j < i} gamma d_j) r_i,  discount = prod_{i < k} gamma d_i,  with
+    k = min(n_step, steps to the end of the episode) (Sutton & Barto 2018, eq. 7.1); next_obs is k rows later.
     """
 
     def add(i: int | Array, sums: tuple[Array, Array, Array, Array]) -> tuple[Array, Array, Array, Array]:
         reward, discount, going, length = sums
-        at = (row + i) % layout.num_rows
+        at = (row + i) % config.num_rows
         reward += jnp.where(going, discount * _at(ring.reward, at, env), 0)
         discount *= jnp.where(going, gamma * _at(ring.discount, at, env), 1)
         return reward, discount, going & ~_at(ring.last, at, env), length + going
 
     none = jnp.zeros(row.shape), jnp.ones(row.shape), jnp.ones(row.shape, bool), jnp.zeros(row.shape, jnp.int32)
-    few = min(layout.n_step, MAX_UNROLLED)  # for what is unrolled takes long to compile
-    reward, discount, _, length = jax.lax.fori_loop(0, layout.n_step, add, none, unroll=few)
-    look = functools.partial(_look, layout, ring)
+    few = min(config.n_step, MAX_UNROLLED)  # for what is unrolled takes long to compile
+    reward, discount, _, length = jax.lax.fori_loop(0, config.n_step, add, none, unroll=few)
+    following = (row + length) % config.num_rows
+    mask = lambda row: jax.tree.map(lambda x: _at(x, row, env), ring.action_mask)
     return Sample(
-        look(row, env), _at(ring.action, row, env), reward, discount, look((row + length) % layout.num_rows, env)
+        _obs_at(config, ring, row, env),
+        _at(ring.action, row, env),
+        reward,
+        discount,
+        _obs_at(config, ring, following, env),
+        mask(row),
+        mask(following),
     )
 
 
@@ -173,20 +185,20 @@ def _random_numbers(key: Key, shape: tuple[int, ...]) -> Array:
     return x
 
 
-def _look(layout: ReplayConfig, ring: Ring, row: Array, env: Array) -> PyTree:
-    """The observations at rows [B] of environments [B]."""
+def _obs_at(config: ReplayConfig, ring: Ring, row: Array, env: Array) -> PyTree:
+    """Return the observations at rows [B] of environments [B]."""
     if isinstance(ring.age, tuple):
         return jax.tree.map(lambda x: _at(x, row, env), ring.obs)
-    return gather_stacks(layout.frame_stack, ring.obs, _at(ring.age, row, env), row, env)
+    return gather_stacks(config.frame_stack, ring.obs, _at(ring.age, row, env), row, env)
 
 
-def _frame(layout: ReplayConfig, obs: ShapeDtypeStruct) -> ShapeDtypeStruct:
-    """What is kept of an observation."""
-    if layout.frame_stack <= 1:
+def _frame(config: ReplayConfig, obs: ShapeDtypeStruct) -> ShapeDtypeStruct:
+    """Return the shape of what is stored of an observation."""
+    if config.frame_stack <= 1:
         return obs
-    return ShapeDtypeStruct((*obs.shape[:-1], num_channels(layout.frame_stack, obs)), obs.dtype)
+    return ShapeDtypeStruct((*obs.shape[:-1], num_channels(config.frame_stack, obs)), obs.dtype)
 
 
 def _at(x: Array, row: Array, env: Array) -> Array:
-    """x [R, N, ...] at rows and environments. Two indices, so that no flat one can pass 2^31."""
+    """Return x [R, N, ...] at rows and environments. Two indices, since a flat one could exceed 2^31."""
     return x.at[row, env].get(mode="promise_in_bounds")

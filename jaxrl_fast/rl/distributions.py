@@ -2,17 +2,23 @@
 
 Leading axes are free. The last axis of the parameters is the number of actions A (Categorical, EpsilonGreedy) or the
 dimension of one action D (Gaussian, TanhGaussian), over which log-probabilities, entropies and divergences are summed.
-They are in nats. `sample_from` takes noise drawn elsewhere, in bulk: `sample(key)` is `sample_from` of fresh noise.
+They are in nats. `sample_from` takes noise drawn in bulk: `sample(key)` is `sample_from` of fresh noise. `head` gives
+the distribution for an action space.
 """
 
-from typing import NamedTuple
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from jaxrl_fast.types import Key
+from jaxrl_fast.types import Box, Discrete, Key, MultiDiscrete, PyTree, Space
+
+FORBIDDEN = -1e9  # logit or value of a masked action: finite, so that 0 times it is 0
 
 
 def chosen(x: Array, action: Array) -> Array:
@@ -25,8 +31,13 @@ def chosen(x: Array, action: Array) -> Array:
     return jnp.where(mask.reshape(*mask.shape, *(1,) * (x.ndim - mask.ndim)), x, 0).sum(axis)
 
 
+def masked(logits: Array, mask: Array | tuple[()] = ()) -> Array:
+    """Return logits or action values [..., A] with FORBIDDEN where mask [..., A] is False; () masks nothing."""
+    return logits if isinstance(mask, tuple) else jnp.where(mask, logits, FORBIDDEN)
+
+
 class Categorical(NamedTuple):
-    """One of A actions, with probabilities softmax(logits). A logit of -inf forbids an action."""
+    """One of A actions, with probabilities softmax(logits). A logit of -inf or FORBIDDEN forbids an action."""
 
     logits: Array  # [..., A]
 
@@ -55,11 +66,56 @@ class Categorical(NamedTuple):
         return _expect(self.logits, jax.nn.log_softmax(self.logits) - jax.nn.log_softmax(other.logits))
 
 
-class EpsilonGreedy(NamedTuple):
-    """The action of the highest value, or with probability epsilon any action, all equally likely."""
+@partial(jax.tree_util.register_dataclass, data_fields=["logits"], meta_fields=["nums"])
+@dataclass(frozen=True)
+class MultiCategorical:
+    """k independent choices: a Categorical for each, their logits side by side."""
 
-    value: Array  # [..., A]
+    logits: Array  # [..., sum(nums)]
+    nums: tuple[int, ...]
+
+    def sample(self, key: Key) -> Array:
+        """int32 [..., k]"""
+        return self.sample_from(jax.random.gumbel(key, self.logits.shape))
+
+    def sample_from(self, noise: Array) -> Array:
+        """int32 [..., k] from standard Gumbel noise [..., sum(nums)]."""
+        return self._stack(one.sample_from(part) for one, part in zip(self.parts, self._split(noise), strict=True))
+
+    def log_prob(self, action: Array) -> Array:
+        """f32 [...] of int actions [..., k]."""
+        return jnp.stack([one.log_prob(action[..., i]) for i, one in enumerate(self.parts)]).sum(0)
+
+    def entropy(self) -> Array:
+        """f32 [...]"""
+        return jnp.stack([one.entropy() for one in self.parts]).sum(0)
+
+    def mode(self) -> Array:
+        """int32 [..., k]"""
+        return self._stack(one.mode() for one in self.parts)
+
+    def kl(self, other: "MultiCategorical") -> Array:
+        """f32 [...]: KL(self || other)."""
+        return jnp.stack([one.kl(two) for one, two in zip(self.parts, other.parts, strict=True)]).sum(0)
+
+    @property
+    def parts(self) -> list[Categorical]:
+        """One distribution for each choice."""
+        return [Categorical(logits) for logits in self._split(self.logits)]
+
+    def _split(self, x: Array) -> list[Array]:
+        return jnp.split(x, np.cumsum(self.nums)[:-1], axis=-1)
+
+    def _stack(self, actions: Any) -> Array:
+        return jnp.stack(list(actions), axis=-1)
+
+
+class EpsilonGreedy(NamedTuple):
+    """The action of the highest value, or with probability epsilon any allowed action, all equally likely."""
+
+    value: Array  # [..., A], FORBIDDEN where masked
     epsilon: float | Array  # [...]
+    mask: Array | tuple[()] = ()  # [..., A] bool; (): all actions are allowed
 
     def sample(self, key: Key) -> Array:
         """int32 [...]"""
@@ -67,9 +123,14 @@ class EpsilonGreedy(NamedTuple):
 
     def sample_from(self, noise: Array) -> Array:
         """int32 [...] from two uniform numbers [2, ...]: a coin for each row, and the action if it says so."""
-        coin, place = noise
-        num_actions = self.value.shape[-1]
-        anything = jnp.minimum((place * num_actions).astype(jnp.int32), num_actions - 1)
+        coin, which = noise
+        if isinstance(self.mask, tuple):
+            num_actions = self.value.shape[-1]
+            anything = jnp.minimum((which * num_actions).astype(jnp.int32), num_actions - 1)
+        else:
+            num_allowed = self.mask.sum(-1)
+            rank = jnp.minimum((which * num_allowed).astype(jnp.int32), num_allowed - 1)
+            anything = jnp.argmax(jnp.cumsum(self.mask, axis=-1) > rank[..., None], axis=-1).astype(jnp.int32)
         return jnp.where(coin < self.epsilon, anything, self.mode())
 
     def mode(self) -> Array:
@@ -161,6 +222,41 @@ class TanhGaussian(NamedTuple):
     def gaussian(self) -> Gaussian:
         """What is drawn before the tanh."""
         return Gaussian(self.mean, self.log_std)
+
+
+class Head(NamedTuple):
+    """The distribution over an action space, and what it needs from a network and an agent."""
+
+    num_outputs: int  # of the network
+    init: Callable[[float], PyTree]  # parameters beside the network's, from a log standard deviation: () or f32 [D]
+    make: Callable[..., Any]  # (outputs [..., num_outputs], parameters, mask=()) -> distribution
+    sample_noise: Callable[[Key, int, int], Array]  # (key, T, N): noise for `sample_from`, [T, N, ...]
+    to_action: Callable[[Array], Array]  # from what was sampled to the action
+
+
+def head(space: Space, tanh_squash: bool = False) -> Head:
+    """Return the distribution over an action space: categorical, multi-categorical, or (tanh-)Gaussian.
+
+    Raises ValueError for a Box that is not of shape [D].
+    """
+    same = lambda x: x
+    gumbel = lambda key, num_steps, num_envs: jax.random.gumbel(key, (num_steps, num_envs, space.num_outputs))
+    if isinstance(space, Discrete):
+        return Head(space.num, lambda _: (), lambda x, _, mask=(): Categorical(masked(x, mask)), gumbel, same)
+    if isinstance(space, MultiDiscrete):
+        make = lambda x, _, mask=(): MultiCategorical(masked(x, mask), space.nums)
+        return Head(space.num_outputs, lambda _: (), make, gumbel, same)
+    assert isinstance(space, Box)
+    if len(space.shape) != 1:
+        raise ValueError(f"action: requires shape [D], got {list(space.shape)}")
+    kind = TanhGaussian if tanh_squash else Gaussian
+    return Head(
+        num_outputs=space.num_outputs,
+        init=partial(jnp.full, space.shape, dtype=jnp.float32),
+        make=lambda x, log_std, mask=(): kind(x, jnp.broadcast_to(log_std, x.shape)),
+        sample_noise=lambda key, num_steps, num_envs: jax.random.normal(key, (num_steps, num_envs, *space.shape)),
+        to_action=jnp.tanh if tanh_squash else same,
+    )
 
 
 def _expect(logits: Array, x: Array) -> Array:

@@ -35,22 +35,22 @@ def execute(sweep: SweepPlan) -> int:
         announce(sweep, terminal)
         if sweep.sweep_options.launcher == "slurm":
             jobs = slurm.submit(sweep.folder, unfinished(sweep), sweep.sweep_options.slurm_options)
-            terminal.say(f"{len(jobs)} jobs submitted; each rewrites {sweep.folder / paths.SWEEP_TABLE} at its end")
+            terminal.print(f"{len(jobs)} jobs submitted; each rewrites {sweep.folder / paths.SWEEP_TABLE} at its end")
             return 0
         run = run_workers if sweep.sweep_options.workers > 1 else work_loop
         signal, num_unsaved = run(sweep, terminal)
         written = write_results(report.write_report, sweep)
         for line in written or ():
-            terminal.say(line)
+            terminal.print(line)
         command = f"{names.SWEEP} --resume {quote(str(sweep.folder))}"
         left = unfinished(sweep)
         if left:
-            terminal.say(f"  {formatting.counted(len(left), 'program')} left; resume with  {command}")
+            terminal.print(f"  {formatting.counted(len(left), 'program')} left; resume with  {command}")
         failures = {name: why for name in sweep.groups if (why := failure(sweep.folder / name))}
         for name, why in failures.items():
             warnings.print_stderr(f"error: {name}: {why}")
         if any((sweep.folder / name / FAILED).is_file() for name in failures):
-            terminal.say(f"  retry failed programs with  {command} --retry")
+            terminal.print(f"  retry failed programs with  {command} --retry")
         if signal and not num_unsaved and written is not None:
             return 128 + signal
         return 1 if failures or num_unsaved or written is None else 0
@@ -69,10 +69,10 @@ def announce(sweep: SweepPlan, terminal: Console) -> None:
     ]
     if len(unfinished(sweep)) < len(sweep.groups):
         parts.append(f"{formatting.counted(len(unfinished(sweep)), 'program')} left")
-    terminal.say(f"jaxrl_fast {__version__}   {' · '.join(parts)}")
+    terminal.print(f"jaxrl_fast {__version__}   {' · '.join(parts)}")
     if sweep.scale != "none":
-        terminal.say(f"scale  {sweep.scale}, from {sweep.base_num_envs} environments")
-    terminal.say(f"sweep  {sweep.folder}")
+        terminal.print(f"scale  {sweep.scale}, from {sweep.base_num_envs} environments")
+    terminal.print(f"sweep  {sweep.folder}")
 
 
 def run_workers(sweep: SweepPlan, terminal: Console) -> tuple[int | None, int]:
@@ -89,7 +89,7 @@ def run_workers(sweep: SweepPlan, terminal: Console) -> tuple[int | None, int]:
             reported.add(name)
             folder = sweep.folder / name
             status = "failed" if (folder / FAILED).is_file() else files.read_summary(folder)["status"]
-            terminal.say(f"{len(reported)}/{len(sweep.groups)}  {name} · {status}")
+            terminal.print(f"{len(reported)}/{len(sweep.groups)}  {name} · {status}")
 
     command = [sys.executable, "-c", WORKER_CODE, str(sweep.folder), str(os.getpid())]
     processes: list[subprocess.Popen] = []

@@ -27,7 +27,7 @@ class ProgressConsole:
         """Return the width of the terminal in characters, or None if it is unknown."""
         return self.terminal.width
 
-    def say(self, line: str) -> None:
+    def print(self, line: str) -> None:
         """Ignore the line."""
 
     def close(self) -> None:
@@ -45,7 +45,7 @@ def work_loop(sweep: SweepPlan, terminal: Console) -> tuple[int | None, int]:
     num_unsaved = 0
     for i, (name, group) in enumerate(sweep.groups.items()):
         members = formatting.counted(len(group.members), "member")
-        announce = lambda name=name, i=i, members=members: terminal.say(
+        announce = lambda name=name, i=i, members=members: terminal.print(
             f"{i + 1}/{len(sweep.groups)}  {name} · {members}"
         )
         result = run_group(sweep.folder / name, group, terminal, announce)
@@ -55,7 +55,7 @@ def work_loop(sweep: SweepPlan, terminal: Console) -> tuple[int | None, int]:
         num_unsaved += result["unsaved"]
         if result["signal"]:
             return result["signal"], num_unsaved
-        terminal.say(f"     {result['message']}")
+        terminal.print(f"     {result['message']}")
     return None, num_unsaved
 
 
@@ -106,10 +106,10 @@ def run_group(folder: Path, group: Group, terminal: Console, announce: Any) -> d
             resumed = dataclasses.replace(settings.options, resume=str(folder))
             settings = settings._replace(options=resumed)
         ready = plan.validate_plan(settings, group.members)._replace(folder=folder, lock=lock)
-        outcome = trainer.Trainer(ready, ProgressConsole(terminal)).run()
+        outcome = trainer.execute(ready, ProgressConsole(terminal))
         finished_envs += [ready.env, ready.eval_env]
-        unsaved = bool(outcome.unwritten)
-        return {"signal": outcome.signal or outcome.asked, "unsaved": unsaved, "message": _message(outcome)}
+        unsaved = bool(outcome.failed_outputs)
+        return {"signal": outcome.signal or outcome.late_signal, "unsaved": unsaved, "message": _message(outcome)}
     except Exception as error:
         if type(error).__name__ == "UncompletedJobError":  # submitit: the job's time limit, not a failure of the run
             raise
@@ -127,8 +127,8 @@ def _message(outcome: Any) -> str:
     summary = outcome.summary
     speed = f"{formatting.short_number(summary['env_steps_per_s'])} steps/s" if summary["env_steps_per_s"] else ""
     score = [] if summary["final_return_iqm"] is None else [f"return {summary['final_return_iqm']:.1f}"]
-    unwritten = [f"{outcome.unwritten} could not be written"] if outcome.unwritten else []
-    return " · ".join([summary["status"], formatting.seconds(summary["train_time_s"]), speed, *score, *unwritten])
+    failed = [f"{outcome.failed_outputs} could not be written"] if outcome.failed_outputs else []
+    return " · ".join([summary["status"], formatting.seconds(summary["train_time_s"]), speed, *score, *failed])
 
 
 def run_group_by_name(folder: str, name: str) -> str:

@@ -37,12 +37,18 @@ def make_agent(agent_config: Any, algorithm: Any, env: Env, num_updates: int) ->
     """The agent of a run with so many updates. Where play overlaps with learning the first one learns nothing."""
     num_learning = max(num_updates - async_rollout.overlaps(env), 1)
     with blamed(algorithm.__name__, env, sentences=True):
-        agent = algorithm.make(agent_config, env.spec, num_learning)
+        own = (env.parallelism,) if supports(algorithm) else ()
+        agent = algorithm.make(agent_config, env.spec, num_learning, *own)
     if not isinstance(agent, Agent):
         raise ValueError(f"algorithm {algorithm.__name__!r}: its make gives {agent!r}, and not an Agent")
     if agent.rollout_length < 1:
         raise ValueError(f"algorithm {algorithm.__name__!r}: rollout_length {agent.rollout_length} is less than a step")
     return agent
+
+
+def supports(algorithm: Any) -> frozenset[str]:
+    """Return what the algorithm's module declares: "shards", "grad_workers", or nothing."""
+    return getattr(algorithm, "SUPPORTS", frozenset())
 
 
 @contextmanager
@@ -81,7 +87,7 @@ def shard_env(
             if as_before or settings.options.devices != "auto":
                 raise
     if placement.num_shards == 1 and (num_grad_workers := _num_grad_workers(settings, env, agent, before)) > 1:
-        env = env._replace(spec=env.spec._replace(num_grad_workers=num_grad_workers))
+        env = env._replace(parallelism=env.parallelism._replace(num_grad_workers=num_grad_workers))
         agent = make_agent(settings.agent, algorithm, env, num_updates)
         placement = placement._replace(num_grad_workers=num_grad_workers)
     return env, agent, placement
@@ -140,7 +146,7 @@ def _shard(options: Options, placement: Placement, done: int) -> Env:
     first = make(0)
     if not first.on_device:
         return sharded.join([first, *map(make, range(1, num_shards))], axis_name)
-    return first._replace(spec=first.spec._replace(axis_name=axis_name, num_shards=num_shards))
+    return first._replace(parallelism=first.parallelism._replace(axis_name=axis_name, num_shards=num_shards))
 
 
 def _cores_worth(settings: Settings, env: Env) -> int:

@@ -86,13 +86,13 @@ def choose(settings: Settings) -> Settings:
                 continue  # perhaps there is nothing to show
             lines = table(trials)
             for line in lines[said:]:
-                terminal.say(line)
+                terminal.print(line)
             said = len(lines)
         found = best_trial(trials)
         if found is None:
             tried = trials[0]
             raise ValueError(f"--num-envs auto: no count will do, {tried.num_envs} for one not, because {tried.why}")
-        terminal.say(f"{found.num_envs:>9}  environment{'s' * (found.num_envs > 1)} it is")
+        terminal.print(f"{found.num_envs:>9}  environment{'s' * (found.num_envs > 1)} it is")
     return with_count(settings, found.num_envs)
 
 

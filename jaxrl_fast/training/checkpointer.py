@@ -1,4 +1,4 @@
-"""What of a run is saved, and how it goes on from there: the training's state and the host's numbers beside it."""
+"""Save a run and restore it: the state of the training, and the host's numbers next to it."""
 
 import math
 from collections.abc import Mapping
@@ -19,15 +19,15 @@ from jaxrl_fast.utils.throttle import Throttle
 
 
 class CheckpointManager:
-    """Saves a run when it is time, and restores it."""
+    """Saves a run at its cadence, and restores it."""
 
-    def __init__(self, plan: Plan, results: tracker.MetricsTracker):
+    def __init__(self, plan: Plan, metrics: tracker.MetricsTracker):
         options = plan.settings.options
-        self.plan, self.scores = plan, results
+        self.plan, self.tracker = plan, metrics
         self.saver = checkpoint_saver.Saver(plan.folder / CHECKPOINTS, options.keep)
         self.every_steps, seconds = parse_period(str(options.save_every))
-        self.pace = Throttle(seconds or math.inf)
-        self.num_begun = 0  # whether or not they could be written
+        self.throttle = Throttle(seconds or math.inf)
+        self.num_begun = 0  # checkpoints, whether or not they could be written
 
     @property
     def last(self) -> Path | None:
@@ -39,79 +39,79 @@ class CheckpointManager:
         """Checkpoints written so far, in all processes of the run."""
         return self.saver.num_written
 
-    def has(self, env_steps: int) -> bool:
-        """Whether the checkpoint of this moment is on the disk."""
+    def saved_at(self, env_steps: int) -> bool:
+        """Tell whether the checkpoint of this step is on the disk."""
         return self.last == self.saver.folder(env_steps)
 
-    def due(self) -> bool:
-        """Whether a checkpoint by the clock should be written now."""
-        return self.pace.over() and not self.saver.busy
+    def should_save(self) -> bool:
+        """Tell whether the clock asks for a checkpoint, and none is being written."""
+        return self.throttle.elapsed() and not self.saver.busy
 
-    def postpone(self) -> None:
-        """Nothing can be saved now: it is not due before its time has passed again."""
-        self.pace.due()
+    def defer(self) -> None:
+        """Start the clock again without a save."""
+        self.throttle.ready()
 
     def restore(self, saved: checkpoint.Checkpoint, program: Program) -> tuple[loop.TrainState, dict[str, Any]]:
-        """The training's state, and what else was given to `save`."""
+        """Return the training state, and the `host_state` that was given to `save`."""
         state = program.shard_state(checkpoint.unflatten(program.state_spec, saved))
         kept = saved.manifest["host"]
-        self.scores.restore(kept["scores"], saved.arrays)
-        if saved.manifest["config"]["solved"] != self.scores.goal:
-            self.scores.reset_solved()
+        self.tracker.restore(kept["scores"], saved.arrays)
+        if saved.manifest["config"]["solved"] != self.tracker.solved_threshold:
+            self.tracker.reset_solved()
         self.saver.num_written, self.saver.last = kept["num_saves"], saved.folder
-        self._mark_again()
+        self._mark_best()
         saved.arrays.clear()  # the device has them now
         return state, kept["others"]
 
     def save(
-        self, state: loop.TrainState, env_steps: int, others: Mapping[str, Any], score: float | None = None
+        self, state: loop.TrainState, env_steps: int, host_state: Mapping[str, Any], score: float | None = None
     ) -> tuple[int, str] | None:
-        """Copies everything to the host and begins to write it. `score`: of its evaluation, if it is the best so far.
+        """Copy everything to the host and begin to write it. `score`: of its evaluation, if it is the best so far.
 
-        Where a seed's numbers are not finite nothing is saved; its place among all and what it is are returned.
+        Nothing is saved if a seed's numbers are not finite. Then return the seed's index and the name of the array.
         """
-        self.pace.due()
+        self.throttle.ready()
         folder = self.saver.folder(env_steps)
         if self.saver.last == folder:
             if score is not None:
                 self.saver.mark(folder, score)
             return None
-        num_seeds = len(self.scores.diverged)
+        num_seeds = len(self.tracker.diverged)
         arrays, kinds = checkpoint.flatten(state, num_seeds if num_seeds > 1 else None)
         needed = checkpoint.names({"agent": self.plan.agent.policy_state(state.agent)})
         bad = self._not_finite({name: x for name, x in arrays.items() if name in needed})
         if bad is not None:
             return bad
         self.num_begun += 1
-        results, ledger = self.scores.saved()
+        results, buffered = self.tracker.state_dict()
         manifest = {
             "env_steps": env_steps,
             "arrays": kinds,
-            "host": {"scores": results, "num_saves": self.num_saved + 1, "others": others},
+            "host": {"scores": results, "num_saves": self.num_saved + 1, "others": host_state},
             "num_shards": self.plan.placement.num_shards,
             "num_grad_workers": self.plan.placement.num_grad_workers,
             "exact": self.plan.env.on_device or self.plan.settings.options.exact_resume,
             "made": fingerprint.fingerprint(),
             "config": settings.to_mapping(self.plan.settings),
         }
-        self.saver.save(folder, arrays | ledger, manifest, score)
+        self.saver.save(folder, arrays | buffered, manifest, score)
         return None
 
     def wait(self) -> str:
-        """Until what was begun is on the disk. What went wrong, in a sentence: the one before is still there."""
+        """Wait until the checkpoint is on the disk. Return what went wrong, or ""; the one before is still there."""
         problem = self.saver.wait()
-        return problem and f"{problem}; training goes on"
+        return problem and f"{problem}; training continues"
 
-    def _mark_again(self) -> None:
-        """The best evaluation's checkpoint, in case that the run was killed before it was marked."""
-        best = self.scores.best()
+    def _mark_best(self) -> None:
+        """Mark the checkpoint of the best evaluation, which a killed run may not have done."""
+        best = self.tracker.best()
         folder = self.saver.folder(best["env_steps"]) if best else None
         if folder is not None and folder.is_dir():
             self.saver.mark(folder, best["eval_return_mean"])
 
     def _not_finite(self, arrays: checkpoint.Arrays) -> tuple[int, str] | None:
-        """The place of a seed that was well so far and whose learner has a NaN, or an infinite parameter; and where."""
-        diverged = self.scores.diverged
+        """Return the first seed that newly has a NaN or an infinite parameter, and the array's name."""
+        diverged = self.tracker.diverged
         for i in range(len(diverged)):
             for name, x in arrays.items():
                 if diverged[i] is not None or not name.startswith("agent/") or x.dtype.kind != "f":

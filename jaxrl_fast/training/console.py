@@ -1,10 +1,11 @@
-"""What a run says on the terminal: what was chosen, how it goes, and how it ended."""
+"""Print a run: its settings, its progress and how it ended."""
 
 import contextlib
 import os
 import shutil
 import sys
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Mapping
 from shlex import quote
 from typing import TYPE_CHECKING, Any
 
@@ -16,47 +17,48 @@ from jaxrl_fast.config import names, paths
 from jaxrl_fast.loggers.terminal import Console
 from jaxrl_fast.runs import files, fingerprint
 from jaxrl_fast.training.plan import Plan
-from jaxrl_fast.utils import devices, formatting, warnings
+from jaxrl_fast.utils import devices, formatting, memory, warnings
 from jaxrl_fast.utils.devices import device
 from jaxrl_fast.utils.throttle import Throttle
 
 if TYPE_CHECKING:
     from jaxrl_fast.metrics.records import Rows
+    from jaxrl_fast.parallel.program import Program
 
 
-MAX_SHOWN = 100_000  # updates that a line is about
-SHARE = 0.01  # of the time so far, which lies at least between two lines that stay: an hour has some 460
+MAX_UPDATES_PER_LINE = 100_000  # updates that a line is about at most
+MIN_SHARE = 0.01  # of the time so far passes at least between two lines that stay: an hour has some 460
 
 
 class ProgressPrinter:
-    """Lines about a run while it goes on."""
+    """Prints a line from time to time while a run trains."""
 
     def __init__(self, plan: Plan, terminal: Console, num_updates: int = 0, train_time: float = 0.0):
         from jaxrl_fast.metrics import records
 
         self.plan, self.terminal = plan, terminal
-        share = SHARE if terminal.lines_stay else 0.0
-        self.pace = Throttle(plan.settings.options.report_every, share=share)
-        self.since = records.RecordBuffer(sys.maxsize, MAX_SHOWN)  # the last line
-        self.shown = num_updates, train_time  # at the last line
-        self.evaluation: float | None = None  # mean return of the last one since then
+        share = MIN_SHARE if terminal.lines_stay else 0.0
+        self.throttle = Throttle(plan.settings.options.report_every, share=share)
+        self.buffer = records.RecordBuffer(sys.maxsize, MAX_UPDATES_PER_LINE)  # updates since the last line
+        self.printed = num_updates, train_time  # at the last line
+        self.evaluation: float | None = None  # mean return of the last evaluation since the last line
 
-    def evaluated(self, return_mean: float | None) -> None:
-        """The next line has it."""
+    def set_eval(self, return_mean: float | None) -> None:
+        """Show this evaluation in the next line."""
         self.evaluation = return_mean
 
-    def show(self, rows: "Rows", num_updates: int, train_time: float, at_end: bool) -> None:
-        """More updates; `num_updates` and seconds in all. A line, if it is time or they were the last."""
+    def update(self, rows: "Rows", num_updates: int, train_time: float, at_end: bool) -> None:
+        """Add updates, and print a line if it is time or they were the last. `num_updates`: so far."""
         from jaxrl_fast.metrics import records
 
-        self.since.add(rows)
-        if not self.pace.due() and not at_end:
+        self.buffer.add(rows)
+        if not self.throttle.ready() and not at_end:
             return
-        for merged in map(records.merge_seeds, self.since.take(everything=True)):
+        for merged in map(records.merge_seeds, self.buffer.take(everything=True)):
             record = records.summarize(merged)[0]
             steps, num_seeds = self.plan.steps_per_update, self.plan.settings.options.num_seeds
-            speed = (num_updates - self.shown[0]) / max(train_time - self.shown[1], 1e-9)
-            self.shown = num_updates, train_time
+            speed = (num_updates - self.printed[0]) / max(train_time - self.printed[1], 1e-9)
+            self.printed = num_updates, train_time
             record |= {"env_steps": num_updates * steps, "env_steps_per_s": speed * steps * num_seeds}
             record["eval_return_mean"], self.evaluation = self.evaluation, None
             self.terminal.progress(
@@ -65,7 +67,7 @@ class ProgressPrinter:
 
 
 def announce(plan: Plan, terminal: Console) -> None:
-    """What was chosen, before it starts."""
+    """Print the settings of a run before it starts."""
     import jax
 
     options = plan.settings.options
@@ -79,10 +81,10 @@ def announce(plan: Plan, terminal: Console) -> None:
     parts = [plan.settings.algo, name, backend, f"{options.num_envs} envs", seeds, where]
     if plan.settings.by_default:
         how_long = " until it is solved" if options.stop_when_solved else ""
-        terminal.say(f"training preset {plan.settings.preset}{how_long}; --help lists what else there is")
-    terminal.say(f"jaxrl_fast {__version__}   {' · '.join(p for p in parts if p)}")
+        terminal.print(f"training preset {plan.settings.preset}{how_long}; --help lists all options")
+    terminal.print(f"jaxrl_fast {__version__}   {' · '.join(p for p in parts if p)}")
     if hasattr(plan.settings.agent, "describe"):
-        terminal.say(plan.settings.agent.describe(options.num_envs))
+        terminal.print(plan.settings.agent.describe(options.num_envs))
     first_learning = getattr(plan.settings.agent, "first_learning", lambda _: 0)
     first, last = first_learning(options.num_envs), plan.num_updates * plan.steps_per_update
     if first >= last:
@@ -93,29 +95,34 @@ def announce(plan: Plan, terminal: Console) -> None:
         (*_check_unused_options(plan), *_check_target_period(plan), *plan.env.warnings, *plan.eval_env.warnings)
     ):
         warnings.warn(line)
-    protocol = [f"played and scored by the rules of {plan.env.protocol}"] if plan.env.protocol else []
+    protocol = [f"trained and evaluated by the {plan.env.protocol} protocol"] if plan.env.protocol else []
     for note in dict.fromkeys((*plan.env.info, *plan.eval_env.info, *protocol)):
-        terminal.say(note)
+        terminal.print(note)
     if plan.needs is not None:
-        terminal.say(f"memory  {plan.needs}")
+        terminal.print(f"memory  {plan.needs}")
     if options.resume:
-        terminal.say(f"resume  {_from_where(plan)}")
+        terminal.print(f"resume  {_from_where(plan)}")
     watch = f"   watch: uvx tensorboard --logdir {quote(str(plan.folder.parent))}" if options.tensorboard else ""
-    terminal.say(f"run  {plan.folder}{watch}")
+    terminal.print(f"run  {plan.folder}{watch}")
     if why := why_no_c():
-        terminal.say(f"our C cannot be compiled here ({why}): XLA computes layers, which takes longer")
+        terminal.print(f"C kernels are unavailable ({why}); layers are computed by XLA, which is slower")
     if gpu_unused():
         warnings.warn('there is a GPU, but JAX uses the CPU; pip install "jax[cuda12]"')
 
 
 def _check_unused_options(plan: Plan) -> list[str]:
-    """Warnings of options that do nothing here: for continuous actions, or for several environments."""
+    """Return warnings about options without effect: for continuous actions, or for several environments."""
     from jaxrl_fast.types import Discrete
 
     agent, spec = plan.settings.agent, plan.env.spec
     changed = [name for name in CONTINUOUS if getattr(agent, name, None) != getattr(type(agent), name, None)]
     changed = changed if isinstance(spec.action, Discrete) else []
-    alone = spec.total_num_envs // spec.num_pools == 1 and isinstance(agent, DQN | PQN) and agent.epsilon_ladder > 0
+    split = plan.env.parallelism
+    alone = (
+        spec.num_envs * split.num_shards // split.num_pools == 1
+        and isinstance(agent, DQN | PQN)
+        and agent.epsilon_ladder > 0
+    )
     ladder = "--agent.epsilon-ladder does nothing: no two environments act together, and each has the lowest rung"
     return [ladder] * alone + [
         f"--agent.{name.replace('_', '-')} does nothing: the actions of {spec.id} are discrete" for name in changed
@@ -123,7 +130,7 @@ def _check_unused_options(plan: Plan) -> list[str]:
 
 
 def _check_target_period(plan: Plan) -> list[str]:
-    """Warnings of a target that is copied several times in one update."""
+    """Return a warning if the target network is copied several times in one update."""
     agent, steps = plan.settings.agent, plan.steps_per_update
     if not isinstance(agent, DQN) or agent.target_step_size < 1:
         return []
@@ -135,30 +142,59 @@ def _check_target_period(plan: Plan) -> list[str]:
 
 
 def _from_where(plan: Plan) -> str:
-    """What a run goes on from; warns where it may not be to the bit."""
+    """Return where a run is resumed from. Warn if the resume may not be exact."""
     for wrong in plan.damaged:
-        warnings.warn(f"{wrong}; going back to the one before")
+        warnings.warn(f"{wrong}; using the one before")
     if plan.saved is None:
-        return "from the beginning, for there is no checkpoint"
+        return "from the beginning: there is no checkpoint"
     before, now = plan.saved.manifest["made"], fingerprint.fingerprint()
     flat = lambda made: {k: v for k, v in made.items() if k != "versions"} | made["versions"]
     old, new = flat(before), flat(now)
     changed = [f"{k} {old.get(k, 'unknown')} is now {new.get(k)}" for k in old | new if old.get(k) != new.get(k)]
     if changed:
-        warnings.warn(f"what follows may not be what it would have been to the bit: {', '.join(sorted(changed))}")
+        warnings.warn(f"the resumed run may not be exact to the bit: {', '.join(sorted(changed))}")
     total, was = plan.settings.options.total_steps, plan.saved.manifest["config"]
     longer = f"; schedules now end at step {formatting.short_number(total)}" if total != was["total_steps"] else ""
-    longer += "; whether it is solved is judged from there on" if was["solved"] != plan.settings.options.solved else ""
+    longer += "; solved is judged from there on" if was["solved"] != plan.settings.options.solved else ""
     if plan.saved.manifest["env_steps"] >= plan.num_updates * plan.steps_per_update:
         at = formatting.short_number(plan.saved.manifest["env_steps"])
-        return f"at its end, step {at}; more --total-steps go further ({plan.saved.folder})"
-    anew = "" if plan.env.on_device else "; its games begin anew"
-    return f"from step {formatting.short_number(plan.saved.manifest['env_steps'])} ({plan.saved.folder}){longer}{anew}"
+        return f"at its end, step {at}; more --total-steps extend it ({plan.saved.folder})"
+    restarts = "" if plan.env.on_device else "; its episodes are reset"
+    return (
+        f"from step {formatting.short_number(plan.saved.manifest['env_steps'])} ({plan.saved.folder}){longer}{restarts}"
+    )
+
+
+@contextlib.contextmanager
+def timed(terminal: Console, activity: str, done: str) -> Iterator[None]:
+    """Print what is being done, and then how long it took."""
+    terminal.print(f"{activity} ...")
+    start = time.perf_counter()
+    yield
+    terminal.print(f"{done} in {formatting.seconds(time.perf_counter() - start)}")
+
+
+def print_compiled(plan: Plan, terminal: Console, program: "Program", cached: str) -> None:
+    """Print how long compiling took, and warn if the program needs more memory than is free."""
+    num_devices = plan.placement.num_devices
+    needed, free = num_devices * program.memory, memory.free_bytes(num_devices)
+    duration = formatting.seconds(program.compile_time_s)
+    terminal.print(f"compiled in {duration}{cached}   needs {memory.format_bytes(needed)}")
+    if free is not None and needed > free:
+        warnings.warn(memory_needed(plan, program.memory))
+
+
+def memory_needed(plan: Plan, program_memory: int) -> str:
+    """Return how much memory the program needs on all devices, and how much is free."""
+    num_devices = plan.placement.num_devices
+    free = memory.free_bytes(num_devices)
+    there = "" if free is None else f", and {memory.format_bytes(free)} are free"
+    return f"the program needs {memory.format_bytes(num_devices * program_memory)} of memory{there}"
 
 
 def print_summary(plan: Plan, terminal: Console, summary: Mapping[str, Any]) -> None:
-    """What came of it, and where it lies."""
-    folder, say = plan.folder, terminal.say
+    """Print the results of a run, and where they are."""
+    folder, write = plan.folder, terminal.print
     parts = [f"{formatting.short_number(summary['env_steps'])} steps in {formatting.seconds(summary['train_time_s'])}"]
     if summary["final_return_mean"] is not None:
         parts.append(f"return {summary['final_return_mean']:.1f}")
@@ -172,17 +208,17 @@ def print_summary(plan: Plan, terminal: Console, summary: Mapping[str, Any]) -> 
     elif summary["solved_threshold"] is not None:
         num_solved = sum(steps is not None for steps in summary["steps_to_solve_per_seed"])
         parts.append(f"not solved ({num_solved} of {summary['num_seeds']} seeds)")
-    with contextlib.suppress(ValueError):  # somebody has been at the lines
+    with contextlib.suppress(ValueError):  # somebody has edited the lines
         parts.append(formatting.sparkline([r["return_mean"] for r in files.read_metrics(folder)]))
-    say(f"{summary['status']:<9} {' · '.join(p for p in parts if p)}")
+    write(f"{summary['status']:<9} {' · '.join(p for p in parts if p)}")
     if (folder / paths.CURVE).is_file():
-        say(f"  curve  {folder / paths.CURVE}")
-    if command := _resume_command(plan, summary):
-        say(f"  go on  {command}")
+        write(f"  curve  {folder / paths.CURVE}")
+    if command := resume_command(plan, summary):
+        write(f"  resume  {command}")
 
 
-def _resume_command(plan: Plan, summary: Mapping[str, Any]) -> str:
-    """The command that goes on with a run which has ended; none for one that ended because it was solved."""
+def resume_command(plan: Plan, summary: Mapping[str, Any]) -> str:
+    """Return the command that resumes a run; "" for one that ended because it was solved."""
     options = plan.settings.options
     if not summary["last_checkpoint"] or not isinstance(options.env, str):
         return ""
@@ -194,7 +230,7 @@ def _resume_command(plan: Plan, summary: Mapping[str, Any]) -> str:
 
 
 def gpu_unused() -> bool:
-    """A GPU is here, JAX computes on the CPU, and nobody asked it to."""
+    """Tell whether there is a GPU, but JAX uses the CPU without being told to."""
     import jax
 
     if jax.default_backend() != "cpu" or os.environ.get("JAX_PLATFORMS") == "cpu":
@@ -203,7 +239,7 @@ def gpu_unused() -> bool:
 
 
 def why_no_c() -> str:
-    """Why our C for a CPU, on which JAX computes, cannot be had; "" where it can, or is not wanted."""
+    """Return why the C kernels for the CPU are unavailable; "" if they are available or not used."""
     from jaxrl_fast.kernels import build  # which imports jax
 
-    return build.unavailable_reason() if device() == "cpu" else ""
+    return build.unavailable_reason() if device() == "cpu" and build.enabled() else ""

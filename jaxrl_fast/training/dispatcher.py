@@ -1,4 +1,4 @@
-"""Chunks of updates for the device: while it computes one, the next one waits already."""
+"""Submit chunks of updates to the device: while it computes one, the next one waits already."""
 
 import time
 from collections import deque
@@ -10,17 +10,17 @@ import numpy as np
 from jaxrl_fast import loop
 from jaxrl_fast.parallel.program import NONFINITE_KEY, Program
 
-CHUNK_S = 0.5  # what a chunk aims at: short enough to stop at once, long enough that the host costs nothing
-GROWTH = 8  # of a chunk's length from one to the next
+CHUNK_S = 0.5  # seconds that a chunk aims at: short enough to stop at once, long enough that the host costs nothing
+GROWTH = 8  # how many times longer than the one before a chunk may be
 
 
 class PendingChunk(NamedTuple):
-    """A chunk that the device was given."""
+    """A chunk that was submitted."""
 
     rows: Any  # metrics, still on the device
     num_updates: int
-    began: float  # when it was given
-    ended: float | None  # when it was done, if giving it meant waiting for it
+    start: float  # when it was submitted
+    end: float | None  # when it was done, if submitting it meant waiting for it
 
 
 class ChunkResult(NamedTuple):
@@ -30,49 +30,50 @@ class ChunkResult(NamedTuple):
     finite: np.ndarray  # [S] bool: whether all parameters were finite at its end
     num_updates: int
     duration: float  # seconds
-    idle: float  # seconds before it that the device had nothing to do
+    idle: float  # seconds before it in which the device had nothing to do
 
 
 class Dispatcher:
-    """Gives a program's updates to the device, and takes their metrics from it."""
+    """Submits a program's updates to the device, and collects their metrics."""
 
-    def __init__(self, program: Program, state: loop.TrainState, num_seeds: int, num_given: int = 0):
+    def __init__(self, program: Program, state: loop.TrainState, num_seeds: int, num_submitted: int = 0):
         self.program, self.num_seeds = program, num_seeds
-        self.state = state  # after all that was given
-        self.num_given = num_given  # updates, in all processes of a run
+        self.state = state  # after all that was submitted
+        self.num_submitted = num_submitted  # updates, in all processes of a run
         self.queue: deque[PendingChunk] = deque()
         self.length, self.rate = 1, 0.0  # updates in the last chunk, updates a second
-        self.mark_free()
+        self.latest_start = 0.0  # of the newest chunk
+        self.mark_idle()
 
-    def mark_free(self) -> None:
-        """From now on the device waits for chunks: what it did before was no training."""
-        self.free_since = time.perf_counter()
+    def mark_idle(self) -> None:
+        """Count the device as idle from now on: what it did before was no training."""
+        self.idle_since = time.perf_counter()
 
     @property
-    def num_waiting(self) -> int:
-        """Chunks that were given and not taken."""
+    def num_pending(self) -> int:
+        """Chunks that were submitted and not collected."""
         return len(self.queue)
 
-    def give(self, boundary: int) -> None:
-        """A chunk of about CHUNK_S that ends at update `boundary` at the latest."""
+    def submit(self, limit: int) -> None:
+        """Submit a chunk of about CHUNK_S that ends at update `limit` at the latest."""
         by_clock = max(min(int(self.rate * CHUNK_S), self.length * GROWTH), 1)
-        self.length = min(by_clock, self.program.capacity, boundary - self.num_given)
-        began = time.perf_counter()
+        self.length = min(by_clock, self.program.capacity, limit - self.num_submitted)
+        start = time.perf_counter()
         self.state, rows = self.program.chunk(self.state, np.asarray(self.length, np.int32))
-        ended = time.perf_counter() if _ready(rows) else None
-        self.queue.append(PendingChunk(rows, self.length, began, ended))
-        self.latest_began = began
-        self.num_given += self.length
+        end = time.perf_counter() if _ready(rows) else None
+        self.queue.append(PendingChunk(rows, self.length, start, end))
+        self.latest_start = start
+        self.num_submitted += self.length
 
-    def take(self) -> ChunkResult:
-        """Waits for the chunk that was given first of those that wait."""
+    def collect(self) -> ChunkResult:
+        """Wait for the oldest pending chunk."""
         chunk = self.queue.popleft()
-        # If it is done already, nobody knows since when: the device may have idled until the next one was given.
-        idle_until = self.latest_began if chunk.ended is None and _ready(chunk.rows) else chunk.began
-        idle = max(idle_until - self.free_since, 0.0)
+        # If it is done already, its end is unknown: the device may have idled until the next one was submitted.
+        idle_until = self.latest_start if chunk.end is None and _ready(chunk.rows) else chunk.start
+        idle = max(idle_until - self.idle_since, 0.0)
         rows = jax.device_get(jax.block_until_ready(chunk.rows))
-        now = max(chunk.ended or time.perf_counter(), self.free_since)  # it may be known to be done before the last one
-        duration, self.free_since = now - self.free_since, now
+        now = max(chunk.end or time.perf_counter(), self.idle_since)  # it may end, as seen here, before the last one
+        duration, self.idle_since = now - self.idle_since, now
         self.rate = chunk.num_updates / max(duration, 1e-9)
         rows = {k: x.reshape(-1, x.shape[-1])[: self.num_seeds, : chunk.num_updates] for k, x in rows.items()}
         return ChunkResult(rows, ~rows.pop(NONFINITE_KEY)[:, -1], chunk.num_updates, duration, idle)

@@ -1,4 +1,4 @@
-"""How a policy plays in fresh environments: their first episodes, scored, or every observation to be looked at."""
+"""Run a policy in fresh environments: score their first episodes, or stream every observation."""
 
 import time
 from collections.abc import Callable, Collection, Iterator
@@ -14,48 +14,48 @@ from jaxrl_fast.metrics import statistics, window
 from jaxrl_fast.parallel.population import Varied
 from jaxrl_fast.types import Agent, Array, Env, Key, PyTree
 
-BLOCK = 64  # steps between looks at whether all have finished
+BLOCK = 64  # steps between checks whether all have finished
 MAX_STEPS = window.MAX_STEPS  # of an episode
 EVAL_FOLD = 2**32 - 1  # sets keys apart from training's, which are the first splits of the same key
 
 
 class EpisodeBatch(NamedTuple):
-    """The first K episodes of each of N environments. Which K matters: the first K to end would be the short ones."""
+    """The first K episodes of each of N environments. The first K to end over all would be the short ones."""
 
     score: Array  # [N, K] f32
     length: Array  # [N, K] int32
-    finished: Array  # [N] int32: how many of them are over
+    finished: Array  # [N] int32: how many of them have ended
 
 
 class EvalState(NamedTuple):
-    """An evaluation under way."""
+    """The state of an evaluation."""
 
     actors: rollout.Actors
     episodes: EpisodeBatch
-    stand: Array  # [N] f32: a game's score when it had gone on for MOST_STEPS
-    num_steps: Array  # [N] int32: taken so far, but for those that only begin an episode
-    num_blocks: Array  # int32: played so far
+    truncated_score: Array  # [N] f32: an episode's return at MAX_STEPS
+    num_steps: Array  # [N] int32: taken so far, without reset steps
+    num_blocks: Array  # int32: done so far
 
 
 def evaluate_policy(
     env: Env, agent: Agent, num_episodes: int, state: PyTree, seed: Array, index: Array
 ) -> EpisodeBatch:
-    """`num_episodes` in each environment, by the agent's state, until all have ended.
+    """Run `num_episodes` in each environment with the agent's state, until all have ended.
 
-    `index` tells evaluations of one run apart: each plays episodes of its own.
+    `index` numbers the evaluations of a run: each has its own episodes.
     """
     key_reset, key_noise = keys_of(seed, index)
     advance = partial(block, env, agent, state, key_noise)
-    return jax.lax.while_loop(under_way, advance, start(env, agent, num_episodes, key_reset)).episodes
+    return jax.lax.while_loop(is_running, advance, start(env, agent, num_episodes, key_reset)).episodes
 
 
 def keys_of(seed: Array, index: Array) -> Key:
-    """Two for evaluation number `index` of a seed: where its games begin, and what chance there is in decisions. [2]"""
+    """Return the PRNG keys of a seed's evaluation number `index`, for resets and for actions. [2]"""
     return jax.random.split(jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), EVAL_FOLD), index))
 
 
 def start(env: Env, agent: Agent, num_episodes: int, key_reset: Key) -> EvalState:
-    """Before the first step."""
+    """Return the state before the first step."""
     shape = env.spec.num_envs, num_episodes
     none = jnp.zeros(shape[0], jnp.int32)
     episodes = EpisodeBatch(jnp.zeros(shape), jnp.zeros(shape, jnp.int32), none)
@@ -64,66 +64,68 @@ def start(env: Env, agent: Agent, num_episodes: int, key_reset: Key) -> EvalStat
 
 
 def block(env: Env, agent: Agent, state: PyTree, key_noise: Key, now: EvalState) -> EvalState:
-    """The evaluation after BLOCK more steps."""
+    """Take BLOCK more steps."""
     key_block = jax.random.fold_in(key_noise, now.num_blocks)
-    first = lambda key: jax.tree.map(lambda x: x[0], agent.noise(key, 1, env.spec.num_envs))  # later rows explore less
+    first = lambda key: jax.tree.map(
+        lambda x: x[0], agent.sample_noise(key, 1, env.spec.num_envs)
+    )  # later rows explore less
     noise = jax.vmap(first)(jax.random.split(key_block, BLOCK))
     policy = partial(agent.exploit, state)
     now, _ = jax.lax.scan(partial(step, env, agent, policy), now, noise, BLOCK)
     return now._replace(num_blocks=now.num_blocks + 1)
 
 
-def under_way(now: EvalState) -> Array:
-    """Whether some episode has not ended and there is time left for it, bool []."""
+def is_running(now: EvalState) -> Array:
+    """Tell whether some episode has not ended and has steps left, bool []."""
     num_episodes = now.episodes.score.shape[1]
-    return ((now.num_steps < time_for(num_episodes)) & (now.episodes.finished < num_episodes)).any()
+    return ((now.num_steps < max_steps(num_episodes)) & (now.episodes.finished < num_episodes)).any()
 
 
-def time_for(num_episodes: int) -> int:
-    """Steps that an environment has for so many."""
-    return min(MAX_STEPS * num_episodes, 2**30 - BLOCK)  # while it has none left, others may take twice as many rows
+def max_steps(num_episodes: int) -> int:
+    """Return the steps that an environment has for its episodes."""
+    return min(MAX_STEPS * num_episodes, 2**30 - BLOCK)  # others may take twice as many rows meanwhile
 
 
 def step(env: Env, agent: Agent, policy: rollout.Policy, now: EvalState, noise: PyTree) -> tuple[EvalState, None]:
-    """One step of all; whose game is over in time gets its score written down.
+    """Take a step in all environments, and record the return of each episode that ends in time.
 
-    A game that has not ended when time is up, but has gone on for MOST_STEPS, counts as it stood then: else the best
-    policy of a task without an end would have no score at all, and a worse one that of its worst games.
+    An episode that is longer than MAX_STEPS counts with its return at MAX_STEPS. Otherwise the best policy of a task
+    without an end would have no return at all, and a worse one that of its worst episodes.
     """
     actors, (row, (over, score, length)) = rollout.step(env, agent, policy, now.actors, noise)
-    num_steps, most = now.num_steps + row.valid, time_for(now.episodes.score.shape[1])
-    stand = jnp.where((length == MAX_STEPS) & row.valid, score, now.stand)
+    num_steps, most = now.num_steps + row.valid, max_steps(now.episodes.score.shape[1])
+    truncated_score = jnp.where((length == MAX_STEPS) & row.valid, score, now.truncated_score)
     endless = (num_steps == most) & row.valid & (length >= MAX_STEPS) & ~over
-    score, length = jnp.where(endless, stand, score), jnp.where(endless, MAX_STEPS, length)
-    episodes = write_down(now.episodes, (over | endless) & (num_steps <= most), score, length)
-    return now._replace(actors=actors, episodes=episodes, stand=stand, num_steps=num_steps), None
+    score, length = jnp.where(endless, truncated_score, score), jnp.where(endless, MAX_STEPS, length)
+    episodes = record_ended(now.episodes, (over | endless) & (num_steps <= most), score, length)
+    return now._replace(actors=actors, episodes=episodes, truncated_score=truncated_score, num_steps=num_steps), None
 
 
-def write_down(episodes: EpisodeBatch, over: Array, score: Array, length: Array) -> EpisodeBatch:
-    """With one more episode of those environments [N] whose game is over."""
+def record_ended(episodes: EpisodeBatch, over: Array, score: Array, length: Array) -> EpisodeBatch:
+    """Append an episode of the environments [N] where one has ended."""
     place = over[:, None] & jax.nn.one_hot(episodes.finished, episodes.score.shape[1], dtype=bool)
     write = lambda old, new: jnp.where(place, new[:, None], old)
     return EpisodeBatch(write(episodes.score, score), write(episodes.length, length), episodes.finished + over)
 
 
 class Frame(NamedTuple):
-    """What there is to see of one environment, on the host."""
+    """One environment at one step, on the host."""
 
     obs: PyTree
-    score: float  # of this game so far
-    length: int  # environment steps of this game so far
-    over: bool  # the game has ended
+    score: float  # of this episode so far
+    length: int  # environment steps of this episode so far
+    over: bool  # the episode has ended
 
 
 def stream_episodes(env: Env, agent: Agent, state: PyTree, seed: int) -> Iterator[Frame]:
-    """Game after game of one environment, played with `exploit`, from the first observation on and without an end."""
+    """Yield every frame of one environment under `exploit`, episode after episode without an end."""
     key_reset, key = jax.random.split(jax.random.fold_in(jax.random.key(seed), EVAL_FOLD))
 
     @jax.jit
-    def next_moment(state, actors, time):
-        noise = jax.tree.map(lambda x: x[0], agent.noise(jax.random.fold_in(key, time), 1, 1))
-        after, (_, game) = rollout.step(env, agent, partial(agent.exploit, state), actors, noise)
-        return after, (after.timestep.obs, *game)
+    def next_frame(state, actors, time):
+        noise = jax.tree.map(lambda x: x[0], agent.sample_noise(jax.random.fold_in(key, time), 1, 1))
+        after, (_, episode) = rollout.step(env, agent, partial(agent.exploit, state), actors, noise)
+        return after, (after.timestep.obs, *episode)
 
     actors = jax.jit(partial(rollout.reset, env, agent))(key_reset)
     seen = actors.timestep.obs, np.zeros(1, bool), actors.score, actors.length
@@ -131,16 +133,16 @@ def stream_episodes(env: Env, agent: Agent, state: PyTree, seed: int) -> Iterato
     while True:
         obs, over, score, length = jax.tree.map(lambda x: x[0], jax.device_get(seen))
         yield Frame(obs, float(score), int(length), bool(over))
-        actors, seen = next_moment(state, actors, np.int32(time))
+        actors, seen = next_frame(state, actors, np.int32(time))
         time += 1
 
 
 class EvaluationInterrupted(Exception):
-    """An evaluation was not played to its end."""
+    """An evaluation was interrupted."""
 
 
 class Evaluator:
-    """Plays the greedy policy of every seed; compiled the first time."""
+    """Runs the greedy policy of every seed; compiled on its first call."""
 
     def __init__(self, env: Env, agent: Agent, seeds: list[int], num_episodes: int, varied: Varied | None = None):
         self.seeds = np.asarray(seeds if len(seeds) > 1 else seeds[0], np.int32)
@@ -148,29 +150,29 @@ class Evaluator:
         values, make = varied or ({}, lambda _: agent)
         self.values = dict(values)
         one = lambda values, *given: evaluate_policy(env, make(values), each, *given)
-        self.play: Any = jax.jit(jax.vmap(one, in_axes=(0, 0, 0, None)) if len(seeds) > 1 else one)
+        self.run: Any = jax.jit(jax.vmap(one, in_axes=(0, 0, 0, None)) if len(seeds) > 1 else one)
         if not env.on_device:
-            self.play = jax.jit(lambda _, learner, seed, index: start(env, agent, each, keys_of(seed, index)[0]))
+            self.run = jax.jit(lambda _, learner, seed, index: start(env, agent, each, keys_of(seed, index)[0]))
             advance = lambda learner, seed, index, now: block(env, agent, learner, keys_of(seed, index)[1], now)
             self.block: Any = jax.jit(advance)
         self.on_device = env.on_device
         self.compiled, self.compile_time, self.time = False, 0.0, 0.0  # seconds
 
     def __call__(
-        self, learner: PyTree, index: int, stopping: Callable[[], bool] = lambda: False, lost: Collection[int] = ()
+        self, learner: PyTree, index: int, stopping: Callable[[], bool] = lambda: False, diverged: Collection[int] = ()
     ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-        """How it went for each seed, and in all but those that are `lost`; `index` tells a run's evaluations apart."""
+        """Return statistics of each seed, and of all seeds that have not `diverged`; `index` numbers evaluations."""
         score, length, ended = self.episodes(learner, index, stopping)
         each_seed = [summarize(s[e], n[e], e.size) for s, n, e in zip(score, length, ended)]
-        score, length, ended = (np.delete(x, [*lost], axis=0) for x in (score, length, ended))
+        score, length, ended = (np.delete(x, [*diverged], axis=0) for x in (score, length, ended))
         return each_seed, summarize(score[ended], length[ended], ended.size)
 
     def episodes(
         self, learner: PyTree, index: int, stopping: Callable[[], bool] = lambda: False
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Scores, lengths and whether an episode has ended at all, [S, episodes] each.
+        """Return returns, lengths and whether an episode has ended at all, [S, episodes] each.
 
-        Games on the host take long: where `stopping` comes true meanwhile they end in `Stopped`.
+        Host environments take long: raise EvaluationInterrupted if `stopping` comes true meanwhile.
         """
         began = time.perf_counter()
         values, *others = jax.device_put((self.values, self.seeds, np.int32(index)))
@@ -179,8 +181,8 @@ class Evaluator:
             self.compile(arguments)
             self.compile_time, began = time.perf_counter() - began, time.perf_counter()
         try:
-            found = self.play(*arguments)
-            while not self.on_device and under_way(found):
+            found = self.run(*arguments)
+            while not self.on_device and is_running(found):
                 if stopping():
                     raise EvaluationInterrupted
                 found = self.block(*arguments[1:], found)
@@ -192,15 +194,15 @@ class Evaluator:
         return score, length, ended
 
     def compile(self, arguments: tuple[Any, ...]) -> None:
-        """What an evaluation calls, ahead of the first one."""
+        """Compile what an evaluation calls."""
         if not self.on_device:
-            like = jax.eval_shape(self.play, *arguments)
+            like = jax.eval_shape(self.run, *arguments)
             self.block = self.block.lower(*arguments[1:], like).compile()
-        self.play, self.compiled = self.play.lower(*arguments).compile(), True
+        self.run, self.compiled = self.run.lower(*arguments).compile(), True
 
 
 def summarize(score: np.ndarray, length: np.ndarray, num_wanted: int) -> dict[str, Any]:
-    """Statistics of episodes that have ended; null where none has."""
+    """Return statistics of episodes that have ended; None if none has."""
     number = lambda of: statistics.finite(of()) if score.size else None
     return {
         "eval_return_mean": number(score.astype("float64").mean),

@@ -1,6 +1,7 @@
-"""What of a run is written while it goes on: records to every sink, and the summary and the curve at its end."""
+"""Write a run's records to every sink while it trains, and its summary and curve at the end."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from jaxrl_fast.config import paths, settings
@@ -14,34 +15,28 @@ from jaxrl_fast.utils.errors import why
 
 
 class RunLogger:
-    """Writes down a run. A full disk ends none, nor does a service that does not answer."""
+    """Writes records. Neither a full disk nor a service that does not answer ends the run."""
 
-    def __init__(self, plan: Plan):
-        self.plan = plan
-        self.sinks: list[sinks.Sink] = []
-        self.unwritten: list[str] = []  # of what a run leaves behind
+    def __init__(self, plan: Plan, size: int | None = None, env_steps: int | None = None):
+        """Open every sink: new, or to append after the first `size` bytes of metrics.jsonl, at `env_steps`.
 
-    def open(self, size: int | None = None, env_steps: int | None = None) -> None:
-        """Makes every sink: anew, or to go on from `env_steps` behind the first `size` bytes of metrics.jsonl.
-
-        A service finds its run again by the identity that config.yaml has.
+        A service finds a resumed run by the id in config.yaml.
         """
-        self.lines = jsonl.JsonLines(self.plan.folder / paths.METRICS, size)
-        opened: list[sinks.Sink] = [self.lines]
-        options, folder = self.plan.settings.options, self.plan.folder
+        options, folder = plan.settings.options, plan.folder
+        self.lines = jsonl.JsonLines(folder / paths.METRICS, size)
+        self.sinks: list[sinks.Sink] = [self.lines]
         if options.tensorboard:
-            opened.append(tensorboard.TensorBoard(folder, env_steps))
+            self.sinks.append(tensorboard.TensorBoard(folder, env_steps))
         for service in ("wandb", "trackio"):
             if getattr(options, service):
                 who = options.project, folder.name, read_meta(folder / paths.CONFIG)["id"]
                 try:
-                    opened.append(trackers.Tracker(service, *who, settings.to_mapping(self.plan.settings)))
-                except Exception as error:  # whatever it raises where nobody is logged in, or nothing answers
-                    warnings.warn(f"--{service}: {why(error)}; training goes on without it")
-        self.sinks = opened
+                    self.sinks.append(trackers.Tracker(service, *who, settings.to_mapping(plan.settings)))
+                except Exception as error:  # whatever it raises if nobody is logged in, or the service does not answer
+                    warnings.warn(f"--{service}: {why(error)}; training continues without it")
 
     def write(self, records: Sequence[sinks.Record]) -> None:
-        """A record of each seed."""
+        """Write a record of each seed."""
         for sink in list(self.sinks):
             try:
                 sink.write(records)
@@ -49,36 +44,43 @@ class RunLogger:
                 self._give_up(sink, error)
 
     def sync(self) -> int | None:
-        """The bytes of metrics.jsonl, once they are on the disk; None where some found no room."""
+        """Return the size of metrics.jsonl, once all is on the disk; None if there was no space for some of it."""
         try:
             return self.lines.sync()
-        except OSError as error:  # a run cannot go on from lines that are not there
+        except OSError as error:  # a run cannot be resumed from lines that are missing
             self._give_up(self.lines, error)
             return None
 
-    def close(self, summary: Mapping[str, Any], has_curve: bool) -> None:
-        """The last of the records, the summary and the curve. What cannot be written or drawn ends no run."""
-        folder = self.plan.folder
-        actions = [(self._name(sink), sink.close) for sink in self.sinks]
-        actions.append((paths.SUMMARY, lambda: files.write_summary(folder, summary)))
-        if has_curve:
-            actions.append((paths.CURVE, lambda: run_curve.save_figure(folder)))
-        for name, action in actions:
-            try:
-                action()
-            except Exception as error:  # also what a logging service or matplotlib raises
-                warnings.warn(f"the end of {name} could not be written ({why(error)})")
-                self.unwritten += [name] if name in (paths.METRICS, paths.SUMMARY) else []
+    def closers(self) -> list[tuple[str, Callable[[], None]]]:
+        """Return the name of each sink, and what closes it."""
+        return [(self._name(sink), sink.close) for sink in self.sinks]
 
     def _give_up(self, sink: sinks.Sink, error: Exception) -> None:
-        """Records for metrics.jsonl wait for room; what else cannot be written is left."""
+        """Close a sink that cannot write. Records for metrics.jsonl wait until there is space again."""
         if sink is not self.lines:
             self.sinks.remove(sink)
         elif not isinstance(error, OSError):
             raise error
-        elif self.lines.num_failures > 1:  # it has been said
+        elif self.lines.num_failures > 1:  # the user knows
             return
-        warnings.warn(f"{self._name(sink)} cannot be written ({why(error)}); training goes on")
+        warnings.warn(f"{self._name(sink)} cannot be written ({why(error)}); training continues")
 
     def _name(self, sink: sinks.Sink) -> str:
         return paths.METRICS if sink is self.lines else type(sink).__name__
+
+
+def write_end(
+    folder: Path, closers: Sequence[tuple[str, Callable[[], None]]], summary: Mapping[str, Any], has_curve: bool
+) -> list[str]:
+    """Close the sinks, write the summary and draw the curve. Return which files with numbers could not be written."""
+    actions = [*closers, (paths.SUMMARY, lambda: files.write_summary(folder, summary))]
+    if has_curve:
+        actions.append((paths.CURVE, lambda: run_curve.save_figure(folder)))
+    failed = []
+    for name, action in actions:
+        try:
+            action()
+        except Exception as error:  # also what a logging service or matplotlib raises
+            warnings.warn(f"the end of {name} could not be written ({why(error)})")
+            failed += [name] if name in (paths.METRICS, paths.SUMMARY) else []
+    return failed

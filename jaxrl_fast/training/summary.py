@@ -1,4 +1,4 @@
-"""What a run leaves behind: config.yaml and the contents of summary.json."""
+"""Write config.yaml, and compute the contents of summary.json."""
 
 import secrets
 from collections.abc import Mapping
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 
 class RunResult(NamedTuple):
-    """How a run ended and what it took."""
+    """How a run ended, and what it took."""
 
     status: str  # done, stopped, diverged or failed
-    failure: str  # why it could not go on, in a sentence
+    failure: str  # why it could not continue, in a sentence
     updates: int
     seconds: Mapping[str, float]  # train, compile, eval, idle, save and wall, in all processes
     program_memory: int  # bytes
@@ -28,7 +28,7 @@ class RunResult(NamedTuple):
 
 
 def write_config(plan: "Plan") -> None:
-    """Everything, resolved. It is a preset too: --config runs/NAME/config.yaml. A run that goes on says so in it."""
+    """Write all resolved settings, and list resumes. The file is a preset too: --config runs/NAME/config.yaml."""
     import yaml
 
     path, options = plan.folder / paths.CONFIG, plan.settings.options
@@ -42,7 +42,7 @@ def write_config(plan: "Plan") -> None:
         "versions": fingerprint.versions(),
     } | ({"members": [m.label for m in plan.members]} if plan.members else {})
     if not isinstance(options.env, (str, type)):
-        now["env_is_an_object"] = True  # which its id may not make again as it was
+        now["env_is_an_object"] = True  # which may not be rebuilt from its id
     if options.resume:
         before = read_meta(path)
         again = {"env_steps": plan.saved.manifest["env_steps"] if plan.saved else 0, "total_steps": options.total_steps}
@@ -57,8 +57,8 @@ def write_config(plan: "Plan") -> None:
     files.replace(path, yaml.safe_dump(content, sort_keys=False))
 
 
-def summarize(plan: "Plan", results: "MetricsTracker", ended: RunResult) -> dict[str, Any]:
-    """What summary.json holds. Times are seconds; env_steps are those of one seed, env_steps_per_s those of all."""
+def summarize(plan: "Plan", tracker: "MetricsTracker", ended: RunResult) -> dict[str, Any]:
+    """Return the contents of summary.json. Times are seconds; env_steps are of one seed, env_steps_per_s of all."""
     import numpy as np
 
     from jaxrl_fast.config import paths
@@ -66,11 +66,11 @@ def summarize(plan: "Plan", results: "MetricsTracker", ended: RunResult) -> dict
 
     options, times = plan.settings.options, ended.seconds
     steps = ended.updates * plan.steps_per_update
-    per_seed = results.final_returns()
+    per_seed = tracker.final_returns()
     final_returns = [mean for mean in per_seed if mean is not None]
-    last = results.evaluations[-1] if results.evaluations else {}
-    best = _best(plan.folder / paths.CHECKPOINTS, results.best())
-    solved = [s for s in results.solved if s is not None]
+    last = tracker.evaluations[-1] if tracker.evaluations else {}
+    best = _best(plan.folder / paths.CHECKPOINTS, tracker.best())
+    solved = [s for s in tracker.solved if s is not None]
     all_solved = len(solved) == options.num_seeds
     return {
         "status": ended.status,
@@ -80,10 +80,10 @@ def summarize(plan: "Plan", results: "MetricsTracker", ended: RunResult) -> dict
         "num_envs": options.num_envs,
         "seed": options.seed,
         "num_seeds": options.num_seeds,
-        "members": results.labels,
+        "members": tracker.labels,
         "env_steps": steps,
         "updates": ended.updates,
-        "valid_steps": results.valid_steps,
+        "valid_steps": tracker.valid_steps,
         "train_time_s": round(times["train"], 4),
         "compile_time_s": round(times["compile"], 4),
         "eval_time_s": round(times["eval"], 4),
@@ -104,14 +104,14 @@ def summarize(plan: "Plan", results: "MetricsTracker", ended: RunResult) -> dict
         "eval_unfinished": last.get("eval_unfinished"),
         "best_eval_return_mean": best.get("eval_return_mean"),
         "best_eval_env_steps": best.get("env_steps"),
-        "evaluations": results.evaluations,
+        "evaluations": tracker.evaluations,
         "solved_threshold": options.solved,
         "solved": all_solved if options.solved is not None else None,
         "steps_to_solve": int(np.median([s[0] for s in solved])) if all_solved else None,
         "time_to_solve_s": statistics.finite(np.median([s[1] for s in solved])) if all_solved else None,
-        "steps_to_solve_per_seed": [s and s[0] for s in results.solved],
-        "time_to_solve_s_per_seed": [s and s[1] for s in results.solved],
-        "diverged_at_per_seed": results.diverged,
+        "steps_to_solve_per_seed": [s and s[0] for s in tracker.solved],
+        "time_to_solve_s_per_seed": [s and s[1] for s in tracker.solved],
+        "diverged_at_per_seed": tracker.diverged,
         "failure": ended.failure or None,
         "checkpoints": ended.num_saved,
         "last_checkpoint": ended.last_saved,
@@ -123,7 +123,7 @@ def summarize(plan: "Plan", results: "MetricsTracker", ended: RunResult) -> dict
 
 
 def _best(checkpoints: Path, known: dict[str, Any]) -> dict[str, Any]:
-    """The best evaluation: of those that are known, or that of a run before it was made longer, if it was better."""
+    """Return the best evaluation: the known one, or a better one from before the run was extended."""
     from jaxrl_fast.runs import checkpoint
 
     marked = checkpoint.marked(checkpoints)

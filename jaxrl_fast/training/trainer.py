@@ -1,24 +1,24 @@
-"""One run under way: trains up to each evaluation and checkpoint, and takes down what comes of it."""
+"""Train one run: carry out its schedule, and write down what comes of it."""
 
-import time
+import contextlib
+from collections.abc import Sequence
 from pathlib import Path
+from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from jaxrl_fast.config.population import in_line
 from jaxrl_fast.loggers.terminal import Console, make_console
-from jaxrl_fast.runs import files
-from jaxrl_fast.training import console, run_logger
+from jaxrl_fast.training import console, schedule
+from jaxrl_fast.training.callbacks import CallbackRunner
 from jaxrl_fast.training.plan import Plan
-from jaxrl_fast.training.summary import RunResult, summarize, write_config
-from jaxrl_fast.utils import compile_cache, formatting, signals, warnings
-from jaxrl_fast.utils.errors import why
+from jaxrl_fast.training.schedule import Kind
+from jaxrl_fast.training.summary import write_config
+from jaxrl_fast.utils import compile_cache, signals, warnings
 
 if TYPE_CHECKING:
+    from jaxrl_fast.loop import TrainState
+    from jaxrl_fast.parallel.program import Program
     from jaxrl_fast.training.dispatcher import ChunkResult
-
-
-TIMES = ("train", "compile", "eval", "idle", "save")  # seconds, in all processes of a run
-NUM_RECORDS = 500  # lines of metrics.jsonl for each seed, unless told
+    from jaxrl_fast.training.progress import RunProgress
 
 
 class Outcome(NamedTuple):
@@ -26,361 +26,250 @@ class Outcome(NamedTuple):
 
     folder: Path
     summary: dict[str, Any]
-    agent_state: Any  # what `explore` and `exploit` take, with a leading axis where there are several seeds
+    agent_state: Any  # what `explore` and `exploit` take, with a leading axis if there are several seeds
     signal: int | None  # what stopped it
-    failure: str  # why it could not go on, in a sentence
-    asked: int | None = None  # a signal that came, perhaps too late to stop it
-    unwritten: str = ""  # what of it is not on the disk, for a sentence
+    failure: str  # why it could not continue, in a sentence
+    late_signal: int | None = None  # a signal that arrived, perhaps too late to stop it
+    failed_outputs: str = ""  # what is missing on the disk, for a sentence
 
 
-def execute(plan: Plan) -> Outcome:
-    """Compiles, trains, evaluates, saves and writes everything down."""
-    terminal = make_console(plan.settings.options.log_level)
-    try:
-        return Trainer(plan, terminal).run()
-    finally:
-        terminal.close()
+def execute(plan: Plan, terminal: Console | None = None, callbacks: Sequence[Any] = ()) -> Outcome:
+    """Compile, train, evaluate, save and log a run."""
+    from jaxrl_fast.training import startup
+    from jaxrl_fast.training.progress import RunProgress
+
+    options = plan.settings.options
+    with contextlib.ExitStack() as resources:
+        resources.callback(plan.release)
+        if terminal is None:
+            terminal = resources.enter_context(contextlib.closing(make_console(options.log_level)))
+        progress = RunProgress(plan)
+        console.announce(plan, terminal)
+        write_config(plan)
+        with contextlib.ExitStack() as while_training:
+            use_cache = options.compile_cache and plan.env.on_device
+            cache = while_training.enter_context(compile_cache.compile_cache(use_cache))
+            while_training.enter_context(progress.recording())
+            startup.open_envs(plan, terminal)
+            program = startup.compile_program(progress, terminal, cache)
+            trainer = Trainer(progress, program, startup.first_state(progress, program), terminal, callbacks)
+            progress.mark_running()
+            with signals.stop_signals(trainer.stop):
+                trainer.train()
+            trainer.conclude()
+        console.print_summary(plan, terminal, progress.summary)
+        trainer.callbacks.call_at_end(progress)
+        return trainer.outcome()
 
 
 class Trainer:
-    """One run under way."""
+    """Carries out the schedule of a compiled run."""
 
-    def __init__(self, plan: Plan, terminal: Console):
-        from jaxrl_fast.metrics import tracker
-        from jaxrl_fast.training import checkpointer, evaluator
-
-        self.plan, self.options, self.terminal = plan, plan.settings.options, terminal
-        self.began = time.perf_counter()
-        members = plan.members or in_line(self.options.seed, self.options.num_seeds)
-        self.seeds, labels = [m.seed for m in members], [m.label for m in members]
-        self.record_length = _updates(self.options.log_every, plan) or -(-plan.num_updates // NUM_RECORDS)
-        self.scores = tracker.MetricsTracker(
-            labels, self.record_length, plan.steps_per_update, plan.agent.rollout_length, self.options.solved
-        )
-        self.keeper = checkpointer.CheckpointManager(plan, self.scores)
-        self.play = evaluator.Evaluator(plan.eval_env, plan.agent, self.seeds, self.options.eval_episodes, plan.varied)
-        self.journal = run_logger.RunLogger(plan)
-        self.finished = 0  # updates
-        self.times = dict.fromkeys(TIMES, 0.0)  # of this run, in all processes
-        self.exact = self.options.exact_resume and not plan.env.on_device
-        self.program_memory = 0  # bytes, known once it is compiled
-        self.signal: int | None = None
-        self.asked: int | None = None  # the same, even where it came too late to stop anything
-        self.failure = ""
-        self.status = "failed"
-
-    def run(self) -> Outcome:
-        try:
-            console.announce(self.plan, self.terminal)
-            write_config(self.plan)
-        except BaseException:
-            self.plan.release()
-            raise
-        with compile_cache.compile_cache(self.options.compile_cache and self.plan.env.on_device) as cache:
-            try:
-                self.open()
-                self.compile(cache)
-                self.begin()
-                if self.options.resume:
-                    files.mark_running(self.plan.folder)
-                with signals.stop_signals(self.stop):
-                    self.train()
-                if self.finished == self.end and self.scores.evaluated_at == self.env_steps:
-                    self.signal = None  # it came too late to stop anything
-                self.status = "diverged" if self.failure else "stopped" if self.signal else "done"
-            except Exception as error:
-                if not isinstance(error, MemoryError) and "RESOURCE_EXHAUSTED" not in str(error):  # as JAX has it
-                    self.failure = why(error)
-                    raise
-                known = f": {self.needed()}" if self.program_memory else ""
-                self.failure = f"out of memory{known}; fewer environments or seeds need less"
-                raise MemoryError(self.failure) from error
-            finally:
-                self.close()
-        console.print_summary(self.plan, self.terminal, self.summary)
-        is_saved = self.keeper.has(self.env_steps) or self.failure or self.exact and self.signal
-        learner = self.program.learner(self.feed.state)
-        unwritten = " and ".join([*([] if is_saved else ["its last checkpoint"]), *self.journal.unwritten])
-        return Outcome(self.plan.folder, self.summary, learner, self.signal, self.failure, self.asked, unwritten)
-
-    def open(self) -> None:
-        """Makes what environments there are on the host, before they are compiled for."""
-        if self.plan.env.on_device:
-            return
-        opened = [self.plan.env] if self.exact else [self.plan.env, self.plan.eval_env]  # the other has new ones anyway
-        count = sum(env.spec.total_num_envs for env in opened)
-        self.terminal.say(f"making {count} environments ...")
-        began = time.perf_counter()
-        for env in opened:
-            env.open()
-        self.terminal.say(f"made in {formatting.seconds(time.perf_counter() - began)}")
-
-    def compile(self, cache: Path | None) -> None:
-        from jaxrl_fast.parallel import program
-        from jaxrl_fast.utils import memory
-
-        before = compile_cache.num_cache_entries(cache)
-        self.terminal.say("compiling ...")
-        plan = self.plan
-        self.program = program.build(plan.env, plan.agent, plan.num_updates, plan.placement, plan.varied)
-        self.times["compile"] = duration = self.program.compile_time_s
-        self.program_memory = self.program.memory
-        kept = (
-            " (cached for next time)"
-            if compile_cache.num_cache_entries(cache) > before
-            else " (from the cache)"
-            if before
-            else ""
-        )
-        num_devices = plan.placement.num_devices
-        needed, free = num_devices * self.program.memory, memory.free_bytes(num_devices)
-        self.terminal.say(f"compiled in {formatting.seconds(duration)}{kept}   needs {memory.format_bytes(needed)}")
-        if free is not None and needed > free:
-            warnings.warn(self.needed())
-
-    def needed(self) -> str:
-        """What the program needs of memory and what there is, in words."""
-        from jaxrl_fast.utils import memory
-
-        num_devices = self.plan.placement.num_devices
-        free = memory.free_bytes(num_devices)
-        there = "" if free is None else f", and {memory.format_bytes(free)} are free"
-        return f"the program needs {memory.format_bytes(num_devices * self.program_memory)} of memory{there}"
-
-    def begin(self) -> None:
-        """The state before training, or the one that was saved, as if there had been no end."""
-        import numpy as np
-
+    def __init__(
+        self,
+        progress: "RunProgress",
+        program: "Program",
+        state: "TrainState",
+        terminal: Console,
+        callbacks: Sequence[Any] = (),
+    ):
         from jaxrl_fast.training import dispatcher
 
-        saved = self.plan.saved
-        if saved is None:
-            seeds = np.asarray(self.seeds, np.int32)
-            state = self.program.init(seeds if len(self.seeds) > 1 else seeds[0])
-            self.journal.open(0 if self.options.resume else None)
-        else:
-            state, others = self.keeper.restore(saved, self.program)
-            state = state if self.plan.env.on_device else self.program.restart(state)
-            self.finished = self.scores.updates
-            self.times = {name: self.times[name] + others["times"].get(name, 0.0) for name in TIMES}
-            self.began -= others["wall_time"]
-            self.journal.open(others["metrics_size"], self.env_steps)
-        self.feed = dispatcher.Dispatcher(self.program, state, len(self.seeds), self.finished)
-        self.screen = console.ProgressPrinter(self.plan, self.terminal, self.finished, self.times["train"])
-
-    def spent(self) -> dict[str, float]:
-        """Seconds on each of TIMES."""
-        return self.times | {
-            "compile": self.times["compile"] + self.play.compile_time,
-            "eval": self.times["eval"] + self.play.time,
-        }
-
-    def ended(self) -> RunResult:
-        """How far it has come, for the summary."""
-        return RunResult(
-            status=self.status,
-            failure=self.failure,
-            updates=self.finished,
-            seconds=self.spent() | {"wall": time.perf_counter() - self.began},
-            program_memory=self.program_memory,
-            num_saved=self.keeper.num_saved,
-            last_saved=self.keeper.last.name if self.keeper.last else None,
+        self.progress, self.plan, self.program, self.terminal = progress, progress.plan, program, terminal
+        assert progress.logger is not None, "it is opened with the first state"
+        self.options, self.logger = self.plan.settings.options, progress.logger
+        self.tracker, self.checkpoints = progress.tracker, progress.checkpoints
+        self.callbacks = CallbackRunner(callbacks)
+        self.exact_host_resume = self.options.exact_resume and not self.plan.env.on_device
+        self.cadence = schedule.Cadence(
+            progress.record_length,
+            eval_every=schedule.to_updates(self.options.eval_every, self.plan.steps_per_update),
+            save_every=schedule.to_updates(self.checkpoints.every_steps, self.plan.steps_per_update),
+            cut_at_records=self.options.stop_when_solved or bool(callbacks),
+            saves_at_stop=not self.exact_host_resume,
         )
+        self.dispatcher = dispatcher.Dispatcher(program, state, len(progress.seeds), progress.finished)
+        self.printer = console.ProgressPrinter(self.plan, terminal, progress.finished, progress.times["train"])
+        self.saved = progress.finished if self.plan.saved else None  # the update that was saved last, or tried to be
+        self.num_restarts = 0  # saves after which the host environments have been restarted
+        self.signal: int | None = None
+        self.late_signal: int | None = None  # the same, even if it arrived too late to stop anything
+        self.stop_at: int | None = None  # the update at which a callback ends the run
+
+    @property
+    def finished(self) -> int:
+        """Updates whose metrics have been read."""
+        return self.progress.finished
 
     @property
     def env_steps(self) -> int:
         """Environment steps of each seed so far."""
-        return self.finished * self.plan.steps_per_update
-
-    def train(self) -> None:
-        """Chunks up to each evaluation and checkpoint, until all updates are made or something says stop.
-
-        What is written at a stop, an incomplete record and perhaps an evaluation, comes after the last checkpoint: a
-        run that goes on from there writes what a run without the stop would have.
-        """
-        evaluating = _updates(self.options.eval_every, self.plan)
-        saving = _updates(self.keeper.every_steps, self.plan)
-        while self.finished < self.end and not self.stopping():
-            num_begun = self.keeper.num_begun
-            if self.at(evaluating) and self.scores.evaluated_at != self.env_steps:
-                self.evaluate()
-            if self.at(saving) or self.keeper.due():
-                self.save()
-            if self.exact and self.keeper.num_begun > num_begun:
-                self.plan.env.reseed(self.finished)
-                self.feed.state = self.program.restart(self.feed.state)
-            boundaries = [self.finished // every * every + every for every in (evaluating, saving) if every]
-            self.advance(min([self.end, *boundaries]))
-        if not (self.exact and self.signal):
-            self.save()
-        if not (self.signal or self.failure) and self.scores.evaluated_at != self.env_steps:
-            self.evaluate()
-        if self.signal or self.failure:
-            self.record(everything=True)
-        self.await_keeper()
-
-    def at(self, every: int) -> bool:
-        """Whether the updates made so far, at least one, are a multiple of `every`; never where that is 0."""
-        return every > 0 and self.finished > 0 and self.finished % every == 0
-
-    def advance(self, boundary: int) -> None:
-        """Runs to update `boundary`, or until it is time to save; one chunk waits behind the one that is computed."""
-        self.record()  # what an evaluation at this moment might have belonged to
-        feed = self.feed
-        feed.mark_free()
-        more = lambda: feed.num_given < min(boundary, self.end) and not self.stopping() and not self.keeper.due()
-        while feed.num_waiting or more():
-            while feed.num_waiting < 2 and more():
-                feed.give(min(boundary, self.next_record) if self.options.stop_when_solved else boundary)
-            self.take_down(feed.take())
-            self.record(waiting=not (feed.num_waiting or more()))  # an evaluation may follow, which belongs to the last
+        return self.progress.env_steps
 
     @property
-    def next_record(self) -> int:
-        """The update at which the next record will be complete. No chunk of a run that stops when solved goes beyond.
+    def planned_update(self) -> int:
+        """The last update of the run; with `stop_when_solved`, one record after the last seed was solved."""
+        settled = self.tracker.settled_at() if self.options.stop_when_solved else None
+        if settled is None:
+            return self.plan.num_updates
+        return min(self._record_after(-(-settled // self.plan.steps_per_update)), self.plan.num_updates)
 
-        As one chunk waits behind another at most, it knows of each record whether it was solved then before it gives
-        away the next but one: where it ends depends on no clock, no checkpoint and no stop, unless a seed is lost by
-        what only a checkpoint shows.
+    @property
+    def last_update(self) -> int:
+        """The last update, unless a signal or a failure comes first."""
+        return self.planned_update if self.stop_at is None else min(self.stop_at, self.planned_update)
+
+    def _record_after(self, update: int) -> int:
+        """Return the end of the record after the one that this update is in. A chunk up to there may have begun."""
+        length = self.progress.record_length
+        return (-(-update // length) + 1) * length
+
+    def stop(self, number: int) -> None:
+        """Note that a signal asks for the end."""
+        self.signal = self.late_signal = number
+
+    def stopping(self) -> bool:
+        """Tell whether the run ends after the pending chunks."""
+        return self.signal is not None or bool(self.progress.failure) or self.callbacks.error is not None
+
+    def next_event(self) -> schedule.Event:
+        """Ask the schedule what comes next."""
+        at, steps = self.tracker.evaluated_at, self.plan.steps_per_update
+        now = schedule.Progress(
+            finished=self.finished,
+            submitted=self.dispatcher.num_submitted,
+            num_pending=self.dispatcher.num_pending,
+            last_update=self.last_update,
+            evaluated=None if at is None else at // steps,
+            saved=self.saved,
+            stopping=self.stopping(),
+            save_due=self.checkpoints.should_save(),
+        )
+        return schedule.next_event(self.cadence, now)
+
+    def train(self) -> None:
+        """Carry out the schedule to its end."""
+        while (event := self.next_event()).kind is not Kind.STOP:
+            if event.kind is Kind.SUBMIT:
+                self.submit(event.limit)
+            elif event.kind is Kind.COLLECT:
+                self.process_chunk(self.dispatcher.collect())
+                self.record(hold_last=self.dispatcher.num_pending == 0)  # an evaluation may follow, and belongs to it
+            elif event.kind is Kind.EVALUATE:
+                self.evaluate()
+            else:
+                self.save()
+        if self.stopping():
+            self.record(everything=True)
+        self.progress.join_checkpoint()
+
+    def submit(self, limit: int) -> None:
+        """Submit a chunk that ends at update `limit` at the latest."""
+        if not self.dispatcher.num_pending:
+            if self.exact_host_resume and self.checkpoints.num_begun > self.num_restarts:
+                self.num_restarts = self.checkpoints.num_begun
+                self.plan.env.reseed(self.finished)
+                self.dispatcher.state = self.program.restart(self.dispatcher.state)
+            self.record()  # the last record has waited for an evaluation
+            self.dispatcher.mark_idle()
+        self.dispatcher.submit(limit)
+
+    def process_chunk(self, done: "ChunkResult") -> None:
+        """Take over the metrics of a chunk, and look for numbers that are not finite."""
+        for problem in self.progress.add(done, self.dispatcher.idle_since):
+            self.diverge(*problem)
+        train_time = self.progress.times["train"]
+        self.printer.update(done.rows, self.finished, train_time, self.finished >= self.last_update)
+
+    def diverge(self, member: int, problem: str, env_steps: int, returns_are_finite: bool = True) -> None:
+        """Fail, or only warn with `on_nonfinite` "continue" while a finite seed is left.
+
+        Returns that are not finite are the environment's fault: actions are always finite.
         """
-        return (self.feed.num_given // self.record_length + 1) * self.record_length
+        from jaxrl_fast.training import divergence
 
-    def take_down(self, done: "ChunkResult") -> None:
-        """The metrics of a chunk."""
-        import numpy as np
-
-        self.times["idle"] += done.idle
-        self.times["train"] += done.duration
-        self.finished += done.num_updates
-        fractions = np.arange(1, done.num_updates + 1) / done.num_updates
-        train_time = self.times["train"]
-        clock = np.broadcast_to(train_time - done.duration * (1 - fractions), (len(self.seeds), done.num_updates))
-        wall = clock + (self.feed.free_since - self.began - train_time)
-        of_games = ~np.isfinite(done.rows["return_sum"]).all(1)
-        for wrong in self.scores.add(done.rows | {"train_time_s": clock, "wall_time_s": wall}):
-            at = wrong.update * self.plan.steps_per_update
-            self.diverge(wrong.member, f"{wrong.metric} is not finite", at, bool(of_games[wrong.member]))
-        for member in map(int, np.flatnonzero(~done.finite)):
-            if self.scores.diverged[member] is None:
-                self.diverge(member, "a parameter is not finite", self.env_steps, bool(of_games[member]))
-        self.screen.show(done.rows, self.finished, train_time, self.finished >= self.end)
+        where = divergence.describe(self.tracker.labels[member], problem, env_steps)
+        self.tracker.diverged[member] = env_steps
+        if self.options.on_nonfinite == "continue" and None in self.tracker.diverged:
+            warnings.warn(f"{where}; the other seeds continue")
+            return
+        of_member = member if len(self.progress.seeds) > 1 else None
+        env_is_cause = not (returns_are_finite and divergence.envs_are_finite(self.dispatcher.state, of_member))
+        advice = divergence.advise(self.options.env, self.checkpoints.last, env_is_cause)
+        self.progress.failure = self.progress.failure or f"{where}; {advice}"
 
     def record(self, **which: Any) -> None:
-        """Writes the records that are complete; an evaluation goes into the last one."""
-        for records in self.scores.records(**which):
-            self.journal.write(records)
-
-    def diverge(self, member: int, what: str, env_steps: int, of_games: bool = False) -> None:
-        """Numbers that are not finite stop the run; with `on_nonfinite` "continue" only when no seed is left.
-
-        `of_games`: returns are not finite either, for which no policy is to blame: actions always are.
-        """
-        where = f"{_words(self.scores.labels[member])}: {what} at step {formatting.short_number(env_steps)}"
-        self.scores.diverged[member] = env_steps
-        if self.options.on_nonfinite == "continue" and None in self.scores.diverged:
-            warnings.warn(f"{where}; the other seeds go on")
-            return
-        last = f"the last good checkpoint is {self.keeper.last}" if self.keeper.last else "there is no checkpoint"
-        wrong = f"{self.options.env} gives observations or rewards that are not finite"
-        known = of_games or not self._are_games_finite(member)  # an observation that is gone by now tells nothing
-        advice = wrong if known else f"try a lower learning rate, unless {wrong}"
-        self.failure = self.failure or f"{where}; {last}; {advice}"
-
-    def _are_games_finite(self, member: int) -> bool:
-        """Whether a seed's environments stand at finite observations and sums of rewards."""
-        import jax
-        import numpy as np
-
-        from jaxrl_fast import async_rollout
-
-        actors = self.feed.state.actors
-        stand = (
-            [flight.actors for flight in actors.flights] if isinstance(actors, async_rollout.AsyncActors) else [actors]
-        )
-        games = jax.device_get([(some.timestep.obs, some.score) for some in stand])
-        of_member = [x[member] if len(self.seeds) > 1 else x for x in jax.tree.leaves(games)]
-        return all(np.isfinite(x).all() for x in of_member)
+        """Write the records that are complete; an evaluation goes into the last one."""
+        for records in self.tracker.records(**which):
+            self.logger.write(records)
+            self.notify("on_record", records, self._record_after(self.tracker.recorded))
 
     def save(self, score: float | None = None) -> None:
-        """The state is copied to the host; a thread writes it while the next chunk runs. `score`: if it is the best."""
-        began = time.perf_counter()
-        self.await_keeper()
-        if self.failure:
+        """Copy the state to the host; a thread writes it while the next chunk runs. `score`: of the best evaluation."""
+        start = perf_counter()
+        self.progress.join_checkpoint()
+        self.saved = self.finished
+        if self.progress.failure:
             return
-        size = self.journal.sync()
+        size = self.logger.sync()
         if size is None:
-            return self.keeper.postpone()
-        others = {"times": self.spent(), "wall_time": time.perf_counter() - self.began, "metrics_size": size}
-        wrong = self.keeper.save(self.feed.state, self.env_steps, others, score)
-        self.times["save"] += time.perf_counter() - began
+            return self.checkpoints.defer()
+        times, wall_time = self.progress.elapsed(), self.progress.wall_time
+        host_state = {"times": times, "wall_time": wall_time, "metrics_size": size}
+        wrong = self.checkpoints.save(self.dispatcher.state, self.env_steps, host_state, score)
+        self.progress.times["save"] += perf_counter() - start
         if wrong is not None:
             member, name = wrong
             self.diverge(member, f"{name} of its state is not finite", self.env_steps)
-            self.save(score)  # of those that are left
-
-    def await_keeper(self) -> None:
-        """Says what went wrong with the last checkpoint."""
-        problem = self.keeper.wait()
-        if problem:
-            warnings.warn(problem)
+            self.save(score)  # the seeds that are left
 
     def evaluate(self) -> None:
-        """Plays the greedy policy, and completes the record with how it went. The best so far is saved.
+        """Run the greedy policy and add its returns to the record that ends here. Save it if it is the best so far.
 
-        A signal may end games on the host before that: the evaluation comes when the run goes on.
+        A signal may interrupt host environments; the resumed run then evaluates.
         """
         from jaxrl_fast.training.evaluator import EvaluationInterrupted
 
-        index = len(self.scores.evaluations)
-        if self.exact:
+        index = len(self.tracker.evaluations)
+        if self.exact_host_resume:
             self.plan.eval_env.reseed(index)
         try:
-            learner, stopped = self.program.learner(self.feed.state), lambda: self.signal is not None
-            each_seed, total = self.play(learner, index, stopped, self.scores.lost)
+            learner, interrupted = self.program.learner(self.dispatcher.state), lambda: self.signal is not None
+            each_seed, total = self.progress.evaluator(learner, index, interrupted, self.tracker.diverged_members)
         except EvaluationInterrupted:
             return
-        self.scores.evaluations.append({"env_steps": self.env_steps} | total)
-        self.screen.evaluated(total["eval_return_mean"])
+        evaluation = {"env_steps": self.env_steps} | total
+        self.tracker.evaluations.append(evaluation)
+        self.printer.set_eval(total["eval_return_mean"])
         self.record(everything=True, evaluation=each_seed)
-        if self.scores.best() is self.scores.evaluations[-1]:
+        if self.tracker.best() is evaluation:
             self.save(total["eval_return_mean"])
+        self.notify("on_evaluation", evaluation, self.finished)
 
-    def stop(self, number: int) -> None:
-        """Notes that a signal asks for the end."""
-        self.signal = self.asked = number
+    def notify(self, hook: str, what: Any, stop_at: int) -> None:
+        """Call the callbacks. If one asks for it, the run ends at update `stop_at`."""
+        reason = self.callbacks.call(hook, what, self.progress)
+        if reason is not None and stop_at < self.last_update:
+            self.stop_at = stop_at
+            where = f"stopping early at step {stop_at * self.plan.steps_per_update}"
+            self.terminal.print(": ".join(filter(None, (where, reason))))
 
-    def stopping(self) -> bool:
-        return self.signal is not None or bool(self.failure)
+    def conclude(self) -> None:
+        """Decide the run's status. Raise what a callback raised."""
+        progress = self.progress
+        if self.finished == self.last_update and self.tracker.evaluated_at == self.env_steps:
+            self.signal = None  # it arrived too late to stop anything
+        stopped = self.signal is not None or self.finished < self.planned_update
+        progress.status = "diverged" if progress.failure else "stopped" if stopped else "done"
+        self.callbacks.raise_error(progress)
 
-    @property
-    def end(self) -> int:
-        """The updates of the whole run: where it stops when solved, a record more than the last seed wanted.
-
-        A seed whose numbers are not finite any more wants none.
-        """
-        both = zip(self.scores.solved, self.scores.diverged, strict=True)
-        wanted = [steps for solved, diverged in both if (steps := solved[0] if solved else diverged) is not None]
-        if not self.options.stop_when_solved or len(wanted) < len(self.seeds):
-            return self.plan.num_updates
-        num_records = -(-max(wanted) // (self.record_length * self.plan.steps_per_update))
-        return min((num_records + 1) * self.record_length, self.plan.num_updates)
-
-    def close(self) -> None:
-        """Whatever happened, what is known is written, and the folder is given back."""
-        try:
-            if self.journal.sinks or not self.plan.saved:  # else it failed before it went on: what there is stays
-                self.await_keeper()
-                self.summary = summarize(self.plan, self.scores, self.ended())
-                self.journal.close(self.summary, has_curve=self.scores.recorded > 0)
-        finally:
-            self.plan.release()
-
-
-def _words(label: dict[str, Any]) -> str:
-    """seed 3, agent.learning_rate 0.001"""
-    return ", ".join(f"{name} {value}" for name, value in label.items())
-
-
-def _updates(env_steps: int, plan: Plan) -> int:
-    """At least so many environment steps, in updates; 0 for 0."""
-    return -(-env_steps // plan.steps_per_update)
+    def outcome(self) -> Outcome:
+        """Return what the run leaves behind."""
+        progress = self.progress
+        may_be_unsaved = progress.failure or self.exact_host_resume and self.signal
+        unsaved = not (self.checkpoints.saved_at(self.env_steps) or may_be_unsaved)
+        failed_outputs = " and ".join(["its last checkpoint"] * unsaved + progress.failed_outputs)
+        learner = self.program.learner(self.dispatcher.state)
+        return Outcome(
+            self.plan.folder, progress.summary, learner, self.signal, progress.failure, self.late_signal, failed_outputs
+        )

@@ -619,7 +619,7 @@ def learn(env, num_updates=200, seed=0, **config):
     def answer(obs):
         obs = jnp.float32(obs)
         value = value_distributions.mean(parts.form, parts.network.apply(state.agent.learner.params, obs))
-        return np.asarray(value), np.asarray(agent.exploit(state.agent, obs, (), None).action)
+        return np.asarray(value), np.asarray(agent.exploit(state.agent, PolicyInput(obs), (), None).action)
 
     return answer
 
@@ -799,11 +799,11 @@ def test_noise_explores_and_evaluation_has_none():
     """Without epsilon: environments that see the same act by noises of their own, and all exploit alike."""
     agent = make(num_envs=200, noisy=True, epsilon_start=0.0, epsilon_end=0.0, hidden=(16,), capacity=2000)
     state, obs = jax.jit(agent.init)(jax.random.key(0)), jnp.ones((200, 1))
-    noise = agent.noise(jax.random.key(1), 2, 200)
-    decide = jax.jit(lambda i: agent.explore(state, obs, (), jax.tree.map(lambda x: x[i], noise)).action)
+    noise = agent.sample_noise(jax.random.key(1), 2, 200)
+    decide = jax.jit(lambda i: agent.explore(state, PolicyInput(obs), (), jax.tree.map(lambda x: x[i], noise)).action)
     first, second = np.asarray(decide(0)), np.asarray(decide(1))
     assert set(first) == {0, 1} and (first != second).any()
-    assert len(set(np.asarray(agent.exploit(state, obs, (), None).action))) == 1
+    assert len(set(np.asarray(agent.exploit(state, PolicyInput(obs), (), None).action))) == 1
 
 
 def test_sums_are_reported_per_gradient_step():

@@ -36,7 +36,7 @@ def value(agent, state, obs):
 
 
 def play(agent, state, obs):
-    return np.asarray(agent.exploit(state, jnp.asarray(obs, jnp.float32), (), None).action)
+    return np.asarray(agent.exploit(state, PolicyInput(jnp.asarray(obs, jnp.float32)), (), None).action)
 
 
 def test_value_where_time_runs_out_is_bootstrapped():
@@ -392,7 +392,7 @@ def test_squashed_actions_are_scored_where_tanh_rounds_to_one():
     parts = parts._replace(network=parts.network._replace(actor=actor, both=both))
     obs, log_std = jnp.zeros((num_rows, 4)), jnp.full(1, np.log(std), jnp.float32)
     state = jax.jit(agent.init)(jax.random.key(0))._replace(params={"network": jnp.float32(12), "log_std": log_std})
-    decision = ppo.explore(parts, state, obs, (), agent.noise(jax.random.key(1), 1, num_rows)[0])
+    decision = ppo.explore(parts, state, obs, (), agent.sample_noise(jax.random.key(1), 1, num_rows)[0])
     np.testing.assert_allclose(decision.action, 1, atol=2e-7)  # the nearest float32, or that after it
     each = jnp.full(num_rows, 1 / num_rows)
     drawn, pi = decision.extras.drawn, decision.extras.policy
@@ -417,7 +417,7 @@ def test_observations_of_several_parts_are_normalized_part_by_part():
     )
     agent, state, _ = learn(dressed, 60, normalize_observations=True)
     obs = {"cue": jnp.float32([[-1], [1]]), "bit": jnp.array([[False], [True]])}
-    np.testing.assert_array_equal(agent.exploit(state, obs, (), None).action, [0, 1])
+    np.testing.assert_array_equal(agent.exploit(state, PolicyInput(obs), (), None).action, [0, 1])
     np.testing.assert_allclose(state.observations["bit"].mean, 0.5, atol=0.05)
 
 

@@ -118,7 +118,7 @@ def learn(env, num_updates=200, **config):
     def answer(obs):
         obs = jnp.float32(obs)
         value = agent.explore.args[0].network.apply(state.params, obs)
-        return np.asarray(value), np.asarray(agent.exploit(state, obs, (), None).action)
+        return np.asarray(value), np.asarray(agent.exploit(state, PolicyInput(obs), (), None).action)
 
     return answer
 

@@ -216,7 +216,7 @@ def test_scores_are_of_whole_games_unclipped():
     @jax.jit
     def act(key):
         state = loop.init(env, agent, key)
-        noise = agent.noise(key, num_steps, NUM_ENVS)
+        noise = agent.sample_noise(key, num_steps, NUM_ENVS)
         policy = functools.partial(agent.explore, state.agent)
         return collect(env, agent, policy, state.actors, noise, num_steps)[1:]
 
@@ -250,8 +250,8 @@ def games(valid, reward, over):
 
 def check_who_decided(agent, steps, learners):
     """The policy beside an action is of its observation: in the first row by the learner of the rollout before."""
-    noise = jax.tree.map(lambda x: x[0], agent.noise(jax.random.key(0), 1, steps.obs.shape[2]))
-    policy = jax.jit(lambda learner, obs: agent.explore(learner, obs, (), noise).extras)
+    noise = jax.tree.map(lambda x: x[0], agent.sample_noise(jax.random.key(0), 1, steps.obs.shape[2]))
+    policy = jax.jit(lambda learner, obs: agent.explore(learner, PolicyInput(obs), (), noise).extras)
     learner = lambda k: jax.tree.map(lambda x: x[k], learners)
     apart = lambda a, b: max(np.abs(x - y).max() for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b)))
     for k in (1, 2):
@@ -272,7 +272,7 @@ def test_pools_in_flight_play_the_same_games(num_pools, path):
         rollout_length=num_steps, network="mlp", hidden=(8,), num_minibatches=1, num_epochs=1, learning_rate=0.01
     )
     agent = agents.load("ppo").make(config, env.spec, 3)
-    whole = agent._replace(keep=lambda obs: (agent.keep(obs), obs))
+    whole = agent._replace(compress_obs=lambda obs: (agent.compress_obs(obs), obs))
 
     def update(state, key):
         actors, experience, scores = loop.act(env, whole, state.agent, state.actors, key)
@@ -320,7 +320,7 @@ def test_each_row_is_decided_by_the_noise_of_its_own_place(in_flight):
         explore=decide,
         exploit=decide,
         update=lambda rows, rollout, key: (rows + 3, {}),
-        noise=lambda key, num_steps, num_envs: jnp.arange(num_steps),
+        sample_noise=lambda key, num_steps, num_envs: jnp.arange(num_steps),
         rollout_length=3,
     )
 
@@ -790,7 +790,7 @@ def test_without_that_it_goes_on_with_everything_but_the_games(tmp_path, capsys)
     jaxrl_fast.fit(**options | dict(total_steps=320), run_dir=str(tmp_path / "run"))
     run = jaxrl_fast.fit(resume=str(tmp_path / "run"), total_steps=480, log_level="info")
     assert run.summary["env_steps"] == 480 and run.summary["status"] == "done"
-    assert "its games begin anew" in capsys.readouterr().out
+    assert "its episodes are reset" in capsys.readouterr().out
     ring = kept_replay(run)
     assert ring.size == 256 // 4 and run.agent_state.num_updates == 480 // 32
     cut = (int(ring.head) - (480 - 320) // 4) % 64  # where the games were left

@@ -25,7 +25,7 @@ from jaxrl_fast.evaluation import episodes, policy, video
 from jaxrl_fast.metrics import statistics
 from jaxrl_fast.runs import checkpoint
 from jaxrl_fast.training import evaluator
-from jaxrl_fast.types import Discrete, EnvSpec
+from jaxrl_fast.types import Discrete, EnvSpec, PolicyInput
 from jaxrl_fast.utils import files
 
 ROOT = Path(__file__).parents[2]
@@ -68,7 +68,7 @@ def swing(place):
 def test_load_last_equals_final_agent(cart):
     trained = jaxrl_fast.load(cart, which="last")
     obs = np.random.default_rng(0).normal(size=(16, 4)).astype(np.float32)
-    wanted = trained.agent.exploit(cart.agent_state, obs, (), None).action
+    wanted = trained.agent.exploit(cart.agent_state, PolicyInput(obs), (), None).action
     action = trained.policy(obs)
     np.testing.assert_array_equal(action, wanted)
     assert len(set(np.asarray(action).tolist())) == 2  # or it would show nothing
@@ -97,7 +97,7 @@ def test_policy_returns_actions_in_env_scale(swing):
     """Compare with Pendulum's torque in [-2, 2]; the agent's actions are clipped to [-1, 1]."""
     trained = jaxrl_fast.load(swing)
     obs = 50 * np.random.default_rng(0).normal(size=(64, 3)).astype(np.float32)
-    agents = trained.agent.exploit(swing.agent_state, obs, (), None).action
+    agents = trained.agent.exploit(swing.agent_state, PolicyInput(obs), (), None).action
     np.testing.assert_allclose(trained.policy(obs), 2 * np.clip(agents, -1, 1), rtol=1e-5)
     explored = np.asarray(trained.policy(obs, jax.random.key(0), explore=True))
     assert np.abs(explored).max() == 2  # noise of standard deviation 1 goes beyond

@@ -1,4 +1,4 @@
-"""native: our functions in C are compiled once for a machine, and anew whenever what they are made of changes."""
+"""kernels.build: C is compiled once for a machine, and again when its inputs change; JAXRL_FAST_KERNELS selects it."""
 
 import os
 import shutil
@@ -10,17 +10,18 @@ import pytest
 
 from jaxrl_fast.kernels import build
 from jaxrl_fast.runs import fingerprint
+from jaxrl_fast.training import console
 from jaxrl_fast.utils import devices
 
 COMPILERS = [name for name in ("cc", "gcc", "clang") if shutil.which(name)]
-needs_compiler = pytest.mark.skipif(not build.is_available(), reason="no C compiler here")
+needs_compiler = pytest.mark.skipif(bool(build.unavailable_reason()), reason="no C compiler here")
 COUNTED = """
 import sys
 from jaxrl_fast.kernels import build
 build.CACHE = sys.argv[1]
 compiled, compile_library = [], build.compile_library
 build.compile_library = lambda *words: (compiled.append(words), compile_library(*words))
-print(build.is_available(), len(compiled), build.compiler() != "none")
+print(build.unavailable_reason() == "", len(compiled), build.compiler() != "none")
 """
 
 
@@ -96,9 +97,102 @@ def test_what_a_compiler_objects_to_is_told(tmp_path, monkeypatch):
 def test_a_run_tells_what_compiled_them():
     """For it decides bits, as versions do."""
     assert fingerprint.fingerprint()["c_compiler"] == build.compiler()
-    assert (build.compiler() == "none") is not build.is_available()
+    assert (build.compiler() == "none") is build.unavailable_reason() != ""
 
 
 def test_their_sources_are_installed_with_the_package():
     for file in (*build.SOURCES, *build.HEADERS):
-        assert file.is_file() and file.parent == Path(devices.__file__).parent
+        assert file.is_file() and file.parent == Path(build.__file__).parent / "csrc"
+
+
+# JAXRL_FAST_KERNELS
+
+
+@pytest.mark.parametrize(
+    ("value", "kernels"),
+    [
+        (None, build.KERNELS),
+        ("", build.KERNELS),
+        ("auto", build.KERNELS),
+        ("xla", ()),
+        ("dense", ("dense",)),
+        ("conv, allreduce", ("conv", "allreduce")),
+    ],
+)
+def test_the_variable_selects_kernels(value, kernels, monkeypatch):
+    monkeypatch.delenv(build.VARIABLE, raising=False)
+    if value is not None:
+        monkeypatch.setenv(build.VARIABLE, value)
+    can = not build._register()
+    assert build.enabled() == set(kernels)
+    assert [name for name in build.KERNELS if build.is_available(name)] == [
+        k for k in build.KERNELS if k in kernels
+    ] * can
+
+
+@needs_compiler
+def test_the_fingerprint_tells_which_kernels_are_in_c(monkeypatch):
+    monkeypatch.delenv(build.VARIABLE, raising=False)
+    compiler = build.compiler()
+    monkeypatch.setenv(build.VARIABLE, "conv,dense")
+    assert build.compiler() == f"{compiler}, for conv,dense"
+    monkeypatch.setenv(build.VARIABLE, "xla")
+    assert build.compiler() == "none"
+
+
+@pytest.mark.parametrize("value", ["c", "xla,dense", "dense,,conv"])
+def test_an_unknown_value_is_refused_in_one_line(value):
+    command = [sys.executable, "-m", "jaxrl_fast.train", "ppo", "--env", "CartPole-v1"]
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {build.VARIABLE: value})
+    use = "use auto, xla, or some of dense,conv,layer_norm,allreduce"
+    assert done.stderr == f"error: {build.VARIABLE}: unknown value {value!r}; {use}\n"
+    assert done.returncode == 2
+
+
+NO_C = """
+import sys
+import jax
+jax.config.update("jax_num_cpu_devices", 2)
+import numpy as np
+from jax.sharding import AxisType, PartitionSpec
+import jaxrl_fast
+from jaxrl_fast import networks
+from jaxrl_fast.kernels import build
+from jaxrl_fast.parallel import collectives
+from jaxrl_fast.types import SHARED_MEMORY_AXIS
+from jaxrl_fast.utils import devices
+
+def refuse(*_):
+    raise AssertionError("C is used")
+
+build.compile_library = build._load = build.call = refuse
+devices.num_cores = lambda: 2
+options = dict(num_envs=8, total_steps=256, tensorboard=False, log_level="quiet", eval_episodes=1)
+agent = dict(capacity=256, batch_size=128, learning_starts=64)
+run = jaxrl_fast.fit(algo="dqn", env="CartPole-v1", **options, agent=agent, run_dir=sys.argv[1])
+assert run.summary["num_updates" if "num_updates" in run.summary else "updates"]
+for shape, kind in [((10, 10, 4), "minatar"), ((36, 36, 4), "nature")]:
+    network = networks.network(jax.ShapeDtypeStruct(shape, np.uint8), 3, kind=kind, layer_norm=True, hidden=(8,))
+    params = network.init(jax.random.key(0))
+    loss = lambda params: network.apply(params, np.ones((2, *shape), np.uint8)).sum()
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(jax.jit(jax.grad(loss))(params)))
+mesh = jax.make_mesh((2,), (SHARED_MEMORY_AXIS,), axis_types=(AxisType.Auto,))
+spec = PartitionSpec(SHARED_MEMORY_AXIS)
+add = lambda x: collectives.all_reduce_sum(x, SHARED_MEMORY_AXIS)
+add = jax.jit(jax.shard_map(add, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False))
+assert add(np.float32([1, 2])).tolist() == [3, 3]
+print("no C")
+"""
+
+
+def test_with_xla_no_c_is_compiled_or_called(tmp_path):
+    """Neither by layers, nor by a run whose gradient workers would need the all-reduce, nor by the all-reduce."""
+    command = [sys.executable, "-c", NO_C, str(tmp_path / "run")]
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {build.VARIABLE: "xla"})
+    assert done.stdout.endswith("no C\n"), done.stderr
+
+
+def test_what_is_switched_off_is_not_told_as_missing(monkeypatch):
+    monkeypatch.setenv(build.VARIABLE, "xla")
+    assert console.why_no_c() == ""
+    assert build.unavailable_reason() == "JAXRL_FAST_KERNELS is xla"

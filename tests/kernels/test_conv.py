@@ -1,4 +1,4 @@
-"""convolve: convolutions by our own functions against numpy in float64, patch by patch, with gradients by hand."""
+"""kernels.conv2d in C against numpy in float64, patch by patch, with gradients by hand; and against its XLA bodies."""
 
 import itertools
 from functools import partial
@@ -10,13 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_fast.kernels import build
-from jaxrl_fast.kernels.conv import convolve
+from jaxrl_fast.kernels import build, conv2d
 from jaxrl_fast.networks import conv
 from tests import slow
 from tests.kernels.test_dense import AFTER, SLOPE, draw
 
-pytestmark = pytest.mark.skipif(not build.is_available(), reason="no C compiler here: XLA computes convolutions")
+pytestmark = pytest.mark.skipif(not build.is_available("conv"), reason="no C compiler here: XLA computes convolutions")
 close = partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5)
 
 
@@ -39,9 +38,12 @@ def oracle(x, kernel, bias, g, stride, activation):
 
 
 def compute(x, kernel, bias, g, stride, activation, wrt=(0, 1, 2)):
-    """The same by `convolve`."""
-    weighted = lambda *arrays: (jnp.sum(g * (y := convolve(*arrays, stride, activation))), y)
+    """The same by `conv2d`, where bytes count as shades."""
+    kernel = kernel * np.float32(255) if x.dtype == np.uint8 else kernel
+    weighted = lambda *arrays: (jnp.sum(g * (y := conv2d(*arrays, stride, "VALID", activation))), y)
     (_, y), gradients = jax.jit(jax.value_and_grad(weighted, wrt, has_aux=True))(x, kernel, bias)
+    if x.dtype == np.uint8:
+        gradients = (gradients[0] * 255, *gradients[1:])
     return y, gradients
 
 
@@ -107,7 +109,7 @@ def test_what_is_not_finite_stays_so(activation):
     """A diverged run is seen as one; an image knows nothing of the one before."""
     x = np.zeros((2, 3, 3, 1), np.float32)
     x[0, 0, 0] = np.nan
-    y = np.asarray(convolve(x, np.ones((2, 2, 1, 5), np.float32), np.zeros(5, np.float32), 1, activation))
+    y = np.asarray(conv2d(x, np.ones((2, 2, 1, 5), np.float32), np.zeros(5, np.float32), 1, "VALID", activation))
     assert np.isnan(y[0, 0, 0]).all() and np.isfinite(y[0, 1:]).all() and np.isfinite(y[1]).all()
 
 
@@ -119,7 +121,7 @@ def test_batches_are_convolutions_one_by_one(batched, dtype):
     *arrays, g = (np.stack(parts) for parts in zip(*layers))
     arrays[0] = (100 * np.abs(arrays[0])).astype(dtype)
     wrt = (0, 1, 2) if dtype == np.float32 else (1, 2)
-    layer = lambda *arrays: convolve(*arrays, 2, "tanh")
+    layer = lambda *arrays: conv2d(*arrays, 2, "VALID", "tanh")
     gradients = jax.grad(lambda *arrays: jnp.sum(g[0] * layer(*arrays)), wrt)
     take = lambda i: [x[i if axis == 0 else 0] for x, axis in zip(arrays, batched)]
     whole = [x if axis == 0 else x[0] for x, axis in zip(arrays, batched)]
@@ -130,28 +132,28 @@ def test_batches_are_convolutions_one_by_one(batched, dtype):
 
 
 def test_only_float32_layers_are_ours(monkeypatch):
-    """Others go to XLA, and all where nothing compiles; what comes out is the same, of bytes that are shades too."""
+    """XLA computes all others, and every layer if C is switched off, with the same results, of bytes too."""
     shades = np.random.default_rng(0).integers(0, 256, (3, 9, 8, 2), np.uint8)
 
     def compiled(dtype, x=shades):
-        layer = conv.Conv(5, 3, 2, "SAME", dtype, "matmul", "relu")
+        layer = conv.Conv(5, 3, 2, "SAME", dtype, "relu")
         params = jax.tree.map(
             lambda leaf: jnp.linspace(-0.1, 0.3, leaf.size).reshape(leaf.shape), layer.init(jax.random.key(0), x)
         )
-        return layer.apply(params, x), "convolve_forward" in str(jax.make_jaxpr(layer.apply)(params, x))
+        return layer.apply(params, x), "conv2d_forward" in str(jax.make_jaxpr(layer.apply)(params, x))
 
-    y, ours = compiled(jnp.float32)
+    y, in_c = compiled(jnp.float32)
     close(compiled(jnp.float32, np.float32(shades / 255))[0], y)
-    assert ours and not compiled(jnp.bfloat16)[1]
-    monkeypatch.setattr(build, "is_available", lambda: False)
-    without, ours = compiled(jnp.float32)
-    assert not ours and (y > 0).any()
+    assert in_c and not compiled(jnp.bfloat16)[1]
+    monkeypatch.setenv(build.VARIABLE, "xla")
+    without, in_c = compiled(jnp.float32)
+    assert not in_c and (y > 0).any()
     close(without, y)
 
 
 def test_a_kernel_that_devices_share_has_the_gradient_of_all_their_images():
     """In a `shard_map` that follows what differs between devices, JAX adds up what each of them finds."""
-    layer = conv.Conv(4, 3, 1, "VALID", jnp.float32, "matmul", "relu")
+    layer = conv.Conv(4, 3, 1, "VALID", jnp.float32, "relu")
     x, *_ = draw_layer(1, 4, (5, 6, 2), 3, 4, 1)
     params = layer.init(jax.random.key(0), x)
     mesh = jax.make_mesh((2,), ("d",), axis_types=(jax.sharding.AxisType.Auto,), devices=jax.devices()[:2])
@@ -165,15 +167,31 @@ def test_threads_share_parts_and_change_no_bit():
     """A device that has the CPU to itself is helped by XLA's threads, one of several is not."""
     layers = [draw_layer(seed, 61, (20, 20, 8), 4, 32, 1) for seed in range(5)]  # parts of half a millisecond
     gradients = lambda x, kernel, bias, g: jax.grad(
-        lambda *arrays: jnp.sum(g * convolve(*arrays, 1, "relu")), (0, 1, 2)
+        lambda *arrays: jnp.sum(g * conv2d(*arrays, 1, "VALID", "relu")), (0, 1, 2)
     )(x, kernel, bias)
     mesh = jax.make_mesh((2,), ("d",), axis_types=(jax.sharding.AxisType.Auto,), devices=jax.devices()[:2])
     spec = jax.sharding.PartitionSpec()
     on_each = jax.shard_map(gradients, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
     alone, one_of_two = jax.jit(gradients), jax.jit(on_each)
-    calls = lambda function, widely: function.lower(*layers[0]).as_text().count(f"widely = {widely} : i32")
+    calls = lambda function, multithreaded: (
+        function.lower(*layers[0]).as_text().count(f"multithreaded = {multithreaded} : i32")
+    )
     assert calls(alone, 1) == calls(one_of_two, 0) == 2 and not calls(one_of_two, 1)
     for layer in layers:
         expected = one_of_two(*layer)
         for _ in range(20):
             jax.tree.map(np.testing.assert_array_equal, alone(*layer), expected)
+
+
+@pytest.mark.parametrize(
+    ("shape", "kernel", "words"),
+    [
+        ((2, 9, 9, 3), (3, 3, 4, 5), "does not match a kernel"),
+        ((2, 9, 9, 3), (3, 2, 3, 5), "does not match a kernel"),
+        ((9, 9, 3), (3, 3, 3, 5), "does not match a kernel"),
+        ((2, 2, 9, 3), (3, 3, 3, 5), "are smaller than a kernel"),
+    ],
+)
+def test_shapes_that_do_not_fit_are_refused(shape, kernel, words):
+    with pytest.raises(ValueError, match=words):
+        conv2d(jnp.zeros(shape), jnp.zeros(kernel), jnp.zeros(kernel[-1]))

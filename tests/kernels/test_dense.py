@@ -1,4 +1,4 @@
-"""dense: layers by our own functions against numpy in float64, with gradients by hand, and against XLA's products."""
+"""kernels.dense against numpy in float64, with gradients by hand; in C and by XLA."""
 
 import platform
 import subprocess
@@ -15,7 +15,9 @@ import pytest
 from jaxrl_fast.kernels import build, dense
 from tests import slow
 
-needs_native = pytest.mark.skipif(not build.is_available(), reason="no C compiler here: XLA computes dense layers")
+needs_native = pytest.mark.skipif(
+    not build.is_available("dense"), reason="no C compiler here: XLA computes dense layers"
+)
 SIZES = st.integers(1, 70)
 AFTER = {"none": lambda z: z, "tanh": np.tanh, "relu": lambda z: np.maximum(z, 0)}
 SLOPE = {"none": np.ones_like, "tanh": lambda z: 1 - np.tanh(z) ** 2, "relu": lambda z: z > 0}
@@ -34,23 +36,33 @@ def oracle(x, kernel, bias, g, activation):
     return AFTER[activation](before), (g @ kernel.T, x.T @ g, g.sum(0))
 
 
-def compute(x, kernel, bias, g, activation, columns, wrt=(0, 1, 2)):
+def layer_of(activation, board):
+    """`dense` for x [R, I]; if `board`, given as [R, I, 1, 1], which the C reads column by column."""
+
+    def layer(x, kernel, bias):
+        axes = (1, 1) if board else ()
+        return dense(x.reshape(*x.shape, *axes), kernel.reshape(len(kernel), *axes, -1), bias, activation)
+
+    return layer
+
+
+def compute(x, kernel, bias, g, activation, board, wrt=(0, 1, 2)):
     """The same by `dense`."""
-    layer = partial(dense.dense, activation=activation, columns=columns)
+    layer = layer_of(activation, board)
     weighted = lambda *arrays: (jnp.sum(g * (y := layer(*arrays))), y)
     (_, y), gradients = jax.jit(jax.value_and_grad(weighted, wrt, has_aux=True))(x, kernel, bias)
     return y, gradients
 
 
-def check(seed, sizes, activation, columns):
+def check(seed, sizes, activation, board):
     rows, inputs, outputs = sizes
     x, kernel, bias, g = draw(seed, (rows, inputs), (inputs, outputs), (outputs,), (rows, outputs))
     expected, gradients = oracle(x, kernel, bias, g, activation)
     close = partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5)
-    y, found = compute(x, kernel, bias, g, activation, columns)
+    y, found = compute(x, kernel, bias, g, activation, board)
     close(y, expected)
     jax.tree.map(close, found, gradients)
-    jax.tree.map(close, compute(x, kernel, bias, g, activation, columns, (1, 2))[1], gradients[1:])
+    jax.tree.map(close, compute(x, kernel, bias, g, activation, board, (1, 2))[1], gradients[1:])
 
 
 @hypothesis.settings(max_examples=60)
@@ -58,26 +70,26 @@ def check(seed, sizes, activation, columns):
     seed=st.integers(0, 2**31 - 1),
     sizes=st.tuples(SIZES, SIZES, SIZES),
     activation=st.sampled_from(list(AFTER)),
-    columns=st.booleans(),
+    board=st.booleans(),
 )
-def test_values_and_gradients_are_those_of_the_formula(seed, sizes, activation, columns):
+def test_values_and_gradients_are_those_of_the_formula(seed, sizes, activation, board):
     """Whatever the sizes: one row, one input, one output, and what fills no register."""
-    check(seed, sizes, activation, columns)
+    check(seed, sizes, activation, board)
 
 
 LESSER = """
 import ctypes, sys
 from jaxrl_fast.kernels import build
 build._load = lambda: ctypes.CDLL(sys.argv[1])
-assert build.is_available()
+assert not build.unavailable_reason()
 from tests.kernels import test_conv, test_dense, test_layer_norm
 for width in (5, 21, 70):
     test_layer_norm.check(width, 3, width, "tanh")
 for sizes, side, channels, stride in [((9, 7, 4), 3, 40, 1), ((13, 12, 3), 4, 21, 3)]:
     test_conv.check(0, 2, sizes, side, channels, stride, "relu")
 for seed, sizes in enumerate([(64, 120, 84), (13, 5, 30), (24, 30, 7), (1, 1, 1), (31, 40, 65)]):
-    for columns in (False, True):
-        test_dense.check(seed, sizes, ("none", "tanh", "relu")[seed % 3], columns)
+    for board in (False, True):
+        test_dense.check(seed, sizes, ("none", "tanh", "relu")[seed % 3], board)
 print("right")
 """
 
@@ -95,12 +107,12 @@ def test_lesser_processors_compute_the_same(tmp_path, without):
 
 
 @pytest.mark.parametrize("sizes", [(1024, 64, 64), (64, 120, 84), (64, 1024, 128), slow((300, 256, 256))])
-@pytest.mark.parametrize("columns", [False, True])
-def test_layers_of_the_sizes_that_are_trained(sizes, columns):
+@pytest.mark.parametrize("board", [False, True])
+def test_layers_of_the_sizes_that_are_trained(sizes, board):
     rows, inputs, outputs = sizes
     x, kernel, bias, g = draw(0, (rows, inputs), (inputs, outputs), (outputs,), (rows, outputs))
     expected, gradients = oracle(x, kernel, bias, g, "tanh")
-    y, found = compute(x, kernel, bias, g, "tanh", columns)
+    y, found = compute(x, kernel, bias, g, "tanh", board)
     np.testing.assert_allclose(y, expected, atol=2e-6)
     for one, other in zip(found, gradients):
         np.testing.assert_allclose(one, other, atol=1e-5 * np.abs(other).max())
@@ -111,7 +123,7 @@ def test_tanh_is_that_of_float64_to_a_few_units_in_the_last_place():
     """Over all magnitudes, odd, and never beyond 1."""
     small, large = np.logspace(-37, 0, 100_000), np.linspace(1, 40, 100_000)
     x = np.concatenate([small, large]).astype(np.float32)
-    one = lambda x: np.asarray(dense.dense(x[:, None], np.ones((1, 1), np.float32), np.zeros(1, np.float32), "tanh"))
+    one = lambda x: np.asarray(dense(x[:, None], np.ones((1, 1), np.float32), np.zeros(1, np.float32), "tanh"))
     found, expected = one(x)[:, 0].astype(np.float64), np.tanh(x.astype(np.float64))
     assert (np.abs(found - expected) <= 7 * np.spacing(np.abs(expected).astype(np.float32))).all()
     assert np.abs(found).max() <= 1
@@ -122,19 +134,19 @@ def test_tanh_is_that_of_float64_to_a_few_units_in_the_last_place():
 def test_what_is_not_finite_stays_so(activation):
     """A diverged run is seen as one: neither activation makes a number of a NaN, and infinity is the largest."""
     x = jnp.float32([[np.nan, 0.0], [np.inf, 0.0], [0.0, 1.0]])
-    y = np.asarray(dense.dense(x, jnp.ones((2, 5)), jnp.zeros(5), activation))
+    y = np.asarray(dense(x, jnp.ones((2, 5)), jnp.zeros(5), activation))
     assert np.isnan(y[0]).all() and np.isfinite(y[2]).all()
     np.testing.assert_allclose(y[1], 1.0 if activation == "tanh" else np.inf, rtol=3e-7)
 
 
 @needs_native
 @pytest.mark.parametrize("batched", [(0, None, None), (None, 0, 0), (0, 0, 0)])
-@pytest.mark.parametrize("columns", [False, True])
+@pytest.mark.parametrize("board", [False, True])
 @pytest.mark.parametrize("num_outputs", [2, 9])
-def test_batches_are_layers_one_by_one(batched, columns, num_outputs):
+def test_batches_are_layers_one_by_one(batched, board, num_outputs):
     """Seeds of a population: bit for bit, gradients too."""
     *arrays, g = draw(5, (3, 21, 6), (3, 6, num_outputs), (3, num_outputs), (21, num_outputs))
-    layer = partial(dense.dense, activation="tanh", columns=columns)
+    layer = layer_of("tanh", board)
     gradients = jax.grad(lambda *arrays: jnp.sum(g * layer(*arrays)), (0, 1, 2))
     take = lambda i: [x[i if axis == 0 else 0] for x, axis in zip(arrays, batched)]
     whole = [x if axis == 0 else x[0] for x, axis in zip(arrays, batched)]
@@ -147,40 +159,40 @@ def test_batches_are_layers_one_by_one(batched, columns, num_outputs):
 @needs_native
 def test_leading_axes_are_rows():
     x, kernel, bias = draw(7, (4, 5, 6), (6, 8), (8,))
-    found = dense.dense(x, kernel, bias, "relu")
+    found = dense(x, kernel, bias, "relu")
     assert found.shape == (4, 5, 8)
     np.testing.assert_allclose(found.reshape(20, 8), np.maximum(x.reshape(20, 6) @ kernel + bias, 0), atol=1e-6)
 
 
-def test_only_float32_layers_of_some_size_are_ours(monkeypatch):
-    """Others go to XLA: large ones, for which it has blocks, and other types. So do all where nothing compiles."""
+def test_only_float32_layers_of_some_size_are_computed_in_c(monkeypatch):
+    """XLA computes large layers, other types, and every layer if C is switched off."""
 
     def compiled(size, dtype):
         arrays = (jnp.ones(shape, dtype) for shape in ((2, size), (size, 512), (512,)))
-        return "dense_forward" in str(jax.make_jaxpr(lambda *layer: dense.dense(*layer))(*arrays))
+        return "dense_forward" in str(jax.make_jaxpr(lambda *layer: dense(*layer))(*arrays))
 
-    assert compiled(8, jnp.float32) == build.is_available() and not compiled(8, jnp.bfloat16)
+    assert compiled(8, jnp.float32) == build.is_available("dense") and not compiled(8, jnp.bfloat16)
     assert not compiled(1024, jnp.float32)
     x, kernel, bias, g = draw(9, (20, 8), (8, 12), (12,), (20, 12))
     close = partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5)
     y, gradients = compute(x, kernel, bias, g, "tanh", False)
-    monkeypatch.setattr(build, "is_available", lambda: False)
+    monkeypatch.setenv(build.VARIABLE, "xla")
     assert not compiled(8, jnp.float32)
     jax.tree.map(close, compute(x, kernel, bias, g, "tanh", False), (y, gradients))
 
 
-@pytest.mark.parametrize("columns", [False, True])
-def test_no_rows_have_no_gradient(columns):
+@pytest.mark.parametrize("board", [False, True])
+def test_no_rows_have_no_gradient(board):
     x, kernel, bias, g = (jnp.zeros(shape) for shape in ((0, 6), (6, 9), (9,), (0, 9)))
-    y, (to_x, to_kernel, to_bias) = compute(x, kernel, bias, g, "relu", columns)
+    y, (to_x, to_kernel, to_bias) = compute(x, kernel, bias, g, "relu", board)
     assert y.shape == (0, 9) and to_x.shape == (0, 6)
     assert not to_kernel.any() and not to_bias.any()
 
 
 def test_one_row_at_a_time_is_left_to_xla():
-    """`vmap` would have our function copy the kernel for each row."""
+    """For the C, `vmap` would copy the kernel for each row."""
     x, kernel, bias = draw(11, (30, 6), (6, 9), (9,))
-    by_rows = jax.vmap(dense.dense, (0, None, None))
+    by_rows = jax.vmap(dense, (0, None, None))
     assert "dense_forward" not in str(jax.make_jaxpr(by_rows)(x, kernel, bias))
     np.testing.assert_allclose(by_rows(x, kernel, bias), x @ kernel + bias, atol=1e-6)
 
@@ -190,6 +202,23 @@ def test_a_kernel_that_devices_share_has_the_gradient_of_all_their_rows():
     x, kernel, bias = draw(13, (8, 6), (6, 9), (9,))
     mesh = jax.make_mesh((2,), ("d",), axis_types=(jax.sharding.AxisType.Auto,), devices=jax.devices()[:2])
     spec = jax.sharding.PartitionSpec
-    loss = lambda kernel, x: jnp.sum(dense.dense(x, kernel, bias))
+    loss = lambda kernel, x: jnp.sum(dense(x, kernel, bias))
     each = jax.shard_map(jax.grad(loss), mesh=mesh, in_specs=(spec(), spec("d")), out_specs=spec())
     np.testing.assert_allclose(jax.jit(each)(kernel, x), np.repeat(x.sum(0)[:, None], 9, 1), rtol=1e-5)
+
+
+@needs_native
+@pytest.mark.parametrize(("num_rows", "transposed"), [(1, True), (128, True), (131, True), (256, False)])
+def test_board_features_are_read_as_they_lie(num_rows, transposed):
+    """Unless `board_conv` computes them in several blocks. To read them by rows or columns changes no bit."""
+    x, kernel, bias, g = draw(15, (num_rows, 12), (12, 9), (9,), (num_rows, 9))
+    lowered = jax.jit(layer_of("tanh", True)).lower(x, kernel, bias).as_text()
+    assert f"transposed_input = {int(transposed)} : i32" in lowered
+    rows, board = (compute(x, kernel, bias, g, "tanh", board) for board in (False, True))
+    jax.tree.map(np.testing.assert_array_equal, rows, board)
+
+
+@pytest.mark.parametrize("shape", [(4, 7), (4, 6, 1)])
+def test_inputs_that_do_not_fit_are_refused(shape):
+    with pytest.raises(ValueError, match="do not match a kernel"):
+        dense(jnp.zeros(shape), jnp.zeros((6, 9)), jnp.zeros(9))

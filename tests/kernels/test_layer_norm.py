@@ -1,6 +1,4 @@
-"""layer_norm: rows normalized by our own functions against numpy in float64, with gradients by finite differences."""
-
-from functools import partial
+"""kernels.layer_norm in C against numpy in float64, with gradients by finite differences; and against flax."""
 
 import flax.linen as nn
 import hypothesis
@@ -11,12 +9,11 @@ import numpy as np
 import pytest
 
 from jaxrl_fast import networks
-from jaxrl_fast.kernels import build
-from jaxrl_fast.kernels.layer_norm import layer_norm
-from jaxrl_fast.networks import dense
+from jaxrl_fast.kernels import build, layer_norm
+from jaxrl_fast.networks.dense import LayerNorm
 from tests.kernels.test_dense import AFTER
 
-pytestmark = pytest.mark.skipif(not build.is_available(), reason="no C compiler here: flax normalizes")
+pytestmark = pytest.mark.skipif(not build.is_available("layer_norm"), reason="no C compiler here: XLA normalizes")
 
 
 def oracle(x, scale, offset, activation):
@@ -84,32 +81,36 @@ def test_batches_are_normalized_one_by_one(batched):
 
 
 class Plain(nn.Module):
+    dtype: type
+
     @nn.compact
     def __call__(self, x):
-        return nn.relu(nn.LayerNorm()(x))
+        return nn.relu(nn.LayerNorm(dtype=self.dtype)(x))
 
 
 class Ours(nn.Module):
-    activation: str = "relu"
-    layer_norm: bool = True
-    dtype: type = jnp.float32
-
     @nn.compact
     def __call__(self, x):
-        return dense.activate(self, x)
+        return LayerNorm("relu")(x)
 
 
 @pytest.mark.parametrize("shape", [(5,), (3, 4, 4, 16)])
-def test_it_is_flax_with_the_same_parameters(shape, monkeypatch):
-    x = np.random.default_rng(0).normal(size=shape).astype(np.float32)
-    params = jax.tree.map(lambda leaf: leaf + 0.5, Plain().init(jax.random.key(0), x))
-    assert jax.tree.structure(params) == jax.tree.structure(Ours().init(jax.random.key(0), x))
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_it_is_flax_with_the_same_parameters(shape, dtype, monkeypatch):
+    x = jnp.asarray(np.random.default_rng(0).normal(size=shape), dtype)
+    plain = Plain(dtype)
+    params = jax.tree.map(lambda leaf: leaf + 0.5, plain.init(jax.random.key(0), x))
+    shapes = lambda tree: jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), tree)
+    assert shapes(params) == shapes(Ours().init(jax.random.key(0), x))
     answer = lambda module: (module.apply(params, x), jax.grad(lambda p: jnp.sum(module.apply(p, x) ** 2))(params))
-    close = partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-4)
-    assert "layer_norm_forward" in str(jax.make_jaxpr(Ours().apply)(params, x))
-    jax.tree.map(close, answer(Ours()), answer(Plain()))
-    monkeypatch.setattr(build, "is_available", lambda: False)
-    assert "layer_norm_forward" not in str(jax.make_jaxpr(Ours().apply)(params, x))
+    error = 1e-4 if dtype == jnp.float32 else 0.1
+    close = lambda a, b: np.testing.assert_allclose(np.float32(a), np.float32(b), rtol=error, atol=error)
+    in_c = lambda: "layer_norm_forward" in str(jax.make_jaxpr(Ours().apply)(params, x))
+    assert in_c() == (dtype == jnp.float32)
+    jax.tree.map(close, answer(Ours()), answer(plain))
+    monkeypatch.setenv(build.VARIABLE, "xla")
+    assert not in_c()
+    jax.tree.map(close, answer(Ours()), answer(plain))
 
 
 def test_networks_are_normalized_by_it():

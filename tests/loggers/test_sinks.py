@@ -96,8 +96,7 @@ def test_tracker_resumes_same_run(service, monkeypatch, tmp_path):
         place = {"folder": tmp_path / name, "placement": SINGLE_DEVICE, "saved": None, "members": ()}
         plan = space(settings=settings, env=space(spec=spec), **place)
         summary.write_config(plan)
-        written = run_logger.RunLogger(plan)
-        written.open(0)
+        written = run_logger.RunLogger(plan, 0)
         written.lines.close()
         return {k: inits[-1].get(k) for k in ("name", "id", "project", "resume")}
 

@@ -52,7 +52,7 @@ def test_a_line_on_a_narrow_terminal_keeps_its_speed():
 def test_a_pipe_gets_whole_lines_at_once(capsys):
     terminal = make_console("info")
     assert isinstance(terminal, PlainConsole)
-    terminal.say("x" * 300)
+    terminal.print("x" * 300)
     terminal.progress("y" * 300, 0.5)
     assert capsys.readouterr().out == "x" * 300 + "\n" + "y" * 300 + "\n"
 
@@ -63,14 +63,14 @@ def test_a_pipe_gets_whole_lines_at_once(capsys):
 def test_what_an_encoding_has_no_sign_for_is_a_question_mark(encoding, seen):
     written = io.BytesIO()
     terminal = PlainConsole(io.TextIOWrapper(written, encoding=encoding))
-    terminal.say("a · b ▇ c")
+    terminal.print("a · b ▇ c")
     terminal.progress("a · b ▇ c", 0.5)
     assert written.getvalue().decode(encoding).splitlines() == [seen, seen]
 
 
 def test_quiet_is_quiet(capsys):
     terminal = make_console("quiet")
-    terminal.say("x")
+    terminal.print("x")
     terminal.progress("y", 0.5)
     assert capsys.readouterr().out == ""
 
@@ -81,7 +81,7 @@ def test_training_goes_on_when_the_reader_leaves():
             raise BrokenPipeError
 
     terminal = PlainConsole(Gone())
-    terminal.say("x")
+    terminal.print("x")
     terminal.progress("y", 0.5)
 
 
@@ -89,7 +89,7 @@ def test_a_screen_gets_lines_and_a_bar(monkeypatch):
     rich_console = pytest.importorskip("rich.console")
     out = io.StringIO()
     terminal = RichConsole(rich_console.Console(file=out, force_terminal=True, width=60, highlight=False))
-    terminal.say("header [not markup]")
+    terminal.print("header [not markup]")
     terminal.progress("a line " * 20, 0.5)
     terminal.close()
     assert "header [not markup]" in out.getvalue()
@@ -108,11 +108,11 @@ def test_a_notebook_has_one_display_that_is_updated(monkeypatch):
     monkeypatch.setitem(sys.modules, "IPython", types.ModuleType("IPython"))
     monkeypatch.setitem(sys.modules, "IPython.display", display)
     terminal = NotebookConsole()
-    terminal.say("<header>")
+    terminal.print("<header>")
     terminal.progress("line 1", 0.25)
     terminal.progress("line 2", 0.5)
     assert "&lt;header&gt;" in shown[-1] and "line 2" in shown[-1] and "line 1" not in shown[-1] and "50%" in shown[-1]
-    terminal.say("done")
+    terminal.print("done")
     terminal.close()
     assert "progress" not in shown[-1] and shown[-1].index("line 2") < shown[-1].index("done")
 
@@ -124,8 +124,8 @@ def test_lines_of_a_long_run_thin_out_where_they_stay(monkeypatch):
     plan = types.SimpleNamespace(settings=types.SimpleNamespace(options=types.SimpleNamespace(report_every=1.0)))
     shown = {}
     for terminal in (PlainConsole(), QuietConsole()):
-        pace = console.ProgressPrinter(plan, terminal).pace
-        times = [now[0] - pace.began for now[0] in np.arange(now[0], now[0] + 1000, 0.125) if pace.due()]
+        throttle = console.ProgressPrinter(plan, terminal).throttle
+        times = [now[0] - throttle.start for now[0] in np.arange(now[0], now[0] + 1000, 0.125) if throttle.ready()]
         shown[terminal.lines_stay] = np.array(times)
     assert np.array_equal(shown[False], np.arange(1.0, 1000))
     stay, apart = shown[True], np.diff(shown[True])

@@ -127,16 +127,6 @@ def test_episode_window_caps_episode_length():
     assert len(window.records) == 2 * most // 100
 
 
-def test_tracker_restores_windows_without_lengths():
-    made = tracker.MetricsTracker([{"seed": 0}], 1, 8, 8, None)
-    host_numbers, _ = made.saved()
-    made.restore(host_numbers | {"windows": [[[60, 120.0], [50, 50.0]]]}, {"ledger/episodes": np.ones((1, 2))})
-    assert made.final_returns() == [170 / 110] and made.windows[0].waiting == (0, 0.0, 0, 0)
-    assert made.ledger.rows["longest_episode"].tolist() == [[0.0, 0.0]]
-    made.restore(host_numbers, {})
-    assert made.windows[0].waiting == (0, 0.0, 0, 0)
-
-
 def test_episode_window_is_unbiased_for_short_episodes():
     """Of 512 episodes half reach the goal in 50 steps (return 1), half are truncated after 500 (return 0)."""
     rng = np.random.default_rng(0)

@@ -1,4 +1,4 @@
-"""convolutions: whichever way they are computed, they are flax's, values and gradients (in blocks: test_networks)."""
+"""networks.conv: convolutions are flax's, values and gradients, whichever way they are computed."""
 
 import flax.linen as nn
 import jax
@@ -6,13 +6,21 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_fast.kernels import build, conv_matmul
+from jaxrl_fast.kernels import blocks, boards, build, dispatch
+from jaxrl_fast.kernels.layer_norm import EPSILON
 from jaxrl_fast.networks.conv import Boards, Conv, Residual
 from tests import slow
 
+WAYS = ("c", "patches", "xla")  # how a convolution is computed: in C, by XLA as a CPU does it, or as a GPU does
 
-def conv(how, side, stride, padding):
-    return Conv(channels=5, side=side, stride=stride, padding=padding, dtype=jnp.float32, how=how)
+
+def compute_by(way, monkeypatch):
+    """Let all layers be computed in one of WAYS from here on."""
+    monkeypatch.setenv(build.VARIABLE, "auto" if way == "c" else "xla")
+    if way == "xla":
+        monkeypatch.setattr(dispatch, "on_cpu", lambda *_: False)
+        monkeypatch.setattr(blocks, "block_size", lambda num_rows, max_size: num_rows)
+        monkeypatch.setattr(boards, "convolve_columns", boards.convolve_columns_xla)
 
 
 @pytest.mark.parametrize(
@@ -25,26 +33,37 @@ def conv(how, side, stride, padding):
         ((10, 11, 2), 4, 3, "VALID"),
     ],
 )
-def test_patches_times_a_matrix_are_the_convolution(shape, side, stride, padding, monkeypatch):
-    """Values and gradients to rounding, in C and without, with one tree of parameters, which is flax's own."""
+@pytest.mark.parametrize("way", WAYS)
+def test_patches_times_a_matrix_are_the_convolution(shape, side, stride, padding, way, monkeypatch):
+    """Values and gradients to rounding, whichever way; the tree of parameters is that of flax."""
     x = jax.random.normal(jax.random.key(0), (6, *shape))
     plain = nn.Conv(5, (side, side), (stride, stride), padding)
     params = {
         "params": {"kernel": jax.random.normal(jax.random.key(1), (side, side, shape[-1], 5)), "bias": jnp.ones(5)}
     }
     assert jax.tree.structure(params) == jax.tree.structure(jax.eval_shape(plain.init, jax.random.key(0), x))
-    modules = (plain, conv("lax", side, stride, padding), conv("matmul", side, stride, padding))
 
     def answer(module):
         """The output, and a gradient towards parameters and input."""
         output, pull_back = jax.vjp(module.apply, params, x)
         return output, pull_back(jnp.sin(output))
 
-    compute = lambda module: jax.jit(lambda: answer(module))()
-    expected, *others = map(compute, modules)
-    monkeypatch.setattr(build, "is_available", lambda: False)
-    for other in (*others, compute(modules[-1])):
-        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), expected, other)
+    expected = jax.jit(lambda: answer(plain))()
+    compute_by(way, monkeypatch)
+    found = jax.jit(lambda: answer(Conv(5, side, stride, padding, jnp.float32)))()
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), expected, found)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_each_way_computes_in_its_own_way(way, monkeypatch):
+    """Or the tests of all three would be tests of one."""
+    compute_by(way, monkeypatch)
+    layer, x = Conv(5, 3, 1, "VALID", jnp.float32), jnp.ones((32, 9, 9, 2))
+    params = layer.init(jax.random.key(0), x)
+    said = str(jax.make_jaxpr(layer.apply)(params, x))
+    found = {"c": "conv2d_forward" in said, "patches": "dot_general" in said, "xla": "conv_general" in said}
+    assert found == {name: name == (way if way != "c" or build.is_available("conv") else "patches") for name in WAYS}
+    assert ("scan" in said) == found["patches"], "four blocks of eight"
 
 
 class Figure3(nn.Module):
@@ -64,9 +83,10 @@ class Figure3(nn.Module):
         return nn.relu(x)
 
 
-@pytest.mark.parametrize("how", ["lax", "matmul"])
-def test_residual_stages_are_those_of_the_figure(how):
-    residual, plain = Residual((3, 5), "relu", False, jnp.float32, how), Figure3((3, 5))
+@pytest.mark.parametrize("way", WAYS)
+def test_residual_stages_are_those_of_the_figure(way, monkeypatch):
+    compute_by(way, monkeypatch)
+    residual, plain = Residual((3, 5), "relu", False, jnp.float32), Figure3((3, 5))
     rng = np.random.default_rng(0)
     x = jnp.float32(rng.normal(size=(2, 9, 8, 4)))
     shapes = jax.eval_shape(plain.init, jax.random.key(0), x)
@@ -93,13 +113,15 @@ class Plain(nn.Module):
 
 
 @pytest.mark.parametrize("layer_norm", [False, True])
-@pytest.mark.parametrize("how", ["lax", "matmul"])
+@pytest.mark.parametrize("way", ["patches", "xla"])
 @pytest.mark.parametrize("batch", [(), (4, 128), *map(slow, [(1,), (3, 7), (128,), (300,)])])
-def test_boards_are_flax_with_the_channels_first(batch, how, layer_norm):
-    boards = Boards(16, 3, "relu", layer_norm, jnp.float32, how)
+def test_boards_are_flax_with_the_channels_first(batch, way, layer_norm, monkeypatch):
+    """Also in several blocks, of 128 boards at the most."""
+    compute_by(way, monkeypatch)
+    module = Boards(16, 3, "relu", layer_norm, jnp.float32)
     keys = jax.random.split(jax.random.key(0), 5)
     x = jax.random.bernoulli(keys[0], 0.3, (*batch, 10, 9, 4)).astype(jnp.float32)
-    params = jax.jit(boards.init)(keys[1], x)
+    params = jax.jit(module.init)(keys[1], x)
     random = jax.random.normal(keys[2], (sum(leaf.size for leaf in jax.tree.leaves(params)),))
     params = jax.tree.unflatten(jax.tree.structure(params), split_like(random, jax.tree.leaves(params)))
 
@@ -108,7 +130,7 @@ def test_boards_are_flax_with_the_channels_first(batch, how, layer_norm):
         return output, pull_back(jnp.sin(output))
 
     plain = lambda params, x: Plain(layer_norm).apply({}, x, params)
-    expected, got = jax.jit(lambda: (answer(plain), answer(boards.apply)))()
+    expected, got = jax.jit(lambda: (answer(plain), answer(module.apply)))()
     assert expected[0].shape == (*batch, 16, 8, 7)
     close = lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4 * max(1, float(jnp.abs(a).max())))
     jax.tree.map(close, expected, got)
@@ -125,7 +147,7 @@ def test_normalize_is_layer_norm_in_float64():
     x, scale, offset, weight = rng.normal(size=(6, 5)), rng.normal(size=6), rng.normal(size=6), rng.normal(size=(6, 5))
 
     def loss(x, scale, offset):
-        normed = (x - x.mean(0)) / np.sqrt(x.var(0) + conv_matmul.LAYER_NORM_EPSILON)
+        normed = (x - x.mean(0)) / np.sqrt(x.var(0) + EPSILON)
         return (weight * (normed * scale[:, None] + offset[:, None])).sum()
 
     def slopes(position, step=1e-6):
@@ -138,10 +160,30 @@ def test_normalize_is_layer_norm_in_float64():
             result[index] = (loss(*more) - loss(*less)) / (2 * step)
         return result
 
-    ours = lambda *arguments: (weight.astype(np.float32) * conv_matmul.normalize(*arguments)).sum()
+    ours = lambda *arguments: (weight.astype(np.float32) * boards.normalize_columns(*arguments)).sum()
     value, gradients = jax.value_and_grad(ours, argnums=(0, 1, 2))(*(jnp.float32(a) for a in (x, scale, offset)))
     np.testing.assert_allclose(value, loss(x, scale, offset), rtol=1e-5)
     for position, gradient in enumerate(gradients):
         np.testing.assert_allclose(gradient, slopes(position), rtol=1e-3, atol=1e-4)
-    still = conv_matmul.normalize(jnp.full((6, 1), 3.0), jnp.ones(6), jnp.zeros(6))
+    still = boards.normalize_columns(jnp.full((6, 1), 3.0), jnp.ones(6), jnp.zeros(6))
     np.testing.assert_allclose(still, 0, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("num_rows", "max_size", "size"),
+    [
+        (0, 8, 0),
+        (5, 8, 5),
+        (8, 8, 8),
+        (24, 8, 8),
+        (12, 8, 6),
+        (11, 8, 11),
+        (14, 8, 7),
+        (256, 128, 128),
+        (131, 128, 131),
+    ],
+)
+def test_blocks_are_equal_and_neither_too_large_nor_too_small(num_rows, max_size, size, monkeypatch):
+    assert blocks.block_size(num_rows, max_size) == (size if jax.default_backend() == "cpu" else num_rows)
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    assert blocks.block_size(num_rows, max_size) == num_rows

@@ -11,10 +11,11 @@ import pytest
 from jax import ShapeDtypeStruct
 
 from jaxrl_fast import networks
-from jaxrl_fast.kernels import build, conv_matmul, matmul
+from jaxrl_fast.kernels import conv, matmul
 from jaxrl_fast.networks import dense
 from jaxrl_fast.networks import torso as networks_torso
 from tests import slow
+from tests.networks.test_conv import WAYS, compute_by
 
 
 def spec(*shape, dtype=jnp.float32):
@@ -160,7 +161,7 @@ def test_a_kind_is_the_network_of_its_paper(obs, kind, kernels, num_parameters):
 )
 def test_a_kind_has_the_activation_of_its_paper(obs, kind, activation, other):
     """Unless another one is asked for, in its convolutions too."""
-    make = lambda name: networks.network(obs, 3, kind=kind, activation=name, hidden=(8,), conv="lax")
+    make = lambda name: networks.network(obs, 3, kind=kind, activation=name, hidden=(8,))
     params, x = draw(jax.eval_shape(make("auto").init, jax.random.key(0))), draw(obs, 5)
     by_itself, same, not_same = jax.jit(lambda: [make(name).apply(params, x) for name in ("auto", activation, other)])()
     np.testing.assert_array_equal(by_itself, same)
@@ -226,20 +227,21 @@ def test_keys_decide_parameters_and_no_two_kernels_are_alike():
     ],
 )
 def test_how_convolutions_are_computed_does_not_change_the_network(obs, kind, num_rows, options, monkeypatch):
-    """Nor in how many blocks: without C 24 images are three, 12 are two of six, 11 are one; 256 boards are two."""
-    make = lambda conv: networks.network(obs, 3, kind=kind, conv=conv, hidden=(16,), **options)
+    """Nor in how many blocks: by XLA on a CPU, 24 images are three, 12 two of six, 11 one; 256 boards are two."""
     weight = jnp.arange(1.0, num_rows + 1)[:, None] / num_rows  # so that rows in another order are noticed
-    x, noise = draw(obs, num_rows), make("lax").noise(jax.random.key(3), (num_rows,))
 
-    def answer(network):
+    def answer(way):
         """Parameters, a loss, and its gradient."""
-        loss = lambda params: jnp.sum(weight * network.apply(params, x, noise) ** 2)
-        params = start(network)
-        return params, jax.jit(jax.value_and_grad(loss))(params)
+        with monkeypatch.context() as patched:
+            compute_by(way, patched)
+            network = networks.network(obs, 3, kind=kind, hidden=(16,), **options)
+            x, noise = draw(obs, num_rows), network.noise(jax.random.key(3), (num_rows,))
+            loss = lambda params: jnp.sum(weight * network.apply(params, x, noise) ** 2)
+            params = start(network)
+            return params, jax.jit(jax.value_and_grad(loss))(params)
 
-    (params, expected), *others = map(answer, (make("lax"), make("matmul")))
-    monkeypatch.setattr(build, "is_available", lambda: False)
-    for other, found in (*others, answer(make("matmul"))):
+    (params, expected), *others = map(answer, ("xla", *(way for way in WAYS if way != "xla")))
+    for other, found in others:
         jax.tree.map(np.testing.assert_array_equal, params, other)
         for one, two in zip(jax.tree.leaves(expected), jax.tree.leaves(found)):
             np.testing.assert_allclose(one, two, rtol=1e-3, atol=1e-4 * float(jnp.abs(one).max()))
@@ -280,7 +282,7 @@ def test_products_of_few_columns_are_compiled_as_they_were_written():
     assert "3,64" in dots(jax.grad(loss), kernel) and "64,3" not in dots(jax.grad(loss), kernel)
     assert dots(lambda x, g: (g.T @ x).T, x, jnp.ones((500, 3))) == ["64,3"]  # what it makes of it otherwise
     images, patches = jnp.ones((2, 9, 9, 7)), jnp.ones((3, 3, 7, 5))
-    loss = lambda kernel: jnp.sum(conv_matmul._sum_of_products(images, kernel, (1, 7, 7)) ** 2)
+    loss = lambda kernel: jnp.sum(conv._sum_of_products(images, kernel, (1, 7, 7)) ** 2)
     assert "5,7" in dots(jax.grad(loss), patches) and "7,5" not in dots(jax.grad(loss), patches)
 
 

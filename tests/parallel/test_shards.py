@@ -164,5 +164,5 @@ def test_no_pool_is_made_of_shards_on_paper():
     divided(*words)  # the first time, a pool may be made to see how it can be stepped
     held = len(adapter.KEPT)
     like = program.shapes(*divided(*words))
-    assert isinstance(like.actors, async_rollout.AsyncActors) and like.actors.flights[0].actors.score.shape == (2, 2)
+    assert isinstance(like.actors, async_rollout.AsyncActors) and like.actors.pending[0].actors.score.shape == (2, 2)
     assert len(adapter.KEPT) == held

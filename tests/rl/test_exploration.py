@@ -90,8 +90,8 @@ def test_agents_count_environment_steps(name, num_envs, rollout_length):
     state = jax.jit(agent.init)(jax.random.key(0))
     if name == "dqn":  # nothing of the replay is looked at
         state = state._replace(replay=())
-    obs, noise = jnp.ones((num_envs, 1)), agent.noise(jax.random.key(1), rollout_length, num_envs)
-    greedy = int(agent.exploit(state, obs[:1], (), None).action[0])
+    obs, noise = jnp.ones((num_envs, 1)), agent.sample_noise(jax.random.key(1), rollout_length, num_envs)
+    greedy = int(agent.exploit(state, PolicyInput(obs[:1]), (), None).action[0])
     other = (0.25, 0.75)[1 - greedy]  # the number that chooses the other action
 
     @jax.jit
@@ -115,8 +115,8 @@ def test_agents_count_environment_steps(name, num_envs, rollout_length):
 def test_each_environment_tosses_its_own_coin_at_each_step():
     """Frequencies are epsilon's in every environment, and what two environments do at once is independent."""
     num_steps, num_envs, epsilon = 20_000, 4, 0.3
-    noise = exploration.noise(jax.random.key(0), num_steps, num_envs)
-    np.testing.assert_array_equal(noise.place, np.arange(num_steps))
+    noise = exploration.sample_noise(jax.random.key(0), num_steps, num_envs)
+    np.testing.assert_array_equal(noise.step, np.arange(num_steps))
     coins = np.asarray(noise.uniform)
     assert coins.shape == (num_steps, 2, num_envs) and coins.min() >= 0 and coins.max() < 1
     value = jnp.broadcast_to(jnp.float32([1] + [0] * 9), (num_envs, 10))  # greedy is 0; exploring 0 in 1 of 10

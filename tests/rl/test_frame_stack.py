@@ -59,7 +59,7 @@ def test_an_agent_that_keeps_single_frames_learns_the_same(algo, in_flight):
     @jax.jit
     def act(key):
         """The same rollout twice: as the agent keeps it, and whole."""
-        both = agent._replace(keep=lambda obs: (agent.keep(obs), obs))
+        both = agent._replace(compress_obs=lambda obs: (agent.compress_obs(obs), obs))
         key_begin, *keys = jax.random.split(key, 3)
         play = lambda actors, key: loop.act(env, both, state, actors, key)[:2]
         _, rollouts = jax.lax.scan(play, loop.restart_envs(env, both, state, key_begin), jnp.stack(keys))

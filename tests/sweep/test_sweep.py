@@ -489,7 +489,7 @@ def test_sweep_from_python(swept):
 
 @pytest.mark.slow
 def test_finished_sweep_trains_nothing(swept, monkeypatch):
-    monkeypatch.setattr(trainer, "Trainer", lambda *_: pytest.fail("it began"))
+    monkeypatch.setattr(trainer, "execute", lambda *_: pytest.fail("it began"))
     line = f"{TINY} --num-envs 2,4 --agent.learning-rate 1e-3,1e-2 --seed 5,3 --sweep-dir {swept.folder}"
     assert __main__.main(line.split()) == 0
     assert __main__.main(["--resume", str(swept.folder), "--log-level", "quiet"]) == 0
@@ -502,28 +502,26 @@ class Pretence:
     why = "seed 0: loss is not finite at step 64; there is no checkpoint; try a lower learning rate"
     behave = staticmethod(lambda plan: "done")
 
-    def __init__(self, plan, terminal):
-        self.plan = plan
-
-    def run(self):
-        status = type(self).behave(self.plan)
-        self.ran.append(self.plan.folder.name)
+    @classmethod
+    def execute(cls, plan, terminal):
+        status = cls.behave(plan)
+        cls.ran.append(plan.folder.name)
         summary = {
             "status": "done" if status == "too late" else status,
             "env_steps_per_s": 10.0,
             "train_time_s": 1.0,
             "final_return_iqm": 3.0,
         }
-        summary |= {"final_return_per_seed": [3.0] * len(self.plan.members), "device": "cpu"}
-        summary |= {"failure": self.why if status == "diverged" else None}
-        (self.plan.folder / "summary.json").write_text(json.dumps(summary))
+        summary |= {"final_return_per_seed": [3.0] * len(plan.members), "device": "cpu"}
+        summary |= {"failure": cls.why if status == "diverged" else None}
+        (plan.folder / "summary.json").write_text(json.dumps(summary))
         came = signal.SIGTERM if status in ("stopped", "too late") else None
-        return trainer.Outcome(self.plan.folder, summary, None, came if status == "stopped" else None, "", came)
+        return trainer.Outcome(plan.folder, summary, None, came if status == "stopped" else None, "", came)
 
 
 @pytest.fixture
 def pretend(monkeypatch, tmp_path):
-    monkeypatch.setattr(trainer, "Trainer", Pretence)
+    monkeypatch.setattr(trainer, "execute", Pretence.execute)
     monkeypatch.setattr(sweep_report, "figures_of", lambda *_: {})
     monkeypatch.setattr(Pretence, "ran", [])
     return f"{TINY} --num-envs 2,4,8 --sweep-dir {tmp_path / 'sweep'}".split(), tmp_path / "sweep"
@@ -741,15 +739,15 @@ def test_killed_group_resumes_from_checkpoint(tmp_path, monkeypatch):
     """Stop after the first checkpoint; except for times, the lines equal those of an uninterrupted sweep."""
     line = f"{TINY} --seed 4,9 --agent.gamma 0.9,0.99 --num-envs 2 --sweep-dir "
     assert __main__.main((line + str(tmp_path / "whole")).split()) == 0
-    advance = trainer.Trainer.advance
+    process_chunk = trainer.Trainer.process_chunk
 
-    def stop(self, boundary):
-        advance(self, min(boundary, self.finished + 4))
+    def stop(self, done):
+        process_chunk(self, done)
         if self.finished >= 8:
             self.stop(signal.SIGTERM)
 
     with monkeypatch.context() as patch:
-        patch.setattr(trainer.Trainer, "advance", stop)
+        patch.setattr(trainer.Trainer, "process_chunk", stop)
         assert __main__.main((line + str(tmp_path / "broken")).split()) == 128 + signal.SIGTERM
     assert __main__.main(["--resume", str(tmp_path / "broken"), "--log-level", "quiet"]) == 0
     times = ("wall_time_s", "train_time_s", "env_steps_per_s")

@@ -42,7 +42,7 @@ def player(num_envs):
         explore=lambda *_: Decision(jnp.zeros(num_envs, jnp.int32)),
         exploit=act,
         update=lambda state, rollout, key: (state, {}),
-        noise=lambda key, num_steps, num_envs: jax.random.uniform(key, (num_steps, num_envs)),
+        sample_noise=lambda key, num_steps, num_envs: jax.random.uniform(key, (num_steps, num_envs)),
         rollout_length=4,
     )
 
@@ -135,7 +135,7 @@ def test_what_explores_less_from_row_to_row_does_so_in_training_alone():
     env = clock(2)
     noise = lambda key, num_steps, num_envs: jnp.arange(num_steps)
     agent = player(2)._replace(
-        noise=noise, exploit=lambda state, obs, memory, row: Decision(jnp.full(2, row == 0, jnp.int32))
+        sample_noise=noise, exploit=lambda state, inputs, carry, row: Decision(jnp.full(2, row == 0, jnp.int32))
     )
     episodes = jax.jit(partial(playing.evaluate_policy, env, agent, 8))(jnp.int32(1), jnp.int32(0), jnp.int32(0))
     np.testing.assert_array_equal(episodes.score, [[1] * 8, [2] * 8])

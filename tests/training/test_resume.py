@@ -29,7 +29,7 @@ from jaxrl_fast.parallel.placement import SHARDS, Placement
 from jaxrl_fast.plotting import run_curve
 from jaxrl_fast.runs import checkpoint, directory, fingerprint
 from jaxrl_fast.runs.files import mark_running, read_summary
-from jaxrl_fast.training import checkpointer, dispatcher, evaluator, trainer
+from jaxrl_fast.training import checkpointer, dispatcher, evaluator, progress, trainer
 from jaxrl_fast.training import plan as planning
 from jaxrl_fast.utils import locks
 from tests import slow
@@ -87,15 +87,15 @@ def test_these_seeds_are_filled_up():
 
 def stop_after(monkeypatch, *env_steps):
     """Each run from now on gets a signal at the chunk in which it passes the next of these steps."""
-    left, take_down = list(env_steps), trainer.Trainer.take_down
+    left, process_chunk = list(env_steps), trainer.Trainer.process_chunk
 
-    def take_down_and_stop(self, done):
-        take_down(self, done)
+    def process_and_stop(self, done):
+        process_chunk(self, done)
         if left and self.env_steps >= left[0] and self.signal is None:
             left.pop(0)
             self.stop(signal.SIGTERM)
 
-    monkeypatch.setattr(trainer.Trainer, "take_down", take_down_and_stop)
+    monkeypatch.setattr(trainer.Trainer, "process_chunk", process_and_stop)
 
 
 def records(folder):
@@ -206,7 +206,7 @@ def test_a_finished_run_goes_on_only_if_it_gets_more_steps(tmp_path, unbroken, c
     shutil.copytree(unbroken("pqn"), folder)
     again = fit(folder, resume=str(folder), log_level="info")
     assert again.summary["status"] == "done"
-    assert "resume  at its end, step 1.6k; more --total-steps go further" in capsys.readouterr().out
+    assert "resume  at its end, step 1.6k; more --total-steps extend it" in capsys.readouterr().out
     same(folder, unbroken("pqn"))
     longer = fit(folder, resume=str(folder), total_steps=2400)
     assert longer.summary["env_steps"] == 2432 and records(folder)[-1]["env_steps"] == 2432
@@ -372,11 +372,7 @@ def test_saved_by_the_clock_and_killed_it_ends_with_the_same_bits(tmp_path, monk
     folder = tmp_path / "run"
     monkeypatch.setattr(dispatcher, "CHUNK_S", 0.0)
     with monkeypatch.context() as patched:
-        patched.setattr(
-            trainer.Trainer,
-            "close",
-            lambda self: (self.await_keeper(), self.journal.lines.file.close(), self.plan.lock.release()),
-        )
+        patched.setattr(progress.RunProgress, "close", lambda self: (self.join_checkpoint(), self.logger.lines.close()))
         patched.setattr(trainer.Trainer, "stopping", lambda self: 1 // (self.finished < 15) > 1)  # breaks in the middle
         with pytest.raises(ZeroDivisionError):
             fit(folder, save_every="0.001s")
@@ -409,7 +405,7 @@ def test_a_damaged_checkpoint_is_passed_over(tmp_path, unbroken, capsys):
     (newest / checkpoint.ARRAYS).write_bytes((newest / checkpoint.ARRAYS).read_bytes()[:-1])
     fit(folder, resume=str(folder), log_level="info")
     said = capsys.readouterr()
-    assert f"{newest}: {checkpoint.ARRAYS} is not what was written; going back to the one before" in said.err
+    assert f"{newest}: {checkpoint.ARRAYS} is not what was written; using the one before" in said.err
     assert str(before) in said.out
     same(folder, unbroken("pqn"))
 
@@ -422,7 +418,7 @@ def test_what_may_change_the_bits_is_told(tmp_path, unbroken, monkeypatch, capsy
     other = now | {"versions": now["versions"] | {"jax": "99.0"}, "something_new": "here"}
     monkeypatch.setattr(fingerprint, "fingerprint", lambda: other)
     fit(folder, resume=str(folder), log_level="info")
-    told = "what follows may not be what it would have been to the bit: "
+    told = "the resumed run may not be exact to the bit: "
     assert f"{told}jax {jax.__version__} is now 99.0, something_new unknown is now here\n" in capsys.readouterr().err
 
 
@@ -886,7 +882,7 @@ def test_a_return_that_is_no_number_stops_no_checkpoint():
     given, again = made(), made()
     for window, total in zip(given.windows, (7.0, float("nan"), float("-inf"))):
         window.add(2, total, 10, 5)
-    host_part, arrays = given.saved()
+    host_part, arrays = given.state_dict()
     again.restore(json.loads(json.dumps(host_part, allow_nan=False)), arrays)
     np.testing.assert_array_equal([w.mean for w in again.windows], [3.5, float("nan"), float("-inf")])
 
@@ -948,7 +944,7 @@ def test_what_was_saved_does_not_change_while_it_is_written(tmp_path):
     rows |= {k: np.ones((1, 3)) for k in ("length_sum", "longest_episode", *tracker.CLOCKS)}
     results.add(rows)
     list(results.records())
-    host_numbers, arrays = results.saved()
+    host_numbers, arrays = results.state_dict()
     before = json.dumps(host_numbers), {k: x.copy() for k, x in arrays.items()}
     results.evaluations.append({"env_steps": 1, "eval_return_mean": 1.0})
     results.add(rows)
@@ -982,14 +978,14 @@ import sys, time
 import jaxrl_fast
 from jaxrl_fast.training import dispatcher, trainer
 
-take_down, dispatcher.CHUNK_S = trainer.Trainer.take_down, 0.0
+process_chunk, dispatcher.CHUNK_S = trainer.Trainer.process_chunk, 0.0
 
-def take_down_slowly(self, done):
-    take_down(self, done)
+def process_slowly(self, done):
+    process_chunk(self, done)
     print("update", self.finished, flush=True)
     time.sleep(0.03)
 
-trainer.Trainer.take_down = take_down_slowly
+trainer.Trainer.process_chunk = process_slowly
 jaxrl_fast.fit(**{"log_level": "quiet"} | eval(sys.argv[1]))
 """
 

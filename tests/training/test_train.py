@@ -32,10 +32,10 @@ from jaxrl_fast.parallel.placement import Placement
 from jaxrl_fast.plotting import run_curve
 from jaxrl_fast.runs import directory
 from jaxrl_fast.training import console, dispatcher, evaluator, trainer
+from jaxrl_fast.training import memory as training_memory
 from jaxrl_fast.training import plan as planning
-from jaxrl_fast.training import summary as training_summary
 from jaxrl_fast.types import Agent, Decision
-from jaxrl_fast.utils import compile_cache, devices, locks, memory, signals
+from jaxrl_fast.utils import compile_cache, devices, locks, signals
 from tests import probes, run_chunks_by
 
 ROOT = Path(__file__).parents[2]
@@ -57,7 +57,7 @@ def toy(num_envs):
         explore=act,
         exploit=act,
         update=update,
-        noise=lambda key, num_steps, num_envs: jax.random.normal(key, (num_steps, num_envs)),
+        sample_noise=lambda key, num_steps, num_envs: jax.random.normal(key, (num_steps, num_envs)),
         rollout_length=LENGTH,
     )
 
@@ -428,14 +428,14 @@ def test_a_chunk_is_given_before_the_one_before_is_read_and_no_third(tmp_path, m
 
 def test_nothing_on_the_device_is_kept_from_chunk_to_chunk(tmp_path, monkeypatch):
     """What others keep of every save or episode, in a list, makes them slower each time."""
-    alive, take_down = [], trainer.Trainer.take_down
+    alive, process_chunk = [], trainer.Trainer.process_chunk
 
     def count(self, done):
-        take_down(self, done)
+        process_chunk(self, done)
         alive.append(len(jax.live_arrays()))
 
     monkeypatch.setattr(dispatcher, "CHUNK_S", 0.0)
-    monkeypatch.setattr(trainer.Trainer, "take_down", count)
+    monkeypatch.setattr(trainer.Trainer, "process_chunk", count)
     trainer.execute(plan(tmp_path / "run", "--save-every 88", num_updates=30))
     assert len(alive) == 30 and alive[-2] <= alive[4]
 
@@ -510,7 +510,7 @@ def test_a_user_without_a_home_has_no_compile_cache(monkeypatch):
         jax.config.update("jax_compilation_cache_dir", before)
 
 
-@pytest.mark.parametrize("module, broken", [(console, "announce"), (training_summary, "write_config")])
+@pytest.mark.parametrize("module, broken", [(console, "announce"), (trainer, "write_config")])
 def test_what_fails_before_it_begins_leaves_the_folder_free(module, broken, tmp_path, monkeypatch):
     def fail(*_):
         raise OSError(28, "No space left on device")
@@ -518,7 +518,7 @@ def test_what_fails_before_it_begins_leaves_the_folder_free(module, broken, tmp_
     ready = plan(tmp_path / "run")
     monkeypatch.setattr(module, broken, fail)
     with pytest.raises(OSError, match="No space"):
-        trainer.Trainer(ready, terminal.QuietConsole()).run()
+        trainer.execute(ready, terminal.QuietConsole())
     locks.Lock(tmp_path / "run").release()
 
 
@@ -561,7 +561,7 @@ def test_a_command_keeps_no_threads_of_scipys_awake_unless_told_to(wanted, threa
 
 
 def test_a_gpu_that_is_not_used_is_noticed(monkeypatch):
-    monkeypatch.setattr(devices.shutil, "which", lambda name: "/usr/bin/nvidia-smi")
+    monkeypatch.setattr(console.shutil, "which", lambda name: "/usr/bin/nvidia-smi")
     monkeypatch.delenv("JAX_PLATFORMS")
     assert console.gpu_unused() == (jax.default_backend() == "cpu")
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")  # asked for
@@ -583,8 +583,8 @@ def test_why_there_is_no_c_is_told(why, tmp_path, monkeypatch, capsys):
     console.announce(plan(tmp_path / "run"), terminal.PlainConsole())
     said = capsys.readouterr()
     told = why and devices.device() == "cpu"
-    assert (f"our C cannot be compiled here ({why})" if told else "") in said.out
-    assert told or "our C" not in said.out
+    assert (f"C kernels are unavailable ({why})" if told else "") in said.out
+    assert told or "C kernels" not in said.out
     assert not said.err
 
 
@@ -598,7 +598,7 @@ def test_what_dqn_is_about_to_do_is_said_before_anything_is_compiled(tmp_path, m
         raise RuntimeError("enough")
 
     monkeypatch.setattr(program, "build", fail)
-    monkeypatch.setattr(memory, "free_bytes", lambda *_: 24 * 10**9)
+    monkeypatch.setattr(training_memory, "free_bytes", lambda *_: 24 * 10**9)
     options = "--agent.replay-ratio 0.25 --agent.batch-size 1024 --agent.learning-starts 5k --agent.capacity 100k"
     with pytest.raises(RuntimeError, match="enough"):
         train.main(f"dqn --num-envs 8 {options} --run-dir {tmp_path / 'run'}".split())
@@ -776,7 +776,7 @@ def test_a_program_without_room_is_one_line(tmp_path, capsys, monkeypatch):
     def full(*_):
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 378880044496 bytes.")
 
-    monkeypatch.setattr(trainer.Trainer, "begin", full)
+    monkeypatch.setattr(dispatcher, "Dispatcher", full)
     ready = plan(tmp_path / "run")
     assert train.execute(ready) == 1
     said = capsys.readouterr().err.splitlines()[-1]

@@ -19,7 +19,7 @@ from jaxrl_fast.envs.envpool.pool import (
     step,
     to_env_action,
 )
-from jaxrl_fast.types import Env, HostEnvConfig, Pools
+from jaxrl_fast.types import AsyncPools, Env, HostEnvConfig, Parallelism
 
 SLOW_BUILD_S = 10  # seconds of making environments that are worth a word
 
@@ -50,8 +50,9 @@ def make(name: str, num_envs: int, options: Mapping[str, Any], conditions: HostE
     return Env(
         functools.partial(reset, pools),
         functools.partial(step, pools, path),
-        task.spec._replace(num_pools=num_pools),
+        task.spec,
         on_device=False,
+        parallelism=Parallelism(num_pools=num_pools),
         info=_in_flight(conditions),
         warnings=warnings + _too_much(part, num_shards * num_pools),
         protocol=task.protocol,
@@ -60,7 +61,7 @@ def make(name: str, num_envs: int, options: Mapping[str, Any], conditions: HostE
         reseed=functools.partial(reseed, pools) if path == "callback" else lambda number: None,
         open=functools.partial(open_pools, pools),
         close=functools.partial(close_pools, pools),
-        pools=Pools(
+        pools=AsyncPools(
             num_pools,
             functools.partial(send, pools, path),
             functools.partial(receive, pools, path),

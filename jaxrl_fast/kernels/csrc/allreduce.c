@@ -1,10 +1,11 @@
-/* The sum of arrays over the cores of one CPU: each core is a device of JAX's, and all are in this process.
+/* Sum arrays over the cores of one CPU. Each core is a JAX device, and all of them belong to this process.
 
-XLA's own sum lets threads sleep and be woken, which takes some 50 microseconds. Here a core that is early looks again
-and again until the others are there: less than one microsecond, and what the memory takes. All add in the order of the
-cores and so have the same bits: of few cores each adds up the whole array, of many each a slice that the others copy.
+XLA's own sum puts threads to sleep and wakes them, which takes about 50 microseconds. Here an early core spins until
+the others arrive: less than one microsecond, plus the time of memory access. All cores add in the order of the cores,
+so they get the same bits. With up to MAX_WHOLE_SUMS cores, each sums whole arrays; with more, each sums a slice, which
+the others copy.
 
-Called by `across.total`, compiled by `native.py`. Calls must come in the same order on every core, one at a time.
+allreduce.py calls this function, build.py compiles it. Calls must come in the same order on every core, one at a time.
 */
 
 #include <sched.h>
@@ -15,66 +16,65 @@ Called by `across.total`, compiled by `native.py`. Calls must come in the same o
 
 #include "ffi.h"
 
-enum { MOST_CORES = 1024, MOST_SIZES = 32, FEW = 4, LINE = 16 /* floats */ };
-enum { LOOKS = 100, YIELDS = 2000, NAP_NS = 50000 }; /* looks, then offers of the core to others, then naps */
-#ifndef PATIENCE_S
-#define PATIENCE_S 100 /* of naps; XLA's is 40, and then it aborts the process */
+enum { MAX_CORES = 1024, MAX_SIZES = 32, MAX_WHOLE_SUMS = 4, LINE = 16 /* floats */ };
+enum { SPINS = 100, YIELDS = 2000, SLEEP_NS = 50000 }; /* polls, then yields of the core, then sleeps */
+#ifndef TIMEOUT_S
+#define TIMEOUT_S 100 /* seconds of sleep; XLA aborts the process after 40 */
 #endif
 
-/* A time is the number of a program's run, in the upper half, and of the sum in it. Runs are numbered in no order, and
-jaxlib 0.7 numbers those of two programs on the same devices alike. */
-typedef _Atomic(uint64_t) Time;
+/* A ticket is a program run's number, in the upper half, and the sum's number in that run. Runs are not numbered in
+order, and jaxlib 0.7 gives runs of two programs on the same devices the same number. */
+typedef _Atomic(uint64_t) Ticket;
 typedef struct {
-    _Alignas(128) Time ready;  /* its arrays can be read */
-    Time summed;               /* its slices of the results are there */
-    Time done;                 /* what others have can be overwritten, for all that this core cares */
+    _Alignas(128) Ticket ready;  /* the core's arrays can be read */
+    Ticket summed;               /* the core's slices of the results can be read */
+    Ticket done;                 /* the core reads no memory of other cores any more */
     XLA_FFI_CallFrame *call;
-    uint64_t now;
+    uint64_t ticket;
 } Core;
 
-/* Groups of a size have places of their own: all cores of a group have then been through the same sums there, and count
-alike also where two runs have one number. */
-static Core all_cores[MOST_SIZES][MOST_CORES];
-static _Atomic(int) sizes[MOST_SIZES];
+/* Groups of different sizes have different slots. So all cores of a group have seen the same sums in their slots, and
+their counts agree even if two runs have the same number. */
+static Core all_cores[MAX_SIZES][MAX_CORES];
+static _Atomic(int) sizes[MAX_SIZES];
 
-/* The places of groups of so many; NULL where there are too many sizes. */
-static Core *places(int num) {
-    for (int i = 0; i < MOST_SIZES; ++i) {
+/* Return the slots of groups of `num` cores; NULL if there are too many sizes. */
+static Core *slots(int num) {
+    for (int i = 0; i < MAX_SIZES; ++i) {
         int taken = 0;
         if (atomic_compare_exchange_strong(&sizes[i], &taken, num) || taken == num) return all_cores[i];
     }
     return NULL;
 }
 
-/* Whether another core has come to `now`; not if it never does, for its program has failed.
+/* Wait until another core reaches `ticket`. Return 0 if it never does, because its program has failed.
 
-Naps are counted and not time, which goes by while the process is halted, too. */
-static int await(Time *others, uint64_t now) {
-    for (long looks = 0;; ++looks) {
+The timeout counts sleeps. A clock would also run while the process is stopped. */
+static int wait_for(Ticket *others, uint64_t ticket) {
+    for (long waits = 0;; ++waits) {
         uint64_t then = atomic_load_explicit(others, memory_order_acquire);
-        if (then >> 32 == now >> 32 && then >= now) return 1;
-        if (looks < LOOKS) {
-            rest();
-        } else if (looks < LOOKS + YIELDS) {
+        if (then >> 32 == ticket >> 32 && then >= ticket) return 1;
+        if (waits < SPINS) {
+            cpu_relax();
+        } else if (waits < SPINS + YIELDS) {
             sched_yield();
-        } else if (looks < LOOKS + YIELDS + PATIENCE_S * (1000000000L / NAP_NS)) {
-            nanosleep(&(struct timespec){.tv_nsec = NAP_NS}, NULL);
+        } else if (waits < SPINS + YIELDS + TIMEOUT_S * (1000000000L / SLEEP_NS)) {
+            nanosleep(&(struct timespec){.tv_nsec = SLEEP_NS}, NULL);
         } else {
             return 0;
         }
     }
 }
 
-static int await_all(Core *cores, int num, size_t what, uint64_t now) {
+static int wait_for_all(Core *cores, int num, size_t what, uint64_t ticket) {
     for (int i = 0; i < num; ++i)
-        if (!await((Time *)((char *)&cores[i] + what), now)) return 0;
+        if (!wait_for((Ticket *)((char *)&cores[i] + what), ticket)) return 0;
     return 1;
 }
 
-static size_t least(size_t a, size_t b) { return a < b ? a : b; }
+static size_t min(size_t a, size_t b) { return a < b ? a : b; }
 
-/* What a core has of array i: after the first argument come the arrays. Results are their sums, or one result is, which
-has one after another. */
+/* A core's array i, which is argument i + 1, and its sum: result i, or, if there is one result, a part of that. */
 static int64_t num_arrays(const Core *core) { return core->call->args.size - 1; }
 static size_t size_of(const Core *core, int64_t i) { return (size_t)count(argument(core->call, i + 1), 0); }
 static const float *in(const Core *core, int64_t i) { return argument(core->call, i + 1)->data; }
@@ -82,14 +82,14 @@ static float *out(const Core *core, int64_t i, size_t before) {
     return core->call->rets.size == 1 ? (float *)result(core->call, 0)->data + before : result(core->call, i)->data;
 }
 
-static int alike(const Core *one, const Core *other) {
+static int same_arrays(const Core *one, const Core *other) {
     if (num_arrays(one) != num_arrays(other)) return 0;
     for (int64_t i = 0; i < num_arrays(one); ++i)
         if (size_of(one, i) != size_of(other, i)) return 0;
     return 1;
 }
 
-/* Elements [first, end) of array i, in the order of the cores. */
+/* Sum elements [first, end) of array i, in the order of the cores. */
 static void add(const Core *cores, int num, int64_t i, float *restrict sum, size_t first, size_t end) {
     const float *restrict a = in(&cores[0], i), *restrict b = in(&cores[num > 1], i);
     for (size_t j = first; j < end; ++j) sum[j] = num > 1 ? a[j] + b[j] : a[j];
@@ -99,10 +99,10 @@ static void add(const Core *cores, int num, int64_t i, float *restrict sum, size
     }
 }
 
-/* The first element of a core's slice of so many; that of the next one is where it ends. */
+/* Return the first element of a core's slice. The slice ends at the first element of the next one. */
 static size_t slice(int core, int num, size_t size) {
     size_t lines = (size + num * LINE - 1) / (num * LINE);
-    return least(core * lines * LINE, size);
+    return min(core * lines * LINE, size);
 }
 
 static XLA_FFI_Error *failed(const XLA_FFI_Api *api, XLA_FFI_Error_Code code, const char *message) {
@@ -110,9 +110,9 @@ static XLA_FFI_Error *failed(const XLA_FFI_Api *api, XLA_FFI_Error_Code code, co
     return api->XLA_FFI_Error_Create(&args);
 }
 
-/* Arguments: how many cores sum, int32 [], and arrays f32 [...]. Results: their sums, or one f32 [all elements]. */
+/* Arguments: the number of cores, int32 [], and arrays f32 [...]. Results: their sums, or all sums in one f32 [...]. */
 XLA_FFI_Error *sum_over_cores(XLA_FFI_CallFrame *call) {
-    if (is_question(call)) return NULL;
+    if (is_metadata_query(call)) return NULL;
     XLA_FFI_RunId_Get_Args run = {XLA_FFI_RunId_Get_Args_STRUCT_SIZE, NULL, call->ctx, 0};
     XLA_FFI_DeviceOrdinal_Get_Args device = {XLA_FFI_DeviceOrdinal_Get_Args_STRUCT_SIZE, NULL, call->ctx, 0};
     XLA_FFI_Error *error = call->api->XLA_FFI_RunId_Get(&run);
@@ -120,49 +120,49 @@ XLA_FFI_Error *sum_over_cores(XLA_FFI_CallFrame *call) {
     if (error) return error;
 
     int num = *(int32_t *)argument(call, 0)->data;
-    Core *all = places(num);
-    if (!all || device.device_ordinal < 0 || device.device_ordinal >= MOST_CORES)
-        return failed(call->api, XLA_FFI_Error_Code_OUT_OF_RANGE, "more cores than cores.c has places for");
-    int mine = device.device_ordinal % num;
-    Core *cores = &all[device.device_ordinal - mine], *me = &cores[mine];
+    Core *all = slots(num);
+    if (!all || device.device_ordinal < 0 || device.device_ordinal >= MAX_CORES)
+        return failed(call->api, XLA_FFI_Error_Code_OUT_OF_RANGE, "too many devices for the all-reduce over cores");
+    int my_index = device.device_ordinal % num;
+    Core *cores = &all[device.device_ordinal - my_index], *me = &cores[my_index];
 
-    uint64_t first_now = (uint64_t)run.run_id << 32 | 1;
-    uint64_t now = me->now >> 32 == first_now >> 32 ? me->now + 1 : first_now;
-    me->now = now;
+    uint64_t first_ticket = (uint64_t)run.run_id << 32 | 1;
+    uint64_t ticket = me->ticket >> 32 == first_ticket >> 32 ? me->ticket + 1 : first_ticket;
+    me->ticket = ticket;
     me->call = call;
-    atomic_store_explicit(&me->ready, now, memory_order_release);
+    atomic_store_explicit(&me->ready, ticket, memory_order_release);
 
-    if (!await_all(cores, num, offsetof(Core, ready), now)) goto alone;
+    if (!wait_for_all(cores, num, offsetof(Core, ready), ticket)) goto timeout;
     for (int core = 0; core < num; ++core)
-        if (!alike(me, &cores[core])) goto confused;
+        if (!same_arrays(me, &cores[core])) goto mismatch;
     const int64_t num_sums = num_arrays(me);
     size_t before = 0;
     for (int64_t i = 0, size; i < num_sums; ++i, before += size) {
         size = size_of(me, i);
-        if (num <= FEW) add(cores, num, i, out(me, i, before), 0, size);
-        else add(cores, num, i, out(me, i, before), slice(mine, num, size), slice(mine + 1, num, size));
+        if (num <= MAX_WHOLE_SUMS) add(cores, num, i, out(me, i, before), 0, size);
+        else add(cores, num, i, out(me, i, before), slice(my_index, num, size), slice(my_index + 1, num, size));
     }
-    if (num > FEW) {
-        atomic_store_explicit(&me->summed, now, memory_order_release);
-        if (!await_all(cores, num, offsetof(Core, summed), now)) goto alone;
+    if (num > MAX_WHOLE_SUMS) {
+        atomic_store_explicit(&me->summed, ticket, memory_order_release);
+        if (!wait_for_all(cores, num, offsetof(Core, summed), ticket)) goto timeout;
         before = 0;
         for (int64_t i = 0, size; i < num_sums; ++i, before += size) {
             size = size_of(me, i);
             for (int core = 0; core < num; ++core) {
                 size_t first = slice(core, num, size), end = slice(core + 1, num, size);
                 float *to = out(me, i, before) + first, *from = out(&cores[core], i, before) + first;
-                if (core != mine && first < end) memcpy(to, from, (end - first) * sizeof(float));
+                if (core != my_index && first < end) memcpy(to, from, (end - first) * sizeof(float));
             }
         }
     }
-    atomic_store_explicit(&me->done, now, memory_order_release);
+    atomic_store_explicit(&me->done, ticket, memory_order_release);
 
-    if (!await_all(cores, num, offsetof(Core, done), now)) goto alone;
+    if (!wait_for_all(cores, num, offsetof(Core, done), ticket)) goto timeout;
     return NULL;
-confused: /* all are, and each reads what the others have before it goes */
-    atomic_store_explicit(&me->done, now, memory_order_release);
-    if (!await_all(cores, num, offsetof(Core, done), now)) goto alone;
-    return failed(call->api, XLA_FFI_Error_Code_INTERNAL, "cores do not sum the same arrays: in another order?");
-alone:
-    return failed(call->api, XLA_FFI_Error_Code_ABORTED, "a device waits for another one, whose program has failed");
+mismatch: /* on all cores; each reads the others' arguments before it returns */
+    atomic_store_explicit(&me->done, ticket, memory_order_release);
+    if (!wait_for_all(cores, num, offsetof(Core, done), ticket)) goto timeout;
+    return failed(call->api, XLA_FFI_Error_Code_INTERNAL, "all-reduce: devices sum different arrays, or not in order");
+timeout:
+    return failed(call->api, XLA_FFI_Error_Code_ABORTED, "all-reduce: timeout; another device's program has failed");
 }

@@ -1,118 +1,122 @@
-/* Unpadded convolutions of images on a core of a CPU: activation(x * kernel + bias), and their gradients.
+/* Convolve images without padding on a CPU: activation(x * kernel + bias), and the gradients.
 
-A patch is never copied. What it holds lies at the same distances from its first number, `terms`, wherever that is,
-`pixels`; so the patches of an image are a matrix that `multiply` reads where they are.
+Patches are not copied. Element k of the patch at pixel m lies at pixel_offsets[m] + patch_offsets[k] in the image, so
+`gemm` reads the patches of an image as one matrix, in place.
 
-Called by `convolve.py`, compiled by `native.py`. Each function also takes batches of everything, as leading axes.
+conv.py calls these functions, build.py compiles them. All arguments may have further leading axes, of batches.
 */
 
 #include "threads.h"
 
-enum { GATHERED = 1 };
+enum { INDIRECT = 1 };
 #include "gemm.h"
 
 typedef struct {
-    int64_t batch, B, H, W, C, O;       /* images x [B, H, W, C], to O channels */
-    int64_t side, stride, apart;        /* of patches, and from one to the next that shares no pixel with it */
-    int64_t pixels, terms, run;         /* patches in an image, numbers in a patch, and in a row of it */
-    int64_t size;                       /* of an image */
-    int64_t parts;                      /* of the images: each has a gradient of its own */
-    int of_bytes, activation, widely;   /* whether XLA's threads take parts */
+    int64_t batch, B, H, W, C, O;             /* batches of images x [B, H, W, C], and O output channels */
+    int64_t side, stride, tile_stride;        /* of patches; patches tile_stride steps apart share no pixel */
+    int64_t pixels, patch_size, row_len;      /* output pixels of an image, elements of a patch and of its rows */
+    int64_t size;                             /* elements of an image */
+    int64_t parts;                            /* of the images; each part sums its own gradient */
+    int is_uint8, activation, multithreaded;  /* multithreaded: XLA's threads may compute parts */
 } Layer;
 
 static Layer layer_of(XLA_FFI_CallFrame *call) {
     const XLA_FFI_Buffer *x = argument(call, 0), *kernel = argument(call, 1);
     const int64_t *of_x = x->dims + x->rank - 4, *of_kernel = kernel->dims + kernel->rank - 4;
-    int32_t attributes[4]; /* activation, parts, stride, widely: by their names */
+    int32_t attributes[4]; /* in the order of their names: activation, multithreaded, parts, stride */
     for (int i = 0; i < 4; ++i) attributes[i] = *(int32_t *)((XLA_FFI_Scalar *)call->attrs.attrs[i])->value;
-    Layer l = {count(x, 4), of_x[0], of_x[1], of_x[2], of_x[3], of_kernel[3], of_kernel[0], attributes[2]};
-    l.apart = (l.side + l.stride - 1) / l.stride;
+    Layer l = {count(x, 4), of_x[0], of_x[1], of_x[2], of_x[3], of_kernel[3], of_kernel[0], attributes[3]};
+    l.tile_stride = (l.side + l.stride - 1) / l.stride;
     l.pixels = ((l.H - l.side) / l.stride + 1) * ((l.W - l.side) / l.stride + 1);
-    l.run = l.side * l.C, l.terms = l.side * l.run, l.size = l.H * l.W * l.C;
-    l.of_bytes = x->dtype == XLA_FFI_DataType_U8, l.activation = attributes[0];
-    l.parts = attributes[1], l.widely = attributes[3];
+    l.row_len = l.side * l.C, l.patch_size = l.side * l.row_len, l.size = l.H * l.W * l.C;
+    l.is_uint8 = x->dtype == XLA_FFI_DataType_U8, l.activation = attributes[0];
+    l.parts = attributes[2], l.multithreaded = attributes[1];
     return l;
 }
 
-/* Where in an image each patch begins, row by row, and from there each of its numbers. */
-static void find_patches(const Layer *l, int32_t *pixels, int32_t *terms) {
+/* Compute the offset of each patch in an image, row by row, and the offset of each element in a patch. */
+static void find_patches(const Layer *l, int32_t *pixel_offsets, int32_t *patch_offsets) {
     for (int64_t row = 0; row + l->side <= l->H; row += l->stride)
         for (int64_t column = 0; column + l->side <= l->W; column += l->stride)
-            *pixels++ = (int32_t)((row * l->W + column) * l->C);
+            *pixel_offsets++ = (int32_t)((row * l->W + column) * l->C);
     for (int64_t row = 0; row < l->side; ++row)
-        for (int64_t i = 0; i < l->run; ++i) *terms++ = (int32_t)(row * l->W * l->C + i);
+        for (int64_t i = 0; i < l->row_len; ++i) *patch_offsets++ = (int32_t)(row * l->W * l->C + i);
 }
 
-/* Image i as floats, in `room` where they were bytes. */
-static const float *image(const Layer *l, const XLA_FFI_Buffer *x, int64_t i, float *room) {
-    if (!l->of_bytes) return (const float *)x->data + i * l->size;
+/* Return image i as floats; bytes are converted in `scratch`. */
+static const float *image(const Layer *l, const XLA_FFI_Buffer *x, int64_t i, float *scratch) {
+    if (!l->is_uint8) return (const float *)x->data + i * l->size;
     const uint8_t *bytes = (const uint8_t *)x->data + i * l->size;
-    for (int64_t j = 0; j < l->size; ++j) room[j] = bytes[j];
-    return room;
+    for (int64_t j = 0; j < l->size; ++j) scratch[j] = bytes[j];
+    return scratch;
 }
 
-/* The first image of a part; that of the next one is where it ends. */
-static int64_t first_of(const Layer *l, int64_t part) { return l->B * part / l->parts; }
+/* Return the first image of a part. The part ends at the first image of the next one. */
+static int64_t first_image(const Layer *l, int64_t part) { return l->B * part / l->parts; }
 
 typedef struct {
     const Layer *l;
     const XLA_FFI_Buffer *x;
-    int64_t i; /* of a batch */
+    int64_t i; /* the batch */
     const float *kernel, *bias;
-    float *y, *rooms;
-    const int32_t *pixels, *terms;
+    float *y, *scratch;
+    const int32_t *pixel_offsets, *patch_offsets;
 } Forward;
 
-static void forward(const void *what, int64_t part) {
-    const Forward *f = what;
+static void forward(const void *args, int64_t part) {
+    const Forward *f = args;
     const Layer *l = f->l;
     const int64_t size = l->pixels * l->O;
-    for (int64_t b = first_of(l, part); b < first_of(l, part + 1); ++b) {
-        const float *from = image(l, f->x, f->i * l->B + b, f->rooms + part * l->size);
-        multiply(&(Product){
-            .M = l->pixels, .N = l->O, .K = l->terms, .a = from, .rows = f->pixels, .terms = f->terms,
-            .b = f->kernel, .start = f->bias, .c = f->y + b * size,
+    for (int64_t b = first_image(l, part); b < first_image(l, part + 1); ++b) {
+        const float *from = image(l, f->x, f->i * l->B + b, f->scratch + part * l->size);
+        gemm(&(Gemm){
+            .M = l->pixels, .N = l->O, .K = l->patch_size, .a = from,
+            .rows = f->pixel_offsets, .cols = f->patch_offsets, .b = f->kernel, .start = f->bias, .c = f->y + b * size,
         });
         activate(f->y + b * size, size, l->activation);
     }
 }
 
 /* Arguments: x f32 or u8 [B, H, W, C], kernel f32 [S, S, C, O], bias [O].
-Results: y [B, H', W', O], room for the places of pixels and terms, and for an image of each part as floats. */
-XLA_FFI_Error *convolve_forward(XLA_FFI_CallFrame *call) {
-    if (is_question(call)) return NULL;
+Results: y [B, H', W', O]; scratch for pixel_offsets and patch_offsets, and for one image of floats per part. */
+XLA_FFI_Error *conv2d_forward(XLA_FFI_CallFrame *call) {
+    if (is_metadata_query(call)) return NULL;
     const Layer l = layer_of(call);
     if (!l.batch) return NULL;
-    int32_t *pixels = result(call, 1)->data, *terms = pixels + l.pixels;
-    find_patches(&l, pixels, terms);
+    int32_t *pixel_offsets = result(call, 1)->data, *patch_offsets = pixel_offsets + l.pixels;
+    find_patches(&l, pixel_offsets, patch_offsets);
     Forward f = {
         .l = &l, .x = argument(call, 0), .kernel = argument(call, 1)->data, .bias = argument(call, 2)->data,
-        .y = result(call, 0)->data, .rooms = result(call, 2)->data, .pixels = pixels, .terms = terms,
+        .y = result(call, 0)->data, .scratch = result(call, 2)->data,
+        .pixel_offsets = pixel_offsets, .patch_offsets = patch_offsets,
     };
-    for (; f.i < l.batch; ++f.i, f.kernel += l.terms * l.O, f.bias += l.O, f.y += l.B * l.pixels * l.O)
-        share(call, forward, &f, l.parts, l.widely);
+    for (; f.i < l.batch; ++f.i, f.kernel += l.patch_size * l.O, f.bias += l.O, f.y += l.B * l.pixels * l.O)
+        parallel_for(call, forward, &f, l.parts, l.multithreaded);
     return NULL;
 }
 
-/* Patches dealt to groups in which none shares a pixel with another: where each has its outputs, where its numbers. */
-static void deal_patches(const Layer *l, const int32_t *pixels, int32_t *outputs, int32_t *places, int32_t *ends) {
+/* Group patches so that no two patches of a group share a pixel. Write each one's offsets in the output and in the
+image, group by group, and the end of each group. */
+static void group_patches(
+    const Layer *l, const int32_t *pixel_offsets, int32_t *outputs, int32_t *places, int32_t *ends
+) {
     const int64_t width = (l->W - l->side) / l->stride + 1, height = l->pixels / width;
-    int32_t dealt = 0;
-    for (int64_t group = 0; group < l->apart * l->apart; ++group) {
-        for (int64_t row = group / l->apart; row < height; row += l->apart)
-            for (int64_t column = group % l->apart; column < width; column += l->apart, ++dealt) {
+    int32_t num = 0;
+    for (int64_t group = 0; group < l->tile_stride * l->tile_stride; ++group) {
+        for (int64_t row = group / l->tile_stride; row < height; row += l->tile_stride)
+            for (int64_t column = group % l->tile_stride; column < width; column += l->tile_stride, ++num) {
                 const int64_t pixel = row * width + column;
-                outputs[dealt] = (int32_t)(pixel * l->O), places[dealt] = pixels[pixel];
+                outputs[num] = (int32_t)(pixel * l->O), places[num] = pixel_offsets[pixel];
             }
-        ends[group] = dealt;
+        ends[group] = num;
     }
 }
 
-/* What all parts found, in their order: some numbers of each, from `first` on. */
-static void sum_parts(const Layer *l, const float *found, float *restrict sum, int64_t first, int64_t size) {
-    memcpy(sum, found + first, (size_t)size * sizeof(float));
+/* Sum `size` elements, from `first` on, of the gradients of all parts, in the order of the parts. */
+static void sum_parts(const Layer *l, const float *part_grads, float *restrict sum, int64_t first, int64_t size) {
+    memcpy(sum, part_grads + first, (size_t)size * sizeof(float));
     for (int64_t part = 1; part < l->parts; ++part) {
-        const float *restrict next = found + part * (l->terms + 1) * l->O + first;
+        const float *restrict next = part_grads + part * (l->patch_size + 1) * l->O + first;
         for (int64_t i = 0; i < size; ++i) sum[i] += next[i];
     }
 }
@@ -122,69 +126,73 @@ typedef struct {
     const XLA_FFI_Buffer *x;
     int64_t i;
     const float *y, *g;
-    float *before, *turned, *to_kernels, *to_x, *rooms; /* [parts][kernel and bias], what each part finds */
-    const int32_t *pixels, *terms, *outputs, *places, *ends, *in_order;
+    float *grad_pre, *transposed, *part_grads, *grad_x, *scratch; /* part_grads [parts, (kernel, bias)] */
+    const int32_t *pixel_offsets, *patch_offsets, *outputs, *places, *ends, *identity;
 } Backward;
 
-static void backward(const void *what, int64_t part) {
-    const Backward *f = what;
+static void backward(const void *args, int64_t part) {
+    const Backward *f = args;
     const Layer *l = f->l;
-    const int64_t size = l->pixels * l->O, first = first_of(l, part), end = first_of(l, part + 1);
-    float *to_kernel = f->to_kernels + part * (l->terms + 1) * l->O, *to_bias = to_kernel + l->terms * l->O;
-    const float *before = deactivate(
-        f->g + first * size, f->y + first * size, f->before + first * size, to_bias, (end - first) * l->pixels, l->O,
-        l->activation
+    const int64_t size = l->pixels * l->O, first = first_image(l, part), end = first_image(l, part + 1);
+    float *grad_kernel = f->part_grads + part * (l->patch_size + 1) * l->O;
+    float *grad_bias = grad_kernel + l->patch_size * l->O;
+    const float *grad_pre = activation_backward(
+        f->g + first * size, f->y + first * size, f->grad_pre + first * size, grad_bias,
+        (end - first) * l->pixels, l->O, l->activation
     );
-    memset(to_kernel, 0, (size_t)(l->terms * l->O) * sizeof(float));
-    for (int64_t b = first; b < end; ++b, before += size) {
-        multiply(&(Product){
-            .M = l->terms, .N = l->O, .K = l->pixels, .a = image(l, f->x, f->i * l->B + b, f->rooms + part * l->size),
-            .rows = f->terms, .terms = f->pixels, .b = before, .c = to_kernel, .onto = 1,
+    memset(grad_kernel, 0, (size_t)(l->patch_size * l->O) * sizeof(float));
+    for (int64_t b = first; b < end; ++b, grad_pre += size) {
+        gemm(&(Gemm){
+            .M = l->patch_size, .N = l->O, .K = l->pixels,
+            .a = image(l, f->x, f->i * l->B + b, f->scratch + part * l->size),
+            .rows = f->patch_offsets, .cols = f->pixel_offsets, .b = grad_pre, .c = grad_kernel, .accumulate = 1,
         });
-        if (!f->to_x) continue;
-        float *to_x = f->to_x + b * l->size;
-        memset(to_x, 0, (size_t)l->size * sizeof(float));
-        for (int64_t group = 0, start = 0; group < l->apart * l->apart; start = f->ends[group++])
+        if (!f->grad_x) continue;
+        float *grad_x = f->grad_x + b * l->size;
+        memset(grad_x, 0, (size_t)l->size * sizeof(float));
+        for (int64_t group = 0, start = 0; group < l->tile_stride * l->tile_stride; start = f->ends[group++])
             for (int64_t row = 0; row < l->side; ++row)
-                multiply(&(Product){
-                    .M = f->ends[group] - start, .N = l->run, .K = l->O, .a = before, .rows = f->outputs + start,
-                    .terms = f->in_order, .b = f->turned + row * l->run * l->O, .c = to_x + row * l->W * l->C,
-                    .places = f->places + start, .onto = 1,
+                gemm(&(Gemm){
+                    .M = f->ends[group] - start, .N = l->row_len, .K = l->O, .a = grad_pre, .rows = f->outputs + start,
+                    .cols = f->identity, .b = f->transposed + row * l->row_len * l->O, .c = grad_x + row * l->W * l->C,
+                    .places = f->places + start, .accumulate = 1,
                 });
     }
 }
 
-/* Arguments: x, kernel, y, and the gradient g [B, H', W', O] of what becomes of y.
-Results: the gradients of kernel and bias; room for as many numbers as y has, as the kernel has, as the gradients of
-kernel and bias have in each part, for places (those of pixels and terms, twice more pixels, outputs and groups) and for
-an image of each part; and the gradient of x, if that is wanted. */
-XLA_FFI_Error *convolve_backward(XLA_FFI_CallFrame *call) {
-    if (is_question(call)) return NULL;
+/* Arguments: x, kernel, y, and the gradient g [B, H', W', O] of the loss with respect to y.
+Results: the gradients of kernel and bias; scratch like y, like the kernel, for the gradients of each part, for offsets
+(pixels, a patch, pixels twice, O, groups) and for one image of floats per part; the gradient of x, if needed. */
+XLA_FFI_Error *conv2d_backward(XLA_FFI_CallFrame *call) {
+    if (is_metadata_query(call)) return NULL;
     const Layer l = layer_of(call);
     if (!l.batch) return NULL;
     const float *kernel = argument(call, 1)->data;
-    float *to_kernel = result(call, 0)->data, *to_bias = result(call, 1)->data, *turned = result(call, 3)->data;
-    float *to_kernels = result(call, 4)->data;
-    int32_t *pixels = result(call, 5)->data, *terms = pixels + l.pixels, *outputs = terms + l.terms;
-    int32_t *places = outputs + l.pixels, *in_order = places + l.pixels, *ends = in_order + l.O;
-    find_patches(&l, pixels, terms);
-    deal_patches(&l, pixels, outputs, places, ends);
-    for (int32_t o = 0; o < l.O; ++o) in_order[o] = o;
+    float *grad_kernel = result(call, 0)->data, *grad_bias = result(call, 1)->data, *transposed = result(call, 3)->data;
+    float *part_grads = result(call, 4)->data;
+    int32_t *pixel_offsets = result(call, 5)->data, *patch_offsets = pixel_offsets + l.pixels;
+    int32_t *outputs = patch_offsets + l.patch_size;
+    int32_t *places = outputs + l.pixels, *identity = places + l.pixels, *ends = identity + l.O;
+    find_patches(&l, pixel_offsets, patch_offsets);
+    group_patches(&l, pixel_offsets, outputs, places, ends);
+    for (int32_t o = 0; o < l.O; ++o) identity[o] = o;
     Backward f = {
         .l = &l, .x = argument(call, 0), .y = argument(call, 2)->data, .g = argument(call, 3)->data,
-        .before = result(call, 2)->data, .turned = turned, .to_kernels = to_kernels, .rooms = result(call, 6)->data,
-        .to_x = call->rets.size > 7 ? result(call, 7)->data : NULL,
-        .pixels = pixels, .terms = terms, .outputs = outputs, .places = places, .ends = ends, .in_order = in_order,
+        .grad_pre = result(call, 2)->data, .transposed = transposed, .part_grads = part_grads,
+        .scratch = result(call, 6)->data,
+        .grad_x = call->rets.size > 7 ? result(call, 7)->data : NULL,
+        .pixel_offsets = pixel_offsets, .patch_offsets = patch_offsets, .outputs = outputs, .places = places,
+        .ends = ends, .identity = identity,
     };
-    const int64_t size = l.B * l.pixels * l.O, of_kernel = l.terms * l.O;
+    const int64_t size = l.B * l.pixels * l.O, of_kernel = l.patch_size * l.O;
     for (; f.i < l.batch; ++f.i, f.y += size, f.g += size, kernel += of_kernel) {
-        for (int64_t row = 0; f.to_x && row < l.side; ++row)
-            transpose(kernel + row * l.run * l.O, turned + row * l.run * l.O, l.run, l.O);
-        share(call, backward, &f, l.parts, l.widely);
-        sum_parts(&l, to_kernels, to_kernel, 0, of_kernel);
-        sum_parts(&l, to_kernels, to_bias, of_kernel, l.O);
-        to_kernel += of_kernel, to_bias += l.O;
-        if (f.to_x) f.to_x += l.B * l.size;
+        for (int64_t row = 0; f.grad_x && row < l.side; ++row)
+            transpose(kernel + row * l.row_len * l.O, transposed + row * l.row_len * l.O, l.row_len, l.O);
+        parallel_for(call, backward, &f, l.parts, l.multithreaded);
+        sum_parts(&l, part_grads, grad_kernel, 0, of_kernel);
+        sum_parts(&l, part_grads, grad_bias, of_kernel, l.O);
+        grad_kernel += of_kernel, grad_bias += l.O;
+        if (f.grad_x) f.grad_x += l.B * l.size;
     }
     return NULL;
 }

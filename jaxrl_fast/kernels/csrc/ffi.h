@@ -1,16 +1,16 @@
-/* What our functions share that XLA calls. */
+/* Helpers for functions that XLA calls by its foreign function interface (FFI). */
 
-#ifndef JAXRL_FAST_NATIVE_H
-#define JAXRL_FAST_NATIVE_H
+#ifndef JAXRL_FAST_FFI_H
+#define JAXRL_FAST_FFI_H
 
 #include <stddef.h>
 #include <stdint.h>
 
 #include "xla/ffi/api/c_api.h"
 
-/* Whether XLA only asks what a function is, which is answered here. The type of an extension has another name from
-jaxlib 0.11 on, so it is not named. */
-static inline int is_question(XLA_FFI_CallFrame *call) {
+/* Answer the call and return 1 if XLA only queries the function's metadata, else return 0. The extension's type has
+another name from jaxlib 0.11 on, so the code does not name it. */
+static inline int is_metadata_query(XLA_FFI_CallFrame *call) {
     if (!call->extension_start || call->extension_start->type != XLA_FFI_Extension_Metadata) return 0;
     XLA_FFI_Metadata *metadata = ((XLA_FFI_Metadata_Extension *)call->extension_start)->metadata;
     metadata->api_version.major_version = XLA_FFI_API_MAJOR;
@@ -21,15 +21,15 @@ static inline int is_question(XLA_FFI_CallFrame *call) {
 static inline XLA_FFI_Buffer *argument(XLA_FFI_CallFrame *call, int i) { return call->args.args[i]; }
 static inline XLA_FFI_Buffer *result(XLA_FFI_CallFrame *call, int i) { return call->rets.rets[i]; }
 
-/* Elements of an array, its last `but` axes left out. */
+/* Return the product of an array's axes, without the last `but` ones. */
 static inline int64_t count(const XLA_FFI_Buffer *x, int64_t but) {
     int64_t size = 1;
     for (int64_t i = 0; i < x->rank - but; ++i) size *= x->dims[i];
     return size;
 }
 
-/* What a thread does that looks again at once. */
-static inline void rest(void) {
+/* Tell the CPU that this thread spins. */
+static inline void cpu_relax(void) {
 #if defined(__x86_64__) || defined(__i386__)
     __builtin_ia32_pause();
 #elif defined(__aarch64__)

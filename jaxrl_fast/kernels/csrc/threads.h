@@ -1,7 +1,7 @@
-/* Work in parts that XLA's threads share, where a program has a CPU to itself. */
+/* Run the parts of a task on XLA's threads. */
 
-#ifndef JAXRL_FAST_SHARE_H
-#define JAXRL_FAST_SHARE_H
+#ifndef JAXRL_FAST_THREADS_H
+#define JAXRL_FAST_THREADS_H
 
 #include <sched.h>
 #include <stdatomic.h>
@@ -9,32 +9,32 @@
 
 #include "ffi.h"
 
-enum { LOOKS_FOR_OTHERS = 1000 }; /* before others are offered the core */
+enum { MAX_SPINS = 1000 }; /* before the thread yields its core */
 
-typedef void Work(const void *what, int64_t part);
+typedef void PartFunction(const void *args, int64_t part);
 typedef struct {
-    Work *work;
-    const void *what;
+    PartFunction *work;
+    const void *args;
     int64_t parts;
     _Atomic(int64_t) next, done, users;
-} Shared;
+} Job;
 
-static void take_parts(Shared *shared) {
-    for (int64_t part; (part = atomic_fetch_add(&shared->next, 1)) < shared->parts; atomic_fetch_add(&shared->done, 1))
-        shared->work(shared->what, part);
+static void run_parts(Job *job) {
+    for (int64_t part; (part = atomic_fetch_add(&job->next, 1)) < job->parts; atomic_fetch_add(&job->done, 1))
+        job->work(job->args, part);
 }
 
-static void leave(Shared *shared) {
-    if (atomic_fetch_sub(&shared->users, 1) == 1) free(shared);
+static void release(Job *job) {
+    if (atomic_fetch_sub(&job->users, 1) == 1) free(job);
 }
 
-/* A thread may come when all is done: what it looks at is there until the last has left. */
-static void help(void *shared) {
-    take_parts(shared);
-    leave(shared);
+/* Run by XLA's threads. A late one finds no part left; the last user frees the job. */
+static void worker(void *job) {
+    run_parts(job);
+    release(job);
 }
 
-static void forget(XLA_FFI_CallFrame *call, XLA_FFI_Error *error) {
+static void destroy_error(XLA_FFI_CallFrame *call, XLA_FFI_Error *error) {
     XLA_FFI_Error_Destroy_Args args = {XLA_FFI_Error_Destroy_Args_STRUCT_SIZE, NULL, error};
     call->api->XLA_FFI_Error_Destroy(&args);
 }
@@ -46,35 +46,37 @@ static int64_t num_threads(XLA_FFI_CallFrame *call) {
     };
     XLA_FFI_Error *error = call->api->XLA_FFI_ThreadPool_NumThreads(&args);
     if (!error) return found;
-    forget(call, error);
+    destroy_error(call, error);
     return 1;
 }
 
-/* work(what, part) for each part: by this thread, and those that XLA has to spare if `widely`. Who does which is left
-to chance, so parts must not depend on each other. */
-static void share(XLA_FFI_CallFrame *call, Work *work, const void *what, int64_t parts, int widely) {
-    int64_t threads = widely && parts > 1 ? num_threads(call) : 1;
-    int64_t helpers = (threads < parts ? threads : parts) - 1;
-    Shared *shared = helpers > 0 ? malloc(sizeof(Shared)) : NULL;
-    if (!shared) {
-        for (int64_t part = 0; part < parts; ++part) work(what, part);
+/* Call work(args, part) for each part: on this thread and, if `multithreaded`, on idle threads of XLA. Parts run in any
+order on any thread, so they must be independent. */
+static void parallel_for(
+    XLA_FFI_CallFrame *call, PartFunction *work, const void *args, int64_t parts, int multithreaded
+) {
+    int64_t threads = multithreaded && parts > 1 ? num_threads(call) : 1;
+    int64_t workers = (threads < parts ? threads : parts) - 1;
+    Job *job = workers > 0 ? malloc(sizeof(Job)) : NULL;
+    if (!job) {
+        for (int64_t part = 0; part < parts; ++part) work(args, part);
         return;
     }
-    *shared = (Shared){.work = work, .what = what, .parts = parts, .users = helpers + 1};
-    for (int64_t i = 0; i < helpers; ++i) {
-        XLA_FFI_ThreadPool_Schedule_Args args = {
-            XLA_FFI_ThreadPool_Schedule_Args_STRUCT_SIZE, NULL, call->ctx, help, shared
+    *job = (Job){.work = work, .args = args, .parts = parts, .users = workers + 1};
+    for (int64_t i = 0; i < workers; ++i) {
+        XLA_FFI_ThreadPool_Schedule_Args schedule = {
+            XLA_FFI_ThreadPool_Schedule_Args_STRUCT_SIZE, NULL, call->ctx, worker, job
         };
-        XLA_FFI_Error *error = call->api->XLA_FFI_ThreadPool_Schedule(&args);
+        XLA_FFI_Error *error = call->api->XLA_FFI_ThreadPool_Schedule(&schedule);
         if (!error) continue;
-        leave(shared); /* in the place of the one that does not come */
-        forget(call, error);
+        release(job); /* in place of the worker that could not be scheduled */
+        destroy_error(call, error);
     }
-    take_parts(shared);
-    for (int64_t looks = 0; atomic_load(&shared->done) < parts; ++looks)
-        if (looks < LOOKS_FOR_OTHERS) rest();
+    run_parts(job);
+    for (int64_t spins = 0; atomic_load(&job->done) < parts; ++spins)
+        if (spins < MAX_SPINS) cpu_relax();
         else sched_yield();
-    leave(shared);
+    release(job);
 }
 
 #endif

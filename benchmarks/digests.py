@@ -1,0 +1,331 @@
+"""Prove that a change of the code changes no bits: train tiny runs of everything and digest what comes of them.
+
+    PYTHONPATH=. python benchmarks/digests.py --out before.json                      # before the change
+    PYTHONPATH=. python benchmarks/digests.py --out after.json --compare before.json  # after it
+
+Run both on the same machine, with the same versions and the same number of cores: other ones give other bits. Each case
+of `CASES` becomes an entry of the JSON file:
+
+    params       SHA-256 of all that the agent ended with but a replay: parameters, optimiser, running statistics; of a
+                 run by the command line, of its last checkpoint, environments and keys and all
+    metrics      SHA-256 of the numbers of metrics.jsonl, clocks left out
+    keys         the names under which they stand, each with a digest of its own of all its values, record by record
+    clocks       the names that were left out
+    num_records  lines of metrics.jsonl
+    summary      SHA-256 of the numbers of summary.json, clocks left out
+
+Let no digest depend on a name: arrays are sorted by shape, dtype and bytes, and the numbers of a record by how they are
+written. So a new name of a parameter or a metric is told as a new name, and not as another number. Compare says "same"
+or "different" of each case, and exits with 1 if params or metrics differ, if a case is missing, or if a name that both
+have stands for other numbers than before. Another summary is told and is no failure, for what it tells may change
+without a change of what is learnt.
+
+Where an option has a new name, write it into `CASES` below; the cases' own names must stay.
+"""
+
+import argparse
+import hashlib
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+
+jax.config.update("jax_num_cpu_devices", 2)  # before anything looks for devices; cases say how many they use
+
+import jax.numpy as jnp  # noqa: E402
+import numpy as np  # noqa: E402
+import safetensors.numpy  # noqa: E402
+from gymnax.environments import spaces  # noqa: E402
+
+import jaxrl_fast  # noqa: E402
+
+
+class Line:
+    """A walk on a line: paid for staying near 0, pushed about by chance, over after 50 steps or beyond 3."""
+
+    default_params = ()
+
+    def reset_env(self, key, params):
+        state = jnp.array([jax.random.uniform(key, minval=-1.0), 0.0])  # place, time
+        return state[:1], state
+
+    def step_env(self, key, state, action, params):
+        push = jnp.where(action == 1, 0.3, -0.3) + 0.1 * jax.random.normal(key)
+        state = state + jnp.array([push, 1.0])
+        died = jnp.abs(state[0]) > 3
+        return state[:1], state, 1 - jnp.abs(state[0]), died, {}
+
+    def is_truncated(self, state, params):
+        return state[1] >= 50
+
+    def action_space(self, params):
+        return spaces.Discrete(2)
+
+
+# Of every run. `log_every` makes some four to ten records in each.
+COMMON = dict(devices=1, seed=3, eval_episodes=8, eval_envs=8, tensorboard=False, log_level="quiet")
+CARTPOLE = dict(env="CartPole-v1", num_envs=8, total_steps=8192, log_every=1024)
+SHORT = CARTPOLE | dict(total_steps=2048, log_every=256)
+PENDULUM = dict(env="Pendulum-v1", num_envs=8, total_steps=8192, log_every=1024)
+MINATAR = dict(env="Breakout-MinAtar", num_envs=16, total_steps=4096, log_every=512)
+POOL = dict(env="envpool/CartPole-v1", num_envs=8, total_steps=4096, log_every=512, env_options=dict(num_threads=1))
+ATARI = dict(env="envpool/Breakout-v5", protocol="dqn2015", num_envs=4, total_steps=768, log_every=128)
+ATARI |= dict(env_options=dict(img_height=36, img_width=36, max_episode_steps=200, num_threads=1), eval_episodes=4)
+
+PPO = dict(rollout_length=32, num_minibatches=4, num_epochs=2, learning_rate=1e-3)
+NORMALISED = PPO | dict(normalize_observations=True, normalize_rewards=True)
+DQN = dict(capacity=4096, batch_size=32, replay_ratio=0.1, learning_starts=512, target_period=256, epsilon_steps=4096)
+DQN |= dict(learning_rate=1e-3)
+GREEDY = dict(epsilon_start=0.0, epsilon_end=0.0)
+RANGE = dict(v_min=0.0, v_max=100.0)
+PQN = dict(rollout_length=32, num_minibatches=4, num_epochs=2, learning_rate=1e-3, epsilon_steps=4096)
+RAINBOW = dict(capacity=4096, learning_starts=512, target_period=256)
+
+# Name of the case: what `fit` is given over COMMON, `preset` as its first argument.
+CASES: dict[str, dict[str, Any]] = {
+    "ppo_cartpole": dict(algo="ppo", **CARTPOLE, agent=PPO),
+    "ppo_cartpole_target_kl": dict(algo="ppo", **CARTPOLE, agent=PPO | dict(target_kl=0.002, value_clip=False)),
+    "ppo_pendulum_squash": dict(algo="ppo", **PENDULUM, agent=NORMALISED | dict(squash=True)),
+    "ppo_pendulum": dict(algo="ppo", **PENDULUM, agent=PPO),
+    "ppo_minatar": dict(algo="ppo", **MINATAR, agent=PPO),
+    "dqn_cartpole": dict(algo="dqn", **CARTPOLE, agent=DQN),
+    "dqn_double_dueling_n_step": dict(algo="dqn", **CARTPOLE, agent=DQN | dict(double=True, dueling=True, n_step=3)),
+    "dqn_prioritised": dict(algo="dqn", **CARTPOLE, agent=DQN | dict(prioritised=True)),
+    "dqn_c51": dict(algo="dqn", **CARTPOLE, agent=DQN | RANGE | dict(distribution="c51")),
+    "dqn_quantile": dict(algo="dqn", **CARTPOLE, agent=DQN | dict(distribution="quantile", loss="huber")),
+    "dqn_noisy": dict(algo="dqn", **CARTPOLE, agent=DQN | GREEDY | dict(noisy=True)),
+    "dqn_munchausen": dict(algo="dqn", **CARTPOLE, agent=DQN | dict(munchausen=True, target_step_size=0.5)),
+    "dqn_rainbow": dict(preset="rainbow_cartpole", total_steps=8000, log_every=1000, agent=RAINBOW),
+    "dqn_epsilon_ladder": dict(algo="dqn", **CARTPOLE, agent=DQN | dict(epsilon_ladder=7.0)),
+    "dqn_minatar": dict(algo="dqn", **MINATAR, agent=DQN | dict(layer_norm=True, clip_rewards=True)),
+    "pqn_cartpole": dict(algo="pqn", **CARTPOLE, agent=PQN),
+    "pqn_minatar": dict(algo="pqn", **MINATAR, agent=PQN),
+    "ppo_3_seeds": dict(algo="ppo", **CARTPOLE, num_seeds=3, agent=PPO),
+    "dqn_2_seeds": dict(algo="dqn", **CARTPOLE, num_seeds=2, agent=DQN | dict(prioritised=True)),
+    "ppo_2_shards": dict(algo="ppo", **CARTPOLE, devices=2, agent=NORMALISED),
+    "dqn_2_shards": dict(algo="dqn", **CARTPOLE, devices=2, agent=DQN | dict(prioritised=True, n_step=3)),
+    "dqn_2_hands": dict(algo="dqn", **SHORT, devices="auto", agent=DQN | dict(batch_size=256)),
+    "ppo_own_environment": dict(algo="ppo", env=Line, num_envs=16, total_steps=8192, log_every=1024, agent=PPO),
+    "ppo_pool": dict(algo="ppo", **POOL, agent=PPO),
+    "ppo_pool_in_flight": dict(algo="ppo", **POOL, in_flight=2, agent=PPO),
+    "ppo_pool_overlap": dict(algo="ppo", **POOL, in_flight=1, overlap=True, agent=PPO),
+    "dqn_pool_in_flight": dict(algo="dqn", **POOL, in_flight=1, agent=DQN),
+    "ppo_atari": dict(algo="ppo", **ATARI, agent=PPO | dict(network="dqn2013")),
+    "dqn_atari": dict(algo="dqn", **ATARI, agent=DQN | dict(network="dqn2013", learning_starts=128, n_step=2)),
+}
+# Name: how it is trained at first, and what it then goes on with; and the same never stopped, which must have its bits.
+SPLIT_PPO = dict(algo="ppo", **CARTPOLE, eval_every=4096, agent=PPO | dict(anneal=False))
+SPLIT_DQN = dict(algo="dqn", **CARTPOLE, eval_every=4096, agent=DQN)
+RESUMED: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
+    "ppo_resumed": (SPLIT_PPO | dict(total_steps=4096), dict(total_steps=8192), SPLIT_PPO),
+    "dqn_resumed": (SPLIT_DQN | dict(total_steps=4096), dict(total_steps=8192), SPLIT_DQN),
+}
+# Cases whose runs play on: by `evaluate`, greedily and as in training, and by `policy`, given observations.
+PLAYED = {"ppo_cartpole": 4, "ppo_pendulum_squash": 3, "dqn_rainbow": 4, "pqn_cartpole": 4, "ppo_3_seeds": 4}
+EVALUATIONS: dict[str, dict[str, Any]] = {"evaluated": dict(episodes=8), "explored": dict(episodes=8, explore=True)}
+SWEEPS: dict[str, dict[str, Any]] = {
+    "sweep": dict(algo="ppo", **CARTPOLE, seed=[0, 1], agent=PPO | dict(learning_rate=[5e-4, 2e-3])),
+}
+# By the commands `train` and `evaluate`, in processes of their own; RUN stands for the run's folder.
+COMMANDS: dict[str, tuple[str, str]] = {
+    "command_line": (
+        "ppo --env CartPole-v1 --num-envs 8 --total-steps 8192 --log-every 1024 --devices 1 --seed 3 --eval-episodes 8 "
+        "--no-tensorboard --log-level quiet --agent.rollout-length 32 --agent.num-epochs 2 --run-dir RUN",
+        "RUN --episodes 8",
+    ),
+}
+ARRAYS, EVALUATION = "checkpoints/*/*.safetensors", "evaluation.json"  # in a run's folder
+CLOCKS = {"time", "times", "s", "second", "seconds", "sps", "speed", "share", "duration", "memory", "mb"}  # words
+
+
+def fitted(folder: Path, preset: str | None = None, **options: Any) -> jaxrl_fast.Run:
+    """Train a run in this folder."""
+    return jaxrl_fast.fit(preset, **COMMON | options, run_dir=str(folder))
+
+
+def resumed(folder: Path, first: dict[str, Any], then: dict[str, Any]) -> jaxrl_fast.Run:
+    """Train a run in this folder, and go on with it."""
+    run = fitted(folder, **first)
+    return jaxrl_fast.fit(resume=str(run.folder), **then)
+
+
+def sha(parts: list[bytes] | list[str]) -> str:
+    """Digest parts so that none can run into the next."""
+    digest = hashlib.sha256()
+    for part in parts:
+        part = part if isinstance(part, bytes) else part.encode()
+        digest.update(len(part).to_bytes(8, "little") + part)
+    return digest.hexdigest()
+
+
+def of_arrays(arrays: list[tuple[str, tuple[int, ...], bytes]]) -> str:
+    """Digest arrays, given as dtype, shape and bytes, in an order of their own. Those without elements hold nothing."""
+    return sha(sorted(f"{dtype}{list(shape)}".encode() + b":" + data for dtype, shape, data in arrays if data))
+
+
+def of_state(tree: Any) -> str:
+    """Digest the leaves of a tree."""
+    arrays = []
+    for leaf in jax.tree.leaves(tree):
+        if isinstance(leaf, jax.Array) and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            leaf = jax.random.key_data(leaf)
+        array = np.asarray(leaf)
+        arrays.append((str(array.dtype), array.shape, array.tobytes()))
+    return of_arrays(arrays)
+
+
+def of_checkpoint(folder: Path) -> str:
+    """Digest the arrays of a run's last checkpoint, but for the clocks, which are float64 unlike an environment's."""
+    arrays = safetensors.numpy.load_file(max(folder.glob(ARRAYS)))
+    kept = [x for name, x in arrays.items() if not (is_clock(name) and x.dtype == np.float64)]
+    return of_arrays([(str(x.dtype), x.shape, x.tobytes()) for x in kept])
+
+
+def is_clock(name: str) -> bool:
+    """Tell whether what stands under this name differs from one time to the next."""
+    return not CLOCKS.isdisjoint(re.split(r"[._/]", name))
+
+
+def flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """Give all that is within dictionaries and lists by its name; a list's parts share theirs."""
+    if isinstance(value, dict):
+        for key, part in value.items():
+            yield from flat(part, f"{name}.{key}" if name else str(key))
+    elif isinstance(value, (list, tuple)):
+        for part in value:
+            yield from flat(part, name)
+    else:
+        yield name, value
+
+
+def of_records(records: list[dict[str, Any]]) -> dict[str, Any]:
+    """Digest the numbers of records. None counts as one, for a number may be missing; words do not."""
+    lines: list[str] = []
+    columns: dict[str, list[str]] = {}
+    clocks = set()
+    for i, record in enumerate(records):
+        numbers = [(name, x) for name, x in flat(record) if x is None or isinstance(x, (int, float))]
+        clocks |= {name for name, _ in numbers if is_clock(name)}
+        numbers = [(name, x) for name, x in numbers if not is_clock(name)]
+        lines.append(" ".join(sorted(repr(x) for _, x in numbers)))
+        for name, x in numbers:
+            columns.setdefault(name, []).append(f"{i} {x!r}")
+    keys = {name: sha(columns[name])[:12] for name in sorted(columns)}
+    return {"metrics": sha(lines), "keys": keys, "clocks": sorted(clocks), "num_records": len(records)}
+
+
+def of_run(run: jaxrl_fast.Run) -> dict[str, Any]:
+    """Digest what a run has come to."""
+    opened = run.agent_state is None  # and not trained here
+    params = of_checkpoint(run.folder) if opened else of_state(run.agent_state)
+    return {"params": params, **of_records(run.metrics), "summary": of_records([run.summary])["metrics"]}
+
+
+def played(run: jaxrl_fast.Run, size: int) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Digest what is played with what a run has learnt."""
+    for name, options in EVALUATIONS.items():
+        yield name, {"params": "", **of_records([run.evaluate(**options)])}
+    observations = np.random.default_rng(0).normal(size=(64, size)).astype(np.float32)
+    actions = np.asarray(jaxrl_fast.load(run, which="last").policy(observations))
+    yield "acted", {"params": of_state(actions), **of_records([])}
+
+
+def commanded(folder: Path, train: str, evaluate: str) -> dict[str, Any]:
+    """Train and evaluate by the commands, and digest both."""
+    for module, words in (("train", train), ("evaluate", evaluate)):
+        command = [sys.executable, "-m", f"jaxrl_fast.{module}", *words.replace("RUN", str(folder)).split()]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    digests = of_run(jaxrl_fast.Run.open(folder))
+    evaluation = of_records([json.loads((folder / EVALUATION).read_text(encoding="utf-8"))])
+    keys = digests["keys"] | {f"evaluation.{name}": digest for name, digest in evaluation["keys"].items()}
+    return digests | {"metrics": sha([digests["metrics"], evaluation["metrics"]]), "keys": keys}
+
+
+def entries(scratch: Path, wanted: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Go through the cases whose names have `wanted` in them, each with its digests."""
+    for name in (name for name in CASES if wanted in name):
+        run = fitted(scratch / name, **CASES[name])
+        yield name, of_run(run)
+        for what, digests in played(run, PLAYED[name]) if name in PLAYED else ():
+            yield f"{name}.{what}", digests
+    for name in (name for name in RESUMED if wanted in name):
+        first, then, whole = RESUMED[name]
+        yield name, of_run(resumed(scratch / name, first, then))
+        yield f"{name}.never_stopped", of_run(fitted(scratch / f"{name}.never_stopped", **whole))
+    for name in (name for name in SWEEPS if wanted in name):
+        common = {key: value for key, value in COMMON.items() if key not in SWEEPS[name]}
+        table = jaxrl_fast.sweep(**common | SWEEPS[name], sweep_dir=str(scratch / name)).results
+        yield name, {"params": "", **of_records(table)}
+    for name in (name for name in COMMANDS if wanted in name):
+        yield name, commanded(scratch / name, *COMMANDS[name])
+
+
+def compare(before: dict[str, Any], after: dict[str, Any]) -> bool:
+    """Print what is the same and what differs, case by case. Tell whether all is well."""
+    well = True
+    for name in before:
+        old, new = before[name], after.get(name)
+        if new is None:
+            print(f"MISSING    {name}")
+            well = False
+            continue
+        wrong = [what for what in ("params", "metrics") if old[what] != new[what]]
+        gone, come = old["keys"].keys() - new["keys"].keys(), new["keys"].keys() - old["keys"].keys()
+        wrong += [key for key in old["keys"].keys() & new["keys"].keys() if old["keys"][key] != new["keys"][key]]
+        well &= not wrong
+        print(f"{'DIFFERENT' if wrong else 'same':10} {name} {', '.join(wrong)}".rstrip())
+        for key in sorted(gone):
+            now = [other for other in sorted(come) if new["keys"][other] == old["keys"][key]]
+            print(f"           {key} is now {' or '.join(now) or 'gone'}")
+        if come and not gone:
+            print(f"           new: {', '.join(sorted(come))}")
+        if old.get("summary") != new.get("summary"):
+            print("           another summary")
+    for name in after.keys() - before.keys():
+        print(f"NEW        {name}")
+    return well
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Train tiny runs and digest them.")
+    parser.add_argument("--out", type=Path, help="JSON file to write")
+    parser.add_argument("--compare", type=Path, help="JSON file of an earlier time to compare with")
+    parser.add_argument("--read", type=Path, help="compare what this JSON file holds, and train nothing")
+    parser.add_argument("--only", default="", help="only cases with this in their names")
+    chosen = parser.parse_args()
+    cases: dict[str, Any] = {}
+    began = time.perf_counter()
+    if chosen.read:
+        cases = json.loads(chosen.read.read_text(encoding="utf-8"))["cases"]
+    else:
+        with tempfile.TemporaryDirectory() as scratch:
+            for name, digests in entries(Path(scratch), chosen.only):
+                cases[name] = digests
+                short = f"params {digests['params'][:12]:12}  metrics {digests['metrics'][:12]}"
+                print(f"{name:32} {short}  at {time.perf_counter() - began:.0f} s", flush=True)
+    well = True
+    for name in (name for name in RESUMED if name in cases):
+        one, other = cases[name], cases[f"{name}.never_stopped"]
+        if one["params"] != other["params"] or one["metrics"] != other["metrics"]:
+            print(f"{name}: not what it is when it is never stopped")
+            well = False
+    print(f"{len(cases)} cases in {time.perf_counter() - began:.0f} s", flush=True)
+    if chosen.out:
+        made = {"cores": len(os.sched_getaffinity(0)), "jax": jax.__version__, "cases": cases}
+        chosen.out.write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
+    if chosen.compare:
+        before = json.loads(chosen.compare.read_text(encoding="utf-8"))["cases"]
+        well &= compare({name: case for name, case in before.items() if chosen.only in name}, cases)
+    return 0 if well else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

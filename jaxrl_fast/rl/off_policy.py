@@ -1,0 +1,121 @@
+"""Counting for off-policy algorithms: an exact replay ratio, and a target period in environment steps.
+
+Everything is counted in environment steps. An update adds some of them and makes as many gradient steps as the replay
+ratio asks for by then; a fraction is carried over to the next update, so the ratio holds exactly for any number of
+environments. Ratios are fractions, and counts are int32.
+"""
+
+from collections.abc import Callable
+from fractions import Fraction
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import Array
+
+from jaxrl_fast.rl.exploration import MAX_COUNT
+from jaxrl_fast.types import Key, PyTree
+
+
+class ReplayRatio(NamedTuple):
+    """How many gradient steps follow how many environment steps. Fixed while tracing."""
+
+    ratio: Fraction  # gradient steps per environment step
+    first_learning: int  # environment steps before the first gradient step
+    steps_per_update: int  # environment steps, on all shards
+
+
+class Counts(NamedTuple):
+    """What is carried over from update to update."""
+
+    grad_step_debt: Array  # int32: gradient steps due, in units of 1 / ratio.denominator
+    steps_since_target_update: Array  # int32: environment steps, in units of 1 / ratio.numerator
+
+
+def init() -> Counts:
+    """Return the counts before the first update."""
+    return Counts(jnp.int32(0), jnp.int32(0))
+
+
+def num_grad_steps_due(schedule: ReplayRatio, counts: Counts, env_steps: Array) -> tuple[Array, Counts]:
+    """Return the gradient steps due after one more update, int32 [], and the counts with the rest.
+
+    `env_steps`: before that update. After s environment steps, floor(ratio * (s - first_learning)) gradient steps have
+    been made in all.
+    """
+    ratio, _, per_update = schedule
+    new = jnp.clip(env_steps + per_update - schedule.first_learning, 0, per_update)
+    debt = counts.grad_step_debt + ratio.numerator * new
+    return debt // ratio.denominator, counts._replace(grad_step_debt=debt % ratio.denominator)
+
+
+def max_grad_steps(schedule: ReplayRatio) -> int:
+    """Return the most gradient steps that one update can make."""
+    ratio = schedule.ratio
+    return (ratio.denominator - 1 + ratio.numerator * schedule.steps_per_update) // ratio.denominator
+
+
+def check(schedule: ReplayRatio, target_period: int, as_fraction: Callable[[float], Fraction]) -> None:
+    """Raise ValueError if the replay ratio cannot be counted exactly in int32. Names the nearest one that can."""
+    per_update = schedule.steps_per_update
+    longest = max(per_update, target_period)
+
+    def countable(ratio: Fraction) -> bool:
+        return ratio.numerator * longest <= MAX_COUNT and ratio.denominator <= MAX_COUNT
+
+    if countable(schedule.ratio):
+        return
+    asked = float(schedule.ratio)
+    tens = [q for q in (2**a * 5**b for a in range(31) for b in range(14)) if q <= MAX_COUNT]  # decimal fractions
+    near = [max(1, min(round(asked * q), MAX_COUNT // longest)) / q for q in tens]
+    nearest = min((x for x in near if countable(as_fraction(x))), key=lambda x: abs(x - asked))
+    raise ValueError(
+        f"replay_ratio {asked} cannot be counted exactly with {per_update} steps in an update and "
+        f"target_period {target_period}; the nearest that can is {nearest}"
+    )
+
+
+def gradient_steps(
+    num_steps: Array, max_steps: int, step: Callable[[PyTree, Key], tuple[PyTree, PyTree]], state: PyTree, key: Key
+) -> tuple[PyTree, PyTree]:
+    """Make `num_steps` gradient steps, int32 [], at most `max_steps`: `step(state, keys [2])` -> (state, metrics).
+
+    Returns the state and the sums of the metrics. All keys are made at once, which costs what a few do.
+    """
+    keys = jax.random.split(key, (max_steps, 2))
+    one = jax.ShapeDtypeStruct(keys.shape[1:], keys.dtype)
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(step, state, one)[1])
+
+    def once(i: Array, so_far: tuple[PyTree, PyTree]) -> tuple[PyTree, PyTree]:
+        state, sums = so_far
+        state, metrics = step(state, jax.random.clone(keys[i]))  # each row is used once, which JAX cannot know
+        return state, jax.tree.map(jnp.add, sums, metrics)
+
+    return jax.lax.fori_loop(0, same_for_all_seeds(num_steps), once, (state, zeros))
+
+
+def update_target(
+    schedule: ReplayRatio, period: int, tau: float | Array, params: PyTree, target: PyTree, counts: Counts
+) -> tuple[PyTree, Counts]:
+    """Return the target parameters and the counts after one more gradient step.
+
+    A gradient step counts as 1 / ratio environment steps. Every `period` of them the target moves by
+    `optax.incremental_update` with step size `tau`; 1 copies the parameters.
+    """
+    whole = period * schedule.ratio.numerator
+    since = counts.steps_since_target_update + schedule.ratio.denominator
+    move = lambda: optax.incremental_update(params, target, tau)
+    target = jax.lax.cond(same_for_all_seeds(since >= whole), move, lambda: target)
+    return target, counts._replace(steps_since_target_update=since % whole)
+
+
+@jax.custom_batching.custom_vmap
+def same_for_all_seeds(x: Array) -> Array:
+    """Mark a scalar as identical across vmapped seeds, so that loops and conditions on it stay unbatched."""
+    return x
+
+
+@same_for_all_seeds.def_vmap
+def _first(num_seeds: int, in_batched: list[bool], x: Array) -> tuple[Array, bool]:
+    return (same_for_all_seeds(x[0]) if in_batched[0] else x), False  # shards may be a batch within that of seeds

@@ -1,0 +1,110 @@
+"""Call a user's functions while a run trains: after records, after evaluations and at the end."""
+
+import copy
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from jaxrl_fast.utils import warnings
+from jaxrl_fast.utils.errors import why
+
+if TYPE_CHECKING:
+    from jaxrl_fast.training.progress import RunProgress
+
+HOOKS = ("on_record", "on_evaluation", "on_end")
+
+
+class RunState:
+    """How far a run has come, for its callbacks; and the way to stop it."""
+
+    def __init__(self, folder: Path, env_steps: int, total_steps: int, num_updates: int, seconds: float):
+        self.folder = folder  # the run directory
+        self.env_steps = env_steps  # of each seed, so far
+        self.total_steps = total_steps  # of each seed, at the end
+        self.num_updates = num_updates  # so far
+        self.seconds = seconds  # since the run started, over all its processes
+        self.stop_reason: str | None = None
+
+    def stop(self, reason: str = "") -> None:
+        """Stop the run early. It ends as it would after its last update: saved and evaluated, and it can be resumed.
+
+        Asked for in `on_record`, the run ends with the next record; in `on_evaluation`, at once.
+        """
+        self.stop_reason = reason
+
+
+class Callback:
+    """Base class of callbacks. Override what you need; any object with some of these methods will do.
+
+    The methods run on the host between chunks of updates, never inside a trace. They get copies, so they cannot change
+    what the run computes.
+    """
+
+    def on_record(self, records: list[dict[str, Any]], state: RunState) -> None:
+        """Handle a record: a dictionary for each seed, with the keys of metrics.jsonl."""
+
+    def on_evaluation(self, evaluation: dict[str, Any], state: RunState) -> None:
+        """Handle an evaluation: statistics over all seeds, as in `evaluations` of summary.json."""
+
+    def on_end(self, summary: dict[str, Any]) -> None:
+        """Handle the end of a run that is done, was stopped or has diverged: the contents of summary.json."""
+
+
+def check_callbacks(callbacks: Sequence[Any]) -> None:
+    """Raise ValueError unless each is an object with at least one hook, spelled as in `Callback`."""
+    known = ", ".join(HOOKS)
+    if isinstance(callbacks, str | Mapping) or not isinstance(callbacks, Sequence):
+        raise ValueError(f"callbacks: not a list, got {type(callbacks).__name__}; pass callbacks=[...]")
+    for callback in callbacks:
+        name = callback.__name__ if isinstance(callback, type) else type(callback).__name__
+        if isinstance(callback, type):
+            raise ValueError(f"callbacks: not an object, got the class {name}; pass {name}(...)")
+        if not any(callable(getattr(callback, hook, None)) for hook in HOOKS):
+            raise ValueError(f"callbacks: no hook to call, got {name}; define one of {known}")
+        unknown = [x for x in dir(callback) if x.startswith("on_") and x not in HOOKS]
+        if isinstance(callback, Callback) and unknown:
+            raise ValueError(f"callbacks: unknown hook, got {name}.{unknown[0]}; the hooks are {known}")
+
+
+class CallbackRunner:
+    """Calls a run's callbacks. After the first error it calls none of them any more."""
+
+    def __init__(self, callbacks: Sequence[Any]):
+        self.callbacks = callbacks
+        self.error: Exception | None = None
+        self.problem = ""  # the error in a sentence
+
+    def call(self, hook: str, what: Any, progress: "RunProgress") -> str | None:
+        """Call a hook of every callback. Return why one of them stops the run, or None."""
+        if not self.callbacks:
+            return None
+        plan = progress.plan
+        total_steps = plan.num_updates * plan.steps_per_update
+        state = RunState(plan.folder, progress.env_steps, total_steps, progress.finished, progress.wall_time)
+        self._call(hook, what, state)
+        return state.stop_reason
+
+    def call_at_end(self, progress: "RunProgress") -> None:
+        """Call `on_end` of every callback. Raise what one of them raises."""
+        self._call("on_end", progress.summary)
+        self.raise_error(progress)
+
+    def raise_error(self, progress: "RunProgress") -> None:
+        """Raise what a callback raised, after a line that says which one and how the run is resumed."""
+        if self.error is None:
+            return
+        last = progress.checkpoints.last
+        saved = f"the run is saved in {last}" if last else "the run has no checkpoint"
+        again = f"resume it with jaxrl_fast.fit(resume={str(progress.plan.folder)!r})"
+        warnings.print_stderr(f"error: {self.problem}; {saved}; {again}")
+        progress.failure, progress.status = progress.failure or self.problem, "failed"
+        raise self.error
+
+    def _call(self, hook: str, what: Any, *others: Any) -> None:
+        for callback in self.callbacks:
+            function = getattr(callback, hook, None)
+            if self.error is None and callable(function):
+                try:
+                    function(copy.deepcopy(what), *others)
+                except Exception as error:
+                    self.error, self.problem = error, f"callback {type(callback).__name__}.{hook} raised {why(error)}"

@@ -1,0 +1,34 @@
+"""Explain why a run cannot continue from numbers that are not finite."""
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxrl_fast import async_rollout, loop
+from jaxrl_fast.utils import formatting
+
+
+def describe(label: dict[str, Any], problem: str, env_steps: int) -> str:
+    """Return which member diverged and when: "seed 3, agent.gamma 0.9: loss is not finite at step 64k"."""
+    words = ", ".join(f"{name} {value}" for name, value in label.items())
+    return f"{words}: {problem} at step {formatting.short_number(env_steps)}"
+
+
+def advise(env_id: Any, last_checkpoint: Path | None, env_is_cause: bool) -> str:
+    """Return what the user can do. Where the environment is the cause, no learning rate would help."""
+    last = f"the last good checkpoint is {last_checkpoint}" if last_checkpoint else "there is no checkpoint"
+    cause = f"{env_id} gives observations or rewards that are not finite"
+    return f"{last}; {cause if env_is_cause else f'try a lower learning rate, unless {cause}'}"
+
+
+def envs_are_finite(state: loop.TrainState, member: int | None) -> bool:
+    """Tell whether current observations and sums of rewards are finite: of one member, or of a state without members.
+
+    An observation that has been replaced meanwhile tells nothing.
+    """
+    actors = state.actors
+    parts = [sent.actors for sent in actors.pending] if isinstance(actors, async_rollout.AsyncActors) else [actors]
+    arrays = jax.tree.leaves(jax.device_get([(part.timestep.obs, part.score) for part in parts]))
+    return all(np.isfinite(x if member is None else x[member]).all() for x in arrays)

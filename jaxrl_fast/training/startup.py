@@ -1,0 +1,51 @@
+"""Bring a run to its first update: create host environments, compile the program, make or restore the state."""
+
+from pathlib import Path
+
+import numpy as np
+
+from jaxrl_fast.loggers.terminal import Console
+from jaxrl_fast.loop import TrainState
+from jaxrl_fast.parallel import program
+from jaxrl_fast.training import console
+from jaxrl_fast.training.plan import Plan
+from jaxrl_fast.training.progress import RunProgress
+from jaxrl_fast.training.run_logger import RunLogger
+from jaxrl_fast.utils import compile_cache
+
+
+def open_envs(plan: Plan, terminal: Console) -> None:
+    """Create the host environments: the program is compiled for their addresses."""
+    if plan.env.on_device:
+        return
+    opened = [plan.env] if plan.settings.options.exact_resume else [plan.env, plan.eval_env]  # else it is reseeded
+    count = sum(env.spec.num_envs * env.parallelism.num_shards for env in opened)
+    with console.timed(terminal, f"making {count} environments", "made"):
+        for env in opened:
+            env.open()
+
+
+def compile_program(progress: RunProgress, terminal: Console, cache: Path | None) -> program.Program:
+    """Compile the training program, and say how long it took and how much memory it needs."""
+    num_cached, plan = compile_cache.num_cache_entries(cache), progress.plan
+    terminal.print("compiling ...")
+    built = program.build(plan.env, plan.agent, plan.num_updates, plan.placement, plan.varied)
+    progress.times["compile"], progress.program_memory = built.compile_time_s, built.memory
+    from_cache = num_cached > 0 and compile_cache.num_cache_entries(cache) == num_cached
+    is_new = compile_cache.num_cache_entries(cache) > num_cached
+    console.print_compiled(plan, terminal, built, " (from the cache)" * from_cache + " (cached for next time)" * is_new)
+    return built
+
+
+def first_state(progress: RunProgress, compiled: program.Program) -> TrainState:
+    """Return the state before training, or the one that was saved; and open the run's log there."""
+    plan, seeds = progress.plan, np.asarray(progress.seeds, np.int32)
+    if plan.saved is None:
+        state = compiled.init(seeds if len(seeds) > 1 else seeds[0])
+        progress.logger = RunLogger(plan, 0 if plan.settings.options.resume else None)
+        return state
+    state, host_state = progress.checkpoints.restore(plan.saved, compiled)
+    state = state if plan.env.on_device else compiled.restart(state)
+    progress.resume(host_state)
+    progress.logger = RunLogger(plan, host_state["metrics_size"], progress.env_steps)
+    return state

@@ -1,0 +1,255 @@
+"""Write three kinds of agents from the package's parts, in a few dozen lines each, and let them learn on probes.
+
+None touches the package: an off-policy actor-critic with twin critics, an agent with memory, and one with masks.
+"""
+
+from fractions import Fraction
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax import ShapeDtypeStruct
+
+from jaxrl_fast import agents, loop, networks, replay
+from jaxrl_fast.agents.configs import CONFIGS
+from jaxrl_fast.networks.ensemble import ensemble
+from jaxrl_fast.networks.recurrent import recurrent
+from jaxrl_fast.rl import distributions, off_policy
+from jaxrl_fast.training import evaluator
+from jaxrl_fast.types import Agent, Decision, Discrete, Env, EnvSpec, PolicyInput, PyTree, TimeStep
+from tests import probes
+
+GAMMA = probes.GAMMA
+
+
+def train(env, agent, num_updates, seed=0):
+    """The agent's state after so many updates."""
+    run = jax.jit(lambda key: loop.train(env, agent, loop.init(env, agent, key), num_updates)[0].agent)
+    return run(jax.random.key(seed))
+
+
+def greedy_return(env, agent, state, num_episodes=4):
+    """The mean return of the greedy policy."""
+    play = jax.jit(partial(evaluator.evaluate_policy, env, agent, num_episodes))
+    return float(play(state, jnp.uint32(0), jnp.int32(0)).score.mean())
+
+
+class OffPolicy(NamedTuple):
+    """The state of an actor-critic that learns from a replay."""
+
+    actor: PyTree
+    critics: PyTree  # [2, ...]
+    target: PyTree  # the critics' moving average
+    optimizer: PyTree
+    replay: PyTree
+    counts: off_policy.Counts
+    num_updates: jax.Array
+
+
+def twin_critics(spec: EnvSpec, rollout_length=4, batch_size=64) -> Agent:
+    """Deterministic policy gradient with clipped double Q-learning (Fujimoto et al. 2018, algorithm 1)."""
+    steps = rollout_length * spec.num_envs
+    buffer = replay.uniform(replay.ReplayConfig(512 // spec.num_envs, spec.num_envs), spec)
+    ratio = off_policy.ReplayRatio(Fraction(1, 2), 64, steps)
+    actor = networks.network(spec.obs, spec.action.num_outputs, hidden=(32,))
+    action_like = ShapeDtypeStruct(spec.action.shape, jnp.float32)
+    critics = ensemble(networks.network((spec.obs, action_like), 1, hidden=(32,)), 2)
+    optimizer = optax.adam(3e-3)
+    act = lambda params, obs: jnp.tanh(actor.apply(params, obs))
+    value = lambda params, obs, action: critics.apply(params, (obs, action))[..., 0]  # [2, B]
+
+    def init(key):
+        key_actor, key_critics = jax.random.split(key)
+        params = actor.init(key_actor), critics.init(key_critics)
+        counts = off_policy.init()
+        return OffPolicy(*params, params[1], optimizer.init(params), buffer.init(), counts, jnp.int32(0))
+
+    def explore(state, inputs, carry, key):
+        action = act(state.actor, inputs.obs)
+        return Decision(jnp.clip(action + 0.3 * jax.random.normal(key, action.shape), -1, 1))
+
+    def loss(params, target, batch):
+        following = act(params[0], batch.next_obs)
+        goal = batch.reward + batch.discount * value(target, batch.next_obs, following).min(0)
+        error = value(params[1], batch.obs, batch.action) - jax.lax.stop_gradient(goal)
+        frozen = jax.lax.stop_gradient(params[1])
+        return (error**2).mean() - value(frozen, batch.obs, act(params[0], batch.obs))[0].mean()
+
+    def update(state, rollout, key):
+        rows = buffer.add(state.replay, rollout.steps)
+        due, counts = off_policy.num_grad_steps_due(ratio, state.counts, state.num_updates * steps)
+
+        def step(learner, keys):
+            params, target, optimizer_state = learner
+            batch, _, _ = buffer.sample(rows, keys[0], batch_size, GAMMA)
+            change, optimizer_state = optimizer.update(jax.grad(loss)(params, target, batch), optimizer_state)
+            params = optax.apply_updates(params, change)
+            target = optax.incremental_update(params[1], target, 0.05)
+            return (params, target, optimizer_state), {}
+
+        learner = (state.actor, state.critics), state.target, state.optimizer
+        learner, _ = off_policy.gradient_steps(due, off_policy.max_grad_steps(ratio), step, learner, key)
+        (actor_params, critic_params), target, optimizer_state = learner
+        state = OffPolicy(actor_params, critic_params, target, optimizer_state, rows, counts, state.num_updates + 1)
+        return state, {"gradient_steps": due}
+
+    exploit = lambda state, inputs, carry, key: Decision(act(state.actor, inputs.obs))
+    return Agent(init, explore, exploit, update, rollout_length, policy_state=lambda s: s._replace(replay=()))
+
+
+def test_off_policy_agent_with_twin_critics_learns():
+    env = probes.continuous_action_of_observation(8)
+    agent = twin_critics(env.spec)
+    state = train(env, agent, 200)
+    assert greedy_return(env, agent, state) > 0.98  # 1 is the best, 0.75 that of action 0
+    action = agent.exploit(state, PolicyInput(jnp.float32([[-1], [1]])), (), None).action
+    np.testing.assert_allclose(action, [[-0.5], [0.5]], atol=0.15)
+
+
+def remember(num_envs: int, length: int = 3) -> Env:
+    """A cue of -1 or +1 at the first step only; at the last of `length` steps the action must tell it: 1 or -1."""
+    rules = probes.Rules(
+        length,
+        True,
+        probes._sign,
+        observe=lambda time, cue: jnp.stack([jnp.where(time == 0, cue, 0.0), 1.0 * (time == length - 1)], axis=-1),
+        reward=lambda time, cue, action: (time == length - 1) * jnp.where((action == 1) == (cue > 0), 1.0, -1.0),
+    )
+    return probes._env("remember", num_envs, rules)
+
+
+def recurrent_agent(spec: EnvSpec, rollout_length=12) -> Agent:
+    """Policy gradient with a GRU that is unrolled from the carry at the start of the rollout."""
+    network = recurrent(spec.obs, spec.action.num_outputs, size=16, hidden=(16,))
+    optimizer = optax.adam(1e-2)
+
+    def act(decide, state, inputs, carry, key):
+        carry, logits = network.step(state[0], carry, inputs.obs)
+        pi = distributions.Categorical(logits)
+        return Decision(pi.sample(key) if decide else pi.mode(), carry)
+
+    def loss(params, rollout):
+        steps = rollout.steps
+        _, logits = network.unroll(params, rollout.carry, steps.obs, ~steps.valid)
+        pi = distributions.Categorical(logits)
+        to_go = jax.lax.scan(  # undiscounted returns within the episode
+            lambda total, row: (row[0] + total * ~row[1],) * 2,
+            jnp.zeros(spec.num_envs), (steps.reward, steps.last), reverse=True,
+        )[1]  # fmt: skip
+        return -(steps.valid * (pi.log_prob(steps.action) * to_go + 0.01 * pi.entropy())).mean()
+
+    def update(state, rollout, key):
+        params, optimizer_state = state
+        change, optimizer_state = optimizer.update(jax.grad(loss)(params, rollout), optimizer_state)
+        return (optax.apply_updates(params, change), optimizer_state), {}
+
+    def init(key):
+        params = network.init(key)
+        return params, optimizer.init(params)
+
+    return Agent(
+        init, partial(act, True), partial(act, False), update, rollout_length, initial_carry=network.initial_carry
+    )
+
+
+def test_recurrent_agent_remembers():
+    env = remember(32)
+    agent = recurrent_agent(env.spec)
+    assert greedy_return(env, agent, train(env, agent, 200)) == 1.0  # without memory 0
+
+
+def test_unrolled_carry_is_that_of_acting():
+    """Also where episodes begin: the outputs of an unroll are those of the policy that acted, step by step."""
+    env = remember(4)
+    agent = recurrent_agent(env.spec)
+    network = recurrent(env.spec.obs, 2, size=16, hidden=(16,))
+    state = jax.jit(agent.init)(jax.random.key(0))
+    told = lambda state, inputs, carry, key: Decision(
+        *agent.explore(state, inputs, carry, key)[:2], extras=network.step(state[0], carry, inputs.obs)[1]
+    )
+    rollout = probes.experience(env, agent._replace(explore=told), state)
+    _, outputs = network.unroll(state[0], rollout.carry, rollout.steps.obs, ~rollout.steps.valid)
+    np.testing.assert_allclose(outputs, rollout.steps.extras, atol=1e-6)
+    assert not rollout.steps.valid.all()
+
+
+def forbidden(num_envs: int) -> Env:
+    """One step; of 3 actions one is forbidden, another one each time, and pays -10; the first allowed one pays 1."""
+    spec = EnvSpec("forbidden", ShapeDtypeStruct((3,), jnp.float32), Discrete(3), num_envs, has_action_mask=True)
+
+    def timestep(key, reward, last):
+        banned = jax.random.randint(key, (num_envs,), 0, 3)
+        obs = jax.nn.one_hot(banned, 3)
+        return TimeStep(obs, reward, 1.0 - last, last, action_mask=obs == 0)
+
+    def reset(key):
+        key, now = jax.random.split(key)
+        first = timestep(now, jnp.zeros(num_envs), jnp.zeros(num_envs, bool))
+        return (key, first), first
+
+    def step(state, action):
+        key, before = state
+        key_next, now = jax.random.split(key)
+        allowed = jnp.take_along_axis(before.action_mask, action[:, None], axis=1)[:, 0]
+        best = action == jnp.argmax(before.action_mask, axis=1)
+        reward = jnp.where(before.last, 0.0, jnp.where(allowed, 1.0 * best, -10.0))
+        after = timestep(now, reward, ~before.last)
+        return (key_next, after), after
+
+    return Env(reset, step, spec)
+
+
+def masked_agent(spec: EnvSpec, rollout_length=8) -> Agent:
+    """Policy gradient on masked logits."""
+    head = distributions.head(spec.action)
+    network = networks.network(spec.obs, head.num_outputs, hidden=(16,))
+    optimizer = optax.adam(1e-2)
+
+    def act(sample, state, inputs, carry, key):
+        pi = head.make(network.apply(state[0], inputs.obs), (), inputs.action_mask)
+        return Decision(pi.sample(key) if sample else pi.mode())
+
+    def loss(params, steps):
+        pi = head.make(network.apply(params, steps.obs), (), steps.action_mask)
+        return -(steps.valid * pi.log_prob(steps.action) * (steps.reward - 0.5)).mean()
+
+    def update(state, rollout, key):
+        params, optimizer_state = state
+        change, optimizer_state = optimizer.update(jax.grad(loss)(params, rollout.steps), optimizer_state)
+        lowest = jnp.where(rollout.steps.valid, rollout.steps.reward, 0.0).min()
+        return (optax.apply_updates(params, change), optimizer_state), {"reward_min": lowest}
+
+    def init(key):
+        params = network.init(key)
+        return params, optimizer.init(params)
+
+    return Agent(init, partial(act, True), partial(act, False), update, rollout_length)
+
+
+def test_masked_agent_never_takes_a_forbidden_action():
+    env = forbidden(16)
+    agent = masked_agent(env.spec)
+    run = jax.jit(lambda key: loop.train(env, agent, loop.init(env, agent, key), 100))
+    state, metrics = run(jax.random.key(0))
+    assert metrics["reward_min"].min() >= 0
+    assert greedy_return(env, agent, state.agent) == 1.0
+
+
+@pytest.mark.parametrize("algo", ["ppo", "dqn", "pqn"])
+def test_built_in_algorithms_never_take_a_forbidden_action(algo):
+    """Also with random exploration, and with targets of values that no allowed action has."""
+    options = {
+        "ppo": dict(rollout_length=8, num_minibatches=2, learning_rate=1e-2),
+        "dqn": dict(rollout_length=1, learning_starts=64, capacity=1024, batch_size=32, learning_rate=1e-2),
+        "pqn": dict(rollout_length=8, num_minibatches=2, learning_rate=1e-2, epsilon_steps=1000),
+    }[algo]
+    env = forbidden(16)
+    agent = agents.load(algo).make(CONFIGS[algo](**options, hidden=(16,)), env.spec, 60)
+    run = jax.jit(lambda key: loop.train(env, agent, loop.init(env, agent, key), 60))
+    state, metrics = run(jax.random.key(0))
+    assert metrics["return_min"].min() >= 0
+    assert greedy_return(env, agent, agent.policy_state(state.agent)) >= 0
