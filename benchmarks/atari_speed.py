@@ -31,7 +31,9 @@ import side_by_side
 
 from jaxrl_fast import agents
 from jaxrl_fast.config import load
+from jaxrl_fast.envs import host_pool
 from jaxrl_fast.envs.envpool import pool as adapter
+from jaxrl_fast.envs.envpool import tasks
 from jaxrl_fast.parallel import collectives, program
 from jaxrl_fast.parallel.placement import Placement
 from jaxrl_fast.training import build
@@ -158,9 +160,15 @@ def seconds(run: Callable[[], None], repeats: int) -> float:
     return time.perf_counter() - began
 
 
+def task_of(env: Env) -> tasks.Task:
+    """The same task with all environments in one pool."""
+    return env.step.args[0].pools[0].open_pool.args[0]
+
+
 def raw(env, length: int) -> Callable[[], None]:
     """envpool's Python API with random actions, in a pool of its own with the same options."""
-    pool = adapter.Pool(env.step.args[0][0].task, (1, 0, 0)).envs
+    task, num_envs = task_of(env), env.spec.num_envs
+    pool = adapter.EnvpoolPool(task, 0, host_pool.seeds_of((1, 0, 0), num_envs)).envs
     pool.reset()
     chance, num_actions = np.random.default_rng(0), env.spec.action.num
 
@@ -173,9 +181,9 @@ def raw(env, length: int) -> Callable[[], None]:
 
 def raw_async(env, length: int) -> Callable[[], None]:
     """The same in envpool's asynchronous mode: whoever has stepped gets its next action, half of them at a time."""
-    task, num_envs = env.step.args[0][0].task, env.spec.num_envs
+    task, num_envs = task_of(env), env.spec.num_envs
     batch_size = num_envs // 2
-    seeds = adapter.seeds_of((1, 0, 0), num_envs)
+    seeds = host_pool.seeds_of((1, 0, 0), num_envs)
     pool = envpool.make_gymnasium(task.name, **task.config, num_envs=num_envs, batch_size=batch_size, seed=seeds)
     pool.async_reset()
     chance, num_actions = np.random.default_rng(0), env.spec.action.num

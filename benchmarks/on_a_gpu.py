@@ -333,7 +333,7 @@ def ffi() -> dict:
     from jaxrl_fast.types import HostEnvConfig
 
     def play(path):
-        env = envs.make("envpool/Pong-v5", 8, HostEnvConfig((0,), path=path))
+        env = envs.make("envpool/Pong-v5", 8, HostEnvConfig((0,), bridge=path))
 
         def steps(key):
             state, _ = env.reset(key)
@@ -341,7 +341,7 @@ def ffi() -> dict:
 
         return jax.device_get(jax.jit(steps)(jax.random.key(0)))
 
-    why = pool.why_no_ffi()
+    why = pool.ffi_unavailable_reason()
     same = None if why else jax.tree.map(lambda a, b: bool(np.array_equal(a, b)), play("ffi"), play("callback"))
     return {"device": str(jax.devices()), "why_no_ffi": why, "agree": same and all(jax.tree.leaves(same))}
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from operator import itemgetter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -72,7 +72,7 @@ def collect(
     pools, noise = pools_of(env), _noise(env, agent, key, agent.rollout_length + 1)
     noise = jax.tree.map(lambda x: x[1:], noise)  # an action chosen at row t is the action of row t + 1
 
-    def step(carry, now):
+    def step(carry: Any, now: Any) -> tuple[Any, Any]:
         (actors, work), (t, noise) = carry, now
         env_state, pending, rows = actors.env, [], []
         for i, (before, decision) in enumerate(actors.pending):

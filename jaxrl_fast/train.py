@@ -19,8 +19,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def execute(ready: plan.Plan) -> int:
     """Train, print errors, and return the exit status."""
+    from jaxrl_fast.envs.host_env import original_errors  # imports jax
+
     try:
-        outcome = trainer.execute(ready)
+        with original_errors():
+            outcome = trainer.execute(ready)
     except MemoryError as error:
         warnings.print_stderr(f"error: {error}")
         return 1

@@ -8,7 +8,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
 import jax
-from jax import Array, ShapeDtypeStruct
+from jax import Array as Array  # for every module below the host
+from jax import ShapeDtypeStruct
 
 PyTree = Any
 Key = Array
@@ -105,14 +106,14 @@ class EpisodeScore(NamedTuple):
 
 
 class HostEnvConfig(NamedTuple):
-    """How environments on the host are run. Environments on the device ignore it: their randomness is in keys."""
+    """How host environments are run. Device environments ignore it: their randomness comes from keys."""
 
-    seed: tuple[int, ...] = (0,)  # the run's seed, then numbers that tell pools apart
+    seed: tuple[int, ...] = (0,)  # the run's seed, then numbers that distinguish training, evaluation and restarts
     protocol: AtariProtocol = ""
-    path: str = "auto"  # from the compiled program to the pool: "ffi", "callback", or the faster that works
-    in_flight: int = 0  # asynchronous pools; 0: the program waits for every step
-    overlap: bool = False  # collect the next rollout during the update
-    shard: int = 0  # of num_shards with as many environments each, seeded as all together
+    bridge: str = "auto"  # how a compiled program calls a pool: "ffi", "callback", or "auto" for the fastest that works
+    num_async_pools: int = 0  # pools in each shard that step while the policy acts for the others; 0: synchronous
+    overlap: bool = False  # pools collect a whole rollout during the update before it
+    shard: int = 0  # index among num_shards with equally many environments; seeds do not depend on the split
     num_shards: int = 1
 
 
@@ -161,6 +162,7 @@ class Env(NamedTuple):
     render: Callable[[], Any] | None = None  # on the host: [H, W, 3] uint8 of the first environment
     to_env_action: Callable[[Array], Array] = lambda action: action  # [N, ...] to the environment's own bounds
     pools: AsyncPools | None = None
+    resize: Callable[[int, HostEnvConfig], Any] | None = None  # (N, config): an Env of N of the same environments
 
 
 class PolicyInput(NamedTuple):

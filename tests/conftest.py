@@ -23,7 +23,7 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("MPLBACKEND", "agg")
 os.environ.setdefault("JAX_NUMPY_RANK_PROMOTION", "raise")
 # Compiling is most of the time of most tests. The README's commands and the benchmarks compile as users do; so do the
-# tests with XLA_FLAGS="".
+# tests with XLA_FLAGS="", as the nightly workflow runs them.
 HASTY = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
 if Version(version("jaxlib")) < Version("0.11"):  # a third faster again; later ones exit at flags they do not know
     HASTY += " --xla_cpu_use_fusion_emitters=false"
@@ -38,6 +38,8 @@ hypothesis.settings.register_profile("local", deadline=None, max_examples=50)
 hypothesis.settings.register_profile("ci", deadline=None, max_examples=50, derandomize=True, print_blob=True)
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "local")
 
+UNIT = "unit and not slow"  # what -m unit means
+
 
 def pytest_addoption(parser):
     parser.addoption("--num-cpu-devices", default=4, type=int, help="CPU devices that tests of sharding see")
@@ -46,6 +48,15 @@ def pytest_addoption(parser):
 def pytest_configure(config):
     jax.config.update("jax_num_cpu_devices", config.getoption("--num-cpu-devices"))
     program.build = _reading_keys(program.build)
+    if config.option.markexpr == "unit":
+        config.option.markexpr = UNIT
+
+
+def pytest_ignore_collect(collection_path, config):
+    """Import only modules with unit tests for `-m unit`: to import all of them takes longer than those tests."""
+    if config.option.markexpr == UNIT and collection_path.name.startswith("test_"):
+        return "mark.unit" not in collection_path.read_text(encoding="utf-8") or None
+    return None
 
 
 def _reading_keys(build):

@@ -21,7 +21,7 @@ from jaxrl_fast.networks.recurrent import recurrent
 from jaxrl_fast.rl import distributions, off_policy
 from jaxrl_fast.training import evaluator
 from jaxrl_fast.types import Agent, Decision, Discrete, Env, EnvSpec, PolicyInput, PyTree, TimeStep
-from tests import probes
+from tests.helpers import probes
 
 GAMMA = probes.GAMMA
 

@@ -21,7 +21,9 @@ from jaxrl_fast.parallel import program
 from jaxrl_fast.rollout import scores_of
 from jaxrl_fast.training import build
 from jaxrl_fast.types import Agent, Decision, GradientSteps
-from tests import probes, slow
+from tests.helpers import probes, slow
+from tests.helpers.agents import LITTLE, SHORT
+from tests.helpers.trees import same_bits
 
 
 def agent_of(env, num_updates=8, **config):
@@ -42,12 +44,6 @@ def still(env, rollout_length=25) -> Agent:
         rollout_length=rollout_length,
         initial_carry=jnp.int32(0),
     )
-
-
-def same_bits(a, b):
-    is_key = lambda x: jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
-    bits = lambda tree: [np.asarray(jax.random.key_data(x) if is_key(x) else x) for x in jax.tree.leaves(tree)]
-    return all(np.array_equal(x, y) for x, y in zip(bits(a), bits(b), strict=True))
 
 
 @pytest.fixture(scope="module")
@@ -153,10 +149,6 @@ def test_the_row_after_the_last_is_invalid_and_nothing_else():
     experience = probes.experience(env, agent, ())
     np.testing.assert_array_equal(np.flatnonzero(~experience.steps.valid[:, 1]), [10, 21])
     np.testing.assert_array_equal(experience.steps.reward[~experience.steps.valid], 0)
-
-
-SHORT = dict(rollout_length=4, num_minibatches=2, num_epochs=2, hidden=(8,))
-LITTLE = dict(rollout_length=4, capacity=64, batch_size=4, learning_starts=8, replay_ratio=0.25, hidden=(8,))
 
 
 each_algorithm = pytest.mark.parametrize(

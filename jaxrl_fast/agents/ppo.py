@@ -31,7 +31,7 @@ from jaxrl_fast.types import (
     Transition,
 )
 
-SUPPORTS = frozenset({"shards", "grad_workers"})
+SUPPORTS = frozenset({"shards", "grad_workers", "sequential_seeds"})
 
 
 class State(NamedTuple):

@@ -18,7 +18,7 @@ from jaxrl_fast.parallel import collectives
 from jaxrl_fast.rl import distributions, exploration, frame_stack, minibatch, normalize, optim, returns, sgd
 from jaxrl_fast.types import Agent, Array, Decision, EnvSpec, Key, Metrics, Parallelism, PolicyInput, PyTree, Rollout
 
-SUPPORTS = frozenset({"shards", "grad_workers"})
+SUPPORTS = frozenset({"shards", "grad_workers", "sequential_seeds"})
 
 
 class State(NamedTuple):

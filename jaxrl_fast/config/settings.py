@@ -114,7 +114,7 @@ def _convert(kind: Any, setting: Setting) -> Any:
 
 def folder_of(setting: Setting, wanted: str) -> str:
     """The folder that was given. ValueError for none, as of a shell's variable that is not set."""
-    folder = convert(str, setting)
+    folder: str = convert(str, setting)
     if not folder:
         raise ValueError(f"{setting.said} wants {wanted}, and '' is none")
     return folder

@@ -1,4 +1,4 @@
-"""What can be trained: `python -m jaxrl_fast.envs [PATTERN]`, with observations and actions."""
+"""List the environments that can be trained: `python -m jaxrl_fast.envs [PATTERN]`."""
 
 import importlib
 import sys
@@ -11,34 +11,34 @@ from jaxrl_fast import cli, envs
 from jaxrl_fast.utils import formatting
 from jaxrl_fast.utils.parsing import nearest
 
-MAX_DESCRIBED = 40  # environments of a backend; of more only the names are told
+MAX_DESCRIBED = 40  # environments of a backend; if there are more, only names are listed
 
 
 @dataclass(frozen=True)
 class Options:
-    """What is listed."""
+    """Options of the command."""
 
     describe: bool = False
-    """Observation and action of each, however many they are."""
+    """Show the observation and action of each environment, even of many."""
 
 
 USAGE = cli.CommandSpec(
     "python -m jaxrl_fast.envs",
     "[PATTERN]",
     Options,
-    "Lists the environments that can be trained, each with its observation and action. A pattern is a part of the "
-    f"name, or has * and ? in it. Of more than {MAX_DESCRIBED} in a backend only the names are told.",
+    "List the environments that can be trained, with their observations and actions. PATTERN is a part of the "
+    f"name, or contains * or ?. If a backend has more than {MAX_DESCRIBED}, only names are listed.",
     least=0,
 )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command. Returns its exit status."""
+    """Run the command and return its exit status."""
     return cli.run_command(prepare, act, argv)
 
 
 def prepare(argv: Sequence[str]) -> tuple[dict[str, list[str]], Options]:
-    """The ids of each backend that are asked for."""
+    """Return the ids of each backend that match."""
     words, options = cli.read(USAGE, argv)
     pattern = words[0] if words else ""
     found: dict[str, list[str]] = {}
@@ -47,21 +47,21 @@ def prepare(argv: Sequence[str]) -> tuple[dict[str, list[str]], Options]:
     for backend in envs.BACKENDS:
         try:
             ids = envs.registered(backend)
-        except ValueError as error:  # it is not installed
+        except ValueError as error:  # the backend is not installed
             missing.append(f"{backend}: {error}")
             continue
         everything += ids
         found[backend] = [env_id for env_id in ids if matches(env_id, pattern)]
     if not any(found.values()):
         bare = [env_id.partition("/")[2] for env_id in everything]
-        raise ValueError(f"no environment has {pattern!r} in its name{nearest(pattern, bare)}")
+        raise ValueError(f"PATTERN: no environment matches, got {pattern!r}{nearest(pattern, bare)}")
     for line in missing if not pattern else ():
         print(line, file=sys.stderr)
     return {backend: ids for backend, ids in found.items() if ids}, options
 
 
 def act(ready: tuple[dict[str, list[str]], Options]) -> None:
-    """Prints them."""
+    """Print the list."""
     found, options = ready
     for backend, ids in found.items():
         print(f"{backend}: {formatting.counted(len(ids), 'environment')}", flush=True)
@@ -71,7 +71,7 @@ def act(ready: tuple[dict[str, list[str]], Options]) -> None:
 
 
 def matches(env_id: str, pattern: str) -> bool:
-    """A part of the id, whatever its case, or all of it where the pattern has * or ?."""
+    """Return whether a pattern is a part of the id, or with * or ? matches all of it, ignoring case."""
     pattern, names = pattern.lower(), (env_id.lower(), env_id.lower().partition("/")[2])
     if any(sign in pattern for sign in "*?["):
         return any(fnmatchcase(name, pattern) for name in names)
@@ -79,7 +79,7 @@ def matches(env_id: str, pattern: str) -> bool:
 
 
 def described(ids: Sequence[str]) -> Iterator[str]:
-    """A line for each: its observation and action, or why it cannot be used."""
+    """Yield a line for each id: its observation and action, or why it cannot be used."""
     width = max(map(len, ids))
     for env_id in ids:
         try:
@@ -91,7 +91,7 @@ def described(ids: Sequence[str]) -> Iterator[str]:
 
 
 def by_family(backend: str, ids: Sequence[str]) -> Iterator[str]:
-    """Names alone, those of a family together where the backend knows families."""
+    """Yield lines of names, by family if the backend has families."""
     import textwrap
 
     family_of = getattr(importlib.import_module(f"jaxrl_fast.envs.{backend}"), "family", lambda name: "")
@@ -103,11 +103,11 @@ def by_family(backend: str, ids: Sequence[str]) -> Iterator[str]:
         yield f"  {family} ({len(names)})" if family else f"  {len(names)} names"
         whole = textwrap.TextWrapper(116, "    ", "    ", break_on_hyphens=False, break_long_words=False)
         yield whole.fill("  ".join(names))
-    yield f"  {USAGE.program} PATTERN also tells observations and actions"
+    yield f"  {USAGE.program} PATTERN also shows observations and actions"
 
 
 def shown(obs: Any) -> str:
-    """Dtype and shape: "float32[4]", of a dictionary each part's."""
+    """Return dtype and shape, "float32[4]", of each part."""
     if hasattr(obs, "shape"):
         return f"{obs.dtype}{list(obs.shape)}"
     parts = obs.items() if isinstance(obs, dict) else enumerate(obs)
@@ -115,7 +115,7 @@ def shown(obs: Any) -> str:
 
 
 def action(space: Any) -> str:
-    """In words."""
+    """Return a description of an action space."""
     if hasattr(space, "num"):
         return f"{space.num} actions"
     return f"{' x '.join(map(str, space.shape))} number{'s' * (space.shape != (1,))}"

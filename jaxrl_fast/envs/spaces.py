@@ -1,4 +1,4 @@
-"""What an environment is given, actions and options, and what it ends in: made right alike for every backend."""
+"""Convert actions, observations and options between users, agents and environments; shared by all backends."""
 
 import contextlib
 import json
@@ -13,21 +13,21 @@ from jaxrl_fast.types import Discrete, EnvSpec, PyTree
 from jaxrl_fast.utils.parsing import MAX_FLOAT, WORDS, nearest, parse_float
 
 Bounds = Any  # the true (low, high) of continuous actions; () for discrete ones
-NESTED = (tuple, list, dict)
-UNREADABLE = 1e9  # so large that squares of many such numbers are far from float32's end still
+NESTED_TYPES = (tuple, list, dict)
+MAX_OBS_MAGNITUDE = 1e9  # sums of many squares of such numbers still fit float32
 
 
 def check_action(spec: EnvSpec, action: jax.Array) -> None:
-    """While tracing: actions are int32 [N] or float32 [N, *shape]. Else ValueError."""
+    """Raise ValueError while tracing unless actions are integers [N] or floats [N, *shape]."""
     discrete = isinstance(spec.action, Discrete)
     shape = (spec.num_envs, *getattr(spec.action, "shape", ()))
     if action.shape != shape or not jnp.issubdtype(action.dtype, jnp.integer if discrete else jnp.floating):
-        wanted = f"{'int32' if discrete else 'float32'}{list(shape)}"
-        raise ValueError(f"{spec.id} wants actions {wanted}, not {action.dtype}{list(action.shape)}")
+        expected = f"{'int32' if discrete else 'float32'}{list(shape)}"
+        raise ValueError(f"{spec.id}: actions must be {expected}, got {action.dtype}{list(action.shape)}")
 
 
 def to_env_action(spec: EnvSpec, bounds: Bounds, action: jax.Array) -> jax.Array:
-    """Agents' actions [..., *shape] as the environment wants them: in range whatever was given; NaN is the middle."""
+    """Return agents' actions [..., *shape] within the environment's bounds; NaN becomes the middle."""
     if isinstance(spec.action, Discrete):
         wide = action if action.dtype.itemsize >= 4 else action.astype(jnp.int32)  # int8 cannot hold a bound of 200
         return jnp.clip(wide, 0, spec.action.num - 1).astype(jnp.int32)
@@ -37,47 +37,48 @@ def to_env_action(spec: EnvSpec, bounds: Bounds, action: jax.Array) -> jax.Array
     return jnp.clip(0.5 * (low + high) + 0.5 * (high - low) * unit, low, high)
 
 
-def readable(died: jax.Array, obs: PyTree) -> PyTree:
-    """0 for NaN, infinity and what is near it in observations [..., *shape] that an episode `died` [...] in.
+def readable(terminated: jax.Array, obs: PyTree) -> PyTree:
+    """Return observations [..., *shape] with 0 for NaN, infinite and huge numbers where `terminated` [...].
 
-    Their value counts for nothing, but NaN times 0 is NaN, and so is 0 times a square that float32 cannot hold.
+    The value of a terminal observation is multiplied by 0, but 0 times NaN or infinity is NaN.
     """
 
     def one(x: jax.Array) -> jax.Array:
         if not jnp.issubdtype(x.dtype, jnp.floating):
             return x
-        return jnp.where(died.reshape(died.shape + (1,) * (x.ndim - died.ndim)) & ~(jnp.abs(x) < UNREADABLE), 0, x)
+        mask = terminated.reshape(terminated.shape + (1,) * (x.ndim - terminated.ndim))
+        return jnp.where(mask & ~(jnp.abs(x) < MAX_OBS_MAGNITUDE), 0, x)
 
     return jax.tree.map(one, obs)
 
 
-def true_bounds(refused: str, low: Any, high: Any, shape: tuple[int, ...]) -> Bounds:
-    """float32 bounds of continuous actions. ValueError, beginning with `refused`, where they are none."""
-    with np.errstate(over="ignore"):  # what float32 cannot hold becomes infinite, and is refused
+def true_bounds(unsupported: str, low: Any, high: Any, shape: tuple[int, ...]) -> Bounds:
+    """Return float32 bounds of continuous actions. Raise ValueError, with `unsupported` first, if they are unusable."""
+    with np.errstate(over="ignore"):  # bounds beyond float32 become infinite
         low, high = (np.broadcast_to(np.asarray(bound, np.float32), shape) for bound in (low, high))
     if np.any(low > high):
-        raise ValueError(f"{refused}, whose lower bounds are not below the upper ones")
+        raise ValueError(f"{unsupported}; its lower bounds must not exceed the upper ones")
     if not np.all(np.abs([low, high]) < 1e30):
-        raise ValueError(f"{refused}, whose bounds are not finite, so that [-1, 1] cannot be scaled to them")
+        raise ValueError(f"{unsupported}; its bounds must be finite, because [-1, 1] is scaled to them")
     return low, high
 
 
 def refuse_option(env_id: str, name: str, known: tuple[str, ...]) -> NoReturn:
-    """ValueError for an option that the environment does not have."""
+    """Raise ValueError for an option that the environment does not have."""
     hint = nearest(name, known) or f"; it has {', '.join(known) or 'none'}"
     raise ValueError(f"{env_id} has no option {name!r}{hint}")
 
 
 def coerce(env_id: str, name: str, value: Any, default: Any) -> Any:
-    """An option's value as the type that its default has, from a number, a string or a list."""
+    """Return an option's value, given as a number, a string or a list, with the type of its default."""
     try:
         return _as_type_of(default, value)
     except (TypeError, ValueError, KeyError, OverflowError) as error:
         if isinstance(default, (np.ndarray, jax.Array)):
-            wanted = f"an array of shape {list(default.shape)} is wanted, such as {default.tolist()}"
+            expected, example = f"an array of shape {list(default.shape)}", default.tolist()
         else:
-            wanted = f"{type(default).__name__} is wanted, such as {default!r}"
-        raise ValueError(f"{name}={value!r} for {env_id}: {wanted}") from error
+            expected, example = type(default).__name__, repr(default)
+        raise ValueError(f"{name}: must be {expected} for {env_id}, got {value!r}; for example {example}") from error
 
 
 def _as_type_of(default: Any, value: Any) -> Any:
@@ -98,13 +99,18 @@ def _as_type_of(default: Any, value: Any) -> Any:
             raise ValueError
         return jnp.asarray(array)
     if isinstance(default, str) and value is not None:
-        if isinstance(value, (bool, *NESTED)):
+        if isinstance(value, (bool, *NESTED_TYPES)):
             raise ValueError
         return str(value)
-    if isinstance(value, str):  # for None, or nothing, as in f(size): what it looks like
+    if isinstance(value, str):  # the default is None or absent, so the text decides the type
         with contextlib.suppress(ValueError):
             value = json.loads(value)
-    wanted = dict if isinstance(default, dict) else (tuple, list) if isinstance(default, NESTED) else object
-    if value is not None and not isinstance(value, wanted):
+    expected = dict if isinstance(default, dict) else (tuple, list) if isinstance(default, NESTED_TYPES) else object
+    if value is not None and not isinstance(value, expected):
         raise ValueError
     return tuple(value) if isinstance(default, tuple) and isinstance(value, list) else value
+
+
+def narrow_dtype(dtype: Any) -> Any:
+    """Return the dtype of at most 32 bits that replaces this one."""
+    return {"float64": np.float32, "int64": np.int32, "uint64": np.uint32}.get(np.dtype(dtype).name, dtype)

@@ -46,8 +46,8 @@ def open_env(folder: Path, env: Any = None, num_envs: int = 1, play_seed: int = 
     settings = resume.of_run(folder)
     options = settings.options if env is None else dataclasses.replace(settings.options, env=env)
     resume.check_env(folder, options.env)
-    conditions = build.conditions(options, build.WATCHING, play_seed)
-    return settings._replace(options=options), envs.make(options.env, num_envs, conditions, **options.env_options)
+    host_config = build.host_config(options, build.WATCHING, play_seed)
+    return settings._replace(options=options), envs.make(options.env, num_envs, host_config, **options.env_options)
 
 
 def read_run(folder: Path, which: Which, settings: Settings, env: Env, member: Mapping[str, Any]) -> SavedRun:

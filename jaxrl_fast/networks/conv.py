@@ -26,12 +26,13 @@ class Boards(nn.Module):
     @nn.compact
     def __call__(self, x):
         kernel = self.param("kernel", gain_of(np.sqrt(2)), (self.side, self.side, x.shape[-1], self.channels))
-        params = [kernel, self.param("bias", nn.initializers.zeros, (self.channels,))]
+        bias = self.param("bias", nn.initializers.zeros, (self.channels,))
+        scale = offset = None
         if self.layer_norm:
-            params.append(self.param("scale", nn.initializers.ones, (self.channels,)))
-            params.append(self.param("offset", nn.initializers.zeros, (self.channels,)))
-        params = [param.astype(self.dtype) for param in params]
-        y = kernels.board_conv(x.reshape(-1, *x.shape[-3:]), *params, activation=self.activation)
+            scale = self.param("scale", nn.initializers.ones, (self.channels,)).astype(self.dtype)
+            offset = self.param("offset", nn.initializers.zeros, (self.channels,)).astype(self.dtype)
+        kernel, bias = kernel.astype(self.dtype), bias.astype(self.dtype)
+        y = kernels.board_conv(x.reshape(-1, *x.shape[-3:]), kernel, bias, scale, offset, self.activation)
         return y.reshape(*x.shape[:-3], *y.shape[1:])
 
 

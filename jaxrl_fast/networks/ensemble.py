@@ -1,7 +1,5 @@
 """Several networks of the same shape, computed together: twin critics and larger ensembles."""
 
-from functools import partial
-
 import jax
 
 from jaxrl_fast.networks import Network
@@ -21,6 +19,6 @@ def ensemble(network: Network, num: int) -> Network:
         return jax.vmap(network.apply, in_axes=(0, None, 0))(params, obs, noise)
 
     def noise(key: Key, shape: tuple[int, ...]) -> PyTree:
-        return jax.vmap(partial(network.noise, shape=shape))(jax.random.split(key, num))
+        return jax.vmap(lambda key: network.noise(key, shape))(jax.random.split(key, num))
 
     return Network(init, apply, noise)

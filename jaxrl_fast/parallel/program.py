@@ -39,6 +39,7 @@ MAX_ROWS = 2**14  # of metrics that a chunk can hold, over all seeds
 
 Values = Mapping[str, Array]  # of hyperparameters: [S], or one member's
 Make = Callable[[Values], Agent]
+Function = Callable[..., Any]
 
 
 class Program(NamedTuple):
@@ -64,9 +65,9 @@ class Program(NamedTuple):
 class PartitionedFns(NamedTuple):
     """A program's functions over all seeds and shards, and where their arguments and results lie."""
 
-    init: Callable[..., Any]
-    advance: Callable[..., Any]
-    restart: Callable[..., Any]
+    init: Function
+    advance: Function
+    restart: Function
     seeds: NamedSharding  # metrics too
     state: NamedSharding
     limit: NamedSharding
@@ -127,7 +128,8 @@ def shapes(
     num_padded_seeds = placement.num_padded_seeds
     init = partition(async_rollout.on_paper(env), make, 1, placement).init
     values = {name: jax.ShapeDtypeStruct((num_padded_seeds,), x.dtype) for name, x in values.items()}
-    return _of_seeds(jax.eval_shape(init, _seeds(num_padded_seeds), values), placement)
+    state: loop.TrainState = _of_seeds(jax.eval_shape(init, _seeds(num_padded_seeds), values), placement)
+    return state
 
 
 def shapes_of_update(env: Env, agent: Agent) -> tuple[PyTree, Any]:
@@ -140,9 +142,9 @@ def shapes_of_update(env: Env, agent: Agent) -> tuple[PyTree, Any]:
 
 def partition(env: Env, make: Callable[..., Agent], capacity: int, placement: Placement) -> PartitionedFns:
     """The functions of all seeds that are trained, each group of devices with as many, and where they are computed."""
-    init: Callable[..., Any] = partial(begin, env, make)
-    advance: Callable[..., Any] = partial(chunk, env, make, capacity)
-    restart: Callable[..., Any] = partial(restart_envs, env, make)
+    init: Function = partial(begin, env, make)
+    advance: Function = partial(chunk, env, make, capacity)
+    restart: Function = partial(restart_envs, env, make)
     several, apart, num_shards = placement.num_seeds > 1, placement.sharded, placement.num_shards
     if num_shards > 1 and not apart:
         init = jax.vmap(init, in_axes=(None, None), axis_size=num_shards, axis_name=SHARDS)
@@ -189,7 +191,7 @@ def chunk(
     agent = make(values)
     train_once = jax.jit(partial(loop.train_once, env, agent), inline=True)  # so that it is traced once
 
-    def body(i, carry):
+    def body(i: Array, carry: Any) -> Any:
         state, rows = carry
         state, row = train_once(state)
         return state, jax.tree.map(lambda rows, x: jax.lax.dynamic_update_index_in_dim(rows, x, i, axis=0), rows, row)
@@ -205,9 +207,10 @@ def _is_finite(learner: PyTree) -> Array:
     named = jax.tree_util.tree_leaves_with_path(learner)
     of_float = lambda x: jnp.issubdtype(x.dtype, jnp.floating)
     parameters = [x for path, x in named if PARAMETERS in jax.tree_util.keystr(path) and of_float(x)]
-    if not parameters:  # an array of none would be a constant, see _on_devices
-        return jnp.bool_(True)
-    return jnp.array([jnp.isfinite(x).all() for x in parameters]).all()
+    are_finite: Array = jnp.bool_(True)
+    if parameters:  # an array of none would be a constant, see _on_devices
+        are_finite = jnp.array([jnp.isfinite(x).all() for x in parameters]).all()
+    return are_finite
 
 
 def _most_bytes(compiled: jax.stages.Compiled) -> int:
@@ -219,7 +222,7 @@ def _most_bytes(compiled: jax.stages.Compiled) -> int:
     if not memory:
         return 0
     sizes = memory.argument_size_in_bytes, memory.temp_size_in_bytes, memory.output_size_in_bytes
-    return sum(sizes) - memory.alias_size_in_bytes
+    return int(sum(sizes) - memory.alias_size_in_bytes)
 
 
 def _seeds(num_seeds: int) -> jax.ShapeDtypeStruct:
@@ -238,18 +241,18 @@ def _mesh(axes: dict[str, int]) -> jax.sharding.Mesh:
     return jax.make_mesh((*axes.values(),), (*axes,), axis_types=(AxisType.Auto,) * len(axes), devices=devices)
 
 
-def _shard_map(function: Callable, mesh: jax.sharding.Mesh, in_specs: Any, out_specs: Any) -> Callable:
+def _shard_map(function: Function, mesh: jax.sharding.Mesh, in_specs: Any, out_specs: Any) -> Function:
     """The function of each device's part of the arguments.
 
     Arrays of no elements are made there: given to `shard_map`, as arguments or constants, they crash jaxlib 0.11.
     """
 
-    def run(*arguments):
+    def run(*arguments: Any) -> Any:
         leaves, structure = jax.tree.flatten(arguments)
         specs = [spec for spec, argument in zip(in_specs, arguments) for _ in jax.tree.leaves(argument)]
         given = [i for i, x in enumerate(leaves) if x.size]
 
-        def of_parts(*parts):
+        def of_parts(*parts: Array) -> Any:
             there = dict(zip(given, parts))
             empty = lambda i: NamedSharding(mesh, specs[i]).shard_shape(leaves[i].shape)
             all_parts = [there[i] if i in there else jnp.zeros(empty(i), x.dtype) for i, x in enumerate(leaves)]
@@ -263,13 +266,13 @@ def _shard_map(function: Callable, mesh: jax.sharding.Mesh, in_specs: Any, out_s
 
 
 def _with_shard_axis(
-    axis: int, init: Callable, advance: Callable, restart: Callable
-) -> tuple[Callable, Callable, Callable]:
+    axis: int, init: Function, advance: Function, restart: Function
+) -> tuple[Function, Function, Function]:
     """The three functions for states with an axis of shards, of which a device sees only its own."""
     add_axis = partial(jax.tree.map, lambda x: jnp.expand_dims(x, axis))
     drop_axis = partial(jax.tree.map, lambda x: jnp.squeeze(x, axis))
 
-    def advance_shard(state, values, num_updates):
+    def advance_shard(state: PyTree, values: Values, num_updates: Array) -> tuple[PyTree, PyTree]:
         state, metrics = advance(drop_axis(state), values, num_updates)
         return add_axis(state), metrics
 
@@ -280,21 +283,21 @@ def _with_shard_axis(
     )
 
 
-def _one_by_one(function: Callable) -> Callable:
+def _one_by_one(function: Function) -> Function:
     """Over members in turn. Not by `vmap`: batched orthogonal matrices have been seen to deadlock JAX on two cores."""
     return lambda *members: jax.lax.map(lambda member: function(*member), members)
 
 
-def _sequential_seeds(advance: Callable) -> Callable:
+def _sequential_seeds(advance: Function) -> Function:
     """What `vmap` over members computes, one after another. A member's state is copied out of that of all, and back."""
 
-    def run(states, values, num_updates):
+    def run(states: PyTree, values: Values, num_updates: Array) -> Any:
         member = lambda tree, i: jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, i, keepdims=False), tree)
         put = lambda trees, tree, i: jax.tree.map(
             lambda xs, x: jax.lax.dynamic_update_index_in_dim(xs, x, i, axis=0), trees, tree
         )
 
-        def body(i, carry):
+        def body(i: Array, carry: Any) -> Any:
             states, metrics = carry
             state, rows = advance(member(states, i), member(values, i), num_updates)
             return put(states, state, i), put(metrics, rows, i)
@@ -307,10 +310,10 @@ def _sequential_seeds(advance: Callable) -> Callable:
     return run
 
 
-def _first_metrics(advance: Callable) -> Callable:
+def _first_metrics(advance: Function) -> Function:
     """Metrics are of all shards together, so any shard's will do."""
 
-    def run(state, values, num_updates):
+    def run(state: PyTree, values: Values, num_updates: Array) -> tuple[PyTree, PyTree]:
         state, rows = advance(state, values, num_updates)
         return state, jax.tree.map(lambda x: x[0], rows)
 

@@ -267,4 +267,5 @@ def _expect(logits: Array, x: Array) -> Array:
 
 def _log_slope(x: Array) -> Array:
     """log tanh'(x) = 2 (log 2 - x - softplus(-2 x)), which neither cancels nor overflows."""
-    return 2 * (np.log(2) - x - jax.nn.softplus(-2 * x))
+    slope: Array = 2 * (np.log(2) - x - jax.nn.softplus(-2 * x))
+    return slope

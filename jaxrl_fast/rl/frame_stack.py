@@ -54,11 +54,12 @@ def num_channels(num_frames: int, x: Array | ShapeDtypeStruct) -> int:
 def stack_ages(num_frames: int, same: Array, before: Array) -> Array:
     """[T, N] uint8 of rows that are all one frame [T, N], after rows of age `before` [N] uint8."""
 
-    def step(age, same):
+    def step(age: Array, same: Array) -> tuple[Array, Array]:
         age = jnp.where(same, 0, jnp.minimum(age + 1, num_frames - 1)).astype(jnp.uint8)
         return age, age
 
-    return jax.lax.scan(step, before, same)[1]
+    ages: Array = jax.lax.scan(step, before, same)[1]
+    return ages
 
 
 def gather_stacks(num_frames: int, kept: PyTree, age: Array, row: Array, env: Array) -> PyTree:
@@ -66,13 +67,14 @@ def gather_stacks(num_frames: int, kept: PyTree, age: Array, row: Array, env: Ar
     lag = jnp.arange(num_frames - 1, -1, -1)[None]  # the oldest frame first
     back = row[:, None] - jnp.minimum(lag, age.astype(jnp.int32)[:, None])
 
-    def stack(x):
+    def stack(x: Array) -> Array:
         """One gather of [B, F, ..., C] and a transpose, done before anything else reads it.
 
         On a CPU, joining several gathers took six times as long, and so does what reads through the transpose.
         """
         found = jnp.moveaxis(x.at[back % x.shape[0], env[:, None]].get(mode="promise_in_bounds"), 1, -2)
-        return jax.lax.optimization_barrier(found.reshape(*found.shape[:-2], -1))
+        joined: Array = jax.lax.optimization_barrier(found.reshape(*found.shape[:-2], -1))
+        return joined
 
     return jax.tree.map(stack, kept)
 

@@ -29,13 +29,13 @@ def shuffle(key: Key, num_rows: int) -> Array:
     constants = jax.random.bits(key, (NUM_ROUNDS, 2))
     shift = max(1, num_bits // 2)
 
-    def mix(x):
+    def mix(x: Array) -> Array:
         for factor, offset in constants:
             x = (x * (factor | 1) + offset) & jnp.uint32(mask)
             x ^= x >> shift
         return x
 
-    places = mix(jnp.arange(num_rows, dtype=jnp.uint32))
+    places: Array = mix(jnp.arange(num_rows, dtype=jnp.uint32))
     if num_rows <= mask:
         outside = lambda x: x >= num_rows
         places = jax.lax.while_loop(lambda x: outside(x).any(), lambda x: jnp.where(outside(x), mix(x), x), places)

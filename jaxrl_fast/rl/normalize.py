@@ -130,7 +130,7 @@ def update_reward(
 ) -> RewardScale:
     """Take in the rewards of a rollout, all [T, N]: total[t] = gamma * total[t - 1] + reward[t], anew after last."""
 
-    def step(total, row):
+    def step(total: Array, row: tuple[Array, Array]) -> tuple[Array, Array]:
         reward, last = row
         total = gamma * total + reward
         return jnp.where(last, 0.0, total), total

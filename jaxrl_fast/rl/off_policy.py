@@ -92,7 +92,8 @@ def gradient_steps(
         state, metrics = step(state, jax.random.clone(keys[i]))  # each row is used once, which JAX cannot know
         return state, jax.tree.map(jnp.add, sums, metrics)
 
-    return jax.lax.fori_loop(0, same_for_all_seeds(num_steps), once, (state, zeros))
+    sums: tuple[PyTree, PyTree] = jax.lax.fori_loop(0, same_for_all_seeds(num_steps), once, (state, zeros))
+    return sums
 
 
 def update_target(

@@ -45,4 +45,4 @@ def linear_schedule(learning_rate: float | Array, anneal: bool, num_steps: int) 
 
 
 def _worth_flattening(tree: PyTree) -> bool:
-    return sum(x.size for x in jax.tree.leaves(tree)) <= MAX_FLAT
+    return bool(sum(x.size for x in jax.tree.leaves(tree)) <= MAX_FLAT)

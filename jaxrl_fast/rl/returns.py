@@ -30,12 +30,13 @@ def lambda_returns(reward: Array, discount: Array, next_value: Array, last: Arra
     associative scan would trade T small kernels for log T larger ones.
     """
 
-    def backup(following, row):
+    def backup(following: Array, row: tuple[Array, ...]) -> tuple[Array, Array]:
         reward, discount, next_value, last = row
         trace = jnp.where(last, 0.0, lambda_)
         now = reward + discount * ((1 - trace) * next_value + trace * following)
         return now, now
 
+    returns: Array
     _, returns = jax.lax.scan(backup, next_value[-1], (reward, discount, next_value, last), reverse=True)
     return returns
 

@@ -80,7 +80,7 @@ def incremental_update(
         update_batch, plan, *so_far, extra_moments = update
         epochs = epochs_of(update_batch)
 
-        def step(i, so_far):
+        def step(i: Array, so_far: list[Any]) -> list[Any]:
             learner, metrics = _train_on(epochs, so_far[0], update_batch.rows, jax.tree.map(lambda x: x[i][None], plan))
             return [learner, jax.tree.map(lambda total, x: total + x[0], so_far[1], metrics)]
 
@@ -104,7 +104,7 @@ def _train_on(epochs: Epochs, learner: PyTree, rows: Any, plan: MinibatchPlan) -
 def _plan(epochs: Epochs, rows: Any, key: Key, extra_moments: PyTree) -> tuple[MinibatchPlan, PyTree]:
     """Return the minibatches of all epochs, [epochs, K, B]. Moments are pooled over shards in one exchange."""
 
-    def plan(key):
+    def plan(key: Key) -> MinibatchPlan:
         order = minibatch.assign(key, len(rows.weight), epochs.num_minibatches)
         weight, x = minibatch.gather_rows((rows.weight, getattr(rows, epochs.standardize_field or "weight")), order)
         return MinibatchPlan(order, normalize.moments(x, weight))

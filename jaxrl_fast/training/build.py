@@ -29,7 +29,7 @@ MIN_ROWS_PER_WORKER, MAX_LEARNED, MAX_REPEATED = 64, 2**21, 2**28  # the last ar
 def whole_env(settings: Settings, algorithm: Any, num_updates: int, done: int = 0) -> tuple[Env, Agent]:
     """All environments together, and the agent for them, for a run that goes on after `done` updates."""
     options = settings.options
-    env = envs.make(options.env, int(options.num_envs), conditions(options, TRAINING, done), **options.env_options)
+    env = envs.make(options.env, int(options.num_envs), host_config(options, TRAINING, done), **options.env_options)
     return env, make_agent(settings.agent, algorithm, env, num_updates)
 
 
@@ -98,15 +98,15 @@ def evaluation(options: Options, on_device: bool, done: int = 0) -> Env:
     num_envs = min(options.eval_envs, options.eval_episodes)
     if not on_device and options.eval_envs == Options().eval_envs:  # each takes time to make
         num_envs = min(num_envs, int(options.num_envs))
-    return envs.make(options.env, num_envs, conditions(options, EVALUATION, done), **options.env_options)
+    return envs.make(options.env, num_envs, host_config(options, EVALUATION, done), **options.env_options)
 
 
-def conditions(options: Options, purpose: int, done: int = 0, shard: int = 0, num_shards: int = 1) -> HostEnvConfig:
-    """How environments on the host are run, for training or evaluation, by a run that goes on after so many updates."""
-    path = "callback" if options.exact_resume else options.pool_path
+def host_config(options: Options, purpose: int, done: int = 0, shard: int = 0, num_shards: int = 1) -> HostEnvConfig:
+    """Return how host environments are run, for a purpose, in a process that starts after `done` updates."""
+    bridge = "callback" if options.exact_resume else options.pool_path
     num_pools = options.in_flight if purpose == TRAINING else 0
     overlap = options.overlap and purpose == TRAINING
-    return HostEnvConfig((options.seed, purpose, done), options.protocol, path, num_pools, overlap, shard, num_shards)
+    return HostEnvConfig((options.seed, purpose, done), options.protocol, bridge, num_pools, overlap, shard, num_shards)
 
 
 def _counts_to_try(settings: Settings, env: Env, as_before: int | None) -> list[int]:
@@ -140,7 +140,7 @@ def _shard(options: Options, placement: Placement, done: int) -> Env:
     num_shards, axis_name = placement.num_shards, placement.axis_name
 
     def make(shard: int) -> Env:
-        own = conditions(options, TRAINING, done, shard, num_shards)
+        own = host_config(options, TRAINING, done, shard, num_shards)
         return envs.make(options.env, int(options.num_envs) // num_shards, own, **options.env_options)
 
     first = make(0)

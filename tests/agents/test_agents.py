@@ -10,9 +10,9 @@ import pytest
 
 from jaxrl_fast import agents, loop, networks
 from jaxrl_fast.agents import configs
-from tests import probes
-from tests.agents.test_dqn import equations
-from tests.test_loop import LITTLE, SHORT, same_bits
+from tests.helpers import probes
+from tests.helpers.agents import LITTLE, SHORT
+from tests.helpers.trees import equations, same_bits
 
 NUM_ENVS, NUM_UPDATES = 4, 6
 EPSILON = dict(epsilon_start=1.0, epsilon_end=0.1, epsilon_steps=100, epsilon_ladder=3.0)

@@ -19,7 +19,8 @@ from jaxrl_fast.replay import ring as replay_ring
 from jaxrl_fast.replay import sum_tree
 from jaxrl_fast.rl import value_distributions
 from jaxrl_fast.types import Box, Discrete, EnvSpec, Rollout, Transition
-from tests import probes
+from tests.helpers import probes
+from tests.helpers.trees import equations
 
 NUM_STATES = 6
 TABLE = networks.Network(  # its parameters [NUM_STATES, A, ...] are what it answers to the number of a state
@@ -701,15 +702,6 @@ def test_seeds_differ_and_each_is_its_own_run():
         np.testing.assert_array_equal(one.replay.action, state.agent.replay.action)
     kernels = [leaf for leaf in jax.tree.leaves(together.agent.learner.params) if leaf.ndim == 3]
     assert all(np.abs(leaf[i] - leaf[j]).max() > 1e-3 for leaf in kernels for i, j in ((0, 1), (1, 2), (0, 2)))
-
-
-def equations(jaxpr):
-    """All of them, also inside others."""
-    for equation in jaxpr.eqns:
-        yield equation
-        values = jax.tree.leaves(list(equation.params.values()), is_leaf=lambda x: hasattr(x, "eqns"))
-        for inner in values:
-            yield from equations(inner) if hasattr(inner, "eqns") else ()
 
 
 @pytest.mark.parametrize("batch", [(3,), (2, 3)], ids=["seeds", "seeds of several shards"])

@@ -14,7 +14,7 @@ from jaxrl_fast import envs, loop, types
 from jaxrl_fast.agents import ppo
 from jaxrl_fast.rl import optim, sgd
 from jaxrl_fast.types import Rollout, Transition
-from tests import probes, slow
+from tests.helpers import probes, slow
 
 
 def learn(env, num_updates, seed=0, **config):

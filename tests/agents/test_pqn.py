@@ -11,7 +11,7 @@ from jax import ShapeDtypeStruct
 from jaxrl_fast import loop, networks
 from jaxrl_fast.agents import pqn
 from jaxrl_fast.types import Box, Discrete, EnvSpec, Rollout, Transition
-from tests import probes
+from tests.helpers import probes
 
 TABLE = networks.Network(  # its parameters [states, A] are what it answers to the number of a state
     init=lambda key: jnp.zeros((8, 2)),

@@ -29,6 +29,8 @@ from jaxrl_fast.sweep import grid
 from jaxrl_fast.training import console, plan, trainer
 from jaxrl_fast.utils import locks, memory, parsing
 
+pytestmark = pytest.mark.unit
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -299,7 +301,7 @@ MISTAKES = [
     ("ppo --wandb-project-name x", ["here that is --project (docs/moving.md)\n"]),
     ("ppo --agent.hidden", ["--agent.hidden wants a value, or several\n"]),
     ("ppo --env-option", ["--env-option wants a value"]),
-    ("ppo --env __main__:Nothing", ["was a script's own", "from Python give it as env"]),
+    ("ppo --env __main__:Nothing", ["was defined in a script's __main__", "pass it from Python as env"]),
     ("--preset ppo_pong", ["here that is --config (docs/moving.md)\n"]),
     ("dqn --clip-eps 1", ["there is no option --clip-eps; python -m jaxrl_fast.train --help lists all\n"]),
     ("ppo CartPole-v1", ["'CartPole-v1' is one word too many", "an environment is --env NAME\n"]),

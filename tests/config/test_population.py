@@ -18,7 +18,7 @@ from jaxrl_fast.parallel.population import Varied
 from jaxrl_fast.training import plan
 from jaxrl_fast.training.evaluator import Evaluator
 from jaxrl_fast.types import Agent, Decision
-from tests import probes, slow
+from tests.helpers import probes, slow
 
 NUM_UPDATES, NUM_ENVS = 3, 4
 SMALL = {

@@ -13,7 +13,7 @@ from jaxrl_fast.agents.configs import common
 from jaxrl_fast.config import load, presets
 from jaxrl_fast.kernels import build
 from jaxrl_fast.types import Discrete, Env, EnvSpec, TimeStep
-from tests import slow
+from tests.helpers import slow
 
 ATARI = dict(total_steps=10_000_000, protocol="dqn2015", clip_rewards=True, gamma=0.99, network="auto")
 PPO_ATARI = ATARI | dict(

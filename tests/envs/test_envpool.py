@@ -25,6 +25,7 @@ import jaxrl_fast
 from jaxrl_fast import agents, envs, evaluate, loop, train, video
 from jaxrl_fast.agents.configs import ppo
 from jaxrl_fast.config import load, resume
+from jaxrl_fast.envs import host_pool
 from jaxrl_fast.envs.envpool import pool as adapter
 from jaxrl_fast.envs.envpool import tasks
 from jaxrl_fast.evaluation import saved_run
@@ -37,8 +38,9 @@ from jaxrl_fast.training import console, memory, plan, trainer
 from jaxrl_fast.training import evaluator as evaluation
 from jaxrl_fast.types import Agent, Box, Decision, Discrete, HostEnvConfig, Transition
 from jaxrl_fast.utils.memory import nbytes
-from tests import slow
-from tests.training.test_resume import same, stop_after
+from tests.helpers import slow
+from tests.helpers.host_envs import AGENTS, SHORT, random_actions, run
+from tests.helpers.runs import same, stop_after
 
 SEED = (3, 0, 0)
 NUM_ENVS = 2
@@ -69,23 +71,6 @@ class Game(NamedTuple):
     steps: Any  # TimeStep [T, N]
 
 
-def random_actions(spec, num_steps, seed=0):
-    chance, lead = np.random.default_rng(seed), (num_steps, spec.num_envs)
-    if isinstance(spec.action, Discrete):
-        return chance.integers(spec.action.num, size=lead).astype(np.int32)
-    return chance.uniform(-1, 1, (*lead, *spec.action.shape)).astype(np.float32)
-
-
-def run(env, actions):
-    """Reset, then one step for each row of actions, as one compiled program."""
-
-    def program(actions):
-        state, first = env.reset(jax.random.key(0))
-        return first, jax.lax.scan(env.step, state, actions)[1]
-
-    return jax.device_get(jax.jit(program)(actions))
-
-
 @functools.cache
 def play(case, path):
     name, options, protocol, num_steps = CASES[case]
@@ -102,7 +87,7 @@ def raw(case):
         "machado2018": dict(repeat_action_probability=0.25, noop_max=1, use_fire_reset=False),
         "": {},
     }[protocol]
-    seed = adapter.seeds_of(SEED, NUM_ENVS)
+    seed = host_pool.seeds_of(SEED, NUM_ENVS)
     pool = envpool.make_gymnasium(name, num_envs=NUM_ENVS, seed=seed, **rules, **options)
     actions = random_actions(envs.make(f"envpool/{name}", NUM_ENVS, **options).spec, num_steps)
     space = pool.action_space
@@ -175,7 +160,7 @@ def test_time_running_out_is_no_death():
 def test_what_a_death_leaves_is_readable_and_what_time_leaves_is_left_alone(case, dies, monkeypatch):
     """A value that counts for nothing is made up where it is no number, and no other."""
     encode = tasks.encode
-    monkeypatch.setattr(tasks, "encode", lambda task, obs: encode(task, obs) * jnp.nan)
+    monkeypatch.setattr(tasks, "encode", lambda spaces, obs: encode(spaces, obs) * jnp.nan)
     name, options, protocol, num_steps = CASES[case]
     env = envs.make(f"envpool/{name}", NUM_ENVS, HostEnvConfig(SEED, protocol), **options)
     _, steps = run(env, random_actions(env.spec, num_steps))
@@ -189,7 +174,7 @@ def test_procgens_time_runs_out_by_its_own_limit():
     """envpool takes this for a name only: by a limit that is too low, a death after it would be none."""
     for name, limit in (("MazeEasy-v0", 500), ("JumperMemory-v0", 2000)):
         env = envs.make(f"envpool/{name}", NUM_ENVS, HostEnvConfig(SEED))
-        assert env.reset.args[0][0].envs.config["max_episode_steps"] == limit
+        assert env.reset.args[0].pools[0].pool.envs.config["max_episode_steps"] == limit
         steps = run(env, np.full((limit, NUM_ENVS), 4, np.int32))[1]  # nobody moves
         assert not steps.last[:-1].any() and steps.last[-1].all() and (steps.discount == 1).all()
     ends = play("procgen", "ffi").steps
@@ -221,7 +206,7 @@ def test_scores_are_of_whole_games_unclipped():
         return collect(env, agent, policy, state.actors, noise, num_steps)[1:]
 
     experience, scores = jax.device_get(act(jax.random.key(1)))
-    pool = envpool.make_gymnasium(name, num_envs=NUM_ENVS, seed=adapter.seeds_of(SEED, NUM_ENVS), episodic_life=True)
+    pool = envpool.make_gymnasium(name, num_envs=NUM_ENVS, seed=host_pool.seeds_of(SEED, NUM_ENVS), episodic_life=True)
     pool.reset()
     score, length, finished = np.zeros(NUM_ENVS), np.zeros(NUM_ENVS, int), []
     last = np.zeros(NUM_ENVS, bool)
@@ -266,8 +251,8 @@ def check_who_decided(agent, steps, learners):
 def test_pools_in_flight_play_the_same_games(num_pools, path):
     """Three rollouts with updates between them, row for row those of the pool that is waited for, and nothing lost."""
     num_steps, num_envs = 120, 4
-    conditions = HostEnvConfig(SEED, "dqn2015", path, num_pools)
-    env = envs.make("envpool/Breakout-v5", num_envs, conditions)
+    host_config = HostEnvConfig(SEED, "dqn2015", path, num_pools)
+    env = envs.make("envpool/Breakout-v5", num_envs, host_config)
     config = ppo.PPO(
         rollout_length=num_steps, network="mlp", hidden=(8,), num_minibatches=1, num_epochs=1, learning_rate=0.01
     )
@@ -288,7 +273,7 @@ def test_pools_in_flight_play_the_same_games(num_pools, path):
 
     experience, scores, learners = jax.device_get(jax.jit(program)(jax.random.key(2)))
     rows = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), experience.steps)
-    waiting = envs.make("envpool/Breakout-v5", num_envs, conditions._replace(in_flight=0))
+    waiting = envs.make("envpool/Breakout-v5", num_envs, host_config._replace(num_async_pools=0))
     first, steps = run(waiting, rows.action)
     np.testing.assert_array_equal(rows.obs, np.concatenate([first.obs[None], steps.obs[:-1]]))
     for name in ("reward", "discount", "last"):
@@ -312,7 +297,7 @@ def test_each_row_is_decided_by_the_noise_of_its_own_place(in_flight):
 
     State and noise count rows, so what is decided for row t is t.
     """
-    env = envs.make("envpool/CartPole-v1", 4, HostEnvConfig(SEED, in_flight=in_flight))
+    env = envs.make("envpool/CartPole-v1", 4, HostEnvConfig(SEED, num_async_pools=in_flight))
     in_all = lambda obs, number: jnp.full(len(obs), number, jnp.int32)
     decide = lambda rows, obs, memory, row: Decision(in_all(obs, 0), (), in_all(obs, rows + row))
     agent = Agent(
@@ -365,7 +350,7 @@ def test_evaluations_score_whole_games_with_all_their_lives():
     agent = agents.load("ppo").make(config, env.spec, 1)
     agent = agent._replace(exploit=lambda state, obs, memory, noise: Decision(by_pixels(state, obs)))
     evaluator = evaluation.Evaluator(env, agent, [0], 2 * NUM_ENVS)
-    options = dict(episodic_life=True, img_height=36, img_width=36, seed=adapter.seeds_of(SEED, NUM_ENVS))
+    options = dict(episodic_life=True, img_height=36, img_width=36, seed=host_pool.seeds_of(SEED, NUM_ENVS))
     pool = envpool.make_gymnasium("Breakout-v5", num_envs=NUM_ENVS, **options)
     lengths: set[int] = set()
     left = []
@@ -410,8 +395,8 @@ def test_training_evaluation_and_watching_have_games_of_their_own(freeway):
     """From one seed; also where evaluation and watching have as many environments."""
     ready = plan.validate_plan(resume.of_run(freeway))
     watched = saved_run.open_env(freeway)[1]
-    seed = lambda env: env.reset.args[0][0].seed
-    seeds = [set(adapter.seeds_of(seed(env), 500)) for env in (ready.env, ready.eval_env, watched)]
+    seed = lambda env: env.reset.args[0].pools[0].seed
+    seeds = [set(host_pool.seeds_of(seed(env), 500)) for env in (ready.env, ready.eval_env, watched)]
     assert not seeds[0] & seeds[1] and not seeds[0] & seeds[2] and not seeds[1] & seeds[2]
 
 
@@ -433,20 +418,20 @@ def test_a_ring_of_single_frames_gives_back_envpools_stacks():
 
 
 def test_seeds_of_two_runs_have_nothing_in_common():
-    assert set(adapter.seeds_of((0, 0, 0), 500)).isdisjoint(adapter.seeds_of((1, 0, 0), 500))
-    assert len(set(adapter.seeds_of((0, 0, 0), 5000))) == 5000
-    assert adapter.seeds_of((5, 1, 2), 9) == adapter.seeds_of((5, 1, 2), 9)
+    assert set(host_pool.seeds_of((0, 0, 0), 500)).isdisjoint(host_pool.seeds_of((1, 0, 0), 500))
+    assert len(set(host_pool.seeds_of((0, 0, 0), 5000))) == 5000
+    assert host_pool.seeds_of((5, 1, 2), 9) == host_pool.seeds_of((5, 1, 2), 9)
 
 
 REFUSED = [
-    ("Pong-v5", dict(stack_num=0), ["stack_num=0", "1 to 15"]),
-    ("Pong-v5", dict(noop_max=0), ["noop_max=0"]),
-    ("Pong-v5", dict(img_height=0), ["img_height=0"]),
-    ("Pong-v5", dict(num_threads=-1), ["num_threads=-1"]),
-    ("Pong-v5", dict(max_episode_steps=0), ["max_episode_steps=0"]),
-    ("Pong-v5", dict(frame_skip=0), ["frame_skip=0"]),
+    ("Pong-v5", dict(stack_num=0), ["stack_num: must be 1 to 15", "got 0"]),
+    ("Pong-v5", dict(noop_max=0), ["noop_max", "got 0"]),
+    ("Pong-v5", dict(img_height=0), ["img_height", "got 0"]),
+    ("Pong-v5", dict(num_threads=-1), ["num_threads", "got -1"]),
+    ("Pong-v5", dict(max_episode_steps=0), ["max_episode_steps", "got 0"]),
+    ("Pong-v5", dict(frame_skip=0), ["frame_skip", "got 0"]),
     ("Pong-v5", dict(frame_skip=2**40), ["frame_skip"]),
-    ("Pong-v5", dict(img_width="wide"), ["img_width='wide'", "such as 84"]),
+    ("Pong-v5", dict(img_width="wide"), ["img_width: must be int", "got 'wide'", "for example 84"]),
     ("Pong-v5", dict(repeat_action_probability=7), ["--protocol"]),
     ("Pong-v5", dict(episodic_life=True), ["--protocol"]),
     ("Pong-v5", dict(reward_clip=True), ["--agent.clip-rewards"]),
@@ -455,35 +440,35 @@ REFUSED = [
     ("Pong-v5", dict(stack_nun=3), ["no option 'stack_nun'", "stack_num"]),
     ("CartPole-v1", dict(stack_num=3), ["no option 'stack_num'"]),
     ("Go9x9-v1", {}, ["2 players"]),
-    ("BinPack-v2", {}, ["cannot be driven", "action space"]),
-    ("D1Basic-v1", {}, ["bounds are not finite"]),
+    ("BinPack-v2", {}, ["unsupported action space"]),
+    ("D1Basic-v1", {}, ["bounds must be finite"]),
     ("Pongg-v5", {}, ["Pong-v5"]),
 ]
 
 
 @pytest.mark.parametrize(("name", "options", "words"), REFUSED, ids=[f"{n} {o}" for n, o, _ in REFUSED])
 def test_what_cannot_be_driven_is_refused_before_there_is_a_pool(name, options, words):
-    held = len(adapter.KEPT)
+    held = len(host_pool.OPEN_POOLS)
     with pytest.raises(ValueError) as refusal:
         envs.make(f"envpool/{name}", 2, **options)
     assert "\n" not in str(refusal.value)
     for word in words:
         assert word in str(refusal.value)
-    assert len(adapter.KEPT) == held
+    assert len(host_pool.OPEN_POOLS) == held
 
 
 MISTAKES = [
-    ("ppo --env envpool/Pong-v5 --env-option img_width=3", ["img_width=3", "36 to 1024"]),
+    ("ppo --env envpool/Pong-v5 --env-option img_width=3", ["img_width", "36 to 1024", "got 3"]),
     ("ppo --env envpool/Pong-v5 --num-seeds 2", ["--num-seeds 2", "pools are for one seed", "sweep"]),
     ("ppo --env envpool/Pong-v5 --num-envs 9 --devices 2", ["--devices 2", "9 environments"]),
     ("ppo --env envpool/CartPole-v1 --num-envs auto", ["--num-envs auto: envpool/CartPole-v1", "the host", "a number"]),
-    ("ppo --env CartPole-v1 --protocol dqn2015", ["--protocol dqn2015", "no game of Atari"]),
-    ("ppo --env envpool/CartPole-v1 --protocol machado2018", ["no game of Atari"]),
+    ("ppo --env CartPole-v1 --protocol dqn2015", ["--protocol", "not an Atari game", "dqn2015"]),
+    ("ppo --env envpool/CartPole-v1 --protocol machado2018", ["--protocol", "not an Atari game"]),
     ("ppo --env envpool/Pong-v5 --protocol dqn2016", ["--protocol", "dqn2015"]),
     ("ppo --env envpool/Pong-v5 --exact-resume", ["--exact-resume", "--save-every", "environment steps"]),
     ("ppo --env envpool/Pong-v5 --exact-resume --save-every 1M --pool-path ffi", ["--pool-path ffi", "callback"]),
-    ("ppo --env envpool/Pong-v5 --num-envs 9 --in-flight 2", ["--in-flight 2", "9 environments"]),
-    ("ppo --env CartPole-v1 --in-flight 2", ["--in-flight 2", "on the device"]),
+    ("ppo --env envpool/Pong-v5 --num-envs 9 --in-flight 2", ["--in-flight", "9 environments", "2 pools"]),
+    ("ppo --env CartPole-v1 --in-flight 2", ["--in-flight", "on the device", "got 2"]),
     ("ppo --env envpool/Pong-v5 --in-flight -1", ["--in-flight", "-1", "0"]),
     ("ppo --env envpool/CartPole-v1 --overlap", ["--overlap", "--in-flight 1"]),
     ("ppo --env CartPole-v1 --overlap", ["--overlap", "on the host", "--in-flight 1"]),
@@ -504,27 +489,27 @@ def test_a_mistake_gets_one_line_and_leaves_nothing(line, words, tmp_path, monke
 
 
 def test_without_envpool_it_says_what_to_install(monkeypatch):
-    monkeypatch.setattr(envs, "_is_here", lambda backend: backend != "envpool")
-    with pytest.raises(ValueError, match=r'envpool is not installed here; pip install "jaxrl_fast\[atari\]"'):
+    monkeypatch.setattr(envs, "_is_installed", lambda backend: backend != "envpool")
+    with pytest.raises(ValueError, match=r'envpool is not installed; pip install "jaxrl_fast\[atari\]"'):
         envs.make("envpool/Pong-v5", 2)
-    install = r' \(envpool is not installed here; pip install "jaxrl_fast\[atari\]"\); '
+    install = r' \(envpool is not installed; pip install "jaxrl_fast\[atari\]"\); '
     with pytest.raises(ValueError, match=f"^unknown environment 'Pong-v5'{install}"):
         envs.make("Pong-v5", 2)
 
 
 def test_a_backend_without_an_extra_is_a_package(monkeypatch):
-    monkeypatch.setattr(envs, "_is_here", lambda backend: backend != "gymnax")
-    with pytest.raises(ValueError, match=r"gymnax is not installed here; pip install gymnax$"):
+    monkeypatch.setattr(envs, "_is_installed", lambda backend: backend != "gymnax")
+    with pytest.raises(ValueError, match=r"gymnax is not installed; pip install gymnax$"):
         envs.make("gymnax/CartPole-v1", 2)
 
 
 def test_where_the_calls_do_not_load_python_steps_the_pool_and_says_so(monkeypatch):
-    monkeypatch.setattr(adapter, "why_no_ffi", lambda: "jaxlib is another")
+    monkeypatch.setattr(adapter, "ffi_unavailable_reason", lambda: "jaxlib is another")
     env = envs.make("envpool/CartPole-v1", 2, HostEnvConfig(SEED))
     assert any("jaxlib is another" in line for line in env.warnings) and not env.info
     assert run(env, random_actions(env.spec, 3))[1].reward.shape == (3, 2)
-    with pytest.raises(ValueError, match=r"--pool-path ffi: .* \(jaxlib is another\)"):
-        envs.make("envpool/CartPole-v1", 2, HostEnvConfig(SEED, path="ffi"))
+    with pytest.raises(ValueError, match=r"--pool-path: .* \(jaxlib is another\), got ffi"):
+        envs.make("envpool/CartPole-v1", 2, HostEnvConfig(SEED, bridge="ffi"))
 
 
 @pytest.mark.slow
@@ -534,12 +519,12 @@ def test_no_array_of_actions_ends_the_process():
     import functools, sys, warnings
     import jax, jax.numpy as jnp, numpy as np
     from jaxrl_fast import envs
-    from jaxrl_fast.types import Conditions
+    from jaxrl_fast.types import HostEnvConfig
     warnings.simplefilter("ignore")
     chance = np.random.default_rng(0)
     refused = stepped = 0
     for name, path in (("CartPole-v1", "ffi"), ("Pendulum-v1", "ffi"), ("CartPole-v1", "callback"), ("Pong-v5", "ffi")):
-        env = envs.make(f"envpool/{name}", 3, Conditions((0,), path=path))
+        env = envs.make(f"envpool/{name}", 3, HostEnvConfig((0,), bridge=path))
         state, first = jax.jit(env.reset)(jax.random.key(0))
         shapes = [(), (0,), (1,), (2,), (3,), (4,), (3, 1), (3, 2), (1, 3), (3, 0), (3, 1, 1)]
         step = jax.jit(env.step)
@@ -559,7 +544,7 @@ def test_no_array_of_actions_ends_the_process():
                 assert np.isfinite(after.reward).all()
                 stepped += 1
             except ValueError as error:
-                assert "wants actions" in str(error), error
+                assert "actions must be" in str(error), error
                 refused += 1
     print("refused", refused, "stepped", stepped)
     """
@@ -573,9 +558,9 @@ def test_more_than_is_sane_is_said():
     warnings = lambda name, *given, **options: envs.make(f"envpool/{name}", *given, **options).warnings
     assert warnings("Pong-v5", 8) == ()
     assert any("num_threads 1000" in line for line in warnings("Pong-v5", 8, num_threads=1000))
-    many = envs.make("envpool/Pong-v5", 8, HostEnvConfig(in_flight=8), num_threads=100)
-    assert any("800 threads of 8 pools" in line for line in many.warnings)
-    assert any("8 pools are in flight" in line for line in many.info)
+    many = envs.make("envpool/Pong-v5", 8, HostEnvConfig(num_async_pools=8), num_threads=100)
+    assert any("800 threads in 8 pools" in line for line in many.warnings)
+    assert any("8 pools step asynchronously" in line for line in many.info)
 
 
 @pytest.mark.parametrize(
@@ -592,7 +577,7 @@ def test_how_long_many_environments_take_to_make_is_told(name, num_envs, num_cor
     """A pool is made by all cores; nothing is said of what takes a moment."""
     monkeypatch.setattr(tasks, "num_cores", lambda: num_cores)
     warnings = envs.make(f"envpool/{name}", num_envs, HostEnvConfig(SEED)).warnings
-    wanted = f"{num_envs} environments take some {seconds} s to make, on {num_cores} cores"
+    wanted = f"making {num_envs} environments takes about {seconds} s on {num_cores} cores"
     assert warnings == (() if seconds is None else (wanted,))
 
 
@@ -603,7 +588,7 @@ def test_a_warning_is_seen_where_nothing_else_is_said(tmp_path, monkeypatch, cap
     monkeypatch.setattr(tasks, "num_cores", lambda: 2)
     jaxrl_fast.fit(**options, run_dir=str(tmp_path / "run"))
     out, err = capsys.readouterr()
-    assert out == "" and err.count("\n") == 1 and err.startswith("warning: num_threads 99 are more than twice")
+    assert out == "" and err.count("\n") == 1 and err.startswith("warning: num_threads 99: more than twice")
 
 
 @pytest.mark.parametrize(
@@ -624,13 +609,12 @@ def test_evaluation_has_the_environments_that_were_asked_for(options, num_eval_e
 def test_no_pool_is_made_to_see_whether_a_run_is_possible(overlap):
     options: dict[str, Any] = dict(env="envpool/CartPole-v1", num_envs=4, in_flight=2, overlap=overlap)
     options |= dict(agent=dict(rollout_length=8, hidden=(8,)))
-    adapter.why_no_ffi()  # makes a pool of its own, once
-    held = len(adapter.KEPT)
+    held = len(host_pool.OPEN_POOLS)
     ready = plan.validate_plan(load.from_keywords(algo="ppo", **options))
     memory.rollout_bytes(ready.env, ready.agent)
     state = program.shapes(ready.env, ready.agent)
     assert ready.needs.environments == nbytes((state.actors, state.rollout)) > 0
-    assert bool(state.rollout) == overlap and len(adapter.KEPT) == held
+    assert bool(state.rollout) == overlap and len(host_pool.OPEN_POOLS) == held
     assert ready.env.spec.num_pools == 2, "for a ladder of epsilons in each"
 
 
@@ -638,26 +622,29 @@ def test_no_pool_is_made_to_see_whether_a_run_is_possible(overlap):
     ("line", "words"),
     [
         ("", []),
-        ("--in-flight 1", ["the environments are in flight", "first step is decided by the policy before the last"]),
-        ("--in-flight 2 --overlap", ["2 pools are in flight", "played", "by a policy that is one update old"]),
+        (
+            "--in-flight 1",
+            ["1 pool steps asynchronously", "first action of a rollout is chosen by the policy before the last"],
+        ),
+        ("--in-flight 2 --overlap", ["2 pools step asynchronously", "collected", "by a policy that is one update old"]),
     ],
 )
 def test_the_header_says_how_old_the_policy_is_that_plays(line, words, capsys):
     settings = load.from_command_line(f"ppo --env envpool/CartPole-v1 --num-envs 4 {line}".split())
     console.announce(plan.validate_plan(settings), terminal.PlainConsole())
-    said = [text for text in capsys.readouterr().out.splitlines() if "in flight" in text]
+    said = [text for text in capsys.readouterr().out.splitlines() if "asynchronously" in text]
     assert len(said) == bool(words) and all(word in said[0] for word in words)
 
 
 def test_pools_that_are_bound_to_cores_have_cores_of_their_own(monkeypatch):
     made = []
     monkeypatch.setattr(adapter.envpool, "make_gymnasium", lambda name, **options: made.append(options) or len(made))
-    monkeypatch.setattr(adapter, "KEPT", [])
+    monkeypatch.setattr(host_pool, "OPEN_POOLS", [])
     options = dict(num_threads=3, thread_affinity_offset=1)
-    env = envs.make("envpool/CartPole-v1", 6, HostEnvConfig(SEED, path="callback", in_flight=2), **options)
-    seeds = [pool.envs and made[-1]["seed"] for pool in env.reset.args[0]]
+    env = envs.make("envpool/CartPole-v1", 6, HostEnvConfig(SEED, bridge="callback", num_async_pools=2), **options)
+    seeds = [pool.pool and made[-1]["seed"] for pool in env.reset.args[0].pools]
     assert [options["thread_affinity_offset"] for options in made] == [1, 4]
-    assert [*seeds[0], *seeds[1]] == adapter.seeds_of(SEED, 6)
+    assert [*seeds[0], *seeds[1]] == host_pool.seeds_of(SEED, 6)
 
 
 def test_spaces_are_made_uniform():
@@ -675,15 +662,6 @@ def test_spaces_are_made_uniform():
         "orientations": (14,),
         "velocity": (9,),
     }
-
-
-SHORT: dict[str, Any] = dict(env="envpool/CartPole-v1", num_envs=4, total_steps=480, save_every=160, log_every=32)
-SHORT |= dict(eval_every=160, eval_episodes=4, eval_envs=4, tensorboard=False, log_level="quiet")
-AGENTS = {
-    "ppo": dict(rollout_length=8, hidden=(8,), normalize_rewards=True, normalize_observations=True),
-    "dqn": dict(capacity=256, batch_size=8, learning_starts=32, hidden=(8,), n_step=3, prioritized=True),
-    "pqn": dict(rollout_length=8, hidden=(8,)),
-}
 
 
 @pytest.mark.parametrize("algo", [slow("dqn"), "pqn"])
@@ -813,9 +791,8 @@ def test_it_goes_on_with_other_threads_and_to_the_same_bits(tmp_path, monkeypatc
 @pytest.mark.slow
 def test_a_sweep_gives_up_its_pools_after_the_programs_that_know_them(tmp_path, monkeypatch, capsys):
     """Each program knows two pools by their address. And what a pool is warned of is seen in a sweep too."""
-    adapter.why_no_ffi()  # makes a pool of its own, once
-    held, counts = len(adapter.KEPT), []
-    build, close = program.build, adapter.Pool.close
+    held, counts = len(host_pool.OPEN_POOLS), []
+    build, close = program.build, adapter.EnvpoolPool.close
 
     def programs_with(pool):
         """Calls carry the pool's identity in their name."""
@@ -823,9 +800,9 @@ def test_a_sweep_gives_up_its_pools_after_the_programs_that_know_them(tmp_path, 
         return sum(f"EnvPool_{id(pool.envs)}_" in text for text in texts)
 
     def build_and_note(env, *args, **options):
-        counts.append(len(adapter.KEPT))
+        counts.append(len(host_pool.OPEN_POOLS))
         built = build(env, *args, **options)
-        counts.append(sum(map(programs_with, env.reset.args[0])))
+        counts.append(sum(map(programs_with, env.reset.args[0].pools)))
         return built
 
     def close_and_note(pool):
@@ -833,11 +810,11 @@ def test_a_sweep_gives_up_its_pools_after_the_programs_that_know_them(tmp_path, 
         close(pool)
 
     monkeypatch.setattr(program, "build", build_and_note)
-    monkeypatch.setattr(adapter.Pool, "close", close_and_note)
+    monkeypatch.setattr(adapter.EnvpoolPool, "close", close_and_note)
     options = SHORT | dict(algo="ppo", agent=AGENTS["ppo"], env_options=dict(num_threads=99), total_steps=320)
     monkeypatch.setattr(tasks, "num_cores", lambda: 2)
     swept = jaxrl_fast.sweep(**options, seed=[0, 1], sweep_dir=str(tmp_path / "swept"))
-    assert swept.status == 0 and len(adapter.KEPT) == held
+    assert swept.status == 0 and len(host_pool.OPEN_POOLS) == held
     assert counts == 2 * [held + 2, 1, 0, 0], "two pools, a program for the first; at their end none for either"
     assert capsys.readouterr().err.count("warning: num_threads 99") == 2
     alone = jaxrl_fast.fit(**options, seed=1, run_dir=str(tmp_path / "alone"))
@@ -848,15 +825,14 @@ def test_a_sweep_gives_up_its_pools_after_the_programs_that_know_them(tmp_path, 
 
 @pytest.mark.slow
 def test_what_is_done_again_and_again_in_a_notebook_keeps_no_emulators(tmp_path):
-    adapter.why_no_ffi()
-    options, held = SHORT | dict(algo="ppo", agent=AGENTS["ppo"], total_steps=32), len(adapter.KEPT)
+    options, held = SHORT | dict(algo="ppo", agent=AGENTS["ppo"], total_steps=32), len(host_pool.OPEN_POOLS)
     for name in ("first", "second"):
         run = jaxrl_fast.fit(**options, run_dir=str(tmp_path / name))
-        assert len(adapter.KEPT) == held
+        assert len(host_pool.OPEN_POOLS) == held
         for _ in range(2):
             assert run.evaluate(episodes=2)["eval_episodes"] >= 2
             run.video(max_steps=3)
-            assert len(adapter.KEPT) == held
+            assert len(host_pool.OPEN_POOLS) == held
 
 
 @pytest.mark.slow
@@ -865,16 +841,15 @@ def test_emulators_are_made_before_anything_is_compiled(tmp_path, monkeypatch, c
     held, build = [], program.build
 
     def build_and_note(*args, **options):
-        held.append(len(adapter.KEPT))
+        held.append(len(host_pool.OPEN_POOLS))
         return build(*args, **options)
 
     monkeypatch.setattr(program, "build", build_and_note)
     options = SHORT | dict(algo="ppo", agent=AGENTS["ppo"], total_steps=32, eval_every=0, log_level="info")
-    adapter.why_no_ffi()
-    held.append(len(adapter.KEPT))
+    held.append(len(host_pool.OPEN_POOLS))
     jaxrl_fast.fit(**options, run_dir=str(tmp_path / "run"))
     out = capsys.readouterr().out
-    assert held[1] == held[0] + 2 and held[0] == len(adapter.KEPT), "given up at the end"
+    assert held[1] == held[0] + 2 and held[0] == len(host_pool.OPEN_POOLS), "given up at the end"
     assert 0 < out.index("making 8 environments ...") < out.index("made in ") < out.index("compiling ...")
     jaxrl_fast.fit(**options, exact_resume=True, run_dir=str(tmp_path / "exact"))
     assert held[2] == held[0] + 1 and "making 4 environments ..." in capsys.readouterr().out

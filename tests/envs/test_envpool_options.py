@@ -15,18 +15,18 @@ import numpy as np
 import pytest
 
 from jaxrl_fast import envs, train
-from jaxrl_fast.envs import spaces
+from jaxrl_fast.envs import host_pool, spaces
 from jaxrl_fast.envs.envpool import pool as adapter
 from jaxrl_fast.envs.envpool import probe, qt, tasks
 from jaxrl_fast.types import Discrete, EnvSpec, HostEnvConfig
 
 KILLERS = [  # what envpool does of itself: aborts, faults, raises, or never comes back
     ("MiniGrid-Empty-5x5-v0", dict(size=0), "SIGABRT"),
-    ("MiniGrid-Empty-5x5-v0", dict(mission_bytes=0), "envpool ended the process that tried it (signal"),
-    ("MiniGrid-Empty-5x5-v0", dict(agent_view_size=0), "envpool ended the process that tried it (signal"),
+    ("MiniGrid-Empty-5x5-v0", dict(mission_bytes=0), "envpool aborted the trial process (signal"),
+    ("MiniGrid-Empty-5x5-v0", dict(agent_view_size=0), "envpool aborted the trial process (signal"),
     ("MiniGrid-Empty-5x5-v0", dict(agent_start_pos=("1", "2")), "TypeError"),
     ("Highway-v0", dict(observation_vehicles_count=-1), "SIGABRT"),
-    ("Catch-v0", dict(width=0), "envpool ended the process that tried it (signal"),
+    ("Catch-v0", dict(width=0), "envpool aborted the trial process (signal"),
     ("FrozenLake-v1", dict(size=0), "have to be positive"),
     ("Ant-v4", dict(xml_file="nope.xml"), "nope.xml"),
     ("Pong-v5", dict(mode=77), "Invalid game mode"),
@@ -46,16 +46,16 @@ def test_an_option_that_envpool_does_not_survive_is_refused(name, options, why, 
 
 
 def test_an_option_of_another_type_does_not_come_to_envpool():
-    with pytest.raises(ValueError, match=r"^agent_start_pos='1' for .*: tuple is wanted, such as \(1, 1\)$"):
+    with pytest.raises(ValueError, match=r"^agent_start_pos: must be tuple for .*, got '1'; for example \(1, 1\)$"):
         envs.make("envpool/MiniGrid-Empty-5x5-v0", 2, agent_start_pos="1")
 
 
 procgen = pytest.mark.skipif(platform.machine() != "x86_64", reason="there is no package of Qt")
 PROCGEN = [
-    (dict(env_name="maze"), "env_name=maze for {}: that is said by --env here"),
-    (dict(distribution_mode=1), "distribution_mode=1 for {}: that is said by --env here"),
-    (dict(num_levels=-1), "num_levels=-1 for {}: 0 to 1000000000 is wanted"),
-    (dict(start_level=2**31 - 1), "start_level=2147483647 for {}: 0 to 1000000000 is wanted"),
+    (dict(env_name="maze"), "env_name: not an option of {}, got maze; use --env"),
+    (dict(distribution_mode=1), "distribution_mode: not an option of {}, got 1; use --env"),
+    (dict(num_levels=-1), "num_levels: must be 0 to 1000000000 for {}, got -1"),
+    (dict(start_level=2**31 - 1), "start_level: must be 0 to 1000000000 for {}, got 2147483647"),
 ]
 
 
@@ -79,7 +79,7 @@ def test_a_limit_that_envpool_would_not_heed_is_refused(name, heeded):
     """Of Procgen it would only call ends by another name: each after that many steps would be no death."""
     make = functools.partial(envs.make, f"envpool/{name}", 2, max_episode_steps=3)
     if not heeded:
-        with pytest.raises(ValueError, match=f"max_episode_steps=3 for envpool/{name}: envpool would not end its"):
+        with pytest.raises(ValueError, match=f"max_episode_steps: envpool ignores it in envpool/{name}, got 3"):
             make()
         qt.load_for(tasks.family(name))
     pool = envpool.make_gymnasium(name, num_envs=2, seed=[1, 2], num_threads=1, max_episode_steps=3)
@@ -96,8 +96,8 @@ def test_a_limit_that_envpool_would_not_heed_is_refused(name, heeded):
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (dict(scenario="merge"), "scenario=merge for envpool/Roundabout-v0: that is said by --env here"),
-        (dict(max_episode_steps=50), "would not end its episodes there; its duration is an option"),
+        (dict(scenario="merge"), "scenario: not an option of envpool/Roundabout-v0, got merge; use --env"),
+        (dict(max_episode_steps=50), "envpool ignores it in .*, got 50; set duration instead"),
     ],
 )
 def test_a_highway_stays_the_one_of_its_name(options, says):
@@ -119,11 +119,11 @@ def test_procgen_without_qt_says_what_to_install(error, monkeypatch):
 
 
 def test_an_option_that_takes_for_ever_is_refused(monkeypatch):
-    monkeypatch.setattr(probe, "SECONDS", 0.5)
-    probe.why_rejected.cache_clear()
-    with pytest.raises(ValueError, match=r"size=1000000: envpool was not through with the trial after 0.5 s"):
+    monkeypatch.setattr(probe, "TRIAL_TIMEOUT_S", 0.5)
+    probe.rejection_reason.cache_clear()
+    with pytest.raises(ValueError, match=r"size=1000000: the trial did not finish within 0.5 s"):
         envs.make("envpool/MiniGrid-Empty-5x5-v0", 2, size=1_000_000)
-    probe.why_rejected.cache_clear()
+    probe.rejection_reason.cache_clear()
 
 
 def test_a_command_that_would_abort_says_so_in_one_line_and_leaves_nothing(tmp_path, monkeypatch, capfd):
@@ -142,17 +142,17 @@ def instead(monkeypatch, code):
 
 
 @pytest.mark.parametrize(
-    ("goes_on", "limit", "says"), [(0, 60.0, "it leaves processes behind"), (100, 3.0, "envpool was not through")]
+    ("goes_on", "limit", "says"), [(0, 60.0, "it leaves processes running"), (100, 3.0, "the trial did not finish")]
 )
 def test_nothing_of_a_trial_is_left(goes_on, limit, says, monkeypatch):
     """Not what it has started itself, as VizDoom does, which holds what it was given to write to."""
     groups, end_all = [], probe._end_all
     monkeypatch.setattr(probe, "_end_all", lambda child: groups.append(child.pid) or end_all(child))
-    monkeypatch.setattr(probe, "SECONDS_TO_FOLLOW", 0.1)
+    monkeypatch.setattr(probe, "CLEANUP_TIMEOUT_S", 0.1)
     child = "import time; time.sleep(100)"
     instead(monkeypatch, f"import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', {child!r}])"
             f"; time.sleep({goes_on})")  # fmt: skip
-    assert probe._tried([], limit, {}).startswith(says)
+    assert probe._run_child([], limit, {}).startswith(says)
     until = time.monotonic() + 30
     while probe._alive(groups[0]) and time.monotonic() < until:  # a signal takes its time
         time.sleep(0.05)
@@ -162,29 +162,29 @@ def test_nothing_of_a_trial_is_left(goes_on, limit, says, monkeypatch):
 def test_what_ends_a_little_after_the_trial_does_no_harm(monkeypatch):
     code = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(0.2)'])"
     instead(monkeypatch, code)
-    monkeypatch.setattr(probe, "SECONDS_TO_FOLLOW", 60)
-    assert probe._tried([], 60.0, {}) == ""
+    monkeypatch.setattr(probe, "CLEANUP_TIMEOUT_S", 60)
+    assert probe._run_child([], 60.0, {}) == ""
 
 
-def test_what_is_tried_is_tried_once_and_what_is_sure_never(monkeypatch):
+def test_what_is_run_child_is_run_child_once_and_what_is_sure_never(monkeypatch):
     tried = []
-    monkeypatch.setattr(probe, "_tried", lambda words, *_: tried.append(words) or "")
-    probe.why_rejected.cache_clear()
+    monkeypatch.setattr(probe, "_run_child", lambda words, *_: tried.append(words) or "")
+    probe.rejection_reason.cache_clear()
     envs.make("envpool/Pong-v5", 2, img_height=42, img_width=42, stack_num=2, num_threads=1, gray_scale=False)
     envs.make("envpool/Ant-v4", 2, max_episode_steps=30, num_threads=2)
     assert not tried
     for num_envs in (2, 3):
         envs.make("envpool/Ant-v4", num_envs, frame_skip=3)
     assert len(tried) == 1
-    probe.why_rejected.cache_clear()
+    probe.rejection_reason.cache_clear()
 
 
 @procgen
 @pytest.mark.slow
-def test_procgens_options_are_tried_with_the_libraries_that_it_wants():
+def test_procgens_options_are_run_child_with_the_libraries_that_it_wants():
     """The process that tries them has not loaded them."""
     config = json.dumps({"num_levels": 1, "start_level": 7, "num_threads": 1})
-    assert probe.why_rejected.__wrapped__("CoinrunEasy-v0", config) == ""
+    assert probe.rejection_reason.__wrapped__("CoinrunEasy-v0", config) == ""
 
 
 def test_the_limit_of_the_trial_is_for_the_option_and_not_for_the_cores(monkeypatch):
@@ -194,7 +194,7 @@ def test_the_limit_of_the_trial_is_for_the_option_and_not_for_the_cores(monkeypa
     monkeypatch.setenv("OPENBLAS_NUM_THREADS", "64")
     monkeypatch.setenv("ELSE", "kept")
     monkeypatch.setattr(probe.subprocess, "Popen", lambda *_, env, **__: seen.append(env) or start())
-    assert probe.why_rejected.__wrapped__("CartPole-v1", "{}") == ""
+    assert probe.rejection_reason.__wrapped__("CartPole-v1", "{}") == ""
     wanted = {"OPENBLAS_NUM_THREADS": "1", "JAX_PLATFORMS": "cpu", "ELSE": "kept"}
     assert wanted.items() <= seen[0].items() and "PYTHONPATH" in seen[0]
 
@@ -209,10 +209,10 @@ def test_no_whole_number_ends_the_process(name):
     code = """
     import sys, envpool, numpy as np
     from jaxrl_fast import envs
-    from jaxrl_fast.envs import envpool as adapter, envpool_tasks as tasks
+    from jaxrl_fast.envs.envpool import tasks
     name, outcome = sys.argv[1], {"refused": 0, "played": 0}
     for option, default in envpool.make_spec(name).config._asdict().items():
-        if type(default) is not int or option in tasks.OURS or option in tasks.HIDDEN:
+        if type(default) is not int or option in tasks.RESERVED_OPTIONS or option in tasks.HIDDEN_OPTIONS:
             continue
         for value in (-1, 0, 1):
             try:
@@ -222,7 +222,7 @@ def test_no_whole_number_ends_the_process(name):
                 outcome["refused"] += 1
                 continue
             print(option, value, file=sys.stderr, flush=True)
-            pool = env.reset.args[0][0].envs
+            pool = env.reset.args[0].pools[0].pool.envs
             pool.reset()
             for _ in range(200):
                 pool.step(np.asarray([pool.action_space.sample() for _ in range(3)], pool.action_space.dtype))
@@ -248,8 +248,8 @@ def test_no_threads_means_as_many_as_there_are_cores():
 def test_pools_in_flight_share_the_cores(num_cores, in_flight, num_threads, monkeypatch):
     """Twice as many threads as cores at most, as long as each pool needs no more than one."""
     monkeypatch.setattr(tasks, "num_cores", lambda: num_cores)
-    env = envs.make("envpool/CartPole-v1", 32 * max(in_flight, 1), HostEnvConfig(in_flight=in_flight))
-    assert env.reset.args[0][0].task.config["num_threads"] == num_threads
+    env = envs.make("envpool/CartPole-v1", 32 * max(in_flight, 1), HostEnvConfig(num_async_pools=in_flight))
+    assert env.step.args[0].pools[0].open_pool.args[0].config["num_threads"] == num_threads
     assert bool(env.warnings) == (in_flight == 16), "there 16 threads are more than twice 4"
 
 
@@ -262,18 +262,18 @@ def test_an_action_of_any_width_stays_what_it_is(dtype):
     np.testing.assert_array_equal(spaces.to_env_action(spec, (), given), [0, 100, min(most, 199)])
 
 
-def test_on_another_device_envpools_calls_are_tried_in_another_process(monkeypatch):
+def test_on_another_device_envpools_calls_are_run_child_in_another_process(monkeypatch):
     """There an abort would take the training with it."""
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    adapter.why_no_ffi.cache_clear()
-    probe.why_no_calls.cache_clear()
-    held = len(adapter.KEPT)
-    assert adapter.why_no_ffi() == "" and len(adapter.KEPT) == held
+    adapter.ffi_unavailable_reason.cache_clear()
+    probe.ffi_failure.cache_clear()
+    held = len(host_pool.OPEN_POOLS)
+    assert adapter.ffi_unavailable_reason() == "" and len(host_pool.OPEN_POOLS) == held
     instead(monkeypatch, "import os; os.abort()")
-    adapter.why_no_ffi.cache_clear()
-    probe.why_no_calls.cache_clear()
-    assert "signal 6, SIGABRT" in adapter.why_no_ffi()
+    adapter.ffi_unavailable_reason.cache_clear()
+    probe.ffi_failure.cache_clear()
+    assert "signal 6, SIGABRT" in adapter.ffi_unavailable_reason()
     warnings = envs.make("envpool/CartPole-v1", 2, HostEnvConfig()).warnings
     assert any("SIGABRT" in line for line in warnings)
-    adapter.why_no_ffi.cache_clear()
-    probe.why_no_calls.cache_clear()
+    adapter.ffi_unavailable_reason.cache_clear()
+    probe.ffi_failure.cache_clear()

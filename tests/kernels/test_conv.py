@@ -12,8 +12,8 @@ import pytest
 
 from jaxrl_fast.kernels import build, conv2d
 from jaxrl_fast.networks import conv
-from tests import slow
-from tests.kernels.test_dense import AFTER, SLOPE, draw
+from tests.helpers import slow
+from tests.helpers.layers import AFTER, SLOPE, draw
 
 pytestmark = pytest.mark.skipif(not build.is_available("conv"), reason="no C compiler here: XLA computes convolutions")
 close = partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5)

@@ -13,19 +13,13 @@ import numpy as np
 import pytest
 
 from jaxrl_fast.kernels import build, dense
-from tests import slow
+from tests.helpers import slow
+from tests.helpers.layers import AFTER, SLOPE, draw
 
 needs_native = pytest.mark.skipif(
     not build.is_available("dense"), reason="no C compiler here: XLA computes dense layers"
 )
 SIZES = st.integers(1, 70)
-AFTER = {"none": lambda z: z, "tanh": np.tanh, "relu": lambda z: np.maximum(z, 0)}
-SLOPE = {"none": np.ones_like, "tanh": lambda z: 1 - np.tanh(z) ** 2, "relu": lambda z: z > 0}
-
-
-def draw(seed, *shapes):
-    rng = np.random.default_rng(seed)
-    return [rng.normal(size=shape).astype(np.float32) / shape[0] ** 0.5 for shape in shapes]
 
 
 def oracle(x, kernel, bias, g, activation):

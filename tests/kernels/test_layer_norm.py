@@ -11,7 +11,7 @@ import pytest
 from jaxrl_fast import networks
 from jaxrl_fast.kernels import build, layer_norm
 from jaxrl_fast.networks.dense import LayerNorm
-from tests.kernels.test_dense import AFTER
+from tests.helpers.layers import AFTER
 
 pytestmark = pytest.mark.skipif(not build.is_available("layer_norm"), reason="no C compiler here: XLA normalizes")
 

@@ -12,7 +12,9 @@ from jaxrl_fast.config import load
 from jaxrl_fast.loggers import jsonl, sinks, tensorboard, trackers
 from jaxrl_fast.parallel.placement import SINGLE_DEVICE
 from jaxrl_fast.training import run_logger, summary
-from tests import RECORD
+from tests.helpers import RECORD
+
+pytestmark = pytest.mark.unit
 
 
 def test_json_lines_writes_one_strict_object_per_line(tmp_path):

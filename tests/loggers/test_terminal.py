@@ -11,7 +11,9 @@ import pytest
 from jaxrl_fast.loggers.terminal import NotebookConsole, PlainConsole, QuietConsole, RichConsole, make_console
 from jaxrl_fast.training import console
 from jaxrl_fast.utils import formatting
-from tests import RECORD
+from tests.helpers import RECORD
+
+pytestmark = pytest.mark.unit
 
 
 def test_a_line_says_what_matters():

@@ -11,6 +11,8 @@ from scipy import stats
 from jaxrl_fast.metrics import records, statistics, tracker
 from jaxrl_fast.metrics.window import MAX_STEPS, EpisodeWindow
 
+pytestmark = pytest.mark.unit
+
 
 def rows(**named):
     """Return metrics of updates of one seed; unspecified ones do not matter."""

@@ -6,21 +6,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_fast.kernels import blocks, boards, build, dispatch
+from jaxrl_fast.kernels import blocks, boards, build
 from jaxrl_fast.kernels.layer_norm import EPSILON
 from jaxrl_fast.networks.conv import Boards, Conv, Residual
-from tests import slow
-
-WAYS = ("c", "patches", "xla")  # how a convolution is computed: in C, by XLA as a CPU does it, or as a GPU does
-
-
-def compute_by(way, monkeypatch):
-    """Let all layers be computed in one of WAYS from here on."""
-    monkeypatch.setenv(build.VARIABLE, "auto" if way == "c" else "xla")
-    if way == "xla":
-        monkeypatch.setattr(dispatch, "on_cpu", lambda *_: False)
-        monkeypatch.setattr(blocks, "block_size", lambda num_rows, max_size: num_rows)
-        monkeypatch.setattr(boards, "convolve_columns", boards.convolve_columns_xla)
+from tests.helpers import slow
+from tests.helpers.convolutions import WAYS, compute_by
 
 
 @pytest.mark.parametrize(

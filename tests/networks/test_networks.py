@@ -14,8 +14,8 @@ from jaxrl_fast import networks
 from jaxrl_fast.kernels import conv, matmul
 from jaxrl_fast.networks import dense
 from jaxrl_fast.networks import torso as networks_torso
-from tests import slow
-from tests.networks.test_conv import WAYS, compute_by
+from tests.helpers import slow
+from tests.helpers.convolutions import WAYS, compute_by
 
 
 def spec(*shape, dtype=jnp.float32):

@@ -23,7 +23,7 @@ from jaxrl_fast.parallel import collectives, program
 from jaxrl_fast.parallel.placement import SHARDS, Placement, max_grad_workers, share_cores
 from jaxrl_fast.training import build as training_build
 from jaxrl_fast.types import SHARED_MEMORY_AXIS
-from tests import probes, slow
+from tests.helpers import probes, slow
 
 NUM_UPDATES = 4
 needs_cores = pytest.mark.skipif(not build.is_available("allreduce"), reason="no C compiler here")

@@ -12,7 +12,7 @@ from jaxrl_fast.config import load
 from jaxrl_fast.parallel import program
 from jaxrl_fast.parallel.placement import SHARDS, Placement
 from jaxrl_fast.training import plan
-from tests import probes, slow
+from tests.helpers import probes, slow
 
 NUM_UPDATES = 3
 

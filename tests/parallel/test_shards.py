@@ -9,26 +9,25 @@ from jax.sharding import PartitionSpec as P
 import jaxrl_fast
 from jaxrl_fast import agents, async_rollout, envs
 from jaxrl_fast.config import load
-from jaxrl_fast.envs import sharded
-from jaxrl_fast.envs.envpool import pool as adapter
+from jaxrl_fast.envs import host_pool, sharded
 from jaxrl_fast.envs.envpool import tasks
 from jaxrl_fast.parallel import program
 from jaxrl_fast.runs import checkpoint
 from jaxrl_fast.training import build
 from jaxrl_fast.types import HostEnvConfig
-from tests import slow
-from tests.envs.test_envpool import AGENTS, SHORT, random_actions, run
-from tests.training.test_resume import same, stop_after
+from tests.helpers import slow
+from tests.helpers.host_envs import AGENTS, SHORT, random_actions, run
+from tests.helpers.runs import same, stop_after
 
 SEED = (5, 0, 0)
 AXIS = "shards"
 NUM_SHARDS = 2
 
 
-def dealt(name, num_envs, conditions, **options):
+def dealt(name, num_envs, host_config, **options):
     """The environments of `name`, N / NUM_SHARDS in each shard."""
     make = lambda i: envs.make(
-        name, num_envs // NUM_SHARDS, conditions._replace(shard=i, num_shards=NUM_SHARDS), **options
+        name, num_envs // NUM_SHARDS, host_config._replace(shard=i, num_shards=NUM_SHARDS), **options
     )
     return sharded.join([make(i) for i in range(NUM_SHARDS)], AXIS)
 
@@ -58,9 +57,9 @@ def side_by_side(function):
 def test_the_same_games_as_in_one_pool(spread, path):
     """Row for row: each environment has its own seed wherever it runs, and no shard steps another's."""
     name, num_envs = "envpool/Breakout-v5", 4
-    conditions = HostEnvConfig(SEED, "dqn2015", path)
-    whole = envs.make(name, num_envs, conditions)
-    env = dealt(name, num_envs, conditions)
+    host_config = HostEnvConfig(SEED, "dqn2015", path)
+    whole = envs.make(name, num_envs, host_config)
+    env = dealt(name, num_envs, host_config)
     assert env.spec == whole.spec._replace(num_envs=2, axis_name=AXIS, num_shards=2)
     actions = random_actions(whole.spec, 60)
 
@@ -76,8 +75,8 @@ def test_the_same_games_as_in_one_pool(spread, path):
 @pytest.mark.parametrize("spread", [on_devices, side_by_side])
 def test_pools_in_flight_are_the_shards_own(spread):
     """Sent and answered pool by pool, each shard's two play the games that one pool of all plays."""
-    name, conditions = "envpool/CartPole-v1", HostEnvConfig(SEED)
-    whole, env = envs.make(name, 8, conditions), dealt(name, 8, conditions._replace(in_flight=2))
+    name, host_config = "envpool/CartPole-v1", HostEnvConfig(SEED)
+    whole, env = envs.make(name, 8, host_config), dealt(name, 8, host_config._replace(num_async_pools=2))
     actions = random_actions(whole.spec, 40)
 
     def program(actions):
@@ -100,8 +99,8 @@ def test_pools_in_flight_are_the_shards_own(spread):
 
 @pytest.mark.parametrize("overlap", [False, True])
 def test_shards_play_while_they_learn_if_one_does(overlap):
-    conditions = HostEnvConfig(SEED, in_flight=1, overlap=overlap)
-    assert dealt("envpool/CartPole-v1", 8, conditions).pools.overlap == overlap
+    host_config = HostEnvConfig(SEED, num_async_pools=1, overlap=overlap)
+    assert dealt("envpool/CartPole-v1", 8, host_config).pools.overlap == overlap
 
 
 @pytest.mark.slow
@@ -145,7 +144,7 @@ def test_where_pools_in_flight_do_not_divide_there_are_fewer_shards():
     """Left to us; where the devices are given, it is refused, with both numbers."""
     line = ("--env", "envpool/Pong-v5", "--num-envs", "4", "--agent.rollout-length", "32", "--in-flight", "2")
     assert divided(*line)[2].num_shards == 2
-    with pytest.raises(ValueError, match=r"--in-flight 2: 4 environments .* on each of 4 devices"):
+    with pytest.raises(ValueError, match=r"--in-flight: 4 environments .* on each of 4 devices, got 2"):
         divided(*line, "--devices", "4")
 
 
@@ -162,7 +161,7 @@ def test_no_pool_is_made_of_shards_on_paper():
     """Shapes of a state, before anything is begun: with pools in flight too."""
     words = ["--env", "envpool/CartPole-v1", "--num-envs", "8", "--devices", "2", "--in-flight", "2"]
     divided(*words)  # the first time, a pool may be made to see how it can be stepped
-    held = len(adapter.KEPT)
+    held = len(host_pool.OPEN_POOLS)
     like = program.shapes(*divided(*words))
     assert isinstance(like.actors, async_rollout.AsyncActors) and like.actors.pending[0].actors.score.shape == (2, 2)
-    assert len(adapter.KEPT) == held
+    assert len(host_pool.OPEN_POOLS) == held

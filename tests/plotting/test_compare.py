@@ -13,6 +13,8 @@ from jaxrl_fast.metrics import statistics
 from jaxrl_fast.plotting import compare, curves
 from jaxrl_fast.utils import files
 
+pytestmark = pytest.mark.unit
+
 
 def write(folder, records, **options):
     """Create a run's folder with only a configuration and records."""

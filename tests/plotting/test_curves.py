@@ -5,6 +5,8 @@ import pytest
 
 from jaxrl_fast.plotting import curves
 
+pytestmark = pytest.mark.unit
+
 
 def test_downsample_keeps_mean_of_episodes():
     """300 records to 150: pairs of returns 1 and 4 with 3 and 1 episodes average 7 / 4; a pair without any is NaN."""

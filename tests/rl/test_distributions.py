@@ -9,6 +9,8 @@ import scipy.stats
 
 from jaxrl_fast.rl.distributions import Categorical, EpsilonGreedy, Gaussian, TanhGaussian
 
+pytestmark = pytest.mark.unit
+
 NUM_SAMPLES = 200_000
 LOGITS = np.array([[0.3, -1.0, 2.0, 0.0], [5.0, 5.0, -5.0, 1.0], [0.0, 0.0, 0.0, 0.0]], np.float32)
 MEAN, LOG_STD = np.array([[0.5, -1.0], [0.0, 2.0]], np.float32), np.array([[-1.0, 0.3], [0.0, -2.0]], np.float32)

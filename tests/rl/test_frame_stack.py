@@ -1,4 +1,4 @@
-"""frames: stacks come back from a rollout of single frames, over every kind of beginning that test_replay makes up."""
+"""frames: stacks come back from a rollout of single frames, over every kind of beginning in helpers.histories."""
 
 import functools
 
@@ -12,7 +12,9 @@ from jaxrl_fast import agents, envs, loop
 from jaxrl_fast.agents import configs
 from jaxrl_fast.rl import frame_stack
 from jaxrl_fast.types import HostEnvConfig, Rollout, Transition
-from tests.replay import test_ring
+from tests.helpers.histories import CASES, STACKED, history, same, seeds
+
+pytestmark = pytest.mark.unit
 
 LENGTH = 8  # of the rollouts that a history is cut into
 
@@ -26,15 +28,15 @@ def look(stack, obs):
     return frame_stack.decode(stack, kept, rows), steps.obs.newest
 
 
-@pytest.mark.parametrize("name", test_ring.STACKED)
-@given(seed=test_ring.seeds)
+@pytest.mark.parametrize("name", STACKED)
+@given(seed=seeds)
 def test_a_rollout_of_single_frames_gives_its_stacks_back(name, seed):
-    case = test_ring.CASES[name]
-    obs = jax.tree.map(lambda x: x[0], test_ring.history(case, seed, num_histories=1).steps.obs)
+    case = CASES[name]
+    obs = jax.tree.map(lambda x: x[0], history(case, seed, num_histories=1).steps.obs)
     for start in range(0, case.num_steps, LENGTH):
         rollout = jax.tree.map(lambda x: x[start : start + LENGTH], obs)  # noqa: B023
         found, newest = look(case.layout.frame_stack, rollout)
-        test_ring.same(found, jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), rollout))
+        same(found, jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), rollout))
         sizes = [(x.size, y.size) for x, y in zip(*map(jax.tree.leaves, (newest, rollout)), strict=True)]
         assert all(x * case.layout.frame_stack == y for x, y in sizes)
 
@@ -49,7 +51,7 @@ def test_an_agent_that_keeps_single_frames_learns_the_same(algo, in_flight):
     pytest.importorskip("envpool")
     config = dict(rollout_length=80, num_minibatches=2, num_epochs=1, network="mlp", hidden=(8,))
     options = dict(img_height=36, img_width=36)
-    env = envs.make("envpool/Breakout-v5", 4, HostEnvConfig((1, 0, 0), "dqn2015", in_flight=in_flight), **options)
+    env = envs.make("envpool/Breakout-v5", 4, HostEnvConfig((1, 0, 0), "dqn2015", num_async_pools=in_flight), **options)
     kind = configs.CONFIGS[algo]
     agent = agents.load(algo).make(kind(**config), env.spec, 4)
     whole = agents.load(algo).make(kind(**config), env.spec._replace(frame_stack=0), 4)

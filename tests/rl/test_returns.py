@@ -4,9 +4,12 @@ import hypothesis.strategies as st
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from hypothesis import given
 
 from jaxrl_fast.rl import returns
+
+pytestmark = pytest.mark.unit
 
 GAMMA = 0.9
 lambda_returns = jax.jit(returns.lambda_returns)

@@ -7,6 +7,8 @@ import pytest
 
 from jaxrl_fast.rl import value_distributions
 
+pytestmark = pytest.mark.unit
+
 
 def test_projection_worked_by_hand():
     # On -1, 0, 1: 0.25 is 3/4 of 0 and 1/4 of 1;  -0.5 is half and half;  5 and -9 are clipped to the ends.

@@ -32,6 +32,8 @@ from jaxrl_fast import __version__
 from jaxrl_fast.runs import checkpoint, checkpoint_saver
 from jaxrl_fast.utils import files
 
+pytestmark = pytest.mark.unit
+
 ROOT = Path(__file__).parents[2]
 FILES = (checkpoint.ARRAYS, checkpoint.MANIFEST, checkpoint.SUM)
 NUM_FLIPS, NUM_LENGTHS, NUM_KILLS = 300, 64, 12

@@ -8,7 +8,7 @@ from jaxrl_fast.agents import configs
 from jaxrl_fast.config import load
 from jaxrl_fast.training import calibrate, plan, summary
 from jaxrl_fast.training.calibrate import Trial
-from tests import run_chunks_by
+from tests.helpers import run_chunks_by
 
 
 def tried(rates, start=1, too_many=10**6, refused=()):

@@ -13,6 +13,8 @@ from jaxrl_fast.parallel.placement import Placement
 from jaxrl_fast.training import memory
 from jaxrl_fast.utils import memory as utils_memory
 
+pytestmark = pytest.mark.unit
+
 SMALL = dict(capacity=4096, learning_starts=64)
 
 

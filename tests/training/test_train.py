@@ -36,7 +36,7 @@ from jaxrl_fast.training import memory as training_memory
 from jaxrl_fast.training import plan as planning
 from jaxrl_fast.types import Agent, Decision
 from jaxrl_fast.utils import compile_cache, devices, locks, signals
-from tests import probes, run_chunks_by
+from tests.helpers import probes, run_chunks_by
 
 ROOT = Path(__file__).parents[2]
 TIMES = ("wall_time_s", "train_time_s", "env_steps_per_s")

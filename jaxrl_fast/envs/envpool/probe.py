@@ -1,14 +1,14 @@
-"""What may make envpool end its process is tried in another one, which may die of it.
+"""Try options of envpool in a child process, because a bad value may abort the process.
 
-Its families take most of their options without looking, and there are hundreds: a board of size 0 aborts, and one of a
-million is never laid. So this file is also a program, which knows nothing of ours but where Qt is, and prints
-only why it failed.
+envpool's families accept most of their hundreds of options unchecked: a board of size 0 aborts, and one of size a
+million never finishes. This file is also the child's program, which prints only why it failed.
 """
 
 import contextlib
 import functools
 import json
 import os
+import runpy
 import signal
 import subprocess
 import sys
@@ -16,29 +16,29 @@ import tempfile
 import time
 from pathlib import Path
 
-SECONDS = 20  # for one environment's first steps
-SECONDS_TO_FOLLOW = 1  # for what it has started to end after it
-SECONDS_OF_CALLS = 120  # for JAX to find its device, and compile one step
-MAX_BYTES = 4 * 2**30  # of addresses: an option that asks for more memory is refused it
-MODEST = {"JAX_PLATFORMS": "cpu", "OPENBLAS_NUM_THREADS": "1"}  # else each core takes its own; malloc stays what it is
+TRIAL_TIMEOUT_S = 20  # for one environment's first steps
+CLEANUP_TIMEOUT_S = 1  # for processes that the child started, to end after it
+FFI_TIMEOUT_S = 120  # for JAX to find its device and compile one step
+MAX_MEMORY_BYTES = 4 * 2**30  # of address space
+TRIAL_ENVIRONMENT = {"JAX_PLATFORMS": "cpu", "OPENBLAS_NUM_THREADS": "1"}  # more BLAS threads would reserve memory each
 NUM_STEPS = 50
-REFUSED = 3  # the exit status where envpool said why
+REJECTED_STATUS = 3  # the child's exit status if envpool raised an exception
 
 
 @functools.cache
-def why_rejected(name: str, config: str) -> str:
-    """Why a task of envpool cannot be played with these options (JSON), from one environment; "" where it can."""
-    return _tried(["play", name, config], SECONDS, MODEST)
+def rejection_reason(name: str, config: str) -> str:
+    """Return why one environment of a task fails with these options (JSON), or "" if it steps."""
+    return _run_child(["play", name, config], TRIAL_TIMEOUT_S, TRIAL_ENVIRONMENT)
 
 
 @functools.cache
-def why_no_calls() -> str:
-    """Why compiled programs cannot call envpool; "" where they can. The device's memory is left to this process."""
-    return _tried(["calls"], SECONDS_OF_CALLS, {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"})
+def ffi_failure() -> str:
+    """Return why compiled programs cannot call envpool, or "" if they can; the child reserves no device memory."""
+    return _run_child(["calls"], FFI_TIMEOUT_S, {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"})
 
 
-def _tried(words: list[str], seconds: float, more: dict[str, str]) -> str:
-    """How this file's program failed, in a sentence's end; "" where it did not. Nothing of it is seen or left."""
+def _run_child(words: list[str], timeout_s: float, environment: dict[str, str]) -> str:
+    """Return how this file's program failed, as the end of a sentence, or ""; nothing is printed or left behind."""
     path = os.pathsep.join(map(os.path.abspath, sys.path))
     command = [sys.executable, "-P", os.path.abspath(__file__), *words]
     with (
@@ -48,45 +48,45 @@ def _tried(words: list[str], seconds: float, more: dict[str, str]) -> str:
         child = subprocess.Popen(
             command,
             cwd=folder,
-            env=os.environ | {"PYTHONPATH": path} | more,
+            env=os.environ | {"PYTHONPATH": path} | environment,
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.DEVNULL,
             start_new_session=True,
         )
         try:
-            status = child.wait(seconds)
+            status = child.wait(timeout_s)
         except subprocess.TimeoutExpired:
-            return f"envpool was not through with the trial after {seconds} s"
+            return f"the trial did not finish within {timeout_s} s"
         finally:
-            left = _end_all(child)
+            has_survivors = _end_all(child)
         output.seek(0)
-        said = output.read().decode(errors="replace").strip().splitlines()
+        lines = output.read().decode(errors="replace").strip().splitlines()
     if status < 0:
-        return f"envpool ended the process that tried it (signal {-status}, {signal.Signals(-status).name})"
-    if status == REFUSED and said:
-        return said[-1]
+        return f"envpool aborted the trial process (signal {-status}, {signal.Signals(-status).name})"
+    if status == REJECTED_STATUS and lines:
+        return lines[-1]
     if status:
-        return f"the process that tried it ended with status {status}"
-    return "it leaves processes behind, which would go on for ever" if left else ""
+        return f"the trial process exited with status {status}"
+    return "it leaves processes running" if has_survivors else ""
 
 
 def _end_all(child: subprocess.Popen[bytes]) -> bool:
-    """Ends a process and all that it has started; whether it has ended and any of these were still there after that."""
-    ended, until = child.returncode is not None, time.monotonic() + SECONDS_TO_FOLLOW
+    """Kill a process and all that it started. Return whether it had exited and some of these were still running."""
+    ended, until = child.returncode is not None, time.monotonic() + CLEANUP_TIMEOUT_S
     while ended and _alive(child.pid) and time.monotonic() < until:
         time.sleep(0.02)
-    left = ended and _alive(child.pid)
+    has_survivors = ended and _alive(child.pid)
     with contextlib.suppress(ProcessLookupError):  # the group is empty
         os.killpg(child.pid, signal.SIGKILL)
     child.wait()
-    return left
+    return has_survivors
 
 
 def _alive(group: int) -> bool:
-    """A process of this group is there, and has not ended."""
+    """Return whether a process of this group is still running."""
     for path in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):  # it has just ended
+        with contextlib.suppress(OSError):  # it ended meanwhile
             state, _, its_group = path.read_text().rpartition(")")[2].split()[:3]
             if int(its_group) == group and state not in "ZX":
                 return True
@@ -94,28 +94,26 @@ def _alive(group: int) -> bool:
 
 
 def play(name: str, config: str) -> None:
-    """One environment, its reset and some steps at random."""
+    """Reset one environment and take some random steps."""
     import resource
 
-    for limit, most in ((resource.RLIMIT_CORE, 0), (resource.RLIMIT_AS, MAX_BYTES)):
+    for limit, most in ((resource.RLIMIT_CORE, 0), (resource.RLIMIT_AS, MAX_MEMORY_BYTES)):
         resource.setrlimit(limit, (most, resource.getrlimit(limit)[1]))
     import envpool
     import numpy as np
 
     family = envpool.registration.registry.specs[name][0]
     if family == "envpool.procgen":
-        from jaxrl_fast.envs.envpool import qt
-
-        qt.load_for(family)
+        runpy.run_path(str(Path(__file__).with_name("qt.py")))["load_for"](family)  # without the package, which is slow
     pool = envpool.make_gymnasium(name, num_envs=1, seed=[1], **json.loads(config))
     pool.reset()
     space = pool.action_space
-    for _ in range(NUM_STEPS if isinstance(space.shape, tuple) else 0):  # a Dict has none, and is refused later
+    for _ in range(NUM_STEPS if isinstance(space.shape, tuple) else 0):  # a Dict has no shape, and is rejected later
         pool.step(np.asarray([space.sample()], space.dtype))
 
 
 def calls() -> None:
-    """One step of one environment from a compiled program."""
+    """Step one environment from a compiled program."""
     import envpool
     import jax
 
@@ -129,7 +127,7 @@ def calls() -> None:
 if __name__ == "__main__":
     try:
         calls() if sys.argv[1] == "calls" else play(*sys.argv[2:])
-    except Exception as error:  # whatever envpool says
+    except Exception as error:  # of any kind
         print(f"\n{type(error).__name__}: {(str(error).splitlines() or [''])[0]}", flush=True)
-        os._exit(REFUSED)
-    os._exit(0)  # how pools end is no matter
+        os._exit(REJECTED_STATUS)
+    os._exit(0)  # without destructors, which may crash

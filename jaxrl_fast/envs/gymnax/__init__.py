@@ -1,4 +1,4 @@
-"""The gymnax backend: environments on the device, by id or as a class with gymnax's interface."""
+"""Provide gymnax's environments, and objects with gymnax's interface, which run on the device."""
 
 import functools
 from collections.abc import Mapping
@@ -6,18 +6,20 @@ from typing import Any
 
 import gymnax
 
-from jaxrl_fast.envs.gymnax.batch import REFUSED, adapt
-from jaxrl_fast.types import Env
+from jaxrl_fast.envs.gymnax.batch import UNSUPPORTED, adapt
+from jaxrl_fast.types import Env, HostEnvConfig
 
 
 def registered() -> tuple[str, ...]:
+    """Return the names in gymnax's registry."""
     return tuple(gymnax.registered_envs)
 
 
-def make(name: str, num_envs: int, options: Mapping[str, Any]) -> Env:
-    """An environment of gymnax's registry, by gymnax's name for it."""
+def make(name: str, num_envs: int, options: Mapping[str, Any], host_config: HostEnvConfig | None = None) -> Env:
+    """Return N environments by gymnax's name for them; `host_config` does not concern the device."""
+    del host_config
     env_id = f"gymnax/{name}"
-    if name in REFUSED:
-        raise ValueError(f"{env_id} cannot be used: {REFUSED[name]}")
-    default, _ = gymnax.make(name)  # its class names the arguments that the registry passes on
+    if name in UNSUPPORTED:
+        raise ValueError(f"{env_id} cannot be used: {UNSUPPORTED[name]}")
+    default, _ = gymnax.make(name)  # its class declares the arguments that the registry passes on
     return adapt(type(default), num_envs, options, env_id, functools.partial(gymnax.make, name))

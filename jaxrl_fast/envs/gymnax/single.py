@@ -1,8 +1,8 @@
-"""One environment with gymnax's interface: what it says of itself when it is traced, its reset and its step.
+"""Trace, reset and step one environment with gymnax's interface.
 
-What an agent meets is made uniform: observations are float32, bool (MinAtar's boards) or uint8; a state
-index becomes a one-hot vector; a scalar becomes a vector of one. Rewards are float32. Continuous actions
-in [-1, 1] are scaled to the true bounds. No action, NaN included, can leave the action space.
+Agents see observations as float32, bool (MinAtar's boards) or uint8; a state index becomes a one-hot vector, and a
+scalar becomes a vector of one. Rewards are float32. Continuous actions in [-1, 1] are scaled to the true bounds. No
+action, including NaN, can leave the action space.
 """
 
 import functools
@@ -20,20 +20,20 @@ from jaxrl_fast.utils.errors import where, why
 
 
 class Single(NamedTuple):
-    """One gymnax environment, ready to be driven."""
+    """One environment and what tracing it has shown."""
 
     env: Any
     params: Any
-    obs_space: Any  # trusted only to tell a state index from a number
-    state: PyTree  # avals of its state, the same after reset and after step
+    obs_space: Any  # used only to distinguish a state index from a number
+    state: PyTree  # shapes and dtypes of its state, after reset and after step
     bounds: Any  # the true (low, high) of continuous actions, else ()
     spec: EnvSpec
 
 
 def traced(env_id: str, env: Any, params: Any, num_envs: int) -> Single:
-    """The environment as its own functions show it when they are traced, for its spaces may err; else ValueError."""
+    """Return the environment as tracing shows it, or raise ValueError; its declared spaces may be wrong."""
     action, bounds = _action(env_id, _try(env_id, env.action_space, params))
-    spec = EnvSpec(env_id, None, action, num_envs)  # type: ignore[arg-type]  # its obs is what we are to find
+    spec = EnvSpec(env_id, None, action, num_envs)  # type: ignore[arg-type]  # obs is traced below
     single = Single(env, params, _observation_space(env, params), None, bounds, spec)
     key = jax.eval_shape(lambda: jax.random.key(0))
     one_action = jax.ShapeDtypeStruct(getattr(action, "shape", ()), jnp.float32 if bounds else jnp.int32)
@@ -44,24 +44,24 @@ def traced(env_id: str, env: Any, params: Any, num_envs: int) -> Single:
     _check_same(env_id, "observation", obs, next_obs)
     for name, value in scalars.items():
         if value.size != 1:
-            raise ValueError(f"{env_id} cannot be driven: its {name} has shape {value.shape}, and not one number")
+            raise ValueError(f"{env_id}: its {name} must be one number, got shape {value.shape}")
     if not jax.tree.leaves(obs):
-        raise ValueError(f"{env_id} cannot be driven: its observation has no part")
+        raise ValueError(f"{env_id}: its observation is empty, got {obs}")
     for part in jax.tree.leaves(obs):
         if not part.size:
-            raise ValueError(f"{env_id} cannot be driven: of its observation a part of shape {part.shape} is empty")
+            raise ValueError(f"{env_id}: a part of its observation is empty, got shape {part.shape}")
     state, obs = (jax.tree.map(_joined, *both) for both in ((state, next_state), (obs, next_obs)))
     return single._replace(state=state, spec=spec._replace(obs=obs))
 
 
 def reset_one(single: Single, key: Key) -> tuple[PyTree, PyTree]:
-    """Its state and its observation at the beginning of an episode."""
+    """Return the state and observation at the start of an episode."""
     obs, env_state = single.env.reset_env(key, single.params)
     return _strong(single.state, env_state), _strong(single.spec.obs, encode(single, obs))
 
 
 def step_one(single: Single, key: Key, env_state: PyTree, action: jax.Array) -> tuple[PyTree, TimeStep]:
-    """One environment's step, without a thought of reset."""
+    """Step one environment without a reset."""
     action = to_env_action(single.spec, single.bounds, action)
     obs, env_state, reward, terminated, _ = single.env.step_env(key, env_state, action, single.params)
     terminated = jnp.asarray(terminated, bool).reshape(())
@@ -77,7 +77,7 @@ def step_one(single: Single, key: Key, env_state: PyTree, action: jax.Array) -> 
 
 
 def encode(single: Single, obs: PyTree) -> PyTree:
-    """An observation as agents meet it."""
+    """Return an observation as agents see it."""
     return _encode(obs, single.obs_space, _is_minatar(single.env))
 
 
@@ -107,12 +107,12 @@ def _is_minatar(env: Any) -> bool:
 def _observation_space(env: Any, params: Any) -> Any:
     try:
         return env.observation_space(params)
-    except Exception:  # an environment may say nothing of its observations: they are traced anyway
+    except Exception:  # optional, because observations are traced
         return None
 
 
 def _strong(avals: PyTree, tree: PyTree) -> PyTree:
-    """A tree with the dtypes of `avals` and no weak types, so that no second lowering follows."""
+    """Return a tree with the dtypes of `avals` and no weak types, which avoids a second lowering."""
     return jax.tree.map(lambda aval, x: _strong_leaf(aval, jnp.asarray(x)), avals, tree)
 
 
@@ -124,8 +124,8 @@ def _strong_leaf(aval: jax.ShapeDtypeStruct, x: jax.Array) -> jax.Array:
 def _try(env_id: str, function: Callable[..., Any], *arguments: Any) -> Any:
     try:
         return function(*arguments)
-    except Exception as error:  # whatever the environment's functions raise
-        raise ValueError(f"{env_id} cannot be driven: {why(error)}{where(error)}") from error
+    except Exception as error:  # of any kind
+        raise ValueError(f"{env_id}: tracing it failed with {why(error)}{where(error)}") from error
 
 
 def _raw_reset(single: Single, key: Key) -> tuple[PyTree, PyTree]:
@@ -136,7 +136,7 @@ def _raw_reset(single: Single, key: Key) -> tuple[PyTree, PyTree]:
 def _raw_step(single: Single, key: Key, state: PyTree, action: jax.Array) -> tuple[PyTree, PyTree, dict[str, Any]]:
     outcome = single.env.step_env(key, state, to_env_action(single.spec, single.bounds, action), single.params)
     if len(outcome) != 5:
-        raise ValueError(f"step_env returns {len(outcome)} values, not (obs, state, reward, terminated, info)")
+        raise ValueError(f"step_env must return (obs, state, reward, terminated, info), got {len(outcome)} values")
     obs, state, reward, terminated, _ = outcome
     truncated = single.env.is_truncated(state, single.params)
     scalars = {"reward": reward, "terminated": terminated, "truncated": truncated}
@@ -144,7 +144,7 @@ def _raw_step(single: Single, key: Key, state: PyTree, action: jax.Array) -> tup
 
 
 def _joined(a: jax.ShapeDtypeStruct, b: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-    """The shape and dtype of what reset and step return, without weak types."""
+    """Return the shape and common dtype of what reset and step return, without weak types."""
     return jax.ShapeDtypeStruct(a.shape, a.dtype if a.dtype == b.dtype else jnp.promote_types(a.dtype, b.dtype))
 
 
@@ -152,11 +152,13 @@ def _check_same(env_id: str, what: str, first: PyTree, after: PyTree) -> None:
     at_reset, at_step = dict(_named_leaves(what, first)), dict(_named_leaves(what, after))
     for name in sorted(at_reset.keys() ^ at_step.keys()):
         when = "reset" if name in at_reset else "step"
-        raise ValueError(f"{env_id} cannot be driven: only after {when} has its {what} a part {name}")
+        raise ValueError(
+            f"{env_id}: its {what} must have the same parts after reset and step, got {name} only after {when}"
+        )
     for name, leaf in at_reset.items():
         if leaf.shape != at_step[name].shape:
             shapes = f"{leaf.shape} after reset and {at_step[name].shape} after step"
-            raise ValueError(f"{env_id} cannot be driven: its {name} has shape {shapes}")
+            raise ValueError(f"{env_id}: the shape of its {name} must not change, got {shapes}")
 
 
 def _named_leaves(what: str, tree: PyTree) -> list[tuple[str, Any]]:
@@ -164,13 +166,13 @@ def _named_leaves(what: str, tree: PyTree) -> list[tuple[str, Any]]:
 
 
 def _action(env_id: str, space: Any) -> tuple[types.Discrete | types.Box, Any]:
-    """The action space for agents, and the true bounds of a continuous one."""
-    refused = f"{env_id} cannot be driven: its action space is {space}"
+    """Return the action space for agents, and the true bounds of a continuous one."""
+    unsupported = f"{env_id}: unsupported action space, got {space}"
     if isinstance(space, spaces.Discrete):
         if space.n < 1:
-            raise ValueError(f"{env_id} cannot be driven: its action space has {space.n} actions")
+            raise ValueError(f"{env_id}: its action space must have at least 1 action, got {space.n}")
         return types.Discrete(int(space.n)), ()
     if not isinstance(space, spaces.Box) or not jnp.issubdtype(space.dtype, jnp.floating):
-        raise ValueError(f"{refused}, and not one Discrete or one Box of floats of gymnax's spaces")
-    bounds = true_bounds(refused, space.low, space.high, space.shape)
+        raise ValueError(f"{unsupported}; it must be gymnax's Discrete or Box of floats")
+    bounds = true_bounds(unsupported, space.low, space.high, space.shape)
     return types.Box(tuple(space.shape) or (1,)), bounds

@@ -1,0 +1,224 @@
+"""Drive pools of host environments from a compiled program, as a `types.Env`."""
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import io_callback
+
+from jaxrl_fast.envs import spaces
+from jaxrl_fast.envs.host_pool import LazyPool, OpenPool, PoolSpec, Row, raw_rows
+from jaxrl_fast.types import AsyncPools, Env, EpisodeScore, HostEnvConfig, Key, Parallelism, PyTree, TimeStep
+
+HANDLE = jax.ShapeDtypeStruct((8,), jnp.uint8)  # without meaning; each call takes that of the call before
+
+
+class State(NamedTuple):
+    """What the device knows of N host environments."""
+
+    handle: jax.Array  # as HANDLE: keeps calls in order
+    last: tuple[jax.Array, ...]  # [n] bool for each pool: the next step resets
+
+
+class Bridge(NamedTuple):
+    """How a compiled program calls one pool."""
+
+    send: Callable[[jax.Array, jax.Array], jax.Array]  # (handle, action [n, ...]) -> handle
+    recv: Callable[[jax.Array], tuple[jax.Array, Row]]  # handle -> (handle, row)
+    step: Callable[[jax.Array, jax.Array], tuple[jax.Array, Row]]  # (handle, action) -> (handle, row)
+    can_reseed: bool = True  # False: a compiled program works with one pool only
+
+
+class Driver(NamedTuple):
+    """The pools of one shard."""
+
+    spec: PoolSpec  # of each pool
+    pools: tuple[LazyPool, ...]
+    bridges: tuple[Bridge, ...]
+
+
+def make_env(
+    spec: PoolSpec,
+    open_pool: OpenPool,
+    config: HostEnvConfig,
+    make_bridge: Callable[[LazyPool], Bridge] | None = None,
+    warnings: tuple[str, ...] = (),
+) -> Env:
+    """Return the environments of one shard; no pool is opened yet.
+
+    Args:
+        spec: describes one pool of `num_envs_per_pool` environments.
+        open_pool: opens one with given seeds.
+        config: the run's seed, number of pools and shard.
+        make_bridge: how a compiled program calls a pool; by default one Python callback for each step.
+        warnings: what the user should know, one sentence each.
+    """
+    if config.bridge == "ffi" and make_bridge is None:
+        raise ValueError(f"--pool-path: {spec.env.id} has no XLA calls, got ffi; use callback")
+    obs = jax.eval_shape(spec.encode, raw_rows(spec).obs)
+    obs = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), obs)
+    spec = spec._replace(env=spec.env._replace(obs=obs))
+    num_pools, total = max(config.num_async_pools, 1), config.num_shards * max(config.num_async_pools, 1)
+    first = config.shard * num_pools
+    pools = tuple(LazyPool(spec, open_pool, config.seed, i, total) for i in range(first, first + num_pools))
+    driver = Driver(spec, pools, tuple(map(make_bridge or callback_bridge, pools)))
+    halves = AsyncPools(num_pools, functools.partial(send, driver), functools.partial(receive, driver), config.overlap)
+    can_reseed = all(bridge.can_reseed for bridge in driver.bridges)
+    return Env(
+        functools.partial(reset, driver),
+        functools.partial(step, driver),
+        spec.env._replace(num_envs=spec.env.num_envs * num_pools),
+        on_device=False,
+        parallelism=Parallelism(num_pools=num_pools),
+        info=_describe_async_pools(config),
+        warnings=warnings,
+        protocol=spec.protocol,
+        reseed=functools.partial(_for_each, pools, LazyPool.reseed) if can_reseed else lambda number: None,
+        open=functools.partial(_for_each, pools, lambda pool: pool.pool),
+        close=functools.partial(_for_each, pools, LazyPool.close),
+        render=pools[0].render if spec.can_render else None,
+        to_env_action=functools.partial(to_env_action, spec),
+        pools=halves if config.num_async_pools else None,
+    )
+
+
+def reset(driver: Driver, key: Key) -> tuple[State, TimeStep]:
+    """Start N episodes. Pools were seeded when they were opened, so the key is not used."""
+    del key
+    spec, num_envs = driver.spec, driver.spec.env.num_envs
+    zeros, ones = functools.partial(jnp.zeros, num_envs), jnp.ones(num_envs)
+    handle, rows = jnp.zeros(HANDLE.shape, HANDLE.dtype), []
+    for pool in driver.pools:
+        handle, obs = _call_host(pool.reset, pool.rows.obs, handle)
+        score = EpisodeScore(zeros(jnp.float32), zeros(bool)) if spec.ends_at_life_loss else ()
+        rows.append(TimeStep(spec.encode(obs), zeros(jnp.float32), ones, zeros(bool), score))
+    return State(handle, tuple(row.last for row in rows)), _join(rows)
+
+
+def step(driver: Driver, state: State, action: jax.Array) -> tuple[State, TimeStep]:
+    """Step all N environments; those whose last step ended an episode reset."""
+    spec, num_pools = driver.spec, len(driver.pools)
+    spaces.check_action(spec.env._replace(num_envs=spec.env.num_envs * num_pools), action)
+    if num_pools == 1:
+        handle, row = driver.bridges[0].step(state.handle, to_env_action(spec, action))
+        return _follow(driver, 0, state, handle, row)
+    for i, actions in enumerate(jnp.split(action, num_pools)):
+        state = send(driver, i, state, actions)
+    rows = []
+    for i in range(num_pools):
+        state, timestep = receive(driver, i, state)
+        rows.append(timestep)
+    return state, _join(rows)
+
+
+def send(driver: Driver, i: int, state: State, action: jax.Array) -> State:
+    """Start a step of pool i with actions [n, ...]."""
+    spaces.check_action(driver.spec.env, action)
+    return state._replace(handle=driver.bridges[i].send(state.handle, to_env_action(driver.spec, action)))
+
+
+def receive(driver: Driver, i: int, state: State) -> tuple[State, TimeStep]:
+    """Wait for the step of pool i."""
+    return _follow(driver, i, state, *driver.bridges[i].recv(state.handle))
+
+
+def _follow(driver: Driver, i: int, state: State, handle: jax.Array, row: Row) -> tuple[State, TimeStep]:
+    """Return the state and time step after a row of pool i.
+
+    A backend may call a step truncated on which the game is over, too; no value lies beyond such a step.
+    """
+    spec = driver.spec
+    reward = jnp.where(state.last[i], 0.0, row.reward)
+    game_over = row.game_over if spec.reports_game_over else jnp.zeros(spec.env.num_envs, bool)
+    terminated = row.terminated | game_over
+    timestep = TimeStep(
+        obs=spaces.readable(terminated, spec.encode(row.obs)),
+        reward=reward,
+        discount=1.0 - terminated.astype(jnp.float32),
+        last=terminated | row.truncated,
+        score=EpisodeScore(reward, game_over | row.truncated) if spec.ends_at_life_loss else (),
+    )
+    return State(handle, (*state.last[:i], timestep.last, *state.last[i + 1 :])), timestep
+
+
+def to_env_action(spec: PoolSpec, action: jax.Array) -> jax.Array:
+    """Return agents' actions [n, ...] within the environment's true bounds, int32 or float32."""
+    return spaces.to_env_action(spec.env, spec.bounds, action) + spec.action_start
+
+
+def callback_bridge(pool: LazyPool) -> Bridge:
+    """Call the pool through Python."""
+    bind = functools.partial
+    return Bridge(bind(_callback_send, pool), bind(_callback_recv, pool), bind(_callback_step, pool))
+
+
+def _callback_send(pool: LazyPool, handle: jax.Array, action: jax.Array) -> jax.Array:
+    return _call_host(pool.send, None, handle, action)[0]
+
+
+def _callback_recv(pool: LazyPool, handle: jax.Array) -> tuple[jax.Array, Row]:
+    return _call_host(pool.recv, pool.rows, handle)
+
+
+def _callback_step(pool: LazyPool, handle: jax.Array, action: jax.Array) -> tuple[jax.Array, Row]:
+    def both(action: Any) -> Row:
+        pool.send(action)
+        return pool.recv()
+
+    return _call_host(both, pool.rows, handle, action)
+
+
+def _call_host(function: Callable[..., PyTree], result: PyTree, handle: jax.Array, *args: jax.Array) -> Any:
+    """Call a function on the host, after the call that returned `handle`; return a new handle and its result."""
+
+    def call(handle: Any, *args: Any) -> Any:
+        try:
+            return handle, function(*args)
+        except BaseException as error:
+            ERRORS[:] = [error]
+            raise
+
+    return io_callback(call, (HANDLE, result), handle, *args)
+
+
+ERRORS: list[BaseException] = []  # the last one raised in a callback, which JAX reports as text only
+
+
+@contextlib.contextmanager
+def original_errors() -> Iterator[None]:
+    """Raise what a host environment raised, with its traceback, in place of the JaxRuntimeError that reports it."""
+    ERRORS.clear()
+    try:
+        yield
+    except jax.errors.JaxRuntimeError:
+        if not ERRORS:
+            raise
+        raise ERRORS[0] from None
+    finally:
+        ERRORS.clear()
+
+
+def _join(rows: list[TimeStep]) -> TimeStep:
+    """Return [N, ...] from [n, ...] of each pool."""
+    return jax.tree.map(lambda *x: jnp.concatenate(x), *rows) if len(rows) > 1 else rows[0]
+
+
+def _for_each(pools: Sequence[LazyPool], function: Callable[..., Any], *args: Any) -> None:
+    for pool in pools:
+        function(pool, *args)
+
+
+def _describe_async_pools(config: HostEnvConfig) -> tuple[str, ...]:
+    """Return a sentence about the age of the policy that acts."""
+    num_pools = config.num_async_pools
+    if not num_pools:
+        return ()
+    pools = f"{num_pools} pools step" if num_pools > 1 else "1 pool steps"
+    if config.overlap:
+        lag = "a rollout is collected during the update before it, by a policy that is one update old"
+    else:
+        lag = "the first action of a rollout is chosen by the policy before the last update"
+    return (f"{pools} asynchronously on each device: {lag}",)

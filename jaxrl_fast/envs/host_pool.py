@@ -1,0 +1,175 @@
+"""Define a pool of host environments: the methods that a backend writes, and what it declares about its rows.
+
+`host_env.make_env` builds an environment from a `PoolSpec` and a function that opens a `HostPool`. Each environment has
+the same seed, and so the same trajectory, however the environments are split into pools and shards.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxrl_fast.envs import spaces
+from jaxrl_fast.types import AtariProtocol, EnvSpec, HostEnvConfig, PyTree
+
+
+class Row(NamedTuple):
+    """One step of the n environments of a pool, as numpy arrays.
+
+    The step after a terminated or truncated one ignores its action and returns the first observation of the next
+    episode (gymnasium's NEXT_STEP). Its flags are False and its reward is ignored.
+    """
+
+    obs: PyTree  # [n, ...] as `PoolSpec.raw_obs` says
+    reward: Any  # [n]
+    terminated: Any  # [n] bool: no value lies beyond
+    truncated: Any  # [n] bool: the time limit was reached
+    game_over: Any = ()  # [n] bool, required where `PoolSpec.reports_game_over`
+
+
+class HostPool(Protocol):
+    """n environments on the host that step together.
+
+    An exception in a method ends the program that called it; `host_env.original_errors` raises it unchanged.
+    """
+
+    def reset(self) -> PyTree:
+        """Discard a pending step, start n episodes, and return their first observations [n, ...]."""
+
+    def send(self, action: np.ndarray) -> None:
+        """Start a step with actions [n, ...] of `PoolSpec.action_dtype`, within the true bounds."""
+
+    def recv(self) -> Row:
+        """Wait for the pending step and return its row."""
+
+    def reseed(self, seeds: Sequence[int]) -> None:
+        """Discard a pending step and give each environment a new seed; a reset follows."""
+
+    def render(self) -> np.ndarray:
+        """Return the first environment's image, uint8 [H, W, 3]; only called where `PoolSpec.can_render`."""
+
+    def close(self) -> None:
+        """Release the environments; no call follows."""
+
+
+class PoolSpec(NamedTuple):
+    """What is known of a pool before it is opened."""
+
+    env: EnvSpec  # num_envs is n, the number in this pool; `make_env` fills in obs
+    raw_obs: PyTree  # shape and dtype of one environment's observation in a `Row`
+    action_dtype: Any  # of the actions that `send` takes
+    action_start: int = 0  # the smallest discrete action
+    bounds: spaces.Bounds = ()  # true (low, high) of continuous actions
+    encode: Callable[[PyTree], PyTree] = lambda obs: obs  # raw observations [n, ...], of at most 32 bits, for agents
+    reports_game_over: bool = False
+    ends_at_life_loss: bool = False  # a lost life terminates an episode but not the game; scores are of games
+    can_render: bool = False
+    protocol: AtariProtocol = ""
+
+
+OpenPool = Callable[[int, list[int]], HostPool]  # (index among the pools of all shards, a seed for each environment)
+
+
+class LazyPool:
+    """A pool that opens on first use, with seeds for its share of all environments."""
+
+    def __init__(
+        self, spec: PoolSpec, open_pool: OpenPool, seed: tuple[int, ...], index: int = 0, num_pools: int = 1
+    ) -> None:
+        self.spec, self.open_pool, self.seed = spec, open_pool, seed
+        self.index, self.num_pools = index, num_pools  # among the pools of all shards
+        self.rows = raw_rows(spec)
+        self.opened: Any = None
+
+    @property
+    def pool(self) -> Any:
+        """Return the backend's own pool, opened if necessary."""
+        if self.opened is None:
+            self.opened = self.open_pool(self.index, self.seeds())
+            OPEN_POOLS.append(self.opened)
+        return self.opened
+
+    def seeds(self) -> list[int]:
+        """Return a seed for each environment of this pool."""
+        num_envs = self.spec.env.num_envs
+        return seeds_of(self.seed, num_envs * self.num_pools)[self.index * num_envs :][:num_envs]
+
+    def reset(self) -> PyTree:
+        """Return first observations [n, ...] with the dtypes that the program expects."""
+        return _checked(self.spec.env.id, "observation", self.pool.reset(), self.rows.obs)
+
+    def send(self, action: Any) -> None:
+        """Start a step. The actions [n, ...] may be on the device."""
+        self.pool.send(np.asarray(action).astype(self.spec.action_dtype))
+
+    def recv(self) -> Row:
+        """Return the row of the pending step with the dtypes that the program expects."""
+        row = Row(*self.pool.recv())
+        return Row(*(_checked(self.spec.env.id, *each) for each in zip(Row._fields, row, self.rows)))
+
+    def reseed(self, number: int) -> None:
+        """Derive new seeds from `number`."""
+        self.seed = *self.seed[:2], number
+        if self.opened is not None:
+            self.opened.reseed(self.seeds())
+
+    def render(self) -> np.ndarray:
+        """Return the first environment's image, uint8 [H, W, 3]."""
+        return self.pool.render()
+
+    def close(self) -> None:
+        """Close the pool if it is open. A program that knows its address must not run afterwards."""
+        pool, self.opened = self.opened, None
+        if pool is not None:
+            OPEN_POOLS[:] = [other for other in OPEN_POOLS if other is not pool]
+            pool.close()
+
+
+OPEN_POOLS: list[HostPool] = []  # kept alive until closed: compiled programs may know a pool by its address
+
+
+def num_envs_per_pool(num_envs: int, config: HostEnvConfig) -> int:
+    """Return n, the environments in each pool of one shard. Raise ValueError if they do not divide."""
+    num_pools, num_shards = max(config.num_async_pools, 1), config.num_shards
+    if num_envs % num_pools:
+        where = f" on each of {num_shards} devices" if num_shards > 1 else ""
+        raise ValueError(
+            f"--in-flight: {num_envs * num_shards} environments do not divide into {num_pools} pools{where}, "
+            f"got {num_pools}; choose a divisor of {num_envs}"
+        )
+    return num_envs // num_pools
+
+
+def seeds_of(seed: tuple[int, ...], num_envs: int) -> list[int]:
+    """Return a random seed for each environment, all different.
+
+    Consecutive seeds (seed + i) would give most environments of two neighboring runs the same one.
+    """
+    rng = np.random.default_rng(seed)
+    found: dict[int, None] = {}
+    while len(found) < num_envs:
+        found |= dict.fromkeys(rng.integers(2**31, size=num_envs).tolist())
+    return list(found)[:num_envs]
+
+
+def raw_rows(spec: PoolSpec) -> Row:
+    """Return shapes and dtypes of a row, narrowed to 32 bits."""
+    num_envs = spec.env.num_envs
+    number, flag = (jax.ShapeDtypeStruct((num_envs,), dtype) for dtype in (jnp.float32, jnp.bool_))
+    shape = lambda leaf: jax.ShapeDtypeStruct((num_envs, *leaf.shape), spaces.narrow_dtype(leaf.dtype))
+    return Row(jax.tree.map(shape, spec.raw_obs), number, flag, flag, flag if spec.reports_game_over else ())
+
+
+def _checked(env_id: str, name: str, tree: PyTree, like: PyTree) -> PyTree:
+    """Return numpy arrays with the dtypes of `like`. Raise ValueError if a shape differs."""
+
+    def convert(x: Any, expected: jax.ShapeDtypeStruct) -> np.ndarray:
+        array = np.asarray(x)
+        if array.shape != expected.shape:
+            raise ValueError(f"{env_id}: {name} must have shape {expected.shape}, got {array.shape}")
+        return array.astype(expected.dtype, copy=False)
+
+    with np.errstate(over="ignore"):  # a float64 beyond float32 becomes infinite
+        return jax.tree.map(convert, tree, like) if jax.tree.leaves(like) else ()

@@ -1,0 +1,38 @@
+"""Share what several tests need: marks and a record here, environments, agents, runs and oracles in the modules."""
+
+from functools import partial
+
+import pytest
+
+slow = partial(pytest.param, marks=pytest.mark.slow)  # parameters with which a test takes long
+
+
+def run_chunks_by(run, monkeypatch):
+    """Programs that are built from here on run a chunk by `run(chunk, state, num_updates)`."""
+    from jaxrl_fast.parallel import program  # later than conftest, which JAX listens to only before it is imported
+
+    build = program.build
+
+    def build_and_watch(*given, **options):
+        built = build(*given, **options)
+        return built._replace(chunk=partial(run, built.chunk))
+
+    monkeypatch.setattr(program, "build", build_and_watch)
+
+
+RECORD = {
+    "seed": 0,
+    "env_steps": 12_288,
+    "updates": 6,
+    "wall_time_s": 1.5,
+    "train_time_s": 0.5,
+    "env_steps_per_s": 96_000.0,
+    "episodes": 410,
+    "return_mean": 24.375,
+    "return_min": 8.0,
+    "return_max": 77.0,
+    "length_mean": 24.375,
+    "value_loss": 31.5,
+    "entropy": 0.69,
+    "learning_rate": 1e-3,
+}

@@ -1,0 +1,34 @@
+"""Runs and random play in environments on the host."""
+
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxrl_fast.types import Discrete
+
+
+def random_actions(spec, num_steps, seed=0):
+    chance, lead = np.random.default_rng(seed), (num_steps, spec.num_envs)
+    if isinstance(spec.action, Discrete):
+        return chance.integers(spec.action.num, size=lead).astype(np.int32)
+    return chance.uniform(-1, 1, (*lead, *spec.action.shape)).astype(np.float32)
+
+
+def run(env, actions):
+    """Reset, then one step for each row of actions, as one compiled program."""
+
+    def program(actions):
+        state, first = env.reset(jax.random.key(0))
+        return first, jax.lax.scan(env.step, state, actions)[1]
+
+    return jax.device_get(jax.jit(program)(actions))
+
+
+SHORT: dict[str, Any] = dict(env="envpool/CartPole-v1", num_envs=4, total_steps=480, save_every=160, log_every=32)
+SHORT |= dict(eval_every=160, eval_episodes=4, eval_envs=4, tensorboard=False, log_level="quiet")
+AGENTS = {
+    "ppo": dict(rollout_length=8, hidden=(8,), normalize_rewards=True, normalize_observations=True),
+    "dqn": dict(capacity=256, batch_size=8, learning_starts=32, hidden=(8,), n_step=3, prioritized=True),
+    "pqn": dict(rollout_length=8, hidden=(8,)),
+}
