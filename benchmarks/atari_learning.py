@@ -86,7 +86,7 @@ def read(run: Path) -> tuple[str, dict]:
     return summary["env_id"], {"settings": settings, "summary": said, "curve": curve}
 
 
-def draw(kept: dict) -> curves.Picture:
+def draw(kept: dict) -> curves.NotebookFigure:
     """Return against environment steps; trainings that are not named after a preset are in axes of their own."""
     panels: dict[str, list[curves.Curve]] = {}
     for name, training in kept["trainings"].items():
@@ -94,7 +94,7 @@ def draw(kept: dict) -> curves.Picture:
         shipped = (CONFIGS / f"{name.partition(',')[0]}.yaml").exists()
         title = f"{kept['env_id']}, {'presets' if shipped else 'other settings'}"
         panels.setdefault(title, []).append(curves.Curve(name, x, y[None], y, None))
-    return curves.compare(panels, "environment steps", "return of an episode")
+    return curves.draw_panels(panels, "environment steps", "return of an episode")
 
 
 if __name__ == "__main__":

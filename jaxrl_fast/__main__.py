@@ -1,4 +1,4 @@
-"""What there is to run: `python -m jaxrl_fast` lists the commands."""
+"""List the commands: `python -m jaxrl_fast`."""
 
 from collections.abc import Sequence
 
@@ -6,30 +6,30 @@ from jaxrl_fast import __version__, cli
 from jaxrl_fast.utils.parsing import nearest
 
 COMMANDS = {
-    "train": "trains an agent",
-    "sweep": "trains with every combination of options and seeds, and compares",
-    "evaluate": "plays what a run has learned, and says how well",
-    "video": "shows it as a GIF",
-    "plot": "draws the learning curves of runs",
-    "envs": "lists the environments",
+    "train": "train an agent",
+    "sweep": "train with every combination of options and seeds",
+    "evaluate": "evaluate the policy of a run",
+    "video": "record the policy of a run as a GIF or MP4",
+    "plot": "draw the learning curves of runs",
+    "envs": "list the environments",
 }
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command. Returns its exit status."""
+    """Run the command. Return its exit status."""
     return cli.run_command(prepare, print, argv)
 
 
 def prepare(argv: Sequence[str]) -> str:
-    """The list, or the version where that is asked for."""
+    """Return the list of commands, or the version for --version. Raise ValueError for any other argument."""
     if not argv or argv[0] in ("-h", "--help"):
-        commands = (f"  python -m jaxrl_fast.{name:<10}{meaning}" for name, meaning in COMMANDS.items())
-        return "\n".join((f"jaxrl_fast {__version__}; each of these has --help:", *commands))
+        commands = (f"  python -m jaxrl_fast.{name:<10}{description}" for name, description in COMMANDS.items())
+        return "\n".join((f"jaxrl_fast {__version__}; commands (each has --help):", *commands))
     if argv[0] == "--version":
         return __version__
     name = argv[0] if argv[0] in COMMANDS else ""
     hint = f"; python -m jaxrl_fast.{name}" if name else nearest(argv[0], COMMANDS, "python -m jaxrl_fast.{}".format)
-    raise ValueError(f"{argv[0]!r} is no option here{hint}")
+    raise ValueError(f"unknown argument {argv[0]!r}{hint}")
 
 
 if __name__ == "__main__":

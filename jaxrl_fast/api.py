@@ -130,13 +130,13 @@ class Run:
         from jaxrl_fast.evaluation import episodes
 
         chosen = cli.from_keywords(episodes.Options, options)
-        return episodes.run(episodes.open_run(self.folder, chosen, self.env), chosen)
+        return episodes.evaluate_run(episodes.open_run(self.folder, chosen, self.env), chosen)
 
     def video(self, **options: Any) -> Any:
         """Record a GIF of the greedy policy, with the options of the video command. A notebook shows it."""
         from jaxrl_fast.evaluation import video
 
-        return video.run(*video.open_run(self.folder, cli.from_keywords(video.Options, options), self.env))
+        return video.record_video(*video.open_run(self.folder, cli.from_keywords(video.Options, options), self.env))
 
     def __repr__(self) -> str:
         return f"Run({self._words()}, folder={str(self.folder)!r})"

@@ -1,10 +1,10 @@
-"""Plays what a run has learned: `python -m jaxrl_fast.evaluate RUN [--episodes 128]`."""
+"""Evaluate the policy of a run: `python -m jaxrl_fast.evaluate RUN [--episodes 128]`."""
 
 from collections.abc import Sequence
 from typing import Any
 
 from jaxrl_fast import cli
-from jaxrl_fast.evaluation.episodes import Options, open_run, run
+from jaxrl_fast.evaluation.episodes import Options, evaluate_run, open_run
 from jaxrl_fast.utils import formatting
 from jaxrl_fast.utils.files import path_of
 
@@ -17,44 +17,44 @@ USAGE = cli.CommandSpec(
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command. Returns its exit status."""
+    """Run the command. Return its exit status."""
     return cli.run_command(prepare, act, argv)
 
 
 def prepare(argv: Sequence[str]) -> tuple[Any, Options]:
-    """What the command line asks for, with what the run's folder holds."""
+    """Read the command line and the run's folder. Return the learners and the options."""
     (folder,), options = cli.read(USAGE, argv)
     return open_run(path_of(folder), options), options
 
 
 def act(ready: tuple[Any, Options]) -> None:
-    """Plays and says how it went."""
-    result = run(*ready)
+    """Evaluate the run and print the results."""
+    result = evaluate_run(*ready)
     for line in lines(result):
         print(line)
 
 
 def lines(result: dict[str, Any]) -> list[str]:
-    """For the terminal."""
+    """Return the lines to print: one for each seed, and one for all of them."""
     steps = formatting.short_number(result["env_steps"])
     about = [result["algo"], result["env_id"], f"{result['policy']} policy of {result['checkpoint']} ({steps} steps)"]
     about += [" ".join(f"{name}={value:g}" for name, value in result["member"].items())] * bool(result["member"])
-    rows = [(f"seed {each['seed']}", each) for each in result["seeds"]]
+    rows = [(f"seed {row['seed']}", row) for row in result["seeds"]]
     rows += [(f"{len(rows)} seeds", result)] if len(rows) > 1 else []
     written = [f"written  {result['file']}"] if result["file"] else []
     return [" · ".join(about), *(_line(name, row) for name, row in rows), *written]
 
 
 def _line(name: str, row: dict[str, Any]) -> str:
+    """Return the line of one seed, or of all seeds."""
     played = formatting.counted(row["eval_episodes"], "episode")
-    unfinished = f", {row['eval_truncated']} more did not end in time" if row["eval_truncated"] else ""
+    unfinished = f", {row['eval_truncated']} more did not end" if row["eval_truncated"] else ""
     if row["eval_return_mean"] is None:
         return f"{name:<9} {played}{unfinished}"
-    mean, std, low, high, least, most = (
-        row[f"eval_return_{what}"] for what in ("mean", "std", "low", "high", "min", "max")
-    )
+    statistics = ("mean", "std", "low", "high", "min", "max")
+    mean, std, low, high, minimum, maximum = (row[f"eval_return_{name}"] for name in statistics)
     spread = (
-        f" ± {std:.2f}   mean's 95% interval {low:.2f} to {high:.2f}   least {least:.2f}, most {most:.2f}"
+        f" ± {std:.2f}   95% interval of the mean {low:.2f} to {high:.2f}   min {minimum:.2f}, max {maximum:.2f}"
         if row["eval_episodes"] > 1
         else ""
     )

@@ -6,11 +6,11 @@ from contextlib import nullcontext
 from pathlib import Path
 
 from jaxrl_fast import cli
-from jaxrl_fast.plotting.compare import Options, Run, groups, picture
+from jaxrl_fast.plotting.compare import Options, RunRecords, draw_figure, group_runs
 from jaxrl_fast.utils import files, formatting
 from jaxrl_fast.utils.files import path_of
 
-NAME = "plot.png"  # where no other is asked for
+NAME = "plot.png"  # default output file
 
 
 USAGE = cli.CommandSpec(
@@ -24,24 +24,24 @@ USAGE = cli.CommandSpec(
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command. Returns its exit status."""
+    """Run the command. Return its exit status."""
     return cli.run_command(prepare, act, argv)
 
 
-def prepare(argv: Sequence[str]) -> tuple[dict[str, list[Run]], Options]:
-    """What the command line asks for: the runs, by the names of their curves."""
+def prepare(argv: Sequence[str]) -> tuple[dict[str, list[RunRecords]], Options]:
+    """Read the command line and the runs. Return the runs by the names of their curves, and the options."""
     words, options = cli.read(USAGE, argv)
     if not options.out:
         files.check_writable(Path(NAME))
-    return groups([path_of(word) for word in words], options), options
+    return group_runs([path_of(word) for word in words], options), options
 
 
-def act(ready: tuple[dict[str, list[Run]], Options]) -> None:
-    """Draws, and says where it is."""
+def act(ready: tuple[dict[str, list[RunRecords]], Options]) -> None:
+    """Draw the figure and print its path."""
     from jaxrl_fast.plotting import curves
 
     found, options = ready
-    drawn = picture(found, options)
+    drawn = draw_figure(found, options)
     with nullcontext(path_of(options.out)) if options.out else files.claimed(Path(NAME)) as path:
         curves.save(drawn, path)
     num_runs = sum(map(len, found.values()))

@@ -1,7 +1,7 @@
-"""Train from the command line: `python -m jaxrl_fast.train [ppo] [--config PRESET] [--env ID] [options]`.
+"""Train an agent: `python -m jaxrl_fast.train [ppo] [--config PRESET] [--env ID] [options]`.
 
-`config` parses the options, `plan` checks them, and `trainer` runs the plan. The command line is parsed before jax is
-imported, so these modules import it in functions.
+A run passes through `config` (read the options), `training.plan` (validate them), `training.trainer` (train) and
+`training.run_logger` (write the results). The options are read before jax is imported, so that --help is fast.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ def prepare(argv: Sequence[str]) -> plan.Plan:
 
 
 def execute(ready: plan.Plan) -> int:
-    """Train. Return the exit status."""
+    """Train, print errors, and return the exit status."""
     from jaxrl_fast.envs.host_env import original_errors  # imports jax
 
     try:

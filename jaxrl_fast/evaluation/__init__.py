@@ -1,1 +1,1 @@
-"""What a finished run can do: act, play episodes, make a video."""
+"""Use a trained policy: load it, evaluate it, record a video."""

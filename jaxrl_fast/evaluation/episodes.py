@@ -1,4 +1,4 @@
-"""Play fresh episodes with the policy of a run and write down the returns."""
+"""Evaluate the policy of a run in new episodes and write the returns to evaluation.json."""
 
 import json
 from dataclasses import dataclass
@@ -32,32 +32,47 @@ class Options:
 
 
 def open_run(folder: Path, options: Options, env: Any = None) -> Any:
-    """The run's learners, with environments to play in: its `eval_envs`, or as many as it explores in."""
+    """Return the run's learners with environments for the evaluation.
+
+    Args:
+        folder: The run's folder.
+        options: Select the checkpoint, the seed and the member.
+        env: The environment, if it cannot be made from its name in config.yaml.
+
+    Returns:
+        A `saved_run.SavedRun` with `eval_envs` environments, or as many as training explores in with `options.explore`.
+
+    Raises:
+        ValueError: If the run, a checkpoint, the seed or the member does not exist.
+    """
     from jaxrl_fast.config import resume
-    from jaxrl_fast.evaluation import policy
+    from jaxrl_fast.evaluation import policy, saved_run
 
-    of_run = resume.of_run(folder).options
-    num_envs = policy.num_exploring(of_run) if options.explore else min(of_run.eval_envs, options.episodes)
-    saved = policy.read(folder, options.which, *policy.settle(folder, env, num_envs, options.play_seed), options.member)
-    return saved if options.seed is None else policy.only(saved, options.seed)
+    run_options = resume.of_run(folder).options
+    num_envs = (
+        policy.num_exploration_envs(run_options) if options.explore else min(run_options.eval_envs, options.episodes)
+    )
+    settings, envs = saved_run.open_env(folder, env, num_envs, options.play_seed)
+    saved = saved_run.read_run(folder, options.which, settings, envs, options.member)
+    return saved if options.seed is None else saved_run.select_seed(saved, options.seed)
 
 
-def run(saved: Any, options: Options) -> dict[str, Any]:
-    """Plays, and writes down how it went, for each training seed and in all."""
+def evaluate_run(saved: Any, options: Options) -> dict[str, Any]:
+    """Evaluate each training seed, write evaluation.json and return its content plus `file`, its path or None."""
     from jaxrl_fast.runs import fingerprint
     from jaxrl_fast.training import evaluator
     from jaxrl_fast.utils import compile_cache, devices, warnings
 
     agent = saved.agent._replace(exploit=saved.agent.explore) if options.explore else saved.agent
-    player = evaluator.Evaluator(saved.env, agent, saved.seeds, options.episodes)
+    evaluation = evaluator.Evaluator(saved.env, agent, saved.seeds, options.episodes)
     with compile_cache.compile_cache(saved.settings.options.compile_cache and saved.env.on_device):
-        score, length, ended = player.episodes(saved.learners, -1 - options.play_seed)  # training counts from 0 up
+        score, length, ended = evaluation.episodes(saved.learners, -1 - options.play_seed)  # training uses 0, 1, 2 ...
     if not saved.env.on_device:
         devices.release_envs([saved.env])
-    counted = [i for i, seed in enumerate(saved.seeds) if seed not in saved.lost] or list(range(len(saved.seeds)))
-    if saved.lost:
-        names = ", ".join(f"seed {seed}" for seed in saved.lost)
-        warnings.warn(f"left out of what all seeds come to, for the numbers are not finite: {names}")
+    counted = [i for i, seed in enumerate(saved.seeds) if seed not in saved.diverged] or list(range(len(saved.seeds)))
+    if saved.diverged:
+        names = ", ".join(f"seed {seed}" for seed in saved.diverged)
+        warnings.warn(f"the statistics over all seeds exclude those that diverged: {names}")
     result = {
         "algo": saved.settings.algo,
         "env_id": saved.env.spec.id,
@@ -68,7 +83,11 @@ def run(saved: Any, options: Options) -> dict[str, Any]:
         "member": saved.member,
         **summarize(score[counted], length[counted], ended[counted]),
         "seeds": [
-            {"seed": seed, **summarize(score[i : i + 1], length[i : i + 1], ended[i : i + 1]), **listed(*episodes)}
+            {
+                "seed": seed,
+                **summarize(score[i : i + 1], length[i : i + 1], ended[i : i + 1]),
+                **episode_lists(*episodes),
+            }
             for i, (seed, *episodes) in enumerate(zip(saved.seeds, score, length, ended))
         ],
         "device": devices.device(),
@@ -79,16 +98,20 @@ def run(saved: Any, options: Options) -> dict[str, Any]:
         with files.claimed(path) as path:
             path.write_text(json.dumps(result, allow_nan=False) + "\n", encoding="utf-8")
     except OSError as error:
-        warnings.warn(f"{path} cannot be written ({error.strerror})")
+        warnings.warn(f"{path} could not be written ({error.strerror})")
         return result | {"file": None}
     return result | {"file": str(path)}
 
 
 def summarize(score: Any, length: Any, ended: Any) -> dict[str, Any]:
-    """Statistics of the episodes [S, E] that have ended, with a 95% interval of their mean.
+    """Return statistics of the episodes that have ended, with a 95% bootstrap interval of their mean return.
 
-    That of a single seed is about its episodes. Over several, seeds are drawn anew too: it says how another training
-    would do.
+    With several seeds, the interval resamples seeds as well as episodes, so that it covers new trainings.
+
+    Args:
+        score: float [S, E], the returns of E episodes of each of S seeds.
+        length: int [S, E], their numbers of steps.
+        ended: bool [S, E], whether the episode has ended.
     """
     from jaxrl_fast.metrics import statistics
     from jaxrl_fast.training import evaluator
@@ -99,8 +122,8 @@ def summarize(score: Any, length: Any, ended: Any) -> dict[str, Any]:
     return evaluator.summarize(score[ended], length[ended], ended.size) | interval
 
 
-def listed(score: Any, length: Any, ended: Any) -> dict[str, Any]:
-    """Every episode of one seed that has ended."""
+def episode_lists(score: Any, length: Any, ended: Any) -> dict[str, Any]:
+    """Return the returns and lengths of the episodes [E] of one seed that have ended."""
     from jaxrl_fast.metrics import statistics
 
     return {"returns": [statistics.finite(x) for x in score[ended]], "lengths": length[ended].tolist()}

@@ -1,4 +1,4 @@
-"""Play episodes with the policy of a run and write them as a GIF or an MP4."""
+"""Record episodes of the policy of a run as a GIF or an MP4."""
 
 import base64
 import html
@@ -42,21 +42,22 @@ class Options:
 
 
 class Frame(NamedTuple):
-    """One picture, and for how long."""
+    """An image and how long it is shown."""
 
-    picture: Any  # uint8 [H, W, 3]
+    image: Any  # uint8 [H, W, 3]
     seconds: float
 
 
 class Video(NamedTuple):
-    """A file that a notebook shows."""
+    """A video file, which a notebook displays, and the episodes in it."""
 
     path: Path
-    returns: list[float]  # of each episode, as far as it is shown
+    returns: list[float]  # of each episode, up to its last frame
     num_frames: int
-    num_cut: int  # episodes that went on when `max_steps` had been shown
+    num_cut: int  # episodes cut off at `max_steps`
 
     def _repr_html_(self) -> str:
+        """Return the video for a notebook."""
         data = base64.b64encode(self.path.read_bytes()).decode("ascii")
         if self.path.suffix.lower() == ".mp4":
             return f'<video controls loop autoplay muted src="data:video/mp4;base64,{data}"></video>'
@@ -64,51 +65,56 @@ class Video(NamedTuple):
 
 
 def open_run(folder: Path, options: Options, env: Any = None) -> tuple[Any, Any, Options]:
-    """The run's learner, an environment to play in, and what draws that."""
+    """Return the run's learner with an environment, the renderer, and the options.
+
+    Raises:
+        ValueError: If the file cannot be written, or the run, the seed, the member or a renderer does not exist.
+    """
     if options.out:
         files.check_out(path_of(options.out, "--out"), (".gif", ".mp4"))
     elif folder.is_dir():
         files.check_writable(files.new_file(folder / NAME))
     if options.out.lower().endswith(".mp4") and not has_ffmpeg():
         raise ValueError(
-            f'--out {options.out}: MP4 needs imageio-ffmpeg; pip install "jaxrl_fast[video]", or make a .gif'
+            f'--out {options.out}: MP4 requires imageio-ffmpeg; pip install "jaxrl_fast[video]" or use .gif'
         )
-    from jaxrl_fast.evaluation import policy, render
-    from jaxrl_fast.evaluation.render.frames import enlarged
+    from jaxrl_fast.evaluation import render, saved_run
+    from jaxrl_fast.evaluation.render.frames import enlarge
 
-    settings, play_in = policy.settle(folder, env, play_seed=options.play_seed)
-    screen = play_in.render
-    if screen is None:
-        renderer = render.find(play_in.spec.id, play_in.spec.obs, play_in.spec.frame_stack)
+    settings, env = saved_run.open_env(folder, env, play_seed=options.play_seed)
+    render_env = env.render
+    if render_env is None:
+        renderer = render.find(env.spec.id, env.spec.obs, env.spec.frame_stack)
     else:
-        renderer = render.Renderer(lambda obs: enlarged(screen()), 15)
-    saved = policy.read(folder, options.which, settings, play_in, options.member)
-    return policy.only(saved, saved.seeds[0] if options.seed is None else options.seed), renderer, options
+        renderer = render.Renderer(lambda obs: enlarge(render_env()), 15)
+    saved = saved_run.read_run(folder, options.which, settings, env, options.member)
+    return saved_run.select_seed(saved, saved.seeds[0] if options.seed is None else options.seed), renderer, options
 
 
 def has_ffmpeg() -> bool:
-    """MP4s can be written here."""
+    """Return whether MP4 files can be written."""
     return util.find_spec("imageio_ffmpeg") is not None
 
 
-def run(saved: Any, renderer: Any, options: Options) -> Video:
-    """Plays, and writes the file."""
+def record_video(saved: Any, renderer: Any, options: Options) -> Video:
+    """Play the episodes and write the video file."""
     from jaxrl_fast.utils import compile_cache, devices, files
 
-    ends: list[Any] = []
+    last_moments: list[Any] = []
     fps = options.fps or renderer.fps
     with nullcontext(path_of(options.out)) if options.out else files.claimed(saved.folder / NAME) as path:
         write = write_mp4 if path.suffix.lower() == ".mp4" else write_gif
         cache = compile_cache.compile_cache(saved.settings.options.compile_cache and saved.env.on_device)
-        with cache, files.whole(path) as aside:
-            num_frames = write(aside, frames(saved, renderer, options, fps, ends), fps)
+        with cache, files.atomic_write(path) as aside:
+            num_frames = write(aside, frames(saved, renderer, options, fps, last_moments), fps)
     if not saved.env.on_device:
         devices.release_envs([saved.env])
-    return Video(path, [end.score for end in ends], num_frames, sum(not end.over for end in ends))
+    num_cut = sum(not moment.over for moment in last_moments)
+    return Video(path, [moment.score for moment in last_moments], num_frames, num_cut)
 
 
-def frames(saved: Any, renderer: Any, options: Options, fps: int, last: list[Any]) -> Iterator[Frame]:
-    """Every observation of the episodes, drawn; notes the last moment of each."""
+def frames(saved: Any, renderer: Any, options: Options, fps: int, last_moments: list[Any]) -> Iterator[Frame]:
+    """Yield a frame for each step of the episodes; append the last moment of each episode to `last_moments`."""
     import jax
 
     from jaxrl_fast.evaluation.render import canvas
@@ -119,27 +125,29 @@ def frames(saved: Any, renderer: Any, options: Options, fps: int, last: list[Any
     title = f"{saved.env.spec.id.rpartition('/')[2]} · {saved.settings.algo_name}"
     for episode in range(options.episodes):
         for moment in moments:
-            ends = moment.over or moment.length >= options.max_steps
-            of = f"episode {episode + 1} of {options.episodes}   " if options.episodes > 1 else ""
-            words = f"{of}step {moment.length}   return {moment.score:g}"
-            yield Frame(canvas.captioned(renderer.draw(moment.obs), words, title), PAUSE_S if ends else 1 / fps)
-            if ends:
-                last.append(moment)
+            is_last = moment.over or moment.length >= options.max_steps
+            prefix = f"episode {episode + 1} of {options.episodes}   " if options.episodes > 1 else ""
+            caption = f"{prefix}step {moment.length}   return {moment.score:g}"
+            image = canvas.add_caption(renderer.draw(moment.obs), caption, title)
+            yield Frame(image, PAUSE_S if is_last else 1 / fps)
+            if is_last:
+                last_moments.append(moment)
                 break
         if not moment.over:
             moments = evaluator.stream_episodes(saved.env, saved.agent, learner, options.play_seed + episode + 1)
 
 
 def write_gif(path: Path, shown: Iterable[Frame], fps: int) -> int:
-    """The frames, each with colors of its own. Returns their number."""
+    """Write the frames as a GIF with a palette per frame. Return their number."""
     from PIL import Image
 
     durations: list[int] = []
 
     def images() -> Iterator[Any]:
-        for picture, seconds in shown:
+        """Yield the quantized images and note how long each is shown."""
+        for image, seconds in shown:
             durations.append(max(round(seconds * 100), 1) * 10)
-            yield Image.fromarray(picture).quantize(64, dither=Image.Dither.NONE)
+            yield Image.fromarray(image).quantize(64, dither=Image.Dither.NONE)
 
     first, *rest = images()
     first.save(path, save_all=True, append_images=rest, duration=durations, loop=0, optimize=False)
@@ -147,19 +155,19 @@ def write_gif(path: Path, shown: Iterable[Frame], fps: int) -> int:
 
 
 def write_mp4(path: Path, shown: Iterable[Frame], fps: int) -> int:
-    """The frames; one that stays is repeated. Returns their number, without repetitions."""
+    """Write the frames as an MP4; repeat those that are shown longer. Return their number without repetitions."""
     import imageio_ffmpeg
     import numpy as np
 
     count, writer = 0, None
-    for picture, seconds in shown:
-        picture = np.ascontiguousarray(picture[: picture.shape[0] // 2 * 2, : picture.shape[1] // 2 * 2])
+    for image, seconds in shown:
+        image = np.ascontiguousarray(image[: image.shape[0] // 2 * 2, : image.shape[1] // 2 * 2])
         if writer is None:
-            size = picture.shape[1], picture.shape[0]
+            size = image.shape[1], image.shape[0]
             writer = imageio_ffmpeg.write_frames(str(path), size, fps=fps, macro_block_size=2)
             writer.send(None)
         for _ in range(max(round(seconds * fps), 1)):
-            writer.send(picture)
+            writer.send(image)
         count += 1
     if writer is not None:
         writer.close()

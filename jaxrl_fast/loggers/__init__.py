@@ -1,1 +1,1 @@
-"""Write records and lines: files, services, consoles."""
+"""Write records to files, TensorBoard and trackers, and lines to the terminal."""

@@ -10,35 +10,41 @@ from jaxrl_fast.loggers.sinks import Record
 
 
 class JsonLines:
-    """Writes one JSON object a line, to the disk at once, and never half of one.
+    """A JSON Lines file: one object per line, written unbuffered and never partly.
 
-    The file is new, unless it is to be continued after its first `size` bytes. Lines that do not fit on the disk wait
-    for the next write.
+    Lines that cannot be written, for example to a full disk, are kept and written the next time.
+
+    Args:
+        path: The file, which must not exist if `size` is None.
+        size: The number of bytes after which to continue an existing file; the rest is removed.
     """
 
     def __init__(self, path: Path, size: int | None = None):
         self.file = path.open("xb" if size is None or not path.exists() else "r+b", buffering=0)
-        assert not size or path.stat().st_size >= size, "bytes that were never written"
+        assert not size or path.stat().st_size >= size, "the file is shorter than `size`"
         self.size = self.file.truncate(size or 0)
         self.waiting = b""
-        self.num_failures = 0  # since something was written
+        self.num_failures = 0  # since the last success
 
     def write(self, records: Sequence[Record]) -> None:
+        """Append records. Raise OSError if they cannot be written now."""
         lines = "".join(json.dumps(r, allow_nan=False) + "\n" for r in records)
         self.waiting += lines.encode()
         self._write_waiting()
 
     def sync(self) -> int:
-        """Sync the file to the disk. Return its size in bytes."""
+        """Flush all lines to the disk and return the size of the file in bytes."""
         self._write_waiting()
         os.fsync(self.file.fileno())
         return self.size
 
     def close(self) -> None:
+        """Write the remaining lines and close the file."""
         with self.file:
             self._write_waiting()
 
     def _write_waiting(self) -> None:
+        """Write all waiting lines completely, or none of them."""
         try:
             self.file.seek(self.size)
             written = self.file.write(self.waiting)

@@ -1,10 +1,10 @@
-"""The interface of a logger, and the tag names that all of them use."""
+"""Define the interface of loggers and the tags that they use."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 Record = Mapping[str, Any]
-# Tags as in CleanRL, so that curves can be compared (except td_loss, which CleanRL computes without the half).
+# Tags as in CleanRL, so that curves can be compared; td_loss differs by a factor, for CleanRL omits the 1/2.
 CHARTS = {
     "return_mean": "charts/episodic_return",
     "return_min": "charts/episodic_return_min",
@@ -31,15 +31,17 @@ SILENT = ("env_steps", "valid_steps", "wall_time_s", "train_time_s", "num_update
 
 
 class Sink(Protocol):
-    """The interface of a logger: it takes records, one of each seed."""
+    """A destination of records, which come in lists of one record per seed."""
 
-    def write(self, records: Sequence[Record]) -> None: ...
+    def write(self, records: Sequence[Record]) -> None:
+        """Write the records of one step."""
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Write what is left and release resources."""
 
 
 def tags(records: Sequence[Record]) -> dict[str, float]:
-    """Return the mean over seeds by tag; metrics without a value are left out."""
+    """Return the mean over seeds for each tag; metrics without a value are left out."""
     found = {}
     for name in records[0]:
         values = [r[name] for r in records if r.get(name) is not None]

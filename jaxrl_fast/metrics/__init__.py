@@ -1,1 +1,1 @@
-"""From the numbers of updates to the records of a run."""
+"""Merge the metrics of updates into records, and track episodes, evaluations and divergence."""

@@ -1,4 +1,4 @@
-"""Collect the numbers of updates and merge them into records."""
+"""Collect the metrics of updates and merge them into records."""
 
 import math
 from collections import deque
@@ -9,17 +9,17 @@ import numpy as np
 
 from jaxrl_fast.metrics.statistics import finite
 
-Rows = Mapping[str, np.ndarray]  # [S, U]: a number for each seed and update
+Rows = Mapping[str, np.ndarray]  # metric: [S, U], a value for each seed and update
 SCORES = ("episodes", "valid_steps", "return_sum", "return_min", "return_max", "length_sum", "longest_episode")
 # If an update reports GRADIENT_STEPS, metrics with SUM_SUFFIX are sums over that number of steps.
 GRADIENT_STEPS, SUM_SUFFIX = "gradient_steps", "_sum"
 
 
 class RecordBuffer:
-    """Collects updates in chunks of any length, and returns them in records of one length.
+    """A buffer that takes updates in chunks of any length and returns them in records of a fixed length.
 
-    So the records depend on the updates alone, not on how fast they came. With `max_updates` the oldest chunks are
-    dropped as long as that many updates remain.
+    The records therefore depend on the updates alone, not on how they were dispatched. With `max_updates`, the oldest
+    chunks are dropped as long as that many updates remain.
     """
 
     def __init__(self, length: int, max_updates: float = math.inf):
@@ -36,16 +36,18 @@ class RecordBuffer:
 
     @property
     def rows(self) -> dict[str, np.ndarray]:
-        """All updates that are left, as one chunk; empty if there are none."""
+        """Return all updates in the buffer as one chunk; {} if it is empty."""
         if len(self.chunks) > 1:
             names = self.chunks[0]
             self.chunks = deque([{k: np.concatenate([c[k] for c in self.chunks], axis=1) for k in names}])
         return dict(self.chunks[0]) if self.available else {}
 
     def take(self, everything: bool = False, hold_last: bool = False) -> Iterator[Rows]:
-        """Remove and yield whole records.
+        """Yield and remove complete records.
 
-        `everything`: also the shorter one at the end. `hold_last`: not the record that ends with the last update.
+        Args:
+            everything: Also yield the last, shorter record.
+            hold_last: Keep a record that ends with the last update, for it waits for an evaluation.
         """
         while self.available >= self.length + hold_last or everything and self.available:
             rows = self.rows
@@ -55,6 +57,7 @@ class RecordBuffer:
 
 
 def _num_updates(rows: Rows) -> int:
+    """Return the number of updates in a chunk."""
     return next(iter(rows.values())).shape[1]
 
 
@@ -92,5 +95,5 @@ def _per_gradient_step(rows: Rows) -> dict[str, np.ndarray]:
 
 
 def merge_seeds(rows: Rows) -> Rows:
-    """Reshape [S, U] to [1, S * U]."""
+    """Return rows [S, U] as [1, S * U]."""
     return {k: x.reshape(1, -1) for k, x in rows.items()}

@@ -1,21 +1,21 @@
-"""Statistics over seeds and episodes: IQM and bootstrap intervals. float64, on the host."""
+"""Compute statistics over seeds and episodes in float64 on the host: IQM and bootstrap intervals."""
 
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-MAX_DRAWN = 2**22  # scores resampled at a time
-CI95 = 0.025, 0.975  # the quantiles that enclose 95%
+MAX_DRAWN = 2**22  # scores resampled at a time, to limit memory
+CI95 = 0.025, 0.975  # quantiles of a 95% interval
 
 
 def finite(x: Any) -> float | None:
-    """Return a float that JSON can hold, or None."""
+    """Return a float, or None if it is not finite and thus not valid JSON."""
     return float(x) if x is not None and np.isfinite(x) else None
 
 
 def iqm(scores: np.ndarray, axis: int | tuple[int, ...] = 0) -> np.ndarray:
-    """Return the inter-quartile mean: without the floor(n / 4) lowest and highest scores.
+    """Return the interquartile mean: the mean without the floor(n / 4) lowest and highest scores.
 
     Agarwal et al. 2021, "Deep reinforcement learning at the edge of the statistical precipice".
     """
@@ -27,9 +27,9 @@ def iqm(scores: np.ndarray, axis: int | tuple[int, ...] = 0) -> np.ndarray:
 
 
 def bootstrap(scores: np.ndarray, num_resamples: int = 2000) -> tuple[np.ndarray, np.ndarray]:
-    """Return a 95% percentile interval of the IQM of scores [S, M, ...]: S seeds of M tasks.
+    """Return both ends [...] of a 95% percentile interval of the IQM of scores [S, M, ...]: S seeds of M tasks.
 
-    Stratified: the seeds of each task are resampled within that task (the same paper, section 4.1).
+    Stratified bootstrap: the seeds of each task are resampled separately (Agarwal et al. 2021, section 4.1).
     """
     num_seeds, num_tasks = scores.shape[:2]
     rng = np.random.default_rng(0)
@@ -42,20 +42,24 @@ def bootstrap(scores: np.ndarray, num_resamples: int = 2000) -> tuple[np.ndarray
 
 
 def mean_interval(groups: Sequence[np.ndarray], num_resamples: int = 2000) -> tuple[float, float]:
-    """Return a 95% percentile interval of the mean of all scores; each group has the scores of one training.
+    """Return both ends of a 95% percentile interval of the mean of all scores.
 
-    Groups are resampled if there are several, and scores within each: Efron and Tibshirani 1993, chapter 8.
+    The groups, if there are several, and the scores within each are resampled (Efron and Tibshirani 1993, chapter 8).
+
+    Args:
+        groups: The scores [E] of each training.
+        num_resamples: Number of bootstrap resamples.
     """
     rng = np.random.default_rng(0)
     total, count = np.zeros(num_resamples), np.zeros(num_resamples)
     for _ in groups:
         drawn = rng.integers(len(groups), size=num_resamples)
         for i, scores in enumerate(groups):
-            places = np.flatnonzero(drawn == i)
+            indices = np.flatnonzero(drawn == i)
             scores = np.asarray(scores, np.float64)
-            some = max(MAX_DRAWN // scores.size, 1)  # rows at a time: all at once would take 32 kB a score
-            for part in (places[at : at + some] for at in range(0, places.size, some)):
+            num_rows = max(MAX_DRAWN // scores.size, 1)  # at a time, for all rows together would take 32 kB per score
+            for part in (indices[start : start + num_rows] for start in range(0, indices.size, num_rows)):
                 total[part] += scores[rng.integers(scores.size, size=(part.size, scores.size))].sum(1)
-            count[places] += scores.size
+            count[indices] += scores.size
     low, high = np.quantile(total / count, CI95)
     return float(low), float(high)

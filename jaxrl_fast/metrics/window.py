@@ -1,4 +1,4 @@
-"""The mean return of the last episodes."""
+"""Compute the mean return of the last episodes."""
 
 import math
 from collections import deque
@@ -6,33 +6,33 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 WINDOW = 100  # episodes
-MAX_STEPS = 27_000  # of an episode that is waited for: half an hour of Atari
+MAX_STEPS = 27_000  # longest episode that the window takes into account: half an hour of Atari
 
 
 class EndedEpisodes(NamedTuple):
-    """The episodes that ended in an update, and the steps since the ones before."""
+    """The episodes that ended in an update, and the steps since the last update with ended episodes."""
 
     ended: int
     return_sum: float
-    num_steps: int  # of one environment
-    longest: int  # steps of the longest episode that ended or continues
+    num_steps: int  # steps of one environment
+    longest: int  # steps of the longest episode, ended or not
 
 
 class EpisodeWindow:
-    """The mean return of the last episodes: WINDOW or more, and all that ended in twice the time of the longest one.
+    """The mean return of the last episodes: at least WINDOW, and all of the last 2 x (longest episode) steps.
 
-    In less time short episodes would count for more than long ones if many environments begin together. A policy that
-    ends half of its episodes at once would be judged by these. No episode counts as longer than MAX_STEPS.
+    In fewer steps, short episodes would be overrepresented when many environments start together: a policy that ends
+    half of its episodes early would be judged by these. Episodes count as at most MAX_STEPS long.
     """
 
     def __init__(self):
         self.records: deque[EndedEpisodes] = deque()
-        self.peaks: deque[int] = deque()  # the longest of the records, the longest of those after it, and so on
-        self.waiting = EndedEpisodes(0, 0.0, 0, 0)  # since an episode ended
+        self.peaks: deque[int] = deque()  # descending: the longest of all records, of those after it, and so on
+        self.waiting = EndedEpisodes(0, 0.0, 0, 0)  # since the last ended episode
         self.episodes = self.num_steps = 0
 
     def add(self, ended: int, return_sum: float, num_steps: int, longest: int) -> None:
-        """Add an update."""
+        """Add the episodes of an update: their number, sum of returns, steps, and longest episode."""
         num_steps, longest = self.waiting.num_steps + num_steps, max(self.waiting.longest, min(longest, MAX_STEPS))
         self.waiting = EndedEpisodes(0, 0.0, 0 if ended else num_steps, 0 if ended else longest)
         if ended:
@@ -41,12 +41,13 @@ class EpisodeWindow:
                 self._drop_first()
 
     def restore(self, records: Iterable[EndedEpisodes]) -> None:
-        """Restore the records; the last one is `waiting`."""
+        """Restore saved records; the last one is `waiting`."""
         *ended, self.waiting = records
         for record in ended:
             self._append(record)
 
     def _append(self, record: EndedEpisodes) -> None:
+        """Append a record and update the sums and peaks."""
         self.records.append(record)
         self.episodes += record.ended
         self.num_steps += record.num_steps
@@ -55,6 +56,7 @@ class EpisodeWindow:
         self.peaks.append(record.longest)
 
     def _drop_first(self) -> None:
+        """Remove the oldest record."""
         first = self.records.popleft()
         self.episodes -= first.ended
         self.num_steps -= first.num_steps
@@ -62,18 +64,20 @@ class EpisodeWindow:
             self.peaks.popleft()
 
     def _covers(self, episodes: int, num_steps: int) -> bool:
+        """Return whether these numbers of episodes and steps are sufficient."""
         return episodes >= WINDOW and num_steps >= 2 * self.longest
 
     @property
     def longest(self) -> int:
-        """Steps of the longest episode."""
+        """Return the steps of the longest episode in the window."""
         return self.peaks[0] if self.peaks else 0
 
     @property
     def full(self) -> bool:
+        """Return whether the window has sufficient episodes and steps."""
         return self._covers(self.episodes, self.num_steps)
 
     @property
     def mean(self) -> float:
-        """NaN before the first episode has ended."""
+        """Return the mean return, or NaN before the first episode has ended."""
         return sum(record.return_sum for record in self.records) / self.episodes if self.episodes else math.nan

@@ -1,1 +1,1 @@
-"""Figures of runs and sweeps."""
+"""Draw figures of runs and sweeps."""

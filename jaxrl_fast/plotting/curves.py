@@ -1,4 +1,4 @@
-"""Learning curves as pictures: of one run, and of several beside each other."""
+"""Draw learning curves with matplotlib: of one run, or of several in one figure."""
 
 import io
 import warnings
@@ -13,142 +13,164 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
 
 from jaxrl_fast.metrics import statistics
-from jaxrl_fast.utils.files import whole
+from jaxrl_fast.utils.files import atomic_write
 
-MAX_POINTS = 150  # of the curve; more records are averaged
+MAX_POINTS = 150  # points of a curve; more records are averaged
 WIDTH, HEIGHT, MAX_HEIGHT = 7.2, 4.2, 20.0  # inches
-MAX_COLUMNS = 3  # of figures side by side
-MAX_INSIDE, MAX_LETTERS = 8, 64  # curves that are named within the axes, letters of a name
+MAX_COLUMNS = 3  # panels side by side
+MAX_INSIDE, MAX_NAME_LENGTH = 8, 64  # curves in a legend inside the axes, characters of a name
 INK, FAINT, MARK = "#1f5fa8", "#9fb8d6", "#c2571a"
-COLORS = (INK, MARK, "#2f8f5b", "#8b5fbf", "#b8860b", "#4d5866", "#d1495b", "#2a9d9d")  # more curves: a scale
+COLORS = (INK, MARK, "#2f8f5b", "#8b5fbf", "#b8860b", "#4d5866", "#d1495b", "#2a9d9d")  # more curves use a color map
 INTERVAL = "95% interval (stratified bootstrap)"
 
 
-class Picture(Figure):
-    """A figure that a notebook shows, whether it has been told to show figures or not."""
+class NotebookFigure(Figure):
+    """A figure that a notebook displays without `%matplotlib inline`."""
 
     def savefig(self, *args: Any, **kwargs: Any) -> None:
+        """Save the figure as a file, without warnings about characters that the font lacks."""
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="Glyph")  # that the font lacks a sign of some run's name
+            warnings.filterwarnings("ignore", message="Glyph")  # a run's name may contain any character
             super().savefig(*args, **kwargs)
 
     def _repr_png_(self) -> bytes:
+        """Return the figure as a PNG for a notebook."""
         buffer = io.BytesIO()
         self.savefig(buffer, format="png")
         return buffer.getvalue()
 
 
-def save(picture: Figure, path: Path) -> None:
-    """A picture as a file, which is the old one until the new one is whole."""
-    with whole(path) as aside:
-        picture.savefig(aside)
+def save(figure: Figure, path: Path) -> None:
+    """Write a figure to a file; an existing file is replaced only once the new one is complete."""
+    with atomic_write(path) as temporary:
+        figure.savefig(temporary)
 
 
 class Curve(NamedTuple):
-    """One or several trainings of the same kind."""
+    """A curve: one training, or the aggregate of several with the same options."""
 
     name: str
     x: np.ndarray  # [R]
-    each: np.ndarray  # [S, R]
-    center: np.ndarray  # [R]: the inter-quartile mean of several
-    band: tuple[np.ndarray, np.ndarray] | None  # [R] each: an interval of it
-    of: str = "seeds"  # what several trainings are
+    each: np.ndarray  # [S, R], of each of S trainings
+    center: np.ndarray  # [R], the interquartile mean of several
+    band: tuple[np.ndarray, np.ndarray] | None  # lower and upper end [R] of its 95% interval
+    unit: str = "seeds"  # what the trainings are called
 
 
-def figure(
-    title: str, curve: Curve, evals: Sequence[Mapping[str, Any]], solved: float | None, of: str = "seed"
-) -> Picture:
-    """Return against environment steps, of one run."""
-    picture, axes = _blank()
+def draw_run(
+    title: str, curve: Curve, evals: Sequence[Mapping[str, Any]], solved: float | None, unit: str = "seed"
+) -> NotebookFigure:
+    """Draw the return of one run against environment steps.
+
+    Args:
+        title: Title of the figure.
+        curve: The training returns.
+        evals: Evaluations with `env_steps`, `eval_return_mean` and `eval_return_std`.
+        solved: A return to mark with a line, or None.
+        unit: What the trainings of `curve` are called.
+    """
+    figure, axes = _new_figure()
     many = curve.each.shape[0] > 1
     faint = axes.plot(curve.x, curve.each.T, color=FAINT, lw=0.8, alpha=0.8)
-    faint[0].set_label(f"each {of}" if many else "each record")
-    label = f"inter-quartile mean of {curve.each.shape[0]} {of}s" if many else "training, last 100 episodes"
-    draw(axes, curve._replace(name=label), INK, INTERVAL)
+    faint[0].set_label(f"each {unit}" if many else "each record")
+    label = f"interquartile mean of {curve.each.shape[0]} {unit}s" if many else "training, last 100 episodes"
+    draw_curve(axes, curve._replace(name=label), INK, INTERVAL)
     names = "env_steps", "eval_return_mean", "eval_return_std"
-    if known := [e for e in evals if None not in (e[name] for name in names)]:  # None where no episode has ended
+    if known := [e for e in evals if None not in (e[name] for name in names)]:  # None if no episode has ended
         at, mean, spread = ([e[name] for e in known] for name in names)
         style: dict[str, Any] = {"fmt": "o", "color": MARK, "ms": 4, "lw": 1, "capsize": 2, "zorder": 3}
         axes.errorbar(at, mean, spread, label="evaluation (mean ± std)", **style)
     if solved is not None:
         axes.axhline(solved, color="0.35", lw=1, ls=(0, (4, 3)), label=f"solved at {solved:g}")
-    return _finish(picture, axes, title, "environment steps", "return of an episode")
+    return _finish(figure, axes, title, "environment steps", "return of an episode")
 
 
-def compare(panels: Mapping[str, Sequence[Curve]], x_label: str, y_label: str) -> Picture:
-    """Several curves beside each other, in the order that they come; those of each title in axes of their own."""
+def draw_panels(panels: Mapping[str, Sequence[Curve]], x_label: str, y_label: str) -> NotebookFigure:
+    """Draw curves in one figure, with a panel for each title and in the given order."""
     num_columns = min(len(panels), MAX_COLUMNS)
     num_rows = -(-len(panels) // num_columns)
     longest = max(map(len, panels.values()))
-    beside = longest > MAX_INSIDE
-    width = (WIDTH if num_columns == 1 else 5.0) + 4.0 * beside
-    height = max(HEIGHT, min(0.8 + 0.17 * longest, MAX_HEIGHT)) if beside else HEIGHT
-    picture = Picture(figsize=(width * num_columns, height * num_rows), dpi=130, layout="constrained")
-    for place, (title, curves) in enumerate(panels.items()):
-        axes = picture.add_subplot(num_rows, num_columns, place + 1)
+    outside = longest > MAX_INSIDE  # place of the legend
+    width = (WIDTH if num_columns == 1 else 5.0) + 4.0 * outside
+    height = max(HEIGHT, min(0.8 + 0.17 * longest, MAX_HEIGHT)) if outside else HEIGHT
+    figure = NotebookFigure(figsize=(width * num_columns, height * num_rows), dpi=130, layout="constrained")
+    for i, (title, curves) in enumerate(panels.items()):
+        axes = figure.add_subplot(num_rows, num_columns, i + 1)
         scale = colormaps["viridis"](np.linspace(0, 0.9, len(curves)))
-        for i, curve in enumerate(curves):
-            of = f" ({curve.each.shape[0]} {curve.of})" if curve.each.shape[0] > 1 else ""
-            color = COLORS[i] if len(curves) <= len(COLORS) else scale[i]
-            draw(axes, curve._replace(name=(shortened(curve.name) if beside else curve.name) + of), color)
-        _finish(picture, axes, title, x_label, y_label, beside)
-    return picture
+        for curve, color in zip(curves, COLORS if len(curves) <= len(COLORS) else scale):
+            count = f" ({curve.each.shape[0]} {curve.unit})" if curve.each.shape[0] > 1 else ""
+            name = (shorten(curve.name) if outside else curve.name) + count
+            draw_curve(axes, curve._replace(name=name), color)
+        _finish(figure, axes, title, x_label, y_label, outside)
+    return figure
 
 
-def shortened(name: str) -> str:
-    """A long name without its middle: its beginning says what it is, its end mostly tells it from others."""
-    return name if len(name) <= MAX_LETTERS else f"{name[: MAX_LETTERS // 2]} … {name[-MAX_LETTERS // 2 + 3 :]}"
+def shorten(name: str) -> str:
+    """Return a name without its middle if it is too long; its beginning and end distinguish it best."""
+    half = MAX_NAME_LENGTH // 2
+    return name if len(name) <= MAX_NAME_LENGTH else f"{name[:half]} … {name[-half + 3 :]}"
 
 
-def draw(axes: Axes, curve: Curve, color: Any, band_label: str | None = None) -> None:
-    """A curve with its interval."""
+def draw_curve(axes: Axes, curve: Curve, color: Any, band_label: str | None = None) -> None:
+    """Draw a curve with its interval."""
     if curve.band is not None:
         axes.fill_between(curve.x, *curve.band, color=color, alpha=0.22, lw=0, label=band_label)
-    alone = np.isfinite(curve.center).sum() == 1  # a point, of which no line is drawn
-    axes.plot(curve.x, curve.center, color=color, lw=2, marker="o" if alone else None, label=literal(curve.name))
+    is_point = np.isfinite(curve.center).sum() == 1  # a line of one point would be invisible
+    axes.plot(curve.x, curve.center, color=color, lw=2, marker="o" if is_point else None, label=escape_text(curve.name))
 
 
-def literal(text: str) -> str:
-    """For matplotlib, which reads as a formula what stands between two dollars, and no label that begins with _."""
+def escape_text(text: str) -> str:
+    """Return text that matplotlib prints literally: $ starts a formula, and labels that begin with _ are hidden."""
     return f"{' ' * text.startswith('_')}{text}".replace("$", r"\$")
 
 
-def _blank() -> tuple[Picture, Axes]:
-    picture = Picture(figsize=(WIDTH, HEIGHT), dpi=130, layout="constrained")
-    return picture, picture.add_subplot()
+def _new_figure() -> tuple[NotebookFigure, Axes]:
+    """Return a figure with one pair of axes."""
+    figure = NotebookFigure(figsize=(WIDTH, HEIGHT), dpi=130, layout="constrained")
+    return figure, figure.add_subplot()
 
 
-def _finish(picture: Picture, axes: Axes, title: str, x_label: str, y_label: str, beside: bool = False) -> Picture:
-    axes.set_xlabel(literal(x_label))
-    axes.set_ylabel(literal(y_label))
-    axes.set_title(literal(title), loc="left", fontsize=11)
-    style(axes)
+def _finish(
+    figure: NotebookFigure, axes: Axes, title: str, x_label: str, y_label: str, outside: bool = False
+) -> NotebookFigure:
+    """Add labels, title, style and legend; `outside` places the legend next to the axes."""
+    axes.set_xlabel(escape_text(x_label))
+    axes.set_ylabel(escape_text(y_label))
+    axes.set_title(escape_text(title), loc="left", fontsize=11)
+    style_axes(axes)
     axes.set_xlim(left=0)
-    if axes.get_xlim()[1] >= 1000:  # less, such as seconds, is plain
+    if axes.get_xlim()[1] >= 1000:  # smaller numbers, such as seconds, are printed in full
         axes.xaxis.set_major_formatter(EngFormatter(sep=""))
-    if beside:
+    if outside:
         axes.legend(frameon=False, fontsize=7, loc="upper left", bbox_to_anchor=(1.01, 1.0))
     else:
         axes.legend(frameon=False, fontsize=8, loc="best")
-    return picture
+    return figure
 
 
-def style(axes: Axes) -> None:
-    """A faint grid behind, and no box around."""
+def style_axes(axes: Axes) -> None:
+    """Draw a light grid in the background and remove the upper and right border."""
     axes.grid(color="0.9", lw=0.8)
     axes.set_axisbelow(True)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
 
 
-def thin(
-    steps: np.ndarray, returns: np.ndarray, episodes: np.ndarray, most: int = MAX_POINTS
+def downsample(
+    steps: np.ndarray, returns: np.ndarray, episodes: np.ndarray, max_points: int = MAX_POINTS
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """At most so many groups of records: last step [R], mean return [S, R] (NaN for none) and episodes [S, R].
+    """Average neighboring records so that at most `max_points` remain, weighted by their numbers of episodes.
 
-    A return that is NaN is unknown, and its episodes are not counted.
+    Args:
+        steps: [R], environment steps at each record.
+        returns: [S, R], mean returns; NaN if unknown, and then the episodes are not counted.
+        episodes: [S, R], numbers of episodes.
+        max_points: The maximum number of points P.
+
+    Returns:
+        Last step [P], mean return [S, P] (NaN without episodes) and number of episodes [S, P] of each point.
     """
-    groups = np.array_split(np.arange(steps.size), min(most, steps.size))
+    groups = np.array_split(np.arange(steps.size), min(max_points, steps.size))
     episodes = np.where(np.isnan(returns), 0, episodes)
     count = np.stack([episodes[:, g].sum(1) for g in groups], 1)
     total = np.stack([np.where(episodes[:, g] > 0, returns[:, g] * episodes[:, g], 0).sum(1) for g in groups], 1)
@@ -156,38 +178,38 @@ def thin(
         return np.array([steps[g[-1]] for g in groups]), total / np.where(count > 0, count, np.nan), count
 
 
-def over(x: np.ndarray, y: np.ndarray, weight: np.ndarray, edges: np.ndarray) -> np.ndarray:
-    """Records [R] of one training as weighted means between edges [B + 1]: [B], NaN where there is none.
+def bin_means(x: np.ndarray, y: np.ndarray, weight: np.ndarray, edges: np.ndarray) -> np.ndarray:
+    """Return weighted means [B] of the records [R] of one training between edges [B + 1]; NaN for empty bins.
 
-    A record that lies on an edge belongs to what ends there.
+    A record on an edge belongs to the bin that ends there.
     """
-    place = np.searchsorted(edges * (1 + 1e-9), x, side="left") - 1
-    good = ~np.isnan(y) & (place >= 0) & (place < edges.size - 1)
-    sums = [np.bincount(place[good], z[good], minlength=edges.size - 1) for z in (weight * np.nan_to_num(y), weight)]
+    index = np.searchsorted(edges * (1 + 1e-9), x, side="left") - 1
+    valid = ~np.isnan(y) & (index >= 0) & (index < edges.size - 1)
+    sums = [np.bincount(index[valid], z[valid], minlength=edges.size - 1) for z in (weight * np.nan_to_num(y), weight)]
     with np.errstate(invalid="ignore"):
         return sums[0] / np.where(sums[1] > 0, sums[1], np.nan)
 
 
-def hold(y: np.ndarray) -> np.ndarray:
-    """[S, R] with every gap filled by what came before; NaN where nothing did."""
-    place = np.maximum.accumulate(np.where(np.isnan(y), 0, np.arange(y.shape[1])), axis=1)
-    return np.take_along_axis(y, place, axis=1)
+def forward_fill(y: np.ndarray) -> np.ndarray:
+    """Return y [S, R] with each NaN replaced by the last known value; leading NaNs remain."""
+    index = np.maximum.accumulate(np.where(np.isnan(y), 0, np.arange(y.shape[1])), axis=1)
+    return np.take_along_axis(y, index, axis=1)
 
 
-def gathered(name: str, x: np.ndarray, each: np.ndarray, of: str = "seeds") -> Curve:
-    """A curve of trainings [S, R]: of several the inter-quartile mean and its interval, from where all are known.
+def aggregate(name: str, x: np.ndarray, each: np.ndarray, unit: str = "seeds") -> Curve:
+    """Return a curve of trainings [S, R]: for S > 1 their interquartile mean and its 95% bootstrap interval.
 
-    A training of which nothing is known at all has no part in it.
+    The curve starts once all trainings have a value; a training without any value is ignored.
     """
-    held = hold(each)
-    if held.shape[0] == 1:
-        return Curve(name, x, each, held[0], None)
-    held = held[~np.isnan(held).all(1)]
-    if not len(held):
-        return Curve(name, x, each, np.full(x.size, np.nan), None, of)
-    known = ~np.isnan(held).any(0)
+    filled = forward_fill(each)
+    if filled.shape[0] == 1:
+        return Curve(name, x, each, filled[0], None)
+    filled = filled[~np.isnan(filled).all(1)]
+    if not len(filled):
+        return Curve(name, x, each, np.full(x.size, np.nan), None, unit)
+    known = ~np.isnan(filled).any(0)
     center, low, high = np.full((3, x.size), np.nan)
     if known.any():
-        center[known] = statistics.iqm(held[:, known])
-        low[known], high[known] = statistics.bootstrap(held[:, None, known], num_resamples=500)
-    return Curve(name, x, each, center, (low, high), of)
+        center[known] = statistics.iqm(filled[:, known])
+        low[known], high[known] = statistics.bootstrap(filled[:, None, known], num_resamples=500)
+    return Curve(name, x, each, center, (low, high), unit)

@@ -9,14 +9,18 @@ from jaxrl_fast.runs.files import read_metrics, read_summary
 
 
 def save_figure(folder: Path) -> None:
-    """A run's learning curve, as a file in its folder."""
+    """Draw a run's learning curve and save it in its folder."""
     from jaxrl_fast.plotting import curves
 
     curves.save(figure(folder), folder / CURVE)
 
 
 def figure(folder: Path) -> Any:
-    """A run's learning curve as a matplotlib figure."""
+    """Return a run's learning curve as a matplotlib figure.
+
+    Raises:
+        ValueError: If the run has not ended or has no records.
+    """
     import numpy as np
 
     from jaxrl_fast.metrics.window import WINDOW
@@ -25,21 +29,21 @@ def figure(folder: Path) -> Any:
     summary = read_summary(folder)
     members = by_member(read_metrics(folder))
     if not members:
-        raise ValueError(f"{folder}: nothing was written of its training, so there is nothing to see")
+        raise ValueError(f"{folder} has no records of its training, so no learning curve exists")
     column = lambda name: np.array([[r[name] for r in records] for records in members.values()], np.float64)
-    at, means, counts = map(column, ("env_steps", "return_mean", "episodes"))  # a mean that is unknown is NaN
-    steps, returns, episodes = curves.thin(at[0], means, counts)
+    at, means, counts = map(column, ("env_steps", "return_mean", "episodes"))  # an unknown mean is NaN
+    steps, returns, episodes = curves.downsample(at[0], means, counts)
     if len(members) > 1:
-        curve = curves.gathered("", steps, returns)
+        curve = curves.aggregate("", steps, returns)
     else:
         curve = curves.Curve("", steps, returns, _last_episodes(returns[0], episodes[0], WINDOW), None)
-    of = "seed" if all(len(member) == 1 for member in members) else "member"
+    unit = "seed" if all(len(member) == 1 for member in members) else "member"
     title = f"{summary['algo'].rpartition('.')[2].upper()} on {summary['env_id']}"
-    return curves.figure(title, curve, summary["evaluations"], summary["solved_threshold"], of)
+    return curves.draw_run(title, curve, summary["evaluations"], summary["solved_threshold"], unit)
 
 
 def _last_episodes(returns: Any, episodes: Any, window: int) -> Any:
-    """At each record, the mean over the last `window` episodes or a few more."""
+    """Return at each record the mean return of the last `window` episodes, or slightly more."""
     import numpy as np
 
     total, count = np.cumsum(np.nan_to_num(returns) * episodes), np.cumsum(episodes)

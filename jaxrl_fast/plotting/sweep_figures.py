@@ -1,4 +1,4 @@
-"""The pictures of a sweep: what many environments, or other values, bring and what they cost."""
+"""Draw the figures of a sweep: throughput, cost, returns and learning curves of its configurations."""
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
@@ -15,65 +15,70 @@ from jaxrl_fast.utils import warnings
 
 Row = Mapping[str, Any]
 Members = Mapping[str, Mapping[Label, Sequence[Row]]]  # records by program and member
-MAX_POINTS = 60  # of a curve; more records are averaged
-COSTS = {"program_memory_mb": "memory of the program, MB", "compile_time_s": "seconds of compiling"}
-FINAL = {"final_return": "return at the end"}
-MAX_TICKS = 9  # with their own numbers
-MAX_CURVES = 8  # in one panel; of more the best are drawn, by their final return
+MAX_POINTS = 60  # points of a curve; more records are averaged
+COSTS = {"program_memory_mb": "memory of the program, MB", "compile_time_s": "compile time, s"}
+FINAL = {"final_return": "final return"}
+MAX_TICKS = 9  # labeled ticks on an axis
+MAX_CURVES = 8  # curves in one panel: those with the best final return
 
 
-def draw(
+def draw_figures(
     title: str,
     columns: Sequence[str],
     groups: Sequence[Sequence[Row]],
     records: Mapping[str, Sequence[Row]],
-    goal: float | None,
-) -> dict[str, curves.Picture]:
-    """Figures by the name of their file. `groups` have rows that differ in seeds only, `records` are by program.
+    threshold: float | None,
+) -> dict[str, curves.NotebookFigure]:
+    """Draw all figures of a sweep and return them by their file names; a figure that fails is left out with a warning.
 
-    One that cannot be drawn is left out, with a warning.
+    Args:
+        title: Title of each figure.
+        columns: Options in which the configurations differ.
+        groups: The configurations; the rows of each differ only in their seeds.
+        records: The records of each program.
+        threshold: The return that counts as solved, or None.
     """
-    wanted: dict[str, Callable[[], curves.Picture | None]] = {}
+    plots: dict[str, Callable[[], curves.NotebookFigure | None]] = {}
     if shared := _shared(columns, groups):
         programs = _lines(shared, [*{g[0]["program"]: g for g in reversed(groups)}.values()])
-        wanted["throughput.png"] = lambda: throughput(title, programs)
-        wanted["cost.png"] = lambda: measures(title, programs, COSTS)
+        plots["throughput.png"] = lambda: plot_throughput(title, programs)
+        plots["cost.png"] = lambda: plot_measures(title, programs, COSTS)
     scored = [g for g in groups if any(r["final_return"] is not None for r in g)]
     if len(scored) > 1:
         lines = _lines(columns, scored)
-        wanted["final_return.png"] = lambda: measures(title, lines, FINAL, population_mean)
-        if goal is not None and any(r["steps_to_solve"] is not None for g in groups for r in g):
-            way = {"time_to_solve_s": f"seconds to a return of {goal:g}", "steps_to_solve": "steps to it"}
-            wanted["threshold.png"] = lambda: measures(title, lines, way)
-    wanted["curves.png"] = lambda: learning(title, columns, groups, records, goal)
-    found: dict[str, curves.Picture | None] = {}
-    for name, make in wanted.items():
-        with warnings.warned(f"{name} could not be drawn"):
+        plots["final_return.png"] = lambda: plot_measures(title, lines, FINAL, population_mean)
+        if threshold is not None and any(r["steps_to_solve"] is not None for g in groups for r in g):
+            solve = {"time_to_solve_s": f"seconds to a return of {threshold:g}", "steps_to_solve": "steps to it"}
+            plots["threshold.png"] = lambda: plot_measures(title, lines, solve)
+    plots["curves.png"] = lambda: plot_learning_curves(title, columns, groups, records, threshold)
+    found: dict[str, curves.NotebookFigure | None] = {}
+    for name, make in plots.items():
+        with warnings.warn_on_error(f"{name} could not be drawn"):
             found[name] = make()
-    return {name: picture for name, picture in found.items() if picture is not None}
+    return {name: figure for name, figure in found.items() if figure is not None}
 
 
-def throughput(title: str, lines: "Lines") -> curves.Picture:
-    """Steps per second of all members together, with the speed-up over the smallest beside each point."""
-    picture, (axes,) = _panels(title, 1)
+def plot_throughput(title: str, lines: "LinesByColumn") -> curves.NotebookFigure:
+    """Draw the steps per second of each program, with the speed-up over its first point."""
+    figure, (axes,) = _panels(title, 1)
     for (label, points), color in zip(lines.by_label.items(), colors(len(lines.by_label))):
-        xs, ys = lines.places(points), [_median(group, "env_steps_per_s") for _, group in points]
+        xs, ys = lines.positions(points), [_median(group, "env_steps_per_s") for _, group in points]
         axes.plot(xs, np.array(ys), "o-", color=color, label=label or None)
         for x, y in zip(xs, ys):
             text = f"{y / ys[0]:.3g}×"
             axes.annotate(text, (x, y), textcoords="offset points", xytext=(0, 7), ha="center", fontsize=8)
     if all(len({group[0]["members"] for _, group in points}) == 1 for points in lines.by_label.values()):
         members = {group[0]["members"] for points in lines.by_label.values() for _, group in points}
-        beside = f", {members.pop()} members together" if members != {1} and len(members) == 1 else ""
+        suffix = f", {members.pop()} members together" if members != {1} and len(members) == 1 else ""
     else:
-        beside = ", all members together"
-    lines.label(axes, f"steps per second{beside}", log=True)
+        suffix = ", all members together"
+    lines.label(axes, f"steps per second{suffix}", log=True)
     axes.margins(y=0.15)
-    return picture
+    return figure
 
 
 def population_mean(values: Sequence[float]) -> tuple[float, float, float]:
-    """Inter-quartile mean and the ends of its interval."""
+    """Return the interquartile mean and both ends of its 95% bootstrap interval."""
     center = float(iqm(np.array(values)))
     if len(values) < 2:
         return center, center, center
@@ -82,50 +87,53 @@ def population_mean(values: Sequence[float]) -> tuple[float, float, float]:
 
 
 def median_and_range(values: Sequence[float]) -> tuple[float, float, float]:
+    """Return median, minimum and maximum."""
     return statistics.median(values), min(values), max(values)
 
 
-def measures(
+def plot_measures(
     title: str,
-    lines: "Lines",
-    wanted: Mapping[str, str],
+    lines: "LinesByColumn",
+    metrics: Mapping[str, str],
     center: Callable[[Sequence[float]], tuple[float, float, float]] = median_and_range,
-) -> curves.Picture | None:
-    """A panel for each measure: its center over the seeds and how far it reaches."""
-    picture, panels = _panels(title, len(wanted))
-    for axes, (key, name) in zip(panels, wanted.items()):
+) -> curves.NotebookFigure | None:
+    """Draw a panel for each metric (key and label): its center over the seeds, with error bars."""
+    figure, panels = _panels(title, len(metrics))
+    for axes, (key, name) in zip(panels, metrics.items()):
         for (label, points), color in zip(lines.by_label.items(), colors(len(lines.by_label))):
             known = [(x, [r[key] for r in group if r[key] is not None]) for x, group in points]
             known = [(x, values) for x, values in known if values]
             if not known:
                 continue
-            middle, low, high = np.array([center(values) for _, values in known]).T
+            centers, low, high = np.array([center(values) for _, values in known]).T
             style: dict[str, Any] = {"fmt": "o-", "ms": 4, "lw": 1.5, "capsize": 2, "color": color}
-            axes.errorbar(lines.places(known), middle, (middle - low, high - middle), label=label or None, **style)
+            axes.errorbar(
+                lines.positions(known), centers, (centers - low, high - centers), label=label or None, **style
+            )
         lines.label(axes, name, log=key not in FINAL)
-    return picture
+    return figure
 
 
-def learning(
+def plot_learning_curves(
     title: str,
     columns: Sequence[str],
     groups: Sequence[Sequence[Row]],
     records: Mapping[str, Sequence[Row]],
-    goal: float | None,
-) -> curves.Picture | None:
-    """Return against steps and against seconds: inter-quartile mean of the seeds, and its bootstrap interval."""
+    threshold: float | None,
+) -> curves.NotebookFigure | None:
+    """Draw return against steps and against seconds: interquartile mean over the seeds with its 95% interval."""
     members = {name: by_member(lines) for name, lines in records.items()}
-    recorded = [[r for r in g if records_of(r, members)] for g in groups]  # a program's records may have been lost
+    recorded = [[r for r in g if records_of_row(r, members)] for g in groups]  # records may be missing
     drawn = [g for g in recorded if any(r["final_return"] is not None for r in g)]
     if not drawn:
         return None
     best = sorted(drawn, key=lambda g: -max(r["final_return"] for r in g if r["final_return"] is not None))
     chosen = [g for g in drawn if any(g is b for b in best[:MAX_CURVES])]
-    picture, panels = _panels(title, 2)
+    figure, panels = _panels(title, 2)
     for group, color in zip(chosen, colors(len(chosen))):
-        label = ", ".join(f"{_short(c)} {_written(group[0][c])}" for c in columns)
+        label = ", ".join(f"{_label(c)} {_format(group[0][c])}" for c in columns)
         steps, seconds, returns = series(group, members)
-        curve = curves.gathered(label, steps, returns)
+        curve = curves.aggregate(label, steps, returns)
         for axes, x in zip(panels, (steps, seconds)):
             axes.plot(x, curve.center, color=color, lw=1.6, label=label or None)
             if curve.band is not None:
@@ -133,40 +141,43 @@ def learning(
     seeds = max(len(g) for g in chosen)
     name = f"return (IQM of {seeds} seeds, 95%)" if seeds > 1 else "return of an episode"
     for axes, unit in zip(panels, ("environment steps", "seconds of training, all members together")):
-        if goal is not None:
-            axes.axhline(goal, color="0.35", lw=1, ls=(0, (4, 3)))
+        if threshold is not None:
+            axes.axhline(threshold, color="0.35", lw=1, ls=(0, (4, 3)))
         axes.set_xlabel(unit)
         axes.set_ylabel(name)
         axes.set_xlim(left=0)
         axes.xaxis.set_major_formatter(FuncFormatter(_tick))
     if columns:
         more = f"the best {len(chosen)} of {len(drawn)}" if len(chosen) < len(drawn) else None
-        panels[0].legend(edgecolor="none", fontsize=8, title=more, title_fontsize=8)  # above what lies behind it
-    return picture
+        panels[0].legend(edgecolor="none", fontsize=8, title=more, title_fontsize=8)  # opaque, for it may cover curves
+    return figure
 
 
-def records_of(row: Row, members: Members) -> Sequence[Row]:
-    """The records of a row's own training."""
+def records_of_row(row: Row, members: Members) -> Sequence[Row]:
+    """Return the records of a row's training."""
     found = members[row["program"]]
-    names = [name for name, _ in next(iter(found), ())]  # all members of a program have the same
+    names = [name for name, _ in next(iter(found), ())]  # the same for all members of a program
     return found.get(tuple((name, row[name]) for name in names), ())
 
 
 def series(group: Sequence[Row], members: Members) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Steps [R], seconds [R] and returns [S, R] of the rows of a configuration, from the records of their programs."""
-    lines = [[[r[k] if r[k] is not None else np.nan for k in KEYS] for r in records_of(row, members)] for row in group]
+    """Return steps [R], seconds [R] and returns [S, R] of the S rows of a configuration."""
+    lines = [
+        [[r[k] if r[k] is not None else np.nan for k in RECORD_KEYS] for r in records_of_row(row, members)]
+        for row in group
+    ]
     length = min(map(len, lines))
     steps, seconds, returns, episodes = np.moveaxis(np.array([line[:length] for line in lines], np.float64), -1, 0)
-    at, means, _ = curves.thin(steps[0], returns, episodes, MAX_POINTS)
-    clock, _, _ = curves.thin(seconds.mean(0), returns, episodes, MAX_POINTS)
-    return at, clock, curves.hold(means)
+    shown_steps, means, _ = curves.downsample(steps[0], returns, episodes, MAX_POINTS)
+    shown_seconds, _, _ = curves.downsample(seconds.mean(0), returns, episodes, MAX_POINTS)
+    return shown_steps, shown_seconds, curves.forward_fill(means)
 
 
-KEYS = ("env_steps", "train_time_s", "return_mean", "episodes")
+RECORD_KEYS = ("env_steps", "train_time_s", "return_mean", "episodes")
 
 
-class Lines:
-    """Configurations along one column, a line for each combination of the others."""
+class LinesByColumn:
+    """Configurations ordered by one column, as a line for each combination of the others."""
 
     def __init__(self, column: str, others: Sequence[str], groups: Sequence[Sequence[Row]]):
         self.column = column
@@ -175,76 +186,80 @@ class Lines:
         self.values = sorted(self.values) if self.numeric else self.values
         self.by_label: dict[str, list[tuple[Any, Sequence[Row]]]] = {}
         for group in sorted(groups, key=lambda g: self.values.index(g[0][column])):
-            label = ", ".join(f"{_short(c)} {_written(group[0][c])}" for c in others)
+            label = ", ".join(f"{_label(c)} {_format(group[0][c])}" for c in others)
             self.by_label.setdefault(label, []).append((group[0][column], group))
 
-    def places(self, points: Sequence[tuple[Any, Any]]) -> list[float]:
-        """Where they lie along the axis."""
+    def positions(self, points: Sequence[tuple[Any, Any]]) -> list[float]:
+        """Return the positions of points along the horizontal axis."""
         return [x if self.numeric else self.values.index(x) for x, _ in points]
 
     def label(self, axes: Any, name: str, log: bool) -> None:
-        """Names, scales and ticks: those that were tried."""
-        axes.set_xlabel(_short(self.column).replace("num envs", "environments"))
+        """Set labels, scales, ticks and the legend of the axes."""
+        axes.set_xlabel(_label(self.column).replace("num envs", "environments"))
         axes.set_ylabel(name)
         if self.numeric and 0 < min(self.values) <= max(self.values) / 8:
             axes.set_xscale("log")
         if len(self.values) <= MAX_TICKS:
-            places = self.values if self.numeric else range(len(self.values))
-            axes.set_xticks(places, [_written(v) for v in self.values], fontsize=8)
+            positions = self.values if self.numeric else range(len(self.values))
+            axes.set_xticks(positions, [_format(v) for v in self.values], fontsize=8)
             axes.xaxis.set_minor_locator(NullLocator())
         if log and all((line.get_ydata() > 0).all() for line in axes.lines):
             axes.set_yscale("log")
             axes.yaxis.set_major_formatter(FuncFormatter(_tick))
-            axes.yaxis.set_minor_formatter(FuncFormatter(_tick) if _narrow(axes) else NullFormatter())
+            axes.yaxis.set_minor_formatter(FuncFormatter(_tick) if _spans_less_than_decade(axes) else NullFormatter())
         if len(self.by_label) > 1 and len(self.by_label) <= 2 * MAX_CURVES:
             axes.legend(frameon=False, fontsize=8)
 
 
 def colors(number: int) -> list[Any]:
-    """From dark to light."""
+    """Return colors from dark to light."""
     return [matplotlib.colormaps["viridis"](0.85 * i / max(number - 1, 1)) for i in range(number)]
 
 
-def _lines(columns: Sequence[str], groups: Sequence[Sequence[Row]]) -> Lines:
-    """Along num_envs, or else the first column of numbers, or else the first."""
+def _lines(columns: Sequence[str], groups: Sequence[Sequence[Row]]) -> LinesByColumn:
+    """Return the configurations along num_envs, else the first numeric column, else the first column."""
     numbers = [c for c in columns if all(isinstance(g[0][c], (int, float)) for g in groups)]
     column = "num_envs" if "num_envs" in columns else (numbers or list(columns))[0]
-    return Lines(column, [c for c in columns if c != column], groups)
+    return LinesByColumn(column, [c for c in columns if c != column], groups)
 
 
-def _panels(title: str, number: int) -> tuple[curves.Picture, Sequence[Any]]:
-    picture = curves.Picture(figsize=(6.4 if number == 1 else 10.4, 4.2), dpi=130, layout="constrained")
-    panels = picture.subplots(1, number, squeeze=False)[0]
+def _panels(title: str, number: int) -> tuple[curves.NotebookFigure, Sequence[Any]]:
+    """Return a figure with `number` panels side by side."""
+    figure = curves.NotebookFigure(figsize=(6.4 if number == 1 else 10.4, 4.2), dpi=130, layout="constrained")
+    panels = figure.subplots(1, number, squeeze=False)[0]
     for axes in panels:
-        curves.style(axes)
-    panels[0].set_title(curves.literal(title), loc="left", fontsize=11)
-    return picture, panels
+        curves.style_axes(axes)
+    panels[0].set_title(curves.escape_text(title), loc="left", fontsize=11)
+    return figure, panels
 
 
 def _shared(columns: Sequence[str], groups: Sequence[Sequence[Row]]) -> list[str]:
-    """Columns of which every program has one value."""
+    """Return the columns in which all members of a program have the same value."""
     programs = {g[0]["program"] for g in groups}
     return [c for c in columns if len({(g[0]["program"], repr(g[0][c])) for g in groups}) == len(programs)]
 
 
 def _tick(value: float, _: Any) -> str:
+    """Return the label of a tick."""
     return f"{value:g}" if value < 1000 else EngFormatter(sep="")(value)
 
 
-def _narrow(axes: Any) -> bool:
-    """Less than a power of ten is seen, so that minor ticks need names."""
+def _spans_less_than_decade(axes: Any) -> bool:
+    """Return whether the axis spans about one power of ten, so that minor ticks need labels."""
     low, high = axes.get_ylim()
     return low > 0 and high / low < 12
 
 
-def _short(column: str) -> str:
+def _label(column: str) -> str:
+    """Return the label of a column."""
     return column.removeprefix("agent.").replace("_", " ")
 
 
-def _written(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else curves.literal(str(value))
+def _format(value: Any) -> str:
+    """Return a value as text for labels."""
+    return f"{value:g}" if isinstance(value, float) else curves.escape_text(str(value))
 
 
 def _median(group: Sequence[Row], key: str) -> float:
-    """The median over the seeds of one configuration, which may be one program or several."""
+    """Return the median of a metric over the rows of one configuration."""
     return statistics.median(row[key] for row in group if row[key] is not None)

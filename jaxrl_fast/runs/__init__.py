@@ -1,1 +1,1 @@
-"""The folder of one run on disk."""
+"""Read and write the folder of a run."""

@@ -1,13 +1,13 @@
-"""Checkpoints on disk: whole or not there, and checked to the last bit when they are read.
+"""Write checkpoints atomically and verify them when they are read.
 
     RUN/checkpoints/step-000000501760/state.safetensors    the arrays by name
-                                      manifest.json        what they are, and the host's numbers
-                                      manifest.sha256      of the manifest, which holds the arrays'
-    RUN/checkpoints/best.json                              which one evaluated best
-    RUN/.saved                                             an empty file: there has been a checkpoint
+                                      manifest.json        shapes and dtypes of the arrays, and the host's state
+                                      manifest.sha256      checksum of the manifest, which holds that of the arrays
+    RUN/checkpoints/best.json                              name and score of the best checkpoint
+    RUN/.saved                                             an empty file: the run has saved a checkpoint
 
-A checkpoint is written in a folder of another name, synced and renamed, so that one under its own name was complete
-when it got it. Reading verifies SHA-256 sums; the newest that verifies is what is loaded. Nothing in a checkpoint is
+A checkpoint is written to a temporary folder, synced and then renamed, so it is complete once it has its final name.
+Reading verifies SHA-256 checksums, and the newest checkpoint that is intact is loaded. Nothing in a checkpoint is
 executed: arrays are bytes with a shape, and the rest is JSON.
 """
 
@@ -31,25 +31,31 @@ from jaxrl_fast.utils.files import ASIDE, replace, sync
 ARRAYS, MANIFEST, SUM, BEST = "state.safetensors", "manifest.json", "manifest.sha256", "best.json"
 SAVED = ".saved"
 PREFIX = "step-"
-AS_BITS = {1: np.uint8, 2: np.uint16}  # how safetensors holds what numpy has no name for, such as bfloat16
+AS_BITS = {1: np.uint8, 2: np.uint16}  # by bytes: how dtypes that numpy does not know, such as bfloat16, are stored
 
 Arrays = dict[str, np.ndarray]
-Unneeded = Callable[[str], bool]  # of the name of an array
+Unneeded = Callable[[str], bool]  # from the name of an array
 
 
 class Checkpoint(NamedTuple):
-    """What was read."""
+    """A checkpoint that has been read and verified."""
 
     folder: Path
     arrays: Arrays
     manifest: dict[str, Any]
 
 
-def flatten(tree: PyTree, most: int | None = None) -> tuple[Arrays, dict[str, Any]]:
-    """Copies of a tree's arrays on the host by their path, and what each is: shape, dtype, a key's implementation.
+def flatten(tree: PyTree, max_rows: int | None = None) -> tuple[Arrays, dict[str, Any]]:
+    """Copy a tree's arrays to the host.
 
-    Copies, for the device may be given the tree's own memory for the next chunk before they are written. Of each array
-    the first `most` are copied, or all.
+    The arrays are copied because the device may reuse their memory for the next chunk before they are written.
+
+    Args:
+        tree: Arrays and PRNG keys.
+        max_rows: Copy only the first rows of each array; None copies all.
+
+    Returns:
+        The arrays by their path, joined by "/", and for each its shape, dtype and, for a key, its implementation.
     """
     arrays, kinds = {}, {}
     for path, x in jax.tree_util.tree_leaves_with_path(tree):
@@ -57,10 +63,10 @@ def flatten(tree: PyTree, most: int | None = None) -> tuple[Arrays, dict[str, An
         if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key):
             kind["key"] = str(jax.random.key_impl(x))
             x = jax.random.key_data(x)
-        x = x if most is None else np.asarray(x)[:most]
+        x = x if max_rows is None else np.asarray(x)[:max_rows]
         array = np.array(x, order="C")
         kinds[name] = kind | {"shape": list(array.shape), "dtype": str(array.dtype)}
-        assert name not in arrays, f"two leaves are called {name}"
+        assert name not in arrays, f"duplicate leaf name {name}"
         arrays[name] = array if array.dtype.isbuiltin == 1 else array.view(AS_BITS[array.itemsize])
     return arrays, kinds
 
@@ -73,29 +79,39 @@ def names(tree: PyTree) -> dict[str, Any]:
 
 
 def unflatten(like: PyTree, saved: Checkpoint, part: Callable[[PyTree], PyTree] = lambda tree: tree) -> PyTree:
-    """Return a saved tree, or a `part` of it, as numpy arrays and typed keys.
+    """Return a saved tree, or a `part` of it, as numpy arrays and typed PRNG keys.
 
-    Raises ValueError if the saved tree is not like `like` (ShapeDtypeStructs).
+    Args:
+        like: The structure, shapes and dtypes of the whole tree (ShapeDtypeStructs).
+        saved: The checkpoint.
+        part: Selects the part of the tree to return.
+
+    Raises:
+        ValueError: If the saved tree has another structure, shape or dtype.
     """
     kinds = saved.manifest["arrays"]
-    wanted = names(like)
-    if different := sorted(wanted.keys() ^ kinds.keys()):
-        has = "has no" if different[0] in wanted else "still has"
-        raise ValueError(f"{saved.folder} {has} {different[0]}; {_origin(saved)}")
+    expected = names(like)
+    if different := sorted(expected.keys() ^ kinds.keys()):
+        problem = "has no" if different[0] in expected else "has an unknown"
+        raise ValueError(f"{saved.folder} {problem} array {different[0]}; {_origin(saved)}")
     leaves, like = [], part(like)
     for name, x in names(like).items():
         kind, array = kinds[name], saved.arrays[name]
         array = array if str(array.dtype) == kind["dtype"] else array.view(jax.numpy.dtype(kind["dtype"]))
         leaf = jax.random.wrap_key_data(jax.numpy.asarray(array), impl=kind["key"]) if "key" in kind else array
         if (leaf.shape, leaf.dtype) != (x.shape, x.dtype):
-            held, now = (f"{y.dtype}{list(y.shape)}" for y in (leaf, x))
-            raise ValueError(f"{saved.folder}: {name} is {held}, and now {now} is wanted; {_origin(saved)}")
+            found, needed = (f"{y.dtype}{list(y.shape)}" for y in (leaf, x))
+            raise ValueError(f"{saved.folder}: {name} must be {needed}, got {found}; {_origin(saved)}")
         leaves.append(leaf)
     return jax.tree.unflatten(jax.tree.structure(like), leaves)
 
 
 def write(folder: Path, arrays: Arrays, manifest: Mapping[str, Any]) -> None:
-    """Whole or not at all, and on the disk when it returns. OSError where there is no room or no right to."""
+    """Write a checkpoint atomically; it is on the disk when this returns.
+
+    Raises:
+        OSError: If the disk is full or not writable; nothing is left behind then.
+    """
     aside = folder.with_name(f"{ASIDE}{folder.name}")
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir(parents=True)
@@ -105,27 +121,33 @@ def write(folder: Path, arrays: Arrays, manifest: Mapping[str, Any]) -> None:
         content = {**manifest, "format": FORMAT, "files": {ARRAYS: _digest(aside / ARRAYS)}}
         (aside / MANIFEST).write_text(json.dumps(content, allow_nan=False), encoding="utf-8")
         (aside / SUM).write_text(_digest(aside / MANIFEST) + "\n", encoding="ascii")
-        (aside / ARRAYS).chmod((aside / MANIFEST).stat().st_mode)  # safetensors lets only the owner read
+        (aside / ARRAYS).chmod(
+            (aside / MANIFEST).stat().st_mode
+        )  # safetensors makes the file readable by its owner only
         for path in (*aside.iterdir(), aside):
             sync(path)
-        gone = _set_aside(folder) if folder.exists() else None
+        replaced = _set_aside(folder) if folder.exists() else None
         try:
             aside.rename(folder)
         except OSError:
-            if gone is not None:
-                gone.rename(folder)
+            if replaced is not None:
+                replaced.rename(folder)
             raise
         for path in (folder.parent, folder.parent.parent):
             sync(path)
-        if gone is not None:
-            shutil.rmtree(gone, ignore_errors=True)
+        if replaced is not None:
+            shutil.rmtree(replaced, ignore_errors=True)
     except BaseException:
         shutil.rmtree(aside, ignore_errors=True)
         raise
 
 
 def read(folder: Path, unneeded: Unneeded = lambda name: False) -> Checkpoint:
-    """A checkpoint that is intact, but for `unneeded` arrays. ValueError says what is wrong with it."""
+    """Read and verify a checkpoint, without the arrays for whose names `unneeded` returns True.
+
+    Raises:
+        ValueError: If it is corrupt, unreadable or of another format.
+    """
     try:
         content = (folder / MANIFEST).read_bytes()
         if hashlib.sha256(content).hexdigest() + "\n" != (folder / SUM).read_bytes().decode("ascii", "replace"):
@@ -135,7 +157,7 @@ def read(folder: Path, unneeded: Unneeded = lambda name: False) -> Checkpoint:
         if manifest["files"] != {ARRAYS: _digest(folder / ARRAYS)}:
             raise ValueError(f"{folder}: {ARRAYS} is not what was written")
         with safetensors.safe_open(folder / ARRAYS, framework="numpy") as file:
-            names = file.keys()  # it is no dictionary
+            names = file.keys()  # the file itself is not iterable
             arrays = {name: file.get_tensor(name) for name in names if not unneeded(name)}
         return Checkpoint(folder, arrays, manifest)
     except OSError as error:
@@ -143,91 +165,93 @@ def read(folder: Path, unneeded: Unneeded = lambda name: False) -> Checkpoint:
             f"{folder}: {Path(error.filename or folder).name} cannot be read ({error.strerror})"
         ) from error
     except (safetensors.SafetensorError, json.JSONDecodeError, KeyError, TypeError, RecursionError) as error:
-        raise ValueError(f"{folder} is no checkpoint of ours ({type(error).__name__})") from error
+        raise ValueError(f"{folder} is not a valid checkpoint ({type(error).__name__})") from error
 
 
 def newest(parent: Path, unneeded: Unneeded = lambda name: False) -> tuple[Checkpoint | None, list[str]]:
-    """The newest intact checkpoint, but for `unneeded` arrays, and what is wrong with each newer one."""
-    wrong: list[str] = []
+    """Return the newest intact checkpoint without `unneeded` arrays, or None; and what is wrong with each newer one."""
+    problems: list[str] = []
     for folder in reversed(folders(parent)):
         try:
-            return read(folder, unneeded), wrong
+            return read(folder, unneeded), problems
         except ValueError as error:
-            wrong.append(str(error))
-    return None, wrong
+            problems.append(str(error))
+    return None, problems
 
 
 def folders(parent: Path) -> list[Path]:
-    """All checkpoints, the oldest first. A copy that someone put beside them has another name and is none."""
+    """Return all checkpoints, the oldest first. Folders with other names, such as copies, are ignored."""
     found = [f for f in parent.iterdir() if _is_checkpoint(f.name)] if parent.is_dir() else []
     return sorted(found, key=step_of)
 
 
 def _is_checkpoint(name: str) -> bool:
+    """Return whether a folder's name is that of a checkpoint."""
     return name.startswith(PREFIX) and name.removeprefix(PREFIX).isdecimal()
 
 
 def best(parent: Path) -> Path | None:
-    """The one that evaluated best, as far as that is known."""
-    known = marked(parent)
-    return known and known[0]
+    """Return the best checkpoint, or None if it is unknown."""
+    best_so_far = marked(parent)
+    return best_so_far and best_so_far[0]
 
 
 def mark_best(folder: Path, score: float) -> None:
-    """Says that this one is the best so far, unless one that is there was better: so said a run before it went on."""
-    known = marked(folder.parent)
-    if known is None or known[0] == folder or known[1] < score:
+    """Mark a checkpoint as the best, unless another one with a higher score is marked, as before a run was resumed."""
+    best_so_far = marked(folder.parent)
+    if best_so_far is None or best_so_far[0] == folder or best_so_far[1] < score:
         content = {"checkpoint": folder.name, "eval_return_mean": score}
         replace(folder.parent / BEST, json.dumps(content, allow_nan=False) + "\n")
 
 
 def marked(parent: Path) -> tuple[Path, float] | None:
-    """The one that was said to be the best, if it is still there, and its score."""
+    """Return the checkpoint that is marked as the best and its score, or None if it no longer exists."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
-        said = json.loads((parent / BEST).read_text(encoding="utf-8"))
-        found = (folder for folder in folders(parent) if folder.name == said["checkpoint"])
-        return next(((folder, float(said["eval_return_mean"])) for folder in found), None)
+        content = json.loads((parent / BEST).read_text(encoding="utf-8"))
+        found = (folder for folder in folders(parent) if folder.name == content["checkpoint"])
+        return next(((folder, float(content["eval_return_mean"])) for folder in found), None)
     return None
 
 
 def env_steps(folder: Path) -> int:
-    """When it was made, as its name says."""
+    """Return the environment steps in a checkpoint's name."""
     return int(folder.name.removeprefix(PREFIX))
 
 
 def remove(folder: Path) -> None:
-    """A folder that is half removed must not look like a checkpoint."""
+    """Remove a checkpoint; it is renamed first, so that a partly removed folder is not taken for one."""
     shutil.rmtree(_set_aside(folder), ignore_errors=True)
 
 
 def step_of(folder: Path) -> tuple[int, str]:
-    """Among the others: as its number has it."""
+    """Return a sort key that orders checkpoints by their steps."""
     return len(folder.name), folder.name
 
 
 def _set_aside(folder: Path) -> Path:
-    """Takes its name from it, at once."""
-    gone = folder.with_name(f"{ASIDE}{folder.name}-old")
-    shutil.rmtree(gone, ignore_errors=True)
-    return folder.rename(gone)
+    """Rename a checkpoint so that it no longer counts as one; return the new path."""
+    aside = folder.with_name(f"{ASIDE}{folder.name}-old")
+    shutil.rmtree(aside, ignore_errors=True)
+    return folder.rename(aside)
 
 
 def _digest(path: Path) -> str:
+    """Return the SHA-256 checksum of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _origin(saved: Checkpoint) -> str:
-    """Which version wrote it, for a sentence about what cannot be read."""
+    """Return the end of an error message: which version wrote the checkpoint."""
     version = saved.manifest.get("meta", {}).get("versions", {}).get("jaxrl_fast", "of unknown version")
     if version == __version__:
-        return "it was written with other settings, or another program, than those that read it"
-    return f"jaxrl_fast {version} wrote it, and this is {__version__}: go on with the program that wrote it"
+        return "it was written with different settings or a different algorithm"
+    return f"jaxrl_fast {version} wrote it and this is {__version__}; use the version that wrote it"
 
 
 @contextlib.contextmanager
 def _as_oserror() -> Iterator[None]:
-    """safetensors reports a full disk in its own way."""
+    """Raise OSError instead of the error with which safetensors reports a full disk."""
     try:
         yield
     except safetensors.SafetensorError as error:

@@ -1,4 +1,4 @@
-"""Write checkpoints in a thread while the training continues."""
+"""Write checkpoints in a thread while training continues."""
 
 import shutil
 import threading
@@ -22,9 +22,9 @@ from jaxrl_fast.utils.files import ASIDE
 
 
 class Saver:
-    """Writes checkpoints while training goes on, one at a time, and keeps the newest `keep` and the best.
+    """A writer of checkpoints, one at a time and in a thread, that keeps the newest `keep` and the best one.
 
-    What goes wrong while one is written is kept for `wait`, in a sentence; the older ones stay.
+    If writing fails, older checkpoints stay and `wait` returns the error message.
     """
 
     def __init__(self, parent: Path, keep: int):
@@ -37,22 +37,22 @@ class Saver:
             shutil.rmtree(leftover, ignore_errors=True) if leftover.is_dir() else leftover.unlink(missing_ok=True)
 
     def folder(self, env_steps: int) -> Path:
-        """Where the checkpoint of this moment lies."""
+        """Return the folder of the checkpoint at these environment steps."""
         return self.parent / f"{PREFIX}{env_steps:012d}"
 
     def save(self, folder: Path, arrays: Arrays, manifest: Mapping[str, Any], score: float | None) -> None:
-        """Begins to write. `score`: of its evaluation, where that is the best so far."""
-        assert self.thread is None, "wait for the one before"
+        """Start to write a checkpoint; with a `score`, mark it as the best so far."""
+        assert self.thread is None, "wait for the previous checkpoint first"
         self.thread = threading.Thread(target=self._write, args=(folder, arrays, manifest, score), name="checkpoint")
         self.thread.start()
 
     @property
     def busy(self) -> bool:
-        """One is being written."""
+        """Return whether a checkpoint is being written."""
         return self.thread is not None and self.thread.is_alive()
 
     def wait(self) -> str:
-        """Until it is on the disk. What went wrong, once; "" where nothing did."""
+        """Wait until the checkpoint is on the disk. Return the error message, once; "" without an error."""
         if self.thread is not None:
             self.thread.join()
             self.thread = None
@@ -60,31 +60,32 @@ class Saver:
         return problem
 
     def mark(self, folder: Path, score: float) -> None:
-        """Says that one that is there already is the best."""
-        self._try("which checkpoint is the best could not be written", mark_best, folder, score)
+        """Mark an existing checkpoint as the best."""
+        self._try("best.json could not be written", mark_best, folder, score)
 
     def _write(self, folder: Path, arrays: Arrays, manifest: Mapping[str, Any], score: float | None) -> None:
-        """Whatever goes wrong, the thread that waits must hear of it."""
+        """Write a checkpoint and remove old ones; record any error for `wait`."""
         try:
             write(folder, arrays, manifest)
         except Exception as error:
-            kept = f"the last one is {self.last}" if self.last else "there is none yet"
-            self.problem = f"a checkpoint could not be written ({why(error)}); {kept}"
+            previous = f"the last one is {self.last}" if self.last else "none has been saved yet"
+            self.problem = f"a checkpoint could not be written ({why(error)}); {previous}"
             return
         self.last, self.num_written = folder, self.num_written + 1
         if score is not None:
             self.mark(folder, score)
         self._try(f"{SAVED} could not be written", (self.parent.parent / SAVED).touch)
-        self._try("older checkpoints could not be removed", self._tidy, folder)
+        self._try("older checkpoints could not be removed", self._remove_old, folder)
 
     def _try(self, what: str, act: Callable[..., None], *arguments: Any) -> None:
-        """What goes wrong is told after what went wrong before."""
+        """Call `act` and append its error, if any, to the recorded ones."""
         try:
             act(*arguments)
         except Exception as error:
             self.problem = "; ".join(filter(None, (self.problem, f"{what} ({why(error)})")))
 
-    def _tidy(self, newest: Path) -> None:
+    def _remove_old(self, newest: Path) -> None:
+        """Remove checkpoints older than the newest `keep`, except the best."""
         older = [folder for folder in folders(self.parent) if step_of(folder) < step_of(newest)]
         for folder in older[: max(len(older) - self.keep + 1, 0)]:
             if folder != best(self.parent):

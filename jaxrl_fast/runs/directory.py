@@ -1,4 +1,4 @@
-"""A run's folder: chosen, refused, made and claimed; and what is in that of a run that goes on."""
+"""Choose, create and lock a run's folder, and read the checkpoint of a run to resume."""
 
 import re
 from datetime import datetime
@@ -11,7 +11,7 @@ from jaxrl_fast.config.options import Options
 from jaxrl_fast.config.settings import Settings
 from jaxrl_fast.runs import files
 from jaxrl_fast.utils import locks
-from jaxrl_fast.utils.files import leads_elsewhere, path_of
+from jaxrl_fast.utils.files import is_folder_name, path_of
 
 if TYPE_CHECKING:
     from jaxrl_fast.runs.checkpoint import Checkpoint
@@ -19,75 +19,84 @@ if TYPE_CHECKING:
 
 
 def chosen(options: Options) -> Path | None:
-    """What the user asked for. ValueError where it cannot be, or exists."""
+    """Return the folder that the user chose, or None. Raise ValueError if it is not valid or exists."""
     if options.run_dir and options.name:
-        raise ValueError(f"--name: cannot be combined with --run-dir {options.run_dir}, got {options.name}; drop one")
+        raise ValueError(f"--name {options.name} and --run-dir {options.run_dir} exclude each other; drop one")
     if options.run_dir:
         folder = path_of(options.run_dir, "--run-dir")
-    elif leads_elsewhere(options.name):
-        raise ValueError(f"--name: must be a name without folders, got {options.name}; --run-dir takes a path")
+    elif not is_folder_name(options.name):
+        raise ValueError(f"--name: must be a name without folders, got {options.name!r}; use --run-dir for a path")
     elif options.name:
         folder = paths.RUNS / options.name
     else:
         return None
     if is_taken(folder):
-        raise ValueError(_there_already(folder))
+        raise ValueError(_exists_message(folder))
     return folder
 
 
 def make(settings: Settings, env: "Env") -> Path:
-    """The run's own folder, new and empty. A name of our own gives way to one that is taken."""
+    """Create the run's folder, which must not exist; a default name that exists gets a number.
+
+    Raises:
+        ValueError: If the folder exists or cannot be created.
+    """
     options = settings.options
     env_name = "_".join(filter(None, [name_of_env(env.spec.id), env.protocol]))
-    ours = paths.RUNS / f"{settings.algo_name}_{env_name}_s{options.seed}_{datetime.now():%Y%m%d-%H%M%S}"
-    asked = chosen(options)
-    for folder in [asked] if asked else [ours, *(ours.with_name(f"{ours.name}-{i}") for i in range(2, 100))]:
+    default = paths.RUNS / f"{settings.algo_name}_{env_name}_s{options.seed}_{datetime.now():%Y%m%d-%H%M%S}"
+    requested = chosen(options)
+    for folder in (
+        [requested] if requested else [default, *(default.with_name(f"{default.name}-{i}") for i in range(2, 100))]
+    ):
         try:
             folder.mkdir(parents=True)
             return folder
         except FileExistsError:
-            if folder == asked and not is_taken(folder):
+            if folder == requested and not is_taken(folder):
                 return folder
         except OSError as error:
-            reason = f"cannot be made ({error.strerror})"
-            raise ValueError(f"the run folder {folder} {reason}; choose another --run-dir") from error
-    raise ValueError(_there_already(folder))
+            reason = f"cannot create the folder {folder} ({error.strerror})"
+            raise ValueError(f"--run-dir: {reason}; choose another") from error
+    raise ValueError(_exists_message(folder))
 
 
 def name_of_env(env_id: str) -> str:
-    """Its own name, as a part of a folder's."""
+    """Return an environment's name in a form that is valid in a folder's name."""
     return re.sub(r"[^\w.-]+", "-", env_id.rpartition("/")[2].rpartition(":")[2])[:40].strip("-")
 
 
 def claim(folder: Path) -> locks.Lock:
-    """A run's folder for us alone."""
+    """Lock a run's folder for this process. Raise ValueError if another process has it."""
     try:
         return locks.Lock(folder)
     except BlockingIOError:
         raise ValueError(f"another process is writing to the run {folder}") from None
     except OSError as error:
-        raise ValueError(f"the run folder {folder} cannot be written to ({error.strerror})") from error
+        raise ValueError(f"the run folder {folder} cannot be written ({error.strerror})") from error
 
 
 def check_free(folder: Path, lock: locks.Lock) -> None:
-    """ValueError, without the lock, where another run has been in the folder since we looked."""
+    """Release the lock and raise ValueError if another run has used the folder since it was chosen."""
     if is_taken(folder):
         lock.release()
-        raise ValueError(_there_already(folder))
+        raise ValueError(_exists_message(folder))
 
 
 def is_taken(folder: Path) -> bool:
-    """Whether there is something in it, but for a lock. ValueError where there can be no such folder."""
+    """Return whether a folder holds anything but a lock. Raise ValueError if no such folder can exist."""
     try:
         return folder.exists() and not (folder.is_dir() and {path.name for path in folder.iterdir()} <= {locks.LOCK})
     except OSError as error:
-        raise ValueError(f"the folder {folder} cannot be made ({error.strerror}); choose another") from error
+        raise ValueError(f"cannot create the folder {folder} ({error.strerror}); choose another") from error
 
 
-def saved_in(folder: Path) -> "tuple[Checkpoint | None, tuple[str, ...]]":
-    """What a run goes on from, and what is wrong with newer checkpoints. ValueError where going on would lose lines.
+def checkpoint_to_resume(folder: Path) -> "tuple[Checkpoint | None, tuple[str, ...]]":
+    """Return the checkpoint to resume from and what is wrong with newer ones.
 
-    None: it was killed or failed before its first checkpoint, and begins again.
+    Without a checkpoint (None), the run was killed or failed before its first one, and starts again.
+
+    Raises:
+        ValueError: If all checkpoints are corrupt, or resuming would lose lines of metrics.jsonl.
     """
     from jaxrl_fast.config.paths import CHECKPOINTS
     from jaxrl_fast.runs import checkpoint
@@ -95,18 +104,18 @@ def saved_in(folder: Path) -> "tuple[Checkpoint | None, tuple[str, ...]]":
     saved, damaged = checkpoint.newest(folder / CHECKPOINTS)
     if saved is not None:
         _check_metrics(folder, saved)
-    elif damaged:  # beginning again would write over metrics that took long to get
+    elif damaged:  # starting again would overwrite the metrics
         raise ValueError(f"--resume {folder}: none of its {len(damaged)} checkpoints is intact ({damaged[0]})")
     else:
-        check_nothing_is_lost(folder)
+        check_restart(folder)
     return saved, (*damaged,)
 
 
-def check_nothing_is_lost(folder: Path) -> None:
-    """A run without a checkpoint begins again, over its metrics, unless they are of one that was saved or ended.
+def check_restart(folder: Path) -> None:
+    """Raise ValueError if starting a run again would overwrite metrics that it would not reproduce.
 
-    Those of a run that was killed or failed before its first checkpoint come again, and so do those of one that was
-    stopped by then, where a stop saves nothing (`--exact-resume`).
+    A run without a checkpoint starts again and overwrites metrics.jsonl. That is refused if the run has ended or had
+    saved a checkpoint; a run that was killed, failed or stopped before its first one writes the same lines again.
     """
     from jaxrl_fast.runs import checkpoint
 
@@ -115,22 +124,21 @@ def check_nothing_is_lost(folder: Path) -> None:
     known = ended or (folder / checkpoint.SAVED).exists()
     if known and metrics.is_file() and metrics.stat().st_size > 0:
         raise ValueError(
-            f"--resume {folder}: there is no checkpoint, and to begin again would write over its {paths.METRICS}; "
-            f"begin a new run with --config {folder / paths.CONFIG}"
+            f"--resume {folder}: the run has no checkpoint, and starting again would overwrite its {paths.METRICS}; "
+            f"start a new run with --config {folder / paths.CONFIG}"
         )
 
 
 def _check_metrics(folder: Path, saved: "Checkpoint") -> None:
-    """A run goes on behind the lines that there were at its checkpoint."""
+    """Raise ValueError if metrics.jsonl is shorter than it was at the checkpoint."""
     path, size = folder / paths.METRICS, saved.manifest["host"]["others"]["metrics_size"]
-    there = path.stat().st_size if path.is_file() else 0
-    if there < size:
-        raise ValueError(
-            f"--resume {folder}: {paths.METRICS} has {there} bytes, of {size} when {saved.folder} was saved"
-        )
+    size_now = path.stat().st_size if path.is_file() else 0
+    if size_now < size:
+        problem = f"{paths.METRICS} has {size_now} bytes, but had {size} when {saved.folder} was saved"
+        raise ValueError(f"--resume {folder}: {problem}")
 
 
-def _there_already(folder: Path) -> str:
-    """A sentence about a run's folder that exists."""
-    on = f", or go on with it by --resume {quote(str(folder))}" if (folder / paths.CONFIG).is_file() else ""
-    return f"the run folder {folder} exists already; choose another --run-dir or --name{on}"
+def _exists_message(folder: Path) -> str:
+    """Return the error message for a run's folder that exists."""
+    hint = f", or resume it with --resume {quote(str(folder))}" if (folder / paths.CONFIG).is_file() else ""
+    return f"the run folder {folder} exists already; choose another --run-dir or --name{hint}"

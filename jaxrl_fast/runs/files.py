@@ -12,21 +12,22 @@ from jaxrl_fast.utils.errors import why
 
 
 def mark_running(folder: Path) -> None:
-    """A summary of a run that goes on says so, until it ends again: who asks for its status is not told "done"."""
-    with warnings.warned(f"{SUMMARY} could not be written"):
+    """Set the status in the summary of a resumed run to "running" until it ends again."""
+    with warnings.warn_on_error(f"{SUMMARY} could not be written"):
         if (folder / SUMMARY).is_file():
             write_summary(folder, read_summary(folder) | {"status": "running"})
 
 
 def write_summary(folder: Path, summary: Mapping[str, Any]) -> None:
-    """What `summarize` gave, where `read_summary` finds it."""
+    """Write summary.json."""
     files.replace(folder / SUMMARY, json.dumps(summary, indent=2, allow_nan=False) + "\n")
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    """The records of a run; none where it failed before the first, and not one that is still being written.
+    """Return the records of a run; [] if it has none, and without a last line that is incomplete.
 
-    ValueError where a line is none.
+    Raises:
+        ValueError: If a line is not a record.
     """
     if not (folder / METRICS).is_file():
         return []
@@ -42,20 +43,20 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
 
 
 def _record(found: Any) -> dict[str, Any]:
-    """ValueError for what no run has written."""
+    """Return the record. Raise ValueError if it is not one."""
     if not isinstance(found, dict) or not all(isinstance(found.get(name), int) for name in ("seed", "env_steps")):
-        raise ValueError("no record")
+        raise ValueError("not a record")
     if any(isinstance(number, int) and abs(number) >= 2**63 for number in found.values()):
-        raise ValueError("a number that is too large")
+        raise ValueError("a number is too large")
     return found
 
 
 def read_summary(folder: Path) -> dict[str, Any]:
-    """What a run said of itself when it last ended. ValueError where it has not, or where that cannot be read."""
+    """Return the summary of a run. Raise ValueError if the run has not ended or its summary cannot be read."""
     path = folder / SUMMARY
     if not path.is_file():
-        go_on = f"train with --resume {quote(str(folder))} goes on with it, unless it is still under way"
-        raise ValueError(f"{folder} has no {SUMMARY}, for its run has not ended; {go_on}")
+        remedy = f"resume it with train --resume {quote(str(folder))} if it is not in progress"
+        raise ValueError(f"{folder} has no {SUMMARY} because the run has not ended; {remedy}")
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
@@ -63,7 +64,7 @@ def read_summary(folder: Path) -> dict[str, Any]:
 
 
 def summary_if_any(folder: Path) -> dict[str, Any]:
-    """The same, or nothing where there is none that can be read."""
+    """Return the summary of a run, or {} if it has none that can be read."""
     try:
         return read_summary(folder)
     except (OSError, ValueError):

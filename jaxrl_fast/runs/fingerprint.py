@@ -1,4 +1,4 @@
-"""What decides the bits of a result beside the configuration: device, versions, compiler flags."""
+"""Describe what a result depends on besides its configuration: device, versions, compiler flags."""
 
 import os
 import platform
@@ -10,14 +10,14 @@ from jaxrl_fast.utils.devices import device
 
 
 def versions() -> dict[str, str]:
-    """The versions of everything that decides the result."""
+    """Return the versions of Python and of the packages that affect results."""
     packages = ("jax", "jaxlib", "flax", "optax", "gymnax", "envpool", "numpy")
     found = {p: metadata.version(p) for p in packages if util.find_spec(p)}
     return {"jaxrl_fast": __version__, "python": platform.python_version(), **found}
 
 
 def fingerprint() -> dict[str, Any]:
-    """What decides the bits of a result, beside the configuration."""
+    """Return everything besides the configuration that affects the bits of a result."""
     import jax
 
     from jaxrl_fast.kernels import build  # which imports jax

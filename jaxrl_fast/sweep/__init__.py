@@ -1,7 +1,7 @@
-"""Many runs: `python -m jaxrl_fast.sweep ...` (`__main__`), or `jaxrl_fast.sweep("ppo_cartpole", seed=[0, 1])` (`api`).
+"""Train many runs: `python -m jaxrl_fast.sweep ...` or `jaxrl_fast.sweep("ppo_cartpole", seed=[0, 1])`.
 
-`grid` reads the values and forms the combinations, `prepare` checks them and makes the folder, `runner` and `worker`
-train, `report` and `table` write the results.
+`grid` reads the values and forms the combinations, `prepare` validates them and creates the folder, `runner` and
+`worker` train, `report` and `table` write the results.
 """
 
 import sys
@@ -10,7 +10,7 @@ from typing import Any
 
 
 class _Callable(ModuleType):
-    """The module has the name that the function has to have."""
+    """A module that can be called: `jaxrl_fast.sweep` is both this package and the function."""
 
     def __call__(self, *args: Any, **options: Any) -> Any:
         from jaxrl_fast.sweep import api

@@ -5,7 +5,7 @@ from jaxrl_fast.sweep import grid, prepare, runner
 
 
 def main(argv: list[str] | None = None) -> int:
-    """The command. Returns its exit status."""
+    """Run the command. Return its exit status."""
     return cli.run_command(lambda argv: prepare.prepare(grid.from_command_line(argv)), runner.execute, argv)
 
 

@@ -1,4 +1,4 @@
-"""`jaxrl_fast.sweep(...)`: a sweep from Python."""
+"""Run a sweep from Python: `jaxrl_fast.sweep(...)`."""
 
 import base64
 import html
@@ -13,18 +13,35 @@ from jaxrl_fast.sweep import directory, grid, prepare, runner
 from jaxrl_fast.sweep import table as sweep_table
 from jaxrl_fast.sweep.report import figures_of
 
-MEASURES = ("status", "final_return", "env_steps_per_s", "steps_to_solve", "time_to_solve_s")  # that a notebook shows
+MEASURES = (
+    "status",
+    "final_return",
+    "env_steps_per_s",
+    "steps_to_solve",
+    "time_to_solve_s",
+)  # columns shown in a notebook
 
 
 def sweep(
     preset: str | None = None, *, algo: str | ModuleType = "", agent: Mapping[str, Any] | None = None, **options: Any
 ) -> "Sweep":
-    """Trains with every combination of the values given, and returns what came of it.
+    """Train with every combination of the given values and return the results.
 
-    As `fit`, but any option may be a list of values: `num_envs=[64, 256], seed=range(5),
-    agent={"learning_rate": [1e-4, 1e-3]}`; `scale`, `name`, `sweep_dir`, `workers` and `resume` are the sweep's own.
-    Called again with the same `name` it goes on, and repeats nothing. A program that cannot be run is recorded in
-    `results`, and the rest goes on.
+    Any option of `fit` may be a list of values. Called again with the same `name`, an unfinished sweep is resumed and
+    no run is repeated. A program that fails is recorded in `results`; the others still run.
+
+    Args:
+        preset: Name of a preset or path of a YAML file.
+        algo: Name of a built-in algorithm, or the module or module name of a custom one.
+        agent: Options of the algorithm: `{"learning_rate": [1e-4, 1e-3]}`.
+        **options: Options of `fit`: `num_envs=[64, 256], seed=range(5)`. The options `scale`, `name`, `sweep_dir`,
+            `workers`, `launcher`, `slurm_options`, `retry` and `resume` belong to the sweep itself.
+
+    Returns:
+        The finished sweep: its folder and a dictionary for each training.
+
+    Raises:
+        ValueError: If an option or a combination is not valid; nothing has been trained then.
     """
     if isinstance(options.get("resume"), Sweep):
         options["resume"] = options["resume"].folder
@@ -35,39 +52,47 @@ def sweep(
 
 @dataclass(frozen=True, repr=False)
 class Sweep:
-    """A sweep that has been gone through. Its folder holds the same table, a report and figures."""
+    """The results of a sweep. Its folder holds the same table, a report and figures."""
 
     folder: Path
     results: list[dict[str, Any]]  # a dictionary for each training: `pandas.DataFrame(sweep.results)` is a table
-    status: int  # 0; 1 where a program failed or diverged, or is not on the disk; or 128 and the signal that stopped it
+    status: int  # 0; 1 if a program failed, diverged or could not be saved; 128 + n if signal n stopped the sweep
 
     def plot(self, name: str = "") -> Any:
-        """One of its figures, by the name of its file; left out, steps per second, or the curves where that is none."""
-        drawn = figures_of(directory.read(self.folder), self.results)
+        """Return one of the figures.
+
+        Args:
+            name: File name of the figure, with or without ".png". Default: "throughput", or else "curves".
+
+        Raises:
+            ValueError: If no such figure exists, or nothing has been trained yet.
+        """
+        drawn = figures_of(directory.read_plan(self.folder), self.results)
         if not drawn:
-            raise ValueError(f"{self.folder}: nothing has been trained yet, so there is nothing to see")
-        wanted = f"{name.removesuffix('.png')}.png" if name else next(iter(drawn))
-        if wanted not in drawn:
-            there = ", ".join(n.removesuffix(".png") for n in drawn)
-            raise ValueError(f"there is no figure {name!r}; there are {there}")
-        return drawn[wanted]
+            raise ValueError(f"{self.folder}: nothing has been trained yet, so no figure exists")
+        file_name = f"{name.removesuffix('.png')}.png" if name else next(iter(drawn))
+        if file_name not in drawn:
+            available = ", ".join(n.removesuffix(".png") for n in drawn)
+            raise ValueError(f"unknown figure {name!r}; available: {available}")
+        return drawn[file_name]
 
     @property
     def report(self) -> str:
-        """In words, as Markdown."""
+        """Return the report as Markdown."""
         return (self.folder / paths.SWEEP_REPORT).read_text(encoding="utf-8")
 
     def __repr__(self) -> str:
         return f"Sweep({len(self.results)} trainings, folder={str(self.folder)!r})"
 
     def _repr_html_(self) -> str:
+        """Return the main figure and the table for a notebook."""
         names = [name for name in self.results[0] if name not in sweep_table.MEASURES] + list(MEASURES)
         text = lambda value: "" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value)
         row = lambda tag, cells: f"<tr>{''.join(f'<{tag}>{html.escape(text(cell))}</{tag}>' for cell in cells)}</tr>"
         table = row("th", names) + "".join(row("td", [result[name] for name in names]) for result in self.results)
-        words = f"<table>{table}</table>{html.escape(str(self.folder))}"
+        shown = f"<table>{table}</table>{html.escape(str(self.folder))}"
         try:
-            picture = base64.b64encode(self.plot()._repr_png_()).decode("ascii")
-        except ValueError:  # there is nothing to see yet
-            return words
-        return f'<img src="data:image/png;base64,{picture}" width="640">{words}'
+            image = base64.b64encode(self.plot()._repr_png_()).decode("ascii")
+        except ValueError:  # nothing has been trained yet
+            return shown
+        return f'<img src="data:image/png;base64,{image}" width="640">{shown}'

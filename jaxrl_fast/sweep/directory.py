@@ -1,4 +1,4 @@
-"""A sweep's folder: its plan, and which of its groups have finished or failed."""
+"""Read a sweep's folder: its plan, and which of its groups have finished or failed."""
 
 import json
 from collections.abc import Mapping
@@ -15,75 +15,82 @@ from jaxrl_fast.config.sources import from_mapping
 from jaxrl_fast.runs import files
 from jaxrl_fast.sweep import grid
 from jaxrl_fast.sweep.grid import Group
-from jaxrl_fast.utils.files import leads_elsewhere
+from jaxrl_fast.utils.files import is_folder_name
 
 FAILED = "failed.json"
 
 
 class SweepPlan(NamedTuple):
-    """A sweep whose combinations have all been checked, and its folder."""
+    """A sweep whose combinations have been validated, and its folder."""
 
     folder: Path
     groups: Mapping[str, Group]  # by the name of the group's folder
-    columns: tuple[str, ...]  # options in which members differ, beside the seed
+    columns: tuple[str, ...]  # options in which members differ, except the seed
     scale: str
     base_num_envs: int
-    own: options.SweepOptions = options.SweepOptions()
+    sweep_options: options.SweepOptions = options.SweepOptions()
     log_level: str = "info"
 
 
-def read(folder: Path) -> SweepPlan:
-    """What sweep.yaml says."""
+def read_plan(folder: Path) -> SweepPlan:
+    """Return the plan that sweep.yaml in `folder` holds.
+
+    Raises:
+        ValueError: If the folder holds no sweep, or its sweep.yaml is not valid.
+    """
     import yaml
 
     path = folder / SWEEP_FILE
     if not path.is_file():
-        hint = resume.nearest_with(SWEEP_FILE, folder)
-        if (folder / CONFIG).is_file():  # a run's folder
-            parent = quote(str(folder.parent))
-            of_sweep = f"it is a part of a sweep, use --resume {parent}"
-            of_train = f"it is a run, use {PROGRAM} --resume {quote(str(folder))}"
-            hint = f"; {of_sweep if (folder.parent / SWEEP_FILE).is_file() else of_train}"
-        raise ValueError(f"--resume {folder}: is not a sweep directory (no {SWEEP_FILE}){hint}")
+        raise ValueError(f"--resume {folder}: the folder has no {SWEEP_FILE}{_resume_hint(folder)}")
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
         check_format(content.get("format", 1), f"--resume {folder}")
-        groups = {_plain(each["folder"]): _group(each["config"], each["members"]) for each in content["groups"]}
+        groups = {_checked_name(each["folder"]): _group(each["config"], each["members"]) for each in content["groups"]}
         if not groups:
             raise LookupError("groups")
         return SweepPlan(folder, groups, (*content["columns"],), content["scale"], content["base_num_envs"])
     except (OSError, UnicodeDecodeError, yaml.YAMLError, LookupError, TypeError, AttributeError) as error:
-        raise ValueError(f"{path} is not what a sweep writes ({type(error).__name__})") from error
+        raise ValueError(f"{path} is not a valid sweep file ({type(error).__name__})") from error
 
 
-def _plain(name: str) -> str:
-    """A folder's name that leads nowhere else."""
-    if leads_elsewhere(name):
+def _resume_hint(folder: Path) -> str:
+    """Return the end of an error message: what `folder`, which holds no sweep, can be resumed with."""
+    if not (folder / CONFIG).is_file():
+        return resume.nearest_with(SWEEP_FILE, folder)
+    if (folder.parent / SWEEP_FILE).is_file():
+        return f"; it is part of a sweep, resume that with --resume {quote(str(folder.parent))}"
+    return f"; it is a run, resume it with {PROGRAM} --resume {quote(str(folder))}"
+
+
+def _checked_name(name: str) -> str:
+    """Return a folder's name. Raise KeyError if it leads out of the sweep's folder."""
+    if not is_folder_name(name):
         raise KeyError(name)
     return name
 
 
 def _group(content: dict[str, Any], labels: list[dict[str, Any]]) -> Group:
-    """A group as it was written down."""
-    written = from_mapping({k: v for k, v in content.items() if k not in ("algo", "num_seeds")})
-    asked = with_algorithm(Request(content["algo"], "", written, [], resumed=True), SWEEP_FILE)
-    of = lambda label: {name.removeprefix("agent."): value for name, value in label.items() if name != "seed"}
-    members = tuple(Member(label["seed"], of(label)) for label in labels)
-    return grid.part(Group(resolve(asked), members), members)
+    """Return the group that an entry of sweep.yaml describes."""
+    settings = from_mapping({k: v for k, v in content.items() if k not in ("algo", "num_seeds")})
+    request = with_algorithm(Request(content["algo"], "", settings, [], resumed=True), SWEEP_FILE)
+    values = lambda label: {name.removeprefix("agent."): value for name, value in label.items() if name != "seed"}
+    members = tuple(Member(label["seed"], values(label)) for label in labels)
+    return grid.part(Group(resolve(request), members), members)
 
 
 def unfinished(sweep: SweepPlan) -> list[str]:
-    """Names of the groups that are neither done nor failed."""
-    return [name for name in sweep.groups if not finished(sweep.folder / name)]
+    """Return the names of the groups that have neither finished nor failed."""
+    return [name for name in sweep.groups if not is_finished(sweep.folder / name)]
 
 
-def finished(folder: Path) -> bool:
-    """Done, diverged or failed: not to be run again."""
+def is_finished(folder: Path) -> bool:
+    """Return whether a group is done, diverged or failed, and is not to be run again."""
     return (folder / FAILED).is_file() or files.summary_if_any(folder).get("status") in ("done", "diverged")
 
 
 def failure(folder: Path) -> str:
-    """Why a group could not be run, or not to its end with any of its members, in a line; empty where it could."""
+    """Return in one line why a group failed or all of its members diverged; empty if neither happened."""
     try:
         return json.loads((folder / FAILED).read_text(encoding="utf-8"))["failure"]
     except FileNotFoundError:

@@ -1,8 +1,8 @@
-"""Prepare a sweep: check every combination, make the directory, and write down what is to be done.
+"""Validate every combination of a sweep, then create its folder.
 
-sweeps/NAME/sweep.yaml     the groups, their members, and what they share
-            01_num_envs-8  a run's folder, for each group; failed.json where it could not be run
-            results.csv    a row for each member (`results`)
+sweeps/NAME/sweep.yaml     the groups, their members, and their common settings
+            01_num_envs-8  a run's folder for each group; it holds failed.json if the group failed
+            results.csv    a row for each member (`table`)
 """
 
 import itertools
@@ -16,47 +16,53 @@ from jaxrl_fast.config.paths import FORMAT, SWEEP_FILE
 from jaxrl_fast.config.settings import to_mapping
 from jaxrl_fast.runs import directory
 from jaxrl_fast.sweep import grid, slurm
-from jaxrl_fast.sweep.directory import FAILED, SweepPlan, read
+from jaxrl_fast.sweep.directory import FAILED, SweepPlan, read_plan
 from jaxrl_fast.sweep.grid import Group
 from jaxrl_fast.training import plan
 from jaxrl_fast.utils import files, warnings
-from jaxrl_fast.utils.files import leads_elsewhere, path_of
+from jaxrl_fast.utils.files import is_folder_name, path_of
 from jaxrl_fast.utils.importing import name_of
 
-MAY_DIFFER = ("seed", "num_seeds", "console_every", "log_level")  # of a group's options: the same sweep may have others
+MAY_DIFFER = ("seed", "num_seeds", "console_every", "log_level")  # options that a resumed sweep may change
 
 
-def prepare(asked: grid.SweepRequest) -> SweepPlan:
-    """Everything that can be refused is refused here, by a ValueError of one sentence. Then the folder is made."""
-    own = asked.own
-    if own.launcher == "slurm":
-        slurm.check(own.slurm_options)
-    if asked.resume:
-        sweep = read(path_of(asked.resume, "--resume"))
-        _check_found(sweep)
+def prepare(request: grid.SweepRequest) -> SweepPlan:
+    """Validate the whole sweep, then create its folder or read the plan of the one to resume.
+
+    Raises:
+        ValueError: If any option or combination is not valid; the message is one line.
+    """
+    sweep_options = request.own
+    if sweep_options.launcher == "slurm":
+        slurm.check(sweep_options.slurm_options)
+    if request.resume:
+        sweep = read_plan(path_of(request.resume, "--resume"))
+        _check_env_names(sweep)
         grid.offer_devices(group.settings for group in sweep.groups.values())
     else:
-        if own.workers > 1 or own.launcher != "local":
-            _check_names(asked)
-        folder = _chosen_folder(asked)
-        grid.offer_devices(group.settings for group in asked.groups)
+        if sweep_options.workers > 1 or sweep_options.launcher != "local":
+            _check_no_env_objects(request)
+        folder = _requested_folder(request)
+        grid.offer_devices(group.settings for group in request.groups)
         if folder is not None and directory.is_taken(folder):
-            sweep = _again(asked, folder)
+            sweep = _resume_same(request, folder)
         else:
-            for group in asked.groups:
+            for group in request.groups:
                 plan.check_services(group.settings.options)
-            groups = {
-                name: g for name, g in _named(asked.columns, [p for g in asked.groups for p in split_to_fit(g, asked)])
-            }
-            sweep = _make(asked, groups, folder)
-    if own.retry:
+            parts = [part for group in request.groups for part in split_to_fit(group, request)]
+            sweep = _create(request, dict(_with_names(request.columns, parts)), folder)
+    if sweep_options.retry:
         for name in sweep.groups:
             (sweep.folder / name / FAILED).unlink(missing_ok=True)
-    return sweep._replace(own=own, log_level=asked.log_level)
+    return sweep._replace(sweep_options=sweep_options, log_level=request.log_level)
 
 
-def split_to_fit(group: Group, asked: grid.SweepRequest) -> list[Group]:
-    """The group in as few equal parts as fit into memory. ValueError where not even one member does, or can run."""
+def split_to_fit(group: Group, request: grid.SweepRequest) -> list[Group]:
+    """Return the group in as few equal parts as fit into memory.
+
+    Raises:
+        ValueError: If a single member does not fit, or is not valid.
+    """
     from jaxrl_fast.training import memory
     from jaxrl_fast.utils.memory import free_bytes
 
@@ -64,43 +70,44 @@ def split_to_fit(group: Group, asked: grid.SweepRequest) -> list[Group]:
     try:
         ready = plan.validate_plan(one.settings, one.members)
     except ValueError as error:
-        if "\n" in str(error) or not asked.columns:
+        if "\n" in str(error) or not request.columns:
             raise
-        which = grid.words(grid.values_of(one, one.members[0], asked.columns))
+        which = grid.words(grid.values_of(one, one.members[0], request.columns))
         raise ValueError(f"{which}: {error}") from error
-    most = len(group.members) if ready.env.on_device else 1  # a host pool has one seed
-    if most > 1 and ready.needs and ready.needs.free is not None:
-        each = ready.needs.total + memory.rollout_bytes(ready.env, ready.agent)
+    max_members = len(group.members) if ready.env.on_device else 1  # a host pool has one seed
+    if max_members > 1 and ready.needs and ready.needs.free is not None:
+        member_bytes = ready.needs.total + memory.rollout_bytes(ready.env, ready.agent)
         placed = lambda size: ready.placement._replace(num_seeds=size, num_grad_workers=1)
-        fits = lambda size: placed(size).num_padded_seeds * each <= (free_bytes(placed(size).num_devices) or 0)
-        most = next((size for size in range(most, 1, -1) if fits(size)), 1)
-    num_parts = -(-len(group.members) // most)
+        fits = lambda size: placed(size).num_padded_seeds * member_bytes <= (free_bytes(placed(size).num_devices) or 0)
+        max_members = next((size for size in range(max_members, 1, -1) if fits(size)), 1)
+    num_parts = -(-len(group.members) // max_members)
     ends = [len(group.members) * i // num_parts for i in range(num_parts + 1)]
     return [grid.part(group, group.members[a:b]) for a, b in itertools.pairwise(ends)]
 
 
-def _again(asked: grid.SweepRequest, folder: Path) -> SweepPlan:
-    """A sweep that is asked for again, in the folder that it has. ValueError where it is another."""
+def _resume_same(request: grid.SweepRequest, folder: Path) -> SweepPlan:
+    """Return the plan of the sweep in `folder`. Raise ValueError if it is not the requested one."""
+    option = _folder_option(request)
     if not (folder / SWEEP_FILE).is_file():
-        raise ValueError(f"the folder {folder} exists already and holds no sweep; choose another {_way(asked)}")
-    before = read(folder)
-    if any(" at 0x" in repr(group.settings.options.env) for group in asked.groups):
-        warnings.warn(f"{folder} was trained in objects; nobody can tell whether those that are given are the same")
-    now, then = list(_flat(asked.groups)), list(_flat(before.groups.values()))
-    if now != then or before.scale != asked.own.scale:
-        names = [name for name in now[0] if {str(m[name]) for m in now} != {str(m.get(name)) for m in then}]
+        raise ValueError(f"{option}: the folder {folder} exists and is not a sweep; choose another {option}")
+    saved = read_plan(folder)
+    if any(" at 0x" in repr(group.settings.options.env) for group in request.groups):
+        warnings.warn(f"{folder} was trained on environment instances; make sure that the given ones are the same")
+    new, old = list(_member_settings(request.groups)), list(_member_settings(saved.groups.values()))
+    if new != old or saved.scale != request.own.scale:
+        names = [name for name in new[0] if {str(m[name]) for m in new} != {str(m.get(name)) for m in old}]
         what = f" ({', '.join(names[:3])} differ)" if names else ""
-        raise ValueError(f"{folder} is the folder of another sweep{what}; choose another {_way(asked)}")
-    ours = iter([(group, member) for group in asked.groups for member in group.members])
+        raise ValueError(f"{option}: {folder} holds a different sweep{what}; choose another {option}")
+    members = iter([(group, member) for group in request.groups for member in group.members])
     groups = {}
-    for name, old in before.groups.items():
-        pairs = [next(ours) for _ in old.members]
+    for name, group in saved.groups.items():
+        pairs = [next(members) for _ in group.members]
         groups[name] = grid.part(pairs[0][0], [member for _, member in pairs])
-    return before._replace(groups=groups)
+    return saved._replace(groups=groups)
 
 
-def _flat(groups: Any) -> Iterator[dict[str, Any]]:
-    """Everything that decides each member's training, in a row."""
+def _member_settings(groups: Any) -> Iterator[dict[str, Any]]:
+    """Yield for each member a flat dictionary of every setting that affects its training."""
     for group in groups:
         for member in group.members:
             content = to_mapping(grid.part(group, [member]).settings)
@@ -108,15 +115,16 @@ def _flat(groups: Any) -> Iterator[dict[str, Any]]:
             yield member.label | {k: v for k, v in content.items() if k not in MAY_DIFFER} | agent
 
 
-def _make(asked: grid.SweepRequest, groups: dict[str, Group], folder: Path | None) -> SweepPlan:
-    """The folder, with what is in it written down."""
+def _create(request: grid.SweepRequest, groups: dict[str, Group], folder: Path | None) -> SweepPlan:
+    """Create the sweep's folder and write sweep.yaml. Raise ValueError if that is not possible."""
     import yaml
 
-    taken = lambda chosen: f"the folder {chosen} exists already; choose another {_way(asked)}"
-    settings = asked.groups[0].settings
+    option = _folder_option(request)
+    exists = lambda chosen: f"{option}: the folder {chosen} exists; choose another {option}"
+    settings = request.groups[0].settings
     env_name = directory.name_of_env(name_of(settings.options.env))
-    ours = Path("sweeps") / f"{settings.algo_name}_{env_name}_{datetime.now():%Y%m%d-%H%M%S}"
-    for chosen in [folder] if folder else [ours, *(ours.with_name(f"{ours.name}-{i}") for i in range(2, 100))]:
+    default = Path("sweeps") / f"{settings.algo_name}_{env_name}_{datetime.now():%Y%m%d-%H%M%S}"
+    for chosen in [folder] if folder else [default, *(default.with_name(f"{default.name}-{i}") for i in range(2, 100))]:
         try:
             chosen.mkdir(parents=True)
             break
@@ -124,10 +132,12 @@ def _make(asked: grid.SweepRequest, groups: dict[str, Group], folder: Path | Non
             if chosen == folder and not directory.is_taken(chosen):
                 break
         except OSError as error:
-            raise ValueError(f"the folder {chosen} cannot be made ({error.strerror}); choose another") from error
+            raise ValueError(
+                f"{option}: cannot create the folder {chosen} ({error.strerror}); choose another"
+            ) from error
     else:
-        raise ValueError(taken(chosen))
-    sweep = SweepPlan(chosen, groups, asked.columns, asked.own.scale, asked.base_num_envs)
+        raise ValueError(exists(chosen))
+    sweep = SweepPlan(chosen, groups, request.columns, request.own.scale, request.base_num_envs)
     content = {
         "format": FORMAT,
         "columns": list(sweep.columns),
@@ -140,16 +150,16 @@ def _make(asked: grid.SweepRequest, groups: dict[str, Group], folder: Path | Non
     }
     lock = directory.claim(chosen)
     try:
-        if directory.is_taken(chosen):  # by another sweep, since we looked
-            raise ValueError(taken(chosen))
+        if directory.is_taken(chosen):  # another sweep may have taken it before the lock was taken
+            raise ValueError(exists(chosen))
         files.replace(chosen / SWEEP_FILE, yaml.safe_dump(content, sort_keys=False))
     finally:
         lock.release()
     return sweep
 
 
-def _named(columns: tuple[str, ...], groups: list[Group]) -> Iterator[tuple[str, Group]]:
-    """01_num_envs-8: a number, and what is the same in the group and not in all."""
+def _with_names(columns: tuple[str, ...], groups: list[Group]) -> Iterator[tuple[str, Group]]:
+    """Yield each group with its folder's name, 01_num_envs-8: a number, and the columns shared by its members."""
     for i, group in enumerate(groups):
         name = f"{i + 1:0{max(len(str(len(groups))), 2)}d}"
         shared = [c for c in columns if c.removeprefix("agent.") not in group.members[0].values]
@@ -158,35 +168,35 @@ def _named(columns: tuple[str, ...], groups: list[Group]) -> Iterator[tuple[str,
         yield name[:80], group
 
 
-def _way(asked: grid.SweepRequest) -> str:
-    """The option by which its folder is chosen."""
-    return "--sweep-dir" if asked.own.sweep_dir else "--name"
+def _folder_option(request: grid.SweepRequest) -> str:
+    """Return the option that chooses the sweep's folder."""
+    return "--sweep-dir" if request.own.sweep_dir else "--name"
 
 
-def _chosen_folder(asked: grid.SweepRequest) -> Path | None:
-    """What the user asked for."""
-    if asked.own.sweep_dir and asked.name:
-        raise ValueError(
-            f"--name: cannot be combined with --sweep-dir {asked.own.sweep_dir}, got {asked.name}; drop one"
-        )
-    if asked.own.sweep_dir:
-        return path_of(asked.own.sweep_dir, "--sweep-dir")
-    if leads_elsewhere(asked.name):
-        raise ValueError(f"--name: must be a name without folders, got {asked.name}; --sweep-dir takes a path")
-    return Path("sweeps") / asked.name if asked.name else None
+def _requested_folder(request: grid.SweepRequest) -> Path | None:
+    """Return the folder that the user chose, or None. Raise ValueError if it is not valid."""
+    if request.own.sweep_dir and request.name:
+        raise ValueError(f"--name {request.name} and --sweep-dir {request.own.sweep_dir} exclude each other; drop one")
+    if request.own.sweep_dir:
+        return path_of(request.own.sweep_dir, "--sweep-dir")
+    if not is_folder_name(request.name):
+        raise ValueError(f"--name: must be a name without folders, got {request.name!r}; use --sweep-dir for a path")
+    return Path("sweeps") / request.name if request.name else None
 
 
-def _check_found(sweep: SweepPlan) -> None:
-    """An environment that was given as an object is written down as Python shows it, by which nobody finds it."""
+def _check_env_names(sweep: SweepPlan) -> None:
+    """Raise ValueError if an environment was given as an object: sweep.yaml holds only its repr."""
     for group in sweep.groups.values():
         env = group.settings.options.env
         if re.search(r"[^\w./:-]", env):
-            again = "it goes on by jaxrl_fast.sweep(...) with the same arguments"
-            raise ValueError(f"--resume {sweep.folder}: its environment was given as an object ({env}); {again}")
+            remedy = "resume with jaxrl_fast.sweep(...) and the same arguments"
+            raise ValueError(f"--resume {sweep.folder}: its environment was given as an object ({env}); {remedy}")
 
 
-def _check_names(asked: grid.SweepRequest) -> None:
-    """Other processes know environments by name only."""
-    for group in asked.groups:
-        if not isinstance(group.settings.options.env, str):
-            raise ValueError("other processes know an environment by its name only; give package.module:Class")
+def _check_no_env_objects(request: grid.SweepRequest) -> None:
+    """Raise ValueError if an environment was given as an object: other processes can only make it by name."""
+    for group in request.groups:
+        env = group.settings.options.env
+        if not isinstance(env, str):
+            remedy = "give package.module:Class"
+            raise ValueError(f"env: --workers and --launcher require a name, got {name_of(env)}; {remedy}")

@@ -1,7 +1,7 @@
-"""A sweep under way: groups that processes claim one by one.
+"""Run a sweep: processes claim its groups one by one.
 
-A group belongs to the process that has the lock on its folder, as any run does; so any number of processes may work on
-one sweep, and what a killed one leaves is taken up by the next.
+As with any run, a group belongs to the process that holds the lock on its folder. Any number of processes may
+therefore work on one sweep, and a group whose process was killed is resumed by the next.
 """
 
 import os
@@ -15,53 +15,51 @@ from jaxrl_fast.config import names
 from jaxrl_fast.loggers.terminal import Console, make_console
 from jaxrl_fast.runs import files
 from jaxrl_fast.sweep import slurm
-from jaxrl_fast.sweep.directory import FAILED, SweepPlan, failure, finished, unfinished
-from jaxrl_fast.sweep.worker import if_there_is_room, work_loop
+from jaxrl_fast.sweep.directory import FAILED, SweepPlan, failure, is_finished, unfinished
+from jaxrl_fast.sweep.worker import work_loop, write_results
 from jaxrl_fast.utils import devices, formatting, signals, warnings
 
-# In another process:
-WORKER_CODE = (
+WORKER_CODE = (  # of a worker process
     "import sys; from jaxrl_fast import cli; from jaxrl_fast.sweep import worker; "
     "cli.start(lambda: worker.worker_main(*sys.argv[1:]))"
 )
 
 
 def execute(sweep: SweepPlan) -> int:
-    """Goes through it, or has it gone through, and writes the results. The exit status of the command."""
+    """Run the sweep here, in worker processes or as Slurm jobs, and write the results. Return the exit status."""
     from jaxrl_fast.config import paths
     from jaxrl_fast.sweep import report
 
     terminal = make_console(sweep.log_level)
     try:
         announce(sweep, terminal)
-        if sweep.own.launcher == "slurm":
-            jobs = slurm.submit(sweep.folder, unfinished(sweep), sweep.own.slurm_options)
-            terminal.print(
-                f"{len(jobs)} jobs submitted; each writes {sweep.folder / paths.SWEEP_TABLE} anew at its end"
-            )
+        if sweep.sweep_options.launcher == "slurm":
+            jobs = slurm.submit(sweep.folder, unfinished(sweep), sweep.sweep_options.slurm_options)
+            terminal.print(f"{len(jobs)} jobs submitted; each rewrites {sweep.folder / paths.SWEEP_TABLE} at its end")
             return 0
-        signal, lost = (run_workers if sweep.own.workers > 1 else work_loop)(sweep, terminal)
-        written = if_there_is_room(report.write, sweep)
+        run = run_workers if sweep.sweep_options.workers > 1 else work_loop
+        signal, num_unsaved = run(sweep, terminal)
+        written = write_results(report.write_report, sweep)
         for line in written or ():
             terminal.print(line)
-        again = f"{names.SWEEP} --resume {quote(str(sweep.folder))}"
+        command = f"{names.SWEEP} --resume {quote(str(sweep.folder))}"
         left = unfinished(sweep)
         if left:
-            terminal.print(f"  {len(left)} programs are left; go on  {again}")
-        wrong = {name: why for name in sweep.groups if (why := failure(sweep.folder / name))}
-        for name, why in wrong.items():
+            terminal.print(f"  {formatting.counted(len(left), 'program')} left; resume with  {command}")
+        failures = {name: why for name in sweep.groups if (why := failure(sweep.folder / name))}
+        for name, why in failures.items():
             warnings.print_stderr(f"error: {name}: {why}")
-        if any((sweep.folder / name / FAILED).is_file() for name in wrong):
-            terminal.print(f"  try what failed once more  {again} --retry")
-        if signal and not lost and written is not None:
+        if any((sweep.folder / name / FAILED).is_file() for name in failures):
+            terminal.print(f"  retry failed programs with  {command} --retry")
+        if signal and not num_unsaved and written is not None:
             return 128 + signal
-        return 1 if wrong or lost or written is None else 0
+        return 1 if failures or num_unsaved or written is None else 0
     finally:
         terminal.close()
 
 
 def announce(sweep: SweepPlan, terminal: Console) -> None:
-    """What there is to do, before it starts."""
+    """Print what the sweep trains, on which device and in which folder."""
     settings = next(iter(sweep.groups.values())).settings
     count = sum(len(group.members) for group in sweep.groups.values())
     parts = [
@@ -70,7 +68,7 @@ def announce(sweep: SweepPlan, terminal: Console) -> None:
         devices.device(),
     ]
     if len(unfinished(sweep)) < len(sweep.groups):
-        parts.append(f"{formatting.counted(len(unfinished(sweep)), 'program')} to go")
+        parts.append(f"{formatting.counted(len(unfinished(sweep)), 'program')} left")
     terminal.print(f"jaxrl_fast {__version__}   {' · '.join(parts)}")
     if sweep.scale != "none":
         terminal.print(f"scale  {sweep.scale}, from {sweep.base_num_envs} environments")
@@ -78,33 +76,39 @@ def announce(sweep: SweepPlan, terminal: Console) -> None:
 
 
 def run_workers(sweep: SweepPlan, terminal: Console) -> tuple[int | None, int]:
-    """Several processes of this sweep at once, until all have ended. The signal that stopped them; how many died."""
-    told = set(sweep.groups) - set(unfinished(sweep))
+    """Run the sweep in several worker processes until all have ended.
 
-    def tell() -> None:
-        for name in (n for n in sweep.groups if n not in told and finished(sweep.folder / n)):
-            told.add(name)
+    Returns:
+        The signal that stopped them, or None; and the number of workers that failed.
+    """
+    reported = set(sweep.groups) - set(unfinished(sweep))
+
+    def report_finished() -> None:
+        """Print a line for each group that has finished since the last call."""
+        for name in (n for n in sweep.groups if n not in reported and is_finished(sweep.folder / n)):
+            reported.add(name)
             folder = sweep.folder / name
-            how = "failed" if (folder / FAILED).is_file() else files.read_summary(folder)["status"]
-            terminal.print(f"{len(told)}/{len(sweep.groups)}  {name} · {how}")
+            status = "failed" if (folder / FAILED).is_file() else files.read_summary(folder)["status"]
+            terminal.print(f"{len(reported)}/{len(sweep.groups)}  {name} · {status}")
 
     command = [sys.executable, "-c", WORKER_CODE, str(sweep.folder), str(os.getpid())]
     processes: list[subprocess.Popen] = []
     stopped: list[int] = []
 
     def stop(number: int) -> None:
+        """Pass a stop signal on to the workers."""
         stopped.append(number)
         for process in processes:
             process.send_signal(number)
 
     with signals.stop_signals(stop):
-        while len(processes) < sweep.own.workers and not stopped:
+        while len(processes) < sweep.sweep_options.workers and not stopped:
             processes.append(subprocess.Popen(command, start_new_session=True))
         while any(process.poll() is None for process in processes):
-            tell()
-            time.sleep(signals.WATCH_S)
-    tell()
-    lost = 0 if stopped else sum(process.returncode != 0 for process in processes)
-    if lost:
-        warnings.warn(f"{lost} of {len(processes)} workers died, or could not write all that they should")
-    return stopped[0] if stopped else None, lost
+            report_finished()
+            time.sleep(signals.POLL_S)
+    report_finished()
+    num_failed = 0 if stopped else sum(process.returncode != 0 for process in processes)
+    if num_failed:
+        warnings.warn(f"{num_failed} of {len(processes)} workers failed or could not write all results")
+    return stopped[0] if stopped else None, num_failed

@@ -1,4 +1,4 @@
-"""The groups of a sweep as an array of jobs, by submitit."""
+"""Submit the groups of a sweep as a job array, with submitit."""
 
 import shutil
 import tempfile
@@ -7,22 +7,22 @@ from importlib import util
 from pathlib import Path
 from typing import Any
 
-TIMEOUT_MIN = 24 * 60  # of a job, unless told
-FOLDER = "slurm"  # in the sweep's: what submitit writes
+TIMEOUT_MIN = 24 * 60  # default time limit of a job
+FOLDER = "slurm"  # submitit's files, in the sweep's folder
 
 
 def check(options: Mapping[str, Any]) -> None:
-    """ValueError where nothing could be submitted."""
+    """Raise ValueError if submitit or sbatch is missing, or submitit rejects the options."""
     if util.find_spec("submitit") is None:
-        raise ValueError('--launcher slurm: submitit is not installed here; pip install "jaxrl_fast[slurm]"')
+        raise ValueError('--launcher slurm: submitit is not installed; pip install "jaxrl_fast[slurm]"')
     if shutil.which("sbatch") is None:
-        raise ValueError("--launcher slurm: there is no sbatch here; run it where jobs are submitted")
+        raise ValueError("--launcher slurm: sbatch was not found; run it on a machine that can submit jobs")
     with tempfile.TemporaryDirectory() as folder:
         _executor(Path(folder), options, "slurm")
 
 
 def submit(folder: Path, names: Sequence[str], options: Mapping[str, Any], cluster: str = "slurm") -> list[Any]:
-    """A job for each group of the sweep in this folder."""
+    """Submit one job for each named group of the sweep in `folder`; return the submitit jobs."""
     from jaxrl_fast.sweep import worker
 
     executor = _executor(folder / FOLDER, options, cluster)
@@ -30,6 +30,7 @@ def submit(folder: Path, names: Sequence[str], options: Mapping[str, Any], clust
 
 
 def _executor(folder: Path, options: Mapping[str, Any], cluster: str) -> Any:
+    """Return a submitit executor. Raise ValueError if it rejects the options."""
     import submitit
     import yaml
 

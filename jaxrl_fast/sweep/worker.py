@@ -1,4 +1,4 @@
-"""Run the groups of a sweep one by one; several processes may share a sweep."""
+"""Run the groups of a sweep one by one; several processes may work on one sweep."""
 
 import contextlib
 import dataclasses
@@ -9,14 +9,14 @@ from typing import Any
 
 from jaxrl_fast.config import paths
 from jaxrl_fast.loggers.terminal import Console, QuietConsole
-from jaxrl_fast.sweep.directory import FAILED, SweepPlan, finished, read
+from jaxrl_fast.sweep.directory import FAILED, SweepPlan, is_finished, read_plan
 from jaxrl_fast.sweep.grid import Group, offer_devices
 from jaxrl_fast.training import plan
 from jaxrl_fast.utils import devices, formatting, locks, signals, warnings
 from jaxrl_fast.utils.errors import why
 
 
-class Progress:
+class ProgressConsole:
     """A console that shows only the progress of a run."""
 
     def __init__(self, terminal: Console):
@@ -24,109 +24,131 @@ class Progress:
 
     @property
     def width(self) -> int | None:
+        """Return the width of the terminal in characters, or None if it is unknown."""
         return self.terminal.width
 
     def print(self, line: str) -> None:
-        pass
+        """Ignore the line."""
 
     def close(self) -> None:
-        pass
+        """Leave the terminal open for the next run."""
 
 
 def work_loop(sweep: SweepPlan, terminal: Console) -> tuple[int | None, int]:
-    """Run, one after another, the groups that no other process has run or is running.
+    """Run every group that no other process has run or is running.
 
-    Return the signal that stopped it, and how many groups could not be written to the disk.
+    Returns:
+        The signal that stopped the loop, or None; and the number of groups whose results could not be saved.
     """
     from jaxrl_fast.sweep import table
 
-    lost = 0
+    num_unsaved = 0
     for i, (name, group) in enumerate(sweep.groups.items()):
-        line = f"{i + 1}/{len(sweep.groups)}  {name} · {formatting.counted(len(group.members), 'member')}"
-        begin = lambda line=line: terminal.print(line)
-        outcome = run_group(sweep.folder / name, group, terminal, begin)
-        if outcome is None:
+        members = formatting.counted(len(group.members), "member")
+        announce = lambda name=name, i=i, members=members: terminal.print(
+            f"{i + 1}/{len(sweep.groups)}  {name} · {members}"
+        )
+        result = run_group(sweep.folder / name, group, terminal, announce)
+        if result is None:
             continue
-        if_there_is_room(table.write_table, sweep)
-        lost += outcome["lost"]
-        if outcome["signal"]:
-            return outcome["signal"], lost
-        terminal.print(f"     {outcome['words']}")
-    return None, lost
+        write_results(table.write_table, sweep)
+        num_unsaved += result["unsaved"]
+        if result["signal"]:
+            return result["signal"], num_unsaved
+        terminal.print(f"     {result['message']}")
+    return None, num_unsaved
 
 
-def if_there_is_room(write: Callable[[SweepPlan], Any], sweep: SweepPlan) -> Any:
-    """Write results, or only warn if the disk is full: they can be written from the runs at any time."""
+def write_results(write: Callable[[SweepPlan], Any], sweep: SweepPlan) -> Any:
+    """Return `write(sweep)`, or warn and return None if the disk is full or not writable.
+
+    The results can be written again at any time from the runs' own files.
+    """
     try:
         return write(sweep)
     except OSError as error:
-        warnings.warn(
-            f"the results in {sweep.folder} could not be written ({error.strerror or error}); --resume does it"
-        )
+        reason = error.strerror or error
+        warnings.warn(f"the results in {sweep.folder} could not be written ({reason}); --resume writes them")
 
 
-def run_group(folder: Path, group: Group, terminal: Console, begin: Any) -> dict[str, Any] | None:
-    """Run or resume one group, and note a failure. Return None if it is done or another process runs it."""
+def run_group(folder: Path, group: Group, terminal: Console, announce: Any) -> dict[str, Any] | None:
+    """Run or resume one group; record a failure in its folder.
+
+    Args:
+        folder: The group's folder.
+        group: The members to train together.
+        terminal: Shows the progress.
+        announce: Called without arguments once this process has the group.
+
+    Returns:
+        None if the group has finished or another process has it. Else a dictionary: `signal` that stopped it or None,
+        `unsaved` (bool), and `message`, one line for the terminal.
+    """
     from jaxrl_fast.training import trainer
 
-    if finished(folder):
+    if is_finished(folder):
         return None
     try:
         folder.mkdir(exist_ok=True)
         lock = locks.Lock(folder)
     except BlockingIOError:
         return None
-    except OSError as error:  # no space or no permission: a resumed sweep tries again
-        warnings.warn(f"{folder} cannot be written to ({error.strerror}); --resume tries it again")
-        return {"signal": None, "lost": True, "words": "not begun"}
-    ended: list[Any] = []  # environments whose programs have ended
+    except OSError as error:  # full disk or no permission: not recorded, so that --resume tries it again
+        warnings.warn(f"{folder} cannot be written ({error.strerror}); --resume tries it again")
+        return {"signal": None, "unsaved": True, "message": "not started"}
+    finished_envs: list[Any] = []  # environments whose programs have ended
     try:
-        if finished(folder):  # since we looked
+        if is_finished(folder):  # another process may have finished it before the lock was taken
             return None
-        begin()
+        announce()
         settings = group.settings
         if (folder / paths.CONFIG).is_file():
             resumed = dataclasses.replace(settings.options, resume=str(folder))
             settings = settings._replace(options=resumed)
         ready = plan.validate_plan(settings, group.members)._replace(folder=folder, lock=lock)
-        outcome = trainer.execute(ready, Progress(terminal))
-        ended += [ready.env, ready.eval_env]
-        said = outcome.summary
-        speed = f"{formatting.short_number(said['env_steps_per_s'])} steps/s" if said["env_steps_per_s"] else ""
-        score = [] if said["final_return_iqm"] is None else [f"return {said['final_return_iqm']:.1f}"]
-        failed = [f"{outcome.failed_outputs} could not be written"] if outcome.failed_outputs else []
-        words = " · ".join([said["status"], formatting.seconds(said["train_time_s"]), speed, *score, *failed])
-        return {"signal": outcome.signal or outcome.late_signal, "lost": bool(failed), "words": words}
+        outcome = trainer.execute(ready, ProgressConsole(terminal))
+        finished_envs += [ready.env, ready.eval_env]
+        unsaved = bool(outcome.failed_outputs)
+        return {"signal": outcome.signal or outcome.late_signal, "unsaved": unsaved, "message": _message(outcome)}
     except Exception as error:
-        if type(error).__name__ == "UncompletedJobError":  # of submitit: the job's time is over
+        if type(error).__name__ == "UncompletedJobError":  # submitit: the job's time limit, not a failure of the run
             raise
         text = why(error)[:300]
-        with contextlib.suppress(OSError):  # no space: a resumed sweep tries again
+        with contextlib.suppress(OSError):  # full disk: not recorded, so that --resume tries it again
             (folder / FAILED).write_text(json.dumps({"failure": text}) + "\n", encoding="utf-8")
-        return {"signal": None, "lost": False, "words": f"failed: {text}"}
+        return {"signal": None, "unsaved": False, "message": f"failed: {text}"}
     finally:
         lock.release()
-        devices.release_envs(ended)  # after a failure a program may still run, so its pools stay
+        devices.release_envs(finished_envs)  # after a failure a program may still use its pools, so they stay open
+
+
+def _message(outcome: Any) -> str:
+    """Return the line of a finished group: status, time, speed and score."""
+    summary = outcome.summary
+    speed = f"{formatting.short_number(summary['env_steps_per_s'])} steps/s" if summary["env_steps_per_s"] else ""
+    score = [] if summary["final_return_iqm"] is None else [f"return {summary['final_return_iqm']:.1f}"]
+    failed = [f"{outcome.failed_outputs} could not be written"] if outcome.failed_outputs else []
+    return " · ".join([summary["status"], formatting.seconds(summary["train_time_s"]), speed, *score, *failed])
 
 
 def run_group_by_name(folder: str, name: str) -> str:
-    """Run one group of the sweep in this folder as a job, and write the results so far."""
+    """Run one group of the sweep in `folder` as a job, write the results so far, and return its message."""
     from jaxrl_fast.sweep import report
 
-    sweep = read(Path(folder))
+    sweep = read_plan(Path(folder))
     offer_devices(group.settings for group in sweep.groups.values())
-    outcome = run_group(sweep.folder / name, sweep.groups[name], QuietConsole(), lambda: None)
-    report.write(sweep)
-    return outcome["words"] if outcome else "nothing to do"
+    result = run_group(sweep.folder / name, sweep.groups[name], QuietConsole(), lambda: None)
+    report.write_report(sweep)
+    return result["message"] if result else "nothing to do"
 
 
 def worker_main(folder: str, parent: str) -> int:
-    """Run groups as one of several processes, until `parent`, which started them, has ended. Return the exit status."""
+    """Run groups of the sweep in `folder` until the process with id `parent` has ended. Return the exit status."""
     from jaxrl_fast.parallel import placement
 
-    signals.stop_without(int(parent))
-    sweep = read(Path(folder))
-    placement.share_cores(sweep.own.workers)
+    signals.stop_with_parent(int(parent))
+    sweep = read_plan(Path(folder))
+    placement.share_cores(sweep.sweep_options.workers)
     offer_devices(group.settings for group in sweep.groups.values())
-    signal, lost = work_loop(sweep, QuietConsole())
-    return 1 if lost else 128 + signal if signal else 0
+    signal, num_unsaved = work_loop(sweep, QuietConsole())
+    return 1 if num_unsaved else 128 + signal if signal else 0

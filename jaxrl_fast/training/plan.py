@@ -106,7 +106,7 @@ def validate_plan(settings: Settings, members: tuple[Member, ...] = ()) -> Plan:
     assert not settings.auto_num_envs, "decide_num_envs comes first"
     check_devices(settings.options)
     options = settings.options
-    saved, damaged = directory.saved_in(Path(options.resume)) if options.resume else (None, ())
+    saved, damaged = directory.checkpoint_to_resume(Path(options.resume)) if options.resume else (None, ())
     done = saved.manifest["host"]["scores"]["updates"] if saved else 0
     before = saved.manifest if saved else None
     check_unsolved(options, saved)

@@ -1,1 +1,1 @@
-"""Helpers on the standard library: errors, parsing, files, locks, signals, devices."""
+"""Provide helpers: errors, parsing, files, locks, signals, devices."""

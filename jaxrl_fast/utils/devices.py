@@ -1,4 +1,4 @@
-"""The devices that JAX computes on."""
+"""Configure and describe the devices that JAX uses."""
 
 import contextlib
 import gc
@@ -7,33 +7,34 @@ from collections.abc import Iterable
 from typing import Any
 
 
-def configure_cpu_devices(wanted: int | str = "auto") -> None:
-    """Lets JAX see every core as a device, or so many, or the most that were wanted before.
+def configure_cpu_devices(number: int | str = "auto") -> None:
+    """Set the number of CPU devices: one per core for "auto", and never fewer than were set before.
 
-    It must be told before it first looks for devices.
+    This has no effect once JAX has initialized its devices.
     """
     import jax
 
-    with contextlib.suppress(RuntimeError):  # too late, as in a notebook that has used JAX: what is there will do
-        number = num_cores() if wanted == "auto" else int(wanted)
-        jax.config.update("jax_num_cpu_devices", max(number, jax.config.values["jax_num_cpu_devices"]))
+    with contextlib.suppress(RuntimeError):  # already initialized, as in a notebook that has used JAX
+        count = num_cores() if number == "auto" else int(number)
+        jax.config.update("jax_num_cpu_devices", max(count, jax.config.values["jax_num_cpu_devices"]))
 
 
 def limit_blas_threads() -> None:
-    """Keeps scipy's BLAS, which JAX loads for orthogonal parameters, to one thread: more stay awake for nothing.
+    """Limit scipy's BLAS, which JAX loads for orthogonal initialization, to one thread unless the user has set it.
 
-    For a tenth of a second after the first parameters they take a core from training. For a process of our own, before
-    there are parameters; what the user has set stays.
+    Idle BLAS threads spin for 0.1 s and would take a core from training. Call this before parameters are initialized,
+    and only in a process of this package.
     """
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 
 def num_cores() -> int:
-    """That this process may use."""
+    """Return the number of CPU cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def device() -> str:
+    """Return the name of the first device: "cpu", or platform and kind."""
     import jax
 
     first = jax.devices()[0]
@@ -41,34 +42,34 @@ def device() -> str:
 
 
 def check_device() -> None:
-    """ValueError where JAX finds none of the kind that it was told to use."""
+    """Raise ValueError if JAX finds no device of the requested platform."""
     import jax
 
     try:
         jax.local_devices()
     except (RuntimeError, AssertionError) as error:
-        asked = jax.config.values["jax_platforms"]
-        which = f"JAX_PLATFORMS={asked}: " if asked else ""
-        reason = " ".join(str(error).split()) or "it has no support for such a one"
-        raise ValueError(f"{which}JAX finds no device here ({reason})") from error
+        platforms = jax.config.values["jax_platforms"]
+        prefix = f"JAX_PLATFORMS={platforms}: " if platforms else ""
+        reason = " ".join(str(error).split()) or "the platform is not supported"
+        raise ValueError(f"{prefix}JAX finds no device ({reason})") from error
 
 
 def compiles() -> bool:
-    """Whether JAX compiles what is jitted."""
+    """Return whether jit compiles, which JAX_DISABLE_JIT switches off."""
     import jax
 
     return not jax.config.jax_disable_jit  # type: ignore[attr-defined]
 
 
 def is_double() -> bool:
-    """JAX makes float64 and int64 where no type is named."""
+    """Return whether JAX uses 64-bit types by default."""
     import jax
 
     return bool(jax.config.jax_enable_x64)  # type: ignore[attr-defined]
 
 
 def release_envs(envs: Iterable[Any]) -> None:
-    """Drops what was compiled, and after that the pools of these environments, whose addresses were in it."""
+    """Clear compiled programs, which hold the addresses of pools, and then close the environments."""
     import jax
 
     jax.clear_caches()

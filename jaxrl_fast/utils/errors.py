@@ -10,20 +10,22 @@ PATH_SEPARATORS = r"[/\\]"
 
 
 def where(error: BaseException) -> str:
-    """For a sentence's end: " (own.py:57, in step_env)", the last place of an error in what is not installed, or ""."""
-    not_own = (PACKAGE, "<", sysconfig.get_path("stdlib"))
-    is_own = lambda path: not path.startswith(not_own) and "site-packages" not in path and "dist-packages" not in path
-    places = [at for at in traceback.extract_tb(error.__traceback__) if is_own(at.filename)]
-    if not places:
+    """Return the last line of user code in a traceback, as " (own.py:57, in step_env)", or "" if there is none."""
+    installed = (PACKAGE, "<", sysconfig.get_path("stdlib"))
+    is_user_code = lambda path: (
+        not path.startswith(installed) and "site-packages" not in path and "dist-packages" not in path
+    )
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if is_user_code(frame.filename)]
+    if not frames:
         return ""
-    path, line, name, _ = places[-1]
+    path, line, name, _ = frames[-1]
     return f" ({re.split(PATH_SEPARATORS, path)[-1]}:{line}, in {name})"
 
 
 def why(error: Exception) -> str:
-    """What went wrong, for a sentence's end: the system's words, or the kind of error and its first line.
+    """Return an error in one line: the operating system's message, or the error's type and first line.
 
-    Where JAX reports what a callback raised, that is its last line.
+    If JAX reports the error of a callback, with its traceback, the last line is used.
     """
     lines = str(error).strip().splitlines()
     line = lines[-1:] if any("Traceback (most recent call last)" in line for line in lines) else lines[:1]

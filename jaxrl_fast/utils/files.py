@@ -1,4 +1,4 @@
-"""Files: paths as users write them, free names, atomic replacement."""
+"""Parse paths, find free names and replace files atomically."""
 
 import contextlib
 import os
@@ -6,18 +6,18 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-ASIDE = ".writing-"  # what a name begins with that is not there to stay
+ASIDE = ".writing-"  # prefix of temporary files and folders
 
 
 def replace(path: Path, text: str) -> None:
-    """Writes a file that is always either the old one or the new one."""
-    with whole(path) as aside:
+    """Write a text file atomically."""
+    with atomic_write(path) as aside:
         aside.write_text(text, encoding="utf-8")
 
 
 @contextlib.contextmanager
-def whole(path: Path) -> Iterator[Path]:
-    """A name beside it to write to, which takes the file's place once all is written."""
+def atomic_write(path: Path) -> Iterator[Path]:
+    """Yield a temporary path, which replaces `path` once the context ends without an error."""
     target = path.resolve()
     aside = target.with_name(f"{ASIDE}{target.name}")
     try:
@@ -26,14 +26,14 @@ def whole(path: Path) -> Iterator[Path]:
         aside.replace(target)
     except BaseException as error:
         if isinstance(error, OSError):
-            error.filename = str(path)  # as it was named, and not the file beside it, or none
+            error.filename = str(path)  # not the temporary file
         aside.unlink(missing_ok=True)
         raise
     sync(target.parent)
 
 
 def sync(path: Path) -> None:
-    """Onto the disk: a file's content, or a folder's list of names."""
+    """Flush a file's content, or a folder's list of names, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -42,66 +42,71 @@ def sync(path: Path) -> None:
 
 
 def new_file(path: Path) -> Path:
-    """This path, or where there is a file already, the next of path-2, path-3 ... that is free."""
-    tries = (path.with_stem(f"{path.stem}-{i}") if i > 1 else path for i in range(1, sys.maxsize))
-    return next(free for free in tries if not free.exists())
+    """Return this path, or the first of path-2, path-3 ... that does not exist."""
+    candidates = (path.with_stem(f"{path.stem}-{i}") if i > 1 else path for i in range(1, sys.maxsize))
+    return next(candidate for candidate in candidates if not candidate.exists())
 
 
 def claim_file(path: Path) -> Path:
-    """A `new_file` that is there from now on, empty: whoever else looks for one meanwhile takes another."""
+    """Create and return an empty `new_file`, so that no other process takes the same name."""
     while True:
-        free = new_file(path)
+        candidate = new_file(path)
         try:
-            free.open("x").close()
-            return free
+            candidate.open("x").close()
+            return candidate
         except FileExistsError:
             continue
 
 
 @contextlib.contextmanager
 def claimed(path: Path) -> Iterator[Path]:
-    """A `claim_file` to write to, which is gone again where nothing came of it."""
-    free = claim_file(path)
+    """Yield a `claim_file` to write to; it is removed if the context ends with an error."""
+    claimed_path = claim_file(path)
     try:
-        yield free
+        yield claimed_path
     except BaseException:
         with contextlib.suppress(OSError):
-            if not free.stat().st_size:
-                free.unlink()
+            if not claimed_path.stat().st_size:
+                claimed_path.unlink()
         raise
 
 
 def check_out(path: Path, endings: Sequence[str]) -> None:
-    """ValueError where a file of one of these kinds cannot be written here."""
+    """Raise ValueError unless --out can be written and has one of these endings."""
     if path.suffix.lower() not in endings:
-        raise ValueError(f"--out {path}: its name must end in {' or '.join(endings)}")
-    if path.is_dir() or not path.parent.is_dir():
-        raise ValueError(
-            f"--out {path}: {'it' if path.is_dir() else path.parent} is {'a' if path.is_dir() else 'no'} folder"
-        )
+        raise ValueError(f"--out: must end with {' or '.join(endings)}, got {path}")
+    if path.is_dir():
+        raise ValueError(f"--out: {path} is a folder; give a file")
+    if not path.parent.is_dir():
+        raise ValueError(f"--out {path}: {path.parent} is not a folder")
     check_writable(path)
 
 
 def check_writable(path: Path) -> None:
-    """ValueError where this user may write no such file."""
+    """Raise ValueError if the user may not write this file."""
     path = path.resolve()
     if not (os.access(path.parent, os.W_OK) and (os.access(path, os.W_OK) or not path.exists())):
-        raise ValueError(f"{path} cannot be written: this user has no right to; --out chooses another place")
+        raise ValueError(f"{path} cannot be written (no permission); choose another file with --out")
 
 
-def leads_elsewhere(name: str) -> bool:
-    """A folder's name that is none: it has folders in it, goes up, or is of blanks."""
-    return Path(name).name != name or name == ".." or name.isspace()
+def is_folder_name(name: str) -> bool:
+    """Return whether a name may be that of a folder: it contains no separator, is not ".." and not blank."""
+    return Path(name).name == name and name != ".." and not name.isspace()
 
 
-def path_of(text: str, said: str = "") -> Path:
-    """A path as someone wrote it. ValueError where it cannot be one: no such user (~someone), or a name too long."""
+def path_of(text: str, option: str = "") -> Path:
+    """Return a path with ~ expanded. Raise ValueError if it is not valid: an unknown user, or a name that is too long.
+
+    Args:
+        text: The path as the user wrote it.
+        option: The option, for the error message.
+    """
     try:
         path = Path(text).expanduser()
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-            path.stat()  # exists() hides what is wrong with it from Python 3.14 on
+            path.stat()  # exists() hides the error since Python 3.14
     except (OSError, RuntimeError, ValueError) as error:
-        why = getattr(error, "strerror", None) or error
+        reason = getattr(error, "strerror", None) or error
         shown = text if len(text) < 100 else f"{text[:100]}..."
-        raise ValueError(f"{f'{said} ' if said else ''}{shown!r} is no path ({why})") from error
+        raise ValueError(f"{f'{option} ' if option else ''}{shown!r} is not a valid path ({reason})") from error
     return path

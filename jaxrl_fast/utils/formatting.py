@@ -1,4 +1,4 @@
-"""How numbers are said to people. Standard library only."""
+"""Format numbers and records for people. Standard library only."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -7,9 +7,13 @@ SPARKS = "▁▂▃▄▅▆▇█"
 
 
 def progress_line(record: Mapping[str, Any], width: int | None = None) -> str:
-    """step  12k   return  24.4 (len 24, 410 eps)   greedy  31.2   value loss 0.3100   entropy 0.6400   96k steps/s
+    """Return the line that shows a record, for example
 
-    Where that is too wide, losses are left out from behind, and then what was played.
+    step  12k   return  24.4 (len 24, 410 eps)   greedy  31.2   value loss 0.3100   entropy 0.6400   96k steps/s
+
+    Args:
+        record: A record of metrics.jsonl.
+        width: The maximum number of characters, or None. A longer line loses losses first, then the episodes.
     """
     score = "no episode ended since then"
     if record["return_mean"] is not None:
@@ -30,7 +34,7 @@ def progress_line(record: Mapping[str, Any], width: int | None = None) -> str:
 
 
 def short_number(number: float) -> str:
-    """12345 as 12.3k, three digits at most."""
+    """Return a number with at most three digits: 12.3k for 12345."""
     for power, letter in ((12, "T"), (9, "B"), (6, "M"), (3, "k")):
         if abs(number) >= 0.9995 * 10**power:
             return f"{number / 10**power:.3g}{letter}"
@@ -38,19 +42,19 @@ def short_number(number: float) -> str:
 
 
 def seconds(duration: float) -> str:
-    """1.3 s, 74 s, 12 min, 3.2 h."""
+    """Return a duration in seconds as "1.3 s", "74 s", "12 min" or "3.2 h"."""
     if duration < 99.5:
         return f"{duration:.2g} s" if duration < 9.95 else f"{duration:.0f} s"
     return f"{duration / 60:.0f} min" if duration < 5970 else f"{duration / 3600:.1f} h"
 
 
 def counted(number: int, what: str) -> str:
-    """1 program, 2 programs"""
+    """Return a number with its noun: "1 program", "2 programs"."""
     return f"{number} {what}{'s' * (number != 1)}"
 
 
 def sparkline(values: Sequence[float | None], width: int = 16) -> str:
-    """A curve in one word: the mean of each of `width` equal parts."""
+    """Return a curve as at most `width` block characters, each the mean of an equal part of the known values."""
     known = [v for v in values if v is not None]
     if not known:
         return ""
@@ -62,7 +66,7 @@ def sparkline(values: Sequence[float | None], width: int = 16) -> str:
 
 
 def _fixed(value: float | None) -> str:
-    """Six characters."""
+    """Return a number in six characters."""
     if value is None:
         return "   n/a"
     return f"{value:6.0e}" if 0 < abs(value) < 1e-3 or abs(value) >= 1e5 else f"{value:6.4f}"[:6]

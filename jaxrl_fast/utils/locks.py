@@ -1,4 +1,4 @@
-"""A lock on a folder, held by one process."""
+"""Lock a folder, so that one process at a time writes to it."""
 
 import errno
 import os
@@ -7,11 +7,16 @@ from pathlib import Path
 from jaxrl_fast.utils.warnings import warn
 
 LOCK = ".lock"
-NO_LOCKS = errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP  # what file systems say that have none
+NO_LOCKS = errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP  # errors of file systems without locks
 
 
 class Lock:
-    """The right to write into a run's folder, until it is released. BlockingIOError: another process has it."""
+    """An exclusive lock on a run's folder until it is released.
+
+    Raises:
+        BlockingIOError: If another process holds the lock.
+        OSError: If the lock file cannot be created.
+    """
 
     descriptor = -1
 
@@ -21,17 +26,17 @@ class Lock:
             import fcntl
 
             fcntl.flock(self.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except ImportError:  # Windows has no such lock
+        except ImportError:  # Windows has no fcntl
             pass
         except OSError as error:
             if error.errno in NO_LOCKS:
-                warn(f"the file system of {folder} has no locks, so nothing keeps two processes from writing there")
+                warn(f"the file system of {folder} has no locks; make sure that only one process writes to it")
                 return
             self.release()
             raise
 
     def release(self) -> None:
-        """The kernel does so too when the process ends, however it ends."""
+        """Release the lock, as the kernel also does when the process ends."""
         if self.descriptor >= 0:
             os.close(self.descriptor)
         self.descriptor = -1

@@ -1,4 +1,4 @@
-"""Memory: what is free, what arrays take, how it is printed."""
+"""Measure free memory and the size of arrays, and format bytes."""
 
 import contextlib
 import os
@@ -12,27 +12,27 @@ if TYPE_CHECKING:
 
 
 def peak_memory_mb() -> float:
-    """The most that was in use: on the device where it keeps count, else of this process."""
+    """Return the peak memory in MiB: of the device if it is known, else of this process."""
     import jax
 
     on_device = (jax.local_devices()[0].memory_stats() or {}).get("peak_bytes_in_use")
-    return round(on_device / 2**20 if on_device else _most_resident() / 2**10, 1)
+    return round(on_device / 2**20 if on_device else _peak_resident_kib() / 2**10, 1)
 
 
-def _most_resident() -> int:
-    """Kilobytes. What `getrusage` says begins, in a process that another one started, with what that one had."""
+def _peak_resident_kib() -> int:
+    """Return the peak resident memory in KiB. `getrusage` alone would include the memory of the parent process."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/self/status").read_text().splitlines():
             if line.startswith("VmHWM:"):
                 return int(line.split()[1])
     import resource
 
-    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return most // 2**10 if sys.platform == "darwin" else most  # macOS counts bytes
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak // 2**10 if sys.platform == "darwin" else peak  # macOS counts bytes
 
 
 GROUPS, OWN_GROUP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
-# Of both versions of Linux's control groups: limit, use, and what of the use is files that can be read again
+# Files of both versions of Linux control groups: limit, usage, and the part of it that is reclaimable file cache
 MEMORY_FILES = {
     "": ("memory.max", "memory.current", "inactive_file"),
     "memory": ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
@@ -40,7 +40,11 @@ MEMORY_FILES = {
 
 
 def free_bytes(num_devices: int = 1) -> int | None:
-    """Bytes that so many devices, evenly used, could still give; on CPUs, the machine or what we are confined to."""
+    """Return the free bytes of the first devices together, used evenly; on CPUs, of the machine or control group.
+
+    Returns:
+        The number of bytes, or None if it is unknown.
+    """
     import jax
 
     devices = jax.local_devices()[:num_devices]
@@ -53,14 +57,14 @@ def free_bytes(num_devices: int = 1) -> int | None:
 
 
 def nbytes(tree: "PyTree") -> int:
-    """Bytes of arrays, or of their shapes."""
+    """Return the bytes of the arrays, or ShapeDtypeStructs, of a tree."""
     import jax
 
     return sum(_size(leaf) for leaf in jax.tree.leaves(tree))
 
 
 def format_bytes(count: int) -> str:
-    """512 B, 1.5 MB, 7.1 GB: in powers of 1000."""
+    """Return a number of bytes as "512 B", "1.5 MB" or "7.1 GB", in powers of 1000."""
     for unit, power in (("GB", 9), ("MB", 6), ("kB", 3)):
         if count >= 10**power:
             return f"{count / 10**power:.1f} {unit}"
@@ -68,6 +72,7 @@ def format_bytes(count: int) -> str:
 
 
 def _size(leaf: Any) -> int:
+    """Return the bytes of an array or of PRNG keys."""
     import jax
 
     if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
@@ -76,7 +81,7 @@ def _size(leaf: Any) -> int:
 
 
 def _available() -> int | None:
-    """What Linux says that programs can have without swapping."""
+    """Return the bytes available without swapping, or None if unknown."""
     try:
         with open("/proc/meminfo", encoding="ascii") as file:
             line = next(line for line in file if line.startswith("MemAvailable"))
@@ -86,9 +91,9 @@ def _available() -> int | None:
 
 
 def _left_in_groups() -> Iterator[int]:
-    """What each control group that we are in may still take: a container or a job may have less than its machine.
+    """Yield the free bytes of each control group of this process: a container or a job may have a limit.
 
-    Where a container sees its own group as the root, the path that Linux tells leads nowhere, and the root is read.
+    In a container that sees its own group as the root, the reported path does not exist, and the root is read.
     """
     try:
         lines = OWN_GROUP.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
@@ -103,7 +108,7 @@ def _left_in_groups() -> Iterator[int]:
 
 
 def _left_in_group(group: Path, limit: str, use: str, files: str) -> Iterator[int]:
-    """Nothing where there is no such group, or no limit."""
+    """Yield the free bytes of a control group; nothing if it does not exist or has no limit."""
     try:
         stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
         yield int((group / limit).read_text()) - int((group / use).read_text()) + int(stat[files])

@@ -1,4 +1,4 @@
-"""Parse numbers and times as people write them, and find the name that a misspelled one is near to."""
+"""Parse the names and numbers that users write. Standard library only."""
 
 import difflib
 import math
@@ -7,13 +7,19 @@ from collections.abc import Callable, Iterable
 SECONDS = {"min": 60, "h": 3600, "s": 1}
 SUFFIXES = {"k": 10**3, "M": 10**6, "B": 10**9}
 WORDS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
-MIN_FLOAT, MAX_FLOAT = 2.0**-126, 3.4e38  # numbers that float32 keeps its digits of
+MIN_FLOAT, MAX_FLOAT = 2.0**-126, 3.4e38  # range of normal float32 numbers
 
 
 def nearest(word: str, names: Iterable[object], spell: Callable[[str], str] = str, cutoff: float = 0.6) -> str:
-    """Return "; did you mean a or b?" for a message about an unknown word, or "" if no name is near.
+    """Return the end of an error message about an unknown word: "; did you mean a or b?", or "".
 
-    A name that has the word as its last part, as "agent.gamma" has "gamma", is nearest of all.
+    A name whose last part is the word, as in "agent.clip_coef" for "clip", is always suggested.
+
+    Args:
+        word: The unknown word.
+        names: The known names.
+        spell: Converts a name to the form shown to the user.
+        cutoff: Minimum similarity, from 0 to 1.
     """
     by_lower = {str(name).lower(): str(name) for name in names}
     tail = word.lower().rpartition(".")[2]
@@ -23,13 +29,13 @@ def nearest(word: str, names: Iterable[object], spell: Callable[[str], str] = st
 
 
 def shown(words: object) -> str:
-    """Return a user's words for a message of one line, as Python writes them if they would break it."""
+    """Return a user's words for a message of one line: unchanged, or as their repr if they are not printable."""
     text = str(words)
     return text if text.isprintable() else repr(text)
 
 
 def parse_int(text: str) -> int:
-    """Return a whole number: 64, 64k, 1e6, 1.5M, 2_000. Raises ValueError if it is none."""
+    """Return an integer written as 64, 64k, 1e6, 1.5M or 2_000. Raise ValueError if it is not one."""
     factor = SUFFIXES.get(text[-1:], 1)
     text = text[:-1] if factor > 1 else text
     try:
@@ -42,7 +48,7 @@ def parse_int(text: str) -> int:
 
 
 def parse_float(text: str) -> float:
-    """Return a finite number: 2.5e-4, 10k. Raises ValueError if it is none."""
+    """Return a finite number written as 2.5e-4 or 10k. Raise ValueError if it is not one."""
     factor = SUFFIXES.get(text[-1:], 1)
     value = float(text[:-1] if factor > 1 else text) * factor
     if not math.isfinite(value):
@@ -51,13 +57,17 @@ def parse_float(text: str) -> float:
 
 
 def parse_seconds(text: str) -> float:
-    """Return seconds: 30, 30s, 5min, 2h. Raises ValueError if it is no time."""
+    """Return a duration in seconds, written as 30, 30s, 5min or 2h. Raise ValueError if it is not one."""
     unit = next((unit for unit in SECONDS if text.endswith(unit)), "")
     return parse_float(text.removesuffix(unit)) * SECONDS.get(unit, 1)
 
 
 def parse_period(text: str) -> tuple[int, float]:
-    """Return environment steps and seconds, one of them 0: 64k, 1M, 30s, 5min, 2h. Raises ValueError if neither."""
+    """Return a period as environment steps (64k, 1M) and seconds (30s, 5min, 2h), one of which is 0.
+
+    Raises:
+        ValueError: If it is neither, or negative.
+    """
     period = (0, parse_seconds(text)) if text.endswith(tuple(SECONDS)) else (parse_int(text), 0.0)
     if min(period) < 0:
         raise ValueError

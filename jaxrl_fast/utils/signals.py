@@ -1,4 +1,4 @@
-"""Stop signals: the first one ends a training after its chunk."""
+"""Handle stop signals: the first one ends training after the current chunk."""
 
 import contextlib
 import os
@@ -10,20 +10,21 @@ from typing import Any
 
 from jaxrl_fast.utils.warnings import print_stderr
 
-WATCH_S = 1.0  # between looks at other processes
-SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")  # the last is what submitit sends before the end
+POLL_S = 1.0  # between checks of other processes
+SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")  # submitit sends SIGUSR2 before the time limit
 
 
-def stop_without(parent: int) -> None:
-    """From now on this process is told to stop when the one that started it, however it ended, is no more.
+def stop_with_parent(parent: int) -> None:
+    """Send SIGUSR1 to this process when its parent process has ended, for whatever reason.
 
-    By SIGUSR1, for a parent that was told to stop has passed on what it was told: the same signal once more would be
-    the word to quit at once (`stop_signals`), before what was trained is saved.
+    A parent that receives another stop signal passes it on to this process. SIGUSR1 differs from it because a repeated
+    signal means to quit at once, before the training is saved (`stop_signals`).
     """
 
     def watch() -> None:
+        """Wait until the parent has ended."""
         while os.getppid() == parent:
-            time.sleep(WATCH_S)
+            time.sleep(POLL_S)
         os.kill(os.getpid(), signal.SIGUSR1)
 
     threading.Thread(target=watch, name="parent", daemon=True).start()
@@ -31,28 +32,29 @@ def stop_without(parent: int) -> None:
 
 @contextlib.contextmanager
 def stop_signals(stop: Callable[[int], None]) -> Iterator[None]:
-    """The first signal lets the chunk finish; the second does what it would have done.
+    """Call `stop` at the first signal; the second one has its usual effect.
 
-    Under `nohup` the end of the terminal stays ignored. Where it is not, it is told twice at once, by the shell and by
-    the kernel, so the second time is no second word.
+    Under `nohup`, SIGHUP stays ignored. Otherwise the shell and the kernel each send it when the terminal closes, so a
+    second SIGHUP has no effect.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before: dict[int, Any] = {n: signal.getsignal(n) for name in SIGNALS if (n := getattr(signal, name, None))}
+    previous: dict[int, Any] = {n: signal.getsignal(n) for name in SIGNALS if (n := getattr(signal, name, None))}
     hangup = getattr(signal, "SIGHUP", -1)
-    if before.get(hangup) is signal.SIG_IGN:
-        del before[hangup]
+    if previous.get(hangup) is signal.SIG_IGN:
+        del previous[hangup]
 
     def note(number, _):
-        signal.signal(number, signal.SIG_IGN if number == hangup else before[number] or signal.SIG_DFL)
+        """Stop, and restore the previous handler for the next signal."""
+        signal.signal(number, signal.SIG_IGN if number == hangup else previous[number] or signal.SIG_DFL)
         stop(number)
-        print_stderr("stopping after this chunk; once more to quit at once")
+        print_stderr("stopping after this chunk; send the signal again to quit at once")
 
-    for number in before:
+    for number in previous:
         signal.signal(number, note)
     try:
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler or signal.SIG_DFL)  # None: another language's, which Python cannot put back
+        for number, handler in previous.items():
+            signal.signal(number, handler or signal.SIG_DFL)  # None: a handler that was not set from Python

@@ -8,13 +8,13 @@ from jaxrl_fast.utils.errors import why
 
 
 def warn(line: str) -> None:
-    """On standard error."""
+    """Print a warning to standard error."""
     print_stderr(f"warning: {line}")
 
 
 @contextlib.contextmanager
-def warned(what: str) -> Iterator[None]:
-    """What goes wrong in here is a warning, for it is not worth ending anything."""
+def warn_on_error(what: str) -> Iterator[None]:
+    """Print a warning, starting with `what`, instead of raising an error in the context."""
     try:
         yield
     except Exception as error:
@@ -22,6 +22,6 @@ def warned(what: str) -> Iterator[None]:
 
 
 def print_stderr(line: str) -> None:
-    """Prints a line to standard error, if anybody reads it and there is room: one that is lost ends no training."""
-    with contextlib.suppress(OSError, RuntimeError):  # RuntimeError: a signal came while another line was written
+    """Print a line to standard error; a failure, as of a closed pipe or a full disk, is ignored."""
+    with contextlib.suppress(OSError, RuntimeError):  # RuntimeError: a signal arrived during another print
         print(line, file=sys.stderr)

@@ -98,10 +98,8 @@ def test_any_sweep_is_trainings_or_a_sentence(words):
 @given(YAML)
 def test_any_folder_of_a_sweep_is_read_or_refused_in_a_sentence(content):
     with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / paths.SWEEP_FILE).write_text(
-            yaml.safe_dump({"format": paths.FORMAT, "groups": content, "columns": content})
-        )
-        only_sentences(lambda: directory.read(Path(folder)), directory.SweepPlan)
+        (Path(folder) / paths.SWEEP_FILE).write_text(yaml.safe_dump({"groups": content, "columns": content}))
+        only_sentences(lambda: directory.read_plan(Path(folder)), directory.SweepPlan)
 
 
 @pytest.fixture(scope="module")

@@ -28,7 +28,7 @@ from jaxrl_fast.config import load, resume
 from jaxrl_fast.envs import host_pool
 from jaxrl_fast.envs.envpool import pool as adapter
 from jaxrl_fast.envs.envpool import tasks
-from jaxrl_fast.evaluation import policy
+from jaxrl_fast.evaluation import saved_run
 from jaxrl_fast.loggers import terminal
 from jaxrl_fast.parallel import program
 from jaxrl_fast.replay.ring import ReplayConfig, add, init, read
@@ -394,7 +394,7 @@ def test_a_video_of_atari_shows_every_step_of_its_screen(freeway, tmp_path):
 def test_training_evaluation_and_watching_have_games_of_their_own(freeway):
     """From one seed; also where evaluation and watching have as many environments."""
     ready = plan.validate_plan(resume.of_run(freeway))
-    watched = policy.settle(freeway)[1]
+    watched = saved_run.open_env(freeway)[1]
     seed = lambda env: env.reset.args[0].pools[0].seed
     seeds = [set(host_pool.seeds_of(seed(env), 500)) for env in (ready.env, ready.eval_env, watched)]
     assert not seeds[0] & seeds[1] and not seeds[0] & seeds[2] and not seeds[1] & seeds[2]

@@ -1,4 +1,4 @@
-"""What a run's folder gives: its policy, its evaluation, its video. And what is wrong with one that gives nothing."""
+"""Test the use of a trained run: its policy, evaluation and video, and the errors for invalid runs."""
 
 import json
 import os
@@ -40,7 +40,7 @@ def place(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def cart(place):
-    """PPO, split over two devices, saved and evaluated in between."""
+    """Return a PPO run on two devices, saved and evaluated halfway."""
     return jaxrl_fast.fit(
         algo="ppo", env="CartPole-v1", num_envs=8, devices=2, total_steps=4096, eval_every=2048, seed=5,
         run_dir=str(place / "cart"), agent=PPO | {"normalize_observations": True}, **TINY,
@@ -49,7 +49,7 @@ def cart(place):
 
 @pytest.fixture(scope="module")
 def two(place):
-    """Two seeds of DQN, with a replay."""
+    """Return a DQN run of two seeds, with a replay."""
     agent = {"learning_starts": 64, "buffer_size": 256, "hidden_sizes": [8], "batch_size": 8}
     return jaxrl_fast.fit(
         algo="dqn", env="CartPole-v1", num_envs=4, total_steps=512, num_seeds=2, seed=1,
@@ -59,13 +59,13 @@ def two(place):
 
 @pytest.fixture(scope="module")
 def swing(place):
-    """PPO with continuous actions."""
+    """Return a PPO run with continuous actions."""
     return jaxrl_fast.fit(
         algo="ppo", env="Pendulum-v1", num_envs=4, total_steps=256, run_dir=str(place / "swing"), agent=PPO, **TINY
     )
 
 
-def test_the_policy_is_that_of_the_agent_when_training_ended(cart):
+def test_load_last_equals_final_agent(cart):
     trained = jaxrl_fast.load(cart, which="last")
     obs = np.random.default_rng(0).normal(size=(16, 4)).astype(np.float32)
     wanted = trained.agent.exploit(cart.agent_state, PolicyInput(obs), (), None).action
@@ -75,7 +75,7 @@ def test_the_policy_is_that_of_the_agent_when_training_ended(cart):
     assert (trained.seed, trained.env_steps, trained.settings.algo) == (5, 4096, "ppo")
 
 
-def test_one_observation_is_one_action(cart):
+def test_policy_takes_single_observation(cart):
     trained = jaxrl_fast.load(cart.folder)
     obs = np.random.default_rng(0).normal(size=(4, 4))
     batch = trained.policy(obs)
@@ -83,7 +83,7 @@ def test_one_observation_is_one_action(cart):
     assert trained.policy(obs[0].tolist()).shape == ()
 
 
-def test_a_policy_may_be_a_part_of_a_program(cart, swing):
+def test_policy_works_under_jit_and_vmap(cart, swing):
     for run, size in ((cart, 4), (swing, 3)):
         policy = jaxrl_fast.load(run).policy
         obs = np.random.default_rng(0).normal(size=(16, size)).astype(np.float32)
@@ -93,8 +93,8 @@ def test_a_policy_may_be_a_part_of_a_program(cart, swing):
             np.testing.assert_allclose(program(obs), wanted, rtol=1e-5, atol=1e-7)
 
 
-def test_actions_have_the_environments_own_scale(swing):
-    """Pendulum's torque is in [-2, 2]; the agent's action in [-1, 1], clipped."""
+def test_policy_returns_actions_in_env_scale(swing):
+    """Compare with Pendulum's torque in [-2, 2]; the agent's actions are clipped to [-1, 1]."""
     trained = jaxrl_fast.load(swing)
     obs = 50 * np.random.default_rng(0).normal(size=(64, 3)).astype(np.float32)
     agents = trained.agent.exploit(swing.agent_state, PolicyInput(obs), (), None).action
@@ -104,30 +104,30 @@ def test_actions_have_the_environments_own_scale(swing):
 
 
 @pytest.mark.slow
-def test_exploring_wants_a_key_and_is_as_in_training(two):
-    """With epsilon 0.5 and two actions three quarters of 601 are the greedy one, within five standard deviations."""
+def test_policy_explore_requires_key_and_matches_training(two):
+    """With epsilon 0.5 and two actions, 3/4 of 601 are greedy, within five standard deviations."""
     trained = jaxrl_fast.load(two)
     obs = np.ones((601, 4))
-    with pytest.raises(ValueError, match="wants a key"):
+    with pytest.raises(ValueError, match="requires a PRNG key"):
         trained.policy(obs, explore=True)
     action = np.asarray(trained.policy(obs, jax.random.key(0), explore=True))
     assert abs((action == trained.policy(obs[0])).mean() - 3 / 4) < 5 * np.sqrt(3 / 16 / 601)
     assert (action != trained.policy(obs, jax.random.key(1), explore=True)).any()
 
 
-def test_a_seed_is_chosen_and_its_replay_left_on_the_disk(two):
+def test_load_selects_seed_and_skips_replay(two):
     trained = jaxrl_fast.load(two, seed=2, which="last")
     jax.tree.map(
         lambda x, both: np.testing.assert_array_equal(x, both[1]),
         trained.agent_state.learner.params,
         two.agent_state.learner.params,
     )
-    assert set(trained.agent_state.replay.obs.strides) == {0}  # zeros that take no memory
+    assert not jax.tree.leaves(trained.agent_state.replay)  # acting does not require it
     with pytest.raises(ValueError, match=r"seed 7: .* has trained seeds 1 to 2"):
         jaxrl_fast.load(two, seed=7)
 
 
-def test_what_a_training_leaves_in_memory_is_without_its_replay(two):
+def test_fit_result_holds_no_replay(two):
     saved, _ = checkpoint.newest(two.folder / "checkpoints")
     replay = sum(x.nbytes for name, x in saved.arrays.items() if name.startswith("agent/replay/"))
     others = sum(x.nbytes for name, x in saved.arrays.items() if name.startswith("agent/learner/params"))
@@ -136,8 +136,8 @@ def test_what_a_training_leaves_in_memory_is_without_its_replay(two):
 
 
 @pytest.mark.slow
-def test_seeds_that_took_turns_are_chosen_too(place):
-    """Three of two shards each, on two groups of two devices: nothing is left of the one that filled them up."""
+def test_load_selects_seed_of_sequential_groups(place):
+    """Train three seeds of two shards on two groups of two devices; the padding seed is not kept."""
     run = jaxrl_fast.fit(
         algo="ppo", env="CartPole-v1", num_envs=8, devices=2, num_seeds=3, total_steps=2048, eval_every=1024,
         run_dir=str(place / "turns"), agent=PPO | {"rollout_length": 64, "num_minibatches": 1}, **TINY,
@@ -153,13 +153,13 @@ def test_seeds_that_took_turns_are_chosen_too(place):
 @pytest.mark.parametrize(
     "obs", [np.zeros(3), np.zeros((2, 2, 4)), {"a": np.zeros(4)}, np.array("x"), np.zeros(4, complex)]
 )
-def test_what_is_no_observation_is_refused(cart, obs):
-    with pytest.raises(ValueError, match=r"^an observation of gymnax/CartPole-v1 is float32\[4\]") as caught:
+def test_policy_refuses_invalid_observation(cart, obs):
+    with pytest.raises(ValueError, match=r"^obs: gymnax/CartPole-v1 observes float32\[4\]") as caught:
         jaxrl_fast.load(cart).policy(obs)
     assert "\n" not in str(caught.value)
 
 
-def test_boards_of_bits_may_be_any_numbers_and_frames_may_not():
+def test_as_batch_casts_boards_but_not_images():
     bits, frames = (EnvSpec("x", jax.ShapeDtypeStruct((2, 2), d), Discrete(2), 1) for d in (np.bool_, np.uint8))
     batch, is_one = policy.as_batch(bits, np.array([[0.0, 1.0], [1.0, 0.0]]))
     assert is_one and batch.dtype == bool and batch.tolist() == [[[False, True], [True, False]]]
@@ -167,32 +167,32 @@ def test_boards_of_bits_may_be_any_numbers_and_frames_may_not():
         policy.as_batch(frames, np.full((2, 2), 0.5))
 
 
-def test_observations_of_parts_are_given_as_the_environment_gives_them():
-    """Also where they are a tuple, or a mapping of another kind."""
+def test_as_batch_accepts_tuples_and_mappings():
+    """Pass tuples, lists and other mappings."""
     like = lambda *shape: jax.ShapeDtypeStruct(shape, np.float32)
     pair = EnvSpec("x", (like(2), like(2)), Discrete(2), 1)
     batch, is_one = policy.as_batch(pair, ([1.0, 2.0], np.ones(2)))
     assert is_one and [x.tolist() for x in batch] == [[[1, 2]], [[1, 1]]]
     assert not policy.as_batch(pair, (np.ones((3, 2)), np.ones((3, 2))))[1]
-    with pytest.raises(ValueError, match=r"^an observation of x is \('float32\[2\]', 'float32\[2\]'\)"):
+    with pytest.raises(ValueError, match=r"^obs: x observes \('float32\[2\]', 'float32\[2\]'\)"):
         policy.as_batch(pair, np.ones(2))
     named = EnvSpec("x", {"a": like(2), "b": like()}, Discrete(2), 1)
     batch, is_one = policy.as_batch(named, FrozenDict(a=np.ones(2), b=1.0))
     assert is_one and batch["a"].shape == (1, 2) and batch["b"].shape == (1,)
 
 
-def test_the_best_checkpoint_or_the_last(cart, tmp_path):
+def test_load_which_selects_checkpoint(cart, tmp_path):
     folder = shutil.copytree(cart.folder, tmp_path / "run")
     first, last = checkpoint.folders(folder / "checkpoints")
     for score, best in enumerate((first, last), start=1000):
         checkpoint.mark_best(best, score)
         assert jaxrl_fast.load(folder).checkpoint == best
         assert jaxrl_fast.load(folder, which="last").checkpoint == last
-    with pytest.raises(ValueError, match="'newest' is neither 'best' nor 'last'"):
+    with pytest.raises(ValueError, match="which: must be 'best' or 'last', got 'newest'"):
         jaxrl_fast.load(folder, which="newest")
 
 
-def test_a_damaged_checkpoint_is_passed_over_with_a_warning(cart, tmp_path, capsys):
+def test_load_skips_corrupt_checkpoint_with_warning(cart, tmp_path, capsys):
     folder = shutil.copytree(cart.folder, tmp_path / "run")
     first, last = checkpoint.folders(folder / "checkpoints")
     checkpoint.mark_best(last, 1000.0)
@@ -206,19 +206,19 @@ def test_a_damaged_checkpoint_is_passed_over_with_a_warning(cart, tmp_path, caps
         jaxrl_fast.load(folder)
 
 
-def test_a_run_that_wrote_no_records_has_words_and_no_picture(swing, tmp_path):
+def test_run_without_records_has_no_figure(swing, tmp_path):
     folder = shutil.copytree(swing.folder, tmp_path / "run")
     assert "<img" in jaxrl_fast.Run.open(folder)._repr_html_()
     (folder / "metrics.jsonl").unlink()
     run = jaxrl_fast.Run.open(folder)
     assert run.metrics == []
-    with pytest.raises(ValueError, match=rf"^{re.escape(str(folder))}: nothing was written of its training") as caught:
+    with pytest.raises(ValueError, match=rf"^{re.escape(str(folder))} has no records of its training") as caught:
         run.plot()
     assert "\n" not in str(caught.value)
     assert "Pendulum" in run._repr_html_() and "<img" not in run._repr_html_()
 
 
-def test_an_environment_of_ones_own_is_given_again(swing, tmp_path):
+def test_load_accepts_custom_env(swing, tmp_path):
     folder = shutil.copytree(swing.folder, tmp_path / "run")
     text = (folder / "config.yaml").read_text().replace("gymnax/Pendulum-v1", "no_such_module:Pendulum")
     (folder / "config.yaml").write_text(text)
@@ -228,8 +228,8 @@ def test_an_environment_of_ones_own_is_given_again(swing, tmp_path):
     assert trained.policy(np.zeros(3)) == jaxrl_fast.load(swing).policy(np.zeros(3))
 
 
-def test_an_evaluation_is_what_a_plain_loop_finds(cart):
-    """gymnax's own step, one environment at a time, from the same first observations (CartPole's are its states)."""
+def test_evaluate_matches_plain_loop(cart):
+    """Step gymnax one environment at a time from the same first observations, which are CartPole's states."""
     result = cart.evaluate(episodes=4, play_seed=3)
     trained = jaxrl_fast.load(cart)
     _, params = gymnax.make("CartPole-v1")
@@ -254,7 +254,7 @@ def test_an_evaluation_is_what_a_plain_loop_finds(cart):
     assert result["eval_episodes"] == 4 and result["checkpoint"] == trained.checkpoint.name
 
 
-def test_an_evaluation_is_of_each_seed_and_in_all(two):
+def test_evaluate_reports_each_seed_and_all(two):
     result = two.evaluate(episodes=8)
     assert [each["seed"] for each in result["seeds"]] == [1, 2]
     assert result["eval_episodes"] == 16 and result["policy"] == "greedy"
@@ -265,25 +265,25 @@ def test_an_evaluation_is_of_each_seed_and_in_all(two):
     assert explored["seeds"][0]["returns"] != result["seeds"][1]["returns"]
 
 
-def test_a_seed_that_was_lost_counts_for_itself_alone(two, tmp_path, capsys):
+def test_evaluate_excludes_diverged_seed_from_total(two, tmp_path, capsys):
     options = episodes.Options(episodes=8)
     saved = episodes.open_run(shutil.copytree(two.folder, tmp_path / "run"), options)
-    assert saved.lost == []
-    result = episodes.run(saved._replace(lost=[1]), options)
+    assert saved.diverged == []
+    result = episodes.evaluate_run(saved._replace(diverged=[1]), options)
     lost, well = result["seeds"]
     assert (result["eval_episodes"], lost["eval_episodes"]) == (8, 8)
     assert result["eval_return_mean"] == well["eval_return_mean"] != lost["eval_return_mean"]
-    assert capsys.readouterr().err.endswith("for the numbers are not finite: seed 1\n")
+    assert capsys.readouterr().err.endswith("exclude those that diverged: seed 1\n")
 
 
-def test_an_evaluation_that_finds_no_room_says_so_and_no_more(cart, monkeypatch, capsys):
+def test_evaluate_warns_if_file_cannot_be_written(cart, monkeypatch, capsys):
     monkeypatch.setattr(files, "new_file", lambda path: path.parent / "gone" / path.name)
     assert evaluate.main([str(cart.folder), "--episodes", "2"]) == 0
     out, err = capsys.readouterr()
-    assert "return" in out and "written" not in out and "cannot be written (No such file or directory)" in err
+    assert "return" in out and "written" not in out and "could not be written (No such file or directory)" in err
 
 
-def test_an_evaluation_is_never_written_over(swing, tmp_path, capsys):
+def test_evaluate_never_overwrites_file(swing, tmp_path, capsys):
     folder = shutil.copytree(swing.folder, tmp_path / "run")
     assert evaluate.main([str(folder), "--episodes", "2"]) == 0
     before = (folder / "evaluation.json").read_text()
@@ -296,8 +296,8 @@ def test_an_evaluation_is_never_written_over(swing, tmp_path, capsys):
     assert "evaluation-2.json" in said[-1]
 
 
-def test_the_interval_of_a_mean():
-    """Of a constant it is that. Of one training about 1.96 standard errors; two that differ may both be either."""
+def test_mean_interval_width():
+    """Constants have no width, one training about 1.96 standard errors; two that differ may both be resampled."""
     assert statistics.mean_interval([np.full(9, 3.0)]) == (3, 3)
     assert statistics.mean_interval([np.zeros(5), np.full(5, 10.0)]) == (0, 10)
     scores = np.random.default_rng(0).normal(size=400)
@@ -307,8 +307,8 @@ def test_the_interval_of_a_mean():
     assert (high - scores.mean()) / error == pytest.approx(1.96, abs=0.15)
 
 
-def test_the_interval_of_many_scores_takes_little_memory():
-    """All draws at once would be 320 MB here, twice."""
+def test_mean_interval_memory_is_bounded():
+    """All resamples at once would take 2 x 320 MB."""
     scores = np.random.default_rng(0).normal(size=200_000)
     tracemalloc.start()
     try:
@@ -319,8 +319,8 @@ def test_the_interval_of_many_scores_takes_little_memory():
     assert low < scores.mean() < high and high - low == pytest.approx(2 * 1.96 / 200_000**0.5, rel=0.3)
 
 
-def test_a_video_has_a_frame_for_each_observation(cart, tmp_path):
-    """An episode of n steps, each paid 1, has n + 1 observations; here it is cut after 9."""
+def test_video_has_frame_per_observation(cart, tmp_path):
+    """An episode of n steps with reward 1 has n + 1 observations; here it is cut after 9."""
     made = cart.video(episodes=3, max_steps=9, out=str(tmp_path / "a.gif"), fps=25)
     assert len(made.returns) == 3 and max(made.returns) == 9
     with Image.open(made.path) as image:
@@ -333,8 +333,8 @@ def test_a_video_has_a_frame_for_each_observation(cart, tmp_path):
     assert "data:image/gif;base64," in made._repr_html_()
 
 
-def test_a_video_shows_what_the_policy_sees(cart):
-    """The first observation is that of a reset; the rest is what the same actions lead to."""
+def test_stream_episodes_yields_policy_observations(cart):
+    """Compare each observation with a gymnax step from the one before."""
     trained = jaxrl_fast.load(cart)
     moments = evaluator.stream_episodes(trained.env, trained.agent, trained.agent_state, seed=0)
     env, params = gymnax.make("CartPole-v1")
@@ -350,15 +350,15 @@ def test_a_video_shows_what_the_policy_sees(cart):
     assert next(moments).length == 0
 
 
-def test_a_video_by_the_command_is_new_each_time(two, tmp_path, capsys):
+def test_video_command_never_overwrites_default_file(two, tmp_path, capsys):
     folder = shutil.copytree(two.folder, tmp_path / "run")
     for name in ("video.gif", "video-2.gif"):
         assert video_.main([str(folder), "--max-steps", "3", "--seed", "2"]) == 0
         assert name in capsys.readouterr().out and (folder / name).is_file()
 
 
-def test_an_mp4_gets_the_same_frames(cart, tmp_path, monkeypatch):
-    """As imageio-ffmpeg takes them: a generator that is sent nothing, and then frames of even width and height."""
+def test_mp4_has_same_frames_as_gif(cart, tmp_path, monkeypatch):
+    """Replace imageio-ffmpeg by a generator with its interface: first None, then frames of even size."""
     got = []
 
     def write_frames(path, size, fps, macro_block_size):
@@ -378,7 +378,7 @@ BOTH = [
     ("{}", ["RUN is missing"]),
     ("{} nowhere", ["nowhere: is not a run directory (no config.yaml)"]),
     ("{} cartt", ["did you mean cart?"]),
-    ("{} empty", ["empty has no checkpoint to play from", "--resume empty"]),
+    ("{} empty", ["empty has no checkpoint", "--resume empty"]),
     ("{} broken", ["broken", "none of its 1 checkpoints is intact"]),
     ("{} cart two", ["unexpected argument 'two'"]),
     ("{} cart --episode 3", ["--episode", "did you mean --episodes?"]),
@@ -396,10 +396,10 @@ MISTAKES += [
     ("video cart --fps 0", ["--fps", "at least 1"]),
     ("video cart --fps 500", ["--fps", "at most 100"]),
     ("video cart --max-steps 0", ["--max-steps", "at least 1"]),
-    ("video cart --out a.avi", ["--out a.avi", ".gif or .mp4"]),
-    ("video cart --out nowhere/a.gif", ["nowhere is no folder"]),
+    ("video cart --out a.avi", ["--out:", "got a.avi", ".gif or .mp4"]),
+    ("video cart --out nowhere/a.gif", ["nowhere is not a folder"]),
     ("video cart --out a.mp4", ["--out a.mp4", 'pip install "jaxrl_fast[video]"', ".gif"]),
-    ("video rooms", ["gymnax/FourRooms-misc cannot be drawn", "CartPole-v1", "Breakout-MinAtar"]),
+    ("video rooms", ["gymnax/FourRooms-misc has no renderer", "CartPole-v1", "Breakout-MinAtar"]),
     ("envs CartPol-v1", ["'CartPol-v1'", "did you mean CartPole-v1"]),
     ("envs --describ", ["--describ", "did you mean --describe?"]),
     ("envs a b", ["unexpected argument 'b'"]),
@@ -419,7 +419,7 @@ def with_mistakes(place, cart, two):
 
 
 @pytest.mark.parametrize(("line", "words"), MISTAKES, ids=[line for line, _ in MISTAKES])
-def test_a_mistake_gets_one_line_and_leaves_nothing(line, words, with_mistakes, monkeypatch, capsys):
+def test_invalid_command_line_prints_one_line_and_writes_nothing(line, words, with_mistakes, monkeypatch, capsys):
     from jaxrl_fast.envs import __main__ as listing
 
     commands = {"evaluate": evaluate, "video": video_, "envs": listing}
@@ -436,7 +436,7 @@ def test_a_mistake_gets_one_line_and_leaves_nothing(line, words, with_mistakes, 
 
 
 @pytest.mark.parametrize("name", ["evaluate", "video", "plot", "envs"])
-def test_help_is_complete_and_imports_no_arrays(name):
+def test_help_is_complete_and_does_not_import_jax(name):
     code = (
         f"import sys\nfrom jaxrl_fast.{'envs.__main__' if name == 'envs' else name} import main, USAGE\n"
         "from jaxrl_fast.utils.option import options_of\n"
@@ -451,7 +451,7 @@ def test_help_is_complete_and_imports_no_arrays(name):
     assert all(option in "\n".join(said) for option in options.split())
 
 
-def test_environments_are_listed_with_observation_action_and_what_is_refused(capsys):
+def test_envs_command_lists_observation_and_action(capsys):
     from jaxrl_fast.envs import __main__ as listing
 
     assert listing.main(["*-v1"]) == 0
@@ -462,8 +462,8 @@ def test_environments_are_listed_with_observation_action_and_what_is_refused(cap
     assert "gymnax/MNISTBandit-bsuite  cannot be used: it downloads" in capsys.readouterr().out
 
 
-def test_of_many_environments_the_names_are_told_by_family(capsys, monkeypatch):
-    """A backend that knows families, with more environments than are described."""
+def test_envs_command_groups_names_by_family(capsys, monkeypatch):
+    """Use a backend with families and more environments than are described one by one."""
     from jaxrl_fast import envs
     from jaxrl_fast.envs import __main__ as listing
 

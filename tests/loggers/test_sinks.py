@@ -1,4 +1,4 @@
-"""Where records go: files that others can read, and services."""
+"""Test the loggers: files that other programs can read, and tracking services."""
 
 import dataclasses
 import importlib
@@ -17,7 +17,7 @@ from tests.helpers import RECORD
 pytestmark = pytest.mark.unit
 
 
-def test_json_lines_are_one_object_each_and_strict(tmp_path):
+def test_json_lines_writes_one_strict_object_per_line(tmp_path):
     sink = jsonl.JsonLines(tmp_path / "metrics.jsonl")
     sink.write([RECORD, RECORD | {"seed": 1, "return_mean": None}])
     lines = (tmp_path / "metrics.jsonl").read_text().splitlines()  # on disk before it is closed
@@ -28,13 +28,13 @@ def test_json_lines_are_one_object_each_and_strict(tmp_path):
     sink.close()
 
 
-def test_a_file_of_metrics_is_never_overwritten(tmp_path):
+def test_json_lines_never_overwrites_file(tmp_path):
     jsonl.JsonLines(tmp_path / "metrics.jsonl").close()
     with pytest.raises(FileExistsError):
         jsonl.JsonLines(tmp_path / "metrics.jsonl")
 
 
-def test_tags_are_cleanrls_and_means_over_seeds():
+def test_tags_are_cleanrl_names_and_seed_means():
     found = sinks.tags([RECORD, RECORD | {"seed": 1, "return_mean": None, "entropy": 0.71}])
     assert found["charts/episodic_return"] == 24.375
     assert found["losses/entropy"] == pytest.approx(0.70)
@@ -46,7 +46,7 @@ def test_tags_are_cleanrls_and_means_over_seeds():
     assert sinks.tags([of_values]).keys() == names
 
 
-def test_tensorboard_reads_what_was_written(tmp_path):
+def test_tensorboard_events_are_readable(tmp_path):
     from tensorboardX.proto.event_pb2 import Event
 
     sink = tensorboard.TensorBoard(tmp_path)
@@ -66,7 +66,7 @@ def test_tensorboard_reads_what_was_written(tmp_path):
 
 
 @pytest.mark.parametrize("service", ["wandb", "trackio"])
-def test_tracking_services_get_the_same_calls(service, monkeypatch):
+def test_trackers_make_same_calls(service, monkeypatch):
     calls = []
     names = ("init", "log", "finish")
     fake = types.SimpleNamespace(**{n: lambda *a, _n=n, **k: calls.append((_n, a, k)) for n in names})
@@ -83,8 +83,8 @@ def test_tracking_services_get_the_same_calls(service, monkeypatch):
 
 
 @pytest.mark.parametrize("service", ["wandb", "trackio"])
-def test_a_run_that_goes_on_is_the_same_run_there(service, monkeypatch, tmp_path):
-    """Also one that began without the service, and one whose config.yaml is of a version that gave no identity."""
+def test_tracker_resumes_same_run(service, monkeypatch, tmp_path):
+    """Include runs that started without the service, or whose config.yaml has no identity."""
     inits = []
     monkeypatch.setitem(sys.modules, service, types.SimpleNamespace(init=lambda **given: inits.append(given)))
     space = lambda **given: types.SimpleNamespace(**given)

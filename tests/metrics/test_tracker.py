@@ -1,4 +1,4 @@
-"""From the metrics of updates to records, and numbers about several seeds: against sums by hand and scipy's."""
+"""Test records, windows and statistics against sums by hand and against scipy."""
 
 import math
 
@@ -15,14 +15,14 @@ pytestmark = pytest.mark.unit
 
 
 def rows(**named):
-    """Metrics of one seed's updates, of which only some matter."""
+    """Return metrics of updates of one seed; unspecified ones do not matter."""
     number = len(next(iter(named.values())))
     empty = {"return_min": [np.inf] * number, "return_max": [-np.inf] * number}
     complete = {k: [0.0] * number for k in records.SCORES} | empty | named
     return {k: np.array([x], np.float32) for k, x in complete.items()}
 
 
-def test_a_record_adds_up_by_hand():
+def test_summarize_matches_hand_calculation():
     """Updates with 2, 0 and 1 episodes: returns 3 and 5, then 10. Mean 18 / 3 = 6, lengths 12 / 3 = 4."""
     given = rows(
         episodes=[2, 0, 1],
@@ -43,22 +43,22 @@ def test_a_record_adds_up_by_hand():
     }
 
 
-def test_what_is_not_known_is_none_and_not_zero():
+def test_summarize_unknown_values_are_none():
     (record,) = records.summarize(rows(episodes=[0, 0], value_loss=[np.nan, 1]))
     assert record["episodes"] == 0
     for name in ("return_mean", "return_min", "return_max", "episode_length_mean", "value_loss"):
         assert record[name] is None
 
 
-def test_sums_over_many_updates_are_float64():
-    """2^24 + 1 ones, which float32 cannot count to, as updates of 2^20 and a last one."""
+def test_summarize_adds_in_float64():
+    """Add 2^24 + 1 ones, more than float32 can count, in updates of 2^20 and a last one."""
     (record,) = records.summarize(rows(episodes=[2**20] * 16 + [1], return_sum=[2**20] * 16 + [1]))
     assert record["episodes"] == 2**24 + 1
     assert record["return_mean"] == 1.0
 
 
 @pytest.mark.parametrize("chunks", [[7], [1] * 7, [3, 4], [2, 2, 3]])
-def test_records_do_not_depend_on_the_chunks(chunks):
+def test_record_buffer_is_independent_of_chunks(chunks):
     ledger, taken, start = records.RecordBuffer(3), [], 0
     for length in chunks:
         ledger.add({"x": np.arange(start, start + length)[None]})
@@ -69,7 +69,7 @@ def test_records_do_not_depend_on_the_chunks(chunks):
 
 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=30), st.integers(1, 40))
-def test_a_ledger_with_a_limit_lets_whole_chunks_go_that_others_make_old(chunks, most):
+def test_record_buffer_drops_old_chunks(chunks, most):
     ledger, seen = records.RecordBuffer(10**9, most), []
     for length in chunks:
         ledger.add({"x": np.arange(len(seen), len(seen) + length)[None]})
@@ -81,8 +81,8 @@ def test_a_ledger_with_a_limit_lets_whole_chunks_go_that_others_make_old(chunks,
     assert not list(ledger.take(everything=True))
 
 
-def test_the_window_holds_the_last_hundred_episodes():
-    """60 of return 1, 50 of 2, 70 of 3: 50 + 70 suffice, so (100 + 210) / 120."""
+def test_episode_window_holds_last_hundred_episodes():
+    """60 of return 1, 50 of 2, 70 of 3: 50 + 70 are sufficient, so the mean is (100 + 210) / 120."""
     window = EpisodeWindow()
     assert math.isnan(window.mean)
     window.add(60, 60.0, 8, 4)
@@ -99,7 +99,7 @@ history = st.lists(st.tuples(st.integers(0, 70), st.integers(1, 40)), min_size=1
 
 
 @given(history, st.integers(1, 4), st.integers(0, 60))
-def test_the_window_is_the_end_of_a_run_and_no_longer_than_it_must(updates, num_steps, restored_at):
+def test_episode_window_is_minimal(updates, num_steps, restored_at):
     window, before = EpisodeWindow(), []
     for i, (ended, longest) in enumerate(updates):
         if i == restored_at:
@@ -120,8 +120,8 @@ def test_the_window_is_the_end_of_a_run_and_no_longer_than_it_must(updates, num_
             assert shorter[0] < 2 * window.longest or shorter[1] < 100
 
 
-def test_a_game_without_an_end_does_not_keep_a_window_open_for_ever():
-    """One environment stands still; the others' games last 10 steps."""
+def test_episode_window_caps_episode_length():
+    """One environment never ends its episode; the episodes of the others have 10 steps."""
     window, most = EpisodeWindow(), MAX_STEPS
     for t in range(1, 3 * most // 100):
         window.add(40, 40.0 * t, 100, 100 * t)
@@ -129,8 +129,8 @@ def test_a_game_without_an_end_does_not_keep_a_window_open_for_ever():
     assert len(window.records) == 2 * most // 100
 
 
-def test_short_games_do_not_speak_for_all_where_many_begin_together():
-    """512 walks: half reach the goal in 50 steps and earn 1, half run out of time after 500 and earn 0."""
+def test_episode_window_is_unbiased_for_short_episodes():
+    """Of 512 episodes half reach the goal in 50 steps (return 1), half are truncated after 500 (return 0)."""
     rng = np.random.default_rng(0)
     left, good = np.zeros(512, int), np.zeros(512, bool)
     window, first_full = EpisodeWindow(), None
@@ -151,8 +151,8 @@ def test_short_games_do_not_speak_for_all_where_many_begin_together():
 
 
 @pytest.mark.parametrize("record_length", [1, 2, 4])
-def test_the_last_hundred_episodes_do_not_depend_on_the_records(record_length):
-    """60 episodes in each of four updates, of returns 1 to 4: the last two updates hold a hundred."""
+def test_final_returns_are_independent_of_record_length(record_length):
+    """60 episodes in each of four updates, with returns 1 to 4: the last two updates hold a hundred."""
     made = tracker.MetricsTracker([{"seed": 0}], record_length, 8, 8, None)
     given = rows(episodes=[60] * 4, return_sum=[60, 120, 180, 240], train_time_s=[1, 2, 3, 4], wall_time_s=[1, 2, 3, 4])
     made.add(given)
@@ -161,20 +161,20 @@ def test_the_last_hundred_episodes_do_not_depend_on_the_records(record_length):
 
 
 @pytest.mark.parametrize("number", [1, 2, 3, 4, 5, 8, 11])
-def test_the_inter_quartile_mean_is_scipys(number):
+def test_iqm_matches_scipy(number):
     scores = np.random.default_rng(0).normal(size=(number, 3))
     np.testing.assert_allclose(statistics.iqm(scores), stats.trim_mean(scores, 0.25, axis=0))
     np.testing.assert_allclose(statistics.iqm(scores, (0, 1)), stats.trim_mean(scores.ravel(), 0.25))
 
 
-def test_the_bootstrap_is_stratified():
-    """Within a task all seeds agree, so nothing varies, however far the tasks are apart."""
+def test_bootstrap_is_stratified():
+    """All seeds of a task agree, so the interval has no width although the tasks differ."""
     scores = np.repeat([[0.0, 5.0, 100.0, 1000.0]], 6, axis=0)
     low, high = statistics.bootstrap(scores, 200)
     assert low == high == statistics.iqm(scores, (0, 1))
 
 
-def test_the_bootstrap_is_scipys():
+def test_bootstrap_matches_scipy():
     scores = np.random.default_rng(1).normal(size=(12, 1))
     low, high = statistics.bootstrap(scores, 4000)
     theirs = stats.bootstrap(

@@ -1,4 +1,4 @@
-"""The plot command: which runs are one curve, what it is called, and its numbers."""
+"""Test the comparison of runs: how they are grouped into curves, named and averaged."""
 
 import errno
 import json
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.unit
 
 
 def write(folder, records, **options):
-    """A run's folder with nothing but what it was asked for and its records."""
+    """Create a run's folder with only a configuration and records."""
     folder.mkdir(parents=True)
     (folder / "config.yaml").write_text(yaml.safe_dump({"algo": "ppo", **options, "meta": {"format": 2}}))
     (folder / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
@@ -25,7 +25,7 @@ def write(folder, records, **options):
 
 
 def records(seed, returns, step=100, seconds=1.0, **more):
-    """Two episodes each, `step` environment steps and `seconds` apart."""
+    """Return records of two episodes each, `step` environment steps and `seconds` apart."""
     return [
         {"seed": seed, "env_steps": step * i, "train_time_s": seconds * i, "episodes": 2, "return_mean": x, **more}
         for i, x in enumerate(returns, 1)
@@ -38,8 +38,8 @@ def draw(places, **options):
     return axes, dict(zip(labels, axes.get_lines()))
 
 
-def test_seeds_of_several_runs_are_one_curve(tmp_path):
-    """Their inter-quartile mean: of 0, 1, 2, 3, 40 it is 2, and half as much again at the second record."""
+def test_compare_averages_seeds_of_several_runs(tmp_path):
+    """The interquartile mean of 0, 1, 2, 3, 40 is 2; at the second record all returns are 1.5 times as high."""
     scores = [0.0, 1.0, 2.0, 3.0, 40.0]
     places = [write(tmp_path / f"r{i}", records(i, [x, 1.5 * x]), seed=i) for i, x in enumerate(scores)]
     axes, lines = draw(places)
@@ -52,7 +52,7 @@ def test_seeds_of_several_runs_are_one_curve(tmp_path):
     assert list(lines) == ["ppo on CartPole-v1 (5 seeds)"]
 
 
-def test_names_are_made_of_what_differs(tmp_path):
+def test_curve_names_show_differing_options(tmp_path):
     for num_envs in (256, 8, 64):
         write(tmp_path / str(num_envs), records(0, [1.0, 2.0]), num_envs=num_envs, agent={"hidden_sizes": [8]})
     assert list(draw([tmp_path])[1]) == ["num envs 8", "num envs 64", "num envs 256"]  # by size
@@ -63,13 +63,13 @@ def test_names_are_made_of_what_differs(tmp_path):
     assert list(draw([tmp_path / "8", tmp_path / "dqn"])[1]) == ["dqn", "ppo"]
 
 
-def test_a_seed_that_comes_twice_is_no_second_seed(tmp_path):
+def test_repeated_seed_starts_another_curve(tmp_path):
     for name in ("a", "b"):
         write(tmp_path / name, records(0, [1.0, 2.0]))
     assert list(draw([tmp_path])[1]) == ["ppo on CartPole-v1 (a)", "ppo on CartPole-v1 (b)"]
 
 
-def test_a_run_that_is_given_twice_counts_once(tmp_path, monkeypatch, capsys):
+def test_duplicate_run_paths_are_ignored(tmp_path, monkeypatch, capsys):
     for name in ("a", "b"):
         write(tmp_path / "runs" / name, records(0, [1.0, 2.0]))
     (tmp_path / "link").symlink_to(tmp_path / "runs" / "a")
@@ -79,8 +79,8 @@ def test_a_run_that_is_given_twice_counts_once(tmp_path, monkeypatch, capsys):
     assert list(draw(["link", "runs"])[1]) == ["ppo on CartPole-v1 (link)", "ppo on CartPole-v1 (b)"]
 
 
-def test_a_name_is_as_long_as_it_must_be(tmp_path):
-    """Three options are told, and a fourth where two runs differ in nothing else."""
+def test_curve_names_have_at_most_three_options_unless_ambiguous(tmp_path):
+    """Show three options, and a fourth for runs that differ in nothing else."""
     for i, (num_envs, clip) in enumerate([(8, 0.1), (8, 0.2), (64, 0.1)]):
         agent = {"gamma": num_envs / 100, "clip_coef": clip}
         write(tmp_path / str(i), records(0, [1.0 + i]), num_envs=num_envs, total_steps=1000 * num_envs, agent=agent)
@@ -90,7 +90,7 @@ def test_a_name_is_as_long_as_it_must_be(tmp_path):
     assert {name: line.get_ydata()[0] for name, line in drawn.items()} == dict(zip(names, [1, 2, 3]))
 
 
-def test_no_curve_is_lost_where_names_are_the_same(tmp_path):
+def test_equal_curve_names_get_folders(tmp_path):
     places = [write(tmp_path / name / "run", records(0, [1.0])) for name in ("a", "b")]
     names = [f"ppo on CartPole-v1 ({place})" for place in places]
     assert list(draw(places)[1]) == names
@@ -98,7 +98,7 @@ def test_no_curve_is_lost_where_names_are_the_same(tmp_path):
     assert list(draw(backends)[1]) == ["CartPole-v1, envpool/CartPole-v1", "CartPole-v1, gymnax/CartPole-v1"]
 
 
-def test_members_of_one_program_are_told_apart(tmp_path):
+def test_members_of_one_program_are_separate_curves(tmp_path):
     lines = [
         r for rate in (0.1, 0.2) for seed in (0, 1) for r in records(seed, [rate], **{"agent.learning_rate": rate})
     ]
@@ -108,14 +108,14 @@ def test_members_of_one_program_are_told_apart(tmp_path):
     assert [line.get_ydata()[0] for line in drawn.values()] == [0.1, 0.2]
 
 
-def test_groups_that_are_asked_for(tmp_path):
+def test_group_by_selects_curves(tmp_path):
     for seed, (num_envs, gamma) in enumerate([(8, 0.9), (8, 0.99), (64, 0.9)]):
         write(tmp_path / str(seed), records(seed, [1.0 + seed]), num_envs=num_envs, agent={"gamma": gamma}, seed=seed)
     assert list(draw([tmp_path], group_by=["num-envs"])[1]) == ["num envs 8 (2 trainings)", "num envs 64"]
     assert list(draw([tmp_path], group_by="agent.gamma")[1]) == ["gamma 0.9 (2 trainings)", "gamma 0.99"]
 
 
-def test_scores_of_different_tasks_are_never_one_curve(tmp_path):
+def test_group_by_never_averages_different_envs(tmp_path):
     for name in ("CartPole-v1", "Acrobot-v1"):
         write(tmp_path / name, records(0, [1.0]), env=name, agent={"gamma": 0.9})
     axes = compare.compare([tmp_path], group_by="agent.gamma").axes
@@ -124,18 +124,18 @@ def test_scores_of_different_tasks_are_never_one_curve(tmp_path):
     assert all(len(at.get_lines()) == 1 for at in axes)
 
 
-def test_a_curve_that_ends_early_is_warned_of(tmp_path, capsys):
-    """Along steps; that seeds have played different numbers of episodes is no news."""
+def test_compare_warns_if_trainings_differ_in_length(tmp_path, capsys):
+    """Warn along steps, but not along episodes."""
     places = [write(tmp_path / str(n), records(n, [1.0] * n), seed=n) for n in (2, 30)]
     draw(places)
-    said = "drawn as far as its shortest training goes, 200 of 3k environment steps"
-    assert capsys.readouterr().err == f"warning: ppo on CartPole-v1: {said}\n"
+    message = "drawn up to the end of its shortest training, 200 of 3k environment steps"
+    assert capsys.readouterr().err == f"warning: ppo on CartPole-v1: {message}\n"
     draw(places, x="episodes")
     assert not capsys.readouterr().err
 
 
-def test_environments_have_axes_of_their_own(tmp_path):
-    """But not their backends."""
+def test_compare_has_panel_per_env(tmp_path):
+    """Backends of one environment share a panel."""
     envs = ["gymnax/CartPole-v1", "gymnax/Acrobot-v1", "envpool/CartPole-v1"]
     places = [write(tmp_path / str(i), records(0, [1.0 + i]), env=env) for i, env in enumerate(envs)]
     acrobot, cartpole = sorted(compare.compare(places).axes, key=lambda axes: len(axes.get_lines()))
@@ -144,8 +144,8 @@ def test_environments_have_axes_of_their_own(tmp_path):
     assert sorted(float(line.get_ydata()[0]) for line in cartpole.get_lines()) == [1, 3]
 
 
-def test_a_curve_begins_where_something_is_known(tmp_path):
-    """Of several trainings, where something is known of all; a gap later on holds what came before."""
+def test_curve_starts_where_all_trainings_are_known(tmp_path):
+    """A later gap keeps the last value."""
     one = write(tmp_path / "one", records(0, [None, 2.0, None, 4.0]))
     np.testing.assert_array_equal(draw([one])[0].get_lines()[0].get_ydata(), [np.nan, 2, 2, 4])
     other = write(tmp_path / "other", records(1, [5.0, None, 7.0, 8.0]), seed=1)
@@ -153,22 +153,22 @@ def test_a_curve_begins_where_something_is_known(tmp_path):
     np.testing.assert_allclose(lines["ppo on CartPole-v1 (2 seeds)"].get_ydata(), [np.nan, 3.5, 4.5, 6])
 
 
-def test_a_seed_of_which_nothing_is_known_hides_no_other():
+def test_aggregate_ignores_training_without_values():
     each = np.array([[1.0, 2.0], [np.nan, np.nan], [3.0, 4.0]])
-    np.testing.assert_allclose(curves.gathered("", np.array([1, 2]), each).center, [2, 3])
-    assert np.isnan(curves.gathered("", np.array([1, 2]), each[[1, 1]]).center).all()
+    np.testing.assert_allclose(curves.aggregate("", np.array([1, 2]), each).center, [2, 3])
+    assert np.isnan(curves.aggregate("", np.array([1, 2]), each[[1, 1]]).center).all()
 
 
-def test_runs_without_the_metric_are_left_out(tmp_path, capsys):
+def test_runs_without_metric_are_left_out_with_warning(tmp_path, capsys):
     with_it, without = (write(tmp_path / name, records(0, [1.0], **{name: 1.0})) for name in ("loss", "entropy"))
     assert len(draw([with_it, without], y="loss")[1]) == 1
-    assert capsys.readouterr().err == "warning: 1 of 2 runs have no loss, and are left out\n"
+    assert capsys.readouterr().err == "warning: 1 of 2 runs have no loss and are left out\n"
 
 
-def test_a_run_whose_algorithm_is_not_here_is_left_out(tmp_path, capsys):
+def test_run_of_unknown_algorithm_is_left_out_with_warning(tmp_path, capsys):
     write(tmp_path / "ours", records(0, [1.0, 2.0]))
     gone = write(tmp_path / "theirs", records(0, [1.0, 2.0]), algo="a_module.that_is_gone")
-    (found,) = compare.groups([tmp_path], compare.Options()).values()
+    (found,) = compare.group_runs([tmp_path], compare.Options()).values()
     assert [run.folder.name for run in found] == ["ours"]
     said = capsys.readouterr().err
     assert said.count("\n") == 1 and said.startswith(f"warning: {gone} is left out: unknown algorithm")
@@ -178,15 +178,15 @@ def test_a_run_whose_algorithm_is_not_here_is_left_out(tmp_path, capsys):
     assert "; there are ppo, dqn, pqn, and modules by name" in said
 
 
-def test_a_name_that_begins_with_an_underscore_is_in_the_legend():
-    """As that of a class in a script, __main__:Line."""
+def test_legend_shows_name_with_leading_underscore():
+    """Use the name of a class in a script, __main__:Line."""
     curve = curves.Curve("__main__:Line", np.arange(3.0), np.ones((1, 3)), np.ones(3), None)
-    (axes,) = curves.compare({"": [curve]}, "steps", "return").axes
+    (axes,) = curves.draw_panels({"": [curve]}, "steps", "return").axes
     assert [text.get_text().strip() for text in axes.get_legend().get_texts()] == ["__main__:Line"]
 
 
-def test_many_curves_are_named_beside_their_axes(tmp_path):
-    """Where their names have room, shortened where they are long."""
+def test_legend_of_many_curves_is_outside_axes(tmp_path):
+    """Long names are shortened to fit."""
     places = [write(tmp_path / f"{i:02}" / ("long" * 30), records(0, [1.0 * i, 2.0])) for i in range(12)]
     picture = compare.compare(places)
     picture.draw_without_rendering()
@@ -198,7 +198,7 @@ def test_many_curves_are_named_beside_their_axes(tmp_path):
 
 
 @pytest.mark.parametrize(("x", "label", "at"), [("seconds", "seconds", [3, 6]), ("episodes", "episodes", [2, 4])])
-def test_the_horizontal_axis_is_chosen(tmp_path, x, label, at):
+def test_option_x_selects_horizontal_axis(tmp_path, x, label, at):
     axes, lines = draw([write(tmp_path / "a", records(0, [1.0, 2.0], seconds=3.0))], x=x)
     assert label in axes.get_xlabel()
     (line,) = lines.values()
@@ -206,34 +206,34 @@ def test_the_horizontal_axis_is_chosen(tmp_path, x, label, at):
     np.testing.assert_allclose(line.get_ydata(), [1, 2])
 
 
-def test_any_metric_is_drawn(tmp_path):
+def test_option_y_selects_metric(tmp_path):
     axes, lines = draw([write(tmp_path / "a", records(0, [1.0, 2.0], policy_loss=7.0))], y="policy_loss")
     assert axes.get_ylabel() == "policy loss" and (next(iter(lines.values())).get_ydata() == 7).all()
 
 
-def test_a_curve_goes_as_far_as_its_shortest_training(tmp_path):
-    """At 100 and 200 both are known, the mean of two seeds; what comes after is one seed's only."""
+def test_curve_ends_with_shortest_training(tmp_path):
+    """At 100 and 200 both seeds are known; later steps belong to one seed only."""
     places = [write(tmp_path / str(i), records(i, [1.0] * (2 + 3 * i)), seed=i) for i in range(2)]
     (line,) = draw(places)[1].values()
     np.testing.assert_allclose(line.get_xdata(), [100, 200])
 
 
-def test_a_curve_goes_as_far_as_the_first_record_of_each(tmp_path):
-    """One training ended at 200, and another's first record is at 1000: there they are 1, as it was left, and 5."""
+def test_curve_reaches_first_record_of_each_training(tmp_path):
+    """One training ends at 200 with 1, the other has its first record, 5, at 1000: the mean there is 3."""
     places = [write(tmp_path / "0", records(0, [1.0] * 2)), write(tmp_path / "1", records(1, [5.0] * 2, 1000), seed=1)]
     (line,) = draw(places)[1].values()
     assert line.get_xydata().tolist() == [[1000, 3]]
 
 
-def test_between_edges_records_count_by_weight():
-    """(0, 10] holds 1 and 4 with weights 3 and 1: 7/4. (10, 20] holds none. What is unknown counts nothing."""
+def test_bin_means_are_weighted():
+    """(0, 10] holds 1 and 4 with weights 3 and 1: 7/4. (10, 20] is empty. NaN has no weight."""
     x, y = np.array([5.0, 10.0, 15.0, 25.0, 30.0]), np.array([1.0, 4.0, 9.0, np.nan, 5.0])
-    means = curves.over(x, y, np.array([3.0, 1.0, 0.0, 1.0, 2.0]), np.array([0.0, 10.0, 20.0, 30.0]))
+    means = curves.bin_means(x, y, np.array([3.0, 1.0, 0.0, 1.0, 2.0]), np.array([0.0, 10.0, 20.0, 30.0]))
     np.testing.assert_allclose(means, [7 / 4, np.nan, 5.0])
-    np.testing.assert_allclose(curves.hold(np.array([[np.nan, 1.0, np.nan, 2.0]])), [[np.nan, 1, 1, 2]])
+    np.testing.assert_allclose(curves.forward_fill(np.array([[np.nan, 1.0, np.nan, 2.0]])), [[np.nan, 1, 1, 2]])
 
 
-def test_the_command_writes_a_picture_and_never_over_its_own(tmp_path, monkeypatch, capsys):
+def test_plot_command_never_overwrites_default_file(tmp_path, monkeypatch, capsys):
     write(tmp_path / "runs" / "a", records(0, [1.0, 2.0]))
     monkeypatch.chdir(tmp_path)
     for name in ("plot.png", "plot-2.png"):
@@ -243,7 +243,7 @@ def test_the_command_writes_a_picture_and_never_over_its_own(tmp_path, monkeypat
     assert "<svg" in (tmp_path / "a.svg").read_text()
 
 
-def test_a_file_that_was_claimed_is_gone_where_nothing_came_of_it(tmp_path):
+def test_claimed_removes_file_on_error(tmp_path):
     with pytest.raises(OSError, match="disk"), files.claimed(tmp_path / "x.png") as path:
         assert path.exists()
         raise OSError("the disk is full")
@@ -253,8 +253,8 @@ def test_a_file_that_was_claimed_is_gone_where_nothing_came_of_it(tmp_path):
     assert path.read_text() == "drawn"
 
 
-def test_two_that_look_for_a_new_file_at_once_find_two(tmp_path, monkeypatch):
-    """Also where one of them takes it between the other's look and its hold."""
+def test_claim_file_is_atomic(tmp_path, monkeypatch):
+    """Let another process create the file between the check and the creation."""
     wanted, free = tmp_path / "plot.png", files.new_file
     assert [files.claim_file(wanted).name for _ in range(2)] == ["plot.png", "plot-2.png"]
     looks = iter([tmp_path / "plot-2.png", tmp_path / "plot-2.png"])
@@ -263,8 +263,8 @@ def test_two_that_look_for_a_new_file_at_once_find_two(tmp_path, monkeypatch):
     assert len(list(tmp_path.iterdir())) == 3
 
 
-def test_a_name_is_no_formula(tmp_path, monkeypatch):
-    """An SVG holds its texts as they are shown."""
+def test_curve_names_print_dollar_signs_literally(tmp_path, monkeypatch):
+    """Look for the texts in an SVG."""
     for name in ("a b", "x$a_{$y^"):
         write(tmp_path / name, records(0, [1.0, 2.0], **{"$a_{$": 1.0}), env="Mine$:x_{$")
     monkeypatch.chdir(tmp_path)
@@ -274,37 +274,37 @@ def test_a_name_is_no_formula(tmp_path, monkeypatch):
         assert f"<!-- {words} -->" in text
 
 
-def test_python_writes_the_file_that_it_is_told(tmp_path):
+def test_compare_option_out_saves_figure(tmp_path):
     folder, out = write(tmp_path / "a", records(0, [1.0, 2.0])), tmp_path / "a.svg"
     assert compare.compare([folder], out=str(out)).axes and "<svg" in out.read_text()
     assert compare.compare(str(folder)).axes and compare.compare(SimpleNamespace(folder=folder)).axes  # a run, too
     assert compare.compare(tmp_path.glob("a")).axes
-    with pytest.raises(ValueError, match="runs: there is none to compare"):
+    with pytest.raises(ValueError, match="runs: got an empty list"):
         compare.compare([])
-    with pytest.raises(ValueError, match=r"--out .*a.jpg: its name must end in .png or .svg or .pdf"):
+    with pytest.raises(ValueError, match=r"--out: must end with .png or .svg or .pdf, got .*a.jpg"):
         compare.compare([folder], out=str(tmp_path / "a.jpg"))
     assert sorted(tmp_path.iterdir()) == [folder, out]
 
 
 MISTAKES = [
     ("", ["RUN... is missing"]),
-    ("nowhere", ["nowhere: there is no run in it or below"]),
+    ("nowhere", ["nowhere: no run found in it or below"]),
     ("rums", ["did you mean runs?"]),
-    ("empty", ["empty: there is no run in it or below", "config.yaml"]),
-    ("runs --y retrun_mean", ["--y retrun_mean", "did you mean return_mean"]),
-    ("runs --y frobnication", ["--y frobnication", "there are", "env_steps"]),
+    ("empty", ["empty: no run found in it or below", "config.yaml"]),
+    ("runs --y retrun_mean", ["--y:", "got retrun_mean", "did you mean return_mean"]),
+    ("runs --y frobnication", ["--y:", "got frobnication", "available: ", "env_steps"]),
     ("runs --x stepz", ["--x", "did you mean steps?"]),
     ("runs --outt a.png", ["--outt", "did you mean --out?"]),
-    ("runs --out a.jpg", ["--out a.jpg", ".png or .svg or .pdf"]),
-    ("runs --out nowhere/a.png", ["nowhere is no folder"]),
-    ("runs --group-by num-env", ["--group-by num-env", "num_envs"]),
+    ("runs --out a.jpg", ["--out:", "got a.jpg", ".png or .svg or .pdf"]),
+    ("runs --out nowhere/a.png", ["nowhere is not a folder"]),
+    ("runs --group-by num-env", ["--group-by:", "got num-env", "num_envs"]),
     ("broken", ["broken/a", "metrics.jsonl cannot be read (line 1: "]),
     ("numbers", ["numbers/a", "metrics.jsonl cannot be read (line 1: "]),
 ]
 
 
 @pytest.mark.parametrize(("line", "words"), MISTAKES, ids=[line for line, _ in MISTAKES])
-def test_a_mistake_gets_one_line_and_leaves_nothing(line, words, tmp_path, monkeypatch, capsys):
+def test_invalid_command_line_prints_one_line_and_writes_nothing(line, words, tmp_path, monkeypatch, capsys):
     write(tmp_path / "runs" / "a", records(0, [1.0]))
     (write(tmp_path / "broken" / "a", []) / "metrics.jsonl").write_text("{\n")
     (write(tmp_path / "numbers" / "a", []) / "metrics.jsonl").write_text("3\n")
@@ -319,19 +319,19 @@ def test_a_mistake_gets_one_line_and_leaves_nothing(line, words, tmp_path, monke
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_a_run_that_cannot_be_read_keeps_no_other_from_being_drawn(tmp_path, capsys):
-    """And a line that is still being written is no line."""
+def test_unreadable_run_is_left_out_with_warning(tmp_path, capsys):
+    """An incomplete last line is ignored."""
     write(tmp_path / "a", records(0, [1.0]))
     (write(tmp_path / "b", []) / "metrics.jsonl").write_text("garbage\n")
     with open(write(tmp_path / "c", records(0, [2.0])) / "metrics.jsonl", "a") as file:
         file.write('{"seed": 0, "env_st')
-    found = compare.groups([tmp_path], compare.Options())
+    found = compare.group_runs([tmp_path], compare.Options())
     assert sorted(run.folder.name for runs in found.values() for run in runs) == ["a", "c"]
     warned = capsys.readouterr().err
     assert warned.count("\n") == 1 and "b is left out: its metrics.jsonl cannot be read (line 1: " in warned
 
 
-def test_a_picture_that_cannot_be_written_leaves_the_one_before(tmp_path):
+def test_save_failure_keeps_existing_file(tmp_path):
     class Torn:
         def savefig(self, path):
             path.write_text("half of it")

@@ -1,7 +1,7 @@
-"""Checkpoints: what is read is what was written, to the last bit, or it is refused; and the one before is still there.
+"""Test checkpoints: what is read equals what was written, bit by bit, or it is refused and the previous one is kept.
 
-Disks are broken in each way that can be had without breaking one: bits flipped, files cut short, no room, no right to
-write, calls that fail, and processes killed at any moment.
+Failures are simulated with flipped bits, truncated files, full disks, missing permissions, failing calls and killed
+processes.
 """
 
 import hashlib
@@ -50,36 +50,36 @@ class Pair(NamedTuple):
 
 
 def like(tree):
-    """The tree's shapes and dtypes."""
+    """Return the tree's shapes and dtypes."""
     return jax.tree.map(lambda x: ShapeDtypeStruct(x.shape, x.dtype), tree)
 
 
 def there_and_back(folder, tree):
-    """Through the disk."""
+    """Write a tree to the disk and read it back."""
     arrays, kinds = checkpoint.flatten(tree)
     checkpoint.write(folder, arrays, {"arrays": kinds})
     return checkpoint.unflatten(like(tree), checkpoint.read(folder))
 
 
 def bits(x):
-    """What an array or a key is made of."""
+    """Return the bytes of an array or of PRNG keys."""
     return np.asarray(jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x).tobytes()
 
 
 def assert_same(found, expected):
-    """The same structure, types and bits; keys are keys again."""
+    """Check structure, types and bits; keys must still be keys."""
     assert jax.tree.structure(found) == jax.tree.structure(expected)
     for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected)):
         assert (a.shape, a.dtype, bits(a)) == (b.shape, b.dtype, bits(b))
 
 
 def names(folder):
-    """All that lies in it."""
+    """Return the names of all files in a folder."""
     return sorted(path.name for path in folder.iterdir())
 
 
 def save(parent, number, **manifest):
-    """A small checkpoint, whose arrays and manifest say the number."""
+    """Write a small checkpoint whose arrays and manifest hold the number."""
     folder = parent / f"{checkpoint.PREFIX}{number:012d}"
     arrays, kinds = checkpoint.flatten({"x": np.full((4, 8), number, np.float32), "y": np.arange(number) > 2})
     checkpoint.write(folder, arrays, {"number": number, "arrays": kinds, **manifest})
@@ -94,12 +94,12 @@ def assert_whole(folder, number):
 
 @pytest.fixture
 def two(tmp_path):
-    """An older and a newer checkpoint."""
+    """Return an older and a newer checkpoint."""
     return save(tmp_path, 5), save(tmp_path, 7)
 
 
 def assert_refused(older, newer):
-    """The newer one, in a sentence, wherever it is met; and the older one is what is found."""
+    """Check that the newer checkpoint is refused in one line and that the older one is found."""
     with pytest.raises(ValueError, match=re.escape(str(newer))) as caught:
         checkpoint.read(newer)
     assert "\n" not in str(caught.value)
@@ -112,7 +112,7 @@ def assert_refused(older, newer):
 
 
 def strided(array):
-    """Every second number of something larger."""
+    """Return an equal array made of every second element of a larger one."""
     wide = np.zeros((*array.shape, 2), array.dtype)
     wide[..., 0] = array
     return wide[..., 0]
@@ -129,7 +129,7 @@ LAYOUTS = {
 
 
 def any_bits(rng, shape, dtype):
-    """Every pattern there is, so also NaNs, infinities and -0.0."""
+    """Return random bit patterns, including NaNs, infinities and -0.0."""
     dtype = np.dtype(dtype)
     if dtype.kind == "b":
         return rng.random(shape) < 0.5
@@ -143,7 +143,7 @@ def any_key(rng, shape, implementation):
 
 @st.composite
 def leaves(draw):
-    """An array of up to three axes, some of length 0, in some layout; or keys."""
+    """Draw an array of up to three axes, possibly empty and in any layout, or keys."""
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     shape = tuple(draw(st.lists(st.integers(0, 3), max_size=3)))
     kind = draw(st.sampled_from([*DTYPES, *KEY_WORDS]))
@@ -162,8 +162,8 @@ trees = st.recursive(leaves() | st.just(()), branches, max_leaves=8)
 
 
 @given(tree=trees)
-def test_what_is_read_is_what_was_written(tmp_path_factory, tree):
-    """Structure, types and bits; and again what was read."""
+def test_read_inverts_write(tmp_path_factory, tree):
+    """Check structure, types and bits, also of a second round trip."""
     parent = tmp_path_factory.mktemp("trees")
     once = there_and_back(parent / "once", tree)
     assert_same(once, tree)
@@ -172,27 +172,27 @@ def test_what_is_read_is_what_was_written(tmp_path_factory, tree):
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: np.dtype(dtype).name)
-def test_memory_in_any_order_is_written_in_one(dtype, layout, tmp_path):
+def test_write_normalizes_memory_order(dtype, layout, tmp_path):
     tree = LAYOUTS[layout](any_bits(np.random.default_rng(0), (3, 2, 5), dtype))
     assert_same(there_and_back(tmp_path / "step", tree), tree)
 
 
 @pytest.mark.parametrize("implementation", KEY_WORDS)
-def test_keys_go_on_with_the_same_numbers(implementation, tmp_path):
+def test_unflatten_restores_prng_keys(implementation, tmp_path):
     key, other_key = (jax.random.key(seed, impl=implementation) for seed in (3, 4))
     saved = there_and_back(tmp_path / "step", Pair(key, jax.random.split(other_key, (2, 3))))
     np.testing.assert_array_equal(jax.random.normal(saved.left, 9), jax.random.normal(key, 9))
     assert saved.right.shape == (2, 3) and saved.right.dtype == key.dtype
 
 
-def test_every_number_of_two_bytes_is_kept(tmp_path):
-    """All NaNs with what they carry, both zeros, what is subnormal."""
+def test_write_keeps_every_two_byte_value(tmp_path):
+    """Include all NaN payloads, both zeros and subnormal numbers."""
     every = np.arange(2**16, dtype=np.uint16).view(jnp.bfloat16)
     assert_same(there_and_back(tmp_path / "step", every), every)
 
 
-def test_nans_keep_what_they_carry_and_zeros_their_sign(tmp_path):
-    """Float32 by its bits: quiet and signalling NaNs of both signs, the zeros, the infinities, the smallest."""
+def test_write_keeps_nan_payload_and_signed_zero(tmp_path):
+    """Check float32 bits of quiet and signaling NaNs, zeros, infinities and the smallest numbers."""
     patterns = [0x7FC00000, 0xFFC00001, 0x7F800001, 0xFFBFFFFF, 0, 0x80000000, 0x7F800000, 0xFF800000, 1, 0x80000001]
     numbers = np.array(patterns, np.uint32).view(np.float32)
     saved = there_and_back(tmp_path / "step", {"array": numbers, "zero": jnp.float32(-0.0), "nan": np.float32(np.nan)})
@@ -200,12 +200,12 @@ def test_nans_keep_what_they_carry_and_zeros_their_sign(tmp_path):
     assert np.signbit(saved["zero"]) and saved["zero"].shape == () and np.isnan(saved["nan"])
 
 
-def test_a_tree_without_arrays_is_a_tree(tmp_path):
+def test_write_accepts_tree_without_arrays(tmp_path):
     assert there_and_back(tmp_path / "step", Pair((), {"a": ()})) == Pair((), {"a": ()})
 
 
-def test_arrays_go_by_their_path_and_others_can_read_them(tmp_path):
-    """With safetensors and a JSON parser, and checked with `sha256sum`."""
+def test_arrays_are_named_by_path_and_readable_by_safetensors(tmp_path):
+    """Read with safetensors and a JSON parser, and verify with `sha256sum`."""
     tree = {"agent": Pair((jnp.arange(3), ()), jnp.ones((2, 2), jnp.bfloat16)), "key": jax.random.key(1)}
     there_and_back(tmp_path / "step", tree)
     arrays = safetensors.numpy.load_file(tmp_path / "step" / checkpoint.ARRAYS)
@@ -220,8 +220,8 @@ def test_arrays_go_by_their_path_and_others_can_read_them(tmp_path):
     assert manifest["files"] == {checkpoint.ARRAYS: digest}
 
 
-def test_a_flat_tree_is_a_copy():
-    """What becomes of the memory that it was made from, changed or given to the device, does not matter."""
+def test_flatten_copies_arrays():
+    """Change, or donate to the device, the memory of the original arrays."""
     plain, turned, scalar = np.zeros(5), np.zeros((2, 3), np.int32), np.zeros((), np.float32)
     on_device = jnp.zeros(1000)
     arrays, _ = checkpoint.flatten([plain, turned.T, scalar, on_device, jax.random.key(0)])
@@ -233,8 +233,8 @@ def test_a_flat_tree_is_a_copy():
 
 
 @pytest.mark.parametrize("change", ["all", "manifest"])
-def test_a_checkpoint_may_be_written_again(two, change):
-    """At the same step, as when a run went back: the last one counts."""
+def test_write_replaces_existing_checkpoint(two, change):
+    """Write the same step twice, as after resuming from an older checkpoint."""
     _, newer = two
     before = checkpoint.read(newer)
     arrays = {"x": np.ones(3)} if change == "all" else before.arrays
@@ -248,7 +248,7 @@ def test_a_checkpoint_may_be_written_again(two, change):
 
 
 def state():
-    """A tree with one of each."""
+    """Return a tree with a leaf of each kind."""
     return {
         "agent": Pair(np.zeros((2, 3), np.float32), np.zeros(4, np.int32)),
         "key": jax.random.key(0),
@@ -278,14 +278,14 @@ OTHERS = {  # what another tree has instead, and what must be said of it
 
 @pytest.fixture
 def saved(tmp_path):
-    """The checkpoint of a state."""
+    """Return the checkpoint of a state."""
     arrays, kinds = checkpoint.flatten(state())
     checkpoint.write(tmp_path / "step", arrays, {"arrays": kinds})
     return checkpoint.read(tmp_path / "step")
 
 
 @pytest.mark.parametrize("other", OTHERS)
-def test_another_tree_is_refused_in_a_sentence(other, saved):
+def test_unflatten_refuses_different_tree(other, saved):
     change, words = OTHERS[other]
     with pytest.raises(ValueError) as caught:
         checkpoint.unflatten(like(state() | change(state()["agent"])), saved)
@@ -295,18 +295,18 @@ def test_another_tree_is_refused_in_a_sentence(other, saved):
 
 
 @pytest.mark.parametrize("name", ["agent", "key", "mask", "small", "words"])
-def test_a_tree_that_lacks_something_is_refused(name, saved):
+def test_unflatten_refuses_unknown_array(name, saved):
     less = {k: x for k, x in state().items() if k != name}
-    with pytest.raises(ValueError, match=f"still has {name}"):
+    with pytest.raises(ValueError, match=f"has an unknown array {name}"):
         checkpoint.unflatten(like(less), saved)
 
 
-def test_what_is_refused_says_who_wrote_it(saved):
+def test_unflatten_error_names_version(saved):
     other = like(state() | {"mask": np.zeros(3, bool)})
     with pytest.raises(ValueError, match="jaxrl_fast of unknown version wrote it"):
         checkpoint.unflatten(other, saved)
     saved.manifest["meta"] = {"versions": {"jaxrl_fast": "0.0.7"}}
-    with pytest.raises(ValueError, match=f"jaxrl_fast 0.0.7 wrote it, and this is {re.escape(__version__)}"):
+    with pytest.raises(ValueError, match=f"jaxrl_fast 0.0.7 wrote it and this is {re.escape(__version__)}"):
         checkpoint.unflatten(other, saved)
 
 
@@ -314,8 +314,8 @@ def test_what_is_refused_says_who_wrote_it(saved):
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_flipped_bit_is_noticed(two, name):
-    """Anywhere, of any file; and where it is flipped back all is well."""
+def test_read_detects_flipped_bit(two, name):
+    """Flip a bit anywhere in any file; flipping it back repairs the checkpoint."""
     older, newer = two
     rng, intact = np.random.default_rng(FILES.index(name)), (newer / name).read_bytes()
     for place in rng.choice(8 * len(intact), NUM_FLIPS // len(FILES), replace=False):
@@ -328,8 +328,8 @@ def test_a_flipped_bit_is_noticed(two, name):
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_file_of_another_length_is_noticed(two, name):
-    """Cut short, from nothing at all to its last byte, and with something after its end."""
+def test_read_detects_changed_length(two, name):
+    """Truncate to any length, or append bytes."""
     older, newer = two
     intact = (newer / name).read_bytes()
     for length in np.linspace(0, len(intact) - 1, NUM_LENGTHS).astype(int):
@@ -341,8 +341,8 @@ def test_a_file_of_another_length_is_noticed(two, name):
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_file_that_is_not_there_is_noticed(two, name):
-    """Or is a folder, or a link to nowhere."""
+def test_read_detects_missing_file(two, name):
+    """Remove a file, or replace it by a folder or a broken link."""
     older, newer = two
     (newer / name).unlink()
     assert_refused(older, newer)
@@ -354,14 +354,14 @@ def test_a_file_that_is_not_there_is_noticed(two, name):
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_file_of_another_checkpoint_is_noticed(two, name):
+def test_read_detects_file_of_other_checkpoint(two, name):
     older, newer = two
     (newer / name).write_bytes((older / name).read_bytes())
     assert_refused(older, newer)
 
 
-def test_what_is_no_checkpoint_is_passed_over(two):
-    """An empty folder and a file by the names of checkpoints, both newer."""
+def test_newest_skips_invalid_folders(two):
+    """Create an empty folder and a file with the names of newer checkpoints."""
     (two[0].parent / f"{checkpoint.PREFIX}{8:012d}").mkdir()
     (two[0].parent / f"{checkpoint.PREFIX}{9:012d}").write_text("text")
     found, wrong = checkpoint.newest(two[0].parent)
@@ -369,7 +369,7 @@ def test_what_is_no_checkpoint_is_passed_over(two):
     assert len(wrong) == 2 and "step-000000000009" in wrong[0] and "step-000000000008" in wrong[1]
 
 
-def test_where_nothing_is_intact_nothing_is_found(two):
+def test_newest_returns_none_if_all_are_corrupt(two):
     for folder in two:
         (folder / checkpoint.SUM).write_text("0" * 64 + "\n")
     found, wrong = checkpoint.newest(two[0].parent)
@@ -377,7 +377,7 @@ def test_where_nothing_is_intact_nothing_is_found(two):
     assert len(wrong) == 2 and two[1].name in wrong[0] and two[0].name in wrong[1]
 
 
-def test_where_nothing_was_saved_nothing_is_found(tmp_path):
+def test_newest_returns_none_without_checkpoints(tmp_path):
     assert checkpoint.newest(tmp_path) == checkpoint.newest(tmp_path / "not there") == (None, [])
     assert checkpoint.folders(tmp_path / "not there") == []
 
@@ -386,7 +386,7 @@ def test_where_nothing_was_saved_nothing_is_found(tmp_path):
 
 
 class Bomb:
-    """What it is unpickled from makes a folder."""
+    """An object that creates a folder when it is unpickled."""
 
     def __init__(self, mark):
         self.mark = mark
@@ -396,7 +396,7 @@ class Bomb:
 
 
 def seal(folder, **changes):
-    """Makes the sums agree with what the files hold now, as who means harm would."""
+    """Recompute the checksums for the current content, as an attacker would."""
     manifest = json.loads((folder / checkpoint.MANIFEST).read_text())
     manifest["files"] = {checkpoint.ARRAYS: hashlib.sha256((folder / checkpoint.ARRAYS).read_bytes()).hexdigest()}
     seal_text(folder, json.dumps(manifest | changes).encode())
@@ -407,8 +407,8 @@ def seal_text(folder, manifest):
     (folder / checkpoint.SUM).write_text(hashlib.sha256(manifest).hexdigest() + "\n")
 
 
-def test_sealing_by_hand_is_believed(two):
-    """So that the tests below are refused for what they hold, and not for their sums."""
+def test_read_accepts_manifest_with_valid_checksum(two):
+    """Show that the following tests are refused for their content, not for their checksums."""
     _, newer = two
     safetensors.numpy.save_file({"x": np.arange(3)}, newer / checkpoint.ARRAYS)
     seal(newer, number=9)
@@ -417,8 +417,8 @@ def test_sealing_by_hand_is_believed(two):
 
 
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
-def test_a_pickle_is_not_read(two, protocol, tmp_path):
-    """Neither as a manifest, sealed, nor as arrays, sealed or not, nor as an array of objects."""
+def test_read_never_unpickles(two, protocol, tmp_path):
+    """Try a pickle as manifest, as arrays with and without valid checksums, and as an array of objects."""
     older, newer = two
     mark = tmp_path / "executed"
     bomb = pickle.dumps(Bomb(mark), protocol)
@@ -439,8 +439,8 @@ def test_a_pickle_is_not_read(two, protocol, tmp_path):
 
 
 @pytest.mark.parametrize("path", ["../outside.safetensors", "{}/outside.safetensors", "inside.safetensors", "", "."])
-def test_a_manifest_cannot_name_other_files(two, path):
-    """Even those that exist and have that sum."""
+def test_read_refuses_other_paths_in_manifest(two, path):
+    """Include files that exist and have the given checksum."""
     older, newer = two
     named = path.format(newer.parent)
     for file in (newer.parent / "outside.safetensors", newer / "inside.safetensors"):
@@ -452,7 +452,7 @@ def test_a_manifest_cannot_name_other_files(two, path):
         assert_refused(older, newer)
 
 
-def test_another_format_is_refused(two):
+def test_read_refuses_other_format(two):
     older, newer = two
     seal(newer, format=checkpoint.FORMAT + 1)
     assert_refused(older, newer)
@@ -475,7 +475,7 @@ STEPS = {  # what `write` calls, and whether it has done something by the time i
 
 
 def fail(patch, owner, name, late, number, error):
-    """Of the calls of `owner.name` from now on, the one of this number fails, before or after its work."""
+    """Let the call of `owner.name` with this number fail, before or after its work."""
     real, calls = getattr(owner, name), itertools.count(1)
 
     def failing(*args, **kwargs):
@@ -490,7 +490,7 @@ def fail(patch, owner, name, late, number, error):
 
 
 def failures(monkeypatch, action, owner, name, late, error):
-    """Does it with one call after the other failing, until there are no more calls. Yields after each."""
+    """Run the action with one call after the other failing, until no call is left. Yield after each."""
     for number in itertools.count(1):
         with monkeypatch.context() as patch:
             fail(patch, owner, name, late, number, error)
@@ -506,8 +506,8 @@ def failures(monkeypatch, action, owner, name, late, error):
 
 @pytest.mark.parametrize("error", [NO_ROOM, KeyboardInterrupt()], ids=["no room", "interrupted"])
 @pytest.mark.parametrize("name", STEPS)
-def test_a_write_that_fails_leaves_no_half_of_it(name, error, tmp_path, monkeypatch):
-    """Only where the last sync fails, of the parent folder, may it be there already, and then it is whole."""
+def test_failed_write_leaves_nothing(name, error, tmp_path, monkeypatch):
+    """Only if the last sync, of the parent folder, fails may the complete checkpoint exist already."""
     older = save(tmp_path, 5)
     for _ in failures(monkeypatch, lambda: save(tmp_path, 7), *(STEPS[name][0], name, STEPS[name][1]), error):
         found, wrong = checkpoint.newest(tmp_path)
@@ -520,8 +520,7 @@ def test_a_write_that_fails_leaves_no_half_of_it(name, error, tmp_path, monkeypa
     assert_whole(found.folder, 7)
 
 
-def test_what_is_not_a_number_is_not_half_written(two):
-    """JSON has no NaN."""
+def test_write_refuses_nan_in_manifest(two):
     with pytest.raises(ValueError, match="not JSON compliant"):
         save(two[0].parent, 9, loss=float("nan"))
     assert sorted(two[0].parent.iterdir()) == list(two)
@@ -531,8 +530,8 @@ def inodes(folder):
     return {path.stat().st_ino for path in (folder, *folder.iterdir())}
 
 
-def test_all_is_on_the_disk_before_it_has_its_name(two, monkeypatch):
-    """And then the name. A machine that loses its power may lose all that was not synced."""
+def test_write_syncs_before_rename(two, monkeypatch):
+    """A power failure may lose everything that was not synced."""
     order = []
     sync, rename = os.fsync, Path.rename
     monkeypatch.setattr(os, "fsync", lambda file: (order.append(os.fstat(file).st_ino), sync(file)))
@@ -543,8 +542,8 @@ def test_all_is_on_the_disk_before_it_has_its_name(two, monkeypatch):
     assert folder.parent.stat().st_ino in order[named:]
 
 
-def test_no_room_leaves_the_older_ones(tmp_path):
-    """A file may not grow beyond 10 kB: arrays that do not fit, a manifest that does not, then all fits again."""
+def test_full_disk_keeps_older_checkpoints(tmp_path):
+    """Limit files to 10 kB: arrays that do not fit, a manifest that does not fit, then both fit again."""
     code = """
 import json, os, resource, sys
 from pathlib import Path
@@ -579,12 +578,12 @@ save(5, 0, "")
     assert found.manifest["number"] == 4 and not wrong
 
 
-def test_where_no_folder_can_be_made_it_is_said(tmp_path):
-    """Since there is a file in the way, which stays."""
+def test_saver_reports_folder_that_cannot_be_created(tmp_path):
+    """Put a file in the way, which must stay."""
     (tmp_path / "file").write_text("text")
     saver = checkpoint_saver.Saver(tmp_path / "file" / "checkpoints", 1)
     saver.save(saver.folder(1), {}, {}, {})
-    assert saver.wait() == "a checkpoint could not be written (Not a directory); there is none yet"
+    assert saver.wait() == "a checkpoint could not be written (Not a directory); none has been saved yet"
     assert saver.last is None and saver.num_written == 0
     assert (tmp_path / "file").read_text() == "text"
 
@@ -593,14 +592,14 @@ def test_where_no_folder_can_be_made_it_is_said(tmp_path):
 
 
 def put(saver, number, score=None):
-    """Saves and waits. What went wrong."""
+    """Save and wait; return the error message."""
     arrays = {"x": np.full(3, number)}
     saver.save(saver.folder(number), arrays, {"number": number}, score)
     return saver.wait()
 
 
 @pytest.mark.parametrize("name", STEPS)
-def test_a_saver_says_once_what_went_wrong_and_goes_on(name, tmp_path, monkeypatch):
+def test_saver_reports_error_once_and_continues(name, tmp_path, monkeypatch):
     saver = checkpoint_saver.Saver(tmp_path, 3)
     assert not saver.wait()
     assert not put(saver, 1)
@@ -619,12 +618,12 @@ def test_a_saver_says_once_what_went_wrong_and_goes_on(name, tmp_path, monkeypat
 @pytest.mark.parametrize(
     "name, what",
     [
-        ("replace", "which checkpoint is the best could not be written"),
+        ("replace", "best.json could not be written"),
         ("rename", "older checkpoints could not be removed"),
     ],
 )
-def test_what_fails_after_a_checkpoint_is_written_does_not_undo_it(name, what, tmp_path, monkeypatch):
-    """When it is marked as the best one, or an old one is removed, which the next save makes up for."""
+def test_saver_keeps_checkpoint_if_cleanup_fails(name, what, tmp_path, monkeypatch):
+    """Let marking the best one, or removing an old one, fail; the next save repeats it."""
     saver = checkpoint_saver.Saver(tmp_path, 1)
     assert not put(saver, 1, 1)
     with monkeypatch.context() as patch:
@@ -636,7 +635,7 @@ def test_what_fails_after_a_checkpoint_is_written_does_not_undo_it(name, what, t
     assert names(tmp_path) == [checkpoint.BEST, saver.folder(3).name]
 
 
-def test_saving_does_not_wait_for_the_disk(tmp_path, monkeypatch):
+def test_saver_saves_in_background(tmp_path, monkeypatch):
     slow, sync = threading.Event(), os.fsync
     monkeypatch.setattr(os, "fsync", lambda file: (slow.wait(2), sync(file)))
     saver = checkpoint_saver.Saver(tmp_path, 1)
@@ -652,7 +651,7 @@ def test_saving_does_not_wait_for_the_disk(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("keep", [1, 2, 3])
 @pytest.mark.parametrize("bests", [(), (0,), (2, 3), (1, 6)])
-def test_the_newest_and_the_best_are_kept(keep, bests, tmp_path):
+def test_saver_keeps_newest_and_best(keep, bests, tmp_path):
     saver, written, best = checkpoint_saver.Saver(tmp_path, keep), [], None
     for i in range(8):
         folder = saver.folder(100 * i)
@@ -665,8 +664,8 @@ def test_the_newest_and_the_best_are_kept(keep, bests, tmp_path):
         assert names(tmp_path) == ([checkpoint.BEST] if best else []) + sorted(path.name for path in expected)
 
 
-def test_leftovers_of_a_crash_are_gone(two):
-    """With all that is in them; what is whole stays."""
+def test_saver_removes_leftovers_of_crash(two):
+    """Remove temporary folders with their content, but no checkpoint."""
     parent = two[0].parent
     checkpoint.mark_best(two[0], 1.0)
     for name in (f"{two[1].name}", f"{two[0].name}-old", "step-000000000009"):
@@ -679,8 +678,8 @@ def test_leftovers_of_a_crash_are_gone(two):
     assert_whole(two[1], 7)
 
 
-def test_leftovers_do_not_stop_a_save(two):
-    """Not even those of the same checkpoint."""
+def test_saver_writes_despite_leftovers(two):
+    """Include leftovers of the same checkpoint."""
     parent, newer = two[0].parent, two[1]
     for name in (newer.name, f"{newer.name}-old"):
         (parent / f"{files.ASIDE}{name}").mkdir()
@@ -691,7 +690,7 @@ def test_leftovers_do_not_stop_a_save(two):
     assert names(parent) == [path.name for path in two]
 
 
-def test_checkpoints_are_in_the_order_of_their_steps(tmp_path):
+def test_folders_are_ordered_by_step(tmp_path):
     saver = checkpoint_saver.Saver(tmp_path, 1)
     steps = [0, 5, 10, 99, 2**31, 2**32 + 1, 10**11, 10**12 - 1]
     for number in np.random.default_rng(0).permutation(steps):
@@ -702,8 +701,8 @@ def test_checkpoints_are_in_the_order_of_their_steps(tmp_path):
 
 
 @pytest.mark.parametrize("ending", [".bak", " (copy)", "-2"])
-def test_a_copy_beside_the_checkpoints_is_none(two, ending):
-    """Not even where it is the only one that is whole."""
+def test_folders_ignores_copies(two, ending):
+    """Include the case that only the copy is intact."""
     copy = shutil.copytree(two[1], two[1].with_name(two[1].name + ending))
     parent = copy.parent
     assert checkpoint.folders(parent) == [*two] and checkpoint.newest(parent)[0].folder == two[1]
@@ -716,8 +715,8 @@ def test_a_copy_beside_the_checkpoints_is_none(two, ending):
 # The best one ----------------------------------------------------------------------------------
 
 
-def test_the_best_has_the_highest_score_of_those_that_are_there(two):
-    """What is there already was better, perhaps, by a run before it went on."""
+def test_mark_best_keeps_highest_score(two):
+    """A marked checkpoint may be better, as before a run was resumed."""
     parent = two[0].parent
     assert checkpoint.best(parent) is None
     for folder, score, best in (
@@ -748,14 +747,14 @@ GARBAGE = (
 
 
 @pytest.mark.parametrize("content", GARBAGE, ids=lambda content: repr(content[:40]))
-def test_garbage_names_no_best_one(content, tmp_path):
+def test_best_ignores_invalid_file(content, tmp_path):
     save(tmp_path / "checkpoints", 5)
     (tmp_path / "outside").mkdir()
     (tmp_path / "checkpoints" / checkpoint.BEST).write_bytes(content)
     assert checkpoint.best(tmp_path / "checkpoints") is None
 
 
-def test_garbage_does_not_stop_a_save(tmp_path):
+def test_mark_best_replaces_invalid_file(tmp_path):
     saver = checkpoint_saver.Saver(tmp_path, 1)
     for number, content in enumerate(GARBAGE):
         (tmp_path / checkpoint.BEST).write_bytes(content)
@@ -774,7 +773,7 @@ def test_garbage_does_not_stop_a_save(tmp_path):
     "owner, name, late", [(Path, "write_text", True), (os, "fsync", False), (Path, "replace", False)]
 )
 @pytest.mark.parametrize("old", ["old\n", None])
-def test_a_replacement_that_fails_leaves_one_of_both(old, owner, name, late, error, tmp_path, monkeypatch):
+def test_failed_replace_keeps_old_or_new_file(old, owner, name, late, error, tmp_path, monkeypatch):
     path = tmp_path / "file.json"
     if old:
         path.write_text(old)
@@ -784,7 +783,7 @@ def test_a_replacement_that_fails_leaves_one_of_both(old, owner, name, late, err
     assert path.read_text("utf-8") == "new é" and names(tmp_path) == [path.name]
 
 
-def test_a_replacement_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch):
+def test_replace_syncs_before_rename(tmp_path, monkeypatch):
     order, sync, replace = [], os.fsync, Path.replace
     monkeypatch.setattr(os, "fsync", lambda file: (order.append(os.fstat(file).st_ino), sync(file)))
     monkeypatch.setattr(Path, "replace", lambda self, to: (order.append(to), replace(self, to))[1])
@@ -793,7 +792,7 @@ def test_a_replacement_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypat
     assert order.index(path.stat().st_ino) < order.index(path)
 
 
-def test_who_reads_while_a_file_is_replaced_reads_one_of_both(tmp_path):
+def test_replace_is_atomic_for_readers(tmp_path):
     path, texts = tmp_path / "file.json", ("a" * 100_000, "b" * 7)
     files.replace(path, texts[0])
     work = lambda: [files.replace(path, texts[i % 2]) for i in range(40)]
@@ -833,7 +832,7 @@ for line in sys.stdin:
 
 
 def killed(nursery, number, num_told, delay):
-    """What a process acknowledges that saves from this number on; it is killed so long after so many."""
+    """Return what a saving process acknowledges before it is killed, `delay` after `num_told` lines."""
     print(number, file=nursery.stdin, flush=True)
     said, child = [], None
     while child is None or len(said) < num_told:
@@ -849,7 +848,7 @@ def killed(nursery, number, num_told, delay):
     return said
 
 
-def test_what_was_acknowledged_outlives_a_kill(tmp_path):
+def test_saved_checkpoint_survives_sigkill(tmp_path):
     """At any moment; one process after the other goes on in the same folder, and the best one is not lost either.
 
     They are forks of one process, which has spent its second on imports.

@@ -1,4 +1,4 @@
-"""sweep: combinations are laid out, checked and run once each; what came of them is in one table."""
+"""Test sweeps: combinations are expanded, validated and run once each; one table holds the results."""
 
 import csv
 import json
@@ -29,7 +29,6 @@ from jaxrl_fast.sweep import report as sweep_report
 from jaxrl_fast.sweep import table as sweep_table
 from jaxrl_fast.training import memory, trainer
 from jaxrl_fast.utils import locks
-from jaxrl_fast.utils import memory as utils_memory
 
 ROOT = Path(__file__).parents[2]
 TINY = "ppo --env CartPole-v1 --total-steps 512 --eval-episodes 2 --agent.rollout-length 16 --agent.hidden-sizes 4 "
@@ -48,7 +47,7 @@ def sizes(line):
 # What shares a program
 
 
-def test_seeds_and_real_numbers_share_a_program_and_integers_do_not():
+def test_grid_groups_seeds_and_floats_but_not_integers():
     asked = ask("ppo --num-envs 1,8 --agent.learning-rate 1e-4,1e-3 --seed 0..4")
     assert [g.settings.options.num_envs for g in asked.groups] == [1, 8]
     assert asked.columns == ("num_envs", "agent.learning_rate")
@@ -72,16 +71,16 @@ def test_seeds_and_real_numbers_share_a_program_and_integers_do_not():
         ("ppo --seed 1k..1002,5", [4]),
     ],
 )
-def test_groups(line, expected):
+def test_grid_group_sizes(line, expected):
     assert sizes(line) == expected
 
 
-def test_a_tuple_is_one_value():
+def test_grid_keeps_tuple_as_one_value():
     groups = ask("ppo --agent.hidden-sizes 64 64,128").groups
     assert [g.settings.agent.hidden_sizes for g in groups] == [(64, 64), (128,)]
 
 
-def test_a_group_has_the_settings_of_its_first_member():
+def test_group_settings_are_those_of_first_member():
     (group,) = ask("ppo --agent.clip-coef 0.1,0.3 --seed 5,2").groups
     assert group.settings.options.seed == 5 and group.settings.options.num_seeds == 4
     assert group.settings.agent.clip_coef == 0.1
@@ -89,7 +88,7 @@ def test_a_group_has_the_settings_of_its_first_member():
     assert later.settings.agent.clip_coef == 0.3 and later.settings.options.seed == 2
 
 
-def test_python_asks_for_the_same():
+def test_from_keywords_equals_command_line():
     line = "--config ppo_cartpole --num-envs 64,256 --seed 0..4 --agent.learning-rate 1e-4,1e-3 --scale minibatches"
     rates = np.array([1e-4, 1e-3])
     asked = grid.from_keywords(
@@ -104,33 +103,33 @@ def test_python_asks_for_the_same():
     )
 
 
-def test_a_sweeps_own_defaults_give_way():
+def test_sweep_defaults_are_overridden_by_user():
     assert ask("ppo").groups[0].settings.options.on_nonfinite == "continue"
     assert ask("ppo --on-nonfinite stop").groups[0].settings.options.on_nonfinite == "stop"
     assert ask("ppo --tensorboard").groups[0].settings.options.tensorboard
     assert not ask("ppo --no-tensorboard").groups[0].settings.options.tensorboard
 
 
-def test_the_last_word_on_an_option_holds():
+def test_grid_last_occurrence_of_option_wins():
     anneal_lr = lambda line: [g.settings.agent.anneal_lr for g in ask(f"ppo {line}").groups]
     assert anneal_lr("--agent.anneal-lr true,false --agent.no-anneal-lr") == [False]
     assert anneal_lr("--agent.no-anneal-lr --agent.anneal-lr true,false") == [True, False]
     assert ask("ppo --seed 0..4 --seed 7").groups[0].members == (Member(7),)
 
 
-def test_a_switch_that_an_option_needs_may_be_varied():
+def test_grid_varies_switch_required_by_option():
     assert sizes("dqn --agent.prioritized true,false --agent.priority-exponent 0.5,0.6") == [2, 2]
     assert sizes("dqn --agent.value-head none,c51 --agent.v-min -1,0") == [1, 1, 1, 1]
 
 
-def test_options_need_only_make_sense_in_each_combination():
-    """By itself --stop-when-solved would ask for --solved-threshold."""
+def test_grid_validates_options_per_combination():
+    """Check that --stop-when-solved accepts --solved-threshold as a varied option."""
     asked = ask("ppo --env CartPole-v1 --stop-when-solved --solved-threshold 400,475")
     assert [g.settings.options.solved_threshold for g in asked.groups] == [400, 475]
     assert asked.base_num_envs == 4
 
 
-def test_with_nothing_to_train_it_trains_what_its_help_says():
+def test_grid_defaults_to_preset_shown_in_help():
     settings = ask("--seed 0..4").groups[0].settings
     single = load.from_command_line([])
     assert settings.agent == single.agent and settings.preset == single.preset == "ppo_cartpole"
@@ -150,15 +149,15 @@ def test_with_nothing_to_train_it_trains_what_its_help_says():
         ("none", "learning_rate", [5e-4, 5e-4, 5e-4]),
     ],
 )
-def test_scaling_rules_start_from_the_preset(rule, name, expected):
-    """The preset has 16 environments, a learning rate of 5e-4 and 8 minibatches of 128 x 16 / 8 = 256 rows."""
+def test_scaling_rules_start_from_preset(rule, name, expected):
+    """Use a preset with 16 environments, learning rate 5e-4 and 8 minibatches of 128 x 16 / 8 = 256 rows."""
     asked = ask(f"--config ppo_cartpole --num-envs 4,16,64 --scale {rule}")
     assert [getattr(g.settings.agent, name) for g in asked.groups] == pytest.approx(expected)
     assert asked.base_num_envs == 16
     assert (f"agent.{name}" in asked.columns) == (rule != "none")
 
 
-def test_fewer_rows_than_a_minibatch_has_are_all_of_it():
+def test_scale_minibatches_is_at_least_one():
     asked = ask("--config ppo_cartpole --num-envs 1 --scale minibatches")
     assert asked.groups[0].settings.agent.num_minibatches == 1
 
@@ -198,32 +197,32 @@ MISTAKES = [
     ("--config ppo_cartpole --num-envs 3 --scale minibatches", ["got 1.5 for 3", "multiple of 16"]),
     ("ppo --retry", ["--retry", "--resume"]),
     ("ppo --slurm-option timeout_min=3", ["--slurm-options", "--launcher slurm"]),
-    ("ppo --launcher slurm --workers 2", ["--workers: must be 1 with --launcher slurm", "got 2"]),
-    ("ppo --name a --sweep-dir b", ["--name: cannot be combined with --sweep-dir b, got a"]),
-    ("dqn --agent.v-min -1,0", ["--agent.v-min: has no effect without --agent.value-head c51"]),
-    ("ppo --name a/b", ["--name: must be a name without folders, got a/b", "--sweep-dir"]),
-    ("ppo --name ..", ["--name: must be a name without folders, got ..", "--sweep-dir"]),
-    (f"ppo --name {'x' * 300}", ["x cannot be made (File name too long)"]),
-    ("ppo --sweep-dir ~nobody-at-all/x", ["--sweep-dir '~nobody-at-all/x' is no path"]),
-    ("--resume no_members", ["no_members/sweep.yaml is not what a sweep writes"]),
-    ("--resume elsewhere", ["elsewhere/sweep.yaml is not what a sweep writes"]),
-    ("ppo --name taken", ["taken", "holds no sweep"]),
-    ("--resume sweeps/a_swep", ["is not a sweep directory (no sweep.yaml); did you mean sweeps/a_sweep?"]),
-    ("ppo --agent.gamma 0..4", ["--agent.gamma: must be a number, got '0..4'\n"]),
+    ("ppo --launcher slurm --workers 2", ["--workers 2", "--launcher slurm"]),
+    ("ppo --name a --sweep-dir b", ["--name a and --sweep-dir b exclude each other"]),
+    ("dqn --agent.v-min -1,0", ["--agent.v-min does nothing without --agent.value-head c51"]),
+    ("ppo --name a/b", ["--name", "got 'a/b'", "--sweep-dir"]),
+    ("ppo --name ..", ["--name", "got '..'", "--sweep-dir"]),
+    (f"ppo --name {'x' * 300}", ["cannot create the folder", "x (File name too long)"]),
+    ("ppo --sweep-dir ~nobody-at-all/x", ["--sweep-dir '~nobody-at-all/x' is not a valid path"]),
+    ("--resume no_members", ["no_members/sweep.yaml is not a valid sweep file"]),
+    ("--resume elsewhere", ["elsewhere/sweep.yaml is not a valid sweep file"]),
+    ("ppo --name taken", ["taken", "is not a sweep"]),
+    ("--resume sweeps/a_swep", ["the folder has no sweep.yaml; did you mean sweeps/a_sweep?"]),
+    ("ppo --agent.gamma 0..4", ["--agent.gamma: '0..4' is not a number\n"]),
     (
         "--resume a_run",
-        ["a_run: is not a sweep directory", "it is a run, use python -m jaxrl_fast.train --resume a_run\n"],
+        ["a_run: the folder has no sweep.yaml", "it is a run, resume it with", ".train --resume a_run\n"],
     ),
-    ("--resume sweeps/a_sweep/01", ["it is a part of a sweep, use --resume sweeps/a_sweep\n"]),
-    ("--resume nowhere", ["--resume nowhere", "not a sweep"]),
-    ("--resume=", ["--resume: must be a sweep directory, got ''"]),
+    ("--resume sweeps/a_sweep/01", ["it is part of a sweep, resume that with --resume sweeps/a_sweep\n"]),
+    ("--resume nowhere", ["--resume nowhere", "has no sweep.yaml"]),
+    ("--resume=", ["--resume wants a sweep's folder, and '' is none"]),
     ("ppo --sweep-dir sweeps/taken", ["sweeps/taken", "choose another --sweep-dir"]),
     ("--resume broken", ["broken/sweep.yaml"]),
-    ("--resume no_groups", ["no_groups/sweep.yaml is not what a sweep writes"]),
-    ("--resume a_sweep --seed 0..9", ["--seed: cannot be combined with --resume"]),
-    ("ppo --resume a_sweep", ["ppo: cannot be combined with --resume"]),
-    ("--resume a_sweep --scale minibatches", ["--scale: cannot be combined with --resume"]),
-    ("ppo --name a_sweep --num-envs 1,16", ["a_sweep is the folder of another sweep", "num_envs"]),
+    ("--resume no_groups", ["no_groups/sweep.yaml is not a valid sweep file"]),
+    ("--resume a_sweep --seed 0..9", ["--seed does not go with --resume"]),
+    ("ppo --resume a_sweep", ["ppo does not go with --resume"]),
+    ("--resume a_sweep --scale minibatches", ["--scale does not go with --resume"]),
+    ("ppo --name a_sweep --num-envs 1,16", ["a_sweep holds a different sweep", "num_envs"]),
     ("ppo --num-envs 8,64 --agent.num-minibatches 1,3", ["num_envs 8, agent.num_minibatches 3", "3 minibatches"]),
     ("dqn --num-envs 8,4096 --agent.buffer-size 10k", ["num_envs 4096", "buffer_size 10000", "4096 environments"]),
     ("ppo --env CartPole-v1,CartPole-v2", ["env CartPole-v2", "CartPole-v1"]),
@@ -241,8 +240,8 @@ def place(tmp_path_factory):
     (folder / "broken").mkdir()
     (folder / "broken" / "sweep.yaml").write_text("format: 2\ngroups: 3\n")
     asked = ask("ppo --num-envs 1,8")
-    made = dict(prepare._named(asked.columns, list(asked.groups)))
-    prepare._make(asked, made, folder / "sweeps" / "a_sweep")
+    groups = dict(prepare._with_names(asked.columns, list(asked.groups)))
+    prepare._create(asked, groups, folder / "sweeps" / "a_sweep")
     content = yaml.safe_load((folder / "sweeps" / "a_sweep" / "sweep.yaml").read_text())
     for run in (folder / "a_run", folder / "sweeps" / "a_sweep" / "01"):
         run.mkdir()
@@ -257,11 +256,11 @@ def place(tmp_path_factory):
 
 
 @pytest.mark.parametrize(("line", "words"), MISTAKES, ids=[line for line, _ in MISTAKES])
-def test_a_mistake_gets_one_line_and_leaves_nothing(line, words, place, monkeypatch, capsys):
+def test_invalid_command_line_prints_one_line_and_writes_nothing(line, words, place, monkeypatch, capsys):
     monkeypatch.chdir(place)
     before = sorted(place.rglob("*"))
     monkeypatch.setattr(runner, "execute", lambda sweep: pytest.fail("it began"))
-    monkeypatch.setattr(utils_memory, "free_bytes", lambda *_: 24 * 2**30)
+    monkeypatch.setattr(memory, "free_bytes", lambda *_: 24 * 2**30)
     assert __main__.main(line.split()) == 2
     out, err = capsys.readouterr()
     assert out == "" and err.count("\n") == 1 and err.endswith("\n"), err
@@ -280,20 +279,20 @@ def test_a_mistake_gets_one_line_and_leaves_nothing(line, words, place, monkeypa
         ({"num_seeds": [1, 2]}, "^num_seeds: takes one value, got 1 2$"),
     ],
 )
-def test_a_mistake_in_python_is_the_same_sentence(keywords, words):
+def test_from_keywords_raises_same_messages(keywords, words):
     with pytest.raises(ValueError, match=words):
         grid.from_keywords(algo="ppo", **keywords)
 
 
-def test_an_environment_may_come_with_its_parameters():
-    """As a pair, which is one value; a list of such is several."""
+def test_from_keywords_accepts_env_with_params():
+    """Pass a pair as one value and a list of pairs as several."""
     env, params = CartPole(), CartPole().default_params
     asked = grid.from_keywords(algo="ppo", env=(env, params), seed=[0, 1])
     assert [group.settings.options.env for group in asked.groups] == [(env, params)]
     assert len(grid.from_keywords(algo="ppo", env=[(env, params), CartPole]).groups) == 2
 
 
-def test_slurm_is_refused_where_it_is_not(monkeypatch, capsys, tmp_path):
+def test_slurm_launcher_requires_submitit_and_sbatch(monkeypatch, capsys, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(slurm.util, "find_spec", lambda name: None)
     assert __main__.main(["ppo", "--launcher", "slurm"]) == 2
@@ -301,14 +300,14 @@ def test_slurm_is_refused_where_it_is_not(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(slurm.util, "find_spec", lambda name: name)
     monkeypatch.setattr(slurm.shutil, "which", lambda name: None)
     assert __main__.main(["ppo", "--launcher", "slurm"]) == 2
-    assert "no sbatch" in capsys.readouterr().err
+    assert "sbatch was not found" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 
 
-def test_help_imports_no_arrays():
+def test_help_does_not_import_jax():
     code = (
-        "import sys\nfrom jaxrl_fast.sweep import __main__ as sweep\n"
-        "try: sweep.main(['--config', 'ppo_cartpole', '--help'])\n"
+        "import sys\nimport jaxrl_fast.sweep.__main__ as command\n"
+        "try: command.main(['--config', 'ppo_cartpole', '--help'])\n"
         "except SystemExit as e: assert e.code == 0\n"
         "print([m for m in ('jax', 'numpy', 'gymnax', 'matplotlib') if m in sys.modules])"
     )
@@ -319,8 +318,8 @@ def test_help_imports_no_arrays():
         assert name in said.stdout
 
 
-def test_help_tells_the_defaults_of_a_sweep(capsys):
-    """Which are not those of a single run, and what it trains where nothing says so."""
+def test_help_shows_sweep_defaults(capsys):
+    """Check the defaults that differ from those of a single run."""
     for words in (["--help"], ["--config", "ppo_cartpole", "--help"], ["dqn", "-h"]):
         with pytest.raises(SystemExit) as end:
             __main__.main(words)
@@ -332,43 +331,41 @@ def test_help_tells_the_defaults_of_a_sweep(capsys):
 
 
 @pytest.mark.slow
-def test_a_part_of_a_sweep_is_not_resumed_as_a_run(swept):
-    with pytest.raises(ValueError, match=r"part of a sweep; use python -m jaxrl_fast.sweep --resume"):
+def test_train_refuses_to_resume_group_of_sweep(swept):
+    with pytest.raises(ValueError, match=r"part of a sweep; go on with python -m jaxrl_fast.sweep --resume"):
         load.from_command_line(["--resume", str(swept.folder / "01_num_envs-2")])
 
 
 # The folder
 
 
-def test_what_is_written_down_is_read_back(place):
+def test_read_plan_inverts_create(place):
     asked = ask("ppo --num-envs 1,8")
-    read = directory.read(place / "sweeps" / "a_sweep")
+    read = directory.read_plan(place / "sweeps" / "a_sweep")
     assert list(read.groups) == ["01_num_envs-1", "02_num_envs-8"]
     assert [g._replace(settings=g.settings._replace(preset="")) for g in read.groups.values()] == list(asked.groups)
 
 
-def test_a_population_larger_than_memory_is_split(monkeypatch):
-    """Of seven members only three fit at once: three equal parts, and each knows its own first member."""
+def test_split_to_fit_splits_by_free_memory(monkeypatch):
+    """Split seven members of which three fit at once into three parts with their own first members."""
     asked = ask(TINY + " --num-envs 2 --agent.clip-coef 0.1,0.2,0.3,0.4,0.5,0.6,0.7")
     (group,) = asked.groups
     assert len(prepare.split_to_fit(group, asked)) == 1
     ready = prepare.plan.validate_plan(grid.part(group, group.members[:1]).settings)
     one = memory.estimate(ready.env, ready.agent).total + memory.rollout_bytes(ready.env, ready.agent)
     assert ready.placement.num_shards == 1
-    monkeypatch.setattr(
-        utils_memory, "free_bytes", lambda _=1: 7 * one + 10
-    )  # on four devices seven are trained as eight
+    monkeypatch.setattr(memory, "free_bytes", lambda _=1: 7 * one + 10)  # on four devices seven are trained as eight
     assert [len(part.members) for part in prepare.split_to_fit(group, asked)] == [3, 4]
-    monkeypatch.setattr(utils_memory, "free_bytes", lambda _=1: 3 * one + 10)
+    monkeypatch.setattr(memory, "free_bytes", lambda _=1: 3 * one + 10)
     parts = prepare.split_to_fit(group, asked)
     assert [len(part.members) for part in parts] == [2, 2, 3]
     assert [part.settings.agent.clip_coef for part in parts] == [0.1, 0.3, 0.5]
-    monkeypatch.setattr(utils_memory, "free_bytes", lambda _=1: 10)
+    monkeypatch.setattr(memory, "free_bytes", lambda _=1: 10)
     with pytest.raises(ValueError, match=r"agent.clip_coef 0.1: this does not fit into memory"):
         prepare.split_to_fit(group, asked)
 
 
-def test_an_environment_on_the_host_has_one_member_a_program(monkeypatch):
+def test_split_to_fit_gives_host_env_one_member(monkeypatch):
     from jaxrl_fast import envs
 
     make = envs.make
@@ -382,16 +379,16 @@ def test_an_environment_on_the_host_has_one_member_a_program(monkeypatch):
 
 @pytest.fixture(scope="module")
 def swept(tmp_path_factory):
-    """2 and 4 environments, two learning rates, seeds 5 and 3: two programs of four members."""
+    """Return a sweep of 2 and 4 environments, two learning rates and seeds 5 and 3: two programs of four members."""
     folder = tmp_path_factory.mktemp("sweep") / "one"
     line = f"{TINY} --num-envs 2,4 --agent.learning-rate 1e-3,1e-2 --seed 5,3 --sweep-dir {folder}"
     assert __main__.main(line.split()) == 0
-    ready = directory.read(folder)
+    ready = directory.read_plan(folder)
     return jaxrl_fast.Sweep(folder, sweep_table.table_rows(ready), 0)
 
 
 @pytest.mark.slow
-def test_the_table_has_a_row_for_each_member(swept):
+def test_table_has_row_per_member(swept):
     with open(swept.folder / "results.csv", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     found = [(int(r["num_envs"]), float(r["agent.learning_rate"]), int(r["seed"])) for r in rows]
@@ -405,7 +402,7 @@ def test_the_table_has_a_row_for_each_member(swept):
 
 
 @pytest.mark.slow
-def test_records_carry_the_member(swept):
+def test_metrics_records_hold_member_label(swept):
     last = files.read_metrics(swept.folder / "01_num_envs-2")[-4:]
     labels = [(r["seed"], r["agent.learning_rate"]) for r in last]
     assert labels == [(5, 1e-3), (3, 1e-3), (5, 1e-2), (3, 1e-2)]
@@ -413,7 +410,7 @@ def test_records_carry_the_member(swept):
 
 
 @pytest.mark.slow
-def test_a_member_is_its_single_run_to_rounding(swept, tmp_path):
+def test_member_matches_single_run_up_to_rounding(swept, tmp_path):
     run = jaxrl_fast.fit(
         algo="ppo", env="CartPole-v1", total_steps=512, eval_episodes=2, num_envs=2, seed=3, tensorboard=False,
         agent=dict(rollout_length=16, hidden_sizes=(4,), num_epochs=1, num_minibatches=1, learning_rate=1e-2),
@@ -426,7 +423,7 @@ def test_a_member_is_its_single_run_to_rounding(swept, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_part_whose_seeds_alone_differ_is_loaded_by_seed(swept, tmp_path):
+def test_load_selects_member_by_seed(swept, tmp_path):
     jaxrl_fast.sweep(
         algo="ppo", env="CartPole-v1", total_steps=512, eval_episodes=2, num_envs=2, seed=[9, 4], log_level="quiet",
         agent=dict(rollout_length=16, hidden_sizes=(4,), num_epochs=1, num_minibatches=1),
@@ -445,8 +442,8 @@ def test_a_part_whose_seeds_alone_differ_is_loaded_by_seed(swept, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_member_of_a_program_is_chosen_by_its_values(swept, tmp_path, capsys):
-    """From Python and by a command; what it plays with is what stands in its place in the checkpoint."""
+def test_load_and_evaluate_select_member_by_values(swept, tmp_path, capsys):
+    """Compare the selected member with its row of the checkpoint, from Python and from the command line."""
     part = shutil.copytree(swept.folder / "01_num_envs-2", tmp_path / "part")
     labels = yaml.safe_load((part / "config.yaml").read_text())["meta"]["members"]
     rates = list(dict.fromkeys(label["agent.learning_rate"] for label in labels))
@@ -469,18 +466,18 @@ def test_a_member_of_a_program_is_chosen_by_its_values(swept, tmp_path, capsys):
         assert jaxrl_fast.load(part, member=member).settings.agent.learning_rate == rates[1]
     for given, words in (
         ([], "has members that differ in agent.learning_rate ("),
-        ([], "choose by --member learning_rate="),
+        ([], "choose one, e.g. --member learning_rate="),
         (["--member", "learning-rate=0.7"], "--member agent.learning_rate=0.7: members of"),
         (["--member", "learning-rate=high"], "--member learning_rate=high: 'high' is not a number"),
         (["--member", "learning-rate=1", "agent.learning-rate=2"], "--member: agent.learning_rate is given twice"),
-        (["--member", "gamma=0.7"], "--member gamma=0.7: its members differ in agent.learning_rate"),
+        (["--member", "gamma=0.7"], "--member gamma=0.7: members of "),
     ):
         assert evaluate.main([str(part), *given]) == 2
         assert words in capsys.readouterr().err
 
 
 @pytest.mark.slow
-def test_the_report_says_which_wins(swept):
+def test_report_ranks_configurations(swept):
     text = swept.report
     for words in ("By throughput: **num_envs", "By time to the threshold of 2", "By steps to the threshold of 2"):
         assert words in text
@@ -490,10 +487,10 @@ def test_the_report_says_which_wins(swept):
 
 
 @pytest.mark.slow
-def test_a_sweep_in_python(swept):
+def test_sweep_from_python(swept):
     assert "8 trainings" in repr(swept) and "<table>" in swept._repr_html_()
     assert swept.plot().axes and swept.plot("curves").axes
-    with pytest.raises(ValueError, match="there are throughput"):
+    with pytest.raises(ValueError, match="available: throughput"):
         swept.plot("speed")
     again = jaxrl_fast.sweep(resume=str(swept.folder), log_level="quiet")
     assert again.results == swept.results and again.status == 0
@@ -501,7 +498,7 @@ def test_a_sweep_in_python(swept):
 
 
 @pytest.mark.slow
-def test_nothing_is_repeated(swept, monkeypatch):
+def test_finished_sweep_trains_nothing(swept, monkeypatch):
     monkeypatch.setattr(trainer, "execute", lambda *_: pytest.fail("it began"))
     line = f"{TINY} --num-envs 2,4 --agent.learning-rate 1e-3,1e-2 --seed 5,3 --sweep-dir {swept.folder}"
     assert __main__.main(line.split()) == 0
@@ -509,7 +506,7 @@ def test_nothing_is_repeated(swept, monkeypatch):
 
 
 class Pretence:
-    """A trainer that trains nothing, but writes what a run leaves."""
+    """A trainer that trains nothing but writes the files of a run."""
 
     ran: list = []  # noqa: RUF012
     why = "seed 0: loss is not finite at step 64; there is no checkpoint; try a lower learning rate"
@@ -540,33 +537,33 @@ def pretend(monkeypatch, tmp_path):
     return f"{TINY} --num-envs 2,4,8 --sweep-dir {tmp_path / 'sweep'}".split(), tmp_path / "sweep"
 
 
-def test_a_sweep_of_an_object_goes_on_where_the_object_is_known(tmp_path, capsys):
-    """Nothing is marked as failed: by its text nobody can find it."""
+def test_sweep_of_env_object_resumes_only_from_python(tmp_path, capsys):
+    """Check that the refused command marks no group as failed."""
     folder = tmp_path / "swept"
     options = dict(algo="ppo", env=CartPole, num_envs=[2, 4], sweep_dir=str(folder))
     prepare.prepare(grid.from_keywords(**options))
     before = sorted(folder.rglob("*"))
     assert __main__.main(["--resume", str(folder)]) == 2
-    assert "by jaxrl_fast.sweep(...) with the same arguments" in capsys.readouterr().err
+    assert "resume with jaxrl_fast.sweep(...) and the same arguments" in capsys.readouterr().err
     assert sorted(folder.rglob("*")) == before
     assert prepare.prepare(grid.from_keywords(**options)).folder == folder
 
 
-def test_a_sweep_of_an_object_that_goes_on_is_warned_of(tmp_path, monkeypatch, capsys):
-    """A class is found again, and its text says which; of an object nobody knows how it was made."""
+def test_resumed_sweep_of_env_instance_warns(tmp_path, monkeypatch, capsys):
+    """Check that a class, which has an unambiguous name, does not warn."""
     monkeypatch.chdir(tmp_path)
     options = dict(algo="ppo", env=CartPole(), num_envs=[2, 4], name="swept")
     folder = prepare.prepare(grid.from_keywords(**options)).folder
     prepare.prepare(grid.from_keywords(**options | {"env": CartPole()}))
-    told = "was trained in objects; nobody can tell whether those that are given are the same\n"
-    assert capsys.readouterr().err == f"warning: {folder} {told}"
+    message = "was trained on environment instances; make sure that the given ones are the same\n"
+    assert capsys.readouterr().err == f"warning: {folder} {message}"
     options |= {"env": CartPole, "name": "other"}
     assert prepare.prepare(grid.from_keywords(**options)) == prepare.prepare(grid.from_keywords(**options))
     assert not capsys.readouterr().err
 
 
-def test_an_object_is_the_same_at_another_address():
-    """As after a notebook's kernel has begun anew."""
+def test_member_settings_ignore_object_address():
+    """Compare two instances, as after a restart of a notebook's kernel."""
 
     def environment():
         def make_env():
@@ -576,10 +573,10 @@ def test_an_object_is_the_same_at_another_address():
 
     first, second = (grid.from_keywords(algo="ppo", env=environment()) for _ in range(2))
     assert repr(first.groups[0].settings.options.env) != repr(second.groups[0].settings.options.env)
-    assert list(prepare._flat(first.groups)) == list(prepare._flat(second.groups))
+    assert list(prepare._member_settings(first.groups)) == list(prepare._member_settings(second.groups))
 
 
-def test_what_fails_is_recorded_and_the_rest_goes_on(pretend, monkeypatch, capsys):
+def test_failed_group_is_recorded_and_others_run(pretend, monkeypatch, capsys):
     line, folder = pretend
 
     def behave(plan):
@@ -591,7 +588,7 @@ def test_what_fails_is_recorded_and_the_rest_goes_on(pretend, monkeypatch, capsy
     assert __main__.main(line) == 1
     assert Pretence.ran == ["01_num_envs-2", "03_num_envs-8"]
     assert "error: 02_num_envs-4: RuntimeError: no room" in capsys.readouterr().err
-    rows = sweep_table.table_rows(directory.read(folder))
+    rows = sweep_table.table_rows(directory.read_plan(folder))
     assert [r["status"] for r in rows] == ["done", "failed", "done"]
     assert "num_envs 4, seed 0: failed: RuntimeError: no room" in (folder / "report.md").read_text()
     assert __main__.main(["--resume", str(folder), "--log-level", "quiet"]) == 1
@@ -599,14 +596,14 @@ def test_what_fails_is_recorded_and_the_rest_goes_on(pretend, monkeypatch, capsy
     capsys.readouterr()
     assert __main__.main([*line, "--log-level", "info"]) == 1
     retry = f"python -m jaxrl_fast.sweep --resume {folder} --retry"
-    assert f"try what failed once more  {retry}" in capsys.readouterr().out
-    assert f"Once more what failed: `{retry}`." in (folder / "report.md").read_text()
+    assert f"retry failed programs with  {retry}" in capsys.readouterr().out
+    assert f"Retry the failed programs: `{retry}`." in (folder / "report.md").read_text()
     monkeypatch.setattr(Pretence, "behave", staticmethod(lambda plan: "done"))
     assert __main__.main([*line, "--retry"]) == 0
     assert Pretence.ran[2:] == ["02_num_envs-4"]
 
 
-def test_what_diverges_is_recorded_with_its_reason(pretend, monkeypatch, capsys):
+def test_diverged_group_is_recorded_with_reason(pretend, monkeypatch, capsys):
     line, folder = pretend
     diverge = lambda plan: "diverged" if plan.settings.options.num_envs == 4 else "done"
     monkeypatch.setattr(Pretence, "behave", staticmethod(diverge))
@@ -614,47 +611,55 @@ def test_what_diverges_is_recorded_with_its_reason(pretend, monkeypatch, capsys)
         assert __main__.main(words) == 1
         assert capsys.readouterr().err == f"error: 02_num_envs-4: {Pretence.why}\n"
     assert len(Pretence.ran) == 3  # nothing is tried again
-    found = [(r["status"], r["failure"]) for r in sweep_table.table_rows(directory.read(folder))]
+    found = [(r["status"], r["failure"]) for r in sweep_table.table_rows(directory.read_plan(folder))]
     assert found == [("done", None), ("diverged", Pretence.why), ("done", None)]
     assert f"- num_envs 4, seed 0: diverged: {Pretence.why}\n" in (folder / "report.md").read_text()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("option", "status"), [("", 0), (" --on-nonfinite stop", 1)])
-def test_a_member_that_diverges_ends_itself_or_its_program(option, status, tmp_path, capsys):
+def test_diverged_member_stops_itself_or_program(option, status, tmp_path, capsys):
     folder = tmp_path / "sweep"
     line = f"{TINY} --num-envs 2 --agent.learning-rate 1e-3,1e30 --sweep-dir {folder}{option}"
     assert __main__.main(line.split()) == status
     why = files.summary_if_any(folder / "01")["failure"]
     assert ("error: 01: " in capsys.readouterr().err) == bool(why) == bool(status)
-    well, ill = sweep_table.table_rows(directory.read(folder))
+    well, ill = sweep_table.table_rows(directory.read_plan(folder))
     assert (well["status"], well["failure"]) == ("diverged" if why else "done", why)
     assert ill["status"] == "diverged"
-    assert ill["failure"].startswith(why or "its numbers were no longer finite at step ")
+    assert ill["failure"].startswith(why or "not finite from step ")
     assert f"diverged: {ill['failure']}\n" in (folder / "report.md").read_text()
 
 
-def test_an_interrupted_sweep_goes_on_where_it_was(pretend, monkeypatch):
+def test_interrupted_sweep_resumes(pretend, monkeypatch):
     line, folder = pretend
     stop = lambda plan: "stopped" if plan.settings.options.num_envs == 4 else "done"
     monkeypatch.setattr(Pretence, "behave", staticmethod(stop))
     assert __main__.main(line) == 128 + signal.SIGTERM
     assert Pretence.ran == ["01_num_envs-2", "02_num_envs-4"]
-    assert [r["status"] for r in sweep_table.table_rows(directory.read(folder))] == ["done", "stopped", "unfinished"]
+    assert [r["status"] for r in sweep_table.table_rows(directory.read_plan(folder))] == [
+        "done",
+        "stopped",
+        "unfinished",
+    ]
     monkeypatch.setattr(Pretence, "behave", staticmethod(lambda plan: "done"))
     assert __main__.main(line) == 0
     assert Pretence.ran[2:] == ["02_num_envs-4", "03_num_envs-8"]
 
 
-def test_a_signal_too_late_to_stop_a_training_stops_the_sweep(pretend, monkeypatch):
+def test_late_signal_stops_sweep(pretend, monkeypatch):
     line, folder = pretend
     monkeypatch.setattr(Pretence, "behave", staticmethod(lambda plan: "too late"))
     assert __main__.main(line) == 128 + signal.SIGTERM
     assert Pretence.ran == ["01_num_envs-2"]
-    assert [r["status"] for r in sweep_table.table_rows(directory.read(folder))] == ["done", "unfinished", "unfinished"]
+    assert [r["status"] for r in sweep_table.table_rows(directory.read_plan(folder))] == [
+        "done",
+        "unfinished",
+        "unfinished",
+    ]
 
 
-def test_a_full_disk_ends_no_sweep(pretend, monkeypatch, capsys):
+def test_sweep_survives_full_disk(pretend, monkeypatch, capsys):
     line, folder = pretend
 
     def no_room(*_):
@@ -662,14 +667,14 @@ def test_a_full_disk_ends_no_sweep(pretend, monkeypatch, capsys):
 
     with monkeypatch.context() as patched:
         patched.setattr(sweep_table, "write_table", no_room)
-        patched.setattr(sweep_report, "write", no_room)
+        patched.setattr(sweep_report, "write_report", no_room)
         assert __main__.main(line) == 1
-    assert len(Pretence.ran) == 3 and "(No space left on device); --resume does it" in capsys.readouterr().err
+    assert len(Pretence.ran) == 3 and "(No space left on device); --resume writes them" in capsys.readouterr().err
     assert __main__.main(["--resume", str(folder), "--log-level", "quiet"]) == 0
     assert len(Pretence.ran) == 3 and (folder / "results.csv").is_file()
 
 
-def test_a_folder_without_room_is_left_for_later(pretend, monkeypatch, capsys):
+def test_unwritable_group_is_retried_on_resume(pretend, monkeypatch, capsys):
     line, folder = pretend
     lock = locks.Lock
 
@@ -681,14 +686,14 @@ def test_a_folder_without_room_is_left_for_later(pretend, monkeypatch, capsys):
     with monkeypatch.context() as patched:
         patched.setattr(locks, "Lock", no_room)
         assert __main__.main(line) == 1
-    assert "02_num_envs-4 cannot be written to (No space left on device)" in capsys.readouterr().err
+    assert "02_num_envs-4 cannot be written (No space left on device)" in capsys.readouterr().err
     assert __main__.main(["--resume", str(folder), "--log-level", "quiet"]) == 0
     assert Pretence.ran == ["01_num_envs-2", "03_num_envs-8", "02_num_envs-4"]
 
 
 @pytest.mark.slow
-def test_a_sweep_that_goes_on_has_all_the_devices_that_any_part_wants(tmp_path):
-    """In a process of its own, for JAX counts devices once; the first part wants one."""
+def test_resumed_sweep_offers_devices_of_all_groups(tmp_path):
+    """Run in a separate process, for JAX counts devices once; the first group requires one device."""
     line = f"{TINY} --num-envs 4 --devices 1,2 --name x"
     prepared = f"from jaxrl_fast.sweep import grid, prepare; prepare.prepare(grid.from_command_line({line.split()!r}))"
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
@@ -700,20 +705,20 @@ def test_a_sweep_that_goes_on_has_all_the_devices_that_any_part_wants(tmp_path):
     assert [json.loads(part.read_text())["num_shards"] for part in parts] == [1, 2]
 
 
-def test_workers_that_die_are_missed(pretend, monkeypatch, capsys):
+def test_killed_workers_are_reported(pretend, monkeypatch, capsys):
     line, folder = pretend
     with monkeypatch.context() as patched:
         patched.setattr(runner, "WORKER_CODE", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
         assert __main__.main([*line, "--workers", "2"]) == 1
-    assert "2 of 2 workers died, or could not write all that they should" in capsys.readouterr().err
-    assert [r["status"] for r in sweep_table.table_rows(directory.read(folder))] == ["unfinished"] * 3
+    assert "2 of 2 workers failed or could not write all results" in capsys.readouterr().err
+    assert [r["status"] for r in sweep_table.table_rows(directory.read_plan(folder))] == ["unfinished"] * 3
     assert __main__.main(["--resume", str(folder), "--log-level", "quiet"]) == 0
     assert len(Pretence.ran) == 3
 
 
 @pytest.mark.slow
-def test_what_failed_before_its_first_checkpoint_is_tried_once_more(tmp_path, monkeypatch):
-    """With lines in its metrics.jsonl already."""
+def test_retry_restarts_group_without_checkpoint(tmp_path, monkeypatch):
+    """Retry a group whose metrics.jsonl already has lines."""
     folder = tmp_path / "sweep"
 
     def fail(self, *_):
@@ -724,10 +729,10 @@ def test_what_failed_before_its_first_checkpoint_is_tried_once_more(tmp_path, mo
         assert __main__.main(f"{TINY} --num-envs 2 --sweep-dir {folder}".split()) == 1
     assert (folder / "01" / "metrics.jsonl").stat().st_size > 0
     assert __main__.main(["--resume", str(folder), "--retry", "--log-level", "quiet"]) == 0
-    assert [r["status"] for r in sweep_table.table_rows(directory.read(folder))] == ["done"]
+    assert [r["status"] for r in sweep_table.table_rows(directory.read_plan(folder))] == ["done"]
 
 
-def test_a_group_that_another_process_has_is_left_to_it(pretend):
+def test_locked_group_is_skipped(pretend):
     line, folder = pretend
     ready = prepare.prepare(grid.from_command_line(line))
     (folder / "02_num_envs-4").mkdir()
@@ -740,8 +745,8 @@ def test_a_group_that_another_process_has_is_left_to_it(pretend):
 
 
 @pytest.mark.slow
-def test_a_killed_group_goes_on_from_its_checkpoint(tmp_path, monkeypatch):
-    """SIGTERM after the first checkpoint: the same lines, times apart, as a sweep that was left alone."""
+def test_killed_group_resumes_from_checkpoint(tmp_path, monkeypatch):
+    """Stop after the first checkpoint; except for times, the lines equal those of an uninterrupted sweep."""
     line = f"{TINY} --seed 4,9 --agent.gamma 0.9,0.99 --num-envs 2 --sweep-dir "
     assert __main__.main((line + str(tmp_path / "whole")).split()) == 0
     process_chunk = trainer.Trainer.process_chunk
@@ -762,14 +767,14 @@ def test_a_killed_group_goes_on_from_its_checkpoint(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_workers_share_the_work(tmp_path):
-    """Two processes; every group is run once, by whoever came first."""
+def test_workers_run_each_group_once(tmp_path):
+    """Run two worker processes."""
     folder = tmp_path / "shared"
     line = f"{TINY} --num-envs 2,4,8,16 --workers 2 --sweep-dir {folder}"
     command = [sys.executable, "-m", "jaxrl_fast.sweep", *line.split(), "--log-level", "info"]
     said = subprocess.run(command, check=True, cwd=ROOT, capture_output=True, text=True).stdout
     assert "1/4  0" in said and "4/4  0" in said and said.count(" · done\n") == 4
-    rows = sweep_table.table_rows(directory.read(folder))
+    rows = sweep_table.table_rows(directory.read_plan(folder))
     assert [r["status"] for r in rows] == ["done"] * 4
     for row in rows:
         updates = [r["num_updates"] for r in files.read_metrics(folder / row["program"])]
@@ -778,8 +783,8 @@ def test_workers_share_the_work(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("told", [False, True])
-def test_workers_of_a_sweep_that_is_killed_stop_too(told, tmp_path):
-    """And save what they had, even if it was `told` to stop: nothing trains on where nobody knows of it."""
+def test_workers_stop_when_sweep_is_killed(told, tmp_path):
+    """Check that workers stop and save, also if the sweep was `told` to stop before."""
     folder = tmp_path / "killed"
     line = f"{TINY} --num-envs 2,4 --total-steps 20M --workers 2 --sweep-dir {folder}"
     parts = [folder / name for name in ("01_num_envs-2", "02_num_envs-4")]
@@ -797,7 +802,7 @@ def test_workers_of_a_sweep_that_is_killed_stop_too(told, tmp_path):
 
 
 def until(holds):
-    """Waits for it."""
+    """Wait until `holds()` is true."""
     deadline = time.monotonic() + 120
     while not holds():
         assert time.monotonic() < deadline
@@ -813,8 +818,8 @@ def is_free(folder):
 
 
 @pytest.mark.slow
-def test_groups_are_jobs_of_submitit(tmp_path):
-    """Its local executor: a process for each job of the array."""
+def test_submit_creates_job_per_group(tmp_path):
+    """Use submitit's local executor, which starts a process for each job."""
     submitit = pytest.importorskip("submitit")
     asked = ask(f"{TINY} --num-envs 2 --sweep-dir {tmp_path / 'jobs'}")
     ready = prepare.prepare(asked)
@@ -824,7 +829,7 @@ def test_groups_are_jobs_of_submitit(tmp_path):
     while not jobs[0].done() and time.monotonic() < deadline:
         time.sleep(0.2)
     assert jobs[0].result().startswith("done")
-    assert [r["status"] for r in sweep_table.table_rows(directory.read(ready.folder))] == ["done"]
+    assert [r["status"] for r in sweep_table.table_rows(directory.read_plan(ready.folder))] == ["done"]
     with pytest.raises(ValueError, match=r"--slurm-options: .*no_such"):
         slurm.submit(ready.folder, [], {"no_such": "1"}, cluster="local")
 
@@ -833,8 +838,8 @@ def test_groups_are_jobs_of_submitit(tmp_path):
 
 
 @pytest.mark.parametrize("unknown", [0, 1])
-def test_a_series_is_that_of_its_own_members(unknown):
-    """Two members of one program, by seed and value; a record without an episode, or a finite one, keeps what was."""
+def test_series_uses_records_of_own_member(unknown):
+    """Use two members of a program; a record without episodes or finite return keeps the previous value."""
     label = lambda seed, value: Member(seed, {"clip_coef": value}).label
     record = lambda who, step, mean: who | {
         "env_steps": step, "train_time_s": step / 10, "return_mean": mean, "episodes": unknown if mean is None else 1,
@@ -849,7 +854,7 @@ def test_a_series_is_that_of_its_own_members(unknown):
 
 
 def finished(folder, returns, **options):
-    """A sweep that has been gone through: each program has one record, of this return, and its summary."""
+    """Return a finished sweep in which each program has one record with this return, and its summary."""
     ready = prepare.prepare(grid.from_keywords(log_level="quiet", sweep_dir=str(folder), **options))
     for (name, group), score in zip(ready.groups.items(), returns, strict=True):
         known = {"status": "done", "env_steps_per_s": 10.0, "device": "cpu", "train_time_s": 1.0}
@@ -865,8 +870,8 @@ def finished(folder, returns, **options):
     return ready
 
 
-def test_options_of_the_environment_are_a_column(tmp_path):
-    """Dictionaries cannot be hashed, nor some environments."""
+def test_table_column_of_env_options(tmp_path):
+    """Check values that are not hashable."""
     options = dict(algo="ppo", env_options=[{"max_steps_in_episode": 3}, {}], num_envs=2)
     ready = finished(tmp_path / "sweep", [3.0, 3.0], **options)
     table = sweep_table.table_rows(ready)
@@ -883,45 +888,45 @@ def test_options_of_the_environment_are_a_column(tmp_path):
     ("damage", "num_told"),
     [(lambda path: path.unlink(), 0), (lambda path: path.write_text('{"seed": 0, "env_st\n'), 1)],
 )
-def test_what_has_lost_its_records_is_left_out_of_the_curves(damage, num_told, tmp_path, capsys):
+def test_curves_omit_run_without_records(damage, num_told, tmp_path, capsys):
     ready = finished(tmp_path / "sweep", [1.0, 2.0, 3.0], algo="ppo", num_envs=[1, 2, 4])
     damage(ready.folder / "02_num_envs-2" / "metrics.jsonl")
-    assert sweep_report.write(ready)
+    assert sweep_report.write_report(ready)
     assert capsys.readouterr().err.count("02_num_envs-2/metrics.jsonl cannot be read (ValueError: line 1: ") == num_told
     (axes, _) = sweep_report.figures_of(ready, sweep_table.table_rows(ready))["curves.png"].axes
     assert [text.get_text() for text in axes.get_legend().get_texts()] == ["num envs 1", "num envs 4"]
     assert "(curves.png)" in (ready.folder / "report.md").read_text()
 
 
-def test_an_option_of_the_environment_is_no_formula(tmp_path):
-    """An SVG holds its texts as they are shown."""
+def test_figures_print_dollar_signs_literally(tmp_path):
+    """Look for the texts in an SVG."""
     row = lambda value: {
         "env_options": value, "seed": 0, "program": value, "members": 1, "final_return": 1.0, "steps_to_solve": None,
         "env_steps_per_s": 1.0, "program_memory_mb": 1.0, "compile_time_s": 1.0,
     }  # fmt: skip
     values, line = ("x=$a_{$", "x=$"), {"seed": 0, "env_steps": 1, "train_time_s": 1, "return_mean": 1, "episodes": 1}
     groups, records = [[row(value)] for value in values], {value: [line] for value in values}
-    drawn = sweep_figures.draw("PPO on $_{$", ["env_options"], groups, records, None)
+    drawn = sweep_figures.draw_figures("PPO on $_{$", ["env_options"], groups, records, None)
     for name, label in (("curves", "env options x=$a_{$"), ("final_return", "x=$a_{$"), ("throughput", "x=$a_{$")):
         drawn[f"{name}.png"].savefig(tmp_path / "x.svg")
         text = (tmp_path / "x.svg").read_text()
         assert "<!-- PPO on $_{$ -->" in text and f"<!-- {label} -->" in text
 
 
-def test_a_figure_that_cannot_be_drawn_is_a_warning(tmp_path, monkeypatch, capsys):
-    """While it is made, or only when it is saved."""
+def test_failed_figure_is_a_warning(tmp_path, monkeypatch, capsys):
+    """Let one figure fail when it is drawn and one when it is saved."""
     ready = finished(tmp_path / "sweep", [1.0, 2.0], algo="ppo", num_envs=[1, 2])
-    monkeypatch.setattr(sweep_figures, "throughput", lambda *_: 1 / 0)
-    monkeypatch.setattr(sweep_figures, "learning", lambda *_: SimpleNamespace(savefig=lambda _: 1 / 0))
-    assert sweep_report.write(ready)
+    monkeypatch.setattr(sweep_figures, "plot_throughput", lambda *_: 1 / 0)
+    monkeypatch.setattr(sweep_figures, "plot_learning_curves", lambda *_: SimpleNamespace(savefig=lambda _: 1 / 0))
+    assert sweep_report.write_report(ready)
     words = "could not be drawn (ZeroDivisionError: division by zero)\n"
     assert capsys.readouterr().err == f"warning: throughput.png {words}warning: curves.png {words}"
     report = (ready.folder / "report.md").read_text()
     assert "(cost.png)" in report and "throughput.png" not in report and "curves.png" not in report
 
 
-def test_a_configuration_whose_first_seed_failed_may_win(place):
-    ready = directory.read(place / "sweeps" / "a_sweep")
+def test_ranking_counts_configuration_with_failed_seed(place):
+    ready = directory.read_plan(place / "sweeps" / "a_sweep")
     row = lambda num_envs, seed, speed: {
         "num_envs": num_envs, "seed": seed, "env_steps_per_s": speed, "final_return": speed and float(num_envs),
         "eval_return": None, "time_to_solve_s": None, "steps_to_solve": None,
@@ -931,9 +936,9 @@ def test_a_configuration_whose_first_seed_failed_may_win(place):
     assert "By final return: **num_envs 1** (1.0)" in said  # it lost no seed
 
 
-def test_who_reaches_the_threshold_more_often_wins(place):
-    """One seed of two in 10 s is not better than both in 20 s."""
-    ready = directory.read(place / "sweeps" / "a_sweep")
+def test_ranking_prefers_higher_solve_rate(place):
+    """Compare one of two seeds in 10 s with two of two in 20 s."""
+    ready = directory.read_plan(place / "sweeps" / "a_sweep")
     settings = ready.groups["01_num_envs-1"].settings
     solved = settings._replace(options=config_settings.dataclasses.replace(settings.options, solved_threshold=9.0))
     ready = ready._replace(groups={"01_num_envs-1": grid.Group(solved, (Member(0),))})
@@ -947,9 +952,9 @@ def test_who_reaches_the_threshold_more_often_wins(place):
     assert "By time to the threshold of 9: **num_envs 8** (21 s, median of 2 of 2)" in said
 
 
-def test_who_lost_seeds_does_not_win_by_those_that_are_left(place):
-    """One of three that survived at 500 is not better than three at 400, nor are they counted as three."""
-    ready = directory.read(place / "sweeps" / "a_sweep")
+def test_ranking_prefers_fewer_lost_seeds(place):
+    """Compare one of three seeds at 500 with three of three at 400."""
+    ready = directory.read_plan(place / "sweeps" / "a_sweep")
     row = lambda num_envs, seed, score: {
         "num_envs": num_envs, "seed": seed, "env_steps_per_s": 10.0, "final_return": score, "eval_return": score,
         "time_to_solve_s": None, "steps_to_solve": None, "members": 3, "compile_time_s": 1.0, "program_memory_mb": 1.0,
@@ -957,7 +962,7 @@ def test_who_lost_seeds_does_not_win_by_those_that_are_left(place):
     table = [row(1, i, 400.0 + i) for i in range(3)] + [row(8, i, 500.0 if i == 1 else None) for i in range(3)]
     lines = sweep_report.ranking(ready, table)
     assert "- By final return: **num_envs 1** (401.0)." in lines
-    assert "- By the greedy policy's return: **num_envs 1** (401.0)." in lines
+    assert "- By evaluation return: **num_envs 1** (401.0)." in lines
     survivor = sweep_report.ranking(ready, [table[0] | {"final_return": None}, *table[3:]])
     assert "- By final return: **num_envs 8** (500.0, 1 of 3)." in survivor
     assert "| 8 | 1 of 3 | 500.0 | 500.0 |" in "\n".join(sweep_report._table(ready, table))
@@ -967,14 +972,14 @@ def test_who_lost_seeds_does_not_win_by_those_that_are_left(place):
     ("returns", "said"),
     [
         ((500.0, 499.98, 300.0), "**num_envs 1** and **num_envs 2** (500.0)"),
-        ((500.0, 500.0, 500.0), "all alike (500.0)"),
+        ((500.0, 500.0, 500.0), "all equal (500.0)"),
         ((500.0, 500.0, None), "**num_envs 1** and **num_envs 2** (500.0)"),
         ((1.0, 3.0, 2.0), "**num_envs 2** (3.0)"),
         ((7.0, 7.0, 7.0, 7.0, 7.0, 1.0), "**num_envs 1** and **num_envs 2** and **num_envs 3** and 2 more (7.0)"),
     ],
 )
-def test_no_winner_is_named_where_no_reader_could_tell_one(place, returns, said):
-    ready = directory.read(place / "sweeps" / "a_sweep")
+def test_ranking_names_ties(place, returns, said):
+    ready = directory.read_plan(place / "sweeps" / "a_sweep")
     row = lambda num_envs, score: {
         "num_envs": num_envs, "seed": 0, "env_steps_per_s": 10.0, "final_return": score, "eval_return": None,
         "time_to_solve_s": None, "steps_to_solve": None,
@@ -983,8 +988,8 @@ def test_no_winner_is_named_where_no_reader_could_tell_one(place, returns, said)
     assert f"- By final return: {said}." in lines
 
 
-def test_each_environment_is_judged_by_itself(tmp_path):
-    """By its own threshold, too: the preset's, or none."""
+def test_ranking_is_per_environment(tmp_path):
+    """Give one environment a threshold, from the preset, and the other none."""
     options = dict(preset="ppo_cartpole", env=["gymnax/CartPole-v1", "gymnax/Acrobot-v1"], num_envs=[8, 16])
     ready = finished(tmp_path / "two", [480.0, 490.0, -85.0, -90.0], **options)
     assert sweep_report.ranking(ready, sweep_table.table_rows(ready)) == [
@@ -994,17 +999,16 @@ def test_each_environment_is_judged_by_itself(tmp_path):
         "- On gymnax/CartPole-v1, by steps to the threshold of 475: **num_envs 8** (480, median of 1 of 1).",
         "- On gymnax/Acrobot-v1, by throughput: **num_envs 8** (10 steps/s).",
         "- On gymnax/Acrobot-v1, by final return: **num_envs 8** (-85.0).",
-        "- On gymnax/Acrobot-v1, no threshold was given (`--solved-threshold RETURN`), so nothing is said of the "
-        "way to one.",
+        "- On gymnax/Acrobot-v1, no threshold was given (`--solved-threshold RETURN`), so time to solve is not ranked.",
     ]
     assert "threshold.png" not in sweep_report.figures_of(ready, sweep_table.table_rows(ready))
     one = finished(tmp_path / "one", [480.0, -85.0], **options | {"num_envs": 8})
     assert sweep_report.ranking(one, sweep_table.table_rows(one)) == []
 
 
-def test_an_easier_threshold_wins_nothing(tmp_path):
+def test_ranking_skips_differing_thresholds(tmp_path):
     ready = finished(tmp_path / "sweep", [480.0, 490.0], preset="ppo_cartpole", solved_threshold=[100, 475], num_envs=8)
     said = sweep_report.ranking(ready, sweep_table.table_rows(ready))
-    assert said[-1] == "- Thresholds differ (100, 475), so nothing is said of the way to them."
+    assert said[-1] == "- Thresholds differ (100, 475), so time to solve is not ranked."
     assert not any("to the threshold" in line for line in said)
     assert "threshold.png" not in sweep_report.figures_of(ready, sweep_table.table_rows(ready))

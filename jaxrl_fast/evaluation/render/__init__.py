@@ -1,6 +1,6 @@
-"""Pictures of observations: `find` gives what draws those of an environment, in numpy and Pillow.
+"""Draw observations as images uint8 [H, W, 3] with numpy and Pillow; `find` returns the renderer of an environment.
 
-A picture is uint8 [H, W, 3]. Nothing but an observation is needed, so one renderer serves every backend.
+Renderers use only the observation, so one renderer serves every backend.
 """
 
 from collections.abc import Callable
@@ -14,10 +14,10 @@ from jaxrl_fast.utils.parsing import nearest
 
 
 class Renderer(NamedTuple):
-    """How an environment is shown."""
+    """How the observations of an environment are drawn."""
 
-    draw: Callable[[Any], np.ndarray]  # an observation to a picture
-    fps: int  # of its own time, or slow enough to follow
+    draw: Callable[[Any], np.ndarray]  # from an observation to an image
+    fps: int  # steps per second: real time, or slow enough to follow
 
 
 RENDERERS = {
@@ -29,20 +29,26 @@ RENDERERS = {
     "Pendulum-v1": Renderer(classic_control.pendulum, 20),
     **{f"{game}-MinAtar": Renderer(partial(minatar.board, pieces), 10) for game, pieces in minatar.GAMES.items()},
 }
-BACKENDS = ("gymnax", "envpool")  # whose environments of these names are the same ones
+BACKENDS = ("gymnax", "envpool")  # backends in which these names are the same environments
 
 
 def find(env_id: str, obs: Any, frame_stack: int = 0) -> Renderer:
-    """The renderer of an environment with observations like `obs` (a ShapeDtypeStruct), by its name or as images.
+    """Return the renderer of an environment, by its name or because it observes images.
 
-    ValueError, a sentence that lists what can be drawn, where there is none.
+    Args:
+        env_id: For example "gymnax/CartPole-v1".
+        obs: Shape and dtype of an observation (a ShapeDtypeStruct).
+        frame_stack: Number of frames in an observation, or 0.
+
+    Raises:
+        ValueError: If no renderer exists; the message lists the available ones.
     """
     backend, _, name = env_id.rpartition("/")
     if backend in BACKENDS and name in RENDERERS:
         return RENDERERS[name]
-    if frames.are(obs):
-        return Renderer(partial(frames.newest, frame_stack=frame_stack), 15)
+    if frames.is_image(obs):
+        return Renderer(partial(frames.newest_frame, frame_stack=frame_stack), 15)
     raise ValueError(
-        f"{env_id} cannot be drawn{nearest(name, RENDERERS)}; what can is {', '.join(RENDERERS)}, and whatever is "
-        "observed as an image"
+        f"{env_id} has no renderer{nearest(name, RENDERERS)}; renderers exist for {', '.join(RENDERERS)} and for "
+        "environments that observe images"
     )

@@ -1,27 +1,27 @@
-"""Observations that are pictures already: the newest frame, enlarged."""
+"""Draw image observations: the newest frame, enlarged."""
 
 from typing import Any
 
 import numpy as np
 
-LARGE = 336  # pixels that the longer side gets to, by whole steps
+TARGET_SIZE = 336  # pixels of the longer side, reached by an integer factor
 
 
-def are(obs: Any) -> bool:
-    """Images [H, W, C], by shape and dtype."""
+def is_image(obs: Any) -> bool:
+    """Return whether observations are images: uint8 [H, W, C] with H, W >= 16."""
     shape = getattr(obs, "shape", ())
     return len(shape) == 3 and min(shape[:2]) >= 16 and getattr(obs, "dtype", None) == np.uint8
 
 
-def newest(obs: Any, frame_stack: int = 0) -> np.ndarray:
-    """The newest of `frame_stack` frames of uint8 [H, W, C], in color if it has three channels, else in gray."""
+def newest_frame(obs: Any, frame_stack: int = 0) -> np.ndarray:
+    """Return the newest of `frame_stack` frames uint8 [H, W, C], enlarged; in gray unless it has three channels."""
     image = np.asarray(obs)
     num_channels = image.shape[-1] // max(frame_stack, 1)
     frame = image[..., -3:] if num_channels == 3 else np.repeat(image[..., -1:], 3, axis=-1)
-    return enlarged(frame)
+    return enlarge(frame)
 
 
-def enlarged(picture: np.ndarray) -> np.ndarray:
-    """A picture [H, W, 3], each pixel a square of several."""
-    times = max(round(LARGE / max(picture.shape[:2])), 1)
-    return picture.repeat(times, axis=0).repeat(times, axis=1)
+def enlarge(image: np.ndarray) -> np.ndarray:
+    """Return an image [H, W, 3] enlarged by an integer factor, with square pixels."""
+    factor = max(round(TARGET_SIZE / max(image.shape[:2])), 1)
+    return image.repeat(factor, axis=0).repeat(factor, axis=1)

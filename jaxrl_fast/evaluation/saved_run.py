@@ -1,0 +1,190 @@
+"""Read the learners of a run from a checkpoint in its folder."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from shlex import quote
+from typing import Any, Literal, NamedTuple
+
+import jax
+
+from jaxrl_fast import agents, envs
+from jaxrl_fast.agents.configs import common
+from jaxrl_fast.config import paths, resume
+from jaxrl_fast.config.paths import CHECKPOINTS
+from jaxrl_fast.config.presets import read_meta
+from jaxrl_fast.config.settings import Settings
+from jaxrl_fast.config.sources import join_names
+from jaxrl_fast.parallel.placement import SHARDS
+from jaxrl_fast.runs import checkpoint, files
+from jaxrl_fast.training import build
+from jaxrl_fast.types import Agent, Env, Parallelism, PyTree
+from jaxrl_fast.utils import warnings
+from jaxrl_fast.utils.parsing import parse_float
+
+Which = Literal["best", "last"]
+
+
+class SavedRun(NamedTuple):
+    """The learners of a run as read from a checkpoint, with an environment for evaluation."""
+
+    folder: Path
+    settings: Settings
+    env: Env  # for evaluation
+    agent: Agent
+    learners: PyTree  # [S, ...] if several seeds, on the host: the parts of the agent's state that acting requires
+    seeds: list[int]
+    checkpoint: Path
+    env_steps: int
+    diverged: list[int]  # seeds with losses or parameters that are not finite
+    member: dict[str, float]  # values that distinguish these members from others of the same group of a sweep
+
+
+def open_env(folder: Path, env: Any = None, num_envs: int = 1, play_seed: int = 0) -> tuple[Settings, Env]:
+    """Return the run's settings and `num_envs` environments for evaluation; `play_seed` seeds those on the host."""
+    settings = resume.of_run(folder)
+    options = settings.options if env is None else dataclasses.replace(settings.options, env=env)
+    resume.check_env(folder, options.env)
+    host_config = build.host_env_config(options, build.WATCHING, play_seed)
+    return settings._replace(options=options), envs.make(options.env, num_envs, host_config, **options.env_options)
+
+
+def read_run(folder: Path, which: Which, settings: Settings, env: Env, member: Mapping[str, Any]) -> SavedRun:
+    """Return the learners of all seeds; of a group of a sweep, those of the members with the values in `member`.
+
+    Raises:
+        ValueError: If no checkpoint is intact, or the members with these values still differ in more than the seed.
+    """
+    if which not in ("best", "last"):
+        raise ValueError(f"which: must be 'best' or 'last', got {which!r}")
+    labels = read_meta(folder / paths.CONFIG).get("members")
+    labels = labels or [{"seed": settings.options.seed + i} for i in range(settings.options.num_seeds)]
+    indices = _member_indices(folder, labels, member)
+    own = {name: value for name, value in labels[indices[0]].items() if name != "seed"}
+    agent = dataclasses.replace(settings.agent, **{name.removeprefix("agent."): value for name, value in own.items()})
+    settings = settings._replace(agent=agent)
+    make = partial(_agent, settings, env)
+    saved = choose_checkpoint(folder, which, _unneeded(make(1)))
+    num_shards = saved.manifest["num_shards"]
+    learners = _learners(make(num_shards), saved, len(labels), num_shards)
+    if len(indices) < len(labels):
+        select = lambda x: x[indices] if len(indices) > 1 else x[indices[0]]
+        learners = jax.tree.map(select, learners)
+    diverged_at = saved.manifest["host"]["scores"]["diverged"]
+    seeds = [labels[i]["seed"] for i in indices]
+    diverged = [labels[i]["seed"] for i in indices if diverged_at[i] is not None]
+    env_steps = saved.manifest["env_steps"]
+    return SavedRun(folder, settings, env, make(1), learners, seeds, saved.folder, env_steps, diverged, own)
+
+
+def _member_indices(folder: Path, labels: Sequence[Mapping[str, Any]], member: Mapping[str, Any]) -> list[int]:
+    """Return the indices of the members with these values. Raise ValueError if they differ in more than the seed."""
+    names = [name for name in labels[0] if name != "seed"]
+    requested = {}
+    for name, value in member.items():
+        full_name = f"agent.{name.removeprefix('agent.').replace('-', '_')}"
+        if full_name not in names:
+            differ = f"members of {folder} differ in {join_names(names)}" if names else f"{folder} has a single member"
+            raise ValueError(f"--member {name}={value}: {differ}")
+        if full_name in requested:
+            raise ValueError(f"--member: {full_name} is given twice")
+        try:
+            requested[full_name] = parse_float(str(value))
+        except ValueError:
+            raise ValueError(f"--member {name}={value}: {value!r} is not a number") from None
+    indices = [i for i, label in enumerate(labels) if all(label[name] == value for name, value in requested.items())]
+    for name in names:
+        candidates = labels if name in requested else [labels[i] for i in indices]
+        values = list(dict.fromkeys(label[name] for label in candidates))
+        if name in requested and requested[name] not in values:
+            available = join_names(map(str, values))
+            raise ValueError(f"--member {name}={requested[name]:g}: members of {folder} have {available}")
+        if name not in requested and len(values) > 1:
+            which = f"{name} ({join_names(map(str, values))})"
+            example = " ".join(f"{n.removeprefix('agent.')}={requested.get(n, labels[indices[0]][n])}" for n in names)
+            raise ValueError(f"{folder} has members that differ in {which}; choose one, e.g. --member {example}")
+    if not indices:
+        given = " ".join(f"{name}={value:g}" for name, value in requested.items())
+        raise ValueError(f"--member {given}: {folder} has no such member")
+    return indices
+
+
+def _describe_seeds(seeds: list[int]) -> str:
+    """Return "seed 3", "seeds 0 to 4" or "seeds 4, 9"."""
+    consecutive = seeds == list(range(seeds[0], seeds[0] + len(seeds)))
+    which = f"{seeds[0]} to {seeds[-1]}" if consecutive and len(seeds) > 1 else join_names(map(str, seeds))
+    return f"seed{'s' * (len(seeds) > 1)} {which}"
+
+
+def _checkpoint_hint(folder: Path) -> str:
+    """Return the end of an error message: how a run without a checkpoint gets one."""
+    if files.summary_if_any(folder).get("status") == "diverged":
+        return "it diverged before the first checkpoint"
+    return f"wait if the run is in progress, else resume it with train --resume {quote(str(folder))}"
+
+
+def choose_checkpoint(folder: Path, which: Which, unneeded: checkpoint.Unneeded) -> checkpoint.Checkpoint:
+    """Return the best or the newest checkpoint; if it is corrupt, warn and return the newest intact one.
+
+    Raises:
+        ValueError: If the run has no checkpoint, or none is intact.
+    """
+    parent = folder / CHECKPOINTS
+    if not checkpoint.folders(parent):
+        raise ValueError(f"{folder} has no checkpoint; {_checkpoint_hint(folder)}")
+    best = checkpoint.best(parent) if which == "best" else None
+    problems = []
+    if best is not None:
+        try:
+            return checkpoint.read(best, unneeded)
+        except ValueError as error:
+            problems = [str(error)]
+    newest, newer_problems = checkpoint.newest(parent, unneeded)
+    problems += [line for line in newer_problems if line not in problems]
+    if newest is None:
+        raise ValueError(f"{folder}: none of its {len(problems)} checkpoints is intact ({problems[0]})")
+    for line in problems:
+        warnings.warn(f"{line}; using {newest.folder.name} instead")
+    return newest
+
+
+def select_seed(saved: SavedRun, seed: int) -> SavedRun:
+    """Return the learner of one seed, without a seed axis. Raise ValueError if the run has no such seed."""
+    if seed not in saved.seeds:
+        raise ValueError(f"seed {seed}: {saved.folder} has trained {_describe_seeds(saved.seeds)}")
+    index = saved.seeds.index(seed)
+    learner = jax.tree.map(lambda x: x[index], saved.learners) if len(saved.seeds) > 1 else saved.learners
+    return saved._replace(seeds=[seed], learners=learner)
+
+
+def _agent(settings: Settings, env: Env, num_shards: int) -> Agent:
+    """Return the agent of a run, or of one of its shards if there are several."""
+    options = settings.options
+    num_envs = int(options.num_envs)
+    steps_per_update = common.rollout_length(settings.agent, num_envs) * num_envs
+    axis_name = SHARDS if num_shards > 1 else None
+    env = env._replace(
+        spec=env.spec._replace(num_envs=num_envs // num_shards),
+        parallelism=Parallelism(axis_name, num_shards, num_pools=max(options.async_pools, 1)),
+    )
+    num_updates = -(-options.total_steps // steps_per_update)
+    return build.make_agent(settings.agent, agents.load(settings.algo), env, num_updates)
+
+
+def _unneeded(agent: Agent) -> checkpoint.Unneeded:
+    """Return a predicate on the names of a checkpoint's arrays: whether acting does not need the array."""
+    needed = checkpoint.names({"agent": agent.policy_state(jax.eval_shape(agent.init, jax.random.key(0)))})
+    return lambda name: name not in needed
+
+
+def _learners(agent: Agent, saved: checkpoint.Checkpoint, num_seeds: int, num_shards: int) -> PyTree:
+    """Return the agent's state in a checkpoint, without the shard axis and with a seed axis if there are several."""
+    axes = (num_seeds,) * (num_seeds > 1) + (num_shards,) * (num_shards > 1)
+    one = jax.eval_shape(agent.init, jax.random.key(0))
+    like = {"agent": jax.tree.map(lambda x: jax.ShapeDtypeStruct((*axes, *x.shape), x.dtype), one)}
+    kinds = {name: kind for name, kind in saved.manifest["arrays"].items() if name.startswith("agent/")}
+    saved = saved._replace(manifest=saved.manifest | {"arrays": kinds})
+    part = lambda tree: {"agent": agent.policy_state(tree["agent"])}
+    first_shard = (slice(None),) * (num_seeds > 1) + (0,) * (num_shards > 1)
+    return jax.tree.map(lambda x: x[first_shard], checkpoint.unflatten(like, saved, part)["agent"])
