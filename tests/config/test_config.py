@@ -292,7 +292,7 @@ MISTAKES = [
     ("ppo --name ..", ["--name:", "got '..'", "use --run-dir for a path"]),
     ("ppo --num-envs 1e99", ["--num-envs: 1e+99 is out of range"]),
     ("ppo --eval-episodes 1e20", ["--eval-episodes", "at most 1000000"]),
-    ("ppo --env os:makedirs --env-option name=made", ["os:makedirs is a function", "fit(env=make_env)"]),
+    ("ppo --env os:makedirs --env-option name=made", ["env: os:makedirs", "got a function", "fit(env=make_env)"]),
     ("ppo --num-envs 10M --agent.num-minibatches 3", ["1280000000 steps", "try 2 or 4"]),
     ("ppo --total-steps 200B --num-envs 8", ["gradient steps in all"]),
     ("--num-env 3", ["--num-env", "did you mean --num-envs"]),
