@@ -90,8 +90,9 @@ def option_table(kind: type, prefix: str = "") -> str:
 
 
 def meanings(kind: type) -> dict[str, str]:
-    """Return what each field of a dataclass means: its metadata's `help`, or the string below it."""
-    found = {field.name: field.metadata["help"] for field in dataclasses.fields(kind) if "help" in field.metadata}
+    """Return what each field of a dataclass means: the help that it declares, or the string below it."""
+    declared = {field.name: field.metadata.get("option", {}).get("help") for field in dataclasses.fields(kind)}
+    found = {name: text for name, text in declared.items() if text}
     for of in reversed(kind.__mro__):
         if not dataclasses.is_dataclass(of):
             continue

@@ -18,7 +18,7 @@ from jaxrl_fast import envs
 from jaxrl_fast.agents.configs import CONFIGS
 from jaxrl_fast.config import load, presets
 from jaxrl_fast.config.names import ELSEWHERE
-from jaxrl_fast.config.options import Options, SweepOptions, types_of
+from jaxrl_fast.config.options import OF_RUN, Options, SweepOptions
 from jaxrl_fast.rollout import collect, reset
 from jaxrl_fast.types import Agent, Decision
 
@@ -86,10 +86,10 @@ def test_an_option_without_a_meaning_is_refused():
         tables.option_table(Config)
 
 
-def test_metadata_may_say_what_an_option_means():
+def test_metadata_says_what_an_option_means():
     @dataclasses.dataclass(frozen=True)
     class Config:
-        told: int = dataclasses.field(default=1, metadata={"help": "Something else."})
+        told: int = dataclasses.field(default=1, metadata={"option": {"help": "Something else."}})
 
     assert cells(tables.option_table(Config)) == [["`told`", "`1`", "Something else."]]
 
@@ -111,7 +111,7 @@ def run(tmp_path_factory):
     """A training of a second, for the names of what it writes."""
     small = dict(num_envs=2, total_steps=256, eval_episodes=2, tensorboard=False, log_level="quiet")
     folder = tmp_path_factory.mktemp("docs") / "run"
-    return jaxrl_fast.fit(algo="pqn", env="Catch-bsuite", agent={"hidden": (4,)}, run_dir=str(folder), **small)
+    return jaxrl_fast.fit(algo="pqn", env="Catch-bsuite", agent={"hidden_sizes": (4,)}, run_dir=str(folder), **small)
 
 
 def test_every_other_metric_is_explained(run):
@@ -173,7 +173,7 @@ def test_options_with_advice_exist(algo):
 
 def test_options_named_for_movers_exist():
     own = {f"agent.{field.name}" for kind in CONFIGS.values() for field in dataclasses.fields(kind)}
-    known = set(types_of(Options)) | own
+    known = set(OF_RUN) | own
     page = re.sub(r"--agent\.no-(\w+)", r"--agent.\1", PAGES["docs/guides/migrating.md"])
     ours = [line[1] for text in page.split("\n## ")[2:] for line in rows(f"## {text}", text.splitlines()[0])[1:]]
     named = {name for cell in ours for name in re.findall(r"`([^`]+)`", cell)}
@@ -263,8 +263,8 @@ def test_the_table_of_rows_is_what_is_played():
     table = PAGES["docs/concepts/episode-ends.md"].split("<!-- test: rows -->")[1].split("\n\n")[0]
     told = [[c.strip() for c in line.split("|")[2:-1]] for line in table.splitlines() if re.match(r"\| \d", line)]
     actions = jnp.array([[int(row[1])] for row in told], jnp.int32)
-    env, play = envs.make(Steps, 1), lambda obs, memory, noise: Decision(noise)
-    agent = Agent(*(None,) * 5, rollout_length=len(told))
+    env, play = envs.make(Steps, 1), lambda inputs, carry, noise: Decision(noise)
+    agent = Agent(*(None,) * 4, rollout_length=len(told))
     actors = reset(env, agent, jax.random.key(0))
     act = partial(collect, env, agent, play, num_steps=len(told))
     _, rollout, _ = jax.jit(act)(actors, actions)
