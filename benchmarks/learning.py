@@ -4,8 +4,8 @@
     python benchmarks/learning.py ppo_minatar_breakout --num-seeds 1 --one-by-one    # long ones: a seed at a time
     python benchmarks/learning.py                                            # only prints the table of what is kept
 
-The returns are those of training, sampled actions and all, over the last episodes of each seed (docs/metrics.md);
-greedy ones are of 128 episodes of evaluation at the end.
+The returns are those of training, sampled actions and all, over the last episodes of each seed
+(docs/reference/metrics.md); greedy ones are of 128 episodes of evaluation at the end.
 """
 
 import argparse

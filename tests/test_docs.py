@@ -1,6 +1,8 @@
-"""What docs/ says is so: every metric and option is explained, defaults and names are right, links lead somewhere."""
+"""What docs/ says is so: tables are complete, names exist, commands are understood, links lead somewhere."""
 
 import dataclasses
+import importlib.util
+import json
 import re
 from functools import partial
 from pathlib import Path
@@ -12,31 +14,96 @@ import pytest
 from gymnax.environments import spaces
 
 import jaxrl_fast
-from jaxrl_fast import agents, envs, loop
+from jaxrl_fast import envs
 from jaxrl_fast.agents.configs import CONFIGS
 from jaxrl_fast.config import load, presets
 from jaxrl_fast.config.names import ELSEWHERE
-from jaxrl_fast.config.options import OF_RUN
-from jaxrl_fast.metrics import records
+from jaxrl_fast.config.options import OF_RUN, Options, SweepOptions
 from jaxrl_fast.rollout import collect, reset
 from jaxrl_fast.types import Agent, Decision
 
 ROOT = Path(__file__).parent.parent
-PAGES = {path.stem: path.read_text(encoding="utf-8") for path in sorted((ROOT / "docs").glob("*.md"))}
-OWN = {name: {f.name: f.default for f in dataclasses.fields(kind)} for name, kind in CONFIGS.items()}
+DOCS, RESULTS = ROOT / "docs", ROOT / "benchmarks" / "results"
+PAGES = {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for path in sorted(DOCS.rglob("*.md"))}
+NOTES = {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for path in sorted(RESULTS.glob("*.md"))}
+README = {"README.md": (ROOT / "README.md").read_text(encoding="utf-8")}
 COMMAND = re.compile(r"^python -m jaxrl_fast\.train ([^#\n]*)", re.MULTILINE)
+TEST = re.compile(r"`(test_\w+\.py)?(?:::(test_\w+))?(\.\.\.)?`")
+
+
+def _load(path):
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+tables = _load(DOCS / "tables.py")
+
+
+def cells(table):
+    """Of a Markdown table, without its head."""
+    lines = [line for line in table.splitlines() if line.startswith("| ")][2:]
+    return [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines]
 
 
 def rows(page, heading):
     """Cells of the tables below a heading, up to the next one of its level."""
     section = re.split(r"^## ", page.split(f"## {heading}\n", 1)[1], maxsplit=1, flags=re.MULTILINE)[0]
-    lines = [line for line in section.splitlines() if line.startswith("| ") and not line.startswith("| ---")]
-    return [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines]
+    return cells("| \n| ---\n" + "\n".join(x for x in section.splitlines() if not x.startswith("| ---")))
 
 
-def explained(page, heading):
-    """Names in the first column, in backquotes, that have words beside them."""
-    return {cells[0].strip("`") for cells in rows(page, heading) if cells[0].startswith("`") and cells[1]}
+# The generator
+
+
+@pytest.mark.parametrize("algo", CONFIGS)
+def test_every_option_of_an_algorithm_has_one_row_with_default_and_meaning(algo):
+    told = [(name.strip("`"), default.strip("`"), words) for name, default, words in cells(tables.options(algo))]
+    fields = dataclasses.fields(CONFIGS[algo])
+    assert [name for name, *_ in told] == [field.name for field in fields]
+    for field, (_, default, words) in zip(fields, told):
+        written = {"None": "none", "()": "(empty)", "True": "true", "False": "false"}
+        assert default == written.get(str(field.default), str(field.default))
+        assert len(words) > 5
+
+
+@pytest.mark.parametrize("name", ["train", "sweep", *tables.COMMANDS])
+def test_every_option_of_a_command_has_one_row(name):
+    kind = Options if name == "train" else SweepOptions if name == "sweep" else tables.options_of(name)
+    told = re.findall(r"^\| `--([\w-]+)` \| `[^`]+` \| .{5,} \|$", tables.command(name), re.MULTILINE)
+    names = (tables.SPELLED.get(field.name, field.name) for field in dataclasses.fields(kind))
+    assert sorted(told) == sorted(name.replace("_", "-") for name in names)
+
+
+def test_an_option_without_a_meaning_is_refused():
+    @dataclasses.dataclass(frozen=True)
+    class Config:
+        told: int = 1
+        """Something."""
+        untold: int = 2
+
+    with pytest.raises(ValueError, match="does not say what untold means"):
+        tables.option_table(Config)
+
+
+def test_metadata_says_what_an_option_means():
+    @dataclasses.dataclass(frozen=True)
+    class Config:
+        told: int = dataclasses.field(default=1, metadata={"option": {"help": "Something else."}})
+
+    assert cells(tables.option_table(Config)) == [["`told`", "`1`", "Something else."]]
+
+
+@pytest.mark.parametrize("algo", CONFIGS)
+def test_every_metric_of_an_algorithm_is_explained(algo):
+    told = {name.strip("`"): words for name, *words in cells(tables.metrics(algo))}
+    assert set(told) == tables.own_metrics(algo)
+    assert all(all(words) for words in told.values())
+
+
+def test_a_metric_that_is_not_explained_is_refused():
+    with pytest.raises(ValueError, match="differ in entropy"):
+        tables.check_names("ppo", ["loss", "entropy"], ["loss"])
 
 
 @pytest.fixture(scope="module")
@@ -47,41 +114,68 @@ def run(tmp_path_factory):
     return jaxrl_fast.fit(algo="pqn", env="Catch-bsuite", agent={"hidden_sizes": (4,)}, run_dir=str(folder), **small)
 
 
-def own_metrics(algo):
-    """Of the algorithm's updates, traced only."""
-    env = envs.make("CartPole-v1", 2)
-    agent = agents.load(algo).make(CONFIGS[algo](), env.spec, 10)
-    train = lambda: loop.train(env, agent, loop.init(env, agent, jax.random.key(0)), 1)[1]
-    return {k.removesuffix(records.SUM_SUFFIX) for k in jax.eval_shape(train) if k not in records.SCORES}
-
-
-@pytest.mark.parametrize("algo", CONFIGS)
-def test_every_metric_of_an_algorithm_is_explained(algo):
-    assert explained(PAGES[algo], "Metrics") == own_metrics(algo)
-
-
-def test_every_other_metric_is_explained_and_named_on_each_page(run):
-    common = set().union(*run.metrics) - own_metrics("pqn")
-    assert explained(PAGES["metrics"], "metrics.jsonl") == common
-    for algo in CONFIGS:
-        unnamed = {key for key in common if f"`{key}`" not in PAGES[algo]}
-        assert not unnamed
+def test_every_other_metric_is_explained(run):
+    assert set(tables.explained()["record"]) == set().union(*run.metrics) - tables.own_metrics("pqn")
 
 
 def test_every_number_of_the_summary_is_explained(run):
-    assert explained(PAGES["metrics"], "summary.json") == set(run.summary)
+    assert set(tables.explained()["summary"]) == set(run.summary)
+
+
+def test_every_training_that_is_kept_is_in_a_table():
+    kept = json.loads((RESULTS / "learning.json").read_text(encoding="utf-8"))
+    assert set(tables.published()["learning"]) == set(kept)
+
+
+def test_a_row_of_results_is_what_the_file_holds():
+    """Of ppo_mountain_car, worked out by hand from learning.json."""
+    told = {row[0]: row[1:] for row in cells(tables.learning("ppo_mountain_car"))}
+    expected = ["1M", "10 to 14", "-111.4 ± 2.4", "-105.7 ± 2.1", "803k (4 of 5)", ""]
+    assert told["`ppo_mountain_car`"] == expected
+    assert "--num-seeds 5 --first-seed 10 ppo_mountain_car" in tables.learning("ppo_mountain_car")
+
+
+@pytest.mark.parametrize("page", [*PAGES, *README])
+def test_every_table_that_a_page_asks_for_is_made(page):
+    for words in tables.MARK.findall({**PAGES, **README}[page]):
+        assert len(cells(tables.render(words))) > 0 or words.startswith("source")
+
+
+def test_every_kind_of_table_is_used_and_no_other():
+    asked = {words.split()[0] for page in [*PAGES.values(), *README.values()] for words in tables.MARK.findall(page)}
+    assert asked == set(tables.KINDS)
+    with pytest.raises(ValueError, match="there is no kind 'nothing'"):
+        tables.render("nothing at all")
+
+
+@pytest.mark.parametrize("kind", ["readme_results", "readme_speed"])
+def test_the_readme_has_the_tables_of_today(kind):
+    assert f"<!-- table: {kind} -->\n{tables.render(kind)}\n" in README["README.md"]
+
+
+# What is written by hand
+
+
+def test_every_algorithm_has_a_page_in_the_one_order():
+    for algo in CONFIGS:
+        headings = re.findall(r"^## (.*)$", PAGES[f"docs/algorithms/{algo}.md"], re.MULTILINE)
+        assert [h.removesuffix(" from the paper").removesuffix(" from the papers") for h in headings] == [
+            "Command", "Options", "Metrics", "Deviations", "Results",
+        ]  # fmt: skip
 
 
 @pytest.mark.parametrize("algo", CONFIGS)
-def test_every_option_is_explained_with_its_default(algo):
-    told = {cells[0].strip("`"): cells[1].strip("`") for cells in rows(PAGES[algo], "Options")[1:]}
-    assert told == {name: str(default) for name, default in OWN[algo].items()}
+def test_options_with_advice_exist(algo):
+    advice = PAGES[f"docs/algorithms/{algo}.md"].split("When to change them:")[1].split("\n## ")[0]
+    named = {name for line in re.findall(r"^- ([^:]*):", advice, re.MULTILINE) for name in re.findall(r"`(\w+)`", line)}
+    assert named and named <= {field.name for field in dataclasses.fields(CONFIGS[algo])}
 
 
 def test_options_named_for_movers_exist():
-    known = set(OF_RUN) | {f"agent.{name}" for own in OWN.values() for name in own}
-    page = re.sub(r"--agent\.no-(\w+)", r"--agent.\1", PAGES["moving"])
-    ours = [cells[1] for text in page.split("\n## ")[2:] for cells in rows(f"## {text}", text.splitlines()[0])[1:]]
+    own = {f"agent.{field.name}" for kind in CONFIGS.values() for field in dataclasses.fields(kind)}
+    known = set(OF_RUN) | own
+    page = re.sub(r"--agent\.no-(\w+)", r"--agent.\1", PAGES["docs/guides/migrating.md"])
+    ours = [line[1] for text in page.split("\n## ")[2:] for line in rows(f"## {text}", text.splitlines()[0])[1:]]
     named = {name for cell in ours for name in re.findall(r"`([^`]+)`", cell)}
     named |= {name.replace("-", "_") for name in re.findall(r"`--(agent\.[a-z-]+)", page)}
     named |= set(re.findall(r"`(agent\.[a-z_]+)`", page))
@@ -91,7 +185,8 @@ def test_options_named_for_movers_exist():
 
 def test_names_of_other_libraries_are_answered_with_ours():
     """Those of the page that are one name there and one here."""
-    told = re.findall(r"^\| `(?:--)?([\w-]+)` \| `([\w.]+)` \|", PAGES["moving"], re.MULTILINE)
+    page = PAGES["docs/guides/migrating.md"]
+    told = re.findall(r"^\| `(?:--)?([\w-]+)` \| `([\w.]+)` \|", page, re.MULTILINE)
     plain = {there.lower().replace("-", "_"): here for there, here in told}
     other = {there: here for there, here in plain.items() if there != here.removeprefix("agent.")}
     assert len(other) > 20
@@ -101,31 +196,53 @@ def test_names_of_other_libraries_are_answered_with_ours():
 @pytest.mark.parametrize("page", PAGES)
 def test_commands_are_understood(page):
     for line in COMMAND.findall(PAGES[page]):
-        if "my_package" not in line:
+        if not re.search("my_package|hill_climbing|penalized_ppo|--resume|--help", line):
             load.from_command_line(line.split())
 
 
 @pytest.mark.parametrize("page", PAGES)
 def test_presets_named_are_shipped(page):
-    named = set(re.findall(r"(?:--config |curves\.py |`)((?:ppo|dqn|pqn|rainbow)_[a-z_]+)", PAGES[page]))
-    assert named <= set(presets.shipped())
+    named = set(re.findall(r"(?:--config |curves\.py |`)((?:ppo|dqn|pqn|rainbow)_[a-z_]+[a-z])", PAGES[page]))
+    assert named <= {*presets.shipped(), *(path.stem for path in RESULTS.glob("*.json"))}
 
 
-@pytest.mark.parametrize("page", [*PAGES, "README"])
+def test_tests_named_exist():
+    """In whichever folder; a name with three dots is the beginning of one or more."""
+    functions = {}
+    for path in (ROOT / "tests").rglob("test_*.py"):
+        functions[path.name] = re.findall(r"^def (test_\w+)", path.read_text(encoding="utf-8"), re.MULTILINE)
+    file, count = "", 0
+    for name, function, dots in TEST.findall(PAGES["docs/reference/guarantees.md"]):
+        file = name or file
+        assert file in functions, file
+        count += 1
+        found = [known for known in functions[file] if known == function or dots and known.startswith(function)]
+        assert found or not function, f"{file}::{function}"
+    assert count > 50
+
+
+@pytest.mark.parametrize("page", [*PAGES, *NOTES, *README])
 def test_links_lead_somewhere(page):
-    text = PAGES.get(page) or (ROOT / "README.md").read_text(encoding="utf-8")
-    folder = ROOT / "docs" if page in PAGES else ROOT
+    text, folder = {**PAGES, **NOTES, **README}[page], (ROOT / page).parent
     for target in re.findall(r"\]\((?!https?:)([^)\s]+)\)", text):
         name, _, anchor = target.partition("#")
-        path = (folder / name) if name else folder / f"{page}.md"
+        path = (folder / name) if name else ROOT / page
         assert path.exists(), target
         if anchor:
             headings = re.findall(r"^#+ (.*)$", path.read_text(encoding="utf-8"), re.MULTILINE)
             assert anchor in {re.sub(r"[^\w\- ]", "", h).strip().lower().replace(" ", "-") for h in headings}, target
 
 
+def test_every_page_is_in_the_navigation():
+    text = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").split("\nnav:\n")[1]
+    named = re.findall(r"[\w/.-]+\.(?:md|ipynb)", text)
+    pages = {page.removeprefix("docs/") for page in PAGES}
+    notebooks = {path.relative_to(ROOT).as_posix() for path in (ROOT / "notebooks").glob("*.ipynb")}
+    assert sorted(named) == sorted(pages | notebooks)
+
+
 class Steps:
-    """Shows how many steps were made, pays 1 for each, dies by action 1, and runs out of time after 3."""
+    """Shows how many steps were made, pays 1 for each, terminates by action 1, and is truncated after 3."""
 
     default_params = ()
 
@@ -143,7 +260,7 @@ class Steps:
 
 
 def test_the_table_of_rows_is_what_is_played():
-    table = PAGES["environments"].split("<!-- test: rows -->")[1].split("\n\n")[0]
+    table = PAGES["docs/concepts/episode-ends.md"].split("<!-- test: rows -->")[1].split("\n\n")[0]
     told = [[c.strip() for c in line.split("|")[2:-1]] for line in table.splitlines() if re.match(r"\| \d", line)]
     actions = jnp.array([[int(row[1])] for row in told], jnp.int32)
     env, play = envs.make(Steps, 1), lambda inputs, carry, noise: Decision(noise)

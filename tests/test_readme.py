@@ -1,4 +1,4 @@
-"""The README's Python runs as it stands, and the code that it quotes is the code."""
+"""The Python of the README and of docs/ runs as it stands, commands would begin, and quoted code is the code."""
 
 import inspect
 import re
@@ -15,27 +15,48 @@ from jaxrl_fast.training import plan
 HOME = Path(__file__).parent.parent
 README = (HOME / "README.md").read_text(encoding="utf-8")
 QUOTED = re.findall(r"<!-- source: (\S+) (\S+) -->\n```python\n(.*?)```", README, re.DOTALL)
-ALL = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-BLOCKS = [b for b in ALL if b not in [q[2] for q in QUOTED] and "def make(" not in b]  # that is in test_own_algorithm
-PAGES = [README, *(page.read_text(encoding="utf-8") for page in sorted((HOME / "docs").glob("*.md")))]
-SHOWN = {line for page in PAGES for line in re.findall(r"^python -m jaxrl_fast\.((?:train|sweep) [^#\n]+)", page, re.M)}
-BEGUN = sorted(line.strip() for line in SHOWN if not re.search(r"--resume|--help|my_package|hill_climbing|auto", line))
+PAGES = {"README": README} | {
+    path.relative_to(HOME / "docs").with_suffix("").as_posix(): path.read_text(encoding="utf-8")
+    for path in sorted((HOME / "docs").rglob("*.md"))
+}
+BLOCKS = {
+    f"{name}-{number}": block
+    for name, page in PAGES.items()
+    for number, block in enumerate(re.findall(r"```python\n(.*?)```", page, re.DOTALL))
+    if block not in [q[2] for q in QUOTED] and "def make(" not in block  # these are in test_own_algorithm
+}
+COMMAND = re.compile(r"^python -m jaxrl_fast\.((?:train|sweep) ?[^#\n]*)", re.MULTILINE)
+SHOWN = {line.strip() for page in PAGES.values() for line in COMMAND.findall(page)}
+OWN = r"my_package|my_algorithm|hill_climbing|penalized_ppo"
+BEGUN = sorted(line for line in SHOWN if not re.search(rf"--resume|--help|auto|{OWN}", line))
+MOST_LINES = 150
 
 
 def test_train_step_is_quoted_as_it_is():
     assert [q[2] for q in QUOTED] == [inspect.getsource(loop.train_step)]
 
 
+def test_it_is_short():
+    assert len(README.splitlines()) <= MOST_LINES
+
+
+def test_what_ci_runs_is_marked():
+    """`.ci/run` executes the blocks below these marks."""
+    for mark in ("run", "test"):
+        assert len(re.findall(rf"<!-- ci: {mark} -->\n```bash\n.+?\n```", README, re.DOTALL)) == 1
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("block", BLOCKS, ids=lambda block: block.strip().splitlines()[-1][:40])
-def test_python_runs(block, tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize("name", BLOCKS)
+def test_python_runs(name, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    exec(compile(block, "README.md", "exec"), {"__name__": "readme"})
+    exec(compile(BLOCKS[name], f"{name}.md", "exec"), {"__name__": "readme"})
     assert capsys.readouterr().out
 
 
 def test_every_preset_named_is_shipped():
-    named = set(re.findall(r"--config ([a-z_]+)", README)) | set(re.findall(r'fit\("([a-z_]+)"', README))
+    text = "\n".join(PAGES.values())
+    named = set(re.findall(r"--config ([a-z_]+)", text)) | set(re.findall(r'(?:fit|sweep)\("([a-z_]+)"', text))
     assert named and named <= set(presets.shipped())
 
 

@@ -1,4 +1,4 @@
-"""An algorithm that is not ours, as a module: the README's, by its name and as what was imported."""
+"""A custom algorithm as a module: those of the README and of docs/, by name and as what was imported."""
 
 import dataclasses
 import importlib
@@ -20,8 +20,18 @@ from jaxrl_fast.sweep import __main__, grid
 from jaxrl_fast.training import plan
 from jaxrl_fast.utils import importing
 
-README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
-HILL_CLIMBING = next(block for block in re.findall(r"```python\n(.*?)```", README, re.DOTALL) if "def make(" in block)
+ROOT = Path(__file__).parents[2]
+
+
+def shown_in(page):
+    """The module that a page shows."""
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), re.DOTALL)
+    (module,) = [block for block in blocks if "def make(" in block]
+    return module
+
+
+HILL_CLIMBING = shown_in("docs/extending/algorithm.md")
+OTHERS = {"README.md": "reward", "docs/extending/change-a-loss.md": "kl"}  # and a metric of each
 OPTIONS = {"env": "CartPole-v1", "num_envs": 8, "tensorboard": False, "log_level": "quiet"}
 count = itertools.count()
 
@@ -43,6 +53,23 @@ def write(tmp_path, monkeypatch):
 
 def line(**options):
     return [word for name, value in options.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+
+
+def test_no_other_page_shows_a_module():
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+    found = {p.relative_to(ROOT).as_posix() for p in pages if re.search(r"^def make\(", p.read_text("utf-8"), re.M)}
+    assert found == {"docs/extending/algorithm.md", *OTHERS}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", OTHERS)
+def test_what_a_page_shows_trains_and_resumes(write, page):
+    name = write(shown_in(page))
+    quick = line(**OPTIONS | {"tensorboard": "false"}, total_steps="8k", eval_episodes=4)
+    assert train.main([name, *quick, "--run-dir", "run"]) == 0
+    assert train.main(["--resume", "run", "--total-steps", "10k", "--log-level", "quiet"]) == 0
+    last = json.loads(Path("run/metrics.jsonl").read_text().splitlines()[-1])
+    assert last["env_steps"] >= 10_000 and isinstance(last[OTHERS[page]], float)
 
 
 @pytest.mark.slow

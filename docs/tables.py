@@ -1,0 +1,415 @@
+"""Tables of the documentation, made from the code and from the JSON files in benchmarks/results.
+
+A line such as `<!-- table: options ppo -->` in a page stands for one of them. `docs/hooks.py` fills it in when the site
+is built; the same from a terminal:
+
+    python docs/tables.py options ppo
+"""
+
+import ast
+import dataclasses
+import functools
+import importlib
+import inspect
+import itertools
+import json
+import os
+import re
+import statistics
+import sys
+import textwrap
+import typing
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
+DATA = ROOT / "docs" / "data"
+MARK = re.compile(r"^<!-- table: ([^>]+?) -->$", re.MULTILINE)
+SPELLED = {"env_options": "env_option"}  # what a command line usually has
+COMMANDS = ("evaluate", "video", "plot", "envs.__main__")  # modules with an `Options`, besides train and sweep
+
+
+def fill(markdown: str) -> str:
+    """Replace every mark in a page by its table."""
+    return MARK.sub(lambda mark: render(mark[1]), markdown)
+
+
+def render(words: str) -> str:
+    """Return the table that a mark names. ValueError for an unknown one."""
+    kind, *arguments = words.split()
+    if kind not in KINDS:
+        raise ValueError(f"table: there is no kind {kind!r}; there are {', '.join(KINDS)}")
+    return KINDS[kind](*arguments)
+
+
+def grid(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a Markdown table."""
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join(f"| {' | '.join(cell.replace('|', '&#124;') for cell in line)} |" for line in lines)
+
+
+# Options
+
+
+def options(algo: str) -> str:
+    """Return the options of an algorithm."""
+    return option_table(configs()[algo])
+
+
+def command(name: str) -> str:
+    """Return the options of a command, a table for each group."""
+    if name not in ("train", "sweep"):
+        return option_table(options_of(name), "--")
+    module = options_module()
+    if name == "sweep":
+        return option_table(module.SweepOptions, "--")
+    groups = reversed(module.Options.__bases__)
+    tables = [f"### {group.__name__}\n\n{summary(group)}\n\n{option_table(group, '--')}" for group in groups]
+    return "\n\n".join(tables)
+
+
+def options_of(name: str) -> type:
+    """Return the options of a command by its module."""
+    return importlib.import_module(f"jaxrl_fast.{name}").Options
+
+
+def option_table(kind: type, prefix: str = "") -> str:
+    """Return a row for each field of a dataclass: name, default, meaning, and the values that it may have."""
+    told, hints = meanings(kind), typing.get_type_hints(kind)
+    rows = []
+    for field in dataclasses.fields(kind):
+        name = prefix + SPELLED.get(field.name, field.name).replace("_", "-") if prefix else field.name
+        choices = values_of(hints[field.name])
+        words = told[field.name] + (f" One of {', '.join(f'`{c}`' for c in choices)}." if choices else "")
+        rows.append([f"`{name}`", f"`{default_of(field)}`", words])
+    return grid(["option", "default", "meaning"], rows)
+
+
+def meanings(kind: type) -> dict[str, str]:
+    """Return what each field of a dataclass means: the help that it declares, or the string below it."""
+    declared = {field.name: field.metadata.get("option", {}).get("help") for field in dataclasses.fields(kind)}
+    found = {name: text for name, text in declared.items() if text}
+    for of in reversed(kind.__mro__):
+        if not dataclasses.is_dataclass(of):
+            continue
+        body = ast.parse(textwrap.dedent(inspect.getsource(of))).body[0].body
+        for field, below in itertools.pairwise(body):
+            if isinstance(field, ast.AnnAssign) and isinstance(below, ast.Expr):
+                found.setdefault(field.target.id, " ".join(ast.literal_eval(below.value).split()))
+    missing = [field.name for field in dataclasses.fields(kind) if not found.get(field.name)]
+    if missing:
+        raise ValueError(f"{kind.__qualname__} does not say what {' and '.join(missing)} means")
+    return found
+
+
+def default_of(field: dataclasses.Field) -> str:
+    """Return a default as a command line or a preset would write it."""
+    value = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+    if value is None:
+        return "none"
+    if value in ("", (), {}):
+        return "(empty)"
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def values_of(hint: Any) -> tuple[str, ...]:
+    """Return the words that an option chooses among, where these are all that it may be."""
+    return tuple(v or '""' for v in typing.get_args(hint)) if typing.get_origin(hint) is typing.Literal else ()
+
+
+def summary(kind: type) -> str:
+    """Return the first line of a docstring."""
+    return inspect.getdoc(kind).splitlines()[0]
+
+
+def configs() -> Mapping[str, type]:
+    """Return the options of each algorithm, by its name."""
+    return importlib.import_module("jaxrl_fast.agents.configs").CONFIGS
+
+
+def options_module() -> Any:
+    """Return the module with a run's options."""
+    return importlib.import_module("jaxrl_fast.config.options")
+
+
+# Metrics
+
+
+def metrics(name: str) -> str:
+    """Return the metrics of an algorithm, of every record (`record`), or of the summary (`summary`)."""
+    told = explained()[name]
+    if name in configs():
+        check_names(name, own_metrics(name), told)
+        return grid(["metric", "meaning", "how it should look"], ([f"`{k}`", *v] for k, v in told.items()))
+    return grid(["key", "meaning"], ([f"`{k}`", v] for k, v in told.items()))
+
+
+def explained() -> dict[str, dict[str, Any]]:
+    """Return what docs/data/metrics.yml says of each metric."""
+    return yaml.safe_load((DATA / "metrics.yml").read_text(encoding="utf-8"))
+
+
+def check_names(what: str, names: Iterable[str], told: Iterable[str]) -> None:
+    """Raise where the metrics of the code and those that the file explains are not the same."""
+    if set(names) != set(told):
+        differ = ", ".join(sorted(set(names) ^ set(told)))
+        raise ValueError(f"docs/data/metrics.yml, {what}: the code and the file differ in {differ}")
+
+
+@functools.cache
+def own_metrics(algo: str) -> frozenset[str]:
+    """Return the names of what an algorithm's updates report. They are traced, not computed."""
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    import jax
+
+    from jaxrl_fast import agents, envs, loop
+
+    env = envs.make("CartPole-v1", 2)
+    agent = agents.load(algo).make(configs()[algo](), env.spec, 10)
+    step = lambda: loop.train_step(env, agent, loop.init(env, agent, jax.random.key(0)))[1][1]
+    return frozenset(name.removesuffix("_sum") for name in jax.eval_shape(step))
+
+
+# Results
+
+
+def read(name: str) -> Any:
+    """Return one JSON file of benchmarks/results."""
+    return json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+
+
+def published() -> dict[str, Any]:
+    """Return docs/data/published.yml: the presets in the order of the tables, with what others report."""
+    return yaml.safe_load((DATA / "published.yml").read_text(encoding="utf-8"))
+
+
+def learning(*prefixes: str) -> str:
+    """Return the returns of presets whose names begin so, and the commands that trained them."""
+    rows = [name for name in published()["learning"] if name.startswith(prefixes)]
+    table = grid(
+        ["preset", "environment steps", "seeds", "return", "greedy return", "solved at", "published"],
+        ([f"`{name}`", *learning_cells(name)] for name in rows),
+    )
+    commands: dict[str, list[str]] = {}
+    for name in rows:
+        seeds = learning_seeds(name)
+        alone = " --one-by-one" if read("learning")[name]["num_seeds"] == 1 else ""
+        commands.setdefault(f"--num-seeds {len(seeds)} --first-seed {seeds[0]}{alone}", []).append(name)
+    program = "python benchmarks/learning.py"
+    lines = [line for flags, names in commands.items() for line in wrap(f"{program} {flags}", names)]
+    return "\n".join([table, "", "```bash", *lines, "```"])
+
+
+def wrap(command: str, names: Sequence[str], most: int = 6) -> list[str]:
+    """Return command lines with a few names each."""
+    return [f"{command} {' '.join(names[i : i + most])}" for i in range(0, len(names), most)]
+
+
+def learning_cells(name: str) -> list[str]:
+    """Return what a row of the table says of a preset."""
+    run, seeds = read("learning")[name], learning_seeds(name)
+    found = [run["seeds"][str(seed)] for seed in seeds]
+    solved = [seed["solved_at"] for seed in found if seed["solved_at"]]
+    at = short(statistics.median(solved)) if solved else ""
+    at += f" ({len(solved)} of {len(seeds)})" if 0 < len(solved) < len(seeds) else ""
+    span = f"{seeds[0]} to {seeds[-1]}" if len(seeds) > 1 else str(seeds[0])
+    returns, greedy = ([seed[key] for seed in found] for key in ("return", "greedy"))
+    return [short(run["env_steps"]), span, spread(returns), spread(greedy), at, published()["learning"][name] or ""]
+
+
+def learning_seeds(name: str) -> list[int]:
+    """Return the seeds of a preset that are reported: all that are kept but those that chose its settings."""
+    without = published()["left_out"].get(name, [])
+    return [seed for seed in map(int, read("learning")[name]["seeds"]) if seed not in without]
+
+
+def spread(values: Sequence[float]) -> str:
+    """Return the mean and the standard deviation over seeds."""
+    deviation = f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""
+    return f"{statistics.mean(values):.1f}{deviation}"
+
+
+def short(number: float) -> str:
+    """Return 1234567 as 1.23M."""
+    for size, letter in ((1e6, "M"), (1e3, "k")):
+        if number >= size:
+            return f"{number / size:.3g}{letter}"
+    return f"{number:g}"
+
+
+def atari() -> str:
+    """Return the trainings of the Atari presets, on a CPU and on a GPU."""
+    rows = []
+    for game in ("pong_cpu", "breakout_cpu"):
+        for name, training in read(game)["trainings"].items():
+            preset = re.match(r"(\w+_small)\b", name)
+            if preset:
+                rows.append([f"`{preset[1]}`", "2 CPU cores", *atari_cells(training["summary"])])
+    rows.sort(key=lambda row: (list(published()["atari"]).index(row[0].strip("`")), int(row[2])))
+    gpu = read("on_a_gpu_h200")["pong"]
+    rows.append([f"`{gpu['preset']}`", "NVIDIA H200", *atari_cells(gpu["found"])])
+    rows = [[*row, published()["atari"][row[0].strip("`")]] for row in rows]
+    return grid(
+        ["preset", "machine", "seed", "steps", "solved at", "return", "greedy return", "published"],
+        rows,
+    )
+
+
+def atari_cells(summary: Mapping[str, Any]) -> list[str]:
+    """Return what a row of the table says of a training."""
+    stopped = " (stopped)" if summary["status"] == "stopped" else ""
+    solved, greedy = summary["steps_to_solve"], summary["eval_return_mean"]
+    return [
+        str(summary["seed"]),
+        short(summary["env_steps"]) + stopped,
+        short(solved) if solved else "",
+        f"{summary['final_return_mean']:.1f}",
+        "" if greedy is None else f"{greedy:.1f}",
+    ]
+
+
+# Speed
+
+
+def speed(name: str) -> str:
+    """Return steps per second of jaxrl_fast and of a plain program, from `NAME.json`."""
+    found = read(name)
+    rows = [
+        [
+            f"{case['num_envs']}" + (f" ({case['rounds']} rounds)" if "rounds" in case else ""),
+            short(case["plain_steps_per_s"]),
+            short(case["ours_steps_per_s"]),
+            f"{case['ratio']:.2f} ({case['ratio_min']:.2f} to {case['ratio_max']:.2f})",
+        ]
+        for case in found["cases"]
+    ]
+    return grid(["environments", "plain program", "jaxrl_fast", "ratio (lowest to highest round)"], rows)
+
+
+def replay() -> str:
+    """Return how fast minibatches are sampled, and what memory that takes."""
+    buffers = {"ours": "jaxrl_fast", "pairs": "plain: both observations", "flashbax flat": "flashbax"}
+    buffers |= {"ours, prioritized": "jaxrl_fast, prioritized", "flashbax prioritized flat": "flashbax, prioritized"}
+    label = lambda c: buffers[c["buffer"].replace("prioritised", "prioritized")]
+    rows = [
+        [f"{c['capacity']:,} × {c['case']}", label(c), short(c["samples_per_s"]), f"{c['bytes'] / 1e6:,.0f} MB"]
+        for c in read("replay_speed_cpu")["cases"]
+    ]
+    return grid(["stored transitions", "buffer", "samples per second", "memory"], rows)
+
+
+def throughput() -> str:
+    """Return steps per second of PPO against the number of environments."""
+    curve = read("population_speed_cpu")["curve"]
+    rows = [[upper(c["what"]), str(c["num_envs"]), short(c["steps_per_s"]), f"{c['speed_up']:.1f}"] for c in curve]
+    return grid(["task", "environments", "steps per second", "times one environment"], rows)
+
+
+def seeds() -> str:
+    """Return what many seeds in one program take."""
+    found = read("population_speed_cpu")
+    row = lambda what, c, long: [what, f"{c['ratio']:.2f} ({c['least']:.2f} to {c['most']:.2f})", long]
+    rows = [
+        row(f"{c['num_seeds']} seeds, {c['algo'].upper()}", c, "one program instead of one run after another")
+        for c in found["seeds"]
+    ]
+    rows += [
+        row(f"{c['num_seeds']} seeds, {upper(c['what'])}", c, "one seed after another instead of all at once")
+        for c in found["turns"]
+    ]
+    return grid(["case", "times as fast (lowest to highest round)", "what is compared"], rows)
+
+
+def upper(words: str) -> str:
+    """Return the name of an algorithm, with which this begins, in capitals."""
+    algo, *rest = words.split(" ", 1)
+    return " ".join([algo.upper(), *rest])
+
+
+def atari_speed(name: str) -> str:
+    """Return steps per second of Atari for each way of overlapping emulators and network, from `NAME.json`."""
+    rows = []
+    for case in read(name)["cases"]:
+        for pools in (key.split("_")[1] for key in case if re.fullmatch(r"training_\d_steps_per_s", key)):
+            cells = [case[f"acting_{pools}_steps_per_s"], case[f"training_{pools}_steps_per_s"]]
+            cells += [case.get(f"overlapped_{pools}_steps_per_s")]
+            emulators = [case["raw_sync_steps_per_s"], case["raw_async_steps_per_s"]]
+            words = [short(x) if x else "" for x in (*emulators, *cells)]
+            rows.append([f"`{case['preset']}`", str(case["num_envs"]), words[0], words[1], f"`{pools}`", *words[2:]])
+    header = ["preset", "environments", "envpool alone, synchronous", "envpool alone, asynchronous", "pools"]
+    return grid([*header, "acting", "training", "training with `--overlap`"], rows)
+
+
+# The README's tables have fewer rows and columns.
+
+
+def readme_results() -> str:
+    """Return the README's table of results."""
+    rows = []
+    for name in published()["readme"]:
+        steps, _, score, greedy, _, other = learning_cells(name)
+        rows.append([f"`{name}`", steps, score, greedy, other])
+    gpu = read("on_a_gpu_h200")["pong"]
+    _, steps, _, score, greedy = atari_cells(gpu["found"])
+    rows.append([f"`{gpu['preset']}`, one GPU", steps, score, greedy, published()["atari"][gpu["preset"]]])
+    return grid(["preset", "steps", "return", "greedy return", "published"], rows)
+
+
+def readme_speed() -> str:
+    """Return the README's table of speeds."""
+    tasks = {
+        "ppo_speed_cpu": ("PPO, CartPole-v1", 1024),
+        "dqn_speed_cpu": ("DQN, CartPole-v1", 64),
+        "pqn_speed_cpu": ("PQN, Breakout-MinAtar", 128),
+    }
+    rows = []
+    for name, (task, num_envs) in tasks.items():
+        case = next(case for case in read(name)["cases"] if case["num_envs"] == num_envs)
+        speeds = short(case["plain_steps_per_s"]), short(case["ours_steps_per_s"])
+        rows.append([task, str(num_envs), *speeds, f"{case['ratio']:.1f}"])
+    return grid(["task", "environments", "plain program", "jaxrl_fast", "ratio"], rows)
+
+
+# Words
+
+
+def words_to_avoid() -> list[dict[str, Any]]:
+    """Return docs/data/words.toml: patterns, and what to write instead."""
+    import tomllib
+
+    return tomllib.loads((DATA / "words.toml").read_text(encoding="utf-8"))["avoid"]
+
+
+def source(module: str, name: str) -> str:
+    """Return a function as it stands in the code."""
+    return f"```python\n{inspect.getsource(getattr(importlib.import_module(module), name))}```"
+
+
+def avoid() -> str:
+    """Return the glossary's table of words to avoid."""
+    return grid(["avoid", "write"], ([entry["words"], entry["write"]] for entry in words_to_avoid()))
+
+
+KINDS = {
+    "options": options,
+    "command": command,
+    "metrics": metrics,
+    "learning": learning,
+    "atari": atari,
+    "speed": speed,
+    "replay": replay,
+    "throughput": throughput,
+    "seeds": seeds,
+    "atari_speed": atari_speed,
+    "readme_results": readme_results,
+    "readme_speed": readme_speed,
+    "source": source,
+    "avoid": avoid,
+}
+
+if __name__ == "__main__":
+    print(render(" ".join(sys.argv[1:])))
