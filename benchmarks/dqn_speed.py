@@ -15,7 +15,6 @@ from functools import partial
 
 import jax
 import numpy as np
-import plain_dqn
 import side_by_side
 
 from jaxrl_fast.agents.configs import common, dqn
@@ -24,6 +23,7 @@ from jaxrl_fast.utils import devices
 from jaxrl_fast.utils.parsing import parse_int
 
 devices.configure_cpu_devices()  # before gymnax is imported, which starts JAX
+import plain_dqn  # noqa: E402
 
 PRESET = dict(
     buffer_size=plain_dqn.CAPACITY,

@@ -18,7 +18,6 @@ from pathlib import Path
 
 import jax
 import numpy as np
-import plain_ppo
 import side_by_side
 from side_by_side import timed
 
@@ -27,6 +26,7 @@ from jaxrl_fast.utils import devices
 from jaxrl_fast.utils.parsing import parse_int
 
 devices.configure_cpu_devices()  # before gymnax is imported, which starts JAX
+import plain_ppo  # noqa: E402
 
 PRESET = dict(rollout_length=plain_ppo.LENGTH, num_minibatches=plain_ppo.MINIBATCHES, num_epochs=plain_ppo.EPOCHS)
 

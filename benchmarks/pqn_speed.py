@@ -9,13 +9,13 @@ How it is measured: side_by_side.py.
 import argparse
 
 import jax
-import plain_pqn
 import side_by_side
 
 from jaxrl_fast.utils import devices
 from jaxrl_fast.utils.parsing import parse_int
 
 devices.configure_cpu_devices()  # before gymnax is imported, which starts JAX
+import plain_pqn  # noqa: E402
 
 PRESET = dict(
     rollout_length=plain_pqn.LENGTH,

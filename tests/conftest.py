@@ -10,13 +10,7 @@ import tempfile
 import warnings
 from importlib.metadata import version
 
-import hypothesis
-import jax
-import pytest
 from packaging.version import Version
-
-from jaxrl_fast.parallel import program
-from jaxrl_fast.parallel.placement import SINGLE_DEVICE
 
 # A subprocess started by a test inherits these. Set JAX_PLATFORMS to run the tests on an accelerator.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -33,6 +27,13 @@ if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
     _cache = tempfile.TemporaryDirectory(prefix="jaxrl_fast_tests_", ignore_cleanup_errors=True)  # gone at exit
     os.environ["JAX_COMPILATION_CACHE_DIR"] = _cache.name
     os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.05")  # the workers share it
+
+import hypothesis
+import jax
+import pytest
+
+from jaxrl_fast.parallel import program
+from jaxrl_fast.parallel.placement import SINGLE_DEVICE
 
 hypothesis.settings.register_profile("local", deadline=None, max_examples=50)
 hypothesis.settings.register_profile("ci", deadline=None, max_examples=50, derandomize=True, print_blob=True)
