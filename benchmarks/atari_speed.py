@@ -29,7 +29,7 @@ import jax.numpy as jnp
 import numpy as np
 import side_by_side
 
-from jaxrl_fast import agents
+from jaxrl_fast import agents, envs
 from jaxrl_fast.config import load
 from jaxrl_fast.envs import host_pool
 from jaxrl_fast.envs.envpool import pool as adapter
@@ -149,8 +149,10 @@ def prepare(args: argparse.Namespace, num_envs: int, in_flight: int, overlap: bo
         overlap=overlap,
         host_bridge=args.host_bridge,
     )
-    algorithm = agents.load(settings.algo)
-    return build.whole_env(settings, algorithm, 1000)[0], *build.shard_env(settings, algorithm, 1000)
+    settings, *of_shard = build.build(settings, agents.load(settings.algo), 1000)
+    options = settings.options
+    config = build.host_env_config(options, build.TRAINING)
+    return envs.make(options.env, options.num_envs, config, **options.env_options), *of_shard
 
 
 def seconds(run: Callable[[], None], repeats: int) -> float:

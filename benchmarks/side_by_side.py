@@ -22,7 +22,7 @@ from jaxrl_fast import agents
 from jaxrl_fast.config import load
 from jaxrl_fast.parallel import program
 from jaxrl_fast.runs import fingerprint
-from jaxrl_fast.training.build import shard_env
+from jaxrl_fast.training import build as training_build
 from jaxrl_fast.utils import devices
 
 RESULTS = Path(__file__).parent / "results"
@@ -110,7 +110,7 @@ def compare(
 def build(num_updates: int, **options: Any) -> tuple[program.Program, int]:
     """The program that `train` would run with these options, and on how many devices."""
     settings = load.from_keywords(**options)
-    env, agent, placement = shard_env(settings, agents.load(settings.algo), num_updates)
+    _, env, agent, placement = training_build.build(settings, agents.load(settings.algo), num_updates)
     return program.build(env, agent, num_updates, placement), placement.num_devices
 
 

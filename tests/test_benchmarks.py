@@ -377,11 +377,13 @@ def test_atari_contenders_and_the_way_to_the_emulators_can_be_chosen(monkeypatch
     import atari_speed
 
     asked = []
-    divide = lambda settings, *_: (
-        asked.append(settings.options.host_bridge) or (None, SimpleNamespace(rollout_length=1), SINGLE_DEVICE)
-    )
-    monkeypatch.setattr(atari_speed.assembly, "divide", divide)
-    monkeypatch.setattr(atari_speed.assembly, "undivided", lambda *_: (None,))
+
+    def build(settings, *_):
+        asked.append(settings.options.host_bridge)
+        return settings, None, SimpleNamespace(rollout_length=1), SINGLE_DEVICE
+
+    monkeypatch.setattr(atari_speed.build, "build", build)
+    monkeypatch.setattr(atari_speed.envs, "make", lambda *_, **__: None)
     ways = ["acting_0", "training_0", "acting_2", "training_2", "overlapped_2"]
     assert [*atari_speed.contenders(8, atari_args())] == ["raw_sync", "raw_async", *ways, "network"]
     few = atari_args(async_pools="0", contenders="raw,acting,training,network", host_bridge="callback")

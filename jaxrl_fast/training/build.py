@@ -161,9 +161,9 @@ def _num_shards(
     if options.devices == "auto":
         if "shards" not in supported or not (env.on_device or jax.default_backend() == "cpu"):
             return 1  # pools on several GPUs only on request
-        rows = settings.agent.gradient_rows(num_envs)
+        rows, num_pools = settings.agent.gradient_rows(num_envs), max(options.async_pools, 1)
         counts = range(min(num_devices, busy_cores), 1, -1)
-        return next((count for count in counts if num_envs % count == 0 and rows % count == 0), 1)
+        return next((count for count in counts if num_envs % (count * num_pools) == 0 and rows % count == 0), 1)
     asked = int(options.devices)
     if asked > num_devices:
         raise ValueError(f"--devices: must be at most the {num_devices} devices of JAX, got {asked}")

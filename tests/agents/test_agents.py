@@ -73,7 +73,7 @@ NETWORKS = [  # each option differs from the network's own default in one of the
 ]
 LEARNED = {"ppo": lambda s: s.params["network"], "pqn": lambda s: s.params, "dqn": lambda s: s.learner.params}
 NOT_OF = {"ppo": {"layer_norm", "dueling", "noisy"}, "pqn": {"dueling", "noisy"}, "dqn": set()}
-SAID = {"kind": "network", "dtype": "compute_dtype"}  # by another name in a Config
+SAID = {"kind": "network", "hidden": "hidden_sizes", "dtype": "compute_dtype"}  # by another name in a Config
 
 
 @pytest.mark.parametrize("options", NETWORKS, ids=["mlp", "impala"])

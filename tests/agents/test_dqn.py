@@ -440,7 +440,7 @@ def test_shards_learn_what_one_device_does(prioritized, num_steps, monkeypatch):
 
     expected, expected_metrics, expected_priority = jax.jit(partial(learn, whole))(experience.steps)
     found, metrics, max_priority = jax.jit(jax.vmap(partial(learn, part), axis_name="devices"))(steps)
-    assert expected_metrics["gradient_steps"] == num_steps and expected_metrics["loss_sum"] > 0
+    assert expected_metrics["gradient_steps"] == num_steps and expected_metrics["td_loss_sum"] > 0
     close = partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6)
     for i in range(2):
         at = lambda tree, i=i: jax.tree.map(lambda x: x[i], tree)
@@ -505,7 +505,7 @@ def test_reset_rows_change_nothing(probe, poison, prioritized):
 
     assert not experience.steps.valid.all()
     clean, disturbed = learn(0.0), learn(poison)
-    assert np.isfinite(clean[1]["loss_sum"]).all() and clean[1]["gradient_steps"].sum() > 0
+    assert np.isfinite(clean[1]["td_loss_sum"]).all() and clean[1]["gradient_steps"].sum() > 0
     jax.tree.map(np.testing.assert_array_equal, clean, disturbed)
 
 
@@ -526,7 +526,7 @@ def learn(env, num_updates=200, seed=0, **config):
     agent = agent_of(env, num_updates, **config)
     run = lambda key: loop.train(env, agent, loop.init(env, agent, key), num_updates)
     state, metrics = jax.jit(run, compiler_options=probes.QUICK)(jax.random.key(seed))
-    assert np.isfinite(metrics["loss_sum"]).all()
+    assert np.isfinite(metrics["td_loss_sum"]).all()
     context = agent.update.args[0]
 
     def answer(obs):
@@ -717,10 +717,10 @@ def test_sums_are_reported_per_gradient_step():
     rows = {name: np.zeros((2, 3)) for name in records.SCORES}
     rows |= {
         "gradient_steps": np.array([[0, 2, 6], [0, 0, 0]]),
-        "loss_sum": np.array([[0, 4.0, 8.0], [0, 0, 0]]),
+        "td_loss_sum": np.array([[0, 4.0, 8.0], [0, 0, 0]]),
         "epsilon": np.array([[1.0, 0.5, 0.0], [1.0, 0.5, 0.0]]),
     }
     one, other = records.summarize(rows)
     assert (one["td_loss"], one["gradient_steps"], one["epsilon"]) == (1.5, 8, 0.5)  # (4 + 8) / (2 + 6)
     assert (other["td_loss"], other["gradient_steps"], other["epsilon"]) == (None, 0, 0.5)
-    assert not any(name in record for record in (one, other) for name in ("loss_sum", "return_sum", "length_sum"))
+    assert not any(name in record for record in (one, other) for name in ("td_loss_sum", "return_sum", "length_sum"))

@@ -29,6 +29,6 @@ SHORT: dict[str, Any] = dict(env="envpool/CartPole-v1", num_envs=4, total_steps=
 SHORT |= dict(eval_every=160, eval_episodes=4, eval_envs=4, tensorboard=False, log_level="quiet")
 AGENTS = {
     "ppo": dict(rollout_length=8, hidden_sizes=(8,), normalize_rewards=True, normalize_observations=True),
-    "dqn": dict(capacity=256, batch_size=8, learning_starts=32, hidden_sizes=(8,), n_step=3, prioritized=True),
+    "dqn": dict(buffer_size=256, batch_size=8, learning_starts=32, hidden_sizes=(8,), n_step=3, prioritized=True),
     "pqn": dict(rollout_length=8, hidden_sizes=(8,)),
 }

@@ -196,9 +196,9 @@ import os; os._exit(0)
 def test_without_a_compiler_there_is_one_core(monkeypatch, tmp_path):
     """Or with one that cannot compile it, or whose work cannot be loaded. Environments may be dealt, for XLA to sum."""
     line = ["ppo", "--env", "CartPole-v1", "--num-envs", "64", "--agent.num-minibatches"]
-    divided = lambda minibatches: training_build.shard_env(
+    divided = lambda minibatches: training_build.build(
         load.from_command_line([*line, minibatches]), agents.load("ppo"), num_updates=10
-    )[2]
+    )[3]
     monkeypatch.setattr("jaxrl_fast.utils.devices.num_cores", lambda: 4)
     if build.is_available("allreduce"):
         assert divided("32") == Placement(num_grad_workers=4) and divided("2") == Placement(
@@ -237,29 +237,25 @@ LINES = (  # few rows in a gradient step
 @pytest.mark.parametrize("line", LINES)
 def test_hands_share_what_is_too_little_to_be_dealt(line, monkeypatch):
     monkeypatch.setattr("jaxrl_fast.utils.devices.num_cores", lambda: 2)
-    divided = lambda *more: training_build.shard_env(
-        load.from_command_line([*line.split(), *more]), agents.load(line[:3]), num_updates=10
-    )
-    env, _, placement = divided()
-    assert (
-        placement == Placement(num_grad_workers=2)
-        and env.parallelism.num_grad_workers == 2
-        and placement.num_devices == 2
-    )
-    assert divided("--devices", "1")[2] == Placement()
-    assert divided("--num-seeds", "2")[2].num_grad_workers == 1, "they have a core each"
-    before = {"num_shards": 1}
-    assert (
-        training_build.shard_env(load.from_command_line(line.split()), agents.load(line[:3]), 10, before)[2]
-        == Placement()
-    )
-    assert divided("--agent.hidden-sizes", "512", "512")[2] == Placement(), "it would have too much to add up"
+
+    def divided(*more, before=None):
+        """The environment and the placement."""
+        settings = load.from_command_line([*line.split(), *more])
+        return training_build.build(settings, agents.load(line[:3]), 10, before)[1::2]
+
+    env, placement = divided()
+    assert placement == Placement(num_grad_workers=2) and placement.num_devices == 2
+    assert env.parallelism.num_grad_workers == 2
+    assert divided("--devices", "1")[1] == Placement()
+    assert divided("--num-seeds", "2")[1].num_grad_workers == 1, "they have a core each"
+    assert divided(before={"num_shards": 1})[1] == Placement()
+    assert divided("--agent.hidden-sizes", "512", "512")[1] == Placement(), "it would have too much to add up"
     for name in ("MAX_REPEATED", "MAX_LEARNED"):
         with monkeypatch.context() as patched:
             patched.setattr(training_build, name, 1000)
-            assert divided()[2] == Placement()
+            assert divided()[1] == Placement()
     share_cores(2)  # workers of a sweep
-    assert divided()[2] == Placement()
+    assert divided()[1] == Placement()
     share_cores(1)
 
 

@@ -132,7 +132,7 @@ def test_it_goes_on_where_there_are_fewer_devices(tmp_path, monkeypatch):
 
 def divided(*line):
     settings = load.from_command_line(["ppo", *line])
-    return build.shard_env(settings, agents.load("ppo"), num_updates=10)
+    return build.build(settings, agents.load("ppo"), num_updates=10)[1:]
 
 
 def test_images_are_dealt_to_devices_sooner_than_vectors():

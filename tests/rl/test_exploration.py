@@ -9,10 +9,10 @@ import pytest
 from jax import ShapeDtypeStruct
 
 from jaxrl_fast.agents import dqn, pqn
-from jaxrl_fast.config import options
 from jaxrl_fast.rl import exploration
 from jaxrl_fast.rl.distributions import EpsilonGreedy
 from jaxrl_fast.types import Box, Discrete, EnvSpec, MultiDiscrete, Parallelism, PolicyInput
+from jaxrl_fast.utils import option
 
 
 def spec_of(num_envs, action=None):
@@ -135,7 +135,7 @@ def test_sample_noise_tosses_a_coin_for_each_environment_and_step():
 
 def test_options_allow_what_is_counted():
     """The number stands in two files, for neither may import the other."""
-    assert options.MAX_COUNT == exploration.MAX_COUNT
+    assert option.MAX_STEPS == exploration.MAX_COUNT
 
 
 @pytest.mark.parametrize("action", [Box((3,)), MultiDiscrete((2, 2))])
