@@ -5,6 +5,7 @@ N environments step together; T steps make a rollout. Leading axes are written i
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -19,7 +20,8 @@ MAX_FLAT = 2**15  # parameters updated as one vector; more cost a CPU more in co
 AtariProtocol = Literal["", "dqn2015", "machado2018"]  # the published rules for episodes, rewards and scores
 
 
-class Discrete(NamedTuple):
+@dataclass(frozen=True)  # not a tuple: spaces of different kinds are never equal
+class Discrete:
     """A space of `num` actions: int32 [] in [0, num)."""
 
     num: int
@@ -38,7 +40,8 @@ class Discrete(NamedTuple):
         return jax.numpy.zeros(batch, jax.numpy.int32)
 
 
-class MultiDiscrete(NamedTuple):
+@dataclass(frozen=True)
+class MultiDiscrete:
     """A space of k independent choices: int32 [k], entry i in [0, nums[i])."""
 
     nums: tuple[int, ...]
@@ -56,7 +59,8 @@ class MultiDiscrete(NamedTuple):
         return jax.numpy.zeros((*batch, *self.shape), jax.numpy.int32)
 
 
-class Box(NamedTuple):
+@dataclass(frozen=True)
+class Box:
     """A space of arrays: float32 [*shape] in [-1, 1]; the adapter scales them to the environment's own bounds."""
 
     shape: tuple[int, ...]

@@ -66,3 +66,8 @@ def test_agent_needs_five_fields_only():
         agent.compress_obs("obs") == "obs" and agent.policy_state("state") == agent.on_env_restart("state") == "state"
     )
     assert PolicyInput("obs").action_mask == ()
+
+
+def test_spaces_of_different_kinds_differ():
+    assert Box((2,)) != MultiDiscrete((2,)) and Discrete(2) != 2 and Discrete(2) == Discrete(2)
+    assert len({Box((2,)), MultiDiscrete((2,)), Discrete(2)}) == 3
