@@ -64,7 +64,6 @@ def split_to_fit(group: Group, request: grid.SweepRequest) -> list[Group]:
         ValueError: If a single member does not fit, or is not valid.
     """
     from jaxrl_fast.training import memory
-    from jaxrl_fast.utils.memory import free_bytes
 
     one = grid.part(group, group.members[:1])
     try:
@@ -78,7 +77,8 @@ def split_to_fit(group: Group, request: grid.SweepRequest) -> list[Group]:
     if max_members > 1 and ready.needs and ready.needs.free is not None:
         member_bytes = ready.needs.total + memory.rollout_bytes(ready.env, ready.agent)
         placed = lambda size: ready.placement._replace(num_seeds=size, num_grad_workers=1)
-        fits = lambda size: placed(size).num_padded_seeds * member_bytes <= (free_bytes(placed(size).num_devices) or 0)
+        free = lambda size: memory.free_bytes(placed(size).num_devices) or 0
+        fits = lambda size: placed(size).num_padded_seeds * member_bytes <= free(size)
         max_members = next((size for size in range(max_members, 1, -1) if fits(size)), 1)
     num_parts = -(-len(group.members) // max_members)
     ends = [len(group.members) * i // num_parts for i in range(num_parts + 1)]
