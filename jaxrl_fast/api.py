@@ -51,16 +51,13 @@ def fit(
         FloatingPointError: The training has diverged. The folder holds what there was until then.
         MemoryError: The program does not fit into memory.
     """
-    from jaxrl_fast.envs.host_env import original_errors  # imports jax
-
     if isinstance(options.get("resume"), Run):
         options |= {"env": options["resume"].env} if options["resume"].env is not None and "env" not in options else {}
         options["resume"] = options["resume"].folder
     check_callbacks(callbacks)
     settings = plan.decide_num_envs(from_keywords(preset, algo, agent, **options))
     ready = plan.make_plan(settings)
-    with original_errors():
-        outcome = trainer.execute(ready, callbacks=callbacks)
+    outcome = trainer.execute(ready, callbacks=callbacks)
     if not ready.env.on_device:  # where that raised, a program may still be under way, so its pools stay
         devices.release_envs([ready.env, ready.eval_env])
     if outcome.failure:

@@ -24,11 +24,8 @@ def prepare(argv: Sequence[str]) -> plan.Plan:
 
 def execute(ready: plan.Plan) -> int:
     """Train, print errors, and return the exit status."""
-    from jaxrl_fast.envs.host_env import original_errors  # imports jax
-
     try:
-        with original_errors():
-            outcome = trainer.execute(ready)
+        outcome = trainer.execute(ready)
     except MemoryError as error:
         warnings.print_stderr(f"error: {error}")
         return 1

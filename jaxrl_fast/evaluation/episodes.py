@@ -59,13 +59,15 @@ def open_run(folder: Path, options: Options, env: Any = None) -> Any:
 
 def evaluate_run(saved: Any, options: Options) -> dict[str, Any]:
     """Evaluate each training seed, write evaluation.json and return its content plus `file`, its path or None."""
+    from jaxrl_fast.envs.host_env import original_errors
     from jaxrl_fast.runs import fingerprint
     from jaxrl_fast.training import evaluator
     from jaxrl_fast.utils import compile_cache, devices, warnings
 
     agent = saved.agent._replace(exploit=saved.agent.explore) if options.explore else saved.agent
     evaluation = evaluator.Evaluator(saved.env, agent, saved.seeds, options.episodes)
-    with compile_cache.compile_cache(saved.settings.options.compile_cache and saved.env.on_device):
+    cache = compile_cache.compile_cache(saved.settings.options.compile_cache and saved.env.on_device)
+    with cache, original_errors():
         score, length, ended = evaluation.episodes(saved.learners, -1 - options.play_seed)  # training uses 0, 1, 2 ...
     if not saved.env.on_device:
         devices.release_envs([saved.env])

@@ -98,6 +98,7 @@ def has_ffmpeg() -> bool:
 
 def record_video(saved: Any, renderer: Any, options: Options) -> Video:
     """Play the episodes and write the video file."""
+    from jaxrl_fast.envs.host_env import original_errors
     from jaxrl_fast.utils import compile_cache, devices, files
 
     last_moments: list[Any] = []
@@ -105,7 +106,7 @@ def record_video(saved: Any, renderer: Any, options: Options) -> Video:
     with nullcontext(path_of(options.out)) if options.out else files.claimed(saved.folder / NAME) as path:
         write = write_mp4 if path.suffix.lower() == ".mp4" else write_gif
         cache = compile_cache.compile_cache(saved.settings.options.compile_cache and saved.env.on_device)
-        with cache, files.atomic_write(path) as aside:
+        with cache, original_errors(), files.atomic_write(path) as aside:
             num_frames = write(aside, frames(saved, renderer, options, fps, last_moments), fps)
     if not saved.env.on_device:
         devices.release_envs([saved.env])

@@ -35,6 +35,7 @@ class Outcome(NamedTuple):
 
 def execute(plan: Plan, terminal: Console | None = None, callbacks: Sequence[Any] = ()) -> Outcome:
     """Compile, train, evaluate, save and log a run."""
+    from jaxrl_fast.envs.host_env import original_errors
     from jaxrl_fast.training import startup
     from jaxrl_fast.training.progress import RunProgress
 
@@ -50,6 +51,7 @@ def execute(plan: Plan, terminal: Console | None = None, callbacks: Sequence[Any
             use_cache = options.compile_cache and plan.env.on_device
             cache = while_training.enter_context(compile_cache.compile_cache(use_cache))
             while_training.enter_context(progress.recording())
+            while_training.enter_context(original_errors())
             startup.open_envs(plan, terminal)
             program = startup.compile_program(progress, terminal, cache)
             trainer = Trainer(progress, program, startup.first_state(progress, program), terminal, callbacks)
