@@ -75,7 +75,7 @@ def twin_critics(spec: EnvSpec, rollout_length=4, batch_size=64) -> Agent:
     def loss(params, target, batch):
         following = act(params[0], batch.next_obs)
         goal = batch.reward + batch.discount * value(target, batch.next_obs, following).min(0)
-        error = value(params[1], batch.obs, batch.action) - jax.lax.stop_gradient(goal)
+        error = value(params[1], batch.obs, batch.action) - jax.lax.stop_gradient(goal)[None]
         frozen = jax.lax.stop_gradient(params[1])
         return (error**2).mean() - value(frozen, batch.obs, act(params[0], batch.obs))[0].mean()
 

@@ -35,5 +35,6 @@ class PQN:
     compute_dtype: common.Dtype = common.compute_dtype("float32")
 
     def gradient_rows(self, num_envs: int) -> int:
-        """Return the rows in a gradient step."""
-        return self.rollout_length * num_envs // self.num_minibatches
+        """Return the rows in a gradient step, or 0 if minibatches of equal size are not possible."""
+        num_rows, rest = divmod(self.rollout_length * num_envs, self.num_minibatches)
+        return 0 if rest else num_rows
