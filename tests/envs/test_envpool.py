@@ -459,21 +459,21 @@ def test_what_cannot_be_driven_is_refused_before_there_is_a_pool(name, options, 
 
 MISTAKES = [
     ("ppo --env envpool/Pong-v5 --env-option img_width=3", ["img_width", "36 to 1024", "got 3"]),
-    ("ppo --env envpool/Pong-v5 --num-seeds 2", ["--num-seeds 2", "pools are for one seed", "sweep"]),
-    ("ppo --env envpool/Pong-v5 --num-envs 9 --devices 2", ["--devices 2", "9 environments"]),
-    ("ppo --env envpool/CartPole-v1 --num-envs auto", ["--num-envs auto: envpool/CartPole-v1", "the host", "a number"]),
+    ("ppo --env envpool/Pong-v5 --num-seeds 2", ["--num-seeds: must be 1 for the host environment", "got 2", "sweep"]),
+    ("ppo --env envpool/Pong-v5 --num-envs 9 --devices 2", ["--devices: must divide --num-envs 9, got 2\n"]),
+    ("ppo --env envpool/CartPole-v1 --num-envs auto", ["--num-envs: must be a number", "host environment envpool/CartPole-v1"]),
     ("ppo --env CartPole-v1 --protocol dqn2015", ["--protocol", "not an Atari game", "dqn2015"]),
     ("ppo --env envpool/CartPole-v1 --protocol machado2018", ["--protocol", "not an Atari game"]),
     ("ppo --env envpool/Pong-v5 --protocol dqn2016", ["--protocol", "dqn2015"]),
     ("ppo --env envpool/Pong-v5 --exact-resume", ["--exact-resume", "--save-every", "environment steps"]),
-    ("ppo --env envpool/Pong-v5 --exact-resume --save-every 1M --host-bridge ffi", ["--host-bridge ffi", "callback"]),
+    ("ppo --env envpool/Pong-v5 --exact-resume --save-every 1M --host-bridge ffi", ["--exact-resume: requires --host-bridge callback, got ffi\n"]),
     ("ppo --env envpool/Pong-v5 --num-envs 9 --async-pools 2", ["--async-pools", "9 environments", "2 pools"]),
     ("ppo --env CartPole-v1 --async-pools 2", ["--async-pools", "on the device", "got 2"]),
     ("ppo --env envpool/Pong-v5 --async-pools -1", ["--async-pools", "-1", "0"]),
     ("ppo --env envpool/CartPole-v1 --overlap", ["--overlap", "--async-pools 1"]),
-    ("ppo --env CartPole-v1 --overlap", ["--overlap", "on the host", "--async-pools 1"]),
+    ("ppo --env CartPole-v1 --overlap", ["--overlap", "host environment", "--async-pools 1"]),
     ("dqn --env envpool/CartPole-v1 --async-pools 1 --overlap", ["--overlap", "dqn", "--async-pools alone"]),
-    ("dqn --env envpool/Pendulum-v1", ["dqn wants a finite number of actions"]),
+    ("dqn --env envpool/Pendulum-v1", ["dqn: requires discrete actions, got Box"]),
 ]
 
 
