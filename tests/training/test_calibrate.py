@@ -87,7 +87,7 @@ def settings(**options):
     [
         (64, {}, "4000 steps are 15 updates only"),
         (1, {"total_steps": 3}, "3 steps are 0 updates only"),
-        (3, {"devices": 2}, "3 environments do not divide"),
+        (3, {"devices": 2}, "must divide --num-envs 3"),
     ],
 )
 def test_a_count_that_will_not_do_says_why(num_envs, options, words):

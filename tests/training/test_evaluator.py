@@ -173,7 +173,7 @@ def test_seeds_that_are_lost_count_for_themselves_alone():
     evaluator = playing.Evaluator(clock(3), player(3), [5, 6], num_episodes=3)
     learners = jnp.array([0, 1])
     for lost, mean, episodes in (((), 1.0, 6), ([0], 2.0, 3), ([1], 0.0, 3), ([0, 1], None, 0)):
-        each, total = evaluator(learners, 0, lost=lost)
+        each, total = evaluator(learners, 0, diverged=lost)
         assert [seed["eval_return_mean"] for seed in each] == [0.0, 2.0]
         assert (total["eval_return_mean"], total["eval_episodes"]) == (mean, episodes)
         assert total["eval_truncated"] == 0
