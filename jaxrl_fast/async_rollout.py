@@ -1,4 +1,4 @@
-"""Asynchronous rollouts: environments on the host in pools that step while the policy computes for the others."""
+"""Collect asynchronous rollouts: pools of host environments step while the policy computes for other pools."""
 
 from collections.abc import Callable
 from operator import itemgetter
@@ -12,14 +12,14 @@ from jaxrl_fast.types import Agent, Array, AsyncPools, Decision, Env, Key, Metri
 
 
 class PendingStep(NamedTuple):
-    """A pool with an action sent and no answer received yet."""
+    """A pool whose actions are sent and whose step is not received yet."""
 
     actors: Actors  # when the action was chosen; env is (), since all pools share one state
     decision: Decision
 
 
 class AsyncActors(NamedTuple):
-    """Where the environments of all pools stand."""
+    """The state of the environments of all pools, and the pending step of each pool."""
 
     env: PyTree
     pending: tuple[PendingStep, ...]  # one for each pool
@@ -31,7 +31,7 @@ def overlaps(env: Env) -> bool:
 
 
 def on_paper(env: Env) -> Env:
-    """Return the environment with pools that only have shapes, for `jax.eval_shape`: no pool is created."""
+    """Return the environment with pools that only compute shapes, for `jax.eval_shape`: no pool is created."""
     if not env.pools:
         return env
     each = env.spec.num_envs // env.pools.num
@@ -63,11 +63,11 @@ def collect(
     meanwhile: Callable[[Array, PyTree], PyTree] = lambda t, work: work,
     work: PyTree = (),
 ) -> tuple[AsyncActors, Rollout, Metrics, PyTree]:
-    """Collect a rollout from asynchronous pools, and do some other work at each of its steps.
+    """Collect a rollout from asynchronous pools, and do other work at each of its steps.
 
     All pools step during the update as well. So the actions of the first row were chosen by the policy before the
-    last update, and the actions sent last are answered in the next rollout. `meanwhile(t, work)` runs at step t, while
-    the pools step. Returns the actors, the rollout, the scores of games that ended, and the work.
+    last update, and the steps of the actions sent last are received in the next rollout. `meanwhile(t, work)` runs at
+    step t, while the pools step. Returns the actors, the rollout, the scores of episodes that ended, and the work.
     """
     pools, noise = pools_of(env), _noise(env, agent, key, agent.rollout_length + 1)
     noise = jax.tree.map(lambda x: x[1:], noise)  # an action chosen at row t is the action of row t + 1
@@ -94,13 +94,13 @@ def collect(
 
 
 def pools_of(env: Env) -> AsyncPools:
-    """Return the pools of an environment that has some."""
+    """Return the pools of an environment that has pools."""
     assert env.pools, "validate_plan checks it"
     return env.pools
 
 
 def _noise(env: Env, agent: Agent, key: Key, num_steps: int) -> tuple[PyTree, ...]:
-    """Return the noise of each pool's decisions, [T, ...]."""
+    """Return the noise for each pool's decisions, [T, ...]."""
     num = pools_of(env).num
     return tuple(agent.sample_noise(key, num_steps, env.spec.num_envs // num) for key in jax.random.split(key, num))
 
@@ -116,8 +116,9 @@ def _send(
 def _only_after(tree: PyTree, number: Array) -> Array:
     """Return a number, int32 [], that XLA cannot compute before the tree is known.
 
-    An integer is never NaN, which XLA does not know. An `optimization_barrier` is removed before calls are ordered:
-    the update would run between an answer and the next action, while no environment steps.
+    An integer is never NaN, but XLA does not use this fact. An `optimization_barrier` would not suffice, since XLA
+    removes it before it orders calls. Then the update could run between receiving a step and sending the next action,
+    while no environment steps.
     """
     whole = [x for x in jax.tree.leaves(tree) if jnp.issubdtype(x.dtype, jnp.integer)]
     assert whole, "the handle of the pools is an integer"

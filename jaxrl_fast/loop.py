@@ -1,4 +1,4 @@
-"""Rollout and update as one scan. Knows environments and agents only by their functions."""
+"""Alternate rollouts and updates in one scan, for any environment and agent."""
 
 from functools import partial
 from typing import NamedTuple
@@ -12,17 +12,17 @@ from jaxrl_fast.types import Agent, Array, Env, Key, Metrics, PyTree, Rollout
 
 
 class TrainState(NamedTuple):
-    """The whole state of a training: enough to resume, to vmap over seeds and to split over devices."""
+    """The whole state of a training run: it suffices to resume, to vmap over seeds and to split over devices."""
 
     agent: PyTree
     actors: Actors | async_rollout.AsyncActors
     key: Key
     num_updates: Array  # int32; environment steps are derived from it on the host, where integers do not overflow
-    rollout: Rollout | tuple[()] = ()  # with --overlap: the last rollout, not yet learned from
+    rollout: Rollout | tuple[()] = ()  # with --overlap: the last rollout, which the next update learns from
 
 
 def init(env: Env, agent: Agent, key: Key) -> TrainState:
-    """Return the state before the first step. Parameters depend on the key alone, environments also on the shard."""
+    """Return the state before the first step. Parameters depend on the key only, environments also on the shard."""
     key_agent, key_env, key = jax.random.split(key, 3)
     learner = agent.init(key_agent)
     actors = restart_envs(env, agent, learner, key_of_shard(env, key_env))
@@ -40,7 +40,7 @@ def train(env: Env, agent: Agent, state: TrainState, num_updates: int) -> tuple[
 
 
 def train_once(env: Env, agent: Agent, state: TrainState) -> tuple[TrainState, tuple[Metrics, Metrics]]:
-    """Run one train step, overlapped or not. Also returns the scores of this shard's games and the agent's metrics."""
+    """Run one train step, overlapped or not. Also returns this shard's episode scores and the agent's metrics."""
     return (train_step_overlapped if async_rollout.overlaps(env) else train_step)(env, agent, state)
 
 
@@ -77,7 +77,7 @@ def cut(rollout: Rollout) -> Rollout:
 
 
 def act(env: Env, agent: Agent, learner: PyTree, actors: PyTree, key: Key) -> tuple[PyTree, Rollout, Metrics]:
-    """Collect a rollout with the exploring policy. Also returns the scores of games that ended."""
+    """Collect a rollout with the exploring policy. Also returns the scores of episodes that ended."""
     policy, num_steps = partial(agent.explore, learner), agent.rollout_length
     if env.pools:
         return async_rollout.collect(env, agent, policy, actors, key)[:3]
@@ -98,7 +98,7 @@ def key_of_shard(env: Env, key: Key) -> Key:
 
 
 def combine_shards(env: Env, scores: Metrics, metrics: Metrics) -> Metrics:
-    """Combine the scores of all shards. For many updates at once, since devices wait for each other here."""
+    """Combine the scores of all shards, for many updates at once, since this synchronizes the devices."""
     if env.parallelism.axis_name is not None:
         reduce = {"return_min": jax.lax.pmin, "return_max": jax.lax.pmax, "longest_episode": jax.lax.pmax}
         scores = {name: reduce.get(name, jax.lax.psum)(x, env.parallelism.axis_name) for name, x in scores.items()}

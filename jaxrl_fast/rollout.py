@@ -1,4 +1,8 @@
-"""Rollouts: a policy acts in N environments, and every step is recorded."""
+"""Collect rollouts: a policy acts in N environments, and every step is recorded.
+
+Scores are of games. In Atari, a game is a full game with all lives: an episode may end at a lost life while the game
+continues. In other environments, a game is an episode.
+"""
 
 from collections.abc import Callable
 from functools import partial
@@ -23,11 +27,11 @@ from jaxrl_fast.types import (
 )
 
 Policy = Callable[[PolicyInput, PyTree, PyTree], Decision]  # (input, carry, noise)
-Scores = tuple[Array, Array, Array]  # [N] game over; score f32 and length int32 of the game with this step
+Scores = tuple[Array, Array, Array]  # [N] bool: the game is over; its score f32 and length int32 up to this step
 
 
 class Actors(NamedTuple):
-    """Where the N environments and the policy's recurrent state stand."""
+    """The state of N environments and of the policy that acts in them."""
 
     env: PyTree
     timestep: TimeStep
@@ -69,16 +73,16 @@ def step(
 
 
 def policy_input(timestep: TimeStep) -> PolicyInput:
-    """Return what a policy may see of a time step."""
+    """Return the parts of a time step that a policy may use."""
     return PolicyInput(timestep.obs, timestep.action_mask)
 
 
 def follow(
     agent: Agent, actors: Actors, decision: Decision, env_state: PyTree, after: TimeStep
 ) -> tuple[Actors, tuple[Transition, Scores]]:
-    """Return the actors after a decision was answered, the row of the rollout, and the scores of the games.
+    """Return the actors after the step that took a decision, the row of the rollout, and the scores of games.
 
-    The recurrent state is reset here, and only here, where an episode begins.
+    This function alone resets the recurrent state where an episode begins.
     """
     now, extras = actors.timestep, decision.extras
     carry = jax.tree.map(partial(_where, now.last), _initial_carry(agent, len(now.last)), decision.carry)

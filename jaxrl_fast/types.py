@@ -1,6 +1,6 @@
-"""The vocabulary: what environments return, what agents are, and what passes between them.
+"""Define the shared vocabulary: environments, agents, and the records that they exchange.
 
-N environments step together; T steps make a rollout. Leading axes are written in brackets.
+N environments step together, and T steps make a rollout. Comments give the shape of each array in brackets.
 """
 
 import math
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import jax
-from jax import Array as Array  # for every module below the host
+from jax import Array as Array  # exported for other modules
 from jax import ShapeDtypeStruct
 
 PyTree = Any
@@ -32,7 +32,7 @@ class Discrete:
 
     @property
     def num_outputs(self) -> int:
-        """Outputs that a network needs for a distribution over the space."""
+        """Return the number of network outputs that a distribution over the space requires."""
         return self.num
 
     def zeros(self, *batch: int) -> Array:
@@ -78,12 +78,12 @@ Space = Discrete | MultiDiscrete | Box
 
 
 class EnvSpec(NamedTuple):
-    """What an agent may know of its environment."""
+    """The properties of an environment that an agent may depend on."""
 
     id: str  # with its backend: "gymnax/CartPole-v1"
     obs: ShapeDtypeStruct  # one environment's observation (or a tree of them)
     action: Space
-    num_envs: int  # N; on one shard, where environments are sharded
+    num_envs: int  # N; if environments are sharded, the number on one shard
     frame_stack: int = 0  # the last axis of obs holds this many successive frames; 0: no frames are stacked
     has_action_mask: bool = False  # time steps have an action mask
 
@@ -98,19 +98,19 @@ class Parallelism(NamedTuple):
 
     @property
     def grad_axis(self) -> str | None:
-        """The device axis over which gradients are summed."""
+        """Return the name of the device axis over which gradients are summed, or None."""
         return SHARED_MEMORY_AXIS if self.num_grad_workers > 1 else self.axis_name
 
 
 class EpisodeScore(NamedTuple):
-    """The rewards and ends that scores are computed from, where they differ from what the agent sees."""
+    """The rewards and ends from which scores are computed, where they differ from those of the agent's episodes."""
 
     reward: Array  # [N] f32, neither clipped nor shaped
-    game_over: Array  # [N] bool: the whole game has ended, not only a life
+    game_over: Array  # [N] bool: the game has ended with its last life, not only an episode at a lost life
 
 
 class HostEnvConfig(NamedTuple):
-    """How host environments are run. Device environments ignore it: their randomness comes from keys."""
+    """The settings of host environments. Device environments ignore them: their random numbers come from PRNG keys."""
 
     seed: tuple[int, ...] = (0,)  # the run's seed, then numbers that distinguish training, evaluation and restarts
     protocol: AtariProtocol = ""
@@ -122,25 +122,25 @@ class HostEnvConfig(NamedTuple):
 
 
 class TimeStep(NamedTuple):
-    """What N environments return.
+    """The result of a reset or a step of N environments.
 
     A step taken from a `last` time step ignores its action, has reward 0 and begins the next episode
     (gymnasium's default and dm_env's contract). So the next observation is always the true successor.
     """
 
     obs: PyTree  # [N, ...]
-    reward: Array  # [N] f32, as the environment gives it
+    reward: Array  # [N] f32, as the environment returns it
     discount: Array  # [N] f32: 0 where the state is terminal, else 1 (also where the episode is truncated)
     last: Array  # [N] bool: the episode is over
-    score: EpisodeScore | tuple[()] = ()  # (): reward and last give the score
+    score: EpisodeScore | tuple[()] = ()  # (): the score is computed from reward and last
     action_mask: PyTree = ()  # [N, num_outputs] bool: which actions are allowed; (): all are
 
 
 class AsyncPools(NamedTuple):
-    """N environments in `num` pools of N / num each, and a step of a pool in two halves.
+    """N environments in `num` pools of N / num each, with a step of a pool in two halves.
 
-    One state is handed from call to call, pool by pool, so that the calls keep their order. While actions are
-    pending, `reset` and `step` of the environment must not be called.
+    Each call takes the state that the previous call of any pool returned, so that calls keep their order. While
+    actions are pending, `reset` and `step` of the environment must not be called.
     """
 
     num: int
@@ -150,55 +150,55 @@ class AsyncPools(NamedTuple):
 
 
 class Env(NamedTuple):
-    """N environments stepping together, as two pure functions. Randomness lives in the state."""
+    """N environments that step together, as two pure functions. The state contains the PRNG keys."""
 
     reset: Callable[[Key], tuple[PyTree, TimeStep]]
     step: Callable[[PyTree, Array], tuple[PyTree, TimeStep]]
     spec: EnvSpec
-    on_device: bool = True  # False: pools on the host behind it, which no vmap can multiply
+    on_device: bool = True  # False: pools on the host, which cannot be vmapped
     parallelism: Parallelism = Parallelism()
     info: tuple[str, ...] = ()  # lines for the user
     warnings: tuple[str, ...] = ()  # lines about options that are probably mistakes
     protocol: AtariProtocol = ""
     reseed: Callable[[int], None] = lambda number: None  # on the host: restart the episodes with another seed
     open: Callable[[], None] = lambda: None  # create the host pools now; else they are created when first needed
-    close: Callable[[], None] = lambda: None  # destroy them: no program that was compiled with them may run any more
+    close: Callable[[], None] = lambda: None  # destroy the pools: programs compiled with them must not run afterwards
     render: Callable[[], Any] | None = None  # on the host: [H, W, 3] uint8 of the first environment
     to_env_action: Callable[[Array], Array] = lambda action: action  # [N, ...] to the environment's own bounds
     pools: AsyncPools | None = None
-    resize: Callable[[int, HostEnvConfig], Any] | None = None  # (N, config): an Env of N of the same environments
+    resize: Callable[[int, HostEnvConfig], Any] | None = None  # (N, config) to an Env with N of these environments
 
 
 class PolicyInput(NamedTuple):
-    """What a policy may see of N environments."""
+    """The input of a policy: the parts of N time steps that it may depend on."""
 
     obs: PyTree  # [N, ...]
     action_mask: PyTree = ()  # [N, num_outputs] bool, or ()
 
 
 class Decision(NamedTuple):
-    """What a policy returns for N environments."""
+    """The output of a policy for N environments."""
 
     action: Array  # [N, ...]
     carry: PyTree = ()  # [N, ...] recurrent state for its next step
-    extras: PyTree = ()  # [N, ...] what `update` needs to know about this moment
+    extras: PyTree = ()  # [N, ...] data of this step that `update` requires
 
 
 class Transition(NamedTuple):
     """One step of N environments, from the observation acted upon to its result."""
 
-    obs: PyTree  # [T, N, ...], or what `compress_obs` keeps of it
+    obs: PyTree  # [T, N, ...], as `compress_obs` returns it
     action: Array  # [T, N, ...]
     reward: Array  # [T, N] f32
     discount: Array  # [T, N] f32
     last: Array  # [T, N] bool
-    valid: Array  # [T, N] bool: False where the action was ignored, so that nothing may be learned from the row
+    valid: Array  # [T, N] bool: False where the action was ignored, so that the row must not be learned from
     extras: PyTree  # [T, N, ...]
     action_mask: PyTree = ()  # [T, N, num_outputs] bool of the observation acted upon, or ()
 
 
 class Rollout(NamedTuple):
-    """T steps of N environments, and what is needed to look beyond them."""
+    """T steps of N environments, and the observations and recurrent states at their ends."""
 
     steps: Transition  # [T, N, ...]
     next_obs: PyTree  # [N, ...] after the last step: bootstrap from here
@@ -208,9 +208,9 @@ class Rollout(NamedTuple):
 
 
 class GradientSteps(NamedTuple):
-    """An update in parts: `num` gradient steps on one rollout, with room for other work between two of them.
+    """An update in parts: `num` gradient steps on one rollout, so that other work can be done between two of them.
 
-    U is an update in progress: what gradient steps change, and all that they and `finalize` need.
+    U is an update in progress: the variables that gradient steps change, and the inputs of these and of `finalize`.
     """
 
     num: int
@@ -220,21 +220,21 @@ class GradientSteps(NamedTuple):
 
 
 def split_keys(key: Key, num_steps: int, num_envs: int) -> Key:
-    """Return a PRNG key for each of T steps: the default randomness of an agent."""
+    """Return a PRNG key for each of T steps: the default noise of an agent."""
     return jax.random.split(key, num_steps)
 
 
 class Agent(NamedTuple):
-    """A learning algorithm, as pure functions of its own state S."""
+    """A learning algorithm, as pure functions of a state S that it defines."""
 
     init: Callable[[Key], PyTree]
     explore: Callable[[PyTree, PolicyInput, PyTree, PyTree], Decision]  # (S, input, carry, noise), while training
     exploit: Callable[[PyTree, PolicyInput, PyTree, PyTree], Decision]  # the same, while evaluating
     update: Callable[[PyTree, Rollout, Key], tuple[PyTree, Metrics]]
     rollout_length: int  # T
-    sample_noise: Callable[[Key, int, int], PyTree] = split_keys  # (key, T, N): randomness of T decisions, [T, ...]
+    sample_noise: Callable[[Key, int, int], PyTree] = split_keys  # (key, T, N) to noise for T decisions, [T, ...]
     initial_carry: PyTree = ()  # [...] recurrent state of one environment at the start of an episode
-    compress_obs: Callable[[PyTree], PyTree] = lambda obs: obs  # what `update` needs of observations [N, ...]
-    policy_state: Callable[[PyTree], PyTree] = lambda state: state  # S with () for parts that acting does not need
-    on_env_restart: Callable[[PyTree], PyTree] = lambda state: state  # S when all environments restart in mid-episode
+    compress_obs: Callable[[PyTree], PyTree] = lambda obs: obs  # observations [N, ...] to the form stored for `update`
+    policy_state: Callable[[PyTree], PyTree] = lambda state: state  # S to S with () for parts that acting does not use
+    on_env_restart: Callable[[PyTree], PyTree] = lambda state: state  # S to S when all environments restart mid-episode
     gradient_steps: GradientSteps | None = None  # `update` in parts, for an agent that supports --overlap

@@ -1,7 +1,7 @@
-"""Algorithms by name: "ppo", or "my_package.my_module" for a custom one.
+"""Load algorithms by name: "ppo", or "my_package.my_module" for a custom one.
 
 Each is a module with `Config`, a frozen dataclass of its options (`configs` lists its members, `option` declares a
-field), and `make(config, spec, num_updates) -> Agent`. Those of CONFIGS are imported only when one is made.
+field), and `make(config, spec, num_updates) -> Agent`. A built-in algorithm is imported only when its agent is made.
 """
 
 import dataclasses
@@ -16,7 +16,7 @@ from jaxrl_fast.utils.option import Option, options_of
 
 
 def load(name: str) -> ModuleType:
-    """Return the module of an algorithm. Raises a one-line ValueError if there is none of that name."""
+    """Return the module of an algorithm. Raise a one-line ValueError if no module has that name."""
     if name in CONFIGS:
         return importlib.import_module(f"{__name__}.{name}")
     module = importing.module(name, f"algorithm {name!r}")
@@ -33,7 +33,7 @@ def options(name: str) -> type:
 
 
 def exists(name: str) -> bool:
-    """Return whether an algorithm or a module has this name, whatever the module contains."""
+    """Return whether an algorithm or any module has this name. The module's content is not checked."""
     if name in CONFIGS or not all(map(str.isidentifier, name.split("."))):
         return name in CONFIGS
     return name.partition(".")[0] not in sys.stdlib_module_names and importing.module_exists(name)
@@ -48,7 +48,7 @@ def _check_options(name: str, config: type) -> None:
         raise ValueError(f"algorithm {name!r}: Config.{' and '.join(unset)} has no default")
     try:
         declared = options_of(config)
-    except Exception as error:  # a name that is imported for type checkers only, or bounds that are none
+    except Exception as error:  # for example a name imported for type checkers only, or invalid bounds
         raise ValueError(f"algorithm {name!r}: the types of its Config cannot be read ({error})") from error
     if "rollout_length" not in declared:
         raise ValueError(f"algorithm {name!r}: Config has no rollout_length, the steps between updates")

@@ -1,10 +1,10 @@
 """DQN: deep Q-learning from a replay buffer (Mnih et al. 2015), with the parts of Rainbow and Munchausen as switches.
 
-Every kind of value is a distribution here, and every target a set of weighted atoms (`rl.value_distributions`), so the
+Every kind of value is a distribution, and every target is a set of weighted atoms (`rl.value_distributions`). So the
 switches combine freely. `rl.off_policy` counts gradient steps and target updates exactly.
 
-Deviations from Rainbow: epsilon-greedy unless the epsilons are 0, orthogonal initialization, and noise that is drawn
-for each environment when acting, once for a batch when learning.
+Deviations from Rainbow: epsilon-greedy actions unless the epsilons are 0; orthogonal initialization; noise is drawn for
+each environment in acting, and once per batch in learning.
 """
 
 from functools import partial
@@ -26,7 +26,7 @@ SUPPORTS = frozenset({"shards", "grad_workers"})
 
 
 class Learner(NamedTuple):
-    """What a gradient step changes beside the priorities."""
+    """The variables that a gradient step changes, without the priorities."""
 
     params: PyTree
     target_params: PyTree
@@ -43,14 +43,14 @@ class State(NamedTuple):
 
 
 class Noise(NamedTuple):
-    """The randomness of T decisions."""
+    """The random numbers for T decisions."""
 
     explore: exploration.Noise
     network: PyTree  # [T, N, K] of each noisy layer, or ()
 
 
 class Context(NamedTuple):
-    """What `make` builds once and the functions below share."""
+    """The constants of an agent, which all functions of this module share."""
 
     config: Config
     spec: EnvSpec
@@ -66,7 +66,7 @@ class Context(NamedTuple):
 
     @property
     def num_envs(self) -> int:
-        """Environments on all shards."""
+        """Return the number of environments on all shards."""
         return self.spec.num_envs * self.parallelism.num_shards
 
 
@@ -124,7 +124,7 @@ def make(config: Config, spec: EnvSpec, num_updates: int, parallelism: Paralleli
 
 
 def check(config: Config, spec: EnvSpec, parallelism: Parallelism, rollout_length: int, ratio: ReplayRatio) -> None:
-    """Raise ValueError if numbers that set shapes or counts do not fit. Others may be traced; the host checks them."""
+    """Raise ValueError if shapes or counts do not fit. Other numbers may be traced, and the host checks them."""
     num_envs = spec.num_envs * parallelism.num_shards
     num_devices = parallelism.num_shards * parallelism.num_grad_workers
     if config.batch_size % num_devices:
@@ -201,7 +201,7 @@ def update(context: Context, state: State, rollout: Rollout, key: Key) -> tuple[
     most = off_policy.max_grad_steps(context.ratio)
     has_priorities = context.replay.update_priorities is not None
 
-    def step(changing: PyTree, keys: Key) -> tuple[PyTree, Metrics]:  # a buffer without priorities does not change
+    def step(changing: PyTree, keys: Key) -> tuple[PyTree, Metrics]:  # without priorities, the buffer is constant
         learner, counts, *rest = changing
         learner, after, counts, metrics = gradient_step(
             context, rest[0] if rest else buffer, state.num_updates, keys, learner, counts
@@ -225,9 +225,9 @@ def update(context: Context, state: State, rollout: Rollout, key: Key) -> tuple[
 def gradient_step(
     context: Context, buffer: PyTree, num_updates: Array, keys: Key, learner: Learner, counts: off_policy.Counts
 ) -> tuple[Learner, PyTree, off_policy.Counts, Metrics]:
-    """Make one gradient step on a batch from the replay buffer, with two keys [2]; then maybe update the target.
+    """Make one gradient step on a batch from the replay buffer, with keys [2]; then update the target if it is due.
 
-    Metrics are of this device's rows, [B].
+    Metrics are those of this device's rows, [B].
     """
     config, parallelism = context.config, context.parallelism
     key_draw, key_noise = keys
@@ -252,7 +252,7 @@ def gradient_step(
 
 
 def importance_exponent(context: Context, num_updates: Array) -> Array:
-    """Return the exponent of importance weights, f32: from importance_exponent at the start to 1 at the end."""
+    """Return the exponent of importance weights, f32: it rises from config.importance_exponent to 1 over the run."""
     return optax.linear_schedule(context.config.importance_exponent, 1.0, context.num_updates)(num_updates)
 
 
@@ -261,10 +261,12 @@ def td_target(
 ) -> value_distributions.Atoms:
     """Return the target of the value of (obs, action), as weighted atoms [B, K].
 
+    q are the online values, q' those of the target parameters, g is the discount.
+
     mean         r + g q'(s', a*), where a* is greedy for q', or with `double` for q (van Hasselt et al. 2016, eq. 4)
     munchausen   r + alpha max(clip, tau log pi(a|s)) + g sum_a' pi(a'|s') (q'(s', a') - tau log pi(a'|s')), with
                  pi = softmax(q' / tau) (Vieillard et al. 2020, eq. 1); with `double`, pi(.|s') is that of q.
-                 Of an n-step target only the first step gets it.
+                 In an n-step target, only the first step has the term with alpha.
     """
     config, head = context.config, context.value_head
     apply = context.network.apply

@@ -1,7 +1,7 @@
 """PPO: proximal policy optimization with a clipped loss (Schulman et al. 2017), for discrete and continuous actions.
 
-Deviations from the paper, all common: advantages are standardized in each minibatch, the value loss is clipped too,
-the learning rate falls linearly. Rows whose action was ignored (resets) take part in nothing.
+Deviations from the paper, all common: advantages are standardized in each minibatch, the value loss is also clipped,
+and the learning rate decays linearly. Rows whose action was ignored (resets) are excluded from losses and statistics.
 """
 
 from collections.abc import Callable
@@ -44,19 +44,22 @@ class State(NamedTuple):
 
 
 class Sampled(NamedTuple):
-    """The extras of a decision whose action is a function of what was sampled; else they are the policy alone."""
+    """The extras of a decision with `tanh_squash`, where the action is a function of the sample.
 
-    policy: PyTree  # the distribution that was sampled from
+    Without `tanh_squash`, the extras are the policy only.
+    """
+
+    policy: PyTree  # the distribution of the sample
     sample: Array  # f32 [N, D], before the tanh
 
 
 class Batch(NamedTuple):
     """The rows that the loss is computed from, [B, ...]."""
 
-    obs: PyTree  # as the network sees it, or frame numbers that stand for it until a gradient step
+    obs: PyTree  # the network's input, or numbers of stacks that a gradient step decodes
     action: Array  # before the tanh, with tanh_squash
-    policy: PyTree  # the distribution that acted
-    log_prob: Array  # of the action by it
+    policy: PyTree  # the distribution of the action
+    log_prob: Array  # of the action under `policy`
     value: Array  # before the first gradient step
     advantage: Array
     target: Array  # of the value
@@ -65,11 +68,11 @@ class Batch(NamedTuple):
 
 
 class Learner(NamedTuple):
-    """What a gradient step changes."""
+    """The variables that a gradient step changes."""
 
     params: PyTree
     optimizer: PyTree
-    stopped: Array  # bool: the policy has moved too far, so that no further step is taken
+    stopped: Array  # bool: the KL divergence exceeds its limit, and no further step is applied
 
 
 class UpdateBatch(NamedTuple):
@@ -77,13 +80,13 @@ class UpdateBatch(NamedTuple):
 
     learner: Learner
     rows: Batch  # [T * N, ...]
-    frames: Frames | tuple[()]  # the frames that observations are made of, if they are stored as frames
-    state: State  # after the update, but for what gradient steps and `moments` change
+    frames: Frames | tuple[()]  # the frames from which observations are built, if they are stored as frames
+    state: State  # after the update, without the changes by gradient steps and `moments`
     moments: PyTree  # normalize.Moments: of targets and advantages [2], and of observations if these are normalized
 
 
 class Context(NamedTuple):
-    """What `make` builds once and the functions below share."""
+    """The constants of an agent, which all functions of this module share."""
 
     config: Config
     spec: EnvSpec
@@ -93,7 +96,7 @@ class Context(NamedTuple):
     learning_rate: optax.Schedule
     optimizer: optax.GradientTransformation
     objective: Callable[["Context", PyTree, Batch], tuple[Array, Metrics]]
-    frame_stack: int  # frames of an observation of which only the newest is stored; 0: all are
+    frame_stack: int  # frames of an observation, of which only the newest is stored; 0: observations are stored whole
 
 
 def make(
@@ -145,7 +148,7 @@ def make(
 
 
 def check(config: Config, spec: EnvSpec, parallelism: Parallelism) -> None:
-    """Raise ValueError if numbers that set shapes do not fit. Others may be traced; the host checks them."""
+    """Raise ValueError if shapes do not fit. Other numbers may be traced, and the host checks them."""
     num_rows = config.rollout_length * spec.num_envs
     minibatch.validate(num_rows, config.num_minibatches, parallelism.num_shards)
     if config.normalize_advantage and num_rows * parallelism.num_shards == config.num_minibatches:
@@ -172,7 +175,7 @@ def init(context: Context, key: Key) -> State:
 
 
 def on_env_restart(state: State) -> State:
-    """Forget the rewards of episodes that are abandoned."""
+    """Reset the reward sums of episodes that an environment restart interrupts."""
     scale = state.rewards and state.rewards._replace(total=jnp.zeros_like(state.rewards.total))
     return state._replace(rewards=scale)
 
@@ -191,7 +194,7 @@ def exploit(context: Context, state: State, inputs: PolicyInput, carry: PyTree, 
 
 
 def normalized(state: State, obs: PyTree) -> PyTree:
-    """Return observations as the network sees them: standardized with normalize_observations."""
+    """Return the network's input for observations: standardized with `normalize_observations`."""
     if not state.observations:
         return obs
     return jax.tree.map(normalize.apply, state.observations, obs, is_leaf=_is_stats)
@@ -213,7 +216,7 @@ def update(context: Context, state: State, rollout: Rollout, key: Key) -> tuple[
 
 
 def epochs_of(context: Context, update_batch: UpdateBatch) -> sgd.Epochs:
-    """Return how the rows of an update are learned from."""
+    """Return the settings of SGD on the rows of an update."""
     return sgd.Epochs(
         num_epochs=context.config.num_epochs,
         num_minibatches=context.config.num_minibatches,
@@ -225,7 +228,7 @@ def epochs_of(context: Context, update_batch: UpdateBatch) -> sgd.Epochs:
 
 
 def prepare(context: Context, state: State, rollout: Rollout) -> UpdateBatch:
-    """Compute advantages and targets of one rollout. Observations are normalized by the statistics before it."""
+    """Compute advantages and targets of one rollout. Observations are normalized by statistics from before it."""
     config = context.config
     rollout = normalize.clip_rewards(rollout, config.clip_rewards)
     steps = rollout.steps
@@ -250,7 +253,10 @@ def prepare(context: Context, state: State, rollout: Rollout) -> UpdateBatch:
 
 
 def scaled(context: Context, state: State, steps: Transition) -> tuple[State, Array]:
-    """Return the state with the rewards in its statistics, and the rewards [T, N], scaled with normalize_rewards."""
+    """Return the state after its reward statistics are updated, and the rewards [T, N].
+
+    With `normalize_rewards`, the rewards are scaled.
+    """
     reward, rewards, axis_name = steps.reward, state.rewards, context.parallelism.axis_name
     if not rewards:
         return state, reward
@@ -261,9 +267,9 @@ def scaled(context: Context, state: State, steps: Transition) -> tuple[State, Ar
 def values(
     context: Context, state: State, rollout: Rollout, obs: PyTree, kept: Frames | tuple[()]
 ) -> tuple[Array, Array]:
-    """Return the values of each step and of its successor, f32 [T, N]: computed in bulk, not while acting.
+    """Return the values of each step and of its successor, f32 [T, N], computed in bulk after acting.
 
-    `obs` [T * N, ...] are the observations of the steps, or the numbers of their frames in `kept`.
+    `obs` [T * N, ...] are the observations of the steps, or the numbers of their stacks in `kept`.
     """
     critic = partial(context.network.critic, state.params["network"])
     if context.frame_stack:  # stacks are built for one minibatch at a time
@@ -280,7 +286,7 @@ def values(
 def explained_variance(moments: normalize.Moments) -> Array:
     """Return 1 - Var(target - value) / Var(target), f32 []; 1 is a perfect prediction, 0 as good as the mean.
 
-    `moments` [2]: of targets, and of advantages, which are target - value.
+    `moments` [2] are those of targets and of advantages, which are target - value.
     """
     variance, unexplained = moments.var
     return jnp.where(variance > 0, 1 - unexplained / jnp.maximum(variance, 1e-8), 0)
@@ -289,7 +295,7 @@ def explained_variance(moments: normalize.Moments) -> Array:
 def finalize(
     context: Context, update_batch: UpdateBatch, learner: Learner, sums: tuple[Metrics, Array], pooled: PyTree
 ) -> tuple[State, Metrics]:
-    """Return the state after the update, and metrics: means over the gradient steps that were taken.
+    """Return the state after the update, and metrics: means over the gradient steps that were applied.
 
     `pooled` are the moments of all shards.
     """
@@ -307,7 +313,7 @@ def finalize(
 def gradient_step(
     context: Context, kept: Frames | tuple[()], learner: Learner, batch: Batch
 ) -> tuple[Learner, tuple[Metrics, Array]]:
-    """Make one gradient step, or none after the policy has moved too far: later steps are computed and discarded."""
+    """Make one gradient step. Once the KL divergence exceeds its limit, this and later steps are discarded."""
     params, optimizer, stopped = learner
     tried = ~stopped
     batch = batch._replace(obs=decode(context.frame_stack, kept, batch.obs))

@@ -32,14 +32,14 @@ class State(NamedTuple):
 class Batch(NamedTuple):
     """The rows that the loss is computed from, [B, ...]."""
 
-    obs: PyTree  # or frame numbers that stand for it until a gradient step
+    obs: PyTree  # the network's input, or numbers of stacks that a gradient step decodes
     action: Array
     target: Array
     weight: Array  # of the row in means: 0 where its action was ignored
 
 
 class Learner(NamedTuple):
-    """What a gradient step changes."""
+    """The variables that a gradient step changes."""
 
     params: PyTree
     optimizer: PyTree
@@ -50,13 +50,13 @@ class UpdateBatch(NamedTuple):
 
     learner: Learner
     rows: Batch  # [T * N, ...]
-    frames: frame_stack.Frames | tuple[()]  # the frames that observations are made of, if they are stored as frames
-    num_updates: Array  # int32: with this one
+    frames: frame_stack.Frames | tuple[()]  # the frames from which observations are built, if they are stored as frames
+    num_updates: Array  # int32: this one included
     moments: tuple[()] = ()  # no statistics are pooled over shards
 
 
 class Context(NamedTuple):
-    """What `make` builds once and the functions below share."""
+    """The constants of an agent, which all functions of this module share."""
 
     config: Config
     spec: EnvSpec
@@ -68,7 +68,7 @@ class Context(NamedTuple):
 
     @property
     def steps_per_update(self) -> int:
-        """Environment steps, on all shards."""
+        """Return the environment steps of an update on all shards."""
         return self.config.rollout_length * self.spec.num_envs * self.parallelism.num_shards
 
 
@@ -135,7 +135,7 @@ def action_values(context: Context, params: PyTree, inputs: PolicyInput) -> Arra
 
 
 def epsilons(context: Context, state: State, step: int | Array = 0) -> Array:
-    """Return epsilon at a step of a rollout in each of the environments that act together, f32 [N]."""
+    """Return epsilon at a step of a rollout, for each environment of a pool or of the shard, f32 [N]."""
     before = exploration.env_steps(context.steps_per_update, state.num_updates)
     now = before + step * context.spec.num_envs * context.parallelism.num_shards
     return exploration.epsilons(context.epsilon, context.spec.num_envs, now, context.parallelism)
@@ -149,7 +149,7 @@ def update(context: Context, state: State, rollout: Rollout, key: Key) -> tuple[
 
 
 def epochs_of(context: Context, update_batch: UpdateBatch) -> sgd.Epochs:
-    """Return how the rows of an update are learned from."""
+    """Return the settings of SGD on the rows of an update."""
     return sgd.Epochs(
         num_epochs=context.config.num_epochs,
         num_minibatches=context.config.num_minibatches,
@@ -180,15 +180,15 @@ def finalize(
 
 
 def rows_of(context: Context, params: PyTree, rollout: Rollout) -> tuple[Batch, frame_stack.Frames | tuple[()]]:
-    """Return the rows to learn from, [T * N, ...], and the frames that their observations are made of.
+    """Return the rows to learn from, [T * N, ...], and the frames from which their observations are built.
 
-    Targets are Peng's Q(lambda) (section 3.2 of the paper). The value after the last step is computed too, so that no
-    row is lost or bootstrapped from itself.
+    Targets are Peng's Q(lambda) (section 3.2 of the paper). The value after the last step is computed as well, so that
+    no row is lost or bootstrapped from itself.
     """
     config, steps = context.config, rollout.steps
     after = PolicyInput(rollout.next_obs, rollout.next_action_mask)
     best_at_end = action_values(context, params, after).max(-1)
-    next_best = jnp.concatenate([steps.extras[1:], best_at_end[None]])  # as they were when acting
+    next_best = jnp.concatenate([steps.extras[1:], best_at_end[None]])  # extras: values computed when acting
     discount = config.gamma * steps.discount
     target = returns.lambda_returns(steps.reward, discount, next_best, steps.last, config.q_lambda)
     rows = minibatch.flatten(Batch((), steps.action, target, steps.valid.astype(jnp.float32)))
@@ -209,7 +209,10 @@ def gradient_step(
 
 
 def loss(context: Context, params: PyTree, batch: Batch) -> tuple[Array, Metrics]:
-    """Return half the squared distance to the target (equation 4 of the paper), a sum of weighted rows, and metrics."""
+    """Return half the squared distance to the target (equation 4 of the paper), summed over weighted rows, and metrics.
+
+    Each metric is a sum over weighted rows as well.
+    """
     value = context.network.apply(params, batch.obs)
     chosen = distributions.chosen(value, batch.action)
     distance = batch.target - chosen

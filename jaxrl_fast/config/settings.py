@@ -3,7 +3,7 @@
 All three are read as pairs of an option's name and a value ("num_envs", "agent.learning_rate"; `sources`) into one
 `Request`, which reads a preset file once. `resolve` converts the values (`convert`): given options over the preset's,
 and the preset's over the defaults. Every mistake is a ValueError of one line. Neither jax nor numpy is imported, so
-that `--help` and mistakes are answered at once.
+that `--help` and error messages appear at once.
 """
 
 import dataclasses
@@ -40,34 +40,34 @@ class UnknownAlgorithm(ValueError):
 
 
 class Request(NamedTuple):
-    """What was asked for, with values not yet converted."""
+    """The requested options, with values not yet converted."""
 
     algo: str
     preset: str  # the preset's name or file, "" for none
     from_preset: Sequence[Setting]
     given: Sequence[Setting]  # over the preset
-    by_default: bool = False  # nothing said what to train
+    by_default: bool = False  # neither an algorithm, a preset nor an environment was given
     resumed: bool = False  # the preset is the config.yaml of a run
 
 
 class Settings(NamedTuple):
-    """One run, resolved."""
+    """The settings of one run, resolved."""
 
     algo: str
     preset: str  # the preset's name or file, "" for none
     options: Options
     agent: Any  # the algorithm's dataclass
-    by_default: bool = False  # nothing said what to train
-    auto_num_envs: bool = False  # num_envs is where to start looking for the best number, and not decided yet
+    by_default: bool = False  # neither an algorithm, a preset nor an environment was given
+    auto_num_envs: bool = False  # num_envs is only the start of the search for the best number
 
     @property
     def algo_name(self) -> str:
-        """The algorithm's name without the package of a custom one, for folders and titles."""
+        """Return the algorithm's name for folders and titles: without the package if it is custom."""
         return self.algo.rpartition(".")[2]
 
 
 def request(algo: str, written: Sequence[Setting]) -> Request:
-    """Return what was asked for, with the settings of its preset."""
+    """Return the request of an algorithm and settings, with the settings of its preset."""
     by_default = not algo and not any(s.name in ("config", "env") for s in written)
     if by_default:
         written = [*from_mapping(DEFAULT), *written]
@@ -108,7 +108,7 @@ def options_of_algorithm(algo: str) -> dict[str, Option]:
 
 
 def resolve(asked: Request) -> Settings:
-    """Return the settings of a request: its preset over the defaults, and what was given over both."""
+    """Return the settings of a request: given options override the preset's, which override the defaults."""
     known = options_of_algorithm(asked.algo)
     of_preset = read_values(asked.from_preset, known, algo=asked.algo)
     values = read_values(asked.given, known, of_preset, asked.algo)
@@ -118,7 +118,7 @@ def resolve(asked: Request) -> Settings:
             _check_env_options(setting, values["env_options"])
     same = "env" not in of_preset or isinstance(values["env"], str) and same_env(of_preset["env"], values["env"])
     if not (same or asked.resumed or "solved_threshold" in given):
-        values.pop("solved_threshold", None)  # a preset's is of its own environment
+        values.pop("solved_threshold", None)  # the preset's value holds for the preset's environment only
     for place, other in (("run_dir", "name"), ("name", "run_dir")):  # either overrides the preset's
         if place in given and other not in given:
             values.pop(other, None)
@@ -138,9 +138,9 @@ def resolve(asked: Request) -> Settings:
 
 
 def check_unused(asked: Request, agents: Sequence[Any]) -> None:
-    """Raise ValueError for an option that has no effect because none of these agents has what it needs.
+    """Raise ValueError for an option that has no effect because all these agents lack the value that it needs.
 
-    A preset's option passes if the preset also sets the switch, which may have been turned off since.
+    An option of a preset passes if the preset also sets the needed option, which other settings may have turned off.
     """
     options = {f"agent.{name}": option for name, option in options_of(type(agents[0])).items()}
     of_preset = {s.name for s in asked.from_preset}
@@ -156,7 +156,7 @@ def check_unused(asked: Request, agents: Sequence[Any]) -> None:
 
 
 def directory_of(setting: Setting, expected: str) -> str:
-    """Return the directory that was given. Raises ValueError for none, as of a shell variable that is not set."""
+    """Return the given directory. Raise ValueError for "", for example from a shell variable that is not set."""
     folder: str = convert(OF_RUN["resume"], setting._replace(values=[one(setting, expected)]))
     if not folder:
         raise ValueError(f"{setting.origin}: must be {expected}, got ''")
@@ -164,7 +164,7 @@ def directory_of(setting: Setting, expected: str) -> str:
 
 
 def to_mapping(settings: Settings) -> dict[str, Any]:
-    """Return plain values for YAML, which `read_preset` reads back, without what belongs to one run only."""
+    """Return plain values for YAML, which `read_preset` reads back, without run_dir, name and resume."""
     options = {f: getattr(settings.options, f) for f in OF_RUN if f not in ("run_dir", "name", "resume")}
     options["env"] = written_env(options["env"])
     options["env_options"] = {name: as_lists(value) for name, value in options["env_options"].items()}
@@ -173,7 +173,7 @@ def to_mapping(settings: Settings) -> dict[str, Any]:
 
 
 def _check_env_options(setting: Setting, options: Mapping[str, Any]) -> None:
-    """Raise ValueError for an option value that a file cannot hold: a resume reads the options from a file."""
+    """Raise ValueError for an option value that a file cannot hold, since a resume reads options from a file."""
     for name, value in options.items():
         if not _fits_a_file(as_lists(value)):
             problem = f"{name} must be numbers, words and lists of them, got type {type(value).__name__}"

@@ -1,8 +1,8 @@
 """Make environments by name: `make("gymnax/CartPole-v1", num_envs=64) -> Env`.
 
 Each backend is a module with `make(name, num_envs, options, host_config) -> Env` and `registered() -> names`, imported
-when one of its environments is requested. Every mistake of a user is a `ValueError` of one sentence, raised before
-anything is compiled.
+when one of its environments is requested. Every user error raises a `ValueError` of one sentence before anything is
+compiled.
 """
 
 import importlib
@@ -60,7 +60,7 @@ def _default_host_config() -> "types.HostEnvConfig":
 
 
 def _check_host_config(env: "types.Env", config: "types.HostEnvConfig") -> None:
-    """Raise ValueError for what this environment cannot do."""
+    """Raise ValueError for options that this environment does not support."""
     if config.protocol and not env.protocol:
         raise ValueError(f"--protocol: {env.spec.id} is not an Atari game, got {config.protocol}")
     if config.num_async_pools and env.on_device:
@@ -82,7 +82,7 @@ def _find(env_id: str) -> tuple[str, str]:
         raise ValueError(f"unknown backend {backend!r} in environment {env_id!r}{hint}")
     name = name if slash else env_id
     if slash:
-        _backend(backend)  # raises if it is not installed
+        _backend(backend)  # raises ValueError if the backend is not installed
     backends = (backend,) if slash else tuple(filter(_is_installed, BACKENDS))
     for backend in backends:
         if name in _backend(backend).registered():

@@ -13,18 +13,18 @@ from jaxrl_fast.envs import spaces
 from jaxrl_fast.envs.host_pool import LazyPool, OpenPool, PoolSpec, Row, raw_rows
 from jaxrl_fast.types import AsyncPools, Env, EpisodeScore, HostEnvConfig, Key, Parallelism, PyTree, TimeStep
 
-HANDLE = jax.ShapeDtypeStruct((8,), jnp.uint8)  # without meaning; each call takes that of the call before
+HANDLE = jax.ShapeDtypeStruct((8,), jnp.uint8)  # arbitrary bytes: each call takes the previous one's, to order calls
 
 
 class State(NamedTuple):
-    """What the device knows of N host environments."""
+    """The device's state of N host environments."""
 
     handle: jax.Array  # as HANDLE: keeps calls in order
     last: tuple[jax.Array, ...]  # [n] bool for each pool: the next step resets
 
 
 class Bridge(NamedTuple):
-    """How a compiled program calls one pool."""
+    """The functions by which a compiled program calls one pool."""
 
     send: Callable[[jax.Array, jax.Array], jax.Array]  # (handle, action [n, ...]) -> handle
     recv: Callable[[jax.Array], tuple[jax.Array, Row]]  # handle -> (handle, row)
@@ -54,7 +54,7 @@ def make_env(
         open_pool: opens one with given seeds.
         config: the run's seed, number of pools and shard.
         make_bridge: how a compiled program calls a pool; by default one Python callback for each step.
-        warnings: what the user should know, one sentence each.
+        warnings: one sentence each, printed before training.
     """
     if config.bridge == "ffi" and make_bridge is None:
         raise ValueError(f"--host-bridge: {spec.env.id} has no XLA calls, got ffi; use callback")
@@ -128,7 +128,7 @@ def receive(driver: Driver, i: int, state: State) -> tuple[State, TimeStep]:
 def _follow(driver: Driver, i: int, state: State, handle: jax.Array, row: Row) -> tuple[State, TimeStep]:
     """Return the state and time step after a row of pool i.
 
-    A backend may call a step truncated on which the game is over, too; no value lies beyond such a step.
+    If a backend reports both a truncation and the end of the game, the step is terminated: its discount is 0.
     """
     spec = driver.spec
     reward = jnp.where(state.last[i], 0.0, row.reward)
@@ -184,12 +184,12 @@ def _call_host(function: Callable[..., PyTree], result: PyTree, handle: jax.Arra
     return io_callback(call, (HANDLE, result), handle, *args)
 
 
-ERRORS: list[BaseException] = []  # the last one raised in a callback, which JAX reports as text only
+ERRORS: list[BaseException] = []  # the last error raised in a callback, which JAX reports as text only
 
 
 @contextlib.contextmanager
 def original_errors() -> Iterator[None]:
-    """Raise what a host environment raised, with its traceback, in place of the JaxRuntimeError that reports it."""
+    """Raise the original error of a host environment, with its traceback, instead of JAX's JaxRuntimeError."""
     ERRORS.clear()
     try:
         yield

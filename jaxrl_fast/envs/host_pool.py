@@ -1,7 +1,7 @@
-"""Define a pool of host environments: the methods that a backend writes, and what it declares about its rows.
+"""Define a pool of host environments: the methods that a backend implements, and its declarations about rows.
 
-`host_env.make_env` builds an environment from a `PoolSpec` and a function that opens a `HostPool`. Each environment has
-the same seed, and so the same trajectory, however the environments are split into pools and shards.
+`host_env.make_env` builds an environment from a `PoolSpec` and a function that opens a `HostPool`. The seed of each
+environment, and so its trajectory, does not depend on how environments are split into pools and shards.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,9 +22,9 @@ class Row(NamedTuple):
     episode (gymnasium's NEXT_STEP). Its flags are False and its reward is ignored.
     """
 
-    obs: PyTree  # [n, ...] as `PoolSpec.raw_obs` says
+    obs: PyTree  # [n, ...] with the shapes and dtypes of `PoolSpec.raw_obs`
     reward: Any  # [n]
-    terminated: Any  # [n] bool: no value lies beyond
+    terminated: Any  # [n] bool: the state is terminal
     truncated: Any  # [n] bool: the time limit was reached
     game_over: Any = ()  # [n] bool, required where `PoolSpec.reports_game_over`
 
@@ -55,7 +55,7 @@ class HostPool(Protocol):
 
 
 class PoolSpec(NamedTuple):
-    """What is known of a pool before it is opened."""
+    """The description of a pool before it is opened."""
 
     env: EnvSpec  # num_envs is n, the number in this pool; `make_env` fills in obs
     raw_obs: PyTree  # shape and dtype of one environment's observation in a `Row`
@@ -64,7 +64,7 @@ class PoolSpec(NamedTuple):
     bounds: spaces.Bounds = ()  # true (low, high) of continuous actions
     encode: Callable[[PyTree], PyTree] = lambda obs: obs  # raw observations [n, ...], of at most 32 bits, for agents
     reports_game_over: bool = False
-    ends_at_life_loss: bool = False  # a lost life terminates an episode but not the game; scores are of games
+    ends_at_life_loss: bool = False  # a lost life terminates the episode but not the game; scores are of games
     can_render: bool = False
     protocol: AtariProtocol = ""
 
@@ -85,7 +85,7 @@ class LazyPool:
 
     @property
     def pool(self) -> Any:
-        """Return the backend's own pool, opened if necessary."""
+        """Return the backend's pool; open it if necessary."""
         if self.opened is None:
             self.opened = self.open_pool(self.index, self.seeds())
             OPEN_POOLS.append(self.opened)
@@ -120,14 +120,14 @@ class LazyPool:
         return self.pool.render()
 
     def close(self) -> None:
-        """Close the pool if it is open. A program that knows its address must not run afterwards."""
+        """Close the pool if it is open. A compiled program with its address must not run afterwards."""
         pool, self.opened = self.opened, None
         if pool is not None:
             OPEN_POOLS[:] = [other for other in OPEN_POOLS if other is not pool]
             pool.close()
 
 
-OPEN_POOLS: list[HostPool] = []  # kept alive until closed: compiled programs may know a pool by its address
+OPEN_POOLS: list[HostPool] = []  # kept alive until closed: compiled programs may contain the address of a pool
 
 
 def num_envs_per_pool(num_envs: int, config: HostEnvConfig) -> int:
@@ -145,7 +145,7 @@ def num_envs_per_pool(num_envs: int, config: HostEnvConfig) -> int:
 def seeds_of(seed: tuple[int, ...], num_envs: int) -> list[int]:
     """Return a random seed for each environment, all different.
 
-    Consecutive seeds (seed + i) would give most environments of two neighboring runs the same one.
+    With consecutive seeds (seed + i), most environments of two runs with neighboring seeds would have equal seeds.
     """
     rng = np.random.default_rng(seed)
     found: dict[int, None] = {}

@@ -1,4 +1,4 @@
-"""Several networks of the same shape, computed together: twin critics and larger ensembles."""
+"""Compute several networks of the same shape together, for twin critics and larger ensembles."""
 
 import jax
 
@@ -7,9 +7,9 @@ from jaxrl_fast.types import Array, Key, PyTree
 
 
 def ensemble(network: Network, num: int) -> Network:
-    """Return `num` copies of a network with their own parameters, as one network.
+    """Return `num` copies of a network with separate parameters, as one network.
 
-    Parameters and outputs get a leading axis [num]; all copies see the same input, and noise of their own.
+    Parameters and outputs get a leading axis [num]; all copies have the same input, and each has separate noise.
     """
 
     def init(key: Key) -> PyTree:

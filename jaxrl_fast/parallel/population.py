@@ -1,4 +1,4 @@
-"""Hyperparameters in which the members of one program differ."""
+"""Describe the hyperparameters that differ between the members of one program."""
 
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -8,7 +8,7 @@ if TYPE_CHECKING:
 
 
 class Varied(NamedTuple):
-    """Hyperparameters in which members differ, and the agent that one member's make."""
+    """The hyperparameters that differ between members, and the function that makes one member's agent from them."""
 
     values: Mapping[str, Any]  # f32 [S] by name
-    make: Callable[[Mapping[str, Any]], "Agent"]  # of scalars, which may be traced
+    make: Callable[[Mapping[str, Any]], "Agent"]  # from scalars by name, which may be traced

@@ -1,18 +1,19 @@
-"""The compiled functions of a run, `init`, `chunk` and perhaps `restart`: over members, on one device or several.
+"""Compile the functions of a run, `init`, `chunk` and `restart`, for all members, on one device or several.
 
-How many updates a chunk makes is an argument, so one program serves any length and the host may choose lengths by
-the clock: the parameters after 100 updates are the same bits however they were divided into chunks.
+The number of updates of a chunk is an argument. So one program serves any length, and the host may choose lengths by
+the clock. The parameters after 100 updates are the same bits however the updates were divided into chunks.
 
-Members have seeds of their own, and perhaps hyperparameters (`members.Varied`): those are arguments of the program, and
-the agent is made of them while it is traced. Where only seeds differ they are called seeds.
+Each member has its own seed, and may have its own hyperparameters (`population.Varied`). Both are arguments of the
+program, and the agent is made from the hyperparameters while the program is traced. Members that differ only in their
+seeds are called seeds.
 
-Environments may be dealt into shards: each acts and computes gradients on its own, and every gradient step takes the
-sum of all. On several devices a single seed has a shard on each, and so have seeds that take turns; seeds that advance
-together are dealt to the devices whole, their shards side by side (`Placement`). The numbers are those of the same
-algorithm either way.
+Environments may be split into shards. Each shard acts and computes gradients separately, and every gradient step uses
+the sum over all shards. On several devices, a single seed, or each of several sequential seeds, has a shard on every
+device. Seeds that advance together are assigned to devices whole, each with all its shards (`Placement`). The algorithm
+is the same in each case.
 
-Where there is too little work for that, a CPU's cores may be hands of a single seed: each has the whole state and does
-all that there is to do, but of each gradient step only its part of the rows.
+If there is too little work for shards, a CPU's cores may be gradient workers of a single seed. Each worker has the
+whole state and repeats all work, except that it computes each gradient step on its part of the rows only.
 """
 
 import math
@@ -32,38 +33,38 @@ from jaxrl_fast.parallel.placement import SEEDS, SHARDS, SINGLE_DEVICE, Placemen
 from jaxrl_fast.parallel.population import Varied
 from jaxrl_fast.types import Agent, Array, Env, Metrics, PyTree
 
-PARAMETERS = "params"  # in the names of what is to stay finite in an agent's state
-NONFINITE_KEY = "parameters_not_finite"  # [capacity] bool beside the metrics: when the chunk was done
-RESET_FOLD = 1_000_003  # folded into a state's key, for games that begin anew
-MAX_ROWS = 2**14  # of metrics that a chunk can hold, over all seeds
+PARAMETERS = "params"  # part of the names of the arrays in an agent's state that must stay finite
+NONFINITE_KEY = "parameters_not_finite"  # [capacity] bool among the metrics: at the end of the chunk
+RESET_FOLD = 1_000_003  # folded into a state's key when all environments are reset
+MAX_ROWS = 2**14  # rows of metrics in a chunk, over all seeds
 
-Values = Mapping[str, Array]  # of hyperparameters: [S], or one member's
+Values = Mapping[str, Array]  # of hyperparameters: [S], or of one member []
 Make = Callable[[Values], Agent]
 Function = Callable[..., Any]
 
 
 class Program(NamedTuple):
-    """What the host runs. States carry a seed axis where there are several seeds, then a shard axis.
+    """The functions that the host calls. With several seeds, states have a seed axis; a shard axis follows.
 
-    There may be more than the seeds on that axis of states and metrics, after them (`Placement.num_padded_seeds`). What
-    `init` and `place` take, what `learner` gives, and `like` have the seeds alone.
+    The seed axis of states and metrics may be padded with further seeds at its end (`Placement.num_padded_seeds`). The
+    arguments of `init` and `shard_state`, the result of `learner`, and `state_spec` are not padded.
     """
 
     init: Callable[[np.ndarray], loop.TrainState]  # seeds [S] or one
-    chunk: Callable[[loop.TrainState, np.ndarray], tuple[loop.TrainState, Metrics]]  # metrics [S, capacity], or less S
-    learner: Callable[[loop.TrainState], PyTree]  # what acting needs of it, [S, ...] or one, without shards
-    shard_state: Callable[[loop.TrainState], loop.TrainState]  # a state from the host to where `chunk` wants it
+    chunk: Callable[[loop.TrainState, np.ndarray], tuple[loop.TrainState, Metrics]]  # metrics [S, capacity]; no S if 1
+    learner: Callable[[loop.TrainState], PyTree]  # the part that acting requires, [S, ...] or one, without shards
+    shard_state: Callable[[loop.TrainState], loop.TrainState]  # move a state from the host to the devices of `chunk`
     restart: Callable[
         [loop.TrainState], loop.TrainState
-    ]  # the same state, all of its games beginning; compiled if used
+    ]  # the same state with all environments reset; compiled on first use
     state_spec: loop.TrainState  # shapes and dtypes of a state
     capacity: int  # the most updates of one chunk
     compile_time_s: float
-    memory: int  # bytes while training: what stays and what is needed in between
+    memory: int  # bytes on each device while training, temporary arrays included
 
 
 class PartitionedFns(NamedTuple):
-    """A program's functions over all seeds and shards, and where their arguments and results lie."""
+    """A program's functions over all seeds and shards, and the shardings of their arguments and results."""
 
     init: Function
     advance: Function
@@ -78,8 +79,8 @@ def build(
 ) -> Program:
     """Compile `init` and `chunk` ahead of time; `restart` and `learner` are compiled on their first use.
 
-    With several shards `env` is one of them, and its spec has the placement's axis_name. `varied` has values for
-    several seeds.
+    With several shards, `env` is one shard, and its `parallelism` has the placement's axis_name. `varied` has the
+    hyperparameters of each seed.
     """
     start = time.perf_counter()
     num_seeds, num_padded_seeds = placement.num_seeds, placement.num_padded_seeds
@@ -123,7 +124,7 @@ def build(
 def shapes(
     env: Env, agent: Agent, placement: Placement = SINGLE_DEVICE, varied: Varied | None = None
 ) -> loop.TrainState:
-    """Shapes and dtypes of a state, as the program of the same arguments will have it. Nothing is compiled."""
+    """Return shapes and dtypes of a state of the program with the same arguments. Nothing is compiled."""
     values, make = varied or ({}, lambda _: agent)
     num_padded_seeds = placement.num_padded_seeds
     init = partition(async_rollout.on_paper(env), make, 1, placement).init
@@ -133,7 +134,7 @@ def shapes(
 
 
 def shapes_of_update(env: Env, agent: Agent) -> tuple[PyTree, Any]:
-    """Shapes and dtypes of an agent's state, and of what an update gives. Nothing is compiled."""
+    """Return shapes and dtypes of an agent's state, and of the result of an update. Nothing is compiled."""
     key = jax.random.key(0)
 
     def run(env: Env) -> tuple[PyTree, Any]:
@@ -149,7 +150,7 @@ def shapes_of_update(env: Env, agent: Agent) -> tuple[PyTree, Any]:
 
 
 def abstract(env: Env, function: Callable[[Env], PyTree]) -> PyTree:
-    """Return shapes of what a function of an environment returns: [num_shards, ...] if it is sharded."""
+    """Return shapes and dtypes of a function's result, given an environment: [num_shards, ...] if it is sharded."""
     env, (axis_name, num_shards, *_) = async_rollout.on_paper(env), env.parallelism
     if axis_name is None:
         return jax.eval_shape(lambda: function(env))
@@ -157,7 +158,7 @@ def abstract(env: Env, function: Callable[[Env], PyTree]) -> PyTree:
 
 
 def partition(env: Env, make: Callable[..., Agent], capacity: int, placement: Placement) -> PartitionedFns:
-    """The functions of all seeds that are trained, each group of devices with as many, and where they are computed."""
+    """Return the functions over all seeds, with equally many seeds on each group of devices, and their shardings."""
     init: Function = partial(begin, env, make)
     advance: Function = partial(chunk, env, make, capacity)
     restart: Function = partial(restart_envs, env, make)
@@ -184,14 +185,14 @@ def partition(env: Env, make: Callable[..., Agent], capacity: int, placement: Pl
 
 
 def begin(env: Env, make: Make, seed: Array, values: Values) -> loop.TrainState:
-    """The state before training, from a number."""
+    """Return the state before training, from a seed [] and a member's hyperparameters."""
     return loop.init(env, make(values), jax.random.key(seed))
 
 
 def restart_envs(env: Env, make: Make, state: loop.TrainState, values: Values) -> loop.TrainState:
-    """The state with all games beginning, for where environments stand is not in what was saved of it."""
+    """Return the state with all environments reset, since checkpoints do not store the state of host environments."""
     agent = make(values)
-    if state.rollout:  # which is to be learned from before the agent meets the new games
+    if state.rollout:  # the agent learns from it before it learns from the new episodes
         state = state._replace(rollout=loop.cut(state.rollout))
     else:
         state = state._replace(agent=agent.on_env_restart(state.agent))
@@ -202,7 +203,10 @@ def restart_envs(env: Env, make: Make, state: loop.TrainState, values: Values) -
 def chunk(
     env: Env, make: Make, capacity: int, state: loop.TrainState, values: Values, num_updates: Array
 ) -> tuple[loop.TrainState, Metrics]:
-    """`num_updates` updates, and their metrics as the first rows of [capacity]; the other rows are 0. And WRONG."""
+    """Make `num_updates` updates. Return the state and metrics [capacity], of which later rows are 0.
+
+    The metrics include NONFINITE_KEY.
+    """
 
     agent = make(values)
     train_once = jax.jit(partial(loop.train_once, env, agent), inline=True)  # so that it is traced once
@@ -219,20 +223,20 @@ def chunk(
 
 
 def _is_finite(learner: PyTree) -> Array:
-    """[] bool: all of its parameters are."""
+    """Return whether all parameters are finite, bool []."""
     named = jax.tree_util.tree_leaves_with_path(learner)
     of_float = lambda x: jnp.issubdtype(x.dtype, jnp.floating)
     parameters = [x for path, x in named if PARAMETERS in jax.tree_util.keystr(path) and of_float(x)]
     are_finite: Array = jnp.bool_(True)
-    if parameters:  # an array of none would be a constant, see _on_devices
+    if parameters:  # an array without elements would be a constant, see _shard_map
         are_finite = jnp.array([jnp.isfinite(x).all() for x in parameters]).all()
     return are_finite
 
 
 def _most_bytes(compiled: jax.stages.Compiled) -> int:
-    """What a program needs on each device, by the compiler's own report: 0 where there is none.
+    """Return the bytes that a program needs on each device, as the compiler reports them; 0 without a report.
 
-    Results that take the place of arguments are counted once.
+    Results that reuse the memory of arguments are counted once.
     """
     memory = compiled.memory_analysis()
     if not memory:
@@ -246,7 +250,7 @@ def _seeds(num_seeds: int) -> jax.ShapeDtypeStruct:
 
 
 def _of_seeds(like: PyTree, placement: Placement) -> PyTree:
-    """Shapes of the seeds alone."""
+    """Return shapes without the padding of the seed axis."""
     if placement.num_padded_seeds == placement.num_seeds:
         return like
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct((placement.num_seeds, *x.shape[1:]), x.dtype), like)
@@ -258,9 +262,10 @@ def _mesh(axes: dict[str, int]) -> jax.sharding.Mesh:
 
 
 def _shard_map(function: Function, mesh: jax.sharding.Mesh, in_specs: Any, out_specs: Any) -> Function:
-    """The function of each device's part of the arguments.
+    """Return a function that applies `function` to each device's part of the arguments.
 
-    Arrays of no elements are made there: given to `shard_map`, as arguments or constants, they crash jaxlib 0.11.
+    Arrays without elements are created inside, since jaxlib 0.11 crashes if `shard_map` has them as arguments or
+    constants.
     """
 
     def run(*arguments: Any) -> Any:
@@ -284,7 +289,7 @@ def _shard_map(function: Function, mesh: jax.sharding.Mesh, in_specs: Any, out_s
 def _with_shard_axis(
     axis: int, init: Function, advance: Function, restart: Function
 ) -> tuple[Function, Function, Function]:
-    """The three functions for states with an axis of shards, of which a device sees only its own."""
+    """Return the three functions for states with a shard axis, of which each device has one shard."""
     add_axis = partial(jax.tree.map, lambda x: jnp.expand_dims(x, axis))
     drop_axis = partial(jax.tree.map, lambda x: jnp.squeeze(x, axis))
 
@@ -300,12 +305,15 @@ def _with_shard_axis(
 
 
 def _one_by_one(function: Function) -> Function:
-    """Over members in turn. Not by `vmap`: batched orthogonal matrices have been seen to deadlock JAX on two cores."""
+    """Apply a function to one member after another. With `vmap`, batched orthogonal matrices can deadlock JAX.
+
+    The deadlock occurred on two cores.
+    """
     return lambda *members: jax.lax.map(lambda member: function(*member), members)
 
 
 def _sequential_seeds(advance: Function) -> Function:
-    """What `vmap` over members computes, one after another. A member's state is copied out of that of all, and back."""
+    """Compute the same as `vmap` over members, one after another, by copying each member's state out and back."""
 
     def run(states: PyTree, values: Values, num_updates: Array) -> Any:
         member = lambda tree, i: jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, i, keepdims=False), tree)
@@ -327,7 +335,7 @@ def _sequential_seeds(advance: Function) -> Function:
 
 
 def _first_metrics(advance: Function) -> Function:
-    """Metrics are of all shards together, so any shard's will do."""
+    """Return a function with the metrics of the first shard, since metrics are equal on all shards."""
 
     def run(state: PyTree, values: Values, num_updates: Array) -> tuple[PyTree, PyTree]:
         state, rows = advance(state, values, num_updates)
@@ -337,7 +345,7 @@ def _first_metrics(advance: Function) -> Function:
 
 
 def _learners(placement: Placement) -> Callable[[PyTree], PyTree]:
-    """From the agents' states to those of the seeds, without shards: parameters are the same bits in each."""
+    """Return a function that removes padding and the shard axis. Parameters are the same bits in each shard."""
     num_seeds, num_shards = placement.num_seeds, placement.num_shards
     if num_seeds == 1:
         first = lambda x: x.addressable_shards[0].data

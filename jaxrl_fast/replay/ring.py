@@ -1,12 +1,12 @@
-"""Replay: the last R steps of N environments in a ring, each observation kept once.
+"""Store the last R steps of N environments in a ring, each observation once, and sample transitions uniformly.
 
 The ring is time-major, [R, N, ...]. Because environments reset on the next step, the observation of the next row is
-always the true successor, so it is never stored a second time. Where observations are stacks of frames, only the newest
-frame of each is kept, and the stack is put together again from the rows before it (`frames`).
+always the true successor, so it is never stored a second time. If observations are stacks of frames, only the newest
+frame of each is stored, and the stack is rebuilt from the rows before it (`rl.frame_stack`).
 
-Rows are numbered by their place in the ring; `head` is where the next one goes. A row can be read once it has `n_step`
-successors, and while all the frames of its stack are still there. Rows whose action was ignored (resets) are never
-drawn. Prioritized drawing is in `priorities.py`.
+Rows are numbered by their place in the ring; `head` is the place of the next one. A row can be read once it has
+`n_step` successors, and until a frame of its stack is overwritten. Rows whose action was ignored (resets) are never
+drawn. Prioritized drawing is in `sum_tree.py`.
 """
 
 import functools
@@ -22,7 +22,7 @@ from jaxrl_fast.rl.frame_stack import compress, gather_stacks, num_channels, sta
 from jaxrl_fast.types import Key, PyTree, Space, Transition
 
 MAX_UNROLLED = 8  # steps of an n-step return
-NUM_TRIES = 4  # draws for one sample before it is given up: all hit resets once in (episode length + 1)^4 times
+NUM_TRIES = 4  # draws for one sample: all of them hit resets with probability (episode length + 1)^-4
 
 
 class ReplayConfig(NamedTuple):
@@ -31,20 +31,20 @@ class ReplayConfig(NamedTuple):
     num_rows: int  # R, a multiple of the length of the rollouts that are added
     num_envs: int  # N
     n_step: int = 1
-    frame_stack: int = 0  # frames in the last axis of an observation; 0: observations are kept as they are
+    frame_stack: int = 0  # frames in the last axis of an observation; 0: observations are stored whole
 
 
 class Ring(NamedTuple):
     """The last R rows of N environments. Rows beyond `size` are zero."""
 
     obs: PyTree  # [R, N, ...] of the environment's dtype; only the newest frame of a stack
-    age: Array | tuple[()]  # [R, N] uint8: rows since the stack was all one frame, at most frame_stack - 1
+    age: Array | tuple[()]  # [R, N] uint8: rows since all frames of the stack were equal, at most frame_stack - 1
     action: Array  # [R, N, ...]
     reward: Array  # [R, N] f32
     discount: Array  # [R, N] f32
     last: Array  # [R, N] bool
     valid: Array  # [R, N] bool
-    head: Array  # int32: the row that is written next
+    head: Array  # int32: the next row to write
     size: Array  # int32: rows written so far, at most R
     action_mask: Array | tuple[()] = ()  # [R, N, num_outputs] bool, if the environment has masks
 
@@ -104,7 +104,7 @@ def add(config: ReplayConfig, ring: Ring, steps: Transition) -> Ring:
 
 
 def discard_tail(config: ReplayConfig, ring: Ring) -> Ring:
-    """Mark the newest rows as unreadable: their n-step targets would look beyond the newest row."""
+    """Mark the newest rows as unreadable: their n-step targets would extend beyond the newest row."""
     newest = (ring.head - 1 - jnp.arange(config.n_step)) % config.num_rows
     return ring._replace(valid=ring.valid.at[newest].set(False))
 
@@ -124,9 +124,9 @@ def draw(
 ) -> tuple[Array, Array, Array]:
     """Sample rows [B] and environments [B] uniformly from the readable steps with a valid action.
 
-    Also returns bool [B]: False where no such step was found, so that the sample must have weight 0. That is so if
-    nothing can be read yet, or if all NUM_TRIES hit resets. The cost does not depend on the size of the ring. Gradient
-    workers that split a batch take their `own` part of the last axis of the random numbers.
+    Also returns bool [B]: False where no such step was found, so that the sample must have weight 0. This happens if
+    no row can be read yet, or if all NUM_TRIES draws hit resets. The cost does not depend on the size of the ring. Each
+    gradient worker selects its part of the last axis of the random numbers by `own`.
     """
     readable = num_readable(config, ring)
     place, env = own(_random_numbers(key, (2, NUM_TRIES, batch_size)))
@@ -154,7 +154,7 @@ def read(config: ReplayConfig, ring: Ring, row: Array, env: Array, gamma: float 
         return reward, discount, going & ~_at(ring.last, at, env), length + going
 
     none = jnp.zeros(row.shape), jnp.ones(row.shape), jnp.ones(row.shape, bool), jnp.zeros(row.shape, jnp.int32)
-    few = min(config.n_step, MAX_UNROLLED)  # for what is unrolled takes long to compile
+    few = min(config.n_step, MAX_UNROLLED)  # since unrolled loops take long to compile
     reward, discount, _, length = jax.lax.fori_loop(0, config.n_step, add, none, unroll=few)
     following = (row + length) % config.num_rows
     mask = lambda row: jax.tree.map(lambda x: _at(x, row, env), ring.action_mask)
@@ -170,10 +170,10 @@ def read(config: ReplayConfig, ring: Ring, row: Array, env: Array, gamma: float 
 
 
 def _random_numbers(key: Key, shape: tuple[int, ...]) -> Array:
-    """uint32: counters through two keyed rounds of MurmurHash3's mixer (Appleby 2011).
+    """Return random numbers, uint32: counters after two keyed rounds of MurmurHash3's mixer (Appleby 2011).
 
-    jax.random would take ten times as long on a CPU, a tenth of a small gradient step. It has made the key, which is
-    what the rounds go by. A remainder of so many bits is uniform to one part in 2^32 / R, which no sample shows.
+    jax.random would take ten times as long on a CPU, a tenth of a small gradient step. The rounds use a key made by
+    jax.random. The remainder of 32 bits modulo R is uniform to one part in 2^32 / R, which no sample can detect.
     """
     keys = jax.random.key_data(key)
     x = jax.lax.iota(jnp.uint32, math.prod(shape)).reshape(shape)
@@ -193,7 +193,7 @@ def _obs_at(config: ReplayConfig, ring: Ring, row: Array, env: Array) -> PyTree:
 
 
 def _frame(config: ReplayConfig, obs: ShapeDtypeStruct) -> ShapeDtypeStruct:
-    """Return the shape of what is stored of an observation."""
+    """Return the shape and dtype of the stored part of an observation."""
     if config.frame_stack <= 1:
         return obs
     return ShapeDtypeStruct((*obs.shape[:-1], num_channels(config.frame_stack, obs)), obs.dtype)

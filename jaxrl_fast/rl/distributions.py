@@ -1,9 +1,9 @@
 """Distributions over actions: records of parameters that sample, score and compare.
 
-Leading axes are free. The last axis of the parameters is the number of actions A (Categorical, EpsilonGreedy) or the
-dimension of one action D (Gaussian, TanhGaussian), over which log-probabilities, entropies and divergences are summed.
-They are in nats. `sample_from` takes noise drawn in bulk: `sample(key)` is `sample_from` of fresh noise. `head` gives
-the distribution for an action space.
+Leading axes are arbitrary. The last axis of the parameters is the number of actions A (Categorical, EpsilonGreedy) or
+the dimension D of one action (Gaussian, TanhGaussian). Log-probabilities, entropies and divergences are summed over D;
+they are in nats. `sample_from` takes noise drawn in bulk; `sample(key)` is `sample_from` with noise drawn from the key.
+`head` returns the distribution for an action space.
 """
 
 from collections.abc import Callable
@@ -22,9 +22,9 @@ FORBIDDEN = -1e9  # logit or value of a masked action: finite, so that 0 times i
 
 
 def chosen(x: Array, action: Array) -> Array:
-    """[..., rest] of x [..., A, rest] at int actions [...].
+    """Return x [..., A, rest] at int actions [...], as [..., rest].
 
-    Selecting by comparison fuses where a gather and its scatter do not.
+    XLA fuses a selection by comparison, but not a gather and the scatter of its gradient.
     """
     axis = action.ndim
     mask = jax.nn.one_hot(action, x.shape[axis], dtype=bool)
@@ -42,65 +42,65 @@ class Categorical(NamedTuple):
     logits: Array  # [..., A]
 
     def sample(self, key: Key) -> Array:
-        """int32 [...]"""
+        """Sample actions, int32 [...]."""
         return self.sample_from(jax.random.gumbel(key, self.logits.shape))
 
     def sample_from(self, noise: Array) -> Array:
-        """int32 [...] from standard Gumbel noise [..., A] (the Gumbel-max trick)."""
+        """Sample actions, int32 [...], from standard Gumbel noise [..., A] (the Gumbel-max trick)."""
         return jnp.argmax(self.logits + noise, axis=-1).astype(jnp.int32)
 
     def log_prob(self, action: Array) -> Array:
-        """f32 [...] of int actions [...]."""
+        """Return the log-probabilities of int actions [...], f32 [...]."""
         return chosen(jax.nn.log_softmax(self.logits), action)
 
     def entropy(self) -> Array:
-        """f32 [...]: -sum p log p, where 0 log 0 = 0."""
+        """Return the entropies, f32 [...]: -sum p log p, where 0 log 0 = 0."""
         return -_expect(self.logits, jax.nn.log_softmax(self.logits))
 
     def mode(self) -> Array:
-        """int32 [...]: the most probable action, the first of equals."""
+        """Return the most probable actions, int32 [...]; ties go to the first."""
         return jnp.argmax(self.logits, axis=-1).astype(jnp.int32)
 
     def kl(self, other: "Categorical") -> Array:
-        """f32 [...]: KL(self || other)."""
+        """Return the divergences KL(self || other), f32 [...]."""
         return _expect(self.logits, jax.nn.log_softmax(self.logits) - jax.nn.log_softmax(other.logits))
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=["logits"], meta_fields=["nums"])
 @dataclass(frozen=True)
 class MultiCategorical:
-    """k independent choices: a Categorical for each, their logits side by side."""
+    """k independent choices: a Categorical for each, with their logits concatenated."""
 
     logits: Array  # [..., sum(nums)]
     nums: tuple[int, ...]
 
     def sample(self, key: Key) -> Array:
-        """int32 [..., k]"""
+        """Sample actions, int32 [..., k]."""
         return self.sample_from(jax.random.gumbel(key, self.logits.shape))
 
     def sample_from(self, noise: Array) -> Array:
-        """int32 [..., k] from standard Gumbel noise [..., sum(nums)]."""
+        """Sample actions, int32 [..., k], from standard Gumbel noise [..., sum(nums)]."""
         return self._stack(one.sample_from(part) for one, part in zip(self.parts, self._split(noise), strict=True))
 
     def log_prob(self, action: Array) -> Array:
-        """f32 [...] of int actions [..., k]."""
+        """Return the log-probabilities of int actions [..., k], f32 [...]."""
         return jnp.stack([one.log_prob(action[..., i]) for i, one in enumerate(self.parts)]).sum(0)
 
     def entropy(self) -> Array:
-        """f32 [...]"""
+        """Return the entropies, f32 [...]."""
         return jnp.stack([one.entropy() for one in self.parts]).sum(0)
 
     def mode(self) -> Array:
-        """int32 [..., k]"""
+        """Return the most probable actions, int32 [..., k]."""
         return self._stack(one.mode() for one in self.parts)
 
     def kl(self, other: "MultiCategorical") -> Array:
-        """f32 [...]: KL(self || other)."""
+        """Return the divergences KL(self || other), f32 [...]."""
         return jnp.stack([one.kl(two) for one, two in zip(self.parts, other.parts, strict=True)]).sum(0)
 
     @property
     def parts(self) -> list[Categorical]:
-        """One distribution for each choice."""
+        """Return one distribution for each choice."""
         return [Categorical(logits) for logits in self._split(self.logits)]
 
     def _split(self, x: Array) -> list[Array]:
@@ -111,18 +111,21 @@ class MultiCategorical:
 
 
 class EpsilonGreedy(NamedTuple):
-    """The action of the highest value, or with probability epsilon any allowed action, all equally likely."""
+    """The action of the highest value, or with probability epsilon a uniformly random allowed action."""
 
     value: Array  # [..., A], FORBIDDEN where masked
     epsilon: float | Array  # [...]
     mask: Array | tuple[()] = ()  # [..., A] bool; (): all actions are allowed
 
     def sample(self, key: Key) -> Array:
-        """int32 [...]"""
+        """Sample actions, int32 [...]."""
         return self.sample_from(jax.random.uniform(key, (2, *self.value.shape[:-1])))
 
     def sample_from(self, noise: Array) -> Array:
-        """int32 [...] from two uniform numbers [2, ...]: a coin for each row, and the action if it says so."""
+        """Sample actions, int32 [...], from uniform numbers [2, ...].
+
+        The first number decides whether the action is random; the second selects the random action.
+        """
         coin, which = noise
         if isinstance(self.mask, tuple):
             num_actions = self.value.shape[-1]
@@ -134,39 +137,39 @@ class EpsilonGreedy(NamedTuple):
         return jnp.where(coin < self.epsilon, anything, self.mode())
 
     def mode(self) -> Array:
-        """int32 [...]: the first of equals."""
+        """Return the actions of the highest value, int32 [...]; ties go to the first."""
         return jnp.argmax(self.value, axis=-1).astype(jnp.int32)
 
 
 class Gaussian(NamedTuple):
-    """Independent normal coordinates."""
+    """Actions of D independent, normally distributed coordinates."""
 
     mean: Array  # [..., D]
     log_std: Array  # [..., D], or [D] for all states
 
     def sample(self, key: Key) -> Array:
-        """f32 [..., D]"""
+        """Sample actions, f32 [..., D]."""
         return self.sample_from(jax.random.normal(key, self.mean.shape))
 
     def sample_from(self, noise: Array) -> Array:
-        """f32 [..., D] from standard normal noise [..., D]."""
+        """Sample actions, f32 [..., D], from standard normal noise [..., D]."""
         return self.mean + jnp.exp(self._log_std) * noise
 
     def log_prob(self, action: Array) -> Array:
-        """f32 [...] of actions [..., D]."""
+        """Return the log-densities of actions [..., D], f32 [...]."""
         score = (action - self.mean) * jnp.exp(-self._log_std)
         return -jnp.sum(0.5 * score**2 + self._log_std + 0.5 * np.log(2 * np.pi), axis=-1)
 
     def entropy(self) -> Array:
-        """f32 [...]"""
+        """Return the entropies, f32 [...]."""
         return jnp.sum(self._log_std + 0.5 * np.log(2 * np.pi * np.e), axis=-1)
 
     def mode(self) -> Array:
-        """f32 [..., D]"""
+        """Return the mean actions, f32 [..., D]."""
         return self.mean
 
     def kl(self, other: "Gaussian") -> Array:
-        """f32 [...]: KL(self || other)."""
+        """Return the divergences KL(self || other), f32 [...]."""
         ratio = self._log_std - other._log_std
         distance = (self.mean - other.mean) * jnp.exp(-other._log_std)
         return 0.5 * jnp.sum(jnp.expm1(2 * ratio) - 2 * ratio + distance**2, axis=-1)
@@ -179,59 +182,59 @@ class Gaussian(NamedTuple):
 class TanhGaussian(NamedTuple):
     """The tanh of a Gaussian: actions in [-1, 1] (Haarnoja et al. 2018, "Soft Actor-Critic", appendix C).
 
-    An action tanh(x) is named by its x in all that is drawn, scored and compared here. It could not be found again from
-    the action: float32 rounds the tanh of 9.1 and more to 1, and about 7 those of many neighbors to one number.
+    All methods represent an action tanh(x) by its x, since x cannot be recovered from the action. float32 rounds
+    tanh(x) to 1 for x of 9.1 and more, and near 7 many neighboring x have the same tanh.
     """
 
     mean: Array  # [..., D] before the tanh
     log_std: Array  # [..., D], or [D] for all states
 
     def sample(self, key: Key) -> Array:
-        """x, f32 [..., D]"""
+        """Sample x, f32 [..., D]."""
         return self.gaussian.sample(key)
 
     def sample_from(self, noise: Array) -> Array:
-        """x, f32 [..., D], from standard normal noise [..., D]."""
+        """Sample x, f32 [..., D], from standard normal noise [..., D]."""
         return self.gaussian.sample_from(noise)
 
     def log_prob(self, x: Array) -> Array:
-        """f32 [...] of the actions tanh(x), x [..., D]."""
+        """Return the log-densities of the actions tanh(x), f32 [...], for x [..., D]."""
         return self.gaussian.log_prob(x) - _log_slope(x).sum(-1)
 
     def entropy(self) -> Array:
-        """f32 [...]: the Gaussian's plus E[log tanh'], by Gauss-Hermite quadrature.
+        """Return the entropies, f32 [...]: the Gaussian's plus E[log tanh'], by Gauss-Hermite quadrature.
 
-        Right to 1e-4 for standard deviations up to 1.6, to 2e-3 up to 2.7 and to about 1% beyond.
+        The error is at most 1e-4 for standard deviations up to 1.6, 2e-3 up to 2.7, and about 1% beyond.
         """
         nodes, weights = np.polynomial.hermite_e.hermegauss(32)
-        noise = jnp.asarray(nodes, jnp.float32).reshape(*(1,) * (self.mean.ndim - 1), -1, 1)  # beside [..., 1, D]
+        noise = jnp.asarray(nodes, jnp.float32).reshape(*(1,) * (self.mean.ndim - 1), -1, 1)  # for [..., 1, D]
         std = jnp.exp(jnp.broadcast_to(self.log_std, self.mean.shape))
         before = self.mean[..., None, :] + std[..., None, :] * noise
         stretch = jnp.einsum("...kd,k->...", _log_slope(before), jnp.asarray(weights / weights.sum(), jnp.float32))
         return self.gaussian.entropy() + stretch
 
     def mode(self) -> Array:
-        """x, f32 [..., D], of the median action, tanh(mean). The density itself may peak at the edges."""
+        """Return x of the median action tanh(mean), f32 [..., D]. The density may have its maximum at the edges."""
         return self.mean
 
     def kl(self, other: "TanhGaussian") -> Array:
-        """f32 [...]: KL(self || other), which no bijection changes."""
+        """Return the divergences KL(self || other), f32 [...]: the Gaussians', since tanh is a bijection."""
         return self.gaussian.kl(other.gaussian)
 
     @property
     def gaussian(self) -> Gaussian:
-        """What is drawn before the tanh."""
+        """Return the distribution of x, before the tanh."""
         return Gaussian(self.mean, self.log_std)
 
 
 class Head(NamedTuple):
-    """The distribution over an action space, and what it needs from a network and an agent."""
+    """The distribution over an action space, with the outputs, parameters and noise that it requires."""
 
     num_outputs: int  # of the network
-    init: Callable[[float], PyTree]  # parameters beside the network's, from a log standard deviation: () or f32 [D]
+    init: Callable[[float], PyTree]  # additional parameters, from a log standard deviation: () or f32 [D]
     make: Callable[..., Any]  # (outputs [..., num_outputs], parameters, mask=()) -> distribution
     sample_noise: Callable[[Key, int, int], Array]  # (key, T, N): noise for `sample_from`, [T, N, ...]
-    to_action: Callable[[Array], Array]  # from what was sampled to the action
+    to_action: Callable[[Array], Array]  # from a sample to the action
 
 
 def head(space: Space, tanh_squash: bool = False) -> Head:
@@ -260,12 +263,12 @@ def head(space: Space, tanh_squash: bool = False) -> Head:
 
 
 def _expect(logits: Array, x: Array) -> Array:
-    """sum p x over the last axis. Impossible actions count nothing, whatever their x, also in the gradient."""
+    """Return sum p x over the last axis. Where p is 0, x affects neither the sum nor the gradient."""
     probs = jnp.exp(jax.nn.log_softmax(logits))
     return jnp.sum(probs * jnp.where(probs > 0, x, 0), axis=-1)
 
 
 def _log_slope(x: Array) -> Array:
-    """log tanh'(x) = 2 (log 2 - x - softplus(-2 x)), which neither cancels nor overflows."""
+    """Return log tanh'(x) = 2 (log 2 - x - softplus(-2 x)), a form without cancellation or overflow."""
     slope: Array = 2 * (np.log(2) - x - jax.nn.softplus(-2 * x))
     return slope

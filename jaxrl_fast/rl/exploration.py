@@ -9,7 +9,7 @@ from jax import Array
 
 from jaxrl_fast.types import Discrete, EnvSpec, Key, Parallelism
 
-MAX_COUNT = 2**30  # environment steps; an int32 holds no more, and schedules have ended by then
+MAX_COUNT = 2**30  # environment steps: the largest power of two in int32; schedules end before
 
 
 class Epsilon(NamedTuple):
@@ -22,10 +22,10 @@ class Epsilon(NamedTuple):
 
 
 class Noise(NamedTuple):
-    """Random numbers of T decisions, [T, ...]."""
+    """Random numbers for T decisions, [T, ...]."""
 
     step: Array  # [T] int32: 0, 1, 2 ...
-    uniform: Array  # [T, 2, N]: one for the coin, one for the action
+    uniform: Array  # [T, 2, N]: the first decides whether the action is random, the second is that action
 
 
 def num_actions(spec: EnvSpec, algorithm: str = "this algorithm") -> int:
@@ -36,20 +36,20 @@ def num_actions(spec: EnvSpec, algorithm: str = "this algorithm") -> int:
 
 
 def sample_noise(key: Key, num_steps: int, num_envs: int) -> Noise:
-    """Return the noise of T decisions of `distributions.EpsilonGreedy`."""
+    """Return the noise for T decisions of `distributions.EpsilonGreedy`."""
     uniform = jax.random.uniform(key, (num_steps, 2, num_envs))
     return Noise(jnp.arange(num_steps, dtype=jnp.int32), uniform)
 
 
 def env_steps(steps_per_update: int, num_updates: Array) -> Array:
-    """Return the environment steps of so many updates on all shards, int32, at most MAX_COUNT."""
+    """Return the number of environment steps of `num_updates` updates on all shards, int32, at most MAX_COUNT."""
     return jnp.minimum(num_updates, MAX_COUNT // steps_per_update) * steps_per_update
 
 
 def epsilons(epsilon: Epsilon, num_envs: int, env_steps: Array, parallelism: Parallelism = Parallelism()) -> Array:
-    """Return the probability of a random action in each of N environments, f32 [N], after so many environment steps.
+    """Return the probability of a random action in each of N environments after `env_steps` steps, f32 [N].
 
-    With asynchronous pools: of each environment of one pool, [N / num_pools], as every pool has a whole ladder.
+    With asynchronous pools, return those of one pool, [N / num_pools], since every pool has the whole ladder.
     """
     num_envs = num_envs // parallelism.num_pools
     now = optax.linear_schedule(epsilon.start, epsilon.end, epsilon.steps)(env_steps)

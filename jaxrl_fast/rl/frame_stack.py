@@ -1,9 +1,9 @@
-"""Stacks of frames, each frame kept once: the newest of every stack, and how far back the stack reaches.
+"""Store stacks of frames with each frame kept once: the newest frame of every stack, and the stack's age.
 
-A stack [..., F * C] has F frames of C channels in its last axis, the oldest first. It begins as copies of one frame and
-then moves on by a frame a row, so its `age`, rows since it began, at most F - 1, says which rows the others are in.
-Nothing need be known of episodes: a lost life may end one while its stack goes on. Equal frames may also come about by
-chance: copies are then as right.
+A stack [..., F * C] has F frames of C channels in its last axis, the oldest first. Every stack begins as copies of one
+frame and adds a frame per row. Its `age` is the number of rows since it began, at most F - 1. The age determines which
+rows hold the other frames. Episodes are not used: a lost life may end an episode while its stack continues. If frames
+are equal by coincidence, copies of the newest frame give the same stack.
 """
 
 import functools
@@ -19,26 +19,26 @@ from jaxrl_fast.types import PyTree, Rollout
 
 
 class CompressedStack(NamedTuple):
-    """What a rollout holds of stacks."""
+    """The part of the stacks that a rollout stores."""
 
     newest: PyTree  # [T, N, ..., C]
     same: Array  # [T, N] bool: all frames of the stack are equal
 
 
 class Frames(NamedTuple):
-    """What the stacks of a rollout are made of."""
+    """The frames from which the stacks of a rollout are built."""
 
     frames: PyTree  # [F - 1 + T, N, ..., C]
     age: Array  # [T, N] uint8
 
 
 def compressor(num_frames: int) -> Callable[[PyTree], PyTree]:
-    """An agent's `keep`: of stacks what is new in them, of other observations everything."""
+    """Return an agent's `compress_obs`: `compress` for stacks, the identity for other observations."""
     return functools.partial(compress, num_frames) if num_frames > 1 else lambda obs: obs
 
 
 def compress(num_frames: int, obs: PyTree) -> CompressedStack:
-    """What to keep of the stacks [..., F * C] of one row: the frame that is new, and whether it is the first."""
+    """Return the newest frame of the stacks [..., F * C] of one row, and whether all frames of a stack are equal."""
     parts = lambda x: x.reshape(*x.shape[:-1], num_frames, num_channels(num_frames, x))
     equal = lambda x: (parts(x) == parts(x)[..., :1, :]).all(axis=tuple(range(1, x.ndim + 1)))
     newest = jax.tree.map(lambda x: x[..., -num_channels(num_frames, x) :], obs)
@@ -46,13 +46,16 @@ def compress(num_frames: int, obs: PyTree) -> CompressedStack:
 
 
 def num_channels(num_frames: int, x: Array | ShapeDtypeStruct) -> int:
-    """The channels of one frame of a stack."""
+    """Return the number of channels C of one frame of a stack."""
     assert x.shape[-1] % num_frames == 0, (x.shape, num_frames)
     return x.shape[-1] // num_frames
 
 
 def stack_ages(num_frames: int, same: Array, before: Array) -> Array:
-    """[T, N] uint8 of rows that are all one frame [T, N], after rows of age `before` [N] uint8."""
+    """Return the ages of stacks, uint8 [T, N].
+
+    `same` [T, N] is True where all frames of a stack are equal; `before` [N] uint8 are the ages one row earlier.
+    """
 
     def step(age: Array, same: Array) -> tuple[Array, Array]:
         age = jnp.where(same, 0, jnp.minimum(age + 1, num_frames - 1)).astype(jnp.uint8)
@@ -63,14 +66,14 @@ def stack_ages(num_frames: int, same: Array, before: Array) -> Array:
 
 
 def gather_stacks(num_frames: int, kept: PyTree, age: Array, row: Array, env: Array) -> PyTree:
-    """Stacks [B, ..., F * C] at rows [B] of environments [B], of age [B], from frames [R, N, ..., C] in a ring."""
+    """Return the stacks [B, ..., F * C] at rows [B] of environments [B], of age [B], from a ring [R, N, ..., C]."""
     lag = jnp.arange(num_frames - 1, -1, -1)[None]  # the oldest frame first
     back = row[:, None] - jnp.minimum(lag, age.astype(jnp.int32)[:, None])
 
     def stack(x: Array) -> Array:
-        """One gather of [B, F, ..., C] and a transpose, done before anything else reads it.
+        """Gather [B, F, ..., C] once and transpose; the barrier finishes both before any other use.
 
-        On a CPU, joining several gathers took six times as long, and so does what reads through the transpose.
+        On a CPU, joining several gathers took six times as long, and so did operations fused with the transpose.
         """
         found = jnp.moveaxis(x.at[back % x.shape[0], env[:, None]].get(mode="promise_in_bounds"), 1, -2)
         joined: Array = jax.lax.optimization_barrier(found.reshape(*found.shape[:-2], -1))
@@ -80,15 +83,15 @@ def gather_stacks(num_frames: int, kept: PyTree, age: Array, row: Array, env: Ar
 
 
 def encode_rollout(num_frames: int, rollout: Rollout) -> tuple[PyTree, Frames | tuple[()]]:
-    """What stands for a rollout's observations in minibatches, [T * N, ...], and what `look` makes them of again.
+    """Return a rollout's observations as rows for minibatches, [T * N, ...], and the frames that `decode` needs.
 
-    Of stacks, of which the rollout has `Kept`, it is their numbers; otherwise it is the observations themselves.
+    If the rollout has a `CompressedStack`, the rows are numbers of stacks; otherwise they are the observations.
     """
     obs = rollout.steps.obs
     if num_frames <= 1:
         return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), obs), ()
     num_steps, num_envs = obs.same.shape
-    older = num_frames - 1  # rows before the first, for what its stack has besides the newest
+    older = num_frames - 1  # rows before the first one: they hold the older frames of its stack
     unstack = lambda x: jnp.moveaxis(x.reshape(*x.shape[:-1], num_frames, -1), -2, 0)[:-1]
     frames = jax.tree.map(lambda x, first: jnp.concatenate([unstack(first), x]), obs.newest, rollout.first_obs)
     age = stack_ages(num_frames, obs.same.at[0].set(False), jnp.full(num_envs, older, jnp.uint8))
@@ -96,7 +99,7 @@ def encode_rollout(num_frames: int, rollout: Rollout) -> tuple[PyTree, Frames | 
 
 
 def decode(num_frames: int, frames: Frames | tuple[()], rows: PyTree) -> PyTree:
-    """Observations [B, ...] of what stands for them."""
+    """Return the observations [B, ...] of rows [B, ...] that `encode_rollout` returned."""
     if not frames:
         return rows
     row, env = rows // frames.age.shape[1], rows % frames.age.shape[1]

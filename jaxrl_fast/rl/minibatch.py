@@ -1,7 +1,7 @@
-"""Minibatches: every row of a rollout once an epoch, in an order that costs next to nothing.
+"""Split the rows of a rollout into minibatches: each row once an epoch, in a random order that is cheap to compute.
 
 `jax.random.permutation` sorts twice and takes a third to a half of a small PPO's time. A bijection of [0, num_rows)
-chosen by a key needs no sort: each row computes its own place.
+that depends on a key requires no sort: each place is computed independently of the others.
 """
 
 from collections.abc import Callable
@@ -13,16 +13,16 @@ from jax import Array
 from jaxrl_fast.types import Key, PyTree
 
 NUM_ROUNDS = 4
-MIN_ROWS, MAX_ROWS = 256, 1024  # of a part on a CPU: activations stay in its cache, and calls are few
+MIN_ROWS, MAX_ROWS = 256, 1024  # rows of a part on a CPU: activations stay in its cache, and there are few calls
 
 
 def shuffle(key: Key, num_rows: int) -> Array:
-    """A random permutation of [0, num_rows), int32 [num_rows], for num_rows below 2^31.
+    """Return a random permutation of [0, num_rows), int32 [num_rows], for num_rows below 2^31.
 
-    Rounds of multiply, add and xorshift, each a bijection of the integers below the next power of two (the mixing
-    steps of Steele, Lea & Flood 2014, "Fast splittable pseudorandom number generators", section 4, with constants
-    drawn from the key). A place beyond num_rows walks on along its cycle until it is below (Black & Rogaway 2002,
-    "Ciphers with arbitrary finite domains", section 3).
+    Each round multiplies, adds and xorshifts, and is a bijection of the integers below the next power of two. The
+    rounds are the mixing steps of Steele, Lea & Flood 2014, "Fast splittable pseudorandom number generators",
+    section 4, with constants drawn from the key. While a place is num_rows or more, further rounds map it along its
+    cycle (Black & Rogaway 2002, "Ciphers with arbitrary finite domains", section 3).
     """
     num_bits = max(1, (num_rows - 1).bit_length())
     mask = 2**num_bits - 1
@@ -43,7 +43,7 @@ def shuffle(key: Key, num_rows: int) -> Array:
 
 
 def validate(num_rows: int, num_minibatches: int, num_shards: int = 1) -> None:
-    """ValueError where a shard's rows of an update do not divide into so many minibatches, naming near numbers."""
+    """Raise ValueError if a shard's rows of an update do not divide into minibatches; the error names near numbers."""
     if num_rows % num_minibatches == 0:
         return
     below = next(n for n in range(min(num_minibatches, num_rows), 0, -1) if num_rows % n == 0)
@@ -55,25 +55,25 @@ def validate(num_rows: int, num_minibatches: int, num_shards: int = 1) -> None:
 
 
 def assign(key: Key, num_rows: int, num_minibatches: int) -> Array:
-    """The numbers of the rows of each minibatch of an epoch, int32 [num_minibatches, B]."""
+    """Return the row numbers of each minibatch of an epoch, int32 [num_minibatches, B]."""
     return shuffle(key, num_rows).reshape(num_minibatches, -1)
 
 
 def gather_rows(rows: PyTree, numbers: Array) -> PyTree:
-    """Rows [...] of [num_rows, ...] by different numbers."""
+    """Return the rows [...] of [num_rows, ...] with these numbers, which must all be different."""
     return jax.tree.map(lambda x: x.at[numbers].get(mode="promise_in_bounds", unique_indices=True), rows)
 
 
 def flatten(steps: PyTree) -> PyTree:
-    """[T, N, ...] to rows [T * N, ...]."""
+    """Return steps [T, N, ...] as rows [T * N, ...]."""
     return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), steps)
 
 
 def accumulate_grads(function: Callable[[PyTree, PyTree], PyTree], params: PyTree, rows: PyTree) -> PyTree:
-    """The sum of function(params, part) over parts of the rows [B, ...], small enough for a CPU's cache.
+    """Return the sum of function(params, part) over parts of the rows [B, ...], small enough for a CPU's cache.
 
-    For functions that are themselves sums over rows, such as the gradient of a weighted loss. Elsewhere than on a
-    CPU, all rows are one part.
+    The function must be a sum over rows, such as the gradient of a weighted loss. On other devices than a CPU, all
+    rows are one part.
     """
     parts = _parts(rows)
     if len(jax.tree.leaves(parts)[0]) == 1:
@@ -84,7 +84,10 @@ def accumulate_grads(function: Callable[[PyTree, PyTree], PyTree], params: PyTre
 
 
 def map_chunks(function: Callable[[PyTree], PyTree], rows: PyTree) -> PyTree:
-    """function(rows [B, ...]), which does to each row the same, by parts as in `accumulate`. [B, ...]"""
+    """Return function(rows [B, ...]), [B, ...], computed by parts as in `accumulate_grads`.
+
+    The function must treat each row independently of the others.
+    """
     parts = _parts(rows)
     if len(jax.tree.leaves(parts)[0]) == 1:
         return function(rows)
@@ -92,7 +95,7 @@ def map_chunks(function: Callable[[PyTree], PyTree], rows: PyTree) -> PyTree:
 
 
 def _parts(rows: PyTree) -> PyTree:
-    """Rows [B, ...] as [parts, B / parts, ...]."""
+    """Return rows [B, ...] as [parts, B / parts, ...]."""
     num_rows = jax.tree.leaves(rows)[0].shape[0]
     sizes = (size for size in range(min(MAX_ROWS, num_rows), MIN_ROWS - 1, -1) if num_rows % size == 0)
     num_parts = num_rows // next(sizes, num_rows) if jax.default_backend() == "cpu" else 1

@@ -1,7 +1,7 @@
-"""Mean and variance of some rows, and running ones: for observations, and for the scale of rewards.
+"""Compute means and variances, of some rows or of all rows so far, to normalize observations and to scale rewards.
 
-Rows with mask False count nothing, whatever they hold (also NaN). For observations and rewards alike the mask is
-`valid`: what was acted upon counts, the reset row does not.
+Rows with mask False do not count, whatever values they have (even NaN). For observations and rewards the mask is
+`valid`: rows that were acted upon count, reset rows do not.
 """
 
 from typing import NamedTuple
@@ -13,20 +13,20 @@ from jax import Array
 from jaxrl_fast.parallel import collectives
 from jaxrl_fast.types import PyTree, Rollout
 
-NOTHING = 1e-30  # what is divided by where no row counts
-SMALLEST_WEIGHT = 1e-5  # of a batch: below it float32 would not feel the batch any more
+NOTHING = 1e-30  # the divisor if no row counts
+SMALLEST_WEIGHT = 1e-5  # of a batch: a smaller weight would be rounded away in float32
 
 
 class Moments(NamedTuple):
-    """Of some weighted rows."""
+    """Weight, mean and variance of some weighted rows."""
 
-    weight: Array  # f32, of all together
+    weight: Array  # f32: sum over the rows
     mean: Array
     var: Array  # mean squared distance from the mean; 0 of no rows
 
 
 def moments(x: Array, weight: Array, axis: int | tuple[int, ...] = -1) -> Moments:
-    """Of x along some axes, with weights that broadcast to it; a row of weight 0 counts nothing."""
+    """Return the moments of x along some axes, with weights that broadcast to x. Rows of weight 0 do not count."""
     weight = jnp.broadcast_to(weight, x.shape).astype(jnp.float32)
     of_all = weight.sum(axis)
     mean_of = lambda rows: jnp.where(weight > 0, weight * rows, 0.0).sum(axis) / jnp.maximum(of_all, NOTHING)
@@ -35,7 +35,7 @@ def moments(x: Array, weight: Array, axis: int | tuple[int, ...] = -1) -> Moment
 
 
 def pool(moments: PyTree, axis_name: str | None) -> PyTree:
-    """Each Moments of a tree, of the rows of all devices together. They wait for each other once."""
+    """Return a tree of Moments with each pooled over the rows of all devices, in one exchange."""
     if axis_name is None:
         return moments
     is_moments = lambda x: isinstance(x, Moments)
@@ -43,7 +43,7 @@ def pool(moments: PyTree, axis_name: str | None) -> PyTree:
 
 
 def _of_parts(parts: Moments) -> Moments:
-    """Of parts [parts, ...] together (Chan, Golub & LeVeque 1979, eq. 2.1)."""
+    """Return the moments of parts [parts, ...] together (Chan, Golub & LeVeque 1979, eq. 2.1)."""
     weight, mean, var = parts
     of_all = weight.sum(0, keepdims=True)
     share = weight / jnp.maximum(of_all, NOTHING)
@@ -55,23 +55,23 @@ class Stats(NamedTuple):
     """Statistics of all rows seen so far, each of the shape [...] of one observation."""
 
     mean: Array  # [...] f32
-    residue: Array  # [...] f32: what the additions to `mean` have rounded away (Kahan 1965)
+    residue: Array  # [...] f32: the rounding error of the additions to `mean` (Kahan 1965)
     var: Array  # [...] f32: mean squared distance from the mean; 1 before the first row
-    num_rows: Array  # [] f32: exact to 2^24, roughly right beyond
+    num_rows: Array  # [] f32: exact up to 2^24, approximate beyond
 
 
 def init(shape: tuple[int, ...] = ()) -> Stats:
-    """No row seen. `apply` changes nothing then, apart from the clip."""
+    """Return statistics of no rows. With these, `apply` only clips."""
     return Stats(jnp.zeros(shape), jnp.zeros(shape), jnp.ones(shape), jnp.zeros(()))
 
 
 def update(stats: Stats, x: Array, mask: Array, axis_name: str | None = None) -> Stats:
-    """Take in a batch of rows x [*batch, ...] where mask [*batch] (bool), on all devices of `axis_name` together."""
+    """Add a batch of rows x [*batch, ...] where mask [*batch] (bool) is True, from all devices of `axis_name`."""
     return merge(stats, pool(seen(stats, x, mask), axis_name))
 
 
 def seen(stats: Stats, x: Array, mask: Array) -> Moments:
-    """Of a batch of rows x [*batch, ...] where mask [*batch] (bool), as distances from the mean so far."""
+    """Return moments of rows x [*batch, ...] where mask [*batch] (bool) is True, as distances from the mean so far."""
     batch_axes = tuple(range(mask.ndim))
     mask = mask.reshape(mask.shape + (1,) * stats.mean.ndim)
     mean, residue = (jnp.broadcast_to(part, x.shape) for part in (stats.mean, stats.residue))
@@ -79,16 +79,16 @@ def seen(stats: Stats, x: Array, mask: Array) -> Moments:
 
 
 def merge(stats: Stats, batch: Moments) -> Stats:
-    """Take in a batch that was `seen` from here.
+    """Add a batch: its moments as `seen` returns them for these statistics.
 
-    The parallel form of Welford's update (as in `pool`) with w = batch / (seen + batch):
+    This is the parallel form of Welford's update (as in `pool`) with w = batch / (seen + batch):
 
         mean += w * d,   var = (1 - w) * var + w * (batch_var + (1 - w) * d^2),   d = batch_mean - mean
 
-    A batch never weighs less than SMALLEST_WEIGHT, so after 1e5 equal batches old rows begin to fade.
+    The weight w is at least SMALLEST_WEIGHT, so after 1e5 equal batches old rows begin to fade.
     """
     count, d, batch_var = batch
-    num_new = count.max(initial=0)  # the same everywhere
+    num_new = count.max(initial=0)  # all elements are equal
     num_rows = stats.num_rows + num_new
     w = jnp.where(num_new > 0, jnp.maximum(num_new / jnp.maximum(num_rows, 1), SMALLEST_WEIGHT), 0.0)
     step = w * d + stats.residue
@@ -102,33 +102,33 @@ def merge(stats: Stats, batch: Moments) -> Stats:
 
 
 def apply(stats: Stats, x: Array, clip: float = 10.0, epsilon: float = 1e-8) -> Array:
-    """x [*batch, ...] less the mean, in standard deviations, within [-clip, clip]; f32."""
+    """Return x [*batch, ...] minus the mean, in standard deviations, clipped to [-clip, clip], f32."""
     mean, scale = (jnp.broadcast_to(part, x.shape) for part in (stats.mean, jax.lax.rsqrt(stats.var + epsilon)))
     return jnp.clip((x - mean) * scale, -clip, clip)
 
 
 def clip_rewards(rollout: Rollout, clip: bool | None = True) -> Rollout:
-    """Replace rewards by their signs, so that all Atari games share one scale (Mnih et al. 2015, methods)."""
+    """Replace rewards by their signs, so that all Atari tasks share one scale (Mnih et al. 2015, methods)."""
     steps = rollout.steps
     return rollout._replace(steps=steps._replace(reward=jnp.sign(steps.reward))) if clip else rollout
 
 
 class RewardScale(NamedTuple):
-    """The discounted sum of the rewards so far in each running episode, and its spread over all steps."""
+    """The discounted sum of rewards so far in each running episode, and its statistics over all steps."""
 
     total: Array  # [N] f32
     stats: Stats  # []
 
 
 def init_reward(num_envs: int) -> RewardScale:
-    """Before the first step of N environments."""
+    """Return the scale before the first step of N environments."""
     return RewardScale(jnp.zeros(num_envs), init())
 
 
 def update_reward(
     scale: RewardScale, reward: Array, last: Array, valid: Array, gamma: float | Array, axis_name: str | None = None
 ) -> RewardScale:
-    """Take in the rewards of a rollout, all [T, N]: total[t] = gamma * total[t - 1] + reward[t], anew after last."""
+    """Add the rewards of a rollout, all [T, N]: total[t] = gamma * total[t - 1] + reward[t], reset to 0 after last."""
 
     def step(total: Array, row: tuple[Array, Array]) -> tuple[Array, Array]:
         reward, last = row
@@ -140,9 +140,10 @@ def update_reward(
 
 
 def apply_reward(scale: RewardScale, reward: Array, clip: float = 10.0, epsilon: float = 1e-8) -> Array:
-    """Rewards [...] divided by the standard deviation of `total`, within [-clip, clip]; their sign and zero stay.
+    """Return rewards [...] divided by the standard deviation of `total`, clipped to [-clip, clip].
 
-    As in gymnasium's NormalizeReward and Engstrom et al. 2020, "Implementation Matters in Deep Policy Gradients",
-    algorithm 1; but a rollout is scaled by one number, not each step by its own.
+    Signs and zeros do not change. The method is that of gymnasium's NormalizeReward and of Engstrom et al. 2020,
+    "Implementation Matters in Deep Policy Gradients", algorithm 1. Unlike there, all steps of a rollout are divided by
+    the same number.
     """
     return jnp.clip(reward * jax.lax.rsqrt(scale.stats.var + epsilon), -clip, clip)

@@ -1,4 +1,4 @@
-"""What becomes of gradients: an optax chain."""
+"""Make the optimizer, an optax chain, and its learning rate schedule."""
 
 from typing import Literal
 
@@ -19,11 +19,12 @@ def make_optimizer(
     max_grad_norm: float | Array,
     kind: Literal["adam", "radam"] = "adam",
 ) -> optax.GradientTransformation:
-    """Clip the gradient's global norm (a plain 0: do not), then Adam (Kingma & Ba 2015) or RAdam.
+    """Return an optimizer that clips the gradient's global norm, then applies Adam (Kingma & Ba 2015) or RAdam.
 
-    The count of steps taken is `state[-1].count` where the learning rate is a schedule. All parameters are updated as
-    one vector, a few kernels instead of dozens, unless they are many: on every device, for a checkpoint has this form.
-    That is also why the chain begins with a link that does nothing.
+    A Python 0 for `max_grad_norm` disables clipping. If the learning rate is a schedule, `state[-1].count` is the
+    number of steps taken. Up to MAX_FLAT parameters are updated as one vector, with a few kernels instead of dozens.
+    This does not depend on the device, since checkpoints store the state in this form. The identity at the start of
+    the chain is also kept for the form of checkpoints.
     """
     no_bound = isinstance(max_grad_norm, (int, float)) and max_grad_norm == 0
     clip = optax.identity() if no_bound else optax.clip_by_global_norm(max_grad_norm)
@@ -37,11 +38,14 @@ def make_optimizer(
 
 
 def linear_schedule(learning_rate: float | Array, anneal: bool, num_steps: int) -> optax.Schedule:
-    """A learning rate that stays, or falls to 0 over so many gradient steps; ValueError beyond what int32 counts."""
+    """Return a schedule: constant, or with `anneal` linear to 0 over `num_steps` gradient steps.
+
+    Raises ValueError if int32 cannot count the steps.
+    """
     if num_steps >= 2**31:
         raise ValueError(f"{num_steps} gradient steps in all are more than {2**31 - 1}; train for less, or less often")
     schedule = optax.linear_schedule(learning_rate, 0.0 if anneal else learning_rate, num_steps)
-    return lambda count: jnp.maximum(schedule(count), 0)  # at its end it may be rounded to less
+    return lambda count: jnp.maximum(schedule(count), 0)  # rounding may make the last value negative
 
 
 def _worth_flattening(tree: PyTree) -> bool:

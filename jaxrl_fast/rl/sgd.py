@@ -13,7 +13,7 @@ from jaxrl_fast.types import GradientSteps, Key, Metrics, PyTree, Rollout
 
 
 class Epochs(NamedTuple):
-    """How an algorithm learns from rows [num_rows, ...] with a `weight` each, 0 for rows that do not count."""
+    """The settings for training on rows [num_rows, ...], each with a `weight`: 0 for rows that do not count."""
 
     num_epochs: int
     num_minibatches: int
@@ -28,8 +28,8 @@ def run(
 ) -> tuple[PyTree, PyTree, PyTree]:
     """Return the learner after all epochs, the sums of the steps' metrics, and `extra_moments` pooled over all shards.
 
-    The learner is what gradient steps change; `extra_moments` is a tree of Moments of this shard's rows. The rows of an
-    epoch are gathered at once, which is faster if they are few.
+    Gradient steps change the learner only; `extra_moments` is a tree of Moments of this shard's rows. The rows of an
+    epoch are gathered at once, which is faster if there are few.
     """
     epoch = lambda learner, plan: _train_on(epochs, learner, rows, plan)
     plan, extra_moments = _plan(epochs, rows, key, extra_moments)
@@ -38,7 +38,7 @@ def run(
 
 
 class MinibatchPlan(NamedTuple):
-    """Which rows each minibatch has: [epochs, K, B], [K, B] of an epoch, or [B]."""
+    """The rows of each minibatch: [epochs, K, B], [K, B] for one epoch, or [B]."""
 
     order: Array  # int32 [..., B]: row numbers
     moments: normalize.Moments  # [...] f32 of each minibatch on all shards: the weight, and the field to standardize

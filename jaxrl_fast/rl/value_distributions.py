@@ -1,7 +1,7 @@
-"""Values as weighted atoms: what a network's outputs mean, and how far they are from what they should be.
+"""Represent values as weighted atoms: interpret a network's outputs, and compute their distance to a target.
 
-A mean is one atom; c51 has weights for atoms that stay where they are, and quantile has equally likely atoms that move.
-What a value should be is weighted atoms for all of them, so that whoever makes a target has no cases to tell apart.
+A mean is one atom; c51 learns the weights of fixed atoms, and quantile learns the positions of equally likely atoms.
+A target is a set of weighted atoms for all three, so that code that computes targets needs no case distinction.
 """
 
 from typing import NamedTuple
@@ -13,28 +13,28 @@ from jax import Array
 
 
 class ValueHead(NamedTuple):
-    """What outputs mean."""
+    """The kind of value that a network's outputs represent, and its atoms."""
 
     kind: str  # none: a mean; c51 or quantile
     num: int  # of atoms, M; a mean has one
-    v_min: float | Array  # c51's lie evenly from here
-    v_max: float | Array  # to here
+    v_min: float | Array  # the lowest of c51's evenly spaced atoms
+    v_max: float | Array  # the highest
 
 
 class Atoms(NamedTuple):
-    """A distribution of returns."""
+    """A distribution of returns, as weighted atoms."""
 
     atom: Array  # [..., K]
     weight: Array  # [..., K], summing to 1
 
     @property
     def mean(self) -> Array:
-        """[...]"""
+        """Return the mean, f32 [...]."""
         return (self.atom * self.weight).sum(-1)
 
 
 def from_outputs(form: ValueHead, output: Array) -> Atoms:
-    """Atoms [..., A, M] of the network's output: [..., A] for means, else [..., A, M]."""
+    """Return the atoms [..., A, M] of the network's output: [..., A] for means, else [..., A, M]."""
     if form.kind == "none":
         return Atoms(output[..., None], jnp.ones((*output.shape, 1)))
     if form.kind == "quantile":
@@ -43,21 +43,22 @@ def from_outputs(form: ValueHead, output: Array) -> Atoms:
 
 
 def mean(form: ValueHead, output: Array) -> Array:
-    """[..., A] expected returns of the network's output."""
+    """Return the expected returns [..., A] of the network's output."""
     return output if form.kind == "none" else from_outputs(form, output).mean
 
 
 def support(form: ValueHead) -> Array:
-    """[M] f32: where c51's atoms lie."""
+    """Return the positions of c51's atoms, f32 [M]."""
     return jnp.linspace(form.v_min, form.v_max, form.num, dtype=jnp.float32)
 
 
 def losses(form: ValueHead, output: Array, goal: Atoms, td_error: Array, huber: bool) -> tuple[Array, Array]:
-    """Of each row [B], how far its output ([B], or [B, M]) is from its goal; and what its priority goes by.
+    """Return the loss of each row [B] between its output ([B], or [B, M]) and its goal, and its error for priorities.
 
-    none       Huber or squared loss of the TD error, which is of means; by |TD error|
-    c51        cross entropy with the projected goal (Bellemare et al. 2017, algorithm 1); by the divergence
-    quantile   `quantile_loss`; by |TD error|
+    kind       loss                                                                             error
+    none       Huber or squared loss of the TD error, which is of means                         |TD error|
+    c51        cross entropy with the projected goal (Bellemare et al. 2017, algorithm 1)       divergence
+    quantile   `quantile_loss`                                                                  |TD error|
     """
     if form.kind == "c51":
         wanted = project(goal, support(form))
@@ -69,7 +70,10 @@ def losses(form: ValueHead, output: Array, goal: Atoms, td_error: Array, huber: 
 
 
 def project(goal: Atoms, support: Array) -> Array:
-    """[B, M] probabilities on the support: each atom's weight is shared by its two neighbors (triangular kernel)."""
+    """Return probabilities [B, M] on the support; each atom's weight is split between its two neighbors.
+
+    The kernel is triangular.
+    """
     step = support[1] - support[0]
     atom = jnp.clip(goal.atom, support[0], support[-1])
     share = jnp.clip(1 - jnp.abs(atom[:, None, :] - support[None, :, None]) / step, 0, 1)  # [B, M, K]
@@ -77,10 +81,10 @@ def project(goal: Atoms, support: Array) -> Array:
 
 
 def quantile_loss(quantile: Array, goal: Atoms, huber: bool) -> Array:
-    """[B]: quantile regression of weighted atoms [B, K] by quantiles q [B, M], of levels tau = (i + 1/2) / M.
+    """Return the quantile regression loss [B] of quantiles q [B, M], at levels tau = (i + 1/2) / M, for atoms [B, K].
 
-    sum_i sum_j w_j |tau_i - (u < 0)| L(u), u = atom_j - q_i (Dabney et al. 2018, eq. 10). With L(u) = |u| where it is
-    not Huber's it is the paper's QR-DQN-0.
+    The loss is sum_i sum_j w_j |tau_i - (u < 0)| L(u), u = atom_j - q_i (Dabney et al. 2018, eq. 10). L is Huber's loss
+    with `huber`, else L(u) = |u|, the paper's QR-DQN-0.
     """
     tau = (jnp.arange(quantile.shape[-1]) + 0.5) / quantile.shape[-1]
     u = goal.atom[:, None, :] - quantile[:, :, None]  # [B, M, K]

@@ -1,6 +1,6 @@
-"""Lay a sweep out: from options with several values to groups of trainings, each group one program.
+"""Expand options with several values into the groups of runs of a sweep; each group is one program.
 
-Only what reads options is imported, so that mistakes are answered at once.
+Only modules that read options are imported, so that error messages appear at once.
 """
 
 import dataclasses
@@ -32,32 +32,32 @@ from jaxrl_fast.sweep import scaling
 from jaxrl_fast.utils.option import Option, options_of
 from jaxrl_fast.utils.parsing import parse_int
 
-MAX_VALUES = 100_000  # trainings in a sweep
+MAX_VALUES = 100_000  # runs in a sweep
 OWN = options_of(SweepOptions) | {name: OF_RUN[name] for name in ("name", "resume")}
 DEFAULTS = {"tensorboard": False, "on_nonfinite": "continue", "console_every": 10.0}  # below the preset's
 
 
 class Group(NamedTuple):
-    """Trainings that share a program."""
+    """Runs that share a program."""
 
-    settings: Settings  # of the first of them
+    settings: Settings  # of the first run
     members: tuple[Member, ...]
 
 
 class SweepRequest(NamedTuple):
-    """A sweep as it was asked for."""
+    """A sweep as requested: its runs and its own options."""
 
     groups: tuple[Group, ...]
-    columns: tuple[str, ...]  # options in which its trainings differ, beside the seed: "num_envs", "agent.clip_coef"
+    columns: tuple[str, ...]  # options that differ between runs, without the seed: "num_envs", "agent.clip_coef"
     own: SweepOptions
     name: str = ""
     resume: str = ""
-    base_num_envs: int = 0  # which the scaling rule starts from
+    base_num_envs: int = 0  # the number of environments from which the scaling rule starts
     log_level: str = "info"
 
 
 def from_command_line(argv: Sequence[str]) -> SweepRequest:
-    """Return a sweep from a command line. Prints the help and exits if it is asked for."""
+    """Return a sweep from a command line. Print the help and exit if `--help` is given."""
     algo, written = load.split(argv)
     if any(s.name == "help" for s in written):
         says = "Train {} with every combination of the values given: --num-envs 1,8,64 --seed 0..4. --name and "
@@ -71,7 +71,7 @@ def from_command_line(argv: Sequence[str]) -> SweepRequest:
 def from_keywords(
     preset: str | None = None, algo: str | ModuleType = "", agent: Mapping[str, Any] | None = None, **options: Any
 ) -> SweepRequest:
-    """Return a sweep from Python: the names of `fit`, any of them with a list of values, and the sweep's own."""
+    """Return a sweep from Python keywords: those of `fit`, each with a value or a list of values, and the sweep's."""
     written = [] if preset is None else [Setting("config", [preset], "config")]
     if not isinstance(agent or {}, Mapping):
         raise ValueError(f"agent: must map the algorithm's options to values, got {agent!r}")
@@ -83,7 +83,7 @@ def from_keywords(
 
 
 def expand(algo: str, written: list[Setting], split: Any) -> SweepRequest:
-    """Return every combination, resolved, with those that can share a program in one group."""
+    """Return every combination, resolved; combinations that can share a program are in one group."""
     own, name, resume = _own([s for s in written if s.name in OWN])
     written = [s for s in written if s.name not in OWN]
     level = [s for s in written if s.name == "log_level"]
@@ -112,7 +112,10 @@ def expand(algo: str, written: list[Setting], split: Any) -> SweepRequest:
 
 
 def _sort_out(asked: Request, split: Any) -> tuple[list[Setting], dict[str, list[Setting]]]:
-    """Return what all combinations share, and by name the values of what differs. The last setting wins."""
+    """Return the settings that all combinations share, and by name those with several values.
+
+    If an option is set twice, the last setting applies.
+    """
     known = options_of_algorithm(asked.algo)
     axes: dict[str, list[Setting]] = {}
     fixed: list[Setting] = []
@@ -152,7 +155,7 @@ def split_words(option: Option, setting: Setting) -> list[Setting]:
 
 
 def split_values(option: Option, setting: Setting) -> list[Setting]:
-    """Return one setting for each element of a list, a tuple, a range or an array; a tuple alone may be one value."""
+    """Return one setting for each element of a list, tuple, range or array, unless a tuple is a single value."""
     (value,) = setting.values
     value = value.tolist() if hasattr(value, "tolist") else value
     pair = setting.name == "env" and isinstance(value, tuple) and not isinstance((*value, "")[0], str | type)
@@ -168,7 +171,7 @@ def split_values(option: Option, setting: Setting) -> list[Setting]:
 
 
 def offer_devices(several: Iterable[Settings]) -> None:
-    """Configure as many CPU devices as any settings ask for, before JAX looks for them, which it does once."""
+    """Configure the largest number of CPU devices in any settings, before JAX reads the number, which it does once."""
     from jaxrl_fast.utils import devices
 
     wanted = [settings.options.devices for settings in several]
@@ -176,7 +179,7 @@ def offer_devices(several: Iterable[Settings]) -> None:
 
 
 def values_of(group: Group, member: Member, columns: Sequence[str]) -> dict[str, Any]:
-    """Return the value of a training in each column."""
+    """Return the value of a run in each column."""
     found = {}
     for column in columns:
         name = column.removeprefix("agent.")
@@ -191,7 +194,7 @@ def words(values: Mapping[str, Any]) -> str:
 
 
 def part(group: Group, members: Sequence[Member]) -> Group:
-    """Return some members of a group, with the settings that the first of them has alone."""
+    """Return a group of some members, with the settings of the first of them."""
     settings, first = group.settings, members[0]
     options = dataclasses.replace(settings.options, seed=first.seed, num_seeds=len(members))
     agent = dataclasses.replace(settings.agent, **first.values)
@@ -199,7 +202,7 @@ def part(group: Group, members: Sequence[Member]) -> Group:
 
 
 def _single(combinations: list[Settings], axes: Mapping[str, Any], rule: scaling.Rule) -> Iterator[Settings]:
-    """Yield every training of every combination."""
+    """Yield the settings of every run of every combination."""
     found: dict[str, int] = {}  # num_envs for auto
     for settings in combinations:
         if settings.auto_num_envs:
@@ -214,7 +217,7 @@ def _single(combinations: list[Settings], axes: Mapping[str, Any], rule: scaling
 
 
 def _calibrated(settings: Settings, found: dict[str, int]) -> Settings:
-    """Return the settings with the best number of environments, which is measured once for all seeds."""
+    """Return the settings with the best number of environments. It is measured once for all seeds."""
     from jaxrl_fast.training import calibrate
 
     key = repr(settings._replace(options=dataclasses.replace(settings.options, seed=0, num_seeds=1)))
@@ -269,7 +272,7 @@ def _with_defaults(asked: Request) -> Request:
 
 
 def _range(option: Option, setting: Setting, text: str) -> list[str]:
-    """Return 0..4 as 0 1 2 3 4 for an option that takes whole numbers."""
+    """Return the values of a range for an option that takes whole numbers: 0..4 gives 0 1 2 3 4."""
     first, dots, last = text.partition("..")
     if not dots or not is_integer(option):
         return [text]

@@ -1,7 +1,7 @@
-"""Choose the number of environments with the best throughput on this machine: what `--num-envs auto` means.
+"""Choose the number of environments with the best throughput on this machine, for `--num-envs auto`.
 
-Counts are doubled. Each is timed with real updates of the real agent, until doubling gains little, memory is full, a
-run would have too few updates, or the time is over.
+Counts are doubled, and each is timed with real updates of the agent. The search stops if doubling gains little, memory
+is full, a run would have too few updates, or the time limit is reached.
 """
 
 import contextlib
@@ -23,20 +23,20 @@ from jaxrl_fast.training import build, memory
 from jaxrl_fast.utils import compile_cache, formatting
 from jaxrl_fast.utils.memory import format_bytes, free_bytes
 
-GAIN = 1.1  # what doubling must gain to be worth it
-PATIENCE = 2  # counts beyond the knee that are tried, since a busy machine makes dips
-MIN_UPDATES = 20  # of a run with several environments: with fewer it would be fast, and learn nothing
-BUDGET_S = 120.0  # after which no other count is begun
-SAMPLE_S = 0.3  # of training whose time is taken, the best of three
+GAIN = 1.1  # the least factor of throughput for which a doubled count is accepted
+PATIENCE = 2  # counts that are tried beyond the best one, since timings vary on a busy machine
+MIN_UPDATES = 20  # of a run with several environments: with fewer it would be fast but not learn
+BUDGET_S = 120.0  # the time after which no other count is tried
+SAMPLE_S = 0.3  # the least duration of a timed sample; the best of three counts
 
 
 class Trial(NamedTuple):
     """One count of environments."""
 
     num_envs: int
-    rate: float | None = None  # environment steps a second of all seeds, updates included; None: it was not run
-    why: str = ""  # it was not run
-    too_many: bool = False  # and larger counts would not run either
+    rate: float | None = None  # environment steps per second of all seeds, updates included; None: not run
+    why: str = ""  # the reason if it was not run
+    too_many: bool = False  # whether larger counts would not run either
 
 
 def gain(before: Trial, after: Trial) -> float:
@@ -54,7 +54,7 @@ def best_trial(trials: Sequence[Trial]) -> Trial | None:
 
 
 def next_count(trials: Sequence[Trial], start: int) -> int | None:
-    """Return the next count: upward from `start`, or downward if that is too many. None: the best is found."""
+    """Return the next count: upward from `start`, or downward if `start` is too many. None: the search is done."""
     if not trials:
         return start
     last, found = trials[-1], best_trial(trials)
@@ -73,7 +73,7 @@ def choose(settings: Settings) -> Settings:
     from jaxrl_fast import envs
 
     options = settings.options
-    env = envs.make(options.env, 1, **options.env_options)  # a mistake in it is one for every count
+    env = envs.make(options.env, 1, **options.env_options)  # a mistake in the options concerns every count
     if not env.on_device:
         raise ValueError(f"--num-envs: must be a number for the host environment {env.spec.id}, got auto")
     trials: list[Trial] = []
@@ -83,7 +83,7 @@ def choose(settings: Settings) -> Settings:
         while (count := next_count(trials, options.num_envs)) and time.perf_counter() - began < BUDGET_S:
             trials.append(measure_count(settings, count))
             if best_trial(trials) is None:
-                continue  # perhaps there is nothing to show
+                continue  # all counts may fail, and then no table is printed
             lines = table(trials)
             for line in lines[said:]:
                 terminal.print(line)

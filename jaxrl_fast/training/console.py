@@ -1,4 +1,4 @@
-"""Print a run: its settings, its progress and how it ended."""
+"""Print a run's settings, progress and results."""
 
 import contextlib
 import os
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
     from jaxrl_fast.parallel.program import Program
 
 
-MAX_UPDATES_PER_LINE = 100_000  # updates that a line is about at most
-MIN_SHARE = 0.01  # of the time so far passes at least between two lines that stay: an hour has some 460
+MAX_UPDATES_PER_LINE = 100_000  # the most updates that one line summarizes
+MIN_SHARE = 0.01  # the least time between two permanent lines, as a share of the time so far: about 460 lines an hour
 
 
 class ProgressPrinter:
-    """Prints a line from time to time while a run trains."""
+    """The lines that are printed periodically while a run trains."""
 
     def __init__(self, plan: Plan, terminal: Console, num_updates: int = 0, train_time: float = 0.0):
         from jaxrl_fast.metrics import records
@@ -46,7 +46,7 @@ class ProgressPrinter:
         self.evaluation = return_mean
 
     def update(self, rows: "Rows", num_updates: int, train_time: float, at_end: bool) -> None:
-        """Add updates, and print a line if it is time or they were the last. `num_updates`: so far."""
+        """Add updates, and print a line if one is due or the run ends. `num_updates` is the number so far."""
         from jaxrl_fast.metrics import records
 
         self.buffer.add(rows)
@@ -107,7 +107,7 @@ def announce(plan: Plan, terminal: Console) -> None:
 
 
 def _check_options(plan: Plan) -> list[str]:
-    """Return warnings about the algorithm's options: without effect in this environment, or at odds with each other."""
+    """Return warnings about options of the algorithm that have no effect here, or that do not go together."""
     from jaxrl_fast.types import Discrete
 
     agent, spec, split = plan.settings.agent, plan.env.spec, plan.env.parallelism
@@ -124,7 +124,7 @@ def _check_options(plan: Plan) -> list[str]:
 
 
 def _from_where(plan: Plan) -> str:
-    """Return where a run is resumed from. Warn if the resume may not be exact."""
+    """Return the step and folder from which a run is resumed. Warn if the resume may not be exact."""
     for wrong in plan.damaged:
         warnings.warn(f"{wrong}; using the one before")
     if plan.saved is None:
@@ -151,7 +151,7 @@ def _from_where(plan: Plan) -> str:
 
 @contextlib.contextmanager
 def timed(terminal: Console, activity: str, done: str) -> Iterator[None]:
-    """Print what is being done, and then how long it took."""
+    """Print an activity at its start, and its duration at its end."""
     terminal.print(f"{activity} ...")
     start = time.perf_counter()
     yield
@@ -159,7 +159,7 @@ def timed(terminal: Console, activity: str, done: str) -> Iterator[None]:
 
 
 def print_compiled(plan: Plan, terminal: Console, program: "Program", cached: str) -> None:
-    """Print how long compiling took, and warn if the program needs more memory than is free."""
+    """Print the duration of compiling, and warn if the program needs more memory than is free."""
     num_devices = plan.placement.num_devices
     needed, free = num_devices * program.memory, memory.free_bytes(num_devices)
     duration = formatting.seconds(program.compile_time_s)
@@ -169,7 +169,7 @@ def print_compiled(plan: Plan, terminal: Console, program: "Program", cached: st
 
 
 def memory_needed(plan: Plan, program_memory: int) -> str:
-    """Return how much memory the program needs on all devices, and how much is free."""
+    """Return a sentence about the memory that the program needs on all devices, and the free memory."""
     num_devices = plan.placement.num_devices
     free = memory.free_bytes(num_devices)
     there = "" if free is None else f", and {memory.format_bytes(free)} are free"
@@ -177,7 +177,7 @@ def memory_needed(plan: Plan, program_memory: int) -> str:
 
 
 def print_summary(plan: Plan, terminal: Console, summary: Mapping[str, Any]) -> None:
-    """Print the results of a run, and where they are."""
+    """Print the results of a run, and the paths of its files."""
     folder, write = plan.folder, terminal.print
     parts = [f"{formatting.short_number(summary['env_steps'])} steps in {formatting.seconds(summary['train_time_s'])}"]
     if summary["final_return_mean"] is not None:
@@ -192,7 +192,7 @@ def print_summary(plan: Plan, terminal: Console, summary: Mapping[str, Any]) -> 
     elif summary["solved_threshold"] is not None:
         num_solved = sum(steps is not None for steps in summary["steps_to_solve_per_seed"])
         parts.append(f"not solved ({num_solved} of {summary['num_seeds']} seeds)")
-    with contextlib.suppress(ValueError):  # somebody has edited the lines
+    with contextlib.suppress(ValueError):  # the file may have been edited
         parts.append(formatting.sparkline([r["return_mean"] for r in files.read_metrics(folder)]))
     write(f"{summary['status']:<9} {' · '.join(p for p in parts if p)}")
     if (folder / paths.CURVE).is_file():
@@ -214,7 +214,7 @@ def resume_command(plan: Plan, summary: Mapping[str, Any]) -> str:
 
 
 def gpu_unused() -> bool:
-    """Tell whether there is a GPU, but JAX uses the CPU without being told to."""
+    """Return whether there is a GPU, but JAX uses the CPU although the user has not requested it."""
     import jax
 
     if jax.default_backend() != "cpu" or os.environ.get("JAX_PLATFORMS") == "cpu":
@@ -224,6 +224,6 @@ def gpu_unused() -> bool:
 
 def why_no_c() -> str:
     """Return why the C kernels for the CPU are unavailable; "" if they are available or not used."""
-    from jaxrl_fast.kernels import build  # which imports jax
+    from jaxrl_fast.kernels import build  # imports jax
 
     return build.unavailable_reason() if device() == "cpu" and build.enabled() else ""

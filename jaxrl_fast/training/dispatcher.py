@@ -1,4 +1,4 @@
-"""Submit chunks of updates to the device: while it computes one, the next one waits already."""
+"""Submit chunks of updates to the device: while one is computed, the next one is already queued."""
 
 import time
 from collections import deque
@@ -10,8 +10,8 @@ import numpy as np
 from jaxrl_fast import loop
 from jaxrl_fast.parallel.program import NONFINITE_KEY, Program
 
-CHUNK_S = 0.5  # seconds that a chunk aims at: short enough to stop at once, long enough that the host costs nothing
-GROWTH = 8  # how many times longer than the one before a chunk may be
+CHUNK_S = 0.5  # target seconds of a chunk: short enough to stop promptly, long enough to hide the host's work
+GROWTH = 8  # the largest ratio of the lengths of successive chunks
 
 
 class PendingChunk(NamedTuple):
@@ -20,7 +20,7 @@ class PendingChunk(NamedTuple):
     rows: Any  # metrics, still on the device
     num_updates: int
     start: float  # when it was submitted
-    end: float | None  # when it was done, if submitting it meant waiting for it
+    end: float | None  # when it was done, if the submission blocked until then
 
 
 class ChunkResult(NamedTuple):
@@ -30,28 +30,28 @@ class ChunkResult(NamedTuple):
     finite: np.ndarray  # [S] bool: whether all parameters were finite at its end
     num_updates: int
     duration: float  # seconds
-    idle: float  # seconds before it in which the device had nothing to do
+    idle: float  # seconds before it in which the device was idle
 
 
 class Dispatcher:
-    """Submits a program's updates to the device, and collects their metrics."""
+    """The queue of a program's updates on the device, and their metrics."""
 
     def __init__(self, program: Program, state: loop.TrainState, num_seeds: int, num_submitted: int = 0):
         self.program, self.num_seeds = program, num_seeds
-        self.state = state  # after all that was submitted
-        self.num_submitted = num_submitted  # updates, in all processes of a run
+        self.state = state  # after all submitted updates
+        self.num_submitted = num_submitted  # updates, those before a resume included
         self.queue: deque[PendingChunk] = deque()
         self.length, self.rate = 1, 0.0  # updates in the last chunk, updates a second
         self.latest_start = 0.0  # of the newest chunk
         self.mark_idle()
 
     def mark_idle(self) -> None:
-        """Count the device as idle from now on: what it did before was no training."""
+        """Count the device as idle from now on. Its work until now is not counted as training."""
         self.idle_since = time.perf_counter()
 
     @property
     def num_pending(self) -> int:
-        """Chunks that were submitted and not collected."""
+        """Return the number of chunks that were submitted and not collected."""
         return len(self.queue)
 
     def submit(self, limit: int) -> None:
@@ -72,7 +72,7 @@ class Dispatcher:
         idle_until = self.latest_start if chunk.end is None and _ready(chunk.rows) else chunk.start
         idle = max(idle_until - self.idle_since, 0.0)
         rows = jax.device_get(jax.block_until_ready(chunk.rows))
-        now = max(chunk.end or time.perf_counter(), self.idle_since)  # it may end, as seen here, before the last one
+        now = max(chunk.end or time.perf_counter(), self.idle_since)  # its recorded end may precede the last chunk's
         duration, self.idle_since = now - self.idle_since, now
         self.rate = chunk.num_updates / max(duration, 1e-9)
         rows = {k: x.reshape(-1, x.shape[-1])[: self.num_seeds, : chunk.num_updates] for k, x in rows.items()}

@@ -14,17 +14,17 @@ from jaxrl_fast.metrics import statistics, window
 from jaxrl_fast.parallel.population import Varied
 from jaxrl_fast.types import Agent, Array, Env, Key, PyTree
 
-BLOCK = 64  # steps between checks whether all have finished
+BLOCK = 64  # steps between checks whether all episodes have ended
 MAX_STEPS = window.MAX_STEPS  # of an episode
-EVAL_FOLD = 2**32 - 1  # sets keys apart from training's, which are the first splits of the same key
+EVAL_FOLD = 2**32 - 1  # makes keys differ from those of training, which are the first splits of the same key
 
 
 class EpisodeBatch(NamedTuple):
-    """The first K episodes of each of N environments. The first K to end over all would be the short ones."""
+    """The first K episodes of each of N environments. The first to end over all environments would be short ones."""
 
     score: Array  # [N, K] f32
     length: Array  # [N, K] int32
-    finished: Array  # [N] int32: how many of them have ended
+    finished: Array  # [N] int32: number of episodes that have ended
 
 
 class EvalState(NamedTuple):
@@ -33,8 +33,8 @@ class EvalState(NamedTuple):
     actors: rollout.Actors
     episodes: EpisodeBatch
     truncated_score: Array  # [N] f32: an episode's return at MAX_STEPS
-    num_steps: Array  # [N] int32: taken so far, without reset steps
-    num_blocks: Array  # int32: done so far
+    num_steps: Array  # [N] int32: steps so far, without reset steps
+    num_blocks: Array  # int32: blocks so far
 
 
 def evaluate_policy(
@@ -42,7 +42,7 @@ def evaluate_policy(
 ) -> EpisodeBatch:
     """Run `num_episodes` in each environment with the agent's state, until all have ended.
 
-    `index` numbers the evaluations of a run: each has its own episodes.
+    `index` numbers the evaluations of a run: each has different episodes.
     """
     key_reset, key_noise = keys_of(seed, index)
     advance = partial(block, env, agent, state, key_noise)
@@ -68,7 +68,7 @@ def block(env: Env, agent: Agent, state: PyTree, key_noise: Key, now: EvalState)
     key_block = jax.random.fold_in(key_noise, now.num_blocks)
     first = lambda key: jax.tree.map(
         lambda x: x[0], agent.sample_noise(key, 1, env.spec.num_envs)
-    )  # later rows explore less
+    )  # row 0: later rows may explore less
     noise = jax.vmap(first)(jax.random.split(key_block, BLOCK))
     policy = partial(agent.exploit, state)
     now, _ = jax.lax.scan(partial(step, env, agent, policy), now, noise, BLOCK)
@@ -76,21 +76,21 @@ def block(env: Env, agent: Agent, state: PyTree, key_noise: Key, now: EvalState)
 
 
 def is_running(now: EvalState) -> Array:
-    """Tell whether some episode has not ended and has steps left, bool []."""
+    """Return whether an episode has not ended and has steps left, bool []."""
     num_episodes = now.episodes.score.shape[1]
     return ((now.num_steps < max_steps(num_episodes)) & (now.episodes.finished < num_episodes)).any()
 
 
 def max_steps(num_episodes: int) -> int:
-    """Return the steps that an environment has for its episodes."""
-    return min(MAX_STEPS * num_episodes, 2**30 - BLOCK)  # others may take twice as many rows meanwhile
+    """Return the most steps that an environment makes for its episodes."""
+    return min(MAX_STEPS * num_episodes, 2**30 - BLOCK)  # with reset steps, other environments may take twice as many
 
 
 def step(env: Env, agent: Agent, policy: rollout.Policy, now: EvalState, noise: PyTree) -> tuple[EvalState, None]:
-    """Take a step in all environments, and record the return of each episode that ends in time.
+    """Take a step in all environments, and record the return of each episode that ends within the limit.
 
-    An episode that is longer than MAX_STEPS counts with its return at MAX_STEPS. Otherwise the best policy of a task
-    without an end would have no return at all, and a worse one that of its worst episodes.
+    An episode that is longer than MAX_STEPS counts with its return at MAX_STEPS. Otherwise, in a task without time
+    limit, the best policy would have no return at all, and a worse policy only the returns of its worst episodes.
     """
     actors, (row, (over, score, length)) = rollout.step(env, agent, policy, now.actors, noise)
     num_steps, most = now.num_steps + row.valid, max_steps(now.episodes.score.shape[1])
@@ -102,7 +102,7 @@ def step(env: Env, agent: Agent, policy: rollout.Policy, now: EvalState, noise: 
 
 
 def record_ended(episodes: EpisodeBatch, over: Array, score: Array, length: Array) -> EpisodeBatch:
-    """Append an episode of the environments [N] where one has ended."""
+    """Append the returns and lengths of the environments [N] where an episode has ended."""
     place = over[:, None] & jax.nn.one_hot(episodes.finished, episodes.score.shape[1], dtype=bool)
     write = lambda old, new: jnp.where(place, new[:, None], old)
     return EpisodeBatch(write(episodes.score, score), write(episodes.length, length), episodes.finished + over)
@@ -118,7 +118,7 @@ class Frame(NamedTuple):
 
 
 def stream_episodes(env: Env, agent: Agent, state: PyTree, seed: int) -> Iterator[Frame]:
-    """Yield every frame of one environment under `exploit`, episode after episode without an end."""
+    """Yield every frame of one environment under `exploit`, for an unlimited number of episodes."""
     key_reset, key = jax.random.split(jax.random.fold_in(jax.random.key(seed), EVAL_FOLD))
 
     @jax.jit
@@ -142,7 +142,7 @@ class EvaluationInterrupted(Exception):
 
 
 class Evaluator:
-    """Runs the greedy policy of every seed; compiled on its first call."""
+    """The evaluation of every seed's greedy policy, compiled on the first call."""
 
     def __init__(self, env: Env, agent: Agent, seeds: list[int], num_episodes: int, varied: Varied | None = None):
         self.seeds = np.asarray(seeds if len(seeds) > 1 else seeds[0], np.int32)
@@ -172,7 +172,7 @@ class Evaluator:
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return returns, lengths and whether an episode has ended at all, [S, episodes] each.
 
-        Host environments take long: raise EvaluationInterrupted if `stopping` comes true meanwhile.
+        Host environments are slow: raise EvaluationInterrupted once `stopping` returns True.
         """
         began = time.perf_counter()
         values, *others = jax.device_put((self.values, self.seeds, np.int32(index)))
@@ -194,7 +194,7 @@ class Evaluator:
         return score, length, ended
 
     def compile(self, arguments: tuple[Any, ...]) -> None:
-        """Compile what an evaluation calls."""
+        """Compile the functions of an evaluation."""
         if not self.on_device:
             like = jax.eval_shape(self.run, *arguments)
             self.block = self.block.lower(*arguments[1:], like).compile()

@@ -1,4 +1,4 @@
-"""What a run will keep in memory, told before it is taken."""
+"""Estimate the memory of a run before it is allocated."""
 
 import math
 from typing import NamedTuple
@@ -13,17 +13,17 @@ from jaxrl_fast.utils.memory import format_bytes, free_bytes, nbytes
 
 
 class MemoryEstimate(NamedTuple):
-    """Bytes that stay while training. What is needed in between is known only when it is compiled."""
+    """The bytes allocated throughout training. Temporary arrays are not included: they are known after compiling."""
 
-    parameters: int  # optimizer, normalizers and all
+    parameters: int  # optimizer and normalization statistics included
     replay: int
-    environments: int  # and what was played in them and is still to be learned from
+    environments: int  # a rollout that is kept for the next update included
     free: int | None  # None: unknown
-    copies: int = 1  # of all of it in the same memory: a checkpoint makes one on the host, which a CPU shares
+    copies: int = 1  # of everything in the same memory: a checkpoint copies to the host, whose memory a CPU shares
 
     @property
     def total(self) -> int:
-        """All of it, and its copy."""
+        """Return the sum of all parts, copies included."""
         return self.copies * (self.parameters + self.replay + self.environments)
 
     def __str__(self) -> str:
@@ -34,7 +34,7 @@ class MemoryEstimate(NamedTuple):
 
 
 def estimate(env: Env, agent: Agent, placement: Placement = SINGLE_DEVICE) -> MemoryEstimate:
-    """What trainings of all environments, so many and on so many devices, need together. Nothing is compiled."""
+    """Return the memory of all seeds on all devices of a placement. Nothing is compiled."""
     state = program.abstract(env, lambda env: loop.init(env, agent, jax.random.key(0)))
     parameters = nbytes(agent.policy_state(state.agent))
     of_replay = nbytes(state.agent) - parameters
@@ -46,7 +46,7 @@ def estimate(env: Env, agent: Agent, placement: Placement = SINGLE_DEVICE) -> Me
 
 
 def rollout_bytes(env: Env, agent: Agent) -> int:
-    """Bytes that an update of one training takes at least: its rollout, and that again as minibatches."""
+    """Return the least bytes of an update of one seed: its rollout, and a copy of the rollout as minibatches."""
 
     def act(env: Env) -> PyTree:
         state = loop.init(env, agent, jax.random.key(0))
@@ -58,9 +58,9 @@ def rollout_bytes(env: Env, agent: Agent) -> int:
 def check_fits(
     needed: MemoryEstimate, buffer_size: int | None, steps_per_update: int = 1, resumed: bool = False
 ) -> None:
-    """ValueError where it does not fit; it names the largest buffer_size of a replay that does, in whole updates.
+    """Raise ValueError if a run does not fit into memory; the error names the largest `buffer_size` that fits.
 
-    A run that goes on can have no other, and one copy of it has been read into the host's memory already.
+    A resumed run cannot change its `buffer_size`, and one copy of its state is already in the host's memory.
     """
     copies = 1 if resumed else needed.copies
     others = needed.parameters + needed.environments

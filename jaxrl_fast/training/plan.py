@@ -1,4 +1,7 @@
-"""From settings to a plan: all checks, the environments and agents, and the run's folder. Nothing is compiled yet."""
+"""Make a plan from settings: check them, make environments and agent, and create the run's folder.
+
+Nothing is compiled yet.
+"""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
@@ -25,7 +28,7 @@ if TYPE_CHECKING:
 
 MAX_STEPS = 2**31 - 1  # of an update: rows are counted in int32
 
-RESERVED_METRICS = (  # names that a record has already
+RESERVED_METRICS = (  # names in every record, which an agent's metrics cannot have
     *(
         "episodes",
         "valid_steps",
@@ -53,13 +56,13 @@ class Plan(NamedTuple):
     folder: Path
     lock: locks.Lock | None = None  # on the folder
     needs: "MemoryEstimate | None" = None
-    saved: "Checkpoint | None" = None  # to go on from
-    damaged: tuple[str, ...] = ()  # what is wrong with newer checkpoints
-    members: tuple[Member, ...] = ()  # what is trained together, if not seeds in line
-    varied: Varied | None = None  # where more than their seeds differ
+    saved: "Checkpoint | None" = None  # the checkpoint to resume from
+    damaged: tuple[str, ...] = ()  # a sentence for each newer checkpoint that is damaged
+    members: tuple[Member, ...] = ()  # the members that train together; () for consecutive seeds
+    varied: Varied | None = None  # the hyperparameters in which members differ, if any
 
     def release(self) -> None:
-        """Gives the folder back."""
+        """Release the lock on the folder."""
         if self.lock:
             self.lock.release()
 
@@ -77,17 +80,17 @@ def decide_num_envs(settings: Settings) -> Settings:
 
 
 def make_plan(settings: Settings) -> Plan:
-    """Everything that can be refused is refused here, by a ValueError of one sentence. Then the folder is made."""
+    """Check everything, then make the run's folder and lock it. Raise a one-sentence ValueError for any mistake."""
     options = settings.options
     check_services(options)
     lock = directory.claim(Path(options.resume)) if options.resume else None
-    if not options.resume:  # what can be refused before anything is imported
+    if not options.resume:  # refuse a wrong folder before slow imports
         directory.chosen(options)
     try:
         ready = validate_plan(settings)
         folder = ready.folder if options.resume else directory.make(ready.settings, ready.env)
     except BaseException:
-        if lock:  # a notebook keeps the error, and with it all that it saw
+        if lock:  # a notebook keeps the error, and the error keeps the lock alive
             lock.release()
         raise
     if lock is None:
@@ -97,7 +100,7 @@ def make_plan(settings: Settings) -> Plan:
 
 
 def validate_plan(settings: Settings, members: tuple[Member, ...] = ()) -> Plan:
-    """All of a plan but a new run's folder and the lock on it: nothing is written."""
+    """Return a plan without a new run's folder and without a lock. Nothing is written."""
     from jaxrl_fast import agents
     from jaxrl_fast.parallel import program
     from jaxrl_fast.runs import checkpoint
@@ -134,7 +137,7 @@ def validate_plan(settings: Settings, members: tuple[Member, ...] = ()) -> Plan:
     memory.check_fits(needs, getattr(settings.agent, "buffer_size", None), steps_per_update, resumed=saved is not None)
     make = lambda agent_config: build.make_agent(agent_config, algorithm, env, num_updates)
     varied = vary(members, make, settings.agent) if members else None
-    if saved:  # what does not fit is refused before anything is compiled
+    if saved:  # refuse a checkpoint of other shapes before anything is compiled
         checkpoint.unflatten(program.shapes(env, agent, placement, varied), saved)
     return Plan(
         settings=settings,
@@ -154,14 +157,14 @@ def validate_plan(settings: Settings, members: tuple[Member, ...] = ()) -> Plan:
 
 
 def check_services(options: Options) -> None:
-    """What was asked to log to is installed."""
+    """Raise ValueError if a requested logging service is not installed."""
     for service in ("wandb", "trackio"):
         if getattr(options, service) and util.find_spec(service) is None:
             raise ValueError(f'--{service}: {service} is not installed; pip install "jaxrl_fast[{service}]"')
 
 
 def check_devices(options: Options) -> None:
-    """JAX gets its devices here."""
+    """Configure JAX's devices. Raise ValueError if it cannot train on them with these options."""
     if options.overlap and not options.async_pools:
         raise ValueError("--overlap: requires a host environment (envpool) and --async-pools 1 or more")
     devices.configure_cpu_devices(options.devices)
@@ -173,7 +176,7 @@ def check_devices(options: Options) -> None:
 
 
 def check_unsolved(options: Options, saved: "Checkpoint | None") -> None:
-    """A run that stops when solved, and is, by all seeds that are well, has nothing to do with more steps."""
+    """Raise ValueError for more steps of a run that has stopped as solved: no seed is left to train."""
     if saved is None or not options.stop_when_solved:
         return
     if saved.manifest["config"]["solved_threshold"] != options.solved_threshold:
@@ -188,7 +191,7 @@ def check_unsolved(options: Options, saved: "Checkpoint | None") -> None:
 
 
 def count_updates(options: Options, steps_per_update: int, saved: "Checkpoint | None") -> int:
-    """The updates of the whole run, no fewer than there have been."""
+    """Return the updates of the whole run. Raise ValueError if there are too many, or fewer than already made."""
     total_steps = options.total_steps
     num_updates = -(-total_steps // steps_per_update)
     if num_updates >= 2**31:
@@ -200,7 +203,7 @@ def count_updates(options: Options, steps_per_update: int, saved: "Checkpoint | 
 
 
 def check_on_host(settings: Settings, env: "Env", agent: "Agent") -> None:
-    """What pools of environments on the host cannot do."""
+    """Raise ValueError for options that host environments do not support."""
     options = settings.options
     if options.num_seeds > 1:
         raise ValueError(
@@ -214,12 +217,12 @@ def check_on_host(settings: Settings, env: "Env", agent: "Agent") -> None:
         )
     if options.exact_resume and options.host_bridge == "ffi":
         raise ValueError("--exact-resume: requires --host-bridge callback, got ffi")
-    if options.exact_resume and not parse_period(str(options.save_every))[0]:  # new games come at the same steps
+    if options.exact_resume and not parse_period(str(options.save_every))[0]:  # resets must come at fixed steps
         raise ValueError(f"--exact-resume: requires --save-every in environment steps (1M), got {options.save_every}")
 
 
 def check_update(algo: str, state: Any, result: Any) -> None:
-    """An update of one's own gives a state like that before, and one number of each thing that it says."""
+    """Raise ValueError if a custom algorithm's update changes the state's form, or its metrics are not scalars."""
     import jax
 
     if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], Mapping)):
@@ -240,7 +243,7 @@ def check_update(algo: str, state: Any, result: Any) -> None:
 
 
 def vary(members: Sequence[Member], make: Callable[..., "Agent"], config: Any) -> Varied | None:
-    """What differs among the members; None where it is the seeds only. `make` takes a config."""
+    """Return the hyperparameters that differ between members, or None if only seeds do. `make` takes a config."""
     import numpy as np
 
     first = members[0].values

@@ -15,12 +15,12 @@ from jaxrl_fast.utils.errors import why
 
 
 class RunLogger:
-    """Writes records. Neither a full disk nor a service that does not answer ends the run."""
+    """The sinks of a run's records. Neither a full disk nor a service that does not respond ends the run."""
 
     def __init__(self, plan: Plan, size: int | None = None, env_steps: int | None = None):
         """Open every sink: new, or to append after the first `size` bytes of metrics.jsonl, at `env_steps`.
 
-        A service finds a resumed run by the id in config.yaml.
+        A logging service identifies a resumed run by the id in config.yaml.
         """
         options, folder = plan.settings.options, plan.folder
         self.lines = jsonl.JsonLines(folder / paths.METRICS, size)
@@ -32,7 +32,7 @@ class RunLogger:
                 who = options.project, folder.name, read_meta(folder / paths.CONFIG)["id"]
                 try:
                     self.sinks.append(trackers.Tracker(service, *who, settings.to_mapping(plan.settings)))
-                except Exception as error:  # whatever it raises if nobody is logged in, or the service does not answer
+                except Exception as error:  # any error: the user is not logged in, the service does not respond
                     warnings.warn(f"--{service}: {why(error)}; training continues without it")
 
     def write(self, records: Sequence[sinks.Record]) -> None:
@@ -40,11 +40,11 @@ class RunLogger:
         for sink in list(self.sinks):
             try:
                 sink.write(records)
-            except Exception as error:  # also what a logging service raises
+            except Exception as error:  # a logging service may raise any error
                 self._give_up(sink, error)
 
     def sync(self) -> int | None:
-        """Return the size of metrics.jsonl, once all is on the disk; None if there was no space for some of it."""
+        """Return the size of metrics.jsonl once all lines are on the disk; None if there was no space for some."""
         try:
             return self.lines.sync()
         except OSError as error:  # a run cannot be resumed from lines that are missing
@@ -52,16 +52,16 @@ class RunLogger:
             return None
 
     def closers(self) -> list[tuple[str, Callable[[], None]]]:
-        """Return the name of each sink, and what closes it."""
+        """Return the name of each sink, and the function that closes it."""
         return [(self._name(sink), sink.close) for sink in self.sinks]
 
     def _give_up(self, sink: sinks.Sink, error: Exception) -> None:
-        """Close a sink that cannot write. Records for metrics.jsonl wait until there is space again."""
+        """Close a sink that cannot write. Records for metrics.jsonl are kept until there is space again."""
         if sink is not self.lines:
             self.sinks.remove(sink)
         elif not isinstance(error, OSError):
             raise error
-        elif self.lines.num_failures > 1:  # the user knows
+        elif self.lines.num_failures > 1:  # the user has been warned
             return
         warnings.warn(f"{self._name(sink)} cannot be written ({why(error)}); training continues")
 
@@ -72,7 +72,7 @@ class RunLogger:
 def write_end(
     folder: Path, closers: Sequence[tuple[str, Callable[[], None]]], summary: Mapping[str, Any], has_curve: bool
 ) -> list[str]:
-    """Close the sinks, write the summary and draw the curve. Return which files with numbers could not be written."""
+    """Close the sinks, write the summary and draw the curve. Return the data files that could not be written."""
     actions = [*closers, (paths.SUMMARY, lambda: files.write_summary(folder, summary))]
     if has_curve:
         actions.append((paths.CURVE, lambda: run_curve.save_figure(folder)))
@@ -80,7 +80,7 @@ def write_end(
     for name, action in actions:
         try:
             action()
-        except Exception as error:  # also what a logging service or matplotlib raises
+        except Exception as error:  # a logging service or matplotlib may raise any error
             warnings.warn(f"the end of {name} could not be written ({why(error)})")
             failed += [name] if name in (paths.METRICS, paths.SUMMARY) else []
     return failed

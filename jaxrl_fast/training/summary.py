@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 
 class RunResult(NamedTuple):
-    """How a run ended, and what it took."""
+    """The outcome of a run, and the time and memory that it took."""
 
     status: str  # done, stopped, diverged or failed
-    failure: str  # why it could not continue, in a sentence
+    failure: str  # the reason why it could not continue, in a sentence
     updates: int
     seconds: Mapping[str, float]  # train, compile, eval, idle, save and wall, in all processes
     program_memory: int  # bytes
@@ -43,7 +43,7 @@ def write_config(plan: "Plan") -> None:
         "versions": fingerprint.versions(),
     } | ({"members": [m.label for m in plan.members]} if plan.members else {})
     if not isinstance(options.env, (str, type)):
-        now["env_is_an_object"] = True  # which may not be rebuilt from its id
+        now["env_is_an_object"] = True  # the environment may not be rebuilt from its id
     if options.resume:
         before = read_meta(path)
         again = {"env_steps": plan.saved.manifest["env_steps"] if plan.saved else 0, "total_steps": options.total_steps}

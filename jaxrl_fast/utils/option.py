@@ -1,4 +1,7 @@
-"""Declare an option on its dataclass field: default, meaning, bounds, and what may change it. Standard library only."""
+"""Declare an option on its dataclass field: default, meaning, bounds, and uses in sweeps and resumes.
+
+Only the standard library is imported.
+"""
 
 import dataclasses
 import functools
@@ -29,7 +32,7 @@ class Bounds(NamedTuple):
 
     @property
     def short(self) -> str:
-        """For a table: ">= 1", "> 0", "0 to 1". A maximum that only stands for a type's range is left out."""
+        """Return the bounds for a table: ">= 1", "> 0", "0 to 1". A maximum that is a type's limit is left out."""
         if self.max >= LARGE:
             return f"{'>' if self.exclusive_min else '>='} {self.min}"
         low = f"> {self.min}, " if self.exclusive_min else f"{self.min} to " if self.min > -math.inf else ""
@@ -39,11 +42,11 @@ class Bounds(NamedTuple):
         return self.exclusive_min and number == self.min
 
 
-LARGE = 2**24  # a maximum from here on is no choice of the user's
+LARGE = 2**24  # a maximum of this or more is a type's limit, which tables leave out
 MAX_STEPS = 2**30  # environment steps of a schedule: counted in int32
 MAX_INDEX = 2**31 - 1
 COUNT, POSITIVE, FRACTION, NON_NEGATIVE = Bounds(1), Bounds(0, exclusive_min=True), Bounds(0, 1), Bounds(0)
-SIZE = Bounds(1, MAX_INDEX)  # the length of an array
+SIZE = Bounds(1, MAX_INDEX)  # lengths of arrays
 
 
 class Option(NamedTuple):
@@ -91,9 +94,10 @@ def option(
         bounds: the numbers accepted, as (min,) or (min, max); `Bounds(0, exclusive_min=True)` excludes the minimum.
         words: words accepted besides the values of the type, such as ("auto",).
         needs: another option's name and values without which this option has no effect; setting it then is an error.
-        only: "continuous" or "several_envs": a run that has neither warns that the option has no effect.
+        only: "continuous" or "several_envs": a run without continuous actions, or with one environment, warns that the
+            option has no effect.
         traced: whether `make` only calculates with this real number, so that a sweep over it is one program;
-            "nonzero" if 0 leaves code out.
+            "nonzero" if 0 changes the program.
         sweepable: whether a sweep may have several values of it.
         resumable: whether a resume may change it; "inexact" if not in a run with `exact_resume`.
         equal: compares two values when a run is resumed.

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from jaxrl_fast.utils.option import COUNT, FRACTION, MAX_STEPS, NON_NEGATIVE, POSITIVE, Bounds, option
 
-MIN_ROLLOUT = 32  # environment steps in all between updates where rollout_length is auto
+MIN_ROLLOUT = 32  # environment steps per update over all environments if rollout_length is auto
 
 Network = Literal["auto", "mlp", "minatar", "nature", "dqn2013", "impala"]
 Activation = Literal["auto", "tanh", "relu"]
@@ -46,7 +46,7 @@ network = partial(option, help="Architecture; auto chooses by the shape of the o
 hidden_sizes = partial(
     option,
     help="Widths of the dense layers. Default: those of the network's paper (64 64 for mlp).",
-    bounds=Bounds(1, 2**16),  # wider overflows JAX's sizes
+    bounds=Bounds(1, 2**16),  # wider layers overflow JAX's sizes
 )
 activation = partial(option, help="Activation function; auto takes that of the network's paper.")
 compute_dtype = partial(

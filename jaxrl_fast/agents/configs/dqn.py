@@ -94,11 +94,11 @@ class DQN:
 
     @property
     def ratio(self) -> Fraction:
-        """Return the replay ratio as the fraction it is written as: 0.1 is 1/10."""
+        """Return the replay ratio as the fraction that its decimal text denotes: 0.1 is 1/10."""
         return common.as_fraction(self.replay_ratio)
 
     def first_learning(self, num_envs: int) -> int:
-        """Return the environment steps before the first gradient step, when the replay is sure to have transitions."""
+        """Return the environment steps before the first gradient step: enough for transitions in the replay buffer."""
         return max(self.learning_starts, (self.n_step + 1) * num_envs)
 
     def gradient_rows(self, num_envs: int) -> int:

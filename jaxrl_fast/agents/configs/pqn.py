@@ -10,8 +10,8 @@ from jaxrl_fast.utils.option import FRACTION, option
 class PQN:
     """Parallelized Q-network (Gallici et al. 2025).
 
-    The defaults are those of CleanRL's classic-control runs, except for the network's widths and the gradient bound:
-    CleanRL's loss is twice ours.
+    The defaults are those of CleanRL's classic-control runs, except for the network's widths and the gradient bound.
+    The gradient bound differs because CleanRL's loss is twice as large.
     """
 
     rollout_length: int = common.rollout(128)
