@@ -253,7 +253,7 @@ def test_metrics_that_were_cut_are_not_filled_up(tmp_path, unbroken, capsys):
     path.write_text(path.read_text()[: size // 2])
     before = path.read_bytes()
     assert train.main(["--resume", str(folder), "--total-steps", "3200"]) == 2
-    assert re.search(rf"metrics.jsonl has {size // 2} bytes, of \d+ when", capsys.readouterr().err)
+    assert re.search(rf"metrics.jsonl has {size // 2} bytes, but had \d+ when", capsys.readouterr().err)
     assert path.read_bytes() == before
 
 
@@ -361,7 +361,7 @@ def test_metrics_whose_checkpoints_were_deleted_are_not_written_over(left, tmp_p
     assert train.main(["--resume", str(folder)]) == 2
     out, err = capsys.readouterr()
     assert out == "" and err.count("\n") == 1
-    assert f"--resume {folder}: there is no checkpoint" in err and f"--config {folder / 'config.yaml'}" in err
+    assert f"--resume {folder}: the run has no checkpoint" in err and f"--config {folder / 'config.yaml'}" in err
     assert before == {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     (folder / "metrics.jsonl").write_bytes(b"")  # nothing to lose
     assert directory.check_restart(folder) is None
@@ -406,18 +406,18 @@ def test_where_no_checkpoint_is_intact_nothing_is_begun_again(tmp_path, unbroken
 
 
 OTHER_STATES = {  # what another version may have had, and what is said of it
-    "a name": (lambda arrays, kinds: [tree.pop("num_updates") for tree in (arrays, kinds)], "has no num_updates"),
+    "a name": (lambda arrays, kinds: [tree.pop("num_updates") for tree in (arrays, kinds)], "has no array num_updates"),
     "one more": (lambda arrays, kinds: kinds.update(momentum=kinds["num_updates"]), "has an unknown array momentum"),
     "a shape": (
         lambda arrays, kinds: arrays.update({"actors/score": np.zeros(9, np.float32)}),
-        r"actors/score is float32\[9\], and now float32\[8\] is wanted",
+        r"actors/score must be float32\[8\], got float32\[9\]",
     ),
     "a dtype": (
         lambda arrays, kinds: (
             arrays.update({"actors/length": np.zeros(8, np.int16)}),
             kinds["actors/length"].update(dtype="int16"),
         ),
-        r"actors/length is int16\[8\], and now int32\[8\] is wanted",
+        r"actors/length must be int32\[8\], got int16\[8\]",
     ),
 }
 
@@ -450,7 +450,7 @@ def test_another_versions_state_is_refused_before_anything_is_compiled(other, tm
         (dict(env_options={"max_steps_in_episode": 3}), "env_options"),
         (dict(agent={"gamma": 0.5}), r"agent.gamma: a resume cannot change it from 0.99, got 0.5"),
         (dict(agent={"hidden_sizes": (8, 8)}), r"agent.hidden_sizes: a resume cannot change it from 8, got 8 8"),
-        (dict(algo="ppo"), "is a run of pqn, not ppo"),
+        (dict(algo="ppo"), "is of algorithm pqn, got ppo"),
         (dict(preset="ppo_cartpole"), "config: cannot be combined with --resume"),
         (dict(run_dir="elsewhere"), "run_dir: cannot be combined with --resume"),
         (dict(total_steps=64), "the 1600 steps that this run has made"),
@@ -618,7 +618,7 @@ def test_a_new_run_finds_no_room(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(Path, "write_text", no_room)
     assert train.main(line_of("pqn", tmp_path / "run")) == 1
     err = capsys.readouterr().err
-    assert err == f"error: {tmp_path / 'run' / 'config.yaml'} cannot be written (No space left on device)\n"
+    assert err == f"error: {tmp_path / 'run' / 'config.yaml'}: cannot be written (No space left on device)\n"
 
 
 def line_of(algo, folder):
