@@ -65,9 +65,9 @@ def collect(
 ) -> tuple[AsyncActors, Rollout, Metrics, PyTree]:
     """Collect a rollout from asynchronous pools, and do other work at each of its steps.
 
-    All pools step during the update as well. So the actions of the first row were chosen by the policy before the
-    last update, and the steps of the actions sent last are received in the next rollout. `meanwhile(t, work)` runs at
-    step t, while the pools step. Returns the actors, the rollout, the scores of episodes that ended, and the work.
+    All pools step during the update as well. So the policy before the last update chose the actions of the first row.
+    The steps of the actions sent last are received in the next rollout. `meanwhile(t, work)` runs at step t, while the
+    pools step. Returns the actors, the rollout, the scores of episodes that ended, and the work.
     """
     pools, noise = pools_of(env), _noise(env, agent, key, agent.rollout_length + 1)
     noise = jax.tree.map(lambda x: x[1:], noise)  # an action chosen at row t is the action of row t + 1

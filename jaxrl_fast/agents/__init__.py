@@ -1,7 +1,8 @@
 """Load algorithms by name: "ppo", or "my_package.my_module" for a custom one.
 
-Each is a module with `Config`, a frozen dataclass of its options (`configs` lists its members, `option` declares a
-field), and `make(config, spec, num_updates) -> Agent`. A built-in algorithm is imported only when its agent is made.
+Each is a module with `Config` and `make(config, spec, num_updates) -> Agent`. `Config` is a frozen dataclass of
+options: `configs` lists its members, and `option` declares a field. A built-in algorithm is imported only when its
+agent is made.
 """
 
 import dataclasses

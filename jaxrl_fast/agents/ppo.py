@@ -295,7 +295,7 @@ def explained_variance(moments: normalize.Moments) -> Array:
 def finalize(
     context: Context, update_batch: UpdateBatch, learner: Learner, sums: tuple[Metrics, Array], pooled: PyTree
 ) -> tuple[State, Metrics]:
-    """Return the state after the update, and metrics: means over the gradient steps that were applied.
+    """Return the state after the update, and metrics: means over gradient steps, up to the first beyond the KL limit.
 
     `pooled` are the moments of all shards.
     """

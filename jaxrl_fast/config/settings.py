@@ -36,7 +36,7 @@ ALGO = Option("algo", str)
 
 
 class UnknownAlgorithm(ValueError):
-    """There is no algorithm of that name, or it cannot be imported from here."""
+    """The error for an algorithm that does not exist, or that cannot be imported from the current directory."""
 
 
 class Request(NamedTuple):

@@ -99,7 +99,7 @@ def reset(driver: Driver, key: Key) -> tuple[State, TimeStep]:
 
 
 def step(driver: Driver, state: State, action: jax.Array) -> tuple[State, TimeStep]:
-    """Step all N environments; those whose last step ended an episode reset."""
+    """Take a step in all N environments; those whose last step ended an episode reset."""
     spec, num_pools = driver.spec, len(driver.pools)
     spaces.check_action(spec.env._replace(num_envs=spec.env.num_envs * num_pools), action)
     if num_pools == 1:

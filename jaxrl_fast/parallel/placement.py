@@ -13,7 +13,7 @@ CORE_SHARE = {"processes": 1}  # processes of jaxrl_fast that use these cores at
 
 
 def max_grad_workers() -> int:
-    """Return the number of cores for gradient workers in each process; 1 if the C all-reduce is unavailable."""
+    """Return the cores per process for gradient workers, at least 1; 1 if the C all-reduce is unavailable."""
     number = devices.num_cores() // CORE_SHARE["processes"]
     return number if number > 1 and build.is_available("allreduce") else 1
 

@@ -203,9 +203,9 @@ def restart_envs(env: Env, make: Make, state: loop.TrainState, values: Values) -
 def chunk(
     env: Env, make: Make, capacity: int, state: loop.TrainState, values: Values, num_updates: Array
 ) -> tuple[loop.TrainState, Metrics]:
-    """Make `num_updates` updates. Return the state and metrics [capacity], of which later rows are 0.
+    """Make `num_updates` updates. Return the state and metrics [capacity], 0 beyond the first `num_updates` rows.
 
-    The metrics include NONFINITE_KEY.
+    NONFINITE_KEY is added to the metrics, with the same value in all rows.
     """
 
     agent = make(values)

@@ -1,8 +1,8 @@
 """Store the last R steps of N environments in a ring, each observation once, and sample transitions uniformly.
 
-The ring is time-major, [R, N, ...]. Because environments reset on the next step, the observation of the next row is
-always the true successor, so it is never stored a second time. If observations are stacks of frames, only the newest
-frame of each is stored, and the stack is rebuilt from the rows before it (`rl.frame_stack`).
+The ring is time-major, [R, N, ...]. Since environments reset on the next step, the observation of the next row is
+always the true successor. So successors are not stored separately. If observations are stacks of frames, only the
+newest frame of each is stored, and the stack is rebuilt from the rows before it (`rl.frame_stack`).
 
 Rows are numbered by their place in the ring; `head` is the place of the next one. A row can be read once it has
 `n_step` successors, and until a frame of its stack is overwritten. Rows whose action was ignored (resets) are never

@@ -217,7 +217,7 @@ def _single(combinations: list[Settings], axes: Mapping[str, Any], rule: scaling
 
 
 def _calibrated(settings: Settings, found: dict[str, int]) -> Settings:
-    """Return the settings with the best number of environments. It is measured once for all seeds."""
+    """Return the settings with the best number of environments, measured once for all seeds."""
     from jaxrl_fast.training import calibrate
 
     key = repr(settings._replace(options=dataclasses.replace(settings.options, seed=0, num_seeds=1)))

@@ -27,7 +27,7 @@ GAIN = 1.1  # the least factor of throughput for which a doubled count is accept
 PATIENCE = 2  # counts that are tried beyond the best one, since timings vary on a busy machine
 MIN_UPDATES = 20  # of a run with several environments: with fewer it would be fast but not learn
 BUDGET_S = 120.0  # the time after which no other count is tried
-SAMPLE_S = 0.3  # the least duration of a timed sample; the best of three counts
+SAMPLE_S = 0.3  # the least duration of a timed sample; the fastest of three is used
 
 
 class Trial(NamedTuple):

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 MAX_UPDATES_PER_LINE = 100_000  # the most updates that one line summarizes
-MIN_SHARE = 0.01  # the least time between two permanent lines, as a share of the time so far: about 460 lines an hour
+MIN_SHARE = 0.01  # the least time between permanent lines, as a share of the time so far: some 460 in the first hour
 
 
 class ProgressPrinter:

@@ -89,8 +89,8 @@ def max_steps(num_episodes: int) -> int:
 def step(env: Env, agent: Agent, policy: rollout.Policy, now: EvalState, noise: PyTree) -> tuple[EvalState, None]:
     """Take a step in all environments, and record the return of each episode that ends within the limit.
 
-    An episode that is longer than MAX_STEPS counts with its return at MAX_STEPS. Otherwise, in a task without time
-    limit, the best policy would have no return at all, and a worse policy only the returns of its worst episodes.
+    An episode that is longer than MAX_STEPS counts with its return at MAX_STEPS. Otherwise, without a time limit, the
+    best policy would have no return at all. A worse policy would have only the returns of its worst episodes.
     """
     actors, (row, (over, score, length)) = rollout.step(env, agent, policy, now.actors, noise)
     num_steps, most = now.num_steps + row.valid, max_steps(now.episodes.score.shape[1])

@@ -60,7 +60,8 @@ def check_fits(
 ) -> None:
     """Raise ValueError if a run does not fit into memory; the error names the largest `buffer_size` that fits.
 
-    A resumed run cannot change its `buffer_size`, and one copy of its state is already in the host's memory.
+    The replay is counted in whole updates. A resumed run cannot change its `buffer_size`, and one copy of its state is
+    already in the host's memory.
     """
     copies = 1 if resumed else needed.copies
     others = needed.parameters + needed.environments

@@ -1,4 +1,6 @@
-"""Declare the options of every algorithm. Only the standard library is imported, so that `--help` is fast.
+"""Declare the options of every algorithm and their defaults.
+
+Only the standard library is imported, so that `--help` is fast.
 
 An algorithm's options are the fields of a frozen dataclass: in CONFIGS, or the `Config` of a custom module. Every field
 has a default, and `jaxrl_fast.option` declares its meaning, bounds and needs. `rollout_length` (a number, or "auto") is
