@@ -525,7 +525,7 @@ def test_what_fails_before_it_begins_leaves_the_folder_free(module, broken, tmp_
 ODD_PLACES = {
     "no standard output": ("-m jaxrl_fast.train ppo --seed x >&-", 2, "error: --seed: must be a whole number"),
     "no words but ASCII": ("-c 'from jaxrl_fast import cli; cli.start(lambda: print(chr(183)))'", 0, "?\n"),
-    "no command": ("-m jaxrl_fast", 0, "python -m jaxrl_fast.train     trains an agent\n"),
+    "no command": ("-m jaxrl_fast", 0, "python -m jaxrl_fast.train     train an agent\n"),
     "a version": ("-m jaxrl_fast --version", 0, f"{jaxrl_fast.__version__}\n"),
     "a blank for a dot": ("-m jaxrl_fast train", 2, "error: unknown argument 'train'; python -m jaxrl_fast.train"),
     "a typo": ("-m jaxrl_fast evalute", 2, "did you mean python -m jaxrl_fast.evaluate?"),
@@ -591,7 +591,7 @@ def test_why_there_is_no_c_is_told(why, tmp_path, monkeypatch, capsys):
 def test_what_dqn_is_about_to_do_is_said_before_anything_is_compiled(tmp_path, monkeypatch, capsys):
     """A transition of CartPole takes 30 bytes: 16 of observation, 4 each of action, reward and discount, 2 flags.
 
-    5 * 64 + 65 * 64 + 65 * 2 = 4610 parameters of 4 bytes there are four times: two networks, two moments of Adam.
+    5 * 64 + 65 * 64 + 65 * 2 = 4610 parameters of 4 bytes there are four times: two networks, two moments of Adam; on each of two devices.
     """
 
     def fail(*_):
@@ -606,7 +606,7 @@ def test_what_dqn_is_about_to_do_is_said_before_anything_is_compiled(tmp_path, m
     assert said[-1] == "compiling ..."
     assert "0.25 gradient steps per environment step, 1,024 transitions each, from step 5,000 on" in said
     [sizes] = [line for line in said if line.startswith("memory")]
-    assert "parameters 73.8 kB" in sizes and "replay 3.0 MB" in sizes and "24.0 GB free" in sizes
+    assert "parameters 147.6 kB" in sizes and "replay 3.0 MB" in sizes and "24.0 GB free" in sizes
 
 
 @pytest.mark.parametrize(("line", "kept"), [("", True), ("--no-compile-cache", False)])
