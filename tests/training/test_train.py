@@ -591,7 +591,8 @@ def test_why_there_is_no_c_is_told(why, tmp_path, monkeypatch, capsys):
 def test_what_dqn_is_about_to_do_is_said_before_anything_is_compiled(tmp_path, monkeypatch, capsys):
     """A transition of CartPole takes 30 bytes: 16 of observation, 4 each of action, reward and discount, 2 flags.
 
-    5 * 64 + 65 * 64 + 65 * 2 = 4610 parameters of 4 bytes there are four times: two networks, two moments of Adam; on each of two devices.
+    5 * 64 + 65 * 64 + 65 * 2 = 4610 parameters of 4 bytes there are four times: two networks, two moments of Adam.
+    Each of two devices has all of them.
     """
 
     def fail(*_):
@@ -819,7 +820,7 @@ def test_a_device_that_is_not_there_is_one_line(monkeypatch):
 
 def test_memory_in_use_is_the_process_own():
     """And not that of the one which started it, from which a new process has its first count."""
-    child = "from jaxrl_fast.utils import memory; print(memory._most_resident())"
+    child = "from jaxrl_fast.utils import memory; print(memory._peak_resident_kib())"
     parent = f"import subprocess, sys; big = bytearray(300_000_000); subprocess.run([sys.executable, '-c', {child!r}])"
     done = subprocess.run([sys.executable, "-c", parent], capture_output=True, text=True, check=True)
     assert 5_000 < int(done.stdout) < 100_000
