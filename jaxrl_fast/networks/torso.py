@@ -20,7 +20,9 @@ WHITE = 255  # the brightest shade
 def make(obs: PyTree, **options) -> nn.Module:
     """Return a module from observations like `obs` (ShapeDtypeStruct) to features [..., hidden[-1]] of type `dtype`.
 
-    kind          "mlp", "minatar", "nature", "dqn2013", "impala", or "auto": by the shape of the observation
+    kind          "mlp", "minatar", "nature", "dqn2013", "impala", or "auto": by the shape of the observation. An
+                  observation of several parts, such as (image, action), may have one [H, W, C] part for a convolutional
+                  kind; the others join its features before the dense layers. "auto" takes mlp for several parts.
     hidden        widths of the dense layers; () takes those of the kind's paper, (64, 64) for mlp
     activation    "tanh" or "relu"; "auto" takes that of the kind's paper, tanh for mlp
     layer_norm    normalize before every activation, over the last axis: after a convolution, a pixel's channels
@@ -56,7 +58,8 @@ def make_part(
     widths = tuple(hidden) or default_hidden
     layers: dict[str, Any] = dict(activation=activation, layer_norm=layer_norm, dtype=dtype)
     # Features of boards keep their axes [F, H', W'] up to the first dense layer: kernels.dense reads them as they lie.
-    follows_boards = kind == "minatar" and 0 in range(len(widths))[part]
+    is_one = len(jax.tree.leaves(obs)) == 1
+    follows_boards = kind == "minatar" and is_one and 0 in range(len(widths))[part]
     mlp = MLP(widths[part], noisy=noisy, input_axes=3 if follows_boards else 1, **layers)
     if part.start is not None:
         return mlp
@@ -80,6 +83,8 @@ def choose_kind(obs: PyTree, kind: str = "auto") -> str:
         return kind
     if kind == "auto" and (shape is None or len(shape) < 3):
         return "mlp"
+    images = [leaf.shape for leaf in leaves if len(leaf.shape) == 3]
+    shape = images[0] if len(images) == 1 else shape
     if shape is None or len(shape) != 3:
         needs = "a convolutional network needs one [H, W, C] observation"
         raise ValueError(f"{needs}, not {_describe(obs)}; try the network 'mlp'")
@@ -104,8 +109,13 @@ class Torso(nn.Module):
         pairs = list(zip(jax.tree.leaves(self.obs), jax.tree.leaves(obs), strict=True))
         if self.stem is None:
             return self.mlp(jnp.concatenate([self._flatten(spec, x) for spec, x in pairs], axis=-1))
-        ((spec, x),) = pairs
-        return self.mlp(self._convolve(spec, x))
+        image = next(i for i, (spec, _) in enumerate(pairs) if len(spec.shape) == 3)
+        spec, x = pairs.pop(image)
+        features = self._convolve(spec, x)
+        if pairs:
+            features = features.reshape(*x.shape[:-3], -1)
+            features = jnp.concatenate([features, *(self._flatten(spec, x) for spec, x in pairs)], axis=-1)
+        return self.mlp(features)
 
     def _flatten(self, spec, x):
         """Return x [..., *shape] as [..., D]."""

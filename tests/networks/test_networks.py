@@ -513,3 +513,21 @@ def test_streams_have_a_last_layer_each_and_share_the_rest():
     network = networks.network(VECTOR, 3, hidden=(8, 5), dueling=True)
     kernels = sorted(leaf.shape for path, leaf in leaves(start(network)) if "kernel" in path)
     assert kernels == sorted([(4, 8), (8, 5), (8, 5), (5, 1), (5, 3)])
+
+
+@pytest.mark.parametrize(("shape", "kind"), [((10, 10, 4), "minatar"), ((36, 36, 1), "dqn2013")])
+def test_network_joins_other_parts_with_the_features_of_an_image(shape, kind):
+    """As a critic of images and actions does: both parts matter, and several leading axes are kept."""
+    parts = jax.ShapeDtypeStruct(shape, jnp.uint8), jax.ShapeDtypeStruct((2,), jnp.float32)
+    critic = networks.network(parts, 1, kind=kind, hidden=(8,))
+    params = critic.init(jax.random.key(0))
+    key_image, key_action = jax.random.split(jax.random.key(1))
+    image = jax.random.randint(key_image, (3, 2, *shape), 0, 255).astype(jnp.uint8)
+    action = jax.random.normal(key_action, (3, 2, 2))
+    value = critic.apply(params, (image, action))
+    assert value.shape == (3, 2, 1)
+    one = critic.apply(params, (image[1, 1], action[1, 1]))
+    np.testing.assert_allclose(one, value[1, 1], rtol=1e-4, atol=1e-5)
+    assert (critic.apply(params, (image, -action)) != value).all()
+    assert (critic.apply(params, (255 - image, action)) != value).all()
+    assert networks.torso.choose_kind(parts) == "mlp"
