@@ -128,25 +128,31 @@ def check(config: Config, spec: EnvSpec, parallelism: Parallelism, rollout_lengt
     num_envs = spec.num_envs * parallelism.num_shards
     num_devices = parallelism.num_shards * parallelism.num_grad_workers
     if config.batch_size % num_devices:
-        raise ValueError(f"batch_size {config.batch_size} does not divide into {num_devices} devices")
+        raise ValueError(
+            f"batch_size: must be a multiple of {num_devices}, the number of devices, got {config.batch_size}; "
+            f"use {-(-config.batch_size // num_devices) * num_devices}"
+        )
     if config.buffer_size < config.batch_size:
-        raise ValueError(f"buffer_size {config.buffer_size} is less than one batch of {config.batch_size}")
+        raise ValueError(
+            f"buffer_size: must hold one batch of {config.batch_size}, got {config.buffer_size}; "
+            "use a larger buffer or a smaller batch_size"
+        )
     if config.learning_starts > config.buffer_size:
         raise ValueError(
-            f"learning_starts {config.learning_starts} is beyond the buffer_size {config.buffer_size}; "
-            "the first steps would be forgotten before they are learned from"
+            f"learning_starts: must be at most buffer_size ({config.buffer_size}), got {config.learning_starts}; "
+            f"use {config.buffer_size} or fewer"
         )
     num_rows = config.n_step + max(spec.frame_stack, 1) + rollout_length  # the fewest that can be written and read
     smallest = -(-num_rows // rollout_length) * ratio.steps_per_update
     if config.buffer_size < smallest:
         raise ValueError(
-            f"buffer_size {config.buffer_size} is too small for n_step {config.n_step} and {num_envs} environments "
-            f"with rollouts of {rollout_length}; it must be at least {smallest}"
+            f"buffer_size: must be at least {smallest} for n_step {config.n_step} and rollouts of {rollout_length} "
+            f"steps in each of {num_envs} environments, got {config.buffer_size}; use {smallest} or more"
         )
     if config.value_head != "none" and config.num_atoms < 2:
-        raise ValueError(f"num_atoms {config.num_atoms}: a distribution has at least 2")
+        raise ValueError(f"num_atoms: a distribution requires 2 or more, got {config.num_atoms}; try 51")
     if config.value_head == "c51" and not config.v_min < config.v_max:
-        raise ValueError(f"v_min {config.v_min} is not below v_max {config.v_max}")
+        raise ValueError(f"v_min: must be less than v_max ({config.v_max}), got {config.v_min}; lower v_min")
     off_policy.check(ratio, config.target_update_interval, as_fraction)
 
 

@@ -76,7 +76,7 @@ def make_part(
 def choose_kind(obs: PyTree, kind: str = "auto") -> str:
     """Return the kind of torso for observations like `obs` (ShapeDtypeStruct). Raise ValueError if it does not fit."""
     if kind not in ("auto", *KINDS):
-        raise ValueError(f"there is no network kind {kind!r}; choose one of auto, {', '.join(KINDS)}")
+        raise ValueError(f"network: must be one of auto, {', '.join(KINDS)}, got {kind!r}; choose one of these")
     leaves = jax.tree.leaves(obs)
     shape = leaves[0].shape if len(leaves) == 1 else None
     if kind == "mlp":
@@ -86,12 +86,11 @@ def choose_kind(obs: PyTree, kind: str = "auto") -> str:
     images = [leaf.shape for leaf in leaves if len(leaf.shape) == 3]
     shape = images[0] if len(images) == 1 else shape
     if shape is None or len(shape) != 3:
-        needs = "a convolutional network needs one [H, W, C] observation"
-        raise ValueError(f"{needs}, not {_describe(obs)}; try the network 'mlp'")
+        raise ValueError(f"network: {kind} requires one [H, W, C] observation, got {_describe(obs)}; use mlp")
     side, smallest = min(shape[:2]), {"nature": MIN_IMAGE_SIDE, "dqn2013": MIN_IMAGE_SIDE, "minatar": 3}.get(kind, 1)
     if side < smallest:
         raise ValueError(
-            f"{kind} needs at least {smallest}x{smallest} pixels, not {_describe(obs)}; try the network 'mlp'"
+            f"network: {kind} requires {smallest}x{smallest} pixels or more, got {_describe(obs)}; use mlp"
         )
     if kind == "auto":
         return "nature" if side >= MIN_IMAGE_SIDE else "minatar" if side >= 3 else "mlp"

@@ -51,7 +51,9 @@ def validate(num_rows: int, num_minibatches: int, num_shards: int = 1) -> None:
     above = next((n for n in larger if num_rows % n == 0), below)
     near = " or ".join(map(str, sorted({below, above})))
     where = f" on each of {num_shards} devices" if num_shards > 1 else ""
-    raise ValueError(f"{num_rows} steps per update{where} do not divide into {num_minibatches} minibatches; try {near}")
+    raise ValueError(
+        f"num_minibatches: must divide the {num_rows} steps per update{where}, got {num_minibatches}; use {near}"
+    )
 
 
 def assign(key: Key, num_rows: int, num_minibatches: int) -> Array:

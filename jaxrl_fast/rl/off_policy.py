@@ -71,8 +71,8 @@ def check(schedule: ReplayRatio, target_update_interval: int, as_fraction: Calla
     near = [max(1, min(round(asked * q), MAX_COUNT // longest)) / q for q in tens]
     nearest = min((x for x in near if countable(as_fraction(x))), key=lambda x: abs(x - asked))
     raise ValueError(
-        f"replay_ratio {asked} cannot be counted exactly with {per_update} steps in an update and "
-        f"target_update_interval {target_update_interval}; the nearest that can is {nearest}"
+        f"replay_ratio: cannot be counted exactly with {per_update} steps per update and target_update_interval "
+        f"{target_update_interval}, got {asked}; use {nearest}"
     )
 
 

@@ -226,20 +226,21 @@ def check_update(algo: str, state: Any, result: Any) -> None:
     import jax
 
     if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], Mapping)):
-        raise ValueError(f"algorithm {algo!r}: update gives a state and metrics by name, not {type(result).__name__}")
+        got = type(result).__name__
+        raise ValueError(f"algorithm {algo!r}: update must return a state and a dict of metrics, got {got}")
     leaves = jax.tree_util.tree_leaves_with_path
     said = lambda tree: {jax.tree_util.keystr(path): f"{x.dtype}{list(x.shape)}" for path, x in leaves(tree)}
     before, after, metrics = said(state), said(result[0]), result[1]
     for name in before | after:
         was, now = before.get(name, "nothing"), after.get(name, "nothing")
         if was != now:
-            raise ValueError(f"algorithm {algo!r}: update makes state{name} {now}, which init made {was}")
+            raise ValueError(f"algorithm {algo!r}: update must keep state{name} as init makes it, {was}, got {now}")
     wrong = [f"{name} has shape {list(x.shape)}" for name, x in metrics.items() if x.shape]
     if wrong:
-        raise ValueError(f"algorithm {algo!r}: metrics are single numbers, and {' and '.join(wrong)}")
+        raise ValueError(f"algorithm {algo!r}: metrics must be scalars, but {' and '.join(wrong)}; return means")
     taken = [name for name in metrics if name in RESERVED_METRICS or name.startswith(("eval_", "agent."))]
     if taken:
-        raise ValueError(f"algorithm {algo!r}: a metric cannot be named {' or '.join(taken)}, for a record has that")
+        raise ValueError(f"algorithm {algo!r}: the metric name {' and '.join(taken)} is reserved; rename it")
 
 
 def vary(members: Sequence[Member], make: Callable[..., "Agent"], config: Any) -> Varied | None:

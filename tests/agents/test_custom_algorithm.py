@@ -253,7 +253,7 @@ def test_a_module_of_ours_is_ours_and_one_of_that_name_is_not():
 @pytest.mark.parametrize("name", ["episodes", "env_steps", "eval_return_mean"])
 def test_a_metric_cannot_have_the_name_of_what_a_record_has(write, name):
     settings = load.from_keywords(algo=write(HILL_CLIMBING.replace('"best_score"', f'"{name}"')), **OPTIONS)
-    with pytest.raises(ValueError, match=rf"a metric cannot be named {name}, for a record has that$"):
+    with pytest.raises(ValueError, match=rf"the metric name {name} is reserved; rename it$"):
         plan.validate_plan(settings)
 
 
@@ -313,7 +313,7 @@ def test_its_metrics_are_single_numbers(write):
     wrong = HILL_CLIMBING.replace('{"best_score": state["score"]}', '{"best_score": state["score"], "best": best}')
     assert wrong != HILL_CLIMBING
     name = write(wrong)
-    message = rf"^algorithm '{name}': metrics are single numbers, and best has shape \[4, 2\]$"
+    message = rf"^algorithm '{name}': metrics must be scalars, but best has shape \[4, 2\]; return means$"
     with pytest.raises(ValueError, match=message):
         plan.validate_plan(load.from_keywords(algo=name, total_steps=16_000, **OPTIONS))
     assert plan.validate_plan(load.from_keywords(algo=write(HILL_CLIMBING), total_steps=16_000, **OPTIONS))
@@ -323,17 +323,17 @@ SLIPS = {
     "new": (
         "return state, {",
         'return state | {"more": 1.0}, {',
-        r"update makes state\['more'\] float32\[\], which init made nothing",
+        r"update must keep state\['more'\] as init makes it, nothing, got float32\[\]$",
     ),
     "dtype": (
         'jnp.maximum(score, state["score"])}',
         "jnp.int32(0)}",
-        r"state\['score'\] int32\[\], which init made float32",
+        r"state\['score'\] as init makes it, float32\[\], got int32\[\]$",
     ),
     "state": (
         'return state, {"best_score": state["score"]}',
         "return state",
-        r"a state and metrics by name, not dict$",
+        r"update must return a state and a dict of metrics, got dict$",
     ),
     "make": ("return Agent(", "Agent(", r"make must return an Agent, got None$"),
 }

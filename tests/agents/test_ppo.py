@@ -430,10 +430,13 @@ def test_observations_of_several_parts_are_normalized_part_by_part():
     ("config", "words"),
     [
         (dict(action=types.Box((2, 3))), r"^action: requires shape \[D\], got \[2, 3\]$"),
-        (dict(num_envs=256, num_minibatches=3), "2048 steps per update do not divide into 3 minibatches; try 2 or 4"),
+        (
+            dict(num_envs=256, num_minibatches=3),
+            "^num_minibatches: must divide the 2048 steps per update, got 3; use 2 or 4$",
+        ),
         (
             dict(num_envs=2, parallelism=Parallelism(num_shards=2), num_minibatches=32),
-            "16 steps per update on each of 2 devices do not divide",
+            "^num_minibatches: must divide the 16 steps per update on each of 2 devices, got 32; use 16$",
         ),
     ],
 )

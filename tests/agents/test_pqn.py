@@ -213,7 +213,10 @@ def test_seeds_differ_and_each_is_its_own_run():
     ("config", "words"),
     [
         (dict(action=Box((2,))), r"pqn: requires discrete actions, got Box\(shape=\(2,\)\) of test; try ppo"),
-        (dict(num_envs=256, rollout_length=8, num_minibatches=3), "2048 steps .* into 3 minibatches; try 2 or 4"),
+        (
+            dict(num_envs=256, rollout_length=8, num_minibatches=3),
+            "^num_minibatches: .* 2048 steps .* got 3; use 2 or 4$",
+        ),
     ],
 )
 def test_what_does_not_fit_is_refused_in_a_sentence(config, words):

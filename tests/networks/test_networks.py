@@ -70,11 +70,11 @@ def test_the_observation_chooses(obs, kind):
     ("obs", "kind", "words"),
     [
         (spec(2, 3, 4, 5), "auto", r"float32\[2, 3, 4, 5\]"),
-        (VECTOR, "nature", r"\[H, W, C\] observation, not float32\[4\]"),
+        (VECTOR, "nature", r"^network: nature requires one \[H, W, C\] observation, got float32\[4\]; use mlp$"),
         (TREE, "minatar", "one .* observation"),
-        (BOARD, "nature", "at least 36x36"),
-        (spec(2, 2, 1), "minatar", "at least 3x3"),
-        (VECTOR, "transformer", "auto, mlp, minatar, nature, dqn2013, impala"),
+        (BOARD, "nature", "36x36 pixels or more"),
+        (spec(2, 2, 1), "minatar", "3x3 pixels or more"),
+        (VECTOR, "transformer", "^network: must be one of auto, mlp, minatar, nature, dqn2013, impala, got "),
     ],
 )
 def test_what_does_not_fit_is_refused_in_a_sentence(obs, kind, words):

@@ -166,9 +166,9 @@ def test_update_target_leaves_the_gradient_steps_that_are_due():
 )
 def test_check_names_the_nearest_ratio_that_can_be_counted(ratio, steps, target_update_interval):
     asked = as_fraction(ratio)
-    words = rf"^replay_ratio {re.escape(str(ratio))} cannot be counted exactly with {steps} steps in an update and "
+    words = rf"^replay_ratio: cannot be counted exactly with {steps} steps per update and target_update_interval "
     with pytest.raises(
-        ValueError, match=rf"{words}target_update_interval {target_update_interval}; the nearest"
+        ValueError, match=rf"{words}{target_update_interval}, got {re.escape(str(ratio))}; use "
     ) as refusal:
         off_policy.check(ReplayRatio(asked, 0, steps), target_update_interval, as_fraction)
     nearest = as_fraction(str(refusal.value).split()[-1])
