@@ -223,8 +223,14 @@ MISTAKES = [
     ("ppo --resume a_sweep", ["ppo: cannot be combined with --resume"]),
     ("--resume a_sweep --scale minibatches", ["--scale: cannot be combined with --resume"]),
     ("ppo --name a_sweep --num-envs 1,16", ["a_sweep holds a different sweep", "num_envs"]),
-    ("ppo --num-envs 8,64 --agent.num-minibatches 1,3", ["num_envs 8, agent.num_minibatches 3", "3 minibatches"]),
-    ("dqn --num-envs 8,4096 --agent.buffer-size 10k", ["num_envs 4096", "buffer_size 10000", "4096 environments"]),
+    (
+        "ppo --num-envs 8,64 --agent.num-minibatches 1,3",
+        ["num_envs 8, agent.num_minibatches 3: num_minibatches: must divide", "got 3;"],
+    ),
+    (
+        "dqn --num-envs 8,4096 --agent.buffer-size 10k",
+        ["num_envs 4096: buffer_size: must be", "4096 environments, got 10000;"],
+    ),
     ("ppo --env CartPole-v1,CartPole-v2", ["env CartPole-v2", "CartPole-v1"]),
     (
         "dqn --env Breakout-MinAtar --num-envs 8,16 --agent.buffer-size 1e9",
