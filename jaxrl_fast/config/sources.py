@@ -3,6 +3,8 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from jaxrl_fast.utils.parsing import shown
+
 ALIASES = {"env_option": "env_options", "slurm_option": "slurm_options", "h": "help"}
 
 
@@ -65,7 +67,7 @@ def one(setting: Setting, expected: str) -> Any:
     if not setting.values:
         raise ValueError(f"{setting.origin}: needs a value; give {expected}")
     if len(setting.values) > 1:
-        raise ValueError(f"{setting.origin}: takes one value, got {' '.join(map(str, setting.values))}")
+        raise ValueError(f"{setting.origin}: takes one value, got {shown(' '.join(map(str, setting.values)))}")
     return setting.values[0]
 
 

@@ -727,7 +727,7 @@ def test_the_best_evaluation_between_saves_begins_new_games_too(tmp_path, monkey
 @pytest.mark.slow
 def test_stopped_before_its_first_checkpoint_it_begins_again(tmp_path, monkeypatch):
     """A stop between checkpoints saves nothing, for the games are those since the last one."""
-    options = SHORT | dict(algo="ppo", agent=AGENTS["ppo"], exact_resume=True, eval_every=0, save_every=320)
+    options = SHORT | dict(algo="ppo", agent=AGENTS["ppo"], exact_resume=True, eval_every=0, save_every=480)
     jaxrl_fast.fit(**options, run_dir=str(tmp_path / "whole"))
     with monkeypatch.context() as patched:
         stop_after(patched, 100)
@@ -770,7 +770,7 @@ def kept_replay(run):
     """What the run's last checkpoint holds of its replay, by name."""
     saved, _ = checkpoint.newest(run.folder / "checkpoints")
     prefix = "agent/replay/"
-    return SimpleNamespace(**{k.removeprefix(prefix): x for k, x in saved.arrays.items() if k.startswith(prefix)})
+    return SimpleNamespace(**{k.rsplit("/", 1)[-1]: x for k, x in saved.arrays.items() if k.startswith(prefix)})
 
 
 @pytest.mark.slow
@@ -792,7 +792,7 @@ def test_it_goes_on_with_other_threads_and_to_the_same_bits(tmp_path, monkeypatc
     jaxrl_fast.fit(**options, run_dir=str(tmp_path / "whole"))
     stop_after(monkeypatch, 200)
     jaxrl_fast.fit(**options, run_dir=str(tmp_path / "parts"))
-    with pytest.raises(ValueError, match=r"env_options .* this run has"):
+    with pytest.raises(ValueError, match=r"^env_options: a resume cannot change it from "):
         jaxrl_fast.fit(resume=str(tmp_path / "parts"), env_options=dict(max_episode_steps=3))
     threads = dict(num_threads=2, thread_affinity_offset=0)
     jaxrl_fast.fit(resume=str(tmp_path / "parts"), env_options=threads, log_level="quiet")
@@ -813,7 +813,7 @@ def test_a_sweep_gives_up_its_pools_after_the_programs_that_know_them(tmp_path, 
     def build_and_note(env, *args, **options):
         counts.append(len(host_pool.OPEN_POOLS))
         built = build(env, *args, **options)
-        counts.append(sum(map(programs_with, env.reset.args[0].pools)))
+        counts.append(sum(programs_with(each.pool) for each in env.reset.args[0].pools))
         return built
 
     def close_and_note(pool):

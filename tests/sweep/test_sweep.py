@@ -338,7 +338,7 @@ def test_help_shows_sweep_defaults(capsys):
 
 @pytest.mark.slow
 def test_train_refuses_to_resume_group_of_sweep(swept):
-    with pytest.raises(ValueError, match=r"part of a sweep; go on with python -m jaxrl_fast.sweep --resume"):
+    with pytest.raises(ValueError, match=r"part of a sweep; use python -m jaxrl_fast.sweep --resume"):
         load.from_command_line(["--resume", str(swept.folder / "01_num_envs-2")])
 
 
