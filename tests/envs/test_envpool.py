@@ -727,7 +727,8 @@ def test_the_best_evaluation_between_saves_begins_new_games_too(tmp_path, monkey
 @pytest.mark.slow
 def test_stopped_before_its_first_checkpoint_it_begins_again(tmp_path, monkeypatch):
     """A stop between checkpoints saves nothing, for the games are those since the last one."""
-    options = SHORT | dict(algo="ppo", agent=AGENTS["ppo"], exact_resume=True, eval_every=0, save_every=480)
+    options = SHORT | dict(algo="ppo", agent=AGENTS["ppo"], exact_resume=True, eval_every=0, save_every=320)
+    options |= dict(stop_when_solved=True, solved_threshold=1e6)  # so that chunks end at records
     jaxrl_fast.fit(**options, run_dir=str(tmp_path / "whole"))
     with monkeypatch.context() as patched:
         stop_after(patched, 100)
