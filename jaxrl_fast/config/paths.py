@@ -14,5 +14,5 @@ def check_format(found: object, origin: object) -> None:
     if found != FORMAT:
         age = "a newer" if isinstance(found, int) and found > FORMAT else "an older"
         raise ValueError(
-            f"{origin}: written by {age} version of jaxrl_fast (format {found}, this is {FORMAT}); train it anew"
+            f"{origin}: written by {age} version of jaxrl_fast (format {found}, this is {FORMAT}); train it again"
         )
