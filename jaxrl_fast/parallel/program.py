@@ -16,20 +16,19 @@ If there is too little work for shards, a CPU's cores may be gradient workers of
 whole state and repeats all work, except that it computes each gradient step on its part of the rows only.
 """
 
-import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import AxisType, NamedSharding
-from jax.sharding import PartitionSpec as P
 
 from jaxrl_fast import async_rollout, loop
-from jaxrl_fast.parallel.placement import SEEDS, SHARDS, SINGLE_DEVICE, Placement
+from jaxrl_fast.parallel import partition
+from jaxrl_fast.parallel.partition import PartitionedFns, Values
+from jaxrl_fast.parallel.placement import SINGLE_DEVICE, Placement
 from jaxrl_fast.parallel.population import Varied
 from jaxrl_fast.types import Agent, Array, Env, Metrics, PyTree
 
@@ -38,9 +37,7 @@ NONFINITE_KEY = "parameters_not_finite"  # [capacity] bool among the metrics: at
 RESET_FOLD = 1_000_003  # folded into a state's key when all environments are reset
 MAX_ROWS = 2**14  # rows of metrics in a chunk, over all seeds
 
-Values = Mapping[str, Array]  # of hyperparameters: [S], or of one member []
 Make = Callable[[Values], Agent]
-Function = Callable[..., Any]
 
 
 class Program(NamedTuple):
@@ -63,17 +60,6 @@ class Program(NamedTuple):
     memory: int  # bytes on each device while training, temporary arrays included
 
 
-class PartitionedFns(NamedTuple):
-    """A program's functions over all seeds and shards, and the shardings of their arguments and results."""
-
-    init: Function
-    advance: Function
-    restart: Function
-    seeds: NamedSharding  # metrics too
-    state: NamedSharding
-    limit: NamedSharding
-
-
 def build(
     env: Env, agent: Agent, num_updates: int, placement: Placement = SINGLE_DEVICE, varied: Varied | None = None
 ) -> Program:
@@ -87,7 +73,7 @@ def build(
     capacity = min(num_updates, max(MAX_ROWS // num_seeds, 64))
     values, make = varied or ({}, lambda _: agent)
     fill = lambda x: x[np.minimum(np.arange(num_padded_seeds), num_seeds - 1)] if num_padded_seeds > num_seeds else x
-    spread, seeds = partition(env, make, capacity, placement), _seeds(num_padded_seeds)
+    spread, seeds = partitioned(env, make, capacity, placement), _seeds(num_padded_seeds)
     values = jax.device_put(jax.tree.map(fill, values), spread.seeds)
     state, limit = jax.eval_shape(spread.init, seeds, values), jax.ShapeDtypeStruct((), jnp.int32)
     compiled_init = (
@@ -105,7 +91,7 @@ def build(
         .lower(state, values, limit)
         .compile()
     )
-    learners = _learners(placement)
+    learners = partition.learners(placement)
     learner = lambda state: learners(agent.policy_state(state.agent))
     shard_state = partial(jax.tree.map, lambda x: jax.device_put(fill(x), spread.state))
     duration = time.perf_counter() - start
@@ -127,7 +113,7 @@ def shapes(
     """Return shapes and dtypes of a state of the program with the same arguments. Nothing is compiled."""
     values, make = varied or ({}, lambda _: agent)
     num_padded_seeds = placement.num_padded_seeds
-    init = partition(async_rollout.on_paper(env), make, 1, placement).init
+    init = partitioned(async_rollout.on_paper(env), make, 1, placement).init
     values = {name: jax.ShapeDtypeStruct((num_padded_seeds,), x.dtype) for name, x in values.items()}
     state: loop.TrainState = _of_seeds(jax.eval_shape(init, _seeds(num_padded_seeds), values), placement)
     return state
@@ -157,31 +143,11 @@ def abstract(env: Env, function: Callable[[Env], PyTree]) -> PyTree:
     return jax.eval_shape(jax.vmap(lambda _: function(env), axis_name=axis_name), jnp.arange(num_shards))
 
 
-def partition(env: Env, make: Callable[..., Agent], capacity: int, placement: Placement) -> PartitionedFns:
-    """Return the functions over all seeds, with equally many seeds on each group of devices, and their shardings."""
-    init: Function = partial(begin, env, make)
-    advance: Function = partial(chunk, env, make, capacity)
-    restart: Function = partial(restart_envs, env, make)
-    several, apart, num_shards = placement.num_seeds > 1, placement.sharded, placement.num_shards
-    if num_shards > 1 and not apart:
-        init = jax.vmap(init, in_axes=(None, None), axis_size=num_shards, axis_name=SHARDS)
-        advance = _first_metrics(jax.vmap(advance, in_axes=(0, None, None), axis_name=SHARDS))
-        restart = jax.vmap(restart, in_axes=(0, None), axis_name=SHARDS)
-    one_at_a_time = placement.sequential_seeds or placement.seeds_per_device == 1
-    mesh = _mesh({SEEDS: placement.num_groups} | placement.grad_axes)
-    one, seeds = P(), P(SEEDS) if several else P()
-    state = P(*seeds, placement.axis_name) if apart else seeds
-    if several:
-        init, restart = _one_by_one(init), _one_by_one(restart)
-        advance = _sequential_seeds(advance) if one_at_a_time else jax.vmap(advance, in_axes=(0, 0, None))
-    if apart:
-        init, advance, restart = _with_shard_axis(int(several), init, advance, restart)
-    if several or placement.grad_axes:
-        init = _shard_map(init, mesh, (seeds, seeds), state)
-        advance = _shard_map(advance, mesh, (state, seeds, one), (state, seeds))
-        restart = _shard_map(restart, mesh, (state, seeds), state)
-    on = partial(NamedSharding, mesh)
-    return PartitionedFns(init, advance, restart, on(seeds), on(state), on(one))
+def partitioned(env: Env, make: Make, capacity: int, placement: Placement) -> PartitionedFns:
+    """Return `begin`, `chunk` and `restart_envs` over all seeds and shards."""
+    return partition.partition(
+        partial(begin, env, make), partial(chunk, env, make, capacity), partial(restart_envs, env, make), placement
+    )
 
 
 def begin(env: Env, make: Make, seed: Array, values: Values) -> loop.TrainState:
@@ -254,106 +220,3 @@ def _of_seeds(like: PyTree, placement: Placement) -> PyTree:
     if placement.num_padded_seeds == placement.num_seeds:
         return like
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct((placement.num_seeds, *x.shape[1:]), x.dtype), like)
-
-
-def _mesh(axes: dict[str, int]) -> jax.sharding.Mesh:
-    devices = jax.local_devices()[: math.prod(axes.values())]
-    return jax.make_mesh((*axes.values(),), (*axes,), axis_types=(AxisType.Auto,) * len(axes), devices=devices)
-
-
-def _shard_map(function: Function, mesh: jax.sharding.Mesh, in_specs: Any, out_specs: Any) -> Function:
-    """Return a function that applies `function` to each device's part of the arguments.
-
-    Arrays without elements are created inside, since jaxlib 0.11 crashes if `shard_map` has them as arguments or
-    constants.
-    """
-
-    def run(*arguments: Any) -> Any:
-        leaves, structure = jax.tree.flatten(arguments)
-        specs = [spec for spec, argument in zip(in_specs, arguments) for _ in jax.tree.leaves(argument)]
-        given = [i for i, x in enumerate(leaves) if x.size]
-
-        def of_parts(*parts: Array) -> Any:
-            there = dict(zip(given, parts))
-            empty = lambda i: NamedSharding(mesh, specs[i]).shard_shape(leaves[i].shape)
-            all_parts = [there[i] if i in there else jnp.zeros(empty(i), x.dtype) for i, x in enumerate(leaves)]
-            return function(*jax.tree.unflatten(structure, all_parts))
-
-        of_given = tuple(specs[i] for i in given)
-        mapped = jax.shard_map(of_parts, mesh=mesh, in_specs=of_given, out_specs=out_specs, check_vma=False)
-        return mapped(*(leaves[i] for i in given))
-
-    return run
-
-
-def _with_shard_axis(
-    axis: int, init: Function, advance: Function, restart: Function
-) -> tuple[Function, Function, Function]:
-    """Return the three functions for states with a shard axis, of which each device has one shard."""
-    add_axis = partial(jax.tree.map, lambda x: jnp.expand_dims(x, axis))
-    drop_axis = partial(jax.tree.map, lambda x: jnp.squeeze(x, axis))
-
-    def advance_shard(state: PyTree, values: Values, num_updates: Array) -> tuple[PyTree, PyTree]:
-        state, metrics = advance(drop_axis(state), values, num_updates)
-        return add_axis(state), metrics
-
-    return (
-        lambda seed, values: add_axis(init(seed, values)),
-        advance_shard,
-        lambda state, values: add_axis(restart(drop_axis(state), values)),
-    )
-
-
-def _one_by_one(function: Function) -> Function:
-    """Apply a function to one member after another. With `vmap`, batched orthogonal matrices can deadlock JAX.
-
-    The deadlock occurred on two cores.
-    """
-    return lambda *members: jax.lax.map(lambda member: function(*member), members)
-
-
-def _sequential_seeds(advance: Function) -> Function:
-    """Compute the same as `vmap` over members, one after another, by copying each member's state out and back."""
-
-    def run(states: PyTree, values: Values, num_updates: Array) -> Any:
-        member = lambda tree, i: jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, i, keepdims=False), tree)
-        put = lambda trees, tree, i: jax.tree.map(
-            lambda xs, x: jax.lax.dynamic_update_index_in_dim(xs, x, i, axis=0), trees, tree
-        )
-
-        def body(i: Array, carry: Any) -> Any:
-            states, metrics = carry
-            state, rows = advance(member(states, i), member(values, i), num_updates)
-            return put(states, state, i), put(metrics, rows, i)
-
-        _, rows = jax.eval_shape(advance, member(states, 0), member(values, 0), num_updates)
-        num_members = len(jax.tree.leaves(states)[0])
-        metrics = jax.tree.map(lambda x: jnp.zeros((num_members, *x.shape), x.dtype), rows)
-        return jax.lax.fori_loop(0, num_members, body, (states, metrics))
-
-    return run
-
-
-def _first_metrics(advance: Function) -> Function:
-    """Return a function with the metrics of the first shard, since metrics are equal on all shards."""
-
-    def run(state: PyTree, values: Values, num_updates: Array) -> tuple[PyTree, PyTree]:
-        state, rows = advance(state, values, num_updates)
-        return state, jax.tree.map(lambda x: x[0], rows)
-
-    return run
-
-
-def _learners(placement: Placement) -> Callable[[PyTree], PyTree]:
-    """Return a function that removes padding and the shard axis. Parameters are the same bits in each shard."""
-    num_seeds, num_shards = placement.num_seeds, placement.num_shards
-    if num_seeds == 1:
-        first = lambda x: x.addressable_shards[0].data
-        return partial(jax.tree.map, (lambda x: first(x)[0]) if num_shards > 1 else first)
-    if num_shards == 1 and placement.num_padded_seeds == num_seeds:
-        return lambda learner: learner
-    of_seeds = lambda x: x[:num_seeds, 0] if num_shards > 1 else x[:num_seeds]
-    hands = max(hands for hands in range(1, jax.local_device_count() + 1) if num_seeds % hands == 0)
-    dealt = NamedSharding(_mesh({SEEDS: hands}), P(SEEDS))
-    cut = jax.jit(lambda learner: jax.tree.map(of_seeds, learner))
-    return lambda learner: jax.device_put(cut(learner), dealt)

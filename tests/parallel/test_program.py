@@ -105,7 +105,7 @@ def test_so_many_of_four_devices_are_used(num_seeds, num_shards, sequential_seed
     """In as few rounds as can be; times the shards, where a seed that takes its turn is spread over devices."""
     placement = Placement(num_seeds, num_shards, sequential_seeds)
     assert placement.num_padded_seeds == trained
-    spread = program.partition(probes.constant_reward(4), lambda _: None, 1, placement)
+    spread = program.partitioned(probes.constant_reward(4), lambda _: None, 1, placement)
     assert spread.state.num_devices == placement.num_devices == used
 
 
