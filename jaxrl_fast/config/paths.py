@@ -12,7 +12,8 @@ SWEEP_FILE, SWEEP_TABLE, SWEEP_REPORT = "sweep.yaml", "results.csv", "report.md"
 def check_format(found: object, origin: object) -> None:
     """Raise ValueError for a file that another version wrote in a format which cannot be read."""
     if found != FORMAT:
-        age = "a newer" if isinstance(found, int) and found > FORMAT else "an older"
+        is_newer = isinstance(found, int) and found > FORMAT
+        age, remedy = ("a newer", "update jaxrl_fast") if is_newer else ("an older", "train it again")
         raise ValueError(
-            f"{origin}: written by {age} version of jaxrl_fast (format {found}, this is {FORMAT}); train it again"
+            f"{origin}: written by {age} version of jaxrl_fast (format {found}, this is {FORMAT}); {remedy}"
         )

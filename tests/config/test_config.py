@@ -561,7 +561,10 @@ MISTAKES = [
         "--resume old_run",
         ["--resume old_run: written by an older version of jaxrl_fast (format 1, this is 2); train it again\n"],
     ),
-    ("--resume newer_run", ["written by a newer version of jaxrl_fast (format 3, this is 2)"]),
+    (
+        "--resume newer_run",
+        ["--resume newer_run: written by a newer version of jaxrl_fast (format 3, this is 2); update jaxrl_fast\n"],
+    ),
     ("dqn --resume a_run", ["--resume a_run: is of algorithm ppo, got dqn; leave dqn out\n"]),
 ]
 FILES = {
