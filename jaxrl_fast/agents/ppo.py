@@ -326,7 +326,8 @@ def gradient_step(
     after = optax.apply_updates(params, updates), next_optimizer
     if context.config.target_kl is not None:
         stopped |= approx_kl > 1.5 * context.config.target_kl
-        after = jax.tree.map(partial(jnp.where, stopped), (params, optimizer), after)
+        held = params, (*optimizer[:-1], next_optimizer[-1])  # the learning rate is annealed by progress, as in CleanRL
+        after = jax.tree.map(partial(jnp.where, stopped), held, after)
     return Learner(*after, stopped), (jax.tree.map(lambda x: tried * x, metrics), tried.astype(jnp.float32))
 
 

@@ -22,7 +22,7 @@ def make_optimizer(
     """Return an optimizer that clips the gradient's global norm, then applies Adam (Kingma & Ba 2015) or RAdam.
 
     A Python 0 for `max_grad_norm` disables clipping. If the learning rate is a schedule, `state[-1].count` is the
-    number of steps taken. Up to MAX_FLAT parameters are updated as one vector, with a few kernels instead of dozens.
+    number of steps so far. Up to MAX_FLAT parameters are updated as one vector, with a few kernels instead of dozens.
     This does not depend on the device, since checkpoints store the state in this form. The identity at the start of
     the chain is also kept for the form of checkpoints.
     """

@@ -345,8 +345,29 @@ def test_target_kl_ends_an_update():
         agent = ppo.make(config, env.spec, 10)
         state = jax.jit(agent.init)(jax.random.key(0))
         after, _ = jax.jit(agent.update)(state, probes.experience(env, agent, state), jax.random.key(1))
-        moved.append(int(after.optimizer[-1].count))
-    assert moved[0] == 16 and moved[1] < 4
+        moved.append(adam_steps(after.optimizer))
+        assert int(after.optimizer[-1].count) == 16
+    assert moved[0] == 16 and 1 <= moved[1] < 4
+
+
+def adam_steps(optimizer):
+    """The number of steps that Adam has taken: the count of its state, not of the schedule."""
+    return int(optimizer[2].count)
+
+
+@pytest.mark.parametrize("target_kl", [None, 3e-4])
+def test_the_learning_rate_is_annealed_to_zero_whether_or_not_updates_stop_early(target_kl):
+    """The schedule goes by progress: after update u of U it is (1 - u / U) of the first."""
+    env, num_updates = probes.best_action_of_observation(16), 20
+    config = ppo.Config(rollout_length=16, hidden_sizes=(8,), learning_rate=1e-3, target_kl=target_kl)
+    agent = ppo.make(config, env.spec, num_updates)
+    state, update = jax.jit(agent.init)(jax.random.key(0)), jax.jit(agent.update)
+    for u in range(1, num_updates + 1):
+        experience = probes.experience(env, agent, state)
+        state, metrics = update(state, experience, jax.random.key(u))
+        np.testing.assert_allclose(metrics["learning_rate"], 1e-3 * (1 - u / num_updates), rtol=1e-5, atol=1e-10)
+    stopped = adam_steps(state.optimizer) < num_updates * 16
+    assert stopped == (target_kl is not None)
 
 
 def test_metrics_are_means_over_the_gradient_steps_that_were_tried():
