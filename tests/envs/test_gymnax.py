@@ -641,6 +641,93 @@ def test_observations_have_one_dtype_that_holds_those_of_reset_and_of_step():
     np.testing.assert_array_equal(steps.obs[:, 0, 0], [2, 1, 0, 3, 2])
 
 
+class Tokens:
+    """Three tokens are taken in random order. A step is defined only while one is left: it draws until it finds it."""
+
+    default_params = Params()
+
+    def __init__(self):
+        self.left_when_stepped = []
+
+    def action_space(self, params):
+        return spaces.Discrete(2)
+
+    def reset_env(self, key, params):
+        left = jnp.ones(3, bool)
+        return left, left
+
+    def step_env(self, key, left, action, params):
+        jax.debug.callback(lambda left: self.left_when_stepped.append(int(left.sum())), left)
+        draw = lambda carry: (jax.random.fold_in(carry[0], 1), jax.random.randint(carry[0], (), 0, 3))
+        # Bounded, so that a step after the end is reported instead of waited for.
+        tries, choice = jnp.int32(0), jnp.int32(0)
+        missed = lambda carry: ~left[carry[1][1]] & (carry[0] < 1000)
+        _, (_, choice) = jax.lax.while_loop(missed, lambda c: (c[0] + 1, draw(c[1])), (tries, (key, choice)))
+        left = left.at[choice].set(False)
+        return left, left, 1.0, ~left.any(), {}
+
+    def is_truncated(self, state, params):
+        return False
+
+
+@pytest.mark.parametrize("num_envs", [1, 5])
+@pytest.mark.parametrize("num_seeds", [1, 2])
+def test_no_state_after_an_episode_is_stepped(num_envs, num_seeds):
+    source = Tokens()
+    env = envs.make(source, num_envs)
+
+    def run(key):
+        return jax.lax.scan(env.step, env.reset(key)[0], jnp.zeros((12, num_envs), jnp.int32))[1].last
+
+    last = jax.jit(jax.vmap(run))(jax.random.split(jax.random.key(0), num_seeds))
+    jax.effects_barrier()
+    np.testing.assert_array_equal(last, np.broadcast_to(np.arange(12)[:, None] % 4 == 2, last.shape))
+    assert len(source.left_when_stepped) == 12 * num_envs * num_seeds
+    assert min(source.left_when_stepped) == 1
+
+
+@pytest.mark.parametrize("options", [dict(), dict(num_seeds=2), dict(devices=2)], ids=str)
+def test_no_state_after_an_episode_is_stepped_in_training_and_evaluation(options, tmp_path):
+    source = Tokens()
+    settings = dict(num_envs=8, total_steps=512, eval_episodes=4, run_dir=str(tmp_path / "run"), devices=1) | options
+    run = jaxrl_fast.fit(algo="ppo", env=source, agent=dict(rollout_length=16, hidden_sizes=(8,)), **settings)
+    jax.effects_barrier()
+    assert run.summary["eval_return_mean"] == 3
+    assert min(source.left_when_stepped) == 1
+
+
+@pytest.mark.parametrize("steps", [9, 20])
+def test_a_number_that_becomes_real_after_several_steps_is_never_cut(steps):
+    """x becomes real one step after v does: alone, the environment sums 0, 0.25, 0.5, ... in x."""
+
+    class Moving(Countdown):
+        def reset_env(self, key, params):
+            state = {"x": 0, "v": 0, "moved": False, "far": False}
+            return self.observe(state), state
+
+        def step_env(self, key, state, action, params):
+            x, v = state["x"] + state["v"], state["v"] + 0.25
+            state = {"x": x, "v": v, "moved": state["moved"] + 1, "far": state["moved"]}
+            return self.observe(state), state, x, False, {}
+
+        def is_truncated(self, state, params):
+            return False
+
+        def observe(self, state):
+            return jnp.stack([jnp.asarray(state[name]) for name in ("x", "far")])
+
+    env = envs.make(Moving(), 1)
+    timesteps = timesteps_of(env, jnp.zeros((steps, 1), jnp.int32))
+    state, xs, far = Moving().reset_env(None, None)[1], [], []
+    for _ in range(steps):
+        _, state, *_ = Moving().step_env(None, state, 0, None)
+        xs.append(float(state["x"]))
+        far.append(float(state["far"]))
+    assert steps != 9 or xs[7] == 7.0
+    np.testing.assert_array_equal(timesteps.reward[:, 0], xs)
+    np.testing.assert_array_equal(timesteps.obs[:, 0], np.transpose([xs, far]))
+
+
 def test_a_wrapper_whose_step_would_be_passed_over_is_refused():
     wrapped = FlattenObservationWrapper(envs.make("Catch-bsuite", 1).step.args[0].env)
     with pytest.raises(ValueError, match=r"lacks .*step_env.* of gymnax's interface"):

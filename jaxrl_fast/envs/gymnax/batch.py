@@ -101,12 +101,16 @@ def reset(single: Single, key: Key) -> tuple[State, TimeStep]:
 
 
 def step(single: Single, state: State, action: jax.Array) -> tuple[State, TimeStep]:
-    """Step all N environments; those whose last step ended an episode reset."""
+    """Step all N environments; those whose last step ended an episode reset.
+
+    An environment that resets is stepped too, from the start of its next episode, and the result is discarded:
+    `step_env` need not be defined on the state after an episode's end.
+    """
     spaces.check_action(single.spec, action)
-    keys = step_keys(state)
-    env_state, timestep = jax.vmap(functools.partial(step_one, single))(keys, state.env, action)
     begins = state.last
     resets = refill(single, jax.random.key_impl(state.key), state.resets, begins)
+    running = _where(begins, resets.episode.env, state.env)
+    env_state, timestep = jax.vmap(functools.partial(step_one, single))(step_keys(state), running, action)
     current = Episode(env_state, timestep.obs, jax.random.key_data(state.key))
     episode = _where(begins, resets.episode, current)
     timestep = TimeStep(
