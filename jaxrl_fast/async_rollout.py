@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from jaxrl_fast.rollout import Actors, Policy, as_rollout, follow, policy_input, reset, scores_of
 from jaxrl_fast.types import Agent, Array, AsyncPools, Decision, Env, Key, Metrics, PyTree, Rollout
+from jaxrl_fast.utils.random import key_of_seed
 
 
 class PendingStep(NamedTuple):
@@ -35,7 +36,7 @@ def on_paper(env: Env) -> Env:
     if not env.pools:
         return env
     each = env.spec.num_envs // env.pools.num
-    answer = lambda: jax.tree.map(lambda x: x[:each], env.reset(jax.random.key(0))[1])
+    answer = lambda: jax.tree.map(lambda x: x[:each], env.reset(key_of_seed(0))[1])
     pools = env.pools._replace(send=lambda i, state, action: state, receive=lambda i, state: (state, answer()))
     return env._replace(pools=pools)
 

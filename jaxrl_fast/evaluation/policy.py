@@ -13,6 +13,7 @@ from jaxrl_fast.config.options import Options
 from jaxrl_fast.config.settings import Settings
 from jaxrl_fast.evaluation.saved_run import Which, open_env, read_run, select_seed
 from jaxrl_fast.types import Agent, Array, Env, EnvSpec, Key, PolicyInput, PyTree
+from jaxrl_fast.utils.random import key_of_seed
 
 
 class Trained(NamedTuple):
@@ -123,7 +124,7 @@ def _fits(x: np.ndarray, like: jax.ShapeDtypeStruct) -> bool:
 def greedy(agent: Agent, state: PyTree, obs: PyTree) -> Array:
     """Return deterministic actions [B, ...] for observations [B, ...]."""
     num_obs = jax.tree.leaves(obs)[0].shape[0]
-    noise = jax.tree.map(lambda x: x[0], agent.sample_noise(jax.random.key(0), 1, num_obs))
+    noise = jax.tree.map(lambda x: x[0], agent.sample_noise(key_of_seed(0), 1, num_obs))
     return agent.exploit(state, PolicyInput(obs), (), noise).action
 
 

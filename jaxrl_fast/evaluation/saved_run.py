@@ -22,6 +22,7 @@ from jaxrl_fast.training import build
 from jaxrl_fast.types import Agent, Env, Parallelism, PyTree
 from jaxrl_fast.utils import warnings
 from jaxrl_fast.utils.parsing import parse_float
+from jaxrl_fast.utils.random import key_of_seed
 
 Which = Literal["best", "last"]
 
@@ -174,14 +175,14 @@ def _agent(settings: Settings, env: Env, num_shards: int) -> Agent:
 
 def _unneeded(agent: Agent) -> checkpoint.Unneeded:
     """Return a predicate on the names of a checkpoint's arrays: whether acting does not need the array."""
-    needed = checkpoint.names({"agent": agent.policy_state(jax.eval_shape(agent.init, jax.random.key(0)))})
+    needed = checkpoint.names({"agent": agent.policy_state(jax.eval_shape(agent.init, key_of_seed(0)))})
     return lambda name: name not in needed
 
 
 def _learners(agent: Agent, saved: checkpoint.Checkpoint, num_seeds: int, num_shards: int) -> PyTree:
     """Return the agent's state in a checkpoint, without the shard axis and with a seed axis if there are several."""
     axes = (num_seeds,) * (num_seeds > 1) + (num_shards,) * (num_shards > 1)
-    one = jax.eval_shape(agent.init, jax.random.key(0))
+    one = jax.eval_shape(agent.init, key_of_seed(0))
     like = {"agent": jax.tree.map(lambda x: jax.ShapeDtypeStruct((*axes, *x.shape), x.dtype), one)}
     kinds = {name: kind for name, kind in saved.manifest["arrays"].items() if name.startswith("agent/")}
     saved = saved._replace(manifest=saved.manifest | {"arrays": kinds})

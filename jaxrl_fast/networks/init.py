@@ -7,6 +7,7 @@ import numpy as np
 from jax import Array
 
 from jaxrl_fast.types import Key, PyTree
+from jaxrl_fast.utils.random import key_of_seed
 
 
 def init_params(module: nn.Module, obs: PyTree, key: Key) -> PyTree:
@@ -27,7 +28,7 @@ def init_params(module: nn.Module, obs: PyTree, key: Key) -> PyTree:
 
 def layer_noise(module: nn.Module, obs: PyTree, key: Key, shape: tuple[int, ...]) -> PyTree:
     """Return normal noise [*shape, K] for each noisy layer, from one draw; () if no layer is noisy."""
-    needed = jax.eval_shape(lambda: module.lazy_init(jax.random.key(0), obs)).get("noise", ())
+    needed = jax.eval_shape(lambda: module.lazy_init(key_of_seed(0), obs)).get("noise", ())
     leaves, structure = jax.tree.flatten(needed)
     sizes = [leaf.size for leaf in leaves]
     parts = jnp.split(jax.random.normal(key, (*shape, sum(sizes))), np.cumsum(sizes)[:-1], axis=-1) if sizes else []

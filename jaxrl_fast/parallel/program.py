@@ -31,6 +31,7 @@ from jaxrl_fast.parallel.partition import PartitionedFns, Values
 from jaxrl_fast.parallel.placement import SINGLE_DEVICE, Placement
 from jaxrl_fast.parallel.population import Varied
 from jaxrl_fast.types import Agent, Array, Env, Metrics, PyTree
+from jaxrl_fast.utils.random import key_of_seed
 
 PARAMETERS = "params"  # part of the names of the arrays in an agent's state that must stay finite
 NONFINITE_KEY = "parameters_not_finite"  # [capacity] bool among the metrics: at the end of the chunk
@@ -121,7 +122,7 @@ def shapes(
 
 def shapes_of_update(env: Env, agent: Agent) -> tuple[PyTree, Any]:
     """Return shapes and dtypes of an agent's state, and of the result of an update. Nothing is compiled."""
-    key = jax.random.key(0)
+    key = key_of_seed(0)
 
     def run(env: Env) -> tuple[PyTree, Any]:
         state = loop.init(env, agent, key)
@@ -152,7 +153,7 @@ def partitioned(env: Env, make: Make, capacity: int, placement: Placement) -> Pa
 
 def begin(env: Env, make: Make, seed: Array, values: Values) -> loop.TrainState:
     """Return the state before training, from a seed [] and a member's hyperparameters."""
-    return loop.init(env, make(values), jax.random.key(seed))
+    return loop.init(env, make(values), key_of_seed(seed))
 
 
 def restart_envs(env: Env, make: Make, state: loop.TrainState, values: Values) -> loop.TrainState:

@@ -13,6 +13,7 @@ from jaxrl_fast import rollout
 from jaxrl_fast.metrics import statistics, window
 from jaxrl_fast.parallel.population import Varied
 from jaxrl_fast.types import Agent, Array, Env, Key, PyTree
+from jaxrl_fast.utils.random import key_of_seed
 
 BLOCK = 64  # steps between checks whether all episodes have ended
 MAX_STEPS = window.MAX_STEPS  # of an episode
@@ -51,7 +52,7 @@ def evaluate_policy(
 
 def keys_of(seed: Array, index: Array) -> Key:
     """Return the PRNG keys of a seed's evaluation number `index`, for resets and for actions. [2]"""
-    return jax.random.split(jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), EVAL_FOLD), index))
+    return jax.random.split(jax.random.fold_in(jax.random.fold_in(key_of_seed(seed), EVAL_FOLD), index))
 
 
 def start(env: Env, agent: Agent, num_episodes: int, key_reset: Key) -> EvalState:
@@ -119,7 +120,7 @@ class Frame(NamedTuple):
 
 def stream_episodes(env: Env, agent: Agent, state: PyTree, seed: int) -> Iterator[Frame]:
     """Yield every frame of one environment under `exploit`, for an unlimited number of episodes."""
-    key_reset, key = jax.random.split(jax.random.fold_in(jax.random.key(seed), EVAL_FOLD))
+    key_reset, key = jax.random.split(jax.random.fold_in(key_of_seed(seed), EVAL_FOLD))
 
     @jax.jit
     def next_frame(state, actors, time):

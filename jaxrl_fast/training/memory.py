@@ -10,6 +10,7 @@ from jaxrl_fast.parallel import program
 from jaxrl_fast.parallel.placement import SINGLE_DEVICE, Placement
 from jaxrl_fast.types import Agent, Env, PyTree
 from jaxrl_fast.utils.memory import format_bytes, free_bytes, nbytes
+from jaxrl_fast.utils.random import key_of_seed
 
 
 class MemoryEstimate(NamedTuple):
@@ -35,7 +36,7 @@ class MemoryEstimate(NamedTuple):
 
 def estimate(env: Env, agent: Agent, placement: Placement = SINGLE_DEVICE) -> MemoryEstimate:
     """Return the memory of all seeds on all devices of a placement. Nothing is compiled."""
-    state = program.abstract(env, lambda env: loop.init(env, agent, jax.random.key(0)))
+    state = program.abstract(env, lambda env: loop.init(env, agent, key_of_seed(0)))
     parameters = nbytes(agent.policy_state(state.agent))
     of_replay = nbytes(state.agent) - parameters
     copies = 2 if jax.local_devices()[0].platform == "cpu" else 1
@@ -49,8 +50,8 @@ def rollout_bytes(env: Env, agent: Agent) -> int:
     """Return the least bytes of an update of one seed: its rollout, and a copy of the rollout as minibatches."""
 
     def act(env: Env) -> PyTree:
-        state = loop.init(env, agent, jax.random.key(0))
-        return loop.act(env, agent, state.agent, state.actors, jax.random.key(0))[1]
+        state = loop.init(env, agent, key_of_seed(0))
+        return loop.act(env, agent, state.agent, state.actors, key_of_seed(0))[1]
 
     return 2 * nbytes(program.abstract(env, act))
 

@@ -1,17 +1,18 @@
 """program: where shards and seeds lie changes nothing that they compute."""
 
-from functools import cache
+from functools import cache, partial
 from operator import itemgetter
 
 import jax
 import numpy as np
 import pytest
 
+from jaxrl_fast import envs
 from jaxrl_fast.agents import ppo
 from jaxrl_fast.config import load
 from jaxrl_fast.parallel import program
 from jaxrl_fast.parallel.placement import SHARDS, Placement
-from jaxrl_fast.training import plan
+from jaxrl_fast.training import evaluator, plan
 from jaxrl_fast.types import Parallelism
 from tests.helpers import probes, slow
 
@@ -53,6 +54,26 @@ def test_a_seed_of_a_batch_is_its_single_run(num_shards, num_seeds, sequential_s
     batch = run(build(num_seeds, num_shards, sequential_seeds=sequential_seeds), [*range(3, 3 + num_seeds)])
     for i in range(num_seeds):
         close(jax.tree.map(itemgetter(i), batch), run(build(1, num_shards), 3 + i))
+
+
+@pytest.mark.parametrize("implementation", ["rbg", "unsafe_rbg"])
+def test_the_default_key_implementation_changes_nothing(implementation):
+    """With rbg keys, vmap would begin all environments alike, and train a seed of a batch otherwise than alone."""
+    env = envs.make("CartPole-v1", 16)
+    agent = ppo.make(ppo.Config(rollout_length=8, hidden_sizes=(8,)), env.spec, NUM_UPDATES)
+
+    def begin():
+        return jax.jit(jax.vmap(partial(program.begin, env, lambda _: agent), (0, None)))(np.arange(3), {})
+
+    expected = begin()
+    with jax.default_prng_impl(implementation):
+        found = begin()
+        evaluated = jax.random.key_impl(evaluator.keys_of(0, 0))
+    assert evaluated == jax.random.key_impl(jax.random.key(0, impl="threefry2x32"))
+    np.testing.assert_array_equal(jax.random.key_data(found.key), jax.random.key_data(expected.key))
+    obs = found.actors.timestep.obs
+    np.testing.assert_array_equal(obs, expected.actors.timestep.obs)
+    assert len(np.unique(obs.reshape(-1, 4), axis=0)) == 3 * 16
 
 
 @pytest.mark.parametrize(("num_seeds", "num_shards"), [slow(1, 2), (3, 1)])

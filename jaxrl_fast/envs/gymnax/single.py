@@ -17,6 +17,7 @@ from jaxrl_fast import types
 from jaxrl_fast.envs.spaces import readable, to_env_action, true_bounds
 from jaxrl_fast.types import EnvSpec, Key, PyTree, TimeStep
 from jaxrl_fast.utils.errors import where, why
+from jaxrl_fast.utils.random import key_of_seed
 
 
 class Single(NamedTuple):
@@ -35,13 +36,18 @@ def traced(env_id: str, env: Any, params: Any, num_envs: int) -> Single:
     action, bounds = _action(env_id, _try(env_id, env.action_space, params))
     spec = EnvSpec(env_id, None, action, num_envs)  # type: ignore[arg-type]  # obs is traced below
     single = Single(env, params, _observation_space(env, params), None, bounds, spec)
-    key = jax.eval_shape(lambda: jax.random.key(0))
+    key = jax.eval_shape(lambda: key_of_seed(0))
     one_action = jax.ShapeDtypeStruct(getattr(action, "shape", ()), jnp.float32 if bounds else jnp.int32)
     obs, state = _try(env_id, jax.eval_shape, functools.partial(_raw_reset, single), key)
-    traced = _try(env_id, jax.eval_shape, functools.partial(_raw_step, single), key, state, one_action)
-    next_obs, next_state, scalars = traced
-    _check_same(env_id, "state", state, next_state)
-    _check_same(env_id, "observation", obs, next_obs)
+    while True:  # until no step widens a dtype: a state may become float only after several steps
+        step = functools.partial(_raw_step, single)
+        next_obs, next_state, scalars = _try(env_id, jax.eval_shape, step, key, state, one_action)
+        _check_same(env_id, "state", state, next_state)
+        _check_same(env_id, "observation", obs, next_obs)
+        joined = [jax.tree.map(_joined, *both) for both in ((state, next_state), (obs, next_obs))]
+        if joined == [state, obs]:
+            break
+        state, obs = joined
     for name, value in scalars.items():
         if value.size != 1:
             raise ValueError(f"{env_id}: its {name} must be one number, got shape {value.shape}")
@@ -50,7 +56,6 @@ def traced(env_id: str, env: Any, params: Any, num_envs: int) -> Single:
     for part in jax.tree.leaves(obs):
         if not part.size:
             raise ValueError(f"{env_id}: a part of its observation is empty, got shape {part.shape}")
-    state, obs = (jax.tree.map(_joined, *both) for both in ((state, next_state), (obs, next_obs)))
     return single._replace(state=state, spec=spec._replace(obs=obs))
 
 

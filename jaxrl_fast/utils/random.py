@@ -1,0 +1,14 @@
+"""Make PRNG keys from seeds."""
+
+import jax
+
+from jaxrl_fast.types import Array, Key
+
+
+def key_of_seed(seed: int | Array) -> Key:
+    """Return a threefry key, whatever `jax_default_prng_impl` says.
+
+    With `rbg` keys, `vmap` draws the numbers of all environments and seeds from the first key of a batch, so that
+    environments begin alike and a seed in a batch is not the same training as that seed alone.
+    """
+    return jax.random.key(seed, impl="threefry2x32")
