@@ -69,6 +69,9 @@ class Task:
     protocol: Literal["", "dqn2015", "machado2018"] = option(
         "", "Atari's evaluation protocol: dqn2015 (the default there; life loss) or machado2018 (sticky actions)."
     )
+    time_limit_terminates: bool = option(
+        False, "Treat the time limit as the end of the task: do not bootstrap from the state where it cuts an episode."
+    )
     num_envs: int = option(
         4,
         "Number of parallel environments. auto picks the best throughput on this machine. Larger values usually need "

@@ -10,7 +10,7 @@ import jax
 from jaxrl_fast import async_rollout, envs
 from jaxrl_fast.config.options import Options
 from jaxrl_fast.config.settings import Settings
-from jaxrl_fast.envs import sharded
+from jaxrl_fast.envs import sharded, time_limit
 from jaxrl_fast.kernels.build import enabled
 from jaxrl_fast.networks import torso
 from jaxrl_fast.parallel.placement import Placement, max_grad_workers
@@ -40,6 +40,7 @@ def build(
     options = settings.options
     config = host_env_config(options, TRAINING, done)
     env = envs.make(options.env, options.num_envs, config, **options.env_options)
+    env = time_limit.terminating(env) if options.time_limit_terminates else env
     settings = _with_protocol(settings, env)
     placement = choose_placement(settings, algorithm, env, before)
     env = _shard(env, settings.options, placement, done)

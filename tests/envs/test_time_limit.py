@@ -1,0 +1,81 @@
+"""A time limit that is the task's end: discount 0 wherever an episode is cut, and nothing else changes."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxrl_fast import envs
+from jaxrl_fast.agents import ppo
+from jaxrl_fast.config import load
+from jaxrl_fast.envs import time_limit
+from jaxrl_fast.training import build
+from jaxrl_fast.types import HostEnvConfig
+from tests.helpers import probes
+
+T = 24
+
+
+def play(env):
+    """T time steps of action 0."""
+    actions = jnp.zeros((T, env.spec.num_envs), jnp.int32)
+    run = lambda key: jax.lax.scan(env.step, env.reset(key)[0], actions)[1]
+    return jax.device_get(jax.jit(run)(jax.random.key(0)))
+
+
+def assert_only_ends_differ(plain, terminating):
+    np.testing.assert_array_equal(terminating.discount, np.where(plain.last, 0, plain.discount))
+    assert (plain.last & (plain.discount == 1)).any()
+    for name in ("obs", "reward", "last"):
+        np.testing.assert_array_equal(getattr(terminating, name), getattr(plain, name))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        partial(envs.make, "CartPole-v1", max_steps_in_episode=5),
+        lambda num_envs: envs.make("CartPole-v1", 1, max_steps_in_episode=5).resize(num_envs, HostEnvConfig()),
+        partial(envs.make, "envpool/CartPole-v1", max_episode_steps=5),
+    ],
+    ids=["gymnax", "resized", "envpool"],
+)
+def test_a_truncation_is_a_termination(make):
+    plain, terminating = make(3), time_limit.terminating(make(3))
+    assert_only_ends_differ(play(plain), play(terminating))
+
+
+def test_it_stays_when_the_number_of_environments_changes():
+    env = time_limit.terminating(envs.make("CartPole-v1", 2, max_steps_in_episode=5))
+    steps = play(env.resize(7, HostEnvConfig()))
+    assert steps.last.shape == (T, 7)
+    np.testing.assert_array_equal(steps.discount, 1 - steps.last)
+
+
+def test_pools_report_it_too():
+    env = time_limit.terminating(probes.pooled(probes.constant_reward(4)))  # truncated after 10 steps
+
+    @jax.jit
+    def run(key):
+        def step(state, _):
+            state, timestep = env.pools.receive(0, env.pools.send(0, state, jnp.zeros(4, jnp.int32)))
+            return state, timestep
+
+        return jax.lax.scan(step, env.reset(key)[0], length=T)[1]
+
+    steps = run(jax.random.key(0))
+    assert steps.last.any()
+    np.testing.assert_array_equal(steps.discount, 1 - steps.last)
+
+
+@pytest.mark.parametrize("option", ["", "--time-limit-terminates"])
+def test_the_option_decides_for_training_and_for_every_shard(option):
+    """CartPole of 5 steps is always cut: no episode is terminated by a fall."""
+    line = f"ppo --env CartPole-v1 --env-option max_steps_in_episode=5 --num-envs 8 --devices 2 {option}"
+    settings = load.from_command_line(line.split())
+    _, env, _, placement = build.build(settings, ppo, 10)
+    assert placement.num_shards == 2
+    steps = play(env)
+    assert steps.last.any()
+    np.testing.assert_array_equal(steps.discount, 1 - steps.last if option else 1)
