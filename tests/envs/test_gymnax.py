@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from gymnax.environments import spaces
 from gymnax.wrappers.purerl import FlattenObservationWrapper
+from jax.experimental import io_callback
 
 import jaxrl_fast
 from jaxrl_fast import envs
@@ -622,6 +623,107 @@ def test_a_strange_environment_is_refused_before_it_is_compiled(strange, says):
     with pytest.raises(ValueError, match=rf":Countdown: .*{says}") as refusal:
         envs.make(Countdown(strange=strange), N)
     assert "\n" not in str(refusal.value)
+
+
+def step_with(**changes):
+    """A class like Countdown whose step returns other values: of the parts obs, state, reward, terminated and info."""
+
+    class Changed(Countdown):
+        def step_env(self, key, state, action, params):
+            names = ("obs", "state", "reward", "terminated", "info")
+            parts = dict(zip(names, super().step_env(key, state, action, params)))
+            return tuple((parts | {name: change(parts[name]) for name, change in changes.items()}).values())
+
+    return Changed
+
+
+class NoReturn(Countdown):
+    def step_env(self, key, state, action, params):
+        pass
+
+
+class NoStart(Countdown):
+    def reset_env(self, key, params):
+        pass
+
+
+class NoLimit(Countdown):
+    def is_truncated(self, state, params):
+        pass
+
+
+class Lists(Countdown):
+    """A list after reset, a tuple after step."""
+
+    def reset_env(self, key, params):
+        return jnp.zeros(2), [jnp.zeros(2), 0]
+
+    def step_env(self, key, state, action, params):
+        return jnp.zeros(2), tuple(state), 0.0, False, {}
+
+    def is_truncated(self, state, params):
+        return False
+
+
+class Remembers(Countdown):
+    """Its position is an attribute and not in the state."""
+
+    def step_env(self, key, state, action, params):
+        self.position = action
+        return super().step_env(key, state, action, params)
+
+
+class Counts(Countdown):
+    """Its clock is an attribute and not in the state."""
+
+    def reset_env(self, key, params):
+        self.time = 0
+        return super().reset_env(key, params)
+
+    def step_env(self, key, state, action, params):
+        self.time += 1
+        return super().step_env(key, state, action, params)
+
+
+class Defaults(Countdown):
+    @property
+    def default_params(self):
+        raise OSError("no file")
+
+
+def ordered(obs):
+    return io_callback(lambda x: x, jax.ShapeDtypeStruct((), jnp.int32), obs, ordered=True)
+
+
+def not_vmapped(obs):
+    return jax.pure_callback(lambda x: x, jax.ShapeDtypeStruct((), jnp.int32), obs)
+
+
+@pytest.mark.parametrize(
+    "source, says",
+    [
+        (step_with(reward=lambda x: None), "its reward must be one number, got None; return it"),
+        (step_with(reward=lambda x: (x, x)), "its reward must be one number, got a tuple"),
+        (step_with(reward=lambda x: "1"), "its reward must be one number, got a str"),
+        (step_with(reward=lambda x: x + 1j), "its reward must be a real number, got complex64"),
+        (step_with(terminated=lambda x: None), "its terminated must be one number, got None; return it"),
+        (step_with(terminated=lambda x: jnp.array([x, x])), "its terminated must be one number, got shape (2,)"),
+        (NoLimit, "its is_truncated must be one number, got None; return it"),
+        (NoReturn, "step_env must return (obs, state, reward, terminated, info), got None; return it"),
+        (NoStart, "reset_env must return (obs, state), got None; return it"),
+        (Lists, "the containers of its state must not change, got [*, *] after reset and (*, *) after step"),
+        (step_with(obs=ordered), "tracing it failed with ValueError: Cannot"),
+        (step_with(obs=not_vmapped), "tracing it failed with NotImplementedError: "),
+        (Remembers, "its attribute position changes in reset_env or step_env; keep it in the state"),
+        (Counts, "its attribute time changes in reset_env or step_env; keep it in the state"),
+        (Defaults, "its default_params failed with OSError: no file (test_gymnax.py:"),
+    ],
+)
+def test_what_an_environment_must_not_return_is_told_in_one_line(source, says):
+    with pytest.raises(ValueError) as refusal:
+        envs.make(source, N)
+    assert "\n" not in str(refusal.value)
+    assert says in str(refusal.value), refusal.value
 
 
 def test_where_an_environment_of_ones_own_fails_is_told():

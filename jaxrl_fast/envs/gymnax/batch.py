@@ -17,7 +17,7 @@ from jaxrl_fast.envs import spaces
 from jaxrl_fast.envs.gymnax.single import Single, reset_one, step_one, traced
 from jaxrl_fast.types import Env, HostEnvConfig, Key, PyTree, TimeStep
 from jaxrl_fast.utils import importing
-from jaxrl_fast.utils.errors import why
+from jaxrl_fast.utils.errors import where, why
 
 REQUIRED_ATTRIBUTES = ("default_params", "reset_env", "step_env", "is_truncated", "action_space")
 UNSUPPORTED = {"MNISTBandit-bsuite": "it downloads its images from the internet when it is made"}
@@ -72,7 +72,7 @@ def adapt(
     env = _call(env_id, construct or source, given) if _is_factory(source) else source
     env, params = env if isinstance(env, tuple) else (env, None)
     _check_interface(env_id, env)
-    params = env.default_params if params is None else params
+    params = _default_params(env_id, env) if params is None else params
     rest = {name: value for name, value in options.items() if name not in given}
     params = _with_options(env_id, params, rest, arguments)
     return batch(traced(env_id, env, params, num_envs), num_envs)
@@ -227,6 +227,13 @@ def _call(env_id: str, construct: Callable[..., Any], arguments: Mapping[str, An
         missing = isinstance(error, TypeError) and " missing " in str(error)
         hint = "; give it as an option of the environment" if missing else ""
         raise ValueError(f"{env_id} cannot be made{given and ' with '}{given}: {why(error)}{hint}") from error
+
+
+def _default_params(env_id: str, env: Any) -> Any:
+    try:
+        return env.default_params
+    except Exception as error:  # of any kind
+        raise ValueError(f"{env_id}: its default_params failed with {why(error)}{where(error)}") from error
 
 
 def _with_options(env_id: str, params: Any, options: Mapping[str, Any], arguments: Mapping[str, Any]) -> Any:

@@ -38,24 +38,22 @@ def traced(env_id: str, env: Any, params: Any, num_envs: int) -> Single:
     single = Single(env, params, _observation_space(env, params), None, bounds, spec)
     key = jax.eval_shape(lambda: key_of_seed(0))
     one_action = jax.ShapeDtypeStruct(getattr(action, "shape", ()), jnp.float32 if bounds else jnp.int32)
-    obs, state = _try(env_id, jax.eval_shape, functools.partial(_raw_reset, single), key)
+    obs, state = _shapes(env_id, functools.partial(_raw_reset, single), key)
+    before = _attributes(env)
     while True:  # until no step widens a dtype: a state may become float only after several steps
-        step = functools.partial(_raw_step, single)
-        next_obs, next_state, scalars = _try(env_id, jax.eval_shape, step, key, state, one_action)
+        next_obs, next_state = _shapes(env_id, functools.partial(_raw_step, single), key, state, one_action)
         _check_same(env_id, "state", state, next_state)
         _check_same(env_id, "observation", obs, next_obs)
         joined = [jax.tree.map(_joined, *both) for both in ((state, next_state), (obs, next_obs))]
         if joined == [state, obs]:
             break
         state, obs = joined
-    for name, value in scalars.items():
-        if value.size != 1:
-            raise ValueError(f"{env_id}: its {name} must be one number, got shape {value.shape}")
     if not jax.tree.leaves(obs):
         raise ValueError(f"{env_id}: its observation is empty, got {obs}")
     for part in jax.tree.leaves(obs):
         if not part.size:
             raise ValueError(f"{env_id}: a part of its observation is empty, got shape {part.shape}")
+    _check_attributes(env_id, before, _attributes(env))
     return single._replace(state=state, spec=spec._replace(obs=obs))
 
 
@@ -126,26 +124,65 @@ def _strong_leaf(aval: jax.ShapeDtypeStruct, x: jax.Array) -> jax.Array:
     return x if is_key else jax.lax.convert_element_type(x, aval.dtype)
 
 
+class _Unusable(ValueError):
+    """An environment returns what it must not."""
+
+
 def _try(env_id: str, function: Callable[..., Any], *arguments: Any) -> Any:
     try:
         return function(*arguments)
+    except _Unusable as error:
+        raise ValueError(f"{env_id}: {error}") from None
     except Exception as error:  # of any kind
         raise ValueError(f"{env_id}: tracing it failed with {why(error)}{where(error)}") from error
 
 
+def _shapes(env_id: str, function: Callable[..., Any], *arguments: PyTree) -> Any:
+    """Return shapes and dtypes of a function's result, without weak types, traced under `vmap` as training does it."""
+    batched = lambda x: jax.ShapeDtypeStruct((2, *x.shape), x.dtype)
+    result = _try(env_id, jax.eval_shape, jax.vmap(function), *jax.tree.map(batched, arguments))
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), result)
+
+
 def _raw_reset(single: Single, key: Key) -> tuple[PyTree, PyTree]:
-    obs, state = single.env.reset_env(key, single.params)
+    outcome = single.env.reset_env(key, single.params)
+    _check_length("reset_env", outcome, "(obs, state)", 2)
+    obs, state = outcome
     return encode(single, obs), state
 
 
-def _raw_step(single: Single, key: Key, state: PyTree, action: jax.Array) -> tuple[PyTree, PyTree, dict[str, Any]]:
+def _raw_step(single: Single, key: Key, state: PyTree, action: jax.Array) -> tuple[PyTree, PyTree]:
     outcome = single.env.step_env(key, state, to_env_action(single.spec, single.bounds, action), single.params)
-    if len(outcome) != 5:
-        raise ValueError(f"step_env must return (obs, state, reward, terminated, info), got {len(outcome)} values")
+    _check_length("step_env", outcome, "(obs, state, reward, terminated, info)", 5)
     obs, state, reward, terminated, _ = outcome
     truncated = single.env.is_truncated(state, single.params)
-    scalars = {"reward": reward, "terminated": terminated, "truncated": truncated}
-    return encode(single, obs), state, jax.tree.map(jnp.asarray, scalars)
+    for name, value in {"reward": reward, "terminated": terminated, "is_truncated": truncated}.items():
+        _check_scalar(name, value)
+    return encode(single, obs), state
+
+
+def _check_length(function: str, outcome: Any, expected: str, length: int) -> None:
+    if not isinstance(outcome, tuple | list) or len(outcome) != length:
+        got = f"{len(outcome)} values" if isinstance(outcome, tuple | list) else _type_of(outcome)
+        raise _Unusable(f"{function} must return {expected}, got {got}")
+
+
+def _check_scalar(name: str, value: Any) -> None:
+    """Raise _Unusable unless a reward or an episode's end is one real number."""
+    is_array = hasattr(value, "dtype") or isinstance(value, bool | int | float | complex)
+    if not is_array:
+        raise _Unusable(f"its {name} must be one number, got {_type_of(value)}")
+    value = jnp.asarray(value)
+    if value.size != 1:
+        raise _Unusable(f"its {name} must be one number, got shape {value.shape}")
+    if not (
+        value.dtype == bool or jnp.issubdtype(value.dtype, jnp.integer) or jnp.issubdtype(value.dtype, jnp.floating)
+    ):
+        raise _Unusable(f"its {name} must be a real number, got {value.dtype}")
+
+
+def _type_of(value: Any) -> str:
+    return "None; return it" if value is None else f"a {type(value).__name__}"
 
 
 def _joined(a: jax.ShapeDtypeStruct, b: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
@@ -164,6 +201,30 @@ def _check_same(env_id: str, what: str, first: PyTree, after: PyTree) -> None:
         if leaf.shape != at_step[name].shape:
             shapes = f"{leaf.shape} after reset and {at_step[name].shape} after step"
             raise ValueError(f"{env_id}: the shape of its {name} must not change, got {shapes}")
+    containers = [_containers(tree) for tree in (first, after)]
+    if containers[0] != containers[1]:
+        got = f"{containers[0]} after reset and {containers[1]} after step"
+        raise ValueError(f"{env_id}: the containers of its {what} must not change, got {got}")
+
+
+def _attributes(env: Any) -> dict[str, Any]:
+    """Return the attributes of an environment that are numbers, or hold values of a trace."""
+    is_traced = lambda value: any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(value))
+    attributes = getattr(env, "__dict__", {})
+    return {name: x for name, x in attributes.items() if isinstance(x, bool | int | float) or is_traced(x)}
+
+
+def _check_attributes(env_id: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
+    """Raise ValueError if a step has changed the environment itself, which compiled steps would not do."""
+    for name, value in after.items():
+        is_number = isinstance(value, bool | int | float)
+        if not is_number or name in before and before[name] is not value and before[name] != value:
+            raise ValueError(f"{env_id}: its attribute {name} changes in reset_env or step_env; keep it in the state")
+
+
+def _containers(tree: PyTree) -> str:
+    """Return the structure of a tree as text, such as {'x': *, 'y': (*, *)}."""
+    return str(jax.tree.structure(tree)).removeprefix("PyTreeDef(").removesuffix(")")
 
 
 def _named_leaves(what: str, tree: PyTree) -> list[tuple[str, Any]]:
