@@ -32,6 +32,7 @@ from jaxrl_fast.parallel.placement import SINGLE_DEVICE, Placement
 from jaxrl_fast.parallel.population import Varied
 from jaxrl_fast.types import Agent, Array, Env, Metrics, PyTree
 from jaxrl_fast.utils.random import key_of_seed
+from jaxrl_fast.utils.signals import interruptible
 
 PARAMETERS = "params"  # part of the names of the arrays in an agent's state that must stay finite
 NONFINITE_KEY = "parameters_not_finite"  # [capacity] bool among the metrics: at the end of the chunk
@@ -77,21 +78,15 @@ def build(
     spread, seeds = partitioned(env, make, capacity, placement), _seeds(num_padded_seeds)
     values = jax.device_put(jax.tree.map(fill, values), spread.seeds)
     state, limit = jax.eval_shape(spread.init, seeds, values), jax.ShapeDtypeStruct((), jnp.int32)
-    compiled_init = (
-        jax.jit(spread.init, in_shardings=(spread.seeds, spread.seeds), out_shardings=spread.state)
-        .lower(seeds, values)
-        .compile()
+    init = jax.jit(spread.init, in_shardings=(spread.seeds, spread.seeds), out_shardings=spread.state)
+    compiled_init = interruptible(init.lower(seeds, values).compile)
+    advance = jax.jit(
+        spread.advance,
+        in_shardings=(spread.state, spread.seeds, spread.limit),
+        out_shardings=(spread.state, spread.seeds),
+        donate_argnums=0,
     )
-    compiled_chunk = (
-        jax.jit(
-            spread.advance,
-            in_shardings=(spread.state, spread.seeds, spread.limit),
-            out_shardings=(spread.state, spread.seeds),
-            donate_argnums=0,
-        )
-        .lower(state, values, limit)
-        .compile()
-    )
+    compiled_chunk = interruptible(advance.lower(state, values, limit).compile)
     learners = partition.learners(placement)
     learner = lambda state: learners(agent.policy_state(state.agent))
     shard_state = partial(jax.tree.map, lambda x: jax.device_put(fill(x), spread.state))

@@ -9,6 +9,7 @@ import numpy as np
 
 from jaxrl_fast import loop
 from jaxrl_fast.parallel.program import NONFINITE_KEY, Program
+from jaxrl_fast.utils.signals import interruptible
 
 CHUNK_S = 0.5  # target seconds of a chunk: short enough to stop promptly, long enough to hide the host's work
 GROWTH = 8  # the largest ratio of the lengths of successive chunks
@@ -59,7 +60,8 @@ class Dispatcher:
         by_clock = max(min(int(self.rate * CHUNK_S), self.length * GROWTH), 1)
         self.length = min(by_clock, self.program.capacity, limit - self.num_submitted)
         start = time.perf_counter()
-        self.state, rows = self.program.chunk(self.state, np.asarray(self.length, np.int32))
+        length = np.asarray(self.length, np.int32)
+        self.state, rows = interruptible(self.program.chunk, self.state, length)  # may block until it is computed
         end = time.perf_counter() if _ready(rows) else None
         self.queue.append(PendingChunk(rows, self.length, start, end))
         self.latest_start = start
@@ -71,7 +73,7 @@ class Dispatcher:
         # If it is done already, its end is unknown: the device may have idled until the next one was submitted.
         idle_until = self.latest_start if chunk.end is None and _ready(chunk.rows) else chunk.start
         idle = max(idle_until - self.idle_since, 0.0)
-        rows = jax.device_get(jax.block_until_ready(chunk.rows))
+        rows = jax.device_get(interruptible(jax.block_until_ready, chunk.rows))
         now = max(chunk.end or time.perf_counter(), self.idle_since)  # its recorded end may precede the last chunk's
         duration, self.idle_since = now - self.idle_since, now
         self.rate = chunk.num_updates / max(duration, 1e-9)

@@ -14,6 +14,7 @@ from jaxrl_fast.metrics import statistics, window
 from jaxrl_fast.parallel.population import Varied
 from jaxrl_fast.types import Agent, Array, Env, Key, PyTree
 from jaxrl_fast.utils.random import key_of_seed
+from jaxrl_fast.utils.signals import interruptible
 
 BLOCK = 64  # steps between checks whether all episodes have ended
 MAX_STEPS = window.MAX_STEPS  # of an episode
@@ -182,12 +183,12 @@ class Evaluator:
             self.compile(arguments)
             self.compile_time, began = time.perf_counter() - began, time.perf_counter()
         try:
-            found = self.run(*arguments)
+            found = interruptible(self.run, *arguments)
             while not self.on_device and is_running(found):
                 if stopping():
                     raise EvaluationInterrupted
-                found = self.block(*arguments[1:], found)
-            episodes = jax.device_get(found if self.on_device else found.episodes)
+                found = interruptible(self.block, *arguments[1:], found)
+            episodes = interruptible(jax.device_get, found if self.on_device else found.episodes)
         finally:
             self.time += time.perf_counter() - began
         ended = np.arange(episodes.score.shape[-1]) < episodes.finished[..., None]
@@ -198,8 +199,8 @@ class Evaluator:
         """Compile the functions of an evaluation."""
         if not self.on_device:
             like = jax.eval_shape(self.run, *arguments)
-            self.block = self.block.lower(*arguments[1:], like).compile()
-        self.run, self.compiled = self.run.lower(*arguments).compile(), True
+            self.block = interruptible(self.block.lower(*arguments[1:], like).compile)
+        self.run, self.compiled = interruptible(self.run.lower(*arguments).compile), True
 
 
 def summarize(score: np.ndarray, length: np.ndarray, num_wanted: int) -> dict[str, Any]:

@@ -6,9 +6,12 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from concurrent.futures import Future
+from typing import Any, TypeVar
 
 from jaxrl_fast.utils.warnings import print_stderr
+
+Result = TypeVar("Result")
 
 POLL_S = 1.0  # between checks of other processes
 SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")  # submitit sends SIGUSR2 before the time limit
@@ -28,6 +31,26 @@ def stop_with_parent(parent: int) -> None:
         os.kill(os.getpid(), signal.SIGUSR1)
 
     threading.Thread(target=watch, name="parent", daemon=True).start()
+
+
+def interruptible(function: Callable[..., Result], *args: Any) -> Result:
+    """Return `function(*args)`, for a function that blocks outside Python, such as a compilation.
+
+    Python runs signal handlers in the main thread only, and not while that is inside such a call. So a thread makes the
+    call, and the main thread waits for it. If a handler raises, the call continues in its thread.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return function(*args)
+    future: Future[Result] = Future()
+
+    def call() -> None:
+        try:
+            future.set_result(function(*args))
+        except BaseException as error:  # raised again by the main thread
+            future.set_exception(error)
+
+    threading.Thread(target=call, name="interruptible", daemon=True).start()
+    return future.result()
 
 
 @contextlib.contextmanager

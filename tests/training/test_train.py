@@ -446,9 +446,12 @@ def test_nothing_moves_between_host_and_device_unasked(seeds, tmp_path, monkeypa
     train_, moved = trainer.Trainer.train, []
 
     def guarded(self):
-        with jax.transfer_guard("disallow"):
+        jax.config.update("jax_transfer_guard", "disallow")  # in all threads: one submits the chunks
+        try:
             train_(self)
-            moved.append(self.finished)
+        finally:
+            jax.config.update("jax_transfer_guard", None)
+        moved.append(self.finished)
 
     monkeypatch.setattr(dispatcher, "CHUNK_S", 0.0)
     monkeypatch.setattr(trainer.Trainer, "train", guarded)

@@ -1,0 +1,156 @@
+"""Signals of another process reach a run whose main thread waits for the device."""
+
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from jaxrl_fast.utils.signals import interruptible
+
+MODULE = """
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from gymnax.environments import spaces
+
+
+class Sleepy:  # each step takes 0.04 s
+    default_params = ()
+
+    def reset_env(self, key, params):
+        return jnp.zeros(2), jnp.int32(0)
+
+    def step_env(self, key, state, action, params):
+        reward = jax.pure_callback(self.wait, jax.ShapeDtypeStruct((), jnp.float32), state, vmap_method="sequential")
+        return jnp.zeros(2), state + 1, reward, False, {}
+
+    def wait(self, state):
+        time.sleep(0.04)
+        return np.float32(1)
+
+    def is_truncated(self, state, params):
+        return state >= 10
+
+    def action_space(self, params):
+        return spaces.Discrete(2)
+
+
+class Endless(Sleepy):  # a step never ends
+    def step_env(self, key, state, action, params):
+        spun = jax.lax.while_loop(lambda x: x >= 0, lambda x: (x * 3 + 1) % 1000, state)
+        return jnp.zeros(2), state + 1, spun.astype(jnp.float32), False, {}
+"""
+PROMPT_S = 5.0  # more than a busy machine takes to answer, and less than an update
+
+
+class Training:
+    """A training in another process, and what it prints."""
+
+    def __init__(self, env, folder, rollout_length):
+        (folder / "slow_envs.py").write_text(MODULE, encoding="utf-8")
+        self.run_dir = folder / "run"
+        options = f"ppo --env slow_envs:{env} --num-envs 1 --total-steps 100k --run-dir {self.run_dir}"
+        options += f" --agent.rollout-length {rollout_length} --agent.hidden-sizes 8 --no-tensorboard"
+        command = [sys.executable, "-u", "-m", "jaxrl_fast.train", *options.split()]
+        root = str(Path(__file__).parents[2])
+        path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
+        environ = os.environ | {"PYTHONPATH": path}
+        self.process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=folder, env=environ
+        )
+        self.text = ""
+        threading.Thread(target=self.read, daemon=True).start()
+
+    def read(self):
+        for line in self.process.stdout:
+            self.text += line
+
+    def seconds_until(self, words, limit):
+        """The seconds until it has printed these words."""
+        start = time.monotonic()
+        while words not in self.text:
+            assert time.monotonic() - start < limit and self.process.poll() is None, self.text
+            time.sleep(0.02)
+        return time.monotonic() - start
+
+
+@pytest.fixture
+def training(tmp_path):
+    started = []
+
+    def start(env, rollout_length):
+        started.append(Training(env, tmp_path, rollout_length))
+        return started[-1]
+
+    yield start
+    for one in started:
+        one.process.kill()
+        one.process.wait()
+        one.process.stdout.close()
+
+
+@pytest.mark.slow
+def test_an_update_of_ten_seconds_hears_a_signal_and_is_saved(training):
+    run = training("Sleepy", 256)
+    run.seconds_until("compiled in", 120)
+    time.sleep(1)  # the first update has begun
+    run.process.send_signal(signal.SIGINT)
+    assert run.seconds_until("stopping after this chunk", 120) < PROMPT_S
+    assert run.process.wait(timeout=120) == 130
+    summary = json.loads((run.run_dir / "summary.json").read_text(encoding="utf-8"))
+    assert summary["status"] == "stopped" and summary["env_steps"] >= 256
+    assert list((run.run_dir / "checkpoints").iterdir())
+
+
+@pytest.mark.slow
+def test_an_update_that_never_ends_is_ended_by_a_second_signal(training):
+    run = training("Endless", 8)
+    run.seconds_until("compiled in", 120)
+    time.sleep(1)
+    run.process.send_signal(signal.SIGINT)
+    assert run.seconds_until("stopping after this chunk", 120) < PROMPT_S
+    assert run.process.poll() is None
+    run.process.send_signal(signal.SIGINT)
+    assert run.process.wait(timeout=PROMPT_S) == -signal.SIGINT
+
+
+def test_a_handler_runs_while_a_call_blocks():
+    """A hash of many rounds is computed outside Python: in the main thread, the handler would run after it."""
+    heard = []
+    before = signal.signal(signal.SIGALRM, lambda number, frame: heard.append(time.monotonic()))
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.05)
+        start = time.monotonic()
+        interruptible(hashlib.pbkdf2_hmac, "sha256", b"password", b"salt", 2_000_000)
+        end = time.monotonic()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert len(heard) == 1 and heard[0] - start < 0.5 * (end - start)
+
+
+def test_a_call_raises_what_its_function_raises():
+    def divide(a, b):
+        return a / b
+
+    assert interruptible(divide, 6, 3) == 2
+    with pytest.raises(ZeroDivisionError) as error:
+        interruptible(divide, 1, 0)
+    assert error.traceback[-1].name == "divide"
+
+
+def test_other_threads_call_it_themselves():
+    names = []
+    thread = threading.Thread(target=lambda: interruptible(lambda: names.append(threading.current_thread().name)))
+    thread.start()
+    thread.join()
+    assert names == [thread.name]
