@@ -6,9 +6,11 @@ uses a key twice. A warning is an error (pyproject.toml). What indices and trans
 
 import functools
 import os
+import re
 import tempfile
 import warnings
 from importlib.metadata import version
+from pathlib import Path
 
 from packaging.version import Version
 
@@ -43,6 +45,7 @@ UNIT = "unit and not slow"  # what -m unit means
 
 
 def pytest_addoption(parser):
+    parser.addoption("--nightly", action="store_true", help="also run the tests of tests/nightly.txt")
     parser.addoption("--num-cpu-devices", default=4, type=int, help="CPU devices that tests of sharding see")
 
 
@@ -58,6 +61,21 @@ def pytest_ignore_collect(collection_path, config):
     if config.option.markexpr == UNIT and collection_path.name.startswith("test_"):
         return "mark.unit" not in collection_path.read_text(encoding="utf-8") or None
     return None
+
+
+def pytest_collection_modifyitems(config, items):
+    """Leave out what tests/nightly.txt names. A line that matches no test of a file that is collected is an error."""
+    lines = Path(__file__).with_name("nightly.txt").read_text(encoding="utf-8").splitlines()
+    nightly = set()
+    for line in lines:
+        if line and not line.startswith("#"):
+            found = [item for item in items if re.fullmatch(line, item.nodeid)]
+            if not found and config.args == config.getini("testpaths") and not config.option.markexpr:
+                raise pytest.UsageError(f"tests/nightly.txt: no test matches {line}")
+            nightly.update(found)
+    if not config.getoption("nightly"):
+        config.hook.pytest_deselected(items=[item for item in items if item in nightly])
+        items[:] = [item for item in items if item not in nightly]
 
 
 def _reading_keys(build):

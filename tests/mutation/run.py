@@ -26,7 +26,7 @@ from tests.mutation import patches
 from tests.mutation.patches import ROOT, Patch
 
 PARTS = ("configs", "jaxrl_fast", "tests", "pyproject.toml")  # what the tests need of the tree
-PYTEST = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider")
+PYTEST = (sys.executable, "-m", "pytest", "-q", "--nightly", "-p", "no:cacheprovider")
 LIMIT_S, CONTROL_LIMIT_S = 180, 900
 CRASHES = {-signal.SIGABRT: "aborted", -signal.SIGSEGV: "segmentation fault"}
 FAILED = re.compile(r"^FAILED (?:tests/)?(.+?)(?: - ([\w.]+).*)?$", re.MULTILINE)
