@@ -14,6 +14,7 @@ from jaxrl_fast.parallel import collectives
 from jaxrl_fast.types import PyTree, Rollout
 
 NOTHING = 1e-30  # the divisor if no row counts
+LARGEST = 1e15  # distance from the mean: the squares of larger ones do not fit into float32
 SMALLEST_WEIGHT = 1e-5  # of a batch: a smaller weight would be rounded away in float32
 
 
@@ -71,11 +72,19 @@ def update(stats: Stats, x: Array, mask: Array, axis_name: str | None = None) ->
 
 
 def seen(stats: Stats, x: Array, mask: Array) -> Moments:
-    """Return moments of rows x [*batch, ...] where mask [*batch] (bool) is True, as distances from the mean so far."""
+    """Return moments of rows x [*batch, ...] where mask [*batch] (bool) is True, as distances from the mean so far.
+
+    Distances beyond LARGEST count as LARGEST.
+    """
     batch_axes = tuple(range(mask.ndim))
     mask = mask.reshape(mask.shape + (1,) * stats.mean.ndim)
     mean, residue = (jnp.broadcast_to(part, x.shape) for part in (stats.mean, stats.residue))
-    return moments(x.astype(jnp.float32) - mean - residue, mask, batch_axes)
+    return moments(_bounded(_bounded(x.astype(jnp.float32)) - mean - residue), mask, batch_axes)
+
+
+def _bounded(x: Array) -> Array:
+    """Return finite numbers clipped to [-LARGEST, LARGEST]; NaN and infinity stay, so that training stops at them."""
+    return jnp.where(jnp.isinf(x), x, jnp.clip(x, -LARGEST, LARGEST))
 
 
 def merge(stats: Stats, batch: Moments) -> Stats:
@@ -132,7 +141,7 @@ def update_reward(
 
     def step(total: Array, row: tuple[Array, Array]) -> tuple[Array, Array]:
         reward, last = row
-        total = gamma * total + reward
+        total = gamma * total + _bounded(reward)
         return jnp.where(last, 0.0, total), total
 
     total, totals = jax.lax.scan(step, scale.total, (reward, last))

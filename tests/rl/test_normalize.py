@@ -5,7 +5,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 
 from jaxrl_fast.rl import normalize
 
@@ -114,6 +114,32 @@ def test_apply_standardizes_and_clips():
 
 def test_before_any_row_apply_only_clips():
     np.testing.assert_allclose(normalize.apply(normalize.init(()), jnp.array([0.5, -20.0])), [0.5, -10], rtol=1e-6)
+
+
+finite = st.floats(width=32, allow_nan=False, allow_infinity=False)
+
+
+@given(xs=st.lists(st.lists(finite, min_size=4, max_size=4), min_size=1, max_size=4))
+@example(xs=[[1e20, -1e20, 0.0, 1.0]])
+@example(xs=[[3e38, -3e38, 3e38, -3e38], [-3e38, 3e38, 0.0, 3e38]])
+def test_no_finite_number_makes_statistics_that_are_not(xs):
+    """Observations and rewards alike, over several batches; what is standardized is within its bounds."""
+    stats, scale = normalize.init(), normalize.init_reward(4)
+    valid, last = np.ones((1, 4), bool), np.zeros((1, 4), bool)
+    for x in xs:
+        x = np.float32([x])
+        stats = update(stats, x, valid)
+        scale = update_reward(scale, x, last, valid, 0.99)
+        for numbers in (normalize.apply(stats, x), normalize.apply_reward(scale, x)):
+            assert (np.abs(numbers) <= 10).all()
+        assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves((stats, scale)))
+        assert stats.var >= 0 and scale.stats.var >= 0
+
+
+@pytest.mark.parametrize("number", [np.nan, np.inf, -np.inf])
+def test_what_is_no_number_is_not_hidden(number):
+    stats = update(normalize.init(), np.float32([[1.0, number]]), np.ones((1, 2), bool))
+    assert not np.isfinite(stats.mean)
 
 
 def test_a_constant_becomes_zero():
