@@ -97,7 +97,10 @@ def _train_on(epochs: Epochs, learner: PyTree, rows: Any, plan: MinibatchPlan) -
     count, mean, var = (x[:, None] for x in plan.moments)
     batches = batches._replace(weight=batches.weight / jnp.maximum(count, 1))
     if name := epochs.standardize_field:
-        batches = batches._replace(**{name: (getattr(batches, name) - mean) / (jnp.sqrt(var) + 1e-8)})
+        x = getattr(batches, name)
+        # The only row of a minibatch is its mean: standardized it would be 0, and nothing would be learned from it.
+        x = jnp.where(count > 1, (x - mean) / (jnp.sqrt(var) + 1e-8), x)
+        batches = batches._replace(**{name: x})
     return jax.lax.scan(epochs.gradient_step, learner, batches)
 
 

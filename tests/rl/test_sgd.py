@@ -1,0 +1,48 @@
+"""sgd: which rows a gradient step sees, with which weights, against numpy."""
+
+from typing import NamedTuple
+
+import hypothesis.strategies as st
+import jax
+import jax.numpy as jnp
+import numpy as np
+from hypothesis import example, given
+from hypothesis.extra.numpy import arrays
+
+from jaxrl_fast.rl import sgd
+
+
+class Rows(NamedTuple):
+    number: jax.Array
+    weight: jax.Array
+    advantage: jax.Array
+
+
+@jax.jit
+def steps(rows, key):
+    """What each of 4 gradient steps sees: two epochs of two minibatches."""
+    seen = lambda learner, batch: (learner + 1, batch)
+    epochs = sgd.Epochs(2, 2, None, seen, standardize_field="advantage")
+    order, _ = sgd._plan(epochs, rows, key, ())
+    train = lambda learner, plan: sgd._train_on(epochs, learner, rows, plan)
+    return jax.lax.scan(train, jnp.int32(0), order)
+
+
+@given(valid=arrays(bool, 8), seed=st.integers(0, 2**31 - 1))
+@example(valid=np.eye(8, dtype=bool)[3], seed=0)
+@example(valid=np.zeros(8, bool), seed=0)
+def test_minibatches_are_weighted_and_standardized_over_their_valid_rows(valid, seed):
+    """Each epoch has all rows once. The only valid row of a minibatch keeps its advantage, which would become 0."""
+    advantage = np.float32(np.random.default_rng(seed).normal(3, 2, 8))
+    rows = Rows(jnp.arange(8), jnp.float32(valid), jnp.asarray(advantage))
+    count, batches = jax.device_get(steps(rows, jax.random.key(seed)))
+    assert count == 4
+    for epoch in range(2):
+        assert sorted(batches.number[epoch].ravel()) == list(range(8))
+        for number, weight, found in zip(*(x[epoch] for x in batches)):
+            counted = valid[number]
+            num = counted.sum()
+            np.testing.assert_allclose(weight, counted / max(num, 1), rtol=1e-6)
+            x = advantage[number][counted].astype(np.float64)
+            expected = x if num == 1 else (x - x.mean()) / (x.std() + 1e-8) if num else x
+            np.testing.assert_allclose(found[counted], expected, rtol=1e-4, atol=1e-5)
