@@ -25,8 +25,11 @@ def shipped() -> dict[str, Path]:
     return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
 
 
-def read_preset(name: str) -> list[Setting]:
-    """Return the settings of a preset: a path, or the bare name of a shipped one."""
+def read_preset(name: str, names_env: bool = False) -> list[Setting]:
+    """Return the settings of a preset: a path, or the bare name of a shipped one.
+
+    `names_env` says that another setting names the environment, so that the preset need not.
+    """
     presets = shipped()
     path = presets.get(name) or path_of(name, "--config")
     if (path / CONFIG).is_file():
@@ -38,7 +41,23 @@ def read_preset(name: str) -> list[Setting]:
     content = _load(path)
     if not content:
         raise ValueError(f"{path}: the preset is empty; name options, such as env: CartPole-v1")
+    _check_preset(_meta(content, path), path, names_env)
     return _settings(content, path)
+
+
+def _check_preset(meta: Mapping[str, Any], path: Path, names_env: bool) -> None:
+    """Raise ValueError for the config.yaml of a run that its options alone do not describe."""
+    if "members" in meta:
+        names = join_names(dict.fromkeys(name for label in meta["members"] for name in label))
+        raise ValueError(
+            f"--config: a preset cannot hold several values of {names}, got {len(meta['members'])} members of a sweep "
+            f"in {path}; give the options of one of them"
+        )
+    if meta.get("env_is_an_object") and not names_env:
+        raise ValueError(
+            f"--config: {path} was trained on an environment instance that cannot be rebuilt from its name; "
+            "pass it from Python as env=..."
+        )
 
 
 def read_run(path: Path, origin: object) -> tuple[list[Setting], dict[str, Any]]:

@@ -1,6 +1,7 @@
 """Read the settings of an existing run, and check what a resume may change."""
 
 import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
 from shlex import quote
 from typing import Any
@@ -9,9 +10,20 @@ from jaxrl_fast.config.convert import without_no
 from jaxrl_fast.config.names import SWEEP
 from jaxrl_fast.config.paths import CONFIG, RUNS, SWEEP_FILE
 from jaxrl_fast.config.presets import read_meta, read_run
-from jaxrl_fast.config.settings import Request, Settings, check_unused, options_of_algorithm, resolve, with_algorithm
+from jaxrl_fast.config.settings import (
+    Request,
+    Settings,
+    check_unused,
+    options_of_algorithm,
+    resolve,
+    to_mapping,
+    with_algorithm,
+)
 from jaxrl_fast.config.sources import Setting
+from jaxrl_fast.utils.option import Option
 from jaxrl_fast.utils.parsing import nearest, shown
+
+DECIDED_BY_ENV = ("protocol", "agent.clip_rewards")  # where they are empty
 
 
 def resumed(algo: str, written: list[Setting], folder: Path) -> Settings:
@@ -41,6 +53,26 @@ def resumed(algo: str, written: list[Setting], folder: Path) -> Settings:
     check_env(folder, now.options.env)
     check_unused(asked._replace(given=written), [now.agent])
     return now._replace(options=dataclasses.replace(now.options, resume=str(folder)))
+
+
+def check_unchanged(settings: Settings, before: Mapping[str, Any], folder: Path, checkpoint: Path) -> None:
+    """Raise ValueError if options that decide results differ from those of the checkpoint: config.yaml was edited.
+
+    `before` is `to_mapping` of the settings with which the checkpoint was saved.
+    """
+    now = to_mapping(settings) | {"env": settings.options.env}
+    options = {"algo": Option("algo", str)} | options_of_algorithm(settings.algo)
+    for name, option in options.items():
+        last = name.removeprefix("agent.")
+        saved, current = (config["agent"] if name != last else config for config in (before, now))
+        fixed = not option.resumable or option.resumable == "inexact" and before["exact_resume"]
+        undecided = name in DECIDED_BY_ENV and current.get(last) in ("", None)
+        is_known = last in saved and last in current and not undecided
+        if fixed and is_known and not option.equal(saved[last], current[last]):
+            old, new = (plain(tuple(v) if isinstance(v, list) else v) for v in (saved[last], current[last]))
+            raise ValueError(
+                f"{folder / CONFIG}: {name} was {old} when {checkpoint.name} was saved, got {new}; restore the file"
+            )
 
 
 def of_run(folder: Path) -> Settings:

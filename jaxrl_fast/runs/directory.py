@@ -41,13 +41,8 @@ def make(settings: Settings, env: "Env") -> Path:
     Raises:
         ValueError: If the folder exists or cannot be created.
     """
-    options = settings.options
-    env_name = "_".join(filter(None, [name_of_env(env.spec.id), env.protocol]))
-    default = paths.RUNS / f"{settings.algo_name}_{env_name}_s{options.seed}_{datetime.now():%Y%m%d-%H%M%S}"
-    requested = chosen(options)
-    for folder in (
-        [requested] if requested else [default, *(default.with_name(f"{default.name}-{i}") for i in range(2, 100))]
-    ):
+    requested, first = chosen(settings.options), default(settings, env)
+    for folder in [requested] if requested else [first, *(first.with_name(f"{first.name}-{i}") for i in range(2, 100))]:
         try:
             folder.mkdir(parents=True)
             return folder
@@ -58,6 +53,12 @@ def make(settings: Settings, env: "Env") -> Path:
             reason = f"cannot create the folder {folder} ({error.strerror})"
             raise ValueError(f"--run-dir: {reason}; choose another") from error
     raise ValueError(_exists_message(folder))
+
+
+def default(settings: Settings, env: "Env") -> Path:
+    """Return the folder of a run for which the user chose none."""
+    env_name = "_".join(filter(None, [name_of_env(env.spec.id), env.protocol]))
+    return paths.RUNS / f"{settings.algo_name}_{env_name}_s{settings.options.seed}_{datetime.now():%Y%m%d-%H%M%S}"
 
 
 def name_of_env(env_id: str) -> str:
@@ -136,6 +137,11 @@ def _check_metrics(folder: Path, saved: "Checkpoint") -> None:
     if size_now < size:
         problem = f"{paths.METRICS} has {size_now} bytes, but had {size} when {saved.folder} was saved"
         raise ValueError(f"--resume {folder}: {problem}")
+    with path.open("rb") as file:
+        known = file.read(size)
+    if b"\r" in known or known[-1:] not in (b"", b"\n"):  # to continue after `size` bytes would cut a line
+        remedy = f"restore it, or convert its line ends: sed -i 's/\\r$//' {quote(str(path))}"
+        raise ValueError(f"--resume {folder}: {paths.METRICS} was changed after {saved.folder.name}; {remedy}")
 
 
 def _exists_message(folder: Path) -> str:

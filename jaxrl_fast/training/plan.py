@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jaxrl_fast.agents import configs
 from jaxrl_fast.agents.configs import common
+from jaxrl_fast.config import resume
 from jaxrl_fast.config.options import Options
 from jaxrl_fast.config.population import Member
 from jaxrl_fast.config.settings import Settings
@@ -99,6 +100,16 @@ def make_plan(settings: Settings) -> Plan:
     return ready._replace(folder=folder, lock=lock)
 
 
+def dry_plan(settings: Settings) -> Plan:
+    """Check everything as `make_plan` does, without a folder and a lock. Nothing is written."""
+    check_services(settings.options)
+    folder = None if settings.options.resume else directory.chosen(settings.options)
+    ready = validate_plan(settings)
+    if settings.options.resume:
+        return ready
+    return ready._replace(folder=folder or directory.default(ready.settings, ready.env))
+
+
 def validate_plan(settings: Settings, members: tuple[Member, ...] = ()) -> Plan:
     """Return a plan without a new run's folder and without a lock. Nothing is written."""
     from jaxrl_fast import agents
@@ -112,6 +123,8 @@ def validate_plan(settings: Settings, members: tuple[Member, ...] = ()) -> Plan:
     saved, damaged = directory.checkpoint_to_resume(Path(options.resume)) if options.resume else (None, ())
     done = saved.manifest["host"]["scores"]["updates"] if saved else 0
     before = saved.manifest if saved else None
+    if saved:
+        resume.check_unchanged(settings, saved.manifest["config"], Path(options.resume), saved.folder)
     check_unsolved(options, saved)
     algorithm = agents.load(settings.algo)
     rollout_length = common.rollout_length(settings.agent, options.num_envs)

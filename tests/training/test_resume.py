@@ -257,6 +257,57 @@ def test_metrics_that_were_cut_are_not_filled_up(tmp_path, unbroken, capsys):
     assert path.read_bytes() == before
 
 
+def test_records_whose_line_ends_were_changed_are_not_cut(tmp_path, unbroken, capsys):
+    """An editor wrote CRLF: the size at the checkpoint would lie within a line."""
+    folder = tmp_path / "run"
+    shutil.copytree(unbroken("pqn"), folder)
+    path = folder / "metrics.jsonl"
+    path.write_bytes(path.read_bytes().replace(b"\n", b"\r\n"))
+    before = path.read_bytes()
+    assert train.main(["--resume", str(folder), "--total-steps", "3200"]) == 2
+    refusal = capsys.readouterr().err
+    assert refusal.startswith(f"error: --resume {folder}: metrics.jsonl was changed after step-")
+    assert path.read_bytes() == before
+    command = refusal.partition("convert its line ends: ")[2].strip()
+    subprocess.run(command, shell=True, check=True)
+    assert train.main(["--resume", str(folder), "--total-steps", "3200"]) == 0
+    assert [json.loads(line)["env_steps"] for line in path.read_text().splitlines()][-1] == 3200
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("rollout_length: 8", "rollout_length: 4", "agent.rollout_length was 8"),
+        ("seed: 0", "seed: 3", "seed was 0"),
+        ("gamma: 0.99", "gamma: 0.9", "agent.gamma was 0.99"),
+        ("num_envs: 8", "num_envs: 16", "num_envs was 8"),
+        ("env: CartPole-v1", "env: Acrobot-v1", "env was CartPole-v1"),
+        ("algo: pqn", "algo: ppo", ""),
+    ],
+)
+def test_an_edited_config_is_refused(old, new, words, tmp_path, unbroken, capsys):
+    folder = tmp_path / "run"
+    shutil.copytree(unbroken("pqn"), folder)
+    path = folder / "config.yaml"
+    text = path.read_text()
+    assert text.count(f"{old}\n") == 1
+    path.write_text(text.replace(f"{old}\n", f"{new}\n"))
+    assert train.main(["--resume", str(folder), "--total-steps", "3200"]) == 2
+    assert words in capsys.readouterr().err
+    path.write_text(text.replace("log_every: 200", "log_every: 400"))  # decides no bit
+    assert train.main(["--resume", str(folder), "--total-steps", "3200"]) == 0
+
+
+def test_the_config_of_an_instance_is_a_preset_only_with_that_instance(tmp_path):
+    folder = tmp_path / "run"
+    fit(folder, env=Wage(10.0), eval_every=0, save_every=0, total_steps=640)
+    preset = str(folder / "config.yaml")
+    with pytest.raises(ValueError, match=r"^--config: .* was trained on an environment instance .*env=\.\.\.$"):
+        jaxrl_fast.fit(preset, run_dir=str(tmp_path / "again"))
+    again = jaxrl_fast.fit(preset, env=Wage(10.0), run_dir=str(tmp_path / "again"))
+    assert again.metrics[-1]["return_mean"] == 80
+
+
 def test_the_best_checkpoint_of_a_run_stays_when_that_goes_on(tmp_path, monkeypatch):
     """Its last evaluation, after the last checkpoint, was the best: a run that was never stopped would not have it."""
     scripted, call = [1.0, 2.0, 60.0, 40.0, 3.0, 4.0], evaluator.Evaluator.__call__
