@@ -41,10 +41,13 @@ class PlainConsole:
             print(line, file=self.file, flush=True)
         except BrokenPipeError:  # the reader left, as `head` does; training continues
             self.reader_alive = False
-            if self.file is sys.stdout:
-                os.dup2(os.open(os.devnull, os.O_WRONLY), self.file.fileno())
+            stdout = sys.__stdout__
+            if stdout is not None and self.file is stdout:
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stdout.fileno())
         except OSError:  # a full disk: there may be space for the next line
             pass
+        except ValueError:  # closed by the application
+            self.reader_alive = False
 
     def progress(self, line: str, fraction: float) -> None:
         self.print(line)
@@ -158,7 +161,10 @@ def make_console(log_level: str) -> Console:
         return QuietConsole()
     if in_notebook():
         return NotebookConsole()
-    return RichConsole() if sys.stdout.isatty() else PlainConsole()
+    if sys.stdout is None or getattr(sys.stdout, "closed", False):  # as under pythonw, or in an application
+        return QuietConsole()
+    is_terminal = getattr(sys.stdout, "isatty", lambda: False)()  # a replacement may have `write` and `flush` only
+    return RichConsole() if is_terminal else PlainConsole()
 
 
 def in_notebook() -> bool:

@@ -22,6 +22,8 @@ def warn_on_error(what: str) -> Iterator[None]:
 
 
 def print_stderr(line: str) -> None:
-    """Print a line to standard error; a failure, as of a closed pipe or a full disk, is ignored."""
-    with contextlib.suppress(OSError, RuntimeError):  # RuntimeError: a signal arrived during another print
+    """Print a line to standard error; a failure, as of a closed file or a full disk, is ignored."""
+    if sys.stderr is None:
+        return
+    with contextlib.suppress(OSError, RuntimeError, ValueError):  # RuntimeError: a signal arrived in another print
         print(line, file=sys.stderr)

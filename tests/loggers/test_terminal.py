@@ -10,7 +10,7 @@ import pytest
 
 from jaxrl_fast.loggers.terminal import NotebookConsole, PlainConsole, QuietConsole, RichConsole, make_console
 from jaxrl_fast.training import console
-from jaxrl_fast.utils import formatting
+from jaxrl_fast.utils import formatting, warnings
 from tests.helpers import RECORD
 
 pytestmark = pytest.mark.unit
@@ -85,6 +85,47 @@ def test_training_goes_on_when_the_reader_leaves():
     terminal = PlainConsole(Gone())
     terminal.print("x")
     terminal.progress("y", 0.5)
+
+
+class WritesOnly:
+    """What some applications put in place of standard output."""
+
+    def __init__(self):
+        self.text = ""
+
+    def write(self, text):
+        self.text += text
+
+    def flush(self):
+        pass
+
+
+def closed():
+    file = io.StringIO()
+    file.close()
+    return file
+
+
+@pytest.mark.parametrize("make", [lambda: None, closed, WritesOnly], ids=["none", "closed", "writes_only"])
+def test_training_needs_no_standard_output(make, monkeypatch):
+    stream = make()
+    monkeypatch.setattr(sys, "stdout", stream)
+    monkeypatch.setattr(sys, "stderr", stream)
+    terminal = make_console("info")
+    terminal.print("a line")
+    terminal.progress("step", 0.5)
+    terminal.close()
+    warnings.warn("a warning")
+    if isinstance(stream, WritesOnly):
+        assert stream.text == "a line\nstep\nwarning: a warning\n"
+
+
+def test_a_file_that_is_closed_while_training_is_left_alone():
+    file = io.StringIO()
+    terminal = PlainConsole(file)
+    terminal.print("a line")
+    file.close()
+    terminal.print("another")
 
 
 def test_a_screen_gets_lines_and_a_bar(monkeypatch):
