@@ -88,6 +88,7 @@ def make(config: Config, spec: EnvSpec, num_updates: int, parallelism: Paralleli
         dueling=config.dueling,
         noisy=config.noisy,
         kind=config.network,
+        observations=config.observations,
         hidden=config.hidden_sizes,
         activation=config.activation,
         layer_norm=config.layer_norm,

@@ -117,6 +117,7 @@ def make(
         spec.obs,
         head.num_outputs,
         kind=config.network,
+        observations=config.observations,
         hidden=config.hidden_sizes,
         activation=config.activation,
         dtype=jnp.dtype(config.compute_dtype),
@@ -149,6 +150,9 @@ def make(
 
 def check(config: Config, spec: EnvSpec, parallelism: Parallelism) -> None:
     """Raise ValueError if shapes do not fit. Other numbers may be traced, and the host checks them."""
+    is_float = any(jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in jax.tree.leaves(spec.obs))
+    if config.observations == "image" and config.normalize_observations and is_float:
+        raise ValueError("observations: image divides by 255 what normalize_observations has standardized; drop one")
     num_rows = config.rollout_length * spec.num_envs
     minibatch.validate(num_rows, config.num_minibatches, parallelism.num_shards)
     if config.normalize_advantage and num_rows * parallelism.num_shards == config.num_minibatches:

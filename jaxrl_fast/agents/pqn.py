@@ -82,6 +82,7 @@ def make(config: Config, spec: EnvSpec, num_updates: int, parallelism: Paralleli
         spec.obs,
         exploration.num_actions(spec, "pqn"),
         kind=config.network,
+        observations=config.observations,
         hidden=config.hidden_sizes,
         activation=config.activation,
         layer_norm=config.layer_norm,

@@ -71,6 +71,7 @@ def actor_critic(
     num_outputs: int,
     *,
     kind: str = "auto",
+    observations: str = "auto",
     shared: bool | None = None,
     actor_gain: float = 0.01,
     critic_gain: float = 1.0,
@@ -80,12 +81,11 @@ def actor_critic(
 
     By default the two share a torso with convolutions, and have one each if it is an mlp.
     """
-    kind = torso.choose_kind(obs, kind)
+    kind = torso.choose_kind(obs, kind, observations)
+    options |= {"kind": kind, "observations": observations}
     shared = kind != "mlp" if shared is None else shared
-    critic_torso = None if shared else torso.make(obs, kind=kind, **options)
-    module: Any = _ActorCritic(
-        torso.make(obs, kind=kind, **options), critic_torso, num_outputs, actor_gain, critic_gain
-    )
+    critic_torso = None if shared else torso.make(obs, **options)
+    module: Any = _ActorCritic(torso.make(obs, **options), critic_torso, num_outputs, actor_gain, critic_gain)
     return ActorCritic(
         init=lambda key: init_params(module, obs, key),
         actor=lambda params, obs: module.apply(params, obs, method="actor"),

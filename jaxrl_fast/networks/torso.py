@@ -5,15 +5,17 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from jax import Array, ShapeDtypeStruct
+from jax import ShapeDtypeStruct
 
 from jaxrl_fast.networks.conv import Boards, Convolutions, Residual, in_blocks
 from jaxrl_fast.networks.dense import MLP
 from jaxrl_fast.types import PyTree
 
 KINDS = ("mlp", "minatar", "nature", "dqn2013", "impala")
+READINGS = ("image", "board", "vector")  # of an observation [H, W, C]
 MIN_IMAGE_SIDE = 36  # nature's three convolutions need as much
 MIN_PICTURE_SIDE = 16  # bytes of smaller arrays are numbers of things, as in MiniGrid's 7x7, and not shades
+MAX_CHANNELS_FIRST = {"uint8": 12, "float32": 4}  # four frames of three colors; bool is always [H, W, C]
 WHITE = 255  # the brightest shade
 
 
@@ -23,6 +25,9 @@ def make(obs: PyTree, **options) -> nn.Module:
     kind          "mlp", "minatar", "nature", "dqn2013", "impala", or "auto": by the shape of the observation. An
                   observation of several parts, such as (image, action), may have one [H, W, C] part for a convolutional
                   kind; the others join its features before the dense layers. "auto" takes mlp for several parts.
+    observations  how [H, W, C] arrays are read: "image" (shades from 0 to 255, divided by 255; also [C, H, W]), "board"
+                  (numbers, taken as they are), "vector" (the same, flattened), or "auto": bytes with sides of at least
+                  16 are images, other arrays are boards
     hidden        widths of the dense layers; () takes those of the kind's paper, (64, 64) for mlp
     activation    "tanh" or "relu"; "auto" takes that of the kind's paper, tanh for mlp
     layer_norm    normalize before every activation, over the last axis: after a convolution, a pixel's channels
@@ -39,6 +44,7 @@ def make_part(
     part: slice,
     *,
     kind: str = "auto",
+    observations: str = "auto",
     hidden: tuple[int, ...] = (),
     activation: str = "auto",
     layer_norm: bool = False,
@@ -46,7 +52,7 @@ def make_part(
     dtype: jnp.dtype = jnp.float32,
 ) -> nn.Module:
     """Return a torso with some of its dense layers, or, if `part` leaves out the first ones, an MLP of the others."""
-    kind = choose_kind(obs, kind)
+    kind = choose_kind(obs, kind, observations)
     default_hidden, default_activation = {
         "mlp": ((64, 64), "tanh"),
         "minatar": ((128,), "relu"),
@@ -70,21 +76,24 @@ def make_part(
         "dqn2013": lambda: Convolutions(((16, 8, 4), (32, 4, 2)), **layers),
         "impala": lambda: Residual((16, 32, 32), **layers),
     }[kind]()
-    return Torso(obs, stem, mlp)
+    return Torso(obs, stem, mlp, observations)
 
 
-def choose_kind(obs: PyTree, kind: str = "auto") -> str:
+def choose_kind(obs: PyTree, kind: str = "auto", observations: str = "auto") -> str:
     """Return the kind of torso for observations like `obs` (ShapeDtypeStruct). Raise ValueError if it does not fit."""
-    if kind not in ("auto", *KINDS):
-        raise ValueError(f"network: must be one of auto, {', '.join(KINDS)}, got {kind!r}; choose one of these")
+    for option, value, known in (("network", kind, KINDS), ("observations", observations, READINGS)):
+        if value not in ("auto", *known):
+            raise ValueError(f"{option}: must be one of auto, {', '.join(known)}, got {value!r}; choose one of these")
     leaves = jax.tree.leaves(obs)
     shape = leaves[0].shape if len(leaves) == 1 else None
-    if kind == "mlp":
-        return kind
+    if observations == "vector" and kind not in ("auto", "mlp"):
+        raise ValueError(f"observations: vector has no image for the network {kind}; use network mlp")
+    if kind == "mlp" or observations == "vector":
+        return "mlp"
     if kind == "auto" and (shape is None or len(shape) < 3):
         return "mlp"
-    images = [leaf.shape for leaf in leaves if len(leaf.shape) == 3]
-    shape = images[0] if len(images) == 1 else shape
+    images = [leaf for leaf in leaves if len(leaf.shape) == 3]
+    shape = image_shape(images[0], observations) if len(images) == 1 else shape
     if shape is None or len(shape) != 3:
         raise ValueError(f"network: {kind} requires one [H, W, C] observation, got {_describe(obs)}; use mlp")
     side, smallest = min(shape[:2]), {"nature": MIN_IMAGE_SIDE, "dqn2013": MIN_IMAGE_SIDE, "minatar": 3}.get(kind, 1)
@@ -93,8 +102,46 @@ def choose_kind(obs: PyTree, kind: str = "auto") -> str:
             f"network: {kind} requires {smallest}x{smallest} pixels or more, got {_describe(obs)}; use mlp"
         )
     if kind == "auto":
-        return "nature" if side >= MIN_IMAGE_SIDE else "minatar" if side >= 3 else "mlp"
+        is_board = observations == "board" or side < MIN_IMAGE_SIDE
+        return "nature" if not is_board else "minatar" if side >= 3 else "mlp"
     return kind
+
+
+def is_image(obs: ShapeDtypeStruct, observations: str = "auto") -> bool:
+    """Return whether an array like `obs` holds shades from 0 to 255, and not numbers of things."""
+    if observations != "auto" and len(obs.shape) == 3:
+        return observations == "image"
+    sides = image_shape(obs, observations)[:2]
+    return obs.dtype == jnp.uint8 and len(sides) > 1 and min(sides) >= MIN_PICTURE_SIDE
+
+
+def has_channels_first(obs: ShapeDtypeStruct, observations: str = "auto") -> bool:
+    """Return whether an array like `obs` is an image [C, H, W]: a few channels, and sides of at least 16."""
+    if len(obs.shape) != 3 or observations not in ("auto", "image"):
+        return False
+    channels, *sides = obs.shape
+    return channels <= MAX_CHANNELS_FIRST.get(obs.dtype.name, 0) and min(sides) >= MIN_PICTURE_SIDE
+
+
+def image_shape(obs: ShapeDtypeStruct, observations: str = "auto") -> tuple[int, ...]:
+    """Return the shape of an array with its channels last."""
+    return (*obs.shape[1:], obs.shape[0]) if has_channels_first(obs, observations) else obs.shape
+
+
+def describe(obs: PyTree, kind: str = "auto", observations: str = "auto") -> str:
+    """Return the kind of torso, and how it reads each part of an observation, for a line of the terminal."""
+    kind = choose_kind(obs, kind, observations)
+
+    def part(leaf: ShapeDtypeStruct) -> str:
+        size = "x".join(map(str, leaf.shape))
+        if kind == "mlp" and not is_image(leaf, observations):
+            return f"vector {size}"
+        order = ", channels first" if has_channels_first(leaf, observations) else ""
+        if is_image(leaf, observations):
+            return f"image {size}{order} / 255"
+        return f"{'board' if len(leaf.shape) == 3 else 'vector'} {size}{order}"
+
+    return f"{kind}   reads {', '.join(part(leaf) for leaf in jax.tree.leaves(obs))}"
 
 
 class Torso(nn.Module):
@@ -103,6 +150,7 @@ class Torso(nn.Module):
     obs: PyTree
     stem: nn.Module | None
     mlp: nn.Module
+    observations: str = "auto"
 
     def __call__(self, obs):
         pairs = list(zip(jax.tree.leaves(self.obs), jax.tree.leaves(obs), strict=True))
@@ -118,29 +166,28 @@ class Torso(nn.Module):
 
     def _flatten(self, spec, x):
         """Return x [..., *shape] as [..., D]."""
-        x = _cast(x, spec, self.mlp.dtype)
+        x = self._cast(x, spec)
         return x.reshape(*x.shape[: x.ndim - len(spec.shape)], -1)
 
     def _convolve(self, spec, x):
         """Return the stem's features of x [..., H, W, C]: [..., F, H', W'] of boards, else [..., D]."""
         batch, x = x.shape[:-3], x.reshape(-1, *spec.shape)
+        if has_channels_first(spec, self.observations):
+            x = jnp.moveaxis(x, -3, -1)
+        scaled = is_image(spec, self.observations)
         if isinstance(self.stem, Boards):
-            y = self.stem(_cast(x, spec, self.mlp.dtype) if _is_picture(spec) else x)
+            y = self.stem(self._cast(x, spec) if scaled else x)
             return y.reshape(*batch, *y.shape[1:])
-        x = x if _is_picture(spec) else x.astype(self.mlp.dtype)
+        x = x if scaled and x.dtype == jnp.uint8 else self._cast(x, spec)  # convolutions divide bytes by 255
         flat = lambda torso, x: torso.stem(x).reshape(len(x), -1)
         x = in_blocks(self, flat, x) if isinstance(self.stem, Residual) else flat(self, x)
         return x.reshape(*batch, -1)
 
-
-def _cast(x: Array, spec: ShapeDtypeStruct, dtype: jnp.dtype) -> Array:
-    """Return x in `dtype`, a picture's bytes divided by 255. Floats are taken as they are, e.g. normalized ones."""
-    return x.astype(dtype) / WHITE if _is_picture(spec) and x.dtype == jnp.uint8 else x.astype(dtype)
-
-
-def _is_picture(obs: ShapeDtypeStruct) -> bool:
-    """Return whether an array like `obs` is a picture, whose bytes are shades, and not a small board."""
-    return obs.dtype == jnp.uint8 and len(obs.shape) > 1 and min(obs.shape[:2]) >= MIN_PICTURE_SIDE
+    def _cast(self, x, spec):
+        """Return x in the type of results, an image's shades divided by 255. Normalized bytes are floats by now."""
+        is_normalized = x.dtype != spec.dtype
+        x = x.astype(self.mlp.dtype)
+        return x / WHITE if is_image(spec, self.observations) and not is_normalized else x
 
 
 def _describe(obs: PyTree) -> str:

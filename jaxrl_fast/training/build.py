@@ -74,7 +74,7 @@ def choose_placement(
     if not alone or "grad_workers" not in supported:
         return placement
     rows = settings.agent.gradient_rows(options.num_envs)
-    worth = rows // MIN_ROWS_PER_WORKER if torso.choose_kind(env.spec.obs, settings.agent.network) == "mlp" else 1
+    worth = rows // MIN_ROWS_PER_WORKER if _network_kind(settings, env.spec) == "mlp" else 1
     most = before.get("num_grad_workers", 1) if before else worth
     most = min(most, jax.local_device_count(), max_grad_workers())
     workers = next((number for number in range(most, 0, -1) if rows % number == 0), 1)
@@ -180,7 +180,13 @@ def _num_busy_cores(settings: Settings, supported: frozenset[str], spec: EnvSpec
     if "shards" not in supported:
         return 0
     rows = settings.agent.gradient_rows(settings.options.num_envs)
-    return rows // MIN_ROWS[torso.choose_kind(spec.obs, getattr(settings.agent, "network", "auto"))]
+    return rows // MIN_ROWS[_network_kind(settings, spec)]
+
+
+def _network_kind(settings: Settings, spec: EnvSpec) -> str:
+    """Return the kind of torso that the algorithm's options ask for."""
+    network, observations = (getattr(settings.agent, name, "auto") for name in ("network", "observations"))
+    return torso.choose_kind(spec.obs, network, observations)
 
 
 def _pays_to_repeat(env: Env, agent: Agent) -> bool:

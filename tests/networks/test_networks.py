@@ -67,6 +67,68 @@ def test_the_observation_chooses(obs, kind):
 
 
 @pytest.mark.parametrize(
+    ("obs", "observations", "described"),
+    [
+        (VECTOR, "auto", "mlp   reads vector 4"),
+        (IMAGE, "auto", "nature   reads image 84x84x4 / 255"),
+        (IMAGE, "board", "minatar   reads board 84x84x4"),
+        (IMAGE, "vector", "mlp   reads vector 84x84x4"),
+        (BOARD, "auto", "minatar   reads board 10x10x4"),
+        (spec(16, 16, 3, dtype=jnp.uint8), "auto", "minatar   reads image 16x16x3 / 255"),
+        (spec(16, 16, 3, dtype=jnp.uint8), "board", "minatar   reads board 16x16x3"),
+        (spec(7, 7, 3, dtype=jnp.uint8), "image", "minatar   reads image 7x7x3 / 255"),
+        (spec(3, 64, 64, dtype=jnp.uint8), "auto", "nature   reads image 3x64x64, channels first / 255"),
+        (spec(4, 84, 84, dtype=jnp.uint8), "auto", "nature   reads image 4x84x84, channels first / 255"),
+        (spec(12, 36, 48, dtype=jnp.uint8), "auto", "nature   reads image 12x36x48, channels first / 255"),
+        (spec(3, 64, 64), "image", "nature   reads image 3x64x64, channels first / 255"),
+        (spec(64, 64, 3), "auto", "nature   reads board 64x64x3"),
+        (spec(64, 64, 3), "image", "nature   reads image 64x64x3 / 255"),
+        (spec(4, 20, 20, dtype=jnp.bool_), "auto", "minatar   reads board 4x20x20"),
+        (spec(84, 84, dtype=jnp.uint8), "auto", "mlp   reads image 84x84 / 255"),
+    ],
+)
+def test_how_an_observation_is_read(obs, observations, described):
+    assert networks_torso.describe(obs, "auto", observations) == described
+
+
+@pytest.mark.parametrize("kind", ["nature", "impala", "mlp"])
+def test_channels_first_are_the_same_network(kind):
+    """The same parameters, applied to the same picture with its axes in the other order."""
+    first, last = spec(3, 40, 36, dtype=jnp.uint8), spec(40, 36, 3, dtype=jnp.uint8)
+    x = draw(first, 2)
+    networks_of = {obs.shape: networks.network(obs, 2, kind=kind, hidden=(8,)) for obs in (first, last)}
+    if kind == "mlp":  # flattened, in whatever order
+        assert networks_of[first.shape].apply(start(networks_of[first.shape]), x).shape == (2, 2)
+        return
+    params = start(networks_of[last.shape])
+    expected = networks_of[last.shape].apply(params, jnp.moveaxis(x, 1, -1))
+    np.testing.assert_allclose(networks_of[first.shape].apply(params, x), expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["nature", "minatar", "mlp"])
+def test_shades_count_alike_as_bytes_and_as_floats(kind):
+    """And numbers of things, or floats that nothing is said about, are taken as they are."""
+    shape = (40, 36, 3)
+    x = draw(spec(*shape, dtype=jnp.uint8), 2)
+    network_of = lambda obs, observations: networks.network(obs, 2, kind=kind, hidden=(8,), observations=observations)
+    as_bytes, as_floats = spec(*shape, dtype=jnp.uint8), spec(*shape)
+    params = start(network_of(as_bytes, "auto"))
+    shades = network_of(as_bytes, "auto").apply(params, x)
+    scaled = np.float32(x) / 255
+    for obs, observations, given in (
+        (as_bytes, "image", x),
+        (as_floats, "image", jnp.float32(x)),
+        (as_floats, "auto", jnp.asarray(scaled)),
+        (as_bytes, "auto", jnp.asarray(scaled)),  # normalized before
+    ):
+        found = network_of(obs, observations).apply(params, given)
+        np.testing.assert_allclose(found, shades, rtol=1e-4, atol=1e-5, err_msg=f"{obs} {observations}")
+    numbers = network_of(as_bytes, "board").apply(params, x)
+    np.testing.assert_allclose(numbers, network_of(as_floats, "auto").apply(params, jnp.float32(x)), rtol=1e-4)
+    assert not np.allclose(numbers, shades, rtol=1e-2)
+
+
+@pytest.mark.parametrize(
     ("obs", "kind", "words"),
     [
         (spec(2, 3, 4, 5), "auto", r"float32\[2, 3, 4, 5\]"),
@@ -80,6 +142,13 @@ def test_the_observation_chooses(obs, kind):
 def test_what_does_not_fit_is_refused_in_a_sentence(obs, kind, words):
     with pytest.raises(ValueError, match=words):
         networks.actor_critic(obs, 2, kind=kind)
+
+
+def test_a_vector_has_no_convolutions():
+    with pytest.raises(
+        ValueError, match=r"^observations: vector has no image for the network nature; use network mlp$"
+    ):
+        networks.network(IMAGE, 2, kind="nature", observations="vector")
 
 
 @pytest.mark.parametrize(

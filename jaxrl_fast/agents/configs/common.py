@@ -9,6 +9,7 @@ from jaxrl_fast.utils.option import COUNT, FRACTION, MAX_STEPS, NON_NEGATIVE, PO
 MIN_ROLLOUT = 32  # environment steps per update over all environments if rollout_length is auto
 
 Network = Literal["auto", "mlp", "minatar", "nature", "dqn2013", "impala"]
+Observations = Literal["auto", "image", "board", "vector"]
 Activation = Literal["auto", "tanh", "relu"]
 Dtype = Literal["float32", "bfloat16"]
 
@@ -43,6 +44,11 @@ clip_rewards = partial(
     help="Train on the sign of rewards; reported returns stay unclipped. none: on for Atari with protocol dqn2015.",
 )
 network = partial(option, help="Architecture; auto chooses by the shape of the observation.")
+observations = partial(
+    option,
+    help="How observations [H, W, C] are read: image (shades, divided by 255), board or vector (numbers, as they are). "
+    "auto: bytes with sides of 16 or more are images.",
+)
 hidden_sizes = partial(
     option,
     help="Widths of the dense layers. Default: those of the network's paper (64 64 for mlp).",

@@ -31,6 +31,7 @@ class PPO:
     normalize_rewards: bool = option(False, "Divide rewards by the running standard deviation of the discounted sum.")
     clip_rewards: bool | None = common.clip_rewards(None)
     network: common.Network = common.network("auto")
+    observations: common.Observations = common.observations("auto")
     hidden_sizes: tuple[int, ...] = common.hidden_sizes(())
     activation: common.Activation = common.activation("auto")
     compute_dtype: common.Dtype = common.compute_dtype("float32")

@@ -30,6 +30,7 @@ class PQN:
     layer_norm: bool = common.layer_norm(True)
     clip_rewards: bool | None = common.clip_rewards(None)
     network: common.Network = common.network("auto")
+    observations: common.Observations = common.observations("auto")
     hidden_sizes: tuple[int, ...] = common.hidden_sizes(())
     activation: common.Activation = common.activation("relu")
     compute_dtype: common.Dtype = common.compute_dtype("float32")
