@@ -102,18 +102,25 @@ def _target(name: str) -> str:
 
 
 def _load() -> ctypes.CDLL:
-    """Return the library, from the cache or compiled now. Raise OSError or SubprocessError if that fails."""
+    """Return the library, from the cache or compiled now. Raise OSError or SubprocessError if that fails.
+
+    A copy in the temporary folder loads also if the file system of the cache forbids execution (noexec).
+    """
     compiler = _compiler()
     cached = _cache_path(compiler)
-    if cached and _checksum_ok(cached):
-        with contextlib.suppress(OSError):  # a library that does not load is compiled again
-            return ctypes.CDLL(str(cached))
     with tempfile.TemporaryDirectory(prefix="jaxrl_fast_") as folder:
         library = Path(folder, "native.so")
+        if cached and _checksum_ok(cached):
+            with contextlib.suppress(OSError):
+                return ctypes.CDLL(str(cached))
+            with contextlib.suppress(OSError):
+                shutil.copy(cached, library)
+                return ctypes.CDLL(str(library))
+            library.unlink(missing_ok=True)  # it does not load, so it is compiled again
         compile_library(compiler, library)
         if cached:
             _write_cache(library, cached)
-        return ctypes.CDLL(str(cached if cached and _checksum_ok(cached) else library))
+        return ctypes.CDLL(str(library))
 
 
 def _compiler() -> str:

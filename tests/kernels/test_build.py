@@ -49,6 +49,32 @@ def test_a_damaged_library_is_compiled_anew(tmp_path):
         assert in_a_process(tmp_path) == ["True", "0", "True"]
 
 
+NO_EXECUTION = """
+import ctypes
+load = ctypes.CDLL
+
+
+def refuse(path, *others):
+    if path and sys.argv[1] in str(path):
+        raise OSError(f"{path}: failed to map segment from shared object")
+    return load(path, *others)
+
+
+ctypes.CDLL = refuse
+"""
+
+
+@needs_compiler
+def test_where_the_cache_may_not_be_executed_it_is_compiled_once(tmp_path):
+    """As on a home directory that is mounted noexec: a copy in the temporary folder loads."""
+    script = COUNTED.replace("import sys", "import sys" + NO_EXECUTION, 1)
+    counts = []
+    for _ in range(2):
+        command = [sys.executable, "-c", script, str(tmp_path / "kept")]
+        counts.append(subprocess.run(command, capture_output=True, text=True, check=True).stdout.split())
+    assert counts == [["True", "1", "True"], ["True", "0", "True"]]
+
+
 @needs_compiler
 def test_where_nothing_can_be_kept_it_is_compiled_each_time(tmp_path):
     (tmp_path / "file").touch()
