@@ -78,7 +78,12 @@ def _find(env_id: str) -> tuple[str, str]:
     """Return the backend and the name within it: ("gymnax", "CartPole-v1")."""
     backend, slash, name = env_id.partition("/")
     if slash and backend not in BACKENDS:
-        hint = _atari_hint(name) or nearest(backend, BACKENDS) or f"; choose {' or '.join(BACKENDS)}"
+        hint = (
+            _minatar_hint(backend, name)
+            or _atari_hint(name)
+            or nearest(backend, BACKENDS)
+            or f"; choose {' or '.join(BACKENDS)}"
+        )
         raise ValueError(f"unknown backend {backend!r} in environment {env_id!r}{hint}")
     name = name if slash else env_id
     if slash:
@@ -112,6 +117,14 @@ def _atari_hint(name: str) -> str:
     except ValueError:  # envpool is not installed
         known = bool(game[2])
     return f"; did you mean {env_id}?" if known else ""
+
+
+def _minatar_hint(backend: str, name: str) -> str:
+    """Return a hint for gymnasium's names of MinAtar's games, "MinAtar/Breakout-v1", or ""."""
+    game = re.fullmatch(r"(\w+?)(-v\d+)?", name)
+    env_id = f"gymnax/{game[1] if game else ''}-MinAtar"
+    is_game = backend.lower() == "minatar" and env_id in registered("gymnax")
+    return f"; did you mean {env_id}?" if is_game else ""
 
 
 def _is_installed(backend: str) -> bool:

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from functools import cache, partial
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import jax
@@ -652,6 +653,11 @@ class NoLimit(Countdown):
         pass
 
 
+class NoTimeLimit:
+    default_params, action_space = (), Countdown.action_space
+    reset_env, step_env = Countdown.reset_env, Countdown.step_env
+
+
 class Lists(Countdown):
     """A list after reset, a tuple after step."""
 
@@ -709,6 +715,7 @@ def not_vmapped(obs):
         (step_with(terminated=lambda x: None), "its terminated must be one number, got None; return it"),
         (step_with(terminated=lambda x: jnp.array([x, x])), "its terminated must be one number, got shape (2,)"),
         (NoLimit, "its is_truncated must be one number, got None; return it"),
+        (NoTimeLimit, "lacks is_truncated(state, params) of gymnax's interface; add it in a subclass"),
         (NoReturn, "step_env must return (obs, state, reward, terminated, info), got None; return it"),
         (NoStart, "reset_env must return (obs, state), got None; return it"),
         (Lists, "the containers of its state must not change, got [*, *] after reset and (*, *) after step"),
@@ -724,6 +731,25 @@ def test_what_an_environment_must_not_return_is_told_in_one_line(source, says):
         envs.make(source, N)
     assert "\n" not in str(refusal.value)
     assert says in str(refusal.value), refusal.value
+
+
+def test_a_discrete_space_of_another_library_is_one():
+    class Foreign(Countdown):
+        def action_space(self, params):
+            return SimpleNamespace(n=np.int64(3), shape=(), start=0)
+
+        def observation_space(self, params):
+            return SimpleNamespace(n=8, shape=())
+
+    env = envs.make(Foreign(), N)
+    assert env.spec.action == Discrete(3) and env.spec.obs.shape == (8,)
+
+    class Shifted(Countdown):
+        def action_space(self, params):
+            return SimpleNamespace(n=3, shape=(), start=1)
+
+    with pytest.raises(ValueError, match="unsupported action space"):
+        envs.make(Shifted(), N)
 
 
 def test_where_an_environment_of_ones_own_fails_is_told():

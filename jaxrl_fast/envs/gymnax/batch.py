@@ -86,8 +86,19 @@ def batch(single: Single, num_envs: int, host_config: HostEnvConfig | None = Non
         functools.partial(step, single),
         single.spec,
         to_env_action=jax.vmap(functools.partial(spaces.to_env_action, single.spec, single.bounds)),
+        info=_unscaled(single),
         resize=functools.partial(batch, single),
     )
+
+
+def _unscaled(single: Single) -> tuple[str, ...]:
+    """Return a line about images whose dtype does not say that their numbers are shades."""
+    space, obs = single.obs_space, single.spec.obs
+    is_image = getattr(obs, "ndim", 0) == 3 and jnp.issubdtype(obs.dtype, jnp.floating)
+    high = getattr(space, "high", None)
+    if not is_image or high is None or float(jnp.max(jnp.asarray(high))) != 255:
+        return ()
+    return ("observations are floats from 0 to 255: --agent.observations image divides them by 255",)
 
 
 def reset(single: Single, key: Key) -> tuple[State, TimeStep]:
@@ -188,6 +199,11 @@ def _check_interface(env_id: str, env: Any) -> None:
         REQUIRED_ATTRIBUTES[1:] if inspect.isclass(env) else REQUIRED_ATTRIBUTES
     )  # an instance may come with its parameters
     missing = [name for name in required if inspect.getattr_static(env, name, inspect) is inspect]
+    if missing == ["is_truncated"]:
+        raise ValueError(
+            f"{env_id} lacks is_truncated(state, params) of gymnax's interface; add it in a subclass: whether the time "
+            "limit is reached, or False without one"
+        )
     if missing:
         raise ValueError(
             f"{env_id} lacks {', '.join(missing)} of gymnax's interface; wrapping `reset` and `step` is not enough"

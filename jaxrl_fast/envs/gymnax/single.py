@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from gymnax.environments import spaces
 
 from jaxrl_fast import types
@@ -97,10 +98,18 @@ def _encode(obs: PyTree, space: Any, bits: bool) -> PyTree:
 def _encode_leaf(leaf: jax.Array, space: Any, bits: bool) -> jax.Array:
     if bits:
         return leaf.astype(bool)
-    if leaf.ndim == 0 and isinstance(space, spaces.Discrete):
+    if leaf.ndim == 0 and is_discrete(space):
         return jax.nn.one_hot(leaf, space.n, dtype=jnp.float32)
     leaf = jnp.atleast_1d(leaf)
     return leaf if leaf.dtype in (jnp.bool_, jnp.uint8) else leaf.astype(jnp.float32)
+
+
+def is_discrete(space: Any) -> bool:
+    """Return whether a space has the numbers 0 to n - 1: gymnax's Discrete, or a class like it of another library."""
+    if isinstance(space, spaces.Discrete):
+        return True
+    is_number = getattr(space, "shape", None) in ((), None) and getattr(space, "start", 0) == 0
+    return is_number and isinstance(getattr(space, "n", None), int | np.integer)
 
 
 def _is_minatar(env: Any) -> bool:
@@ -234,7 +243,7 @@ def _named_leaves(what: str, tree: PyTree) -> list[tuple[str, Any]]:
 def _action(env_id: str, space: Any) -> tuple[types.Discrete | types.Box, Any]:
     """Return the action space for agents, and the true bounds of a continuous one."""
     unsupported = f"{env_id}: unsupported action space, got {space}"
-    if isinstance(space, spaces.Discrete):
+    if is_discrete(space):
         if space.n < 1:
             raise ValueError(f"{env_id}: its action space must have at least 1 action, got {space.n}")
         return types.Discrete(int(space.n)), ()
