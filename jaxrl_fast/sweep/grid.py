@@ -6,6 +6,7 @@ Only modules that read options are imported, so that error messages appear at on
 import dataclasses
 import itertools
 import math
+import re
 import typing
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import ModuleType
@@ -28,6 +29,7 @@ from jaxrl_fast.config.settings import (
     resolve,
 )
 from jaxrl_fast.config.sources import Setting, from_mapping
+from jaxrl_fast.envs import BACKENDS
 from jaxrl_fast.sweep import scaling
 from jaxrl_fast.utils.option import Option, options_of
 from jaxrl_fast.utils.parsing import parse_int
@@ -129,6 +131,8 @@ def _sort_out(asked: Request, split: Any) -> tuple[list[Setting], dict[str, list
             refuse_unknown(setting, {**known, **OWN}, asked.algo, SWEEP)
         if setting.name == "run_dir":
             raise ValueError(f"{setting.origin}: cannot be combined with a sweep; use --sweep-dir")
+        if setting.name == "dry_run":
+            raise ValueError(f"{setting.origin}: cannot be combined with a sweep; use it with train")
         several = split(known[setting.name], setting)
         axes.pop(setting.name, None)
         if len(several) == 1:
@@ -157,6 +161,8 @@ def split_words(option: Option, setting: Setting) -> list[Setting]:
 def split_values(option: Option, setting: Setting) -> list[Setting]:
     """Return one setting for each element of a list, tuple, range or array, unless a tuple is a single value."""
     (value,) = setting.values
+    if isinstance(value, range) and len(value) > MAX_VALUES:
+        raise ValueError(f"{setting.origin}: has at most {MAX_VALUES} values, got {value}")
     value = value.tolist() if hasattr(value, "tolist") else value
     pair = setting.name == "env" and isinstance(value, tuple) and not isinstance((*value, "")[0], str | type)
     one = not option.sweepable or pair  # of an environment and its parameters
@@ -274,6 +280,8 @@ def _with_defaults(asked: Request) -> Request:
 def _range(option: Option, setting: Setting, text: str) -> list[str]:
     """Return the values of a range for an option that takes whole numbers: 0..4 gives 0 1 2 3 4."""
     first, dots, last = text.partition("..")
+    if is_integer(option) and re.fullmatch(r"\d+[-:]\d+", text):
+        raise ValueError(f"{setting.origin}: must be a range such as {re.sub('[-:]', '..', text)}, got {text!r}")
     if not dots or not is_integer(option):
         return [text]
     try:
@@ -288,7 +296,12 @@ def _range(option: Option, setting: Setting, text: str) -> list[str]:
 
 
 def _refuse_repeated(option: Option, several: list[Setting]) -> None:
-    values = [convert(option, setting) for setting in several]
-    for i, value in enumerate(values):
-        if value in values[:i]:
-            raise ValueError(f"{several[i].origin}: has {plain(value)} twice; keep one")
+    """Raise ValueError for a value that is given twice; CartPole-v1 and gymnax/CartPole-v1 are the same."""
+    seen = set()
+    for setting in several:
+        value = convert(option, setting)
+        key = value.removeprefix(f"{BACKENDS[0]}/") if option.name == "env" and isinstance(value, str) else value
+        key = key if type(key).__hash__ else repr(key)
+        if key in seen:
+            raise ValueError(f"{setting.origin}: has {plain(value)} twice; keep one")
+        seen.add(key)

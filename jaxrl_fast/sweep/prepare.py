@@ -16,7 +16,7 @@ from jaxrl_fast.config.paths import FORMAT, SWEEP_FILE
 from jaxrl_fast.config.settings import to_mapping
 from jaxrl_fast.runs import directory
 from jaxrl_fast.sweep import grid, slurm
-from jaxrl_fast.sweep.directory import FAILED, SweepPlan, read_plan
+from jaxrl_fast.sweep.directory import FAILED, SweepPlan, read_plan, unfinished
 from jaxrl_fast.sweep.grid import Group
 from jaxrl_fast.training import plan
 from jaxrl_fast.utils import files, warnings
@@ -39,6 +39,7 @@ def prepare(request: grid.SweepRequest) -> SweepPlan:
         sweep = read_plan(path_of(request.resume, "--resume"))
         _check_env_names(sweep)
         grid.offer_devices(group.settings for group in sweep.groups.values())
+        _check_can_continue(sweep)
     else:
         if sweep_options.workers > 1 or sweep_options.launcher != "local":
             _check_no_env_objects(request)
@@ -182,6 +183,19 @@ def _requested_folder(request: grid.SweepRequest) -> Path | None:
     if not is_folder_name(request.name):
         raise ValueError(f"--name: must be a name without folders, got {request.name!r}; use --sweep-dir for a path")
     return Path("sweeps") / request.name if request.name else None
+
+
+def _check_can_continue(sweep: SweepPlan) -> None:
+    """Raise ValueError for a mistake for which every unfinished group would fail: devices, and environments."""
+    from jaxrl_fast import envs
+
+    made: list[tuple[Any, Any]] = []
+    for name in unfinished(sweep):
+        options = sweep.groups[name].settings.options
+        plan.check_devices(options)
+        if (options.env, options.env_options) not in made:
+            envs.make(options.env, 1, **options.env_options)
+            made.append((options.env, options.env_options))
 
 
 def _check_env_names(sweep: SweepPlan) -> None:

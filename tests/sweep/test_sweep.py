@@ -28,7 +28,7 @@ from jaxrl_fast.sweep import __main__, directory, grid, prepare, runner, slurm
 from jaxrl_fast.sweep import report as sweep_report
 from jaxrl_fast.sweep import table as sweep_table
 from jaxrl_fast.training import memory, trainer
-from jaxrl_fast.utils import locks
+from jaxrl_fast.utils import devices, locks
 
 ROOT = Path(__file__).parents[2]
 TINY = "ppo --env CartPole-v1 --total-steps 512 --eval-episodes 2 --agent.rollout-length 16 --agent.hidden-sizes 4 "
@@ -185,6 +185,11 @@ MISTAKES = [
     ("ppo --seed 0..1M", ["--seed", "100000"]),
     ("ppo --seed 0..999 --num-envs 1..999", ["999000 combinations"]),
     ("ppo --seed 1,2,1e0", ["--seed: has 1 twice"]),
+    ("ppo --seed 0-4", ["--seed: must be a range such as 0..4, got '0-4'"]),
+    ("ppo --num-envs 8:16", ["--num-envs: must be a range such as 8..16, got '8:16'"]),
+    ("ppo --env CartPole-v1,gymnax/CartPole-v1", ["--env: has gymnax/CartPole-v1 twice; keep one"]),
+    ("--algo ppo", ["--algo: the algorithm is the first word; use python -m jaxrl_fast.sweep ppo"]),
+    ("ppo --dry-run", ["--dry-run: cannot be combined with a sweep; use it with train"]),
     ("ppo --agent.gamma 0.9,0.90", ["--agent.gamma: has 0.9 twice"]),
     ("ppo --agent.gamma 0.9,fast", ["--agent.gamma", "'fast'"]),
     ("ppo --agent.gamma 0.9,1.5", ["--agent.gamma", "at most 1"]),
@@ -555,6 +560,27 @@ def test_sweep_of_env_object_resumes_only_from_python(tmp_path, capsys):
     assert prepare.prepare(grid.from_keywords(**options)).folder == folder
 
 
+def test_mistake_that_fails_every_group_is_told_before_any(tmp_path, monkeypatch, capsys):
+    """A module that is missing now, and 64 bits: nothing is marked as failed."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    module = tmp_path / "soon_missing.py"
+    module.write_text("from gymnax.environments.classic_control.cartpole import CartPole as Own\n")
+    folder = tmp_path / "swept"
+    line = f"ppo --env soon_missing:Own --num-envs 2,4 --sweep-dir {folder}"
+    prepare.prepare(grid.from_command_line(line.split()))
+    before = sorted(folder.rglob("*"))
+    module.unlink()
+    monkeypatch.delitem(sys.modules, "soon_missing")
+    assert __main__.main(["--resume", str(folder)]) == 2
+    assert "soon_missing" in capsys.readouterr().err
+    module.write_text("from gymnax.environments.classic_control.cartpole import CartPole as Own\n")
+    monkeypatch.setattr(devices, "is_double", lambda: True)
+    assert __main__.main(["--resume", str(folder)]) == 2
+    assert "jax_enable_x64 is on" in capsys.readouterr().err
+    assert sorted(folder.rglob("*")) == before
+
+
 def test_resumed_sweep_of_env_instance_warns(tmp_path, monkeypatch, capsys):
     """Check that a class, which has an unambiguous name, does not warn."""
     monkeypatch.chdir(tmp_path)
@@ -580,6 +606,12 @@ def test_member_settings_ignore_object_address():
     first, second = (grid.from_keywords(algo="ppo", env=environment()) for _ in range(2))
     assert repr(first.groups[0].settings.options.env) != repr(second.groups[0].settings.options.env)
     assert list(prepare._member_settings(first.groups)) == list(prepare._member_settings(second.groups))
+
+
+def test_endless_range_is_refused_at_once():
+    """A list of these seeds would not fit into memory."""
+    with pytest.raises(ValueError, match=r"^seed: has at most 100000 values, got range\(0, 1000000000\)$"):
+        grid.from_keywords("ppo_cartpole", seed=range(10**9))
 
 
 def test_failed_group_is_recorded_and_others_run(pretend, monkeypatch, capsys):
