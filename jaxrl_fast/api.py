@@ -55,6 +55,8 @@ def fit(
         options |= {"env": options["resume"].env} if options["resume"].env is not None and "env" not in options else {}
         options["resume"] = options["resume"].folder
     check_callbacks(callbacks)
+    if options.get("dry_run"):
+        raise ValueError("dry_run: returns no run, got True; use python -m jaxrl_fast.train --dry-run")
     settings = plan.decide_num_envs(from_keywords(preset, algo, agent, **options))
     ready = plan.make_plan(settings)
     outcome = trainer.execute(ready, callbacks=callbacks)

@@ -19,12 +19,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def prepare(argv: Sequence[str]) -> plan.Plan:
     """Return the plan of the run that a command line asks for."""
-    return plan.make_plan(plan.decide_num_envs(load.from_command_line(argv)))
+    settings = plan.decide_num_envs(load.from_command_line(argv))
+    return plan.dry_plan(settings) if settings.options.dry_run else plan.make_plan(settings)
 
 
 def execute(ready: plan.Plan) -> int:
     """Train, print errors, and return the exit status."""
     try:
+        if ready.settings.options.dry_run:
+            trainer.dry_run(ready)
+            return 0
         outcome = trainer.execute(ready)
     except MemoryError as error:
         warnings.print_stderr(f"error: {error}")

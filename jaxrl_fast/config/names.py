@@ -43,6 +43,9 @@ def positive(name: str) -> str:
 
 def refuse_unknown(setting: Setting, known: Iterable[str], algo: str = "", program: str = PROGRAM) -> NoReturn:
     """Raise ValueError: no option has this name."""
+    if setting.name == "algo" and setting.on_command_line:
+        example = " ".join([program, *map(str, setting.values[:1] or ["ppo"])])
+        raise ValueError(f"{setting.origin}: the algorithm is the first word; use {example}")
     name = positive(setting.name.removeprefix("no_"))
     by_last = {known_name.removeprefix("agent."): known_name for known_name in (*known, "config")}
     last = name.removeprefix("agent.")

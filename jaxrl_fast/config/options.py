@@ -23,6 +23,8 @@ LAST_SEED = MAX_INDEX  # JAX reads a larger seed modulo 2^32, and a negative one
 DEFAULT = {"config": "ppo_cartpole", "stop_when_solved": True}  # without an algorithm, a preset or an environment
 STEPPING_OPTIONS = ("num_threads", "thread_affinity_offset")  # of an environment: how it is stepped, not what it does
 
+NOT_SAVED = ("run_dir", "name", "resume", "dry_run")  # of one start, and not of the run
+
 # How a run is watched, stored and executed: not what it computes.
 system = partial(option, resumable=True, sweepable=False)
 evaluation = partial(option, resumable="inexact")  # an evaluation resets host environments where a resume is exact
@@ -127,6 +129,7 @@ class Output:
     wandb: bool = system(False, "Log to Weights & Biases.")
     trackio: bool = system(False, "Log to trackio.")
     project: str = system("jaxrl_fast", "Project name for wandb and trackio.")
+    dry_run: bool = system(False, "Check and compile everything and print what it needs; train and write nothing.")
 
 
 @dataclass(frozen=True)

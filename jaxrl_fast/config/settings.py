@@ -17,6 +17,7 @@ from jaxrl_fast.config.convert import convert, read_values, without_no
 from jaxrl_fast.config.options import (
     DEFAULT,
     LAST_SEED,
+    NOT_SAVED,
     OF_RUN,
     Options,
     as_lists,
@@ -76,7 +77,8 @@ def request(algo: str, written: Sequence[Setting]) -> Request:
     if preset in CONFIGS:
         use = f"`train {preset}`, or algo={preset!r} from Python"
         raise ValueError(f"--config: must be a preset, got the algorithm {preset!r}; use {use}")
-    from_preset = [] if last is None else read_preset(preset)
+    names_env = any(s.name == "env" for s in written)
+    from_preset = [] if last is None else read_preset(preset, names_env)
     given = [s for s in written if s.name != "config"]
     return with_algorithm(Request(algo, preset, from_preset, given, by_default), f"preset {preset}")
 
@@ -164,8 +166,8 @@ def directory_of(setting: Setting, expected: str) -> str:
 
 
 def to_mapping(settings: Settings) -> dict[str, Any]:
-    """Return plain values for YAML, which `read_preset` reads back, without run_dir, name and resume."""
-    options = {f: getattr(settings.options, f) for f in OF_RUN if f not in ("run_dir", "name", "resume")}
+    """Return plain values for YAML, which `read_preset` reads back, without those of one start (NOT_SAVED)."""
+    options = {f: getattr(settings.options, f) for f in OF_RUN if f not in NOT_SAVED}
     options["env"] = written_env(options["env"])
     options["env_options"] = {name: as_lists(value) for name, value in options["env_options"].items()}
     agent = {k: list(v) if isinstance(v, tuple) else v for k, v in dataclasses.asdict(settings.agent).items()}

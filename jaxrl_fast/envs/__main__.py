@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from jaxrl_fast import cli, envs
-from jaxrl_fast.utils import formatting
+from jaxrl_fast.utils import devices, formatting
 from jaxrl_fast.utils.parsing import nearest
 
 MAX_DESCRIBED = 40  # environments of a backend; if there are more, only names are listed
@@ -40,6 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def prepare(argv: Sequence[str]) -> tuple[dict[str, list[str]], Options]:
     """Return the ids of each backend that match."""
     words, options = cli.read(USAGE, argv)
+    devices.check_device()
     pattern = words[0] if words else ""
     found: dict[str, list[str]] = {}
     everything: list[str] = []

@@ -20,7 +20,7 @@ from jaxrl_fast.parallel.placement import SHARDS
 from jaxrl_fast.runs import checkpoint, files
 from jaxrl_fast.training import build
 from jaxrl_fast.types import Agent, Env, Parallelism, PyTree
-from jaxrl_fast.utils import warnings
+from jaxrl_fast.utils import devices, warnings
 from jaxrl_fast.utils.parsing import parse_float
 from jaxrl_fast.utils.random import key_of_seed
 
@@ -45,6 +45,7 @@ class SavedRun(NamedTuple):
 def open_env(folder: Path, env: Any = None, num_envs: int = 1, play_seed: int = 0) -> tuple[Settings, Env]:
     """Return the run's settings and `num_envs` environments for evaluation; `play_seed` seeds those on the host."""
     settings = resume.of_run(folder)
+    devices.check_device()
     options = settings.options if env is None else dataclasses.replace(settings.options, env=env)
     resume.check_env(folder, options.env)
     host_config = build.host_env_config(options, build.WATCHING, play_seed)

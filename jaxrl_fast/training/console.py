@@ -68,6 +68,8 @@ def announce(plan: Plan, terminal: Console) -> None:
     """Print the settings of a run before it starts."""
     import jax
 
+    from jaxrl_fast.networks import torso
+
     options = plan.settings.options
     backend, _, name = plan.env.spec.id.rpartition("/")
     last_seed = options.seed + options.num_seeds - 1
@@ -83,6 +85,10 @@ def announce(plan: Plan, terminal: Console) -> None:
     terminal.print(f"jaxrl_fast {__version__}   {' · '.join(p for p in parts if p)}")
     if hasattr(plan.settings.agent, "describe"):
         terminal.print(plan.settings.agent.describe(options.num_envs))
+    agent_config = plan.settings.agent
+    if hasattr(agent_config, "network") and hasattr(agent_config, "observations"):
+        reading = torso.describe(plan.env.spec.obs, agent_config.network, agent_config.observations)
+        terminal.print(f"network  {reading}")
     first_learning = getattr(plan.settings.agent, "first_learning", lambda _: 0)
     first, last = first_learning(options.num_envs), plan.num_updates * plan.steps_per_update
     if first >= last:
@@ -159,21 +165,35 @@ def timed(terminal: Console, activity: str, done: str) -> Iterator[None]:
 
 
 def print_compiled(plan: Plan, terminal: Console, program: "Program", cached: str) -> None:
-    """Print the duration of compiling, and warn if the program needs more memory than is free."""
+    """Print the duration of compiling. Raise MemoryError if the program needs more memory than is free."""
     num_devices = plan.placement.num_devices
     needed, free = num_devices * program.memory, memory.free_bytes(num_devices)
     duration = formatting.seconds(program.compile_time_s)
     terminal.print(f"compiled in {duration}{cached}   needs {memory.format_bytes(needed)}")
     if free is not None and needed > free:
-        warnings.warn(memory_needed(plan, program.memory))
+        raise MemoryError(memory_needed(plan, program.memory))
+
+
+def print_dry_run(plan: Plan, terminal: Console) -> None:
+    """Print the shapes and the length of a run that is not going to be trained."""
+    import jax
+
+    options, spec = plan.settings.options, plan.env.spec
+    obs = ", ".join(f"{part.dtype}{list(part.shape)}" for part in jax.tree.leaves(spec.obs))
+    terminal.print(f"shapes  observation {obs}   action {spec.action}   rollout {plan.agent.rollout_length} steps")
+    steps = formatting.short_number(plan.num_updates * plan.steps_per_update)
+    each = f"{plan.agent.rollout_length} steps in each of {options.num_envs} environments"
+    terminal.print(f"dry run: {plan.num_updates} updates of {each} ({steps} steps); nothing was trained or written")
 
 
 def memory_needed(plan: Plan, program_memory: int) -> str:
     """Return a sentence about the memory that the program needs on all devices, and the free memory."""
-    num_devices = plan.placement.num_devices
-    free = memory.free_bytes(num_devices)
+    num_devices, num_envs = plan.placement.num_devices, plan.settings.options.num_envs
+    needed, free = num_devices * program_memory, memory.free_bytes(num_devices)
     there = "" if free is None else f", and {memory.format_bytes(free)} are free"
-    return f"the program needs {memory.format_bytes(num_devices * program_memory)} of memory{there}"
+    if free is not None and needed > free:
+        there += f", enough for about {int(num_envs * free / needed)} of the {num_envs} environments"
+    return f"the program needs {memory.format_bytes(needed)} of memory{there}"
 
 
 def print_summary(plan: Plan, terminal: Console, summary: Mapping[str, Any]) -> None:

@@ -64,6 +64,18 @@ def execute(plan: Plan, terminal: Console | None = None, callbacks: Sequence[Any
         return trainer.outcome()
 
 
+def dry_run(plan: Plan) -> None:
+    """Compile the program of a run, and print what the run would need. Nothing is trained or written."""
+    from jaxrl_fast.training import startup
+    from jaxrl_fast.training.progress import RunProgress
+
+    with contextlib.closing(make_console(plan.settings.options.log_level)) as terminal:
+        console.announce(plan, terminal)
+        startup.open_envs(plan, terminal)
+        startup.compile_program(RunProgress(plan), terminal, None)
+        console.print_dry_run(plan, terminal)
+
+
 class Trainer:
     """Carries out the schedule of a compiled run."""
 

@@ -10,10 +10,12 @@ from typing import Any
 def configure_cpu_devices(number: int | str = "auto") -> None:
     """Set the number of CPU devices: one per core for "auto", and never fewer than were set before.
 
-    This has no effect once JAX has initialized its devices.
+    This has no effect once JAX has initialized its devices, and "auto" has none if JAX_NUM_CPU_DEVICES is set.
     """
     import jax
 
+    if number == "auto" and os.environ.get("JAX_NUM_CPU_DEVICES"):
+        return
     with contextlib.suppress(RuntimeError):  # already initialized, as in a notebook that has used JAX
         count = num_cores() if number == "auto" else int(number)
         jax.config.update("jax_num_cpu_devices", max(count, jax.config.values["jax_num_cpu_devices"]))

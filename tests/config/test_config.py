@@ -314,6 +314,9 @@ MISTAKES = [
     ("ppo --agent.hidden-sizes", ["--agent.hidden-sizes: needs a value, or several\n"]),
     ("ppo --env-option", ["--env-option: needs a value, or several\n"]),
     ("ppo --env __main__:Nothing", ["was defined in a script's __main__", "pass it from Python as env"]),
+    ("--algo dqn", ["--algo: the algorithm is the first word; use python -m jaxrl_fast.train dqn\n"]),
+    ("ppo --env MinAtar/Breakout-v1", ["did you mean gymnax/Breakout-MinAtar?\n"]),
+    ("ppo --env MinAtar/Breakout", ["did you mean gymnax/Breakout-MinAtar?\n"]),
     ("--preset ppo_pong", ["--preset: there is no such option; did you mean --config?\n"]),
     ("dqn --clip-eps 1", ["--clip-eps: there is no such option; did you mean --agent.clip-rewards?\n"]),
     ("ppo CartPole-v1", ["unexpected argument 'CartPole-v1'; only the algorithm is positional (use --env NAME)\n"]),
@@ -504,6 +507,10 @@ MISTAKES = [
     ("ppo --on-nonfinite ignore", ["--on-nonfinite", "'stop' or 'continue'"]),
     ("--resume", ["--resume: needs a value; give a run directory\n"]),
     ("--resume=", ["--resume: must be a run directory, got ''\n"]),
+    (
+        "--config members.yaml",
+        ["--config: a preset cannot hold several values of seed, agent.learning_rate, got 2 members of a sweep in "],
+    ),
     ("--config goes_on.yaml", ["goes_on.yaml: a preset cannot name a run to resume; use --resume a_run\n"]),
     ("--seed 3 ppo", ["--seed: takes one value, got 3 ppo\n"]),
     ("--agent.anneal-lr ppo", ["--agent.anneal-lr: must be true or false, got 'ppo'\n"]),
@@ -585,6 +592,8 @@ FILES = {
     "unknown_algo.yaml": "algo: sarsa\n",
     "empty.yaml": "# nothing\n",
     "goes_on.yaml": "resume: a_run\nseed: 3\n",
+    "members.yaml": "algo: ppo\nmeta:\n  members:\n"
+    "  - {seed: 0, agent.learning_rate: 1e-3}\n  - {seed: 5, agent.learning_rate: 4e-3}\n",
 }
 
 

@@ -23,8 +23,9 @@ from gymnax.environments import spaces
 from jax.experimental.compilation_cache import compilation_cache
 
 import jaxrl_fast
-from jaxrl_fast import train
+from jaxrl_fast import evaluate, train, video
 from jaxrl_fast.config import load
+from jaxrl_fast.envs import __main__ as envs_command
 from jaxrl_fast.kernels import build
 from jaxrl_fast.loggers import jsonl, terminal
 from jaxrl_fast.parallel import program
@@ -790,6 +791,44 @@ def test_a_program_without_room_is_one_line(tmp_path, capsys, monkeypatch):
     assert summary["status"] == "failed" and f"error: {summary['failure']}" == said
 
 
+def test_a_program_that_cannot_fit_is_not_begun(tmp_path, capsys, monkeypatch):
+    """Known once it is compiled: it needs all that is free and more."""
+    monkeypatch.setattr(console.memory, "free_bytes", lambda *_: 100)
+    monkeypatch.setattr(dispatcher, "Dispatcher", lambda *_: pytest.fail("it began"))
+    ready = plan(tmp_path / "run")
+    assert train.execute(ready) == 1
+    said = capsys.readouterr().err.splitlines()[-1]
+    found = re.fullmatch(
+        r"error: out of memory: the program needs .* of memory, and 100 B are free, enough for about (\d+) of the "
+        r"(\d+) environments; fewer environments or seeds need less",
+        said,
+    )
+    assert found and int(found[1]) < int(found[2]) == ready.settings.options.num_envs
+
+
+def test_a_dry_run_says_everything_and_writes_nothing(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    line = "ppo --env CartPole-v1 --num-envs 8 --total-steps 10k --agent.rollout-length 16 --seed 3 --dry-run"
+    assert train.main(line.split()) == 0
+    said = capsys.readouterr().out
+    for words in (
+        "seed 3",
+        "memory  parameters",
+        "run  runs/ppo_CartPole-v1_s3_",
+        "compiled in",
+        "shapes  observation float32[4]   action Discrete(num=2)   rollout 16 steps",
+        "dry run: 79 updates of 16 steps in each of 8 environments (10.1k steps); nothing was trained or written",
+    ):
+        assert words in said, words
+    assert not list(tmp_path.iterdir())
+    assert train.main([*line.split(), "--agent.num-minibatches", "7"]) == 2
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken" / "thesis.txt").touch()
+    assert train.main([*line.split(), "--run-dir", "taken"]) == 2
+    with pytest.raises(ValueError, match=r"^dry_run: returns no run"):
+        jaxrl_fast.fit("ppo_cartpole", dry_run=True)
+
+
 def test_what_an_environment_raises_is_the_reason_in_the_summary(tmp_path):
     """JAX reports a callback's traceback, the error itself in its last line."""
 
@@ -812,13 +851,22 @@ def test_what_an_environment_raises_is_the_reason_in_the_summary(tmp_path):
     assert summary["status"] == "failed" and summary["failure"].endswith(": RuntimeError: boom")
 
 
-def test_a_device_that_is_not_there_is_one_line(monkeypatch):
+def test_a_device_that_is_not_there_is_one_line(monkeypatch, tmp_path, capsys):
     def absent():
         raise AssertionError
 
     monkeypatch.setattr(jax, "local_devices", absent)
-    with pytest.raises(ValueError, match=r"^JAX_PLATFORMS=cpu: JAX finds no device \(the platform is not supported\)$"):
+    message = r"^JAX_PLATFORMS=cpu: JAX finds no device \(the platform is not supported\)$"
+    with pytest.raises(ValueError, match=message):
         planning.validate_plan(load.from_keywords("ppo_cartpole"))
+    (tmp_path / "config.yaml").write_text("algo: ppo\nenv: CartPole-v1\nmeta: {format: 2}\n")
+    with pytest.raises(ValueError, match=message):
+        jaxrl_fast.load(tmp_path)
+    for command in (evaluate.main, video.main):
+        assert command([str(tmp_path)]) == 2
+    assert envs_command.main(["CartPole"]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 3 and all(re.search(message[1:], line) for line in lines)
 
 
 def test_memory_in_use_is_the_process_own():
@@ -827,3 +875,15 @@ def test_memory_in_use_is_the_process_own():
     parent = f"import subprocess, sys; big = bytearray(300_000_000); subprocess.run([sys.executable, '-c', {child!r}])"
     done = subprocess.run([sys.executable, "-c", parent], capture_output=True, text=True, check=True)
     assert 5_000 < int(done.stdout) < 100_000
+
+
+@pytest.mark.parametrize(("variable", "number"), [("", None), ("1", 1), ("3", 3)])
+def test_jaxs_own_variable_decides_the_number_of_devices(variable, number):
+    """In a process of its own, for JAX reads it once."""
+    script = "import jax; from jaxrl_fast.utils import devices; devices.configure_cpu_devices(); "
+    script += "print(jax.local_device_count(), devices.num_cores())"
+    environ = {name: value for name, value in os.environ.items() if name != "JAX_NUM_CPU_DEVICES"}
+    environ |= {"JAX_NUM_CPU_DEVICES": variable} if variable else {}
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environ, check=True)
+    found, cores = map(int, done.stdout.split())
+    assert found == (number if variable else cores)
