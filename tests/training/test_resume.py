@@ -281,7 +281,7 @@ def test_records_whose_line_ends_were_changed_are_not_cut(tmp_path, unbroken, ca
         ("seed: 0", "seed: 3", "seed was 0"),
         ("gamma: 0.99", "gamma: 0.9", "agent.gamma was 0.99"),
         ("num_envs: 8", "num_envs: 16", "num_envs was 8"),
-        ("env: gymnax/CartPole-v1", "env: Acrobot-v1", "env was gymnax/CartPole-v1"),
+        ("env: gymnax/CartPole-v1", "env: Acrobot-v1", "env was CartPole-v1"),
         ("algo: pqn", "algo: ppo", ""),
     ],
 )
