@@ -336,6 +336,42 @@ def test_an_optimizer_has_one_form_on_every_device(width, monkeypatch):
     assert jax.tree.map(jnp.shape, shapes()) == jax.tree.map(jnp.shape, here)
 
 
+@pytest.mark.parametrize("log_std", [-1.3, 0.0, 0.7])
+def test_a_policy_begins_with_the_log_std_that_is_asked_for(log_std):
+    """The density of the mode of D independent Gaussians is (2 pi)^(-D / 2) times the product of 1 / std."""
+    spec = types.EnvSpec("test", jax.ShapeDtypeStruct((4,), jnp.float32), types.Box((3,)), 2)
+    agent = ppo.make(ppo.Config(rollout_length=8, hidden_sizes=(8,), log_std_init=log_std), spec, 10)
+    state = jax.jit(agent.init)(jax.random.key(0))
+    pi = ppo.policy(agent.explore.args[0], state, PolicyInput(jnp.ones((2, 4))))
+    np.testing.assert_allclose(pi.log_prob(pi.mode()), -3 * (log_std + 0.5 * np.log(2 * np.pi)), rtol=1e-5)
+    noise = jax.tree.map(lambda x: x[0], agent.sample_noise(jax.random.key(1), 1, 20_000))
+    inputs = PolicyInput(jnp.ones((20_000, 4)))
+    actions = agent.explore(state, inputs, (), noise).action - agent.exploit(state, inputs, (), None).action
+    np.testing.assert_allclose(actions.std(0), np.exp(log_std), rtol=0.03)
+
+
+@pytest.mark.parametrize("action", [types.Discrete(5), types.Box((2,))], ids=["discrete", "continuous"])
+def test_both_policies_see_normalized_observations(action):
+    """Acting and evaluating on raw observations is the plain agent on (obs - mean) / std."""
+    spec = types.EnvSpec("test", jax.ShapeDtypeStruct((4,), jnp.float32), action, 64)
+    make = lambda normalize: ppo.make(
+        ppo.Config(rollout_length=8, hidden_sizes=(16,), normalize_observations=normalize), spec, 10
+    )
+    normalizing, plain = make(True), make(False)
+    state = jax.jit(normalizing.init)(jax.random.key(0))
+    state = state._replace(params=jax.tree.map(lambda x: 30 * x, state.params))  # so that actions differ
+    stats = state.observations._replace(mean=jnp.full(4, 100.0), var=jnp.full(4, 4.0), num_rows=jnp.float32(1000))
+    state, without = state._replace(observations=stats), state._replace(observations=())
+    standardized = jnp.asarray(np.random.default_rng(0).normal(size=(64, 4)), jnp.float32)
+    raw = 100 + 2 * standardized
+    noise = jax.tree.map(lambda x: x[0], normalizing.sample_noise(jax.random.key(1), 1, 64))
+    for name in ("explore", "exploit"):
+        act = lambda agent, state, obs: getattr(agent, name)(state, PolicyInput(obs), (), noise).action  # noqa: B023
+        expected = act(plain, without, standardized)
+        np.testing.assert_allclose(act(normalizing, state, raw), expected, rtol=1e-3, atol=1e-3, err_msg=name)
+        assert not np.allclose(act(plain, without, raw), expected, atol=1e-2), name
+
+
 def test_target_kl_ends_an_update():
     """A tiny bound: after the first minibatch has moved the policy, nothing moves any more."""
     env = probes.best_action_of_observation(16)

@@ -123,6 +123,18 @@ def learn(env, num_updates=200, **config):
     return answer
 
 
+def test_targets_bootstrap_from_the_best_action_and_not_from_the_one_taken():
+    """Every action is random here: what acting keeps is the largest value of each row all the same."""
+    context = context_of(num_envs=64, epsilon_start=1.0, epsilon_end=1.0)
+    state = pqn.State(jnp.float32(np.random.default_rng(0).normal(size=(8, 2))), (), jnp.int32(0))
+    obs = jnp.float32(np.arange(64) % 8)[:, None]
+    noise = jax.tree.map(lambda x: x[0], make(num_envs=64).sample_noise(jax.random.key(0), 1, 64))
+    decision = pqn.explore(context, state, PolicyInput(obs), (), noise)
+    values = np.asarray(state.params)[np.arange(64) % 8]
+    np.testing.assert_array_equal(decision.extras, values.max(-1))
+    assert (np.asarray(decision.action) != values.argmax(-1)).any()
+
+
 def test_it_learns_a_delayed_consequence():
     value, action = learn(probes.delayed_consequence(8))([[0, 0], [-1, 1], [1, 1]])
     assert action[0] == 1

@@ -411,6 +411,19 @@ def test_the_middle_and_the_ends_of_an_action_are_exact():
     assert single.spec.action == Box((1,))
 
 
+def test_bounds_need_not_be_symmetric():
+    """An action of [-1, 1] is low + (action + 1) / 2 (high - low), in each part of its own."""
+
+    class Lopsided(Countdown):
+        def action_space(self, params):
+            return spaces.Box(np.float32([-1, 0]), np.float32([3, 10]), (2,))
+
+    single = envs.make(Lopsided(), 1).step.args[0]
+    actions = jnp.array([[-1.0, -1.0], [0.0, 0.0], [1.0, 1.0], [0.5, -0.5], [-9.0, 9.0]])
+    scaled = jax.vmap(partial(envs_spaces.to_env_action, single.spec, single.bounds))(actions)
+    np.testing.assert_array_equal(scaled, [[-1, 0], [1, 5], [3, 10], [2, 2.5], [-1, 10]])
+
+
 @pytest.mark.parametrize("env_id, limit", [("gymnax/MountainCar-v0", 5), ("gymnax/CartPole-v1", 4)])
 def test_time_that_runs_out_ends_an_episode_and_no_value(env_id, limit):
     env = envs.make(env_id, N, max_steps_in_episode=limit)

@@ -6,6 +6,7 @@ import yaml
 import jaxrl_fast
 from jaxrl_fast import train
 from jaxrl_fast.agents import configs
+from jaxrl_fast.agents.configs import common
 from jaxrl_fast.config import load
 from jaxrl_fast.training import calibrate, plan, summary
 from jaxrl_fast.training.calibrate import Trial
@@ -103,6 +104,15 @@ def test_what_does_not_fit_into_memory_is_too_many(monkeypatch):
     monkeypatch.setattr(program, "build", lambda *_: pytest.fail("it was compiled"))
     trial = calibrate.measure_count(settings(), 2)
     assert trial.too_many and "does not fit into memory" in trial.why
+
+
+@pytest.mark.parametrize("num_envs", [2, 4])
+def test_the_rate_is_environment_steps_a_second(num_envs, monkeypatch):
+    """10 updates a second of rollout_length steps in each environment."""
+    monkeypatch.setattr(calibrate, "measure", lambda *_: 10.0)
+    given = settings()
+    length = common.rollout_length(given.agent, num_envs)
+    assert calibrate.measure_count(given, num_envs).rate == 10 * length * num_envs
 
 
 def test_a_trial_trains_really(monkeypatch):
