@@ -186,6 +186,8 @@ def check_devices(options: Options) -> None:
         raise ValueError("jax_enable_x64 is on, but training requires 32-bit mode; unset JAX_ENABLE_X64")
     if not devices.compiles():
         raise ValueError("jax_disable_jit is on, but training is one compiled program; unset JAX_DISABLE_JIT")
+    for problem in devices.unsupported_settings():
+        raise ValueError(problem)
 
 
 def check_unsolved(options: Options, saved: "Checkpoint | None") -> None:

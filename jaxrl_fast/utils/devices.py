@@ -70,6 +70,20 @@ def is_double() -> bool:
     return bool(jax.config.jax_enable_x64)  # type: ignore[attr-defined]
 
 
+def unsupported_settings() -> list[str]:
+    """Return a sentence for each other setting of JAX under which nothing can be trained."""
+    import jax
+
+    values, found = jax.config.values, []
+    if values.get("jax_numpy_dtype_promotion") == "strict":
+        found.append("jax_numpy_dtype_promotion is strict, but environments mix types; unset JAX_NUMPY_DTYPE_PROMOTION")
+    if values.get("jax_debug_infs"):
+        found.append("jax_debug_infs is on, but inf stands for `no episode ended` in metrics; unset JAX_DEBUG_INFS")
+    if not jax.sharding.get_abstract_mesh().empty:
+        found.append("a mesh is set, but a run makes its own; train outside of jax.set_mesh")
+    return found
+
+
 def release_envs(envs: Iterable[Any]) -> None:
     """Clear compiled programs, which hold the addresses of pools, and then close the environments."""
     import jax

@@ -851,6 +851,21 @@ def test_what_an_environment_raises_is_the_reason_in_the_summary(tmp_path):
     assert summary["status"] == "failed" and summary["failure"].endswith(": RuntimeError: boom")
 
 
+@pytest.mark.parametrize(
+    ("context", "words"),
+    [
+        (lambda: jax.numpy_dtype_promotion("strict"), "jax_numpy_dtype_promotion is strict, .*; unset "),
+        (lambda: jax.debug_infs(True), "jax_debug_infs is on, .*; unset JAX_DEBUG_INFS"),
+        (lambda: jax.set_mesh(jax.make_mesh((1,), ("x",), devices=jax.devices()[:1])), "outside of jax.set_mesh"),
+    ],
+    ids=["promotion", "infs", "mesh"],
+)
+def test_a_setting_of_jax_that_cannot_be_is_one_line(context, words, tmp_path):
+    with context(), pytest.raises(ValueError, match=words) as refusal:
+        jaxrl_fast.fit("ppo_cartpole", run_dir=str(tmp_path / "run"))
+    assert "\n" not in str(refusal.value) and not (tmp_path / "run").exists()
+
+
 def test_a_device_that_is_not_there_is_one_line(monkeypatch, tmp_path, capsys):
     def absent():
         raise AssertionError
