@@ -175,6 +175,7 @@ OVERLAPPING = [
 
 
 @pytest.mark.parametrize(("algo", "options"), OVERLAPPING)
+@pytest.mark.slow
 def test_an_update_in_parts_is_the_update(algo, options):
     """Wherever it is cut."""
     env = probes.best_action_of_observation(4)
@@ -198,6 +199,7 @@ def test_an_update_in_parts_is_the_update(algo, options):
     ("algo", "options", "num_shards"),
     [(*OVERLAPPING[0], 1), (*OVERLAPPING[2], 1), slow(*OVERLAPPING[1], 1), *(slow(*case, 2) for case in OVERLAPPING)],
 )
+@pytest.mark.slow
 def test_what_overlaps_learns_from_the_rollout_before(algo, options, num_shards):
     """Row for row what is played, by the parameters before the last update, and what whole updates make of it."""
     num_updates, options = 4, options | dict(rollout_length=12)  # gradient steps do not divide evenly
@@ -341,17 +343,20 @@ def test_games_that_begin_anew_cut_what_is_to_be_learned_from():
 
 
 @each_algorithm
+@pytest.mark.slow
 def test_no_key_is_used_twice(algo, options, strict_keys):
     jax.jit(training_of(algo, options, 3), compiler_options=probes.QUICK)(jax.random.key(0))
 
 
 @pytest.mark.parametrize("algo", ["ppo", "pqn"])
+@pytest.mark.slow
 def test_no_key_is_used_twice_where_play_overlaps(algo, strict_keys):
     overlapping = lambda env: probes.pooled(env, overlap=True)
     jax.jit(training_of(algo, SHORT, 3, overlapping), compiler_options=probes.QUICK)(jax.random.key(0))
 
 
 @each_algorithm
+@pytest.mark.slow
 def test_no_index_is_out_of_bounds(algo, options):
     """While it runs, DQN twice around its replay. XLA would clamp or drop such indices and say nothing."""
     checked = checkify.checkify(training_of(algo, options, 9), errors=checkify.index_checks)
@@ -359,6 +364,7 @@ def test_no_index_is_out_of_bounds(algo, options):
     error.throw()
 
 
+@pytest.mark.slow
 def test_splitting_environments_over_devices_learns_from_all_of_them():
     """Two devices of 8 environments: parameters stay equal on both, and counts are of all 16."""
     devices = 2

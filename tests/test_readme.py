@@ -61,6 +61,7 @@ def test_every_preset_named_is_shipped():
 
 
 @pytest.mark.parametrize("line", BEGUN)
+@pytest.mark.slow
 def test_commands_that_are_shown_would_begin(line):
     """Options, environments, and numbers that fit each other: all that is refused before anything is compiled."""
     program, *argv = shlex.split(line)

@@ -39,6 +39,7 @@ def test_no_algorithm_is_left_out():
 
 @pytest.mark.parametrize("clip_rewards", [True, False])
 @each_algorithm
+@pytest.mark.slow
 def test_rewards_that_are_clipped_count_by_their_signs(algo, clip_rewards):
     """Rewards of 7 and of 1/2 leave the bits that rewards of 1 do, in all of the state and in metrics."""
     env = probes.best_action(NUM_ENVS)
@@ -146,6 +147,7 @@ def test_without_annealing_the_learning_rate_stays(algo):
 
 @pytest.mark.parametrize("num_shards", [1, 2])
 @pytest.mark.parametrize("algo", ["dqn", "pqn"])
+@pytest.mark.slow
 def test_epsilon_is_reported_as_the_mean_over_all_environments(algo, num_shards):
     """From 1 to .1 over 100 steps of all of them, each to a power from 1 to 4."""
     num_envs = num_shards * NUM_ENVS

@@ -407,6 +407,7 @@ def rollouts_of(env, agent, num_rollouts, seed=1):
 
 
 @pytest.mark.parametrize(("prioritized", "num_steps"), [(False, 3), (True, 1)])
+@pytest.mark.slow
 def test_shards_learn_what_one_device_does(prioritized, num_steps, monkeypatch):
     """Two devices of 2 environments are 4, where each draws its part of the same batch.
 

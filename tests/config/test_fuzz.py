@@ -52,12 +52,14 @@ def only_sentences(read, kind):
 
 @settings(max_examples=500)
 @given(arguments(OF_TRAINING))
+@pytest.mark.slow
 def test_any_command_line_is_settings_or_a_sentence(words):
     only_sentences(lambda: load.from_command_line(words), Settings)
 
 
 @settings(max_examples=500)
 @given(YAML)
+@pytest.mark.slow
 def test_any_preset_is_settings_or_a_sentence(content):
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "preset.yaml"

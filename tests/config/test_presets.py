@@ -100,6 +100,7 @@ ALGORITHMS = "ppo_cartpole", "dqn_cartpole", "pqn_minatar_breakout"
 
 
 @pytest.mark.parametrize("name", [*ALGORITHMS, *map(slow, ("ppo_pendulum", "rainbow_acrobot", *OF_ATARI))])
+@pytest.mark.slow
 def test_a_preset_becomes_a_program_for_a_gpu(name, monkeypatch):
     """Nothing in it is for CPUs alone, as our functions in C are, which the same program for a CPU calls."""
     platform = jax.default_backend()

@@ -338,6 +338,7 @@ def evaluate_by_envpool(pool, act, num_games):
     return found, ~rows[-1][2]
 
 
+@pytest.mark.slow
 def test_evaluations_score_whole_games_with_all_their_lives():
     """The first two games of each environment, twice; envpool's own API plays them by the same policy.
 
@@ -688,6 +689,7 @@ def test_an_exploring_evaluation_has_the_environments_of_one_pool(algo, tmp_path
     ("env", "kept"),
     [("envpool/CartPole-v1", set()), slow("gymnax/CartPole-v1", {"jit_begin", "jit_chunk", "jit__lambda"})],
 )
+@pytest.mark.slow
 def test_no_program_of_a_pool_is_kept_for_later_processes(env, kept, tmp_path, monkeypatch):
     """None of them would find it again."""
     monkeypatch.delenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", raising=False)

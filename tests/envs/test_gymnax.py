@@ -828,6 +828,7 @@ def test_no_state_after_an_episode_is_stepped(num_envs, num_seeds):
 
 
 @pytest.mark.parametrize("options", [dict(), dict(num_seeds=2), dict(devices=2)], ids=str)
+@pytest.mark.slow
 def test_no_state_after_an_episode_is_stepped_in_training_and_evaluation(options, tmp_path):
     source = Tokens()
     settings = dict(num_envs=8, total_steps=512, eval_episodes=4, run_dir=str(tmp_path / "run"), devices=1) | options

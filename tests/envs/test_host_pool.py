@@ -298,6 +298,7 @@ SHORT = dict(
 
 
 @pytest.mark.parametrize("options", [{}, dict(async_pools=2), dict(async_pools=2, overlap=True)], ids=str)
+@pytest.mark.slow
 def test_ppo_trains_and_evaluates(options, tmp_path):
     run = jaxrl_fast.fit(**SHORT, **options, run_dir=str(tmp_path / "run"))
     assert run.summary["status"] == "done" and run.summary["env_steps"] == 320
@@ -307,6 +308,7 @@ def test_ppo_trains_and_evaluates(options, tmp_path):
     assert EVENTS.count(("close",)) == max(options.get("async_pools", 0), 1) + 1 and not host_pool.OPEN_POOLS
 
 
+@pytest.mark.slow
 def test_an_exact_resume_reseeds_at_checkpoints(tmp_path):
     options = SHORT | dict(exact_resume=True, save_every=160, eval_every=160)
     jaxrl_fast.fit(**options, run_dir=str(tmp_path / "run"))

@@ -65,6 +65,7 @@ def swing(place):
     )
 
 
+@pytest.mark.slow
 def test_load_last_equals_final_agent(cart):
     trained = jaxrl_fast.load(cart, which="last")
     obs = np.random.default_rng(0).normal(size=(16, 4)).astype(np.float32)

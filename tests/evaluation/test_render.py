@@ -106,6 +106,7 @@ def test_board_draws_every_channel(name):
 
 
 @pytest.mark.parametrize("name", [name for name in render.RENDERERS if name in ("Acrobot-v1", "Pendulum-v1", *GAMES)])
+@pytest.mark.slow
 def test_find_renders_env_observations(name):
     env = envs.make(name, 1)
     obs = np.asarray(env.reset(jax.random.key(0))[1].obs[0])

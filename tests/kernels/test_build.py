@@ -65,6 +65,7 @@ ctypes.CDLL = refuse
 
 
 @needs_compiler
+@pytest.mark.slow
 def test_where_the_cache_may_not_be_executed_it_is_compiled_once(tmp_path):
     """As on a home directory that is mounted noexec: a copy in the temporary folder loads."""
     script = COUNTED.replace("import sys", "import sys" + NO_EXECUTION, 1)
@@ -76,6 +77,7 @@ def test_where_the_cache_may_not_be_executed_it_is_compiled_once(tmp_path):
 
 
 @needs_compiler
+@pytest.mark.slow
 def test_where_nothing_can_be_kept_it_is_compiled_each_time(tmp_path):
     (tmp_path / "file").touch()
     for _ in range(2):
@@ -211,6 +213,7 @@ print("no C")
 """
 
 
+@pytest.mark.slow
 def test_with_xla_no_c_is_compiled_or_called(tmp_path):
     """Neither by layers, nor by a run whose gradient workers would need the all-reduce, nor by the all-reduce."""
     command = [sys.executable, "-c", NO_C, str(tmp_path / "run")]

@@ -91,6 +91,7 @@ print("right")
 @needs_native
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="these are instructions of x86-64")
 @pytest.mark.parametrize("without", ["avx512f", "avx2", "avx"])
+@pytest.mark.slow
 def test_lesser_processors_compute_the_same(tmp_path, without):
     """Their registers are narrower and fewer, so tiles have other shapes."""
     library = tmp_path / "native.so"

@@ -105,6 +105,7 @@ class Plain(nn.Module):
 @pytest.mark.parametrize("layer_norm", [False, True])
 @pytest.mark.parametrize("way", ["patches", "xla"])
 @pytest.mark.parametrize("batch", [(), (4, 128), *map(slow, [(1,), (3, 7), (128,), (300,)])])
+@pytest.mark.slow
 def test_boards_are_flax_with_the_channels_first(batch, way, layer_norm, monkeypatch):
     """Also in several blocks, of 128 boards at the most."""
     compute_by(way, monkeypatch)

@@ -153,6 +153,7 @@ def alone(tmp_path, program, num_devices):
 
 
 @needs_cores
+@pytest.mark.slow
 def test_many_cores_sum_a_slice_each(tmp_path):
     """More than add up all of it: slices that are whole, short, and empty."""
     program = """
@@ -177,6 +178,7 @@ print("right")
         ("collectives.all_reduce_sum(x[:2], 'cores')[0] + x", "devices sum different arrays"),
     ],
 )
+@pytest.mark.slow
 def test_what_cannot_be_summed_is_an_error_and_no_wait_for_ever(tmp_path, other, words):
     """A core that never comes, for its program has failed; or one that comes with another array."""
     program = f"""
@@ -193,6 +195,7 @@ import os; os._exit(0)
     assert words in alone(tmp_path, program, 2).stdout
 
 
+@pytest.mark.slow
 def test_without_a_compiler_there_is_one_core(monkeypatch, tmp_path):
     """Or with one that cannot compile it, or whose work cannot be loaded. Environments may be dealt, for XLA to sum."""
     line = ["ppo", "--env", "CartPole-v1", "--num-envs", "64", "--agent.num-minibatches"]
@@ -297,6 +300,7 @@ def unkeyed(tree):
 @needs_cores
 @pytest.mark.parametrize("num_grad_workers", [2, slow(4)])
 @pytest.mark.parametrize("variant", [slow(name) if name.startswith("ppo_") else name for name in VARIANTS])
+@pytest.mark.slow
 def test_hands_learn_what_one_core_learns(variant, num_grad_workers):
     """To rounding; and each hand has the same bits of everything."""
     on_each, metrics, learner = trained(variant, Placement(num_grad_workers=num_grad_workers))
@@ -312,6 +316,7 @@ def test_hands_learn_what_one_core_learns(variant, num_grad_workers):
 
 @needs_cores
 @pytest.mark.parametrize("variant", [name if name in ("ppo_all", "dqn_all") else slow(name) for name in VARIANTS])
+@pytest.mark.slow
 def test_shards_sum_in_memory_what_xla_sums(variant):
     """Two of them: the same bits, for a sum of two has one order only."""
     by_xla, by_memory = (trained(variant, Placement(1, 2, axis_name=name)) for name in (SHARDS, SHARED_MEMORY_AXIS))

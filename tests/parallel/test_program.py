@@ -49,6 +49,7 @@ def test_shards_on_devices_are_shards_side_by_side(monkeypatch):
 
 @pytest.mark.parametrize("num_shards", [slow(1), 2])
 @pytest.mark.parametrize(("num_seeds", "sequential_seeds"), [slow(4, False), slow(5, False), (8, True)])
+@pytest.mark.slow
 def test_a_seed_of_a_batch_is_its_single_run(num_shards, num_seeds, sequential_seeds):
     """One seed or more on each device, side by side or in turn, against a run of one seed on its devices."""
     batch = run(build(num_seeds, num_shards, sequential_seeds=sequential_seeds), [*range(3, 3 + num_seeds)])

@@ -54,6 +54,7 @@ def side_by_side(function):
 
 @pytest.mark.parametrize("path", ["ffi", "callback"])
 @pytest.mark.parametrize("spread", [on_devices, slow(side_by_side)])
+@pytest.mark.slow
 def test_the_same_games_as_in_one_pool(spread, path):
     """Row for row: each environment has its own seed wherever it runs, and no shard steps another's."""
     name, num_envs = "envpool/Breakout-v5", 4

@@ -231,6 +231,7 @@ def test_neighbors_in_a_batch_and_keys_are_independent():
         assert scipy.stats.chisquare(counts).pvalue > 1e-4
 
 
+@pytest.mark.slow
 def test_hands_draw_their_parts_of_one_batch():
     ring, key = ring_of(half_resets(41)), jax.random.key(5)
     whole, own = (
@@ -401,6 +402,7 @@ def blank_screens(num_envs):
 @pytest.mark.parametrize(
     ("prioritized", "seeds_each"), [pytest.param(False, 1, marks=pytest.mark.slow), (True, 1), (False, 2)]
 )
+@pytest.mark.slow
 def test_training_keeps_one_ring(prioritized, seeds_each):
     """The whole of DQN's chunk, compiled and not run, needs the state and less than 5% of the ring beside it.
 

@@ -81,6 +81,7 @@ def test_they_are_told_everything_and_change_no_bit(tmp_path, plain):
     assert seconds[0] > 0 and seconds == sorted(seconds)
 
 
+@pytest.mark.slow
 def test_any_object_with_a_method_will_do_and_gets_every_seed(tmp_path):
     seen = []
     run = fit(tmp_path / "run", SimpleNamespace(on_record=lambda records, state: seen.append(records)), num_seeds=2)
@@ -104,6 +105,7 @@ class StopAt(jaxrl_fast.Callback):
 
 @pytest.mark.parametrize("chunk_s", [0.0, 100.0])
 @pytest.mark.parametrize(("hook", "at", "ends"), [("on_record", 2 * 192, 3 * 192), ("on_evaluation", 640, 640)])
+@pytest.mark.slow
 def test_a_stop_comes_at_one_step_and_the_run_can_be_resumed(hook, at, ends, chunk_s, tmp_path, plain, monkeypatch):
     """Whatever the chunks: from a record one record later, from an evaluation at once."""
     monkeypatch.setattr(dispatcher, "CHUNK_S", chunk_s)
@@ -117,6 +119,7 @@ def test_a_stop_comes_at_one_step_and_the_run_can_be_resumed(hook, at, ends, chu
     same(on, plain)
 
 
+@pytest.mark.slow
 def test_callbacks_may_be_given_to_a_resumed_run(tmp_path):
     first = fit(tmp_path / "run", StopAt("on_evaluation", 640))
     notes = Notes()
@@ -183,6 +186,7 @@ def test_what_is_no_callback_is_refused(callbacks, words, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_the_guides_example_runs(tmp_path, monkeypatch, capsys):
     """As it is printed, but shorter: an evaluation after every update, of which none is better than the first."""
     [example] = re.findall(r"```python\n(.*?)```", (ROOT / "docs/guides/callbacks.md").read_text(), re.DOTALL)

@@ -135,6 +135,7 @@ def test_a_checkpoint_does_not_depend_on_the_chunks(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("at", mark_slow([1, 64, 320, 704, 1280, 1599], 64, 1280, 1599))
+@pytest.mark.slow
 def test_it_does_not_matter_where_it_was_stopped(at, tmp_path, monkeypatch, unbroken):
     """Among them the updates of an evaluation (704) and of a checkpoint (320)."""
     folder = tmp_path / "run"
