@@ -70,10 +70,10 @@ def learners(placement: Placement) -> Callable[[PyTree], PyTree]:
     if num_shards == 1 and placement.num_padded_seeds == num_seeds:
         return lambda learner: learner
     of_seeds = lambda x: x[:num_seeds, 0] if num_shards > 1 else x[:num_seeds]
-    hands = max(hands for hands in range(1, jax.local_device_count() + 1) if num_seeds % hands == 0)
-    dealt = NamedSharding(_mesh({SEEDS: hands}), P(SEEDS))
+    num_devices = max(number for number in range(1, jax.local_device_count() + 1) if num_seeds % number == 0)
+    divided = NamedSharding(_mesh({SEEDS: num_devices}), P(SEEDS))
     cut = jax.jit(lambda learner: jax.tree.map(of_seeds, learner))
-    return lambda learner: jax.device_put(cut(learner), dealt)
+    return lambda learner: jax.device_put(cut(learner), divided)
 
 
 def _mesh(axes: dict[str, int]) -> jax.sharding.Mesh:
