@@ -88,10 +88,12 @@ def make(config: Config, spec: EnvSpec, num_updates: int, parallelism: Paralleli
         dueling=config.dueling,
         noisy=config.noisy,
         kind=config.network,
+        arguments=config.network_options,
         observations=config.observations,
         hidden=config.hidden_sizes,
         activation=config.activation,
         layer_norm=config.layer_norm,
+        kernel_init=config.kernel_init,
         dtype=jnp.dtype(config.compute_dtype),
     )
     learning_steps = num_updates * ratio.steps_per_update - ratio.first_learning

@@ -117,9 +117,11 @@ def make(
         spec.obs,
         head.num_outputs,
         kind=config.network,
+        arguments=config.network_options,
         observations=config.observations,
         hidden=config.hidden_sizes,
         activation=config.activation,
+        kernel_init=config.kernel_init,
         dtype=jnp.dtype(config.compute_dtype),
     )
     num_steps = config.num_epochs * config.num_minibatches  # of an update

@@ -1,5 +1,6 @@
 """Convert what was written to values of the options' types, within their bounds; otherwise a one-line ValueError."""
 
+import re
 import types
 import typing
 from collections.abc import Mapping, Sequence
@@ -8,7 +9,8 @@ from typing import Any, Literal
 
 from jaxrl_fast.config.names import PROGRAM, SWEEP, positive, refuse_unknown
 from jaxrl_fast.config.sources import Setting, one
-from jaxrl_fast.utils.option import Option, Period, Seconds
+from jaxrl_fast.utils import importing
+from jaxrl_fast.utils.option import Importable, Option, Period, Seconds
 from jaxrl_fast.utils.parsing import (
     MAX_FLOAT,
     MIN_FLOAT,
@@ -26,6 +28,7 @@ EXPECTED = {
     float: "a number",
     Seconds: "a time (30, 30s, 5min, 2h)",
     Period: "environment steps (64k, 1M) or a time (30s, 5min, 2h)",
+    Importable: "a class (package.module:Class)",
     bool: "true or false",
     types.NoneType: "none",
     str: "text",
@@ -145,6 +148,8 @@ def _cast(kind: Any, value: Any) -> Any:
         return text
     if kind is bool and text.lower() in WORDS:
         return WORDS[text.lower()]
+    if kind is Importable:
+        return importing.name_of(value) if isinstance(value, type) else _path(text)
     if kind is Seconds:
         return parse_seconds(text)
     if kind is Period:
@@ -155,6 +160,13 @@ def _cast(kind: Any, value: Any) -> Any:
     if kind is str and isinstance(value, str | Path):
         return str(value)
     raise ValueError
+
+
+def _path(text: str) -> str:
+    """Return text that names a class. Raises ValueError for other text."""
+    if not re.fullmatch(r"[^\W\d][\w.]*:[^\W\d][\w.]*", text):
+        raise ValueError
+    return text
 
 
 def _pair(setting: Setting, text: Any) -> tuple[str, Any]:

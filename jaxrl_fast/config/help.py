@@ -14,11 +14,19 @@ from jaxrl_fast.config.names import PROGRAM
 from jaxrl_fast.config.options import DEFAULT, Options
 from jaxrl_fast.config.presets import shipped
 from jaxrl_fast.config.sources import join_names
-from jaxrl_fast.utils.option import Option, Period, Seconds, options_of
+from jaxrl_fast.utils.option import Importable, Option, Period, Seconds, options_of
 
 ONLY = {"continuous": "continuous actions only", "several_envs": "several environments only"}
 MAX_WIDTH, COLUMN = 120, 30  # of a line, and where the meaning of an option begins
-NAMES = {int: "N", float: "X", Seconds: "TIME", Period: "STEPS|TIME", str: "TEXT", Any: "VALUE"}
+NAMES = {
+    int: "N",
+    float: "X",
+    Seconds: "TIME",
+    Period: "STEPS|TIME",
+    Importable: "MODULE:CLASS",
+    str: "TEXT",
+    Any: "VALUE",
+}
 
 
 def print_run_help(

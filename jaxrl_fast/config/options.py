@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
+from jaxrl_fast.config.plain import as_lists
 from jaxrl_fast.utils.option import (
     COUNT,
     MAX_INDEX,
@@ -42,15 +43,6 @@ def same_episodes(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
     """Return whether environments with these options have the same episodes."""
     deciding = lambda options: {k: as_lists(v) for k, v in options.items() if k not in STEPPING_OPTIONS}
     return deciding(old) == deciding(new)
-
-
-def as_lists(value: Any) -> Any:
-    """Return arrays as lists, also within lists and dictionaries, and other values unchanged."""
-    if isinstance(value, list | tuple):
-        return [as_lists(part) for part in value]
-    if isinstance(value, dict):
-        return {name: as_lists(part) for name, part in value.items()}
-    return value.tolist() if hasattr(value, "tolist") else value
 
 
 def written_env(env: Any) -> Any:

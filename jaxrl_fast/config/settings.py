@@ -20,12 +20,12 @@ from jaxrl_fast.config.options import (
     NOT_SAVED,
     OF_RUN,
     Options,
-    as_lists,
     known_options,
     same_env,
     written_env,
 )
 from jaxrl_fast.config.paths import CONFIG
+from jaxrl_fast.config.plain import as_lists, fits_a_file
 from jaxrl_fast.config.presets import read_preset, shipped
 from jaxrl_fast.config.sources import Setting, from_mapping, join_names, one
 from jaxrl_fast.utils.files import path_of
@@ -34,6 +34,10 @@ from jaxrl_fast.utils.parsing import nearest
 
 PRESET = Option("config", str)
 ALGO = Option("algo", str)
+REMEDIES = {  # for arguments that a file cannot hold
+    "env_options": "make the environment with it, env=MyEnv({}=...)",
+    "agent.network_options": "make {} the default of a subclass",
+}
 
 
 class UnknownAlgorithm(ValueError):
@@ -116,8 +120,8 @@ def resolve(asked: Request) -> Settings:
     values = read_values(asked.given, known, of_preset, asked.algo)
     given = {without_no(s, known).name for s in asked.given}
     for setting in (*asked.from_preset, *asked.given):
-        if setting.name == "env_options":
-            _check_env_options(setting, values["env_options"])
+        if setting.name in REMEDIES:
+            _check_arguments(setting, values[setting.name])
     same = "env" not in of_preset or isinstance(values["env"], str) and same_env(of_preset["env"], values["env"])
     if not (same or asked.resumed or "solved_threshold" in given):
         values.pop("solved_threshold", None)  # the preset's value holds for the preset's environment only
@@ -170,21 +174,13 @@ def to_mapping(settings: Settings) -> dict[str, Any]:
     options = {f: getattr(settings.options, f) for f in OF_RUN if f not in NOT_SAVED}
     options["env"] = written_env(options["env"])
     options["env_options"] = {name: as_lists(value) for name, value in options["env_options"].items()}
-    agent = {k: list(v) if isinstance(v, tuple) else v for k, v in dataclasses.asdict(settings.agent).items()}
+    agent = {name: as_lists(value) for name, value in dataclasses.asdict(settings.agent).items()}
     return {"algo": settings.algo, **options, "agent": agent}
 
 
-def _check_env_options(setting: Setting, options: Mapping[str, Any]) -> None:
-    """Raise ValueError for an option value that a file cannot hold, since a resume reads options from a file."""
+def _check_arguments(setting: Setting, options: Mapping[str, Any]) -> None:
+    """Raise ValueError for an argument that a file cannot hold, since a resume reads arguments from a file."""
     for name, value in options.items():
-        if not _fits_a_file(as_lists(value)):
+        if not fits_a_file(as_lists(value)):
             problem = f"{name} must be numbers, words and lists of them, got type {type(value).__name__}"
-            raise ValueError(f"{setting.origin}: {problem}; make the environment with it, env=MyEnv({name}=...)")
-
-
-def _fits_a_file(value: Any) -> bool:
-    """Return whether both YAML and JSON can hold a value."""
-    plain = (str, int, float, bool, type(None))
-    if type(value) is dict:
-        return all(type(name) in plain and _fits_a_file(part) for name, part in value.items())
-    return all(map(_fits_a_file, value)) if type(value) in (list, tuple) else type(value) in plain
+            raise ValueError(f"{setting.origin}: {problem}; {REMEDIES[setting.name].format(name)}")

@@ -1,11 +1,19 @@
 """Options as they are written on a command line, in a preset or as keywords: names with values not yet converted."""
 
+import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from jaxrl_fast.config.plain import as_lists, fits_a_file
 from jaxrl_fast.utils.parsing import shown
 
-ALIASES = {"env_option": "env_options", "slurm_option": "slurm_options", "h": "help"}
+FLAX_FIELDS = ("parent", "name")  # of every flax module
+ALIASES = {
+    "env_option": "env_options",
+    "agent.network_option": "agent.network_options",
+    "slurm_option": "slurm_options",
+    "h": "help",
+}
 
 
 class Setting(NamedTuple):
@@ -50,7 +58,8 @@ def from_mapping(mapping: Mapping[str, Any], origin: Any = str) -> list[Setting]
         if name == "agent":
             if not isinstance(value, Mapping):
                 raise ValueError(f"{origin('agent')}: must map the algorithm's options to values, got {value!r}")
-            settings += [Setting(f"agent.{k}", _as_values(v), origin(f"agent.{k}")) for k, v in value.items()]
+            named = _with_class_of_network(value, origin("agent.network"))
+            settings += [Setting(f"agent.{k}", _as_values(v), origin(f"agent.{k}")) for k, v in named.items()]
         else:
             settings.append(Setting(str(name), [value] if name == "env" else _as_values(value), origin(name)))
     names = [setting.name.replace("-", "_") for setting in settings]
@@ -74,6 +83,23 @@ def one(setting: Setting, expected: str) -> Any:
 def join_names(names: Iterable[str]) -> str:
     """Return names for a sentence: "ppo, dqn"."""
     return ", ".join(names)
+
+
+def _with_class_of_network(agent: Mapping[str, Any], origin: str) -> Mapping[str, Any]:
+    """Return an algorithm's options with a flax module as its class and arguments, which a file can hold."""
+    module = agent.get("network")
+    if not dataclasses.is_dataclass(module) or isinstance(module, type):
+        return agent
+    arguments = {}
+    for field in dataclasses.fields(module):
+        value = getattr(module, field.name)
+        if not field.init or field.name in FLAX_FIELDS or value is field.default:
+            continue
+        if not fits_a_file(as_lists(value)):
+            problem = f"{field.name} must be numbers, words and lists of them, got type {type(value).__name__}"
+            raise ValueError(f"{origin}: {problem}; make it the default of a subclass")
+        arguments[field.name] = as_lists(value)
+    return {**agent, "network": type(module), "network_options": arguments}
 
 
 def _check_line(text: Any) -> None:

@@ -45,7 +45,9 @@ def make(
         config = host_config or _default_host_config()
         env = _backend(backend).make(name, num_envs, options, config)
     else:
-        source = (_import_object(env_id), env_id) if isinstance(env_id, str) else (env_id,)
+        source = (
+            (importing.attribute(env_id, f"environment {env_id!r}"), env_id) if isinstance(env_id, str) else (env_id,)
+        )
         env = _backend("gymnax").adapt(source[0], num_envs, options, *source[1:])
     if host_config is not None:
         _check_host_config(env, host_config)
@@ -145,19 +147,3 @@ def _backend(name: str) -> ModuleType:
         return importlib.import_module(f"{__name__}.{name}")
     except ImportError as error:
         raise ValueError(f"{name} environments cannot be made because {name} does not import: {error}") from error
-
-
-def _import_object(env_id: str) -> Any:
-    """Return the object that "my_package.my_module:MyEnv" names."""
-    module_name, _, attribute = env_id.partition(":")
-    module = importing.module(module_name, f"environment {env_id!r}")
-    found = module
-    for part in attribute.split("."):
-        if not hasattr(found, part) and module_name == "__main__":
-            remedy = "pass it from Python as env=..., or move it to a module"
-            raise ValueError(f"environment {env_id!r} was defined in a script's __main__; {remedy}")
-        if not hasattr(found, part):
-            hint = nearest(attribute, vars(module))
-            raise ValueError(f"environment {env_id!r}: module {module_name!r} has no {attribute!r}{hint}")
-        found = getattr(found, part)
-    return found

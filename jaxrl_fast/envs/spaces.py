@@ -1,19 +1,14 @@
-"""Convert actions, observations and options between users, agents and environments; shared by all backends."""
+"""Convert actions and observations between users, agents and environments; shared by all backends."""
 
-import contextlib
-import json
-from enum import Enum
-from typing import Any, NoReturn
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_fast.types import Discrete, EnvSpec, PyTree
-from jaxrl_fast.utils.parsing import MAX_FLOAT, WORDS, nearest, parse_float
 
 Bounds = Any  # the true (low, high) of continuous actions; () for discrete ones
-NESTED_TYPES = (tuple, list, dict)
 MAX_OBS_MAGNITUDE = 1e9  # sums of many squares of such numbers still fit float32
 
 
@@ -61,54 +56,6 @@ def true_bounds(unsupported: str, low: Any, high: Any, shape: tuple[int, ...]) -
     if not np.all(np.abs([low, high]) < 1e30):
         raise ValueError(f"{unsupported}; its bounds must be finite, because [-1, 1] is scaled to them")
     return low, high
-
-
-def refuse_option(env_id: str, name: str, known: tuple[str, ...]) -> NoReturn:
-    """Raise ValueError for an option that the environment does not have."""
-    hint = nearest(name, known) or f"; it has {', '.join(known) or 'none'}"
-    raise ValueError(f"{env_id} has no option {name!r}{hint}")
-
-
-def coerce(env_id: str, name: str, value: Any, default: Any) -> Any:
-    """Return an option's value, given as a number, a string or a list, with the type of its default."""
-    try:
-        return _as_type_of(default, value)
-    except (TypeError, ValueError, KeyError, OverflowError) as error:
-        if isinstance(default, (np.ndarray, jax.Array)):
-            expected, example = f"an array of shape {list(default.shape)}", default.tolist()
-        else:
-            expected, example = type(default).__name__, repr(default)
-        raise ValueError(f"{name}: must be {expected} for {env_id}, got {value!r}; for example {example}") from error
-
-
-def _as_type_of(default: Any, value: Any) -> Any:
-    default = default.item() if isinstance(default, np.generic) else default
-    if isinstance(default, bool):
-        return ({"1": True, "0": False} | WORDS)[str(value).lower()]
-    if isinstance(default, Enum):
-        return value if isinstance(value, type(default)) else type(default)[str(value)]
-    if isinstance(default, (int, float)):
-        number = parse_float(str(value))
-        if isinstance(value, bool) or abs(number) > MAX_FLOAT or isinstance(default, int) and number != int(number):
-            raise ValueError
-        return type(default)(number)
-    if isinstance(default, (np.ndarray, jax.Array)):
-        value = json.loads(value) if isinstance(value, str) else value
-        array = np.asarray(value, dtype=default.dtype)
-        if array.shape != default.shape or not np.all(np.isfinite(array)):
-            raise ValueError
-        return jnp.asarray(array)
-    if isinstance(default, str) and value is not None:
-        if isinstance(value, (bool, *NESTED_TYPES)):
-            raise ValueError
-        return str(value)
-    if isinstance(value, str):  # the default is None or absent, so the text decides the type
-        with contextlib.suppress(ValueError):
-            value = json.loads(value)
-    expected = dict if isinstance(default, dict) else (tuple, list) if isinstance(default, NESTED_TYPES) else object
-    if value is not None and not isinstance(value, expected):
-        raise ValueError
-    return tuple(value) if isinstance(default, tuple) and isinstance(value, list) else value
 
 
 def narrow_dtype(dtype: Any) -> Any:

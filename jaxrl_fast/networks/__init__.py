@@ -46,9 +46,12 @@ def network(
     num_atoms: int | None = None,
     dueling: bool = False,
     gain: float = 1.0,
+    kernel_init: str = "orthogonal",
     **options,
 ) -> Network:
     """Return a torso with a linear head, for observations like `obs` (ShapeDtypeStruct). Other options: `torso.make`.
+
+    `kernel_init` is one of `init.KINDS`.
 
     With `num_atoms`, each output is a distribution of `num_atoms` numbers. With `dueling`, two streams each have the
     last dense layer and a head: one gives the state's value, the other the advantage of each output, less their mean
@@ -62,7 +65,9 @@ def network(
         return module.apply({**params, "noise": noise} if noise else params, obs)
 
     return Network(
-        lambda key: init_params(module, obs, key), apply, lambda key, shape: layer_noise(module, obs, key, shape)
+        init=lambda key: init_params(module, obs, key, kernel_init),
+        apply=apply,
+        noise=lambda key, shape: layer_noise(module, obs, key, shape),
     )
 
 
@@ -75,6 +80,7 @@ def actor_critic(
     shared: bool | None = None,
     actor_gain: float = 0.01,
     critic_gain: float = 1.0,
+    kernel_init: str = "orthogonal",
     **options,
 ) -> ActorCritic:
     """Return a policy and a value, for observations like `obs` (ShapeDtypeStruct). Other options: `torso.make`.
@@ -87,7 +93,7 @@ def actor_critic(
     critic_torso = None if shared else torso.make(obs, **options)
     module: Any = _ActorCritic(torso.make(obs, **options), critic_torso, num_outputs, actor_gain, critic_gain)
     return ActorCritic(
-        init=lambda key: init_params(module, obs, key),
+        init=lambda key: init_params(module, obs, key, kernel_init),
         actor=lambda params, obs: module.apply(params, obs, method="actor"),
         critic=lambda params, obs: module.apply(params, obs, method="critic"),
         both=module.apply,

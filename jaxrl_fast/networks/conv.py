@@ -8,7 +8,8 @@ import numpy as np
 from jax import Array
 
 from jaxrl_fast import kernels
-from jaxrl_fast.networks.dense import LayerNorm, gain_of
+from jaxrl_fast.networks.dense import LayerNorm
+from jaxrl_fast.networks.init import declare_kernel
 
 
 class Boards(nn.Module):
@@ -26,7 +27,7 @@ class Boards(nn.Module):
     @nn.compact
     def __call__(self, x):
         shape = (self.side, self.side, x.shape[-1], self.channels)
-        kernel = self.param("kernel", gain_of(np.sqrt(2)), shape).astype(self.dtype)
+        kernel = declare_kernel(self, np.sqrt(2), shape).astype(self.dtype)
         bias = self.param("bias", nn.initializers.zeros, (self.channels,)).astype(self.dtype)
         scale = offset = None
         if self.layer_norm:
@@ -94,7 +95,7 @@ class Conv(nn.Module):
     @nn.compact
     def __call__(self, x):
         shape = (self.side, self.side, x.shape[-1], self.channels)
-        kernel = self.param("kernel", gain_of(np.sqrt(2)), shape).astype(self.dtype)
+        kernel = declare_kernel(self, np.sqrt(2), shape).astype(self.dtype)
         bias = self.param("bias", nn.initializers.zeros, (self.channels,)).astype(self.dtype)
         rows = x.reshape(-1, *x.shape[-3:])
         rows = rows if x.dtype == jnp.uint8 else rows.astype(self.dtype)

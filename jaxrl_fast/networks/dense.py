@@ -8,9 +8,9 @@ import numpy as np
 from jax import Array
 
 from jaxrl_fast import kernels
+from jaxrl_fast.networks.init import declare_kernel
 
 SPREAD = 0.5  # initial spread of noisy weights, times the root of the number of inputs (the paper's sigma_0)
-gain_of = nn.initializers.constant  # a kernel declares its gain; `init.init_params` makes it orthogonal
 
 
 class MLP(nn.Module):
@@ -52,7 +52,7 @@ class Dense(nn.Module):
 
     def weights(self, x: Array) -> tuple[Array, Array]:
         """Return the parameters, a kernel [I, O] and a bias [O], in `dtype`."""
-        kernel = self.param("kernel", gain_of(self.gain), (self.num_inputs(x), self.features))
+        kernel = declare_kernel(self, self.gain, (self.num_inputs(x), self.features))
         bias = self.param("bias", nn.initializers.zeros, (self.features,))
         return kernel.astype(self.dtype), bias.astype(self.dtype)
 

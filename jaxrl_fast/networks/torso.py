@@ -1,5 +1,7 @@
 """Define torsos, which map observations to features, and choose one by the shape of the observation."""
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import flax.linen as nn
@@ -7,16 +9,13 @@ import jax
 import jax.numpy as jnp
 from jax import ShapeDtypeStruct
 
+from jaxrl_fast.networks import custom, reading
 from jaxrl_fast.networks.conv import Boards, Convolutions, Residual, in_blocks
 from jaxrl_fast.networks.dense import MLP
 from jaxrl_fast.types import PyTree
 
 KINDS = ("mlp", "minatar", "nature", "dqn2013", "impala")
-READINGS = ("image", "board", "vector")  # of an observation [H, W, C]
 MIN_IMAGE_SIDE = 36  # nature's three convolutions need as much
-MIN_PICTURE_SIDE = 16  # bytes of smaller arrays are numbers of things, as in MiniGrid's 7x7, and not shades
-MAX_CHANNELS_FIRST = {"uint8": 12, "float32": 4}  # four frames of three colors; bool is always [H, W, C]
-WHITE = 255  # the brightest shade
 
 
 def make(obs: PyTree, **options) -> nn.Module:
@@ -25,16 +24,18 @@ def make(obs: PyTree, **options) -> nn.Module:
     kind          "mlp", "minatar", "nature", "dqn2013", "impala", or "auto": by the shape of the observation. An
                   observation of several parts, such as (image, action), may have one [H, W, C] part for a convolutional
                   kind; the others join its features before the dense layers. "auto" takes mlp for several parts.
+                  Also "my_package.my_module:MyTorso", a user's class (`networks.custom`)
     observations  how [H, W, C] arrays are read: "image" (shades from 0 to 255, divided by 255; also [C, H, W]), "board"
                   (numbers, taken as they are), "vector" (the same, flattened), or "auto": bytes with sides of at least
                   16 are images, other arrays are boards
-    hidden        widths of the dense layers; () takes those of the kind's paper, (64, 64) for mlp
+    arguments     of a user's class
+    hidden        widths of the dense layers; () takes those of the kind's paper, (64, 64) for mlp, none for a class
     activation    "tanh" or "relu"; "auto" takes that of the kind's paper, tanh for mlp
     layer_norm    normalize before every activation, over the last axis: after a convolution, a pixel's channels
     noisy         dense layers with learned noise (Fortunato et al. 2018, "Noisy networks for exploration")
     dtype         the type of all intermediate results
 
-    The module's `init` fills kernels with their gains; `network` and `actor_critic` make them orthogonal.
+    The module's `init` fills kernels with their gains; `init.init_params` draws them.
     """
     return make_part(obs, slice(None), **options)
 
@@ -45,6 +46,7 @@ def make_part(
     *,
     kind: str = "auto",
     observations: str = "auto",
+    arguments: Mapping[str, Any] = MappingProxyType({}),
     hidden: tuple[int, ...] = (),
     activation: str = "auto",
     layer_norm: bool = False,
@@ -53,13 +55,15 @@ def make_part(
 ) -> nn.Module:
     """Return a torso with some of its dense layers, or, if `part` leaves out the first ones, an MLP of the others."""
     kind = choose_kind(obs, kind, observations)
+    if arguments and not custom.is_custom(kind):
+        raise ValueError(f"network_options: has no effect on network {kind}; use a class, package.module:MyTorso")
     default_hidden, default_activation = {
         "mlp": ((64, 64), "tanh"),
         "minatar": ((128,), "relu"),
         "nature": ((512,), "relu"),
         "dqn2013": ((256,), "relu"),
         "impala": ((256,), "relu"),
-    }[kind]
+    }.get(kind, ((), "relu"))
     activation = default_activation if activation == "auto" else activation
     widths = tuple(hidden) or default_hidden
     layers: dict[str, Any] = dict(activation=activation, layer_norm=layer_norm, dtype=dtype)
@@ -69,6 +73,8 @@ def make_part(
     mlp = MLP(widths[part], noisy=noisy, input_axes=3 if follows_boards else 1, **layers)
     if part.start is not None:
         return mlp
+    if custom.is_custom(kind):
+        return custom.Custom(obs, custom.make(kind, arguments, obs, observations, dtype), mlp, observations)
     stem = {
         "mlp": lambda: None,
         "minatar": lambda: Boards(16, 3, **layers),
@@ -81,9 +87,10 @@ def make_part(
 
 def choose_kind(obs: PyTree, kind: str = "auto", observations: str = "auto") -> str:
     """Return the kind of torso for observations like `obs` (ShapeDtypeStruct). Raise ValueError if it does not fit."""
-    for option, value, known in (("network", kind, KINDS), ("observations", observations, READINGS)):
-        if value not in ("auto", *known):
-            raise ValueError(f"{option}: must be one of auto, {', '.join(known)}, got {value!r}; choose one of these")
+    _check_word("observations", observations, reading.READINGS)
+    if custom.is_custom(kind):
+        return kind
+    _check_word("network", kind, KINDS)
     leaves = jax.tree.leaves(obs)
     shape = leaves[0].shape if len(leaves) == 1 else None
     if observations == "vector" and kind not in ("auto", "mlp"):
@@ -93,7 +100,7 @@ def choose_kind(obs: PyTree, kind: str = "auto", observations: str = "auto") -> 
     if kind == "auto" and (shape is None or len(shape) < 3):
         return "mlp"
     images = [leaf for leaf in leaves if len(leaf.shape) == 3]
-    shape = image_shape(images[0], observations) if len(images) == 1 else shape
+    shape = reading.shape(images[0], observations) if len(images) == 1 else shape
     if shape is None or len(shape) != 3:
         raise ValueError(f"network: {kind} requires one [H, W, C] observation, got {_describe(obs)}; use mlp")
     side, smallest = min(shape[:2]), {"nature": MIN_IMAGE_SIDE, "dqn2013": MIN_IMAGE_SIDE, "minatar": 3}.get(kind, 1)
@@ -107,37 +114,16 @@ def choose_kind(obs: PyTree, kind: str = "auto", observations: str = "auto") -> 
     return kind
 
 
-def is_image(obs: ShapeDtypeStruct, observations: str = "auto") -> bool:
-    """Return whether an array like `obs` holds shades from 0 to 255, and not numbers of things."""
-    if observations != "auto" and len(obs.shape) == 3:
-        return observations == "image"
-    sides = image_shape(obs, observations)[:2]
-    return obs.dtype == jnp.uint8 and len(sides) > 1 and min(sides) >= MIN_PICTURE_SIDE
-
-
-def has_channels_first(obs: ShapeDtypeStruct, observations: str = "auto") -> bool:
-    """Return whether an array like `obs` is an image [C, H, W]: a few channels, and sides of at least 16."""
-    if len(obs.shape) != 3 or observations not in ("auto", "image"):
-        return False
-    channels, *sides = obs.shape
-    return channels <= MAX_CHANNELS_FIRST.get(obs.dtype.name, 0) and min(sides) >= MIN_PICTURE_SIDE
-
-
-def image_shape(obs: ShapeDtypeStruct, observations: str = "auto") -> tuple[int, ...]:
-    """Return the shape of an array with its channels last."""
-    return (*obs.shape[1:], obs.shape[0]) if has_channels_first(obs, observations) else obs.shape
-
-
 def describe(obs: PyTree, kind: str = "auto", observations: str = "auto") -> str:
     """Return the kind of torso, and how it reads each part of an observation, for a line of the terminal."""
     kind = choose_kind(obs, kind, observations)
 
     def part(leaf: ShapeDtypeStruct) -> str:
         size = "x".join(map(str, leaf.shape))
-        if kind == "mlp" and not is_image(leaf, observations):
+        if kind == "mlp" and not reading.is_image(leaf, observations):
             return f"vector {size}"
-        order = ", channels first" if has_channels_first(leaf, observations) else ""
-        if is_image(leaf, observations):
+        order = ", channels first" if reading.has_channels_first(leaf, observations) else ""
+        if reading.is_image(leaf, observations):
             return f"image {size}{order} / 255"
         return f"{'board' if len(leaf.shape) == 3 else 'vector'} {size}{order}"
 
@@ -172,9 +158,9 @@ class Torso(nn.Module):
     def _convolve(self, spec, x):
         """Return the stem's features of x [..., H, W, C]: [..., F, H', W'] of boards, else [..., D]."""
         batch, x = x.shape[:-3], x.reshape(-1, *spec.shape)
-        if has_channels_first(spec, self.observations):
+        if reading.has_channels_first(spec, self.observations):
             x = jnp.moveaxis(x, -3, -1)
-        scaled = is_image(spec, self.observations)
+        scaled = reading.is_image(spec, self.observations)
         if isinstance(self.stem, Boards):
             y = self.stem(self._cast(x, spec) if scaled else x)
             return y.reshape(*batch, *y.shape[1:])
@@ -184,10 +170,12 @@ class Torso(nn.Module):
         return x.reshape(*batch, -1)
 
     def _cast(self, x, spec):
-        """Return x in the type of results, an image's shades divided by 255. Normalized bytes are floats by now."""
-        is_normalized = x.dtype != spec.dtype
-        x = x.astype(self.mlp.dtype)
-        return x / WHITE if is_image(spec, self.observations) and not is_normalized else x
+        return reading.cast(spec, x, self.mlp.dtype, self.observations)
+
+
+def _check_word(option: str, value: str, known: tuple[str, ...]) -> None:
+    if value not in ("auto", *known):
+        raise ValueError(f"{option}: must be one of auto, {', '.join(known)}, got {value!r}; choose one of these")
 
 
 def _describe(obs: PyTree) -> str:

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from jaxrl_fast.config import paths
-from jaxrl_fast.config.options import as_lists
 from jaxrl_fast.config.paths import SWEEP_TABLE
+from jaxrl_fast.config.plain import as_lists
 from jaxrl_fast.config.population import member_of
 from jaxrl_fast.runs import files
 from jaxrl_fast.sweep import grid

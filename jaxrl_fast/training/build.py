@@ -180,7 +180,7 @@ def _num_busy_cores(settings: Settings, supported: frozenset[str], spec: EnvSpec
     if "shards" not in supported:
         return 0
     rows = settings.agent.gradient_rows(settings.options.num_envs)
-    return rows // MIN_ROWS[_network_kind(settings, spec)]
+    return rows // MIN_ROWS.get(_network_kind(settings, spec), MIN_ROWS["minatar"])
 
 
 def _network_kind(settings: Settings, spec: EnvSpec) -> str:

@@ -7,6 +7,8 @@ import sys
 from types import ModuleType
 from typing import Any
 
+from jaxrl_fast.utils.parsing import nearest
+
 
 def module(name: str, prefix: str) -> ModuleType:
     """Import a module, also from the current directory. Raise ValueError, starting with `prefix`, if that fails."""
@@ -18,6 +20,21 @@ def module(name: str, prefix: str) -> ModuleType:
         dotted = name.removesuffix(".py").replace("/", ".")
         hint = f"; did you mean {dotted}?" if name.endswith(".py") and not dotted.startswith(".") else ""
         raise ValueError(f"{prefix}: importing {name!r} failed with {what}{hint}") from error
+
+
+def attribute(path: str, prefix: str) -> Any:
+    """Return the object of a name such as "my_package.my_module:MyClass". Raise ValueError if there is none."""
+    module_name, _, names = path.partition(":")
+    found = source = module(module_name, prefix)
+    for name in names.split("."):
+        if not hasattr(found, name) and module_name == "__main__":
+            raise ValueError(
+                f"{prefix}: was defined in a script's __main__; pass it from Python, or move it to a module"
+            )
+        if not hasattr(found, name):
+            raise ValueError(f"{prefix}: module {module_name!r} has no {names!r}{nearest(names, vars(source))}")
+        found = getattr(found, name)
+    return found
 
 
 def module_exists(name: str) -> bool:

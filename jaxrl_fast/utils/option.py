@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any, Literal, NamedTuple, NewType
 
 Seconds = NewType("Seconds", float)  # may be written with a unit: 30s, 5min, 2h
+Importable = NewType("Importable", str)  # package.module:Class
 Period = NewType("Period", str)  # environment steps or a time: 1M, 30s, 5min, 2h
 
 

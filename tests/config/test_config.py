@@ -313,7 +313,10 @@ MISTAKES = [
     ("ppo --wandb-project-name x", ["--wandb-project-name: there is no such option; did you mean --project?\n"]),
     ("ppo --agent.hidden-sizes", ["--agent.hidden-sizes: needs a value, or several\n"]),
     ("ppo --env-option", ["--env-option: needs a value, or several\n"]),
-    ("ppo --env __main__:Nothing", ["was defined in a script's __main__", "pass it from Python as env"]),
+    (
+        "ppo --env __main__:Nothing",
+        ["was defined in a script's __main__", "pass it from Python, or move it to a module"],
+    ),
     ("--algo dqn", ["--algo: the algorithm is the first word; use python -m jaxrl_fast.train dqn\n"]),
     ("ppo --env MinAtar/Breakout-v1", ["did you mean gymnax/Breakout-MinAtar?\n"]),
     ("ppo --env MinAtar/Breakout", ["did you mean gymnax/Breakout-MinAtar?\n"]),

@@ -23,6 +23,7 @@ from jaxrl_fast import envs
 from jaxrl_fast.envs import spaces as envs_spaces
 from jaxrl_fast.envs.gymnax import batch as adapter
 from jaxrl_fast.types import Box, Discrete
+from jaxrl_fast.utils import arguments
 from tests.helpers import slow
 
 REFUSED = {"gymnax/MNISTBandit-bsuite": "downloads"}
@@ -563,7 +564,7 @@ def test_an_unknown_environment_is_answered_with_the_nearest(env_id, says):
     ],
 )
 def test_an_option_from_a_command_line_is_of_its_defaults_type_or_of_what_it_looks_like(default, written, value):
-    found = envs_spaces.coerce("an environment", "x", written, default)
+    found = arguments.coerce("an environment", "x", written, default)
     assert found == value and type(found) is type(value)
 
 
@@ -576,7 +577,7 @@ def test_an_option_from_a_command_line_is_of_its_defaults_type_or_of_what_it_loo
 )  # fmt: skip
 def test_an_option_of_another_type_is_refused(default, written):
     with pytest.raises(ValueError, match=r"^x: must be .* for an environment, got .*; for example "):
-        envs_spaces.coerce("an environment", "x", written, default)
+        arguments.coerce("an environment", "x", written, default)
 
 
 @pytest.mark.parametrize(

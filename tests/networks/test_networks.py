@@ -263,6 +263,34 @@ def test_kernels_begin_orthogonal_times_their_gain_and_biases_zero(obs, kind):
         np.testing.assert_allclose(matrix.T @ matrix, np.eye(matrix.shape[1]), atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("kind", "std", "most"),
+    [
+        ("lecun_normal", [1, 1, 1, 0.01], 2 / 0.8796),
+        ("lecun_uniform", [1, 1, 1, 0.01], np.sqrt(3)),
+        ("he_normal", [np.sqrt(2), np.sqrt(2), 1, 0.01], 2 / 0.8796),
+        ("he_uniform", [np.sqrt(2), np.sqrt(2), 1, 0.01], np.sqrt(3)),
+    ],
+)
+def test_kernels_begin_with_the_variance_of_their_kind(kind, std, most):
+    """Of two hidden layers, the critic's head and the actor's: times the root of the number of inputs."""
+    network = networks.actor_critic(spec(300), 400, hidden=(400, 500), kernel_init=kind, shared=True)
+    params = start(network)["params"]
+    layers = [params["torso"]["mlp"]["Dense_0"], params["torso"]["mlp"]["Dense_1"]]
+    for layer, expected in zip([*layers, params["critic_head"], params["actor_head"]], std, strict=True):
+        unit = np.asarray(layer["kernel"], float) * np.sqrt(layer["kernel"].shape[0]) / expected
+        assert unit.std() == pytest.approx(1, abs=4 / np.sqrt(2 * unit.size)), layer["kernel"].shape
+        assert abs(unit.mean()) < 4 / np.sqrt(unit.size)
+        assert 0.95 * most < np.abs(unit).max() <= most * 1.0001
+        np.testing.assert_array_equal(layer["bias"], 0)
+
+
+def test_convolutions_count_all_inputs_of_a_pixel():
+    kernel = start(networks.network(IMAGE, 3, kind="nature", kernel_init="lecun_normal"))["params"]
+    first = next(leaf for path, leaf in leaves(kernel) if leaf.ndim > 2)
+    assert float(first.std()) == pytest.approx(1 / np.sqrt(8 * 8 * 4), rel=0.05)
+
+
 def test_kernels_point_anywhere():
     """Uniform over orthogonal matrices: entries have mean 0 and variance 1 / 4, first signs are fair."""
     network = networks.network(VECTOR, 4, hidden=(4,), gain=1.0)

@@ -4,13 +4,14 @@ from fractions import Fraction
 from functools import partial
 from typing import Any, Literal
 
-from jaxrl_fast.utils.option import COUNT, FRACTION, MAX_STEPS, NON_NEGATIVE, POSITIVE, Bounds, option
+from jaxrl_fast.utils.option import COUNT, FRACTION, MAX_STEPS, NON_NEGATIVE, POSITIVE, Bounds, Importable, option
 
 MIN_ROLLOUT = 32  # environment steps per update over all environments if rollout_length is auto
 
-Network = Literal["auto", "mlp", "minatar", "nature", "dqn2013", "impala"]
+Network = Literal["auto", "mlp", "minatar", "nature", "dqn2013", "impala"] | Importable
 Observations = Literal["auto", "image", "board", "vector"]
 Activation = Literal["auto", "tanh", "relu"]
+KernelInit = Literal["orthogonal", "lecun_normal", "lecun_uniform", "he_normal", "he_uniform"]
 Dtype = Literal["float32", "bfloat16"]
 
 rollout = partial(option, help="Environment steps per update in each environment.", bounds=COUNT)
@@ -43,7 +44,12 @@ clip_rewards = partial(
     option,
     help="Train on the sign of rewards; reported returns stay unclipped. none: on for Atari with protocol dqn2015.",
 )
-network = partial(option, help="Architecture; auto chooses by the shape of the observation.")
+network = partial(
+    option,
+    help="Architecture; auto chooses by the shape of the observation. package.module:Class is a flax module of your "
+    "own, from observations to features.",
+)
+network_options = partial(option, help="Arguments of a network of your own.", sweepable=False)
 observations = partial(
     option,
     help="How observations [H, W, C] are read: image (shades, divided by 255), board or vector (numbers, as they are). "
@@ -55,6 +61,7 @@ hidden_sizes = partial(
     bounds=Bounds(1, 2**16),  # wider layers overflow JAX's sizes
 )
 activation = partial(option, help="Activation function; auto takes that of the network's paper.")
+kernel_init = partial(option, help="Initial kernels: orthogonal, or independent numbers as in jax.nn.initializers.")
 compute_dtype = partial(
     option, help="Dtype of the network's computation; parameters stay float32. bfloat16 is for GPUs."
 )

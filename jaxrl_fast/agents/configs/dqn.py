@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 from jaxrl_fast.agents.configs import common
 from jaxrl_fast.utils.option import COUNT, FRACTION, MAX_STEPS, NON_NEGATIVE, POSITIVE, Bounds, option
@@ -88,9 +88,11 @@ class DQN:
     layer_norm: bool = common.layer_norm(False)
     clip_rewards: bool | None = common.clip_rewards(None)
     network: common.Network = common.network("auto")
+    network_options: dict[str, Any] = common.network_options({})
     observations: common.Observations = common.observations("auto")
     hidden_sizes: tuple[int, ...] = common.hidden_sizes(())
     activation: common.Activation = common.activation("relu")
+    kernel_init: common.KernelInit = common.kernel_init("lecun_normal")
     compute_dtype: common.Dtype = common.compute_dtype("float32")
 
     @property

@@ -1,6 +1,7 @@
 """Options of PPO."""
 
 from dataclasses import dataclass
+from typing import Any
 
 from jaxrl_fast.agents.configs import common
 from jaxrl_fast.utils.option import FRACTION, NON_NEGATIVE, POSITIVE, option
@@ -31,9 +32,11 @@ class PPO:
     normalize_rewards: bool = option(False, "Divide rewards by the running standard deviation of the discounted sum.")
     clip_rewards: bool | None = common.clip_rewards(None)
     network: common.Network = common.network("auto")
+    network_options: dict[str, Any] = common.network_options({})
     observations: common.Observations = common.observations("auto")
     hidden_sizes: tuple[int, ...] = common.hidden_sizes(())
     activation: common.Activation = common.activation("auto")
+    kernel_init: common.KernelInit = common.kernel_init("orthogonal")
     compute_dtype: common.Dtype = common.compute_dtype("float32")
     tanh_squash: bool = option(False, "Use a tanh-Gaussian policy instead of a clipped Gaussian.", only="continuous")
     log_std_init: float = option(

@@ -1,6 +1,7 @@
 """Options of PQN."""
 
 from dataclasses import dataclass
+from typing import Any
 
 from jaxrl_fast.agents.configs import common
 from jaxrl_fast.utils.option import FRACTION, option
@@ -30,9 +31,11 @@ class PQN:
     layer_norm: bool = common.layer_norm(True)
     clip_rewards: bool | None = common.clip_rewards(None)
     network: common.Network = common.network("auto")
+    network_options: dict[str, Any] = common.network_options({})
     observations: common.Observations = common.observations("auto")
     hidden_sizes: tuple[int, ...] = common.hidden_sizes(())
     activation: common.Activation = common.activation("relu")
+    kernel_init: common.KernelInit = common.kernel_init("orthogonal")
     compute_dtype: common.Dtype = common.compute_dtype("float32")
 
     def gradient_rows(self, num_envs: int) -> int:

@@ -17,8 +17,8 @@ import numpy as np
 from jaxrl_fast.envs.envpool import probe, qt
 from jaxrl_fast.envs.gymnasium_spaces import action_space, as_tree, encode, is_channel_first_image
 from jaxrl_fast.envs.host_pool import PoolSpec
-from jaxrl_fast.envs.spaces import coerce, refuse_option
 from jaxrl_fast.types import EnvSpec, HostEnvConfig, PyTree
+from jaxrl_fast.utils.arguments import coerce, refuse_option
 from jaxrl_fast.utils.errors import why
 from jaxrl_fast.utils.parsing import nearest
 

@@ -17,6 +17,7 @@ from jaxrl_fast.envs import spaces
 from jaxrl_fast.envs.gymnax.single import Single, reset_one, step_one, traced
 from jaxrl_fast.types import Env, HostEnvConfig, Key, PyTree, TimeStep
 from jaxrl_fast.utils import importing
+from jaxrl_fast.utils.arguments import coerce, refuse_option
 from jaxrl_fast.utils.errors import where, why
 
 REQUIRED_ATTRIBUTES = ("default_params", "reset_env", "step_env", "is_truncated", "action_space")
@@ -68,7 +69,7 @@ def adapt(
         _check_class(env_id, source)
     env_id = env_id or importing.name_of(source)
     arguments = _arguments(source)
-    given = {name: spaces.coerce(env_id, name, options[name], arguments[name]) for name in options if name in arguments}
+    given = {name: coerce(env_id, name, options[name], arguments[name]) for name in options if name in arguments}
     env = _call(env_id, construct or source, given) if _is_factory(source) else source
     env, params = env if isinstance(env, tuple) else (env, None)
     _check_interface(env_id, env)
@@ -258,8 +259,8 @@ def _with_options(env_id: str, params: Any, options: Mapping[str, Any], argument
     known = (*fields, *arguments)
     for name in options:
         if name not in fields:
-            spaces.refuse_option(env_id, name, known)
-    values = {name: spaces.coerce(env_id, name, value, fields[name]) for name, value in options.items()}
+            refuse_option(env_id, name, known)
+    values = {name: coerce(env_id, name, value, fields[name]) for name, value in options.items()}
     if not 1 <= values.get("max_steps_in_episode", 1) < 2**31:
         given = options["max_steps_in_episode"]
         raise ValueError(f"max_steps_in_episode: must be at least 1 and less than 2^31 for {env_id}, got {given!r}")

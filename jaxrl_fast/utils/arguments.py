@@ -1,0 +1,62 @@
+"""Convert arguments of environments and networks, given as text or as plain values, to the types of their defaults."""
+
+import contextlib
+import json
+from enum import Enum
+from typing import Any, NoReturn
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxrl_fast.utils.parsing import MAX_FLOAT, WORDS, nearest, parse_float
+
+NESTED_TYPES = (tuple, list, dict)
+
+
+def refuse_option(owner: str, name: str, known: tuple[str, ...]) -> NoReturn:
+    """Raise ValueError for an option that this environment or network does not have."""
+    hint = nearest(name, known) or f"; it has {', '.join(known) or 'none'}"
+    raise ValueError(f"{owner} has no option {name!r}{hint}")
+
+
+def coerce(owner: str, name: str, value: Any, default: Any) -> Any:
+    """Return an option's value, given as a number, a string or a list, with the type of its default."""
+    try:
+        return _as_type_of(default, value)
+    except (TypeError, ValueError, KeyError, OverflowError) as error:
+        if isinstance(default, (np.ndarray, jax.Array)):
+            expected, example = f"an array of shape {list(default.shape)}", default.tolist()
+        else:
+            expected, example = type(default).__name__, repr(default)
+        raise ValueError(f"{name}: must be {expected} for {owner}, got {value!r}; for example {example}") from error
+
+
+def _as_type_of(default: Any, value: Any) -> Any:
+    default = default.item() if isinstance(default, np.generic) else default
+    if isinstance(default, bool):
+        return ({"1": True, "0": False} | WORDS)[str(value).lower()]
+    if isinstance(default, Enum):
+        return value if isinstance(value, type(default)) else type(default)[str(value)]
+    if isinstance(default, (int, float)):
+        number = parse_float(str(value))
+        if isinstance(value, bool) or abs(number) > MAX_FLOAT or isinstance(default, int) and number != int(number):
+            raise ValueError
+        return type(default)(number)
+    if isinstance(default, (np.ndarray, jax.Array)):
+        value = json.loads(value) if isinstance(value, str) else value
+        array = np.asarray(value, dtype=default.dtype)
+        if array.shape != default.shape or not np.all(np.isfinite(array)):
+            raise ValueError
+        return jnp.asarray(array)
+    if isinstance(default, str) and value is not None:
+        if isinstance(value, (bool, *NESTED_TYPES)):
+            raise ValueError
+        return str(value)
+    if isinstance(value, str):  # the default is None or absent, so the text decides the type
+        with contextlib.suppress(ValueError):
+            value = json.loads(value)
+    expected = dict if isinstance(default, dict) else (tuple, list) if isinstance(default, NESTED_TYPES) else object
+    if value is not None and not isinstance(value, expected):
+        raise ValueError
+    return tuple(value) if isinstance(default, tuple) and isinstance(value, list) else value
