@@ -33,6 +33,7 @@ PRESET = dict(
     epsilon_steps=plain_dqn.EPSILON_STEPS,
     max_grad_norm=0.0,
     hidden_sizes=(120, 84),
+    kernel_init="lecun_normal",  # flax's default, which the plain program has
 )
 LEAST_ROLLOUTS, TRIAL = 8, 2_048  # that a replay holds; environment steps of a first timing
 

@@ -23,6 +23,7 @@ PRESET = dict(
     num_epochs=plain_pqn.EPOCHS,
     learning_rate=plain_pqn.LEARNING_RATE,
     epsilon_steps=plain_pqn.EPSILON_STEPS,
+    kernel_init="lecun_normal",  # flax's default, which the plain program has
 )
 
 

@@ -131,6 +131,11 @@ class System:
     host_bridge: Literal["auto", "ffi", "callback"] = system(
         "auto", "How compiled programs call host environments: envpool's XLA calls (ffi) or Python (callback)."
     )
+    gpu_memory: float | None = system(
+        None,
+        "Share of a GPU's memory that JAX reserves at the start. none: XLA_PYTHON_CLIENT_MEM_FRACTION, or 0.75.",
+        bounds=Bounds(0, 1, exclusive_min=True),
+    )
     compile_cache: bool = system(True, "Cache compiled programs in ~/.cache/jaxrl_fast (or JAX_COMPILATION_CACHE_DIR).")
 
 

@@ -177,11 +177,13 @@ def split_values(option: Option, setting: Setting) -> list[Setting]:
 
 
 def offer_devices(several: Iterable[Settings]) -> None:
-    """Configure the largest number of CPU devices in any settings, before JAX reads the number, which it does once."""
+    """Configure the most CPU devices of any settings, and the memory of GPUs, before JAX reads them once."""
     from jaxrl_fast.utils import devices
 
-    wanted = [settings.options.devices for settings in several]
+    options = [settings.options for settings in several]
+    wanted = [each.devices for each in options]
     devices.configure_cpu_devices("auto" if "auto" in wanted else max(map(int, wanted)))
+    devices.reserve_gpu_memory(options[0].gpu_memory)
 
 
 def values_of(group: Group, member: Member, columns: Sequence[str]) -> dict[str, Any]:

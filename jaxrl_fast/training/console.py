@@ -102,6 +102,8 @@ def announce(plan: Plan, terminal: Console) -> None:
         terminal.print(note)
     if plan.needs is not None:
         terminal.print(f"memory  {plan.needs}")
+    if gpu_memory := devices.gpu_memory():
+        terminal.print(f"gpu memory  {gpu_memory}")
     if options.resume:
         terminal.print(f"resume  {_from_where(plan)}")
     watch = f"   watch: uvx tensorboard --logdir {quote(str(plan.folder.parent))}" if options.tensorboard else ""

@@ -181,6 +181,7 @@ def check_devices(options: Options) -> None:
     if options.overlap and not options.async_pools:
         raise ValueError("--overlap: requires a host environment (envpool) and --async-pools 1 or more")
     devices.configure_cpu_devices(options.devices)
+    devices.reserve_gpu_memory(options.gpu_memory)
     devices.check_device()
     if devices.is_double():
         raise ValueError("jax_enable_x64 is on, but training requires 32-bit mode; unset JAX_ENABLE_X64")

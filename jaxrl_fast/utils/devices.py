@@ -6,6 +6,9 @@ import os
 from collections.abc import Iterable
 from typing import Any
 
+from jaxrl_fast.utils import warnings
+from jaxrl_fast.utils.memory import format_bytes
+
 
 def configure_cpu_devices(number: int | str = "auto") -> None:
     """Set the number of CPU devices: one per core for "auto", and never fewer than were set before.
@@ -19,6 +22,65 @@ def configure_cpu_devices(number: int | str = "auto") -> None:
     with contextlib.suppress(RuntimeError):  # already initialized, as in a notebook that has used JAX
         count = num_cores() if number == "auto" else int(number)
         jax.config.update("jax_num_cpu_devices", max(count, jax.config.values["jax_num_cpu_devices"]))
+
+
+MEMORY_SHARE = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")  # JAX's names; all versions know the last
+NO_GPU = "--gpu-memory: has no effect, because JAX uses the CPU"
+DEFAULT_MEMORY_SHARE = 0.75  # of a GPU's memory, which JAX reserves when it starts
+
+
+def reserve_gpu_memory(share: float | None) -> None:
+    """Set the share of a GPU's memory that JAX reserves when it starts; None changes nothing.
+
+    Raises ValueError if JAX has started with another share. Warns if it uses the CPU.
+    """
+    import jax
+
+    if share is None or memory_share() == share and is_initialized():
+        return
+    if is_initialized():
+        if jax.local_devices()[0].platform == "cpu":
+            warnings.warn(NO_GPU)
+            return
+        remedy = f"set {MEMORY_SHARE[-1]}={share:g} before JAX is used, or leave it out"
+        raise ValueError(f"--gpu-memory: JAX has already started, got {share:g}; {remedy}")
+    for name in MEMORY_SHARE:
+        os.environ.pop(name, None)
+    os.environ[MEMORY_SHARE[-1]] = str(share)
+    check_device()
+    if jax.local_devices()[0].platform == "cpu":
+        warnings.warn(NO_GPU)
+
+
+def memory_share() -> float:
+    """Return the share of a GPU's memory that JAX reserves: 0 if it allocates on demand."""
+    if os.environ.get("XLA_PYTHON_CLIENT_PREALLOCATE") in ("false", "False", "0"):
+        return 0.0
+    if os.environ.get("XLA_PYTHON_CLIENT_ALLOCATOR", "default").lower() == "platform":
+        return 0.0
+    given = [os.environ[name] for name in MEMORY_SHARE if os.environ.get(name)]
+    return float(given[0]) if given else DEFAULT_MEMORY_SHARE
+
+
+def gpu_memory() -> str:
+    """Return how JAX uses the memory of a GPU, for the header of a run; "" on other devices."""
+    import jax
+
+    first = jax.local_devices()[0]
+    if first.platform != "gpu":
+        return ""
+    if not memory_share():
+        return "allocated on demand"
+    limit = (first.memory_stats() or {}).get("bytes_limit")
+    size = f" ({format_bytes(limit)})" if limit else ""
+    return f"JAX reserves {memory_share():.0%}{size}; --gpu-memory changes it"
+
+
+def is_initialized() -> bool:
+    """Return whether JAX has started its devices, so that settings of them have no effect any more."""
+    from jax._src import xla_bridge
+
+    return bool(xla_bridge.backends_are_initialized())
 
 
 def limit_blas_threads() -> None:

@@ -1,6 +1,8 @@
 """memory: what a run says that it needs is what it takes, and the buffer_size it proposes is the largest that fits."""
 
+import os
 import re
+import types
 
 import jax
 import pytest
@@ -11,6 +13,7 @@ from jaxrl_fast import agents, envs, loop
 from jaxrl_fast.config import load
 from jaxrl_fast.parallel.placement import Placement
 from jaxrl_fast.training import memory
+from jaxrl_fast.utils import devices
 from jaxrl_fast.utils import memory as utils_memory
 
 pytestmark = pytest.mark.unit
@@ -108,6 +111,58 @@ def test_devices_together_have_what_the_fullest_has_each(monkeypatch):
     env, agent = both("dqn", **SMALL)
     monkeypatch.setattr(jax, "local_device_count", lambda: 2)
     assert memory.estimate(env, agent, Placement(num_seeds=4)).free == 100
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """A GPU of 80 GB, none of JAX's variables set, and JAX not started."""
+    for name in (*devices.MEMORY_SHARE, "XLA_PYTHON_CLIENT_PREALLOCATE", "XLA_PYTHON_CLIENT_ALLOCATOR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(jax, "local_devices", lambda: [Accelerator(60 * 10**9, 0)])
+    monkeypatch.setattr(devices, "is_initialized", lambda: False)
+
+
+@pytest.mark.parametrize(
+    ("variables", "words"),
+    [
+        ({}, "JAX reserves 75% (60.0 GB); --gpu-memory changes it"),
+        ({"XLA_PYTHON_CLIENT_MEM_FRACTION": "0.4"}, "JAX reserves 40% (60.0 GB); --gpu-memory changes it"),
+        ({"XLA_CLIENT_MEM_FRACTION": ".5"}, "JAX reserves 50% (60.0 GB); --gpu-memory changes it"),
+        ({"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}, "allocated on demand"),
+        ({"XLA_PYTHON_CLIENT_ALLOCATOR": "platform"}, "allocated on demand"),
+    ],
+)
+def test_the_header_says_what_share_of_a_gpu_is_reserved(gpu, monkeypatch, variables, words):
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert devices.gpu_memory() == words
+
+
+def test_the_share_of_a_gpu_replaces_the_users_variable(gpu, monkeypatch):
+    monkeypatch.setenv("XLA_CLIENT_MEM_FRACTION", "0.9")
+    devices.reserve_gpu_memory(None)
+    assert devices.memory_share() == 0.9
+    devices.reserve_gpu_memory(0.4)
+    assert "XLA_CLIENT_MEM_FRACTION" not in os.environ  # JAX refuses both names at once
+    assert os.environ["XLA_PYTHON_CLIENT_MEM_FRACTION"] == "0.4"
+    monkeypatch.setattr(devices, "is_initialized", lambda: True)
+    devices.reserve_gpu_memory(0.4)  # a second run of the process
+    with pytest.raises(ValueError, match=r"^--gpu-memory: JAX has already started, got 0\.5; set .*=0\.5 "):
+        devices.reserve_gpu_memory(0.5)
+
+
+def test_a_cpu_has_no_share_of_a_gpu(gpu, monkeypatch, capsys):
+    monkeypatch.setattr(jax, "local_devices", lambda: [types.SimpleNamespace(platform="cpu")])
+    assert devices.gpu_memory() == ""
+    for started, share in ((False, 0.4), (True, 0.5)):
+        monkeypatch.setattr(devices, "is_initialized", lambda started=started: started)
+        devices.reserve_gpu_memory(share)
+        assert capsys.readouterr().err == "warning: --gpu-memory: has no effect, because JAX uses the CPU\n"
+
+
+def test_jax_has_started_here():
+    jax.devices()
+    assert devices.is_initialized()
 
 
 @pytest.mark.parametrize(
