@@ -1,23 +1,34 @@
 /* Sum arrays over the cores of one CPU. Each core is a JAX device, and all of them belong to this process.
 
 XLA's own sum puts threads to sleep and wakes them, which takes about 50 microseconds. Here an early core spins until
-the others arrive: less than one microsecond, plus the time of memory access. All cores add in the order of the cores,
-so they get the same bits. With up to MAX_WHOLE_SUMS cores, each sums whole arrays; with more, each sums a slice, which
-the others copy.
+the others arrive: less than one microsecond, plus the time of memory access. A core that waits longer sleeps: another
+program has the core of the one that it waits for. After several such waits it sleeps early for a while, because spinning
+takes time from the others and from its own time slice. It never yields, for that would give away a whole time slice.
+
+All cores add in the order of the cores, so they get the same bits. With up to MAX_WHOLE_SUMS cores, each sums whole
+arrays; with more, each sums a slice, which the others copy.
 
 allreduce.py calls this function, build.py compiles it. Calls must come in the same order on every core, one at a time.
 */
 
-#include <sched.h>
+#include <errno.h>
 #include <stdatomic.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <string.h>
 #include <time.h>
 
 #include "ffi.h"
 
+#ifdef __linux__
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
 enum { MAX_CORES = 1024, MAX_SIZES = 32, MAX_WHOLE_SUMS = 4, LINE = 16 /* floats */ };
-enum { SPINS = 100, YIELDS = 2000, SLEEP_NS = 50000 }; /* polls, then yields of the core, then sleeps */
+enum { SPINS = 30000, FEW_SPINS = 200, SLEEP_NS = 1000000 }; /* polls, then sleeps, each until another core arrives */
+enum { SAMPLE = 128, SHARED = 35, MAX_HOLD = 256 }; /* sums between two looks at the load; percent; looks */
 #ifndef TIMEOUT_S
 #define TIMEOUT_S 100 /* seconds of sleep; XLA aborts the process after 40 */
 #endif
@@ -31,12 +42,15 @@ typedef struct {
     Ticket done;                 /* the core reads no memory of other cores any more */
     XLA_FFI_CallFrame *call;
     uint64_t ticket;
+    _Atomic(int) is_shared;      /* other programs want the cores, so waits sleep early */
+    int hold, last_hold, quiet;  /* looks at the load: left as shared, in all the last time, without load since then */
 } Core;
 
 /* Groups of different sizes have different slots. So all cores of a group have seen the same sums in their slots, and
 their counts agree even if two runs have the same number. */
 static Core all_cores[MAX_SIZES][MAX_CORES];
 static _Atomic(int) sizes[MAX_SIZES];
+static _Atomic(uint32_t) sleepers, arrivals; /* of all groups; arrivals are counted while somebody sleeps */
 
 /* Return the slots of groups of `num` cores; NULL if there are too many sizes. */
 static Core *slots(int num) {
@@ -47,28 +61,86 @@ static Core *slots(int num) {
     return NULL;
 }
 
-/* Wait until another core reaches `ticket`. Return 0 if it never does, because its program has failed.
+/* Sleep until a core arrives that was not counted in `seen`, but not long. Return whether the time ran out. */
+static int sleep_until_arrival(uint32_t seen) {
+    struct timespec limit = {.tv_nsec = SLEEP_NS};
+#ifdef __linux__
+    return syscall(SYS_futex, &arrivals, FUTEX_WAIT_PRIVATE, seen, &limit, NULL, 0) && errno == ETIMEDOUT;
+#else
+    (void)seen;
+    nanosleep(&limit, NULL);
+    return 1;
+#endif
+}
 
-The timeout counts sleeps. A clock would also run while the process is stopped. */
-static int wait_for(Ticket *others, uint64_t ticket) {
-    for (long waits = 0;; ++waits) {
-        uint64_t then = atomic_load_explicit(others, memory_order_acquire);
-        if (then >> 32 == ticket >> 32 && then >= ticket) return 1;
-        if (waits < SPINS) {
-            cpu_relax();
-        } else if (waits < SPINS + YIELDS) {
-            sched_yield();
-        } else if (waits < SPINS + YIELDS + TIMEOUT_S * (1000000000L / SLEEP_NS)) {
-            nanosleep(&(struct timespec){.tv_nsec = SLEEP_NS}, NULL);
-        } else {
-            return 0;
-        }
+/* Tell the others, also those that sleep, that this core has reached `ticket`. */
+static void arrive(Ticket *mine, uint64_t ticket) {
+    atomic_store(mine, ticket);
+    if (!atomic_load(&sleepers)) return;
+    atomic_fetch_add(&arrivals, 1);
+#ifdef __linux__
+    syscall(SYS_futex, &arrivals, FUTEX_WAKE_PRIVATE, INT32_MAX, NULL, NULL, 0);
+#endif
+}
+
+static int has_reached(Ticket *other, uint64_t ticket) {
+    uint64_t then = atomic_load(other);
+    return then >> 32 == ticket >> 32 && then >= ticket;
+}
+
+/* Return the percent of this thread's time since the last call in which it was ready, but another thread had the core.
+
+Linux counts both in nanoseconds; 0 elsewhere. */
+static int measure_load(void) {
+    static _Thread_local unsigned long long last_run, last_ready;
+    unsigned long long run, ready, ran, waited;
+    FILE *file = fopen("/proc/thread-self/schedstat", "r");
+    int found = file ? fscanf(file, "%llu %llu", &run, &ready) : 0;
+    if (file) fclose(file);
+    if (found != 2) return 0;
+    ran = run - last_run, waited = ready - last_ready;
+    last_run = run, last_ready = ready;
+    return ran + waited ? (int)(100 * waited / (ran + waited)) : 0;
+}
+
+/* Decide from a core's load for how many looks it counts as shared. Early sleep lowers the load itself, so a core stays
+shared for a while, and longer each time that the load is back soon after. */
+static void judge(Core *me, int load) {
+    if (me->hold > 0) {
+        me->hold = load > SHARED ? me->last_hold : me->hold - 1;
+        me->quiet = 0;
+    } else if (load > SHARED) {
+        int longer = me->quiet < me->last_hold ? 2 * me->last_hold : me->last_hold / 2;
+        me->hold = me->last_hold = longer < 4 ? 4 : longer > MAX_HOLD ? MAX_HOLD : longer;
+    } else {
+        ++me->quiet;
     }
 }
 
+/* Wait until another core reaches `ticket`. Return 0 if it never does, because its program has failed.
+
+The timeout counts sleeps. A clock would also run while the process is stopped. */
+static int wait_for(Ticket *other, uint64_t ticket, int most_spins) {
+    for (int spin = 0; spin < most_spins; ++spin) {
+        if (has_reached(other, ticket)) return 1;
+        cpu_relax();
+    }
+    int found = 0;
+    atomic_fetch_add(&sleepers, 1);
+    for (long waited = 0; waited < TIMEOUT_S * (1000000000L / SLEEP_NS) && !found;) {
+        uint32_t seen = atomic_load(&arrivals);
+        found = has_reached(other, ticket);
+        if (!found) waited += sleep_until_arrival(seen);
+    }
+    atomic_fetch_sub(&sleepers, 1);
+    return found;
+}
+
 static int wait_for_all(Core *cores, int num, size_t what, uint64_t ticket) {
+    int is_shared = 0;
+    for (int i = 0; i < num; ++i) is_shared |= atomic_load_explicit(&cores[i].is_shared, memory_order_relaxed);
     for (int i = 0; i < num; ++i)
-        if (!wait_for((Ticket *)((char *)&cores[i] + what), ticket)) return 0;
+        if (!wait_for((Ticket *)((char *)&cores[i] + what), ticket, is_shared ? FEW_SPINS : SPINS)) return 0;
     return 1;
 }
 
@@ -130,7 +202,11 @@ XLA_FFI_Error *sum_over_cores(XLA_FFI_CallFrame *call) {
     uint64_t ticket = me->ticket >> 32 == first_ticket >> 32 ? me->ticket + 1 : first_ticket;
     me->ticket = ticket;
     me->call = call;
-    atomic_store_explicit(&me->ready, ticket, memory_order_release);
+    if (ticket % SAMPLE == 0) {
+        judge(me, measure_load());
+        atomic_store_explicit(&me->is_shared, me->hold > 0, memory_order_relaxed);
+    }
+    arrive(&me->ready, ticket);
 
     if (!wait_for_all(cores, num, offsetof(Core, ready), ticket)) goto timeout;
     for (int core = 0; core < num; ++core)
@@ -143,7 +219,7 @@ XLA_FFI_Error *sum_over_cores(XLA_FFI_CallFrame *call) {
         else add(cores, num, i, out(me, i, before), slice(my_index, num, size), slice(my_index + 1, num, size));
     }
     if (num > MAX_WHOLE_SUMS) {
-        atomic_store_explicit(&me->summed, ticket, memory_order_release);
+        arrive(&me->summed, ticket);
         if (!wait_for_all(cores, num, offsetof(Core, summed), ticket)) goto timeout;
         before = 0;
         for (int64_t i = 0, size; i < num_sums; ++i, before += size) {
@@ -155,12 +231,12 @@ XLA_FFI_Error *sum_over_cores(XLA_FFI_CallFrame *call) {
             }
         }
     }
-    atomic_store_explicit(&me->done, ticket, memory_order_release);
+    arrive(&me->done, ticket);
 
     if (!wait_for_all(cores, num, offsetof(Core, done), ticket)) goto timeout;
     return NULL;
 mismatch: /* on all cores; each reads the others' arguments before it returns */
-    atomic_store_explicit(&me->done, ticket, memory_order_release);
+    arrive(&me->done, ticket);
     if (!wait_for_all(cores, num, offsetof(Core, done), ticket)) goto timeout;
     return failed(call->api, XLA_FFI_Error_Code_INTERNAL, "all-reduce: devices sum different arrays, or not in order");
 timeout:
