@@ -27,13 +27,13 @@ def open_envs(plan: Plan, terminal: Console) -> None:
 
 def compile_program(progress: RunProgress, terminal: Console, cache: Path | None) -> program.Program:
     """Compile the training program, and say how long it took and how much memory it needs."""
-    num_cached, plan = compile_cache.num_cache_entries(cache), progress.plan
+    plan = progress.plan
     terminal.print("compiling ...")
-    built = program.build(plan.env, plan.agent, plan.num_updates, plan.placement, plan.varied)
+    with compile_cache.watch(cache) as use:
+        built = program.build(plan.env, plan.agent, plan.num_updates, plan.placement, plan.varied)
     progress.times["compile"], progress.program_memory = built.compile_time_s, built.memory
-    from_cache = num_cached > 0 and compile_cache.num_cache_entries(cache) == num_cached
-    is_new = compile_cache.num_cache_entries(cache) > num_cached
-    console.print_compiled(plan, terminal, built, " (from the cache)" * from_cache + " (cached for next time)" * is_new)
+    cached = " (from the cache)" * use.from_cache + " (cached for next time)" * use.added
+    console.print_compiled(plan, terminal, built, cached)
     return built
 
 

@@ -1,0 +1,109 @@
+"""The compile cache repairs damaged entries, says what it did, and leaves JAX's settings as they were."""
+
+import resource
+import threading
+import warnings
+
+import jax
+import pytest
+from jax.experimental.compilation_cache import compilation_cache
+
+from jaxrl_fast.utils import compile_cache
+
+settings = lambda: {name: jax.config.values[name] for name in compile_cache.NAMES}
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """An empty cache, and JAX's settings as they were afterwards."""
+    monkeypatch.delenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", raising=False)
+    given = settings()
+    jax.config.update("jax_compilation_cache_dir", str(tmp_path))
+    yield tmp_path
+    for name, value in given.items():
+        jax.config.update(name, value)
+    compilation_cache.reset_cache()
+
+
+def compiled(number):
+    """Compile a small program as a new process would. Return what the cache did."""
+    with compile_cache.compile_cache(True) as cache, compile_cache.watch(cache) as use:
+        assert jax.jit(lambda x: x + number)(1) == number + 1
+    return use
+
+
+def test_a_program_is_cached_once_and_then_read(folder, capsys):
+    first, second = compiled(7), compiled(7)
+    assert (first.added, first.from_cache) == (True, False)
+    assert (second.added, second.from_cache) == (False, True)
+    assert not capsys.readouterr().err
+
+
+@pytest.mark.parametrize("num_bytes", [0, 100])
+def test_a_damaged_entry_is_written_anew(folder, capsys, num_bytes):
+    compiled(7)
+    (entry,) = folder.glob("*-cache")
+    whole = entry.stat().st_size
+    entry.write_bytes(entry.read_bytes()[:num_bytes])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # as scripts do
+        assert not compiled(7).from_cache
+    assert "had a damaged entry" in capsys.readouterr().err
+    (entry,) = folder.glob("*-cache")
+    assert entry.stat().st_size > whole / 2
+    assert compiled(7).from_cache and not capsys.readouterr().err
+
+
+def test_other_entries_of_the_program_are_kept(folder):
+    compiled(7)
+    (kept,) = folder.glob("*-cache")
+    compiled(8)
+    (entry,) = set(folder.glob("*-cache")) - {kept}
+    entry.write_bytes(b"")
+    compiled(8)
+    assert len(list(folder.glob("*-cache"))) == 2 and compiled(7).from_cache
+
+
+def test_a_full_disk_caches_nothing_and_says_so(folder, capsys):
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (50, limits[1]))
+    try:
+        use = compiled(7)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert not use.added and not use.from_cache and not list(folder.glob("*-cache"))
+    error = capsys.readouterr().err
+    assert "could not be cached" in error and "File too large" in error
+    assert compiled(7).added
+
+
+def test_threads_leave_the_settings_as_they_were(folder):
+    """Three at once, of which one must not cache; they enter one after the other."""
+    before, shown, filters = settings(), warnings.showwarning, list(warnings.filters)
+    barriers = [threading.Barrier(3, timeout=30) for _ in range(4)]
+
+    def use(place, enabled):
+        for barrier in barriers[: place + 1]:
+            barrier.wait()
+        with compile_cache.compile_cache(enabled):
+            for barrier in barriers[place + 1 :]:
+                barrier.wait()
+
+    threads = [threading.Thread(target=use, args=each) for each in enumerate((True, False, True))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert settings() == before
+    assert warnings.showwarning is shown and list(warnings.filters) == filters
+
+
+def test_the_first_to_enter_may_be_the_first_to_leave(folder):
+    before = settings()
+    first, second = compile_cache.compile_cache(True), compile_cache.compile_cache(False)
+    first.__enter__()
+    assert second.__enter__() is None and not jax.config.values["jax_enable_compilation_cache"]
+    first.__exit__(None, None, None)
+    assert not jax.config.values["jax_enable_compilation_cache"]
+    second.__exit__(None, None, None)
+    assert settings() == before
