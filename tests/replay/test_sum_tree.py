@@ -248,3 +248,110 @@ def test_keys_and_trees_do_not_mix(seed):
         alone = draw(trees[i], keys[i], 256)
         np.testing.assert_array_equal(item[i], alone[0])
         np.testing.assert_array_equal(priority[i], alone[1])
+
+
+# Large trees -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def as_large(monkeypatch):
+    """Search small trees as large ones are: in pairs of float32 at all levels but the lowest."""
+    monkeypatch.setattr(sum_tree, "MAX_SINGLE", 0)
+    monkeypatch.setattr(sum_tree, "MAX_LEAVES", 1)
+
+
+def exact_items(priority, mass):
+    """The items at these places, in float64."""
+    return np.minimum(np.searchsorted(np.cumsum(priority, dtype=np.float64), mass, side="right"), len(priority) - 1)
+
+
+def pair(place):
+    """A float64 as a pair of float32."""
+    high = np.asarray(place, np.float32)
+    return jnp.asarray(high), jnp.asarray(place - high, jnp.float32)
+
+
+def with_small_ones(size):
+    """Groups of items of priority 1 behind a group of large ones: in float32, the running sum passes over them."""
+    priority = np.ones(size, np.float32)
+    priority[:8] = 2.0**22  # all sums are exact: multiples of 4 below 2^26
+    return priority
+
+
+@pytest.mark.parametrize("size", [64, 600])
+def test_small_items_behind_large_ones_are_found(as_large, size):
+    priority = with_small_ones(size)
+    place = np.cumsum(priority, dtype=np.float64) - np.where(priority > 1, priority / 2, 0.25)
+    tree = tree_of(priority)
+    item, found = jax.jit(sum_tree.find_in_large)(tree, *pair(place))
+    np.testing.assert_array_equal(item, exact_items(priority, place))
+    np.testing.assert_array_equal(found, priority)
+    alone = np.asarray(find(tree, jnp.asarray(place, jnp.float32))[0])
+    assert (alone != np.arange(size)).any(), "float32 alone does not find them"
+
+
+@pytest.mark.parametrize("num_draws", [1, 3, 32, 256, 5000])
+def test_places_of_strata_are_exact(num_draws):
+    """Each lies in its stratum, and at float64's place to 2^-40 of the total."""
+    tree = tree_of(with_small_ones(600))
+    total = np.asarray(tree.levels[-1], np.float64).sum()
+    high, low = jax.jit(sum_tree._strata_in_pairs, static_argnums=2)(tree, jax.random.key(0), num_draws)
+    place = (np.asarray(high, np.float64) + np.asarray(low, np.float64)) / total * num_draws
+    offset = place - np.arange(num_draws)
+    assert (offset > -num_draws * 2.0**-40).all() and (offset < 1 + num_draws * 2.0**-40).all()
+    key_part, key_rest = jax.random.split(jax.random.key(0))
+    part = np.asarray(jax.random.randint(key_part, (num_draws,), 0, 4096), np.float64)
+    expected = (part + np.asarray(jax.random.uniform(key_rest, (num_draws,)), np.float64)) / 4096
+    np.testing.assert_allclose(offset, expected, atol=num_draws * 2.0**-40)
+
+
+@given(seed=seeds, size=sizes)
+def test_large_trees_find_what_small_ones_find(seed, size):
+    """The same places of whole numbers, which float32 holds; all orders of magnitude have a priority."""
+    rng = np.random.default_rng(seed)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sum_tree, "MAX_LEAVES", 1)
+        priority = whole_numbers(rng, size)
+        mass = jnp.float32(rng.uniform(0, priority.sum(), 64))
+        large = sum_tree.find_in_large(tree_of(priority), mass, jnp.zeros(64))
+        for found, expected in zip(large, find(tree_of(priority), mass), strict=True):
+            np.testing.assert_array_equal(found, expected)
+        wide = magnitudes(rng, size)
+        upto = np.cumsum(wide, dtype=np.float64)
+        item, found = sum_tree.find_in_large(tree_of(wide), *pair(rng.choice([*upto, 0.0, 2 * upto[-1]], 64)))
+        assert (wide[item] > 0).all()
+        np.testing.assert_array_equal(found, wide[item])
+
+
+def test_draws_of_large_trees_are_stratified(as_large):
+    """As in `test_draws_are_stratified`."""
+    priority = whole_numbers(np.random.default_rng(1), 600)
+    item, found = sum_tree.draw(tree_of(priority), jax.random.key(0), 256)
+    np.testing.assert_array_equal(found, priority[item])
+    counts = np.bincount(item, minlength=600)
+    share = 256 * priority.astype(np.float64) / priority.sum(dtype=np.float64)
+    assert (np.diff(item) >= 0).all()
+    assert (counts >= np.floor(share) - 1).all() and (counts <= np.ceil(share) + 1).all()
+
+
+def test_nothing_is_drawn_from_an_empty_large_tree(as_large):
+    item, found = sum_tree.draw(sum_tree.init(600), jax.random.key(0), 4)
+    assert not np.asarray(item).any() and not np.asarray(found).any()
+
+
+@pytest.mark.slow
+def test_all_of_two_to_the_25_items_can_be_drawn():
+    """Equal items: the last bits of an item are as random as the first. In float32, an item of two is never drawn."""
+    size, num_draws = 2**25, 2**16
+    levels = [jnp.ones(size)]
+    while levels[-1].size > 8:
+        sums = levels[-1].reshape(-1, 8).sum(-1)
+        levels.append(jnp.pad(sums, (0, -sums.size % 8)))
+    tree = sum_tree.Tree(tuple(levels))
+    item = np.asarray(jax.jit(sum_tree.draw, static_argnums=2)(tree, jax.random.key(0), num_draws)[0])
+    begin = np.arange(num_draws) * (size // num_draws)
+    assert (item >= begin).all() and (item <= begin + size // num_draws).all(), "one of each stratum, but for rounding"
+    for half in (item[: num_draws // 2], item[num_draws // 2 :]):
+        counts = np.bincount(half % 8, minlength=8)
+        assert scipy.stats.chisquare(counts).pvalue > 1e-4
+    assert np.isin([0, size - 1], sum_tree.find_in_large(tree, *pair(np.array([0.0, size - 0.5])))[0]).all()
