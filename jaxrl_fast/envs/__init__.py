@@ -80,6 +80,9 @@ def _find(env_id: str) -> tuple[str, str]:
     """Return the backend and the name within it: ("gymnax", "CartPole-v1")."""
     backend, slash, name = env_id.partition("/")
     if slash and backend not in BACKENDS:
+        for other in filter(_is_installed, BACKENDS):  # a name may have a slash: envpool's MetaWorld/Reach-v3
+            if env_id in _backend(other).registered():
+                return other, env_id
         hint = (
             _minatar_hint(backend, name)
             or _atari_hint(name)

@@ -34,7 +34,7 @@ from jaxrl_fast.sweep import scaling
 from jaxrl_fast.utils.option import Option, options_of
 from jaxrl_fast.utils.parsing import parse_int
 
-MAX_VALUES = 100_000  # runs in a sweep
+MAX_VALUES = 10_000  # runs in a sweep
 OWN = options_of(SweepOptions) | {name: OF_RUN[name] for name in ("name", "resume")}
 DEFAULTS = {"tensorboard": False, "on_nonfinite": "continue", "console_every": 10.0}  # below the preset's
 
@@ -101,16 +101,24 @@ def expand(algo: str, written: list[Setting], split: Any) -> SweepRequest:
     if number > MAX_VALUES:
         raise ValueError(f"a sweep has at most {MAX_VALUES} trainings, got {number} combinations; give fewer values")
     asked = _with_defaults(asked)
-    names = sorted(axes, key=lambda name: name == "seed")  # the seeds of a combination are consecutive
-    chosen = [fixed + list(values) for values in itertools.product(*(axes[name] for name in names))]
-    combinations = [resolve(asked._replace(given=settings)) for settings in chosen]
+    combinations = list(_resolve_all(asked, fixed, axes))
     check_unused(asked, [settings.agent for settings in combinations])
-    base = resolve(asked._replace(given=[s for s in chosen[0] if s.name != "num_envs"]))
+    first = fixed + [values[0] for values in axes.values()]
+    base = resolve(asked._replace(given=[s for s in first if s.name != "num_envs"]))
     rule = scaling.rule(own.scale, base)
     groups = _groups(_single(combinations, axes, rule), [n[6:] for n in axes if n.startswith("agent.")])
     scaled = [f"agent.{scaling.SCALED[own.scale]}"] if own.scale != "none" else []
     columns = dict.fromkeys([n for n in axes if n != "seed"] + scaled)
     return SweepRequest(tuple(groups), tuple(columns), own, name, "", rule.base, log_level)
+
+
+def _resolve_all(asked: Request, fixed: list[Setting], axes: Mapping[str, list[Setting]]) -> Iterator[Settings]:
+    """Yield the settings of every combination; the seeds of a combination are consecutive, and resolved at once."""
+    seeds = [convert(OF_RUN["seed"], setting) for setting in axes.get("seed", [])]
+    for values in itertools.product(*(axes[name] for name in axes if name != "seed")):
+        settings = resolve(asked._replace(given=fixed + list(values)))
+        for seed in seeds or [settings.options.seed]:
+            yield settings._replace(options=dataclasses.replace(settings.options, seed=seed))
 
 
 def _sort_out(asked: Request, split: Any) -> tuple[list[Setting], dict[str, list[Setting]]]:
@@ -167,6 +175,8 @@ def split_values(option: Option, setting: Setting) -> list[Setting]:
     pair = setting.name == "env" and isinstance(value, tuple) and not isinstance((*value, "")[0], str | type)
     one = not option.sweepable or pair  # of an environment and its parameters
     several = list(value) if isinstance(value, list | tuple | range) and not one else [value]
+    if len(several) > MAX_VALUES:
+        raise ValueError(f"{setting.origin}: has at most {MAX_VALUES} values, got {len(several)}")
     if typing.get_origin(option.kind) is tuple and not any(isinstance(v, list | tuple) for v in several):
         several = [value]
     if not several:

@@ -23,6 +23,7 @@ from jaxrl_fast.utils import files, warnings
 from jaxrl_fast.utils.files import is_folder_name, path_of
 from jaxrl_fast.utils.importing import name_of
 
+ENV_COLUMNS = {"env", "env_options"}
 MAY_DIFFER = ("seed", "num_seeds", "console_every", "log_level")  # options that a resumed sweep may change
 
 
@@ -72,8 +73,9 @@ def split_to_fit(group: Group, request: grid.SweepRequest) -> list[Group]:
     except ValueError as error:
         if "\n" in str(error) or not request.columns:
             raise
-        which = grid.words(grid.values_of(one, one.members[0], request.columns))
-        raise ValueError(f"{which}: {error}") from error
+        columns = ENV_COLUMNS.intersection(request.columns) if _is_of_env(error, one) else request.columns
+        which = grid.words(grid.values_of(one, one.members[0], [c for c in request.columns if c in columns]))
+        raise ValueError(f"{which}: {error}" if which else str(error)) from error
     max_members = len(group.members) if ready.env.on_device else 1  # a host pool has one seed
     if max_members > 1 and ready.needs and ready.needs.free is not None:
         member_bytes = ready.needs.total + memory.rollout_bytes(ready.env, ready.agent)
@@ -84,6 +86,18 @@ def split_to_fit(group: Group, request: grid.SweepRequest) -> list[Group]:
     num_parts = -(-len(group.members) // max_members)
     ends = [len(group.members) * i // num_parts for i in range(num_parts + 1)]
     return [grid.part(group, group.members[a:b]) for a, b in itertools.pairwise(ends)]
+
+
+def _is_of_env(error: ValueError, group: Group) -> bool:
+    """Return whether the environment alone, without any other option, raises this error."""
+    from jaxrl_fast import envs
+
+    options = group.settings.options
+    try:
+        envs.make(options.env, 1, **options.env_options)
+    except ValueError as of_env:
+        return str(of_env) == str(error)
+    return False
 
 
 def _resume_same(request: grid.SweepRequest, folder: Path) -> SweepPlan:

@@ -110,7 +110,8 @@ def _ranking(sweep: SweepPlan, table: Sequence[Row]) -> list[str]:
             scored.sort(key=lambda pair: (-len(pair[1]) / len(pair[0]), -_iqm(pair[1])))
             num_known = lambda x, group: "" if len(x) == len(group) else f", {len(x)} of {len(group)}"
             results = [f"{_iqm(x):.1f}{num_known(x, group)}" for group, x in scored]
-            lines.append(f"- By {title}: {_best_of([group for group, _ in scored], results, named, len(groups))}.")
+            of_seeds = " (IQM)" if any(len(x) > 1 for _, x in scored) else ""
+            lines.append(f"- By {title}{of_seeds}: {_best_of([group for group, _ in scored], results, named, len(groups))}.")
     solved, *others = thresholds(sweep)
     if others:
         several = ", ".join("none" if x is None else f"{x:g}" for x in (solved, *others))
@@ -184,16 +185,17 @@ def figures_of(sweep: SweepPlan, table: Sequence[Row]) -> dict[str, Any]:
 def _table(sweep: SweepPlan, table: Sequence[Row]) -> list[str]:
     """Return the report's table as Markdown lines, one for each configuration."""
     has_threshold = any(threshold is not None for threshold in thresholds(sweep))
-    heads = [*sweep.columns, "seeds", "return (IQM, 95%)", "eval return", "solved", "steps to solve", "time to solve"]
+    heads = [*sweep.columns, "seeds", "return (IQM, 95%)", "eval return (IQM)", "solved", "steps to solve", "time to solve"]
     heads += ["steps/s", "members", "compile", "memory MB"]
     lines = [f"| {' | '.join(heads)} |", f"| {' | '.join('---' for _ in heads)} |"]
     for group in configurations(sweep, table):
         first, steps = group[0], _known(group, "steps_to_solve")
         median = lambda key, show, group=group: show(statistics.median(known)) if (known := _known(group, key)) else ""
+        evaluated = _known(group, "eval_return")
         num_known = len(_known(group, "final_return"))
         seeds = str(len(group)) if num_known == len(group) else f"{num_known} of {len(group)}"
         cells = [first[c] for c in sweep.columns] + [seeds, _mean_and_interval(_known(group, "final_return"))]
-        cells += [median("eval_return", lambda x: f"{x:.1f}"), f"{len(steps)}/{len(group)}" if has_threshold else ""]
+        cells += [f"{_iqm(evaluated):.1f}" if evaluated else "", f"{len(steps)}/{len(group)}" if has_threshold else ""]
         cells += [median("steps_to_solve", formatting.short_number), median("time_to_solve_s", formatting.seconds)]
         cells += [
             median("env_steps_per_s", formatting.short_number),

@@ -14,7 +14,7 @@ from jaxrl_fast import __version__
 from jaxrl_fast.config import names
 from jaxrl_fast.loggers.terminal import Console, make_console
 from jaxrl_fast.runs import files
-from jaxrl_fast.sweep import slurm
+from jaxrl_fast.sweep import grid, slurm
 from jaxrl_fast.sweep.directory import FAILED, SweepPlan, failure, is_finished, unfinished
 from jaxrl_fast.sweep.worker import work_loop, write_results
 from jaxrl_fast.utils import devices, formatting, signals, warnings
@@ -72,7 +72,24 @@ def announce(sweep: SweepPlan, terminal: Console) -> None:
     terminal.print(f"jaxrl_fast {__version__}   {' · '.join(parts)}")
     if sweep.scale != "none":
         terminal.print(f"scale  {sweep.scale}, from {sweep.base_num_envs} environments")
+    for note in single_numbers(sweep):
+        terminal.print(note)
     terminal.print(f"sweep  {sweep.folder}")
+
+
+def single_numbers(sweep: SweepPlan) -> list[str]:
+    """Return a note for each option of several numbers of which every value in the sweep is a single one.
+
+    `--agent.hidden-sizes 128,256` may have been meant as one network of two layers.
+    """
+    notes = []
+    for column in sweep.columns:
+        found = [grid.values_of(group, group.members[0], [column])[column] for group in sweep.groups.values()]
+        if all(isinstance(value, tuple) and len(value) == 1 for value in found):
+            texts = list(dict.fromkeys(str(value[0]) for value in found))
+            example = f"--{column.replace('_', '-')} {' '.join(texts[:2])}"
+            notes.append(f"{column}  {' | '.join(texts)}, each of one number; {example} is one value of two")
+    return notes
 
 
 def run_workers(sweep: SweepPlan, terminal: Console) -> tuple[int | None, int]:

@@ -83,7 +83,7 @@ def table_rows(sweep: SweepPlan) -> list[Row]:
                     "steps_to_solve": at_member("steps_to_solve_per_seed"),
                     "time_to_solve_s": at_member("time_to_solve_s_per_seed"),
                     "program": name,
-                    "failure": reason or divergence,
+                    "failure": divergence if divergence and len(group.members) > 1 else reason or divergence,
                 }
             )
     return table
