@@ -21,12 +21,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def prepare(argv: Sequence[str]) -> str:
-    """Return the list of commands, or the version for --version. Raise ValueError for any other argument."""
+    """Return the list of commands. Raise ValueError for any argument."""
     if not argv or argv[0] in ("-h", "--help"):
         commands = (f"  python -m jaxrl_fast.{name:<10}{description}" for name, description in COMMANDS.items())
-        return "\n".join((f"jaxrl_fast {__version__}; commands (each has --help):", *commands))
-    if argv[0] == "--version":
-        return __version__
+        return "\n".join((f"jaxrl_fast {__version__}; commands (each has --help and --version):", *commands))
     name = argv[0] if argv[0] in COMMANDS else ""
     hint = f"; python -m jaxrl_fast.{name}" if name else nearest(argv[0], COMMANDS, "python -m jaxrl_fast.{}".format)
     raise ValueError(f"unknown argument {argv[0]!r}{hint}")

@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal
 
 from jaxrl_fast import cli
-from jaxrl_fast.config import resume
+from jaxrl_fast.config import paths, resume
 from jaxrl_fast.config.convert import convert
 from jaxrl_fast.config.load import from_keywords
 from jaxrl_fast.config.sources import from_mapping
@@ -18,6 +18,7 @@ from jaxrl_fast.runs import files
 from jaxrl_fast.training import plan, trainer
 from jaxrl_fast.training.callbacks import check_callbacks
 from jaxrl_fast.utils import devices, formatting
+from jaxrl_fast.utils.errors import from_function, spelled_as_keywords
 from jaxrl_fast.utils.files import path_of
 from jaxrl_fast.utils.option import Option
 
@@ -57,9 +58,11 @@ def fit(
     check_callbacks(callbacks)
     if options.get("dry_run"):
         raise ValueError("dry_run: returns no run, got True; use python -m jaxrl_fast.train --dry-run")
-    settings = plan.decide_num_envs(from_keywords(preset, algo, agent, **options))
-    ready = plan.make_plan(settings)
-    outcome = trainer.execute(ready, callbacks=callbacks)
+    with spelled_as_keywords():
+        settings = plan.decide_num_envs(from_keywords(preset, algo, agent, **options))
+        ready = plan.make_plan(settings)
+    with from_function():
+        outcome = trainer.execute(ready, callbacks=callbacks)
     if not ready.env.on_device:  # where that raised, a program may still be under way, so its pools stay
         devices.release_envs([ready.env, ready.eval_env])
     if outcome.failure:
@@ -88,10 +91,12 @@ def load(
     """
     from jaxrl_fast.evaluation import policy
 
-    values = convert(Option("member", dict[str, Any]), from_mapping({"member": {} if member is None else member})[0])
-    if isinstance(run, Run):
-        return policy.load(run.folder, seed, which, run.env if env is None else env, values)
-    return policy.load(path_of(str(run)), seed, which, env, values)
+    with spelled_as_keywords():
+        given = from_mapping({"member": {} if member is None else member})[0]
+        values = convert(Option("member", dict[str, Any]), given)
+        if isinstance(run, Run):
+            return policy.load(run.folder, seed, which, run.env if env is None else env, values)
+        return policy.load(path_of(str(run)), seed, which, env, values)
 
 
 @dataclass(frozen=True, repr=False)
@@ -110,8 +115,13 @@ class Run:
         `env` is the training environment, if it cannot be made from its id. Raise ValueError if no run has ended there.
         """
         path = path_of(str(folder)).resolve()
-        resume.file_of_run(path, str(folder))
-        return cls(path, files.read_summary(path), None, env)
+        with spelled_as_keywords():
+            resume.file_of_run(path, str(folder))
+        summary = files.read_summary(path)
+        missing = [name for name in ("algo", "env_id", "env_steps", "train_time_s") if name not in summary]
+        if missing:
+            raise ValueError(f"{path / paths.SUMMARY}: {missing[0]}: is missing; restore the file")
+        return cls(path, summary, None, env)
 
     @property
     def metrics(self) -> list[dict[str, Any]]:
@@ -128,14 +138,18 @@ class Run:
         """Evaluate in fresh episodes, with the evaluate command's options. Return the contents of evaluation.json."""
         from jaxrl_fast.evaluation import episodes
 
-        chosen = cli.from_keywords(episodes.Options, options)
-        return episodes.evaluate_run(episodes.open_run(self.folder, chosen, self.env), chosen)
+        with spelled_as_keywords():
+            chosen = cli.from_keywords(episodes.Options, options)
+            opened = episodes.open_run(self.folder, chosen, self.env)
+            return episodes.evaluate_run(opened, chosen)
 
     def video(self, **options: Any) -> Any:
         """Record a GIF of the greedy policy, with the options of the video command. A notebook shows it."""
         from jaxrl_fast.evaluation import video
 
-        return video.record_video(*video.open_run(self.folder, cli.from_keywords(video.Options, options), self.env))
+        with spelled_as_keywords():
+            opened = video.open_run(self.folder, cli.from_keywords(video.Options, options), self.env)
+        return video.record_video(*opened)
 
     def __repr__(self) -> str:
         return f"Run({self._words()}, folder={str(self.folder)!r})"
@@ -151,5 +165,5 @@ class Run:
     def _words(self) -> str:
         s = self.summary
         steps = f"{formatting.short_number(s['env_steps'])} steps in {formatting.seconds(s['train_time_s'])}"
-        score = "" if s["final_return_mean"] is None else f", return {s['final_return_mean']:.1f}"
+        score = "" if s.get("final_return_mean") is None else f", return {s['final_return_mean']:.1f}"
         return f"{s['algo']} on {s['env_id']}, {steps}{score}"

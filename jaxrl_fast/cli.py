@@ -7,8 +7,10 @@ import signal
 import sys
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
+from importlib import metadata
 from typing import Any, NamedTuple, TypeVar
 
+from jaxrl_fast import __version__
 from jaxrl_fast.config import help
 from jaxrl_fast.config.convert import read_values
 from jaxrl_fast.config.sources import from_mapping, tokenize
@@ -39,9 +41,13 @@ def run_command(
 
     A ValueError of one line while it prepares is a user's mistake: 2. No room or no right to write: 1.
     """
+    argv = sys.argv[1:] if argv is None else argv
+    if "--version" in argv:
+        print(version_line())
+        return 0
     try:
         try:
-            ready = prepare(sys.argv[1:] if argv is None else argv)
+            ready = prepare(argv)
         except ValueError as error:
             if "\n" in str(error):  # not a message for users
                 raise
@@ -55,6 +61,11 @@ def run_command(
         which = error.filename or "standard output or another file"
         print(f"error: {which}: cannot be {what} ({error.strerror})", file=sys.stderr)
         return 1
+
+
+def version_line() -> str:
+    """Return the versions of this package and of JAX: "jaxrl_fast 0.1.0, jax 0.10.2"."""
+    return f"jaxrl_fast {__version__}, jax {metadata.version('jax')}"
 
 
 def start(main: Callable[[], int]) -> None:

@@ -39,6 +39,8 @@ def lines(result: dict[str, Any]) -> list[str]:
     steps = formatting.short_number(result["env_steps"])
     about = [result["algo"], result["env_id"], f"{result['policy']} policy of {result['checkpoint']} ({steps} steps)"]
     about += [" ".join(f"{name}={value:g}" for name, value in result["member"].items())] * bool(result["member"])
+    differs = [f"{name}={value}" for name, value in result["differs_from_training"].items()]
+    about += [f"not as trained: {' '.join(differs)}"] * bool(differs)
     rows = [(f"seed {row['seed']}", row) for row in result["seeds"]]
     rows += [(f"{len(rows)} seeds", result)] if len(rows) > 1 else []
     written = [f"written  {result['file']}"] if result["file"] else []

@@ -82,7 +82,7 @@ def _describe(option: Option, prefix: str, default: Any) -> list[str]:
     notes += [option.bounds.short] if option.bounds else []
     if option.needs:
         switch, *values = option.needs
-        needed = "" if values == [True] else f" {' or '.join(map(str, values))}"
+        needed = "" if values == [True] else f" {' or '.join(map(_written, values))}"
         notes.append(f"needs --{prefix}{switch.replace('_', '-')}{needed}")
     notes += [ONLY[option.only]] if option.only else []
     indent = " " * COLUMN
@@ -107,7 +107,7 @@ def _written(value: Any) -> str:
     """Return a value as it is written on a command line."""
     if isinstance(value, dict):
         return " ".join(f"{k}={v}" for k, v in value.items())
-    return " ".join(map(str, value)) if isinstance(value, tuple) else "none" if value is None else str(value)
+    return " ".join(map(str, value)) if isinstance(value, tuple | list) else "none" if value is None else str(value)
 
 
 def width() -> int:

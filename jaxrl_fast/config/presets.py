@@ -1,6 +1,7 @@
 """Read files of options: presets, and the config.yaml of a run."""
 
 import re
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from shlex import quote
@@ -15,6 +16,7 @@ YAML_NUMBERS = {
     "tag:yaml.org,2002:int": r"[-+]?(0|[1-9]\d*)",
     "tag:yaml.org,2002:float": r"[-+]?(\d+\.\d*|\.\d+)([eE][-+]?\d+)?|[-+]?\.inf|\.nan",
 }
+STDIN = "-"  # the name of a preset that is piped in
 PLAIN_WORDS = (*YAML_NUMBERS, "tag:yaml.org,2002:timestamp")  # types that are not resolved as YAML does
 
 
@@ -26,10 +28,12 @@ def shipped() -> dict[str, Path]:
 
 
 def read_preset(name: str, names_env: bool = False) -> list[Setting]:
-    """Return the settings of a preset: a path, or the bare name of a shipped one.
+    """Return the settings of a preset: a path, the bare name of a shipped one, or `-` for standard input.
 
     `names_env` says that another setting names the environment, so that the preset need not.
     """
+    if name == STDIN:
+        return _of_preset(_parse(_read_stdin(), "standard input"), "standard input", names_env)
     presets = shipped()
     path = presets.get(name) or path_of(name, "--config")
     if (path / CONFIG).is_file():
@@ -38,14 +42,29 @@ def read_preset(name: str, names_env: bool = False) -> list[Setting]:
         is_name = len(Path(name).parts) == 1 and not path.is_dir()
         hint = nearest(name, presets) or f"; shipped are {join_names(presets)}" if is_name else ""
         raise ValueError(f"--config: there is no preset or file {name!r}{hint}")
-    content = _load(path)
+    return _of_preset(_load(path), path, names_env)
+
+
+def _of_preset(content: Mapping[str, Any], path: Path | str, names_env: bool) -> list[Setting]:
+    """Return the settings of a preset's content; `path` is its source."""
     if not content:
         raise ValueError(f"{path}: the preset is empty; name options, such as env: CartPole-v1")
     _check_preset(_meta(content, path), path, names_env)
     return _settings(content, path)
 
 
-def _check_preset(meta: Mapping[str, Any], path: Path, names_env: bool) -> None:
+def _read_stdin() -> str:
+    """Return the preset that is piped into this process. Raise ValueError if there is none."""
+    stream = sys.stdin
+    if stream is not None and stream.isatty():
+        raise ValueError(f"--config: must be a preset, got {STDIN} on a terminal; pipe a file into standard input")
+    text = "" if stream is None else stream.read()
+    if not text.strip():
+        raise ValueError(f"--config: must be a preset, got {STDIN} and nothing on it; pipe a file into standard input")
+    return text
+
+
+def _check_preset(meta: Mapping[str, Any], path: Path | str, names_env: bool) -> None:
     """Raise ValueError for the config.yaml of a run that its options alone do not describe."""
     if "members" in meta:
         names = join_names(dict.fromkeys(name for label in meta["members"] for name in label))
@@ -63,6 +82,8 @@ def _check_preset(meta: Mapping[str, Any], path: Path, names_env: bool) -> None:
 def read_run(path: Path, origin: object) -> tuple[list[Setting], dict[str, Any]]:
     """Return the settings in the config.yaml of a run, and what it says of how the run was made."""
     content = _load(path)
+    if not content:
+        raise ValueError(f"{path}: the file is empty; restore it")
     meta = _meta(content, path)
     check_format(meta.get("format", 1), origin)
     return _settings(content, path), meta
@@ -73,7 +94,7 @@ def read_meta(path: Path) -> dict[str, Any]:
     return _meta(_load(path), path)
 
 
-def _meta(content: Mapping[str, Any], path: Path) -> dict[str, Any]:
+def _meta(content: Mapping[str, Any], path: Path | str) -> dict[str, Any]:
     found = content.get("meta") or {}
     members = found.get("members", [{"seed": 0}]) if isinstance(found, Mapping) else None
     if not (isinstance(members, list) and members and all(isinstance(m, Mapping) and "seed" in m for m in members)):
@@ -81,7 +102,7 @@ def _meta(content: Mapping[str, Any], path: Path) -> dict[str, Any]:
     return dict(found)
 
 
-def _settings(content: Mapping[str, Any], path: Path) -> list[Setting]:
+def _settings(content: Mapping[str, Any], path: Path | str) -> list[Setting]:
     if "config" in content:
         raise ValueError(f"{path}: a preset cannot include another, got config: {content['config']}")
     if "resume" in content:
@@ -93,11 +114,20 @@ def _settings(content: Mapping[str, Any], path: Path) -> list[Setting]:
 
 def _load(path: Path) -> Mapping[str, Any]:
     """Return a file of options by name. Raises ValueError if it is none."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (UnicodeDecodeError, OSError) as error:
+        raise ValueError(f"{path}: not readable as YAML ({str(error).splitlines()[0]})") from error
+    return _parse(text, path)
+
+
+def _parse(text: str, path: Path | str) -> Mapping[str, Any]:
+    """Return options by name. Raises ValueError if the text holds none; `path` is its source."""
     import yaml
 
     try:
-        content = yaml.load(path.read_text(encoding="utf-8"), _loader()) or {}
-    except (yaml.YAMLError, UnicodeDecodeError, OSError, RecursionError, ValueError) as error:
+        content = yaml.load(text, _loader()) or {}
+    except (yaml.YAMLError, RecursionError, ValueError) as error:
         mark = getattr(error, "problem_mark", None)
         where = f" line {mark.line + 1}" if mark else ""
         problem = str(getattr(error, "problem", None) or error).splitlines()[0]

@@ -15,6 +15,7 @@ from jaxrl_fast.config.settings import (
     Settings,
     check_unused,
     options_of_algorithm,
+    plain,
     resolve,
     to_mapping,
     with_algorithm,
@@ -23,7 +24,7 @@ from jaxrl_fast.config.sources import Setting
 from jaxrl_fast.utils.option import Option
 from jaxrl_fast.utils.parsing import nearest, shown
 
-DECIDED_BY_ENV = ("protocol", "agent.clip_rewards")  # where they are empty
+DECIDED_BY_ENV = ("protocol", "agent.clip_rewards")  # where they are empty in a sweep.yaml
 
 
 def resumed(algo: str, written: list[Setting], folder: Path) -> Settings:
@@ -55,10 +56,13 @@ def resumed(algo: str, written: list[Setting], folder: Path) -> Settings:
     return now._replace(options=dataclasses.replace(now.options, resume=str(folder)))
 
 
-def check_unchanged(settings: Settings, before: Mapping[str, Any], folder: Path, checkpoint: Path) -> None:
+def check_unchanged(
+    settings: Settings, before: Mapping[str, Any], folder: Path, checkpoint: Path, decided: bool = True
+) -> None:
     """Raise ValueError if options that decide results differ from those of the checkpoint: config.yaml was edited.
 
-    `before` is `to_mapping` of the settings with which the checkpoint was saved.
+    `before` is `to_mapping` of the settings with which the checkpoint was saved. `decided`: the settings hold what the
+    environment has decided, as config.yaml does; sweep.yaml holds what was asked for.
     """
     now = to_mapping(settings) | {"env": settings.options.env}
     options = {"algo": Option("algo", str)} | options_of_algorithm(settings.algo)
@@ -66,7 +70,7 @@ def check_unchanged(settings: Settings, before: Mapping[str, Any], folder: Path,
         last = name.removeprefix("agent.")
         saved, current = (config["agent"] if name != last else config for config in (before, now))
         fixed = not option.resumable or option.resumable == "inexact" and before["exact_resume"]
-        undecided = name in DECIDED_BY_ENV and current.get(last) in ("", None)
+        undecided = not decided and name in DECIDED_BY_ENV and current.get(last) in ("", None)
         is_known = last in saved and last in current and not undecided
         if fixed and is_known and not option.equal(saved[last], current[last]):
             old, new = (plain(tuple(v) if isinstance(v, list) else v) for v in (saved[last], current[last]))
@@ -111,8 +115,3 @@ def nearest_with(file: str, folder: Path) -> str:
     """Return a hint at the nearest name next to a directory without this file, of directories that have it."""
     siblings = [f.name for f in folder.parent.iterdir() if (f / file).is_file()] if folder.parent.is_dir() else []
     return nearest(folder.name, siblings, lambda name: str(folder.with_name(name)))
-
-
-def plain(value: Any) -> str:
-    """Return a value as it is written on a command line."""
-    return " ".join(map(str, value)) if isinstance(value, tuple) else "none" if value is None else str(value)

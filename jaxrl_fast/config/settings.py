@@ -29,6 +29,7 @@ from jaxrl_fast.config.plain import as_lists, fits_a_file
 from jaxrl_fast.config.presets import read_preset, shipped
 from jaxrl_fast.config.sources import Setting, from_mapping, join_names, one
 from jaxrl_fast.utils.files import path_of
+from jaxrl_fast.utils.importing import name_of
 from jaxrl_fast.utils.option import Option, options_of
 from jaxrl_fast.utils.parsing import nearest
 
@@ -125,6 +126,11 @@ def resolve(asked: Request) -> Settings:
     same = "env" not in of_preset or isinstance(values["env"], str) and same_env(of_preset["env"], values["env"])
     if not (same or asked.resumed or "solved_threshold" in given):
         values.pop("solved_threshold", None)  # the preset's value holds for the preset's environment only
+    protocol = of_preset.get("protocol")
+    other_protocol = protocol and values["protocol"] != protocol and not asked.resumed
+    decided = of_preset.get("agent.clip_rewards") == (protocol == "dqn2015")  # by the protocol of a run
+    if other_protocol and decided and "agent.clip_rewards" not in given:
+        del values["agent.clip_rewards"]
     for place, other in (("run_dir", "name"), ("name", "run_dir")):  # either overrides the preset's
         if place in given and other not in given:
             values.pop(other, None)
@@ -157,8 +163,15 @@ def check_unused(asked: Request, agents: Sequence[Any]) -> None:
             continue
         switch, *values = needs_of(setting)
         if all(getattr(agent, switch) not in values for agent in agents):
-            way = "" if values == [True] else f" {' or '.join(map(str, values))}"
+            way = "" if values == [True] else f" {' or '.join(map(plain, values))}"
             raise ValueError(f"{setting.origin}: has no effect without {setting.spell(f'agent.{switch}')}{way}")
+
+
+def plain(value: Any) -> str:
+    """Return a value as it is written on a command line."""
+    if isinstance(value, type):
+        return name_of(value)
+    return " ".join(map(str, value)) if isinstance(value, tuple | list) else "none" if value is None else str(value)
 
 
 def directory_of(setting: Setting, expected: str) -> str:

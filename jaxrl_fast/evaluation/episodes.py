@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from jaxrl_fast.config.options import as_lists
 from jaxrl_fast.utils import files
 from jaxrl_fast.utils.option import MAX_INDEX, Bounds, option
 
@@ -29,6 +30,10 @@ class Options:
         "best", "Checkpoint: best = highest mean evaluation return over all seeds; last = newest."
     )
     explore: bool = option(False, "Act as in training instead of greedily.")
+    env_options: dict[str, Any] = option({}, "Parameters of the environment that differ from those of training.")
+    protocol: Literal["", "dqn2015", "machado2018"] = option(
+        "", "Atari's evaluation protocol, if it differs from that of training."
+    )
 
 
 def open_run(folder: Path, options: Options, env: Any = None) -> Any:
@@ -52,7 +57,7 @@ def open_run(folder: Path, options: Options, env: Any = None) -> Any:
     num_envs = (
         policy.num_exploration_envs(run_options) if options.explore else min(run_options.eval_envs, options.episodes)
     )
-    settings, envs = saved_run.open_env(folder, env, num_envs, options.play_seed)
+    settings, envs = saved_run.open_env(folder, env, num_envs, options.play_seed, options.env_options, options.protocol)
     saved = saved_run.read_run(folder, options.which, settings, envs, options.member)
     return saved if options.seed is None else saved_run.select_seed(saved, options.seed)
 
@@ -83,6 +88,7 @@ def evaluate_run(saved: Any, options: Options) -> dict[str, Any]:
         "policy": "exploring" if options.explore else "greedy",
         "play_seed": options.play_seed,
         "member": saved.member,
+        "differs_from_training": differences(saved.settings.options, options),
         **summarize(score[counted], length[counted], ended[counted]),
         "seeds": [
             {
@@ -103,6 +109,14 @@ def evaluate_run(saved: Any, options: Options) -> dict[str, Any]:
         warnings.warn(f"{path} could not be written ({error.strerror})")
         return result | {"file": None}
     return result | {"file": str(path)}
+
+
+def differences(trained: Any, options: Options) -> dict[str, Any]:
+    """Return the environment's options, and its protocol, that differ from those of the run's training."""
+    asked = options.env_options | ({"protocol": options.protocol} if options.protocol else {})
+    known = {name: as_lists(value) for name, value in trained.env_options.items()} | {"protocol": trained.protocol}
+    plain = {name: as_lists(value) for name, value in asked.items()}
+    return {name: value for name, value in plain.items() if str(known.get(name)) != str(value)}
 
 
 def summarize(score: Any, length: Any, ended: Any) -> dict[str, Any]:

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from shlex import quote
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -19,7 +19,7 @@ from jaxrl_fast.config.sources import join_names
 from jaxrl_fast.parallel.placement import SHARDS
 from jaxrl_fast.runs import checkpoint, files
 from jaxrl_fast.training import build
-from jaxrl_fast.types import Agent, Env, Parallelism, PyTree
+from jaxrl_fast.types import Agent, AtariProtocol, Env, Parallelism, PyTree
 from jaxrl_fast.utils import devices, warnings
 from jaxrl_fast.utils.parsing import parse_float
 from jaxrl_fast.utils.random import key_of_seed
@@ -42,14 +42,39 @@ class SavedRun(NamedTuple):
     member: dict[str, float]  # values that distinguish these members from others of the same group of a sweep
 
 
-def open_env(folder: Path, env: Any = None, num_envs: int = 1, play_seed: int = 0) -> tuple[Settings, Env]:
-    """Return the run's settings and `num_envs` environments for evaluation; `play_seed` seeds those on the host."""
+def open_env(
+    folder: Path,
+    env: Any = None,
+    num_envs: int = 1,
+    play_seed: int = 0,
+    env_options: Mapping[str, Any] = MappingProxyType({}),
+    protocol: AtariProtocol = "",
+) -> tuple[Settings, Env]:
+    """Return the run's settings and `num_envs` environments for evaluation; `play_seed` seeds those on the host.
+
+    Environments differ from those of training in `env_options` and `protocol`, if those are given.
+
+    Raises:
+        ValueError: If no run is there, or the environments cannot be made or have other observations or actions.
+    """
     settings = resume.of_run(folder)
     devices.check_device()
     options = settings.options if env is None else dataclasses.replace(settings.options, env=env)
     resume.check_env(folder, options.env)
-    host_config = build.host_env_config(options, build.WATCHING, play_seed)
-    return settings._replace(options=options), envs.make(options.env, num_envs, host_config, **options.env_options)
+    changed = dataclasses.replace(
+        options, env_options=options.env_options | dict(env_options), protocol=protocol or options.protocol
+    )
+    make = lambda options, num_envs: envs.make(
+        options.env, num_envs, build.host_env_config(options, build.WATCHING, play_seed), **options.env_options
+    )
+    made = make(changed, num_envs)
+    if env_options or protocol:
+        before = make(options, 1).spec
+        for what in ("obs", "action"):
+            old, new = str(getattr(before, what)), str(getattr(made.spec, what))
+            if old != new:
+                raise ValueError(f"--env-options: must keep the {what} {old} that the policy knows, got {new}")
+    return settings._replace(options=options), made
 
 
 def read_run(folder: Path, which: Which, settings: Settings, env: Env, member: Mapping[str, Any]) -> SavedRun:
@@ -123,7 +148,7 @@ def _checkpoint_hint(folder: Path) -> str:
     """Return the end of an error message: how a run without a checkpoint gets one."""
     if files.summary_if_any(folder).get("status") == "diverged":
         return "it diverged before the first checkpoint"
-    return f"wait if the run is in progress, else resume it with train --resume {quote(str(folder))}"
+    return f"wait if the run is in progress, else resume it with {files.resume_command(folder)}"
 
 
 def choose_checkpoint(folder: Path, which: Which, unneeded: checkpoint.Unneeded) -> checkpoint.Checkpoint:

@@ -10,8 +10,9 @@ from jaxrl_fast.config import paths, resume
 from jaxrl_fast.config.options import Task
 from jaxrl_fast.config.paths import METRICS
 from jaxrl_fast.config.population import by_member
-from jaxrl_fast.config.settings import UnknownAlgorithm, to_mapping
+from jaxrl_fast.config.settings import to_mapping
 from jaxrl_fast.utils import files, formatting, warnings
+from jaxrl_fast.utils.errors import spelled_as_keywords
 from jaxrl_fast.utils.files import path_of
 from jaxrl_fast.utils.option import option, options_of
 from jaxrl_fast.utils.parsing import nearest, shown
@@ -72,11 +73,12 @@ def compare(runs: Any, **options: Any) -> Any:
     """
     from jaxrl_fast.plotting import curves
 
-    chosen = cli.from_keywords(Options, options)
     several = [runs] if isinstance(runs, (str, Path)) or hasattr(runs, "folder") else list(runs)
     if not several:
         raise ValueError("runs: got an empty list; give at least one run")
-    drawn = draw_figure(group_runs([path_of(str(getattr(run, "folder", run))) for run in several], chosen), chosen)
+    with spelled_as_keywords():
+        chosen = cli.from_keywords(Options, options)
+        drawn = draw_figure(group_runs([path_of(str(getattr(run, "folder", run))) for run in several], chosen), chosen)
     if chosen.out:
         curves.save(drawn, path_of(chosen.out))
     return drawn
@@ -94,6 +96,9 @@ def group_runs(targets: Sequence[Path], options: Options) -> dict[str, list[RunR
     records = (record for run in runs for record in run.records)
     metrics = {name for record in records for name, value in record.items() if _is_number(value) and "." not in name}
     if options.y not in metrics:
+        if any(options.y in record for run in runs for record in run.records):
+            why = "no episode has finished yet" if options.y in BY_EPISODE else "it has no value yet"
+            raise ValueError(f"--y: {why} in these runs, got {options.y}; wait, or draw another metric")
         hint = nearest(options.y, metrics) or f"; available: {', '.join(sorted(metrics)) or 'none yet'}"
         raise ValueError(f"--y: no such metric in these runs, got {options.y}{hint}")
     without = [run for run in runs if not any(_is_number(record.get(options.y)) for record in run.records)]
@@ -147,12 +152,12 @@ def read_runs(targets: Sequence[Path]) -> list[RunRecords]:
     for folder in unique_folders(targets):
         try:
             found += read_run(folder)
-        except (UnknownAlgorithm, UnreadableRun) as error:
+        except ValueError as error:
             left_out[folder] = error
     for folder, problem in left_out.items():
         if not found:
-            raise ValueError(f"{folder}: {problem}") from problem
-        warnings.warn(f"{folder} is left out: {problem}")
+            raise ValueError(problem if str(folder) in str(problem) else f"{shown(folder)}: {problem}") from problem
+        warnings.warn(f"{shown(folder)} is left out: {problem}")
     return found
 
 
@@ -217,7 +222,7 @@ def options_suffix(run: RunRecords, same: Sequence[RunRecords]) -> str:
 def folder_suffix(run: RunRecords, same: Sequence[RunRecords]) -> str:
     """Return the name of the run's folder, or its path if several folders have that name."""
     is_ambiguous = len({other.folder.name for other in same}) < len(same)
-    return f" ({run.folder if is_ambiguous else run.folder.name})"
+    return f" ({shown(run.folder if is_ambiguous else run.folder.name)})"
 
 
 def seeds_of(run: RunRecords) -> list[int]:

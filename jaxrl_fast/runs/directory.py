@@ -146,5 +146,8 @@ def _check_metrics(folder: Path, saved: "Checkpoint") -> None:
 
 def _exists_message(folder: Path) -> str:
     """Return the error message for a run's folder that exists."""
-    hint = f", or resume it with --resume {quote(str(folder))}" if (folder / paths.CONFIG).is_file() else ""
+    command = f"--resume {quote(str(folder))}"
+    if (folder.parent / paths.SWEEP_FILE).is_file():
+        command = files.resume_command(folder)
+    hint = f", or resume it with {command}" if (folder / paths.CONFIG).is_file() else ""
     return f"the run folder {folder} exists already; choose another --run-dir or --name{hint}"

@@ -6,9 +6,20 @@ from pathlib import Path
 from shlex import quote
 from typing import Any
 
-from jaxrl_fast.config.paths import METRICS, SUMMARY
+from jaxrl_fast.config.names import PROGRAM, SWEEP
+from jaxrl_fast.config.paths import METRICS, SUMMARY, SWEEP_FILE
 from jaxrl_fast.utils import files, warnings
 from jaxrl_fast.utils.errors import why
+
+NEVER_NULL = ("env_steps", "num_envs", "num_seeds", "num_updates", "train_time_s")
+NUMBER_ENDINGS = ("_mean", "_std", "_iqm", "_time_s", "_per_s", "_mb", "_threshold", "_to_solve", "_to_solve_s")
+
+
+def resume_command(folder: Path) -> str:
+    """Return the command that resumes a run. A part of a sweep is resumed with the sweep."""
+    if (folder.parent / SWEEP_FILE).is_file():
+        return f"{SWEEP} --resume {quote(str(folder.parent))}"
+    return f"{PROGRAM} --resume {quote(str(folder))}"
 
 
 def mark_running(folder: Path) -> None:
@@ -48,6 +59,9 @@ def _record(found: Any) -> dict[str, Any]:
         raise ValueError("not a record")
     if any(isinstance(number, int) and abs(number) >= 2**63 for number in found.values()):
         raise ValueError("a number is too large")
+    wrong = [name for name, value in found.items() if isinstance(value, str)]
+    if wrong:
+        raise ValueError(f"{wrong[0]}: must be a number, got {found[wrong[0]]!r}")
     return found
 
 
@@ -55,12 +69,28 @@ def read_summary(folder: Path) -> dict[str, Any]:
     """Return the summary of a run. Raise ValueError if the run has not ended or its summary cannot be read."""
     path = folder / SUMMARY
     if not path.is_file():
-        remedy = f"resume it with train --resume {quote(str(folder))} if it is not in progress"
+        remedy = f"resume it with {resume_command(folder)} if it is not in progress"
         raise ValueError(f"{folder} has no {SUMMARY} because the run has not ended; {remedy}")
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+        summary = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} cannot be read ({why(error)})") from error
+    if not isinstance(summary, dict):
+        raise ValueError(f"{path} cannot be read (not a summary)")
+    for name, value in summary.items():
+        _check_number(name, value, path)
+    return summary
+
+
+def _check_number(name: str, value: Any, path: Path) -> None:
+    """Raise ValueError if a number of the summary is something else: the file was edited."""
+    per_seed = name.endswith("_per_seed") or name == "valid_steps"
+    if not (per_seed or name in NEVER_NULL or name.endswith(NUMBER_ENDINGS)):
+        return
+    numbers = value if per_seed and isinstance(value, list) else [value]
+    is_number = lambda x: isinstance(x, int | float) or x is None and name not in NEVER_NULL
+    if per_seed and not isinstance(value, list | None) or not all(map(is_number, numbers)):
+        raise ValueError(f"{path}: {name}: must be a number, got {value!r}; restore the file")
 
 
 def summary_if_any(folder: Path) -> dict[str, Any]:

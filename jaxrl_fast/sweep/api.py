@@ -12,6 +12,7 @@ from jaxrl_fast.config import paths
 from jaxrl_fast.sweep import directory, grid, prepare, runner
 from jaxrl_fast.sweep import table as sweep_table
 from jaxrl_fast.sweep.report import figures_of
+from jaxrl_fast.utils.errors import from_function, spelled_as_keywords
 
 MEASURES = (
     "status",
@@ -45,8 +46,10 @@ def sweep(
     """
     if isinstance(options.get("resume"), Sweep):
         options["resume"] = options["resume"].folder
-    ready = prepare.prepare(grid.from_keywords(preset, algo, agent, **options))
-    status = runner.execute(ready)
+    with spelled_as_keywords():
+        ready = prepare.prepare(grid.from_keywords(preset, algo, agent, **options))
+    with from_function():
+        status = runner.execute(ready)
     return Sweep(ready.folder.resolve(), sweep_table.table_rows(ready), status)
 
 

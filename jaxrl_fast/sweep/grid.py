@@ -18,13 +18,13 @@ from jaxrl_fast.config.help import print_run_help
 from jaxrl_fast.config.names import SWEEP, positive, refuse_unknown
 from jaxrl_fast.config.options import OF_RUN, Options, SweepOptions
 from jaxrl_fast.config.population import Member, real_numbers
-from jaxrl_fast.config.resume import plain
 from jaxrl_fast.config.settings import (
     Request,
     Settings,
     check_unused,
     directory_of,
     options_of_algorithm,
+    plain,
     request,
     resolve,
 )

@@ -218,7 +218,8 @@ def _check_env_names(sweep: SweepPlan) -> None:
         env = group.settings.options.env
         if re.search(r"[^\w./:-]", env):
             remedy = "resume with jaxrl_fast.sweep(...) and the same arguments"
-            raise ValueError(f"--resume {sweep.folder}: its environment was given as an object ({env}); {remedy}")
+            name = re.sub(r"<class '(.+)\.(.+?)'>", r"\1:\2", env)
+            raise ValueError(f"--resume {sweep.folder}: its environment was given as an object ({name}); {remedy}")
 
 
 def _check_no_env_objects(request: grid.SweepRequest) -> None:

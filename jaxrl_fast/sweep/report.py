@@ -111,7 +111,9 @@ def _ranking(sweep: SweepPlan, table: Sequence[Row]) -> list[str]:
             num_known = lambda x, group: "" if len(x) == len(group) else f", {len(x)} of {len(group)}"
             results = [f"{_iqm(x):.1f}{num_known(x, group)}" for group, x in scored]
             of_seeds = " (IQM)" if any(len(x) > 1 for _, x in scored) else ""
-            lines.append(f"- By {title}{of_seeds}: {_best_of([group for group, _ in scored], results, named, len(groups))}.")
+            lines.append(
+                f"- By {title}{of_seeds}: {_best_of([group for group, _ in scored], results, named, len(groups))}."
+            )
     solved, *others = thresholds(sweep)
     if others:
         several = ", ".join("none" if x is None else f"{x:g}" for x in (solved, *others))
@@ -185,7 +187,15 @@ def figures_of(sweep: SweepPlan, table: Sequence[Row]) -> dict[str, Any]:
 def _table(sweep: SweepPlan, table: Sequence[Row]) -> list[str]:
     """Return the report's table as Markdown lines, one for each configuration."""
     has_threshold = any(threshold is not None for threshold in thresholds(sweep))
-    heads = [*sweep.columns, "seeds", "return (IQM, 95%)", "eval return (IQM)", "solved", "steps to solve", "time to solve"]
+    heads = [
+        *sweep.columns,
+        "seeds",
+        "return (IQM, 95%)",
+        "eval return (IQM)",
+        "solved",
+        "steps to solve",
+        "time to solve",
+    ]
     heads += ["steps/s", "members", "compile", "memory MB"]
     lines = [f"| {' | '.join(heads)} |", f"| {' | '.join('---' for _ in heads)} |"]
     for group in configurations(sweep, table):

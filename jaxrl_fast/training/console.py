@@ -10,7 +10,7 @@ from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from jaxrl_fast import __version__
-from jaxrl_fast.config import names, paths
+from jaxrl_fast.config import paths
 from jaxrl_fast.loggers.terminal import Console
 from jaxrl_fast.runs import files, fingerprint
 from jaxrl_fast.training.plan import Plan
@@ -69,6 +69,7 @@ def announce(plan: Plan, terminal: Console) -> None:
     import jax
 
     from jaxrl_fast.networks import torso
+    from jaxrl_fast.training import disk
 
     options = plan.settings.options
     backend, _, name = plan.env.spec.id.rpartition("/")
@@ -104,6 +105,12 @@ def announce(plan: Plan, terminal: Console) -> None:
         terminal.print(f"memory  {plan.needs}")
     if gpu_memory := devices.gpu_memory():
         terminal.print(f"gpu memory  {gpu_memory}")
+    if plan.needs is not None:
+        sizes = options, plan.num_updates, plan.steps_per_update, plan.folder
+        on_disk = disk.estimate(plan.needs, plan.placement, *sizes)
+        terminal.print(f"disk  {on_disk}")
+        if on_disk.free is not None and on_disk.total > on_disk.free and not options.resume:
+            warnings.warn(f"the run may not fit on the disk, where {memory.format_bytes(on_disk.free)} are free")
     if options.resume:
         terminal.print(f"resume  {_from_where(plan)}")
     watch = f"   watch: uvx tensorboard --logdir {quote(str(plan.folder.parent))}" if options.tensorboard else ""
@@ -228,9 +235,9 @@ def resume_command(plan: Plan, summary: Mapping[str, Any]) -> str:
     options = plan.settings.options
     if not summary["last_checkpoint"] or not isinstance(options.env, str):
         return ""
-    command = f"{names.PROGRAM} --resume {quote(str(plan.folder))}"
-    if summary["status"] == "stopped":
-        return command
+    command = files.resume_command(plan.folder)
+    if summary["status"] == "stopped" or plan.members:
+        return command if summary["status"] == "stopped" else ""
     complete = summary["status"] == "done" and summary["num_updates"] == plan.num_updates
     return f"{command} --total-steps {formatting.short_number(2 * options.total_steps)}" if complete else ""
 

@@ -124,7 +124,8 @@ def validate_plan(settings: Settings, members: tuple[Member, ...] = ()) -> Plan:
     done = saved.manifest["host"]["scores"]["updates"] if saved else 0
     before = saved.manifest if saved else None
     if saved:
-        resume.check_unchanged(settings, saved.manifest["config"], Path(options.resume), saved.folder)
+        config, folder = saved.manifest["config"], Path(options.resume)
+        resume.check_unchanged(settings, config, folder, saved.folder, decided=not members)
     check_unsolved(options, saved)
     algorithm = agents.load(settings.algo)
     rollout_length = common.rollout_length(settings.agent, options.num_envs)

@@ -10,11 +10,10 @@ import numpy as np
 from jaxrl_fast.config.population import in_line
 from jaxrl_fast.metrics.tracker import MetricsTracker
 from jaxrl_fast.runs import files
-from jaxrl_fast.training import console, run_logger
+from jaxrl_fast.training import console, disk, run_logger
 from jaxrl_fast.training.checkpointer import CheckpointManager
 from jaxrl_fast.training.evaluator import Evaluator
 from jaxrl_fast.training.plan import Plan
-from jaxrl_fast.training.schedule import to_updates
 from jaxrl_fast.training.summary import RunResult, summarize
 from jaxrl_fast.utils import warnings
 from jaxrl_fast.utils.errors import why
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
     from jaxrl_fast.training.dispatcher import ChunkResult
 
 TIMES = ("train", "compile", "eval", "idle", "save")  # seconds, in all processes of a run
-NUM_RECORDS = 500  # lines of metrics.jsonl for each seed by default
 
 
 class RunProgress:
@@ -35,7 +33,7 @@ class RunProgress:
         self.plan = plan
         self.start_time = time.perf_counter()  # moved back by the time that earlier processes of the run took
         self.seeds, labels = [m.seed for m in members], [m.label for m in members]
-        self.record_length = to_updates(options.log_every, plan.steps_per_update) or -(-plan.num_updates // NUM_RECORDS)
+        self.record_length = disk.record_length(options, plan.num_updates, plan.steps_per_update)
         self.tracker = MetricsTracker(
             labels, self.record_length, plan.steps_per_update, plan.agent.rollout_length, options.solved_threshold
         )

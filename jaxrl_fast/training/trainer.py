@@ -13,6 +13,7 @@ from jaxrl_fast.training.plan import Plan
 from jaxrl_fast.training.schedule import Kind
 from jaxrl_fast.training.summary import write_config
 from jaxrl_fast.utils import compile_cache, signals, warnings
+from jaxrl_fast.utils.importing import name_of
 
 if TYPE_CHECKING:
     from jaxrl_fast.loop import TrainState
@@ -209,7 +210,7 @@ class Trainer:
             return
         of_member = member if len(self.progress.seeds) > 1 else None
         env_is_cause = not (returns_are_finite and divergence.envs_are_finite(self.dispatcher.state, of_member))
-        advice = divergence.advise(self.options.env, self.checkpoints.last, env_is_cause)
+        advice = divergence.advise(name_of(self.options.env), self.checkpoints.last, env_is_cause)
         self.progress.failure = self.progress.failure or f"{where}; {advice}"
 
     def record(self, **which: Any) -> None:

@@ -10,9 +10,9 @@ ASIDE = ".writing-"  # prefix of temporary files and folders
 
 
 def replace(path: Path, text: str) -> None:
-    """Write a text file atomically."""
+    """Write a text file atomically. A folder's name that is not UTF-8 is written with question marks."""
     with atomic_write(path) as aside:
-        aside.write_text(text, encoding="utf-8")
+        aside.write_text(text, encoding="utf-8", errors="replace")
 
 
 @contextlib.contextmanager

@@ -1,8 +1,10 @@
 """Handle stop signals: the first one ends training after the current chunk."""
 
+import atexit
 import contextlib
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -37,7 +39,7 @@ def interruptible(function: Callable[..., Result], *args: Any) -> Result:
     """Return `function(*args)`, for a function that blocks outside Python, such as a compilation.
 
     Python runs signal handlers in the main thread only, and not while that is inside such a call. So a thread makes the
-    call, and the main thread waits for it. If a handler raises, the call continues in its thread.
+    call, and the main thread waits for it. If a handler raises, the call continues in its thread, until Python exits.
     """
     if threading.current_thread() is not threading.main_thread():
         return function(*args)
@@ -49,8 +51,33 @@ def interruptible(function: Callable[..., Result], *args: Any) -> Result:
         except BaseException as error:  # raised again by the main thread
             future.set_exception(error)
 
-    threading.Thread(target=call, name="interruptible", daemon=True).start()
-    return future.result()
+    thread = threading.Thread(target=call, name="interruptible", daemon=True)
+    thread.start()
+    try:
+        return future.result()
+    except BaseException:
+        if thread.is_alive():
+            atexit.register(_exit_at_once, thread)
+        raise
+
+
+def _exit_at_once(thread: threading.Thread) -> None:
+    """End the process at once if this thread is still in a call.
+
+    Python would release the devices under the call, which aborts the process ("exception not rethrown").
+    """
+    if not thread.is_alive():
+        return
+    uncaught = getattr(sys, "last_type", None)
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(AttributeError, OSError, ValueError):
+            stream.flush()
+    if uncaught is None:  # the script has handled the interrupt
+        os._exit(128 + signal.SIGINT)
+    if issubclass(uncaught, KeyboardInterrupt):  # as Python ends such a script
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
+    os._exit(1)
 
 
 @contextlib.contextmanager

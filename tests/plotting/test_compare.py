@@ -2,6 +2,7 @@
 
 import errno
 import json
+import os
 from types import SimpleNamespace
 
 import numpy as np
@@ -281,7 +282,7 @@ def test_compare_option_out_saves_figure(tmp_path):
     assert compare.compare(tmp_path.glob("a")).axes
     with pytest.raises(ValueError, match="runs: got an empty list"):
         compare.compare([])
-    with pytest.raises(ValueError, match=r"--out: must end with .png or .svg or .pdf, got .*a.jpg"):
+    with pytest.raises(ValueError, match=r"^out: must end with .png or .svg or .pdf, got .*a.jpg"):
         compare.compare([folder], out=str(tmp_path / "a.jpg"))
     assert sorted(tmp_path.iterdir()) == [folder, out]
 
@@ -342,3 +343,38 @@ def test_save_failure_keeps_existing_file(tmp_path):
     with pytest.raises(OSError, match="No space left") as error:
         curves.save(Torn(), path)
     assert path.read_text() == "whole" and [*tmp_path.iterdir()] == [path] and error.value.filename == str(path)
+
+
+def test_run_without_a_finished_episode_says_so(tmp_path, capsys):
+    folder = write(tmp_path / "a", records(0, [None, None], loss=1.0))
+    assert plot.main([str(folder)]) == 2
+    said = "--y: no episode has finished yet in these runs, got return_mean; wait, or draw another metric"
+    assert capsys.readouterr().err == f"error: {said}\n"
+    assert draw([folder], y="loss")
+
+
+@pytest.mark.parametrize(("text", "why"), [("", "the file is empty"), ("num_envs: [1", "not readable as YAML")])
+def test_run_whose_config_cannot_be_read_is_left_out(tmp_path, capsys, text, why):
+    write(tmp_path / "a", records(0, [1.0]))
+    broken = write(tmp_path / "b", records(1, [2.0]))
+    (broken / "config.yaml").write_text(text)
+    (found,) = compare.group_runs([tmp_path], compare.Options()).values()
+    assert [run.folder.name for run in found] == ["a"]
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and said.startswith(f"warning: {broken} is left out: ") and why in said
+    assert plot.main([str(broken)]) == 2
+    assert why in capsys.readouterr().err
+
+
+def test_folders_whose_names_are_not_utf8_are_drawn(tmp_path):
+    for name in (b"\xff", b"b"):
+        write(tmp_path / os.fsdecode(name), records(0, [1.0, 2.0]))
+    out = tmp_path / os.fsdecode(b"\xfe.png")
+    compare.compare([tmp_path], out=str(out))
+    assert out.stat().st_size
+
+
+def test_text_for_a_number_is_not_a_record(tmp_path):
+    folder = write(tmp_path / "a", records(0, [1.0, "high"]))
+    with pytest.raises(ValueError, match=r"metrics.jsonl cannot be read \(line 2: .*return_mean: must be a number"):
+        compare.compare([folder])

@@ -237,7 +237,7 @@ MISTAKES = [
         ["num_envs 4096: buffer_size: must be", "4096 environments, got 10000;"],
     ),
     ("ppo --env CartPole-v1,CartPole-v2", ["env CartPole-v2", "CartPole-v1"]),
-    ("ppo --env MinAtar/Breakout --agent.learning-rate 1e-4,3e-4", ["error: unknown backend 'MinAtar' in environment 'MinAtar/Breakout'"]),
+    ("ppo --env MinAtar/Breakout --agent.gamma 0.9,0.99", ["error: unknown backend 'MinAtar' in environment"]),
     ("ppo --env CartPole-v2,Acrobot-v1 --num-envs 1,2", ["error: env CartPole-v2: ", "CartPole-v1"]),
     (
         "dqn --env Breakout-MinAtar --num-envs 8,16 --agent.buffer-size 1e9",

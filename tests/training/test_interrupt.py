@@ -55,12 +55,12 @@ PROMPT_S = 5.0  # more than a busy machine takes to answer, and less than an upd
 class Training:
     """A training in another process, and what it prints."""
 
-    def __init__(self, env, folder, rollout_length):
+    def __init__(self, env, folder, rollout_length, script=""):
         (folder / "slow_envs.py").write_text(MODULE, encoding="utf-8")
         self.run_dir = folder / "run"
         options = f"ppo --env slow_envs:{env} --num-envs 1 --total-steps 100k --run-dir {self.run_dir}"
         options += f" --agent.rollout-length {rollout_length} --agent.hidden-sizes 8 --no-tensorboard"
-        command = [sys.executable, "-u", "-m", "jaxrl_fast.train", *options.split()]
+        command = [sys.executable, "-u", *(["-c", script] if script else ["-m", "jaxrl_fast.train", *options.split()])]
         root = str(Path(__file__).parents[2])
         path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
         environ = os.environ | {"PYTHONPATH": path}
@@ -87,8 +87,8 @@ class Training:
 def training(tmp_path):
     started = []
 
-    def start(env, rollout_length):
-        started.append(Training(env, tmp_path, rollout_length))
+    def start(env, rollout_length, script=""):
+        started.append(Training(env, tmp_path, rollout_length, script))
         return started[-1]
 
     yield start
@@ -121,6 +121,27 @@ def test_an_update_that_never_ends_is_ended_by_a_second_signal(training):
     assert run.process.poll() is None
     run.process.send_signal(signal.SIGINT)
     assert run.process.wait(timeout=PROMPT_S) == -signal.SIGINT
+
+
+SCRIPT = """
+import jaxrl_fast
+options = dict(num_envs=1, total_steps=100_000, tensorboard=False, run_dir="run")
+jaxrl_fast.fit(algo="ppo", env="slow_envs:Endless", agent=dict(rollout_length=8, hidden_sizes=(8,)), **options)
+"""
+
+
+@pytest.mark.slow
+def test_a_second_signal_ends_a_script_as_python_ends_it(training):
+    """The call that never ends is in a thread, and Python would abort when it releases the device."""
+    run = training("Endless", 8, SCRIPT)
+    run.seconds_until("compiled in", 120)
+    time.sleep(1)
+    run.process.send_signal(signal.SIGINT)
+    run.seconds_until("stopping after this chunk", 120)
+    run.process.send_signal(signal.SIGINT)
+    assert run.process.wait(timeout=60) == -signal.SIGINT
+    time.sleep(0.5)
+    assert "\nKeyboardInterrupt" in run.text and "FATAL" not in run.text and "terminate" not in run.text
 
 
 def test_a_handler_runs_while_a_call_blocks():

@@ -303,7 +303,7 @@ def test_the_config_of_an_instance_is_a_preset_only_with_that_instance(tmp_path)
     folder = tmp_path / "run"
     fit(folder, env=Wage(10.0), eval_every=0, save_every=0, total_steps=640)
     preset = str(folder / "config.yaml")
-    with pytest.raises(ValueError, match=r"^--config: .* was trained on an environment instance .*env=\.\.\.$"):
+    with pytest.raises(ValueError, match=r"^config: .* was trained on an environment instance .*env=\.\.\.$"):
         jaxrl_fast.fit(preset, run_dir=str(tmp_path / "again"))
     again = jaxrl_fast.fit(preset, env=Wage(10.0), run_dir=str(tmp_path / "again"))
     assert again.metrics[-1]["return_mean"] == 80
@@ -353,7 +353,7 @@ def test_a_solved_run_says_how_it_trains_on(tmp_path):
     solved = fit(folder, **options).summary["env_steps"]
     assert fit(folder, resume=str(folder)).summary["env_steps"] == solved < 3200
     with pytest.raises(
-        ValueError, match=r"^--total-steps: this run has stopped .* got 12800; use --no-stop-when-solved"
+        ValueError, match=r"^total_steps: this run has stopped .* got 12800; use stop_when_solved=False"
     ):
         fit(folder, resume=str(folder), total_steps=12800)
     on = fit(folder, resume=str(folder), total_steps=3200, stop_when_solved=False)

@@ -1,0 +1,66 @@
+"""Estimate the disk space of a run before it starts."""
+
+import shutil
+from pathlib import Path
+from typing import NamedTuple
+
+from jaxrl_fast.config.options import Options
+from jaxrl_fast.parallel.placement import Placement
+from jaxrl_fast.training import schedule
+from jaxrl_fast.training.memory import MemoryEstimate
+from jaxrl_fast.utils.memory import format_bytes
+
+NUM_RECORDS = 500  # lines of metrics.jsonl for each seed by default
+RECORD_BYTES = 700  # of a line of metrics.jsonl
+EVENT_BYTES = 1500  # of the same numbers as TensorBoard events
+
+
+class DiskEstimate(NamedTuple):
+    """The bytes that a run writes at most, but for the curve and other small files."""
+
+    checkpoint: int
+    num_checkpoints: int  # the newest ones, the best one, and one that is being written
+    has_replay: bool  # in each checkpoint
+    metrics: int
+    free: int | None  # None: unknown
+
+    @property
+    def total(self) -> int:
+        """Return the sum of all parts."""
+        return self.checkpoint * self.num_checkpoints + self.metrics
+
+    def __str__(self) -> str:
+        with_replay = " with the replay" if self.has_replay else ""
+        checkpoints = f"checkpoints {format_bytes(self.checkpoint)}{with_replay}, at most {self.num_checkpoints}"
+        metrics = f"metrics about {format_bytes(self.metrics)}"
+        return f"{checkpoints} · {metrics}" + ("" if self.free is None else f" · {format_bytes(self.free)} free")
+
+
+def record_length(options: Options, num_updates: int, steps_per_update: int) -> int:
+    """Return the updates of a record."""
+    return schedule.to_updates(options.log_every, steps_per_update) or -(-num_updates // NUM_RECORDS)
+
+
+def estimate(
+    needs: MemoryEstimate, placement: Placement, options: Options, num_updates: int, steps_per_update: int, folder: Path
+) -> DiskEstimate:
+    """Return the disk space of a run with this memory: a checkpoint holds what one worker of each seed holds."""
+    copies = placement.num_grad_workers * placement.num_padded_seeds
+    state = (needs.parameters + needs.replay + needs.environments) * placement.num_seeds // copies
+    num_records = -(-num_updates // record_length(options, num_updates, steps_per_update)) * placement.num_seeds
+    return DiskEstimate(
+        checkpoint=state,
+        num_checkpoints=options.keep_checkpoints + 2,
+        has_replay=needs.replay > 0,
+        metrics=num_records * (RECORD_BYTES + EVENT_BYTES * options.tensorboard),
+        free=_free_bytes(folder),
+    )
+
+
+def _free_bytes(folder: Path) -> int | None:
+    """Return the free bytes on the disk of a folder, which need not exist yet."""
+    try:
+        existing = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.is_dir())
+        return shutil.disk_usage(existing).free
+    except (OSError, StopIteration):
+        return None

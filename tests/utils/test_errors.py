@@ -1,0 +1,60 @@
+"""An exception in one line, and options as the command line or Python spells them."""
+
+import pytest
+
+import jaxrl_fast
+from jaxrl_fast import cli
+from jaxrl_fast.utils import errors, warnings
+from jaxrl_fast.utils.errors import as_keywords, why
+
+pytestmark = pytest.mark.unit
+
+
+def test_the_first_line_of_an_error_is_shown():
+    assert why(ValueError("first\nsecond")) == "ValueError: first"
+    assert why(ValueError("")) == "ValueError"
+    assert why(OSError(28, "No space left on device")) == "No space left on device"
+
+
+def test_the_error_below_a_traceback_is_shown_from_its_first_line():
+    text = 'INTERNAL: CpuCallback error: Traceback (most recent call last):\n  File "own.py", line 3, in step\n'
+    assert why(RuntimeError(f"{text}    raise ValueError(...)\nValueError: first\nsecond")) == (
+        "RuntimeError: ValueError: first"
+    )
+    assert why(RuntimeError(f"{text}KeyError: 'a'")) == "RuntimeError: KeyError: 'a'"
+
+
+@pytest.mark.parametrize(
+    ("text", "spelled"),
+    [
+        ("--num-envs: must be 3, got 2; use --host-bridge callback", "num_envs: must be 3, got 2; use host_bridge callback"),
+        ("--agent.clip-coef: has no effect", "agent.clip_coef: has no effect"),
+        ("use --no-stop-when-solved to train on", "use stop_when_solved=False to train on"),
+        ("--seed: wrong; python -m jaxrl_fast.sweep --seed 0..4", "seed: wrong; python -m jaxrl_fast.sweep --seed 0..4"),
+        ("a--b and a -- b stay", "a--b and a -- b stay"),
+    ],
+)  # fmt: skip
+def test_options_are_spelled_as_keywords(text, spelled):
+    assert as_keywords(text) == spelled
+
+
+def test_functions_speak_of_keywords(tmp_path, capsys):
+    with pytest.raises(ValueError, match=r"^num_seeds: seeds must be at most"):
+        jaxrl_fast.fit(algo="ppo", seed=2**31 - 2, num_seeds=3, run_dir=str(tmp_path / "run"))
+    with pytest.raises(ValueError, match=r"^stop_when_solved: needs solved_threshold RETURN$"):
+        jaxrl_fast.fit(algo="ppo", stop_when_solved=True)
+    with pytest.raises(ValueError, match=r"^slurm_options: needs launcher slurm$"):
+        jaxrl_fast.sweep(algo="ppo", slurm_options={"timeout_min": 3})
+    with errors.from_function():
+        warnings.warn("--overlap: has no effect")
+    warnings.warn("--overlap: has no effect")
+    assert capsys.readouterr().err == "warning: overlap: has no effect\nwarning: --overlap: has no effect\n"
+
+
+@pytest.mark.parametrize("name", ["__main__", "train", "sweep.__main__", "evaluate", "video", "plot", "envs.__main__"])
+def test_every_command_tells_its_version(name, capsys):
+    import importlib
+
+    assert importlib.import_module(f"jaxrl_fast.{name}").main(["--version"]) == 0
+    assert capsys.readouterr().out == f"{cli.version_line()}\n"
+    assert cli.version_line().startswith(f"jaxrl_fast {jaxrl_fast.__version__}, jax 0.")
