@@ -2,7 +2,7 @@
 
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from shlex import quote
 from typing import Any
@@ -27,13 +27,13 @@ def shipped() -> dict[str, Path]:
     return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
 
 
-def read_preset(name: str, names_env: bool = False) -> list[Setting]:
+def read_preset(name: str, given: Collection[str] = ()) -> list[Setting]:
     """Return the settings of a preset: a path, the bare name of a shipped one, or `-` for standard input.
 
-    `names_env` says that another setting names the environment, so that the preset need not.
+    `given` has the names of the settings that override the preset's.
     """
     if name == STDIN:
-        return _of_preset(_parse(_read_stdin(), "standard input"), "standard input", names_env)
+        return _of_preset(_parse(_read_stdin(), "standard input"), "standard input", given)
     presets = shipped()
     path = presets.get(name) or path_of(name, "--config")
     if (path / CONFIG).is_file():
@@ -42,14 +42,20 @@ def read_preset(name: str, names_env: bool = False) -> list[Setting]:
         is_name = len(Path(name).parts) == 1 and not path.is_dir()
         hint = nearest(name, presets) or f"; shipped are {join_names(presets)}" if is_name else ""
         raise ValueError(f"--config: there is no preset or file {name!r}{hint}")
-    return _of_preset(_load(path), path, names_env)
+    return _of_preset(_load(path), path, given)
 
 
-def _of_preset(content: Mapping[str, Any], path: Path | str, names_env: bool) -> list[Setting]:
+def _of_preset(content: Mapping[str, Any], path: Path | str, given: Collection[str]) -> list[Setting]:
     """Return the settings of a preset's content; `path` is its source."""
     if not content:
         raise ValueError(f"{path}: the preset is empty; name options, such as env: CartPole-v1")
-    _check_preset(_meta(content, path), path, names_env)
+    meta = _meta(content, path)
+    _check_preset(meta, path, "env" in given)
+    agent = content.get("agent")
+    if meta and "protocol" in given and isinstance(agent, Mapping):  # of a run, whose protocol may have decided this
+        decided = content.get("protocol") == "dqn2015"
+        kept = {name: value for name, value in agent.items() if name != "clip_rewards" or value is not decided}
+        content = {**content, "agent": kept}
     return _settings(content, path)
 
 

@@ -82,8 +82,7 @@ def request(algo: str, written: Sequence[Setting]) -> Request:
     if preset in CONFIGS:
         use = f"`train {preset}`, or algo={preset!r} from Python"
         raise ValueError(f"--config: must be a preset, got the algorithm {preset!r}; use {use}")
-    names_env = any(s.name == "env" for s in written)
-    from_preset = [] if last is None else read_preset(preset, names_env)
+    from_preset = [] if last is None else read_preset(preset, {s.name for s in written})
     given = [s for s in written if s.name != "config"]
     return with_algorithm(Request(algo, preset, from_preset, given, by_default), f"preset {preset}")
 
@@ -126,11 +125,6 @@ def resolve(asked: Request) -> Settings:
     same = "env" not in of_preset or isinstance(values["env"], str) and same_env(of_preset["env"], values["env"])
     if not (same or asked.resumed or "solved_threshold" in given):
         values.pop("solved_threshold", None)  # the preset's value holds for the preset's environment only
-    protocol = of_preset.get("protocol")
-    other_protocol = protocol and values["protocol"] != protocol and not asked.resumed
-    decided = of_preset.get("agent.clip_rewards") == (protocol == "dqn2015")  # by the protocol of a run
-    if other_protocol and decided and "agent.clip_rewards" not in given:
-        del values["agent.clip_rewards"]
     for place, other in (("run_dir", "name"), ("name", "run_dir")):  # either overrides the preset's
         if place in given and other not in given:
             values.pop(other, None)

@@ -16,6 +16,7 @@ from jaxrl_fast.runs import files, fingerprint
 from jaxrl_fast.training.plan import Plan
 from jaxrl_fast.utils import devices, formatting, memory, warnings
 from jaxrl_fast.utils.devices import device
+from jaxrl_fast.utils.errors import from_python
 from jaxrl_fast.utils.option import options_of
 from jaxrl_fast.utils.throttle import Throttle
 
@@ -82,7 +83,8 @@ def announce(plan: Plan, terminal: Console) -> None:
     parts = [plan.settings.algo, name, backend, f"{options.num_envs} envs", seeds, where]
     if plan.settings.by_default:
         how_long = " until it is solved" if options.stop_when_solved else ""
-        terminal.print(f"training preset {plan.settings.preset}{how_long}; --help lists all options")
+        hint = "" if from_python.get() else "; --help lists all options"
+        terminal.print(f"training preset {plan.settings.preset}{how_long}{hint}")
     terminal.print(f"jaxrl_fast {__version__}   {' · '.join(p for p in parts if p)}")
     if hasattr(plan.settings.agent, "describe"):
         terminal.print(plan.settings.agent.describe(options.num_envs))

@@ -2,6 +2,7 @@
 
 import dataclasses
 import errno
+import io
 import json
 import os
 import subprocess
@@ -232,6 +233,61 @@ def test_what_a_run_writes_down_is_a_preset(tmp_path):
     path.write_text(yaml.safe_dump(to_mapping(settings) | {"meta": {"device": "cpu"}}))
     again = parse(f"--config {path}")
     assert again._replace(preset="") == settings
+
+
+@pytest.mark.parametrize(
+    ("protocol", "clip", "line", "expected"),
+    [
+        ("dqn2015", True, "--protocol machado2018", None),  # decided by the protocol of the run, and so again
+        ("machado2018", False, "--protocol dqn2015", None),
+        ("dqn2015", False, "--protocol machado2018", False),  # asked for
+        ("dqn2015", True, "--protocol machado2018 --agent.clip-rewards", True),
+        ("dqn2015", True, "--num-envs 2", True),
+    ],
+)
+def test_a_protocol_over_the_config_of_a_run_decides_its_clipping(tmp_path, protocol, clip, line, expected):
+    path = tmp_path / "config.yaml"
+    content = {"algo": "ppo", "env": "envpool/Pong-v5", "protocol": protocol, "agent": {"clip_rewards": clip}}
+    path.write_text(yaml.safe_dump(content | {"meta": {"format": 2}}))
+    assert parse(f"--config {path} {line}").agent.clip_rewards is expected
+    path.write_text(yaml.safe_dump(content))  # of a user, who says what is wanted
+    assert parse(f"--config {path} {line}").agent.clip_rewards is (True if "--agent" in line else clip)
+
+
+def test_a_preset_may_be_piped_in(monkeypatch):
+    pipe = lambda text: monkeypatch.setattr(sys, "stdin", io.StringIO(text))
+    pipe("env: Acrobot-v1\nagent: {gamma: 0.5}\n")
+    settings = parse("--config - --num-envs 3")
+    assert (settings.options.env, settings.options.num_envs, settings.agent.gamma) == ("Acrobot-v1", 3, 0.5)
+    for text, why in (
+        (" \n", "got - and nothing on it; pipe a file"),
+        ("# nothing\n", "standard input: the preset is empty"),
+        ("frob: 1\n", "frob in standard input: there is no such option"),
+        ("[1", "standard input line 1: not readable as YAML"),
+    ):
+        pipe(text)
+        with pytest.raises(ValueError, match=why):
+            parse("--config -")
+    terminal = io.StringIO("")
+    terminal.isatty = lambda: True
+    monkeypatch.setattr(sys, "stdin", terminal)
+    with pytest.raises(ValueError, match=r"^--config: must be a preset, got - on a terminal; pipe a file"):
+        parse("--config -")
+
+
+@pytest.mark.parametrize(("edit", "name"), [({"protocol": ""}, "protocol"), ({"clip": None}, "agent.clip_rewards")])
+def test_emptying_what_the_environment_decided_is_noticed(edit, name):
+    """Only a sweep.yaml leaves it to the environment."""
+    settings = parse("ppo --env envpool/Pong-v5 --protocol machado2018 --agent.no-clip-rewards")
+    before = to_mapping(settings)
+    now = settings._replace(
+        options=dataclasses.replace(settings.options, protocol=edit.get("protocol", "machado2018")),
+        agent=dataclasses.replace(settings.agent, clip_rewards=edit.get("clip", False)),
+    )
+    with pytest.raises(ValueError, match=rf"^run/config.yaml: {name} was .* when step was saved, got .*restore the"):
+        resume.check_unchanged(now, before, Path("run"), Path("step"))
+    resume.check_unchanged(now, before, Path("run"), Path("step"), decided=False)
+    resume.check_unchanged(settings, before, Path("run"), Path("step"))
 
 
 @pytest.mark.parametrize("name", presets.shipped())

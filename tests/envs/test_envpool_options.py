@@ -19,6 +19,7 @@ from jaxrl_fast.envs import host_pool, spaces
 from jaxrl_fast.envs.envpool import pool as adapter
 from jaxrl_fast.envs.envpool import probe, qt, tasks
 from jaxrl_fast.types import Discrete, EnvSpec, HostEnvConfig
+from jaxrl_fast.utils import devices
 
 KILLERS = [  # what envpool does of itself: aborts, faults, raises, or never comes back
     ("MiniGrid-Empty-5x5-v0", dict(size=0), "SIGABRT"),
@@ -277,3 +278,23 @@ def test_on_another_device_envpools_calls_are_run_child_in_another_process(monke
     assert any("SIGABRT" in line for line in warnings)
     adapter.ffi_unavailable_reason.cache_clear()
     probe.ffi_failure.cache_clear()
+
+
+def test_a_listed_name_with_a_slash_needs_no_backend():
+    """`envs` lists names within their backend: MetaWorld/Reach-v3."""
+    assert envs.make("MetaWorld/Reach-v3", 1).spec.id == "envpool/MetaWorld/Reach-v3"
+    with pytest.raises(ValueError, match="unknown backend 'MetaWorlds' in environment 'MetaWorlds/Reach-v3'"):
+        envs.make("MetaWorlds/Reach-v3", 1)
+
+
+@pytest.mark.parametrize("name", ["MiniGrid-Empty-5x5-v0", "LunarLander-v3", "Highway-v0", "CartPole-v1"])
+def test_families_that_draw_themselves_have_an_image(name):
+    env = envs.make(f"envpool/{name}", 2)
+    if name == "CartPole-v1":  # drawn from its observation
+        assert env.render is None
+        return
+    env.open()
+    jax.block_until_ready(jax.jit(env.reset)(jax.random.key(0)))
+    image = env.render()
+    assert image.dtype == np.uint8 and image.ndim == 3 and image.shape[-1] == 3 and image.std() > 0
+    devices.release_envs([env])

@@ -21,7 +21,7 @@ from PIL import Image
 import jaxrl_fast
 from jaxrl_fast import evaluate
 from jaxrl_fast import video as video_
-from jaxrl_fast.evaluation import episodes, policy, video
+from jaxrl_fast.evaluation import episodes, policy, saved_run, video
 from jaxrl_fast.metrics import statistics
 from jaxrl_fast.runs import checkpoint
 from jaxrl_fast.training import evaluator
@@ -373,6 +373,27 @@ def test_mp4_has_same_frames_as_gif(cart, tmp_path, monkeypatch):
     assert made.num_frames == 6 and made.num_cut == 1
     assert len(got) == 5 + round(10 * video.PAUSE_S)  # the last one stays
     assert all(size == (600, 226) and fps == 10 and frame.shape == (226, 600, 3) for size, fps, frame in got)
+
+
+def test_evaluation_with_other_environment_options_is_marked(cart):
+    result = cart.evaluate(episodes=4, env_options={"max_steps_in_episode": 7})
+    assert result["eval_length_mean"] == 7
+    assert result["differs_from_training"] == {"max_steps_in_episode": 7}
+    assert evaluate.lines(result)[0].endswith(" · not as trained: max_steps_in_episode=7")
+    same = cart.evaluate(episodes=4)
+    assert same["differs_from_training"] == {} and "not as trained" not in evaluate.lines(same)[0]
+
+
+def test_environment_options_keep_what_the_policy_reads(tmp_path):
+    content = {"algo": "ppo", "env": "envpool/Pong-v5", "protocol": "dqn2015", "meta": {"format": 2}}
+    (tmp_path / "config.yaml").write_text(json.dumps(content))
+    with pytest.raises(ValueError, match=r"^--env-options: must keep the obs .*4.* that the policy knows, got .*2"):
+        saved_run.open_env(tmp_path, env_options={"stack_num": "2"})
+    settings, env = saved_run.open_env(tmp_path, env_options={"noop_max": "5"}, protocol="machado2018")
+    assert env.protocol == "machado2018"
+    asked = episodes.Options(env_options={"noop_max": "5"}, protocol="machado2018")
+    assert episodes.differences(settings.options, asked) == {"noop_max": "5", "protocol": "machado2018"}
+    assert episodes.differences(settings.options, episodes.Options(protocol="dqn2015")) == {}
 
 
 BOTH = [

@@ -73,6 +73,8 @@ BUILD_S_PER_ENV = {  # seconds of one core to make an environment, by family; ot
     "envpool.vizdoom": 0.06,
 }
 NO_TIME_LIMIT_FAMILIES = ("envpool.highway", "envpool.jumanji", "envpool.pgx", qt.PROCGEN_FAMILY)
+# Families besides Atari that draw themselves without OpenGL, whose absence ends the process
+RENDERED_FAMILIES = tuple(f"envpool.{name}" for name in ("box2d", "highway", "jumanji", "minigrid", "pgx"))
 MAX_EPISODE_STEPS = {"JumperMemory-v0": 2000}  # where envpool's own is too low and would call terminations truncations
 
 
@@ -122,7 +124,7 @@ def describe(name: str, num_envs: int, options: Mapping[str, Any], host_config: 
         encode=functools.partial(encode, spaces),
         reports_game_over="info:terminated" in spec.state_array_spec,
         ends_at_life_loss=bool(config.get("episodic_life", False)),
-        can_render=bool(protocol),
+        can_render=is_atari or family(name) in RENDERED_FAMILIES,
         protocol=protocol,
     )
     return Task(name, config, any(np.dtype(dtype).itemsize == 8 for dtype in (*dtypes, action_dtype)), pool)
