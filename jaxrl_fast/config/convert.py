@@ -130,8 +130,10 @@ def _convert_one(option: Option, kind: Any, setting: Setting, value: Any) -> Any
             continue
     choices = [*option.words, *(a for k in _kinds(kind) if typing.get_origin(k) is Literal for a in typing.get_args(k))]
     hint = nearest(text, choices)
-    if "," in text and typing.get_origin(option.kind) is tuple:
-        hint = "; separate several by spaces"
+    if typing.get_origin(option.kind) is tuple and re.search(r"[\[\](),]", text):
+        parts = re.findall(r"[^\s\[\](),]+", " ".join(map(str, setting.values)))
+        way = f"{setting.origin} {' '.join(parts)}" if setting.on_command_line else f"[{', '.join(parts)}]"
+        hint = f"; separate several by spaces: {way}" if setting.on_command_line else f"; give a list, {way}"
     elif option.sweepable and setting.on_command_line and ("," in text or ".." in text and is_integer(option)):
         hint = f"; {SWEEP} takes several"
     raise ValueError(f"{setting.origin}: must be {_expected(kind, option.words)}, got {value!r}{hint}")

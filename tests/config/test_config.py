@@ -427,9 +427,11 @@ MISTAKES = [
         "ppo --agent.hidden-sizes 64,64",
         [
             "--agent.hidden-sizes: must be a whole number (64, 64k, 10M, 1e6), got '64,64'",
-            "separate several by spaces\n",
+            "separate several by spaces: --agent.hidden-sizes 64 64\n",
         ],
     ),
+    ("ppo --agent.hidden-sizes [64 64]", ["got '[64'; separate several by spaces: --agent.hidden-sizes 64 64\n"]),
+    ("ppo --agent.hidden-sizes [64,64]", ["got '[64,64]'; separate several by spaces: --agent.hidden-sizes 64 64\n"]),
     ("ppo --total-steps 1m", ["--total-steps: must be a whole number (64, 64k, 10M, 1e6), got '1m'\n"]),
     ("ppo --solved-threshold 1.5K", ["--solved-threshold: must be a number or none, got '1.5K'\n"]),
     ("ppo --num-envs 1.5", ["--num-envs", "'1.5'"]),

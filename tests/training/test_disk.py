@@ -39,5 +39,5 @@ def test_metrics_grow_with_records_and_seeds():
 
 def test_it_is_told_in_a_line_with_what_is_free():
     said = str(estimate(replay=9_000)._replace(free=5 * 10**9))
-    assert said == "checkpoints 27 kB with the replay, at most 4 · metrics about 1.1 MB · 5 GB free"
+    assert said == "checkpoints 27.0 kB with the replay, at most 4 · metrics about 1.1 MB · 5.0 GB free"
     assert estimate().free > 0 and estimate().total == 4 * 18_000 + estimate().metrics
