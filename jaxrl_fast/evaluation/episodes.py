@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from jaxrl_fast.config.options import as_lists
+from jaxrl_fast.config.plain import as_lists
 from jaxrl_fast.utils import files
 from jaxrl_fast.utils.option import MAX_INDEX, Bounds, option
 

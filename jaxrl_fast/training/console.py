@@ -70,7 +70,6 @@ def announce(plan: Plan, terminal: Console) -> None:
     import jax
 
     from jaxrl_fast.networks import torso
-    from jaxrl_fast.training import disk
 
     options = plan.settings.options
     backend, _, name = plan.env.spec.id.rpartition("/")
@@ -103,6 +102,22 @@ def announce(plan: Plan, terminal: Console) -> None:
     protocol = [f"trained and evaluated by the {plan.env.protocol} protocol"] if plan.env.protocol else []
     for note in dict.fromkeys((*plan.env.info, *plan.eval_env.info, *protocol)):
         terminal.print(note)
+    _print_sizes(plan, terminal)
+    if options.resume:
+        terminal.print(f"resume  {_from_where(plan)}")
+    watch = f"   watch: uvx tensorboard --logdir {quote(str(plan.folder.parent))}" if options.tensorboard else ""
+    terminal.print(f"run  {plan.folder}{watch}")
+    if why := why_no_c():
+        terminal.print(f"C kernels are unavailable ({why}); layers are computed by XLA, which is slower")
+    if gpu_unused():
+        warnings.warn('there is a GPU, but JAX uses the CPU; pip install "jax[cuda12]"')
+
+
+def _print_sizes(plan: Plan, terminal: Console) -> None:
+    """Print the memory and the disk space that a run needs, and what is free."""
+    from jaxrl_fast.training import disk
+
+    options = plan.settings.options
     if plan.needs is not None:
         terminal.print(f"memory  {plan.needs}")
     if gpu_memory := devices.gpu_memory():
@@ -113,14 +128,6 @@ def announce(plan: Plan, terminal: Console) -> None:
         terminal.print(f"disk  {on_disk}")
         if on_disk.free is not None and on_disk.total > on_disk.free and not options.resume:
             warnings.warn(f"the run may not fit on the disk, where {memory.format_bytes(on_disk.free)} are free")
-    if options.resume:
-        terminal.print(f"resume  {_from_where(plan)}")
-    watch = f"   watch: uvx tensorboard --logdir {quote(str(plan.folder.parent))}" if options.tensorboard else ""
-    terminal.print(f"run  {plan.folder}{watch}")
-    if why := why_no_c():
-        terminal.print(f"C kernels are unavailable ({why}); layers are computed by XLA, which is slower")
-    if gpu_unused():
-        warnings.warn('there is a GPU, but JAX uses the CPU; pip install "jax[cuda12]"')
 
 
 def _check_options(plan: Plan) -> list[str]:
