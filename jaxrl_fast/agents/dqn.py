@@ -3,8 +3,8 @@
 Every kind of value is a distribution, and every target is a set of weighted atoms (`rl.value_distributions`). So the
 switches combine freely. `rl.off_policy` counts gradient steps and target updates exactly.
 
-Deviations from Rainbow: epsilon-greedy actions unless the epsilons are 0; noise is drawn for each environment in acting,
-and once per batch in learning.
+Deviations from Rainbow: epsilon-greedy actions unless the epsilons are 0; noise is drawn for each environment in
+acting, and once per batch in learning.
 """
 
 from functools import partial
