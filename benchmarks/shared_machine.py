@@ -2,12 +2,11 @@
 
     python benchmarks/shared_machine.py                                  # all cases, 1 to 4 runs at once
     python benchmarks/shared_machine.py --cases ppo_64 --runs 1,2 --devices auto
-    python benchmarks/shared_machine.py --busy                           # one run beside a program that computes
 
 Each run is a process of its own with the same number of environment steps. All are compiled before the clock starts: a
 callback holds every run at its first record until the last one is there. `factor` is the time until the slowest run
-ends, divided by the number of runs times the time of one run alone. 1 means that nothing is lost by sharing. Rounds are
-interleaved, and medians are reported.
+ends, divided by the number of runs times the time of one run alone. 1 means that nothing is lost by sharing. The same
+is measured for one run beside programs that compute all the time. Rounds are interleaved, and medians are reported.
 """
 
 import argparse
@@ -54,7 +53,7 @@ def main():
     parser.add_argument("--cases", default=",".join(CASES))
     parser.add_argument("--devices", default="auto,1")
     parser.add_argument("--runs", default="1,2,3,4")
-    parser.add_argument("--busy", default="", help="one run, beside so many programs that compute: 0,1,4")
+    parser.add_argument("--busy", default="1,4", help="also one run beside so many programs that compute; 0: none")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=6.0, help="aimed length of one run alone")
     parser.add_argument("--output", default="")
@@ -67,8 +66,8 @@ def main():
         for devices in args.devices.split(","):
             options = CASES[name] | {"devices": devices}
             steps = num_steps(options, args.seconds)
-            counts = [1] if args.busy else [int(n) for n in args.runs.split(",")]
-            several = [(n, int(busy)) for n in counts for busy in (args.busy or "0").split(",")]
+            beside = [(1, int(busy)) for busy in args.busy.split(",") if int(busy)]
+            several = [(int(n), 0) for n in args.runs.split(",")] + beside
             rounds = [
                 {case: together(options | {"total_steps": steps}, *case) for case in several}
                 for _ in range(args.rounds)

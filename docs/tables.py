@@ -302,6 +302,20 @@ def replay() -> str:
     return grid(["stored transitions", "buffer", "samples per second", "memory"], rows)
 
 
+def shared() -> str:
+    """Return how long runs take that share the cores of a machine, beside one run alone."""
+    tasks = {"ppo_16": "PPO, 16 environments", "ppo_64": "PPO, 64 environments", "dqn_64": "DQN, 64 environments"}
+    cases = read("shared_machine_cpu")["cases"]
+    columns = list(dict.fromkeys((c["runs"], c["busy_programs"]) for c in cases))
+    titles = [f"{n} runs" if n > 1 else f"1 run, {busy} busy programs" if busy else "1 run" for n, busy in columns]
+    found = {(c["case"], c["devices"], c["runs"], c["busy_programs"]): c for c in cases}
+    rows = []
+    for case, devices in dict.fromkeys((c["case"], c["devices"]) for c in cases):
+        factors = [f"{found[case, devices, *column]['factor']:.2f}" for column in columns]
+        rows.append([f"{tasks[case]}, CartPole-v1", devices, *factors])
+    return grid(["task", "`--devices`", *titles], rows)
+
+
 def throughput() -> str:
     """Return steps per second of PPO against the number of environments."""
     curve = read("population_speed_cpu")["curve"]
@@ -402,6 +416,7 @@ KINDS = {
     "atari": atari,
     "speed": speed,
     "replay": replay,
+    "shared": shared,
     "throughput": throughput,
     "seeds": seeds,
     "atari_speed": atari_speed,
