@@ -8,6 +8,8 @@ from collections.abc import Callable
 import jax
 from jax import Array
 
+from jaxrl_fast.kernels import dispatch
+
 MAX_BOARDS, MAX_IMAGES = 128, 8  # images of a block
 
 
@@ -23,9 +25,9 @@ def in_blocks(function: Callable[[Array], Array], x: Array, max_size: int) -> Ar
 def block_size(num_rows: int, max_size: int) -> int:
     """Return the rows of a block: the largest divisor of `num_rows` in [max_size / 2, max_size].
 
-    Return `num_rows` if there is no such divisor, or if JAX does not compute on a CPU.
+    Return `num_rows` if there is no such divisor, or if the code is not traced for a CPU.
     """
-    if jax.default_backend() != "cpu":
+    if not dispatch.for_cpu():
         return num_rows
     sizes = (size for size in range(min(max_size, num_rows), max_size // 2 - 1, -1) if size and num_rows % size == 0)
     return next(sizes, num_rows)
