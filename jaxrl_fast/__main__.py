@@ -10,6 +10,7 @@ COMMANDS = {
     "sweep": "train with every combination of options and seeds",
     "evaluate": "evaluate the policy of a run",
     "video": "record the policy of a run as a GIF or MP4",
+    "export": "export the policy of a run for JAX, onnxruntime or numpy",
     "plot": "draw the learning curves of runs",
     "envs": "list the environments",
 }

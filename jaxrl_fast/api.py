@@ -151,6 +151,16 @@ class Run:
             opened = video.open_run(self.folder, cli.from_keywords(video.Options, options), self.env)
         return video.record_video(*opened)
 
+    def export(self, **options: Any) -> Path:
+        """Export the policy for programs without jaxrl_fast: `run.export(to="onnx")`. Return the new folder.
+
+        The options are those of the export command.
+        """
+        from jaxrl_fast.evaluation import export
+
+        chosen = cli.from_keywords(export.Options, options)
+        return export.write(export.export_run(self.folder, chosen, self.env))
+
     def __repr__(self) -> str:
         return f"Run({self._words()}, folder={str(self.folder)!r})"
 

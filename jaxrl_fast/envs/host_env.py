@@ -61,6 +61,7 @@ def make_env(
     obs = jax.eval_shape(spec.encode, raw_rows(spec).obs)
     obs = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), obs)
     spec = spec._replace(env=spec.env._replace(obs=obs))
+    own_obs, encode_obs = spaces.own_observation(spec.raw_obs, obs, spec.encode)
     num_pools, total = max(config.num_async_pools, 1), config.num_shards * max(config.num_async_pools, 1)
     first = config.shard * num_pools
     pools = tuple(LazyPool(spec, open_pool, config.seed, i, total) for i in range(first, first + num_pools))
@@ -81,6 +82,8 @@ def make_env(
         close=functools.partial(_for_each, pools, LazyPool.close),
         render=pools[0].render if spec.can_render else None,
         to_env_action=functools.partial(to_env_action, spec),
+        own_obs=own_obs,
+        encode_obs=encode_obs,
         pools=halves if config.num_async_pools else None,
     )
 

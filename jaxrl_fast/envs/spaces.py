@@ -1,5 +1,6 @@
 """Convert actions and observations between users, agents and environments; shared by all backends."""
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -45,6 +46,31 @@ def readable(terminated: jax.Array, obs: PyTree) -> PyTree:
         return jnp.where(mask & ~(jnp.abs(x) < MAX_OBS_MAGNITUDE), 0, x)
 
     return jax.tree.map(one, obs)
+
+
+def own_observation(raw: PyTree, obs: PyTree, encode: Callable[[PyTree], PyTree]) -> tuple[PyTree, Any]:
+    """Return what `Env.own_obs` and `Env.encode_obs` are.
+
+    Args:
+        raw: ShapeDtypeStruct of the observation that the environment itself returns.
+        obs: The same as agents see it.
+        encode: From such raw observations, with a leading axis, to those of agents.
+    """
+    structure, expected = jax.tree.structure(raw), jax.tree.leaves(obs)
+    is_index = [not x.shape and y.shape not in ((), (1,)) for x, y in zip(jax.tree.leaves(raw), expected)]
+    if not any(is_index):
+        return None, lambda obs: obs
+    own = [jax.ShapeDtypeStruct((), jnp.int32) if index else y for index, y in zip(is_index, expected)]
+
+    def encode_own(own: PyTree) -> PyTree:
+        """Return observations [N, ...] as agents see them."""
+        leaves = jax.tree.leaves(own)
+        encoded = jax.tree.leaves(encode(jax.tree.unflatten(structure, leaves)))
+        return jax.tree.unflatten(
+            jax.tree.structure(obs), [y if index else x for index, x, y in zip(is_index, leaves, encoded)]
+        )
+
+    return jax.tree.unflatten(jax.tree.structure(obs), own), encode_own
 
 
 def true_bounds(unsupported: str, low: Any, high: Any, shape: tuple[int, ...]) -> Bounds:

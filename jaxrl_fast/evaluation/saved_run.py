@@ -185,7 +185,12 @@ def select_seed(saved: SavedRun, seed: int) -> SavedRun:
     return saved._replace(seeds=[seed], learners=learner)
 
 
-def _agent(settings: Settings, env: Env, num_shards: int) -> Agent:
+def row_agent(saved: SavedRun) -> Agent:
+    """Return the run's agent for the rows of one environment: as if every training environment were a pool."""
+    return _agent(saved.settings, saved.env, 1, num_pools=int(saved.settings.options.num_envs))
+
+
+def _agent(settings: Settings, env: Env, num_shards: int, num_pools: int | None = None) -> Agent:
     """Return the agent of a run, or of one of its shards if there are several."""
     options = settings.options
     num_envs = int(options.num_envs)
@@ -193,7 +198,7 @@ def _agent(settings: Settings, env: Env, num_shards: int) -> Agent:
     axis_name = SHARDS if num_shards > 1 else None
     env = env._replace(
         spec=env.spec._replace(num_envs=num_envs // num_shards),
-        parallelism=Parallelism(axis_name, num_shards, num_pools=max(options.async_pools, 1)),
+        parallelism=Parallelism(axis_name, num_shards, num_pools=num_pools or max(options.async_pools, 1)),
     )
     num_updates = -(-options.total_steps // steps_per_update)
     return build.make_agent(settings.agent, agents.load(settings.algo), env, num_updates)

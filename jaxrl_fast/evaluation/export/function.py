@@ -1,0 +1,147 @@
+"""Write a policy as a function of arrays: from one observation, and perhaps random numbers, to one action.
+
+A whole batch is `jax.vmap` of it, so that the number of rows may be a symbol. Layers are traced by `kernels.portable`.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, ShapeDtypeStruct
+
+from jaxrl_fast import kernels
+from jaxrl_fast.evaluation.saved_run import SavedRun, row_agent
+from jaxrl_fast.types import Agent, Key, PolicyInput, PyTree
+from jaxrl_fast.utils.random import key_of_seed
+
+NUM_DRAWS = 2**16  # random numbers by whose moments a distribution is recognized
+KEY = "key"  # the input of a sampled policy that draws its random numbers itself
+LAWS = {"uniform": (1 / 2, 1 / 12), "normal": (0.0, 1.0), "gumbel": (np.euler_gamma, np.pi**2 / 6)}  # mean and variance
+
+
+class Noise(NamedTuple):
+    """One array of random numbers that a sampled policy depends on."""
+
+    name: str
+    spec: ShapeDtypeStruct  # for one row
+    law: str  # one of LAWS, or "" if it is none of them
+    axis: int | None  # where the agent's noise has the axis of the rows
+
+
+class PolicyFunction(NamedTuple):
+    """A policy for single rows, with everything inside that lies between an observation and the action."""
+
+    act: Callable[[PyTree, tuple[Array, ...]], Array]  # (obs [...], noise of `noise`) -> action [...]
+    draw: Callable[[Key], tuple[Array, ...]]  # the noise of one row
+    obs: PyTree  # ShapeDtypeStruct of one observation
+    noise: tuple[Noise, ...]  # () for a greedy policy
+    action: ShapeDtypeStruct
+
+
+class Input(NamedTuple):
+    """One array that an exported policy takes or returns, as its card describes it."""
+
+    name: str
+    shape: tuple[Any, ...]  # "b" is the number of rows
+    dtype: str
+    meaning: str
+
+
+def make(saved: SavedRun, sampled: bool) -> PolicyFunction:
+    """Return the policy of a run with a single seed, greedy or as in training.
+
+    Raises:
+        ValueError: If the policy has a memory.
+    """
+    env, state = saved.env, jax.device_put(saved.learners)
+    agent = row_agent(saved) if sampled else saved.agent
+    if jax.tree.leaves(agent.initial_carry):
+        raise ValueError(f"{saved.folder}: its policy has a memory, got recurrent state; use evaluate or video")
+    parts, structure = jax.tree.flatten(_noise_of_row(agent, key_of_seed(0)))
+    axes = _row_axes(agent)
+    noise = _describe(agent, parts, axes) if sampled else ()
+    places = [i for i, part in enumerate(parts) if _is_random(part)]
+
+    def act(obs, given):
+        """Return the environment's action for one observation."""
+        filled = list(parts)
+        for i, one, x in zip(places, noise, given, strict=False):
+            filled[i] = x if one.axis is None else jnp.expand_dims(x, one.axis)
+        inputs = PolicyInput(env.encode_obs(jax.tree.map(lambda x: x[None], obs)))
+        decide = agent.explore if sampled else agent.exploit
+        return env.to_env_action(decide(state, inputs, (), structure.unflatten(filled)).action)[0]
+
+    def draw(key):
+        """Return random numbers for one row."""
+        found = jax.tree.leaves(_noise_of_row(agent, key))
+        return tuple(x if (a := axes[i]) is None else jnp.squeeze(x, a) for i, x in enumerate(found) if i in places)
+
+    obs = env.spec.obs if env.own_obs is None else env.own_obs
+    with kernels.portable():
+        action = jax.eval_shape(act, obs, tuple(one.spec for one in noise))
+    return PolicyFunction(act, draw, obs, noise, action)
+
+
+def inputs(function: PolicyFunction, keyed: bool) -> list[Input]:
+    """Return the inputs in their order: the parts of an observation, then a key if `keyed`, or arrays of noise."""
+    found = [
+        Input(name, ("b", *spec.shape), str(spec.dtype), "an observation in each row")
+        for name, spec in named(function.obs).items()
+    ]
+    if function.noise and keyed:
+        key = jax.random.key_data(key_of_seed(0))
+        return [*found, Input(KEY, key.shape, str(key.dtype), "PRNG key data: jax.random.key_data(jax.random.key(0))")]
+    meaning = "random numbers, drawn again for each call: "
+    return found + [
+        Input(one.name, ("b", *one.spec.shape), str(one.spec.dtype), meaning + (one.law or "as the algorithm draws"))
+        for one in function.noise
+    ]
+
+
+def named(obs: PyTree) -> dict[str, Any]:
+    """Return the parts of an observation by name: "obs" for a single array, else "obs_" and the path of the part."""
+    parts = jax.tree_util.tree_leaves_with_path(obs)
+    return {"_".join(["obs", jax.tree_util.keystr(p, simple=True, separator="_")][: 1 + bool(p)]): x for p, x in parts}
+
+
+def _noise_of_row(agent: Agent, key: Key) -> PyTree:
+    """Return the noise of one decision in one environment."""
+    return jax.tree.map(lambda x: x[0], agent.sample_noise(key, 1, 1))
+
+
+def _row_axes(agent: Agent) -> list[int | None]:
+    """Return the axis of the rows in each part of a decision's noise; None where a part has no such axis."""
+    shapes = [
+        [x.shape[1:] for x in jax.tree.leaves(jax.eval_shape(lambda n=n: agent.sample_noise(key_of_seed(0), 1, n)))]
+        for n in (1, 2)
+    ]
+    return [next((i for i, (a, b) in enumerate(zip(*pair)) if a != b), None) for pair in zip(*shapes)]
+
+
+def _is_random(part: Array) -> bool:
+    """Return whether a part of the noise is random; integers are numbers of steps."""
+    return not jnp.issubdtype(part.dtype, jnp.integer)
+
+
+def _describe(agent: Agent, parts: list[Array], axes: list[int | None]) -> tuple[Noise, ...]:
+    """Return the names, shapes and distributions of the random parts of a decision's noise."""
+    found: list[Noise] = []
+    many = jax.tree.leaves(jax.jit(lambda: agent.sample_noise(key_of_seed(0), 1, NUM_DRAWS))())
+    for part, axis, draws in zip(parts, axes, many, strict=True):
+        if _is_random(part):
+            shape = part.shape if axis is None else (*part.shape[:axis], *part.shape[axis + 1 :])
+            law = _law(draws)
+            same = sum(one.law == law for one in found)
+            name = (law or "noise") + (f"_{same + 1}" if same else "")
+            found.append(Noise(name, ShapeDtypeStruct(shape, part.dtype), law, axis))
+    return tuple(found)
+
+
+def _law(draws: Array) -> str:
+    """Return the name in LAWS of the distribution that has these moments, or ""."""
+    if not jnp.issubdtype(draws.dtype, jnp.floating):
+        return ""
+    moments = np.array([np.mean(draws), np.var(draws)])
+    return next((name for name, law in LAWS.items() if np.allclose(moments, law, rtol=0.05, atol=0.03)), "")

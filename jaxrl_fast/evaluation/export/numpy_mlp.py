@@ -1,0 +1,178 @@
+"""Export an MLP as arrays (npz) and a module of a few lines that computes the policy with numpy alone."""
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxrl_fast.evaluation.export.function import PolicyFunction
+from jaxrl_fast.evaluation.saved_run import SavedRun
+from jaxrl_fast.networks import torso
+from jaxrl_fast.rl import normalize
+from jaxrl_fast.runs import checkpoint
+from jaxrl_fast.types import Discrete, MultiDiscrete
+
+NETWORKS = {"ppo": "params/network/params/", "dqn": "learner/params/params/", "pqn": "params/params/"}
+LAYER = r"(?:Noisy)?Dense_(\d+)/(kernel|bias)|LayerNorm_(\d+)/(scale|bias)"
+PARTS = {"torso/mlp": "hidden", "streams_0": "value_hidden", "streams_1": "advantage_hidden"}
+IGNORED = r"critic_(torso|head)/|.*/spread_(kernel|bias)$"  # greedy actions do not depend on them
+MAX_OFFSET = 2**12  # of the first state's index
+
+Arrays = dict[str, np.ndarray]
+
+
+def write(saved: SavedRun, function: PolicyFunction) -> tuple[Arrays, str]:
+    """Return the arrays of policy.npz and the content of policy.py.
+
+    Raises:
+        ValueError: If the network is not an MLP of a built-in algorithm on one array.
+    """
+    config = saved.settings.agent
+    if saved.settings.algo not in NETWORKS:
+        raise _unsupported(f"needs a built-in algorithm, got {saved.settings.algo}")
+    if not hasattr(function.obs, "shape"):
+        raise _unsupported(f"needs observations of one array, got {jax.tree.structure(function.obs).num_leaves}")
+    if config.compute_dtype != "float32":
+        raise _unsupported(f"needs compute_dtype float32, got {config.compute_dtype}")
+    if function.noise and getattr(config, "noisy", False):
+        raise _unsupported("cannot sample from noisy layers, got noisy true")
+    arrays = _layers(saved)
+    lines = [*_read(saved, function, arrays), *_network(config, arrays), *_decide(saved, function, arrays)]
+    return arrays, "\n".join([*_head(saved, function, arrays), *(f"    {line}" for line in lines), ""])
+
+
+def _unsupported(problem: str) -> ValueError:
+    return ValueError(f"--to npz: {problem}; use stablehlo or onnx")
+
+
+def _layers(saved: SavedRun) -> Arrays:
+    """Return the parameters by the names that policy.py has for them."""
+    prefix = NETWORKS[saved.settings.algo]
+    state = checkpoint.names(saved.learners)
+    params = {name.removeprefix(prefix): np.asarray(x) for name, x in state.items() if name.startswith(prefix)}
+    heads = {"actor_head": "head", "heads_0": "head"}
+    if any(name.startswith("heads_1") for name in params):
+        heads = {"heads_0": "value", "heads_1": "advantage"}
+    found: Arrays = {}
+    for name, x in params.items():
+        part, _, rest = name.rpartition("/")
+        layer = re.fullmatch(rf"({'|'.join(PARTS)})/(?:{LAYER})", name)
+        if layer:
+            kind = layer[3] or {"scale": "scale", "bias": "offset"}[layer[5]]
+            found[f"{PARTS[layer[1]]}{layer[2] or layer[4]}.{kind}"] = x
+        elif part in heads and rest in ("kernel", "bias"):
+            found[f"{heads[part]}.{rest}"] = x
+        elif not re.match(IGNORED, name):
+            raise _unsupported(f"needs a network of dense layers (mlp), got the parameter {name}")
+    return found
+
+
+def _head(saved: SavedRun, function: PolicyFunction, arrays: Arrays) -> Iterator[str]:
+    """Yield the lines above the body of `policy`."""
+    noise = "".join(f", {one.name}" for one in function.noise)
+    shapes = [f"{name} {spec.dtype}{['B', *spec.shape]}" for name, spec in _signature(function)]
+    yield f'"""The policy of {saved.env.spec.id}: policy.npz and numpy. Written by jaxrl_fast."""'
+    yield from ("from pathlib import Path", "", "import numpy as np", "")
+    yield from ('A = dict(np.load(Path(__file__).with_name("policy.npz")))', "", "")
+    yield from ("def dense(x, name):", '    return x @ A[name + ".kernel"] + A[name + ".bias"]', "", "")
+    yield from ("def hidden(x, name):", "    x = dense(x, name)")
+    if any(name.endswith(".scale") for name in arrays):
+        yield "    x = x - x.mean(-1, keepdims=True)"
+        yield "    x = x / np.sqrt((x * x).mean(-1, keepdims=True) + np.float32(1e-6))"
+        yield '    x = x * A[name + ".scale"] + A[name + ".offset"]'
+    relu = saved.settings.agent.activation == "relu"
+    result = "np.maximum(x, 0)" if relu else "np.tanh(x)"
+    yield from (f"    return {result}", "", "")
+    yield f"def policy(obs{noise}):"
+    result = f"{function.action.dtype}{['B', *function.action.shape]}"
+    yield f"    # {', '.join(shapes)} -> {result}".replace("'", "")
+
+
+def _signature(function: PolicyFunction) -> list[tuple[str, Any]]:
+    return [("obs", function.obs), *((one.name, one.spec) for one in function.noise)]
+
+
+def _read(saved: SavedRun, function: PolicyFunction, arrays: Arrays) -> Iterator[str]:
+    """Yield the lines from an observation to the network's input."""
+    obs, spec = function.obs, saved.env.spec.obs
+    if saved.env.own_obs is not None:
+        table = np.asarray(saved.env.encode_obs(jnp.arange(-MAX_OFFSET, MAX_OFFSET)))
+        first = int(table[:, 0].argmax()) - MAX_OFFSET
+        yield f"x = np.eye({table.shape[1]}, dtype=np.float32)[np.asarray(obs) - {first}]"
+    else:
+        yield f"x = np.asarray(obs).astype(np.{obs.dtype.name if obs.dtype != bool else 'bool_'})"
+        yield "x = x.reshape(len(x), -1).astype(np.float32)"
+    stats = getattr(saved.learners, "observations", ())
+    if stats:
+        arrays["obs.mean"] = np.asarray(stats.mean).reshape(-1)
+        arrays["obs.scale"] = np.asarray(jax.lax.rsqrt(jnp.asarray(stats.var) + 1e-8)).reshape(-1)
+        yield f'x = np.clip((x - A["obs.mean"]) * A["obs.scale"], -{CLIP}, {CLIP})'
+    elif torso.is_image(spec, saved.settings.agent.observations):
+        yield f"x = x / np.float32({torso.WHITE})"
+
+
+CLIP = normalize.apply.__defaults__[0] if normalize.apply.__defaults__ else 10.0  # of standardized observations
+
+
+def _network(config: Any, arrays: Arrays) -> Iterator[str]:
+    """Yield the lines from the input to logits, means or values, `x` [B, num_outputs]."""
+    count = lambda part: sum(name.startswith(part) and name.endswith(".kernel") for name in arrays)
+    if count("hidden"):
+        names = ", ".join(f'"hidden{i}"' for i in range(count("hidden")))
+        yield from (f"for name in [{names}]:", "    x = hidden(x, name)")
+    atoms = getattr(config, "value_head", "none")
+    shape = f".reshape(len(x), -1, {config.num_atoms})" if atoms != "none" else ""
+    if "advantage.kernel" in arrays:
+        assert count("value_hidden") == count("advantage_hidden") == 1
+        yield f'value = dense(hidden(x, "value_hidden0"), "value"){shape}'
+        yield f'advantage = dense(hidden(x, "advantage_hidden0"), "advantage"){shape}'
+        yield "x = value + advantage - advantage.mean(1, keepdims=True)"
+    else:
+        yield f'x = dense(x, "head"){shape}'
+    if atoms == "c51":
+        arrays["support"] = np.linspace(config.v_min, config.v_max, config.num_atoms, dtype=np.float32)
+        yield "prob = np.exp(x - x.max(-1, keepdims=True))"
+        yield 'x = (prob * A["support"]).sum(-1) / prob.sum(-1)'
+    elif atoms == "quantile":
+        yield "x = x.mean(-1)"
+
+
+def _decide(saved: SavedRun, function: PolicyFunction, arrays: Arrays) -> Iterator[str]:
+    """Yield the lines from the network's output to the action."""
+    space, to_env_action = saved.env.spec.action, saved.env.to_env_action
+    law = function.noise[0].law if function.noise else ""
+    if law == "gumbel":
+        yield "x = x + gumbel"
+    if isinstance(space, Discrete):
+        first = int(to_env_action(jnp.zeros(1, jnp.int32))[0])
+        yield f"action = x.argmax(-1){f' + {first}' if first else ''}"
+        if law == "uniform":
+            yield f"anything = np.minimum((uniform[:, 1] * {space.num}).astype(np.int32), {space.num - 1})"
+            start = f" + {first}" if first else ""
+            yield f"action = np.where(uniform[:, 0] < {_epsilon(saved)!r}, anything{start}, action)"
+        yield "return action.astype(np.int32)"
+    elif isinstance(space, MultiDiscrete):
+        yield f"parts = np.split(x, {np.cumsum(space.nums)[:-1].tolist()}, axis=-1)"
+        yield "return np.stack([part.argmax(-1) for part in parts], axis=-1).astype(np.int32)"
+    else:
+        low, high = (np.asarray(to_env_action(jnp.full((1, *space.shape), x)))[0] for x in (-1.0, 1.0))
+        arrays["low"], arrays["high"] = low, high
+        if law == "normal":
+            arrays["std"] = np.exp(np.asarray(saved.learners.params["log_std"]))
+            yield 'x = x + A["std"] * normal'
+        bounded = "np.tanh(x)" if saved.settings.agent.tanh_squash else "np.clip(x, -1, 1)"
+        yield f"x = {bounded}.reshape(len(x), *A['low'].shape)".replace("'", '"')
+        yield 'x = 0.5 * (A["low"] + A["high"]) + 0.5 * (A["high"] - A["low"]) * x'
+        yield 'return np.clip(x, A["low"], A["high"]).astype(np.float32)'
+
+
+def _epsilon(saved: SavedRun) -> float:
+    """Return the probability of a random action in the first training environment at the checkpoint."""
+    from jaxrl_fast.rl import exploration
+
+    config = saved.settings.agent
+    schedule = exploration.Epsilon(config.epsilon_start, config.epsilon_end, config.epsilon_steps, 0.0)
+    return float(exploration.epsilons(schedule, 1, jnp.int32(min(saved.env_steps, exploration.MAX_COUNT)))[0])

@@ -1,0 +1,100 @@
+"""Export a policy as an ONNX model: each equation of its jaxpr becomes a few nodes, by the table in `onnx_ops`.
+
+Equations of constants are computed while exporting. Types are those of the jaxpr, except that float16 and bfloat16 are
+computed in float32, which onnxruntime supports everywhere.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import onnx
+from jax import ShapeDtypeStruct, export
+from jax.extend import core
+from onnx import helper
+
+from jaxrl_fast import kernels
+from jaxrl_fast.evaluation.export.function import PolicyFunction, named
+from jaxrl_fast.evaluation.export.onnx_graph import BATCH, Graph, Value, type_of
+from jaxrl_fast.evaluation.export.onnx_ops import OPS
+
+OPSET = 18  # of onnxruntime 1.14 and newer
+IR_VERSION = 8
+ACTION = "action"
+CALLS = {"jaxpr", "call_jaxpr", "fun_jaxpr"}  # parameters that hold the body of an equation that is only a call
+LOOPS = {"scan", "while", "cond"}  # they have bodies too, but are not plain calls
+
+
+def serialize(function: PolicyFunction) -> bytes:
+    """Return the policy as an ONNX model, from observations [b, ...] and noise [b, ...] to actions [b, ...].
+
+    Raises:
+        ValueError: If an operation of the policy has no counterpart in `onnx_ops`.
+    """
+    (num_rows,) = export.symbolic_shape(BATCH)
+    wide = lambda x: ShapeDtypeStruct((num_rows, *x.shape), x.dtype)
+    given = jax.tree.map(wide, function.obs), tuple(wide(one.spec) for one in function.noise)
+    with kernels.portable():
+        closed = jax.make_jaxpr(jax.vmap(function.act))(*given)
+    names = [*named(function.obs), *(one.name for one in function.noise)]
+    graph = Graph(names[0])
+    (action,) = _evaluate(graph, closed.jaxpr, closed.consts, names, [True])
+    graph.nodes.append(helper.make_node("Identity", [graph.name(action)], [ACTION]))
+    describe = lambda name, x: helper.make_tensor_value_info(name, type_of(x.dtype), [BATCH, *x.shape])
+    specs = [*jax.tree.leaves(function.obs), *(one.spec for one in function.noise)]
+    model = helper.make_model(
+        helper.make_graph(
+            graph.nodes,
+            "policy",
+            [describe(name, spec) for name, spec in zip(names, specs, strict=True)],
+            [describe(ACTION, function.action)],
+            list(graph.constants.values()),
+        ),
+        opset_imports=[helper.make_opsetid("", OPSET)],
+        ir_version=IR_VERSION,
+        producer_name="jaxrl_fast",
+    )
+    onnx.checker.check_model(model, full_check=True)
+    return bytes(model.SerializeToString())
+
+
+def _evaluate(
+    graph: Graph, jaxpr: Any, constants: Sequence[Value], arguments: Sequence[Value], is_needed: Sequence[bool]
+) -> list[Value]:
+    """Add the equations that the needed results depend on. Return all results; those not needed are None."""
+    known: dict[Any, Value] = dict(zip(jaxpr.constvars, constants)) | dict(zip(jaxpr.invars, arguments))
+    read = lambda x: x.val if isinstance(x, core.Literal) else known.get(x)
+    equations, needed = _live(jaxpr, is_needed)
+    for equation in equations:
+        values = [read(x) for x in equation.invars]
+        results = _results(graph, equation, values, [x in needed for x in equation.outvars])
+        known |= dict(zip(equation.outvars, results))
+    return [read(x) for x in jaxpr.outvars]
+
+
+def _live(jaxpr: Any, is_needed: Sequence[bool]) -> tuple[list[Any], set[Any]]:
+    """Return the equations that some needed result depends on, in order, and all variables that they need."""
+    needed = {x for x, flag in zip(jaxpr.outvars, is_needed) if flag and not isinstance(x, core.Literal)}
+    live = []
+    for equation in reversed(jaxpr.eqns):
+        if any(x in needed for x in equation.outvars):
+            live.append(equation)
+            needed |= {x for x in equation.invars if not isinstance(x, core.Literal)}
+    return live[::-1], needed
+
+
+def _results(graph: Graph, equation: Any, values: list[Value], is_needed: list[bool]) -> list[Value]:
+    """Return the results of one equation: constants if all inputs are, else names."""
+    body = next((equation.params[name] for name in CALLS if name in equation.params), None)
+    if body is not None and equation.primitive.name not in LOOPS:
+        inner, constants = (body.jaxpr, body.consts) if hasattr(body, "jaxpr") else (body, [])
+        return _evaluate(graph, inner, constants, values, is_needed)
+    is_static = all(isinstance(d, int) for x in equation.outvars for d in x.aval.shape)
+    if is_static and not any(isinstance(x, str) for x in values):
+        found = equation.primitive.bind(*map(jax.numpy.asarray, values), **equation.params)
+        return list(found) if equation.primitive.multiple_results else [found]
+    if equation.primitive.name not in OPS:
+        name = equation.primitive.name
+        raise ValueError(f"--to onnx: an operation of the policy is not supported, got {name}; use stablehlo")
+    found = OPS[equation.primitive.name](graph, equation, *values)
+    return found if isinstance(found, list) else [found]

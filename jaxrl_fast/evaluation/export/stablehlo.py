@@ -1,0 +1,43 @@
+"""Export a policy by `jax.export`: StableHLO for CPUs, GPUs and TPUs, which every process with JAX can load."""
+
+import jax
+import jax.numpy as jnp
+from jax import ShapeDtypeStruct, export
+
+from jaxrl_fast import kernels
+from jaxrl_fast.evaluation.export.function import PolicyFunction
+from jaxrl_fast.utils.random import key_of_seed
+
+PLATFORMS = ("cpu", "cuda", "tpu")
+
+
+def serialize(function: PolicyFunction) -> bytes:
+    """Return the policy as a serialized `jax.export.Exported`, for any number of rows.
+
+    It maps observations [b, ...], and the data of a PRNG key if it samples, to actions [b, ...]. Each row has its own
+    random numbers. Products of float32 numbers are exact to float32 on every platform.
+
+    Raises:
+        ValueError: If a function that was compiled before calls C, or the observation's tree cannot be serialized.
+    """
+    (num_rows,) = export.symbolic_shape("b")
+    implementation = str(jax.random.key_impl(key_of_seed(0)))
+
+    def policy(obs, *key):
+        """Return actions [b, ...]."""
+        if not key:
+            return jax.vmap(lambda row: function.act(row, ()))(obs)
+        rows = jnp.arange(jax.tree.leaves(obs)[0].shape[0])
+        keys = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.wrap_key_data(key[0], impl=implementation), rows)
+        return jax.vmap(lambda row, key: function.act(row, function.draw(key)))(obs, keys)
+
+    obs = jax.tree.map(lambda x: ShapeDtypeStruct((num_rows, *x.shape), x.dtype), function.obs)
+    data = jax.random.key_data(key_of_seed(0))
+    key = [ShapeDtypeStruct(data.shape, data.dtype)] * bool(function.noise)
+    with kernels.portable(), jax.default_matmul_precision("highest"):
+        exported = export.export(jax.jit(policy), platforms=PLATFORMS)(obs, *key)
+    try:
+        return bytes(exported.serialize())
+    except ValueError as error:
+        reason = str(error).strip().splitlines()[0]
+        raise ValueError(f"--to stablehlo: the policy cannot be serialized ({reason}); use onnx") from error
