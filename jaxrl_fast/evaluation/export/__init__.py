@@ -157,6 +157,6 @@ def _serialize(saved: Any, policy: Any, to: str) -> tuple[dict[str, bytes], dict
 
     arrays, code = numpy_mlp.write(saved, policy)
     buffer = io.BytesIO()
-    np.savez(buffer, **arrays)
+    np.savez(buffer, **arrays)  # type: ignore[arg-type]
     shapes = {name: f"{x.dtype}{list(x.shape)}" for name, x in arrays.items()}
     return {"policy.npz": buffer.getvalue(), "policy.py": code.encode()}, {"arrays": shapes}

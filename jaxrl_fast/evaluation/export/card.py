@@ -45,40 +45,32 @@ def describe(
 
 def usage(function: PolicyFunction, kind: str, inputs: list[Input]) -> list[str]:
     """Return the lines of Python that load the policy and compute actions for two observations."""
-    shapes = {x.name: x.shape[1:] for x in inputs}
-    zeros = lambda x: f"np.zeros({(2, *x.shape[1:])}, np.{x.dtype.replace('bool', 'bool_')})"
-    draws = [
-        f"{one.name} = rng.{DRAWS[one.law]}(size={(2, *shapes[one.name])}).astype(np.float32)" if one.law
-        else f"{one.name} = ...  # as the algorithm draws it"
-        for one in function.noise
-    ]  # fmt: skip
-    draws = ["rng = np.random.default_rng()", *draws] if draws else []
-    obs = [x for x in inputs if x.name.startswith("obs")]
-    lines = [f"{x.name} = {zeros(x)}" for x in obs]
     names = [x.name for x in inputs]
+    lines = [
+        f"{x.name} = np.zeros({(2, *x.shape[1:])}, np.{x.dtype.replace('bool', 'bool_')})"
+        for x in inputs
+        if x.name.startswith("obs")
+    ]
     if kind == "stablehlo":
-        single = hasattr(function.obs, "shape")
-        keyed = ", jax.random.key_data(jax.random.key(0))" if function.noise else ""
-        given = "obs" if single else "obs  # the same tree of arrays as in training: see inputs"
-        lines = lines if single else ["obs = ...  # a tree of arrays [b, ...] as in training; see the inputs"]
-        return [
+        if not hasattr(function.obs, "shape"):
+            lines = ["obs = ...  # a tree of arrays [b, ...], as the environment has it"]
+        key = ", jax.random.key_data(jax.random.key(0))" if function.noise else ""
+        load = [
             "import jax, numpy as np",
             "from jax import export",
             'with open("policy.stablehlo", "rb") as file:',
             "    policy = jax.jit(export.deserialize(bytearray(file.read())).call)",
-            *lines,
-            f"print(policy({given.split()[0]}{keyed}))",
         ]
+        return [*load, *lines, f"print(policy(obs{key}))"]
+    lines += ["rng = np.random.default_rng()"] * bool(function.noise)
+    for one in function.noise:
+        draw = f"rng.{DRAWS[one.law]}(size={(2, *one.spec.shape)}).astype(np.float32)" if one.law else "..."
+        lines.append(f"{one.name} = {draw}")
     if kind == "onnx":
         feeds = ", ".join(f'"{name}": {name}' for name in names)
-        return [
-            "import numpy as np, onnxruntime",
-            'session = onnxruntime.InferenceSession("policy.onnx")',
-            *lines,
-            *draws,
-            f"print(session.run(None, {{{feeds}}})[0])",
-        ]
-    return ["import numpy as np", "from policy import policy", *lines, *draws, f"print(policy({', '.join(names)}))"]
+        load = ["import numpy as np, onnxruntime", 'session = onnxruntime.InferenceSession("policy.onnx")']
+        return [*load, *lines, f"print(session.run(None, {{{feeds}}})[0])"]
+    return ["import numpy as np", "from policy import policy", *lines, f"print(policy({', '.join(names)}))"]
 
 
 def evaluation(saved: SavedRun, sampled: bool) -> dict[str, Any] | None:
@@ -125,11 +117,8 @@ def readme(card: dict[str, Any]) -> str:
     score = card["evaluation"]
     steps = short_number(card["env_steps"])
     shape = lambda x: f"{x['dtype']}[{', '.join(map(str, x['shape']))}]"
-    table = [
-        f"| `{x['name']}` | {kind} | `{shape(x)}` | {x['meaning']} |"
-        for kind in ("inputs", "outputs")
-        for x in card[kind]
-    ]
+    row = lambda kind, x: f"| `{x['name']}` | {kind} | `{shape(x)}` | {x['meaning']} |"
+    table = [row(kind, x) for kind in ("input", "output") for x in card[f"{kind}s"]]
     returned = (
         f"Return {score['return_mean']:.2f}, interval {score['return_low']:.2f} to {score['return_high']:.2f} "
         f"({score['interval']}), over {score['episodes']} episodes ({score['source']}). Rewards are raw."
@@ -145,7 +134,7 @@ def readme(card: dict[str, Any]) -> str:
             "",
             "| array | | type, `b` rows | meaning |",
             "| --- | --- | --- | --- |",
-            *(line.replace("| inputs |", "| input |").replace("| outputs |", "| output |") for line in table),
+            *table,
             "",
             f"Load it with `{NEEDS[card['format']]}`:",
             "",

@@ -33,10 +33,7 @@ def compare(saved: SavedRun, function: PolicyFunction, kind: str, files: Mapping
     if function.noise:
         wanted = jax.jit(jax.vmap(function.act))(obs, noise)
     else:
-        decide = lambda obs: saved.env.to_env_action(
-            policy.greedy(saved.agent, saved.learners, saved.env.encode_obs(obs))
-        )
-        wanted = jax.jit(decide)(obs)
+        wanted = jax.jit(lambda obs: reference(saved, obs))(obs)
     found, wanted = np.asarray(run(kind, files, obs, noise)), np.asarray(wanted)
     result: dict[str, Any] = {"observations": NUM_ROWS}
     if np.issubdtype(wanted.dtype, np.integer):
@@ -48,6 +45,12 @@ def compare(saved: SavedRun, function: PolicyFunction, kind: str, files: Mapping
     if found.shape != wanted.shape or found.dtype != wanted.dtype or not is_same:
         raise ValueError(f"--to {kind}: the exported policy acts differently, got {result}; use another format")
     return result
+
+
+def reference(saved: SavedRun, obs: PyTree) -> Any:
+    """Return the greedy actions [B, ...] of the run for observations like those of the exported policy."""
+    env = saved.env
+    return env.to_env_action(policy.greedy(saved.agent, saved.learners, env.encode_obs(obs)))
 
 
 def observations(spec: PyTree, num_rows: int, seed: int = 0) -> PyTree:

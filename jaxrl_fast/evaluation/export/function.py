@@ -59,6 +59,7 @@ def make(saved: SavedRun, sampled: bool) -> PolicyFunction:
     agent = row_agent(saved) if sampled else saved.agent
     if jax.tree.leaves(agent.initial_carry):
         raise ValueError(f"{saved.folder}: its policy has a memory, got recurrent state; use evaluate or video")
+    structure: Any
     parts, structure = jax.tree.flatten(_noise_of_row(agent, key_of_seed(0)))
     axes = _row_axes(agent)
     noise = _describe(agent, parts, axes) if sampled else ()

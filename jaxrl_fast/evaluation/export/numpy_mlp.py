@@ -34,7 +34,7 @@ def write(saved: SavedRun, function: PolicyFunction) -> tuple[Arrays, str]:
     if saved.settings.algo not in NETWORKS:
         raise _unsupported(f"needs a built-in algorithm, got {saved.settings.algo}")
     if not hasattr(function.obs, "shape"):
-        raise _unsupported(f"needs observations of one array, got {jax.tree.structure(function.obs).num_leaves}")
+        raise _unsupported(f"needs observations of one array, got {len(jax.tree.leaves(function.obs))}")
     if config.compute_dtype != "float32":
         raise _unsupported(f"needs compute_dtype float32, got {config.compute_dtype}")
     if function.noise and getattr(config, "noisy", False):

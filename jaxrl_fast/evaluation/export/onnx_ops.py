@@ -1,6 +1,6 @@
 """Translate JAX's operations to ONNX nodes. Each function takes the graph, the equation and its inputs.
 
-`OPS` holds them by the name of the primitive. Operations of images are translated for [N, H, W, C] in any order of axes.
+`OPS` holds them by the name of the primitive. Images may have their axes in any order.
 """
 
 import string
@@ -86,11 +86,9 @@ def _reshape(graph, equation, x, *dynamic):
 
 def _slice(graph, equation, x):
     """Slice the axes that are not taken whole."""
-    starts, limits, shape = (
-        *(equation.params[f"{n}_indices"] for n in ("start", "limit")),
-        equation.invars[0].aval.shape,
-    )
-    strides = equation.params["strides"] or (1,) * len(shape)
+    shape = equation.invars[0].aval.shape
+    starts, limits, strides = (equation.params[name] for name in ("start_indices", "limit_indices", "strides"))
+    strides = strides or (1,) * len(shape)
     cut = [i for i, d in enumerate(shape) if (starts[i], limits[i], strides[i]) != (0, d, 1)]
     if not cut:
         return x
@@ -210,13 +208,6 @@ def _pool(kind: str, graph: Graph, equation: Any, x: Value) -> str:
     return graph.transpose(y, np.argsort(order).tolist())
 
 
-def _axes_of(kind: str, name: str, as_input: bool = True) -> Callable[..., str]:
-    """Return the translation of an operation with one parameter, as an input or as an attribute."""
-    if as_input:
-        return lambda graph, equation, x: graph.op(kind, x, _axes(equation.params[name]))
-    return lambda graph, equation, x: graph.transpose(x, equation.params[name])
-
-
 OPS: dict[str, Callable[..., Any]] = {
     **{kind.lower(): partial(_op, kind) for kind in SAME_NAME},
     **{name: partial(_op, kind) for name, kind in OTHER_NAME.items()},
@@ -243,7 +234,7 @@ OPS: dict[str, Callable[..., Any]] = {
     "convert_element_type": _convert,
     "broadcast_in_dim": _broadcast,
     "reshape": _reshape,
-    "squeeze": _axes_of("Squeeze", "dimensions"),
+    "squeeze": lambda graph, equation, x: graph.op("Squeeze", x, _axes(equation.params["dimensions"])),
     "transpose": lambda graph, equation, x: graph.transpose(x, equation.params["permutation"]),
     "concatenate": lambda graph, equation, *xs: graph.op("Concat", *xs, axis=int(equation.params["dimension"])),
     "slice": _slice,

@@ -1,0 +1,579 @@
+"""Test exported policies: equal to the run's own in a process without jaxrl_fast, for every kind of network."""
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from gymnax.environments import spaces
+from jax import ShapeDtypeStruct
+
+import jaxrl_fast
+from jaxrl_fast import agents, envs, evaluation, export, kernels
+from jaxrl_fast.agents.configs import CONFIGS
+from jaxrl_fast.config import load, presets
+from jaxrl_fast.config.settings import Settings
+from jaxrl_fast.evaluation import policy, saved_run
+from jaxrl_fast.evaluation.export import Options, _build, card, check, export_run, function, numpy_mlp, stablehlo, write
+from jaxrl_fast.types import Box, Discrete, Env, EnvSpec
+
+onnx = pytest.importorskip("onnx")
+onnxruntime = pytest.importorskip("onnxruntime")
+pytest.importorskip("flatbuffers")
+from jaxrl_fast.evaluation.export import onnx_model  # noqa: E402  # imports onnx
+
+ROOT = Path(__file__).parents[2]
+TINY = {"tensorboard": False, "log_level": "quiet", "eval_episodes": 4}
+FORMATS = ("stablehlo", "onnx", "npz")
+NUM_ROWS = 1000
+# What the loading process must not have: all of jaxrl_fast, and JAX too where the format does without it.
+LOADER = """
+import json, os, sys
+blocked = sys.argv[1].split(",")
+class Blocker:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in blocked:
+            raise ImportError(f"{name} is blocked")
+sys.meta_path.insert(0, Blocker())
+try:
+    import jaxrl_fast
+except ImportError:
+    pass
+else:
+    raise SystemExit("jaxrl_fast can be imported")
+import numpy as np
+for folder in sys.argv[2:]:
+    os.chdir(folder)
+    sys.path[:0] = [folder]
+    sys.modules.pop("policy", None)
+    data = np.load("data.npz")
+    names = {name: data[name] for name in data.files if name != "wanted"}
+    lines = [line for line in json.load(open("policy.json"))["load"] if line.partition(" = ")[0] not in names]
+    scope = dict(names)
+    exec("\\n".join(lines).replace("print(", "found = ("), scope)
+    found, wanted = np.asarray(scope["found"]), data["wanted"]
+    assert found.dtype == wanted.dtype and found.shape == wanted.shape, (folder, found.dtype, found.shape)
+    print(os.path.basename(folder), float(np.abs(found.astype(float) - wanted).max()), len(np.unique(wanted, axis=0)))
+"""
+
+
+def without_jaxrl_fast(folders, *blocked):
+    """Run the printed lines of each export in a process that has none of these packages: its largest differences."""
+    words = [sys.executable, "-I", "-c", LOADER, ",".join(["jaxrl_fast", "flax", "optax", *blocked])]
+    environment = {name: x for name, x in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run([*words, *map(str, folders)], capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    rows = [line.split() for line in done.stdout.splitlines()]
+    assert len(rows) == len(folders)
+    return {name: (float(difference), int(count)) for name, difference, count in rows}
+
+
+def untrained(env, algo, seed=0, num_envs=8, **options):
+    """A learner with fresh parameters, larger than they begin with, so that actions depend on the observation."""
+    request = load.from_keywords(None, algo, options, num_envs=num_envs, env="CartPole-v1")
+    return of_settings(request, env, seed)
+
+
+def of_settings(settings: Settings, env, seed=0):
+    env = env._replace(spec=env.spec._replace(num_envs=1))
+    agent = saved_run._agent(settings, env, 1)
+    state = agent.policy_state(agent.init(jax.random.key(seed)))
+    rng = np.random.default_rng(seed)
+    # Integers count updates; what is 0 or 1 at first, as biases and scales are, is moved too.
+    move = lambda x: x if not jnp.issubdtype(x.dtype, jnp.floating) else x * 1.5 + 0.1 * rng.normal(size=x.shape)
+    learner = jax.tree.map(lambda x: np.asarray(move(x), x.dtype), state)
+    if getattr(state, "observations", ()):
+        stats = jax.tree.map(lambda x: np.abs(x) + 0.5, learner.observations)
+        learner = learner._replace(observations=stats)
+    step = Path("run/checkpoints/step-000000000000")
+    return saved_run.SavedRun(Path("run"), settings, env, agent, learner, [0], step, 0, [], {})
+
+
+def image_env(num_actions=6, shape=(84, 84, 4)):
+    """The spec of Atari, without a pool."""
+    spec = EnvSpec("envpool/Pong-v5", ShapeDtypeStruct(shape, np.uint8), Discrete(num_actions), 1, shape[-1])
+    return Env(None, None, spec, on_device=False)
+
+
+def env_of(settings):
+    is_atari = settings.options.env.startswith("envpool/")
+    return image_env() if is_atari else envs.make(settings.options.env, 1, **settings.options.env_options)
+
+
+def kinds():
+    """One preset for each algorithm, kind of environment and network."""
+    found = {}
+    for name in presets.shipped():
+        settings = load.from_command_line(["--config", name])
+        options = {
+            "network",
+            "observations",
+            "hidden_sizes",
+            "activation",
+            "layer_norm",
+            "value_head",
+            "dueling",
+            "noisy",
+        }
+        options |= {"normalize_observations", "compute_dtype", "tanh_squash"}
+        of_network = {k: v for k, v in dataclasses.asdict(settings.agent).items() if k in options}
+        suite = "minatar" if "MinAtar" in settings.options.env else settings.options.env
+        suite = "atari" if suite.startswith("envpool/") else suite
+        classic = {"CartPole-v1", "Acrobot-v1", "MountainCar-v0"}
+        suite = "classic" if suite.rpartition("/")[2] in classic else suite
+        found.setdefault((settings.algo, suite, str(of_network)), name)
+    return sorted(found.values())
+
+
+def place(folder, saved, to, sampled=False):
+    """Export into a folder, with observations and the actions of the run's own policy for them."""
+    exported = _build(saved, Options(to=to, sampled=sampled), folder)
+    write(exported)
+    obs = check.observations(saved.env.spec.obs, NUM_ROWS, seed=1)
+    wanted = jax.jit(lambda obs: saved.env.to_env_action(policy.greedy(saved.agent, saved.learners, obs)))(obs)
+    np.savez(folder / "data.npz", obs=obs, wanted=np.asarray(wanted))
+    return exported
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    return tmp_path_factory.mktemp("runs")
+
+
+@pytest.fixture(scope="module")
+def cart(runs):
+    """Return a short run with normalized observations and two seeds."""
+    return jaxrl_fast.fit(
+        algo="ppo", env="CartPole-v1", num_envs=4, num_seeds=2, seed=3, total_steps=512, run_dir=str(runs / "cart"),
+        agent={"rollout_length": 32, "hidden_sizes": [8], "normalize_observations": True}, **TINY,
+    )  # fmt: skip
+
+
+@pytest.mark.slow
+def test_run_acts_equally_in_processes_without_jaxrl_fast(cart, tmp_path):
+    """Compare with `load(RUN).policy` on 1,000 observations."""
+    obs = np.random.default_rng(0).normal(size=(NUM_ROWS, 4)).astype(np.float32)
+    wanted = np.asarray(jaxrl_fast.load(cart, seed=4).policy(obs))
+    for to in FORMATS:
+        folder = cart.export(to=to, seed=4, out=str(tmp_path / to))
+        assert folder == tmp_path / to
+        np.savez(folder / "data.npz", obs=obs, wanted=wanted)
+    for to in FORMATS:
+        ((difference, count),) = without_jaxrl_fast([tmp_path / to], *["jax"] * (to != "stablehlo")).values()
+        assert difference == 0 and count == 2, to
+
+
+@pytest.mark.slow
+def test_npz_and_onnx_equal_numbers_from_checkpoint(cart, tmp_path):
+    """Read the parameters as docs/reference/run-directory.md does, and compute the network with numpy."""
+    folder = cart.export(to="npz", seed=4, out=str(tmp_path / "out"))
+    state = jaxrl_fast.load(cart, seed=4).checkpoint / "state.safetensors"
+    data = state.read_bytes()
+    length = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8 : 8 + length])
+    kinds = {"F32": np.float32}
+
+    def array(name):
+        about = header[f"agent/{name}"]
+        start, stop = about["data_offsets"]
+        part = data[8 + length + start : 8 + length + stop]
+        return np.frombuffer(part, kinds[about["dtype"]]).reshape(about["shape"])[1]  # the second seed
+
+    obs = np.random.default_rng(0).normal(size=(NUM_ROWS, 4)).astype(np.float32)
+    scaled = np.clip((obs - array("observations/mean")) / np.sqrt(array("observations/var") + 1e-8), -10, 10)
+    network = "params/network/params"
+    layer = lambda x, name: x @ array(f"{network}/{name}/kernel") + array(f"{network}/{name}/bias")
+    wanted = layer(np.tanh(layer(scaled, "torso/mlp/Dense_0")), "actor_head").argmax(-1)
+    files = {path.name: path.read_bytes() for path in folder.iterdir()}
+    assert 0 < wanted.mean() < 1
+    np.testing.assert_array_equal(check.run("npz", files, obs, ()), wanted)
+    content = {"policy.onnx": onnx_model.serialize(function.make(of_run(cart, 4), False))}
+    np.testing.assert_array_equal(check.run("onnx", content, obs, ()), wanted)
+
+
+def of_run(run, seed):
+    """The learner of a finished run."""
+    saved = saved_run.read_run(run.folder, "best", *saved_run.open_env(run.folder), {})
+    return saved_run.select_seed(saved, seed)
+
+
+@pytest.mark.slow
+def test_every_presets_kind_of_network(tmp_path):
+    """Compare with the run's own policy, which computes in C where it can, on 1,000 random observations."""
+    mlps = []
+    for name in kinds():
+        settings = load.from_command_line(["--config", name])
+        saved = of_settings(settings, env_of(settings))
+        for to in ("stablehlo", "onnx"):
+            place(tmp_path / f"{name}-{to}", saved, to)
+        try:
+            place(tmp_path / f"{name}-npz", saved, "npz")
+            mlps.append(name)
+        except ValueError as error:
+            assert "mlp" in str(error) and settings.algo in ("dqn", "pqn", "ppo")
+    assert {"ppo_cartpole", "rainbow_cartpole", "pqn_cartpole"} & set(mlps)
+    found = without_jaxrl_fast(sorted(tmp_path.glob("*-stablehlo")))
+    found |= without_jaxrl_fast(sorted(tmp_path.glob("*-onnx")), "jax")
+    found |= without_jaxrl_fast(sorted(tmp_path.glob("*-npz")), "jax", "onnx")
+    assert len(found) == 2 * len(kinds()) + len(mlps)
+    assert {name: difference for name, (difference, _) in found.items() if difference > 1e-5} == {}
+    constant = [name for name, (_, count) in found.items() if count == 1]
+    assert len(constant) < len(found) / 4, constant  # or the comparison would show little
+
+
+NETWORKS = {
+    "tanh-gaussian": ("ppo", "Pendulum-v1", dict(tanh_squash=True, normalize_observations=True)),
+    "gaussian": ("ppo", "MountainCarContinuous-v0", {}),
+    "quantile, layer norm": ("dqn", "CartPole-v1", dict(value_head="quantile", num_atoms=11, layer_norm=True)),
+    "c51, dueling, noisy, layer norm": (
+        "dqn", "CartPole-v1", dict(value_head="c51", dueling=True, noisy=True, layer_norm=True, hidden_sizes=[8, 8]),
+    ),
+    "relu, one layer, dueling": ("dqn", "CartPole-v1", dict(dueling=True, activation="relu", hidden_sizes=[8])),
+    "pqn": ("pqn", "CartPole-v1", dict(hidden_sizes=[8, 8])),
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NETWORKS)
+def test_mlps_in_all_formats(name):
+    """`_build` compares actions in each format; here also the size of the module, and that it imports numpy alone."""
+    algo, env_id, options = NETWORKS[name]
+    saved = untrained(envs.make(env_id, 1), algo, **options)
+    for to in FORMATS:
+        exported = _build(saved, Options(to=to), Path("out"))
+        found = exported.card["check"]
+        assert found.get("num_different", 0) == 0 and found.get("max_difference", 0) <= 1e-5
+    code = exported.files["policy.py"].decode()
+    assert len(code.splitlines()) <= 40 and max(map(len, code.splitlines())) <= 120
+    imported = [line for line in code.splitlines() if line.startswith(("import", "from"))]
+    assert imported == ["from pathlib import Path", "import numpy as np"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("network", ["impala", "dqn2013"])
+def test_images_of_other_networks(network):
+    saved = untrained(image_env(shape=(36, 36, 2)), "ppo", network=network, hidden_sizes=[8])
+    for to in ("stablehlo", "onnx"):
+        assert _build(saved, Options(to=to), Path("out")).card["check"]["num_different"] == 0
+
+
+class States:
+    """A chain of five states, seen as an index."""
+
+    default_params = ()
+
+    def reset_env(self, key, params):
+        return jnp.int32(0), jnp.int32(0)
+
+    def step_env(self, key, state, action, params):
+        state = jnp.minimum(state + action, 4)
+        return state, state, jnp.float32(1), state == 4, {}
+
+    def is_truncated(self, state, params):
+        return jnp.bool_(False)
+
+    def action_space(self, params):
+        return spaces.Discrete(3)
+
+    def observation_space(self, params):
+        return spaces.Discrete(5)
+
+
+@pytest.mark.slow
+def test_state_index_is_encoded_inside():
+    """Compare with the policy for the one-hot vector of each state."""
+    saved = untrained(envs.make(States, 1), "ppo")
+    index = np.arange(5, dtype=np.int32)
+    wanted = np.asarray(policy.greedy(saved.agent, saved.learners, np.eye(5, dtype=np.float32)))
+    for to in FORMATS:
+        exported = _build(saved, Options(to=to), Path("out"))
+        assert exported.card["inputs"][0]["shape"] == ("b",) and exported.card["inputs"][0]["dtype"] == "int32"
+        np.testing.assert_array_equal(check.run(to, exported.files, index, ()), wanted)
+
+
+@pytest.mark.slow
+def test_sampled_categorical_follows_the_probabilities():
+    """Compare frequencies of 20,000 samples with softmax(logits), within five standard errors."""
+    saved = untrained(envs.make("Acrobot-v1", 1), "ppo")
+    num = 20_000
+    obs = np.repeat(np.random.default_rng(0).normal(size=(1, 6)).astype(np.float32), num, axis=0)
+    network = saved.learners.params["network"]["params"]
+    x = obs[:1]
+    for i in range(2):
+        layer = network["torso"]["mlp"][f"Dense_{i}"]
+        x = np.tanh(x @ layer["kernel"] + layer["bias"])
+    logits = (x @ network["actor_head"]["kernel"] + network["actor_head"]["bias"])[0]
+    prob = np.exp(logits) / np.exp(logits).sum()
+    noise = np.random.default_rng(1).gumbel(size=(num, 3)).astype(np.float32)
+    for to in FORMATS:
+        exported = _build(saved, Options(to=to, sampled=True), Path("out"))
+        action = np.asarray(check.run(to, exported.files, obs, (noise,)))
+        frequency = np.bincount(action, minlength=3) / num
+        assert np.all(np.abs(frequency - prob) < 5 * np.sqrt(prob * (1 - prob) / num)), to
+        if to != "stablehlo":
+            np.testing.assert_array_equal(action, (logits + noise).argmax(-1))
+            assert exported.card["inputs"][1]["name"] == "gumbel"
+
+
+@pytest.mark.slow
+def test_sampled_gaussian_and_epsilon_greedy_take_their_noise():
+    saved = untrained(envs.make("Pendulum-v1", 1), "ppo")
+    obs, rng = np.zeros((64, 3), np.float32), np.random.default_rng(0)
+    noise = rng.normal(size=(64, 1)).astype(np.float32)
+    mean = np.asarray(saved.agent.exploit(saved.learners, policy.PolicyInput(obs), (), None).action)
+    wanted = 2 * np.clip(mean + np.exp(saved.learners.params["log_std"]) * noise, -1, 1)
+    for to in ("onnx", "npz"):
+        files = _build(saved, Options(to=to, sampled=True), Path("out")).files
+        np.testing.assert_allclose(check.run(to, files, obs, (noise,)), wanted, rtol=1e-5, atol=1e-5)
+    saved = untrained(envs.make("CartPole-v1", 1), "dqn", epsilon_start=0.25, epsilon_end=0.25)
+    obs = rng.normal(size=(64, 4)).astype(np.float32)
+    uniform = rng.random(size=(64, 2)).astype(np.float32)
+    greedy = np.asarray(policy.greedy(saved.agent, saved.learners, obs))
+    wanted = np.where(uniform[:, 0] < 0.25, (uniform[:, 1] * 2).astype(int), greedy)
+    for to in ("onnx", "npz"):
+        files = _build(saved, Options(to=to, sampled=True), Path("out")).files
+        np.testing.assert_array_equal(check.run(to, files, obs, (uniform,)), wanted)
+
+
+def test_row_agent_has_the_epsilon_of_the_first_environment():
+    """Eight environments on Ape-X's ladder begin with epsilons from 0.5 to 0.5^8; a single row has the largest."""
+    saved = untrained(envs.make("CartPole-v1", 1), "dqn", epsilon_start=0.5, epsilon_end=0.5, apex_alpha=7.0)
+    agent = saved_run.row_agent(saved)
+    noise = jax.tree.map(lambda x: x[0], agent.sample_noise(jax.random.key(0), 1, 2000))
+    inputs = policy.PolicyInput(np.zeros((2000, 4), np.float32))
+    action = np.asarray(agent.explore(saved.learners, inputs, (), noise).action)
+    greedy = int(np.asarray(policy.greedy(saved.agent, saved.learners, np.zeros((1, 4), np.float32)))[0])
+    assert abs((action != greedy).mean() - 0.25) < 5 * np.sqrt(0.25 * 0.75 / 2000)
+
+
+def test_portable_layers_call_no_c():
+    """Outside the context, a CPU with a compiler calls C for the same layers."""
+    x, kernel, bias = jnp.ones((4, 3)), jnp.ones((3, 2)), jnp.ones(2)
+    layers = lambda x: kernels.layer_norm(kernels.dense(x, kernel, bias), bias, bias)
+    with kernels.portable():
+        inside = str(jax.make_jaxpr(lambda x: layers(x))(x))
+    outside = str(jax.make_jaxpr(lambda x: layers(x))(x))
+    assert "ffi_call" not in inside
+    assert ("ffi_call" in outside) == kernels.dense_in_c() if hasattr(kernels, "dense_in_c") else True
+    np.testing.assert_allclose(layers(x), 1, atol=1e-3)
+
+
+# ONNX, operation by operation
+
+
+class Mixed(nn.Module):
+    """What torsos of users may contain."""
+
+    @nn.compact
+    def __call__(self, x):  # [B, 6]
+        index = (jnp.abs(x[..., 0]) * 3).astype(jnp.int32) % 5
+        embedded = nn.Embed(5, 4)(index)
+        y = nn.LayerNorm()(jnp.concatenate([jax.nn.gelu(x), jax.nn.softmax(embedded)], -1))
+        y = jnp.where(y > 0, jnp.expm1(-y), jax.nn.silu(y)) + jnp.cumsum(y, -1)
+        image = y.reshape(-1, 5, 2, 1)
+        image = nn.Conv(3, (2, 2), padding="SAME")(image)
+        image = nn.max_pool(image, (2, 2), (1, 1)) + nn.avg_pool(image, (2, 2), (1, 1))
+        heads = nn.MultiHeadDotProductAttention(2, qkv_features=4)(image.reshape(-1, 4, 3))
+        return nn.Dense(3)(heads.reshape(heads.shape[0], -1))
+
+
+def functions():
+    module = Mixed()
+    params = module.init(jax.random.key(0), jnp.zeros((1, 6)))
+    return {
+        "network": lambda x: module.apply(params, x[None])[0],
+        "numbers": lambda x: jnp.stack([x.max(), x.min(), x.prod(), jnp.linalg.norm(x), jnp.log1p(jnp.abs(x)).sum()]),
+        "choices": lambda x: jnp.where(jnp.isfinite(x) & (x != 0) | ~(x > 1), jnp.sign(x), jnp.mod(x, 0.7)),
+        "slices": lambda x: jnp.pad(jnp.flip(x[1:5:2].reshape(1, 2).T, -1).ravel(), 1)[:3] ** 3,
+        "any": lambda x: jnp.stack([(x > 0).any(), (x > 0).all(), (x > 9).any()]).astype(jnp.int32),
+        "split": lambda x: sum(jnp.split(x, 3)) / jnp.sqrt(1 + x[:2] ** 2) + jax.nn.sigmoid(x[2:4]) * jnp.exp2(x[:2]),
+    }
+
+
+@pytest.mark.parametrize("name", ["network", "numbers", "choices", "slices", "any", "split"])
+def test_onnx_operations(name, any_ranks):
+    act = functions()[name]
+    spec = ShapeDtypeStruct((6,), jnp.float32)
+    given = function.PolicyFunction(lambda x, noise: act(x), None, spec, (), jax.eval_shape(act, spec))
+    if name == "slices":
+        with pytest.raises(ValueError, match=r"^--to onnx: an operation .* got rev; use stablehlo"):
+            onnx_model.serialize(given)
+        given = given._replace(act=lambda x, noise: act(jnp.asarray(x)) if False else jnp.pad(x[1:5:2] ** 3, 1)[:3])
+        act = lambda x: jnp.pad(x[1:5:2] ** 3, 1)[:3]
+    content = {"policy.onnx": onnx_model.serialize(given)}
+    for num_rows in (1, 7):  # one file serves any number of rows
+        x = np.random.default_rng(num_rows).normal(size=(num_rows, 6)).astype(np.float32)
+        found = check.run("onnx", content, x, ())
+        np.testing.assert_allclose(found, jax.vmap(act)(x), rtol=2e-5, atol=2e-6)
+
+
+def test_onnx_model_states_opset_names_and_batch_axis():
+    saved = untrained(envs.make("CartPole-v1", 1), "ppo", hidden_sizes=[4])
+    model = onnx.load_from_string(onnx_model.serialize(function.make(saved, False)))
+    assert [(x.domain, x.version) for x in model.opset_import] == [("", 18)] and model.ir_version == 8
+    (given,), (result,) = model.graph.input, model.graph.output
+    dims = lambda x: [d.dim_param or d.dim_value for d in x.type.tensor_type.shape.dim]
+    assert (given.name, dims(given)) == ("obs", ["b", 4]) and (result.name, dims(result)) == ("action", ["b"])
+
+
+def test_parts_of_observation_are_named_inputs():
+    like = lambda *shape: ShapeDtypeStruct(shape, np.float32)
+    assert list(function.named(like(2))) == ["obs"]
+    assert list(function.named({"image": like(2), "goal": like(1)})) == ["obs_goal", "obs_image"]
+    assert list(function.named((like(2), {"a": like(1)}))) == ["obs_0", "obs_1_a"]
+    spec = EnvSpec("x", {"goal": like(2), "speed": like(1)}, Box((2,)), 1)
+    saved = untrained(Env(None, None, spec), "ppo", hidden_sizes=[4])
+    for to in ("stablehlo", "onnx"):
+        assert _build(saved, Options(to=to), Path("out")).card["check"]["max_difference"] < 1e-5
+    with pytest.raises(ValueError, match=r"^--to npz: needs observations of one array, got 2; use stablehlo or onnx"):
+        _build(saved, Options(to="npz"), Path("out"))
+
+
+def test_wrong_export_is_not_written(monkeypatch):
+    saved = untrained(envs.make("CartPole-v1", 1), "ppo", hidden_sizes=[4])
+    write_right = numpy_mlp.write
+
+    def write_wrong(*given):
+        arrays, code = write_right(*given)
+        return arrays | {"head.kernel": -arrays["head.kernel"]}, code
+
+    monkeypatch.setattr(numpy_mlp, "write", write_wrong)
+    with pytest.raises(ValueError, match=r"^--to npz: the exported policy acts differently, got .*num_different"):
+        _build(saved, Options(to="npz"), Path("out"))
+
+
+def test_policy_with_memory_is_refused():
+    saved = untrained(envs.make("CartPole-v1", 1), "ppo", hidden_sizes=[4])
+    saved = saved._replace(agent=saved.agent._replace(initial_carry=np.zeros(3)))
+    with pytest.raises(ValueError, match=r"its policy has a memory"):
+        function.make(saved, False)
+
+
+def test_stablehlo_is_for_all_platforms_and_any_number_of_rows():
+    saved = untrained(envs.make("CartPole-v1", 1), "ppo", hidden_sizes=[4])
+    exported = jax.export.deserialize(bytearray(stablehlo.serialize(function.make(saved, False))))
+    assert exported.platforms == ("cpu", "cuda", "tpu")
+    assert str(exported.in_avals[0]) == "float32[b,4]"
+    for num_rows in (1, 5):
+        assert exported.call(np.zeros((num_rows, 4), np.float32)).shape == (num_rows,)
+
+
+# The folder
+
+
+@pytest.mark.slow
+def test_card_describes_the_policy(cart, tmp_path, monkeypatch):
+    folder = cart.export(to="npz", out=str(tmp_path / "out"), which="last", sampled=True)
+    found = json.loads((folder / "policy.json").read_text())
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "README.md", "config.yaml", "policy.json", "policy.npz", "policy.py",
+    ]  # fmt: skip
+    assert (found["policy"], found["env_id"], found["seed"]) == ("sampled", "gymnax/CartPole-v1", 3)
+    assert found["inputs"][1] == {
+        "name": "gumbel", "shape": ["b", 2], "dtype": "float32",
+        "meaning": "random numbers, drawn again for each call: gumbel",
+    }  # fmt: skip
+    assert found["outputs"][0]["dtype"] == "int32" and found["versions"]["jax"] == jax.__version__
+    assert found["evaluation"] is None  # only the greedy policy was evaluated
+    text = (folder / "README.md").read_text()
+    assert "Not evaluated" in text and all(line in text for line in found["load"])
+    monkeypatch.chdir(folder)
+    again = load.from_command_line(found["training_command"].split()[3:])
+    assert again.agent == of_run(cart, 3).settings.agent and again.options.env == "gymnax/CartPole-v1"
+
+
+@pytest.mark.slow
+def test_card_has_the_newest_evaluation(cart):
+    saved = of_run(cart, 4)
+    during = card.evaluation(saved, False)
+    (last,) = cart.summary["evaluations"]
+    assert (during["return_mean"], during["episodes"]) == (last["eval_return_mean"], last["eval_episodes"])
+    half = 1.96 * last["eval_return_std"] / np.sqrt(last["eval_episodes"])
+    assert during["return_high"] - during["return_mean"] == pytest.approx(half)
+    after = cart.evaluate(episodes=8)["seeds"][1]
+    found = card.evaluation(saved, False)
+    assert found["source"] == "evaluation.json" and found["episodes"] == 8
+    assert (found["return_low"], found["return_high"]) == (after["eval_return_low"], after["eval_return_high"])
+
+
+MISTAKES = [
+    ("", ["RUN is missing"]),
+    ("nowhere", ["nowhere: is not a run directory"]),
+    ("empty", ["empty has no checkpoint"]),
+    ("cart --to onx", ["--to", "'onx'", "did you mean onnx?"]),
+    ("cart --to pickle", ["--to", "'pickle'", "stablehlo, onnx"]),
+    ("cart --seed 9", ["seed 9: cart has trained seeds 3 to 4"]),
+    ("cart --out empty", ["--out: must be a new folder, got empty, which exists"]),
+    ("cart --out no/where", ["--out: must be in an existing folder", "no/where"]),
+    ("cart --to onnx", ["--to onnx: needs onnx", 'pip install "jaxrl_fast[onnx]"']),
+    ("board --to npz", ["--to npz: needs a network of dense layers (mlp)", "use stablehlo or onnx"]),
+    ("cart --sample", ["--sample", "did you mean --sampled?"]),
+]
+
+
+@pytest.fixture(scope="module")
+def with_mistakes(runs, cart):
+    (runs / "empty").mkdir()
+    (runs / "empty" / "config.yaml").write_bytes((cart.folder / "config.yaml").read_bytes())
+    jaxrl_fast.fit(
+        algo="pqn", env="Breakout-MinAtar", num_envs=2, total_steps=64, run_dir=str(runs / "board"),
+        agent={"rollout_length": 4, "hidden_sizes": [4], "num_minibatches": 1}, **TINY,
+    )  # fmt: skip
+    return runs
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("line", "words"), MISTAKES, ids=[line or "nothing" for line, _ in MISTAKES])
+def test_mistake_prints_one_line_and_writes_nothing(line, words, with_mistakes, monkeypatch, capsys):
+    monkeypatch.chdir(with_mistakes)
+    if "onnx" in line:
+        find = evaluation.export.util.find_spec
+        monkeypatch.setattr(evaluation.export.util, "find_spec", lambda name: None if "onnx" in name else find(name))
+    before = sorted(with_mistakes.rglob("*"))
+    assert export.main(line.split()) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.count("\n") == 1, err
+    for word in words:
+        assert word in err
+    assert sorted(with_mistakes.rglob("*")) == before
+
+
+@pytest.mark.slow
+def test_command_prints_how_to_load_and_never_overwrites(cart, capsys):
+    for name in ("export-npz", "export-npz-2"):
+        assert export.main([str(cart.folder), "--to", "npz"]) == 0
+        printed = capsys.readouterr().out
+        assert "def policy(obs):" in printed and "from policy import policy" in printed
+        assert printed.splitlines()[-1].endswith(name) and (cart.folder / name / "policy.json").is_file()
+
+
+def test_folder_is_complete_or_absent(tmp_path, monkeypatch):
+    exported = evaluation.export.Export(tmp_path / "out", {"a": b"1", "b": b"2"}, {})
+    calls = []
+
+    def full(path):
+        calls.append(path)
+        if len(calls) == 2:
+            raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(evaluation.export.files, "sync", full)
+    with pytest.raises(OSError, match="No space"):
+        write(exported)
+    assert list(tmp_path.iterdir()) == []
+    monkeypatch.undo()
+    assert sorted(path.name for path in write(exported).iterdir()) == ["a", "b"]
+    with pytest.raises(FileExistsError):
+        write(exported)
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["a", "b", "out"]
+
+
+def test_algorithms_with_npz_exist():
+    assert set(numpy_mlp.NETWORKS) <= set(CONFIGS) and all(hasattr(agents.load(name), "make") for name in CONFIGS)
+    assert callable(export_run)
