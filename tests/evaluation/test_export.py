@@ -22,6 +22,7 @@ from jaxrl_fast.config import load, presets
 from jaxrl_fast.config.settings import Settings
 from jaxrl_fast.evaluation import policy, saved_run
 from jaxrl_fast.evaluation.export import Options, _build, card, check, export_run, function, numpy_mlp, stablehlo, write
+from jaxrl_fast.kernels import build
 from jaxrl_fast.types import Box, Discrete, Env, EnvSpec
 
 onnx = pytest.importorskip("onnx")
@@ -361,8 +362,7 @@ def test_portable_layers_call_no_c():
         inside = str(jax.make_jaxpr(lambda x: layers(x))(x))
     outside = str(jax.make_jaxpr(lambda x: layers(x))(x))
     assert "ffi_call" not in inside
-    assert ("ffi_call" in outside) == kernels.dense_in_c() if hasattr(kernels, "dense_in_c") else True
-    np.testing.assert_allclose(layers(x), 1, atol=1e-3)
+    assert "ffi_call" in outside or not build.is_available("dense")
 
 
 # ONNX, operation by operation
@@ -391,7 +391,7 @@ def functions():
         "network": lambda x: module.apply(params, x[None])[0],
         "numbers": lambda x: jnp.stack([x.max(), x.min(), x.prod(), jnp.linalg.norm(x), jnp.log1p(jnp.abs(x)).sum()]),
         "choices": lambda x: jnp.where(jnp.isfinite(x) & (x != 0) | ~(x > 1), jnp.sign(x), jnp.mod(x, 0.7)),
-        "slices": lambda x: jnp.pad(jnp.flip(x[1:5:2].reshape(1, 2).T, -1).ravel(), 1)[:3] ** 3,
+        "slices": lambda x: jnp.pad(x[1:5:2].reshape(1, 2).T.ravel(), 1)[:3] ** 3,
         "any": lambda x: jnp.stack([(x > 0).any(), (x > 0).all(), (x > 9).any()]).astype(jnp.int32),
         "split": lambda x: sum(jnp.split(x, 3)) / jnp.sqrt(1 + x[:2] ** 2) + jax.nn.sigmoid(x[2:4]) * jnp.exp2(x[:2]),
     }
@@ -402,16 +402,18 @@ def test_onnx_operations(name, any_ranks):
     act = functions()[name]
     spec = ShapeDtypeStruct((6,), jnp.float32)
     given = function.PolicyFunction(lambda x, noise: act(x), None, spec, (), jax.eval_shape(act, spec))
-    if name == "slices":
-        with pytest.raises(ValueError, match=r"^--to onnx: an operation .* got rev; use stablehlo"):
-            onnx_model.serialize(given)
-        given = given._replace(act=lambda x, noise: act(jnp.asarray(x)) if False else jnp.pad(x[1:5:2] ** 3, 1)[:3])
-        act = lambda x: jnp.pad(x[1:5:2] ** 3, 1)[:3]
     content = {"policy.onnx": onnx_model.serialize(given)}
     for num_rows in (1, 7):  # one file serves any number of rows
         x = np.random.default_rng(num_rows).normal(size=(num_rows, 6)).astype(np.float32)
         found = check.run("onnx", content, x, ())
         np.testing.assert_allclose(found, jax.vmap(act)(x), rtol=2e-5, atol=2e-6)
+
+
+def test_onnx_names_an_operation_that_it_does_not_have():
+    spec = ShapeDtypeStruct((6,), jnp.float32)
+    given = function.PolicyFunction(lambda x, noise: jnp.sort(x), None, spec, (), spec)
+    with pytest.raises(ValueError, match=r"^--to onnx: an operation of the policy is not supported, got sort; use"):
+        onnx_model.serialize(given)
 
 
 def test_onnx_model_states_opset_names_and_batch_axis():

@@ -19,7 +19,6 @@ from jaxrl_fast.types import Env, HostEnvConfig, Key, PyTree, TimeStep
 from jaxrl_fast.utils import importing
 from jaxrl_fast.utils.arguments import coerce, refuse_option
 from jaxrl_fast.utils.errors import where, why
-from jaxrl_fast.utils.random import key_of_seed
 
 REQUIRED_ATTRIBUTES = ("default_params", "reset_env", "step_env", "is_truncated", "action_space")
 UNSUPPORTED = {"MNISTBandit-bsuite": "it downloads its images from the internet when it is made"}
@@ -83,8 +82,8 @@ def adapt(
 def batch(single: Single, num_envs: int, host_config: HostEnvConfig | None = None) -> Env:
     """Return N environments like one that has been traced; `host_config` does not concern the device."""
     single = single._replace(spec=single.spec._replace(num_envs=num_envs))
-    raw = jax.eval_shape(lambda: single.env.reset_env(key_of_seed(0), single.params)[0])
-    own_obs, encode_obs = spaces.own_observation(raw, single.spec.obs, jax.vmap(functools.partial(encode, single)))
+    encode_all = jax.vmap(functools.partial(encode, single))
+    own_obs, encode_obs = spaces.own_observation(single.raw_obs, single.spec.obs, encode_all)
     return Env(
         functools.partial(reset, single),
         functools.partial(step, single),

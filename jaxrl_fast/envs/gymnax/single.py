@@ -30,6 +30,7 @@ class Single(NamedTuple):
     state: PyTree  # shapes and dtypes of its state, after reset and after step
     bounds: Any  # the true (low, high) of continuous actions, else ()
     spec: EnvSpec
+    raw_obs: PyTree = ()  # shapes and dtypes of the observation that the environment itself returns
 
 
 def traced(env_id: str, env: Any, params: Any, num_envs: int) -> Single:
@@ -55,7 +56,8 @@ def traced(env_id: str, env: Any, params: Any, num_envs: int) -> Single:
         if not part.size:
             raise ValueError(f"{env_id}: a part of its observation is empty, got shape {part.shape}")
     _check_attributes(env_id, before, _attributes(env))
-    return single._replace(state=state, spec=spec._replace(obs=obs))
+    raw_obs = jax.eval_shape(lambda key: env.reset_env(key, params)[0], key)
+    return single._replace(state=state, spec=spec._replace(obs=obs), raw_obs=raw_obs)
 
 
 def reset_one(single: Single, key: Key) -> tuple[PyTree, PyTree]:

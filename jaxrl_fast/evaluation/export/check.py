@@ -29,7 +29,7 @@ def compare(saved: SavedRun, function: PolicyFunction, kind: str, files: Mapping
     """
     obs = observations(function.obs, NUM_ROWS)
     keys = jax.vmap(jax.random.fold_in, (None, 0))(key_of_seed(0), np.arange(NUM_ROWS))
-    noise = jax.tree.map(np.asarray, jax.vmap(function.draw)(keys)) if function.noise else ()
+    noise = jax.vmap(function.draw)(keys) if function.noise else ()
     if function.noise:
         wanted = jax.jit(jax.vmap(function.act))(obs, noise)
     else:
@@ -66,7 +66,7 @@ def observations(spec: PyTree, num_rows: int, seed: int = 0) -> PyTree:
     return jax.tree.map(draw, spec)
 
 
-def run(kind: str, files: Mapping[str, bytes], obs: PyTree, noise: Sequence[np.ndarray]) -> Any:
+def run(kind: str, files: Mapping[str, bytes], obs: PyTree, noise: Sequence[Any]) -> Any:
     """Return the actions of an exported policy for observations and noise [B, ...]. StableHLO draws it from key 0."""
     if kind == "stablehlo":
         key = [jax.random.key_data(key_of_seed(0))] * bool(noise)
@@ -77,8 +77,8 @@ def run(kind: str, files: Mapping[str, bytes], obs: PyTree, noise: Sequence[np.n
         session = onnxruntime.InferenceSession(files["policy.onnx"], providers=["CPUExecutionProvider"])
         names = [x.name for x in session.get_inputs()]
         assert KEY not in names and len(names) == len(named(obs)) + len(noise), names
-        return session.run(None, dict(zip(names, [*jax.tree.leaves(obs), *noise], strict=True)))[0]
+        return session.run(None, dict(zip(names, [*jax.tree.leaves(obs), *map(np.asarray, noise)], strict=True)))[0]
     with tempfile.TemporaryDirectory(prefix="jaxrl_fast_") as folder:
         for name, content in files.items():
             Path(folder, name).write_bytes(content)
-        return runpy.run_path(str(Path(folder, "policy.py")))["policy"](obs, *noise)
+        return runpy.run_path(str(Path(folder, "policy.py")))["policy"](obs, *map(np.asarray, noise))

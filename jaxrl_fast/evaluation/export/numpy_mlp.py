@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxrl_fast.evaluation.export.function import PolicyFunction
 from jaxrl_fast.evaluation.saved_run import SavedRun
-from jaxrl_fast.networks import torso
+from jaxrl_fast.networks import reading
 from jaxrl_fast.rl import normalize
 from jaxrl_fast.runs import checkpoint
 from jaxrl_fast.types import Discrete, MultiDiscrete
@@ -110,8 +110,8 @@ def _read(saved: SavedRun, function: PolicyFunction, arrays: Arrays) -> Iterator
         arrays["obs.mean"] = np.asarray(stats.mean).reshape(-1)
         arrays["obs.scale"] = np.asarray(jax.lax.rsqrt(jnp.asarray(stats.var) + 1e-8)).reshape(-1)
         yield f'x = np.clip((x - A["obs.mean"]) * A["obs.scale"], -{CLIP}, {CLIP})'
-    elif torso.is_image(spec, saved.settings.agent.observations):
-        yield f"x = x / np.float32({torso.WHITE})"
+    elif reading.is_image(spec, saved.settings.agent.observations):
+        yield f"x = x / np.float32({reading.WHITE})"
 
 
 CLIP = normalize.apply.__defaults__[0] if normalize.apply.__defaults__ else 10.0  # of standardized observations

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import onnx
 from jax import ShapeDtypeStruct, export
 from jax.extend import core
@@ -31,6 +32,8 @@ def serialize(function: PolicyFunction) -> bytes:
     Raises:
         ValueError: If an operation of the policy has no counterpart in `onnx_ops`.
     """
+    if not all(jnp.issubdtype(one.spec.dtype, jnp.floating) for one in function.noise):
+        raise ValueError("--to onnx: --sampled needs noise of real numbers, got PRNG keys; use stablehlo")
     (num_rows,) = export.symbolic_shape(BATCH)
     wide = lambda x: ShapeDtypeStruct((num_rows, *x.shape), x.dtype)
     given = jax.tree.map(wide, function.obs), tuple(wide(one.spec) for one in function.noise)
