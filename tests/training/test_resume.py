@@ -503,8 +503,8 @@ def test_another_versions_state_is_refused_before_anything_is_compiled(other, tm
         (dict(agent={"gamma": 0.5}), r"agent.gamma: a resume cannot change it from 0.99, got 0.5"),
         (dict(agent={"hidden_sizes": (8, 8)}), r"agent.hidden_sizes: a resume cannot change it from 8, got 8 8"),
         (dict(algo="ppo"), "is of algorithm pqn, got ppo"),
-        (dict(preset="ppo_cartpole"), "config: cannot be combined with --resume"),
-        (dict(run_dir="elsewhere"), "run_dir: cannot be combined with --resume"),
+        (dict(preset="ppo_cartpole"), "config: cannot be combined with resume"),
+        (dict(run_dir="elsewhere"), "run_dir: cannot be combined with resume"),
         (dict(total_steps=64), "the 1600 steps that this run has made"),
     ],
 )
