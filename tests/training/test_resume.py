@@ -666,7 +666,7 @@ def test_a_full_disk_ends_no_run(tmp_path, monkeypatch, capsys):
 def test_a_new_run_finds_no_room(tmp_path, monkeypatch, capsys):
     """Not even for its config.yaml."""
 
-    def no_room(path, text, encoding):
+    def no_room(path, text, **options):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(Path, "write_text", no_room)
