@@ -1,0 +1,268 @@
+"""Change the package in small ways, one at a time, and count the changes that no test notices.
+
+    python -m tests.mutation.lines                              # once: which tests run which lines
+    python -m tests.mutation.sample --num 200 --seed 0          # about an hour and a half on one core
+    python -m tests.mutation.sample --num 50 --only rl/ --out rl.jsonl
+
+Mutants are drawn from all those of the files below, so a file counts by its size. Each is planted in a scratch copy.
+The tests that run its line are run first, those of the nearest files and the quick ones before the others, and then the
+rest of the nearest files, as far as `--budget` seconds of tests reach. A mutant is killed if a test fails.
+`survivors.json` lists mutants that change nothing, with the reason; they are drawn, but not planted.
+
+Prints a line for each mutant, the difference where one survived, and a table. `--out` keeps a line of JSON for each;
+mutants that the file has already are not planted again.
+"""
+
+import argparse
+import ast
+import json
+import os
+import random
+import signal
+import sys
+import tempfile
+import time
+import traceback
+import warnings
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from tests.mutation import lines, mutants
+from tests.mutation.mutants import Mutant
+from tests.mutation.patches import ROOT
+from tests.mutation.run import copy_tree
+
+FILES = [
+    "rl/*.py",
+    "replay/*.py",
+    "agents/[dp]*.py",
+    "loop.py",
+    "rollout.py",
+    "async_rollout.py",
+    "networks/*.py",
+    "envs/spaces.py",
+    "envs/time_limit.py",
+    "envs/gymnax/*.py",
+    "envs/envpool/pool.py",
+    "envs/envpool/tasks.py",
+    "metrics/*.py",
+    "evaluation/episodes.py",
+    "evaluation/policy.py",
+    "training/calibrate.py",
+    "training/checkpointer.py",
+    "training/evaluator.py",
+    "sweep/report.py",
+    "sweep/table.py",
+]
+NEAREST = {  # where tests/FOLDER/test_MODULE.py is not the place
+    "agents/": ["agents/test_agents.py"],
+    "async_rollout.py": ["envs/test_envpool.py"],
+    "envs/envpool/": ["envs/test_envpool_options.py", "envs/test_envpool.py"],
+    "envs/gymnax/": ["envs/test_gymnax.py"],
+    "envs/spaces.py": ["envs/test_gymnax.py", "envs/test_envpool_options.py"],
+    "evaluation/": ["evaluation/test_policy.py", "training/test_evaluator.py"],
+    "metrics/": ["metrics/test_tracker.py"],
+    "networks/": ["networks/test_networks.py", "networks/test_conv.py"],
+    "replay/": ["replay/test_replay.py", "replay/test_ring.py"],
+    "rollout.py": ["test_loop.py"],
+    "sweep/": ["sweep/test_sweep.py"],
+    "training/checkpointer.py": ["training/test_resume.py"],
+}
+EQUIVALENT = Path(__file__).with_name("survivors.json")
+PASSED, INTERRUPTED, BROKEN = 0, 2, 70  # exit statuses: of pytest, and of a child that did not get there
+PYTEST = ("-x", "-q", "-p", "no:cacheprovider", "--nightly", "-W", "ignore::pytest.PytestAssertRewriteWarning")
+WARM = ("flax.linen", "hypothesis", "optax", "pytest", "scipy.stats", "xdist", "yaml")
+
+
+def draw(root: Path, num: int, seed: int, only: str = "") -> list[Mutant]:
+    """Return different mutants of the files with `only` in their paths, drawn at random."""
+    paths = sorted({path.relative_to(root).as_posix() for p in FILES for path in (root / "jaxrl_fast").glob(p)})
+    every = [mutant for path in paths if only in path for mutant in mutants.of_file(root, path)]
+    random.Random(seed).shuffle(every)
+    found: list[Mutant] = []
+    for mutant in every:
+        if len(found) == num:
+            break
+        if can_be_parsed(mutant.apply((root / mutant.path).read_text(encoding="utf-8"))):
+            found.append(mutant)
+    return found
+
+
+def can_be_parsed(source: str) -> bool:
+    try:
+        ast.parse(source)
+        return True
+    except SyntaxError:
+        return False
+
+
+def nearest(root: Path, path: str) -> list[str]:
+    """Return the test files of a source file, nearest first."""
+    inside = Path(path).relative_to("jaxrl_fast")
+    own = Path("tests", inside.parent, f"test_{inside.name}").as_posix()
+    further = sorted(path.relative_to(root).as_posix() for path in root.glob(own.replace(".py", "_mutants.py")))
+    others = [
+        f"tests/{test}" for part, tests in NEAREST.items() if inside.as_posix().startswith(part) for test in tests
+    ]
+    return list(dict.fromkeys([own, *further, *others] if (root / own).is_file() else [*further, *others]))
+
+
+def choose_tests(root: Path, mutant: Mutant, record: lines.Record, budget: float) -> list[str]:
+    """Return the ids of the tests to run, in this order."""
+    near = nearest(root, mutant.path)
+    file_of = lambda test: test.split("::")[0]
+    cost = lambda test: (file_of(test) not in near, record.seconds.get(test, 0.0))
+    up_to_date = record.digests.get(mutant.path) == lines.digest(root / mutant.path)
+    by_line = record.tests.get(mutant.path, {}) if up_to_date else {}
+    of_line = sorted((test for test, numbers in by_line.items() if mutant.line in numbers), key=cost)
+    others = sorted((test for test in record.seconds if file_of(test) in near and test not in of_line), key=cost)
+    chosen, total = [], 0.0
+    for test in of_line + others:
+        total += record.seconds.get(test, 0.0)
+        if chosen and total > budget:
+            break
+        chosen.append(test)
+    return chosen or near
+
+
+def warm_up(folder: Path) -> None:
+    """Import what takes long, but start no device: children are forked from this process."""
+    os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(folder))
+    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.05")
+    import tests.conftest  # noqa: F401  it sets the environment before it imports jax
+
+    for name in WARM:
+        __import__(name)
+
+
+def run_child(tree: Path, tests: Sequence[str]) -> NoReturn:
+    """Run tests of a tree in a forked process, as if nothing of the package had been imported; end with the status."""
+    status = BROKEN
+    try:
+        os.setsid()
+        os.chdir(tree)
+        for name in [name for name in sys.modules if name.split(".")[0] in ("jaxrl_fast", "tests")]:
+            del sys.modules[name]
+        sys.path[:] = [str(tree), *(path for path in sys.path if path not in ("", str(ROOT)))]
+        os.environ |= {"PYTHONPATH": str(tree), "CI": "1", "PYTHONDONTWRITEBYTECODE": "1", "TMPDIR": str(tree.parent)}
+        sys.dont_write_bytecode = True
+        output = os.open(tree.parent / "output.txt", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        os.dup2(output, 1)
+        os.dup2(output, 2)
+        import pytest
+
+        status = pytest.main([*PYTEST, *tests])
+        sys.stdout.flush()
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(status)
+
+
+def run_tests(tree: Path, tests: Sequence[str], limit_s: float) -> int | None:
+    """Return pytest's status, negative for the signal that ended it, or None after the time limit."""
+    start = time.monotonic()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # JAX warns of its threads, but has started none
+        child = os.fork()
+    if child == 0:
+        run_child(tree, tests)
+    status = None
+    while status is None and time.monotonic() - start < limit_s:
+        done, code = os.waitpid(child, os.WNOHANG)
+        status = os.waitstatus_to_exitcode(code) if done else None
+        time.sleep(0.0 if done else 0.05)
+    if status is None:
+        os.killpg(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    return status
+
+
+def plant(tree: Path, mutant: Mutant, tests: Sequence[str], limit_s: float) -> tuple[str, str]:
+    """Return killed, survived or timeout, and the test that failed; the tree is left as it was."""
+    path = tree / mutant.path
+    source = path.read_text(encoding="utf-8")
+    try:
+        path.write_text(mutant.apply(source), encoding="utf-8")
+        status = run_tests(tree, tests, limit_s)
+    finally:
+        path.write_text(source, encoding="utf-8")
+    is_doubtful = status is not None and status > INTERRUPTED
+    if is_doubtful and run_tests(tree, ["--collect-only", *tests], limit_s) != PASSED:
+        raise SystemExit(f"{mutant.path}: its tests cannot be collected; run python -m tests.mutation.lines")
+    output = (tree.parent / "output.txt").read_text(encoding="utf-8", errors="replace")
+    failed = [line for line in output.splitlines() if line.startswith(("FAILED ", "ERROR "))]
+    how = failed[0].split(" ")[1] if failed else output[-300:] if status else ""
+    return {PASSED: "survived", None: "timeout"}.get(status, "killed"), how
+
+
+def equivalents() -> dict[tuple[str, str], str]:
+    """Return why mutants change nothing, by path and difference."""
+    return {(path, diff): reason for path, diff, reason in map(tuple, json.loads(EQUIVALENT.read_text("utf-8")))}
+
+
+def table(results: list[dict[str, Any]]) -> str:
+    """Return a table in Markdown of what became of the mutants. What changes nothing is left out of the rate."""
+    outcomes = ("killed", "timeout", "survived", "equivalent")
+    counts: dict[str, Counter[str]] = {}
+    for result in results:
+        package = result["path"].removeprefix("jaxrl_fast/").split("/")[0]
+        for name in (package, "all"):
+            counts.setdefault(name, Counter())[result["outcome"]] += 1
+    rows = [
+        "| package | mutants | killed | time limit | survived | change nothing | noticed |",
+        "| --- |" + " --- |" * 6,
+    ]
+    for name in sorted(counts, key=lambda name: (name == "all", name)):
+        n = counts[name]
+        noticed, real = n["killed"] + n["timeout"], n.total() - n["equivalent"]
+        cells = [n.total(), *(n[outcome] for outcome in outcomes), f"{noticed / max(real, 1):.0%}"]
+        rows.append(f"| {name} | " + " | ".join(map(str, cells)) + " |")
+    return "\n".join(rows)
+
+
+def sample(chosen: list[Mutant], out: Path, budget: float) -> list[dict[str, Any]]:
+    """Plant each mutant; return what became of them."""
+    record, known, results = lines.read(), equivalents(), []
+    out.parent.mkdir(parents=True, exist_ok=True)
+    before = [json.loads(line) for line in out.read_text("utf-8").splitlines()] if out.is_file() else []
+    finished = {(result["path"], result["line"], result["diff"]): result for result in before}
+    with tempfile.TemporaryDirectory(prefix="mutation_", ignore_cleanup_errors=True) as folder:
+        tree = Path(folder, "tree")
+        copy_tree(tree)
+        warm_up(Path(folder, "cache"))
+        for mutant in chosen:
+            diff = "\n".join(mutant.diff((tree / mutant.path).read_text(encoding="utf-8")))
+            name = {"path": mutant.path, "line": mutant.line, "diff": diff}
+            if reason := known.get((mutant.path, diff)):
+                result = name | {"outcome": "equivalent", "how": reason}
+            elif not (result := finished.get(tuple(name.values()))):
+                tests, start = choose_tests(tree, mutant, record, budget), time.perf_counter()
+                outcome, how = plant(tree, mutant, tests, 60 + 4 * budget)
+                result = name | {"rule": mutant.rule, "outcome": outcome, "how": how}
+                result |= {"num_tests": len(tests), "seconds": round(time.perf_counter() - start, 1)}
+                with out.open("a", encoding="utf-8") as file:
+                    file.write(json.dumps(result) + "\n")
+            results.append(result)
+            details = f"\n{diff}" if result["outcome"] == "survived" else f": {result['how']}"
+            print(f"{mutant.path}:{mutant.line}: {result['outcome']}{details}", flush=True)
+    return results
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--num", type=int, default=200, help="mutants to draw")
+    parser.add_argument("--seed", type=int, default=0, help="of the draw")
+    parser.add_argument("--only", default="", metavar="TEXT", help="files with this in their paths")
+    parser.add_argument("--budget", type=float, default=60, metavar="SECONDS", help="of tests for each mutant")
+    parser.add_argument("--out", type=Path, default=lines.RECORD.with_name("sample.jsonl"), help="results so far")
+    args = parser.parse_args()
+    results = sample(draw(ROOT, args.num, args.seed, args.only), args.out, args.budget)
+    print(table(results))
+    return int(any(result["outcome"] == "survived" for result in results))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

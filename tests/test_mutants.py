@@ -1,0 +1,156 @@
+"""Mutants: what is changed and what is left alone, the draw by a seed, and what counts as killed."""
+
+import ast
+import json
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from tests.mutation import lines, mutants, sample
+from tests.mutation.mutants import Mutant
+from tests.mutation.patches import ROOT
+
+pytestmark = pytest.mark.unit
+
+SOURCE = '''\
+"""Add 1."""
+
+import functools
+
+__all__ = ["f"]
+
+
+@functools.lru_cache(maxsize=1)
+def f(x: int | None, axis: int = 0) -> int | float:
+    """Return 2 * x."""
+    assert x > 0, "1 or more"
+    if x < 3 and not axis:
+        raise ValueError(f"x: must be at least {3 - 1}")
+    y = g(x, axis, key=None)
+    return y[1:] + x
+'''
+
+
+def changed(source):
+    """Each mutant's line before and after."""
+    return {tuple(line[2:] for line in mutant.diff(source)) for mutant in mutants.of_source(source, "f.py")}
+
+
+def test_what_no_test_should_notice_is_left_alone():
+    assert changed(SOURCE) == {
+        (
+            "def f(x: int | None, axis: int = 0) -> int | float:",
+            "def f(x: int | None, axis: int = 1) -> int | float:",
+        ),
+        ("if x < 3 and not axis:", "if (not (x < 3 and not axis)):"),
+        ("if x < 3 and not axis:", "if x <= 3 and not axis:"),
+        ("if x < 3 and not axis:", "if x < 4 and not axis:"),
+        ("if x < 3 and not axis:", "if x < 3 or not axis:"),
+        ("if x < 3 and not axis:", "if x < 3 and axis:"),
+        ('raise ValueError(f"x: must be at least {3 - 1}")', "pass"),
+        ("y = g(x, axis, key=None)", "y = g(axis, x, key=None)"),
+        ("y = g(x, axis, key=None)", "y = g(x, axis, )"),
+        ("return y[1:] + x", "return y[1:] - x"),
+        ("return y[1:] + x", "return y[2:] + x"),
+        ("return y[1:] + x", "return y[:] + x"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("a = jnp.where(x, 0, y)", "a = jnp.where(x, y, 0)"),
+        ("a = x.max(-1)", "a = x.min(-1)"),
+        ("a = jax.lax.stop_gradient(x)", "a = x"),
+        ("a = é * (b) // (c)", "a = é * (b) * (c)"),
+        ("a += b", "pass"),
+        ("f(x)", "pass"),
+        ("a = b if c else d", "a = b if (not (c)) else d"),
+        ("a = [b for b in c if b]", "a = [b for b in c if True]"),
+        ("a = ~b", "a = b"),
+    ],
+)
+def test_each_rule_makes_its_change(before, after):
+    assert (before, after) in changed(before + "\n")
+
+
+def test_a_seed_draws_the_same_mutants_which_can_all_be_parsed():
+    chosen = sample.draw(ROOT, 20, 3, "rl/")
+    assert chosen == sample.draw(ROOT, 20, 3, "rl/") != sample.draw(ROOT, 20, 4, "rl/")
+    assert len(set(chosen)) == 20
+    for mutant in chosen:
+        source = (ROOT / mutant.path).read_text(encoding="utf-8")
+        assert ast.dump(ast.parse(mutant.apply(source))) != ast.dump(ast.parse(source))
+
+
+def test_every_file_of_the_list_exists_and_has_nearest_tests():
+    paths = [path.relative_to(ROOT).as_posix() for name in sample.FILES for path in (ROOT / "jaxrl_fast").glob(name)]
+    assert len(paths) == len(set(paths)) > 40
+    assert all(list((ROOT / "jaxrl_fast").glob(name)) for name in sample.FILES)
+    for path in paths:
+        near = sample.nearest(ROOT, path)
+        assert all((ROOT / test).is_file() for test in near), near
+        assert near or path.endswith("__init__.py")
+
+
+def test_every_mutant_said_to_change_nothing_can_still_be_made():
+    made = {}
+    for path, diff in sample.equivalents():
+        if path not in made:
+            source = (ROOT / path).read_text(encoding="utf-8")
+            made[path] = {"\n".join(mutant.diff(source)) for mutant in mutants.of_file(ROOT, path)}
+        assert diff in made[path], f"{path}: take it out of survivors.json\n{diff}"
+
+
+def test_tests_of_the_line_come_first_and_the_nearest_quick_ones_before_others(monkeypatch):
+    path = "jaxrl_fast/rl/returns.py"
+    monkeypatch.setattr(sample, "nearest", lambda root, path: ["tests/near.py"])
+    of_line = {"tests/near.py::slow": 9.0, "tests/near.py::quick": 1.0, "tests/far.py::far": 0.5}
+    by_line = {path: {test: [7] for test in of_line}}
+    record = lines.Record(of_line | {"tests/near.py::other": 0.1}, {path: lines.digest(ROOT / path)}, by_line)
+    mutant = Mutant(path, "constant", 7, 0, 0, "")
+    order = ["tests/near.py::quick", "tests/near.py::slow", "tests/far.py::far", "tests/near.py::other"]
+    assert sample.choose_tests(ROOT, mutant, record, 100) == order
+    assert sample.choose_tests(ROOT, mutant, record, 10) == order[:2]
+    stale = record._replace(digests={path: "of another source"})
+    assert sample.choose_tests(ROOT, mutant, stale, 100) == ["tests/near.py::other", order[0], order[1]]
+
+
+def test_what_is_recorded_anew_replaces_what_was_recorded_before():
+    old = lines.Record(
+        {"a": 1.0, "b": 1.0}, {"x.py": "1", "y.py": "1"}, {"x.py": {"a": [1], "b": [2]}, "y.py": {"b": [3]}}
+    )
+    new = lines.Record({"a": 2.0}, {"x.py": "1", "y.py": "2"}, {"x.py": {}, "y.py": {"a": [4]}})
+    merged = lines.merge(old, new)
+    assert merged.seconds == {"a": 2.0, "b": 1.0}
+    assert merged.tests == {"x.py": {"b": [2]}, "y.py": {"a": [4]}}
+
+
+PLANT = """
+import json, sys
+from pathlib import Path
+from tests.mutation import mutants, sample
+
+tree, path = Path(sys.argv[1]), "jaxrl_fast/double.py"
+found = {mutant.text: sample.plant(tree, mutant, ["test_double.py"], 60)[0] for mutant in mutants.of_file(tree, path)}
+print(json.dumps(found))
+"""
+
+
+def test_a_mutant_is_killed_if_a_test_fails_and_the_source_is_restored(tmp_path):
+    tree = tmp_path / "tree"
+    (tree / "jaxrl_fast").mkdir(parents=True)
+    source = "def double(x):\n    return 2 * x\n"
+    (tree / "jaxrl_fast" / "double.py").write_text(source)
+    (tree / "jaxrl_fast" / "__init__.py").touch()
+    test = "from jaxrl_fast.double import double\n\n\ndef test_double():\n    assert double(4) >= 8\n"
+    (tree / "test_double.py").write_text(test)
+    option = "parser.addoption('--nightly', action='store_true')"
+    (tree / "conftest.py").write_text(f"def pytest_addoption(parser):\n    {option}\n")
+    shutil.copy(ROOT / "pyproject.toml", tree)
+    done = subprocess.run([sys.executable, "-c", PLANT, str(tree)], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == {"3": "survived", "/": "killed"}  # 3 * 4 is 8 or more, and 2 / 4 is not
+    assert (tree / "jaxrl_fast" / "double.py").read_text() == source
