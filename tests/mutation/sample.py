@@ -102,11 +102,10 @@ def nearest(root: Path, path: str) -> list[str]:
     """Return the test files of a source file, nearest first."""
     inside = Path(path).relative_to("jaxrl_fast")
     own = Path("tests", inside.parent, f"test_{inside.name}").as_posix()
-    further = sorted(path.relative_to(root).as_posix() for path in root.glob(own.replace(".py", "_mutants.py")))
     others = [
         f"tests/{test}" for part, tests in NEAREST.items() if inside.as_posix().startswith(part) for test in tests
     ]
-    return list(dict.fromkeys([own, *further, *others] if (root / own).is_file() else [*further, *others]))
+    return list(dict.fromkeys([own, *others] if (root / own).is_file() else others))
 
 
 def choose_tests(root: Path, mutant: Mutant, record: lines.Record, budget: float) -> list[str]:

@@ -41,6 +41,19 @@ def test_a_rollout_of_single_frames_gives_its_stacks_back(name, seed):
         assert all(x * case.layout.frame_stack == y for x, y in sizes)
 
 
+@pytest.mark.parametrize("num_frames", [2, 4])
+def test_the_age_of_a_stack_is_the_rows_since_it_began_and_at_most_one_less_than_its_frames(num_frames):
+    same = np.random.default_rng(0).random((30, 5)) < 0.2
+    before = np.array([0, 1, 1, 0, 1], np.uint8)
+    age, expected = before.astype(int), []
+    for row in same:
+        age = np.array([0 if begins else min(n + 1, num_frames - 1) for n, begins in zip(age, row, strict=True)])
+        expected.append(age)
+    ages = frame_stack.stack_ages(num_frames, jnp.array(same), jnp.array(before))
+    assert ages.dtype == jnp.uint8
+    np.testing.assert_array_equal(ages, expected)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("algo", "async_pools"), [("ppo", 0), ("pqn", 0), ("ppo", 2)])
 def test_an_agent_that_keeps_single_frames_learns_the_same(algo, async_pools):

@@ -1,0 +1,41 @@
+"""Statistics against all resamples there are, and in parts of any size."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from jaxrl_fast.metrics import statistics
+
+pytestmark = pytest.mark.unit
+
+
+def test_a_trimmed_mean_leaves_out_a_quarter_at_both_ends():
+    """Of eight the two lowest and the two highest go: (3 + 4 + 6 + 9) / 4 = 5.5; of seven one: 24 / 5."""
+    assert statistics.iqm(np.array([100, 9, -50, 3, 4, 6, 1, 200])) == 5.5
+    assert statistics.iqm(np.array([9, -50, 3, 4, 6, 2, 200])) == 24 / 5
+    np.testing.assert_array_equal(statistics.iqm(np.array([[1, 2, 3, 4], [5, 9, 7, 7]]), 1), [2.5, 7.0])
+
+
+def test_the_mean_of_several_trainings_is_resampled_in_both_levels():
+    """Two trainings of two and one scores: all draws of trainings and scores. Zero has 1 / 64, and 6 / 4 the next 4."""
+    groups = [np.array([0.0, 6.0]), np.array([30.0])]
+    means = []  # with equal weights: a draw of both trainings is made 4 times, with each pair of scores
+    for one, two in itertools.product(groups, repeat=2):
+        draws = [itertools.product(group, repeat=group.size) for group in (one, two)]
+        all_of = [np.mean(a + b) for a, b in itertools.product(*draws)]
+        means += all_of * (16 // len(all_of))
+    low, high = statistics.mean_interval(groups, 20_000)
+    assert (low, high) == tuple(np.quantile(means, (0.025, 0.975))) == (1.5, 30.0)
+    rng = np.random.default_rng(0)
+    many = [rng.normal(size=25) + effect for effect in (-1.0, 0.0, 1.0, 2.0)]
+    drawn = [np.mean([np.mean(rng.choice(many[g], 25)) for g in rng.integers(4, size=4)]) for _ in range(4000)]
+    np.testing.assert_allclose(statistics.mean_interval(many, 4000), np.quantile(drawn, (0.025, 0.975)), atol=0.1)
+
+
+@pytest.mark.parametrize("limit", [1, 60, 100])
+def test_how_many_scores_are_drawn_at_a_time_changes_nothing(limit, monkeypatch):
+    groups = [np.arange(20.0), np.arange(30.0) ** 2]
+    whole = statistics.mean_interval(groups, 50)
+    monkeypatch.setattr(statistics, "MAX_DRAWN", limit)
+    assert statistics.mean_interval(groups, 50) == whole
