@@ -5,7 +5,7 @@
     python -m tests.mutation.sample --num 50 --only rl/ --out rl.jsonl
 
 Mutants are drawn from all those of the files below, so a file counts by its size. Each is planted in a scratch copy.
-The tests that run its line are run first, those of the nearest files and the quick ones before the others, and then the
+The tests that run its line are run first, quick ones and those of the nearest files before the others. Then come the
 rest of the nearest files, as far as `--budget` seconds of tests reach. A mutant is killed if a test fails.
 `survivors.json` lists mutants that change nothing, with the reason; they are drawn, but not planted.
 
@@ -70,6 +70,7 @@ NEAREST = {  # where tests/FOLDER/test_MODULE.py is not the place
     "sweep/": ["sweep/test_sweep.py"],
     "training/checkpointer.py": ["training/test_resume.py"],
 }
+FAR = 4  # a test of another file is run as late as one of the nearest files that takes so many times as long
 EQUIVALENT = Path(__file__).with_name("survivors.json")
 PASSED, INTERRUPTED, BROKEN = 0, 2, 70  # exit statuses: of pytest, and of a child that did not get there
 PYTEST = ("-x", "-q", "-p", "no:cacheprovider", "--nightly", "-W", "ignore::pytest.PytestAssertRewriteWarning")
@@ -112,7 +113,7 @@ def choose_tests(root: Path, mutant: Mutant, record: lines.Record, budget: float
     """Return the ids of the tests to run, in this order."""
     near = nearest(root, mutant.path)
     file_of = lambda test: test.split("::")[0]
-    cost = lambda test: (file_of(test) not in near, record.seconds.get(test, 0.0))
+    cost = lambda test: record.seconds.get(test, 0.0) * (1 if file_of(test) in near else FAR)
     up_to_date = record.digests.get(mutant.path) == lines.digest(root / mutant.path)
     by_line = record.tests.get(mutant.path, {}) if up_to_date else {}
     of_line = sorted((test for test, numbers in by_line.items() if mutant.line in numbers), key=cost)

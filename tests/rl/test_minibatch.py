@@ -95,3 +95,23 @@ def test_each_row_is_computed_by_parts_as_all_at_once(num_rows):
     rows = {"x": jnp.arange(num_rows * 2.0).reshape(num_rows, 2), "y": jnp.arange(num_rows)}
     function = lambda rows: (rows["x"].sum(-1), {"y": 3 * rows["y"]})
     jax.tree.map(np.testing.assert_array_equal, minibatch.map_chunks(function, rows), function(rows))
+
+
+@pytest.mark.parametrize(("num_rows", "wanted"), [(12, 5), (12, 7), (12, 24), (7, 2), (2048, 3), (100, 33), (1, 3)])
+def test_the_nearest_numbers_of_minibatches_are_named(num_rows, wanted):
+    """The next divisors below and above, the latter up to twice what was wanted."""
+    divisors = [n for n in range(1, num_rows + 1) if num_rows % n == 0]
+    below = [n for n in divisors if n < wanted][-1:]
+    above = [n for n in divisors if wanted < n <= 2 * wanted][:1]
+    with pytest.raises(ValueError) as refusal:
+        minibatch.validate(num_rows, wanted)
+    assert str(refusal.value) == (
+        f"num_minibatches: must divide the {num_rows} steps per update, got {wanted}; "
+        f"use {' or '.join(map(str, below + above))}"
+    )
+
+
+def test_the_devices_are_named_if_there_are_several():
+    with pytest.raises(ValueError, match="the 6 steps per update on each of 2 devices, got 4; use 3 or 6"):
+        minibatch.validate(6, 4, 2)
+    minibatch.validate(6, 3, 2)

@@ -1,0 +1,110 @@
+"""Spaces: the edges of what is accepted, and conversions by hand."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxrl_fast.envs import spaces
+from jaxrl_fast.types import Box, Discrete, EnvSpec
+
+pytestmark = pytest.mark.unit
+
+OBS = jax.ShapeDtypeStruct((1,), jnp.float32)
+BUTTONS, STICK = EnvSpec("buttons", OBS, Discrete(3), 4), EnvSpec("stick", OBS, Box((2, 2)), 4)
+
+
+@pytest.mark.parametrize(
+    ("spec", "action"),
+    [
+        (BUTTONS, jnp.zeros(4, jnp.int8)),
+        (BUTTONS, jnp.zeros(4, jnp.uint32)),
+        (STICK, jnp.zeros((4, 2, 2), jnp.float16)),
+    ],
+)
+def test_actions_of_the_right_shape_and_kind_of_number_are_accepted(spec, action):
+    spaces.check_action(spec, action)
+
+
+@pytest.mark.parametrize(
+    ("spec", "action", "says"),
+    [
+        (BUTTONS, jnp.zeros(4), r"buttons: actions must be int32\[4\], got float32\[4\]"),
+        (BUTTONS, jnp.zeros(3, jnp.int32), r"must be int32\[4\], got int32\[3\]"),
+        (STICK, jnp.zeros((4, 2)), r"stick: actions must be float32\[4, 2, 2\], got float32\[4, 2\]"),
+        (STICK, jnp.zeros((4, 2, 2), jnp.int32), r"must be float32\[4, 2, 2\], got int32"),
+    ],
+)
+def test_other_actions_are_refused(spec, action, says):
+    with pytest.raises(ValueError, match=says):
+        spaces.check_action(spec, action)
+
+
+def test_a_stick_of_any_shape_reaches_its_own_bounds():
+    """Each coordinate is low + (action + 1) / 2 * (high - low), whatever shape the environment gives its action."""
+    low, high = np.float32([0, -1, 2, 10]), np.float32([1, 1, 6, 30])
+    action = jnp.array([[[-1.0, 0.0], [0.5, 1.0]], [[1.0, -0.5], [9.0, jnp.nan]]])  # [2 environments, 2, 2]
+    found = spaces.to_env_action(STICK, (low, high), action)
+    np.testing.assert_array_equal(found, [[0, 0, 5, 30], [1, -0.5, 6, 20]])
+
+
+def test_only_what_no_value_can_read_becomes_0_and_only_at_the_end():
+    """A magnitude of 1e9 is too much; integers are never touched."""
+    most = spaces.MAX_OBS_MAGNITUDE
+    below = np.nextafter(np.float32(most), np.float32(0))
+    x = jnp.array([[jnp.nan, below], [-jnp.inf, most], [jnp.nan, -most]])
+    found = spaces.readable(jnp.array([True, True, False]), {"x": x, "n": jnp.arange(3)})
+    np.testing.assert_array_equal(found["x"], [[0, below], [0, 0], [np.nan, -most]])
+    np.testing.assert_array_equal(found["n"], [0, 1, 2])
+
+
+def test_bounds_may_be_equal_or_wide_but_not_swapped_or_endless():
+    low, high = spaces.true_bounds("no", 2, [2, 9e29], (2,))
+    np.testing.assert_array_equal(low, np.float32([2, 2]))
+    np.testing.assert_array_equal(high, np.float32([2, 9e29]))
+    assert low.dtype == high.dtype == np.float32
+    with pytest.raises(ValueError, match="no; its lower bounds must not exceed"):
+        spaces.true_bounds("no", [0, 3], 2, (2,))
+    for bounds in ((-np.inf, 1), (0, 1.0001e30), (-1e300, 1), (np.nan, 1)):
+        with pytest.raises(ValueError, match="no; its bounds must be finite"):
+            spaces.true_bounds("no", *bounds, (1,))
+
+
+def test_an_unknown_option_is_answered_with_a_near_one_or_with_all():
+    with pytest.raises(ValueError, match="game has no option 'sise'; did you mean size"):
+        spaces.refuse_option("game", "sise", ("size", "wind"))
+    with pytest.raises(ValueError, match="no option 'x'; it has size, wind"):
+        spaces.refuse_option("game", "x", ("size", "wind"))
+    with pytest.raises(ValueError, match="no option 'x'; it has none"):
+        spaces.refuse_option("game", "x", ())
+
+
+@pytest.mark.parametrize(
+    ("default", "written", "value"),
+    [(True, "1", True), (True, 0, False), (3, "1e3", 1000), (3, 3.4e38, int(3.4e38)), (0.5, "2k", 2000.0)],
+)
+def test_numbers_have_the_type_of_the_default(default, written, value):
+    found = spaces.coerce("game", "x", written, default)
+    assert found == value and type(found) is type(default)
+
+
+@pytest.mark.parametrize(
+    ("default", "written"), [(3, True), (3, 2.5), (3, 3.5e38), (3, None), (True, "2"), (True, "maybe"), (0.5, True)]
+)
+def test_what_is_no_number_or_truth_of_the_defaults_type_is_refused(default, written):
+    with pytest.raises(ValueError, match=f"x: must be {type(default).__name__} for game"):
+        spaces.coerce("game", "x", written, default)
+
+
+def test_an_array_keeps_its_shape_and_dtype():
+    default = np.zeros((2, 1), np.int16)
+    found = spaces.coerce("game", "x", "[[3], [4]]", default)
+    assert found.dtype == jnp.int16 and found.tolist() == [[3], [4]]
+    assert spaces.coerce("game", "x", [[5], [6]], default).tolist() == [[5], [6]]
+    with pytest.raises(ValueError, match=r"an array of shape \[2, 1\] for game, got .*; for example \[\[0\], \[0\]\]"):
+        spaces.coerce("game", "x", "[3, 4]", default)
+
+
+def test_wide_numbers_are_narrowed_and_others_kept():
+    pairs = {"float64": "float32", "int64": "int32", "uint64": "uint32", "uint8": "uint8", "bool": "bool"}
+    assert {name: np.dtype(spaces.narrow_dtype(name)).name for name in pairs} == pairs
