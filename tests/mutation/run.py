@@ -20,22 +20,23 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from tests.mutation import patches
 from tests.mutation.patches import ROOT, Patch
 
-PARTS = ("configs", "jaxrl_fast", "tests", "pyproject.toml")  # what the tests need of the tree
+PARTS = ("configs", "jaxrl_fast", "tests", "pyproject.toml")  # what the named tests need of the tree
 PYTEST = (sys.executable, "-m", "pytest", "-q", "--nightly", "-p", "no:cacheprovider")
 LIMIT_S, CONTROL_LIMIT_S = 180, 900
 CRASHES = {-signal.SIGABRT: "aborted", -signal.SIGSEGV: "segmentation fault"}
 FAILED = re.compile(r"^FAILED (?:tests/)?(.+?)(?: - ([\w.]+).*)?$", re.MULTILINE)
 
 
-def copy_tree(folder: Path) -> None:
+def copy_tree(folder: Path, parts: Sequence[str] = PARTS) -> None:
     """Copy what the tests need, without caches."""
     folder.mkdir()
-    for part in PARTS:
+    for part in parts:
         if (ROOT / part).is_dir():
             shutil.copytree(ROOT / part, folder / part, ignore=shutil.ignore_patterns("__pycache__", ".*"))
         else:

@@ -32,7 +32,7 @@ from typing import Any, NoReturn
 from tests.mutation import lines, mutants
 from tests.mutation.mutants import Mutant
 from tests.mutation.patches import ROOT
-from tests.mutation.run import copy_tree
+from tests.mutation.run import PARTS, copy_tree
 
 FILES = [
     "rl/*.py",
@@ -191,7 +191,8 @@ def plant(tree: Path, mutant: Mutant, tests: Sequence[str], limit_s: float) -> t
         path.write_text(source, encoding="utf-8")
     is_doubtful = status is not None and status > INTERRUPTED
     if is_doubtful and run_tests(tree, ["--collect-only", *tests], limit_s) != PASSED:
-        raise SystemExit(f"{mutant.path}: its tests cannot be collected; run python -m tests.mutation.lines")
+        output = (tree.parent / "output.txt").read_text(encoding="utf-8", errors="replace")[-2000:]
+        raise SystemExit(f"{output}\n{mutant.path}: collecting its tests fails; run python -m tests.mutation.lines")
     output = (tree.parent / "output.txt").read_text(encoding="utf-8", errors="replace")
     failed = [line for line in output.splitlines() if line.startswith(("FAILED ", "ERROR "))]
     how = failed[0].split(" ")[1] if failed else output[-300:] if status else ""
@@ -231,7 +232,7 @@ def sample(chosen: list[Mutant], out: Path, budget: float) -> list[dict[str, Any
     finished = {(result["path"], result["line"], result["diff"]): result for result in before}
     with tempfile.TemporaryDirectory(prefix="mutation_", ignore_cleanup_errors=True) as folder:
         tree = Path(folder, "tree")
-        copy_tree(tree)
+        copy_tree(tree, (*PARTS, "benchmarks", "docs", "README.md"))
         warm_up(Path(folder, "cache"))
         for mutant in chosen:
             diff = "\n".join(mutant.diff((tree / mutant.path).read_text(encoding="utf-8")))
