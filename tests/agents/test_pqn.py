@@ -234,3 +234,23 @@ def test_seeds_differ_and_each_is_its_own_run():
 def test_what_does_not_fit_is_refused_in_a_sentence(config, words):
     with pytest.raises(ValueError, match=words):
         make(**config)
+
+
+def test_an_update_is_counted_and_reports_the_epsilon_and_the_rate_of_the_next():
+    """An update has 3 steps, of the 12 until epsilon is 0, and 2 gradient steps, of the 20 until the rate is 0."""
+    context = context_of(
+        rollout_length=3, num_epochs=2, epsilon_start=1.0, epsilon_end=0.0, epsilon_steps=12, learning_rate=0.1,
+        anneal_lr=True,
+    )  # fmt: skip
+    rollout = rollout_of(
+        np.zeros((8, 2)), np.arange(4)[:, None], np.zeros((3, 1)), np.ones((3, 1)), np.ones((3, 1)),
+        np.zeros((3, 1), bool), np.ones((3, 1), bool),
+    )  # fmt: skip
+    state = pqn.init(context, jax.random.key(0))
+    update = jax.jit(partial(pqn.update, context))
+    for number in (1, 2, 3):
+        state, metrics = update(state, rollout, jax.random.key(number))
+        assert int(state.num_updates) == number
+        np.testing.assert_allclose(metrics["epsilon"], 1 - 3 * number / 12, rtol=1e-6)
+        np.testing.assert_allclose(metrics["learning_rate"], 0.1 * (1 - 2 * number / 20), rtol=1e-5)
+        np.testing.assert_allclose(pqn.epsilons(context, state), [1 - 3 * number / 12], rtol=1e-6)

@@ -298,3 +298,18 @@ def test_families_that_draw_themselves_have_an_image(name):
     image = env.render()
     assert image.dtype == np.uint8 and image.ndim == 3 and image.shape[-1] == 3 and image.std() > 0
     devices.release_envs([env])
+
+
+@pytest.mark.parametrize(
+    ("protocol", "config"),
+    [
+        # Mnih et al. 2015: every action is done, a lost life ends an episode, up to 30 no-ops
+        ("dqn2015", dict(episodic_life=True, repeat_action_probability=0, use_fire_reset=True, noop_max=30)),
+        # Machado et al. 2018: an action is repeated with probability 1/4, games are whole and start at once
+        ("machado2018", dict(episodic_life=False, repeat_action_probability=0.25, use_fire_reset=False, noop_max=1)),
+    ],
+)
+def test_a_protocol_is_that_of_its_paper(protocol, config):
+    task = tasks.describe("Pong-v5", 2, {}, HostEnvConfig(protocol=protocol))
+    assert {name: task.config[name] for name in config} == config
+    assert task.pool.ends_at_life_loss == config["episodic_life"] and task.pool.protocol == protocol
