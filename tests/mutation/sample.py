@@ -70,6 +70,7 @@ NEAREST = {  # where tests/FOLDER/test_MODULE.py is not the place
     "sweep/": ["sweep/test_sweep.py"],
     "training/checkpointer.py": ["training/test_resume.py"],
 }
+NUM_FIRST = 8  # tests of a mutant that are run before the others are collected
 FAR = 4  # a test of another file is run as late as one of the nearest files that takes so many times as long
 EQUIVALENT = Path(__file__).with_name("survivors.json")
 PASSED, INTERRUPTED, BROKEN = 0, 2, 70  # exit statuses: of pytest, and of a child that did not get there
@@ -146,8 +147,7 @@ def run_child(tree: Path, tests: Sequence[str]) -> NoReturn:
         for name in [name for name in sys.modules if name.split(".")[0] in ("jaxrl_fast", "tests")]:
             del sys.modules[name]
         sys.path[:] = [str(tree), *(path for path in sys.path if path not in ("", str(ROOT)))]
-        os.environ |= {"PYTHONPATH": str(tree), "CI": "1", "PYTHONDONTWRITEBYTECODE": "1", "TMPDIR": str(tree.parent)}
-        sys.dont_write_bytecode = True
+        os.environ |= {"PYTHONPATH": str(tree), "CI": "1", "TMPDIR": str(tree.parent)}
         output = os.open(tree.parent / "output.txt", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         os.dup2(output, 1)
         os.dup2(output, 2)
@@ -181,22 +181,34 @@ def run_tests(tree: Path, tests: Sequence[str], limit_s: float) -> int | None:
 
 
 def plant(tree: Path, mutant: Mutant, tests: Sequence[str], limit_s: float) -> tuple[str, str]:
-    """Return killed, survived or timeout, and the test that failed; the tree is left as it was."""
+    """Return killed, survived or timeout, and the test that failed; the tree is left as it was.
+
+    Few tests are run first, since pytest imports the files of all tests before it runs one.
+    """
     path = tree / mutant.path
     source = path.read_text(encoding="utf-8")
     try:
-        path.write_text(mutant.apply(source), encoding="utf-8")
-        status = run_tests(tree, tests, limit_s)
+        replace(path, mutant.apply(source))
+        status = run_tests(tree, tests[:NUM_FIRST], limit_s)
+        if status == PASSED and len(tests) > NUM_FIRST:
+            status = run_tests(tree, tests[NUM_FIRST:], limit_s)
     finally:
-        path.write_text(source, encoding="utf-8")
-    is_doubtful = status is not None and status > INTERRUPTED
-    if is_doubtful and run_tests(tree, ["--collect-only", *tests], limit_s) != PASSED:
-        output = (tree.parent / "output.txt").read_text(encoding="utf-8", errors="replace")[-2000:]
-        raise SystemExit(f"{output}\n{mutant.path}: collecting its tests fails; run python -m tests.mutation.lines")
+        replace(path, source)
     output = (tree.parent / "output.txt").read_text(encoding="utf-8", errors="replace")
+    if status is not None and status > INTERRUPTED and run_tests(tree, ["--collect-only", *tests], limit_s) != PASSED:
+        raise SystemExit(
+            f"{output[-2000:]}\n{mutant.path}: its tests are not found; run python -m tests.mutation.lines"
+        )
     failed = [line for line in output.splitlines() if line.startswith(("FAILED ", "ERROR "))]
     how = failed[0].split(" ")[1] if failed else output[-300:] if status else ""
     return {PASSED: "survived", None: "timeout"}.get(status, "killed"), how
+
+
+def replace(path: Path, source: str) -> None:
+    """Write a source file, and forget how it was compiled: two sources of one size may be written in one second."""
+    for compiled in (path.parent / "__pycache__").glob(f"{path.stem}.*"):
+        compiled.unlink()
+    path.write_text(source, encoding="utf-8")
 
 
 def equivalents() -> dict[tuple[str, str], str]:
