@@ -74,7 +74,17 @@ NUM_FIRST = 8  # tests of a mutant that are run before the others are collected
 FAR = 4  # a test of another file is run as late as one of the nearest files that takes so many times as long
 EQUIVALENT = Path(__file__).with_name("survivors.json")
 PASSED, INTERRUPTED, BROKEN = 0, 2, 70  # exit statuses: of pytest, and of a child that did not get there
-PYTEST = ("-x", "-q", "-p", "no:cacheprovider", "--nightly", "-W", "ignore::pytest.PytestAssertRewriteWarning")
+PYTEST = (
+    "-x",
+    "-q",
+    "-m",
+    "not slow",
+    "-p",
+    "no:cacheprovider",
+    "--nightly",
+    "-W",
+    "ignore::pytest.PytestAssertRewriteWarning",
+)
 WARM = ("flax.linen", "hypothesis", "optax", "pytest", "scipy.stats", "xdist", "yaml")
 
 
