@@ -115,3 +115,11 @@ def test_the_devices_are_named_if_there_are_several():
     with pytest.raises(ValueError, match="the 6 steps per update on each of 2 devices, got 4; use 3 or 6"):
         minibatch.validate(6, 4, 2)
     minibatch.validate(6, 3, 2)
+
+
+@pytest.mark.parametrize("num_rows", [2, 3, 4, 255, 256, 257])
+def test_a_power_of_two_is_shuffled_without_further_rounds(num_rows):
+    """The rounds permute the integers below the next power of two; only others than those need a loop."""
+    is_power = num_rows & (num_rows - 1) == 0
+    program = str(jax.make_jaxpr(lambda key: minibatch.shuffle(key, num_rows))(jax.random.key(0)))
+    assert ("while" in program) == (not is_power)

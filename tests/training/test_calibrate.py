@@ -158,3 +158,54 @@ def test_it_begins_with_the_presets_count(monkeypatch, tmp_path):
     monkeypatch.setattr(calibrate, "measure_count", lambda settings, count: counts.append(count) or Trial(count, 1.0))
     found = calibrate.choose(load.from_keywords(str(tmp_path / "mine.yaml"), num_envs="auto", log_level="quiet"))
     assert counts == [4, 8, 16] and found.options.num_envs == 4
+
+
+@pytest.mark.parametrize(
+    ("num_envs", "options", "too_many"),
+    [(64, {}, True), (2, {"total_steps": 7}, True), (1, {"total_steps": 3}, True), (3, {"devices": 2}, False)],
+)
+def test_counts_beyond_one_of_few_updates_are_not_tried(num_envs, options, too_many):
+    """But those beyond one that does not divide are."""
+    assert calibrate.measure_count(settings(**options), num_envs).too_many == too_many
+
+
+@pytest.mark.parametrize(("num_updates", "runs"), [(20, True), (19, False)])
+def test_twenty_updates_are_sufficient_for_several_environments(num_updates, runs, monkeypatch):
+    monkeypatch.setattr(calibrate, "measure", lambda *_: 1.0)
+    steps_per_update = 2 * common.rollout_length(settings().agent, 2)
+    trial = calibrate.measure_count(settings(total_steps=num_updates * steps_per_update), 2)
+    assert (trial.rate is not None) == runs and trial.too_many != runs
+
+
+@pytest.mark.parametrize(
+    ("took", "lengths", "rate"),
+    [
+        # 0.05 s an update, so 8 take 0.4 s, more than 0.3; the second of three samples was the fastest
+        ([0.05, 0.1, 0.2, 0.4, 0.32, 0.5], [1, 2, 4, 8, 8, 8], 8 / 0.32),
+        ([0.05, 0.1, 0.2, 0.4, 0.5, 0.3], [1, 2, 4, 8, 8, 8], 8 / 0.3),
+        # no chunk is longer than the capacity of 16
+        ([0.01] * 7, [1, 2, 4, 8, 16, 16, 16], 16 / 0.01),
+        # exactly 0.3 s are sufficient
+        ([0.3, 0.3, 0.3], [1, 1, 1], 1 / 0.3),
+    ],
+)
+@pytest.mark.parametrize("num_seeds", [1, 2])
+def test_a_rate_is_that_of_the_fastest_of_three_samples(took, lengths, rate, num_seeds, monkeypatch):
+    clock, durations, seen, seeds = [0.0], iter(took), [], []
+
+    class Built:
+        capacity = 16
+
+        def init(self, given):
+            seeds.append(given.tolist())
+            return 0
+
+        def chunk(self, state, length):
+            assert state == len(seen), "each chunk goes on from the one before"
+            clock[0] += next(durations)
+            seen.append(int(length))
+            return state + 1, ()
+
+    monkeypatch.setattr(calibrate.time, "perf_counter", lambda: clock[0])
+    assert calibrate.measure(Built(), 5, num_seeds) == pytest.approx(rate)
+    assert seen == lengths and seeds == [5 if num_seeds == 1 else [5, 6]]
