@@ -726,3 +726,17 @@ def test_sums_are_reported_per_gradient_step():
     assert (one["td_loss"], one["gradient_steps"], one["epsilon"]) == (1.5, 8, 0.5)  # (4 + 8) / (2 + 6)
     assert (other["td_loss"], other["gradient_steps"], other["epsilon"]) == (None, 0, 0.5)
     assert not any(name in record for record in (one, other) for name in ("td_loss_sum", "return_sum", "length_sum"))
+
+
+@pytest.mark.parametrize(("learning_starts", "ratio"), [(0, 0.25), (40, 0.25), (40, 0.5), (10**6, 0.25)])
+def test_the_learning_rate_ends_with_the_last_gradient_step(learning_starts, ratio):
+    """Counted update by update: 10 updates of 4 steps in each of 2 environments."""
+    agent = make(num_envs=2, num_updates=10, learning_starts=learning_starts, replay_ratio=ratio, anneal_lr=True)
+    context, counts, made = agent.update.args[0], off_policy.init(), 0
+    for update in range(10):
+        due, counts = off_policy.num_grad_steps_due(context.ratio, counts, jnp.int32(8 * update))
+        made += int(due)
+    made = max(made, 1)  # a run that never learns has a schedule too
+    rates = [float(context.learning_rate(count)) for count in (0, made - 1, made)]
+    expected = [context.config.learning_rate * (1 - n / made) for n in (0, made - 1, made)]
+    np.testing.assert_allclose(rates, expected, rtol=1e-5)

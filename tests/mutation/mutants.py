@@ -5,7 +5,7 @@ comparisons, numbers, conditions, statements), and some for code on arrays: argu
 a minimum, a function of elements left out.
 
 Left alone is what no test should notice: annotations, docstrings and other strings, decorators, imports, assertions,
-`__all__`, and the message of an error or a warning.
+`__all__`, the message of an error or a warning, and arguments that are a check or a hint for the compiler.
 """
 
 import ast
@@ -48,6 +48,9 @@ OF_ANY_TYPE = {"getattr", "hasattr", "isinstance", "map", "partial"}  # swapped 
 OF_TYPES = {"NewType", "TypeVar", "cast", "warn"}
 
 
+HINTS = ("encoding", "mode", "strict", "unique_indices", "unroll")  # arguments: they check, or make it faster
+
+
 class Mutant(NamedTuple):
     """One change of one file."""
 
@@ -61,6 +64,15 @@ class Mutant(NamedTuple):
     def apply(self, source: str) -> str:
         """Return the changed source."""
         return source[: self.start] + self.text + source[self.stop :]
+
+    def is_worth_a_test(self, source: str) -> bool:
+        """Return whether the changed source can be parsed, and more is changed than a hint."""
+        try:
+            ast.parse(self.apply(source))
+        except SyntaxError:
+            return False
+        name = source[: self.start].rpartition("(")[2].rpartition(",")[2] + source[self.start : self.stop]
+        return name.strip().partition("=")[0] not in HINTS
 
     def diff(self, source: str) -> list[str]:
         """Return the lines that go, with `-`, and the lines that come, with `+`, all without their indentation."""

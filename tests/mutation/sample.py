@@ -14,7 +14,6 @@ mutants that the file has already are not planted again.
 """
 
 import argparse
-import ast
 import json
 import os
 import random
@@ -97,17 +96,9 @@ def draw(root: Path, num: int, seed: int, only: str = "") -> list[Mutant]:
     for mutant in every:
         if len(found) == num:
             break
-        if can_be_parsed(mutant.apply((root / mutant.path).read_text(encoding="utf-8"))):
+        if mutant.is_worth_a_test((root / mutant.path).read_text(encoding="utf-8")):
             found.append(mutant)
     return found
-
-
-def can_be_parsed(source: str) -> bool:
-    try:
-        ast.parse(source)
-        return True
-    except SyntaxError:
-        return False
 
 
 def nearest(root: Path, path: str) -> list[str]:
