@@ -182,3 +182,57 @@ def test_bootstrap_matches_scipy():
         rng=np.random.default_rng(2),
     ).confidence_interval  # fmt: skip
     np.testing.assert_allclose([low, high], theirs, atol=0.06)
+
+
+def test_the_best_evaluation_is_the_highest_mean_that_is_known():
+    made = tracker.MetricsTracker([{"seed": 0}], 1, 8, 8, None)
+    assert made.best() == {} and made.evaluated_at is None
+    made.evaluations = [{"eval_return_mean": mean, "env_steps": 8 * i} for i, mean in enumerate([None, 2, 5, None, 3])]
+    assert made.best() == {"eval_return_mean": 5, "env_steps": 16} and made.evaluated_at == 32
+
+
+def test_a_run_is_settled_when_its_last_member_is_solved_or_diverged():
+    made = tracker.MetricsTracker([{"seed": i} for i in range(3)], 1, 8, 8, 1.0)
+    made.solved, made.diverged = [(16, 0.1), None, None], [None, 40, None]
+    assert made.settled_at() is None and made.diverged_members == [1]
+    made.solved[2] = (24, 0.2)
+    assert made.settled_at() == 40
+
+
+def test_a_loss_that_is_not_finite_is_named_with_its_first_update():
+    """Of two losses the one that fails first; other metrics may be undefined; what has diverged is not named again."""
+    made = tracker.MetricsTracker([{"seed": 0}, {"seed": 1}], 10, 8, 8, None)
+    fine, clock = np.ones((2, 4)), np.ones((2, 4))
+    late, early = fine.copy(), fine.copy()
+    late[1, 3], early[1, 2] = np.nan, np.inf
+    given = {"a_loss": late, "td_loss_sum": early, "kl": fine * np.nan, "train_time_s": clock, "wall_time_s": clock}
+    made.updates = 5
+    assert made.add(given) == [tracker.NotFinite(1, "td_loss", 5 + 3)]
+    assert made.diverged == [None, 64] and made.updates == 9
+    assert made.add(given) == []
+
+
+def test_members_that_diverge_together_are_named_in_the_order_of_their_updates():
+    made = tracker.MetricsTracker([{"seed": 0}, {"seed": 1}], 10, 8, 8, None)
+    loss, clock = np.ones((2, 4)), np.ones((2, 4))
+    loss[0, 2] = loss[1, 1] = np.nan
+    found = made.add({"loss": loss, "train_time_s": clock, "wall_time_s": clock})
+    assert [(wrong.member, wrong.update) for wrong in found] == [(1, 2), (0, 3)]
+
+
+def test_a_record_counts_its_steps_and_its_speed():
+    """Records of 2 updates, 8 steps each, of 2 members: 2 * 8 * 2 steps in 4 s and, from there on, in 2 s."""
+    made = tracker.MetricsTracker([{"seed": 0}, {"seed": 1}], 2, 8, 8, None)
+    given = rows(
+        episodes=[1] * 4, return_sum=[1, 2, 3, 4], valid_steps=[8, 7, 6, 5], train_time_s=[1, 4, 5, 6],
+        wall_time_s=[2, 8, 10, 12],
+    )  # fmt: skip
+    made.add({name: np.repeat(x, 2, axis=0) for name, x in given.items()})
+    first, second = made.records(evaluation=[{"eval_return_mean": 1.0}, {"eval_return_mean": 2.0}])
+    assert [r["env_steps_per_s"] for r in (*first, *second)] == [8.0, 8.0, 16.0, 16.0]
+    assert [(r["env_steps"], r["num_updates"], r["train_time_s"], r["wall_time_s"]) for r in (first[1], second[0])] == [
+        (16, 2, 4.0, 8.0),
+        (32, 4, 6.0, 12.0),
+    ]
+    assert [r["valid_steps"] for r in (first[0], second[0])] == [15, 26]
+    assert "eval_return_mean" not in first[0] and [r["eval_return_mean"] for r in second] == [1.0, 2.0]

@@ -1,0 +1,65 @@
+"""Evaluations of a run: what is cached, and the statistics of the episodes that have ended."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from jaxrl_fast.evaluation import episodes
+from jaxrl_fast.training import evaluator
+from jaxrl_fast.utils import compile_cache
+
+pytestmark = pytest.mark.unit
+
+
+@pytest.mark.parametrize(("wanted", "on_device"), [(True, True), (True, False), (False, True), (False, False)])
+def test_programs_that_call_a_pool_are_not_cached(wanted, on_device, monkeypatch):
+    """They hold the address of a pool of this process."""
+
+    class Reached(Exception):
+        pass
+
+    def reach(use):
+        raise Reached(use)
+
+    monkeypatch.setattr(evaluator, "Evaluator", lambda *_: None)
+    monkeypatch.setattr(compile_cache, "compile_cache", reach)
+    settings = SimpleNamespace(options=SimpleNamespace(compile_cache=wanted))
+    saved = SimpleNamespace(agent=None, env=SimpleNamespace(on_device=on_device), seeds=[0], settings=settings)
+    with pytest.raises(Reached) as reached:
+        episodes.evaluate_run(saved, episodes.Options())
+    assert bool(reached.value.args[0]) == (wanted and on_device)
+
+
+def test_statistics_are_of_the_episodes_that_have_ended():
+    """Returns 1, 3 and 8 of lengths 2, 4 and 9: mean 4, variance (9 + 1 + 16) / 3; one of four has not ended."""
+    score, length = np.array([[1.0, 3.0], [8.0, 1e9]]), np.array([[2, 4], [9, 10**9]])
+    found = episodes.summarize(score, length, np.array([[True, True], [True, False]]))
+    low, high = found.pop("eval_return_low"), found.pop("eval_return_high")
+    assert found == {
+        "eval_return_mean": 4.0,
+        "eval_return_std": pytest.approx((26 / 3) ** 0.5),
+        "eval_return_min": 1.0,
+        "eval_return_max": 8.0,
+        "eval_length_mean": 5.0,
+        "eval_episodes": 3,
+        "eval_truncated": 1,
+    }
+    assert 1 <= low < 4 < high <= 8
+
+
+def test_without_an_episode_nothing_is_known():
+    nothing = episodes.summarize(np.ones((2, 3)), np.ones((2, 3), int), np.zeros((2, 3), bool))
+    assert (nothing.pop("eval_episodes"), nothing.pop("eval_truncated")) == (0, 6)
+    assert set(nothing.values()) == {None}
+
+
+def test_a_seed_without_an_ended_episode_is_left_out_of_the_interval():
+    ended = np.array([[True, True], [False, False]])
+    found = episodes.summarize(np.array([[5.0, 5.0], [0.0, 0.0]]), np.ones((2, 2), int), ended)
+    assert (found["eval_return_low"], found["eval_return_mean"], found["eval_return_high"]) == (5, 5, 5)
+
+
+def test_the_lists_are_of_ended_episodes_and_say_nothing_of_what_is_not_finite():
+    found = episodes.episode_lists(np.array([1.5, np.nan, 7.0]), np.array([3, 4, 5]), np.array([True, True, False]))
+    assert found == {"returns": [1.5, None], "lengths": [3, 4]}
