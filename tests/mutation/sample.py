@@ -10,7 +10,7 @@ rest of the nearest files, as far as `--budget` seconds of tests reach. A mutant
 `survivors.json` lists mutants that change nothing, with the reason; they are drawn, but not planted.
 
 Prints a line for each mutant, the difference where one survived, and a table. `--out` keeps a line of JSON for each;
-mutants that the file has already are not planted again.
+mutants that the file has already are not planted again. With `--num 0`, the table is of all that the file has.
 """
 
 import argparse
@@ -237,12 +237,22 @@ def table(results: list[dict[str, Any]]) -> str:
     return "\n".join(rows)
 
 
+def read(out: Path) -> dict[tuple[Any, ...], dict[str, Any]]:
+    """Return the results in a file by path, line and difference; of several the last."""
+    found, known = {}, equivalents()
+    for line in out.read_text("utf-8").splitlines() if out.is_file() else ():
+        result = json.loads(line)
+        if reason := known.get((result["path"], result["diff"])):
+            result |= {"outcome": "equivalent", "how": reason}
+        found[result["path"], result["line"], result["diff"]] = result
+    return found
+
+
 def sample(chosen: list[Mutant], out: Path, budget: float) -> list[dict[str, Any]]:
     """Plant each mutant; return what became of them."""
     record, known, results = lines.read(), equivalents(), []
     out.parent.mkdir(parents=True, exist_ok=True)
-    before = [json.loads(line) for line in out.read_text("utf-8").splitlines()] if out.is_file() else []
-    finished = {(result["path"], result["line"], result["diff"]): result for result in before}
+    finished = read(out)
     with tempfile.TemporaryDirectory(prefix="mutation_", ignore_cleanup_errors=True) as folder:
         tree = Path(folder, "tree")
         copy_tree(tree, (*PARTS, "benchmarks", "docs", "README.md"))
@@ -252,7 +262,7 @@ def sample(chosen: list[Mutant], out: Path, budget: float) -> list[dict[str, Any
             name = {"path": mutant.path, "line": mutant.line, "diff": diff}
             if reason := known.get((mutant.path, diff)):
                 result = name | {"outcome": "equivalent", "how": reason}
-            elif not (result := finished.get(tuple(name.values()))):
+            elif not (result := finished.get((mutant.path, mutant.line, diff))):
                 tests, start = choose_tests(tree, mutant, record, budget), time.perf_counter()
                 outcome, how = plant(tree, mutant, tests, 60 + 4 * budget)
                 result = name | {"rule": mutant.rule, "outcome": outcome, "how": how}
@@ -273,7 +283,10 @@ def main() -> int:
     parser.add_argument("--budget", type=float, default=60, metavar="SECONDS", help="of tests for each mutant")
     parser.add_argument("--out", type=Path, default=lines.RECORD.with_name("sample.jsonl"), help="results so far")
     args = parser.parse_args()
-    results = sample(draw(ROOT, args.num, args.seed, args.only), args.out, args.budget)
+    if args.num:
+        results = sample(draw(ROOT, args.num, args.seed, args.only), args.out, args.budget)
+    else:
+        results = list(read(args.out).values())
     print(table(results))
     return int(any(result["outcome"] == "survived" for result in results))
 

@@ -226,3 +226,12 @@ def test_zero_rewards_stay_zero():
     ends, valid = jnp.zeros((4, 2), bool), jnp.ones((4, 2), bool)
     scale = normalize.update_reward(normalize.init_reward(2), reward, ends, valid, 0.99)
     np.testing.assert_array_equal(normalize.apply_reward(scale, reward), reward)
+
+
+def test_weights_may_sum_to_less_than_1():
+    """1 and 3 with equal weights: mean 2 and variance 1, however small the weights are, in one part or in two."""
+    x, weight = jnp.array([1.0, 3.0, jnp.nan]), jnp.array([1e-3, 1e-3, 0.0])
+    found = normalize.moments(x, weight)
+    np.testing.assert_allclose(found, [2e-3, 2, 1], rtol=1e-6)
+    parts = jax.vmap(normalize.moments)(x[:, None], weight[:, None])
+    np.testing.assert_allclose(normalize._of_parts(parts), [2e-3, 2, 1], rtol=1e-6)

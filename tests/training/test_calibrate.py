@@ -1,5 +1,7 @@
 """--num-envs auto: which counts are tried, which is taken, and that the run is then that of the number."""
 
+import dataclasses
+
 import pytest
 import yaml
 
@@ -209,3 +211,31 @@ def test_a_rate_is_that_of_the_fastest_of_three_samples(took, lengths, rate, num
     monkeypatch.setattr(calibrate.time, "perf_counter", lambda: clock[0])
     assert calibrate.measure(Built(), 5, num_seeds) == pytest.approx(rate)
     assert seen == lengths and seeds == [5 if num_seeds == 1 else [5, 6]]
+
+
+def test_if_no_count_works_the_first_reason_is_given(monkeypatch, capsys):
+    """4 is refused, 8 is too many, and no table is printed."""
+    trials = {4: Trial(4, why="it does not divide"), 8: Trial(8, why="too large", too_many=True)}
+    asked = []
+    monkeypatch.setattr(calibrate, "measure_count", lambda _, count: asked.append(count) or trials[count])
+    given = settings(log_level="info")
+    given = given._replace(options=dataclasses.replace(given.options, num_envs=4))
+    with pytest.raises(ValueError, match=r"no environment count works; e\.g\. num_envs=4 failed: it does not divide"):
+        calibrate.choose(given)
+    assert asked == [4, 8] and capsys.readouterr().out == ""
+
+
+def test_no_other_count_is_tried_after_the_time_limit(monkeypatch):
+    """Each takes 50 s of 120, so three begin."""
+    clock, asked = [0.0], []
+
+    def measure_count(_, count):
+        clock[0] += 50
+        asked.append(count)
+        return Trial(count, float(count))
+
+    monkeypatch.setattr(calibrate, "measure_count", measure_count)
+    monkeypatch.setattr(calibrate.time, "perf_counter", lambda: clock[0])
+    given = settings()
+    found = calibrate.choose(given._replace(options=dataclasses.replace(given.options, num_envs=4)))
+    assert asked == [4, 8, 16] and found.options.num_envs == 16 and not found.auto_num_envs
