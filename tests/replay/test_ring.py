@@ -442,3 +442,20 @@ def test_a_draw_costs_the_same_from_a_large_ring():
         return compiled.cost_analysis()["flops"], compiled.memory_analysis().temp_size_in_bytes
 
     assert cost(1000) == cost(100_000)
+
+
+@pytest.mark.parametrize("num_rows", [2, 6])
+def test_a_stack_of_one_frame_is_an_observation_kept_whole(num_rows):
+    """Filled and overwritten, a ring for stacks of one frame holds and reads what one without stacks does."""
+    ones = jnp.ones((2, 1))
+    found = []
+    for frame_stack in (0, 1):
+        layout = replay_ring.ReplayConfig(num_rows, 1, frame_stack=frame_stack)
+        ring = replay_ring.init(layout, jax.ShapeDtypeStruct((3,), jnp.uint8), Discrete(2))
+        for t in range(5):
+            obs = jnp.arange(6 * t, 6 * t + 6, dtype=jnp.uint8).reshape(2, 1, 3)
+            ring = replay_ring.add(layout, ring, Transition(obs, ones > 0, ones, ones, ones < 0, ones > 0, ()))
+        sample = replay_ring.read(layout, ring, jnp.arange(num_rows), jnp.zeros(num_rows, jnp.int32), 0.5)
+        found.append((ring, sample, replay_ring.num_readable(layout, ring), replay_ring.num_lost(layout, ring)))
+    jax.tree.map(np.testing.assert_array_equal, *found)
+    assert found[0][2] == num_rows - 1 and found[0][3] == 0

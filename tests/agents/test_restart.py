@@ -1,0 +1,46 @@
+"""What agents forget when all environments restart, as they do where a run on host environments goes on."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import ShapeDtypeStruct
+
+from jaxrl_fast.agents import dqn, ppo
+from jaxrl_fast.types import Discrete, EnvSpec
+from tests.helpers.trees import same_bits
+
+pytestmark = pytest.mark.unit
+
+SPEC = EnvSpec("test", ShapeDtypeStruct((1,), jnp.float32), Discrete(2), 3)
+
+
+def test_ppo_forgets_the_sums_of_running_episodes_and_keeps_their_statistics():
+    agent = ppo.make(ppo.Config(rollout_length=4, hidden_sizes=(4,), normalize_rewards=True), SPEC, 10)
+    state = agent.init(jax.random.key(0))
+    state = state._replace(rewards=state.rewards._replace(total=jnp.array([1.0, -2.0, 3.0])))
+    after = agent.on_env_restart(state)
+    np.testing.assert_array_equal(after.rewards.total, [0, 0, 0])
+    assert same_bits(after, state._replace(rewards=state.rewards._replace(total=jnp.zeros(3))))
+
+
+def test_ppo_without_scaled_rewards_has_nothing_to_forget():
+    agent = ppo.make(ppo.Config(rollout_length=4, hidden_sizes=(4,), normalize_rewards=False), SPEC, 10)
+    state = agent.init(jax.random.key(0))
+    assert same_bits(agent.on_env_restart(state), state)
+
+
+@pytest.mark.parametrize("prioritized", [False, True])
+def test_dqn_cuts_the_newest_rows_which_have_no_successor(prioritized):
+    config = dqn.Config(
+        rollout_length=4, buffer_size=96, batch_size=4, learning_starts=0, n_step=2, prioritized=prioritized
+    )
+    agent = dqn.make(config, SPEC, 10)
+    state = agent.init(jax.random.key(0))
+    ring = lambda state: state.replay.ring if prioritized else state.replay
+    full = ring(state)._replace(valid=jnp.ones((32, 3), bool), head=jnp.int32(8), size=jnp.int32(32))
+    state = state._replace(replay=state.replay._replace(ring=full) if prioritized else full)
+    valid = np.asarray(ring(agent.on_env_restart(state)).valid)
+    np.testing.assert_array_equal(np.flatnonzero(~valid.all(1)), [6, 7])  # the two before the head, for n_step 2
+    assert not valid[6:8].any()
+    assert agent.policy_state(state).replay == ()
