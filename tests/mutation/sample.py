@@ -232,7 +232,7 @@ def table(results: list[dict[str, Any]]) -> str:
     for name in sorted(counts, key=lambda name: (name == "all", name)):
         n = counts[name]
         noticed, real = n["killed"] + n["timeout"], n.total() - n["equivalent"]
-        cells = [n.total(), *(n[outcome] for outcome in outcomes), f"{noticed / max(real, 1):.0%}"]
+        cells = [n.total(), *(n[outcome] for outcome in outcomes), f"{noticed / real:.0%}" if real else ""]
         rows.append(f"| {name} | " + " | ".join(map(str, cells)) + " |")
     return "\n".join(rows)
 
