@@ -313,3 +313,23 @@ def test_a_protocol_is_that_of_its_paper(protocol, config):
     task = tasks.describe("Pong-v5", 2, {}, HostEnvConfig(protocol=protocol))
     assert {name: task.config[name] for name in config} == config
     assert task.pool.ends_at_life_loss == config["episodic_life"] and task.pool.protocol == protocol
+
+
+@pytest.mark.parametrize(
+    ("name", "least", "most"),
+    [
+        ("an_int32", -(2**31), 2**31 - 1),  # any number of envpool's
+        ("max_episode_steps", 1, 2**31 - 1),
+        ("thread_affinity_offset", -1, 1023),  # a set of cores has 1024 places; -1 is no core
+        ("img_height", 36, 1024),  # a smaller frame would be a board, for nature's convolutions need 36
+        ("frame_skip", 1, 1000),
+        ("noop_max", 1, 10_000),
+        ("num_levels", 0, 10**9),
+    ],
+)
+def test_a_number_is_let_through_within_its_bounds_only(name, least, most):
+    check = lambda value: tasks._checked("envpool/a_task", {name: 5}, {name: value})
+    assert check(least) == {name: least} and check(most) == {name: most}
+    for value in (least - 1, most + 1):
+        with pytest.raises(ValueError, match=f"{name}: must be {least} to {most} for envpool/a_task, got {value}"):
+            check(value)

@@ -1099,3 +1099,11 @@ def test_ranking_skips_differing_thresholds(tmp_path):
     assert said[-1] == "- Thresholds differ (100, 475), so time to solve is not ranked."
     assert not any("to the threshold" in line for line in said)
     assert "threshold.png" not in sweep_report.figures_of(ready, sweep_table.table_rows(ready))
+
+
+def test_the_report_ends_with_the_device_of_its_programs_and_how_to_go_on(tmp_path):
+    ready = finished(tmp_path / "a sweep", [1.0, 2.0], algo="ppo", num_envs=[1, 2])
+    summary = ready.folder / "01_num_envs-1" / "summary.json"
+    summary.write_text(json.dumps(json.loads(summary.read_text()) | {"device": "another device"}))
+    *_, blank, last = sweep_report.as_markdown(ready, sweep_table.table_rows(ready), []).splitlines()
+    assert "another device" in last and f"--resume '{ready.folder}'" in last and "results.csv" in last and not blank
