@@ -8,6 +8,7 @@ import pytest
 
 from jaxrl_fast.kernels import blocks, boards, build
 from jaxrl_fast.kernels.layer_norm import EPSILON
+from jaxrl_fast.networks import conv
 from jaxrl_fast.networks.conv import Boards, Conv, Residual
 from tests.helpers import slow
 from tests.helpers.convolutions import WAYS, compute_by
@@ -178,3 +179,17 @@ def test_blocks_are_equal_and_neither_too_large_nor_too_small(num_rows, max_size
     assert blocks.block_size(num_rows, max_size) == (size if jax.default_backend() == "cpu" else num_rows)
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     assert blocks.block_size(num_rows, max_size) == num_rows
+
+
+@pytest.mark.parametrize(("size", "seen_at_a_time"), [(2, 2), (3, 3), (6, 6)])
+def test_images_are_computed_in_blocks_of_the_size_that_is_faster(size, seen_at_a_time, monkeypatch):
+    seen = []
+
+    class Doubling(nn.Module):
+        def __call__(self, x):
+            return conv.in_blocks(self, lambda _, x: seen.append(len(x)) or 2 * x, x)
+
+    monkeypatch.setattr(conv.kernels, "image_block", lambda num_images: size)
+    images = jnp.arange(24.0).reshape(6, 2, 2)
+    np.testing.assert_array_equal(Doubling().apply({}, images), 2 * images)
+    assert set(seen) == {seen_at_a_time}
