@@ -69,6 +69,7 @@ NEAREST = {  # where tests/FOLDER/test_MODULE.py is not the place
     "sweep/": ["sweep/test_sweep.py"],
     "training/checkpointer.py": ["training/test_resume.py"],
 }
+CONTROL_LIMIT_S = 300
 NUM_FIRST = 8  # tests of a mutant that are run before the others are collected
 FAR = 4  # a test of another file is run as late as one of the nearest files that takes so many times as long
 EQUIVALENT = Path(__file__).with_name("survivors.json")
@@ -201,7 +202,7 @@ def plant(tree: Path, mutant: Mutant, tests: Sequence[str], limit_s: float) -> t
             f"{output[-2000:]}\n{mutant.path}: its tests are not found; run python -m tests.mutation.lines"
         )
     failed = [line for line in output.splitlines() if line.startswith(("FAILED ", "ERROR "))]
-    how = failed[0].split(" ")[1] if failed else output[-300:] if status else ""
+    how = failed[0].partition(" ")[2].partition(" - ")[0] if failed else output[-300:] if status else ""
     return {PASSED: "survived", None: "timeout"}.get(status, "killed"), how
 
 
@@ -210,6 +211,13 @@ def replace(path: Path, source: str) -> None:
     for compiled in (path.parent / "__pycache__").glob(f"{path.stem}.*"):
         compiled.unlink()
     path.write_text(source, encoding="utf-8")
+
+
+def passes(tree: Path, test: str, passing: set[str]) -> bool:
+    """Return whether a test passes without a mutant; `passing` are those that are known to."""
+    if "::" in test and test not in passing and run_tests(tree, [test], CONTROL_LIMIT_S) == PASSED:
+        passing.add(test)
+    return "::" not in test or test in passing
 
 
 def equivalents() -> dict[tuple[str, str], str]:
@@ -250,7 +258,7 @@ def read(out: Path) -> dict[tuple[Any, ...], dict[str, Any]]:
 
 def sample(chosen: list[Mutant], out: Path, budget: float) -> list[dict[str, Any]]:
     """Plant each mutant; return what became of them."""
-    record, known, results = lines.read(), equivalents(), []
+    record, known, results, passing = lines.read(), equivalents(), [], set()
     out.parent.mkdir(parents=True, exist_ok=True)
     finished = read(out)
     with tempfile.TemporaryDirectory(prefix="mutation_", ignore_cleanup_errors=True) as folder:
@@ -265,6 +273,8 @@ def sample(chosen: list[Mutant], out: Path, budget: float) -> list[dict[str, Any
             elif not (result := finished.get((mutant.path, mutant.line, diff))):
                 tests, start = choose_tests(tree, mutant, record, budget), time.perf_counter()
                 outcome, how = plant(tree, mutant, tests, 60 + 4 * budget)
+                if outcome == "killed" and not passes(tree, how, passing):
+                    raise SystemExit(f"{how} fails without a mutant too; run python -m tests.mutation.lines")
                 result = name | {"rule": mutant.rule, "outcome": outcome, "how": how}
                 result |= {"num_tests": len(tests), "seconds": round(time.perf_counter() - start, 1)}
                 with out.open("a", encoding="utf-8") as file:
