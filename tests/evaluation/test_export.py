@@ -343,6 +343,7 @@ def test_sampled_gaussian_and_epsilon_greedy_take_their_noise():
         np.testing.assert_array_equal(check.run(to, files, obs, (uniform,)), wanted)
 
 
+@pytest.mark.slow
 def test_row_agent_has_the_epsilon_of_the_first_environment():
     """Eight environments on Ape-X's ladder begin with epsilons from 0.5 to 0.5^8; a single row has the largest."""
     saved = untrained(envs.make("CartPole-v1", 1), "dqn", epsilon_start=0.5, epsilon_end=0.5, apex_alpha=7.0)
@@ -397,7 +398,9 @@ def functions():
     }
 
 
-@pytest.mark.parametrize("name", ["network", "numbers", "choices", "slices", "any", "split"])
+@pytest.mark.parametrize(
+    "name", [pytest.param("network", marks=pytest.mark.slow), "numbers", "choices", "slices", "any", "split"]
+)
 def test_onnx_operations(name, any_ranks):
     act = functions()[name]
     spec = ShapeDtypeStruct((6,), jnp.float32)

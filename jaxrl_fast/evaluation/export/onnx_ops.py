@@ -109,6 +109,11 @@ def _split(graph, equation, x):
     return [graph.op("Slice", x, _axes([b - n]), _axes([b]), _axes([axis])) for n, b in zip(sizes, stops)]
 
 
+def _stack(graph, equation, *xs):
+    axis = int(equation.params["axis"])
+    return graph.op("Concat", *(graph.op("Unsqueeze", x, _axes([axis])) for x in xs), axis=axis)
+
+
 def _gather(graph, equation, x, index):
     """Take whole rows x[index], as an embedding does. Other gathers are not supported."""
     numbers, sizes = equation.params["dimension_numbers"], equation.params["slice_sizes"]
@@ -239,6 +244,7 @@ OPS: dict[str, Callable[..., Any]] = {
     "concatenate": lambda graph, equation, *xs: graph.op("Concat", *xs, axis=int(equation.params["dimension"])),
     "slice": _slice,
     "split": _split,
+    "stack": _stack,
     "pad": _pad,
     "gather": _gather,
     "cumsum": _cumsum,
