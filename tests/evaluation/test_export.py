@@ -513,7 +513,7 @@ MISTAKES = [
     ("nowhere", ["nowhere: is not a run directory"]),
     ("empty", ["empty has no checkpoint"]),
     ("cart --to onx", ["--to", "'onx'", "did you mean onnx?"]),
-    ("cart --to pickle", ["--to", "'pickle'", "stablehlo, onnx"]),
+    ("cart --to pickle", ["--to", "'pickle'", "'stablehlo' or 'onnx' or 'npz'"]),
     ("cart --seed 9", ["seed 9: cart has trained seeds 3 to 4"]),
     ("cart --out empty", ["--out: must be a new folder, got empty, which exists"]),
     ("cart --out no/where", ["--out: must be in an existing folder", "no/where"]),

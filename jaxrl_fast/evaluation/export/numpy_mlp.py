@@ -79,7 +79,7 @@ def _head(saved: SavedRun, function: PolicyFunction, arrays: Arrays) -> Iterator
     yield from ('A = dict(np.load(Path(__file__).with_name("policy.npz")))', "", "")
     yield from ("def dense(x, name):", '    return x @ A[name + ".kernel"] + A[name + ".bias"]', "", "")
     yield from ("def hidden(x, name):", "    x = dense(x, name)")
-    if any(name.endswith(".scale") for name in arrays):
+    if any(name.endswith(".offset") for name in arrays):
         yield "    x = x - x.mean(-1, keepdims=True)"
         yield "    x = x / np.sqrt((x * x).mean(-1, keepdims=True) + np.float32(1e-6))"
         yield '    x = x * A[name + ".scale"] + A[name + ".offset"]'
