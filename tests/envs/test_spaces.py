@@ -7,6 +7,7 @@ import pytest
 
 from jaxrl_fast.envs import spaces
 from jaxrl_fast.types import Box, Discrete, EnvSpec
+from jaxrl_fast.utils import arguments
 
 pytestmark = pytest.mark.unit
 
@@ -72,11 +73,11 @@ def test_bounds_may_be_equal_or_wide_but_not_swapped_or_endless():
 
 def test_an_unknown_option_is_answered_with_a_near_one_or_with_all():
     with pytest.raises(ValueError, match="game has no option 'sise'; did you mean size"):
-        spaces.refuse_option("game", "sise", ("size", "wind"))
+        arguments.refuse_option("game", "sise", ("size", "wind"))
     with pytest.raises(ValueError, match="no option 'x'; it has size, wind"):
-        spaces.refuse_option("game", "x", ("size", "wind"))
+        arguments.refuse_option("game", "x", ("size", "wind"))
     with pytest.raises(ValueError, match="no option 'x'; it has none"):
-        spaces.refuse_option("game", "x", ())
+        arguments.refuse_option("game", "x", ())
 
 
 @pytest.mark.parametrize(
@@ -84,7 +85,7 @@ def test_an_unknown_option_is_answered_with_a_near_one_or_with_all():
     [(True, "1", True), (True, 0, False), (3, "1e3", 1000), (3, 3.4e38, int(3.4e38)), (0.5, "2k", 2000.0)],
 )
 def test_numbers_have_the_type_of_the_default(default, written, value):
-    found = spaces.coerce("game", "x", written, default)
+    found = arguments.coerce("game", "x", written, default)
     assert found == value and type(found) is type(default)
 
 
@@ -93,16 +94,16 @@ def test_numbers_have_the_type_of_the_default(default, written, value):
 )
 def test_what_is_no_number_or_truth_of_the_defaults_type_is_refused(default, written):
     with pytest.raises(ValueError, match=f"x: must be {type(default).__name__} for game"):
-        spaces.coerce("game", "x", written, default)
+        arguments.coerce("game", "x", written, default)
 
 
 def test_an_array_keeps_its_shape_and_dtype():
     default = np.zeros((2, 1), np.int16)
-    found = spaces.coerce("game", "x", "[[3], [4]]", default)
+    found = arguments.coerce("game", "x", "[[3], [4]]", default)
     assert found.dtype == jnp.int16 and found.tolist() == [[3], [4]]
-    assert spaces.coerce("game", "x", [[5], [6]], default).tolist() == [[5], [6]]
+    assert arguments.coerce("game", "x", [[5], [6]], default).tolist() == [[5], [6]]
     with pytest.raises(ValueError, match=r"an array of shape \[2, 1\] for game, got .*; for example \[\[0\], \[0\]\]"):
-        spaces.coerce("game", "x", "[3, 4]", default)
+        arguments.coerce("game", "x", "[3, 4]", default)
 
 
 def test_wide_numbers_are_narrowed_and_others_kept():

@@ -54,6 +54,7 @@ FILES = [
     "training/evaluator.py",
     "sweep/report.py",
     "sweep/table.py",
+    "utils/arguments.py",
 ]
 NEAREST = {  # where tests/FOLDER/test_MODULE.py is not the place
     "agents/": ["agents/test_agents.py"],
@@ -67,6 +68,7 @@ NEAREST = {  # where tests/FOLDER/test_MODULE.py is not the place
     "replay/": ["replay/test_replay.py", "replay/test_ring.py"],
     "rollout.py": ["test_loop.py"],
     "sweep/": ["sweep/test_sweep.py"],
+    "utils/arguments.py": ["envs/test_spaces.py", "envs/test_gymnax.py"],
     "training/checkpointer.py": ["training/test_resume.py"],
 }
 CONTROL_LIMIT_S = 300
