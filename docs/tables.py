@@ -303,7 +303,7 @@ def replay() -> str:
 
 
 def shared() -> str:
-    """Return how long runs take that share the cores of a machine, beside one run alone."""
+    """Return how long runs take that share the cores of a machine, compared with one run alone."""
     tasks = {"ppo_16": "PPO, 16 environments", "ppo_64": "PPO, 64 environments", "dqn_64": "DQN, 64 environments"}
     cases = read("shared_machine_cpu")["cases"]
     columns = list(dict.fromkeys((c["runs"], c["busy_programs"]) for c in cases))

@@ -80,8 +80,8 @@ def test_residual_stages_are_those_of_the_figure(way, monkeypatch):
     residual, plain = Residual((3, 5), "relu", False, jnp.float32), Figure3((3, 5))
     rng = np.random.default_rng(0)
     x = jnp.float32(rng.normal(size=(2, 9, 8, 4)))
-    shapes = jax.eval_shape(plain.init, jax.random.key(0), x)
-    assert shapes == jax.eval_shape(residual.init, jax.random.key(0), x)
+    shapes = {"params": jax.eval_shape(plain.init, jax.random.key(0), x)["params"]}
+    assert shapes["params"] == jax.eval_shape(residual.init, jax.random.key(0), x)["params"]
     params = jax.tree.map(lambda leaf: jnp.float32(0.3 * rng.normal(size=leaf.shape)), shapes)
     expected, got = jax.jit(lambda: (plain.apply(params, x), residual.apply(params, x)))()
     assert expected.shape == (2, 3, 2, 5) and (expected > 0).any()

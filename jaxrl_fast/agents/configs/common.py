@@ -46,10 +46,10 @@ clip_rewards = partial(
 )
 network = partial(
     option,
-    help="Architecture; auto chooses by the shape of the observation. package.module:Class is a flax module of your "
-    "own, from observations to features.",
+    help="Architecture; auto chooses by the shape of the observation. package.module:Class is a custom flax "
+    "module from observations to features.",
 )
-network_options = partial(option, help="Arguments of a network of your own.", sweepable=False)
+network_options = partial(option, help="Arguments of a custom network.", sweepable=False)
 observations = partial(
     option,
     help="How observations [H, W, C] are read: image (shades, divided by 255), board or vector (numbers, as they are). "
