@@ -412,6 +412,25 @@ def test_onnx_operations(name, any_ranks):
         np.testing.assert_allclose(found, jax.vmap(act)(x), rtol=2e-5, atol=2e-6)
 
 
+class Gated(nn.Module):
+    """A user's torso."""
+
+    @nn.compact
+    def __call__(self, x):
+        return nn.gelu(nn.LayerNorm()(nn.Dense(8)(x))) * nn.sigmoid(nn.Dense(8)(x))
+
+
+@pytest.mark.slow
+def test_torso_of_a_user():
+    saved = untrained(envs.make("CartPole-v1", 1), "ppo", network=f"{__name__}:Gated")
+    for to in ("stablehlo", "onnx"):
+        assert _build(saved, Options(to=to), Path("out")).card["check"]["num_different"] == 0
+    with pytest.raises(
+        ValueError, match=r"^--to npz: needs a network of dense layers \(mlp\), got the parameter torso"
+    ):
+        _build(saved, Options(to="npz"), Path("out"))
+
+
 def test_onnx_names_an_operation_that_it_does_not_have():
     spec = ShapeDtypeStruct((6,), jnp.float32)
     given = function.PolicyFunction(lambda x, noise: jnp.sort(x), None, spec, (), spec)
