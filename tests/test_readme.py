@@ -3,6 +3,7 @@
 import inspect
 import re
 import shlex
+import sys
 from pathlib import Path
 
 import pytest
@@ -19,15 +20,18 @@ PAGES = {"README": README} | {
     path.relative_to(HOME / "docs").with_suffix("").as_posix(): path.read_text(encoding="utf-8")
     for path in sorted((HOME / "docs").rglob("*.md"))
 }
+PYTHON = {name: re.findall(r"```python\n(.*?)```", page, re.DOTALL) for name, page in PAGES.items()}
+FILE = re.compile(r"# (\w+)\.py\n")  # the first line of a block that is a module
 BLOCKS = {
     f"{name}-{number}": block
-    for name, page in PAGES.items()
-    for number, block in enumerate(re.findall(r"```python\n(.*?)```", page, re.DOTALL))
+    for name, blocks in PYTHON.items()
+    for number, block in enumerate(blocks)
     if block not in [q[2] for q in QUOTED] and "def make(" not in block  # these are in test_own_algorithm
+    if not FILE.match(block)
 }
 COMMAND = re.compile(r"^python -m jaxrl_fast\.((?:train|sweep) ?[^#\n]*)", re.MULTILINE)
 SHOWN = {line.strip() for page in PAGES.values() for line in COMMAND.findall(page)}
-OWN = r"my_package|my_algorithm|hill_climbing|penalized_ppo"
+OWN = r"my_package|my_algorithm|hill_climbing|penalized_ppo|attention:"
 BEGUN = sorted(line for line in SHOWN if not re.search(rf"--resume|--help|auto|{OWN}", line))
 MOST_LINES = 150
 
@@ -49,7 +53,13 @@ def test_what_ci_runs_is_marked():
 @pytest.mark.slow
 @pytest.mark.parametrize("name", BLOCKS)
 def test_python_runs(name, tmp_path, monkeypatch, capsys):
+    """Each block of a page, where the modules of that page can be imported."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for block in PYTHON[name.rpartition("-")[0]]:
+        if module := FILE.match(block):
+            (tmp_path / f"{module[1]}.py").write_text(block)
+            monkeypatch.delitem(sys.modules, module[1], raising=False)
     exec(compile(BLOCKS[name], f"{name}.md", "exec"), {"__name__": "readme"})
     assert capsys.readouterr().out
 

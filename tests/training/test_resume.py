@@ -177,7 +177,7 @@ def test_a_finished_run_goes_on_only_if_it_gets_more_steps(tmp_path, unbroken, c
     steps = [r["env_steps"] for r in records(folder)]
     assert steps == sorted(set(steps))
     with pytest.raises(
-        ValueError, match="total-steps: must be at least the 2432 steps that this run has made, got 1600"
+        ValueError, match="total_steps: must be at least the 2432 steps that this run has made, got 1600"
     ):
         fit(folder, resume=str(folder), total_steps=1600)
 
