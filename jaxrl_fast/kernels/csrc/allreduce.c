@@ -65,12 +65,14 @@ static Core *slots(int num) {
 static int sleep_until_arrival(uint32_t seen) {
     struct timespec limit = {.tv_nsec = SLEEP_NS};
 #ifdef __linux__
-    return syscall(SYS_futex, &arrivals, FUTEX_WAIT_PRIVATE, seen, &limit, NULL, 0) && errno == ETIMEDOUT;
+    if (!syscall(SYS_futex, &arrivals, FUTEX_WAIT_PRIVATE, seen, &limit, NULL, 0)) return 0;
+    if (errno == EAGAIN || errno == EINTR) return 0;
+    if (errno == ETIMEDOUT) return 1;
 #else
     (void)seen;
-    nanosleep(&limit, NULL);
-    return 1;
 #endif
+    nanosleep(&limit, NULL); /* there is no futex, or it is forbidden */
+    return 1;
 }
 
 /* Tell the others, also those that sleep, that this core has reached `ticket`. */
