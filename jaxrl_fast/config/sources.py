@@ -4,10 +4,10 @@ import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from jaxrl_fast.config.plain import as_lists, fits_a_file
+from jaxrl_fast.config.plain import as_lists
+from jaxrl_fast.utils.importing import FLAX_FIELDS
 from jaxrl_fast.utils.parsing import shown
 
-FLAX_FIELDS = ("parent", "name")  # of every flax module
 ALIASES = {
     "env_option": "env_options",
     "agent.network_option": "agent.network_options",
@@ -58,7 +58,7 @@ def from_mapping(mapping: Mapping[str, Any], origin: Any = str) -> list[Setting]
         if name == "agent":
             if not isinstance(value, Mapping):
                 raise ValueError(f"{origin('agent')}: must map the algorithm's options to values, got {value!r}")
-            named = _with_class_of_network(value, origin("agent.network"))
+            named = _with_class_of_network(value)
             settings += [Setting(f"agent.{k}", _as_values(v), origin(f"agent.{k}")) for k, v in named.items()]
         else:
             settings.append(Setting(str(name), [value] if name == "env" else _as_values(value), origin(name)))
@@ -85,8 +85,8 @@ def join_names(names: Iterable[str]) -> str:
     return ", ".join(names)
 
 
-def _with_class_of_network(agent: Mapping[str, Any], origin: str) -> Mapping[str, Any]:
-    """Return an algorithm's options with a flax module as its class and arguments, which a file can hold."""
+def _with_class_of_network(agent: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return an algorithm's options with a flax module as its class and its arguments."""
     module = agent.get("network")
     if not dataclasses.is_dataclass(module) or isinstance(module, type):
         return agent
@@ -95,9 +95,6 @@ def _with_class_of_network(agent: Mapping[str, Any], origin: str) -> Mapping[str
         value = getattr(module, field.name)
         if not field.init or field.name in FLAX_FIELDS or value is field.default:
             continue
-        if not fits_a_file(as_lists(value)):
-            problem = f"{field.name} must be numbers, words and lists of them, got type {type(value).__name__}"
-            raise ValueError(f"{origin}: {problem}; make it the default of a subclass")
         arguments[field.name] = as_lists(value)
     return {**agent, "network": type(module), "network_options": arguments}
 

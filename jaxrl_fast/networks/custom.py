@@ -22,8 +22,6 @@ from jaxrl_fast.utils.arguments import coerce, refuse_option
 from jaxrl_fast.utils.errors import where, why
 from jaxrl_fast.utils.random import key_of_seed
 
-FLAX_FIELDS = ("parent", "name")  # of every module
-
 
 class Custom(nn.Module):
     """A user's module, then dense layers."""
@@ -57,8 +55,8 @@ def make(
 ) -> nn.Module:
     """Return the user's module of this name, checked on observations like `obs` (ShapeDtypeStruct).
 
-    Raises ValueError if there is no such class, if an argument is unknown or of another type than its default, or if
-    the module does not map [B, *shape] to features [B, ...].
+    Raises ValueError for an unknown class or argument, and for an argument whose type is not that of its default. The
+    module must map [B, *shape] to features [B, ...].
     """
     made = _construct(name, arguments)
     shapes = [ShapeDtypeStruct((2, *reading.shape(leaf, observations)), dtype) for leaf in jax.tree.leaves(obs)]
@@ -88,7 +86,8 @@ def _construct(name: str, arguments: Mapping[str, Any]) -> nn.Module:
     if not (isinstance(kind, type) and issubclass(kind, nn.Module)):
         got = f"the class {importing.name_of(kind)}" if isinstance(kind, type) else f"type {type(kind).__name__}"
         raise ValueError(f"network: {name} must be a class derived from flax.linen.Module, got {got}")
-    known = {p.name: p.default for p in inspect.signature(kind).parameters.values() if p.name not in FLAX_FIELDS}
+    parameters = inspect.signature(kind).parameters.values()
+    known = {p.name: p.default for p in parameters if p.name not in importing.FLAX_FIELDS}
     for argument in arguments:
         if argument not in known:
             refuse_option(f"network {name}", argument, tuple(known))

@@ -9,6 +9,8 @@ from typing import Any
 
 from jaxrl_fast.utils.parsing import nearest
 
+FLAX_FIELDS = ("parent", "name")  # of every flax module, besides its arguments
+
 
 def module(name: str, prefix: str) -> ModuleType:
     """Import a module, also from the current directory. Raise ValueError, starting with `prefix`, if that fails."""
