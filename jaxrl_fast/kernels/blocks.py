@@ -25,7 +25,7 @@ def in_blocks(function: Callable[[Array], Array], x: Array, max_size: int) -> Ar
 def block_size(num_rows: int, max_size: int) -> int:
     """Return the rows of a block: the largest divisor of `num_rows` in [max_size / 2, max_size].
 
-    Return `num_rows` if there is no such divisor, or if the code is not traced for a CPU.
+    Without such a divisor, and in code that is not for a CPU, that is `num_rows`.
     """
     if not dispatch.for_cpu():
         return num_rows

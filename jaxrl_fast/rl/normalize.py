@@ -16,6 +16,7 @@ from jaxrl_fast.types import PyTree, Rollout
 NOTHING = 1e-30  # the divisor if no row counts
 LARGEST = 1e15  # distance from the mean: the squares of larger ones do not fit into float32
 SMALLEST_WEIGHT = 1e-5  # of a batch: a smaller weight would be rounded away in float32
+CLIP, EPSILON = 10.0, 1e-8  # bound of normalized numbers; added to variances
 
 
 class Moments(NamedTuple):
@@ -110,7 +111,7 @@ def merge(stats: Stats, batch: Moments) -> Stats:
     )
 
 
-def apply(stats: Stats, x: Array, clip: float = 10.0, epsilon: float = 1e-8) -> Array:
+def apply(stats: Stats, x: Array, clip: float = CLIP, epsilon: float = EPSILON) -> Array:
     """Return x [*batch, ...] minus the mean, in standard deviations, clipped to [-clip, clip], f32."""
     mean, scale = (jnp.broadcast_to(part, x.shape) for part in (stats.mean, jax.lax.rsqrt(stats.var + epsilon)))
     return jnp.clip((x - mean) * scale, -clip, clip)
@@ -148,7 +149,7 @@ def update_reward(
     return RewardScale(total, update(scale.stats, totals, valid, axis_name))
 
 
-def apply_reward(scale: RewardScale, reward: Array, clip: float = 10.0, epsilon: float = 1e-8) -> Array:
+def apply_reward(scale: RewardScale, reward: Array, clip: float = CLIP, epsilon: float = EPSILON) -> Array:
     """Return rewards [...] divided by the standard deviation of `total`, clipped to [-clip, clip].
 
     Signs and zeros do not change. The method is that of gymnasium's NormalizeReward and of Engstrom et al. 2020,

@@ -108,13 +108,10 @@ def _read(saved: SavedRun, function: PolicyFunction, arrays: Arrays) -> Iterator
     stats = getattr(saved.learners, "observations", ())
     if stats:
         arrays["obs.mean"] = np.asarray(stats.mean).reshape(-1)
-        arrays["obs.scale"] = np.asarray(jax.lax.rsqrt(jnp.asarray(stats.var) + 1e-8)).reshape(-1)
-        yield f'x = np.clip((x - A["obs.mean"]) * A["obs.scale"], -{CLIP}, {CLIP})'
+        arrays["obs.scale"] = np.asarray(jax.lax.rsqrt(jnp.asarray(stats.var) + normalize.EPSILON)).reshape(-1)
+        yield f'x = np.clip((x - A["obs.mean"]) * A["obs.scale"], -{normalize.CLIP}, {normalize.CLIP})'
     elif reading.is_image(spec, saved.settings.agent.observations):
         yield f"x = x / np.float32({reading.WHITE})"
-
-
-CLIP = normalize.apply.__defaults__[0] if normalize.apply.__defaults__ else 10.0  # of standardized observations
 
 
 def _network(config: Any, arrays: Arrays) -> Iterator[str]:
