@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from jaxrl_fast import cli
 from jaxrl_fast.evaluation.export import Export, Options, export_run, write
 from jaxrl_fast.utils.files import path_of
+from jaxrl_fast.utils.warnings import print_stderr
 
 USAGE = cli.CommandSpec(
     "python -m jaxrl_fast.export",
@@ -25,12 +26,17 @@ def prepare(argv: Sequence[str]) -> Export:
     return export_run(path_of(folder), options)
 
 
-def act(export: Export) -> None:
-    """Write the folder, and print what it holds and how to load it."""
-    folder = write(export)
+def act(export: Export) -> int:
+    """Write the folder, and print what it holds and how to load it. Return the exit status."""
+    try:
+        folder = write(export)
+    except FileExistsError:  # created by another program since `prepare` looked
+        print_stderr(f"error: {export.folder}: exists by now; choose another name with --out")
+        return 1
     for line in lines(export):
         print(line)
     print(f"written  {folder}")
+    return 0
 
 
 def lines(export: Export) -> list[str]:

@@ -73,7 +73,8 @@ def open_env(
         for what in ("obs", "action"):
             old, new = str(getattr(before, what)), str(getattr(made.spec, what))
             if old != new:
-                raise ValueError(f"--env-options: must keep the {what} {old} that the policy knows, got {new}")
+                option = "--env-options" if env_options else "--protocol"
+                raise ValueError(f"{option}: must keep the {what} {old} that the policy knows, got {new}")
     return settings._replace(options=options), made
 
 

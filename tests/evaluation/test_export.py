@@ -578,7 +578,7 @@ def test_command_prints_how_to_load_and_never_overwrites(cart, capsys):
         assert printed.splitlines()[-1].endswith(name) and (cart.folder / name / "policy.json").is_file()
 
 
-def test_folder_is_complete_or_absent(tmp_path, monkeypatch):
+def test_folder_is_complete_or_absent(tmp_path, monkeypatch, capsys):
     exported = evaluation.export.Export(tmp_path / "out", {"a": b"1", "b": b"2"}, {})
     calls = []
 
@@ -595,6 +595,9 @@ def test_folder_is_complete_or_absent(tmp_path, monkeypatch):
     assert sorted(path.name for path in write(exported).iterdir()) == ["a", "b"]
     with pytest.raises(FileExistsError):
         write(exported)
+    capsys.readouterr()
+    assert export.act(exported) == 1
+    assert capsys.readouterr().err == f"error: {exported.folder}: exists by now; choose another name with --out\n"
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["a", "b", "out"]
 
 
