@@ -15,6 +15,7 @@ from jaxrl_fast.config import help
 from jaxrl_fast.config.convert import read_values
 from jaxrl_fast.config.sources import from_mapping, tokenize
 from jaxrl_fast.utils import devices
+from jaxrl_fast.utils.errors import EnvFault, blamed, user_traceback
 from jaxrl_fast.utils.option import options_of
 
 Ready = TypeVar("Ready")
@@ -39,7 +40,8 @@ def run_command(
 ) -> int:
     """Run a command and return its exit status.
 
-    A ValueError of one line while it prepares is a user's mistake: 2. No room or no right to write: 1.
+    A ValueError of one line while it prepares is a user's mistake: 2. No room or no right to write: 1. An error in an
+    environment: 1, after a line about the place and the traceback of the environment's own code.
     """
     argv = sys.argv[1:] if argv is None else argv
     if "--version" in argv:
@@ -48,8 +50,10 @@ def run_command(
     try:
         try:
             ready = prepare(argv)
+        except EnvFault:
+            raise
         except ValueError as error:
-            if "\n" in str(error):  # not a message for users
+            if "\n" in str(error) or blamed(error) is not None:  # not a message for users
                 raise
             print(f"error: {error}", file=sys.stderr)
             return 2
@@ -60,6 +64,15 @@ def run_command(
         what = "written" if error.errno in DISK_FULL_ERRNOS else "opened"
         which = error.filename or "standard output or another file"
         print(f"error: {which}: cannot be {what} ({error.strerror})", file=sys.stderr)
+        return 1
+    except EnvFault as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except Exception as error:
+        place = blamed(error)
+        if place is None:
+            raise
+        print(f"error: {place}\n{user_traceback(error)}", end="", file=sys.stderr)
         return 1
 
 

@@ -119,6 +119,9 @@ class HostEnvConfig(NamedTuple):
     overlap: bool = False  # pools collect a whole rollout during the update before it
     shard: int = 0  # index among num_shards with equally many environments; seeds do not depend on the split
     num_shards: int = 1
+    env_workers: int | str = "auto"  # processes that step a pool of Python environments; 0: this process
+    env_timeout: float = 0.0  # seconds after which a worker process counts as stuck; 0: never
+    render: bool = False  # images will be asked for
 
 
 class TimeStep(NamedTuple):

@@ -131,6 +131,16 @@ class System:
     host_bridge: Literal["auto", "ffi", "callback"] = system(
         "auto", "How compiled programs call host environments: envpool's XLA calls (ffi) or Python (callback)."
     )
+    env_workers: int | Literal["auto"] = system(
+        "auto",
+        "Processes that step each pool of Python environments; 0: the training's own. auto: as many as pay off.",
+        bounds=Bounds(0, 1024),
+    )
+    env_timeout: Seconds = system(
+        Seconds(300.0),
+        "Time after which a worker process that does not answer counts as stuck; 0: never.",
+        bounds=NON_NEGATIVE,
+    )
     gpu_memory: float | None = system(
         None,
         "Share of a GPU's memory that JAX reserves at the start. none: XLA_PYTHON_CLIENT_MEM_FRACTION, or 0.75.",

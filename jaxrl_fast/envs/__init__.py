@@ -7,10 +7,12 @@ compiled.
 
 import importlib
 import importlib.util
+import inspect
 import re
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from jaxrl_fast.envs import construct
 from jaxrl_fast.utils import importing
 from jaxrl_fast.utils.parsing import nearest
 
@@ -18,18 +20,19 @@ if TYPE_CHECKING:
     from jaxrl_fast import types
 
 
-BACKENDS = ("gymnax", "envpool")  # in the order in which an id without a backend is looked up
+BACKENDS = ("gymnax", "envpool", "gymnasium")  # in the order in which an id without a backend is looked up
 EXTRAS = {"envpool": "atari"}  # the package's extra that installs a backend, where there is one
 
 
 def make(
     env_id: Any, num_envs: int, /, host_config: "types.HostEnvConfig | None" = None, **options: Any
 ) -> "types.Env":
-    """Return N environments for an id, or for an object with gymnax's interface.
+    """Return N environments for an id, or for an object with gymnasium's or gymnax's interface.
 
     Args:
         env_id: "gymnax/CartPole-v1", "CartPole-v1", "my_package.my_module:MyEnv" (a class or an instance, also found
-            in the current directory), an object, or a factory.
+            in the current directory), "my_package:MyEnv-v0" (an id that this package registers with gymnasium), an
+            object, or a factory.
         num_envs: N.
         host_config: seed, pools and bridge of host environments; device environments ignore it.
         **options: parameters of the environment (`max_steps_in_episode=200`) or arguments of its constructor.
@@ -39,20 +42,41 @@ def make(
     if isinstance(env_id, tuple) and len(env_id) != 2:
         raise ValueError(f"env: a tuple must hold an instance and its parameters, got {env_id!r}")
     if env_id is None or isinstance(env_id, (bool, int, float, bytes, list, dict)):
-        raise ValueError(f"env: must be an id, such as 'CartPole-v1', or have gymnax's interface, got {env_id!r}")
-    if isinstance(env_id, str) and ":" not in env_id:
+        raise ValueError(f"env: must be an id, such as 'CartPole-v1', or an environment, got {env_id!r}")
+    config = host_config or _default_host_config()
+    if isinstance(env_id, str) and _is_registered_name(env_id):
         backend, name = _find(env_id)
-        config = host_config or _default_host_config()
         env = _backend(backend).make(name, num_envs, options, config)
     else:
-        source = (
-            (importing.attribute(env_id, f"environment {env_id!r}"), env_id) if isinstance(env_id, str) else (env_id,)
-        )
-        env = _backend("gymnax").adapt(source[0], num_envs, options, *source[1:])
+        backend, env = _adapt(env_id, num_envs, options, config)
     if host_config is not None:
-        _check_host_config(env, host_config)
+        _check_host_config(backend, env, host_config)
     again = lambda num_envs, host_config: make(env_id, num_envs, host_config, **options)
     return env if env.resize else env._replace(resize=again)
+
+
+def _is_registered_name(env_id: str) -> bool:
+    """Return whether this is an id, and not a Python object: "CartPole-v1" or "my_package:MyEnv-v0"."""
+    _, colon, name = env_id.rpartition(":")
+    return not colon or not all(part.isidentifier() for part in name.split("."))
+
+
+def _adapt(
+    given: Any, num_envs: int, options: dict[str, Any], config: "types.HostEnvConfig"
+) -> tuple[str, "types.Env"]:
+    """Return the backend and N environments for an object, or for the name of one. Its interface decides."""
+    env_id = given if isinstance(given, str) else ""
+    source = importing.attribute(env_id, f"environment {env_id!r}") if env_id else given
+    gymnasium, gymnax = _backend("gymnasium"), _backend("gymnax")
+    if gymnasium.recognizes(source):
+        return "gymnasium", gymnasium.adapt(source, num_envs, options, config, env_id)
+    if env_id or inspect.isclass(source) or not construct.is_factory(source):
+        return "gymnax", gymnax.adapt(source, num_envs, options, env_id)
+    made = gymnax.made(source, options)  # only a call shows what a function makes
+    if gymnasium.recognizes(made):
+        made.close()
+        return "gymnasium", gymnasium.adapt(source, num_envs, options, config, env_id)
+    return "gymnax", gymnax.adapt(source, num_envs, options, env_id, lambda **_: made)
 
 
 def _default_host_config() -> "types.HostEnvConfig":
@@ -61,7 +85,7 @@ def _default_host_config() -> "types.HostEnvConfig":
     return HostEnvConfig()
 
 
-def _check_host_config(env: "types.Env", config: "types.HostEnvConfig") -> None:
+def _check_host_config(backend: str, env: "types.Env", config: "types.HostEnvConfig") -> None:
     """Raise ValueError for options that this environment does not support."""
     if config.protocol and not env.protocol:
         raise ValueError(f"--protocol: {env.spec.id} is not an Atari game, got {config.protocol}")
@@ -69,6 +93,9 @@ def _check_host_config(env: "types.Env", config: "types.HostEnvConfig") -> None:
         raise ValueError(
             f"--async-pools: {env.spec.id} runs on the device and has no pools, got {config.num_async_pools}; use 0"
         )
+    if config.env_workers != "auto" and backend != "gymnasium":
+        remedy = "leave it out" if env.on_device else "use --env-option num_threads"
+        raise ValueError(f"--env-workers: {env.spec.id} has no worker processes, got {config.env_workers}; {remedy}")
 
 
 def registered(backend: str = "gymnax") -> tuple[str, ...]:
@@ -78,6 +105,8 @@ def registered(backend: str = "gymnax") -> tuple[str, ...]:
 
 def _find(env_id: str) -> tuple[str, str]:
     """Return the backend and the name within it: ("gymnax", "CartPole-v1")."""
+    if ":" in env_id:
+        return "gymnasium", env_id.removeprefix("gymnasium/")
     backend, slash, name = env_id.partition("/")
     if slash and backend not in BACKENDS:
         for other in filter(_is_installed, BACKENDS):  # a name may have a slash: envpool's MetaWorld/Reach-v3

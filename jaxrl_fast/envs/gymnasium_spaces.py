@@ -3,6 +3,7 @@
 Agents see images as uint8 [H, W, C], small counts as one-hot vectors, and other observations as float32.
 """
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,26 +12,74 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_fast.envs.spaces import Bounds, true_bounds
-from jaxrl_fast.types import Box, Discrete, PyTree
+from jaxrl_fast.envs.spaces import Bounds, narrow_dtype, true_bounds
+from jaxrl_fast.types import Box, Discrete, MultiDiscrete, PyTree
 
-MAX_ONE_HOT = 1024  # values of a Discrete space; a larger one becomes a single number
+MAX_ONE_HOT = 1024  # values of a Discrete or MultiDiscrete space; larger ones become numbers
+ARRAYS = (  # the spaces whose elements are arrays of a fixed size
+    gymnasium.spaces.Box,
+    gymnasium.spaces.Discrete,
+    gymnasium.spaces.MultiBinary,
+    gymnasium.spaces.MultiDiscrete,
+)
 
 
-def action_space(env_id: str, space: Any) -> tuple[Discrete | Box, int, Bounds]:
+def action_space(env_id: str, space: Any) -> tuple[Discrete | MultiDiscrete | Box, Any, Bounds]:
     """Return the action space for agents, the smallest discrete action, and the true bounds of a continuous one."""
     unsupported = f"{env_id}: unsupported action space, got {space}"
     if isinstance(space, gymnasium.spaces.Discrete):
         return Discrete(int(space.n)), int(space.start), ()
+    if isinstance(space, gymnasium.spaces.MultiDiscrete):
+        return MultiDiscrete(tuple(space.nvec.reshape(-1).tolist())), space.start.reshape(-1).astype(np.int32), ()
+    if isinstance(space, gymnasium.spaces.MultiBinary):
+        return MultiDiscrete((2,) * math.prod(space.shape)), 0, ()
     if not isinstance(space, gymnasium.spaces.Box) or not np.issubdtype(space.dtype, np.floating):
-        raise ValueError(f"{unsupported}; it must be Discrete or a Box of floats")
+        raise ValueError(f"{unsupported}; it must be Discrete, MultiDiscrete, MultiBinary or a Box of floats")
     return Box(space.shape or (1,)), 0, true_bounds(unsupported, space.low, space.high, space.shape)
 
 
 def as_tree(space: Any) -> PyTree:
-    """Return a tree of spaces: each Dict becomes a dictionary."""
+    """Return a tree of spaces: each Dict becomes a dictionary, each Tuple a tuple."""
+    if isinstance(space, gymnasium.spaces.Tuple):
+        return tuple(map(as_tree, space.spaces))
     inner = getattr(space, "spaces", space) if isinstance(space, gymnasium.spaces.Dict) else space
     return {name: as_tree(part) for name, part in inner.items()} if isinstance(inner, Mapping) else inner
+
+
+def check_observation(env_id: str, space: Any) -> None:
+    """Raise ValueError unless an observation consists of arrays of numbers with a fixed size."""
+    unsupported, parts = f"{env_id}: unsupported observation space, got {space}", jax.tree.leaves(as_tree(space))
+    if not all(isinstance(part, ARRAYS) and np.dtype(part.dtype).kind in "buif" for part in parts):
+        kinds = ", ".join(kind.__name__ for kind in ARRAYS)
+        raise ValueError(f"{unsupported}; it must consist of {kinds}, in Dict and Tuple")
+    if not parts or not all(math.prod(part.shape) for part in parts):
+        raise ValueError(f"{unsupported}; none of its parts may be empty")
+
+
+def limits(space: Any) -> tuple[Any, Any, bool]:
+    """Return the inclusive bounds of a part of an observation, None without any; and whether it is an index."""
+    if isinstance(space, gymnasium.spaces.Discrete):
+        return int(space.start), int(space.start + space.n) - 1, True
+    if isinstance(space, gymnasium.spaces.MultiDiscrete):
+        start, nums = np.asarray(space.start, np.int64), np.asarray(space.nvec, np.int64)
+        return start, start + nums - 1, True
+    if isinstance(space, gymnasium.spaces.MultiBinary):
+        return 0, 1, False
+    with np.errstate(over="ignore"):  # bounds beyond float32 become infinite
+        low, high = (bound.astype(narrow_dtype(space.dtype)) for bound in (space.low, space.high))
+    if space.dtype.kind == "f":
+        has_bounds = bool(np.isfinite([low, high]).any())
+    else:
+        widest = np.iinfo(space.dtype) if space.dtype.kind in "ui" else None
+        has_bounds = widest is not None and bool((low > widest.min).any() or (high < widest.max).any())
+    return (low, high, False) if has_bounds else (None, None, False)
+
+
+def is_action_mask(tree: PyTree, action: Discrete | MultiDiscrete | Box) -> bool:
+    """Return whether observations are dictionaries with an action mask: `action_mask`, one bit for each action."""
+    part: Any = tree.get("action_mask") if isinstance(tree, dict) and len(tree) > 1 else None
+    is_bits = isinstance(part, gymnasium.spaces.MultiBinary | gymnasium.spaces.Box)
+    return is_bits and not isinstance(action, Box) and math.prod(part.shape) == action.num_outputs
 
 
 def encode(spaces: PyTree, obs: PyTree) -> PyTree:
@@ -42,6 +91,10 @@ def _encode(x: jax.Array, space: Any) -> jax.Array:
     num = int(space.n) if isinstance(space, gymnasium.spaces.Discrete) else 0
     if 0 < num <= MAX_ONE_HOT:
         return jax.nn.one_hot(x - int(space.start), num, dtype=jnp.float32)
+    if isinstance(space, gymnasium.spaces.MultiDiscrete) and space.nvec.sum() <= MAX_ONE_HOT:
+        flat, nums = x.reshape(x.shape[0], -1) - space.start.reshape(1, -1), space.nvec.reshape(-1).tolist()
+        each = [jax.nn.one_hot(flat[:, i], num, dtype=jnp.float32) for i, num in enumerate(nums)]
+        return jnp.concatenate(each, axis=1)
     if is_channel_first_image(x.shape[1:], x.dtype):
         return jnp.moveaxis(x, 1, -1)
     if x.ndim == 2 and x.dtype == jnp.uint8:  # text or memory: bytes become [0, 1)

@@ -2,11 +2,13 @@
 
 import contextlib
 import functools
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.experimental import io_callback
 
 from jaxrl_fast.envs import spaces
@@ -58,10 +60,10 @@ def make_env(
     """
     if config.bridge == "ffi" and make_bridge is None:
         raise ValueError(f"--host-bridge: {spec.env.id} has no XLA calls, got ffi; use callback")
-    obs = jax.eval_shape(spec.encode, raw_rows(spec).obs)
+    obs = jax.eval_shape(functools.partial(_seen, spec), raw_rows(spec).obs)
     obs = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), obs)
     spec = spec._replace(env=spec.env._replace(obs=obs))
-    own_obs, encode_obs = spaces.own_observation(spec.raw_obs, obs, spec.encode)
+    own_obs, encode_obs = spaces.own_observation(spec.visible(spec.raw_obs), obs, spec.encode)
     num_pools, total = max(config.num_async_pools, 1), config.num_shards * max(config.num_async_pools, 1)
     first = config.shard * num_pools
     pools = tuple(LazyPool(spec, open_pool, config.seed, i, total) for i in range(first, first + num_pools))
@@ -97,7 +99,7 @@ def reset(driver: Driver, key: Key) -> tuple[State, TimeStep]:
     for pool in driver.pools:
         handle, obs = _call_host(pool.reset, pool.rows.obs, handle)
         score = EpisodeScore(zeros(jnp.float32), zeros(bool)) if spec.ends_at_life_loss else ()
-        rows.append(TimeStep(spec.encode(obs), zeros(jnp.float32), ones, zeros(bool), score))
+        rows.append(TimeStep(_seen(spec, obs), zeros(jnp.float32), ones, zeros(bool), score, _mask(spec, obs)))
     return State(handle, tuple(row.last for row in rows)), _join(rows)
 
 
@@ -138,18 +140,30 @@ def _follow(driver: Driver, i: int, state: State, handle: jax.Array, row: Row) -
     game_over = row.game_over if spec.reports_game_over else jnp.zeros(spec.env.num_envs, bool)
     terminated = row.terminated | game_over
     timestep = TimeStep(
-        obs=spaces.readable(terminated, spec.encode(row.obs)),
+        obs=spaces.readable(terminated, _seen(spec, row.obs)),
         reward=reward,
         discount=1.0 - terminated.astype(jnp.float32),
         last=terminated | row.truncated,
         score=EpisodeScore(reward, game_over | row.truncated) if spec.ends_at_life_loss else (),
+        action_mask=_mask(spec, row.obs),
     )
     return State(handle, (*state.last[:i], timestep.last, *state.last[i + 1 :])), timestep
 
 
+def _seen(spec: PoolSpec, raw: PyTree) -> PyTree:
+    """Return raw observations [n, ...] as agents see them."""
+    return spec.encode(spec.visible(raw))
+
+
+def _mask(spec: PoolSpec, raw: PyTree) -> PyTree:
+    """Return the action mask in raw observations, bool [n, num_outputs], or ()."""
+    return spec.action_mask(raw) if spec.action_mask else ()
+
+
 def to_env_action(spec: PoolSpec, action: jax.Array) -> jax.Array:
     """Return agents' actions [n, ...] within the environment's true bounds, int32 or float32."""
-    return spaces.to_env_action(spec.env, spec.bounds, action) + spec.action_start
+    scaled = spaces.to_env_action(spec.env, spec.bounds, action)
+    return scaled + np.broadcast_to(np.asarray(spec.action_start, scaled.dtype), scaled.shape)
 
 
 def callback_bridge(pool: LazyPool) -> Bridge:
@@ -192,15 +206,21 @@ ERRORS: list[BaseException] = []  # the last error raised in a callback, which J
 
 @contextlib.contextmanager
 def original_errors() -> Iterator[None]:
-    """Raise the original error of a host environment, with its traceback, instead of JAX's JaxRuntimeError."""
+    """Raise the original error of a host environment, with its traceback, instead of JAX's JaxRuntimeError.
+
+    JAX's own report of it is not logged.
+    """
+    logger, is_other = logging.getLogger("jax._src.callback"), lambda record: not ERRORS
     ERRORS.clear()
+    logger.addFilter(is_other)
     try:
         yield
     except jax.errors.JaxRuntimeError:
         if not ERRORS:
             raise
-        raise ERRORS[0] from None
+        raise ERRORS[0] from ERRORS[0].__cause__
     finally:
+        logger.removeFilter(is_other)
         ERRORS.clear()
 
 

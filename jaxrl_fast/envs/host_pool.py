@@ -60,9 +60,13 @@ class PoolSpec(NamedTuple):
     env: EnvSpec  # num_envs is n, the number in this pool; `make_env` fills in obs
     raw_obs: PyTree  # shape and dtype of one environment's observation in a `Row`
     action_dtype: Any  # of the actions that `send` takes
-    action_start: int = 0  # the smallest discrete action
+    action_start: Any = 0  # the smallest discrete action, or an array of the smallest choices
     bounds: spaces.Bounds = ()  # true (low, high) of continuous actions
-    encode: Callable[[PyTree], PyTree] = lambda obs: obs  # raw observations [n, ...], of at most 32 bits, for agents
+    encode: Callable[[PyTree], PyTree] = lambda obs: (
+        obs
+    )  # visible observations [n, ...], of at most 32 bits, for agents
+    visible: Callable[[PyTree], PyTree] = lambda raw: raw  # the part of raw observations that agents may see
+    action_mask: Callable[[PyTree], jax.Array] | None = None  # raw observations [n, ...] to bool [n, num_outputs]
     reports_game_over: bool = False
     ends_at_life_loss: bool = False  # a lost life terminates the episode but not the game; scores are of games
     can_render: bool = False

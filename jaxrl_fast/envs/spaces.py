@@ -1,5 +1,6 @@
 """Convert actions and observations between users, agents and environments; shared by all backends."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -7,16 +8,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_fast.types import Discrete, EnvSpec, PyTree
+from jaxrl_fast.types import Box, Discrete, EnvSpec, MultiDiscrete, PyTree
 
 Bounds = Any  # the true (low, high) of continuous actions; () for discrete ones
 MAX_OBS_MAGNITUDE = 1e9  # sums of many squares of such numbers still fit float32
 
 
 def check_action(spec: EnvSpec, action: jax.Array) -> None:
-    """Raise ValueError while tracing unless actions are integers [N] or floats [N, *shape]."""
-    discrete = isinstance(spec.action, Discrete)
-    shape = (spec.num_envs, *getattr(spec.action, "shape", ()))
+    """Raise ValueError while tracing unless actions are integers [N] or [N, k], or floats [N, *shape]."""
+    discrete = not isinstance(spec.action, Box)
+    shape = (spec.num_envs, *spec.action.shape)
     if action.shape != shape or not jnp.issubdtype(action.dtype, jnp.integer if discrete else jnp.floating):
         expected = f"{'int32' if discrete else 'float32'}{list(shape)}"
         raise ValueError(f"{spec.id}: actions must be {expected}, got {action.dtype}{list(action.shape)}")
@@ -24,13 +25,25 @@ def check_action(spec: EnvSpec, action: jax.Array) -> None:
 
 def to_env_action(spec: EnvSpec, bounds: Bounds, action: jax.Array) -> jax.Array:
     """Return agents' actions [..., *shape] within the environment's bounds; NaN becomes the middle."""
-    if isinstance(spec.action, Discrete):
+    if not isinstance(spec.action, Box):
         wide = action if action.dtype.itemsize >= 4 else action.astype(jnp.int32)  # int8 cannot hold a bound of 200
-        return jnp.clip(wide, 0, spec.action.num - 1).astype(jnp.int32)
+        nums = spec.action.num if isinstance(spec.action, Discrete) else spec.action.nums
+        return jnp.clip(wide, 0, np.broadcast_to(nums, wide.shape) - 1).astype(jnp.int32)
     unit = jnp.where(jnp.isnan(action), 0.0, jnp.clip(action, -1.0, 1.0)).astype(jnp.float32)
     unit = unit.reshape(*action.shape[: action.ndim - len(spec.action.shape)], *bounds[0].shape)
     low, high = (jnp.broadcast_to(bound, unit.shape) for bound in bounds)
     return jnp.clip(0.5 * (low + high) + 0.5 * (high - low) * unit, low, high)
+
+
+def allowed(action: Discrete | MultiDiscrete, mask: jax.Array) -> jax.Array:
+    """Return an environment's action mask as bool [n, num_outputs].
+
+    Where no action is allowed, as in many terminal states, all are: a distribution needs at least one.
+    """
+    flat = mask.reshape(mask.shape[0], -1).astype(bool)
+    nums = (action.num,) if isinstance(action, Discrete) else action.nums
+    parts = jnp.split(flat, np.cumsum(nums)[:-1], axis=1)
+    return jnp.concatenate([part | ~part.any(axis=1, keepdims=True) for part in parts], axis=1)
 
 
 def readable(terminated: jax.Array, obs: PyTree) -> PyTree:
@@ -57,10 +70,13 @@ def own_observation(raw: PyTree, obs: PyTree, encode: Callable[[PyTree], PyTree]
         encode: From such raw observations, with a leading axis, to those of agents.
     """
     structure, expected = jax.tree.structure(raw), jax.tree.leaves(obs)
-    is_index = [not x.shape and y.shape not in ((), (1,)) for x, y in zip(jax.tree.leaves(raw), expected)]
+    is_index = [_is_one_hot(x, y) for x, y in zip(jax.tree.leaves(raw), expected)]
     if not any(is_index):
         return None, lambda obs: obs
-    own = [jax.ShapeDtypeStruct((), jnp.int32) if index else y for index, y in zip(is_index, expected)]
+    own = [
+        jax.ShapeDtypeStruct(x.shape, jnp.int32) if index else y
+        for index, x, y in zip(is_index, jax.tree.leaves(raw), expected)
+    ]
 
     def encode_own(own: PyTree) -> PyTree:
         """Return observations [N, ...] as agents see them."""
@@ -73,6 +89,13 @@ def own_observation(raw: PyTree, obs: PyTree, encode: Callable[[PyTree], PyTree]
     return jax.tree.unflatten(jax.tree.structure(obs), own), encode_own
 
 
+def _is_one_hot(raw: jax.ShapeDtypeStruct, seen: jax.ShapeDtypeStruct) -> bool:
+    """Return whether agents see one-hot vectors where the environment returns one index, or several."""
+    if not raw.shape:
+        return seen.shape not in ((), (1,))
+    return jnp.issubdtype(raw.dtype, jnp.integer) and len(seen.shape) == 1 and math.prod(raw.shape) != seen.shape[0]
+
+
 def true_bounds(unsupported: str, low: Any, high: Any, shape: tuple[int, ...]) -> Bounds:
     """Return float32 bounds of continuous actions. Raise ValueError, with `unsupported` first, if they are unusable."""
     with np.errstate(over="ignore"):  # bounds beyond float32 become infinite
@@ -80,7 +103,8 @@ def true_bounds(unsupported: str, low: Any, high: Any, shape: tuple[int, ...]) -
     if np.any(low > high):
         raise ValueError(f"{unsupported}; its lower bounds must not exceed the upper ones")
     if not np.all(np.abs([low, high]) < 1e30):
-        raise ValueError(f"{unsupported}; its bounds must be finite, because [-1, 1] is scaled to them")
+        remedy = "declare the range that matters"
+        raise ValueError(f"{unsupported}; its bounds must be finite, because [-1, 1] is scaled to them; {remedy}")
     return low, high
 
 

@@ -139,7 +139,10 @@ def host_env_config(
     num_pools = options.async_pools if purpose == TRAINING else 0
     overlap = options.overlap and purpose == TRAINING
     seed = options.seed, purpose, done
-    return HostEnvConfig(seed, options.protocol, bridge, num_pools, overlap, shard, num_shards)
+    workers, timeout = options.env_workers, float(options.env_timeout)
+    return HostEnvConfig(
+        seed, options.protocol, bridge, num_pools, overlap, shard, num_shards, workers, timeout, purpose == WATCHING
+    )
 
 
 def _with_protocol(settings: Settings, env: Env) -> Settings:

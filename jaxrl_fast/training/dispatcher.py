@@ -5,6 +5,7 @@ from collections import deque
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_fast import loop
@@ -12,6 +13,7 @@ from jaxrl_fast.parallel.program import NONFINITE_KEY, Program
 from jaxrl_fast.utils.signals import interruptible
 
 CHUNK_S = 0.5  # target seconds of a chunk: short enough to stop promptly, long enough to hide the host's work
+MAX_KEPT = 2**28  # bytes of a state that is copied before each chunk, so that a failed chunk loses nothing before it
 GROWTH = 8  # the largest ratio of the lengths of successive chunks
 
 
@@ -22,6 +24,7 @@ class PendingChunk(NamedTuple):
     num_updates: int
     start: float  # when it was submitted
     end: float | None  # when it was done, if the submission blocked until then
+    before: loop.TrainState | None  # the state before it, if that is kept
 
 
 class ChunkResult(NamedTuple):
@@ -37,8 +40,14 @@ class ChunkResult(NamedTuple):
 class Dispatcher:
     """The queue of a program's updates on the device, and their metrics."""
 
-    def __init__(self, program: Program, state: loop.TrainState, num_seeds: int, num_submitted: int = 0):
+    def __init__(
+        self, program: Program, state: loop.TrainState, num_seeds: int, num_submitted: int = 0, may_fail: bool = False
+    ):
+        """Begin with a state after `num_submitted` updates. If chunks may fail, small states before them are kept."""
         self.program, self.num_seeds = program, num_seeds
+        self.keeps_states = may_fail and sum(x.nbytes for x in jax.tree.leaves(state)) <= MAX_KEPT
+        self.before: loop.TrainState | None = None  # the state before the chunk that is being submitted, if kept
+        self.submitting = False
         self.state = state  # after all submitted updates
         self.num_submitted = num_submitted  # updates, those before a resume included
         self.queue: deque[PendingChunk] = deque()
@@ -59,17 +68,20 @@ class Dispatcher:
         """Submit a chunk of about CHUNK_S that ends at update `limit` at the latest."""
         by_clock = max(min(int(self.rate * CHUNK_S), self.length * GROWTH), 1)
         self.length = min(by_clock, self.program.capacity, limit - self.num_submitted)
+        self.before = jax.tree.map(jnp.copy, self.state) if self.keeps_states else None
+        self.submitting = True
         start = time.perf_counter()
         length = np.asarray(self.length, np.int32)
         self.state, rows = interruptible(self.program.chunk, self.state, length)  # may block until it is computed
         end = time.perf_counter() if _ready(rows) else None
-        self.queue.append(PendingChunk(rows, self.length, start, end))
+        self.queue.append(PendingChunk(rows, self.length, start, end, self.before))
+        self.submitting, self.before = False, None
         self.latest_start = start
         self.num_submitted += self.length
 
     def collect(self) -> ChunkResult:
         """Wait for the oldest pending chunk."""
-        chunk = self.queue.popleft()
+        chunk = self.queue[0]
         # If it is done already, its end is unknown: the device may have idled until the next one was submitted.
         idle_until = self.latest_start if chunk.end is None and _ready(chunk.rows) else chunk.start
         idle = max(idle_until - self.idle_since, 0.0)
@@ -77,8 +89,19 @@ class Dispatcher:
         now = max(chunk.end or time.perf_counter(), self.idle_since)  # its recorded end may precede the last chunk's
         duration, self.idle_since = now - self.idle_since, now
         self.rate = chunk.num_updates / max(duration, 1e-9)
+        self.queue.popleft()
         rows = {k: x.reshape(-1, x.shape[-1])[: self.num_seeds, : chunk.num_updates] for k, x in rows.items()}
         return ChunkResult(rows, ~rows.pop(NONFINITE_KEY)[:, -1], chunk.num_updates, duration, idle)
+
+    def discard_pending(self) -> bool:
+        """Return to the state after the last collected chunk, when a chunk has failed. False if it was not kept."""
+        if not (self.queue or self.submitting):
+            return True
+        state = self.queue[0].before if self.queue else self.before
+        self.queue.clear()
+        if state is not None:
+            self.state = state
+        return state is not None
 
 
 def _ready(rows: Any) -> bool:

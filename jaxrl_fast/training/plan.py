@@ -180,7 +180,7 @@ def check_services(options: Options) -> None:
 def check_devices(options: Options) -> None:
     """Configure JAX's devices. Raise ValueError if it cannot train on them with these options."""
     if options.overlap and not options.async_pools:
-        raise ValueError("--overlap: requires a host environment (envpool) and --async-pools 1 or more")
+        raise ValueError("--overlap: requires a host environment and --async-pools 1 or more")
     devices.configure_cpu_devices(options.devices)
     devices.reserve_gpu_memory(options.gpu_memory)
     devices.check_device()

@@ -1,12 +1,13 @@
 """Train one run: carry out its schedule, and write down what comes of it."""
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jaxrl_fast.loggers.terminal import Console, make_console
+from jaxrl_fast.runs import files
 from jaxrl_fast.training import console, schedule
 from jaxrl_fast.training.callbacks import CallbackRunner
 from jaxrl_fast.training.plan import Plan
@@ -14,6 +15,7 @@ from jaxrl_fast.training.schedule import Kind
 from jaxrl_fast.training.summary import write_config
 from jaxrl_fast.utils import compile_cache, signals, warnings
 from jaxrl_fast.utils.importing import name_of
+from jaxrl_fast.utils.warnings import print_stderr
 
 if TYPE_CHECKING:
     from jaxrl_fast.loop import TrainState
@@ -57,7 +59,7 @@ def execute(plan: Plan, terminal: Console | None = None, callbacks: Sequence[Any
             program = startup.compile_program(progress, terminal, cache)
             trainer = Trainer(progress, program, startup.first_state(progress, program), terminal, callbacks)
             progress.mark_running()
-            with signals.stop_signals(trainer.stop):
+            with signals.stop_signals(trainer.stop), trainer.saved_if_env_fails():
                 trainer.train()
             trainer.conclude()
         console.print_summary(plan, terminal, progress.summary)
@@ -103,7 +105,8 @@ class Trainer:
             cut_at_records=self.options.stop_when_solved or bool(callbacks),
             saves_at_stop=not self.exact_host_resume,
         )
-        self.dispatcher = dispatcher.Dispatcher(program, state, len(progress.seeds), progress.finished)
+        num_seeds, may_fail = len(progress.seeds), not self.plan.env.on_device
+        self.dispatcher = dispatcher.Dispatcher(program, state, num_seeds, progress.finished, may_fail)
         self.printer = console.ProgressPrinter(self.plan, terminal, progress.finished, progress.times["train"])
         self.saved = progress.finished if self.plan.saved else None  # the update that was saved last, or tried to be
         self.num_restarts = 0  # saves after which the host environments have been restarted
@@ -177,6 +180,23 @@ class Trainer:
         if self.stopping():
             self.record(everything=True)
         self.progress.join_checkpoint()
+
+    @contextlib.contextmanager
+    def saved_if_env_fails(self) -> Iterator[None]:
+        """Save the run as it was before the chunk in which a host environment raises an exception."""
+        try:
+            yield
+        except Exception:
+            if self.plan.env.on_device or self.exact_host_resume or not self.dispatcher.discard_pending():
+                raise
+            self.record(everything=True)
+            self.saved = None
+            self.save()
+            self.progress.join_checkpoint()
+            if self.checkpoints.saved_at(self.env_steps):
+                saved = f"saved at step {self.env_steps}, before the environment failed"
+                print_stderr(f"{saved}; resume: {files.resume_command(self.plan.folder)}")
+            raise
 
     def submit(self, limit: int) -> None:
         """Submit a chunk that ends at update `limit` at the latest."""

@@ -7,6 +7,7 @@ import traceback
 from collections.abc import Iterator
 from contextvars import ContextVar
 from pathlib import Path
+from types import TracebackType
 
 PACKAGE = str(Path(__file__).parents[1])
 PATH_SEPARATORS = r"[/\\]"
@@ -17,15 +18,63 @@ from_python = ContextVar("from_python", default=False)  # whether the user has c
 
 def where(error: BaseException) -> str:
     """Return the last line of user code in a traceback, as " (own.py:57, in step_env)", or "" if there is none."""
-    installed = (PACKAGE, "<", sysconfig.get_path("stdlib"))
-    is_user_code = lambda path: (
-        not path.startswith(installed) and "site-packages" not in path and "dist-packages" not in path
-    )
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if is_user_code(frame.filename)]
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_user_code(frame.filename)]
     if not frames:
         return ""
     path, line, name, _ = frames[-1]
     return f" ({re.split(PATH_SEPARATORS, path)[-1]}:{line}, in {name})"
+
+
+def _is_user_code(path: str) -> bool:
+    installed = (PACKAGE, "<", sysconfig.get_path("stdlib"))
+    return not path.startswith(installed) and "site-packages" not in path and "dist-packages" not in path
+
+
+class EnvFault(ValueError):
+    """An environment returned a value that it must not return, or the process that steps it has ended."""
+
+
+class WorkerTraceback(Exception):
+    """The traceback of an exception in a worker process, as text: the `__cause__` of the exception raised here."""
+
+    def __str__(self) -> str:
+        return f"\n{self.args[0].rstrip()}"
+
+
+BLAME = "raised by the environment: "  # begins a note of an exception
+
+
+def blame(error: BaseException, place: str) -> None:
+    """Note on an exception where an environment has raised it: "my_module:MyEnv: step failed in environment 3"."""
+    if blamed(error) is None:
+        error.add_note(BLAME + place)
+
+
+def blamed(error: BaseException) -> str | None:
+    """Return where an environment has raised this exception, or None if it is of another origin."""
+    notes = [note for note in getattr(error, "__notes__", ()) if note.startswith(BLAME)]
+    return notes[0].removeprefix(BLAME) if notes else None
+
+
+def user_traceback(error: BaseException) -> str:
+    """Return the traceback of an exception without the frames above the user's code."""
+    if isinstance(error.__cause__, WorkerTraceback):
+        return str(error.__cause__.args[0])
+    below = error.__traceback__  # the frames that this package has called
+    for frame in _frames(error.__traceback__):
+        below = frame.tb_next if frame.tb_frame.f_code.co_filename.startswith(PACKAGE) else below
+    frames = next((f for f in _frames(below) if _is_user_code(f.tb_frame.f_code.co_filename)), below)
+    notes, error.__notes__ = getattr(error, "__notes__", []), []
+    try:
+        return "".join(traceback.format_exception(type(error), error, frames or error.__traceback__))
+    finally:
+        error.__notes__ = notes
+
+
+def _frames(first: TracebackType | None) -> Iterator[TracebackType]:
+    while first is not None:
+        yield first
+        first = first.tb_next
 
 
 def why(error: Exception) -> str:

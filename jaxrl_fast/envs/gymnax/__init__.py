@@ -7,6 +7,7 @@ from typing import Any
 import gymnax
 
 from jaxrl_fast.envs.gymnax.batch import UNSUPPORTED, adapt
+from jaxrl_fast.envs.gymnax.batch import made as made
 from jaxrl_fast.types import Env, HostEnvConfig
 
 

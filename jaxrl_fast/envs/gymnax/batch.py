@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_fast.envs import spaces
+from jaxrl_fast.envs.construct import arguments, call, is_factory
 from jaxrl_fast.envs.gymnax.single import Single, encode, reset_one, step_one, traced
 from jaxrl_fast.types import Env, HostEnvConfig, Key, PyTree, TimeStep
 from jaxrl_fast.utils import importing
@@ -65,18 +66,29 @@ def adapt(
     `construct`, if given, is called instead of the class. An object given by its name alone may come from a preset or
     config.yaml, which must not call arbitrary functions: it is called only if it is a class with gymnax's interface.
     """
-    if env_id and not construct and _is_factory(source):
+    if env_id and not construct and is_factory(source):
         _check_class(env_id, source)
     env_id = env_id or importing.name_of(source)
-    arguments = _arguments(source)
-    given = {name: coerce(env_id, name, options[name], arguments[name]) for name in options if name in arguments}
-    env = _call(env_id, construct or source, given) if _is_factory(source) else source
+    known, given = arguments(source), _given(env_id, source, options)
+    env = call(env_id, construct or source, given) if is_factory(source) else source
     env, params = env if isinstance(env, tuple) else (env, None)
     _check_interface(env_id, env)
     params = _default_params(env_id, env) if params is None else params
     rest = {name: value for name, value in options.items() if name not in given}
-    params = _with_options(env_id, params, rest, arguments)
+    params = _with_options(env_id, params, rest, known)
     return batch(traced(env_id, env, params, num_envs), num_envs)
+
+
+def made(source: Callable[..., Any], options: Mapping[str, Any]) -> Any:
+    """Return what a factory makes with those of the options that are its arguments."""
+    env_id = importing.name_of(source)
+    return call(env_id, source, _given(env_id, source, options))
+
+
+def _given(env_id: str, source: Any, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options that are arguments of a class or a factory, with the types of their defaults."""
+    known = arguments(source)
+    return {name: coerce(env_id, name, options[name], known[name]) for name in options if name in known}
 
 
 def batch(single: Single, num_envs: int, host_config: HostEnvConfig | None = None) -> Env:
@@ -222,32 +234,6 @@ def _check_class(env_id: str, source: Any) -> None:
             "pass a factory from Python: fit(env=make_env)"
         )
     _check_interface(env_id, source)
-
-
-def _is_factory(source: Any) -> bool:
-    return inspect.isclass(source) or callable(source) and not hasattr(source, "step_env")
-
-
-def _arguments(source: Any) -> dict[str, Any]:
-    """Return names and defaults of the arguments of a class or a factory."""
-    if not _is_factory(source):
-        return {}
-    named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    try:
-        parameters = inspect.signature(source).parameters
-    except ValueError as error:  # a built-in type, such as dict
-        raise ValueError(f"env: must have gymnax's interface or make an object that has, got {source!r}") from error
-    return {p.name: p.default for p in parameters.values() if p.kind in named}
-
-
-def _call(env_id: str, construct: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
-    try:
-        return construct(**arguments)
-    except Exception as error:  # of any kind
-        given = ", ".join(f"{name}={value!r}" for name, value in arguments.items())
-        missing = isinstance(error, TypeError) and " missing " in str(error)
-        hint = "; give it as an option of the environment" if missing else ""
-        raise ValueError(f"{env_id} cannot be made{given and ' with '}{given}: {why(error)}{hint}") from error
 
 
 def _default_params(env_id: str, env: Any) -> Any:

@@ -1,0 +1,36 @@
+"""Construct environments from classes and factories, with options that their signatures declare."""
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from jaxrl_fast.utils.errors import why
+
+NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+
+
+def is_factory(source: Any) -> bool:
+    """Return whether a call of this object makes an environment."""
+    return inspect.isclass(source) or callable(source) and not hasattr(source, "step_env")
+
+
+def arguments(source: Any) -> dict[str, Any]:
+    """Return names and defaults of the arguments of a class or a factory."""
+    if not is_factory(source):
+        return {}
+    try:
+        parameters = inspect.signature(source).parameters
+    except ValueError as error:  # a built-in type, such as dict
+        raise ValueError(f"env: must be an environment or a function that makes one, got {source!r}") from error
+    return {p.name: p.default for p in parameters.values() if p.kind in NAMED}
+
+
+def call(env_id: str, construct: Callable[..., Any], given: Mapping[str, Any]) -> Any:
+    """Return what a class or a factory makes of these arguments. Raise a ValueError of one line if it fails."""
+    try:
+        return construct(**given)
+    except Exception as error:  # of any kind
+        values = ", ".join(f"{name}={value!r}" for name, value in given.items())
+        missing = isinstance(error, TypeError) and " missing " in str(error)
+        hint = "; give it as an option of the environment" if missing else ""
+        raise ValueError(f"{env_id} cannot be made{values and ' with '}{values}: {why(error)}{hint}") from error

@@ -1,0 +1,48 @@
+"""Provide gymnasium's environments, which Python steps on the host: ids, classes and factories of `gymnasium.Env`.
+
+This module, `layout`, `making`, `stepping` and `worker` do not import JAX, because worker processes import them.
+"""
+
+import inspect
+import sys
+import typing
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from jaxrl_fast.types import Env, HostEnvConfig
+
+
+def registered() -> tuple[str, ...]:
+    """Return the ids in gymnasium's registry. An id may name a module that registers it: "my_package:MyEnv-v0"."""
+    import gymnasium
+
+    return tuple(gymnasium.registry)
+
+
+def make(name: str, num_envs: int, options: Mapping[str, Any], host_config: "HostEnvConfig") -> "Env":
+    """Return N environments by gymnasium's id for them, with the module that registers it or without."""
+    from jaxrl_fast.envs.gymnasium import source
+
+    return source.make_envs(source.from_id(name, options), num_envs, host_config)
+
+
+def adapt(given: Any, num_envs: int, options: Mapping[str, Any], host_config: "HostEnvConfig", env_id: str) -> "Env":
+    """Return N environments from a class, a factory, or an environment that gymnasium can make again."""
+    from jaxrl_fast.envs.gymnasium import source
+
+    return source.make_envs(source.from_object(given, options, env_id), num_envs, host_config)
+
+
+def recognizes(given: Any) -> bool:
+    """Return whether this is a gymnasium environment, its class, or a function that is annotated to return one."""
+    gymnasium = sys.modules.get("gymnasium")  # an object of its classes exists only if it is imported
+    if gymnasium is None:
+        return False
+    made = given
+    if inspect.isfunction(given):
+        try:
+            made = typing.get_type_hints(given).get("return")
+        except Exception:  # a name in an annotation may be undefined
+            return False
+    return isinstance(given, gymnasium.Env) or inspect.isclass(made) and issubclass(made, gymnasium.Env)

@@ -1,0 +1,115 @@
+"""Describe the arrays that hold the rows of n environments. Only numpy: worker processes import this without JAX."""
+
+import mmap
+import tempfile
+from typing import Any, NamedTuple
+
+import numpy as np
+
+ALIGNMENT = 64  # bytes between the starts of two arrays in shared memory are a multiple of this
+
+
+class Leaf(NamedTuple):
+    """One array of an environment's observation, as its space declares it."""
+
+    path: tuple[Any, ...]  # keys and indices from the observation to the array
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    stored: np.dtype  # of at most 32 bits
+    low: Any = None  # inclusive bounds; None: without bounds, or none that the dtype does not imply
+    high: Any = None
+    is_index: bool = False  # whole numbers, which select an entry of a one-hot vector
+
+    @property
+    def name(self) -> str:
+        """Return "observation", or "observation['camera']"."""
+        return "observation" + "".join(f"[{key!r}]" for key in self.path)
+
+
+class Layout(NamedTuple):
+    """The arrays of one environment's row."""
+
+    leaves: tuple[Leaf, ...]
+    tree: Any  # the observation with the indices of leaves in place of arrays
+    action_shape: tuple[int, ...]
+    action_dtype: np.dtype
+    mask_size: int = 0  # entries of the action mask in `info`; 0: there is none
+
+
+class Arrays(NamedTuple):
+    """The rows of n environments."""
+
+    obs: tuple[np.ndarray, ...]  # one for each leaf, [n, *shape]
+    mask: np.ndarray  # [n, mask_size] bool
+    reward: np.ndarray  # [n] f32
+    terminated: np.ndarray  # [n] bool
+    truncated: np.ndarray  # [n] bool
+    action: np.ndarray  # [n, *action_shape]
+    episode: np.ndarray  # [n] int64: number of the episode, from 1
+    length: np.ndarray  # [n] int64: number of the step in the episode, from 1; 0 in a reset
+    busy: np.ndarray  # [n] bool: the environment is inside `reset` or `step`
+
+    def rows(self, first: int, last: int) -> "Arrays":
+        """Return the part of some environments, in the same memory."""
+        return Arrays(tuple(x[first:last] for x in self.obs), *(x[first:last] for x in self[1:]))
+
+
+def allocate(layout: Layout, num_envs: int) -> Arrays:
+    """Return zeros in this process's memory."""
+    return _arrays(layout, num_envs, bytearray(num_bytes(layout, num_envs)))
+
+
+class SharedMemory:
+    """Memory that a worker process maps through a file descriptor. The file has no name, so none can be left behind."""
+
+    def __init__(self, size: int, descriptor: int | None = None) -> None:
+        self.file = None
+        if descriptor is None:
+            self.file = tempfile.TemporaryFile()  # noqa: SIM115  # closed by `close`
+            self.file.truncate(size)
+            descriptor = self.file.fileno()
+        self.descriptor = descriptor
+        self.map = mmap.mmap(descriptor, size)
+
+    def arrays(self, layout: Layout, num_envs: int) -> Arrays:
+        """Return arrays in this memory."""
+        return _arrays(layout, num_envs, self.map)
+
+    def close(self) -> None:
+        """Close the file. The memory is released with the last array in it."""
+        if self.file is not None:
+            self.file.close()
+
+
+def num_bytes(layout: Layout, num_envs: int) -> int:
+    """Return the bytes that the arrays need."""
+    return sum(_padded(shape, dtype) for shape, dtype in _kinds(layout, num_envs))
+
+
+def build(tree: Any, leaves: tuple[Any, ...] | list[Any]) -> Any:
+    """Return the tree with leaves in place of their indices."""
+    if isinstance(tree, dict):
+        return {key: build(part, leaves) for key, part in tree.items()}
+    return tuple(build(part, leaves) for part in tree) if isinstance(tree, tuple) else leaves[tree]
+
+
+def _kinds(layout: Layout, num_envs: int) -> list[tuple[tuple[int, ...], Any]]:
+    """Return shapes and dtypes of all arrays: those of leaves, then the others in the order of `Arrays`."""
+    per_env: list[tuple[tuple[int, ...], Any]] = [(leaf.shape, leaf.stored) for leaf in layout.leaves]
+    per_env += [((layout.mask_size,), np.bool_), ((), np.float32), ((), np.bool_), ((), np.bool_)]
+    per_env += [(layout.action_shape, layout.action_dtype), ((), np.int64), ((), np.int64), ((), np.bool_)]
+    return [((num_envs, *shape), np.dtype(dtype)) for shape, dtype in per_env]
+
+
+def _padded(shape: tuple[int, ...], dtype: np.dtype) -> int:
+    return -(-int(np.prod(shape)) * dtype.itemsize // ALIGNMENT) * ALIGNMENT
+
+
+def _arrays(layout: Layout, num_envs: int, memory: Any) -> Arrays:
+    found, offset = [], 0
+    for shape, dtype in _kinds(layout, num_envs):
+        count = int(np.prod(shape))
+        found.append(np.frombuffer(memory, dtype, count, offset).reshape(shape))
+        offset += _padded(shape, dtype)
+    num_leaves = len(layout.leaves)
+    return Arrays(tuple(found[:num_leaves]), *found[num_leaves:])

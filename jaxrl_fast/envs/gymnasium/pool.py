@@ -1,0 +1,270 @@
+"""Step gymnasium environments for a compiled program: in this process, or in worker processes that share memory.
+
+Trajectories do not depend on the number of workers, because each environment has its own seed.
+"""
+
+import contextlib
+import itertools
+import json
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn
+
+import numpy as np
+
+from jaxrl_fast.envs.gymnasium import worker
+from jaxrl_fast.envs.gymnasium.layout import Arrays, Layout, SharedMemory, allocate, build, num_bytes
+from jaxrl_fast.envs.gymnasium.stepping import Stepper, where
+from jaxrl_fast.envs.host_pool import Row
+from jaxrl_fast.types import PyTree
+from jaxrl_fast.utils import warnings
+from jaxrl_fast.utils.errors import EnvFault, WorkerTraceback, blame, why
+
+START = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from jaxrl_fast.envs.gymnasium.worker import main; main()"
+)
+ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")  # in each worker
+CLOSE_S = 5  # for environments to close; then their process is ended
+
+
+def rows_of(layout: Layout, arrays: Arrays) -> PyTree:
+    """Return raw observations [n, ...], with the action mask next to them where there is one."""
+    obs = build(layout.tree, arrays.obs)
+    return {"obs": obs, "action_mask": arrays.mask} if layout.mask_size else obs
+
+
+class LocalPool:
+    """n environments in this process, as `host_pool.HostPool`. They step while their row is received."""
+
+    def __init__(self, env_id: str, make: Callable[[], Any], layout: Layout, seeds: Sequence[int]) -> None:
+        self.layout, self.arrays = layout, allocate(layout, len(seeds))
+        self.stepper = Stepper(env_id, make, seeds, layout, self.arrays)
+
+    def reset(self) -> PyTree:
+        """Start n episodes."""
+        self.stepper.reset()
+        self._warn()
+        return rows_of(self.layout, self.arrays)
+
+    def send(self, action: np.ndarray) -> None:
+        """Keep the actions of the next step."""
+        self.arrays.action[...] = action
+
+    def recv(self) -> Row:
+        """Take the step."""
+        self.stepper.step()
+        self._warn()
+        return Row(rows_of(self.layout, self.arrays), *self.arrays[2:5])
+
+    def reseed(self, seeds: Sequence[int]) -> None:
+        """Give each environment a new seed."""
+        self.stepper.reseed(seeds)
+
+    def render(self) -> np.ndarray:
+        """Return the first environment's image."""
+        return np.asarray(self.stepper.render())
+
+    def close(self) -> None:
+        """Close the environments."""
+        self.stepper.close()
+
+    def _warn(self) -> None:
+        if self.stepper.warning:
+            warnings.warn(self.stepper.warning)
+            self.stepper.warning = ""
+
+
+class WorkerPool:
+    """n environments in several processes, as `host_pool.HostPool`."""
+
+    def __init__(
+        self,
+        env_id: str,
+        make: Callable[[], Any],
+        layout: Layout,
+        seeds: Sequence[int],
+        num_workers: int,
+        timeout_s: float,
+    ) -> None:
+        """Start the workers, and wait until their environments are made.
+
+        Raises:
+            ValueError: If `make` cannot be sent to another process.
+        """
+        import cloudpickle
+
+        try:
+            pickled = cloudpickle.dumps(make)
+        except Exception as error:  # of any kind
+            problem = f"{env_id} cannot be sent to another process ({why(error)})"
+            raise ValueError(f"--env-workers: {problem}, got {num_workers}; use 0") from error
+        self.env_id, self.layout, self.timeout_s = env_id, layout, timeout_s or None
+        self.num_pending = 0  # workers whose step has not been waited for
+        self.memory = SharedMemory(num_bytes(layout, len(seeds)))
+        self.arrays = self.memory.arrays(layout, len(seeds))
+        bounds = np.linspace(0, len(seeds), num_workers + 1).astype(int).tolist()
+        self.workers: list[Worker] = []
+        try:
+            for first, last in itertools.pairwise(bounds):
+                setup = pickled, env_id, list(seeds[first:last]), layout, len(seeds), first
+                self.workers.append(Worker(self.memory, setup, first, last))
+            self._wait(None)  # making an environment may take long
+        except BaseException:
+            self.close()
+            raise
+
+    def reset(self) -> PyTree:
+        """Discard a pending step, and start n episodes."""
+        self._call("reset")
+        return rows_of(self.layout, self.arrays)
+
+    def send(self, action: np.ndarray) -> None:
+        """Start a step."""
+        self.arrays.action[...] = action
+        for one in self.workers:
+            one.send(worker.STEP)
+        self.num_pending = len(self.workers)
+
+    def recv(self) -> Row:
+        """Wait for the step."""
+        self._finish_step()
+        return Row(rows_of(self.layout, self.arrays), *self.arrays[2:5])
+
+    def reseed(self, seeds: Sequence[int]) -> None:
+        """Discard a pending step, and give each environment a new seed."""
+        self._finish_step()
+        for one in self.workers:
+            one.call("reseed", list(seeds[one.first : one.last]))
+        self._wait(self.timeout_s)
+
+    def render(self) -> np.ndarray:
+        """Return the first environment's image."""
+        self._finish_step()
+        self.workers[0].call("render")
+        return np.asarray(self._answer(self.workers[0], self.timeout_s))
+
+    def close(self) -> None:
+        """Let the workers close their environments, and end them."""
+        for one in self.workers:
+            one.hang_up()
+        for one in self.workers:
+            one.end()
+        self.workers = []
+        self.memory.close()
+
+    def _call(self, name: str, *arguments: Any) -> None:
+        """Call a method of every worker's environments, and wait for it."""
+        self._finish_step()
+        for one in self.workers:
+            one.call(name, *arguments)
+        self._wait(self.timeout_s)
+
+    def _finish_step(self) -> None:
+        if self.num_pending:
+            self.num_pending = 0
+            self._wait(self.timeout_s)
+
+    def _wait(self, timeout_s: float | None) -> None:
+        """Wait for an answer of every worker. Warn of an observation outside its space."""
+        for one in self.workers:
+            warning = self._answer(one, timeout_s)
+            if warning:
+                warnings.warn(warning)
+
+    def _answer(self, one: "Worker", timeout_s: float | None) -> Any:
+        """Return a worker's answer. Raise what its environment has raised."""
+        try:
+            kind, value = one.receive(timeout_s)
+        except TimeoutError:
+            one.process.kill()
+            problem = f"no answer of a worker process within {timeout_s:g} s{self._place(one)}"
+            raise EnvFault(f"{self.env_id}: {problem}; raise --env-timeout if a step takes longer") from None
+        if kind == worker.FAILED:
+            _raise(*value)
+        if kind == b"":
+            raise EnvFault(f"{self.env_id}: the worker process {one.process.pid} ended{one.status()}{self._place(one)}")
+        return value
+
+    def _place(self, one: "Worker") -> str:
+        """Return " in environment 3, episode 2, step 17, action 1" for a worker inside an environment."""
+        busy = np.flatnonzero(self.arrays.busy[one.first : one.last])
+        return f" in {where(self.arrays, i := one.first + int(busy[0]), i)}" if len(busy) else ""
+
+
+class Worker:
+    """One worker process, as its parent sees it."""
+
+    def __init__(self, memory: SharedMemory, setup: Any, first: int, last: int) -> None:
+        """Start it for environments `first` to `last` - 1. It is a new Python, not a fork: JAX has threads here."""
+        self.first, self.last = first, last
+        self.channel, theirs = socket.socketpair()
+        descriptors = theirs.fileno(), memory.descriptor
+        command = [sys.executable, "-c", START, json.dumps(sys.path), *map(str, descriptors)]
+        with theirs:
+            self.process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,  # closed when this process ends
+                pass_fds=descriptors,
+                start_new_session=True,  # Ctrl-C reaches the parent only
+                env=_environment(os.environ),
+            )
+        worker.send(self.channel, worker.CALL, setup)
+
+    def send(self, message: bytes) -> None:
+        """Send a message; if the worker has ended, `receive` tells it."""
+        with contextlib.suppress(ConnectionError):
+            self.channel.sendall(message)
+
+    def call(self, name: str, *arguments: Any) -> None:
+        """Ask for a call of a method of the worker's environments."""
+        self.send(worker.CALL + worker.LENGTH.pack(len(content := pickle.dumps((name, *arguments)))) + content)
+
+    def receive(self, timeout_s: float | None) -> tuple[bytes, Any]:
+        """Return an answer; b"" if the worker has ended. Raises TimeoutError."""
+        self.channel.settimeout(timeout_s)
+        try:
+            return worker.receive(self.channel)
+        except (ConnectionError, EOFError):
+            return b"", None
+
+    def status(self) -> str:
+        """Return how the process has ended: " by signal 11 (SIGSEGV)"."""
+        try:
+            code = self.process.wait(CLOSE_S)
+        except subprocess.TimeoutExpired:
+            return ""
+        if code >= 0:
+            return f" with exit status {code}"
+        return f" by signal {-code} ({signal.Signals(-code).name})"
+
+    def hang_up(self) -> None:
+        """Tell the process to end: it closes its environments."""
+        self.channel.close()
+
+    def end(self) -> None:
+        """Wait for the end of the process, or kill it."""
+        try:
+            self.process.wait(CLOSE_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        if self.process.stdin is not None:
+            self.process.stdin.close()
+
+
+def _environment(variables: Mapping[str, str]) -> dict[str, str]:
+    """Return a worker's environment variables: one thread, and JAX on the CPU, unless the user has set them."""
+    return ONE_THREAD | {"JAX_PLATFORMS": "cpu"} | dict(variables)
+
+
+def _raise(pickled: bytes | None, text: str, shown: str, place: str | None) -> NoReturn:
+    """Raise the exception of a worker: of its own type if that can be had, with its traceback as text."""
+    error: BaseException = RuntimeError(text) if pickled is None else pickle.loads(pickled)
+    if place is not None:
+        blame(error, place)
+    raise error from WorkerTraceback(shown)

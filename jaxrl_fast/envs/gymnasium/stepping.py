@@ -1,0 +1,252 @@
+"""Step gymnasium environments one after another, and check what they return. Only numpy: workers import this.
+
+The step after a terminated or truncated one resets the environment and ignores its action (gymnasium's NEXT_STEP).
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+import numpy as np
+
+from jaxrl_fast.envs.gymnasium.layout import Arrays, Layout, Leaf
+from jaxrl_fast.utils.errors import EnvFault, blame
+
+STEP_RETURNS = "(obs, reward, terminated, truncated, info)"
+MAX_REWARD = float(np.finfo(np.float32).max)
+
+
+class Stepper:
+    """n environments in this process. Their rows are written into arrays."""
+
+    def __init__(
+        self,
+        env_id: str,
+        make: Callable[[], Any],
+        seeds: Sequence[int],
+        layout: Layout,
+        arrays: Arrays,
+        first: int = 0,
+    ) -> None:
+        """Make the environments. `first` is the index of the first one among all of a pool, for messages."""
+        self.env_id, self.layout, self.arrays, self.first = env_id, layout, arrays, first
+        self.warning = ""  # a sentence about the first observation outside its space
+        self.has_warned = False
+        self.seeds: list[int | None] = list(seeds)  # for the next reset; None: the environment's own generator goes on
+        self.ended = [False] * len(seeds)
+        self.envs: list[Any] = []
+        try:
+            for _ in seeds:
+                self.envs.append(make())
+            if len({id(env) for env in self.envs}) < len(seeds):
+                raise EnvFault(f"{env_id}: must make a new environment in each call, got the same one twice")
+        except BaseException:
+            self.close()
+            raise
+
+    def reset(self) -> None:
+        """Start an episode in every environment."""
+        with np.errstate(over="ignore"):
+            for i in range(len(self.envs)):
+                self._begin(i)
+            self._check_numbers(np.zeros(len(self.envs), bool))
+
+    def step(self) -> None:
+        """Take a step in every environment with the actions in `arrays`; those whose episode has ended reset."""
+        with np.errstate(over="ignore"):  # a float64 beyond float32 becomes infinite
+            self._step()
+
+    def _step(self) -> None:
+        arrays = self.arrays
+        for i, env in enumerate(self.envs):
+            if self.ended[i]:
+                self._begin(i)
+                continue
+            arrays.length[i] += 1
+            arrays.busy[i] = True
+            action = arrays.action[i]
+            try:
+                outcome = env.step(action.copy() if action.shape else action)  # an environment may keep or change it
+            except (Exception, SystemExit) as error:
+                self._failed("step", i, error)
+            arrays.busy[i] = False
+            if not isinstance(outcome, tuple) or len(outcome) != 5:
+                self._fault(i, f"step must return {STEP_RETURNS}", _got(outcome))
+            obs, reward, terminated, truncated, info = outcome
+            self._write(i, obs, info)
+            arrays.reward[i] = self._number(i, reward)
+            arrays.terminated[i] = terminated = self._flag(i, "terminated", terminated)
+            arrays.truncated[i] = truncated = self._flag(i, "truncated", truncated)
+            self.ended[i] = terminated or truncated
+        self._check_numbers(arrays.terminated)
+
+    def reseed(self, seeds: Sequence[int]) -> None:
+        """Give each environment a new seed for its next reset."""
+        self.seeds = list(seeds)
+
+    def render(self) -> Any:
+        """Return the first environment's image."""
+        return self.envs[0].render()
+
+    def close(self) -> None:
+        """Close the environments. An error in one does not keep the others open."""
+        envs, self.envs, failed = self.envs, [], None
+        for i, env in enumerate(envs):
+            try:
+                env.close()
+            except Exception as error:
+                blame(error, f"{self.env_id}: close failed in environment {self.first + i}")
+                failed = failed or error
+        if failed is not None:
+            raise failed
+
+    def where(self, i: int) -> str:
+        """Return "environment 3, episode 2, step 17, action 1"."""
+        return where(self.arrays, i, self.first + i)
+
+    def _begin(self, i: int) -> None:
+        """Reset environment i."""
+        arrays, seed = self.arrays, self.seeds[i]
+        arrays.episode[i] += 1
+        arrays.length[i] = 0
+        arrays.busy[i] = True
+        try:
+            outcome = self.envs[i].reset() if seed is None else self.envs[i].reset(seed=seed)
+        except (Exception, SystemExit) as error:
+            self._failed("reset", i, error)
+        arrays.busy[i] = False
+        if not isinstance(outcome, tuple) or len(outcome) != 2:
+            self._fault(i, "reset must return (obs, info)", _got(outcome))
+        self._write(i, *outcome)
+        self.seeds[i], self.ended[i] = None, False
+        arrays.reward[i], arrays.terminated[i], arrays.truncated[i] = 0.0, False, False
+
+    def _write(self, i: int, obs: Any, info: Any) -> None:
+        """Copy an observation and the action mask into the arrays."""
+        for leaf, array in zip(self.layout.leaves, self.arrays.obs):
+            value = obs
+            for key in leaf.path:
+                try:
+                    value = value[key]
+                except (KeyError, IndexError, TypeError):
+                    self._fault(i, f"{leaf.name} is missing", f"{_got(obs)}")
+            if type(value) is not np.ndarray or value.shape != leaf.shape or value.dtype != leaf.dtype:
+                value = self._converted(i, leaf, value)
+            array[i] = value
+        if self.layout.mask_size:
+            mask = info.get("action_mask") if isinstance(info, dict) else None
+            if mask is None:
+                self._fault(i, 'info["action_mask"] is missing', "none, but earlier steps had one")
+            self.arrays.mask[i] = self._mask(i, mask)
+
+    def _converted(self, i: int, leaf: Leaf, value: Any) -> np.ndarray:
+        """Return a part of an observation with the declared shape, in a dtype that the declared one can hold."""
+        array = np.asarray(value)
+        declared = f"{leaf.dtype}{list(leaf.shape)} as its space declares"
+        if value is None or array.dtype == object:
+            self._fault(i, f"{leaf.name} must be {declared}", _got(value))
+        is_number = array.dtype.kind in "buif" and np.can_cast(array.dtype, leaf.dtype, "same_kind")
+        fits = is_number or array.dtype.kind in "bui" and leaf.dtype.kind in "bui" and _holds(leaf.dtype, array)
+        if array.shape != leaf.shape or not fits:
+            self._fault(i, f"{leaf.name} must be {declared}", f"{array.dtype}{list(array.shape)}")
+        return array
+
+    def _mask(self, i: int, mask: Any) -> np.ndarray:
+        parts = mask if isinstance(mask, tuple | list) else [mask]
+        array = np.concatenate([np.asarray(part).reshape(-1) for part in parts])
+        if array.shape != (self.layout.mask_size,) or array.dtype.kind not in "bui":
+            expected = f"{self.layout.mask_size} booleans"
+            self._fault(i, f'info["action_mask"] must be {expected}', f"{array.dtype}{list(array.shape)}")
+        return array.astype(bool)
+
+    def _number(self, i: int, reward: Any) -> float:
+        """Return the reward as a float. Raise EnvFault if it is not one finite number."""
+        if type(reward) is not float:
+            value = np.asarray(reward) if reward is not None else None
+            if value is None or value.size != 1 or value.dtype.kind not in "buif":
+                self._fault(i, "reward must be one number", _got(reward))
+            reward = float(value.reshape(()))
+        if not abs(reward) <= MAX_REWARD:
+            self._fault(i, "reward must be finite in float32", f"{reward}")
+        return float(reward)
+
+    def _flag(self, i: int, name: str, value: Any) -> bool:
+        """Return an episode's end as a bool. Raise EnvFault if it is neither True nor False."""
+        if value is True or value is False:
+            return value
+        array = np.asarray(value) if value is not None else None
+        if array is None or array.size != 1 or array.dtype.kind not in "bui" or array.reshape(()) not in (0, 1):
+            self._fault(i, f"{name} must be True or False", _got(value))
+        return bool(array.reshape(()))
+
+    def _check_numbers(self, terminated: np.ndarray) -> None:
+        """Raise EnvFault for NaN and for indices outside their space; note other values outside.
+
+        The value of a terminal state is 0 whatever its observation is, so numbers there need not be finite.
+        """
+        for leaf, array in zip(self.layout.leaves, self.arrays.obs):
+            if array.dtype.kind == "f":
+                finite = np.isfinite(array)
+                if not finite.all():
+                    bad = ~finite.reshape(len(array), -1).all(1) & ~terminated
+                    if bad.any():
+                        i = int(np.argmax(bad))
+                        self._fault(i, f"{leaf.name} must be finite", _few(array[i]))
+            if leaf.low is None or self.has_warned and not leaf.is_index:
+                continue
+            outside = (array < leaf.low) | (array > leaf.high)
+            if not outside.any():
+                continue
+            i, *place = (int(k) for k in np.argwhere(outside)[0])
+            bounds = [np.broadcast_to(bound, leaf.shape)[tuple(place)] for bound in (leaf.low, leaf.high)]
+            which = f"{leaf.name}{place if place else ''}"
+            declared, got = f"between {bounds[0]:g} and {bounds[1]:g}", f"{array[i][tuple(place)]:g}"
+            if leaf.is_index:
+                self._fault(i, f"{which} must be {declared}", got)
+            self.has_warned = True
+            self.warning = (
+                f"{self.env_id}: {which} is not {declared} as its space declares, got {got} in {self.where(i)}"
+            )
+
+    def _failed(self, name: str, i: int, error: BaseException) -> NoReturn:
+        """Raise the error of an environment again, with a note of its place."""
+        if isinstance(error, SystemExit):
+            raise EnvFault(
+                f"{self.env_id}: {name} must not end the program, got {error!r} in {self.where(i)}"
+            ) from error
+        blame(error, f"{self.env_id}: {name} failed in {self.where(i)}")
+        raise error
+
+    def _fault(self, i: int, problem: str, got: str) -> NoReturn:
+        raise EnvFault(f"{self.env_id}: {problem}, got {got} in {self.where(i)}")
+
+
+def where(arrays: Arrays, i: int, number: int) -> str:
+    """Return where environment i is, which has this number in its pool."""
+    length = int(arrays.length[i])
+    now = f"step {length}, action {_few(arrays.action[i])}" if length else "reset"
+    return f"environment {number}, episode {int(arrays.episode[i])}, {now}"
+
+
+def _holds(dtype: np.dtype, array: np.ndarray) -> bool:
+    """Return whether whole numbers fit into a dtype."""
+    if dtype.kind == "b":
+        return bool(((array == 0) | (array == 1)).all())
+    limits = np.iinfo(dtype)
+    return bool(((array >= limits.min) & (array <= limits.max)).all())
+
+
+def _got(value: Any) -> str:
+    if value is None:
+        return "None"
+    if isinstance(value, tuple | list):
+        return f"a {type(value).__name__} of {len(value)}"
+    if isinstance(value, dict):
+        return f"a dict with {', '.join(map(repr, value)) or 'nothing'}"
+    shape = f" of shape {value.shape}" if isinstance(value, np.ndarray) and value.shape else ""
+    return f"{type(value).__name__}{shape}" if shape else f"{value!r}"[:80]
+
+
+def _few(array: Any) -> str:
+    """Return some numbers in one line."""
+    text = np.array2string(np.asarray(array), precision=4, threshold=6, edgeitems=2, separator=", ")
+    return " ".join(text.split())

@@ -1,0 +1,129 @@
+"""Step a share of a pool's environments in a process of its own: `main` is what `pool.WorkerPool` starts.
+
+The parent and this process share the arrays of rows. Over a socket go a byte for a step, and pickled calls and results
+for all else. JAX is not imported, unless the environment does it.
+"""
+
+import contextlib
+import os
+import pickle
+import signal
+import socket
+import struct
+import sys
+import threading
+import traceback
+from typing import Any
+
+STEP, CALL, DONE, RESULT, FAILED = b"s", b"c", b".", b"r", b"!"
+LENGTH = struct.Struct("!Q")
+
+
+def send(channel: socket.socket, kind: bytes, value: Any) -> None:
+    """Send a message with a pickled value."""
+    content = pickle.dumps(value)
+    channel.sendall(kind + LENGTH.pack(len(content)) + content)
+
+
+def receive(channel: socket.socket) -> tuple[bytes, Any]:
+    """Return the kind of the next message and its value; b"" when the other end is closed."""
+    kind = channel.recv(1)
+    if kind in (b"", STEP, DONE):
+        return kind, None
+    (length,) = LENGTH.unpack(_exactly(channel, LENGTH.size))
+    return kind, pickle.loads(_exactly(channel, length))
+
+
+def _exactly(channel: socket.socket, length: int) -> bytes:
+    found = bytearray()
+    while len(found) < length:
+        part = channel.recv(min(length - len(found), 2**20))
+        if not part:
+            raise EOFError
+        found += part
+    return bytes(found)
+
+
+def main() -> None:
+    """Make the environments that the first message describes, then step them until the socket is closed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when to stop
+    _end_with_parent()
+    channel = socket.socket(fileno=int(sys.argv[2]))
+    stepper = None
+    try:
+        stepper = _open(channel, int(sys.argv[3]))
+        send(channel, RESULT, None)
+        _serve(channel, stepper)
+    except (EOFError, ConnectionError):  # the parent has ended
+        pass
+    except BaseException as error:
+        with contextlib.suppress(OSError):
+            send(channel, FAILED, describe(error))
+    finally:
+        if stepper is not None:
+            with contextlib.suppress(Exception):
+                stepper.close()
+    sys.stdout.flush()
+    os._exit(0)  # threads that an environment has started may not keep the process
+
+
+def _end_with_parent() -> None:
+    """End this process when its parent has ended, even inside a step that never returns.
+
+    Standard input is a pipe from the parent. An environment that reads it finds nothing.
+    """
+    pipe, nothing = os.dup(0), os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+
+    def watch() -> None:
+        """Wait until the parent has closed the pipe."""
+        while os.read(pipe, 1):
+            pass
+        os._exit(1)
+
+    threading.Thread(target=watch, name="parent", daemon=True).start()
+
+
+def _open(channel: socket.socket, descriptor: int) -> Any:
+    """Return a Stepper for this worker's share of the environments."""
+    _, (pickled, env_id, seeds, layout, num_envs, first) = receive(channel)
+    import cloudpickle
+
+    from jaxrl_fast.envs.gymnasium.layout import SharedMemory, num_bytes
+    from jaxrl_fast.envs.gymnasium.stepping import Stepper
+
+    arrays = SharedMemory(num_bytes(layout, num_envs), descriptor).arrays(layout, num_envs)
+    own = arrays.rows(first, first + len(seeds))
+    return Stepper(env_id, cloudpickle.loads(pickled), seeds, layout, own, first)
+
+
+def _serve(channel: socket.socket, stepper: Any) -> None:
+    """Carry out what the parent asks for."""
+    while True:
+        kind, call = receive(channel)
+        if kind == b"":
+            return
+        if kind == STEP:
+            stepper.step()
+            if not stepper.warning:
+                channel.sendall(DONE)
+                continue
+            result, stepper.warning = stepper.warning, ""
+        else:
+            name, *arguments = call
+            result = getattr(stepper, name)(*arguments)
+        send(channel, RESULT, result)
+
+
+def describe(error: BaseException) -> tuple[bytes | None, str, str, str | None]:
+    """Return an exception for another process: pickled if possible, its text, its traceback, and its place."""
+    from jaxrl_fast.utils.errors import blamed, user_traceback
+
+    place, text = blamed(error), "".join(traceback.format_exception_only(error)[:1]).strip()
+    shown = user_traceback(error)
+    try:
+        pickled = pickle.dumps(error)
+        pickle.loads(pickled)  # some exceptions pickle, and cannot be loaded
+    except Exception:  # of any kind
+        pickled = None
+    return pickled, text, shown, place

@@ -1,0 +1,499 @@
+"""Compare environments of gymnasium with gymnasium's own loops; and check what becomes of faulty ones."""
+
+import signal
+import subprocess
+import sys
+import time
+import traceback
+
+import gymnasium
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxrl_fast import envs
+from jaxrl_fast.envs import host_env, host_pool
+from jaxrl_fast.envs.gymnasium import source
+from jaxrl_fast.envs.host_pool import seeds_of
+from jaxrl_fast.types import Box, Discrete, HostEnvConfig, MultiDiscrete
+from jaxrl_fast.utils.errors import EnvFault, blamed, user_traceback
+from tests.helpers import gym_envs
+from tests.helpers.host_envs import random_actions, run
+
+SEED = (7, 0, 0)
+LOCAL = HostEnvConfig(SEED, env_workers=0)
+TWO = HostEnvConfig(SEED, env_workers=2, env_timeout=60.0)
+CONFIGS = [LOCAL, TWO]
+MODULE = "tests.helpers.gym_envs"
+
+
+@pytest.fixture(autouse=True)
+def all_pools_are_closed(monkeypatch):
+    monkeypatch.setattr(host_pool, "OPEN_POOLS", [])
+    yield
+    for pool in list(host_pool.OPEN_POOLS):
+        pool.close()
+
+
+def plain_rows(make, actions, to_own):
+    """The rows of gymnasium's own vector environment, one list entry for a step: obs, reward, terminated, truncated."""
+    num_envs = actions.shape[1]
+    vector = gymnasium.vector.SyncVectorEnv([make] * num_envs)
+    first, _ = vector.reset(seed=seeds_of(SEED, num_envs))
+    first, rows = jax.tree.map(np.copy, first), []
+    for action in actions:
+        obs, reward, terminated, truncated, _ = vector.step(to_own(action))
+        rows.append((jax.tree.map(np.copy, obs), reward, terminated, truncated))
+    vector.close()
+    return first, rows
+
+
+def check_rows(env, make, to_own, num_steps=120):
+    """Compare the rows of an environment whose observations agents see as they are."""
+    actions = random_actions(env.spec, num_steps)
+    first, steps = run(env, actions)
+    expected_first, expected = plain_rows(make, actions, to_own)
+    np.testing.assert_array_equal(first.obs, expected_first.astype(np.float32))
+    for t, (obs, reward, terminated, truncated) in enumerate(expected):
+        np.testing.assert_array_equal(steps.obs[t], obs.astype(np.float32))
+        np.testing.assert_array_equal(steps.reward[t], reward.astype(np.float32))
+        np.testing.assert_array_equal(steps.discount[t] == 0, terminated)
+        np.testing.assert_array_equal(steps.last[t], terminated | truncated)
+    return steps
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=["local", "workers"])
+def test_rows_equal_those_of_gymnasiums_vector_env(config):
+    env = envs.make(f"{MODULE}:Walk", 5, config)
+    assert env.spec.obs == jax.ShapeDtypeStruct((2,), jnp.float32) and env.spec.action == Discrete(2)
+    steps = check_rows(env, gym_envs.Walk, lambda action: action + 5)
+    both = steps.last & (steps.discount == 1), steps.last & (steps.discount == 0)
+    assert all(kind.any() for kind in both), "both kinds of ends occur"
+    env.close()
+
+
+@pytest.mark.parametrize("name", ["CartPole-v1", "MountainCarContinuous-v0", "Pendulum-v1"])
+def test_registered_environments_equal_gymnasiums_own(name):
+    env = envs.make(f"gymnasium/{name}", 4, LOCAL)
+    if isinstance(env.spec.action, Box):
+        bound = gymnasium.make(name).action_space.high.astype(np.float32)
+        check_rows(env, lambda: gymnasium.make(name), lambda action: (action * bound).astype(np.float32), 220)
+    else:
+        check_rows(env, lambda: gymnasium.make(name), lambda action: action, 220)
+    env.close()
+
+
+def test_workers_do_not_change_trajectories():
+    actions = np.random.default_rng(1).integers(2, size=(40, 7)).astype(np.int32)
+    results = []
+    for workers in (0, 1, 3, 7):
+        env = envs.make(f"{MODULE}:Walk", 7, TWO._replace(env_workers=workers))
+        results.append(run(env, actions))
+        env.close()
+    for other in results[1:]:
+        jax.tree.map(np.testing.assert_array_equal, results[0], other)
+
+
+def test_pools_and_shards_do_not_change_trajectories():
+    actions = np.random.default_rng(1).integers(2, size=(30, 4)).astype(np.int32)
+    whole = envs.make(f"{MODULE}:Walk", 4, LOCAL)
+    expected = run(whole, actions)
+    halves = envs.make(f"{MODULE}:Walk", 4, LOCAL._replace(num_async_pools=2))
+    jax.tree.map(np.testing.assert_array_equal, expected, run(halves, actions))
+    for shard in range(2):
+        part = envs.make(f"{MODULE}:Walk", 2, LOCAL._replace(shard=shard, num_shards=2))
+        own = slice(2 * shard, 2 * shard + 2)
+        found = run(part, actions[:, own])
+        np.testing.assert_array_equal(found[0].obs, expected[0].obs[own])
+        np.testing.assert_array_equal(found[1].obs, expected[1].obs[:, own])
+
+
+def test_environments_differ_and_a_seed_repeats():
+    make = lambda seed: run(envs.make(f"{MODULE}:Walk", 64, LOCAL._replace(seed=seed)), np.zeros((3, 64), np.int32))
+    first, again, other = make(SEED), make(SEED), make((8, 0, 0))
+    assert len(np.unique(first[0].obs[:, 0])) == 64
+    jax.tree.map(np.testing.assert_array_equal, first, again)
+    assert not np.isin(other[0].obs[:, 0], first[0].obs[:, 0]).any()
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=["local", "workers"])
+def test_reseed_starts_other_episodes(config):
+    env, actions = envs.make(f"{MODULE}:Walk", 4, config), np.zeros((3, 4), np.int32)
+    before = run(env, actions)[0].obs
+    env.reseed(5)
+    after = run(env, actions)[0].obs
+    assert not np.isin(before[:, 0], after[:, 0]).any()
+    fresh = envs.make(f"{MODULE}:Walk", 4, config._replace(seed=(*SEED[:2], 5)))
+    np.testing.assert_array_equal(after, run(fresh, actions)[0].obs)
+
+
+def test_observations_of_every_space():
+    """Against a plain loop that samples the same space, encoded by hand."""
+    env = envs.make(f"{MODULE}:Mixed", 2, LOCAL)
+    assert env.spec.action == MultiDiscrete((2, 3, 4))
+    shapes = env.spec.obs
+    assert shapes["camera"] == jax.ShapeDtypeStruct((20, 20, 3), jnp.uint8)
+    assert shapes["choices"].shape == (5,) and shapes["inner"][0].shape == (4,) and shapes["inner"][1].shape == (2, 2)
+    rng = np.random.default_rng(0)
+    actions = np.stack([rng.integers(num, size=(25, 2)) for num in (2, 3, 4)], axis=-1).astype(np.int32)
+    first, steps = run(env, actions)
+    for i, seed in enumerate(seeds_of(SEED, 2)):
+        plain = gym_envs.Mixed()
+        obs, ended = plain.reset(seed=seed)[0], False
+        check_mixed(jax.tree.map(lambda x: x[i], first.obs), obs)  # noqa: B023
+        for t in range(25):
+            reward, terminated = 0.0, False
+            if ended:
+                obs = plain.reset()[0]
+            else:
+                obs, reward, terminated, _, _ = plain.step(actions[t, i].astype(np.int64))
+            ended = terminated
+            check_mixed(jax.tree.map(lambda x: x[t, i], steps.obs), obs)  # noqa: B023
+            assert steps.reward[t, i] == reward and steps.last[t, i] == terminated
+
+
+def check_mixed(seen, obs):
+    one_hot = lambda i, num: np.eye(num, dtype=np.float32)[i]
+    np.testing.assert_array_equal(seen["camera"], obs["camera"].transpose(1, 2, 0))
+    np.testing.assert_array_equal(seen["joints"], obs["joints"].astype(np.float32))
+    np.testing.assert_array_equal(seen["bits"], obs["bits"].astype(np.float32))
+    first, second = obs["choices"]
+    np.testing.assert_array_equal(seen["choices"], np.concatenate([one_hot(first - 1, 2), one_hot(second + 1, 3)]))
+    np.testing.assert_array_equal(seen["inner"][0], one_hot(obs["inner"][0] + 2, 4))
+    np.testing.assert_array_equal(seen["inner"][1], obs["inner"][1].astype(np.float32))
+
+
+@pytest.mark.parametrize("in_obs", [False, True])
+def test_action_masks_are_those_of_the_same_step(in_obs):
+    env = envs.make(lambda: gym_envs.Guarded(in_obs=in_obs), 3, LOCAL)
+    assert env.spec.has_action_mask and env.spec.obs == jax.ShapeDtypeStruct((4,), jnp.float32)
+    actions = random_actions(env.spec, 50)
+    first, steps = run(env, actions)
+    for i, seed in enumerate(seeds_of(SEED, 3)):
+        plain = gym_envs.Guarded()
+        mask, last = plain.reset(seed=seed)[1]["action_mask"], False
+        np.testing.assert_array_equal(first.action_mask[i], mask == 1)
+        for t in range(50):
+            if last:
+                mask, last = plain.reset()[1]["action_mask"], False
+            else:
+                _, reward, _, last, info = plain.step(actions[t, i])
+                mask = info["action_mask"]
+                assert steps.reward[t, i] == reward
+            np.testing.assert_array_equal(steps.action_mask[t, i], mask == 1)
+
+
+@pytest.mark.parametrize(
+    ("make", "limit"),
+    [
+        (f"{MODULE}:Walk", 12),
+        (f"{MODULE}:make_walk", 12),
+        (f"{MODULE}:tests/Walk-v3", 9),
+        ("tests/Walk-v3", 9),
+        ("gymnasium/tests/Walk-v3", 9),
+        (gym_envs.Walk, 12),
+        (gym_envs.make_unannotated, 12),
+        (lambda: gymnasium.wrappers.TimeLimit(gym_envs.Walk(limit=99), 7), 7),
+        (gymnasium.make("tests/Walk-v3"), 9),
+    ],
+    ids=str,
+)
+def test_every_way_to_name_an_environment(make, limit):
+    env = envs.make(make, 2, LOCAL, **({"size": 99.0} if make in (f"{MODULE}:Walk", gym_envs.Walk) else {}))
+    steps = run(env, np.tile(np.array([[0], [1]], np.int32), (30, 2)))[1]
+    ends = np.flatnonzero(steps.last[:, 0])
+    assert ends[0] == limit - 1 and (np.diff(ends) == limit + 1).all()
+    assert (steps.discount == 1).all(), "only time limits"
+
+
+def test_a_class_of_a_notebook_works_in_workers():
+    source_text = "import gymnasium\nfrom tests.helpers.gym_envs import Walk\nclass Cell(Walk):\n    pass\n"
+    namespace = {"__name__": "__main__"}
+    exec(source_text, namespace)
+    namespace["Cell"].__module__ = "__main__"
+    env = envs.make(namespace["Cell"], 2, TWO)
+    assert run(env, np.zeros((3, 2), np.int32))[0].obs.shape == (2, 2)
+
+
+def test_options_are_arguments_and_time_limits():
+    for given in (f"{MODULE}:Walk", "tests/Walk-v3"):
+        env = envs.make(given, 1, LOCAL, max_episode_steps="4", size="99")
+        steps = run(env, np.zeros((9, 1), np.int32))[1]
+        assert np.flatnonzero(steps.last).tolist() == [3, 8]
+
+
+@pytest.mark.parametrize(
+    ("make", "options", "says"),
+    [
+        (f"{MODULE}:Walk", dict(sise=3), "tests.helpers.gym_envs:Walk has no option 'sise'; did you mean size?"),
+        (f"{MODULE}:Walk", dict(limit="x"), "limit: must be int for tests.helpers.gym_envs:Walk, got 'x'"),
+        (f"{MODULE}:Walk", dict(render_mode="human"), "render_mode: not an option of training, got human"),
+        (f"{MODULE}:Walk", dict(max_episode_steps=0), "max_episode_steps: must be at least 1"),
+        (f"{MODULE}:Nope-v0", {}, f"unknown environment '{MODULE}:Nope-v0': module '{MODULE}' does not register"),
+        (f"{MODULE}:make_unannotated", {}, "must be a class"),
+        ("gymnasium/LunarLnder-v3", {}, "did you mean gymnasium/LunarLander-v3 or"),
+        (gym_envs.Walk(), {}, "env: one environment cannot be made again"),
+        (lambda: WALK, {}, "must make a new environment in each call"),
+    ],
+    ids=str,
+)
+def test_a_wrong_name_or_option_is_one_sentence(make, options, says):
+    with pytest.raises(ValueError) as raised:
+        envs.make(make, 2, LOCAL, **options).open()
+    assert says in str(raised.value) and "\n" not in str(raised.value)
+
+
+WALK = gym_envs.Walk()
+
+
+class Spaces(gymnasium.Env):
+    """Never stepped: its spaces are refused."""
+
+    def __init__(self, obs, action):
+        self.observation_space, self.action_space = obs, action
+
+
+TEXT = gymnasium.spaces.Text(5)
+ONE = gymnasium.spaces.Box(0, 1, (1,))
+TWO_CHOICES = gymnasium.spaces.Discrete(2)
+
+
+@pytest.mark.parametrize(
+    ("obs", "action", "says"),
+    [
+        (TEXT, TWO_CHOICES, "unsupported observation space, got Text"),
+        (gymnasium.spaces.Sequence(ONE), TWO_CHOICES, "unsupported observation space, got Sequence"),
+        (
+            gymnasium.spaces.Dict({"a": TEXT}),
+            TWO_CHOICES,
+            "unsupported observation space, got Dict",
+        ),
+        (gymnasium.spaces.Box(0, 1, (0,)), TWO_CHOICES, "none of its parts may be empty"),
+        (gymnasium.spaces.Dict({}), TWO_CHOICES, "none of its parts may be empty"),
+        (ONE, gymnasium.spaces.Box(-np.inf, 1, (2,)), "its bounds must be finite"),
+        (ONE, gymnasium.spaces.Box(0, 3, (2,), np.int32), "unsupported action space"),
+        (ONE, gymnasium.spaces.Dict({"a": TWO_CHOICES}), "unsupported action space"),
+    ],
+    ids=str,
+)
+def test_a_space_that_is_not_supported_is_one_sentence(obs, action, says):
+    with pytest.raises(ValueError) as raised:
+        envs.make(lambda: Spaces(obs, action), 2, LOCAL)
+    assert says in str(raised.value) and "\n" not in str(raised.value)
+
+
+WHERE = "environment 0, episode 1, step 3, action 5"
+OBS = "observation must be float32[2] as its space declares"
+FAULTS = {
+    "nothing": "step must return (obs, reward, terminated, truncated, info), got None",
+    "four": "step must return (obs, reward, terminated, truncated, info), got a tuple of 4",
+    "shape": f"{OBS}, got float32[1]",
+    "dtype": f"{OBS}, got complex128[2]",
+    "none": f"{OBS}, got None",
+    "text": f"{OBS}, got <U4[]",
+    "nan": "observation must be finite, got [nan, nan]",
+    "reward none": "reward must be one number, got None",
+    "reward nan": "reward must be finite in float32, got nan",
+    "reward huge": "reward must be finite in float32, got 1e+39",
+    "reward two": "reward must be one number, got ndarray of shape (2,)",
+    "reward text": "reward must be one number, got '1.0'",
+    "flag": "terminated must be True or False, got None",
+    "flag two": "truncated must be True or False, got 2",
+    "leave": "step must not end the program, got SystemExit(4)",
+}
+
+
+def faulty(fault, config):
+    """An environment that fails in its third step, past the trial that would find it."""
+    described = source.describe(source.from_object(gym_envs.Walk, {"fault": ""}, f"{MODULE}:Walk"))
+    own = described.source._replace(arguments={"fault": fault})
+    return source.from_description(described._replace(source=own), 4, config)
+
+
+@pytest.mark.parametrize(
+    ("fault", "config"), [*((fault, LOCAL) for fault in FAULTS), ("shape", TWO), ("leave", TWO)], ids=str
+)
+def test_a_wrong_value_is_told_with_its_place(fault, config):
+    env = faulty(fault, config)
+    with pytest.raises(EnvFault) as raised, host_env.original_errors():
+        run(env, np.zeros((9, 4), np.int32))
+    assert str(raised.value) == f"{MODULE}:Walk: {FAULTS[fault]} in {WHERE}"
+
+
+@pytest.mark.parametrize(
+    ("fault", "says"),
+    [
+        ("reset raise", "IndexError"),
+        ("reset bare", "reset must return (obs, info)"),
+        ("reset shape", "got float32[1, 2] in environment 0, episode 1, reset"),
+    ],
+)
+def test_a_fault_in_reset_is_told_before_training(fault, says):
+    with pytest.raises((EnvFault, IndexError)) as raised:
+        envs.make(f"{MODULE}:Walk", 4, LOCAL, fault=fault)
+    if isinstance(raised.value, IndexError):
+        assert blamed(raised.value) == f"{MODULE}:Walk: reset failed in environment 0, episode 1, reset"
+    else:
+        assert says in str(raised.value)
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=["local", "workers"])
+def test_an_exception_keeps_its_type_and_traceback(config):
+    env = faulty("raise", config)
+    with pytest.raises(ZeroDivisionError) as raised, host_env.original_errors():
+        run(env, np.zeros((9, 4), np.int32))
+    assert blamed(raised.value) == f"{MODULE}:Walk: step failed in {WHERE}"
+    shown = user_traceback(raised.value)
+    assert shown.count("Traceback") == 1 and "site-packages" not in shown
+    assert '"raise": lambda *outcome: 1 // 0' in shown and shown.rstrip().endswith("by zero")
+    if config is LOCAL:
+        assert any(frame.name == "step" for frame in traceback.extract_tb(raised.value.__traceback__))
+
+
+def test_an_exception_that_cannot_be_pickled_does_not_hang():
+    env = faulty("odd", TWO)
+    with pytest.raises(RuntimeError, match="OddError: 7 a wheel came off") as raised, host_env.original_errors():
+        run(env, np.zeros((9, 4), np.int32))
+    assert blamed(raised.value) == f"{MODULE}:Walk: step failed in {WHERE}"
+    assert "raise OddError" in user_traceback(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("fault", "says"),
+    [("die", "ended with exit status 3"), ("abort", "ended by signal 6 (SIGABRT)"), ("hang", "within 2 s")],
+)
+def test_a_worker_that_dies_or_hangs_is_told(fault, says):
+    env = faulty(fault, TWO._replace(env_timeout=2.0))
+    with pytest.raises(EnvFault) as raised, host_env.original_errors():
+        run(env, np.zeros((9, 4), np.int32))
+    assert says in str(raised.value) and f"in {WHERE}" in str(raised.value)
+    processes = [one.process for pool in host_pool.OPEN_POOLS for one in pool.workers]
+    start = time.perf_counter()
+    env.close()
+    assert time.perf_counter() - start < 20 and all(process.poll() is not None for process in processes)
+
+
+def test_a_fault_leaves_the_next_pool_whole():
+    env = faulty("raise", LOCAL)
+    with pytest.raises(ZeroDivisionError), host_env.original_errors():
+        run(env, np.zeros((9, 4), np.int32))
+    other = envs.make(f"{MODULE}:Walk", 5, LOCAL)
+    check_rows(other, gym_envs.Walk, lambda action: action + 5, 40)
+
+
+class Leaning(gym_envs.Walk):
+    """Its observation is outside its space."""
+
+    def __init__(self):
+        super().__init__()
+        self.observation_space = gymnasium.spaces.Box(-1, np.array([1, 5], np.float32), (2,), np.float32)
+        self.size = 99
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=["local", "workers"])
+def test_an_observation_outside_its_space_is_a_warning_once(config, capsys):
+    described = source.describe(source.from_object(gym_envs.Walk, {}, "leaning"))
+    own = described.source._replace(construct=Leaning)
+    layout = source.describe(source.from_object(Leaning, {}, "leaning")).layout
+    env = source.from_description(described._replace(source=own, layout=layout), 2, config)
+    capsys.readouterr()
+    run(env, np.ones((40, 2), np.int32))
+    found = [line for line in capsys.readouterr().err.splitlines() if "leaning" in line]
+    assert 1 <= len(found) <= max(config.env_workers, 1)
+    assert "leaning: observation[0] is not between -1 and 1 as its space declares, got 1." in found[0]
+
+
+class Terminal(gym_envs.Walk):
+    """Blows up: its last observation is not a number."""
+
+    def step(self, action):
+        obs, reward, terminated, truncated, info = super().step(action)
+        return (obs * np.nan if terminated else obs), reward, terminated, truncated, info
+
+
+def test_the_observation_of_a_terminal_state_may_be_nan():
+    env = envs.make(lambda: Terminal(size=1.2), 3, LOCAL)
+    steps = run(env, np.ones((40, 3), np.int32))[1]
+    assert (steps.discount == 0).any() and np.isfinite(steps.obs).all()
+
+
+def test_rendering_shows_the_first_environment():
+    for config in CONFIGS:
+        env = envs.make(f"{MODULE}:Walk", 2, config._replace(render=True))
+        run(env, np.zeros((1, 2), np.int32))
+        image = env.render()
+        assert image.shape == (48, 64, 3) and image.dtype == np.uint8 and (image == 255).any()
+
+
+def described_as(step_s, compute_s):
+    return source.describe(source.from_object(gym_envs.Walk, {}, "walk"))._replace(step_s=step_s, compute_s=compute_s)
+
+
+@pytest.mark.parametrize(
+    ("step_s", "compute_s", "num_envs", "config", "expected"),
+    [
+        (10e-6, 10e-6, 64, {}, 0),
+        (200e-6, 200e-6, 64, {}, 4),
+        (200e-6, 200e-6, 3, {}, 0),
+        (2e-3, 2e-3, 3, {}, 3),
+        (1e-3, 1e-5, 64, {}, 32),
+        (10e-6, 10e-6, 64, dict(num_async_pools=2), 1),
+        (200e-6, 200e-6, 64, dict(num_async_pools=2), 2),
+        (10e-6, 10e-6, 64, dict(env_workers=5), 5),
+        (10e-6, 10e-6, 3, dict(env_workers=5), 3),
+        (1.0, 1.0, 64, dict(env_workers=0), 0),
+    ],
+)
+def test_workers_are_used_where_they_save_time(step_s, compute_s, num_envs, config, expected, monkeypatch):
+    monkeypatch.setattr(source, "num_cores", lambda: 4)
+    config = HostEnvConfig(**config)
+    assert source.choose_num_workers(described_as(step_s, compute_s), num_envs, config) == expected
+
+
+def test_other_backends_have_no_workers():
+    with pytest.raises(ValueError, match="--env-workers: gymnax/CartPole-v1 has no worker processes, got 2"):
+        envs.make("gymnax/CartPole-v1", 2, TWO)
+    with pytest.raises(ValueError, match=r"--host-bridge: .* is stepped by Python, got ffi; use callback"):
+        envs.make("gymnasium/CartPole-v1", 2, LOCAL._replace(bridge="ffi"))
+
+
+ORPHANS = """
+import os, sys, time
+from jaxrl_fast import envs
+from jaxrl_fast.types import HostEnvConfig
+env = envs.make("tests.helpers.gym_envs:Walk", 4, HostEnvConfig((0, 0, 0), env_workers=2), sleep=float(sys.argv[1]))
+env.open()
+from jaxrl_fast.envs import host_pool
+print(*(one.process.pid for one in host_pool.OPEN_POOLS[0].workers), flush=True)
+pool = host_pool.OPEN_POOLS[0]
+pool.reset()
+pool.send(__import__("numpy").full(4, 5))
+time.sleep(600)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sleep", [0, 3])
+def test_workers_end_with_a_process_that_was_killed(sleep):
+    process = subprocess.Popen([sys.executable, "-c", ORPHANS, str(sleep)], stdout=subprocess.PIPE, text=True)
+    pids = [int(pid) for pid in process.stdout.readline().split()]
+    assert len(pids) == 2
+    time.sleep(0.5)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    process.stdout.close()
+    for _ in range(100):
+        running = [pid for pid in pids if is_running(pid)]
+        if not running:
+            return
+        time.sleep(0.1)
+    raise AssertionError(f"still running: {running}")
+
+
+def is_running(pid):
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
