@@ -119,6 +119,8 @@ def action(space: Any) -> str:
     """Return a description of an action space."""
     if hasattr(space, "num"):
         return f"{space.num} actions"
+    if hasattr(space, "nums"):
+        return f"{len(space.nums)} choices among {', '.join(map(str, space.nums))}"
     return f"{' x '.join(map(str, space.shape))} number{'s' * (space.shape != (1,))}"
 
 

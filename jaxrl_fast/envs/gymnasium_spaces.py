@@ -59,7 +59,7 @@ def check_observation(env_id: str, space: Any) -> None:
 def limits(space: Any) -> tuple[Any, Any, bool]:
     """Return the inclusive bounds of a part of an observation, None without any; and whether it is an index."""
     if isinstance(space, gymnasium.spaces.Discrete):
-        return int(space.start), int(space.start + space.n) - 1, True
+        return int(space.start), int(space.start) + int(space.n) - 1, True
     if isinstance(space, gymnasium.spaces.MultiDiscrete):
         start, nums = np.asarray(space.start, np.int64), np.asarray(space.nvec, np.int64)
         return start, start + nums - 1, True

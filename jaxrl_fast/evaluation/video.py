@@ -83,7 +83,7 @@ def open_run(folder: Path, options: Options, env: Any = None) -> tuple[Any, Any,
 
     settings, env = saved_run.open_env(folder, env, play_seed=options.play_seed)
     render_env = env.render
-    if render_env is None:
+    if render_env is None or render.is_known(env.spec.id):
         renderer = render.find(env.spec.id, env.spec.obs, env.spec.frame_stack)
     else:
         renderer = render.Renderer(lambda obs: enlarge(render_env()), 15)

@@ -109,7 +109,7 @@ def measure_count(settings: Settings, num_envs: int) -> Trial:
         return Trial(num_envs, why=f"{options.total_steps} steps are {made} updates only", too_many=True)
     try:
         settings, env, _, placement = build.build(settings, algorithm, num_updates)
-        agent = build.make_agent(_without_warmup(settings.agent), algorithm, env, num_updates)
+        agent = build.make_agent(without_warmup(settings.agent), algorithm, env, num_updates)
     except ValueError as error:
         return Trial(num_envs, why=str(error))
     try:
@@ -173,6 +173,6 @@ def _run(trials: Sequence[Trial]) -> list[Trial]:
     return sorted(trial for trial in trials if trial.rate is not None)
 
 
-def _without_warmup(agent: Any) -> Any:
+def without_warmup(agent: Any) -> Any:
     """Return the agent's options with learning from the start, since steps before that cost less."""
     return dataclasses.replace(agent, learning_starts=0) if hasattr(agent, "learning_starts") else agent

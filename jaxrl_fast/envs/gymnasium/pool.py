@@ -67,7 +67,7 @@ class LocalPool:
 
     def render(self) -> np.ndarray:
         """Return the first environment's image."""
-        return np.asarray(self.stepper.render())
+        return self.stepper.render()
 
     def close(self) -> None:
         """Close the environments."""
@@ -146,7 +146,8 @@ class WorkerPool:
         """Return the first environment's image."""
         self._finish_step()
         self.workers[0].call("render")
-        return np.asarray(self._answer(self.workers[0], self.timeout_s))
+        image: np.ndarray = self._answer(self.workers[0], self.timeout_s)
+        return image
 
     def close(self) -> None:
         """Let the workers close their environments, and end them."""

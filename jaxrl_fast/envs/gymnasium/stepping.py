@@ -83,9 +83,18 @@ class Stepper:
         """Give each environment a new seed for its next reset."""
         self.seeds = list(seeds)
 
-    def render(self) -> Any:
-        """Return the first environment's image."""
-        return self.envs[0].render()
+    def render(self) -> np.ndarray:
+        """Return the first environment's image, uint8 [H, W, 3]."""
+        try:
+            image = self.envs[0].render()
+        except Exception as error:
+            blame(error, f"{self.env_id}: render failed in {self.where(0)}")
+            raise
+        array = np.asarray(image)
+        if array.ndim != 3 or array.shape[2] != 3 or array.dtype != np.uint8:
+            got = _got(image) if array.dtype == object else f"{array.dtype}{list(array.shape)}"
+            self._fault(0, "render must return uint8 [H, W, 3] where render_mode is rgb_array", got)
+        return array
 
     def close(self) -> None:
         """Close the environments. An error in one does not keep the others open."""

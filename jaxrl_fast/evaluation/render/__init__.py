@@ -29,7 +29,13 @@ RENDERERS = {
     "Pendulum-v1": Renderer(classic_control.pendulum, 20),
     **{f"{game}-MinAtar": Renderer(partial(minatar.board, pieces), 10) for game, pieces in minatar.GAMES.items()},
 }
-BACKENDS = ("gymnax", "envpool")  # backends in which these names are the same environments
+BACKENDS = ("gymnax", "envpool", "gymnasium")  # backends in which these names are the same environments
+
+
+def is_known(env_id: str) -> bool:
+    """Return whether an environment is drawn from its observations, by its name."""
+    backend, _, name = env_id.rpartition("/")
+    return backend in BACKENDS and name in RENDERERS
 
 
 def find(env_id: str, obs: Any, frame_stack: int = 0) -> Renderer:
@@ -43,8 +49,8 @@ def find(env_id: str, obs: Any, frame_stack: int = 0) -> Renderer:
     Raises:
         ValueError: If no renderer exists; the message lists the available ones.
     """
-    backend, _, name = env_id.rpartition("/")
-    if backend in BACKENDS and name in RENDERERS:
+    name = env_id.rpartition("/")[2]
+    if is_known(env_id):
         return RENDERERS[name]
     if frames.is_image(obs):
         return Renderer(partial(frames.newest_frame, frame_stack=frame_stack), 15)

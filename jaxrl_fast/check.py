@@ -1,0 +1,45 @@
+"""Try an environment before training: `python -m jaxrl_fast.check my_module:MyEnv`."""
+
+import itertools
+from collections.abc import Iterator, Sequence
+
+from jaxrl_fast import cli
+from jaxrl_fast.training.env_check import Finding, Options, check
+from jaxrl_fast.utils import devices
+
+USAGE = cli.CommandSpec(
+    "python -m jaxrl_fast.check",
+    "ENV",
+    Options,
+    "Step an environment with random actions, and print what it is, how fast it is, and what must be mended.",
+)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command. Return its exit status: 1 if something must be mended."""
+    return cli.run_command(prepare, act, argv)
+
+
+def prepare(argv: Sequence[str]) -> tuple[str, Iterator[Finding], Finding]:
+    """Read the command line and make the environment. Return its id, the findings, and the first of these."""
+    (env_id,), options = cli.read(USAGE, argv)
+    devices.check_device()
+    findings = check(env_id, options)
+    return env_id, findings, next(findings)
+
+
+def act(ready: tuple[str, Iterator[Finding], Finding]) -> int:
+    """Print each finding as soon as it is there. Return the exit status."""
+    env_id, findings, first = ready
+    print(env_id)
+    to_mend = 0
+    for finding in itertools.chain([first], findings):
+        print(f"  {finding.level:<5} {finding.text}", flush=True)
+        to_mend += finding.level == "mend"
+    if to_mend:
+        print(f"{to_mend} to mend")
+    return int(to_mend > 0)
+
+
+if __name__ == "__main__":
+    cli.start(main)

@@ -1,0 +1,229 @@
+"""Try an environment: step it with random actions, and find what would spoil a training."""
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+from jaxrl_fast.utils.option import COUNT, SIZE, Bounds, option
+
+NUM_ENVS = 4  # that are stepped together
+TRIAL_STEPS = 20  # of each, which decide how many more there is time for
+LARGE_REWARD = 100.0  # in absolute value
+
+
+@dataclass(frozen=True)
+class Options:
+    """How the environment is tried."""
+
+    env_options: dict[str, Any] = option({}, "Parameters of the environment.")
+    steps: int = option(1000, "Most steps of each of four environments.", bounds=COUNT)
+    max_time: float = option(20.0, "Seconds for one pass over the steps.", bounds=Bounds(0, exclusive_min=True))
+    algo: str = option("ppo", "Algorithm whose training is timed; none: no training is timed.")
+    num_envs: int = option(8, "Environments of that training.", bounds=SIZE)
+
+
+class Finding(NamedTuple):
+    """One thing that was looked at."""
+
+    level: Literal["ok", "note", "mend"]
+    text: str
+
+
+class Rows(NamedTuple):
+    """T steps of N environments, as numpy arrays."""
+
+    first_obs: Any  # [N, ...]
+    obs: Any  # [T, N, ...]
+    reward: Any  # [T, N]
+    discount: Any
+    last: Any
+    duration: float  # seconds, compilation excluded
+
+
+def check(env_id: Any, options: Options) -> Iterator[Finding]:
+    """Yield what is found. Exceptions of the environment leave with their place, see `errors.blamed`.
+
+    Raises:
+        ValueError: If the environment cannot be made.
+    """
+    from jaxrl_fast.envs.__main__ import action, shown
+    from jaxrl_fast.envs.host_env import original_errors
+    from jaxrl_fast.networks import torso
+
+    with original_errors():
+        spec = _make(env_id, options, 1, 0).spec
+        yield Finding("ok", f"observation  {shown(spec.obs)}   network {torso.describe(spec.obs, 'auto', 'auto')}")
+        yield Finding("ok", f"action       {action(spec.action)}{', some forbidden by a mask' * spec.has_action_mask}")
+        trial = _rows(env_id, options, NUM_ENVS, 0, min(TRIAL_STEPS, options.steps))
+        affordable = int(options.max_time * TRIAL_STEPS / max(trial.duration, 1e-9))
+        num_steps = max(min(options.steps, affordable), min(TRIAL_STEPS, options.steps))
+        rows = _rows(env_id, options, NUM_ENVS, 0, num_steps)
+        yield from _of_episodes(rows)
+        yield from _of_seeds(env_id, options, rows, num_steps)
+        yield from _of_time(env_id, options, rows)
+
+
+def _make(env_id: Any, options: Options, num_envs: int, seed: int) -> Any:
+    from jaxrl_fast import envs
+    from jaxrl_fast.types import HostEnvConfig
+
+    return envs.make(env_id, num_envs, HostEnvConfig((seed, 0, 0)), **options.env_options)
+
+
+def _rows(env_id: Any, options: Options, num_envs: int, seed: int, num_steps: int) -> Rows:
+    """Step new environments with random actions that depend on nothing but the index of step and environment."""
+    import jax
+    import jax.numpy as jnp
+
+    from jaxrl_fast.utils.devices import release_envs
+    from jaxrl_fast.utils.random import key_of_seed
+
+    env = _make(env_id, options, num_envs, seed)
+    keys = jax.random.split(key_of_seed(0), num_steps)
+
+    @jax.jit
+    def play(start: Any) -> Any:
+        state, timestep = start
+
+        def step(now: Any, key: Any) -> Any:
+            state, timestep = now
+            each = [jax.random.fold_in(key, i) for i in range(num_envs)]
+            noise = jnp.stack([jax.random.uniform(one, (env.spec.action.num_outputs,)) for one in each])
+            now = env.step(state, _random_action(env.spec, noise, timestep.action_mask))
+            return now, now[1]
+
+        return jax.lax.scan(step, (state, timestep), keys)[1]
+
+    try:
+        env.open()
+        start = jax.jit(env.reset)(key_of_seed(seed))
+        compiled = play.lower(start).compile()
+        began = time.perf_counter()
+        steps = jax.device_get(compiled(start))
+        duration = time.perf_counter() - began
+        return Rows(jax.device_get(start[1].obs), steps.obs, steps.reward, steps.discount, steps.last, duration)
+    finally:
+        release_envs([env])
+
+
+def _random_action(spec: Any, noise: Any, mask: Any) -> Any:
+    """Return uniform random actions [N, ...] among those that are allowed, from noise [N, num_outputs] in [0, 1)."""
+    import jax.numpy as jnp
+    import numpy as np
+
+    from jaxrl_fast.types import Box, Discrete
+
+    if isinstance(spec.action, Box):
+        return (2 * noise - 1).reshape(len(noise), *spec.action.shape)
+    scores = noise if isinstance(mask, tuple) else jnp.where(mask, noise, -1.0)  # the largest is chosen
+    if isinstance(spec.action, Discrete):
+        return jnp.argmax(scores, axis=1).astype(jnp.int32)
+    parts = jnp.split(scores, np.cumsum(spec.action.nums)[:-1], axis=1)
+    return jnp.stack([jnp.argmax(part, axis=1) for part in parts], axis=1).astype(jnp.int32)
+
+
+def _of_episodes(rows: Rows) -> Iterator[Finding]:
+    """Yield findings about rewards and the ends of episodes."""
+    import numpy as np
+
+    terminated, truncated = rows.last & (rows.discount == 0), rows.last & (rows.discount != 0)
+    num_terminated, num_truncated = int(terminated.sum()), int(truncated.sum())
+    ends = f"{num_terminated} terminated, {num_truncated} truncated"
+    size = f"{rows.last.size} steps of random actions"
+    if num_terminated + num_truncated:
+        yield Finding("ok", f"episodes     {num_terminated + num_truncated} in {size}: {ends}")
+    else:
+        yield Finding("mend", f"episodes     none ended in {size}; without ends there are no returns, "
+                              "so add a time limit: --env-option max_episode_steps=1000")  # fmt: skip
+    lengths = np.concatenate([np.diff(np.flatnonzero(last)) - 1 for last in rows.last.T])
+    if num_terminated > 1 and not num_truncated and len(lengths) > 1 and len(set(lengths.tolist())) == 1:
+        yield Finding("mend", f"ends         every episode terminated after {lengths[0]} steps; if that is a time "
+                              "limit, report it as truncated, so that values bootstrap there")  # fmt: skip
+    begins = np.vstack([np.zeros_like(rows.last[:1]), rows.last[:-1]])  # rows without a reward
+    low, high = float(rows.reward[~begins].min()), float(rows.reward[~begins].max())
+    large = max(abs(low), abs(high)) > LARGE_REWARD
+    hint = "; --agent.normalize-rewards may help" if large else ""
+    yield Finding("note" if large else "ok", f"rewards      {low:g} to {high:g}{hint}")
+    if low == high:
+        yield Finding("note", "rewards      all are equal, so random actions find nothing to learn from")
+
+
+def _of_seeds(env_id: Any, options: Options, rows: Rows, num_steps: int) -> Iterator[Finding]:
+    """Yield findings about random numbers: whether a seed repeats an episode, and another seed gives another."""
+    again = _rows(env_id, options, NUM_ENVS, 0, num_steps)
+    if at := _first_difference(rows, again):
+        yield Finding("mend", f"seeds        the same seed and actions gave another {at}; draw all random numbers from "
+                              "self.np_random, which reset(seed=...) seeds")  # fmt: skip
+    else:
+        yield Finding("ok", "seeds        the same seed and actions give the same steps")
+    alone = _rows(env_id, options, 1, 0, num_steps)
+    if not at and not _is_on_device(env_id, options) and (apart := _first_difference(rows, alone, 1)):
+        yield Finding("mend", f"state        an environment gave another {apart} alone than next to others; keep its "
+                              "state in self, not in the class or the module")  # fmt: skip
+    if _same_starts(rows.first_obs):
+        yield Finding("note", "seeds        all environments start with the same observation")
+
+
+def _is_on_device(env_id: Any, options: Options) -> bool:
+    return bool(_make(env_id, options, 1, 0).on_device)
+
+
+def _first_difference(one: Rows, other: Rows, num_envs: int = NUM_ENVS) -> str:
+    """Return where the first `num_envs` environments differ: "reward in step 3"; "" if they do not."""
+    import jax
+    import numpy as np
+
+    starts = zip(jax.tree.leaves(one.first_obs), jax.tree.leaves(other.first_obs))
+    if any(not np.array_equal(a[:num_envs], b[:num_envs]) for a, b in starts):
+        return "first observation"
+    found = []
+    for name in ("obs", "reward", "last"):
+        for a, b in zip(jax.tree.leaves(getattr(one, name)), jax.tree.leaves(getattr(other, name))):
+            different = (a[:, :num_envs] != b[:, :num_envs]).reshape(len(a), -1).any(1)
+            if different.any():
+                found.append((int(np.argmax(different)), {"obs": "observation", "last": "end"}.get(name, name)))
+    return f"{min(found)[1]} in step {min(found)[0] + 1}" if found else ""
+
+
+def _same_starts(first_obs: Any) -> bool:
+    import jax
+
+    return all((x == x[:1]).all() for x in jax.tree.leaves(first_obs))
+
+
+def _of_time(env_id: Any, options: Options, rows: Rows) -> Iterator[Finding]:
+    """Yield how long a step takes, alone and as a part of a training."""
+    from jaxrl_fast.utils.formatting import short_number
+
+    each = rows.duration / rows.last.size
+    yield Finding("ok", f"speed        {short_number(1 / each)} steps per second with {NUM_ENVS} environments")
+    if options.algo == "none":
+        return
+    rate = _training_rate(env_id, options)
+    share = min(each * rate, 1.0)
+    setting = f"{options.algo} with {options.num_envs} environments"
+    yield Finding("ok", f"training     {short_number(rate)} steps per second by {setting}, of which the environment "
+                        f"takes about {share:.0%}")  # fmt: skip
+
+
+def _training_rate(env_id: Any, options: Options) -> float:
+    """Return the environment steps per second of a training, updates included."""
+    from jaxrl_fast import agents
+    from jaxrl_fast.agents.configs import common
+    from jaxrl_fast.config.load import from_keywords
+    from jaxrl_fast.parallel import program
+    from jaxrl_fast.training import build, calibrate
+    from jaxrl_fast.utils.devices import release_envs
+
+    settings = from_keywords(
+        None, options.algo, None, env=env_id, env_options=options.env_options, num_envs=options.num_envs
+    )
+    settings, env, _, placement = build.build(settings, agents.load(settings.algo), 100)
+    agent = build.make_agent(calibrate.without_warmup(settings.agent), agents.load(settings.algo), env, 100)
+    try:
+        built = program.build(env, agent, 100, placement)
+        steps_per_update = common.rollout_length(settings.agent, options.num_envs) * options.num_envs
+        return calibrate.measure(built, 0, 1) * steps_per_update
+    finally:
+        release_envs([env])

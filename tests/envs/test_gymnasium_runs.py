@@ -1,0 +1,236 @@
+"""Train in Python environments: scores, failures that are saved, resume, videos, and the lines that a user sees."""
+
+import json
+import sys
+
+import gymnasium
+import jax
+import numpy as np
+import pytest
+
+import jaxrl_fast
+from jaxrl_fast import check, train, video
+from jaxrl_fast.runs import files
+from jaxrl_fast.training import env_check
+from tests.helpers import gym_envs
+
+MODULE = "tests.helpers.gym_envs"
+SHORT = dict(num_envs=4, total_steps=1280, eval_episodes=4, eval_envs=2, log_every=32, seed=3, tensorboard=False)
+SHORT |= dict(agent=dict(rollout_length=8, hidden_sizes=(8,), num_minibatches=1), log_level="quiet", algo="ppo")
+LINE = "--num-envs 4 --total-steps 1280 --agent.rollout-length 8 --agent.num-minibatches 1 --agent.hidden-sizes 8 "
+LINE += "--log-every 32 --no-tensorboard --eval-episodes 4"
+
+
+class Noted(gymnasium.wrappers.RecordEpisodeStatistics):
+    """Keeps the statistics of the episodes that each of its instances has finished."""
+
+    instances: list = []  # noqa: RUF012
+
+    def __init__(self, env):
+        super().__init__(env)
+        self.finished = []
+        self.instances.append(self.finished)
+
+    def step(self, action):
+        outcome = super().step(action)
+        if "episode" in outcome[-1]:
+            self.finished.append((float(outcome[-1]["episode"]["r"]), int(outcome[-1]["episode"]["l"])))
+        return outcome
+
+
+def test_scores_are_those_of_record_episode_statistics(tmp_path):
+    Noted.instances.clear()
+    run = jaxrl_fast.fit(**SHORT, env=lambda: Noted(gym_envs.Walk()), run_dir=str(tmp_path / "run"), env_workers=0)
+    records = [r for r in run.metrics if r["episodes"]]
+    assert len(Noted.instances) == 2 + 4 + 2, "two for a look, four to train, two to evaluate"
+    finished = [episode for instance in Noted.instances[2:6] for episode in instance]
+    assert sum(r["episodes"] for r in records) == len(finished) > 50
+    total = sum(r["return_mean"] * r["episodes"] for r in records)
+    assert total == pytest.approx(sum(score for score, _ in finished), rel=1e-5)
+    lengths = sum(r["episode_length_mean"] * r["episodes"] for r in records)
+    assert lengths == pytest.approx(sum(length for _, length in finished), rel=1e-5)
+
+
+class Fragile(gym_envs.Walk):
+    """Breaks in a later step of the whole process, unless it is mended."""
+
+    num_steps, mended = 0, False
+
+    def step(self, action):
+        Fragile.num_steps += 1
+        if Fragile.num_steps > 700 and not Fragile.mended:
+            raise KeyError("wheel")
+        return super().step(action)
+
+
+@pytest.mark.parametrize("async_pools", [0, 2])
+def test_a_failure_saves_the_run_and_it_resumes(async_pools, tmp_path, capsys):
+    Fragile.num_steps, Fragile.mended, folder = 0, False, str(tmp_path / "run")
+    options = SHORT | dict(env=Fragile, env_workers=0, async_pools=async_pools)
+    with pytest.raises(KeyError, match="wheel") as raised:
+        jaxrl_fast.fit(**options, run_dir=folder)
+    assert any("raised by the environment: " in note for note in raised.value.__notes__)
+    summary = files.read_summary(tmp_path / "run")
+    assert summary["status"] == "failed" and "wheel" in summary["failure"]
+    assert 0 < summary["env_steps"] < 700
+    assert f"saved at step {summary['env_steps']}, before the environment failed; resume: " in capsys.readouterr().err
+    Fragile.mended = True
+    run = jaxrl_fast.fit(resume=folder, env=Fragile, log_level="quiet")
+    assert run.summary["status"] == "done" and run.summary["env_steps"] == 1280
+    steps = [record["env_steps"] for record in run.metrics]
+    assert steps == sorted(set(steps)) and steps[-1] == 1280
+
+
+def test_the_command_shows_the_place_and_the_users_traceback(tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(gym_envs.FAULTS, "late", lambda *outcome: 1 // 0)
+    options = f"--env {MODULE}:Walk --env-option fault=late fault_at=60 limit=90 size=99 --run-dir {tmp_path / 'run'}"
+    assert train.main(["ppo", *options.split(), *LINE.split(), "--env-workers", "0"]) == 1
+    error = capsys.readouterr().err
+    line, traceback = error[error.index("error: ") :].split("\n", 1)
+    assert line.startswith(f"error: {MODULE}:Walk: step failed in environment 0, episode 1, step 60, action ")
+    assert traceback.startswith("Traceback (most recent call last):") and traceback.count("File") == 2
+    assert "gym_envs.py" in traceback and traceback.rstrip().endswith(
+        "ZeroDivisionError: integer division or modulo by zero"
+    )
+    assert "jax" not in traceback and files.read_summary(tmp_path / "run")["status"] == "failed"
+
+
+def test_the_command_shows_a_wrong_value_in_one_line(tmp_path, capsys):
+    options = f"--env {MODULE}:Walk --env-option fault=nan fault_at=60 limit=90 size=99 --run-dir {tmp_path / 'run'}"
+    assert train.main(["ppo", *options.split(), *LINE.split(), "--log-level", "quiet"]) == 1
+    error = capsys.readouterr().err
+    assert (
+        f"error: {MODULE}:Walk: observation must be finite, got [nan, nan] in environment 0, episode 1, step 60"
+        in error
+    )
+    assert "Traceback" not in error
+
+
+def test_a_fault_in_the_first_steps_is_told_before_anything_is_written(tmp_path, capsys):
+    for fault, status in (("nan", 1), ("raise", 1)):
+        options = f"--env {MODULE}:Walk --env-option fault={fault} --run-dir {tmp_path / 'run'}"
+        assert train.main(["ppo", *options.split(), *LINE.split()]) == status
+        assert f"error: {MODULE}:Walk: " in capsys.readouterr().err and not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_exact_resume_gives_the_same_bits(workers, tmp_path):
+    options = SHORT | dict(env=f"{MODULE}:Walk", env_workers=workers, exact_resume=True, save_every=160)
+    options["agent"] = options["agent"] | dict(anneal_lr=False)  # it would depend on the length of the run
+    whole = jaxrl_fast.fit(**options, run_dir=str(tmp_path / "whole"))
+    jaxrl_fast.fit(**(options | dict(total_steps=640)), run_dir=str(tmp_path / "parts"))
+    parts = jaxrl_fast.fit(resume=str(tmp_path / "parts"), total_steps=1280, log_level="quiet")
+    jax.tree.map(np.testing.assert_array_equal, whole.agent_state, parts.agent_state)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("algo", ["ppo", "pqn", "dqn"])
+def test_masked_actions_are_never_taken(algo, tmp_path):
+    agent = {"learning_starts": 500, "buffer_size": 5000} if algo == "dqn" else {}
+    options = dict(num_envs=8, total_steps=8000, log_level="quiet", tensorboard=False, run_dir=str(tmp_path / "run"))
+    run = jaxrl_fast.fit(algo=algo, env=gym_envs.Guarded, agent=agent, **options)
+    returns = [r[name] for r in run.metrics for name in ("return_min", "eval_return_min") if r.get(name) is not None]
+    assert len(returns) > 5 and min(returns) >= 0, "one forbidden action costs 1000"
+    assert run.summary["final_return_mean"] > 25, "at random 30 of 60 are expected, less in the mean of 4"
+
+
+@pytest.mark.slow
+def test_async_workers_overlap_with_updates(tmp_path):
+    options = SHORT | dict(env=f"{MODULE}:Walk", env_workers=1, async_pools=2, overlap=True)
+    run = jaxrl_fast.fit(**options, run_dir=str(tmp_path / "run"))
+    assert run.summary["status"] == "done" and run.summary["env_steps"] == 1280
+
+
+def test_a_video_shows_what_the_environment_renders(tmp_path, capsys):
+    folder = str(tmp_path / "run")
+    jaxrl_fast.fit(**(SHORT | dict(env=f"{MODULE}:Walk", total_steps=64)), run_dir=folder)
+    assert video.main([folder]) == 0
+    from PIL import Image
+
+    with Image.open(tmp_path / "run" / "video.gif") as shown:
+        white = np.asarray(shown.convert("L")) > 250
+        assert shown.n_frames > 2 and white.all(axis=0).any() or white.any()
+
+
+def test_evaluate_uses_environments_of_its_own(tmp_path):
+    run = jaxrl_fast.fit(**(SHORT | dict(env=f"{MODULE}:Walk", total_steps=64)), run_dir=str(tmp_path / "run"))
+    found = run.evaluate(episodes=4, env_options={"limit": 5})
+    assert json.loads((tmp_path / "run" / "evaluation.json").read_text())["episodes"] if "episodes" in found else found
+
+
+def findings(env_id, **options):
+    return list(env_check.check(env_id, env_check.Options(**({"algo": "none", "steps": 200} | options))))
+
+
+def to_mend(env_id, **options):
+    return [finding.text for finding in findings(env_id, **options) if finding.level == "mend"]
+
+
+class Unseeded(gym_envs.Walk):
+    """Draws from a generator that no seed reaches."""
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.x = np.random.default_rng().uniform(-1, 1)
+        return self.observe(), {}
+
+
+class Sharing(gym_envs.Walk):
+    """Counts the steps of all instances in the class."""
+
+    total = 0
+
+    def reset(self, *, seed=None, options=None):
+        Sharing.total = 0
+        return super().reset(seed=seed)
+
+    def step(self, action):
+        Sharing.total += 1
+        obs, _, *rest = super().step(action)
+        return obs, float(Sharing.total), *rest
+
+
+class Endless(gym_envs.Walk):
+    def step(self, action):
+        obs, reward, *_ = super().step(action)
+        return obs, reward, False, False, {}
+
+
+class Mislabeled(gym_envs.Walk):
+    """Calls its time limit a termination."""
+
+    def step(self, action):
+        obs, reward, terminated, truncated, info = super().step(action)
+        return obs, reward, terminated or truncated, False, info
+
+
+def test_check_finds_nothing_in_sound_environments():
+    for env_id in (f"{MODULE}:Walk", f"{MODULE}:Guarded", f"{MODULE}:Mixed", "gymnax/CartPole-v1"):
+        assert to_mend(env_id) == [], env_id
+
+
+@pytest.mark.parametrize(
+    ("env", "says"),
+    [
+        (Unseeded, "the same seed and actions gave another first observation"),
+        (Sharing, "an environment gave another reward in step 2 alone than next to others"),
+        (Endless, "none ended in 800 steps"),
+        (lambda: Mislabeled(size=99), "every episode terminated after 12 steps"),
+    ],
+    ids=["unseeded", "sharing", "endless", "mislabeled"],
+)
+def test_check_finds_what_would_spoil_a_training(env, says):
+    (found,) = to_mend(env)
+    assert says in found
+
+
+def test_check_prints_a_line_for_each_finding(capsys):
+    assert check.main([f"{MODULE}:Walk", "--steps", "100"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == f"{MODULE}:Walk" and all(line.startswith(("  ok ", "  note ")) for line in lines[1:])
+    assert any("training" in line and "of which the environment takes about" in line for line in lines)
+    assert check.main([f"{MODULE}:Walk", "--algo", "none", "--env-option", "fault=raise", "fault_at=9"]) == 1
+    assert f"error: {MODULE}:Walk: step failed in environment" in capsys.readouterr().err
+    assert check.main([f"{MODULE}:Wolk"]) == 2
+    assert sys.modules[MODULE] is gym_envs
