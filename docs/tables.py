@@ -30,7 +30,7 @@ RESULTS = ROOT / "benchmarks" / "results"
 DATA = ROOT / "docs" / "data"
 MARK = re.compile(r"^<!-- table: ([^>]+?) -->$", re.MULTILINE)
 SPELLED = {"env_options": "env_option"}  # what a command line usually has
-COMMANDS = ("evaluate", "video", "export", "plot", "envs.__main__")  # modules with an `Options`
+COMMANDS = ("evaluate", "video", "export", "plot", "check", "envs.__main__")  # modules with an `Options`
 
 
 def fill(markdown: str) -> str:

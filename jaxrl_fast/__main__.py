@@ -13,6 +13,7 @@ COMMANDS = {
     "export": "export the policy of a run for JAX, onnxruntime or numpy",
     "plot": "draw the learning curves of runs",
     "envs": "list the environments",
+    "check": "try an environment before training",
 }
 
 

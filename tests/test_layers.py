@@ -18,7 +18,7 @@ ROOT = Path(__file__).parent.parent / PACKAGE
 ORDER = (
     *("types", "utils", "metrics", "kernels", "networks", "rollout", "async_rollout", "loop", "parallel", "rl"),
     *("replay", "agents.configs", "agents", "config", "cli", "runs", "loggers", "envs", "plotting", "training"),
-    *("evaluation", "sweep", "api", "train", "evaluate", "video", "export", "plot", "__main__"),
+    *("evaluation", "sweep", "api", "train", "evaluate", "video", "export", "plot", "check", "__main__"),
 )
 NO_JAX = ("agents.configs", "config", "cli", "metrics.records", "utils.parsing", "utils.formatting", "utils.errors")
 PURE = ORDER[: ORDER.index("runs")]  # no clock, file, environment variable or process

@@ -264,7 +264,7 @@ def _environment(variables: Mapping[str, str]) -> dict[str, str]:
 
 
 def _raise(pickled: bytes | None, text: str, shown: str, place: str | None) -> NoReturn:
-    """Raise the exception of a worker: of its own type if that can be had, with its traceback as text."""
+    """Raise the exception of a worker: of the same type if that can be had, with the traceback as text."""
     error: BaseException = RuntimeError(text) if pickled is None else pickle.loads(pickled)
     if place is not None:
         blame(error, place)
