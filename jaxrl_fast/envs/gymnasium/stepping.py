@@ -31,7 +31,7 @@ class Stepper:
         self.env_id, self.layout, self.arrays, self.first = env_id, layout, arrays, first
         self.warning = ""  # a sentence about the first observation outside its space
         self.has_warned = False
-        self.seeds: list[int | None] = list(seeds)  # for the next reset; None: the environment's own generator continues
+        self.seeds: list[int | None] = list(seeds)  # for the next reset; None: no new seed
         self.ended = [False] * len(seeds)
         self.envs: list[Any] = []
         try:
