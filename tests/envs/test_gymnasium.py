@@ -207,6 +207,42 @@ def test_every_way_to_name_an_environment(make, limit):
     assert (steps.discount == 1).all(), "only time limits"
 
 
+def test_an_environment_is_called_by_the_name_that_it_was_given():
+    names = {
+        "gymnasium/tests/Walk-v3": ("tests/Walk-v3", lambda: gymnasium.make("tests/Walk-v3")),
+        f"{MODULE}:make_walk": (f"{MODULE}:make_walk",),
+        f"{MODULE}:Walk": (f"{MODULE}:Walk", gym_envs.Walk),
+        f"{MODULE}:make_unannotated": (gym_envs.make_unannotated,),
+    }
+    for name, given in names.items():
+        for one in given:
+            assert envs.make(one, 1, LOCAL).spec.id == name
+
+
+class Grid(gymnasium.Env):
+    """A step per cell: the action has two axes."""
+
+    observation_space = gymnasium.spaces.MultiDiscrete([[2, 3], [4, 5]])
+    action_space = gymnasium.spaces.MultiDiscrete([[2, 3], [4, 5]], start=[[0, 1], [2, 3]])
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.zeros((2, 2), np.int64), {}
+
+    def step(self, action):
+        assert self.action_space.contains(action)
+        return action - self.action_space.start, float(action.sum()), False, False, {}
+
+
+def test_choices_may_have_several_axes():
+    env = envs.make(Grid, 3, LOCAL)
+    assert env.spec.action == MultiDiscrete((2, 3, 4, 5)) and env.spec.obs.shape == (14,)
+    actions = np.tile(np.array([1, 2, 3, 4], np.int32), (2, 3, 1))
+    steps = run(env, actions)[1]
+    np.testing.assert_array_equal(np.flatnonzero(steps.obs[0, 0]), [1, 4, 8, 13])
+    assert (steps.reward == 10 + 6).all()
+
+
 def test_a_class_of_a_notebook_works_in_workers():
     source_text = "import gymnasium\nfrom tests.helpers.gym_envs import Walk\nclass Cell(Walk):\n    pass\n"
     namespace = {"__name__": "__main__"}

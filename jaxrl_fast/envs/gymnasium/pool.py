@@ -53,7 +53,7 @@ class LocalPool:
 
     def send(self, action: np.ndarray) -> None:
         """Keep the actions of the next step."""
-        self.arrays.action[...] = action
+        self.arrays.action[...] = action.reshape(self.arrays.action.shape)
 
     def recv(self) -> Row:
         """Take the step."""
@@ -125,7 +125,7 @@ class WorkerPool:
 
     def send(self, action: np.ndarray) -> None:
         """Start a step."""
-        self.arrays.action[...] = action
+        self.arrays.action[...] = action.reshape(self.arrays.action.shape)
         for one in self.workers:
             one.send(worker.STEP)
         self.num_pending = len(self.workers)

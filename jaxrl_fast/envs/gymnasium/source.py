@@ -37,6 +37,7 @@ class Source(NamedTuple):
     arguments: dict[str, Any]
     max_episode_steps: int | None = None  # of a time limit around it
     takes_render_mode: bool = False
+    is_named: bool = True  # False: a function in Python; the environment that it makes may have an id
 
     def make(self, render: bool = False) -> Any:
         """Return a new environment. Raise a ValueError of one line if it cannot be made."""
@@ -91,6 +92,7 @@ def _creator(env_id: str, spec: Any) -> Callable[..., Any]:
 
 def from_object(given: Any, options: Mapping[str, Any], env_id: str) -> Source:
     """Return the source for a class, a factory or an environment. Raise ValueError if it cannot make several."""
+    is_named = bool(env_id) or inspect.isclass(given)
     env_id = env_id or importing.name_of(given)
     if isinstance(given, gymnasium.Env):
         return _from_instance(given, options)
@@ -99,7 +101,7 @@ def from_object(given: Any, options: Mapping[str, Any], env_id: str) -> Source:
     own_limit = TIME_LIMIT in known
     chosen = _checked(env_id, options, {TIME_LIMIT: 1} | known, takes_any=_takes_any(given))
     limit = None if own_limit else chosen.pop(TIME_LIMIT, None)
-    return Source(env_id, given, chosen, limit, _can_render(given))
+    return Source(env_id, given, chosen, limit, _can_render(given), is_named)
 
 
 def _from_instance(env: Any, options: Mapping[str, Any]) -> Source:
@@ -157,7 +159,7 @@ def choose_num_workers(described: Description, num_envs: int, config: HostEnvCon
 def describe(source: Source) -> Description:
     """Make one environment, and step it for a moment. Raise ValueError if its spaces are not supported."""
     env = source.make()
-    if env.spec is not None and not source.env_id.startswith("gymnasium/") and not inspect.isclass(source.construct):
+    if env.spec is not None and not source.is_named:
         source = source._replace(env_id=f"gymnasium/{env.spec.id}")
     try:
         env_id, space = source.env_id, env.action_space
