@@ -24,12 +24,16 @@ from typing import Any
 import jax
 
 FOLDER = Path(__file__).parent / "csrc"
-SOURCES = tuple(FOLDER / name for name in ("allreduce.c", "dense.c", "conv.c", "layer_norm.c"))
+SOURCES = tuple(FOLDER / name for name in ("allreduce.c", "dense.c", "conv.c", "layer_norm.c", "host_call.c"))
 HEADERS = tuple(FOLDER / name for name in ("ffi.h", "simd.h", "activations.h", "gemm.h", "threads.h"))
 VARIABLE = "JAXRL_FAST_KERNELS"
-KERNELS = ("dense", "conv", "layer_norm", "allreduce")  # as VARIABLE names them
+KERNELS = ("dense", "conv", "layer_norm", "allreduce", "host_call")  # as VARIABLE names them
 LAYER_KERNELS = ("dense", "conv2d", "layer_norm")
-FUNCTIONS = ("sum_over_cores", *(f"{layer}_{way}" for layer in LAYER_KERNELS for way in ("forward", "backward")))
+FUNCTIONS = (
+    "sum_over_cores",
+    "call_host",
+    *(f"{layer}_{way}" for layer in LAYER_KERNELS for way in ("forward", "backward")),
+)
 LOCK = threading.Lock()  # held while the functions are compiled and registered, which happens once in a process
 DIGEST = hashlib.sha256().digest_size
 CACHE = "~/.cache/jaxrl_fast/native"  # of compiled libraries; compiling takes two seconds

@@ -25,6 +25,8 @@ SEED = (7, 0, 0)
 LOCAL = HostEnvConfig(SEED, env_workers=0)
 TWO = HostEnvConfig(SEED, env_workers=2, env_timeout=60.0)
 CONFIGS = [LOCAL, TWO]
+BRIDGED = [*CONFIGS, *(config._replace(bridge="callback") for config in CONFIGS)]
+BRIDGE_NAMES = ["local", "workers", "local-callback", "workers-callback"]
 MODULE = "tests.helpers.gym_envs"
 
 
@@ -63,7 +65,7 @@ def check_rows(env, make, to_own, num_steps=120):
     return steps
 
 
-@pytest.mark.parametrize("config", CONFIGS, ids=["local", "workers"])
+@pytest.mark.parametrize("config", BRIDGED, ids=BRIDGE_NAMES)
 def test_rows_equal_those_of_gymnasiums_vector_env(config):
     env = envs.make(f"{MODULE}:Walk", 5, config)
     assert env.spec.obs == jax.ShapeDtypeStruct((2,), jnp.float32) and env.spec.action == Discrete(2)
@@ -374,7 +376,7 @@ def test_a_fault_in_reset_is_told_before_training(fault, says):
         assert says in str(raised.value)
 
 
-@pytest.mark.parametrize("config", CONFIGS, ids=["local", "workers"])
+@pytest.mark.parametrize("config", BRIDGED, ids=BRIDGE_NAMES)
 def test_an_exception_keeps_its_type_and_traceback(config):
     env = faulty("raise", config)
     with pytest.raises(ZeroDivisionError) as raised, host_env.original_errors():
@@ -383,7 +385,7 @@ def test_an_exception_keeps_its_type_and_traceback(config):
     shown = user_traceback(raised.value)
     assert shown.count("Traceback") == 1 and "site-packages" not in shown
     assert '"raise": lambda *outcome: 1 // 0' in shown and shown.rstrip().endswith("by zero")
-    if config is LOCAL:
+    if not config.env_workers:
         assert any(frame.name == "step" for frame in traceback.extract_tb(raised.value.__traceback__))
 
 
@@ -490,8 +492,50 @@ def test_workers_are_used_where_they_save_time(step_s, compute_s, num_envs, conf
 def test_other_backends_have_no_workers():
     with pytest.raises(ValueError, match="--env-workers: gymnax/CartPole-v1 has no worker processes, got 2"):
         envs.make("gymnax/CartPole-v1", 2, TWO)
-    with pytest.raises(ValueError, match=r"--host-bridge: .* is stepped by Python, got ffi; use callback"):
-        envs.make("gymnasium/CartPole-v1", 2, LOCAL._replace(bridge="ffi"))
+
+
+def test_without_c_a_callback_steps_the_environments(monkeypatch):
+    actions = np.zeros((6, 2), np.int32)
+    expected = run(envs.make(f"{MODULE}:Walk", 2, LOCAL._replace(bridge="ffi")), actions)
+    monkeypatch.setenv("JAXRL_FAST_KERNELS", "xla")
+    jax.tree.map(np.testing.assert_array_equal, expected, run(envs.make(f"{MODULE}:Walk", 2, LOCAL), actions))
+    says = r"--host-bridge: .* cannot be called from C \(JAXRL_FAST_KERNELS is xla\), got ffi; use callback"
+    with pytest.raises(ValueError, match=says):
+        envs.make(f"{MODULE}:Walk", 2, LOCAL._replace(bridge="ffi"))
+
+
+class Echo(gymnasium.Env):
+    """Returns the action that it is given."""
+
+    def __init__(self, space):
+        self.action_space = space
+        self.observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (2,), np.float64)
+
+    def reset(self, *, seed=None, options=None):
+        return np.zeros(2), {}
+
+    def step(self, action):
+        assert self.action_space.contains(action) and np.asarray(action).dtype == self.action_space.dtype
+        return np.broadcast_to(np.asarray(action, np.float64), 2), 0.0, False, False, {}
+
+
+@pytest.mark.parametrize("bridge", ["ffi", "callback"])
+@pytest.mark.parametrize(
+    ("space", "actions", "expected"),
+    [
+        (gymnasium.spaces.Discrete(3, start=-9), [0, 2], [[-9, -9], [-7, -7]]),
+        (gymnasium.spaces.MultiDiscrete([2, 200], dtype=np.uint8), [[1, 199], [0, 3]], [[1, 199], [0, 3]]),
+        (gymnasium.spaces.MultiDiscrete([2, 2], start=[-5, 5]), [[1, 0], [0, 1]], [[-4, 5], [-5, 6]]),
+        (gymnasium.spaces.MultiBinary(2), [[1, 0], [0, 1]], [[1, 0], [0, 1]]),
+        (gymnasium.spaces.Box(-1, 3, (2,), np.float64), [[-1.0, 0.5], [1.0, 0.0]], [[-1, 2], [3, 1]]),
+        (gymnasium.spaces.Box(-1, 3, (), np.float32), [[0.5], [1.0]], [[2, 2], [3, 3]]),
+    ],
+    ids=str,
+)
+def test_actions_arrive_in_the_dtype_of_their_space(space, actions, expected, bridge):
+    env = envs.make(lambda: Echo(space), 2, LOCAL._replace(bridge=bridge))
+    given = jnp.asarray(actions, jnp.float32 if isinstance(space, gymnasium.spaces.Box) else jnp.int32)
+    np.testing.assert_array_equal(run(env, given[None])[1].obs[0], expected)
 
 
 ORPHANS = """

@@ -172,7 +172,7 @@ def test_the_fingerprint_tells_which_kernels_are_in_c(monkeypatch):
 def test_an_unknown_value_is_refused_in_one_line(value):
     command = [sys.executable, "-m", "jaxrl_fast.train", "ppo", "--env", "CartPole-v1"]
     done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {build.VARIABLE: value})
-    use = "use auto, xla, or some of dense,conv,layer_norm,allreduce"
+    use = "use auto, xla, or some of dense,conv,layer_norm,allreduce,host_call"
     assert done.stderr == f"error: {build.VARIABLE}: unknown value {value!r}; {use}\n"
     assert done.returncode == 2
 

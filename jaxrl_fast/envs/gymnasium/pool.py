@@ -38,6 +38,11 @@ def rows_of(layout: Layout, arrays: Arrays) -> PyTree:
     return {"obs": obs, "action_mask": arrays.mask} if layout.mask_size else obs
 
 
+def row_of(layout: Layout, arrays: Arrays) -> Row:
+    """Return the row that is in the arrays."""
+    return Row(rows_of(layout, arrays), arrays.reward, arrays.terminated, arrays.truncated)
+
+
 class LocalPool:
     """n environments in this process, as `host_pool.HostPool`. They step while their row is received."""
 
@@ -57,9 +62,20 @@ class LocalPool:
 
     def recv(self) -> Row:
         """Take the step."""
+        self.finish()
+        return self.row()
+
+    def start(self) -> None:
+        """Do nothing: the step is taken by `finish`."""
+
+    def finish(self) -> None:
+        """Take the step."""
         self.stepper.step()
         self._warn()
-        return Row(rows_of(self.layout, self.arrays), *self.arrays[2:5])
+
+    def row(self) -> Row:
+        """Return the arrays of the last row."""
+        return row_of(self.layout, self.arrays)
 
     def reseed(self, seeds: Sequence[int]) -> None:
         """Give each environment a new seed."""
@@ -126,25 +142,39 @@ class WorkerPool:
     def send(self, action: np.ndarray) -> None:
         """Start a step."""
         self.arrays.action[...] = action.reshape(self.arrays.action.shape)
+        self.start()
+
+    def recv(self) -> Row:
+        """Wait for the step."""
+        self.finish()
+        return self.row()
+
+    def start(self) -> None:
+        """Start a step with the actions in `arrays`."""
         for one in self.workers:
             one.send(worker.STEP)
         self.num_pending = len(self.workers)
 
-    def recv(self) -> Row:
-        """Wait for the step."""
-        self._finish_step()
-        return Row(rows_of(self.layout, self.arrays), *self.arrays[2:5])
+    def finish(self) -> None:
+        """Wait for a pending step, if there is one."""
+        if self.num_pending:
+            self.num_pending = 0
+            self._wait(self.timeout_s)
+
+    def row(self) -> Row:
+        """Return the arrays of the last row."""
+        return row_of(self.layout, self.arrays)
 
     def reseed(self, seeds: Sequence[int]) -> None:
         """Discard a pending step, and give each environment a new seed."""
-        self._finish_step()
+        self.finish()
         for one in self.workers:
             one.call("reseed", list(seeds[one.first : one.last]))
         self._wait(self.timeout_s)
 
     def render(self) -> np.ndarray:
         """Return the first environment's image."""
-        self._finish_step()
+        self.finish()
         self.workers[0].call("render")
         image: np.ndarray = self._answer(self.workers[0], self.timeout_s)
         return image
@@ -160,15 +190,10 @@ class WorkerPool:
 
     def _call(self, name: str, *arguments: Any) -> None:
         """Call a method of every worker's environments, and wait for it."""
-        self._finish_step()
+        self.finish()
         for one in self.workers:
             one.call(name, *arguments)
         self._wait(self.timeout_s)
-
-    def _finish_step(self) -> None:
-        if self.num_pending:
-            self.num_pending = 0
-            self._wait(self.timeout_s)
 
     def _wait(self, timeout_s: float | None) -> None:
         """Wait for an answer of every worker. Warn of an observation outside its space."""

@@ -11,6 +11,7 @@ import jax
 import numpy as np
 
 from jaxrl_fast.envs import construct, gymnasium_spaces, spaces
+from jaxrl_fast.envs.direct_bridge import choose_bridge
 from jaxrl_fast.envs.gymnasium.layout import Layout, Leaf, allocate
 from jaxrl_fast.envs.gymnasium.making import make_one
 from jaxrl_fast.envs.gymnasium.pool import LocalPool, WorkerPool, rows_of
@@ -123,12 +124,11 @@ def make_envs(source: Source, num_envs: int, config: HostEnvConfig) -> Env:
 
 def from_description(described: Description, num_envs: int, config: HostEnvConfig) -> Env:
     """Return N environments that have been described."""
-    if config.bridge == "ffi":
-        raise ValueError(f"--host-bridge: {described.source.env_id} is stepped by Python, got ffi; use callback")
     num = num_envs_per_pool(num_envs, config)
     pool = described.pool._replace(env=described.pool.env._replace(num_envs=num))
     num_workers = choose_num_workers(described, num, config)
-    env = make_env(pool, functools.partial(_open, described, num_workers, config), config)
+    open_pool = functools.partial(_open, described, num_workers, config)
+    env = make_env(pool, open_pool, config, choose_bridge(described.source.env_id, config.bridge))
     again = functools.partial(from_description, described)
     steps = f"{num_workers} worker processes step" if num_workers > 1 else "1 worker process steps"
     info = (f"{steps} the environments of each pool",) if num_workers else ()

@@ -57,6 +57,7 @@ class Stepper:
 
     def _step(self) -> None:
         arrays = self.arrays
+        is_array = arrays.action.ndim > 1 or arrays.action.dtype.kind == "f"
         for i, env in enumerate(self.envs):
             if self.ended[i]:
                 self._begin(i)
@@ -65,7 +66,7 @@ class Stepper:
             arrays.busy[i] = True
             action = arrays.action[i]
             try:
-                outcome = env.step(action.copy() if action.shape else action)  # an environment may keep or change it
+                outcome = env.step(np.array(action) if is_array else action)  # an environment may keep or change it
             except (Exception, SystemExit) as error:
                 self._failed("step", i, error)
             arrays.busy[i] = False

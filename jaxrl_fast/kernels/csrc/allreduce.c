@@ -179,11 +179,6 @@ static size_t slice(int core, int num, size_t size) {
     return min(core * lines * LINE, size);
 }
 
-static XLA_FFI_Error *failed(const XLA_FFI_Api *api, XLA_FFI_Error_Code code, const char *message) {
-    XLA_FFI_Error_Create_Args args = {XLA_FFI_Error_Create_Args_STRUCT_SIZE, NULL, message, code};
-    return api->XLA_FFI_Error_Create(&args);
-}
-
 /* Arguments: the number of cores, int32 [], and arrays f32 [...]. Results: their sums, or all sums in one f32 [...]. */
 XLA_FFI_Error *sum_over_cores(XLA_FFI_CallFrame *call) {
     if (is_metadata_query(call)) return NULL;

@@ -28,6 +28,12 @@ static inline int64_t count(const XLA_FFI_Buffer *x, int64_t but) {
     return size;
 }
 
+/* Return an error, which ends the program. */
+static inline XLA_FFI_Error *failed(const XLA_FFI_Api *api, XLA_FFI_Error_Code code, const char *message) {
+    XLA_FFI_Error_Create_Args args = {XLA_FFI_Error_Create_Args_STRUCT_SIZE, NULL, message, code};
+    return api->XLA_FFI_Error_Create(&args);
+}
+
 /* Tell the CPU that this thread spins. */
 static inline void cpu_relax(void) {
 #if defined(__x86_64__) || defined(__i386__)
