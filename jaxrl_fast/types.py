@@ -167,6 +167,7 @@ class Env(NamedTuple):
     open: Callable[[], None] = lambda: None  # create the host pools now; else they are created when first needed
     close: Callable[[], None] = lambda: None  # destroy the pools: programs compiled with them must not run afterwards
     render: Callable[[], Any] | None = None  # on the host: [H, W, 3] uint8 of the first environment
+    check_render: Callable[[], None] = lambda: None  # raises ValueError if `render` would fail
     to_env_action: Callable[[Array], Array] = lambda action: action  # [N, ...] to the environment's own bounds
     encode_obs: Callable[[PyTree], PyTree] = lambda obs: obs  # observations like `own_obs`, [N, ...], to `spec.obs`
     own_obs: PyTree = None  # like spec.obs, with the index of a state, int32 [], where agents see a one-hot vector

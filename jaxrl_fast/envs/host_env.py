@@ -83,6 +83,7 @@ def make_env(
         open=functools.partial(_for_each, pools, lambda pool: pool.pool),
         close=functools.partial(_for_each, pools, LazyPool.close),
         render=pools[0].render if spec.can_render else None,
+        check_render=spec.check_render,
         to_env_action=functools.partial(to_env_action, spec),
         own_obs=own_obs,
         encode_obs=encode_obs,

@@ -70,6 +70,7 @@ class PoolSpec(NamedTuple):
     reports_game_over: bool = False
     ends_at_life_loss: bool = False  # a lost life terminates the episode but not the game; scores are of games
     can_render: bool = False
+    check_render: Callable[[], None] = lambda: None  # raises ValueError if `render` would fail
     protocol: AtariProtocol = ""
 
 

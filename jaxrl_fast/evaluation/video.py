@@ -86,6 +86,7 @@ def open_run(folder: Path, options: Options, env: Any = None) -> tuple[Any, Any,
     if render_env is None or render.is_known(env.spec.id):
         renderer = render.find(env.spec.id, env.spec.obs, env.spec.frame_stack)
     else:
+        env.check_render()
         renderer = render.Renderer(lambda obs: enlarge(render_env()), 15)
     saved = saved_run.read_run(folder, options.which, settings, env, options.member)
     return saved_run.select_seed(saved, saved.seeds[0] if options.seed is None else options.seed), renderer, options

@@ -4,6 +4,10 @@ import functools
 from collections.abc import Mapping
 from typing import Any
 
+from jaxrl_fast.envs.envpool import opengl
+
+opengl.load()
+
 import envpool
 
 from jaxrl_fast.envs.envpool import tasks

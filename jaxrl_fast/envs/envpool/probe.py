@@ -1,7 +1,8 @@
 """Try options of envpool in a child process, because a bad value may abort the process.
 
 envpool's families accept most of their hundreds of options unchecked: a board of size 0 aborts, and one of size a
-million never finishes. This file is also the child's program, which prints only why it failed.
+million never finishes. Without OpenGL, an image of MuJoCo's ends the process. This file is also the child's program,
+which prints only why it failed.
 """
 
 import contextlib
@@ -14,11 +15,13 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 TRIAL_TIMEOUT_S = 20  # for one environment's first steps
 CLEANUP_TIMEOUT_S = 1  # for processes that the child started, to end after it
 FFI_TIMEOUT_S = 120  # for JAX to find its device and compile one step
+IMAGE_TIMEOUT_S = 120  # for one environment's first image, which some tasks take 20 s to draw without a GPU
 MAX_MEMORY_BYTES = 4 * 2**30  # of address space
 TRIAL_ENVIRONMENT = {"JAX_PLATFORMS": "cpu", "OPENBLAS_NUM_THREADS": "1"}  # more BLAS threads would reserve memory each
 NUM_STEPS = 50
@@ -35,6 +38,12 @@ def rejection_reason(name: str, config: str) -> str:
 def ffi_failure() -> str:
     """Return why compiled programs cannot call envpool, or "" if they can; the child reserves no device memory."""
     return _run_child(["calls"], FFI_TIMEOUT_S, {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"})
+
+
+@functools.cache
+def image_failure(name: str, config: str) -> str:
+    """Return why a task with these options (JSON) has no image, or "" if it has."""
+    return _run_child(["draw", name, config], IMAGE_TIMEOUT_S, TRIAL_ENVIRONMENT)
 
 
 def _run_child(words: list[str], timeout_s: float, environment: dict[str, str]) -> str:
@@ -112,6 +121,16 @@ def play(name: str, config: str) -> None:
         pool.step(np.asarray([space.sample()], space.dtype))
 
 
+def draw(name: str, config: str) -> None:
+    """Draw the first observation of one environment."""
+    runpy.run_path(str(Path(__file__).with_name("opengl.py")))["load"]()
+    import envpool
+
+    pool = envpool.make_gymnasium(name, num_envs=1, seed=[1], render_mode="rgb_array", **json.loads(config))
+    pool.reset()
+    pool.render(env_ids=[0])
+
+
 def calls() -> None:
     """Step one environment from a compiled program."""
     import envpool
@@ -124,9 +143,11 @@ def calls() -> None:
     jax.block_until_ready(jax.jit(step)(handle, jax.numpy.zeros(1, jax.numpy.int32)))
 
 
+TRIALS: dict[str, Callable[..., None]] = {"play": play, "draw": draw, "calls": calls}
+
 if __name__ == "__main__":
     try:
-        calls() if sys.argv[1] == "calls" else play(*sys.argv[2:])
+        TRIALS[sys.argv[1]](*sys.argv[2:])
     except Exception as error:  # of any kind
         print(f"\n{type(error).__name__}: {(str(error).splitlines() or [''])[0]}", flush=True)
         os._exit(REJECTED_STATUS)

@@ -14,7 +14,7 @@ import envpool
 import jax
 import numpy as np
 
-from jaxrl_fast.envs.envpool import probe, qt
+from jaxrl_fast.envs.envpool import opengl, probe, qt
 from jaxrl_fast.envs.gymnasium_spaces import action_space, as_tree, encode, is_channel_first_image
 from jaxrl_fast.envs.host_pool import PoolSpec
 from jaxrl_fast.types import EnvSpec, HostEnvConfig, PyTree
@@ -73,8 +73,13 @@ BUILD_S_PER_ENV = {  # seconds of one core to make an environment, by family; ot
     "envpool.vizdoom": 0.06,
 }
 NO_TIME_LIMIT_FAMILIES = ("envpool.highway", "envpool.jumanji", "envpool.pgx", qt.PROCGEN_FAMILY)
-# Families besides Atari that draw themselves without OpenGL, whose absence ends the process
-RENDERED_FAMILIES = tuple(f"envpool.{name}" for name in ("box2d", "highway", "jumanji", "minigrid", "pgx"))
+MUJOCO_FAMILIES = ("dmc", "gym", "metaworld", "myosuite", "playground", "robotics")
+OPENGL_FAMILIES = tuple(f"envpool.mujoco.{name}" for name in MUJOCO_FAMILIES)  # draw themselves with OpenGL
+RENDERED_FAMILIES = (  # draw themselves
+    ATARI_FAMILY,
+    *(f"envpool.{name}" for name in ("box2d", "highway", "jumanji", "minigrid", "pgx")),
+    *OPENGL_FAMILIES,
+)
 MAX_EPISODE_STEPS = {"JumperMemory-v0": 2000}  # where envpool's own is too low and would call terminations truncations
 
 
@@ -124,7 +129,8 @@ def describe(name: str, num_envs: int, options: Mapping[str, Any], host_config: 
         encode=functools.partial(encode, spaces),
         reports_game_over="info:terminated" in spec.state_array_spec,
         ends_at_life_loss=bool(config.get("episodic_life", False)),
-        can_render=is_atari or family(name) in RENDERED_FAMILIES,
+        can_render=family(name) in RENDERED_FAMILIES,
+        check_render=functools.partial(_check_opengl, env_id, name, config),
         protocol=protocol,
     )
     return Task(name, config, any(np.dtype(dtype).itemsize == 8 for dtype in (*dtypes, action_dtype)), pool)
@@ -173,10 +179,27 @@ def _checked(env_id: str, defaults: Mapping[str, Any], options: Mapping[str, Any
 
 def _try(env_id: str, name: str, config: Mapping[str, Any], given: Mapping[str, Any]) -> None:
     """Raise ValueError if one environment with these options fails in its first steps, in a child process."""
-    reason = probe.rejection_reason(name, json.dumps({**config, "num_threads": 1}, sort_keys=True, default=str))
+    reason = probe.rejection_reason(name, _as_json(config))
     if reason:
         values = ", ".join(f"{option}={value}" for option, value in given.items())
         raise ValueError(f"{env_id} cannot be made with {values}: {reason}")
+
+
+def _check_opengl(env_id: str, name: str, config: Mapping[str, Any]) -> None:
+    """Raise ValueError if the task draws with OpenGL and has no image, in a child process."""
+    if family(name) not in OPENGL_FAMILIES:
+        return
+    advice = opengl.load()
+    if not advice:
+        reason = probe.image_failure(name, _as_json(config))
+        advice = reason and f"{reason}; {opengl.INSTALL}"
+    if advice:
+        raise ValueError(f"{env_id} cannot be drawn: {advice}")
+
+
+def _as_json(config: Mapping[str, Any]) -> str:
+    """Return options for a trial with one thread."""
+    return json.dumps({**config, "num_threads": 1}, sort_keys=True, default=str)
 
 
 def _specify(env_id: str, name: str, config: Mapping[str, Any]) -> Any:
