@@ -173,9 +173,7 @@ def init(context: Context, key: Key) -> State:
     return State(
         params=params,
         optimizer=context.optimizer.init(params),
-        observations=jax.tree.map(lambda x: normalize.init(x.shape), context.spec.obs)
-        if context.config.normalize_observations
-        else (),
+        observations=normalize.init(context.spec.obs) if context.config.normalize_observations else (),
         rewards=normalize.init_reward(context.spec.num_envs) if context.config.normalize_rewards else (),
     )
 
@@ -199,16 +197,9 @@ def exploit(context: Context, state: State, inputs: PolicyInput, carry: PyTree, 
     return Decision(context.head.to_action(policy(context, state, inputs).mode()))
 
 
-def normalized(state: State, obs: PyTree) -> PyTree:
-    """Return the network's input for observations: standardized with `normalize_observations`."""
-    if not state.observations:
-        return obs
-    return jax.tree.map(normalize.apply, state.observations, obs, is_leaf=_is_stats)
-
-
 def policy(context: Context, state: State, inputs: PolicyInput) -> PyTree:
     """Return the distribution over actions for N observations."""
-    output = context.network.actor(state.params["network"], normalized(state, inputs.obs))
+    output = context.network.actor(state.params["network"], normalize.apply(state.observations, inputs.obs))
     return context.head.make(output, state.params.get("log_std", ()), inputs.action_mask)
 
 
@@ -239,10 +230,9 @@ def prepare(context: Context, state: State, rollout: Rollout) -> UpdateBatch:
     rollout = normalize.clip_rewards(rollout, config.clip_rewards)
     steps = rollout.steps
     after, reward = scaled(context, state, steps)
-    seen = lambda stats, obs: normalize.seen(stats, obs, steps.valid)
-    obs_moments = state.observations and jax.tree.map(seen, state.observations, steps.obs, is_leaf=_is_stats)
+    obs_moments = normalize.seen(state.observations, steps.obs, steps.valid)
     if not context.frame_stack:
-        rollout = rollout._replace(steps=steps._replace(obs=normalized(state, steps.obs)))
+        rollout = rollout._replace(steps=steps._replace(obs=normalize.apply(state.observations, steps.obs)))
     obs, kept = encode_rollout(context.frame_stack, rollout)
     value, next_value = values(context, state, rollout, obs, kept)
     discount = config.gamma * steps.discount
@@ -286,7 +276,8 @@ def values(
     else:
         value = minibatch.map_chunks(critic, obs)
     value = value.reshape(rollout.steps.reward.shape)
-    return value, jnp.concatenate([value[1:], critic(normalized(state, rollout.next_obs))[None]])
+    next_obs = normalize.apply(state.observations, rollout.next_obs)
+    return value, jnp.concatenate([value[1:], critic(next_obs)[None]])
 
 
 def explained_variance(moments: normalize.Moments) -> Array:
@@ -309,10 +300,8 @@ def finalize(
     means = jax.tree.map(lambda x: x / jnp.maximum(tried, 1), metrics)
     means = collectives.all_reduce_sum(means, context.parallelism.grad_axis)
     learning_rate = context.learning_rate(learner.optimizer[-1].count)
-    state = update_batch.state._replace(params=learner.params, optimizer=learner.optimizer)
-    if state.observations:
-        merged = jax.tree.map(normalize.merge, state.observations, obs_moments, is_leaf=_is_stats)
-        state = state._replace(observations=merged)
+    observations = normalize.merge(update_batch.state.observations, obs_moments)
+    state = update_batch.state._replace(params=learner.params, optimizer=learner.optimizer, observations=observations)
     return state, means | {"explained_variance": explained_variance(moments), "learning_rate": learning_rate}
 
 
@@ -366,7 +355,3 @@ def loss(context: Context, params: PyTree, batch: Batch) -> tuple[Array, Metrics
     }
     weigh = lambda x: jnp.sum(batch.weight * x)
     return weigh(total), jax.tree.map(weigh, metrics)
-
-
-def _is_stats(x: PyTree) -> bool:
-    return isinstance(x, normalize.Stats)

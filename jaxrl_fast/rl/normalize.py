@@ -1,9 +1,14 @@
 """Compute means and variances, of some rows or of all rows so far, to normalize observations and to scale rewards.
 
+A row is a tree of arrays, such as an observation. Its statistics are the same tree with Stats in place of each array.
+An agent that does not normalize has the statistics ().
+
 Rows with mask False do not count, whatever values they have (even NaN). For observations and rewards the mask is
 `valid`: rows that were acted upon count, reset rows do not.
 """
 
+from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -54,7 +59,7 @@ def _of_parts(parts: Moments) -> Moments:
 
 
 class Stats(NamedTuple):
-    """Statistics of all rows seen so far, each of the shape [...] of one observation."""
+    """Statistics of one array of all rows seen so far, each of the shape [...] of the array."""
 
     mean: Array  # [...] f32
     residue: Array  # [...] f32: the rounding error of the additions to `mean` (Kahan 1965)
@@ -62,21 +67,47 @@ class Stats(NamedTuple):
     num_rows: Array  # [] f32: exact up to 2^24, approximate beyond
 
 
-def init(shape: tuple[int, ...] = ()) -> Stats:
-    """Return statistics of no rows. With these, `apply` only clips."""
+def init(row: PyTree) -> PyTree:
+    """Return statistics of no rows with the shapes of this one. With these, `apply` only clips."""
+    return jax.tree.map(lambda x: _init(x.shape), row)
+
+
+def _init(shape: tuple[int, ...] = ()) -> Stats:
     return Stats(jnp.zeros(shape), jnp.zeros(shape), jnp.ones(shape), jnp.zeros(()))
 
 
-def update(stats: Stats, x: Array, mask: Array, axis_name: str | None = None) -> Stats:
+def update(stats: PyTree, x: PyTree, mask: Array, axis_name: str | None = None) -> PyTree:
     """Add a batch of rows x [*batch, ...] where mask [*batch] (bool) is True, from all devices of `axis_name`."""
     return merge(stats, pool(seen(stats, x, mask), axis_name))
 
 
-def seen(stats: Stats, x: Array, mask: Array) -> Moments:
-    """Return moments of rows x [*batch, ...] where mask [*batch] (bool) is True, as distances from the mean so far.
+def seen(stats: PyTree, x: PyTree, mask: Array) -> PyTree:
+    """Return Moments of rows x [*batch, ...] where mask [*batch] (bool) is True, as distances from the means so far.
 
     Distances beyond LARGEST count as LARGEST.
     """
+    return _map(partial(_seen, mask), stats, x)
+
+
+def merge(stats: PyTree, batch: PyTree) -> PyTree:
+    """Add a batch: its Moments as `seen` returns them for these statistics."""
+    return _map(_merge, stats, batch)
+
+
+def apply(stats: PyTree, x: PyTree, clip: float = CLIP, epsilon: float = EPSILON) -> PyTree:
+    """Return x [*batch, ...] minus the mean, in standard deviations, clipped to [-clip, clip], f32.
+
+    Without statistics, x does not change.
+    """
+    return _map(partial(_apply, clip, epsilon), stats, x) if stats else x
+
+
+def _map(function: Callable[[Stats, PyTree], PyTree], stats: PyTree, other: PyTree) -> PyTree:
+    """Call a function with the Stats of each array and the same part of another tree."""
+    return jax.tree.map(function, stats, other, is_leaf=lambda x: isinstance(x, Stats)) if stats else ()
+
+
+def _seen(mask: Array, stats: Stats, x: Array) -> Moments:
     batch_axes = tuple(range(mask.ndim))
     mask = mask.reshape(mask.shape + (1,) * stats.mean.ndim)
     mean, residue = (jnp.broadcast_to(part, x.shape) for part in (stats.mean, stats.residue))
@@ -88,8 +119,8 @@ def _bounded(x: Array) -> Array:
     return jnp.where(jnp.isinf(x), x, jnp.clip(x, -LARGEST, LARGEST))
 
 
-def merge(stats: Stats, batch: Moments) -> Stats:
-    """Add a batch: its moments as `seen` returns them for these statistics.
+def _merge(stats: Stats, batch: Moments) -> Stats:
+    """Add the moments of a batch.
 
     This is the parallel form of Welford's update (as in `pool`) with w = batch / (seen + batch):
 
@@ -111,8 +142,7 @@ def merge(stats: Stats, batch: Moments) -> Stats:
     )
 
 
-def apply(stats: Stats, x: Array, clip: float = CLIP, epsilon: float = EPSILON) -> Array:
-    """Return x [*batch, ...] minus the mean, in standard deviations, clipped to [-clip, clip], f32."""
+def _apply(clip: float, epsilon: float, stats: Stats, x: Array) -> Array:
     mean, scale = (jnp.broadcast_to(part, x.shape) for part in (stats.mean, jax.lax.rsqrt(stats.var + epsilon)))
     return jnp.clip((x - mean) * scale, -clip, clip)
 
@@ -132,7 +162,7 @@ class RewardScale(NamedTuple):
 
 def init_reward(num_envs: int) -> RewardScale:
     """Return the scale before the first step of N environments."""
-    return RewardScale(jnp.zeros(num_envs), init())
+    return RewardScale(jnp.zeros(num_envs), _init())
 
 
 def update_reward(

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from jaxrl_fast import envs, loop, types
 from jaxrl_fast.agents import ppo
-from jaxrl_fast.rl import distributions, optim, sgd
+from jaxrl_fast.rl import distributions, normalize, optim, sgd
 from jaxrl_fast.types import Parallelism, PolicyInput, Rollout, Transition
 from tests.helpers import probes, slow
 
@@ -31,7 +31,7 @@ def learn(env, num_updates, seed=0, **config):
 
 def value(agent, state, obs):
     context = agent.explore.args[0]
-    obs = ppo.normalized(state, jnp.asarray(obs, jnp.float32))
+    obs = normalize.apply(state.observations, jnp.asarray(obs, jnp.float32))
     return np.asarray(context.network.critic(state.params["network"], obs))
 
 
@@ -423,8 +423,8 @@ def test_metrics_are_means_over_the_gradient_steps_that_were_tried():
 def test_ratio_is_one_before_the_first_step():
     """log_prob of the acting policy and of the learner agree: one epoch of one minibatch, no KL."""
     env = probes.chain(8)
-    for normalize in (False, True):
-        config = ppo.Config(rollout_length=16, num_epochs=1, num_minibatches=1, normalize_observations=normalize)
+    for is_normalized in (False, True):
+        config = ppo.Config(rollout_length=16, num_epochs=1, num_minibatches=1, normalize_observations=is_normalized)
         agent = ppo.make(config, env.spec, 10)
         state, update = jax.jit(agent.init)(jax.random.key(0)), jax.jit(agent.update)
         for key in jax.random.split(jax.random.key(1), 2):

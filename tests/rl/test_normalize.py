@@ -23,7 +23,7 @@ def batches(seed, num_batches=3):
 
 
 def take_in(xs, masks):
-    stats = normalize.init((3,))
+    stats = normalize.init(jnp.zeros(3))
     for x, mask in zip(xs, masks):
         stats = update(stats, x, mask)
     return stats
@@ -61,7 +61,7 @@ def test_masked_rows_count_nothing(seed, garbage):
 
 def test_a_batch_without_valid_rows_changes_nothing():
     xs, masks = batches(0)
-    for stats in (normalize.init((3,)), take_in(xs, masks)):
+    for stats in (normalize.init(jnp.zeros(3)), take_in(xs, masks)):
         after = update(stats, xs[0], np.zeros_like(masks[0]))
         jax.tree.map(np.testing.assert_array_equal, after, stats)
 
@@ -101,19 +101,33 @@ def test_moments_are_those_of_the_weighted_rows_of_all_devices(seed, num_devices
 @pytest.mark.parametrize("dtype", [np.uint8, np.int32, np.bool_])
 def test_any_number_is_a_number(dtype):
     x = np.random.default_rng(0).integers(0, 2, (5, 4, 3)).astype(dtype)
-    stats = update(normalize.init((3,)), x, np.ones((5, 4), bool))
+    stats = update(normalize.init(jnp.zeros(3)), x, np.ones((5, 4), bool))
     assert_close(stats, x.mean((0, 1)), x.var((0, 1)))
     assert normalize.apply(stats, x).dtype == jnp.float32
 
 
 def test_apply_standardizes_and_clips():
-    stats = normalize.init((2,))._replace(mean=jnp.array([1.0, 0.0]), var=jnp.array([4.0, 1e-4]))
+    stats = normalize.init(jnp.zeros(2))._replace(mean=jnp.array([1.0, 0.0]), var=jnp.array([4.0, 1e-4]))
     # (5 - 1) / sqrt(4) = 2;  1 / sqrt(1e-4) = 100, clipped to 10
     np.testing.assert_allclose(normalize.apply(stats, jnp.array([5.0, 1.0])), [2, 10], rtol=1e-5)
 
 
 def test_before_any_row_apply_only_clips():
-    np.testing.assert_allclose(normalize.apply(normalize.init(()), jnp.array([0.5, -20.0])), [0.5, -10], rtol=1e-6)
+    stats = normalize.init(jnp.zeros(()))
+    np.testing.assert_allclose(normalize.apply(stats, jnp.array([0.5, -20.0])), [0.5, -10], rtol=1e-6)
+
+
+def test_each_array_of_a_row_has_its_own_statistics():
+    """Compare a tree with its arrays one by one; without statistics nothing is computed."""
+    xs, masks = batches(0, num_batches=1)
+    rows = {"a": xs[0], "b": (xs[0, ..., :1] * 7,)}
+    stats = normalize.update(normalize.init(jax.tree.map(lambda x: x[0, 0], rows)), rows, masks[0])
+    for found, x in ((stats["a"], rows["a"]), (stats["b"][0], rows["b"][0])):
+        alone = normalize.update(normalize.init(x[0, 0]), x, masks[0])
+        jax.tree.map(np.testing.assert_array_equal, found, alone)
+    whole = normalize.apply(stats, rows)
+    np.testing.assert_array_equal(whole["b"][0], normalize.apply(stats["b"][0], rows["b"][0]))
+    assert normalize.apply((), rows) is rows and normalize.seen((), rows, masks[0]) == normalize.merge((), ()) == ()
 
 
 finite = st.floats(width=32, allow_nan=False, allow_infinity=False)
@@ -124,7 +138,7 @@ finite = st.floats(width=32, allow_nan=False, allow_infinity=False)
 @example(xs=[[3e38, -3e38, 3e38, -3e38], [-3e38, 3e38, 0.0, 3e38]])
 def test_no_finite_number_makes_statistics_that_are_not(xs):
     """Observations and rewards alike, over several batches; what is standardized is within its bounds."""
-    stats, scale = normalize.init(), normalize.init_reward(4)
+    stats, scale = normalize.init(jnp.zeros(())), normalize.init_reward(4)
     valid, last = np.ones((1, 4), bool), np.zeros((1, 4), bool)
     for x in xs:
         x = np.float32([x])
@@ -138,13 +152,13 @@ def test_no_finite_number_makes_statistics_that_are_not(xs):
 
 @pytest.mark.parametrize("number", [np.nan, np.inf, -np.inf])
 def test_what_is_no_number_is_not_hidden(number):
-    stats = update(normalize.init(), np.float32([[1.0, number]]), np.ones((1, 2), bool))
+    stats = update(normalize.init(jnp.zeros(())), np.float32([[1.0, number]]), np.ones((1, 2), bool))
     assert not np.isfinite(stats.mean)
 
 
 def test_a_constant_becomes_zero():
     x = jnp.full((5, 4, 1), 7.0)
-    stats = update(normalize.init((1,)), x, jnp.ones((5, 4), bool))
+    stats = update(normalize.init(jnp.zeros(1)), x, jnp.ones((5, 4), bool))
     np.testing.assert_array_equal(normalize.apply(stats, x), jnp.zeros_like(x))
 
 
@@ -160,7 +174,7 @@ def test_200_million_rows_and_still_listening():
     """Far from zero, where float32 knows 1000 only to 6e-5; then the world moves by one standard deviation."""
     rows = np.random.default_rng(0).normal(1000, 1, (32, 1000)).astype(np.float32)
     exact = rows.astype(np.float64)
-    stats = run_long(normalize.init(()), jnp.asarray(rows), 200_000)
+    stats = run_long(normalize.init(jnp.zeros(())), jnp.asarray(rows), 200_000)
     assert stats.num_rows > 1.9e8
     assert abs(stats.mean - exact.mean()) < 2e-3
     assert abs(stats.var - exact.var()) < 1e-2
@@ -171,7 +185,7 @@ def test_200_million_rows_and_still_listening():
 
 def test_single_rows_count_beyond_2_to_the_24():
     """A float32 counter sticks at 16,777,216. The newest row still weighs SMALLEST_WEIGHT."""
-    stats = normalize.init(())._replace(num_rows=jnp.float32(2**24))
+    stats = normalize.init(jnp.zeros(()))._replace(num_rows=jnp.float32(2**24))
     after = update(stats, jnp.array([3.0]), jnp.array([True]))
     np.testing.assert_allclose(after.mean, 3 * normalize.SMALLEST_WEIGHT, rtol=1e-5)
 
