@@ -299,6 +299,16 @@ def test_state_index_is_encoded_inside():
         np.testing.assert_array_equal(check.run(to, exported.files, index, ()), wanted)
 
 
+@pytest.mark.parametrize(("first", "num"), [(1, 3), (0, 2)])
+def test_npz_needs_states_from_0_as_one_hot_vectors(first, num):
+    """The states 1 to 3, and the states 0 to 2 where the last one is seen as zeros."""
+    env = envs.make(States, 1)
+    encode = lambda states: jnp.pad(jax.nn.one_hot(states - first, num), ((0, 0), (0, 3 - num)))
+    env = env._replace(spec=env.spec._replace(obs=ShapeDtypeStruct((3,), np.float32)), encode_obs=encode)
+    with pytest.raises(ValueError, match=r"^--to npz: needs the states 0, 1, ... as one-hot vectors, got another"):
+        _build(untrained(env, "ppo", hidden_sizes=[4]), Options(to="npz"), Path("out"))
+
+
 @pytest.mark.slow
 def test_sampled_categorical_follows_the_probabilities():
     """Compare frequencies of 20,000 samples with softmax(logits), within five standard errors."""

@@ -19,7 +19,6 @@ NETWORKS = {"ppo": "params/network/params/", "dqn": "learner/params/params/", "p
 LAYER = r"(?:Noisy)?Dense_(\d+)/(kernel|bias)|LayerNorm_(\d+)/(scale|bias)"
 PARTS = {"torso/mlp": "hidden", "streams_0": "value_hidden", "streams_1": "advantage_hidden"}
 IGNORED = r"critic_(torso|head)/|.*/spread_(kernel|bias)$"  # greedy actions do not depend on them
-MAX_OFFSET = 2**12  # of the first state's index
 
 Arrays = dict[str, np.ndarray]
 
@@ -99,9 +98,10 @@ def _read(saved: SavedRun, function: PolicyFunction, arrays: Arrays) -> Iterator
     """Yield the lines from an observation to the network's input."""
     obs, spec = function.obs, saved.env.spec.obs
     if saved.env.own_obs is not None:
-        table = np.asarray(saved.env.encode_obs(jnp.arange(-MAX_OFFSET, MAX_OFFSET)))
-        first = int(table[:, 0].argmax()) - MAX_OFFSET
-        yield f"x = np.eye({table.shape[1]}, dtype=np.float32)[np.asarray(obs) - {first}]"
+        num = spec.shape[0]
+        if not np.array_equal(saved.env.encode_obs(jnp.arange(num)), np.eye(num)):
+            raise _unsupported("needs the states 0, 1, ... as one-hot vectors, got another encoding")
+        yield f"x = np.eye({num}, dtype=np.float32)[obs]"
     else:
         yield f"x = np.asarray(obs).astype(np.{obs.dtype.name if obs.dtype != bool else 'bool_'})"
         yield "x = x.reshape(len(x), -1).astype(np.float32)"
