@@ -3,11 +3,14 @@
 import resource
 import threading
 import warnings
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import jax
 import pytest
 from jax.experimental.compilation_cache import compilation_cache
 
+import jaxrl_fast
 from jaxrl_fast.utils import compile_cache
 
 settings = lambda: {name: jax.config.values[name] for name in compile_cache.NAMES}
@@ -107,3 +110,38 @@ def test_the_first_to_enter_may_be_the_first_to_leave(folder):
     assert not jax.config.values["jax_enable_compilation_cache"]
     second.__exit__(None, None, None)
     assert settings() == before
+
+
+@pytest.mark.slow
+def test_fits_at_once_leave_the_settings_as_they_were(folder, tmp_path):
+    """Each waits at its first record until all three are there; one of them must not cache."""
+    before, shown = dict(jax.config.values), warnings.showwarning
+    together, is_enabled = threading.Barrier(3, timeout=300), {}
+
+    def train(seed):
+        def on_record(records, state):
+            if seed not in is_enabled:
+                together.wait()
+                is_enabled[seed] = jax.config.values["jax_enable_compilation_cache"]
+                together.wait()
+
+        return jaxrl_fast.fit(
+            "ppo_cartpole",
+            seed=seed,
+            num_envs=2,
+            total_steps=64,
+            eval_episodes=1,
+            agent={"rollout_length": 8, "num_minibatches": 1, "num_epochs": 1, "hidden_sizes": [4]},
+            compile_cache=seed != 1,
+            tensorboard=False,
+            run_dir=str(tmp_path / f"run_{seed}"),
+            callbacks=[SimpleNamespace(on_record=on_record)],
+        )
+
+    with ThreadPoolExecutor(3) as pool:
+        runs = list(pool.map(train, range(3)))
+    assert [run.summary["status"] for run in runs] == ["done"] * 3
+    assert is_enabled == {0: False, 1: False, 2: False}
+    assert dict(jax.config.values) == before
+    ours = [message for _, message, *_ in warnings.filters if message and message.pattern == compile_cache.PROBLEM]
+    assert warnings.showwarning is shown and not ours, "what libraries filter when they are imported stays"
