@@ -136,7 +136,9 @@ def _convert_one(option: Option, kind: Any, setting: Setting, value: Any) -> Any
         hint = f"; separate several by spaces: {way}" if setting.on_command_line else f"; give a list, {way}"
     elif option.sweepable and setting.on_command_line and ("," in text or ".." in text and is_integer(option)):
         hint = f"; {SWEEP} takes several"
-    raise ValueError(f"{setting.origin}: must be {_expected(kind, option.words)}, got {value!r}{hint}")
+    raise ValueError(
+        f"{setting.origin}: must be {_expected(kind, option.words)}, got {importing.describe(value)}{hint}"
+    )
 
 
 def _cast(kind: Any, value: Any) -> Any:
@@ -177,5 +179,5 @@ def _pair(setting: Setting, text: Any) -> tuple[str, Any]:
         return text[0].replace("-", "_"), text[1]
     key, equals, value = str(text).partition("=")
     if not (key and equals):
-        raise ValueError(f"{setting.origin}: must be key=value, got {text!r}")
+        raise ValueError(f"{setting.origin}: must be key=value, got {importing.describe(text)}")
     return key.replace("-", "_"), value

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from jaxrl_fast.config.plain import as_lists
-from jaxrl_fast.utils.importing import FLAX_FIELDS
+from jaxrl_fast.utils.importing import FLAX_FIELDS, describe
 from jaxrl_fast.utils.parsing import shown
 
 ALIASES = {
@@ -76,8 +76,12 @@ def one(setting: Setting, expected: str) -> Any:
     if not setting.values:
         raise ValueError(f"{setting.origin}: needs a value; give {expected}")
     if len(setting.values) > 1:
-        raise ValueError(f"{setting.origin}: takes one value, got {shown(' '.join(map(str, setting.values)))}")
+        raise ValueError(f"{setting.origin}: takes one value, got {shown(' '.join(map(_word, setting.values)))}")
     return setting.values[0]
+
+
+def _word(value: Any) -> str:
+    return value if isinstance(value, str) else describe(value)
 
 
 def join_names(names: Iterable[str]) -> str:

@@ -40,9 +40,10 @@ def make(
     if isinstance(num_envs, bool) or not isinstance(num_envs, int) or num_envs < 1:
         raise ValueError(f"num_envs: must be a whole number of at least 1, got {num_envs!r}")
     if isinstance(env_id, tuple) and len(env_id) != 2:
-        raise ValueError(f"env: a tuple must hold an instance and its parameters, got {env_id!r}")
+        raise ValueError(f"env: a tuple must hold an instance and its parameters, got {importing.describe(env_id)}")
     if env_id is None or isinstance(env_id, (bool, int, float, bytes, list, dict)):
-        raise ValueError(f"env: must be an id, such as 'CartPole-v1', or an environment, got {env_id!r}")
+        got = importing.describe(env_id)
+        raise ValueError(f"env: must be an id, such as 'CartPole-v1', or an environment, got {got}")
     config = host_config or _default_host_config()
     if isinstance(env_id, str) and _is_registered_name(env_id):
         backend, name = _find(env_id)

@@ -4,6 +4,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from jaxrl_fast.utils import importing
 from jaxrl_fast.utils.errors import why
 
 NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
@@ -21,7 +22,8 @@ def arguments(source: Any) -> dict[str, Any]:
     try:
         parameters = inspect.signature(source).parameters
     except ValueError as error:  # a built-in type, such as dict
-        raise ValueError(f"env: must be an environment or a function that makes one, got {source!r}") from error
+        got = importing.describe(source)
+        raise ValueError(f"env: must be an environment or a function that makes one, got {got}") from error
     return {p.name: p.default for p in parameters.values() if p.kind in NAMED}
 
 

@@ -218,7 +218,7 @@ def _check_env_names(sweep: SweepPlan) -> None:
         env = group.settings.options.env
         if re.search(r"[^\w./:-]", env):
             remedy = "resume with jaxrl_fast.sweep(...) and the same arguments"
-            name = re.sub(r"<class '(.+)\.(.+?)'>", r"\1:\2", env)
+            name = re.sub(r"<(?:class ')?(.+)\.(.+?)(?:'| object)>", r"\1:\2", env)
             raise ValueError(f"--resume {sweep.folder}: its environment was given as an object ({name}); {remedy}")
 
 

@@ -58,6 +58,18 @@ def name_of(env: Any) -> str:
     return f"{named.__module__}:{named.__qualname__}"
 
 
+def describe(value: Any) -> str:
+    """Return a value as messages show it: its repr, but classes, functions and other objects by their names."""
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{key!r}: {describe(part)}' for key, part in value.items())}}}"
+    if isinstance(value, list):
+        return f"[{', '.join(map(describe, value))}]"
+    if isinstance(value, tuple):
+        return f"({', '.join(map(describe, value))}{',' * (len(value) == 1)})"
+    text = repr(value)
+    return name_of(value) if text.startswith("<") else text
+
+
 def _add_cwd_to_path() -> None:
     """Add the current directory to sys.path, as `python -m` does."""
     if os.getcwd() not in sys.path:

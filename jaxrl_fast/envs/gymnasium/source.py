@@ -110,7 +110,7 @@ def _from_instance(env: Any, options: Mapping[str, Any]) -> Source:
     if env.spec is None:
         problem = "one environment cannot be made again for training and evaluation"
         raise ValueError(
-            f"env: {problem}, got {env}; pass its class, or a function that makes one: fit(env=lambda: ...)"
+            f"env: {problem}, got {importing.describe(env)}; pass its class, or a function that makes one: fit(env=lambda: ...)"
         )
     given = _checked(env.spec.id, options, {TIME_LIMIT: 1})
     maker = functools.partial(gymnasium.make, env.spec, disable_env_checker=True)

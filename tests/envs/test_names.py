@@ -1,0 +1,181 @@
+"""Messages name an environment that was given as an object: "module:Class", and never "<class ...>" or an address."""
+
+import re
+from types import SimpleNamespace
+
+import jax.numpy as jnp
+import pytest
+import yaml
+from gymnax.environments import spaces
+
+import jaxrl_fast
+from jaxrl_fast import envs
+from jaxrl_fast.config import paths
+from jaxrl_fast.config.options import written_env
+from jaxrl_fast.sweep import prepare
+from jaxrl_fast.utils import importing
+
+HERE = __name__
+LAMBDA = rf"{HERE}:<lambda>\.<locals>\.<lambda>"
+
+
+class Counter:
+    """Eight steps with reward 1."""
+
+    default_params = ()
+
+    def __init__(self, reward: float = 1.0):
+        self.reward = reward
+
+    def reset_env(self, key, params):
+        return jnp.zeros(1), jnp.int32(0)
+
+    def step_env(self, key, state, action, params):
+        return jnp.zeros(1), state + 1, self.reward, False, {}
+
+    def is_truncated(self, state, params):
+        return state >= 8
+
+    def action_space(self, params):
+        return spaces.Discrete(2)
+
+
+class Half:
+    """An environment without steps."""
+
+    default_params = ()
+
+    def reset_env(self, key, params):
+        return jnp.zeros(1), jnp.int32(0)
+
+
+class Continuous(Counter):
+    def action_space(self, params):
+        return spaces.Box(-1.0, 1.0, (2,))
+
+
+class Odd(Counter):
+    def action_space(self, params):
+        return spaces.Dict({})
+
+
+class Broken(Counter):
+    def step_env(self, key, state, action, params):
+        raise RuntimeError("no step")
+
+
+class Growing(Counter):
+    def step_env(self, key, state, action, params):
+        return jnp.zeros(2), state + 1, 1.0, False, {}
+
+
+class Infinite(Counter):
+    def step_env(self, key, state, action, params):
+        return jnp.zeros(1), state + 1, jnp.float32(jnp.inf), False, {}
+
+
+class Costly(Counter):
+    def __init__(self, price):
+        self.price = price
+
+
+GIVEN = {  # how an environment is given, and its name in messages
+    "class": (lambda kind: kind, lambda kind: rf"{HERE}:{kind.__name__}"),
+    "instance": (lambda kind: kind(), lambda kind: rf"{HERE}:{kind.__name__}"),
+    "lambda": (lambda kind: lambda: kind(), lambda kind: LAMBDA),
+    "pair": (lambda kind: (kind(), ()), lambda kind: rf"{HERE}:{kind.__name__}"),
+}
+SMALL = {"num_envs": 2, "total_steps": 64, "eval_episodes": 2, "tensorboard": False}
+SMALL |= {"agent": {"rollout_length": 8, "num_minibatches": 1, "num_epochs": 1, "hidden_sizes": [4]}}
+
+
+def fit(env, algo="ppo", **options):
+    return jaxrl_fast.fit(algo=algo, env=env, **SMALL | options)
+
+
+def message(call, *args, **kwargs):
+    with pytest.raises(ValueError) as caught:
+        call(*args, **kwargs)
+    return check(str(caught.value))
+
+
+def check(text):
+    assert not re.search(r"<class|<function| object>| at 0x|\n", text), text
+    return text
+
+
+CASES = [  # the environment's class, what is done with it, and the message
+    (Counter, lambda env: fit(env, env_options={"nope": 1}), "{} has no option 'nope'"),
+    (Counter, lambda env: fit(env, protocol="dqn2015"), "protocol: {} is not an Atari game, got dqn2015"),
+    (Counter, lambda env: fit(env, async_pools=1), "async_pools: {} runs on the device and has no pools, got 1"),
+    (Half, fit, "{} lacks step_env, is_truncated, action_space of gymnax's interface"),
+    (Odd, fit, "{}: unsupported action space, got"),
+    (Broken, fit, r"{}: tracing it failed with RuntimeError: no step \(test_names.py:\d+, in step_env\)"),
+    (Growing, fit, "{}: the shape of its observation must not change"),
+    (
+        Continuous,
+        lambda env: fit(env, "dqn", agent={}, total_steps=20_000),
+        r"dqn: requires discrete actions, got Box\(shape=\(2,\)\) of {}; try ppo",
+    ),
+    (
+        Counter,
+        lambda env: jaxrl_fast.sweep(algo="ppo", env=env, num_envs=[1, 2], workers=2),
+        "env: workers and launcher require a name, got {}; give package.module:Class",
+    ),
+    (Counter, lambda env: jaxrl_fast.fit(algo="ppo", num_envs=[env]), "num_envs: must be a whole number .*got .*{}"),
+    (Counter, lambda env: fit([env]), r"env: must be an id, such as 'CartPole-v1', .* got \[.*{}.*\]"),
+    (Counter, lambda env: fit({"a": env}), r"env: must be an id, .* got {{'a': .*{}.*}}"),
+    (Counter, lambda env: fit((env,)), r"env: a tuple must hold an instance and its parameters, got \(.*{}.*,\)"),
+]
+
+
+@pytest.mark.parametrize("given", GIVEN)
+@pytest.mark.parametrize(("kind", "act", "words"), CASES, ids=[re.sub(r"\W+", "_", words)[:40] for *_, words in CASES])
+def test_a_message_names_the_environment(kind, act, words, given, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    give, name = GIVEN[given]
+    assert re.match(words.format(name(kind)), message(act, give(kind)))
+
+
+@pytest.mark.parametrize("given", GIVEN)
+def test_an_environment_in_the_place_of_a_preset_is_named(given):
+    """`fit(Counter)` gives it as the first argument, `config`."""
+    give, name = GIVEN[given]
+    assert re.search(rf"^config: .* got .*{name(Counter)}", message(jaxrl_fast.fit, give(Counter)))
+
+
+def test_a_class_that_cannot_be_made_is_named():
+    assert message(fit, Costly).startswith(f"{HERE}:Costly cannot be made: TypeError")
+    assert message(envs.make, dict, 1) == (
+        "env: must have gymnax's interface or make an object that has, got builtins:dict"
+    )
+
+
+@pytest.mark.parametrize("given", ["class", "instance", "pair"])
+def test_a_resumed_sweep_names_the_object(given):
+    """sweep.yaml holds only its repr."""
+    give, name = GIVEN[given]
+    options = SimpleNamespace(env=written_env(give(Counter)))
+    plan = SimpleNamespace(folder="x", groups={"0": SimpleNamespace(settings=SimpleNamespace(options=options))})
+    words = rf"--resume x: its environment was given as an object \(.*{name(Counter)}.*\); resume with"
+    assert re.match(words, message(prepare._check_env_names, plan))
+
+
+@pytest.mark.slow
+def test_a_run_in_an_object_is_named(tmp_path, capsys):
+    """In its folder, in the lines of the run, and where it cannot be drawn, resumed or has diverged."""
+    run = fit(Counter(), run_dir=str(tmp_path / "run"))
+    name = f"{HERE}:Counter"
+    assert yaml.safe_load((run.folder / paths.CONFIG).read_text())["env"] == name
+    check(capsys.readouterr().out.replace("\n", " "))
+    assert message(run.video).startswith(f"{name} has no renderer")
+    assert f"cannot be rebuilt from its name {name}" in message(jaxrl_fast.load, str(run.folder))
+    with pytest.raises(FloatingPointError) as caught:
+        fit(Infinite(), run_dir=str(tmp_path / "infinite"))
+    assert f"{HERE}:Infinite" in check(str(caught.value))
+
+
+def test_describe_names_what_has_no_repr():
+    assert importing.describe([Counter, 1, ("a", Counter())]) == f"[{HERE}:Counter, 1, ('a', {HERE}:Counter)]"
+    assert importing.describe({"env": (Counter,)}) == f"{{'env': ({HERE}:Counter,)}}"
+    assert importing.describe(jnp.float32(1)) == f"{jnp.float32(1)!r}"
