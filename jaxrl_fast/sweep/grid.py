@@ -32,7 +32,7 @@ from jaxrl_fast.config.sources import Setting, from_mapping
 from jaxrl_fast.envs import BACKENDS
 from jaxrl_fast.sweep import scaling
 from jaxrl_fast.utils.option import Option, options_of
-from jaxrl_fast.utils.parsing import parse_int
+from jaxrl_fast.utils.parsing import parse_int, shown
 
 MAX_VALUES = 10_000  # runs in a sweep
 OWN = options_of(SweepOptions) | {name: OF_RUN[name] for name in ("name", "resume")}
@@ -161,7 +161,8 @@ def split_words(option: Option, setting: Setting) -> list[Setting]:
     if setting.values and not all(part.strip() for part in parts):
         raise ValueError(f"{setting.origin}: has an empty value, got {text!r}")
     if len(setting.values) > 1 and "," not in text and origin is not tuple:
-        raise ValueError(f"{setting.origin}: takes one word, got {text}; use {','.join(map(str, setting.values))}")
+        use = ",".join(map(str, setting.values))
+        raise ValueError(f"{setting.origin}: takes one word, got {shown(text)}; use {shown(use)}")
     several = [value for part in parts for value in _range(option, setting, part.strip())]
     return [setting._replace(values=value.split()) for value in several] if len(several) > 1 else [setting]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from jaxrl_fast import evaluate, plot, video
@@ -92,6 +92,7 @@ OF_SWEEPS = [
 
 @settings(max_examples=500)
 @given(arguments(OF_SWEEPS, VALUES + LISTS))
+@example(["--env=0", "\n"])
 def test_any_sweep_is_trainings_or_a_sentence(words):
     only_sentences(lambda: grid.from_command_line(words), grid.SweepRequest)
 
