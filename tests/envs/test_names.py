@@ -147,7 +147,7 @@ def test_an_environment_in_the_place_of_a_preset_is_named(given):
 def test_a_class_that_cannot_be_made_is_named():
     assert message(fit, Costly).startswith(f"{HERE}:Costly cannot be made: TypeError")
     assert message(envs.make, dict, 1) == (
-        "env: must have gymnax's interface or make an object that has, got builtins:dict"
+        "env: must be an environment or a function that makes one, got builtins:dict"
     )
 
 

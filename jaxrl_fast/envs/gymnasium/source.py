@@ -108,10 +108,8 @@ def from_object(given: Any, options: Mapping[str, Any], env_id: str) -> Source:
 def _from_instance(env: Any, options: Mapping[str, Any]) -> Source:
     """Return the source for an environment that gymnasium has made, and can make again."""
     if env.spec is None:
-        problem = "one environment cannot be made again for training and evaluation"
-        raise ValueError(
-            f"env: {problem}, got {importing.describe(env)}; pass its class, or a function that makes one: fit(env=lambda: ...)"
-        )
+        problem, got = "one environment cannot be made again for training and evaluation", importing.describe(env)
+        raise ValueError(f"env: {problem}, got {got}; pass its class, or a function: fit(env=lambda: ...)")
     given = _checked(env.spec.id, options, {TIME_LIMIT: 1})
     maker = functools.partial(gymnasium.make, env.spec, disable_env_checker=True)
     return Source(f"gymnasium/{env.spec.id}", maker, given, takes_render_mode=True)
