@@ -407,6 +407,8 @@ def test_a_worker_that_dies_or_hangs_is_told(fault, says):
         run(env, np.zeros((9, 4), np.int32))
     assert says in str(raised.value) and f"in {WHERE}" in str(raised.value)
     processes = [one.process for pool in host_pool.OPEN_POOLS for one in pool.workers]
+    if fault == "hang":
+        assert processes[0].wait(10) == -signal.SIGKILL, "it would hold the terminal for ever"
     start = time.perf_counter()
     env.close()
     assert time.perf_counter() - start < 20 and all(process.poll() is not None for process in processes)
