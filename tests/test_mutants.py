@@ -138,6 +138,32 @@ def test_what_is_recorded_anew_replaces_what_was_recorded_before():
     assert merged.tests == {"x.py": {"b": [2]}, "y.py": {"a": [4]}}
 
 
+def test_table_counts_new_tests_as_not_noticed():
+    """Of five mutants one changes nothing; of the others the tests before the sample noticed two: 50%."""
+    of = lambda outcome, path="rl/a.py", **more: {"path": f"jaxrl_fast/{path}", "outcome": outcome} | more
+    results = [of("killed"), of("killed", new_test=True), of("timeout"), of("survived"), of("equivalent", "loop.py")]
+    assert sample.table(results).splitlines()[2:] == [
+        "| loop.py | 1 | 0 | 0 | 0 | 0 | 1 |  |",
+        "| rl | 4 | 1 | 1 | 1 | 1 | 0 | 50% |",
+        "| all | 5 | 1 | 1 | 1 | 1 | 1 | 50% |",
+    ]
+
+
+def test_again_plants_survivors_alone(tmp_path, monkeypatch):
+    """Of two mutants one survives; later a new test kills it."""
+    outcomes = iter(["survived", "killed", "killed"])
+    copy = lambda tree, _: shutil.copytree(ROOT / "jaxrl_fast" / "rl", tree / "jaxrl_fast" / "rl")
+    monkeypatch.setattr(sample, "copy_tree", copy)
+    monkeypatch.setattr(sample, "warm_up", lambda _: None)
+    monkeypatch.setattr(sample, "passes", lambda *_: True)
+    monkeypatch.setattr(sample, "plant", lambda *_: (next(outcomes), "a test"))
+    chosen, out = sample.draw(ROOT, 2, 0, "rl/returns.py"), tmp_path / "sample.jsonl"
+    found = lambda again: [(r["outcome"], r.get("new_test")) for r in sample.sample(chosen, out, 1.0, again)]
+    assert found(False) == found(False) == [("survived", None), ("killed", None)]
+    assert found(True) == found(False) == [("killed", True), ("killed", None)]
+    assert len(sample.read(out)) == 2 and next(outcomes, None) is None
+
+
 PLANT = """
 import json, sys
 from pathlib import Path

@@ -11,6 +11,9 @@ rest of the nearest files, as far as `--budget` seconds of tests reach. A mutant
 
 Prints a line for each mutant, the difference where one survived, and a table. `--out` keeps a line of JSON for each;
 mutants that the file has already are not planted again. With `--num 0`, the table is of all that the file has.
+
+`--again` plants the survivors of a file once more, after `lines` has recorded the tests written for them. What they
+kill is marked `new_test`, and the table's last column still counts it as not noticed.
 """
 
 import argparse
@@ -228,16 +231,19 @@ def equivalents() -> dict[tuple[str, str], str]:
 
 
 def table(results: list[dict[str, Any]]) -> str:
-    """Return a table in Markdown of what became of the mutants. What changes nothing is left out of the rate."""
-    outcomes = ("killed", "timeout", "survived", "equivalent")
+    """Return a table in Markdown of what became of the mutants.
+
+    The rate is that of the tests which were there before the sample. What changes nothing is left out of it.
+    """
+    outcomes = ("killed", "new", "timeout", "survived", "equivalent")
     counts: dict[str, Counter[str]] = {}
     for result in results:
         package = result["path"].removeprefix("jaxrl_fast/").split("/")[0]
         for name in (package, "all"):
-            counts.setdefault(name, Counter())[result["outcome"]] += 1
+            counts.setdefault(name, Counter())["new" if result.get("new_test") else result["outcome"]] += 1
     rows = [
-        "| package | mutants | killed | time limit | survived | change nothing | noticed |",
-        "| --- |" + " --- |" * 6,
+        "| package | mutants | killed | killed by a new test | time limit | survived | change nothing | noticed |",
+        "| --- |" + " --- |" * 7,
     ]
     for name in sorted(counts, key=lambda name: (name == "all", name)):
         n = counts[name]
@@ -258,8 +264,8 @@ def read(out: Path) -> dict[tuple[Any, ...], dict[str, Any]]:
     return found
 
 
-def sample(chosen: list[Mutant], out: Path, budget: float) -> list[dict[str, Any]]:
-    """Plant each mutant; return what became of them."""
+def sample(chosen: list[Mutant], out: Path, budget: float, again: bool = False) -> list[dict[str, Any]]:
+    """Plant each mutant that the file does not have, or with `again` those that survived; return what became of all."""
     record, known, results, passing = lines.read(), equivalents(), [], set()
     out.parent.mkdir(parents=True, exist_ok=True)
     finished = read(out)
@@ -270,14 +276,16 @@ def sample(chosen: list[Mutant], out: Path, budget: float) -> list[dict[str, Any
         for mutant in chosen:
             diff = "\n".join(mutant.diff((tree / mutant.path).read_text(encoding="utf-8")))
             name = {"path": mutant.path, "line": mutant.line, "diff": diff}
+            result = finished.get((mutant.path, mutant.line, diff))
             if reason := known.get((mutant.path, diff)):
                 result = name | {"outcome": "equivalent", "how": reason}
-            elif not (result := finished.get((mutant.path, mutant.line, diff))):
+            elif result is None or again and result["outcome"] == "survived":
                 tests, start = choose_tests(tree, mutant, record, budget), time.perf_counter()
                 outcome, how = plant(tree, mutant, tests, 60 + 4 * budget)
                 if outcome == "killed" and not passes(tree, how, passing):
                     raise SystemExit(f"{how} fails without a mutant too; run python -m tests.mutation.lines")
                 result = name | {"rule": mutant.rule, "outcome": outcome, "how": how}
+                result |= {"new_test": True} if again and outcome == "killed" else {}
                 result |= {"num_tests": len(tests), "seconds": round(time.perf_counter() - start, 1)}
                 with out.open("a", encoding="utf-8") as file:
                     file.write(json.dumps(result) + "\n")
@@ -294,9 +302,10 @@ def main() -> int:
     parser.add_argument("--only", default="", metavar="TEXT", help="files with this in their paths")
     parser.add_argument("--budget", type=float, default=60, metavar="SECONDS", help="of tests for each mutant")
     parser.add_argument("--out", type=Path, default=lines.RECORD.with_name("sample.jsonl"), help="results so far")
+    parser.add_argument("--again", action="store_true", help="plant what survived once more")
     args = parser.parse_args()
     if args.num:
-        results = sample(draw(ROOT, args.num, args.seed, args.only), args.out, args.budget)
+        results = sample(draw(ROOT, args.num, args.seed, args.only), args.out, args.budget, args.again)
     else:
         results = list(read(args.out).values())
     print(table(results))
