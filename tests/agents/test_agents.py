@@ -2,6 +2,7 @@
 
 from functools import cache, partial
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -35,6 +36,25 @@ def test_no_algorithm_is_left_out():
 
 
 # Options
+
+
+class Scaled(nn.Module):
+    """The observation times a parameter."""
+
+    initial: float = 1.0
+
+    @nn.compact
+    def __call__(self, obs):
+        return obs * self.param("factor", nn.initializers.constant(self.initial), ())
+
+
+@each_algorithm
+def test_network_options_reach_network(algo):
+    env = probes.best_action(NUM_ENVS)
+    agent = agent_of(algo, env, network=f"{__name__}:Scaled", network_options={"initial": 3.0})
+    state = jax.jit(agent.init)(jax.random.key(0))
+    factors = [leaf for path, leaf in jax.tree.leaves_with_path(state) if "factor" in jax.tree_util.keystr(path)]
+    assert set(map(float, factors)) == {3.0}
 
 
 @pytest.mark.parametrize("clip_rewards", [True, False])

@@ -57,6 +57,32 @@ def test_each_way_computes_in_its_own_way(way, monkeypatch):
     assert ("scan" in said) == found["patches"], "four blocks of eight"
 
 
+LAYERS = (4, 3, 2), (5, 2, 1)
+
+
+class Activated(nn.Module):
+    """flax's convolutions, each normalized if asked for and then activated."""
+
+    layer_norm: bool
+
+    @nn.compact
+    def __call__(self, x):
+        for channels, side, stride in LAYERS:
+            x = nn.Conv(channels, (side, side), (stride, stride), "VALID")(x)
+            x = nn.relu(nn.LayerNorm(epsilon=EPSILON)(x) if self.layer_norm else x)
+        return x
+
+
+@pytest.mark.parametrize("layer_norm", [False, True])
+def test_convolutions_activate_each_layer_last(layer_norm):
+    """Compare with flax: a layer without its activation has negative numbers."""
+    x = jax.random.normal(jax.random.key(0), (3, 9, 9, 2))
+    plain = Activated(layer_norm)
+    params = plain.init(jax.random.key(1), x)
+    found = conv.Convolutions(LAYERS, "relu", layer_norm, jnp.float32).apply(params, x)
+    np.testing.assert_allclose(found, plain.apply(params, x), rtol=1e-4, atol=1e-5)
+
+
 class Figure3(nn.Module):
     """Stages of the deep network of Espeholt et al. 2018, figure 3, box by box; parameters named as `Residual`'s."""
 

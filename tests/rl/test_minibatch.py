@@ -1,5 +1,7 @@
 """minibatch: the shuffle is a permutation, a different one for each key, and no worse than a sorted one."""
 
+import math
+
 import hypothesis.strategies as st
 import jax
 import jax.numpy as jnp
@@ -30,6 +32,14 @@ def test_every_place_is_taken_once_at_sizes_in_use(num_rows):
 def test_keys_give_different_orders():
     orders = np.asarray(jax.vmap(lambda key: minibatch.shuffle(key, 512))(jax.random.split(jax.random.key(0), 64)))
     assert len(np.unique(orders, axis=0)) == 64
+
+
+@pytest.mark.parametrize("num_rows", [2, 3, 4, 5])
+def test_shuffle_reaches_every_order_of_few_rows(num_rows):
+    """Find all n! orders. Without an xorshift, 4 rows would have 8 of 24, and rows 0 and 2 would never meet."""
+    keys = jax.random.split(jax.random.key(3), 2000)
+    orders = np.asarray(jax.jit(jax.vmap(lambda key: minibatch.shuffle(key, num_rows)))(keys))
+    assert len(np.unique(orders, axis=0)) == math.factorial(num_rows)
 
 
 @pytest.mark.parametrize("num_rows", [256, 320, 512])

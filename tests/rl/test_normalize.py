@@ -8,6 +8,7 @@ import pytest
 from hypothesis import example, given
 
 from jaxrl_fast.rl import normalize
+from jaxrl_fast.types import Rollout, Transition
 
 update = jax.jit(normalize.update)
 update_reward = jax.jit(normalize.update_reward)
@@ -233,6 +234,16 @@ def test_reward_sums_worked_by_hand():
     # 1;  .5 * 1 + 2 = 2.5;  the reset row, masked;  4.  mean 2.5, variance (1.5^2 + 0 + 1.5^2) / 3 = 1.5
     np.testing.assert_allclose((scale.stats.mean, scale.stats.var), (2.5, 1.5), rtol=1e-6)
     np.testing.assert_array_equal(scale.total, [4.0])
+
+
+def test_clip_rewards_keeps_signs():
+    """Replace -7, 0 and 0.5 by -1, 0 and 1; leave them if clipping is off or undecided."""
+    rows = jnp.array([[-7.0, 0.0, 0.5]])
+    steps = Transition(obs=(), action=(), reward=rows, discount=(), last=(), valid=(), extras=())
+    rollout = Rollout(steps, next_obs=(), carry=())
+    clipped = lambda *given: normalize.clip_rewards(rollout, *given).steps.reward
+    for arguments, wanted in (((), [[-1, 0, 1]]), ((True,), [[-1, 0, 1]]), ((False,), rows), ((None,), rows)):
+        np.testing.assert_array_equal(clipped(*arguments), wanted)
 
 
 def test_zero_rewards_stay_zero():
