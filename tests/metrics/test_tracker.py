@@ -98,7 +98,7 @@ def test_episode_window_holds_last_hundred_episodes():
 history = st.lists(st.tuples(st.integers(0, 70), st.integers(1, 40)), min_size=1, max_size=60)
 
 
-@given(history, st.integers(1, 4), st.integers(0, 60))
+@given(history, st.integers(1, 40), st.integers(0, 60))
 def test_episode_window_is_minimal(updates, num_steps, restored_at):
     window, before = EpisodeWindow(), []
     for i, (ended, longest) in enumerate(updates):
@@ -182,6 +182,14 @@ def test_bootstrap_matches_scipy():
         rng=np.random.default_rng(2),
     ).confidence_interval  # fmt: skip
     np.testing.assert_allclose([low, high], theirs, atol=0.06)
+
+
+def test_bootstrap_keeps_trailing_axes():
+    """Resample all columns of [S, M, ...] alike: each has the interval of its own scores [S, M]."""
+    scores = np.random.default_rng(2).normal(size=(5, 2, 3))
+    low, high = statistics.bootstrap(scores, 50)
+    for i in range(3):
+        assert (low[i], high[i]) == statistics.bootstrap(scores[..., i], 50)
 
 
 def test_the_best_evaluation_is_the_highest_mean_that_is_known():

@@ -23,3 +23,15 @@ def test_twice_the_longest_episode_is_sufficient_and_a_step_less_is_not():
         window = EpisodeWindow()
         window.add(WINDOW, 1.0 * WINDOW, num_steps, 5)
         assert window.full == is_full
+
+
+def test_longest_is_of_records_in_window():
+    """Add records of 100 episodes in 20 steps, of lengths 10, 3, 5 and 4: each suffices, so one is kept."""
+    window = EpisodeWindow()
+    for longest in (10, 3, 5, 4):
+        window.add(WINDOW, 1.0, 20, longest)
+        assert (window.longest, len(window.records)) == (longest, 1)
+    window.add(WINDOW, 1.0, 7, 2)  # 7 steps alone do not suffice while the longest has 4
+    assert (window.longest, len(window.records)) == (4, 2)
+    window.add(WINDOW, 1.0, 1, 1)  # 7 + 1 do; then 1 does not while the longest has 2
+    assert (window.longest, len(window.records)) == (2, 2)
