@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from jaxrl_fast import cli, evaluate
 from jaxrl_fast.evaluation import episodes
 from jaxrl_fast.training import evaluator
 from jaxrl_fast.utils import compile_cache
@@ -29,6 +30,15 @@ def test_programs_that_call_a_pool_are_not_cached(wanted, on_device, monkeypatch
     with pytest.raises(Reached) as reached:
         episodes.evaluate_run(saved, episodes.Options())
     assert bool(reached.value.args[0]) == (wanted and on_device)
+
+
+def test_options_select_any_seed_from_0():
+    """Read the smallest and the largest seed; without one all seeds are evaluated."""
+    read = lambda *words: cli.read(evaluate.USAGE, ["run", *words])[1].seed
+    assert read() is None and (read("--seed", "0"), read("--seed", str(2**31 - 1))) == (0, 2**31 - 1)
+    for wrong in (-1, 2**31):
+        with pytest.raises(ValueError, match="--seed: must be at least 0 and at most 2147483647"):
+            read(f"--seed={wrong}")
 
 
 def test_statistics_are_of_the_episodes_that_have_ended():

@@ -1107,3 +1107,36 @@ def test_the_report_ends_with_the_device_of_its_programs_and_how_to_go_on(tmp_pa
     summary.write_text(json.dumps(json.loads(summary.read_text()) | {"device": "another device"}))
     *_, blank, last = sweep_report.as_markdown(ready, sweep_table.table_rows(ready), []).splitlines()
     assert "another device" in last and f"--resume '{ready.folder}'" in last and "results.csv" in last and not blank
+
+
+@pytest.mark.parametrize(
+    ("num_envs", "title"), [(8, "ppo on gymnax/CartPole-v1, 8 environments"), ([8, 16], "ppo on gymnax/CartPole-v1")]
+)
+def test_report_title_has_environments_unless_swept(num_envs, title, tmp_path):
+    ready = finished(tmp_path / "sweep", [1.0, 2.0][: np.size(num_envs)], preset="ppo_cartpole", num_envs=num_envs)
+    first, *_ = sweep_report.as_markdown(ready, sweep_table.table_rows(ready), []).splitlines()
+    assert first == f"# Sweep of {title}"
+
+
+def test_report_counts_solved_if_any_has_threshold(tmp_path):
+    """Give a threshold to one of two environments: the solved one is 1/1, and without a threshold none is solved."""
+    options = dict(preset="ppo_cartpole", env=["gymnax/CartPole-v1", "gymnax/Acrobot-v1"], num_envs=8)
+    ready = finished(tmp_path / "sweep", [480.0, -85.0], **options)
+    heads, _, *lines = sweep_report._table(ready, sweep_table.table_rows(ready))
+    place = heads.split(" | ").index("solved")
+    assert [line.split(" | ")[place] for line in lines] == ["1/1", "0/1"]
+
+
+@pytest.mark.parametrize("num_records", [1, 2, 50])
+def test_table_reads_last_evaluation(num_records, tmp_path):
+    """Write records of two members, each with another evaluation; the table has that of each member's last record."""
+    ready = finished(tmp_path / "sweep", [1.0], algo="ppo", seed=[0, 1])
+    (name,) = ready.groups
+    means = [[float(10 * i), float(10 * i + 1)] for i in range(num_records)]
+    lines = [
+        json.dumps({"seed": seed, "env_steps": i, "eval_return_mean": mean[seed]})
+        for i, mean in enumerate(means)
+        for seed in (0, 1)
+    ]
+    (ready.folder / name / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    assert [row["eval_return"] for row in sweep_table.table_rows(ready)] == means[-1]

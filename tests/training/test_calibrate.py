@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import jax
 import pytest
 import yaml
 
@@ -10,6 +11,7 @@ from jaxrl_fast import train
 from jaxrl_fast.agents import configs
 from jaxrl_fast.agents.configs import common
 from jaxrl_fast.config import load
+from jaxrl_fast.parallel import program
 from jaxrl_fast.training import calibrate, plan, summary
 from jaxrl_fast.training.calibrate import Trial
 from tests.helpers import run_chunks_by
@@ -99,13 +101,30 @@ def test_a_count_that_will_not_do_says_why(num_envs, options, words):
 
 
 def test_what_does_not_fit_into_memory_is_too_many(monkeypatch):
-    from jaxrl_fast.parallel import program
     from jaxrl_fast.training import memory
 
     monkeypatch.setattr(memory, "free_bytes", lambda _=1: 1000)
     monkeypatch.setattr(program, "build", lambda *_: pytest.fail("it was compiled"))
     trial = calibrate.measure_count(settings(), 2)
     assert trial.too_many and "does not fit into memory" in trial.why
+
+
+@pytest.mark.parametrize(
+    ("reason", "too_many"), [("RESOURCE_EXHAUSTED: out of memory", True), ("INTERNAL: a bug", False)]
+)
+def test_measure_count_catches_full_memory_alone(reason, too_many, monkeypatch):
+    """Let the compiler fail: of full memory, or of something that another count would not cure."""
+
+    def fail(*_):
+        raise jax.errors.JaxRuntimeError(reason)
+
+    monkeypatch.setattr(program, "build", fail)
+    if too_many:
+        trial = calibrate.measure_count(settings(), 2)
+        assert (trial.rate, trial.why, trial.too_many) == (None, "it does not fit into memory", True)
+    else:
+        with pytest.raises(jax.errors.JaxRuntimeError, match="a bug"):
+            calibrate.measure_count(settings(), 2)
 
 
 @pytest.mark.parametrize("num_envs", [2, 4])
