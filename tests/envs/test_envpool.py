@@ -577,6 +577,7 @@ def test_more_than_is_sane_is_said():
         ("Pong-v5", 2048, 16, 19),
         ("Pong-v5", 1024, 32, None),
         ("WalkerWalk-v1", 1000, 4, 30),  # 1000 * 0.12 s / 4
+        ("AlohaHandOver-v1", 400, 4, 30),  # 400 * 0.3 s / 4
         ("CartPole-v1", 4096, 1, None),
     ],
 )

@@ -173,6 +173,7 @@ def test_what_is_run_child_is_run_child_once_and_what_is_sure_never(monkeypatch)
     probe.rejection_reason.cache_clear()
     envs.make("envpool/Pong-v5", 2, img_height=42, img_width=42, stack_num=2, num_threads=1, gray_scale=False)
     envs.make("envpool/Ant-v4", 2, max_episode_steps=30, num_threads=2)
+    envs.make("envpool/Ant-v4", 2, **dict.fromkeys(tasks.SAFE_OPTIONS, 1))
     assert not tried
     for num_envs in (2, 3):
         envs.make("envpool/Ant-v4", num_envs, frame_skip=3)

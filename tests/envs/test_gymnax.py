@@ -600,6 +600,22 @@ def test_a_bad_option_is_answered_with_what_is_wanted(options, says):
     assert "\n" not in str(refusal.value)
 
 
+def with_size(size):
+    return Countdown()
+
+
+@pytest.mark.parametrize("error", [TypeError("size: of a wrong type"), KeyError("a map is missing here"), None])
+def test_make_hints_at_missing_argument_alone(error):
+    """Let a factory lack an argument, and let others fail of something that no option would cure."""
+
+    def failing():
+        raise error
+
+    with pytest.raises(ValueError, match="cannot be made") as refusal:
+        envs.make(failing if error else with_size, N)
+    assert str(refusal.value).endswith("; give it as an option of the environment") == (error is None)
+
+
 @pytest.mark.parametrize("num_envs", [0, -1, 2.0, "4", True])
 def test_the_number_of_environments_is_checked(num_envs):
     with pytest.raises(ValueError, match="num_envs: must be a whole number of at least 1, got"):
