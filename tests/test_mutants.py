@@ -139,7 +139,7 @@ def test_what_is_recorded_anew_replaces_what_was_recorded_before():
 
 
 def test_table_counts_new_tests_as_not_noticed():
-    """Of five mutants one changes nothing; of the others the tests before the sample noticed two: 50%."""
+    """Count five mutants: one changes nothing, and the tests before the sample noticed two of the others."""
     of = lambda outcome, path="rl/a.py", **more: {"path": f"jaxrl_fast/{path}", "outcome": outcome} | more
     results = [of("killed"), of("killed", new_test=True), of("timeout"), of("survived"), of("equivalent", "loop.py")]
     assert sample.table(results).splitlines()[2:] == [
@@ -150,7 +150,7 @@ def test_table_counts_new_tests_as_not_noticed():
 
 
 def test_again_plants_survivors_alone(tmp_path, monkeypatch):
-    """Of two mutants one survives; later a new test kills it."""
+    """Let one of two mutants survive until a new test kills it."""
     outcomes = iter(["survived", "killed", "killed"])
     copy = lambda tree, _: shutil.copytree(ROOT / "jaxrl_fast" / "rl", tree / "jaxrl_fast" / "rl")
     monkeypatch.setattr(sample, "copy_tree", copy)
