@@ -1,5 +1,6 @@
 """Compare environments of gymnasium with gymnasium's own loops; and check what becomes of faulty ones."""
 
+import re
 import signal
 import subprocess
 import sys
@@ -186,6 +187,11 @@ def test_action_masks_are_those_of_the_same_step(in_obs):
             np.testing.assert_array_equal(steps.action_mask[t, i], mask == 1)
 
 
+def name_of(value):
+    """The name of a test's parameter, the same in every process."""
+    return re.sub(r" at 0x\w+", "", str(value))[:60]
+
+
 @pytest.mark.parametrize(
     ("make", "limit"),
     [
@@ -199,7 +205,7 @@ def test_action_masks_are_those_of_the_same_step(in_obs):
         (lambda: gymnasium.wrappers.TimeLimit(gym_envs.Walk(limit=99), 7), 7),
         (gymnasium.make("tests/Walk-v3"), 9),
     ],
-    ids=str,
+    ids=name_of,
 )
 def test_every_way_to_name_an_environment(make, limit):
     env = envs.make(make, 2, LOCAL, **({"size": 99.0} if make in (f"{MODULE}:Walk", gym_envs.Walk) else {}))
@@ -274,7 +280,7 @@ def test_options_are_arguments_and_time_limits():
         (gym_envs.Walk(), {}, "env: one environment cannot be made again"),
         (lambda: WALK, {}, "must make a new environment in each call"),
     ],
-    ids=str,
+    ids=name_of,
 )
 def test_a_wrong_name_or_option_is_one_sentence(make, options, says):
     with pytest.raises(ValueError) as raised:
@@ -313,7 +319,7 @@ TWO_CHOICES = gymnasium.spaces.Discrete(2)
         (ONE, gymnasium.spaces.Box(0, 3, (2,), np.int32), "unsupported action space"),
         (ONE, gymnasium.spaces.Dict({"a": TWO_CHOICES}), "unsupported action space"),
     ],
-    ids=str,
+    ids=name_of,
 )
 def test_a_space_that_is_not_supported_is_one_sentence(obs, action, says):
     with pytest.raises(ValueError) as raised:
@@ -350,7 +356,7 @@ def faulty(fault, config):
 
 
 @pytest.mark.parametrize(
-    ("fault", "config"), [*((fault, LOCAL) for fault in FAULTS), ("shape", TWO), ("leave", TWO)], ids=str
+    ("fault", "config"), [*((fault, LOCAL) for fault in FAULTS), ("shape", TWO), ("leave", TWO)], ids=name_of
 )
 def test_a_wrong_value_is_told_with_its_place(fault, config):
     env = faulty(fault, config)
@@ -532,7 +538,7 @@ class Echo(gymnasium.Env):
         (gymnasium.spaces.Box(-1, 3, (2,), np.float64), [[-1.0, 0.5], [1.0, 0.0]], [[-1, 2], [3, 1]]),
         (gymnasium.spaces.Box(-1, 3, (), np.float32), [[0.5], [1.0]], [[2, 2], [3, 3]]),
     ],
-    ids=str,
+    ids=name_of,
 )
 def test_actions_arrive_in_the_dtype_of_their_space(space, actions, expected, bridge):
     env = envs.make(lambda: Echo(space), 2, LOCAL._replace(bridge=bridge))
