@@ -258,22 +258,17 @@ def draw_figure(found: Mapping[str, Sequence[RunRecords]], options: Options) -> 
 
 def make_curve(name: str, runs: Sequence[RunRecords], options: Options) -> Any:
     """Return the curve of several trainings: up to the end of the shortest, and at least to each one's first record."""
-    import numpy as np
-
     from jaxrl_fast.plotting import curves
 
     trainings = [series(records, options) for run in runs for records in by_member(run.records).values()]
-    first, last = zip(*((x[0], x[-1]) for x, _, _ in trainings))
-    end, longest = max(min(last), *first), max(last)
+    points, each = curves.align(trainings, MAX_BINS)
+    end, longest = points[-1], max(x[-1] for x, _, _ in trainings)
     if options.x == "steps" and longest > 1.1 * end:
         shown_end, shown_longest = formatting.short_number(float(end)), formatting.short_number(float(longest))
         extent = f"{shown_end} of {shown_longest} environment steps"
         warnings.warn(f"{name}: drawn up to the end of its shortest training, {extent}")
     unit = "trainings" if differing_options(runs) else "seeds"
-    num_bins = min(MAX_BINS, *(int((x <= end * (1 + 1e-9)).sum()) for x, _, _ in trainings))
-    edges = np.linspace(0, end, num_bins + 1)
-    each = np.stack([curves.bin_means(*training, edges) for training in trainings])
-    return curves.aggregate(name, edges[1:], each, unit)
+    return curves.aggregate(name, points, each, unit)
 
 
 def series(records: Sequence[Mapping[str, Any]], options: Options) -> tuple[Any, Any, Any]:

@@ -190,6 +190,24 @@ def bin_means(x: np.ndarray, y: np.ndarray, weight: np.ndarray, edges: np.ndarra
         return sums[0] / np.where(sums[1] > 0, sums[1], np.nan)
 
 
+def align(
+    trainings: Sequence[tuple[np.ndarray, np.ndarray, np.ndarray]], max_points: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return common points [P] along the axis and the mean values [S, P] of S trainings up to each point.
+
+    The points end with the shortest training, and not before the first record of each.
+
+    Args:
+        trainings: x, y and weight [R] of the records of each training; the numbers of records may differ.
+        max_points: The maximum number of points P.
+    """
+    first, last = zip(*((x[0], x[-1]) for x, _, _ in trainings), strict=True)
+    end = max(min(last), *first)
+    num_points = min(max_points, *(int((x <= end * (1 + 1e-9)).sum()) for x, _, _ in trainings))
+    edges = np.linspace(0, end, num_points + 1)
+    return edges[1:], np.stack([bin_means(*training, edges) for training in trainings])
+
+
 def forward_fill(y: np.ndarray) -> np.ndarray:
     """Return y [S, R] with each NaN replaced by the last known value; leading NaNs remain."""
     index = np.maximum.accumulate(np.where(np.isnan(y), 0, np.arange(y.shape[1])), axis=1)

@@ -161,16 +161,15 @@ def records_of_row(row: Row, members: Members) -> Sequence[Row]:
 
 
 def series(group: Sequence[Row], members: Members) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return steps [R], seconds [R] and returns [S, R] of the S rows of a configuration."""
+    """Return steps [P], seconds [P] and returns [S, P] of the S rows of a configuration."""
     lines = [
         [[r[k] if r[k] is not None else np.nan for k in RECORD_KEYS] for r in records_of_row(row, members)]
         for row in group
     ]
-    length = min(map(len, lines))
-    steps, seconds, returns, episodes = np.moveaxis(np.array([line[:length] for line in lines], np.float64), -1, 0)
-    shown_steps, means, _ = curves.downsample(steps[0], returns, episodes, MAX_POINTS)
-    shown_seconds, _, _ = curves.downsample(seconds.mean(0), returns, episodes, MAX_POINTS)
-    return shown_steps, shown_seconds, curves.forward_fill(means)
+    trainings = [np.array(line, np.float64).T for line in lines]  # a run that was made longer has other records
+    points, means = curves.align([(steps, mean, episodes) for steps, _, mean, episodes in trainings], MAX_POINTS)
+    each_seconds = [np.interp(points, steps, seconds) for steps, seconds, _, _ in trainings]
+    return points, np.mean(each_seconds, 0), curves.forward_fill(means)
 
 
 RECORD_KEYS = ("env_steps", "train_time_s", "return_mean", "episodes")
