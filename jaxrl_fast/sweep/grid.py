@@ -6,14 +6,12 @@ Only modules that read options are imported, so that error messages appear at on
 import dataclasses
 import itertools
 import math
-import re
-import typing
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import ModuleType
 from typing import Any, NamedTuple
 
 from jaxrl_fast.config import load
-from jaxrl_fast.config.convert import SWITCHES, convert, is_integer, read_values, without_no
+from jaxrl_fast.config.convert import SWITCHES, convert, read_values, without_no
 from jaxrl_fast.config.help import print_run_help
 from jaxrl_fast.config.names import SWEEP, positive, refuse_unknown
 from jaxrl_fast.config.options import OF_RUN, Options, SweepOptions
@@ -29,12 +27,10 @@ from jaxrl_fast.config.settings import (
     resolve,
 )
 from jaxrl_fast.config.sources import Setting, from_mapping
-from jaxrl_fast.envs import BACKENDS
 from jaxrl_fast.sweep import scaling
-from jaxrl_fast.utils.option import Option, options_of
-from jaxrl_fast.utils.parsing import parse_int, shown
+from jaxrl_fast.sweep.values import MAX_VALUES, refuse_repeated, split_values, split_words
+from jaxrl_fast.utils.option import options_of
 
-MAX_VALUES = 10_000  # runs in a sweep
 OWN = options_of(SweepOptions) | {name: OF_RUN[name] for name in ("name", "resume")}
 DEFAULTS = {"tensorboard": False, "on_nonfinite": "continue", "console_every": 10.0}  # below the preset's
 
@@ -96,23 +92,23 @@ def expand(algo: str, written: list[Setting], split: Any) -> SweepRequest:
             raise ValueError(f"{other[0]}: cannot be combined with --resume, which continues the sweep as it is")
         return SweepRequest((), (), own, name, resume, log_level=log_level)
     asked = request(algo, written)
-    fixed, axes = _sort_out(asked, split)
+    fixed, axes = sort_out(asked, split)
     number = math.prod(map(len, axes.values()))
     if number > MAX_VALUES:
         raise ValueError(f"a sweep has at most {MAX_VALUES} trainings, got {number} combinations; give fewer values")
     asked = _with_defaults(asked)
-    combinations = list(_resolve_all(asked, fixed, axes))
+    combinations = list(resolve_all(asked, fixed, axes))
     check_unused(asked, [settings.agent for settings in combinations])
     first = fixed + [values[0] for values in axes.values()]
     base = resolve(asked._replace(given=[s for s in first if s.name != "num_envs"]))
     rule = scaling.rule(own.scale, base)
-    groups = _groups(_single(combinations, axes, rule), [n[6:] for n in axes if n.startswith("agent.")])
+    groups = groups_of(_single(combinations, axes, rule), [n[6:] for n in axes if n.startswith("agent.")])
     scaled = [f"agent.{scaling.SCALED[own.scale]}"] if own.scale != "none" else []
     columns = dict.fromkeys([n for n in axes if n != "seed"] + scaled)
     return SweepRequest(tuple(groups), tuple(columns), own, name, "", rule.base, log_level)
 
 
-def _resolve_all(asked: Request, fixed: list[Setting], axes: Mapping[str, list[Setting]]) -> Iterator[Settings]:
+def resolve_all(asked: Request, fixed: list[Setting], axes: Mapping[str, list[Setting]]) -> Iterator[Settings]:
     """Yield the settings of every combination; the seeds of a combination are consecutive, and resolved at once."""
     seeds = [convert(OF_RUN["seed"], setting) for setting in axes.get("seed", [])]
     for values in itertools.product(*(axes[name] for name in axes if name != "seed")):
@@ -121,7 +117,7 @@ def _resolve_all(asked: Request, fixed: list[Setting], axes: Mapping[str, list[S
             yield settings._replace(options=dataclasses.replace(settings.options, seed=seed))
 
 
-def _sort_out(asked: Request, split: Any) -> tuple[list[Setting], dict[str, list[Setting]]]:
+def sort_out(asked: Request, split: Any) -> tuple[list[Setting], dict[str, list[Setting]]]:
     """Return the settings that all combinations share, and by name those with several values.
 
     If an option is set twice, the last setting applies.
@@ -146,45 +142,9 @@ def _sort_out(asked: Request, split: Any) -> tuple[list[Setting], dict[str, list
         if len(several) == 1:
             fixed += several
         else:
-            _refuse_repeated(known[setting.name], several)
+            refuse_repeated(known[setting.name], several)
             axes[setting.name] = several
     return fixed, axes
-
-
-def split_words(option: Option, setting: Setting) -> list[Setting]:
-    """Return one setting for each value of a comma list or a range: 1,8,64 or 0..4, both ends included."""
-    origin = typing.get_origin(option.kind)
-    if not option.sweepable or option.kind in SWITCHES and not setting.values or origin is dict:
-        return [setting]
-    text = " ".join(map(str, setting.values))
-    parts = text.split(",")
-    if setting.values and not all(part.strip() for part in parts):
-        raise ValueError(f"{setting.origin}: has an empty value, got {text!r}")
-    if len(setting.values) > 1 and "," not in text and origin is not tuple:
-        use = ",".join(map(str, setting.values))
-        raise ValueError(f"{setting.origin}: takes one word, got {shown(text)}; use {shown(use)}")
-    several = [value for part in parts for value in _range(option, setting, part.strip())]
-    return [setting._replace(values=value.split()) for value in several] if len(several) > 1 else [setting]
-
-
-def split_values(option: Option, setting: Setting) -> list[Setting]:
-    """Return one setting for each element of a list, tuple, range or array, unless a tuple is a single value."""
-    (value,) = setting.values
-    if isinstance(value, range) and len(value) > MAX_VALUES:
-        raise ValueError(f"{setting.origin}: has at most {MAX_VALUES} values, got {value}")
-    value = value.tolist() if hasattr(value, "tolist") else value
-    pair = setting.name == "env" and isinstance(value, tuple) and not isinstance((*value, "")[0], str | type)
-    one = not option.sweepable or pair  # of an environment and its parameters
-    several = list(value) if isinstance(value, list | tuple | range) and not one else [value]
-    if len(several) > MAX_VALUES:
-        raise ValueError(f"{setting.origin}: has at most {MAX_VALUES} values, got {len(several)}")
-    if typing.get_origin(option.kind) is tuple and not any(isinstance(v, list | tuple) for v in several):
-        several = [value]
-    if not several:
-        raise ValueError(f"{setting.origin}: needs at least one value, got {value!r}")
-    place, _, name = setting.name.rpartition(".")
-    nested = lambda v: {"agent": {name: v}} if place else {name: v}
-    return [from_mapping(nested(v))[0] for v in several]
 
 
 def offer_devices(several: Iterable[Settings]) -> None:
@@ -245,7 +205,7 @@ def _calibrated(settings: Settings, found: dict[str, int]) -> Settings:
     return calibrate.with_count(settings, found[key])
 
 
-def _groups(trainings: Iterator[Settings], varied: Sequence[str]) -> list[Group]:
+def groups_of(trainings: Iterator[Settings], varied: Sequence[str]) -> list[Group]:
     """Return the groups in the order of their first members."""
     found: list[tuple[Any, Group]] = []
     for settings in trainings:
@@ -288,33 +248,3 @@ def _own(written: list[Setting]) -> tuple[SweepOptions, str, str]:
 def _with_defaults(asked: Request) -> Request:
     """Return a request with a sweep's defaults below the preset's."""
     return asked._replace(from_preset=[*from_mapping(DEFAULTS), *asked.from_preset])
-
-
-def _range(option: Option, setting: Setting, text: str) -> list[str]:
-    """Return the values of a range for an option that takes whole numbers: 0..4 gives 0 1 2 3 4."""
-    first, dots, last = text.partition("..")
-    if is_integer(option) and re.fullmatch(r"\d+[-:]\d+", text):
-        raise ValueError(f"{setting.origin}: must be a range such as {re.sub('[-:]', '..', text)}, got {text!r}")
-    if not dots or not is_integer(option):
-        return [text]
-    try:
-        low, high = parse_int(first), parse_int(last)
-    except ValueError:
-        raise ValueError(f"{setting.origin}: must be a range of two whole numbers (0..4), got {text!r}") from None
-    if high < low:
-        raise ValueError(f"{setting.origin}: the smaller number of a range comes first, got {text}")
-    if high - low >= MAX_VALUES:
-        raise ValueError(f"{setting.origin}: has at most {MAX_VALUES} values, got {text}")
-    return [str(number) for number in range(low, high + 1)]
-
-
-def _refuse_repeated(option: Option, several: list[Setting]) -> None:
-    """Raise ValueError for a value that is given twice; CartPole-v1 and gymnax/CartPole-v1 are the same."""
-    seen = set()
-    for setting in several:
-        value = convert(option, setting)
-        key = value.removeprefix(f"{BACKENDS[0]}/") if option.name == "env" and isinstance(value, str) else value
-        key = key if type(key).__hash__ else repr(key)
-        if key in seen:
-            raise ValueError(f"{setting.origin}: has {plain(value)} twice; keep one")
-        seen.add(key)
