@@ -29,7 +29,8 @@ def sweep(
     """Train with every combination of the given values and return the results.
 
     Any option of `fit` may be a list of values. Called again with the same `name`, an unfinished sweep is resumed and
-    no run is repeated. A program that fails is recorded in `results`; the others still run.
+    no run is repeated. A program that fails is recorded in `results`; the others still run. With `resume`, values given
+    are added to the sweep: `sweep(resume="sweeps/a", seed=[3, 4])`; a larger `total_steps` makes every run longer.
 
     Args:
         preset: Name of a preset or path of a YAML file.

@@ -81,12 +81,22 @@ def _group(content: dict[str, Any], labels: list[dict[str, Any]]) -> Group:
 
 def unfinished(sweep: SweepPlan) -> list[str]:
     """Return the names of the groups that have neither finished nor failed."""
-    return [name for name in sweep.groups if not is_finished(sweep.folder / name)]
+    return [name for name, group in sweep.groups.items() if not is_finished(sweep.folder / name, group)]
 
 
-def is_finished(folder: Path) -> bool:
+def is_finished(folder: Path, group: Group) -> bool:
     """Return whether a group is done, diverged or failed, and is not to be run again."""
-    return (folder / FAILED).is_file() or files.summary_if_any(folder).get("status") in ("done", "diverged")
+    summary = files.summary_if_any(folder)
+    return (folder / FAILED).is_file() or summary.get("status") == "diverged" or is_done(summary, group)
+
+
+def is_done(summary: Mapping[str, Any], group: Group) -> bool:
+    """Return whether a group has ended with all of its steps, or is solved; false if it has been made longer since."""
+    options = group.settings.options
+    if summary.get("status") != "done" or summary["env_steps"] >= options.total_steps:
+        return summary.get("status") == "done"
+    settled = zip(summary["steps_to_solve_per_seed"], summary["diverged_at_per_seed"], strict=True)
+    return options.stop_when_solved and all(solved or diverged for solved, diverged in settled)
 
 
 def failure(folder: Path) -> str:

@@ -52,6 +52,8 @@ class SweepRequest(NamedTuple):
     resume: str = ""
     base_num_envs: int = 0  # the number of environments from which the scaling rule starts
     log_level: str = "info"
+    added: tuple[Setting, ...] = ()  # with `resume`: the options that extend the sweep
+    split: Any = None  # with `resume`: returns the values of such an option
 
 
 def from_command_line(argv: Sequence[str]) -> SweepRequest:
@@ -59,7 +61,8 @@ def from_command_line(argv: Sequence[str]) -> SweepRequest:
     algo, written = load.split(argv)
     if any(s.name == "help" for s in written):
         says = "Train {} with every combination of the values given: --num-envs 1,8,64 --seed 0..4. --name and "
-        says += "--resume are the sweep's."
+        says += "--resume are the sweep's. With --resume, values given are added: --seed 3,4; --total-steps 2M makes "
+        says += "every run longer."
         default = resolve(_with_defaults(request(algo, [s for s in written if s.name == "config"])))
         print_run_help(default.algo, default.options, default.agent, SWEEP, says, [SweepOptions()], ["run_dir"])
         raise SystemExit(0)
@@ -87,10 +90,11 @@ def expand(algo: str, written: list[Setting], split: Any) -> SweepRequest:
     level = [s for s in written if s.name == "log_level"]
     log_level = convert(OF_RUN["log_level"], level[-1]) if level else Options.log_level
     if resume:
-        other = [*(s.origin for s in written if s not in level), algo]
+        other = [*(s.origin for s in written if s.name == "config"), algo]
         if any(other):
             raise ValueError(f"{other[0]}: cannot be combined with --resume, which continues the sweep as it is")
-        return SweepRequest((), (), own, name, resume, log_level=log_level)
+        added = tuple(s for s in written if s not in level)
+        return SweepRequest((), (), own, name, resume, log_level=log_level, added=added, split=split)
     asked = request(algo, written)
     fixed, axes = sort_out(asked, split)
     number = math.prod(map(len, axes.values()))

@@ -7,15 +7,15 @@ sweeps/NAME/sweep.yaml     the groups, their members, and their common settings
 
 import itertools
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from jaxrl_fast.config.paths import FORMAT, SWEEP_FILE
+from jaxrl_fast.config.paths import FORMAT, SWEEP_FILE, SWEEP_TABLE
 from jaxrl_fast.config.settings import to_mapping
 from jaxrl_fast.runs import directory
-from jaxrl_fast.sweep import grid, slurm
+from jaxrl_fast.sweep import extend, grid, slurm
 from jaxrl_fast.sweep.directory import FAILED, SweepPlan, read_plan, unfinished
 from jaxrl_fast.sweep.grid import Group
 from jaxrl_fast.training import plan
@@ -39,6 +39,7 @@ def prepare(request: grid.SweepRequest) -> SweepPlan:
     if request.resume:
         sweep = read_plan(path_of(request.resume, "--resume"))
         _check_env_names(sweep)
+        sweep = _extended(sweep, request) if request.added else sweep
         grid.offer_devices(group.settings for group in sweep.groups.values())
         _check_can_continue(sweep)
     else:
@@ -49,9 +50,7 @@ def prepare(request: grid.SweepRequest) -> SweepPlan:
         if folder is not None and directory.is_taken(folder):
             sweep = _resume_same(request, folder)
         else:
-            for group in request.groups:
-                plan.check_services(group.settings.options)
-            parts = [part for group in request.groups for part in split_to_fit(group, request)]
+            parts = _fitting(request.groups, request.columns)
             sweep = _create(request, dict(_with_names(request.columns, parts)), folder)
     if sweep_options.retry:
         for name in sweep.groups:
@@ -59,7 +58,14 @@ def prepare(request: grid.SweepRequest) -> SweepPlan:
     return sweep._replace(sweep_options=sweep_options, log_level=request.log_level)
 
 
-def split_to_fit(group: Group, request: grid.SweepRequest) -> list[Group]:
+def _fitting(groups: Sequence[Group], columns: Sequence[str]) -> list[Group]:
+    """Return new groups in parts that fit into memory. Raise ValueError for one that is not valid."""
+    for group in groups:
+        plan.check_services(group.settings.options)
+    return [part for group in groups for part in split_to_fit(group, columns)]
+
+
+def split_to_fit(group: Group, columns: Sequence[str]) -> list[Group]:
     """Return the group in as few equal parts as fit into memory.
 
     Raises:
@@ -67,15 +73,7 @@ def split_to_fit(group: Group, request: grid.SweepRequest) -> list[Group]:
     """
     from jaxrl_fast.training import memory
 
-    one = grid.part(group, group.members[:1])
-    try:
-        ready = plan.validate_plan(one.settings, one.members)
-    except ValueError as error:
-        if "\n" in str(error) or not request.columns:
-            raise
-        columns = ENV_COLUMNS.intersection(request.columns) if _is_of_env(error, one) else request.columns
-        which = grid.words(grid.values_of(one, one.members[0], [c for c in request.columns if c in columns]))
-        raise ValueError(f"{which}: {error}" if which else str(error)) from error
+    ready = _validate_first(group, columns)
     max_members = len(group.members) if ready.env.on_device else 1  # a host pool has one seed
     if max_members > 1 and ready.needs and ready.needs.free is not None:
         member_bytes = ready.needs.total + memory.rollout_bytes(ready.env, ready.agent)
@@ -86,6 +84,19 @@ def split_to_fit(group: Group, request: grid.SweepRequest) -> list[Group]:
     num_parts = -(-len(group.members) // max_members)
     ends = [len(group.members) * i // num_parts for i in range(num_parts + 1)]
     return [grid.part(group, group.members[a:b]) for a, b in itertools.pairwise(ends)]
+
+
+def _validate_first(group: Group, columns: Sequence[str]) -> plan.Plan:
+    """Return the plan of a group's first member. Raise ValueError, with its values, if it is not valid."""
+    one = grid.part(group, group.members[:1])
+    try:
+        return plan.validate_plan(one.settings, one.members)
+    except ValueError as error:
+        if "\n" in str(error) or not columns:
+            raise
+        named = ENV_COLUMNS.intersection(columns) if _is_of_env(error, one) else columns
+        which = grid.words(grid.values_of(one, one.members[0], [c for c in columns if c in named]))
+        raise ValueError(f"{which}: {error}" if which else str(error)) from error
 
 
 def _is_of_env(error: ValueError, group: Group) -> bool:
@@ -100,6 +111,37 @@ def _is_of_env(error: ValueError, group: Group) -> bool:
     return False
 
 
+def _extended(sweep: SweepPlan, request: grid.SweepRequest) -> SweepPlan:
+    """Return the sweep with what the request adds, once sweep.yaml holds it. Nothing is written if it is not valid."""
+    longer, missing = extend.extend(sweep, request.added, request.split)
+    grid.offer_devices(group.settings for group in (*longer.groups.values(), *missing))
+    for name in sweep.groups:
+        if (sweep.folder / name).is_dir():
+            directory.claim(sweep.folder / name).release()
+    for name in (n for n in unfinished(longer) if longer.groups[n] != sweep.groups[n]):
+        _validate_first(longer.groups[name], longer.columns)
+        directory.checkpoint_to_resume(sweep.folder / name)
+    new = _with_names(longer.columns, _fitting(missing, longer.columns), len(sweep.groups))
+    longer = longer._replace(groups={**longer.groups, **dict(new)})
+    lock = directory.claim(sweep.folder)
+    try:
+        if read_plan(sweep.folder) != sweep:
+            raise ValueError(f"--resume {sweep.folder}: another process has extended the sweep; repeat the command")
+        _keep_table(sweep, longer)
+        _write(longer)
+    finally:
+        lock.release()
+    return longer
+
+
+def _keep_table(sweep: SweepPlan, longer: SweepPlan) -> None:
+    """Copy the table of a sweep whose runs become longer: results_1000000.csv has what they reached so far."""
+    before, after = (next(iter(each.groups.values())).settings.options.total_steps for each in (sweep, longer))
+    table = sweep.folder / SWEEP_TABLE
+    if after > before and table.is_file():
+        files.replace(table.with_stem(f"{table.stem}_{before}"), table.read_text(encoding="utf-8"))
+
+
 def _resume_same(request: grid.SweepRequest, folder: Path) -> SweepPlan:
     """Return the plan of the sweep in `folder`. Raise ValueError if it is not the requested one."""
     option = _folder_option(request)
@@ -109,15 +151,14 @@ def _resume_same(request: grid.SweepRequest, folder: Path) -> SweepPlan:
     if any(" at 0x" in repr(group.settings.options.env) for group in request.groups):
         warnings.warn(f"{folder} was trained on environment instances; make sure that the given ones are the same")
     new, old = list(_member_settings(request.groups)), list(_member_settings(saved.groups.values()))
-    if new != old or saved.scale != request.own.scale:
+    if sorted(map(repr, new)) != sorted(map(repr, old)) or saved.scale != request.own.scale:
         names = [name for name in new[0] if {str(m[name]) for m in new} != {str(m.get(name)) for m in old}]
         what = f" ({', '.join(names[:3])} differ)" if names else ""
         raise ValueError(f"{option}: {folder} holds a different sweep{what}; choose another {option}")
-    members = iter([(group, member) for group in request.groups for member in group.members])
-    groups = {}
-    for name, group in saved.groups.items():
-        pairs = [next(members) for _ in group.members]
-        groups[name] = grid.part(pairs[0][0], [member for _, member in pairs])
+    trainings = (grid.part(group, [member]) for group in request.groups for member in group.members)
+    found = dict(zip(map(repr, new), trainings, strict=True))
+    first = lambda group: repr(next(_member_settings([group])))
+    groups = {name: grid.part(found[first(group)], group.members) for name, group in saved.groups.items()}
     return saved._replace(groups=groups)
 
 
@@ -127,13 +168,11 @@ def _member_settings(groups: Any) -> Iterator[dict[str, Any]]:
         for member in group.members:
             content = to_mapping(grid.part(group, [member]).settings)
             agent = {f"agent.{name}": value for name, value in content.pop("agent").items()}
-            yield member.label | {k: v for k, v in content.items() if k not in MAY_DIFFER} | agent
+            yield {"seed": member.seed} | {k: v for k, v in content.items() if k not in MAY_DIFFER} | agent
 
 
 def _create(request: grid.SweepRequest, groups: dict[str, Group], folder: Path | None) -> SweepPlan:
     """Create the sweep's folder and write sweep.yaml. Raise ValueError if that is not possible."""
-    import yaml
-
     option = _folder_option(request)
     exists = lambda chosen: f"{option}: the folder {chosen} exists; choose another {option}"
     settings = request.groups[0].settings
@@ -153,6 +192,20 @@ def _create(request: grid.SweepRequest, groups: dict[str, Group], folder: Path |
     else:
         raise ValueError(exists(chosen))
     sweep = SweepPlan(chosen, groups, request.columns, request.own.scale, request.base_num_envs)
+    lock = directory.claim(chosen)
+    try:
+        if directory.is_taken(chosen):  # another sweep may have taken it before the lock was taken
+            raise ValueError(exists(chosen))
+        _write(sweep)
+    finally:
+        lock.release()
+    return sweep
+
+
+def _write(sweep: SweepPlan) -> None:
+    """Write sweep.yaml."""
+    import yaml
+
     content = {
         "format": FORMAT,
         "columns": list(sweep.columns),
@@ -160,23 +213,17 @@ def _create(request: grid.SweepRequest, groups: dict[str, Group], folder: Path |
         "base_num_envs": sweep.base_num_envs,
         "groups": [
             {"folder": name, "config": to_mapping(g.settings), "members": [m.label for m in g.members]}
-            for name, g in groups.items()
+            for name, g in sweep.groups.items()
         ],
     }
-    lock = directory.claim(chosen)
-    try:
-        if directory.is_taken(chosen):  # another sweep may have taken it before the lock was taken
-            raise ValueError(exists(chosen))
-        files.replace(chosen / SWEEP_FILE, yaml.safe_dump(content, sort_keys=False))
-    finally:
-        lock.release()
-    return sweep
+    files.replace(sweep.folder / SWEEP_FILE, yaml.safe_dump(content, sort_keys=False))
 
 
-def _with_names(columns: tuple[str, ...], groups: list[Group]) -> Iterator[tuple[str, Group]]:
+def _with_names(columns: Sequence[str], groups: Sequence[Group], num_before: int = 0) -> Iterator[tuple[str, Group]]:
     """Yield each group with its folder's name, 01_num_envs-8: a number, and the columns shared by its members."""
-    for i, group in enumerate(groups):
-        name = f"{i + 1:0{max(len(str(len(groups))), 2)}d}"
+    num_groups = num_before + len(groups)
+    for i, group in enumerate(groups, num_before + 1):
+        name = f"{i:0{max(len(str(num_groups)), 2)}d}"
         shared = [c for c in columns if c.removeprefix("agent.") not in group.members[0].values]
         for column, value in grid.values_of(group, group.members[0], shared).items():
             name += re.sub(r"[^\w.-]+", "-", f"_{column.removeprefix('agent.')}-{value}")

@@ -102,7 +102,7 @@ def run_workers(sweep: SweepPlan, terminal: Console) -> tuple[int | None, int]:
 
     def report_finished() -> None:
         """Print a line for each group that has finished since the last call."""
-        for name in (n for n in sweep.groups if n not in reported and is_finished(sweep.folder / n)):
+        for name in (n for n, g in sweep.groups.items() if n not in reported and is_finished(sweep.folder / n, g)):
             reported.add(name)
             folder = sweep.folder / name
             status = "failed" if (folder / FAILED).is_file() else files.read_summary(folder)["status"]

@@ -15,7 +15,7 @@ from jaxrl_fast.config.plain import as_lists
 from jaxrl_fast.config.population import member_of
 from jaxrl_fast.runs import files
 from jaxrl_fast.sweep import grid
-from jaxrl_fast.sweep.directory import FAILED, SweepPlan, failure
+from jaxrl_fast.sweep.directory import FAILED, SweepPlan, failure, is_done
 from jaxrl_fast.utils import formatting, locks
 from jaxrl_fast.utils.files import replace
 from jaxrl_fast.utils.importing import name_of
@@ -68,6 +68,7 @@ def table_rows(sweep: SweepPlan) -> list[Row]:
             at_member = lambda key, i=i, summary=summary: summary[key][i] if summary.get(key) else None
             diverged = at_member("diverged_at_per_seed")
             status = "diverged" if diverged else summary.get("status", "unfinished")
+            status = "unfinished" if status == "done" and not is_done(summary, group) else status
             divergence = f"not finite from step {formatting.short_number(diverged)} on" if diverged else None
             common = {key: summary.get(key) for key in MEASURES}
             table.append(

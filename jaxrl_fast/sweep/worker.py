@@ -86,7 +86,7 @@ def run_group(folder: Path, group: Group, terminal: Console, announce: Any) -> d
     """
     from jaxrl_fast.training import trainer
 
-    if is_finished(folder):
+    if is_finished(folder, group):
         return None
     try:
         folder.mkdir(exist_ok=True)
@@ -98,7 +98,7 @@ def run_group(folder: Path, group: Group, terminal: Console, announce: Any) -> d
         return {"signal": None, "unsaved": True, "message": "not started"}
     finished_envs: list[Any] = []  # environments whose programs have ended
     try:
-        if is_finished(folder):  # another process may have finished it before the lock was taken
+        if is_finished(folder, group):  # another process may have finished it before the lock was taken
             return None
         announce()
         settings = group.settings

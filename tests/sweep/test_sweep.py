@@ -29,11 +29,9 @@ from jaxrl_fast.sweep import report as sweep_report
 from jaxrl_fast.sweep import table as sweep_table
 from jaxrl_fast.training import memory, trainer
 from jaxrl_fast.utils import devices, locks
+from tests.helpers.sweeps import TINY, Pretence
 
 ROOT = Path(__file__).parents[2]
-TINY = "ppo --env CartPole-v1 --total-steps 512 --eval-episodes 2 --agent.rollout-length 16 --agent.hidden-sizes 4 "
-TINY += "--agent.num-epochs 1 --agent.num-minibatches 1 --solved-threshold 2 --log-level quiet "
-TINY += "--env-option max_steps_in_episode=3"  # so that 512 steps are 128 episodes
 
 
 def ask(line):
@@ -224,7 +222,7 @@ MISTAKES = [
     ("ppo --sweep-dir sweeps/taken", ["sweeps/taken", "choose another --sweep-dir"]),
     ("--resume broken", ["broken/sweep.yaml"]),
     ("--resume no_groups", ["no_groups/sweep.yaml is not a valid sweep file"]),
-    ("--resume a_sweep --seed 0..9", ["--seed: cannot be combined with --resume"]),
+    ("--resume a_sweep --config ppo_cartpole", ["--config: cannot be combined with --resume"]),
     ("ppo --resume a_sweep", ["ppo: cannot be combined with --resume"]),
     ("--resume a_sweep --scale minibatches", ["--scale: cannot be combined with --resume"]),
     ("ppo --name a_sweep --num-envs 1,16", ["a_sweep holds a different sweep", "num_envs"]),
@@ -363,19 +361,19 @@ def test_split_to_fit_splits_by_free_memory(monkeypatch):
     """Split seven members of which three fit at once into three parts with their own first members."""
     asked = ask(TINY + " --num-envs 2 --agent.clip-coef 0.1,0.2,0.3,0.4,0.5,0.6,0.7")
     (group,) = asked.groups
-    assert len(prepare.split_to_fit(group, asked)) == 1
+    assert len(prepare.split_to_fit(group, asked.columns)) == 1
     ready = prepare.plan.validate_plan(grid.part(group, group.members[:1]).settings)
     one = memory.estimate(ready.env, ready.agent).total + memory.rollout_bytes(ready.env, ready.agent)
     assert ready.placement.num_shards == 1
     monkeypatch.setattr(memory, "free_bytes", lambda _=1: 7 * one + 10)  # on four devices seven are trained as eight
-    assert [len(part.members) for part in prepare.split_to_fit(group, asked)] == [3, 4]
+    assert [len(part.members) for part in prepare.split_to_fit(group, asked.columns)] == [3, 4]
     monkeypatch.setattr(memory, "free_bytes", lambda _=1: 3 * one + 10)
-    parts = prepare.split_to_fit(group, asked)
+    parts = prepare.split_to_fit(group, asked.columns)
     assert [len(part.members) for part in parts] == [2, 2, 3]
     assert [part.settings.agent.clip_coef for part in parts] == [0.1, 0.3, 0.5]
     monkeypatch.setattr(memory, "free_bytes", lambda _=1: 10)
     with pytest.raises(ValueError, match=r"agent.clip_coef 0.1: this does not fit into memory"):
-        prepare.split_to_fit(group, asked)
+        prepare.split_to_fit(group, asked.columns)
 
 
 def test_split_to_fit_gives_host_env_one_member(monkeypatch):
@@ -384,7 +382,7 @@ def test_split_to_fit_gives_host_env_one_member(monkeypatch):
     make = envs.make
     monkeypatch.setattr(envs, "make", lambda *a, **k: make(*a, **k)._replace(on_device=False))
     asked = ask(TINY + " --num-envs 2 --seed 0..2")
-    assert [len(part.members) for part in prepare.split_to_fit(asked.groups[0], asked)] == [1, 1, 1]
+    assert [len(part.members) for part in prepare.split_to_fit(asked.groups[0], asked.columns)] == [1, 1, 1]
 
 
 # The work
@@ -516,30 +514,6 @@ def test_finished_sweep_trains_nothing(swept, monkeypatch):
     line = f"{TINY} --num-envs 2,4 --agent.learning-rate 1e-3,1e-2 --seed 5,3 --sweep-dir {swept.folder}"
     assert __main__.main(line.split()) == 0
     assert __main__.main(["--resume", str(swept.folder), "--log-level", "quiet"]) == 0
-
-
-class Pretence:
-    """A trainer that trains nothing but writes the files of a run."""
-
-    ran: list = []  # noqa: RUF012
-    why = "seed 0: loss is not finite at step 64; there is no checkpoint; try a lower learning rate"
-    behave = staticmethod(lambda plan: "done")
-
-    @classmethod
-    def execute(cls, plan, terminal):
-        status = cls.behave(plan)
-        cls.ran.append(plan.folder.name)
-        summary = {
-            "status": "done" if status == "too late" else status,
-            "env_steps_per_s": 10.0,
-            "train_time_s": 1.0,
-            "final_return_iqm": 3.0,
-        }
-        summary |= {"final_return_per_seed": [3.0] * len(plan.members), "device": "cpu"}
-        summary |= {"failure": cls.why if status == "diverged" else None}
-        (plan.folder / "summary.json").write_text(json.dumps(summary))
-        came = signal.SIGTERM if status in ("stopped", "too late") else None
-        return trainer.Outcome(plan.folder, summary, None, came if status == "stopped" else None, "", came)
 
 
 @pytest.fixture
@@ -946,6 +920,7 @@ def finished(folder, returns, **options):
     for (name, group), score in zip(ready.groups.items(), returns, strict=True):
         known = {"status": "done", "env_steps_per_s": 10.0, "device": "cpu", "train_time_s": 1.0}
         known |= {"final_return_per_seed": [score] * len(group.members)}
+        known |= {"env_steps": group.settings.options.total_steps}
         solved = group.settings.options.solved_threshold
         if solved is not None and score >= solved:
             known |= {"steps_to_solve_per_seed": [int(score)], "time_to_solve_s_per_seed": [score / 10]}

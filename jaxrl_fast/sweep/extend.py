@@ -1,0 +1,138 @@
+"""Extend an existing sweep: add values of its options, or make its runs longer.
+
+Afterwards the sweep has every combination of old and new values. Existing trainings keep their groups, and so their
+folders, programs and numbers. The missing combinations form new groups.
+"""
+
+import dataclasses
+import math
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from jaxrl_fast.config.convert import convert
+from jaxrl_fast.config.paths import SWEEP_FILE
+from jaxrl_fast.config.settings import (
+    Request,
+    Settings,
+    check_unused,
+    options_of_algorithm,
+    plain,
+    to_mapping,
+    with_algorithm,
+)
+from jaxrl_fast.config.sources import Setting, from_mapping
+from jaxrl_fast.sweep import grid, scaling, values
+from jaxrl_fast.sweep.directory import SweepPlan
+from jaxrl_fast.sweep.grid import Group
+from jaxrl_fast.utils.option import Option
+
+Axes = Mapping[str, list[Setting]]  # the values of options, by name
+LENGTH = "total_steps"
+
+
+def extend(
+    sweep: SweepPlan, added: Sequence[Setting], split: Callable[[Option, Setting], list[Setting]]
+) -> tuple[SweepPlan, list[Group]]:
+    """Return the sweep with its new columns and its new length, and groups of the trainings that it lacks.
+
+    Args:
+        sweep: The existing sweep.
+        added: The options to extend it by, as they were written.
+        split: Returns the values of an option (`values.split_words` or `values.split_values`).
+
+    Raises:
+        ValueError: If an option is not valid, or would change existing trainings.
+    """
+    algo = next(iter(sweep.groups.values())).settings.algo
+    known = options_of_algorithm(algo)
+    fixed, several = grid.sort_out(Request(algo, "", [], added), split)
+    given = {setting.name: [setting] for setting in fixed} | several
+    for name, settings in given.items():
+        _check_extends(sweep, known[name], name, settings)
+    if length := given.pop(LENGTH, []):
+        sweep = _lengthen(sweep, convert(known[LENGTH], length[0]), length[0].origin)
+    trainings = [grid.part(group, [m]).settings for group in sweep.groups.values() for m in group.members]
+    axes = _with_old_values(trainings, given, known)
+    missing = _missing(trainings, axes)
+    if missing:
+        check_unused(Request(algo, "", [], added), [settings.agent for settings in (*trainings, *missing)])
+    columns = dict.fromkeys((*sweep.columns, *(name for name in axes if name != "seed")))
+    varied = [name.removeprefix("agent.") for name in columns if name.startswith("agent.")]
+    return sweep._replace(columns=(*columns,)), grid.groups_of(iter(missing), varied)
+
+
+def _check_extends(sweep: SweepPlan, option: Option, name: str, settings: list[Setting]) -> None:
+    """Raise ValueError if an option cannot extend the sweep."""
+    origin, found = settings[0].origin, [convert(option, setting) for setting in settings]
+    got = f"got {', '.join(map(plain, found))}"
+    if name == LENGTH:
+        if len(found) > 1 or LENGTH in sweep.columns:
+            problem = "takes one value" if len(found) > 1 else "differs between the runs of this sweep"
+            raise ValueError(f"{origin}: {problem}, {got}; start another sweep for several lengths")
+        return
+    if not option.sweepable or option.resumable or typing.get_origin(option.kind) is dict:
+        remedy = "use --seed 3,4 for more seeds" if name == "num_seeds" else "start another sweep for it"
+        raise ValueError(f"{origin}: would change the existing runs of the sweep, {got}; {remedy}")
+    if sweep.scale != "none" and name in ("num_envs", f"agent.{scaling.SCALED[sweep.scale]}"):
+        raise ValueError(f"{origin}: cannot extend a sweep with --scale {sweep.scale}, {got}; start another sweep")
+    if "auto" in found and "auto" in option.words:
+        raise ValueError(f"{origin}: must be a number to extend a sweep, {got}; give the number")
+
+
+def _lengthen(sweep: SweepPlan, total_steps: int, origin: str) -> SweepPlan:
+    """Return the sweep with longer runs. Raise ValueError if they would be shorter."""
+    now = next(iter(sweep.groups.values())).settings.options.total_steps
+    if total_steps < now:
+        raise ValueError(f"{origin}: must be at least the {now} steps of the sweep, got {total_steps}")
+    return sweep._replace(groups={name: _with_length(g, total_steps) for name, g in sweep.groups.items()})
+
+
+def _with_length(group: Group, total_steps: int) -> Group:
+    """Return a group of longer runs."""
+    options = dataclasses.replace(group.settings.options, total_steps=total_steps)
+    return group._replace(settings=group.settings._replace(options=options))
+
+
+def _with_old_values(trainings: Sequence[Settings], given: Axes, known: Mapping[str, Option]) -> Axes:
+    """Return all values, old and given, of each option that has a new one."""
+    axes = {}
+    for name, settings in given.items():
+        old = values.without_repeats(
+            known[name], [values.setting_of(name, _value(training, name)) for training in trainings]
+        )
+        both = values.without_repeats(known[name], [*old, *settings])
+        if len(both) > len(old):
+            axes[name] = both
+    return axes
+
+
+def _missing(trainings: Sequence[Settings], axes: Axes) -> list[Settings]:
+    """Return the combinations of values that the sweep lacks. Each is a copy of a training, apart from these values."""
+    bases: dict[str, Settings] = {}  # by all other values
+    for training in trainings:
+        bases.setdefault(repr(_replaced(training, dict.fromkeys(axes))), training)
+    number = len(bases) * math.prod(map(len, axes.values()))
+    if number > values.MAX_VALUES:
+        raise ValueError(f"a sweep has at most {values.MAX_VALUES} trainings, got {number}; give fewer values")
+    existing = set(map(repr, trainings))
+    found: list[Settings] = []
+    for base in bases.values():
+        asked = with_algorithm(Request("", "", from_mapping(to_mapping(base)), []), SWEEP_FILE)
+        found += [settings for settings in grid.resolve_all(asked, [], axes) if repr(settings) not in existing]
+    return found
+
+
+def _value(settings: Settings, name: str) -> Any:
+    """Return the value of an option: "num_envs", "agent.gamma"."""
+    last = name.removeprefix("agent.")
+    return getattr(settings.options if last == name else settings.agent, last)
+
+
+def _replaced(settings: Settings, new: Mapping[str, Any]) -> Settings:
+    """Return the settings with other values of some options."""
+    agent = {name.removeprefix("agent."): value for name, value in new.items() if name.startswith("agent.")}
+    options = {name: value for name, value in new.items() if not name.startswith("agent.")}
+    return settings._replace(
+        options=dataclasses.replace(settings.options, **options), agent=dataclasses.replace(settings.agent, **agent)
+    )

@@ -1,0 +1,373 @@
+"""Test sweeps that are extended: what exists is kept, what is new is trained once, and sweep.yaml tells the whole."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+import jaxrl_fast
+from jaxrl_fast.runs import files
+from jaxrl_fast.sweep import __main__, directory, extend, grid, prepare, slurm, worker
+from jaxrl_fast.sweep import report as sweep_report
+from jaxrl_fast.sweep import table as sweep_table
+from jaxrl_fast.training import trainer
+from jaxrl_fast.utils import locks
+from tests.helpers.sweeps import TINY, Pretence
+
+ROOT = Path(__file__).parents[2]
+TIMES = ("wall_time_s", "train_time_s", "env_steps_per_s")
+
+
+def planned(line):
+    """Return the sweep that a command line starts, as it is read from its folder."""
+    asked = grid.from_command_line(line.split())
+    groups = dict(prepare._with_names(asked.columns, list(asked.groups)))
+    with tempfile.TemporaryDirectory() as folder:
+        prepare._write(directory.SweepPlan(Path(folder), groups, asked.columns, asked.own.scale, asked.base_num_envs))
+        return directory.read_plan(Path(folder))
+
+
+def extended(sweep, line):
+    """Return the sweep and its new groups after `--resume` with these options."""
+    asked = grid.from_command_line(["--resume", "x", *line.split()])
+    return extend.extend(sweep, asked.added, asked.split)
+
+
+def trainings(groups):
+    """Return (num_envs, learning_rate, seed) of each training."""
+    singles = (grid.part(group, [member]).settings for group in groups for member in group.members)
+    return [(s.options.num_envs, s.agent.learning_rate, s.options.seed) for s in singles]
+
+
+def content(folder):
+    """Return the content of every file of the runs of a sweep."""
+    return {p: p.read_bytes() for p in sorted(folder.glob("0*/**/*")) if p.is_file()}
+
+
+# Which trainings are new
+
+
+def test_new_seeds_are_one_group_for_each_program():
+    sweep = planned("ppo --num-envs 2,4 --agent.learning-rate 1e-3,1e-2 --seed 0,1")
+    longer, new = extended(sweep, "--seed 2,3")
+    assert longer == sweep
+    assert [len(group.members) for group in new] == [4, 4]
+    assert trainings(new) == [(n, rate, seed) for n in (2, 4) for rate in (1e-3, 1e-2) for seed in (2, 3)]
+
+
+def test_several_options_add_every_missing_combination():
+    sweep = planned("ppo --num-envs 2,4 --seed 0")
+    longer, new = extended(sweep, "--agent.learning-rate 1e-3 --seed 1")
+    assert longer.columns == ("num_envs", "agent.learning_rate")
+    whole = {(n, rate, seed) for n in (2, 4) for rate in (2.5e-4, 1e-3) for seed in (0, 1)}
+    assert {*trainings(sweep.groups.values()), *trainings(new)} == whole
+    assert len(trainings(new)) == 6
+
+
+def test_new_value_of_a_program_option_has_all_seeds():
+    _, new = extended(planned("ppo --num-envs 2,4 --seed 0..2"), "--num-envs 8")
+    assert [(group.settings.options.num_envs, len(group.members)) for group in new] == [(8, 3)]
+
+
+@pytest.mark.parametrize("line", ["--seed 1", "--num-envs 4,2 --seed 0..1", "--env CartPole-v1", "--total-steps 500k"])
+def test_values_that_exist_add_nothing(line):
+    sweep = planned("ppo --env gymnax/CartPole-v1 --num-envs 2,4 --seed 0,1")
+    assert extended(sweep, line) == (sweep, [])
+
+
+def test_extending_twice_keeps_the_grid_whole():
+    sweep = planned("ppo --seed 0,1")
+    for i, line in enumerate(("--seed 2", "--agent.gamma 0.9", "--seed 3 --num-envs 8")):
+        longer, new = extended(sweep, line)
+        sweep = longer._replace(groups={**longer.groups, **{f"{i}{j}": group for j, group in enumerate(new)}})
+    assert sum(len(group.members) for group in sweep.groups.values()) == 4 * 2 * 2
+
+
+def test_new_seeds_of_a_scaled_sweep_have_the_scaled_values():
+    sweep = planned("--config ppo_cartpole --num-envs 4,64 --seed 0 --scale learning-rate-sqrt")
+    _, new = extended(sweep, "--seed 1")
+    rates = lambda groups: [rate for _, rate, _ in trainings(groups)]
+    assert rates(new) == rates(sweep.groups.values()) and len(set(rates(new))) == 2
+
+
+def test_new_environment_lacks_the_threshold_of_the_others():
+    _, (new,) = extended(planned("--config ppo_cartpole --seed 0,1"), "--env Acrobot-v1")
+    assert new.settings.options.solved_threshold is None and len(new.members) == 2
+
+
+def test_more_steps_apply_to_old_and_new_trainings():
+    longer, new = extended(planned("ppo --total-steps 1k --seed 0,1"), "--total-steps 2k --seed 2")
+    assert {group.settings.options.total_steps for group in (*longer.groups.values(), *new)} == {2000}
+    assert "total_steps" not in longer.columns
+
+
+@pytest.mark.parametrize("status", ["done", "diverged"])
+def test_longer_group_is_unfinished_unless_it_diverged(status):
+    group = next(iter(planned("ppo --total-steps 512 --seed 0").groups.values()))
+    summary = {"status": status, "env_steps": 512, "steps_to_solve_per_seed": [None], "diverged_at_per_seed": [None]}
+    assert directory.is_done(summary, group) == (status == "done")
+    assert not directory.is_done(summary, extend._with_length(group, 513))
+
+
+def test_solved_group_that_stops_when_solved_stays_done():
+    line = "ppo --total-steps 512 --seed 0,1 --solved-threshold 1 --stop-when-solved"
+    group = next(iter(planned(line).groups.values()))
+    summary = {"status": "done", "env_steps": 64, "steps_to_solve_per_seed": [64, None]}
+    assert directory.is_done(summary | {"diverged_at_per_seed": [None, 32]}, group)
+    assert not directory.is_done(summary | {"diverged_at_per_seed": [None, None]}, group)
+
+
+# Refusals
+
+CANNOT = "would change the existing runs of the sweep"
+REFUSED = [
+    ("--eval-every 100", [f"--eval-every: {CANNOT}, got 100; start another sweep for it"]),
+    ("--solved-threshold 100", [f"--solved-threshold: {CANNOT}, got 100.0"]),
+    ("--tensorboard", [f"--tensorboard: {CANNOT}, got True"]),
+    ("--num-seeds 4", [f"--num-seeds: {CANNOT}, got 4; use --seed 3,4 for more seeds"]),
+    ("--env-option max_steps_in_episode=3", [f"--env-option: {CANNOT}"]),
+    ("--total-steps 1k,2k", ["--total-steps: takes one value, got 1000, 2000"]),
+    ("--total-steps 100", ["--total-steps: must be at least the 512 steps of the sweep, got 100"]),
+    ("--total-steps 1e12", ["num_envs 2: --total-steps: must be at most 2147483647 updates"]),
+    ("--num-envs auto", ["--num-envs: must be a number to extend a sweep, got auto; give the number"]),
+    ("--seed 1,1", ["--seed: has 1 twice"]),
+    ("--seed 0..20k", ["--seed: has at most 10000 values"]),
+    ("--seed 0..5k --agent.gamma 0.9", ["a sweep has at most 10000 trainings, got 30006; give fewer values"]),
+    ("--seed -1", ["--seed: must be at least 0"]),
+    ("--agent.gama 0.9", ["--agent.gama: ppo has no such option; did you mean --agent.gamma?"]),
+    ("--agent.target-kl x", ["--agent.target-kl: must be a number or none, got 'x'"]),
+    ("--agent.num-minibatches 3", ["agent.num_minibatches 3: num_minibatches: must divide"]),
+    ("--run-dir x", ["--run-dir: cannot be combined with a sweep"]),
+    ("--config ppo_cartpole", ["--config: cannot be combined with --resume"]),
+    ("--scale minibatches", ["--scale: cannot be combined with --resume"]),
+]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """Return a folder with a sweep of which nothing has been trained, and one with --scale."""
+    folder = tmp_path_factory.mktemp("place")
+    for name, more in (("a", "--num-envs 2,4,8"), ("scaled", "--num-envs 2,4 --scale learning-rate-sqrt")):
+        prepare.prepare(grid.from_command_line(f"{TINY} {more} --seed 0 --sweep-dir {folder / name}".split()))
+    return folder
+
+
+@pytest.mark.parametrize(("line", "words"), REFUSED, ids=[line for line, _ in REFUSED])
+def test_refusal_is_one_line_and_writes_nothing(line, words, place, capsys):
+    before = {p: p.is_file() and p.read_bytes() for p in place.rglob("*")}
+    assert __main__.main(["--resume", str(place / "a"), *line.split()]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.count("\n") == 1, err
+    for word in words:
+        assert word in err
+    assert {p: p.is_file() and p.read_bytes() for p in place.rglob("*")} == before
+
+
+@pytest.mark.parametrize("line", ["--num-envs 16", "--agent.learning-rate 0.1"])
+def test_scaled_options_cannot_be_extended(line, place, capsys):
+    assert __main__.main(["--resume", str(place / "scaled"), *line.split()]) == 2
+    assert "cannot extend a sweep with --scale learning-rate-sqrt, got " in capsys.readouterr().err
+
+
+def test_lengths_that_differ_cannot_be_extended():
+    with pytest.raises(ValueError, match="--total-steps: differs between the runs of this sweep, got 3000"):
+        extended(planned("ppo --total-steps 1k,2k --seed 0"), "--total-steps 3k")
+
+
+def test_python_has_the_same_refusals(place):
+    with pytest.raises(ValueError, match=r"^eval_every: would change the existing runs of the sweep, got 100"):
+        jaxrl_fast.sweep(resume=place / "a", eval_every=100)
+
+
+# The folder
+
+
+@pytest.fixture
+def pretend(monkeypatch, tmp_path):
+    """Return the folder of a sweep of which both groups are done."""
+    monkeypatch.setattr(trainer, "execute", Pretence.execute)
+    monkeypatch.setattr(sweep_report, "figures_of", lambda *_: {})
+    monkeypatch.setattr(Pretence, "ran", [])
+    folder = tmp_path / "sweep"
+    assert __main__.main(f"{TINY} --num-envs 2,4 --seed 0,1 --sweep-dir {folder}".split()) == 0
+    Pretence.ran.clear()
+    return folder
+
+
+def resume(folder, line=""):
+    return __main__.main(["--resume", str(folder), "--log-level", "quiet", *line.split()])
+
+
+def test_only_new_groups_run_and_all_are_in_the_table(pretend):
+    before = content(pretend)
+    assert resume(pretend, "--seed 2") == 0
+    assert Pretence.ran == ["03_num_envs-2", "04_num_envs-4"]
+    after = content(pretend)
+    assert {path: after[path] for path in before} == before
+    rows = sweep_table.table_rows(directory.read_plan(pretend))
+    assert [(row["num_envs"], row["seed"]) for row in rows] == [(2, 0), (2, 1), (4, 0), (4, 1), (2, 2), (4, 2)]
+    assert len((pretend / "results.csv").read_text().splitlines()) == 7
+    assert resume(pretend) == resume(pretend, "--seed 2") == 0 and len(Pretence.ran) == 2
+
+
+def test_python_extends_too(pretend):
+    swept = jaxrl_fast.sweep(resume=pretend, seed=[0, 5], agent={"learning_rate": [1e-2]}, log_level="quiet")
+    assert len(swept.results) == 2 * 2 * 3 and {row["agent.learning_rate"] for row in swept.results} == {2.5e-4, 1e-2}
+
+
+def test_command_of_the_whole_grid_resumes_an_extended_sweep(pretend, capsys):
+    assert resume(pretend, "--seed 2 --agent.learning-rate 1e-2") == 0
+    line = f"{TINY} --num-envs 2,4 --sweep-dir {pretend} --agent.learning-rate 2.5e-4,1e-2 --seed".split()
+    num_ran = len(Pretence.ran)
+    assert __main__.main([*line, "0..2"]) == 0 and len(Pretence.ran) == num_ran
+    assert __main__.main([*line, "0..1"]) == 2
+    assert "holds a different sweep" in capsys.readouterr().err
+
+
+def test_interrupted_extension_resumes(pretend, monkeypatch):
+    """The first new group is stopped; the command itself, and --resume alone, continue."""
+    with monkeypatch.context() as patched:
+        patched.setattr(Pretence, "behave", staticmethod(lambda plan: "stopped"))
+        assert resume(pretend, "--seed 2,3") == 128 + signal.SIGTERM
+    plan = directory.read_plan(pretend)
+    assert directory.unfinished(plan) == ["03_num_envs-2", "04_num_envs-4"]
+    assert resume(pretend, "--seed 2,3") == 0
+    assert Pretence.ran == ["03_num_envs-2", "03_num_envs-2", "04_num_envs-4"]
+    assert directory.read_plan(pretend) == plan
+
+
+def test_extension_that_cannot_be_written_changes_nothing(pretend, monkeypatch):
+    before = (pretend / "sweep.yaml").read_bytes()
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", lambda _: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+        with pytest.raises(OSError, match="No space left"):
+            prepare.prepare(grid.from_command_line(["--resume", str(pretend), "--seed", "2"]))
+    assert (pretend / "sweep.yaml").read_bytes() == before
+
+
+def test_running_sweep_is_not_extended(pretend, capsys):
+    other = locks.Lock(pretend / "01_num_envs-2")
+    before = (pretend / "sweep.yaml").read_bytes()
+    assert resume(pretend, "--seed 2") == 2
+    other.release()
+    assert "another process is writing to the run" in capsys.readouterr().err
+    assert (pretend / "sweep.yaml").read_bytes() == before
+
+
+def test_two_extensions_at_once_lose_nothing(pretend, monkeypatch, capsys):
+    """While the first command validates, another one adds a seed."""
+    fitting = prepare._fitting
+
+    def meanwhile(groups, columns):
+        monkeypatch.setattr(prepare, "_fitting", fitting)
+        prepare.prepare(grid.from_command_line(["--resume", str(pretend), "--seed", "7"]))
+        return fitting(groups, columns)
+
+    monkeypatch.setattr(prepare, "_fitting", meanwhile)
+    assert resume(pretend, "--seed 2") == 2
+    assert "another process has extended the sweep; repeat the command" in capsys.readouterr().err
+    assert len(directory.read_plan(pretend).groups) == 4
+
+
+def test_slurm_submits_new_groups_only(pretend, monkeypatch):
+    submitted = []
+    monkeypatch.setattr(slurm, "check", lambda options: None)
+    monkeypatch.setattr(slurm, "submit", lambda folder, names, options: submitted.append(names) or names)
+    assert resume(pretend, "--num-envs 8 --launcher slurm") == 0
+    assert submitted == [["03_num_envs-8"]]
+    assert worker.run_group_by_name(str(pretend), "03_num_envs-8").startswith("done")
+
+
+def test_no_checkpoint_no_more_steps(pretend, capsys):
+    """A run whose checkpoints were removed would start again and overwrite its metrics."""
+    for name in directory.read_plan(pretend).groups:
+        files.write_summary(pretend / name, files.read_summary(pretend / name) | {"num_checkpoints": 0})
+    (pretend / "02_num_envs-4" / "metrics.jsonl").write_text("{}\n")
+    before = {p: p.read_bytes() for p in pretend.rglob("*") if p.is_file()}
+    assert resume(pretend, "--total-steps 1k") == 2
+    assert "02_num_envs-4: the run has no checkpoint" in capsys.readouterr().err
+    assert {p: p.read_bytes() for p in pretend.rglob("*") if p.is_file()} == before
+
+
+# Real trainings
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """Return the folder of a sweep of two members."""
+    folder = tmp_path_factory.mktemp("trained") / "a"
+    line = f"{TINY} --num-envs 2 --seed 0,1 --agent.learning-rate 1e-3 --sweep-dir {folder}"
+    assert __main__.main(line.split()) == 0
+    return folder
+
+
+def without_times(folder):
+    return [{k: v for k, v in record.items() if k not in TIMES} for record in files.read_metrics(folder)]
+
+
+def without_evaluations(folder):
+    return [{k: v for k, v in r.items() if not k.startswith("eval_")} for r in files.read_metrics(folder)]
+
+
+@pytest.mark.slow
+def test_new_seeds_are_those_of_their_own_sweep(trained, tmp_path):
+    folder = shutil.copytree(trained, tmp_path / "a")
+    before = content(folder)
+    assert resume(folder, "--seed 4,5 --workers 2") == 0
+    after = content(folder)
+    assert {path: after[path] for path in before} == before
+    line = f"{TINY} --num-envs 2 --seed 4,5 --agent.learning-rate 1e-3 --sweep-dir {tmp_path / 'alone'}"
+    assert __main__.main(line.split()) == 0
+    assert without_times(folder / "02") == without_times(tmp_path / "alone" / "01")
+    assert (folder / "curves.png").is_file()
+
+
+@pytest.mark.slow
+def test_longer_runs_continue_and_an_interruption_changes_nothing(trained, tmp_path, monkeypatch):
+    """Old records stay, except for the evaluation at the old end, and the old table is kept.
+
+    A run that is stopped on the way ends with the same lines.
+    """
+    whole, broken = (shutil.copytree(trained, tmp_path / name) for name in ("whole", "broken"))
+    before, table = without_evaluations(whole / "01"), (whole / "results.csv").read_bytes()
+    assert resume(whole, "--total-steps 1k --seed 2") == 0
+    assert without_evaluations(whole / "01")[: len(before)] == before
+    assert (whole / "results_512.csv").read_bytes() == table
+    assert [r["env_steps"] for r in sweep_table.table_rows(directory.read_plan(whole))] == [1024] * 3
+    process_chunk = trainer.Trainer.process_chunk
+
+    def stop(self, done):
+        process_chunk(self, done)
+        if self.finished >= 20:
+            self.stop(signal.SIGTERM)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(trainer.Trainer, "process_chunk", stop)
+        assert resume(broken, "--total-steps 1k --seed 2") == 128 + signal.SIGTERM
+    rows = sweep_table.table_rows(directory.read_plan(broken))
+    assert [row["status"] for row in rows] == ["stopped", "stopped", "unfinished"]
+    assert resume(broken) == 0
+    for name in ("01", "02"):
+        assert without_times(whole / name) == without_times(broken / name)
+
+
+@pytest.mark.slow
+def test_killed_extension_resumes(trained, tmp_path):
+    """The process is killed once sweep.yaml has the new grid, before anything new has been trained."""
+    folder = shutil.copytree(trained, tmp_path / "a")
+    before = content(folder)
+    code = "import os, sys; from jaxrl_fast.sweep import __main__, runner; "
+    code += "runner.execute = lambda sweep: os.kill(os.getpid(), 9); __main__.main(sys.argv[1:])"
+    command = [sys.executable, "-c", code, "--resume", str(folder), "--total-steps", "1k"]
+    killed = subprocess.run(command, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True)
+    assert killed.returncode == -signal.SIGKILL and content(folder) == before
+    rows = sweep_table.table_rows(directory.read_plan(folder))
+    assert [(row["status"], row["env_steps"]) for row in rows] == [("unfinished", 512)] * 2
+    assert resume(folder) == 0
+    assert json.loads((folder / "01" / "summary.json").read_text())["env_steps"] == 1024
