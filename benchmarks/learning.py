@@ -22,6 +22,7 @@ REFERENCE_PPO = {"num_envs": 4, "total_steps": 500_000, "agent": {}}  # CleanRL'
 EXTRA = {
     "ppo_cartpole_4_envs": {"algo": "ppo", "env": "CartPole-v1", "solved_threshold": 475, **REFERENCE_PPO},
     "ppo_acrobot_4_envs": {"algo": "ppo", "env": "Acrobot-v1", "solved_threshold": -100, **REFERENCE_PPO},
+    "ppo_pendulum_500k": {"preset": "ppo_pendulum", "total_steps": 500_000},
 }
 
 
