@@ -58,7 +58,8 @@ def extend(
     if missing:
         check_unused(Request(algo, "", [], added), [settings.agent for settings in (*trainings, *missing)])
     columns = dict.fromkeys((*sweep.columns, *(name for name in axes if name != "seed")))
-    varied = [name.removeprefix("agent.") for name in columns if name.startswith("agent.")]
+    varied = {name for group in sweep.groups.values() for name in group.members[0].values}
+    varied |= {name.removeprefix("agent.") for name in axes if name.startswith("agent.")}
     return sweep._replace(columns=(*columns,)), grid.groups_of(iter(missing), varied)
 
 

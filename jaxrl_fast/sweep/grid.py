@@ -6,7 +6,7 @@ Only modules that read options are imported, so that error messages appear at on
 import dataclasses
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -209,7 +209,7 @@ def _calibrated(settings: Settings, found: dict[str, int]) -> Settings:
     return calibrate.with_count(settings, found[key])
 
 
-def groups_of(trainings: Iterator[Settings], varied: Sequence[str]) -> list[Group]:
+def groups_of(trainings: Iterator[Settings], varied: Collection[str]) -> list[Group]:
     """Return the groups in the order of their first members."""
     found: list[tuple[Any, Group]] = []
     for settings in trainings:

@@ -94,6 +94,7 @@ def test_new_seeds_of_a_scaled_sweep_have_the_scaled_values():
     _, new = extended(sweep, "--seed 1")
     rates = lambda groups: [rate for _, rate, _ in trainings(groups)]
     assert rates(new) == rates(sweep.groups.values()) and len(set(rates(new))) == 2
+    assert not any(member.values for group in new for member in group.members)  # as in the old groups
 
 
 def test_new_environment_lacks_the_threshold_of_the_others():
