@@ -306,6 +306,8 @@ TWO_CHOICES = gymnasium.spaces.Discrete(2)
 @pytest.mark.parametrize(
     ("obs", "action", "says"),
     [
+        (None, TWO_CHOICES, "observation_space must be a space, got None; set it in __init__"),
+        (ONE, 3, "action_space must be a space, got 3; set it in __init__"),
         (TEXT, TWO_CHOICES, "unsupported observation space, got Text"),
         (gymnasium.spaces.Sequence(ONE), TWO_CHOICES, "unsupported observation space, got Sequence"),
         (

@@ -45,6 +45,11 @@ class Source(NamedTuple):
         env = construct.call(self.env_id, self.maker(render), {})
         if not isinstance(env, gymnasium.Env):
             raise ValueError(f"{self.env_id}: must make a gymnasium.Env, got {type(env).__name__}")
+        for name in ("observation_space", "action_space"):
+            if not isinstance(getattr(env, name, None), gymnasium.Space):
+                raise ValueError(
+                    f"{self.env_id}: {name} must be a space, got {getattr(env, name, None)!r}; set it in __init__"
+                )
         return env
 
     def maker(self, render: bool) -> Callable[[], Any]:
