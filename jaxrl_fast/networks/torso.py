@@ -23,7 +23,7 @@ def make(obs: PyTree, **options) -> nn.Module:
 
     kind          "mlp", "minatar", "nature", "dqn2013", "impala", or "auto": by the shape of the observation. An
                   observation of several parts, such as (image, action), may have one [H, W, C] part for a convolutional
-                  kind; the others join its features before the dense layers. "auto" takes mlp for several parts.
+                  kind; the others join its features before the dense layers. "auto" does so if that part is an image.
                   Also "my_package.my_module:MyTorso", a user's class (`networks.custom`)
     observations  how [H, W, C] arrays are read: "image" (shades from 0 to 255, divided by 255; also [C, H, W]), "board"
                   (numbers, taken as they are), "vector" (the same, flattened), or "auto": bytes with sides of at least
@@ -97,9 +97,10 @@ def choose_kind(obs: PyTree, kind: str = "auto", observations: str = "auto") -> 
         raise ValueError(f"observations: vector has no image for the network {kind}; use network mlp")
     if kind == "mlp" or observations == "vector":
         return "mlp"
-    if kind == "auto" and (shape is None or len(shape) < 3):
-        return "mlp"
     images = [leaf for leaf in leaves if len(leaf.shape) == 3]
+    has_image = len(images) == 1 and (len(leaves) == 1 or reading.is_image(images[0], observations))
+    if kind == "auto" and not has_image:
+        return "mlp"
     shape = reading.shape(images[0], observations) if len(images) == 1 else shape
     if shape is None or len(shape) != 3:
         raise ValueError(f"network: {kind} requires one [H, W, C] observation, got {_describe(obs)}; use mlp")

@@ -627,4 +627,20 @@ def test_network_joins_other_parts_with_the_features_of_an_image(shape, kind):
     np.testing.assert_allclose(one, value[1, 1], rtol=1e-4, atol=1e-5)
     assert (critic.apply(params, (image, -action)) != value).all()
     assert (critic.apply(params, (255 - image, action)) != value).all()
-    assert networks.torso.choose_kind(parts) == "mlp"
+
+
+@pytest.mark.parametrize(
+    ("shapes", "dtype", "kind"),
+    [
+        ([(64, 64, 3), (2,)], jnp.uint8, "nature"),
+        ([(4, 84, 84), (2,)], jnp.uint8, "nature"),
+        ([(20, 20, 3), (2,)], jnp.uint8, "minatar"),
+        ([(7, 7, 3), (2,)], jnp.uint8, "mlp"),  # numbers of things, as MiniGrid's
+        ([(64, 64, 3), (2,)], jnp.float32, "mlp"),
+        ([(64, 64, 3), (64, 64, 3)], jnp.uint8, "mlp"),
+        ([(3,), (2,)], jnp.uint8, "mlp"),
+    ],
+)
+def test_auto_convolves_an_image_next_to_vectors(shapes, dtype, kind):
+    parts = [jax.ShapeDtypeStruct(shape, dtype) for shape in shapes]
+    assert networks.torso.choose_kind(parts) == kind
