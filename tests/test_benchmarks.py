@@ -493,4 +493,4 @@ def test_a_variant_of_the_kernels_trains(monkeypatch):
     monkeypatch.setitem(kernels.ROWS, "ppo_cartpole", dict(preset="ppo_cartpole", num_envs=8, total_steps=8192))
     run = kernels.Run("ppo_cartpole", "without_dense", 8)
     assert run.speed(2) > 0
-    assert built == ["conv,layer_norm,allreduce"] and os.environ[kernels.VARIABLE] == "auto"
+    assert built == ["conv,layer_norm,allreduce,host_call"] and os.environ[kernels.VARIABLE] == "auto"

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from jaxrl_fast import loop
+from jaxrl_fast import check, loop, train
 from jaxrl_fast.config import load, presets
+from jaxrl_fast.runs import files
 from jaxrl_fast.sweep import grid
 from jaxrl_fast.training import plan
 
@@ -31,7 +32,7 @@ BLOCKS = {
 }
 COMMAND = re.compile(r"^python -m jaxrl_fast\.((?:train|sweep) ?[^#\n]*)", re.MULTILINE)
 SHOWN = {line.strip() for page in PAGES.values() for line in COMMAND.findall(page)}
-OWN = r"my_package|hill_climbing|penalized_ppo|attention:"
+OWN = r"my_package|hill_climbing|penalized_ppo|attention:|line:"
 BEGUN = sorted(line for line in SHOWN if not re.search(rf"--resume|--help|auto|{OWN}", line))
 MOST_LINES = 150
 
@@ -62,6 +63,21 @@ def test_python_runs(name, tmp_path, monkeypatch, capsys):
             monkeypatch.delitem(sys.modules, module[1], raising=False)
     exec(compile(BLOCKS[name], f"{name}.md", "exec"), {"__name__": "readme"})
     assert capsys.readouterr().out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", ["README", "guides/custom-environment"])
+def test_the_environment_that_is_shown_is_sound_and_trains(page, tmp_path, monkeypatch, capsys):
+    (module,) = [block for block in PYTHON[page] if block.startswith("# line.py")]
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "line", raising=False)
+    (tmp_path / "line.py").write_text(module)
+    lines = re.findall(r"^python -m jaxrl_fast\.(check|train) (.*line:Line.*)$", PAGES[page], re.MULTILINE)
+    assert [command for command, _ in lines] == ["check", "train"]
+    assert check.main([*lines[0][1].split(), "--steps", "300"]) == 0
+    assert train.main([*lines[1][1].split(), "--run-dir", "run", "--no-tensorboard"]) == 0
+    assert files.read_summary(tmp_path / "run")["final_return_mean"] > 20, "at random it is below 0"
 
 
 def test_every_preset_named_is_shipped():

@@ -98,8 +98,8 @@ def choose_kind(obs: PyTree, kind: str = "auto", observations: str = "auto") -> 
     if kind == "mlp" or observations == "vector":
         return "mlp"
     images = [leaf for leaf in leaves if len(leaf.shape) == 3]
-    has_image = len(images) == 1 and (len(leaves) == 1 or reading.is_image(images[0], observations))
-    if kind == "auto" and not has_image:
+    has_image = len(images) == 1 and reading.is_image(images[0], observations)
+    if kind == "auto" and (len(shape) < 3 if shape is not None else not has_image):
         return "mlp"
     shape = reading.shape(images[0], observations) if len(images) == 1 else shape
     if shape is None or len(shape) != 3:

@@ -1,4 +1,4 @@
-"""A custom algorithm as a module: those of the README and of docs/, by name and as what was imported."""
+"""A custom algorithm as a module: those of docs/, by name and as what was imported."""
 
 import dataclasses
 import importlib
@@ -31,7 +31,7 @@ def shown_in(page):
 
 
 HILL_CLIMBING = shown_in("docs/extending/algorithm.md")
-OTHERS = {"README.md": "reward", "docs/extending/change-a-loss.md": "kl"}  # and a metric of each
+OTHERS = {"docs/extending/change-a-loss.md": "kl"}  # and a metric of each
 OPTIONS = {"env": "CartPole-v1", "num_envs": 8, "tensorboard": False, "log_level": "quiet"}
 count = itertools.count()
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jaxrl_fast.envs import spaces
-from jaxrl_fast.types import Box, Discrete, EnvSpec
+from jaxrl_fast.types import Box, Discrete, EnvSpec, MultiDiscrete
 from jaxrl_fast.utils import arguments
 
 pytestmark = pytest.mark.unit
@@ -39,6 +39,28 @@ def test_actions_of_the_right_shape_and_kind_of_number_are_accepted(spec, action
 def test_other_actions_are_refused(spec, action, says):
     with pytest.raises(ValueError, match=says):
         spaces.check_action(spec, action)
+
+
+@pytest.mark.parametrize("space", [Discrete(3), MultiDiscrete((2, 3))])
+@pytest.mark.parametrize("dtype", [jnp.int8, jnp.uint8, jnp.int16, jnp.int32, jnp.uint32])
+def test_choices_are_clipped_in_every_dtype(space, dtype):
+    """Numpy's clip of Python's whole numbers, for the extremes of each dtype."""
+    limits = np.iinfo(dtype)
+    numbers = [limits.min, limits.max, limits.max // 2 + 1, 1]
+    action = np.array(numbers, dtype)
+    action = np.stack([action] * space.shape[0], axis=1) if space.shape else action
+    last = np.array(getattr(space, "nums", 3)) - 1
+    found = spaces.to_env_action(EnvSpec("choices", OBS, space, 4), (), jnp.asarray(action))
+    assert found.dtype == jnp.int32
+    np.testing.assert_array_equal(found, np.clip(action.astype(np.int64), 0, last))
+
+
+def test_allowed_actions_are_at_least_one():
+    mask = jnp.array([[1, 0, 0, 1, 0], [0, 0, 0, 0, 0]], jnp.int8)
+    expected = [[True, False, False, True, False], [True] * 5]
+    np.testing.assert_array_equal(spaces.allowed(Discrete(5), mask), expected)
+    parts = spaces.allowed(MultiDiscrete((2, 3)), jnp.array([[1, 0, 0, 0, 0]]))
+    np.testing.assert_array_equal(parts, [[True, False, True, True, True]])
 
 
 def test_a_stick_of_any_shape_reaches_its_own_bounds():
