@@ -24,6 +24,7 @@ from pathlib import Path
 ROLLOUT, MINIBATCHES, EPOCHS, HIDDEN, RATE = 128, 4, 4, (64, 64), 2.5e-4
 TASKS = ("gymnasium/CartPole-v1", "gymnasium/LunarLander-v3", "sleeping")
 SLEEP_S = 1e-3
+GUESSES = {TASKS[0]: 20_000, TASKS[1]: 8_000, TASKS[2]: 1_000}  # steps per second, which decide the lengths of runs
 
 
 def main() -> None:
@@ -99,15 +100,11 @@ def ours(task: str, num_envs: int, seconds: float, **options) -> float:
     agent |= dict(learning_rate=RATE, anneal_lr=False)
     env = make_task(task) if task == "sleeping" else task
     quiet = dict(tensorboard=False, log_level="quiet", eval_episodes=1, agent=agent, algo="ppo", save_every="0")
-    guess, update = 500.0, ROLLOUT * num_envs
-    for _ in range(2):  # a short training tells how long the timed one may be
-        steps = max(int(guess * seconds) // update, 2) * update
-        with tempfile.TemporaryDirectory() as folder:
-            run = jaxrl_fast.fit(
-                env=env, num_envs=num_envs, total_steps=steps, run_dir=f"{folder}/run", **quiet, **options
-            )
-        guess = run.summary["env_steps_per_s"]
-    return guess
+    update = ROLLOUT * num_envs
+    steps = max(int(GUESSES[task] * seconds) // update, 2) * update
+    with tempfile.TemporaryDirectory() as folder:
+        run = jaxrl_fast.fit(env=env, num_envs=num_envs, total_steps=steps, run_dir=f"{folder}/run", **quiet, **options)
+    return run.summary["env_steps_per_s"]
 
 
 def sb3(task: str, num_envs: int, seconds: float, vector: str) -> float:
@@ -124,14 +121,13 @@ def sb3(task: str, num_envs: int, seconds: float, vector: str) -> float:
     shape = dict(n_steps=ROLLOUT, batch_size=update // MINIBATCHES, n_epochs=EPOCHS, learning_rate=RATE)
     policy = dict(net_arch=list(HIDDEN), activation_fn=torch.nn.Tanh)
     model = PPO("MlpPolicy", envs, **shape, policy_kwargs=policy, device="cpu")
-    guess = 500.0
-    for _ in range(2):
-        steps = max(int(guess * seconds) // update, 2) * update
-        start = time.perf_counter()
-        model.learn(steps)
-        guess = steps / (time.perf_counter() - start)
+    steps = max(int(GUESSES[task] * seconds / 4) // update, 2) * update
+    model.learn(update)
+    start = time.perf_counter()
+    model.learn(steps)
+    rate = steps / (time.perf_counter() - start)
     envs.close()
-    return guess
+    return rate
 
 
 def envs_alone(task: str, num_envs: int, seconds: float) -> float:

@@ -31,6 +31,8 @@ class Stepper:
         self.env_id, self.layout, self.arrays, self.first = env_id, layout, arrays, first
         self.warning = ""  # a sentence about the first observation outside its space
         self.has_warned = False
+        is_plain = len(layout.leaves) == 1 and not layout.leaves[0].path and not layout.mask_size
+        self.only_leaf = layout.leaves[0] if is_plain else None  # of observations that are one array
         self.seeds: list[int | None] = list(seeds)  # for the next reset; None: no new seed
         self.ended = [False] * len(seeds)
         self.envs: list[Any] = []
@@ -56,28 +58,34 @@ class Stepper:
             self._step()
 
     def _step(self) -> None:
-        arrays = self.arrays
-        is_array = arrays.action.ndim > 1 or arrays.action.dtype.kind == "f"
+        arrays, ended, one = self.arrays, self.ended, self.only_leaf
+        actions, length, busy = arrays.action, arrays.length, arrays.busy
+        is_array = actions.ndim > 1 or actions.dtype.kind == "f"
+        rewards, terminations, truncations = ([0.0] * len(ended), [False] * len(ended), [False] * len(ended))
+        length += 1
         for i, env in enumerate(self.envs):
-            if self.ended[i]:
+            if ended[i]:
                 self._begin(i)
                 continue
-            arrays.length[i] += 1
-            arrays.busy[i] = True
-            action = arrays.action[i]
+            busy[i] = True
+            action = actions[i]
             try:
                 outcome = env.step(np.array(action) if is_array else action)  # an environment may keep or change it
             except (Exception, SystemExit) as error:
                 self._failed("step", i, error)
-            arrays.busy[i] = False
-            if not isinstance(outcome, tuple) or len(outcome) != 5:
+            busy[i] = False
+            if type(outcome) is not tuple and not isinstance(outcome, tuple) or len(outcome) != 5:
                 self._fault(i, f"step must return {STEP_RETURNS}", _got(outcome))
             obs, reward, terminated, truncated, info = outcome
-            self._write(i, obs, info)
-            arrays.reward[i] = self._number(i, reward)
-            arrays.terminated[i] = terminated = self._flag(i, "terminated", terminated)
-            arrays.truncated[i] = truncated = self._flag(i, "truncated", truncated)
-            self.ended[i] = terminated or truncated
+            if one is not None and type(obs) is np.ndarray and obs.shape == one.shape and obs.dtype == one.dtype:
+                arrays.obs[0][i] = obs
+            else:
+                self._write(i, obs, info)
+            rewards[i] = self._number(i, reward)
+            terminations[i] = terminated = self._flag(i, "terminated", terminated)
+            truncations[i] = truncated = self._flag(i, "truncated", truncated)
+            ended[i] = terminated or truncated
+        arrays.reward[:], arrays.terminated[:], arrays.truncated[:] = rewards, terminations, truncations
         self._check_numbers(arrays.terminated)
 
     def reseed(self, seeds: Sequence[int]) -> None:
