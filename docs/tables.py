@@ -290,6 +290,23 @@ def speed(name: str) -> str:
     return grid(["environments", "plain program", "jaxrl_fast", "ratio (lowest to highest round)"], rows)
 
 
+def gymnasium_speed() -> str:
+    """Return the speeds of PPO in Python environments, of jaxrl_fast and of Stable-Baselines3."""
+    contenders = ("sb3_dummy", "sb3_subproc", "ours", "ours_two_workers")
+    rows = [
+        [
+            case["task"].removeprefix("gymnasium/"),
+            f"{case['num_envs']}",
+            *(short(case["steps_per_s"][name]) for name in contenders),
+            f"{case['best_over_best_sb3']:.1f}",
+            f"{case['share_of_serial_limit']:.0%}",
+        ]
+        for case in read("gymnasium_speed_cpu")["cases"]
+    ]
+    heading = ["environment", "number", "SB3, one process", "SB3, subprocesses", "jaxrl_fast", "with 2 workers"]
+    return grid([*heading, "best to best", "of the limit"], rows)
+
+
 def replay() -> str:
     """Return how fast minibatches are sampled, and what memory that takes."""
     buffers = {"ours": "jaxrl_fast", "pairs": "plain: both observations", "flashbax flat": "flashbax"}
@@ -415,6 +432,7 @@ KINDS = {
     "learning": learning,
     "atari": atari,
     "speed": speed,
+    "gymnasium_speed": gymnasium_speed,
     "replay": replay,
     "shared": shared,
     "throughput": throughput,
