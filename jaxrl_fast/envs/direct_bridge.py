@@ -48,20 +48,20 @@ def direct_bridge(pool: LazyPool) -> Bridge:
 
 
 def _send(pool: LazyPool, handle: jax.Array, action: jax.Array) -> jax.Array:
-    table = _table(pool, _functions(pool).start, [pool.pool.arrays.action])
+    table = _table(_functions(pool).start, [pool.pool.arrays.action])
     return build.call("call_host", [HANDLE], has_side_effect=True)(handle, table, _converted(pool, action))[0]
 
 
 def _recv(pool: LazyPool, handle: jax.Array) -> tuple[jax.Array, Row]:
     rows = jax.tree.leaves(pool.pool.row())
-    table = _table(pool, _functions(pool).finish, rows)
+    table = _table(_functions(pool).finish, rows)
     handle, *row = build.call("call_host", _results(pool), has_side_effect=True)(handle, table)
     return handle, jax.tree.unflatten(jax.tree.structure(pool.rows), row)
 
 
 def _step(pool: LazyPool, handle: jax.Array, action: jax.Array) -> tuple[jax.Array, Row]:
     rows = jax.tree.leaves(pool.pool.row())
-    table = _table(pool, _functions(pool).both, [pool.pool.arrays.action, *rows])
+    table = _table(_functions(pool).both, [pool.pool.arrays.action, *rows])
     call = build.call("call_host", _results(pool), has_side_effect=True)
     handle, *row = call(handle, table, _converted(pool, action))
     return handle, jax.tree.unflatten(jax.tree.structure(pool.rows), row)
@@ -87,9 +87,8 @@ def _converted(pool: LazyPool, action: jax.Array) -> jax.Array:
     return words.astype(jnp.int32)
 
 
-def _table(pool: LazyPool, function: Any, arrays: list[np.ndarray]) -> np.ndarray:
+def _table(function: Any, arrays: list[np.ndarray]) -> np.ndarray:
     """Return the bytes that host_call.c reads: the function's address, then the address and size of each array."""
-    del pool
     for array in arrays:
         assert array.flags.c_contiguous, "its bytes are copied"
     words = [ctypes.cast(function, ctypes.c_void_p).value or 0]

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
+from jaxrl_fast.utils.errors import EnvFault
 from jaxrl_fast.utils.option import COUNT, SIZE, Bounds, option
 
 NUM_ENVS = 4  # that are stepped together
@@ -51,6 +52,7 @@ def check(env_id: Any, options: Options) -> Iterator[Finding]:
     from jaxrl_fast.envs.host_env import original_errors
     from jaxrl_fast.networks import torso
 
+    settings = None if options.algo == "none" else _settings(env_id, options)  # refuses an unknown algorithm
     with original_errors():
         spec = _make(env_id, options, 1, 0).spec
         yield Finding("ok", f"observation  {shown(spec.obs)}   network {torso.describe(spec.obs, 'auto', 'auto')}")
@@ -61,7 +63,7 @@ def check(env_id: Any, options: Options) -> Iterator[Finding]:
         rows = _rows(env_id, options, NUM_ENVS, 0, num_steps)
         yield from _of_episodes(rows)
         yield from _of_seeds(env_id, options, rows, num_steps)
-        yield from _of_time(env_id, options, rows)
+        yield from _of_time(settings, options, rows)
 
 
 def _make(env_id: Any, options: Options, num_envs: int, seed: int) -> Any:
@@ -192,38 +194,50 @@ def _same_starts(first_obs: Any) -> bool:
     return all((x == x[:1]).all() for x in jax.tree.leaves(first_obs))
 
 
-def _of_time(env_id: Any, options: Options, rows: Rows) -> Iterator[Finding]:
+def _settings(env_id: Any, options: Options) -> Any:
+    """Return the settings of the training that is timed."""
+    from jaxrl_fast.config.load import from_keywords
+
+    return from_keywords(
+        None, options.algo, None, env=env_id, env_options=options.env_options, num_envs=options.num_envs
+    )
+
+
+def _of_time(settings: Any, options: Options, rows: Rows) -> Iterator[Finding]:
     """Yield how long a step takes, alone and as a part of a training."""
     from jaxrl_fast.utils.formatting import short_number
 
     each = rows.duration / rows.last.size
     yield Finding("ok", f"speed        {short_number(1 / each)} steps per second with {NUM_ENVS} environments")
-    if options.algo == "none":
+    if settings is None:
         return
-    rate = _training_rate(env_id, options)
+    try:
+        rate = _training_rate(settings)
+    except EnvFault:
+        raise
+    except ValueError as error:  # the algorithm does not fit the environment
+        yield Finding("note", f"training     not timed: {error}")
+        return
     share = min(each * rate, 1.0)
     setting = f"{options.algo} with {options.num_envs} environments"
     yield Finding("ok", f"training     {short_number(rate)} steps per second by {setting}, of which the environment "
                         f"takes about {share:.0%}")  # fmt: skip
 
 
-def _training_rate(env_id: Any, options: Options) -> float:
+def _training_rate(settings: Any) -> float:
     """Return the environment steps per second of a training, updates included."""
     from jaxrl_fast import agents
     from jaxrl_fast.agents.configs import common
-    from jaxrl_fast.config.load import from_keywords
     from jaxrl_fast.parallel import program
     from jaxrl_fast.training import build, calibrate
     from jaxrl_fast.utils.devices import release_envs
 
-    settings = from_keywords(
-        None, options.algo, None, env=env_id, env_options=options.env_options, num_envs=options.num_envs
-    )
     settings, env, _, placement = build.build(settings, agents.load(settings.algo), 100)
     agent = build.make_agent(calibrate.without_warmup(settings.agent), agents.load(settings.algo), env, 100)
     try:
         built = program.build(env, agent, 100, placement)
-        steps_per_update = common.rollout_length(settings.agent, options.num_envs) * options.num_envs
+        num_envs = settings.options.num_envs
+        steps_per_update = common.rollout_length(settings.agent, num_envs) * num_envs
         return calibrate.measure(built, 0, 1) * steps_per_update
     finally:
         release_envs([env])

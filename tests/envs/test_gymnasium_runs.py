@@ -233,4 +233,10 @@ def test_check_prints_a_line_for_each_finding(capsys):
     assert check.main([f"{MODULE}:Walk", "--algo", "none", "--env-option", "fault=raise", "fault_at=9"]) == 1
     assert f"error: {MODULE}:Walk: step failed in environment" in capsys.readouterr().err
     assert check.main([f"{MODULE}:Wolk"]) == 2
+    capsys.readouterr()
+    assert check.main([f"{MODULE}:Walk", "--algo", "pqo"]) == 2
+    found = capsys.readouterr()
+    assert found.err.startswith("error: ") and found.err.count("\n") == 1 and not found.out
+    assert check.main([f"{MODULE}:Mixed", "--algo", "dqn", "--steps", "50"]) == 0
+    assert "note  training     not timed: dqn: requires discrete actions" in capsys.readouterr().out
     assert sys.modules[MODULE] is gym_envs

@@ -136,7 +136,10 @@ class WorkerPool:
 
     def reset(self) -> PyTree:
         """Discard a pending step, and start n episodes."""
-        self._call("reset")
+        self.finish()
+        for one in self.workers:
+            one.call("reset")
+        self._wait(self.timeout_s)
         return rows_of(self.layout, self.arrays)
 
     def send(self, action: np.ndarray) -> None:
@@ -152,7 +155,7 @@ class WorkerPool:
     def start(self) -> None:
         """Start a step with the actions in `arrays`."""
         for one in self.workers:
-            one.send(worker.STEP)
+            one.step()
         self.num_pending = len(self.workers)
 
     def finish(self) -> None:
@@ -187,13 +190,6 @@ class WorkerPool:
             one.end()
         self.workers = []
         self.memory.close()
-
-    def _call(self, name: str, *arguments: Any) -> None:
-        """Call a method of every worker's environments, and wait for it."""
-        self.finish()
-        for one in self.workers:
-            one.call(name, *arguments)
-        self._wait(self.timeout_s)
 
     def _wait(self, timeout_s: float | None) -> None:
         """Wait for an answer of every worker. Warn of an observation outside its space."""
@@ -239,16 +235,20 @@ class Worker:
                 start_new_session=True,  # Ctrl-C reaches the parent only
                 env=_environment(os.environ),
             )
-        worker.send(self.channel, worker.CALL, setup)
+        self._send(setup)
 
-    def send(self, message: bytes) -> None:
-        """Send a message; if the worker has ended, `receive` tells it."""
-        with contextlib.suppress(ConnectionError):
-            self.channel.sendall(message)
+    def step(self) -> None:
+        """Ask for a step of the worker's environments."""
+        with contextlib.suppress(ConnectionError):  # it has ended, which `receive` tells
+            self.channel.sendall(worker.STEP)
 
     def call(self, name: str, *arguments: Any) -> None:
         """Ask for a call of a method of the worker's environments."""
-        self.send(worker.CALL + worker.LENGTH.pack(len(content := pickle.dumps((name, *arguments)))) + content)
+        self._send((name, *arguments))
+
+    def _send(self, value: Any) -> None:
+        with contextlib.suppress(ConnectionError):
+            worker.send(self.channel, worker.CALL, value)
 
     def receive(self, timeout_s: float | None) -> tuple[bytes, Any]:
         """Return an answer; b"" if the worker has ended. Raises TimeoutError."""

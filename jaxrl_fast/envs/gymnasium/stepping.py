@@ -74,7 +74,7 @@ class Stepper:
             except (Exception, SystemExit) as error:
                 self._failed("step", i, error)
             busy[i] = False
-            if type(outcome) is not tuple and not isinstance(outcome, tuple) or len(outcome) != 5:
+            if not isinstance(outcome, tuple) or len(outcome) != 5:
                 self._fault(i, f"step must return {STEP_RETURNS}", _got(outcome))
             obs, reward, terminated, truncated, info = outcome
             if one is not None and type(obs) is np.ndarray and obs.shape == one.shape and obs.dtype == one.dtype:
