@@ -54,7 +54,8 @@ def check(env_id: Any, options: Options) -> Iterator[Finding]:
 
     settings = None if options.algo == "none" else _settings(env_id, options)  # refuses an unknown algorithm
     with original_errors():
-        spec = _make(env_id, options, 1, 0).spec
+        env = _make(env_id, options, 1, 0)
+        spec = env.spec
         yield Finding("ok", f"observation  {shown(spec.obs)}   network {torso.describe(spec.obs, 'auto', 'auto')}")
         yield Finding("ok", f"action       {action(spec.action)}{', some forbidden by a mask' * spec.has_action_mask}")
         trial = _rows(env_id, options, NUM_ENVS, 0, min(TRIAL_STEPS, options.steps))
@@ -62,7 +63,7 @@ def check(env_id: Any, options: Options) -> Iterator[Finding]:
         num_steps = max(min(options.steps, affordable), min(TRIAL_STEPS, options.steps))
         rows = _rows(env_id, options, NUM_ENVS, 0, num_steps)
         yield from _of_episodes(rows)
-        yield from _of_seeds(env_id, options, rows, num_steps)
+        yield from _of_seeds(env_id, options, rows, num_steps, env.on_device)
         yield from _of_time(settings, options, rows)
 
 
@@ -151,7 +152,7 @@ def _of_episodes(rows: Rows) -> Iterator[Finding]:
         yield Finding("note", "rewards      all are equal, so random actions find nothing to learn from")
 
 
-def _of_seeds(env_id: Any, options: Options, rows: Rows, num_steps: int) -> Iterator[Finding]:
+def _of_seeds(env_id: Any, options: Options, rows: Rows, num_steps: int, on_device: bool) -> Iterator[Finding]:
     """Yield findings about random numbers: whether a seed repeats an episode, and another seed gives another."""
     again = _rows(env_id, options, NUM_ENVS, 0, num_steps)
     if at := _first_difference(rows, again):
@@ -159,16 +160,12 @@ def _of_seeds(env_id: Any, options: Options, rows: Rows, num_steps: int) -> Iter
                               "self.np_random, which reset(seed=...) seeds")  # fmt: skip
     else:
         yield Finding("ok", "seeds        the same seed and actions give the same steps")
-    alone = _rows(env_id, options, 1, 0, num_steps)
-    if not at and not _is_on_device(env_id, options) and (apart := _first_difference(rows, alone, 1)):
+    alone = None if at or on_device else _rows(env_id, options, 1, 0, num_steps)
+    if alone is not None and (apart := _first_difference(rows, alone, 1)):
         yield Finding("mend", f"state        an environment gave another {apart} alone than next to others; keep its "
                               "state in self, not in the class or the module")  # fmt: skip
     if _same_starts(rows.first_obs):
         yield Finding("note", "seeds        all environments start with the same observation")
-
-
-def _is_on_device(env_id: Any, options: Options) -> bool:
-    return bool(_make(env_id, options, 1, 0).on_device)
 
 
 def _first_difference(one: Rows, other: Rows, num_envs: int = NUM_ENVS) -> str:
