@@ -94,7 +94,7 @@ def _check_host_config(backend: str, env: "types.Env", config: "types.HostEnvCon
         raise ValueError(
             f"--async-pools: {env.spec.id} runs on the device and has no pools, got {config.num_async_pools}; use 0"
         )
-    if config.env_workers != "auto" and backend != "gymnasium":
+    if config.env_workers not in ("auto", 0) and backend != "gymnasium":
         remedy = "leave it out" if env.on_device else "use --env-option num_threads"
         raise ValueError(f"--env-workers: {env.spec.id} has no worker processes, got {config.env_workers}; {remedy}")
 

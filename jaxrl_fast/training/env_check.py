@@ -71,7 +71,8 @@ def _make(env_id: Any, options: Options, num_envs: int, seed: int) -> Any:
     from jaxrl_fast import envs
     from jaxrl_fast.types import HostEnvConfig
 
-    return envs.make(env_id, num_envs, HostEnvConfig((seed, 0, 0)), **options.env_options)
+    config = HostEnvConfig((seed, 0, 0), env_workers=0)  # in one process, so that environments can share a mistake
+    return envs.make(env_id, num_envs, config, **options.env_options)
 
 
 def _rows(env_id: Any, options: Options, num_envs: int, seed: int, num_steps: int) -> Rows:

@@ -478,6 +478,20 @@ def described_as(step_s, compute_s):
     return source.describe(source.from_object(gym_envs.Walk, {}, "walk"))._replace(step_s=step_s, compute_s=compute_s)
 
 
+class Interrupted(gym_envs.Walk):
+    """Loses its core for a while in one step."""
+
+    def step(self, action):
+        if self.t == 3:
+            time.sleep(0.05)
+        return super().step(action)
+
+
+def test_one_interrupted_step_does_not_make_an_environment_slow():
+    described = source.describe(source.from_object(Interrupted, {}, "interrupted"))
+    assert 0 < described.compute_s <= described.step_s * 1.1 < 5e-3
+
+
 @pytest.mark.parametrize(
     ("step_s", "compute_s", "num_envs", "config", "expected"),
     [

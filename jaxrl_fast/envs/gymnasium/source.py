@@ -64,7 +64,7 @@ class Description(NamedTuple):
     source: Source
     layout: Layout
     pool: PoolSpec  # with num_envs 0
-    step_s: float  # seconds of a step
+    step_s: float  # seconds of a step, the median
     compute_s: float  # of these, spent on a core of this process
 
 
@@ -252,21 +252,25 @@ def _mask_size(env: Any, env_id: str, layout: Layout, action: Space) -> int:
 
 
 def _try(env: Any, env_id: str, layout: Layout) -> tuple[float, float]:
-    """Step an environment for a moment with random actions. Return the seconds of a step, and those on a core."""
+    """Step an environment for a moment with random actions. Return the seconds of a step, and those on a core.
+
+    Both are medians: on a machine that is shared, a step that is interrupted takes a thousand times as long.
+    """
     arrays = allocate(layout, 1)
     stepper = Stepper(env_id, lambda: env, [0], layout, arrays)
     stepper.reset()
     env.action_space.seed(0)
-    steps, step_s, compute_s = 0, 0.0, 0.0
-    while steps < TRIAL_STEPS and step_s < TRIAL_S:
+    times: list[tuple[float, float]] = []
+    until = time.perf_counter() + TRIAL_S
+    while not times or len(times) < TRIAL_STEPS and time.perf_counter() < until:
         arrays.action[0] = _sample(env.action_space, arrays.mask[0])
         is_reset = stepper.ended[0]
         wall, cpu = time.perf_counter(), time.process_time()
         stepper.step()
-        wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
         if not is_reset:
-            steps, step_s, compute_s = steps + 1, step_s + wall, compute_s + cpu
-    return step_s / steps, compute_s / steps
+            times.append((time.perf_counter() - wall, time.process_time() - cpu))
+    step_s, compute_s = np.median(times, axis=0).tolist()
+    return step_s, compute_s
 
 
 def _sample(space: Any, mask: np.ndarray) -> Any:
