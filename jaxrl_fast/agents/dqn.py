@@ -19,7 +19,7 @@ from jaxrl_fast.agents.configs.common import as_fraction, rollout_length
 from jaxrl_fast.agents.configs.dqn import DQN as Config
 from jaxrl_fast.parallel import collectives
 from jaxrl_fast.rl import distributions, exploration, normalize, off_policy, optim, value_distributions
-from jaxrl_fast.rl.off_policy import ReplayRatio
+from jaxrl_fast.rl.off_policy import ReplayRatio, State
 from jaxrl_fast.types import Agent, Array, Decision, EnvSpec, Key, Metrics, Parallelism, PolicyInput, PyTree, Rollout
 
 SUPPORTS = frozenset({"shards", "grad_workers"})
@@ -31,15 +31,6 @@ class Learner(NamedTuple):
     params: PyTree
     target_params: PyTree
     optimizer: PyTree
-
-
-class State(NamedTuple):
-    """The whole state of DQN."""
-
-    learner: Learner
-    replay: PyTree
-    counts: off_policy.Counts
-    num_updates: Array  # int32
 
 
 class Noise(NamedTuple):
@@ -87,25 +78,16 @@ def make(config: Config, spec: EnvSpec, num_updates: int, parallelism: Paralleli
         num_atoms=None if config.value_head == "none" else config.num_atoms,
         dueling=config.dueling,
         noisy=config.noisy,
-        kind=config.network,
-        arguments=config.network_options,
-        observations=config.observations,
-        hidden=config.hidden_sizes,
-        activation=config.activation,
         layer_norm=config.layer_norm,
-        kernel_init=config.kernel_init,
-        dtype=jnp.dtype(config.compute_dtype),
+        **networks.options_of(config),
     )
-    learning_steps = num_updates * ratio.steps_per_update - ratio.first_learning
-    num_gradient_steps = max(int(config.ratio * learning_steps), 1)
+    num_gradient_steps = off_policy.num_gradient_steps(ratio, num_updates)
     learning_rate = optim.linear_schedule(config.learning_rate, config.anneal_lr, num_gradient_steps)
     context = Context(
         config=config,
         spec=spec,
         parallelism=parallelism,
-        replay=replay.prioritized(buffer, spec, parallelism, config.priority_exponent)
-        if config.prioritized
-        else replay.uniform(buffer, spec, parallelism),
+        replay=replay.make(buffer, spec, parallelism, config.priority_exponent if config.prioritized else None),
         ratio=ratio,
         num_updates=num_updates,
         network=network,
@@ -128,30 +110,7 @@ def make(config: Config, spec: EnvSpec, num_updates: int, parallelism: Paralleli
 
 def check(config: Config, spec: EnvSpec, parallelism: Parallelism, rollout_length: int, ratio: ReplayRatio) -> None:
     """Raise ValueError if shapes or counts do not fit. Other numbers may be traced, and the host checks them."""
-    num_envs = spec.num_envs * parallelism.num_shards
-    num_devices = parallelism.num_shards * parallelism.num_grad_workers
-    if config.batch_size % num_devices:
-        raise ValueError(
-            f"batch_size: must be a multiple of {num_devices}, the number of devices, got {config.batch_size}; "
-            f"use {-(-config.batch_size // num_devices) * num_devices}"
-        )
-    if config.buffer_size < config.batch_size:
-        raise ValueError(
-            f"buffer_size: must hold one batch of {config.batch_size}, got {config.buffer_size}; "
-            "use a larger buffer or a smaller batch_size"
-        )
-    if config.learning_starts > config.buffer_size:
-        raise ValueError(
-            f"learning_starts: must be at most buffer_size ({config.buffer_size}), got {config.learning_starts}; "
-            f"use {config.buffer_size} or fewer"
-        )
-    num_rows = config.n_step + max(spec.frame_stack, 1) + rollout_length  # the fewest that can be written and read
-    smallest = -(-num_rows // rollout_length) * ratio.steps_per_update
-    if config.buffer_size < smallest:
-        raise ValueError(
-            f"buffer_size: must be at least {smallest} for n_step {config.n_step} and rollouts of {rollout_length} "
-            f"steps in each of {num_envs} environments, got {config.buffer_size}; use {smallest} or more"
-        )
+    off_policy.check_sizes(config, spec, parallelism, rollout_length, ratio)
     if config.value_head != "none" and config.num_atoms < 2:
         raise ValueError(f"num_atoms: a distribution requires 2 or more, got {config.num_atoms}; try 51")
     if config.value_head == "c51" and not config.v_min < config.v_max:
@@ -162,8 +121,7 @@ def check(config: Config, spec: EnvSpec, parallelism: Parallelism, rollout_lengt
 def init(context: Context, key: Key) -> State:
     """Return fresh parameters, target parameters equal to them, and an empty replay buffer."""
     params = context.network.init(key)
-    learner = Learner(params, params, context.optimizer.init(params))
-    return State(learner, context.replay.init(), off_policy.init(), jnp.int32(0))
+    return off_policy.init_state(Learner(params, params, context.optimizer.init(params)), context.replay.init())
 
 
 def sample_noise(context: Context, key: Key, num_steps: int, num_envs: int) -> Noise:
@@ -178,7 +136,7 @@ def sample_noise(context: Context, key: Key, num_steps: int, num_envs: int) -> N
 def explore(context: Context, state: State, inputs: PolicyInput, carry: PyTree, noise: Noise) -> Decision:
     """Act epsilon-greedily, with random numbers and an epsilon for each environment."""
     value = action_values(context, state.learner.params, inputs, noise.network)
-    now = num_env_steps(context, state) + noise.explore.step * context.num_envs
+    now = off_policy.num_env_steps(context.ratio, state) + noise.explore.step * context.num_envs
     epsilon = exploration.epsilons(context.epsilon, context.spec.num_envs, now, context.parallelism)
     policy = distributions.EpsilonGreedy(value, epsilon, inputs.action_mask)
     return Decision(policy.sample_from(noise.explore.uniform))
@@ -196,37 +154,22 @@ def action_values(context: Context, params: PyTree, inputs: PolicyInput, noise: 
     return distributions.masked(value, inputs.action_mask)
 
 
-def num_env_steps(context: Context, state: State) -> Array:
-    """Return the environment steps of all updates so far, int32."""
-    return exploration.env_steps(context.ratio.steps_per_update, state.num_updates)
-
-
 def update(context: Context, state: State, rollout: Rollout, key: Key) -> tuple[State, Metrics]:
     """Add the rollout to the replay buffer, then make the gradient steps that are due."""
     rollout = normalize.clip_rewards(rollout, context.config.clip_rewards)
     buffer = context.replay.add(state.replay, rollout.steps)
-    env_steps = num_env_steps(context, state)
-    num_steps, counts = off_policy.num_grad_steps_due(context.ratio, state.counts, env_steps)
-    most = off_policy.max_grad_steps(context.ratio)
-    has_priorities = context.replay.update_priorities is not None
-
-    def step(changing: PyTree, keys: Key) -> tuple[PyTree, Metrics]:  # without priorities, the buffer is constant
-        learner, counts, *rest = changing
-        learner, after, counts, metrics = gradient_step(
-            context, rest[0] if rest else buffer, state.num_updates, keys, learner, counts
-        )
-        return (learner, counts, after) if rest else (learner, counts), metrics
-
-    changing = (state.learner, counts, buffer) if has_priorities else (state.learner, counts)
-    (learner, counts, *rest), sums = off_policy.gradient_steps(num_steps, most, step, changing, key)
-    sums = collectives.all_reduce_sum(jax.tree.map(jnp.sum, sums), context.parallelism.grad_axis)
-    state = State(learner, rest[0] if rest else buffer, counts, state.num_updates + 1)
-    per_weight = num_steps / jnp.maximum(sums.pop("weight"), 1e-12)
-    now = num_env_steps(context, state)
-    return state, {f"{name}_sum": x * per_weight for name, x in sums.items()} | {
+    state, metrics = off_policy.learn(
+        context.ratio,
+        context.parallelism,
+        partial(gradient_step, context),
+        state._replace(replay=buffer),
+        context.replay.update_priorities is not None,
+        key,
+    )
+    now = off_policy.num_env_steps(context.ratio, state)
+    return state, metrics | {
         "epsilon": exploration.mean(context.epsilon, context.spec.num_envs, now, context.parallelism),
-        "gradient_steps": num_steps,
-        "learning_rate": context.learning_rate(learner.optimizer[-1].count),
+        "learning_rate": context.learning_rate(state.learner.optimizer[-1].count),
         "replay_size": context.replay.size(state.replay) * context.num_envs,
     }
 

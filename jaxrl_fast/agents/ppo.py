@@ -116,13 +116,7 @@ def make(
     network = networks.actor_critic(
         spec.obs,
         head.num_outputs,
-        kind=config.network,
-        arguments=config.network_options,
-        observations=config.observations,
-        hidden=config.hidden_sizes,
-        activation=config.activation,
-        kernel_init=config.kernel_init,
-        dtype=jnp.dtype(config.compute_dtype),
+        **networks.options_of(config),
     )
     num_steps = config.num_epochs * config.num_minibatches  # of an update
     learning_rate = optim.linear_schedule(config.learning_rate, config.anneal_lr, num_updates * num_steps)

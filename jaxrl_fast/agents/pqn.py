@@ -81,14 +81,8 @@ def make(config: Config, spec: EnvSpec, num_updates: int, parallelism: Paralleli
     network = networks.network(
         spec.obs,
         exploration.num_actions(spec, "pqn"),
-        kind=config.network,
-        arguments=config.network_options,
-        observations=config.observations,
-        hidden=config.hidden_sizes,
-        activation=config.activation,
         layer_norm=config.layer_norm,
-        kernel_init=config.kernel_init,
-        dtype=jnp.dtype(config.compute_dtype),
+        **networks.options_of(config),
     )
     num_steps = config.num_epochs * config.num_minibatches  # of an update
     learning_rate = optim.linear_schedule(config.learning_rate, config.anneal_lr, num_updates * num_steps)

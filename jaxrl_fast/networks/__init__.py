@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import flax.linen as nn
+import jax.numpy as jnp
 from jax import Array
 
 from jaxrl_fast.networks import torso
@@ -37,6 +38,19 @@ class ActorCritic(NamedTuple):
     actor: Callable[[PyTree, PyTree], Array]  # (params, obs) -> [..., num_outputs]
     critic: Callable[[PyTree, PyTree], Array]  # (params, obs) -> [...]
     both: Callable[[PyTree, PyTree], tuple[Array, Array]]
+
+
+def options_of(config: Any) -> dict[str, Any]:
+    """Return the options that every algorithm has, from its Config, as `network` and `actor_critic` name them."""
+    return dict(
+        kind=config.network,
+        arguments=config.network_options,
+        observations=config.observations,
+        hidden=config.hidden_sizes,
+        activation=config.activation,
+        kernel_init=config.kernel_init,
+        dtype=jnp.dtype(config.compute_dtype),
+    )
 
 
 def network(
@@ -64,10 +78,11 @@ def network(
     def apply(params, obs, noise=()):
         return module.apply({**params, "noise": noise} if noise else params, obs)
 
+    inputs = torso.with_action(obs, options.get("action_size", 0))
     return Network(
-        init=lambda key: init_params(module, obs, key, kernel_init),
+        init=lambda key: init_params(module, inputs, key, kernel_init),
         apply=apply,
-        noise=lambda key, shape: layer_noise(module, obs, key, shape),
+        noise=lambda key, shape: layer_noise(module, inputs, key, shape),
     )
 
 

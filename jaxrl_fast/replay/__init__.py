@@ -32,6 +32,18 @@ class Replay(NamedTuple):
     update_priorities: Callable[[PyTree, Any, Array], PyTree] | None = None  # (R, index, errors [B]); None: it has none
 
 
+def make(
+    config: ReplayConfig,
+    spec: EnvSpec,
+    parallelism: Parallelism = Parallelism(),
+    priority_exponent: float | Array | None = None,
+) -> Replay:
+    """Return a buffer that samples uniformly, or in proportion to priorities if `priority_exponent` is given."""
+    if priority_exponent is None:
+        return uniform(config, spec, parallelism)
+    return prioritized(config, spec, parallelism, priority_exponent)
+
+
 def uniform(config: ReplayConfig, spec: EnvSpec, parallelism: Parallelism = Parallelism()) -> Replay:
     """Return a buffer from which each readable transition is sampled with the same probability.
 

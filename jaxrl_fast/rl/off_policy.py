@@ -1,4 +1,4 @@
-"""Counting for off-policy algorithms: an exact replay ratio, and a target period in environment steps.
+"""The update of off-policy algorithms: gradient steps at an exact replay ratio, and target updates.
 
 Everything is counted in environment steps. An update adds some of them and makes as many gradient steps as the replay
 ratio asks for by then; a fraction is carried over to the next update, so the ratio holds exactly for any number of
@@ -7,15 +7,17 @@ environments. Ratios are fractions, and counts are int32.
 
 from collections.abc import Callable
 from fractions import Fraction
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 from jax import Array
 
+from jaxrl_fast.parallel import collectives
+from jaxrl_fast.rl import exploration
 from jaxrl_fast.rl.exploration import MAX_COUNT
-from jaxrl_fast.types import Key, PyTree
+from jaxrl_fast.types import EnvSpec, Key, Metrics, Parallelism, PyTree
 
 
 class ReplayRatio(NamedTuple):
@@ -33,9 +35,63 @@ class Counts(NamedTuple):
     steps_since_target_update: Array  # int32: environment steps, in units of 1 / ratio.numerator
 
 
+class State(NamedTuple):
+    """The whole state of an off-policy algorithm."""
+
+    learner: PyTree  # the variables that a gradient step changes
+    replay: PyTree
+    counts: Counts
+    num_updates: Array  # int32
+
+
 def init() -> Counts:
     """Return the counts before the first update."""
     return Counts(jnp.int32(0), jnp.int32(0))
+
+
+def init_state(learner: PyTree, buffer: PyTree) -> State:
+    """Return the state before the first update."""
+    return State(learner, buffer, init(), jnp.int32(0))
+
+
+# A gradient step: (buffer, num_updates, keys [2], learner, counts) -> (learner, buffer, counts, metrics). Metrics are
+# sums or rows of weighted numbers, and "weight" is that of the rows.
+Step = Callable[[PyTree, Array, Key, PyTree, Counts], tuple[PyTree, PyTree, Counts, Metrics]]
+
+
+def learn(
+    schedule: ReplayRatio, parallelism: Parallelism, step: Step, state: State, changes_buffer: bool, key: Key
+) -> tuple[State, Metrics]:
+    """Make the gradient steps that are due after a rollout was added to the replay buffer.
+
+    Returns metrics: for each metric of a step its weighted mean times the number of steps, and that number. With
+    `changes_buffer`, a step changes the buffer (priorities); else the buffer stays out of the loop.
+    """
+    env_steps = num_env_steps(schedule, state)
+    num_steps, counts = num_grad_steps_due(schedule, state.counts, env_steps)
+
+    def once(changing: PyTree, keys: Key) -> tuple[PyTree, Metrics]:
+        learner, counts, *rest = changing
+        buffer = rest[0] if rest else state.replay
+        learner, buffer, counts, metrics = step(buffer, state.num_updates, keys, learner, counts)
+        return (learner, counts, buffer) if rest else (learner, counts), metrics
+
+    changing = (state.learner, counts, state.replay) if changes_buffer else (state.learner, counts)
+    (learner, counts, *rest), sums = gradient_steps(num_steps, max_grad_steps(schedule), once, changing, key)
+    sums = collectives.all_reduce_sum(jax.tree.map(jnp.sum, sums), parallelism.grad_axis)
+    per_weight = num_steps / jnp.maximum(sums.pop("weight"), 1e-12)
+    metrics = {f"{name}_sum": x * per_weight for name, x in sums.items()} | {"gradient_steps": num_steps}
+    return State(learner, rest[0] if rest else state.replay, counts, state.num_updates + 1), metrics
+
+
+def num_env_steps(schedule: ReplayRatio, state: State) -> Array:
+    """Return the environment steps of all updates so far on all shards, int32, at most MAX_COUNT."""
+    return exploration.env_steps(schedule.steps_per_update, state.num_updates)
+
+
+def num_gradient_steps(schedule: ReplayRatio, num_updates: int) -> int:
+    """Return the gradient steps of a run of `num_updates` updates, at least 1."""
+    return max(int(schedule.ratio * (num_updates * schedule.steps_per_update - schedule.first_learning)), 1)
 
 
 def num_grad_steps_due(schedule: ReplayRatio, counts: Counts, env_steps: Array) -> tuple[Array, Counts]:
@@ -54,6 +110,36 @@ def max_grad_steps(schedule: ReplayRatio) -> int:
     """Return the most gradient steps that one update can make."""
     ratio = schedule.ratio
     return (ratio.denominator - 1 + ratio.numerator * schedule.steps_per_update) // ratio.denominator
+
+
+def check_sizes(
+    config: Any, spec: EnvSpec, parallelism: Parallelism, rollout_length: int, schedule: ReplayRatio
+) -> None:
+    """Raise ValueError if a batch does not fit the devices or the buffer. `config` is a `configs.common.OffPolicy`."""
+    num_envs = spec.num_envs * parallelism.num_shards
+    num_devices = parallelism.num_shards * parallelism.num_grad_workers
+    if config.batch_size % num_devices:
+        raise ValueError(
+            f"batch_size: must be a multiple of {num_devices}, the number of devices, got {config.batch_size}; "
+            f"use {-(-config.batch_size // num_devices) * num_devices}"
+        )
+    if config.buffer_size < config.batch_size:
+        raise ValueError(
+            f"buffer_size: must hold one batch of {config.batch_size}, got {config.buffer_size}; "
+            "use a larger buffer or a smaller batch_size"
+        )
+    if config.learning_starts > config.buffer_size:
+        raise ValueError(
+            f"learning_starts: must be at most buffer_size ({config.buffer_size}), got {config.learning_starts}; "
+            f"use {config.buffer_size} or fewer"
+        )
+    num_rows = config.n_step + max(spec.frame_stack, 1) + rollout_length  # the fewest that can be written and read
+    smallest = -(-num_rows // rollout_length) * schedule.steps_per_update
+    if config.buffer_size < smallest:
+        raise ValueError(
+            f"buffer_size: must be at least {smallest} for n_step {config.n_step} and rollouts of {rollout_length} "
+            f"steps in each of {num_envs} environments, got {config.buffer_size}; use {smallest} or more"
+        )
 
 
 def check(schedule: ReplayRatio, target_update_interval: int, as_fraction: Callable[[float], Fraction]) -> None:

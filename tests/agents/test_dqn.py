@@ -284,7 +284,7 @@ def test_action_values_are_forbidden_where_masked():
     params, mask = jnp.float32([[1, 2, 3]]), jnp.array([[True, False, True], [True, True, False]])
     value = dqn.action_values(context, params, PolicyInput(obs, mask))
     np.testing.assert_array_equal(value, [[1, distributions.FORBIDDEN, 3], [1, 2, distributions.FORBIDDEN]])
-    state = dqn.State(dqn.Learner(params, (), ()), (), (), jnp.int32(0))
+    state = off_policy.State(dqn.Learner(params, (), ()), (), (), jnp.int32(0))
     np.testing.assert_array_equal(dqn.exploit(context, state, PolicyInput(obs, mask), (), ()).action, [2, 1])
 
 

@@ -15,6 +15,52 @@ KernelInit = Literal["orthogonal", "lecun_normal", "lecun_uniform", "he_normal",
 Dtype = Literal["float32", "bfloat16"]
 
 rollout = partial(option, help="Environment steps per update in each environment.", bounds=COUNT)
+rollout_off_policy = partial(
+    rollout,
+    "auto",
+    help="Environment steps per update in each environment; auto: at most 32 in all, at least one each.",
+)
+buffer_size = partial(
+    option,
+    help="Transitions in the replay buffer over all environments, rounded down to whole rollouts.",
+    bounds=Bounds(1, 2**30),  # indices are int32, and so is the sum of two
+)
+batch_size = partial(option, help="Transitions in a gradient step.", bounds=COUNT)
+replay_ratio = partial(
+    option, help="Gradient steps per environment step, exact for any number of environments.", bounds=POSITIVE
+)  # not traced: counted as a fraction
+learning_starts = partial(option, help="Environment steps before the first gradient step.", bounds=Bounds(0, MAX_STEPS))
+random_actions = partial(
+    learning_starts, help="Environment steps before the first gradient step; until then actions are uniformly random."
+)
+target_update_interval = partial(
+    option,
+    help="Environment steps between target updates; if shorter than one gradient step, update after every gradient "
+    "step.",
+    bounds=Bounds(1, MAX_STEPS),
+)
+tau = partial(
+    option,
+    help="Step size of a target update: 1 copies the online parameters, less averages.",
+    bounds=Bounds(0, 1, exclusive_min=True),
+    traced=True,
+)
+n_step = partial(option, help="Rewards summed before bootstrapping.", bounds=COUNT)
+prioritized = partial(option, help="Draw transitions in proportion to their errors (Schaul et al. 2016).")
+_of_priorities = partial(option, bounds=FRACTION, needs=("prioritized", True), traced=True)
+priority_exponent = partial(_of_priorities, help="Exponent of the errors as priorities.")
+importance_exponent = partial(_of_priorities, help="Initial exponent of the importance weights; it rises to 1.")
+critic_learning_rate = partial(
+    option, help="Initial step size of the critics' optimizer.", bounds=POSITIVE, traced=True
+)
+num_critics = partial(option, help="Critics; the target takes their minimum.", bounds=Bounds(1, 2**10))
+noise_theta = partial(
+    option,
+    help="Rate at which exploration noise is renewed: 1 draws it for each step, less makes it an Ornstein-Uhlenbeck "
+    "process, whose spread stays the same (Lillicrap et al. 2016 use 0.15).",
+    bounds=Bounds(0, 1, exclusive_min=True),
+)
+ACTOR_CRITIC_WIDTHS = "Widths of the dense layers of the policy and of each critic."
 num_minibatches = partial(option, help="Minibatches per epoch; each is one gradient step.", bounds=COUNT)
 num_epochs = partial(option, help="Passes over the rollout per update.", bounds=COUNT)
 learning_rate = partial(option, help="Initial step size of the optimizer.", bounds=POSITIVE, traced=True)
@@ -65,6 +111,44 @@ kernel_init = partial(option, help="Initial kernels: orthogonal, or independent 
 compute_dtype = partial(
     option, help="Dtype of the network's computation; parameters stay float32. bfloat16 is for GPUs."
 )
+
+
+class OffPolicy:
+    """What follows from the options of an algorithm that learns from a replay buffer."""
+
+    replay_ratio: float
+    batch_size: int
+    learning_starts: int
+    n_step: int
+
+    @property
+    def ratio(self) -> Fraction:
+        """Return the replay ratio as the fraction that its decimal text denotes: 0.1 is 1/10."""
+        return as_fraction(self.replay_ratio)
+
+    def first_learning(self, num_envs: int) -> int:
+        """Return the environment steps before the first gradient step: enough for transitions in the replay buffer."""
+        return max(self.learning_starts, (self.n_step + 1) * num_envs)
+
+    def gradient_rows(self, num_envs: int) -> int:
+        """Return the rows in a gradient step."""
+        return self.batch_size
+
+    def describe(self, num_envs: int) -> str:
+        """Return a sentence for the header of a run."""
+        return (
+            f"{self.replay_ratio:g} gradient steps per environment step, {self.batch_size:,} transitions each, "
+            f"from step {self.first_learning(num_envs):,} on"
+        )
+
+
+def warn_of_targets(config: Any, num_envs: int) -> tuple[str, ...]:
+    """Return a warning if targets are copied several times within an update, which makes them the parameters."""
+    steps, interval = rollout_length(config, num_envs) * num_envs, config.target_update_interval
+    if config.tau < 1 or interval >= steps or config.replay_ratio * steps < 2:
+        return ()
+    problem = f"the target is copied several times within an update of {steps} steps, got {interval}"
+    return (f"--agent.target-update-interval: {problem}; use {steps} or more",)
 
 
 def as_fraction(number: float) -> Fraction:

@@ -1,59 +1,37 @@
 """Options of DQN and its extensions."""
 
 from dataclasses import dataclass
-from fractions import Fraction
 from functools import partial
 from typing import Any, Literal
 
 from jaxrl_fast.agents.configs import common
-from jaxrl_fast.utils.option import COUNT, FRACTION, MAX_STEPS, NON_NEGATIVE, POSITIVE, Bounds, option
+from jaxrl_fast.utils.option import NON_NEGATIVE, POSITIVE, Bounds, option
 
 _munchausen = partial(option, needs=("munchausen", True), traced=True)
-_prioritized = partial(option, bounds=FRACTION, needs=("prioritized", True), traced=True)
 _c51 = partial(option, needs=("value_head", "c51"))
 
 
 @dataclass(frozen=True)
-class DQN:
+class DQN(common.OffPolicy):
     """Deep Q-learning (Mnih et al. 2015) with the extensions of Rainbow (Hessel et al. 2018) and others as switches.
 
     The defaults are those of CleanRL's classic-control runs, except for the gradient bound, a larger replay buffer and
     the network's widths.
     """
 
-    rollout_length: int | Literal["auto"] = common.rollout(
-        "auto", help="Environment steps per update in each environment; auto: at most 32 in all, at least one each."
-    )
-    buffer_size: int = option(
-        100_000,
-        "Transitions in the replay buffer over all environments, rounded down to whole rollouts.",
-        bounds=Bounds(1, 2**30),  # indices are int32, and so is the sum of two
-    )
-    batch_size: int = option(128, "Transitions in a gradient step.", bounds=COUNT)
-    replay_ratio: float = option(
-        0.1, "Gradient steps per environment step, exact for any number of environments.", bounds=POSITIVE
-    )  # not traced: counted as a fraction
-    learning_starts: int = option(
-        10_000, "Environment steps before the first gradient step.", bounds=Bounds(0, MAX_STEPS)
-    )
-    target_update_interval: int = option(
-        500,
-        "Environment steps between target updates; if shorter than one gradient step, update after every gradient "
-        "step.",
-        bounds=Bounds(1, MAX_STEPS),
-    )
-    tau: float = option(
-        1.0,
-        "Step size of a target update: 1 copies the online parameters, less averages.",
-        bounds=Bounds(0, 1, exclusive_min=True),
-        traced=True,
-    )
+    rollout_length: int | Literal["auto"] = common.rollout_off_policy()
+    buffer_size: int = common.buffer_size(100_000)
+    batch_size: int = common.batch_size(128)
+    replay_ratio: float = common.replay_ratio(0.1)
+    learning_starts: int = common.learning_starts(10_000)
+    target_update_interval: int = common.target_update_interval(500)
+    tau: float = common.tau(1.0)
     learning_rate: float = common.learning_rate(2.5e-4)
     anneal_lr: bool = common.anneal_lr(False)
     adam_epsilon: float = common.adam_epsilon(1e-8)
     max_grad_norm: float = common.max_grad_norm(10.0)
     gamma: float = common.gamma(0.99)
-    n_step: int = option(1, "Rewards summed before bootstrapping.", bounds=COUNT)
+    n_step: int = common.n_step(1)
     loss: Literal["squared", "huber"] = option(
         "squared",
         "Loss of the temporal-difference error. huber regresses on the median: keep rewards near 1.",
@@ -78,9 +56,9 @@ class DQN:
     munchausen_clip: float = _munchausen(
         -1.0, "Lower bound of temperature times log-policy.", bounds=Bounds(float("-inf"), 0)
     )
-    prioritized: bool = option(False, "Draw transitions in proportion to their errors (Schaul et al. 2016).")
-    priority_exponent: float = _prioritized(0.5, "Exponent of the errors as priorities.")
-    importance_exponent: float = _prioritized(0.4, "Initial exponent of the importance weights; it rises to 1.")
+    prioritized: bool = common.prioritized(False)
+    priority_exponent: float = common.priority_exponent(0.5)
+    importance_exponent: float = common.importance_exponent(0.4)
     epsilon_start: float = common.epsilon_start(1.0)
     epsilon_end: float = common.epsilon_end(0.05)
     epsilon_steps: int = common.epsilon_steps(250_000)
@@ -95,30 +73,6 @@ class DQN:
     kernel_init: common.KernelInit = common.kernel_init("lecun_normal")
     compute_dtype: common.Dtype = common.compute_dtype("float32")
 
-    @property
-    def ratio(self) -> Fraction:
-        """Return the replay ratio as the fraction that its decimal text denotes: 0.1 is 1/10."""
-        return common.as_fraction(self.replay_ratio)
-
-    def first_learning(self, num_envs: int) -> int:
-        """Return the environment steps before the first gradient step: enough for transitions in the replay buffer."""
-        return max(self.learning_starts, (self.n_step + 1) * num_envs)
-
-    def gradient_rows(self, num_envs: int) -> int:
-        """Return the rows in a gradient step."""
-        return self.batch_size
-
-    def describe(self, num_envs: int) -> str:
-        """Return a sentence for the header of a run."""
-        return (
-            f"{self.replay_ratio:g} gradient steps per environment step, {self.batch_size:,} transitions each, "
-            f"from step {self.first_learning(num_envs):,} on"
-        )
-
     def warnings(self, num_envs: int) -> tuple[str, ...]:
         """Return warnings about options that do not go together."""
-        steps, interval = common.rollout_length(self, num_envs) * num_envs, self.target_update_interval
-        if self.tau < 1 or interval >= steps or self.replay_ratio * steps < 2:
-            return ()
-        problem = f"the target is copied several times within an update of {steps} steps, got {interval}"
-        return (f"--agent.target-update-interval: {problem}; use {steps} or more",)
+        return common.warn_of_targets(self, num_envs)
