@@ -41,6 +41,17 @@ class Custom(nn.Module):
         return self.mlp(features.reshape(*batch, math.prod(features.shape[1:])))
 
 
+class JoinAction(nn.Module):
+    """A user's module for critics: its features of the observation, and the action beside them."""
+
+    module: nn.Module
+
+    def __call__(self, inputs):
+        obs, action = inputs
+        features = self.module(obs)
+        return jnp.concatenate([features.reshape(features.shape[0], -1), action.astype(features.dtype)], axis=-1)
+
+
 def is_custom(kind: str) -> bool:
     """Return whether a network's name is that of a user's class, "my_package.my_module:MyTorso"."""
     return ":" in kind

@@ -2,8 +2,18 @@
 
 import jax
 
-from jaxrl_fast.networks import Network
+from jaxrl_fast.networks import Network, network
 from jaxrl_fast.types import Array, Key, PyTree
+
+
+def critics(obs: PyTree, action_size: int, num: int, **options) -> Network:
+    """Return `num` functions Q(obs, action) as one network: apply(params, (obs, action [..., D])) is [num, ...].
+
+    Options are those of `networks.network`.
+    """
+    one = network(obs, 1, action_size=action_size, **options)
+    scalar = lambda params, inputs, noise=(): one.apply(params, inputs, noise)[..., 0]
+    return ensemble(one._replace(apply=scalar), num)
 
 
 def ensemble(network: Network, num: int) -> Network:

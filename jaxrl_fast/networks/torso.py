@@ -34,6 +34,7 @@ def make(obs: PyTree, **options) -> nn.Module:
     layer_norm    normalize before every activation, over the last axis: after a convolution, a pixel's channels
     noisy         dense layers with learned noise (Fortunato et al. 2018, "Noisy networks for exploration")
     dtype         the type of all intermediate results
+    action_size   D: the input is a pair (obs, action [..., D]), and the action joins the features; 0: it is obs
 
     The module's `init` fills kernels with their gains; `init.init_params` draws them.
     """
@@ -52,6 +53,7 @@ def make_part(
     layer_norm: bool = False,
     noisy: bool = False,
     dtype: jnp.dtype = jnp.float32,
+    action_size: int = 0,
 ) -> nn.Module:
     """Return a torso with some of its dense layers, or, if `part` leaves out the first ones, an MLP of the others."""
     kind = choose_kind(obs, kind, observations)
@@ -67,14 +69,16 @@ def make_part(
     activation = default_activation if activation == "auto" else activation
     widths = tuple(hidden) or default_hidden
     layers: dict[str, Any] = dict(activation=activation, layer_norm=layer_norm, dtype=dtype)
+    inputs = with_action(obs, action_size)
     # Features of boards keep their axes [F, H', W'] up to the first dense layer: kernels.dense reads them as they lie.
-    is_one = len(jax.tree.leaves(obs)) == 1
+    is_one = len(jax.tree.leaves(inputs)) == 1
     follows_boards = kind == "minatar" and is_one and 0 in range(len(widths))[part]
     mlp = MLP(widths[part], noisy=noisy, input_axes=3 if follows_boards else 1, **layers)
     if part.start is not None:
         return mlp
     if custom.is_custom(kind):
-        return custom.Custom(obs, custom.make(kind, arguments, obs, observations, dtype), mlp, observations)
+        module = custom.make(kind, arguments, obs, observations, dtype)
+        return custom.Custom(inputs, custom.JoinAction(module) if action_size else module, mlp, observations)
     stem = {
         "mlp": lambda: None,
         "minatar": lambda: Boards(16, 3, **layers),
@@ -82,7 +86,12 @@ def make_part(
         "dqn2013": lambda: Convolutions(((16, 8, 4), (32, 4, 2)), **layers),
         "impala": lambda: Residual((16, 32, 32), **layers),
     }[kind]()
-    return Torso(obs, stem, mlp, observations)
+    return Torso(inputs, stem, mlp, observations)
+
+
+def with_action(obs: PyTree, action_size: int = 0) -> PyTree:
+    """Return the shapes and dtypes of a torso's input: `obs`, or (obs, action [D]) for an action of D numbers."""
+    return (obs, ShapeDtypeStruct((action_size,), jnp.float32)) if action_size else obs
 
 
 def choose_kind(obs: PyTree, kind: str = "auto", observations: str = "auto") -> str:

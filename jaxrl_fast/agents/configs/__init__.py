@@ -18,5 +18,7 @@ required. Optional members:
 from jaxrl_fast.agents.configs.dqn import DQN
 from jaxrl_fast.agents.configs.ppo import PPO
 from jaxrl_fast.agents.configs.pqn import PQN
+from jaxrl_fast.agents.configs.sac import SAC
+from jaxrl_fast.agents.configs.td3 import DDPG, TD3
 
-CONFIGS = {"ppo": PPO, "dqn": DQN, "pqn": PQN}
+CONFIGS = {"ppo": PPO, "dqn": DQN, "pqn": PQN, "sac": SAC, "td3": TD3, "ddpg": DDPG}

@@ -1,0 +1,222 @@
+"""What SAC and TD3 share: an actor and several critics that learn from a replay buffer. It is no algorithm itself."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jaxrl_fast import networks, replay
+from jaxrl_fast.agents.configs.common import as_fraction, rollout_length
+from jaxrl_fast.networks.ensemble import critics
+from jaxrl_fast.parallel import collectives
+from jaxrl_fast.rl import action_noise, normalize, off_policy, optim
+from jaxrl_fast.rl.off_policy import ReplayRatio, State
+from jaxrl_fast.types import Agent, Array, Decision, EnvSpec, Key, Metrics, Parallelism, PolicyInput, PyTree, Rollout
+
+SUPPORTS = frozenset({"shards", "grad_workers"})
+
+
+class Params(NamedTuple):
+    """One value for each part that is learned: its parameters, its optimizer, or its learning rate."""
+
+    actor: PyTree
+    critic: PyTree  # parameters have a leading axis [num_critics]
+    log_temperature: PyTree = ()  # of SAC: f32 []
+
+
+class Learner(NamedTuple):
+    """The variables that a gradient step changes."""
+
+    params: Params
+    target_params: Params  # () for parts without a target
+    optimizer: Params
+
+
+class Context(NamedTuple):
+    """The constants of an agent, which all its functions share."""
+
+    config: Any
+    spec: EnvSpec
+    parallelism: Parallelism
+    replay: replay.Replay
+    ratio: ReplayRatio
+    num_updates: int
+    actor: networks.Network  # f32 [..., num_outputs] of an observation
+    critic: networks.Network  # f32 [num_critics, ...] of (observation, action [..., D])
+    learning_rate: Params  # an optax.Schedule each, of the gradient steps of the critics
+    optimizer: Params  # an optax.GradientTransformation each
+
+    @property
+    def num_envs(self) -> int:
+        """Return the number of environments on all shards."""
+        return self.spec.num_envs * self.parallelism.num_shards
+
+    @property
+    def action_size(self) -> int:
+        """Return D, the numbers of an action."""
+        return self.spec.action.num_outputs
+
+
+def make_context(
+    name: str,
+    config: Any,
+    spec: EnvSpec,
+    num_updates: int,
+    parallelism: Parallelism,
+    outputs_per_number: int,
+    target_update_interval: int,
+    policy_delay: int = 1,
+    transform_gradient: optax.GradientTransformation | None = None,
+) -> Context:
+    """Return the constants of an agent whose actor has so many outputs for each number of an action.
+
+    Raises ValueError if options contradict each other or the environment.
+    """
+    size = action_noise.action_size(spec, name, "dqn or ppo")
+    num_envs = spec.num_envs * parallelism.num_shards
+    num_steps = rollout_length(config, num_envs)
+    ratio = ReplayRatio(config.ratio, config.first_learning(num_envs), num_steps * num_envs)
+    off_policy.check_sizes(config, spec, parallelism, num_steps, ratio)
+    off_policy.check(ratio, target_update_interval, as_fraction)
+    num_rows = config.buffer_size // ratio.steps_per_update * num_steps
+    buffer = replay.ReplayConfig(num_rows, spec.num_envs, config.n_step, spec.frame_stack)
+    num_gradient_steps = off_policy.num_gradient_steps(ratio, num_updates)
+    rates = config.learning_rate, config.critic_learning_rate, config.learning_rate
+    schedules = Params(*(optim.linear_schedule(rate, config.anneal_lr, num_gradient_steps) for rate in rates))
+    of_actor = lambda steps: schedules.actor(policy_delay * steps)  # an optimizer counts its own steps
+    optimizer = partial(
+        optim.make_optimizer,
+        epsilon=config.adam_epsilon,
+        max_grad_norm=config.max_grad_norm,
+        transform=transform_gradient,
+    )
+    options = networks.options_of(config)
+    return Context(
+        config=config,
+        spec=spec,
+        parallelism=parallelism,
+        replay=replay.make(buffer, spec, parallelism, config.priority_exponent if config.prioritized else None),
+        ratio=ratio,
+        num_updates=num_updates,
+        actor=networks.network(spec.obs, outputs_per_number * size, **options),
+        critic=critics(spec.obs, size, config.num_critics, layer_norm=config.layer_norm, **options),
+        learning_rate=schedules,
+        optimizer=Params(*map(optimizer, schedules._replace(actor=of_actor))),
+    )
+
+
+def make_agent(context: Context, init: Callable, policy: Callable, explore: Callable, gradient_step: Callable) -> Agent:
+    """Return an agent.
+
+    `init(context, key)` is the Learner, `policy(context, params, obs)` the greedy action [N, D], `explore(context,
+    params, obs, noise)` another action from noise [N, D], and `gradient_step` an `off_policy.Step` after the context.
+    """
+    size = context.action_size
+    return Agent(
+        init=lambda key: off_policy.init_state(init(context, key), context.replay.init()),
+        explore=partial(_explore, context, explore),
+        exploit=lambda state, inputs, carry, noise: Decision(policy(context, state.learner.params, inputs.obs)),
+        update=partial(update, context, gradient_step),
+        rollout_length=context.ratio.steps_per_update // context.num_envs,
+        sample_noise=partial(action_noise.sample_noise, size),
+        initial_carry=action_noise.initial_carry(size, context.config.noise_theta),
+        policy_state=lambda state: state._replace(replay=()),
+        on_env_restart=lambda state: state._replace(replay=context.replay.discard_tail(state.replay)),
+    )
+
+
+def _explore(
+    context: Context, explore: Callable, state: State, inputs: PolicyInput, carry: PyTree, noise: action_noise.Noise
+) -> Decision:
+    """Take uniformly random actions until the first gradient step, and then those of the algorithm."""
+    now = off_policy.num_env_steps(context.ratio, state) + noise.step * context.num_envs
+    normal, carry = action_noise.correlated(context.config.noise_theta, carry, noise.normal)
+    chosen = explore(context, state.learner.params, inputs.obs, normal)
+    return Decision(jnp.where(now < context.ratio.first_learning, action_noise.uniform(normal), chosen), carry)
+
+
+def init_params(context: Context, key: Key) -> Params:
+    """Return fresh parameters of the actor and of each critic."""
+    key_actor, key_critic = jax.random.split(key)
+    return Params(context.actor.init(key_actor), context.critic.init(key_critic))
+
+
+def init_optimizer(context: Context, params: Params) -> Params:
+    """Return the optimizers before the first step; () for parts without parameters."""
+    both = zip(context.optimizer, params, strict=True)
+    return Params(*(rule.init(part) if jax.tree.leaves(part) else () for rule, part in both))
+
+
+def update(
+    context: Context, gradient_step: Callable, state: State, rollout: Rollout, key: Key
+) -> tuple[State, Metrics]:
+    """Add the rollout to the replay buffer, then make the gradient steps that are due."""
+    rollout = normalize.clip_rewards(rollout, context.config.clip_rewards)
+    state, metrics = off_policy.learn(
+        context.ratio,
+        context.parallelism,
+        partial(gradient_step, context),
+        state._replace(replay=context.replay.add(state.replay, rollout.steps)),
+        context.replay.update_priorities is not None,
+        key,
+    )
+    return state, metrics | {
+        "learning_rate": context.learning_rate.actor(state.learner.optimizer.critic[-1].count),
+        "replay_size": context.replay.size(state.replay) * context.num_envs,
+    }
+
+
+def sample(context: Context, buffer: PyTree, key: Key, num_updates: Array) -> tuple[replay.Sample, Array, Any]:
+    """Return this device's transitions [B], their weights in the loss [B], and an index for `update_priorities`."""
+    config = context.config
+    beta = optax.linear_schedule(config.importance_exponent, 1.0, context.num_updates)(num_updates)
+    return context.replay.sample(buffer, key, config.batch_size, config.gamma, beta)
+
+
+def sample_normal(context: Context, key: Key, num: int) -> Array:
+    """Return standard normal numbers for actions of this device's rows, f32 [num, B, D]."""
+    num_rows = context.config.batch_size // context.parallelism.num_shards
+    noise = jax.random.normal(key, (num, num_rows, context.action_size))
+    return collectives.local_rows(noise, context.parallelism.num_grad_workers, axis=1)
+
+
+def critic_step(
+    context: Context, learner: Learner, buffer: PyTree, batch: replay.Sample, weight: Array, index: Any, target: Array
+) -> tuple[Learner, PyTree, Metrics]:
+    """Move all critics towards a target [B]. Returns the learner, the buffer with new priorities, and metrics [B]."""
+    loss = partial(critic_loss, context.critic)
+    arguments = batch, target, weight / context.config.batch_size
+    gradient, (errors, metrics) = jax.grad(loss, has_aux=True)(learner.params.critic, *arguments)
+    workers = context.parallelism.num_grad_workers if context.replay.update_priorities else 1
+    whole = collectives.scatter_rows(errors, workers) if workers > 1 else ()
+    gradient, whole = collectives.all_reduce_sum((gradient, whole), context.parallelism.grad_axis)
+    if context.replay.update_priorities:
+        buffer = context.replay.update_priorities(buffer, index, whole if workers > 1 else errors)
+    return apply_gradient(context, learner, Params((), gradient)), buffer, metrics
+
+
+def critic_loss(
+    critic: networks.Network, params: PyTree, batch: replay.Sample, target: Array, weight: Array
+) -> tuple[Array, tuple[Array, Metrics]]:
+    """Return the weighted squared errors (Q_i(s, a) - target)^2 / 2, summed over rows and critics i.
+
+    Also returns the errors for priorities [B], means over the critics, and weighted metrics [B].
+    """
+    value = critic.apply(params, (batch.obs, batch.action))  # [num_critics, B]
+    td_error = target[None] - value
+    losses, errors = 0.5 * (td_error**2).sum(0), jnp.abs(td_error).mean(0)
+    metrics = {"td_loss": losses, "q_value": value.mean(0), "td_error_abs": errors}
+    return (weight * losses).sum(), (errors, {"weight": weight} | jax.tree.map(lambda x: weight * x, metrics))
+
+
+def apply_gradient(context: Context, learner: Learner, gradient: Params) -> Learner:
+    """Return the learner after one step of the optimizers of those parts that have a gradient; () stands for none."""
+    params, optimizer = list(learner.params), list(learner.optimizer)
+    for i, (rule, g) in enumerate(zip(context.optimizer, gradient, strict=True)):
+        if jax.tree.leaves(g):
+            updates, optimizer[i] = rule.update(g, optimizer[i], params[i])
+            params[i] = optax.apply_updates(params[i], updates)
+    return learner._replace(params=Params(*params), optimizer=Params(*optimizer))

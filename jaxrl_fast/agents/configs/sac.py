@@ -1,0 +1,68 @@
+"""Options of SAC."""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from jaxrl_fast.agents.configs import common
+from jaxrl_fast.utils.option import COUNT, POSITIVE, option
+
+
+@dataclass(frozen=True)
+class SAC(common.OffPolicy):
+    """Soft actor-critic (Haarnoja et al. 2018) with a learned temperature, and REDQ's ensembles as a switch.
+
+    The defaults are those of the authors' second paper, table 1, with 5,000 steps of random actions as in CleanRL.
+    """
+
+    rollout_length: int | Literal["auto"] = common.rollout_off_policy()
+    buffer_size: int = common.buffer_size(1_000_000)
+    batch_size: int = common.batch_size(256)
+    replay_ratio: float = common.replay_ratio(1.0)
+    learning_starts: int = common.random_actions(5_000)
+    target_update_interval: int = common.target_update_interval(1)
+    tau: float = common.tau(0.005)
+    learning_rate: float = common.learning_rate(3e-4)
+    critic_learning_rate: float = common.critic_learning_rate(3e-4)
+    anneal_lr: bool = common.anneal_lr(False)
+    adam_epsilon: float = common.adam_epsilon(1e-8)
+    max_grad_norm: float = common.max_grad_norm(0.0)
+    gamma: float = common.gamma(0.99)
+    n_step: int = common.n_step(1)
+    num_critics: int = common.num_critics(2)
+    num_target_critics: int | None = option(
+        None,
+        "Critics of which the target takes the minimum, drawn anew in each gradient step (Chen et al. 2021, REDQ); the "
+        "policy then follows the mean of all critics. none: the minimum of all, for both.",
+        bounds=COUNT,
+    )
+    learn_temperature: bool = option(True, "Learn the temperature, so that the entropy approaches target_entropy.")
+    temperature: float = option(
+        1.0, "Weight of the entropy: the initial value, or the fixed one.", bounds=POSITIVE, traced=True
+    )
+    target_entropy: float | None = option(
+        None,
+        "Entropy of the policy in nats, for actions in [-1, 1]. none: minus the number of action dimensions.",
+        needs=("learn_temperature", True),
+        traced=True,
+    )
+    noise_theta: float = common.noise_theta(1.0)
+    prioritized: bool = common.prioritized(False)
+    priority_exponent: float = common.priority_exponent(0.5)
+    importance_exponent: float = common.importance_exponent(0.4)
+    layer_norm: bool = common.layer_norm(False, help="Normalize before every activation of the critics.")
+    clip_rewards: bool | None = common.clip_rewards(None)
+    network: common.Network = common.network("auto")
+    network_options: dict[str, Any] = common.network_options({})
+    observations: common.Observations = common.observations("auto")
+    hidden_sizes: tuple[int, ...] = common.hidden_sizes((256, 256), help=common.ACTOR_CRITIC_WIDTHS)
+    activation: common.Activation = common.activation("relu")
+    kernel_init: common.KernelInit = common.kernel_init("lecun_normal")
+    compute_dtype: common.Dtype = common.compute_dtype("float32")
+
+    def warnings(self, num_envs: int) -> tuple[str, ...]:
+        """Return warnings about options that do not go together."""
+        found = common.warn_of_targets(self, num_envs)
+        if self.target_entropy is not None and self.target_entropy > 0:
+            problem = f"actions in [-1, 1] have an entropy of at most 0.69 per dimension, got {self.target_entropy:g}"
+            found += (f"--agent.target-entropy: {problem}; use a negative number",)
+        return found

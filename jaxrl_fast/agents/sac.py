@@ -1,0 +1,153 @@
+"""SAC: soft actor-critic (Haarnoja et al. 2018) with a learned temperature, for continuous actions.
+
+The policy is a tanh-Gaussian. A gradient step moves the critics, then the policy towards actions that these value,
+then the temperature, then the target critics.
+
+Deviations from the second paper: the loss of the temperature is that of its logarithm, as in the authors' code; the
+entropies of the steps within an n-step return do not count; log standard deviations are clipped to LOG_STD.
+"""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jaxrl_fast import replay
+from jaxrl_fast.agents import actor_critic
+from jaxrl_fast.agents.actor_critic import SUPPORTS as SUPPORTS
+from jaxrl_fast.agents.actor_critic import Context, Learner, Params
+from jaxrl_fast.agents.configs.sac import SAC as Config
+from jaxrl_fast.parallel import collectives
+from jaxrl_fast.rl import off_policy
+from jaxrl_fast.rl.distributions import TanhGaussian
+from jaxrl_fast.types import Agent, Array, EnvSpec, Key, Metrics, Parallelism, PyTree
+
+LOG_STD = -20.0, 2.0  # bounds of the policy's log standard deviations
+
+
+def make(
+    config: Config,
+    spec: EnvSpec,
+    num_updates: int,
+    parallelism: Parallelism = Parallelism(),
+    transform_gradient: optax.GradientTransformation | None = None,
+) -> Agent:
+    """Return SAC for environments of this spec, with schedules over `num_updates` updates.
+
+    `transform_gradient` changes the gradient of each network before its optimizer does. Raises ValueError if options
+    contradict each other or the environment.
+    """
+    if (config.num_target_critics or 1) > config.num_critics:
+        problem = f"must be at most num_critics ({config.num_critics}), got {config.num_target_critics}"
+        raise ValueError(f"num_target_critics: {problem}; use more critics")
+    context = actor_critic.make_context(
+        "sac",
+        config,
+        spec,
+        num_updates,
+        parallelism,
+        outputs_per_number=2,
+        target_update_interval=config.target_update_interval,
+        transform_gradient=transform_gradient,
+    )
+    return actor_critic.make_agent(context, init, exploit, explore, gradient_step)
+
+
+def init(context: Context, key: Key) -> Learner:
+    """Return fresh parameters, and target critics equal to the critics."""
+    params = actor_critic.init_params(context, key)
+    if context.config.learn_temperature:
+        params = params._replace(log_temperature=jnp.log(jnp.float32(context.config.temperature)))
+    target_params = Params((), params.critic)
+    return Learner(params, target_params, actor_critic.init_optimizer(context, params))
+
+
+def explore(context: Context, params: Params, obs: PyTree, noise: Array) -> Array:
+    """Sample actions [N, D] from the policy, with standard normal noise [N, D]."""
+    return jnp.tanh(policy(context, params.actor, obs).sample_from(noise))
+
+
+def exploit(context: Context, params: Params, obs: PyTree) -> Array:
+    """Return the policy's median actions [N, D]."""
+    return jnp.tanh(policy(context, params.actor, obs).mode())
+
+
+def policy(context: Context, params: PyTree, obs: PyTree) -> TanhGaussian:
+    """Return the distribution of actions."""
+    mean, log_std = jnp.split(context.actor.apply(params, obs), 2, axis=-1)
+    return TanhGaussian(mean, jnp.clip(log_std, *LOG_STD))
+
+
+def gradient_step(
+    context: Context, buffer: PyTree, num_updates: Array, keys: Key, learner: Learner, counts: off_policy.Counts
+) -> tuple[Learner, PyTree, off_policy.Counts, Metrics]:
+    """Make one gradient step on a batch from the replay buffer, with keys [2] (algorithm 1 of the second paper)."""
+    config = context.config
+    key_noise, key_subset = jax.random.split(keys[1])
+    noise_target, noise_policy = actor_critic.sample_normal(context, key_noise, 2)
+    batch, weight, index = actor_critic.sample(context, buffer, keys[0], num_updates)
+    target = td_target(context, learner, batch, noise_target, key_subset)
+    learner, buffer, metrics = actor_critic.critic_step(context, learner, buffer, batch, weight, index, target)
+
+    found = (weight > 0) / config.batch_size  # importance weights are those of the critics' errors
+    loss = partial(policy_loss, context, learner, batch.obs, noise_policy, found)
+    gradient, (excess, more) = jax.grad(loss, has_aux=True)(learner.params.actor)
+    gradient, excess = collectives.all_reduce_sum((gradient, excess), context.parallelism.grad_axis)
+    # The loss of the temperature alpha is log alpha times the excess of the entropy (eq. 18, there alpha times it).
+    gradients = Params(gradient, (), excess if config.learn_temperature else ())
+    learner = actor_critic.apply_gradient(context, learner, gradients)
+
+    critic, counts = off_policy.update_target(
+        context.ratio,
+        config.target_update_interval,
+        config.tau,
+        learner.params.critic,
+        learner.target_params.critic,
+        counts,
+    )
+    metrics |= jax.tree.map(lambda x: metrics["weight"] * x, more)
+    return learner._replace(target_params=Params((), critic)), buffer, counts, metrics
+
+
+def temperature(context: Context, params: Params) -> Array:
+    """Return the weight of the entropy, f32 []."""
+    if context.config.learn_temperature:
+        return jnp.exp(params.log_temperature)
+    return jnp.asarray(context.config.temperature, jnp.float32)
+
+
+def td_target(context: Context, learner: Learner, batch: replay.Sample, noise: Array, key: Key) -> Array:
+    """Return the target of Q(obs, action), f32 [B]: r + g (min_i Q'_i(s', a') - alpha log pi(a'|s')).
+
+    a' is sampled from the policy at s' (Haarnoja et al. 2018, "Algorithms and applications", eq. 5). With
+    `num_target_critics`, i runs over that many critics, drawn by the key (Chen et al. 2021, algorithm 1).
+    """
+    config = context.config
+    pi = policy(context, learner.params.actor, batch.next_obs)
+    sample = pi.sample_from(noise)
+    value = context.critic.apply(learner.target_params.critic, (batch.next_obs, jnp.tanh(sample)))
+    if config.num_target_critics:
+        value = value[jax.random.permutation(key, config.num_critics)[: config.num_target_critics]]
+    soft = value.min(0) - temperature(context, learner.params) * pi.log_prob(sample)
+    return batch.reward + batch.discount * soft
+
+
+def policy_loss(
+    context: Context, learner: Learner, obs: PyTree, noise: Array, weight: Array, params: PyTree
+) -> tuple[Array, tuple[Array, Metrics]]:
+    """Return the weighted sum of alpha log pi(a|s) - min_i Q_i(s, a) over the rows, with a = tanh(sample) (eq. 9).
+
+    With `num_target_critics`, the mean over i replaces the minimum. Also returns by how much the entropy exceeds its
+    target, f32 [], and metrics [B].
+    """
+    pi = policy(context, params, obs)
+    sample = pi.sample_from(noise)
+    values = context.critic.apply(learner.params.critic, (obs, jnp.tanh(sample)))
+    value = values.mean(0) if context.config.num_target_critics else values.min(0)
+    log_prob, alpha = pi.log_prob(sample), temperature(context, learner.params)
+    losses = alpha * log_prob - value
+    metrics = {"policy_loss": losses, "entropy": -log_prob, "temperature": jnp.broadcast_to(alpha, losses.shape)}
+    target = context.config.target_entropy
+    excess = -log_prob - (-context.action_size if target is None else target)
+    return (weight * losses).sum(), ((weight * excess).sum(), metrics)

@@ -1,0 +1,113 @@
+"""TD3: twin delayed deep deterministic policy gradient (Fujimoto et al. 2018), for continuous actions.
+
+DDPG (Lillicrap et al. 2016) is TD3 with one critic, no delay and no noise on target actions (`agents.ddpg`).
+
+Deviations from the paper: none in what is computed. Actions are clipped to the bounds before they are stored, as in the
+authors' code.
+"""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jaxrl_fast import replay
+from jaxrl_fast.agents import actor_critic
+from jaxrl_fast.agents.actor_critic import SUPPORTS as SUPPORTS
+from jaxrl_fast.agents.actor_critic import Context, Learner, Params
+from jaxrl_fast.agents.configs.td3 import TD3 as Config
+from jaxrl_fast.parallel import collectives
+from jaxrl_fast.rl import off_policy
+from jaxrl_fast.types import Agent, Array, EnvSpec, Key, Metrics, Parallelism, PyTree
+
+
+def make(
+    config: Config,
+    spec: EnvSpec,
+    num_updates: int,
+    parallelism: Parallelism = Parallelism(),
+    transform_gradient: optax.GradientTransformation | None = None,
+) -> Agent:
+    """Return TD3 for environments of this spec, with schedules over `num_updates` updates.
+
+    `transform_gradient` changes the gradient of each network before its optimizer does. Raises ValueError if options
+    contradict each other or the environment.
+    """
+    context = actor_critic.make_context(
+        "td3",
+        config,
+        spec,
+        num_updates,
+        parallelism,
+        outputs_per_number=1,
+        target_update_interval=1,
+        policy_delay=config.policy_delay,
+        transform_gradient=transform_gradient,
+    )
+    return actor_critic.make_agent(context, init, exploit, explore, gradient_step)
+
+
+def init(context: Context, key: Key) -> Learner:
+    """Return fresh parameters, and targets equal to them."""
+    params = actor_critic.init_params(context, key)
+    return Learner(params, params, actor_critic.init_optimizer(context, params))
+
+
+def explore(context: Context, params: Params, obs: PyTree, noise: Array) -> Array:
+    """Return the policy's actions [N, D] with noise, clipped to the bounds."""
+    return jnp.clip(exploit(context, params, obs) + context.config.exploration_noise * noise, -1, 1)
+
+
+def exploit(context: Context, params: Params, obs: PyTree) -> Array:
+    """Return the policy's actions [N, D]."""
+    return jnp.tanh(context.actor.apply(params.actor, obs))
+
+
+def gradient_step(
+    context: Context, buffer: PyTree, num_updates: Array, keys: Key, learner: Learner, counts: off_policy.Counts
+) -> tuple[Learner, PyTree, off_policy.Counts, Metrics]:
+    """Make one gradient step on a batch from the replay buffer, with keys [2] (algorithm 1).
+
+    The policy and all targets move in every `policy_delay`-th step.
+    """
+    config = context.config
+    (noise,) = actor_critic.sample_normal(context, keys[1], 1)
+    batch, weight, index = actor_critic.sample(context, buffer, keys[0], num_updates)
+    target = td_target(context, learner, batch, noise)
+    learner, buffer, metrics = actor_critic.critic_step(context, learner, buffer, batch, weight, index, target)
+    found = (weight > 0) / config.batch_size  # importance weights are those of the critics' errors
+    move = partial(policy_step, context, batch.obs, found)
+    due = learner.optimizer.critic[-1].count % config.policy_delay == 0
+    learner, loss = jax.lax.cond(off_policy.same_for_all_seeds(due), move, lambda x: (x, 0.0), learner)
+    metrics["policy_loss"] = metrics["weight"].sum() * config.policy_delay * loss
+    return learner, buffer, counts, metrics
+
+
+def td_target(context: Context, learner: Learner, batch: replay.Sample, noise: Array) -> Array:
+    """Return the target of Q(obs, action), f32 [B]: r + g min_i Q'_i(s', a'), with a' from the target policy.
+
+    a' = clip(pi'(s') + clip(std noise, -c, c), -1, 1) (equations 14 and 15).
+    """
+    config = context.config
+    noise = jnp.clip(config.target_noise * noise, -config.target_noise_clip, config.target_noise_clip)
+    action = jnp.clip(exploit(context, learner.target_params, batch.next_obs) + noise, -1, 1)
+    value = context.critic.apply(learner.target_params.critic, (batch.next_obs, action))
+    return batch.reward + batch.discount * value.min(0)
+
+
+def policy_step(context: Context, obs: PyTree, weight: Array, learner: Learner) -> tuple[Learner, Array]:
+    """Move the policy towards actions that the first critic values; then move the targets. Also returns the loss."""
+    loss, gradient = jax.value_and_grad(partial(policy_loss, context, learner.params, obs, weight))(
+        learner.params.actor
+    )
+    loss, gradient = collectives.all_reduce_sum((loss, gradient), context.parallelism.grad_axis)
+    learner = actor_critic.apply_gradient(context, learner, Params(gradient, ()))
+    target_params = optax.incremental_update(learner.params, learner.target_params, context.config.tau)
+    return learner._replace(target_params=target_params), loss
+
+
+def policy_loss(context: Context, params: Params, obs: PyTree, weight: Array, actor: PyTree) -> Array:
+    """Return the weighted sum of -Q_1(s, pi(s)) over the rows, f32 [] (equation 1 with the first critic)."""
+    action = exploit(context, params._replace(actor=actor), obs)
+    return -(weight * context.critic.apply(params.critic, (obs, action))[0]).sum()
