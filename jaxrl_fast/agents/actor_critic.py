@@ -163,7 +163,8 @@ def update(
         context.replay.update_priorities is not None,
         key,
     )
-    return state, metrics | {
+    return state, {
+        **metrics,
         "learning_rate": context.learning_rate.actor(state.learner.optimizer.critic[-1].count),
         "replay_size": context.replay.size(state.replay) * context.num_envs,
     }
@@ -209,7 +210,7 @@ def critic_loss(
     td_error = target[None] - value
     losses, errors = 0.5 * (td_error**2).sum(0), jnp.abs(td_error).mean(0)
     metrics = {"td_loss": losses, "q_value": value.mean(0), "td_error_abs": errors}
-    return (weight * losses).sum(), (errors, {"weight": weight} | jax.tree.map(lambda x: weight * x, metrics))
+    return (weight * losses).sum(), (errors, {"weight": weight, **jax.tree.map(lambda x: weight * x, metrics)})
 
 
 def apply_gradient(context: Context, learner: Learner, gradient: Params) -> Learner:

@@ -167,7 +167,8 @@ def update(context: Context, state: State, rollout: Rollout, key: Key) -> tuple[
         key,
     )
     now = off_policy.num_env_steps(context.ratio, state)
-    return state, metrics | {
+    return state, {
+        **metrics,
         "epsilon": exploration.mean(context.epsilon, context.spec.num_envs, now, context.parallelism),
         "learning_rate": context.learning_rate(state.learner.optimizer[-1].count),
         "replay_size": context.replay.size(state.replay) * context.num_envs,

@@ -106,8 +106,8 @@ def gradient_step(
         learner.target_params.critic,
         counts,
     )
-    metrics |= jax.tree.map(lambda x: metrics["weight"] * x, more)
-    return learner._replace(target_params=Params((), critic)), buffer, counts, metrics
+    of_policy = jax.tree.map(lambda x: metrics["weight"] * x, more)
+    return learner._replace(target_params=Params((), critic)), buffer, counts, {**metrics, **of_policy}
 
 
 def temperature(context: Context, params: Params) -> Array:

@@ -80,8 +80,8 @@ def gradient_step(
     move = partial(policy_step, context, batch.obs, found)
     due = learner.optimizer.critic[-1].count % config.policy_delay == 0
     learner, loss = jax.lax.cond(off_policy.same_for_all_seeds(due), move, lambda x: (x, 0.0), learner)
-    metrics["policy_loss"] = metrics["weight"].sum() * config.policy_delay * loss
-    return learner, buffer, counts, metrics
+    of_all = {"policy_loss": metrics["weight"].sum() * config.policy_delay * loss}  # 0 in the other steps
+    return learner, buffer, counts, {**metrics, **of_all}
 
 
 def td_target(context: Context, learner: Learner, batch: replay.Sample, noise: Array) -> Array:

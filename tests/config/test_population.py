@@ -19,24 +19,37 @@ from jaxrl_fast.training.evaluator import Evaluator
 from jaxrl_fast.types import Agent, Decision
 from jaxrl_fast.utils.option import options_of
 from tests.helpers import probes, slow
+from tests.helpers.agents import CONTINUOUS
 
 NUM_UPDATES, NUM_ENVS = 3, 4
-UNTRACED = {"replay_ratio", "v_min", "v_max"}  # counted as a fraction; compared with each other
+UNTRACED = {  # counted as a fraction; compared with each other; 1 leaves code out
+    "dqn": {"replay_ratio", "v_min", "v_max"},
+} | {algo: {"replay_ratio", "noise_theta"} for algo in CONTINUOUS}
+OFF_POLICY = dict(
+    rollout_length=8, hidden_sizes=(4,), buffer_size=256, batch_size=8, learning_starts=8, replay_ratio=0.25,
+    prioritized=True,
+)  # fmt: skip
 SMALL = {
     "ppo": dict(
         rollout_length=8, hidden_sizes=(4,), num_epochs=2, num_minibatches=2, normalize_rewards=True, target_kl=1.0,
     ),
     "pqn": dict(rollout_length=8, hidden_sizes=(4,), num_epochs=2, num_minibatches=2, epsilon_steps=64),
-    "dqn": dict(
-        rollout_length=8, hidden_sizes=(4,), buffer_size=256, batch_size=8, learning_starts=8, replay_ratio=0.25,
-        target_update_interval=16, prioritized=True, munchausen=True, double=True, epsilon_steps=64,
-    ),
+    "dqn": OFF_POLICY | dict(target_update_interval=16, munchausen=True, double=True, epsilon_steps=64),
+    "sac": OFF_POLICY | dict(max_grad_norm=1.0, target_entropy=-2.0, noise_theta=0.5),
+    "td3": OFF_POLICY | dict(max_grad_norm=1.0),
+    "ddpg": OFF_POLICY | dict(max_grad_norm=1.0, noise_theta=0.5, target_noise=0.1),
 }  # fmt: skip
+
+
+def env_of(algo):
+    if algo in CONTINUOUS:
+        return probes.continuous_action_of_observation(NUM_ENVS)
+    return probes.best_action_of_observation(NUM_ENVS)
 
 
 def run(algo, config_, seeds, population=(), sequential_seeds=False):
     """The agent's state and the metrics after a few updates, of a population or of one."""
-    env = probes.best_action_of_observation(NUM_ENVS)
+    env = env_of(algo)
     make = lambda config_: agents.load(algo).make(config_, env.spec, NUM_UPDATES)
     differing = plan.vary(population, make, config_) if population else None
     placement = Placement(len(population) or 1, sequential_seeds=sequential_seeds)
@@ -81,11 +94,11 @@ def test_evaluation_has_each_members_own_agent():
     assert each[0]["eval_return_mean"] == 0 < each[1]["eval_return_mean"]
 
 
-@pytest.mark.parametrize("algo", [slow(algo) if algo == "dqn" else algo for algo in CONFIGS])
+@pytest.mark.parametrize("algo", [slow(algo) if algo in UNTRACED else algo for algo in CONFIGS])
 def test_every_real_number_can_be_traced(algo):
     """One by one, so that a failure names it; with every switch that reads one turned on."""
     switches = {"dqn": [{}, {"value_head": "c51"}, {"value_head": "quantile", "noisy": True, "anneal_lr": True}]}
-    env = probes.best_action_of_observation(NUM_ENVS)
+    env = env_of(algo)
     for more in switches.get(algo, [{}]):
         one = CONFIGS[algo](**SMALL[algo] | more)
         make = lambda config_: agents.load(algo).make(config_, env.spec, NUM_UPDATES)
@@ -107,7 +120,7 @@ def test_what_is_a_real_number_goes_by_rule():
     assert not {"replay_ratio", "v_min", "v_max"} & set(real_numbers(CONFIGS["dqn"]()))
     for algo, kind in CONFIGS.items():  # every float is declared as traced, or is an exception
         floats = {name for name, option in options_of(kind).items() if option.kind in (float, float | None)}
-        assert {name for name in floats if not options_of(kind)[name].traced} == (UNTRACED if algo == "dqn" else set())
+        assert {name for name in floats if not options_of(kind)[name].traced} == UNTRACED.get(algo, set())
 
 
 def test_where_only_seeds_differ_there_is_nothing_to_trace():

@@ -8,7 +8,6 @@ import jax
 import pytest
 
 from jaxrl_fast import agents, envs, loop
-from jaxrl_fast.agents import configs
 from jaxrl_fast.agents.configs import common
 from jaxrl_fast.config import load, presets
 from jaxrl_fast.kernels import build
@@ -65,7 +64,7 @@ def test_a_preset_says_when_it_is_solved():
     assert [name for name, goal in goals.items() if goal is None] == ["ppo_minatar_seaquest"]
 
 
-@pytest.mark.parametrize("name", [f"{algo}_{game}" for algo in configs.CONFIGS for game in GAMES])
+@pytest.mark.parametrize("name", [f"{algo}_{game}" for algo in ("ppo", "dqn", "pqn") for game in GAMES])
 def test_a_fast_preset_differs_only_in_what_many_environments_ask_for(name):
     slow, fast = (load.from_keywords(preset) for preset in (name, f"{name}_fast"))
     apart = lambda a, b: {key for key, value in vars(a).items() if vars(b)[key] != value}
