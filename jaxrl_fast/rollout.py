@@ -45,7 +45,7 @@ def reset(env: Env, agent: Agent, key: Key) -> Actors:
     env_state, timestep = env.reset(key)
     num_envs = env.spec.num_envs
     length = jnp.zeros(num_envs, jnp.int32)
-    return Actors(env_state, timestep, _initial_carry(agent, num_envs), jnp.zeros(num_envs), length)
+    return Actors(env_state, timestep, initial_carry(agent, num_envs), jnp.zeros(num_envs), length)
 
 
 def collect(
@@ -85,7 +85,7 @@ def follow(
     This function alone resets the recurrent state where an episode begins.
     """
     now, extras = actors.timestep, decision.extras
-    carry = jax.tree.map(partial(_where, now.last), _initial_carry(agent, len(now.last)), decision.carry)
+    carry = jax.tree.map(partial(_where, now.last), initial_carry(agent, len(now.last)), decision.carry)
     reward, game_over = after.score or EpisodeScore(after.reward, after.last)
     score, length = actors.score + reward, actors.length + ~now.last
     row = Transition(
@@ -115,7 +115,8 @@ def scores_of(valid: Array, over: Array, score: Array, length: Array) -> Metrics
     }
 
 
-def _initial_carry(agent: Agent, num_envs: int) -> PyTree:
+def initial_carry(agent: Agent, num_envs: int) -> PyTree:
+    """Return the recurrent state at the start of an episode in N environments, [N, ...]."""
     return jax.tree.map(lambda x: jnp.broadcast_to(x, (num_envs, *jnp.shape(x))), agent.initial_carry)
 
 

@@ -82,7 +82,7 @@ def test_the_environment_that_is_shown_is_sound_and_trains(page, tmp_path, monke
 
 def test_every_preset_named_is_shipped():
     text = "\n".join(PAGES.values())
-    named = set(re.findall(r"--config ([a-z_]+)", text)) | set(re.findall(r'(?:fit|sweep)\("([a-z_]+)"', text))
+    named = set(re.findall(r"--config ([a-z_0-9]+)", text)) | set(re.findall(r'(?:fit|sweep)\("([a-z_0-9]+)"', text))
     assert named and named <= set(presets.shipped())
 
 

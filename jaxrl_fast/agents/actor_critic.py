@@ -1,4 +1,4 @@
-"""What SAC and TD3 share: an actor and several critics that learn from a replay buffer. It is no algorithm itself."""
+"""Build agents with an actor and several critics that learn from a replay buffer: the parts of SAC and TD3."""
 
 from collections.abc import Callable
 from functools import partial
@@ -61,7 +61,6 @@ class Context(NamedTuple):
 
 
 def make_context(
-    name: str,
     config: Any,
     spec: EnvSpec,
     num_updates: int,
@@ -71,11 +70,11 @@ def make_context(
     policy_delay: int = 1,
     transform_gradient: optax.GradientTransformation | None = None,
 ) -> Context:
-    """Return the constants of an agent whose actor has so many outputs for each number of an action.
+    """Return the constants of an agent. Its actor has `outputs_per_number` outputs for each number of an action.
 
     Raises ValueError if options contradict each other or the environment.
     """
-    size = action_noise.action_size(spec, name, "dqn or ppo")
+    size = action_noise.action_size(spec, type(config).__name__.lower(), "dqn or ppo")
     num_envs = spec.num_envs * parallelism.num_shards
     num_steps = rollout_length(config, num_envs)
     ratio = ReplayRatio(config.ratio, config.first_learning(num_envs), num_steps * num_envs)
@@ -118,7 +117,7 @@ def make_agent(context: Context, init: Callable, policy: Callable, explore: Call
     return Agent(
         init=lambda key: off_policy.init_state(init(context, key), context.replay.init()),
         explore=partial(_explore, context, explore),
-        exploit=lambda state, inputs, carry, noise: Decision(policy(context, state.learner.params, inputs.obs)),
+        exploit=lambda state, inputs, carry, noise: Decision(policy(context, state.learner.params, inputs.obs), carry),
         update=partial(update, context, gradient_step),
         rollout_length=context.ratio.steps_per_update // context.num_envs,
         sample_noise=partial(action_noise.sample_noise, size),

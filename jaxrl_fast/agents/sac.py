@@ -42,7 +42,6 @@ def make(
         problem = f"must be at most num_critics ({config.num_critics}), got {config.num_target_critics}"
         raise ValueError(f"num_target_critics: {problem}; use more critics")
     context = actor_critic.make_context(
-        "sac",
         config,
         spec,
         num_updates,

@@ -35,7 +35,6 @@ def make(
     contradict each other or the environment.
     """
     context = actor_critic.make_context(
-        "td3",
         config,
         spec,
         num_updates,

@@ -12,7 +12,8 @@ import numpy as np
 from jaxrl_fast.config.options import Options
 from jaxrl_fast.config.settings import Settings
 from jaxrl_fast.evaluation.saved_run import Which, open_env, read_run, select_seed
-from jaxrl_fast.types import Agent, Array, Env, EnvSpec, Key, PolicyInput, PyTree
+from jaxrl_fast.rollout import initial_carry
+from jaxrl_fast.types import Agent, Array, Decision, Env, EnvSpec, Key, PolicyInput, PyTree
 from jaxrl_fast.utils.random import key_of_seed
 
 
@@ -50,7 +51,7 @@ def load(
     state = jax.device_put(saved.learners)
     agent, options = saved.agent, saved.settings.options
     num_envs = num_exploration_envs(options)
-    if jax.tree.leaves(agent.initial_carry):
+    if remembers(agent, agent.exploit, state, saved.env.spec.obs):
         problem = "its policy has a memory, so it is not a function of an observation alone"
         raise ValueError(f"{folder}: {problem}; use evaluate, video or .agent.exploit, which take the memory")
     policies = Policies(
@@ -121,11 +122,29 @@ def _fits(x: np.ndarray, like: jax.ShapeDtypeStruct) -> bool:
     return same_shape and (like.dtype == bool or np.can_cast(x.dtype, like.dtype, "same_kind"))
 
 
+def remembers(agent: Agent, decide: Callable[..., Decision], state: PyTree, obs: PyTree) -> bool:
+    """Return whether `agent.exploit` or `agent.explore` changes the recurrent state. `obs` is a ShapeDtypeStruct.
+
+    The recurrent state may be that of the exploration noise alone. Then the greedy policy has no memory.
+    """
+    changed = []
+
+    def act(carry: PyTree, obs: PyTree) -> None:
+        noise = jax.tree.map(lambda x: x[0], agent.sample_noise(key_of_seed(0), 1, 1))
+        after = decide(state, PolicyInput(obs), carry, noise).carry
+        before, after = jax.tree.leaves(carry), jax.tree.leaves(after)
+        changed.append(len(before) != len(after) or any(a is not b for a, b in zip(before, after, strict=True)))
+
+    one = jax.tree.map(lambda x: jax.ShapeDtypeStruct((1, *x.shape), x.dtype), obs)
+    jax.eval_shape(act, initial_carry(agent, 1), one)
+    return any(changed)
+
+
 def greedy(agent: Agent, state: PyTree, obs: PyTree) -> Array:
     """Return deterministic actions [B, ...] for observations [B, ...]."""
     num_obs = jax.tree.leaves(obs)[0].shape[0]
     noise = jax.tree.map(lambda x: x[0], agent.sample_noise(key_of_seed(0), 1, num_obs))
-    return agent.exploit(state, PolicyInput(obs), (), noise).action
+    return agent.exploit(state, PolicyInput(obs), initial_carry(agent, num_obs), noise).action
 
 
 def num_exploration_envs(options: Options) -> int:
@@ -142,7 +161,7 @@ def exploring(agent: Agent, num_envs: int, state: PyTree, obs: PyTree, key: Key)
         """Act in one round of `num_envs` observations."""
         obs, key = inputs
         noise = jax.tree.map(lambda x: x[0], agent.sample_noise(key, 1, num_envs))
-        return agent.explore(state, PolicyInput(obs), (), noise).action
+        return agent.explore(state, PolicyInput(obs), initial_carry(agent, num_envs), noise).action
 
     fill = lambda x: jnp.resize(x, (num_rounds, num_envs, *x.shape[1:]))
     action = jax.lax.map(act, (jax.tree.map(fill, obs), jax.random.split(key, num_rounds)))

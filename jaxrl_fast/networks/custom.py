@@ -42,7 +42,7 @@ class Custom(nn.Module):
 
 
 class JoinAction(nn.Module):
-    """A user's module for critics: its features of the observation, and the action beside them."""
+    """A user's module for critics: the action joins the features of the observation."""
 
     module: nn.Module
 

@@ -218,8 +218,8 @@ def test_every_presets_kind_of_network(tmp_path):
             place(tmp_path / f"{name}-npz", saved, "npz")
             mlps.append(name)
         except ValueError as error:
-            assert "mlp" in str(error) and settings.algo in ("dqn", "pqn", "ppo")
-    assert {name.partition("_")[0] for name in mlps} == {"ppo", "dqn", "rainbow", "pqn"}
+            assert "mlp" in str(error) and settings.algo in CONFIGS
+    assert {name.partition("_")[0] for name in mlps} == {"ppo", "dqn", "rainbow", "pqn", "sac", "td3", "ddpg"}
     found = without_jaxrl_fast(sorted(tmp_path.glob("*-stablehlo")))
     found |= without_jaxrl_fast(sorted(tmp_path.glob("*-onnx")), "jax")
     found |= without_jaxrl_fast(sorted(tmp_path.glob("*-npz")), "jax", "onnx")
@@ -238,6 +238,8 @@ NETWORKS = {
     ),
     "relu, one layer, dueling": ("dqn", "CartPole-v1", dict(dueling=True, activation="relu", hidden_sizes=[8])),
     "pqn": ("pqn", "CartPole-v1", dict(hidden_sizes=[8, 8])),
+    "sac": ("sac", "Pendulum-v1", dict(hidden_sizes=[8, 8])),
+    "ddpg, correlated noise": ("ddpg", "MountainCarContinuous-v0", dict(hidden_sizes=[8], noise_theta=0.15)),
 }  # fmt: skip
 
 

@@ -12,7 +12,9 @@ import numpy as np
 from jax import Array, ShapeDtypeStruct
 
 from jaxrl_fast import kernels
+from jaxrl_fast.evaluation.policy import remembers
 from jaxrl_fast.evaluation.saved_run import SavedRun, row_agent
+from jaxrl_fast.rollout import initial_carry
 from jaxrl_fast.types import Agent, Key, PolicyInput, PyTree
 from jaxrl_fast.utils.random import key_of_seed
 
@@ -57,7 +59,7 @@ def make(saved: SavedRun, sampled: bool) -> PolicyFunction:
     """
     env, state = saved.env, jax.device_put(saved.learners)
     agent = row_agent(saved) if sampled else saved.agent
-    if jax.tree.leaves(agent.initial_carry):
+    if remembers(agent, agent.explore if sampled else agent.exploit, state, env.spec.obs):
         raise ValueError(f"{saved.folder}: its policy has a memory, got recurrent state; use evaluate or video")
     structure: Any
     parts, structure = jax.tree.flatten(_noise_of_row(agent, key_of_seed(0)))
@@ -72,7 +74,8 @@ def make(saved: SavedRun, sampled: bool) -> PolicyFunction:
             filled[i] = x if one.axis is None else jnp.expand_dims(x, one.axis)
         inputs = PolicyInput(env.encode_obs(jax.tree.map(lambda x: x[None], obs)))
         decide = agent.explore if sampled else agent.exploit
-        return env.to_env_action(decide(state, inputs, (), structure.unflatten(filled)).action)[0]
+        carry = initial_carry(agent, 1)
+        return env.to_env_action(decide(state, inputs, carry, structure.unflatten(filled)).action)[0]
 
     def draw(key):
         """Return random numbers for one row."""

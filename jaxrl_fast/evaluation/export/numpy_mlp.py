@@ -15,7 +15,9 @@ from jaxrl_fast.rl import normalize
 from jaxrl_fast.runs import checkpoint
 from jaxrl_fast.types import Discrete, MultiDiscrete
 
+ACTOR = "learner/params/actor/params/"
 NETWORKS = {"ppo": "params/network/params/", "dqn": "learner/params/params/", "pqn": "params/params/"}
+NETWORKS |= {"sac": ACTOR, "td3": ACTOR, "ddpg": ACTOR}
 LAYER = r"(?:Noisy)?Dense_(\d+)/(kernel|bias)|LayerNorm_(\d+)/(scale|bias)"
 PARTS = {"torso/mlp": "hidden", "streams_0": "value_hidden", "streams_1": "advantage_hidden"}
 IGNORED = r"critic_(torso|head)/|.*/spread_(kernel|bias)$"  # greedy actions do not depend on them
@@ -157,13 +159,34 @@ def _decide(saved: SavedRun, function: PolicyFunction, arrays: Arrays) -> Iterat
     else:
         low, high = (np.asarray(to_env_action(jnp.full((1, *space.shape), x)))[0] for x in (-1.0, 1.0))
         arrays["low"], arrays["high"] = low, high
-        if law == "normal":
-            arrays["std"] = np.exp(np.asarray(saved.learners.params["log_std"]))
-            yield 'x = x + A["std"] * normal'
-        bounded = "np.tanh(x)" if saved.settings.agent.tanh_squash else "np.clip(x, -1, 1)"
-        yield f"x = {bounded}.reshape(len(x), *A['low'].shape)".replace("'", '"')
+        yield from _continuous(saved, arrays, law == "normal")
+        yield 'x = x.reshape(len(x), *A["low"].shape)'
         yield 'x = 0.5 * (A["low"] + A["high"]) + 0.5 * (A["high"] - A["low"]) * x'
         yield 'return np.clip(x, A["low"], A["high"]).astype(np.float32)'
+
+
+def _continuous(saved: SavedRun, arrays: Arrays, sampled: bool) -> Iterator[str]:
+    """Yield the lines from the network's output to actions in [-1, 1], `x` [B, D], perhaps with noise `normal`."""
+    algo, config = saved.settings.algo, saved.settings.agent
+    if algo == "ppo":
+        if sampled:
+            arrays["std"] = np.exp(np.asarray(saved.learners.params["log_std"]))
+            yield 'x = x + A["std"] * normal'
+        yield "x = np.tanh(x)" if config.tanh_squash else "x = np.clip(x, -1, 1)"
+        return
+    if sampled and saved.env_steps < (start := config.first_learning(saved.settings.options.num_envs)):
+        raise _unsupported(f"cannot sample before the first gradient step at {start} steps, got {saved.env_steps}")
+    if algo == "sac":
+        from jaxrl_fast.agents.sac import LOG_STD
+
+        yield "x, log_std = np.split(x, 2, axis=-1)"
+        if sampled:
+            yield "x = x + np.exp(np.clip(log_std, {}, {})) * normal".format(*LOG_STD)
+        yield "x = np.tanh(x)"
+    else:
+        yield "x = np.tanh(x)"
+        if sampled:
+            yield f"x = np.clip(x + np.float32({config.exploration_noise!r}) * normal, -1, 1)"
 
 
 def _epsilon(saved: SavedRun) -> float:
