@@ -59,9 +59,10 @@ def test_a_preset_has_the_numbers_of_its_source(name):
 
 
 def test_a_preset_says_when_it_is_solved():
-    """But for one board, of which nobody has published a return."""
+    """But for a board of which nobody has published a return, and for runs as short as the mean that would count."""
     goals = {name: load.from_keywords(name).options.solved_threshold for name in presets.shipped()}
-    assert [name for name, goal in goals.items() if goal is None] == ["ppo_minatar_seaquest"]
+    without = {name for name, goal in goals.items() if goal is None}
+    assert without == {"ppo_minatar_seaquest", "sac_pendulum", "td3_pendulum", "ddpg_pendulum"}
 
 
 @pytest.mark.parametrize("name", [f"{algo}_{game}" for algo in ("ppo", "dqn", "pqn") for game in GAMES])
