@@ -44,6 +44,14 @@ RUNS = {
     ),
     "dqn": dict(algo="dqn", agent=RAINBOW | dict(learning_starts=64, replay_ratio=0.25, hidden_sizes=(8,))),
     "pqn": dict(algo="pqn", agent=dict(rollout_length=8, hidden_sizes=(8,))),
+    "sac": dict(
+        algo="sac",
+        env="Pendulum-v1",
+        env_options=dict(max_steps_in_episode=60),
+        agent=dict(
+            learning_starts=64, replay_ratio=0.25, hidden_sizes=(8,), buffer_size=512, batch_size=16, noise_theta=0.1
+        ),
+    ),
     "seeds": dict(
         algo="dqn",
         num_seeds=5,
@@ -64,7 +72,7 @@ def fit(folder, name="pqn", **options):
     """A short run; with `resume` it goes on in the folder."""
     if "resume" in options:
         return jaxrl_fast.fit(**{"log_level": "quiet", **options})
-    return jaxrl_fast.fit(**{**RUNS[name], **SHORT, "run_dir": str(folder), **options})
+    return jaxrl_fast.fit(**{**SHORT, **RUNS[name], "run_dir": str(folder), **options})
 
 
 @pytest.fixture(autouse=True)
@@ -76,7 +84,7 @@ def no_pictures(monkeypatch):
 def test_these_seeds_are_filled_up():
     """To two on each of three devices and, where they take turns, of two groups of two devices."""
     ready = {
-        name: planning.validate_plan(load.from_keywords(**RUNS[name], **SHORT)) for name in ("seeds", "seeds_in_turn")
+        name: planning.validate_plan(load.from_keywords(**SHORT, **RUNS[name])) for name in ("seeds", "seeds_in_turn")
     }
     assert ready["seeds"].placement == Placement(5) and Placement(5).num_padded_seeds == 6
     sequential_seeds = Placement(3, 2, sequential_seeds=True)
@@ -990,7 +998,7 @@ def test_what_was_saved_does_not_change_while_it_is_written(tmp_path):
 
 @pytest.mark.parametrize("name", mark_slow(["ppo", "dqn", "shards"], "ppo", "dqn", "shards"))
 def test_the_same_seed_gives_the_same_bits_in_another_process(name, tmp_path, unbroken):
-    given = {**RUNS[name], **SHORT, "run_dir": str(tmp_path / name)}
+    given = {**SHORT, **RUNS[name], "run_dir": str(tmp_path / name)}
     code = f"import jaxrl_fast; jaxrl_fast.fit(**{given!r})"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])
     same(tmp_path / name, unbroken(name))
