@@ -1,0 +1,161 @@
+"""networks.ensemble: critics of observations and actions, each with parameters of its own."""
+
+from functools import partial
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import ShapeDtypeStruct
+
+from jaxrl_fast import networks
+from jaxrl_fast.networks import custom, torso
+from jaxrl_fast.networks.ensemble import critics, ensemble
+
+VECTOR = ShapeDtypeStruct((3,), jnp.float32)
+BOARD = ShapeDtypeStruct((5, 4, 2), jnp.bool_)
+TREE = {"grid": ShapeDtypeStruct((2, 3), jnp.int32), "speed": ShapeDtypeStruct((), jnp.float32)}
+
+
+class Doubled(nn.Module):
+    """Twice the observation, in rows of two."""
+
+    @nn.compact
+    def __call__(self, obs):
+        self.param("unused", nn.initializers.zeros, ())
+        return 2 * obs.reshape(obs.shape[0], -1, 1)
+
+
+def start(network, seed=0):
+    return jax.jit(network.init)(jax.random.key(seed))
+
+
+def draw(*shape, seed=0):
+    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+
+
+def at(i, tree):
+    return jax.tree.map(lambda x: x[i], tree)
+
+
+@pytest.mark.parametrize("batch", [(), (2, 3)])
+def test_critics_are_layers_on_observation_and_action_side_by_side(batch):
+    made = critics(VECTOR, 2, 3, hidden=(8,), activation="relu", kernel_init="lecun_normal")
+    params = jax.tree.map(lambda x: x + 0.1, start(made))  # biases begin at 0
+    obs, action = draw(*batch, 3), draw(*batch, 2, seed=1)
+    value = made.apply(params, (obs, action))
+    assert value.shape == (3, *batch)
+    x = np.concatenate([obs, action], -1).astype(float)
+    for i in range(3):
+        layers = at(i, params)["params"]
+        dense, head = layers["torso"]["mlp"]["Dense_0"], layers["heads_0"]
+        hidden = np.maximum(x @ np.asarray(dense["kernel"], float) + np.asarray(dense["bias"]), 0)
+        expected = (hidden @ np.asarray(head["kernel"], float) + np.asarray(head["bias"]))[..., 0]
+        np.testing.assert_allclose(value[i], expected, rtol=1e-5, atol=1e-5)
+
+
+def test_critics_begin_different_and_one_key_makes_the_same_ones():
+    made = critics(VECTOR, 2, 4, hidden=(8,))
+    params = start(made)
+    jax.tree.map(np.testing.assert_array_equal, params, start(made))
+    kernels = [x for x in jax.tree.leaves(params) if x.ndim == 3]
+    assert len(kernels) == 2
+    for i, j in ((0, 1), (1, 2), (2, 3), (0, 3)):
+        assert all(np.abs(x[i] - x[j]).max() > 0.1 for x in kernels)
+
+
+def test_a_single_critic_keeps_its_axis():
+    made = critics(VECTOR, 2, 1, hidden=(8,))
+    assert made.apply(start(made), (draw(5, 3), draw(5, 2))).shape == (1, 5)
+
+
+def test_the_gradient_of_one_critic_is_nothing_to_the_others():
+    made = critics(VECTOR, 2, 3, hidden=(8,), activation="relu")
+    inputs = draw(6, 3), draw(6, 2, seed=1)
+    gradient = jax.grad(lambda params: made.apply(params, inputs)[1].sum())(start(made))
+    norm = lambda i: max(float(np.abs(x[i]).max()) for x in jax.tree.leaves(gradient))
+    assert norm(0) == norm(2) == 0 and norm(1) > 0.1
+
+
+@pytest.mark.parametrize("obs", [BOARD, TREE], ids=["board", "tree"])
+def test_the_action_joins_any_observation(obs):
+    """Each row has the value that it has alone, and another action changes it."""
+    made = critics(obs, 2, 2, hidden=(8,))
+    params, rng = start(made), np.random.default_rng(0)
+    x = jax.tree.map(lambda leaf: jnp.asarray(rng.integers(0, 2, (4, *leaf.shape)), leaf.dtype), obs)
+    action = draw(4, 2)
+    value = made.apply(params, (x, action))
+    assert value.shape == (2, 4)
+    alone = jnp.stack([made.apply(params, (at(i, x), action[i])) for i in (0, 3)], axis=-1)
+    np.testing.assert_allclose(value[:, [0, 3]], alone, rtol=1e-4, atol=1e-5)
+    assert (np.abs(value - made.apply(params, (x, action + 1))) > 1e-3).all()
+
+
+def test_options_of_the_network_reach_each_critic():
+    options = dict(hidden=(7, 5), activation="relu", layer_norm=True, kernel_init="he_uniform")
+    made = critics(VECTOR, 2, 2, **options)
+    one = networks.network(VECTOR, 1, action_size=2, **options)
+    params = start(made)
+    assert jax.eval_shape(partial(at, 0), params) == jax.eval_shape(one.init, jax.random.key(0))
+    inputs = draw(4, 3), draw(4, 2)
+    np.testing.assert_allclose(made.apply(params, inputs)[1], one.apply(at(1, params), inputs)[:, 0], rtol=1e-5)
+
+
+def test_critics_compute_in_the_type_of_the_option_and_answer_in_float32():
+    made = critics(VECTOR, 2, 2, hidden=(8,), dtype=jnp.bfloat16)
+    value = made.apply(start(made), (draw(4, 3), draw(4, 2)))
+    exact = critics(VECTOR, 2, 2, hidden=(8,)).apply(start(made), (draw(4, 3), draw(4, 2)))
+    assert value.dtype == jnp.float32
+    np.testing.assert_allclose(value, exact, atol=0.05)
+    assert (value != exact).any()
+
+
+def test_an_ensemble_draws_each_copy_from_a_key_of_its_own():
+    one = networks.network(VECTOR, 2, hidden=(5,))
+    params = start(ensemble(one, 3))
+    for i, key in enumerate(jax.random.split(jax.random.key(0), 3)):
+        jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6), at(i, params), one.init(key))
+
+
+# A user's module
+
+
+def test_join_action_puts_the_action_beside_flat_features():
+    joined = custom.JoinAction(Doubled())
+    obs, action = draw(4, 3), draw(4, 2, seed=1)
+    variables = joined.init(jax.random.key(0), (obs, action))
+    found = joined.apply(variables, (obs, action))
+    np.testing.assert_allclose(found, np.concatenate([2 * obs, action], axis=-1), rtol=1e-6)
+
+
+def test_join_action_keeps_the_type_of_the_features():
+    joined = custom.JoinAction(Doubled())
+    inputs = draw(4, 3).astype(jnp.bfloat16), draw(4, 2)
+    found = joined.apply(joined.init(jax.random.key(0), inputs), inputs)
+    assert found.dtype == jnp.bfloat16 and found.shape == (4, 5)
+
+
+def test_critics_follow_the_features_of_a_module_and_the_action():
+    made = critics(VECTOR, 2, 2, kind=f"{__name__}:Doubled")
+    params, obs, action = start(made), draw(2, 3, 3), draw(2, 3, 2, seed=1)
+    features = np.concatenate([2 * obs, action], axis=-1).astype(float)
+    value = made.apply(params, (obs, action))
+    for i in range(2):
+        expected = features @ np.asarray(params["params"]["heads_0"]["kernel"][i], float)
+        np.testing.assert_allclose(value[i], expected[..., 0], rtol=1e-4, atol=1e-5)
+
+
+def test_dense_layers_of_critics_follow_a_module_and_the_action():
+    made = critics(VECTOR, 2, 2, kind=f"{__name__}:Doubled", hidden=(6,), activation="relu")
+    layers = start(made)["params"]
+    obs, action = draw(4, 3), draw(4, 2, seed=1)
+    features = np.concatenate([2 * obs, action], axis=-1).astype(float)
+    hidden = np.maximum(features @ np.asarray(layers["torso"]["mlp"]["Dense_0"]["kernel"][1], float), 0)
+    expected = (hidden @ np.asarray(layers["heads_0"]["kernel"][1], float))[:, 0]
+    np.testing.assert_allclose(made.apply({"params": layers}, (obs, action))[1], expected, rtol=1e-4, atol=1e-5)
+
+
+def test_input_of_a_torso_with_an_action_is_a_pair():
+    assert torso.with_action(VECTOR) is VECTOR
+    assert torso.with_action(TREE, 2) == (TREE, ShapeDtypeStruct((2,), jnp.float32))
