@@ -132,9 +132,9 @@ def _explore(
 ) -> Decision:
     """Take uniformly random actions until the first gradient step, and then those of the algorithm."""
     now = off_policy.num_env_steps(context.ratio, state) + noise.step * context.num_envs
-    normal, carry = action_noise.correlated(context.config.noise_theta, carry, noise.normal)
-    chosen = explore(context, state.learner.params, inputs.obs, normal)
-    return Decision(jnp.where(now < context.ratio.first_learning, action_noise.uniform(normal), chosen), carry)
+    x, carry = action_noise.correlated(context.config.noise_theta, carry, noise.normal)
+    chosen, anything = explore(context, state.learner.params, inputs.obs, x), action_noise.uniform(noise.normal)
+    return Decision(jnp.where(now < context.ratio.first_learning, anything, chosen), carry)
 
 
 def init_params(context: Context, key: Key) -> Params:
