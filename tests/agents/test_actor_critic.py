@@ -1,0 +1,462 @@
+"""What SAC, TD3 and DDPG share: how they act, what they learn from and how often, what they refuse, what they learn."""
+
+from fractions import Fraction
+from functools import cache, partial
+from typing import NamedTuple
+
+import gymnax.environments.spaces as gymnax_spaces
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import scipy.stats
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jaxrl_fast import envs, loop, networks
+from jaxrl_fast.agents import actor_critic
+from jaxrl_fast.rl import off_policy
+from jaxrl_fast.types import Box, Discrete, PolicyInput
+from tests.helpers import probes, slow
+from tests.helpers.actor_critics import (
+    MODULES,
+    agent_of,
+    agent_with,
+    context_of,
+    critic_tables,
+    learner_of,
+    make,
+    rollout_of,
+    state_of,
+    tables_of,
+)
+from tests.helpers.trees import same_bits
+
+each_algorithm = pytest.mark.parametrize("algo", MODULES)
+each_rule = pytest.mark.parametrize("algo", ["sac", "td3"])  # DDPG is a setting of TD3
+LOUD = {"sac": {}, "td3": dict(exploration_noise=1.0), "ddpg": dict(exploration_noise=1.0)}
+
+
+# Acting
+
+
+def always(outputs):
+    """A policy network with the same outputs everywhere."""
+    outputs = jnp.float32(outputs)
+    answer = lambda params, obs, noise=(): jnp.broadcast_to(outputs, (*obs.shape[:-1], len(outputs)))
+    return networks.Network(lambda key: (), answer, lambda key, shape: ())
+
+
+def outputs_of(algo, mean, log_std):
+    return (*mean, *[log_std] * len(mean)) if algo == "sac" else mean
+
+
+def actor_of(algo, mean=(0.0,), log_std=0.0, num_envs=1, **config):
+    """An agent whose policy has this mean before the tanh everywhere, and a state that it acts in."""
+    context = tables_of(algo, num_envs=num_envs, num_actions=len(mean), **LOUD[algo] | config)
+    context = context._replace(actor=always(outputs_of(algo, mean, log_std)))
+    learner = learner_of(context, (), critic_tables([[0.0]]))
+    return agent_with(algo, context), learner
+
+
+@each_algorithm
+def test_greedy_actions_are_the_tanh_of_the_mean(algo):
+    agent, learner = actor_of(algo, (0.5, -3.0), num_envs=2)
+    decision = agent.exploit(state_of(learner), PolicyInput(jnp.zeros((2, 1))), (), None)
+    np.testing.assert_allclose(decision.action, np.tanh([[0.5, -3]] * 2), rtol=1e-6)
+
+
+@pytest.mark.parametrize("num_envs", [1, 3, 8])
+@each_rule
+@settings(max_examples=15)
+@given(st.integers(0, 70), st.sampled_from([1, 3, 7]), st.integers(1, 3))
+def test_actions_are_random_until_the_first_gradient_step(algo, num_envs, learning_starts, length, n_step):
+    """Step by step, also where that comes within a rollout. The policy itself always acts by 1/4 here."""
+    config = dict(learning_starts=learning_starts, rollout_length=length, n_step=n_step, buffer_size=1000)
+    config |= dict(noise_theta=0.15) if algo == "sac" else dict(exploration_noise=0.0)
+    agent, learner = actor_of(algo, (np.arctanh(0.25),), log_std=-20.0, num_envs=num_envs, **config)
+    first = max(learning_starts, (n_step + 1) * num_envs)
+    carry = jax.tree.map(lambda x: jnp.broadcast_to(x, (num_envs, 1)), agent.initial_carry)
+    noise = agent.sample_noise(jax.random.key(0), 7, num_envs)  # of which `length` are used
+    act = lambda update, noise: agent.explore(
+        state_of(learner, update), PolicyInput(jnp.zeros((num_envs, 1))), carry, noise
+    )
+    for update in (0, first // (length * num_envs), first // (length * num_envs) + 1):
+        action = jax.vmap(partial(act, update))(noise).action[:length, :, 0]
+        steps_before = np.repeat((update * length + np.arange(length)) * num_envs, num_envs).reshape(length, num_envs)
+        np.testing.assert_array_equal(np.abs(action - 0.25) < 1e-6, steps_before >= first)
+
+
+@cache
+def played(algo, theta, warm_up, num_envs=200, num_steps=33, **config):
+    """A rollout in episodes of 10 steps and a reset each; all of it random or none."""
+    env = any_action(probes.constant_reward(num_envs))
+    config = dict(buffer_size=10**6, learning_starts=10**6 if warm_up else 0, noise_theta=theta, n_step=1) | config
+    agent, learner = actor_of(algo, num_envs=num_envs, **config)
+    state = state_of(learner, num_updates=100)
+    noise = agent.sample_noise(jax.random.key(2), num_steps, num_envs)
+    return probes.experience(env, agent, state, seed=1, num_steps=num_steps).steps, noise.normal
+
+
+def any_action(env):
+    """A probe where no action matters, for continuous ones."""
+    return env._replace(spec=env.spec._replace(action=Box((1,))))
+
+
+@pytest.mark.parametrize("theta", [1.0, 0.15])
+@each_rule
+def test_random_actions_are_uniform_and_independent_of_each_other(algo, theta):
+    """At the first step of an episode as at all others, whatever the noise afterwards."""
+    action = np.asarray(played(algo, theta, warm_up=True)[0].action, float)[..., 0]
+    for rows in (action, action[:1], action[11:12]):
+        assert scipy.stats.kstest(rows.ravel(), "uniform", args=(-1, 2)).pvalue > 1e-3
+    correlation = np.corrcoef(action[1:].ravel(), action[:-1].ravel())[0, 1]
+    assert abs(correlation) < 4 / np.sqrt(action.size)
+
+
+@pytest.mark.parametrize("theta", [1.0, 0.15])
+@each_rule
+def test_noise_is_a_process_that_begins_anew_with_each_episode(algo, theta):
+    """Row by row: 0 before the first step of an episode, then x' = (1 - theta) x + sqrt(theta (2 - theta)) n."""
+    steps, normal = played(algo, theta, warm_up=False, num_envs=3)
+    x, expected, before = np.zeros((3, 1)), [], np.zeros(3, bool)
+    for n, last in zip(np.asarray(normal, float), np.asarray(steps.last)):
+        x = (1 - theta) * x + np.sqrt(theta * (2 - theta)) * n
+        expected.append(np.tanh(x) if algo == "sac" else np.clip(x, -1, 1))
+        x[before] = 0  # the action of a reset is ignored, and an episode begins after it
+        before = last
+    assert steps.last.sum() == 9
+    np.testing.assert_allclose(steps.action, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("warm_up", [True, False])
+@each_algorithm
+def test_actions_are_within_the_bounds(algo, warm_up):
+    noise = {} if algo == "sac" else dict(exploration_noise=5.0)
+    agent, learner = actor_of(algo, (2.0,), 2.0, 500, learning_starts=10**4 * warm_up, buffer_size=10**4, **noise)
+    noise = agent.sample_noise(jax.random.key(0), 1, 500)
+    state, inputs = state_of(learner, 2), PolicyInput(jnp.zeros((500, 1)))
+    action = np.asarray(agent.explore(state, inputs, (), jax.tree.map(lambda x: x[0], noise)).action)
+    assert np.abs(action).max() <= 1 and action.dtype == np.float32
+    assert (action == 1).any() != warm_up and action.std() > 0.4
+
+
+class Crooked:
+    """gymnax's interface; it shows the action that it was given, whose bounds are [-1, 3] and [0, 10]."""
+
+    class Params(NamedTuple):
+        max_steps_in_episode: int = 5
+
+    default_params = Params()
+
+    def action_space(self, params):
+        return gymnax_spaces.Box(np.float32([-1, 0]), np.float32([3, 10]), (2,))
+
+    def reset_env(self, key, params):
+        return jnp.zeros(2), {"time": 0}
+
+    def step_env(self, key, state, action, params):
+        time = state["time"] + 1
+        return action, {"time": time}, 1.0, False, {}
+
+    def is_truncated(self, state, params):
+        return state["time"] >= params.max_steps_in_episode
+
+
+@pytest.mark.parametrize("num_updates", [0, 100], ids=["random", "by the policy"])
+@each_rule
+def test_an_environment_gets_actions_within_its_own_bounds_and_the_replay_buffer_normalized_ones(algo, num_updates):
+    env = envs.make(Crooked(), 16)
+    assert env.spec.action == Box((2,))
+    config = dict(num_envs=16, rollout_length=8, buffer_size=256, learning_starts=256)
+    agent, learner = actor_of(algo, (1.0, -1.0), **config)
+    steps = probes.experience(env, agent, state_of(learner, num_updates)).steps
+    action, given = np.asarray(steps.action[:-1], float), np.asarray(steps.obs[1:])
+    low, high = np.array([-1, 0]), np.array([3, 10])
+    followed = np.asarray(steps.valid[:-1])
+    np.testing.assert_allclose(given[followed], (low + (action + 1) / 2 * (high - low))[followed], rtol=1e-5, atol=1e-5)
+    assert np.abs(action).max() <= 1 and action.min() < -0.9 and action.max() > 0.9
+    buffer = context_of(make(algo, num_obs=2, num_actions=2, **config)).replay
+    stored = buffer.add(buffer.init(), steps).action
+    np.testing.assert_array_equal(stored[:8], steps.action)
+
+
+# What is learned from, and how often
+
+
+class Counter(NamedTuple):
+    count: jax.Array
+
+
+@pytest.mark.parametrize("ratio", [0.3, 2])
+@pytest.mark.parametrize("num_envs", [1, 7, 256])
+def test_so_many_gradient_steps_are_made(num_envs, ratio):
+    """floor(ratio (steps - first)) after each update, whoever makes them."""
+    context = tables_of(
+        "td3", num_envs=num_envs, rollout_length=2, learning_starts=3 * num_envs + 1, replay_ratio=ratio,
+        buffer_size=8 * num_envs,
+    )  # fmt: skip
+
+    def gradient_step(context, buffer, num_updates, keys, learner, counts):
+        count = Counter(learner.optimizer.critic[-1].count + 1)
+        optimizer = learner.optimizer._replace(critic=(count,))
+        return learner._replace(optimizer=optimizer), buffer, counts, {"weight": jnp.ones(1)}
+
+    optimizer = actor_critic.Params((), (Counter(jnp.int32(0)),))
+    init = lambda context, key: actor_critic.Learner((), (), optimizer)
+    agent = actor_critic.make_agent(context, init, None, None, gradient_step)
+    update, state, made = jax.jit(agent.update), agent.init(jax.random.key(0)), []
+    for u in range(6):
+        state, metrics = update(state, rollout_of(2, num_envs, 1, 1), jax.random.key(u))
+        made.append(int(state.learner.optimizer.critic[-1].count))
+        assert int(metrics["gradient_steps"]) == made[-1] - (made[-2] if u else 0)
+    steps = 2 * num_envs * np.arange(1, 7)
+    first = 3 * num_envs + 1
+    assert made == [int(Fraction(str(ratio)) * max(0, int(s) - first)) for s in steps]
+
+
+class Program(NamedTuple):
+    """The functions of an agent of four environments, compiled."""
+
+    init: object
+    update: object
+    context: actor_critic.Context
+
+
+@cache
+def program(algo, prioritized=False):
+    agent = make(
+        algo, num_envs=4, num_obs=3, num_actions=2, learning_rate=0.01, critic_learning_rate=0.01, n_step=2,
+        prioritized=prioritized, num_critics=3, replay_ratio=0.125, num_updates=3,
+    )  # fmt: skip
+    return Program(jax.jit(agent.init), jax.jit(agent.update), context_of(agent))
+
+
+def learn_rollouts(algo, prioritized=False, poison=None, seed=0):
+    """The state and metrics after updates of 0, 2 and 2 gradient steps; rows to be ignored are poisoned."""
+    made = program(algo, prioritized)
+    state, metrics, ignored = made.init(jax.random.key(seed)), [], 0
+    for u in range(3):
+        rollout = rollout_of(4, 4, 3, 2, seed=u)
+        steps = rollout.steps
+        if poison is not None:
+            spoil = lambda x, steps=steps: jnp.where(steps.valid.reshape(4, 4, *(1,) * (x.ndim - 2)), x, poison)
+            rollout = rollout._replace(steps=steps._replace(action=spoil(steps.action), reward=spoil(steps.reward)))
+        state, more = made.update(state, rollout, jax.random.key(u))
+        metrics.append(more)
+        ignored += int((~steps.valid).sum())
+    assert ignored >= 4 and sum(int(more["gradient_steps"]) for more in metrics) == 4  # floor((48 - 3 * 4) / 8)
+    return state, metrics
+
+
+@pytest.mark.parametrize(
+    ("algo", "prioritized"), [("sac", False), ("td3", False), slow("sac", True), slow("td3", True)]
+)
+@pytest.mark.parametrize("poison", [np.nan, 1e6])
+def test_reset_rows_change_nothing(algo, prioritized, poison):
+    """Neither their action nor their reward: everything learned comes out bit for bit the same."""
+    clean, spoiled = (learn_rollouts(algo, prioritized, x) for x in (None, poison))
+    learned = lambda of: (of[0].learner, of[0].replay[1:] if prioritized else (), of[1])
+    assert same_bits(learned(clean), learned(spoiled))
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves(learned(clean)))
+
+
+def kernels(params):
+    return [x for path, x in jax.tree.leaves_with_path(params) if "kernel" in jax.tree_util.keystr(path)]
+
+
+@each_rule
+def test_critics_stay_different_and_all_move(algo):
+    learner = learn_rollouts(algo)[0].learner
+    before = program(algo).init(jax.random.key(0)).learner
+    for now, then in zip(kernels(learner.params.critic), kernels(before.params.critic)):
+        for i, j in ((0, 1), (1, 2), (0, 2)):
+            assert np.abs(now[i] - now[j]).max() > 0.05
+            assert np.abs((now - then)[i] - (now - then)[j]).max() > 1e-3
+        assert (np.abs(now - then).max((1, 2)) > 1e-3).all()
+
+
+@each_rule
+def test_targets_begin_as_copies(algo):
+    learner = program(algo).init(jax.random.key(0)).learner
+    assert same_bits(learner.params.critic, learner.target_params.critic)
+    assert same_bits(learner.params.actor if algo == "td3" else (), learner.target_params.actor)
+
+
+@each_rule
+def test_a_seed_decides_every_bit_and_another_one_others(algo):
+    assert same_bits(learn_rollouts(algo), learn_rollouts(algo))
+    one, other = (learn_rollouts(algo, seed=i)[0].learner.params for i in (0, 1))
+    assert all(np.abs(x - y).max() > 0.1 for x, y in zip(kernels(one), kernels(other)))
+
+
+@each_rule
+def test_a_seed_of_a_batch_begins_as_its_own_run(algo):
+    keys = jax.random.split(jax.random.key(3), 3)
+    together = jax.jit(jax.vmap(lambda key: agent_params(algo, key)))(keys)
+    for i in (0, 2):
+        alone = program(algo).init(keys[i]).learner.params
+        one = jax.tree.map(lambda x, i=i: x[i], together)
+        jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-6, atol=1e-7), one, alone)
+
+
+def agent_params(algo, key):
+    made = program(algo)
+    return MODULES[algo].init(made.context, key).params
+
+
+# Optimizers
+
+
+@pytest.mark.parametrize("part", ["actor", "critic", "log_temperature"])
+@each_rule
+def test_a_gradient_is_transformed_before_its_optimizer_sees_it(algo, part):
+    """Adam's first moment of (3, 4) is a tenth of it; five times the gradient is then cut at a norm of 10: (6, 8)."""
+    optimizer = lambda transform: getattr(
+        context_of(make(algo, transform_gradient=transform, max_grad_norm=10.0)).optimizer, part
+    )
+    for transform, expected in ((None, [0.3, 0.4]), (optax.scale(0.0), [0, 0]), (optax.scale(5.0), [0.6, 0.8])):
+        rule, tree = optimizer(transform), {"a": jnp.float32([3.0]), "b": jnp.float32([4.0])}
+        change, state = rule.update(tree, rule.init(tree), tree)
+        np.testing.assert_allclose(optax.tree_utils.tree_get(state, "mu"), expected, rtol=1e-5)
+        assert all((x == 0).all() for x in jax.tree.leaves(change)) == (expected[0] == 0)
+
+
+@pytest.mark.parametrize("part", ["actor", "critic"])
+@pytest.mark.parametrize("delay", [1, 3])
+def test_learning_rates_end_with_the_last_gradient_step(part, delay):
+    """96 gradient steps: floor(1 / 4 (100 updates of 4 steps) - 16). Of a constant gradient Adam makes its rate."""
+    config = dict(anneal_lr=True, learning_rate=0.5, critic_learning_rate=0.25, learning_starts=16)
+    context = context_of(make("td3", policy_delay=delay, **config))
+    rule, rate = getattr(context.optimizer, part), 0.5 if part == "actor" else 0.25
+    gradient, steps = jnp.ones(1), 96 // (delay if part == "actor" else 1)
+
+    def once(state, _):
+        change, state = rule.update(gradient, state, gradient)
+        return state, -change[0]
+
+    found = jax.lax.scan(once, rule.init(gradient), length=steps + 1)[1]
+    np.testing.assert_allclose(found, rate * (1 - np.arange(steps + 1) / steps), rtol=1e-4, atol=1e-6)
+
+
+@each_algorithm
+def test_make_counts_gradient_steps_of_the_run(algo):
+    assert off_policy.num_gradient_steps(context_of(make(algo, learning_starts=16)).ratio, 100) == 96
+
+
+# Learning
+
+
+def trained(algo, env, num_updates, seed=0, **config):
+    """The agent and its state after training, and its critics' values of (obs [B, D], action [B, 1])."""
+    defaults = dict(
+        buffer_size=4096, batch_size=32, replay_ratio=0.5, learning_starts=256, hidden_sizes=(32,), tau=0.05,
+        gamma=probes.GAMMA, learning_rate=3e-3, critic_learning_rate=1e-2,
+    )  # fmt: skip
+    defaults |= {} if algo == "sac" else dict(exploration_noise=0.3)
+    agent = agent_of(algo, env, num_updates, **defaults | config)
+    run = lambda key: loop.train(env, agent, loop.init(env, agent, key), num_updates)
+    state, metrics = jax.jit(run, compiler_options=probes.QUICK)(jax.random.key(seed))
+    assert all(np.isfinite(x).all() for name, x in metrics.items() if name not in ("return_min", "return_max"))
+    params = state.agent.learner.params
+    greedy = lambda obs: agent.exploit(state.agent, PolicyInput(jnp.float32(obs)), (), None).action
+    return greedy, lambda *inputs: context_of(agent).critic.apply(params.critic, tuple(map(jnp.float32, inputs)))
+
+
+CALM = {"sac": dict(learn_temperature=False, temperature=0.02), "td3": {}, "ddpg": {}}
+
+
+@each_algorithm
+@pytest.mark.slow
+def test_continuous_action_is_learned(algo):
+    greedy, value = trained(algo, probes.continuous_action(8), 150, **CALM[algo])
+    np.testing.assert_allclose(greedy([[1]]), [[0.5]], atol=0.1)
+    np.testing.assert_allclose(value([[1], [1]], [[0.5], [0]])[0], [1, 0.75], atol=0.1)
+
+
+@pytest.mark.parametrize("algo", ["sac", "td3", slow("ddpg")])
+def test_continuous_action_of_observation_is_learned(algo):
+    """SAC's entropy of -1, as asked for, is about that of a standard deviation of 0.1."""
+    greedy, _ = trained(algo, probes.continuous_action_of_observation(8), 150)
+    np.testing.assert_allclose(greedy([[-1], [1]]), [[-0.5], [0.5]], atol=0.15)
+
+
+STEADY = {"sac": dict(learn_temperature=False, temperature=1e-4), "td3": {}, "ddpg": {}}
+
+
+@pytest.mark.parametrize("n_step", [1, 3])
+@each_algorithm
+@pytest.mark.slow
+def test_values_are_bootstrapped_where_time_runs_out(algo, n_step):
+    """Reward 1 for ever is worth 10; 6.5 would mean that the time limit counted as death."""
+    env = any_action(probes.constant_reward(8))
+    _, value = trained(algo, env, 300, n_step=n_step, anneal_lr=True, **STEADY[algo])
+    np.testing.assert_allclose(value([[1], [1]], [[0.5], [-0.5]]), 10, atol=0.3)
+
+
+@pytest.mark.parametrize("n_step", [1, 3])
+@each_algorithm
+@pytest.mark.slow
+def test_nothing_lies_beyond_a_terminal_state(algo, n_step):
+    env = any_action(probes.constant_reward_terminal(8))
+    _, value = trained(algo, env, 300, n_step=n_step, anneal_lr=True, **STEADY[algo])
+    expected = [(1 - 0.9 ** (10 - t)) / 0.1 for t in range(10)]
+    np.testing.assert_allclose(value(np.eye(10), np.zeros((10, 1)))[0], expected, atol=0.4)
+
+
+@each_rule
+@pytest.mark.slow
+def test_seeds_differ_and_each_is_its_own_run(algo):
+    """The first gradient steps to rounding; later ones may draw otherwise where a rounding decides."""
+    env = probes.continuous_action_of_observation(4)
+    agent = agent_of(algo, env, 6, learning_starts=16)
+    run = lambda key: loop.train(env, agent, loop.init(env, agent, key), 6)
+    keys = jax.random.split(jax.random.key(0), 3)
+    together, metrics = jax.jit(jax.vmap(run), compiler_options=probes.QUICK)(keys)
+    alone = jax.jit(run, compiler_options=probes.QUICK)
+    assert (metrics["gradient_steps"].sum(1) == 20).all()  # (6 * 16 - 16) / 4
+    for i in (0, 2):
+        state, _ = alone(keys[i])
+        one = jax.tree.map(lambda x, i=i: x[i], together.agent)
+        jax.tree.map(
+            partial(np.testing.assert_allclose, rtol=1e-3, atol=1e-5), one.learner.params, state.agent.learner.params
+        )
+    learned = kernels(together.agent.learner.params)
+    assert all(np.abs(x[i] - x[j]).max() > 0.1 for x in learned for i, j in ((0, 1), (1, 2), (0, 2)))
+
+
+# What is refused
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        (dict(action=Discrete(2)), r": requires continuous actions, got Discrete\(num=2\) of test; try dqn or ppo$"),
+        (dict(action=Box((2, 2))), r": requires actions of shape \[D\], got \[2, 2\] of test; flatten them$"),
+        (dict(batch_size=65), r"^buffer_size: must hold one batch of 65, got 64; use a larger buffer or a smaller "),
+        (dict(learning_starts=65), r"^learning_starts: must be at most buffer_size \(64\), got 65; use 64 or fewer$"),
+        (dict(num_envs=8, n_step=9), r"^buffer_size: must be at least 128 for n_step 9 .* got 64; use 128 or more$"),
+        (dict(replay_ratio=4e-11), r"^replay_ratio: cannot be counted exactly .*; use 9\.5367431640625e-10$"),
+        (dict(num_updates=2**31, replay_ratio=4), "gradient steps in all are more than"),
+    ],
+)
+@each_algorithm
+def test_what_does_not_fit_is_refused_in_a_sentence(algo, config, words):
+    with pytest.raises(ValueError, match=words) as refusal:
+        make(algo, **config)
+    assert "\n" not in str(refusal.value)
+
+
+@each_algorithm
+def test_defaults_are_those_of_the_papers(algo):
+    config = MODULES[algo].Config()
+    papers = dict(buffer_size=1_000_000, batch_size=256, tau=0.005, gamma=0.99, learning_rate=3e-4, replay_ratio=1.0)
+    assert {name: getattr(config, name) for name in papers} == papers
+    assert config.critic_learning_rate == 3e-4 and config.hidden_sizes == (256, 256) and config.activation == "relu"
+    own = {
+        "sac": dict(num_critics=2, target_update_interval=1, learn_temperature=True, target_entropy=None),
+        "td3": dict(num_critics=2, policy_delay=2, target_noise=0.2, target_noise_clip=0.5, exploration_noise=0.1),
+        "ddpg": dict(num_critics=1, policy_delay=1, target_noise=0.0, exploration_noise=0.1),
+    }[algo]
+    assert {name: getattr(config, name) for name in own} == own
