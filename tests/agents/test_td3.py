@@ -1,0 +1,337 @@
+"""TD3 and DDPG: targets and losses by hand, the delay of the policy, and whole updates against a plain program."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxrl_fast.agents import actor_critic, td3
+from jaxrl_fast.agents.configs.td3 import DDPG, TD3
+from jaxrl_fast.replay import ring as replay_ring
+from jaxrl_fast.replay import sum_tree
+from jaxrl_fast.rl import off_policy
+from tests.helpers import actor_critics, slow
+from tests.helpers.actor_critics import (
+    Adam,
+    assert_close,
+    buffer_of,
+    context_of,
+    critic_tables,
+    learner_of,
+    make,
+    outputs,
+    rollout_of,
+    sample_of,
+    tables_of,
+)
+from tests.helpers.trees import equations, same_bits
+
+HALF = float(np.arctanh(0.5))  # what a policy answers before the tanh, for an action of 1/2
+
+
+# Targets
+
+
+def target_of(algo="td3", noise=(0.0,), value=((0.0, 3.0), (0.0, 2.0)), slope=0.0, next_action=0.0, **config):
+    """Of a transition from state 0 to 1 with reward 1/2 and discount 0.9, for each number of noise."""
+    num = len(noise)
+    context = tables_of(algo, num_critics=len(value), **config)
+    online = critic_tables(np.full_like(np.array(value), 100.0))
+    actor = np.array([[-9.0], [np.arctanh(next_action)]])
+    learner = learner_of(context, -actor, online, actor, critic_tables(value, slope))
+    batch = sample_of([0] * num, [0.3] * num, [0.5] * num, [0.9] * num, [1] * num)
+    return td3.td_target(context, learner, batch, jnp.float32(noise)[:, None])
+
+
+def test_target_takes_the_least_of_the_target_critics():
+    # .5 + .9 * min(3, 2) = 2.3; neither the critics nor the policy that are being learned matter
+    np.testing.assert_allclose(target_of(), [2.3], rtol=1e-6)
+
+
+def test_target_of_ddpg_is_that_of_its_one_critic_without_noise():
+    # Q'(s', a') = 3 + a' with a' = 1/2: .5 + .9 * 3.5 = 3.65, whatever the noise is
+    found = target_of("ddpg", noise=(0, 1, -9), value=[[0, 3.0]], slope=1.0, next_action=0.5)
+    np.testing.assert_allclose(found, [3.65] * 3, rtol=1e-6)
+
+
+def test_nothing_is_bootstrapped_from_a_terminal_state():
+    context = tables_of("td3")
+    critic = critic_tables([[0, 3.0], [0, 2.0]])
+    learner = learner_of(context, np.zeros((2, 1)), critic, np.zeros((2, 1)))
+    batch = sample_of([0, 0], [0, 0], [0.5, -1], [0, 0.9], [1, 1])
+    np.testing.assert_allclose(td3.td_target(context, learner, batch, jnp.zeros((2, 1))), [0.5, 0.8], rtol=1e-6)
+
+
+def test_target_noise_is_clipped_and_so_is_the_noisy_action():
+    # Q'(s', a') = a', target action .8, noise std .2 clipped at .5: .2 -> 1;  10 -> .5 -> 1.3, clipped to 1;
+    # -1 -> -.2 -> .6;  -10 -> -.5 -> .3.   r + g a' = .5 + .9 a'
+    found = target_of(noise=(0, 1, 10, -1, -10), value=[[0, 0.0]] * 2, slope=1.0, next_action=0.8)
+    np.testing.assert_allclose(found, 0.5 + 0.9 * np.array([0.8, 1, 1, 0.6, 0.3]), rtol=1e-5)
+
+
+@pytest.mark.parametrize(("std", "clip"), [(0.1, 0.05), (3.0, 0.4), (0.3, 0.0)])
+def test_target_noise_has_the_spread_and_the_bound_of_its_options(std, clip):
+    noise = np.linspace(-3, 3, 13)
+    found = target_of(
+        noise=noise, value=[[0, 0.0]] * 2, slope=1.0, next_action=-0.2, target_noise=std, target_noise_clip=clip
+    )
+    expected = np.clip(-0.2 + np.clip(std * noise, -clip, clip), -1, 1)
+    np.testing.assert_allclose((found - 0.5) / 0.9, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("terminates", [False, True])
+def test_three_steps_worked_by_hand(terminates):
+    # gamma .5, Q'(s, .) = 2 s, rewards 1 2 3 4; the episode ends with the fourth step, and row 4 is its reset.
+    # row 0: 1 + .5 * 2 + .25 * 3 = 2.75, then .125 * 2 * 3 = .75 of state 3
+    # row 2: 3 + .5 * 4 = 5, then .25 * 2 * 4 = 2 of state 4 where time ran out
+    # row 3: 4, then .5 * 2 * 4 = 4
+    context = tables_of("td3", n_step=3, rollout_length=6, buffer_size=12, batch_size=1, gamma=0.5)
+    ring = buffer_of(
+        context, range(6), [0] * 6, [1, 2, 3, 4, 0, 9], [1, 1, 1, 1 - terminates, 1, 1], [0, 0, 0, 1, 0, 0],
+        [1, 1, 1, 1, 0, 1],
+    )  # fmt: skip
+    critic = critic_tables([2.0 * np.arange(6)] * 2)
+    learner = learner_of(context, np.zeros((6, 1)), critic, np.zeros((6, 1)))
+    rows = jnp.int32([0, 2, 3])
+    batch = replay_ring.read(context.replay.add.args[0], ring, rows, jnp.zeros_like(rows), context.config.gamma)
+    expected = [3.5, 5, 4] if terminates else [3.5, 7, 8]
+    np.testing.assert_allclose(td3.td_target(context, learner, batch, jnp.zeros((3, 1))), expected, rtol=1e-6)
+
+
+# Losses
+
+
+def test_critic_loss_is_half_the_squared_error_of_each_critic():
+    # Q = (1 + .5 * .2, 3) = (1.1, 3), target 2: (.81 + 1) / 2 = .905; errors of .9 and 1: .95
+    critic = critic_tables([[1.0], [3.0]], [[[0.5]], [[0.0]]])
+    batch = sample_of([0], [0.2], [0], [0], [0])
+    arguments = batch, jnp.float32([2.0]), jnp.float32([0.25])
+    loss, (errors, metrics) = actor_critic.critic_loss(actor_critics.CRITIC, critic, *arguments)
+    np.testing.assert_allclose(loss, 0.25 * 0.905, rtol=1e-5)
+    np.testing.assert_allclose(errors, [0.95], rtol=1e-5)
+    np.testing.assert_allclose(metrics["q_value"], 0.25 * 2.05, rtol=1e-5)
+
+
+def test_critics_are_those_of_rlax(rlax):
+    """Towards a target, the gradient of each critic's values is that of its own temporal difference."""
+    rng = np.random.default_rng(0)
+    critic = critic_tables(rng.normal(size=(3, 5)))
+    context = tables_of("td3", num_critics=3)
+    learner = learner_of(context, np.zeros((5, 1)), critic, np.zeros((5, 1)), critic_tables(rng.normal(size=(3, 5))))
+    obs, next_obs = rng.integers(0, 5, (2, 8))
+    batch = sample_of(obs, np.zeros(8), rng.normal(size=8), 0.9 * (rng.random(8) < 0.7), next_obs)
+    target = td3.td_target(context, learner, batch, jnp.zeros((8, 1)))
+    loss = lambda critic: actor_critic.critic_loss(actor_critics.CRITIC, critic, batch, target, jnp.ones(8))[0]
+    found = jax.grad(loss)(critic)["value"]
+    least = learner.target_params.critic["value"].min(0)[next_obs]
+    for i in range(3):
+        error = jax.vmap(rlax.td_learning)(critic["value"][i, obs], batch.reward, batch.discount, least)
+        expected = np.zeros(5)
+        np.add.at(expected, obs, -np.asarray(error))
+        np.testing.assert_allclose(found[i], expected, rtol=1e-4, atol=1e-5)
+
+
+def test_policy_climbs_the_first_critic_alone():
+    # J = w Q_1(s, tanh x), dJ/dx = w slope_1 (1 - tanh(x)^2); x = atanh .5: .75 slope
+    critic = critic_tables([[0, 0], [9, 9.0]], [[[2.0], [-1.0]], [[7.0], [7.0]]])
+    context, actor = tables_of("td3"), jnp.float32([[HALF], [HALF]])
+    learner = learner_of(context, actor, critic, actor)
+    loss = partial(td3.policy_loss, context, learner.params, jnp.float32([[0], [1]]), jnp.float32([0.5, 1.0]))
+    np.testing.assert_allclose(loss(actor), -(0.5 * 2 * 0.5 + 1 * -1 * 0.5), rtol=1e-5)
+    np.testing.assert_allclose(jax.grad(loss)(actor), [[-0.5 * 2 * 0.75], [0.75]], rtol=1e-5)
+
+
+def test_policy_gradient_is_that_of_rlax(rlax):
+    rng = np.random.default_rng(1)
+    critic = critic_tables(np.zeros((2, 4)), rng.normal(size=(2, 4, 3)), num_actions=3)
+    context, actor = tables_of("td3", num_actions=3), jnp.float32(rng.normal(size=(4, 3)))
+    learner = learner_of(context, actor, critic, actor)
+    obs, weight = jnp.arange(4.0)[:, None], jnp.full(4, 0.25)
+    found = jax.grad(partial(td3.policy_loss, context, learner.params, obs, weight))(actor)
+    slope = critic["slope"][0]
+    expected = jax.grad(lambda actor: jax.vmap(rlax.dpg_loss)(jnp.tanh(actor), slope).mean())(actor)
+    expected *= 3  # rlax divides by the numbers of an action
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+
+
+# Acting
+
+
+def test_exploration_noise_is_added_to_the_action_and_clipped():
+    # .5 + .1 n for n = 1, -2, 50
+    context = tables_of("td3", exploration_noise=0.1)
+    params = actor_critic.Params(jnp.float32([[HALF]]), ())
+    found = td3.explore(context, params, jnp.zeros((3, 1)), jnp.float32([[1], [-2], [50]]))
+    np.testing.assert_allclose(found, [[0.6], [0.3], [1]], rtol=1e-5)
+
+
+# Gradient steps
+
+
+def keys_of(seed):
+    return jax.random.split(jax.random.key(seed))
+
+
+def filled(context, num_rollouts=2):
+    """A replay buffer with two rollouts, for four environments."""
+    buffer = context.replay.init()
+    for u in range(num_rollouts):
+        buffer = context.replay.add(buffer, rollout_of(4, 4, 3, 2, seed=u).steps)
+    return buffer
+
+
+@pytest.mark.parametrize("delay", [2, slow(3)])
+def test_policy_and_targets_move_in_every_so_many_gradient_steps(delay):
+    """For each of three seeds in one program: by tau, and not a bit between."""
+    agent = make("td3", num_envs=4, num_obs=3, num_actions=2, policy_delay=delay, tau=0.25, critic_learning_rate=0.01)
+    context = context_of(agent)
+    learners = jax.jit(jax.vmap(lambda key: td3.init(context, key)))(jax.random.split(jax.random.key(0), 3))
+    buffer = filled(context)
+    once = lambda keys, learner: td3.gradient_step(context, buffer, jnp.int32(0), keys, learner, off_policy.init())[0]
+    step = jax.jit(jax.vmap(once))
+    for g in range(1, 8):
+        before, learners = learners, step(jax.vmap(keys_of)(10 * g + jnp.arange(3)), learners)
+        assert not same_bits(before.params.critic, learners.params.critic)
+        due = g % delay == 0
+        still = same_bits((before.params.actor, before.target_params), (learners.params.actor, learners.target_params))
+        assert still != due
+        assert (learners.optimizer.actor[-1].count == g // delay).all()
+        if due:
+            expected = jax.tree.map(lambda new, old: 0.25 * new + 0.75 * old, learners.params, before.target_params)
+            jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6), learners.target_params, expected)
+    moved = jax.tree.map(lambda x, y: np.abs(x - y).max(tuple(range(1, x.ndim))), before, learners).params.critic
+    assert all((x > 0).all() for x in jax.tree.leaves(moved))
+
+
+def test_delay_is_counted_across_updates_of_several_seeds():
+    """1.5 gradient steps an update, of three seeds: the policy has made floor(g / 2) after each g."""
+    agent = make("td3", num_envs=4, num_obs=3, num_actions=2, replay_ratio=0.09375, policy_delay=2)
+    init, update = jax.jit(jax.vmap(agent.init)), jax.jit(jax.vmap(agent.update, (0, None, 0)))
+    states, made = init(jax.random.split(jax.random.key(0), 3)), []
+    for u in range(6):
+        before, (states, metrics) = (
+            states.learner,
+            update(states, rollout_of(4, 4, 3, 2, seed=u), jax.random.split(jax.random.key(u), 3)),
+        )
+        counts = states.learner.optimizer
+        made += [int(n) for n in counts.critic[-1].count[:1]]
+        assert (counts.critic[-1].count == made[-1]).all() and (counts.actor[-1].count == made[-1] // 2).all()
+        moves = made[-1] // 2 - (made[-2] // 2 if u else 0)
+        assert same_bits(before.target_params, states.learner.target_params) == (moves == 0)
+        assert np.isfinite(metrics["policy_loss_sum"]).all()
+    assert made == [int(0.09375 * (16 * (u + 1) - 8)) for u in range(6)] and len(set(np.diff(made))) == 2
+
+
+def test_seeds_share_the_condition_of_the_delay():
+    """Under vmap a condition on a batch would become a select of both sides."""
+    agent = make("td3", num_envs=4, num_obs=3, num_actions=2)
+    states = jax.eval_shape(jax.vmap(agent.init), jax.random.split(jax.random.key(0), 3))
+    update = jax.vmap(agent.update, (0, None, 0))
+    found = jax.make_jaxpr(update)(states, rollout_of(4, 4, 3, 2), jax.random.split(jax.random.key(0), 3))
+    conditions = [e.invars[0].aval.shape for e in equations(found) if e.primitive.name == "cond"]
+    assert conditions == [()]
+
+
+def test_importance_weights_are_those_of_the_critics_errors_alone():
+    """Priorities 1 and 4, exponent 1 at the end: weights 1 and 1/4 over 16 for the critics, 1/16 for the policy.
+
+    Two of four rows can be drawn. Q = 0 for the action 0 taken there, rewards 2 and -16.
+    """
+    config = dict(prioritized=True, priority_exponent=0.5, importance_exponent=1.0, buffer_size=16, batch_size=16)
+    context = tables_of("td3", policy_delay=1, gamma=0.5, **config)
+    buffer = buffer_of(context, range(4), [0] * 4, [1, 2, 3, -16], [1, 0, 1, 0], [0, 1, 0, 1], [1] * 4)
+    buffer = buffer._replace(priorities=sum_tree.update(sum_tree.init(16), jnp.int32([1, 3]), jnp.float32([1, 4])))
+    critic = critic_tables(np.zeros((2, 4)), np.full((2, 4, 1), 2.0))
+    learner, keys = learner_of(context, np.zeros((4, 1)), critic, np.zeros((4, 1))), keys_of(1)
+    after, buffer, _, _ = jax.jit(partial(td3.gradient_step, context))(
+        buffer, jnp.int32(100), keys, learner, off_policy.init()
+    )
+    item, _ = sum_tree.draw(sum_tree.update(sum_tree.init(16), jnp.int32([1, 3]), jnp.float32([1, 4])), keys[0], 16)
+    count = np.bincount(np.asarray(item), minlength=4)
+    assert count[1] + count[3] == 16 and 3 <= count[1] <= 4
+    first_moment = lambda part, *shape: 10 * np.asarray(part[-2].mu).reshape(shape)
+    of_critics = first_moment(after.optimizer.critic, 2, 2, 4)[1]  # slopes, then values, as their names are sorted
+    gradient = [-2 * count[1] / 16, 16 * count[3] / 16 / 4]
+    np.testing.assert_allclose(of_critics[:, [1, 3]], [gradient] * 2, rtol=1e-5)
+    of_policy = first_moment(after.optimizer.actor, 4)
+    slope = 2 - 3e-4 * 0  # actions of 0 leave the slopes as they were
+    np.testing.assert_allclose(of_policy, [0, -slope * count[1] / 16, 0, -slope * count[3] / 16], rtol=1e-4)
+    np.testing.assert_allclose(buffer.priorities.levels[0][:4], [0, np.sqrt(2), 0, 4], rtol=1e-4)  # |error|^.5
+
+
+# A whole update
+
+
+def plain_update(context, state, rollout, all_keys, delay, num_critics, std, clip):
+    """Fujimoto et al. 2018, algorithm 1, step by step. Only what is drawn comes from the agent."""
+    config, size = context.config, context.config.batch_size
+    buffer = context.replay.add(state.replay, rollout.steps)
+    params, target = state.learner.params, state.learner.target_params
+    actor, critic, target_actor, target_critic = params.actor, params.critic, target.actor, target.critic
+    rates = config.learning_rate, config.critic_learning_rate
+    optimizers = [Adam(x, rate, config.adam_epsilon) for x, rate in zip((actor, critic), rates)]
+
+    @jax.jit
+    @jax.grad
+    def gradient_of_error(critic, batch, weight, goal):
+        return (weight[None] * (actor_critics.values(critic, batch.obs, batch.action) - goal[None]) ** 2).sum() / 2
+
+    @jax.jit
+    def goal_of(actor, critic, batch, noise):
+        action = jnp.tanh(outputs(actor, batch.next_obs)) + jnp.maximum(-clip, jnp.minimum(clip, std * noise))
+        value = actor_critics.values(critic, batch.next_obs, jnp.maximum(-1, jnp.minimum(1, action)))
+        return batch.reward + batch.discount * (value[0] if num_critics == 1 else jnp.minimum(value[0], value[1]))
+
+    @jax.jit
+    @jax.grad
+    def gradient_of_loss(actor, critic, batch, weight):
+        return -(weight * actor_critics.values(critic, batch.obs, jnp.tanh(outputs(actor, batch.obs)))[0]).sum()
+
+    @jax.jit
+    def drawn(buffer, keys):
+        batch, found, _ = context.replay.sample(buffer, keys[0], size, config.gamma, 1.0)
+        return batch, found, actor_critic.sample_normal(context, keys[1], 1)
+
+    for step, keys in enumerate(all_keys, start=1):
+        batch, found, (noise,) = drawn(buffer, keys)
+        weight = found / size
+        goal = goal_of(target_actor, target_critic, batch, noise)
+        critic = optimizers[1].step(critic, gradient_of_error(critic, batch, weight, goal))
+        if step % delay == 0:
+            actor = optimizers[0].step(actor, gradient_of_loss(actor, critic, batch, weight))
+            target_actor = actor_critics.average(actor, target_actor, config.tau)
+            target_critic = actor_critics.average(critic, target_critic, config.tau)
+    return (actor, critic), (target_actor, target_critic)
+
+
+@pytest.mark.parametrize(
+    ("algo", "delay", "num_critics", "std"), [("td3", 2, 2, 0.4), ("ddpg", 1, 1, 0.0)], ids=["td3", "ddpg"]
+)
+def test_a_whole_update_is_that_of_a_plain_program(algo, delay, num_critics, std):
+    """Three gradient steps from three environments; targets are apart from the parameters."""
+    noise = dict(target_noise=std, target_noise_clip=0.5) if algo == "td3" else {}
+    agent = make(
+        algo, num_envs=3, num_obs=3, num_actions=2, tau=0.3, gamma=0.9, learning_rate=0.03, replay_ratio=0.5,
+        critic_learning_rate=0.02, adam_epsilon=1e-3, **noise,
+    )  # fmt: skip
+    state, rollout, key = jax.jit(agent.init)(jax.random.key(0)), rollout_of(4, 3, 3, 2), jax.random.key(1)
+    apart = jax.tree.map(lambda x: x + 0.1 * jnp.sin(jnp.arange(x.size)).reshape(x.shape), state.learner.target_params)
+    state = state._replace(learner=state.learner._replace(target_params=apart))
+    after, metrics = jax.jit(agent.update)(state, rollout, key)
+    assert int(metrics["gradient_steps"]) == 3  # (4 * 3 - 2 * 3) / 2
+    keys = jax.random.split(key, (off_policy.max_grad_steps(context_of(agent).ratio), 2))
+    assert len(keys) == 6
+    expected = plain_update(context_of(agent), state, rollout, keys[:3], delay, num_critics, std, 0.5)
+    learner = after.learner
+    assert_close((learner.params[:2], learner.target_params[:2]), expected)
+    assert learner.params.log_temperature == learner.target_params.log_temperature == ()
+    if algo == "td3":
+        assert int(learner.optimizer.actor[-1].count) == 1
+
+
+def test_ddpg_is_td3_with_other_defaults():
+    assert DDPG() != TD3() and issubclass(DDPG, TD3)
+    differing = {name for name in vars(TD3()) if getattr(TD3(), name) != getattr(DDPG(), name)}
+    assert differing == {"num_critics", "policy_delay", "target_noise"}
