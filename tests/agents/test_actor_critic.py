@@ -16,13 +16,18 @@ from hypothesis import strategies as st
 
 from jaxrl_fast import envs, loop, networks
 from jaxrl_fast.agents import actor_critic
+from jaxrl_fast.kernels import build
+from jaxrl_fast.parallel import program
+from jaxrl_fast.parallel.placement import Placement
 from jaxrl_fast.rl import off_policy
-from jaxrl_fast.types import Box, Discrete, PolicyInput
+from jaxrl_fast.types import Box, Discrete, Parallelism, PolicyInput
 from tests.helpers import probes, slow
 from tests.helpers.actor_critics import (
     MODULES,
+    RULES,
     agent_of,
     agent_with,
+    buffer_of,
     context_of,
     critic_tables,
     learner_of,
@@ -86,6 +91,19 @@ def test_actions_are_random_until_the_first_gradient_step(algo, num_envs, learni
         action = jax.vmap(partial(act, update))(noise).action[:length, :, 0]
         steps_before = np.repeat((update * length + np.arange(length)) * num_envs, num_envs).reshape(length, num_envs)
         np.testing.assert_array_equal(np.abs(action - 0.25) < 1e-6, steps_before >= first)
+
+
+@each_rule
+def test_environment_steps_are_those_of_all_shards(algo):
+    """Two of each of four devices: 8 steps at once, of which 20 come before the first gradient step."""
+    noise = {} if algo == "sac" else dict(exploration_noise=0.0)
+    config = dict(num_envs=2, num_shards=4, learning_starts=20, batch_size=8, log_std=-20.0)
+    agent, learner = actor_of(algo, (np.arctanh(0.25),), **config | noise)
+    noise = agent.sample_noise(jax.random.key(0), 4, 2)
+    act = lambda noise: agent.explore(state_of(learner), PolicyInput(jnp.zeros((2, 1))), (), noise).action
+    by_policy = np.abs(jax.vmap(act)(noise)[..., 0] - 0.25) < 1e-6
+    np.testing.assert_array_equal(by_policy.all(1), [False, False, False, True])  # after 0, 8, 16, 24
+    np.testing.assert_array_equal(by_policy.any(1), by_policy.all(1))
 
 
 @cache
@@ -216,7 +234,7 @@ def test_so_many_gradient_steps_are_made(num_envs, ratio):
     assert made == [int(Fraction(str(ratio)) * max(0, int(s) - first)) for s in steps]
 
 
-class Program(NamedTuple):
+class Compiled(NamedTuple):
     """The functions of an agent of four environments, compiled."""
 
     init: object
@@ -225,17 +243,17 @@ class Program(NamedTuple):
 
 
 @cache
-def program(algo, prioritized=False):
+def compiled(algo, prioritized=False):
     agent = make(
         algo, num_envs=4, num_obs=3, num_actions=2, learning_rate=0.01, critic_learning_rate=0.01, n_step=2,
         prioritized=prioritized, num_critics=3, replay_ratio=0.125, num_updates=3,
     )  # fmt: skip
-    return Program(jax.jit(agent.init), jax.jit(agent.update), context_of(agent))
+    return Compiled(jax.jit(agent.init), jax.jit(agent.update), context_of(agent))
 
 
 def learn_rollouts(algo, prioritized=False, poison=None, seed=0):
     """The state and metrics after updates of 0, 2 and 2 gradient steps; rows to be ignored are poisoned."""
-    made = program(algo, prioritized)
+    made = compiled(algo, prioritized)
     state, metrics, ignored = made.init(jax.random.key(seed)), [], 0
     for u in range(3):
         rollout = rollout_of(4, 4, 3, 2, seed=u)
@@ -269,7 +287,7 @@ def kernels(params):
 @each_rule
 def test_critics_stay_different_and_all_move(algo):
     learner = learn_rollouts(algo)[0].learner
-    before = program(algo).init(jax.random.key(0)).learner
+    before = compiled(algo).init(jax.random.key(0)).learner
     for now, then in zip(kernels(learner.params.critic), kernels(before.params.critic)):
         for i, j in ((0, 1), (1, 2), (0, 2)):
             assert np.abs(now[i] - now[j]).max() > 0.05
@@ -279,7 +297,7 @@ def test_critics_stay_different_and_all_move(algo):
 
 @each_rule
 def test_targets_begin_as_copies(algo):
-    learner = program(algo).init(jax.random.key(0)).learner
+    learner = compiled(algo).init(jax.random.key(0)).learner
     assert same_bits(learner.params.critic, learner.target_params.critic)
     assert same_bits(learner.params.actor if algo == "td3" else (), learner.target_params.actor)
 
@@ -296,13 +314,13 @@ def test_a_seed_of_a_batch_begins_as_its_own_run(algo):
     keys = jax.random.split(jax.random.key(3), 3)
     together = jax.jit(jax.vmap(lambda key: agent_params(algo, key)))(keys)
     for i in (0, 2):
-        alone = program(algo).init(keys[i]).learner.params
+        alone = compiled(algo).init(keys[i]).learner.params
         one = jax.tree.map(lambda x, i=i: x[i], together)
         jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-6, atol=1e-7), one, alone)
 
 
 def agent_params(algo, key):
-    made = program(algo)
+    made = compiled(algo)
     return MODULES[algo].init(made.context, key).params
 
 
@@ -314,13 +332,29 @@ def agent_params(algo, key):
 def test_a_gradient_is_transformed_before_its_optimizer_sees_it(algo, part):
     """Adam's first moment of (3, 4) is a tenth of it; five times the gradient is then cut at a norm of 10: (6, 8)."""
     optimizer = lambda transform: getattr(
-        context_of(make(algo, transform_gradient=transform, max_grad_norm=10.0)).optimizer, part
+        context_of(make(algo, transform=transform, max_grad_norm=10.0)).optimizer, part
     )
     for transform, expected in ((None, [0.3, 0.4]), (optax.scale(0.0), [0, 0]), (optax.scale(5.0), [0.6, 0.8])):
         rule, tree = optimizer(transform), {"a": jnp.float32([3.0]), "b": jnp.float32([4.0])}
         change, state = rule.update(tree, rule.init(tree), tree)
         np.testing.assert_allclose(optax.tree_utils.tree_get(state, "mu"), expected, rtol=1e-5)
         assert all((x == 0).all() for x in jax.tree.leaves(change)) == (expected[0] == 0)
+
+
+@each_rule
+def test_a_gradient_of_nothing_freezes_all_parameters(algo):
+    delay = {} if algo == "sac" else dict(policy_delay=1)
+    context = tables_of(algo, transform=optax.scale(0.0), **delay)
+    actor = np.full((4, 2 if algo == "sac" else 1), 0.3)
+    temperature = jnp.float32(0.5) if algo == "sac" else ()
+    critic = critic_tables(np.ones((2, 4)), 2.0)
+    targets = () if algo == "sac" else actor
+    learner = learner_of(context, actor, critic, targets, log_temperature=temperature)
+    buffer = buffer_of(context, range(4), [0.1, 0.2, 0.3, 0.4], [1, 2, 3, 4], [1] * 4, [0] * 4, [1] * 4)
+    step = jax.jit(partial(RULES[algo].gradient_step, context))
+    after, _, _, metrics = step(buffer, jnp.int32(0), jax.random.split(jax.random.key(0)), learner, off_policy.init())
+    assert same_bits(after.params, learner.params) and metrics["td_loss"].sum() > 0
+    assert int(after.optimizer.critic[-1].count) == int(after.optimizer.actor[-1].count) == 1
 
 
 @pytest.mark.parametrize("part", ["actor", "critic"])
@@ -424,6 +458,41 @@ def test_seeds_differ_and_each_is_its_own_run(algo):
         )
     learned = kernels(together.agent.learner.params)
     assert all(np.abs(x[i] - x[j]).max() > 0.1 for x in learned for i, j in ((0, 1), (1, 2), (0, 2)))
+
+
+WORKERS = {
+    "sac": ("sac", {}),
+    "td3": ("td3", {}),
+    "redq": ("sac", dict(prioritized=True, num_critics=3, num_target_critics=2, n_step=3)),
+    "td3 by priority": ("td3", dict(prioritized=True)),
+}
+
+
+@pytest.mark.parametrize("variant", WORKERS)
+@pytest.mark.skipif(not build.is_available("allreduce"), reason="no C compiler here")
+@pytest.mark.slow
+def test_workers_learn_what_one_core_learns(variant):
+    """To rounding; and each worker has the same bits of everything. Shards differ, and have the same learner."""
+    algo, options = WORKERS[variant]
+
+    def learn(placement):
+        axis_name = placement.axis_name if placement.num_shards > 1 else None
+        env = probes.continuous_action_of_observation(4 // placement.num_shards)
+        env = env._replace(parallelism=Parallelism(axis_name, placement.num_shards, placement.num_grad_workers))
+        agent = agent_of(algo, env, 4, rollout_length=16, buffer_size=256, learning_starts=32, **options)
+        built = program.build(env, agent, 4, placement)
+        state, metrics = built.chunk(built.init(np.int32(3)), np.int32(4))
+        parts = lambda i: jax.tree.map(lambda x: np.asarray(x.addressable_shards[i].data), state.agent.learner)
+        return [parts(i) for i in range(placement.num_devices)], jax.device_get(metrics)
+
+    close = partial(np.testing.assert_allclose, rtol=1e-3, atol=1e-5)
+    (alone,), expected = learn(Placement())
+    (one, other), metrics = learn(Placement(num_grad_workers=2))
+    assert same_bits(one, other)
+    jax.tree.map(close, (one, metrics), (alone, expected))
+    (one, other), metrics = learn(Placement(num_shards=2))
+    assert same_bits(one, other) and int(metrics["gradient_steps"].sum()) == 56  # (4 * 64 - 32) / 4
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves(one))
 
 
 # What is refused

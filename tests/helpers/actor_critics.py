@@ -8,18 +8,20 @@ from jax import ShapeDtypeStruct
 from jaxrl_fast import networks, replay
 from jaxrl_fast.agents import actor_critic, ddpg, sac, td3
 from jaxrl_fast.rl import off_policy
-from jaxrl_fast.types import Box, EnvSpec, Rollout, Transition
+from jaxrl_fast.types import Box, EnvSpec, Parallelism, Rollout, Transition
 
 MODULES = {"sac": sac, "td3": td3, "ddpg": ddpg}
 RULES = {"sac": sac, "td3": td3, "ddpg": td3}  # where their functions are
 LITTLE = dict(rollout_length=4, buffer_size=64, batch_size=8, replay_ratio=0.25, learning_starts=0, hidden_sizes=(8,))
 
 
-def make(algo, num_envs=1, num_obs=1, num_actions=1, action=None, num_updates=100, transform_gradient=None, **config):
+def make(
+    algo, num_envs=1, num_obs=1, num_actions=1, action=None, num_updates=100, num_shards=1, transform=None, **config
+):
     """An agent for environments that are not there."""
     spec = EnvSpec("test", ShapeDtypeStruct((num_obs,), jnp.float32), action or Box((num_actions,)), num_envs)
-    module = MODULES[algo]
-    return module.make(module.Config(**LITTLE | config), spec, num_updates, transform_gradient=transform_gradient)
+    module, parallelism = MODULES[algo], Parallelism(num_shards=num_shards)
+    return module.make(module.Config(**LITTLE | config), spec, num_updates, parallelism, transform)
 
 
 def agent_of(algo, env, num_updates, **config):
