@@ -1,6 +1,7 @@
 """SAC: targets and losses by hand, the temperature, REDQ's subsets, and whole updates against a plain program."""
 
 import math
+from dataclasses import replace
 from functools import partial
 
 import jax
@@ -11,8 +12,6 @@ import scipy.stats
 
 from jaxrl_fast.agents import actor_critic, sac
 from jaxrl_fast.agents.configs.sac import SAC
-from jaxrl_fast.replay import ring as replay_ring
-from jaxrl_fast.replay import sum_tree
 from jaxrl_fast.rl import off_policy
 from tests.helpers import actor_critics
 from tests.helpers.actor_critics import (
@@ -24,9 +23,11 @@ from tests.helpers.actor_critics import (
     learner_of,
     make,
     outputs,
+    read,
     rollout_of,
     sample_of,
     tables_of,
+    with_priorities,
 )
 
 FIXED = dict(learn_temperature=False)
@@ -81,6 +82,10 @@ def test_greedy_actions_have_no_noise():
 # Targets
 
 
+def target_of(context, learner, batch, noise):
+    return jax.jit(partial(sac.td_target, context))(learner, batch, jnp.float32(noise)[:, None], jax.random.key(0))
+
+
 def learner_with(context, value, target_value=None, slope=0.0, actor=None, log_temperature=()):
     """The policy is standard normal before the tanh everywhere, unless given."""
     critic = critic_tables(value, slope)
@@ -99,7 +104,7 @@ def test_target_worked_by_hand(learned):
     log_temperature = jnp.log(jnp.float32(0.5)) if learned else ()
     learner = learner_with(context, [[0, 99], [0, 99]], [[0, 3], [0, 2]], log_temperature=log_temperature)
     batch = sample_of([0] * 3, [0] * 3, [0.5] * 3, [0.9, 0.9, 0], [1] * 3)
-    found = sac.td_target(context, learner, batch, jnp.float32([[0], [1], [0]]), jax.random.key(0))
+    found = target_of(context, learner, batch, [0, 1, 0])
     np.testing.assert_allclose(found, [2.713522, 2.548120, 0.5], rtol=1e-5)
 
 
@@ -112,9 +117,8 @@ def test_three_steps_have_the_entropy_of_the_last_alone(terminates):
         context, range(6), [0] * 6, [1, 2, 3, 4, 0, 9], [1, 1, 1, 1 - terminates, 1, 1], [0, 0, 0, 1, 0, 0],
         [1, 1, 1, 1, 0, 1],
     )  # fmt: skip
-    learner, rows = learner_with(context, [2.0 * np.arange(6)] * 2), jnp.int32([0, 2, 3])
-    batch = replay_ring.read(context.replay.add.args[0], ring, rows, jnp.zeros_like(rows), 0.5)
-    found = sac.td_target(context, learner, batch, jnp.zeros((3, 1)), jax.random.key(0))
+    learner = learner_with(context, [2.0 * np.arange(6)] * 2)
+    found = target_of(context, learner, read(context, ring, [0, 2, 3]), [0, 0, 0])
     value = lambda s: 2 * s - LOG_PI_0
     expected = [2.75 + value(3) / 8, 5, 4] if terminates else [2.75 + value(3) / 8, 5 + value(4) / 4, 4 + value(4) / 2]
     np.testing.assert_allclose(found, expected, rtol=1e-5)
@@ -124,7 +128,7 @@ def test_next_actions_are_those_of_the_present_policy():
     # a' = tanh(.5 + e^-1 * 2) = .84; Q' = 1 + 2 a'
     context = tables_of("sac", **FIXED, temperature=1e-9)
     learner = learner_with(context, [[1.0], [1.0]], slope=2.0, actor=[[0.5, -1.0]])
-    found = sac.td_target(context, learner, sample_of([0], [0], [0], [1], [0]), jnp.float32([[2]]), jax.random.key(0))
+    found = target_of(context, learner, sample_of([0], [0], [0], [1], [0]), [2])
     np.testing.assert_allclose(found, [1 + 2 * np.tanh(0.5 + 2 / np.e)], rtol=1e-5)
 
 
@@ -151,7 +155,7 @@ def test_policy_follows_the_least_critic_or_the_mean_of_an_ensemble(num_target_c
     context = tables_of("sac", num_critics=3, num_target_critics=num_target_critics, temperature=0.5, **FIXED)
     learner = learner_with(context, [[1], [2], [3]], slope=[[[4.0]], [[-1]], [[3]]])
     loss = partial(sac.policy_loss, context, learner, jnp.zeros((1, 1)), jnp.zeros((1, 1)), jnp.ones(1))
-    (found, _), gradient = jax.value_and_grad(loss, has_aux=True)(learner.params.actor)
+    (found, _), gradient = jax.jit(jax.value_and_grad(loss, has_aux=True))(learner.params.actor)
     np.testing.assert_allclose(found, 0.5 * LOG_PI_0 - value, rtol=1e-5)
     np.testing.assert_allclose(gradient[0, 0], -slope, rtol=1e-5)
 
@@ -165,7 +169,7 @@ def test_policy_loss_worked_by_hand():
     context = tables_of("sac", target_entropy=-2.0)
     learner = learner_with(context, [[1.0], [2.0]], log_temperature=jnp.log(jnp.float32(0.5)))
     arguments = jnp.zeros((2, 1)), jnp.float32([[0], [1]]), jnp.float32([1, 0])
-    loss, (excess, metrics) = sac.policy_loss(context, learner, *arguments, learner.params.actor)
+    loss, (excess, metrics) = jax.jit(partial(sac.policy_loss, context))(learner, *arguments, learner.params.actor)
     np.testing.assert_allclose(loss, -1.459469, rtol=1e-5)
     np.testing.assert_allclose(excess, 0.918939 + 2, rtol=1e-5)
     np.testing.assert_allclose(metrics["policy_loss"], [-1.459469, -1.275688], rtol=1e-5)
@@ -179,7 +183,7 @@ def test_policy_gradient_goes_through_the_sampled_action():
     m, log_std, z = 0.4, -0.3, 1.3
     learner = learner_with(context, [[1.0], [9.0]], slope=2.0, actor=[[m, log_std]])
     loss = partial(sac.policy_loss, context, learner, jnp.zeros((1, 1)), jnp.float32([[z]]), jnp.ones(1))
-    found = jax.grad(loss, has_aux=True)(learner.params.actor)[0]
+    found = jax.jit(jax.grad(loss, has_aux=True))(learner.params.actor)[0]
 
     def plain(m, log_std):
         x = m + np.exp(log_std) * z
@@ -215,37 +219,29 @@ def filled(context):
     return buffer_of(context, range(4), [0.1, 0.2, 0.3, 0.4], [1, 2, 3, 4], [1] * 4, [0] * 4, [1] * 4)
 
 
-def step(context, learner, seed=0, buffer=None, num_updates=0):
-    run = jax.jit(partial(sac.gradient_step, context))
-    buffer = filled(context) if buffer is None else buffer
-    return run(buffer, jnp.int32(num_updates), keys_of(seed), learner, off_policy.init())
-
-
-@pytest.mark.parametrize("temperature", [0.01, 10.0])
-def test_temperature_falls_where_the_entropy_is_above_its_target_and_rises_below(temperature):
+def test_temperature_falls_where_the_entropy_is_above_its_target_and_rises_below():
     """It is the logarithm that moves, by its learning rate in Adam's first step, and no entropy here is beyond 100.
 
     Its gradient is the excess of the entropy, whatever the temperature is.
     """
-    before = np.log(temperature)
-    for target, sign in ((-100.0, -1), (100.0, 1)):
-        context = tables_of("sac", target_entropy=target, learning_rate=0.01, critic_learning_rate=0.5)
-        learner = learner_with(context, np.zeros((2, 4)), log_temperature=jnp.log(jnp.float32(temperature)))
-        after, _, _, metrics = step(context, learner)
-        np.testing.assert_allclose(after.params.log_temperature, before + sign * 0.01, rtol=1e-4)
-        entropy = metrics["entropy"].sum() / metrics["weight"].sum()
-        moment = after.optimizer.log_temperature[-2].mu[0]
-        np.testing.assert_allclose(10 * moment, entropy - target, rtol=1e-4)
-        assert metrics["temperature"].sum() / metrics["weight"].sum() == pytest.approx(temperature, rel=1e-4)
+    context = tables_of("sac", learning_rate=0.01)
 
+    @jax.jit
+    def learn(target, log_temperature):
+        changed = context._replace(config=replace(context.config, target_entropy=target))
+        learner = learner_with(changed, np.zeros((2, 4)), log_temperature=log_temperature)
+        return sac.gradient_step(changed, filled(changed), jnp.int32(0), keys_of(0), learner, off_policy.init())
 
-def test_fixed_temperature_stays():
-    context = tables_of("sac", temperature=0.7, **FIXED)
-    learner = learner_with(context, np.zeros((2, 4)))
-    after, _, _, metrics = step(context, learner)
-    assert after.params.log_temperature == after.optimizer.log_temperature == ()
-    assert sac.temperature(context, after.params) == np.float32(0.7)
-    np.testing.assert_allclose(metrics["temperature"], 0.7 * metrics["weight"], rtol=1e-6)
+    for temperature in (0.01, 10.0):
+        for target, sign in ((-100.0, -1), (100.0, 1)):
+            before = np.log(temperature)
+            after, _, _, metrics = learn(jnp.float32(target), jnp.float32(before))
+            np.testing.assert_allclose(after.params.log_temperature, before + sign * 0.01, rtol=1e-4)
+            entropy = metrics["entropy"].sum() / metrics["weight"].sum()
+            moment = after.optimizer.log_temperature[-2].mu[0]
+            np.testing.assert_allclose(10 * moment, entropy - target, rtol=1e-4)
+            found = metrics["temperature"].sum() / metrics["weight"].sum()
+            np.testing.assert_allclose(found, temperature, rtol=1e-4)
 
 
 @pytest.mark.parametrize("learned", [True, False])
@@ -266,15 +262,15 @@ def test_importance_weights_are_those_of_the_critics_errors_alone():
     config = dict(prioritized=True, priority_exponent=0.5, importance_exponent=1.0, buffer_size=16, batch_size=16)
     context = tables_of("sac", target_entropy=-3.0, **config)
     buffer = buffer_of(context, range(4), [0] * 4, [1, 2, 3, -16], [1, 0, 1, 0], [0, 1, 0, 1], [1] * 4)
-    tree = sum_tree.update(sum_tree.init(16), jnp.int32([1, 3]), jnp.float32([1, 4]))
     keys = keys_of(1)
-    item, _ = sum_tree.draw(tree, keys[0], 16)
-    count = np.bincount(np.asarray(item), minlength=4)
+    buffer, count = with_priorities(buffer, keys, [1, 4], 16)
     assert count[1] + count[3] == 16 and 3 <= count[1] <= 4
     value = np.broadcast_to([[1.0], [-1.0]], (2, 4))
     actor = np.tile([0.0, -20.0], (4, 1))  # so narrow that actions are 0
     learner = learner_with(context, value, slope=2.0, actor=actor, log_temperature=jnp.log(jnp.float32(1e-6)))
-    after, buffer, _, metrics = step(context, learner, 1, buffer._replace(priorities=tree), 100)
+    after, buffer, _, metrics = jax.jit(partial(sac.gradient_step, context))(
+        buffer, jnp.int32(100), keys, learner, off_policy.init()
+    )
     first_moment = lambda part, *shape: 10 * np.asarray(part[-2].mu).reshape(shape)
     of_critics = first_moment(after.optimizer.critic, 2, 2, 4)[1]  # slopes, then values, as their names are sorted
     weight = np.array([count[1], count[3] / 4]) / 16
@@ -293,7 +289,7 @@ def test_importance_weights_are_those_of_the_critics_errors_alone():
 def plain_update(context, state, rollout, all_keys, learned, moves):
     """Haarnoja et al. 2018 (second paper), algorithm 1, step by step. Only what is drawn comes from the agent."""
     config, size = context.config, context.config.batch_size
-    buffer = context.replay.add(state.replay, rollout.steps)
+    buffer = jax.jit(context.replay.add)(state.replay, rollout.steps)
     actor, critic, log_alpha = state.learner.params
     target = state.learner.target_params.critic
     log_alpha = log_alpha if learned else np.log(np.float32(config.temperature))
@@ -368,6 +364,9 @@ def test_a_whole_update_is_that_of_a_plain_program(learned, interval, moves):
     if learned:
         assert_close(after.learner.params.log_temperature, params[2])
         assert abs(params[2] - np.log(0.4)) > 0.02
+    else:
+        assert after.learner.params.log_temperature == after.learner.optimizer.log_temperature == ()
+        np.testing.assert_allclose(metrics["temperature_sum"], 3 * 0.4, rtol=1e-5)
     assert after.learner.target_params.actor == ()
 
 

@@ -9,8 +9,6 @@ import pytest
 
 from jaxrl_fast.agents import actor_critic, td3
 from jaxrl_fast.agents.configs.td3 import DDPG, TD3
-from jaxrl_fast.replay import ring as replay_ring
-from jaxrl_fast.replay import sum_tree
 from jaxrl_fast.rl import off_policy
 from tests.helpers import actor_critics, slow
 from tests.helpers.actor_critics import (
@@ -22,9 +20,11 @@ from tests.helpers.actor_critics import (
     learner_of,
     make,
     outputs,
+    read,
     rollout_of,
     sample_of,
     tables_of,
+    with_priorities,
 )
 from tests.helpers.trees import equations, same_bits
 
@@ -42,7 +42,7 @@ def target_of(algo="td3", noise=(0.0,), value=((0.0, 3.0), (0.0, 2.0)), slope=0.
     actor = np.array([[-9.0], [np.arctanh(next_action)]])
     learner = learner_of(context, -actor, online, actor, critic_tables(value, slope))
     batch = sample_of([0] * num, [0.3] * num, [0.5] * num, [0.9] * num, [1] * num)
-    return td3.td_target(context, learner, batch, jnp.float32(noise)[:, None])
+    return jax.jit(partial(td3.td_target, context))(learner, batch, jnp.float32(noise)[:, None])
 
 
 def test_target_takes_the_least_of_the_target_critics():
@@ -94,8 +94,7 @@ def test_three_steps_worked_by_hand(terminates):
     )  # fmt: skip
     critic = critic_tables([2.0 * np.arange(6)] * 2)
     learner = learner_of(context, np.zeros((6, 1)), critic, np.zeros((6, 1)))
-    rows = jnp.int32([0, 2, 3])
-    batch = replay_ring.read(context.replay.add.args[0], ring, rows, jnp.zeros_like(rows), context.config.gamma)
+    batch = read(context, ring, [0, 2, 3])
     expected = [3.5, 5, 4] if terminates else [3.5, 7, 8]
     np.testing.assert_allclose(td3.td_target(context, learner, batch, jnp.zeros((3, 1))), expected, rtol=1e-6)
 
@@ -122,12 +121,13 @@ def test_critics_are_those_of_rlax(rlax):
     learner = learner_of(context, np.zeros((5, 1)), critic, np.zeros((5, 1)), critic_tables(rng.normal(size=(3, 5))))
     obs, next_obs = rng.integers(0, 5, (2, 8))
     batch = sample_of(obs, np.zeros(8), rng.normal(size=8), 0.9 * (rng.random(8) < 0.7), next_obs)
-    target = td3.td_target(context, learner, batch, jnp.zeros((8, 1)))
+    target = jax.jit(partial(td3.td_target, context))(learner, batch, jnp.zeros((8, 1)))
     loss = lambda critic: actor_critic.critic_loss(actor_critics.CRITIC, critic, batch, target, jnp.ones(8))[0]
-    found = jax.grad(loss)(critic)["value"]
-    least = learner.target_params.critic["value"].min(0)[next_obs]
+    found = jax.jit(jax.grad(loss))(critic)["value"]
+    least = np.asarray(learner.target_params.critic["value"]).min(0)[next_obs]
+    errors = jax.jit(jax.vmap(rlax.td_learning))
     for i in range(3):
-        error = jax.vmap(rlax.td_learning)(critic["value"][i, obs], batch.reward, batch.discount, least)
+        error = errors(np.asarray(critic["value"])[i, obs], batch.reward, batch.discount, least)
         expected = np.zeros(5)
         np.add.at(expected, obs, -np.asarray(error))
         np.testing.assert_allclose(found[i], expected, rtol=1e-4, atol=1e-5)
@@ -149,9 +149,9 @@ def test_policy_gradient_is_that_of_rlax(rlax):
     context, actor = tables_of("td3", num_actions=3), jnp.float32(rng.normal(size=(4, 3)))
     learner = learner_of(context, actor, critic, actor)
     obs, weight = jnp.arange(4.0)[:, None], jnp.full(4, 0.25)
-    found = jax.grad(partial(td3.policy_loss, context, learner.params, obs, weight))(actor)
+    found = jax.jit(jax.grad(partial(td3.policy_loss, context, learner.params, obs, weight)))(actor)
     slope = critic["slope"][0]
-    expected = jax.grad(lambda actor: jax.vmap(rlax.dpg_loss)(jnp.tanh(actor), slope).mean())(actor)
+    expected = jax.jit(jax.grad(lambda actor: jax.vmap(rlax.dpg_loss)(jnp.tanh(actor), slope).mean()))(actor)
     expected *= 3  # rlax divides by the numbers of an action
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
 
@@ -176,9 +176,9 @@ def keys_of(seed):
 
 def filled(context, num_rollouts=2):
     """A replay buffer with two rollouts, for four environments."""
-    buffer = context.replay.init()
+    add, buffer = jax.jit(context.replay.add), context.replay.init()
     for u in range(num_rollouts):
-        buffer = context.replay.add(buffer, rollout_of(4, 4, 3, 2, seed=u).steps)
+        buffer = add(buffer, rollout_of(4, 4, 3, 2, seed=u).steps)
     return buffer
 
 
@@ -240,14 +240,13 @@ def test_importance_weights_are_those_of_the_critics_errors_alone():
     config = dict(prioritized=True, priority_exponent=0.5, importance_exponent=1.0, buffer_size=16, batch_size=16)
     context = tables_of("td3", policy_delay=1, gamma=0.5, **config)
     buffer = buffer_of(context, range(4), [0] * 4, [1, 2, 3, -16], [1, 0, 1, 0], [0, 1, 0, 1], [1] * 4)
-    buffer = buffer._replace(priorities=sum_tree.update(sum_tree.init(16), jnp.int32([1, 3]), jnp.float32([1, 4])))
+    keys = keys_of(1)
+    buffer, count = with_priorities(buffer, keys, [1, 4], 16)
     critic = critic_tables(np.zeros((2, 4)), np.full((2, 4, 1), 2.0))
-    learner, keys = learner_of(context, np.zeros((4, 1)), critic, np.zeros((4, 1))), keys_of(1)
+    learner = learner_of(context, np.zeros((4, 1)), critic, np.zeros((4, 1)))
     after, buffer, _, _ = jax.jit(partial(td3.gradient_step, context))(
         buffer, jnp.int32(100), keys, learner, off_policy.init()
     )
-    item, _ = sum_tree.draw(sum_tree.update(sum_tree.init(16), jnp.int32([1, 3]), jnp.float32([1, 4])), keys[0], 16)
-    count = np.bincount(np.asarray(item), minlength=4)
     assert count[1] + count[3] == 16 and 3 <= count[1] <= 4
     first_moment = lambda part, *shape: 10 * np.asarray(part[-2].mu).reshape(shape)
     of_critics = first_moment(after.optimizer.critic, 2, 2, 4)[1]  # slopes, then values, as their names are sorted
@@ -264,7 +263,7 @@ def test_importance_weights_are_those_of_the_critics_errors_alone():
 def plain_update(context, state, rollout, all_keys, delay, num_critics, std, clip):
     """Fujimoto et al. 2018, algorithm 1, step by step. Only what is drawn comes from the agent."""
     config, size = context.config, context.config.batch_size
-    buffer = context.replay.add(state.replay, rollout.steps)
+    buffer = jax.jit(context.replay.add)(state.replay, rollout.steps)
     params, target = state.learner.params, state.learner.target_params
     actor, critic, target_actor, target_critic = params.actor, params.critic, target.actor, target.critic
     rates = config.learning_rate, config.critic_learning_rate

@@ -7,6 +7,8 @@ from jax import ShapeDtypeStruct
 
 from jaxrl_fast import networks, replay
 from jaxrl_fast.agents import actor_critic, ddpg, sac, td3
+from jaxrl_fast.replay import ring as replay_ring
+from jaxrl_fast.replay import sum_tree
 from jaxrl_fast.rl import off_policy
 from jaxrl_fast.types import Box, EnvSpec, Parallelism, Rollout, Transition
 
@@ -95,7 +97,22 @@ def buffer_of(context, obs, action, reward, discount, last, valid):
         column(obs, jnp.float32)[..., None], column(action, jnp.float32)[..., None], column(reward, jnp.float32),
         column(discount, jnp.float32), column(last, bool), column(valid, bool), (),
     )  # fmt: skip
-    return context.replay.add(context.replay.init(), steps)
+    return jax.jit(lambda steps: context.replay.add(context.replay.init(), steps))(steps)
+
+
+def read(context, ring, rows):
+    """The transitions that begin at these rows of the first environment."""
+    config, rows = context.replay.add.args[0], jnp.int32(rows)
+    look = lambda ring, rows: replay_ring.read(config, ring, rows, jnp.zeros_like(rows), context.config.gamma)
+    return jax.jit(look)(ring, rows)
+
+
+def with_priorities(buffer, keys, priorities, num):
+    """A buffer of 16 items with these priorities of item 1 and 3, and how often a key draws each item."""
+    item, priority = jnp.int32([1, 3]), jnp.float32(priorities)
+    tree = jax.jit(lambda: sum_tree.update(sum_tree.init(16), item, priority))()
+    drawn = jax.jit(lambda tree, key: sum_tree.draw(tree, key, num)[0])(tree, keys[0])
+    return buffer._replace(priorities=tree), np.bincount(np.asarray(drawn), minlength=4)
 
 
 def rollout_of(num_steps, num_envs, num_obs, num_actions, seed=0):

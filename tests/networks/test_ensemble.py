@@ -35,6 +35,10 @@ def draw(*shape, seed=0):
     return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
 
 
+def compute(network, params, *inputs):
+    return jax.jit(network.apply)(params, inputs)
+
+
 def at(i, tree):
     return jax.tree.map(lambda x: x[i], tree)
 
@@ -44,7 +48,7 @@ def test_critics_are_layers_on_observation_and_action_side_by_side(batch):
     made = critics(VECTOR, 2, 3, hidden=(8,), activation="relu", kernel_init="lecun_normal")
     params = jax.tree.map(lambda x: x + 0.1, start(made))  # biases begin at 0
     obs, action = draw(*batch, 3), draw(*batch, 2, seed=1)
-    value = made.apply(params, (obs, action))
+    value = compute(made, params, obs, action)
     assert value.shape == (3, *batch)
     x = np.concatenate([obs, action], -1).astype(float)
     for i in range(3):
@@ -67,13 +71,13 @@ def test_critics_begin_different_and_one_key_makes_the_same_ones():
 
 def test_a_single_critic_keeps_its_axis():
     made = critics(VECTOR, 2, 1, hidden=(8,))
-    assert made.apply(start(made), (draw(5, 3), draw(5, 2))).shape == (1, 5)
+    assert compute(made, start(made), draw(5, 3), draw(5, 2)).shape == (1, 5)
 
 
 def test_the_gradient_of_one_critic_is_nothing_to_the_others():
     made = critics(VECTOR, 2, 3, hidden=(8,), activation="relu")
     inputs = draw(6, 3), draw(6, 2, seed=1)
-    gradient = jax.grad(lambda params: made.apply(params, inputs)[1].sum())(start(made))
+    gradient = jax.jit(jax.grad(lambda params: made.apply(params, inputs)[1].sum()))(start(made))
     norm = lambda i: max(float(np.abs(x[i]).max()) for x in jax.tree.leaves(gradient))
     assert norm(0) == norm(2) == 0 and norm(1) > 0.1
 
@@ -85,11 +89,12 @@ def test_the_action_joins_any_observation(obs):
     params, rng = start(made), np.random.default_rng(0)
     x = jax.tree.map(lambda leaf: jnp.asarray(rng.integers(0, 2, (4, *leaf.shape)), leaf.dtype), obs)
     action = draw(4, 2)
-    value = made.apply(params, (x, action))
+    answer = jax.jit(made.apply)
+    value = answer(params, (x, action))
     assert value.shape == (2, 4)
-    alone = jnp.stack([made.apply(params, (at(i, x), action[i])) for i in (0, 3)], axis=-1)
-    np.testing.assert_allclose(value[:, [0, 3]], alone, rtol=1e-4, atol=1e-5)
-    assert (np.abs(value - made.apply(params, (x, action + 1))) > 1e-3).all()
+    alone = compute(made, params, at(0, x), action[0])  # without a batch
+    np.testing.assert_allclose(value[:, 0], alone, rtol=1e-4, atol=1e-5)
+    assert (np.abs(value - answer(params, (x, action + 1))) > 1e-3).all()
 
 
 def test_options_of_the_network_reach_each_critic():
@@ -99,13 +104,14 @@ def test_options_of_the_network_reach_each_critic():
     params = start(made)
     assert jax.eval_shape(partial(at, 0), params) == jax.eval_shape(one.init, jax.random.key(0))
     inputs = draw(4, 3), draw(4, 2)
-    np.testing.assert_allclose(made.apply(params, inputs)[1], one.apply(at(1, params), inputs)[:, 0], rtol=1e-5)
+    np.testing.assert_allclose(compute(made, params, *inputs)[1], compute(one, at(1, params), *inputs)[:, 0], rtol=1e-5)
 
 
 def test_critics_compute_in_the_type_of_the_option_and_answer_in_float32():
     made = critics(VECTOR, 2, 2, hidden=(8,), dtype=jnp.bfloat16)
-    value = made.apply(start(made), (draw(4, 3), draw(4, 2)))
-    exact = critics(VECTOR, 2, 2, hidden=(8,)).apply(start(made), (draw(4, 3), draw(4, 2)))
+    params, inputs = start(made), (draw(4, 3), draw(4, 2))
+    value = compute(made, params, *inputs)
+    exact = compute(critics(VECTOR, 2, 2, hidden=(8,)), params, *inputs)
     assert value.dtype == jnp.float32
     np.testing.assert_allclose(value, exact, atol=0.05)
     assert (value != exact).any()
@@ -113,9 +119,9 @@ def test_critics_compute_in_the_type_of_the_option_and_answer_in_float32():
 
 def test_an_ensemble_draws_each_copy_from_a_key_of_its_own():
     one = networks.network(VECTOR, 2, hidden=(5,))
-    params = start(ensemble(one, 3))
+    params, init = start(ensemble(one, 3)), jax.jit(one.init)
     for i, key in enumerate(jax.random.split(jax.random.key(0), 3)):
-        jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6), at(i, params), one.init(key))
+        jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6), at(i, params), init(key))
 
 
 # A user's module
@@ -140,7 +146,7 @@ def test_critics_follow_the_features_of_a_module_and_the_action():
     made = critics(VECTOR, 2, 2, kind=f"{__name__}:Doubled")
     params, obs, action = start(made), draw(2, 3, 3), draw(2, 3, 2, seed=1)
     features = np.concatenate([2 * obs, action], axis=-1).astype(float)
-    value = made.apply(params, (obs, action))
+    value = compute(made, params, obs, action)
     for i in range(2):
         expected = features @ np.asarray(params["params"]["heads_0"]["kernel"][i], float)
         np.testing.assert_allclose(value[i], expected[..., 0], rtol=1e-4, atol=1e-5)
@@ -153,7 +159,7 @@ def test_dense_layers_of_critics_follow_a_module_and_the_action():
     features = np.concatenate([2 * obs, action], axis=-1).astype(float)
     hidden = np.maximum(features @ np.asarray(layers["torso"]["mlp"]["Dense_0"]["kernel"][1], float), 0)
     expected = (hidden @ np.asarray(layers["heads_0"]["kernel"][1], float))[:, 0]
-    np.testing.assert_allclose(made.apply({"params": layers}, (obs, action))[1], expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(compute(made, {"params": layers}, obs, action)[1], expected, rtol=1e-4, atol=1e-5)
 
 
 def test_input_of_a_torso_with_an_action_is_a_pair():
