@@ -33,6 +33,7 @@ class Learner(NamedTuple):
     params: Params
     target_params: Params  # () for parts without a target
     optimizer: Params
+    observations: PyTree = ()  # normalize.Stats of each leaf of an observation, or ()
 
 
 class Context(NamedTuple):
@@ -78,6 +79,7 @@ def make_context(
     num_envs = spec.num_envs * parallelism.num_shards
     num_steps = rollout_length(config, num_envs)
     ratio = ReplayRatio(config.ratio, config.first_learning(num_envs), num_steps * num_envs)
+    normalize.check(config, spec)
     off_policy.check_sizes(config, spec, parallelism, num_steps, ratio)
     off_policy.check(ratio, target_update_interval, as_fraction)
     num_rows = config.buffer_size // ratio.steps_per_update * num_steps
@@ -115,9 +117,9 @@ def make_agent(context: Context, init: Callable, policy: Callable, explore: Call
     """
     size = context.action_size
     return Agent(
-        init=lambda key: off_policy.init_state(init(context, key), context.replay.init()),
+        init=partial(_init, context, init),
         explore=partial(_explore, context, explore),
-        exploit=lambda state, inputs, carry, noise: Decision(policy(context, state.learner.params, inputs.obs), carry),
+        exploit=partial(_exploit, context, policy),
         update=partial(update, context, gradient_step),
         rollout_length=context.ratio.steps_per_update // context.num_envs,
         sample_noise=partial(action_noise.sample_noise, size),
@@ -127,13 +129,28 @@ def make_agent(context: Context, init: Callable, policy: Callable, explore: Call
     )
 
 
+def _init(context: Context, init: Callable, key: Key) -> State:
+    """Return the state before the first update, with statistics of no observations."""
+    stats = normalize.init(context.spec.obs) if context.config.normalize_observations else ()
+    return off_policy.init_state(init(context, key)._replace(observations=stats), context.replay.init())
+
+
+def _exploit(
+    context: Context, policy: Callable, state: State, inputs: PolicyInput, carry: PyTree, noise: action_noise.Noise
+) -> Decision:
+    """Take the greedy actions. The carry is that of exploration noise."""
+    learner = state.learner
+    return Decision(policy(context, learner.params, normalize.apply(learner.observations, inputs.obs)), carry)
+
+
 def _explore(
     context: Context, explore: Callable, state: State, inputs: PolicyInput, carry: PyTree, noise: action_noise.Noise
 ) -> Decision:
     """Take uniformly random actions until the first gradient step, and then those of the algorithm."""
     now = off_policy.num_env_steps(context.ratio, state) + noise.step * context.num_envs
     x, carry = action_noise.correlated(context.config.noise_theta, carry, noise.normal)
-    chosen, anything = explore(context, state.learner.params, inputs.obs, x), action_noise.uniform(noise.normal)
+    obs = normalize.apply(state.learner.observations, inputs.obs)
+    chosen, anything = explore(context, state.learner.params, obs, x), action_noise.uniform(noise.normal)
     return Decision(jnp.where(now < context.ratio.first_learning, anything, chosen), carry)
 
 
@@ -152,13 +169,18 @@ def init_optimizer(context: Context, params: Params) -> Params:
 def update(
     context: Context, gradient_step: Callable, state: State, rollout: Rollout, key: Key
 ) -> tuple[State, Metrics]:
-    """Add the rollout to the replay buffer, then make the gradient steps that are due."""
-    rollout = normalize.clip_rewards(rollout, context.config.clip_rewards)
+    """Add the rollout to the statistics and to the replay buffer, then make the gradient steps that are due."""
+    steps = normalize.clip_rewards(rollout, context.config.clip_rewards).steps
+    stats = state.learner.observations
+    if stats:
+        stats = normalize.update(stats, steps.obs, steps.valid, context.parallelism.axis_name)
     state, metrics = off_policy.learn(
         context.ratio,
         context.parallelism,
         partial(gradient_step, context),
-        state._replace(replay=context.replay.add(state.replay, rollout.steps)),
+        state._replace(
+            learner=state.learner._replace(observations=stats), replay=context.replay.add(state.replay, steps)
+        ),
         context.replay.update_priorities is not None,
         key,
     )
@@ -169,11 +191,18 @@ def update(
     }
 
 
-def sample(context: Context, buffer: PyTree, key: Key, num_updates: Array) -> tuple[replay.Sample, Array, Any]:
-    """Return this device's transitions [B], their weights in the loss [B], and an index for `update_priorities`."""
-    config = context.config
+def sample(
+    context: Context, learner: Learner, buffer: PyTree, key: Key, num_updates: Array
+) -> tuple[replay.Sample, Array, Any]:
+    """Return this device's transitions [B], their weights in the loss [B], and an index for `update_priorities`.
+
+    Observations are stored as they came, and normalized by the statistics of now.
+    """
+    config, stats = context.config, learner.observations
     beta = optax.linear_schedule(config.importance_exponent, 1.0, context.num_updates)(num_updates)
-    return context.replay.sample(buffer, key, config.batch_size, config.gamma, beta)
+    batch, weight, index = context.replay.sample(buffer, key, config.batch_size, config.gamma, beta)
+    obs, next_obs = (normalize.apply(stats, x) for x in (batch.obs, batch.next_obs))
+    return batch._replace(obs=obs, next_obs=next_obs), weight, index
 
 
 def sample_normal(context: Context, key: Key, num: int) -> Array:

@@ -146,9 +146,7 @@ def make(
 
 def check(config: Config, spec: EnvSpec, parallelism: Parallelism) -> None:
     """Raise ValueError if shapes do not fit. Other numbers may be traced, and the host checks them."""
-    is_float = any(jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in jax.tree.leaves(spec.obs))
-    if config.observations == "image" and config.normalize_observations and is_float:
-        raise ValueError("observations: image divides by 255 what normalize_observations has standardized; drop one")
+    normalize.check(config, spec)
     num_rows = config.rollout_length * spec.num_envs
     minibatch.validate(num_rows, config.num_minibatches, parallelism.num_shards)
     if config.normalize_advantage and num_rows * parallelism.num_shards == config.num_minibatches:

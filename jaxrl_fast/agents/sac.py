@@ -85,7 +85,7 @@ def gradient_step(
     config = context.config
     key_noise, key_subset = jax.random.split(keys[1])
     noise_target, noise_policy = actor_critic.sample_normal(context, key_noise, 2)
-    batch, weight, index = actor_critic.sample(context, buffer, keys[0], num_updates)
+    batch, weight, index = actor_critic.sample(context, learner, buffer, keys[0], num_updates)
     target = td_target(context, learner, batch, noise_target, key_subset)
     learner, buffer, metrics = actor_critic.critic_step(context, learner, buffer, batch, weight, index, target)
 

@@ -72,7 +72,7 @@ def gradient_step(
     """
     config = context.config
     (noise,) = actor_critic.sample_normal(context, keys[1], 1)
-    batch, weight, index = actor_critic.sample(context, buffer, keys[0], num_updates)
+    batch, weight, index = actor_critic.sample(context, learner, buffer, keys[0], num_updates)
     target = td_target(context, learner, batch, noise)
     learner, buffer, metrics = actor_critic.critic_step(context, learner, buffer, batch, weight, index, target)
     found = (weight > 0) / config.batch_size  # importance weights are those of the critics' errors

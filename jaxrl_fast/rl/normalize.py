@@ -9,19 +9,26 @@ Rows with mask False do not count, whatever values they have (even NaN). For obs
 
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
 from jaxrl_fast.parallel import collectives
-from jaxrl_fast.types import PyTree, Rollout
+from jaxrl_fast.types import EnvSpec, PyTree, Rollout
 
 NOTHING = 1e-30  # the divisor if no row counts
 LARGEST = 1e15  # distance from the mean: the squares of larger ones do not fit into float32
 SMALLEST_WEIGHT = 1e-5  # of a batch: a smaller weight would be rounded away in float32
 CLIP, EPSILON = 10.0, 1e-8  # bound of normalized numbers; added to variances
+
+
+def check(config: Any, spec: EnvSpec) -> None:
+    """Raise ValueError if observations would be standardized and then divided by 255."""
+    is_float = any(jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in jax.tree.leaves(spec.obs))
+    if config.observations == "image" and config.normalize_observations and is_float:
+        raise ValueError("observations: image divides by 255 what normalize_observations has standardized; drop one")
 
 
 class Moments(NamedTuple):

@@ -280,6 +280,30 @@ def test_reset_rows_change_nothing(algo, prioritized, poison):
     assert all(np.isfinite(x).all() for x in jax.tree.leaves(learned(clean)))
 
 
+@each_rule
+def test_observations_are_normalized_by_the_statistics_of_valid_rows(algo):
+    """An agent that normalizes learns what another one learns from observations that numpy has normalized."""
+    options = dict(num_envs=4, num_obs=3, num_actions=2, replay_ratio=0.5)
+    normalizing, plain = (make(algo, **options, normalize_observations=on) for on in (True, False))
+    rollout = rollout_of(4, 4, 3, 2)
+    obs, valid = 5 * np.asarray(rollout.steps.obs) + [3, -2, 100], np.asarray(rollout.steps.valid)
+    mean, var = obs[valid].mean(0), obs[valid].var(0)
+    by_numpy = np.float32(np.clip((obs - mean) / np.sqrt(var + 1e-8), -10, 10))
+
+    def after(agent, obs):
+        steps = rollout.steps._replace(obs=jnp.float32(obs))
+        return jax.jit(lambda: agent.update(agent.init(jax.random.key(0)), rollout._replace(steps=steps), key)[0])()
+
+    key = jax.random.key(1)
+    state, wanted = after(normalizing, obs), after(plain, by_numpy)
+    np.testing.assert_allclose(state.learner.observations.mean, mean, rtol=1e-5)
+    np.testing.assert_allclose(state.learner.observations.var, var, rtol=1e-4)
+    close = partial(np.testing.assert_allclose, rtol=1e-3, atol=1e-5)
+    jax.tree.map(close, state.learner.params, wanted.learner.params)
+    act = lambda agent, state, obs: agent.exploit(state, PolicyInput(jnp.float32(obs[0])), (), None).action
+    close(act(normalizing, state, obs), act(plain, wanted, by_numpy))
+
+
 def kernels(params):
     return [x for path, x in jax.tree.leaves_with_path(params) if "kernel" in jax.tree_util.keystr(path)]
 

@@ -36,7 +36,7 @@ SMALL = {
     "pqn": dict(rollout_length=8, hidden_sizes=(4,), num_epochs=2, num_minibatches=2, epsilon_steps=64),
     "dqn": OFF_POLICY | dict(target_update_interval=16, munchausen=True, double=True, epsilon_steps=64),
     "sac": OFF_POLICY | dict(max_grad_norm=1.0, target_entropy=-2.0, noise_theta=0.5),
-    "td3": OFF_POLICY | dict(max_grad_norm=1.0),
+    "td3": OFF_POLICY | dict(max_grad_norm=1.0, normalize_observations=True),
     "ddpg": OFF_POLICY | dict(max_grad_norm=1.0, noise_theta=0.5, target_noise=0.1),
 }  # fmt: skip
 

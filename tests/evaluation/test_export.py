@@ -239,7 +239,10 @@ NETWORKS = {
     "relu, one layer, dueling": ("dqn", "CartPole-v1", dict(dueling=True, activation="relu", hidden_sizes=[8])),
     "pqn": ("pqn", "CartPole-v1", dict(hidden_sizes=[8, 8])),
     "sac": ("sac", "Pendulum-v1", dict(hidden_sizes=[8, 8])),
-    "ddpg, correlated noise": ("ddpg", "MountainCarContinuous-v0", dict(hidden_sizes=[8], noise_theta=0.15)),
+    "ddpg, correlated noise": (
+        "ddpg", "MountainCarContinuous-v0",
+        dict(hidden_sizes=[8], noise_theta=0.15, normalize_observations=True),
+    ),
 }  # fmt: skip
 
 

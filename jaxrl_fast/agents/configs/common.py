@@ -90,6 +90,7 @@ clip_rewards = partial(
     option,
     help="Train on the sign of rewards; reported returns stay unclipped. none: on for Atari with protocol dqn2015.",
 )
+normalize_observations = partial(option, help="Standardize observations by their running mean and variance.")
 network = partial(
     option,
     help="Architecture; auto chooses by the shape of the observation. package.module:Class is a custom flax "

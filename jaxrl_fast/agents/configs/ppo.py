@@ -28,7 +28,7 @@ class PPO:
     target_kl: float | None = option(
         None, "Skip the rest of an update once its approximate KL exceeds 1.5 times this.", bounds=POSITIVE, traced=True
     )
-    normalize_observations: bool = option(False, "Standardize observations by their running mean and variance.")
+    normalize_observations: bool = common.normalize_observations(False)
     normalize_rewards: bool = option(False, "Divide rewards by the running standard deviation of the discounted sum.")
     clip_rewards: bool | None = common.clip_rewards(None)
     network: common.Network = common.network("auto")

@@ -50,6 +50,7 @@ class SAC(common.OffPolicy):
     priority_exponent: float = common.priority_exponent(0.5)
     importance_exponent: float = common.importance_exponent(0.4)
     layer_norm: bool = common.layer_norm(False, help="Normalize before every activation of the critics.")
+    normalize_observations: bool = common.normalize_observations(False)
     clip_rewards: bool | None = common.clip_rewards(None)
     network: common.Network = common.network("auto")
     network_options: dict[str, Any] = common.network_options({})
