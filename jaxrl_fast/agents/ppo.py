@@ -112,7 +112,8 @@ def make(
     its metrics must include "approx_kl". Raises ValueError if options contradict each other or the environment.
     """
     check(config, spec, parallelism)
-    head = distributions.head(spec.action, config.tanh_squash)
+    log_std_offset = config.log_std_init if config.state_dependent_std else None
+    head = distributions.head(spec.action, config.tanh_squash, log_std_offset)
     network = networks.actor_critic(
         spec.obs,
         head.num_outputs,

@@ -237,10 +237,11 @@ class Head(NamedTuple):
     to_action: Callable[[Array], Array]  # from a sample to the action
 
 
-def head(space: Space, tanh_squash: bool = False) -> Head:
+def head(space: Space, tanh_squash: bool = False, log_std_offset: float | Array | None = None) -> Head:
     """Return the distribution over an action space: categorical, multi-categorical, or (tanh-)Gaussian.
 
-    Raises ValueError for a Box that is not of shape [D].
+    The log standard deviations of a Gaussian are parameters, the same in all states. With `log_std_offset`, they are
+    further outputs of the network plus that number. Raises ValueError for a Box that is not of shape [D].
     """
     same = lambda x: x
     gumbel = lambda key, num_steps, num_envs: jax.random.gumbel(key, (num_steps, num_envs, space.num_outputs))
@@ -253,13 +254,21 @@ def head(space: Space, tanh_squash: bool = False) -> Head:
     if len(space.shape) != 1:
         raise ValueError(f"action: requires shape [D], got {list(space.shape)}")
     kind = TanhGaussian if tanh_squash else Gaussian
-    return Head(
+    head = Head(
         num_outputs=space.num_outputs,
         init=partial(jnp.full, space.shape, dtype=jnp.float32),
         make=lambda x, log_std, mask=(): kind(x, jnp.broadcast_to(log_std, x.shape)),
         sample_noise=lambda key, num_steps, num_envs: jax.random.normal(key, (num_steps, num_envs, *space.shape)),
         to_action=jnp.tanh if tanh_squash else same,
     )
+    if log_std_offset is None:
+        return head
+
+    def of_state(x: Array, _: PyTree, mask: PyTree = ()) -> Gaussian | TanhGaussian:
+        mean, log_std = jnp.split(x, 2, axis=-1)
+        return kind(mean, log_std + log_std_offset)
+
+    return head._replace(num_outputs=2 * space.num_outputs, init=lambda _: (), make=of_state)
 
 
 def _expect(logits: Array, x: Array) -> Array:

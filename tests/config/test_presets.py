@@ -48,7 +48,7 @@ SOURCES = {
     **{f"ppo_minatar_{board}": PPO_MINATAR for board in BOARDS},
     **{f"pqn_minatar_{board}": PQN_MINATAR for board in BOARDS},
 }
-OF_ATARI = [name for name in presets.shipped() if load.from_keywords(name).options.env.startswith("envpool/")]
+OF_ATARI = [name for name in presets.shipped() if load.from_keywords(name).options.env.endswith("-v5")]
 
 
 @pytest.mark.parametrize("name", SOURCES)

@@ -231,7 +231,7 @@ def test_every_presets_kind_of_network(tmp_path):
 
 NETWORKS = {
     "tanh-gaussian": ("ppo", "Pendulum-v1", dict(tanh_squash=True, normalize_observations=True)),
-    "gaussian": ("ppo", "MountainCarContinuous-v0", {}),
+    "gaussian": ("ppo", "MountainCarContinuous-v0", dict(state_dependent_std=True, log_std_init=-0.5)),
     "quantile, layer norm": ("dqn", "CartPole-v1", dict(value_head="quantile", num_atoms=11, layer_norm=True)),
     "c51, dueling, noisy, layer norm": (
         "dqn", "CartPole-v1", dict(value_head="c51", dueling=True, noisy=True, layer_norm=True, hidden_sizes=[8, 8]),

@@ -397,3 +397,15 @@ def test_head_samples_by_its_noise():
 def test_head_refuses_a_box_that_is_no_vector(shape):
     with pytest.raises(ValueError, match=rf"^action: requires shape \[D\], got \[{', '.join(map(str, shape))}\]$"):
         distributions.head(Box(shape))
+
+
+@pytest.mark.parametrize("tanh_squash", [False, True])
+def test_standard_deviations_of_states_are_outputs_plus_the_offset(tanh_squash):
+    """Means 0.3 and -0.2, standard deviations exp(-0.5 + 0.1) and exp(-0.5 - 0.4)."""
+    head = distributions.head(Box((2,)), tanh_squash, log_std_offset=-0.5)
+    assert head.num_outputs == 4 and head.init(-0.5) == ()
+    pi = head.make(jnp.float32([[0.3, -0.2, 0.1, -0.4]]), ())
+    sample = jnp.float32([[0.5, 0.1]])
+    density = scipy.stats.norm.logpdf([0.5, 0.1], [0.3, -0.2], np.exp([-0.4, -0.9])).sum()
+    slope = np.log(1 - np.tanh([0.5, 0.1]) ** 2).sum() if tanh_squash else 0
+    np.testing.assert_allclose(pi.log_prob(sample), [density - slope], rtol=1e-5)

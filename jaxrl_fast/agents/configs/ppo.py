@@ -39,8 +39,9 @@ class PPO:
     kernel_init: common.KernelInit = common.kernel_init("orthogonal")
     compute_dtype: common.Dtype = common.compute_dtype("float32")
     tanh_squash: bool = option(False, "Use a tanh-Gaussian policy instead of a clipped Gaussian.", only="continuous")
-    log_std_init: float = option(
-        0.0, "Initial log standard deviation, the same in all states.", traced=True, only="continuous"
+    log_std_init: float = option(0.0, "Initial log standard deviation.", traced=True, only="continuous")
+    state_dependent_std: bool = option(
+        False, "Let the standard deviation depend on the observation, as an output of the network.", only="continuous"
     )
 
     def gradient_rows(self, num_envs: int) -> int:

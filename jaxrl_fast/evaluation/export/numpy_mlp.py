@@ -169,7 +169,11 @@ def _continuous(saved: SavedRun, arrays: Arrays, sampled: bool) -> Iterator[str]
     """Yield the lines from the network's output to actions in [-1, 1], `x` [B, D], perhaps with noise `normal`."""
     algo, config = saved.settings.algo, saved.settings.agent
     if algo == "ppo":
-        if sampled:
+        if config.state_dependent_std:
+            yield "x, log_std = np.split(x, 2, axis=-1)"
+        if sampled and config.state_dependent_std:
+            yield f"x = x + np.exp(log_std + np.float32({config.log_std_init!r})) * normal"
+        elif sampled:
             arrays["std"] = np.exp(np.asarray(saved.learners.params["log_std"]))
             yield 'x = x + A["std"] * normal'
         yield "x = np.tanh(x)" if config.tanh_squash else "x = np.clip(x, -1, 1)"
