@@ -90,7 +90,7 @@ def collect(
     steps, scores = jax.tree.map(lambda x: x.reshape(x.shape[0], -1, *x.shape[3:]), rows)  # [T, pool, env] to [T, N]
     timestep = lambda actors: join(*(sent.actors.timestep for sent in actors.pending))
     carry = join(*(sent.actors.carry for sent in actors.pending))
-    experience = as_rollout(steps, carry, timestep(actors), timestep(end))
+    experience = as_rollout(steps, scores[-1], carry, timestep(actors), timestep(end))
     return end, experience, scores_of(steps.valid, *scores), work
 
 

@@ -27,7 +27,8 @@ from jaxrl_fast.types import (
 )
 
 Policy = Callable[[PolicyInput, PyTree, PyTree], Decision]  # (input, carry, noise)
-Scores = tuple[Array, Array, Array]  # [N] bool: the game is over; its score f32 and length int32 up to this step
+# [N] bool: the game is over; its score f32 and length int32 up to this step; [N] bool: the step failed, or ()
+Scores = tuple[Array, Array, Array, Array | tuple[()]]
 
 
 class Actors(NamedTuple):
@@ -56,11 +57,19 @@ def collect(
     Returns the actors afterwards, the rollout, and the scores of games that ended.
     """
     end, (steps, scores) = jax.lax.scan(partial(step, env, agent, policy), actors, noise, num_steps)
-    return end, as_rollout(steps, actors.carry, actors.timestep, end.timestep), scores_of(steps.valid, *scores)
+    experience = as_rollout(steps, scores[-1], actors.carry, actors.timestep, end.timestep)
+    return end, experience, scores_of(steps.valid, *scores)
 
 
-def as_rollout(steps: Transition, carry: PyTree, first: TimeStep, after: TimeStep) -> Rollout:
-    """Return T steps as a rollout, with the time steps before the first and after the last one."""
+def as_rollout(
+    steps: Transition, failed: Array | tuple[()], carry: PyTree, first: TimeStep, after: TimeStep
+) -> Rollout:
+    """Return T steps as a rollout, with the time steps before the first and after the last one.
+
+    An episode is truncated before a step that `failed` [T, N]: the failed step then resembles a reset.
+    """
+    if not isinstance(failed, tuple):
+        steps = steps._replace(last=steps.last.at[:-1].set(steps.last[:-1] | failed[1:]))
     return Rollout(steps, after.obs, carry, first.obs, after.action_mask)
 
 
@@ -82,29 +91,33 @@ def follow(
 ) -> tuple[Actors, tuple[Transition, Scores]]:
     """Return the actors after the step that took a decision, the row of the rollout, and the scores of games.
 
-    This function alone resets the recurrent state where an episode begins.
+    This function alone resets the recurrent state where an episode begins. A game in which a step failed has no score.
     """
     now, extras = actors.timestep, decision.extras
-    carry = jax.tree.map(partial(_where, now.last), initial_carry(agent, len(now.last)), decision.carry)
     reward, game_over = after.score or EpisodeScore(after.reward, after.last)
-    score, length = actors.score + reward, actors.length + ~now.last
+    valid, stopped = ~now.last, game_over
+    if not isinstance(after.failed, tuple):
+        valid, stopped, game_over = valid & ~after.failed, game_over | after.failed, game_over & ~after.failed
+    carry = jax.tree.map(partial(_where, ~valid), initial_carry(agent, len(now.last)), decision.carry)
+    score, length = actors.score + reward, actors.length + valid
     row = Transition(
         agent.compress_obs(now.obs),
         decision.action,
         after.reward,
         after.discount,
         after.last,
-        ~now.last,
+        valid,
         extras,
         now.action_mask,
     )
-    ended = jnp.where(game_over, 0.0, score), jnp.where(game_over, 0, length)
-    return Actors(env_state, after, carry, *ended), (row, (game_over, score, length))
+    ended = jnp.where(stopped, 0.0, score), jnp.where(stopped, 0, length)
+    return Actors(env_state, after, carry, *ended), (row, (game_over, score, length, after.failed))
 
 
-def scores_of(valid: Array, over: Array, score: Array, length: Array) -> Metrics:
+def scores_of(valid: Array, over: Array, score: Array, length: Array, failed: Array | tuple[()] = ()) -> Metrics:
     """Return sums and extremes over the games that ended, [T, N]; the minimum is inf if none did."""
-    return {
+    quarantined = {} if isinstance(failed, tuple) else {"quarantined": failed.sum()}
+    return quarantined | {
         "episodes": over.sum(),
         "valid_steps": valid.sum(),
         "return_sum": jnp.where(over, score, 0.0).sum(),

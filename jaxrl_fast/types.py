@@ -121,6 +121,7 @@ class HostEnvConfig(NamedTuple):
     num_shards: int = 1
     env_workers: int | str = "auto"  # processes that step a pool of Python environments; 0: this process
     env_timeout: float = 0.0  # seconds after which a worker process counts as stuck; 0: never
+    quarantine: bool = False  # numbers that are not finite end an episode, without an error; device environments too
     render: bool = False  # images will be asked for
 
 
@@ -137,6 +138,7 @@ class TimeStep(NamedTuple):
     last: Array  # [N] bool: the episode is over
     score: EpisodeScore | tuple[()] = ()  # (): the score is computed from reward and last
     action_mask: PyTree = ()  # [N, num_outputs] bool: which actions are allowed; (): all are
+    failed: Array | tuple[()] = ()  # [N] bool: the step gave nothing to learn from (envs.quarantine); (): none can
 
 
 class AsyncPools(NamedTuple):

@@ -110,7 +110,7 @@ def test_a_metric_that_is_not_explained_is_refused():
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     """A training of a second, for the names of what it writes."""
-    small = dict(num_envs=2, total_steps=256, eval_episodes=2, tensorboard=False, log_level="quiet")
+    small = dict(num_envs=2, total_steps=256, eval_episodes=2, tensorboard=False, log_level="quiet", quarantine=True)
     folder = tmp_path_factory.mktemp("docs") / "run"
     return jaxrl_fast.fit(algo="pqn", env="Catch-bsuite", agent={"hidden_sizes": (4,)}, run_dir=str(folder), **small)
 

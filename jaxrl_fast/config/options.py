@@ -66,6 +66,11 @@ class Task:
     time_limit_terminates: bool = option(
         False, "Treat the time limit as the end of the task: do not bootstrap from the state where it cuts an episode."
     )
+    quarantine: bool | None = option(
+        None,
+        "Reset an environment whose observation or reward is not finite, and do not learn from that step. Default: for "
+        "MuJoCo and dm_control only.",
+    )
     num_envs: int = option(
         4,
         "Number of parallel environments. auto picks the best throughput on this machine. Larger values usually need "

@@ -24,7 +24,7 @@ from jaxrl_fast.config.sources import Setting
 from jaxrl_fast.utils.option import Option
 from jaxrl_fast.utils.parsing import nearest, shown
 
-DECIDED_BY_ENV = ("protocol", "agent.clip_rewards")  # where they are empty in a sweep.yaml
+DECIDED_BY_ENV = ("protocol", "quarantine", "agent.clip_rewards")  # where they are empty in a sweep.yaml
 
 
 def resumed(algo: str, written: list[Setting], folder: Path) -> Settings:

@@ -53,7 +53,23 @@ def make(
     if host_config is not None:
         _check_host_config(backend, env, host_config)
     again = lambda num_envs, host_config: make(env_id, num_envs, host_config, **options)
+    if config.quarantine:
+        from jaxrl_fast.envs import quarantine  # imports jax
+
+        env = quarantine.guard(env)
     return env if env.resize else env._replace(resize=again)
+
+
+def is_physics(env_id: Any) -> bool:
+    """Return whether an id names a simulation of physics, whose numbers may become infinite or NaN.
+
+    A backend tells it by a function `is_physics(name) -> bool`. The answer for a custom environment is False.
+    """
+    if not isinstance(env_id, str) or not _is_registered_name(env_id):
+        return False
+    backend, name = _find(env_id)
+    of_backend: Any = getattr(_backend(backend), "is_physics", lambda name: False)
+    return bool(of_backend(name))
 
 
 def _is_registered_name(env_id: str) -> bool:

@@ -11,6 +11,7 @@ from jaxrl_fast.metrics.statistics import finite
 
 Rows = Mapping[str, np.ndarray]  # metric: [S, U], a value for each seed and update
 SCORES = ("episodes", "valid_steps", "return_sum", "return_min", "return_max", "length_sum", "longest_episode")
+QUARANTINED = "quarantined"  # steps that failed, if environments are in quarantine
 # If an update reports GRADIENT_STEPS, metrics with SUM_SUFFIX are sums over that number of steps.
 GRADIENT_STEPS, SUM_SUFFIX = "gradient_steps", "_sum"
 
@@ -68,7 +69,7 @@ def summarize(rows: Rows) -> list[dict[str, Any]]:
     """
     totals = {k: np.asarray(rows[k], np.float64).sum(1) for k in ("episodes", "return_sum", "length_sum")}
     low, high = rows["return_min"].min(1), rows["return_max"].max(1)
-    means = {k: np.asarray(x, np.float64).mean(1) for k, x in rows.items() if k not in SCORES}
+    means = {k: np.asarray(x, np.float64).mean(1) for k, x in rows.items() if k not in (*SCORES, QUARANTINED)}
     if GRADIENT_STEPS in means:
         means = {k: x for k, x in means.items() if not k.endswith(SUM_SUFFIX)} | _per_gradient_step(rows)
     records = []
@@ -81,6 +82,8 @@ def summarize(rows: Rows) -> list[dict[str, Any]]:
             "return_max": finite(high[i]) if episodes else None,
             "episode_length_mean": finite(totals["length_sum"][i] / some) if episodes else None,
         }
+        if QUARANTINED in rows:
+            scores[QUARANTINED] = int(rows[QUARANTINED][i].sum())
         records.append(scores | {k: finite(x[i]) for k, x in means.items()})
     return records
 

@@ -8,12 +8,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxrl_fast.metrics import statistics
-from jaxrl_fast.metrics.records import SUM_SUFFIX, RecordBuffer, Rows, summarize
+from jaxrl_fast.metrics.records import QUARANTINED, SUM_SUFFIX, RecordBuffer, Rows, summarize
 from jaxrl_fast.metrics.window import EndedEpisodes, EpisodeWindow
 
 CLOCKS = ("train_time_s", "wall_time_s")
 OF_EPISODES = ("episodes", "return_sum", "longest_episode")
-NUMBERS = ("solved", "diverged", "valid_steps", "updates", "recorded", "recorded_time", "evaluations")
+MAX_QUARANTINED_SHARE, MIN_QUARANTINED = 0.01, 100  # a run stops after more failed steps than both allow
+NUMBERS = ("solved", "diverged", "valid_steps", "quarantined", "updates", "recorded", "recorded_time", "evaluations")
 Solved = tuple[int, float]  # environment steps and seconds of training until then
 
 
@@ -43,8 +44,21 @@ class MetricsTracker:
         self.solved: list[Solved | None] = [None] * len(labels)
         self.diverged: list[int | None] = [None] * len(labels)  # environment steps
         self.valid_steps = [0] * len(labels)
+        self.quarantined = [0] * len(labels)  # steps that failed
         self.updates, self.recorded, self.recorded_time = 0, 0, 0.0
         self.evaluations: list[dict[str, Any]] = []
+
+    def add_quarantined(self, rows: Rows) -> list[tuple[int, int]]:
+        """Count the failed steps of updates, before `add`. Return members with too many, and the update of each."""
+        found = []
+        for i, counts in enumerate(np.asarray(rows.get(QUARANTINED, ()), np.int64)):
+            so_far = self.quarantined[i] + np.cumsum(counts)
+            steps = (self.updates + 1 + np.arange(len(counts))) * self.steps_per_update
+            excess = so_far > np.maximum(MAX_QUARANTINED_SHARE * steps, MIN_QUARANTINED)
+            if excess.any() and self.diverged[i] is None:
+                found.append((i, self.updates + 1 + int(excess.argmax())))
+            self.quarantined[i] = int(so_far[-1])
+        return found
 
     def add(self, rows: Rows) -> list[NotFinite]:
         """Add updates: metrics [S, U] and the clocks. Return what newly diverged, in order."""
@@ -125,7 +139,7 @@ class MetricsTracker:
     def restore(self, host: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
         """Restore what `state_dict` returned."""
         for name in NUMBERS:
-            setattr(self, name, host[name])
+            setattr(self, name, host.get(name, getattr(self, name)))  # a run of version 0.1 has no `quarantined`
         self.solved = [(s[0], s[1]) if s else None for s in self.solved]
         for window, records in zip(self.windows, host["windows"], strict=True):
             window.restore([EndedEpisodes(ended, float(x), *times) for ended, x, *times in records])

@@ -80,7 +80,11 @@ def init(config: ReplayConfig, obs: PyTree, action: Space, has_action_mask: bool
 
 
 def add(config: ReplayConfig, ring: Ring, steps: Transition) -> Ring:
-    """Write T rows [T, N, ...] over the oldest ones. T divides R."""
+    """Write T rows [T, N, ...] over the oldest ones. T divides R.
+
+    An invalid row is the reset after an episode. Where a failed step makes the first row invalid, the newest row so far
+    becomes the last one of its episode, as in `rollout.as_rollout`: an n-step target must not extend beyond it.
+    """
     num_new = steps.reward.shape[0]
     assert config.num_rows % num_new == 0, (config.num_rows, num_new)
     put = lambda old, new: jax.lax.dynamic_update_slice_in_dim(old, new.astype(old.dtype), ring.head, axis=0)
@@ -89,13 +93,14 @@ def add(config: ReplayConfig, ring: Ring, steps: Transition) -> Ring:
     if stack > 1:
         obs, same = jax.vmap(functools.partial(compress, stack))(steps.obs)
         age = put(ring.age, stack_ages(stack, same, ring.age[ring.head - 1]))  # row -1 is the last one
+    last = ring.last.at[ring.head - 1].set(ring.last[ring.head - 1] | ~steps.valid[0])
     return Ring(
         obs=jax.tree.map(put, ring.obs, obs),
         age=age,
         action=put(ring.action, steps.action),
         reward=put(ring.reward, steps.reward),
         discount=put(ring.discount, steps.discount),
-        last=put(ring.last, steps.last),
+        last=put(last, steps.last),
         valid=put(ring.valid, steps.valid),
         head=(ring.head + num_new) % config.num_rows,
         size=jnp.minimum(ring.size + num_new, config.num_rows),

@@ -34,10 +34,13 @@ def build(
 
     The environment is made once, and so is the agent. A resumed run has made `done` updates; it keeps the number of
     shards and gradient workers in the manifest of its checkpoint, `before`. The returned settings have the options
-    that the environment decides: the Atari protocol and reward clipping.
+    that the environment decides: the Atari protocol, reward clipping and quarantine.
     """
     enabled()  # raises ValueError for an unknown JAXRL_FAST_KERNELS, before any other error
     options = settings.options
+    if options.quarantine is None:
+        options = dataclasses.replace(options, quarantine=envs.is_physics(options.env))
+        settings = settings._replace(options=options)
     config = host_env_config(options, TRAINING, done)
     env = envs.make(options.env, options.num_envs, config, **options.env_options)
     env = time_limit.terminating(env) if options.time_limit_terminates else env
@@ -141,7 +144,17 @@ def host_env_config(
     seed = options.seed, purpose, done
     workers, timeout = options.env_workers, float(options.env_timeout)
     return HostEnvConfig(
-        seed, options.protocol, bridge, num_pools, overlap, shard, num_shards, workers, timeout, purpose == WATCHING
+        seed=seed,
+        protocol=options.protocol,
+        bridge=bridge,
+        num_async_pools=num_pools,
+        overlap=overlap,
+        shard=shard,
+        num_shards=num_shards,
+        env_workers=workers,
+        env_timeout=timeout,
+        quarantine=bool(options.quarantine),
+        render=purpose == WATCHING,
     )
 
 

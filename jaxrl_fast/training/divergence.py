@@ -16,10 +16,11 @@ def describe(label: dict[str, Any], problem: str, env_steps: int) -> str:
     return f"{words}: {problem} at step {formatting.short_number(env_steps)}"
 
 
-def advise(env_id: Any, last_checkpoint: Path | None, env_is_cause: bool) -> str:
+def advise(env_id: Any, last_checkpoint: Path | None, env_is_cause: bool, quarantine: bool | None = False) -> str:
     """Return what the user can do. Where the environment is the cause, no learning rate would help."""
     last = f"the last good checkpoint is {last_checkpoint}" if last_checkpoint else "there is no checkpoint"
     cause = f"{env_id} gives observations or rewards that are not finite"
+    cause += "" if quarantine or not env_is_cause else "; --quarantine resets it when it does"
     return f"{last}; {cause if env_is_cause else f'try a lower learning rate, unless {cause}'}"
 
 

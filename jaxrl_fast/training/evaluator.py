@@ -94,8 +94,9 @@ def step(env: Env, agent: Agent, policy: rollout.Policy, now: EvalState, noise: 
     An episode that is longer than MAX_STEPS counts with its return at MAX_STEPS. Otherwise, without a time limit, the
     best policy would have no return at all. A worse policy would have only the returns of its worst episodes.
     """
-    actors, (row, (over, score, length)) = rollout.step(env, agent, policy, now.actors, noise)
-    num_steps, most = now.num_steps + row.valid, max_steps(now.episodes.score.shape[1])
+    actors, (row, (over, score, length, _)) = rollout.step(env, agent, policy, now.actors, noise)
+    is_step = ~now.actors.timestep.last  # a failed step counts too: an environment may fail in every episode
+    num_steps, most = now.num_steps + is_step, max_steps(now.episodes.score.shape[1])
     truncated_score = jnp.where((length == MAX_STEPS) & row.valid, score, now.truncated_score)
     endless = (num_steps == most) & row.valid & (length >= MAX_STEPS) & ~over
     score, length = jnp.where(endless, truncated_score, score), jnp.where(endless, MAX_STEPS, length)
@@ -126,7 +127,7 @@ def stream_episodes(env: Env, agent: Agent, state: PyTree, seed: int) -> Iterato
     @jax.jit
     def next_frame(state, actors, time):
         noise = jax.tree.map(lambda x: x[0], agent.sample_noise(jax.random.fold_in(key, time), 1, 1))
-        after, (_, episode) = rollout.step(env, agent, partial(agent.exploit, state), actors, noise)
+        after, (_, (*episode, _)) = rollout.step(env, agent, partial(agent.exploit, state), actors, noise)
         return after, (after.timestep.obs, *episode)
 
     actors = jax.jit(partial(rollout.reset, env, agent))(key_reset)

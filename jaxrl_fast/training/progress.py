@@ -77,13 +77,18 @@ class RunProgress:
         fractions = np.arange(1, done.num_updates + 1) / done.num_updates
         clock = np.broadcast_to(train_time - done.duration * (1 - fractions), (len(self.seeds), done.num_updates))
         wall = clock + (end_time - self.start_time - train_time)
+        had_none = not any(self.tracker.quarantined)
+        failing = self.tracker.add_quarantined(done.rows)
+        if had_none and any(self.tracker.quarantined):
+            warnings.warn(f"an environment's numbers are not finite by step {self.env_steps}; it is reset")
         found = self.tracker.add(done.rows | {"train_time_s": clock, "wall_time_s": wall})
         steps = self.plan.steps_per_update
         problems = [(wrong.member, f"{wrong.metric} is not finite", wrong.update * steps) for wrong in found]
         members = [int(i) for i in np.flatnonzero(~done.finite) if self.tracker.diverged[i] is None]
         problems += [(member, "a parameter is not finite", self.env_steps) for member in members]
         returns_are_finite = np.isfinite(done.rows["return_sum"]).all(1)
-        return [(*problem, bool(returns_are_finite[problem[0]])) for problem in problems]
+        unstable = [(i, "more than 1% of its steps are in quarantine", at * steps, False) for i, at in failing]
+        return unstable + [(*problem, bool(returns_are_finite[problem[0]])) for problem in problems]
 
     def result(self) -> RunResult:
         """Return what the summary says about the run as a whole."""

@@ -230,7 +230,8 @@ class Trainer:
             return
         of_member = member if len(self.progress.seeds) > 1 else None
         env_is_cause = not (returns_are_finite and divergence.envs_are_finite(self.dispatcher.state, of_member))
-        advice = divergence.advise(name_of(self.options.env), self.checkpoints.last, env_is_cause)
+        env_id, quarantine = name_of(self.options.env), self.options.quarantine
+        advice = divergence.advise(env_id, self.checkpoints.last, env_is_cause, quarantine)
         self.progress.failure = self.progress.failure or f"{where}; {advice}"
 
     def record(self, **which: Any) -> None:

@@ -26,6 +26,11 @@ def registered() -> tuple[str, ...]:
     return tuple(envpool.list_all_envs())
 
 
+def is_physics(name: str) -> bool:
+    """Return whether MuJoCo simulates a task: those of gym, dm_control, Meta-World and others."""
+    return name in envpool.list_all_envs() and family(name).startswith("envpool.mujoco.")
+
+
 def make(name: str, num_envs: int, options: Mapping[str, Any], host_config: HostEnvConfig) -> Env:
     """Return N environments of one task. Raise ValueError if the task or an option is not supported."""
     task = tasks.describe(name, num_envs_per_pool(num_envs, host_config), options, host_config)

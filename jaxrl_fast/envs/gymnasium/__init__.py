@@ -9,8 +9,12 @@ import typing
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from jaxrl_fast.utils import importing
+
 if TYPE_CHECKING:
     from jaxrl_fast.types import Env, HostEnvConfig
+
+PHYSICS = ("gymnasium.envs.mujoco", "gymnasium_robotics", "shimmy.dm_control")  # modules of environments
 
 
 def registered() -> tuple[str, ...]:
@@ -18,6 +22,17 @@ def registered() -> tuple[str, ...]:
     import gymnasium
 
     return tuple(gymnasium.registry)
+
+
+def is_physics(name: str) -> bool:
+    """Return whether an id is of MuJoCo: gymnasium's own, those of gymnasium_robotics, or shimmy's of dm_control."""
+    import gymnasium
+
+    module, _, bare = name.rpartition(":")
+    if module:
+        importing.module(module, f"environment {name!r}")
+    spec = gymnasium.registry.get(bare)
+    return spec is not None and str(spec.entry_point).startswith(PHYSICS)
 
 
 def make(name: str, num_envs: int, options: Mapping[str, Any], host_config: "HostEnvConfig") -> "Env":

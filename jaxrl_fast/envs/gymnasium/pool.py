@@ -46,9 +46,11 @@ def row_of(layout: Layout, arrays: Arrays) -> Row:
 class LocalPool:
     """n environments in this process, as `host_pool.HostPool`. They step while their row is received."""
 
-    def __init__(self, env_id: str, make: Callable[[], Any], layout: Layout, seeds: Sequence[int]) -> None:
+    def __init__(
+        self, env_id: str, make: Callable[[], Any], layout: Layout, seeds: Sequence[int], quarantine: bool = False
+    ) -> None:
         self.layout, self.arrays = layout, allocate(layout, len(seeds))
-        self.stepper = Stepper(env_id, make, seeds, layout, self.arrays)
+        self.stepper = Stepper(env_id, make, seeds, layout, self.arrays, quarantine=quarantine)
 
     def reset(self) -> PyTree:
         """Start n episodes."""
@@ -106,6 +108,7 @@ class WorkerPool:
         seeds: Sequence[int],
         num_workers: int,
         timeout_s: float,
+        quarantine: bool = False,
     ) -> None:
         """Start the workers, and wait until their environments are made.
 
@@ -127,7 +130,7 @@ class WorkerPool:
         self.workers: list[Worker] = []
         try:
             for first, last in itertools.pairwise(bounds):
-                setup = pickled, env_id, list(seeds[first:last]), layout, len(seeds), first
+                setup = pickled, env_id, list(seeds[first:last]), layout, len(seeds), first, quarantine
                 self.workers.append(Worker(self.memory, setup, first, last))
             self._wait(None)  # making an environment may take long
         except BaseException:

@@ -122,7 +122,7 @@ def _from_instance(env: Any, options: Mapping[str, Any]) -> Source:
 
 def make_envs(source: Source, num_envs: int, config: HostEnvConfig) -> Env:
     """Return N environments; one is made and tried first."""
-    return from_description(describe(source), num_envs, config)
+    return from_description(describe(source, config.quarantine), num_envs, config)
 
 
 def from_description(described: Description, num_envs: int, config: HostEnvConfig) -> Env:
@@ -142,8 +142,8 @@ def _open(described: Description, num_workers: int, config: HostEnvConfig, index
     del index
     env_id, make = described.source.env_id, described.source.maker(config.render)
     if not num_workers:
-        return LocalPool(env_id, make, described.layout, seeds)
-    return WorkerPool(env_id, make, described.layout, seeds, num_workers, config.env_timeout)
+        return LocalPool(env_id, make, described.layout, seeds, config.quarantine)
+    return WorkerPool(env_id, make, described.layout, seeds, num_workers, config.env_timeout, config.quarantine)
 
 
 def choose_num_workers(described: Description, num_envs: int, config: HostEnvConfig) -> int:
@@ -159,8 +159,11 @@ def choose_num_workers(described: Description, num_envs: int, config: HostEnvCon
     return 1 if config.num_async_pools else 0  # asynchronous pools step while this process computes
 
 
-def describe(source: Source) -> Description:
-    """Make one environment, and step it for a moment. Raise ValueError if its spaces are not supported."""
+def describe(source: Source, quarantine: bool = False) -> Description:
+    """Make one environment, and step it for a moment. Raise ValueError if its spaces are not supported.
+
+    With `quarantine`, numbers that are not finite are accepted.
+    """
     env = source.make()
     if env.spec is not None and not source.is_named:
         source = source._replace(env_id=f"gymnasium/{env.spec.id}")
@@ -172,8 +175,8 @@ def describe(source: Source) -> Description:
         layout = _layout(tree, space)
         is_part = gymnasium_spaces.is_action_mask(tree, action)
         if not is_part:
-            layout = layout._replace(mask_size=_mask_size(env, env_id, layout, action))
-        step_s, compute_s = _try(env, env_id, layout)
+            layout = layout._replace(mask_size=_mask_size(env, env_id, layout, action, quarantine))
+        step_s, compute_s = _try(env, env_id, layout, quarantine)
         can_render = source.takes_render_mode and RENDER_MODE in (env.metadata or {}).get("render_modes", ())
         can_render = can_render or env.render_mode == RENDER_MODE
     finally:
@@ -232,7 +235,7 @@ def _layout(tree: PyTree, action: Any) -> Layout:
     return Layout(tuple(leaves), indices, tuple(action.shape), np.dtype(action.dtype))
 
 
-def _mask_size(env: Any, env_id: str, layout: Layout, action: Space) -> int:
+def _mask_size(env: Any, env_id: str, layout: Layout, action: Space, quarantine: bool) -> int:
     """Return the number of entries of `info["action_mask"]` after a reset; 0 if there is none."""
     if isinstance(action, Box):
         return 0
@@ -246,18 +249,18 @@ def _mask_size(env: Any, env_id: str, layout: Layout, action: Space) -> int:
             info.append(outcome[1] if isinstance(outcome, tuple) and len(outcome) == 2 else {})
             return outcome
 
-    Stepper(env_id, lambda: Noting(env), [0], layout, allocate(layout, 1)).reset()
+    Stepper(env_id, lambda: Noting(env), [0], layout, allocate(layout, 1), quarantine=quarantine).reset()
     has_mask = isinstance(info[0], dict) and info[0].get("action_mask") is not None
     return action.num_outputs if has_mask else 0
 
 
-def _try(env: Any, env_id: str, layout: Layout) -> tuple[float, float]:
+def _try(env: Any, env_id: str, layout: Layout, quarantine: bool) -> tuple[float, float]:
     """Step an environment for a moment with random actions. Return the seconds of a step, and those on a core.
 
     Both are medians: on a machine that is shared, a step that is interrupted takes a thousand times as long.
     """
     arrays = allocate(layout, 1)
-    stepper = Stepper(env_id, lambda: env, [0], layout, arrays)
+    stepper = Stepper(env_id, lambda: env, [0], layout, arrays, quarantine=quarantine)
     stepper.reset()
     env.action_space.seed(0)
     times: list[tuple[float, float]] = []

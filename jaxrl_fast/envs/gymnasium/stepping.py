@@ -12,6 +12,7 @@ from jaxrl_fast.envs.gymnasium.layout import Arrays, Layout, Leaf
 from jaxrl_fast.utils.errors import EnvFault, blame
 
 STEP_RETURNS = "(obs, reward, terminated, truncated, info)"
+REMEDY = "; --quarantine resets the environment instead"
 MAX_REWARD = float(np.finfo(np.float32).max)
 
 
@@ -26,9 +27,14 @@ class Stepper:
         layout: Layout,
         arrays: Arrays,
         first: int = 0,
+        quarantine: bool = False,
     ) -> None:
-        """Make the environments. `first` is the index of the first one among all of a pool, for messages."""
+        """Make the environments. `first` is the index of the first one among all of a pool, for messages.
+
+        With `quarantine`, numbers that are not finite truncate the episode; otherwise they are an error.
+        """
         self.env_id, self.layout, self.arrays, self.first = env_id, layout, arrays, first
+        self.quarantine = quarantine
         self.warning = ""  # a sentence about the first observation outside its space
         self.has_warned = False
         is_plain = len(layout.leaves) == 1 and not layout.leaves[0].path and not layout.mask_size
@@ -177,14 +183,14 @@ class Stepper:
         return array.astype(bool)
 
     def _number(self, i: int, reward: Any) -> float:
-        """Return the reward as a float. Raise EnvFault if it is not one finite number."""
+        """Return the reward as a float. Raise EnvFault if it is not one number, or not finite without quarantine."""
         if type(reward) is not float:
             value = np.asarray(reward) if reward is not None else None
             if value is None or value.size != 1 or value.dtype.kind not in "buif":
                 self._fault(i, "reward must be one number", _got(reward))
             reward = float(value.reshape(()))
-        if not abs(reward) <= MAX_REWARD:
-            self._fault(i, "reward must be finite in float32", f"{reward}")
+        if not abs(reward) <= MAX_REWARD and not self.quarantine:
+            self._fault(i, "reward must be finite in float32", f"{reward}", REMEDY)
         return float(reward)
 
     def _flag(self, i: int, name: str, value: Any) -> bool:
@@ -200,15 +206,20 @@ class Stepper:
         """Raise EnvFault for NaN and for indices outside their space; note other values outside.
 
         The value of a terminal state is 0 whatever its observation is, so numbers there need not be finite.
+        With quarantine, an episode with numbers that are not finite is truncated.
         """
+        if self.quarantine:
+            self._truncate(~np.isfinite(self.arrays.reward))
         for leaf, array in zip(self.layout.leaves, self.arrays.obs):
             if array.dtype.kind == "f":
                 finite = np.isfinite(array)
                 if not finite.all():
                     bad = ~finite.reshape(len(array), -1).all(1) & ~terminated
-                    if bad.any():
+                    if self.quarantine:
+                        self._truncate(bad)
+                    elif bad.any():
                         i = int(np.argmax(bad))
-                        self._fault(i, f"{leaf.name} must be finite", _few(array[i]))
+                        self._fault(i, f"{leaf.name} must be finite", _few(array[i]), REMEDY)
             if leaf.low is None or self.has_warned and not leaf.is_index:
                 continue
             outside = (array < leaf.low) | (array > leaf.high)
@@ -225,6 +236,11 @@ class Stepper:
                 f"{self.env_id}: {which} is not {declared} as its space declares, got {got} in {self.where(i)}"
             )
 
+    def _truncate(self, bad: np.ndarray) -> None:
+        """Truncate the episodes of some environments [n]."""
+        for i in np.flatnonzero(bad):
+            self.arrays.truncated[i] = self.ended[i] = True
+
     def _failed(self, name: str, i: int, error: BaseException) -> NoReturn:
         """Raise the error of an environment again, with a note of its place."""
         if isinstance(error, SystemExit):
@@ -234,8 +250,8 @@ class Stepper:
         blame(error, f"{self.env_id}: {name} failed in {self.where(i)}")
         raise error
 
-    def _fault(self, i: int, problem: str, got: str) -> NoReturn:
-        raise EnvFault(f"{self.env_id}: {problem}, got {got} in {self.where(i)}")
+    def _fault(self, i: int, problem: str, got: str, remedy: str = "") -> NoReturn:
+        raise EnvFault(f"{self.env_id}: {problem}, got {got} in {self.where(i)}{remedy}")
 
 
 def where(arrays: Arrays, i: int, number: int) -> str:

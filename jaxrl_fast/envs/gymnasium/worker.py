@@ -86,7 +86,7 @@ def _end_with_parent() -> None:
 
 def _open(channel: socket.socket, descriptor: int) -> Any:
     """Return a Stepper for this worker's share of the environments."""
-    _, (pickled, env_id, seeds, layout, num_envs, first) = receive(channel)
+    _, (pickled, env_id, seeds, layout, num_envs, first, quarantine) = receive(channel)
     import cloudpickle
 
     from jaxrl_fast.envs.gymnasium.layout import SharedMemory, num_bytes
@@ -94,7 +94,7 @@ def _open(channel: socket.socket, descriptor: int) -> Any:
 
     arrays = SharedMemory(num_bytes(layout, num_envs), descriptor).arrays(layout, num_envs)
     own = arrays.rows(first, first + len(seeds))
-    return Stepper(env_id, cloudpickle.loads(pickled), seeds, layout, own, first)
+    return Stepper(env_id, cloudpickle.loads(pickled), seeds, layout, own, first, quarantine)
 
 
 def _serve(channel: socket.socket, stepper: Any) -> None:
