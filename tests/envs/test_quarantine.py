@@ -27,7 +27,10 @@ MODULE = "tests.envs.test_quarantine"
 
 
 class Unstable:
-    """Half of the episodes, marked in the observation, are not finite from step FAIL on. All last LIMIT steps."""
+    """Half of the episodes, marked in the observation, are not finite from step FAIL on. All last LIMIT steps.
+
+    A reward is infinite in step FAIL only, so that the steps after it look as if nothing had happened.
+    """
 
     default_params = ()
 
@@ -41,7 +44,7 @@ class Unstable:
     def step_env(self, key, state, action, params):
         state = state + jnp.array([1.0, 0.0])
         bad = (state[0] >= FAIL) & (state[1] == 1)
-        reward = jnp.where(bad & (self.kind == "reward"), jnp.inf, 1.0)
+        reward = jnp.where(bad & (state[0] == FAIL) & (self.kind == "reward"), jnp.inf, 1.0)
         return self.observe(state), state, reward, bad & (self.kind == "terminal"), {}
 
     def observe(self, state):
