@@ -20,8 +20,21 @@ def refuse_option(owner: str, name: str, known: tuple[str, ...]) -> NoReturn:
     raise ValueError(f"{owner} has no option {name!r}{hint}")
 
 
+def as_range(value: Any) -> tuple[str, str] | None:
+    """Return both ends of a range of numbers such as "8..12", as text; None for any other value."""
+    low, _, high = value.partition("..") if isinstance(value, str) else ("", "", "")
+    try:
+        parse_float(low), parse_float(high)
+    except ValueError:
+        return None
+    return low, high
+
+
 def coerce(owner: str, name: str, value: Any, default: Any) -> Any:
     """Return an option's value, given as a number, a string or a list, with the type of its default."""
+    if as_range(value) and not isinstance(default, str):
+        remedy = "only parameters of an environment on the device are drawn at each reset"
+        raise ValueError(f"{name}: must be one value for {owner}, got {value}; {remedy}")
     try:
         return _as_type_of(default, value)
     except (TypeError, ValueError, KeyError, OverflowError) as error:

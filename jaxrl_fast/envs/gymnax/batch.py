@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxrl_fast.envs import spaces
+from jaxrl_fast.envs import drawn, spaces
 from jaxrl_fast.envs.construct import arguments, call, is_factory
 from jaxrl_fast.envs.gymnax.single import Single, encode, reset_one, step_one, traced
 from jaxrl_fast.types import Env, HostEnvConfig, Key, PyTree, TimeStep
@@ -75,8 +75,21 @@ def adapt(
     _check_interface(env_id, env)
     params = _default_params(env_id, env) if params is None else params
     rest = {name: value for name, value in options.items() if name not in given}
-    params = _with_options(env_id, params, rest, known)
-    return batch(traced(env_id, env, params, num_envs), num_envs)
+    ranges = drawn.ranges(env_id, rest, _fields(params))
+    params = _with_options(env_id, params, {name: x for name, x in rest.items() if name not in ranges}, known)
+    single = traced(env_id, env, params, num_envs)
+    return batch(_drawing(single, {name: rest[name] for name in ranges}, ranges) if ranges else single, num_envs)
+
+
+def _drawing(single: Single, given: Mapping[str, str], ranges: Mapping[str, drawn.Range]) -> Single:
+    """Return the environment with parameters drawn at each reset."""
+    spec, env = single.spec, drawn.Drawn(single.env, ranges)
+    try:
+        return traced(spec.id, env, single.params, spec.num_envs)
+    except ValueError as error:  # with fixed parameters, tracing has worked
+        written = ", ".join(f"{name}={value}" for name, value in given.items())
+        remedy = "a parameter that decides a shape or a branch in Python must be one value"
+        raise ValueError(f"{spec.id} cannot be made with {written}: {why(error)}; {remedy}") from error
 
 
 def made(source: Callable[..., Any], options: Mapping[str, Any]) -> Any:
@@ -103,7 +116,7 @@ def batch(single: Single, num_envs: int, host_config: HostEnvConfig | None = Non
         own_obs=own_obs,
         encode_obs=encode_obs,
         to_env_action=jax.vmap(functools.partial(spaces.to_env_action, single.spec, single.bounds)),
-        info=_unscaled(single),
+        info=(*_unscaled(single), *([single.env.info] if isinstance(single.env, drawn.Drawn) else [])),
         resize=functools.partial(batch, single),
     )
 
@@ -254,9 +267,7 @@ def _with_options(env_id: str, params: Any, options: Mapping[str, Any], argument
     if not 1 <= values.get("max_steps_in_episode", 1) < 2**31:
         given = options["max_steps_in_episode"]
         raise ValueError(f"max_steps_in_episode: must be at least 1 and less than 2^31 for {env_id}, got {given!r}")
-    if not values:
-        return params
-    return params._replace(**values) if hasattr(params, "_replace") else dataclasses.replace(params, **values)
+    return drawn.replace(params, values)
 
 
 def _fields(params: Any) -> dict[str, Any]:

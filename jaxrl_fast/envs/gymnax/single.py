@@ -15,6 +15,7 @@ import numpy as np
 from gymnax.environments import spaces
 
 from jaxrl_fast import types
+from jaxrl_fast.envs.drawn import unwrapped
 from jaxrl_fast.envs.spaces import readable, to_env_action, true_bounds
 from jaxrl_fast.types import EnvSpec, Key, PyTree, TimeStep
 from jaxrl_fast.utils.errors import where, why
@@ -115,7 +116,7 @@ def is_discrete(space: Any) -> bool:
 
 
 def _is_minatar(env: Any) -> bool:
-    return type(env).__module__.startswith("gymnax.environments.minatar.")
+    return type(unwrapped(env)).__module__.startswith("gymnax.environments.minatar.")
 
 
 def _observation_space(env: Any, params: Any) -> Any:
@@ -221,7 +222,7 @@ def _check_same(env_id: str, what: str, first: PyTree, after: PyTree) -> None:
 def _attributes(env: Any) -> dict[str, Any]:
     """Return the attributes of an environment that are numbers, or hold values of a trace."""
     is_traced = lambda value: any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(value))
-    attributes = getattr(env, "__dict__", {})
+    attributes = getattr(unwrapped(env), "__dict__", {})
     return {name: x for name, x in attributes.items() if isinstance(x, bool | int | float) or is_traced(x)}
 
 
