@@ -35,7 +35,8 @@ def make(
             object, or a factory.
         num_envs: N.
         host_config: seed, pools and bridge of host environments; device environments ignore it.
-        **options: parameters of the environment (`max_steps_in_episode=200`) or arguments of its constructor.
+        **options: parameters of the environment (`max_steps_in_episode=200`) or arguments of its constructor. Where it
+            does not have them: `frame_skip`, and `gray`, `resize` and `frame_stack` of an image.
     """
     if isinstance(num_envs, bool) or not isinstance(num_envs, int) or num_envs < 1:
         raise ValueError(f"num_envs: must be a whole number of at least 1, got {num_envs!r}")
@@ -45,11 +46,12 @@ def make(
         got = importing.describe(env_id)
         raise ValueError(f"env: must be an id, such as 'CartPole-v1', or an environment, got {got}")
     config = host_config or _default_host_config()
+    rest, frames = _split(env_id, options)
     if isinstance(env_id, str) and _is_registered_name(env_id):
         backend, name = _find(env_id)
-        env = _backend(backend).make(name, num_envs, options, config)
+        env = _backend(backend).make(name, num_envs, rest, config)
     else:
-        backend, env = _adapt(env_id, num_envs, options, config)
+        backend, env = _adapt(env_id, num_envs, rest, config)
     if host_config is not None:
         _check_host_config(backend, env, host_config)
     again = lambda num_envs, host_config: make(env_id, num_envs, host_config, **options)
@@ -57,6 +59,10 @@ def make(
         from jaxrl_fast.envs import quarantine  # imports jax
 
         env = quarantine.guard(env)
+    if frames:
+        from jaxrl_fast.envs import image
+
+        env = image.transform(env, frames)
     return env if env.resize else env._replace(resize=again)
 
 
@@ -76,6 +82,21 @@ def _is_registered_name(env_id: str) -> bool:
     """Return whether this is an id, and not a Python object: "CartPole-v1" or "my_package:MyEnv-v0"."""
     _, colon, name = env_id.rpartition(":")
     return not colon or not all(part.isidentifier() for part in name.split("."))
+
+
+def _split(env_id: Any, options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the environment's options, and the options of its images that it does not have itself."""
+    frames = {name for name in construct.FRAME_OPTIONS if name in options}
+    if not frames:
+        return options, {}
+    if isinstance(env_id, str) and _is_registered_name(env_id):
+        backend, name = _find(env_id)
+        own: Any = getattr(_backend(backend), "option_names", lambda name: ())(name)
+    else:
+        source = importing.attribute(env_id, f"environment {env_id!r}") if isinstance(env_id, str) else env_id
+        own = construct.arguments(source)
+    frames -= {*own}
+    return {k: x for k, x in options.items() if k not in frames}, {k: x for k, x in options.items() if k in frames}
 
 
 def _adapt(

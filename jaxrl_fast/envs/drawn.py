@@ -89,11 +89,6 @@ def replace(params: Any, values: Mapping[str, Any]) -> Any:
     return params._replace(**values) if hasattr(params, "_replace") else dataclasses.replace(params, **values)
 
 
-def unwrapped(env: Any) -> Any:
-    """Return the environment itself."""
-    return env.wrapped if isinstance(env, Drawn) else env
-
-
 def ranges(env_id: str, options: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Range]:
     """Return the options that are ranges of parameters, such as "8..12". Raise ValueError for one that cannot be."""
     found = {}

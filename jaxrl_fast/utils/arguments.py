@@ -14,9 +14,9 @@ from jaxrl_fast.utils.parsing import MAX_FLOAT, WORDS, nearest, parse_float
 NESTED_TYPES = (tuple, list, dict)
 
 
-def refuse_option(owner: str, name: str, known: tuple[str, ...]) -> NoReturn:
-    """Raise ValueError for an option that this environment or network does not have."""
-    hint = nearest(name, known) or f"; it has {', '.join(known) or 'none'}"
+def refuse_option(owner: str, name: str, known: tuple[str, ...], offered: tuple[str, ...] = ()) -> NoReturn:
+    """Raise ValueError for an option that this environment or network does not have; `offered` are hints only."""
+    hint = nearest(name, (*known, *offered)) or f"; it has {', '.join(known) or 'none'}"
     raise ValueError(f"{owner} has no option {name!r}{hint}")
 
 
@@ -43,6 +43,14 @@ def coerce(owner: str, name: str, value: Any, default: Any) -> Any:
         else:
             expected, example = type(default).__name__, repr(default)
         raise ValueError(f"{name}: must be {expected} for {owner}, got {value!r}; for example {example}") from error
+
+
+def whole_number(owner: str, name: str, value: Any, most: int) -> int:
+    """Return an option's value as a whole number from 1 to `most`."""
+    number = coerce(owner, name, value, 1)
+    if not 1 <= number <= most:
+        raise ValueError(f"{name}: must be 1 to {most} for {owner}, got {value}")
+    return int(number)
 
 
 def _as_type_of(default: Any, value: Any) -> Any:

@@ -31,6 +31,11 @@ def is_physics(name: str) -> bool:
     return name in envpool.list_all_envs() and family(name).startswith("envpool.mujoco.")
 
 
+def option_names(name: str) -> tuple[str, ...]:
+    """Return the names of a task's options."""
+    return tasks.option_names(name)
+
+
 def make(name: str, num_envs: int, options: Mapping[str, Any], host_config: HostEnvConfig) -> Env:
     """Return N environments of one task. Raise ValueError if the task or an option is not supported."""
     task = tasks.describe(name, num_envs_per_pool(num_envs, host_config), options, host_config)

@@ -136,6 +136,11 @@ def describe(name: str, num_envs: int, options: Mapping[str, Any], host_config: 
     return Task(name, config, any(np.dtype(dtype).itemsize == 8 for dtype in (*dtypes, action_dtype)), pool)
 
 
+def option_names(name: str) -> tuple[str, ...]:
+    """Return the names of a task's options in envpool."""
+    return tuple(_specify(f"envpool/{name}", name, {}).config._asdict())
+
+
 def family(name: str) -> str:
     """Return the module of envpool that a task comes from: "envpool.atari"."""
     return envpool.registration.registry.specs[name][0]

@@ -35,6 +35,13 @@ def is_physics(name: str) -> bool:
     return spec is not None and str(spec.entry_point).startswith(PHYSICS)
 
 
+def option_names(name: str) -> tuple[str, ...]:
+    """Return the arguments of the class or function that makes an environment."""
+    from jaxrl_fast.envs.gymnasium import source
+
+    return source.option_names(name)
+
+
 def make(name: str, num_envs: int, options: Mapping[str, Any], host_config: "HostEnvConfig") -> "Env":
     """Return N environments by gymnasium's id for them, with the module that registers it or without."""
     from jaxrl_fast.envs.gymnasium import source

@@ -10,7 +10,7 @@ import gymnasium
 import jax
 import numpy as np
 
-from jaxrl_fast.envs import construct, gymnasium_spaces, spaces
+from jaxrl_fast.envs import construct, frame_skip, gymnasium_spaces, spaces
 from jaxrl_fast.envs.direct_bridge import choose_bridge
 from jaxrl_fast.envs.gymnasium.layout import Layout, Leaf, allocate
 from jaxrl_fast.envs.gymnasium.making import make_one
@@ -38,6 +38,7 @@ class Source(NamedTuple):
     arguments: dict[str, Any]
     max_episode_steps: int | None = None  # of a time limit around it
     takes_render_mode: bool = False
+    frame_skip: int = 1  # steps for each action
     is_named: bool = True  # False: a function in Python; the environment that it makes may have an id
 
     def make(self, render: bool = False) -> Any:
@@ -55,7 +56,9 @@ class Source(NamedTuple):
     def maker(self, render: bool) -> Callable[[], Any]:
         """Return the function that makes an environment, which can be sent to another process."""
         render = render and self.takes_render_mode
-        return functools.partial(make_one, self.construct, self.arguments, self.max_episode_steps, render)
+        return functools.partial(
+            make_one, self.construct, self.arguments, self.max_episode_steps, render, self.frame_skip
+        )
 
 
 class Description(NamedTuple):
@@ -70,6 +73,23 @@ class Description(NamedTuple):
 
 def from_id(name: str, options: Mapping[str, Any]) -> Source:
     """Return the source for a registered id. Raise ValueError if the id or an option is unknown."""
+    env_id, spec, known_arguments = _registered(name)
+    creator = _creator(env_id, spec)
+    options, num_skip = frame_skip.take(env_id, options, known_arguments)
+    known_arguments.pop("render_mode", None)
+    known_arguments[TIME_LIMIT] = spec.max_episode_steps or 1
+    given = _checked(env_id, options, known_arguments, takes_any=_takes_any(creator))
+    maker = functools.partial(gymnasium.make, spec, disable_env_checker=True)
+    return Source(env_id, maker, given, takes_render_mode=_can_render(creator), frame_skip=num_skip)
+
+
+def option_names(name: str) -> tuple[str, ...]:
+    """Return the names of the arguments of an id."""
+    return tuple(_registered(name)[2])
+
+
+def _registered(name: str) -> tuple[str, Any, dict[str, Any]]:
+    """Return the id with its backend, gymnasium's spec of it, and the arguments that it takes."""
     env_id = f"gymnasium/{name}"
     module, _, bare = name.rpartition(":")
     if module:
@@ -79,13 +99,7 @@ def from_id(name: str, options: Mapping[str, Any]) -> Source:
         known = [key for key in gymnasium.registry if key.partition("-v")[0] == bare.partition("-v")[0]]
         hint = f"; it registers {known[0]}" if known else ""
         raise ValueError(f"unknown environment {name!r}: module {module!r} does not register {bare!r}{hint}")
-    creator = _creator(env_id, spec)
-    known_arguments = {**construct.arguments(creator), **spec.kwargs}
-    known_arguments.pop("render_mode", None)
-    known_arguments[TIME_LIMIT] = spec.max_episode_steps or 1
-    given = _checked(env_id, options, known_arguments, takes_any=_takes_any(creator))
-    maker = functools.partial(gymnasium.make, spec, disable_env_checker=True)
-    return Source(env_id, maker, given, takes_render_mode=_can_render(creator))
+    return env_id, spec, {**construct.arguments(_creator(env_id, spec)), **spec.kwargs}
 
 
 def _creator(env_id: str, spec: Any) -> Callable[..., Any]:
@@ -104,10 +118,11 @@ def from_object(given: Any, options: Mapping[str, Any], env_id: str) -> Source:
         return _from_instance(given, options)
     known = construct.arguments(given)
     known.pop("render_mode", None)
+    options, num_skip = frame_skip.take(env_id, options, known)
     own_limit = TIME_LIMIT in known
     chosen = _checked(env_id, options, {TIME_LIMIT: 1} | known, takes_any=_takes_any(given))
     limit = None if own_limit else chosen.pop(TIME_LIMIT, None)
-    return Source(env_id, given, chosen, limit, _can_render(given), is_named)
+    return Source(env_id, given, chosen, limit, _can_render(given), num_skip, is_named)
 
 
 def _from_instance(env: Any, options: Mapping[str, Any]) -> Source:
@@ -115,9 +130,10 @@ def _from_instance(env: Any, options: Mapping[str, Any]) -> Source:
     if env.spec is None:
         problem, got = "one environment cannot be made again for training and evaluation", importing.describe(env)
         raise ValueError(f"env: {problem}, got {got}; pass its class, or a function: fit(env=lambda: ...)")
+    options, num_skip = frame_skip.take(env.spec.id, options, ())
     given = _checked(env.spec.id, options, {TIME_LIMIT: 1})
     maker = functools.partial(gymnasium.make, env.spec, disable_env_checker=True)
-    return Source(f"gymnasium/{env.spec.id}", maker, given, takes_render_mode=True)
+    return Source(f"gymnasium/{env.spec.id}", maker, given, takes_render_mode=True, frame_skip=num_skip)
 
 
 def make_envs(source: Source, num_envs: int, config: HostEnvConfig) -> Env:
@@ -291,7 +307,7 @@ def _checked(
         if name == "render_mode":
             raise ValueError(f"render_mode: not an option of training, got {value}; python -m jaxrl_fast.video draws")
         if name not in known and not takes_any:
-            refuse_option(env_id, name, tuple(known))
+            refuse_option(env_id, name, tuple(known), construct.OFFERED)
         values[name] = coerce(env_id, name, value, known.get(name, inspect.Parameter.empty))
     if values.get(TIME_LIMIT, 1) < 1:
         raise ValueError(f"{TIME_LIMIT}: must be at least 1 for {env_id}, got {options[TIME_LIMIT]}")

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxrl_fast.envs import drawn, spaces
-from jaxrl_fast.envs.construct import arguments, call, is_factory
+from jaxrl_fast.envs import drawn, frame_skip, spaces
+from jaxrl_fast.envs.construct import OFFERED, arguments, call, is_factory
 from jaxrl_fast.envs.gymnax.single import Single, encode, reset_one, step_one, traced
 from jaxrl_fast.types import Env, HostEnvConfig, Key, PyTree, TimeStep
 from jaxrl_fast.utils import importing
@@ -75,6 +75,8 @@ def adapt(
     _check_interface(env_id, env)
     params = _default_params(env_id, env) if params is None else params
     rest = {name: value for name, value in options.items() if name not in given}
+    rest, num_skip = frame_skip.take(env_id, rest, _fields(params))
+    env = frame_skip.FrameSkip(env, num_skip) if num_skip > 1 else env
     ranges = drawn.ranges(env_id, rest, _fields(params))
     params = _with_options(env_id, params, {name: x for name, x in rest.items() if name not in ranges}, known)
     single = traced(env_id, env, params, num_envs)
@@ -262,7 +264,7 @@ def _with_options(env_id: str, params: Any, options: Mapping[str, Any], argument
     known = (*fields, *arguments)
     for name in options:
         if name not in fields:
-            refuse_option(env_id, name, known)
+            refuse_option(env_id, name, known, OFFERED)
     values = {name: coerce(env_id, name, value, fields[name]) for name, value in options.items()}
     if not 1 <= values.get("max_steps_in_episode", 1) < 2**31:
         given = options["max_steps_in_episode"]

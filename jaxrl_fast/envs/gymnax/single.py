@@ -15,7 +15,8 @@ import numpy as np
 from gymnax.environments import spaces
 
 from jaxrl_fast import types
-from jaxrl_fast.envs.drawn import unwrapped
+from jaxrl_fast.envs.drawn import Drawn
+from jaxrl_fast.envs.frame_skip import FrameSkip
 from jaxrl_fast.envs.spaces import readable, to_env_action, true_bounds
 from jaxrl_fast.types import EnvSpec, Key, PyTree, TimeStep
 from jaxrl_fast.utils.errors import where, why
@@ -113,6 +114,13 @@ def is_discrete(space: Any) -> bool:
         return True
     is_number = getattr(space, "shape", None) in ((), None) and getattr(space, "start", 0) == 0
     return is_number and isinstance(getattr(space, "n", None), int | np.integer)
+
+
+def unwrapped(env: Any) -> Any:
+    """Return the environment itself."""
+    while isinstance(env, Drawn | FrameSkip):
+        env = env.wrapped
+    return env
 
 
 def _is_minatar(env: Any) -> bool:

@@ -1,0 +1,52 @@
+"""Take each action several times: the option `frame_skip` of environments that do not have it themselves."""
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_fast.types import Key, PyTree
+from jaxrl_fast.utils.arguments import whole_number
+
+NAME, MAX_SKIP = "frame_skip", 16  # steps are unrolled on the device
+
+
+def take(env_id: str, options: Mapping[str, Any], own: Collection[str]) -> tuple[dict[str, Any], int]:
+    """Return the options without `frame_skip`, and its value, unless the environment has such an option itself."""
+    rest = dict(options)
+    if NAME not in rest or NAME in own:
+        return rest, 1
+    return rest, whole_number(env_id, NAME, rest.pop(NAME), MAX_SKIP)
+
+
+class FrameSkip:
+    """An environment with gymnax's interface that takes each action several times, up to the end of the episode.
+
+    Rewards are summed. A time limit counts the steps of the wrapped environment.
+    """
+
+    def __init__(self, env: Any, num_steps: int) -> None:
+        self.wrapped, self.num_steps = env, num_steps
+
+    def step_env(self, key: Key, state: PyTree, action: jax.Array, params: Any) -> tuple[Any, ...]:
+        """Take several steps. After an end, the environment steps from `state` again and the result is discarded."""
+        keys = jax.random.split(key, self.num_steps)
+        *now, reward, terminated, info = self.wrapped.step_env(keys[0], state, action, params)
+        reward, terminated = jnp.asarray(reward, jnp.float32), jnp.asarray(terminated, bool)
+        for key in keys[1:]:
+            over = terminated.reshape(()) | jnp.asarray(self.wrapped.is_truncated(now[1], params), bool).reshape(())
+            running = _choose(over, state, now[1])
+            *after, more, ends, info = self.wrapped.step_env(key, running, action, params)
+            now = _choose(over, now, after)
+            reward += jnp.where(over, 0.0, more)
+            terminated |= ~over & ends
+        return *now, reward, terminated, info
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.wrapped, name)
+
+
+def _choose(first: jax.Array, a: PyTree, b: PyTree) -> PyTree:
+    """Return the first tree if `first` [] is True, else the second."""
+    return jax.tree.map(lambda x, y: jnp.where(first, x, y), a, b)

@@ -1,0 +1,112 @@
+"""Make images gray, resize them and stack them: options of any environment whose observation is one image.
+
+Frames are changed on the device. Only single frames come from a pool, and only single frames are stored: a stack begins
+as copies of the first frame of an episode and adds one frame in each row, as `rl.frame_stack` requires.
+"""
+
+import dataclasses
+import re
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_fast.envs.wrapper import Rules, where, wrap
+from jaxrl_fast.types import Array, Env, PyTree, TimeStep
+from jaxrl_fast.utils.arguments import coerce, whole_number
+
+MAX_STACK, MAX_SIDE = 16, 1024
+LUMINANCE = (0.2125, 0.7154, 0.0721)  # of red, green and blue, as in gymnasium's GrayscaleObservation
+
+
+@dataclasses.dataclass(frozen=True)
+class Frames:
+    """How frames are changed."""
+
+    gray: bool = False
+    resize: tuple[int, int] | None = None  # height and width
+    frame_stack: int = 1
+
+
+def parse(env_id: str, options: Mapping[str, Any]) -> Frames:
+    """Return how frames are changed. Raise ValueError for a value that is not possible."""
+    return Frames(
+        gray=coerce(env_id, "gray", options.get("gray", False), False),
+        resize=_size(env_id, options["resize"]) if "resize" in options else None,
+        frame_stack=whole_number(env_id, "frame_stack", options.get("frame_stack", 1), MAX_STACK),
+    )
+
+
+def transform(env: Env, options: Mapping[str, Any]) -> Env:
+    """Return the environments with other frames. Raise ValueError if their observation is not one image."""
+    frames, spec, names = parse(env.spec.id, options), env.spec, ", ".join(options)
+    obs = spec.obs
+    is_image = isinstance(obs, jax.ShapeDtypeStruct) and obs.dtype == jnp.uint8 and obs.ndim in (2, 3)
+    if not is_image:
+        got = " and ".join(f"{x.dtype}{list(x.shape)}" for x in jax.tree.leaves(obs))
+        raise ValueError(f"{names}: the observation of {spec.id} must be one image, uint8 [H, W, C], got {got}")
+    channels = obs.shape[2] if obs.ndim == 3 else 1
+    if spec.frame_stack > 1:
+        raise ValueError(f"{names}: {spec.id} stacks {spec.frame_stack} frames already; leave {names} out")
+    if frames.gray and channels not in (1, 3):
+        raise ValueError(f"gray: the frames of {spec.id} must have 3 channels, got {channels}; leave gray out")
+    frame = jax.eval_shape(partial(change, frames), jax.ShapeDtypeStruct((1, *obs.shape), obs.dtype)).shape[1:]
+    rules = Rules(partial(_first, frames), partial(_follow, frames))
+    changed = jax.ShapeDtypeStruct((*frame[:2], frame[2] * frames.frame_stack), obs.dtype)
+    stack = frames.frame_stack if frames.frame_stack > 1 else 0
+    return _with_spec(wrap(env, rules), changed, stack)
+
+
+def _with_spec(env: Env, obs: jax.ShapeDtypeStruct, frame_stack: int) -> Env:
+    """Return the environments with another description of their observation."""
+    resize = env.resize
+    return env._replace(
+        spec=env.spec._replace(obs=obs, frame_stack=frame_stack),
+        resize=resize and (lambda num_envs, config: _with_spec(resize(num_envs, config), obs, frame_stack)),
+    )
+
+
+def change(frames: Frames, obs: Array) -> Array:
+    """Return gray or resized frames, uint8 [n, H', W', C'], of uint8 [n, H, W, C] or [n, H, W]."""
+    if obs.ndim == 3:
+        obs = obs[..., None]
+    if frames.gray and obs.shape[-1] == 3:
+        parts = [weight * obs[..., i : i + 1].astype(jnp.float32) for i, weight in enumerate(LUMINANCE)]
+        obs = _as_bytes(parts[0] + parts[1] + parts[2])
+    if frames.resize and frames.resize != obs.shape[1:3]:
+        shape = (len(obs), *frames.resize, obs.shape[-1])
+        obs = _as_bytes(jax.image.resize(obs.astype(jnp.float32), shape, "linear", antialias=True))
+    return obs
+
+
+def _as_bytes(x: Array) -> Array:
+    return jnp.clip(jnp.round(x), 0, 255).astype(jnp.uint8)
+
+
+def _first(frames: Frames, timestep: TimeStep) -> tuple[PyTree, TimeStep]:
+    """Return the memory and the time step of a reset."""
+    stack = jnp.tile(change(frames, timestep.obs), frames.frame_stack)
+    memory = (stack, timestep.last) if frames.frame_stack > 1 else ()
+    return memory, timestep._replace(obs=stack)
+
+
+def _follow(frames: Frames, memory: PyTree, after: TimeStep) -> tuple[PyTree, TimeStep]:
+    """Return the memory and the time step after a step. The memory is the last stack, and whether its episode ended."""
+    frame = change(frames, after.obs)
+    if not memory:
+        return (), after._replace(obs=frame)
+    stack, begins = memory
+    older = where(begins, jnp.tile(frame, frames.frame_stack - 1), stack[..., frame.shape[-1] :])
+    stack = jnp.concatenate([older, frame], axis=-1)
+    return (stack, after.last), after._replace(obs=stack)
+
+
+def _size(env_id: str, value: Any) -> tuple[int, int]:
+    """Return the height and width written as 84x84."""
+    parts = re.fullmatch(r"(\d+)x(\d+)", value) if isinstance(value, str) else None
+    sides = tuple(map(int, parts.groups())) if parts else tuple(value) if isinstance(value, list | tuple) else ()
+    if len(sides) != 2 or not all(isinstance(side, int) and 1 <= side <= MAX_SIDE for side in sides):
+        raise ValueError(f"resize: must be height x width of 1 to {MAX_SIDE} for {env_id}, got {value}; use 84x84")
+    return sides[0], sides[1]

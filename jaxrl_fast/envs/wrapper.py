@@ -1,0 +1,78 @@
+"""Wrap environments with a memory of their time steps, whether they step together or in asynchronous pools."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_fast.types import Array, Env, Key, PyTree, TimeStep
+
+Follow = Callable[[PyTree, TimeStep], tuple[PyTree, TimeStep]]  # (memory [n, ...], time step) to both afterwards
+
+
+class State(NamedTuple):
+    """The state of N environments."""
+
+    env: PyTree  # of the wrapped environments
+    memory: tuple[PyTree, ...]  # of each asynchronous pool, [N / P, ...]; without pools of all environments
+
+
+class Rules(NamedTuple):
+    """What a wrapper does."""
+
+    first: Callable[[TimeStep], tuple[PyTree, TimeStep]]  # time step of a reset to the memory and the time step
+    follow: Follow
+    before: Callable[[PyTree, PyTree], PyTree] = lambda env_state, memory: env_state  # changes the state before a step
+
+
+def wrap(env: Env, rules: Rules) -> Env:
+    """Return the environments with other time steps. `before` is used without pools only."""
+    pools, resize = env.pools, env.resize
+    return env._replace(
+        reset=partial(_reset, env, rules),
+        step=partial(_step, env, rules),
+        pools=pools and pools._replace(send=partial(_send, env), receive=partial(_receive, env, rules)),
+        resize=resize and (lambda num_envs, config: wrap(resize(num_envs, config), rules)),
+    )
+
+
+def _reset(env: Env, rules: Rules, key: Key) -> tuple[State, TimeStep]:
+    env_state, timestep = env.reset(key)
+    memory, timestep = rules.first(timestep)
+    memory = jax.tree.map(jnp.copy, memory)  # a copy, so that all can be donated
+    return State(env_state, _split(memory, env.pools.num if env.pools else 1)), timestep
+
+
+def _step(env: Env, rules: Rules, state: State, action: Array) -> tuple[State, TimeStep]:
+    join: Callable[..., Array] = lambda *x: jnp.concatenate(x) if len(x) > 1 else x[0]
+    memory = jax.tree.map(join, *state.memory)
+    env_state, timestep = env.step(rules.before(state.env, memory), action)
+    memory, timestep = rules.follow(memory, timestep)
+    return State(env_state, _split(memory, len(state.memory))), timestep
+
+
+def _send(env: Env, pool: int, state: State, action: Array) -> State:
+    assert env.pools
+    return state._replace(env=env.pools.send(pool, state.env, action))
+
+
+def _receive(env: Env, rules: Rules, pool: int, state: State) -> tuple[State, TimeStep]:
+    assert env.pools
+    env_state, timestep = env.pools.receive(pool, state.env)
+    memory, timestep = rules.follow(state.memory[pool], timestep)
+    return State(env_state, (*state.memory[:pool], memory, *state.memory[pool + 1 :])), timestep
+
+
+def _split(memory: PyTree, num: int) -> tuple[PyTree, ...]:
+    """Return the parts of `num` pools."""
+    if num == 1:
+        return (memory,)
+    parts: Any = [jnp.split(x, num) for x in jax.tree.leaves(memory)]
+    return tuple(jax.tree.unflatten(jax.tree.structure(memory), part) for part in zip(*parts, strict=True))
+
+
+def where(mask: Array, first: PyTree, second: PyTree) -> PyTree:
+    """Return rows of the first tree [n, ...] where `mask` [n] is True, else rows of the second."""
+    return jax.tree.map(lambda a, b: jnp.where(mask.reshape(-1, *(1,) * (b.ndim - 1)), a, b), first, second)

@@ -1,0 +1,220 @@
+"""Gray, resized, stacked and skipped frames: against plain loops over the frames of the bare environment."""
+
+from collections import deque
+from functools import partial
+
+import gymnasium
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from gymnax.environments import spaces
+from PIL import Image
+
+from jaxrl_fast import envs
+from jaxrl_fast.agents import dqn, ppo
+from jaxrl_fast.envs import image
+from jaxrl_fast.rl import frame_stack
+from jaxrl_fast.types import HostEnvConfig
+from tests.helpers import probes
+from tests.helpers.host_envs import random_actions, run
+
+T, N, H, W = 30, 3, 18, 20
+MODULE = "tests.envs.test_image"
+
+
+class Noise(gymnasium.Env):
+    """Every frame is random, except that frames 2 and 3 are equal; episodes last 1 to 9 steps."""
+
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self, shape=(H, W, 3), limit=0):
+        self.observation_space = gymnasium.spaces.Box(0, 255, shape, np.uint8)
+        self.limit = limit
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t, self.length = 0, self.limit or int(self.np_random.integers(1, 10))
+        return self.frame(), {}
+
+    def frame(self):
+        if self.t != 3:
+            self.shown = self.np_random.integers(256, size=self.observation_space.shape).astype(np.uint8)
+        return self.shown
+
+    def step(self, action):
+        self.t += 1
+        return self.frame(), float(self.t), self.t == self.length and self.t % 2 == 0, self.t >= self.length, {}
+
+
+class Gray(Noise):
+    """Has an option `gray` of its own, which means something else."""
+
+    def __init__(self, gray=0.5):
+        super().__init__()
+        self.level = gray
+
+
+class Ramp:
+    """On the device: frame t of an episode is full of t. It ends after 5 or, if terminal, 4 steps."""
+
+    default_params = ()
+
+    def __init__(self, ends=5, terminal=False, shape=(H, W, 1)):
+        self.ends, self.terminal, self.shape = ends, terminal, shape
+
+    def reset_env(self, key, params):
+        return self.frame(jnp.int32(0)), jnp.int32(0)
+
+    def step_env(self, key, state, action, params):
+        state += 1
+        return self.frame(state), state, 10.0 ** state.astype(jnp.float32), self.terminal & (state >= self.ends), {}
+
+    def frame(self, t):
+        return jnp.full(self.shape, t, jnp.uint8)
+
+    def is_truncated(self, state, params):
+        return jnp.bool_(not self.terminal) & (state >= self.ends)
+
+    def action_space(self, params):
+        return spaces.Discrete(2)
+
+
+def play(env, num_steps=T):
+    """Observations [T + 1, N, ...], and the time steps [T, N, ...]."""
+    try:
+        first, steps = run(env, random_actions(env.spec, num_steps))
+    finally:
+        env.close()
+    return np.concatenate([first.obs[None], steps.obs]), steps
+
+
+def stacked(frames, last, num_frames):
+    """Stacks of one environment's frames [T + 1, H, W, C], by a queue that is filled where an episode begins."""
+    queue, found = deque(maxlen=num_frames), []
+    for t, frame in enumerate(frames):
+        begins = t == 0 or t > 1 and last[t - 2]
+        queue.extend([frame] * (num_frames if begins else 1))
+        found.append(np.concatenate(list(queue), axis=-1))
+    return np.stack(found)
+
+
+@pytest.mark.parametrize(("shape", "num_pools"), [((H, W, 3), 0), ((H, W), 3), ((3, H, W), 0)])
+def test_stacks_are_those_of_a_queue(shape, num_pools):
+    config = HostEnvConfig(seed=(3, 0, 0), num_async_pools=num_pools, env_workers=0)
+    bare, steps = play(envs.make(partial(Noise, shape), N, config))
+    env = envs.make(partial(Noise, shape), N, config, frame_stack="4")
+    assert env.spec.frame_stack == 4 and env.spec.obs.shape == (H, W, 4 if len(shape) == 2 else 12)
+    found, after = play(env)
+    bare = bare.reshape(T + 1, N, H, W, -1)
+    for i in range(N):
+        np.testing.assert_array_equal(found[:, i], stacked(bare[:, i], steps.last[:, i], 4))
+    assert steps.last.any() and (steps.discount[steps.last] == 0).any() and (steps.discount[steps.last] == 1).any()
+    for name in ("reward", "last", "discount"):
+        np.testing.assert_array_equal(getattr(after, name), getattr(steps, name))
+
+
+def test_stacks_on_the_device_and_after_a_change_of_the_number():
+    env = envs.make(Ramp, 1, frame_stack=3).resize(2, HostEnvConfig())
+    assert env.spec.num_envs == 2 and env.spec.obs.shape == (H, W, 3)
+    found, _ = play(env, 7)
+    expected = [[0, 0, 0], [0, 0, 1], [0, 1, 2], [1, 2, 3], [2, 3, 4], [3, 4, 5], [0, 0, 0], [0, 0, 1]]
+    np.testing.assert_array_equal(found[:, :, 5, 7], np.array(expected)[:, None].repeat(2, 1))
+
+
+@pytest.mark.parametrize("size", [(9, 10), (18, 20), (40, 30)])
+def test_gray_and_resize_are_those_of_gymnasium_and_pillow(size):
+    bare, _ = play(envs.make(Noise, N))
+    made = envs.make(Noise, N, gray=True, resize=f"{size[0]}x{size[1]}")
+    assert made.spec.obs.shape == (*size, 1) and made.spec.frame_stack == 0
+    found, _ = play(made)
+    gray = gymnasium.wrappers.GrayscaleObservation(Noise()).observation
+    for t in (0, 7):
+        expected = Image.fromarray(gray(bare[t, 1])).resize(size[::-1], Image.Resampling.BILINEAR)
+        difference = np.abs(np.asarray(expected, int) - found[t, 1, :, :, 0])
+        assert difference.max() <= 2 and np.median(difference) <= 1  # gymnasium rounds gray down
+
+
+def test_colors_are_resized_separately():
+    frame = np.zeros((1, 4, 4, 3), np.uint8)
+    frame[0, :2, :, 0], frame[0, :, 2:, 2] = 200, 100
+    found = np.asarray(image.change(image.Frames(resize=(2, 2)), jnp.array(frame))[0], int)
+    assert (np.sign(np.diff(found[..., 0], axis=0)) == -1).all() and not found[..., 1].any()
+    assert (np.sign(np.diff(found[..., 2], axis=1)) == 1).all()
+
+
+def test_python_environments_skip_frames_up_to_the_end():
+    """Step t pays t. Episodes of 7 steps, 3 at a time: 1 + 2 + 3, 4 + 5 + 6, and 7 alone."""
+    _, steps = play(envs.make(Noise, 2, frame_skip=3, limit=7), 8)
+    np.testing.assert_array_equal(steps.reward[:, 0], [6, 15, 7, 0, 6, 15, 7, 0])
+    np.testing.assert_array_equal(steps.last[:, 0], [False, False, True, False] * 2)
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_device_environments_skip_frames_up_to_the_end(terminal):
+    """Step t pays 10^t, so that a sum shows which steps were taken."""
+    found, steps = play(envs.make(Ramp, 2, frame_skip=3, terminal=terminal), 5)
+    np.testing.assert_array_equal(found[:, 0, 0, 0, 0], [0, 3, 5, 0, 3, 5])
+    np.testing.assert_array_equal(steps.reward[:, 0], [1110, 110000, 0, 1110, 110000])
+    np.testing.assert_array_equal(steps.last[:, 0], [False, True, False, False, True])
+    np.testing.assert_array_equal(steps.discount[:, 0], [1, 0 if terminal else 1, 1, 1, 0 if terminal else 1])
+
+
+def test_rollouts_keep_single_frames_and_rebuild_the_stacks():
+    """The stacks that minibatches see are those that the policy saw, over ends and equal frames."""
+
+    def collect(**changes):
+        env = envs.make(Noise, N, frame_stack=4)
+        agent = ppo.make(ppo.Config(rollout_length=T, num_minibatches=1), env.spec, 1)
+        try:
+            return probes.experience(env, agent._replace(**changes), agent.init(jax.random.key(0)))
+        finally:
+            env.close()
+
+    kept, whole = collect(), collect(compress_obs=lambda obs: obs)
+    assert kept.steps.obs.newest.shape == (T, N, H, W, 3) and whole.steps.obs.shape == (T, N, H, W, 12)
+    rows, frames = frame_stack.encode_rollout(4, kept)
+    decoded = jax.jit(frame_stack.decode, static_argnums=0)(4, frames, rows)
+    np.testing.assert_array_equal(decoded, whole.steps.obs.reshape(T * N, H, W, 12))
+    assert whole.steps.last.any()
+
+
+def test_a_replay_stores_single_frames():
+    spec = envs.make(Ramp, 2, frame_stack=4).spec
+    agent = dqn.make(dqn.Config(buffer_size=64, batch_size=8, learning_starts=8), spec, 10)
+    assert jax.eval_shape(agent.init, jax.random.key(0)).replay.obs.shape[2:] == (H, W, 1)
+
+
+@pytest.mark.parametrize(
+    ("env", "options", "message"),
+    [
+        (
+            "CartPole-v1",
+            {"gray": True},
+            r"gray: the observation of gymnax/CartPole-v1 must be one image, .* float32\[4\]",
+        ),
+        ("gymnasium/CartPole-v1", {"frame_stack": 4}, "frame_stack: the observation of gymnasium/CartPole-v1 must be"),
+        ("Breakout-MinAtar", {"resize": "84x84"}, r"resize: .* must be one image, uint8 .*, got bool\[10, 10, 4\]"),
+        ("envpool/Pong-v5", {"frame_stack": 4}, "frame_stack: envpool/Pong-v5 stacks 4 frames already; leave"),
+        (Ramp, {"frame_stack": 17}, "frame_stack: must be 1 to 16 for .*, got 17"),
+        (Ramp, {"frame_stack": "two"}, "frame_stack: must be int for .*, got 'two'"),
+        (Ramp, {"frame_skip": 0}, "frame_skip: must be 1 to 16 for .*, got 0"),
+        (Ramp, {"frame_skip": "2..4"}, "frame_skip: must be one value for .*, got 2..4"),
+        (Ramp, {"resize": 84}, "resize: must be height x width of 1 to 1024 for .*, got 84; use 84x84"),
+        (Ramp, {"resize": "0x84"}, "resize: must be height x width .*, got 0x84"),
+        (partial(Ramp, shape=(H, W, 4)), {"gray": "yes"}, "gray: the frames of .* must have 3 channels, got 4; leave"),
+        (Ramp, {"frame_stak": 4}, "has no option 'frame_stak'; did you mean frame_stack?"),
+        (Noise, {"frame_skp": 4}, "has no option 'frame_skp'; did you mean frame_skip?"),
+        ("envpool/CartPole-v1", {"frame_skip": 4}, "envpool/CartPole-v1 has no option 'frame_skip'"),
+    ],
+)
+def test_what_is_not_possible_is_refused_in_one_line(env, options, message):
+    with pytest.raises(ValueError, match=message) as error:
+        envs.make(env, 2, **options)
+    assert "\n" not in str(error.value)
+
+
+def test_an_environment_keeps_its_own_options():
+    assert envs.make(Gray, 1, gray=0.25).spec.obs.shape == (H, W, 3)
+    assert envs.make("envpool/Pong-v5", 1, frame_skip=2).spec.frame_stack == 4
+    assert envs.make("envpool/HopperHop-v1", 1, frame_skip=2).spec.frame_stack <= 1
