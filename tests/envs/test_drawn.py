@@ -70,6 +70,7 @@ def play(env, seed=0, num_steps=T):
 def test_each_episode_is_gymnax_with_its_own_gravity():
     env = envs.make("CartPole-v1", N, gravity="8..12", max_steps_in_episode=20)
     (_, first), (states, steps) = play(env)
+    assert env.info == ("drawn at each reset: gravity from 8 to 12",)
     gravity = states.env.drawn["gravity"]
     assert gravity.min() >= 8 and gravity.max() < 12
     plain, params = gymnax.make("CartPole-v1")

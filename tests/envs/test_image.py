@@ -165,7 +165,9 @@ def test_rollouts_keep_single_frames_and_rebuild_the_stacks():
 
     def collect(**changes):
         env = envs.make(Noise, N, frame_stack=4)
-        agent = ppo.make(ppo.Config(rollout_length=T, num_minibatches=1), env.spec, 1)
+        agent = ppo.make(
+            ppo.Config(rollout_length=T, num_minibatches=1, network="mlp", observations="vector"), env.spec, 1
+        )
         try:
             return probes.experience(env, agent._replace(**changes), agent.init(jax.random.key(0)))
         finally:
