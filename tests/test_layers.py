@@ -8,6 +8,9 @@ from typing import NamedTuple
 
 import pytest
 
+from jaxrl_fast.envs import PACKAGES
+from jaxrl_fast.envs import SUITES as ADAPTED
+
 pytestmark = pytest.mark.unit
 
 PACKAGE = "jaxrl_fast"
@@ -25,7 +28,8 @@ PURE = ORDER[: ORDER.index("runs")]  # no clock, file, environment variable or p
 IMPURE_ALLOWED = ("utils", "kernels.build", "config", "cli", "agents", "metrics.tracker", "parallel.program")
 IMPURE = ("datetime", "glob", "io", "logging", "os", "pathlib", "pickle", "shutil", "signal", "socket", "subprocess")
 IMPURE += ("sys", "tempfile", "threading", "time")
-SUITES = ("gymnax", "envpool", "gymnasium")  # imported below envs/<name>/ only
+SUITES = {name: f"envs.{name}" for name in ("gymnax", "envpool", "gymnasium")}  # where only each may be imported
+SUITES |= {PACKAGES.get(name, name): f"envs.suites.{name}" for name in ADAPTED}
 MAY_IMPORT = {"gymnasium": ("envs.envpool", "envs.gymnasium_spaces")}  # but for these: spaces
 
 
@@ -94,8 +98,8 @@ def violations(module: str, source: str, known: set[str] = frozenset(MODULES)) -
             found.append(f"{where}: types imports jax only")
         elif one.target in ("jax", "flax", "optax") and within(module, NO_JAX) and not one.lazy:
             found.append(f"{where}: --help must not wait for jax")
-        elif one.target in SUITES and not module.startswith((f"envs.{one.target}", *MAY_IMPORT.get(one.target, ()))):
-            found.append(f"{where}: only envs/{one.target}/ may")
+        elif one.target in SUITES and not module.startswith((SUITES[one.target], *MAY_IMPORT.get(one.target, ()))):
+            found.append(f"{where}: only {SUITES[one.target]} may")
     return found
 
 

@@ -1,8 +1,8 @@
 """Make environments by name: `make("gymnax/CartPole-v1", num_envs=64) -> Env`.
 
 Each backend is a module with `make(name, num_envs, options, host_config) -> Env` and `registered() -> names`, imported
-when one of its environments is requested. Every user error raises a `ValueError` of one sentence before anything is
-compiled.
+when one of its environments is requested. A suite is a backend whose ids require its prefix, because importing one
+takes seconds. Every user error raises a `ValueError` of one sentence before anything is compiled.
 """
 
 import importlib
@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 
 
 BACKENDS = ("gymnax", "envpool", "gymnasium")  # in the order in which an id without a backend is looked up
-EXTRAS = {"envpool": "atari"}  # the package's extra that installs a backend, where there is one
+SUITES = ("navix", "xminigrid")  # on the device; `suites` has a module for each
+EXTRAS = {"envpool": "atari"} | {suite: suite for suite in SUITES}  # the package's extra that installs a backend
+PACKAGES: dict[str, str] = {}  # the name under which a backend's package is imported, if it differs
 
 
 def make(
@@ -146,21 +148,21 @@ def _find(env_id: str) -> tuple[str, str]:
     if ":" in env_id:
         return "gymnasium", env_id.removeprefix("gymnasium/")
     backend, slash, name = env_id.partition("/")
-    if slash and backend not in BACKENDS:
-        for other in filter(_is_installed, BACKENDS):  # a name may have a slash: envpool's MetaWorld/Reach-v3
+    if slash and backend not in (*BACKENDS, *SUITES):
+        for other in filter(is_installed, BACKENDS):  # a name may have a slash: envpool's MetaWorld/Reach-v3
             if env_id in _backend(other).registered():
                 return other, env_id
         hint = (
             _minatar_hint(backend, name)
             or _atari_hint(name)
-            or nearest(backend, BACKENDS)
-            or f"; choose {' or '.join(BACKENDS)}"
+            or nearest(backend, (*BACKENDS, *SUITES))
+            or f"; choose {' or '.join((*BACKENDS, *SUITES))}"
         )
         raise ValueError(f"unknown backend {backend!r} in environment {env_id!r}{hint}")
     name = name if slash else env_id
     if slash:
         _backend(backend)  # raises ValueError if the backend is not installed
-    backends = (backend,) if slash else tuple(filter(_is_installed, BACKENDS))
+    backends = (backend,) if slash else tuple(filter(is_installed, BACKENDS))
     for backend in backends:
         if name in _backend(backend).registered():
             return backend, name
@@ -172,8 +174,10 @@ def _find(env_id: str) -> tuple[str, str]:
     near = f"; did you mean {' or '.join(other_versions[:2])}?" if other_versions else _atari_hint(name)
     near = near or nearest(name, ids, ids.__getitem__)
     hint = near or "; give an id such as 'gymnax/CartPole-v1', or 'my_package.my_module:MyEnv' for your own environment"
+    if slash and not near and backend in SUITES:
+        hint = f"; `python -m jaxrl_fast.envs {backend}/` lists those of {backend}"
     missing = "".join(
-        f" ({_not_installed(backend)})" for backend in BACKENDS if not slash and not _is_installed(backend)
+        f" ({_not_installed(backend)})" for backend in BACKENDS if not slash and not is_installed(backend)
     )
     raise ValueError(f"unknown environment {env_id!r}{missing}{hint}")
 
@@ -199,8 +203,9 @@ def _minatar_hint(backend: str, name: str) -> str:
     return f"; did you mean {env_id}?" if is_game else ""
 
 
-def _is_installed(backend: str) -> bool:
-    return importlib.util.find_spec(backend) is not None
+def is_installed(backend: str) -> bool:
+    """Return whether a backend's package is installed, without an import of it."""
+    return importlib.util.find_spec(PACKAGES.get(backend, backend)) is not None
 
 
 def _not_installed(backend: str) -> str:
@@ -209,11 +214,16 @@ def _not_installed(backend: str) -> str:
     return f"{backend} is not installed; pip install {package}"
 
 
+def module_name(backend: str) -> str:
+    """Return the name of a backend's module."""
+    return f"{__name__}.suites.{backend}" if backend in SUITES else f"{__name__}.{backend}"
+
+
 def _backend(name: str) -> ModuleType:
     """Import a backend's module. Raise ValueError if its package is missing or broken."""
-    if not _is_installed(name):
+    if not is_installed(name):
         raise ValueError(_not_installed(name))
     try:
-        return importlib.import_module(f"{__name__}.{name}")
+        return importlib.import_module(module_name(name))
     except ImportError as error:
         raise ValueError(f"{name} environments cannot be made because {name} does not import: {error}") from error

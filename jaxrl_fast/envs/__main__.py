@@ -12,6 +12,7 @@ from jaxrl_fast.utils import devices, formatting
 from jaxrl_fast.utils.parsing import nearest
 
 MAX_DESCRIBED = 40  # environments of a backend; if there are more, only names are listed
+MAX_DESCRIBED_OF_SUITE = 3  # the same of a suite, where making one takes seconds
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,8 @@ USAGE = cli.CommandSpec(
     "[PATTERN]",
     Options,
     "List the environments that can be trained, with their observations and actions. PATTERN is a part of the "
-    f"name, or contains * or ?. If a backend has more than {MAX_DESCRIBED}, only names are listed.",
+    f"name, or contains * or ?. If a backend has more than {MAX_DESCRIBED}, only names are listed. A suite is searched "
+    "if PATTERN begins with its name: brax/.",
     min_args=0,
 )
 
@@ -45,10 +47,13 @@ def prepare(argv: Sequence[str]) -> tuple[dict[str, list[str]], Options]:
     found: dict[str, list[str]] = {}
     everything: list[str] = []
     missing: list[str] = []
-    for backend in envs.BACKENDS:
+    named = [suite for suite in envs.SUITES if pattern.lower().partition("/")[0] == suite]
+    for backend in (*envs.BACKENDS, *named):
         try:
             ids = envs.registered(backend)
         except ValueError as error:  # the backend is not installed
+            if named == [backend]:
+                raise
             missing.append(f"{backend}: {error}")
             continue
         everything += ids
@@ -56,9 +61,19 @@ def prepare(argv: Sequence[str]) -> tuple[dict[str, list[str]], Options]:
     if not any(found.values()):
         bare = [env_id.partition("/")[2] for env_id in everything]
         raise ValueError(f"PATTERN: no environment matches, got {pattern!r}{nearest(pattern, bare)}")
-    for line in missing if not pattern else ():
+    for line in (*missing, *suites()) if not pattern else ():
         print(line, file=sys.stderr)
     return {backend: ids for backend, ids in found.items() if ids}, options
+
+
+def suites() -> Iterator[str]:
+    """Yield a line about the suites that are installed, and one about the others."""
+    installed = [suite for suite in envs.SUITES if envs.is_installed(suite)]
+    if installed:
+        yield f"suites: {', '.join(installed)}; {USAGE.program} {installed[0]}/ lists one"
+    absent = [suite for suite in envs.SUITES if suite not in installed]
+    if absent:
+        yield f'suites that are not installed: {", ".join(absent)}; pip install "jaxrl_fast[{absent[0]}]" installs one'
 
 
 def act(ready: tuple[dict[str, list[str]], Options]) -> None:
@@ -66,7 +81,7 @@ def act(ready: tuple[dict[str, list[str]], Options]) -> None:
     found, options = ready
     for backend, ids in found.items():
         print(f"{backend}: {formatting.counted(len(ids), 'environment')}", flush=True)
-        few = options.describe or len(ids) <= MAX_DESCRIBED
+        few = options.describe or len(ids) <= (MAX_DESCRIBED_OF_SUITE if backend in envs.SUITES else MAX_DESCRIBED)
         for line in described(ids) if few else by_family(backend, ids):
             print(line, flush=True)
 
@@ -95,7 +110,7 @@ def by_family(backend: str, ids: Sequence[str]) -> Iterator[str]:
     """Yield lines of names, by family if the backend has families."""
     import textwrap
 
-    family_of = getattr(importlib.import_module(f"jaxrl_fast.envs.{backend}"), "family", lambda name: "")
+    family_of = getattr(importlib.import_module(envs.module_name(backend)), "family", lambda name: "")
     families: dict[str, list[str]] = {}
     for env_id in ids:
         name = env_id.partition("/")[2]

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +12,13 @@ from jaxrl_fast.types import Box, Discrete, EnvSpec, MultiDiscrete, PyTree
 
 Bounds = Any  # the true (low, high) of continuous actions; () for discrete ones
 MAX_OBS_MAGNITUDE = 1e9  # sums of many squares of such numbers still fit float32
+
+
+class Interval(NamedTuple):
+    """A space of continuous actions with its true bounds, as an adapter declares it."""
+
+    low: np.ndarray  # [*shape] f32
+    high: np.ndarray  # [*shape] f32
 
 
 def check_action(spec: EnvSpec, action: jax.Array) -> None:

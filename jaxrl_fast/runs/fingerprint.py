@@ -11,7 +11,7 @@ from jaxrl_fast.utils.devices import device
 
 def versions() -> dict[str, str]:
     """Return the versions of Python and of the packages that affect results."""
-    packages = ("jax", "jaxlib", "flax", "optax", "gymnax", "envpool", "numpy")
+    packages = ("jax", "jaxlib", "flax", "optax", "gymnax", "envpool", "numpy", "navix", "xminigrid")
     found = {p: metadata.version(p) for p in packages if util.find_spec(p)}
     return {"jaxrl_fast": __version__, "python": platform.python_version(), **found}
 

@@ -496,7 +496,7 @@ def test_a_mistake_gets_one_line_and_leaves_nothing(line, words, tmp_path, monke
 
 
 def test_without_envpool_it_says_what_to_install(monkeypatch):
-    monkeypatch.setattr(envs, "_is_installed", lambda backend: backend != "envpool")
+    monkeypatch.setattr(envs, "is_installed", lambda backend: backend != "envpool")
     with pytest.raises(ValueError, match=r'envpool is not installed; pip install "jaxrl_fast\[atari\]"'):
         envs.make("envpool/Pong-v5", 2)
     install = r' \(envpool is not installed; pip install "jaxrl_fast\[atari\]"\); '
@@ -505,7 +505,7 @@ def test_without_envpool_it_says_what_to_install(monkeypatch):
 
 
 def test_a_backend_without_an_extra_is_a_package(monkeypatch):
-    monkeypatch.setattr(envs, "_is_installed", lambda backend: backend != "gymnax")
+    monkeypatch.setattr(envs, "is_installed", lambda backend: backend != "gymnax")
     with pytest.raises(ValueError, match=r"gymnax is not installed; pip install gymnax$"):
         envs.make("gymnax/CartPole-v1", 2)
 

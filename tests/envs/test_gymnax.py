@@ -145,6 +145,31 @@ def test_a_part_of_a_state_may_be_empty():
     jax.tree.map(np.testing.assert_array_equal, found, expected)
 
 
+class Masked(Countdown):
+    """Action 1 is allowed on every second step; none is allowed in the last state."""
+
+    def action_mask(self, state, params):
+        odd = state["time"] % 2 == 1
+        mask = jnp.array([True, odd]) & (state["left"] > 0)
+        return jnp.stack([mask, mask]) if self.strange == "large mask" else mask
+
+
+def test_masks_follow_the_state_and_the_reset():
+    env = envs.make(Masked(3), N)
+    assert env.spec.has_action_mask
+    state, first = jax.jit(env.reset, compiler_options=QUICK)(jax.random.key(0))
+    _, rows = jax.jit(partial(jax.lax.scan, env.step), compiler_options=QUICK)(state, jnp.zeros((5, N), jnp.int32))
+    masks = np.concatenate([first.action_mask[None], rows.action_mask])
+    allowed = [[True, False], [True, True], [True, False], [True, True], [True, False], [True, True]]
+    np.testing.assert_array_equal(rows.last[:, 0], [False, False, True, False, False])
+    np.testing.assert_array_equal(masks, np.repeat(np.array(allowed)[:, None], N, axis=1))
+
+
+def test_a_mask_of_another_size_is_refused():
+    with pytest.raises(ValueError, match=r"its action_mask must have 2 entries, got shape \(2, 2\)"):
+        envs.make(Masked(strange="large mask"), N)
+
+
 def test_an_observation_with_an_empty_part_is_refused():
     with pytest.raises(ValueError, match=r"a part of its observation is empty, got shape \(0,\)"):
         envs.make(Pair(strange="empty"), N)

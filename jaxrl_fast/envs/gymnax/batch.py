@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 from jaxrl_fast.envs import drawn, frame_skip, spaces
 from jaxrl_fast.envs.construct import OFFERED, arguments, call, is_factory
-from jaxrl_fast.envs.gymnax.single import Single, encode, reset_one, step_one, traced
+from jaxrl_fast.envs.gymnax.single import Single, action_masks, encode, reset_one, step_one, traced
 from jaxrl_fast.types import Env, HostEnvConfig, Key, PyTree, TimeStep
 from jaxrl_fast.utils import importing
 from jaxrl_fast.utils.arguments import coerce, refuse_option
@@ -140,7 +140,9 @@ def reset(single: Single, key: Key) -> tuple[State, TimeStep]:
     zeros = functools.partial(jnp.zeros, num_envs)
     resets = ResetBuffer(jax.tree.map(jnp.copy, episode), ~zeros(bool), key_data)  # a copy, so that all can be donated
     state = State(episode.env, _wrap(key, episode.key_data), zeros(bool), jnp.uint32(0), resets)
-    return state, TimeStep(episode.obs, zeros(jnp.float32), jnp.ones(num_envs, jnp.float32), zeros(bool))
+    mask = action_masks(single, episode.env)
+    ones = jnp.ones(num_envs, jnp.float32)
+    return state, TimeStep(episode.obs, zeros(jnp.float32), ones, zeros(bool), action_mask=mask)
 
 
 def step(single: Single, state: State, action: jax.Array) -> tuple[State, TimeStep]:
@@ -161,6 +163,7 @@ def step(single: Single, state: State, action: jax.Array) -> tuple[State, TimeSt
         reward=jnp.where(begins, 0.0, timestep.reward),
         discount=jnp.where(begins, 1.0, timestep.discount),
         last=timestep.last & ~begins,
+        action_mask=action_masks(single, episode.env),
     )
     resets = resets._replace(used=resets.used | begins)
     key = _wrap(state.key, episode.key_data)

@@ -17,7 +17,7 @@ from gymnax.environments import spaces
 from jaxrl_fast import types
 from jaxrl_fast.envs.drawn import Drawn
 from jaxrl_fast.envs.frame_skip import FrameSkip
-from jaxrl_fast.envs.spaces import readable, to_env_action, true_bounds
+from jaxrl_fast.envs.spaces import Interval, allowed, readable, to_env_action, true_bounds
 from jaxrl_fast.types import EnvSpec, Key, PyTree, TimeStep
 from jaxrl_fast.utils.errors import where, why
 from jaxrl_fast.utils.random import key_of_seed
@@ -49,7 +49,7 @@ def traced(env_id: str, env: Any, params: Any, num_envs: int) -> Single:
         _check_same(env_id, "state", state, next_state)
         _check_same(env_id, "observation", obs, next_obs)
         joined = [jax.tree.map(_joined, *both) for both in ((state, next_state), (obs, next_obs))]
-        if joined == [state, obs]:
+        if jax.tree.leaves(joined) == jax.tree.leaves([state, obs]):  # a state's class may define ==
             break
         state, obs = joined
     if not jax.tree.leaves(obs):
@@ -59,7 +59,11 @@ def traced(env_id: str, env: Any, params: Any, num_envs: int) -> Single:
             raise ValueError(f"{env_id}: a part of its observation is empty, got shape {part.shape}")
     _check_attributes(env_id, before, _attributes(env))
     raw_obs = jax.eval_shape(lambda key: env.reset_env(key, params)[0], key)
-    return single._replace(state=state, spec=spec._replace(obs=obs), raw_obs=raw_obs)
+    has_mask = hasattr(env, "action_mask") and not bounds
+    single = single._replace(state=state, spec=spec._replace(obs=obs, has_action_mask=has_mask), raw_obs=raw_obs)
+    if has_mask:
+        _try(env_id, _check_mask, action, jax.eval_shape(lambda state: env.action_mask(state, params), state))
+    return single
 
 
 def reset_one(single: Single, key: Key) -> tuple[PyTree, PyTree]:
@@ -82,6 +86,14 @@ def step_one(single: Single, key: Key, env_state: PyTree, action: jax.Array) -> 
         last=terminated | truncated,
     )
     return _strong(single.state, env_state), timestep
+
+
+def action_masks(single: Single, env_state: PyTree) -> PyTree:
+    """Return which actions are allowed in N states, bool [N, num_outputs], or () if the environment has no masks."""
+    if not single.spec.has_action_mask:
+        return ()
+    masks = jax.vmap(lambda state: single.env.action_mask(state, single.params))(env_state)
+    return allowed(single.spec.action, masks)  # type: ignore[arg-type]  # a Box has no mask
 
 
 def encode(single: Single, obs: PyTree) -> PyTree:
@@ -187,6 +199,13 @@ def _check_length(function: str, outcome: Any, expected: str, length: int) -> No
         raise _Unusable(f"{function} must return {expected}, got {got}")
 
 
+def _check_mask(action: Any, mask: Any) -> None:
+    """Raise _Unusable unless a mask has one entry for each action."""
+    if getattr(mask, "size", None) != action.num_outputs:
+        got = f"shape {mask.shape}" if hasattr(mask, "shape") else _type_of(mask)
+        raise _Unusable(f"its action_mask must have {action.num_outputs} entries, got {got}")
+
+
 def _check_scalar(name: str, value: Any) -> None:
     """Raise _Unusable unless a reward or an episode's end is one real number."""
     is_array = hasattr(value, "dtype") or isinstance(value, bool | int | float | complex)
@@ -251,9 +270,13 @@ def _named_leaves(what: str, tree: PyTree) -> list[tuple[str, Any]]:
     return [(what + jax.tree_util.keystr(path), leaf) for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]]
 
 
-def _action(env_id: str, space: Any) -> tuple[types.Discrete | types.Box, Any]:
+def _action(env_id: str, space: Any) -> tuple[types.Space, Any]:
     """Return the action space for agents, and the true bounds of a continuous one."""
     unsupported = f"{env_id}: unsupported action space, got {space}"
+    if isinstance(space, types.Discrete | types.MultiDiscrete):
+        return space, ()
+    if isinstance(space, Interval):
+        return types.Box(space.low.shape), true_bounds(unsupported, *space, space.low.shape)
     if is_discrete(space):
         if space.n < 1:
             raise ValueError(f"{env_id}: its action space must have at least 1 action, got {space.n}")

@@ -1,0 +1,316 @@
+"""Every backend keeps one contract; a plain loop over each suite's own functions is the oracle.
+
+Suites are tested if they are installed. `IN_CI` names those that CI must have; with `--nightly` it must have all.
+"""
+
+import os
+from functools import cache, partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxrl_fast import envs
+from jaxrl_fast.envs import spaces
+from jaxrl_fast.envs.gymnax.batch import step_keys
+from jaxrl_fast.rl import distributions
+from jaxrl_fast.types import Box, Discrete, MultiDiscrete
+from tests.helpers import own_apis
+
+IN_CI = ()
+# A few environments of each, with options that make episodes short.
+SAMPLES = {
+    "gymnax/CartPole-v1": {"max_steps_in_episode": 30},
+    "gymnax/Pendulum-v1": {"max_steps_in_episode": 30},
+    "navix/Navix-Empty-Random-5x5-v0": {"max_steps": 20},
+    "navix/Navix-DoorKey-Random-16x16-v0": {"max_steps": 20},
+    "xminigrid/MiniGrid-EmptyRandom-5x5": {"max_steps": 20},
+    "xminigrid/MiniGrid-DoorKey-5x5": {"max_steps": 20},
+}
+HOST = ("gymnasium/CartPole-v1", "envpool/CartPole-v1")
+N, T = 4, 500  # 2000 steps
+QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}  # what is run but once
+
+INSTALLED = [env_id for env_id in SAMPLES if envs.is_installed(env_id.partition("/")[0])]
+ALL = INSTALLED + [env_id for env_id in HOST if envs.is_installed(env_id.partition("/")[0])]
+each = pytest.mark.parametrize("env_id", INSTALLED, scope="module")
+
+
+@pytest.fixture(autouse=True)
+def as_suites_are_written(any_ranks):
+    """Some of them let arrays of different rank meet."""
+
+
+@pytest.mark.skipif(not os.environ.get("CI"), reason="locally, those are tested that are installed")
+def test_suites_of_ci_are_installed(request):
+    required = envs.SUITES if request.config.getoption("--nightly") else IN_CI
+    assert [suite for suite in required if not envs.is_installed(suite)] == []
+
+
+def test_every_suite_has_a_sample():
+    assert {env_id.partition("/")[0] for env_id in SAMPLES} == {"gymnax", *envs.SUITES}
+
+
+class Played(NamedTuple):
+    """A rollout, and the same one in the suite's own functions. Leaves have [T, N]."""
+
+    first: Any  # the time step of the reset
+    begins: Any  # the step from a last row
+    timesteps: Any
+    own: Any
+    in_bounds: Any  # the action is one that the suite accepts
+
+
+def make(env_id):
+    return envs.make(env_id, N, **SAMPLES[env_id])
+
+
+def own_api(env_id):
+    backend, _, name = env_id.partition("/")
+    return getattr(own_apis, backend)(name, **SAMPLES[env_id])
+
+
+def random_action(spec, key, mask):
+    """Return allowed actions; continuous ones also lie outside of [-1, 1]."""
+    if isinstance(spec.action, Box):
+        return jax.random.uniform(key, (spec.num_envs, *spec.action.shape), minval=-1.5, maxval=1.5)
+    logits = jnp.zeros((spec.num_envs, spec.action.num_outputs))
+    logits = distributions.masked(logits, mask)
+    nums = (spec.action.num,) if isinstance(spec.action, Discrete) else spec.action.nums
+    parts = jnp.split(logits, np.cumsum(nums)[:-1], axis=-1)
+    choices = [jax.random.categorical(jax.random.fold_in(key, i), part) for i, part in enumerate(parts)]
+    return choices[0] if isinstance(spec.action, Discrete) else jnp.stack(choices, -1)
+
+
+def is_in_bounds(env, own, action):
+    """Return whether each environment's action lies in the suite's bounds."""
+    if own.bounds:
+        low, high = (jnp.broadcast_to(jnp.asarray(bound), action.shape) for bound in own.bounds)
+        return ((low <= action) & (action <= high)).reshape(action.shape[0], -1).all(1)
+    return (action >= 0).reshape(action.shape[0], -1).all(1)
+
+
+@cache
+def played(env_id):
+    """Return T random steps of N environments, and of the plain loop."""
+    env, own = make(env_id), own_api(env_id)
+
+    def one(carry, key):
+        state, timestep, own_state = carry
+        action = random_action(env.spec, key, timestep.action_mask)
+        given = env.to_env_action(action)
+        keys, begins = step_keys(state), timestep.last
+        own_state, result = jax.vmap(own.step)(own_state, keys, given)
+        state, timestep = env.step(state, action)
+        choose = lambda a, b: jnp.where(begins.reshape(begins.shape + (1,) * (a.ndim - 1)), a, b.astype(a.dtype))
+        starts = jax.vmap(own.of_adapter)(state.env)
+        own_state = jax.tree.map(choose, starts, own_state)
+        result = result._replace(obs=jax.vmap(own.observe)(own_state), mask=jax.vmap(own.mask)(own_state))
+        return (state, timestep, own_state), (begins, timestep, result, is_in_bounds(env, own, given))
+
+    def run(key):
+        state, timestep = env.reset(key)
+        start = (state, timestep, jax.vmap(own.of_adapter)(state.env))
+        _, rows = jax.lax.scan(one, start, jax.random.split(jax.random.fold_in(key, 1), T))
+        return Played(timestep, *rows)
+
+    found = jax.jit(run, compiler_options=QUICK)(jax.random.key(7))
+    return jax.tree.map(np.asarray, found)
+
+
+def as_vectors(obs):
+    """Return all numbers of an observation [T, N, ...] as float [T, N, num]."""
+    leaves = [np.asarray(leaf, np.float64) for leaf in jax.tree.leaves(obs)]
+    return np.concatenate([leaf.reshape(*leaf.shape[:2], -1) for leaf in leaves], axis=-1)
+
+
+@each
+def test_a_rollout_equals_a_plain_loop(env_id):
+    """Observations, terminal ones too, rewards, and both kinds of end."""
+    rows = played(env_id)
+    steps = ~rows.begins
+    assert rows.begins.any() and steps.any()
+    found, own = rows.timesteps, rows.own
+    np.testing.assert_array_equal(as_vectors(found.obs), as_vectors(own.obs))
+    np.testing.assert_allclose(found.reward[steps], own.reward.reshape(T, N)[steps], rtol=1e-6, atol=1e-7)
+    terminated, truncated = (np.asarray(x, bool).reshape(T, N) for x in (own.terminated, own.truncated))
+    np.testing.assert_array_equal(found.discount[steps], 1.0 - terminated[steps])
+    np.testing.assert_array_equal(found.last[steps], (terminated | truncated)[steps])
+
+
+@each
+def test_scores_of_whole_episodes_equal_those_of_a_plain_loop(env_id):
+    rows = played(env_id)
+    ends = np.asarray(rows.own.terminated, bool) | np.asarray(rows.own.truncated, bool)
+    scores = {"found": [], "own": []}
+    for i in range(N):
+        totals = dict.fromkeys(scores, 0.0)
+        for t in range(T):
+            begins = rows.begins[t, i]
+            totals["found"] += rows.timesteps.reward[t, i]
+            totals["own"] += 0.0 if begins else float(rows.own.reward.reshape(T, N)[t, i])
+            for name, last in (("found", rows.timesteps.last[t, i]), ("own", ends.reshape(T, N)[t, i] and not begins)):
+                if last:
+                    scores[name].append(totals[name])
+                    totals[name] = 0.0
+    assert scores["found"]
+    np.testing.assert_allclose(scores["found"], scores["own"], rtol=1e-5, atol=1e-6)
+
+
+@each
+def test_the_step_from_a_last_one_begins_the_next_episode(env_id):
+    rows = played(env_id)
+    np.testing.assert_array_equal(rows.begins[1:], rows.timesteps.last[:-1])
+    assert (rows.timesteps.reward[rows.begins] == 0).all()
+    assert (rows.timesteps.discount[rows.begins] == 1).all()
+    assert not rows.timesteps.last[rows.begins].any()
+
+
+@each
+def test_episodes_begin_as_the_suite_begins_them(env_id):
+    env, own = make(env_id), own_api(env_id)
+    key = jax.random.key(7)
+    keys = jax.vmap(partial(jax.random.split, num=3))(jax.random.split(key, N))[:, 0]
+    obs = jax.jit(jax.vmap(lambda key: own.observe(own.reset(key))), compiler_options=QUICK)(keys)
+    _, timestep = jax.jit(env.reset, compiler_options=QUICK)(key)
+    expand = partial(jax.tree.map, lambda x: x[None])
+    np.testing.assert_array_equal(as_vectors(expand(timestep.obs)), as_vectors(expand(obs)))
+
+
+@each
+def test_dtypes_and_shapes_are_those_of_the_spec(env_id):
+    spec, rows = make(env_id).spec, played(env_id)
+    for timestep, lead in ((rows.first, (N,)), (rows.timesteps, (T, N))):
+        assert jax.tree.structure(timestep.obs) == jax.tree.structure(spec.obs)
+        for part, expected in zip(jax.tree.leaves(timestep.obs), jax.tree.leaves(spec.obs)):
+            assert (part.dtype, part.shape) == (expected.dtype, (*lead, *expected.shape))
+        for part, dtype in ((timestep.reward, np.float32), (timestep.discount, np.float32), (timestep.last, bool)):
+            assert (part.dtype, part.shape) == (dtype, lead)
+        if spec.has_action_mask:
+            assert (timestep.action_mask.dtype, timestep.action_mask.shape) == (bool, (*lead, spec.action.num_outputs))
+        else:
+            assert timestep.action_mask == ()
+
+
+@each
+def test_masks_are_those_of_the_suite(env_id):
+    spec, rows = make(env_id).spec, played(env_id)
+    if not spec.has_action_mask:
+        assert rows.own.mask == ()
+        return
+    flat = rows.own.mask.reshape(T * N, -1)
+    expected = spaces.allowed(spec.action, jnp.asarray(flat)).reshape(T, N, -1)
+    np.testing.assert_array_equal(rows.timesteps.action_mask, expected)
+    assert rows.timesteps.action_mask.any(-1).all() and not rows.timesteps.action_mask.all()
+
+
+@each
+def test_no_action_is_outside_of_the_bounds(env_id):
+    env, own = make(env_id), own_api(env_id)
+    assert played(env_id).in_bounds.all()
+    if isinstance(env.spec.action, Box):
+        ends = jnp.stack([jnp.full(env.spec.action.shape, x) for x in (-1.0, 1.0, jnp.nan, jnp.inf)])
+        given = env.to_env_action(ends)
+        low, high = (np.broadcast_to(bound, given.shape[1:]) for bound in own.bounds)
+        np.testing.assert_allclose(given, [low, high, (low + high) / 2, high], rtol=1e-6, atol=1e-7)
+    else:
+        nums = env.spec.action.nums if isinstance(env.spec.action, MultiDiscrete) else env.spec.action.num
+        wild = jnp.stack([jnp.full(env.spec.action.shape, x, jnp.int32) for x in (-5, 2**30)])
+        limits = [np.zeros(env.spec.action.shape), np.asarray(nums) - 1]
+        clipped = spaces.to_env_action(env.spec, (), wild)
+        np.testing.assert_array_equal(clipped, np.stack(limits))
+
+
+@each
+def test_seeds_are_independent_and_the_same_seed_gives_the_same_bits(env_id):
+    env = envs.make(env_id, 64, **SAMPLES[env_id])
+    reset = jax.jit(env.reset, compiler_options=QUICK)
+    (state, timestep), again, other = (reset(jax.random.key(seed)) for seed in (0, 0, 1))
+    keys = np.concatenate([jax.random.key_data(state.key), state.resets.key_data, jax.random.key_data(other[0].key)])
+    assert len(np.unique(keys.reshape(len(keys), -1), axis=0)) == 3 * 64
+    as_bits = lambda tree: [
+        np.asarray(jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x)
+        for x in jax.tree.leaves(tree)
+    ]
+    for a, b in zip(as_bits((state, timestep)), as_bits(again)):
+        np.testing.assert_array_equal(a, b)
+
+
+@each
+def test_a_batch_of_seeds_equals_each_alone(env_id):
+    env = envs.make(env_id, 2, **SAMPLES[env_id])
+
+    def play(key):
+        def one(carry, key):
+            state, timestep = carry
+            carry = env.step(state, random_action(env.spec, key, timestep.action_mask))
+            return carry, carry[1]
+
+        return jax.lax.scan(one, env.reset(key), jax.random.split(jax.random.fold_in(key, 1), 30))[1]
+
+    keys = jax.random.split(jax.random.key(3), 2)
+    together = jax.jit(jax.vmap(play), compiler_options=QUICK)(keys)
+    alone = jax.jit(play, compiler_options=QUICK)(keys[1])
+    for a, b in zip(jax.tree.leaves(together), jax.tree.leaves(alone)):
+        np.testing.assert_allclose(a[1], b, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("env_id", [env_id for env_id in ALL if env_id in HOST])
+def test_an_environment_of_the_host_keeps_the_contract(env_id):
+    """The step from a last row has reward 0 and begins the next episode; dtypes; no vmapped seeds."""
+    env = envs.make(env_id, N)
+    state, timestep = jax.jit(env.reset)(jax.random.key(0))
+    step, num_ends = jax.jit(env.step), 0
+    for _ in range(120):
+        before = timestep
+        state, timestep = step(state, jnp.ones(N, jnp.int32))
+        assert not (timestep.last & before.last).any()
+        assert (timestep.reward == jnp.where(before.last, 0.0, 1.0)).all()
+        assert timestep.obs.dtype == env.spec.obs.dtype and timestep.obs.shape == (N, *env.spec.obs.shape)
+        num_ends += int(timestep.last.sum())
+    assert num_ends > 4 and not env.on_device
+    env.close()
+
+
+@pytest.mark.parametrize(
+    ("env_id", "options", "words"),
+    [
+        (
+            "navix/Navix-Empty-8x8",
+            {},
+            "'navix/Navix-Empty-8x8'; did you mean navix/Navix-Empty-8x8-v0",
+        ),
+        ("navix/zzz", {}, "unknown environment 'navix/zzz'; `python -m jaxrl_fast.envs navix/` lists those of navix"),
+        ("navix/Navix-Empty-8x8-v0", {"max_stps": 3}, "has no option 'max_stps'; did you mean max_steps?"),
+        (
+            "navix/Navix-Empty-8x8-v0",
+            {"observation_fn": "symbolik"},
+            "of navix, got 'symbolik'; did you mean symbolic",
+        ),
+        ("navix/Navix-Empty-8x8-v0", {"max_steps": 0}, "max_steps: must be at least 1, got 0"),
+        ("xminigrid/MiniGrid-Empty-8x8", {"view_size": 4}, "view_size: must be odd and at least 3, got 4"),
+        ("xminigrid/XLand-MiniGrid-R1-9x9", {}, "cannot be used: its rules"),
+    ],
+)
+def test_a_mistake_is_refused_in_one_line(env_id, options, words):
+    if not envs.is_installed(env_id.partition("/")[0]):
+        words = "is not installed"
+    with pytest.raises(ValueError) as caught:
+        envs.make(env_id, 2, **options)
+    assert words in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("suite", envs.SUITES)
+def test_a_suite_that_is_not_installed_names_its_extra(suite, monkeypatch):
+    monkeypatch.setattr(envs, "is_installed", lambda backend: backend not in envs.SUITES)
+    with pytest.raises(ValueError) as caught:
+        envs.make(f"{suite}/anything", 2)
+    assert str(caught.value) == f'{suite} is not installed; pip install "jaxrl_fast[{suite}]"'
+
+
+@pytest.mark.parametrize("suite", [suite for suite in envs.SUITES if envs.is_installed(suite)])
+def test_the_first_environment_of_a_list_is_one_of_it(suite):
+    ids = envs.registered(suite)
+    assert len(ids) == len(set(ids)) > 1 and all(env_id.startswith(f"{suite}/") for env_id in ids)
