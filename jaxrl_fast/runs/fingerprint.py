@@ -8,11 +8,13 @@ from typing import Any
 from jaxrl_fast import __version__
 from jaxrl_fast.utils.devices import device
 
+PACKAGES = ("jax", "jaxlib", "flax", "optax", "gymnax", "envpool", "numpy")
+SUITES = ("brax", "navix", "xminigrid")
+
 
 def versions() -> dict[str, str]:
     """Return the versions of Python and of the packages that affect results."""
-    packages = ("jax", "jaxlib", "flax", "optax", "gymnax", "envpool", "numpy", "navix", "xminigrid")
-    found = {p: metadata.version(p) for p in packages if util.find_spec(p)}
+    found = {p: metadata.version(p) for p in (*PACKAGES, *SUITES) if util.find_spec(p)}
     return {"jaxrl_fast": __version__, "python": platform.python_version(), **found}
 
 

@@ -6,7 +6,10 @@ A plain loop takes over the suite's state where an episode begins. From there on
 import functools
 import warnings
 from collections.abc import Callable
+from copy import deepcopy as copy
 from typing import Any, NamedTuple
+
+import jax
 
 
 class Result(NamedTuple):
@@ -45,6 +48,29 @@ def gymnax(name, **options):
     return OwnApi(
         lambda key: env.reset_env(key, params)[1], step, lambda state: env.get_obs(state, params), bounds=bounds
     )
+
+
+def brax(name, max_steps_in_episode, **options):
+    """Use brax's own time limit, without its reset."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from brax import envs
+
+        env = envs.create(name, max_steps_in_episode, auto_reset=False, **options)
+
+    def step(state, key, action):
+        state = env.step(copy(state), action)
+        return state, Result(
+            state.obs, state.reward, state.done * (1 - state.info["truncation"]), state.info["truncation"]
+        )
+
+    def of_adapter(state):
+        """Add what brax's wrapper keeps of an episode, as at its start."""
+        fresh = env.reset(jax.random.key(0))
+        return fresh.replace(**{name: getattr(state.env, name) for name in ("pipeline_state", "obs", "reward", "done")})
+
+    low, high = env.sys.actuator.ctrl_range.T
+    return OwnApi(env.reset, step, lambda state: state.obs, of_adapter=of_adapter, bounds=(low, high))
 
 
 def navix(name, **options):
