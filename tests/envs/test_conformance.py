@@ -26,6 +26,11 @@ SAMPLES = {
     "gymnax/Pendulum-v1": {"max_steps_in_episode": 30},
     "brax/inverted_pendulum": {"max_steps_in_episode": 20, "backend": "positional"},
     "brax/ant": {"max_steps_in_episode": 20, "backend": "spring"},
+    "jumanji/Snake-v1": {"time_limit": 15},
+    "jumanji/Maze-v0": {"time_limit": 15},
+    "jumanji/Minesweeper-v0": {},  # one choice of all combinations
+    "jumanji/JobShop-v0": {},  # several choices, with a mask for each
+    "jumanji/RubiksCube-partly-scrambled-v0": {"time_limit": 10},
     "navix/Navix-Empty-Random-5x5-v0": {"max_steps": 20},
     "navix/Navix-DoorKey-Random-16x16-v0": {"max_steps": 20},
     "xminigrid/MiniGrid-EmptyRandom-5x5": {"max_steps": 20},
@@ -110,7 +115,6 @@ def played(env_id):
         choose = lambda a, b: jnp.where(begins.reshape(begins.shape + (1,) * (a.ndim - 1)), a, b.astype(a.dtype))
         starts = jax.vmap(own.of_adapter)(state.env)
         own_state = jax.tree.map(choose, starts, own_state)
-        result = result._replace(obs=jax.vmap(own.observe)(own_state), mask=jax.vmap(own.mask)(own_state))
         return (state, timestep, own_state), (begins, timestep, result, is_in_bounds(env, own, given))
 
     def run(key):
@@ -143,7 +147,7 @@ def test_a_rollout_equals_a_plain_loop(env_id):
     assert rows.begins.any() and steps.any()
     found, own = rows.timesteps, rows.own
     close = tolerance(env_id)
-    np.testing.assert_allclose(as_vectors(found.obs), as_vectors(own.obs), **close)
+    np.testing.assert_allclose(as_vectors(found.obs)[steps], as_vectors(own.obs)[steps], **close)
     np.testing.assert_allclose(found.reward[steps], own.reward.reshape(T, N)[steps], **close)
     terminated, truncated = (np.asarray(x, bool).reshape(T, N) for x in (own.terminated, own.truncated))
     np.testing.assert_array_equal(found.discount[steps], 1.0 - terminated[steps])
@@ -184,7 +188,7 @@ def test_episodes_begin_as_the_suite_begins_them(env_id):
     env, own = make(env_id), own_api(env_id)
     key = jax.random.key(7)
     keys = jax.vmap(partial(jax.random.split, num=3))(jax.random.split(key, N))[:, 0]
-    obs = jax.jit(jax.vmap(lambda key: own.observe(own.reset(key))), compiler_options=QUICK)(keys)
+    obs = jax.jit(jax.vmap(own.reset), compiler_options=QUICK)(keys)
     _, timestep = jax.jit(env.reset, compiler_options=QUICK)(key)
     expand = partial(jax.tree.map, lambda x: x[None])
     np.testing.assert_allclose(as_vectors(expand(timestep.obs)), as_vectors(expand(obs)), **tolerance(env_id))
@@ -211,9 +215,8 @@ def test_masks_are_those_of_the_suite(env_id):
     if not spec.has_action_mask:
         assert rows.own.mask == ()
         return
-    flat = rows.own.mask.reshape(T * N, -1)
-    expected = spaces.allowed(spec.action, jnp.asarray(flat)).reshape(T, N, -1)
-    np.testing.assert_array_equal(rows.timesteps.action_mask, expected)
+    expected = spaces.allowed(spec.action, jnp.asarray(rows.own.mask[~rows.begins]))
+    np.testing.assert_array_equal(rows.timesteps.action_mask[~rows.begins], expected)
     assert rows.timesteps.action_mask.any(-1).all() and not rows.timesteps.action_mask.all()
 
 
@@ -295,6 +298,9 @@ def test_an_environment_of_the_host_keeps_the_contract(env_id):
         ),
         ("brax/ants", {}, "unknown environment 'brax/ants'; did you mean brax/ant?"),
         ("brax/ant", {"backend": "sprint"}, "backend: not an engine of brax, got 'sprint'; choose generalized or mjx"),
+        ("jumanji/Snake", {}, "unknown environment 'jumanji/Snake'; did you mean jumanji/Snake-v1?"),
+        ("jumanji/Snake-v1", {"time_limt": 3}, "jumanji/Snake-v1 has no option 'time_limt'; did you mean time_limit?"),
+        ("jumanji/Connector-v3", {}, "cannot be used: it has a reward for each of several agents"),
         ("navix/zzz", {}, "unknown environment 'navix/zzz'; `python -m jaxrl_fast.envs navix/` lists those of navix"),
         ("navix/Navix-Empty-8x8-v0", {"max_stps": 3}, "has no option 'max_stps'; did you mean max_steps?"),
         (

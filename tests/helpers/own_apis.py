@@ -6,10 +6,12 @@ A plain loop takes over the suite's state where an episode begins. From there on
 import functools
 import warnings
 from collections.abc import Callable
-from copy import deepcopy as copy
+from copy import deepcopy
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 
 
 class Result(NamedTuple):
@@ -25,11 +27,9 @@ class Result(NamedTuple):
 class OwnApi(NamedTuple):
     """One environment of a suite."""
 
-    reset: Callable[[Any], Any]  # key to the suite's state
+    reset: Callable[[Any], Any]  # key to the first observation
     step: Callable[[Any, Any, Any], tuple[Any, Result]]  # (suite's state, key, action in true bounds)
-    observe: Callable[[Any], Any]  # suite's state to its observation
-    mask: Callable[[Any], Any] = lambda state: ()
-    of_adapter: Callable[[Any], Any] = lambda state: state  # the adapter's state to the suite's
+    of_adapter: Callable[[Any], Any] = lambda state: state  # the adapter's state to the suite's, as an episode begins
     bounds: Any = ()
 
 
@@ -45,9 +45,7 @@ def gymnax(name, **options):
 
     space = env.action_space(params)
     bounds = (space.low, space.high) if hasattr(space, "low") else ()
-    return OwnApi(
-        lambda key: env.reset_env(key, params)[1], step, lambda state: env.get_obs(state, params), bounds=bounds
-    )
+    return OwnApi(lambda key: env.reset_env(key, params)[0], step, bounds=bounds)
 
 
 def brax(name, max_steps_in_episode, **options):
@@ -59,18 +57,46 @@ def brax(name, max_steps_in_episode, **options):
         env = envs.create(name, max_steps_in_episode, auto_reset=False, **options)
 
     def step(state, key, action):
-        state = env.step(copy(state), action)
-        return state, Result(
-            state.obs, state.reward, state.done * (1 - state.info["truncation"]), state.info["truncation"]
-        )
+        state = env.step(deepcopy(state), action)  # brax changes it
+        truncated = state.info["truncation"]
+        return state, Result(state.obs, state.reward, state.done * (1 - truncated), truncated)
 
     def of_adapter(state):
-        """Add what brax's wrapper keeps of an episode, as at its start."""
+        """Add what brax's wrapper counts."""
         fresh = env.reset(jax.random.key(0))
         return fresh.replace(**{name: getattr(state.env, name) for name in ("pipeline_state", "obs", "reward", "done")})
 
     low, high = env.sys.actuator.ctrl_range.T
-    return OwnApi(env.reset, step, lambda state: state.obs, of_adapter=of_adapter, bounds=(low, high))
+    return OwnApi(lambda key: env.reset(key).obs, step, of_adapter, bounds=(low, high))
+
+
+def jumanji(name, **options):
+    """Use jumanji's own time limit, which comes with discount 0 in most of its environments."""
+    import jumanji
+
+    env = jumanji.make(name, **options)
+    limit = getattr(env, "time_limit", 2**30)
+    spec = getattr(env.observation_spec, "action_mask", None)
+    nums = tuple((np.asarray(env.action_spec.maximum) + 1).reshape(-1).tolist())
+    is_joint = spec is not None and len(nums) > 1 and spec.shape == nums
+
+    def as_dict(obs):
+        return {name: as_dict(part) for name, part in obs._asdict().items()} if hasattr(obs, "_asdict") else obs
+
+    def seen(timestep):
+        obs = as_dict(timestep.observation)
+        mask = obs.pop("action_mask", ())
+        return obs, mask
+
+    def step(state, key, action):
+        state, count = state
+        state, timestep = env.step(state, jnp.array(jnp.unravel_index(action, nums)) if is_joint else action)
+        obs, mask = seen(timestep)
+        truncated = timestep.last() & (count + 1 >= limit)
+        result = Result(obs, timestep.reward, timestep.last() & ~truncated, truncated, mask)
+        return (state, count + 1), result
+
+    return OwnApi(lambda key: seen(env.reset(key)[1])[0], step, lambda state: (state.env, state.num_steps))
 
 
 def navix(name, **options):
@@ -84,7 +110,7 @@ def navix(name, **options):
         state = env.step(state, action)
         return state, Result(state.observation, state.reward, state.step_type == 2, state.step_type == 1)
 
-    return OwnApi(env.reset, step, lambda state: state.observation)
+    return OwnApi(lambda key: env.reset(key).observation, step)
 
 
 def xminigrid(name, **options):
@@ -98,4 +124,4 @@ def xminigrid(name, **options):
         truncated = state.last() & (state.state.step_num == params.max_steps)
         return state, Result(state.observation, state.reward, terminated, truncated & ~terminated)
 
-    return OwnApi(functools.partial(env.reset, params), step, lambda state: state.observation)
+    return OwnApi(lambda key: env.reset(params, key).observation, step)
