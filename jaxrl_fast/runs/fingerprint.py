@@ -9,7 +9,7 @@ from jaxrl_fast import __version__
 from jaxrl_fast.utils.devices import device
 
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "gymnax", "envpool", "numpy")
-SUITES = ("brax", "jumanji", "navix", "xminigrid")
+SUITES = ("brax", "craftax", "jumanji", "navix", "pgx", "xminigrid")
 
 
 def versions() -> dict[str, str]:

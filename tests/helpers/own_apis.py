@@ -3,7 +3,6 @@
 A plain loop takes over the suite's state where an episode begins. From there on it knows nothing of the adapter.
 """
 
-import functools
 import warnings
 from collections.abc import Callable
 from copy import deepcopy
@@ -70,6 +69,21 @@ def brax(name, max_steps_in_episode, **options):
     return OwnApi(lambda key: env.reset(key).obs, step, of_adapter, bounds=(low, high))
 
 
+def craftax(name, **options):
+    from craftax.craftax_env import make_craftax_env_from_name
+
+    env = make_craftax_env_from_name(name, auto_reset=False)
+    params = env.default_params.replace(**options)
+
+    def step(state, key, action):
+        obs, state, reward, done, _ = env.step_env(key, state, action, params)
+        is_late = state.timestep >= params.max_timesteps
+        truncated = done & is_late & (state.player_health > 0)
+        return state, Result(obs, reward, done & ~truncated, truncated)
+
+    return OwnApi(lambda key: env.reset_env(key, params)[0], step)
+
+
 def jumanji(name, **options):
     """Use jumanji's own time limit, which comes with discount 0 in most of its environments."""
     import jumanji
@@ -111,6 +125,45 @@ def navix(name, **options):
         return state, Result(state.observation, state.reward, state.step_type == 2, state.step_type == 1)
 
     return OwnApi(lambda key: env.reset(key).observation, step)
+
+
+def pgx(name, max_steps_in_episode=2**30):
+    """Let random players move until player 0 does, at most 8 times."""
+    import pgx
+
+    env = pgx.make(name)
+
+    def move(number, carry):
+        state, total, key = carry
+        waits = (state.current_player != 0) & ~state.terminated
+        key_action, key_step = jax.random.split(jax.random.fold_in(key, number))
+        action = jax.random.categorical(key_action, jnp.log(state.legal_action_mask.astype(jnp.float32)))
+        after = env.step(state, action, key_step)
+        after = jax.tree.map(lambda a, b: jnp.where(waits, a, b), after, state)
+        return after, total + jnp.where(waits, after.rewards[0], 0.0), key
+
+    def moves(state, total, key):
+        return jax.lax.fori_loop(0, 8 * (env.num_players > 1), move, (state, total, key))[:2]
+
+    def observe(state):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            return env.observe(state, jnp.int32(0))
+
+    def reset(key):
+        key_init, key_others = jax.random.split(key)
+        return observe(moves(env.init(key_init), 0.0, key_others)[0])
+
+    def step(state, key, action):
+        state, total, count = state
+        key_step, key_others = jax.random.split(key)
+        state = env.step(state, action, key_step)
+        state, total = moves(state, total + state.rewards[0], key_others)
+        truncated = ~state.terminated & (count + 1 >= max_steps_in_episode)
+        result = Result(observe(state), total, state.terminated, truncated, state.legal_action_mask)
+        return (state, 0.0, count + 1), result
+
+    return OwnApi(reset, step, lambda state: (state.env, state.early_reward, state.num_steps))
 
 
 def xminigrid(name, **options):
