@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 
 BACKENDS = ("gymnax", "envpool", "gymnasium")  # in the order in which an id without a backend is looked up
-SUITES = ("brax", "craftax", "jumanji", "navix", "pgx", "xminigrid")  # on the device; `suites` has a module for each
+SUITES = ("brax", "craftax", "jumanji", "navix", "pgx", "playground", "xminigrid")  # with a module each in `suites`
 EXTRAS = {"envpool": "atari"} | {suite: suite for suite in SUITES}  # the package's extra that installs a backend
-PACKAGES: dict[str, str] = {}  # the name under which a backend's package is imported, if it differs
+PACKAGES = {"playground": "mujoco_playground"}  # the name under which a backend's package is imported, if it differs
 
 
 def make(

@@ -1,20 +1,24 @@
 """Describe what a result depends on besides its configuration: device, versions, compiler flags."""
 
+import contextlib
 import os
 import platform
-from importlib import metadata, util
+from importlib import metadata
 from typing import Any
 
 from jaxrl_fast import __version__
 from jaxrl_fast.utils.devices import device
 
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "gymnax", "envpool", "numpy")
-SUITES = ("brax", "craftax", "jumanji", "navix", "pgx", "xminigrid")
+SUITES = ("brax", "craftax", "jumanji", "navix", "pgx", "playground", "xminigrid")
 
 
 def versions() -> dict[str, str]:
     """Return the versions of Python and of the packages that affect results."""
-    found = {p: metadata.version(p) for p in (*PACKAGES, *SUITES) if util.find_spec(p)}
+    found = {}
+    for package in (*PACKAGES, *SUITES):
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            found[package] = metadata.version(package)
     return {"jaxrl_fast": __version__, "python": platform.python_version(), **found}
 
 

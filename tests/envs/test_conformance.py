@@ -40,6 +40,7 @@ SAMPLES = {
     "pgx/minatar-breakout": {"max_steps_in_episode": 30},
     "pgx/kuhn_poker": {},
     "pgx/backgammon": {},  # a player moves several times in a turn
+    "playground/PendulumSwingup": {"max_steps_in_episode": 20},
     "xminigrid/MiniGrid-EmptyRandom-5x5": {"max_steps": 20},
     "xminigrid/MiniGrid-DoorKey-5x5": {"max_steps": 20},
 }
@@ -322,6 +323,7 @@ def test_an_environment_of_the_host_keeps_the_contract(env_id):
             "of navix, got 'symbolik'; did you mean symbolic",
         ),
         ("navix/Navix-Empty-8x8-v0", {"max_steps": 0}, "max_steps: must be at least 1, got 0"),
+        ("playground/PendulumSwing", {}, "did you mean playground/PendulumSwingup"),
         ("xminigrid/MiniGrid-Empty-8x8", {"view_size": 4}, "view_size: must be odd and at least 3, got 4"),
         ("xminigrid/XLand-MiniGrid-R1-9x9", {}, "cannot be used: its rules"),
     ],

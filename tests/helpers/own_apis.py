@@ -166,6 +166,23 @@ def pgx(name, max_steps_in_episode=2**30):
     return OwnApi(reset, step, lambda state: (state.env, state.early_reward, state.num_steps))
 
 
+def playground(name, max_steps_in_episode):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from mujoco_playground import registry
+
+    env = registry.load(name, config_overrides={"impl": "jax"})
+
+    def step(state, key, action):
+        state, count = state
+        state = env.step(state, action)
+        truncated = (state.done == 0) & (count + 1 >= max_steps_in_episode)
+        return (state, count + 1), Result(state.obs, state.reward, state.done, truncated)
+
+    low, high = env.mj_model.actuator_ctrlrange.T
+    return OwnApi(lambda key: env.reset(key).obs, step, lambda state: (state.env, state.num_steps), (low, high))
+
+
 def xminigrid(name, **options):
     import xminigrid
 

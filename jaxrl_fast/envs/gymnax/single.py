@@ -240,8 +240,9 @@ def _check_same(env_id: str, what: str, first: PyTree, after: PyTree) -> None:
         if leaf.shape != at_step[name].shape:
             shapes = f"{leaf.shape} after reset and {at_step[name].shape} after step"
             raise ValueError(f"{env_id}: the shape of its {name} must not change, got {shapes}")
-    containers = [_containers(tree) for tree in (first, after)]
-    if containers[0] != containers[1]:
+    containers = [_containers(tree) for tree in (first, after)]  # as text, this may hold addresses of objects
+    structures: list[Any] = [jax.tree.structure(tree) for tree in (first, after)]
+    if structures[0] != structures[1] and containers[0] != containers[1]:
         got = f"{containers[0]} after reset and {containers[1]} after step"
         raise ValueError(f"{env_id}: the containers of its {what} must not change, got {got}")
 
