@@ -77,6 +77,11 @@ def registered() -> tuple[str, ...]:
     return tuple(name for name in envs._envs if name != FOR_TESTS)
 
 
+def is_physics(name: str) -> bool:
+    """Return whether an environment simulates physics: all of brax do."""
+    return True
+
+
 def make(name: str, num_envs: int, options: Mapping[str, Any], host_config: HostEnvConfig | None = None) -> Env:
     """Return N environments by brax's name for them; `host_config` does not concern the device."""
     del host_config

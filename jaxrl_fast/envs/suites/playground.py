@@ -70,6 +70,11 @@ def registered() -> tuple[str, ...]:
     return tuple(dm_control_suite.ALL_ENVS)
 
 
+def is_physics(name: str) -> bool:
+    """Return whether an environment simulates physics: all of the suite do."""
+    return True
+
+
 def make(name: str, num_envs: int, options: Mapping[str, Any], host_config: HostEnvConfig | None = None) -> Env:
     """Return N environments by Playground's name for them; `host_config` does not concern the device."""
     del host_config
