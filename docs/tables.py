@@ -307,6 +307,22 @@ def gymnasium_speed() -> str:
     return grid([*heading, "best to best", "of the limit"], rows)
 
 
+def suites() -> str:
+    """Return how many environments of each suite can be trained, and with which versions."""
+    rows = []
+    for suite, found in read("suites").items():
+        num = len(found["works"]) + len(found["refused"])
+        versions = ", ".join(f"{package} {version}" for package, version in found["versions"].items())
+        rows.append([f"`{suite}`", f"{len(found['works'])} of {num}", refusals(found["refused"]), versions])
+    return grid(["suite", "environments that work", "the others", "versions"], rows)
+
+
+def refusals(reasons: Mapping[str, str]) -> str:
+    """Return the names of environments that are refused, by their families if a family has several."""
+    families = [re.match(r"XLand|\w+", name) for name in reasons]
+    return ", ".join(dict.fromkeys(f"{family[0]}" for family in families if family)) or "none"
+
+
 def replay() -> str:
     """Return how fast minibatches are sampled, and what memory that takes."""
     buffers = {"ours": "jaxrl_fast", "pairs": "plain: both observations", "flashbax flat": "flashbax"}
@@ -434,6 +450,7 @@ KINDS = {
     "speed": speed,
     "gymnasium_speed": gymnasium_speed,
     "replay": replay,
+    "suites": suites,
     "shared": shared,
     "throughput": throughput,
     "seeds": seeds,

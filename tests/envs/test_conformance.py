@@ -4,6 +4,8 @@ Suites are tested if they are installed. `IN_CI` names those that CI must have; 
 """
 
 import os
+import subprocess
+import sys
 from functools import cache, partial
 from typing import Any, NamedTuple
 
@@ -348,3 +350,16 @@ def test_a_suite_that_is_not_installed_names_its_extra(suite, monkeypatch):
 def test_the_first_environment_of_a_list_is_one_of_it(suite):
     ids = envs.registered(suite)
     assert len(ids) == len(set(ids)) > 1 and all(env_id.startswith(f"{suite}/") for env_id in ids)
+
+
+def test_no_suite_is_imported_unless_it_is_named():
+    """Neither for an unknown id, which all other backends are searched for, nor for the list of environments."""
+    code = (
+        "import sys\nfrom jaxrl_fast import envs\nfrom jaxrl_fast.envs import __main__ as listing\n"
+        "try: envs.make('NoSuchEnvironment-v1', 2)\nexcept ValueError: pass\n"
+        "assert listing.main(['*CartPole*']) == 0\n"
+        "names = [envs.PACKAGES.get(suite, suite) for suite in envs.SUITES]\n"
+        "sys.exit(' '.join(name for name in names if name in sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stderr.strip() == ""
