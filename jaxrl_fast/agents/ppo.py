@@ -32,6 +32,7 @@ from jaxrl_fast.types import (
 )
 
 SUPPORTS = frozenset({"shards", "grad_workers", "sequential_seeds"})
+LR_FACTOR, LR_RANGE = 1.5, (1e-5, 1e-2)  # of adaptive_kl: a step of the learning rate, and its bounds
 
 
 class State(NamedTuple):
@@ -41,6 +42,7 @@ class State(NamedTuple):
     optimizer: PyTree
     observations: PyTree  # normalize.Stats of each leaf of an observation, or ()
     rewards: normalize.RewardScale | tuple[()]
+    lr_scale: Array | tuple[()] = ()  # f32 [], of the learning rate with adaptive_kl
 
 
 class Sampled(NamedTuple):
@@ -73,6 +75,7 @@ class Learner(NamedTuple):
     params: PyTree
     optimizer: PyTree
     stopped: Array  # bool: the KL divergence exceeds its limit, and no further step is applied
+    lr_scale: Array | tuple[()] = ()
 
 
 class UpdateBatch(NamedTuple):
@@ -168,6 +171,7 @@ def init(context: Context, key: Key) -> State:
         optimizer=context.optimizer.init(params),
         observations=normalize.init(context.spec.obs) if context.config.normalize_observations else (),
         rewards=normalize.init_reward(context.spec.num_envs) if context.config.normalize_rewards else (),
+        lr_scale=() if context.config.adaptive_kl is None else jnp.float32(1),
     )
 
 
@@ -237,7 +241,7 @@ def prepare(context: Context, state: State, rollout: Rollout) -> UpdateBatch:
     rows = Batch((), sample, pi, log_prob, value, advantage, target, weight, steps.action_mask)
     rows = minibatch.flatten(rows)
     moments = normalize.moments(jnp.stack([target, advantage]), weight, axis=(1, 2))
-    learner = Learner(state.params, state.optimizer, jnp.bool_(False))
+    learner = Learner(state.params, state.optimizer, jnp.bool_(False), state.lr_scale)
     return UpdateBatch(learner, rows._replace(obs=obs), kept, after, (moments, obs_moments))
 
 
@@ -293,8 +297,12 @@ def finalize(
     means = jax.tree.map(lambda x: x / jnp.maximum(tried, 1), metrics)
     means = collectives.all_reduce_sum(means, context.parallelism.grad_axis)
     learning_rate = context.learning_rate(learner.optimizer[-1].count)
+    if context.config.adaptive_kl is not None:
+        learning_rate *= learner.lr_scale
     observations = normalize.merge(update_batch.state.observations, obs_moments)
-    state = update_batch.state._replace(params=learner.params, optimizer=learner.optimizer, observations=observations)
+    state = update_batch.state._replace(
+        params=learner.params, optimizer=learner.optimizer, observations=observations, lr_scale=learner.lr_scale
+    )
     return state, means | {"explained_variance": explained_variance(moments), "learning_rate": learning_rate}
 
 
@@ -302,21 +310,35 @@ def gradient_step(
     context: Context, kept: Frames | tuple[()], learner: Learner, batch: Batch
 ) -> tuple[Learner, tuple[Metrics, Array]]:
     """Make one gradient step. Once the KL divergence exceeds its limit, this and later steps are discarded."""
-    params, optimizer, stopped = learner
+    params, optimizer, stopped, lr_scale = learner
+    needs_kl = context.config.target_kl is not None or context.config.adaptive_kl is not None
     tried = ~stopped
     batch = batch._replace(obs=decode(context.frame_stack, kept, batch.obs))
     gradient, metrics = minibatch.accumulate_grads(
         jax.grad(partial(context.objective, context), has_aux=True), params, batch
     )
-    approx_kl = () if context.config.target_kl is None else metrics["approx_kl"]
+    approx_kl = metrics["approx_kl"] if needs_kl else ()
     gradient, approx_kl = collectives.all_reduce_sum((gradient, approx_kl), context.parallelism.grad_axis)
     updates, next_optimizer = context.optimizer.update(gradient, optimizer, params)
+    if context.config.adaptive_kl is not None and not isinstance(lr_scale, tuple):
+        lr_scale = adapt_lr(context.config.adaptive_kl, context.config.learning_rate, lr_scale, approx_kl)
+        updates = jax.tree.map(lambda x: lr_scale * x, updates)
     after = optax.apply_updates(params, updates), next_optimizer
     if context.config.target_kl is not None:
         stopped |= approx_kl > 1.5 * context.config.target_kl
         held = params, (*optimizer[:-1], next_optimizer[-1])  # the learning rate is annealed by progress, as in CleanRL
         after = jax.tree.map(partial(jnp.where, stopped), held, after)
-    return Learner(*after, stopped), (jax.tree.map(lambda x: tried * x, metrics), tried.astype(jnp.float32))
+    return Learner(*after, stopped, lr_scale), (jax.tree.map(lambda x: tried * x, metrics), tried.astype(jnp.float32))
+
+
+def adapt_lr(target: float | Array, learning_rate: float | Array, scale: Array, approx_kl: Array) -> Array:
+    """Return the scale of the learning rate for this gradient step, f32 [], so that the rate stays in LR_RANGE.
+
+    It falls if the divergence exceeds twice its target, and rises if it is below half of that.
+    """
+    factor = jnp.where(approx_kl > 2 * target, 1 / LR_FACTOR, jnp.where(approx_kl < target / 2, LR_FACTOR, 1.0))
+    low, high = LR_RANGE
+    return jnp.clip(scale * factor, low / learning_rate, high / learning_rate)
 
 
 def loss(context: Context, params: PyTree, batch: Batch) -> tuple[Array, Metrics]:

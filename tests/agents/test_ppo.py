@@ -391,6 +391,37 @@ def adam_steps(optimizer):
     return int(optimizer[2].count)
 
 
+@pytest.mark.parametrize(
+    ("approx_kl", "scale", "expected"),
+    [
+        (0.03, 1.0, 1 / 1.5),  # more than twice the target
+        (0.02, 1.0, 1.0),
+        (0.005, 1.0, 1.0),
+        (0.004, 1.0, 1.5),
+        (0.03, 0.011, 0.01),  # 1e-3 times this is the least learning rate, 1e-5
+        (0.004, 9.0, 10.0),  # and the largest, 1e-2
+    ],
+)
+def test_the_learning_rate_is_adapted_to_the_divergence(approx_kl, scale, expected):
+    found = ppo.adapt_lr(0.01, 1e-3, jnp.float32(scale), jnp.float32(approx_kl))
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+def test_adaptive_kl_keeps_the_divergence_near_its_target():
+    """From a learning rate that is far too large, and from one that is far too small."""
+    env, found = probes.continuous_action_of_observation(32), {}
+    for learning_rate in (1e-2, 1e-5):
+        config = ppo.Config(
+            rollout_length=16, hidden_sizes=(8,), learning_rate=learning_rate, anneal_lr=False, adaptive_kl=0.01
+        )
+        agent = ppo.make(config, env.spec, 60)
+        train = jax.jit(lambda key, agent=agent: loop.train(env, agent, loop.init(env, agent, key), 60))
+        state, metrics = train(jax.random.key(0))
+        found[learning_rate] = float(np.median(metrics["approx_kl"][30:])), float(metrics["learning_rate"][-1])
+        np.testing.assert_allclose(metrics["learning_rate"][-1], learning_rate * state.agent.lr_scale, rtol=1e-5)
+    assert all(0.003 < kl < 0.03 for kl, _ in found.values()), found
+
+
 @pytest.mark.parametrize("target_kl", [None, 3e-4])
 def test_the_learning_rate_is_annealed_to_zero_whether_or_not_updates_stop_early(target_kl):
     """The schedule goes by progress: after update u of U it is (1 - u / U) of the first."""

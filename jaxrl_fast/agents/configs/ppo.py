@@ -28,6 +28,14 @@ class PPO:
     target_kl: float | None = option(
         None, "Skip the rest of an update once its approximate KL exceeds 1.5 times this.", bounds=POSITIVE, traced=True
     )
+    adaptive_kl: float | None = option(
+        None,
+        "Multiply or divide the learning rate by 1.5 before each gradient step, so that the approximate KL stays "
+        "between half and twice this (Rudin et al. 2022, their code).",
+        bounds=POSITIVE,
+        needs=("anneal_lr", False),
+        traced=True,
+    )
     normalize_observations: bool = common.normalize_observations(False)
     normalize_rewards: bool = option(False, "Divide rewards by the running standard deviation of the discounted sum.")
     clip_rewards: bool | None = common.clip_rewards(None)
