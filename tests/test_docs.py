@@ -197,13 +197,13 @@ def test_names_of_other_libraries_are_answered_with_ours():
 @pytest.mark.parametrize("page", PAGES)
 def test_commands_are_understood(page):
     for line in COMMAND.findall(PAGES[page]):
-        if not re.search("my_package|hill_climbing|penalized_ppo|--resume|--help", line):
+        if not re.search("my_package|hill_climbing|penalized_ppo|clipped_sac|--resume|--help", line):
             load.from_command_line(line.split())
 
 
 @pytest.mark.parametrize("page", PAGES)
 def test_presets_named_are_shipped(page):
-    named = set(re.findall(r"(?:--config |curves\.py |`)((?:ppo|dqn|pqn|rainbow)_[a-z_]+[a-z])", PAGES[page]))
+    named = set(re.findall(r"(?:--config |curves\.py |`)((?:ppo|dqn|pqn|rainbow|sac|td3|ddpg)_[a-z_]+[a-z])", PAGES[page]))
     assert named <= {*presets.shipped(), *(path.stem for path in RESULTS.glob("*.json"))}
 
 
