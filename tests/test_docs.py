@@ -203,7 +203,9 @@ def test_commands_are_understood(page):
 
 @pytest.mark.parametrize("page", PAGES)
 def test_presets_named_are_shipped(page):
-    named = set(re.findall(r"(?:--config |curves\.py |`)((?:ppo|dqn|pqn|rainbow|sac|td3|ddpg)_[a-z_]+[a-z])", PAGES[page]))
+    named = set(
+        re.findall(r"(?:--config |curves\.py |`)((?:ppo|dqn|pqn|rainbow|sac|td3|ddpg)_[a-z_]+[a-z])", PAGES[page])
+    )
     assert named <= {*presets.shipped(), *(path.stem for path in RESULTS.glob("*.json"))}
 
 

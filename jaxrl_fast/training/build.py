@@ -22,8 +22,9 @@ TRAINING, EVALUATION, WATCHING = 0, 1, 2  # purposes of environments; each has i
 # The fewest rows of a gradient step that occupy a core, by network. A shard with fewer waits longer than it saves, and
 # a seed with fewer is faster computed together with others.
 MIN_ROWS = {"mlp": 512, "minatar": 64, "nature": 8, "dqn2013": 8, "impala": 8}
-# Gradient workers need that many rows each. They pay off only for agents whose parameters and optimizer take at most
-# MAX_LEARNED bytes: each worker sums and updates all of them. MAX_REPEATED bounds the bytes of all workers together.
+# Gradient workers need that many rows each. With as many as that, they pay off for agents whose parameters and
+# optimizer take at most MAX_LEARNED bytes, because each worker sums and updates all of them; with twice the rows, for
+# twice the bytes. MAX_REPEATED bounds the bytes of all workers together.
 MIN_ROWS_PER_WORKER, MAX_LEARNED, MAX_REPEATED = 64, 2**21, 2**28
 
 
@@ -48,7 +49,8 @@ def build(
     placement = choose_placement(settings, algorithm, env, before)
     env = _shard(env, settings.options, placement, done)
     agent = make_agent(settings.agent, algorithm, env, num_updates)
-    if placement.num_grad_workers > 1 and not _pays_to_repeat(env, agent):
+    workers = placement.num_grad_workers
+    if workers > 1 and not _pays_to_repeat(env, agent, settings.agent.gradient_rows(options.num_envs) // workers):
         placement = placement._replace(num_grad_workers=1)
         env = _shard(env, settings.options, placement, done)
         agent = make_agent(settings.agent, algorithm, env, num_updates)
@@ -205,10 +207,11 @@ def _network_kind(settings: Settings, spec: EnvSpec) -> str:
     return torso.choose_kind(spec.obs, network, observations)
 
 
-def _pays_to_repeat(env: Env, agent: Agent) -> bool:
+def _pays_to_repeat(env: Env, agent: Agent, rows_per_worker: int) -> bool:
     """Return whether an agent is small enough that gradient workers pay off."""
     needed = memory.estimate(env, agent)
-    return needed.parameters <= MAX_LEARNED and needed.total <= MAX_REPEATED
+    most = MAX_LEARNED * rows_per_worker // MIN_ROWS_PER_WORKER
+    return needed.parameters <= most and needed.total <= MAX_REPEATED
 
 
 def _resized(env: Env, num_envs: int, config: HostEnvConfig) -> Env:

@@ -232,6 +232,7 @@ LINES = (  # few rows in a gradient step
     "ppo --env Pendulum-v1 --num-envs 1 --agent.num-minibatches 1",
     "pqn --env CartPole-v1 --num-envs 4",
     "dqn --env CartPole-v1 --num-envs 1",
+    "sac --env Pendulum-v1 --num-envs 1",
     "dqn --env CartPole-v1 --num-envs 3 --agent.prioritized --agent.dueling --agent.hidden-sizes 120 84",
 )
 
