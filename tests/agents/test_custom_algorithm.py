@@ -24,14 +24,14 @@ ROOT = Path(__file__).parents[2]
 
 
 def shown_in(page):
-    """The module that a page shows."""
+    """The modules that a page shows."""
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), re.DOTALL)
-    (module,) = [block for block in blocks if "def make(" in block]
-    return module
+    return [block for block in blocks if "def make(" in block]
 
 
-HILL_CLIMBING = shown_in("docs/extending/algorithm.md")
-OTHERS = {"docs/extending/change-a-loss.md": "kl"}  # and a metric of each
+(HILL_CLIMBING,) = shown_in("docs/extending/algorithm.md")
+OTHERS = {"docs/extending/change-a-loss.md": ["kl", "td_loss"]}  # and a metric of each module
+CONTINUOUS = {"env": "Pendulum-v1", "agent.learning_starts": "1k", "agent.replay_ratio": "0.01"}
 OPTIONS = {"env": "CartPole-v1", "num_envs": 8, "tensorboard": False, "log_level": "quiet"}
 count = itertools.count()
 
@@ -62,14 +62,19 @@ def test_no_other_page_shows_a_module():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", OTHERS)
-def test_what_a_page_shows_trains_and_resumes(write, page):
-    name = write(shown_in(page))
-    quick = line(**OPTIONS | {"tensorboard": "false"}, total_steps="8k", eval_episodes=4)
+@pytest.mark.parametrize(
+    ("page", "index", "more"),
+    [("docs/extending/change-a-loss.md", 0, {}), ("docs/extending/change-a-loss.md", 1, CONTINUOUS)],
+    ids=["loss", "gradient"],
+)
+def test_what_a_page_shows_trains_and_resumes(write, page, index, more):
+    assert len(shown_in(page)) == len(OTHERS[page])
+    name = write(shown_in(page)[index])
+    quick = line(**OPTIONS | {"tensorboard": "false"} | more, total_steps="8k", eval_episodes=4)
     assert train.main([name, *quick, "--run-dir", "run"]) == 0
     assert train.main(["--resume", "run", "--total-steps", "10k", "--log-level", "quiet"]) == 0
     last = json.loads(Path("run/metrics.jsonl").read_text().splitlines()[-1])
-    assert last["env_steps"] >= 10_000 and isinstance(last[OTHERS[page]], float)
+    assert last["env_steps"] >= 10_000 and isinstance(last[OTHERS[page][index]], float)
 
 
 @pytest.mark.slow
