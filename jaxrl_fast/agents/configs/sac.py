@@ -31,8 +31,8 @@ class SAC(common.OffPolicy):
     num_critics: int = common.num_critics(2)
     num_target_critics: int | None = option(
         None,
-        "Critics of which the target takes the minimum, drawn anew in each gradient step (Chen et al. 2021, REDQ); the "
-        "policy then follows the mean of all critics. none: the minimum of all, for both.",
+        "Number of critics that are drawn at random in each gradient step; the target is their minimum, and the policy "
+        "follows the mean of all critics (Chen et al. 2021, REDQ). none: both follow the minimum of all.",
         bounds=COUNT,
     )
     learn_temperature: bool = option(True, "Learn the temperature, so that the entropy approaches target_entropy.")
