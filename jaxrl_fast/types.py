@@ -122,6 +122,7 @@ class HostEnvConfig(NamedTuple):
     env_workers: int | str = "auto"  # processes that step a pool of Python environments; 0: this process
     env_timeout: float = 0.0  # seconds after which a worker process counts as stuck; 0: never
     quarantine: bool = False  # numbers that are not finite end an episode, without an error; device environments too
+    hide: tuple[str, ...] = ()  # parts of the observation that agents do not see; device environments too
     render: bool = False  # images will be asked for
 
 
@@ -154,6 +155,13 @@ class AsyncPools(NamedTuple):
     overlap: bool = False  # the next rollout is collected during the update
 
 
+class WholeObs(NamedTuple):
+    """The observation as the environment returns it, where agents see another. It exists with `render` only."""
+
+    spec: EnvSpec  # with the whole observation
+    read: Callable[[PyTree, PyTree], PyTree]  # (state, obs [N, ...] of agents) to whole observations [N, ...]
+
+
 class Env(NamedTuple):
     """N environments that step together, as two pure functions. The state contains the PRNG keys."""
 
@@ -173,6 +181,7 @@ class Env(NamedTuple):
     to_env_action: Callable[[Array], Array] = lambda action: action  # [N, ...] to the environment's own bounds
     encode_obs: Callable[[PyTree], PyTree] = lambda obs: obs  # observations like `own_obs`, [N, ...], to `spec.obs`
     own_obs: PyTree = None  # like spec.obs, with the index of a state, int32 [], where agents see a one-hot vector
+    whole_obs: WholeObs | None = None  # what a video draws, if it is not what agents see
     pools: AsyncPools | None = None
     resize: Callable[[int, HostEnvConfig], Any] | None = None  # (N, config) to an Env with N of these environments
 

@@ -73,7 +73,10 @@ def convert(option: Option, setting: Setting) -> Any:
     if origin in (tuple, dict) and setting.on_command_line and not setting.values:
         raise ValueError(f"{setting.origin}: needs a value, or several")
     if origin is tuple:
-        value: Any = tuple(_convert_one(option, typing.get_args(kind)[0], setting, v) for v in setting.values)
+        one_kind, values = typing.get_args(kind)[0], setting.values
+        if one_kind is str:
+            values = [part.strip() for v in values for part in str(v).split(",") if part.strip()]
+        value: Any = tuple(_convert_one(option, one_kind, setting, v) for v in values)
     elif origin is dict:
         pairs = [_pair(setting, v) for v in setting.values]
         value = dict(pairs)

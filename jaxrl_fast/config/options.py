@@ -71,6 +71,13 @@ class Task:
         "Reset an environment whose observation or reward is not finite, and do not learn from that step. Default: for "
         "MuJoCo and dm_control only.",
     )
+    hide: tuple[str, ...] = option(
+        (),
+        "Parts of the observation that the agent does not see, so that it needs memory: entries of a vector (1,3), or "
+        "names of parts (velocity).",
+        sweepable=False,
+        equal=lambda old, new: {*old} == {*new},
+    )
     num_envs: int = option(
         4,
         "Number of parallel environments. auto picks the best throughput on this machine. Larger values usually need "

@@ -180,9 +180,8 @@ def to_mapping(settings: Settings) -> dict[str, Any]:
     """Return plain values for YAML, which `read_preset` reads back, without those of one start (NOT_SAVED)."""
     options = {f: getattr(settings.options, f) for f in OF_RUN if f not in NOT_SAVED}
     options["env"] = written_env(options["env"])
-    options["env_options"] = {name: as_lists(value) for name, value in options["env_options"].items()}
     agent = {name: as_lists(value) for name, value in dataclasses.asdict(settings.agent).items()}
-    return {"algo": settings.algo, **options, "agent": agent}
+    return {"algo": settings.algo, **{name: as_lists(value) for name, value in options.items()}, "agent": agent}
 
 
 def _check_arguments(setting: Setting, options: Mapping[str, Any]) -> None:

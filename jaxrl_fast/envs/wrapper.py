@@ -73,6 +73,18 @@ def _split(memory: PyTree, num: int) -> tuple[PyTree, ...]:
     return tuple(jax.tree.unflatten(jax.tree.structure(memory), part) for part in zip(*parts, strict=True))
 
 
+def mapped(env: Env, change: Callable[[TimeStep], TimeStep]) -> Env:
+    """Return the environments with each time step changed, without a memory of earlier ones."""
+    end: Callable[[tuple[PyTree, TimeStep]], tuple[PyTree, TimeStep]] = lambda result: (result[0], change(result[1]))
+    pools, resize = env.pools, env.resize
+    return env._replace(
+        reset=lambda key: end(env.reset(key)),
+        step=lambda state, action: end(env.step(state, action)),
+        pools=pools and pools._replace(receive=lambda pool, state: end(pools.receive(pool, state))),
+        resize=resize and (lambda num_envs, config: mapped(resize(num_envs, config), change)),
+    )
+
+
 def where(mask: Array, first: PyTree, second: PyTree) -> PyTree:
     """Return rows of the first tree [n, ...] where `mask` [n] is True, else rows of the second."""
     return jax.tree.map(lambda a, b: jnp.where(mask.reshape(-1, *(1,) * (b.ndim - 1)), a, b), first, second)

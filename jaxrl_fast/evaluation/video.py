@@ -82,9 +82,9 @@ def open_run(folder: Path, options: Options, env: Any = None) -> tuple[Any, Any,
     from jaxrl_fast.evaluation.render.frames import enlarge
 
     settings, env = saved_run.open_env(folder, env, play_seed=options.play_seed)
-    render_env = env.render
-    if render_env is None or render.is_known(env.spec.id):
-        renderer = render.find(env.spec.id, env.spec.obs, env.spec.frame_stack)
+    render_env, drawn = env.render, env.whole_obs.spec if env.whole_obs else env.spec
+    if render_env is None or render.is_known(drawn.id):
+        renderer = render.find(drawn.id, drawn.obs, drawn.frame_stack)
     else:
         env.check_render()
         renderer = render.Renderer(lambda obs: enlarge(render_env()), 15)

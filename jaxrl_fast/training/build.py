@@ -156,6 +156,7 @@ def host_env_config(
         env_workers=workers,
         env_timeout=timeout,
         quarantine=bool(options.quarantine),
+        hide=options.hide,
         render=purpose == WATCHING,
     )
 

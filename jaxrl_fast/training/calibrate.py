@@ -73,7 +73,9 @@ def choose(settings: Settings) -> Settings:
     from jaxrl_fast import envs
 
     options = settings.options
-    env = envs.make(options.env, 1, **options.env_options)  # a mistake in the options concerns every count
+    env = envs.make(
+        options.env, 1, build.host_env_config(options, build.TRAINING), **options.env_options
+    )  # a mistake in the options concerns every count
     if not env.on_device:
         raise ValueError(f"--num-envs: must be a number for the host environment {env.spec.id}, got auto")
     trials: list[Trial] = []

@@ -121,17 +121,23 @@ class Frame(NamedTuple):
 
 
 def stream_episodes(env: Env, agent: Agent, state: PyTree, seed: int) -> Iterator[Frame]:
-    """Yield every frame of one environment under `exploit`, for an unlimited number of episodes."""
+    """Yield every frame of one environment under `exploit`, for an unlimited number of episodes.
+
+    Observations are whole, if the environment has `whole_obs`.
+    """
+    obs_of = lambda actors: (
+        env.whole_obs.read(actors.env, actors.timestep.obs) if env.whole_obs else actors.timestep.obs
+    )
     key_reset, key = jax.random.split(jax.random.fold_in(key_of_seed(seed), EVAL_FOLD))
 
     @jax.jit
     def next_frame(state, actors, time):
         noise = jax.tree.map(lambda x: x[0], agent.sample_noise(jax.random.fold_in(key, time), 1, 1))
         after, (_, (*episode, _)) = rollout.step(env, agent, partial(agent.exploit, state), actors, noise)
-        return after, (after.timestep.obs, *episode)
+        return after, (obs_of(after), *episode)
 
     actors = jax.jit(partial(rollout.reset, env, agent))(key_reset)
-    seen = actors.timestep.obs, np.zeros(1, bool), actors.score, actors.length
+    seen = obs_of(actors), np.zeros(1, bool), actors.score, actors.length
     time = 0
     while True:
         obs, over, score, length = jax.tree.map(lambda x: x[0], jax.device_get(seen))

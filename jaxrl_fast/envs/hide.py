@@ -1,0 +1,174 @@
+"""Hide parts of the observation: the option `--hide`, which makes tasks that need memory of ordinary ones.
+
+A part is named by its path: "velocity" in a dictionary, "1" in a tuple or a vector, "arm/velocity" or "velocity/1"
+within a part. Hidden parts leave the observation, whose shape shrinks. Rewards and scores stay those of the task.
+"""
+
+import itertools
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, NamedTuple, NoReturn
+
+import jax
+import numpy as np
+
+from jaxrl_fast.envs.wrapper import Rules, mapped, wrap
+from jaxrl_fast.types import Env, PyTree, TimeStep, WholeObs
+from jaxrl_fast.utils.parsing import nearest
+
+HIDDEN = object()  # takes the place of a part while a tree is built
+
+
+class Visible(NamedTuple):
+    """What is seen of an observation: for each part, the entries that stay, and None where all of them do."""
+
+    whole: PyTree  # shapes and dtypes of one observation
+    entries: tuple[np.ndarray | None, ...]
+
+
+def hide(env: Env, names: Sequence[str], keep_whole: bool = False) -> Env:
+    """Return the environments without these parts of their observation.
+
+    Args:
+        env: The environments.
+        names: Paths of parts.
+        keep_whole: Whether `whole_obs` is needed. Whole observations then stay in the environments' state.
+
+    Raises:
+        ValueError: If a part does not exist or cannot be hidden alone, or if nothing would be left.
+    """
+    visible = find(env, names)
+    changed = _with_rules(env, visible) if keep_whole else mapped(env, lambda timestep: _shown(visible, timestep))
+    obs, resize = of_spec(visible, visible.whole), env.resize
+    own_obs = None if env.own_obs is None else of_spec(visible, env.own_obs)
+    has_indices = jax.tree.leaves(own_obs) not in ([], jax.tree.leaves(obs))
+    return changed._replace(
+        spec=env.spec._replace(obs=obs),
+        info=(*env.info, f"hidden parts of the observation: {', '.join(names)} (--hide)"),
+        own_obs=own_obs if has_indices else None,
+        encode_obs=partial(_encode, env, visible) if has_indices else lambda obs: obs,
+        resize=resize and (lambda num_envs, config: hide(resize(num_envs, config), names, keep_whole)),
+    )
+
+
+def find(env: Env, names: Sequence[str]) -> Visible:
+    """Return what is seen without the named parts. Raise ValueError if a name does not fit."""
+    spec = env.spec
+    paths, shapes = _paths(spec.obs)
+    own = shapes if env.own_obs is None else jax.tree.leaves(env.own_obs)
+    lengths = [x.shape[0] if x.ndim == 1 and x.shape == y.shape else 0 for x, y in zip(shapes, own, strict=True)]
+    hidden: list[set[int]] = [set() for _ in shapes]
+    for name in names:
+        gone = _named(name, paths, lengths)
+        if not gone:
+            _refuse(env, name, paths, lengths)
+        for i, entries in gone.items():
+            hidden[i] |= entries
+    kept = tuple(_kept(max(length, 1), gone) for length, gone in zip(lengths, hidden, strict=True))
+    if not any(entries is None or entries.size for entries in kept):
+        raise ValueError(f"--hide: must leave a part of the observation of {spec.id}, got {','.join(names)}; hide less")
+    return Visible(spec.obs, kept)
+
+
+def of_spec(visible: Visible, whole: PyTree) -> PyTree:
+    """Return shapes and dtypes of a visible observation, from those of a whole one."""
+    one = jax.tree.map(lambda x: jax.ShapeDtypeStruct((1, *x.shape), x.dtype), whole)
+    shapes = jax.eval_shape(lambda obs: select(visible, obs), one)
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), shapes)
+
+
+def select(visible: Visible, obs: PyTree) -> PyTree:
+    """Return the visible part of observations [n, ...].
+
+    Hidden entries leave dictionaries, lists and tuples. A hidden field of any other record becomes None.
+    """
+    structure: Any = jax.tree.structure(obs)
+    leaves = [
+        x if kept is None else x[:, kept] if kept.size else HIDDEN
+        for x, kept in zip(jax.tree.leaves(obs), visible.entries, strict=True)
+    ]
+    return _without_hidden(structure.unflatten(leaves))
+
+
+def fill(visible: Visible, whole: PyTree, obs: PyTree) -> PyTree:
+    """Return observations [n, ...] like `whole`, with zeros where a visible one has nothing."""
+    structure: Any = jax.tree.structure(whole)
+    given = jax.tree.leaves(obs)
+    num, rest, found = len(given[0]), iter(given), []
+    for like, kept in zip(jax.tree.leaves(whole), visible.entries, strict=True):
+        if kept is None:
+            found.append(next(rest))
+            continue
+        zeros = jax.numpy.zeros((num, *like.shape), like.dtype)
+        found.append(zeros.at[:, kept].set(next(rest)) if kept.size else zeros)
+    return structure.unflatten(found)
+
+
+def _with_rules(env: Env, visible: Visible) -> Env:
+    """Return environments whose state keeps whole observations."""
+    show = lambda timestep: (timestep.obs, _shown(visible, timestep))
+    wrapped = wrap(env, Rules(show, lambda memory, timestep: show(timestep)))
+    return wrapped._replace(whole_obs=WholeObs(env.spec, lambda state, obs: state.memory[0]))
+
+
+def _encode(env: Env, visible: Visible, obs: PyTree) -> PyTree:
+    """Return visible observations like `own_obs` as agents see them."""
+    return select(visible, env.encode_obs(fill(visible, env.own_obs, obs)))
+
+
+def _shown(visible: Visible, timestep: TimeStep) -> TimeStep:
+    return timestep._replace(obs=select(visible, timestep.obs))
+
+
+def _without_hidden(tree: PyTree) -> PyTree:
+    if isinstance(tree, dict):
+        parts = {name: _without_hidden(part) for name, part in tree.items()}
+        return {name: part for name, part in parts.items() if part is not HIDDEN} or HIDDEN
+    if type(tree) in (list, tuple):
+        return type(tree)(part for part in map(_without_hidden, tree) if part is not HIDDEN) or HIDDEN
+    if all(x is HIDDEN for x in jax.tree.leaves(tree)):
+        return HIDDEN
+    return jax.tree.map(lambda x: None if x is HIDDEN else x, tree)
+
+
+def _named(name: str, paths: list[str], lengths: list[int]) -> dict[int, set[int]]:
+    """Return the entries that a name means, by the index of their part; a part that is not a vector counts as one."""
+    found = {}
+    for i, (path, length) in enumerate(zip(paths, lengths, strict=True)):
+        prefix, _, last = name.rpartition("/")
+        if path and (path == name or path.startswith(f"{name}/")):
+            found[i] = set(range(max(length, 1)))
+        elif path == prefix and last.isdecimal() and int(last) < length:
+            found[i] = {int(last)}
+    return found
+
+
+def _kept(num: int, gone: set[int]) -> np.ndarray | None:
+    """Return which of the entries stay, or None if all do."""
+    return np.array([i for i in range(num) if i not in gone], int) if gone else None
+
+
+def _paths(obs: PyTree) -> tuple[list[str], list[Any]]:
+    """Return the path of each part, "" for an observation of one part, and the parts."""
+    found = jax.tree_util.tree_flatten_with_path(obs)[0]
+    return [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in found], [part for _, part in found]
+
+
+def _refuse(env: Env, name: str, paths: list[str], lengths: list[int]) -> NoReturn:
+    """Raise ValueError for a name that fits no part."""
+    env_id, obs = env.spec.id, env.spec.obs
+    if paths != [""]:
+        known = [part for path in paths for part in itertools.accumulate(path.split("/"), "{}/{}".format)]
+        known = list(dict.fromkeys(known))
+        hint = nearest(name, known) or f"; it has {', '.join(known)}"
+        raise ValueError(f"--hide: must name parts of the observation of {env_id}, got {name}{hint}")
+    if lengths[0]:
+        most = lengths[0] - 1
+        raise ValueError(
+            f"--hide: must be entries 0 to {most} of the vector that {env_id} observes, got {name}; use one of these"
+        )
+    is_index = env.own_obs is not None
+    what = "the index of a state" if is_index else f"an array of shape {list(obs.shape)}"
+    raise ValueError(
+        f"--hide: {env_id} observes {what}, which has no parts, got {name}; only a vector, a Dict or a Tuple has parts"
+    )

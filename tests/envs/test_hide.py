@@ -1,0 +1,180 @@
+"""Hidden parts of an observation: against the same environments without hiding, whose scores they share."""
+
+import copy
+from functools import partial
+from typing import NamedTuple
+
+import gymnasium
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import yaml
+
+import jaxrl_fast
+from jaxrl_fast import envs
+from jaxrl_fast.agents import ppo
+from jaxrl_fast.config import load
+from jaxrl_fast.envs import hide
+from jaxrl_fast.evaluation import video
+from jaxrl_fast.training import build
+from jaxrl_fast.types import HostEnvConfig
+from tests.helpers import probes
+from tests.helpers.gym_envs import Mixed
+from tests.helpers.host_envs import run
+
+T, N = 14, 4
+CHOICE = np.random.default_rng(0).integers(0, 2, (T, N, 3)).astype(np.int32)  # of all spaces of Mixed
+
+
+class Parts(NamedTuple):
+    position: jax.Array
+    velocity: jax.Array
+
+
+class Record:
+    """On the device: a NamedTuple in a dictionary, 5 steps."""
+
+    default_params = ()
+
+    def observe(self, t):
+        return {"arm": Parts(jnp.full(2, t), 10.0 * t), "step": jnp.float32(t)}
+
+    def reset_env(self, key, params):
+        return self.observe(jnp.float32(0)), jnp.float32(0)
+
+    def step_env(self, key, state, action, params):
+        return self.observe(state + 1), state + 1, state, state >= 4, {}
+
+    def is_truncated(self, state, params):
+        return jnp.bool_(False)
+
+    def action_space(self, params):
+        return gymnasium.spaces.Discrete(2)
+
+
+def play(env, actions):
+    """The observations [T + 1, N, ...] and the steps [T, N]."""
+    try:
+        first, steps = run(env, actions)
+    finally:
+        env.close()
+    return jax.tree.map(lambda a, b: np.concatenate([a[None], b]), first.obs, steps.obs), steps
+
+
+def config(names, num_pools=0, **others):
+    return HostEnvConfig((3, 0, 0), num_async_pools=num_pools, env_workers=0, hide=names, **others)
+
+
+def same_task(steps, others):
+    assert steps.last.any()
+    for name in ("reward", "discount", "last"):
+        np.testing.assert_array_equal(getattr(steps, name), getattr(others, name))
+
+
+@pytest.mark.parametrize(
+    ("env_id", "num_pools"), [("CartPole-v1", 0), ("envpool/CartPole-v1", 2), ("gymnasium/CartPole-v1", 0)]
+)
+def test_entries_of_a_vector_leave_and_nothing_else_changes(env_id, num_pools):
+    make = lambda names: envs.make(env_id, N, config(names, num_pools))
+    hidden = make(("1", "3"))
+    assert hidden.spec == make(()).spec._replace(obs=jax.ShapeDtypeStruct((2,), jnp.float32))
+    assert any("1, 3" in line for line in hidden.info)
+    actions = np.ones((T, N), np.int32)
+    whole, steps = play(make(()), actions)
+    found, others = play(hidden, actions)
+    np.testing.assert_array_equal(found, whole[..., [0, 2]])
+    same_task(steps, others)
+
+
+def test_parts_of_a_nested_observation_leave_by_their_path():
+    """An image, an entry of a vector, and the index of a state that agents see as a one-hot vector."""
+    names = ("camera", "inner/0", "joints/1")
+    whole, steps = play(envs.make(Mixed, N, config(())), CHOICE)
+    hidden = envs.make(Mixed, N, config(names))
+    found, others = play(hidden, CHOICE)
+    expected = copy.copy(whole)
+    del expected["camera"]
+    expected |= {"inner": (whole["inner"][1],), "joints": whole["joints"][..., [0, 2]]}
+    jax.tree.map(np.testing.assert_array_equal, found, expected)
+    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[2:], x.dtype), found)
+    assert shapes == hidden.spec.obs
+    same_task(steps, others)
+    own = jax.tree.map(lambda x: x[0, :2], found)
+    own["choices"] = np.array([[1, 0], [2, 1]])  # as the environment returns them; they begin at 1 and -1
+    encoded = hidden.encode_obs(own)
+    np.testing.assert_array_equal(encoded["choices"], [[1, 0, 0, 1, 0], [0, 1, 0, 0, 1]])
+    jax.tree.map(np.testing.assert_array_equal, {**encoded, "choices": 0}, {**own, "choices": 0})
+
+
+def test_a_whole_part_and_a_field_of_a_record_leave_on_the_device():
+    env = envs.make(Record, 2, HostEnvConfig(hide=("arm/velocity", "step"))).resize(N, HostEnvConfig())
+    found, _ = play(env, np.zeros((3, N), np.int32))
+    assert set(found) == {"arm"} and found["arm"].velocity is None
+    np.testing.assert_array_equal(found["arm"].position[:, 0], [[0, 0], [1, 1], [2, 2], [3, 3]])
+    assert envs.make(Record, N, HostEnvConfig(hide=("arm",))).spec.obs.keys() == {"step"}
+
+
+def test_pools_and_shards_hide_too():
+    bare = probes.pooled(probes.constant_reward(N))
+    one = bare._replace(
+        encode_obs=lambda obs: obs, spec=bare.spec._replace(obs=jax.ShapeDtypeStruct((2,), jnp.float32))
+    )
+    double = lambda timestep: timestep._replace(obs=jnp.stack([timestep.obs[:, 0], timestep.obs[:, 0] + 7], 1))
+    env = hide.hide(hide.mapped(one, double), ["0"])
+    state, first = env.reset(jax.random.key(0))
+    _, timestep = env.pools.receive(0, env.pools.send(0, state, jnp.zeros(N, jnp.int32)))
+    for x in (first.obs, timestep.obs):
+        assert x.shape == (N, 1) and (x >= 7).all()
+    line = "ppo --env CartPole-v1 --num-envs 8 --devices 2 --hide 1 --hide 0,2"
+    settings = load.from_command_line(line.split())
+    assert settings.options.hide == ("0", "2")
+    _, env, _, placement = build.build(settings, ppo, 10)
+    assert placement.num_shards == 2 and env.spec.obs.shape == (2,)
+
+
+def test_a_run_writes_it_down_and_everything_that_plays_hides_it(tmp_path):
+    """A video draws the whole observation all the same, and a resume may only repeat the option."""
+    given = dict(env="CartPole-v1", num_envs=2, total_steps=64, hide=[1, 3], tensorboard=False, log_level="quiet")
+    agent = dict(rollout_length=16, hidden_sizes=(4,), num_minibatches=1, num_epochs=1)
+    fit = partial(jaxrl_fast.fit, eval_episodes=2, eval_envs=2, run_dir=str(tmp_path / "run"))
+    run = fit(algo="ppo", agent=agent, **given)
+    assert yaml.safe_load((run.folder / "config.yaml").read_text())["hide"] == ["1", "3"]
+    trained = jaxrl_fast.load(run.folder)
+    assert trained.env.spec.obs.shape == (2,) and int(trained.policy([0.0, 0.1])) in (0, 1)
+    with pytest.raises(ValueError, match=r"observes float32\[2\], got float64\[4\]"):
+        trained.policy(np.zeros(4))
+    assert run.evaluate(episodes=2)["eval_return_mean"] > 0
+    saved, renderer, options = video.open_run(run.folder, video.Options(max_steps=3))
+    shown = []
+    drawing = renderer._replace(draw=lambda obs: shown.append(obs) or renderer.draw(obs))
+    assert len(list(video.frames(saved, drawing, options, 50, []))) == 4
+    assert all(obs.shape == (4,) for obs in shown) and len({obs[1] for obs in shown}) > 1
+    resume = partial(jaxrl_fast.fit, resume=str(run.folder), total_steps=96)
+    with pytest.raises(ValueError, match="hide: a resume cannot change it from 1 3, got 1"):
+        resume(hide="1")
+    assert resume(hide=[3, 1]).summary["env_steps"] == 96
+
+
+@pytest.mark.parametrize(
+    ("env", "names", "message"),
+    [
+        (
+            "CartPole-v1",
+            "4",
+            "--hide: must be entries 0 to 3 of the vector that gymnax/CartPole-v1 observes, got 4; use",
+        ),
+        ("CartPole-v1", "-1", "--hide: must be entries 0 to 3 .*, got -1; use"),
+        ("CartPole-v1", "0,1,2,3", "--hide: must leave a part of the observation of gymnax/CartPole-v1, got 0,1,2,3; "),
+        ("Breakout-MinAtar", "1", r"--hide: .* an array of shape \[10, 10, 4\], which has no parts, got 1; only a vec"),
+        ("gymnasium/FrozenLake-v1", "1", "--hide: .* observes the index of a state, which has no parts, got 1; only"),
+        (Mixed, "camara", "--hide: must name parts of the observation of .*, got camara; did you mean camera"),
+        (Mixed, "inner/7", "--hide: must name parts .*, got inner/7; did you mean inner/1 or inner/0"),
+        (Mixed, "camera/0", "--hide: must name parts .*, got camera/0; did you mean camera"),
+        (Record, "x", "--hide: must name parts .*, got x; it has arm, arm/position, arm/velocity, step"),
+    ],
+)
+def test_what_cannot_be_hidden_is_refused_in_one_line(env, names, message):
+    with pytest.raises(ValueError, match=message) as error:
+        envs.make(env, 1, config(tuple(names.split(","))))
+    assert "\n" not in str(error.value)
