@@ -123,6 +123,7 @@ class HostEnvConfig(NamedTuple):
     env_timeout: float = 0.0  # seconds after which a worker process counts as stuck; 0: never
     quarantine: bool = False  # numbers that are not finite end an episode, without an error; device environments too
     hide: tuple[str, ...] = ()  # parts of the observation that agents do not see; device environments too
+    observe_previous: bool = False  # observations tell the previous action and reward; device environments too
     render: bool = False  # images will be asked for
 
 
@@ -156,7 +157,7 @@ class AsyncPools(NamedTuple):
 
 
 class WholeObs(NamedTuple):
-    """The observation as the environment returns it, where agents see another. It exists with `render` only."""
+    """The observation that a video draws, where agents see another one. It has hidden parts with `render` only."""
 
     spec: EnvSpec  # with the whole observation
     read: Callable[[PyTree, PyTree], PyTree]  # (state, obs [N, ...] of agents) to whole observations [N, ...]

@@ -78,6 +78,9 @@ class Task:
         sweepable=False,
         equal=lambda old, new: {*old} == {*new},
     )
+    observe_previous: bool = option(
+        False, "Add the previous action and reward to the observation; both are zero at the start of an episode."
+    )
     num_envs: int = option(
         4,
         "Number of parallel environments. auto picks the best throughput on this machine. Larger values usually need "

@@ -36,8 +36,8 @@ def make(
             in the current directory), "my_package:MyEnv-v0" (an id that this package registers with gymnasium), an
             object, or a factory.
         num_envs: N.
-        host_config: seed, pools and bridge of host environments; of device environments, what all have: quarantine
-            and hidden parts of the observation.
+        host_config: seed, pools and bridge of host environments; of device environments, what all have: quarantine,
+            hidden parts of the observation, and the previous action and reward in it.
         **options: parameters of the environment (`max_steps_in_episode=200`) or arguments of its constructor. Where it
             does not have them: `frame_skip`, and `gray`, `resize` and `frame_stack` of an image.
     """
@@ -70,6 +70,10 @@ def make(
         from jaxrl_fast.envs import hide
 
         env = hide.hide(env, config.hide, keep_whole=config.render)
+    if config.observe_previous:
+        from jaxrl_fast.envs import previous
+
+        env = previous.observe(env)
     return env if env.resize else env._replace(resize=again)
 
 

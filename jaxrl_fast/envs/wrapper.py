@@ -25,6 +25,7 @@ class Rules(NamedTuple):
     first: Callable[[TimeStep], tuple[PyTree, TimeStep]]  # time step of a reset to the memory and the time step
     follow: Follow
     before: Callable[[PyTree, PyTree], PyTree] = lambda env_state, memory: env_state  # changes the state before a step
+    remember: Callable[[PyTree, Array], PyTree] = lambda memory, action: memory  # notes the action of a step
 
 
 def wrap(env: Env, rules: Rules) -> Env:
@@ -33,7 +34,7 @@ def wrap(env: Env, rules: Rules) -> Env:
     return env._replace(
         reset=partial(_reset, env, rules),
         step=partial(_step, env, rules),
-        pools=pools and pools._replace(send=partial(_send, env), receive=partial(_receive, env, rules)),
+        pools=pools and pools._replace(send=partial(_send, env, rules), receive=partial(_receive, env, rules)),
         resize=resize and (lambda num_envs, config: wrap(resize(num_envs, config), rules)),
     )
 
@@ -49,26 +50,31 @@ def _step(env: Env, rules: Rules, state: State, action: Array) -> tuple[State, T
     join: Callable[..., Array] = lambda *x: jnp.concatenate(x) if len(x) > 1 else x[0]
     memory = jax.tree.map(join, *state.memory)
     env_state, timestep = env.step(rules.before(state.env, memory), action)
-    memory, timestep = rules.follow(memory, timestep)
+    memory, timestep = rules.follow(rules.remember(memory, action), timestep)
     return State(env_state, _split(memory, len(state.memory))), timestep
 
 
-def _send(env: Env, pool: int, state: State, action: Array) -> State:
+def _send(env: Env, rules: Rules, pool: int, state: State, action: Array) -> State:
     assert env.pools
-    return state._replace(env=env.pools.send(pool, state.env, action))
+    memory = rules.remember(state.memory[pool], action)
+    return State(env.pools.send(pool, state.env, action), _with_part(state.memory, pool, memory))
 
 
 def _receive(env: Env, rules: Rules, pool: int, state: State) -> tuple[State, TimeStep]:
     assert env.pools
     env_state, timestep = env.pools.receive(pool, state.env)
     memory, timestep = rules.follow(state.memory[pool], timestep)
-    return State(env_state, (*state.memory[:pool], memory, *state.memory[pool + 1 :])), timestep
+    return State(env_state, _with_part(state.memory, pool, memory)), timestep
+
+
+def _with_part(memory: tuple[PyTree, ...], pool: int, part: PyTree) -> tuple[PyTree, ...]:
+    return (*memory[:pool], part, *memory[pool + 1 :])
 
 
 def _split(memory: PyTree, num: int) -> tuple[PyTree, ...]:
     """Return the parts of `num` pools."""
-    if num == 1:
-        return (memory,)
+    if num == 1 or not jax.tree.leaves(memory):
+        return (memory,) * num
     parts: Any = [jnp.split(x, num) for x in jax.tree.leaves(memory)]
     return tuple(jax.tree.unflatten(jax.tree.structure(memory), part) for part in zip(*parts, strict=True))
 

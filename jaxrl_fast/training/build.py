@@ -157,6 +157,7 @@ def host_env_config(
         env_timeout=timeout,
         quarantine=bool(options.quarantine),
         hide=options.hide,
+        observe_previous=options.observe_previous,
         render=purpose == WATCHING,
     )
 

@@ -134,15 +134,17 @@ def test_pools_and_shards_hide_too():
 
 
 def test_a_run_writes_it_down_and_everything_that_plays_hides_it(tmp_path):
-    """A video draws the whole observation all the same, and a resume may only repeat the option."""
-    given = dict(env="CartPole-v1", num_envs=2, total_steps=64, hide=[1, 3], tensorboard=False, log_level="quiet")
+    """With the previous action and reward beside it. A video draws the whole observation all the same."""
+    given: dict = dict(env="CartPole-v1", num_envs=2, total_steps=64, tensorboard=False, log_level="quiet")
+    given |= dict(hide=[1, 3], observe_previous=True)
     agent = dict(rollout_length=16, hidden_sizes=(4,), num_minibatches=1, num_epochs=1)
     fit = partial(jaxrl_fast.fit, eval_episodes=2, eval_envs=2, run_dir=str(tmp_path / "run"))
     run = fit(algo="ppo", agent=agent, **given)
-    assert yaml.safe_load((run.folder / "config.yaml").read_text())["hide"] == ["1", "3"]
+    written = yaml.safe_load((run.folder / "config.yaml").read_text())
+    assert written["hide"] == ["1", "3"] and written["observe_previous"] is True
     trained = jaxrl_fast.load(run.folder)
-    assert trained.env.spec.obs.shape == (2,) and int(trained.policy([0.0, 0.1])) in (0, 1)
-    with pytest.raises(ValueError, match=r"observes float32\[2\], got float64\[4\]"):
+    assert trained.env.spec.obs.shape == (5,) and int(trained.policy([0.0, 0.1, 1.0, 0.0, 1.0])) in (0, 1)
+    with pytest.raises(ValueError, match=r"observes float32\[5\], got float64\[4\]"):
         trained.policy(np.zeros(4))
     assert run.evaluate(episodes=2)["eval_return_mean"] > 0
     saved, renderer, options = video.open_run(run.folder, video.Options(max_steps=3))

@@ -220,3 +220,9 @@ def test_an_environment_keeps_its_own_options():
     assert envs.make(Gray, 1, gray=0.25).spec.obs.shape == (H, W, 3)
     assert envs.make("envpool/Pong-v5", 1, frame_skip=2).spec.frame_stack == 4
     assert envs.make("envpool/HopperHop-v1", 1, frame_skip=2).spec.frame_stack <= 1
+
+
+def test_changed_frames_come_from_pools_without_a_memory():
+    config = HostEnvConfig((3, 0, 0), num_async_pools=3, env_workers=0)
+    (bare, _), (found, _) = (play(envs.make(Noise, N, config, **o), 3) for o in ({}, {"resize": "18x20"}))
+    np.testing.assert_array_equal(found, bare)
