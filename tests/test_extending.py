@@ -17,7 +17,6 @@ from jax import ShapeDtypeStruct
 from jaxrl_fast import agents, loop, networks, replay
 from jaxrl_fast.agents.configs import CONFIGS
 from jaxrl_fast.networks.ensemble import ensemble
-from jaxrl_fast.networks.recurrent import recurrent
 from jaxrl_fast.rl import distributions, off_policy
 from jaxrl_fast.training import evaluator
 from jaxrl_fast.types import Agent, Decision, Discrete, Env, EnvSpec, PolicyInput, PyTree, TimeStep
@@ -110,32 +109,20 @@ def test_off_policy_agent_with_twin_critics_learns():
     np.testing.assert_allclose(action, [[-0.5], [0.5]], atol=0.15)
 
 
-def remember(num_envs: int, length: int = 3) -> Env:
-    """A cue of -1 or +1 at the first step only; at the last of `length` steps the action must tell it: 1 or -1."""
-    rules = probes.Rules(
-        length,
-        True,
-        probes._sign,
-        observe=lambda time, cue: jnp.stack([jnp.where(time == 0, cue, 0.0), 1.0 * (time == length - 1)], axis=-1),
-        reward=lambda time, cue, action: (time == length - 1) * jnp.where((action == 1) == (cue > 0), 1.0, -1.0),
-    )
-    return probes._env("remember", num_envs, rules)
-
-
 def recurrent_agent(spec: EnvSpec, rollout_length=12) -> Agent:
     """Policy gradient with a GRU that is unrolled from the carry at the start of the rollout."""
-    network = recurrent(spec.obs, spec.action.num_outputs, size=16, hidden=(16,))
+    network = networks.network(spec.obs, spec.action.num_outputs, memory="gru", memory_size=16, hidden=(16,))
     optimizer = optax.adam(1e-2)
 
     def act(decide, state, inputs, carry, key):
-        carry, logits = network.step(state[0], carry, inputs.obs)
+        logits, carry = network.step(state[0], inputs.obs, carry)
         pi = distributions.Categorical(logits)
         return Decision(pi.sample(key) if decide else pi.mode(), carry)
 
     def loss(params, rollout):
         steps = rollout.steps
-        _, logits = network.unroll(params, rollout.carry, steps.obs, ~steps.valid)
-        pi = distributions.Categorical(logits)
+        logits, _ = network.unroll(params, steps.obs.swapaxes(0, 1), rollout.carry, ~steps.valid.T)
+        pi = distributions.Categorical(logits.swapaxes(0, 1))
         to_go = jax.lax.scan(  # undiscounted returns within the episode
             lambda total, row: (row[0] + total * ~row[1],) * 2,
             jnp.zeros(spec.num_envs), (steps.reward, steps.last), reverse=True,
@@ -157,23 +144,24 @@ def recurrent_agent(spec: EnvSpec, rollout_length=12) -> Agent:
 
 
 def test_recurrent_agent_remembers():
-    env = remember(32)
+    env = probes.remember(32)
     agent = recurrent_agent(env.spec)
     assert greedy_return(env, agent, train(env, agent, 200)) == 1.0  # without memory 0
 
 
 def test_unrolled_carry_is_that_of_acting():
     """Also where episodes begin: the outputs of an unroll are those of the policy that acted, step by step."""
-    env = remember(4)
+    env = probes.remember(4)
     agent = recurrent_agent(env.spec)
-    network = recurrent(env.spec.obs, 2, size=16, hidden=(16,))
+    network = networks.network(env.spec.obs, 2, memory="gru", memory_size=16, hidden=(16,))
     state = jax.jit(agent.init)(jax.random.key(0))
     told = lambda state, inputs, carry, key: Decision(
-        *agent.explore(state, inputs, carry, key)[:2], extras=network.step(state[0], carry, inputs.obs)[1]
+        *agent.explore(state, inputs, carry, key)[:2], extras=network.step(state[0], inputs.obs, carry)[0]
     )
     rollout = probes.experience(env, agent._replace(explore=told), state)
-    _, outputs = network.unroll(state[0], rollout.carry, rollout.steps.obs, ~rollout.steps.valid)
-    np.testing.assert_allclose(outputs, rollout.steps.extras, atol=1e-6)
+    obs, reset = rollout.steps.obs.swapaxes(0, 1), ~rollout.steps.valid.T
+    outputs, _ = network.unroll(state[0], obs, rollout.carry, reset)
+    np.testing.assert_allclose(outputs.swapaxes(0, 1), rollout.steps.extras, atol=1e-6)
     assert not rollout.steps.valid.all()
 
 

@@ -15,7 +15,7 @@ import optax
 from jaxrl_fast import networks
 from jaxrl_fast.agents.configs.ppo import PPO as Config
 from jaxrl_fast.parallel import collectives
-from jaxrl_fast.rl import distributions, minibatch, normalize, optim, returns, sgd
+from jaxrl_fast.rl import distributions, minibatch, normalize, optim, returns, sequences, sgd
 from jaxrl_fast.rl.frame_stack import Frames, compressor, decode, encode_rollout
 from jaxrl_fast.types import (
     Agent,
@@ -56,7 +56,7 @@ class Sampled(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """The rows that the loss is computed from, [B, ...]."""
+    """The rows that the loss is computed from, [B, ...]; with a memory, sequences [B, L, ...]."""
 
     obs: PyTree  # the network's input, or numbers of stacks that a gradient step decodes
     action: Array  # before the tanh, with tanh_squash
@@ -67,6 +67,8 @@ class Batch(NamedTuple):
     target: Array  # of the value
     weight: Array  # of the row in means: 0 where its action was ignored
     action_mask: PyTree = ()  # bool [B, num_outputs], or ()
+    carry: PyTree = ()  # [B, ...] of the memory before each sequence
+    reset: Array | tuple[()] = ()  # bool [B, L]: an episode begins after the step
 
 
 class Learner(NamedTuple):
@@ -121,6 +123,7 @@ def make(
         spec.obs,
         head.num_outputs,
         **networks.options_of(config),
+        **networks.memory_of(config),
     )
     num_steps = config.num_epochs * config.num_minibatches  # of an update
     learning_rate = optim.linear_schedule(config.learning_rate, config.anneal_lr, num_updates * num_steps)
@@ -140,6 +143,7 @@ def make(
         update=partial(update, context),
         sample_noise=head.sample_noise,
         rollout_length=config.rollout_length,
+        initial_carry=network.initial_carry,
         compress_obs=compressor(frame_stack),
         on_env_restart=on_env_restart,
         gradient_steps=sgd.incremental_update(
@@ -151,8 +155,8 @@ def make(
 def check(config: Config, spec: EnvSpec, parallelism: Parallelism) -> None:
     """Raise ValueError if shapes do not fit. Other numbers may be traced, and the host checks them."""
     normalize.check(config, spec)
+    sequences.validate(config, spec, parallelism.num_shards)
     num_rows = config.rollout_length * spec.num_envs
-    minibatch.validate(num_rows, config.num_minibatches, parallelism.num_shards)
     if config.normalize_advantage and num_rows * parallelism.num_shards == config.num_minibatches:
         raise ValueError(
             f"num_minibatches: a minibatch must have 2 rows or more with normalize_advantage, got "
@@ -183,21 +187,23 @@ def on_env_restart(state: State) -> State:
 
 def explore(context: Context, state: State, inputs: PolicyInput, carry: PyTree, noise: Array) -> Decision:
     """Sample an action from the policy."""
-    pi = policy(context, state, inputs)
+    pi, carry = policy(context, state, inputs, carry)
     sample = pi.sample_from(noise)
     is_action = not isinstance(pi, distributions.TanhGaussian)  # else the sample cannot be recovered from the action
-    return Decision(context.head.to_action(sample), extras=pi if is_action else Sampled(pi, sample))
+    return Decision(context.head.to_action(sample), carry, extras=pi if is_action else Sampled(pi, sample))
 
 
 def exploit(context: Context, state: State, inputs: PolicyInput, carry: PyTree, noise: Array) -> Decision:
     """Take the mode of the policy."""
-    return Decision(context.head.to_action(policy(context, state, inputs).mode()))
+    pi, carry = policy(context, state, inputs, carry)
+    return Decision(context.head.to_action(pi.mode()), carry)
 
 
-def policy(context: Context, state: State, inputs: PolicyInput) -> PyTree:
-    """Return the distribution over actions for N observations."""
-    output = context.network.actor(state.params["network"], normalize.apply(state.observations, inputs.obs))
-    return context.head.make(output, state.params.get("log_std", ()), inputs.action_mask)
+def policy(context: Context, state: State, inputs: PolicyInput, carry: PyTree) -> tuple[PyTree, PyTree]:
+    """Return the distribution over actions for N observations, and the carry after these."""
+    obs = normalize.apply(state.observations, inputs.obs)
+    output, carry = context.network.step(state.params["network"], obs, carry)
+    return context.head.make(output, state.params.get("log_std", ()), inputs.action_mask), carry
 
 
 def update(context: Context, state: State, rollout: Rollout, key: Key) -> tuple[State, Metrics]:
@@ -231,18 +237,18 @@ def prepare(context: Context, state: State, rollout: Rollout) -> UpdateBatch:
     if not context.frame_stack:
         rollout = rollout._replace(steps=steps._replace(obs=normalize.apply(state.observations, steps.obs)))
     obs, kept = encode_rollout(context.frame_stack, rollout)
-    value, next_value = values(context, state, rollout, obs, kept)
+    value, next_value, carry = values(context, state, rollout, obs, kept)
     discount = config.gamma * steps.discount
     advantage = returns.gae(reward, discount, value, next_value, steps.last, config.gae_lambda)
     target = advantage + value
     weight = steps.valid.astype(jnp.float32)
     pi, sample = steps.extras if isinstance(steps.extras, Sampled) else Sampled(steps.extras, steps.action)
     log_prob = pi.log_prob(sample)
-    rows = Batch((), sample, pi, log_prob, value, advantage, target, weight, steps.action_mask)
-    rows = minibatch.flatten(rows)
+    rows = Batch(obs, sample, pi, log_prob, value, advantage, target, weight, steps.action_mask)
+    rows = minibatch.flatten(rows._replace(reset=~steps.valid if config.memory != "none" else ()), config.sequence())
     moments = normalize.moments(jnp.stack([target, advantage]), weight, axis=(1, 2))
     learner = Learner(state.params, state.optimizer, jnp.bool_(False), state.lr_scale)
-    return UpdateBatch(learner, rows._replace(obs=obs), kept, after, (moments, obs_moments))
+    return UpdateBatch(learner, rows._replace(carry=carry), kept, after, (moments, obs_moments))
 
 
 def scaled(context: Context, state: State, steps: Transition) -> tuple[State, Array]:
@@ -259,22 +265,26 @@ def scaled(context: Context, state: State, steps: Transition) -> tuple[State, Ar
 
 def values(
     context: Context, state: State, rollout: Rollout, obs: PyTree, kept: Frames | tuple[()]
-) -> tuple[Array, Array]:
+) -> tuple[Array, Array, PyTree]:
     """Return the values of each step and of its successor, f32 [T, N], computed in bulk after acting.
 
-    `obs` [T * N, ...] are the observations of the steps, or the numbers of their stacks in `kept`.
+    `obs` [T, N, ...] are the observations of the steps, or the numbers of their stacks in `kept`. Also returns the
+    carry before each sequence.
     """
-    critic = partial(context.network.critic, state.params["network"])
-    if context.frame_stack:  # stacks are built for one minibatch at a time
-        value = jax.lax.map(
-            lambda some: critic(decode(context.frame_stack, kept, some)),
-            obs.reshape(context.config.num_minibatches, -1),
-        )
-    else:
-        value = minibatch.map_chunks(critic, obs)
-    value = value.reshape(rollout.steps.reward.shape)
+    network, params = context.network, state.params["network"]
     next_obs = normalize.apply(state.observations, rollout.next_obs)
-    return value, jnp.concatenate([value[1:], critic(next_obs)[None]])
+    read = partial(decode, context.frame_stack, kept)
+    if length := context.config.sequence():
+        unroll = partial(network.unroll, params)
+        (_, value), carry = sequences.recompute(unroll, rollout, obs, next_obs, read, length)
+        return value[:-1], value[1:], carry
+    critic, rows = partial(network.critic, params), minibatch.flatten(obs)
+    if context.frame_stack:  # stacks are built for one minibatch at a time
+        value = jax.lax.map(lambda some: critic(read(some)), rows.reshape(context.config.num_minibatches, -1))
+    else:
+        value = minibatch.map_chunks(critic, rows)
+    value = value.reshape(rollout.steps.reward.shape)
+    return value, jnp.concatenate([value[1:], critic(next_obs)[None]]), ()
 
 
 def explained_variance(moments: normalize.Moments) -> Array:
@@ -348,7 +358,7 @@ def loss(context: Context, params: PyTree, batch: Batch) -> tuple[Array, Metrics
     which is -A times r, or times the bound if r is beyond it in the direction that increases r A.
     """
     config = context.config
-    output, value = context.network.both(params["network"], batch.obs)
+    (output, value), _ = context.network.unroll(params["network"], batch.obs, batch.carry, batch.reset)
     pi = context.head.make(output, params.get("log_std", ()), batch.action_mask)
     log_ratio = pi.log_prob(batch.action) - batch.log_prob
     ratio = jnp.exp(log_ratio)

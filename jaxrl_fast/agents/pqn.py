@@ -15,7 +15,7 @@ import optax
 from jaxrl_fast import networks
 from jaxrl_fast.agents.configs.pqn import PQN as Config
 from jaxrl_fast.parallel import collectives
-from jaxrl_fast.rl import distributions, exploration, frame_stack, minibatch, normalize, optim, returns, sgd
+from jaxrl_fast.rl import distributions, exploration, frame_stack, minibatch, normalize, optim, returns, sequences, sgd
 from jaxrl_fast.types import Agent, Array, Decision, EnvSpec, Key, Metrics, Parallelism, PolicyInput, PyTree, Rollout
 
 SUPPORTS = frozenset({"shards", "grad_workers", "sequential_seeds"})
@@ -30,12 +30,14 @@ class State(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """The rows that the loss is computed from, [B, ...]."""
+    """The rows that the loss is computed from, [B, ...]; with a memory, sequences [B, L, ...]."""
 
     obs: PyTree  # the network's input, or numbers of stacks that a gradient step decodes
     action: Array
     target: Array
     weight: Array  # of the row in means: 0 where its action was ignored
+    carry: PyTree = ()  # [B, ...] of the memory before each sequence
+    reset: Array | tuple[()] = ()  # bool [B, L]: an episode begins after the step
 
 
 class Learner(NamedTuple):
@@ -77,12 +79,13 @@ def make(config: Config, spec: EnvSpec, num_updates: int, parallelism: Paralleli
 
     Raises ValueError if options contradict each other or the environment.
     """
-    minibatch.validate(config.rollout_length * spec.num_envs, config.num_minibatches, parallelism.num_shards)
+    sequences.validate(config, spec, parallelism.num_shards)
     network = networks.network(
         spec.obs,
         exploration.num_actions(spec, "pqn"),
         layer_norm=config.layer_norm,
         **networks.options_of(config),
+        **networks.memory_of(config),
     )
     num_steps = config.num_epochs * config.num_minibatches  # of an update
     learning_rate = optim.linear_schedule(config.learning_rate, config.anneal_lr, num_updates * num_steps)
@@ -101,6 +104,7 @@ def make(config: Config, spec: EnvSpec, num_updates: int, parallelism: Paralleli
         update=partial(update, context),
         sample_noise=exploration.sample_noise,
         rollout_length=config.rollout_length,
+        initial_carry=network.initial_carry,
         compress_obs=frame_stack.compressor(spec.frame_stack),
         gradient_steps=sgd.incremental_update(
             num_steps, partial(prepare, context), partial(epochs_of, context), partial(finalize, context)
@@ -116,19 +120,21 @@ def init(context: Context, key: Key) -> State:
 
 def explore(context: Context, state: State, inputs: PolicyInput, carry: PyTree, noise: exploration.Noise) -> Decision:
     """Act epsilon-greedily, with random numbers and an epsilon for each environment."""
-    value = action_values(context, state.params, inputs)
+    value, carry = action_values(context, state.params, inputs, carry)
     policy = distributions.EpsilonGreedy(value, epsilons(context, state, noise.step), inputs.action_mask)
-    return Decision(policy.sample_from(noise.uniform), extras=value.max(-1))
+    return Decision(policy.sample_from(noise.uniform), carry, extras=value.max(-1))
 
 
 def exploit(context: Context, state: State, inputs: PolicyInput, carry: PyTree, noise: exploration.Noise) -> Decision:
     """Take the action of the highest value."""
-    return Decision(distributions.EpsilonGreedy(action_values(context, state.params, inputs), 0.0).mode())
+    value, carry = action_values(context, state.params, inputs, carry)
+    return Decision(distributions.EpsilonGreedy(value, 0.0).mode(), carry)
 
 
-def action_values(context: Context, params: PyTree, inputs: PolicyInput) -> Array:
-    """Return the values of all actions, f32 [..., A], FORBIDDEN where masked."""
-    return distributions.masked(context.network.apply(params, inputs.obs), inputs.action_mask)
+def action_values(context: Context, params: PyTree, inputs: PolicyInput, carry: PyTree) -> tuple[Array, PyTree]:
+    """Return the values of all actions, f32 [..., A], FORBIDDEN where masked, and the carry after these inputs."""
+    value, carry = context.network.step(params, inputs.obs, carry)
+    return distributions.masked(value, inputs.action_mask), carry
 
 
 def epsilons(context: Context, state: State, step: int | Array = 0) -> Array:
@@ -180,17 +186,40 @@ def rows_of(context: Context, params: PyTree, rollout: Rollout) -> tuple[Batch, 
     """Return the rows to learn from, [T * N, ...], and the frames from which their observations are built.
 
     Targets are Peng's Q(lambda) (section 3.2 of the paper). The value after the last step is computed as well, so that
-    no row is lost or bootstrapped from itself.
+    no row is lost or bootstrapped from itself. Steps of a burn-in have weight 0.
     """
     config, steps = context.config, rollout.steps
-    after = PolicyInput(rollout.next_obs, rollout.next_action_mask)
-    best_at_end = action_values(context, params, after).max(-1)
-    next_best = jnp.concatenate([steps.extras[1:], best_at_end[None]])  # extras: values computed when acting
+    obs, kept = frame_stack.encode_rollout(context.spec.frame_stack, rollout)
+    next_best, carry = next_values(context, params, rollout, obs, kept)
     discount = config.gamma * steps.discount
     target = returns.lambda_returns(steps.reward, discount, next_best, steps.last, config.q_lambda)
-    rows = minibatch.flatten(Batch((), steps.action, target, steps.valid.astype(jnp.float32)))
-    obs, kept = frame_stack.encode_rollout(context.spec.frame_stack, rollout)
-    return rows._replace(obs=obs), kept
+    rows = Batch(obs, steps.action, target, steps.valid.astype(jnp.float32))
+    length = config.sequence()
+    if length is None:
+        return minibatch.flatten(rows), kept
+    counts = jnp.arange(config.rollout_length) % length >= config.burn_in
+    rows = rows._replace(weight=rows.weight * counts[:, None], reset=~steps.valid)
+    return minibatch.flatten(rows, length)._replace(carry=carry), kept
+
+
+def next_values(
+    context: Context, params: PyTree, rollout: Rollout, obs: PyTree, kept: frame_stack.Frames | tuple[()]
+) -> tuple[Array, PyTree]:
+    """Return the highest value after each step, f32 [T, N], and the carry before each sequence.
+
+    `obs` [T, N, ...] are the observations as `frame_stack.encode_rollout` returns them. Without a memory, the values
+    are those computed when acting.
+    """
+    if length := context.config.sequence():
+        read = partial(frame_stack.decode, context.spec.frame_stack, kept)
+        unroll = partial(context.network.unroll, params)
+        value, carry = sequences.recompute(unroll, rollout, obs, rollout.next_obs, read, length)
+        masks = rollout.steps.action_mask, rollout.next_action_mask
+        mask = () if isinstance(masks[1], tuple) else jnp.concatenate([masks[0], masks[1][None]])
+        return distributions.masked(value, mask).max(-1)[1:], carry
+    after = PolicyInput(rollout.next_obs, rollout.next_action_mask)
+    best_at_end = action_values(context, params, after, ())[0].max(-1)
+    return jnp.concatenate([rollout.steps.extras[1:], best_at_end[None]]), ()
 
 
 def gradient_step(
@@ -210,7 +239,9 @@ def loss(context: Context, params: PyTree, batch: Batch) -> tuple[Array, Metrics
 
     Each metric is a sum over weighted rows as well.
     """
-    value = context.network.apply(params, batch.obs)
+    unroll = partial(context.network.unroll, params)
+    batch = sequences.after_burn_in(unroll, batch, context.config.burn_in)
+    value, _ = unroll(batch.obs, batch.carry, batch.reset)
     chosen = distributions.chosen(value, batch.action)
     distance = batch.target - chosen
     metrics = {"td_loss": 0.5 * distance**2, "q_value": chosen, "td_error_abs": jnp.abs(distance)}

@@ -3,7 +3,9 @@
 from collections.abc import Iterable
 from typing import NoReturn
 
-from jaxrl_fast.config.sources import Setting
+from jaxrl_fast.agents.configs import CONFIGS
+from jaxrl_fast.config.sources import Setting, join_names
+from jaxrl_fast.utils.option import options_of
 from jaxrl_fast.utils.parsing import nearest
 
 PROGRAM, SWEEP = "python -m jaxrl_fast.train", "python -m jaxrl_fast.sweep"
@@ -60,7 +62,11 @@ def refuse_unknown(setting: Setting, known: Iterable[str], algo: str = "", progr
     near = lambda cutoff: nearest(last, by_last, lambda found: setting.spell(by_last[found]), cutoff)
     ours = ELSEWHERE.get(last.lower(), "")
     alias = f"; did you mean {setting.spell(ours)}?" if ours in by_last.values() else ""
-    hint = near(0.9) or alias or near(0.6)
+    is_of_agent = bool(algo) and name.startswith("agent.")
+    having = [other for other, config in CONFIGS.items() if last in options_of(config)]
+    has = "has" if len(having) == 1 else "have"
+    elsewhere = f"; {join_names(having)} {has} it" if having and is_of_agent and last not in by_last else ""
+    hint = elsewhere or near(0.9) or alias or near(0.6)
     ending = f"; {program} --help lists all" if setting.on_command_line else ""
-    whose = f"{algo} has no such option" if name.startswith("agent.") and algo else "there is no such option"
+    whose = f"{algo} has no such option" if is_of_agent else "there is no such option"
     raise ValueError(f"{setting.origin}: {whose}{hint or ending}")

@@ -1,6 +1,7 @@
 """Load a trained policy from a run's folder: `jaxrl_fast.load("runs/mine").policy(obs)` is an action."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,14 +19,9 @@ from jaxrl_fast.utils.random import key_of_seed
 
 
 class Trained(NamedTuple):
-    """A trained policy of one seed.
+    """A trained policy of one seed: a `Policy`, or a `RecurrentPolicy` if the agent has a memory."""
 
-    `policy(obs, key=None, explore=False)` is compiled. It takes one observation as in `env.spec.obs`, or a batch of
-    them [B, ...], and returns the environment's actions: int32, or float32 within the action bounds. It acts greedily;
-    `explore=True` acts as in training and requires a PRNG key.
-    """
-
-    policy: Callable[..., Array]
+    policy: "Policy | RecurrentPolicy"
     env: Env
     agent: Agent
     agent_state: PyTree
@@ -51,36 +47,95 @@ def load(
     state = jax.device_put(saved.learners)
     agent, options = saved.agent, saved.settings.options
     num_envs = num_exploration_envs(options)
-    if remembers(agent, agent.exploit, state, saved.env.spec.obs):
-        problem = "its policy has a memory, so it is not a function of an observation alone"
-        raise ValueError(f"{folder}: {problem}; use evaluate, video or .agent.exploit, which take the memory")
-    policies = Policies(
-        partial(jax.jit(partial(greedy, agent)), state), partial(jax.jit(partial(exploring, agent, num_envs)), state)
+    decide = Decide(
+        saved.env,
+        partial(jax.jit(partial(greedy, agent)), state),
+        partial(jax.jit(partial(exploring, agent, num_envs)), state),
     )
-    act = partial(decide, saved.env, policies)
-    return Trained(act, saved.env, agent, state, saved.settings, saved.seeds[0], saved.checkpoint, saved.env_steps)
+    initial = partial(initial_carry, agent)
+    has_memory = remembers(agent, agent.exploit, state, saved.env.spec.obs)
+    policy = RecurrentPolicy(decide, initial) if has_memory else Policy(decide, initial)
+    return Trained(policy, saved.env, agent, state, saved.settings, saved.seeds[0], saved.checkpoint, saved.env_steps)
 
 
-class Policies(NamedTuple):
-    """The compiled greedy and exploring policies: from observations [B, ...] to the agent's actions [B, ...]."""
+@dataclass(frozen=True)
+class Policy:
+    """A compiled function from observations to actions.
 
-    exploit: Callable[[PyTree], Array]
-    explore: Callable[[PyTree, Key], Array]
-
-
-def decide(env: Env, policies: Policies, obs: PyTree, key: Key | None = None, explore: bool = False) -> Array:
-    """Return the environment's action for one observation or for each of a batch; see `Trained`.
-
-    Raises:
-        ValueError: If `obs` does not match the environment, the batch is empty, or `explore` lacks a key.
+    `policy(obs, key=None, explore=False)` takes one observation as in `env.spec.obs`, or a batch of them [B, ...], and
+    returns the environment's actions: int32, or float32 within the action bounds. It acts greedily; `explore=True` acts
+    as in training and requires a PRNG key.
     """
-    if explore and key is None:
-        raise ValueError("policy: explore=True requires a PRNG key; pass key=jax.random.key(0)")
-    batch, is_one = as_batch(env.spec, obs)
-    if not is_one and not len(jax.tree.leaves(batch)[0]):
-        raise ValueError("policy: obs is an empty batch; pass at least one observation")
-    action = env.to_env_action(policies.explore(batch, key) if explore and key is not None else policies.exploit(batch))
-    return action[0] if is_one else action
+
+    _decide: "Decide"
+    _initial: Callable[[int], PyTree]
+
+    def __call__(self, obs: PyTree, key: Key | None = None, explore: bool = False) -> Array:
+        """Return the action for one observation or for each of a batch.
+
+        Raises:
+            ValueError: If `obs` does not match the environment, the batch is empty, or `explore` lacks a key.
+        """
+        batch, is_one = as_batch(self._decide.env.spec, obs)
+        action, _ = self._decide(batch, self._initial(_size(batch)), key, explore)
+        return action[0] if is_one else action
+
+
+@dataclass(frozen=True)
+class RecurrentPolicy:
+    """A compiled function from observations and a memory to actions and the next memory.
+
+    `action, memory = policy(obs, memory, key=None, explore=False)`, otherwise as `Policy`. The memory at the start of
+    an episode is `initial_memory()`, or `initial_memory(B)` for a batch of B observations.
+    """
+
+    _decide: "Decide"
+    _initial: Callable[[int], PyTree]
+
+    def initial_memory(self, batch_size: int | None = None) -> PyTree:
+        """Return the memory at the start of an episode, [...], or of `batch_size` episodes, [B, ...]."""
+        memory = self._initial(1 if batch_size is None else batch_size)
+        return jax.tree.map(lambda x: x[0], memory) if batch_size is None else memory
+
+    def __call__(
+        self, obs: PyTree, memory: PyTree, key: Key | None = None, explore: bool = False
+    ) -> tuple[Array, PyTree]:
+        """Return the action and the next memory for one observation, or for each of a batch.
+
+        Raises:
+            ValueError: If `obs` or `memory` do not match the policy, the batch is empty, or `explore` lacks a key.
+        """
+        batch, is_one = as_batch(self._decide.env.spec, obs)
+        expected = self.initial_memory(None if is_one else _size(batch))
+        shapes = lambda tree: jax.tree.map(jnp.shape, tree)
+        if shapes(memory) != shapes(expected):
+            problem = f"must have the shapes {shapes(expected)}, got {shapes(memory)}"
+            raise ValueError(f"policy: memory {problem}; pass policy.initial_memory() or what the last call returned")
+        memory = jax.tree.map(lambda x: x[None], memory) if is_one else memory
+        result = self._decide(batch, memory, key, explore)
+        return jax.tree.map(lambda x: x[0], result) if is_one else result
+
+
+class Decide(NamedTuple):
+    """The compiled greedy and exploring policies, from observations and carries [B, ...] to actions and carries."""
+
+    env: Env
+    exploit: Callable[[PyTree, PyTree], tuple[Array, PyTree]]
+    explore: Callable[[PyTree, PyTree, Key], tuple[Array, PyTree]]
+
+    def __call__(self, batch: PyTree, carry: PyTree, key: Key | None, explore: bool) -> tuple[Array, PyTree]:
+        """Return the environment's actions [B, ...] and the carries after them."""
+        if explore and key is None:
+            raise ValueError("policy: explore=True requires a PRNG key; pass key=jax.random.key(0)")
+        if not _size(batch):
+            raise ValueError("policy: obs is an empty batch; pass at least one observation")
+        action, carry = self.explore(batch, carry, key) if explore and key is not None else self.exploit(batch, carry)
+        return self.env.to_env_action(action), carry
+
+
+def _size(batch: PyTree) -> int:
+    """Return B for arrays [B, ...]."""
+    return len(jax.tree.leaves(batch)[0])
 
 
 def as_batch(spec: EnvSpec, obs: PyTree) -> tuple[PyTree, bool]:
@@ -140,11 +195,10 @@ def remembers(agent: Agent, decide: Callable[..., Decision], state: PyTree, obs:
     return any(changed)
 
 
-def greedy(agent: Agent, state: PyTree, obs: PyTree) -> Array:
-    """Return deterministic actions [B, ...] for observations [B, ...]."""
-    num_obs = jax.tree.leaves(obs)[0].shape[0]
-    noise = jax.tree.map(lambda x: x[0], agent.sample_noise(key_of_seed(0), 1, num_obs))
-    return agent.exploit(state, PolicyInput(obs), initial_carry(agent, num_obs), noise).action
+def greedy(agent: Agent, state: PyTree, obs: PyTree, carry: PyTree) -> tuple[Array, PyTree]:
+    """Return deterministic actions and the next carries [B, ...] for observations and carries [B, ...]."""
+    noise = jax.tree.map(lambda x: x[0], agent.sample_noise(key_of_seed(0), 1, _size(obs)))
+    return agent.exploit(state, PolicyInput(obs), carry, noise)[:2]
 
 
 def num_exploration_envs(options: Options) -> int:
@@ -152,17 +206,17 @@ def num_exploration_envs(options: Options) -> int:
     return int(options.num_envs) // max(options.async_pools, 1)
 
 
-def exploring(agent: Agent, num_envs: int, state: PyTree, obs: PyTree, key: Key) -> Array:
-    """Return exploring actions [B, ...] for observations [B, ...]: row i acts as environment i % `num_envs` does."""
-    num_obs = jax.tree.leaves(obs)[0].shape[0]
+def exploring(agent: Agent, num_envs: int, state: PyTree, obs: PyTree, carry: PyTree, key: Key) -> tuple[Array, PyTree]:
+    """Return exploring actions and the next carries: row i [B, ...] acts as environment i % `num_envs` does."""
+    num_obs = _size(obs)
     num_rounds = -(-num_obs // num_envs)
 
     def act(inputs):
         """Act in one round of `num_envs` observations."""
-        obs, key = inputs
+        obs, carry, key = inputs
         noise = jax.tree.map(lambda x: x[0], agent.sample_noise(key, 1, num_envs))
-        return agent.explore(state, PolicyInput(obs), initial_carry(agent, num_envs), noise).action
+        return agent.explore(state, PolicyInput(obs), carry, noise)[:2]
 
     fill = lambda x: jnp.resize(x, (num_rounds, num_envs, *x.shape[1:]))
-    action = jax.lax.map(act, (jax.tree.map(fill, obs), jax.random.split(key, num_rounds)))
-    return action.reshape(-1, *action.shape[2:])[:num_obs]
+    rounds = jax.lax.map(act, (*jax.tree.map(fill, (obs, carry)), jax.random.split(key, num_rounds)))
+    return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[:num_obs], rounds)

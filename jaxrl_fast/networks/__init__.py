@@ -8,15 +8,24 @@ are float32, whatever `dtype` intermediate results have. Layers are computed by 
     nature   [H, W, C] images of at least 36x36 (Mnih et al. 2015, "Human-level control ...", methods)
     dqn2013  the same, with a third of the work: two convolutions (Mnih et al. 2013, "Playing Atari ...", section 4.1)
     impala   [H, W, C]: three residual stages (Espeholt et al. 2018, "IMPALA", figure 3, the deep network)
+
+With a memory (`networks.memory`), a recurrent layer follows the torso. `step` and `unroll` then take the carry of each
+environment, and `initial_carry` is that of one at the start of an episode. Without a memory, carries are () and stay.
+
+    step    one time step: observations [B, ...] and carries before it, to outputs and carries after it
+    unroll  sequences of L steps: observations [B, L, ...], carries [B, ...] before the first step, and after which
+            steps an episode begins, `reset` bool [B, L]; to outputs [B, L, ...] and carries after the last step
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax.numpy as jnp
 from jax import Array
 
+from jaxrl_fast.networks import memory as memory_module
 from jaxrl_fast.networks import torso
 from jaxrl_fast.networks.dense import Dense, NoisyDense
 from jaxrl_fast.networks.init import init_params, layer_noise
@@ -27,17 +36,23 @@ class Network(NamedTuple):
     """A function of observations that has parameters."""
 
     init: Callable[[Key], PyTree]
-    apply: Callable[..., Array]  # (params, obs [..., *shape], noise=()) -> [..., num_outputs (, num_atoms)]
+    apply: Callable[..., Array]  # (params, obs [..., *shape], noise=()) -> [..., num_outputs (, num_atoms)]; no memory
     noise: Callable[[Key, tuple[int, ...]], PyTree]  # of each noisy layer, [*shape, K]; () without any
+    step: Callable[..., tuple[Array, PyTree]]  # (params, obs, carry, noise=()) -> (outputs, carry)
+    unroll: Callable[..., tuple[Array, PyTree]]  # (params, obs, carry, reset, noise=()) -> (outputs, carry)
+    initial_carry: PyTree = ()
 
 
 class ActorCritic(NamedTuple):
     """The outputs of a policy (logits, means ...) and a value, from one tree of parameters."""
 
     init: Callable[[Key], PyTree]
-    actor: Callable[[PyTree, PyTree], Array]  # (params, obs) -> [..., num_outputs]
-    critic: Callable[[PyTree, PyTree], Array]  # (params, obs) -> [...]
-    both: Callable[[PyTree, PyTree], tuple[Array, Array]]
+    actor: Callable[[PyTree, PyTree], Array]  # (params, obs) -> [..., num_outputs]; without memory
+    critic: Callable[[PyTree, PyTree], Array]  # (params, obs) -> [...]; without memory
+    both: Callable[[PyTree, PyTree], tuple[Array, Array]]  # without memory
+    step: Callable[[PyTree, PyTree, PyTree], tuple[Array, PyTree]]  # (params, obs, carry) -> (actor's output, carry)
+    unroll: Callable[..., tuple[tuple[Array, Array], PyTree]]  # (params, obs, carry, reset) -> (both outputs, carry)
+    initial_carry: PyTree = ()
 
 
 def options_of(config: Any) -> dict[str, Any]:
@@ -53,6 +68,11 @@ def options_of(config: Any) -> dict[str, Any]:
     )
 
 
+def memory_of(config: Any) -> dict[str, Any]:
+    """Return the options of an algorithm that may have a memory, as `network` and `actor_critic` name them."""
+    return dict(memory=config.memory, memory_size=config.memory_size)
+
+
 def network(
     obs: PyTree,
     num_outputs: int,
@@ -61,11 +81,13 @@ def network(
     dueling: bool = False,
     gain: float = 1.0,
     kernel_init: str = "orthogonal",
+    memory: str = "none",
+    memory_size: int = 128,
     **options,
 ) -> Network:
     """Return a torso with a linear head, for observations like `obs` (ShapeDtypeStruct). Other options: `torso.make`.
 
-    `kernel_init` is one of `init.KINDS`.
+    `kernel_init` is one of `init.KINDS`, `memory` is "none" or one of `networks.memory.KINDS`.
 
     With `num_atoms`, each output is a distribution of `num_atoms` numbers. With `dueling`, two streams each have the
     last dense layer and a head: one gives the state's value, the other the advantage of each output, less their mean
@@ -73,16 +95,20 @@ def network(
     """
     streams = [torso.make_part(obs, slice(-1, None), **options) for _ in range(2)] if dueling else []
     trunk = torso.make(obs, **options) if not dueling else torso.make_part(obs, slice(None, -1), **options)
-    module: Any = _Outputs(trunk, streams, num_outputs, num_atoms, gain, options.get("noisy", False))
+    layer, initial_carry = memory_module.make(memory, memory_size)
+    module: Any = _Outputs(trunk, layer, streams, num_outputs, num_atoms, gain, options.get("noisy", False))
 
-    def apply(params, obs, noise=()):
-        return module.apply({**params, "noise": noise} if noise else params, obs)
+    def unroll(params, obs, carry=(), reset=None, noise=()):
+        return module.apply({**params, "noise": noise} if noise else params, (obs, carry, reset))
 
-    inputs = torso.with_action(obs, options.get("action_size", 0))
+    inputs = torso.with_action(obs, options.get("action_size", 0)), initial_carry, None
     return Network(
         init=lambda key: init_params(module, inputs, key, kernel_init),
-        apply=apply,
+        apply=lambda params, obs, noise=(): unroll(params, obs, noise=noise)[0],
         noise=lambda key, shape: layer_noise(module, inputs, key, shape),
+        step=lambda params, obs, carry, noise=(): unroll(params, obs, carry, None, noise),
+        unroll=unroll,
+        initial_carry=initial_carry,
     )
 
 
@@ -96,22 +122,30 @@ def actor_critic(
     actor_gain: float = 0.01,
     critic_gain: float = 1.0,
     kernel_init: str = "orthogonal",
+    memory: str = "none",
+    memory_size: int = 128,
     **options,
 ) -> ActorCritic:
-    """Return a policy and a value, for observations like `obs` (ShapeDtypeStruct). Other options: `torso.make`.
+    """Return a policy and a value, for observations like `obs` (ShapeDtypeStruct). Other options: `network`.
 
-    By default the two share a torso with convolutions, and have one each if it is an mlp.
+    By default the two share a torso with convolutions, and have one each if it is an mlp. They share a memory, and so
+    the torso before it.
     """
     kind = torso.choose_kind(obs, kind, observations)
     options |= {"kind": kind, "observations": observations}
-    shared = kind != "mlp" if shared is None else shared
+    layer, initial_carry = memory_module.make(memory, memory_size)
+    shared = kind != "mlp" or layer is not None if shared is None else shared
     critic_torso = None if shared else torso.make(obs, **options)
-    module: Any = _ActorCritic(torso.make(obs, **options), critic_torso, num_outputs, actor_gain, critic_gain)
+    module: Any = _ActorCritic(torso.make(obs, **options), layer, critic_torso, num_outputs, actor_gain, critic_gain)
+    unroll = lambda params, obs, carry=(), reset=None: module.apply(params, (obs, carry, reset))
     return ActorCritic(
-        init=lambda key: init_params(module, obs, key, kernel_init),
-        actor=lambda params, obs: module.apply(params, obs, method="actor"),
+        init=lambda key: init_params(module, (obs, initial_carry, None), key, kernel_init),
+        actor=lambda params, obs: module.apply(params, obs, (), method="actor")[0],
         critic=lambda params, obs: module.apply(params, obs, method="critic"),
-        both=module.apply,
+        both=lambda params, obs: unroll(params, obs)[0],
+        step=partial(module.apply, method="actor"),
+        unroll=unroll,
+        initial_carry=initial_carry,
     )
 
 
@@ -119,6 +153,7 @@ class _Outputs(nn.Module):
     """Linear heads on a torso, in float32: [..., num_outputs], or [..., num_outputs, num_atoms]."""
 
     torso: nn.Module
+    memory: nn.Module | None
     streams: list[nn.Module]  # none, or those of the state's value and of the advantages
     num_outputs: int
     num_atoms: int | None
@@ -130,13 +165,14 @@ class _Outputs(nn.Module):
         layer = NoisyDense if self.noisy else Dense
         self.heads = [layer(width * (self.num_atoms or 1), self.gain) for width in widths]
 
-    def __call__(self, obs):
-        features = self.torso(obs)
+    def __call__(self, inputs):
+        obs, carry, reset = inputs
+        carry, features = _remember(self.memory, carry, self.torso(obs), reset)
         if not self.streams:
-            return self._shape(self.heads[0](features), self.num_outputs)
+            return self._shape(self.heads[0](features), self.num_outputs), carry
         value, advantage = (head(stream(features)) for head, stream in zip(self.heads, self.streams, strict=True))
         value, advantage = self._shape(value, 1), self._shape(advantage, self.num_outputs)
-        return value + advantage - advantage.mean(axis=-1 if self.num_atoms is None else -2, keepdims=True)
+        return value + advantage - advantage.mean(axis=-1 if self.num_atoms is None else -2, keepdims=True), carry
 
     def _shape(self, x, width):
         return x if self.num_atoms is None else x.reshape(*x.shape[:-1], width, self.num_atoms)
@@ -146,6 +182,7 @@ class _ActorCritic(nn.Module):
     """Linear heads of a policy, [..., num_outputs], and of a value, [...]."""
 
     torso: nn.Module
+    memory: nn.Module | None
     critic_torso: nn.Module | None  # None: the critic has `torso` too
     num_outputs: int
     actor_gain: float
@@ -155,13 +192,20 @@ class _ActorCritic(nn.Module):
         self.actor_head = Dense(self.num_outputs, self.actor_gain)
         self.critic_head = Dense(1, self.critic_gain)
 
-    def actor(self, obs):
-        return self.actor_head(self.torso(obs))
+    def actor(self, obs, carry):
+        carry, features = _remember(self.memory, carry, self.torso(obs))
+        return self.actor_head(features), carry
 
     def critic(self, obs):
         return self.critic_head((self.critic_torso or self.torso)(obs))[..., 0]
 
-    def __call__(self, obs):
-        features = self.torso(obs)
+    def __call__(self, inputs):
+        obs, carry, reset = inputs
+        carry, features = _remember(self.memory, carry, self.torso(obs), reset)
         critic_features = self.critic_torso(obs) if self.critic_torso else features
-        return self.actor_head(features), self.critic_head(critic_features)[..., 0]
+        return (self.actor_head(features), self.critic_head(critic_features)[..., 0]), carry
+
+
+def _remember(memory, carry, features, reset=None):
+    """Return the carry after the features, and those with what is remembered; without a memory, both as they are."""
+    return (carry, features) if memory is None else memory(carry, features, reset)

@@ -19,7 +19,8 @@ def critics(obs: PyTree, action_size: int, num: int, **options) -> Network:
 def ensemble(network: Network, num: int) -> Network:
     """Return `num` copies of a network with separate parameters, as one network.
 
-    Parameters and outputs get a leading axis [num]; all copies have the same input, and each has separate noise.
+    Parameters and outputs get a leading axis [num]; all copies have the same input, and each has separate noise. They
+    have no memory.
     """
 
     def init(key: Key) -> PyTree:
@@ -31,4 +32,4 @@ def ensemble(network: Network, num: int) -> Network:
     def noise(key: Key, shape: tuple[int, ...]) -> PyTree:
         return jax.vmap(lambda key: network.noise(key, shape))(jax.random.split(key, num))
 
-    return Network(init, apply, noise)
+    return network._replace(init=init, apply=apply, noise=noise)

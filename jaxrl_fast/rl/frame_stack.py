@@ -83,24 +83,25 @@ def gather_stacks(num_frames: int, kept: PyTree, age: Array, row: Array, env: Ar
 
 
 def encode_rollout(num_frames: int, rollout: Rollout) -> tuple[PyTree, Frames | tuple[()]]:
-    """Return a rollout's observations as rows for minibatches, [T * N, ...], and the frames that `decode` needs.
+    """Return a rollout's observations [T, N, ...] in the form that minibatches have, and the frames for `decode`.
 
-    If the rollout has a `CompressedStack`, the rows are numbers of stacks; otherwise they are the observations.
+    If the rollout has a `CompressedStack`, the form is the number of the stack; otherwise it is the observation.
     """
     obs = rollout.steps.obs
     if num_frames <= 1:
-        return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), obs), ()
+        return obs, ()
     num_steps, num_envs = obs.same.shape
     older = num_frames - 1  # rows before the first one: they hold the older frames of its stack
     unstack = lambda x: jnp.moveaxis(x.reshape(*x.shape[:-1], num_frames, -1), -2, 0)[:-1]
     frames = jax.tree.map(lambda x, first: jnp.concatenate([unstack(first), x]), obs.newest, rollout.first_obs)
     age = stack_ages(num_frames, obs.same.at[0].set(False), jnp.full(num_envs, older, jnp.uint8))
-    return jnp.arange(num_steps * num_envs), Frames(frames, age)
+    return jnp.arange(num_steps * num_envs).reshape(num_steps, num_envs), Frames(frames, age)
 
 
 def decode(num_frames: int, frames: Frames | tuple[()], rows: PyTree) -> PyTree:
-    """Return the observations [B, ...] of rows [B, ...] that `encode_rollout` returned."""
+    """Return the observations [..., *shape] of rows [...] that `encode_rollout` returned."""
     if not frames:
         return rows
-    row, env = rows // frames.age.shape[1], rows % frames.age.shape[1]
-    return gather_stacks(num_frames, frames.frames, frames.age[row, env], row + num_frames - 1, env)
+    row, env = jnp.divmod(rows.reshape(-1), frames.age.shape[1])
+    stacks = gather_stacks(num_frames, frames.frames, frames.age[row, env], row + num_frames - 1, env)
+    return jax.tree.map(lambda x: x.reshape(*rows.shape, *x.shape[1:]), stacks)

@@ -1,10 +1,13 @@
 """Split the rows of a rollout into minibatches: each row once an epoch, in a random order that is cheap to compute.
 
+For an agent with memory, whole sequences take the place of rows: consecutive steps of one environment.
+
 `jax.random.permutation` sorts twice and takes a third to a half of a small PPO's time. A bijection of [0, num_rows)
 that depends on a key requires no sort: each place is computed independently of the others.
 """
 
 from collections.abc import Callable
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -42,8 +45,11 @@ def shuffle(key: Key, num_rows: int) -> Array:
     return places.astype(jnp.int32)
 
 
-def validate(num_rows: int, num_minibatches: int, num_shards: int = 1) -> None:
-    """Raise ValueError if a shard's rows of an update do not divide into minibatches; the error names near numbers."""
+def validate(num_rows: int, num_minibatches: int, num_shards: int = 1, sequence_length: int | None = None) -> None:
+    """Raise ValueError if a shard's rows of an update do not divide into minibatches; the error names near numbers.
+
+    With a `sequence_length`, the rows are sequences.
+    """
     if num_rows % num_minibatches == 0:
         return
     below = next(n for n in range(min(num_minibatches, num_rows), 0, -1) if num_rows % n == 0)
@@ -51,8 +57,9 @@ def validate(num_rows: int, num_minibatches: int, num_shards: int = 1) -> None:
     above = next((n for n in larger if num_rows % n == 0), below)
     near = " or ".join(map(str, sorted({below, above})))
     where = f" on each of {num_shards} devices" if num_shards > 1 else ""
+    rows = "steps" if sequence_length is None else f"sequences of {sequence_length} steps"
     raise ValueError(
-        f"num_minibatches: must divide the {num_rows} steps per update{where}, got {num_minibatches}; use {near}"
+        f"num_minibatches: must divide the {num_rows} {rows} per update{where}, got {num_minibatches}; use {near}"
     )
 
 
@@ -66,9 +73,16 @@ def gather_rows(rows: PyTree, numbers: Array) -> PyTree:
     return jax.tree.map(lambda x: x.at[numbers].get(mode="promise_in_bounds", unique_indices=True), rows)
 
 
-def flatten(steps: PyTree) -> PyTree:
-    """Return steps [T, N, ...] as rows [T * N, ...]."""
-    return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), steps)
+def flatten(steps: PyTree, sequence_length: int | None = None) -> PyTree:
+    """Return steps [T, N, ...] as rows [T * N, ...], or as sequences of L steps, [T / L * N, L, ...]."""
+    if sequence_length is None:
+        return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), steps)
+    return flatten(jax.tree.map(partial(cut, sequence_length), steps))
+
+
+def cut(length: int, x: Array) -> Array:
+    """Return steps [T, N, ...] as parts of L steps, [T / L, N, L, ...]."""
+    return x.reshape(-1, length, *x.shape[1:]).swapaxes(1, 2)
 
 
 def accumulate_grads(function: Callable[[PyTree, PyTree], PyTree], params: PyTree, rows: PyTree) -> PyTree:

@@ -13,7 +13,10 @@ from jaxrl_fast.types import GradientSteps, Key, Metrics, PyTree, Rollout
 
 
 class Epochs(NamedTuple):
-    """The settings for training on rows [num_rows, ...], each with a `weight`: 0 for rows that do not count."""
+    """The settings for training on rows [num_rows, ...], each with a `weight`: 0 for rows that do not count.
+
+    A row may be a sequence of L steps, with a `weight` [L].
+    """
 
     num_epochs: int
     num_minibatches: int
@@ -94,7 +97,7 @@ def incremental_update(
 def _train_on(epochs: Epochs, learner: PyTree, rows: Any, plan: MinibatchPlan) -> tuple[PyTree, PyTree]:
     """Make one gradient step on each minibatch [K, B], its weights normalized to those of a mean; metrics are [K]."""
     batches = minibatch.gather_rows(rows, collectives.local_rows(plan.order, epochs.num_grad_workers, axis=1))
-    count, mean, var = (x[:, None] for x in plan.moments)
+    count, mean, var = (x.reshape(-1, *(1,) * (batches.weight.ndim - 1)) for x in plan.moments)
     batches = batches._replace(weight=batches.weight / jnp.maximum(count, 1))
     if name := epochs.standardize_field:
         x = getattr(batches, name)
@@ -110,7 +113,7 @@ def _plan(epochs: Epochs, rows: Any, key: Key, extra_moments: PyTree) -> tuple[M
     def plan(key: Key) -> MinibatchPlan:
         order = minibatch.assign(key, len(rows.weight), epochs.num_minibatches)
         weight, x = minibatch.gather_rows((rows.weight, getattr(rows, epochs.standardize_field or "weight")), order)
-        return MinibatchPlan(order, normalize.moments(x, weight))
+        return MinibatchPlan(order, normalize.moments(*(x.reshape(len(x), -1) for x in (x, weight))))
 
     order, moments = jax.lax.map(plan, jax.random.split(key, epochs.num_epochs))
     moments, extra_moments = normalize.pool((moments, extra_moments), epochs.axis_name)

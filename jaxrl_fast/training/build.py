@@ -82,7 +82,8 @@ def choose_placement(
     worth = rows // MIN_ROWS_PER_WORKER if _network_kind(settings, env.spec) == "mlp" else 1
     most = before.get("num_grad_workers", 1) if before else worth
     most = min(most, jax.local_device_count(), max_grad_workers())
-    workers = next((number for number in range(most, 0, -1) if rows % number == 0), 1)
+    parts = _num_parts(settings)
+    workers = next((number for number in range(most, 0, -1) if parts % number == 0), 1)
     return placement._replace(num_grad_workers=workers)
 
 
@@ -182,9 +183,9 @@ def _num_shards(
     if options.devices == "auto":
         if "shards" not in supported or not (env.on_device or jax.default_backend() == "cpu"):
             return 1  # pools on several GPUs only on request
-        rows, num_pools = settings.agent.gradient_rows(num_envs), max(options.async_pools, 1)
+        parts, num_pools = _num_parts(settings), max(options.async_pools, 1)
         counts = range(min(num_devices, busy_cores), 1, -1)
-        return next((count for count in counts if num_envs % (count * num_pools) == 0 and rows % count == 0), 1)
+        return next((count for count in counts if num_envs % (count * num_pools) == 0 and parts % count == 0), 1)
     asked = int(options.devices)
     if asked > num_devices:
         raise ValueError(f"--devices: must be at most the {num_devices} devices of JAX, got {asked}")
@@ -193,6 +194,12 @@ def _num_shards(
     if num_envs % asked:
         raise ValueError(f"--devices: must divide --num-envs {num_envs}, got {asked}")
     return asked
+
+
+def _num_parts(settings: Settings) -> int:
+    """Return into how many parts the rows of a gradient step may be split over devices: rows, or whole sequences."""
+    length = settings.agent.sequence() if hasattr(settings.agent, "sequence") else None
+    return settings.agent.gradient_rows(settings.options.num_envs) // (length or 1)
 
 
 def _num_busy_cores(settings: Settings, supported: frozenset[str], spec: EnvSpec) -> int:

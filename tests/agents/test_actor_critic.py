@@ -14,7 +14,7 @@ import scipy.stats
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxrl_fast import envs, loop, networks
+from jaxrl_fast import envs, loop
 from jaxrl_fast.agents import actor_critic
 from jaxrl_fast.kernels import build
 from jaxrl_fast.parallel import program
@@ -36,6 +36,7 @@ from tests.helpers.actor_critics import (
     state_of,
     tables_of,
 )
+from tests.helpers.agents import network_of
 from tests.helpers.trees import same_bits
 
 each_algorithm = pytest.mark.parametrize("algo", MODULES)
@@ -50,7 +51,7 @@ def always(outputs):
     """A policy network with the same outputs everywhere."""
     outputs = jnp.float32(outputs)
     answer = lambda params, obs, noise=(): jnp.broadcast_to(outputs, (*obs.shape[:-1], len(outputs)))
-    return networks.Network(lambda key: (), answer, lambda key, shape: ())
+    return network_of(lambda key: (), answer, lambda key, shape: ())
 
 
 def outputs_of(algo, mean, log_std):

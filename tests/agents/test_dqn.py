@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax import ShapeDtypeStruct
 
-from jaxrl_fast import loop, networks, replay
+from jaxrl_fast import loop, replay
 from jaxrl_fast.agents import dqn
 from jaxrl_fast.metrics import records
 from jaxrl_fast.replay import ring as replay_ring
@@ -20,11 +20,11 @@ from jaxrl_fast.replay import sum_tree
 from jaxrl_fast.rl import distributions, off_policy, value_distributions
 from jaxrl_fast.types import Box, Discrete, EnvSpec, MultiDiscrete, Parallelism, PolicyInput, Rollout, Transition
 from tests.helpers import probes
-from tests.helpers.agents import RATIOS
+from tests.helpers.agents import RATIOS, network_of
 from tests.helpers.trees import equations
 
 NUM_STATES = 6
-TABLE = networks.Network(  # its parameters [NUM_STATES, A, ...] are what it answers to the number of a state
+TABLE = network_of(  # its parameters [NUM_STATES, A, ...] are what it answers to the number of a state
     init=lambda key: jnp.zeros((NUM_STATES, 2)),
     apply=lambda table, obs, noise=(): table[obs[..., 0].astype(jnp.int32)],
     noise=lambda key, shape: (),

@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 from jax import ShapeDtypeStruct
 
-from jaxrl_fast import loop, networks
+from jaxrl_fast import loop
 from jaxrl_fast.agents import pqn
 from jaxrl_fast.types import Box, Discrete, EnvSpec, Parallelism, PolicyInput, Rollout, Transition
 from tests.helpers import probes
+from tests.helpers.agents import network_of
 
-TABLE = networks.Network(  # its parameters [states, A] are what it answers to the number of a state
+TABLE = network_of(  # its parameters [states, A] are what it answers to the number of a state
     init=lambda key: jnp.zeros((8, 2)),
     apply=lambda table, obs, noise=(): table[obs[..., 0].astype(jnp.int32)],
     noise=lambda key, shape: (),

@@ -387,16 +387,16 @@ MISTAKES = [
         "ppo --agent.rollout-length 1 --agent.num-minibatches 4",
         ["num_minibatches: a minibatch must have 2 rows", "4 minibatches of 4 rows", "fewer minibatches"],
     ),
-    ("ppo --agent.double", ["--agent.double: ppo has no such option; python -m jaxrl_fast.train --help lists all\n"]),
+    ("ppo --agent.double", ["--agent.double: ppo has no such option; dqn has it\n"]),
     (
         "ppo --agent.no-layer-norm",
-        ["--agent.no-layer-norm: ppo has no such option; did you mean --agent.max-grad-norm?\n"],
+        ["--agent.no-layer-norm: ppo has no such option; dqn, pqn, sac, td3, ddpg have it\n"],
     ),
     (
         "ppo --replay-ratio 1",
         ["--replay-ratio: there is no such option; python -m jaxrl_fast.train --help lists all\n"],
     ),
-    ("--config clip.yaml", ["agent.clip_coef in clip.yaml: dqn has no such option\n"]),
+    ("--config clip.yaml", ["agent.clip_coef in clip.yaml: dqn has no such option; ppo has it\n"]),
     ("--no-num-envs", ["--no-num-envs", "did you mean --num-envs?"]),
     ("pppo", ["unknown algorithm 'pppo'", "did you mean ppo?"]),
     ("ppo_pong", ["unknown algorithm 'ppo_pong'", "did you mean --config ppo_pong?"]),
@@ -538,7 +538,7 @@ MISTAKES = [
     ("dqn --agent.rollout-length many", ["--agent.rollout-length", "'auto'"]),
     (
         "dqn --agent.gae-lambda 0.9",
-        ["--agent.gae-lambda: dqn has no such option", "python -m jaxrl_fast.train --help lists all\n"],
+        ["--agent.gae-lambda: dqn has no such option; ppo has it\n"],
     ),
     (
         "dqn --devices 2 --num-envs 2 --agent.batch-size 33",

@@ -16,14 +16,14 @@ from gymnax.environments import spaces
 from jax import ShapeDtypeStruct
 
 import jaxrl_fast
-from jaxrl_fast import agents, envs, evaluation, export, kernels
+from jaxrl_fast import agents, envs, evaluation, export, kernels, rollout
 from jaxrl_fast.agents.configs import CONFIGS
 from jaxrl_fast.config import load, presets
 from jaxrl_fast.config.settings import Settings
 from jaxrl_fast.evaluation import policy, saved_run
 from jaxrl_fast.evaluation.export import Options, _build, card, check, export_run, function, numpy_mlp, stablehlo, write
 from jaxrl_fast.kernels import build
-from jaxrl_fast.types import Box, Discrete, Env, EnvSpec
+from jaxrl_fast.types import Box, Discrete, Env, EnvSpec, PolicyInput
 
 onnx = pytest.importorskip("onnx")
 onnxruntime = pytest.importorskip("onnxruntime")
@@ -194,9 +194,9 @@ def test_npz_and_onnx_equal_numbers_from_checkpoint(cart, tmp_path):
     wanted = layer(np.tanh(layer(scaled, "torso/mlp/Dense_0")), "actor_head").argmax(-1)
     files = {path.name: path.read_bytes() for path in folder.iterdir()}
     assert 0 < wanted.mean() < 1
-    np.testing.assert_array_equal(check.run("npz", files, obs, ()), wanted)
+    np.testing.assert_array_equal(check.run("npz", files, obs, ())[0], wanted)
     content = {"policy.onnx": onnx_model.serialize(function.make(of_run(cart, 4), False))}
-    np.testing.assert_array_equal(check.run("onnx", content, obs, ()), wanted)
+    np.testing.assert_array_equal(check.run("onnx", content, obs, ())[0], wanted)
 
 
 def of_run(run, seed):
@@ -301,7 +301,7 @@ def test_state_index_is_encoded_inside():
     for to in FORMATS:
         exported = _build(saved, Options(to=to), Path("out"))
         assert exported.card["inputs"][0]["shape"] == ("b",) and exported.card["inputs"][0]["dtype"] == "int32"
-        np.testing.assert_array_equal(check.run(to, exported.files, index, ()), wanted)
+        np.testing.assert_array_equal(check.run(to, exported.files, index, ())[0], wanted)
 
 
 @pytest.mark.parametrize(("first", "num"), [(1, 3), (0, 2)])
@@ -330,7 +330,7 @@ def test_sampled_categorical_follows_the_probabilities():
     noise = np.random.default_rng(1).gumbel(size=(num, 3)).astype(np.float32)
     for to in FORMATS:
         exported = _build(saved, Options(to=to, sampled=True), Path("out"))
-        action = np.asarray(check.run(to, exported.files, obs, (noise,)))
+        action = np.asarray(check.run(to, exported.files, obs, (noise,))[0])
         frequency = np.bincount(action, minlength=3) / num
         assert np.all(np.abs(frequency - prob) < 5 * np.sqrt(prob * (1 - prob) / num)), to
         if to != "stablehlo":
@@ -347,7 +347,7 @@ def test_sampled_gaussian_and_epsilon_greedy_take_their_noise():
     wanted = 2 * np.clip(mean + np.exp(saved.learners.params["log_std"]) * noise, -1, 1)
     for to in ("onnx", "npz"):
         files = _build(saved, Options(to=to, sampled=True), Path("out")).files
-        np.testing.assert_allclose(check.run(to, files, obs, (noise,)), wanted, rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(check.run(to, files, obs, (noise,))[0], wanted, rtol=1e-5, atol=1e-5)
     saved = untrained(envs.make("CartPole-v1", 1), "dqn", epsilon_start=0.25, epsilon_end=0.25)
     obs = rng.normal(size=(64, 4)).astype(np.float32)
     uniform = rng.random(size=(64, 2)).astype(np.float32)
@@ -355,7 +355,7 @@ def test_sampled_gaussian_and_epsilon_greedy_take_their_noise():
     wanted = np.where(uniform[:, 0] < 0.25, (uniform[:, 1] * 2).astype(int), greedy)
     for to in ("onnx", "npz"):
         files = _build(saved, Options(to=to, sampled=True), Path("out")).files
-        np.testing.assert_array_equal(check.run(to, files, obs, (uniform,)), wanted)
+        np.testing.assert_array_equal(check.run(to, files, obs, (uniform,))[0], wanted)
 
 
 @pytest.mark.slow
@@ -419,11 +419,11 @@ def functions():
 def test_onnx_operations(name, any_ranks):
     act = functions()[name]
     spec = ShapeDtypeStruct((6,), jnp.float32)
-    given = function.PolicyFunction(lambda x, noise: act(x), None, spec, (), jax.eval_shape(act, spec))
+    given = function.PolicyFunction(lambda x, noise, memory: (act(x), ()), None, spec, (), jax.eval_shape(act, spec))
     content = {"policy.onnx": onnx_model.serialize(given)}
     for num_rows in (1, 7):  # one file serves any number of rows
         x = np.random.default_rng(num_rows).normal(size=(num_rows, 6)).astype(np.float32)
-        found = check.run("onnx", content, x, ())
+        (found,) = check.run("onnx", content, x, ())
         np.testing.assert_allclose(found, jax.vmap(act)(x), rtol=2e-5, atol=2e-6)
 
 
@@ -448,7 +448,7 @@ def test_torso_of_a_user():
 
 def test_onnx_names_an_operation_that_it_does_not_have():
     spec = ShapeDtypeStruct((6,), jnp.float32)
-    given = function.PolicyFunction(lambda x, noise: jnp.sort(x), None, spec, (), spec)
+    given = function.PolicyFunction(lambda x, noise, memory: (jnp.sort(x), ()), None, spec, (), spec)
     with pytest.raises(ValueError, match=r"^--to onnx: an operation of the policy is not supported, got sort; use"):
         onnx_model.serialize(given)
 
@@ -488,11 +488,34 @@ def test_wrong_export_is_not_written(monkeypatch):
         _build(saved, Options(to="npz"), Path("out"))
 
 
-def test_policy_with_memory_is_refused():
-    saved = untrained(envs.make("CartPole-v1", 1), "ppo", hidden_sizes=[4])
-    saved = saved._replace(agent=saved.agent._replace(initial_carry=np.zeros(3)))
-    with pytest.raises(ValueError, match=r"its policy has a memory"):
-        function.make(saved, False)
+@pytest.mark.parametrize(
+    ("algo", "kind", "to"), [("ppo", "gru", "onnx"), ("pqn", "lru", "onnx"), ("ppo", "lstm", "stablehlo")]
+)
+def test_a_memory_is_an_input_and_an_output(algo, kind, to):
+    """An exported policy, given back what it returns, acts and remembers as the agent over several steps."""
+    saved = untrained(envs.make("CartPole-v1", 1), algo, hidden_sizes=[4], memory=kind, memory_size=3)
+    policy = function.make(saved, False)
+    serialize = onnx_model.serialize if to == "onnx" else stablehlo.serialize
+    content = {f"policy.{to}": serialize(policy)}
+    lines = card.usage(policy, to, function.inputs(policy, to == "stablehlo"))
+    assert any("memory" in line and "zeros((2, 3)" in line for line in lines), lines
+    memory = [np.zeros((5, 3), np.float32)] * len(policy.memory)
+    carry = rollout.initial_carry(saved.agent, 5)
+    for i in range(3):
+        obs = check.observations(saved.env.spec.obs, 5, seed=i)
+        action, *memory = check.run(to, content, obs, (), memory)
+        decision = saved.agent.exploit(saved.learners, PolicyInput(obs), carry, None)
+        carry = decision.carry
+        np.testing.assert_array_equal(action, decision.action)
+        for got, wanted in zip(memory, jax.tree.leaves(carry), strict=True):
+            np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-5)
+    assert all(np.abs(x).max() > 1e-3 for x in memory)
+
+
+def test_a_policy_with_memory_is_no_function_for_numpy():
+    saved = untrained(envs.make("CartPole-v1", 1), "ppo", hidden_sizes=[4], memory="gru", memory_size=3)
+    with pytest.raises(ValueError, match=r"--to npz: needs a policy without memory"):
+        numpy_mlp.write(saved, function.make(saved, False))
 
 
 def test_stablehlo_is_for_all_platforms_and_any_number_of_rows():

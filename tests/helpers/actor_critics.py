@@ -5,12 +5,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax import ShapeDtypeStruct
 
-from jaxrl_fast import networks, replay
+from jaxrl_fast import replay
 from jaxrl_fast.agents import actor_critic, ddpg, sac, td3
 from jaxrl_fast.replay import ring as replay_ring
 from jaxrl_fast.replay import sum_tree
 from jaxrl_fast.rl import off_policy
 from jaxrl_fast.types import Box, EnvSpec, Parallelism, Rollout, Transition
+from tests.helpers.agents import network_of
 
 MODULES = {"sac": sac, "td3": td3, "ddpg": ddpg}
 RULES = {"sac": sac, "td3": td3, "ddpg": td3}  # where their functions are
@@ -48,8 +49,8 @@ def _value(tables, inputs, noise=()):
     return tables["value"][:, state] + (tables["slope"][:, state] * action[None]).sum(-1)
 
 
-ACTOR = networks.Network(lambda key: (), lambda table, obs, noise=(): table[_at(obs)], lambda key, shape: ())
-CRITIC = networks.Network(lambda key: (), _value, lambda key, shape: ())
+ACTOR = network_of(lambda key: (), lambda table, obs, noise=(): table[_at(obs)], lambda key, shape: ())
+CRITIC = network_of(lambda key: (), _value, lambda key, shape: ())
 
 
 def tables_of(algo, **options):

@@ -110,6 +110,18 @@ def continuous_action_of_observation(num_envs: int) -> Env:
     return _env("continuous_action_of_observation", num_envs, rules, Box((1,)))
 
 
+def remember(num_envs: int, length: int = 3) -> Env:
+    """A cue of -1 or +1 at the first step only; at the last of `length` steps the action must tell it: 1 or -1."""
+    rules = Rules(
+        length,
+        True,
+        _sign,
+        observe=lambda time, cue: jnp.stack([jnp.where(time == 0, cue, 0.0), 1.0 * (time == length - 1)], axis=-1),
+        reward=lambda time, cue, action: (time == length - 1) * jnp.where((action == 1) == (cue > 0), 1.0, -1.0),
+    )
+    return _env("remember", num_envs, rules)
+
+
 def chain(num_envs: int) -> Env:
     """A walk on the places 0 to 4 in 8 steps, place one-hot, from place 0; paid 1 a step spent at place 4.
 

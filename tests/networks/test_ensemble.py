@@ -165,3 +165,22 @@ def test_dense_layers_of_critics_follow_a_module_and_the_action():
 def test_input_of_a_torso_with_an_action_is_a_pair():
     assert torso.with_action(VECTOR) is VECTOR
     assert torso.with_action(TREE, 2) == (TREE, ShapeDtypeStruct((2,), jnp.float32))
+
+
+@pytest.mark.parametrize("noisy", [False, True])
+def test_an_ensemble_is_its_networks_one_by_one(noisy):
+    one = networks.network(VECTOR, 2, hidden=(5,), noisy=noisy)
+    both = ensemble(one, 2)
+    params = both.init(jax.random.key(0))
+    obs = jax.random.normal(jax.random.key(1), (4, 3))
+    noise = both.noise(jax.random.key(2), ())
+    outputs = both.apply(params, obs, noise)
+    assert outputs.shape == (2, 4, 2)
+    for i in range(2):
+        own, own_noise = (jax.tree.map(lambda x, i=i: x[i], tree) for tree in (params, noise))
+        np.testing.assert_allclose(outputs[i], one.apply(own, obs, own_noise), rtol=1e-5, atol=1e-6)
+    kernels = [x for x in jax.tree.leaves(params) if x.ndim == 3 and x[0].std() > 1e-3]
+    assert kernels and all(np.abs(x[0] - x[1]).max() > 0.1 for x in kernels), "separate parameters"
+    for x in jax.tree.leaves(noise):
+        assert np.abs(x[0] - x[1]).max() > 0.1, "separate noise"
+    assert bool(jax.tree.leaves(noise)) == noisy

@@ -21,7 +21,7 @@ LENGTH = 8  # of the rollouts that a history is cut into
 
 @functools.partial(jax.jit, static_argnums=0)
 def look(stack, obs):
-    """The stacks [T * N, ...] of one rollout, from what is kept of it; and its frames."""
+    """The stacks [T, N, ...] of one rollout, from what is kept of it; and its frames."""
     steps = Transition(jax.vmap(functools.partial(frame_stack.compress, stack))(obs), *[()] * 6)
     first, last = (jax.tree.map(lambda x, i=i: x[i], obs) for i in (0, -1))
     rows, kept = frame_stack.encode_rollout(stack, Rollout(steps, last, (), first))
@@ -36,7 +36,7 @@ def test_a_rollout_of_single_frames_gives_its_stacks_back(name, seed):
     for start in range(0, case.num_steps, LENGTH):
         rollout = jax.tree.map(lambda x: x[start : start + LENGTH], obs)  # noqa: B023
         found, newest = look(case.layout.frame_stack, rollout)
-        same(found, jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), rollout))
+        same(found, rollout)
         sizes = [(x.size, y.size) for x, y in zip(*map(jax.tree.leaves, (newest, rollout)), strict=True)]
         assert all(x * case.layout.frame_stack == y for x, y in sizes)
 

@@ -8,6 +8,7 @@ required. Optional members:
 
 - `gradient_rows(num_envs)`: rows in a gradient step, which decides how many devices are used. An algorithm whose module
   has "shards" in SUPPORTS must sum gradients over `parallelism.grad_axis`; others run on one device.
+- `sequence()`: steps that stay together in a gradient step, on one device; None if they may be split.
 - `network`: one of `networks.KINDS`, or "auto".
 - `buffer_size`: transitions in a replay buffer.
 - `first_learning(num_envs)`: environment steps before the first gradient step.

@@ -13,6 +13,7 @@ Observations = Literal["auto", "image", "board", "vector"]
 Activation = Literal["auto", "tanh", "relu"]
 KernelInit = Literal["orthogonal", "lecun_normal", "lecun_uniform", "he_normal", "he_uniform"]
 Dtype = Literal["float32", "bfloat16"]
+Memory = Literal["none", "gru", "lstm", "lru"]
 
 rollout = partial(option, help="Environment steps per update in each environment.", bounds=COUNT)
 rollout_off_policy = partial(
@@ -97,6 +98,25 @@ network = partial(
     "module from observations to features.",
 )
 network_options = partial(option, help="Arguments of a custom network.", sweepable=False)
+memory = partial(
+    option,
+    help="Recurrent layer after the network, for environments whose observations do not tell the whole state: gru, "
+    "lstm, or lru (a linear recurrence).",
+)
+MEMORIES = ("memory", "gru", "lstm", "lru")
+memory_size = partial(option, help="Width of the memory.", bounds=Bounds(1, 2**16), needs=MEMORIES)
+sequence_length = partial(
+    option,
+    help="Steps of each sequence in a gradient step, through which the gradient flows; none: the whole rollout.",
+    bounds=COUNT,
+    needs=MEMORIES,
+)
+burn_in = partial(
+    option,
+    help="First steps of a sequence that compute the memory and are not learned from (Kapturowski et al. 2019).",
+    bounds=Bounds(0, MAX_STEPS),
+    needs=MEMORIES,
+)
 observations = partial(
     option,
     help="How observations [H, W, C] are read: image (shades, divided by 255), board or vector (numbers, as they are). "
@@ -112,6 +132,24 @@ kernel_init = partial(option, help="Initial kernels: orthogonal, or independent 
 compute_dtype = partial(
     option, help="Dtype of the network's computation; parameters stay float32. bfloat16 is for GPUs."
 )
+
+
+class OnPolicy:
+    """What follows from the options of an algorithm that learns from each rollout in minibatches."""
+
+    rollout_length: int
+    num_minibatches: int
+    memory: Memory
+    sequence_length: int | None
+
+    def sequence(self) -> int | None:
+        """Return the steps of a sequence that is learned from as a whole; None without a memory."""
+        return None if self.memory == "none" else self.sequence_length or self.rollout_length
+
+    def gradient_rows(self, num_envs: int) -> int:
+        """Return the rows in a gradient step, or 0 if minibatches of equal size are not possible."""
+        num_rows, rest = divmod(self.rollout_length * num_envs, self.num_minibatches)
+        return 0 if rest else num_rows
 
 
 class OffPolicy:

@@ -8,7 +8,7 @@ from jaxrl_fast.utils.option import FRACTION, NON_NEGATIVE, POSITIVE, option
 
 
 @dataclass(frozen=True)
-class PPO:
+class PPO(common.OnPolicy):
     """Proximal policy optimization (Schulman et al. 2017), with the defaults of CleanRL's classic-control runs."""
 
     rollout_length: int = common.rollout(128)
@@ -43,6 +43,9 @@ class PPO:
     network_options: dict[str, Any] = common.network_options({})
     observations: common.Observations = common.observations("auto")
     hidden_sizes: tuple[int, ...] = common.hidden_sizes(())
+    memory: common.Memory = common.memory("none")
+    memory_size: int = common.memory_size(128)
+    sequence_length: int | None = common.sequence_length(None)
     activation: common.Activation = common.activation("auto")
     kernel_init: common.KernelInit = common.kernel_init("orthogonal")
     compute_dtype: common.Dtype = common.compute_dtype("float32")
@@ -51,8 +54,3 @@ class PPO:
     state_dependent_std: bool = option(
         False, "Let the standard deviation depend on the observation, as an output of the network.", only="continuous"
     )
-
-    def gradient_rows(self, num_envs: int) -> int:
-        """Return the rows in a gradient step, or 0 if minibatches of equal size are not possible."""
-        num_rows, rest = divmod(self.rollout_length * num_envs, self.num_minibatches)
-        return 0 if rest else num_rows

@@ -8,7 +8,7 @@ from jaxrl_fast.utils.option import FRACTION, option
 
 
 @dataclass(frozen=True)
-class PQN:
+class PQN(common.OnPolicy):
     """Parallelized Q-network (Gallici et al. 2025).
 
     The defaults are those of CleanRL's classic-control runs, except for the network's widths and the gradient bound.
@@ -34,11 +34,10 @@ class PQN:
     network_options: dict[str, Any] = common.network_options({})
     observations: common.Observations = common.observations("auto")
     hidden_sizes: tuple[int, ...] = common.hidden_sizes(())
+    memory: common.Memory = common.memory("none")
+    memory_size: int = common.memory_size(128)
+    sequence_length: int | None = common.sequence_length(None)
+    burn_in: int = common.burn_in(0)
     activation: common.Activation = common.activation("relu")
     kernel_init: common.KernelInit = common.kernel_init("orthogonal")
     compute_dtype: common.Dtype = common.compute_dtype("float32")
-
-    def gradient_rows(self, num_envs: int) -> int:
-        """Return the rows in a gradient step, or 0 if minibatches of equal size are not possible."""
-        num_rows, rest = divmod(self.rollout_length * num_envs, self.num_minibatches)
-        return 0 if rest else num_rows

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from jaxrl_fast.evaluation.export.function import Input, PolicyFunction
+from jaxrl_fast.evaluation.export.function import Input, PolicyFunction, remembered
 from jaxrl_fast.evaluation.saved_run import SavedRun
 from jaxrl_fast.runs import files, fingerprint
 from jaxrl_fast.utils.formatting import short_number
@@ -29,7 +29,8 @@ def describe(
         "observation_space": str(saved.env.spec.obs),
         "action_space": str(saved.env.spec.action),
         "inputs": [dict(x._asdict()) for x in inputs],
-        "outputs": [dict(action._asdict())],
+        "outputs": [dict(x._asdict()) for x in (action, *remembered(function, "next_memory"))],
+        **({"initial_memory": {x.name: x.initial.tolist() for x in function.memory}} if function.memory else {}),
         "load": usage(function, kind, inputs),
         **more,
         "seed": saved.seeds[0],
@@ -51,9 +52,12 @@ def usage(function: PolicyFunction, kind: str, inputs: list[Input]) -> list[str]
         for x in inputs
         if x.name.startswith("obs")
     ]
+    memory = [one.name for one in function.memory]
+    returned = ", ".join(["action", *memory])
     if kind == "stablehlo":
         if not hasattr(function.obs, "shape"):
             lines = ["obs = ...  # a tree of arrays [b, ...], as the environment has it"]
+        lines += _initial(function)
         key = ", jax.random.key_data(jax.random.key(0))" if function.noise else ""
         load = [
             "import jax, numpy as np",
@@ -61,7 +65,13 @@ def usage(function: PolicyFunction, kind: str, inputs: list[Input]) -> list[str]
             'with open("policy.stablehlo", "rb") as file:',
             "    policy = jax.jit(export.deserialize(bytearray(file.read())).call)",
         ]
-        return [*load, *lines, f"print(policy(obs{key}))"]
+        given = ", ".join(["obs", *memory]) + key
+        return [
+            *load,
+            *lines,
+            f"{returned} = policy({given})  # memory for the next step" if memory else f"print(policy({given}))",
+        ]
+    lines += _initial(function)
     lines += ["rng = np.random.default_rng()"] * bool(function.noise)
     for one in function.noise:
         draw = f"rng.{DRAWS[one.law]}(size={(2, *one.spec.shape)}).astype(np.float32)" if one.law else "..."
@@ -69,8 +79,15 @@ def usage(function: PolicyFunction, kind: str, inputs: list[Input]) -> list[str]
     if kind == "onnx":
         feeds = ", ".join(f'"{name}": {name}' for name in names)
         load = ["import numpy as np, onnxruntime", 'session = onnxruntime.InferenceSession("policy.onnx")']
-        return [*load, *lines, f"print(session.run(None, {{{feeds}}})[0])"]
+        call = f"session.run(None, {{{feeds}}})"
+        return [*load, *lines, f"{returned} = {call}  # memory for the next step" if memory else f"print({call}[0])"]
     return ["import numpy as np", "from policy import policy", *lines, f"print(policy({', '.join(names)}))"]
+
+
+def _initial(function: PolicyFunction) -> list[str]:
+    """Return lines of Python that make the memory of two environments at the start of an episode."""
+    make = lambda x: f"np.zeros({(2, *x.shape)}, np.{x.dtype})" if not x.any() else "...  # see initial_memory"
+    return [f"{one.name} = {make(one.initial)}" for one in function.memory]
 
 
 def evaluation(saved: SavedRun, sampled: bool) -> dict[str, Any] | None:

@@ -3,6 +3,7 @@
 import runpy
 import tempfile
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from jax import export
 from jaxrl_fast.evaluation import policy
 from jaxrl_fast.evaluation.export.function import KEY, PolicyFunction, named
 from jaxrl_fast.evaluation.saved_run import SavedRun
+from jaxrl_fast.rollout import initial_carry
 from jaxrl_fast.types import PyTree
 from jaxrl_fast.utils.random import key_of_seed
 
@@ -30,11 +32,15 @@ def compare(saved: SavedRun, function: PolicyFunction, kind: str, files: Mapping
     obs = observations(function.obs, NUM_ROWS)
     keys = jax.vmap(jax.random.fold_in, (None, 0))(key_of_seed(0), np.arange(NUM_ROWS))
     noise = jax.vmap(function.draw)(keys) if function.noise else ()
+    memory = tuple(
+        np.random.default_rng(i).normal(size=(NUM_ROWS, *one.initial.shape)).astype(one.initial.dtype)
+        for i, one in enumerate(function.memory)
+    )
     if function.noise:
-        wanted = jax.jit(jax.vmap(function.act))(obs, noise)
+        wanted = jax.jit(jax.vmap(function.act))(obs, noise, memory)[0]
     else:
-        wanted = jax.jit(lambda obs: reference(saved, obs))(obs)
-    found, wanted = np.asarray(run(kind, files, obs, noise)), np.asarray(wanted)
+        wanted = jax.jit(partial(reference, saved))(obs, memory)
+    found, wanted = np.asarray(run(kind, files, obs, noise, memory)[0]), np.asarray(wanted)
     result: dict[str, Any] = {"observations": NUM_ROWS}
     if np.issubdtype(wanted.dtype, np.integer):
         result["num_different"] = int((found != wanted).reshape(NUM_ROWS, -1).any(1).sum())
@@ -47,10 +53,11 @@ def compare(saved: SavedRun, function: PolicyFunction, kind: str, files: Mapping
     return result
 
 
-def reference(saved: SavedRun, obs: PyTree) -> Any:
-    """Return the greedy actions [B, ...] of the run for observations like those of the exported policy."""
-    env = saved.env
-    return env.to_env_action(policy.greedy(saved.agent, saved.learners, env.encode_obs(obs)))
+def reference(saved: SavedRun, obs: PyTree, memory: tuple[Any, ...]) -> Any:
+    """Return the greedy actions [B, ...] of the run for observations and memories like those of the exported policy."""
+    env, carry = saved.env, initial_carry(saved.agent, NUM_ROWS)
+    carry = jax.tree.unflatten(jax.tree.structure(carry), memory) if memory else carry
+    return env.to_env_action(policy.greedy(saved.agent, saved.learners, env.encode_obs(obs), carry)[0])
 
 
 def observations(spec: PyTree, num_rows: int, seed: int = 0) -> PyTree:
@@ -66,19 +73,26 @@ def observations(spec: PyTree, num_rows: int, seed: int = 0) -> PyTree:
     return jax.tree.map(draw, spec)
 
 
-def run(kind: str, files: Mapping[str, bytes], obs: PyTree, noise: Sequence[Any]) -> Any:
-    """Return the actions of an exported policy for observations and noise [B, ...]. StableHLO draws it from key 0."""
+def run(
+    kind: str, files: Mapping[str, bytes], obs: PyTree, noise: Sequence[Any], memory: Sequence[Any] = ()
+) -> list[Any]:
+    """Return the actions of an exported policy, and the next memory, for arrays [B, ...].
+
+    StableHLO draws the noise from key 0.
+    """
     if kind == "stablehlo":
         key = [jax.random.key_data(key_of_seed(0))] * bool(noise)
-        return export.deserialize(bytearray(files["policy.stablehlo"])).call(obs, *key)
+        found = export.deserialize(bytearray(files["policy.stablehlo"])).call(obs, *memory, *key)
+        return list(found) if memory else [found]
     if kind == "onnx":
         import onnxruntime
 
         session = onnxruntime.InferenceSession(files["policy.onnx"], providers=["CPUExecutionProvider"])
         names = [x.name for x in session.get_inputs()]
-        assert KEY not in names and len(names) == len(named(obs)) + len(noise), names
-        return session.run(None, dict(zip(names, [*jax.tree.leaves(obs), *map(np.asarray, noise)], strict=True)))[0]
+        assert KEY not in names and len(names) == len(named(obs)) + len(noise) + len(memory), names
+        arrays = [*jax.tree.leaves(obs), *memory, *map(np.asarray, noise)]
+        return list(session.run(None, dict(zip(names, arrays, strict=True))))
     with tempfile.TemporaryDirectory(prefix="jaxrl_fast_") as folder:
         for name, content in files.items():
             Path(folder, name).write_bytes(content)
-        return runpy.run_path(str(Path(folder, "policy.py")))["policy"](obs, *map(np.asarray, noise))
+        return [runpy.run_path(str(Path(folder, "policy.py")))["policy"](obs, *map(np.asarray, noise))]

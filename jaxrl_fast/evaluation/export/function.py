@@ -1,4 +1,4 @@
-"""Write a policy as a function of arrays: from one observation, and perhaps random numbers, to one action.
+"""Write a policy as a function of arrays: from one observation, perhaps random numbers and a memory, to one action.
 
 A whole batch is `jax.vmap` of it, so that the number of rows may be a symbol. Layers are traced by `kernels.portable`.
 """
@@ -32,14 +32,22 @@ class Noise(NamedTuple):
     axis: int | None  # where the agent's noise has the axis of the rows
 
 
+class Memory(NamedTuple):
+    """One array of the memory that a policy takes and returns."""
+
+    name: str
+    initial: np.ndarray  # at the start of an episode
+
+
 class PolicyFunction(NamedTuple):
     """A policy for single rows, with everything inside that lies between an observation and the action."""
 
-    act: Callable[[PyTree, tuple[Array, ...]], Array]  # (obs [...], noise of `noise`) -> action [...]
+    act: Callable[..., tuple[Array, tuple[Array, ...]]]  # (obs, arrays of `noise`, of `memory`) to action and memory
     draw: Callable[[Key], tuple[Array, ...]]  # the noise of one row
     obs: PyTree  # ShapeDtypeStruct of one observation
     noise: tuple[Noise, ...]  # () for a greedy policy
     action: ShapeDtypeStruct
+    memory: tuple[Memory, ...] = ()  # () for a policy without memory
 
 
 class Input(NamedTuple):
@@ -52,30 +60,28 @@ class Input(NamedTuple):
 
 
 def make(saved: SavedRun, sampled: bool) -> PolicyFunction:
-    """Return the policy of a run with a single seed, greedy or as in training.
-
-    Raises:
-        ValueError: If the policy has a memory.
-    """
+    """Return the policy of a run with a single seed, greedy or as in training."""
     env, state = saved.env, jax.device_put(saved.learners)
     agent = row_agent(saved) if sampled else saved.agent
-    if remembers(agent, agent.explore if sampled else agent.exploit, state, env.spec.obs):
-        raise ValueError(f"{saved.folder}: its policy has a memory, got recurrent state; use evaluate or video")
+    decide = agent.explore if sampled else agent.exploit
+    initial = initial_carry(agent, 1)
+    has_memory = remembers(agent, decide, state, env.spec.obs)
     structure: Any
     parts, structure = jax.tree.flatten(_noise_of_row(agent, key_of_seed(0)))
     axes = _row_axes(agent)
     noise = _describe(agent, parts, axes) if sampled else ()
     places = [i for i, part in enumerate(parts) if _is_random(part)]
 
-    def act(obs, given):
-        """Return the environment's action for one observation."""
+    def act(obs, given, memory):
+        """Return the environment's action for one observation, and the next memory."""
         filled = list(parts)
         for i, one, x in zip(places, noise, given, strict=False):
             filled[i] = x if one.axis is None else jnp.expand_dims(x, one.axis)
         inputs = PolicyInput(env.encode_obs(jax.tree.map(lambda x: x[None], obs)))
-        decide = agent.explore if sampled else agent.exploit
-        carry = initial_carry(agent, 1)
-        return env.to_env_action(decide(state, inputs, carry, structure.unflatten(filled)).action)[0]
+        carry = jax.tree.unflatten(jax.tree.structure(initial), [x[None] for x in memory]) if memory else initial
+        decision = decide(state, inputs, carry, structure.unflatten(filled))
+        following = jax.tree.leaves(decision.carry) if has_memory else []
+        return env.to_env_action(decision.action)[0], tuple(x[0] for x in following)
 
     def draw(key):
         """Return random numbers for one row."""
@@ -83,17 +89,20 @@ def make(saved: SavedRun, sampled: bool) -> PolicyFunction:
         return tuple(x if (a := axes[i]) is None else jnp.squeeze(x, a) for i, x in enumerate(found) if i in places)
 
     obs = env.spec.obs if env.own_obs is None else env.own_obs
+    parts_of_memory = jax.tree.leaves(initial) if has_memory else []
+    names = ["memory"] if len(parts_of_memory) == 1 else [f"memory_{i + 1}" for i in range(len(parts_of_memory))]
+    memory = tuple(Memory(name, np.asarray(x[0])) for name, x in zip(names, parts_of_memory, strict=True))
     with kernels.portable():
-        action = jax.eval_shape(act, obs, tuple(one.spec for one in noise))
-    return PolicyFunction(act, draw, obs, noise, action)
+        action, _ = jax.eval_shape(act, obs, tuple(one.spec for one in noise), tuple(one.initial for one in memory))
+    return PolicyFunction(act, draw, obs, noise, action, memory)
 
 
 def inputs(function: PolicyFunction, keyed: bool) -> list[Input]:
-    """Return the inputs in their order: the parts of an observation, then a key if `keyed`, or arrays of noise."""
+    """Return the inputs in their order: the parts of an observation, the memory, then a key if `keyed`, or noise."""
     found = [
         Input(name, ("b", *spec.shape), str(spec.dtype), "an observation in each row")
         for name, spec in named(function.obs).items()
-    ]
+    ] + remembered(function, "memory")
     if function.noise and keyed:
         key = jax.random.key_data(key_of_seed(0))
         return [*found, Input(KEY, key.shape, str(key.dtype), "PRNG key data: jax.random.key_data(jax.random.key(0))")]
@@ -101,6 +110,18 @@ def inputs(function: PolicyFunction, keyed: bool) -> list[Input]:
     return found + [
         Input(one.name, ("b", *one.spec.shape), str(one.spec.dtype), meaning + (one.law or "as the algorithm draws"))
         for one in function.noise
+    ]
+
+
+def remembered(function: PolicyFunction, name: str) -> list[Input]:
+    """Return the arrays of the memory, as inputs or outputs of this name."""
+
+    def first(x: np.ndarray) -> str:
+        return f"at the start of an episode {x.flat[0]:g}" if (x == x.flat[0]).all() else "see initial_memory"
+
+    return [
+        Input(one.name.replace("memory", name), ("b", *one.initial.shape), str(one.initial.dtype), first(one.initial))
+        for one in function.memory
     ]
 
 

@@ -36,6 +36,8 @@ def write(saved: SavedRun, function: PolicyFunction) -> tuple[Arrays, str]:
         raise _unsupported(f"needs a built-in algorithm, got {saved.settings.algo}")
     if not hasattr(function.obs, "shape"):
         raise _unsupported(f"needs observations of one array, got {len(jax.tree.leaves(function.obs))}")
+    if function.memory:
+        raise _unsupported("needs a policy without memory, got one with a memory")
     if config.compute_dtype != "float32":
         raise _unsupported(f"needs compute_dtype float32, got {config.compute_dtype}")
     if function.noise and getattr(config, "noisy", False):

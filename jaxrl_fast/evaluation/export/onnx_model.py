@@ -15,7 +15,7 @@ from jax.extend import core
 from onnx import helper
 
 from jaxrl_fast import kernels
-from jaxrl_fast.evaluation.export.function import PolicyFunction, named
+from jaxrl_fast.evaluation.export.function import PolicyFunction, named, remembered
 from jaxrl_fast.evaluation.export.onnx_graph import BATCH, Graph, Value, type_of
 from jaxrl_fast.evaluation.export.onnx_ops import OPS
 
@@ -29,6 +29,8 @@ LOOPS = {"scan", "while", "cond"}  # they have bodies too, but are not plain cal
 def serialize(function: PolicyFunction) -> bytes:
     """Return the policy as an ONNX model, from observations [b, ...] and noise [b, ...] to actions [b, ...].
 
+    The arrays of a memory follow the observations, and the next ones the actions.
+
     Raises:
         ValueError: If an operation of the policy has no counterpart in `onnx_ops`.
     """
@@ -36,21 +38,24 @@ def serialize(function: PolicyFunction) -> bytes:
         raise ValueError("--to onnx: --sampled needs noise of real numbers, got PRNG keys; use stablehlo")
     (num_rows,) = export.symbolic_shape(BATCH)
     wide = lambda x: ShapeDtypeStruct((num_rows, *x.shape), x.dtype)
-    given = jax.tree.map(wide, function.obs), tuple(wide(one.spec) for one in function.noise)
+    memory, noise = tuple(one.initial for one in function.memory), tuple(one.spec for one in function.noise)
+    act = lambda obs, memory, noise: function.act(obs, noise, memory)
     with kernels.portable():
-        closed = jax.make_jaxpr(jax.vmap(function.act))(*given)
-    names = [*named(function.obs), *(one.name for one in function.noise)]
+        closed = jax.make_jaxpr(jax.vmap(act))(*jax.tree.map(wide, (function.obs, memory, noise)))
+    names = [*named(function.obs), *(one.name for one in function.memory), *(one.name for one in function.noise)]
     graph = Graph(names[0])
-    (action,) = _evaluate(graph, closed.jaxpr, closed.consts, names, [True])
-    graph.nodes.append(helper.make_node("Identity", [graph.name(action)], [ACTION]))
+    outputs = [ACTION, *(x.name for x in remembered(function, "next_memory"))]
+    results = _evaluate(graph, closed.jaxpr, closed.consts, names, [True] * len(outputs))
+    for result, name in zip(results, outputs, strict=True):
+        graph.nodes.append(helper.make_node("Identity", [graph.name(result)], [name]))
     describe = lambda name, x: helper.make_tensor_value_info(name, type_of(x.dtype), [BATCH, *x.shape])
-    specs = [*jax.tree.leaves(function.obs), *(one.spec for one in function.noise)]
+    specs = [*jax.tree.leaves(function.obs), *memory, *noise]
     model = helper.make_model(
         helper.make_graph(
             graph.nodes,
             "policy",
             [describe(name, spec) for name, spec in zip(names, specs, strict=True)],
-            [describe(ACTION, function.action)],
+            [describe(name, spec) for name, spec in zip(outputs, (function.action, *memory), strict=True)],
             list(graph.constants.values()),
         ),
         opset_imports=[helper.make_opsetid("", OPSET)],

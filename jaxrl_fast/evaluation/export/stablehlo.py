@@ -15,7 +15,8 @@ def serialize(function: PolicyFunction) -> bytes:
     """Return the policy as a serialized `jax.export.Exported`, for any number of rows.
 
     It maps observations [b, ...], and the data of a PRNG key if it samples, to actions [b, ...]. Each row has its own
-    random numbers. Products of float32 numbers are exact to float32 on every platform.
+    random numbers. The arrays of a memory follow the observations, and the next ones the actions. Products of float32
+    numbers are exact to float32 on every platform.
 
     Raises:
         ValueError: If a function that was compiled before calls C, or the observation's tree cannot be serialized.
@@ -23,19 +24,24 @@ def serialize(function: PolicyFunction) -> bytes:
     (num_rows,) = export.symbolic_shape("b")
     implementation = str(jax.random.key_impl(key_of_seed(0)))
 
-    def policy(obs, *key):
-        """Return actions [b, ...]."""
-        if not key:
-            return jax.vmap(lambda row: function.act(row, ()))(obs)
-        rows = jnp.arange(jax.tree.leaves(obs)[0].shape[0])
-        keys = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.wrap_key_data(key[0], impl=implementation), rows)
-        return jax.vmap(lambda row, key: function.act(row, function.draw(key)))(obs, keys)
+    def policy(obs, *more):
+        """Return actions [b, ...], and the arrays of the next memory if there is one."""
+        memory, key = more[: len(function.memory)], more[len(function.memory) :]
+        if key:
+            rows = jnp.arange(jax.tree.leaves(obs)[0].shape[0])
+            keys = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.wrap_key_data(key[0], impl=implementation), rows)
+            act = lambda row, memory, key: function.act(row, function.draw(key), memory)
+            action, memory = jax.vmap(act)(obs, memory, keys)
+        else:
+            action, memory = jax.vmap(lambda row, memory: function.act(row, (), memory))(obs, memory)
+        return (action, *memory) if memory else action
 
-    obs = jax.tree.map(lambda x: ShapeDtypeStruct((num_rows, *x.shape), x.dtype), function.obs)
+    wide = lambda x: ShapeDtypeStruct((num_rows, *x.shape), x.dtype)
+    obs, memory = jax.tree.map(wide, (function.obs, tuple(one.initial for one in function.memory)))
     data = jax.random.key_data(key_of_seed(0))
     key = [ShapeDtypeStruct(data.shape, data.dtype)] * bool(function.noise)
     with kernels.portable(), jax.default_matmul_precision("highest"):
-        exported = export.export(jax.jit(policy), platforms=PLATFORMS)(obs, *key)
+        exported = export.export(jax.jit(policy), platforms=PLATFORMS)(obs, *memory, *key)
     try:
         return bytes(exported.serialize())
     except ValueError as error:

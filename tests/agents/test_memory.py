@@ -1,0 +1,162 @@
+"""PPO and PQN with a memory: against one environment at a time in plain Python, and where one must remember."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxrl_fast
+from jaxrl_fast import loop
+from jaxrl_fast.agents import ppo, pqn
+from jaxrl_fast.training import evaluator
+from jaxrl_fast.types import Parallelism
+from tests.helpers import probes
+from tests.helpers.trees import same_bits
+
+SMALL = dict(rollout_length=12, num_minibatches=2, num_epochs=2, hidden_sizes=(8,), memory_size=4, gamma=probes.GAMMA)
+
+
+def made(module, env, num_updates=10, **options):
+    options = SMALL | dict(memory="gru") | options
+    return module.make(module.Config(**options), env.spec, num_updates, Parallelism())
+
+
+def played(agent, env, seed=0):
+    """An agent's state, and a rollout in which episodes end."""
+    state = jax.jit(agent.init)(jax.random.key(seed))
+    return state, probes.experience(env, agent, state)
+
+
+@pytest.mark.parametrize("length", [None, 3, 4])
+def test_values_and_the_loss_of_ppo_are_those_of_one_environment_at_a_time(length):
+    """Episodes of 5 steps in rollouts of 12: an end falls on every place of a sequence."""
+    env = probes.remember(4, length=5)
+    agent = made(ppo, env, sequence_length=length, normalize_advantage=False, entropy_coef=0.1)
+    context = agent.explore.args[0]
+    state, rollout = played(agent, env)
+    params, network = state.params["network"], context.network
+    update = jax.jit(partial(ppo.prepare, context))(state, rollout)
+    steps, num_steps, num_envs = rollout.steps, *rollout.steps.reward.shape
+    values, logits = np.zeros((num_steps + 1, num_envs)), np.zeros((num_steps, num_envs, 2))
+    for n in range(num_envs):
+        carry = rollout.carry[None, n]
+        for t in range(num_steps + 1):
+            obs = rollout.next_obs[None, n] if t == num_steps else steps.obs[None, t, n]
+            (out, value), carry = network.unroll(params, obs[:, None], carry, jnp.zeros((1, 1), bool))
+            values[t, n] = value[0, 0]
+            if t < num_steps:
+                logits[t, n] = out[0, 0]
+                carry = carry if steps.valid[t, n] else jnp.zeros_like(carry)
+    advantage = np.zeros((num_steps + 1, num_envs))  # GAE by its definition
+    config, discount = context.config, np.float64(config_gamma(context) * steps.discount)
+    for t in reversed(range(num_steps)):
+        delta = steps.reward[t] + discount[t] * values[t + 1] - values[t]
+        advantage[t] = delta + discount[t] * config.gae_lambda * ~np.asarray(steps.last[t]) * advantage[t + 1]
+    size = length or num_steps
+    order = lambda x: np.asarray(x).reshape(-1, size, num_envs).swapaxes(1, 2).reshape(-1, size)
+    np.testing.assert_allclose(update.rows.advantage, order(advantage[:-1]), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(update.rows.value, order(values[:-1]), rtol=1e-4, atol=1e-5)
+    log_prob = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+    chosen = np.take_along_axis(log_prob, np.asarray(steps.action)[..., None], -1)[..., 0]
+    np.testing.assert_allclose(update.rows.log_prob, order(chosen), rtol=1e-4, atol=1e-5)
+    # Before the first gradient step the ratio is 1 and the values are their own.
+    entropy = -(np.exp(log_prob) * log_prob).sum(-1)
+    valid = np.asarray(steps.valid)
+    total = -advantage[:-1] + config.value_coef * 0.5 * advantage[:-1] ** 2 - 0.1 * entropy
+    found, _ = jax.jit(partial(ppo.loss, context))(state.params, update.rows)
+    np.testing.assert_allclose(found, (valid * total).sum(), rtol=1e-3)
+    assert not valid.all() and np.asarray(steps.last).sum(0).min() > 1
+
+
+def config_gamma(context):
+    return context.config.gamma
+
+
+def test_the_targets_of_pqn_are_those_of_one_environment_at_a_time():
+    env = probes.remember(4, length=5)
+    agent = made(pqn, env, sequence_length=4, burn_in=1, q_lambda=0.5)
+    context = agent.explore.args[0]
+    state, rollout = played(agent, env)
+    rows, _ = jax.jit(partial(pqn.rows_of, context))(state.params, rollout)
+    steps, num_steps = rollout.steps, 12
+    expected = np.zeros((num_steps, 4))
+    for n in range(4):
+        carry, best = rollout.carry[None, n], []
+        for t in range(num_steps + 1):
+            obs = rollout.next_obs[None, n] if t == num_steps else steps.obs[None, t, n]
+            value, carry = context.network.step(state.params, obs, carry)
+            best.append(float(value.max()))
+            carry = carry if t == num_steps or steps.valid[t, n] else jnp.zeros_like(carry)
+        following = best[num_steps]
+        for t in reversed(range(num_steps)):
+            trace = 0.0 if steps.last[t, n] else 0.5
+            mixed = (1 - trace) * best[t + 1] + trace * following
+            following = expected[t, n] = steps.reward[t, n] + probes.GAMMA * steps.discount[t, n] * mixed
+    order = lambda x: np.asarray(x).reshape(-1, 4, 4).swapaxes(1, 2).reshape(-1, 4)
+    np.testing.assert_allclose(rows.target, order(expected), rtol=1e-4, atol=1e-5)
+    np.testing.assert_array_equal(rows.weight, order(steps.valid) * [0, 1, 1, 1])
+
+
+def test_whole_sequences_and_chunks_have_the_same_loss():
+    """The chunks' memory at their start is that of acting, so only the gradient's reach differs."""
+    env = probes.remember(4, length=5)
+    losses = []
+    for length in (12, 3, 1):
+        agent = made(ppo, env, sequence_length=length, normalize_advantage=False)
+        context = agent.explore.args[0]
+        state, rollout = played(agent, env)
+        update = jax.jit(partial(ppo.prepare, context))(state, rollout)
+        losses.append(jax.jit(partial(ppo.loss, context))(state.params, update.rows)[0])
+    np.testing.assert_allclose(losses[1:], losses[:1] * 2, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("module", "options"),
+    [
+        (ppo, dict(memory="gru", learning_rate=1e-2)),
+        (pqn, dict(memory="lstm", sequence_length=6, learning_rate=1e-2, epsilon_start=0.2, epsilon_end=0.2)),
+        (ppo, dict(memory="lru", learning_rate=1e-2, sequence_length=12)),
+    ],
+)
+def test_an_agent_with_memory_learns_what_one_without_cannot(module, options):
+    """The first observation decides the right action at the last step; without memory the best return is 0."""
+    env = probes.remember(16, length=6)
+    score = {}
+    for memory in (options["memory"], "none"):
+        own = options if memory != "none" else {k: v for k, v in options.items() if k != "sequence_length"}
+        agent = made(module, env, 150, **own | dict(rollout_length=24, memory_size=16, memory=memory))
+        state = jax.jit(lambda key, agent=agent: loop.train(env, agent, loop.init(env, agent, key), 150)[0].agent)(
+            jax.random.key(0)
+        )
+        play = jax.jit(partial(evaluator.evaluate_policy, env, agent, 4))
+        score[memory] = float(play(state, jnp.uint32(0), jnp.int32(0)).score.mean())
+    assert score[options["memory"]] == 1.0 and abs(score["none"]) < 0.7, score
+
+
+def test_a_run_with_memory_is_resumed_loaded_and_split_exactly(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    options = dict(
+        env="CartPole-v1", num_envs=4, agent=dict(memory="lstm", memory_size=8, rollout_length=8, num_minibatches=2)
+    )
+    whole = jaxrl_fast.fit(algo="ppo", total_steps=256, name="whole", eval_every=0, **options)
+    jaxrl_fast.fit(algo="ppo", total_steps=128, name="part", eval_every=0, **options)
+    part = jaxrl_fast.fit(resume="part", total_steps=256)
+    trained = jaxrl_fast.load(part, which="last")
+    assert same_bits(jaxrl_fast.load(whole, which="last").agent_state.params, trained.agent_state.params)
+    policy = trained.policy
+    memory = policy.initial_memory()
+    one, batch = [], []
+    memories = policy.initial_memory(3)
+    for i in range(4):
+        obs = np.full(4, 0.1 * i, np.float32)
+        action, memory = policy(obs, memory)
+        actions, memories = policy(np.stack([obs] * 3), memories)
+        one.append(int(action))
+        batch.append(actions)
+        np.testing.assert_allclose(memories[0][1], memory[0], rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal(np.stack(batch), np.array(one)[:, None].repeat(3, 1))
+    assert np.abs(memory[0]).max() > 0
+    with pytest.raises(ValueError, match=r"policy: memory must have the shapes .*; pass policy.initial_memory"):
+        policy(np.zeros((3, 4)), memory)

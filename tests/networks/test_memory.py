@@ -1,0 +1,156 @@
+"""Memories against flax's cells, a loop over complex numbers, and themselves step by step."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import ShapeDtypeStruct
+
+from jaxrl_fast import kernels, networks
+from jaxrl_fast.networks import memory
+
+pytestmark = pytest.mark.unit
+
+KINDS = ("gru", "lstm", "lru")
+OBS = ShapeDtypeStruct((3,), jnp.float32)
+B, L, F, SIZE = 3, 7, 5, 4
+
+
+def sequences(seed=0):
+    """Features [B, L, F], and resets at the first and last steps, twice in a row, and nowhere, [B, L]."""
+    reset = np.zeros((B, L), bool)
+    reset[0, [0, L - 1]] = reset[1, [2, 3]] = True
+    return jax.random.normal(jax.random.key(seed), (B, L, F)), jnp.array(reset)
+
+
+def made(kind, seed=1):
+    """A memory, its parameters, and a carry [B, ...] in the middle of an episode."""
+    layer, initial = memory.make(kind, SIZE)
+    x, reset = sequences()
+    carry = jax.tree.map(lambda z: jax.random.normal(jax.random.key(seed), (B, *z.shape)), initial)
+    params = layer.init(jax.random.key(seed + 1), carry, x, reset)
+    drawn = jax.tree.map(lambda p: p + 0.1 * jax.random.normal(jax.random.key(7), p.shape), params)  # biases too
+    return layer, drawn, carry
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_sequence_is_its_steps_and_resets_give_the_initial_carry_to_the_bit(kind):
+    layer, params, start = made(kind)
+    x, reset = sequences()
+    carry, expected = start, []
+    for i in range(L):
+        carry, y = layer.apply(params, carry, x[:, i])
+        expected.append(y)
+        carry = jax.tree.map(lambda c, i=i: jnp.where(reset[:, i, None], 0.0, c), carry)
+    last, outputs = jax.jit(layer.apply)(params, start, x, reset)
+    np.testing.assert_allclose(outputs, np.stack(expected, 1), rtol=1e-5, atol=1e-6)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), last, carry)
+    initial = memory.make(kind, SIZE)[1]
+    for after, zero in zip(jax.tree.leaves(last), jax.tree.leaves(initial), strict=True):
+        assert np.array_equal(after[0], zero) and not np.array_equal(after[1], zero)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_two_halves_are_the_whole(kind):
+    layer, params, start = made(kind)
+    x, reset = sequences()
+    end, whole = layer.apply(params, start, x, reset)
+    middle, first = layer.apply(params, start, x[:, :3], reset[:, :3])
+    last, second = layer.apply(params, middle, x[:, 3:], reset[:, 3:])
+    np.testing.assert_allclose(np.concatenate([first, second], 1), whole, rtol=1e-5, atol=1e-6)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), last, end)
+
+
+def test_gru_is_that_of_flax():
+    layer, params, carry = made("gru")
+    x = sequences()[0][:, 0]
+    own = params["params"]
+    names = ("r", "z", "n")
+    parts = {f"i{n}": {"kernel": k, "bias": b} for n, k, b in zip(
+        names, np.split(own["input_kernel"], 3, 1), np.split(own["input_bias"], 3), strict=True)}  # fmt: skip
+    parts |= {f"h{n}": {"kernel": k} for n, k in zip(names, np.split(own["hidden_kernel"], 3, 1), strict=True)}
+    parts["hn"]["bias"] = own["hidden_bias"]
+    expected = nn.GRUCell(SIZE).apply({"params": parts}, carry, x)
+    got = layer.apply(params, carry, x)
+    np.testing.assert_allclose(got[1], expected[1], rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal(got[0], got[1])
+
+
+def test_lstm_is_that_of_flax():
+    layer, params, carry = made("lstm")
+    x = sequences()[0][:, 0]
+    own = params["params"]
+    names = ("i", "f", "g", "o")
+    parts = {f"i{n}": {"kernel": k} for n, k in zip(names, np.split(own["input_kernel"], 4, 1), strict=True)}
+    parts |= {f"h{n}": {"kernel": k, "bias": b} for n, k, b in zip(
+        names, np.split(own["hidden_kernel"], 4, 1), np.split(own["input_bias"], 4), strict=True)}  # fmt: skip
+    expected, y = nn.LSTMCell(SIZE).apply({"params": parts}, carry, x)
+    got, output = layer.apply(params, carry, x)
+    np.testing.assert_allclose(output, y, rtol=1e-5, atol=1e-6)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), got, expected)
+
+
+def test_lru_is_the_recurrence_of_complex_numbers():
+    layer, params, carry = made("lru")
+    x, reset = sequences()
+    p = jax.tree.map(np.float64, params["params"])
+    sigmoid = lambda z: 1 / (1 + np.exp(-z))
+    u = np.float64(x) @ p["input_kernel"] + p["input_bias"]
+    v = (u - u.mean(-1, keepdims=True)) / np.sqrt(u.var(-1, keepdims=True) + 1e-6)
+    v = v * p["LayerNorm_0"]["scale"] + p["LayerNorm_0"]["bias"]
+    eigenvalue = np.exp(-np.exp(p["nu_log"]) + 1j * np.exp(p["theta_log"]))
+    b_matrix, c_matrix = p["B"][:, :SIZE] + 1j * p["B"][:, SIZE:], p["C"][:SIZE] - 1j * p["C"][SIZE:]
+    state = np.complex128(carry[0]) + 1j * np.complex128(carry[1])
+    expected = []
+    for i in range(L):
+        state = eigenvalue * state + np.exp(p["gamma_log"]) * (v[:, i] @ b_matrix)
+        y = (state @ c_matrix).real + p["D"] * v[:, i]
+        expected.append(u[:, i] + y * sigmoid(np.float64(nn.gelu(y)) @ p["gate_kernel"] + p["gate_bias"]))
+        state = np.where(np.array(reset)[:, i, None], 0, state)
+    _, outputs = layer.apply(params, carry, x, reset)
+    np.testing.assert_allclose(outputs, np.stack(expected, 1), rtol=1e-4, atol=1e-5)
+
+
+def test_lru_starts_stable_and_with_unit_gain():
+    layer, carry = memory.make("lru", 512)
+    params = layer.init(jax.random.key(0), carry, jnp.zeros(8))["params"]
+    radius = np.exp(-np.exp(params["nu_log"]))
+    assert 0.9 <= radius.min() < 0.91 and 0.99 < radius.max() <= 0.999
+    np.testing.assert_allclose(np.exp(params["gamma_log"]) ** 2 + radius**2, 1, rtol=1e-4)
+
+
+def test_lru_in_parallel_is_that_in_turn():
+    layer, params, start = made("lru")
+    x, reset = sequences()
+    in_turn = layer.apply(params, start, x, reset)
+    with kernels.dispatch.portable():
+        in_parallel = layer.apply(params, start, x, reset)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), in_parallel, in_turn)
+    assert not np.array_equal(in_parallel[1], in_turn[1]), "another order of operations"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_networks_with_a_memory_use_it(kind):
+    options = dict(memory=kind, memory_size=SIZE, hidden=(6,))
+    obs = jax.random.normal(jax.random.key(0), (B, L, 3))
+    reset = sequences()[1]
+    both, values = (
+        networks.actor_critic(OBS, 2, **options),
+        networks.network(OBS, 2, num_atoms=5, dueling=True, **options),
+    )
+    for network, shape in ((both, (B, L, 2)), (values, (B, L, 2, 5))):
+        params = network.init(jax.random.key(1))
+        carry = jax.tree.map(lambda z: jnp.ones((B, *z.shape)), network.initial_carry)
+        outputs, _ = network.unroll(params, obs, carry, reset)
+        outputs = outputs[0] if network is both else outputs
+        first, _ = network.step(params, obs[:, 0], carry)
+        assert outputs.shape == shape
+        np.testing.assert_allclose(first, outputs[:, 0], rtol=1e-5, atol=1e-6)
+        fresh, _ = network.step(params, obs[:, 0], jax.tree.map(jnp.zeros_like, carry))
+        assert not np.allclose(fresh, first), "the outputs depend on the carry"
+
+
+def test_an_unknown_memory_is_refused():
+    with pytest.raises(ValueError, match="memory: must be one of none, gru, lstm, lru, got 'rnn'"):
+        memory.make("rnn", 4)

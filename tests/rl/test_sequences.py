@@ -1,0 +1,122 @@
+"""Sequences cut from rollouts, and a memory recomputed over them, against one environment at a time in plain Python."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax import ShapeDtypeStruct
+
+from jaxrl_fast import networks
+from jaxrl_fast.agents.configs.pqn import PQN
+from jaxrl_fast.rl import minibatch, sequences
+from jaxrl_fast.types import Discrete, EnvSpec, Rollout, Transition
+
+pytestmark = pytest.mark.unit
+
+T, N = 6, 3
+SPEC = EnvSpec("test", ShapeDtypeStruct((2,), jnp.float32), Discrete(2), N)
+NETWORK = networks.network(SPEC.obs, 2, memory="gru", memory_size=3, hidden=(4,))
+PARAMS = NETWORK.init(jax.random.key(0))
+OBS = jax.random.normal(jax.random.key(1), (T + 1, N, 2))
+CARRY = jax.random.normal(jax.random.key(2), (N, 3))
+STEP = jax.jit(NETWORK.step)
+
+
+class Batch(NamedTuple):
+    obs: jax.Array
+    reset: jax.Array
+    carry: jax.Array
+
+
+@jax.jit
+def unroll(obs, carry, reset):
+    return NETWORK.unroll(PARAMS, obs, carry, reset)
+
+
+def rollout_of(valid):
+    none = jnp.zeros((T, N))
+    return Rollout(Transition(OBS[:-1], none, none, none, none, jnp.asarray(valid), ()), OBS[-1], CARRY)
+
+
+def recompute(length):
+    return jax.jit(
+        lambda valid: sequences.recompute(unroll, rollout_of(valid), OBS[:-1], OBS[-1], lambda obs: obs, length)
+    )
+
+
+RECOMPUTE = {length: recompute(length) for length in (1, 2, 3, T)}
+
+
+def one_at_a_time(valid):
+    """Outputs [T + 1, N, 2] and carries before each step [T, N, 3] of each environment alone, step by step."""
+    outputs, carries = np.zeros((T + 1, N, 2), np.float32), np.zeros((T, N, 3), np.float32)
+    for n in range(N):
+        carry = CARRY[None, n]
+        for t in range(T + 1):
+            if t < T:
+                carries[t, n] = carry[0]
+            output, carry = STEP(PARAMS, OBS[None, t, n], carry)
+            outputs[t, n] = output[0]
+            if t < T and not valid[t, n]:
+                carry = NETWORK.initial_carry[None]
+    return outputs, carries
+
+
+@settings(max_examples=25, deadline=None)
+@given(ends=st.lists(st.integers(0, T * N - 1), max_size=8), length=st.sampled_from([1, 2, 3, T]))
+def test_the_memory_is_that_of_one_environment_at_a_time_wherever_episodes_end(ends, length):
+    valid = np.ones((T, N), bool)
+    valid.reshape(-1)[ends] = False
+    outputs, before = RECOMPUTE[length](valid)
+    expected, carries = one_at_a_time(valid)
+    np.testing.assert_allclose(outputs, expected, rtol=1e-4, atol=1e-5)
+    starts = carries[::length].reshape(-1, 3)  # sequence c * N + n begins at step c * length of environment n
+    np.testing.assert_allclose(before, starts, rtol=1e-4, atol=1e-5)
+    begins = ~np.concatenate([np.ones((1, N), bool), valid[:-1]])[::length].reshape(-1)
+    assert not np.asarray(before)[begins].any(), "an episode begins with the initial carry, to the bit"
+
+
+def test_sequences_are_consecutive_steps_of_one_environment():
+    steps = jnp.arange(T)[:, None] * 10 + jnp.arange(N)[None]  # 10 t + n
+    np.testing.assert_array_equal(minibatch.flatten(steps), [10 * t + n for t in range(T) for n in range(N)])
+    expected = [[10 * (2 * c + i) + n for i in range(2)] for c in range(T // 2) for n in range(N)]
+    np.testing.assert_array_equal(minibatch.flatten(steps, 2), expected)
+
+
+def test_a_burn_in_computes_the_carry_and_takes_no_gradient():
+    reset = jnp.zeros((N, T), bool).at[1, 1].set(True).at[2, 3].set(True)
+    batch = Batch(OBS[:-1].swapaxes(0, 1), reset, CARRY)
+    assert sequences.after_burn_in(unroll, batch, 0) is batch
+    rest = sequences.after_burn_in(unroll, batch, 2)
+    np.testing.assert_array_equal(rest.obs, batch.obs[:, 2:])
+    np.testing.assert_array_equal(rest.reset, reset[:, 2:])
+    whole = unroll(batch.obs, CARRY, reset)[0]
+    np.testing.assert_allclose(unroll(*rest[::2], rest.reset)[0], whole[:, 2:], rtol=1e-5, atol=1e-6)
+    assert not np.asarray(rest.carry[1]).any(), "an episode begins after the burn-in"
+
+    def loss(carry):
+        rest = sequences.after_burn_in(unroll, batch._replace(carry=carry), 2)
+        return unroll(rest.obs, rest.carry, rest.reset)[0].sum()
+
+    assert not np.asarray(jax.grad(loss)(CARRY)).any()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (dict(sequence_length=4), "sequence_length: must divide rollout_length 6, got 4; use 3"),
+        (dict(burn_in=6), "burn_in: must be less than the 6 steps of a sequence, got 6; use 3"),
+        (
+            dict(num_minibatches=2),
+            "num_minibatches: must divide the 3 sequences of 6 steps per update, got 2; use 1 or 3",
+        ),
+    ],
+)
+def test_sizes_that_do_not_fit_are_refused(options, message):
+    config = PQN(**dict(memory="gru", rollout_length=T, num_minibatches=1) | options)
+    with pytest.raises(ValueError, match=message):
+        sequences.validate(config, SPEC)
