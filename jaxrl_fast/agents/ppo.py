@@ -187,7 +187,7 @@ def on_env_restart(state: State) -> State:
 
 def explore(context: Context, state: State, inputs: PolicyInput, carry: PyTree, noise: Array) -> Decision:
     """Sample an action from the policy."""
-    pi, carry = policy(context, state, inputs, carry)
+    pi, carry = policy(context, context.network.step, state, inputs, carry)
     sample = pi.sample_from(noise)
     is_action = not isinstance(pi, distributions.TanhGaussian)  # else the sample cannot be recovered from the action
     return Decision(context.head.to_action(sample), carry, extras=pi if is_action else Sampled(pi, sample))
@@ -195,14 +195,17 @@ def explore(context: Context, state: State, inputs: PolicyInput, carry: PyTree, 
 
 def exploit(context: Context, state: State, inputs: PolicyInput, carry: PyTree, noise: Array) -> Decision:
     """Take the mode of the policy."""
-    pi, carry = policy(context, state, inputs, carry)
+    pi, carry = policy(context, context.network.act, state, inputs, carry)
     return Decision(context.head.to_action(pi.mode()), carry)
 
 
-def policy(context: Context, state: State, inputs: PolicyInput, carry: PyTree) -> tuple[PyTree, PyTree]:
-    """Return the distribution over actions for N observations, and the carry after these."""
+def policy(context: Context, step: Callable, state: State, inputs: PolicyInput, carry: PyTree) -> tuple[PyTree, PyTree]:
+    """Return the distribution over actions for N observations, and the carry after these.
+
+    `step` is that of the network, or its `act`, which leaves the critic's part of the carry as it is.
+    """
     obs = normalize.apply(state.observations, inputs.obs)
-    output, carry = context.network.step(state.params["network"], obs, carry)
+    output, carry = step(state.params["network"], obs, carry)
     return context.head.make(output, state.params.get("log_std", ()), inputs.action_mask), carry
 
 

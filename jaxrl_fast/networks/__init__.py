@@ -51,6 +51,7 @@ class ActorCritic(NamedTuple):
     critic: Callable[[PyTree, PyTree], Array]  # (params, obs) -> [...]; without memory
     both: Callable[[PyTree, PyTree], tuple[Array, Array]]  # without memory
     step: Callable[[PyTree, PyTree, PyTree], tuple[Array, PyTree]]  # (params, obs, carry) -> (actor's output, carry)
+    act: Callable[[PyTree, PyTree, PyTree], tuple[Array, PyTree]]  # the same, without the critic's part of the carry
     unroll: Callable[..., tuple[tuple[Array, Array], PyTree]]  # (params, obs, carry, reset) -> (both outputs, carry)
     initial_carry: PyTree = ()
 
@@ -95,7 +96,7 @@ def network(
     """
     streams = [torso.make_part(obs, slice(-1, None), **options) for _ in range(2)] if dueling else []
     trunk = torso.make(obs, **options) if not dueling else torso.make_part(obs, slice(None, -1), **options)
-    layer, initial_carry = memory_module.make(memory, memory_size)
+    layer, initial_carry = _memory(memory, memory_size)
     module: Any = _Outputs(trunk, layer, streams, num_outputs, num_atoms, gain, options.get("noisy", False))
 
     def unroll(params, obs, carry=(), reset=None, noise=()):
@@ -128,24 +129,26 @@ def actor_critic(
 ) -> ActorCritic:
     """Return a policy and a value, for observations like `obs` (ShapeDtypeStruct). Other options: `network`.
 
-    By default the two share a torso with convolutions, and have one each if it is an mlp. They share a memory, and so
-    the torso before it.
+    By default the two share a torso with convolutions and the memory after it, and have one each if it is an mlp. The
+    carry is then a pair, of the actor and of the critic.
     """
     kind = torso.choose_kind(obs, kind, observations)
     options |= {"kind": kind, "observations": observations}
-    layer, initial_carry = memory_module.make(memory, memory_size)
-    shared = kind != "mlp" or layer is not None if shared is None else shared
-    critic_torso = None if shared else torso.make(obs, **options)
-    module: Any = _ActorCritic(torso.make(obs, **options), layer, critic_torso, num_outputs, actor_gain, critic_gain)
+    shared = kind != "mlp" if shared is None else shared
+    torsos = torso.make(obs, **options), None if shared else torso.make(obs, **options)
+    layer, carry = _memory(memory, memory_size)
+    critic_layer, critic_carry = (None, ()) if shared else _memory(memory, memory_size)
+    module: Any = _ActorCritic(*torsos, layer, critic_layer, num_outputs, actor_gain, critic_gain)
     unroll = lambda params, obs, carry=(), reset=None: module.apply(params, (obs, carry, reset))
     return ActorCritic(
-        init=lambda key: init_params(module, (obs, initial_carry, None), key, kernel_init),
+        init=lambda key: init_params(module, (obs, carry + critic_carry, None), key, kernel_init),
         actor=lambda params, obs: module.apply(params, obs, (), method="actor")[0],
         critic=lambda params, obs: module.apply(params, obs, method="critic"),
         both=lambda params, obs: unroll(params, obs)[0],
-        step=partial(module.apply, method="actor"),
+        step=partial(module.apply, method="step"),
+        act=partial(module.apply, method="actor"),
         unroll=unroll,
-        initial_carry=initial_carry,
+        initial_carry=carry + critic_carry,
     )
 
 
@@ -179,11 +182,12 @@ class _Outputs(nn.Module):
 
 
 class _ActorCritic(nn.Module):
-    """Linear heads of a policy, [..., num_outputs], and of a value, [...]."""
+    """Linear heads of a policy, [..., num_outputs], and of a value, [...]. The carry has a part for each memory."""
 
     torso: nn.Module
+    critic_torso: Any  # None: the critic has `torso` and `memory` too
     memory: nn.Module | None
-    critic_torso: nn.Module | None  # None: the critic has `torso` too
+    critic_memory: nn.Module | None
     num_outputs: int
     actor_gain: float
     critic_gain: float
@@ -193,19 +197,36 @@ class _ActorCritic(nn.Module):
         self.critic_head = Dense(1, self.critic_gain)
 
     def actor(self, obs, carry):
-        carry, features = _remember(self.memory, carry, self.torso(obs))
-        return self.actor_head(features), carry
+        own, features = _remember(self.memory, carry[:1], self.torso(obs))
+        return self.actor_head(features), own + carry[1:]
+
+    def step(self, obs, carry):
+        output, carry = self.actor(obs, carry)
+        if self.critic_memory is not None:
+            carry = carry[:1] + _remember(self.critic_memory, carry[1:], self.critic_torso(obs))[0]
+        return output, carry
 
     def critic(self, obs):
         return self.critic_head((self.critic_torso or self.torso)(obs))[..., 0]
 
     def __call__(self, inputs):
         obs, carry, reset = inputs
-        carry, features = _remember(self.memory, carry, self.torso(obs), reset)
-        critic_features = self.critic_torso(obs) if self.critic_torso else features
-        return (self.actor_head(features), self.critic_head(critic_features)[..., 0]), carry
+        own, features = _remember(self.memory, carry[:1], self.torso(obs), reset)
+        critic_own, critic_features = carry[1:], features
+        if self.critic_torso is not None:
+            critic_own, critic_features = _remember(self.critic_memory, carry[1:], self.critic_torso(obs), reset)
+        return (self.actor_head(features), self.critic_head(critic_features)[..., 0]), own + critic_own
+
+
+def _memory(kind: str, size: int) -> tuple[nn.Module | None, tuple[PyTree, ...]]:
+    """Return a memory and its initial carry in a tuple; None and () for the kind "none"."""
+    layer, carry = memory_module.make(kind, size)
+    return layer, () if layer is None else (carry,)
 
 
 def _remember(memory, carry, features, reset=None):
-    """Return the carry after the features, and those with what is remembered; without a memory, both as they are."""
-    return (carry, features) if memory is None else memory(carry, features, reset)
+    """Return the carry after the features, a tuple of one, and what is remembered; without a memory, both as given."""
+    if memory is None:
+        return carry, features
+    after, features = memory(carry[0], features, reset)
+    return (after,), features

@@ -41,14 +41,14 @@ def test_values_and_the_loss_of_ppo_are_those_of_one_environment_at_a_time(lengt
     steps, num_steps, num_envs = rollout.steps, *rollout.steps.reward.shape
     values, logits = np.zeros((num_steps + 1, num_envs)), np.zeros((num_steps, num_envs, 2))
     for n in range(num_envs):
-        carry = rollout.carry[None, n]
+        carry = jax.tree.map(lambda x, n=n: x[None, n], rollout.carry)
         for t in range(num_steps + 1):
             obs = rollout.next_obs[None, n] if t == num_steps else steps.obs[None, t, n]
             (out, value), carry = network.unroll(params, obs[:, None], carry, jnp.zeros((1, 1), bool))
             values[t, n] = value[0, 0]
             if t < num_steps:
                 logits[t, n] = out[0, 0]
-                carry = carry if steps.valid[t, n] else jnp.zeros_like(carry)
+                carry = carry if steps.valid[t, n] else jax.tree.map(jnp.zeros_like, carry)
     advantage = np.zeros((num_steps + 1, num_envs))  # GAE by its definition
     config, discount = context.config, np.float64(config_gamma(context) * steps.discount)
     for t in reversed(range(num_steps)):
@@ -83,12 +83,12 @@ def test_the_targets_of_pqn_are_those_of_one_environment_at_a_time():
     steps, num_steps = rollout.steps, 12
     expected = np.zeros((num_steps, 4))
     for n in range(4):
-        carry, best = rollout.carry[None, n], []
+        carry, best = jax.tree.map(lambda x, n=n: x[None, n], rollout.carry), []
         for t in range(num_steps + 1):
             obs = rollout.next_obs[None, n] if t == num_steps else steps.obs[None, t, n]
             value, carry = context.network.step(state.params, obs, carry)
             best.append(float(value.max()))
-            carry = carry if t == num_steps or steps.valid[t, n] else jnp.zeros_like(carry)
+            carry = carry if t == num_steps or steps.valid[t, n] else jax.tree.map(jnp.zeros_like, carry)
         following = best[num_steps]
         for t in reversed(range(num_steps)):
             trace = 0.0 if steps.last[t, n] else 0.5
@@ -155,8 +155,9 @@ def test_a_run_with_memory_is_resumed_loaded_and_split_exactly(tmp_path, monkeyp
         actions, memories = policy(np.stack([obs] * 3), memories)
         one.append(int(action))
         batch.append(actions)
-        np.testing.assert_allclose(memories[0][1], memory[0], rtol=1e-5, atol=1e-6)
+        for every, single in zip(jax.tree.leaves(memories), jax.tree.leaves(memory), strict=True):
+            np.testing.assert_allclose(every[1], single, rtol=1e-5, atol=1e-6)
     np.testing.assert_array_equal(np.stack(batch), np.array(one)[:, None].repeat(3, 1))
-    assert np.abs(memory[0]).max() > 0
+    assert any(np.abs(x).max() > 0 for x in jax.tree.leaves(memory))
     with pytest.raises(ValueError, match=r"policy: memory must have the shapes .*; pass policy.initial_memory"):
         policy(np.zeros((3, 4)), memory)

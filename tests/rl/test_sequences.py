@@ -22,14 +22,14 @@ SPEC = EnvSpec("test", ShapeDtypeStruct((2,), jnp.float32), Discrete(2), N)
 NETWORK = networks.network(SPEC.obs, 2, memory="gru", memory_size=3, hidden=(4,))
 PARAMS = NETWORK.init(jax.random.key(0))
 OBS = jax.random.normal(jax.random.key(1), (T + 1, N, 2))
-CARRY = jax.random.normal(jax.random.key(2), (N, 3))
+CARRY = (jax.random.normal(jax.random.key(2), (N, 3)),)
 STEP = jax.jit(NETWORK.step)
 
 
 class Batch(NamedTuple):
     obs: jax.Array
     reset: jax.Array
-    carry: jax.Array
+    carry: tuple
 
 
 @jax.jit
@@ -55,14 +55,14 @@ def one_at_a_time(valid):
     """Outputs [T + 1, N, 2] and carries before each step [T, N, 3] of each environment alone, step by step."""
     outputs, carries = np.zeros((T + 1, N, 2), np.float32), np.zeros((T, N, 3), np.float32)
     for n in range(N):
-        carry = CARRY[None, n]
+        carry = (CARRY[0][None, n],)
         for t in range(T + 1):
             if t < T:
-                carries[t, n] = carry[0]
+                carries[t, n] = carry[0][0]
             output, carry = STEP(PARAMS, OBS[None, t, n], carry)
             outputs[t, n] = output[0]
             if t < T and not valid[t, n]:
-                carry = NETWORK.initial_carry[None]
+                carry = (NETWORK.initial_carry[0][None],)
     return outputs, carries
 
 
@@ -75,9 +75,9 @@ def test_the_memory_is_that_of_one_environment_at_a_time_wherever_episodes_end(e
     expected, carries = one_at_a_time(valid)
     np.testing.assert_allclose(outputs, expected, rtol=1e-4, atol=1e-5)
     starts = carries[::length].reshape(-1, 3)  # sequence c * N + n begins at step c * length of environment n
-    np.testing.assert_allclose(before, starts, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(before[0], starts, rtol=1e-4, atol=1e-5)
     begins = ~np.concatenate([np.ones((1, N), bool), valid[:-1]])[::length].reshape(-1)
-    assert not np.asarray(before)[begins].any(), "an episode begins with the initial carry, to the bit"
+    assert not np.asarray(before[0])[begins].any(), "an episode begins with the initial carry, to the bit"
 
 
 def test_sequences_are_consecutive_steps_of_one_environment():
@@ -96,13 +96,13 @@ def test_a_burn_in_computes_the_carry_and_takes_no_gradient():
     np.testing.assert_array_equal(rest.reset, reset[:, 2:])
     whole = unroll(batch.obs, CARRY, reset)[0]
     np.testing.assert_allclose(unroll(*rest[::2], rest.reset)[0], whole[:, 2:], rtol=1e-5, atol=1e-6)
-    assert not np.asarray(rest.carry[1]).any(), "an episode begins after the burn-in"
+    assert not np.asarray(rest.carry[0][1]).any(), "an episode begins after the burn-in"
 
     def loss(carry):
         rest = sequences.after_burn_in(unroll, batch._replace(carry=carry), 2)
         return unroll(rest.obs, rest.carry, rest.reset)[0].sum()
 
-    assert not np.asarray(jax.grad(loss)(CARRY)).any()
+    assert not np.asarray(jax.grad(loss)(CARRY)[0]).any()
 
 
 @pytest.mark.parametrize(
