@@ -90,7 +90,9 @@ def announce(plan: Plan, terminal: Console) -> None:
     agent_config = plan.settings.agent
     if hasattr(agent_config, "network") and hasattr(agent_config, "observations"):
         reading = torso.describe(plan.env.spec.obs, agent_config.network, agent_config.observations)
-        terminal.print(f"network  {reading}")
+        length = agent_config.sequence() if hasattr(agent_config, "sequence") else None
+        memory = f"   {agent_config.memory} of {agent_config.memory_size}, sequences of {length} steps" if length else ""
+        terminal.print(f"network  {reading}{memory}")
     first_learning = getattr(plan.settings.agent, "first_learning", lambda _: 0)
     first, last = first_learning(options.num_envs), plan.num_updates * plan.steps_per_update
     if first >= last:

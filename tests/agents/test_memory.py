@@ -138,11 +138,13 @@ def test_an_agent_with_memory_learns_what_one_without_cannot(module, options):
 def test_a_run_with_memory_is_resumed_loaded_and_split_exactly(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     options = dict(
-        env="CartPole-v1", num_envs=4, agent=dict(memory="lstm", memory_size=8, rollout_length=8, num_minibatches=2)
+        env="CartPole-v1",
+        num_envs=4,
+        agent=dict(memory="lstm", memory_size=8, rollout_length=8, num_minibatches=2, anneal_lr=False),
     )
     whole = jaxrl_fast.fit(algo="ppo", total_steps=256, name="whole", eval_every=0, **options)
     jaxrl_fast.fit(algo="ppo", total_steps=128, name="part", eval_every=0, **options)
-    part = jaxrl_fast.fit(resume="part", total_steps=256)
+    part = jaxrl_fast.fit(resume="runs/part", total_steps=256)
     trained = jaxrl_fast.load(part, which="last")
     assert same_bits(jaxrl_fast.load(whole, which="last").agent_state.params, trained.agent_state.params)
     policy = trained.policy
