@@ -43,6 +43,8 @@ def lines(result: dict[str, Any]) -> list[str]:
     about += [f"not as trained: {' '.join(differs)}"] * bool(differs)
     rows = [(f"seed {row['seed']}", row) for row in result["seeds"]]
     rows += [(f"{len(rows)} seeds", result)] if len(rows) > 1 else []
+    of_players = lambda row: [(f"  {player}", own) for player, own in row.get("players", {}).items()]
+    rows = [line for name, row in rows for line in [(name, row), *of_players(row)]]
     written = [f"written  {result['file']}"] if result["file"] else []
     return [" · ".join(about), *(_line(name, row) for name, row in rows), *written]
 

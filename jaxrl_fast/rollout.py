@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxrl_fast.types import (
     Agent,
@@ -58,6 +59,8 @@ def collect(
     """
     end, (steps, scores) = jax.lax.scan(partial(step, env, agent, policy), actors, noise, num_steps)
     experience = as_rollout(steps, scores[-1], actors.carry, actors.timestep, end.timestep)
+    if env.spec.players:
+        return end, experience, scores_of_games(env, agent, steps.valid, *scores)
     return end, experience, scores_of(steps.valid, *scores)
 
 
@@ -126,6 +129,26 @@ def scores_of(valid: Array, over: Array, score: Array, length: Array, failed: Ar
         "longest_episode": length.max(),  # unfinished ones included
         "length_sum": jnp.where(over, length, 0).astype(jnp.float32).sum(),  # exceeds int32 if many end at once
     }
+
+
+def scores_of_games(
+    env: Env, agent: Agent, valid: Array, over: Array, score: Array, length: Array, failed: Array | tuple[()]
+) -> Metrics:
+    """Return `scores_of` with games counted once, as means over their players, and sums for each player.
+
+    Of player "left", "return_sum/left" is the sum over the "episodes/left" that ended and in which it is scored.
+    """
+    players, num_rows = env.spec.players, over.shape[1]
+    is_scored = agent.is_scored(num_rows) if agent.is_scored else np.ones(num_rows, bool)
+    num_scored = int(is_scored.sum()) // env.spec.num_games  # players of each game
+    valid, over = valid & is_scored[None], over & is_scored[None]
+    found = scores_of(valid, over, score, length, failed)
+    counts = {name: found[name] // num_scored for name in ("episodes", "valid_steps")}
+    sums = {name: found[name] / num_scored for name in ("return_sum", "length_sum")}
+    rows = [slice(i * env.spec.num_games, (i + 1) * env.spec.num_games) for i in range(len(players))]
+    episodes = {f"episodes/{player}": over[:, own].sum() for player, own in zip(players, rows)}
+    returns = {f"return_sum/{player}": jnp.where(over, score, 0.0)[:, own].sum() for player, own in zip(players, rows)}
+    return {**found, **counts, **sums, **episodes, **returns}
 
 
 def initial_carry(agent: Agent, num_envs: int) -> PyTree:

@@ -86,6 +86,12 @@ class EnvSpec(NamedTuple):
     num_envs: int  # N; if environments are sharded, the number on one shard
     frame_stack: int = 0  # the last axis of obs holds this many successive frames; 0: no frames are stacked
     has_action_mask: bool = False  # time steps have an action mask
+    players: tuple[str, ...] = ()  # P names: row p * (N / P) + i is the view of player p in game i; (): no players
+
+    @property
+    def num_games(self) -> int:
+        """Return the number of environments: N, or N / P if an environment has P players."""
+        return self.num_envs // max(len(self.players), 1)
 
 
 class Parallelism(NamedTuple):
@@ -256,3 +262,5 @@ class Agent(NamedTuple):
     policy_state: Callable[[PyTree], PyTree] = lambda state: state  # S to S with () for parts that acting does not use
     on_env_restart: Callable[[PyTree], PyTree] = lambda state: state  # S to S when all environments restart mid-episode
     gradient_steps: GradientSteps | None = None  # `update` in parts, for an agent that supports --overlap
+    of_player: "Callable[[int], Agent] | None" = None  # p to an agent that only acts, in environments of player p alone
+    is_scored: Callable[[int], Any] | None = None  # N to a numpy bool [N]: whose games are scored; None: all rows

@@ -20,7 +20,19 @@ ROOT = Path(__file__).parent.parent / PACKAGE
 # command line is read without jax.
 ORDER = (
     *("types", "utils", "metrics", "kernels", "networks", "rollout", "async_rollout", "loop", "parallel", "rl"),
-    *("replay", "agents.configs", "agents", "config", "cli", "runs", "loggers", "envs", "plotting", "training"),
+    *(
+        "replay",
+        "agents.configs",
+        "agents",
+        "players",
+        "config",
+        "cli",
+        "runs",
+        "loggers",
+        "envs",
+        "plotting",
+        "training",
+    ),
     *("evaluation", "sweep", "api", "train", "evaluate", "video", "export", "plot", "check", "__main__"),
 )
 NO_JAX = ("agents.configs", "config", "cli", "metrics.records", "utils.parsing", "utils.formatting", "utils.errors")

@@ -93,6 +93,11 @@ class Task:
     )
     seed: int = option(0, "Random seed; with --num-seeds K, seeds seed..seed+K-1.", bounds=Bounds(0, LAST_SEED))
     num_seeds: int = option(1, "Independent trainings in one program.", bounds=SIZE, sweepable=False)
+    players: Literal["", "shared", "independent", "self-play"] = option(
+        "",
+        "How the players of a game learn: shared (the default; one policy, which sees the player's number), "
+        "independent (a policy for each) or self-play (one policy for two players, against its earlier versions).",
+    )
     devices: int | Literal["auto"] = option("auto", "Devices that the environments are split over.", bounds=SIZE)
     async_pools: int = option(
         0,

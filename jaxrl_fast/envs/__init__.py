@@ -20,10 +20,11 @@ if TYPE_CHECKING:
     from jaxrl_fast import types
 
 
-BACKENDS = ("gymnax", "envpool", "gymnasium")  # in the order in which an id without a backend is looked up
+BACKENDS = ("gymnax", "games", "envpool", "gymnasium")  # in the order in which an id without a backend is looked up
 SUITES = ("brax", "craftax", "jumanji", "navix", "pgx", "playground", "xminigrid")  # with a module each in `suites`
 EXTRAS = {"envpool": "atari"} | {suite: suite for suite in SUITES}  # the package's extra that installs a backend
-PACKAGES = {"playground": "mujoco_playground"}  # the name under which a backend's package is imported, if it differs
+# The name under which a backend's package is imported, if it differs.
+PACKAGES = {"games": "jaxrl_fast", "playground": "mujoco_playground"}
 
 
 def make(
@@ -61,6 +62,8 @@ def make(
     if config.quarantine:
         from jaxrl_fast.envs import quarantine  # imports jax
 
+        if env.spec.players:
+            raise ValueError(f"--quarantine: {env.spec.id} has players, which end together; leave it out")
         env = quarantine.guard(env)
     if frames:
         from jaxrl_fast.envs import image

@@ -80,6 +80,7 @@ def evaluate_run(saved: Any, options: Options) -> dict[str, Any]:
     if saved.diverged:
         names = ", ".join(f"seed {seed}" for seed in saved.diverged)
         warnings.warn(f"the statistics over all seeds exclude those that diverged: {names}")
+    names = saved.env.spec.players
     result = {
         "algo": saved.settings.algo,
         "env_id": saved.env.spec.id,
@@ -89,11 +90,11 @@ def evaluate_run(saved: Any, options: Options) -> dict[str, Any]:
         "play_seed": options.play_seed,
         "member": saved.member,
         "differs_from_training": differences(saved.settings.options, options),
-        **summarize(score[counted], length[counted], ended[counted]),
+        **summarize(score[counted], length[counted], ended[counted], names),
         "seeds": [
             {
                 "seed": seed,
-                **summarize(score[i : i + 1], length[i : i + 1], ended[i : i + 1]),
+                **summarize(score[i : i + 1], length[i : i + 1], ended[i : i + 1], names),
                 **episode_lists(*episodes),
             }
             for i, (seed, *episodes) in enumerate(zip(saved.seeds, score, length, ended))
@@ -119,23 +120,29 @@ def differences(trained: Any, options: Options) -> dict[str, Any]:
     return {name: value for name, value in plain.items() if str(known.get(name)) != str(value)}
 
 
-def summarize(score: Any, length: Any, ended: Any) -> dict[str, Any]:
+def summarize(score: Any, length: Any, ended: Any, players: tuple[str, ...] = ()) -> dict[str, Any]:
     """Return statistics of the episodes that have ended, with a 95% bootstrap interval of their mean return.
 
-    With several seeds, the interval resamples seeds as well as episodes, so that it covers new trainings.
+    With several seeds, the interval resamples seeds as well as episodes, so that it covers new trainings. With
+    several players, `players` has the same statistics for each of them.
 
     Args:
-        score: float [S, E], the returns of E episodes of each of S seeds.
+        score: float [S, E], the returns of E episodes of each of S seeds, one player after another.
         length: int [S, E], their numbers of steps.
         ended: bool [S, E], whether the episode has ended.
+        players: The names of P players, or ().
     """
     from jaxrl_fast.metrics import statistics
     from jaxrl_fast.training import evaluator
 
     known = [s[e] for s, e in zip(score, ended) if e.any()]
     low, high = statistics.mean_interval(known) if known else (None, None)
-    interval = {"eval_return_low": statistics.finite(low), "eval_return_high": statistics.finite(high)}
-    return evaluator.summarize(score[ended], length[ended], ended.size) | interval
+    found = evaluator.summarize_all(players, score, length, ended)
+    found |= {"eval_return_low": statistics.finite(low), "eval_return_high": statistics.finite(high)}
+    if players:
+        each = zip(*(evaluator.by_player(players, x) for x in (score, length, ended)))
+        found["players"] = {player: summarize(*own) for player, own in zip(players, each, strict=True)}
+    return found
 
 
 def episode_lists(score: Any, length: Any, ended: Any) -> dict[str, Any]:

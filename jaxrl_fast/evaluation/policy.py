@@ -4,12 +4,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxrl_fast import players
 from jaxrl_fast.config.options import Options
 from jaxrl_fast.config.settings import Settings
 from jaxrl_fast.evaluation.saved_run import Which, open_env, read_run, select_seed
@@ -19,9 +21,12 @@ from jaxrl_fast.utils.random import key_of_seed
 
 
 class Trained(NamedTuple):
-    """A trained policy of one seed: a `Policy`, or a `RecurrentPolicy` if the agent has a memory."""
+    """A trained policy of one seed: a `Policy`, or a `RecurrentPolicy` if the agent has a memory.
 
-    policy: "Policy | RecurrentPolicy"
+    With several players, `policies["left"]` is that of one.
+    """
+
+    policy: "Policy | RecurrentPolicy | Callable[..., Any]"
     env: Env
     agent: Agent
     agent_state: PyTree
@@ -29,6 +34,7 @@ class Trained(NamedTuple):
     seed: int
     checkpoint: Path
     env_steps: int
+    policies: Mapping[str, "Policy | RecurrentPolicy"] = MappingProxyType({})  # that of each player by name
 
     def __repr__(self) -> str:
         return f"Trained({self.settings.algo} on {self.env.spec.id}, seed {self.seed}, {str(self.checkpoint)!r})"
@@ -45,17 +51,37 @@ def load(
     saved = read_run(folder, which, *open_env(folder, env), member or {})
     saved = select_seed(saved, saved.seeds[0] if seed is None else seed)
     state = jax.device_put(saved.learners)
-    agent, options = saved.agent, saved.settings.options
+    options, names = saved.settings.options, saved.env.spec.players
     num_envs = num_exploration_envs(options)
+    if names and players.num_learner_envs(saved.env.spec, options.players) == saved.env.spec.num_envs:
+        num_envs *= len(names)
+    of_agent = partial(policy_of, saved.env, num_envs, state)
+    policies = {name: of_agent(player_agent(saved.agent, i)) for i, name in enumerate(names)}
+    act = partial(_refuse, names) if names else of_agent(saved.agent)
+    rest = saved.settings, saved.seeds[0], saved.checkpoint, saved.env_steps
+    return Trained(act, saved.env, saved.agent, state, *rest, policies=policies)
+
+
+def player_agent(agent: Agent, player: int) -> Agent:
+    """Return the agent that acts for one player of a run whose environment has players."""
+    assert agent.of_player, "`players` makes such agents"
+    return agent.of_player(player)
+
+
+def policy_of(env: Env, num_envs: int, state: PyTree, agent: Agent) -> "Policy | RecurrentPolicy":
+    """Return the policy of an agent's state; `num_envs` environments explore together."""
     decide = Decide(
-        saved.env,
+        env,
         partial(jax.jit(partial(greedy, agent)), state),
         partial(jax.jit(partial(exploring, agent, num_envs)), state),
     )
-    initial = partial(initial_carry, agent)
-    has_memory = remembers(agent, agent.exploit, state, saved.env.spec.obs)
-    policy = RecurrentPolicy(decide, initial) if has_memory else Policy(decide, initial)
-    return Trained(policy, saved.env, agent, state, saved.settings, saved.seeds[0], saved.checkpoint, saved.env_steps)
+    has_memory = remembers(agent, agent.exploit, state, env.spec.obs)
+    return (RecurrentPolicy if has_memory else Policy)(decide, partial(initial_carry, agent))
+
+
+def _refuse(names: tuple[str, ...], *given: Any, **options: Any) -> Array:
+    """Raise ValueError: each player has a policy."""
+    raise ValueError(f"policy: there is one for each of the players {' and '.join(names)}; use .policies[{names[0]!r}]")
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 
-from jaxrl_fast import agents, envs
+from jaxrl_fast import envs
 from jaxrl_fast.agents.configs import common
 from jaxrl_fast.config import paths, resume
 from jaxrl_fast.config.paths import CHECKPOINTS
@@ -198,11 +198,11 @@ def _agent(settings: Settings, env: Env, num_shards: int, num_pools: int | None 
     steps_per_update = common.rollout_length(settings.agent, num_envs) * num_envs
     axis_name = SHARDS if num_shards > 1 else None
     env = env._replace(
-        spec=env.spec._replace(num_envs=num_envs // num_shards),
+        spec=env.spec._replace(num_envs=num_envs // num_shards * max(len(env.spec.players), 1)),
         parallelism=Parallelism(axis_name, num_shards, num_pools=num_pools or max(options.async_pools, 1)),
     )
     num_updates = -(-options.total_steps // steps_per_update)
-    return build.make_agent(settings.agent, agents.load(settings.algo), env, num_updates)
+    return build.make_agent(settings.agent, build.load_algorithm(settings), env, num_updates)
 
 
 def _unneeded(agent: Agent) -> checkpoint.Unneeded:

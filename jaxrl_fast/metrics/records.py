@@ -69,7 +69,7 @@ def summarize(rows: Rows) -> list[dict[str, Any]]:
     """
     totals = {k: np.asarray(rows[k], np.float64).sum(1) for k in ("episodes", "return_sum", "length_sum")}
     low, high = rows["return_min"].min(1), rows["return_max"].max(1)
-    means = {k: np.asarray(x, np.float64).mean(1) for k, x in rows.items() if k not in (*SCORES, QUARANTINED)}
+    means = {k: np.asarray(x, np.float64).mean(1) for k, x in rows.items() if not _is_score(k)}
     if GRADIENT_STEPS in means:
         means = {k: x for k, x in means.items() if not k.endswith(SUM_SUFFIX)} | _per_gradient_step(rows)
     records = []
@@ -84,8 +84,25 @@ def summarize(rows: Rows) -> list[dict[str, Any]]:
         }
         if QUARANTINED in rows:
             scores[QUARANTINED] = int(rows[QUARANTINED][i].sum())
-        records.append(scores | {k: finite(x[i]) for k, x in means.items()})
+        records.append(scores | _by_player(rows, i) | {k: finite(x[i]) for k, x in means.items()})
     return records
+
+
+def _is_score(name: str) -> bool:
+    """Return whether a metric is a count or a sum of episodes, of all players or of one: "return_sum/left"."""
+    return name.partition("/")[0] in (*SCORES, QUARANTINED)
+
+
+def _by_player(rows: Rows, i: int) -> dict[str, float | None]:
+    """Return the mean return of each player for seed i: "return_mean/left", None if no episode has ended."""
+    found: dict[str, float | None] = {}
+    for name in rows:
+        what, slash, player = name.partition("/")
+        if what == "return_sum" and slash:
+            episodes = np.asarray(rows[f"episodes/{player}"][i], np.int64).sum()
+            total = np.asarray(rows[name][i], np.float64).sum()
+            found[f"return_mean/{player}"] = finite(total / episodes) if episodes else None
+    return found
 
 
 def _per_gradient_step(rows: Rows) -> dict[str, np.ndarray]:

@@ -36,8 +36,10 @@ class MetricsTracker:
         steps_per_update: int,
         rollout_length: int,
         solved_threshold: float | None,
+        compares_evaluations: bool = True,
     ):
         self.labels, self.solved_threshold = labels, solved_threshold
+        self.compares_evaluations = compares_evaluations  # False: the mean return of players tells nothing of them
         self.steps_per_update, self.rollout_length = steps_per_update, rollout_length
         self.buffer = RecordBuffer(record_length)
         self.windows = [EpisodeWindow() for _ in labels]
@@ -126,6 +128,8 @@ class MetricsTracker:
 
     def best(self) -> dict[str, Any]:
         """Return the evaluation with the highest mean return, or {}."""
+        if not self.compares_evaluations:
+            return {}
         finished = [e for e in self.evaluations if e["eval_return_mean"] is not None]
         return max(finished, key=lambda e: e["eval_return_mean"], default={})
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from jaxrl_fast import async_rollout, envs
+from jaxrl_fast import agents, async_rollout, envs, players
 from jaxrl_fast.config.options import Options
 from jaxrl_fast.config.settings import Settings
 from jaxrl_fast.envs import sharded, time_limit
@@ -26,6 +26,11 @@ MIN_ROWS = {"mlp": 512, "minatar": 64, "nature": 8, "dqn2013": 8, "impala": 8}
 # optimizer take at most MAX_LEARNED bytes, because each worker sums and updates all of them; with twice the rows, for
 # twice the bytes. MAX_REPEATED bounds the bytes of all workers together.
 MIN_ROWS_PER_WORKER, MAX_LEARNED, MAX_REPEATED = 64, 2**21, 2**28
+
+
+def load_algorithm(settings: Settings) -> Any:
+    """Return the algorithm of a run, for environments with or without players. Raises ValueError as `agents.load`."""
+    return players.learning(agents.load(settings.algo), settings.options.players)
 
 
 def build(
@@ -50,7 +55,7 @@ def build(
     env = _shard(env, settings.options, placement, done)
     agent = make_agent(settings.agent, algorithm, env, num_updates)
     workers = placement.num_grad_workers
-    if workers > 1 and not _pays_to_repeat(env, agent, settings.agent.gradient_rows(options.num_envs) // workers):
+    if workers > 1 and not _pays_to_repeat(env, agent, _gradient_rows(settings, env.spec) // workers):
         placement = placement._replace(num_grad_workers=1)
         env = _shard(env, settings.options, placement, done)
         agent = make_agent(settings.agent, algorithm, env, num_updates)
@@ -78,11 +83,11 @@ def choose_placement(
     alone = options.num_seeds == 1 and options.devices == "auto" and env.on_device
     if not alone or "grad_workers" not in supported:
         return placement
-    rows = settings.agent.gradient_rows(options.num_envs)
+    rows = _gradient_rows(settings, env.spec)
     worth = rows // MIN_ROWS_PER_WORKER if _network_kind(settings, env.spec) == "mlp" else 1
     most = before.get("num_grad_workers", 1) if before else worth
     most = min(most, jax.local_device_count(), max_grad_workers())
-    parts = _num_parts(settings)
+    parts = _num_parts(settings, env.spec)
     workers = next((number for number in range(most, 0, -1) if parts % number == 0), 1)
     return placement._replace(num_grad_workers=workers)
 
@@ -183,7 +188,7 @@ def _num_shards(
     if options.devices == "auto":
         if "shards" not in supported or not (env.on_device or jax.default_backend() == "cpu"):
             return 1  # pools on several GPUs only on request
-        parts, num_pools = _num_parts(settings), max(options.async_pools, 1)
+        parts, num_pools = _num_parts(settings, env.spec), max(options.async_pools, 1)
         counts = range(min(num_devices, busy_cores), 1, -1)
         return next((count for count in counts if num_envs % (count * num_pools) == 0 and parts % count == 0), 1)
     asked = int(options.devices)
@@ -196,18 +201,24 @@ def _num_shards(
     return asked
 
 
-def _num_parts(settings: Settings) -> int:
+def _num_parts(settings: Settings, spec: EnvSpec) -> int:
     """Return into how many parts the rows of a gradient step may be split over devices: rows, or whole sequences."""
     length = settings.agent.sequence() if hasattr(settings.agent, "sequence") else None
-    return settings.agent.gradient_rows(settings.options.num_envs) // (length or 1)
+    return _gradient_rows(settings, spec) // (length or 1)
 
 
 def _num_busy_cores(settings: Settings, supported: frozenset[str], spec: EnvSpec) -> int:
     """Return how many cores the rows of a gradient step occupy."""
     if "shards" not in supported:
         return 0
-    rows = settings.agent.gradient_rows(settings.options.num_envs)
+    rows = _gradient_rows(settings, spec)
     return rows // MIN_ROWS.get(_network_kind(settings, spec), MIN_ROWS["minatar"])
+
+
+def _gradient_rows(settings: Settings, spec: EnvSpec) -> int:
+    """Return the rows of a gradient step of one policy. `spec` is of all environments."""
+    rows: int = settings.agent.gradient_rows(players.num_learner_envs(spec, settings.options.players))
+    return rows
 
 
 def _network_kind(settings: Settings, spec: EnvSpec) -> str:

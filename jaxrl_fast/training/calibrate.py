@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jaxrl_fast import agents
 from jaxrl_fast.agents.configs import common
 from jaxrl_fast.config.settings import Settings
 from jaxrl_fast.loggers.terminal import make_console
@@ -103,7 +102,7 @@ def choose(settings: Settings) -> Settings:
 def measure_count(settings: Settings, num_envs: int) -> Trial:
     """Compile and time some updates with this number of environments, unless it cannot be used."""
     settings = with_count(settings, num_envs)
-    options, algorithm = settings.options, agents.load(settings.algo)
+    options, algorithm = settings.options, build.load_algorithm(settings)
     steps_per_update = common.rollout_length(settings.agent, num_envs) * num_envs
     num_updates = -(-options.total_steps // steps_per_update)
     if options.total_steps < steps_per_update or num_envs > 1 and num_updates < MIN_UPDATES:

@@ -69,6 +69,7 @@ def announce(plan: Plan, terminal: Console) -> None:
     """Print the settings of a run before it starts."""
     import jax
 
+    from jaxrl_fast import players
     from jaxrl_fast.networks import torso
 
     options = plan.settings.options
@@ -85,13 +86,18 @@ def announce(plan: Plan, terminal: Console) -> None:
         hint = "" if from_python.get() else "; --help lists all options"
         terminal.print(f"training preset {plan.settings.preset}{how_long}{hint}")
     terminal.print(f"jaxrl_fast {__version__}   {' · '.join(p for p in parts if p)}")
+    if plan.env.spec.players:
+        how = options.players or players.DEFAULT
+        terminal.print(f"players  {' and '.join(plan.env.spec.players)}, {how}; a step is one of the game")
     if hasattr(plan.settings.agent, "describe"):
         terminal.print(plan.settings.agent.describe(options.num_envs))
     agent_config = plan.settings.agent
     if hasattr(agent_config, "network") and hasattr(agent_config, "observations"):
         reading = torso.describe(plan.env.spec.obs, agent_config.network, agent_config.observations)
         length = agent_config.sequence() if hasattr(agent_config, "sequence") else None
-        memory = f"   {agent_config.memory} of {agent_config.memory_size}, sequences of {length} steps" if length else ""
+        memory = (
+            f"   {agent_config.memory} of {agent_config.memory_size}, sequences of {length} steps" if length else ""
+        )
         terminal.print(f"network  {reading}{memory}")
     first_learning = getattr(plan.settings.agent, "first_learning", lambda _: 0)
     first, last = first_learning(options.num_envs), plan.num_updates * plan.steps_per_update

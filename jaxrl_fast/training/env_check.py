@@ -92,7 +92,7 @@ def _rows(env_id: Any, options: Options, num_envs: int, seed: int, num_steps: in
 
         def step(now: Any, key: Any) -> Any:
             state, timestep = now
-            each = [jax.random.fold_in(key, i) for i in range(num_envs)]
+            each = [jax.random.fold_in(key, i) for i in range(env.spec.num_envs)]
             noise = jnp.stack([jax.random.uniform(one, (env.spec.action.num_outputs,)) for one in each])
             now = env.step(state, _random_action(env.spec, noise, timestep.action_mask))
             return now, now[1]
@@ -224,14 +224,14 @@ def _of_time(settings: Any, options: Options, rows: Rows) -> Iterator[Finding]:
 
 def _training_rate(settings: Any) -> float:
     """Return the environment steps per second of a training, updates included."""
-    from jaxrl_fast import agents
     from jaxrl_fast.agents.configs import common
     from jaxrl_fast.parallel import program
     from jaxrl_fast.training import build, calibrate
     from jaxrl_fast.utils.devices import release_envs
 
-    settings, env, _, placement = build.build(settings, agents.load(settings.algo), 100)
-    agent = build.make_agent(calibrate.without_warmup(settings.agent), agents.load(settings.algo), env, 100)
+    algorithm = build.load_algorithm(settings)
+    settings, env, _, placement = build.build(settings, algorithm, 100)
+    agent = build.make_agent(calibrate.without_warmup(settings.agent), algorithm, env, 100)
     try:
         built = program.build(env, agent, 100, placement)
         num_envs = settings.options.num_envs

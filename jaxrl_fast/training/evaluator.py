@@ -123,7 +123,7 @@ class Frame(NamedTuple):
 def stream_episodes(env: Env, agent: Agent, state: PyTree, seed: int) -> Iterator[Frame]:
     """Yield every frame of one environment under `exploit`, for an unlimited number of episodes.
 
-    Observations are whole, if the environment has `whole_obs`.
+    With several players, it is the first one's. Observations are whole, if the environment has `whole_obs`.
     """
     obs_of = lambda actors: (
         env.whole_obs.read(actors.env, actors.timestep.obs) if env.whole_obs else actors.timestep.obs
@@ -132,7 +132,8 @@ def stream_episodes(env: Env, agent: Agent, state: PyTree, seed: int) -> Iterato
 
     @jax.jit
     def next_frame(state, actors, time):
-        noise = jax.tree.map(lambda x: x[0], agent.sample_noise(jax.random.fold_in(key, time), 1, 1))
+        noise = agent.sample_noise(jax.random.fold_in(key, time), 1, env.spec.num_envs)
+        noise = jax.tree.map(lambda x: x[0], noise)
         after, (_, (*episode, _)) = rollout.step(env, agent, partial(agent.exploit, state), actors, noise)
         return after, (obs_of(after), *episode)
 
@@ -155,7 +156,7 @@ class Evaluator:
 
     def __init__(self, env: Env, agent: Agent, seeds: list[int], num_episodes: int, varied: Varied | None = None):
         self.seeds = np.asarray(seeds if len(seeds) > 1 else seeds[0], np.int32)
-        each = -(-num_episodes // env.spec.num_envs)
+        each = -(-num_episodes // env.spec.num_games)
         values, make = varied or ({}, lambda _: agent)
         self.values = dict(values)
         one = lambda values, *given: evaluate_policy(env, make(values), each, *given)
@@ -164,7 +165,7 @@ class Evaluator:
             self.run = jax.jit(lambda _, learner, seed, index: start(env, agent, each, keys_of(seed, index)[0]))
             advance = lambda learner, seed, index, now: block(env, agent, learner, keys_of(seed, index)[1], now)
             self.block: Any = jax.jit(advance)
-        self.on_device = env.on_device
+        self.on_device, self.players = env.on_device, env.spec.players
         self.compiled, self.compile_time, self.time = False, 0.0, 0.0  # seconds
 
     def __call__(
@@ -172,14 +173,14 @@ class Evaluator:
     ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
         """Return statistics of each seed, and of all seeds that have not `diverged`; `index` numbers evaluations."""
         score, length, ended = self.episodes(learner, index, stopping)
-        each_seed = [summarize(s[e], n[e], e.size) for s, n, e in zip(score, length, ended)]
+        each_seed = [summarize_all(self.players, *rows) for rows in zip(score, length, ended)]
         score, length, ended = (np.delete(x, [*diverged], axis=0) for x in (score, length, ended))
-        return each_seed, summarize(score[ended], length[ended], ended.size)
+        return each_seed, summarize_all(self.players, score, length, ended)
 
     def episodes(
         self, learner: PyTree, index: int, stopping: Callable[[], bool] = lambda: False
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return returns, lengths and whether an episode has ended at all, [S, episodes] each.
+        """Return returns, lengths and whether an episode has ended at all, [S, episodes] each, player after player.
 
         Host environments are slow: raise EvaluationInterrupted once `stopping` returns True.
         """
@@ -208,6 +209,22 @@ class Evaluator:
             like = jax.eval_shape(self.run, *arguments)
             self.block = interruptible(self.block.lower(*arguments[1:], like).compile)
         self.run, self.compiled = interruptible(self.run.lower(*arguments).compile), True
+
+
+def summarize_all(players: tuple[str, ...], score: np.ndarray, length: np.ndarray, ended: np.ndarray) -> dict[str, Any]:
+    """Return statistics of episodes [..., E]; with players, also the mean return of each: "/left"."""
+    found = summarize(score[ended], length[ended], ended.size)
+    if players:
+        found |= {name: found[name] // len(players) for name in ("eval_episodes", "eval_truncated")}
+        for player, own_score, own_ended in zip(players, by_player(players, score), by_player(players, ended)):
+            own = own_score[own_ended].astype("float64")
+            found[f"eval_return_mean/{player}"] = statistics.finite(own.mean()) if own.size else None
+    return found
+
+
+def by_player(players: tuple[str, ...], x: np.ndarray) -> list[np.ndarray]:
+    """Return the episodes [..., E / P] of each player, of episodes [..., E]."""
+    return np.split(x, len(players), axis=-1)
 
 
 def summarize(score: np.ndarray, length: np.ndarray, num_wanted: int) -> dict[str, Any]:

@@ -112,7 +112,6 @@ def dry_plan(settings: Settings) -> Plan:
 
 def validate_plan(settings: Settings, members: tuple[Member, ...] = ()) -> Plan:
     """Return a plan without a new run's folder and without a lock. Nothing is written."""
-    from jaxrl_fast import agents
     from jaxrl_fast.parallel import program
     from jaxrl_fast.runs import checkpoint
     from jaxrl_fast.training import build, memory
@@ -127,7 +126,7 @@ def validate_plan(settings: Settings, members: tuple[Member, ...] = ()) -> Plan:
         config, folder = saved.manifest["config"], Path(options.resume)
         resume.check_unchanged(settings, config, folder, saved.folder, decided=not members)
     check_unsolved(options, saved)
-    algorithm = agents.load(settings.algo)
+    algorithm = build.load_algorithm(settings)
     rollout_length = common.rollout_length(settings.agent, options.num_envs)
     steps_per_update = rollout_length * options.num_envs
     if steps_per_update > MAX_STEPS:

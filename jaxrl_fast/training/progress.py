@@ -35,7 +35,12 @@ class RunProgress:
         self.seeds, labels = [m.seed for m in members], [m.label for m in members]
         self.record_length = disk.record_length(options, plan.num_updates, plan.steps_per_update)
         self.tracker = MetricsTracker(
-            labels, self.record_length, plan.steps_per_update, plan.agent.rollout_length, options.solved_threshold
+            labels,
+            self.record_length,
+            plan.steps_per_update,
+            plan.agent.rollout_length,
+            options.solved_threshold,
+            compares_evaluations=not plan.env.spec.players,
         )
         self.checkpoints = CheckpointManager(plan, self.tracker)
         self.evaluator = Evaluator(plan.eval_env, plan.agent, self.seeds, options.eval_episodes, plan.varied)

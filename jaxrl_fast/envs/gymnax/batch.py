@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxrl_fast.envs import drawn, frame_skip, spaces
+from jaxrl_fast.envs import drawn, frame_skip, players, spaces
 from jaxrl_fast.envs.construct import OFFERED, arguments, call, is_factory
 from jaxrl_fast.envs.gymnax.single import Single, action_masks, encode, reset_one, step_one, traced
 from jaxrl_fast.types import Env, HostEnvConfig, Key, PyTree, TimeStep
@@ -111,7 +111,7 @@ def batch(single: Single, num_envs: int, host_config: HostEnvConfig | None = Non
     single = single._replace(spec=single.spec._replace(num_envs=num_envs))
     encode_all = jax.vmap(functools.partial(encode, single))
     own_obs, encode_obs = spaces.own_observation(single.raw_obs, single.spec.obs, encode_all)
-    return Env(
+    env = Env(
         functools.partial(reset, single),
         functools.partial(step, single),
         single.spec,
@@ -121,6 +121,7 @@ def batch(single: Single, num_envs: int, host_config: HostEnvConfig | None = Non
         info=(*_unscaled(single), *([single.env.info] if isinstance(single.env, drawn.Drawn) else [])),
         resize=functools.partial(batch, single),
     )
+    return players.as_rows(env) if single.players else env
 
 
 def _unscaled(single: Single) -> tuple[str, ...]:
@@ -142,7 +143,8 @@ def reset(single: Single, key: Key) -> tuple[State, TimeStep]:
     state = State(episode.env, _wrap(key, episode.key_data), zeros(bool), jnp.uint32(0), resets)
     mask = action_masks(single, episode.env)
     ones = jnp.ones(num_envs, jnp.float32)
-    return state, TimeStep(episode.obs, zeros(jnp.float32), ones, zeros(bool), action_mask=mask)
+    reward = jnp.zeros((num_envs, *single.players), jnp.float32)
+    return state, TimeStep(episode.obs, reward, ones, zeros(bool), action_mask=mask)
 
 
 def step(single: Single, state: State, action: jax.Array) -> tuple[State, TimeStep]:
@@ -151,7 +153,8 @@ def step(single: Single, state: State, action: jax.Array) -> tuple[State, TimeSt
     An environment that resets is stepped too, from the start of its next episode, and the result is discarded:
     `step_env` need not be defined on the state after an episode's end.
     """
-    spaces.check_action(single.spec, action)
+    if not single.players:  # else `players` has checked it
+        spaces.check_action(single.spec, action)
     begins = state.last
     resets = refill(single, jax.random.key_impl(state.key), state.resets, begins)
     running = _where(begins, resets.episode.env, state.env)
@@ -160,7 +163,7 @@ def step(single: Single, state: State, action: jax.Array) -> tuple[State, TimeSt
     episode = _where(begins, resets.episode, current)
     timestep = TimeStep(
         obs=episode.obs,
-        reward=jnp.where(begins, 0.0, timestep.reward),
+        reward=_where(begins, jnp.zeros_like(timestep.reward), timestep.reward),
         discount=jnp.where(begins, 1.0, timestep.discount),
         last=timestep.last & ~begins,
         action_mask=action_masks(single, episode.env),

@@ -34,14 +34,20 @@ class Single(NamedTuple):
     spec: EnvSpec
     raw_obs: PyTree = ()  # shapes and dtypes of the observation that the environment itself returns
 
+    @property
+    def players(self) -> tuple[int, ...]:
+        """Return (P,) for an environment with P players, the leading axis of observation, action and reward, or ()."""
+        return (len(self.spec.players),) if self.spec.players else ()
+
 
 def traced(env_id: str, env: Any, params: Any, num_envs: int) -> Single:
     """Return the environment as tracing shows it, or raise ValueError; its declared spaces may be wrong."""
     action, bounds = _action(env_id, _try(env_id, env.action_space, params))
-    spec = EnvSpec(env_id, None, action, num_envs)  # type: ignore[arg-type]  # obs is traced below
+    players = _players(env_id, env)
+    spec = EnvSpec(env_id, None, action, num_envs, players=players)  # type: ignore[arg-type]  # obs is traced below
     single = Single(env, params, _observation_space(env, params), None, bounds, spec)
     key = jax.eval_shape(lambda: key_of_seed(0))
-    one_action = jax.ShapeDtypeStruct(getattr(action, "shape", ()), jnp.float32 if bounds else jnp.int32)
+    one_action = jax.ShapeDtypeStruct((*single.players, *action.shape), jnp.float32 if bounds else jnp.int32)
     obs, state = _shapes(env_id, functools.partial(_raw_reset, single), key)
     before = _attributes(env)
     while True:  # until no step widens a dtype: a state may become float only after several steps
@@ -57,12 +63,18 @@ def traced(env_id: str, env: Any, params: Any, num_envs: int) -> Single:
     for part in jax.tree.leaves(obs):
         if not part.size:
             raise ValueError(f"{env_id}: a part of its observation is empty, got shape {part.shape}")
+        if players and (part.ndim < 2 or part.shape[0] != len(players)):
+            raise ValueError(
+                f"{env_id}: each part of its observation must have the shape [{len(players)} players, ...], got "
+                f"{list(part.shape)}"
+            )
     _check_attributes(env_id, before, _attributes(env))
     raw_obs = jax.eval_shape(lambda key: env.reset_env(key, params)[0], key)
     has_mask = hasattr(env, "action_mask") and not bounds
     single = single._replace(state=state, spec=spec._replace(obs=obs, has_action_mask=has_mask), raw_obs=raw_obs)
     if has_mask:
-        _try(env_id, _check_mask, action, jax.eval_shape(lambda state: env.action_mask(state, params), state))
+        num = action.num_outputs * max(len(players), 1)
+        _try(env_id, _check_mask, num, jax.eval_shape(lambda state: env.action_mask(state, params), state))
     return single
 
 
@@ -81,7 +93,7 @@ def step_one(single: Single, key: Key, env_state: PyTree, action: jax.Array) -> 
     obs = readable(terminated, encode(single, obs))
     timestep = TimeStep(
         obs=_strong(single.spec.obs, obs),
-        reward=jnp.asarray(reward, jnp.float32).reshape(()),
+        reward=jnp.asarray(reward, jnp.float32).reshape(single.players),
         discount=1.0 - terminated.astype(jnp.float32),
         last=terminated | truncated,
     )
@@ -93,6 +105,8 @@ def action_masks(single: Single, env_state: PyTree) -> PyTree:
     if not single.spec.has_action_mask:
         return ()
     masks = jax.vmap(lambda state: single.env.action_mask(state, single.params))(env_state)
+    if single.players:  # [N, P, num_outputs]
+        return jax.vmap(functools.partial(allowed, single.spec.action))(masks)  # type: ignore[arg-type]
     return allowed(single.spec.action, masks)  # type: ignore[arg-type]  # a Box has no mask
 
 
@@ -137,6 +151,15 @@ def unwrapped(env: Any) -> Any:
 
 def _is_minatar(env: Any) -> bool:
     return type(unwrapped(env)).__module__.startswith("gymnax.environments.minatar.")
+
+
+def _players(env_id: str, env: Any) -> tuple[str, ...]:
+    """Return the names of an environment's players, or ()."""
+    players = getattr(env, "players", ())
+    is_names = isinstance(players, tuple) and all(isinstance(name, str) and name for name in players)
+    if not is_names or len({*players}) < len(players) or len(players) == 1:
+        raise ValueError(f"{env_id}: its players must be a tuple of 2 or more different names, got {players!r}")
+    return players
 
 
 def _observation_space(env: Any, params: Any) -> Any:
@@ -188,6 +211,11 @@ def _raw_step(single: Single, key: Key, state: PyTree, action: jax.Array) -> tup
     _check_length("step_env", outcome, "(obs, state, reward, terminated, info)", 5)
     obs, state, reward, terminated, _ = outcome
     truncated = single.env.is_truncated(state, single.params)
+    if single.players and getattr(reward, "shape", ()) == single.players:
+        reward = reward[0]
+    elif single.players:
+        got = f"shape {list(reward.shape)}" if hasattr(reward, "shape") else _type_of(reward)
+        raise _Unusable(f"its reward must be one number for each of {single.players[0]} players, got {got}")
     for name, value in {"reward": reward, "terminated": terminated, "is_truncated": truncated}.items():
         _check_scalar(name, value)
     return encode(single, obs), state
@@ -199,11 +227,11 @@ def _check_length(function: str, outcome: Any, expected: str, length: int) -> No
         raise _Unusable(f"{function} must return {expected}, got {got}")
 
 
-def _check_mask(action: Any, mask: Any) -> None:
-    """Raise _Unusable unless a mask has one entry for each action."""
-    if getattr(mask, "size", None) != action.num_outputs:
+def _check_mask(num_entries: int, mask: Any) -> None:
+    """Raise _Unusable unless a mask has one entry for each action, of each player."""
+    if getattr(mask, "size", None) != num_entries:
         got = f"shape {mask.shape}" if hasattr(mask, "shape") else _type_of(mask)
-        raise _Unusable(f"its action_mask must have {action.num_outputs} entries, got {got}")
+        raise _Unusable(f"its action_mask must have {num_entries} entries, got {got}")
 
 
 def _check_scalar(name: str, value: Any) -> None:

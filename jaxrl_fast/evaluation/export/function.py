@@ -63,6 +63,8 @@ def make(saved: SavedRun, sampled: bool) -> PolicyFunction:
     """Return the policy of a run with a single seed, greedy or as in training."""
     env, state = saved.env, jax.device_put(saved.learners)
     agent = row_agent(saved) if sampled else saved.agent
+    if env.spec.players:
+        raise ValueError(f"export: {env.spec.id} has players, each with a policy; use load(RUN).policies")
     decide = agent.explore if sampled else agent.exploit
     initial = initial_carry(agent, 1)
     has_memory = remembers(agent, decide, state, env.spec.obs)

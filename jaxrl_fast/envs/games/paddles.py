@@ -1,0 +1,199 @@
+"""Paddles: two players hit a ball past each other, after the arcade game Pong (Atari 1972).
+
+The field is `width` x `height` with the origin in its middle; x points right and y up. A paddle is a vertical line at
+one end, of length `paddle`. Each step moves the paddles, then the ball. Where a paddle meets the ball decides how
+steeply it returns, so that a player can aim. A missed ball is a point for the other player, and the next ball starts
+in the middle, towards either side. A game ends when a player has `points`, or is truncated at its time limit.
+
+A point is a reward of 1 for the one player and -1 for the other. With `cooperative`, both receive 1 for each hit and
+-1 for each miss, and the game ends after `points` misses.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_fast.envs.games import views
+from jaxrl_fast.types import Array, Discrete, Key
+
+PLAYERS = ("left", "right")
+STAY, UP, DOWN = range(3)  # actions
+OBSERVATIONS = {"vector": views.vector, "board": views.board, "image": views.image}
+MAX_SPEED = 4  # the least height: a ball meets one wall in a step
+SERVED_WITHIN = 0.5  # of the height, around the middle: where a ball starts, and of its speed: how steeply
+
+
+class Params(NamedTuple):
+    """Parameters; lengths are in units of the field, speeds in units per step."""
+
+    ball_speed: float = 1.0  # along x; along y at most as much
+    paddle: float = 4.0
+    paddle_speed: float = 1.0
+    opponent_speed: float = 0.5  # of the scripted opponent's paddle
+    points: int = 5
+    max_steps_in_episode: int = 1000
+
+
+class State(NamedTuple):
+    """The state of one game."""
+
+    ball: Array  # f32 [2]: x, y
+    velocity: Array  # f32 [2]
+    paddles: Array  # f32 [2]: the y of the middles, left and right
+    points: Array  # int32 [2]
+    before: Array  # f32 [2]: the ball a step ago
+    num_steps: Array  # int32 []
+
+
+class Moved(NamedTuple):
+    """The result of a move."""
+
+    state: State  # if the ball was missed, it lies beyond the paddle
+    hit: Array  # bool [2]: which paddle has hit the ball
+    missed: Array  # bool [2]
+
+
+class Paddles:
+    """One game, with gymnax's interface.
+
+    Args:
+        width: The distance of the paddles, and the number of columns of a board.
+        height: The height of the field, and the number of rows of a board.
+        observation: "vector" (float32 [9]), "board" (bool [height, width, 4], as in MinAtar) or "image" (gray frames,
+            uint8 [84, 84, 1]).
+        cooperative: Whether both players are paid for long rallies.
+        opponent: "none", or "scripted": a paddle that follows the ball at `opponent_speed` plays against a single
+            player.
+        side: The side of the single player against a scripted opponent.
+    """
+
+    def __init__(
+        self,
+        width: int = 16,
+        height: int = 16,
+        observation: str = "vector",
+        cooperative: bool = False,
+        opponent: str = "none",
+        side: str = "left",
+    ):
+        _check_word("observation", observation, OBSERVATIONS)
+        _check_word("opponent", opponent, ("none", "scripted"))
+        _check_word("side", side, PLAYERS)
+        for name, value in (("width", width), ("height", height)):
+            if not 4 <= value <= 84:
+                raise ValueError(f"{name}: must be 4 to 84, got {value}")
+        self.size = width, height
+        self.observation, self.cooperative = observation, cooperative
+        self.own_side = PLAYERS.index(side) if opponent == "scripted" else None
+        self.players = () if opponent == "scripted" else PLAYERS
+
+    @property
+    def default_params(self) -> Params:
+        """Return the parameters."""
+        return Params()
+
+    def reset_env(self, key: Key, params: Params) -> tuple[Array, State]:
+        """Start a game."""
+        zeros = jnp.zeros(2, jnp.float32)
+        nothing = State(zeros, zeros, zeros, jnp.zeros(2, jnp.int32), zeros, jnp.int32(0))
+        state = serve(self.size, params, key, nothing)
+        return self._observe(params, state), state
+
+    def step_env(self, key: Key, state: State, action: Array, params: Params) -> tuple[Any, ...]:
+        """Step without a reset. Both players move at the same time."""
+        direction = jnp.asarray([0.0, 1.0, -1.0])[action]
+        speed = jnp.full(2, params.paddle_speed, jnp.float32)
+        if self.own_side is not None:
+            following = jnp.clip(state.ball[1] - state.paddles, -params.opponent_speed, params.opponent_speed)
+            moves = following.at[self.own_side].set(direction * params.paddle_speed)
+        else:
+            moves = direction * speed
+        state, hit, missed = move(self.size, params, state, moves)
+        point = missed[::-1].astype(jnp.int32)
+        reward = jnp.full(2, hit.any()) - 1.0 * missed.any() if self.cooperative else 1.0 * point - 1.0 * missed
+        state = state._replace(points=state.points + point, num_steps=state.num_steps + 1)
+        served = serve(self.size, params, key, state)
+        state = jax.tree.map(lambda new, old: jnp.where(missed.any(), new, old), served, state)
+        total = state.points.sum() if self.cooperative else state.points.max()
+        reward = reward if self.own_side is None else reward[self.own_side]
+        return self._observe(params, state), state, reward, total >= params.points, {}
+
+    def is_truncated(self, state: State, params: Params) -> Array:
+        """Return whether the time limit is reached."""
+        return state.num_steps >= params.max_steps_in_episode
+
+    def action_space(self, params: Params) -> Discrete:
+        """Return the space of a player's actions: stay, up, down."""
+        return Discrete(3)
+
+    def _observe(self, params: Params, state: State) -> Array:
+        """Return what each player sees: both see the whole field."""
+        seen = OBSERVATIONS[self.observation](self.size, params, state)
+        return jnp.stack([seen] * len(PLAYERS)) if self.players else seen
+
+
+def serve(size: tuple[int, int], params: Params, key: Key, state: State) -> State:
+    """Return the state with a ball in the middle, at a random height and towards a random side."""
+    key_height, key_side, key_steepness = jax.random.split(key, 3)
+    within = lambda key: SERVED_WITHIN * jax.random.uniform(key, (), minval=-1.0, maxval=1.0)
+    side = jnp.where(jax.random.bernoulli(key_side), 1.0, -1.0)
+    ball = jnp.stack([jnp.float32(0), within(key_height) * size[1] / 2])
+    velocity = params.ball_speed * jnp.stack([side, within(key_steepness)])
+    return state._replace(ball=ball, velocity=velocity.astype(jnp.float32), before=ball)
+
+
+def move(size: tuple[int, int], params: Params, state: State, moves: Array) -> Moved:
+    """Move the paddles by `moves`, f32 [2], then the ball; walls and paddles reflect it. Nothing is random.
+
+    A paddle at y that meets the ball at height h returns it with the vertical speed
+    ball_speed * (h - y) / (paddle / 2).
+    """
+    right, top = size[0] / 2, size[1] / 2
+    reach = params.paddle / 2
+    paddles = jnp.clip(state.paddles + moves, reach - top, top - reach)
+    ball, velocity = state.ball + state.velocity, state.velocity
+    outside = jnp.abs(ball[1]) > top
+    height = jnp.where(outside, jnp.sign(ball[1]) * 2 * top - ball[1], ball[1])
+    velocity = velocity.at[1].multiply(jnp.where(outside, -1.0, 1.0))
+    arrives = jnp.stack([ball[0] <= -right, ball[0] >= right])
+    offset = height - paddles
+    hit = arrives & (jnp.abs(offset) <= reach)
+    x = jnp.where(hit.any(), jnp.sign(ball[0]) * 2 * right - ball[0], ball[0])
+    steepness = (jnp.where(hit, offset, 0.0) / reach).sum()
+    returned = jnp.stack([-velocity[0], params.ball_speed * steepness])
+    velocity = jnp.where(hit.any(), returned, velocity)
+    state = state._replace(ball=jnp.stack([x, height]), velocity=velocity, paddles=paddles, before=state.ball)
+    return Moved(state, hit, arrives & ~hit)
+
+
+def check_options(options: Mapping[str, Any]) -> None:
+    """Raise ValueError for a parameter that is not possible, or a range "0.5..1" with such an end."""
+    height = options.get("height", 16)
+    for name, (most, at_most) in {
+        "ball_speed": (MAX_SPEED, str(MAX_SPEED)),
+        "paddle": (float(height), f"the height {height}"),
+        "paddle_speed": (math.inf, ""),
+        "points": (math.inf, ""),
+    }.items():
+        for value in _numbers(options.get(name)):
+            if name == "points" and value < 1:
+                raise ValueError(f"points: must be at least 1, got {options[name]}")
+            if not 0 < value <= most:
+                limit = f" and at most {at_most}" if at_most else ""
+                raise ValueError(f"{name}: must be more than 0{limit}, got {options[name]}")
+
+
+def _numbers(value: Any) -> list[float]:
+    """Return the number, or both ends of a range; [] for anything else, which `adapt` refuses."""
+    try:
+        return [float(part) for part in str(value).split("..")]
+    except ValueError:
+        return []
+
+
+def _check_word(name: str, value: Any, known: Any) -> None:
+    if value not in known:
+        raise ValueError(f"{name}: must be {' or '.join(known)}, got {value!r}")

@@ -1,0 +1,52 @@
+"""Let any algorithm learn in environments with several players.
+
+`learning(algorithm, mode)` is the algorithm with another `make`: its agent acts and learns for all players of a game.
+The algorithm knows nothing of players: it sees rows, as from any environments (`types.EnvSpec.players`).
+
+shared        one policy for all players; the player's number, one-hot, is a part of the observation
+independent   a policy for each player, with its own parameters, optimizer and replay
+self-play     one policy for two players, which plays against earlier versions of itself
+"""
+
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+from jaxrl_fast.players import independent, self_play, shared
+from jaxrl_fast.types import Agent, EnvSpec, Parallelism
+
+MODES = {"shared": shared.make, "independent": independent.make, "self-play": self_play.make}
+DEFAULT = "shared"
+SUPPORTS = frozenset({"shards", "sequential_seeds"})  # of an algorithm's, what agents for several policies support
+
+
+def learning(algorithm: Any, mode: str) -> Any:
+    """Return an algorithm for environments with or without players.
+
+    Args:
+        algorithm: A module, or another object with `Config` and `make` (see `agents`).
+        mode: One of MODES, or "" for DEFAULT where an environment has players.
+    """
+    supports: frozenset[str] = getattr(algorithm, "SUPPORTS", frozenset())
+    return SimpleNamespace(
+        __name__=algorithm.__name__,
+        Config=algorithm.Config,
+        make=partial(_make, algorithm, mode),
+        SUPPORTS=supports & SUPPORTS if mode in ("independent", "self-play") else supports,
+    )
+
+
+def num_learner_envs(spec: EnvSpec, mode: str) -> int:
+    """Return the number of rows that one policy learns from at each step."""
+    return spec.num_envs if (mode or DEFAULT) == "shared" else spec.num_games
+
+
+def _make(algorithm: Any, mode: str, config: Any, spec: EnvSpec, num_updates: int, *own: Parallelism) -> Agent:
+    """Return the agent, or raise ValueError if the environment does not have the players that the mode requires."""
+    if mode and not spec.players:
+        raise ValueError(f"--players: {spec.id} has no players, got {mode}; leave it out")
+    if not spec.players:
+        agent: Agent = algorithm.make(config, spec, num_updates, *own)
+        return agent
+    make = lambda config, spec: algorithm.make(config, spec, num_updates, *own)
+    return MODES[mode or DEFAULT](make, config, spec, own[0] if own else Parallelism(), num_updates)

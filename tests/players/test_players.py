@@ -1,0 +1,230 @@
+"""Agents for several players: which rows each learns from, which policy acts, and what is reported of each."""
+
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxrl_fast
+from jaxrl_fast import envs, loop, players, rollout
+from jaxrl_fast.agents import dqn, ppo
+from jaxrl_fast.players import rows, self_play
+from jaxrl_fast.types import Discrete, PolicyInput
+from tests.helpers import runs
+from tests.helpers.trees import same_bits
+
+N = 4
+SMALL = {
+    "ppo": (ppo, ppo.Config(rollout_length=8, num_minibatches=2, num_epochs=2, hidden_sizes=(8,))),
+    "dqn": (dqn, dqn.Config(rollout_length=8, buffer_size=256, batch_size=8, learning_starts=32, replay_ratio=0.25,
+                            target_update_interval=64, hidden_sizes=(8,))),
+}  # fmt: skip
+
+
+class Decoupled:
+    """Each player walks on a line and is paid for walking to the right: no player matters to another."""
+
+    players = ("left", "right")
+    default_params = SimpleNamespace()
+
+    def reset_env(self, key, params):
+        place = jax.random.uniform(key, (len(self.players), 2))
+        return place, (place, jnp.int32(0))
+
+    def step_env(self, key, state, action, params):
+        place, time = state
+        place = place.at[:, 0].add(0.1 * (action - 1))
+        return place, (place, time + 1), place[:, 0], (place[:, 0] > 1.2).all(), {}
+
+    def is_truncated(self, state, params):
+        return state[1] >= 6
+
+    def action_space(self, params):
+        return Discrete(3)
+
+
+class Three(Decoupled):
+    players = ("a", "b", "c")
+
+
+def make(algo, mode, env, num_updates=10):
+    module, config = SMALL[algo]
+    return players.learning(module, mode).make(config, env.spec, num_updates)
+
+
+def first_rollout(env, agent):
+    state = loop.init(env, agent, jax.random.key(0))
+    return state, jax.jit(lambda state: loop.act(env, agent, state.agent, state.actors, jax.random.key(1)))(state)
+
+
+def numpy_rows(tree, axis, player):
+    own = np.arange(N) + player * N
+    return jax.tree.map(lambda x: np.take(np.asarray(x), own, axis), tree)
+
+
+@pytest.mark.parametrize("algo", SMALL)
+def test_independent_players_equal_agents_that_are_alone(algo):
+    env = envs.make(Decoupled, N)
+    agent, (module, config) = make(algo, "independent", env), SMALL[algo]
+    alone = module.make(config, env.spec._replace(num_envs=N, players=()), 10)
+    state, updates = loop.init(env, agent, jax.random.key(0)), []
+    act = jax.jit(lambda state: loop.act(env, agent, state.agent, state.actors, jax.random.key(1)))
+    update = jax.jit(agent.update)
+    for key in jax.random.split(jax.random.key(5), 2):  # DQN makes gradient steps in the second one
+        actors, experience, _ = act(state)
+        updates.append((key, state.agent, experience))
+        learner, metrics = update(state.agent, experience, key)
+        state = state._replace(agent=learner, actors=actors)
+    one_update, of_player = jax.jit(alone.update), lambda tree, i: jax.tree.map(lambda x: x[i], tree)
+    for i, name in enumerate(env.spec.players):
+        for number, (key, before, experience) in enumerate(updates):
+            own = rows.map_rows(experience, lambda tree, axis, i=i: numpy_rows(tree, axis, i))
+            expected, single = one_update(of_player(before, i), own, jax.random.split(key)[i])
+            found = of_player(state.agent if number == 1 else updates[1][1], i)
+            jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-4, atol=1e-6), found, expected)
+        of_loss = next(name for name in single if "loss" in name)
+        suffix = "_sum" if of_loss.endswith("_sum") else ""
+        reported = metrics[f"{of_loss.removesuffix('_sum')}/{name}{suffix}"]
+        np.testing.assert_allclose(reported, single[of_loss], rtol=1e-3)
+    assert any(float(x) for k, x in metrics.items() if k.endswith(("loss/left", "loss/left_sum")))
+
+
+def test_independent_players_have_keys_and_parameters_of_their_own():
+    env = envs.make(Decoupled, N)
+    agent = make("dqn", "independent", env)
+    noise = agent.sample_noise(jax.random.key(0), 8, 2 * N)
+    assert noise.explore.uniform.shape == (8, 2, 2, N)
+    assert not np.isclose(noise.explore.uniform[:, 0], noise.explore.uniform[:, 1]).any()
+    kernels = [x for x in jax.tree.leaves(agent.init(jax.random.key(0)).learner.params) if x.ndim == 3]
+    assert kernels and not any(np.allclose(x[0], x[1]) for x in kernels)
+
+
+def test_a_shared_policy_sees_the_number_of_the_player():
+    env = envs.make(Three, 2)
+    agent = make("ppo", "shared", env)
+    state, (_, experience, _) = first_rollout(env, agent)
+    obs, one_hot = experience.steps.obs
+    assert obs.shape == (8, 6, 2)
+    np.testing.assert_array_equal(one_hot, np.broadcast_to(np.repeat(np.eye(3), 2, axis=0), (8, 6, 3)))
+    same = jnp.ones((6, 2))
+    logits = lambda agent: agent.explore(state.agent, PolicyInput(same), (), jnp.zeros((6, 3))).extras.logits
+    in_order = logits(agent)
+    assert not np.isclose(in_order[0], in_order[2]).all()
+    for player in range(3):
+        np.testing.assert_allclose(
+            logits(agent.of_player(player)), np.repeat(in_order[2 * player][None], 6, 0), rtol=1e-5
+        )
+
+
+def test_rows_are_split_by_player_and_joined_again():
+    x = jnp.arange(24).reshape(2, 6, 2)
+    np.testing.assert_array_equal(rows.split(3, x, axis=1), np.stack([x[:, :2], x[:, 2:4], x[:, 4:]]))
+    np.testing.assert_array_equal(rows.join(rows.split(3, x[0])), x[0])
+
+
+class TestSelfPlay:
+    env = envs.make(Decoupled, N)
+
+    def test_the_learner_plays_left_in_even_games_and_right_in_odd_ones(self):
+        assert self_play.learner_rows(8).tolist() == [0, 5, 2, 7]
+        assert self_play.opponent_rows(8).tolist() == [4, 1, 6, 3]
+        assert self_play.is_learner(8).tolist() == [True, False, True, False, False, True, False, True]
+
+    def test_the_opponent_acts_with_a_snapshot(self):
+        agent, inner = make("ppo", "self-play", self.env), make("ppo", "shared", self.env)
+        state = agent.init(jax.random.key(0))
+        other = inner.init(jax.random.key(9))
+        pool = jax.tree.map(lambda xs, x: xs.at[3].set(x), state.pool, other)
+        state = state._replace(pool=pool, opponent=jnp.int32(3))
+        obs = PolicyInput(jax.random.normal(jax.random.key(1), (8, 2)))
+        noise = jax.tree.map(lambda x: x[0], agent.sample_noise(jax.random.key(2), 1, 8))
+        found = agent.explore(state, obs, (), noise)
+        all_rows = [
+            inner.explore(learner, obs, (), jnp.zeros((8, 3))).extras.logits for learner in (state.learner, other)
+        ]
+        mine = self_play.is_learner(8)
+        expected = jnp.where(mine[:, None], all_rows[0], all_rows[1])
+        np.testing.assert_allclose(found.extras.logits, expected, rtol=1e-5)
+        greedy = agent.exploit(state, obs, (), noise).action
+        np.testing.assert_array_equal(greedy, all_rows[0].argmax(1))
+
+    def test_nothing_is_learned_from_the_opponent(self):
+        agent = make("ppo", "self-play", self.env)
+        state, (_, found, scores) = first_rollout(self.env, agent)
+        mine = self_play.is_learner(8)
+        keep = lambda x, axis: jnp.where(
+            mine.reshape([8 if i == axis else 1 for i in range(x.ndim)]), x, jnp.ones_like(x)
+        )
+        other = rows.map_rows(found, lambda tree, axis: jax.tree.map(lambda x: keep(x, axis), tree))
+        update = jax.jit(agent.update)
+        one, changed = (update(state.agent, x, jax.random.key(3)) for x in (found, other))
+        assert not same_bits(found, other) and same_bits(one, changed)
+        assert scores["episodes"] == found.steps.last[:, :N].sum() == scores["episodes/left"] + scores["episodes/right"]
+
+    def test_a_snapshot_replaces_the_oldest_one(self):
+        pool = jnp.zeros(self_play.POOL_SIZE)
+        for number in range(1, 31):  # a snapshot in every third update
+            pool = self_play.add_snapshot(3, pool, jnp.float32(number), jnp.int32(number))
+        assert sorted(pool.tolist()) == [9, 12, 15, 18, 21, 24, 27, 30]
+
+    def test_the_pool_is_resumed_exactly(self, tmp_path, monkeypatch):
+        small = dict(rollout_length=8, num_minibatches=1, num_epochs=1, hidden_sizes=[4])
+        options = dict(algo="ppo", env=Decoupled, players="self-play", num_envs=N, total_steps=320, agent=small)
+        options |= dict(log_every=32, eval_episodes=4, eval_envs=2, save_every="64", devices=1)
+        options |= dict(tensorboard=False, log_level="quiet")
+        whole = jaxrl_fast.fit(**options, run_dir=tmp_path / "whole")
+        runs.stop_after(monkeypatch, 96)
+        jaxrl_fast.fit(**options, run_dir=tmp_path / "parts")
+        jaxrl_fast.fit(resume=str(tmp_path / "parts"), env=Decoupled)
+        runs.same_numbers(tmp_path / "whole", tmp_path / "parts")
+        record, names = whole.metrics[-1], {"return_mean/left", "return_mean/right"}
+        assert names <= record.keys() and names == {k for k in record if k.startswith("return_mean/")}
+        policies = jaxrl_fast.load(whole, env=Decoupled).policies
+        assert {*policies} == {"left", "right"} and int(policies["right"](np.zeros(2, np.float32))) in range(3)
+        with pytest.raises(ValueError, match=r"one for each of the players left and right; use .policies\['left'\]"):
+            jaxrl_fast.load(whole, env=Decoupled).policy(np.zeros(2, np.float32))
+
+
+def test_scores_are_of_games_and_of_each_player():
+    env = SimpleNamespace(spec=envs.make(Decoupled, 2).spec)
+    over = jnp.array([[False, True, False, True], [True, False, True, False]])
+    score = jnp.array([[9.0, 1.0, 9.0, -1.0], [2.0, 9.0, -4.0, 9.0]])
+    valid, length = ~over, jnp.full((2, 4), 3)
+    found = rollout.scores_of_games(env, SimpleNamespace(is_scored=None), valid, over, score, length, ())
+    expected = {"episodes": 2, "valid_steps": 2, "return_sum": -1, "return_min": -4, "return_max": 2, "length_sum": 6}
+    expected |= {"episodes/left": 2, "episodes/right": 2, "return_sum/left": 3, "return_sum/right": -5}
+    assert {name: float(found[name]) for name in expected} == expected
+    learner = SimpleNamespace(is_scored=self_play.is_learner)
+    found = rollout.scores_of_games(env, learner, valid, over, score, length, ())
+    expected = {"episodes": 2, "valid_steps": 2, "return_sum": 1, "episodes/left": 1, "return_sum/right": -1}
+    assert {name: float(found[name]) for name in expected} == expected
+
+
+@pytest.mark.parametrize(
+    ("mode", "env", "problem"),
+    [
+        ("shared", "CartPole-v1", "--players: gymnax/CartPole-v1 has no players, got shared; leave it out"),
+        ("self-play", Three, "--players: self-play requires 2 players, got the 3 of .*Three"),
+    ],
+)
+def test_a_mode_that_the_environment_does_not_have_is_refused(mode, env, problem):
+    with pytest.raises(ValueError, match=problem):
+        make("ppo", mode, envs.make(env, N))
+
+
+@pytest.mark.parametrize("names", [("left",), ["left", "right"], ("left", "left"), ("left", 2)])
+def test_players_of_an_environment_have_different_names(names):
+    with pytest.raises(ValueError, match="its players must be a tuple of 2 or more different names"):
+        envs.make(type("Odd", (Decoupled,), {"players": names}), 1)
+
+
+def test_each_player_is_paid():
+    class Unpaid(Decoupled):
+        def step_env(self, *given):
+            obs, state, reward, *rest = super().step_env(*given)
+            return obs, state, reward.sum(), *rest
+
+    with pytest.raises(ValueError, match="its reward must be one number for each of 2 players, got shape"):
+        envs.make(Unpaid, 1)
