@@ -149,6 +149,13 @@ class TimeStep(NamedTuple):
     failed: Array | tuple[()] = ()  # [N] bool: the step gave nothing to learn from (envs.quarantine); (): none can
 
 
+class HostState(NamedTuple):
+    """A state outside of compiled programs, which a checkpoint keeps as arrays. No program may be running."""
+
+    save: Callable[[], dict[str, Any] | str]  # numpy arrays by name, or why it cannot be saved
+    load: Callable[[Mapping[str, Any]], None]  # what that has returned
+
+
 class AsyncPools(NamedTuple):
     """N environments in `num` pools of N / num each, with a step of a pool in two halves.
 
@@ -183,6 +190,7 @@ class Env(NamedTuple):
     reseed: Callable[[int], None] = lambda number: None  # on the host: restart the episodes with another seed
     open: Callable[[], None] = lambda: None  # create the host pools now; else they are created when first needed
     close: Callable[[], None] = lambda: None  # destroy the pools: programs compiled with them must not run afterwards
+    host_state: HostState | None = None  # of host environments, in the middle of their episodes
     render: Callable[[], Any] | None = None  # on the host: [H, W, 3] uint8 of the first environment
     check_render: Callable[[], None] = lambda: None  # raises ValueError if `render` would fail
     to_env_action: Callable[[Array], Array] = lambda action: action  # [N, ...] to the environment's own bounds

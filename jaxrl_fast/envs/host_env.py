@@ -3,7 +3,7 @@
 import contextlib
 import functools
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -13,7 +13,7 @@ from jax.experimental import io_callback
 
 from jaxrl_fast.envs import spaces
 from jaxrl_fast.envs.host_pool import LazyPool, OpenPool, PoolSpec, Row, raw_rows
-from jaxrl_fast.types import AsyncPools, Env, EpisodeScore, HostEnvConfig, Key, Parallelism, PyTree, TimeStep
+from jaxrl_fast.types import AsyncPools, Env, EpisodeScore, HostEnvConfig, HostState, Key, Parallelism, PyTree, TimeStep
 
 HANDLE = jax.ShapeDtypeStruct((8,), jnp.uint8)  # arbitrary bytes: each call takes the previous one's, to order calls
 
@@ -82,6 +82,7 @@ def make_env(
         reseed=functools.partial(_for_each, pools, LazyPool.reseed) if can_reseed else lambda number: None,
         open=functools.partial(_for_each, pools, lambda pool: pool.pool),
         close=functools.partial(_for_each, pools, LazyPool.close),
+        host_state=HostState(functools.partial(save_pools, pools), functools.partial(load_pools, pools)),
         render=pools[0].render if spec.can_render else None,
         check_render=spec.check_render,
         to_env_action=functools.partial(to_env_action, spec),
@@ -89,6 +90,19 @@ def make_env(
         encode_obs=encode_obs,
         pools=halves if config.num_async_pools else None,
     )
+
+
+def save_pools(pools: Sequence[LazyPool]) -> dict[str, np.ndarray] | str:
+    """Return the state of all pools as arrays by name, or why it cannot be saved."""
+    return pools[0].spec.why_not_saved() or {
+        f"{i}/{name}": x for i, pool in enumerate(pools) for name, x in pool.get_state().items()
+    }
+
+
+def load_pools(pools: Sequence[LazyPool], state: Mapping[str, np.ndarray]) -> None:
+    """Go on from what `save_pools` has returned."""
+    for i, pool in enumerate(pools):
+        pool.set_state({name.removeprefix(f"{i}/"): x for name, x in state.items() if name.startswith(f"{i}/")})
 
 
 def reset(driver: Driver, key: Key) -> tuple[State, TimeStep]:

@@ -4,7 +4,7 @@
 environment, and so its trajectory, does not depend on how environments are split into pools and shards.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -54,6 +54,16 @@ class HostPool(Protocol):
         """Release the environments; no call follows."""
 
 
+class SavablePool(HostPool, Protocol):
+    """A pool whose environments can be saved in the middle of their episodes, where `PoolSpec.why_not_saved` is ""."""
+
+    def get_state(self) -> dict[str, np.ndarray]:
+        """Finish a pending step, whose row `recv` still returns, and return the state as arrays by name."""
+
+    def set_state(self, state: Mapping[str, np.ndarray]) -> None:
+        """Go on from what `get_state` has returned, also if a step was pending. No reset is needed."""
+
+
 class PoolSpec(NamedTuple):
     """The description of a pool before it is opened."""
 
@@ -69,6 +79,7 @@ class PoolSpec(NamedTuple):
     action_mask: Callable[[PyTree], jax.Array] | None = None  # raw observations [n, ...] to bool [n, num_outputs]
     reports_game_over: bool = False
     ends_at_life_loss: bool = False  # a lost life terminates the episode but not the game; scores are of games
+    why_not_saved: Callable[[], str] = lambda: "its backend cannot save it"  # "": the pool is a `SavablePool`
     can_render: bool = False
     check_render: Callable[[], None] = lambda: None  # raises ValueError if `render` would fail
     protocol: AtariProtocol = ""
@@ -119,6 +130,14 @@ class LazyPool:
         self.seed = *self.seed[:2], number
         if self.opened is not None:
             self.opened.reseed(self.seeds())
+
+    def get_state(self) -> dict[str, np.ndarray]:
+        """Return the state of all environments as arrays by name."""
+        return self.pool.get_state()
+
+    def set_state(self, state: Mapping[str, np.ndarray]) -> None:
+        """Go on from a state."""
+        self.pool.set_state(state)
 
     def render(self) -> np.ndarray:
         """Return the first environment's image, uint8 [H, W, 3]."""

@@ -4,14 +4,14 @@ One program runs in all shards and selects its pools by its index on the shard a
 the same time; shards on one device step in turn. The trajectories are the same in both cases.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from jaxrl_fast.types import Env, PyTree
+from jaxrl_fast.types import Env, HostState, PyTree
 
 
 def join(parts: Sequence[Env], axis_name: str) -> Env:
@@ -35,8 +35,28 @@ def join(parts: Sequence[Env], axis_name: str) -> Env:
         reseed=for_all("reseed"),
         open=for_all("open"),
         close=for_all("close"),
+        host_state=_join_states([part.host_state for part in parts if part.host_state]),
         pools=first.pools and first.pools._replace(send=of_shard("send"), receive=of_shard("receive")),
     )
+
+
+def _join_states(parts: Sequence[HostState]) -> HostState:
+    """Return the state of all shards, with the index of a shard before each name."""
+
+    def save() -> dict[str, Any] | str:
+        found: dict[str, Any] = {}
+        for i, part in enumerate(parts):
+            state = part.save()
+            if isinstance(state, str):
+                return state
+            found |= {f"{i}/{name}": x for name, x in state.items()}
+        return found
+
+    def load(state: Mapping[str, Any]) -> None:
+        for i, part in enumerate(parts):
+            part.load({name.removeprefix(f"{i}/"): x for name, x in state.items() if name.startswith(f"{i}/")})
+
+    return HostState(save, load)
 
 
 def _call_shard(axis_name: str, functions: Sequence[Callable[..., PyTree]], *args: PyTree) -> PyTree:

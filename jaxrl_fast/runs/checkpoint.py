@@ -7,8 +7,9 @@
     RUN/.saved                                             an empty file: the run has saved a checkpoint
 
 A checkpoint is written to a temporary folder, synced and then renamed, so it is complete once it has its final name.
-Reading verifies SHA-256 checksums, and the newest checkpoint that is intact is loaded. Nothing in a checkpoint is
-executed: arrays are bytes with a shape, and the rest is JSON.
+Reading verifies SHA-256 checksums, and the newest checkpoint that is intact is loaded. Reading executes nothing: arrays
+are bytes with a shape, and the rest is JSON. Some of the bytes may be pickled Python environments, which are unpickled
+when the run is resumed, and only then (`training.checkpointer`).
 """
 
 import contextlib

@@ -1,7 +1,7 @@
 """Save a run and restore it: the state of the training, and the host's numbers next to it."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,18 @@ from jaxrl_fast.metrics import tracker
 from jaxrl_fast.parallel.program import PARAMETERS, Program
 from jaxrl_fast.runs import checkpoint, checkpoint_saver, fingerprint
 from jaxrl_fast.training.plan import Plan
+from jaxrl_fast.types import Env
+from jaxrl_fast.utils import warnings
+from jaxrl_fast.utils.errors import why
 from jaxrl_fast.utils.parsing import parse_period
 from jaxrl_fast.utils.throttle import Throttle
+
+TRAIN_ENVS, EVAL_ENVS = "train_envs/", "eval_envs/"  # begin the names of arrays with the states of host environments
+
+
+def has_envs(saved: checkpoint.Checkpoint) -> bool:
+    """Return whether a checkpoint has the state of host environments."""
+    return any(name.startswith(TRAIN_ENVS) for name in saved.arrays)
 
 
 class CheckpointManager:
@@ -28,6 +38,8 @@ class CheckpointManager:
         self.every_steps, seconds = parse_period(str(options.save_every))
         self.throttle = Throttle(seconds or math.inf)
         self.num_begun = 0  # checkpoints, whether or not they could be written
+        self._envs = {TRAIN_ENVS: plan.env, EVAL_ENVS: plan.eval_env}
+        self.resets_envs = not plan.env.on_device  # whether a restored run starts new episodes
 
     @property
     def last(self) -> Path | None:
@@ -60,13 +72,21 @@ class CheckpointManager:
             self.tracker.reset_solved()
         self.saver.num_written, self.saver.last = kept["num_saves"], saved.folder
         self._mark_best()
+        self.resets_envs = not (self.plan.env.on_device or self._restore_envs(saved))
         saved.arrays.clear()  # the device has them now
         return state, kept["others"]
 
     def save(
-        self, state: loop.TrainState, env_steps: int, host_state: Mapping[str, Any], score: float | None = None
+        self,
+        state: loop.TrainState,
+        env_steps: int,
+        host_state: Mapping[str, Any],
+        score: float | None = None,
+        with_envs: bool = True,
     ) -> tuple[int, str] | None:
         """Copy everything to the host and begin to write it. `score`: of its evaluation, if it is the best so far.
+
+        `with_envs`: host environments are where the state is, so that theirs can be saved too.
 
         Nothing is saved if a seed's numbers are not finite. Then return the seed's index and the name of the array.
         """
@@ -84,23 +104,63 @@ class CheckpointManager:
             return bad
         self.num_begun += 1
         results, buffered = self.tracker.state_dict()
+        of_envs = self._states_of_envs() if with_envs else {}
         manifest = {
             "env_steps": env_steps,
             "arrays": kinds,
             "host": {"scores": results, "num_saves": self.num_saved + 1, "others": host_state},
             "num_shards": self.plan.placement.num_shards,
             "num_grad_workers": self.plan.placement.num_grad_workers,
-            "exact": self.plan.env.on_device or self.plan.settings.options.exact_resume,
+            "exact": self.plan.env.on_device or self.plan.settings.options.exact_resume or bool(of_envs),
             "meta": fingerprint.fingerprint(),
             "config": settings.to_mapping(self.plan.settings),
         }
-        self.saver.save(folder, arrays | buffered, manifest, score)
+        self.saver.save(folder, arrays | buffered | of_envs, manifest, score)
         return None
 
     def wait(self) -> str:
         """Wait until the checkpoint is on the disk. Return what went wrong, or ""; the one before is still there."""
         problem = self.saver.wait()
         return problem and f"{problem}; training continues"
+
+    def mark_eval_envs(self) -> Callable[[], None]:
+        """Return a function that takes the environments of evaluations back to where they are now, if they can be."""
+        env = self.plan.eval_env
+        state = self._state_of(env)
+        return lambda: env.host_state.load(state) if env.host_state and state else None
+
+    def _states_of_envs(self) -> checkpoint.Arrays:
+        """Return the states of host environments by name; nothing if those of training or evaluation are not saved."""
+        states = {prefix: self._state_of(env) for prefix, env in self._envs.items()}
+        named = {prefix + name: x for prefix, state in states.items() for name, x in state.items()}
+        return named if all(states.values()) else {}
+
+    def _state_of(self, env: Env) -> checkpoint.Arrays:
+        """Return the state of host environments; nothing if they reset at checkpoints or cannot be saved."""
+        if env.host_state is None or self.plan.settings.options.exact_resume:
+            return {}
+        try:
+            state = env.host_state.save()
+        except Exception as error:  # of any kind: in the environment's code
+            warnings.warn(f"the state of {env.spec.id} is not saved ({why(error)})")
+            return {}
+        return {} if isinstance(state, str) else state
+
+    def _restore_envs(self, saved: checkpoint.Checkpoint) -> bool:
+        """Let host environments continue from their saved states. Return whether they do."""
+        if not has_envs(saved):
+            return False
+        for prefix, env in self._envs.items():
+            state = {name.removeprefix(prefix): x for name, x in saved.arrays.items() if name.startswith(prefix)}
+            try:
+                assert env.host_state, "its state was saved"
+                env.host_state.load(state)
+            except Exception as error:  # of any kind: the environment's code may have changed
+                warnings.warn(f"the state of {env.spec.id} cannot be restored ({why(error)}); its episodes are reset")
+                for one in self._envs.values():
+                    one.reseed(saved.manifest["host"]["scores"]["updates"])
+                return False
+        return True
 
     def _mark_best(self) -> None:
         """Mark the checkpoint of the best evaluation, which a killed run may not have done."""

@@ -175,7 +175,8 @@ def _from_where(plan: Plan) -> str:
     if plan.saved.manifest["env_steps"] >= plan.num_updates * plan.steps_per_update:
         at = formatting.short_number(plan.saved.manifest["env_steps"])
         return f"at its end, step {at}; more --total-steps extend it ({plan.saved.folder})"
-    restarts = "" if plan.env.on_device else "; its episodes are reset"
+    resets = plan.settings.options.exact_resume or not plan.saved.manifest["exact"]
+    restarts = "; its episodes are reset" if resets and not plan.env.on_device else ""
     return (
         f"from step {formatting.short_number(plan.saved.manifest['env_steps'])} ({plan.saved.folder}){longer}{restarts}"
     )

@@ -64,6 +64,7 @@ def check(env_id: Any, options: Options) -> Iterator[Finding]:
         rows = _rows(env_id, options, NUM_ENVS, 0, num_steps)
         yield from _of_episodes(rows)
         yield from _of_seeds(env_id, options, rows, num_steps, env.on_device)
+        yield from _of_saving(env)
         yield from _of_time(settings, options, rows)
 
 
@@ -184,6 +185,20 @@ def _first_difference(one: Rows, other: Rows, num_envs: int = NUM_ENVS) -> str:
             if different.any():
                 found.append((int(np.argmax(different)), {"obs": "observation", "last": "end"}.get(name, name)))
     return f"{min(found)[1]} in step {min(found)[0] + 1}" if found else ""
+
+
+def _of_saving(env: Any) -> Iterator[Finding]:
+    """Yield whether a resumed run continues the episodes of environments on the host."""
+    if env.host_state is None:
+        return
+    try:
+        state = env.host_state.save()
+    finally:
+        env.close()
+    if isinstance(state, str):
+        yield Finding("note", f"resume       starts new episodes: {state}")
+    else:
+        yield Finding("ok", "resume       continues the episodes: a copy returned the same steps")
 
 
 def _same_starts(first_obs: Any) -> bool:

@@ -45,7 +45,7 @@ def first_state(progress: RunProgress, compiled: program.Program) -> TrainState:
         progress.logger = RunLogger(plan, 0 if plan.settings.options.resume else None)
         return state
     state, host_state = progress.checkpoints.restore(plan.saved, compiled)
-    state = state if plan.env.on_device else compiled.restart(state)
+    state = compiled.restart(state) if progress.checkpoints.resets_envs else state
     progress.resume(host_state)
     progress.logger = RunLogger(plan, host_state["metrics_size"], progress.env_steps)
     return state

@@ -191,7 +191,7 @@ class Trainer:
                 raise
             self.record(everything=True)
             self.saved = None
-            self.save()
+            self.save(with_envs=False)  # they are no longer where the state is
             self.progress.join_checkpoint()
             if self.checkpoints.saved_at(self.env_steps):
                 saved = f"saved at step {self.env_steps}, before the environment failed"
@@ -240,7 +240,7 @@ class Trainer:
             self.logger.write(records)
             self.notify("on_record", records, self._record_after(self.tracker.recorded))
 
-    def save(self, score: float | None = None) -> None:
+    def save(self, score: float | None = None, with_envs: bool = True) -> None:
         """Copy the state to the host; a thread writes it while the next chunk runs. `score`: of the best evaluation."""
         start = perf_counter()
         self.progress.join_checkpoint()
@@ -252,12 +252,12 @@ class Trainer:
             return self.checkpoints.defer()
         times, wall_time = self.progress.elapsed(), self.progress.wall_time
         host_state = {"times": times, "wall_time": wall_time, "metrics_size": size}
-        wrong = self.checkpoints.save(self.dispatcher.state, self.env_steps, host_state, score)
+        wrong = self.checkpoints.save(self.dispatcher.state, self.env_steps, host_state, score, with_envs)
         self.progress.times["save"] += perf_counter() - start
         if wrong is not None:
             member, name = wrong
             self.diverge(member, f"{name} of its state is not finite", self.env_steps)
-            self.save(score)  # the seeds that are left
+            self.save(score, with_envs)  # the seeds that are left
 
     def evaluate(self) -> None:
         """Run the greedy policy and add its returns to the record that ends here. Save it if it is the best so far.
@@ -269,11 +269,12 @@ class Trainer:
         index = len(self.tracker.evaluations)
         if self.exact_host_resume:
             self.plan.eval_env.reseed(index)
+        undo = self.checkpoints.mark_eval_envs()
         try:
             learner, interrupted = self.program.learner(self.dispatcher.state), lambda: self.signal is not None
             each_seed, total = self.progress.evaluator(learner, index, interrupted, self.tracker.diverged_members)
         except EvaluationInterrupted:
-            return
+            return undo()
         evaluation = {"env_steps": self.env_steps} | total
         self.tracker.evaluations.append(evaluation)
         self.printer.set_eval(total["eval_return_mean"])

@@ -42,7 +42,7 @@ def test_scores_are_those_of_record_episode_statistics(tmp_path):
     Noted.instances.clear()
     run = jaxrl_fast.fit(**SHORT, env=lambda: Noted(gym_envs.Walk()), run_dir=str(tmp_path / "run"), env_workers=0)
     records = [r for r in run.metrics if r["episodes"]]
-    assert len(Noted.instances) == 2 + 4 + 2, "two for a look, four to train, two to evaluate"
+    assert len(Noted.instances) == 2 + 4 + 2 + 1, "two for a look, four to train, two to evaluate, one to be copied"
     finished = [episode for instance in Noted.instances[2:6] for episode in instance]
     assert sum(r["episodes"] for r in records) == len(finished) > 50
     total = sum(r["return_mean"] * r["episodes"] for r in records)

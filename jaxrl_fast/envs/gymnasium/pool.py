@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from jaxrl_fast.envs.gymnasium import worker
+from jaxrl_fast.envs.gymnasium.copying import Method, pack, unpack
 from jaxrl_fast.envs.gymnasium.layout import Arrays, Layout, SharedMemory, allocate, build, num_bytes
 from jaxrl_fast.envs.gymnasium.stepping import Stepper, where
 from jaxrl_fast.envs.host_pool import Row
@@ -47,13 +48,21 @@ class LocalPool:
     """n environments in this process, as `host_pool.HostPool`. They step while their row is received."""
 
     def __init__(
-        self, env_id: str, make: Callable[[], Any], layout: Layout, seeds: Sequence[int], quarantine: bool = False
+        self,
+        env_id: str,
+        make: Callable[[], Any],
+        layout: Layout,
+        seeds: Sequence[int],
+        quarantine: bool = False,
+        copy_method: Callable[[], Method] = lambda: "pickle",
     ) -> None:
         self.layout, self.arrays = layout, allocate(layout, len(seeds))
+        self.copy_method, self.pending = copy_method, False
         self.stepper = Stepper(env_id, make, seeds, layout, self.arrays, quarantine=quarantine)
 
     def reset(self) -> PyTree:
         """Start n episodes."""
+        self.pending = False
         self.stepper.reset()
         self._warn()
         return rows_of(self.layout, self.arrays)
@@ -61,6 +70,7 @@ class LocalPool:
     def send(self, action: np.ndarray) -> None:
         """Keep the actions of the next step."""
         self.arrays.action[...] = action.reshape(self.arrays.action.shape)
+        self.start()
 
     def recv(self) -> Row:
         """Take the step."""
@@ -68,12 +78,15 @@ class LocalPool:
         return self.row()
 
     def start(self) -> None:
-        """Do nothing: the step is taken by `finish`."""
+        """Note that there are actions in `arrays`: the step is taken by `finish`."""
+        self.pending = True
 
     def finish(self) -> None:
-        """Take the step."""
-        self.stepper.step()
-        self._warn()
+        """Take the step, unless it has been taken."""
+        if self.pending:
+            self.pending = False
+            self.stepper.step()
+            self._warn()
 
     def row(self) -> Row:
         """Return the arrays of the last row."""
@@ -82,6 +95,16 @@ class LocalPool:
     def reseed(self, seeds: Sequence[int]) -> None:
         """Give each environment a new seed."""
         self.stepper.reseed(seeds)
+
+    def get_state(self) -> dict[str, np.ndarray]:
+        """Take a pending step, and return the state of all environments."""
+        self.finish()
+        return pack(self.arrays, self.stepper.get_states(self.copy_method()))
+
+    def set_state(self, state: Mapping[str, np.ndarray]) -> None:
+        """Go on from a state."""
+        self.pending = False
+        self.stepper.set_states(self.copy_method(), unpack(self.arrays, state))
 
     def render(self) -> np.ndarray:
         """Return the first environment's image."""
@@ -109,6 +132,7 @@ class WorkerPool:
         num_workers: int,
         timeout_s: float,
         quarantine: bool = False,
+        copy_method: Callable[[], Method] = lambda: "pickle",
     ) -> None:
         """Start the workers, and wait until their environments are made.
 
@@ -123,6 +147,7 @@ class WorkerPool:
             problem = f"{env_id} cannot be sent to another process ({why(error)})"
             raise ValueError(f"--env-workers: {problem}, got {num_workers}; use 0") from error
         self.env_id, self.layout, self.timeout_s = env_id, layout, timeout_s or None
+        self.copy_method = copy_method
         self.num_pending = 0  # workers whose step has not been waited for
         self.memory = SharedMemory(num_bytes(layout, len(seeds)))
         self.arrays = self.memory.arrays(layout, len(seeds))
@@ -176,6 +201,22 @@ class WorkerPool:
         self.finish()
         for one in self.workers:
             one.call("reseed", list(seeds[one.first : one.last]))
+        self._wait(self.timeout_s)
+
+    def get_state(self) -> dict[str, np.ndarray]:
+        """Wait for a pending step, and return the state of all environments."""
+        self.finish()
+        for one in self.workers:
+            one.call("get_states", self.copy_method())
+        states = [self._answer(one, self.timeout_s) for one in self.workers]
+        return pack(self.arrays, [state for of_worker in states for state in of_worker])
+
+    def set_state(self, state: Mapping[str, np.ndarray]) -> None:
+        """Go on from a state."""
+        self.finish()
+        states = unpack(self.arrays, state)
+        for one in self.workers:
+            one.call("set_states", self.copy_method(), states[one.first : one.last])
         self._wait(self.timeout_s)
 
     def render(self) -> np.ndarray:

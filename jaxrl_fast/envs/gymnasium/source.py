@@ -12,6 +12,7 @@ import numpy as np
 
 from jaxrl_fast.envs import construct, frame_skip, gymnasium_spaces, spaces
 from jaxrl_fast.envs.direct_bridge import choose_bridge
+from jaxrl_fast.envs.gymnasium import copying
 from jaxrl_fast.envs.gymnasium.layout import Layout, Leaf, allocate
 from jaxrl_fast.envs.gymnasium.making import make_one
 from jaxrl_fast.envs.gymnasium.pool import LocalPool, WorkerPool, rows_of
@@ -69,6 +70,7 @@ class Description(NamedTuple):
     pool: PoolSpec  # with num_envs 0
     step_s: float  # seconds of a step, the median
     compute_s: float  # of these, spent on a core of this process
+    copy_method: Callable[[], tuple[copying.Method, str]]  # tried in the first call; or why no copy is true
 
 
 def from_id(name: str, options: Mapping[str, Any]) -> Source:
@@ -157,9 +159,10 @@ def from_description(described: Description, num_envs: int, config: HostEnvConfi
 def _open(described: Description, num_workers: int, config: HostEnvConfig, index: int, seeds: list[int]) -> HostPool:
     del index
     env_id, make = described.source.env_id, described.source.maker(config.render)
+    method = lambda: described.copy_method()[0]
     if not num_workers:
-        return LocalPool(env_id, make, described.layout, seeds, config.quarantine)
-    return WorkerPool(env_id, make, described.layout, seeds, num_workers, config.env_timeout, config.quarantine)
+        return LocalPool(env_id, make, described.layout, seeds, config.quarantine, method)
+    return WorkerPool(env_id, make, described.layout, seeds, num_workers, config.env_timeout, config.quarantine, method)
 
 
 def choose_num_workers(described: Description, num_envs: int, config: HostEnvConfig) -> int:
@@ -199,6 +202,7 @@ def describe(source: Source, quarantine: bool = False) -> Description:
         env.close()
     raw = rows_of(layout, allocate(layout, 1))
     visible, mask = _parts(is_part, bool(layout.mask_size))
+    method = functools.cache(functools.partial(copying.choose_method, source.maker(render=False)))
     pool = PoolSpec(
         env=EnvSpec(env_id, None, action, 0, has_action_mask=is_part or bool(layout.mask_size)),  # type: ignore[arg-type]
         raw_obs=jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), raw),
@@ -208,10 +212,11 @@ def describe(source: Source, quarantine: bool = False) -> Description:
         encode=functools.partial(gymnasium_spaces.encode, visible(tree) if is_part else tree),
         visible=visible,
         action_mask=functools.partial(_allowed, action, mask) if mask and not isinstance(action, Box) else None,
+        why_not_saved=lambda: method()[1],
         can_render=can_render,
     )
     source = source._replace(takes_render_mode=source.takes_render_mode and can_render)
-    return Description(source, layout, pool, step_s, compute_s)
+    return Description(source, layout, pool, step_s, compute_s, method)
 
 
 def _parts(is_part: bool, is_in_info: bool) -> tuple[Callable[[PyTree], PyTree], Callable[[PyTree], PyTree] | None]:

@@ -1,4 +1,4 @@
-"""Step gymnasium environments one after another, and check what they return. Only numpy: workers import this.
+"""Step gymnasium environments one after another, and check what they return. Workers import this, so JAX is not.
 
 The step after a terminated or truncated one resets the environment and ignores its action (gymnasium's NEXT_STEP).
 """
@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from jaxrl_fast.envs.gymnasium.copying import EnvState, Method, dump, load
 from jaxrl_fast.envs.gymnasium.layout import Arrays, Layout, Leaf
 from jaxrl_fast.utils.errors import EnvFault, blame
 
@@ -97,6 +98,27 @@ class Stepper:
     def reseed(self, seeds: Sequence[int]) -> None:
         """Give each environment a new seed for its next reset."""
         self.seeds = list(seeds)
+
+    def get_states(self, method: Method) -> list[EnvState]:
+        """Return the state of each environment."""
+        states: list[EnvState] = []
+        for i, (env, seed) in enumerate(zip(self.envs, self.seeds, strict=True)):
+            try:
+                states.append(EnvState(b"" if seed is not None else dump(env, method), seed))
+            except Exception as error:
+                blame(error, f"{self.env_id}: its state could not be saved in {self.where(i)}")
+                raise
+        return states
+
+    def set_states(self, method: Method, states: Sequence[EnvState]) -> None:
+        """Go on from what `get_states` has returned, after the arrays have been filled."""
+        for i, (pickled, seed) in enumerate(states):
+            self.seeds[i], before = seed, self.envs[i]
+            if pickled:
+                self.envs[i] = load(before, method, pickled)
+            if before is not self.envs[i]:
+                before.close()
+        self.ended = (self.arrays.terminated | self.arrays.truncated).tolist()
 
     def render(self) -> np.ndarray:
         """Return the first environment's image, uint8 [H, W, 3]."""

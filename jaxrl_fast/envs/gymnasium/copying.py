@@ -1,0 +1,168 @@
+"""Copy the state of a gymnasium environment, so that a resumed run continues its episodes.
+
+An environment that has `get_state` and `set_state` gives its state itself, and the plain values of its wrappers are
+kept next to it. Any other one is pickled. `choose_method` tries whether a copy is true. JAX is not imported.
+"""
+
+import copy
+import pickle
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+import gymnasium
+import numpy as np
+from gymnasium.utils.env_checker import data_equivalence
+
+from jaxrl_fast.envs.gymnasium.layout import Arrays
+from jaxrl_fast.utils.errors import why
+
+Method = Literal["own", "pickle"]
+MAX_BYTES = 2**24  # of one environment; a larger one would make each checkpoint slow
+TRIAL_STEPS, MIN_STEPS, TRIAL_S = 20, 3, 0.2  # a trial has 3 to 20 steps between two resets, for about this long
+PLAIN = (bool, int, float, complex, str, bytes, type(None), np.ndarray, np.generic, np.random.Generator)
+
+
+class EnvState(NamedTuple):
+    """The state of one environment between two steps."""
+
+    pickled: bytes  # b"": it has not begun an episode since it got the seed
+    seed: int | None  # of its next reset; None: no new one
+
+
+def pack(arrays: Arrays, states: Sequence[EnvState]) -> dict[str, np.ndarray]:
+    """Return the state of a pool as arrays by name."""
+    found = {f"env/{i}": np.frombuffer(state.pickled, np.uint8) for i, state in enumerate(states)}
+    found |= {f"row/{i}": x.copy() for i, x in enumerate((*arrays.obs, *arrays[1:]))}
+    found["seeds"] = np.array([-1 if state.seed is None else state.seed for state in states])
+    return {name: x for name, x in found.items() if x.size}
+
+
+def unpack(arrays: Arrays, packed: Mapping[str, np.ndarray]) -> list[EnvState]:
+    """Return the state of each environment that `pack` was given, and fill the arrays."""
+    for i, x in enumerate((*arrays.obs, *arrays[1:])):
+        x[...] = packed.get(f"row/{i}", x)
+    pickled = [packed[f"env/{i}"].tobytes() if f"env/{i}" in packed else b"" for i in range(len(arrays.reward))]
+    seeds = [None if seed < 0 else seed for seed in packed["seeds"].tolist()]
+    return [EnvState(*state) for state in zip(pickled, seeds, strict=True)]
+
+
+def dump(env: Any, method: Method) -> bytes:
+    """Return the state of an environment and of its wrappers. Raises whatever the environment raises."""
+    import cloudpickle  # for classes of a notebook or a script
+
+    if method == "pickle":
+        return cloudpickle.dumps(env)
+    base = env.unwrapped
+    return cloudpickle.dumps((base.get_state(), base._np_random, [_plain_values(layer) for layer in _wrappers(env)]))
+
+
+def load(env: Any, method: Method, state: bytes) -> Any:
+    """Return an environment in this state: the given one, or a copy that replaces it. Executes what was pickled."""
+    if method == "pickle":
+        return pickle.loads(state)
+    own, generator, layers = pickle.loads(state)
+    env.reset()  # what `set_state` does not make must exist
+    base = env.unwrapped
+    base.set_state(own)
+    base._np_random = generator
+    for layer, values in zip(_wrappers(env), layers, strict=True):
+        vars(layer).update(values)
+    return env
+
+
+def choose_method(make: Callable[[], Any]) -> tuple[Method, str]:
+    """Return how an environment is copied, and "" if its copies are true, else how they are not.
+
+    An environment is made and copied in the middle of an episode. Both must return equal steps, over a reset. What
+    they share, such as random numbers of a module, shows too, because they step in turn.
+    """
+    envs: list[Any] = [make()]
+    method: Method = "own" if _has_own_state(envs[0]) else "pickle"
+    try:
+        reason = _try(envs, make, method)
+    except Exception as error:  # of any kind
+        reason = f"copying it failed with {why(error)}"
+    finally:
+        for env in envs:
+            _close(env)
+    return method, reason
+
+
+def _try(envs: list[Any], make: Callable[[], Any], method: Method) -> str:
+    """Append a copy of the only environment, and step both. Return how they differ, or ""."""
+    (env,) = envs
+    space = copy.deepcopy(env.action_space)
+    space.seed(0)
+    _, info = env.reset(seed=0)
+    for t in range(TRIAL_STEPS):  # up to the middle of an episode, unless each is one step long
+        *_, terminated, truncated, info = env.step(_sample(space, info))
+        if terminated or truncated:
+            _, info = env.reset()
+        elif t + 1 >= MIN_STEPS:
+            break
+    state = dump(env, method)
+    if len(state) > MAX_BYTES:
+        return f"its state has {len(state)} bytes, more than {MAX_BYTES}"
+    envs.append(load(make() if method == "own" else None, method, state))
+    for _ in range(2):
+        until = time.perf_counter() + TRIAL_S
+        for t in range(TRIAL_STEPS):
+            action = _sample(space, info)
+            (*results, info), (*others, _) = (one.step(copy.deepcopy(action)) for one in envs)
+            if not _equal(results, others):
+                return f"a copy of it returned another step than it did, {t + 1} steps later"
+            if results[2] or results[3] or t >= MIN_STEPS and time.perf_counter() > until:
+                break
+        (obs, info), (other, _) = (one.reset() for one in envs)
+        if not _equal(obs, other):
+            return "a copy of it began another episode than it did"
+    return ""
+
+
+def _equal(one: Any, other: Any) -> bool:
+    if isinstance(one, list):
+        return all(_equal(a, b) for a, b in zip(one, other, strict=True))
+    return bool(data_equivalence(one, other, exact=True))
+
+
+def _sample(space: Any, info: Mapping[str, Any]) -> Any:
+    """Return a random action that a mask in `info` allows."""
+    mask = info.get("action_mask")
+    if mask is None or not isinstance(space, gymnasium.spaces.Discrete):
+        return space.sample()
+    return space.sample(np.asarray(mask, np.int8))
+
+
+def _has_own_state(env: Any) -> bool:
+    return all(callable(getattr(env.unwrapped, name, None)) for name in ("get_state", "set_state"))
+
+
+def _wrappers(env: Any) -> list[Any]:
+    """Return the wrappers around an environment, the outermost first."""
+    found = []
+    while isinstance(env, gymnasium.Wrapper):
+        found.append(env)
+        env = env.env
+    return found
+
+
+def _plain_values(layer: Any) -> dict[str, Any]:
+    """Return the attributes of a wrapper that are numbers, text, arrays, generators, or collections of them."""
+    return {name: value for name, value in vars(layer).items() if _is_plain(value)}
+
+
+def _is_plain(value: Any) -> bool:
+    if type(value) in (list, tuple, set, deque):
+        return all(map(_is_plain, value))
+    if type(value) is dict:
+        return all(map(_is_plain, value.values()))
+    return isinstance(value, PLAIN)
+
+
+def _close(env: Any) -> None:
+    try:
+        env.close()
+    except Exception:  # of any kind: a copy may have closed what both share
+        return

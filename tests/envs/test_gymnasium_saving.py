@@ -1,0 +1,132 @@
+"""Environments of gymnasium's interface in checkpoints: which copies are true, and resumes within an episode."""
+
+import itertools
+import random
+import re
+from functools import partial
+
+import gymnasium
+import jax
+import numpy as np
+import pytest
+
+import jaxrl_fast
+from jaxrl_fast import envs
+from jaxrl_fast.envs.gymnasium import copying
+from jaxrl_fast.envs.gymnasium.making import make_one
+from jaxrl_fast.types import HostEnvConfig
+from tests.helpers.gym_envs import Guarded, Walk
+from tests.helpers.runs import bits, records, stop_after
+
+MODULE = "tests.envs.test_gymnasium_saving"
+
+
+class Own(Walk):
+    """Cannot be pickled, and gives its state itself."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.squares = (self.x**2 for _ in itertools.count())
+
+    def step(self, action):
+        obs, reward, *rest = super().step(action)
+        return obs, reward - next(self.squares), *rest
+
+    def get_state(self):
+        return {"x": self.x, "t": self.t}
+
+    def set_state(self, state):
+        self.x, self.t = state["x"], state["t"]
+
+
+class Forgetful(Own):
+    """Gives only a part of its state."""
+
+    def get_state(self):
+        return {"x": self.x, "t": 0}
+
+
+class Rebuilt(Walk, gymnasium.utils.EzPickle):
+    """Its copy is a new environment, as of all environments with EzPickle."""
+
+    def __init__(self):
+        super().__init__()
+        gymnasium.utils.EzPickle.__init__(self)
+
+
+class Chance(Walk):
+    """Draws numbers that all environments share."""
+
+    def observe(self):
+        return super().observe() + np.float32(random.random())
+
+
+class Large(Walk):
+    """Holds more than a checkpoint should."""
+
+    def __init__(self):
+        super().__init__()
+        self.memory = np.zeros(copying.MAX_BYTES, np.uint8)
+
+
+@pytest.mark.parametrize(
+    ("construct", "method", "reason"),
+    [
+        (Walk, "pickle", ""),
+        (Guarded, "pickle", ""),  # an action mask in `info`
+        (partial(gymnasium.make, "CartPole-v1"), "pickle", ""),
+        (Own, "own", ""),
+        (Forgetful, "own", "a copy of it returned another step than it did, 1 steps later"),
+        (Rebuilt, "pickle", "copying it failed with AttributeError: 'Rebuilt' object has no attribute 'x'"),
+        (Chance, "pickle", "a copy of it returned another step than it did, 1 steps later"),
+        (Large, "pickle", "its state has 1677.* bytes, more than 16777216"),
+    ],
+)
+def test_a_copy_counts_if_it_returns_the_same(construct, method, reason):
+    found, why = copying.choose_method(partial(make_one, construct, {}, 7, False, 2))
+    assert found == method and bool(why) == bool(reason) and re.match(reason, why), why
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_pool_goes_on_from_its_state(workers):
+    """Over ends of episodes, with a step pending, and before the first episode."""
+    configs = HostEnvConfig((5, 0, 0), env_workers=workers), HostEnvConfig((6, 0, 0), env_workers=0)
+    one, other = made = [envs.make(Walk, 3, config, limit=5) for config in configs]
+    pools = [env.step.args[0].pools[0] for env in made]
+    same = partial(jax.tree.map, np.testing.assert_array_equal)
+    try:
+        other.host_state.load(one.host_state.save())
+        same(*(pool.reset() for pool in pools))
+        for t in range(24):
+            for pool in pools if t % 8 else pools[:1]:
+                pool.send(np.array([5, 6, 5 + t // 2 % 2]))
+            if t % 8 == 0:
+                other.host_state.load(one.host_state.save())
+            rows = [pool.recv() for pool in pools]
+            same(*rows)
+    finally:
+        one.close()
+        other.close()
+
+
+SHORT: dict = dict(algo="ppo", num_envs=4, total_steps=320, eval_every=96, eval_episodes=4, save_every=0)
+SHORT |= dict(tensorboard=False, log_level="quiet", log_every=32)
+SHORT["agent"] = dict(rollout_length=8, hidden_sizes=(4,), num_minibatches=1, num_epochs=1)
+
+
+@pytest.mark.parametrize(
+    ("env", "system", "again"),
+    [("Walk", dict(env_workers=0), {}), ("Own", dict(env_workers=1, async_pools=2), dict(env_workers=0))],
+)
+def test_a_stop_within_episodes_changes_no_bit(env, system, again, tmp_path, monkeypatch):
+    """Records, evaluations and the last checkpoint; pickled environments may differ in bytes."""
+    fit = partial(jaxrl_fast.fit, **SHORT, env=f"{MODULE}:{env}", env_options={"limit": 9}, **system)
+    whole = fit(run_dir=str(tmp_path / "whole"))
+    stop_after(monkeypatch, 128)
+    stopped = fit(run_dir=str(tmp_path / "parts")).summary
+    assert stopped["status"] == "stopped" and stopped["env_steps"] < 320
+    parts = jaxrl_fast.fit(resume=str(tmp_path / "parts"), log_level="quiet", **again)
+    assert records(whole.folder) == records(parts.folder)
+    assert whole.summary["evaluations"] == parts.summary["evaluations"]
+    one, other = ({name: x for name, x in bits(run.folder).items() if "/env/" not in name} for run in (whole, parts))
+    assert one == other and "train_envs/0/seeds" in one
