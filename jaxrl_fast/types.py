@@ -251,6 +251,21 @@ class GradientSteps(NamedTuple):
     finalize: Callable[[PyTree], tuple[PyTree, Metrics]]  # U to S
 
 
+class HostResource(NamedTuple):
+    """A part of an agent's state that lies outside of the compiled program, such as a replay buffer on the disk.
+
+    It is opened before a program runs that uses it, and closed when none does any more.
+    """
+
+    name: str  # of its folder in the run's folder
+    open: Callable[[Any], None]  # (its folder, a pathlib.Path), empty
+    close: Callable[[], None]
+    save: Callable[[], Callable[[], dict[str, Any]]]  # note the state; the result writes what is new, in a thread
+    load: Callable[[Mapping[str, Any]], None]  # what that has returned: with "files" of name, bytes and sha256
+    prune: Callable[[list[Mapping[str, Any]]], None]  # delete what is not part of any of these, nor in use
+    report: Callable[[], str]  # a phrase about what it holds and the time that it has taken
+
+
 def split_keys(key: Key, num_steps: int, num_envs: int) -> Key:
     """Return a PRNG key for each of T steps: the default noise of an agent."""
     return jax.random.split(key, num_steps)
@@ -272,3 +287,4 @@ class Agent(NamedTuple):
     gradient_steps: GradientSteps | None = None  # `update` in parts, for an agent that supports --overlap
     of_player: "Callable[[int], Agent] | None" = None  # p to an agent that only acts, in environments of player p alone
     is_scored: Callable[[int], Any] | None = None  # N to a numpy bool [N]: whose games are scored; None: all rows
+    resources: tuple[HostResource, ...] = ()  # the part of its state that lies on the host

@@ -37,7 +37,8 @@ ORDER = (
 )
 NO_JAX = ("agents.configs", "config", "cli", "metrics.records", "utils.parsing", "utils.formatting", "utils.errors")
 PURE = ORDER[: ORDER.index("runs")]  # no clock, file, environment variable or process
-IMPURE_ALLOWED = ("utils", "kernels.build", "config", "cli", "agents", "metrics.tracker", "parallel.program")
+IMPURE_ALLOWED = ("utils", "kernels.build", "replay.host", "config", "cli", "agents", "metrics.tracker")
+IMPURE_ALLOWED += ("parallel.program",)
 IMPURE = ("datetime", "glob", "io", "logging", "os", "pathlib", "pickle", "shutil", "signal", "socket", "subprocess")
 IMPURE += ("sys", "tempfile", "threading", "time")
 SUITES = {name: f"envs.{name}" for name in ("gymnax", "envpool", "gymnasium")}  # where only each may be imported

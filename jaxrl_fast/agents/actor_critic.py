@@ -84,6 +84,7 @@ def make_context(
     off_policy.check(ratio, target_update_interval, as_fraction)
     num_rows = config.buffer_size // ratio.steps_per_update * num_steps
     buffer = replay.ReplayConfig(num_rows, spec.num_envs, config.n_step, spec.frame_stack)
+    buffer = replay.stored(buffer, spec, parallelism, config.replay_storage, config.replay_compression)
     num_gradient_steps = off_policy.num_gradient_steps(ratio, num_updates)
     rates = config.learning_rate, config.critic_learning_rate, config.learning_rate
     schedules = Params(*(optim.linear_schedule(rate, config.anneal_lr, num_gradient_steps) for rate in rates))
@@ -126,6 +127,7 @@ def make_agent(context: Context, init: Callable, policy: Callable, explore: Call
         initial_carry=action_noise.initial_carry(size, context.config.noise_theta),
         policy_state=lambda state: state._replace(replay=()),
         on_env_restart=lambda state: state._replace(replay=context.replay.discard_tail(state.replay)),
+        resources=context.replay.resources,
     )
 
 
@@ -183,6 +185,7 @@ def update(
         ),
         context.replay.update_priorities is not None,
         key,
+        context.replay.read_ahead and partial(context.replay.read_ahead, batch_size=context.config.batch_size),
     )
     return state, {
         **metrics,

@@ -72,6 +72,7 @@ def make(config: Config, spec: EnvSpec, num_updates: int, parallelism: Paralleli
     check(config, spec, parallelism, num_steps, ratio)
     num_rows = config.buffer_size // ratio.steps_per_update * num_steps
     buffer = replay.ReplayConfig(num_rows, spec.num_envs, config.n_step, spec.frame_stack)
+    buffer = replay.stored(buffer, spec, parallelism, config.replay_storage, config.replay_compression)
     network = networks.network(
         spec.obs,
         exploration.num_actions(spec, "dqn"),
@@ -105,6 +106,7 @@ def make(config: Config, spec: EnvSpec, num_updates: int, parallelism: Paralleli
         rollout_length=num_steps,
         policy_state=lambda state: state._replace(replay=()),
         on_env_restart=lambda state: state._replace(replay=context.replay.discard_tail(state.replay)),
+        resources=context.replay.resources,
     )
 
 
@@ -165,6 +167,7 @@ def update(context: Context, state: State, rollout: Rollout, key: Key) -> tuple[
         state._replace(replay=buffer),
         context.replay.update_priorities is not None,
         key,
+        context.replay.read_ahead and partial(context.replay.read_ahead, batch_size=context.config.batch_size),
     )
     now = off_policy.num_env_steps(context.ratio, state)
     return state, {

@@ -4,20 +4,17 @@ JAX's own callbacks take some 100 microseconds and more for each call, because t
 function in C (kernels/csrc/host_call.c) copies the actions to the pool, calls it, and copies the row to the program.
 """
 
-import ctypes
 import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-from jaxrl_fast.envs.host_env import ERRORS, HANDLE, Bridge, callback_bridge
+from jaxrl_fast.envs.host_env import Bridge, callback_bridge
 from jaxrl_fast.envs.host_pool import LazyPool, Row
 from jaxrl_fast.kernels import build
-
-KERNEL = "host_call"  # its name in JAXRL_FAST_KERNELS
+from jaxrl_fast.kernels.host_call import HANDLE, KERNEL, address_table, function_for_c
 
 
 class Functions(NamedTuple):
@@ -48,20 +45,20 @@ def direct_bridge(pool: LazyPool) -> Bridge:
 
 
 def _send(pool: LazyPool, handle: jax.Array, action: jax.Array) -> jax.Array:
-    table = _table(_functions(pool).start, [pool.pool.arrays.action])
+    table = address_table(_functions(pool).start, [pool.pool.arrays.action])
     return build.call("call_host", [HANDLE], has_side_effect=True)(handle, table, _converted(pool, action))[0]
 
 
 def _recv(pool: LazyPool, handle: jax.Array) -> tuple[jax.Array, Row]:
     rows = jax.tree.leaves(pool.pool.row())
-    table = _table(_functions(pool).finish, rows)
+    table = address_table(_functions(pool).finish, rows)
     handle, *row = build.call("call_host", _results(pool), has_side_effect=True)(handle, table)
     return handle, jax.tree.unflatten(jax.tree.structure(pool.rows), row)
 
 
 def _step(pool: LazyPool, handle: jax.Array, action: jax.Array) -> tuple[jax.Array, Row]:
     rows = jax.tree.leaves(pool.pool.row())
-    table = _table(_functions(pool).both, [pool.pool.arrays.action, *rows])
+    table = address_table(_functions(pool).both, [pool.pool.arrays.action, *rows])
     call = build.call("call_host", _results(pool), has_side_effect=True)
     handle, *row = call(handle, table, _converted(pool, action))
     return handle, jax.tree.unflatten(jax.tree.structure(pool.rows), row)
@@ -87,15 +84,6 @@ def _converted(pool: LazyPool, action: jax.Array) -> jax.Array:
     return words.astype(jnp.int32)
 
 
-def _table(function: Any, arrays: list[np.ndarray]) -> np.ndarray:
-    """Return the bytes that host_call.c reads: the function's address, then the address and size of each array."""
-    for array in arrays:
-        assert array.flags.c_contiguous, "its bytes are copied"
-    words = [ctypes.cast(function, ctypes.c_void_p).value or 0]
-    words += [word for array in arrays for word in (array.ctypes.data, array.nbytes)]
-    return np.array(words, np.uint64).view(np.uint8)
-
-
 def _functions(pool: LazyPool) -> Functions:
     """Return the pool's functions as C calls them; one set for each opened pool."""
     opened = pool.pool
@@ -105,19 +93,5 @@ def _functions(pool: LazyPool) -> Functions:
             opened.start()
             opened.finish()
 
-        opened.functions_for_c = Functions(*map(_for_c, (opened.start, opened.finish, both)))
+        opened.functions_for_c = Functions(*map(function_for_c, (opened.start, opened.finish, both)))
     return opened.functions_for_c
-
-
-def _for_c(function: Callable[[], None]) -> Any:
-    """Return a function for C that returns 0, or 1 if it has raised an exception, which is kept in ERRORS."""
-
-    def call() -> int:
-        try:
-            function()
-        except BaseException as error:
-            ERRORS[:] = [error]
-            return 1
-        return 0
-
-    return ctypes.CFUNCTYPE(ctypes.c_int)(call)

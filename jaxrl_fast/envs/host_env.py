@@ -9,13 +9,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.experimental import io_callback
 
 from jaxrl_fast.envs import spaces
 from jaxrl_fast.envs.host_pool import LazyPool, OpenPool, PoolSpec, Row, raw_rows
+from jaxrl_fast.kernels.host_call import ERRORS, HANDLE, call_python
 from jaxrl_fast.types import AsyncPools, Env, EpisodeScore, HostEnvConfig, HostState, Key, Parallelism, PyTree, TimeStep
-
-HANDLE = jax.ShapeDtypeStruct((8,), jnp.uint8)  # arbitrary bytes: each call takes the previous one's, to order calls
 
 
 class State(NamedTuple):
@@ -112,7 +110,7 @@ def reset(driver: Driver, key: Key) -> tuple[State, TimeStep]:
     zeros, ones = functools.partial(jnp.zeros, num_envs), jnp.ones(num_envs)
     handle, rows = jnp.zeros(HANDLE.shape, HANDLE.dtype), []
     for pool in driver.pools:
-        handle, obs = _call_host(pool.reset, pool.rows.obs, handle)
+        handle, obs = call_python(pool.reset, pool.rows.obs, handle)
         score = EpisodeScore(zeros(jnp.float32), zeros(bool)) if spec.ends_at_life_loss else ()
         rows.append(TimeStep(_seen(spec, obs), zeros(jnp.float32), ones, zeros(bool), score, _mask(spec, obs)))
     return State(handle, tuple(row.last for row in rows)), _join(rows)
@@ -188,11 +186,11 @@ def callback_bridge(pool: LazyPool) -> Bridge:
 
 
 def _callback_send(pool: LazyPool, handle: jax.Array, action: jax.Array) -> jax.Array:
-    return _call_host(pool.send, None, handle, action)[0]
+    return call_python(pool.send, None, handle, action)[0]
 
 
 def _callback_recv(pool: LazyPool, handle: jax.Array) -> tuple[jax.Array, Row]:
-    return _call_host(pool.recv, pool.rows, handle)
+    return call_python(pool.recv, pool.rows, handle)
 
 
 def _callback_step(pool: LazyPool, handle: jax.Array, action: jax.Array) -> tuple[jax.Array, Row]:
@@ -200,23 +198,7 @@ def _callback_step(pool: LazyPool, handle: jax.Array, action: jax.Array) -> tupl
         pool.send(action)
         return pool.recv()
 
-    return _call_host(both, pool.rows, handle, action)
-
-
-def _call_host(function: Callable[..., PyTree], result: PyTree, handle: jax.Array, *args: jax.Array) -> Any:
-    """Call a function on the host, after the call that returned `handle`; return a new handle and its result."""
-
-    def call(handle: Any, *args: Any) -> Any:
-        try:
-            return handle, function(*args)
-        except BaseException as error:
-            ERRORS[:] = [error]
-            raise
-
-    return io_callback(call, (HANDLE, result), handle, *args)
-
-
-ERRORS: list[BaseException] = []  # the last error raised in a callback, which JAX reports as text only
+    return call_python(both, pool.rows, handle, action)
 
 
 @contextlib.contextmanager

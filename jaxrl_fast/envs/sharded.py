@@ -8,10 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-import jax
-import jax.numpy as jnp
-
-from jaxrl_fast.types import Env, HostState, PyTree
+from jaxrl_fast.parallel.collectives import call_shard
+from jaxrl_fast.types import Env, HostState
 
 
 def join(parts: Sequence[Env], axis_name: str) -> Env:
@@ -26,11 +24,11 @@ def join(parts: Sequence[Env], axis_name: str) -> Env:
         return call
 
     def of_shard(name: str) -> Callable[..., Any]:
-        return lambda i, *args: _call_shard(axis_name, [partial(getattr(part.pools, name), i) for part in parts], *args)
+        return lambda i, *args: call_shard(axis_name, [partial(getattr(part.pools, name), i) for part in parts], *args)
 
     return first._replace(
-        reset=partial(_call_shard, axis_name, [part.reset for part in parts]),
-        step=partial(_call_shard, axis_name, [part.step for part in parts]),
+        reset=partial(call_shard, axis_name, [part.reset for part in parts]),
+        step=partial(call_shard, axis_name, [part.step for part in parts]),
         parallelism=first.parallelism._replace(axis_name=axis_name, num_shards=len(parts)),
         reseed=for_all("reseed"),
         open=for_all("open"),
@@ -57,20 +55,3 @@ def _join_states(parts: Sequence[HostState]) -> HostState:
             part.load({name.removeprefix(f"{i}/"): x for name, x in state.items() if name.startswith(f"{i}/")})
 
     return HostState(save, load)
-
-
-def _call_shard(axis_name: str, functions: Sequence[Callable[..., PyTree]], *args: PyTree) -> PyTree:
-    """Return the result of this shard's function. Under vmap, call each with its part of the batch."""
-
-    @jax.custom_batching.custom_vmap
-    def call(index, *args):
-        return jax.lax.switch(index, functions, *args)
-
-    @call.def_vmap
-    def call_each(size, batched, index, *args):
-        assert size == len(functions) and batched[0], "only the shard axis can be vmapped"
-        take = lambda i: jax.tree.map(lambda x, is_batched: x[i] if is_batched else x, args, tuple(batched[1:]))
-        results = [function(*take(i)) for i, function in enumerate(functions)]
-        return jax.tree.map(lambda *x: jnp.stack(x), *results), jax.tree.map(lambda _: True, results[0])
-
-    return call(jax.lax.axis_index(axis_name), *args)

@@ -7,6 +7,9 @@ XLA runs its own collectives in the same order on every device, but not those of
 depend on the result of the previous one, or lie in another iteration of a loop. Otherwise devices may deadlock.
 """
 
+from collections.abc import Callable, Sequence
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from jax import Array
@@ -69,3 +72,20 @@ def scatter_rows(part: Array, num_grad_workers: int) -> Array:
     size = part.shape[0]
     whole = jnp.zeros((num_grad_workers * size, *part.shape[1:]), part.dtype)
     return jax.lax.dynamic_update_slice_in_dim(whole, part, jax.lax.axis_index(SHARED_MEMORY_AXIS) * size, 0)
+
+
+def call_shard(axis_name: str, functions: Sequence[Callable[..., PyTree]], *args: PyTree) -> PyTree:
+    """Return the result of this shard's function. Under vmap, call each with its part of the batch."""
+
+    @jax.custom_batching.custom_vmap
+    def call(index: Array, *args: PyTree) -> PyTree:
+        return jax.lax.switch(index, functions, *args)
+
+    @call.def_vmap
+    def call_each(size: int, batched: list[Any], index: Array, *args: PyTree) -> tuple[PyTree, PyTree]:
+        assert size == len(functions) and batched[0], "only the shard axis can be vmapped"
+        take = lambda i: jax.tree.map(lambda x, is_batched: x[i] if is_batched else x, args, tuple(batched[1:]))
+        results = [function(*take(i)) for i, function in enumerate(functions)]
+        return jax.tree.map(lambda *x: jnp.stack(x), *results), jax.tree.map(lambda _: True, results[0])
+
+    return call(jax.lax.axis_index(axis_name), *args)

@@ -13,10 +13,11 @@ from jax import Array
 
 from jaxrl_fast.parallel import collectives
 from jaxrl_fast.replay import ring, sum_tree
+from jaxrl_fast.replay.host import host_store
 from jaxrl_fast.replay.ring import ReplayConfig as ReplayConfig
 from jaxrl_fast.replay.ring import Ring
 from jaxrl_fast.replay.ring import Sample as Sample
-from jaxrl_fast.types import EnvSpec, Key, Parallelism, PyTree, Transition
+from jaxrl_fast.types import EnvSpec, HostResource, Key, Parallelism, PyTree, Transition
 
 MIN_PRIORITY = 1e-6  # a transition with error 0 keeps some probability of being sampled
 
@@ -30,6 +31,10 @@ class Replay(NamedTuple):
     size: Callable[[PyTree], Array]  # rows of each environment, int32
     discard_tail: Callable[[PyTree], PyTree]  # R when all environments restart: the newest row has no successor
     update_priorities: Callable[[PyTree, Any, Array], PyTree] | None = None  # (R, index, errors [B]); None: it has none
+    # (R, keys [K], num, batch_size) to a function: `sample` from its value at i < num, with keys[i], is as from R.
+    # None: reading ahead is of no use, or impossible since the draws depend on priorities.
+    read_ahead: Callable[..., Callable[[Array], PyTree]] | None = None
+    resources: tuple[HostResource, ...] = ()  # what lies on the host
 
 
 def make(
@@ -42,6 +47,19 @@ def make(
     if priority_exponent is None:
         return uniform(config, spec, parallelism)
     return prioritized(config, spec, parallelism, priority_exponent)
+
+
+def stored(
+    config: ReplayConfig, spec: EnvSpec, parallelism: Parallelism, storage: str = "device", compression: str = "none"
+) -> ReplayConfig:
+    """Return the config with the observations on the "device", or in the memory ("host") or on the "disk" of the host.
+
+    There they may be compressed ("zstd"). "auto" is the device; a run decides before it makes its agent.
+    """
+    if storage in ("auto", "device"):
+        return config
+    sizes = config.num_rows, config.num_envs, ring.frame_like(config, spec.obs)
+    return config._replace(store=host_store(*sizes, parallelism, storage == "disk", compression == "zstd"))
 
 
 def uniform(config: ReplayConfig, spec: EnvSpec, parallelism: Parallelism = Parallelism()) -> Replay:
@@ -57,6 +75,8 @@ def uniform(config: ReplayConfig, spec: EnvSpec, parallelism: Parallelism = Para
         sample=partial(_sample_uniform, config, parallelism),
         size=lambda state: state.size,
         discard_tail=partial(ring.discard_tail, config),
+        read_ahead=partial(_read_ahead, config, parallelism) if config.store.get_ahead else None,
+        resources=config.store.resources,
     )
 
 
@@ -78,6 +98,7 @@ def prioritized(
         size=lambda state: state.ring.size,
         discard_tail=lambda state: state._replace(ring=ring.discard_tail(config, state.ring)),
         update_priorities=partial(_update_priorities, exponent),
+        resources=config.store.resources,
     )
 
 
@@ -108,6 +129,18 @@ def importance_weights(prob: Array, exponent: float | Array, axis_name: str | No
     return weight / jnp.maximum(largest, 1e-30)
 
 
+def _draw_args(parallelism: Parallelism, batch_size: int) -> tuple[int, Callable[[Array], Array]]:
+    """Return the transitions that this device draws, and which part of the random numbers is its own."""
+    own = partial(collectives.local_rows, num_grad_workers=parallelism.num_grad_workers, axis=-1)
+    return batch_size // parallelism.num_shards, own
+
+
+def _read_ahead(
+    config: ReplayConfig, parallelism: Parallelism, state: Ring, keys: Key, num: Array, batch_size: int
+) -> Callable[[Array], Ring]:
+    return ring.read_ahead(config, state, keys, num, *_draw_args(parallelism, batch_size))
+
+
 def _sample_uniform(
     config: ReplayConfig,
     parallelism: Parallelism,
@@ -117,8 +150,7 @@ def _sample_uniform(
     gamma: float | Array,
     beta: float | Array = 0.0,
 ) -> tuple[Sample, Array, tuple[()]]:
-    own = partial(collectives.local_rows, num_grad_workers=parallelism.num_grad_workers, axis=-1)
-    row, env, found = ring.draw(config, state, key, batch_size // parallelism.num_shards, own)
+    row, env, found = ring.draw(config, state, key, *_draw_args(parallelism, batch_size))
     return ring.read(config, state, row, env, gamma), found.astype(jnp.float32), ()
 
 

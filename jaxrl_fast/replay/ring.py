@@ -9,19 +9,22 @@ Rows are numbered by their place in the ring; `head` is the place of the next on
 drawn. Prioritized drawing is in `sum_tree.py`.
 """
 
-import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import Array, ShapeDtypeStruct
 
-from jaxrl_fast.rl.frame_stack import compress, gather_stacks, num_channels, stack_ages
+from jaxrl_fast.replay.store import DEVICE, Fetched, FrameStore, Place
+from jaxrl_fast.replay.store import at as _at
+from jaxrl_fast.rl.frame_stack import compress, join_frames, num_channels, rows_of_stacks, stack_ages
 from jaxrl_fast.types import Key, PyTree, Space, Transition
 
 MAX_UNROLLED = 8  # steps of an n-step return
+MAX_AHEAD = 2**28  # bytes of the batches that are read ahead
 NUM_TRIES = 4  # draws for one sample: all of them hit resets with probability (episode length + 1)^-4
 
 
@@ -32,12 +35,13 @@ class ReplayConfig(NamedTuple):
     num_envs: int  # N
     n_step: int = 1
     frame_stack: int = 0  # frames in the last axis of an observation; 0: observations are stored whole
+    store: FrameStore = DEVICE  # of the observations
 
 
 class Ring(NamedTuple):
     """The last R rows of N environments. Rows beyond `size` are zero."""
 
-    obs: PyTree  # [R, N, ...] of the environment's dtype; only the newest frame of a stack
+    obs: PyTree  # state of the store: [R, N, ...] of the environment's dtype; only the newest frame of a stack
     age: Array | tuple[()]  # [R, N] uint8: rows since all frames of the stack were equal, at most frame_stack - 1
     action: Array  # [R, N, ...]
     reward: Array  # [R, N] f32
@@ -66,7 +70,7 @@ def init(config: ReplayConfig, obs: PyTree, action: Space, has_action_mask: bool
     zeros = lambda shape, dtype: jnp.zeros((config.num_rows, config.num_envs, *shape), dtype)
     stacked = config.frame_stack > 1
     return Ring(
-        obs=jax.tree.map(lambda x: zeros(_frame(config, x).shape, x.dtype), obs),
+        obs=config.store.init(config.num_rows, config.num_envs, frame_like(config, obs)),
         age=zeros((), jnp.uint8) if stacked else (),
         action=action.zeros(config.num_rows, config.num_envs),
         reward=zeros((), jnp.float32),
@@ -91,11 +95,11 @@ def add(config: ReplayConfig, ring: Ring, steps: Transition) -> Ring:
     obs, stack = steps.obs, config.frame_stack
     age: Array | tuple[()] = ()
     if stack > 1:
-        obs, same = jax.vmap(functools.partial(compress, stack))(steps.obs)
+        obs, same = jax.vmap(partial(compress, stack))(steps.obs)
         age = put(ring.age, stack_ages(stack, same, ring.age[ring.head - 1]))  # row -1 is the last one
     last = ring.last.at[ring.head - 1].set(ring.last[ring.head - 1] | ~steps.valid[0])
     return Ring(
-        obs=jax.tree.map(put, ring.obs, obs),
+        obs=config.store.put(ring.obs, ring.head, obs),
         age=age,
         action=put(ring.action, steps.action),
         reward=put(ring.reward, steps.reward),
@@ -150,6 +154,43 @@ def read(config: ReplayConfig, ring: Ring, row: Array, env: Array, gamma: float 
     reward = sum_{i < k} (prod_{j < i} gamma d_j) r_i,  discount = prod_{i < k} gamma d_i,  with
     k = min(n_step, steps to the end of the episode) (Sutton & Barto 2018, eq. 7.1); next_obs is k rows later.
     """
+    reward, discount, following = _follow(config, ring, row, env, gamma)
+    mask = lambda row: jax.tree.map(lambda x: _at(x, row, env), ring.action_mask)
+    obs, next_obs = _observations(config, ring, (row, following), env)
+    return Sample(obs, _at(ring.action, row, env), reward, discount, next_obs, mask(row), mask(following))
+
+
+def read_ahead(
+    config: ReplayConfig,
+    ring: Ring,
+    keys: Key,
+    num: Array,
+    batch_size: int,
+    own: Callable[[Array], Array] = lambda x: x,
+) -> Callable[[Array], Ring]:
+    """Read the frames of K batches at once, of which the first `num` are needed, with the key of each draw [K].
+
+    Returns a function from i to a ring from which only batch i can be read, as `draw` chooses it from keys[i]. Frames
+    of more than MAX_AHEAD bytes are not read ahead: the function returns the whole ring.
+    """
+    row, env, _ = jax.vmap(lambda key: draw(config, ring, key, batch_size, own))(keys)  # [K, B]
+    each = row.reshape(-1), env.reshape(-1)
+    rows = each[0], _follow(config, ring, *each, 1.0)[2]
+    split = lambda place: jax.tree.map(lambda x: x.reshape(*row.shape, *x.shape[1:]), place)
+    places = [split(place) for place in _places(config, ring, rows, each[1])]
+    get_ahead = config.store.get_ahead
+    assert get_ahead, "the store reads one batch at a time"
+    get = lambda stored: get_ahead(stored, places, num)
+    if sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(jax.eval_shape(get, ring.obs))) > MAX_AHEAD:
+        return lambda i: ring
+    found = get(ring.obs)
+    return lambda i: ring._replace(obs=Fetched(jax.tree.map(lambda x: x[:, i], found)))
+
+
+def _follow(
+    config: ReplayConfig, ring: Ring, row: Array, env: Array, gamma: float | Array
+) -> tuple[Array, Array, Array]:
+    """Return rewards, discounts and next rows [B] of the transitions from rows [B] of environments [B]; see `read`."""
 
     def add(i: int | Array, sums: tuple[Array, Array, Array, Array]) -> tuple[Array, Array, Array, Array]:
         reward, discount, going, length = sums
@@ -162,16 +203,7 @@ def read(config: ReplayConfig, ring: Ring, row: Array, env: Array, gamma: float 
     few = min(config.n_step, MAX_UNROLLED)  # since unrolled loops take long to compile
     reward, discount, _, length = jax.lax.fori_loop(0, config.n_step, add, none, unroll=few)
     following = (row + length) % config.num_rows
-    mask = lambda row: jax.tree.map(lambda x: _at(x, row, env), ring.action_mask)
-    return Sample(
-        _obs_at(config, ring, row, env),
-        _at(ring.action, row, env),
-        reward,
-        discount,
-        _obs_at(config, ring, following, env),
-        mask(row),
-        mask(following),
-    )
+    return reward, discount, following
 
 
 def _random_numbers(key: Key, shape: tuple[int, ...]) -> Array:
@@ -190,20 +222,27 @@ def _random_numbers(key: Key, shape: tuple[int, ...]) -> Array:
     return x
 
 
-def _obs_at(config: ReplayConfig, ring: Ring, row: Array, env: Array) -> PyTree:
-    """Return the observations at rows [B] of environments [B]."""
+def _observations(config: ReplayConfig, ring: Ring, rows: Sequence[Array], env: Array) -> list[PyTree]:
+    """Return the observations at each of the rows [B] of environments [B]."""
+    if isinstance(ring.obs, Fetched):
+        fetched = ring.obs.frames
+        found = [jax.tree.map(lambda x: x[i], fetched) for i in range(len(rows))]  # noqa: B023
+    else:
+        found = config.store.get(ring.obs, _places(config, ring, rows, env))
+    return found if isinstance(ring.age, tuple) else [join_frames(frames) for frames in found]
+
+
+def _places(config: ReplayConfig, ring: Ring, rows: Sequence[Array], env: Array) -> list[Place]:
+    """Return where the frames of the observations at each of the rows [B] of environments [B] are: [B], or [B, F]."""
     if isinstance(ring.age, tuple):
-        return jax.tree.map(lambda x: _at(x, row, env), ring.obs)
-    return gather_stacks(config.frame_stack, ring.obs, _at(ring.age, row, env), row, env)
+        return [(row, env) for row in rows]
+    stacks = [rows_of_stacks(config.frame_stack, _at(ring.age, row, env), row) for row in rows]
+    return [(stack % config.num_rows, jnp.broadcast_to(env[:, None], stack.shape)) for stack in stacks]
 
 
-def _frame(config: ReplayConfig, obs: ShapeDtypeStruct) -> ShapeDtypeStruct:
-    """Return the shape and dtype of the stored part of an observation."""
+def frame_like(config: ReplayConfig, obs: PyTree) -> PyTree:
+    """Return the shapes and dtypes of the stored part of an observation."""
     if config.frame_stack <= 1:
         return obs
-    return ShapeDtypeStruct((*obs.shape[:-1], num_channels(config.frame_stack, obs)), obs.dtype)
-
-
-def _at(x: Array, row: Array, env: Array) -> Array:
-    """Return x [R, N, ...] at rows and environments. Two indices, since a flat one could exceed 2^31."""
-    return x.at[row, env].get(mode="promise_in_bounds")
+    newest = lambda x: ShapeDtypeStruct((*x.shape[:-1], num_channels(config.frame_stack, x)), x.dtype)
+    return jax.tree.map(newest, obs)

@@ -65,21 +65,32 @@ def stack_ages(num_frames: int, same: Array, before: Array) -> Array:
     return ages
 
 
-def gather_stacks(num_frames: int, kept: PyTree, age: Array, row: Array, env: Array) -> PyTree:
-    """Return the stacks [B, ..., F * C] at rows [B] of environments [B], of age [B], from a ring [R, N, ..., C]."""
+def rows_of_stacks(num_frames: int, age: Array, row: Array) -> Array:
+    """Return the rows of the frames [B, F] of the stacks at rows [B], of age [B]; negative before the first row."""
     lag = jnp.arange(num_frames - 1, -1, -1)[None]  # the oldest frame first
-    back = row[:, None] - jnp.minimum(lag, age.astype(jnp.int32)[:, None])
+    return row[:, None] - jnp.minimum(lag, age.astype(jnp.int32)[:, None])
 
-    def stack(x: Array) -> Array:
-        """Gather [B, F, ..., C] once and transpose; the barrier finishes both before any other use.
 
-        On a CPU, joining several gathers took six times as long, and so did operations fused with the transpose.
-        """
-        found = jnp.moveaxis(x.at[back % x.shape[0], env[:, None]].get(mode="promise_in_bounds"), 1, -2)
-        joined: Array = jax.lax.optimization_barrier(found.reshape(*found.shape[:-2], -1))
+def join_frames(frames: PyTree) -> PyTree:
+    """Return stacks [B, ..., F * C] of frames [B, F, ..., C].
+
+    The barrier finishes a gather of the frames and the transpose before any other use: on a CPU, joining several
+    gathers took six times as long, and so did operations fused with the transpose.
+    """
+
+    def join(x: Array) -> Array:
+        x = jnp.moveaxis(x, 1, -2)
+        joined: Array = jax.lax.optimization_barrier(x.reshape(*x.shape[:-2], -1))
         return joined
 
-    return jax.tree.map(stack, kept)
+    return jax.tree.map(join, frames)
+
+
+def gather_stacks(num_frames: int, kept: PyTree, age: Array, row: Array, env: Array) -> PyTree:
+    """Return the stacks [B, ..., F * C] at rows [B] of environments [B], of age [B], from a ring [R, N, ..., C]."""
+    back = rows_of_stacks(num_frames, age, row)
+    gather = lambda x: x.at[back % x.shape[0], env[:, None]].get(mode="promise_in_bounds")
+    return join_frames(jax.tree.map(gather, kept))
 
 
 def encode_rollout(num_frames: int, rollout: Rollout) -> tuple[PyTree, Frames | tuple[()]]:

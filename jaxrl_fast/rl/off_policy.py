@@ -58,30 +58,46 @@ def init_state(learner: PyTree, buffer: PyTree) -> State:
 # sums or rows of weighted numbers, and "weight" is that of the rows.
 Step = Callable[[PyTree, Array, Key, PyTree, Counts], tuple[PyTree, PyTree, Counts, Metrics]]
 
+# Reads the batches of all steps at once: (buffer, keys [K] that draw them, number of steps) -> the buffer of step i.
+ReadAhead = Callable[[PyTree, Key, Array], Callable[[Array], PyTree]]
+
 
 def learn(
-    schedule: ReplayRatio, parallelism: Parallelism, step: Step, state: State, changes_buffer: bool, key: Key
+    schedule: ReplayRatio,
+    parallelism: Parallelism,
+    step: Step,
+    state: State,
+    changes_buffer: bool,
+    key: Key,
+    read_ahead: ReadAhead | None = None,
 ) -> tuple[State, Metrics]:
     """Make the gradient steps that are due after a rollout was added to the replay buffer.
 
     Returns metrics: for each metric of a step its weighted mean times the number of steps, and that number. With
-    `changes_buffer`, a step changes the buffer (priorities); else the buffer stays out of the loop.
+    `changes_buffer`, a step changes the buffer (priorities); else the buffer stays out of the loop, and the batches of
+    all steps may be read before the first one. The first key of each step must be the one that draws its batch.
     """
     env_steps = num_env_steps(schedule, state)
     num_steps, counts = num_grad_steps_due(schedule, state.counts, env_steps)
+    max_steps = max_grad_steps(schedule)
+    if read_ahead:
+        assert not changes_buffer, "the draws depend on the steps before"
+        draws = split_for_steps(jax.random.clone(key), max_steps)[:, 0]  # a step draws the same again
+        buffer_of = read_ahead(state.replay, draws, num_steps)
 
     def once(changing: PyTree, keys: Key) -> tuple[PyTree, Metrics]:
         learner, counts, *rest = changing
-        buffer = rest[0] if rest else state.replay
+        buffer = rest[0] if changes_buffer else buffer_of(rest[0]) if read_ahead else state.replay
         learner, buffer, counts, metrics = step(buffer, state.num_updates, keys, learner, counts)
-        return (learner, counts, buffer) if rest else (learner, counts), metrics
+        return (learner, counts, *([buffer] if changes_buffer else [i + 1 for i in rest])), metrics
 
-    changing = (state.learner, counts, state.replay) if changes_buffer else (state.learner, counts)
-    (learner, counts, *rest), sums = gradient_steps(num_steps, max_grad_steps(schedule), once, changing, key)
+    own = (state.replay,) if changes_buffer else (jnp.int32(0),) if read_ahead else ()
+    changing = (state.learner, counts, *own)
+    (learner, counts, *rest), sums = gradient_steps(num_steps, max_steps, once, changing, key)
     sums = collectives.all_reduce_sum(jax.tree.map(jnp.sum, sums), parallelism.grad_axis)
     per_weight = num_steps / jnp.maximum(sums.pop("weight"), 1e-12)
     metrics = {f"{name}_sum": x * per_weight for name, x in sums.items()} | {"gradient_steps": num_steps}
-    return State(learner, rest[0] if rest else state.replay, counts, state.num_updates + 1), metrics
+    return State(learner, rest[0] if changes_buffer else state.replay, counts, state.num_updates + 1), metrics
 
 
 def num_env_steps(schedule: ReplayRatio, state: State) -> Array:
@@ -169,7 +185,7 @@ def gradient_steps(
 
     Returns the state and the sums of the metrics. All keys are made at once, which costs what a few do.
     """
-    keys = jax.random.split(key, (max_steps, 2))
+    keys = split_for_steps(key, max_steps)
     one = jax.ShapeDtypeStruct(keys.shape[1:], keys.dtype)
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(step, state, one)[1])
 
@@ -180,6 +196,11 @@ def gradient_steps(
 
     sums: tuple[PyTree, PyTree] = jax.lax.fori_loop(0, same_for_all_seeds(num_steps), once, (state, zeros))
     return sums
+
+
+def split_for_steps(key: Key, max_steps: int) -> Key:
+    """Return two keys for each gradient step, [max_steps, 2]."""
+    return jax.random.split(key, (max_steps, 2))
 
 
 def update_target(

@@ -5,6 +5,7 @@
                                       manifest.sha256      checksum of the manifest, which holds that of the arrays
     RUN/checkpoints/best.json                              name and score of the best checkpoint
     RUN/.saved                                             an empty file: the run has saved a checkpoint
+    RUN/replay/                                            files that checkpoints name: replay.host.journal
 
 A checkpoint is written to a temporary folder, synced and then renamed, so it is complete once it has its final name.
 Reading verifies SHA-256 checksums, and the newest checkpoint that is intact is loaded. Reading executes nothing: arrays
@@ -30,6 +31,7 @@ from jaxrl_fast.types import PyTree
 from jaxrl_fast.utils.files import ASIDE, replace, sync
 
 ARRAYS, MANIFEST, SUM, BEST = "state.safetensors", "manifest.json", "manifest.sha256", "best.json"
+RESOURCES = "resources"  # in the manifest: what each `types.HostResource` has saved, by its name
 SAVED = ".saved"
 PREFIX = "step-"
 AS_BITS = {1: np.uint8, 2: np.uint16}  # by bytes: how dtypes that numpy does not know, such as bfloat16, are stored
@@ -169,12 +171,42 @@ def read(folder: Path, unneeded: Unneeded = lambda name: False) -> Checkpoint:
         raise ValueError(f"{folder} is not a valid checkpoint ({type(error).__name__})") from error
 
 
-def newest(parent: Path, unneeded: Unneeded = lambda name: False) -> tuple[Checkpoint | None, list[str]]:
-    """Return the newest intact checkpoint without `unneeded` arrays, or None; and what is wrong with each newer one."""
+def check_resources(saved: Checkpoint) -> None:
+    """Verify the files that a checkpoint names outside of its folder. Raise ValueError if one is not as it was."""
+    for name, part in saved.manifest.get(RESOURCES, {}).items():
+        for file in part["files"]:
+            path = saved.folder.parents[1] / name / file["name"]
+            try:
+                intact = _digest(path, file["bytes"]) == file["sha256"]
+            except OSError as error:
+                raise ValueError(f"{saved.folder}: {name}/{path.name} cannot be read ({error.strerror})") from error
+            if not intact:
+                raise ValueError(f"{saved.folder}: {name}/{path.name} is not what was written")
+
+
+def kept_resources(parent: Path) -> list[dict[str, Any]]:
+    """Return what the manifests of all checkpoints say of resources. Those that cannot be read name nothing."""
+    found = []
+    for folder in folders(parent):
+        with contextlib.suppress(OSError, ValueError, RecursionError, AttributeError):
+            found.append(json.loads((folder / MANIFEST).read_text(encoding="utf-8")).get(RESOURCES, {}))
+    return found
+
+
+def newest(
+    parent: Path, unneeded: Unneeded = lambda name: False, whole: bool = False
+) -> tuple[Checkpoint | None, list[str]]:
+    """Return the newest intact checkpoint without `unneeded` arrays, or None; and what is wrong with each newer one.
+
+    With `whole`, the files that it names outside of its folder are verified as well.
+    """
     problems: list[str] = []
     for folder in reversed(folders(parent)):
         try:
-            return read(folder, unneeded), problems
+            saved = read(folder, unneeded)
+            if whole:
+                check_resources(saved)
+            return saved, problems
         except ValueError as error:
             problems.append(str(error))
     return None, problems
@@ -236,10 +268,16 @@ def _set_aside(folder: Path) -> Path:
     return folder.rename(aside)
 
 
-def _digest(path: Path) -> str:
-    """Return the SHA-256 checksum of a file."""
+def _digest(path: Path, num_bytes: int | None = None) -> str:
+    """Return the SHA-256 checksum of a file, or of its first bytes."""
     with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+        if num_bytes is None:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+        digest = hashlib.sha256()
+        while num_bytes > 0 and (part := file.read(min(num_bytes, 2**20))):
+            digest.update(part)
+            num_bytes -= len(part)
+        return digest.hexdigest()
 
 
 def _origin(saved: Checkpoint) -> str:

@@ -2,21 +2,24 @@
 
 import shutil
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from jaxrl_fast.runs.checkpoint import (
     PREFIX,
+    RESOURCES,
     SAVED,
     Arrays,
     best,
     folders,
+    kept_resources,
     mark_best,
     remove,
     step_of,
     write,
 )
+from jaxrl_fast.types import HostResource
 from jaxrl_fast.utils.errors import why
 from jaxrl_fast.utils.files import ASIDE
 
@@ -27,8 +30,8 @@ class Saver:
     If writing fails, older checkpoints stay and `wait` returns the error message.
     """
 
-    def __init__(self, parent: Path, keep: int):
-        self.parent, self.keep = parent, keep
+    def __init__(self, parent: Path, keep: int, resources: Sequence[HostResource] = ()):
+        self.parent, self.keep, self.resources = parent, keep, resources
         self.thread: threading.Thread | None = None
         self.problem = ""
         self.num_written = 0
@@ -43,7 +46,9 @@ class Saver:
     def save(self, folder: Path, arrays: Arrays, manifest: Mapping[str, Any], score: float | None) -> None:
         """Start to write a checkpoint; with a `score`, mark it as the best so far."""
         assert self.thread is None, "wait for the previous checkpoint first"
-        self.thread = threading.Thread(target=self._write, args=(folder, arrays, manifest, score), name="checkpoint")
+        parts = {resource.name: resource.save() for resource in self.resources}
+        arguments = folder, arrays, manifest, parts, score
+        self.thread = threading.Thread(target=self._write, args=arguments, name="checkpoint")
         self.thread.start()
 
     @property
@@ -63,10 +68,25 @@ class Saver:
         """Mark an existing checkpoint as the best."""
         self._try("best.json could not be written", mark_best, folder, score)
 
-    def _write(self, folder: Path, arrays: Arrays, manifest: Mapping[str, Any], score: float | None) -> None:
+    def prune(self) -> None:
+        """Delete the files of resources that no checkpoint names."""
+        if not self.resources:
+            return
+        kept = kept_resources(self.parent)
+        for resource in self.resources:
+            resource.prune([each[resource.name] for each in kept if resource.name in each])
+
+    def _write(
+        self,
+        folder: Path,
+        arrays: Arrays,
+        manifest: Mapping[str, Any],
+        parts: Mapping[str, Callable[[], dict[str, Any]]],
+        score: float | None,
+    ) -> None:
         """Write a checkpoint and remove old ones; record any error for `wait`."""
         try:
-            write(folder, arrays, manifest)
+            write(folder, arrays, {**manifest, RESOURCES: {name: part() for name, part in parts.items()}})
         except Exception as error:
             previous = f"the last one is {self.last}" if self.last else "none has been saved yet"
             self.problem = f"a checkpoint could not be written ({why(error)}); {previous}"
@@ -76,6 +96,7 @@ class Saver:
             self.mark(folder, score)
         self._try(f"{SAVED} could not be written", (self.parent.parent / SAVED).touch)
         self._try("older checkpoints could not be removed", self._remove_old, folder)
+        self._try("files of older checkpoints could not be removed", self.prune)
 
     def _try(self, what: str, act: Callable[..., None], *arguments: Any) -> None:
         """Call `act` and append its error, if any, to the recorded ones."""

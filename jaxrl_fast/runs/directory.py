@@ -102,7 +102,7 @@ def checkpoint_to_resume(folder: Path) -> "tuple[Checkpoint | None, tuple[str, .
     from jaxrl_fast.config.paths import CHECKPOINTS
     from jaxrl_fast.runs import checkpoint
 
-    saved, damaged = checkpoint.newest(folder / CHECKPOINTS)
+    saved, damaged = checkpoint.newest(folder / CHECKPOINTS, whole=True)
     if saved is not None:
         _check_metrics(folder, saved)
     elif damaged:  # starting again would overwrite the metrics

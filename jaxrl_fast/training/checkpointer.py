@@ -34,7 +34,7 @@ class CheckpointManager:
     def __init__(self, plan: Plan, metrics: tracker.MetricsTracker):
         options = plan.settings.options
         self.plan, self.tracker = plan, metrics
-        self.saver = checkpoint_saver.Saver(plan.folder / CHECKPOINTS, options.keep_checkpoints)
+        self.saver = checkpoint_saver.Saver(plan.folder / CHECKPOINTS, options.keep_checkpoints, plan.agent.resources)
         self.every_steps, seconds = parse_period(str(options.save_every))
         self.throttle = Throttle(seconds or math.inf)
         self.num_begun = 0  # checkpoints, whether or not they could be written
@@ -67,6 +67,8 @@ class CheckpointManager:
         """Return the training state, and the `host_state` that was given to `save`."""
         state = program.shard_state(checkpoint.unflatten(program.state_spec, saved))
         kept = saved.manifest["host"]
+        for resource in self.plan.agent.resources:
+            resource.load(saved.manifest[checkpoint.RESOURCES][resource.name])
         self.tracker.restore(kept["scores"], saved.arrays)
         if saved.manifest["config"]["solved_threshold"] != self.tracker.solved_threshold:
             self.tracker.reset_solved()
@@ -117,6 +119,12 @@ class CheckpointManager:
         }
         self.saver.save(folder, arrays | buffered | of_envs, manifest, score)
         return None
+
+    def open_resources(self) -> None:
+        """Open what the agent keeps on the host, empty, and delete what no checkpoint names."""
+        for resource in self.plan.agent.resources:
+            resource.open(self.plan.folder / resource.name)
+        self.saver.prune()
 
     def wait(self) -> str:
         """Wait until the checkpoint is on the disk. Return what went wrong, or ""; the one before is still there."""

@@ -1,5 +1,7 @@
 """Bring a run to its first update: create host environments, compile the program, make or restore the state."""
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +25,18 @@ def open_envs(plan: Plan, terminal: Console) -> None:
     with console.timed(terminal, f"making {count} environments", "made"):
         for env in opened:
             env.open()
+
+
+@contextlib.contextmanager
+def opened_resources(progress: RunProgress) -> Iterator[None]:
+    """Open what the agent keeps on the host until the context ends."""
+    try:
+        progress.checkpoints.open_resources()
+        yield
+    finally:
+        progress.join_checkpoint()
+        for resource in progress.plan.agent.resources:
+            resource.close()
 
 
 def compile_program(progress: RunProgress, terminal: Console, cache: Path | None) -> program.Program:

@@ -51,11 +51,12 @@ def execute(plan: Plan, terminal: Console | None = None, callbacks: Sequence[Any
         console.announce(plan, terminal)
         write_config(plan)
         with contextlib.ExitStack() as while_training:
-            use_cache = options.compile_cache and plan.env.on_device
+            use_cache = options.compile_cache and plan.env.on_device and not plan.agent.resources
             cache = while_training.enter_context(compile_cache.compile_cache(use_cache))
             while_training.enter_context(progress.recording())
             while_training.enter_context(original_errors())
             startup.open_envs(plan, terminal)
+            while_training.enter_context(startup.opened_resources(progress))
             program = startup.compile_program(progress, terminal, cache)
             trainer = Trainer(progress, program, startup.first_state(progress, program), terminal, callbacks)
             progress.mark_running()
@@ -105,7 +106,8 @@ class Trainer:
             cut_at_records=self.options.stop_when_solved or bool(callbacks),
             saves_at_stop=not self.exact_host_resume,
         )
-        num_seeds, may_fail = len(progress.seeds), not self.plan.env.on_device
+        # A state before a failed chunk is of no use where a part of it lies on the host and has changed since.
+        num_seeds, may_fail = len(progress.seeds), not (self.plan.env.on_device or self.plan.agent.resources)
         self.dispatcher = dispatcher.Dispatcher(program, state, num_seeds, progress.finished, may_fail)
         self.printer = console.ProgressPrinter(self.plan, terminal, progress.finished, progress.times["train"])
         self.saved = progress.finished if self.plan.saved else None  # the update that was saved last, or tried to be

@@ -26,6 +26,20 @@ buffer_size = partial(
     help="Transitions in the replay buffer over all environments, rounded down to whole rollouts.",
     bounds=Bounds(1, 2**30),  # indices are int32, and so is the sum of two
 )
+Storage = Literal["auto", "device", "host", "disk"]
+replay_storage = partial(
+    option,
+    "auto",
+    help="Where the replay's observations lie: device, the host's memory, or disk (the run's folder). Results are the "
+    "same. auto: the device if they fit, else host if they fit there, else disk.",
+)
+Compression = Literal["auto", "none", "zstd"]
+replay_compression = partial(
+    option,
+    "auto",
+    help="Lossless compression of observations in host or on disk. auto: zstd for observations of bytes.",
+    needs=("replay_storage", "auto", "host", "disk"),
+)
 batch_size = partial(option, help="Transitions in a gradient step.", bounds=COUNT)
 replay_ratio = partial(
     option, help="Gradient steps per environment step, exact for any number of environments.", bounds=POSITIVE
@@ -159,6 +173,8 @@ class OffPolicy:
     batch_size: int
     learning_starts: int
     n_step: int
+    replay_storage: Storage
+    replay_compression: Compression
 
     @property
     def ratio(self) -> Fraction:

@@ -21,6 +21,8 @@ class DQN(common.OffPolicy):
 
     rollout_length: int | Literal["auto"] = common.rollout_off_policy()
     buffer_size: int = common.buffer_size(100_000)
+    replay_storage: common.Storage = common.replay_storage()
+    replay_compression: common.Compression = common.replay_compression()
     batch_size: int = common.batch_size(128)
     replay_ratio: float = common.replay_ratio(0.1)
     learning_starts: int = common.learning_starts(10_000)

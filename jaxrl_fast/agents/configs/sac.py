@@ -16,6 +16,8 @@ class SAC(common.OffPolicy):
 
     rollout_length: int | Literal["auto"] = common.rollout_off_policy()
     buffer_size: int = common.buffer_size(1_000_000)
+    replay_storage: common.Storage = common.replay_storage()
+    replay_compression: common.Compression = common.replay_compression()
     batch_size: int = common.batch_size(256)
     replay_ratio: float = common.replay_ratio(1.0)
     learning_starts: int = common.random_actions(5_000)

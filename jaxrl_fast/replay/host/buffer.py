@@ -1,0 +1,205 @@
+"""The host's side of a replay buffer: the frames of the last R rows of N environments, as bytes.
+
+Rows are written in order. Each block holds BLOCK rows of one environment, and a group the blocks of all environments.
+The newest group is raw until it is full. Then a thread hands it to a `Blocks`, while the program computes.
+"""
+
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from time import perf_counter
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jaxrl_fast.replay.host.blocks import ArrayBlocks, Blocks, FileBlocks, PackedBlocks, Request
+from jaxrl_fast.replay.host.codec import RAW, ZSTD
+from jaxrl_fast.replay.host.journal import Journal
+from jaxrl_fast.utils.memory import format_bytes
+
+BLOCK = 32  # rows: more compress better, fewer are unpacked faster
+MAX_PENDING = 4  # full groups that are not yet written
+ABANDONED: list[Any] = []  # what programs know by address that may still be under way
+
+
+class Shape(NamedTuple):
+    """The size of a buffer."""
+
+    num_rows: int  # R
+    num_envs: int  # N
+    num_bytes: int  # of one frame
+
+
+class HostBuffer:
+    """The frames of one shard. Rows are numbered since the beginning; row t of R is at place t mod R."""
+
+    def __init__(self, shape: Shape, on_disk: bool, compressed: bool, num_workers: int = 1):
+        """Allocate nothing: `open` does. Each of the gradient workers makes the same calls; the first one writes."""
+        self.shape, self.on_disk, self.compressed = shape, on_disk, compressed
+        self.num_workers = num_workers
+        self.num_groups = -(-shape.num_rows // BLOCK) + 1  # kept when full
+        self.calls: list[Any] = []  # what a compiled program knows by its address
+        self.lock = threading.Lock()
+        self.is_open = False
+
+    def open(self, folder: Path) -> None:
+        """Allocate an empty buffer; its files are in `folder`."""
+        shape, sizes = self.shape, (self.num_groups, self.shape.num_envs, BLOCK, self.shape.num_bytes)
+        codec = ZSTD if self.compressed else RAW
+        self.journal = Journal(folder, shape.num_envs)
+        if self.on_disk:
+            self.blocks: Blocks = FileBlocks(sizes, codec, self.journal)
+        else:
+            self.blocks = PackedBlocks(sizes, codec) if self.compressed else ArrayBlocks(sizes)
+        self.writer = ThreadPoolExecutor(1, "replay-writer")
+        self.count, self.seen = 0, [0] * self.num_workers  # rows written, and rows that each worker has handed over
+        self.newest = self._empty_group()
+        self.pending: dict[int, tuple[np.ndarray, Future[None]]] = {}  # full groups that are being written
+        self.num_saved = 0  # groups that the journal has
+        self.read_time = self.write_time = 0.0  # seconds
+        self.is_open = True
+
+    def close(self) -> None:
+        """Free everything. A program that is still under way fails at its next call."""
+        if not self.is_open:
+            return
+        self.is_open = False
+        self.writer.shutdown(cancel_futures=True)
+        self.blocks.close()
+        self.journal.close()
+        del self.newest, self.blocks, self.pending
+        if sys.exc_info()[0]:
+            ABANDONED.append(self.calls)
+
+    def put(self, worker: int, first_row: int, frames: np.ndarray) -> None:
+        """Write frames [T, N, B] at the places from `first_row` on, which follow the newest row."""
+        with self.lock:
+            self._check_open()
+            self.seen[worker] += len(frames)
+            if self.seen[worker] <= self.count:  # another worker has written them
+                return
+            assert first_row == self.count % self.shape.num_rows, "the frames are not those of this state"
+            while len(frames):
+                at = self.count % BLOCK
+                part, frames = frames[: BLOCK - at], frames[BLOCK - at :]
+                self.newest[:, at : at + len(part)] = part.swapaxes(0, 1)
+                self.count += len(part)
+                if self.count % BLOCK == 0:
+                    self._hand_over(self.count // BLOCK - 1)
+
+    def get(self, row: np.ndarray, env: np.ndarray, num: int, out: np.ndarray) -> None:
+        """Write the frames at the first `num` of places [P, K, M] to `out` [P, K, M, B]; zeros where no row is yet."""
+        start = perf_counter()
+        with self.lock:
+            self._check_open()
+            count, newest = self.count, self.newest
+            pending = {group: data for group, (data, _) in self.pending.items()}
+        flat = out.reshape(-1, self.shape.num_bytes)
+        target = np.arange(len(flat)).reshape(row.shape)[:, :num].ravel()
+        place, env = row[:, :num].ravel(), env[:, :num].ravel()
+        t = count - 1 - (count - 1 - place.astype(np.int64)) % self.shape.num_rows  # the newest row at that place
+        group, at = np.divmod(t, BLOCK)
+        if count % BLOCK:
+            pending[count // BLOCK] = newest
+        for raw, data in pending.items():
+            here = np.flatnonzero(group == raw)
+            flat[target[here]] = data[env[here], at[here]]
+        flat[target[t < 0]] = 0
+        full = (t >= 0) & (group < min(pending, default=sys.maxsize))
+        if full.any():
+            self.blocks.read(Request(group[full], env[full], at[full], target[full]), flat)
+        self.read_time += perf_counter() - start
+
+    def save(self) -> Callable[[], dict[str, Any]]:
+        """Note what is there now. Return a function that writes what is new and returns what `load` needs."""
+        self._flush()
+        count, full = self.count, self.count // BLOCK
+        oldest = max(count - self.shape.num_rows, 0) // BLOCK
+        part = self.newest[:, : count % BLOCK].copy()
+        newest = [self.blocks.codec.encode(block) for block in part] if part.size else []
+        if self.on_disk:
+            add = lambda: None
+            segments = self.journal.segments(oldest)
+        else:
+            first = max(self.num_saved, oldest)
+            new = [(group, self.blocks.blocks_of(group)) for group in range(first, full)]
+            add = lambda: self._write_new(new, full, oldest)
+            segments = None
+
+        def write() -> dict[str, Any]:
+            add()
+            kept = self.journal.segments(oldest) if segments is None else segments
+            self.journal.sync(kept)
+            files = [*kept, *self.journal.write_apart(newest)]
+            return {"count": count, "block": BLOCK, "shape": list(self.shape), "files": files}
+
+        return write
+
+    def load(self, saved: Mapping[str, Any]) -> None:
+        """Restore what was saved. The files have been verified."""
+        count = self.count = saved["count"]
+        self.seen = [count] * self.num_workers
+        at = count % BLOCK
+        for file in saved["files"]:
+            if file["group"] is None:
+                for env, block in enumerate(next(iter(self.journal.read(file)))):
+                    self.newest[env, :at] = self.blocks.codec.decode(block, (at, self.shape.num_bytes))
+            else:
+                self.blocks.load(file, self.journal)
+        self.num_saved = count // BLOCK
+
+    def prune(self, kept: list[Mapping[str, Any]]) -> None:
+        """Delete the files that are no part of these saves and not in use."""
+        self.journal.prune({file["name"] for saved in kept for file in saved["files"]})
+
+    def report(self) -> str:
+        """Return how much the full blocks take, and the seconds of reading and of writing."""
+        kept, raw = self.blocks.num_bytes, self.blocks.num_raw_bytes
+        ratio = f", {raw / kept:.1f} times smaller" if self.compressed and kept else ""
+        times = f"read in {self.read_time:.1f} s, written in {self.write_time:.1f} s"
+        return f"{format_bytes(kept)} of frames {'on disk' if self.on_disk else 'in memory'}{ratio}; {times}"
+
+    def _empty_group(self) -> np.ndarray:
+        return np.zeros((self.shape.num_envs, BLOCK, self.shape.num_bytes), np.uint8)
+
+    def _check_open(self) -> None:
+        if not self.is_open:
+            raise RuntimeError("the replay buffer is closed")
+
+    def _hand_over(self, group: int) -> None:
+        """Give a full group to the writer; wait for the oldest one if too many are pending."""
+        done = [other for other, (_, future) in self.pending.items() if future.done()]
+        if len(self.pending) - len(done) >= MAX_PENDING:
+            done.append(next(other for other in self.pending if other not in done))
+        for other in done:
+            self.pending.pop(other)[1].result()
+        data, self.newest = self.newest, self._empty_group()
+        self.pending[group] = data, self.writer.submit(self._write, group, data)
+
+    def _write(self, group: int, data: np.ndarray) -> None:
+        start = perf_counter()
+        self.blocks.write(group, data)
+        self.write_time += perf_counter() - start
+
+    def _flush(self) -> None:
+        """Wait until all full groups are written."""
+        with self.lock:
+            for group in list(self.pending):
+                self.pending.pop(group)[1].result()
+
+    def _write_new(self, new: list[tuple[int, list[Any]]], full: int, oldest: int) -> None:
+        """Write groups to a new file of the journal."""
+        if not new:
+            return
+        self.journal.begin(0)
+        try:
+            for group, blocks in new:
+                self.journal.append(group, blocks)
+        except BaseException:
+            self.journal.cancel()
+            raise
+        self.journal.end()
+        self.journal.drop(oldest)
+        self.num_saved = full

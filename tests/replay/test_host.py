@@ -1,0 +1,246 @@
+"""replay.host: frames in memory and on disk, compressed or not, are those of the device, also after a save."""
+
+import functools
+import itertools
+import os
+from collections import deque
+
+import hypothesis
+import hypothesis.strategies as st
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import ShapeDtypeStruct
+
+import jaxrl_fast
+from jaxrl_fast import replay
+from jaxrl_fast.replay import ring
+from jaxrl_fast.replay.host import buffer as host_buffer
+from jaxrl_fast.replay.host import from_bytes, to_bytes
+from jaxrl_fast.runs import checkpoint
+from jaxrl_fast.types import Discrete, EnvSpec, Parallelism, Transition
+
+pytest.importorskip("zstandard")
+KINDS = [*itertools.product((False, True), (False, True))]  # on disk, compressed
+STORES = [*itertools.product(("host", "disk"), ("none", "zstd"))]
+close = functools.partial(np.testing.assert_allclose, rtol=1e-3, atol=1e-6)
+BYTES = 5  # of a frame
+
+
+def opened(shape, kind, folder, num_workers=1):
+    made = host_buffer.HostBuffer(shape, *kind, num_workers)
+    made.open(folder)
+    return made
+
+
+def read(buffer, places, num):
+    """The frames at the first `num` of places [P, K, M, 2]."""
+    out = np.full((*places.shape[:3], BYTES), 77, np.uint8)
+    buffer.get(places[..., 0].astype(np.int32), places[..., 1].astype(np.int32), num, out)
+    assert (out[:, num:] == 77).all()
+    return out[:, :num]
+
+
+@hypothesis.settings(max_examples=40, deadline=None)
+@hypothesis.given(data=st.data())
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_buffer_returns_the_newest_frame_at_each_place(kind, data, tmp_path_factory):
+    """After any rollouts, and after each save and load; an oracle keeps frames in a list."""
+    num_envs, length = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 40))
+    shape = host_buffer.Shape(length * data.draw(st.integers(1, 5)), num_envs, BYTES)
+    rng = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
+    frames, folder = [np.zeros((shape.num_rows, num_envs, BYTES), np.uint8)], tmp_path_factory.mktemp("replay")
+    buffer, saved = opened(shape, kind, folder), []
+    for action in data.draw(st.lists(st.sampled_from(["put", "put", "get", "save", "load"]), max_size=12)):
+        oracle = np.concatenate(frames)
+        if action == "put":
+            new = rng.integers(0, 3, (length, num_envs, BYTES)).astype(np.uint8)
+            buffer.put(0, (len(oracle) - shape.num_rows) % shape.num_rows, new)
+            frames.append(new)
+        elif action == "get":
+            places = rng.integers(0, [shape.num_rows, num_envs], (2, 3, 4, 2))
+            newest = len(oracle) - 1
+            row = newest - (newest - places[..., 0]) % shape.num_rows
+            num = data.draw(st.integers(0, 3))
+            np.testing.assert_array_equal(read(buffer, places, num), oracle[row, places[..., 1]][:, :num])
+        elif action == "save":
+            saved.append((buffer.save()(), len(frames)))
+            buffer.prune([part for part, _ in saved])
+        elif saved:  # a process that ends, and another one that goes on from one of its saves
+            buffer.close()
+            part, num = data.draw(st.sampled_from(saved))
+            buffer, frames = opened(shape, kind, folder), frames[:num]
+            buffer.prune([part for part, _ in saved])
+            buffer.load(part)
+    buffer.close()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_files_that_no_save_names_are_deleted(kind, tmp_path):
+    """A save writes only what is new, and what the ring has left is deleted with the last save that names it."""
+    shape = host_buffer.Shape(96, 1, BYTES)
+    buffer = opened(shape, kind, tmp_path)
+    saves = []
+    for i in range(12):
+        buffer.put(0, 64 * i % 96, np.full((64, 1, BYTES), i, np.uint8))
+        saves = [*saves[-1:], buffer.save()()]
+        buffer.prune(saves)
+    named = {file["name"] for save in saves for file in save["files"]}
+    assert named <= {path.name for path in tmp_path.iterdir()}
+    on_disk = sum(path.stat().st_size for path in tmp_path.iterdir() if path.name in named)
+    assert len([*tmp_path.iterdir()]) <= len(named) + 1 <= 6
+    if not kind[0]:
+        assert on_disk <= 6 * 64 * (BYTES + 8)
+    buffer.close()
+
+
+def test_workers_write_once(tmp_path):
+    """Each of two gradient workers hands over the same rollouts."""
+    buffer = opened(host_buffer.Shape(8, 1, BYTES), (False, False), tmp_path, num_workers=2)
+    for i in range(3):
+        for worker in (0, 1):
+            buffer.put(worker, 4 * i % 8, np.full((4, 1, BYTES), i, np.uint8))
+    assert buffer.count == 12
+    places = np.stack([np.arange(8), np.zeros(8, int)], -1)[None, None]
+    assert read(buffer, places, 1)[0, 0, :, 0].tolist() == [2] * 4 + [1] * 4
+    buffer.close()
+
+
+def test_a_rollout_that_does_not_follow_is_refused(tmp_path):
+    buffer = opened(host_buffer.Shape(8, 1, BYTES), (False, False), tmp_path)
+    with pytest.raises(AssertionError, match="not those of this state"):
+        buffer.put(0, 4, np.zeros((4, 1, BYTES), np.uint8))
+    buffer.close()
+    with pytest.raises(RuntimeError, match="closed"):
+        buffer.put(0, 0, np.zeros((4, 1, BYTES), np.uint8))
+
+
+def test_frames_are_bytes_and_back():
+    """Also what is no number: the bits of a NaN."""
+    rng = np.random.default_rng(0)
+    bits = rng.integers(0, 2**32, (3, 2, 4), dtype=np.uint32)
+    frames = {
+        "eye": rng.integers(0, 256, (3, 2, 2, 2, 1)).astype(np.uint8),
+        "flag": rng.integers(0, 2, (3, 2)).astype(bool),
+        "speed": bits.view(np.float32),
+        "count": rng.integers(-9, 9, (3, 2, 1)).astype(np.int8),
+    }
+    like = jax.tree.map(lambda x: ShapeDtypeStruct(x.shape[2:], x.dtype), frames)
+    data = to_bytes(like, jax.tree.map(jnp.asarray, frames))
+    assert data.dtype == jnp.uint8 and data.shape == (3, 2, 4 + 1 + 16 + 1)
+    found = from_bytes(like, data)
+    np.testing.assert_array_equal(np.asarray(found.pop("speed")).view(np.uint32), bits)
+    frames.pop("speed")
+    jax.tree.map(np.testing.assert_array_equal, found, frames)
+
+
+# As part of a program
+
+STACK, ENVS, ROWS, LENGTH, STEPS = 3, 2, 24, 4, 2
+SPEC = EnvSpec("test", ShapeDtypeStruct((2, STACK), jnp.uint8), Discrete(9), ENVS, STACK)
+
+
+def history(seed, num_rows):
+    """Stacks [T, N, 2, F] as environments return them, and bool [T, N] ends. The action of a row is its number."""
+    rng, stacks, lasts = np.random.default_rng(seed), [], []
+    recent = [deque([rng.integers(0, 4, 2)] * STACK, STACK) for _ in range(ENVS)]
+    for _ in range(num_rows):
+        stacks.append(np.stack([np.stack(frames, -1) for frames in recent]))
+        lasts.append(rng.random(ENVS) < 0.2)
+        for frames, last in zip(recent, lasts[-1]):
+            frames.extend([rng.integers(0, 4, 2)] * (STACK if last else 1))
+    return np.stack(stacks).astype(np.uint8), np.stack(lasts)
+
+
+@functools.cache
+def program(storage, compression):
+    """A buffer, and one update: add a rollout, read three batches at once and one alone."""
+    config = ring.ReplayConfig(ROWS, ENVS, STEPS, STACK)
+    config = replay.stored(config, SPEC, Parallelism(), storage, compression)
+    buffer = replay.uniform(config, SPEC)
+
+    def update(state, steps, key):
+        state = buffer.add(state, steps)
+        keys = jax.random.split(key, 4)
+        one = buffer.sample(state, keys[3], 8, 0.9)[:2]
+        if buffer.read_ahead is None:
+            return state, [buffer.sample(state, keys[i], 8, 0.9)[:2] for i in range(3)] + [one]
+        of_batch = buffer.read_ahead(state, keys[:3], jnp.int32(3), 8)
+        return state, [buffer.sample(of_batch(i), keys[i], 8, 0.9)[:2] for i in range(3)] + [one]
+
+    return buffer, jax.jit(update)
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_every_store_returns_the_same_samples(seed, tmp_path):
+    """They are equal to the bit, and their stacks are those that were added, which the actions name."""
+    stacks, lasts = history(seed, 20 * LENGTH)
+    found = {}
+    for store in [("device", "none"), *STORES]:
+        buffer, update = program(*store)
+        for resource in buffer.resources:
+            resource.open(tmp_path / "-".join(store))
+        state, found[store] = buffer.init(), []
+        for start in range(0, len(stacks), LENGTH):
+            rows = slice(start, start + LENGTH)
+            number = np.repeat(np.arange(start, start + LENGTH)[:, None], ENVS, 1).astype(np.int32)
+            ones = np.ones((LENGTH, ENVS), np.float32)
+            action = number * ENVS + np.arange(ENVS, dtype=np.int32)
+            steps = Transition(stacks[rows], action, ones, ones, lasts[rows], ones > 0, ())
+            state, batches = update(state, steps, jax.random.key(start))
+            found[store].append(jax.device_get(batches))
+        for resource in buffer.resources:
+            resource.close()
+        jax.tree.map(np.testing.assert_array_equal, found[store], found[("device", "none")])
+    for batch, weight in itertools.chain(*found[("disk", "zstd")]):
+        number, env = np.divmod(batch.action[weight > 0], ENVS)
+        ends = lasts[number, env]
+        np.testing.assert_array_equal(batch.obs[weight > 0], stacks[number, env])
+        np.testing.assert_array_equal(batch.next_obs[weight > 0], stacks[number + np.where(ends, 1, STEPS), env])
+
+
+# Whole runs
+
+RUN = {
+    "algo": "dqn",
+    "env": "CartPole-v1",
+    "num_envs": 2,
+    "total_steps": 768,
+    "tensorboard": False,
+    "log_level": "quiet",
+    "eval_episodes": 1,
+    "eval_envs": 1,
+}
+DQN = {"buffer_size": 192, "learning_starts": 64, "batch_size": 16, "hidden_sizes": (8,), "replay_ratio": 0.25}
+
+
+def train(folder, storage="device", compression="none", total_steps=768):
+    agent = DQN | {"replay_storage": storage} | ({} if storage == "device" else {"replay_compression": compression})
+    jaxrl_fast.fit(agent=agent, run_dir=folder, **RUN | {"total_steps": total_steps})
+    return learner(folder)
+
+
+def learner(folder):
+    saved, _ = checkpoint.newest(folder / "checkpoints", whole=True)
+    return {name: x for name, x in saved.arrays.items() if name.startswith(("agent/learner", "agent/replay/v"))}
+
+
+def test_a_run_and_its_resume_learn_the_same(tmp_path):
+    """The ring is written four times, and a run goes on from what its files hold. With a damaged one it does not.
+
+    The tests' compiler flags let the gather on the device become part of other loops, which round otherwise.
+    """
+    on_device, in_memory = train(tmp_path / "device"), train(tmp_path / "host", "host", "none")
+    folder = tmp_path / "disk"
+    train(folder, "disk", "none", total_steps=400)
+    jaxrl_fast.fit(resume=folder, total_steps=768)
+    jax.tree.map(np.testing.assert_array_equal, learner(folder), in_memory)
+    jax.tree.map(np.testing.assert_array_equal if not os.environ["XLA_FLAGS"] else close, in_memory, on_device)
+    for file in (folder / "replay").iterdir():
+        content = bytearray(file.read_bytes())
+        content[9] ^= 1
+        file.write_bytes(content)
+    with pytest.raises(ValueError, match=r"none of its \d checkpoints is intact .*replay/\d+\.bin is not what was"):
+        jaxrl_fast.fit(resume=folder, total_steps=2000)
+    assert jaxrl_fast.load(folder, which="last").env_steps == 768  # a policy needs no replay
