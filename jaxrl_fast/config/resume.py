@@ -25,6 +25,7 @@ from jaxrl_fast.utils.option import Option
 from jaxrl_fast.utils.parsing import nearest, shown
 
 DECIDED_BY_ENV = ("protocol", "quarantine", "agent.clip_rewards")  # where they are empty in a sweep.yaml
+DECIDED_BY_MEMORY = ("agent.replay_storage", "agent.replay_compression")  # where they are "auto" there
 
 
 def resumed(algo: str, written: list[Setting], folder: Path) -> Settings:
@@ -70,7 +71,9 @@ def check_unchanged(
         last = name.removeprefix("agent.")
         saved, current = (config["agent"] if name != last else config for config in (before, now))
         fixed = not option.resumable or option.resumable == "inexact" and before["exact_resume"]
-        undecided = not decided and name in DECIDED_BY_ENV and current.get(last) in ("", None)
+        undecided = (
+            not decided and name in DECIDED_BY_ENV + DECIDED_BY_MEMORY and current.get(last) in ("", None, "auto")
+        )
         is_known = last in saved and last in current and not undecided
         if fixed and is_known and not option.equal(saved[last], current[last]):
             old, new = (plain(tuple(v) if isinstance(v, list) else v) for v in (saved[last], current[last]))

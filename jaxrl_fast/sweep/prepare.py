@@ -74,7 +74,8 @@ def split_to_fit(group: Group, columns: Sequence[str]) -> list[Group]:
     from jaxrl_fast.training import memory
 
     ready = _validate_first(group, columns)
-    max_members = len(group.members) if ready.env.on_device else 1  # a host pool has one seed
+    one_by_one = not ready.env.on_device or ready.agent.resources  # what lies on the host is of one seed
+    max_members = 1 if one_by_one else len(group.members)
     if max_members > 1 and ready.needs and ready.needs.free is not None:
         member_bytes = ready.needs.total + memory.rollout_bytes(ready.env, ready.agent)
         placed = lambda size: ready.placement._replace(num_seeds=size, num_grad_workers=1)

@@ -14,7 +14,7 @@ from jaxrl_fast.envs import sharded, time_limit
 from jaxrl_fast.kernels.build import enabled
 from jaxrl_fast.networks import torso
 from jaxrl_fast.parallel.placement import Placement, max_grad_workers
-from jaxrl_fast.training import memory
+from jaxrl_fast.training import memory, replay_storage
 from jaxrl_fast.types import SHARED_MEMORY_AXIS, Agent, Env, EnvSpec, HostEnvConfig
 from jaxrl_fast.utils.errors import where, why
 
@@ -38,9 +38,9 @@ def build(
 ) -> tuple[Settings, Env, Agent, Placement]:
     """Return the environments and the agent of one shard, and the placement of seeds and shards on devices.
 
-    The environment is made once, and so is the agent. A resumed run has made `done` updates; it keeps the number of
-    shards and gradient workers in the manifest of its checkpoint, `before`. The returned settings have the options
-    that the environment decides: the Atari protocol, reward clipping and quarantine.
+    The environment is made once, and so is the agent, with its replay on the device. A resumed run has made `done`
+    updates; it keeps the number of shards and gradient workers in the manifest of its checkpoint, `before`. The
+    returned settings have the options that the environment decides: the Atari protocol, reward clipping and quarantine.
     """
     enabled()  # raises ValueError for an unknown JAXRL_FAST_KERNELS, before any other error
     options = settings.options
@@ -53,12 +53,13 @@ def build(
     settings = _with_protocol(settings, env)
     placement = choose_placement(settings, algorithm, env, before)
     env = _shard(env, settings.options, placement, done)
-    agent = make_agent(settings.agent, algorithm, env, num_updates)
+    agent_config = replay_storage.on_device(settings.agent)
+    agent = make_agent(agent_config, algorithm, env, num_updates)
     workers = placement.num_grad_workers
     if workers > 1 and not _pays_to_repeat(env, agent, _gradient_rows(settings, env.spec) // workers):
         placement = placement._replace(num_grad_workers=1)
         env = _shard(env, settings.options, placement, done)
-        agent = make_agent(settings.agent, algorithm, env, num_updates)
+        agent = make_agent(agent_config, algorithm, env, num_updates)
     return settings, env, agent, placement
 
 

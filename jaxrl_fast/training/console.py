@@ -128,6 +128,8 @@ def _print_sizes(plan: Plan, terminal: Console) -> None:
     options = plan.settings.options
     if plan.needs is not None:
         terminal.print(f"memory  {plan.needs}")
+    if plan.replay_note:
+        terminal.print(f"replay  {plan.replay_note}")
     if gpu_memory := devices.gpu_memory():
         terminal.print(f"gpu memory  {gpu_memory}")
     if plan.needs is not None:

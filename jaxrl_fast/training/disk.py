@@ -53,11 +53,11 @@ def estimate(
         num_checkpoints=options.keep_checkpoints + 2,
         has_replay=needs.replay > 0,
         metrics=num_records * (RECORD_BYTES + EVENT_BYTES * options.tensorboard),
-        free=_free_bytes(folder),
+        free=free_bytes(folder),
     )
 
 
-def _free_bytes(folder: Path) -> int | None:
+def free_bytes(folder: Path) -> int | None:
     """Return the free bytes on the disk of a folder, which need not exist yet."""
     try:
         existing = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.is_dir())

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jaxrl_fast.agents import configs
 from jaxrl_fast.agents.configs import common
-from jaxrl_fast.config import resume
+from jaxrl_fast.config import paths, resume
 from jaxrl_fast.config.options import Options
 from jaxrl_fast.config.population import Member
 from jaxrl_fast.config.settings import Settings
@@ -61,6 +61,7 @@ class Plan(NamedTuple):
     damaged: tuple[str, ...] = ()  # a sentence for each newer checkpoint that is damaged
     members: tuple[Member, ...] = ()  # the members that train together; () for consecutive seeds
     varied: Varied | None = None  # the hyperparameters in which members differ, if any
+    replay_note: str = ""  # where the replay's observations lie, if not on the device
 
     def release(self) -> None:
         """Release the lock on the folder."""
@@ -114,7 +115,7 @@ def validate_plan(settings: Settings, members: tuple[Member, ...] = ()) -> Plan:
     """Return a plan without a new run's folder and without a lock. Nothing is written."""
     from jaxrl_fast.parallel import program
     from jaxrl_fast.runs import checkpoint
-    from jaxrl_fast.training import build, memory
+    from jaxrl_fast.training import build, memory, replay_storage
 
     assert not settings.auto_num_envs, "decide_num_envs comes first"
     check_devices(settings.options)
@@ -146,9 +147,13 @@ def validate_plan(settings: Settings, members: tuple[Member, ...] = ()) -> Plan:
     if settings.algo not in configs.CONFIGS:
         with build.blamed(settings.algo, env):
             check_update(settings.algo, *program.shapes_of_update(env, agent))
+    make = lambda agent_config: build.make_agent(agent_config, algorithm, env, num_updates)
+    folder = Path(options.resume or options.run_dir or paths.RUNS)
+    settings, agent, replay_note = replay_storage.decide(
+        settings, env, agent, placement, make, folder, resumed=saved is not None
+    )
     needs = memory.estimate(env, agent, placement)
     memory.check_fits(needs, getattr(settings.agent, "buffer_size", None), steps_per_update, resumed=saved is not None)
-    make = lambda agent_config: build.make_agent(agent_config, algorithm, env, num_updates)
     varied = vary(members, make, settings.agent) if members else None
     if saved:  # refuse a checkpoint of other shapes before anything is compiled
         checkpoint.unflatten(program.shapes(env, agent, placement, varied), saved)
@@ -166,6 +171,7 @@ def validate_plan(settings: Settings, members: tuple[Member, ...] = ()) -> Plan:
         damaged=damaged,
         members=members,
         varied=varied,
+        replay_note=replay_note,
     )
 
 

@@ -28,11 +28,13 @@ def open_envs(plan: Plan, terminal: Console) -> None:
 
 
 @contextlib.contextmanager
-def opened_resources(progress: RunProgress) -> Iterator[None]:
-    """Open what the agent keeps on the host until the context ends."""
+def opened_resources(progress: RunProgress, terminal: Console) -> Iterator[None]:
+    """Open what the agent keeps on the host until the context ends. Then print what it has held."""
     try:
         progress.checkpoints.open_resources()
         yield
+        for resource in progress.plan.agent.resources:
+            terminal.print(f"{resource.name}  {resource.report()}")
     finally:
         progress.join_checkpoint()
         for resource in progress.plan.agent.resources:

@@ -56,7 +56,7 @@ def execute(plan: Plan, terminal: Console | None = None, callbacks: Sequence[Any
             while_training.enter_context(progress.recording())
             while_training.enter_context(original_errors())
             startup.open_envs(plan, terminal)
-            while_training.enter_context(startup.opened_resources(progress))
+            while_training.enter_context(startup.opened_resources(progress, terminal))
             program = startup.compile_program(progress, terminal, cache)
             trainer = Trainer(progress, program, startup.first_state(progress, program), terminal, callbacks)
             progress.mark_running()

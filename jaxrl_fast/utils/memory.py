@@ -49,11 +49,16 @@ def free_bytes(num_devices: int = 1) -> int | None:
 
     devices = jax.local_devices()[:num_devices]
     if devices[0].platform == "cpu":
-        available = _available()
-        return min([*_left_in_groups(), *([] if available is None else [available])], default=None)
+        return host_free_bytes()
     stats = [device.memory_stats() or {} for device in devices]
     left = [each["bytes_limit"] - each.get("bytes_in_use", 0) for each in stats if "bytes_limit" in each]
     return num_devices * min(left) if left else None
+
+
+def host_free_bytes() -> int | None:
+    """Return the free bytes of the machine or of the control group, or None if they are unknown."""
+    available = _available()
+    return min([*_left_in_groups(), *([] if available is None else [available])], default=None)
 
 
 def nbytes(tree: "PyTree") -> int:

@@ -507,6 +507,22 @@ MISTAKES = [
         "dqn --env Breakout-MinAtar --agent.buffer-size 1e9",
         ["buffer_size 1000000000", "GB", "the largest buffer_size that fits is"],
     ),
+    (
+        "dqn --agent.buffer-size 1e9 --agent.replay-storage host",
+        [
+            "buffer_size 1000000000: the replay, ",
+            " does not fit with --agent.replay-storage host; the largest buffer_size",
+        ],
+    ),
+    (
+        "dqn --agent.replay-storage disk --num-seeds 2",
+        ["--agent.replay-storage: must be device for several seeds in one program, got disk; "],
+    ),
+    ("sac --env Pendulum-v1 --agent.replay-storage hots", ["--agent.replay-storage", "did you mean host"]),
+    (
+        "dqn --agent.replay-storage device --agent.replay-compression zstd",
+        ["--agent.replay-compression: has no effect without --agent.replay-storage auto or host or disk"],
+    ),
     ("dqn --agent.n-step 0", ["--agent.n-step", "at least 1"]),
     ("dqn --agent.num-atoms 1", ["--agent.num-atoms", "at least 2"]),
     ("dqn --agent.value-head c52", ["--agent.value-head", "did you mean c51"]),

@@ -31,7 +31,7 @@ class Request(NamedTuple):
 
 
 class Blocks(Protocol):
-    """Full groups. Several threads may read at a time, and one may write a group that nobody reads."""
+    """Full groups. Several threads may read at a time, and one may write a group that is not read."""
 
     codec: Codec
     num_bytes: int  # of what is kept

@@ -151,7 +151,7 @@ class HostBuffer:
         self.num_saved = count // BLOCK
 
     def prune(self, kept: list[Mapping[str, Any]]) -> None:
-        """Delete the files that are no part of these saves and not in use."""
+        """Delete the files that are not part of these saves and not in use."""
         self.journal.prune({file["name"] for saved in kept for file in saved["files"]})
 
     def report(self) -> str:

@@ -138,7 +138,7 @@ class Journal:
         sync(self.folder)
 
     def write_apart(self, blocks: Sequence[Any]) -> list[dict[str, Any]]:
-        """Write the blocks of a group that is not full to a file of its own. Return its entry; none without blocks."""
+        """Write the blocks of a group that is not full to a separate file. Return its entry; none without blocks."""
         if not blocks:
             return []
         with self.lock:

@@ -1,0 +1,135 @@
+"""Decide where the observations of a replay lie: on the device, in the host's memory, or on the disk."""
+
+import dataclasses
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+
+from jaxrl_fast.config.settings import Settings
+from jaxrl_fast.parallel.placement import Placement
+from jaxrl_fast.replay.host import codec
+from jaxrl_fast.training import disk, memory
+from jaxrl_fast.types import Agent, Env
+from jaxrl_fast.utils.memory import format_bytes, host_free_bytes
+from jaxrl_fast.utils.warnings import warn
+
+SHRINK = 8  # how many times smaller compressed observations are taken to be; Atari frames are 20 to 300 times smaller
+STORES = "device", "host", "disk"
+
+
+class Decision(NamedTuple):
+    """Where observations lie."""
+
+    settings: Settings  # with the store and the compression
+    agent: Agent
+    note: str = ""  # for the header; "" for the device
+
+
+def on_device(agent_config: Any) -> Any:
+    """Return an algorithm's options with the replay on the device, on which the placement of a run depends."""
+    if not hasattr(agent_config, "replay_storage"):
+        return agent_config
+    return dataclasses.replace(agent_config, replay_storage="device")
+
+
+def decide(
+    settings: Settings,
+    env: Env,
+    agent: Agent,
+    placement: Placement,
+    make: Callable[[Any], Agent],
+    folder: Path,
+    resumed: bool,
+) -> Decision:
+    """Return the store, chosen by what is free if it is "auto". `agent` has its replay on the device.
+
+    Raises ValueError if the store that was asked for has not the room, or cannot be used.
+    """
+    config = settings.agent
+    if not hasattr(config, "replay_storage"):
+        return Decision(settings, agent)
+    asked, several = config.replay_storage, placement.num_seeds > 1
+    if several and asked in ("host", "disk"):
+        raise ValueError(
+            f"--agent.replay-storage: must be device for several seeds in one program, got {asked}; "
+            "python -m jaxrl_fast.sweep --workers 1 trains them one after another"
+        )
+    packed = _compression(config, env)
+    needs = memory.estimate(env, agent, placement)
+    needs = needs._replace(copies=1 if resumed else needs.copies)
+    if asked == "device" or asked == "auto" and (several or needs.free is None or needs.total <= needs.free):
+        config = dataclasses.replace(config, replay_storage="device")
+        return Decision(settings._replace(agent=config), agent)
+    options = {"replay_storage": "host", "replay_compression": "zstd" if packed else "none"}
+    there = memory.estimate(env, make(dataclasses.replace(config, **options)), placement)
+    capacities = _capacities(needs, there, packed, config.buffer_size, folder)
+    fits = [name for name, capacity in capacities.items() if capacity >= config.buffer_size]
+    chosen = asked if asked != "auto" else next(iter(fits), "")
+    if chosen not in fits:
+        where = "in any storage" if asked == "auto" else f"with --agent.replay-storage {asked}"
+        largest = ", ".join(f"{name} {_rounded(capacity)}" for name, capacity in capacities.items())
+        raise ValueError(
+            f"buffer_size {config.buffer_size}: the replay, {format_bytes(needs.replay)} as it is, does not fit "
+            f"{where}; the largest buffer_size that fits is: {largest}"
+        )
+    config = dataclasses.replace(config, **options | {"replay_storage": chosen})
+    return Decision(settings._replace(agent=config), make(config), _note(config, needs, there, asked, folder))
+
+
+def _note(config: Any, needs: memory.MemoryEstimate, there: memory.MemoryEstimate, asked: str, folder: Path) -> str:
+    """Return where observations lie, what they need and what is free, and why they lie there."""
+    on_disk = config.replay_storage == "disk"
+    free = disk.free_bytes(folder) if on_disk else host_free_bytes()
+    parts = [f"observations {'on disk' if on_disk else 'in the host memory'}"]
+    parts.append(f"{format_bytes(needs.replay - there.replay)} as they are")
+    parts += ["compressed by zstd"] * (config.replay_compression == "zstd")
+    parts += [] if free is None else [f"{format_bytes(free)} free"]
+    reason = f"; on the device the run would need {format_bytes(needs.total)} of {format_bytes(needs.free or 0)}"
+    return " · ".join(parts) + reason * (asked == "auto")
+
+
+def _compression(config: Any, env: Env) -> bool:
+    """Return whether observations are compressed. Raise ValueError if that is asked for and impossible."""
+    if config.replay_compression == "none":
+        return False
+    of_bytes = all(x.dtype.itemsize == 1 for x in jax.tree.leaves(env.spec.obs))
+    if config.replay_compression == "zstd" and not codec.is_installed():
+        raise ValueError(
+            f"--agent.replay-compression: {codec.PACKAGE} is not installed, got zstd; use none or {codec.EXTRA}"
+        )
+    if config.replay_compression == "zstd" and not of_bytes:
+        warn("--agent.replay-compression: observations are not bytes, got zstd; none is used")
+    return of_bytes and codec.is_installed()
+
+
+def _capacities(
+    needs: memory.MemoryEstimate, there: memory.MemoryEstimate, packed: bool, buffer_size: int, folder: Path
+) -> dict[str, float]:
+    """Return the largest buffer_size that each store has room for. `there`: an agent without observations.
+
+    On a CPU, the device's memory is the host's.
+    """
+    copies, raw = needs.copies, (needs.replay - there.replay) / buffer_size
+    kept = raw / SHRINK if packed else raw
+    in_memory = kept if packed else 2 * kept  # what is new is copied while it is saved
+    shared = jax.local_devices()[0].platform == "cpu"
+    others = copies * there.replay / buffer_size  # bytes on the device for each transition
+    infinite = lambda free: math.inf if free is None else free
+    rest = max(infinite(needs.free) - copies * (needs.parameters + needs.environments), 0)
+    on_host = rest / (others + in_memory) if shared else min(rest / others, infinite(host_free_bytes()) / in_memory)
+    return {
+        "device": rest / (others + copies * raw),
+        "host": on_host,
+        "disk": min(rest / others, infinite(disk.free_bytes(folder)) / kept),
+    }
+
+
+def _rounded(capacity: float) -> str:
+    """Return a number rounded down to three digits."""
+    if capacity == math.inf:
+        return "any"
+    unit = 10 ** max(len(str(int(capacity))) - 3, 0)
+    return str(int(capacity) // unit * unit)
