@@ -18,7 +18,8 @@ from jaxrl_fast import networks, replay
 from jaxrl_fast.agents.configs.common import as_fraction, rollout_length
 from jaxrl_fast.agents.configs.dqn import DQN as Config
 from jaxrl_fast.parallel import collectives
-from jaxrl_fast.rl import distributions, exploration, normalize, off_policy, optim, value_distributions
+from jaxrl_fast.replay import sequences as replay_sequences
+from jaxrl_fast.rl import distributions, exploration, normalize, off_policy, optim, sequences, value_distributions
 from jaxrl_fast.rl.off_policy import ReplayRatio, State
 from jaxrl_fast.types import Agent, Array, Decision, EnvSpec, Key, Metrics, Parallelism, PolicyInput, PyTree, Rollout
 
@@ -71,8 +72,6 @@ def make(config: Config, spec: EnvSpec, num_updates: int, parallelism: Paralleli
     ratio = ReplayRatio(config.ratio, config.first_learning(num_envs), num_steps * num_envs)
     check(config, spec, parallelism, num_steps, ratio)
     num_rows = config.buffer_size // ratio.steps_per_update * num_steps
-    buffer = replay.ReplayConfig(num_rows, spec.num_envs, config.n_step, spec.frame_stack)
-    buffer = replay.stored(buffer, spec, parallelism, config.replay_storage, config.replay_compression)
     network = networks.network(
         spec.obs,
         exploration.num_actions(spec, "dqn"),
@@ -81,6 +80,7 @@ def make(config: Config, spec: EnvSpec, num_updates: int, parallelism: Paralleli
         noisy=config.noisy,
         layer_norm=config.layer_norm,
         **networks.options_of(config),
+        **networks.memory_of(config),
     )
     num_gradient_steps = off_policy.num_gradient_steps(ratio, num_updates)
     learning_rate = optim.linear_schedule(config.learning_rate, config.anneal_lr, num_gradient_steps)
@@ -88,7 +88,7 @@ def make(config: Config, spec: EnvSpec, num_updates: int, parallelism: Paralleli
         config=config,
         spec=spec,
         parallelism=parallelism,
-        replay=replay.make(buffer, spec, parallelism, config.priority_exponent if config.prioritized else None),
+        replay=make_replay(config, spec, parallelism, num_rows, num_steps, network.initial_carry),
         ratio=ratio,
         num_updates=num_updates,
         network=network,
@@ -104,20 +104,55 @@ def make(config: Config, spec: EnvSpec, num_updates: int, parallelism: Paralleli
         update=partial(update, context),
         sample_noise=partial(sample_noise, context),
         rollout_length=num_steps,
+        initial_carry=network.initial_carry,
         policy_state=lambda state: state._replace(replay=()),
         on_env_restart=lambda state: state._replace(replay=context.replay.discard_tail(state.replay)),
         resources=context.replay.resources,
     )
 
 
+def make_replay(
+    config: Config, spec: EnvSpec, parallelism: Parallelism, num_rows: int, rollout_length: int, initial_carry: PyTree
+) -> replay.Replay:
+    """Return a replay buffer of transitions, or of sequences for an agent with memory."""
+    exponent = config.priority_exponent if config.prioritized else None
+    period = config.sequence_period(rollout_length)
+    buffer = replay.ReplayConfig(num_rows // period * period, spec.num_envs, config.n_step, spec.frame_stack)
+    buffer = replay.stored(buffer, spec, parallelism, config.replay_storage, config.replay_compression)
+    if config.memory == "none":
+        return replay.make(buffer, spec, parallelism, exponent)
+    of_sequences = replay_sequences.SequenceConfig(buffer, config.sequence_length, config.burn_in, period)
+    return replay_sequences.make(of_sequences, spec, initial_carry, parallelism, exponent)
+
+
 def check(config: Config, spec: EnvSpec, parallelism: Parallelism, rollout_length: int, ratio: ReplayRatio) -> None:
     """Raise ValueError if shapes or counts do not fit. Other numbers may be traced, and the host checks them."""
     off_policy.check_sizes(config, spec, parallelism, rollout_length, ratio)
+    check_sequences(config, spec, parallelism, rollout_length)
     if config.value_head != "none" and config.num_atoms < 2:
         raise ValueError(f"num_atoms: a distribution requires 2 or more, got {config.num_atoms}; try 51")
     if config.value_head == "c51" and not config.v_min < config.v_max:
         raise ValueError(f"v_min: must be less than v_max ({config.v_max}), got {config.v_min}; lower v_min")
     off_policy.check(ratio, config.target_update_interval, as_fraction)
+
+
+def check_sequences(config: Config, spec: EnvSpec, parallelism: Parallelism, rollout_length: int) -> None:
+    """Raise ValueError if the sequences of an agent with memory do not fit the buffer."""
+    if config.memory == "none":
+        return
+    length, burn_in, num_envs = config.sequence_length, config.burn_in, spec.num_envs * parallelism.num_shards
+    if burn_in >= length:
+        raise ValueError(
+            f"burn_in: must be less than the {length} steps of a sequence, got {burn_in}; use {length // 4}"
+        )
+    period = config.sequence_period(rollout_length)
+    num_rows = length + config.n_step + max(spec.frame_stack, 1) + rollout_length  # the fewest for one sequence
+    smallest = (num_rows + 2 * period) // period * period * num_envs
+    if config.buffer_size < smallest:
+        raise ValueError(
+            f"buffer_size: must be at least {smallest} for sequences of {length} steps in each of {num_envs} "
+            f"environments, got {config.buffer_size}; use {smallest} or more"
+        )
 
 
 def init(context: Context, key: Key) -> State:
@@ -137,29 +172,31 @@ def sample_noise(context: Context, key: Key, num_steps: int, num_envs: int) -> N
 
 def explore(context: Context, state: State, inputs: PolicyInput, carry: PyTree, noise: Noise) -> Decision:
     """Act epsilon-greedily, with random numbers and an epsilon for each environment."""
-    value = action_values(context, state.learner.params, inputs, noise.network)
+    value, carry = action_values(context, state.learner.params, inputs, carry, noise.network)
     now = off_policy.num_env_steps(context.ratio, state) + noise.explore.step * context.num_envs
     epsilon = exploration.epsilons(context.epsilon, context.spec.num_envs, now, context.parallelism)
     policy = distributions.EpsilonGreedy(value, epsilon, inputs.action_mask)
-    return Decision(policy.sample_from(noise.explore.uniform))
+    return Decision(policy.sample_from(noise.explore.uniform), carry)
 
 
 def exploit(context: Context, state: State, inputs: PolicyInput, carry: PyTree, noise: Noise) -> Decision:
     """Take the action of the highest value, without noise."""
-    value = action_values(context, state.learner.params, inputs)
-    return Decision(distributions.EpsilonGreedy(value, 0.0).mode())
+    value, carry = action_values(context, state.learner.params, inputs, carry)
+    return Decision(distributions.EpsilonGreedy(value, 0.0).mode(), carry)
 
 
-def action_values(context: Context, params: PyTree, inputs: PolicyInput, noise: PyTree = ()) -> Array:
-    """Return the mean values of all actions, f32 [..., A], FORBIDDEN where masked."""
-    value = value_distributions.mean(context.value_head, context.network.apply(params, inputs.obs, noise))
-    return distributions.masked(value, inputs.action_mask)
+def action_values(
+    context: Context, params: PyTree, inputs: PolicyInput, carry: PyTree, noise: PyTree = ()
+) -> tuple[Array, PyTree]:
+    """Return the mean values of all actions, f32 [..., A], FORBIDDEN where masked, and the carry after these inputs."""
+    output, carry = context.network.step(params, inputs.obs, carry, noise)
+    return distributions.masked(value_distributions.mean(context.value_head, output), inputs.action_mask), carry
 
 
 def update(context: Context, state: State, rollout: Rollout, key: Key) -> tuple[State, Metrics]:
     """Add the rollout to the replay buffer, then make the gradient steps that are due."""
     rollout = normalize.clip_rewards(rollout, context.config.clip_rewards)
-    buffer = context.replay.add(state.replay, rollout.steps)
+    buffer = context.replay.add(state.replay, rollout.steps, rollout.carry)
     state, metrics = off_policy.learn(
         context.ratio,
         context.parallelism,
@@ -190,10 +227,14 @@ def gradient_step(
     beta = importance_exponent(context, num_updates)
     batch, weight, index = context.replay.sample(buffer, key_draw, config.batch_size, config.gamma, beta)
     noise_online, noise_target = (context.network.noise(key, ()) for key in jax.random.split(key_noise))
-    target = td_target(context, learner, batch, noise_online, noise_target)
-    gradient, (errors, metrics) = jax.grad(partial(loss, context), has_aux=True)(
-        learner.params, batch, target, weight / config.batch_size, noise_online
-    )
+    weight /= config.batch_size
+    if config.memory == "none":
+        target = td_target(context, learner, batch, noise_online, noise_target)
+        objective = partial(loss, context, batch=batch, target=target, weight=weight, noise=noise_online)
+    else:
+        noise = noise_online, noise_target
+        objective = partial(sequence_loss, context, learner.target_params, batch, weight, noise)
+    gradient, (errors, metrics) = jax.grad(objective, has_aux=True)(learner.params)
     workers = parallelism.num_grad_workers if context.replay.update_priorities else 1
     whole = collectives.scatter_rows(errors, workers) if workers > 1 else ()
     gradient, whole = collectives.all_reduce_sum((gradient, whole), parallelism.grad_axis)
@@ -224,15 +265,22 @@ def td_target(
                  pi = softmax(q' / tau) (Vieillard et al. 2020, eq. 1); with `double`, pi(.|s') is that of q.
                  In an n-step target, only the first step has the term with alpha.
     """
-    config, head = context.config, context.value_head
     apply = context.network.apply
     following = apply(learner.target_params, batch.next_obs, noise_target)
-    chooser = apply(learner.params, batch.next_obs, noise_online) if config.double else following
-    reward = batch.reward
+    chooser = apply(learner.params, batch.next_obs, noise_online) if context.config.double else following
+    now = apply(learner.target_params, batch.obs, noise_target) if context.config.munchausen else None
+    return target_of_outputs(context, batch, following, chooser, now)
+
+
+def target_of_outputs(
+    context: Context, batch: replay.Sample, following: Array, chooser: Array, now: Array | None
+) -> value_distributions.Atoms:
+    """Return the target of `td_target` from outputs [B, A (, M)]: q' and the chooser's at s', and q' at s."""
+    config, head, reward = context.config, context.value_head, batch.reward
     value = distributions.masked(value_distributions.mean(head, chooser), batch.next_action_mask)
-    if config.munchausen:
+    if now is not None:
         temperature = config.munchausen_temperature
-        now = value_distributions.mean(head, apply(learner.target_params, batch.obs, noise_target))
+        now = value_distributions.mean(head, now)
         now = jax.nn.log_softmax(distributions.masked(now, batch.action_mask) / temperature)
         log_prob = temperature * distributions.chosen(now, batch.action)
         reward += config.munchausen_alpha * jnp.clip(log_prob, config.munchausen_clip, 0)
@@ -255,7 +303,50 @@ def loss(
     noise: PyTree,
 ) -> tuple[Array, tuple[Array, Metrics]]:
     """Return the weighted sum of the rows' losses, their errors for priorities [B], and weighted metrics [B]."""
-    output = context.network.apply(params, batch.obs, noise)
+    return loss_of_outputs(context, context.network.apply(params, batch.obs, noise), batch, target, weight)
+
+
+def sequence_loss(
+    context: Context,
+    target_params: PyTree,
+    batch: replay_sequences.Sequences,
+    weight: Array,
+    noise: tuple[PyTree, PyTree],
+    params: PyTree,
+) -> tuple[Array, tuple[Array, Metrics]]:
+    """Return what `loss` does for B sequences: the mean over the K steps of each that are learned from.
+
+    Both networks are unrolled from the stored carry, after a burn-in (Kapturowski et al. 2019, section 3).
+    """
+    flat = lambda x: x.reshape(-1, *x.shape[2:])
+    online, target = (
+        sequence_outputs(context, own, batch, own_noise)
+        for own, own_noise in zip((params, target_params), noise, strict=True)
+    )
+    num_learned, place = batch.weight.shape[1], batch.following - context.config.burn_in
+    at_next = lambda x: flat(jnp.take_along_axis(x, place.reshape(*place.shape, *(1,) * (x.ndim - 2)), axis=1))
+    following = at_next(target)
+    chooser = at_next(jax.lax.stop_gradient(online)) if context.config.double else following
+    now = flat(target[:, :num_learned]) if context.config.munchausen else None
+    goal = target_of_outputs(context, batch.steps, following, chooser, now)
+    each = (weight / num_learned)[:, None] * batch.weight
+    outputs = flat(online[:, :num_learned])
+    total, (errors, metrics) = loss_of_outputs(context, outputs, batch.steps, goal, flat(each))
+    return total, (replay_sequences.errors_of(errors.reshape(each.shape), batch.weight), metrics)
+
+
+def sequence_outputs(context: Context, params: PyTree, batch: replay_sequences.Sequences, noise: PyTree) -> Array:
+    """Return the network's outputs after the burn-in of each sequence, [B, M - burn_in, A (, K)]."""
+    unroll = partial(context.network.unroll, params, noise=noise)
+    given = sequences.after_burn_in(unroll, batch.obs, batch.carry, batch.reset, context.config.burn_in)
+    outputs: Array = unroll(*given)[0]
+    return outputs
+
+
+def loss_of_outputs(
+    context: Context, output: Array, batch: replay.Sample, target: value_distributions.Atoms, weight: Array
+) -> tuple[Array, tuple[Array, Metrics]]:
+    """Return what `loss` does, from the network's outputs [B, A (, M)]."""
     value = distributions.chosen(value_distributions.mean(context.value_head, output), batch.action)
     td_error = target.mean - value
     chosen = distributions.chosen(output, batch.action)  # [B] or [B, K]

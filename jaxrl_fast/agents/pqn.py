@@ -240,8 +240,10 @@ def loss(context: Context, params: PyTree, batch: Batch) -> tuple[Array, Metrics
     Each metric is a sum over weighted rows as well.
     """
     unroll = partial(context.network.unroll, params)
-    batch = sequences.after_burn_in(unroll, batch, context.config.burn_in)
-    value, _ = unroll(batch.obs, batch.carry, batch.reset)
+    burn_in = context.config.burn_in
+    value, _ = unroll(*sequences.after_burn_in(unroll, batch.obs, batch.carry, batch.reset, burn_in))
+    if burn_in:
+        batch = batch._replace(**{name: getattr(batch, name)[:, burn_in:] for name in ("action", "target", "weight")})
     chosen = distributions.chosen(value, batch.action)
     distance = batch.target - chosen
     metrics = {"td_loss": 0.5 * distance**2, "q_value": chosen, "td_error_abs": jnp.abs(distance)}

@@ -26,8 +26,8 @@ class Replay(NamedTuple):
     """A replay buffer as functions of its state R."""
 
     init: Callable[[], PyTree]
-    add: Callable[[PyTree, Transition], PyTree]  # (R, rows [T, N, ...]) to R: over the oldest rows
-    sample: Callable[..., tuple[Sample, Array, Any]]  # see `uniform`
+    add: Callable[..., PyTree]  # (R, rows [T, N, ...], carry=()) to R: over the oldest rows; carry before the first
+    sample: Callable[..., tuple[Any, Array, Any]]  # see `uniform`
     size: Callable[[PyTree], Array]  # rows of each environment, int32
     discard_tail: Callable[[PyTree], PyTree]  # R when all environments restart: the newest row has no successor
     update_priorities: Callable[[PyTree, Any, Array], PyTree] | None = None  # (R, index, errors [B]); None: it has none
@@ -71,7 +71,7 @@ def uniform(config: ReplayConfig, spec: EnvSpec, parallelism: Parallelism = Para
     """
     return Replay(
         init=partial(ring.init, config, spec.obs, spec.action, spec.has_action_mask),
-        add=partial(ring.add, config),
+        add=lambda state, steps, carry=(): ring.add(config, state, steps),
         sample=partial(_sample_uniform, config, parallelism),
         size=lambda state: state.size,
         discard_tail=partial(ring.discard_tail, config),
@@ -93,11 +93,11 @@ def prioritized(
         init=lambda: Prioritized(
             ring.init(config, spec.obs, spec.action, spec.has_action_mask), sum_tree.init(num_items), jnp.float32(1)
         ),
-        add=partial(_add_prioritized, config, parallelism),
+        add=lambda state, steps, carry=(): _add_prioritized(config, parallelism, state, steps),
         sample=partial(_sample_prioritized, config, parallelism),
         size=lambda state: state.ring.size,
         discard_tail=lambda state: state._replace(ring=ring.discard_tail(config, state.ring)),
-        update_priorities=partial(_update_priorities, exponent),
+        update_priorities=partial(update_priorities, exponent),
         resources=config.store.resources,
     )
 
@@ -129,7 +129,7 @@ def importance_weights(prob: Array, exponent: float | Array, axis_name: str | No
     return weight / jnp.maximum(largest, 1e-30)
 
 
-def _draw_args(parallelism: Parallelism, batch_size: int) -> tuple[int, Callable[[Array], Array]]:
+def draw_args(parallelism: Parallelism, batch_size: int) -> tuple[int, Callable[[Array], Array]]:
     """Return the transitions that this device draws, and which part of the random numbers is its own."""
     own = partial(collectives.local_rows, num_grad_workers=parallelism.num_grad_workers, axis=-1)
     return batch_size // parallelism.num_shards, own
@@ -138,7 +138,7 @@ def _draw_args(parallelism: Parallelism, batch_size: int) -> tuple[int, Callable
 def _read_ahead(
     config: ReplayConfig, parallelism: Parallelism, state: Ring, keys: Key, num: Array, batch_size: int
 ) -> Callable[[Array], Ring]:
-    return ring.read_ahead(config, state, keys, num, *_draw_args(parallelism, batch_size))
+    return ring.read_ahead(config, state, keys, num, *draw_args(parallelism, batch_size))
 
 
 def _sample_uniform(
@@ -150,7 +150,7 @@ def _sample_uniform(
     gamma: float | Array,
     beta: float | Array = 0.0,
 ) -> tuple[Sample, Array, tuple[()]]:
-    row, env, found = ring.draw(config, state, key, *_draw_args(parallelism, batch_size))
+    row, env, found = ring.draw(config, state, key, *draw_args(parallelism, batch_size))
     return ring.read(config, state, row, env, gamma), found.astype(jnp.float32), ()
 
 
@@ -186,7 +186,8 @@ def _add_prioritized(
     return Prioritized(data, sum_tree.update(state.priorities, item.reshape(-1), priority.reshape(-1)), max_priority)
 
 
-def _update_priorities(exponent: float | Array, state: Prioritized, index: Index, errors: Array) -> Prioritized:
+def update_priorities(exponent: float | Array, state: Any, index: Index, errors: Array) -> Any:
+    """Return a prioritized buffer with the priorities that follow from the errors [B] of sampled items."""
     priority = jnp.where(index.found, (errors + MIN_PRIORITY) ** exponent, 0)
     return state._replace(
         priorities=sum_tree.update(state.priorities, index.item, priority),

@@ -138,7 +138,7 @@ def draw(
     gradient worker selects its part of the last axis of the random numbers by `own`.
     """
     readable = num_readable(config, ring)
-    place, env = own(_random_numbers(key, (2, NUM_TRIES, batch_size)))
+    place, env = own(random_numbers(key, (2, NUM_TRIES, batch_size)))
     place = (place % jnp.maximum(readable, 1).astype(jnp.uint32)).astype(jnp.int32) + num_lost(config, ring)
     row = (ring.head - ring.size + place) % config.num_rows
     env = (env % config.num_envs).astype(jnp.int32)
@@ -154,9 +154,9 @@ def read(config: ReplayConfig, ring: Ring, row: Array, env: Array, gamma: float 
     reward = sum_{i < k} (prod_{j < i} gamma d_j) r_i,  discount = prod_{i < k} gamma d_i,  with
     k = min(n_step, steps to the end of the episode) (Sutton & Barto 2018, eq. 7.1); next_obs is k rows later.
     """
-    reward, discount, following = _follow(config, ring, row, env, gamma)
+    reward, discount, following = follow(config, ring, row, env, gamma)
     mask = lambda row: jax.tree.map(lambda x: _at(x, row, env), ring.action_mask)
-    obs, next_obs = _observations(config, ring, (row, following), env)
+    obs, next_obs = observations(config, ring, (row, following), env)
     return Sample(obs, _at(ring.action, row, env), reward, discount, next_obs, mask(row), mask(following))
 
 
@@ -175,7 +175,7 @@ def read_ahead(
     """
     row, env, _ = jax.vmap(lambda key: draw(config, ring, key, batch_size, own))(keys)  # [K, B]
     each = row.reshape(-1), env.reshape(-1)
-    rows = each[0], _follow(config, ring, *each, 1.0)[2]
+    rows = each[0], follow(config, ring, *each, 1.0)[2]
     split = lambda place: jax.tree.map(lambda x: x.reshape(*row.shape, *x.shape[1:]), place)
     places = [split(place) for place in _places(config, ring, rows, each[1])]
     get_ahead = config.store.get_ahead
@@ -187,7 +187,7 @@ def read_ahead(
     return lambda i: ring._replace(obs=Fetched(jax.tree.map(lambda x: x[:, i], found)))
 
 
-def _follow(
+def follow(
     config: ReplayConfig, ring: Ring, row: Array, env: Array, gamma: float | Array
 ) -> tuple[Array, Array, Array]:
     """Return rewards, discounts and next rows [B] of the transitions from rows [B] of environments [B]; see `read`."""
@@ -206,7 +206,7 @@ def _follow(
     return reward, discount, following
 
 
-def _random_numbers(key: Key, shape: tuple[int, ...]) -> Array:
+def random_numbers(key: Key, shape: tuple[int, ...]) -> Array:
     """Return random numbers, uint32: counters after two keyed rounds of MurmurHash3's mixer (Appleby 2011).
 
     jax.random would take ten times as long on a CPU, a tenth of a small gradient step. The rounds use a key made by
@@ -222,7 +222,7 @@ def _random_numbers(key: Key, shape: tuple[int, ...]) -> Array:
     return x
 
 
-def _observations(config: ReplayConfig, ring: Ring, rows: Sequence[Array], env: Array) -> list[PyTree]:
+def observations(config: ReplayConfig, ring: Ring, rows: Sequence[Array], env: Array) -> list[PyTree]:
     """Return the observations at each of the rows [B] of environments [B]."""
     if isinstance(ring.obs, Fetched):
         fetched = ring.obs.frames

@@ -53,15 +53,17 @@ def recompute(
     return jax.tree.map(join, outputs, at_end), minibatch.flatten(before)
 
 
-def after_burn_in(unroll: Unroll, batch: Any, burn_in: int) -> Any:
-    """Return a batch of sequences [B, L, ...] without their first `burn_in` steps, and with the carry after these.
+def after_burn_in(
+    unroll: Unroll, obs: PyTree, carry: PyTree, reset: Array | tuple[()], burn_in: int
+) -> tuple[PyTree, PyTree, Array | tuple[()]]:
+    """Return observations and resets [B, L, ...] without the first `burn_in` steps, and the carry after these [B, ...].
 
-    `batch` has the fields obs, carry and reset. No gradient flows into the burn-in (Kapturowski et al. 2019, section
-    3). Without a memory, `burn_in` is 0 and the batch stays.
+    The carry is the second result. No gradient flows into the burn-in (Kapturowski et al. 2019, section 3). Without a
+    memory, `burn_in` is 0 and nothing changes.
     """
     if not burn_in:
-        return batch
-    steps = batch._replace(carry=())
-    first, rest = jax.tree.map(lambda x: x[:, :burn_in], steps), jax.tree.map(lambda x: x[:, burn_in:], steps)
-    _, carry = unroll(first.obs, batch.carry, first.reset)
-    return rest._replace(carry=jax.lax.stop_gradient(carry))
+        return obs, carry, reset
+    first = jax.tree.map(lambda x: x[:, :burn_in], (obs, reset))
+    rest = jax.tree.map(lambda x: x[:, burn_in:], (obs, reset))
+    _, carry = unroll(first[0], carry, first[1])
+    return rest[0], jax.lax.stop_gradient(carry), rest[1]

@@ -1,7 +1,5 @@
 """Sequences cut from rollouts, and a memory recomputed over them, against one environment at a time in plain Python."""
 
-from typing import NamedTuple
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -24,12 +22,6 @@ PARAMS = NETWORK.init(jax.random.key(0))
 OBS = jax.random.normal(jax.random.key(1), (T + 1, N, 2))
 CARRY = (jax.random.normal(jax.random.key(2), (N, 3)),)
 STEP = jax.jit(NETWORK.step)
-
-
-class Batch(NamedTuple):
-    obs: jax.Array
-    reset: jax.Array
-    carry: tuple
 
 
 @jax.jit
@@ -88,20 +80,15 @@ def test_sequences_are_consecutive_steps_of_one_environment():
 
 
 def test_a_burn_in_computes_the_carry_and_takes_no_gradient():
-    reset = jnp.zeros((N, T), bool).at[1, 1].set(True).at[2, 3].set(True)
-    batch = Batch(OBS[:-1].swapaxes(0, 1), reset, CARRY)
-    assert sequences.after_burn_in(unroll, batch, 0) is batch
-    rest = sequences.after_burn_in(unroll, batch, 2)
-    np.testing.assert_array_equal(rest.obs, batch.obs[:, 2:])
-    np.testing.assert_array_equal(rest.reset, reset[:, 2:])
-    whole = unroll(batch.obs, CARRY, reset)[0]
-    np.testing.assert_allclose(unroll(*rest[::2], rest.reset)[0], whole[:, 2:], rtol=1e-5, atol=1e-6)
-    assert not np.asarray(rest.carry[0][1]).any(), "an episode begins after the burn-in"
-
-    def loss(carry):
-        rest = sequences.after_burn_in(unroll, batch._replace(carry=carry), 2)
-        return unroll(rest.obs, rest.carry, rest.reset)[0].sum()
-
+    obs, reset = OBS[:-1].swapaxes(0, 1), jnp.zeros((N, T), bool).at[1, 1].set(True).at[2, 3].set(True)
+    assert sequences.after_burn_in(unroll, obs, CARRY, reset, 0)[0] is obs
+    rest = sequences.after_burn_in(unroll, obs, CARRY, reset, 2)
+    np.testing.assert_array_equal(rest[0], obs[:, 2:])
+    np.testing.assert_array_equal(rest[2], reset[:, 2:])
+    whole = unroll(obs, CARRY, reset)[0]
+    np.testing.assert_allclose(unroll(*rest)[0], whole[:, 2:], rtol=1e-5, atol=1e-6)
+    assert not np.asarray(rest[1][0][1]).any(), "an episode begins after the burn-in"
+    loss = lambda carry: unroll(*sequences.after_burn_in(unroll, obs, carry, reset, 2))[0].sum()
     assert not np.asarray(jax.grad(loss)(CARRY)[0]).any()
 
 

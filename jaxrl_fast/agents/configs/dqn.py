@@ -71,9 +71,33 @@ class DQN(common.OffPolicy):
     network_options: dict[str, Any] = common.network_options({})
     observations: common.Observations = common.observations("auto")
     hidden_sizes: tuple[int, ...] = common.hidden_sizes(())
+    memory: common.Memory = common.memory("none")
+    memory_size: int = common.memory_size(128)
+    sequence_length: int = common.sequence_length(
+        40, help="Steps of a sequence, of which `batch_size` are in a gradient step; burn_in included."
+    )
+    burn_in: int = common.burn_in(8)
     activation: common.Activation = common.activation("relu")
     kernel_init: common.KernelInit = common.kernel_init("lecun_normal")
     compute_dtype: common.Dtype = common.compute_dtype("float32")
+
+    def sequence(self) -> int | None:
+        """Return the steps of a sequence that are learned from as a whole; None without a memory."""
+        return None if self.memory == "none" else self.sequence_length - self.burn_in
+
+    def first_learning(self, num_envs: int) -> int:
+        """Return the environment steps before the first gradient step: enough for a transition or a sequence."""
+        rows = 1 if self.memory == "none" else self.sequence_length
+        return max(self.learning_starts, (self.n_step + rows) * num_envs)
+
+    def gradient_rows(self, num_envs: int) -> int:
+        """Return the rows in a gradient step."""
+        return self.batch_size * (self.sequence() or 1)
+
+    def sequence_period(self, rollout_length: int) -> int:
+        """Return the rows between the starts of two sequences: about half of one; without a memory, of a rollout."""
+        half = self.sequence_length // 2 if self.memory != "none" else 1
+        return -(-half // rollout_length) * rollout_length
 
     def warnings(self, num_envs: int) -> tuple[str, ...]:
         """Return warnings about options that do not go together."""

@@ -1,0 +1,201 @@
+"""Sequences in a ring against a plain list of all rows, and DQN's update on them against one sequence at a time."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax import ShapeDtypeStruct
+
+from jaxrl_fast import loop
+from jaxrl_fast.agents import dqn
+from jaxrl_fast.replay import ReplayConfig, sequences, sum_tree
+from jaxrl_fast.training import evaluator
+from jaxrl_fast.types import Discrete, EnvSpec, Parallelism, Transition
+from tests.helpers import probes
+
+T, N, L, BURN_IN, STEPS, PERIOD, R = 2, 3, 5, 2, 2, 4, 16
+SPEC = EnvSpec("test", ShapeDtypeStruct((), jnp.float32), Discrete(2), N)
+CONFIG = sequences.SequenceConfig(ReplayConfig(R, N, STEPS), L, BURN_IN, PERIOD)
+GAMMA = 0.5
+
+
+def history(seed, num_rollouts):
+    """Rows [num_rollouts * T, N] whose observation is their number, with ends, and the carry before each row."""
+    rng = np.random.default_rng(seed)
+    shape = num_rollouts * T, N
+    last = rng.random(shape) < 0.25
+    valid = ~np.concatenate([np.zeros((1, N), bool), last[:-1]])
+    last &= valid
+    valid[1:] = ~last[:-1]
+    obs = np.arange(shape[0])[:, None] + 1000 * np.arange(N)[None]
+    discount = 1.0 - (last & (rng.random(shape) < 0.5))
+    rows = Transition(obs, rng.integers(0, 2, shape), rng.normal(size=shape), discount, last, valid, ())
+    rows = rows._replace(**{name: np.float32(getattr(rows, name)) for name in ("obs", "reward", "discount")})
+    return rows, np.float32(rng.normal(size=(*shape, 2)))
+
+
+def filled(rows, carry, exponent=None):
+    buffer = sequences.make(CONFIG, SPEC, jnp.zeros(2), exponent=exponent)
+    state = buffer.init()
+    for start in range(0, len(rows.reward), T):
+        part = jax.tree.map(lambda x, start=start: jnp.asarray(x[start : start + T]), rows)
+        state = ADD[exponent](state, part, jnp.asarray(carry[start]))
+    return buffer, state
+
+
+ADD = {e: jax.jit(sequences.make(CONFIG, SPEC, jnp.zeros(2), exponent=e).add) for e in (None, 1.0)}
+SAMPLE = {e: jax.jit(sequences.make(CONFIG, SPEC, jnp.zeros(2), exponent=e).sample, static_argnums=(2, 3)) for e in ADD}
+
+
+def readable(num_rows):
+    """The first rows of the sequences that can be read: every PERIOD-th, whole, and not overwritten."""
+    oldest = max(num_rows - R, 0)
+    return [row for row in range(oldest, num_rows - L - STEPS + 1) if row % PERIOD == 0]
+
+
+def n_step(rows, row, env):
+    """The sum of rewards, the discount and the next row of a transition, by a plain loop."""
+    reward, discount = 0.0, 1.0
+    for i in range(STEPS):
+        reward += discount * rows.reward[row + i, env]
+        discount *= GAMMA * rows.discount[row + i, env]
+        if rows.last[row + i, env]:
+            break
+    return reward, discount, row + i + 1
+
+
+@settings(max_examples=20, deadline=None)
+@given(seed=st.integers(0, 10**6), num_rollouts=st.integers(4, 20), prioritized=st.booleans())
+def test_sequences_are_those_of_a_plain_list(seed, num_rollouts, prioritized):
+    rows, carry = history(seed, num_rollouts)
+    exponent = 1.0 if prioritized else None
+    _, state = filled(rows, carry, exponent)
+    found, weight, _ = SAMPLE[exponent](state, jax.random.key(seed), 64, GAMMA)
+    possible = readable(num_rollouts * T)
+    assert (np.asarray(weight) > 0).all() == bool(possible)
+    if not possible:
+        return
+    num_learned = L - BURN_IN
+    steps = jax.tree.map(lambda x: np.asarray(x).reshape(64, num_learned), found.steps[1:4])
+    seen = set()
+    for b in range(64):
+        env, start = divmod(int(found.obs[b, 0]), 1000)
+        seen.add((start, env))
+        wanted = slice(start, start + L + STEPS)
+        np.testing.assert_array_equal(found.obs[b], rows.obs[wanted, env])
+        np.testing.assert_array_equal(found.reset[b], ~rows.valid[wanted, env])
+        np.testing.assert_array_equal(found.carry[b], carry[start, env])
+        for k in range(num_learned):
+            row = start + BURN_IN + k
+            reward, discount, following = n_step(rows, row, env)
+            np.testing.assert_allclose([steps[1][b, k], steps[2][b, k]], [reward, discount], rtol=1e-5, atol=1e-6)
+            assert steps[0][b, k] == rows.action[row, env] and found.following[b, k] == following - start
+            assert found.weight[b, k] == rows.valid[row, env]
+    assert {start for start, _ in seen} <= set(possible)
+    if len(possible) <= 2:
+        assert seen == {(start, env) for start in possible for env in range(N)}  # 64 draws of at most 6
+
+
+def test_priorities_follow_sequences_and_leave_with_them():
+    rows, carry = history(0, 12)
+    buffer, state = filled(rows, carry, 1.0)
+    leaves = lambda state: np.asarray(state.priorities.levels[0])[: CONFIG.num_slots * N].reshape(-1, N)
+    possible = [start % R // PERIOD for start in readable(24)]
+    expected = np.zeros((CONFIG.num_slots, N))
+    expected[possible] = 1
+    np.testing.assert_array_equal(leaves(state), expected)
+    _, _, index = SAMPLE[1.0](state, jax.random.key(0), 64, GAMMA, 1.0)
+    item = np.asarray(index.item)
+    assert set(item // N) == set(possible)
+    state = buffer.update_priorities(state, index, jnp.full(64, 3.0))
+    expected.reshape(-1)[item] = 3 + 1e-6
+    np.testing.assert_allclose(leaves(state), expected, rtol=1e-5)
+    more, after = history(1, 2)
+    more = jax.tree.map(jnp.asarray, more)
+    state = ADD[1.0](state, jax.tree.map(lambda x: x[:T], more), after[0])
+    gone = [slot for slot in possible if slot not in [start % R // PERIOD for start in readable(26)]]
+    fresh = [start % R // PERIOD for start in readable(26) if start % R // PERIOD not in possible]
+    expected[gone], expected[fresh] = 0, 3 + 1e-6
+    np.testing.assert_allclose(leaves(state), expected, rtol=1e-5)
+    assert gone or fresh
+    assert float(sum_tree.total(state.priorities)) == pytest.approx(expected.sum(), rel=1e-5)
+
+
+def test_the_error_of_a_sequence_is_mostly_its_largest():
+    errors = sequences.errors_of(jnp.float32([[1, 3, 9], [2, 2, 2]]), jnp.float32([[1, 1, 0], [1, 1, 1]]))
+    np.testing.assert_allclose(errors, [0.9 * 3 + 0.1 * 2, 2], rtol=1e-6)
+
+
+def agent_of(env, num_updates=10, **options):
+    small = dict(
+        memory="gru", memory_size=4, hidden_sizes=(8,), sequence_length=6, burn_in=2, n_step=2, buffer_size=400,
+        batch_size=8, learning_starts=40, gamma=probes.GAMMA,
+    )  # fmt: skip
+    return dqn.make(dqn.Config(**small | options), env.spec, num_updates, Parallelism())
+
+
+@pytest.mark.parametrize("options", [dict(double=True), dict(value_head="quantile", num_atoms=3, munchausen=True)])
+def test_the_loss_is_that_of_one_sequence_and_step_at_a_time(options):
+    """Each step alone: both networks are stepped from the stored carry, and reset where an episode begins."""
+    env = probes.remember(3, length=3)
+    agent = agent_of(env, **options)
+    context = agent.explore.args[0]
+    state = jax.jit(lambda key: loop.train(env, agent, loop.init(env, agent, key), 8)[0].agent)(jax.random.key(0))
+    other = context.network.init(jax.random.key(9))
+    batch, weight, _ = jax.jit(lambda s: context.replay.sample(s, jax.random.key(1), 4, probes.GAMMA))(state.replay)
+    learner = state.learner._replace(target_params=other)
+    loss = partial(dqn.sequence_loss, context, other, batch, weight / 4, ((), ()))
+    found, (errors, _) = jax.jit(loss)(learner.params)
+
+    def outputs(params, b):
+        carry, rows = jax.tree.map(lambda x: x[None, b], batch.carry), []
+        for m in range(batch.obs.shape[1]):
+            output, carry = context.network.step(params, batch.obs[None, b, m], carry)
+            rows.append(output)
+            if batch.reset[b, m]:
+                carry = jax.tree.map(jnp.zeros_like, carry)
+        return rows
+
+    total, per_sequence = 0.0, []
+    for b in range(4):
+        own, target, each = outputs(learner.params, b), outputs(other, b), []
+        for k in range(4):
+            place, row = int(batch.following[b, k]), b * 4 + k
+            step = jax.tree.map(lambda x, row=row: x[None, row], batch.steps)
+            chooser = own[place] if context.config.double else target[place]
+            now = target[2 + k] if context.config.munchausen else None
+            goal = dqn.target_of_outputs(context, step, target[place], chooser, now)
+            loss, (error, _) = dqn.loss_of_outputs(context, own[2 + k], step, goal, jnp.ones(1))
+            total += float(loss) * float(batch.weight[b, k]) / 4 / 4
+            each.append(float(error[0]) if batch.weight[b, k] else 0.0)
+        per_sequence.append(0.9 * max(each) + 0.1 * sum(each) / max(float(batch.weight[b].sum()), 1))
+    np.testing.assert_allclose(found, total, rtol=1e-4)
+    np.testing.assert_allclose(errors, per_sequence, rtol=1e-4, atol=1e-6)
+    assert batch.reset.any() and (np.asarray(batch.weight) == 0).any()
+
+
+def test_dqn_with_memory_learns_what_one_without_cannot():
+    env = probes.remember(8, length=4)
+    options = dict(memory_size=16, hidden_sizes=(16,), batch_size=32, replay_ratio=0.25, prioritized=True,
+                   learning_rate=5e-3, epsilon_start=0.3, epsilon_end=0.3, target_update_interval=200, double=True,
+                   sequence_length=12, buffer_size=4000)  # fmt: skip
+    agent = agent_of(env, 500, **options)
+    state = jax.jit(lambda key: loop.train(env, agent, loop.init(env, agent, key), 500)[0].agent)(jax.random.key(0))
+    play = jax.jit(partial(evaluator.evaluate_policy, env, agent, 4))
+    assert float(play(state, jnp.uint32(0), jnp.int32(0)).score.mean()) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (dict(burn_in=6), "burn_in: must be less than the 6 steps of a sequence, got 6; use 1"),
+        (dict(buffer_size=70), r"buffer_size: must be at least \d+ for sequences of 6 steps"),
+    ],
+)
+def test_sequences_that_do_not_fit_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        agent_of(probes.remember(3), **options)
