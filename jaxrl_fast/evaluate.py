@@ -35,8 +35,10 @@ def act(ready: tuple[Any, Options]) -> None:
 
 
 def lines(result: dict[str, Any]) -> list[str]:
-    """Return the lines to print: one for each seed, and one for all of them."""
+    """Return the lines to print: one for each seed, and one for all of them; against another run, one for each side."""
     steps = formatting.short_number(result["env_steps"])
+    if "against" in result:
+        return lines_of_match(result)
     about = [result["algo"], result["env_id"], f"{result['policy']} policy of {result['checkpoint']} ({steps} steps)"]
     about += [" ".join(f"{name}={value:g}" for name, value in result["member"].items())] * bool(result["member"])
     differs = [f"{name}={value}" for name, value in result["differs_from_training"].items()]
@@ -47,6 +49,14 @@ def lines(result: dict[str, Any]) -> list[str]:
     rows = [line for name, row in rows for line in [(name, row), *of_players(row)]]
     written = [f"written  {result['file']}"] if result["file"] else []
     return [" · ".join(about), *(_line(name, row) for name, row in rows), *written]
+
+
+def lines_of_match(result: dict[str, Any]) -> list[str]:
+    """Return the lines to print of a match: one for each side."""
+    rows = [f"{_line(name, row)}   won {row['won'] or 0:.0%}" for name, row in result["sides"].items()]
+    written = [f"written  {result['file']}"] if result["file"] else []
+    head = f"{result['algo']} · {result['env_id']} · {result['checkpoint']} against {result['against']}"
+    return [head, *rows, *written]
 
 
 def _line(name: str, row: dict[str, Any]) -> str:

@@ -83,7 +83,8 @@ def _reading_keys(build):
 
     @functools.wraps(build)
     def build_and_read(env, agent, num_updates, placement=SINGLE_DEVICE, *others):
-        alone = placement.num_seeds == placement.num_shards == 1  # what vmap does to arrays of keys counts as their use
+        # What vmap does to arrays of keys counts as their use: over seeds, shards and independent players.
+        alone = placement.num_seeds == placement.num_shards == 1 and not env.spec.players
         with jax.debug_key_reuse(alone):
             return build(env, agent, num_updates, placement, *others)
 

@@ -21,8 +21,10 @@ if TYPE_CHECKING:
 
 
 BACKENDS = ("gymnax", "games", "envpool", "gymnasium")  # in the order in which an id without a backend is looked up
-SUITES = ("brax", "craftax", "jumanji", "navix", "pgx", "playground", "xminigrid")  # with a module each in `suites`
-EXTRAS = {"envpool": "atari"} | {suite: suite for suite in SUITES}  # the package's extra that installs a backend
+# With a module each in `suites`.
+SUITES = ("brax", "craftax", "jaxmarl", "jumanji", "navix", "pgx", "playground", "xminigrid")
+# The package's extra that installs a backend.
+EXTRAS = {"envpool": "atari"} | {suite: suite for suite in SUITES} | {"jaxmarl": "marl"}
 # The name under which a backend's package is imported, if it differs.
 PACKAGES = {"games": "jaxrl_fast", "playground": "mujoco_playground"}
 

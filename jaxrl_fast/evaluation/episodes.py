@@ -30,6 +30,11 @@ class Options:
         "best", "Checkpoint: best = highest mean evaluation return over all seeds; last = newest."
     )
     explore: bool = option(False, "Act as in training instead of greedily.")
+    against: str = option(
+        "",
+        "In a game of two players: the run whose policies play against these, both ways round, or scripted for the "
+        "opponent that the environment provides.",
+    )
     env_options: dict[str, Any] = option({}, "Parameters of the environment that differ from those of training.")
     protocol: Literal["", "dqn2015", "machado2018"] = option(
         "", "Atari's evaluation protocol, if it differs from that of training."
@@ -51,7 +56,7 @@ def open_run(folder: Path, options: Options, env: Any = None) -> Any:
         ValueError: If the run, a checkpoint, the seed or the member does not exist.
     """
     from jaxrl_fast.config import resume
-    from jaxrl_fast.evaluation import policy, saved_run
+    from jaxrl_fast.evaluation import match, policy, saved_run
 
     run_options = resume.of_run(folder).options
     num_envs = (
@@ -59,16 +64,25 @@ def open_run(folder: Path, options: Options, env: Any = None) -> Any:
     )
     settings, envs = saved_run.open_env(folder, env, num_envs, options.play_seed, options.env_options, options.protocol)
     saved = saved_run.read_run(folder, options.which, settings, envs, options.member)
-    return saved if options.seed is None else saved_run.select_seed(saved, options.seed)
+    saved = saved if options.seed is None else saved_run.select_seed(saved, options.seed)
+    if options.against:
+        match.open_opponent(saved, options)  # raises ValueError if there is none
+    return saved
 
 
 def evaluate_run(saved: Any, options: Options) -> dict[str, Any]:
-    """Evaluate each training seed, write evaluation.json and return its content plus `file`, its path or None."""
+    """Evaluate each training seed, write evaluation.json and return its content plus `file`, its path or None.
+
+    With `options.against`, the result is that of `match.play`.
+    """
     from jaxrl_fast.envs.host_env import original_errors
+    from jaxrl_fast.evaluation import match
     from jaxrl_fast.runs import fingerprint
     from jaxrl_fast.training import evaluator
     from jaxrl_fast.utils import compile_cache, devices, warnings
 
+    if options.against:
+        return match.play(saved, options, summarize)
     agent = saved.agent._replace(exploit=saved.agent.explore) if options.explore else saved.agent
     evaluation = evaluator.Evaluator(saved.env, agent, saved.seeds, options.episodes)
     cache = compile_cache.compile_cache(saved.settings.options.compile_cache and saved.env.on_device)

@@ -30,6 +30,7 @@ SAMPLES = {
     "brax/ant": {"max_steps_in_episode": 20, "backend": "spring"},
     "craftax/Craftax-Classic-Symbolic-v1": {"max_timesteps": 30},
     "craftax/Craftax-Symbolic-v1": {"max_timesteps": 30},
+    "jaxmarl/MPE_simple_v3": {"max_steps": 10},  # several players: test_jaxmarl
     "jumanji/Snake-v1": {"time_limit": 15},
     "jumanji/Maze-v0": {"time_limit": 15},
     "jumanji/Minesweeper-v0": {},  # one choice of all combinations
@@ -343,7 +344,7 @@ def test_a_suite_that_is_not_installed_names_its_extra(suite, monkeypatch):
     monkeypatch.setattr(envs, "is_installed", lambda backend: backend not in envs.SUITES)
     with pytest.raises(ValueError) as caught:
         envs.make(f"{suite}/anything", 2)
-    assert str(caught.value) == f'{suite} is not installed; pip install "jaxrl_fast[{suite}]"'
+    assert str(caught.value) == f'{suite} is not installed; pip install "jaxrl_fast[{envs.EXTRAS[suite]}]"'
 
 
 @pytest.mark.parametrize("suite", [suite for suite in envs.SUITES if envs.is_installed(suite)])

@@ -84,6 +84,19 @@ def craftax(name, **options):
     return OwnApi(lambda key: env.reset_env(key, params)[0], step)
 
 
+def jaxmarl(name, max_steps):
+    """Use the limit as JaxMARL does: on the steps before the last one."""
+    import jaxmarl
+
+    env = jaxmarl.make(name, max_steps=max_steps)
+
+    def step(state, key, action):
+        obs, after, reward, done, _ = env.step_env(key, state, {"agent_0": action})
+        return after, Result(obs["agent_0"], reward["agent_0"], jnp.bool_(False), done["__all__"])
+
+    return OwnApi(lambda key: env.reset(key)[0]["agent_0"], step)
+
+
 def jumanji(name, **options):
     """Use jumanji's own time limit, which comes with discount 0 in most of its environments."""
     import jumanji

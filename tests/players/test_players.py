@@ -11,7 +11,8 @@ import jaxrl_fast
 from jaxrl_fast import envs, loop, players, rollout
 from jaxrl_fast.agents import dqn, ppo
 from jaxrl_fast.players import rows, self_play
-from jaxrl_fast.types import Discrete, PolicyInput
+from jaxrl_fast.players.versus import versus
+from jaxrl_fast.types import Agent, Decision, Discrete, PolicyInput
 from tests.helpers import runs
 from tests.helpers.trees import same_bits
 
@@ -116,6 +117,13 @@ def test_a_shared_policy_sees_the_number_of_the_player():
         np.testing.assert_allclose(
             logits(agent.of_player(player)), np.repeat(in_order[2 * player][None], 6, 0), rtol=1e-5
         )
+
+
+@pytest.mark.parametrize("mode", ["shared", "self-play"])
+def test_no_key_is_used_twice(mode, strict_keys):
+    env = envs.make(Decoupled, N)
+    agent = make("ppo", mode, env)
+    jax.eval_shape(jax.jit(lambda: loop.train_once(env, agent, loop.init(env, agent, jax.random.key(0)))))
 
 
 def test_rows_are_split_by_player_and_joined_again():
@@ -228,3 +236,39 @@ def test_each_player_is_paid():
 
     with pytest.raises(ValueError, match="its reward must be one number for each of 2 players, got shape"):
         envs.make(Unpaid, 1)
+
+
+def test_each_agent_of_a_match_acts_for_its_player():
+    def constant(number):
+        act = lambda state, inputs, carry, noise: Decision(inputs.obs[:, 0] + state + noise, carry + number)
+        noise = lambda key, num_steps, num_envs: jnp.full((num_steps, num_envs), 0.1 * number)
+        return Agent(lambda key: (), act, act, lambda *given: (), 1, noise, initial_carry=jnp.float32(0))
+
+    agent = versus([constant(1), constant(2)])
+    noise = jax.tree.map(lambda x: x[0], agent.sample_noise(jax.random.key(0), 1, 6))
+    carry = rollout.initial_carry(agent, 6)
+    found = agent.exploit((10.0, 20.0), PolicyInput(jnp.arange(6.0)[:, None]), carry, noise)
+    np.testing.assert_allclose(found.action, [10.1, 11.1, 12.1, 23.2, 24.2, 25.2], rtol=1e-6)
+    own = [found.carry[player][row] for player in range(2) for row in range(3 * player, 3 * player + 3)]
+    np.testing.assert_array_equal(own, [1, 1, 1, 2, 2, 2])
+
+
+def test_a_run_plays_another_one_and_the_scripted_opponent(tmp_path):
+    small = dict(rollout_length=8, num_minibatches=1, num_epochs=1, hidden_sizes=[4])
+    options = dict(algo="ppo", env="Paddles", num_envs=2, total_steps=16, agent=small, eval_episodes=2, eval_envs=2)
+    options |= dict(tensorboard=False, log_level="quiet", devices=1, env_options={"max_steps_in_episode": 60})
+    one, _ = (jaxrl_fast.fit(**options, players=mode, run_dir=tmp_path / mode) for mode in ("independent", "shared"))
+    found = one.evaluate(against=str(tmp_path / "shared"), episodes=4)
+    assert {*found["sides"]} == {"left", "right"} and found["sides"]["left"]["eval_episodes"] == 4
+    # Against itself, the left player's returns are the negative ones of the right player in the same episodes.
+    own = jaxrl_fast.Run.open(one.folder).evaluate(episodes=4)["players"]
+    assert own["left"]["eval_return_mean"] == -own["right"]["eval_return_mean"]
+    again = one.evaluate(against=str(one.folder), episodes=4)["sides"]
+    assert again["left"]["eval_return_mean"] == own["left"]["eval_return_mean"]
+    assert again["right"]["eval_return_mean"] == own["right"]["eval_return_mean"]
+    scripted = one.evaluate(against="scripted", episodes=4)["sides"]
+    assert all(-5 <= side["eval_return_mean"] <= 5 and side["eval_length_mean"] <= 60 for side in scripted.values())
+    with pytest.raises(ValueError, match="not a run directory"):
+        one.evaluate(against=str(tmp_path / "nowhere"))
+    with pytest.raises(ValueError, match="explore: is not possible with against, got both"):
+        one.evaluate(against="scripted", explore=True)

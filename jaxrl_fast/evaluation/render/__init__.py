@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxrl_fast.evaluation.render import classic_control, frames, minatar
+from jaxrl_fast.evaluation.render import classic_control, frames, minatar, paddles
 from jaxrl_fast.utils.parsing import nearest
 
 
@@ -27,9 +27,10 @@ RENDERERS = {
     "MountainCar-v0": Renderer(partial(classic_control.mountain_car, goal=0.5), 30),
     "MountainCarContinuous-v0": Renderer(partial(classic_control.mountain_car, goal=0.45), 30),
     "Pendulum-v1": Renderer(classic_control.pendulum, 20),
+    "Paddles": Renderer(paddles.field, 30),
     **{f"{game}-MinAtar": Renderer(partial(minatar.board, pieces), 10) for game, pieces in minatar.GAMES.items()},
 }
-BACKENDS = ("gymnax", "envpool", "gymnasium")  # backends in which these names are the same environments
+BACKENDS = ("gymnax", "games", "envpool", "gymnasium")  # backends in which these names are the same environments
 
 
 def is_known(env_id: str) -> bool:
