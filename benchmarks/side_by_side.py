@@ -18,7 +18,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxrl_fast import agents
+from jaxrl_fast.agents.configs import common
 from jaxrl_fast.config import load
 from jaxrl_fast.parallel import program
 from jaxrl_fast.runs import fingerprint
@@ -110,8 +110,14 @@ def compare(
 def build(num_updates: int, **options: Any) -> tuple[program.Program, int]:
     """The program that `train` would run with these options, and on how many devices."""
     settings = load.from_keywords(**options)
-    _, env, agent, placement = training_build.build(settings, agents.load(settings.algo), num_updates)
+    _, env, agent, placement = training_build.build(settings, training_build.load_algorithm(settings), num_updates)
     return program.build(env, agent, num_updates, placement), placement.num_devices
+
+
+def steps_per_update(**options: Any) -> int:
+    """Environment steps of an update with these options."""
+    settings = load.from_keywords(**options)
+    return common.rollout_length(settings.agent, settings.options.num_envs) * settings.options.num_envs
 
 
 def timed(ours: program.Program, seed: np.ndarray, num_updates: int, before: int = 0) -> tuple[float, dict]:

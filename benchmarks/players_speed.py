@@ -1,0 +1,157 @@
+"""Two learners in one program against two runs at the same time, and the frames of games/Paddles against Atari's Pong.
+
+    python benchmarks/players_speed.py                       # both parts, on an idle machine
+    python benchmarks/players_speed.py --only frames --num-envs 64,256,1024,4096
+
+learners   `--players independent` with N games, and two processes that train one player each at the same time, with N
+           games against the scripted paddle. Environment steps of a game per second, updates included, compilation
+           not. The ratio is that of the one program to the mean of the two runs: 1 means that the second learner costs
+           nothing more in one program than in another process.
+frames     Environment steps per second with random actions: 84x84 gray frames, 4 stacked, of Paddles on the device and
+           of envpool's Pong-v5, which makes 4 frames of the emulator in each step.
+
+Rounds are taken in turn, so that a slow moment of the machine hits both sides; medians, with the least and the most.
+"""
+
+import argparse
+import statistics
+import subprocess
+import sys
+import time
+
+import jax
+import numpy as np
+import side_by_side
+from side_by_side import timed
+
+from jaxrl_fast import envs
+from jaxrl_fast.utils import devices
+from jaxrl_fast.utils.parsing import parse_int
+
+CASES = {
+    "ppo": dict(algo="ppo", num_envs=64),
+    "pqn": dict(algo="pqn", num_envs=64),
+    "dqn": dict(algo="dqn", num_envs=64, agent={"learning_starts": 1024, "buffer_size": 65_536}),
+}
+TOGETHER = dict(env="games/Paddles", players="independent")
+ALONE = dict(env="games/Paddles", env_options={"opponent": "scripted"})
+FRAMES = {"games/Paddles": dict(observation="image", frame_stack=4), "envpool/Pong-v5": {}}
+
+
+def main():
+    """Measures, prints a line for each case as it goes, and writes the JSON."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", default="learners,frames")
+    parser.add_argument("--algos", default=",".join(CASES))
+    parser.add_argument("--num-envs", default="64,256,1024,4096", help="of the frames")
+    parser.add_argument("--steps", type=parse_int, default=400_000, help="environment steps of each training")
+    parser.add_argument("--seconds", type=float, default=4.0, help="least length of a timed part of the frames")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--output", default="")
+    parser.add_argument("--child", default="", help="internal: train one player of this algorithm when told to")
+    args = parser.parse_args()
+    devices.configure_cpu_devices()
+    if args.child:
+        return child(args.child, args.steps, args.rounds)
+    report = side_by_side.Report("players_speed", args.output)
+    for algo in args.algos.split(",") if "learners" in args.only else ():
+        report.add("learners", learners(algo, args.steps, args.rounds))
+    for num_envs in map(parse_int, args.num_envs.split(",")) if "frames" in args.only else ():
+        report.add("frames", frames(num_envs, args.seconds, args.rounds))
+    print(f"written to {report.path}")
+
+
+def learners(algo: str, steps: int, rounds: int) -> dict:
+    """Both ways to train two players, in turn."""
+    ours, num_updates, steps = build(algo, TOGETHER, steps)
+    words = [sys.executable, __file__, "--child", algo, "--steps", str(steps), "--rounds", str(rounds)]
+    pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    runs = [subprocess.Popen(words, **pipes) for _ in range(2)]
+    speeds = {"together": [], "two_runs": []}
+    try:
+        for run in runs:
+            assert run.stdout.readline() == "ready\n"
+        for number in range(-1, rounds):  # round -1 warms up
+            together = timed(ours, np.int32(max(number, 0)), num_updates)[0]
+            for run in runs:
+                run.stdin.write("\n")
+                run.stdin.flush()
+            each = [float(run.stdout.readline()) for run in runs]
+            if number >= 0:
+                speeds["together"].append(steps / together)
+                speeds["two_runs"].append(statistics.mean(steps / seconds for seconds in each))
+    finally:
+        for run in runs:
+            run.kill()
+            run.wait()
+    return {"algo": algo, "env_steps": steps} | compared(speeds, "together", "two_runs")
+
+
+def child(algo: str, steps: int, rounds: int) -> None:
+    """Train one player whenever a line arrives, and print the seconds."""
+    ours, num_updates, _ = build(algo, ALONE, steps)
+    print("ready", flush=True)
+    for number in range(rounds + 1):
+        sys.stdin.readline()
+        print(timed(ours, np.int32(number), num_updates)[0], flush=True)
+
+
+def build(algo: str, task: dict, steps: int) -> tuple:
+    """A program, its updates, and their environment steps."""
+    case = CASES[algo] | task
+    length = side_by_side.steps_per_update(**case)
+    num_updates = max(steps // length, 1)
+    return side_by_side.build(num_updates, **case, total_steps=steps)[0], num_updates, num_updates * length
+
+
+def frames(num_envs: int, seconds: float, rounds: int) -> dict:
+    """Both environments with random actions, in turn."""
+    steps = {name: stepper(name, num_envs, options) for name, options in FRAMES.items()}
+    speeds = {name: [] for name in FRAMES}
+    for number in range(-1, rounds):
+        for name, run in steps.items():
+            start, count = time.perf_counter(), 0
+            while time.perf_counter() - start < (seconds if number >= 0 else 0.1):
+                count += run()
+            if number >= 0:
+                speeds[name].append(count / (time.perf_counter() - start))
+    return {"num_envs": num_envs} | compared(speeds, *FRAMES)
+
+
+def stepper(name: str, num_envs: int, options: dict, length: int = 32):
+    """A function that makes `length` steps of all environments, and returns how many these are."""
+    env = envs.make(name, num_envs, **options)
+
+    @jax.jit
+    def run(state, key):
+        actions = jax.random.randint(key, (length, env.spec.num_envs), 0, env.spec.action.num)
+
+        def step(state, action):
+            state, timestep = env.step(state, action)
+            return state, timestep.obs[:, 0, 0].sum() + timestep.reward.sum()  # so that frames are drawn
+
+        return jax.lax.scan(step, state, actions)
+
+    now = [jax.jit(env.reset)(jax.random.key(0))[0], jax.random.key(1)]
+
+    def advance() -> int:
+        now[1], key = jax.random.split(now[1])
+        now[0], sums = run(now[0], key)
+        jax.block_until_ready(sums)
+        return length * num_envs
+
+    return advance
+
+
+def compared(speeds: dict[str, list[float]], first: str, second: str) -> dict:
+    """Medians of both, and the ratio of the first to the second."""
+    ratios = [a / b for a, b in zip(speeds[first], speeds[second], strict=True)]
+    return {f"{name}_steps_per_s": round(statistics.median(speed)) for name, speed in speeds.items()} | {
+        "ratio": round(statistics.median(ratios), 3),
+        "ratio_min": round(min(ratios), 3),
+        "ratio_max": round(max(ratios), 3),
+    }
+
+
+if __name__ == "__main__":
+    main()
