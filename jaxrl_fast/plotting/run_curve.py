@@ -16,7 +16,7 @@ def save_figure(folder: Path) -> None:
 
 
 def figure(folder: Path) -> Any:
-    """Return a run's learning curve as a matplotlib figure.
+    """Return a run's learning curve as a matplotlib figure; with several players, the first one's.
 
     Raises:
         ValueError: If the run has not ended or has no records.
@@ -30,16 +30,19 @@ def figure(folder: Path) -> Any:
     members = by_member(read_metrics(folder))
     if not members:
         raise ValueError(f"{folder} has no records of its training, so no learning curve exists")
+    names = next(iter(members.values()))[0]
+    of_player = next((name.removeprefix("return_mean") for name in names if name.startswith("return_mean/")), "")
     column = lambda name: np.array([[r[name] for r in records] for records in members.values()], np.float64)
-    at, means, counts = map(column, ("env_steps", "return_mean", "episodes"))  # an unknown mean is NaN
+    at, means, counts = map(column, ("env_steps", f"return_mean{of_player}", "episodes"))  # an unknown mean is NaN
     steps, returns, episodes = curves.downsample(at[0], means, counts)
     if len(members) > 1:
         curve = curves.aggregate("", steps, returns)
     else:
         curve = curves.Curve("", steps, returns, _last_episodes(returns[0], episodes[0], WINDOW), None)
     unit = "seed" if all(len(member) == 1 for member in members) else "member"
-    title = f"{summary['algo'].rpartition('.')[2].upper()} on {summary['env_id']}"
-    return curves.draw_run(title, curve, summary["evaluations"], summary["solved_threshold"], unit)
+    title = f"{summary['algo'].rpartition('.')[2].upper()} on {summary['env_id']}{of_player.replace('/', ', ')}"
+    evaluations = [e | {"eval_return_mean": e[f"eval_return_mean{of_player}"]} for e in summary["evaluations"]]
+    return curves.draw_run(title, curve, evaluations, summary["solved_threshold"], unit)
 
 
 def _last_episodes(returns: Any, episodes: Any, window: int) -> Any:

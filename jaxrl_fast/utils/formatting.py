@@ -23,6 +23,8 @@ def progress_line(record: Mapping[str, Any], width: int | None = None) -> str:
     losses += [name for name in record if name == "entropy"]
     evaluation = record.get("eval_return_mean")
     parts = [f"step {short_number(record['env_steps']):>5}", f"{score:<34}"]
+    means = {name: x for name, x in record.items() if name.startswith("return_mean/") and x is not None}
+    parts += [" ".join(f"{name.partition('/')[2]} {x:.1f}" for name, x in means.items())] if means else []
     parts += [f"greedy {evaluation:7.1f}"] if evaluation is not None else []
     parts += [f"{name.replace('_', ' ')} {_fixed(record[name])}" for name in losses]
     parts += [f"{short_number(record['env_steps_per_s'])} steps/s"]
