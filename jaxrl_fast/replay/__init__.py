@@ -71,7 +71,7 @@ def uniform(config: ReplayConfig, spec: EnvSpec, parallelism: Parallelism = Para
     """
     return Replay(
         init=partial(ring.init, config, spec.obs, spec.action, spec.has_action_mask),
-        add=lambda state, steps, carry=(): ring.add(config, state, steps),
+        add=partial(_add_uniform, config),
         sample=partial(_sample_uniform, config, parallelism),
         size=lambda state: state.size,
         discard_tail=partial(ring.discard_tail, config),
@@ -93,7 +93,7 @@ def prioritized(
         init=lambda: Prioritized(
             ring.init(config, spec.obs, spec.action, spec.has_action_mask), sum_tree.init(num_items), jnp.float32(1)
         ),
-        add=lambda state, steps, carry=(): _add_prioritized(config, parallelism, state, steps),
+        add=partial(_add_prioritized, config, parallelism),
         sample=partial(_sample_prioritized, config, parallelism),
         size=lambda state: state.ring.size,
         discard_tail=lambda state: state._replace(ring=ring.discard_tail(config, state.ring)),
@@ -171,8 +171,12 @@ def _sample_prioritized(
     return ring.read(config, state.ring, row, env, gamma), weight, Index(item, priority > 0)
 
 
+def _add_uniform(config: ReplayConfig, state: Ring, steps: Transition, carry: PyTree = ()) -> Ring:
+    return ring.add(config, state, steps)
+
+
 def _add_prioritized(
-    config: ReplayConfig, parallelism: Parallelism, state: Prioritized, steps: Transition
+    config: ReplayConfig, parallelism: Parallelism, state: Prioritized, steps: Transition, carry: PyTree = ()
 ) -> Prioritized:
     """Add rows. What can be read now and could not before gets the largest priority, what cannot any more gets 0."""
     num_new = steps.reward.shape[0]

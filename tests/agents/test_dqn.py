@@ -282,7 +282,7 @@ def test_munchausen_target_is_that_of_the_allowed_actions():
 def test_action_values_are_forbidden_where_masked():
     context, obs = context_of(num_actions=3), jnp.zeros((2, 1))
     params, mask = jnp.float32([[1, 2, 3]]), jnp.array([[True, False, True], [True, True, False]])
-    value = dqn.action_values(context, params, PolicyInput(obs, mask))
+    value, _ = dqn.action_values(context, params, PolicyInput(obs, mask), ())
     np.testing.assert_array_equal(value, [[1, distributions.FORBIDDEN, 3], [1, 2, distributions.FORBIDDEN]])
     state = off_policy.State(dqn.Learner(params, (), ()), (), (), jnp.int32(0))
     np.testing.assert_array_equal(dqn.exploit(context, state, PolicyInput(obs, mask), (), ()).action, [2, 1])
