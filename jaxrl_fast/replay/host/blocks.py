@@ -15,7 +15,7 @@ from jaxrl_fast.replay.host.journal import Journal
 
 NUM_UNPACKERS = min(4, os.cpu_count() or 1)  # threads: zstandard works outside of Python's lock
 NUM_READERS = 8  # threads: a disk answers several requests in the time of one
-MAX_FILES, MIN_FILE = 256, 2**26  # files of a full buffer, and bytes of a file
+MIN_FILES, MAX_FILES, FILE_BYTES = 4, 256, 2**26  # files of a full buffer, and bytes of a file if that allows
 MAX_RUNS = 16  # contiguous parts of a result that are filled one by one
 
 Sizes = tuple[int, int, int, int]  # groups G, environments N, rows of a block, bytes of a frame
@@ -129,7 +129,8 @@ class FileBlocks:
         self.sizes, self.codec, self.journal = sizes, codec, journal
         num_groups, num_envs, block, num_bytes = sizes
         group_bytes = num_envs * (4 + block * num_bytes)
-        self.file_bytes = max(-(-num_groups * group_bytes // MAX_FILES), MIN_FILE, group_bytes)
+        total = num_groups * group_bytes
+        self.file_bytes = max(total // MAX_FILES, min(total // MIN_FILES, FILE_BYTES), group_bytes)
         self.file = np.zeros(num_groups, np.int64)  # descriptors
         self.place = np.zeros((num_groups, num_envs), np.int64)
         self.length = np.zeros((num_groups, num_envs), np.int64)
