@@ -86,7 +86,8 @@ class Saver:
     ) -> None:
         """Write a checkpoint and remove old ones; record any error for `wait`."""
         try:
-            write(folder, arrays, {**manifest, RESOURCES: {name: part() for name, part in parts.items()}})
+            saved = {RESOURCES: {name: part() for name, part in parts.items()}} if parts else {}
+            write(folder, arrays, {**manifest, **saved})
         except Exception as error:
             previous = f"the last one is {self.last}" if self.last else "none has been saved yet"
             self.problem = f"a checkpoint could not be written ({why(error)}); {previous}"
