@@ -21,7 +21,7 @@ from jaxrl_fast.replay.ring import ReplayConfig, Ring, Sample
 from jaxrl_fast.replay.store import at
 from jaxrl_fast.types import EnvSpec, Key, Parallelism, PyTree, Transition
 
-MAX_SHARE = 0.9  # of the largest error in the priority of a sequence, beside the mean one (section 2.3)
+MAX_SHARE = 0.9  # of the largest error in the priority of a sequence; the rest is that of the mean one (section 2.3)
 
 
 class SequenceConfig(NamedTuple):

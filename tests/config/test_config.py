@@ -782,7 +782,8 @@ def test_what_does_nothing_without_a_switch_does_something_with_it(algo):
             switch, *values = option.needs
             idle = {name: getattr(default, name)}
             if getattr(default, switch) in values:
-                idle[switch] = "c51" if switch == "value_head" else not getattr(default, switch)
+                others = {"value_head": "c51", "replay_storage": "device"}
+                idle[switch] = others[switch] if switch in others else not getattr(default, switch)
             with pytest.raises(ValueError, match=rf"^agent.{name}: has no effect without agent.{switch}"):
                 load.from_keywords(algo=algo, agent=idle)
             for value in values:

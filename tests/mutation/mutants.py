@@ -199,7 +199,8 @@ def _calls(node: ast.Call, text: Text) -> Iterator[Change]:
     if branches or isinstance(one, ast.Name) and isinstance(two, ast.Name) and name not in OF_ANY_TYPE:
         between = text.source[text.span(one)[1] : text.span(two)[0]]
         swapped = text.of(two) + between + text.of(one)
-        yield "swap", text.span(one)[0], text.span(two)[1], swapped
+        if swapped != text.of(one) + between + text.of(two):
+            yield "swap", text.span(one)[0], text.span(two)[1], swapped
     for keyword in node.keywords:
         if keyword.arg:
             start, stop = text.span(keyword)
