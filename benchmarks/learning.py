@@ -23,7 +23,24 @@ EXTRA = {
     "ppo_cartpole_4_envs": {"algo": "ppo", "env": "CartPole-v1", "solved_threshold": 475, **REFERENCE_PPO},
     "ppo_acrobot_4_envs": {"algo": "ppo", "env": "Acrobot-v1", "solved_threshold": -100, **REFERENCE_PPO},
     "ppo_pendulum_500k": {"preset": "ppo_pendulum", "total_steps": 500_000},
-}
+    # The same agents without memory.
+    "ppo_cartpole_no_velocity_mlp": {
+        "algo": "ppo", "env": "CartPole-v1", "hide": [1, 3], "num_envs": 8, "total_steps": 100_000,
+        "solved_threshold": 475,
+        "agent": {
+            "hidden_sizes": [64], "num_epochs": 10, "learning_rate": 1e-3, "gamma": 0.98, "entropy_coef": 0,
+            "normalize_observations": True, "normalize_rewards": True,
+        },
+    },
+    "ppo_pendulum_no_velocity_mlp": {
+        "algo": "ppo", "env": "Pendulum-v1", "hide": [2], "num_envs": 8, "total_steps": 100_000,
+        "solved_threshold": -200,
+        "agent": {
+            "hidden_sizes": [64], "num_minibatches": 8, "num_epochs": 10, "learning_rate": 1e-3, "gamma": 0.9,
+            "entropy_coef": 0, "normalize_rewards": True,
+        },
+    },
+}  # fmt: skip
 
 
 def main():

@@ -33,6 +33,7 @@ ELSEWHERE = {  # what other libraries call our options (docs/guides/migrating.md
     "clip_range_vf": "agent.clip_vloss",
     "ent_coef": "agent.entropy_coef",
     "lr": "agent.learning_rate",
+    "lstm_hidden_size": "agent.memory_size",
     "n_envs": "num_envs",
     "net_arch": "agent.hidden_sizes",
     "norm_adv": "agent.normalize_advantage",

@@ -110,7 +110,7 @@ def _meta(content: Mapping[str, Any], path: Path | str) -> dict[str, Any]:
 
 def _settings(content: Mapping[str, Any], path: Path | str) -> list[Setting]:
     if "config" in content:
-        raise ValueError(f"{path}: a preset cannot include another, got config: {content['config']}")
+        raise ValueError(f"{path}: a preset cannot include another, got config: {content['config']!r}")
     if "resume" in content:
         run = quote(str(content["resume"]))
         raise ValueError(f"{path}: a preset cannot name a run to resume; use --resume {run}")

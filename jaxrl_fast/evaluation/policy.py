@@ -75,7 +75,7 @@ def policy_of(env: Env, num_envs: int, state: PyTree, agent: Agent) -> "Policy |
         partial(jax.jit(partial(greedy, agent)), state),
         partial(jax.jit(partial(exploring, agent, num_envs)), state),
     )
-    has_memory = remembers(agent, agent.exploit, state, env.spec.obs)
+    has_memory = any(remembers(agent, agent.exploit, state, env.spec.obs))
     return (RecurrentPolicy if has_memory else Policy)(decide, partial(initial_carry, agent))
 
 
@@ -203,22 +203,23 @@ def _fits(x: np.ndarray, like: jax.ShapeDtypeStruct) -> bool:
     return same_shape and (like.dtype == bool or np.can_cast(x.dtype, like.dtype, "same_kind"))
 
 
-def remembers(agent: Agent, decide: Callable[..., Decision], state: PyTree, obs: PyTree) -> bool:
-    """Return whether `agent.exploit` or `agent.explore` changes the recurrent state. `obs` is a ShapeDtypeStruct.
+def remembers(agent: Agent, decide: Callable[..., Decision], state: PyTree, obs: PyTree) -> list[bool]:
+    """Return which leaves of the recurrent state `agent.exploit` or `agent.explore` changes.
 
-    The recurrent state may be that of the exploration noise alone. Then the greedy policy has no memory.
+    `obs` is a ShapeDtypeStruct. The recurrent state may be that of the exploration noise or of the critic alone. Then
+    the greedy policy has no memory.
     """
-    changed = []
+    changed: list[bool] = []
 
     def act(carry: PyTree, obs: PyTree) -> None:
         noise = jax.tree.map(lambda x: x[0], agent.sample_noise(key_of_seed(0), 1, 1))
         after = decide(state, PolicyInput(obs), carry, noise).carry
         before, after = jax.tree.leaves(carry), jax.tree.leaves(after)
-        changed.append(len(before) != len(after) or any(a is not b for a, b in zip(before, after, strict=True)))
+        changed.extend(a is not b for a, b in zip(before, after or before, strict=True))
 
     one = jax.tree.map(lambda x: jax.ShapeDtypeStruct((1, *x.shape), x.dtype), obs)
     jax.eval_shape(act, initial_carry(agent, 1), one)
-    return any(changed)
+    return changed
 
 
 def greedy(agent: Agent, state: PyTree, obs: PyTree, carry: PyTree) -> tuple[Array, PyTree]:

@@ -480,8 +480,9 @@ def test_squashed_actions_are_scored_where_tanh_rounds_to_one():
     num_rows, std, shift = 4096, 0.1, 0.02
     agent, context = built(types.Box((1,)), num_envs=num_rows, rollout_length=1, num_minibatches=1, tanh_squash=True)
     actor = lambda params, obs: jnp.full((len(obs), 1), params)
-    both = lambda params, obs: (actor(params, obs), jnp.zeros(len(obs)))
-    context = context._replace(network=context.network._replace(actor=actor, both=both))
+    step = lambda params, obs, carry: (actor(params, obs), carry)
+    unroll = lambda params, obs, carry, reset: ((actor(params, obs), jnp.zeros(len(obs))), carry)
+    context = context._replace(network=context.network._replace(step=step, act=step, unroll=unroll))
     obs, log_std = jnp.zeros((num_rows, 4)), jnp.full(1, np.log(std), jnp.float32)
     state = jax.jit(agent.init)(jax.random.key(0))._replace(params={"network": jnp.float32(12), "log_std": log_std})
     decision = ppo.explore(context, state, PolicyInput(obs), (), agent.sample_noise(jax.random.key(1), 1, num_rows)[0])

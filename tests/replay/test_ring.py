@@ -463,5 +463,5 @@ def test_a_stack_of_one_frame_is_an_observation_kept_whole(num_rows):
 
 def test_no_random_number_comes_twice():
     """Each round is a bijection of 32 bits, so different counters give different numbers; chance would repeat 8."""
-    numbers = np.asarray(jax.jit(lambda key: replay_ring._random_numbers(key, (2**18,)))(jax.random.key(0)))
+    numbers = np.asarray(jax.jit(lambda key: replay_ring.random_numbers(key, (2**18,)))(jax.random.key(0)))
     assert numbers.dtype == np.uint32 and len(np.unique(numbers)) == 2**18

@@ -56,7 +56,12 @@ def compare(saved: SavedRun, function: PolicyFunction, kind: str, files: Mapping
 def reference(saved: SavedRun, obs: PyTree, memory: tuple[Any, ...]) -> Any:
     """Return the greedy actions [B, ...] of the run for observations and memories like those of the exported policy."""
     env, carry = saved.env, initial_carry(saved.agent, NUM_ROWS)
-    carry = jax.tree.unflatten(jax.tree.structure(carry), memory) if memory else carry
+    leaves, structure = jax.tree.flatten(carry)
+    is_memory = policy.remembers(saved.agent, saved.agent.exploit, saved.learners, env.spec.obs)
+    given = iter(memory)
+    carry = jax.tree.unflatten(
+        structure, [next(given) if flag else x for x, flag in zip(leaves, is_memory, strict=True)]
+    )
     return env.to_env_action(policy.greedy(saved.agent, saved.learners, env.encode_obs(obs), carry)[0])
 
 

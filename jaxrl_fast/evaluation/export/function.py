@@ -67,7 +67,7 @@ def make(saved: SavedRun, sampled: bool) -> PolicyFunction:
         raise ValueError(f"export: {env.spec.id} has players, each with a policy; use load(RUN).policies")
     decide = agent.explore if sampled else agent.exploit
     initial = initial_carry(agent, 1)
-    has_memory = remembers(agent, decide, state, env.spec.obs)
+    is_memory = remembers(agent, decide, state, env.spec.obs)
     structure: Any
     parts, structure = jax.tree.flatten(_noise_of_row(agent, key_of_seed(0)))
     axes = _row_axes(agent)
@@ -80,10 +80,13 @@ def make(saved: SavedRun, sampled: bool) -> PolicyFunction:
         for i, one, x in zip(places, noise, given, strict=False):
             filled[i] = x if one.axis is None else jnp.expand_dims(x, one.axis)
         inputs = PolicyInput(env.encode_obs(jax.tree.map(lambda x: x[None], obs)))
-        carry = jax.tree.unflatten(jax.tree.structure(initial), [x[None] for x in memory]) if memory else initial
-        decision = decide(state, inputs, carry, structure.unflatten(filled))
-        following = jax.tree.leaves(decision.carry) if has_memory else []
-        return env.to_env_action(decision.action)[0], tuple(x[0] for x in following)
+        carry, remembered = jax.tree.leaves(initial), iter(memory)
+        carry = [next(remembered)[None] if flag else x for x, flag in zip(carry, is_memory, strict=True)]
+        decision = decide(
+            state, inputs, jax.tree.unflatten(jax.tree.structure(initial), carry), structure.unflatten(filled)
+        )
+        following = tuple(x[0] for x, flag in zip(jax.tree.leaves(decision.carry), is_memory) if flag)
+        return env.to_env_action(decision.action)[0], following
 
     def draw(key):
         """Return random numbers for one row."""
@@ -91,7 +94,7 @@ def make(saved: SavedRun, sampled: bool) -> PolicyFunction:
         return tuple(x if (a := axes[i]) is None else jnp.squeeze(x, a) for i, x in enumerate(found) if i in places)
 
     obs = env.spec.obs if env.own_obs is None else env.own_obs
-    parts_of_memory = jax.tree.leaves(initial) if has_memory else []
+    parts_of_memory = [x for x, flag in zip(jax.tree.leaves(initial), is_memory, strict=True) if flag]
     names = ["memory"] if len(parts_of_memory) == 1 else [f"memory_{i + 1}" for i in range(len(parts_of_memory))]
     memory = tuple(Memory(name, np.asarray(x[0])) for name, x in zip(names, parts_of_memory, strict=True))
     with kernels.portable():
