@@ -36,8 +36,16 @@ EXTRA = {
         "algo": "ppo", "env": "Pendulum-v1", "hide": [2], "num_envs": 8, "total_steps": 100_000,
         "solved_threshold": -200,
         "agent": {
-            "hidden_sizes": [64], "num_minibatches": 8, "num_epochs": 10, "learning_rate": 1e-3, "gamma": 0.9,
-            "entropy_coef": 0, "normalize_rewards": True,
+            "hidden_sizes": [64], "rollout_length": 256, "num_minibatches": 16, "num_epochs": 10,
+            "learning_rate": 1e-3, "gamma": 0.95, "entropy_coef": 0, "log_std_init": 0.2,
+            "normalize_observations": True, "normalize_rewards": True,
+        },
+    },
+    "ppo_memory_chain_mlp": {
+        "algo": "ppo", "env": "MemoryChain-bsuite", "env_options": {"memory_length": 100}, "num_envs": 32,
+        "total_steps": 100_000, "solved_threshold": 0.9,
+        "agent": {
+            "hidden_sizes": [64], "num_epochs": 16, "learning_rate": 1e-3, "gamma": 0.999, "entropy_coef": 0,
         },
     },
 }  # fmt: skip
