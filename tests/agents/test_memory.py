@@ -36,7 +36,7 @@ def test_values_and_the_loss_of_ppo_are_those_of_one_environment_at_a_time(lengt
     agent = made(ppo, env, sequence_length=length, normalize_advantage=False, entropy_coef=0.1)
     context = agent.explore.args[0]
     state, rollout = played(agent, env)
-    params, network = state.params["network"], context.network
+    params, unroll = state.params["network"], jax.jit(context.network.unroll)
     update = jax.jit(partial(ppo.prepare, context))(state, rollout)
     steps, num_steps, num_envs = rollout.steps, *rollout.steps.reward.shape
     values, logits = np.zeros((num_steps + 1, num_envs)), np.zeros((num_steps, num_envs, 2))
@@ -44,13 +44,13 @@ def test_values_and_the_loss_of_ppo_are_those_of_one_environment_at_a_time(lengt
         carry = jax.tree.map(lambda x, n=n: x[None, n], rollout.carry)
         for t in range(num_steps + 1):
             obs = rollout.next_obs[None, n] if t == num_steps else steps.obs[None, t, n]
-            (out, value), carry = network.unroll(params, obs[:, None], carry, jnp.zeros((1, 1), bool))
+            (out, value), carry = unroll(params, obs[:, None], carry, jnp.zeros((1, 1), bool))
             values[t, n] = value[0, 0]
             if t < num_steps:
                 logits[t, n] = out[0, 0]
                 carry = carry if steps.valid[t, n] else jax.tree.map(jnp.zeros_like, carry)
     advantage = np.zeros((num_steps + 1, num_envs))  # GAE by its definition
-    config, discount = context.config, np.float64(config_gamma(context) * steps.discount)
+    config, discount = context.config, np.float64(context.config.gamma * steps.discount)
     for t in reversed(range(num_steps)):
         delta = steps.reward[t] + discount[t] * values[t + 1] - values[t]
         advantage[t] = delta + discount[t] * config.gae_lambda * ~np.asarray(steps.last[t]) * advantage[t + 1]
@@ -70,23 +70,19 @@ def test_values_and_the_loss_of_ppo_are_those_of_one_environment_at_a_time(lengt
     assert not valid.all() and np.asarray(steps.last).sum(0).min() > 1
 
 
-def config_gamma(context):
-    return context.config.gamma
-
-
 def test_the_targets_of_pqn_are_those_of_one_environment_at_a_time():
     env = probes.remember(4, length=5)
     agent = made(pqn, env, sequence_length=4, burn_in=1, q_lambda=0.5)
     context = agent.explore.args[0]
     state, rollout = played(agent, env)
     rows, _ = jax.jit(partial(pqn.rows_of, context))(state.params, rollout)
-    steps, num_steps = rollout.steps, 12
+    steps, num_steps, step = rollout.steps, 12, jax.jit(context.network.step)
     expected = np.zeros((num_steps, 4))
     for n in range(4):
         carry, best = jax.tree.map(lambda x, n=n: x[None, n], rollout.carry), []
         for t in range(num_steps + 1):
             obs = rollout.next_obs[None, n] if t == num_steps else steps.obs[None, t, n]
-            value, carry = context.network.step(state.params, obs, carry)
+            value, carry = step(state.params, obs, carry)
             best.append(float(value.max()))
             carry = carry if t == num_steps or steps.valid[t, n] else jax.tree.map(jnp.zeros_like, carry)
         following = best[num_steps]

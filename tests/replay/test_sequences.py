@@ -151,10 +151,12 @@ def test_the_loss_is_that_of_one_sequence_and_step_at_a_time(options):
     loss = partial(dqn.sequence_loss, context, other, batch, weight / 4, ((), ()))
     found, (errors, _) = jax.jit(loss)(learner.params)
 
+    advance = jax.jit(context.network.step)
+
     def outputs(params, b):
         carry, rows = jax.tree.map(lambda x: x[None, b], batch.carry), []
         for m in range(batch.obs.shape[1]):
-            output, carry = context.network.step(params, batch.obs[None, b, m], carry)
+            output, carry = advance(params, batch.obs[None, b, m], carry)
             rows.append(output)
             if batch.reset[b, m]:
                 carry = jax.tree.map(jnp.zeros_like, carry)
