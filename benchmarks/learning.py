@@ -43,7 +43,7 @@ EXTRA = {
     },
     "ppo_memory_chain_mlp": {
         "algo": "ppo", "env": "MemoryChain-bsuite", "env_options": {"memory_length": 100}, "num_envs": 32,
-        "total_steps": 100_000, "solved_threshold": 0.9,
+        "total_steps": 300_000, "solved_threshold": 0.9,
         "agent": {
             "hidden_sizes": [64], "num_epochs": 16, "learning_rate": 1e-3, "gamma": 0.999, "entropy_coef": 0,
         },
