@@ -121,11 +121,13 @@ def inputs(function: PolicyFunction, keyed: bool) -> list[Input]:
 def remembered(function: PolicyFunction, name: str) -> list[Input]:
     """Return the arrays of the memory, as inputs or outputs of this name."""
 
-    def first(x: np.ndarray) -> str:
+    def meaning(x: np.ndarray) -> str:
+        if name != "memory":
+            return "the memory for the next step"
         return f"at the start of an episode {x.flat[0]:g}" if (x == x.flat[0]).all() else "see initial_memory"
 
     return [
-        Input(one.name.replace("memory", name), ("b", *one.initial.shape), str(one.initial.dtype), first(one.initial))
+        Input(one.name.replace("memory", name), ("b", *one.initial.shape), str(one.initial.dtype), meaning(one.initial))
         for one in function.memory
     ]
 
