@@ -57,10 +57,19 @@ def decide(
             f"--agent.replay-storage: must be device for several seeds in one program, got {asked}; "
             "python -m jaxrl_fast.sweep --workers 1 trains them one after another"
         )
+    independent = settings.options.players == "independent"
+    if independent and asked in ("host", "disk"):
+        raise ValueError(
+            f"--agent.replay-storage: must be device for independent players, got {asked}; use --players shared"
+        )
     packed = _compression(config, env)
     needs = memory.estimate(env, agent, placement)
     needs = needs._replace(copies=1 if resumed else needs.copies)
-    if asked == "device" or asked == "auto" and (several or needs.free is None or needs.total <= needs.free):
+    if (
+        asked == "device"
+        or asked == "auto"
+        and (several or independent or needs.free is None or needs.total <= needs.free)
+    ):
         config = dataclasses.replace(config, replay_storage="device")
         return Decision(settings._replace(agent=config), agent)
     options = {"replay_storage": "host", "replay_compression": "zstd" if packed else "none"}

@@ -24,9 +24,10 @@ def free(monkeypatch):
     return set_free
 
 
-def planned(env="Breakout-MinAtar", buffer_size=1_000_000, **agent):
+def planned(env="Breakout-MinAtar", buffer_size=1_000_000, players="", **agent):
     agent |= {"buffer_size": buffer_size, "learning_starts": 64}
-    return plan.validate_plan(load.from_keywords(algo="dqn", env=env, num_envs=8, agent=agent, devices=1))
+    settings = load.from_keywords(algo="dqn", env=env, num_envs=8, players=players, agent=agent, devices=1)
+    return plan.validate_plan(settings)
 
 
 def storage_of(made):
@@ -82,3 +83,14 @@ def test_gradient_workers_do_not_depend_on_the_store(storage, free):
         plan.validate_plan(settings).placement
         == plan.validate_plan(load.from_keywords(algo="dqn", agent={"batch_size": 256})).placement
     )
+
+
+@pytest.mark.parametrize("storage", ["host", "disk"])
+def test_independent_players_keep_their_replay_on_the_device(storage, free):
+    free(100 * GB)
+    game = dict(env="games/Paddles", players="independent", buffer_size=4096)
+    with pytest.raises(
+        ValueError, match=f"^--agent.replay-storage: must be device for independent players, got {storage}"
+    ):
+        planned(replay_storage=storage, **game)
+    assert storage_of(planned(**game))[0] == "device"
