@@ -98,7 +98,7 @@ def save_pools(pools: Sequence[LazyPool]) -> dict[str, np.ndarray] | str:
 
 
 def load_pools(pools: Sequence[LazyPool], state: Mapping[str, np.ndarray]) -> None:
-    """Go on from what `save_pools` has returned."""
+    """Restore what `save_pools` has returned."""
     for i, pool in enumerate(pools):
         pool.set_state({name.removeprefix(f"{i}/"): x for name, x in state.items() if name.startswith(f"{i}/")})
 

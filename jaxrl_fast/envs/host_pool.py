@@ -61,7 +61,7 @@ class SavablePool(HostPool, Protocol):
         """Finish a pending step, whose row `recv` still returns, and return the state as arrays by name."""
 
     def set_state(self, state: Mapping[str, np.ndarray]) -> None:
-        """Go on from what `get_state` has returned, also if a step was pending. No reset is needed."""
+        """Restore what `get_state` has returned, also if a step was pending. No reset is needed."""
 
 
 class PoolSpec(NamedTuple):
@@ -136,7 +136,7 @@ class LazyPool:
         return self.pool.get_state()
 
     def set_state(self, state: Mapping[str, np.ndarray]) -> None:
-        """Go on from a state."""
+        """Restore a state."""
         self.pool.set_state(state)
 
     def render(self) -> np.ndarray:

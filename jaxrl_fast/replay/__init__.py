@@ -135,6 +135,20 @@ def draw_args(parallelism: Parallelism, batch_size: int) -> tuple[int, Callable[
     return batch_size // parallelism.num_shards, own
 
 
+def draw_by_priority(
+    num_envs: int, parallelism: Parallelism, priorities: sum_tree.Tree, key: Key, batch_size: int, beta: float | Array
+) -> tuple[Array, Array, Array, Index]:
+    """Return this device's places and environments [B] drawn by the priorities of items place * N + environment.
+
+    Also returns their importance weights [B], and the index of the whole batch of this shard.
+    """
+    item, priority = sum_tree.draw(priorities, key, batch_size // parallelism.num_shards)
+    prob = priority / jnp.maximum(sum_tree.total(priorities), 1e-30)
+    weight = importance_weights(prob, beta, parallelism.axis_name)
+    drawn = item // num_envs, item % num_envs, weight
+    return *collectives.local_rows(drawn, parallelism.num_grad_workers), Index(item, priority > 0)
+
+
 def _read_ahead(
     config: ReplayConfig, parallelism: Parallelism, state: Ring, keys: Key, num: Array, batch_size: int
 ) -> Callable[[Array], Ring]:
@@ -163,12 +177,8 @@ def _sample_prioritized(
     gamma: float | Array,
     beta: float | Array = 1.0,
 ) -> tuple[Sample, Array, Index]:
-    item, priority = sum_tree.draw(state.priorities, key, batch_size // parallelism.num_shards)
-    row, env = item // config.num_envs, item % config.num_envs
-    prob = priority / jnp.maximum(sum_tree.total(state.priorities), 1e-30)
-    weight = importance_weights(prob, beta, parallelism.axis_name)
-    row, env, weight = collectives.local_rows((row, env, weight), parallelism.num_grad_workers)
-    return ring.read(config, state.ring, row, env, gamma), weight, Index(item, priority > 0)
+    row, env, weight, index = draw_by_priority(config.num_envs, parallelism, state.priorities, key, batch_size, beta)
+    return ring.read(config, state.ring, row, env, gamma), weight, index
 
 
 def _add_uniform(config: ReplayConfig, state: Ring, steps: Transition, carry: PyTree = ()) -> Ring:

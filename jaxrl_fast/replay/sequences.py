@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from jaxrl_fast.parallel import collectives
-from jaxrl_fast.replay import Index, Replay, draw_args, importance_weights, ring, sum_tree, update_priorities
+from jaxrl_fast.replay import Index, Replay, draw_args, draw_by_priority, ring, sum_tree, update_priorities
 from jaxrl_fast.replay.ring import ReplayConfig, Ring, Sample
 from jaxrl_fast.replay.store import at
 from jaxrl_fast.types import EnvSpec, Key, Parallelism, PyTree, Transition
@@ -207,9 +207,6 @@ def _sample_prioritized(
     beta: float | Array = 1.0,
 ) -> tuple[Sequences, Array, Index]:
     assert state.priorities is not None, "`init` made them"
-    item, priority = sum_tree.draw(state.priorities, key, batch_size // parallelism.num_shards)
-    slot, env = item // config.ring.num_envs, item % config.ring.num_envs
-    prob = priority / jnp.maximum(sum_tree.total(state.priorities), 1e-30)
-    weight = importance_weights(prob, beta, parallelism.axis_name)
-    slot, env, weight = collectives.local_rows((slot, env, weight), parallelism.num_grad_workers)
-    return read(config, state, slot, env, gamma), weight, Index(item, priority > 0)
+    drawn = draw_by_priority(config.ring.num_envs, parallelism, state.priorities, key, batch_size, beta)
+    slot, env, weight, index = drawn
+    return read(config, state, slot, env, gamma), weight, index

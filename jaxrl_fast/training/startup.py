@@ -29,7 +29,7 @@ def open_envs(plan: Plan, terminal: Console) -> None:
 
 @contextlib.contextmanager
 def opened_resources(progress: RunProgress, terminal: Console) -> Iterator[None]:
-    """Open what the agent keeps on the host until the context ends. Then print what it has held."""
+    """Open the host resources of the agent for the context, then print what each has stored."""
     try:
         progress.checkpoints.open_resources()
         yield

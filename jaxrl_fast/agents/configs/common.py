@@ -191,8 +191,9 @@ class OffPolicy:
 
     def describe(self, num_envs: int) -> str:
         """Return a sentence for the header of a run."""
+        rows = "transitions" if getattr(self, "memory", "none") == "none" else "sequences"
         return (
-            f"{self.replay_ratio:g} gradient steps per environment step, {self.batch_size:,} transitions each, "
+            f"{self.replay_ratio:g} gradient steps per environment step, {self.batch_size:,} {rows} each, "
             f"from step {self.first_learning(num_envs):,} on"
         )
 

@@ -83,7 +83,7 @@ class DQN(common.OffPolicy):
 
     def sequence(self) -> int | None:
         """Return the steps of a sequence that are learned from as a whole; None without a memory."""
-        return None if self.memory == "none" else self.sequence_length - self.burn_in
+        return None if self.memory == "none" else self.sequence_length
 
     def first_learning(self, num_envs: int) -> int:
         """Return the environment steps before the first gradient step: enough for a transition or a sequence."""
@@ -91,7 +91,7 @@ class DQN(common.OffPolicy):
         return max(self.learning_starts, (self.n_step + rows) * num_envs)
 
     def gradient_rows(self, num_envs: int) -> int:
-        """Return the rows in a gradient step."""
+        """Return the rows in a gradient step, burn-in included."""
         return self.batch_size * (self.sequence() or 1)
 
     def sequence_period(self, rollout_length: int) -> int:

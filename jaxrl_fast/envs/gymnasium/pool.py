@@ -102,7 +102,7 @@ class LocalPool:
         return pack(self.arrays, self.stepper.get_states(self.copy_method()))
 
     def set_state(self, state: Mapping[str, np.ndarray]) -> None:
-        """Go on from a state."""
+        """Restore a state."""
         self.pending = False
         self.stepper.set_states(self.copy_method(), unpack(self.arrays, state))
 
@@ -212,7 +212,7 @@ class WorkerPool:
         return pack(self.arrays, [state for of_worker in states for state in of_worker])
 
     def set_state(self, state: Mapping[str, np.ndarray]) -> None:
-        """Go on from a state."""
+        """Restore a state."""
         self.finish()
         states = unpack(self.arrays, state)
         for one in self.workers:

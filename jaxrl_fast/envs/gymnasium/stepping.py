@@ -111,7 +111,7 @@ class Stepper:
         return states
 
     def set_states(self, method: Method, states: Sequence[EnvState]) -> None:
-        """Go on from what `get_states` has returned, after the arrays have been filled."""
+        """Restore what `get_states` has returned, after the arrays have been filled."""
         for i, (pickled, seed) in enumerate(states):
             self.seeds[i], before = seed, self.envs[i]
             if pickled:
