@@ -1,5 +1,7 @@
 """The physics of Paddles against a plain loop, its symmetry, and how its players become rows."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxrl_fast import envs
-from jaxrl_fast.envs.games.paddles import Moved, Paddles, Params, State, move
+from jaxrl_fast.envs.games.paddles import Moved, Paddles, Params, State, mirrored, move
 
 SIZE, PARAMS = (16, 12), Params()
 GAME = Paddles(*SIZE)
@@ -52,24 +54,38 @@ def test_a_move_is_that_of_a_plain_loop(state, moves):
     np.testing.assert_array_equal(found.missed, [missed == 0, missed == 1])  # never both
 
 
-def mirrored(state):
-    flip = jnp.float32([-1, 1])
-    return State(
-        state.ball * flip,
-        state.velocity * flip,
-        state.paddles[::-1],
-        state.points[::-1],
-        state.before * flip,
-        state.num_steps,
-    )
-
-
 @given(states, st.tuples(*[eighths(-1, 1)] * 2))
 def test_a_mirrored_state_moves_to_the_mirrored_result(state, moves):
     moves = jnp.float32(moves)
     found, other = moved(state, moves), moved(mirrored(state), moves[::-1])
     expected = Moved(mirrored(found.state), found.hit[::-1], found.missed[::-1])
     jax.tree.map(np.testing.assert_array_equal, other, expected)
+
+
+def observer(**options):
+    """Functions of a state to what is observed, of each kind."""
+    kinds = ("vector", "board", "image")
+    return [jax.jit(partial(Paddles(*SIZE, observation=kind, **options)._observe, PARAMS)) for kind in kinds]
+
+
+BOTH, UNMIRRORED, RIGHT = observer(), observer(mirror=False), observer(opponent="scripted", side="right")
+
+
+def seen_from_the_right(state):
+    """The vector of the right player, written out: its own paddle and points come first."""
+    (x, y), (vx, vy) = map(np.asarray, (state.ball, state.velocity))
+    (left, right), (points, own_points) = map(np.asarray, (state.paddles, state.points))
+    return np.float32([-x / 8, y / 6, -vx, vy, right / 6, left / 6, own_points / 5, points / 5, 4 / 12])
+
+
+@given(states)
+def test_each_player_sees_the_field_from_its_own_side(state):
+    for both, same, right in zip(BOTH, UNMIRRORED, RIGHT, strict=True):
+        left_view, right_view = both(state)
+        np.testing.assert_array_equal(right_view, both(mirrored(state))[0])
+        np.testing.assert_array_equal(right_view, right(state))
+        np.testing.assert_array_equal(same(state), [left_view, left_view])
+    np.testing.assert_allclose(BOTH[0](state)[1], seen_from_the_right(state), rtol=1e-6)
 
 
 @given(states, st.tuples(*[st.integers(0, 2)] * 2))
@@ -95,12 +111,20 @@ def test_the_fifth_point_ends_the_game():
     assert step(near(7.5, 5, (1, 0), (4, 0))) and not step(near(7.5, 5, (1, 0), (3, 4)))
 
 
-def test_cooperating_players_are_paid_for_hits():
-    game = Paddles(*SIZE, cooperative=True)
-    step = lambda state: game.step_env(jax.random.key(0), state, jnp.zeros(2, jnp.int32), PARAMS)[2].tolist()
-    assert step(near(7.5, 1, (1, 0))) == [1, 1]
-    assert step(near(7.5, 5, (1, 0))) == [-1, -1]
-    assert step(near(0, 5, (1, 0))) == [0, 0]
+TOGETHER = Paddles(*SIZE, cooperative=True)
+together = jax.jit(lambda state, action: TOGETHER.step_env(jax.random.key(3), state, action, PARAMS)[1:4])
+
+
+@given(states, st.tuples(*[st.integers(0, 2)] * 2), st.integers(0, 3), st.integers(0, 2))
+def test_cooperating_players_are_both_paid_for_hits_and_misses(state, actions, left, right):
+    """A hit pays 1 to both and a miss -1. The episode ends with the fifth miss, whoever missed."""
+    state = state._replace(points=jnp.int32([left, right]))
+    *_, hit, missed = oracle(state, [(0.0, 1.0, -1.0)[a] for a in actions])
+    after, reward, over = together(state, jnp.int32(actions))
+    np.testing.assert_array_equal(reward, [(hit is not None) - (missed is not None)] * 2)
+    np.testing.assert_array_equal(after.points, [left + (missed == 1), right + (missed == 0)])
+    assert over == (left + right + (missed is not None) >= 5)
+    assert (after.ball[0] == 0) if missed is not None else (after.points.sum() == left + right)
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
@@ -115,7 +139,7 @@ def test_the_scripted_opponent_follows_the_ball_with_its_own_speed(side):
 
 def test_boards_and_images_show_the_same_field():
     state = near(-3.9, 2.1, (1, 0))._replace(paddles=jnp.float32([2, -3]), before=jnp.float32([-4.9, 2.1]))
-    board, image = (Paddles(*SIZE, observation=kind)._observe(PARAMS, state)[1] for kind in ("board", "image"))
+    board, image = (Paddles(*SIZE, observation=kind)._observe(PARAMS, state)[0] for kind in ("board", "image"))
     cells = [np.argwhere(board[..., i]).tolist() for i in range(4)]
     assert cells == [[[2, 0], [3, 0], [4, 0], [5, 0]], [[7, 15], [8, 15], [9, 15], [10, 15]], [[3, 4]], [[3, 3]]]
     assert image.shape == (84, 84, 1) and image.dtype == jnp.uint8
@@ -141,7 +165,9 @@ def test_rows_are_players_and_both_end_at_the_time_limit():
     _, (games, begins, action, rows) = jax.lax.scan(step, (state, first), jax.random.split(jax.random.key(1), 200))
     np.testing.assert_array_equal(rows.last[:, :3], rows.last[:, 3:])
     np.testing.assert_array_equal(rows.reward[:, :3], -rows.reward[:, 3:])
-    np.testing.assert_array_equal(rows.obs[:, :3], rows.obs[:, 3:])
+    np.testing.assert_array_equal(
+        rows.obs[:, :3, [0, 4, 5]], np.float32([-1, 1, 1]) * np.asarray(rows.obs)[:, 3:, [0, 5, 4]]
+    )
     terminal, truncated = rows.last & (rows.discount == 0), rows.last & (rows.discount == 1)
     assert terminal.any() and truncated.any() and not rows.reward[begins].any()
     paddles = jax.vmap(jax.vmap(lambda y, a: jnp.clip(y + jnp.float32([0, 1, -1])[a], -7, 7)))

@@ -11,6 +11,7 @@ A point is a reward of 1 for the one player and -1 for the other. With `cooperat
 
 import math
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -68,6 +69,8 @@ class Paddles:
         opponent: "none", or "scripted": a paddle that follows the ball at `opponent_speed` plays against a single
             player.
         side: The side of the single player against a scripted opponent.
+        mirror: Whether the right player sees the field mirrored, its own paddle on the left, so that one policy plays
+            both sides alike.
     """
 
     def __init__(
@@ -78,6 +81,7 @@ class Paddles:
         cooperative: bool = False,
         opponent: str = "none",
         side: str = "left",
+        mirror: bool = True,
     ):
         _check_word("observation", observation, OBSERVATIONS)
         _check_word("opponent", opponent, ("none", "scripted"))
@@ -86,7 +90,7 @@ class Paddles:
             if not 4 <= value <= 84:
                 raise ValueError(f"{name}: must be 4 to 84, got {value}")
         self.size = width, height
-        self.observation, self.cooperative = observation, cooperative
+        self.observation, self.cooperative, self.mirror = observation, cooperative, mirror
         self.own_side = PLAYERS.index(side) if opponent == "scripted" else None
         self.players = () if opponent == "scripted" else PLAYERS
 
@@ -130,9 +134,24 @@ class Paddles:
         return Discrete(3)
 
     def _observe(self, params: Params, state: State) -> Array:
-        """Return what each player sees: both see the whole field."""
-        seen = OBSERVATIONS[self.observation](self.size, params, state)
-        return jnp.stack([seen] * len(PLAYERS)) if self.players else seen
+        """Return what each player sees: the whole field, from its own side with `mirror`."""
+        see = partial(OBSERVATIONS[self.observation], self.size, params)
+        states = state, mirrored(state) if self.mirror else state
+        if self.own_side is not None:
+            return see(states[self.own_side])
+        return jnp.stack([see(state) for state in states])
+
+
+def mirrored(state: State) -> State:
+    """Return the state with left and right exchanged."""
+    flip = jnp.asarray([-1.0, 1.0])
+    return state._replace(
+        ball=state.ball * flip,
+        velocity=state.velocity * flip,
+        paddles=state.paddles[::-1],
+        points=state.points[::-1],
+        before=state.before * flip,
+    )
 
 
 def serve(size: tuple[int, int], params: Params, key: Key, state: State) -> State:
