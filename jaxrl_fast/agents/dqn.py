@@ -19,7 +19,16 @@ from jaxrl_fast.agents.configs.common import as_fraction, rollout_length
 from jaxrl_fast.agents.configs.dqn import DQN as Config
 from jaxrl_fast.parallel import collectives
 from jaxrl_fast.replay import sequences as replay_sequences
-from jaxrl_fast.rl import distributions, exploration, normalize, off_policy, optim, sequences, value_distributions
+from jaxrl_fast.rl import (
+    distributions,
+    exploration,
+    normalize,
+    off_policy,
+    optim,
+    returns,
+    sequences,
+    value_distributions,
+)
 from jaxrl_fast.rl.off_policy import ReplayRatio, State
 from jaxrl_fast.types import Agent, Array, Decision, EnvSpec, Key, Metrics, Parallelism, PolicyInput, PyTree, Rollout
 
@@ -131,6 +140,8 @@ def check(config: Config, spec: EnvSpec, parallelism: Parallelism, rollout_lengt
     check_sequences(config, spec, parallelism, rollout_length)
     if config.value_head != "none" and config.num_atoms < 2:
         raise ValueError(f"num_atoms: a distribution requires 2 or more, got {config.num_atoms}; try 51")
+    if config.value_rescaling and config.munchausen:
+        raise ValueError("value_rescaling: cannot be combined with munchausen, got both; switch one off")
     if config.value_head == "c51" and not config.v_min < config.v_max:
         raise ValueError(f"v_min: must be less than v_max ({config.v_max}), got {config.v_min}; lower v_min")
     off_policy.check(ratio, config.target_update_interval, as_fraction)
@@ -275,7 +286,11 @@ def td_target(
 def target_of_outputs(
     context: Context, batch: replay.Sample, following: Array, chooser: Array, now: Array | None
 ) -> value_distributions.Atoms:
-    """Return the target of `td_target` from outputs [B, A (, M)]: q' and the chooser's at s', and q' at s."""
+    """Return the target of `td_target` from outputs [B, A (, M)]: q' and the chooser's at s', and q' at s.
+
+    With `value_rescaling`, outputs are h(q), and so is the target: h(r + g h^-1(q'(s', a*))) (Pohlen et al. 2018,
+    section 3.2, over n steps as in Kapturowski et al. 2019, section 2.3).
+    """
     config, head, reward = context.config, context.value_head, batch.reward
     value = distributions.masked(value_distributions.mean(head, chooser), batch.next_action_mask)
     if now is not None:
@@ -291,7 +306,10 @@ def target_of_outputs(
     else:
         greedy = distributions.chosen(following, jnp.argmax(value, axis=-1))
         atom, weight = value_distributions.from_outputs(head, greedy)
-    return value_distributions.Atoms(reward[:, None] + batch.discount[:, None] * atom, weight)
+    if config.value_rescaling:
+        atom = returns.unrescale(atom)
+    target = reward[:, None] + batch.discount[:, None] * atom
+    return value_distributions.Atoms(returns.rescale(target) if config.value_rescaling else target, weight)
 
 
 def loss(
@@ -352,5 +370,6 @@ def loss_of_outputs(
     chosen = distributions.chosen(output, batch.action)  # [B] or [B, K]
     huber = context.config.loss == "huber"
     losses, errors = value_distributions.losses(context.value_head, chosen, target, td_error, huber)
-    metrics = {"weight": jnp.float32(1), "td_loss": losses, "q_value": value, "td_error_abs": jnp.abs(td_error)}
+    q_value = returns.unrescale(value) if context.config.value_rescaling else value
+    metrics = {"weight": jnp.float32(1), "td_loss": losses, "q_value": q_value, "td_error_abs": jnp.abs(td_error)}
     return (weight * losses).sum(), (errors, jax.tree.map(lambda x: weight * x, metrics))

@@ -47,3 +47,24 @@ def gae(reward: Array, discount: Array, value: Array, next_value: Array, last: A
     These are the lambda-returns minus `value`, which is V(obs[t]).
     """
     return lambda_returns(reward, discount, next_value, last, lambda_) - value
+
+
+RESCALING = 1e-3  # epsilon of the two functions below
+
+
+def rescale(x: Array) -> Array:
+    """Return h(x) = sign(x) (sqrt(|x| + 1) - 1) + epsilon x (Pohlen et al. 2018, proposition A.2), in its stable form.
+
+    Values of any size become small ones, and no reward has to be clipped.
+    """
+    return x / (jnp.sqrt(jnp.abs(x) + 1) + 1) + RESCALING * x
+
+
+def unrescale(x: Array) -> Array:
+    """Return the inverse of `rescale`.
+
+    sign(x) (((sqrt(1 + 4 epsilon (|x| + 1 + epsilon)) - 1) / (2 epsilon))^2 - 1), in a form without cancellation.
+    """
+    root = jnp.sqrt(1 + 4 * RESCALING * (jnp.abs(x) + 1 + RESCALING))
+    share = 2 / (root + 1 + 2 * RESCALING)
+    return x * share * (jnp.abs(x) * share + 2)

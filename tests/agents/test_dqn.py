@@ -218,6 +218,24 @@ def test_quantile_learning_is_that_of_rlax(rlax, double):
 MUNCHAUSEN = dict(munchausen=True, munchausen_alpha=0.5, munchausen_temperature=1.0)
 
 
+@pytest.mark.parametrize("double", [False, True])
+def test_value_rescaling_is_the_transformed_td_of_rlax(rlax, double):
+    context = context_of(value_rescaling=True, double=double)
+    learner, batch = problem(2, num_rows=64)
+    learner = jax.tree.map(lambda x: 20 * x, learner)  # returns of hundreds
+    loss, errors, metrics = loss_of(context, learner, batch)
+    now, following = (values_at(learner.params, obs) for obs in (batch.obs, batch.next_obs))
+    target = values_at(learner.target_params, batch.next_obs)
+    best = jnp.argmax(following if double else target, axis=-1)
+    learn = partial(rlax.transformed_n_step_q_learning, n=1, tx_pair=rlax.SIGNED_HYPERBOLIC_PAIR)
+    row = lambda *x: learn(*(x[None] for x in x))[0]
+    expected = jax.jit(jax.vmap(row))(now, batch.action, target, best, batch.reward, batch.discount)
+    np.testing.assert_allclose(errors, jnp.abs(expected), rtol=2e-3, atol=1e-3)
+    assert loss == pytest.approx(0.5 * float((expected**2).mean()), rel=1e-3)
+    chosen = np.take_along_axis(np.asarray(now), np.asarray(batch.action)[:, None], 1)[:, 0]
+    np.testing.assert_allclose(metrics["q_value"].sum(), rlax.signed_parabolic(chosen).mean(), rtol=1e-3)
+
+
 def test_munchausen_worked_by_hand():
     # temperature 1, alpha 1/2.  q'(s) = (0, 0): log pi = -log 2.
     # q'(s') = (log 3, 0): pi = (3/4, 1/4), and its soft value is log(3 + 1) = 2 log 2.
@@ -643,6 +661,7 @@ def test_seeds_share_their_loop_and_their_condition(batch):
 @pytest.mark.parametrize(
     ("config", "words"),
     [
+        (dict(value_rescaling=True, munchausen=True), "^value_rescaling: cannot be combined with munchausen, got both"),
         (dict(action=Box((2,))), r"dqn: requires discrete actions, got Box\(shape=\(2,\)\) of test; try ppo"),
         (dict(action=MultiDiscrete((2, 3))), r"dqn: requires discrete actions, got MultiDiscrete\(nums=\(2, 3\)\)"),
         (dict(num_shards=3, batch_size=64), r"^batch_size: must be a multiple of 3, .* got 64; use 66$"),

@@ -58,6 +58,11 @@ class DQN(common.OffPolicy):
     munchausen_clip: float = _munchausen(
         -1.0, "Lower bound of temperature times log-policy.", bounds=Bounds(float("-inf"), 0)
     )
+    value_rescaling: bool = option(
+        False,
+        "Learn h(Q) in place of Q, so that large returns need no clipped rewards (Pohlen et al. 2018; R2D2).",
+        needs=("value_head", "none"),
+    )
     prioritized: bool = common.prioritized(False)
     priority_exponent: float = common.priority_exponent(0.5)
     importance_exponent: float = common.importance_exponent(0.4)
