@@ -6,7 +6,7 @@ and the learning rate decays linearly. Rows whose action was ignored (resets) ar
 
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,11 +15,12 @@ import optax
 from jaxrl_fast import networks
 from jaxrl_fast.agents.configs.ppo import PPO as Config
 from jaxrl_fast.parallel import collectives
-from jaxrl_fast.rl import distributions, minibatch, normalize, optim, returns, sequences, sgd
+from jaxrl_fast.rl import distributions, minibatch, normalize, optim, returns, sequences, sgd, state_noise
 from jaxrl_fast.rl.frame_stack import Frames, compressor, decode, encode_rollout
 from jaxrl_fast.types import (
     Agent,
     Array,
+    Box,
     Decision,
     EnvSpec,
     Key,
@@ -102,6 +103,7 @@ class Context(NamedTuple):
     optimizer: optax.GradientTransformation
     objective: Callable[["Context", PyTree, Batch], tuple[Array, Metrics]]
     frame_stack: int  # frames of an observation, of which only the newest is stored; 0: observations are stored whole
+    gsde: bool  # carries are pairs, of the memory and of gSDE
 
 
 def make(
@@ -117,14 +119,7 @@ def make(
     its metrics must include "approx_kl". Raises ValueError if options contradict each other or the environment.
     """
     check(config, spec, parallelism)
-    log_std_offset = config.log_std_init if config.state_dependent_std else None
-    head = distributions.head(spec.action, config.tanh_squash, log_std_offset)
-    network = networks.actor_critic(
-        spec.obs,
-        head.num_outputs,
-        **networks.options_of(config),
-        **networks.memory_of(config),
-    )
+    head, network = policy_of(config, spec)
     num_steps = config.num_epochs * config.num_minibatches  # of an update
     learning_rate = optim.linear_schedule(config.learning_rate, config.anneal_lr, num_updates * num_steps)
     optimizer = optim.make_optimizer(
@@ -134,7 +129,16 @@ def make(
     )
     frame_stack = 0 if config.normalize_observations or spec.frame_stack < 2 else spec.frame_stack
     context = Context(
-        config, spec, parallelism, head, network, learning_rate, optimizer, objective or loss, frame_stack
+        config,
+        spec,
+        parallelism,
+        head,
+        network,
+        learning_rate,
+        optimizer,
+        objective or loss,
+        frame_stack,
+        network.num_features > 0,
     )
     return Agent(
         init=partial(init, context),
@@ -143,7 +147,9 @@ def make(
         update=partial(update, context),
         sample_noise=head.sample_noise,
         rollout_length=config.rollout_length,
-        initial_carry=network.initial_carry,
+        initial_carry=(network.initial_carry, state_noise.initial_carry(head))
+        if context.gsde
+        else network.initial_carry,
         compress_obs=compressor(frame_stack),
         on_env_restart=on_env_restart,
         gradient_steps=sgd.incremental_update(
@@ -152,10 +158,23 @@ def make(
     )
 
 
+def policy_of(config: Config, spec: EnvSpec) -> tuple[distributions.Head, networks.ActorCritic]:
+    """Return the distribution over actions, and the network whose output are its numbers."""
+    options = networks.options_of(config) | networks.memory_of(config)
+    if config.gsde and isinstance(spec.action, Box):
+        network = networks.actor_critic(spec.obs, spec.action.num_outputs, with_features=True, **options)
+        return state_noise.head(spec.action, config.tanh_squash, network.num_features), network
+    log_std_offset = config.log_std_init if config.state_dependent_std else None
+    head = distributions.head(spec.action, config.tanh_squash, log_std_offset)
+    return head, networks.actor_critic(spec.obs, head.num_outputs, **options)
+
+
 def check(config: Config, spec: EnvSpec, parallelism: Parallelism) -> None:
     """Raise ValueError if shapes do not fit. Other numbers may be traced, and the host checks them."""
     normalize.check(config, spec)
     sequences.validate(config, spec, parallelism.num_shards)
+    if config.gsde and config.state_dependent_std:
+        raise ValueError("gsde: cannot be combined with state_dependent_std, got both; switch one off")
     num_rows = config.rollout_length * spec.num_envs
     if config.normalize_advantage and num_rows * parallelism.num_shards == config.num_minibatches:
         raise ValueError(
@@ -185,28 +204,34 @@ def on_env_restart(state: State) -> State:
     return state._replace(rewards=scale)
 
 
-def explore(context: Context, state: State, inputs: PolicyInput, carry: PyTree, noise: Array) -> Decision:
+def explore(context: Context, state: State, inputs: PolicyInput, carry: PyTree, noise: PyTree) -> Decision:
     """Sample an action from the policy."""
-    pi, carry = policy(context, context.network.step, state, inputs, carry)
+    pi, output, carry = policy(context, context.network.step, state, inputs, carry)
+    if context.gsde:
+        memory, own = carry[0], state_noise.renew(carry[1], context.config.sde_sample_freq, noise)
+        noise, carry = state_noise.noise(output, state.params["log_std"], pi.log_std, own.matrix), (memory, own)
     sample = pi.sample_from(noise)
     is_action = not isinstance(pi, distributions.TanhGaussian)  # else the sample cannot be recovered from the action
     return Decision(context.head.to_action(sample), carry, extras=pi if is_action else Sampled(pi, sample))
 
 
-def exploit(context: Context, state: State, inputs: PolicyInput, carry: PyTree, noise: Array) -> Decision:
+def exploit(context: Context, state: State, inputs: PolicyInput, carry: PyTree, noise: PyTree) -> Decision:
     """Take the mode of the policy."""
-    pi, carry = policy(context, context.network.act, state, inputs, carry)
+    pi, _, carry = policy(context, context.network.act, state, inputs, carry)
     return Decision(context.head.to_action(pi.mode()), carry)
 
 
-def policy(context: Context, step: Callable, state: State, inputs: PolicyInput, carry: PyTree) -> tuple[PyTree, PyTree]:
-    """Return the distribution over actions for N observations, and the carry after these.
+def policy(
+    context: Context, step: Callable, state: State, inputs: PolicyInput, carry: PyTree
+) -> tuple[Any, Array, PyTree]:
+    """Return the distribution over actions for N observations, the actor's output, and the carry after these.
 
     `step` is that of the network, or its `act`, which leaves the critic's part of the carry as it is.
     """
     obs = normalize.apply(state.observations, inputs.obs)
-    output, carry = step(state.params["network"], obs, carry)
-    return context.head.make(output, state.params.get("log_std", ()), inputs.action_mask), carry
+    output, memory = step(state.params["network"], obs, carry[0] if context.gsde else carry)
+    pi = context.head.make(output, state.params.get("log_std", ()), inputs.action_mask)
+    return pi, output, (memory, carry[1]) if context.gsde else memory
 
 
 def update(context: Context, state: State, rollout: Rollout, key: Key) -> tuple[State, Metrics]:
@@ -234,6 +259,7 @@ def prepare(context: Context, state: State, rollout: Rollout) -> UpdateBatch:
     """Compute advantages and targets of one rollout. Observations are normalized by statistics from before it."""
     config = context.config
     rollout = normalize.clip_rewards(rollout, config.clip_rewards)
+    rollout = rollout._replace(carry=rollout.carry[0] if context.gsde else rollout.carry)  # of the memory
     steps = rollout.steps
     after, reward = scaled(context, state, steps)
     obs_moments = normalize.seen(state.observations, steps.obs, steps.valid)

@@ -22,6 +22,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import flax.linen as nn
+import jax
 import jax.numpy as jnp
 from jax import Array
 
@@ -54,6 +55,7 @@ class ActorCritic(NamedTuple):
     act: Callable[[PyTree, PyTree, PyTree], tuple[Array, PyTree]]  # the same, without the critic's part of the carry
     unroll: Callable[..., tuple[tuple[Array, Array], PyTree]]  # (params, obs, carry, reset) -> (both outputs, carry)
     initial_carry: PyTree = ()
+    num_features: int = 0  # F with `with_features`, which the actor's output ends with
 
 
 def options_of(config: Any) -> dict[str, Any]:
@@ -122,6 +124,7 @@ def actor_critic(
     shared: bool | None = None,
     actor_gain: float = 0.01,
     critic_gain: float = 1.0,
+    with_features: bool = False,
     kernel_init: str = "orthogonal",
     memory: str = "none",
     memory_size: int = 128,
@@ -130,7 +133,8 @@ def actor_critic(
     """Return a policy and a value, for observations like `obs` (ShapeDtypeStruct). Other options: `network`.
 
     By default the two share a torso with convolutions and the memory after it, and have one each if it is an mlp. The
-    carry is then a pair, of the actor and of the critic.
+    carry is then a pair, of the actor and of the critic. With `with_features`, the actor's output ends with the
+    features [..., F] that its head reads.
     """
     kind = torso.choose_kind(obs, kind, observations)
     options |= {"kind": kind, "observations": observations}
@@ -138,8 +142,13 @@ def actor_critic(
     torsos = torso.make(obs, **options), None if shared else torso.make(obs, **options)
     layer, carry = _memory(memory, memory_size)
     critic_layer, critic_carry = (None, ()) if shared else _memory(memory, memory_size)
-    module: Any = _ActorCritic(*torsos, layer, critic_layer, num_outputs, actor_gain, critic_gain)
+    module: Any = _ActorCritic(*torsos, layer, critic_layer, num_outputs, actor_gain, critic_gain, with_features)
     unroll = lambda params, obs, carry=(), reset=None: module.apply(params, (obs, carry, reset))
+    num_features = 0
+    if with_features:
+        one = jax.tree.map(lambda x: jax.ShapeDtypeStruct((1, *x.shape), x.dtype), (obs, carry + critic_carry))
+        output, _ = jax.eval_shape(partial(module.init_with_output, method="actor"), jax.random.key(0), *one)[0]
+        num_features = output.shape[-1] - num_outputs
     return ActorCritic(
         init=lambda key: init_params(module, (obs, carry + critic_carry, None), key, kernel_init),
         actor=lambda params, obs: module.apply(params, obs, (), method="actor")[0],
@@ -149,6 +158,7 @@ def actor_critic(
         act=partial(module.apply, method="actor"),
         unroll=unroll,
         initial_carry=carry + critic_carry,
+        num_features=num_features,
     )
 
 
@@ -191,6 +201,7 @@ class _ActorCritic(nn.Module):
     num_outputs: int
     actor_gain: float
     critic_gain: float
+    with_features: bool
 
     def setup(self):
         self.actor_head = Dense(self.num_outputs, self.actor_gain)
@@ -198,7 +209,7 @@ class _ActorCritic(nn.Module):
 
     def actor(self, obs, carry):
         own, features = _remember(self.memory, carry[:1], self.torso(obs))
-        return self.actor_head(features), own + carry[1:]
+        return self._policy(features), own + carry[1:]
 
     def step(self, obs, carry):
         output, carry = self.actor(obs, carry)
@@ -215,7 +226,11 @@ class _ActorCritic(nn.Module):
         critic_own, critic_features = carry[1:], features
         if self.critic_torso is not None:
             critic_own, critic_features = _remember(self.critic_memory, carry[1:], self.critic_torso(obs), reset)
-        return (self.actor_head(features), self.critic_head(critic_features)[..., 0]), own + critic_own
+        return (self._policy(features), self.critic_head(critic_features)[..., 0]), own + critic_own
+
+    def _policy(self, features):
+        output = self.actor_head(features)
+        return jnp.concatenate([output, features], axis=-1) if self.with_features else output
 
 
 def _memory(kind: str, size: int) -> tuple[nn.Module | None, tuple[PyTree, ...]]:

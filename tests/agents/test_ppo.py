@@ -343,7 +343,7 @@ def test_a_policy_begins_with_the_log_std_that_is_asked_for(log_std):
     agent = ppo.make(ppo.Config(rollout_length=8, hidden_sizes=(8,), log_std_init=log_std), spec, 10)
     state = jax.jit(agent.init)(jax.random.key(0))
     context = agent.explore.args[0]
-    pi, _ = ppo.policy(context, context.network.step, state, PolicyInput(jnp.ones((2, 4))), ())
+    pi, *_ = ppo.policy(context, context.network.step, state, PolicyInput(jnp.ones((2, 4))), ())
     np.testing.assert_allclose(pi.log_prob(pi.mode()), -3 * (log_std + 0.5 * np.log(2 * np.pi)), rtol=1e-5)
     noise = jax.tree.map(lambda x: x[0], agent.sample_noise(jax.random.key(1), 1, 20_000))
     inputs = PolicyInput(jnp.ones((20_000, 4)))

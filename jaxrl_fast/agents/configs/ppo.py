@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from jaxrl_fast.agents.configs import common
-from jaxrl_fast.utils.option import FRACTION, NON_NEGATIVE, POSITIVE, option
+from jaxrl_fast.utils.option import COUNT, FRACTION, NON_NEGATIVE, POSITIVE, option
 
 
 @dataclass(frozen=True)
@@ -53,4 +53,15 @@ class PPO(common.OnPolicy):
     log_std_init: float = option(0.0, "Initial log standard deviation.", traced=True, only="continuous")
     state_dependent_std: bool = option(
         False, "Let the standard deviation depend on the observation, as an output of the network.", only="continuous"
+    )
+    gsde: bool = option(
+        False,
+        "Explore by noise that is a function of the policy's features, one for each episode (Raffin et al. 2021).",
+        only="continuous",
+    )
+    sde_sample_freq: int | None = option(
+        None,
+        "Environment steps after which a new function is drawn within an episode, too; none: never.",
+        bounds=COUNT,
+        needs=("gsde", True),
     )
