@@ -98,6 +98,12 @@ class Task:
         "How the players of a game learn: shared (the default; one policy, which sees the player's number), "
         "independent (a policy for each) or self-play (one policy for two players, against its earlier versions).",
     )
+    opponent_pool: int = option(
+        8,
+        "Earlier policies that self-play keeps as opponents.",
+        bounds=Bounds(1, 2**10),
+        needs=("players", "self-play"),
+    )
     devices: int | Literal["auto"] = option("auto", "Devices that the environments are split over.", bounds=SIZE)
     async_pools: int = option(
         0,

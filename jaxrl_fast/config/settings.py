@@ -139,6 +139,10 @@ def resolve(asked: Request) -> Settings:
         raise ValueError(f"--num-seeds: seeds must be at most {LAST_SEED}, got seeds {options.seed} to {last_seed}")
     if options.stop_when_solved and options.solved_threshold is None:
         raise ValueError("--stop-when-solved: needs --solved-threshold RETURN")
+    if options.players != "self-play" and options.opponent_pool != Options.opponent_pool:
+        raise ValueError(
+            f"--opponent-pool: has no effect without --players self-play, got {options.opponent_pool}; leave it out"
+        )
     agent = agents.options(asked.algo)(**own)
     return Settings(asked.algo, asked.preset, options, agent, asked.by_default, is_auto)
 

@@ -8,6 +8,7 @@ independent   a policy for each player, with its own parameters, optimizer and r
 self-play     one policy for two players, which plays against earlier versions of itself
 """
 
+from collections.abc import Callable
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -15,23 +16,24 @@ from typing import Any
 from jaxrl_fast.players import independent, self_play, shared
 from jaxrl_fast.types import Agent, EnvSpec, Parallelism
 
-MODES = {"shared": shared.make, "independent": independent.make, "self-play": self_play.make}
 DEFAULT = "shared"
+POOL_SIZE = 8  # earlier policies that play against the learner in self-play
 SUPPORTS = frozenset({"shards", "sequential_seeds"})  # of an algorithm's, what agents for several policies support
 
 
-def learning(algorithm: Any, mode: str) -> Any:
+def learning(algorithm: Any, mode: str, pool_size: int = POOL_SIZE) -> Any:
     """Return an algorithm for environments with or without players.
 
     Args:
         algorithm: A module, or another object with `Config` and `make` (see `agents`).
-        mode: One of MODES, or "" for DEFAULT where an environment has players.
+        mode: A mode, or "" for DEFAULT where an environment has players.
+        pool_size: Earlier policies of self-play.
     """
     supports: frozenset[str] = getattr(algorithm, "SUPPORTS", frozenset())
     return SimpleNamespace(
         __name__=algorithm.__name__,
         Config=algorithm.Config,
-        make=partial(_make, algorithm, mode),
+        make=partial(_make, algorithm, mode, pool_size),
         SUPPORTS=supports & SUPPORTS if mode in ("independent", "self-play") else supports,
     )
 
@@ -41,7 +43,9 @@ def num_learner_envs(spec: EnvSpec, mode: str) -> int:
     return spec.num_envs if (mode or DEFAULT) == "shared" else spec.num_games
 
 
-def _make(algorithm: Any, mode: str, config: Any, spec: EnvSpec, num_updates: int, *own: Parallelism) -> Agent:
+def _make(
+    algorithm: Any, mode: str, pool_size: int, config: Any, spec: EnvSpec, num_updates: int, *own: Parallelism
+) -> Agent:
     """Return the agent, or raise ValueError if the environment does not have the players that the mode requires."""
     if mode and not spec.players:
         raise ValueError(f"--players: {spec.id} has no players, got {mode}; leave it out")
@@ -49,4 +53,9 @@ def _make(algorithm: Any, mode: str, config: Any, spec: EnvSpec, num_updates: in
         agent: Agent = algorithm.make(config, spec, num_updates, *own)
         return agent
     make = lambda config, spec: algorithm.make(config, spec, num_updates, *own)
-    return MODES[mode or DEFAULT](make, config, spec, own[0] if own else Parallelism(), num_updates)
+    modes: dict[str, Callable[..., Agent]] = {
+        "shared": shared.make,
+        "independent": independent.make,
+        "self-play": partial(self_play.make, pool_size=pool_size),
+    }
+    return modes[mode or DEFAULT](make, config, spec, own[0] if own else Parallelism(), num_updates)

@@ -1,7 +1,7 @@
 """Learn one policy for both players of a game, against earlier versions of itself.
 
 The learner plays the left side (the first player) in even games and the right one in odd games; its policy sees the
-side, as in `shared`. The opponent acts, exploring as it did then, with the parameters of one of POOL_SIZE snapshots,
+side, as in `shared`. The opponent acts, exploring as it did then, with the parameters of one of `pool_size` snapshots,
 drawn again after each update: a window of opponents, as in Bansal et al. 2018, "Emergent complexity via multi-agent
 competition", section 3.2. Only the learner's rows are learned from, and only its games count as scores.
 """
@@ -16,20 +16,21 @@ import numpy as np
 from jaxrl_fast.players.rows import Make, map_rows, mark, marked_spec, seat
 from jaxrl_fast.types import Agent, Array, Decision, EnvSpec, Key, Metrics, Parallelism, PolicyInput, PyTree, Rollout
 
-POOL_SIZE = 8  # snapshots
-SNAPSHOTS_PER_RUN = 32  # evenly spread over the updates, so that the pool spans a quarter of them
+PARTS = 4  # of a run, of which the pool spans one: its snapshots are taken evenly spread over the updates
 
 
 class State(NamedTuple):
     """The state of the learner and of its opponents."""
 
     learner: PyTree
-    pool: PyTree  # [POOL_SIZE, ...] what acting needs of earlier learners; at first copies of the initial one
+    pool: PyTree  # [pool_size, ...] what acting needs of earlier learners; at first copies of the initial one
     opponent: Array  # int32: the snapshot that plays in the next rollout
     num_updates: Array  # int32
 
 
-def make(make_inner: Make, config: Any, spec: EnvSpec, parallelism: Parallelism, num_updates: int) -> Agent:
+def make(
+    make_inner: Make, config: Any, spec: EnvSpec, parallelism: Parallelism, num_updates: int, pool_size: int
+) -> Agent:
     """Return an agent for 2 * N rows from one for N single players. Raises ValueError unless there are two players."""
     if len(spec.players) != 2:
         names = " and ".join(spec.players)
@@ -38,11 +39,11 @@ def make(make_inner: Make, config: Any, spec: EnvSpec, parallelism: Parallelism,
             "use shared or independent"
         )
     inner = make_inner(config, marked_spec(spec, spec.num_games))
-    period = max(num_updates // SNAPSHOTS_PER_RUN, 1)
+    period = max(num_updates // (PARTS * pool_size), 1)
 
     def init(key: Key) -> State:
         learner = inner.init(key)
-        copies = lambda x: jnp.repeat(x[None], POOL_SIZE, axis=0)
+        copies = lambda x: jnp.repeat(x[None], pool_size, axis=0)
         return State(learner, jax.tree.map(copies, inner.policy_state(learner)), jnp.int32(0), jnp.int32(0))
 
     def explore(state: State, inputs: PolicyInput, carry: PyTree, noise: PyTree) -> Decision:
@@ -58,7 +59,7 @@ def make(make_inner: Make, config: Any, spec: EnvSpec, parallelism: Parallelism,
         learner, metrics = inner.update(state.learner, learner_rollout(rollout), key_update)
         num_updates = state.num_updates + 1
         pool = add_snapshot(period, state.pool, inner.policy_state(learner), num_updates)
-        opponent = jax.random.randint(key_opponent, (), 0, POOL_SIZE)
+        opponent = jax.random.randint(key_opponent, (), 0, pool_size)
         return State(learner, pool, opponent, num_updates), metrics
 
     def sample_noise(key: Key, num_steps: int, num_envs: int) -> PyTree:
@@ -124,7 +125,7 @@ def learner_rollout(rollout: Rollout) -> Rollout:
 
 def add_snapshot(period: int, pool: PyTree, snapshot: PyTree, num_updates: Array) -> PyTree:
     """Return the pool with another snapshot in place of its oldest one, in every `period`-th update."""
-    place = num_updates // period % POOL_SIZE
+    place = num_updates // period % len(jax.tree.leaves(pool)[0])
     is_due = num_updates % period == 0
     return jax.tree.map(lambda old, new: old.at[place].set(jnp.where(is_due, new, old[place])), pool, snapshot)
 

@@ -30,7 +30,7 @@ MIN_ROWS_PER_WORKER, MAX_LEARNED, MAX_REPEATED = 64, 2**21, 2**28
 
 def load_algorithm(settings: Settings) -> Any:
     """Return the algorithm of a run, for environments with or without players. Raises ValueError as `agents.load`."""
-    return players.learning(agents.load(settings.algo), settings.options.players)
+    return players.learning(agents.load(settings.algo), settings.options.players, settings.options.opponent_pool)
 
 
 def build(
