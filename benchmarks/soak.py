@@ -2,6 +2,7 @@
 
     python benchmarks/soak.py                      # 1,000 checkpoints, 5,000 chunks
     python benchmarks/soak.py --checkpoints 10000
+    python benchmarks/soak.py --algo players       # two players of games/Paddles, each with its own DQN
     python benchmarks/soak.py --old-and-new        # a run of that many checkpoints and one that is new to it, in turn
 
 A machine whose own speed changes hides a trend of a few percent. `--old-and-new` does without: when one process has
@@ -44,6 +45,13 @@ from jaxrl_fast.utils import devices
 devices.configure_cpu_devices(1)
 
 CHUNKS_EACH, NUM_ENVS, LENGTH, NUM_POINTS = 5, 64, 32, 50
+BLOCK = 100  # checkpoints whose CPU time is told together
+DQN = dict(algo="dqn", agent={"buffer_size": 16_384, "replay_ratio": 1 / 64})
+TASKS = {
+    "ppo": dict(algo="ppo", env="CartPole-v1", agent={"rollout_length": LENGTH}),
+    "dqn": DQN | dict(env="CartPole-v1"),
+    "players": DQN | dict(env="games/Paddles", players="independent"),
+}
 SETTLED = 100  # checkpoints after which caches and the replay are full
 WRITTEN_S = 2.0  # seconds in which a checkpoint is written for sure
 CONTEXT = multiprocessing.get_context("spawn")
@@ -114,6 +122,11 @@ def trend(values: np.ndarray) -> float:
     return float(slope * (len(values) - 1) / values.mean())
 
 
+def blocks(values: np.ndarray) -> np.ndarray:
+    """Sums of BLOCK values each; the last ones are left out."""
+    return values[: len(values) // BLOCK * BLOCK].reshape(-1, BLOCK).sum(axis=1)
+
+
 def grouped(values: np.ndarray, count: int) -> np.ndarray:
     """Medians of so many groups, so that one pause of the machine is one outlier."""
     return np.array([np.median(part) for part in np.array_split(values, count)])
@@ -182,6 +195,7 @@ def soak(algo: str, num_checkpoints: int) -> tuple[np.ndarray, np.ndarray, dict]
         "speed_trend": round(trend(grouped(beside, min(NUM_POINTS, len(beside)))), 4),
         "speed_trend_of_the_machine_too": round(trend(grouped(speed, min(NUM_POINTS, len(speed)))), 4),
         "cpu_time_trend": round(trend(grouped(work, min(NUM_POINTS, len(work)))), 4),
+        f"cpu_s_of_{BLOCK}_checkpoints": np.round(blocks(starts[1:] - ends[:-1]), 2).tolist(),
         "memory_mb": round(float(np.median(memory)) / 2**20, 1),
         "memory_trend": round(trend(memory), 4),
         "save_share": round(run.summary["save_time_s"] / run.summary["wall_time_s"], 4),
@@ -203,9 +217,7 @@ def train(algo: str, num_checkpoints: int, folder: str) -> jaxrl_fast.Run:
     if run.exists():
         return jaxrl_fast.fit(resume=str(run), log_level="quiet")
     return jaxrl_fast.fit(
-        algo=algo,
-        agent={"rollout_length": LENGTH} if algo == "ppo" else {"buffer_size": 16_384, "replay_ratio": 1 / 64},
-        env="CartPole-v1",
+        **TASKS[algo],
         num_envs=NUM_ENVS,
         total_steps=num_checkpoints * per_checkpoint,
         save_every=per_checkpoint,
@@ -299,7 +311,7 @@ def figure(lines: dict[str, list[np.ndarray]]):
 
     made = Figure(figsize=(8, 5), layout="constrained")
     above, below = made.subplots(2, 1, sharex=True)
-    for (algo, (speed, memory)), color in zip(lines.items(), ("tab:blue", "tab:orange")):
+    for (algo, (speed, memory)), color in zip(lines.items(), ("tab:blue", "tab:orange", "tab:green")):
         middle = grouped(speed, min(NUM_POINTS, len(speed)))
         place = np.linspace(0, len(speed), len(middle))
         above.plot(place, middle, label=algo.upper(), color=color)

@@ -32,7 +32,7 @@ class Finding(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """T steps of N environments, as numpy arrays."""
+    """T steps of N environments, as numpy arrays. With P players there are P * N rows, those of the first one first."""
 
     first_obs: Any  # [N, ...]
     obs: Any  # [T, N, ...]
@@ -40,6 +40,12 @@ class Rows(NamedTuple):
     discount: Any
     last: Any
     duration: float  # seconds, compilation excluded
+    num_envs: int  # N
+
+    @property
+    def ends(self) -> Any:
+        """Return `last` of each environment once, [T, N]."""
+        return self.last[:, : self.num_envs]
 
 
 def check(env_id: Any, options: Options) -> Iterator[Finding]:
@@ -107,7 +113,9 @@ def _rows(env_id: Any, options: Options, num_envs: int, seed: int, num_steps: in
         began = time.perf_counter()
         steps = jax.device_get(compiled(start))
         duration = time.perf_counter() - began
-        return Rows(jax.device_get(start[1].obs), steps.obs, steps.reward, steps.discount, steps.last, duration)
+        return Rows(
+            jax.device_get(start[1].obs), steps.obs, steps.reward, steps.discount, steps.last, duration, num_envs
+        )
     finally:
         release_envs([env])
 
@@ -132,16 +140,17 @@ def _of_episodes(rows: Rows) -> Iterator[Finding]:
     """Yield findings about rewards and the ends of episodes."""
     import numpy as np
 
-    terminated, truncated = rows.last & (rows.discount == 0), rows.last & (rows.discount != 0)
+    last, discount = rows.ends, rows.discount[:, : rows.num_envs]
+    terminated, truncated = last & (discount == 0), last & (discount != 0)
     num_terminated, num_truncated = int(terminated.sum()), int(truncated.sum())
     ends = f"{num_terminated} terminated, {num_truncated} truncated"
-    size = f"{rows.last.size} steps of random actions"
+    size = f"{last.size} steps of random actions"
     if num_terminated + num_truncated:
         yield Finding("ok", f"episodes     {num_terminated + num_truncated} in {size}: {ends}")
     else:
         yield Finding("mend", f"episodes     none ended in {size}; without ends there are no returns, "
                               "so add a time limit: --env-option max_episode_steps=1000")  # fmt: skip
-    lengths = np.concatenate([np.diff(np.flatnonzero(last)) - 1 for last in rows.last.T])
+    lengths = np.concatenate([np.diff(np.flatnonzero(one)) - 1 for one in last.T])
     if num_terminated > 1 and not num_truncated and len(lengths) > 1 and len(set(lengths.tolist())) == 1:
         yield Finding("mend", f"ends         every episode terminated after {lengths[0]} steps; if that is a time "
                               "limit, report it as truncated, so that values bootstrap there")  # fmt: skip
@@ -220,7 +229,7 @@ def _of_time(settings: Any, options: Options, rows: Rows) -> Iterator[Finding]:
     """Yield how long a step takes, alone and as a part of a training."""
     from jaxrl_fast.utils.formatting import short_number
 
-    each = rows.duration / rows.last.size
+    each = rows.duration / rows.ends.size
     yield Finding("ok", f"speed        {short_number(1 / each)} steps per second with {NUM_ENVS} environments")
     if settings is None:
         return

@@ -12,6 +12,7 @@ from jaxrl_fast import envs, loop, players, rollout
 from jaxrl_fast.agents import dqn, ppo
 from jaxrl_fast.players import rows, self_play
 from jaxrl_fast.players.versus import versus
+from jaxrl_fast.training import env_check
 from jaxrl_fast.types import Agent, Decision, Discrete, PolicyInput
 from tests.helpers import runs
 from tests.helpers.trees import same_bits
@@ -52,7 +53,7 @@ class Three(Decoupled):
 
 def make(algo, mode, env, num_updates=10):
     module, config = SMALL[algo]
-    return players.learning(module, mode).make(config, env.spec, num_updates)
+    return players.learning(module, mode, pool_size=5).make(config, env.spec, num_updates)
 
 
 def first_rollout(env, agent):
@@ -119,6 +120,13 @@ def test_a_shared_policy_sees_the_number_of_the_player():
         )
 
 
+def test_check_counts_the_steps_of_games():
+    found = env_check.check(Decoupled, env_check.Options(algo="none", steps=30))
+    texts = {finding.text.split()[0]: finding.text for finding in found}
+    assert "16 in 120 steps of random actions: 0 terminated, 16 truncated" in texts["episodes"]  # 7 rows an episode
+    assert "with 4 environments" in texts["speed"]
+
+
 @pytest.mark.parametrize("mode", ["shared", "self-play"])
 def test_no_key_is_used_twice(mode, strict_keys):
     env = envs.make(Decoupled, N)
@@ -144,6 +152,7 @@ class TestSelfPlay:
         agent, inner = make("ppo", "self-play", self.env), make("ppo", "shared", self.env)
         state = agent.init(jax.random.key(0))
         other = inner.init(jax.random.key(9))
+        assert {len(x) for x in jax.tree.leaves(state.pool)} == {5}
         pool = jax.tree.map(lambda xs, x: xs.at[3].set(x), state.pool, other)
         state = state._replace(pool=pool, opponent=jnp.int32(3))
         obs = PolicyInput(jax.random.normal(jax.random.key(1), (8, 2)))
@@ -172,7 +181,7 @@ class TestSelfPlay:
         assert scores["episodes"] == found.steps.last[:, :N].sum() == scores["episodes/left"] + scores["episodes/right"]
 
     def test_a_snapshot_replaces_the_oldest_one(self):
-        pool = jnp.zeros(self_play.POOL_SIZE)
+        pool = jnp.zeros(8)
         for number in range(1, 31):  # a snapshot in every third update
             pool = self_play.add_snapshot(3, pool, jnp.float32(number), jnp.int32(number))
         assert sorted(pool.tolist()) == [9, 12, 15, 18, 21, 24, 27, 30]
