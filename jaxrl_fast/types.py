@@ -252,16 +252,14 @@ class GradientSteps(NamedTuple):
 
 
 class HostResource(NamedTuple):
-    """A part of an agent's state that lies outside of the compiled program, such as a replay buffer on the disk.
-
-    It is opened before a program runs that uses it, and closed when none does any more.
-    """
+    """A part of an agent's state that lies outside of the compiled program, such as a replay buffer on the disk."""
 
     name: str  # of its folder in the run's folder
-    open: Callable[[Any], None]  # (its folder, a pathlib.Path), empty
-    close: Callable[[], None]
+    open: Callable[[Any], None]  # (its folder, a pathlib.Path), empty, before a program runs that uses it
+    close: Callable[[], None]  # when no such program runs any more
     save: Callable[[], Callable[[], dict[str, Any]]]  # note the state; the result writes what is new, in a thread
-    load: Callable[[Mapping[str, Any]], None]  # what that has returned: with "files" of name, bytes and sha256
+    # What that has returned, with "files" of name, bytes and sha256, and perhaps "damaged"; what is lost, bool [R]
+    load: Callable[[Mapping[str, Any]], Any]
     prune: Callable[[list[Mapping[str, Any]]], None]  # delete what is not part of any of these, nor in use
     report: Callable[[], str]  # a phrase about what it holds and the time that it has taken
 
@@ -288,3 +286,4 @@ class Agent(NamedTuple):
     of_player: "Callable[[int], Agent] | None" = None  # p to an agent that only acts, in environments of player p alone
     is_scored: Callable[[int], Any] | None = None  # N to a numpy bool [N]: whose games are scored; None: all rows
     resources: tuple[HostResource, ...] = ()  # the part of its state that lies on the host
+    forget: Callable[[PyTree, Any], PyTree] = lambda state, lost: state  # (S, what a resource has lost) to S

@@ -24,7 +24,8 @@ LAST_SEED = MAX_INDEX  # JAX reads a larger seed modulo 2^32, and a negative one
 DEFAULT = {"config": "ppo_cartpole", "stop_when_solved": True}  # without an algorithm, a preset or an environment
 STEPPING_OPTIONS = ("num_threads", "thread_affinity_offset")  # of an environment: how it is stepped, not what it does
 
-NOT_SAVED = ("run_dir", "name", "resume", "dry_run")  # of one start, and not of the run
+# Options of one start, and not of the run
+NOT_SAVED = ("run_dir", "name", "resume", "dry_run", "replay_dir", "on_damaged_replay")
 
 # How a run is watched, stored and executed: not what it computes.
 system = partial(option, resumable=True, sweepable=False)
@@ -188,6 +189,20 @@ class Checkpoints:
         resumable="inexact",
     )
     keep_checkpoints: int = system(2, "Newest checkpoints to keep, besides the best one.", bounds=SIZE)
+    keep_replay: bool = system(
+        True,
+        "Keep the files of a replay in host or disk storage when the run is done; without them, it cannot be extended.",
+    )
+    replay_dir: str = system(
+        "",
+        "Folder, new or empty, for the files of the replay. Default: in the run directory. On a resume: where they are "
+        "now.",
+    )
+    on_damaged_replay: Literal["stop", "drop"] = system(
+        "stop",
+        "If files of the replay are damaged or missing on a resume. stop: load an older checkpoint, or refuse. drop: "
+        "load the newest one, and never draw the transitions that are lost.",
+    )
     exact_resume: bool = system(
         False, "Reset host environments at every checkpoint so that resuming is bit-exact.", resumable="inexact"
     )

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, ShapeDtypeStruct
 
 from jaxrl_fast.replay.store import DEVICE, Fetched, FrameStore, Place
@@ -116,6 +117,16 @@ def discard_tail(config: ReplayConfig, ring: Ring) -> Ring:
     """Mark the newest rows as unreadable: their n-step targets would extend beyond the newest row."""
     newest = (ring.head - 1 - jnp.arange(config.n_step)) % config.num_rows
     return ring._replace(valid=ring.valid.at[newest].set(False))
+
+
+def forget(config: ReplayConfig, ring: Ring, lost: np.ndarray) -> tuple[Ring, np.ndarray]:
+    """Mark rows as unreadable that need a frame of the rows `lost` [R]: in their stack, or in that of their target.
+
+    Also returns these rows, bool [R]. Called on the host.
+    """
+    offsets = range(-max(config.frame_stack - 1, 0), config.n_step + 1)
+    unreadable = np.any([np.roll(lost, -k) for k in offsets], axis=0)
+    return ring._replace(valid=jnp.asarray(ring.valid) & ~unreadable[:, None]), unreadable
 
 
 def num_lost(config: ReplayConfig, ring: Ring) -> Array:

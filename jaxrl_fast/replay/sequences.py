@@ -82,6 +82,7 @@ def make(
         sample=partial(sample, config, parallelism),
         size=lambda state: state.ring.size,
         discard_tail=partial(discard_tail, config),
+        forget=lambda state, lost: state._replace(ring=ring.forget(config.ring, state.ring, lost)[0]),
         update_priorities=None if exponent is None else partial(update_priorities, exponent),
         resources=config.ring.store.resources,
     )

@@ -171,17 +171,21 @@ def read(folder: Path, unneeded: Unneeded = lambda name: False) -> Checkpoint:
         raise ValueError(f"{folder} is not a valid checkpoint ({type(error).__name__})") from error
 
 
-def check_resources(saved: Checkpoint) -> None:
-    """Verify the files that a checkpoint names outside of its folder. Raise ValueError if one is not as it was."""
+def damaged_resources(saved: Checkpoint) -> list[str]:
+    """Mark the damaged files among those that a checkpoint names outside of its folder. Return a sentence for each."""
+    problems = []
     for name, part in saved.manifest.get(RESOURCES, {}).items():
         for file in part["files"]:
             path = saved.folder.parents[1] / name / file["name"]
             try:
-                intact = _digest(path, file["bytes"]) == file["sha256"]
+                if _digest(path, file["bytes"]) == file["sha256"]:
+                    continue
+                problem = "is not what was written"
             except OSError as error:
-                raise ValueError(f"{saved.folder}: {name}/{path.name} cannot be read ({error.strerror})") from error
-            if not intact:
-                raise ValueError(f"{saved.folder}: {name}/{path.name} is not what was written")
+                problem = f"cannot be read ({error.strerror})"
+            problems.append(f"{saved.folder}: {name}/{path.name} {problem}")
+            file["damaged"] = True
+    return problems
 
 
 def kept_resources(parent: Path) -> list[dict[str, Any]]:
@@ -198,17 +202,19 @@ def newest(
 ) -> tuple[Checkpoint | None, list[str]]:
     """Return the newest intact checkpoint without `unneeded` arrays, or None; and what is wrong with each newer one.
 
-    With `whole`, the files that it names outside of its folder are verified as well.
+    With `whole`, the files that it names outside of its folder must be intact as well.
     """
     problems: list[str] = []
     for folder in reversed(folders(parent)):
         try:
             saved = read(folder, unneeded)
-            if whole:
-                check_resources(saved)
-            return saved, problems
         except ValueError as error:
             problems.append(str(error))
+            continue
+        wrong = damaged_resources(saved) if whole else []
+        if not wrong:
+            return saved, problems
+        problems.append(wrong[0])
     return None, problems
 
 

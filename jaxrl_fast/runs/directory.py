@@ -91,10 +91,11 @@ def is_taken(folder: Path) -> bool:
         raise ValueError(f"cannot create the folder {folder} ({error.strerror}); choose another") from error
 
 
-def checkpoint_to_resume(folder: Path) -> "tuple[Checkpoint | None, tuple[str, ...]]":
-    """Return the checkpoint to resume from and what is wrong with newer ones.
+def checkpoint_to_resume(folder: Path, drop_damaged: bool = False) -> "tuple[Checkpoint | None, tuple[str, ...]]":
+    """Return the checkpoint to resume from, and a sentence for each problem with it or a newer one.
 
-    Without a checkpoint (None), the run was killed or failed before its first one, and starts again.
+    Without a checkpoint (None), the run was killed or failed before its first one, and starts again. With
+    `drop_damaged`, files of the replay may be damaged, and the checkpoint marks them.
 
     Raises:
         ValueError: If all checkpoints are corrupt, or resuming would lose lines of metrics.jsonl.
@@ -102,14 +103,20 @@ def checkpoint_to_resume(folder: Path) -> "tuple[Checkpoint | None, tuple[str, .
     from jaxrl_fast.config.paths import CHECKPOINTS
     from jaxrl_fast.runs import checkpoint
 
-    saved, damaged = checkpoint.newest(folder / CHECKPOINTS, whole=True)
+    saved, problems = checkpoint.newest(folder / CHECKPOINTS, whole=not drop_damaged)
     if saved is not None:
         _check_metrics(folder, saved)
-    elif damaged:  # starting again would overwrite the metrics
-        raise ValueError(f"--resume {folder}: none of its {len(damaged)} checkpoints is intact ({damaged[0]})")
+    elif problems:  # starting again would overwrite the metrics
+        can_drop = not drop_damaged and checkpoint.newest(folder / CHECKPOINTS)[0] is not None
+        remedy = "; --on-damaged-replay drop resumes without what is lost" if can_drop else ""
+        raise ValueError(
+            f"--resume {folder}: none of its {len(problems)} checkpoints is intact ({problems[0]}){remedy}"
+        )
     else:
         check_restart(folder)
-    return saved, (*damaged,)
+    older = [f"{problem}; using the one before" for problem in problems]
+    lost = checkpoint.damaged_resources(saved) if saved and drop_damaged else []
+    return saved, (*older, *(f"{problem}; resuming without what is lost" for problem in lost))
 
 
 def check_restart(folder: Path) -> None:

@@ -139,7 +139,7 @@ def sort_out(asked: Request, split: Any) -> tuple[list[Setting], dict[str, list[
             refuse_unknown(setting, {**known, **OWN}, asked.algo, SWEEP)
         if setting.name == "run_dir":
             raise ValueError(f"{setting.origin}: cannot be combined with a sweep; use --sweep-dir")
-        if setting.name == "dry_run":
+        if setting.name in ("dry_run", "replay_dir"):
             raise ValueError(f"{setting.origin}: cannot be combined with a sweep; use it with train")
         several = split(known[setting.name], setting)
         axes.pop(setting.name, None)

@@ -160,7 +160,7 @@ def _check_options(plan: Plan) -> list[str]:
 def _from_where(plan: Plan) -> str:
     """Return the step and folder from which a run is resumed. Warn if the resume may not be exact."""
     for wrong in plan.damaged:
-        warnings.warn(f"{wrong}; using the one before")
+        warnings.warn(wrong)
     if plan.saved is None:
         return "from the beginning: there is no checkpoint"
     before, now = plan.saved.manifest["meta"], fingerprint.fingerprint()

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jaxrl_fast.agents import configs
 from jaxrl_fast.agents.configs import common
-from jaxrl_fast.config import paths, resume
+from jaxrl_fast.config import resume
 from jaxrl_fast.config.options import Options
 from jaxrl_fast.config.population import Member
 from jaxrl_fast.config.settings import Settings
 from jaxrl_fast.parallel.population import Varied
-from jaxrl_fast.runs import directory
+from jaxrl_fast.runs import directory, replay_dir
 from jaxrl_fast.utils import devices, locks
 from jaxrl_fast.utils.parsing import parse_period
 
@@ -58,7 +58,7 @@ class Plan(NamedTuple):
     lock: locks.Lock | None = None  # on the folder
     needs: "MemoryEstimate | None" = None
     saved: "Checkpoint | None" = None  # the checkpoint to resume from
-    damaged: tuple[str, ...] = ()  # a sentence for each newer checkpoint that is damaged
+    damaged: tuple[str, ...] = ()  # a sentence for each newer checkpoint, and each file of the replay, that is damaged
     members: tuple[Member, ...] = ()  # the members that train together; () for consecutive seeds
     varied: Varied | None = None  # the hyperparameters in which members differ, if any
     replay_note: str = ""  # where the replay's observations lie, if not on the device
@@ -86,9 +86,12 @@ def make_plan(settings: Settings) -> Plan:
     options = settings.options
     check_services(options)
     lock = directory.claim(Path(options.resume)) if options.resume else None
-    if not options.resume:  # refuse a wrong folder before slow imports
-        directory.chosen(options)
     try:
+        if not options.resume:  # refuse a wrong folder before slow imports
+            directory.chosen(options)
+        of_replay = replay_dir.chosen(options)
+        if options.resume:
+            replay_dir.relink(Path(options.resume), of_replay)
         ready = validate_plan(settings)
         folder = ready.folder if options.resume else directory.make(ready.settings, ready.env)
     except BaseException:
@@ -98,6 +101,7 @@ def make_plan(settings: Settings) -> Plan:
     if lock is None:
         lock = directory.claim(folder)
         directory.check_free(folder, lock)
+        replay_dir.link(folder, of_replay, [resource.name for resource in ready.agent.resources])
     return ready._replace(folder=folder, lock=lock)
 
 
@@ -105,6 +109,7 @@ def dry_plan(settings: Settings) -> Plan:
     """Check everything as `make_plan` does, without a folder and a lock. Nothing is written."""
     check_services(settings.options)
     folder = None if settings.options.resume else directory.chosen(settings.options)
+    replay_dir.chosen(settings.options)
     ready = validate_plan(settings)
     if settings.options.resume:
         return ready
@@ -120,7 +125,8 @@ def validate_plan(settings: Settings, members: tuple[Member, ...] = ()) -> Plan:
     assert not settings.auto_num_envs, "decide_num_envs comes first"
     check_devices(settings.options)
     options = settings.options
-    saved, damaged = directory.checkpoint_to_resume(Path(options.resume)) if options.resume else (None, ())
+    drop = options.on_damaged_replay == "drop"
+    saved, damaged = directory.checkpoint_to_resume(Path(options.resume), drop) if options.resume else (None, ())
     done = saved.manifest["host"]["scores"]["updates"] if saved else 0
     before = saved.manifest if saved else None
     if saved:
@@ -148,9 +154,8 @@ def validate_plan(settings: Settings, members: tuple[Member, ...] = ()) -> Plan:
         with build.blamed(settings.algo, env):
             check_update(settings.algo, *program.shapes_of_update(env, agent))
     make = lambda agent_config: build.make_agent(agent_config, algorithm, env, num_updates)
-    folder = Path(options.resume or options.run_dir or paths.RUNS)
     settings, agent, replay_note = replay_storage.decide(
-        settings, env, agent, placement, make, folder, resumed=saved is not None
+        settings, env, agent, placement, make, resumed=saved is not None
     )
     needs = memory.estimate(env, agent, placement)
     memory.check_fits(needs, getattr(settings.agent, "buffer_size", None), steps_per_update, resumed=saved is not None)

@@ -62,6 +62,11 @@ class RunProgress:
         """Seconds since the run started, in all of its processes."""
         return time.perf_counter() - self.start_time
 
+    @property
+    def is_done_and_saved(self) -> bool:
+        """Whether the run has reached its end, and its last state is on the disk."""
+        return self.status == "done" and self.checkpoints.saved_at(self.env_steps)
+
     def elapsed(self) -> dict[str, float]:
         """Return the seconds spent on each of TIMES."""
         compile_time = self.times["compile"] + self.evaluator.compile_time

@@ -8,9 +8,12 @@ from typing import Any, NamedTuple
 
 import jax
 
+from jaxrl_fast.config import paths
+from jaxrl_fast.config.options import Options
 from jaxrl_fast.config.settings import Settings
 from jaxrl_fast.parallel.placement import Placement
 from jaxrl_fast.replay.host import codec
+from jaxrl_fast.runs import replay_dir
 from jaxrl_fast.training import disk, memory
 from jaxrl_fast.types import Agent, Env
 from jaxrl_fast.utils.memory import format_bytes, host_free_bytes
@@ -41,17 +44,20 @@ def decide(
     agent: Agent,
     placement: Placement,
     make: Callable[[Any], Agent],
-    folder: Path,
     resumed: bool,
 ) -> Decision:
     """Return the store, chosen by what is free if it is "auto". `agent` has its replay on the device.
 
     Raises ValueError if the store that was asked for has not the room, or cannot be used.
     """
-    config = settings.agent
+    config, of_folder = settings.agent, bool(settings.options.replay_dir)
+    asked, several = getattr(config, "replay_storage", "device"), placement.num_seeds > 1
+    if of_folder and asked == "device":
+        has_one = hasattr(config, "replay_storage")
+        got = "got device" if has_one else f"which {settings.algo} does not have"
+        raise ValueError(f"--replay-dir: requires --agent.replay-storage host or disk, {got}; drop the option")
     if not hasattr(config, "replay_storage"):
         return Decision(settings, agent)
-    asked, several = config.replay_storage, placement.num_seeds > 1
     if several and asked in ("host", "disk"):
         raise ValueError(
             f"--agent.replay-storage: must be device for several seeds in one program, got {asked}; "
@@ -71,10 +77,12 @@ def decide(
         and (several or independent or needs.free is None or needs.total <= needs.free)
     ):
         config = dataclasses.replace(config, replay_storage="device")
-        return Decision(settings._replace(agent=config), agent)
+        note = "observations on the device; --replay-dir is not used" if of_folder else ""
+        return Decision(settings._replace(agent=config), agent, note)
     options = {"replay_storage": "host", "replay_compression": "zstd" if packed else "none"}
     there = memory.estimate(env, make(dataclasses.replace(config, **options)), placement)
-    capacities = _capacities(needs, there, packed, config.buffer_size, folder)
+    on_disk = _free_on_disk(settings.options)
+    capacities = _capacities(needs, there, packed, config.buffer_size, on_disk, 1 + bool(settings.options.eval_every))
     fits = [name for name, capacity in capacities.items() if capacity >= config.buffer_size]
     chosen = asked if asked != "auto" else next(iter(fits), "")
     if chosen not in fits:
@@ -85,13 +93,23 @@ def decide(
             f"{where}; the largest buffer_size that fits is: {largest}"
         )
     config = dataclasses.replace(config, **options | {"replay_storage": chosen})
-    return Decision(settings._replace(agent=config), make(config), _note(config, needs, there, asked, folder))
+    return Decision(settings._replace(agent=config), make(config), _note(config, needs, there, asked, on_disk))
 
 
-def _note(config: Any, needs: memory.MemoryEstimate, there: memory.MemoryEstimate, asked: str, folder: Path) -> str:
+def _free_on_disk(options: Options) -> int | None:
+    """Return the bytes on the disk of the replay's files, free or taken by them already; None if they are unknown."""
+    run = Path(options.resume or options.run_dir or paths.RUNS)
+    links = [path for path in run.glob(f"{replay_dir.PREFIX}*") if path.is_symlink()]
+    free = disk.free_bytes(Path(options.replay_dir or (links[0].resolve() if links else run)))
+    return free if free is None or not options.resume else free + replay_dir.size(run)
+
+
+def _note(
+    config: Any, needs: memory.MemoryEstimate, there: memory.MemoryEstimate, asked: str, free_on_disk: int | None
+) -> str:
     """Return where observations lie, what they need and what is free, and why they lie there."""
     on_disk = config.replay_storage == "disk"
-    free = disk.free_bytes(folder) if on_disk else host_free_bytes()
+    free = free_on_disk if on_disk else host_free_bytes()
     parts = [f"observations {'on disk' if on_disk else 'in the host memory'}"]
     parts.append(f"{format_bytes(needs.replay - there.replay)} as they are")
     parts += ["compressed by zstd"] * (config.replay_compression == "zstd")
@@ -115,11 +133,16 @@ def _compression(config: Any, env: Env) -> bool:
 
 
 def _capacities(
-    needs: memory.MemoryEstimate, there: memory.MemoryEstimate, packed: bool, buffer_size: int, folder: Path
+    needs: memory.MemoryEstimate,
+    there: memory.MemoryEstimate,
+    packed: bool,
+    buffer_size: int,
+    on_disk: int | None,
+    copies_on_disk: int,
 ) -> dict[str, float]:
     """Return the largest buffer_size that each store has room for. `there`: an agent without observations.
 
-    On a CPU, the device's memory is the host's.
+    On a CPU, the device's memory is the host's. On disk, the best checkpoint may keep blocks that the newest has not.
     """
     copies, raw = needs.copies, (needs.replay - there.replay) / buffer_size
     kept = raw / SHRINK if packed else raw
@@ -132,7 +155,7 @@ def _capacities(
     return {
         "device": rest / (others + copies * raw),
         "host": on_host,
-        "disk": min(rest / others, infinite(disk.free_bytes(folder)) / kept),
+        "disk": min(rest / others, infinite(on_disk) / (copies_on_disk * kept)),
     }
 
 

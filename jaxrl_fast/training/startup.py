@@ -9,11 +9,13 @@ import numpy as np
 from jaxrl_fast.loggers.terminal import Console
 from jaxrl_fast.loop import TrainState
 from jaxrl_fast.parallel import program
+from jaxrl_fast.runs import replay_dir
 from jaxrl_fast.training import console
 from jaxrl_fast.training.plan import Plan
 from jaxrl_fast.training.progress import RunProgress
 from jaxrl_fast.training.run_logger import RunLogger
 from jaxrl_fast.utils import compile_cache
+from jaxrl_fast.utils.memory import format_bytes
 
 
 def open_envs(plan: Plan, terminal: Console) -> None:
@@ -29,16 +31,23 @@ def open_envs(plan: Plan, terminal: Console) -> None:
 
 @contextlib.contextmanager
 def opened_resources(progress: RunProgress, terminal: Console) -> Iterator[None]:
-    """Open the host resources of the agent for the context, then print what each has stored."""
+    """Open the host resources of the agent for the context, then print what each has stored.
+
+    With --no-keep-replay, the files of a run that is done are deleted once its last checkpoint is on the disk.
+    """
+    plan = progress.plan
     try:
         progress.checkpoints.open_resources()
         yield
-        for resource in progress.plan.agent.resources:
+        for resource in plan.agent.resources:
             terminal.print(f"{resource.name}  {resource.report()}")
     finally:
         progress.join_checkpoint()
-        for resource in progress.plan.agent.resources:
+        for resource in plan.agent.resources:
             resource.close()
+    if plan.agent.resources and not plan.settings.options.keep_replay and progress.is_done_and_saved:
+        num_bytes = replay_dir.delete(plan.folder, [resource.name for resource in plan.agent.resources])
+        terminal.print(f"deleted the files of the replay, {format_bytes(num_bytes)} (--no-keep-replay)")
 
 
 def compile_program(progress: RunProgress, terminal: Console, cache: Path | None) -> program.Program:

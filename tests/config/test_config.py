@@ -394,7 +394,7 @@ MISTAKES = [
     ),
     (
         "ppo --replay-ratio 1",
-        ["--replay-ratio: there is no such option; python -m jaxrl_fast.train --help lists all\n"],
+        ["--replay-ratio: there is no such option; did you mean --replay-dir?\n"],
     ),
     ("--config clip.yaml", ["agent.clip_coef in clip.yaml: dqn has no such option; ppo has it\n"]),
     ("--no-num-envs", ["--no-num-envs", "did you mean --num-envs?"]),

@@ -3,6 +3,7 @@
 import functools
 import itertools
 import os
+import re
 from collections import deque
 
 import hypothesis
@@ -92,6 +93,52 @@ def test_files_that_no_save_names_are_deleted(kind, tmp_path):
     assert len([*tmp_path.iterdir()]) <= len(named) + 1 <= 6
     if not kind[0]:
         assert on_disk <= 6 * 64 * (BYTES + 8)
+    buffer.close()
+
+
+def flip(path):
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 16
+    path.write_bytes(content)
+
+
+DAMAGES = {"flipped bit": flip, "truncated": lambda path: os.truncate(path, 30), "missing": lambda path: path.unlink()}
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_whole_of_a_damaged_buffer_is_read(kind, damage, tmp_path):
+    """Rows of damaged groups are zero and named as lost; all others are those of before, also after another save."""
+    shape, rng = host_buffer.Shape(160, 2, BYTES), np.random.default_rng(0)
+    buffer, rows = opened(shape, kind, tmp_path), rng.integers(1, 256, (280, 2, BYTES)).astype(np.uint8)
+    for i in range(0, 280, 40):
+        buffer.put(0, i % 160, rows[i : i + 40])
+        saved = buffer.save()()
+    buffer.close()
+    places = np.stack(np.meshgrid(np.arange(160), [0, 1], indexing="ij"), -1)[None, None].reshape(1, 1, -1, 2)
+    newest = 279 - (279 - np.arange(160)) % 160  # the row at each place
+    for file in saved["files"]:
+        damage(tmp_path / file["name"])
+        file["damaged"] = True
+        break
+    buffer = opened(shape, kind, tmp_path)
+    buffer.prune([saved])
+    lost = buffer.load(saved)
+    groups = {newest[i] // host_buffer.BLOCK for i in np.flatnonzero(lost)}
+    assert lost.any() and all(lost[newest // host_buffer.BLOCK == group].all() for group in groups)
+    if damage is flip:
+        assert len(groups) == 1, "other groups of the file are whole"
+    expected = np.where(lost[:, None, None], 0, rows[newest])
+    np.testing.assert_array_equal(read(buffer, places, 1)[0, 0].reshape(160, 2, BYTES), expected)
+    again = buffer.save()()
+    buffer.prune([again])
+    buffer.close()
+    assert {file["name"] for file in again["files"]} <= {path.name for path in tmp_path.iterdir()}
+    for file in again["files"]:
+        assert not file.get("damaged") and len((tmp_path / file["name"]).read_bytes()) >= file["bytes"]
+    buffer = opened(shape, kind, tmp_path)
+    assert not buffer.load(again).any()
+    np.testing.assert_array_equal(read(buffer, places, 1)[0, 0].reshape(160, 2, BYTES), expected)
     buffer.close()
 
 
@@ -200,6 +247,26 @@ def test_every_store_returns_the_same_samples(seed, tmp_path):
         np.testing.assert_array_equal(batch.next_obs[weight > 0], stacks[number + np.where(ends, 1, STEPS), env])
 
 
+@pytest.mark.parametrize("exponent", [None, 0.5], ids=["uniform", "prioritized"])
+def test_transitions_that_need_a_lost_row_are_not_drawn(exponent):
+    """Neither where the row is in a stack, nor where it is in that of the target; all others are still drawn."""
+    stacks, lasts = history(3, ROWS + LENGTH)
+    config = ring.ReplayConfig(ROWS, ENVS, STEPS, STACK)
+    buffer = replay.make(config, SPEC, Parallelism(), exponent)
+    state, ones = buffer.init(), np.ones((LENGTH, ENVS), np.float32)
+    for start in range(0, ROWS + LENGTH, LENGTH):
+        action = np.repeat(np.arange(start, start + LENGTH)[:, None], ENVS, 1).astype(np.int32)
+        rows = slice(start, start + LENGTH)
+        state = buffer.add(state, Transition(stacks[rows], action, ones, ones, lasts[rows], ones > 0, ()))
+    lost = np.zeros(ROWS, bool)
+    lost[12] = True  # the row of number 12, since the four oldest have been overwritten
+    sample = jax.jit(lambda state, key: buffer.sample(state, key, 512, 0.9)[:2])
+    drawn = lambda state: {*np.asarray(sample(state, jax.random.key(0))[0].action).tolist()}
+    batch, weight = sample(buffer.forget(state, lost), jax.random.key(1))
+    numbers = {*np.asarray(batch.action)[np.asarray(weight) > 0].tolist()}
+    assert drawn(state) - numbers == {*range(12 - STEPS, 12 + STACK)}
+
+
 # Whole runs
 
 RUN = {
@@ -226,7 +293,7 @@ def learner(folder):
     return {name: x for name, x in saved.arrays.items() if name.startswith(("agent/learner", "agent/replay/v"))}
 
 
-def test_a_run_and_its_resume_learn_the_same(tmp_path):
+def test_a_run_and_its_resume_learn_the_same(tmp_path, capsys):
     """The ring is written four times, and a run goes on from what its files hold. With a damaged one it does not.
 
     The tests' compiler flags let the gather on the device become part of other loops, which round otherwise.
@@ -238,9 +305,16 @@ def test_a_run_and_its_resume_learn_the_same(tmp_path):
     jax.tree.map(np.testing.assert_array_equal, learner(folder), in_memory)
     jax.tree.map(np.testing.assert_array_equal if not os.environ["XLA_FLAGS"] else close, in_memory, on_device)
     for file in (folder / "replay").iterdir():
-        content = bytearray(file.read_bytes())
-        content[9] ^= 1
-        file.write_bytes(content)
-    with pytest.raises(ValueError, match=r"none of its \d checkpoints is intact .*replay/\d+\.bin is not what was"):
+        flip(file)
+    with pytest.raises(
+        ValueError, match=r"none of its \d checkpoints is intact .*bin is not what.*; on.damaged.replay drop"
+    ):
         jaxrl_fast.fit(resume=folder, total_steps=2000)
-    assert jaxrl_fast.load(folder, which="last").env_steps == 768  # a policy needs no replay
+    jaxrl_fast.fit(resume=folder, total_steps=800, on_damaged_replay="drop", keep_replay=False)
+    said = capsys.readouterr().err
+    assert "is not what was written; resuming without what is lost" in said
+    assert re.search(r"\d+ of the 96 rows of the replay are lost, and are not drawn any more", said)
+    assert not (folder / "replay").exists()
+    with pytest.raises(ValueError, match=r"bin cannot be read \(No such file or directory\)\); on.damaged.replay"):
+        jaxrl_fast.fit(resume=folder, total_steps=2000)
+    assert jaxrl_fast.load(folder, which="last").env_steps == 800  # a policy needs no replay

@@ -1,9 +1,16 @@
 """replay_storage: the first store with room is chosen, and the placement on devices does not depend on it."""
 
+import os
+import shutil
+
 import pytest
 
+import jaxrl_fast
+from jaxrl_fast import train
 from jaxrl_fast.config import load
-from jaxrl_fast.replay.host import codec
+from jaxrl_fast.replay import host
+from jaxrl_fast.replay.host import codec, journal
+from jaxrl_fast.runs import replay_dir
 from jaxrl_fast.training import disk, memory, plan, replay_storage
 from jaxrl_fast.utils.memory import nbytes
 
@@ -94,3 +101,65 @@ def test_independent_players_keep_their_replay_on_the_device(storage, free):
     ):
         planned(replay_storage=storage, **game)
     assert storage_of(planned(**game))[0] == "device"
+
+
+# --replay-dir
+
+RUN = ["dqn", "--env", "CartPole-v1", "--agent.learning-starts", "64", "--agent.buffer-size", "192"]
+ON_DISK = [*RUN, "--agent.replay-storage", "disk"]
+SHORT = ["--total-steps", "256", "--eval-episodes", "1", "--no-tensorboard"]
+SHORT += ["--agent.hidden-sizes", "8", "--agent.batch-size", "16"]
+
+
+def refused(capsys, *arguments):
+    """The line on standard error of a command that fails."""
+    assert train.main([*arguments]) == 2
+    line, empty = capsys.readouterr().err.removeprefix("error: ").split("\n")
+    assert not empty
+    return line
+
+
+def test_a_replay_folder_that_cannot_be_used_is_refused(tmp_path, monkeypatch, capsys):
+    """In one line, with nothing written."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_text("")
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "thing").write_text("")
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / replay_dir.OWNER).write_text("/a/run\n")
+    before = sorted(tmp_path.rglob("*"))
+    folder = lambda name: ["--replay-dir", str(tmp_path / name)]
+    assert "--replay-dir: must be a folder" in refused(capsys, *ON_DISK, *folder("file"))
+    assert "--replay-dir: must be new or empty" in refused(capsys, *ON_DISK, *folder("full"))
+    assert "--replay-dir: has the replay of another run, /a/run" in refused(capsys, *ON_DISK, *folder("other"))
+    assert "--replay-dir: requires --agent.replay-storage host or disk, which ppo does not have" in refused(
+        capsys, "ppo", *folder("new")
+    )
+    assert "host or disk, got device" in refused(capsys, *RUN, "--agent.replay-storage", "device", *folder("new"))
+    monkeypatch.setattr(os, "access", lambda *_: False)  # root may write everywhere
+    assert f"--replay-dir: {tmp_path} cannot be written" in refused(capsys, *ON_DISK, *folder("new"))
+    monkeypatch.setattr(disk, "free_bytes", lambda path: 1000 if "new" in str(path) else 10 * GB)
+    monkeypatch.setattr(os, "access", lambda *_: True)
+    assert "the largest buffer_size that fits is: device" in refused(capsys, *ON_DISK, *folder("new"))
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_the_files_of_a_replay_may_lie_in_another_folder_and_move(tmp_path, capsys):
+    """A copy of the run may not use them. Once the run is done they are deleted, if that is asked for."""
+    run, disk_a, disk_b = tmp_path / "run", tmp_path / "a", tmp_path / "b"
+    assert train.main([*ON_DISK, *SHORT, "--run-dir", str(run), "--replay-dir", str(disk_a)]) == 0
+    assert [*(disk_a / "replay").glob("*.bin")] and (run / "replay").is_symlink()
+    shutil.copytree(run, tmp_path / "copy", symlinks=True)
+    assert "has the replay of another run" in refused(capsys, "--resume", str(tmp_path / "copy"))
+    assert "must have the replay of" in refused(capsys, "--resume", str(run), "--replay-dir", str(disk_b))
+    disk_a.rename(disk_b)
+    assert "there is no" in refused(capsys, "--resume", str(run))
+    longer = ["--total-steps", "320", "--no-keep-replay"]
+    assert train.main(["--resume", str(run), "--replay-dir", str(disk_b), *longer]) == 0
+    assert "deleted the files of the replay" in capsys.readouterr().out
+    assert [*disk_b.iterdir()] == [] and not (run / "replay").is_symlink()
+    assert jaxrl_fast.load(run, which="last").env_steps == 320
+
+
+def test_the_names_of_the_replays_files_are_those_of_its_journal():
+    assert (replay_dir.PREFIX, replay_dir.ENDING) == (host.NAME, journal.ENDING)

@@ -137,18 +137,28 @@ class HostBuffer:
 
         return write
 
-    def load(self, saved: Mapping[str, Any]) -> None:
-        """Restore what was saved. The files have been verified."""
+    def load(self, saved: Mapping[str, Any]) -> np.ndarray:
+        """Restore what was saved, but for what is damaged in files marked so. The others have been verified.
+
+        Returns which places are lost in all environments, bool [R]. Their frames are zero.
+        """
         count = self.count = saved["count"]
         self.seen = [count] * self.num_workers
-        at = count % BLOCK
+        at, lost = count % BLOCK, np.zeros(self.shape.num_rows, bool)
         for file in saved["files"]:
+            if file.get("damaged"):
+                file, gone = self.journal.recover(file)
+                first = count // BLOCK if file["group"] is None else file["group"]
+                for group in (first + i for i in gone):
+                    start, end = max(BLOCK * group, count - len(lost)), min(BLOCK * (group + 1), count)
+                    lost[np.arange(start, end) % len(lost)] = True
             if file["group"] is None:
                 for env, block in enumerate(next(iter(self.journal.read(file)))):
                     self.newest[env, :at] = self.blocks.codec.decode(block, (at, self.shape.num_bytes))
             else:
                 self.blocks.load(file, self.journal)
         self.num_saved = count // BLOCK
+        return lost
 
     def prune(self, kept: list[Mapping[str, Any]]) -> None:
         """Delete the files that are not part of these saves and not in use."""

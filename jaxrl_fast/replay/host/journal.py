@@ -4,14 +4,17 @@
 
 A file that is complete or named by a checkpoint never changes below the length that the checkpoint names. So nothing is
 copied when a run is saved, and a run that was killed finds all that its last checkpoint names. A resumed run begins a
-new file.
+new file. A checkpoint also has the length and CRC-32 of each group, so that the rest of a damaged file can be used. An
+empty block is one whose frames are zero.
 """
 
 import contextlib
 import hashlib
+import io
 import os
 import struct
 import threading
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,7 +30,8 @@ class Segment:
 
     def __init__(self, path: Path, group: int | None = None):
         self.path, self.group = path, group  # the first group; None: a group that is not full
-        self.num_groups = self.num_bytes = 0
+        self.groups: list[list[int]] = []  # the bytes and the CRC-32 of each
+        self.num_bytes = 0
         self.digest = hashlib.sha256()  # of what was appended
         self.sha256 = ""  # of a file that is not appended to
         self.descriptor = -1
@@ -35,14 +39,21 @@ class Segment:
     @property
     def end(self) -> int:
         """Return the group after the last one; 0 without groups."""
-        return (self.group or 0) + self.num_groups
+        return (self.group or 0) + len(self.groups)
+
+    def append(self, record: bytes) -> None:
+        """Write the blocks of the next group."""
+        _write(self.descriptor, record, self.num_bytes)
+        self.groups.append([len(record), zlib.crc32(record)])
+        self.num_bytes += len(record)
+        self.digest.update(record)
 
     def entry(self) -> dict[str, Any]:
         """Return what a checkpoint says of the file as it is now."""
         return {
             "name": self.path.name,
             "group": self.group,
-            "num_groups": self.num_groups,
+            "groups": [*self.groups],
             "bytes": self.num_bytes,
             "sha256": self.sha256 or self.digest.hexdigest(),
         }
@@ -89,18 +100,14 @@ class Journal:
         """Append the blocks of a group. Return the file's descriptor, and the place of each block."""
         segment = self.current
         assert segment, "`begin` comes first"
-        places, parts, place = [], [], segment.num_bytes
+        places, place = [], segment.num_bytes
         for block in blocks:
-            parts += [LENGTH.pack(len(block)), block]
             places.append(place + LENGTH.size)
             place += LENGTH.size + len(block)
-        record = b"".join(parts)
-        _write(segment.descriptor, record, segment.num_bytes)
+        record = _record(blocks)
         with self.lock:
+            segment.append(record)
             segment.group = group if segment.group is None else segment.group
-            segment.num_groups += 1
-            segment.num_bytes = place
-            segment.digest.update(record)
         return segment.descriptor, places
 
     def end(self) -> None:
@@ -119,7 +126,7 @@ class Journal:
     def adopt(self, file: Mapping[str, Any]) -> Segment:
         """Use a file that a checkpoint names; it is not appended to."""
         segment = Segment(self.folder / file["name"], file["group"])
-        segment.num_groups, segment.num_bytes, segment.sha256 = file["num_groups"], file["bytes"], file["sha256"]
+        segment.groups, segment.num_bytes, segment.sha256 = groups_of(file), file["bytes"], file["sha256"]
         with self.lock:
             self.in_use.append(segment)
         return segment
@@ -144,11 +151,8 @@ class Journal:
         with self.lock:
             segment = self._create()
             self.named.add(segment.path.name)
-        record = b"".join(part for block in blocks for part in (LENGTH.pack(len(block)), block))
         try:
-            _write(segment.descriptor, record, 0)
-            segment.digest.update(record)
-            segment.num_groups, segment.num_bytes = 1, len(record)
+            segment.append(_record(blocks))
         finally:
             segment.close()
         self.sync([segment.entry()])
@@ -157,12 +161,31 @@ class Journal:
     def read(self, file: Mapping[str, Any]) -> Iterator[list[bytes]]:
         """Yield the blocks of each group of a file."""
         with (self.folder / file["name"]).open("rb") as content:
-            for _ in range(file["num_groups"]):
+            for _ in groups_of(file):
                 blocks = []
                 for _ in range(self.num_envs):
                     (length,) = LENGTH.unpack(content.read(LENGTH.size))
                     blocks.append(content.read(length))
                 yield blocks
+
+    def recover(self, file: Mapping[str, Any]) -> tuple[dict[str, Any], list[int]]:
+        """Write what is left of a damaged or missing file to a new one, with empty blocks where a group is lost.
+
+        Returns the entry of the new file, and the indices of the lost groups in it.
+        """
+        segment, lost, place, empty = self._create(), [], 0, _record([b""] * self.num_envs)
+        segment.group = file["group"]
+        path = self.folder / file["name"]
+        with path.open("rb") if path.is_file() else contextlib.nullcontext(io.BytesIO()) as content:
+            for i, (num_bytes, checksum) in enumerate(groups_of(file)):
+                content.seek(place)
+                record = content.read(num_bytes)
+                is_whole = len(record) == num_bytes and zlib.crc32(record) == checksum
+                segment.append(record if is_whole else empty)
+                lost += [] if is_whole else [i]
+                place += num_bytes
+        segment.close()
+        return segment.entry(), lost
 
     def drop(self, oldest: int) -> None:
         """Stop to use the files without a group from `oldest` on. Delete those that no checkpoint names."""
@@ -196,6 +219,16 @@ class Journal:
 
     def _files(self) -> list[Path]:
         return [path for path in self.folder.iterdir() if path.suffix == ENDING and path.stem.isdecimal()]
+
+
+def groups_of(file: Mapping[str, Any]) -> list[list[int]]:
+    """Return the bytes and the CRC-32 of each group of a file; 0 where a checkpoint has only their number."""
+    return [*file["groups"]] if "groups" in file else [[0, 0]] * file["num_groups"]
+
+
+def _record(blocks: Sequence[Any]) -> bytes:
+    """Return the bytes of a group."""
+    return b"".join(part for block in blocks for part in (LENGTH.pack(len(block)), block))
 
 
 def _write(descriptor: int, data: bytes, offset: int) -> None:

@@ -1,0 +1,108 @@
+"""Keep the files of a replay buffer in another folder than the run's, and delete them when the run is done.
+
+RUN/replay is then a link to DIR/replay. DIR/replay-of.txt holds the path of the run, so that no other run uses them.
+"""
+
+import contextlib
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from jaxrl_fast.config.options import Options
+from jaxrl_fast.config.paths import CONFIG
+from jaxrl_fast.utils.files import path_of
+from jaxrl_fast.utils.locks import LOCK
+
+OWNER, OPTION = "replay-of.txt", "--replay-dir"
+PREFIX = "replay"  # of the folders of a run's replay buffers, one for each shard
+ENDING = ".bin"  # of a buffer's files
+
+
+def chosen(options: Options) -> Path | None:
+    """Return the folder of --replay-dir, or None. Raise ValueError if a run cannot have its files there."""
+    if not options.replay_dir:
+        return None
+    folder = path_of(options.replay_dir, OPTION).absolute()
+    try:
+        if folder.exists() and not folder.is_dir():
+            raise ValueError(f"{OPTION}: must be a folder, got the file {folder}; choose another")
+        owner = _owner(folder)
+        there = {path.name for path in folder.iterdir()} - {LOCK} if folder.exists() else set()
+    except OSError as error:
+        raise ValueError(f"{OPTION}: {folder} cannot be read ({error.strerror}); choose another") from error
+    run = Path(options.resume).resolve() if options.resume else None
+    if owner and owner != run and (run is None or (owner / CONFIG).is_file()):
+        raise ValueError(f"{OPTION}: has the replay of another run, {owner}, got {folder}; choose a new folder")
+    if run is None and there:
+        raise ValueError(f"{OPTION}: must be new or empty, got {folder}; choose another")
+    if run and not there:
+        raise ValueError(f"{OPTION}: must have the replay of {run} on a resume, got {folder}; move its files there")
+    existing = next(path for path in (folder, *folder.parents) if path.exists())
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise ValueError(f"{OPTION}: {existing} cannot be written, got {folder}; choose another")
+    return folder
+
+
+def link(run: Path, folder: Path | None, names: Sequence[str]) -> None:
+    """Let the folders `names` of a new run lie in another one, if any. Raise ValueError if that cannot be written."""
+    if folder is None or not names:
+        return
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with (folder / OWNER).open("x", encoding="utf-8", errors="surrogateescape") as file:
+            file.write(f"{run.resolve()}\n")
+        for name in names:
+            (folder / name).mkdir()
+            (run / name).symlink_to(folder / name)
+    except FileExistsError:
+        raise ValueError(f"{OPTION}: another run has taken {folder}; choose another") from None
+    except OSError as error:
+        raise ValueError(f"{OPTION}: {folder} cannot be written ({error.strerror}); choose another") from error
+
+
+def relink(run: Path, moved_to: Path | None) -> None:
+    """Check that a run to be resumed has its linked files, and link to the place where they were moved.
+
+    Raises ValueError if they are missing, or those of another run, such as the one of which this one is a copy.
+    """
+    links = [path for path in sorted(run.glob(f"{PREFIX}*")) if path.is_symlink()]
+    if moved_to and not links:
+        raise ValueError(f"{OPTION}: the replay of {run} is in the run directory, got {moved_to}; drop the option")
+    for path in links:
+        folder = moved_to or path.readlink().parent
+        if not (folder / path.name).is_dir():
+            raise ValueError(f"--resume {run}: there is no {folder / path.name}; name its new place with {OPTION}")
+        owner = _owner(folder)
+        if owner and owner != run.resolve() and (owner / CONFIG).is_file():
+            raise ValueError(f"--resume {run}: {folder} has the replay of another run, {owner}; resume that one")
+        (folder / OWNER).write_text(f"{run.resolve()}\n", encoding="utf-8", errors="surrogateescape")
+        if moved_to:
+            path.unlink()
+            path.symlink_to(folder / path.name)
+
+
+def size(run: Path) -> int:
+    """Return the bytes that the files of a run's replay take."""
+    return sum(path.stat().st_size for path in run.glob(f"{PREFIX}*/*{ENDING}"))
+
+
+def delete(run: Path, names: Sequence[str]) -> int:
+    """Delete the files of a run's replay, and the folders that become empty. Return the number of bytes."""
+    num_bytes = size(run)
+    for path in (run / name for name in names):
+        folder = path.resolve()
+        for file in folder.glob(f"*{ENDING}"):
+            file.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # the user has put something there
+            folder.rmdir()
+            if path.is_symlink():
+                path.unlink()
+                (folder.parent / OWNER).unlink(missing_ok=True)
+    return num_bytes
+
+
+def _owner(folder: Path) -> Path | None:
+    """Return the run whose replay lies in a folder, if it is known."""
+    with contextlib.suppress(FileNotFoundError):
+        return Path((folder / OWNER).read_text(encoding="utf-8", errors="surrogateescape").removesuffix("\n"))
+    return None
