@@ -31,12 +31,14 @@ from jaxrl_fast.parallel.partition import PartitionedFns, Values
 from jaxrl_fast.parallel.placement import SINGLE_DEVICE, Placement
 from jaxrl_fast.parallel.population import Varied
 from jaxrl_fast.types import Agent, Array, Env, Metrics, PyTree
+from jaxrl_fast.utils.memory import nbytes
 from jaxrl_fast.utils.random import key_of_seed
 from jaxrl_fast.utils.signals import interruptible
 
 PARAMETERS = "params"  # part of the names of the arrays in an agent's state that must stay finite
 NONFINITE_KEY = "parameters_not_finite"  # [capacity] bool among the metrics: at the end of the chunk
 RESET_FOLD = 1_000_003  # folded into a state's key when all environments are reset
+MAX_KEPT = 2**28  # bytes of a state that is kept during a chunk that may fail
 MAX_ROWS = 2**14  # rows of metrics in a chunk, over all seeds
 
 Make = Callable[[Values], Agent]
@@ -60,6 +62,7 @@ class Program(NamedTuple):
     capacity: int  # the most updates of one chunk
     compile_time_s: float
     memory: int  # bytes on each device while training, temporary arrays included
+    keeps_state: bool = False  # `chunk` leaves its argument valid, so that a failed chunk loses nothing before it
 
 
 def build(
@@ -80,11 +83,13 @@ def build(
     state, limit = jax.eval_shape(spread.init, seeds, values), jax.ShapeDtypeStruct((), jnp.int32)
     init = jax.jit(spread.init, in_shardings=(spread.seeds, spread.seeds), out_shardings=spread.state)
     compiled_init = interruptible(init.lower(seeds, values).compile)
+    # An earlier state is of no use if a part of it lies on the host, because that has changed since.
+    keeps_state = not env.on_device and not agent.resources and nbytes(state) <= MAX_KEPT
     advance = jax.jit(
         spread.advance,
         in_shardings=(spread.state, spread.seeds, spread.limit),
         out_shardings=(spread.state, spread.seeds),
-        donate_argnums=0,
+        donate_argnums=() if keeps_state else 0,
     )
     compiled_chunk = interruptible(advance.lower(state, values, limit).compile)
     learners = partition.learners(placement)
@@ -98,9 +103,8 @@ def build(
     )
     restart = lambda state: compiled_restart(state, values)
     state_spec = _of_seeds(state, placement)
-    return Program(
-        start_all, run, learner, shard_state, restart, state_spec, capacity, duration, _most_bytes(compiled_chunk)
-    )
+    memory = _most_bytes(compiled_chunk)
+    return Program(start_all, run, learner, shard_state, restart, state_spec, capacity, duration, memory, keeps_state)
 
 
 def shapes(

@@ -81,8 +81,10 @@ def choose_placement(
         placement = placement._replace(num_shards=num_shards)
         shares_memory = placement.sharded and "grad_workers" in supported and num_shards <= max_grad_workers()
         return placement._replace(axis_name=SHARED_MEMORY_AXIS) if shares_memory else placement
-    alone = options.num_seeds == 1 and options.devices == "auto" and env.on_device
-    if not alone or "grad_workers" not in supported:
+    alone = options.num_seeds == 1 and options.devices == "auto"
+    # On the host, an exception of an environment releases the waiting workers only from the bridge in C.
+    can_wait = env.on_device or not (options.async_pools or options.exact_resume or options.host_bridge == "callback")
+    if not alone or not can_wait or "grad_workers" not in supported:
         return placement
     rows = _gradient_rows(settings, env.spec)
     worth = rows // MIN_ROWS_PER_WORKER if _network_kind(settings, env.spec) == "mlp" else 1

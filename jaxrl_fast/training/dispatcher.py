@@ -5,7 +5,6 @@ from collections import deque
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_fast import loop
@@ -13,7 +12,6 @@ from jaxrl_fast.parallel.program import NONFINITE_KEY, Program
 from jaxrl_fast.utils.signals import interruptible
 
 CHUNK_S = 0.5  # target seconds of a chunk: short enough to stop promptly, long enough to hide the host's work
-MAX_KEPT = 2**28  # bytes of a state that is copied before each chunk, so that a failed chunk loses nothing before it
 GROWTH = 8  # the largest ratio of the lengths of successive chunks
 
 
@@ -40,12 +38,9 @@ class ChunkResult(NamedTuple):
 class Dispatcher:
     """The queue of a program's updates on the device, and their metrics."""
 
-    def __init__(
-        self, program: Program, state: loop.TrainState, num_seeds: int, num_submitted: int = 0, may_fail: bool = False
-    ):
-        """Begin with a state after `num_submitted` updates. If chunks may fail, small states before them are kept."""
+    def __init__(self, program: Program, state: loop.TrainState, num_seeds: int, num_submitted: int = 0):
+        """Begin with a state after `num_submitted` updates."""
         self.program, self.num_seeds = program, num_seeds
-        self.keeps_states = may_fail and sum(x.nbytes for x in jax.tree.leaves(state)) <= MAX_KEPT
         self.before: loop.TrainState | None = None  # the state before the chunk that is being submitted, if kept
         self.submitting = False
         self.state = state  # after all submitted updates
@@ -68,7 +63,7 @@ class Dispatcher:
         """Submit a chunk of about CHUNK_S that ends at update `limit` at the latest."""
         by_clock = max(min(int(self.rate * CHUNK_S), self.length * GROWTH), 1)
         self.length = min(by_clock, self.program.capacity, limit - self.num_submitted)
-        self.before = jax.tree.map(jnp.copy, self.state) if self.keeps_states else None
+        self.before = self.state if self.program.keeps_state else None
         self.submitting = True
         start = time.perf_counter()
         length = np.asarray(self.length, np.int32)

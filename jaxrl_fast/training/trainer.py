@@ -106,9 +106,7 @@ class Trainer:
             cut_at_records=self.options.stop_when_solved or bool(callbacks),
             saves_at_stop=not self.exact_host_resume,
         )
-        # A state before a failed chunk is of no use where a part of it lies on the host and has changed since.
-        num_seeds, may_fail = len(progress.seeds), not (self.plan.env.on_device or self.plan.agent.resources)
-        self.dispatcher = dispatcher.Dispatcher(program, state, num_seeds, progress.finished, may_fail)
+        self.dispatcher = dispatcher.Dispatcher(program, state, len(progress.seeds), progress.finished)
         self.printer = console.ProgressPrinter(self.plan, terminal, progress.finished, progress.times["train"])
         self.saved = progress.finished if self.plan.saved else None  # the update that was saved last, or tried to be
         self.num_restarts = 0  # saves after which the host environments have been restarted

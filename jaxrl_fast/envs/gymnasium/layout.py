@@ -25,6 +25,20 @@ class Leaf(NamedTuple):
         """Return "observation", or "observation['camera']"."""
         return "observation" + "".join(f"[{key!r}]" for key in self.path)
 
+    def accepted(self, within_bounds: bool = True) -> tuple[Any, Any] | None:
+        """Return the least and the greatest number that need no closer look; None: all numbers.
+
+        NaN and infinite numbers are outside. Bounds of what is not an index count with `within_bounds` only.
+        """
+        low: Any = None
+        high: Any = None
+        if within_bounds or self.is_index:
+            low, high = self.low, self.high
+        if self.stored.kind != "f":
+            return None if low is None else (low, high)
+        limits = np.finfo(self.stored)
+        return (limits.min, limits.max) if low is None else (np.maximum(low, limits.min), np.minimum(high, limits.max))
+
 
 class Layout(NamedTuple):
     """The arrays of one environment's row."""

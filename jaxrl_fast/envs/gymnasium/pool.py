@@ -259,7 +259,7 @@ class WorkerPool:
     def _place(self, one: "Worker") -> str:
         """Return " in environment 3, episode 2, step 17, action 1" for a worker inside an environment."""
         busy = np.flatnonzero(self.arrays.busy[one.first : one.last])
-        return f" in {where(self.arrays, i := one.first + int(busy[0]), i)}" if len(busy) else ""
+        return f" in {where(self.arrays, i := one.first + int(busy[-1]), i)}" if len(busy) else ""
 
 
 class Worker:

@@ -38,6 +38,7 @@ class Stepper:
         self.quarantine = quarantine
         self.warning = ""  # a sentence about the first observation outside its space
         self.has_warned = False
+        self.accepted = [leaf.accepted() for leaf in layout.leaves]
         is_plain = len(layout.leaves) == 1 and not layout.leaves[0].path and not layout.mask_size
         self.only_leaf = layout.leaves[0] if is_plain else None  # of observations that are one array
         self.seeds: list[int | None] = list(seeds)  # for the next reset; None: no new seed
@@ -57,6 +58,7 @@ class Stepper:
         with np.errstate(over="ignore"):
             for i in range(len(self.envs)):
                 self._begin(i)
+            self.arrays.busy[:] = False
             self._check_numbers(np.zeros(len(self.envs), bool))
 
     def step(self) -> None:
@@ -69,29 +71,32 @@ class Stepper:
         actions, length, busy = arrays.action, arrays.length, arrays.busy
         is_array = actions.ndim > 1 or actions.dtype.kind == "f"
         rewards, terminations, truncations = ([0.0] * len(ended), [False] * len(ended), [False] * len(ended))
+        rows, shape, dtype = arrays.obs[0], one and one.shape, one and one.dtype
         length += 1
-        for i, env in enumerate(self.envs):
+        for i, (env, action) in enumerate(zip(self.envs, actions)):
             if ended[i]:
                 self._begin(i)
                 continue
             busy[i] = True
-            action = actions[i]
             try:
                 outcome = env.step(np.array(action) if is_array else action)  # an environment may keep or change it
             except (Exception, SystemExit) as error:
                 self._failed("step", i, error)
-            busy[i] = False
             if not isinstance(outcome, tuple) or len(outcome) != 5:
                 self._fault(i, f"step must return {STEP_RETURNS}", _got(outcome))
             obs, reward, terminated, truncated, info = outcome
-            if one is not None and type(obs) is np.ndarray and obs.shape == one.shape and obs.dtype == one.dtype:
-                arrays.obs[0][i] = obs
+            if type(obs) is np.ndarray and obs.dtype is dtype and obs.shape == shape:
+                rows[i] = obs
             else:
                 self._write(i, obs, info)
-            rewards[i] = self._number(i, reward)
-            terminations[i] = terminated = self._flag(i, "terminated", terminated)
-            truncations[i] = truncated = self._flag(i, "truncated", truncated)
-            ended[i] = terminated or truncated
+            is_plain = type(reward) is float and -MAX_REWARD <= reward <= MAX_REWARD
+            rewards[i] = reward if is_plain else self._number(i, reward)
+            if terminated is not False:
+                terminations[i] = ended[i] = self._flag(i, "terminated", terminated)
+            if truncated is not False:
+                truncations[i] = self._flag(i, "truncated", truncated)
+                ended[i] |= truncations[i]
+        busy[:] = False
         arrays.reward[:], arrays.terminated[:], arrays.truncated[:] = rewards, terminations, truncations
         self._check_numbers(arrays.terminated)
 
@@ -159,7 +164,6 @@ class Stepper:
             outcome = self.envs[i].reset() if seed is None else self.envs[i].reset(seed=seed)
         except (Exception, SystemExit) as error:
             self._failed("reset", i, error)
-        arrays.busy[i] = False
         if not isinstance(outcome, tuple) or len(outcome) != 2:
             self._fault(i, "reset must return (obs, info)", _got(outcome))
         self._write(i, *outcome)
@@ -232,7 +236,10 @@ class Stepper:
         """
         if self.quarantine:
             self._truncate(~np.isfinite(self.arrays.reward))
-        for leaf, array in zip(self.layout.leaves, self.arrays.obs):
+        for k, (leaf, array) in enumerate(zip(self.layout.leaves, self.arrays.obs)):
+            accepted = self.accepted[k]
+            if accepted is None or ((accepted[0] <= array) & (array <= accepted[1])).all():
+                continue
             if array.dtype.kind == "f":
                 finite = np.isfinite(array)
                 if not finite.all():
@@ -254,6 +261,7 @@ class Stepper:
             if leaf.is_index:
                 self._fault(i, f"{which} must be {declared}", got)
             self.has_warned = True
+            self.accepted = [each.accepted(within_bounds=False) for each in self.layout.leaves]
             self.warning = (
                 f"{self.env_id}: {which} is not {declared} as its space declares, got {got} in {self.where(i)}"
             )
