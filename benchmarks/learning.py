@@ -19,6 +19,11 @@ import jaxrl_fast
 
 KEPT = Path(__file__).parent / "results" / "learning.json"
 REFERENCE_PPO = {"num_envs": 4, "total_steps": 500_000, "agent": {}}  # CleanRL's setting is our default otherwise
+MEMORY_CHAIN = {  # without memory
+    "algo": "ppo", "env": "MemoryChain-bsuite", "env_options": {"memory_length": 100}, "num_envs": 32,
+    "total_steps": 300_000, "solved_threshold": 0.9,
+    "agent": {"hidden_sizes": [64], "num_epochs": 16, "learning_rate": 1e-3, "gamma": 0.999, "entropy_coef": 0},
+}  # fmt: skip
 EXTRA = {
     "ppo_cartpole_4_envs": {"algo": "ppo", "env": "CartPole-v1", "solved_threshold": 475, **REFERENCE_PPO},
     "ppo_acrobot_4_envs": {"algo": "ppo", "env": "Acrobot-v1", "solved_threshold": -100, **REFERENCE_PPO},
@@ -41,12 +46,14 @@ EXTRA = {
             "normalize_observations": True, "normalize_rewards": True,
         },
     },
-    "ppo_memory_chain_mlp": {
-        "algo": "ppo", "env": "MemoryChain-bsuite", "env_options": {"memory_length": 100}, "num_envs": 32,
-        "total_steps": 300_000, "solved_threshold": 0.9,
-        "agent": {
-            "hidden_sizes": [64], "num_epochs": 16, "learning_rate": 1e-3, "gamma": 0.999, "entropy_coef": 0,
-        },
+    "ppo_memory_chain_mlp": MEMORY_CHAIN,
+    "ppo_memory_chain_30": {"preset": "ppo_memory_chain", "env_options": {"memory_length": 30}},
+    "ppo_memory_chain_30_mlp": MEMORY_CHAIN | {"env_options": {"memory_length": 30}},
+    "ppo_memory_chain_10": {"preset": "ppo_memory_chain", "env_options": {"memory_length": 10}},
+    "ppo_memory_chain_10_mlp": MEMORY_CHAIN | {"env_options": {"memory_length": 10}},
+    "ppo_simple_spread": {  # JaxMARL's baselines/IPPO/config/ippo_ff_mpe.yaml, of fewer steps; needs jaxrl_fast[marl]
+        "algo": "ppo", "env": "jaxmarl/MPE_simple_spread_v3", "players": "shared", "num_envs": 16,
+        "total_steps": 1_000_000, "time_limit_terminates": True, "solved_threshold": None, "agent": {},
     },
 }  # fmt: skip
 

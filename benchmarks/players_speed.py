@@ -1,6 +1,7 @@
 """Two learners in one program against two runs at the same time, and the frames of games/Paddles against Atari's Pong.
 
     python benchmarks/players_speed.py                       # both parts, on an idle machine
+    python benchmarks/players_speed.py --only learners --algos ppo,dqn --steps 100k --rounds 3     # under 4 minutes
     python benchmarks/players_speed.py --only frames --num-envs 64,256,1024,4096
 
 learners   `--players independent` with N games, and two processes that train one player each at the same time, with N
@@ -84,7 +85,7 @@ def learners(algo: str, steps: int, rounds: int) -> dict:
         for run in runs:
             run.kill()
             run.wait()
-    return {"algo": algo, "env_steps": steps} | compared(speeds, "together", "two_runs")
+    return {"algo": algo, "env_steps": steps} | side_by_side.compared(speeds, "together", "two_runs")
 
 
 def child(algo: str, steps: int, rounds: int) -> None:
@@ -115,7 +116,7 @@ def frames(num_envs: int, seconds: float, rounds: int) -> dict:
                 count += run()
             if number >= 0:
                 speeds[name].append(count / (time.perf_counter() - start))
-    return {"num_envs": num_envs} | compared(speeds, *FRAMES)
+    return {"num_envs": num_envs} | side_by_side.compared(speeds, *FRAMES)
 
 
 def stepper(name: str, num_envs: int, options: dict, length: int = 32):
@@ -141,16 +142,6 @@ def stepper(name: str, num_envs: int, options: dict, length: int = 32):
         return length * num_envs
 
     return advance
-
-
-def compared(speeds: dict[str, list[float]], first: str, second: str) -> dict:
-    """Medians of both, and the ratio of the first to the second."""
-    ratios = [a / b for a, b in zip(speeds[first], speeds[second], strict=True)]
-    return {f"{name}_steps_per_s": round(statistics.median(speed)) for name, speed in speeds.items()} | {
-        "ratio": round(statistics.median(ratios), 3),
-        "ratio_min": round(min(ratios), 3),
-        "ratio_max": round(max(ratios), 3),
-    }
 
 
 if __name__ == "__main__":

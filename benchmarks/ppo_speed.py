@@ -2,6 +2,7 @@
 
     python benchmarks/ppo_speed.py                       # CPU: 4, 64, 1024 and 4096 environments
     python benchmarks/ppo_speed.py --num-envs 64,1024,16384,65536 --num-seeds 1,64   # a GPU
+    python benchmarks/ppo_speed.py --memory gru,lstm,lru     # only ours, with a memory and without: about 2 minutes
 
 How it is measured: side_by_side.py.
 """
@@ -36,11 +37,14 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--num-envs", default="4,64,1024,4096")
     parser.add_argument("--num-seeds", default="1", help="more than one: only ours, all seeds in one program")
+    parser.add_argument("--memory", default="", help="only these memories, next to an agent without one")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=4.0, help="aimed length of one timed training")
     parser.add_argument("--no-start-up", action="store_true", help="leave out the times of whole commands")
     parser.add_argument("--output", default="")
     args = parser.parse_args()
+    if args.memory:
+        return memories(args.memory.split(","), args.rounds, args.seconds, args.output)
     report = side_by_side.Report("ppo_speed", args.output)
     for num_envs in map(parse_int, args.num_envs.split(",")):
         report.add("cases", compare(num_envs, args.rounds, args.seconds))
@@ -74,11 +78,27 @@ def population(num_seeds: int, rounds: int, seconds: float) -> dict:
     return {"num_seeds": num_seeds, "num_envs": num_envs, "ours_steps_per_s": round(statistics.median(speeds))}
 
 
-def build(num_envs: int, num_seeds: int, num_updates: int) -> tuple[program.Program, int]:
+def memories(kinds: list[str], rounds: int, seconds: float, output: str) -> None:
+    """Steps per second with each memory of 64 numbers and without one, in turn, on 64 environments."""
+    report, num_envs = side_by_side.Report("ppo_memory_speed", output), 64
+    for kind in kinds:
+        num_updates = max(10, round(30_000 * seconds / (num_envs * plain_ppo.LENGTH)))
+        agents = {"none": {}, kind: {"memory": kind, "memory_size": 64}}
+        programs = {name: build(num_envs, 1, num_updates, **agent)[0] for name, agent in agents.items()}
+        speeds = {name: [] for name in programs}
+        for seed in range(-1, rounds):  # round -1 warms up
+            for name, ours in programs.items():
+                elapsed = timed(ours, np.int32(max(seed, 0)), num_updates)[0]
+                speeds[name] += [num_updates * plain_ppo.LENGTH * num_envs / elapsed] * (seed >= 0)
+        report.add("cases", {"memory": kind, "num_envs": num_envs} | side_by_side.compared(speeds, kind, "none"))
+    print(f"written to {report.path}")
+
+
+def build(num_envs: int, num_seeds: int, num_updates: int, **agent) -> tuple[program.Program, int]:
     """Ours, with its defaults."""
     total_steps = num_updates * plain_ppo.LENGTH * num_envs
     return side_by_side.build(
-        num_updates, algo="ppo", env="CartPole-v1", num_envs=num_envs, num_seeds=num_seeds, agent=PRESET,
+        num_updates, algo="ppo", env="CartPole-v1", num_envs=num_envs, num_seeds=num_seeds, agent=PRESET | agent,
         total_steps=total_steps,
     )  # fmt: skip
 

@@ -140,6 +140,16 @@ def advance(ours: program.Program, state: Any, num_updates: int) -> tuple[Any, l
     return state, rows
 
 
+def compared(speeds: dict[str, list[float]], first: str, second: str) -> dict:
+    """Medians of both, and the ratio of the first to the second."""
+    ratios = [a / b for a, b in zip(speeds[first], speeds[second], strict=True)]
+    return {f"{name}_steps_per_s": round(statistics.median(speed)) for name, speed in speeds.items()} | {
+        "ratio": round(statistics.median(ratios), 3),
+        "ratio_min": round(min(ratios), 3),
+        "ratio_max": round(max(ratios), 3),
+    }
+
+
 def last_tenth(scores, episodes) -> float:
     """Mean return over the episodes that ended in the last tenth of the updates."""
     scores, episodes = (np.asarray(x, np.float64)[-max(1, len(x) // 10) :] for x in (scores, episodes))
