@@ -261,7 +261,7 @@ class HostResource(NamedTuple):
     # What that has returned, with "files" of name, bytes and sha256, and perhaps "damaged"; what is lost, bool [R]
     load: Callable[[Mapping[str, Any]], Any]
     prune: Callable[[list[Mapping[str, Any]]], None]  # delete what is not part of any of these, nor in use
-    report: Callable[[], str]  # a phrase about what it holds and the time that it has taken
+    report: Callable[[], dict[str, float]]  # numbers about what it holds and the time that it has taken
 
 
 def split_keys(key: Key, num_steps: int, num_envs: int) -> Key:

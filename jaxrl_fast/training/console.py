@@ -250,6 +250,14 @@ def print_summary(plan: Plan, terminal: Console, summary: Mapping[str, Any]) -> 
         write(f"  resume  {command}")
 
 
+def of_replay(numbers: Mapping[str, float]) -> str:
+    """Return a phrase about the observations of a replay that is not on the device: `summary.of_replay`."""
+    ratio = numbers["compression_ratio"]
+    smaller = f", {ratio:.1f} times smaller" if ratio > 1.05 else ""
+    shares = " and ".join(f"{name} took {100 * numbers[f'{name}_share']:.1f}%" for name in ("reading", "compression"))
+    return f"{memory.format_bytes(int(numbers['bytes']))} of observations{smaller}; {shares} of the training time"
+
+
 def resume_command(plan: Plan, summary: Mapping[str, Any]) -> str:
     """Return the command that resumes a run; "" for one that ended because it was solved."""
     options = plan.settings.options

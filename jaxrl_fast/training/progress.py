@@ -47,7 +47,9 @@ class RunProgress:
         self.logger: run_logger.RunLogger | None = None  # None until there is a state to train from
         self.finished = 0  # updates
         self.times = dict.fromkeys(TIMES, 0.0)
+        self.train_time_before = 0.0  # seconds, in earlier processes of the run
         self.program_memory = 0  # bytes; 0 until the program is compiled
+        self.of_replay: dict[str, float] | None = None  # `summary.of_replay`, once the program has ended
         self.status, self.failure = "failed", ""
         self.summary: dict[str, Any] = {}
         self.failed_outputs: list[str] = []
@@ -77,6 +79,7 @@ class RunProgress:
         self.finished = self.tracker.updates
         self.times = {name: self.times[name] + host_state["times"].get(name, 0.0) for name in TIMES}
         self.start_time -= host_state["wall_time"]
+        self.train_time_before = self.times["train"]
 
     def add(self, done: "ChunkResult", end_time: float) -> list[tuple[int, str, int, bool]]:
         """Add a chunk that ended at `end_time`. Return which members newly diverged: arguments of `Trainer.diverge`."""
@@ -110,6 +113,7 @@ class RunProgress:
             program_memory=self.program_memory,
             num_saved=self.checkpoints.num_saved,
             last_saved=self.checkpoints.last.name if self.checkpoints.last else None,
+            replay=self.of_replay,
         )
 
     @contextlib.contextmanager

@@ -10,7 +10,7 @@ from jaxrl_fast.loggers.terminal import Console
 from jaxrl_fast.loop import TrainState
 from jaxrl_fast.parallel import program
 from jaxrl_fast.runs import replay_dir
-from jaxrl_fast.training import console
+from jaxrl_fast.training import console, summary
 from jaxrl_fast.training.plan import Plan
 from jaxrl_fast.training.progress import RunProgress
 from jaxrl_fast.training.run_logger import RunLogger
@@ -39,8 +39,10 @@ def opened_resources(progress: RunProgress, terminal: Console) -> Iterator[None]
     try:
         progress.checkpoints.open_resources()
         yield
-        for resource in plan.agent.resources:
-            terminal.print(f"{resource.name}  {resource.report()}")
+        if plan.agent.resources:
+            seconds = progress.times["train"] - progress.train_time_before
+            progress.of_replay = summary.of_replay([x.report() for x in plan.agent.resources], seconds)
+            terminal.print(f"replay  {console.of_replay(progress.of_replay)}")
     finally:
         progress.join_checkpoint()
         for resource in plan.agent.resources:

@@ -1,7 +1,7 @@
 """Write config.yaml, and compute the contents of summary.json."""
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -25,6 +25,7 @@ class RunResult(NamedTuple):
     program_memory: int  # bytes
     num_saved: int  # checkpoints
     last_saved: str | None  # the name of the last
+    replay: Mapping[str, float] | None = None  # `of_replay`; None: it is on the device, or there is none
 
 
 def write_config(plan: "Plan") -> None:
@@ -56,6 +57,23 @@ def write_config(plan: "Plan") -> None:
         )
     content = settings.to_mapping(plan.settings) | {"env": plan.env.spec.id, "meta": now}
     files.replace(path, yaml.safe_dump(content, sort_keys=False))
+
+
+def of_replay(reports: Sequence[Mapping[str, float]], train_time: float) -> dict[str, float]:
+    """Return numbers about the observations of a replay in host or disk storage, of all shards.
+
+    Shares are of the training time of this process: of reading, for which the program waits, and of the processor time
+    that all threads have spent on compressing and decompressing.
+    """
+    num_bytes = sum(report["bytes"] for report in reports)
+    raw = sum(report["bytes"] * report["compression_ratio"] for report in reports)
+    share = lambda name: round(sum(report[name] for report in reports) / max(train_time, 1e-9), 5)
+    return {
+        "bytes": int(num_bytes),
+        "compression_ratio": round(raw / num_bytes, 2) if num_bytes else 1.0,
+        "reading_share": share("read_time_s"),
+        "compression_share": share("codec_time_s"),
+    }
 
 
 def summarize(plan: "Plan", tracker: "MetricsTracker", ended: RunResult) -> dict[str, Any]:
@@ -116,6 +134,7 @@ def summarize(plan: "Plan", tracker: "MetricsTracker", ended: RunResult) -> dict
         "failure": ended.failure or None,
         "num_checkpoints": ended.num_saved,
         "last_checkpoint": ended.last_saved,
+        "replay": ended.replay,
         "num_shards": plan.placement.num_shards,
         "num_grad_workers": plan.placement.num_grad_workers,
         "device": devices.device(),

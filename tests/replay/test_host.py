@@ -90,7 +90,7 @@ def test_files_that_no_save_names_are_deleted(kind, tmp_path):
     named = {file["name"] for save in saves for file in save["files"]}
     assert named <= {path.name for path in tmp_path.iterdir()}
     on_disk = sum(path.stat().st_size for path in tmp_path.iterdir() if path.name in named)
-    assert len([*tmp_path.iterdir()]) <= len(named) + 1 <= 6
+    assert len([*tmp_path.iterdir()]) <= len(named) + 1 <= 12
     if not kind[0]:
         assert on_disk <= 6 * 64 * (BYTES + 8)
     buffer.close()

@@ -6,6 +6,7 @@ A group holds a block of rows of each environment. Group g replaces group g - G,
 import os
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from time import thread_time
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -16,7 +17,7 @@ from jaxrl_fast.replay.host.journal import Journal, groups_of
 NUM_UNPACKERS = min(4, os.cpu_count() or 1)  # threads: zstandard works outside of Python's lock
 NUM_READERS = 8  # threads: a disk answers several requests in the time of one
 MIN_FILES, MAX_FILES, FILE_BYTES = 4, 256, 2**26  # files of a full buffer, and bytes of a file if that allows
-MAX_RUNS = 16  # contiguous parts of a result that are filled one by one
+NOT_WAITING = getattr(os, "RWF_NOWAIT", 0)  # of `preadv`: only what is in the page cache; 0: read in any case
 
 Sizes = tuple[int, int, int, int]  # groups G, environments N, rows of a block, bytes of a frame
 
@@ -36,6 +37,7 @@ class Blocks(Protocol):
     codec: Codec
     num_bytes: int  # of what is kept
     num_raw_bytes: int  # of the same frames as they came
+    codec_time: float  # seconds of all threads for compressing and decompressing
 
     def write(self, group: int, data: np.ndarray) -> None:
         """Keep a group [N, rows, B] in place of the oldest one."""
@@ -60,6 +62,7 @@ class ArrayBlocks:
         self.frames, self.codec = np.zeros(sizes, np.uint8), RAW
         self.flat = self.frames.reshape(-1, sizes[-1])
         self.num_bytes = self.num_raw_bytes = 0
+        self.codec_time = 0.0
 
     def write(self, group: int, data: np.ndarray) -> None:
         self.frames[group % len(self.frames)] = data
@@ -68,13 +71,11 @@ class ArrayBlocks:
     def read(self, request: Request, out: np.ndarray) -> None:
         num_groups, num_envs, block, _ = self.frames.shape
         index = ((request.group % num_groups) * num_envs + request.env) * block + request.at
-        starts = np.flatnonzero(np.diff(request.row, prepend=-2) != 1)
-        if len(starts) > MAX_RUNS:
+        first, num = int(request.row[0]), len(index)
+        if request.row[-1] - first == num - 1:
+            np.take(self.flat, index, axis=0, out=out[first : first + num], mode="clip")
+        else:
             out[request.row] = self.flat[index]
-            return
-        for start, end in zip(starts, [*starts[1:], len(index)]):
-            first = request.row[start]
-            np.take(self.flat, index[start:end], axis=0, out=out[first : first + end - start], mode="clip")
 
     def blocks_of(self, group: int) -> list[Any]:
         return [self.codec.encode(block) for block in self.frames[group % len(self.frames)].copy()]
@@ -96,13 +97,17 @@ class PackedBlocks:
         self.blocks: list[list[bytes]] = [[] for _ in range(sizes[0])]
         self.threads = ThreadPoolExecutor(NUM_UNPACKERS, "replay-reader")
         self.num_bytes = self.num_raw_bytes = 0
+        self.codec_time = 0.0
 
     def write(self, group: int, data: np.ndarray) -> None:
-        self._keep(group, [self.codec.encode(block) for block in data])
+        start = thread_time()
+        blocks = [self.codec.encode(block) for block in data]
+        self.codec_time += thread_time() - start
+        self._keep(group, blocks)
 
     def read(self, request: Request, out: np.ndarray) -> None:
         get = lambda group, env: self.blocks[group % len(self.blocks)][env]
-        unpack(get, self.codec, self.sizes, request, out, self.threads)
+        self.codec_time += unpack(get, self.codec, self.sizes, request, out, self.threads)
 
     def blocks_of(self, group: int) -> list[Any]:
         return self.blocks[group % len(self.blocks)]
@@ -136,19 +141,22 @@ class FileBlocks:
         self.length = np.zeros((num_groups, num_envs), np.int64)
         self.threads = ThreadPoolExecutor(NUM_READERS, "replay-reader")
         self.num_bytes = self.num_raw_bytes = 0
+        self.codec_time = 0.0
 
     def write(self, group: int, data: np.ndarray) -> None:
         if not self.journal.has_room(data.nbytes + 4 * len(data), self.file_bytes):
             self.journal.end()
             self.journal.drop(group + 1 - len(self.file))
             self.journal.begin(0 if self.codec.is_packed else self.file_bytes)
+        start = thread_time()
         blocks = [self.codec.encode(block) for block in data]
+        self.codec_time += thread_time() - start
         descriptor, places = self.journal.append(group, blocks)
         self._keep(group, descriptor, places, [len(block) for block in blocks])
 
     def read(self, request: Request, out: np.ndarray) -> None:
         if self.codec.is_packed:
-            unpack(self._block, self.codec, self.sizes, request, out, self.threads)
+            self.codec_time += unpack(self._block, self.codec, self.sizes, request, out, self.threads)
             return
         slot, num_bytes = request.group % len(self.file), self.sizes[-1]
         is_empty = self.length[slot, request.env] == 0
@@ -161,13 +169,16 @@ class FileBlocks:
         file = self.file[slot]
         joined = (np.diff(offset) == num_bytes) & (np.diff(file) == 0) & (np.diff(request.row) == 1)
         starts = np.flatnonzero(np.concatenate([[True], ~joined]))
-        jobs = list(zip(file[starts], offset[starts], request.row[starts], np.diff([*starts, len(offset)])))
+        lengths = np.diff(starts, append=len(offset))
+        jobs = zip(file[starts].tolist(), offset[starts].tolist(), request.row[starts].tolist(), lengths.tolist())
+        in_cache = lambda job: _read_into(job[0], job[1], out[job[2] : job[2] + job[3]], NOT_WAITING)
+        cold = [job for job in jobs if not in_cache(job)]
 
         def read(some: list[tuple[int, int, int, int]]) -> None:
             for descriptor, place, row, num in some:
-                _read_into(int(descriptor), int(place), out[row : row + num])
+                _read_into(descriptor, place, out[row : row + num])
 
-        list(self.threads.map(read, _shares(jobs, NUM_READERS)))
+        list(self.threads.map(read, _shares(cold, NUM_READERS)))
 
     def blocks_of(self, group: int) -> list[Any]:
         raise AssertionError("the files are part of each checkpoint")
@@ -202,19 +213,31 @@ def unpack(
     request: Request,
     out: np.ndarray,
     threads: ThreadPoolExecutor,
-) -> None:
-    """Write frames of compressed blocks to `out`. Each block is unpacked once."""
+) -> float:
+    """Write frames of compressed blocks to `out`. Each block is unpacked once. Return the seconds of all threads."""
     key = request.group * sizes[1] + request.env
     order = np.argsort(key, kind="stable")
-    starts = np.flatnonzero(np.diff(key[order], prepend=-1))
-    wanted = np.split(order, starts[1:])
+    key, (group, env, at, row) = key[order], (x[order] for x in request)
+    is_new = key[1:] != key[:-1]  # whether another block begins, and whether frames do not follow each other in both
+    breaks = is_new | (at[1:] - at[:-1] != 1) | (row[1:] - row[:-1] != 1)
+    starts = np.concatenate([[0], np.flatnonzero(breaks) + 1])
+    ends = np.concatenate([starts[1:], [len(key)]])
+    runs = list(zip(at[starts].tolist(), row[starts].tolist(), (ends - starts).tolist()))
+    first = np.concatenate([[0], np.flatnonzero(is_new) + 1])
+    bounds = [*np.searchsorted(starts, first).tolist(), len(runs)]
+    jobs = list(zip(group[first].tolist(), env[first].tolist(), bounds, bounds[1:]))
 
-    def fill(some: list[np.ndarray]) -> None:
-        for index in some:
-            block = get(int(request.group[index[0]]), int(request.env[index[0]]))
-            out[request.row[index]] = codec.decode(block, sizes[2:])[request.at[index]]
+    def fill(some: list[tuple[int, int, int, int]]) -> float:
+        seconds = 0.0
+        for of_group, of_env, begin, end in some:
+            data, start = get(of_group, of_env), thread_time()
+            block = codec.decode(data, sizes[2:])
+            seconds += thread_time() - start
+            for place, target, num in runs[begin:end]:
+                out[target : target + num] = block[place : place + num]
+        return seconds
 
-    list(threads.map(fill, _shares(wanted, NUM_UNPACKERS)))
+    return sum(threads.map(fill, _shares(jobs, NUM_UNPACKERS)))
 
 
 def _shares(jobs: list[Any], num: int) -> Iterator[list[Any]]:
@@ -227,11 +250,20 @@ def _groups(file: Mapping[str, Any]) -> range:
     return range(file["group"], file["group"] + len(groups_of(file)))
 
 
-def _read_into(descriptor: int, offset: int, rows: np.ndarray) -> None:
-    """Fill an array from a place in a file. Raise OSError if the file is too short."""
+def _read_into(descriptor: int, offset: int, rows: np.ndarray, flags: int = 0) -> bool:
+    """Fill an array from a place in a file. Raise OSError if the file is too short.
+
+    With NOT_WAITING, return False if the disk would have to be read, or if that cannot be known.
+    """
     view, done = rows.data.cast("B"), 0
     while done < len(view):
-        num = os.preadv(descriptor, [view[done:]], offset + done)
+        try:
+            num = os.preadv(descriptor, [view[done:]], offset + done, flags)
+        except OSError:
+            if flags:
+                return False
+            raise
         if not num:
             raise OSError(f"a file of the replay buffer ends at byte {offset + done}")
         done += num
+    return True

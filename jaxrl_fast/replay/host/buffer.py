@@ -17,9 +17,8 @@ import numpy as np
 from jaxrl_fast.replay.host.blocks import ArrayBlocks, Blocks, FileBlocks, PackedBlocks, Request
 from jaxrl_fast.replay.host.codec import RAW, ZSTD
 from jaxrl_fast.replay.host.journal import Journal
-from jaxrl_fast.utils.memory import format_bytes
 
-BLOCK = 32  # rows: more compress better, fewer are unpacked faster
+BLOCK = 16  # rows: more compress better, fewer are unpacked faster
 MAX_PENDING = 4  # full groups that are not yet written
 ABANDONED: list[Any] = []  # what programs know by address that may still be under way
 
@@ -140,8 +139,12 @@ class HostBuffer:
     def load(self, saved: Mapping[str, Any]) -> np.ndarray:
         """Restore what was saved, but for what is damaged in files marked so. The others have been verified.
 
-        Returns which places are lost in all environments, bool [R]. Their frames are zero.
+        Returns which places are lost in all environments, bool [R]. Their frames are zero. Raises ValueError for a
+        buffer of another form, which another version of this package may have saved.
         """
+        form, own = (saved["block"], *saved["shape"]), (BLOCK, *self.shape)
+        if form != own:
+            raise ValueError(f"the saved replay has the block and shape {form}, but must have {own}; train it again")
         count = self.count = saved["count"]
         self.seen = [count] * self.num_workers
         at, lost = count % BLOCK, np.zeros(self.shape.num_rows, bool)
@@ -164,12 +167,19 @@ class HostBuffer:
         """Delete the files that are not part of these saves and not in use."""
         self.journal.prune({file["name"] for saved in kept for file in saved["files"]})
 
-    def report(self) -> str:
-        """Return how much the full blocks take, and the seconds of reading and of writing."""
-        kept, raw = self.blocks.num_bytes, self.blocks.num_raw_bytes
-        ratio = f", {raw / kept:.1f} times smaller" if self.compressed and kept else ""
-        times = f"read in {self.read_time:.1f} s, written in {self.write_time:.1f} s"
-        return f"{format_bytes(kept)} of frames {'on disk' if self.on_disk else 'in memory'}{ratio}; {times}"
+    def report(self) -> dict[str, float]:
+        """Return how much the full blocks take, and the seconds of reading, of writing and of all threads' codecs.
+
+        The program waits for reads. Writes and a part of the codec's time pass while it computes.
+        """
+        kept = self.blocks.num_bytes
+        return {
+            "bytes": kept,
+            "compression_ratio": self.blocks.num_raw_bytes / kept if kept else 1.0,
+            "read_time_s": self.read_time,
+            "write_time_s": self.write_time,
+            "codec_time_s": self.blocks.codec_time,
+        }
 
     def _empty_group(self) -> np.ndarray:
         return np.zeros((self.shape.num_envs, BLOCK, self.shape.num_bytes), np.uint8)
