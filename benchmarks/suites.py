@@ -56,7 +56,7 @@ def tried(suite):
             works.append(name)
         except ValueError as error:
             refused[name] = str(error).removeprefix(env_id).lstrip(": ")
-    packages = (suite, *DEPENDS_ON.get(suite, ()), "jax")
+    packages = ({"ale": "ale-py"}.get(suite, suite), *DEPENDS_ON.get(suite, ()), "jax")
     versions = {package: version(package) for package in packages} | {"python": platform.python_version()}
     return {"versions": versions, "works": works, "refused": refused}
 

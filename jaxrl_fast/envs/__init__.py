@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
 BACKENDS = ("gymnax", "games", "envpool", "gymnasium")  # in the order in which an id without a backend is looked up
 # With a module each in `suites`.
-SUITES = ("brax", "craftax", "jaxmarl", "jumanji", "navix", "pgx", "playground", "xminigrid")
+SUITES = ("ale", "brax", "craftax", "jaxmarl", "jumanji", "navix", "pgx", "playground", "xminigrid")
 # The package's extra that installs a backend.
 EXTRAS = {"envpool": "atari"} | {suite: suite for suite in SUITES} | {"jaxmarl": "marl"}
 # The name under which a backend's package is imported, if it differs.
-PACKAGES = {"games": "jaxrl_fast", "playground": "mujoco_playground"}
+PACKAGES = {"ale": "ale_py", "games": "jaxrl_fast", "playground": "mujoco_playground"}
 
 
 def make(

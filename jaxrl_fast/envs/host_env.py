@@ -121,7 +121,7 @@ def step(driver: Driver, state: State, action: jax.Array) -> tuple[State, TimeSt
     spec, num_pools = driver.spec, len(driver.pools)
     spaces.check_action(spec.env._replace(num_envs=spec.env.num_envs * num_pools), action)
     if num_pools == 1:
-        handle, row = driver.bridges[0].step(state.handle, to_env_action(spec, action))
+        handle, row = driver.bridges[0].step(state.handle, _action(spec, state.last[0], action))
         return _follow(driver, 0, state, handle, row)
     for i, actions in enumerate(jnp.split(action, num_pools)):
         state = send(driver, i, state, actions)
@@ -135,7 +135,7 @@ def step(driver: Driver, state: State, action: jax.Array) -> tuple[State, TimeSt
 def send(driver: Driver, i: int, state: State, action: jax.Array) -> State:
     """Start a step of pool i with actions [n, ...]."""
     spaces.check_action(driver.spec.env, action)
-    return state._replace(handle=driver.bridges[i].send(state.handle, to_env_action(driver.spec, action)))
+    return state._replace(handle=driver.bridges[i].send(state.handle, _action(driver.spec, state.last[i], action)))
 
 
 def receive(driver: Driver, i: int, state: State) -> tuple[State, TimeStep]:
@@ -177,6 +177,12 @@ def to_env_action(spec: PoolSpec, action: jax.Array) -> jax.Array:
     """Return agents' actions [n, ...] within the environment's true bounds, int32 or float32."""
     scaled = spaces.to_env_action(spec.env, spec.bounds, action)
     return scaled + np.broadcast_to(np.asarray(spec.action_start, scaled.dtype), scaled.shape)
+
+
+def _action(spec: PoolSpec, last: jax.Array, action: jax.Array) -> jax.Array:
+    """Return the actions that a pool gets."""
+    action = to_env_action(spec, action)
+    return jnp.where(last, 0, action) if spec.noop_after_last else action
 
 
 def callback_bridge(pool: LazyPool) -> Bridge:

@@ -79,6 +79,7 @@ class PoolSpec(NamedTuple):
     action_mask: Callable[[PyTree], jax.Array] | None = None  # raw observations [n, ...] to bool [n, num_outputs]
     reports_game_over: bool = False
     ends_at_life_loss: bool = False  # a lost life terminates the episode but not the game; scores are of games
+    noop_after_last: bool = False  # the environment plays on in the step after a last one; it gets action 0, a no-op
     why_not_saved: Callable[[], str] = lambda: "its backend cannot save it"  # "": the pool is a `SavablePool`
     can_render: bool = False
     check_render: Callable[[], None] = lambda: None  # raises ValueError if `render` would fail

@@ -10,7 +10,7 @@ from jaxrl_fast import __version__
 from jaxrl_fast.utils.devices import device
 
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "gymnax", "envpool", "numpy")
-SUITES = ("brax", "craftax", "jumanji", "navix", "pgx", "playground", "xminigrid")
+SUITES = ("ale-py", "brax", "craftax", "jumanji", "navix", "pgx", "playground", "xminigrid")
 
 
 def versions() -> dict[str, str]:

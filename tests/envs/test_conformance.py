@@ -64,12 +64,13 @@ def as_suites_are_written(any_ranks):
 
 @pytest.mark.skipif(not os.environ.get("CI"), reason="locally, those are tested that are installed")
 def test_suites_of_ci_are_installed(request):
-    required = envs.SUITES if request.config.getoption("--nightly") else IN_CI
+    required = set(envs.SUITES) - {"ale"} if request.config.getoption("--nightly") else IN_CI
     assert [suite for suite in required if not envs.is_installed(suite)] == []
 
 
 def test_every_suite_has_a_sample():
-    assert {env_id.partition("/")[0] for env_id in SAMPLES} == {"gymnax", *envs.SUITES}
+    on_the_host = {"ale"}  # test_ale
+    assert {env_id.partition("/")[0] for env_id in SAMPLES} | on_the_host == {"gymnax", *envs.SUITES}
 
 
 class Played(NamedTuple):
