@@ -1,15 +1,18 @@
 """PPO in Python environments: ours beside Stable-Baselines3, in turn, with equal hyperparameters.
 
     pip install stable-baselines3 "gymnasium[box2d]"
-    python benchmarks/gymnasium_speed.py                         # about ten minutes on two cores
+    python benchmarks/gymnasium_speed.py                         # less than eight minutes on two cores
     python benchmarks/gymnasium_speed.py --sb3 /path/to/python   # of an environment that has Stable-Baselines3
+    python benchmarks/gymnasium_speed.py --tasks sleeping --num-envs 64 --workers 16
 
 Each contender trains in a process of its own, a short time, once in each round. Speeds are environment steps per second
 of training, updates included, start and compilation excluded; ours counts valid steps. Ratios are medians over rounds.
 
-`envs_alone` is the speed of gymnasium's environments stepped one after another in a plain loop, `network_alone` that of
-our training in an environment on the device that costs nothing. 1 / (1 / envs_alone + 1 / network_alone) is the most
-that a training can reach that does one after the other in one process.
+`ours` decides by itself on worker processes and gradient workers; `ours_one_core` has neither, and `ours_workers` has
+--workers processes. `envs_alone` is the speed of gymnasium's environments stepped one after another in a plain loop,
+`network_alone` that of our training in an environment on the device that costs nothing.
+1 / (1 / envs_alone + 1 / network_alone) is the most that a training can reach that does one after the other in one
+process. Environments that sleep 1 ms in each step allow 1000 steps per second and worker process.
 """
 
 import argparse
@@ -24,7 +27,9 @@ from pathlib import Path
 ROLLOUT, MINIBATCHES, EPOCHS, HIDDEN, RATE = 128, 4, 4, (64, 64), 2.5e-4
 TASKS = ("gymnasium/CartPole-v1", "gymnasium/LunarLander-v3", "sleeping")
 SLEEP_S = 1e-3
-GUESSES = {TASKS[0]: 20_000, TASKS[1]: 8_000, TASKS[2]: 1_000}  # steps per second, which decide the lengths of runs
+# Steps per second, which decide the lengths of runs: ours; Stable-Baselines3's; and in both with sleeping environments.
+GUESSES = {TASKS[0]: (40_000, 5_000), TASKS[1]: (15_000, 3_000), TASKS[2]: (900, 800)}
+MIN_UPDATES = 2
 
 
 def main() -> None:
@@ -33,13 +38,16 @@ def main() -> None:
     parser.add_argument("--sb3", default=sys.executable, help="a Python that has stable-baselines3")
     parser.add_argument("--num-envs", default="8,64")
     parser.add_argument("--tasks", default=",".join(TASKS))
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=8.0, help="aimed length of one training")
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--seconds", type=float, default=2.5, help="aimed length of one training")
+    parser.add_argument("--workers", type=int, default=8, help="worker processes of ours_workers")
+    parser.add_argument("--contenders", default="", help="some of them only, without ratios")
     parser.add_argument("--output", default="")
     parser.add_argument("--contender", default="", help=argparse.SUPPRESS)  # in a child process
     args = parser.parse_args()
     if args.contender:
-        print(json.dumps(CONTENDERS[args.contender](args.tasks, int(args.num_envs), args.seconds)))
+        more = {"env_workers": args.workers} if args.contender == "ours_workers" else {}
+        print(json.dumps(CONTENDERS[args.contender](args.tasks, int(args.num_envs), args.seconds, **more)))
         return
     import side_by_side
 
@@ -52,27 +60,36 @@ def main() -> None:
 
 def compare(task: str, num_envs: str, args: argparse.Namespace) -> dict:
     """Return the speeds of all contenders in one task, round by round."""
-    rates: dict[str, list[float]] = {name: [] for name in CONTENDERS}
+    rates: dict[str, list[float]] = {name: [] for name in args.contenders.split(",") if name} or {
+        name: [] for name in (OF_SLEEPING if task == "sleeping" else OF_COMPUTING)
+    }
     for _ in range(args.rounds):
         for name, found in rates.items():
             python = args.sb3 if name.startswith("sb3") else sys.executable
             words = [python, __file__, "--contender", name, "--tasks", task, "--num-envs", num_envs]
-            words += ["--seconds", str(args.seconds)]
+            words += ["--seconds", str(args.seconds), "--workers", str(min(args.workers, int(num_envs)))]
             done = subprocess.run(words, capture_output=True, text=True, check=True)
             found.append(json.loads(done.stdout.splitlines()[-1]))
-    ratio = lambda name, other: statistics.median(a / b for a, b in zip(rates[name], rates[other]))
-    best_sb3 = [max(both) for both in zip(rates["sb3_dummy"], rates["sb3_subproc"])]
-    best = [max(both) for both in zip(rates["ours"], rates["ours_two_workers"])]
-    serial = [1 / (1 / env + 1 / net) for env, net in zip(rates["envs_alone"], rates["network_alone"])]
-    return {
+    found = {
         "task": task,
         "num_envs": int(num_envs),
-        "steps_per_s": {name: round(statistics.median(found)) for name, found in rates.items()},
-        "rounds": {name: [round(x) for x in found] for name, found in rates.items()},
-        "ours_over_sb3_dummy": round(ratio("ours", "sb3_dummy"), 2),
-        "best_over_best_sb3": round(statistics.median(a / b for a, b in zip(best, best_sb3)), 2),
-        "share_of_serial_limit": round(statistics.median(a / b for a, b in zip(rates["ours"], serial)), 2),
+        "steps_per_s": {name: round(statistics.median(each)) for name, each in rates.items()},
+        "rounds": {name: [round(x) for x in each] for name, each in rates.items()},
     }
+    if args.contenders:
+        return found
+    median = lambda values: round(statistics.median(values), 2)
+    sb3 = next(name for name in rates if name.startswith("sb3"))
+    found["ours_over_sb3"] = median(a / b for a, b in zip(rates["ours"], rates[sb3]))
+    if task == "sleeping":
+        workers = min(args.workers, int(num_envs))
+        found["workers"], allowed = workers, workers / SLEEP_S
+        found["share_of_what_sleep_allows"] = median(rate / allowed for rate in rates["ours_workers"])
+        return found
+    serial = [1 / (1 / env + 1 / net) for env, net in zip(rates["envs_alone"], rates["network_alone"])]
+    found["share_of_serial_limit"] = median(a / b for a, b in zip(rates["ours"], serial))
+    found["gradient_workers_gain"] = median(a / b for a, b in zip(rates["ours"], rates["ours_one_core"]))
+    return found
 
 
 def make_task(task: str):
@@ -101,7 +118,8 @@ def ours(task: str, num_envs: int, seconds: float, **options) -> float:
     env = make_task(task) if task == "sleeping" else task
     quiet = dict(tensorboard=False, log_level="quiet", eval_episodes=1, agent=agent, algo="ppo", save_every="0")
     update = ROLLOUT * num_envs
-    steps = max(int(GUESSES[task] * seconds) // update, 2) * update
+    guess = GUESSES[task][0] * (min(options.get("env_workers", num_envs), num_envs) if task == "sleeping" else 1)
+    steps = max(int(guess * seconds) // update, MIN_UPDATES) * update
     with tempfile.TemporaryDirectory() as folder:
         run = jaxrl_fast.fit(env=env, num_envs=num_envs, total_steps=steps, run_dir=f"{folder}/run", **quiet, **options)
     return run.summary["env_steps_per_s"]
@@ -121,7 +139,8 @@ def sb3(task: str, num_envs: int, seconds: float, vector: str) -> float:
     shape = dict(n_steps=ROLLOUT, batch_size=update // MINIBATCHES, n_epochs=EPOCHS, learning_rate=RATE)
     policy = dict(net_arch=list(HIDDEN), activation_fn=torch.nn.Tanh)
     model = PPO("MlpPolicy", envs, **shape, policy_kwargs=policy, device="cpu")
-    steps = max(int(GUESSES[task] * seconds / 4) // update, 2) * update
+    guess = GUESSES[task][1] * (num_envs if task == "sleeping" and vector == "subproc" else 1)
+    steps = max(int(guess * seconds) // update, MIN_UPDATES) * update
     model.learn(update)
     start = time.perf_counter()
     model.learn(steps)
@@ -138,7 +157,7 @@ def envs_alone(task: str, num_envs: int, seconds: float) -> float:
         env.action_space.seed(i)
     actions = [[env.action_space.sample() for env in envs] for _ in range(64)]
     steps, start = 0, time.perf_counter()
-    while time.perf_counter() - start < seconds / 2:
+    while time.perf_counter() - start < seconds:
         for row in actions:
             for env, action in zip(envs, row):
                 _, _, terminated, truncated, _ = env.step(action)
@@ -171,7 +190,7 @@ def network_alone(task: str, num_envs: int, seconds: float) -> float:
     agent = dict(rollout_length=ROLLOUT, num_minibatches=MINIBATCHES, num_epochs=EPOCHS, hidden_sizes=HIDDEN)
     quiet = dict(tensorboard=False, log_level="quiet", eval_episodes=1, agent=agent, algo="ppo", save_every="0")
     with tempfile.TemporaryDirectory() as folder:
-        steps = max(int(2e5 * seconds / 4) // (ROLLOUT * num_envs), 2) * ROLLOUT * num_envs
+        steps = max(int(2e5 * seconds) // (ROLLOUT * num_envs), 2) * ROLLOUT * num_envs
         run = jaxrl_fast.fit(env=Still(), num_envs=num_envs, total_steps=steps, run_dir=f"{folder}/run", **quiet)
     return run.summary["env_steps_per_s"]
 
@@ -186,7 +205,7 @@ def crossing() -> dict:
     from jaxrl_fast.envs import host_pool
     from jaxrl_fast.types import HostEnvConfig
 
-    num_steps, found = 3000, {}
+    num_steps, found = 1000, {}
     for num_envs in (8, 64):
         for bridge in ("ffi", "callback"):
             env = envs.make("gymnasium/CartPole-v1", num_envs, HostEnvConfig(env_workers=0, bridge=bridge))
@@ -216,12 +235,16 @@ def crossing() -> dict:
 
 CONTENDERS = {
     "ours": ours,
-    "ours_two_workers": lambda *task: ours(*task, env_workers=2),
+    "ours_one_core": lambda *task: ours(*task, env_workers=0, devices=1),
+    "ours_workers": ours,
     "sb3_dummy": lambda *task: sb3(*task, "dummy"),
     "sb3_subproc": lambda *task: sb3(*task, "subproc"),
     "envs_alone": envs_alone,
     "network_alone": network_alone,
 }
+# Worker processes pay for environments that wait, and cost more than they save for CartPole.
+OF_COMPUTING = ("ours", "ours_one_core", "sb3_dummy", "envs_alone", "network_alone")
+OF_SLEEPING = ("ours", "ours_workers", "sb3_subproc")
 
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parent))

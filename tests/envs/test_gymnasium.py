@@ -15,7 +15,7 @@ import pytest
 
 from jaxrl_fast import envs
 from jaxrl_fast.envs import host_env, host_pool
-from jaxrl_fast.envs.gymnasium import source
+from jaxrl_fast.envs.gymnasium import layout, source
 from jaxrl_fast.envs.host_pool import seeds_of
 from jaxrl_fast.types import Box, Discrete, HostEnvConfig, MultiDiscrete
 from jaxrl_fast.utils.errors import EnvFault, blamed, user_traceback
@@ -503,6 +503,8 @@ def test_one_interrupted_step_does_not_make_an_environment_slow():
         (1e-3, 1e-5, 64, {}, 32),
         (10e-6, 10e-6, 64, dict(num_async_pools=2), 1),
         (200e-6, 200e-6, 64, dict(num_async_pools=2), 2),
+        (10e-6, 10e-6, 16, dict(num_shards=4), 0),
+        (40e-6, 40e-6, 16, dict(num_shards=4), 1),  # shards would take turns in this process
         (10e-6, 10e-6, 64, dict(env_workers=5), 5),
         (10e-6, 10e-6, 3, dict(env_workers=5), 3),
         (1.0, 1.0, 64, dict(env_workers=0), 0),
@@ -602,3 +604,12 @@ def is_running(pid):
             return file.read().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
+
+
+@pytest.mark.parametrize("low, high", [((-1, -np.inf), (1, np.inf)), (None, None)])
+def test_numbers_that_are_not_finite_are_looked_at(low, high):
+    """Also where the bounds of a space are infinite."""
+    bounds = [bound and np.array(bound, np.float32) for bound in (low, high)]
+    least, most = layout.Leaf((), (2,), np.dtype(np.float32), np.dtype(np.float32), *bounds).accepted()
+    rows = np.array([[0, 1e38], [0, np.inf], [0, -np.inf], [np.nan, 0], [0, np.nan]], np.float32)
+    assert ((least <= rows) & (rows <= most)).all(1).tolist() == [True, False, False, False, False]

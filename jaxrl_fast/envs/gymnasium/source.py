@@ -166,14 +166,19 @@ def _open(described: Description, num_workers: int, config: HostEnvConfig, index
 
 
 def choose_num_workers(described: Description, num_envs: int, config: HostEnvConfig) -> int:
-    """Return the number of worker processes for a pool of `num_envs`; 0: they are stepped in this process."""
+    """Return the number of worker processes for a pool of `num_envs`; 0: they are stepped in this process.
+
+    The environments of all pools take turns in this process, also those of shards, because Python runs in one thread
+    at a time.
+    """
     if config.env_workers != "auto":
         return min(int(config.env_workers), num_envs)
     waits = described.compute_s < WAITING * described.step_s
     num_pools = max(config.num_async_pools, 1) * config.num_shards
     most = min(num_envs, MAX_WAITING if waits else max(num_cores() // num_pools, 1))
-    saved_s = num_envs * described.step_s * (1 - 1 / most)
-    if most > 1 and saved_s >= MIN_SAVED_S:
+    at_once = most * config.num_shards
+    saved_s = num_envs * config.num_shards * described.step_s * (1 - 1 / at_once)
+    if at_once > 1 and saved_s >= MIN_SAVED_S:
         return most
     return 1 if config.num_async_pools else 0  # asynchronous pools step while this process computes
 
