@@ -10,10 +10,12 @@ import optax
 
 from jaxrl_fast import networks, replay
 from jaxrl_fast.agents.configs.common import as_fraction, rollout_length
+from jaxrl_fast.networks.batch_renorm import RenormOptions, with_stats
 from jaxrl_fast.networks.ensemble import critics
 from jaxrl_fast.parallel import collectives
-from jaxrl_fast.rl import action_noise, normalize, off_policy, optim
+from jaxrl_fast.rl import action_noise, normalize, off_policy, optim, value_distributions
 from jaxrl_fast.rl.off_policy import ReplayRatio, State
+from jaxrl_fast.rl.value_distributions import Atoms
 from jaxrl_fast.types import Agent, Array, Decision, EnvSpec, Key, Metrics, Parallelism, PolicyInput, PyTree, Rollout
 
 SUPPORTS = frozenset({"shards", "grad_workers"})
@@ -34,6 +36,7 @@ class Learner(NamedTuple):
     target_params: Params  # () for parts without a target
     optimizer: Params
     observations: PyTree = ()  # normalize.Stats of each leaf of an observation, or ()
+    batch_stats: PyTree = ()  # running statistics of the critics' batch renormalization, or ()
 
 
 class Context(NamedTuple):
@@ -46,7 +49,8 @@ class Context(NamedTuple):
     ratio: ReplayRatio
     num_updates: int
     actor: networks.Network  # f32 [..., num_outputs] of an observation
-    critic: networks.Network  # f32 [num_critics, ...] of (observation, action [..., D])
+    critic: networks.Network  # f32 [num_critics, ... (, M)] of (observation, action [..., D])
+    value_head: value_distributions.ValueHead  # what the critics' outputs represent
     learning_rate: Params  # an optax.Schedule each, of the gradient steps of the critics
     optimizer: Params  # an optax.GradientTransformation each
 
@@ -80,6 +84,7 @@ def make_context(
     num_steps = rollout_length(config, num_envs)
     ratio = ReplayRatio(config.ratio, config.first_learning(num_envs), num_steps * num_envs)
     normalize.check(config, spec)
+    check(config, parallelism)
     off_policy.check_sizes(config, spec, parallelism, num_steps, ratio)
     off_policy.check(ratio, target_update_interval, as_fraction)
     num_rows = config.buffer_size // ratio.steps_per_update * num_steps
@@ -92,10 +97,18 @@ def make_context(
     optimizer = partial(
         optim.make_optimizer,
         epsilon=config.adam_epsilon,
+        beta1=config.adam_beta1,
         max_grad_norm=config.max_grad_norm,
         transform=transform_gradient,
     )
     options = networks.options_of(config)
+    renorm = RenormOptions(config.crossq_momentum, config.crossq_warmup) if config.crossq else None
+    of_critic = options | dict(
+        hidden=config.critic_hidden_sizes or config.hidden_sizes,
+        layer_norm=config.layer_norm,
+        batch_renorm=renorm,
+        num_atoms=None if config.value_head == "none" else config.num_atoms,
+    )
     return Context(
         config=config,
         spec=spec,
@@ -104,10 +117,23 @@ def make_context(
         ratio=ratio,
         num_updates=num_updates,
         actor=networks.network(spec.obs, outputs_per_number * size, **options),
-        critic=critics(spec.obs, size, config.num_critics, layer_norm=config.layer_norm, **options),
+        critic=critics(spec.obs, size, config.num_critics, **of_critic),
+        value_head=value_distributions.head_of(config),
         learning_rate=schedules,
         optimizer=Params(*map(optimizer, schedules._replace(actor=of_actor))),
     )
+
+
+def check(config: Any, parallelism: Parallelism) -> None:
+    """Raise ValueError for options of the critics that contradict each other or the number of devices."""
+    if config.value_head == "quantile" and config.top_quantiles_to_drop >= config.num_atoms:
+        raise ValueError(
+            f"top_quantiles_to_drop: must be less than num_atoms ({config.num_atoms}), got "
+            f"{config.top_quantiles_to_drop}; use {max(config.num_atoms // 12, 1)}"
+        )
+    num_devices = parallelism.num_shards * parallelism.num_grad_workers
+    if config.crossq and num_devices > 1:
+        raise ValueError(f"crossq: a batch is normalized on one device, got {num_devices} devices; use --devices 1")
 
 
 def make_agent(context: Context, init: Callable, policy: Callable, explore: Callable, gradient_step: Callable) -> Agent:
@@ -133,9 +159,10 @@ def make_agent(context: Context, init: Callable, policy: Callable, explore: Call
 
 
 def _init(context: Context, init: Callable, key: Key) -> State:
-    """Return the state before the first update, with statistics of no observations."""
+    """Return the state before the first update, with statistics of no observations and of no batches."""
     stats = normalize.init(context.spec.obs) if context.config.normalize_observations else ()
-    return off_policy.init_state(init(context, key)._replace(observations=stats), context.replay.init())
+    learner = init(context, key)._replace(observations=stats, batch_stats=context.critic.init_stats())
+    return off_policy.init_state(learner, context.replay.init())
 
 
 def _exploit(
@@ -217,32 +244,99 @@ def sample_normal(context: Context, key: Key, num: int) -> Array:
 
 
 def critic_step(
-    context: Context, learner: Learner, buffer: PyTree, batch: replay.Sample, weight: Array, index: Any, target: Array
+    context: Context,
+    learner: Learner,
+    buffer: PyTree,
+    batch: replay.Sample,
+    weight: Array,
+    index: Any,
+    next_action: Array,
+    target_of: Callable[[Array], Atoms],
 ) -> tuple[Learner, PyTree, Metrics]:
-    """Move all critics towards a target [B]. Returns the learner, the buffer with new priorities, and metrics [B]."""
-    loss = partial(critic_loss, context.critic)
-    arguments = batch, target, weight / context.config.batch_size
-    gradient, (errors, metrics) = jax.grad(loss, has_aux=True)(learner.params.critic, *arguments)
+    """Move all critics towards the target of Q(obs, action).
+
+    `target_of` computes it, with atoms [B, K], from the critics' outputs [num_critics, B (, M)] at (next_obs,
+    next_action). These are the outputs of the target critics, or with `crossq` those of the critics in the same pass.
+    Returns the learner, the buffer with new priorities, and metrics [B].
+    """
+    row_weight = weight / context.config.batch_size
+    if context.config.crossq:
+        loss = partial(joint_loss, context, learner.batch_stats, batch, row_weight, next_action, target_of)
+    else:
+        target = target_of(context.critic.apply(learner.target_params.critic, (batch.next_obs, next_action)))
+        loss = partial(critic_loss, context, batch, target, row_weight)
+    gradient, (errors, metrics, batch_stats) = jax.grad(loss, has_aux=True)(learner.params.critic)
     workers = context.parallelism.num_grad_workers if context.replay.update_priorities else 1
     whole = collectives.scatter_rows(errors, workers) if workers > 1 else ()
     gradient, whole = collectives.all_reduce_sum((gradient, whole), context.parallelism.grad_axis)
     if context.replay.update_priorities:
         buffer = context.replay.update_priorities(buffer, index, whole if workers > 1 else errors)
-    return apply_gradient(context, learner, Params((), gradient)), buffer, metrics
+    learner = apply_gradient(context, learner, Params((), gradient))
+    return learner._replace(batch_stats=batch_stats), buffer, metrics
 
 
 def critic_loss(
-    critic: networks.Network, params: PyTree, batch: replay.Sample, target: Array, weight: Array
-) -> tuple[Array, tuple[Array, Metrics]]:
-    """Return the weighted squared errors (Q_i(s, a) - target)^2 / 2, summed over rows and critics i.
+    context: Context, batch: replay.Sample, target: Atoms, weight: Array, params: PyTree
+) -> tuple[Array, tuple[Array, Metrics, PyTree]]:
+    """Return what `loss_of_outputs` does of the critics at (obs, action), and no statistics."""
+    output = context.critic.apply(params, (batch.obs, batch.action))
+    loss, (errors, metrics) = loss_of_outputs(context, output, target, weight)
+    return loss, (errors, metrics, ())
 
-    Also returns the errors for priorities [B], means over the critics, and weighted metrics [B].
+
+def joint_loss(
+    context: Context,
+    batch_stats: PyTree,
+    batch: replay.Sample,
+    weight: Array,
+    next_action: Array,
+    target_of: Callable[[Array], Atoms],
+    params: PyTree,
+) -> tuple[Array, tuple[Array, Metrics, PyTree]]:
+    """Return what `loss_of_outputs` does, and the critics' running statistics after the batch.
+
+    One pass evaluates (s, a) and (s', a'), so that both are normalized alike. No gradient flows through the target
+    (Bhatt et al. 2024, CrossQ).
     """
-    value = critic.apply(params, (batch.obs, batch.action))  # [num_critics, B]
-    td_error = target[None] - value
-    losses, errors = 0.5 * (td_error**2).sum(0), jnp.abs(td_error).mean(0)
-    metrics = {"td_loss": losses, "q_value": value.mean(0), "td_error_abs": errors}
+    both = lambda x, y: jnp.concatenate([x, y])
+    inputs = jax.tree.map(both, batch.obs, batch.next_obs), both(batch.action, next_action)
+    output, batch_stats = context.critic.train(params, batch_stats, inputs)
+    output, following = jnp.split(output, 2, axis=1)
+    target = target_of(jax.lax.stop_gradient(following))
+    loss, (errors, metrics) = loss_of_outputs(context, output, target, weight)
+    return loss, (errors, metrics, batch_stats)
+
+
+def loss_of_outputs(
+    context: Context, output: Array, target: Atoms, weight: Array
+) -> tuple[Array, tuple[Array, Metrics]]:
+    """Return the weighted losses of the critics' outputs [num_critics, B (, M)], summed over rows and critics.
+
+    The loss of a mean is (Q_i(s, a) - target)^2 / 2, the others are those of `value_distributions.losses`. Also returns
+    the errors for priorities [B], means over the critics, and weighted metrics [B].
+    """
+    value = value_distributions.mean(context.value_head, output)  # [num_critics, B]
+    td_error = target.mean[None] - value
+    head, huber = context.value_head, context.value_head.kind == "quantile"  # as in TQC
+    losses, errors = jax.vmap(lambda x, error: value_distributions.losses(head, x, target, error, huber))(
+        output, td_error
+    )
+    losses, errors = losses.sum(0), errors.mean(0)
+    metrics = {"td_loss": losses, "q_value": value.mean(0), "td_error_abs": jnp.abs(td_error).mean(0)}
     return (weight * losses).sum(), (errors, {"weight": weight, **jax.tree.map(lambda x: weight * x, metrics)})
+
+
+def least(context: Context, output: Array) -> Atoms:
+    """Return the atoms [B, K] of the critic with the least mean; of quantiles, the lower ones of all critics."""
+    if context.value_head.kind == "quantile":
+        return value_distributions.truncated(output, context.config.top_quantiles_to_drop)
+    return value_distributions.least(context.value_head, output)
+
+
+def values(context: Context, learner: Learner, obs: PyTree, action: Array) -> Array:
+    """Return the critics' expected returns [num_critics, B] for the policy's loss."""
+    params = with_stats(learner.params.critic, learner.batch_stats)
+    return value_distributions.mean(context.value_head, context.critic.apply(params, (obs, action)))
 
 
 def apply_gradient(context: Context, learner: Learner, gradient: Params) -> Learner:

@@ -101,7 +101,7 @@ def make(config: Config, spec: EnvSpec, num_updates: int, parallelism: Paralleli
         ratio=ratio,
         num_updates=num_updates,
         network=network,
-        value_head=value_distributions.ValueHead(config.value_head, config.num_atoms, config.v_min, config.v_max),
+        value_head=value_distributions.head_of(config),
         epsilon=exploration.Epsilon(config.epsilon_start, config.epsilon_end, config.epsilon_steps, config.apex_alpha),
         learning_rate=learning_rate,
         optimizer=optim.make_optimizer(learning_rate, epsilon=config.adam_epsilon, max_grad_norm=config.max_grad_norm),
@@ -139,12 +139,9 @@ def check(config: Config, spec: EnvSpec, parallelism: Parallelism, rollout_lengt
     """Raise ValueError if shapes or counts do not fit. Other numbers may be traced, and the host checks them."""
     off_policy.check_sizes(config, spec, parallelism, rollout_length, ratio)
     check_sequences(config, spec, parallelism, rollout_length)
-    if config.value_head != "none" and config.num_atoms < 2:
-        raise ValueError(f"num_atoms: a distribution requires 2 or more, got {config.num_atoms}; try 51")
+    value_distributions.head_of(config)
     if config.value_rescaling and config.munchausen:
         raise ValueError("value_rescaling: cannot be combined with munchausen, got both; switch one off")
-    if config.value_head == "c51" and not config.v_min < config.v_max:
-        raise ValueError(f"v_min: must be less than v_max ({config.v_max}), got {config.v_min}; lower v_min")
     off_policy.check(ratio, config.target_update_interval, as_fraction)
 
 

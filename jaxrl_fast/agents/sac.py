@@ -7,6 +7,7 @@ Deviations from the second paper: the loss of the temperature is that of its log
 entropies of the steps within an n-step return do not count; log standard deviations are clipped to LOG_STD.
 """
 
+from collections.abc import Callable
 from functools import partial
 
 import jax
@@ -21,6 +22,7 @@ from jaxrl_fast.agents.configs.sac import SAC as Config
 from jaxrl_fast.parallel import collectives
 from jaxrl_fast.rl import off_policy
 from jaxrl_fast.rl.distributions import TanhGaussian
+from jaxrl_fast.rl.value_distributions import Atoms
 from jaxrl_fast.types import Agent, Array, EnvSpec, Key, Metrics, Parallelism, PyTree
 
 LOG_STD = -20.0, 2.0  # bounds of the policy's log standard deviations
@@ -48,17 +50,18 @@ def make(
         parallelism,
         outputs_per_number=2,
         target_update_interval=config.target_update_interval,
+        policy_delay=config.policy_delay,
         transform_gradient=transform_gradient,
     )
     return actor_critic.make_agent(context, init, exploit, explore, gradient_step)
 
 
 def init(context: Context, key: Key) -> Learner:
-    """Return fresh parameters, and target critics equal to the critics."""
+    """Return fresh parameters, and target critics equal to the critics; with `crossq`, no target critics."""
     params = actor_critic.init_params(context, key)
     if context.config.learn_temperature:
         params = params._replace(log_temperature=jnp.log(jnp.float32(context.config.temperature)))
-    target_params = Params((), params.critic)
+    target_params = Params((), () if context.config.crossq else params.critic)
     return Learner(params, target_params, actor_critic.init_optimizer(context, params))
 
 
@@ -86,27 +89,44 @@ def gradient_step(
     key_noise, key_subset = jax.random.split(keys[1])
     noise_target, noise_policy = actor_critic.sample_normal(context, key_noise, 2)
     batch, weight, index = actor_critic.sample(context, learner, buffer, keys[0], num_updates)
-    target = td_target(context, learner, batch, noise_target, key_subset)
-    learner, buffer, metrics = actor_critic.critic_step(context, learner, buffer, batch, weight, index, target)
-
+    next_action, target_of = td_target(context, learner, batch, noise_target, key_subset)
+    learner, buffer, metrics = actor_critic.critic_step(
+        context, learner, buffer, batch, weight, index, next_action, target_of
+    )
     found = (weight > 0) / config.batch_size  # importance weights are those of the critics' errors
-    loss = partial(policy_loss, context, learner, batch.obs, noise_policy, found)
-    gradient, (excess, more) = jax.grad(loss, has_aux=True)(learner.params.actor)
+    move = partial(policy_step, context, batch.obs, noise_policy, found)
+    if config.policy_delay == 1:
+        learner, of_policy = move(learner)
+    else:
+        skip = lambda learner: (learner, jax.tree.map(jnp.zeros_like, jax.eval_shape(move, learner)[1]))
+        due = learner.optimizer.critic[-1].count % config.policy_delay == 0
+        learner, of_policy = jax.lax.cond(off_policy.same_for_all_seeds(due), move, skip, learner)
+    if config.crossq:
+        critic = learner.target_params.critic
+    else:
+        critic, counts = off_policy.update_target(
+            context.ratio,
+            config.target_update_interval,
+            config.tau,
+            learner.params.critic,
+            learner.target_params.critic,
+            counts,
+        )
+    scale = metrics["weight"] * config.policy_delay  # metrics of the policy are 0 in the steps between
+    of_policy = jax.tree.map(lambda x: scale * x, of_policy)
+    return learner._replace(target_params=Params((), critic)), buffer, counts, {**metrics, **of_policy}
+
+
+def policy_step(
+    context: Context, obs: PyTree, noise: Array, weight: Array, learner: Learner
+) -> tuple[Learner, Metrics]:
+    """Move the policy and the temperature. Also returns metrics [B]."""
+    loss = partial(policy_loss, context, learner, obs, noise, weight)
+    gradient, (excess, metrics) = jax.grad(loss, has_aux=True)(learner.params.actor)
     gradient, excess = collectives.all_reduce_sum((gradient, excess), context.parallelism.grad_axis)
     # The loss of the temperature alpha is log alpha times the excess of the entropy (eq. 18, there alpha times it).
-    gradients = Params(gradient, (), excess if config.learn_temperature else ())
-    learner = actor_critic.apply_gradient(context, learner, gradients)
-
-    critic, counts = off_policy.update_target(
-        context.ratio,
-        config.target_update_interval,
-        config.tau,
-        learner.params.critic,
-        learner.target_params.critic,
-        counts,
-    )
-    of_policy = jax.tree.map(lambda x: metrics["weight"] * x, more)
-    return learner._replace(target_params=Params((), critic)), buffer, counts, {**metrics, **of_policy}
+    gradients = Params(gradient, (), excess if context.config.learn_temperature else ())
+    return actor_critic.apply_gradient(context, learner, gradients), metrics
 
 
 def temperature(context: Context, params: Params) -> Array:
@@ -116,20 +136,27 @@ def temperature(context: Context, params: Params) -> Array:
     return jnp.asarray(context.config.temperature, jnp.float32)
 
 
-def td_target(context: Context, learner: Learner, batch: replay.Sample, noise: Array, key: Key) -> Array:
-    """Return the target of Q(obs, action), f32 [B]: r + g (min_i Q'_i(s', a') - alpha log pi(a'|s')).
+def td_target(
+    context: Context, learner: Learner, batch: replay.Sample, noise: Array, key: Key
+) -> tuple[Array, Callable[[Array], Atoms]]:
+    """Return a' [B, D], and a function from the critics' outputs there to the target of Q(obs, action).
 
-    a' is sampled from the policy at s' (Haarnoja et al. 2018, "Algorithms and applications", eq. 5). With
+    The target is r + g (min_i Q_i(s', a') - alpha log pi(a'|s')), where a' is sampled from the policy at s' (Haarnoja
+    et al. 2018, "Algorithms and applications", eq. 5). Of distributions, see `actor_critic.least`. With
     `num_target_critics`, i runs over that many critics, drawn by the key (Chen et al. 2021, algorithm 1).
     """
     config = context.config
     pi = policy(context, learner.params.actor, batch.next_obs)
     sample = pi.sample_from(noise)
-    value = context.critic.apply(learner.target_params.critic, (batch.next_obs, jnp.tanh(sample)))
-    if config.num_target_critics:
-        value = value[jax.random.permutation(key, config.num_critics)[: config.num_target_critics]]
-    soft = value.min(0) - temperature(context, learner.params) * pi.log_prob(sample)
-    return batch.reward + batch.discount * soft
+    cost = temperature(context, learner.params) * pi.log_prob(sample)
+
+    def target_of(output: Array) -> Atoms:
+        if config.num_target_critics:
+            output = output[jax.random.permutation(key, config.num_critics)[: config.num_target_critics]]
+        atom, weight = actor_critic.least(context, output)
+        return Atoms(batch.reward[:, None] + batch.discount[:, None] * (atom - cost[:, None]), weight)
+
+    return jnp.tanh(sample), target_of
 
 
 def policy_loss(
@@ -137,13 +164,14 @@ def policy_loss(
 ) -> tuple[Array, tuple[Array, Metrics]]:
     """Return the weighted sum of alpha log pi(a|s) - min_i Q_i(s, a) over the rows, with a = tanh(sample) (eq. 9).
 
-    With `num_target_critics`, the mean over i replaces the minimum. Also returns by how much the entropy exceeds its
-    target, f32 [], and metrics [B].
+    With `num_target_critics` or quantiles, the mean over i replaces the minimum. Also returns by how much the entropy
+    exceeds its target, f32 [], and metrics [B].
     """
     pi = policy(context, params, obs)
     sample = pi.sample_from(noise)
-    values = context.critic.apply(learner.params.critic, (obs, jnp.tanh(sample)))
-    value = values.mean(0) if context.config.num_target_critics else values.min(0)
+    values = actor_critic.values(context, learner, obs, jnp.tanh(sample))
+    takes_mean = context.config.num_target_critics or context.value_head.kind == "quantile"
+    value = values.mean(0) if takes_mean else values.min(0)
     log_prob, alpha = pi.log_prob(sample), temperature(context, learner.params)
     losses = alpha * log_prob - value
     metrics = {"policy_loss": losses, "entropy": -log_prob, "temperature": jnp.broadcast_to(alpha, losses.shape)}

@@ -6,6 +6,7 @@ Deviations from the paper: none in what is computed. Actions are clipped to the 
 authors' code.
 """
 
+from collections.abc import Callable
 from functools import partial
 
 import jax
@@ -19,6 +20,7 @@ from jaxrl_fast.agents.actor_critic import Context, Learner, Params
 from jaxrl_fast.agents.configs.td3 import TD3 as Config
 from jaxrl_fast.parallel import collectives
 from jaxrl_fast.rl import off_policy
+from jaxrl_fast.rl.value_distributions import Atoms
 from jaxrl_fast.types import Agent, Array, EnvSpec, Key, Metrics, Parallelism, PyTree
 
 
@@ -48,9 +50,10 @@ def make(
 
 
 def init(context: Context, key: Key) -> Learner:
-    """Return fresh parameters, and targets equal to them."""
+    """Return fresh parameters, and targets equal to them; with `crossq`, no targets."""
     params = actor_critic.init_params(context, key)
-    return Learner(params, params, actor_critic.init_optimizer(context, params))
+    target_params = Params((), ()) if context.config.crossq else params
+    return Learner(params, target_params, actor_critic.init_optimizer(context, params))
 
 
 def explore(context: Context, params: Params, obs: PyTree, noise: Array) -> Array:
@@ -73,8 +76,10 @@ def gradient_step(
     config = context.config
     (noise,) = actor_critic.sample_normal(context, keys[1], 1)
     batch, weight, index = actor_critic.sample(context, learner, buffer, keys[0], num_updates)
-    target = td_target(context, learner, batch, noise)
-    learner, buffer, metrics = actor_critic.critic_step(context, learner, buffer, batch, weight, index, target)
+    next_action, target_of = td_target(context, learner, batch, noise)
+    learner, buffer, metrics = actor_critic.critic_step(
+        context, learner, buffer, batch, weight, index, next_action, target_of
+    )
     found = (weight > 0) / config.batch_size  # importance weights are those of the critics' errors
     move = partial(policy_step, context, batch.obs, found)
     due = learner.optimizer.critic[-1].count % config.policy_delay == 0
@@ -83,30 +88,38 @@ def gradient_step(
     return learner, buffer, counts, {**metrics, **of_all}
 
 
-def td_target(context: Context, learner: Learner, batch: replay.Sample, noise: Array) -> Array:
-    """Return the target of Q(obs, action), f32 [B]: r + g min_i Q'_i(s', a'), with a' from the target policy.
+def td_target(
+    context: Context, learner: Learner, batch: replay.Sample, noise: Array
+) -> tuple[Array, Callable[[Array], Atoms]]:
+    """Return a' [B, D], and a function from the critics' outputs there to the target of Q(obs, action).
 
-    a' = clip(pi'(s') + clip(std noise, -c, c), -1, 1) (equations 14 and 15).
+    The target is r + g min_i Q_i(s', a'), with a' = clip(pi'(s') + clip(std noise, -c, c), -1, 1) of the target policy
+    (equations 14 and 15), or with `crossq` of the policy. Of distributions, see `actor_critic.least`.
     """
     config = context.config
     noise = jnp.clip(config.target_noise * noise, -config.target_noise_clip, config.target_noise_clip)
-    action = jnp.clip(exploit(context, learner.target_params, batch.next_obs) + noise, -1, 1)
-    value = context.critic.apply(learner.target_params.critic, (batch.next_obs, action))
-    return batch.reward + batch.discount * value.min(0)
+    params = learner.params if config.crossq else learner.target_params
+    action = jnp.clip(exploit(context, params, batch.next_obs) + noise, -1, 1)
+
+    def target_of(output: Array) -> Atoms:
+        atom, weight = actor_critic.least(context, output)
+        return Atoms(batch.reward[:, None] + batch.discount[:, None] * atom, weight)
+
+    return action, target_of
 
 
 def policy_step(context: Context, obs: PyTree, weight: Array, learner: Learner) -> tuple[Learner, Array]:
     """Move the policy towards actions that the first critic values; then move the targets. Also returns the loss."""
-    loss, gradient = jax.value_and_grad(partial(policy_loss, context, learner.params, obs, weight))(
-        learner.params.actor
-    )
+    loss, gradient = jax.value_and_grad(partial(policy_loss, context, learner, obs, weight))(learner.params.actor)
     loss, gradient = collectives.all_reduce_sum((loss, gradient), context.parallelism.grad_axis)
     learner = actor_critic.apply_gradient(context, learner, Params(gradient, ()))
+    if context.config.crossq:
+        return learner, loss
     target_params = optax.incremental_update(learner.params, learner.target_params, context.config.tau)
     return learner._replace(target_params=target_params), loss
 
 
-def policy_loss(context: Context, params: Params, obs: PyTree, weight: Array, actor: PyTree) -> Array:
+def policy_loss(context: Context, learner: Learner, obs: PyTree, weight: Array, actor: PyTree) -> Array:
     """Return the weighted sum of -Q_1(s, pi(s)) over the rows, f32 [] (equation 1 with the first critic)."""
-    action = exploit(context, params._replace(actor=actor), obs)
-    return -(weight * context.critic.apply(params.critic, (obs, action))[0]).sum()
+    action = exploit(context, learner.params._replace(actor=actor), obs)
+    return -(weight * actor_critic.values(context, learner, obs, action)[0]).sum()

@@ -4,6 +4,7 @@ A network is a record of pure functions. Observations are [..., *shape] with any
 are float32, whatever `dtype` intermediate results have. Layers are computed by `jaxrl_fast.kernels`.
 
     mlp      any shape, flattened: dense layers of widths `hidden`
+    simba    any shape, flattened: a residual block for each of `hidden`, with layer normalization (Lee et al. 2025)
     minatar  [H, W, C] small boards: 16 3x3 convolutions, one dense layer (Young & Tian 2019, "MinAtar", section 3)
     nature   [H, W, C] images of at least 36x36 (Mnih et al. 2015, "Human-level control ...", methods)
     dqn2013  the same, with a third of the work: two convolutions (Mnih et al. 2013, "Playing Atari ...", section 4.1)
@@ -28,9 +29,11 @@ from jax import Array
 
 from jaxrl_fast.networks import memory as memory_module
 from jaxrl_fast.networks import torso
+from jaxrl_fast.networks.batch_renorm import STATS, with_stats
 from jaxrl_fast.networks.dense import Dense, NoisyDense
 from jaxrl_fast.networks.init import init_params, layer_noise
 from jaxrl_fast.types import Key, PyTree
+from jaxrl_fast.utils.random import key_of_seed
 
 
 class Network(NamedTuple):
@@ -42,6 +45,8 @@ class Network(NamedTuple):
     step: Callable[..., tuple[Array, PyTree]]  # (params, obs, carry, noise=()) -> (outputs, carry)
     unroll: Callable[..., tuple[Array, PyTree]]  # (params, obs, carry, reset, noise=()) -> (outputs, carry)
     initial_carry: PyTree = ()
+    init_stats: Callable[[], PyTree] = lambda: ()  # running statistics of batch renormalization; () without any
+    train: Callable[..., Any] = lambda *_: None  # (params, batch_stats, obs) -> (outputs, batch_stats)
 
 
 class ActorCritic(NamedTuple):
@@ -104,6 +109,10 @@ def network(
     def unroll(params, obs, carry=(), reset=None, noise=()):
         return module.apply({**params, "noise": noise} if noise else params, (obs, carry, reset))
 
+    def train(params, batch_stats, obs):
+        (output, _), changed = module.apply(with_stats(params, batch_stats), (obs, (), None), mutable=[STATS])
+        return output, changed[STATS]
+
     inputs = torso.with_action(obs, options.get("action_size", 0)), initial_carry, None
     return Network(
         init=lambda key: init_params(module, inputs, key, kernel_init),
@@ -112,6 +121,8 @@ def network(
         step=lambda params, obs, carry, noise=(): unroll(params, obs, carry, None, noise),
         unroll=unroll,
         initial_carry=initial_carry,
+        init_stats=lambda: module.lazy_init(key_of_seed(0), inputs).get(STATS, ()),
+        train=train,
     )
 
 
@@ -138,7 +149,7 @@ def actor_critic(
     """
     kind = torso.choose_kind(obs, kind, observations)
     options |= {"kind": kind, "observations": observations}
-    shared = kind != "mlp" if shared is None else shared
+    shared = kind not in torso.VECTORS if shared is None else shared
     torsos = torso.make(obs, **options), None if shared else torso.make(obs, **options)
     layer, carry = _memory(memory, memory_size)
     critic_layer, critic_carry = (None, ()) if shared else _memory(memory, memory_size)

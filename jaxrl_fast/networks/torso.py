@@ -10,21 +10,23 @@ import jax.numpy as jnp
 from jax import ShapeDtypeStruct
 
 from jaxrl_fast.networks import custom, reading
+from jaxrl_fast.networks.batch_renorm import RenormOptions
 from jaxrl_fast.networks.conv import Boards, Convolutions, Residual, in_blocks
-from jaxrl_fast.networks.dense import MLP
+from jaxrl_fast.networks.dense import MLP, ResidualMLP
 from jaxrl_fast.types import PyTree
 
-KINDS = ("mlp", "minatar", "nature", "dqn2013", "impala")
+VECTORS = ("mlp", "simba")  # kinds for observations of any shape, which they flatten
+KINDS = (*VECTORS, "minatar", "nature", "dqn2013", "impala")
 MIN_IMAGE_SIDE = 36  # nature's three convolutions need as much
 
 
 def make(obs: PyTree, **options) -> nn.Module:
     """Return a module from observations like `obs` (ShapeDtypeStruct) to features [..., hidden[-1]] of type `dtype`.
 
-    kind          "mlp", "minatar", "nature", "dqn2013", "impala", or "auto": by the shape of the observation. An
-                  observation of several parts, such as (image, action), may have one [H, W, C] part for a convolutional
-                  kind; the others join its features before the dense layers. "auto" does so if that part is an image.
-                  Also "my_package.my_module:MyTorso", a user's class (`networks.custom`)
+    kind          "mlp", "simba", "minatar", "nature", "dqn2013", "impala", or "auto": by the shape of the observation.
+                  An observation of several parts, such as (image, action), may have one [H, W, C] part for a
+                  convolutional kind; the others join its features before the dense layers. "auto" does so if that part
+                  is an image. Also "my_package.my_module:MyTorso", a user's class (`networks.custom`)
     observations  how [H, W, C] arrays are read: "image" (shades from 0 to 255, divided by 255; also [C, H, W]), "board"
                   (numbers, taken as they are), "vector" (the same, flattened), or "auto": bytes with sides of at least
                   16 are images, other arrays are boards
@@ -34,6 +36,7 @@ def make(obs: PyTree, **options) -> nn.Module:
     layer_norm    normalize before every activation, over the last axis: after a convolution, a pixel's channels
     noisy         dense layers with learned noise (Fortunato et al. 2018, "Noisy networks for exploration")
     dtype         the type of all intermediate results
+    batch_renorm  how the inputs and outputs of dense layers are normalized over the batch, if they are
     action_size   D: the input is a pair (obs, action [..., D]), and the action joins the features; 0: it is obs
 
     The module's `init` fills kernels with their gains; `init.init_params` draws them.
@@ -53,6 +56,7 @@ def make_part(
     layer_norm: bool = False,
     noisy: bool = False,
     dtype: jnp.dtype = jnp.float32,
+    batch_renorm: RenormOptions | None = None,
     action_size: int = 0,
 ) -> nn.Module:
     """Return a torso with some of its dense layers, or, if `part` leaves out the first ones, an MLP of the others."""
@@ -61,6 +65,7 @@ def make_part(
         raise ValueError(f"network_options: has no effect on network {kind}; use a class, package.module:MyTorso")
     default_hidden, default_activation = {
         "mlp": ((64, 64), "tanh"),
+        "simba": ((128,), "relu"),
         "minatar": ((128,), "relu"),
         "nature": ((512,), "relu"),
         "dqn2013": ((256,), "relu"),
@@ -73,7 +78,12 @@ def make_part(
     # Features of boards keep their axes [F, H', W'] up to the first dense layer: kernels.dense reads them as they lie.
     is_one = len(jax.tree.leaves(inputs)) == 1
     follows_boards = kind == "minatar" and is_one and 0 in range(len(widths))[part]
-    mlp = MLP(widths[part], noisy=noisy, input_axes=3 if follows_boards else 1, **layers)
+    mlp: nn.Module
+    if kind == "simba":
+        mlp = _residual(widths, part, activation, dtype, noisy, batch_renorm)
+    else:
+        input_axes = 3 if follows_boards else 1
+        mlp = MLP(widths[part], noisy=noisy, input_axes=input_axes, batch_renorm=batch_renorm, **layers)
     if part.start is not None:
         return mlp
     if custom.is_custom(kind):
@@ -81,12 +91,32 @@ def make_part(
         return custom.Custom(inputs, custom.JoinAction(module) if action_size else module, mlp, observations)
     stem = {
         "mlp": lambda: None,
+        "simba": lambda: None,
         "minatar": lambda: Boards(16, 3, **layers),
         "nature": lambda: Convolutions(((32, 8, 4), (64, 4, 2), (64, 3, 1)), **layers),
         "dqn2013": lambda: Convolutions(((16, 8, 4), (32, 4, 2)), **layers),
         "impala": lambda: Residual((16, 32, 32), **layers),
     }[kind]()
     return Torso(inputs, stem, mlp, observations)
+
+
+def _residual(
+    widths: tuple[int, ...],
+    part: slice,
+    activation: str,
+    dtype: jnp.dtype,
+    noisy: bool,
+    batch_renorm: RenormOptions | None,
+) -> ResidualMLP:
+    """Return some of the blocks of a simba. Raises ValueError for options that it cannot have."""
+    if len(set(widths)) > 1:
+        got = ", ".join(map(str, widths))
+        raise ValueError(f"hidden_sizes: simba's blocks must have one width, got {got}; repeat {widths[0]}")
+    if batch_renorm or noisy:
+        option = "crossq" if batch_renorm else "noisy"
+        raise ValueError(f"{option}: network simba has layers of its own, got true; use network mlp")
+    begins, ends = part.start is None, part.stop is None
+    return ResidualMLP(widths[0], len(widths[part]), activation, dtype, begins, ends)
 
 
 def with_action(obs: PyTree, action_size: int = 0) -> PyTree:
@@ -102,10 +132,10 @@ def choose_kind(obs: PyTree, kind: str = "auto", observations: str = "auto") -> 
     _check_word("network", kind, KINDS)
     leaves = jax.tree.leaves(obs)
     shape = leaves[0].shape if len(leaves) == 1 else None
-    if observations == "vector" and kind not in ("auto", "mlp"):
+    if observations == "vector" and kind not in ("auto", *VECTORS):
         raise ValueError(f"observations: vector has no image for the network {kind}; use network mlp")
-    if kind == "mlp" or observations == "vector":
-        return "mlp"
+    if kind in VECTORS or observations == "vector":
+        return kind if kind in VECTORS else "mlp"
     images = [leaf for leaf in leaves if len(leaf.shape) == 3]
     has_image = len(images) == 1 and reading.is_image(images[0], observations)
     if kind == "auto" and (len(shape) < 3 if shape is not None else not has_image):
@@ -130,7 +160,7 @@ def describe(obs: PyTree, kind: str = "auto", observations: str = "auto") -> str
 
     def part(leaf: ShapeDtypeStruct) -> str:
         size = "x".join(map(str, leaf.shape))
-        if kind == "mlp" and not reading.is_image(leaf, observations):
+        if kind in VECTORS and not reading.is_image(leaf, observations):
             return f"vector {size}"
         order = ", channels first" if reading.has_channels_first(leaf, observations) else ""
         if reading.is_image(leaf, observations):

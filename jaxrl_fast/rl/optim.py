@@ -17,19 +17,20 @@ def make_optimizer(
     *,
     epsilon: float | Array,
     max_grad_norm: float | Array,
+    beta1: float | Array = 0.9,
     kind: Literal["adam", "radam"] = "adam",
     transform: optax.GradientTransformation | None = None,
 ) -> optax.GradientTransformation:
     """Return an optimizer that clips the gradient's global norm, then applies Adam (Kingma & Ba 2015) or RAdam.
 
-    `transform` changes the gradient before all else. A Python 0 for `max_grad_norm` disables clipping. If the learning
-    rate is a schedule, `state[-1].count` is the number of steps so far. Up to MAX_FLAT parameters are updated as one
-    vector, with a few kernels instead of dozens. This does not depend on the device, since checkpoints store the state
-    in this form.
+    `transform` changes the gradient before all else. `beta1` is the decay rate of the gradients' mean. A Python 0 for
+    `max_grad_norm` disables clipping. If the learning rate is a schedule, `state[-1].count` is the number of steps so
+    far. Up to MAX_FLAT parameters are updated as one vector, with a few kernels instead of dozens. This does not depend
+    on the device, since checkpoints store the state in this form.
     """
     no_bound = isinstance(max_grad_norm, (int, float)) and max_grad_norm == 0
     clip = optax.identity() if no_bound else optax.clip_by_global_norm(max_grad_norm)
-    adam, step = KINDS[kind](eps=epsilon), optax.scale_by_learning_rate(learning_rate)
+    adam, step = KINDS[kind](b1=beta1, eps=epsilon), optax.scale_by_learning_rate(learning_rate)
     by_tree = optax.chain(transform or optax.identity(), clip, adam, step)
     flat = optax.flatten(by_tree)
     choose = lambda tree: flat if _worth_flattening(tree) else by_tree

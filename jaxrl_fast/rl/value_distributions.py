@@ -4,7 +4,7 @@ A mean is one atom; c51 learns the weights of fixed atoms, and quantile learns t
 A target is a set of weighted atoms for all three, so that code that computes targets needs no case distinction.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +19,15 @@ class ValueHead(NamedTuple):
     num: int  # of atoms, M; a mean has one
     v_min: float | Array  # the lowest of c51's evenly spaced atoms
     v_max: float | Array  # the highest
+
+
+def head_of(config: Any) -> ValueHead:
+    """Return the kind of value that the options of an algorithm name. Raise ValueError for atoms that are none."""
+    if config.value_head != "none" and config.num_atoms < 2:
+        raise ValueError(f"num_atoms: a distribution requires 2 or more, got {config.num_atoms}; try 51")
+    if config.value_head == "c51" and not config.v_min < config.v_max:
+        raise ValueError(f"v_min: must be less than v_max ({config.v_max}), got {config.v_min}; lower v_min")
+    return ValueHead(config.value_head, config.num_atoms, config.v_min, config.v_max)
 
 
 class Atoms(NamedTuple):
@@ -45,6 +54,28 @@ def from_outputs(form: ValueHead, output: Array) -> Atoms:
 def mean(form: ValueHead, output: Array) -> Array:
     """Return the expected returns [..., A] of the network's output."""
     return output if form.kind == "none" else from_outputs(form, output).mean
+
+
+def least(form: ValueHead, output: Array) -> Atoms:
+    """Return the atoms [B, K] of outputs [C, B (, M)]: in each row of that one of C with the least mean.
+
+    This is the minimum of clipped double Q-learning (Fujimoto et al. 2018, eq. 10), for distributions as in FastTD3
+    (Seo et al. 2025).
+    """
+    if form.kind == "none":
+        return from_outputs(form, output.min(0))
+    row = jnp.argmin(mean(form, output), axis=0)
+    return from_outputs(form, jnp.take_along_axis(output, row[None, :, None], axis=0)[0])
+
+
+def truncated(output: Array, num_dropped: int) -> Atoms:
+    """Return equally likely atoms [B, C (M - d)]: quantiles [C, B, M] of all C, less the d C largest of each row.
+
+    d = `num_dropped` (Kuznetsov et al. 2020, TQC).
+    """
+    num, rows, size = output.shape
+    atom = jnp.sort(jnp.moveaxis(output, 0, 1).reshape(rows, num * size), axis=-1)[:, : num * (size - num_dropped)]
+    return Atoms(atom, jnp.full(atom.shape, 1 / atom.shape[-1]))
 
 
 def support(form: ValueHead) -> Array:

@@ -21,7 +21,7 @@ from jaxrl_fast.utils.errors import where, why
 TRAINING, EVALUATION, WATCHING = 0, 1, 2  # purposes of environments; each has its own seeds
 # The fewest rows of a gradient step that occupy a core, by network. A shard with fewer waits longer than it saves, and
 # a seed with fewer is faster computed together with others.
-MIN_ROWS = {"mlp": 512, "minatar": 64, "nature": 8, "dqn2013": 8, "impala": 8}
+MIN_ROWS = {"mlp": 512, "simba": 512, "minatar": 64, "nature": 8, "dqn2013": 8, "impala": 8}
 # Gradient workers need that many rows each. With as many as that, they pay off for agents whose parameters and
 # optimizer take at most MAX_LEARNED bytes, because each worker sums and updates all of them; with twice the rows, for
 # twice the bytes. MAX_REPEATED bounds the bytes of all workers together.
@@ -87,7 +87,7 @@ def choose_placement(
     if not alone or not can_wait or "grad_workers" not in supported:
         return placement
     rows = _gradient_rows(settings, env.spec)
-    worth = rows // MIN_ROWS_PER_WORKER if _network_kind(settings, env.spec) == "mlp" else 1
+    worth = rows // MIN_ROWS_PER_WORKER if _network_kind(settings, env.spec) in torso.VECTORS else 1
     most = before.get("num_grad_workers", 1) if before else worth
     most = min(most, jax.local_device_count(), max_grad_workers())
     parts = _num_parts(settings, env.spec)

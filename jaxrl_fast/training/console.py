@@ -94,10 +94,10 @@ def announce(plan: Plan, terminal: Console) -> None:
     agent_config = plan.settings.agent
     if hasattr(agent_config, "network") and hasattr(agent_config, "observations"):
         reading = torso.describe(plan.env.spec.obs, agent_config.network, agent_config.observations)
-        length = agent_config.sequence() if hasattr(agent_config, "sequence") else None
-        memory = (
-            f"   {agent_config.memory} of {agent_config.memory_size}, sequences of {length} steps" if length else ""
-        )
+        memory = ""
+        if getattr(agent_config, "memory", "none") != "none":
+            size, length = agent_config.memory_size, agent_config.sequence()
+            memory = f"   {agent_config.memory} of {size}, sequences of {length} steps"
         terminal.print(f"network  {reading}{memory}")
     first_learning = getattr(plan.settings.agent, "first_learning", lambda _: 0)
     first, last = first_learning(options.num_envs), plan.num_updates * plan.steps_per_update

@@ -27,6 +27,7 @@ from tests.helpers.actor_critics import (
     rollout_of,
     sample_of,
     tables_of,
+    td_target,
     with_priorities,
 )
 
@@ -83,7 +84,7 @@ def test_greedy_actions_have_no_noise():
 
 
 def target_of(context, learner, batch, noise):
-    return jax.jit(partial(sac.td_target, context))(learner, batch, jnp.float32(noise)[:, None], jax.random.key(0))
+    return jax.jit(partial(td_target, "sac", context))(learner, batch, jnp.float32(noise)[:, None], jax.random.key(0))
 
 
 def learner_with(context, value, target_value=None, slope=0.0, actor=None, log_temperature=()):
@@ -141,7 +142,7 @@ def test_target_is_the_least_of_a_random_subset(num_target_critics):
     context = tables_of("sac", num_critics=4, num_target_critics=num_target_critics, temperature=1e-9, **FIXED)
     learner = learner_with(context, np.full((4, 4), 9.0), 1 - np.eye(4))  # at state c critic c alone answers 0
     batch = sample_of([0] * 4, [0] * 4, [0] * 4, [1] * 4, range(4))
-    target = lambda key: sac.td_target(context, learner, batch, jnp.zeros((4, 1)), key)
+    target = lambda key: td_target("sac", context, learner, batch, jnp.zeros((4, 1)), key)
     found = np.asarray(jax.jit(jax.vmap(target))(jax.random.split(jax.random.key(0), 600)))
     subset, count = np.unique(np.round(found, 5) == 0, axis=0, return_counts=True)
     assert (subset.sum(1) == num_target_critics).all() and len(subset) == math.comb(4, num_target_critics)

@@ -24,6 +24,7 @@ from tests.helpers.actor_critics import (
     rollout_of,
     sample_of,
     tables_of,
+    td_target,
     with_priorities,
 )
 from tests.helpers.trees import equations, same_bits
@@ -42,7 +43,7 @@ def target_of(algo="td3", noise=(0.0,), value=((0.0, 3.0), (0.0, 2.0)), slope=0.
     actor = np.array([[-9.0], [np.arctanh(next_action)]])
     learner = learner_of(context, -actor, online, actor, critic_tables(value, slope))
     batch = sample_of([0] * num, [0.3] * num, [0.5] * num, [0.9] * num, [1] * num)
-    return jax.jit(partial(td3.td_target, context))(learner, batch, jnp.float32(noise)[:, None])
+    return jax.jit(partial(td_target, "td3", context))(learner, batch, jnp.float32(noise)[:, None])
 
 
 def test_target_takes_the_least_of_the_target_critics():
@@ -61,7 +62,7 @@ def test_nothing_is_bootstrapped_from_a_terminal_state():
     critic = critic_tables([[0, 3.0], [0, 2.0]])
     learner = learner_of(context, np.zeros((2, 1)), critic, np.zeros((2, 1)))
     batch = sample_of([0, 0], [0, 0], [0.5, -1], [0, 0.9], [1, 1])
-    np.testing.assert_allclose(td3.td_target(context, learner, batch, jnp.zeros((2, 1))), [0.5, 0.8], rtol=1e-6)
+    np.testing.assert_allclose(td_target("td3", context, learner, batch, jnp.zeros((2, 1))), [0.5, 0.8], rtol=1e-6)
 
 
 def test_target_noise_is_clipped_and_so_is_the_noisy_action():
@@ -96,7 +97,7 @@ def test_three_steps_worked_by_hand(terminates):
     learner = learner_of(context, np.zeros((6, 1)), critic, np.zeros((6, 1)))
     batch = read(context, ring, [0, 2, 3])
     expected = [3.5, 5, 4] if terminates else [3.5, 7, 8]
-    np.testing.assert_allclose(td3.td_target(context, learner, batch, jnp.zeros((3, 1))), expected, rtol=1e-6)
+    np.testing.assert_allclose(td_target("td3", context, learner, batch, jnp.zeros((3, 1))), expected, rtol=1e-6)
 
 
 # Losses
@@ -106,8 +107,8 @@ def test_critic_loss_is_half_the_squared_error_of_each_critic():
     # Q = (1 + .5 * .2, 3) = (1.1, 3), target 2: (.81 + 1) / 2 = .905; errors of .9 and 1: .95
     critic = critic_tables([[1.0], [3.0]], [[[0.5]], [[0.0]]])
     batch = sample_of([0], [0.2], [0], [0], [0])
-    arguments = batch, jnp.float32([2.0]), jnp.float32([0.25])
-    loss, (errors, metrics) = actor_critic.critic_loss(actor_critics.CRITIC, critic, *arguments)
+    arguments = batch, actor_critics.means([2.0]), jnp.float32([0.25])
+    loss, (errors, metrics, _) = actor_critic.critic_loss(tables_of("td3"), *arguments, critic)
     np.testing.assert_allclose(loss, 0.25 * 0.905, rtol=1e-5)
     np.testing.assert_allclose(errors, [0.95], rtol=1e-5)
     np.testing.assert_allclose(metrics["q_value"], 0.25 * 2.05, rtol=1e-5)
@@ -121,8 +122,9 @@ def test_critics_are_those_of_rlax(rlax):
     learner = learner_of(context, np.zeros((5, 1)), critic, np.zeros((5, 1)), critic_tables(rng.normal(size=(3, 5))))
     obs, next_obs = rng.integers(0, 5, (2, 8))
     batch = sample_of(obs, np.zeros(8), rng.normal(size=8), 0.9 * (rng.random(8) < 0.7), next_obs)
-    target = jax.jit(partial(td3.td_target, context))(learner, batch, jnp.zeros((8, 1)))
-    loss = lambda critic: actor_critic.critic_loss(actor_critics.CRITIC, critic, batch, target, jnp.ones(8))[0]
+    target = jax.jit(partial(td_target, "td3", context))(learner, batch, jnp.zeros((8, 1)))
+    arguments = batch, actor_critics.means(target), jnp.ones(8)
+    loss = lambda critic: actor_critic.critic_loss(context, *arguments, critic)[0]
     found = jax.jit(jax.grad(loss))(critic)["value"]
     least = np.asarray(learner.target_params.critic["value"]).min(0)[next_obs]
     errors = jax.jit(jax.vmap(rlax.td_learning))
@@ -138,7 +140,7 @@ def test_policy_climbs_the_first_critic_alone():
     critic = critic_tables([[0, 0], [9, 9.0]], [[[2.0], [-1.0]], [[7.0], [7.0]]])
     context, actor = tables_of("td3"), jnp.float32([[HALF], [HALF]])
     learner = learner_of(context, actor, critic, actor)
-    loss = partial(td3.policy_loss, context, learner.params, jnp.float32([[0], [1]]), jnp.float32([0.5, 1.0]))
+    loss = partial(td3.policy_loss, context, learner, jnp.float32([[0], [1]]), jnp.float32([0.5, 1.0]))
     np.testing.assert_allclose(loss(actor), -(0.5 * 2 * 0.5 + 1 * -1 * 0.5), rtol=1e-5)
     np.testing.assert_allclose(jax.grad(loss)(actor), [[-0.5 * 2 * 0.75], [0.75]], rtol=1e-5)
 
@@ -149,7 +151,7 @@ def test_policy_gradient_is_that_of_rlax(rlax):
     context, actor = tables_of("td3", num_actions=3), jnp.float32(rng.normal(size=(4, 3)))
     learner = learner_of(context, actor, critic, actor)
     obs, weight = jnp.arange(4.0)[:, None], jnp.full(4, 0.25)
-    found = jax.jit(jax.grad(partial(td3.policy_loss, context, learner.params, obs, weight)))(actor)
+    found = jax.jit(jax.grad(partial(td3.policy_loss, context, learner, obs, weight)))(actor)
     slope = critic["slope"][0]
     expected = jax.jit(jax.grad(lambda actor: jax.vmap(rlax.dpg_loss)(jnp.tanh(actor), slope).mean()))(actor)
     expected *= 3  # rlax divides by the numbers of an action

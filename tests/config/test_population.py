@@ -24,7 +24,7 @@ from tests.helpers.agents import CONTINUOUS
 NUM_UPDATES, NUM_ENVS = 3, 4
 UNTRACED = {  # counted as a fraction; compared with each other; 1 leaves code out
     "dqn": {"replay_ratio", "v_min", "v_max"},
-} | {algo: {"replay_ratio", "noise_theta"} for algo in CONTINUOUS}
+} | {algo: {"replay_ratio", "noise_theta", "v_min", "v_max", "crossq_momentum"} for algo in CONTINUOUS}
 OFF_POLICY = dict(
     rollout_length=8, hidden_sizes=(4,), buffer_size=256, batch_size=8, learning_starts=8, replay_ratio=0.25,
     prioritized=True,

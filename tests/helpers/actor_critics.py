@@ -10,6 +10,7 @@ from jaxrl_fast.agents import actor_critic, ddpg, sac, td3
 from jaxrl_fast.replay import ring as replay_ring
 from jaxrl_fast.replay import sum_tree
 from jaxrl_fast.rl import off_policy
+from jaxrl_fast.rl.value_distributions import Atoms
 from jaxrl_fast.types import Box, EnvSpec, Parallelism, Rollout, Transition
 from tests.helpers.agents import network_of
 
@@ -70,6 +71,18 @@ def learner_of(context, actor, critic, target_actor=(), target_critic=None, log_
     target_actor = () if isinstance(target_actor, tuple) else jnp.float32(target_actor)
     targets = actor_critic.Params(target_actor, target_critic or critic)
     return actor_critic.Learner(params, targets, actor_critic.init_optimizer(context, params))
+
+
+def means(target):
+    """Targets [B] as atoms."""
+    return Atoms(jnp.float32(target)[:, None], jnp.ones((len(target), 1)))
+
+
+def td_target(algo, context, learner, batch, *noise):
+    """The target [B] of means, or its atoms [B, K]."""
+    action, target_of = RULES[algo].td_target(context, learner, batch, *noise)
+    target = target_of(context.critic.apply(learner.target_params.critic, (batch.next_obs, action)))
+    return target.mean if context.value_head.kind == "none" else target
 
 
 def agent_with(algo, context):

@@ -136,7 +136,7 @@ def test_shades_count_alike_as_bytes_and_as_floats(kind):
         (TREE, "minatar", "one .* observation"),
         (BOARD, "nature", "36x36 pixels or more"),
         (spec(2, 2, 1), "minatar", "3x3 pixels or more"),
-        (VECTOR, "transformer", "^network: must be one of auto, mlp, minatar, nature, dqn2013, impala, got "),
+        (VECTOR, "transformer", "^network: must be one of auto, mlp, simba, minatar, nature, dqn2013, impala, got "),
     ],
 )
 def test_what_does_not_fit_is_refused_in_a_sentence(obs, kind, words):
@@ -207,6 +207,8 @@ PAPERS = [  # kernels of a network with 4 outputs, and its parameters: of each l
     # Young & Tian 2019: sides 10, 8.  37 * 16 + 1025 * 128 + 129 * 4
     (BOARD, "minatar", [(3, 3, 4, 16), (8 * 8 * 16, 128), (128, 4)], 132_308),
     (BOARD, "mlp", [(400, 64), (64, 64), (64, 4)], 30_084),  # 401 * 64 + 65 * 64 + 65 * 4
+    # Lee et al. 2025: 5 * 128, then a block of 129 * 512 + 513 * 128 and a norm of 256, a norm of 256 and 129 * 4
+    (VECTOR, "simba", [(4, 128), (128, 512), (512, 128), (128, 4)], 133_380),
     (IMAGE, "mlp", [(28_224, 64), (64, 64), (64, 4)], 1_810_820),  # 28225 * 64 + 65 * 64 + 65 * 4
 ]
 
@@ -218,10 +220,54 @@ def test_a_kind_is_the_network_of_its_paper(obs, kind, kernels, num_parameters):
     assert sum(leaf.size for _, leaf in params) == num_parameters
 
 
+def normalized(x, layer):
+    x = x - x.mean(-1, keepdims=True)
+    return x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-6) * layer["scale"] + layer["bias"]
+
+
+@pytest.mark.parametrize("dueling", [False, True])
+def test_simba_is_residual_blocks_with_normalized_inputs(dueling):
+    """In float64: x + W2 relu(W1 norm(x)), and a norm at the end. Streams have the last block."""
+    network = networks.network(VECTOR, 3, kind="simba", hidden=(8, 8), dueling=dueling)
+    params, obs = draw(jax.eval_shape(network.init, jax.random.key(0))), draw(VECTOR, 5)
+    layers = jax.tree.map(lambda x: np.asarray(x, float), params)["params"]
+    dense = lambda x, layer: x @ layer["kernel"] + layer["bias"]
+
+    def block(x, layers, number, before):
+        hidden = np.maximum(dense(normalized(x, layers[f"LayerNorm_{number}"]), layers[f"Dense_{before}"]), 0)
+        return x + dense(hidden, layers[f"Dense_{before + 1}"])
+
+    trunk = layers["torso"]["mlp"]
+    x = block(dense(np.asarray(obs, float), trunk["Dense_0"]), trunk, 0, 1)
+    if dueling:
+        parts = [layers["streams_0"], layers["streams_1"]]
+        value, advantage = (
+            dense(normalized(block(x, part, 0, 0), part["LayerNorm_1"]), layers[f"heads_{i}"])
+            for i, part in enumerate(parts)
+        )
+        expected = value + advantage - advantage.mean(-1, keepdims=True)
+    else:
+        expected = dense(normalized(block(x, trunk, 1, 3), trunk["LayerNorm_2"]), layers["heads_0"])
+    np.testing.assert_allclose(network.apply(params, obs), expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (dict(hidden=(8, 4)), "^hidden_sizes: simba's blocks must have one width, got 8, 4; repeat 8$"),
+        (dict(noisy=True), "^noisy: network simba has layers of its own, got true; use network mlp$"),
+    ],
+)
+def test_simba_refuses_what_it_cannot_have(options, words):
+    with pytest.raises(ValueError, match=words):
+        networks.network(VECTOR, 3, kind="simba", **options)
+
+
 @pytest.mark.parametrize(
     ("obs", "kind", "activation", "other"),
     [
         (VECTOR, "mlp", "tanh", "relu"),
+        (VECTOR, "simba", "relu", "tanh"),
         (BOARD, "minatar", "relu", "tanh"),
         (SMALL_IMAGE, "nature", "relu", "tanh"),
         (SMALL_IMAGE, "dqn2013", "relu", "tanh"),

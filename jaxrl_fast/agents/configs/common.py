@@ -8,7 +8,7 @@ from jaxrl_fast.utils.option import COUNT, FRACTION, MAX_STEPS, NON_NEGATIVE, PO
 
 MIN_ROLLOUT = 32  # environment steps per update over all environments if rollout_length is auto
 
-Network = Literal["auto", "mlp", "minatar", "nature", "dqn2013", "impala"] | Importable
+Network = Literal["auto", "mlp", "simba", "minatar", "nature", "dqn2013", "impala"] | Importable
 Observations = Literal["auto", "image", "board", "vector"]
 Activation = Literal["auto", "tanh", "relu"]
 KernelInit = Literal["orthogonal", "lecun_normal", "lecun_uniform", "he_normal", "he_uniform"]
@@ -68,6 +68,7 @@ importance_exponent = partial(_of_priorities, help="Initial exponent of the impo
 critic_learning_rate = partial(
     option, help="Initial step size of the critics' optimizer.", bounds=POSITIVE, traced=True
 )
+policy_delay = partial(option, bounds=COUNT)
 num_critics = partial(option, help="Critics; the target takes their minimum.", bounds=Bounds(1, 2**10))
 noise_theta = partial(
     option,
@@ -75,12 +76,55 @@ noise_theta = partial(
     "process, whose spread stays the same (Lillicrap et al. 2016 use 0.15).",
     bounds=Bounds(0, 1, exclusive_min=True),
 )
-ACTOR_CRITIC_WIDTHS = "Widths of the dense layers of the policy and of each critic."
+ACTOR_CRITIC_WIDTHS = "Widths of the dense layers of the policy, and of each critic if these have none."
+CRITIC_WIDTHS = "Widths of the dense layers of each critic. Default: hidden_sizes."
+ValueHead = Literal["none", "c51", "quantile"]
+value_head = partial(
+    option,
+    "none",
+    help="Learn mean returns (none), distributions on fixed atoms (c51, Bellemare et al. 2017) or quantiles (Dabney et "
+    "al. 2018).",
+)
+CRITIC_HEAD = (
+    "Critics learn mean returns (none), distributions on fixed atoms (c51, of which the target takes that of the least "
+    "mean: FastTD3, Seo et al. 2025) or quantiles (the target pools those of all critics: TQC, Kuznetsov et al. 2020)."
+)
+num_atoms = partial(
+    option, help="Atoms or quantiles.", bounds=Bounds(2, 2**16), needs=("value_head", "c51", "quantile")
+)
+_c51 = partial(option, needs=("value_head", "c51"))  # not traced: compared with each other
+v_min = partial(_c51, -10.0, help="Lowest return that the atoms represent.")
+v_max = partial(_c51, 10.0, help="Highest return that the atoms represent.")
+top_quantiles_to_drop = partial(
+    option,
+    help="Quantiles that the target drops for each critic, the largest of all pooled ones (Kuznetsov et al. 2020).",
+    bounds=Bounds(0),
+    needs=("value_head", "quantile"),
+)
+crossq = partial(
+    option,
+    help="Batch renormalization in the critics instead of target networks; a gradient step evaluates (s, a) and "
+    "(s', a') together (Bhatt et al. 2024).",
+)
+_of_crossq = partial(option, needs=("crossq", True))
+crossq_momentum = partial(
+    _of_crossq,
+    help="Share of the running statistics that each gradient step leaves.",
+    bounds=Bounds(0, 1, exclusive_min=True),
+)
+crossq_warmup = partial(
+    _of_crossq,
+    help="Gradient steps of plain batch normalization, before it is corrected by the running statistics.",
+    bounds=Bounds(0, MAX_STEPS),
+)
 num_minibatches = partial(option, help="Minibatches per epoch; each is one gradient step.", bounds=COUNT)
 num_epochs = partial(option, help="Passes over the rollout per update.", bounds=COUNT)
 learning_rate = partial(option, help="Initial step size of the optimizer.", bounds=POSITIVE, traced=True)
 anneal_lr = partial(option, help="Decay the learning rate linearly to 0 over all gradient steps.")
 adam_epsilon = partial(option, help="Epsilon of the optimizer.", bounds=POSITIVE, traced=True)
+adam_beta1 = partial(
+    option, help="Decay rate of the optimizer's mean of gradients.", bounds=Bounds(0, 0.9999), traced=True
+)
 max_grad_norm = partial(
     option, help="Maximum global norm of the gradient; 0 disables clipping.", bounds=NON_NEGATIVE, traced="nonzero"
 )
@@ -196,6 +240,16 @@ class OffPolicy:
             f"{self.replay_ratio:g} gradient steps per environment step, {self.batch_size:,} {rows} each, "
             f"from step {self.first_learning(num_envs):,} on"
         )
+
+
+class ActorCritic(OffPolicy):
+    """What follows from the options of SAC, TD3 and DDPG."""
+
+    crossq: bool
+
+    def sequence(self) -> int | None:
+        """Return the rows that stay together in a gradient step: all of a normalized batch, else None."""
+        return self.batch_size if self.crossq else None
 
 
 def warn_of_targets(config: Any, num_envs: int) -> tuple[str, ...]:

@@ -8,7 +8,6 @@ from jaxrl_fast.agents.configs import common
 from jaxrl_fast.utils.option import NON_NEGATIVE, POSITIVE, Bounds, option
 
 _munchausen = partial(option, needs=("munchausen", True), traced=True)
-_c51 = partial(option, needs=("value_head", "c51"))
 
 
 @dataclass(frozen=True)
@@ -44,14 +43,10 @@ class DQN(common.OffPolicy):
     noisy: bool = option(
         False, "Explore by noise in the dense layers (Fortunato et al. 2018); epsilon applies as well."
     )
-    value_head: Literal["none", "c51", "quantile"] = option(
-        "none",
-        "Learn mean returns (none), distributions on fixed atoms (c51, Bellemare et al. 2017) or quantiles (Dabney et "
-        "al. 2018).",
-    )
-    num_atoms: int = option(51, "Atoms or quantiles.", bounds=Bounds(2, 2**16), needs=("value_head", "c51", "quantile"))
-    v_min: float = _c51(-10.0, "Lowest return that the atoms represent.")  # not traced: compared with v_max
-    v_max: float = _c51(10.0, "Highest return that the atoms represent.")
+    value_head: common.ValueHead = common.value_head()
+    num_atoms: int = common.num_atoms(51)
+    v_min: float = common.v_min()
+    v_max: float = common.v_max()
     munchausen: bool = option(False, "Add the scaled log-policy to the reward (Vieillard et al. 2020).")
     munchausen_alpha: float = _munchausen(0.9, "Scale of the log-policy.", bounds=NON_NEGATIVE)
     munchausen_temperature: float = _munchausen(0.03, "Temperature of the softmax policy.", bounds=POSITIVE)

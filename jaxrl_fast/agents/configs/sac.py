@@ -8,7 +8,7 @@ from jaxrl_fast.utils.option import COUNT, POSITIVE, option
 
 
 @dataclass(frozen=True)
-class SAC(common.OffPolicy):
+class SAC(common.ActorCritic):
     """Soft actor-critic (Haarnoja et al. 2018) with a learned temperature, and REDQ's ensembles as a switch.
 
     The defaults are those of the authors' second paper, table 1, with 5,000 steps of random actions as in CleanRL.
@@ -21,16 +21,20 @@ class SAC(common.OffPolicy):
     batch_size: int = common.batch_size(256)
     replay_ratio: float = common.replay_ratio(1.0)
     learning_starts: int = common.random_actions(5_000)
-    target_update_interval: int = common.target_update_interval(1)
-    tau: float = common.tau(0.005)
+    target_update_interval: int = common.target_update_interval(1, needs=("crossq", False))
+    tau: float = common.tau(0.005, needs=("crossq", False))
     learning_rate: float = common.learning_rate(3e-4)
     critic_learning_rate: float = common.critic_learning_rate(3e-4)
     anneal_lr: bool = common.anneal_lr(False)
     adam_epsilon: float = common.adam_epsilon(1e-8)
+    adam_beta1: float = common.adam_beta1(0.9)
     max_grad_norm: float = common.max_grad_norm(0.0)
     gamma: float = common.gamma(0.99)
     n_step: int = common.n_step(1)
     num_critics: int = common.num_critics(2)
+    policy_delay: int = common.policy_delay(
+        1, help="Gradient steps of the critics for each step of the policy and of the temperature."
+    )
     num_target_critics: int | None = option(
         None,
         "Number of critics that are drawn at random in each gradient step; the target is their minimum, and the policy "
@@ -47,6 +51,14 @@ class SAC(common.OffPolicy):
         needs=("learn_temperature", True),
         traced=True,
     )
+    value_head: common.ValueHead = common.value_head(help=common.CRITIC_HEAD)
+    num_atoms: int = common.num_atoms(25)
+    v_min: float = common.v_min()
+    v_max: float = common.v_max()
+    top_quantiles_to_drop: int = common.top_quantiles_to_drop(2)
+    crossq: bool = common.crossq(False)
+    crossq_momentum: float = common.crossq_momentum(0.99)
+    crossq_warmup: int = common.crossq_warmup(100_000)
     noise_theta: float = common.noise_theta(1.0)
     prioritized: bool = common.prioritized(False)
     priority_exponent: float = common.priority_exponent(0.5)
@@ -58,6 +70,7 @@ class SAC(common.OffPolicy):
     network_options: dict[str, Any] = common.network_options({})
     observations: common.Observations = common.observations("auto")
     hidden_sizes: tuple[int, ...] = common.hidden_sizes((256, 256), help=common.ACTOR_CRITIC_WIDTHS)
+    critic_hidden_sizes: tuple[int, ...] = common.hidden_sizes((), help=common.CRITIC_WIDTHS)
     activation: common.Activation = common.activation("relu")
     kernel_init: common.KernelInit = common.kernel_init("lecun_normal")
     compute_dtype: common.Dtype = common.compute_dtype("float32")

@@ -5,17 +5,17 @@ from functools import partial
 from typing import Any, Literal
 
 from jaxrl_fast.agents.configs import common
-from jaxrl_fast.utils.option import COUNT, NON_NEGATIVE, option
+from jaxrl_fast.utils.option import NON_NEGATIVE, option
 
 _policy_delay = partial(
-    option, help="Gradient steps of the critics for each step of the policy and of all targets.", bounds=COUNT
+    common.policy_delay, help="Gradient steps of the critics for each step of the policy and of all targets."
 )
 _noise = partial(option, bounds=NON_NEGATIVE, traced=True)
 _target_noise = partial(_noise, help="Standard deviation of noise on the target policy's actions.")
 
 
 @dataclass(frozen=True)
-class TD3(common.OffPolicy):
+class TD3(common.ActorCritic):
     """Twin delayed deep deterministic policy gradient (Fujimoto et al. 2018).
 
     The defaults are those of the authors' published code, except that random actions last 5,000 steps.
@@ -28,11 +28,12 @@ class TD3(common.OffPolicy):
     batch_size: int = common.batch_size(256)
     replay_ratio: float = common.replay_ratio(1.0)
     learning_starts: int = common.random_actions(5_000)
-    tau: float = common.tau(0.005)
+    tau: float = common.tau(0.005, needs=("crossq", False))
     learning_rate: float = common.learning_rate(3e-4)
     critic_learning_rate: float = common.critic_learning_rate(3e-4)
     anneal_lr: bool = common.anneal_lr(False)
     adam_epsilon: float = common.adam_epsilon(1e-8)
+    adam_beta1: float = common.adam_beta1(0.9)
     max_grad_norm: float = common.max_grad_norm(0.0)
     gamma: float = common.gamma(0.99)
     n_step: int = common.n_step(1)
@@ -41,6 +42,14 @@ class TD3(common.OffPolicy):
     target_noise: float = _target_noise(0.2)
     target_noise_clip: float = _noise(0.5, "Bound of that noise, where actions are in [-1, 1].")
     exploration_noise: float = _noise(0.1, "Standard deviation of noise on actions, which are in [-1, 1].")
+    value_head: common.ValueHead = common.value_head(help=common.CRITIC_HEAD)
+    num_atoms: int = common.num_atoms(25)
+    v_min: float = common.v_min()
+    v_max: float = common.v_max()
+    top_quantiles_to_drop: int = common.top_quantiles_to_drop(2)
+    crossq: bool = common.crossq(False)
+    crossq_momentum: float = common.crossq_momentum(0.99)
+    crossq_warmup: int = common.crossq_warmup(100_000)
     noise_theta: float = common.noise_theta(1.0)
     prioritized: bool = common.prioritized(False)
     priority_exponent: float = common.priority_exponent(0.5)
@@ -52,6 +61,7 @@ class TD3(common.OffPolicy):
     network_options: dict[str, Any] = common.network_options({})
     observations: common.Observations = common.observations("auto")
     hidden_sizes: tuple[int, ...] = common.hidden_sizes((256, 256), help=common.ACTOR_CRITIC_WIDTHS)
+    critic_hidden_sizes: tuple[int, ...] = common.hidden_sizes((), help=common.CRITIC_WIDTHS)
     activation: common.Activation = common.activation("relu")
     kernel_init: common.KernelInit = common.kernel_init("lecun_normal")
     compute_dtype: common.Dtype = common.compute_dtype("float32")
