@@ -53,11 +53,15 @@ def make(
         raise ValueError(f"env: must be an id, such as 'CartPole-v1', or an environment, got {got}")
     config = host_config or _default_host_config()
     rest, frames = _split(env_id, options)
+    changes = {name: x for name, x in frames.items() if name in construct.CHANGES}
     if isinstance(env_id, str) and _is_registered_name(env_id):
         backend, name = _find(env_id)
+        rest |= changes if backend == "gymnasium" else {}
         env = _backend(backend).make(name, num_envs, rest, config)
     else:
-        backend, env = _adapt(env_id, num_envs, rest, config)
+        backend, env = _adapt(env_id, num_envs, rest, changes, config)
+    if backend == "gymnasium":  # it has changed the frames
+        frames = {name: x for name, x in frames.items() if name not in changes}
     if host_config is not None:
         _check_host_config(backend, env, host_config)
     again = lambda num_envs, host_config: make(env_id, num_envs, host_config, **options)
@@ -116,20 +120,23 @@ def _split(env_id: Any, options: dict[str, Any]) -> tuple[dict[str, Any], dict[s
 
 
 def _adapt(
-    given: Any, num_envs: int, options: dict[str, Any], config: "types.HostEnvConfig"
+    given: Any, num_envs: int, options: dict[str, Any], changes: dict[str, Any], config: "types.HostEnvConfig"
 ) -> tuple[str, "types.Env"]:
-    """Return the backend and N environments for an object, or for the name of one. Its interface decides."""
+    """Return the backend and N environments for an object, or for the name of one. Its interface decides.
+
+    Environments of gymnasium also take `changes` of their frames.
+    """
     env_id = given if isinstance(given, str) else ""
     source = importing.attribute(env_id, f"environment {env_id!r}") if env_id else given
     gymnasium, gymnax = _backend("gymnasium"), _backend("gymnax")
     if gymnasium.recognizes(source):
-        return "gymnasium", gymnasium.adapt(source, num_envs, options, config, env_id)
+        return "gymnasium", gymnasium.adapt(source, num_envs, options | changes, config, env_id)
     if env_id or inspect.isclass(source) or not construct.is_factory(source):
         return "gymnax", gymnax.adapt(source, num_envs, options, env_id)
     made = gymnax.made(source, options)  # only a call shows what a function makes
     if gymnasium.recognizes(made):
         made.close()
-        return "gymnasium", gymnasium.adapt(source, num_envs, options, config, env_id)
+        return "gymnasium", gymnasium.adapt(source, num_envs, options | changes, config, env_id)
     return "gymnax", gymnax.adapt(source, num_envs, options, env_id, lambda **_: made)
 
 

@@ -7,7 +7,8 @@ from typing import Any
 from jaxrl_fast.utils import importing
 from jaxrl_fast.utils.errors import why
 
-FRAME_OPTIONS = ("gray", "resize", "frame_stack")  # of any environment whose observation is one image (`image`)
+CHANGES = ("gray", "resize")  # of frames; Python environments change theirs on the host
+FRAME_OPTIONS = (*CHANGES, "frame_stack")  # of any environment whose observation is one image (`image`)
 OFFERED = (*FRAME_OPTIONS, "frame_skip")  # options of environments that do not have them themselves
 NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 

@@ -87,6 +87,14 @@ def encode(spaces: PyTree, obs: PyTree) -> PyTree:
     return jax.tree.map(_encode, obs, spaces)
 
 
+def seen(space: Any) -> PyTree:
+    """Return shapes and dtypes of one environment's observation, as agents see it."""
+    tree = as_tree(space)
+    raw = jax.tree.map(lambda part: jax.ShapeDtypeStruct((1, *part.shape), narrow_dtype(part.dtype)), tree)
+    obs = jax.eval_shape(lambda raw: encode(tree, raw), raw)
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), obs)
+
+
 def _encode(x: jax.Array, space: Any) -> jax.Array:
     num = int(space.n) if isinstance(space, gymnasium.spaces.Discrete) else 0
     if 0 < num <= MAX_ONE_HOT:

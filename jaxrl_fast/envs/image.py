@@ -1,7 +1,8 @@
 """Make images gray, resize them and stack them: options of any environment whose observation is one image.
 
-Frames are changed on the device. Only single frames come from a pool, and only single frames are stored: a stack begins
-as copies of the first frame of an episode and adds one frame in each row, as `rl.frame_stack` requires.
+Python environments change their frames on the host (`gymnasium.making`), all others on the device, with the same bits.
+Only single frames come from a pool, and only single frames are stored: a stack begins as copies of the first frame of
+an episode and adds one frame in each row, as `rl.frame_stack` requires.
 """
 
 import dataclasses
@@ -13,12 +14,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jaxrl_fast.envs.frames import change as change_frames
 from jaxrl_fast.envs.wrapper import Rules, where, wrap
 from jaxrl_fast.types import Array, Env, PyTree, TimeStep
 from jaxrl_fast.utils.arguments import coerce, whole_number
 
 MAX_STACK, MAX_SIDE = 16, 1024
-LUMINANCE = (0.2125, 0.7154, 0.0721)  # of red, green and blue, as in gymnasium's GrayscaleObservation
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,22 +42,28 @@ def parse(env_id: str, options: Mapping[str, Any]) -> Frames:
 
 def transform(env: Env, options: Mapping[str, Any]) -> Env:
     """Return the environments with other frames. Raise ValueError if their observation is not one image."""
-    frames, spec, names = parse(env.spec.id, options), env.spec, ", ".join(options)
+    spec, names = env.spec, ", ".join(options)
+    frames = check(spec.id, options, spec.obs)
     obs = spec.obs
-    is_image = isinstance(obs, jax.ShapeDtypeStruct) and obs.dtype == jnp.uint8 and obs.ndim in (2, 3)
-    if not is_image:
-        got = " and ".join(f"{x.dtype}{list(x.shape)}" for x in jax.tree.leaves(obs))
-        raise ValueError(f"{names}: the observation of {spec.id} must be one image, uint8 [H, W, C], got {got}")
-    channels = obs.shape[2] if obs.ndim == 3 else 1
     if spec.frame_stack > 1:
         raise ValueError(f"{names}: {spec.id} stacks {spec.frame_stack} frames already; leave {names} out")
-    if frames.gray and channels not in (1, 3):
-        raise ValueError(f"gray: the frames of {spec.id} must have 3 channels, got {channels}; leave gray out")
     frame = jax.eval_shape(partial(change, frames), jax.ShapeDtypeStruct((1, *obs.shape), obs.dtype)).shape[1:]
     rules = Rules(partial(_first, frames), partial(_follow, frames))
     changed = jax.ShapeDtypeStruct((*frame[:2], frame[2] * frames.frame_stack), obs.dtype)
     stack = frames.frame_stack if frames.frame_stack > 1 else 0
     return _with_spec(wrap(env, rules), changed, stack)
+
+
+def check(env_id: str, options: Mapping[str, Any], obs: PyTree) -> Frames:
+    """Return how frames are changed. Raise ValueError if the observation, shapes and dtypes, is not one image."""
+    frames, names = parse(env_id, options), ", ".join(options)
+    if not (isinstance(obs, jax.ShapeDtypeStruct) and obs.dtype == jnp.uint8 and obs.ndim in (2, 3)):
+        got = " and ".join(f"{x.dtype}{list(x.shape)}" for x in jax.tree.leaves(obs))
+        raise ValueError(f"{names}: the observation of {env_id} must be one image, uint8 [H, W, C], got {got}")
+    channels = obs.shape[2] if obs.ndim == 3 else 1
+    if frames.gray and channels not in (1, 3):
+        raise ValueError(f"gray: the frames of {env_id} must have 3 channels, got {channels}; leave gray out")
+    return frames
 
 
 def _with_spec(env: Env, obs: jax.ShapeDtypeStruct, frame_stack: int) -> Env:
@@ -70,19 +77,9 @@ def _with_spec(env: Env, obs: jax.ShapeDtypeStruct, frame_stack: int) -> Env:
 
 def change(frames: Frames, obs: Array) -> Array:
     """Return gray or resized frames, uint8 [n, H', W', C'], of uint8 [n, H, W, C] or [n, H, W]."""
-    if obs.ndim == 3:
-        obs = obs[..., None]
-    if frames.gray and obs.shape[-1] == 3:
-        parts = [weight * obs[..., i : i + 1].astype(jnp.float32) for i, weight in enumerate(LUMINANCE)]
-        obs = _as_bytes(parts[0] + parts[1] + parts[2])
-    if frames.resize and frames.resize != obs.shape[1:3]:
-        shape = (len(obs), *frames.resize, obs.shape[-1])
-        obs = _as_bytes(jax.image.resize(obs.astype(jnp.float32), shape, "linear", antialias=True))
-    return obs
-
-
-def _as_bytes(x: Array) -> Array:
-    return jnp.clip(jnp.round(x), 0, 255).astype(jnp.uint8)
+    with jax.default_matmul_precision("highest"):  # a GPU would round to fewer bits
+        changed: Array = change_frames(frames.gray, frames.resize, obs, jnp)
+    return changed
 
 
 def _first(frames: Frames, timestep: TimeStep) -> tuple[PyTree, TimeStep]:

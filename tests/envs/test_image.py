@@ -13,7 +13,7 @@ from PIL import Image
 
 from jaxrl_fast import envs
 from jaxrl_fast.agents import dqn, ppo
-from jaxrl_fast.envs import image
+from jaxrl_fast.envs import frames, image
 from jaxrl_fast.rl import frame_stack
 from jaxrl_fast.types import HostEnvConfig
 from tests.helpers import probes
@@ -133,6 +133,39 @@ def test_gray_and_resize_are_those_of_gymnasium_and_pillow(size):
         expected = Image.fromarray(gray(bare[t, 1])).resize(size[::-1], Image.Resampling.BILINEAR)
         difference = np.abs(np.asarray(expected, int) - found[t, 1, :, :, 0])
         assert difference.max() <= 2 and np.median(difference) <= 1  # gymnasium rounds gray down
+
+
+@pytest.mark.parametrize(("size", "new"), [((210, 160), (84, 84)), ((7, 12), (20, 9)), ((18, 20), (18, 5))])
+def test_the_host_and_the_device_give_the_same_bits(size, new):
+    """Resizing is that of JAX to rounding: weights are 4096ths, and rows are kept in sixteenths."""
+    raw = np.random.default_rng(0).integers(256, size=(2, *size, 3)).astype(np.uint8)
+    raw[1] = 255 * (raw[1] > 127)
+    for gray in (False, True):
+        on_host = frames.change(gray, new, raw)
+        on_device = jax.jit(partial(image.change, image.Frames(gray, new)))(raw)
+        assert on_host.dtype == np.uint8 and on_host.shape == (2, *new, 1 if gray else 3)
+        np.testing.assert_array_equal(on_host, on_device)
+        before = frames.change(gray, None, raw).astype(np.float32)
+        exact = jax.image.resize(before, on_host.shape, "linear", antialias=True)
+        assert np.abs(on_host - exact).max() < 0.75
+    gray = frames.change(True, None, raw)[..., 0]
+    assert np.abs(gray - raw @ np.array([0.2125, 0.7154, 0.0721])).max() < 0.51
+
+
+@pytest.mark.parametrize("shape", [(H, W, 3), (H, W), (3, H, W)])
+@pytest.mark.parametrize("env_workers", [0, 2])
+def test_python_environments_change_frames_before_they_cross(shape, env_workers):
+    """A pool holds small frames, which are those that the device makes of whole ones."""
+    config = HostEnvConfig(seed=(3, 0, 0), env_workers=env_workers)
+    whole = envs.make(partial(Noise, shape), N, config)
+    bare, _ = play(whole, 8)
+    env = envs.make(partial(Noise, shape), N, config, gray=True, resize="9x10", frame_stack=2)
+    found, _ = play(env, 8)
+    assert env.spec.obs == jax.ShapeDtypeStruct((9, 10, 2), jnp.uint8) and env.spec.frame_stack == 2
+    expected = image.change(image.Frames(True, (9, 10)), bare.reshape(-1, *whole.spec.obs.shape))
+    np.testing.assert_array_equal(found[..., 1:], expected.reshape(9, N, 9, 10, 1))
+    (pool,) = env.open.args[0]
+    assert pool.rows.obs.shape == (N, 9, 10, 1)
 
 
 def test_colors_are_resized_separately():

@@ -4,6 +4,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import gymnasium
+import numpy as np
+
+from jaxrl_fast.envs import frames
 
 
 def make_one(
@@ -12,6 +15,7 @@ def make_one(
     max_episode_steps: int | None,
     render: bool,
     frame_skip: int = 1,
+    changes: Mapping[str, Any] | None = None,
 ) -> Any:
     """Return a new environment.
 
@@ -21,10 +25,12 @@ def make_one(
         max_episode_steps: A time limit around the environment.
         render: Whether images will be asked for; `construct` then takes a `render_mode`.
         frame_skip: Steps for each action.
+        changes: The arguments of `ChangeFrames`; None: frames stay as they are.
     """
     env = construct(**arguments, **({"render_mode": "rgb_array"} if render else {}))
     env = env if max_episode_steps is None else gymnasium.wrappers.TimeLimit(env, max_episode_steps)
-    return FrameSkip(env, frame_skip) if frame_skip > 1 else env
+    env = FrameSkip(env, frame_skip) if frame_skip > 1 else env
+    return env if changes is None else ChangeFrames(env, **changes)
 
 
 class FrameSkip(gymnasium.Wrapper):
@@ -43,3 +49,25 @@ class FrameSkip(gymnasium.Wrapper):
             if terminated or truncated:
                 break
         return obs, total, terminated, truncated, info
+
+
+class ChangeFrames(gymnasium.ObservationWrapper):
+    """Returns gray or resized frames, so that whole ones need not cross to the device."""
+
+    def __init__(self, env: Any, gray: bool, size: tuple[int, int] | None, channels_first: bool) -> None:
+        super().__init__(env)
+        self.gray, self.size, self.channels_first = gray, size, channels_first
+        shape = self._changed(np.zeros(env.observation_space.shape, np.uint8)).shape
+        self.observation_space = gymnasium.spaces.Box(0, 255, shape, np.uint8)
+
+    def observation(self, observation: Any) -> Any:
+        """Return uint8 [H', W', C'] of a frame as its space declares it; anything else is returned, to be refused."""
+        space = self.env.observation_space
+        array = np.asarray(observation)
+        is_declared = array.dtype == space.dtype and array.shape == space.shape
+        return self._changed(array) if is_declared else observation
+
+    def _changed(self, frame: np.ndarray) -> np.ndarray:
+        frame = np.moveaxis(frame, 0, -1) if self.channels_first else frame
+        changed: np.ndarray = frames.change(self.gray, self.size, frame[None])[0]
+        return changed

@@ -3,14 +3,14 @@
 import functools
 import inspect
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
 import gymnasium
 import jax
 import numpy as np
 
-from jaxrl_fast.envs import construct, frame_skip, gymnasium_spaces, spaces
+from jaxrl_fast.envs import construct, frame_skip, gymnasium_spaces, image, spaces
 from jaxrl_fast.envs.direct_bridge import choose_bridge
 from jaxrl_fast.envs.gymnasium import copying
 from jaxrl_fast.envs.gymnasium.layout import Layout, Leaf, allocate
@@ -40,6 +40,8 @@ class Source(NamedTuple):
     max_episode_steps: int | None = None  # of a time limit around it
     takes_render_mode: bool = False
     frame_skip: int = 1  # steps for each action
+    frame_options: Mapping[str, Any] = {}  # `gray` and `resize`, as the user gave them
+    changes: Mapping[str, Any] | None = None  # of frames, as `making.ChangeFrames` takes them
     is_named: bool = True  # False: a function in Python; the environment that it makes may have an id
 
     def make(self, render: bool = False) -> Any:
@@ -58,8 +60,25 @@ class Source(NamedTuple):
         """Return the function that makes an environment, which can be sent to another process."""
         render = render and self.takes_render_mode
         return functools.partial(
-            make_one, self.construct, self.arguments, self.max_episode_steps, render, self.frame_skip
+            make_one,
+            self.construct,
+            self.arguments,
+            self.max_episode_steps,
+            render,
+            self.frame_skip,
+            self.changes,
         )
+
+    def with_changes(self) -> "Source":
+        """Return the source of environments with changed frames. Raise ValueError if they have none."""
+        if not self.frame_options:
+            return self
+        env = self.make()
+        space = env.observation_space
+        env.close()
+        frames = image.check(self.env_id, self.frame_options, gymnasium_spaces.seen(space))
+        first = gymnasium_spaces.is_channel_first_image(space.shape, space.dtype)
+        return self._replace(changes=dict(gray=frames.gray, size=frames.resize, channels_first=first))
 
 
 class Description(NamedTuple):
@@ -78,11 +97,14 @@ def from_id(name: str, options: Mapping[str, Any]) -> Source:
     env_id, spec, known_arguments = _registered(name)
     creator = _creator(env_id, spec)
     options, num_skip = frame_skip.take(env_id, options, known_arguments)
+    options, frame_options = _take_changes(options, known_arguments)
     known_arguments.pop("render_mode", None)
     known_arguments[TIME_LIMIT] = spec.max_episode_steps or 1
     given = _checked(env_id, options, known_arguments, takes_any=_takes_any(creator))
     maker = functools.partial(gymnasium.make, spec, disable_env_checker=True)
-    return Source(env_id, maker, given, takes_render_mode=_can_render(creator), frame_skip=num_skip)
+    return Source(
+        env_id, maker, given, takes_render_mode=_can_render(creator), frame_skip=num_skip, frame_options=frame_options
+    )
 
 
 def option_names(name: str) -> tuple[str, ...]:
@@ -121,10 +143,11 @@ def from_object(given: Any, options: Mapping[str, Any], env_id: str) -> Source:
     known = construct.arguments(given)
     known.pop("render_mode", None)
     options, num_skip = frame_skip.take(env_id, options, known)
+    options, frame_options = _take_changes(options, known)
     own_limit = TIME_LIMIT in known
     chosen = _checked(env_id, options, {TIME_LIMIT: 1} | known, takes_any=_takes_any(given))
     limit = None if own_limit else chosen.pop(TIME_LIMIT, None)
-    return Source(env_id, given, chosen, limit, _can_render(given), num_skip, is_named)
+    return Source(env_id, given, chosen, limit, _can_render(given), num_skip, frame_options, is_named=is_named)
 
 
 def _from_instance(env: Any, options: Mapping[str, Any]) -> Source:
@@ -133,9 +156,23 @@ def _from_instance(env: Any, options: Mapping[str, Any]) -> Source:
         problem, got = "one environment cannot be made again for training and evaluation", importing.describe(env)
         raise ValueError(f"env: {problem}, got {got}; pass its class, or a function: fit(env=lambda: ...)")
     options, num_skip = frame_skip.take(env.spec.id, options, ())
+    options, frame_options = _take_changes(options, ())
     given = _checked(env.spec.id, options, {TIME_LIMIT: 1})
     maker = functools.partial(gymnasium.make, env.spec, disable_env_checker=True)
-    return Source(f"gymnasium/{env.spec.id}", maker, given, takes_render_mode=True, frame_skip=num_skip)
+    return Source(
+        f"gymnasium/{env.spec.id}",
+        maker,
+        given,
+        takes_render_mode=True,
+        frame_skip=num_skip,
+        frame_options=frame_options,
+    )
+
+
+def _take_changes(options: dict[str, Any], known: Collection[str]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the options without changes of frames, and these, unless the environment has such options itself."""
+    changes = {name: x for name, x in options.items() if name in construct.CHANGES and name not in known}
+    return {name: x for name, x in options.items() if name not in changes}, changes
 
 
 def make_envs(source: Source, num_envs: int, config: HostEnvConfig) -> Env:
@@ -188,6 +225,7 @@ def describe(source: Source, quarantine: bool = False) -> Description:
 
     With `quarantine`, numbers that are not finite are accepted.
     """
+    source = source.with_changes()
     env = source.make()
     if env.spec is not None and not source.is_named:
         source = source._replace(env_id=f"gymnasium/{env.spec.id}")
