@@ -209,6 +209,27 @@ def wrap(command: str, names: Sequence[str], most: int = 6) -> list[str]:
     return [f"{command} {' '.join(names[i : i + most])}" for i in range(0, len(names), most)]
 
 
+def mujoco(algo: str) -> str:
+    """Return the presets of an algorithm for MuJoCo, measured or not, with what others report."""
+    load = importlib.import_module("jaxrl_fast.config.load")
+    rows = []
+    for name, reported in published()["mujoco"].items():
+        if name.startswith(f"{algo}_"):
+            options = load.from_keywords(name).options
+            own = mujoco_cells(name) or ["", "not yet measured", ""]
+            rows.append([f"`{name}`", options.env, short(options.total_steps), *own, reported or ""])
+    header = ["preset", "environment", "environment steps", "seeds", "return", "greedy return", "published"]
+    return grid(header, rows)
+
+
+def mujoco_cells(name: str) -> list[str]:
+    """Return the seeds, the returns and the greedy returns of a preset; nothing if it is not measured."""
+    if name not in read("learning"):
+        return []
+    found = [read("learning")[name]["seeds"][str(seed)] for seed in learning_seeds(name)]
+    return [str(len(found)), *(spread([seed[key] for seed in found]) for key in ("return", "greedy"))]
+
+
 def learning_cells(name: str) -> list[str]:
     """Return what a row of the table says of a preset."""
     run, seeds = read("learning")[name], learning_seeds(name)
@@ -442,6 +463,7 @@ KINDS = {
     "command": command,
     "metrics": metrics,
     "learning": learning,
+    "mujoco": mujoco,
     "atari": atari,
     "speed": speed,
     "gymnasium_speed": gymnasium_speed,

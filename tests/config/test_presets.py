@@ -39,6 +39,26 @@ PQN_MINATAR = dict(
     num_envs=128, total_steps=10_000_000, rollout_length=32, num_minibatches=32, num_epochs=2, learning_rate=5e-4,
     anneal_lr=True, q_lambda=0.65, epsilon_steps=1_000_000, network="minatar", layer_norm=True,
 )  # fmt: skip
+MUJOCO = dict(num_envs=1, total_steps=1_000_000, gamma=0.99, hidden_sizes=(256, 256), anneal_lr=False)
+OFF_POLICY = MUJOCO | dict(
+    buffer_size=1_000_000, batch_size=256, tau=0.005, replay_ratio=1.0, learning_rate=3e-4, n_step=1,
+)  # fmt: skip
+TD3 = OFF_POLICY | dict(learning_starts=25_000, critic_learning_rate=3e-4, exploration_noise=0.1)
+CONTROL = {
+    "ppo": MUJOCO | dict(
+        rollout_length=2048, num_minibatches=32, num_epochs=10, learning_rate=3e-4, entropy_coef=0.0, clip_coef=0.2,
+        gae_lambda=0.95, max_grad_norm=0.5, normalize_observations=True, normalize_rewards=True, anneal_lr=True,
+        hidden_sizes=(),
+    ),
+    "sac": OFF_POLICY | dict(learning_starts=5_000, critic_learning_rate=1e-3, learn_temperature=True, num_critics=2),
+    "td3": TD3 | dict(policy_delay=2, target_noise=0.2, target_noise_clip=0.5, num_critics=2),
+    "ddpg": TD3 | dict(policy_delay=1, target_noise=0.0, num_critics=1),
+}  # fmt: skip
+FAST = dict(  # FastTD3's hyperparams.py for CheetahRun: 1024 environments, 2 gradient steps for each step of all
+    num_envs=1024, buffer_size=10_240 * 1024, batch_size=32_768, replay_ratio=2 / 1024, learning_starts=10 * 1024,
+    n_step=3, gamma=0.97, tau=0.1, learning_rate=3e-4, critic_learning_rate=3e-4, policy_delay=2,
+    hidden_sizes=(512, 256, 128), critic_hidden_sizes=(1024, 512, 256), normalize_observations=True,
+)  # fmt: skip
 GAMES = ("pong", "breakout")
 BOARDS = ("asterix", "breakout", "freeway", "space_invaders")
 SOURCES = {
@@ -47,6 +67,9 @@ SOURCES = {
     **{f"pqn_{game}": PQN_ATARI for game in GAMES},
     **{f"ppo_minatar_{board}": PPO_MINATAR for board in BOARDS},
     **{f"pqn_minatar_{board}": PQN_MINATAR for board in BOARDS},
+    **{f"{algo}_{robot}": CONTROL[algo] for algo in CONTROL for robot in ("half_cheetah", "hopper", "walker2d", "ant")},
+    "sac_cheetah_run_fast": FAST,
+    "td3_cheetah_run_fast": FAST | dict(value_head="c51", num_atoms=101, v_min=-500, v_max=500, target_noise=0.1),
 }
 OF_ATARI = [name for name in presets.shipped() if load.from_keywords(name).options.env.endswith("-v5")]
 
@@ -124,6 +147,8 @@ def lowered(name, platform):
 def environment(settings):
     """A preset's. Of Atari one that is nothing but its specification, for which no pool is made."""
     num_envs, size = settings.options.num_envs, settings.options.env_options
+    if settings.options.env.startswith("playground/"):
+        pytest.importorskip("mujoco_playground", reason="only the nightly workflow has it")
     if settings.preset not in OF_ATARI:
         return envs.make(settings.options.env, num_envs, **size)
     shape = int(size.get("img_height", 84)), int(size.get("img_width", 84)), 4

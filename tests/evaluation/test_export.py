@@ -103,9 +103,16 @@ def image_env(num_actions=6, shape=(84, 84, 4)):
     return Env(None, None, spec, on_device=False)
 
 
+def is_atari(name):
+    return name.startswith("envpool/") and name.endswith("-v5")
+
+
 def env_of(settings):
-    is_atari = settings.options.env.startswith("envpool/")
-    return image_env() if is_atari else envs.make(settings.options.env, 1, **settings.options.env_options)
+    return (
+        image_env()
+        if is_atari(settings.options.env)
+        else envs.make(settings.options.env, 1, **settings.options.env_options)
+    )
 
 
 def kinds():
@@ -113,6 +120,8 @@ def kinds():
     found = {}
     for name in presets.shipped():
         settings = load.from_command_line(["--config", name])
+        if settings.options.env.startswith("playground/"):
+            continue  # not installed
         options = {
             "network",
             "observations",
@@ -126,7 +135,7 @@ def kinds():
         options |= {"normalize_observations", "compute_dtype", "tanh_squash"}
         of_network = {k: v for k, v in dataclasses.asdict(settings.agent).items() if k in options}
         suite = "minatar" if "MinAtar" in settings.options.env else settings.options.env
-        suite = "atari" if suite.startswith("envpool/") else suite
+        suite = "atari" if is_atari(suite) else suite
         classic = {"CartPole-v1", "Acrobot-v1", "MountainCar-v0"}
         suite = "classic" if suite.rpartition("/")[2] in classic else suite
         found.setdefault((settings.algo, suite, str(of_network)), name)
