@@ -161,8 +161,11 @@ def check_unused(asked: Request, agents: Sequence[Any]) -> None:
             continue
         switch, *values = needs_of(setting)
         if all(getattr(agent, switch) not in values for agent in agents):
+            other = setting.spell(f"agent.{switch}")
+            if values == [False]:
+                raise ValueError(f"{setting.origin}: has no effect with {other}")
             way = "" if values == [True] else f" {' or '.join(map(plain, values))}"
-            raise ValueError(f"{setting.origin}: has no effect without {setting.spell(f'agent.{switch}')}{way}")
+            raise ValueError(f"{setting.origin}: has no effect without {other}{way}")
 
 
 def plain(value: Any) -> str:

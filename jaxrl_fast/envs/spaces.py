@@ -110,9 +110,12 @@ def true_bounds(unsupported: str, low: Any, high: Any, shape: tuple[int, ...]) -
         low, high = (np.broadcast_to(np.asarray(bound, np.float32), shape) for bound in (low, high))
     if np.any(low > high):
         raise ValueError(f"{unsupported}; its lower bounds must not exceed the upper ones")
-    if not np.all(np.abs([low, high]) < 1e30):
-        remedy = "declare the range that matters"
-        raise ValueError(f"{unsupported}; its bounds must be finite, because [-1, 1] is scaled to them; {remedy}")
+    is_finite = np.all(np.abs([low, high]) < 1e30, axis=0).ravel()
+    if not is_finite.all():
+        first = int(np.argmin(is_finite))
+        got = f"got {low.ravel()[first]:g} to {high.ravel()[first]:g} for number {first} of an action"
+        why = "its bounds must be finite, because [-1, 1] is scaled to them"
+        raise ValueError(f"{unsupported}; {why}, {got}; declare the range that matters")
     return low, high
 
 

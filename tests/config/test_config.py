@@ -527,6 +527,7 @@ MISTAKES = [
     ("dqn --agent.num-atoms 1", ["--agent.num-atoms", "at least 2"]),
     ("dqn --agent.value-head c52", ["--agent.value-head", "did you mean c51"]),
     ("dqn --agent.value-head c51 --agent.v-min 3 --agent.v-max 3", ["v_min: must be less than v_max (3.0), got 3.0;"]),
+    ("sac --agent.crossq true --agent.tau 0.1", ["--agent.tau: has no effect with --agent.crossq\n"]),
     ("dqn --agent.priority-exponent 0.6", ["--agent.priority-exponent: has no effect without --agent.prioritized\n"]),
     (
         "dqn --agent.loss huber --agent.value-head c51",

@@ -317,7 +317,7 @@ TWO_CHOICES = gymnasium.spaces.Discrete(2)
         ),
         (gymnasium.spaces.Box(0, 1, (0,)), TWO_CHOICES, "none of its parts may be empty"),
         (gymnasium.spaces.Dict({}), TWO_CHOICES, "none of its parts may be empty"),
-        (ONE, gymnasium.spaces.Box(-np.inf, 1, (2,)), "its bounds must be finite"),
+        (ONE, gymnasium.spaces.Box(np.float32([0, -np.inf]), 1, (2,)), "got -inf to 1 for number 1 of an action; "),
         (ONE, gymnasium.spaces.Box(0, 3, (2,), np.int32), "unsupported action space"),
         (ONE, gymnasium.spaces.Dict({"a": TWO_CHOICES}), "unsupported action space"),
     ],
