@@ -6,6 +6,8 @@ A machine lent for a quarter of an hour has time for one of these pairs of calls
     python benchmarks/on_a_gpu.py ffi pong --minutes 9        # then:  pong --minutes 3.5
     python benchmarks/on_a_gpu.py ffi dqn --minutes 9         # then:  dqn --minutes 3.5
     python benchmarks/on_a_gpu.py speed --minutes 9           # then:  speed same_bits --minutes 3.5
+    python benchmarks/on_a_gpu.py control --minutes 9         # then:  control --minutes 3.5
+    python benchmarks/on_a_gpu.py mujoco --minutes 9          # then:  mujoco --minutes 3.5
 
 Each step is a process of its own. It begins if the minutes that it wants are left, and what it printed, measured and
 how it ended is written to one JSON at once; of a training also its curve, thinned, and its preset. A step that ended
@@ -78,12 +80,20 @@ def atari(num_envs: int, minutes: float, ways: str = "0") -> Step:
     )
 
 
+def mujoco(seed: int) -> list[Step]:
+    """A seed of each preset of MuJoCo for algorithms with a replay, 1M steps each."""
+    names = [f"{algo}_{task}" for task in ("half_cheetah", "hopper", "walker2d", "ant") for algo in CONTROL]
+    words = "--config {name} --seed {seed} --save-every 5min --keep-checkpoints 1"
+    return [training(f"{name}_{seed}", words.format(name=name, seed=seed), grace=60) for name in names]
+
+
 def alone(preset: str, minutes: float) -> Step:
     """DQN by a preset, beside nothing."""
     words = f"--preset {preset} --num-envs 64,256,1024,4096,16384 --rounds 2 --seconds 2"
     return script(preset, minutes, words, "dqn_speed")
 
 
+CONTROL = ("sac", "td3", "ddpg")
 PARTS = {  # run in the order in which they are named
     "ffi": [check("ffi", 1.5)],
     "atari": [atari(8, 1.5), atari(32, 1.5), atari(128, 3, "0,2"), atari(1024, 3), atari(512, 2)],
@@ -96,8 +106,14 @@ PARTS = {  # run in the order in which they are named
         alone("dqn_minatar_breakout", 1.5),
         alone("rainbow_minatar_breakout", 1.5),
         script("replay_speed", 2, "--rounds 3 --seconds 1"),
+        script("sac_speed", 2, "--only plain,population --num-envs 1,256,4096 --gradient-steps 10000"),
     ],
     "same_bits": [check("same_bits", 2)],
+    "control": [
+        training("td3_fast", "--config td3_cheetah_run_fast --save-every 5min --keep-checkpoints 1", grace=60),
+        training("sac_fast", "--config sac_cheetah_run_fast --save-every 5min --keep-checkpoints 1", grace=60),
+    ],
+    "mujoco": [step for seed in range(3) for step in mujoco(seed)],
     "population": [
         script("population_speed", 3, "--only seeds,curve --num-envs 1,64,1024,16384 --rounds 2 --seconds 2"),
     ],

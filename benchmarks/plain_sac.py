@@ -70,7 +70,7 @@ def sample(actor, params, obs, key):
     return jnp.tanh(x), (log_prob - 2 * (np.log(2) - x - jax.nn.softplus(-2 * x))).sum(-1)
 
 
-def make(num_envs, num_steps):
+def make(num_envs, num_steps, start=START, capacity=CAPACITY):
     """A function of a key that trains for num_steps vector steps.
 
     It returns the learner and, for each vector step, the sum of the returns of the episodes that ended and their
@@ -78,7 +78,7 @@ def make(num_envs, num_steps):
     """
     env, env_params = gymnax.make("Pendulum-v1")
     actor, critic, adam = Actor(1), TwinCritic(), optax.adam(LEARNING_RATE)
-    capacity = CAPACITY // num_envs * num_envs
+    capacity = capacity // num_envs * num_envs
 
     def learn(_, carry):
         learner, buffer, size, key = carry
@@ -115,7 +115,7 @@ def make(num_envs, num_steps):
         key, key_action, key_random, key_env, key_learn = jax.random.split(key, 5)
         steps = i * num_envs
         anything = jax.random.uniform(key_random, (num_envs, 1), minval=-1.0)
-        action = jnp.where(steps < START, anything, sample(actor, learner.actor, obs, key_action)[0])
+        action = jnp.where(steps < start, anything, sample(actor, learner.actor, obs, key_action)[0])
         next_obs, state, reward, terminated, truncated, _ = jax.vmap(env.step, (0, 0, 0, None))(
             jax.random.split(key_env, num_envs), state, 2.0 * action, env_params
         )
@@ -124,7 +124,7 @@ def make(num_envs, num_steps):
         buffer = jax.tree.map(write, buffer, Rows(obs, action, reward, done, next_obs))
         size = jnp.minimum(steps + num_envs, capacity)
         several = lambda learner: jax.lax.fori_loop(0, num_envs, learn, (learner, buffer, size, key_learn))[0]
-        learner = jax.lax.cond(steps + num_envs > START, several, lambda same: same, learner)
+        learner = jax.lax.cond(steps + num_envs > start, several, lambda same: same, learner)
         score = score + reward
         ended = jnp.where(done, score, 0.0).sum(), done.sum()
         return (learner, buffer, state, next_obs, jnp.where(done, 0.0, score), key), ended

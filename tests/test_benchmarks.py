@@ -198,7 +198,8 @@ def test_results_lie_where_git_ignores_them_and_nothing_of_ours_replaces_them(mo
 def test_the_plan_fits_its_loans_and_each_begins_with_what_the_rest_of_it_needs():
     loans = [line.split() for line in on_a_gpu.__doc__.splitlines() if line.startswith("    python ")]
     named = [[word for word in loan if word in PARTS] for loan in loans]
-    assert named == [*(["ffi", part, part] for part in ("atari", "pong", "dqn")), ["speed", "speed", "same_bits"]]
+    games = [["ffi", part, part] for part in ("atari", "pong", "dqn")]
+    assert named == [*games, ["speed", "speed", "same_bits"], ["control", "control"], ["mujoco", "mujoco"]]
     minutes = [[float(loan[i + 1]) for i, word in enumerate(loan) if word == "--minutes"] for loan in loans]
     assert all(len(calls) == 2 and max(calls) < 10 and sum(calls) <= 12.5 for calls in minutes)
 
