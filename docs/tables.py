@@ -262,6 +262,21 @@ def short(number: float) -> str:
     return f"{number:g}"
 
 
+def players() -> str:
+    """Return how the players of `games/Paddles` play after training together, from `players_learning.json`."""
+    rows = [
+        [f"`{name}`", short(case["steps"][-1]), str(case["seeds"]), *(at_end(case[side]) for side in ("left", "right"))]
+        for name, case in read("players_learning").items()
+    ]
+    return grid(["case", "environment steps", "seeds", "left", "right"], rows)
+
+
+def at_end(returns: Sequence[Sequence[float]]) -> str:
+    """Return the mean over seeds of returns [S, P] at the last place, and the lowest and highest seed."""
+    last = [values[-1] for values in returns]
+    return f"{statistics.mean(last):.2f} ({min(last):.2f} to {max(last):.2f})"
+
+
 def atari() -> str:
     """Return the trainings of the Atari presets, on a CPU and on a GPU."""
     rows = []
@@ -464,6 +479,7 @@ KINDS = {
     "metrics": metrics,
     "learning": learning,
     "mujoco": mujoco,
+    "players": players,
     "atari": atari,
     "speed": speed,
     "gymnasium_speed": gymnasium_speed,
