@@ -1,165 +1,172 @@
-"""Replay stores: bytes a transition, samples per second and memory of the process, with frames of Atari games.
+"""Replay stores beside other buffers: bytes a transition, samples per second and memory, with frames of Atari games.
 
-    python benchmarks/replay_stores.py --capacity 50000 --games Pong Breakout
+    python benchmarks/replay_stores.py --sb3 /path/to/python    # of an environment that has Stable-Baselines3
+    python benchmarks/replay_stores.py --memory                 # a million transitions; speeds are left out
 
-Each store is measured in a process of its own. A compiled program adds rollouts of 4 steps of 8 environments, reads 8
+Each case is measured in a process of its own. A compiled program adds rollouts of 4 steps of 8 environments, reads 8
 batches of 32 after each, as DQN does at a replay ratio of 1/4, and sums all bytes that it has read. "memmap" is a plain
-numpy memory map behind the same program. The frames are those of random play, recorded once and written again and
-again, or with noise in every pixel ("Noise"). `memory_mb` is the growth of the resident set, measured after the buffer
-was filled; `bytes` is what one transition takes where the frames are kept.
+numpy memory map behind the same program. "flashbax" is its flat buffer, of whole observations, in a program that does
+the same. "sb3" and "sb3-optimized" are Stable-Baselines3's buffer without and with `optimize_memory_usage`, which
+return torch tensors (replay_sb3.py).
+
+Frames are those of random play, recorded once and written again and again; "Noise" has random pixels. "84x84" are
+stacks of 4 gray frames, "100x100x3" single frames in colour. `bytes` is what one transition takes where observations
+are kept. `memory_mb` is the growth of the resident set while the buffer is filled, and `peak_mb` the most that the
+process has had (VmHWM), with Python, JAX and the compiled program. The page cache, which the system can take back, is
+in neither. `cold_samples_per_s`: files are written out and dropped from the page cache before each update.
 """
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-import side_by_side
 
-from jaxrl_fast import replay
-from jaxrl_fast.types import Discrete, EnvSpec, Parallelism, Transition
-from jaxrl_fast.utils import devices
-
-devices.configure_cpu_devices(1)
-
-NUM_ENVS, STACK, STEPS, BATCH, BATCHES, CLIP = 8, 4, 4, 32, 8, 1024
-STORES = (
-    ("device", "none"),
-    ("host", "none"),
-    ("host", "zstd"),
-    ("disk", "none"),
-    ("disk", "zstd"),
-    ("memmap", "none"),
-)
-SPEC = EnvSpec("frames", jax.ShapeDtypeStruct((84, 84, STACK), jnp.uint8), Discrete(4), NUM_ENVS, STACK)
+NUM_ENVS, BATCH, BATCHES, CLIP, GAMMA = 8, 32, 8, 2048, 0.99
+FRAMES = {"84x84": ((84, 84), 4), "100x100x3": ((100, 100, 3), 0)}  # shape, and frames of a stack
+STORES = ("device-none", "host-none", "host-zstd", "disk-none", "disk-zstd", "memmap", "flashbax")
+SPEED = [  # (game, frames, store)
+    *(("Pong", "84x84", store) for store in (*STORES, "sb3", "sb3-optimized")),
+    *((game, "84x84", store) for game in ("Breakout", "MsPacman", "Enduro") for store in ("host-zstd", "disk-zstd")),
+    *(("Noise", "84x84", store) for store in ("host-zstd", "disk-none", "disk-zstd")),
+    *((game, "100x100x3", "host-zstd") for game in ("Pong", "Breakout", "MsPacman", "Enduro")),
+    *(("MsPacman", "100x100x3", store) for store in ("device-none", "disk-none")),
+]
+MEMORY = [
+    *((game, "84x84", "host-zstd") for game in ("Pong", "Breakout", "MsPacman", "Enduro")),
+    ("Noise", "84x84", "disk-none"),
+]
 
 
-class Memmap:
-    """Frames in a numpy memory map, in place of `replay.host.blocks`."""
+class Clip(NamedTuple):
+    """Frames [CLIP, 8, ...] in a file, of which a few rows are read at a time."""
 
-    def __init__(self, sizes: tuple[int, ...], path: Path):
-        self.frames = np.memmap(path, np.uint8, "w+", shape=sizes)
-        self.num_bytes = 0
+    path: Path
+    shape: tuple[int, ...]  # of one frame
 
-    def write(self, group: int, data: np.ndarray) -> None:
-        self.frames[group % len(self.frames)] = data
-        self.num_bytes = min(self.num_bytes + data.nbytes, self.frames.nbytes)
-
-    def read(self, request: Any, out: np.ndarray) -> None:
-        out[request.row] = self.frames[request.group % len(self.frames), request.env, request.at]
-
-    def close(self) -> None:
-        del self.frames
+    def rows(self, start: int, num: int) -> np.ndarray:
+        """Return rows from `start` on, again from the first one at the end."""
+        size = NUM_ENVS * int(np.prod(self.shape))
+        parts = [(start % CLIP, min(num, CLIP - start % CLIP))]
+        parts += [(0, num - parts[0][1])] * (num > parts[0][1])
+        read = [np.fromfile(self.path, np.uint8, count * size, offset=row * size) for row, count in parts]
+        return np.concatenate(read).reshape(num, NUM_ENVS, *self.shape)
 
 
-def record(game: str, path: Path) -> None:
-    """Write frames [CLIP, 8, 84, 84] of random play, or of noise."""
+def record(game: str, shape: tuple[int, ...], path: Path) -> Clip:
+    """Write frames of random play, or of noise."""
     rng = np.random.default_rng(0)
     if game == "Noise":
-        np.save(path, rng.integers(0, 256, (CLIP, NUM_ENVS, 84, 84), np.uint8))
-        return
-    import envpool
+        frames = rng.integers(0, 256, (CLIP, NUM_ENVS, *shape), np.uint8)
+    else:
+        import envpool
 
-    pool = envpool.make_gymnasium(f"{game}-v5", num_envs=NUM_ENVS, stack_num=1, seed=0)
-    pool.reset()
-    num_actions = pool.action_space.n
-    np.save(path, np.stack([pool.step(rng.integers(0, num_actions, NUM_ENVS))[0][:, 0] for _ in range(CLIP)]))
+        size = dict(img_height=shape[0], img_width=shape[1], gray_scale=len(shape) == 2)
+        pool = envpool.make_gymnasium(f"{game}-v5", num_envs=NUM_ENVS, stack_num=1, seed=0, **size)
+        pool.reset()
+        num_actions = pool.action_space.n
+        steps = (pool.step(rng.integers(0, num_actions, NUM_ENVS))[0] for _ in range(CLIP))
+        frames = np.stack([obs[:, 0] if len(shape) == 2 else obs.transpose(0, 2, 3, 1) for obs in steps])
+    frames.tofile(path)
+    return Clip(path, shape)
 
 
-def resident_mb() -> float:
-    """Return the resident memory of this process."""
+def status_mb(name: str) -> float:
+    """Return a size of this process: VmRSS or VmHWM."""
     lines = Path("/proc/self/status").read_text().splitlines()
-    return int(next(line for line in lines if line.startswith("VmRSS")).split()[1]) / 1024
+    return int(next(line for line in lines if line.startswith(name)).split()[1]) / 1024
 
 
-def measure(clip: Path, storage: str, compression: str, capacity: int, seconds: float) -> dict[str, Any]:
-    """Fill one store, and then alternate adding and reading for so long."""
-    frames = np.load(clip)
-    frames = np.concatenate([frames, frames[: STACK - 1]])
-    config = replay.ReplayConfig(capacity // NUM_ENVS // STEPS * STEPS, NUM_ENVS, 1, STACK)
-    of_store = "host" if storage == "memmap" else storage
-    buffer = replay.uniform(replay.stored(config, SPEC, Parallelism(), of_store, compression), SPEC)
-    ones = jnp.ones((STEPS, NUM_ENVS))
+def evict(folder: Path) -> None:
+    """Write all files to the disk, and drop them from the page cache."""
+    for path in folder.rglob("*"):
+        if path.is_file():
+            descriptor = os.open(path, os.O_RDONLY)
+            os.fsync(descriptor)
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+            os.close(descriptor)
 
-    def update(state: Any, rollout: Any, key: jax.Array, num: jax.Array) -> Any:
-        obs = jnp.stack([rollout[i : i + STEPS] for i in range(STACK)], -1)
-        steps = Transition(obs, ones.astype(jnp.int32), ones, ones, ones < 0, ones > 0, ())
-        state = buffer.add(state, steps)
-        keys = jax.random.split(key, BATCHES)
-        of_batch = buffer.read_ahead(state, keys, num, BATCH) if buffer.read_ahead else lambda i: state
 
-        def one(i: jax.Array, total: jax.Array) -> jax.Array:
-            sample = buffer.sample(of_batch(i), keys[i], BATCH, 0.99)[0]
-            return total + sample.obs.sum(dtype=jnp.uint32) + sample.next_obs.sum(dtype=jnp.uint32)
+def measure(clip: Clip, stack: int, store: str, capacity: int, seconds: float) -> dict[str, Any]:
+    """Fill one store, then alternate adding and reading for so long; with 0 seconds, read 100 times."""
+    import jax
+    import replay_contenders
 
-        return state, jax.lax.fori_loop(0, num, one, jnp.uint32(0))
-
-    before = resident_mb()
-    with tempfile.TemporaryDirectory(dir=clip.parent) as folder:
-        for resource in buffer.resources:
-            resource.open(Path(folder) / resource.name)
-        host = buffer.resources[0].open.__self__ if buffer.resources else None
-        if storage == "memmap":
-            host.blocks = Memmap(host.blocks.frames.shape, Path(folder) / "map")
-        program = jax.jit(update, donate_argnums=0)
-        state, key, row = buffer.init(), jax.random.key(0), 0
+    long = 64 if seconds == 0 else 4  # rows of a rollout
+    before = status_mb("VmRSS")
+    with tempfile.TemporaryDirectory(dir=clip.path.parent) as name:
+        folder = Path(name)
+        made = replay_contenders.make(store, clip.shape, stack, capacity, long, folder)
+        lead, row = max(stack, 1) - 1, 0
+        program, state, key = jax.jit(made.update, donate_argnums=0), made.state, jax.random.key(0)
         fill_start = time.perf_counter()
-        for _ in range(config.num_rows // STEPS):
-            state, _ = program(state, frames[row : row + STEPS + STACK - 1], key, jnp.int32(0))
-            row = (row + STEPS) % CLIP
+        for _ in range(capacity // NUM_ENVS // long + 1):
+            state, _ = program(state, clip.rows(row, long + lead), key, 0)
+            row += long
         jax.block_until_ready(state)
-        fill_s = time.perf_counter() - fill_start
-        memory, start, num, key_all = resident_mb() - before, time.perf_counter(), 0, jax.random.split(key, 10_000)
-        while time.perf_counter() - start < seconds and num < len(key_all):
-            state, total = program(state, frames[row : row + STEPS + STACK - 1], key_all[num], jnp.int32(BATCHES))
-            total.block_until_ready()
-            row, num = (row + STEPS) % CLIP, num + 1
-        elapsed = time.perf_counter() - start
-        kept = host.blocks.num_bytes if host else sum(x.nbytes for x in jax.tree.leaves(state))
-        for resource in buffer.resources:
-            resource.close()
-    return {
-        "store": storage,
-        "compression": compression,
-        "capacity": capacity,
-        "bytes": round(kept / (config.num_rows * NUM_ENVS), 1),
-        "samples_per_s": round(num * BATCHES * BATCH / elapsed),
-        "frames_written_per_s": round(config.num_rows * NUM_ENVS / fill_s),
-        "memory_mb": round(memory, 1),
-    }
+        result = {"frames_written_per_s": round(row * NUM_ENVS / (time.perf_counter() - fill_start))}
+        memory, keys = status_mb("VmRSS") - before, jax.random.split(key, 10_000)
+        result["bytes"] = round(made.num_bytes(state), 1)
+        warm_up = 20 if seconds == 0 else 2
+        for cold in [False] + [True] * (store.startswith(("disk", "memmap")) and seconds > 0):
+            spent, num = 0.0, 0
+            while num < warm_up or spent < seconds and num < len(keys):
+                rollout = clip.rows(row, long + lead)
+                if cold:
+                    evict(folder)
+                start = time.perf_counter()
+                state, total = program(state, rollout, keys[num], BATCHES)
+                total.block_until_ready()
+                spent, row, num = spent + time.perf_counter() - start, row + long, num + 1
+            speed = "cold_samples_per_s" if cold else "samples_per_s"
+            result |= {speed: round(num * BATCHES * BATCH / spent)} if seconds else {}
+        result |= {"memory_mb": round(memory, 1), "peak_mb": round(status_mb("VmHWM"), 1)}
+        made.close()
+    return result if seconds else {k: x for k, x in result.items() if not k.endswith("per_s")}
 
 
 def main() -> None:
-    """Measure all stores in turn, and write the JSON."""
+    """Measure the cases in turn, and write the JSON."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--games", nargs="+", default=["Pong", "Breakout", "Noise"])
-    parser.add_argument("--stores", nargs="+", default=[f"{store}-{compression}" for store, compression in STORES])
-    parser.add_argument("--capacity", type=int, default=50_000)
-    parser.add_argument("--seconds", type=float, default=5.0)
+    parser.add_argument("--memory", action="store_true", help="a million transitions; memory only")
+    parser.add_argument("--capacity", type=int, default=0, help="default: 20,000, or a million with --memory")
+    parser.add_argument("--seconds", type=float, default=3.0)
+    parser.add_argument("--only", default="", help="only cases with this text, such as Pong or disk-zstd")
+    parser.add_argument("--sb3", default="", help="a Python that has stable-baselines3")
+    parser.add_argument("--append", action="store_true", help="add to the cases of the JSON")
     parser.add_argument("--output", default="")
-    parser.add_argument("--one", nargs=2, help=argparse.SUPPRESS)
+    parser.add_argument("--one", nargs=3, help=argparse.SUPPRESS)
     args = parser.parse_args()
+    capacity = args.capacity or (1_000_000 if args.memory else 20_000)
+    seconds = 0.0 if args.memory else args.seconds
     if args.one:
-        clip, store = args.one
-        print(json.dumps(measure(Path(clip), *store.split("-"), args.capacity, args.seconds)))
+        path, frames, store = args.one
+        print(json.dumps(measure(Clip(Path(path), FRAMES[frames][0]), FRAMES[frames][1], store, capacity, seconds)))
         return
-    report = side_by_side.Report("replay_stores", args.output)
+    import side_by_side
+
+    report = side_by_side.Report("replay_memory" if args.memory else "replay_stores", args.output, args.append)
     with tempfile.TemporaryDirectory(dir=".") as folder:
-        for game in args.games:
-            clip = Path(folder) / f"{game}.npy"
-            record(game, clip)
-            for store in args.stores:
-                sizes = ["--capacity", str(args.capacity), "--seconds", str(args.seconds)]
-                command = [sys.executable, __file__, "--one", str(clip), store, *sizes]
-                done = subprocess.run(command, check=True, capture_output=True, text=True)
-                report.add("cases", {"game": game} | json.loads(done.stdout.splitlines()[-1]))
+        for game, frames, store in MEMORY if args.memory else SPEED:
+            if args.only not in f"{game} {frames} {store}" or store.startswith("sb3") and not args.sb3:
+                continue
+            path = Path(folder) / f"{game}-{frames}"
+            if not path.exists():
+                record(game, FRAMES[frames][0], path)
+            sizes = ["--capacity", str(capacity), "--seconds", str(seconds), *["--memory"] * args.memory]
+            script = [sys.executable, __file__]
+            if store.startswith("sb3"):
+                script, sizes = [args.sb3, str(Path(__file__).with_name("replay_sb3.py"))], sizes[:4]
+            command = [*script, "--one", str(path), frames, store, *sizes]
+            done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+            case = {"game": game, "frames": frames, "store": store, "capacity": capacity}
+            report.add("cases", case | json.loads(done.stdout.splitlines()[-1]))
     print(f"written to {report.path}")
 
 

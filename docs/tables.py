@@ -367,6 +367,30 @@ def replay() -> str:
     return grid(["stored transitions", "buffer", "samples per second", "memory"], rows)
 
 
+def replay_stores() -> str:
+    """Return how fast each store of a replay is sampled, and what a transition takes there."""
+    rows = [
+        [
+            f"{c['game']}, {c.get('frames', '84x84')}",
+            c["store"] if "frames" in c else f"{c['store']}-{c['compression']}",
+            f"{c['bytes']:,.0f}",
+            *(short(c[speed]) if speed in c else "" for speed in ("samples_per_s", "cold_samples_per_s")),
+        ]
+        for c in read("replay_stores_cpu")["cases"]
+    ]
+    return grid(["frames", "store", "bytes", "samples per second", "with a cold page cache"], rows)
+
+
+def replay_memory() -> str:
+    """Return what a million transitions take in a process, by the frames and the store."""
+    names = {"host-zstd": "`host`, compressed", "disk-none": "`disk`, not compressed"}
+    rows = [
+        [c["game"], names[c["store"]], f"{c['bytes']:,.0f}", f"{c['peak_mb']:,.0f} MiB"]
+        for c in read("replay_memory_cpu")["cases"]
+    ]
+    return grid(["frames", "storage", "bytes per transition", "peak memory of the process"], rows)
+
+
 def shared() -> str:
     """Return how long runs take that share the cores of a machine, compared with one run alone."""
     tasks = {"ppo_16": "PPO, 16 environments", "ppo_64": "PPO, 64 environments", "dqn_64": "DQN, 64 environments"}
@@ -484,6 +508,8 @@ KINDS = {
     "speed": speed,
     "gymnasium_speed": gymnasium_speed,
     "replay": replay,
+    "replay_stores": replay_stores,
+    "replay_memory": replay_memory,
     "suites": suites,
     "shared": shared,
     "throughput": throughput,

@@ -25,7 +25,6 @@ from jaxrl_fast.rl.frame_stack import compress, join_frames, num_channels, rows_
 from jaxrl_fast.types import Key, PyTree, Space, Transition
 
 MAX_UNROLLED = 8  # steps of an n-step return
-MAX_AHEAD = 2**28  # bytes of the batches that are read ahead
 NUM_TRIES = 4  # draws for one sample: all of them hit resets with probability (episode length + 1)^-4
 
 
@@ -179,10 +178,10 @@ def read_ahead(
     batch_size: int,
     own: Callable[[Array], Array] = lambda x: x,
 ) -> Callable[[Array], Ring]:
-    """Read the frames of K batches at once, of which the first `num` are needed, with the key of each draw [K].
+    """Begin to read the frames of K batches, of which the first `num` are needed, with the key of each draw [K].
 
-    Returns a function from i to a ring from which only batch i can be read, as `draw` chooses it from keys[i]. Frames
-    of more than MAX_AHEAD bytes are not read ahead: the function returns the whole ring.
+    Returns a function, called once with each of 0 to num - 1, from i to a ring from which only batch i can be read, as
+    `draw` chooses it from keys[i].
     """
     row, env, _ = jax.vmap(lambda key: draw(config, ring, key, batch_size, own))(keys)  # [K, B]
     each = row.reshape(-1), env.reshape(-1)
@@ -191,11 +190,8 @@ def read_ahead(
     places = [split(place) for place in _places(config, ring, rows, each[1])]
     get_ahead = config.store.get_ahead
     assert get_ahead, "the store reads one batch at a time"
-    get = lambda stored: get_ahead(stored, places, num)
-    if sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(jax.eval_shape(get, ring.obs))) > MAX_AHEAD:
-        return lambda i: ring
-    found = get(ring.obs)
-    return lambda i: ring._replace(obs=Fetched(jax.tree.map(lambda x: x[:, i], found)))
+    of_batch = get_ahead(ring.obs, places, num)
+    return lambda i: ring._replace(obs=Fetched(of_batch(i)))
 
 
 def follow(

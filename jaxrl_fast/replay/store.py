@@ -22,9 +22,9 @@ class FrameStore(NamedTuple):
     init: Callable[[int, int, PyTree], PyTree]  # (R, N, frame as ShapeDtypeStructs) to S: all frames are zero
     put: Callable[[PyTree, Array, PyTree], PyTree]  # (S, first row, frames [T, N, ...]) to S
     get: Callable[[PyTree, Sequence[Place]], list[PyTree]]  # (S, P places) to the frames at each, [..., *frame]
-    # (S, P places [K, ...], num) to frames [P, K, ..., *frame], of which those at k >= num may be anything. None: one
-    # `get` for each of K batches is as good.
-    get_ahead: Callable[[PyTree, Sequence[Place], Array], PyTree] | None = None
+    # (S, P places [K, ...], num) to a function, called once with each of 0 to num - 1 before the next `put`, from k to
+    # frames [P, ..., *frame]. None: one `get` for each of K batches is as good.
+    get_ahead: Callable[[PyTree, Sequence[Place], Array], Callable[[Array], PyTree]] | None = None
     resources: tuple[HostResource, ...] = ()  # what lies outside of the compiled program
 
 

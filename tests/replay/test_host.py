@@ -17,8 +17,8 @@ from jax import ShapeDtypeStruct
 import jaxrl_fast
 from jaxrl_fast import replay
 from jaxrl_fast.replay import ring
+from jaxrl_fast.replay.host import ahead, from_bytes, to_bytes
 from jaxrl_fast.replay.host import buffer as host_buffer
-from jaxrl_fast.replay.host import from_bytes, to_bytes
 from jaxrl_fast.runs import checkpoint
 from jaxrl_fast.types import Discrete, EnvSpec, Parallelism, Transition
 
@@ -201,7 +201,7 @@ def history(seed, num_rows):
 
 
 @functools.cache
-def program(storage, compression):
+def program(storage, compression, at_once):
     """A buffer, and one update: add a rollout, read three batches at once and one alone."""
     config = ring.ReplayConfig(ROWS, ENVS, STEPS, STACK)
     config = replay.stored(config, SPEC, Parallelism(), storage, compression)
@@ -219,13 +219,15 @@ def program(storage, compression):
     return buffer, jax.jit(update)
 
 
-@pytest.mark.parametrize("seed", [0, 1])
-def test_every_store_returns_the_same_samples(seed, tmp_path):
+@pytest.mark.parametrize(("seed", "at_once"), [(0, 2**20), (1, 0)], ids=["read in one call", "read ahead"])
+def test_every_store_returns_the_same_samples(seed, at_once, tmp_path, monkeypatch):
     """They are equal to the bit, and their stacks are those that were added, which the actions name."""
+    monkeypatch.setattr(replay.host, "MAX_AT_ONCE", at_once)
+    monkeypatch.setattr(ahead, "MAX_BYTES", 2 * 8 * STACK * 4 * seed)  # two batches, or one
     stacks, lasts = history(seed, 20 * LENGTH)
     found = {}
     for store in [("device", "none"), *STORES]:
-        buffer, update = program(*store)
+        buffer, update = program(*store, at_once)
         for resource in buffer.resources:
             resource.open(tmp_path / "-".join(store))
         state, found[store] = buffer.init(), []

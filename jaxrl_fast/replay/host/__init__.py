@@ -1,8 +1,9 @@
 """Keep the frames of a replay buffer in the host's memory or on its disk, compressed or not, as a `FrameStore`.
 
-The program holds a handle, which keeps its calls in order, and calls twice in each update: to write the frames of a
-rollout, and to read those of all its batches. Where the next draws depend on the gradient step before (priorities), it
-reads once in each gradient step.
+The program holds a handle, which keeps its calls in order. It calls once in each update to write the frames of a
+rollout. If all its batches together are small, it reads them in one call. Else it requests them in one call, threads
+read them, and each gradient step takes its batch. Where the next draws depend on the gradient step before (priorities),
+each gradient step reads its batch.
 """
 
 import math
@@ -22,6 +23,7 @@ from jaxrl_fast.replay.store import FrameStore, Place
 from jaxrl_fast.types import SHARED_MEMORY_AXIS, HostResource, Parallelism, PyTree
 
 NAME = "replay"  # of the folder in a run's folder
+MAX_AT_ONCE = 2**20  # bytes of all batches of an update, up to which one call costs less than threads
 
 
 def host_store(
@@ -41,8 +43,8 @@ def host_store(
         init=lambda *_: jnp.zeros(host_call.HANDLE.shape, host_call.HANDLE.dtype),
         put=lambda handle, first_row, frames: on_caller(_put, handle, first_row, to_bytes(frame, frames)),
         get=lambda handle, places: _split(_get(on_caller, frame, handle, _one_batch(places), None)),
-        get_ahead=lambda handle, places, num: _get(on_caller, frame, handle, places, num),
-        resources=tuple(_resource(buffer, f"{NAME}-{i}" if several else NAME) for i, buffer in enumerate(buffers)),
+        get_ahead=partial(_get_ahead, on_caller, frame, num_bytes),
+        resources=tuple(resource(buffer, f"{NAME}-{i}" if several else NAME) for i, buffer in enumerate(buffers)),
     )
 
 
@@ -85,11 +87,39 @@ def _put(buffer: HostBuffer, worker: int, handle: Array, first_row: Array, data:
 
 
 def _get(on_caller: Callable[..., PyTree], frame: PyTree, handle: Array, places: Sequence[Place], num: Any) -> PyTree:
-    """Return the frames [P, K, ..., *frame] at P places [K, ...]; see `FrameStore.get_ahead`."""
+    """Return the frames [P, K, ..., *frame] at P places [K, ...], of which those at k >= num may be anything."""
+    data = on_caller(_read, handle, *_stacked(places), jnp.int32(len(places[0][0])) if num is None else num)
+    return from_bytes(frame, data.reshape(len(places), *places[0][0].shape, -1))
+
+
+def _get_ahead(
+    on_caller: Callable[..., PyTree], frame: PyTree, num_bytes: int, handle: Array, places: Sequence[Place], num: Array
+) -> Callable[[Array], PyTree]:
+    """Return a function from i to the frames of batch i; see `FrameStore.get_ahead`."""
     shape = places[0][0].shape
-    stacked = [jnp.stack([place[i].reshape(shape[0], -1) for place in places]) for i in (0, 1)]  # [P, K, M]
-    data = on_caller(_read, handle, *stacked, jnp.int32(shape[0]) if num is None else num)
-    return from_bytes(frame, data.reshape(len(places), *shape, -1))
+    if shape[0] == 1 or len(places) * math.prod(shape) * num_bytes <= MAX_AT_ONCE:
+        found = _get(on_caller, frame, handle, places, num)
+        return lambda i: jax.tree.map(lambda x: x[:, i], found)
+    row, env = _stacked(places)
+    after = on_caller(_request, handle, row, env, num)
+    like = jax.ShapeDtypeStruct((len(places), row.shape[2], num_bytes), jnp.uint8)
+    take = lambda i: on_caller(partial(_take, like=like), after, jnp.int32(i))
+    return lambda i: from_bytes(frame, take(i).reshape(len(places), *shape[1:], -1))
+
+
+def _stacked(places: Sequence[Place]) -> list[Array]:
+    """Return rows and environments of P places [K, ...] as [P, K, M]."""
+    return [jnp.stack([place[i].reshape(len(place[i]), -1) for place in places]) for i in (0, 1)]
+
+
+def _request(buffer: HostBuffer, worker: int, handle: Array, row: Array, env: Array, num: Array) -> Array:
+    begin = lambda inputs, _: buffer.request(worker, inputs[0], inputs[1], int(inputs[2]))
+    return host_call.call(begin, handle, [row, env, num], [], buffer.calls)[0]
+
+
+def _take(buffer: HostBuffer, worker: int, handle: Array, i: Array, like: jax.ShapeDtypeStruct) -> Array:
+    take = lambda inputs, outputs: buffer.take(worker, int(inputs[0]), outputs[0])
+    return host_call.call(take, handle, [i], [like], buffer.calls)[1][0]
 
 
 def _read(buffer: HostBuffer, worker: int, handle: Array, row: Array, env: Array, num: Array) -> Array:
@@ -108,5 +138,6 @@ def _split(frames: PyTree) -> list[PyTree]:
     return [jax.tree.map(lambda x: x[i, 0], frames) for i in range(num)]  # noqa: B023
 
 
-def _resource(buffer: HostBuffer, name: str) -> HostResource:
+def resource(buffer: HostBuffer, name: str) -> HostResource:
+    """Return the functions of a buffer, whose files are in a folder of this name in the folder of the run."""
     return HostResource(name, buffer.open, buffer.close, buffer.save, buffer.load, buffer.prune, buffer.report)

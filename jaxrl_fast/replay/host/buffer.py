@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from jaxrl_fast.replay.host import ahead
 from jaxrl_fast.replay.host.blocks import ArrayBlocks, Blocks, FileBlocks, PackedBlocks, Request
 from jaxrl_fast.replay.host.codec import RAW, ZSTD
 from jaxrl_fast.replay.host.journal import Journal
@@ -53,6 +54,8 @@ class HostBuffer:
         else:
             self.blocks = PackedBlocks(sizes, codec) if self.compressed else ArrayBlocks(sizes)
         self.writer = ThreadPoolExecutor(1, "replay-writer")
+        self.readers = ThreadPoolExecutor(ahead.NUM_BATCHES, "replay-ahead")
+        self.ahead = [ahead.Ahead(self.readers) for _ in range(self.num_workers)]
         self.count, self.seen = 0, [0] * self.num_workers  # rows written, and rows that each worker has handed over
         self.newest = self._empty_group()
         self.pending: dict[int, tuple[np.ndarray, Future[None]]] = {}  # full groups that are being written
@@ -66,9 +69,10 @@ class HostBuffer:
             return
         self.is_open = False
         self.writer.shutdown(cancel_futures=True)
+        self.readers.shutdown(cancel_futures=True)
         self.blocks.close()
         self.journal.close()
-        del self.newest, self.blocks, self.pending
+        del self.newest, self.blocks, self.pending, self.ahead
         if sys.exc_info()[0]:
             ABANDONED.append(self.calls)
 
@@ -91,25 +95,54 @@ class HostBuffer:
     def get(self, row: np.ndarray, env: np.ndarray, num: int, out: np.ndarray) -> None:
         """Write the frames at the first `num` of places [P, K, M] to `out` [P, K, M, B]; zeros where no row is yet."""
         start = perf_counter()
+        target = np.arange(row.size).reshape(row.shape)[:, :num].ravel()
+        places = row[:, :num].ravel(), env[:, :num].ravel()
+        self._read(self._newest_rows(), *places, target, out.reshape(-1, self.shape.num_bytes))
+        self.read_time += perf_counter() - start
+
+    def request(self, worker: int, row: np.ndarray, env: np.ndarray, num: int) -> None:
+        """Begin to read the first `num` of K batches at places [P, K, M]. They are taken before the next `put`."""
+        newest, target = self._newest_rows(), np.arange(row[:, 0].size)
+
+        def read(i: int, batch: np.ndarray) -> None:
+            self._read(newest, row[:, i].ravel(), env[:, i].ravel(), target, batch.reshape(-1, batch.shape[-1]))
+
+        shape = (len(row), row.shape[2], self.shape.num_bytes)
+        self.ahead[worker].request(read, num, shape)
+
+    def take(self, worker: int, i: int, out: np.ndarray) -> None:
+        """Write batch i of those requested to `out` [P, M, B]."""
+        start = perf_counter()
+        self._check_open()
+        self.ahead[worker].take(i, out)
+        self.read_time += perf_counter() - start
+
+    def _newest_rows(self) -> tuple[int, dict[int, np.ndarray]]:
+        """Return the number of rows, and the groups of them that are not yet written."""
         with self.lock:
             self._check_open()
-            count, newest = self.count, self.newest
-            pending = {group: data for group, (data, _) in self.pending.items()}
-        flat = out.reshape(-1, self.shape.num_bytes)
-        target = np.arange(len(flat)).reshape(row.shape)[:, :num].ravel()
-        place, env = row[:, :num].ravel(), env[:, :num].ravel()
+            raw = {group: data for group, (data, _) in self.pending.items()}
+            return self.count, raw | ({self.count // BLOCK: self.newest} if self.count % BLOCK else {})
+
+    def _read(
+        self,
+        newest: tuple[int, dict[int, np.ndarray]],
+        place: np.ndarray,
+        env: np.ndarray,
+        target: np.ndarray,
+        out: np.ndarray,
+    ) -> None:
+        """Write the frames at places [M] of environments [M] to rows `target` [M], which ascend, of `out` [..., B]."""
+        count, raw = newest
         t = count - 1 - (count - 1 - place.astype(np.int64)) % self.shape.num_rows  # the newest row at that place
         group, at = np.divmod(t, BLOCK)
-        if count % BLOCK:
-            pending[count // BLOCK] = newest
-        for raw, data in pending.items():
-            here = np.flatnonzero(group == raw)
-            flat[target[here]] = data[env[here], at[here]]
-        flat[target[t < 0]] = 0
-        full = (t >= 0) & (group < min(pending, default=sys.maxsize))
+        for newer, data in raw.items():
+            here = np.flatnonzero(group == newer)
+            out[target[here]] = data[env[here], at[here]]
+        out[target[t < 0]] = 0
+        full = (t >= 0) & (group < min(raw, default=sys.maxsize))
         if full.any():
-            self.blocks.read(Request(group[full], env[full], at[full], target[full]), flat)
-        self.read_time += perf_counter() - start
+            self.blocks.read(Request(group[full], env[full], at[full], target[full]), out)
 
     def save(self) -> Callable[[], dict[str, Any]]:
         """Note what is there now. Return a function that writes what is new and returns what `load` needs."""
