@@ -4,18 +4,28 @@
     python benchmarks/learning.py ppo_minatar_breakout --num-seeds 1 --one-by-one    # long ones: a seed at a time
     python benchmarks/learning.py                                            # only prints the table of what is kept
 
+    python benchmarks/learning.py --suites   # one environment of each suite that is installed, five seeds
+    python benchmarks/learning.py --best-reply                               # the exact reference of pgx/tic_tac_toe
+
 The returns are those of training, sampled actions and all, over the last episodes of each seed
 (docs/reference/metrics.md); greedy ones are of 128 episodes of evaluation at the end.
 """
 
 import argparse
+import functools
 import json
 import statistics
 import subprocess
 import tempfile
 from pathlib import Path
 
+import jax
+import jax.numpy as jnp
+
 import jaxrl_fast
+from jaxrl_fast import envs
+from jaxrl_fast.rl import distributions
+from jaxrl_fast.types import Box
 
 KEPT = Path(__file__).parent / "results" / "learning.json"
 REFERENCE_PPO = {"num_envs": 4, "total_steps": 500_000, "agent": {}}  # CleanRL's setting is our default otherwise
@@ -65,7 +75,37 @@ EXTRA = {
         "algo": "ppo", "env": "jaxmarl/MPE_simple_spread_v3", "players": "shared", "num_envs": 16,
         "total_steps": 1_000_000, "time_limit_terminates": True, "solved_threshold": None, "agent": {},
     },
+    # One environment of each suite.
+    "suite_navix": {
+        "algo": "ppo", "env": "navix/Navix-Empty-8x8-v0", "num_envs": 64, "total_steps": 500_000,
+        "agent": {"network": "mlp"},
+    },
+    "suite_pgx": {
+        "algo": "ppo", "env": "pgx/tic_tac_toe", "num_envs": 64, "total_steps": 1_000_000, "agent": {"network": "mlp"},
+    },
+    "suite_jumanji": {
+        "algo": "ppo", "env": "jumanji/Snake-v1", "env_options": {"num_rows": 6, "num_cols": 6}, "num_envs": 64,
+        "total_steps": 1_000_000, "agent": {"network": "mlp"},
+    },
+    "suite_xminigrid": {
+        "algo": "ppo", "env": "xminigrid/MiniGrid-Empty-8x8", "num_envs": 64, "total_steps": 500_000,
+        "agent": {"network": "mlp"},
+    },
+    "suite_brax": {
+        "algo": "ppo", "env": "brax/inverted_pendulum", "env_options": {"backend": "spring"}, "num_envs": 64,
+        "total_steps": 1_000_000,
+        "agent": {"normalize_observations": True, "normalize_rewards": True, "entropy_coef": 0},
+    },
+    "suite_playground": {
+        "algo": "ppo", "env": "playground/CartpoleBalance", "num_envs": 64, "total_steps": 500_000,
+        "agent": {"normalize_observations": True, "normalize_rewards": True, "entropy_coef": 0, "gamma": 0.995},
+    },
+    "suite_craftax": {
+        "algo": "ppo", "env": "craftax/Craftax-Classic-Symbolic-v1", "num_envs": 64, "total_steps": 1_000_000,
+        "agent": {"network": "mlp", "hidden_sizes": [256, 256], "rollout_length": 64, "num_minibatches": 8},
+    },
 }  # fmt: skip
+RANDOM_ENVS, RANDOM_STEPS = 64, 2048  # of a random policy, a reference where nothing is published
 
 
 def main():
@@ -75,11 +115,19 @@ def main():
     parser.add_argument("--num-seeds", type=int, default=5)
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--one-by-one", action="store_true")
+    parser.add_argument("--suites", action="store_true", help="the environments of installed suites")
+    parser.add_argument("--best-reply", action="store_true", help="the best mean score in pgx/tic_tac_toe")
     args = parser.parse_args()
-    for name in args.names:
+    if args.best_reply:
+        print(f"{(best_reply('.' * 9, True) + best_reply('.' * 9, False)) / 2:.4f}")
+        return
+    of_suites = [name for name in EXTRA if envs.is_installed(name.removeprefix("suite_")) and "suite_" in name]
+    for name in args.names + (of_suites if args.suites else []):
         seeds = range(args.first_seed, args.first_seed + args.num_seeds)
         for part in [[s] for s in seeds] if args.one_by_one else [list(seeds)]:
             keep(name, train(name, part))
+        if name.startswith("suite_"):
+            keep_random(name)
     print(table(json.loads(KEPT.read_text())))
 
 
@@ -110,6 +158,46 @@ def keep(name: str, summary: dict) -> None:
         seeds[str(seed)] = numbers | {"program": program()}
     KEPT.parent.mkdir(exist_ok=True)
     KEPT.write_text(json.dumps(kept, indent=2) + "\n")
+
+
+def keep_random(name: str) -> None:
+    """Adds the mean score of uniformly random, legal actions, over the episodes that end."""
+    env = envs.make(EXTRA[name]["env"], RANDOM_ENVS, **EXTRA[name].get("env_options", {}))
+
+    def one(carry, key):
+        state, timestep, score = carry
+        if isinstance(env.spec.action, Box):
+            action = jax.random.uniform(key, (RANDOM_ENVS, *env.spec.action.shape), minval=-1.0, maxval=1.0)
+        else:
+            logits = jnp.zeros((RANDOM_ENVS, env.spec.action.num_outputs))
+            action = jax.random.categorical(key, distributions.masked(logits, timestep.action_mask))
+        state, timestep = env.step(state, action)
+        score += timestep.reward
+        ended = jnp.where(timestep.last, score, 0.0).sum(), timestep.last.sum()
+        return (state, timestep, jnp.where(timestep.last, 0.0, score)), ended
+
+    key_reset, key_steps = jax.random.split(jax.random.key(0))
+    start = (*env.reset(key_reset), jnp.zeros(RANDOM_ENVS))
+    scores, counts = jax.jit(lambda start, keys: jax.lax.scan(one, start, keys))(
+        start, jax.random.split(key_steps, RANDOM_STEPS)
+    )[1]
+    kept = json.loads(KEPT.read_text())
+    kept[name]["random"] = {"return": float(scores.sum() / counts.sum()), "episodes": int(counts.sum())}
+    KEPT.write_text(json.dumps(kept, indent=2) + "\n")
+
+
+@functools.cache
+def best_reply(board: str, agent_moves: bool) -> float:
+    """The value of a board, 9 of ".xo", to an agent x that plays tic-tac-toe best against a random player o."""
+    for i, j, k in ((0, 1, 2), (3, 4, 5), (6, 7, 8), (0, 3, 6), (1, 4, 7), (2, 5, 8), (0, 4, 8), (2, 4, 6)):
+        if board[i] != "." and board[i] == board[j] == board[k]:
+            return 1.0 if board[i] == "x" else -1.0
+    free = [i for i in range(9) if board[i] == "."]
+    if not free:
+        return 0.0
+    mark = "x" if agent_moves else "o"
+    values = [best_reply(board[:i] + mark + board[i + 1 :], not agent_moves) for i in free]
+    return max(values) if agent_moves else statistics.mean(values)
 
 
 def program() -> str:

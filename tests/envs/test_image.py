@@ -168,6 +168,14 @@ def test_python_environments_change_frames_before_they_cross(shape, env_workers)
     assert pool.rows.obs.shape == (N, 9, 10, 1)
 
 
+def test_frames_of_an_envpool_task_change_on_the_device():
+    bare, steps = play(envs.make("envpool/CarRacing-v3", 2), 4)
+    found, _ = play(envs.make("envpool/CarRacing-v3", 2, gray=True, resize="48x48", frame_stack=2), 4)
+    expected = frames.change(True, (48, 48), bare.reshape(-1, 96, 96, 3)).reshape(5, 2, 48, 48, 1)
+    np.testing.assert_array_equal(found[..., 1:], expected)
+    assert not steps.last.any() and bare.std() > 0
+
+
 def test_colors_are_resized_separately():
     frame = np.zeros((1, 4, 4, 3), np.uint8)
     frame[0, :2, :, 0], frame[0, :, 2:, 2] = 200, 100

@@ -257,6 +257,9 @@ def test_hands_share_what_is_too_little_to_be_dealt(line, monkeypatch):
     else:  # an environment that fails must release the others
         for option in ("--async-pools 2", "--exact-resume", "--host-bridge callback"):
             assert divided(*option.split())[1] == Placement(), option
+        with monkeypatch.context() as patched:
+            patched.setenv(build.VARIABLE, "allreduce")
+            assert divided()[1] == Placement(), "it is called by JAX"
     assert divided(before={"num_shards": 1})[1] == Placement()
     assert divided("--agent.hidden-sizes", "512", "512")[1] == Placement(), "it would have too much to add up"
     for name in ("MAX_REPEATED", "MAX_LEARNED"):
