@@ -177,8 +177,10 @@ def _ffi_step(pool: LazyPool, handle: jax.Array, action: jax.Array) -> tuple[jax
 
 @functools.cache
 def _roms() -> dict[str, str]:
-    """Return ale-py's name of each game by our own."""
-    return {"".join(part.capitalize() for part in rom.split("_")): rom for rom in sorted(roms.get_all_rom_ids())}
+    """Return ale-py's name of each game: {"MsPacman": "ms_pacman"}. Others in its list would end the process."""
+    is_supported = ale_py.ALEInterface.isSupportedROM
+    known = [rom for rom in sorted(roms.get_all_rom_ids()) if is_supported(roms.get_rom_path(rom))]
+    return {"".join(part.capitalize() for part in rom.split("_")): rom for rom in known}
 
 
 def _checked(env_id: str, options: Mapping[str, Any]) -> dict[str, Any]:
