@@ -75,6 +75,14 @@ EXTRA = {
         "algo": "ppo", "env": "jaxmarl/MPE_simple_spread_v3", "players": "shared", "num_envs": 16,
         "total_steps": 1_000_000, "time_limit_terminates": True, "solved_threshold": None, "agent": {},
     },
+    # The settings of rl-baselines3-zoo, whose PPO scored 242.1 on LunarLander-v2 after 1M steps (one run).
+    "ppo_lunar_lander": {
+        "algo": "ppo", "env": "gymnasium/LunarLander-v3", "num_envs": 16, "total_steps": 1_000_000,
+        "agent": {
+            "rollout_length": 1024, "num_minibatches": 256, "num_epochs": 4, "learning_rate": 3e-4, "gamma": 0.999,
+            "gae_lambda": 0.98, "entropy_coef": 0.01, "anneal_lr": False,
+        },
+    },
     # One environment of each suite.
     "suite_navix": {
         "algo": "ppo", "env": "navix/Navix-Empty-8x8-v0", "num_envs": 64, "total_steps": 500_000,
