@@ -10,12 +10,11 @@ import optax
 
 from jaxrl_fast import networks, replay
 from jaxrl_fast.agents.configs.common import as_fraction, rollout_length
-from jaxrl_fast.networks.batch_renorm import RenormOptions, with_stats
+from jaxrl_fast.networks.batch_renorm import RenormOptions
 from jaxrl_fast.networks.ensemble import critics
 from jaxrl_fast.parallel import collectives
 from jaxrl_fast.rl import action_noise, normalize, off_policy, optim, value_distributions
 from jaxrl_fast.rl.off_policy import ReplayRatio, State
-from jaxrl_fast.rl.value_distributions import Atoms
 from jaxrl_fast.types import Agent, Array, Decision, EnvSpec, Key, Metrics, Parallelism, PolicyInput, PyTree, Rollout
 
 SUPPORTS = frozenset({"shards", "grad_workers"})
@@ -241,102 +240,6 @@ def sample_normal(context: Context, key: Key, num: int) -> Array:
     num_rows = context.config.batch_size // context.parallelism.num_shards
     noise = jax.random.normal(key, (num, num_rows, context.action_size))
     return collectives.local_rows(noise, context.parallelism.num_grad_workers, axis=1)
-
-
-def critic_step(
-    context: Context,
-    learner: Learner,
-    buffer: PyTree,
-    batch: replay.Sample,
-    weight: Array,
-    index: Any,
-    next_action: Array,
-    target_of: Callable[[Array], Atoms],
-) -> tuple[Learner, PyTree, Metrics]:
-    """Move all critics towards the target of Q(obs, action).
-
-    `target_of` computes it, with atoms [B, K], from the critics' outputs [num_critics, B (, M)] at (next_obs,
-    next_action). These are the outputs of the target critics, or with `crossq` those of the critics in the same pass.
-    Returns the learner, the buffer with new priorities, and metrics [B].
-    """
-    row_weight = weight / context.config.batch_size
-    if context.config.crossq:
-        loss = partial(joint_loss, context, learner.batch_stats, batch, row_weight, next_action, target_of)
-    else:
-        target = target_of(context.critic.apply(learner.target_params.critic, (batch.next_obs, next_action)))
-        loss = partial(critic_loss, context, batch, target, row_weight)
-    gradient, (errors, metrics, batch_stats) = jax.grad(loss, has_aux=True)(learner.params.critic)
-    workers = context.parallelism.num_grad_workers if context.replay.update_priorities else 1
-    whole = collectives.scatter_rows(errors, workers) if workers > 1 else ()
-    gradient, whole = collectives.all_reduce_sum((gradient, whole), context.parallelism.grad_axis)
-    if context.replay.update_priorities:
-        buffer = context.replay.update_priorities(buffer, index, whole if workers > 1 else errors)
-    learner = apply_gradient(context, learner, Params((), gradient))
-    return learner._replace(batch_stats=batch_stats), buffer, metrics
-
-
-def critic_loss(
-    context: Context, batch: replay.Sample, target: Atoms, weight: Array, params: PyTree
-) -> tuple[Array, tuple[Array, Metrics, PyTree]]:
-    """Return what `loss_of_outputs` does of the critics at (obs, action), and no statistics."""
-    output = context.critic.apply(params, (batch.obs, batch.action))
-    loss, (errors, metrics) = loss_of_outputs(context, output, target, weight)
-    return loss, (errors, metrics, ())
-
-
-def joint_loss(
-    context: Context,
-    batch_stats: PyTree,
-    batch: replay.Sample,
-    weight: Array,
-    next_action: Array,
-    target_of: Callable[[Array], Atoms],
-    params: PyTree,
-) -> tuple[Array, tuple[Array, Metrics, PyTree]]:
-    """Return what `loss_of_outputs` does, and the critics' running statistics after the batch.
-
-    One pass evaluates (s, a) and (s', a'), so that both are normalized alike. No gradient flows through the target
-    (Bhatt et al. 2024, CrossQ).
-    """
-    both = lambda x, y: jnp.concatenate([x, y])
-    inputs = jax.tree.map(both, batch.obs, batch.next_obs), both(batch.action, next_action)
-    output, batch_stats = context.critic.train(params, batch_stats, inputs)
-    output, following = jnp.split(output, 2, axis=1)
-    target = target_of(jax.lax.stop_gradient(following))
-    loss, (errors, metrics) = loss_of_outputs(context, output, target, weight)
-    return loss, (errors, metrics, batch_stats)
-
-
-def loss_of_outputs(
-    context: Context, output: Array, target: Atoms, weight: Array
-) -> tuple[Array, tuple[Array, Metrics]]:
-    """Return the weighted losses of the critics' outputs [num_critics, B (, M)], summed over rows and critics.
-
-    The loss of a mean is (Q_i(s, a) - target)^2 / 2, the others are those of `value_distributions.losses`. Also returns
-    the errors for priorities [B], means over the critics, and weighted metrics [B].
-    """
-    value = value_distributions.mean(context.value_head, output)  # [num_critics, B]
-    td_error = target.mean[None] - value
-    head, huber = context.value_head, context.value_head.kind == "quantile"  # as in TQC
-    losses, errors = jax.vmap(lambda x, error: value_distributions.losses(head, x, target, error, huber))(
-        output, td_error
-    )
-    losses, errors = losses.sum(0), errors.mean(0)
-    metrics = {"td_loss": losses, "q_value": value.mean(0), "td_error_abs": jnp.abs(td_error).mean(0)}
-    return (weight * losses).sum(), (errors, {"weight": weight, **jax.tree.map(lambda x: weight * x, metrics)})
-
-
-def least(context: Context, output: Array) -> Atoms:
-    """Return the atoms [B, K] of the critic with the least mean; of quantiles, the lower ones of all critics."""
-    if context.value_head.kind == "quantile":
-        return value_distributions.truncated(output, context.config.top_quantiles_to_drop)
-    return value_distributions.least(context.value_head, output)
-
-
-def values(context: Context, learner: Learner, obs: PyTree, action: Array) -> Array:
-    """Return the critics' expected returns [num_critics, B] for the policy's loss."""
-    params = with_stats(learner.params.critic, learner.batch_stats)
-    return value_distributions.mean(context.value_head, context.critic.apply(params, (obs, action)))
 
 
 def apply_gradient(context: Context, learner: Learner, gradient: Params) -> Learner:

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import optax
 
 from jaxrl_fast import replay
-from jaxrl_fast.agents import actor_critic
+from jaxrl_fast.agents import actor_critic, critics
 from jaxrl_fast.agents.actor_critic import SUPPORTS as SUPPORTS
 from jaxrl_fast.agents.actor_critic import Context, Learner, Params
 from jaxrl_fast.agents.configs.sac import SAC as Config
@@ -90,9 +90,7 @@ def gradient_step(
     noise_target, noise_policy = actor_critic.sample_normal(context, key_noise, 2)
     batch, weight, index = actor_critic.sample(context, learner, buffer, keys[0], num_updates)
     next_action, target_of = td_target(context, learner, batch, noise_target, key_subset)
-    learner, buffer, metrics = actor_critic.critic_step(
-        context, learner, buffer, batch, weight, index, next_action, target_of
-    )
+    learner, buffer, metrics = critics.step(context, learner, buffer, batch, weight, index, next_action, target_of)
     found = (weight > 0) / config.batch_size  # importance weights are those of the critics' errors
     move = partial(policy_step, context, batch.obs, noise_policy, found)
     if config.policy_delay == 1:
@@ -142,7 +140,7 @@ def td_target(
     """Return a' [B, D], and a function from the critics' outputs there to the target of Q(obs, action).
 
     The target is r + g (min_i Q_i(s', a') - alpha log pi(a'|s')), where a' is sampled from the policy at s' (Haarnoja
-    et al. 2018, "Algorithms and applications", eq. 5). Of distributions, see `actor_critic.least`. With
+    et al. 2018, "Algorithms and applications", eq. 5). Of distributions, see `critics.least`. With
     `num_target_critics`, i runs over that many critics, drawn by the key (Chen et al. 2021, algorithm 1).
     """
     config = context.config
@@ -153,7 +151,7 @@ def td_target(
     def target_of(output: Array) -> Atoms:
         if config.num_target_critics:
             output = output[jax.random.permutation(key, config.num_critics)[: config.num_target_critics]]
-        atom, weight = actor_critic.least(context, output)
+        atom, weight = critics.least(context, output)
         return Atoms(batch.reward[:, None] + batch.discount[:, None] * (atom - cost[:, None]), weight)
 
     return jnp.tanh(sample), target_of
@@ -169,7 +167,7 @@ def policy_loss(
     """
     pi = policy(context, params, obs)
     sample = pi.sample_from(noise)
-    values = actor_critic.values(context, learner, obs, jnp.tanh(sample))
+    values = critics.values(context, learner, obs, jnp.tanh(sample))
     takes_mean = context.config.num_target_critics or context.value_head.kind == "quantile"
     value = values.mean(0) if takes_mean else values.min(0)
     log_prob, alpha = pi.log_prob(sample), temperature(context, learner.params)

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import optax
 
 from jaxrl_fast import replay
-from jaxrl_fast.agents import actor_critic
+from jaxrl_fast.agents import actor_critic, critics
 from jaxrl_fast.agents.actor_critic import SUPPORTS as SUPPORTS
 from jaxrl_fast.agents.actor_critic import Context, Learner, Params
 from jaxrl_fast.agents.configs.td3 import TD3 as Config
@@ -77,9 +77,7 @@ def gradient_step(
     (noise,) = actor_critic.sample_normal(context, keys[1], 1)
     batch, weight, index = actor_critic.sample(context, learner, buffer, keys[0], num_updates)
     next_action, target_of = td_target(context, learner, batch, noise)
-    learner, buffer, metrics = actor_critic.critic_step(
-        context, learner, buffer, batch, weight, index, next_action, target_of
-    )
+    learner, buffer, metrics = critics.step(context, learner, buffer, batch, weight, index, next_action, target_of)
     found = (weight > 0) / config.batch_size  # importance weights are those of the critics' errors
     move = partial(policy_step, context, batch.obs, found)
     due = learner.optimizer.critic[-1].count % config.policy_delay == 0
@@ -94,7 +92,7 @@ def td_target(
     """Return a' [B, D], and a function from the critics' outputs there to the target of Q(obs, action).
 
     The target is r + g min_i Q_i(s', a'), with a' = clip(pi'(s') + clip(std noise, -c, c), -1, 1) of the target policy
-    (equations 14 and 15), or with `crossq` of the policy. Of distributions, see `actor_critic.least`.
+    (equations 14 and 15), or with `crossq` of the policy. Of distributions, see `critics.least`.
     """
     config = context.config
     noise = jnp.clip(config.target_noise * noise, -config.target_noise_clip, config.target_noise_clip)
@@ -102,7 +100,7 @@ def td_target(
     action = jnp.clip(exploit(context, params, batch.next_obs) + noise, -1, 1)
 
     def target_of(output: Array) -> Atoms:
-        atom, weight = actor_critic.least(context, output)
+        atom, weight = critics.least(context, output)
         return Atoms(batch.reward[:, None] + batch.discount[:, None] * atom, weight)
 
     return action, target_of
@@ -122,4 +120,4 @@ def policy_step(context: Context, obs: PyTree, weight: Array, learner: Learner) 
 def policy_loss(context: Context, learner: Learner, obs: PyTree, weight: Array, actor: PyTree) -> Array:
     """Return the weighted sum of -Q_1(s, pi(s)) over the rows, f32 [] (equation 1 with the first critic)."""
     action = exploit(context, learner.params._replace(actor=actor), obs)
-    return -(weight * actor_critic.values(context, learner, obs, action)[0]).sum()
+    return -(weight * critics.values(context, learner, obs, action)[0]).sum()

@@ -40,6 +40,7 @@ ELSEWHERE = {  # what other libraries call our options (docs/guides/migrating.md
     "preset": "config",
     "target_network_frequency": "agent.target_update_interval",
     "tensorboard_log": "run_dir",
+    "top_quantiles_to_drop_per_net": "agent.top_quantiles_to_drop",
     "track": "wandb",
     "vf_coef": "agent.value_coef",
     "wandb_project_name": "project",

@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 from jax.flatten_util import ravel_pytree
 
-from jaxrl_fast.agents import actor_critic, sac, td3
+from jaxrl_fast.agents import actor_critic, critics, sac, td3
 from jaxrl_fast.rl import off_policy
+from jaxrl_fast.rl.value_distributions import Atoms
+from jaxrl_fast.types import PolicyInput
 from tests.helpers import actor_critics, slow
 from tests.helpers.actor_critics import (
     Adam,
@@ -56,19 +58,19 @@ def test_target_is_the_distribution_of_the_critic_with_the_least_mean():
 def test_loss_of_fixed_atoms_is_the_cross_entropy_with_the_projected_target(rlax):
     # Atoms .5, 1.4, 2.3 of weights .4, .5, .1 on 0 1 2: .2 | .2 + .3 | .2 + .1. The critic's logits are 0: log 3 each
     context = tables_of("td3", **C51)
-    target = actor_critic.Atoms(jnp.float32([[0.5, 1.4, 2.3]]), jnp.float32([[0.4, 0.5, 0.1]]))
+    target = Atoms(jnp.float32([[0.5, 1.4, 2.3]]), jnp.float32([[0.4, 0.5, 0.1]]))
     logits = jnp.float32([[[0.0, 0, 0]], [[1.0, 2, 0]]])  # [2, 1, 3]
     wanted = [0.2, 0.5, 0.3]
     projected = rlax.categorical_l2_project(target.atom[0], target.weight[0], jnp.float32([0, 1, 2]))
     np.testing.assert_allclose(projected, wanted, rtol=1e-5)
-    loss, (errors, metrics) = actor_critic.loss_of_outputs(context, logits, target, jnp.float32([0.5]))
+    loss, (errors, metrics) = critics.loss_of_outputs(context, logits, target, jnp.float32([0.5]))
     log_prob = np.array([[-np.log(3)] * 3, [1, 2, 0] - np.log(np.exp([1, 2, 0]).sum())])
     cross_entropy = -(log_prob * wanted).sum(1)
     np.testing.assert_allclose(loss, 0.5 * cross_entropy.sum(), rtol=1e-5)
     np.testing.assert_allclose(errors, [(cross_entropy + (wanted * np.log(wanted)).sum()).mean()], rtol=1e-4)
     means = [1, (np.exp(log_prob[1]) * [0, 1, 2]).sum()]
     np.testing.assert_allclose(metrics["q_value"], [0.5 * np.mean(means)], rtol=1e-5)
-    gradient = jax.grad(lambda x: actor_critic.loss_of_outputs(context, x, target, jnp.ones(1))[0])(logits)
+    gradient = jax.grad(lambda x: critics.loss_of_outputs(context, x, target, jnp.ones(1))[0])(logits)
     np.testing.assert_allclose(gradient[:, 0], np.exp(log_prob) - wanted, rtol=1e-4, atol=1e-5)
 
 
@@ -92,9 +94,9 @@ def test_loss_of_quantiles_is_that_of_rlax(rlax):
     """Each critic regresses to all atoms of the target, with Huber's loss."""
     context, rng = tables_of("td3", **QUANTILE), np.random.default_rng(0)
     quantile, atom = jnp.float32(rng.normal(size=(2, 5, 3))), jnp.float32(2 * rng.normal(size=(5, 4)))
-    target = actor_critic.Atoms(atom, jnp.full((5, 4), 0.25))
+    target = Atoms(atom, jnp.full((5, 4), 0.25))
     weight = jnp.float32(rng.random(5))
-    loss, (errors, _) = actor_critic.loss_of_outputs(context, quantile, target, weight)
+    loss, (errors, _) = critics.loss_of_outputs(context, quantile, target, weight)
     tau = jnp.float32([1 / 6, 1 / 2, 5 / 6])
     one = jax.vmap(lambda q, z: rlax.quantile_regression_loss(q, tau, z, huber_param=1.0))
     np.testing.assert_allclose(loss, (weight * (one(quantile[0], atom) + one(quantile[1], atom))).sum(), rtol=1e-5)
@@ -245,7 +247,7 @@ def test_policies_do_not_depend_on_statistics():
     """So an exported policy has none of them."""
     agent = crossq("sac")
     state = jax.jit(agent.init)(jax.random.key(0))
-    jaxpr = jax.make_jaxpr(lambda state, obs: agent.exploit(state, actor_critic.PolicyInput(obs), (), None).action)(
+    jaxpr = jax.make_jaxpr(lambda state, obs: agent.exploit(state, PolicyInput(obs), (), None).action)(
         agent.policy_state(state), jnp.zeros((1, 3))
     )
     used = {id(v) for e in jaxpr.eqns for v in e.invars}

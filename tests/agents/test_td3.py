@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_fast.agents import actor_critic, td3
+from jaxrl_fast.agents import actor_critic, critics, td3
 from jaxrl_fast.agents.configs.td3 import DDPG, TD3
 from jaxrl_fast.rl import off_policy
 from tests.helpers import actor_critics, slow
@@ -108,7 +108,7 @@ def test_critic_loss_is_half_the_squared_error_of_each_critic():
     critic = critic_tables([[1.0], [3.0]], [[[0.5]], [[0.0]]])
     batch = sample_of([0], [0.2], [0], [0], [0])
     arguments = batch, actor_critics.means([2.0]), jnp.float32([0.25])
-    loss, (errors, metrics, _) = actor_critic.critic_loss(tables_of("td3"), *arguments, critic)
+    loss, (errors, metrics, _) = critics.loss(tables_of("td3"), *arguments, critic)
     np.testing.assert_allclose(loss, 0.25 * 0.905, rtol=1e-5)
     np.testing.assert_allclose(errors, [0.95], rtol=1e-5)
     np.testing.assert_allclose(metrics["q_value"], 0.25 * 2.05, rtol=1e-5)
@@ -124,7 +124,7 @@ def test_critics_are_those_of_rlax(rlax):
     batch = sample_of(obs, np.zeros(8), rng.normal(size=8), 0.9 * (rng.random(8) < 0.7), next_obs)
     target = jax.jit(partial(td_target, "td3", context))(learner, batch, jnp.zeros((8, 1)))
     arguments = batch, actor_critics.means(target), jnp.ones(8)
-    loss = lambda critic: actor_critic.critic_loss(context, *arguments, critic)[0]
+    loss = lambda critic: critics.loss(context, *arguments, critic)[0]
     found = jax.jit(jax.grad(loss))(critic)["value"]
     least = np.asarray(learner.target_params.critic["value"]).min(0)[next_obs]
     errors = jax.jit(jax.vmap(rlax.td_learning))
