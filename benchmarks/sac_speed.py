@@ -78,7 +78,7 @@ def main():
     if "cheetah" in only:
         report.put("half_cheetah", alone("envpool/HalfCheetah-v4", args.gradient_steps, args.rounds))
     if "population" in only:
-        report.put("population", population(args.num_seeds, args.gradient_steps // 2, args.rounds))
+        report.put("population", population(args.num_seeds, args.gradient_steps // 4, args.rounds))
     if "sbx" in only and args.sbx:
         report.put("sbx", sbx(args.sbx, args.gradient_steps, args.rounds))
     print(f"written to {report.path}")
