@@ -242,6 +242,21 @@ def learning_cells(name: str) -> list[str]:
     return [short(run["env_steps"]), span, spread(returns), spread(greedy), at, published()["learning"][name] or ""]
 
 
+def suite_results() -> str:
+    """Return what PPO reaches in one environment of each suite, and what a random policy and others reach."""
+    rows = []
+    for name in (name for name in published()["learning"] if name.startswith("suite_")):
+        run, seeds = read("learning")[name], learning_seeds(name)
+        means = []
+        for key in ("return", "greedy"):
+            values = [run["seeds"][str(seed)][key] for seed in seeds]
+            means.append(f"{statistics.mean(values):.3g} ± {statistics.stdev(values):.2g}")
+        reference = [f"{run['random']['return']:.3g}", published()["learning"][name] or ""]
+        rows.append([f"`{run['env_id']}`", short(run["env_steps"]), f"{len(seeds)}", *means, *reference])
+    heading = ["environment", "environment steps", "seeds", "return", "greedy return", "random policy", "reference"]
+    return grid(heading, rows)
+
+
 def learning_seeds(name: str) -> list[int]:
     """Return the seeds of a preset that are reported: all that are kept but those that chose its settings."""
     without = published()["left_out"].get(name, [])
@@ -511,6 +526,7 @@ KINDS = {
     "replay_stores": replay_stores,
     "replay_memory": replay_memory,
     "suites": suites,
+    "suite_results": suite_results,
     "shared": shared,
     "throughput": throughput,
     "seeds": seeds,
