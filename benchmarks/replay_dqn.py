@@ -4,8 +4,8 @@
 
 All stores train in one process, each with its own environments and its own buffer, which is filled first. Then they
 take turns, in rounds: `ratio` is the median over the rounds of the speed over that of "device" in the same round.
-`cpu_ratio` is the same of the processor time, of all threads, which depends less on other programs. `read_ms` and
-`wait_ms` are what reading one update's batches took, and how long the program waited for it.
+`cpu_ratio` is the same of the processor time, of all threads, which depends less on other programs. `read_ms` is how
+long the program waited for one update's batches.
 """
 
 import argparse
@@ -49,14 +49,11 @@ class Contender:
         self.state = self.ours.init(np.int32(0))
 
     def advance(self, num_updates: int) -> dict[str, float]:
-        """Seconds of the clock and of the processor for so many updates, and of reading."""
-        before = [time.perf_counter(), time.process_time(), *self._read_times()]
+        """Seconds of the clock, of the processor and of reading for so many updates."""
+        now = lambda: (time.perf_counter(), time.process_time(), sum(x.read_time for x in self.buffers))
+        before = now()
         self.state, _ = side_by_side.advance(self.ours, self.state, num_updates)
-        after = [time.perf_counter(), time.process_time(), *self._read_times()]
-        return dict(zip(("wall", "cpu", "read", "wait"), (b - a for a, b in zip(before, after))))
-
-    def _read_times(self) -> tuple[float, float]:
-        return sum(x.read_time for x in self.buffers), 0.0
+        return {name: b - a for name, a, b in zip(("wall", "cpu", "read"), before, now())}
 
 
 def main() -> None:
@@ -86,7 +83,7 @@ def main() -> None:
             case: dict[str, Any] = {"preset": args.preset, "store": store, "capacity": args.capacity}
             case |= {"steps_per_s": round(args.steps / of("wall"), 1), "ratio": round(over("wall"), 3)}
             case |= {"cpu_ms": round(1000 * of("cpu") / num_updates, 2), "cpu_ratio": round(over("cpu"), 3)}
-            case |= {f"{what}_ms": round(1000 * of(what) / num_updates, 2) for what in ("read", "wait")}
+            case |= {"read_ms": round(1000 * of("read") / num_updates, 2)}
             report.add("cases", case)
         for contender in made.values():
             for resource in contender.agent.resources:

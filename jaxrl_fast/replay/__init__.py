@@ -8,6 +8,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
@@ -207,7 +208,8 @@ def _add_prioritized(
 def _forget_prioritized(config: ReplayConfig, state: Prioritized, lost: np.ndarray) -> Prioritized:
     data, unreadable = ring.forget(config, state.ring, lost)
     item = np.flatnonzero(np.repeat(unreadable, config.num_envs))
-    priorities = sum_tree.update(state.priorities, jnp.asarray(item), jnp.zeros(item.shape))
+    on_device = jax.tree.map(jnp.asarray, state.priorities)  # a checkpoint has numpy arrays
+    priorities = sum_tree.update(on_device, jnp.asarray(item), jnp.zeros(item.shape))
     return state._replace(ring=data, priorities=priorities)
 
 

@@ -264,7 +264,7 @@ def test_transitions_that_need_a_lost_row_are_not_drawn(exponent):
     lost[12] = True  # the row of number 12, since the four oldest have been overwritten
     sample = jax.jit(lambda state, key: buffer.sample(state, key, 512, 0.9)[:2])
     drawn = lambda state: {*np.asarray(sample(state, jax.random.key(0))[0].action).tolist()}
-    batch, weight = sample(buffer.forget(state, lost), jax.random.key(1))
+    batch, weight = sample(buffer.forget(jax.device_get(state), lost), jax.random.key(1))
     numbers = {*np.asarray(batch.action)[np.asarray(weight) > 0].tolist()}
     assert drawn(state) - numbers == {*range(12 - STEPS, 12 + STACK)}
 
