@@ -1,20 +1,25 @@
-"""Pong: how much of the emulator's speed is left when a network acts, and when it learns too.
+"""Measure how much of the emulator's speed remains in Atari's Pong when a network acts, and when it also learns.
 
     python benchmarks/atari_speed.py                                              # CPU
     python benchmarks/atari_speed.py --num-envs 8,32,128,512,1024 --preset ppo_pong_fast    # a GPU
 
-For each number of environments these are timed in turn, several rounds: `raw_sync`, envpool alone with random actions,
-by its Python API; `raw_async`, the same where it answers as soon as half of the environments have stepped, and `raw`,
-the better of the two in each round; `network`, the policy alone on frames that are there already; for each way of
-waiting (`--async-pools`) `acting`, both inside our scan, and `training`, with the preset's updates; and for each but 0
-`overlapped`, training with `--overlap`, the policy one update old. Speeds are environment steps (of four frames) per
-second, compilation not counted. `acting_of_raw` and `training_of_raw` are shares of raw; where the network shares the
-emulator's cores the fair bound is 1 / (1 / raw + 1 / network), of which `acting_of_bound` is the share. Medians of the
-rounds' ratios.
+For each number of environments, several rounds time these contenders in turn. N is a value of `--async-pools`:
 
-A contender has pools and a program of its own, made when its turn first comes, and the JSON is written after each
-timing: a case that is killed leaves what it had (`rounds` says how many are whole). With 1024 environments and more
-that is much to make; `--async-pools 0 --contenders raw,acting,training,network` has the fewest pools.
+    raw_sync       envpool alone with random actions, through its Python API
+    raw_async      the same, where envpool returns as soon as half of the environments have stepped
+    raw            the faster of these two in each round
+    network        the policy alone, on frames that exist already
+    acting_N       emulator and policy in the scan of jaxrl_fast
+    training_N     the same with the preset's updates
+    overlapped_N   training with `--overlap`, where the policy is one update old; for each N but 0
+
+Speeds are environment steps (of four frames) per second, without compilation. `acting_N_of_raw` and `training_N_of_raw`
+are shares of raw. Where the network shares the emulator's cores, the fair bound is 1 / (1 / raw + 1 / network).
+`acting_N_of_bound` is a share of that bound. Ratios are taken within a round; the JSON holds the medians over rounds.
+
+Each contender has separate pools and a separate program, which are made at its first turn. The JSON is written after
+each timing, so a killed case keeps its numbers; `rounds` counts the complete rounds. With 1024 or more environments,
+making all of them is expensive. `--async-pools 0 --contenders raw,acting,training,network` has the fewest pools.
 """
 
 import argparse
@@ -45,31 +50,31 @@ CONTENDERS = ("raw", "acting", "training", "overlapped", "network")
 
 
 def main():
-    """Measures, prints a line for each case as it goes, and writes the JSON."""
+    """Measure all cases, print a line for each, and write the JSON."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--num-envs", default="8,32")
     parser.add_argument("--preset", default="ppo_pong")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=6.0, help="of each thing in each round, about")
-    parser.add_argument("--threads", type=int, default=0, help="of the emulator; 0: as many as cores")
-    parser.add_argument("--async-pools", default="0,1,2", help="pools that work while the policy thinks; 0: none does")
-    parser.add_argument("--contenders", default=",".join(CONTENDERS), help="those to be timed")
-    parser.add_argument("--host-bridge", default="auto", help="how programs reach the emulators; auto, ffi or callback")
+    parser.add_argument("--seconds", type=float, default=6.0, help="approximate length of one timing")
+    parser.add_argument("--threads", type=int, default=0, help="threads of the emulator; 0: one per core")
+    parser.add_argument("--async-pools", default="0,1,2", help="pools that step while the policy computes; 0: none")
+    parser.add_argument("--contenders", default=",".join(CONTENDERS), help="contenders to time")
+    parser.add_argument("--host-bridge", default="auto", help="how programs call the emulators: auto, ffi or callback")
     parser.add_argument("--output", default="")
-    parser.add_argument("--append", action="store_true", help="to the cases that are in the output already")
+    parser.add_argument("--append", action="store_true", help="keep the cases that the output has already")
     args = parser.parse_args()
     unknown = set(args.contenders.split(",")) - {*CONTENDERS}
     if unknown:
-        parser.error(f"there is no contender {unknown.pop()!r}; there are {', '.join(CONTENDERS)}")
+        parser.error(f"unknown contender {unknown.pop()!r}; choose from {', '.join(CONTENDERS)}")
     devices.configure_cpu_devices()
     report = side_by_side.Report("atari_speed", args.output, args.append)
     for num_envs in map(parse_int, args.num_envs.split(",")):
-        report.grow("cases", measure(num_envs, args))
+        report.add_incrementally("cases", measure(num_envs, args))
     print(f"written to {report.path}")
 
 
 def measure(num_envs: int, args: argparse.Namespace) -> Iterator[dict]:
-    """One number of environments, as far as it is known after each timing."""
+    """Measure one number of environments. Yield the case after each timing, with all numbers known by then."""
     _, _, agent, placement = prepare(args, num_envs, 0)
     steps = agent.rollout_length * num_envs
     makers, running = contenders(num_envs, args), {}
@@ -95,10 +100,10 @@ def measure(num_envs: int, args: argparse.Namespace) -> Iterator[dict]:
 
 
 def contenders(num_envs: int, args: argparse.Namespace) -> dict[str, Callable[[], Callable[[], None]]]:
-    """What makes each of them: pools are kept, and each has its own."""
+    """Return a function by name that makes each contender. Each has separate pools, which stay open."""
     ways = [way for way in map(int, args.async_pools.split(",")) if num_envs % max(way, 1) == 0]
     whole, _, agent, _ = prepare(args, num_envs, 0)
-    made = lambda change, way, overlap=False: run_of(*change(*prepare(args, num_envs, way, overlap)[1:]))
+    made = lambda change, way, overlap=False: make_update(*change(*prepare(args, num_envs, way, overlap)[1:]))
     makers = {"raw_sync": partial(raw, whole, agent.rollout_length)}
     if num_envs > 1:
         makers["raw_async"] = partial(raw_async, whole, agent.rollout_length)
@@ -113,7 +118,7 @@ def contenders(num_envs: int, args: argparse.Namespace) -> dict[str, Callable[[]
 
 
 def medians(rounds: list[dict[str, float]]) -> dict[str, float]:
-    """Over the rounds, of each speed and each share as far as they are there."""
+    """Return the medians over the rounds of all speeds and shares that are known."""
     rounds = [with_raw(speeds) for speeds in rounds]
     median = lambda values, name: statistics.median(of[name] for of in values if name in of)
     parts = [shares(speeds) for speeds in rounds]
@@ -122,13 +127,13 @@ def medians(rounds: list[dict[str, float]]) -> dict[str, float]:
 
 
 def with_raw(speeds: dict[str, float]) -> dict[str, float]:
-    """A round's speeds, and what envpool alone can do at best."""
+    """Return a round's speeds, and `raw`: the higher of the speeds of envpool alone."""
     raws = [speed for name, speed in speeds.items() if name.startswith("raw_")]
     return speeds | ({"raw": max(raws)} if raws else {})
 
 
 def shares(speeds: dict[str, float]) -> dict[str, float]:
-    """Of a round, those of which both speeds are there."""
+    """Return the shares of a round for which both speeds are known."""
     if {"raw", "network"} <= speeds.keys():
         speeds = speeds | {"bound": 1 / (1 / speeds["raw"] + 1 / speeds["network"])}
     pairs = [(name, "raw") for name in speeds if name.startswith(("acting_", "training_", "overlapped_"))]
@@ -139,7 +144,7 @@ def shares(speeds: dict[str, float]) -> dict[str, float]:
 
 
 def prepare(args: argparse.Namespace, num_envs: int, in_flight: int, overlap: bool = False) -> tuple:
-    """All environments in one pool; and what `train` has: those of a shard, the agent, their placement."""
+    """Return all environments in one pool, then what `train` uses: a shard's environments, the agent, the placement."""
     threads = {"num_threads": args.threads} if args.threads else {}
     settings = load.from_keywords(
         args.preset,
@@ -163,12 +168,12 @@ def seconds(run: Callable[[], None], repeats: int) -> float:
 
 
 def task_of(env: Env) -> tasks.Task:
-    """The same task with all environments in one pool."""
+    """Return the task of an environment that has a single pool."""
     return env.step.args[0].pools[0].open_pool.args[0]
 
 
 def raw(env, length: int) -> Callable[[], None]:
-    """envpool's Python API with random actions, in a pool of its own with the same options."""
+    """Return a function that steps envpool with random actions, by its Python API, in a separate pool."""
     task, num_envs = task_of(env), env.spec.num_envs
     pool = adapter.EnvpoolPool(task, 0, host_pool.seeds_of((1, 0, 0), num_envs)).envs
     pool.reset()
@@ -182,7 +187,7 @@ def raw(env, length: int) -> Callable[[], None]:
 
 
 def raw_async(env, length: int) -> Callable[[], None]:
-    """The same in envpool's asynchronous mode: whoever has stepped gets its next action, half of them at a time."""
+    """Return the same for envpool's asynchronous mode: the half that has stepped first gets its next actions."""
     task, num_envs = task_of(env), env.spec.num_envs
     batch_size = num_envs // 2
     seeds = host_pool.seeds_of((1, 0, 0), num_envs)
@@ -203,7 +208,7 @@ def unchanged(env: Env, agent: Agent, placement: Placement) -> tuple[Env, Agent,
 
 
 def without_learning(env: Env, agent: Agent, placement: Placement) -> tuple[Env, Agent, Placement]:
-    """The emulator and the policy in one scan; frames are not kept."""
+    """Replace the agent's update by one that learns nothing. The scan keeps no frames."""
     update = lambda state, rollout, key: (
         state,
         {"reward": collectives.all_reduce_sum(rollout.steps.reward.sum(), env.parallelism.axis_name)},
@@ -212,7 +217,7 @@ def without_learning(env: Env, agent: Agent, placement: Placement) -> tuple[Env,
 
 
 def without_emulator(env: Env, agent: Agent, placement: Placement) -> tuple[Env, Agent, Placement]:
-    """The policy alone, each time on other frames."""
+    """Replace the emulator by frames that differ in each step, so that only the policy computes."""
     num_envs, frame = env.spec.num_envs, env.spec.obs
     none, never = jnp.zeros(num_envs), jnp.zeros(num_envs, bool)
     timestep = lambda frames: TimeStep(frames, none, none + 1, never)
@@ -228,8 +233,8 @@ def without_emulator(env: Env, agent: Agent, placement: Placement) -> tuple[Env,
     return without_learning(Env(reset, step, env.spec, parallelism=env.parallelism), agent, placement)
 
 
-def run_of(env: Env, agent: Agent, placement: Placement) -> Callable[[], None]:
-    """An update of what `train` runs."""
+def make_update(env: Env, agent: Agent, placement: Placement) -> Callable[[], None]:
+    """Return a function that runs one update of the program that `train` runs."""
     built = program.build(env, agent, 1000, placement)
     state = built.init(np.int32(0))
 

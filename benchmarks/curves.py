@@ -1,9 +1,10 @@
-"""Draws the learning curves of presets side by side, for docs/: trains each over several seeds and keeps the curves.
+"""Train presets over several seeds, keep their learning curves, and draw the curves for docs/.
 
     python benchmarks/curves.py ppo_cartpole ppo_acrobot --num-seeds 5
-    python benchmarks/curves.py                                # only draws what is kept
+    python benchmarks/curves.py                                # only draws the kept curves
 
-`learning.py` keeps final numbers only; this keeps each seed's mean return at some fifty places, in results/curves.json.
+`learning.py` keeps only final numbers. This script keeps each seed's mean return at up to fifty points in
+results/curves.json, and draws one panel per preset in results/curves_ALGO.png.
 """
 
 import argparse
@@ -24,19 +25,19 @@ INK = "#1f5fa8"
 
 
 def main():
-    """Trains what is named and draws a figure for each algorithm."""
+    """Train the named presets, and draw a figure for each algorithm."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("presets", nargs="*")
     parser.add_argument("--num-seeds", type=int, default=5)
     parser.add_argument("--first-seed", type=int, default=0)
-    parser.add_argument("--total-steps", default=None, help="instead of the preset's")
+    parser.add_argument("--total-steps", default=None, help="environment steps, instead of the preset's")
     args = parser.parse_args()
     kept = json.loads(KEPT.read_text()) if KEPT.exists() else {}
     for preset in args.presets:
         kept[preset] = train(preset, args.first_seed, args.num_seeds, args.total_steps)
         KEPT.write_text(json.dumps(kept, indent=1) + "\n")
     if not kept:
-        parser.error("no curve is kept yet: name presets to train")
+        parser.error("no curves are kept yet: name presets to train")
     for algo in sorted({curve["algo"] for curve in kept.values()}):
         path = RESULTS / f"curves_{algo}.png"
         draw({name: curve for name, curve in kept.items() if curve["algo"] == algo}).savefig(path)
@@ -44,7 +45,7 @@ def main():
 
 
 def train(preset: str, first_seed: int, num_seeds: int, total_steps: str | None) -> dict:
-    """Steps [P], each seed's returns [S, P] with null before its first episode, and what they were made with."""
+    """Train a preset. Return steps [P], each seed's returns [S, P] (null without an episode), and the versions."""
     options = {"total_steps": total_steps} if total_steps else {}
     with tempfile.TemporaryDirectory() as folder:
         run = jaxrl_fast.fit(
@@ -67,14 +68,14 @@ def train(preset: str, first_seed: int, num_seeds: int, total_steps: str | None)
 
 
 def mean_return(records: list[dict]) -> float | None:
-    """Over all episodes that ended in some records."""
+    """Return the mean return over all episodes that ended in these records, or None."""
     ended = [r for r in records if r["episodes"]]
     num_episodes = sum(r["episodes"] for r in ended)
     return round(sum(r["return_mean"] * r["episodes"] for r in ended) / num_episodes, 3) if ended else None
 
 
 def draw(curves: dict):
-    """A panel for each preset: every seed, the inter-quartile mean and its 95% interval."""
+    """Draw a panel for each preset: every seed, the interquartile mean and its 95% interval."""
     matplotlib.use("agg")
     from matplotlib import pyplot as plt
     from matplotlib.ticker import EngFormatter

@@ -1,26 +1,26 @@
-"""Prove that a change of the code changes no bits: train tiny runs of everything and digest what comes of them.
+"""Check that a change of the code changes no bits: train small runs of everything and digest the results.
 
     PYTHONPATH=. python benchmarks/digests.py --out before.json                      # before the change
     PYTHONPATH=. python benchmarks/digests.py --out after.json --compare before.json  # after it
 
-Run both on the same machine, with the same versions and the same number of cores: other ones give other bits. Each case
-of `CASES` becomes an entry of the JSON file:
+Run both commands on the same machine, with the same versions and the same number of cores; otherwise the bits differ.
+Each case of `CASES` becomes an entry of the JSON file:
 
-    params       SHA-256 of all that the agent ended with but a replay: parameters, optimiser, running statistics; of a
-                 run by the command line, of its last checkpoint, environments and keys and all
-    metrics      SHA-256 of the numbers of metrics.jsonl, clocks left out
-    keys         the names under which they stand, each with a digest of its own of all its values, record by record
+    params       SHA-256 of the agent's final state without a replay buffer: parameters, optimizer, running statistics.
+                 For a run by the command line, SHA-256 of its last checkpoint, with environments and PRNG keys
+    metrics      SHA-256 of the numbers of metrics.jsonl, without clocks
+    keys         the names of these numbers, each with a digest of all its values, record by record
     clocks       the names that were left out
     num_records  lines of metrics.jsonl
-    summary      SHA-256 of the numbers of summary.json, clocks left out
+    summary      SHA-256 of the numbers of summary.json, without clocks
 
-Let no digest depend on a name: arrays are sorted by shape, dtype and bytes, and the numbers of a record by how they are
-written. So a new name of a parameter or a metric is told as a new name, and not as another number. Compare says "same"
-or "different" of each case, and exits with 1 if params or metrics differ, if a case is missing, or if a name that both
-have stands for other numbers than before. Another summary is told and is no failure, for what it tells may change
-without a change of what is learnt.
+No digest depends on a name: arrays are sorted by shape, dtype and bytes, and the numbers of a record by their text. A
+renamed parameter or metric is therefore reported as a new name, not as a different number. `--compare` prints "same" or
+"DIFFERENT" for each case. The exit status is 1 if params or metrics differ, if a case is missing, or if a name in both
+files has different values. It is also 1 if a resumed run differs from an uninterrupted one. A different summary is
+reported but does not fail, because its contents may change while the learned parameters stay the same.
 
-Where an option has a new name, write it into `CASES` below; the cases' own names must stay.
+If an option is renamed, change it in `CASES` below. The names of the cases must stay.
 """
 
 import argparse
@@ -38,7 +38,7 @@ from typing import Any
 
 import jax
 
-jax.config.update("jax_num_cpu_devices", 2)  # before anything looks for devices; cases say how many they use
+jax.config.update("jax_num_cpu_devices", 2)  # before JAX looks for devices; each case sets how many it uses
 
 import jax.numpy as jnp  # noqa: E402
 import numpy as np  # noqa: E402
@@ -49,12 +49,12 @@ import jaxrl_fast  # noqa: E402
 
 
 class Line:
-    """A walk on a line: paid for staying near 0, pushed about by chance, over after 50 steps or beyond 3."""
+    """A random walk on a line. Rewards are higher near 0; it terminates beyond 3 and truncates after 50 steps."""
 
     default_params = ()
 
     def reset_env(self, key, params):
-        state = jnp.array([jax.random.uniform(key, minval=-1.0), 0.0])  # place, time
+        state = jnp.array([jax.random.uniform(key, minval=-1.0), 0.0])  # position, time
         return state[:1], state
 
     def step_env(self, key, state, action, params):
@@ -70,7 +70,7 @@ class Line:
         return spaces.Discrete(2)
 
 
-# Of every run. `log_every` makes some four to ten records in each.
+# Options of every run. Each case sets `log_every` so that it writes about four to ten records.
 COMMON = dict(devices=1, seed=3, eval_episodes=8, eval_envs=8, tensorboard=False, log_level="quiet")
 CARTPOLE = dict(env="CartPole-v1", num_envs=8, total_steps=8192, log_every=1024)
 SHORT = CARTPOLE | dict(total_steps=2048, log_every=256)
@@ -96,7 +96,7 @@ RANGE = dict(v_min=0.0, v_max=100.0)
 PQN = dict(rollout_length=32, num_minibatches=4, num_epochs=2, learning_rate=1e-3, epsilon_steps=4096)
 RAINBOW = dict(buffer_size=4096, learning_starts=512, target_update_interval=256)
 
-# Name of the case: what `fit` is given over COMMON, `preset` as its first argument.
+# Name of the case: options of `fit` in addition to COMMON; `preset` is its first argument.
 CASES: dict[str, dict[str, Any]] = {
     "ppo_cartpole": dict(algo="ppo", **CARTPOLE, agent=PPO),
     "ppo_cartpole_target_kl": dict(algo="ppo", **CARTPOLE, agent=PPO | dict(target_kl=0.002, clip_vloss=False)),
@@ -128,20 +128,22 @@ CASES: dict[str, dict[str, Any]] = {
     "ppo_atari": dict(algo="ppo", **ATARI, agent=PPO | dict(network="dqn2013")),
     "dqn_atari": dict(algo="dqn", **ATARI, agent=DQN | dict(network="dqn2013", learning_starts=128, n_step=2)),
 }
-# Name: how it is trained at first, and what it then goes on with; and the same never stopped, which must have its bits.
+# Name: options of the first training, of the resumed run, and of an uninterrupted one. The last two must end with
+# the same bits.
 SPLIT_PPO = dict(algo="ppo", **CARTPOLE, eval_every=4096, agent=PPO | dict(anneal_lr=False))
 SPLIT_DQN = dict(algo="dqn", **CARTPOLE, eval_every=4096, agent=DQN)
 RESUMED: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     "ppo_resumed": (SPLIT_PPO | dict(total_steps=4096), dict(total_steps=8192), SPLIT_PPO),
     "dqn_resumed": (SPLIT_DQN | dict(total_steps=4096), dict(total_steps=8192), SPLIT_DQN),
 }
-# Cases whose runs play on: by `evaluate`, greedily and as in training, and by `policy`, given observations.
+# Cases whose runs are also evaluated: by `evaluate`, greedily and with exploration, and by `policy` on observations of
+# this size.
 PLAYED = {"ppo_cartpole": 4, "ppo_pendulum_squash": 3, "dqn_rainbow": 4, "pqn_cartpole": 4, "ppo_3_seeds": 4}
 EVALUATIONS: dict[str, dict[str, Any]] = {"evaluated": dict(episodes=8), "explored": dict(episodes=8, explore=True)}
 SWEEPS: dict[str, dict[str, Any]] = {
     "sweep": dict(algo="ppo", **CARTPOLE, seed=[0, 1], agent=PPO | dict(learning_rate=[5e-4, 2e-3])),
 }
-# By the commands `train` and `evaluate`, in processes of their own; RUN stands for the run's folder.
+# Options of the commands `train` and `evaluate`, in separate processes; RUN stands for the run's folder.
 COMMANDS: dict[str, tuple[str, str]] = {
     "command_line": (
         "ppo --env CartPole-v1 --num-envs 8 --total-steps 8192 --log-every 1024 --devices 1 --seed 3 --eval-episodes 8 "
@@ -150,22 +152,23 @@ COMMANDS: dict[str, tuple[str, str]] = {
     ),
 }
 ARRAYS, EVALUATION = "checkpoints/*/*.safetensors", "evaluation.json"  # in a run's folder
-CLOCKS = {"time", "times", "s", "second", "seconds", "sps", "speed", "share", "duration", "memory", "mb"}  # words
+# Words in the names of numbers that differ between two runs with the same bits.
+CLOCKS = {"time", "times", "s", "second", "seconds", "sps", "speed", "share", "duration", "memory", "mb"}
 
 
-def fitted(folder: Path, preset: str | None = None, **options: Any) -> jaxrl_fast.Run:
+def train_run(folder: Path, preset: str | None = None, **options: Any) -> jaxrl_fast.Run:
     """Train a run in this folder."""
     return jaxrl_fast.fit(preset, **COMMON | options, run_dir=str(folder))
 
 
-def resumed(folder: Path, first: dict[str, Any], then: dict[str, Any]) -> jaxrl_fast.Run:
-    """Train a run in this folder, and go on with it."""
-    run = fitted(folder, **first)
+def train_and_resume(folder: Path, first: dict[str, Any], then: dict[str, Any]) -> jaxrl_fast.Run:
+    """Train a run in this folder, then resume it."""
+    run = train_run(folder, **first)
     return jaxrl_fast.fit(resume=str(run.folder), **then)
 
 
 def sha(parts: list[bytes] | list[str]) -> str:
-    """Digest parts so that none can run into the next."""
+    """Digest parts, each after its length, so that the digest depends on where a part ends."""
     digest = hashlib.sha256()
     for part in parts:
         part = part if isinstance(part, bytes) else part.encode()
@@ -173,12 +176,12 @@ def sha(parts: list[bytes] | list[str]) -> str:
     return digest.hexdigest()
 
 
-def of_arrays(arrays: list[tuple[str, tuple[int, ...], bytes]]) -> str:
-    """Digest arrays, given as dtype, shape and bytes, in an order of their own. Those without elements hold nothing."""
+def digest_arrays(arrays: list[tuple[str, tuple[int, ...], bytes]]) -> str:
+    """Digest arrays, given as dtype, shape and bytes, in sorted order. Arrays without elements are left out."""
     return sha(sorted(f"{dtype}{list(shape)}".encode() + b":" + data for dtype, shape, data in arrays if data))
 
 
-def of_state(tree: Any) -> str:
+def digest_state(tree: Any) -> str:
     """Digest the leaves of a tree."""
     arrays = []
     for leaf in jax.tree.leaves(tree):
@@ -186,40 +189,43 @@ def of_state(tree: Any) -> str:
             leaf = jax.random.key_data(leaf)
         array = np.asarray(leaf)
         arrays.append((str(array.dtype), array.shape, array.tobytes()))
-    return of_arrays(arrays)
+    return digest_arrays(arrays)
 
 
-def of_checkpoint(folder: Path) -> str:
-    """Digest the arrays of a run's last checkpoint, but for the clocks, which are float64 unlike an environment's."""
+def digest_checkpoint(folder: Path) -> str:
+    """Digest the arrays of a run's last checkpoint without clocks.
+
+    Clocks are float64. An environment may have arrays with the names of clocks, but of other dtypes.
+    """
     arrays = safetensors.numpy.load_file(max(folder.glob(ARRAYS)))
     kept = [x for name, x in arrays.items() if not (is_clock(name) and x.dtype == np.float64)]
-    return of_arrays([(str(x.dtype), x.shape, x.tobytes()) for x in kept])
+    return digest_arrays([(str(x.dtype), x.shape, x.tobytes()) for x in kept])
 
 
 def is_clock(name: str) -> bool:
-    """Tell whether what stands under this name differs from one time to the next."""
+    """Return whether the number with this name differs between two runs with the same bits."""
     return not CLOCKS.isdisjoint(re.split(r"[._/]", name))
 
 
-def flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """Give all that is within dictionaries and lists by its name; a list's parts share theirs."""
+def flatten_values(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield all values within dictionaries and lists with their names. The elements of a list share a name."""
     if isinstance(value, dict):
         for key, part in value.items():
-            yield from flat(part, f"{name}.{key}" if name else str(key))
+            yield from flatten_values(part, f"{name}.{key}" if name else str(key))
     elif isinstance(value, (list, tuple)):
         for part in value:
-            yield from flat(part, name)
+            yield from flatten_values(part, name)
     else:
         yield name, value
 
 
-def of_records(records: list[dict[str, Any]]) -> dict[str, Any]:
-    """Digest the numbers of records. None counts as one, for a number may be missing; words do not."""
+def digest_records(records: list[dict[str, Any]]) -> dict[str, Any]:
+    """Digest the numbers of records. None counts as a number, because a number may be missing; strings do not."""
     lines: list[str] = []
     columns: dict[str, list[str]] = {}
     clocks = set()
     for i, record in enumerate(records):
-        numbers = [(name, x) for name, x in flat(record) if x is None or isinstance(x, (int, float))]
+        numbers = [(name, x) for name, x in flatten_values(record) if x is None or isinstance(x, (int, float))]
         clocks |= {name for name, _ in numbers if is_clock(name)}
         numbers = [(name, x) for name, x in numbers if not is_clock(name)]
         lines.append(" ".join(sorted(repr(x) for _, x in numbers)))
@@ -229,54 +235,54 @@ def of_records(records: list[dict[str, Any]]) -> dict[str, Any]:
     return {"metrics": sha(lines), "keys": keys, "clocks": sorted(clocks), "num_records": len(records)}
 
 
-def of_run(run: jaxrl_fast.Run) -> dict[str, Any]:
-    """Digest what a run has come to."""
-    opened = run.agent_state is None  # and not trained here
-    params = of_checkpoint(run.folder) if opened else of_state(run.agent_state)
-    return {"params": params, **of_records(run.metrics), "summary": of_records([run.summary])["metrics"]}
+def digest_run(run: jaxrl_fast.Run) -> dict[str, Any]:
+    """Digest the final state, the metrics and the summary of a run."""
+    opened = run.agent_state is None  # opened from its folder, not trained in this process
+    params = digest_checkpoint(run.folder) if opened else digest_state(run.agent_state)
+    return {"params": params, **digest_records(run.metrics), "summary": digest_records([run.summary])["metrics"]}
 
 
-def played(run: jaxrl_fast.Run, size: int) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Digest what is played with what a run has learnt."""
+def digest_evaluations(run: jaxrl_fast.Run, size: int) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Evaluate a run, apply its policy to observations, and yield the digests."""
     for name, options in EVALUATIONS.items():
-        yield name, {"params": "", **of_records([run.evaluate(**options)])}
+        yield name, {"params": "", **digest_records([run.evaluate(**options)])}
     observations = np.random.default_rng(0).normal(size=(64, size)).astype(np.float32)
     actions = np.asarray(jaxrl_fast.load(run, which="last").policy(observations))
-    yield "acted", {"params": of_state(actions), **of_records([])}
+    yield "acted", {"params": digest_state(actions), **digest_records([])}
 
 
-def commanded(folder: Path, train: str, evaluate: str) -> dict[str, Any]:
-    """Train and evaluate by the commands, and digest both."""
+def digest_commands(folder: Path, train: str, evaluate: str) -> dict[str, Any]:
+    """Run the commands `train` and `evaluate`, and digest the results of both."""
     for module, words in (("train", train), ("evaluate", evaluate)):
         command = [sys.executable, "-m", f"jaxrl_fast.{module}", *words.replace("RUN", str(folder)).split()]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-    digests = of_run(jaxrl_fast.Run.open(folder))
-    evaluation = of_records([json.loads((folder / EVALUATION).read_text(encoding="utf-8"))])
+    digests = digest_run(jaxrl_fast.Run.open(folder))
+    evaluation = digest_records([json.loads((folder / EVALUATION).read_text(encoding="utf-8"))])
     keys = digests["keys"] | {f"evaluation.{name}": digest for name, digest in evaluation["keys"].items()}
     return digests | {"metrics": sha([digests["metrics"], evaluation["metrics"]]), "keys": keys}
 
 
-def entries(scratch: Path, wanted: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Go through the cases whose names have `wanted` in them, each with its digests."""
+def run_cases(scratch: Path, wanted: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Run the cases whose names contain `wanted`. Yield each name with its digests."""
     for name in (name for name in CASES if wanted in name):
-        run = fitted(scratch / name, **CASES[name])
-        yield name, of_run(run)
-        for what, digests in played(run, PLAYED[name]) if name in PLAYED else ():
+        run = train_run(scratch / name, **CASES[name])
+        yield name, digest_run(run)
+        for what, digests in digest_evaluations(run, PLAYED[name]) if name in PLAYED else ():
             yield f"{name}.{what}", digests
     for name in (name for name in RESUMED if wanted in name):
         first, then, whole = RESUMED[name]
-        yield name, of_run(resumed(scratch / name, first, then))
-        yield f"{name}.never_stopped", of_run(fitted(scratch / f"{name}.never_stopped", **whole))
+        yield name, digest_run(train_and_resume(scratch / name, first, then))
+        yield f"{name}.never_stopped", digest_run(train_run(scratch / f"{name}.never_stopped", **whole))
     for name in (name for name in SWEEPS if wanted in name):
         common = {key: value for key, value in COMMON.items() if key not in SWEEPS[name]}
         table = jaxrl_fast.sweep(**common | SWEEPS[name], sweep_dir=str(scratch / name)).results
-        yield name, {"params": "", **of_records(table)}
+        yield name, {"params": "", **digest_records(table)}
     for name in (name for name in COMMANDS if wanted in name):
-        yield name, commanded(scratch / name, *COMMANDS[name])
+        yield name, digest_commands(scratch / name, *COMMANDS[name])
 
 
 def compare(before: dict[str, Any], after: dict[str, Any]) -> bool:
-    """Print what is the same and what differs, case by case. Tell whether all is well."""
+    """Print what is the same and what differs, case by case. Return whether nothing fails."""
     well = True
     for name in before:
         old, new = before[name], after.get(name)
@@ -295,18 +301,18 @@ def compare(before: dict[str, Any], after: dict[str, Any]) -> bool:
         if come and not gone:
             print(f"           new: {', '.join(sorted(come))}")
         if old.get("summary") != new.get("summary"):
-            print("           another summary")
+            print("           the summary differs")
     for name in after.keys() - before.keys():
         print(f"NEW        {name}")
     return well
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Train tiny runs and digest them.")
+    parser = argparse.ArgumentParser(description="Train small runs and digest them.")
     parser.add_argument("--out", type=Path, help="JSON file to write")
-    parser.add_argument("--compare", type=Path, help="JSON file of an earlier time to compare with")
-    parser.add_argument("--read", type=Path, help="compare what this JSON file holds, and train nothing")
-    parser.add_argument("--only", default="", help="only cases with this in their names")
+    parser.add_argument("--compare", type=Path, help="JSON file of an earlier run to compare with")
+    parser.add_argument("--read", type=Path, help="compare the digests of this JSON file, and train nothing")
+    parser.add_argument("--only", default="", help="only cases whose names contain this")
     chosen = parser.parse_args()
     cases: dict[str, Any] = {}
     began = time.perf_counter()
@@ -314,7 +320,7 @@ def main() -> int:
         cases = json.loads(chosen.read.read_text(encoding="utf-8"))["cases"]
     else:
         with tempfile.TemporaryDirectory() as scratch:
-            for name, digests in entries(Path(scratch), chosen.only):
+            for name, digests in run_cases(Path(scratch), chosen.only):
                 cases[name] = digests
                 short = f"params {digests['params'][:12]:12}  metrics {digests['metrics'][:12]}"
                 print(f"{name:32} {short}  at {time.perf_counter() - began:.0f} s", flush=True)
@@ -322,7 +328,7 @@ def main() -> int:
     for name in (name for name in RESUMED if name in cases):
         one, other = cases[name], cases[f"{name}.never_stopped"]
         if one["params"] != other["params"] or one["metrics"] != other["metrics"]:
-            print(f"{name}: not what it is when it is never stopped")
+            print(f"{name}: differs from the uninterrupted run")
             well = False
     print(f"{len(cases)} cases in {time.perf_counter() - began:.0f} s", flush=True)
     if chosen.out:

@@ -1,12 +1,12 @@
-"""DQN on CartPole-v1: ours beside benchmarks/plain_dqn.py, interleaved in one process, same hyperparameters.
+"""Measure DQN on CartPole-v1: jaxrl_fast and benchmarks/plain_dqn.py in turn, in one process, same hyperparameters.
 
     python benchmarks/dqn_speed.py                              # CPU: 1, 10, 64, 1024 and 4096 environments
     python benchmarks/dqn_speed.py --num-envs 64,1024,16384     # a GPU
-    python benchmarks/dqn_speed.py --preset rainbow_minatar_breakout --num-envs 64,256,1024,4096,16384    # ours alone
+    python benchmarks/dqn_speed.py --preset rainbow_minatar_breakout --num-envs 64,256,1024,4096,16384   # no comparison
 
-How it is measured: side_by_side.py. With `--preset` there is no plain program to compare with: ours trains by a preset
-of DQN, with its replay ratio, at each number of environments, and is timed from its first gradient step on. The replay
-is the preset's, or larger where it would hold fewer than 8 rollouts.
+side_by_side.py explains the method. With `--preset` there is no plain program to compare with. jaxrl_fast then trains
+with a preset of DQN and its replay ratio at each number of environments. It is timed from its first gradient step on.
+The replay buffer has the preset's size, or a larger one if it would hold fewer than 8 rollouts.
 """
 
 import argparse
@@ -33,33 +33,34 @@ PRESET = dict(
     epsilon_steps=plain_dqn.EPSILON_STEPS,
     max_grad_norm=0.0,
     hidden_sizes=(120, 84),
-    kernel_init="lecun_normal",  # flax's default, which the plain program has
+    kernel_init="lecun_normal",  # flax's default, as in the plain program
 )
-LEAST_ROLLOUTS, TRIAL = 8, 2_048  # that a replay holds; environment steps of a first timing
+MIN_ROLLOUTS, TRIAL = 8, 2_048  # rollouts in the replay buffer; environment steps of the first, uncounted timing
 
 
 def main():
-    """Measures, prints a line for each case as it goes, and writes the JSON."""
+    """Measure all cases, print a line for each, and write the JSON."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--num-envs", default="1,10,64,1024,4096")
-    parser.add_argument("--preset", default="", help="ours alone, by this preset of DQN")
+    parser.add_argument("--preset", default="", help="time only jaxrl_fast, with this preset of DQN")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=5.0, help="aimed length of one timed training")
+    parser.add_argument("--seconds", type=float, default=5.0, help="intended length of one timed training")
     parser.add_argument("--output", default="")
     args = parser.parse_args()
     if args.preset and load.from_keywords(args.preset).algo != "dqn":
-        parser.error(f"{args.preset} is no preset of DQN")
+        parser.error(f"{args.preset} is not a preset of DQN")
     report = side_by_side.Report(f"{args.preset or 'dqn'}_speed", args.output)
-    measure = partial(alone, args.preset) if args.preset else compare
+    measure = partial(measure_preset, args.preset) if args.preset else compare
     for num_envs in map(parse_int, args.num_envs.split(",")):
         report.add("cases", measure(num_envs, args.rounds, args.seconds))
     print(f"written to {report.path}")
 
 
 def compare(num_envs: int, rounds: int, seconds: float) -> dict:
-    """Plain and ours in turn, at equal numbers of environment steps; both keep enough rows for many environments.
+    """Time the plain program and jaxrl_fast in turn, for equal numbers of environment steps.
 
-    The plain program moves its target once in a step of all environments at most, so ours is asked to do that too.
+    Both replay buffers hold at least 4 rows of all environments. The plain program updates its target at most once per
+    step of all environments, so jaxrl_fast gets a target period of at least that length.
     """
     capacity = max(plain_dqn.CAPACITY, 4 * num_envs)
     rate_guess = 30_000 if jax.default_backend() == "cpu" else 300_000
@@ -76,11 +77,14 @@ def compare(num_envs: int, rounds: int, seconds: float) -> dict:
     return {"num_envs": num_envs, "rollout_length": length, "shards": num_shards} | measured
 
 
-def alone(preset: str, num_envs: int, rounds: int, seconds: float) -> dict:
-    """Ours by a preset, once it learns. A short timing, not counted, says how many updates take so many seconds."""
+def measure_preset(preset: str, num_envs: int, rounds: int, seconds: float) -> dict:
+    """Time jaxrl_fast with a preset, after learning has started.
+
+    A short uncounted timing determines how many updates take the given seconds.
+    """
     settings = load.from_keywords(preset, num_envs=num_envs)
     length = common.rollout_length(settings.agent, num_envs)
-    per_update, capacity = length * num_envs, max(settings.agent.buffer_size, LEAST_ROLLOUTS * length * num_envs)
+    per_update, capacity = length * num_envs, max(settings.agent.buffer_size, MIN_ROLLOUTS * length * num_envs)
     before = -(-settings.agent.first_learning(num_envs) // per_update)
     num_updates = max(settings.options.total_steps // per_update, before + 1)
     ours, num_shards = side_by_side.build(

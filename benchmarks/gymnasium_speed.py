@@ -1,12 +1,13 @@
-"""PPO in Python environments: ours beside Stable-Baselines3, in turn, with equal hyperparameters.
+"""Measure PPO in Python environments: jaxrl_fast and Stable-Baselines3 in turn, with equal hyperparameters.
 
     pip install stable-baselines3 "gymnasium[box2d]"
     python benchmarks/gymnasium_speed.py                         # less than eight minutes on two cores
-    python benchmarks/gymnasium_speed.py --sb3 /path/to/python   # of an environment that has Stable-Baselines3
+    python benchmarks/gymnasium_speed.py --sb3 /path/to/python   # a Python with Stable-Baselines3
     python benchmarks/gymnasium_speed.py --tasks sleeping --num-envs 64 --workers 16
 
-Each contender trains in a process of its own, a short time, once in each round. Speeds are environment steps per second
-of training, updates included, start and compilation excluded; ours counts valid steps. Ratios are medians over rounds.
+Each round trains every contender once, for a short time, in a separate process. Speeds are environment steps per second
+of training, with updates, without start-up and compilation. For jaxrl_fast only valid steps count. Ratios are medians
+over rounds.
 
 `ours` decides by itself on worker processes and gradient workers; `ours_one_core` has neither, and `ours_workers` has
 --workers processes. `envs_alone` is the speed of gymnasium's environments stepped one after another in a plain loop,
@@ -39,7 +40,7 @@ def main() -> None:
     parser.add_argument("--num-envs", default="8,64")
     parser.add_argument("--tasks", default=",".join(TASKS))
     parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--seconds", type=float, default=2.5, help="aimed length of one training")
+    parser.add_argument("--seconds", type=float, default=2.5, help="intended length of one training")
     parser.add_argument("--workers", type=int, default=8, help="worker processes of ours_workers")
     parser.add_argument("--contenders", default="", help="some of them only, without ratios")
     parser.add_argument("--output", default="")
@@ -100,7 +101,7 @@ def make_task(task: str):
         return lambda: gymnasium.make(task.removeprefix("gymnasium/"))
 
     class Sleeping(gymnasium.Wrapper):
-        """CartPole that waits in each step, as for a simulator in another process."""
+        """CartPole that sleeps in each step, like an environment that waits for another process."""
 
         def step(self, action):
             time.sleep(SLEEP_S)
@@ -110,7 +111,7 @@ def make_task(task: str):
 
 
 def ours(task: str, num_envs: int, seconds: float, **options) -> float:
-    """Return the speed of our training."""
+    """Return the training speed of jaxrl_fast."""
     import jaxrl_fast
 
     agent = dict(rollout_length=ROLLOUT, num_minibatches=MINIBATCHES, num_epochs=EPOCHS, hidden_sizes=HIDDEN)
@@ -168,7 +169,7 @@ def envs_alone(task: str, num_envs: int, seconds: float) -> float:
 
 
 def network_alone(task: str, num_envs: int, seconds: float) -> float:
-    """Return the speed of our training in an environment of the same spaces that costs nothing."""
+    """Return the training speed of jaxrl_fast in an environment with the same spaces that costs nothing."""
     import gymnasium
     import jax.numpy as jnp
     from gymnax.environments import spaces
@@ -177,7 +178,7 @@ def network_alone(task: str, num_envs: int, seconds: float) -> float:
     obs, num_actions = jnp.zeros(like.observation_space.shape), int(like.action_space.n)
 
     class Still:
-        """Nothing moves; 100 steps are an episode."""
+        """A constant environment with episodes of 100 steps."""
 
         default_params = ()
         reset_env = staticmethod(lambda key, params: (obs, jnp.int32(0)))
@@ -196,7 +197,7 @@ def network_alone(task: str, num_envs: int, seconds: float) -> float:
 
 
 def crossing() -> dict:
-    """Return the microseconds for one step of all environments that crossing into Python adds, by bridge."""
+    """Return microseconds per step of all environments: in a compiled scan, and of the pool alone, by bridge."""
     import jax
     import jax.numpy as jnp
     import numpy as np

@@ -1,12 +1,12 @@
-"""Measure what each kernel in C is worth: presets with all kernels, and with one or all of them switched off.
+"""Measure how much speed each kernel in C gains: presets with all kernels, and with one or all of them switched off.
 
     python benchmarks/kernels.py                                 # five presets, about a quarter of an hour on two cores
     python benchmarks/kernels.py --rows ppo_cartpole --seconds 1
 
 One process compiles all variants of a preset, each with its value of JAXRL_FAST_KERNELS. Then they train in turn,
-round by round, each from the state that it has reached. Speeds are valid environment steps per second of training, with
-updates and without compilation. A ratio is a variant's speed over that of `all` in the same round; the report has their
-median, minimum and maximum. A kernel is worth 10% if the ratio without it is 0.9.
+round by round, each from its current state. Speeds are valid environment steps per second of training, with updates and
+without compilation. A ratio is a variant's speed over that of `all` in the same round; the report has their median,
+minimum and maximum. A ratio of 0.9 means that training without the kernel is 10% slower.
 """
 
 import argparse
@@ -51,10 +51,10 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 def main() -> None:
     """Measure each row, print it and write the JSON."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rows", default=",".join(ROWS), help="some of them, with commas between")
-    parser.add_argument("--variants", default=",".join(VARIANTS), help="some of them; all is always measured")
+    parser.add_argument("--rows", default=",".join(ROWS), help="some of the rows, separated by commas")
+    parser.add_argument("--variants", default=",".join(VARIANTS), help="some of the variants; `all` is always measured")
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--seconds", type=float, default=3.0, help="aimed length of one timed training")
+    parser.add_argument("--seconds", type=float, default=3.0, help="intended length of one timed training")
     parser.add_argument("--output", default="")
     args = parser.parse_args()
     rows, variants = args.rows.split(","), list(dict.fromkeys(["all", *args.variants.split(",")]))
@@ -98,7 +98,7 @@ def measure(row: str, variants: list[str], rounds: int, seconds: float) -> dict:
 
 
 class Run:
-    """A training of one variant, and the state that it has reached."""
+    """A training of one variant, and its current state."""
 
     def __init__(self, row: str, variant: str, num_updates: int):
         self.kernels, options = VARIANTS[variant]

@@ -1,11 +1,12 @@
-"""Whole trainings under fire: runs killed at random moments, over and over, must end with the bits of a run left alone.
+"""Kill and resume runs at random moments, and check that they end with the bits of an uninterrupted run.
 
     PYTHONPATH=. python benchmarks/killed_runs.py [--kills 102] [--seed 0]
 
-A third of the kills each for PPO, DQN with all of Rainbow's parts, and PQN. A run trains in a process of its own, one
-update a chunk, saving every few; SIGKILL comes up to SECONDS after its first update, wherever it then is: updating,
-saving, evaluating, writing metrics. The next process goes on with `--resume`. Prints a line of JSON for each algorithm
-and exits with 1 if anything differs: metrics apart from times, or any array of the last checkpoint.
+PPO, DQN with all of Rainbow's parts, and PQN get a third of the kills each. A run trains in a separate process, with
+one update per chunk and a checkpoint every few updates. SIGKILL ends the process up to SECONDS after its first update,
+at any point: while it updates, saves, evaluates or writes metrics. The next process resumes the run. The script prints
+a line of JSON for each algorithm. The exit status is 1 if anything differs: metrics other than times, or any array of
+the last checkpoint.
 """
 
 import argparse
@@ -22,7 +23,8 @@ from pathlib import Path
 
 import numpy as np
 
-SECONDS, PAUSE_S = 1.0, 0.004  # the longest life after the first update; what each update waits, so that lives are many
+SECONDS = 1.0  # the longest time from a process's first update to the kill
+PAUSE_S = 0.004  # pause after each update, which slows the run so that it can be killed often
 CLOCKS = ("wall_time_s", "train_time_s", "env_steps_per_s")
 COMMON = dict(env="CartPole-v1", num_envs=8, total_steps=200_000, eval_every=20_000, eval_episodes=8, log_every=1000)
 COMMON |= dict(save_every=1500, tensorboard=False, log_level="quiet")
@@ -37,7 +39,7 @@ RUNS = {
 
 
 def train(options: dict) -> None:
-    """In a child: tells each update."""
+    """Train in a child process, and print the number of each update."""
     import jaxrl_fast
     from jaxrl_fast.training import dispatcher, trainer
 
@@ -52,13 +54,16 @@ def train(options: dict) -> None:
     jaxrl_fast.fit(**options)
 
 
-def life(options: dict, seconds: float | None) -> tuple[int, bool]:
-    """A process until its end, or SIGKILL so long after its first update: the last update told, whether killed."""
+def run_process(options: dict, seconds: float | None) -> tuple[int, bool]:
+    """Run a process until it ends, or kill it this many seconds after its first update.
+
+    Return the last update that it printed, and whether it was killed.
+    """
     command = [sys.executable, "-W", "ignore", __file__, "--child", repr({"log_level": "quiet"} | options)]
-    told = [0]
+    updates = [0]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        told[0] = int(process.stdout.readline() or 0)
-        reader = threading.Thread(target=lambda: told.extend(int(line) for line in process.stdout))
+        updates[0] = int(process.stdout.readline() or 0)
+        reader = threading.Thread(target=lambda: updates.extend(int(line) for line in process.stdout))
         reader.start()
         try:
             process.wait(seconds)
@@ -66,28 +71,28 @@ def life(options: dict, seconds: float | None) -> tuple[int, bool]:
             os.kill(process.pid, signal.SIGKILL)
         reader.join()
         status = process.wait()
-    assert status in (0, -signal.SIGKILL), f"a run ended with {status}"
-    return max(told), status != 0
+    assert status in (0, -signal.SIGKILL), f"a run ended with status {status}"
+    return max(updates), status != 0
 
 
-def under_fire(algo: str, parent: Path, num_kills: int, rng: np.random.Generator) -> dict:
-    """Kills one run so many times, and compares it with one that was left alone."""
-    alone, killed = parent / f"{algo}_alone", parent / f"{algo}_killed"
+def kill_and_compare(algo: str, parent: Path, num_kills: int, rng: np.random.Generator) -> dict:
+    """Kill and resume one run this many times, and compare it with an uninterrupted one."""
+    uninterrupted, killed = parent / f"{algo}_uninterrupted", parent / f"{algo}_killed"
     given = COMMON | RUNS[algo] | {"algo": algo}
-    life(given | {"run_dir": str(alone)}, None)
-    lives = []
-    while sum(was_killed for _, was_killed in lives) < num_kills:
+    run_process(given | {"run_dir": str(uninterrupted)}, None)
+    processes = []
+    while sum(was_killed for _, was_killed in processes) < num_kills:
         options = {"resume": str(killed)} if killed.exists() else given | {"run_dir": str(killed)}
-        lives.append(life(options, rng.uniform(0, SECONDS)))
-        if not lives[-1][1]:
+        processes.append(run_process(options, rng.uniform(0, SECONDS)))
+        if not processes[-1][1]:
             break
-    last, _ = life({"resume": str(killed)}, None)
-    kills = sum(was_killed for _, was_killed in lives)
-    return {"algo": algo, "kills": kills, "updates": last, "same": same(alone, killed)}
+    last, _ = run_process({"resume": str(killed)}, None)
+    kills = sum(was_killed for _, was_killed in processes)
+    return {"algo": algo, "kills": kills, "updates": last, "same": same(uninterrupted, killed)}
 
 
 def same(one: Path, other: Path) -> bool:
-    """Metrics but for times, and every bit of the last checkpoint."""
+    """Return whether all metrics except times, and all bits of the last checkpoint, are equal."""
     from jaxrl_fast.config import paths
     from jaxrl_fast.runs import checkpoint
 
@@ -102,7 +107,7 @@ def same(one: Path, other: Path) -> bool:
 
 
 def main() -> int:
-    """Prints a line for each algorithm."""
+    """Print a line for each algorithm. Return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--kills", type=int, default=102)
     parser.add_argument("--seed", type=int, default=0)
@@ -113,8 +118,8 @@ def main() -> int:
         return 0
     each = args.kills // len(RUNS)
     with tempfile.TemporaryDirectory(prefix="killed_runs_") as parent, ThreadPoolExecutor(os.cpu_count()) as pool:
-        chances = map(np.random.default_rng, np.random.SeedSequence(args.seed).spawn(len(RUNS)))
-        found = [pool.submit(under_fire, algo, Path(parent), each, rng) for algo, rng in zip(RUNS, chances)]
+        rngs = map(np.random.default_rng, np.random.SeedSequence(args.seed).spawn(len(RUNS)))
+        found = [pool.submit(kill_and_compare, algo, Path(parent), each, rng) for algo, rng in zip(RUNS, rngs)]
         for line in found:
             print(json.dumps(line.result()), flush=True)
     return int(not all(line.result()["same"] for line in found))

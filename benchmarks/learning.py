@@ -1,14 +1,14 @@
-"""What the shipped presets reach: trains each over several seeds and keeps the summaries, for the README's table.
+"""Train the shipped presets over several seeds, and store their results for the tables of the documentation.
 
     python benchmarks/learning.py ppo_cartpole ppo_acrobot --num-seeds 5
-    python benchmarks/learning.py ppo_minatar_breakout --num-seeds 1 --one-by-one    # long ones: a seed at a time
-    python benchmarks/learning.py                                            # only prints the table of what is kept
+    python benchmarks/learning.py ppo_minatar_breakout --num-seeds 1 --one-by-one    # long runs: one seed at a time
+    python benchmarks/learning.py                                            # only prints the table of stored results
 
     python benchmarks/learning.py --suites   # one environment of each suite that is installed, five seeds
     python benchmarks/learning.py --best-reply                               # the exact reference of pgx/tic_tac_toe
 
-The returns are those of training, sampled actions and all, over the last episodes of each seed
-(docs/reference/metrics.md); greedy ones are of 128 episodes of evaluation at the end.
+`return` is the mean return of the last training episodes of each seed, with sampled actions
+(docs/reference/metrics.md). `greedy` is the mean return of 128 evaluation episodes at the end.
 """
 
 import argparse
@@ -28,7 +28,7 @@ from jaxrl_fast.rl import distributions
 from jaxrl_fast.types import Box
 
 KEPT = Path(__file__).parent / "results" / "learning.json"
-REFERENCE_PPO = {"num_envs": 4, "total_steps": 500_000, "agent": {}}  # CleanRL's setting is our default otherwise
+REFERENCE_PPO = {"num_envs": 4, "total_steps": 500_000, "agent": {}}  # all other defaults are CleanRL's
 MEMORY_CHAIN = {  # without memory
     "algo": "ppo", "env": "MemoryChain-bsuite", "env_options": {"memory_length": 100}, "num_envs": 32,
     "total_steps": 300_000, "solved_threshold": 0.9,
@@ -117,9 +117,9 @@ RANDOM_ENVS, RANDOM_STEPS = 64, 2048  # of a random policy, a reference where no
 
 
 def main():
-    """Trains what is named and prints the table."""
+    """Train the named presets and print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("names", nargs="*", help=f"presets, or of {', '.join(EXTRA)}")
+    parser.add_argument("names", nargs="*", help=f"presets, or some of {', '.join(EXTRA)}")
     parser.add_argument("--num-seeds", type=int, default=5)
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--one-by-one", action="store_true")
@@ -133,14 +133,14 @@ def main():
     for name in args.names + (of_suites if args.suites else []):
         seeds = range(args.first_seed, args.first_seed + args.num_seeds)
         for part in [[s] for s in seeds] if args.one_by_one else [list(seeds)]:
-            keep(name, train(name, part))
+            store_seeds(name, train(name, part))
         if name.startswith("suite_"):
             keep_random(name)
     print(table(json.loads(KEPT.read_text())))
 
 
 def train(name: str, seeds: list[int]) -> dict:
-    """The summary of one run."""
+    """Train one run. Return its summary, with the results of each seed."""
     options = EXTRA.get(name, {"preset": name})
     with tempfile.TemporaryDirectory() as folder:
         run = jaxrl_fast.fit(
@@ -151,8 +151,8 @@ def train(name: str, seeds: list[int]) -> dict:
         return {**run.summary, "seeds": seeds, "final_returns": final_returns, "greedy": greedy, "solved_at": solved}
 
 
-def keep(name: str, summary: dict) -> None:
-    """Adds a run's seeds to those kept; a seed trained again replaces the old one."""
+def store_seeds(name: str, summary: dict) -> None:
+    """Add a run's seeds to the stored ones. A seed that is trained again replaces its old entry."""
     kept = json.loads(KEPT.read_text()) if KEPT.exists() else {}
     seeds = kept.setdefault(name, {}).setdefault("seeds", {})
     same = ("env_id", "num_envs", "env_steps", "env_steps_per_s", "train_time_s", "num_seeds", "device", "versions")
@@ -209,13 +209,13 @@ def best_reply(board: str, agent_moves: bool) -> float:
 
 
 def program() -> str:
-    """The commit that trains, with "-dirty" where files differ from it; empty where there is no git."""
+    """Return the current commit, with "-dirty" if files differ from it, or an empty string without git."""
     command = ["git", "-C", str(KEPT.parent), "describe", "--always", "--dirty"]
     return subprocess.run(command, capture_output=True, text=True).stdout.strip()
 
 
 def table(kept: dict) -> str:
-    """Markdown, a line for each name."""
+    """Return the table in Markdown, with a line for each name."""
     lines = [
         "| run | env steps | seeds | return | greedy | solved at | steps/s |",
         "| --- | --- | --- | --- | --- | --- | --- |",
@@ -232,7 +232,7 @@ def table(kept: dict) -> str:
 
 
 def spread(values: list[float]) -> str:
-    """Mean and standard deviation over seeds."""
+    """Return the mean and the standard deviation over seeds, as text."""
     deviation = f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""
     return f"{statistics.mean(values):.1f}{deviation}"
 

@@ -1,6 +1,6 @@
-"""All that is to be measured on a GPU, unattended, on a machine that may be taken away.
+"""Run all GPU measurements unattended, on a machine that may be taken away at any time.
 
-A machine lent for a quarter of an hour has time for one of these pairs of calls. Their order is that of what matters:
+A machine that is available for a quarter of an hour has time for one of these pairs of calls, most important first:
 
     python benchmarks/on_a_gpu.py ffi atari --minutes 9       # then:  atari --minutes 3.5
     python benchmarks/on_a_gpu.py ffi pong --minutes 9        # then:  pong --minutes 3.5
@@ -9,19 +9,19 @@ A machine lent for a quarter of an hour has time for one of these pairs of calls
     python benchmarks/on_a_gpu.py control --minutes 9         # then:  control --minutes 3.5
     python benchmarks/on_a_gpu.py mujoco --minutes 9          # then:  mujoco --minutes 3.5
 
-Each step is a process of its own. It begins if the minutes that it wants are left, and what it printed, measured and
-how it ended is written to one JSON at once; of a training also its curve, thinned, and its preset. A step that ended
-well is not repeated by a later command, and a training goes on where it stopped. Any other step that was begun comes
-after all that were not, for what stopped it may stop it again; what it had found by then is kept under `earlier`. A
-status of null is that of a step that was killed along with us. Where the check `ffi` has failed, Atari is stepped
-through Python from then on, and the steps' `pool_path` says so.
+Each step is a separate process. It starts only if its minutes are left. Its output, results and exit status are stored
+in one JSON as soon as it ends; for a training also its preset and its thinned curve. A later command does not repeat a
+step that succeeded, and resumes a training. Any other started step comes after all steps that were not started, because
+the same problem may stop it again; its earlier results are kept under `earlier`. A status of null means that the step
+was killed together with this script. If the check `ffi` has failed, later steps run Atari through Python, and their
+`pool_path` shows it.
 
-At the end of each call, copy to where the machine gives results back:
+At the end of each call, copy these to where the machine returns results:
 
     runs/on_a_gpu/on_a_gpu.json    all of the above
-    runs/on_a_gpu/pong             if that training is to go on on another machine (dqn's is too large: its replay)
+    runs/on_a_gpu/pong             to resume that training on another machine (dqn's replay buffer is too large for it)
 
-Put into the same places there, both are gone on with. `--list` says what there is.
+With both in the same places on another machine, the script continues there. `--list` prints the parts and their steps.
 """
 
 import argparse
@@ -39,9 +39,9 @@ from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = "on_a_gpu.json"
-SHOWN = 4_000  # characters of what a step printed, its last ones
-CURVE, MOST_ROWS = ("env_steps", "train_time_s", "return_mean", "episodes"), 200  # of metrics.jsonl
-KILL_AFTER = 5.0  # seconds from the signal to stop, where nothing is to be saved
+SHOWN = 4_000  # last characters of a step's output that are kept
+CURVE, MOST_ROWS = ("env_steps", "train_time_s", "return_mean", "episodes"), 200  # taken from metrics.jsonl
+KILL_AFTER = 5.0  # seconds from SIGTERM to SIGKILL for a step that saves nothing
 SAME_BITS = {"XLA_FLAGS": "--xla_gpu_deterministic_ops=true"}
 
 
@@ -49,30 +49,30 @@ class Step(NamedTuple):
     """A command: a script with `--output NAME.json`, a check of this file, or a training."""
 
     name: str
-    minutes: float  # it is not begun with less; a script gets twice as many if they are there, a training all
+    minutes: float  # least to start with; a script gets at most twice as many, a training all that are left
     words: tuple[str, ...]
-    grace: float = 0  # seconds of a training's time that are for saving it: a replay takes long
+    grace: float = 0  # seconds of a training's time reserved for saving it: a replay buffer takes long
 
 
 def script(name: str, minutes: float, words: str, file: str = "") -> Step:
-    """A benchmark."""
+    """Return the step that runs a benchmark script."""
     return Step(
         name, minutes, (f"benchmarks/{file or name}.py", *words.split(), "--output", "{folder}/" + name + ".json")
     )
 
 
 def check(name: str, minutes: float) -> Step:
-    """One of `CHECKS`."""
+    """Return the step that runs one of `CHECKS`."""
     return Step(name, minutes, ("benchmarks/on_a_gpu.py", "--child", name, "--output", "{folder}/" + name + ".json"))
 
 
 def training(name: str, words: str, grace: float = 20) -> Step:
-    """A run in a folder of its own. What stands before the folder also holds where it goes on."""
+    """Return the step of a training in a separate folder. Words left of `{run}` also apply when it is resumed."""
     return Step(name, 2, ("-m", "jaxrl_fast.train", "--host-bridge", "{pool_path}", "{run}", *words.split()), grace)
 
 
 def atari(num_envs: int, minutes: float, ways: str = "0") -> Step:
-    """One number of environments. Only where several ways of waiting are compared is `overlapped` among them."""
+    """Return the step that times one number of environments. Several `ways` also include the contender `overlapped`."""
     contenders = "raw,acting,training,network" + (",overlapped" if "," in ways else "")
     words = f"--preset ppo_pong_fast --num-envs {num_envs} --async-pools {ways} --contenders {contenders}"
     return script(
@@ -87,8 +87,8 @@ def mujoco(seed: int) -> list[Step]:
     return [training(f"{name}_{seed}", words.format(name=name, seed=seed), grace=60) for name in names]
 
 
-def alone(preset: str, minutes: float) -> Step:
-    """DQN by a preset, beside nothing."""
+def dqn_step(preset: str, minutes: float) -> Step:
+    """Return the step that times DQN with a preset, without a plain program."""
     words = f"--preset {preset} --num-envs 64,256,1024,4096,16384 --rounds 2 --seconds 2"
     return script(preset, minutes, words, "dqn_speed")
 
@@ -103,8 +103,8 @@ PARTS = {  # run in the order in which they are named
         script("ppo_speed", 2, "--num-envs 64,1024,16384,65536 --num-seeds 1,64 --rounds 3 --seconds 1 --no-start-up"),
         script("dqn_speed", 2, "--num-envs 64,1024,4096 --rounds 2 --seconds 1"),
         script("pqn_speed", 2, "--num-envs 64,1024,4096,16384 --rounds 2 --seconds 3"),
-        alone("dqn_minatar_breakout", 1.5),
-        alone("rainbow_minatar_breakout", 1.5),
+        dqn_step("dqn_minatar_breakout", 1.5),
+        dqn_step("rainbow_minatar_breakout", 1.5),
         script("replay_speed", 2, "--rounds 3 --seconds 1"),
         script("sac_speed", 2, "--only plain,population --num-envs 1,256,4096 --gradient-steps 10000"),
     ],
@@ -121,13 +121,13 @@ PARTS = {  # run in the order in which they are named
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Runs the parts that are named."""
+    """Run the named parts. Return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("parts", nargs="*", metavar="PART", help=", ".join(PARTS))
-    parser.add_argument("--minutes", type=float, default=9.0, help="in all")
+    parser.add_argument("--minutes", type=float, default=9.0, help="total time limit")
     parser.add_argument("--folder", default="runs/on_a_gpu")
-    parser.add_argument("--any-device", action="store_true", help="also where JAX finds no GPU")
-    parser.add_argument("--list", action="store_true", help="only say what there is")
+    parser.add_argument("--any-device", action="store_true", help="run even if JAX finds no GPU")
+    parser.add_argument("--list", action="store_true", help="only print the parts and their steps")
     parser.add_argument("--child", choices=CHECKS, help=argparse.SUPPRESS)
     parser.add_argument("--output", default="", help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
@@ -139,115 +139,115 @@ def main(argv: list[str] | None = None) -> int:
         return 0
     unknown = [part for part in args.parts if part not in PARTS]
     if unknown:
-        parser.error(f"there is no part {unknown[0]!r}; there are {', '.join(PARTS)}")
+        parser.error(f"unknown part {unknown[0]!r}; choose from {', '.join(PARTS)}")
     if args.list or not args.parts:
         for name, steps in PARTS.items():
             print(f"{name:<12}{', '.join(f'{step.name} ({step.minutes:g} min)' for step in steps)}")
         return 0
     end = time.monotonic() + 60 * args.minutes
-    why = "" if args.any_device else why_not_here()
+    why = "" if args.any_device else reason_not_to_run()
     if why:
-        print(f"nothing is measured: {why}; --any-device does it all the same", file=sys.stderr)
+        print(f"nothing is measured: {why}; --any-device measures anyway", file=sys.stderr)
         return 2
-    go_through(args.parts, Path(args.folder).absolute(), end)
+    run_parts(args.parts, Path(args.folder).absolute(), end)
     return 0
 
 
-def go_through(parts: list[str], folder: Path, end: float) -> None:
-    """Runs what is wanted of the parts, by the clock's `end`; what is found is written down after each step."""
+def run_parts(parts: list[str], folder: Path, end: float) -> None:
+    """Run the steps of these parts until the clock's `end`. Store the results after each step."""
     folder.mkdir(parents=True, exist_ok=True)
-    done = parsed(text_of(folder / RESULTS)) or {}
-    for step in in_order(parts, done):
+    done = parse_json(read_file(folder / RESULTS)) or {}
+    for step in order_steps(parts, done):
         left = end - time.monotonic()
-        if not wanted(step, done, left):
-            print(f"{step.name}: {'done before' if is_done(step, done) else f'{left:.0f} s are too few'}", flush=True)
+        if not is_due(step, done, left):
+            print(f"{step.name}: {'already done' if is_done(step, done) else f'{left:.0f} s are too few'}", flush=True)
             continue
         path = pool_path(done)
         words = command(step, folder, path)
-        begun = before(step, folder, done) | {"command": words, "status": None} | said(step, path)
-        write(folder, done | {step.name: begun})  # so that it is known to have been begun, should we be killed
+        begun = earlier_results(step, folder, done) | {"command": words, "status": None} | hidden_settings(step, path)
+        store_results(folder, done | {step.name: begun})  # marks it as started, in case this process is killed
         output(step, folder).unlink(missing_ok=True)
         done[step.name] = begun | run(step, words, folder, left)
-        write(folder, done)
+        store_results(folder, done)
 
 
-def in_order(parts: list[str], done: dict[str, dict]) -> list[Step]:
-    """As they are named, but what was begun before comes last, unless it goes on where it stopped."""
+def order_steps(parts: list[str], done: dict[str, dict]) -> list[Step]:
+    """Return the steps in the named order. Steps with an earlier attempt come last, except trainings."""
     steps = [step for part in parts for step in PARTS[part]]
     return sorted(steps, key=lambda step: step.name in done and not is_training(step))
 
 
 def is_training(step: Step) -> bool:
-    """It can be saved, and goes on."""
+    """Return whether the step is a training, which can be saved and resumed."""
     return "{run}" in step.words
 
 
 def is_done(step: Step, done: dict[str, dict]) -> bool:
-    """It has ended well."""
+    """Return whether the step has succeeded."""
     return step.name in done and done[step.name]["status"] == 0
 
 
-def wanted(step: Step, done: dict[str, dict], left: float) -> bool:
-    """It has not ended well yet, and its minutes fit into the seconds that are left."""
+def is_due(step: Step, done: dict[str, dict], left: float) -> bool:
+    """Return whether the step has not succeeded yet and its minutes fit into the seconds that are left."""
     return not is_done(step, done) and left >= 60 * step.minutes
 
 
 def pool_path(done: dict[str, dict]) -> str:
-    """How Atari is stepped: through Python where envpool's own calls were tried and did not give the same games."""
+    """Return how Atari is stepped: through Python if the check `ffi` was started but did not succeed."""
     if "ffi" not in done:
         return "auto"
     entry = done["ffi"]
     return "auto" if entry["status"] == 0 and (entry["found"] or {}).get("agree") else "callback"
 
 
-def said(step: Step, path: str) -> dict[str, str]:
-    """What the words of a command may not show: the preset of a training that goes on, how Atari is stepped."""
+def hidden_settings(step: Step, path: str) -> dict[str, str]:
+    """Return settings that the command may not show: the preset of a resumed training, and how Atari is stepped."""
     preset = {"preset": step.words[step.words.index("--config") + 1]} if is_training(step) else {}
     return preset | ({"pool_path": path} if "{pool_path}" in step.words else {})
 
 
-def before(step: Step, folder: Path, done: dict[str, dict]) -> dict:
-    """What is kept of a step that was begun before: all of one that goes on; or under `earlier`, the oldest first."""
-    if step.name not in done or goes_on(step, folder):
+def earlier_results(step: Step, folder: Path, done: dict[str, dict]) -> dict:
+    """Return the kept results of an earlier attempt: all of a resumed training, otherwise `earlier`, oldest first."""
+    if step.name not in done or is_resumed(step, folder):
         return done.get(step.name, {})
     last = {"found": None} | done[step.name]
     oldest = last.pop("earlier", [])
-    last["found"] = last["found"] or parsed(text_of(output(step, folder)))  # we were killed before we had read it
+    last["found"] = last["found"] or parse_json(read_file(output(step, folder)))  # it was not read yet
     return {"earlier": [*oldest, last]}
 
 
 def output(step: Step, folder: Path) -> Path:
-    """What a script writes, anew each time; a training does not."""
+    """Return the path of a script's JSON. A training has none."""
     return folder / f"{step.name}.json"
 
 
-def goes_on(step: Step, folder: Path) -> bool:
-    """A training that had begun."""
+def is_resumed(step: Step, folder: Path) -> bool:
+    """Return whether the step is a training that was started earlier."""
     return is_training(step) and (folder / step.name / "config.yaml").exists()
 
 
 def environment() -> dict[str, str]:
-    """Of a child: it finds the package, whether or not it is installed, and what we find."""
+    """Return a child's environment variables. PYTHONPATH lets it import this checkout, even if it is not installed."""
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
     return os.environ | {"PYTHONPATH": path}
 
 
 def command(step: Step, folder: Path, path: str) -> list[str]:
-    """Its words. A training begins in its folder, or goes on there if it had begun, and knows the rest itself."""
+    """Return the command line of a step. A training starts in its folder, or is resumed there by its saved options."""
     words = [word.replace("{folder}", str(folder)).replace("{pool_path}", path) for word in step.words]
     if not is_training(step):
         return words
     place, at = folder / step.name, words.index("{run}")
-    if goes_on(step, folder):
+    if is_resumed(step, folder):
         return [*words[:at], "--resume", str(place)]
     return [*words[:at], "--run-dir", str(place), *words[at + 1 :]]
 
 
 def run(step: Step, words: list[str], folder: Path, left: float) -> dict:
-    """A step's end, and what it wrote: a benchmark's numbers, or a run's summary and curve."""
+    """Run a step. Return its status, output and results: a benchmark's JSON, or a training's summary and curve."""
     place = folder / step.name
-    if place.is_dir() and not goes_on(step, folder):
-        shutil.rmtree(place)  # a training that was killed before it had written anything
+    if place.is_dir() and not is_resumed(step, folder):
+        shutil.rmtree(place)  # left by a training that was killed at its start
     seconds = left if is_training(step) else min(left, 120 * step.minutes)
     print("$ python", *words, f"({seconds:.0f} s)", flush=True)
     began = time.monotonic()
@@ -256,14 +256,14 @@ def run(step: Step, words: list[str], folder: Path, left: float) -> dict:
     took = round(time.monotonic() - began, 1)
     entry = {"status": status, "timed_out": timed_out, "seconds": took, "output": out[-SHOWN:]}
     if is_training(step):
-        return entry | {"found": parsed(text_of(place / "summary.json")), "curve": curve(place / "metrics.jsonl")}
-    return entry | {"found": parsed(text_of(output(step, folder)))}
+        return entry | {"found": parse_json(read_file(place / "summary.json")), "curve": curve(place / "metrics.jsonl")}
+    return entry | {"found": parse_json(read_file(output(step, folder)))}
 
 
 def watch(words: list[str], seconds: float, grace: float) -> tuple[int, str, bool]:
-    """Status and output of a process, and whether its time was over: then it and its children are told to stop.
+    """Run a process. Return its status and output, and whether it was stopped because its time was over.
 
-    A training takes that as a wish to be saved. What is still there after the grace is killed.
+    SIGTERM stops it and its children; a training saves then. Processes that remain after the grace period are killed.
     """
     process = subprocess.Popen(
         [sys.executable, *words],
@@ -273,21 +273,21 @@ def watch(words: list[str], seconds: float, grace: float) -> tuple[int, str, boo
         stderr=subprocess.STDOUT,
         text=True,
         errors="replace",
-        start_new_session=True,  # a group of its own
+        start_new_session=True,  # a separate process group
     )
     timed_out = False
     try:
         out, _ = process.communicate(timeout=seconds)
     except subprocess.TimeoutExpired:
         timed_out, out = True, stop(process, grace)
-    except BaseException:  # we are told to stop
+    except BaseException:  # this process is stopped itself
         stop(process, grace)
         raise
     return process.returncode, out, timed_out
 
 
 def stop(process: subprocess.Popen, grace: float) -> str:
-    """Ends a process and its children, and says what it printed."""
+    """Stop a process and its children. Return what the process printed."""
     os.killpg(process.pid, signal.SIGTERM)
     try:
         out, _ = process.communicate(timeout=grace)
@@ -298,49 +298,49 @@ def stop(process: subprocess.Popen, grace: float) -> str:
 
 
 def curve(path: Path) -> list[dict]:
-    """Rows of metrics.jsonl as evenly as few of them allow, the last one among them."""
-    rows = [row for line in text_of(path).splitlines() if (row := parsed(line))]
+    """Return at most MOST_ROWS rows of metrics.jsonl, evenly spaced, with the last one."""
+    rows = [row for line in read_file(path).splitlines() if (row := parse_json(line))]
     every = -(-len(rows) // MOST_ROWS) or 1
     return [{name: row.get(name) for name in CURVE} for row in rows[::-1][::every][::-1]]
 
 
-def text_of(path: Path) -> str:
-    """What a file holds; "" if there is none."""
+def read_file(path: Path) -> str:
+    """Return the text of a file, or "" if there is none."""
     return path.read_text() if path.exists() else ""
 
 
-def parsed(text: str) -> Any:
-    """A JSON; None of one that was killed before it was whole."""
+def parse_json(text: str) -> Any:
+    """Parse JSON. Return None if it is incomplete because its process was killed."""
     try:
         return json.loads(text)
     except ValueError:
         return None
 
 
-def write(folder: Path, done: dict[str, dict]) -> None:
-    """Whole or not at all, for we may be killed meanwhile."""
+def store_results(folder: Path, done: dict[str, dict]) -> None:
+    """Replace the results atomically, because this process may be killed at any time."""
     aside = folder / f"{RESULTS}.new"
     aside.write_text(json.dumps(done, indent=2) + "\n")
     aside.replace(folder / RESULTS)
 
 
-def why_not_here() -> str:
-    """Why this machine will not do; "" where it will. Asked of a child, for who asks JAX holds the GPU."""
+def reason_not_to_run() -> str:
+    """Return why this machine cannot be used, or "". A child process asks JAX, because the asker holds the GPU."""
     code = "import envpool, jax; print(jax.default_backend())"
     asked = subprocess.run([sys.executable, "-c", code], env=environment(), cwd=ROOT, capture_output=True, text=True)
     if asked.returncode:
-        return last_words(asked)
+        return last_error_line(asked)
     backend = asked.stdout.split()[-1]
     return "" if backend == "gpu" else f"JAX computes on the {backend} here"
 
 
-def last_words(ended: subprocess.CompletedProcess) -> str:
-    """Why a process did not end well."""
+def last_error_line(ended: subprocess.CompletedProcess) -> str:
+    """Return why a process failed."""
     return (ended.stderr.strip().splitlines() or [f"python ended with status {ended.returncode}"])[-1]
 
 
 def ffi() -> dict:
-    """Whether envpool's own calls load, and give what Python's give."""
+    """Check that envpool's compiled calls load, and that they give the same as its Python calls."""
     import jax
     import numpy as np
 
@@ -373,7 +373,7 @@ TRAINED = {
 
 
 def bits() -> dict:
-    """SHA-256 of the parameters that small trainings end with."""
+    """Return the SHA-256 of the final parameters of small trainings."""
     import jax
 
     import jaxrl_fast
@@ -390,17 +390,17 @@ def bits() -> dict:
 
 
 def same_bits() -> dict:
-    """Whether two processes with --xla_gpu_deterministic_ops=true end with the same parameters, and without it."""
-    return {name: same_twice(more) for name, more in (("deterministic", SAME_BITS), ("as_it_is", {}))}
+    """Check whether two processes end with the same parameters, with and without --xla_gpu_deterministic_ops=true."""
+    return {name: compare_two_processes(more) for name, more in (("deterministic", SAME_BITS), ("as_it_is", {}))}
 
 
-def same_twice(more: dict[str, str]) -> dict:
-    """By algorithm, whether two processes in this environment end with the same bits; or why one of them failed."""
+def compare_two_processes(more: dict[str, str]) -> dict:
+    """Return by algorithm whether two processes with these variables end with the same bits, or why one failed."""
     words, digests = [sys.executable, __file__, "--child", "bits"], []
     for _ in range(2):
         ended = subprocess.run(words, env=environment() | more, capture_output=True, text=True)
         if ended.returncode:
-            return {"failed": last_words(ended)}
+            return {"failed": last_error_line(ended)}
         digests.append(json.loads(ended.stdout.strip().splitlines()[-1]))
     first, second = digests
     return {algo: first[algo] == second[algo] for algo in first}
@@ -409,5 +409,5 @@ def same_twice(more: dict[str, str]) -> dict:
 CHECKS = {"ffi": ffi, "bits": bits, "same_bits": same_bits}
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # a step is told as well
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # stops the running step as well
     sys.exit(main())

@@ -1,9 +1,10 @@
-"""DQN for CartPole-v1 in one file, in the style that most JAX programs share: the yardstick of dqn_speed.py.
+"""Train DQN on CartPole-v1 in one file, in the style of most JAX programs. dqn_speed.py compares jaxrl_fast with it.
 
-One jit over the whole training; at every vector step the gradient steps that are due, under `lax.cond`; a flat replay
-with both observations of each transition; optax Adam on the tree of parameters. Unlike the programs that it stands for,
-it makes one gradient step for every TRAIN_EVERY environment steps whatever the number of environments (several at once
-where there are many), so that what is compared does the same work. Written to be typical, not slow:
+The whole training is one jit. Each vector step makes the gradient steps that are due, under `lax.cond`. The replay
+buffer is flat and stores both observations of each transition. optax Adam updates the tree of parameters. Unlike other
+programs of this style, it makes one gradient step for every TRAIN_EVERY environment steps at any number of
+environments. With many environments, several gradient steps are due at once. Both sides of the comparison thus do the
+same work. The program is meant to be typical, not slow:
 
     python benchmarks/plain_dqn.py --num-envs 10
 """
@@ -45,10 +46,10 @@ class Rows(NamedTuple):
 
 
 def make(num_envs, num_steps, capacity=CAPACITY):
-    """A function of a key that trains for num_steps vector steps.
+    """Return a function of a PRNG key that trains for `num_steps` vector steps.
 
-    It returns the parameters and, for each vector step, the sum of the returns of the episodes that ended and their
-    number.
+    The function returns the parameters. For each vector step it also returns the sum of the returns of the episodes
+    that ended, and their number.
     """
     env, env_params = gymnax.make("CartPole-v1")
     network = Network(env.num_actions)
@@ -117,7 +118,7 @@ def make(num_envs, num_steps, capacity=CAPACITY):
 
 
 def main():
-    """Times one training, compile time apart."""
+    """Time three trainings with different seeds, without compilation."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--num-envs", type=int, default=10)
     parser.add_argument("--total-steps", type=int, default=500_000)

@@ -1,7 +1,8 @@
-"""PPO for CartPole-v1 in one file, in the style that most JAX programs share: the yardstick of ppo_speed.py.
+"""Train PPO on CartPole-v1 in one file, in the style of most JAX programs. ppo_speed.py compares jaxrl_fast with it.
 
-One jit over the whole training; `vmap(env.step)` with gymnax's reset inside the step; separate tanh networks;
-`jax.random.permutation` over the batch; optax Adam on the tree of parameters. Written to be typical, not slow:
+The whole training is one jit. It uses `vmap(env.step)` with gymnax's reset inside the step, separate tanh networks,
+`jax.random.permutation` over the batch, and optax Adam on the tree of parameters. The program is meant to be typical,
+not slow:
 
     python benchmarks/plain_ppo.py --num-envs 64
 """
@@ -47,9 +48,10 @@ class Batch(NamedTuple):
 
 
 def make(num_envs, num_updates, learning_rate=2.5e-4):
-    """A function of a key that trains for num_updates.
+    """Return a function of a PRNG key that trains for `num_updates` updates.
 
-    It returns the parameters and, for each update, the sum of the returns of the episodes that ended and their number.
+    The function returns the parameters. For each update it also returns the sum of the returns of the episodes that
+    ended, and their number.
     """
     env, env_params = gymnax.make("CartPole-v1")
     network = ActorCritic(env.num_actions)
@@ -127,7 +129,7 @@ def make(num_envs, num_updates, learning_rate=2.5e-4):
 
 
 def main():
-    """Times one training, compile time apart."""
+    """Time three trainings with different seeds, without compilation."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--num-envs", type=int, default=64)
     parser.add_argument("--total-steps", type=int, default=500_000)

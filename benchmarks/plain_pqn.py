@@ -1,7 +1,7 @@
-"""PQN for Breakout-MinAtar in one file, in the style that most JAX programs share: the yardstick of pqn_speed.py.
+"""Train PQN on Breakout-MinAtar in one file, in the style of most JAX programs, for comparison in pqn_speed.py.
 
-One jit over the whole training; flax's Conv and LayerNorm; `vmap(env.step)` with gymnax's reset inside the step;
-`jax.random.permutation`; optax RAdam on the tree of parameters. Written to be typical, not slow:
+The whole training is one jit. It uses flax's Conv and LayerNorm, `vmap(env.step)` with gymnax's reset inside the step,
+`jax.random.permutation`, and optax RAdam on the tree of parameters. The program is meant to be typical, not slow:
 
     python benchmarks/plain_pqn.py --num-envs 128
 """
@@ -34,9 +34,10 @@ class Network(nn.Module):
 
 
 def make(num_envs, num_updates):
-    """A function of a key that trains for num_updates.
+    """Return a function of a PRNG key that trains for `num_updates` updates.
 
-    It returns the parameters and, for each update, the sum of the returns of the episodes that ended and their number.
+    The function returns the parameters. For each update it also returns the sum of the returns of the episodes that
+    ended, and their number.
     """
     env, env_params = gymnax.make("Breakout-MinAtar")
     network = Network(env.num_actions)
@@ -110,7 +111,7 @@ def make(num_envs, num_updates):
 
 
 def main():
-    """Times one training, compile time apart."""
+    """Time three trainings with different seeds, without compilation."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--num-envs", type=int, default=128)
     parser.add_argument("--total-steps", type=int, default=50_000)

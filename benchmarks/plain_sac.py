@@ -1,7 +1,8 @@
-"""SAC for Pendulum in one file, in the style that most JAX programs share: the yardstick of sac_speed.py.
+"""Train SAC on Pendulum in one file, in the style of most JAX programs. sac_speed.py compares jaxrl_fast with it.
 
-One jit over the whole training; at every vector step as many gradient steps as environment steps; a flat replay with
-both observations of each transition; three optax Adams on trees of parameters. Written to be typical, not slow:
+The whole training is one jit. Each vector step makes as many gradient steps as environment steps. The replay buffer is
+flat and stores both observations of each transition. Three optax Adams update the trees of parameters. The program is
+meant to be typical, not slow:
 
     python benchmarks/plain_sac.py --num-envs 1
 """
@@ -22,7 +23,7 @@ START = 1_000  # environment steps with random actions
 
 
 class Actor(nn.Module):
-    """The mean and log standard deviation of each number of an action, from two layers."""
+    """Two layers; outputs the mean and log standard deviation of each component of an action."""
 
     size: int
 
@@ -34,7 +35,7 @@ class Actor(nn.Module):
 
 
 class Critic(nn.Module):
-    """The value of an action."""
+    """Two layers; outputs the value of an action."""
 
     @nn.compact
     def __call__(self, obs, action):
@@ -63,7 +64,7 @@ class Learner(NamedTuple):
 
 
 def sample(actor, params, obs, key):
-    """An action in [-1, 1] and its log-probability."""
+    """Sample an action in [-1, 1]. Return it and its log-probability."""
     mean, log_std = actor.apply(params, obs)
     x = mean + jnp.exp(log_std) * jax.random.normal(key, mean.shape)
     log_prob = -0.5 * ((x - mean) / jnp.exp(log_std)) ** 2 - log_std - 0.5 * np.log(2 * np.pi)
@@ -71,10 +72,10 @@ def sample(actor, params, obs, key):
 
 
 def make(num_envs, num_steps, start=START, capacity=CAPACITY):
-    """A function of a key that trains for num_steps vector steps.
+    """Return a function of a PRNG key that trains for `num_steps` vector steps.
 
-    It returns the learner and, for each vector step, the sum of the returns of the episodes that ended and their
-    number.
+    The function returns the learner. For each vector step it also returns the sum of the returns of the episodes that
+    ended, and their number.
     """
     env, env_params = gymnax.make("Pendulum-v1")
     actor, critic, adam = Actor(1), TwinCritic(), optax.adam(LEARNING_RATE)
@@ -145,7 +146,7 @@ def make(num_envs, num_steps, start=START, capacity=CAPACITY):
 
 
 def main():
-    """Times one training, compile time apart."""
+    """Time three trainings with different seeds, without compilation."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--num-envs", type=int, default=1)
     parser.add_argument("--total-steps", type=int, default=10_000)

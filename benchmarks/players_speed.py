@@ -1,17 +1,18 @@
-"""Two learners in one program against two runs at the same time, and the frames of games/Paddles against Atari's Pong.
+"""Measure two learners in one program against two simultaneous runs, and frames of games/Paddles against Atari's Pong.
 
     python benchmarks/players_speed.py                       # both parts, on an idle machine
     python benchmarks/players_speed.py --only learners --algos ppo,dqn --steps 100k --rounds 3     # under 4 minutes
     python benchmarks/players_speed.py --only frames --num-envs 64,256,1024,4096
 
-learners   `--players independent` with N games, and two processes that train one player each at the same time, with N
-           games against the scripted paddle. Environment steps of a game per second, updates included, compilation
-           not. The ratio is that of the one program to the mean of the two runs: 1 means that the second learner costs
-           nothing more in one program than in another process.
-frames     Environment steps per second with random actions: 84x84 gray frames, 4 stacked, of Paddles on the device and
-           of envpool's Pong-v5, which makes 4 frames of the emulator in each step.
+learners   One program with `--players independent` in N environments, and two simultaneous processes. Each process
+           trains one player in N environments against the scripted paddle. Speeds are environment steps per second,
+           with updates, without compilation. The ratio is the one program's speed over the mean of the two runs. A
+           ratio of 1 means that the second learner costs the same in one program as in another process.
+frames     Environment steps per second with random actions and 4 stacked 84x84 gray frames. Paddles runs on the device;
+           envpool's Pong-v5 makes 4 frames of the emulator in each step.
 
-Rounds are taken in turn, so that a slow moment of the machine hits both sides; medians, with the least and the most.
+Each round measures both sides in turn, so that a slow moment of the machine affects both. Speeds and ratios are medians
+over rounds; ratios also have their minimum and maximum.
 """
 
 import argparse
@@ -40,16 +41,16 @@ FRAMES = {"games/Paddles": dict(observation="image", frame_stack=4), "envpool/Po
 
 
 def main():
-    """Measures, prints a line for each case as it goes, and writes the JSON."""
+    """Measure both parts, print a line for each case, and write the JSON."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", default="learners,frames")
     parser.add_argument("--algos", default=",".join(CASES))
-    parser.add_argument("--num-envs", default="64,256,1024,4096", help="of the frames")
+    parser.add_argument("--num-envs", default="64,256,1024,4096", help="numbers of environments of the frames")
     parser.add_argument("--steps", type=parse_int, default=400_000, help="environment steps of each training")
-    parser.add_argument("--seconds", type=float, default=4.0, help="least length of a timed part of the frames")
+    parser.add_argument("--seconds", type=float, default=4.0, help="minimum length of a timed part of the frames")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--output", default="")
-    parser.add_argument("--child", default="", help="internal: train one player of this algorithm when told to")
+    parser.add_argument("--child", default="", help="internal: train one player by this algorithm per line on stdin")
     args = parser.parse_args()
     devices.configure_cpu_devices()
     if args.child:
@@ -63,7 +64,7 @@ def main():
 
 
 def learners(algo: str, steps: int, rounds: int) -> dict:
-    """Both ways to train two players, in turn."""
+    """Time both ways to train two players, in turn."""
     ours, num_updates, steps = build(algo, TOGETHER, steps)
     words = [sys.executable, __file__, "--child", algo, "--steps", str(steps), "--rounds", str(rounds)]
     pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
@@ -98,7 +99,7 @@ def child(algo: str, steps: int, rounds: int) -> None:
 
 
 def build(algo: str, task: dict, steps: int) -> tuple:
-    """A program, its updates, and their environment steps."""
+    """Return a program, its number of updates, and their environment steps."""
     case = CASES[algo] | task
     length = side_by_side.steps_per_update(**case)
     num_updates = max(steps // length, 1)
@@ -106,8 +107,8 @@ def build(algo: str, task: dict, steps: int) -> tuple:
 
 
 def frames(num_envs: int, seconds: float, rounds: int) -> dict:
-    """Both environments with random actions, in turn."""
-    steps = {name: stepper(name, num_envs, options) for name, options in FRAMES.items()}
+    """Time both environments with random actions, in turn."""
+    steps = {name: make_stepper(name, num_envs, options) for name, options in FRAMES.items()}
     speeds = {name: [] for name in FRAMES}
     for number in range(-1, rounds):
         for name, run in steps.items():
@@ -119,8 +120,8 @@ def frames(num_envs: int, seconds: float, rounds: int) -> dict:
     return {"num_envs": num_envs} | side_by_side.compared(speeds, *FRAMES)
 
 
-def stepper(name: str, num_envs: int, options: dict, length: int = 32):
-    """A function that makes `length` steps of all environments, and returns how many these are."""
+def make_stepper(name: str, num_envs: int, options: dict, length: int = 32):
+    """Return a function that steps all environments `length` times, and returns the number of environment steps."""
     env = envs.make(name, num_envs, **options)
 
     @jax.jit
@@ -129,7 +130,7 @@ def stepper(name: str, num_envs: int, options: dict, length: int = 32):
 
         def step(state, action):
             state, timestep = env.step(state, action)
-            return state, timestep.obs[:, 0, 0].sum() + timestep.reward.sum()  # so that frames are drawn
+            return state, timestep.obs[:, 0, 0].sum() + timestep.reward.sum()  # makes the program render frames
 
         return jax.lax.scan(step, state, actions)
 

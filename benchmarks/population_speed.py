@@ -1,18 +1,20 @@
-"""What a population saves: many trainings in one program against the same trainings one after another.
+"""Measure what a population saves: many trainings in one program against the same trainings one after another.
 
     python benchmarks/population_speed.py                  # PPO and DQN, 16 seeds; 64 learning rates; the curves
     python benchmarks/population_speed.py --only curve --num-envs 1,8,64,512,4096,16384     # a GPU
 
-Four questions, each with its own part of the JSON:
+The JSON has four parts:
 
-    seeds            16 seeds in one program, and 16 runs of one seed one after another: seconds of training, compiling
-                     counted once for each way, and the ratio of the two. The single runs use one compiled program.
-    learning_rates   64 learning rates in one compilation against one run: seconds of training and of compiling.
-    turns            seeds that take turns on a CPU, and the same seeds side by side on each core: seconds of training.
-    curve            environment steps per second from one environment up, updates included, and the speed-up over one.
-                     Rollouts shrink nothing else: every count has the preset's hyperparameters.
+    seeds            16 seeds in one program, and 16 runs of one seed one after another: seconds of training, and the
+                     ratio of the two. The single runs share one compiled program. Compilation is reported separately.
+    learning_rates   64 learning rates in one compilation against one run: seconds of training and of compilation.
+    turns            seeds that train in turn on a CPU, and the same seeds side by side on each core: seconds of
+                     training.
+    curve            environment steps per second from one environment up, updates included, and the speed-up over the
+                     first count. All counts have the preset's hyperparameters.
 
-Rounds are taken in turn, so that a slow moment of the machine hits both sides; medians, with the least and the most.
+Each round measures both sides in turn, so that a slow moment of the machine affects both. Numbers are medians over the
+rounds, with `least` and `most`.
 """
 
 import argparse
@@ -40,7 +42,7 @@ CURVES = {
     "ppo CartPole-v1": dict(algo="ppo", env="CartPole-v1"),
     "ppo Breakout-MinAtar": dict(preset="ppo_minatar_breakout"),
 }
-TURNS = {  # seeds, environment steps of each
+TURNS = {  # options, number of seeds, environment steps of each
     "ppo CartPole-v1, 16 environments": (dict(algo="ppo", env="CartPole-v1", num_envs=16), 16, 50_000),
     "ppo CartPole-v1, 64 environments": (dict(algo="ppo", env="CartPole-v1", num_envs=64), 16, 100_000),
     "ppo CartPole-v1, 512 environments": (dict(algo="ppo", env="CartPole-v1", num_envs=512), 8, 300_000),
@@ -51,16 +53,16 @@ PARTS = ("seeds", "learning_rates", "turns", "curve")
 
 
 def main():
-    """Measures, prints a line for each case as it goes, and writes the JSON."""
+    """Measure all parts, print a line for each case, and write the JSON."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", default=",".join(PARTS), help=f"of {', '.join(PARTS)}")
+    parser.add_argument("--only", default=",".join(PARTS), help=f"some of {', '.join(PARTS)}")
     parser.add_argument("--algos", default="ppo,dqn")
     parser.add_argument("--curves", default=",".join(CURVES))
     parser.add_argument("--num-seeds", type=int, default=16)
     parser.add_argument("--num-rates", type=int, default=64)
-    parser.add_argument("--num-envs", default="1,2,4,8,16,64,256,1024,4096", help="of the curve")
+    parser.add_argument("--num-envs", default="1,2,4,8,16,64,256,1024,4096", help="environments of the curve")
     parser.add_argument("--steps", type=parse_int, default=200_000, help="environment steps of each training")
-    parser.add_argument("--seconds", type=float, default=4.0, help="aimed length of a timed training of the curve")
+    parser.add_argument("--seconds", type=float, default=4.0, help="intended length of a timed training of the curve")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--output", default="")
     args = parser.parse_args()
@@ -81,7 +83,7 @@ def main():
 
 
 def seeds(algo: str, num_seeds: int, steps: int, rounds: int) -> dict:
-    """A population of seeds, and as many runs of one."""
+    """Time a population of seeds, and as many single runs."""
     many, num_updates = build(CASES[algo], steps, tuple(Member(i) for i in range(num_seeds)))
     one, _ = build(CASES[algo], steps, (Member(0),))
     seconds = {"together": [], "sequential_seeds": []}
@@ -105,7 +107,7 @@ def seeds(algo: str, num_seeds: int, steps: int, rounds: int) -> dict:
 
 
 def learning_rates(algo: str, num_rates: int, steps: int, rounds: int) -> dict:
-    """A population of learning rates in one compilation, against one run."""
+    """Time a population of learning rates in one compilation, and one run."""
     rates = np.geomspace(1e-5, 1e-2, num_rates)
     population = tuple(Member(0, {"learning_rate": float(rate)}) for rate in rates)
     many, num_updates = build(CASES[algo], steps, population)
@@ -128,7 +130,7 @@ def learning_rates(algo: str, num_rates: int, steps: int, rounds: int) -> dict:
 
 
 def turns(case: dict, num_seeds: int, steps: int, rounds: int) -> dict:
-    """Both ways to train the same seeds."""
+    """Time the same seeds side by side and in turn."""
     population = tuple(Member(i) for i in range(num_seeds))
     built = {sequential_seeds: build(case, steps, population, sequential_seeds) for sequential_seeds in (False, True)}
     seconds = {sequential_seeds: [] for sequential_seeds in built}
@@ -148,10 +150,10 @@ def turns(case: dict, num_seeds: int, steps: int, rounds: int) -> dict:
 
 
 def curve(case: dict, counts: list[int], seconds: float, rounds: int) -> list[dict]:
-    """Steps per second for each number of environments, in turn within each round."""
+    """Return the steps per second for each number of environments. Each round times all of them in turn."""
     built = {}
     for num_envs in counts:
-        per_update = one_update(case, num_envs)
+        per_update = steps_per_update(case, num_envs)
         probe, num_updates = build(case | {"num_envs": num_envs}, 3 * per_update, (Member(0),))
         timed(probe, np.int32(0), num_updates)
         rate = num_updates * per_update / timed(probe, np.int32(0), num_updates)[0]
@@ -180,7 +182,7 @@ def curve(case: dict, counts: list[int], seconds: float, rounds: int) -> list[di
 def build(
     case: dict, steps: int, population: tuple[Member, ...], sequential_seeds: bool | None = None
 ) -> tuple[program.Program, int]:
-    """The program that a sweep would run for this population, and its number of updates."""
+    """Return the program that a sweep would run for this population, and its number of updates."""
     settings = load.from_keywords(**case | {"total_steps": steps})
     agent = replace(settings.agent, **population[0].values)
     options = replace(settings.options, num_seeds=len(population))
@@ -191,14 +193,14 @@ def build(
     return built, num_updates
 
 
-def one_update(case: dict, num_envs: int) -> int:
-    """Environment steps."""
+def steps_per_update(case: dict, num_envs: int) -> int:
+    """Return the environment steps of one update."""
     settings = load.from_keywords(**case | {"num_envs": num_envs})
     return common.rollout_length(settings.agent, num_envs) * num_envs
 
 
 def spread(ratios: list[float]) -> dict:
-    """Median, least and most of the rounds."""
+    """Return the median, minimum and maximum over the rounds."""
     return {name: round(of(ratios), 3) for name, of in (("ratio", statistics.median), ("least", min), ("most", max))}
 
 

@@ -1,10 +1,11 @@
-"""PPO on CartPole-v1: ours beside benchmarks/plain_ppo.py, interleaved in one process, same hyperparameters.
+"""Measure PPO on CartPole-v1: jaxrl_fast and benchmarks/plain_ppo.py in turn, in one process, same hyperparameters.
 
     python benchmarks/ppo_speed.py                       # CPU: 4, 64, 1024 and 4096 environments
     python benchmarks/ppo_speed.py --num-envs 64,1024,16384,65536 --num-seeds 1,64   # a GPU
     python benchmarks/ppo_speed.py --memory gru,lstm,lru     # only ours, with a memory and without: about 2 minutes
 
-How it is measured: side_by_side.py.
+side_by_side.py explains the method. `populations` has many seeds in one program of jaxrl_fast. `start_up` has the times
+of whole commands.
 """
 
 import argparse
@@ -33,13 +34,13 @@ PRESET = dict(rollout_length=plain_ppo.LENGTH, num_minibatches=plain_ppo.MINIBAT
 
 
 def main():
-    """Measures, prints a line for each case as it goes, and writes the JSON."""
+    """Measure all cases, print a line for each, and write the JSON."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--num-envs", default="4,64,1024,4096")
-    parser.add_argument("--num-seeds", default="1", help="more than one: only ours, all seeds in one program")
+    parser.add_argument("--num-seeds", default="1", help="if more than one: only jaxrl_fast, all seeds in one program")
     parser.add_argument("--memory", default="", help="only these memories, next to an agent without one")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=4.0, help="aimed length of one timed training")
+    parser.add_argument("--seconds", type=float, default=4.0, help="intended length of one timed training")
     parser.add_argument("--no-start-up", action="store_true", help="leave out the times of whole commands")
     parser.add_argument("--output", default="")
     args = parser.parse_args()
@@ -57,7 +58,7 @@ def main():
 
 
 def compare(num_envs: int, rounds: int, seconds: float) -> dict:
-    """Plain and ours in turn, at equal numbers of updates."""
+    """Time the plain program and jaxrl_fast in turn, for equal numbers of updates."""
     rate_guess = 150_000 if jax.default_backend() == "cpu" else 3_000_000
     num_updates = max(10, round(rate_guess * seconds / (num_envs * plain_ppo.LENGTH)))
     plain = jax.jit(plain_ppo.make(num_envs, num_updates)).lower(jax.random.key(0)).compile()
@@ -68,7 +69,7 @@ def compare(num_envs: int, rounds: int, seconds: float) -> dict:
 
 
 def population(num_seeds: int, rounds: int, seconds: float) -> dict:
-    """Many seeds of 64 environments in one program: steps of all seeds per second."""
+    """Time many seeds of 64 environments in one program, in steps of all seeds per second."""
     num_envs, steps_per_update = 64, 64 * plain_ppo.LENGTH * num_seeds
     num_updates = max(3, round(150_000 * seconds / steps_per_update))
     ours, _ = build(num_envs, num_seeds, num_updates)
@@ -95,7 +96,7 @@ def memories(kinds: list[str], rounds: int, seconds: float, output: str) -> None
 
 
 def build(num_envs: int, num_seeds: int, num_updates: int, **agent) -> tuple[program.Program, int]:
-    """Ours, with its defaults."""
+    """Build the program of jaxrl_fast, with the default hyperparameters, and return its number of devices."""
     total_steps = num_updates * plain_ppo.LENGTH * num_envs
     return side_by_side.build(
         num_updates, algo="ppo", env="CartPole-v1", num_envs=num_envs, num_seeds=num_seeds, agent=PRESET | agent,
@@ -104,7 +105,7 @@ def build(num_envs: int, num_seeds: int, num_updates: int, **agent) -> tuple[pro
 
 
 def start_up() -> dict:
-    """Seconds of whole commands, each a process: help, and a first update with an empty and with a full cache."""
+    """Time whole commands in separate processes: help, and a first update with an empty and with a full cache."""
     command = [sys.executable, "-m", "jaxrl_fast.train"]
     with tempfile.TemporaryDirectory() as folder:
         environment = os.environ | {"JAX_COMPILATION_CACHE_DIR": f"{folder}/cache"}

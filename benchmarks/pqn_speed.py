@@ -1,9 +1,9 @@
-"""PQN on Breakout-MinAtar: ours beside benchmarks/plain_pqn.py, interleaved in one process, same hyperparameters.
+"""Measure PQN on Breakout-MinAtar: jaxrl_fast and benchmarks/plain_pqn.py in turn, with the same hyperparameters.
 
     python benchmarks/pqn_speed.py                                   # CPU: 128 environments
     python benchmarks/pqn_speed.py --num-envs 64,1024,4096,16384     # a GPU
 
-How it is measured: side_by_side.py.
+Both run in one process. side_by_side.py explains the method.
 """
 
 import argparse
@@ -23,16 +23,16 @@ PRESET = dict(
     num_epochs=plain_pqn.EPOCHS,
     learning_rate=plain_pqn.LEARNING_RATE,
     epsilon_steps=plain_pqn.EPSILON_STEPS,
-    kernel_init="lecun_normal",  # flax's default, which the plain program has
+    kernel_init="lecun_normal",  # flax's default, as in the plain program
 )
 
 
 def main():
-    """Measures, prints a line for each case as it goes, and writes the JSON."""
+    """Measure all cases, print a line for each, and write the JSON."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--num-envs", default="128")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=15.0, help="aimed length of one plain training")
+    parser.add_argument("--seconds", type=float, default=15.0, help="intended length of one plain training")
     parser.add_argument("--output", default="")
     args = parser.parse_args()
     report = side_by_side.Report("pqn_speed", args.output)
@@ -42,7 +42,7 @@ def main():
 
 
 def compare(num_envs: int, rounds: int, seconds: float) -> dict:
-    """Plain and ours in turn, at equal numbers of updates."""
+    """Time the plain program and jaxrl_fast in turn, for equal numbers of updates."""
     rate_guess = 3_000 if jax.default_backend() == "cpu" else 300_000
     num_updates = max(5, round(rate_guess * seconds / (num_envs * plain_pqn.LENGTH)))
     num_steps = num_updates * plain_pqn.LENGTH * num_envs

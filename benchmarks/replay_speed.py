@@ -1,11 +1,11 @@
-"""Replay: ours beside a ring of full observations and beside flashbax, interleaved in one process.
+"""Measure replay buffers in turn in one process: jaxrl_fast, a ring of full observations, and flashbax.
 
     python benchmarks/replay_speed.py
 
-Each contender is filled with the same rows, then alternates adding one row of every environment with drawing batches,
-inside one compiled loop that owns its buffers. Every byte drawn is read, by summing it. `samples_per_s` counts
-transitions drawn, with both observations; `bytes` is what the filled buffer holds on the device. "pairs" keeps obs and
-next_obs of each transition, as most programs do. The priorities are set anew from what was drawn.
+Each contender is filled with the same rows. Then it alternates between adding one row of every environment and drawing
+batches, inside one compiled loop that owns its buffers. Every byte drawn is read, by summing it. `samples_per_s` counts
+transitions drawn, with both observations. `bytes` is the size of the filled buffer on the device. "pairs" keeps obs and
+next_obs of each transition, as most programs do. New priorities are computed from the drawn ones.
 """
 
 import argparse
@@ -39,7 +39,7 @@ class Contender(NamedTuple):
 
 
 class Case(NamedTuple):
-    """What is kept."""
+    """The transitions to be stored."""
 
     name: str
     obs: ShapeDtypeStruct  # of one environment
@@ -55,8 +55,8 @@ CASES = (
 )
 
 
-def ours(case: Case, prioritized: bool) -> Contender:
-    """jaxrl_fast.replay, and the tree of jaxrl_fast.priorities."""
+def make_jaxrl_fast(case: Case, prioritized: bool) -> Contender:
+    """Return the contender of jaxrl_fast: its ring, with its sum tree if prioritized."""
     layout = replay_ring.ReplayConfig(case.capacity // case.num_envs, case.num_envs, frame_stack=case.frame_stack)
     ring = replay_ring.init(layout, case.obs, Discrete(4))
     tree = sum_tree.init(layout.num_rows * layout.num_envs) if prioritized else ()
@@ -76,13 +76,13 @@ def ours(case: Case, prioritized: bool) -> Contender:
             return state, replay_ring.read(layout, ring, row, env, GAMMA)
         item, priority = sum_tree.draw(tree, key, BATCH)
         sample = replay_ring.read(layout, ring, item // layout.num_envs, item % layout.num_envs, GAMMA)
-        return (ring, sum_tree.update(tree, item, anew(priority))), sample
+        return (ring, sum_tree.update(tree, item, new_priorities(priority))), sample
 
     return Contender((ring, tree), add, draw)
 
 
 def pairs(case: Case) -> Contender:
-    """The ring of full observations that most programs keep."""
+    """Return the contender that keeps full observations in a ring, as most programs do."""
     num_rows = case.capacity // case.num_envs
     zeros = lambda shape, dtype: jnp.zeros((num_rows, case.num_envs, *shape), dtype)
     rows = {
@@ -110,8 +110,8 @@ def pairs(case: Case) -> Contender:
     return Contender((rows, jnp.int32(0), jnp.int32(0)), add, draw)
 
 
-def of_flashbax(case: Case, prioritized: bool) -> Contender:
-    """flashbax's flat buffers, which keep each (whole) observation once."""
+def make_flashbax(case: Case, prioritized: bool) -> Contender:
+    """Return a flat buffer of flashbax, which keeps each (whole) observation once."""
     import flashbax
 
     sizes = dict(max_length=case.capacity, min_length=1, sample_batch_size=BATCH, add_batch_size=case.num_envs)
@@ -134,20 +134,20 @@ def of_flashbax(case: Case, prioritized: bool) -> Contender:
     def draw(state, key):
         sample = buffer.sample(state, key)
         if prioritized:
-            state = buffer.set_priorities(state, sample.indices, anew(sample.probabilities))
+            state = buffer.set_priorities(state, sample.indices, new_priorities(sample.probabilities))
         first, second = sample.experience.first, sample.experience.second
         return state, (first, second["obs"])
 
     return Contender(buffer.init(one), add, draw)
 
 
-def anew(priority: jax.Array) -> jax.Array:
-    """Other priorities than before."""
+def new_priorities(priority: jax.Array) -> jax.Array:
+    """Return priorities that differ from these."""
     return 0.1 + (priority * 7919) % 1
 
 
 def row_of(case: Case, i: jax.Array) -> Transition:
-    """A row of all environments whose bytes depend on i, cheap to make."""
+    """Return a row of all environments whose bytes depend on i. It is cheap to make."""
     value = (i % 2 == 0) if case.obs.dtype == bool else i
     obs = jnp.full((case.num_envs, *case.obs.shape), value).astype(case.obs.dtype)
     each = jnp.arange(case.num_envs)
@@ -163,7 +163,7 @@ def row_of(case: Case, i: jax.Array) -> Transition:
 
 
 def fill(case: Case, contender: Contender) -> Any:
-    """All rows written, once around."""
+    """Write all rows of the ring once. Return the state."""
     body = lambda i, state: contender.add(state, row_of(case, i))
     loop = jax.jit(
         lambda state: jax.lax.fori_loop(0, case.capacity // case.num_envs + 1, body, state), donate_argnums=0
@@ -172,7 +172,7 @@ def fill(case: Case, contender: Contender) -> Any:
 
 
 def work(case: Case, contender: Contender, num_draws: int) -> Any:
-    """A jitted loop of num_draws draws; sums all that was drawn."""
+    """Return a jitted loop of `num_draws` draws, which sums everything it draws."""
 
     def one(carry, key):
         state, total = carry
@@ -194,7 +194,7 @@ def work(case: Case, contender: Contender, num_draws: int) -> Any:
 
 
 def measure(case: Case, contenders: dict[str, Callable[[], Contender]], rounds: int, seconds: float) -> list[dict]:
-    """A line for each contender, all in turn in each round."""
+    """Return a line for each contender. Each round times all of them in turn."""
     states, loops, counts, sizes = {}, {}, {}, {}
     for name, make in contenders.items():
         contender = make()
@@ -223,13 +223,13 @@ def measure(case: Case, contenders: dict[str, Callable[[], Contender]], rounds: 
 
 
 def compiled(loop: Any, state: Any) -> Callable:
-    """Ahead of time, for states like this one."""
+    """Compile a loop ahead of time, for states like this one."""
     like = jax.tree.map(lambda x: ShapeDtypeStruct(x.shape, x.dtype), state)
     return loop.lower(like, jax.random.key(0)).compile()
 
 
 def timed(loop: Callable, state: Any) -> tuple[Any, float]:
-    """The state after the loop, and seconds."""
+    """Run a loop. Return the state after it, and the seconds."""
     start = time.perf_counter()
     state, total = jax.block_until_ready(loop(state, jax.random.key(1)))
     elapsed = time.perf_counter() - start
@@ -238,10 +238,10 @@ def timed(loop: Callable, state: Any) -> tuple[Any, float]:
 
 
 def main() -> None:
-    """Measures, prints a line for each contender as it goes, and writes the JSON."""
+    """Measure all contenders, print a line for each, and write the JSON."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=2.0, help="aimed length of one timed loop")
+    parser.add_argument("--seconds", type=float, default=2.0, help="intended length of one timed loop")
     parser.add_argument("--output", default="")
     args = parser.parse_args()
     report = side_by_side.Report("replay_speed", args.output)
@@ -250,13 +250,13 @@ def main() -> None:
         report.put("left_out", {"flashbax": "it is not installed here"})
     for case in CASES:
         uniform = {
-            "ours": lambda case=case: ours(case, False),
+            "ours": lambda case=case: make_jaxrl_fast(case, False),
             "pairs": lambda case=case: pairs(case),
-            "flashbax flat": lambda case=case: of_flashbax(case, False),
+            "flashbax flat": lambda case=case: make_flashbax(case, False),
         }
         prioritized = {
-            "ours, prioritized": lambda case=case: ours(case, True),
-            "flashbax prioritized flat": lambda case=case: of_flashbax(case, True),
+            "ours, prioritized": lambda case=case: make_jaxrl_fast(case, True),
+            "flashbax prioritized flat": lambda case=case: make_flashbax(case, True),
         }
         for contenders in (uniform, prioritized):
             contenders = {name: make for name, make in contenders.items() if with_flashbax or "flashbax" not in name}

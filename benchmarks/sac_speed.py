@@ -9,8 +9,9 @@
     population   8 seeds in one program, and 8 runs of one seed in turn, on Pendulum-v1 with 16 environments
     sbx          SBX on Pendulum-v1 with one environment
 
-Networks of 2 layers of 256, batches of 256, one gradient step for each environment step. How it is measured:
-side_by_side.py. Also the share of the time that the matrix products alone would take, timed in the same process.
+Networks have 2 layers of 256, batches have 256 transitions, and each environment step has one gradient step.
+side_by_side.py explains the method. `share_of_bound` is the share of the time that the matrix multiplications alone
+would take. They are timed in the same process.
 """
 
 import argparse
@@ -60,7 +61,7 @@ PARTS = ("plain", "cheetah", "population", "sbx")
 
 
 def main():
-    """Measures, prints a line for each case as it goes, and writes the JSON."""
+    """Measure all cases, print a line for each, and write the JSON."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", default=",".join(PARTS), help=f"of {', '.join(PARTS)}; sbx needs --sbx")
     parser.add_argument("--num-envs", default="1,16,256,4096", help="of the part plain")
@@ -93,7 +94,7 @@ def sizes(num_envs: int, gradient_steps: int) -> tuple[dict, int, int]:
 
 
 def compare(num_envs: int, gradient_steps: int, rounds: int) -> dict:
-    """Plain and ours in turn, at equal numbers of environment steps."""
+    """Time the plain program and jaxrl_fast in turn, for equal numbers of environment steps."""
     preset, length, num_updates = sizes(num_envs, gradient_steps)
     num_steps = num_updates * length * num_envs
     make = plain_sac.make(num_envs, num_updates * length, preset["learning_starts"], preset["buffer_size"])
@@ -107,8 +108,8 @@ def compare(num_envs: int, gradient_steps: int, rounds: int) -> dict:
 
 
 def share(steps_per_s: float, preset: dict, num_steps: int, rounds: int) -> dict:
-    """Gradient steps per second that the matrix products alone allow, and which part of them is reached."""
-    bound, learning = 1 / products(rounds), 1 - preset["learning_starts"] / num_steps
+    """Gradient steps per second that the matrix time_multiplications alone allow, and which part of them is reached."""
+    bound, learning = 1 / time_multiplications(rounds), 1 - preset["learning_starts"] / num_steps
     return {
         "gradient_steps_bound_per_s": round(bound),
         "share_of_bound": round(steps_per_s * learning / bound, 3),
@@ -156,8 +157,8 @@ def middle(speeds: list[float]) -> dict:
     return {"steps_per_s": round(statistics.median(speeds)), "least": round(min(speeds)), "most": round(max(speeds))}
 
 
-def products(rounds: int) -> float:
-    """Seconds of a gradient step's matrix products of the second layers alone, on all cores: the median."""
+def time_multiplications(rounds: int) -> float:
+    """Return the median seconds of a gradient step's matrix multiplications in the second layers, on all cores."""
     width, rows = plain_sac.WIDTH, plain_sac.BATCH
     x, w = jnp.ones((rows, width)), jnp.full((width, width), 1e-3)
     many = 50 * PASSES
@@ -172,7 +173,7 @@ def products(rounds: int) -> float:
 
 
 def sbx(python: str, num_steps: int, rounds: int) -> dict:
-    """Steps per second of SBX at the same hyperparameters, compilation left out."""
+    """Return the steps per second of SBX with the same hyperparameters, without compilation."""
     command = [python, "-c", SBX, str(num_steps), str(rounds)]
     found = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()[-1])
     return middle(found)

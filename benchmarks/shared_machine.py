@@ -1,12 +1,12 @@
-"""Several runs at once on the cores of one machine: how long they take together, beside how long one takes alone.
+"""Measure how much slower several simultaneous runs on the cores of one machine are than one run alone.
 
     python benchmarks/shared_machine.py                                  # all cases, 1 to 4 runs at once
     python benchmarks/shared_machine.py --cases ppo_64 --runs 1,2 --devices auto
 
-Each run is a process of its own with the same number of environment steps. All are compiled before the clock starts: a
-callback holds every run at its first record until the last one is there. `factor` is the time until the slowest run
-ends, divided by the number of runs times the time of one run alone. 1 means that nothing is lost by sharing. The same
-is measured for one run beside programs that compute all the time. Rounds are interleaved, and medians are reported.
+Each run is a separate process with the same number of environment steps. All runs are compiled before the clock starts:
+a callback blocks each run at its first record until the last one has reached it. `factor` is the time until the slowest
+run ends, divided by the number of runs times the time of one run alone. 1 means that sharing costs nothing. One run is
+also measured next to programs that compute all the time. Rounds are interleaved, and medians are reported.
 """
 
 import argparse
@@ -32,7 +32,7 @@ NUM_RECORDS, WAIT_S = 20, 0.005
 
 
 class Start:
-    """A callback that waits at the first record for the other runs, and notes the time of each later one."""
+    """A callback that waits at the first record for the other runs, and stores the time of the latest record."""
 
     def __init__(self, folder: Path, name: str, num_runs: int):
         self.folder, self.name, self.num_runs = folder, name, num_runs
@@ -48,14 +48,14 @@ class Start:
 
 
 def main():
-    """Measures, prints a line for each case as it goes, and writes the JSON."""
+    """Measure all cases, print a line for each, and write the JSON."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--cases", default=",".join(CASES))
     parser.add_argument("--devices", default="auto,1")
     parser.add_argument("--runs", default="1,2,3,4")
-    parser.add_argument("--busy", default="1,4", help="also one run beside so many programs that compute; 0: none")
+    parser.add_argument("--busy", default="1,4", help="also one run next to this number of busy programs; 0: none")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=6.0, help="aimed length of one run alone")
+    parser.add_argument("--seconds", type=float, default=6.0, help="intended length of one run alone")
     parser.add_argument("--output", default="")
     parser.add_argument("--child", default="", help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -69,7 +69,7 @@ def main():
             beside = [(1, int(busy)) for busy in args.busy.split(",") if int(busy)]
             several = [(int(n), 0) for n in args.runs.split(",")] + beside
             rounds = [
-                {case: together(options | {"total_steps": steps}, *case) for case in several}
+                {case: run_together(options | {"total_steps": steps}, *case) for case in several}
                 for _ in range(args.rounds)
             ]
             found = {case: statistics.median(times[case] for times in rounds) for case in several}
@@ -83,13 +83,13 @@ def main():
 
 
 def num_steps(options: dict, seconds: float) -> int:
-    """Environment steps that one run alone makes in so many seconds."""
+    """Return the environment steps that one run alone makes in this number of seconds."""
     probe = 200_000
-    return round(probe * seconds / together(options | {"total_steps": probe}, 1))
+    return round(probe * seconds / run_together(options | {"total_steps": probe}, 1))
 
 
-def together(options: dict, num_runs: int, num_busy: int = 0) -> float:
-    """Seconds from the start of all runs until the last one ends."""
+def run_together(options: dict, num_runs: int, num_busy: int = 0) -> float:
+    """Train several runs at the same time. Return the seconds from their start until the last one ends."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, __file__, "--child"]
         runs = [
@@ -113,7 +113,7 @@ def together(options: dict, num_runs: int, num_busy: int = 0) -> float:
 
 
 def child(folder: str, index: int, num_runs: int, options: dict) -> None:
-    """Train, and write when the clock started and when the last record came."""
+    """Train one run. Write the times of the clock's start and of the last record."""
     start = Start(Path(folder), f"ready_{index}", num_runs)
     jaxrl_fast.fit(
         **options,

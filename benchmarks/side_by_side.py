@@ -1,9 +1,10 @@
-"""What the speed benchmarks share: ours beside a plain program, interleaved in one process, same hyperparameters.
+"""Shared code of the speed benchmarks, which time jaxrl_fast and a plain program in turn in one process.
 
-Speeds are environment steps per second of training, updates included, compilation not; ours counts only valid steps,
-which leaves out the reset rows. Each round runs every contender once with a seed of its own; ratios are medians of
-the ratios within a round, so that a slow moment of the machine hits both. Returns are means over the episodes of the
-last tenth of the updates, with the spread over the rounds' seeds.
+Both programs have the same hyperparameters. Speeds are environment steps per second of training, with updates and
+without compilation. For jaxrl_fast only valid steps count, which excludes the reset rows. Each round runs every
+contender once with a different seed. Ratios are medians of the ratios within a round, so that a slow moment of the
+machine affects both. Returns are means over the episodes of the last tenth of the updates, with the standard deviation
+over the rounds' seeds.
 """
 
 import json
@@ -26,11 +27,11 @@ from jaxrl_fast.training import build as training_build
 from jaxrl_fast.utils import devices
 
 RESULTS = Path(__file__).parent / "results"
-devices.limit_blas_threads()  # as our commands do, and for the plain program as well
+devices.limit_blas_threads()  # as the commands of jaxrl_fast do; it applies to the plain program too
 
 
 class Report:
-    """A JSON file that grows with each case, so that a benchmark cut short has not run for nothing."""
+    """A JSON file that is written after each case, so that an interrupted benchmark keeps its results."""
 
     def __init__(self, benchmark: str, output: str = "", append: bool = False):
         self.path = Path(output or RESULTS / f"{benchmark}_{devices.device().split()[0]}.json")
@@ -46,17 +47,20 @@ class Report:
         self.path.parent.mkdir(parents=True, exist_ok=True)
 
     def add(self, name: str, case: dict) -> None:
-        """One of several under a name."""
+        """Append a case to the list under a name."""
         self.content.setdefault(name, []).append(case)
         self._write(case)
 
     def put(self, name: str, case: dict) -> None:
-        """The only one under a name."""
+        """Set the only case under a name."""
         self.content[name] = case
         self._write(case)
 
-    def grow(self, name: str, cases: Iterable[dict]) -> None:
-        """One of several under a name, written down bit by bit: each of `cases` is all that is known of it by then."""
+    def add_incrementally(self, name: str, cases: Iterable[dict]) -> None:
+        """Append a case to the list under a name, and write it again for each version in `cases`.
+
+        Each version holds all that is known of the case by then. The last one is printed.
+        """
         self.content.setdefault(name, []).append({})
         for case in cases:
             self.content[name][-1] = case
@@ -68,7 +72,7 @@ class Report:
         self._save()
 
     def _save(self) -> None:
-        """Whole or not at all, for it may be killed meanwhile."""
+        """Replace the file atomically, because the process may be killed at any time."""
         aside = self.path.with_name(self.path.name + ".new")
         aside.write_text(json.dumps(self.content, indent=2) + "\n")
         aside.replace(self.path)
@@ -77,9 +81,10 @@ class Report:
 def compare(
     plain: Callable[[jax.Array], tuple], ours: program.Program, num_updates: int, num_steps: int, rounds: int
 ) -> dict:
-    """Speeds and returns of both, each training for num_steps environment steps, ours in num_updates updates.
+    """Time both programs, each for `num_steps` environment steps. Return their speeds, returns and ratios.
 
-    `plain` is compiled; of a key it returns the parameters, and the returns and number of the episodes that ended.
+    `plain` is compiled. It maps a PRNG key to the parameters, and to the sum of returns and the number of the episodes
+    that ended. jaxrl_fast makes these steps in `num_updates` updates.
     """
     speeds, returns = {"plain": [], "ours": []}, {"plain": [], "ours": []}
     for seed in range(-1, rounds):  # round -1 warms up
@@ -108,20 +113,20 @@ def compare(
 
 
 def build(num_updates: int, **options: Any) -> tuple[program.Program, int]:
-    """The program that `train` would run with these options, and on how many devices."""
+    """Return the program that `train` would run with these options, and its number of devices."""
     settings = load.from_keywords(**options)
     _, env, agent, placement = training_build.build(settings, training_build.load_algorithm(settings), num_updates)
     return program.build(env, agent, num_updates, placement), placement.num_devices
 
 
 def steps_per_update(**options: Any) -> int:
-    """Environment steps of an update with these options."""
+    """Return the environment steps of an update with these options."""
     settings = load.from_keywords(**options)
     return common.rollout_length(settings.agent, settings.options.num_envs) * settings.options.num_envs
 
 
 def timed(ours: program.Program, seed: np.ndarray, num_updates: int, before: int = 0) -> tuple[float, dict]:
-    """Seconds for updates, those `before` left out, in as many chunks as the program needs; and their metrics."""
+    """Time updates after the first `before` ones, which are not timed. Return the seconds and the metrics."""
     state, _ = advance(ours, jax.block_until_ready(ours.init(seed)), before)
     start = time.perf_counter()
     _, rows = advance(ours, state, num_updates)
@@ -130,7 +135,7 @@ def timed(ours: program.Program, seed: np.ndarray, num_updates: int, before: int
 
 
 def advance(ours: program.Program, state: Any, num_updates: int) -> tuple[Any, list[dict]]:
-    """The state after so many updates, and the metrics of each chunk, waited for."""
+    """Make updates, in as many chunks as the program needs. Return the state and the metrics of each chunk."""
     rows, left = [], num_updates
     while left:
         length = min(left, ours.capacity)
@@ -151,18 +156,21 @@ def compared(speeds: dict[str, list[float]], first: str, second: str) -> dict:
 
 
 def last_tenth(scores, episodes) -> float:
-    """Mean return over the episodes that ended in the last tenth of the updates."""
+    """Return the mean return over the episodes that ended in the last tenth of the updates."""
     scores, episodes = (np.asarray(x, np.float64)[-max(1, len(x) // 10) :] for x in (scores, episodes))
     return float(scores.sum() / max(episodes.sum(), 1))
 
 
 def mean_and_std(values: list[float]) -> list[float]:
-    """To one digit."""
+    """Return the mean and the standard deviation, rounded to one digit."""
     return [round(statistics.mean(values), 1), round(statistics.stdev(values), 1) if len(values) > 1 else 0.0]
 
 
 def agree(first: list[float], second: list[float]) -> bool:
-    """The means differ by less than three standard errors of their difference, or by less than 2% of the larger."""
+    """Return whether the means differ by less than three standard errors of their difference, or 2% of the larger.
+
+    With a single value each, the limit is 25% of the larger.
+    """
     if len(first) < 2:
         return abs(first[0] - second[0]) < 0.25 * max(first[0], second[0])
     error = (statistics.variance(first) / len(first) + statistics.variance(second) / len(second)) ** 0.5
@@ -171,7 +179,7 @@ def agree(first: list[float], second: list[float]) -> bool:
 
 
 def cpu_model() -> str:
-    """As Linux names it."""
+    """Return the name of the CPU as Linux reports it."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))

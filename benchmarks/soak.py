@@ -1,25 +1,25 @@
-"""Is a run as fast at its end as at its start? Throughput and memory over a thousand checkpoints.
+"""Measure the throughput and memory of a run over a thousand checkpoints: is its end as fast as its start?
 
     python benchmarks/soak.py                      # 1,000 checkpoints, 5,000 chunks
     python benchmarks/soak.py --checkpoints 10000
     python benchmarks/soak.py --algo players       # two players of games/Paddles, each with its own DQN
-    python benchmarks/soak.py --old-and-new        # a run of that many checkpoints and one that is new to it, in turn
+    python benchmarks/soak.py --old-and-new        # an old process and a new one, in turn
 
-A machine whose own speed changes hides a trend of a few percent. `--old-and-new` does without: when one process has
-made its checkpoints, another goes on from the last of them, so that both train the same to the bit and differ in age
-alone. They make a checkpoint's worth of work in turn, each first in every other round, for whoever comes first finds
-the caches cold. Two processes of one age differ by some percent as well, so there are several such pairs, and in every
-other one the new process is started first. The ratio is that of the seconds of old and new, by the clock and of all
-cores.
+Changes in the machine's speed hide a trend of a few percent. `--old-and-new` avoids this. After one process has made
+its checkpoints, another resumes from the last of them. Both then train the same bits and differ only in age. In each
+round both train from one checkpoint to the next, one after the other. Their order alternates, because the first one
+finds the caches cold. Two processes of the same age also differ by some percent. Several such pairs are therefore
+measured, and in every other pair the new process is started first. The ratio is old over new, of wall-clock seconds and
+of CPU seconds of all cores.
 
-The chunks are single updates, so that there are many of them; what is measured is wall time, checkpoints and all, next
-to a fixed piece of numpy timed at each checkpoint: the machine's own ups and downs hit both. A trend is the
-least-squares slope times the length, as a share of the mean: what the run's end has more than its start. The first
-tenth, in which caches and allocators settle and DQN's replay fills, is left out. CPU time, of which a busy neighbor
-takes less than of the clock's, is told too. Memory is what the process has for itself, swapped or not.
+The chunks are single updates, so that there are many of them. The measured wall time includes the checkpoints. A fixed
+numpy computation is timed at each checkpoint, because changes in the machine's speed affect both. A trend is the
+least-squares slope times the length, as a share of the mean: the growth from the run's start to its end. The first
+tenth is left out, because caches and allocators settle and DQN's replay buffer fills. CPU time is reported too, because
+other programs affect it less than wall time. Memory is the private memory of the process, with swapped pages.
 
-Exit status 1 says that something grows: memory by over a percent, the programs compiled while training, or, by over a
-percent at the lower end of its interval, the time that an old run takes over that of a new one.
+Exit status 1 means that something grows too much. Memory may grow by 1%. One program, an evaluation, may be compiled
+after the first checkpoint. The time of an old run over that of a new one may be 1.01 at the lower end of its interval.
 """
 
 import argparse
@@ -52,28 +52,28 @@ TASKS = {
     "dqn": DQN | dict(env="CartPole-v1"),
     "players": DQN | dict(env="games/Paddles", players="independent"),
 }
-SETTLED = 100  # checkpoints after which caches and the replay are full
-WRITTEN_S = 2.0  # seconds in which a checkpoint is written for sure
+SETTLED = 100  # checkpoints after which caches and the replay buffer are full
+WRITTEN_S = 2.0  # seconds within which a checkpoint is certainly written
 CONTEXT = multiprocessing.get_context("spawn")
 ALLOWED = 0.01  # growth from a run's start to its end
 MATRIX = np.ones((384, 384), np.float32)
 
 
-class Seen:
-    """When each checkpoint began, and how much memory the process had then."""
+class Recorder:
+    """Times and memory of the process at each checkpoint."""
 
     def __init__(self):
-        self.times: list[float] = []  # when each began, and when the reference after it was done
-        self.done: list[float] = []
+        self.times: list[float] = []  # start of each checkpoint
+        self.done: list[float] = []  # end of the reference computation at that checkpoint
         self.reference: list[float] = []  # seconds
         self.cpu: list[tuple[float, float]] = []  # seconds of all cores, at the same two moments as `times` and `done`
         self.memory: list[int] = []  # bytes
-        self.given = 0  # chunks
-        self.compiled_later = 0  # programs, after the first checkpoint; the last evaluation is one
+        self.given = 0  # submitted chunks
+        self.compiled_later = 0  # programs, after the first checkpoint; the last evaluation compiles one
 
     @contextlib.contextmanager
-    def watching(self):
-        """Trainings within are seen."""
+    def recording(self):
+        """Record trainings that run within this context."""
         save, submit = checkpointer.CheckpointManager.save, dispatcher.Dispatcher.submit
 
         def noted_save(keeper, *args):
@@ -102,14 +102,14 @@ class Seen:
 
 
 def own_memory() -> int:
-    """Bytes that nobody else has a part in; the system may take back pages of libraries at any time."""
+    """Return the bytes of private memory. Pages of libraries do not count, because the system may reclaim them."""
     lines = Path("/proc/self/status").read_text().splitlines()
     sizes = {name: int(rest.split()[0]) for name, _, rest in (x.partition(":") for x in lines) if rest.endswith("kB")}
     return 1024 * (sizes["RssAnon"] + sizes["VmSwap"])
 
 
 def reference() -> float:
-    """Seconds for a fixed piece of work."""
+    """Return the seconds of a fixed computation."""
     start = time.perf_counter()
     for _ in range(4):
         np.dot(MATRIX, MATRIX)
@@ -117,7 +117,7 @@ def reference() -> float:
 
 
 def trend(values: np.ndarray) -> float:
-    """What the fitted line gains from one end to the other, over the mean."""
+    """Return the growth of the fitted line from one end to the other, over the mean."""
     slope, _ = np.polyfit(np.arange(len(values)), values, 1)
     return float(slope * (len(values) - 1) / values.mean())
 
@@ -127,23 +127,23 @@ def blocks(values: np.ndarray) -> np.ndarray:
     return values[: len(values) // BLOCK * BLOCK].reshape(-1, BLOCK).sum(axis=1)
 
 
-def grouped(values: np.ndarray, count: int) -> np.ndarray:
-    """Medians of so many groups, so that one pause of the machine is one outlier."""
+def group_medians(values: np.ndarray, count: int) -> np.ndarray:
+    """Return the medians of this number of groups, so that one pause of the machine is one outlier."""
     return np.array([np.median(part) for part in np.array_split(values, count)])
 
 
 def main() -> None:
-    """Runs, prints, and writes the JSON and the figure."""
+    """Measure, print, and write the JSON and the figure."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--checkpoints", type=int, default=1000)
     parser.add_argument("--algo", default="ppo,dqn")
     parser.add_argument("--old-and-new", action="store_true")
-    parser.add_argument("--rounds", type=int, default=400, help="of each pair of --old-and-new; an even number")
-    parser.add_argument("--pairs", type=int, default=6, help="of --old-and-new; even, four at least")
+    parser.add_argument("--rounds", type=int, default=400, help="rounds of each pair of --old-and-new; an even number")
+    parser.add_argument("--pairs", type=int, default=6, help="pairs of --old-and-new; an even number, at least four")
     parser.add_argument("--output", default="")
     args = parser.parse_args()
     if args.pairs < 4 or args.pairs % 2 or args.rounds % 2 or args.checkpoints < 2:
-        parser.error("--pairs and --rounds must be even numbers, four pairs and two checkpoints at least")
+        parser.error("--pairs and --rounds must be even, with at least four pairs and two checkpoints")
     report = side_by_side.Report("soak_old_and_new" if args.old_and_new else "soak", args.output)
     lines, grown = {}, []
     for algo in args.algo.split(","):
@@ -163,7 +163,7 @@ def main() -> None:
 
 
 def growth(case: dict) -> list[str]:
-    """What a run's end has more than its start, in sentences. `soak`'s speed is the machine's too: not judged."""
+    """Return a sentence per quantity that grew. The speed of `soak` is not judged: it depends on the machine too."""
     compiled, slowest = case.get("compiled_after_the_first_checkpoint", 1), case.get("clock_interval", [1.0])[0]
     wrong = {
         f"memory grew by {100 * case.get('memory_trend', 0):.1f}%": case.get("memory_trend", 0) > ALLOWED,
@@ -174,9 +174,9 @@ def growth(case: dict) -> list[str]:
 
 
 def soak(algo: str, num_checkpoints: int) -> tuple[np.ndarray, np.ndarray, dict]:
-    """Relative speed and bytes from checkpoint to checkpoint, and what they come to."""
-    seen, per_checkpoint = Seen(), steps_each(algo)
-    with tempfile.TemporaryDirectory() as folder, seen.watching():
+    """Train with many checkpoints. Return relative speeds, bytes of memory, and the case for the JSON."""
+    seen, per_checkpoint = Recorder(), steps_per_checkpoint(algo)
+    with tempfile.TemporaryDirectory() as folder, seen.recording():
         run = train(algo, num_checkpoints, folder)
         size = sum(path.stat().st_size for path in run.folder.rglob("*") if path.is_file())
     settled = len(seen.times) // 10
@@ -192,9 +192,9 @@ def soak(algo: str, num_checkpoints: int) -> tuple[np.ndarray, np.ndarray, dict]
         "chunks": seen.given,
         "compiled_after_the_first_checkpoint": seen.compiled_later,
         "steps_per_s": round(statistics.median(speed)),
-        "speed_trend": round(trend(grouped(beside, min(NUM_POINTS, len(beside)))), 4),
-        "speed_trend_of_the_machine_too": round(trend(grouped(speed, min(NUM_POINTS, len(speed)))), 4),
-        "cpu_time_trend": round(trend(grouped(work, min(NUM_POINTS, len(work)))), 4),
+        "speed_trend": round(trend(group_medians(beside, min(NUM_POINTS, len(beside)))), 4),
+        "speed_trend_of_the_machine_too": round(trend(group_medians(speed, min(NUM_POINTS, len(speed)))), 4),
+        "cpu_time_trend": round(trend(group_medians(work, min(NUM_POINTS, len(work)))), 4),
         f"cpu_s_of_{BLOCK}_checkpoints": np.round(blocks(starts[1:] - ends[:-1]), 2).tolist(),
         "memory_mb": round(float(np.median(memory)) / 2**20, 1),
         "memory_trend": round(trend(memory), 4),
@@ -204,15 +204,15 @@ def soak(algo: str, num_checkpoints: int) -> tuple[np.ndarray, np.ndarray, dict]
     return beside / np.median(beside), memory, case
 
 
-def steps_each(algo: str) -> int:
-    """Between checkpoints."""
+def steps_per_checkpoint(algo: str) -> int:
+    """Return the environment steps between checkpoints."""
     return CHUNKS_EACH * NUM_ENVS * (LENGTH if algo == "ppo" else 1)
 
 
 def train(algo: str, num_checkpoints: int, folder: str) -> jaxrl_fast.Run:
-    """A training of single updates, or what is left of it where the folder has it."""
+    """Train with one update per chunk. Resume the training if the folder has it."""
     dispatcher.CHUNK_S = 0.0
-    per_checkpoint = steps_each(algo)
+    per_checkpoint = steps_per_checkpoint(algo)
     run = Path(folder, "run")
     if run.exists():
         return jaxrl_fast.fit(resume=str(run), log_level="quiet")
@@ -228,10 +228,10 @@ def train(algo: str, num_checkpoints: int, folder: str) -> jaxrl_fast.Run:
     )
 
 
-def in_turns(algo: str, num_checkpoints: int, folder: str, pipe) -> None:
-    """In a child: tells the seconds that each checkpoint's worth of work took, by the clock and of all cores.
+def train_in_turns(algo: str, num_checkpoints: int, folder: str, pipe) -> None:
+    """Train in a child process. Send the wall-clock and CPU seconds from each checkpoint to the next through the pipe.
 
-    It waits for leave to begin, and to go on.
+    The child waits for a message at the start, and again at each checkpoint.
     """
     save, began = checkpointer.CheckpointManager.save, (0.0, 0.0)
 
@@ -248,9 +248,9 @@ def in_turns(algo: str, num_checkpoints: int, folder: str, pipe) -> None:
 
 
 def old_and_new(algo: str, num_checkpoints: int, num_rounds: int, num_pairs: int) -> dict:
-    """What age costs: the geometric mean over pairs of processes, and twice its standard error either way.
+    """Measure the cost of age: the geometric mean over pairs of processes, plus and minus two standard errors.
 
-    Which of them was started first makes a difference, so the error is that of pairs of pairs.
+    The order in which the two were started matters, so the standard error is over pairs of pairs.
     """
     pairs = np.log([measure_pair(algo, num_checkpoints, num_rounds, i % 2 == 0) for i in range(num_pairs)])
     balanced = pairs.reshape(-1, 2, 2).mean(axis=1)  # [pair of pairs, clock or cores]
@@ -267,9 +267,9 @@ def old_and_new(algo: str, num_checkpoints: int, num_rounds: int, num_pairs: int
 
 
 def measure_pair(algo: str, num_checkpoints: int, num_rounds: int, old_first: bool) -> np.ndarray:
-    """[clock, CPU time] of a run older by `num_checkpoints` over that of one which goes on from there.
+    """Return [wall-clock, CPU time] of an old run over that of a new one, which resumes it after `num_checkpoints`.
 
-    Geometric means of the medians over rounds in which the one came first and the other did.
+    Each is the geometric mean of two medians: over the rounds that the old run started, and over the others.
     """
     with tempfile.TemporaryDirectory() as place:
         last = num_checkpoints + SETTLED + num_rounds + 1
@@ -277,7 +277,7 @@ def measure_pair(algo: str, num_checkpoints: int, num_rounds: int, old_first: bo
         pipes, children = {}, []
         for name in sorted(folders, reverse=old_first):
             pipes[name], end = CONTEXT.Pipe()
-            children.append(CONTEXT.Process(target=in_turns, args=(algo, last, folders[name], end), daemon=True))
+            children.append(CONTEXT.Process(target=train_in_turns, args=(algo, last, folders[name], end), daemon=True))
             children[-1].start()
         try:
             advance(pipes["old"], num_checkpoints)
@@ -298,7 +298,7 @@ def measure_pair(algo: str, num_checkpoints: int, num_rounds: int, old_first: bo
 
 
 def advance(pipe: Connection, num_checkpoints: int) -> tuple[float, float]:
-    """So many checkpoints' worth of work; the seconds that the last took. The child then waits before it saves."""
+    """Let a child work up to its next `num_checkpoints` checkpoints. Return the seconds before the last of them."""
     for _ in range(num_checkpoints):
         pipe.send(None)
         seconds = pipe.recv()
@@ -306,13 +306,13 @@ def advance(pipe: Connection, num_checkpoints: int) -> tuple[float, float]:
 
 
 def figure(lines: dict[str, list[np.ndarray]]):
-    """Speed and memory over checkpoints."""
+    """Draw speed and memory over checkpoints."""
     from matplotlib.figure import Figure
 
     made = Figure(figsize=(8, 5), layout="constrained")
     above, below = made.subplots(2, 1, sharex=True)
     for (algo, (speed, memory)), color in zip(lines.items(), ("tab:blue", "tab:orange", "tab:green")):
-        middle = grouped(speed, min(NUM_POINTS, len(speed)))
+        middle = group_medians(speed, min(NUM_POINTS, len(speed)))
         place = np.linspace(0, len(speed), len(middle))
         above.plot(place, middle, label=algo.upper(), color=color)
         below.plot(memory / 2**20, label=algo.upper(), color=color)

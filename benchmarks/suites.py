@@ -3,8 +3,8 @@
     python benchmarks/suites.py               # all suites that are installed; the documentation has the table
     python benchmarks/suites.py navix pgx     # some of them; the others keep their entries
 
-An environment counts if it can be made, and if its reset and step can be traced for many environments at once, with the
-shapes and dtypes that its specification declares. tests/envs/test_conformance.py plays a sample of each suite.
+An environment works if it can be made, and if its reset and step can be traced for many environments at once. They must
+give the shapes and dtypes that its specification declares. tests/envs/test_conformance.py steps a sample of each suite.
 """
 
 import argparse
@@ -25,13 +25,13 @@ def main():
     from jaxrl_fast import envs
 
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("suites", nargs="*", help=f"of {', '.join(envs.SUITES)}; default: all installed")
+    parser.add_argument("suites", nargs="*", help=f"some of {', '.join(envs.SUITES)}; default: all installed")
     parser.add_argument("--one", action="store_true", help="try one suite in this process and print what was found")
     args = parser.parse_args()
     if not set(args.suites) <= set(envs.SUITES):
         parser.error(f"suites: choose among {', '.join(envs.SUITES)}, got {' '.join(args.suites)}")
     if args.one:
-        print(json.dumps(tried(args.suites[0])))
+        print(json.dumps(try_suite(args.suites[0])))
         return
     for suite in args.suites or [suite for suite in envs.SUITES if envs.is_installed(suite)]:
         start = time.perf_counter()
@@ -44,7 +44,7 @@ def main():
         print(f"{suite}: {len(found['works'])} work, {len(found['refused'])} do not, {seconds:.0f} s", flush=True)
 
 
-def tried(suite):
+def try_suite(suite):
     """Return which environments of a suite work, why the others do not, and the versions."""
     from jaxrl_fast import envs
 

@@ -2,8 +2,8 @@
 
     python benchmarks/two_checkouts.py BEFORE AFTER     # folders of the checkouts; about eight minutes on two cores
 
-Each round trains every row once with each checkout, in turn, in processes of their own. A speed is `env_steps_per_s` of
-summary.json: environment steps of training per second, updates included, compilation not. A ratio is the speed of AFTER
+Each round trains every row once with each checkout, in turn, in separate processes. A speed is `env_steps_per_s` of
+summary.json: environment steps of training per second, with updates, without compilation. A ratio is the speed of AFTER
 over that of BEFORE in the same round; the report has their median, minimum and maximum.
 """
 

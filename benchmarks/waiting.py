@@ -1,12 +1,15 @@
-"""What `--async-pools` and `--overlap` bring where emulators need none of the cores that learn.
+"""Measure the gain of `--async-pools` and `--overlap` where emulators do not use the cores that learn.
 
     python benchmarks/waiting.py
 
-The emulator is a stand-in: 32 small environments that answer 10 ms after they were sent their actions, in which they
-only wait, as if they were stepped by cores of their own. PPO makes 64 steps with each and 32 gradient steps, which take
-two cores about two thirds as long. Milliseconds per update, three ways of waiting in turn, several rounds, medians:
-`waits` as with `--async-pools 0`, `in_flight` as with 1, `overlaps` with `--overlap` besides; `emulator` is what the
-emulator alone needs, which no way can beat.
+A stand-in replaces the emulator: 32 small environments that answer 10 ms after they receive their actions. They only
+wait, as if they were stepped by other cores. PPO makes 64 steps with each, and 32 gradient steps, which take two cores
+about two thirds as long. Several rounds time three variants in turn. The JSON has the median milliseconds per update:
+
+    waits       as with `--async-pools 0`
+    in_flight   as with `--async-pools 1`
+    overlaps    as with `--async-pools 1 --overlap`
+    emulator    time of the emulator alone, a lower bound
 """
 
 import argparse
@@ -27,7 +30,7 @@ CONFIG = ppo.Config(rollout_length=64, num_minibatches=4, num_epochs=8, hidden_s
 
 
 def main():
-    """Measures, prints the case, and writes the JSON."""
+    """Measure all variants, print the case, and write the JSON."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--output", default="")
@@ -42,24 +45,27 @@ def main():
 
 
 class Waiting:
-    """A training by one way of waiting."""
+    """A training with one way to wait for the emulator."""
 
     def __init__(self, in_flight: bool = False, overlap: bool = False):
-        env = slow(envs.make("CartPole-v1", 32), in_flight, overlap)
+        env = delay_answers(envs.make("CartPole-v1", 32), in_flight, overlap)
         agent = ppo.make(CONFIG, env.spec, 1000)
         self.state = jax.jit(lambda key: loop.init(env, agent, key))(jax.random.key(0))
         self.train = jax.jit(lambda state: loop.train(env, agent, state, 1)[0], donate_argnums=0)
 
     def update(self) -> float:
-        """Seconds of one."""
+        """Make one update and return the seconds."""
         jax.block_until_ready(self.state)
         began = time.perf_counter()
         self.state = jax.block_until_ready(self.train(self.state))
         return time.perf_counter() - began
 
 
-def slow(env: Env, in_flight: bool, overlap: bool) -> Env:
-    """The same environments behind an emulator that takes its time. Its state: theirs, a handle, the last actions."""
+def delay_answers(env: Env, in_flight: bool, overlap: bool) -> Env:
+    """Return the environments behind an emulator that answers after ANSWER_S.
+
+    The new state holds the environments' state, a handle and the last actions.
+    """
     due = [0.0]
 
     def sent(handle, action):

@@ -1,7 +1,7 @@
-"""What holds for every test: JAX on the CPU, one compilation cache, examples that can be repeated; and three checks.
+"""Configure all tests: JAX on the CPU, one compilation cache, reproducible examples, and three checks.
 
-Arrays of different rank never meet unless the code says so, here and in subprocesses. No training program of one seed
-uses a key twice. A warning is an error (pyproject.toml). What indices and transfers do is for test_loop and test_train.
+Implicit rank promotion is an error, here and in subprocesses. A training program of one seed must not use a key twice.
+A warning is an error (pyproject.toml). Indices and transfers are checked in test_loop and test_train.
 """
 
 import functools
@@ -18,17 +18,17 @@ from packaging.version import Version
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("MPLBACKEND", "agg")
 os.environ.setdefault("JAX_NUMPY_RANK_PROMOTION", "raise")
-# Compiling is most of the time of most tests. The README's commands and the benchmarks compile as users do; so do the
-# tests with XLA_FLAGS="", as the nightly workflow runs them.
+# Compilation takes most of the time of most tests. The README's commands and the benchmarks do not set these
+# flags. Nor does the nightly workflow, which runs the tests with XLA_FLAGS="".
 HASTY = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
-if Version(version("jaxlib")) < Version("0.11"):  # a third faster again; later ones exit at flags they do not know
+if Version(version("jaxlib")) < Version("0.11"):  # a third faster; later versions exit at unknown flags
     HASTY += " --xla_cpu_use_fusion_emitters=false"
 if os.environ["JAX_PLATFORMS"] == "cpu":
     os.environ.setdefault("XLA_FLAGS", HASTY)
 if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
     _cache = tempfile.TemporaryDirectory(prefix="jaxrl_fast_tests_", ignore_cleanup_errors=True)  # gone at exit
     os.environ["JAX_COMPILATION_CACHE_DIR"] = _cache.name
-    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.05")  # the workers share it
+    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.05")  # pytest's workers share the cache
 
 import hypothesis
 import jax
@@ -41,7 +41,7 @@ hypothesis.settings.register_profile("local", deadline=None, max_examples=50)
 hypothesis.settings.register_profile("ci", deadline=None, max_examples=50, derandomize=True, print_blob=True)
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "local")
 
-UNIT = "unit and not slow"  # what -m unit means
+UNIT = "unit and not slow"  # the meaning of -m unit
 
 
 def pytest_addoption(parser):
@@ -51,20 +51,20 @@ def pytest_addoption(parser):
 
 def pytest_configure(config):
     jax.config.update("jax_num_cpu_devices", config.getoption("--num-cpu-devices"))
-    program.build = _reading_keys(program.build)
+    program.build = _checking_key_reuse(program.build)
     if config.option.markexpr == "unit":
         config.option.markexpr = UNIT
 
 
 def pytest_ignore_collect(collection_path, config):
-    """Import only modules with unit tests for `-m unit`: to import all of them takes longer than those tests."""
+    """Import only modules with unit tests for `-m unit`, since importing all takes longer than these tests."""
     if config.option.markexpr == UNIT and collection_path.name.startswith("test_"):
         return "mark.unit" not in collection_path.read_text(encoding="utf-8") or None
     return None
 
 
 def pytest_collection_modifyitems(config, items):
-    """Leave out what tests/nightly.txt names. A line that matches no test of a file that is collected is an error."""
+    """Deselect the tests of tests/nightly.txt. If all tests are collected, a line without a match is an error."""
     lines = Path(__file__).with_name("nightly.txt").read_text(encoding="utf-8").splitlines()
     nightly = set()
     for line in lines:
@@ -78,36 +78,36 @@ def pytest_collection_modifyitems(config, items):
         items[:] = [item for item in items if item not in nightly]
 
 
-def _reading_keys(build):
-    """While it traces, JAX reads off a program that no key is used twice; asked for all the time, it costs too much."""
+def _checking_key_reuse(build):
+    """Let JAX check for reused keys while it traces a program. The check is too slow for all tests."""
 
     @functools.wraps(build)
-    def build_and_read(env, agent, num_updates, placement=SINGLE_DEVICE, *others):
-        # What vmap does to arrays of keys counts as their use: over seeds, shards and independent players.
+    def build_and_check(env, agent, num_updates, placement=SINGLE_DEVICE, *others):
+        # vmap over arrays of keys counts as their use: over seeds, shards and independent players.
         alone = placement.num_seeds == placement.num_shards == 1 and not env.spec.players
         with jax.debug_key_reuse(alone):
             return build(env, agent, num_updates, placement, *others)
 
-    return build_and_read
+    return build_and_check
 
 
 @pytest.fixture
 def any_ranks():
-    """For code of others that lets arrays of different rank meet."""
+    """Allow implicit rank promotion, for code of other libraries."""
     with jax.numpy_rank_promotion("allow"):
         yield
 
 
 @pytest.fixture
 def strict_keys():
-    """No key is used twice in all that a test does. A key kept where its use was discarded counts too."""
+    """Check for reused keys in the whole test. A use whose result is discarded counts too."""
     with jax.debug_key_reuse(True):
         yield
 
 
 @pytest.fixture(scope="session")
 def rlax():
-    """Another implementation of the papers on values. Its own imports warn."""
+    """Return rlax, an independent implementation of value targets. Its imports emit warnings."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         import rlax

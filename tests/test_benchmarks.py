@@ -1,4 +1,4 @@
-"""What is run unattended on a machine that is lent: it must not fail for a word, nor do twice what it has done."""
+"""Test benchmarks that run unattended on a borrowed machine: commands are valid, finished steps are not repeated."""
 
 import itertools
 import json
@@ -29,12 +29,12 @@ STEPS = [step for steps in PARTS.values() for step in steps]
 
 
 def options_of(script):
-    """Those that its parser knows, read off its source."""
+    """Return the options of a script's parser, found in its source."""
     return set(re.findall(r'add_argument\("(--[a-z-]+)"', (BENCHMARKS.parent / script).read_text()))
 
 
 @pytest.mark.parametrize("step", STEPS, ids=[step.name for step in STEPS])
-def test_every_step_is_a_command_that_there_is(step, tmp_path):
+def test_every_step_is_valid_command(step, tmp_path):
     words = on_a_gpu.command(step, tmp_path, "callback")
     if words[:2] == ["-m", "jaxrl_fast.train"]:
         assert load.from_command_line(words[2:]).options.run_dir == str(tmp_path / step.name)
@@ -46,28 +46,28 @@ def test_every_step_is_a_command_that_there_is(step, tmp_path):
     assert not any("{" in word for word in words)
 
 
-def test_steps_have_names_of_their_own():
+def test_names_of_steps_are_unique():
     assert len({step.name for step in STEPS}) == len(STEPS)
 
 
-def test_what_ended_well_is_not_repeated_and_what_does_not_fit_is_not_begun():
+def test_is_due_excludes_finished_steps_and_steps_longer_than_time_left():
     done = {"a": {"status": 0}, "b": {"status": -15}, "c": {"status": 143}}
     step = lambda name, minutes=2: Step(name, minutes, ())
-    assert [on_a_gpu.wanted(step(name), done, 121) for name in "abcd"] == [False, True, True, True]
-    assert not on_a_gpu.wanted(step("d"), done, 119)
+    assert [on_a_gpu.is_due(step(name), done, 121) for name in "abcd"] == [False, True, True, True]
+    assert not on_a_gpu.is_due(step("d"), done, 119)
 
 
-def test_a_training_goes_on_where_it_has_a_configuration_with_or_without_checkpoints(tmp_path):
+def test_training_command_resumes_when_config_exists(tmp_path):
     pong, place = PARTS["pong"][0], tmp_path / "pong"
     words = lambda: on_a_gpu.command(pong, tmp_path, "auto")
     assert "--run-dir" in words()
     place.mkdir()
-    assert "--run-dir" in words(), "killed before it had written anything"
+    assert "--run-dir" in words(), "the process was killed before it wrote anything"
     (place / "config.yaml").write_text("")
     assert words() == ["-m", "jaxrl_fast.train", "--host-bridge", "auto", "--resume", str(place)]
 
 
-def test_a_child_finds_the_package_and_what_we_find(monkeypatch, tmp_path):
+def test_child_process_finds_package_and_keeps_pythonpath(monkeypatch, tmp_path):
     monkeypatch.setenv("PYTHONPATH", "/somewhere/else")
     environment = on_a_gpu.environment()
     assert environment["PYTHONPATH"].endswith(":/somewhere/else")
@@ -76,7 +76,7 @@ def test_a_child_finds_the_package_and_what_we_find(monkeypatch, tmp_path):
     assert Path(out.strip()).parent.parent == BENCHMARKS.parent
 
 
-def test_a_command_goes_through_its_steps_and_the_next_one_only_through_what_is_left(tmp_path, monkeypatch, capsys):
+def test_main_runs_all_steps_and_next_call_only_unfinished_ones(tmp_path, monkeypatch, capsys):
     count = (
         "import sys, pathlib; pathlib.Path(sys.argv[1], sys.argv[2]).open('a').write('x'); sys.exit(int(sys.argv[3]))"
     )
@@ -89,77 +89,78 @@ def test_a_command_goes_through_its_steps_and_the_next_one_only_through_what_is_
     assert times == {"good": 1, "bad": 2}
     done = json.loads((tmp_path / on_a_gpu.RESULTS).read_text())
     assert {name: entry["status"] for name, entry in done.items()} == {"good": 0, "bad": 3}
-    assert "good: done before" in capsys.readouterr().out
+    assert "good: already done" in capsys.readouterr().out
 
 
-def test_what_was_begun_before_comes_after_what_was_not_but_a_training_in_its_turn(monkeypatch):
+def test_started_steps_run_after_new_ones_except_trainings(monkeypatch):
     parts = {"one": [Step(name, 1, ()) for name in "abc"], "two": [on_a_gpu.training("run", "")], "three": []}
     monkeypatch.setattr(on_a_gpu, "PARTS", parts | {"three": [Step("d", 1, ())]})
     done = {"a": {"status": -15, "timed_out": True}, "b": {"status": None}, "run": {"status": 143}}
-    order = lambda done: [step.name for step in on_a_gpu.in_order(["one", "two", "three"], done)]
+    order = lambda done: [step.name for step in on_a_gpu.order_steps(["one", "two", "three"], done)]
     assert order({}) == ["a", "b", "c", "run", "d"]
     assert order(done) == ["c", "run", "d", "a", "b"]
 
 
-def test_what_a_script_had_found_is_kept_when_it_is_begun_again(tmp_path, monkeypatch):
+def test_results_of_earlier_attempts_are_kept_when_script_is_run_again(tmp_path, monkeypatch):
     finds = "import sys, pathlib; pathlib.Path(sys.argv[1], 'a.json').write_text('{\"cases\": [%d]}'); sys.exit(1)"
     for number in range(2):
         monkeypatch.setattr(on_a_gpu, "PARTS", {"all": [Step("a", 0.1, ("-c", finds % number, "{folder}"))]})
-        on_a_gpu.go_through(["all"], tmp_path, time.monotonic() + 60)
+        on_a_gpu.run_parts(["all"], tmp_path, time.monotonic() + 60)
     monkeypatch.setattr(on_a_gpu, "run", lambda *_: sys.exit("killed along with us"))
-    for cases in ("[2]}", "[3]}"):  # what a step that is killed with us leaves
+    for cases in ("[2]}", "[3]}"):  # the partial output of a step that is killed with the main process
         with pytest.raises(SystemExit):
-            on_a_gpu.go_through(["all"], tmp_path, time.monotonic() + 60)
+            on_a_gpu.run_parts(["all"], tmp_path, time.monotonic() + 60)
         (tmp_path / "a.json").write_text('{"cases": ' + cases)
     monkeypatch.setattr(on_a_gpu, "run", lambda *_: {"status": 0, "found": None})
-    on_a_gpu.go_through(["all"], tmp_path, time.monotonic() + 60)
+    on_a_gpu.run_parts(["all"], tmp_path, time.monotonic() + 60)
     entry = json.loads((tmp_path / on_a_gpu.RESULTS).read_text())["a"]
     assert [attempt["found"]["cases"] for attempt in entry["earlier"]] == [[0], [1], [2], [3]]
     assert [attempt["status"] for attempt in entry["earlier"]] == [1, 1, None, None]
-    assert entry["found"] is None, "what an earlier one had found is not this one's"
+    assert entry["found"] is None, "results of earlier attempts are not those of this one"
 
 
-def test_a_training_keeps_its_curve_while_it_goes_on_and_when_it_begins_anew(tmp_path):
+def test_training_keeps_earlier_curve_when_resumed_or_started_again(tmp_path):
     pong, had = PARTS["pong"][0], {"status": 143, "found": {"solved": False}, "curve": [{"env_steps": 1}]}
-    assert on_a_gpu.before(pong, tmp_path, {}) == {}
-    assert on_a_gpu.before(pong, tmp_path, {"pong": had}) == {"earlier": [had]}, "its folder was left on a machine"
+    assert on_a_gpu.earlier_results(pong, tmp_path, {}) == {}
+    expected = {"earlier": [had]}
+    assert on_a_gpu.earlier_results(pong, tmp_path, {"pong": had}) == expected, "its folder stayed on another machine"
     (tmp_path / "pong").mkdir()
     (tmp_path / "pong" / "config.yaml").write_text("")
-    assert on_a_gpu.before(pong, tmp_path, {"pong": had}) == had
+    assert on_a_gpu.earlier_results(pong, tmp_path, {"pong": had}) == had
 
 
 @pytest.mark.parametrize("num_rows", [0, 1, 200, 201, 999])
-def test_a_curve_is_thinned_to_its_last_row(tmp_path, num_rows):
+def test_curve_is_downsampled_evenly_and_keeps_last_row(tmp_path, num_rows):
     row = lambda i: {"env_steps": i, "train_time_s": 0.5, "return_mean": None, "episodes": 0}
     lines = [json.dumps(row(i) | {"loss": 1.0}) + "\n" for i in range(num_rows)]
-    (tmp_path / "metrics.jsonl").write_text("".join(lines) + '{"env_st')  # killed while it wrote
+    (tmp_path / "metrics.jsonl").write_text("".join(lines) + '{"env_st')  # killed while writing a line
     rows = on_a_gpu.curve(tmp_path / "metrics.jsonl")
     assert min(num_rows, 100) <= len(rows) <= 200 and rows[-1:] == [row(i) for i in range(num_rows)][-1:]
     assert len({after["env_steps"] - now["env_steps"] for now, after in itertools.pairwise(rows)}) <= 1
 
 
-def test_a_training_is_told_of_with_its_preset_summary_and_curve(tmp_path, monkeypatch):
+def test_entry_of_training_has_preset_summary_and_curve(tmp_path, monkeypatch):
     place = tmp_path / "pong"
     place.mkdir()
     for name, text in (("config.yaml", ""), ("summary.json", '{"solved": true}'), ("metrics.jsonl", '{"episodes": 3}')):
         (place / name).write_text(text)
     watched = []
     monkeypatch.setattr(on_a_gpu, "watch", lambda words, *seconds: watched.append(seconds) or (143, "", True))
-    on_a_gpu.go_through(["pong"], tmp_path, time.monotonic() + 300)
+    on_a_gpu.run_parts(["pong"], tmp_path, time.monotonic() + 300)
     entry = json.loads((tmp_path / on_a_gpu.RESULTS).read_text())["pong"]
     assert "--resume" in entry["command"] and entry["preset"] == "ppo_pong_fast" and entry["pool_path"] == "auto"
     assert entry["timed_out"] and entry["found"] == {"solved": True} and entry["curve"][0]["episodes"] == 3
-    assert 275 < watched[0][0] < 281 and watched[0][1] == 20, "20 s of its time are for saving it"
+    assert 275 < watched[0][0] < 281 and watched[0][1] == 20, "20 s are reserved for saving"
 
 
-def test_a_script_has_all_of_its_time_for_it_saves_nothing(tmp_path, monkeypatch):
+def test_script_step_reserves_no_time_for_saving(tmp_path, monkeypatch):
     watched = []
     monkeypatch.setattr(on_a_gpu, "watch", lambda words, *seconds: watched.append(seconds) or (0, "", False))
     on_a_gpu.run(Step("a", 1.5, ()), [], tmp_path, 500)
     assert watched == [(180, on_a_gpu.KILL_AFTER)]
 
 
-def test_where_the_check_of_ffi_has_not_ended_well_atari_is_stepped_through_python(tmp_path, monkeypatch):
+def test_atari_steps_use_callback_when_ffi_check_failed(tmp_path, monkeypatch):
     ends = [{}]
     ends += [{"ffi": {"status": 0, "found": {"agree": agree}}} for agree in (True, False, None)]
     ends += [{"ffi": {"status": -11, "found": None}}, {"ffi": {"status": None}}, {"ffi": {"status": 0, "found": None}}]
@@ -167,15 +168,15 @@ def test_where_the_check_of_ffi_has_not_ended_well_atari_is_stepped_through_pyth
     for step in (*PARTS["atari"], *PARTS["pong"], *PARTS["dqn"]):
         words = on_a_gpu.command(step, tmp_path, "callback")
         assert words[words.index("--host-bridge") + 1] == "callback"
-        assert on_a_gpu.said(step, "callback")["pool_path"] == "callback"
+        assert on_a_gpu.hidden_settings(step, "callback")["pool_path"] == "callback"
     (tmp_path / "pong").mkdir()
     (tmp_path / "pong" / "config.yaml").write_text("")
     words = on_a_gpu.command(PARTS["pong"][0], tmp_path, "callback")
-    assert "--resume" in words and "callback" in words, "also where it goes on"
-    assert on_a_gpu.said(PARTS["speed"][0], "callback") == {}
+    assert "--resume" in words and "callback" in words, "also when it resumes"
+    assert on_a_gpu.hidden_settings(PARTS["speed"][0], "callback") == {}
 
 
-def test_every_way_of_training_atari_on_many_environments_is_kept_small():
+def test_atari_steps_with_many_environments_have_few_contenders():
     words = {step.name: step.words for step in PARTS["atari"]}
     assert [*words] == ["atari_8", "atari_32", "atari_128", "atari_1024", "atari_512"]
     after = lambda name, option: words[name][words[name].index(option) + 1]
@@ -184,9 +185,9 @@ def test_every_way_of_training_atari_on_many_environments_is_kept_small():
     assert next(step.minutes for step in PARTS["atari"] if step.name == "atari_128") >= 3
 
 
-def test_results_lie_where_git_ignores_them_and_nothing_of_ours_replaces_them(monkeypatch):
+def test_default_results_folder_is_ignored_by_git(monkeypatch):
     folders = []
-    monkeypatch.setattr(on_a_gpu, "go_through", lambda parts, folder, end: folders.append(folder))
+    monkeypatch.setattr(on_a_gpu, "run_parts", lambda parts, folder, end: folders.append(folder))
     monkeypatch.chdir(BENCHMARKS.parent)
     assert on_a_gpu.main(["ffi", "--any-device"]) == 0
     assert folders == [BENCHMARKS.parent / "runs" / "on_a_gpu"]
@@ -195,7 +196,7 @@ def test_results_lie_where_git_ignores_them_and_nothing_of_ours_replaces_them(mo
     assert not ignored.exists() or "/runs/" in ignored.read_text().splitlines()
 
 
-def test_the_plan_fits_its_loans_and_each_begins_with_what_the_rest_of_it_needs():
+def test_documented_commands_fit_time_of_loan_and_start_with_ffi_check():
     loans = [line.split() for line in on_a_gpu.__doc__.splitlines() if line.startswith("    python ")]
     named = [[word for word in loan if word in PARTS] for loan in loans]
     games = [["ffi", part, part] for part in ("atari", "pong", "dqn")]
@@ -204,7 +205,7 @@ def test_the_plan_fits_its_loans_and_each_begins_with_what_the_rest_of_it_needs(
     assert all(len(calls) == 2 and max(calls) < 10 and sum(calls) <= 12.5 for calls in minutes)
 
 
-def test_bits_are_compared_the_other_way_too_where_one_way_fails(monkeypatch):
+def test_same_bits_compares_second_mode_when_first_mode_fails(monkeypatch):
     def ends(words, env, **_):
         failed = env.get("XLA_FLAGS") == on_a_gpu.SAME_BITS["XLA_FLAGS"]
         out = "a warning\n" + json.dumps({"ppo": "ab", "dqn": "cd"})
@@ -216,7 +217,7 @@ def test_bits_are_compared_the_other_way_too_where_one_way_fails(monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_step_whose_time_is_over_may_save_before_it_is_killed():
+def test_step_past_time_limit_can_save_before_it_is_killed():
     saves = "import signal, sys, time; signal.signal(15, lambda *_: (time.sleep(0.5), print('saved'), sys.exit(143)))"
     began = time.monotonic()
     status, out, timed_out = on_a_gpu.watch(["-c", f"{saves}; print('begun', flush=True); time.sleep(60)"], 5, 20)
@@ -224,15 +225,15 @@ def test_a_step_whose_time_is_over_may_save_before_it_is_killed():
     assert time.monotonic() - began < 50
 
 
-def test_the_children_of_a_step_end_with_it():
+def test_children_of_step_end_with_it_at_time_limit():
     child = "import time; time.sleep(60)"
     parent = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"
     began = time.monotonic()
-    status, _, timed_out = on_a_gpu.watch(["-c", parent], 3, 20)  # it waits until nobody holds the output any more
+    status, _, timed_out = on_a_gpu.watch(["-c", parent], 3, 20)  # it waits until no process has the output open
     assert status == -15 and timed_out and time.monotonic() - began < 15
 
 
-def test_a_step_is_stopped_when_we_are(tmp_path):
+def test_step_is_terminated_when_main_process_is_interrupted(tmp_path):
     told = tmp_path / "told"
     waits = f"signal.signal(15, lambda *_: (pathlib.Path({str(told)!r}).touch(), sys.exit())); time.sleep(60)"
 
@@ -249,14 +250,14 @@ def test_a_step_is_stopped_when_we_are(tmp_path):
     assert told.exists()
 
 
-def test_without_a_gpu_it_stops_with_one_line(tmp_path, capfd):
+def test_main_without_gpu_prints_one_line_and_measures_nothing(tmp_path, capfd):
     assert on_a_gpu.main(["ffi", "--folder", str(tmp_path / "results")]) == 2
     out, err = capfd.readouterr()
-    assert out == "" and err == "nothing is measured: JAX computes on the cpu here; --any-device does it all the same\n"
+    assert out == "" and err == "nothing is measured: JAX computes on the cpu here; --any-device measures anyway\n"
     assert not (tmp_path / "results").exists()
 
 
-def test_the_replay_is_measured_without_flashbax(tmp_path, monkeypatch):
+def test_replay_speed_runs_without_flashbax(tmp_path, monkeypatch):
     import replay_speed
 
     monkeypatch.setattr(replay_speed.importlib.util, "find_spec", lambda name: None)
@@ -268,7 +269,7 @@ def test_the_replay_is_measured_without_flashbax(tmp_path, monkeypatch):
     assert "flashbax" in content["left_out"]
 
 
-def test_a_report_may_go_on_with_an_earlier_one(tmp_path):
+def test_report_with_append_keeps_earlier_cases(tmp_path):
     import side_by_side
 
     path = str(tmp_path / "report.json")
@@ -279,7 +280,7 @@ def test_a_report_may_go_on_with_an_earlier_one(tmp_path):
     assert [case["number"] for case in json.loads(Path(path).read_text())["cases"]] == [3]
 
 
-def test_a_case_that_grows_is_written_down_as_far_as_it_is_known(tmp_path):
+def test_growing_case_is_saved_after_each_part(tmp_path):
     import side_by_side
 
     path = tmp_path / "report.json"
@@ -291,11 +292,11 @@ def test_a_case_that_grows_is_written_down_as_far_as_it_is_known(tmp_path):
             assert json.loads(path.read_text())["cases"] == [{"first": 0}, {"number": number}]
 
     report.add("cases", {"first": 0})
-    report.grow("cases", cases())
+    report.add_incrementally("cases", cases())
     assert [file.name for file in tmp_path.iterdir()] == ["report.json"]
 
 
-def test_updates_before_the_timed_ones_are_made_and_not_counted():
+def test_timed_excludes_metrics_of_updates_before():
     import side_by_side
 
     def chunk(state, num_updates):
@@ -306,7 +307,7 @@ def test_updates_before_the_timed_ones_are_made_and_not_counted():
     assert metrics["valid_steps"].tolist() == [105, 106, 107, 108, 109, 110]
 
 
-def test_a_preset_of_dqn_is_timed_alone_from_its_first_gradient_step_with_its_replay_ratio(tmp_path, monkeypatch):
+def test_dqn_speed_times_preset_from_first_gradient_step(tmp_path, monkeypatch):
     import dqn_speed
 
     built, asked = [], []
@@ -335,19 +336,19 @@ def test_a_preset_of_dqn_is_timed_alone_from_its_first_gradient_step_with_its_re
     ]
 
 
-def test_asynchronous_speed_counts_when_it_is_the_better():
+def test_raw_speed_is_maximum_of_sync_and_async():
     import atari_speed
 
     assert atari_speed.with_raw({"raw_sync": 1.0, "raw_async": 2.0, "network": 9.0})["raw"] == 2.0
 
 
 def atari_args(**changed):
-    """What atari_speed.py's functions read off its command line."""
+    """Return the command line arguments of atari_speed.py."""
     given = dict(preset="ppo_pong_fast", threads=0, host_bridge="auto", async_pools="0,2", rounds=2, seconds=0.0)
     return SimpleNamespace(**given | {"contenders": "raw,acting,training,overlapped,network"} | changed)
 
 
-def test_an_atari_case_is_known_bit_by_bit(monkeypatch):
+def test_atari_measure_yields_case_after_each_contender(monkeypatch):
     import atari_speed
 
     made = []
@@ -359,14 +360,14 @@ def test_an_atari_case_is_known_bit_by_bit(monkeypatch):
     )
     cases = atari_speed.measure(8, atari_args())
     first, second = next(cases), next(cases)
-    assert made == ["raw_sync", "acting_0"], "a contender is made when its turn comes"
+    assert made == ["raw_sync", "acting_0"], "a contender is created only before its first timing"
     assert first["rounds"] == 0 and "raw_steps_per_s" in first and "acting_0_steps_per_s" not in first
     assert "acting_0_of_raw" in second and "acting_0_of_bound" not in second
     last = list(cases)[-1]
     assert last["rounds"] == 2 and "acting_0_of_bound" in last and made == [*makers]
 
 
-def test_medians_are_over_the_rounds_that_have_a_number():
+def test_medians_ignore_rounds_without_number():
     import atari_speed
 
     rounds = [{"raw_sync": 10.0, "acting_0": 5.0}, {"raw_sync": 30.0}]
@@ -374,7 +375,7 @@ def test_medians_are_over_the_rounds_that_have_a_number():
     assert atari_speed.medians(rounds) == found
 
 
-def test_atari_contenders_and_the_way_to_the_emulators_can_be_chosen(monkeypatch):
+def test_atari_options_select_contenders_and_host_bridge(monkeypatch):
     import atari_speed
 
     asked = []
@@ -393,31 +394,31 @@ def test_atari_contenders_and_the_way_to_the_emulators_can_be_chosen(monkeypatch
 
 
 @pytest.mark.slow
-def test_each_way_of_waiting_for_the_stand_in_trains(monkeypatch):
+def test_each_mode_of_waiting_benchmark_trains(monkeypatch):
     import waiting
 
     monkeypatch.setattr(waiting, "ANSWER_S", 0.001)
     monkeypatch.setattr(waiting, "CONFIG", waiting.CONFIG.__class__(rollout_length=12, num_epochs=1, hidden_sizes=(8,)))
     ways = [waiting.Waiting(), waiting.Waiting(in_flight=True), waiting.Waiting(in_flight=True, overlap=True)]
-    assert all(way.update() > 12 * 0.001 for way in ways), "the emulator's time at least"
+    assert all(way.update() > 12 * 0.001 for way in ways), "at least the time of the simulated emulator"
     assert [int(way.state.num_updates) for way in ways] == [1, 1, 1]
     assert [bool(way.state.rollout) for way in ways] == [False, False, True]
 
 
-def test_the_plain_dqn_makes_every_gradient_step_that_is_due(monkeypatch):
+def test_plain_dqn_makes_all_due_gradient_steps(monkeypatch):
     import plain_dqn
 
     ones = lambda grads, state, params=None: (jax.tree.map(jnp.ones_like, grads), state)
     monkeypatch.setattr(plain_dqn.optax, "adam", lambda rate: optax.GradientTransformation(lambda params: (), ones))
     bias = {}
-    for start in (0, 10**6):  # learning from the first step on, and never
+    for start in (0, 10**6):  # learning from the first step, and never
         monkeypatch.setattr(plain_dqn, "START", start)
         bias[start] = jax.jit(plain_dqn.make(64, 10))(jax.random.key(0))[0]["params"]["Dense_0"]["bias"]
     assert float((bias[0] - bias[10**6]).max()) == 640 / plain_dqn.TRAIN_EVERY
 
 
 @pytest.mark.slow
-def test_a_training_whose_time_is_over_is_saved_and_goes_on_with_the_next_command(tmp_path):
+def test_training_past_time_limit_is_saved_and_resumed_by_next_command(tmp_path):
     step = on_a_gpu.training("tiny", "--config ppo_cartpole --total-steps 1000M --eval-episodes 1")
     words, ends = [], []
     for _ in range(2):
@@ -430,29 +431,29 @@ def test_a_training_whose_time_is_over_is_saved_and_goes_on_with_the_next_comman
 
 
 @pytest.mark.slow
-def test_a_soak_sees_every_chunk_and_checkpoint(monkeypatch):
+def test_soak_counts_all_chunks_and_checkpoints(monkeypatch):
     import soak
 
     from jaxrl_fast.training import dispatcher
 
-    monkeypatch.setattr(dispatcher, "CHUNK_S", dispatcher.CHUNK_S)  # which a soak changes
+    monkeypatch.setattr(dispatcher, "CHUNK_S", dispatcher.CHUNK_S)  # restored afterwards, since the soak changes it
     *_, case = soak.soak("ppo", 20)
     assert case["checkpoints"] == 20 and case["chunks"] == 20 * soak.CHUNKS_EACH
     assert case["compiled_after_the_first_checkpoint"] <= 1
 
 
 @pytest.mark.slow
-def test_a_life_under_fire_tells_every_update(tmp_path):
-    """Without the fire."""
+def test_run_process_without_kill_reports_last_update_of_run(tmp_path):
+    """Run one process of the benchmark killed_runs.py without killing it."""
     import killed_runs
 
     options = killed_runs.COMMON | killed_runs.RUNS["pqn"] | {"algo": "pqn", "total_steps": 4096}
-    last, was_killed = killed_runs.life(options | {"run_dir": str(tmp_path / "run")}, None)
+    last, was_killed = killed_runs.run_process(options | {"run_dir": str(tmp_path / "run")}, None)
     assert not was_killed and last == json.loads((tmp_path / "run" / "summary.json").read_text())["num_updates"] > 1
 
 
-def test_a_kernel_is_switched_off_while_its_variant_is_made_and_trained(monkeypatch, tmp_path):
-    """And a ratio is of speeds in the same round, whichever variant has begun it."""
+def test_kernels_benchmark_rotates_order_of_variants_over_rounds(monkeypatch, tmp_path):
+    """Replace runs by fakes whose speed grows with each call. The ratio of `all` to itself is 1."""
     import kernels
 
     speeds = {"all": 100.0, "without_dense": 80.0, "xla": 50.0}
@@ -479,7 +480,7 @@ def test_a_kernel_is_switched_off_while_its_variant_is_made_and_trained(monkeypa
     assert row["num_envs"] == 64 and row["env_steps"] % (64 * 128) == 0
 
 
-def test_a_variant_of_the_kernels_trains(monkeypatch):
+def test_kernels_variant_trains_with_its_kernel_disabled(monkeypatch):
     import kernels
     import side_by_side
 

@@ -1,4 +1,4 @@
-"""What docs/ says is so: tables are complete, names exist, commands are understood, links lead somewhere."""
+"""Test docs/: tables are complete, names exist, commands are valid, and links have targets."""
 
 import dataclasses
 import importlib.util
@@ -43,13 +43,13 @@ tables = _load(DOCS / "tables.py")
 
 
 def cells(table):
-    """Of a Markdown table, without its head."""
+    """Return the cells of a Markdown table, without its header."""
     lines = [line for line in table.splitlines() if line.startswith("| ")][2:]
     return [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines]
 
 
 def rows(page, heading):
-    """Cells of the tables below a heading, up to the next one of its level."""
+    """Return the cells of the tables below a heading, up to the next heading of its level."""
     section = re.split(r"^## ", page.split(f"## {heading}\n", 1)[1], maxsplit=1, flags=re.MULTILINE)[0]
     return cells("| \n| ---\n" + "\n".join(x for x in section.splitlines() if not x.startswith("| ---")))
 
@@ -58,26 +58,26 @@ def rows(page, heading):
 
 
 @pytest.mark.parametrize("algo", CONFIGS)
-def test_every_option_of_an_algorithm_has_one_row_with_default_and_meaning(algo):
+def test_every_algorithm_option_has_one_row_with_default_and_meaning(algo):
     told = [(name.strip("`"), default.strip("`"), words) for name, default, words in cells(tables.options(algo))]
     fields = dataclasses.fields(CONFIGS[algo])
     assert [name for name, *_ in told] == [field.name for field in fields]
     for field, (_, default, words) in zip(fields, told):
         written = {"None": "none", "()": "(empty)", "{}": "(empty)", "True": "true", "False": "false"}
-        value = {} if field.default is dataclasses.MISSING else field.default  # of a factory
+        value = {} if field.default is dataclasses.MISSING else field.default  # the default is a factory
         assert default == written.get(str(value), str(value))
         assert len(words) > 5
 
 
 @pytest.mark.parametrize("name", ["train", "sweep", *tables.COMMANDS])
-def test_every_option_of_a_command_has_one_row(name):
+def test_every_command_option_has_one_row(name):
     kind = Options if name == "train" else SweepOptions if name == "sweep" else tables.options_of(name)
     told = re.findall(r"^\| `--([\w-]+)` \| `[^`]+` \| .{5,} \|$", tables.command(name), re.MULTILINE)
     names = (tables.SPELLED.get(field.name, field.name) for field in dataclasses.fields(kind))
     assert sorted(told) == sorted(name.replace("_", "-") for name in names)
 
 
-def test_an_option_without_a_meaning_is_refused():
+def test_option_table_rejects_option_without_docstring():
     @dataclasses.dataclass(frozen=True)
     class Config:
         told: int = 1
@@ -88,7 +88,7 @@ def test_an_option_without_a_meaning_is_refused():
         tables.option_table(Config)
 
 
-def test_metadata_says_what_an_option_means():
+def test_option_table_shows_help_of_metadata():
     @dataclasses.dataclass(frozen=True)
     class Config:
         told: int = dataclasses.field(default=1, metadata={"option": {"help": "Something else."}})
@@ -97,41 +97,41 @@ def test_metadata_says_what_an_option_means():
 
 
 @pytest.mark.parametrize("algo", CONFIGS)
-def test_every_metric_of_an_algorithm_is_explained(algo):
+def test_every_algorithm_metric_is_explained(algo):
     told = {name.strip("`"): words for name, *words in cells(tables.metrics(algo))}
     assert set(told) == tables.own_metrics(algo)
     assert all(all(words) for words in told.values())
 
 
-def test_a_metric_that_is_not_explained_is_refused():
+def test_check_names_rejects_unexplained_metric():
     with pytest.raises(ValueError, match="differ in entropy"):
         tables.check_names("ppo", ["loss", "entropy"], ["loss"])
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """A training of a second, for the names of what it writes."""
+    """Return a run of about one second, for the names of its metrics and of its summary."""
     small = dict(num_envs=2, total_steps=256, eval_episodes=2, tensorboard=False, log_level="quiet", quarantine=True)
     folder = tmp_path_factory.mktemp("docs") / "run"
     return jaxrl_fast.fit(algo="pqn", env="Catch-bsuite", agent={"hidden_sizes": (4,)}, run_dir=str(folder), **small)
 
 
-def test_every_other_metric_is_explained(run):
+def test_every_common_metric_is_explained(run):
     assert set(tables.explained()["record"]) == set().union(*run.metrics) - tables.own_metrics("pqn")
 
 
-def test_every_number_of_the_summary_is_explained(run):
+def test_every_entry_of_summary_is_explained(run):
     assert set(tables.explained()["summary"]) == set(run.summary)
 
 
-def test_every_training_that_is_kept_is_in_a_table():
+def test_every_training_of_learning_json_is_in_table():
     kept = json.loads((RESULTS / "learning.json").read_text(encoding="utf-8"))
     told = tables.published()
     assert set(told["learning"]) == set(kept) - set(told["mujoco"])
 
 
-def test_a_row_of_results_is_what_the_file_holds():
-    """Of ppo_mountain_car, worked out by hand from learning.json."""
+def test_row_of_results_equals_hand_computation_from_file():
+    """Compare the row of ppo_mountain_car with values computed by hand from learning.json."""
     told = {row[0]: row[1:] for row in cells(tables.learning("ppo_mountain_car"))}
     expected = ["1M", "10 to 14", "-111.4 ± 2.4", "-105.7 ± 2.1", "803k (4 of 5)", ""]
     assert told["`ppo_mountain_car`"] == expected
@@ -147,12 +147,12 @@ def test_a_preset_for_mujoco_is_measured_or_said_not_to_be():
 
 
 @pytest.mark.parametrize("page", [*PAGES, *README])
-def test_every_table_that_a_page_asks_for_is_made(page):
+def test_every_table_mark_of_page_can_be_rendered(page):
     for words in tables.MARK.findall({**PAGES, **README}[page]):
         assert len(cells(tables.render(words))) > 0 or words.startswith("source")
 
 
-def test_every_kind_of_table_is_used_and_no_other():
+def test_pages_use_all_kinds_of_tables_and_no_unknown_kind():
     asked = {words.split()[0] for page in [*PAGES.values(), *README.values()] for words in tables.MARK.findall(page)}
     assert asked == set(tables.KINDS)
     with pytest.raises(ValueError, match="there is no kind 'nothing'"):
@@ -160,14 +160,14 @@ def test_every_kind_of_table_is_used_and_no_other():
 
 
 @pytest.mark.parametrize("kind", ["readme_results", "readme_speed"])
-def test_the_readme_has_the_tables_of_today(kind):
+def test_readme_tables_are_up_to_date(kind):
     assert f"<!-- table: {kind} -->\n{tables.render(kind)}\n" in README["README.md"]
 
 
-# What is written by hand
+# Pages written by hand
 
 
-def test_every_algorithm_has_a_page_in_the_one_order():
+def test_every_algorithm_page_has_same_headings_in_order():
     for algo in CONFIGS:
         headings = re.findall(r"^## (.*)$", PAGES[f"docs/algorithms/{algo}.md"], re.MULTILINE)
         assert [h.removesuffix(" from the paper").removesuffix(" from the papers") for h in headings] == [
@@ -182,7 +182,7 @@ def test_options_with_advice_exist(algo):
     assert named and named <= {field.name for field in dataclasses.fields(CONFIGS[algo])}
 
 
-def test_options_named_for_movers_exist():
+def test_options_in_migration_guide_exist():
     own = {f"agent.{field.name}" for kind in CONFIGS.values() for field in dataclasses.fields(kind)}
     known = set(OF_RUN) | own
     page = re.sub(r"--agent\.no-(\w+)", r"--agent.\1", PAGES["docs/guides/migrating.md"])
@@ -194,8 +194,8 @@ def test_options_named_for_movers_exist():
     assert named <= known
 
 
-def test_names_of_other_libraries_are_answered_with_ours():
-    """Those of the page that are one name there and one here."""
+def test_names_in_migration_guide_have_suggestions():
+    """Check rows of the guide that map one name of another library to one option of jaxrl_fast."""
     page = PAGES["docs/guides/migrating.md"]
     told = re.findall(r"^\| `(?:--)?([\w-]+)` \| `([\w.]+)` \|", page, re.MULTILINE)
     plain = {there.lower().replace("-", "_"): here for there, here in told}
@@ -205,22 +205,22 @@ def test_names_of_other_libraries_are_answered_with_ours():
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_commands_are_understood(page):
+def test_documented_commands_can_be_parsed(page):
     for line in COMMAND.findall(PAGES[page]):
         if not re.search("my_package|hill_climbing|penalized_ppo|clipped_sac|--resume|--help", line):
             load.from_command_line(line.split())
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_presets_named_are_shipped(page):
+def test_documented_presets_are_shipped(page):
     named = set(
         re.findall(r"(?:--config |curves\.py |`)((?:ppo|dqn|pqn|rainbow|sac|td3|ddpg)_[a-z_]+[a-z])", PAGES[page])
     )
     assert named <= {*presets.shipped(), *(path.stem for path in RESULTS.glob("*.json"))}
 
 
-def test_tests_named_exist():
-    """In whichever folder; a name with three dots is the beginning of one or more."""
+def test_tests_in_guarantees_exist():
+    """Files may be in any folder of tests/. A name with three dots is the prefix of one or more tests."""
     functions = {}
     for path in (ROOT / "tests").rglob("test_*.py"):
         functions[path.name] = re.findall(r"^def (test_\w+)", path.read_text(encoding="utf-8"), re.MULTILINE)
@@ -235,7 +235,7 @@ def test_tests_named_exist():
 
 
 @pytest.mark.parametrize("page", [*PAGES, *NOTES, *README])
-def test_links_lead_somewhere(page):
+def test_links_have_targets(page):
     text, folder = {**PAGES, **NOTES, **README}[page], (ROOT / page).parent
     for target in re.findall(r"\]\((?!https?:)([^)\s]+)\)", text):
         name, _, anchor = target.partition("#")
@@ -255,7 +255,7 @@ def test_every_page_is_in_the_navigation():
 
 
 class Steps:
-    """Shows how many steps were made, pays 1 for each, terminates by action 1, and is truncated after 3."""
+    """The observation is the number of steps, the reward is 1. Action 1 terminates; step 3 is truncated."""
 
     default_params = ()
 
@@ -272,7 +272,7 @@ class Steps:
         return spaces.Discrete(2)
 
 
-def test_the_table_of_rows_is_what_is_played():
+def test_table_of_episode_ends_equals_collected_rollout():
     table = PAGES["docs/concepts/episode-ends.md"].split("<!-- test: rows -->")[1].split("\n\n")[0]
     told = [[c.strip() for c in line.split("|")[2:-1]] for line in table.splitlines() if re.match(r"\| \d", line)]
     actions = jnp.array([[int(row[1])] for row in told], jnp.int32)

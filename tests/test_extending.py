@@ -1,6 +1,7 @@
-"""Write three kinds of agents from the package's parts, in a few dozen lines each, and let them learn on probes.
+"""Build three custom agents from parts of the package, in a few dozen lines each, and train them on probes.
 
-None touches the package: an off-policy actor-critic with twin critics, an agent with memory, and one with masks.
+They are an off-policy actor-critic with twin critics, an agent with memory, and one with action masks. None of them
+needs a change of the package.
 """
 
 from fractions import Fraction
@@ -26,13 +27,13 @@ GAMMA = probes.GAMMA
 
 
 def train(env, agent, num_updates, seed=0):
-    """The agent's state after so many updates."""
+    """Return the agent's state after `num_updates` updates."""
     run = jax.jit(lambda key: loop.train(env, agent, loop.init(env, agent, key), num_updates)[0].agent)
     return run(jax.random.key(seed))
 
 
 def greedy_return(env, agent, state, num_episodes=4):
-    """The mean return of the greedy policy."""
+    """Return the mean return of the greedy policy."""
     play = jax.jit(partial(evaluator.evaluate_policy, env, agent, num_episodes))
     return float(play(state, jnp.uint32(0), jnp.int32(0)).score.mean())
 
@@ -104,7 +105,7 @@ def test_off_policy_agent_with_twin_critics_learns():
     env = probes.continuous_action_of_observation(8)
     agent = twin_critics(env.spec)
     state = train(env, agent, 200)
-    assert greedy_return(env, agent, state) > 0.98  # 1 is the best, 0.75 that of action 0
+    assert greedy_return(env, agent, state) > 0.98  # 1 is the maximum, 0.75 the return of action 0
     action = agent.exploit(state, PolicyInput(jnp.float32([[-1], [1]])), (), None).action
     np.testing.assert_allclose(action, [[-0.5], [0.5]], atol=0.15)
 
@@ -143,14 +144,14 @@ def recurrent_agent(spec: EnvSpec, rollout_length=12) -> Agent:
     )
 
 
-def test_recurrent_agent_remembers():
+def test_recurrent_agent_solves_memory_probe():
     env = probes.remember(32)
     agent = recurrent_agent(env.spec)
-    assert greedy_return(env, agent, train(env, agent, 200)) == 1.0  # without memory 0
+    assert greedy_return(env, agent, train(env, agent, 200)) == 1.0  # 0 without memory
 
 
-def test_unrolled_carry_is_that_of_acting():
-    """Also where episodes begin: the outputs of an unroll are those of the policy that acted, step by step."""
+def test_unroll_equals_stepwise_outputs_of_acting_policy():
+    """The outputs of an unroll equal those of the policy while acting, also at episode starts."""
     env = probes.remember(4)
     agent = recurrent_agent(env.spec)
     network = networks.network(env.spec.obs, 2, memory="gru", memory_size=16, hidden=(16,))
@@ -166,7 +167,7 @@ def test_unrolled_carry_is_that_of_acting():
 
 
 def forbidden(num_envs: int) -> Env:
-    """One step; of 3 actions one is forbidden, another one each time, and pays -10; the first allowed one pays 1."""
+    """Episodes have one step. One random action of 3 is masked and gives -10; the first allowed action gives 1."""
     spec = EnvSpec("forbidden", ShapeDtypeStruct((3,), jnp.float32), Discrete(3), num_envs, has_action_mask=True)
 
     def timestep(key, reward, last):
@@ -218,7 +219,7 @@ def masked_agent(spec: EnvSpec, rollout_length=8) -> Agent:
     return Agent(init, partial(act, True), partial(act, False), update, rollout_length)
 
 
-def test_masked_agent_never_takes_a_forbidden_action():
+def test_masked_agent_never_takes_masked_action():
     env = forbidden(16)
     agent = masked_agent(env.spec)
     run = jax.jit(lambda key: loop.train(env, agent, loop.init(env, agent, key), 100))
@@ -228,8 +229,8 @@ def test_masked_agent_never_takes_a_forbidden_action():
 
 
 @pytest.mark.parametrize("algo", ["ppo", "dqn", "pqn"])
-def test_built_in_algorithms_never_take_a_forbidden_action(algo):
-    """Also with random exploration, and with targets of values that no allowed action has."""
+def test_built_in_algorithms_never_take_masked_action(algo):
+    """Also check random exploration, and value targets, which must not use masked actions."""
     options = {
         "ppo": dict(rollout_length=8, num_minibatches=2, learning_rate=1e-2),
         "dqn": dict(rollout_length=1, learning_starts=64, buffer_size=1024, batch_size=32, learning_rate=1e-2),

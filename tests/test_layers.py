@@ -1,4 +1,4 @@
-"""Check who imports whom: packages in one order, no import circle between files, third parties where they belong."""
+"""Check imports: packages follow one order, files have no import cycle, and third parties have allowed places."""
 
 import ast
 import sys
@@ -16,8 +16,8 @@ pytestmark = pytest.mark.unit
 PACKAGE = "jaxrl_fast"
 ROOT = Path(__file__).parent.parent / PACKAGE
 
-# A file imports only what stands left of it, and its own package. `agents.configs` stands below `agents`, so that the
-# command line is read without jax.
+# A file imports only packages to the left of its own, and its own package. `agents.configs` is below `agents`, so that
+# the command line is parsed without jax.
 ORDER = (
     *("types", "utils", "metrics", "kernels", "networks", "rollout", "async_rollout", "loop", "parallel", "rl"),
     *(
@@ -36,18 +36,18 @@ ORDER = (
     *("evaluation", "sweep", "api", "train", "evaluate", "video", "export", "plot", "check", "__main__"),
 )
 NO_JAX = ("agents.configs", "config", "cli", "metrics.records", "utils.parsing", "utils.formatting", "utils.errors")
-PURE = ORDER[: ORDER.index("runs")]  # no clock, file, environment variable or process
+PURE = ORDER[: ORDER.index("runs")]  # these use no clock, file, environment variable or process
 IMPURE_ALLOWED = ("utils", "kernels.build", "replay.host", "config", "cli", "agents", "metrics.tracker")
 IMPURE_ALLOWED += ("parallel.program",)
 IMPURE = ("datetime", "glob", "io", "logging", "os", "pathlib", "pickle", "shutil", "signal", "socket", "subprocess")
 IMPURE += ("sys", "tempfile", "threading", "time")
-SUITES = {name: f"envs.{name}" for name in ("gymnax", "envpool", "gymnasium")}  # where only each may be imported
+SUITES = {name: f"envs.{name}" for name in ("gymnax", "envpool", "gymnasium")}  # the only importer of each suite
 SUITES |= {PACKAGES.get(name, name): f"envs.suites.{name}" for name in ADAPTED}
-MAY_IMPORT = {"gymnasium": ("envs.envpool", "envs.gymnasium_spaces")}  # but for these: spaces
+MAY_IMPORT = {"gymnasium": ("envs.envpool", "envs.gymnasium_spaces")}  # exceptions, for spaces
 
 
 class Import(NamedTuple):
-    """One import: ours by its module ("rl.returns"), another's by its package ("jax")."""
+    """One import: a module of jaxrl_fast ("rl.returns") or a package of a third party ("jax")."""
 
     target: str
     ours: bool
@@ -56,7 +56,7 @@ class Import(NamedTuple):
 
 
 def modules(root: Path = ROOT) -> dict[str, Path]:
-    """The files of the package by their dotted name; a package by its folder's name."""
+    """Return the files of the package by dotted name, and packages by the name of their folder."""
     paths = {path.relative_to(root).with_suffix(""): path for path in sorted(root.rglob("*.py"))}
     return {".".join(name.parts).removesuffix(".__init__"): path for name, path in paths.items()}
 
@@ -66,7 +66,7 @@ FILES = [name for name in MODULES if name != "__init__"]
 
 
 def imports(source: str, known: set[str]) -> Iterator[Import]:
-    """Every import, wherever it stands."""
+    """Yield every import of a source, also inside functions."""
     tree = ast.parse(source)
     functions = (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.Lambda))
     lazy = {id(inner) for function in functions for inner in ast.walk(function)}
@@ -82,12 +82,12 @@ def imports(source: str, known: set[str]) -> Iterator[Import]:
                 continue
             for name in node.names:
                 whole = f"{inner}.{name.name}".strip(".")
-                if (inner, name.name) != ("", "__version__"):  # a constant that everyone may know
+                if (inner, name.name) != ("", "__version__"):  # a constant that every module may import
                     yield Import(whole if whole in known else inner, True, node.lineno, id(node) in lazy)
 
 
 def place(module: str) -> int:
-    """Where a module's package stands in ORDER. ValueError for a package that is not in it."""
+    """Return the index in ORDER of a module's package; raise ValueError if it is not in ORDER."""
     package = "agents.configs" if module.startswith("agents.configs") else module.partition(".")[0]
     return ORDER.index(package)
 
@@ -97,13 +97,13 @@ def within(module: str, names: tuple[str, ...]) -> bool:
 
 
 def violations(module: str, source: str, known: set[str] = frozenset(MODULES)) -> list[str]:
-    """What the file imports and may not, a line each."""
+    """Return the forbidden imports of a file, one line each."""
     found = []
     for one in imports(source, known):
         where = f"{module}:{one.line} imports {one.target}"
         if one.ours:
             if one.target.partition(".")[0] != module.partition(".")[0] and place(one.target) >= place(module):
-                found.append(f"{where}, which stands right of it in ORDER")
+                found.append(f"{where}, which is to the right of it in ORDER")
         elif one.target in sys.stdlib_module_names:
             if within(module, PURE) and not within(module, IMPURE_ALLOWED) and one.target in IMPURE:
                 found.append(f"{where}: no clock, file, environment or process below `runs`")
@@ -116,8 +116,8 @@ def violations(module: str, source: str, known: set[str] = frozenset(MODULES)) -
     return found
 
 
-def circles(graph: dict[str, set[str]]) -> list[list[str]]:
-    """Groups of modules that reach each other by imports, lazy ones too."""
+def import_cycles(graph: dict[str, set[str]]) -> list[list[str]]:
+    """Return groups of modules that import each other directly or indirectly, including lazy imports."""
     reach = {name: set(targets) for name, targets in graph.items()}
     for middle in graph:
         for name in graph:
@@ -128,20 +128,20 @@ def circles(graph: dict[str, set[str]]) -> list[list[str]]:
 
 
 @pytest.mark.parametrize("module", FILES)
-def test_imports_follow_the_order(module):
+def test_imports_follow_order(module):
     found = violations(module, MODULES[module].read_text(encoding="utf-8"))
     assert not found, "\n".join(found)
 
 
-def test_no_import_circle_between_files():
+def test_files_have_no_import_cycle():
     graph = {
         name: {one.target for one in imports(path.read_text(encoding="utf-8"), set(MODULES)) if one.ours} - {name, ""}
         for name, path in MODULES.items()
     }
-    assert not circles(graph)
+    assert not import_cycles(graph)
 
 
-def test_every_package_is_in_the_order():
+def test_order_has_all_packages():
     packages = {"agents.configs" if name.startswith("agents.configs") else name.partition(".")[0] for name in FILES}
     assert packages == set(ORDER)
 
@@ -166,7 +166,7 @@ def test_every_package_is_in_the_order():
         ("training.plan", "from jaxrl_fast import train"),
     ],
 )
-def test_a_violation_is_found(module, source):
+def test_violations_finds_forbidden_import(module, source):
     assert violations(module, source)
 
 
@@ -181,9 +181,9 @@ def test_a_violation_is_found(module, source):
         ("train", "from jaxrl_fast.training import plan"),
     ],
 )
-def test_the_rest_is_let_through(module, source):
+def test_violations_accepts_allowed_imports(module, source):
     assert not violations(module, source)
 
 
-def test_a_circle_is_found():
-    assert circles({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}}) == [["a", "b", "c"]]
+def test_import_cycles_finds_cycle():
+    assert import_cycles({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}}) == [["a", "b", "c"]]

@@ -1,4 +1,4 @@
-"""loop: chunks, seeds, masks and scores, on probes whose answers are known."""
+"""Test the training loop: chunks, seeds, valid rows and scores, on probes with known results."""
 
 import operator
 import re
@@ -31,8 +31,8 @@ def agent_of(env, num_updates=8, **config):
     return make(Config(**config), env.spec, num_updates, env.parallelism)
 
 
-def still(env, rollout_length=25) -> Agent:
-    """An agent that always plays 0, learns nothing and counts its steps in an episode in its carry."""
+def constant_agent(env, rollout_length=25) -> Agent:
+    """Return an agent that always takes action 0, learns nothing and counts the steps of an episode in its carry."""
     num_envs = env.spec.num_envs
     act = lambda state, inputs, carry, noise: Decision(jnp.zeros(num_envs, jnp.int32), carry + 1, carry)
     return Agent(
@@ -47,7 +47,7 @@ def still(env, rollout_length=25) -> Agent:
 
 @pytest.fixture(scope="module")
 def chunks():
-    """A state, what trains it for n updates, and how it is after 8 at once. Each n compiles anew."""
+    """Return a state, a function that trains it for n updates, and its result for 8. Each n is compiled."""
     env = probes.delayed_consequence(8)
     agent = agent_of(env)
     start = jax.jit(partial(loop.init, env, agent))(jax.random.key(0))
@@ -56,7 +56,7 @@ def chunks():
 
 
 @pytest.mark.parametrize("lengths", [(1,) * 8, slow((3, 5)), slow((4, 4)), slow((7, 1))])
-def test_chunks_change_nothing(lengths, chunks):
+def test_chunk_lengths_do_not_change_results(lengths, chunks):
     start, run, (whole, whole_metrics) = chunks
     state, parts = start, []
     for length in lengths:
@@ -69,8 +69,8 @@ def test_chunks_change_nothing(lengths, chunks):
 
 
 @pytest.mark.slow
-def test_a_batch_of_seeds_starts_as_its_single_runs():
-    """The same keys, and equal to rounding over the first updates; batched matrix products round elsewhere."""
+def test_batched_seeds_equal_single_runs_in_first_updates():
+    """Keys are equal. Other values are equal up to rounding, since batched matrix products round differently."""
     env = probes.best_action_of_observation(8)
     agent = agent_of(env)
 
@@ -87,7 +87,7 @@ def test_a_batch_of_seeds_starts_as_its_single_runs():
         np.testing.assert_array_equal(jax.random.key_data(batch_state.key[seed]), jax.random.key_data(state.key))
 
 
-def test_seeds_differ():
+def test_seeds_give_different_parameters_and_keys():
     env = probes.best_action_of_observation(8)
     agent = agent_of(env)
     run = jax.vmap(lambda seed: loop.train(env, agent, loop.init(env, agent, jax.random.key(seed)), 2)[0])
@@ -98,17 +98,17 @@ def test_seeds_differ():
             assert len(np.unique(leaf, axis=0)) == 16
 
 
-def test_the_same_seed_gives_the_same_bits():
+def test_same_seed_gives_same_bits():
     env = probes.chain(4)
     agent = agent_of(env)
     run = jax.jit(lambda key: loop.train(env, agent, loop.init(env, agent, key), 4))
     assert same_bits(run(jax.random.key(3)), run(jax.random.key(3)))
 
 
-def test_scores_lengths_and_valid_steps():
-    """10 steps and a reset row make 11 rows: in 25 rows of 3 environments 2 games of 10 end, each with 10 points."""
+def test_scores_lengths_and_valid_steps_match_hand_computation():
+    """An episode takes 10 steps and a reset row: in 25 rows of 3 environments, 2 episodes each end with return 10."""
     env = probes.constant_reward(3)
-    agent = still(env)
+    agent = constant_agent(env)
     state, scores = jax.jit(lambda key: loop.train(env, agent, loop.init(env, agent, key), 1))(jax.random.key(0))
     expected = dict(
         episodes=6, return_sum=60, return_min=10, return_max=10, length_sum=60, valid_steps=3 * 23, longest_episode=10
@@ -118,33 +118,33 @@ def test_scores_lengths_and_valid_steps():
     np.testing.assert_array_equal(state.actors.length, 3)
 
 
-def test_lengths_add_up_past_int32():
-    """65,536 games of 40,000 steps that end at once: 2.6e9."""
+def test_length_sum_does_not_overflow_int32():
+    """65,536 episodes of 40,000 steps end in the same row: the sum is 2.6e9."""
     over, length = np.ones(2**16, bool), np.full(2**16, 40_000)
     found = scores_of(over, jnp.array(over), jnp.zeros(2**16), jnp.array(length, jnp.int32))
     assert float(found["length_sum"]) == pytest.approx(length.sum(dtype=np.int64), rel=1e-6)
 
 
-def test_no_game_ended_is_told_apart_from_a_score_of_zero():
+def test_scores_without_finished_episode_have_infinite_minimum_return():
     env = probes.constant_reward(3)
-    agent = still(env, rollout_length=5)
+    agent = constant_agent(env, rollout_length=5)
     _, scores = jax.jit(lambda key: loop.train(env, agent, loop.init(env, agent, key), 1))(jax.random.key(0))
     assert scores["episodes"][0] == 0 and scores["return_min"][0] == np.inf
 
 
-def test_carry_starts_anew_with_each_episode():
-    """It counts decisions: the reset row's decision counts nothing, so each episode sees 0, 1, ... 9."""
+def test_carry_is_reset_at_start_of_each_episode():
+    """The carry counts decisions. That of the reset row does not count, so each episode has 0, 1, ... 9."""
     env = probes.constant_reward(2)
-    agent = still(env)
+    agent = constant_agent(env)
     experience = probes.experience(env, agent, ())
     seen = np.asarray(experience.steps.extras)[:, 0]
     valid = np.asarray(experience.steps.valid)[:, 0]
     np.testing.assert_array_equal(seen[valid], [*range(10), *range(10), *range(3)])
 
 
-def test_the_row_after_the_last_is_invalid_and_nothing_else():
+def test_only_reset_rows_are_invalid_and_their_reward_is_0():
     env = probes.constant_reward(2)
-    agent = still(env)
+    agent = constant_agent(env)
     experience = probes.experience(env, agent, ())
     np.testing.assert_array_equal(np.flatnonzero(~experience.steps.valid[:, 1]), [10, 21])
     np.testing.assert_array_equal(experience.steps.reward[~experience.steps.valid], 0)
@@ -176,8 +176,8 @@ OVERLAPPING = [
 
 @pytest.mark.parametrize(("algo", "options"), OVERLAPPING)
 @pytest.mark.slow
-def test_an_update_in_parts_is_the_update(algo, options):
-    """Wherever it is cut."""
+def test_gradient_steps_in_two_parts_equal_whole_update(algo, options):
+    """Check all positions between gradient steps."""
     env = probes.best_action_of_observation(4)
     agent = agents.load(algo).make(configs.CONFIGS[algo](**options), env.spec, 3)
     state = jax.jit(agent.init)(jax.random.key(0))
@@ -200,9 +200,9 @@ def test_an_update_in_parts_is_the_update(algo, options):
     [(*OVERLAPPING[0], 1), (*OVERLAPPING[2], 1), slow(*OVERLAPPING[1], 1), *(slow(*case, 2) for case in OVERLAPPING)],
 )
 @pytest.mark.slow
-def test_what_overlaps_learns_from_the_rollout_before(algo, options, num_shards):
-    """Row for row what is played, by the parameters before the last update, and what whole updates make of it."""
-    num_updates, options = 4, options | dict(rollout_length=12)  # gradient steps do not divide evenly
+def test_overlap_learns_from_previous_rollout(algo, options, num_shards):
+    """The oracle collects with the parameters before the last update, then makes whole updates on the last rollout."""
+    num_updates, options = 4, options | dict(rollout_length=12)  # gradient steps cannot be split evenly over 12
     env, spread = probes.pooled(probes.delayed_consequence(4), overlap=True), lambda run: run
     if num_shards > 1:
         env = env._replace(parallelism=Parallelism("shards", num_shards))
@@ -210,7 +210,7 @@ def test_what_overlaps_learns_from_the_rollout_before(algo, options, num_shards)
     agent = agents.load(algo).make(configs.CONFIGS[algo](**options), env.spec, num_updates, env.parallelism)
     of_shard = partial(loop.key_of_shard, env)
 
-    def one_after_another(key):
+    def sequential(key):
         start = loop.init(env, agent, key)
         learner, actors, key, rollout, metrics = start.agent, start.actors, start.key, start.rollout, []
         for _ in range(num_updates):
@@ -218,7 +218,7 @@ def test_what_overlaps_learns_from_the_rollout_before(algo, options, num_shards)
             actors, played, scores = loop.act(env, agent, learner, actors, of_shard(key_noise))
             if metrics:
                 learner, losses = agent.update(learner, rollout, of_shard(key_update))
-            else:  # there is nothing to learn from yet
+            else:  # there is no rollout to learn from yet
                 losses = agent.update(learner, rollout, of_shard(key_update))[1]
                 learner = learner._replace(num_updates=1) if algo == "pqn" else learner
             rollout = played
@@ -229,7 +229,7 @@ def test_what_overlaps_learns_from_the_rollout_before(algo, options, num_shards)
         end, metrics = loop.train(env, agent, loop.init(env, agent, key), num_updates)
         return (end.agent, end.actors.pending, end.rollout), metrics
 
-    expected, expected_metrics, before = jax.jit(spread(one_after_another))(jax.random.key(0))
+    expected, expected_metrics, before = jax.jit(spread(sequential))(jax.random.key(0))
     assert not before.steps.valid.any()
     end, metrics = jax.jit(spread(overlapped))(jax.random.key(0))
     close = partial(np.testing.assert_allclose, rtol=1e-3, atol=1e-5, equal_nan=False)
@@ -246,8 +246,8 @@ def test_what_overlaps_learns_from_the_rollout_before(algo, options, num_shards)
     assert end[2].steps.valid.any()
 
 
-def test_where_play_overlaps_the_learning_rate_reaches_0_too():
-    """One update fewer learns."""
+def test_learning_rate_reaches_0_with_overlap():
+    """With overlap, the first update makes no gradient steps."""
     env = probes.pooled(probes.constant_reward(4), overlap=True)
     agent = build.make_agent(ppo.PPO(**SHORT), agents.load("ppo"), env, 4)
     _, metrics = jax.jit(lambda: loop.train(env, agent, loop.init(env, agent, jax.random.key(0)), 4))()
@@ -255,11 +255,11 @@ def test_where_play_overlaps_the_learning_rate_reaches_0_too():
     np.testing.assert_allclose(rates[1:], np.array([2, 1, 0]) / 3 * 2.5e-4, atol=1e-9)
 
 
-def test_learning_begins_when_all_have_their_actions_and_ends_before_they_are_asked():
-    """As it runs: in between, emulators on the host are at work."""
+def test_overlap_makes_gradient_steps_between_send_and_receive():
+    """Record the order of calls at run time. Host environments step between `send` and `receive`."""
     happened = []
 
-    def tell(what, x):
+    def record_call(what, x):
         return io_callback(lambda x: happened.append(what) or x, jax.ShapeDtypeStruct(x.shape, x.dtype), x)
 
     env = probes.pooled(probes.constant_reward(2), overlap=True)
@@ -267,22 +267,22 @@ def test_learning_begins_when_all_have_their_actions_and_ends_before_they_are_as
 
     def reset(key):
         state, first = begin(key)
-        return (state, jnp.int32(0)), first  # and a handle, by which calls keep their order
+        return (state, jnp.int32(0)), first  # with a handle that orders the calls
 
     def receive(i, state):
-        handle = tell("receive", state[1])
+        handle = record_call("receive", state[1])
         state, row = pools.receive(i, state[0])
         return (state, handle), row
 
-    send = lambda i, state, action: (pools.send(i, state[0], action), tell("send", state[1]))
+    send = lambda i, state, action: (pools.send(i, state[0], action), record_call("send", state[1]))
     env = env._replace(reset=reset, pools=pools._replace(send=send, receive=receive))
     learning = GradientSteps(
         num=6,
         prepare=lambda state, rollout, key: jnp.zeros(6),
-        step=lambda update, i, j: jax.lax.fori_loop(i, j, lambda k, x: tell("learn", x.at[k].set(1.0)), update),
+        step=lambda update, i, j: jax.lax.fori_loop(i, j, lambda k, x: record_call("learn", x.at[k].set(1.0)), update),
         finalize=lambda update: ((), {"taken": update.sum()}),
     )
-    agent = still(env, rollout_length=3)._replace(gradient_steps=learning)
+    agent = constant_agent(env, rollout_length=3)._replace(gradient_steps=learning)
     start = jax.block_until_ready(jax.jit(lambda key: loop.init(env, agent, key))(jax.random.key(0)))
     happened.clear()
     _, metrics = jax.jit(lambda state: loop.train(env, agent, state, 2))(start)
@@ -290,27 +290,27 @@ def test_learning_begins_when_all_have_their_actions_and_ends_before_they_are_as
     assert happened == ["receive", "send"] * 3 + ["receive", "send", "learn", "learn"] * 3
 
 
-def test_what_has_to_come_after_calls_depends_on_them_for_the_compiler_too():
-    """Without that XLA may put it before them, whatever order it is written in."""
+def test_only_after_keeps_data_dependency_in_compiled_program():
+    """Without the dependency, XLA may move the gradient steps before the calls of the host environment."""
     handle = jax.ShapeDtypeStruct((8,), jnp.uint8)
     compiled = (
         jax.jit(async_rollout._only_after).lower((handle, jax.ShapeDtypeStruct((4,), bool)), jnp.int32(3)).compile()
     )
     body = compiled.as_text().partition("ENTRY")[2]
     name = re.search(r"(%\S+) = u8\[8\]\S* parameter\(", body)
-    assert name and body.count(name.group(1)) > 1, "it has a use"
+    assert name and body.count(name.group(1)) > 1, "the handle is used"
     assert compiled((jnp.arange(8, dtype=jnp.uint8), jnp.ones(4, bool)), jnp.int32(3)) == 3
 
 
-@settings(max_examples=10)  # each compiles anew
+@settings(max_examples=10)  # each is compiled
 @given(num_steps=st.integers(1, 20), num_gradient_steps=st.integers(1, 40))
-def test_every_gradient_step_is_taken_once_and_evenly_over_the_rollout(num_steps, num_gradient_steps):
-    """U: [K], at which step of the rollout each was taken; and the number of calls."""
+def test_overlap_makes_each_gradient_step_once_and_evenly_over_rollout(num_steps, num_gradient_steps):
+    """The update is the rollout step at which each of K gradient steps was made, [K], and the number of calls."""
 
     def step(update, first, end):
         (when, t), number = update, jnp.arange(num_gradient_steps)
         taken = (number >= first) & (number < end)
-        return jnp.where(taken, jnp.where(when < 0, t, -2), when), t + 1  # -2: it had been taken
+        return jnp.where(taken, jnp.where(when < 0, t, -2), when), t + 1  # -2: it was already made
 
     learning = GradientSteps(
         num_gradient_steps,
@@ -319,7 +319,7 @@ def test_every_gradient_step_is_taken_once_and_evenly_over_the_rollout(num_steps
         finalize=lambda update: ((), {"when": update[0], "calls": update[1]}),
     )
     env = probes.pooled(probes.constant_reward(2), overlap=True)
-    agent = still(env, num_steps)._replace(gradient_steps=learning)
+    agent = constant_agent(env, num_steps)._replace(gradient_steps=learning)
     metrics = jax.jit(lambda key: loop.train(env, agent, loop.init(env, agent, key), 3)[1])(jax.random.key(0))
     assert metrics["calls_sum"].tolist() == [0, *[num_steps * num_gradient_steps] * 2]
     for when in np.asarray(metrics["when_sum"][1:]) // num_gradient_steps:
@@ -328,8 +328,8 @@ def test_every_gradient_step_is_taken_once_and_evenly_over_the_rollout(num_steps
         assert counts.max() - counts.min() <= 1
 
 
-def test_games_that_begin_anew_cut_what_is_to_be_learned_from():
-    """Else rewards so far, of which the scale is made, would go on into games that they do not belong to."""
+def test_restart_envs_ends_episodes_of_rollout_to_be_learned_from():
+    """Otherwise the reward totals of reward normalization would continue into the new episodes."""
     env = probes.pooled(probes.constant_reward(4), overlap=True)
     agent = agent_of(env, normalize_rewards=True, gamma=0.9, rollout_length=7)
     run = jax.jit(lambda state: loop.train(env, agent, state, 1)[0])
@@ -350,7 +350,7 @@ def test_no_key_is_used_twice(algo, options, strict_keys):
 
 @pytest.mark.parametrize("algo", ["ppo", "pqn"])
 @pytest.mark.slow
-def test_no_key_is_used_twice_where_play_overlaps(algo, strict_keys):
+def test_no_key_is_used_twice_with_overlap(algo, strict_keys):
     overlapping = lambda env: probes.pooled(env, overlap=True)
     jax.jit(training_of(algo, SHORT, 3, overlapping), compiler_options=probes.QUICK)(jax.random.key(0))
 
@@ -358,15 +358,15 @@ def test_no_key_is_used_twice_where_play_overlaps(algo, strict_keys):
 @each_algorithm
 @pytest.mark.slow
 def test_no_index_is_out_of_bounds(algo, options):
-    """While it runs, DQN twice around its replay. XLA would clamp or drop such indices and say nothing."""
+    """Check indices at run time; DQN fills its replay buffer twice. XLA would silently clamp or drop such indices."""
     checked = checkify.checkify(training_of(algo, options, 9), errors=checkify.index_checks)
     error, _ = jax.jit(checked, compiler_options=probes.QUICK)(jax.random.key(0))
     error.throw()
 
 
 @pytest.mark.slow
-def test_splitting_environments_over_devices_learns_from_all_of_them():
-    """Two devices of 8 environments: parameters stay equal on both, and counts are of all 16."""
+def test_shards_on_two_devices_have_equal_parameters_and_total_counts():
+    """With 8 environments on each of two devices, parameters stay equal and counts include all 16."""
     devices = 2
     mesh = jax.make_mesh((devices,), ("devices",), axis_types=(jax.sharding.AxisType.Auto,))
     env = probes.constant_reward(8)

@@ -1,4 +1,4 @@
-"""Mutants: what is changed and what is left alone, the draw by a seed, and what counts as killed."""
+"""Test mutants: which code they change, the draw by seed, the choice of tests, and the outcomes."""
 
 import ast
 import json
@@ -39,7 +39,7 @@ def changed(source):
     return {tuple(line[2:] for line in mutant.diff(source)) for mutant in found}
 
 
-def test_what_no_test_should_notice_is_left_alone():
+def test_mutants_skip_annotations_docstrings_decorators_and_messages():
     assert changed(SOURCE) == {
         (
             "def f(x: int | None, axis: int = 0) -> int | float:",
@@ -78,11 +78,11 @@ def test_each_rule_makes_its_change(before, after):
 
 
 @pytest.mark.parametrize("call", ["zip(a, b, strict=True)", 'x.at[i].get(mode="clip", unique_indices=True)'])
-def test_a_check_and_a_hint_are_left_alone(call):
+def test_mutants_skip_check_and_hint_arguments(call):
     assert not changed(f"y = {call}\n") - {("y = zip(a, b, strict=True)", "y = zip(b, a, strict=True)")}
 
 
-def test_a_seed_draws_the_same_mutants_which_can_all_be_parsed():
+def test_draw_is_reproducible_by_seed_and_mutants_can_be_parsed():
     chosen = sample.draw(ROOT, 20, 3, "rl/")
     assert chosen == sample.draw(ROOT, 20, 3, "rl/") != sample.draw(ROOT, 20, 4, "rl/")
     assert len(set(chosen)) == 20
@@ -91,7 +91,7 @@ def test_a_seed_draws_the_same_mutants_which_can_all_be_parsed():
         assert ast.dump(ast.parse(mutant.apply(source))) != ast.dump(ast.parse(source))
 
 
-def test_every_file_of_the_list_exists_and_has_nearest_tests():
+def test_every_sampled_file_exists_and_has_nearest_tests():
     paths = [path.relative_to(ROOT).as_posix() for name in sample.FILES for path in (ROOT / "jaxrl_fast").glob(name)]
     assert len(paths) == len(set(paths)) > 40
     assert all(list((ROOT / "jaxrl_fast").glob(name)) for name in sample.FILES)
@@ -101,7 +101,7 @@ def test_every_file_of_the_list_exists_and_has_nearest_tests():
         assert near or path.endswith("__init__.py")
 
 
-def test_every_mutant_said_to_change_nothing_can_still_be_made():
+def test_every_equivalent_mutant_can_still_be_made():
     made = {}
     for path, diff in sample.equivalents():
         if path not in made:
@@ -110,7 +110,7 @@ def test_every_mutant_said_to_change_nothing_can_still_be_made():
         assert diff in made[path], f"{path}: take it out of survivors.json\n{diff}"
 
 
-def test_tests_of_the_line_come_first_and_the_nearest_quick_ones_before_others(monkeypatch):
+def test_choose_tests_orders_by_line_nearness_and_duration(monkeypatch):
     path = "jaxrl_fast/rl/returns.py"
     monkeypatch.setattr(sample, "nearest", lambda root, path: ["tests/near.py"])
     of_line = {"tests/near.py::slow": 9.0, "tests/near.py::quick": 1.0, "tests/far.py::far": 0.5}
@@ -128,7 +128,7 @@ def test_tests_of_the_line_come_first_and_the_nearest_quick_ones_before_others(m
     ]
 
 
-def test_what_is_recorded_anew_replaces_what_was_recorded_before():
+def test_merge_replaces_old_records_by_new_ones():
     old = lines.Record(
         {"a": 1.0, "b": 1.0}, {"x.py": "1", "y.py": "1"}, {"x.py": {"a": [1], "b": [2]}, "y.py": {"b": [3]}}
     )
@@ -138,7 +138,7 @@ def test_what_is_recorded_anew_replaces_what_was_recorded_before():
     assert merged.tests == {"x.py": {"b": [2]}, "y.py": {"a": [4]}}
 
 
-def test_table_counts_new_tests_as_not_noticed():
+def test_table_counts_kills_by_new_tests_as_not_noticed():
     """Count five mutants: one changes nothing, and the tests before the sample noticed two of the others."""
     of = lambda outcome, path="rl/a.py", **more: {"path": f"jaxrl_fast/{path}", "outcome": outcome} | more
     results = [of("killed"), of("killed", new_test=True), of("timeout"), of("survived"), of("equivalent", "loop.py")]
@@ -149,7 +149,7 @@ def test_table_counts_new_tests_as_not_noticed():
     ]
 
 
-def test_again_plants_survivors_alone(tmp_path, monkeypatch):
+def test_again_plants_only_survivors(tmp_path, monkeypatch):
     """Let one of two mutants survive until a new test kills it."""
     outcomes = iter(["survived", "killed", "killed"])
     copy = lambda tree, _: shutil.copytree(ROOT / "jaxrl_fast" / "rl", tree / "jaxrl_fast" / "rl")
@@ -175,7 +175,7 @@ print(json.dumps(found))
 """
 
 
-def test_a_mutant_is_killed_if_a_test_fails_and_the_source_is_restored(tmp_path):
+def test_plant_returns_killed_if_test_fails_and_restores_source(tmp_path):
     tree = tmp_path / "tree"
     (tree / "jaxrl_fast").mkdir(parents=True)
     source = "def double(x):\n    return 2 * x\n"

@@ -13,7 +13,7 @@ pytestmark = [
 PATCHES = patches.read_all()
 
 
-def test_there_are_patches():
+def test_more_than_100_patches_exist():
     assert len(PATCHES) > 100
 
 
@@ -22,12 +22,12 @@ def test_every_patch_applies():
     assert not {name: problem for name, problem in problems.items() if problem}, "python -m tests.mutation.refresh"
 
 
-def test_every_named_test_exists():
+def test_every_test_named_by_patch_exists():
     gone = [test for patch in PATCHES for test in patch.tests if refresh.moved(test) != test]
     assert not gone, "python -m tests.mutation.refresh"
 
 
-def test_a_patch_is_carried_over_to_renamed_and_moved_lines():
+def test_merges_carry_bug_over_to_renamed_and_moved_lines():
     base = "def f(reward, last):\n    trace = where(last, 0.0, lambda_)\n    return scan(reward, trace)\n"
     buggy = base.replace("where(last, 0.0, lambda_)", "full_like(reward, lambda_)")
     today = "import jax\n\n\n" + base.replace("trace", "decay").replace("scan(", "jax.lax.scan(")
@@ -35,6 +35,6 @@ def test_a_patch_is_carried_over_to_renamed_and_moved_lines():
     assert expected in refresh.merges(base, today, buggy)
 
 
-def test_a_bug_in_a_line_that_has_gone_is_not_merged():
+def test_merges_drop_bug_in_removed_line():
     base = "x = 1\ny = last & valid\nz = 3\n"
     assert not list(refresh.merges(base, "x = 1\nz = 3\n", base.replace("& valid", "")))

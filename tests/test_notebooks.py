@@ -1,4 +1,4 @@
-"""Notebooks run from top to bottom with small budgets, and what is committed of them is as readers should find it."""
+"""Test notebooks: they run with small budgets, and the committed files have outputs and no errors or local paths."""
 
 import os
 import re
@@ -15,7 +15,7 @@ NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 COLAB = re.compile(
     r"\]\(https://colab\.research\.google\.com/github/([\w-]+/[\w-]+)/blob/main/notebooks/([\w-]+)\.ipynb\)"
 )
-SCALE = "0.01"  # of the steps
+SCALE = "0.01"  # fraction of the steps
 NEEDS = {"4_atari": "envpool"}
 
 
@@ -32,7 +32,7 @@ def is_install(cell):
 
 
 def outputs(cell):
-    """Every output of a cell, as text."""
+    """Yield every output of a cell as text."""
     for output in cell.outputs:
         yield output.get("text", "")
         yield from map(str, (x for kind, x in output.get("data", {}).items() if not kind.startswith("image/")))
@@ -41,14 +41,14 @@ def outputs(cell):
 notebooks = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 
 
-def test_there_are_some():
+def test_notebooks_exist():
     assert NOTEBOOKS
 
 
 @pytest.mark.slow
 @notebooks
-def test_it_runs(path, tmp_path, monkeypatch):
-    """In a kernel and a folder of its own; what it installs is installed."""
+def test_notebook_runs(path, tmp_path, monkeypatch):
+    """Run in a separate kernel and folder, without the installation cell."""
     if path.stem in NEEDS:
         pytest.importorskip(NEEDS[path.stem])
     monkeypatch.setenv("JAXRL_FAST_NOTEBOOK_SCALE", SCALE)
@@ -59,26 +59,26 @@ def test_it_runs(path, tmp_path, monkeypatch):
 
 
 @notebooks
-def test_the_badge_opens_this_notebook(path):
+def test_colab_badge_opens_same_notebook(path):
     found = COLAB.findall(read(path).cells[0].source)
     assert [name for _, name in found] == [path.stem]
 
 
-def test_all_speak_of_one_repository():
+def test_all_notebooks_name_one_repository():
     texts = [path.read_text(encoding="utf-8") for path in NOTEBOOKS]
     named = {owner for text in texts for owner in re.findall(r"github(?:\.com)?/([\w-]+/jaxrl_fast)", text)}
     assert len(named) == 1
 
 
 @notebooks
-def test_the_first_code_installs_and_replaces_no_jax(path):
+def test_first_code_cell_installs_package_without_replacing_jax(path):
     first, *others = code(read(path))
     assert is_install(first) and not any(map(is_install, others))
     assert "pip install -q -c colab.txt" in first.source and '"jax"' in first.source and '"jaxlib"' in first.source
 
 
-def test_what_colab_brings_is_enough():
-    """What it ships is not below what the package asks for, or pip would replace the JAX that fits its GPU."""
+def test_versions_on_colab_satisfy_requirements():
+    """The versions on Colab must be high enough. Otherwise pip would replace the JAX that fits its GPU."""
     asked = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["dependencies"]
     floors = {r.name: r.specifier for r in map(Requirement, asked)}
     lines = (ROOT / "constraints-colab.txt").read_text(encoding="utf-8").splitlines()
@@ -88,30 +88,30 @@ def test_what_colab_brings_is_enough():
 
 
 @notebooks
-def test_it_says_what_to_do_without_a_gpu_and_keeps_runs_on_drive(path):
+def test_notebook_explains_gpu_selection_and_saves_runs_on_drive(path):
     source = "\n".join(cell.source for cell in code(read(path)))
     assert "Change runtime type" in source
     assert 'if "google.colab" in sys.modules' in source and "drive.mount" in source
 
 
 @notebooks
-def test_it_is_committed_with_outputs_and_without_errors(path):
+def test_notebook_is_committed_with_outputs_and_without_errors(path):
     cells = [cell for cell in code(read(path)) if not is_install(cell)]
     shown = [output.output_type for cell in cells for output in cell.outputs]
     assert "error" not in shown
     assert sum("image/png" in output.get("data", {}) for cell in cells for output in cell.outputs) > 0
     counts = [cell.execution_count for cell in cells]
-    assert counts == list(range(counts[0], counts[0] + len(cells))), "run from top to bottom"
+    assert counts == list(range(counts[0], counts[0] + len(cells))), "cells were not run from top to bottom"
     assert not any(output.get("name") == "stderr" for cell in cells for output in cell.outputs)
 
 
 @notebooks
-def test_nothing_tells_where_it_was_run(path):
+def test_outputs_of_notebook_contain_no_local_paths(path):
     for cell in code(read(path)):
         for text in outputs(cell):
             assert not re.search(r"/(?:tmp|home|root|opt|Users|mnt|work)/", text)
 
 
 @notebooks
-def test_it_is_not_too_large_to_read(path):
+def test_notebook_is_smaller_than_4_mb(path):
     assert path.stat().st_size < 4_000_000

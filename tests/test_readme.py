@@ -1,4 +1,4 @@
-"""The Python of the README and of docs/ runs as it stands, commands would begin, and quoted code is the code."""
+"""Test README and docs/: Python blocks run, commands are valid, and quoted code equals the source."""
 
 import inspect
 import re
@@ -27,7 +27,7 @@ BLOCKS = {
     f"{name}-{number}": block
     for name, blocks in PYTHON.items()
     for number, block in enumerate(blocks)
-    if block not in [q[2] for q in QUOTED] and "def make(" not in block  # these are in test_own_algorithm
+    if block not in [q[2] for q in QUOTED] and "def make(" not in block  # these are in test_custom_algorithm
     if not FILE.match(block)
 }
 COMMAND = re.compile(r"^python -m jaxrl_fast\.((?:train|sweep) ?[^#\n]*)", re.MULTILINE)
@@ -37,15 +37,15 @@ BEGUN = sorted(line for line in SHOWN if not re.search(rf"--resume|--help|auto|{
 MOST_LINES = 150
 
 
-def test_train_step_is_quoted_as_it_is():
+def test_quoted_train_step_equals_source():
     assert [q[2] for q in QUOTED] == [inspect.getsource(loop.train_step)]
 
 
-def test_it_is_short():
+def test_readme_has_at_most_150_lines():
     assert len(README.splitlines()) <= MOST_LINES
 
 
-def test_what_ci_runs_is_marked():
+def test_readme_marks_commands_for_ci_once():
     """`.ci/run` executes the blocks below these marks."""
     for mark in ("run", "test"):
         assert len(re.findall(rf"<!-- ci: {mark} -->\n```bash\n.+?\n```", README, re.DOTALL)) == 1
@@ -53,8 +53,8 @@ def test_what_ci_runs_is_marked():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", BLOCKS)
-def test_python_runs(name, tmp_path, monkeypatch, capsys):
-    """Each block of a page, where the modules of that page can be imported."""
+def test_python_blocks_run_and_print(name, tmp_path, monkeypatch, capsys):
+    """Run each block of a page. The modules of that page can be imported."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     for block in PYTHON[name.rpartition("-")[0]]:
@@ -67,7 +67,7 @@ def test_python_runs(name, tmp_path, monkeypatch, capsys):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", ["README", "guides/custom-environment"])
-def test_the_environment_that_is_shown_is_sound_and_trains(page, tmp_path, monkeypatch, capsys):
+def test_documented_environment_passes_check_and_trains(page, tmp_path, monkeypatch, capsys):
     (module,) = [block for block in PYTHON[page] if block.startswith("# line.py")]
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -77,10 +77,10 @@ def test_the_environment_that_is_shown_is_sound_and_trains(page, tmp_path, monke
     assert [command for command, _ in lines] == ["check", "train"]
     assert check.main([*lines[0][1].split(), "--steps", "300"]) == 0
     assert train.main([*lines[1][1].split(), "--run-dir", "run", "--no-tensorboard"]) == 0
-    assert files.read_summary(tmp_path / "run")["final_return_mean"] > 20, "at random it is below 0"
+    assert files.read_summary(tmp_path / "run")["final_return_mean"] > 20, "a random policy has less than 0"
 
 
-def test_every_preset_named_is_shipped():
+def test_presets_named_in_readme_and_docs_are_shipped():
     text = "\n".join(PAGES.values())
     named = set(re.findall(r"--config ([a-z_0-9]+)", text)) | set(re.findall(r'(?:fit|sweep)\("([a-z_0-9]+)"', text))
     assert named and named <= set(presets.shipped())
@@ -88,8 +88,8 @@ def test_every_preset_named_is_shipped():
 
 @pytest.mark.parametrize("line", BEGUN)
 @pytest.mark.slow
-def test_commands_that_are_shown_would_begin(line):
-    """Options, environments, and numbers that fit each other: all that is refused before anything is compiled."""
+def test_documented_commands_pass_validation(line):
+    """Validate options, environments and combinations of numbers, as a run does before compilation."""
     program, *argv = shlex.split(line)
     if program == "train":
         plan.validate_plan(load.from_command_line(argv))

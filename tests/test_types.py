@@ -1,4 +1,4 @@
-"""types: what spaces say of their arrays and outputs, and the defaults that an agent may rely on."""
+"""Test types: shapes, dtypes and outputs of spaces, and the default fields of agents."""
 
 import jax
 import jax.numpy as jnp
@@ -28,13 +28,13 @@ SPACES = [
 
 
 @pytest.mark.parametrize(("space", "shape", "num_outputs", "dtype"), SPACES)
-def test_space_tells_its_shape_and_outputs(space, shape, num_outputs, dtype):
+def test_space_has_shape_and_num_outputs(space, shape, num_outputs, dtype):
     assert (space.shape, space.num_outputs) == (shape, num_outputs)
 
 
 @pytest.mark.parametrize("batch", [(), (4,), (6, 4)])
 @pytest.mark.parametrize(("space", "shape", "num_outputs", "dtype"), SPACES)
-def test_zeros_have_the_batch_before_the_shape(space, shape, num_outputs, dtype, batch):
+def test_zeros_have_batch_axes_before_shape_of_space(space, shape, num_outputs, dtype, batch):
     zeros = space.zeros(*batch)
     assert (zeros.shape, zeros.dtype) == ((*batch, *shape), dtype)
     np.testing.assert_array_equal(zeros, 0)
@@ -49,17 +49,17 @@ def test_zeros_have_the_batch_before_the_shape(space, shape, num_outputs, dtype,
         (Parallelism(num_pools=3), None),
     ],
 )
-def test_grad_axis_is_that_of_workers_or_of_shards(parallelism, axis):
+def test_grad_axis_is_axis_of_grad_workers_or_shards(parallelism, axis):
     assert parallelism.grad_axis == axis
 
 
-def test_split_keys_gives_each_step_a_key_of_its_own():
+def test_split_keys_gives_each_step_different_key():
     keys = jax.random.key_data(split_keys(jax.random.key(0), 5, 3))
     assert len(np.unique(keys, axis=0)) == len(keys) == 5
 
 
-def test_agent_needs_five_fields_only():
-    """The rest is a policy without carry, which is shown whole observations and draws by a key."""
+def test_agent_requires_five_fields_only():
+    """By default the policy has no carry, gets whole observations, and samples with a key."""
     agent = Agent(lambda key: (), None, None, None, rollout_length=4)
     assert agent.sample_noise is split_keys and agent.initial_carry == () and agent.gradient_steps is None
     assert (
@@ -68,6 +68,6 @@ def test_agent_needs_five_fields_only():
     assert PolicyInput("obs").action_mask == ()
 
 
-def test_spaces_of_different_kinds_differ():
+def test_spaces_of_different_types_are_unequal():
     assert Box((2,)) != MultiDiscrete((2,)) and Discrete(2) != 2 and Discrete(2) == Discrete(2)
     assert len({Box((2,)), MultiDiscrete((2,)), Discrete(2)}) == 3

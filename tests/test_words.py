@@ -1,7 +1,7 @@
-"""The words that the glossary avoids stay out of the documentation, and out of what the package says of itself.
+"""Test that the documentation, and the docstrings and comments of the package, avoid the words of the glossary.
 
-The list is docs/data/words.toml. Only prose is read: code in backquotes, fenced blocks, links' targets and comments of
-Markdown are left out.
+The list is docs/data/words.toml. Only prose is checked, not code in backquotes, fenced blocks, targets of links and
+comments of Markdown.
 """
 
 import ast
@@ -38,7 +38,7 @@ def name_of(path):
 
 
 def found(text, name):
-    """Lines with a word that is to be avoided, and what to write."""
+    """Return the lines with a word to avoid, each with its replacement."""
     faults = []
     for entry in WORDS:
         if any(fnmatch.fnmatch(name, pattern) for pattern in entry.get("except_in", ())):
@@ -50,14 +50,14 @@ def found(text, name):
 
 
 def prose_of_page(path):
-    """A page without its code, line for line."""
+    """Return a page without its code, with the same lines."""
     text = path.read_text(encoding="utf-8")
     text = prose_of_module(text) if path.suffix == ".py" else text
     return NOT_PROSE.sub(lambda match: "\n" * match[0].count("\n") or "x", text)
 
 
 def prose_of_module(source):
-    """Docstrings, strings below fields, and comments of a module, each on its line."""
+    """Return docstrings, strings below fields, and comments of a module, each on its line."""
     lines = [""] * (source.count("\n") + 2)
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.COMMENT:
@@ -93,7 +93,7 @@ def test_docstrings_and_comments_avoid_the_words(path):
         assert not faults
 
 
-def test_what_is_to_be_cleaned_exists():
+def test_files_of_words_to_clean_exist():
     gone = TO_CLEAN - {name_of(path) for path in PACKAGE}
     assert not gone, f"take out of tests/words_to_clean.txt: {' '.join(sorted(gone))}"
 
@@ -122,11 +122,11 @@ def test_what_is_to_be_cleaned_exists():
         ("prioritized replay", False),
     ],
 )
-def test_the_list_finds_what_it_should(text, is_fault):
+def test_patterns_find_words_to_avoid_only(text, is_fault):
     assert bool(found(text, "page.md")) == is_fault
 
 
-def test_code_is_no_prose(tmp_path):
+def test_code_is_not_checked_as_prose(tmp_path):
     path = tmp_path / "page.md"
     code = "`prioritised` is an option.\n\n```bash\ntrain --agent.prioritised  # goes on\n```\n"
     path.write_text(code, encoding="utf-8")

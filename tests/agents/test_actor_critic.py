@@ -1,4 +1,4 @@
-"""What SAC, TD3 and DDPG share: how they act, what they learn from and how often, what they refuse, what they learn."""
+"""actor_critic: what SAC, TD3 and DDPG share: actions, gradient step counts, optimizers, learning, rejected options."""
 
 from fractions import Fraction
 from functools import cache, partial
@@ -44,10 +44,10 @@ each_rule = pytest.mark.parametrize("algo", ["sac", "td3"])  # DDPG is a setting
 LOUD = {"sac": {}, "td3": dict(exploration_noise=1.0), "ddpg": dict(exploration_noise=1.0)}
 
 
-# Acting
+# Actions
 
 
-def always(outputs):
+def constant_network(outputs):
     """A policy network with the same outputs everywhere."""
     outputs = jnp.float32(outputs)
     answer = lambda params, obs, noise=(): jnp.broadcast_to(outputs, (*obs.shape[:-1], len(outputs)))
@@ -59,15 +59,15 @@ def outputs_of(algo, mean, log_std):
 
 
 def actor_of(algo, mean=(0.0,), log_std=0.0, num_envs=1, **config):
-    """An agent whose policy has this mean before the tanh everywhere, and a state that it acts in."""
+    """Return an agent whose policy has this mean before the tanh for all observations, and a learner to act with."""
     context = tables_of(algo, num_envs=num_envs, num_actions=len(mean), **LOUD[algo] | config)
-    context = context._replace(actor=always(outputs_of(algo, mean, log_std)))
+    context = context._replace(actor=constant_network(outputs_of(algo, mean, log_std)))
     learner = learner_of(context, (), critic_tables([[0.0]]))
     return agent_with(algo, context), learner
 
 
 @each_algorithm
-def test_greedy_actions_are_the_tanh_of_the_mean(algo):
+def test_greedy_action_is_tanh_of_policy_mean(algo):
     agent, learner = actor_of(algo, (0.5, -3.0), num_envs=2)
     decision = agent.exploit(state_of(learner), PolicyInput(jnp.zeros((2, 1))), (), None)
     np.testing.assert_allclose(decision.action, np.tanh([[0.5, -3]] * 2), rtol=1e-6)
@@ -77,8 +77,8 @@ def test_greedy_actions_are_the_tanh_of_the_mean(algo):
 @each_rule
 @settings(max_examples=10)
 @given(st.integers(0, 70), st.sampled_from([1, 3, 7]), st.integers(1, 3))
-def test_actions_are_random_until_the_first_gradient_step(algo, num_envs, learning_starts, length, n_step):
-    """Step by step, also where that comes within a rollout. The policy itself always acts by 1/4 here."""
+def test_actions_are_random_before_first_gradient_step(algo, num_envs, learning_starts, length, n_step):
+    """Each step is checked, also if the first gradient step falls within a rollout. The policy's action is 1/4."""
     config = dict(learning_starts=learning_starts, rollout_length=length, n_step=n_step, buffer_size=1000)
     config |= dict(noise_theta=0.15) if algo == "sac" else dict(exploration_noise=0.0)
     agent, learner = actor_of(algo, (np.arctanh(0.25),), log_std=-20.0, num_envs=num_envs, **config)
@@ -95,8 +95,8 @@ def test_actions_are_random_until_the_first_gradient_step(algo, num_envs, learni
 
 
 @each_rule
-def test_environment_steps_are_those_of_all_shards(algo):
-    """Two of each of four devices: 8 steps at once, of which 20 come before the first gradient step."""
+def test_learning_starts_counts_environment_steps_of_all_shards(algo):
+    """Two environments on each of 4 shards take 8 environment steps at once; 20 precede the first gradient step."""
     noise = {} if algo == "sac" else dict(exploration_noise=0.0)
     config = dict(num_envs=2, num_shards=4, learning_starts=20, batch_size=8, log_std=-20.0)
     agent, learner = actor_of(algo, (np.arctanh(0.25),), **config | noise)
@@ -108,9 +108,12 @@ def test_environment_steps_are_those_of_all_shards(algo):
 
 
 @cache
-def played(algo, theta, warm_up, num_envs=200, num_steps=33, **config):
-    """A rollout in episodes of 10 steps and a reset each; all of it random or none."""
-    env = any_action(probes.constant_reward(num_envs))
+def rollout_with_noise(algo, theta, warm_up, num_envs=200, num_steps=33, **config):
+    """Return a rollout of episodes with 10 steps and a reset row each, and its noise.
+
+    With `warm_up` all actions are random, without it none.
+    """
+    env = with_continuous_actions(probes.constant_reward(num_envs))
     config = dict(buffer_size=10**6, learning_starts=10**6 if warm_up else 0, noise_theta=theta, n_step=1) | config
     agent, learner = actor_of(algo, num_envs=num_envs, **config)
     state = state_of(learner, num_updates=100)
@@ -118,16 +121,16 @@ def played(algo, theta, warm_up, num_envs=200, num_steps=33, **config):
     return probes.experience(env, agent, state, seed=1, num_steps=num_steps).steps, noise.normal
 
 
-def any_action(env):
-    """A probe where no action matters, for continuous ones."""
+def with_continuous_actions(env):
+    """Give a probe a continuous action space. Its rewards must not depend on the action."""
     return env._replace(spec=env.spec._replace(action=Box((1,))))
 
 
 @pytest.mark.parametrize("theta", [1.0, 0.15])
 @each_rule
-def test_random_actions_are_uniform_and_independent_of_each_other(algo, theta):
-    """At the first step of an episode as at all others, whatever the noise afterwards."""
-    action = np.asarray(played(algo, theta, warm_up=True)[0].action, float)[..., 0]
+def test_warm_up_actions_are_uniform_and_uncorrelated(algo, theta):
+    """At the first step of an episode and at all others, for white and for correlated exploration noise."""
+    action = np.asarray(rollout_with_noise(algo, theta, warm_up=True)[0].action, float)[..., 0]
     for rows in (action, action[:1], action[11:12]):
         assert scipy.stats.kstest(rows.ravel(), "uniform", args=(-1, 2)).pvalue > 1e-3
     correlation = np.corrcoef(action[1:].ravel(), action[:-1].ravel())[0, 1]
@@ -136,9 +139,9 @@ def test_random_actions_are_uniform_and_independent_of_each_other(algo, theta):
 
 @pytest.mark.parametrize("theta", [1.0, 0.15])
 @each_rule
-def test_noise_is_a_process_that_begins_anew_with_each_episode(algo, theta):
-    """Row by row: 0 before the first step of an episode, then x' = (1 - theta) x + sqrt(theta (2 - theta)) n."""
-    steps, normal = played(algo, theta, warm_up=False, num_envs=3)
+def test_exploration_noise_process_resets_at_episode_start(algo, theta):
+    """The oracle is a numpy loop: x = 0 at episode start, then x' = (1 - theta) x + sqrt(theta (2 - theta)) n."""
+    steps, normal = rollout_with_noise(algo, theta, warm_up=False, num_envs=3)
     x, expected, before = np.zeros((3, 1)), [], np.zeros(3, bool)
     for n, last in zip(np.asarray(normal, float), np.asarray(steps.last)):
         x = (1 - theta) * x + np.sqrt(theta * (2 - theta)) * n
@@ -151,7 +154,7 @@ def test_noise_is_a_process_that_begins_anew_with_each_episode(algo, theta):
 
 @pytest.mark.parametrize("warm_up", [True, False])
 @each_algorithm
-def test_actions_are_within_the_bounds(algo, warm_up):
+def test_actions_are_within_action_bounds(algo, warm_up):
     noise = {} if algo == "sac" else dict(exploration_noise=5.0)
     agent, learner = actor_of(algo, (2.0,), 2.0, 500, learning_starts=10**4 * warm_up, buffer_size=10**4, **noise)
     noise = agent.sample_noise(jax.random.key(0), 1, 500)
@@ -161,8 +164,8 @@ def test_actions_are_within_the_bounds(algo, warm_up):
     assert (action == 1).any() != warm_up and action.std() > 0.4
 
 
-class Crooked:
-    """gymnax's interface; it shows the action that it was given, whose bounds are [-1, 3] and [0, 10]."""
+class AsymmetricBounds:
+    """A gymnax environment with action bounds [-1, 3] and [0, 10]. The observation is the last action."""
 
     class Params(NamedTuple):
         max_steps_in_episode: int = 5
@@ -185,8 +188,8 @@ class Crooked:
 
 @pytest.mark.parametrize("num_updates", [0, 100], ids=["random", "by the policy"])
 @each_rule
-def test_an_environment_gets_actions_within_its_own_bounds_and_the_replay_buffer_normalized_ones(algo, num_updates):
-    env = envs.make(Crooked(), 16)
+def test_env_gets_scaled_actions_and_replay_buffer_stores_normalized_actions(algo, num_updates):
+    env = envs.make(AsymmetricBounds(), 16)
     assert env.spec.action == Box((2,))
     config = dict(num_envs=16, rollout_length=8, buffer_size=256, learning_starts=256)
     agent, learner = actor_of(algo, (1.0, -1.0), **config)
@@ -201,7 +204,7 @@ def test_an_environment_gets_actions_within_its_own_bounds_and_the_replay_buffer
     np.testing.assert_array_equal(stored[:8], steps.action)
 
 
-# What is learned from, and how often
+# Gradient step counts and training data
 
 
 class Counter(NamedTuple):
@@ -210,8 +213,8 @@ class Counter(NamedTuple):
 
 @pytest.mark.parametrize("ratio", [0.3, 2])
 @pytest.mark.parametrize("num_envs", [1, 7, 256])
-def test_so_many_gradient_steps_are_made(num_envs, ratio):
-    """floor(ratio (steps - first)) after each update, whoever makes them."""
+def test_number_of_gradient_steps_follows_replay_ratio(num_envs, ratio):
+    """After each update the total is floor(ratio (steps - first)). A stub counts gradient steps."""
     context = tables_of(
         "td3", num_envs=num_envs, rollout_length=2, learning_starts=3 * num_envs + 1, replay_ratio=ratio,
         buffer_size=8 * num_envs,
@@ -236,7 +239,7 @@ def test_so_many_gradient_steps_are_made(num_envs, ratio):
 
 
 class Compiled(NamedTuple):
-    """The functions of an agent of four environments, compiled."""
+    """Compiled functions of an agent with four environments."""
 
     init: object
     update: object
@@ -253,7 +256,7 @@ def compiled(algo, prioritized=False):
 
 
 def learn_rollouts(algo, prioritized=False, poison=None, seed=0):
-    """The state and metrics after updates of 0, 2 and 2 gradient steps; rows to be ignored are poisoned."""
+    """Return state and metrics after updates of 0, 2 and 2 gradient steps. `poison` overwrites the reset rows."""
     made = compiled(algo, prioritized)
     state, metrics, ignored = made.init(jax.random.key(seed)), [], 0
     for u in range(3):
@@ -273,8 +276,8 @@ def learn_rollouts(algo, prioritized=False, poison=None, seed=0):
     ("algo", "prioritized"), [("sac", False), ("td3", False), slow("sac", True), slow("td3", True)]
 )
 @pytest.mark.parametrize("poison", [np.nan, 1e6])
-def test_reset_rows_change_nothing(algo, prioritized, poison):
-    """Neither their action nor their reward: everything learned comes out bit for bit the same."""
+def test_reset_rows_do_not_affect_learning(algo, prioritized, poison):
+    """Actions and rewards of reset rows are overwritten. Learner, priorities and metrics stay bit-identical."""
     clean, spoiled = (learn_rollouts(algo, prioritized, x) for x in (None, poison))
     learned = lambda of: (of[0].learner, of[0].replay[1:] if prioritized else (), of[1])
     assert same_bits(learned(clean), learned(spoiled))
@@ -282,8 +285,8 @@ def test_reset_rows_change_nothing(algo, prioritized, poison):
 
 
 @each_rule
-def test_observations_are_normalized_by_the_statistics_of_valid_rows(algo):
-    """An agent that normalizes learns what another one learns from observations that numpy has normalized."""
+def test_observation_statistics_exclude_reset_rows(algo):
+    """The oracle is an agent without normalization that learns from observations normalized with numpy."""
     options = dict(num_envs=4, num_obs=3, num_actions=2, replay_ratio=0.5)
     normalizing, plain = (make(algo, **options, normalize_observations=on) for on in (True, False))
     rollout = rollout_of(4, 4, 3, 2)
@@ -310,7 +313,7 @@ def kernels(params):
 
 
 @each_rule
-def test_critics_stay_different_and_all_move(algo):
+def test_each_critic_is_trained_and_critics_differ(algo):
     learner = learn_rollouts(algo)[0].learner
     before = compiled(algo).init(jax.random.key(0)).learner
     for now, then in zip(kernels(learner.params.critic), kernels(before.params.critic)):
@@ -321,21 +324,21 @@ def test_critics_stay_different_and_all_move(algo):
 
 
 @each_rule
-def test_targets_begin_as_copies(algo):
+def test_init_copies_parameters_to_target_networks(algo):
     learner = compiled(algo).init(jax.random.key(0)).learner
     assert same_bits(learner.params.critic, learner.target_params.critic)
     assert same_bits(learner.params.actor if algo == "td3" else (), learner.target_params.actor)
 
 
 @each_rule
-def test_a_seed_decides_every_bit_and_another_one_others(algo):
+def test_training_is_bitwise_reproducible_and_depends_on_seed(algo):
     assert same_bits(learn_rollouts(algo), learn_rollouts(algo))
     one, other = (learn_rollouts(algo, seed=i)[0].learner.params for i in (0, 1))
     assert all(np.abs(x - y).max() > 0.1 for x, y in zip(kernels(one), kernels(other)))
 
 
 @each_rule
-def test_a_seed_of_a_batch_begins_as_its_own_run(algo):
+def test_vmapped_init_equals_init_of_each_seed(algo):
     keys = jax.random.split(jax.random.key(3), 3)
     together = jax.jit(jax.vmap(lambda key: agent_params(algo, key)))(keys)
     for i in (0, 2):
@@ -354,8 +357,8 @@ def agent_params(algo, key):
 
 @pytest.mark.parametrize("part", ["actor", "critic", "log_temperature"])
 @each_rule
-def test_a_gradient_is_transformed_before_its_optimizer_sees_it(algo, part):
-    """Adam's first moment of (3, 4) is a tenth of it; five times the gradient is then cut at a norm of 10: (6, 8)."""
+def test_gradient_transform_runs_before_clipping_and_adam(algo, part):
+    """Adam's first moment is a tenth of the gradient (3, 4). Scaled by 5, it is clipped to norm 10: (6, 8)."""
     optimizer = lambda transform: getattr(
         context_of(make(algo, transform=transform, max_grad_norm=10.0)).optimizer, part
     )
@@ -367,7 +370,7 @@ def test_a_gradient_is_transformed_before_its_optimizer_sees_it(algo, part):
 
 
 @pytest.mark.parametrize("algo", [slow("sac"), "td3"])
-def test_a_gradient_of_nothing_freezes_all_parameters(algo):
+def test_zeroing_transform_leaves_all_parameters_unchanged(algo):
     delay = {} if algo == "sac" else dict(policy_delay=1)
     context = tables_of(algo, transform=optax.scale(0.0), **delay)
     actor = np.full((4, 2 if algo == "sac" else 1), 0.3)
@@ -384,8 +387,8 @@ def test_a_gradient_of_nothing_freezes_all_parameters(algo):
 
 @pytest.mark.parametrize("part", ["actor", "critic"])
 @pytest.mark.parametrize("delay", [1, 3])
-def test_learning_rates_end_with_the_last_gradient_step(part, delay):
-    """96 gradient steps: floor(1 / 4 (100 updates of 4 steps) - 16). Of a constant gradient Adam makes its rate."""
+def test_annealed_learning_rates_reach_zero_at_last_gradient_step(part, delay):
+    """96 gradient steps: (100 updates * 4 steps - 16) / 4. For a constant gradient Adam's step is the learning rate."""
     config = dict(anneal_lr=True, learning_rate=0.5, critic_learning_rate=0.25, learning_starts=16)
     context = context_of(make("td3", policy_delay=delay, **config))
     rule, rate = getattr(context.optimizer, part), 0.5 if part == "actor" else 0.25
@@ -400,7 +403,7 @@ def test_learning_rates_end_with_the_last_gradient_step(part, delay):
 
 
 @each_algorithm
-def test_make_counts_gradient_steps_of_the_run(algo):
+def test_make_counts_gradient_steps_of_whole_run(algo):
     assert off_policy.num_gradient_steps(context_of(make(algo, learning_starts=16)).ratio, 100) == 96
 
 
@@ -408,7 +411,7 @@ def test_make_counts_gradient_steps_of_the_run(algo):
 
 
 def trained(algo, env, num_updates, seed=0, **config):
-    """The agent and its state after training, and its critics' values of (obs [B, D], action [B, 1])."""
+    """Train; return functions for greedy actions of obs [B, D] and the critics' values of (obs, action [B, 1])."""
     defaults = dict(
         buffer_size=4096, batch_size=32, replay_ratio=0.5, learning_starts=256, hidden_sizes=(32,), tau=0.05,
         gamma=probes.GAMMA, learning_rate=3e-3, critic_learning_rate=1e-2,
@@ -428,15 +431,15 @@ CALM = {"sac": dict(learn_temperature=False, temperature=0.02), "td3": {}, "ddpg
 
 @each_algorithm
 @pytest.mark.slow
-def test_continuous_action_is_learned(algo):
+def test_agent_learns_continuous_action(algo):
     greedy, value = trained(algo, probes.continuous_action(8), 150, **CALM[algo])
     np.testing.assert_allclose(greedy([[1]]), [[0.5]], atol=0.1)
     np.testing.assert_allclose(value([[1], [1]], [[0.5], [0]])[0], [1, 0.75], atol=0.1)
 
 
 @pytest.mark.parametrize("algo", ["sac", slow("td3"), slow("ddpg")])
-def test_continuous_action_of_observation_is_learned(algo):
-    """SAC's entropy of -1, as asked for, is about that of a standard deviation of 0.1."""
+def test_agent_learns_continuous_action_that_depends_on_observation(algo):
+    """SAC's target entropy of -1 is about the entropy at a standard deviation of 0.1."""
     greedy, _ = trained(algo, probes.continuous_action_of_observation(8), 150)
     np.testing.assert_allclose(greedy([[-1], [1]]), [[-0.5], [0.5]], atol=0.15)
 
@@ -447,9 +450,9 @@ STEADY = {"sac": dict(learn_temperature=False, temperature=1e-4), "td3": {}, "dd
 @pytest.mark.parametrize("n_step", [1, 3])
 @each_algorithm
 @pytest.mark.slow
-def test_values_are_bootstrapped_where_time_runs_out(algo, n_step):
-    """Reward 1 for ever is worth 10; 6.5 would mean that the time limit counted as death."""
-    env = any_action(probes.constant_reward(8))
+def test_truncation_bootstraps_value(algo, n_step):
+    """Reward 1 forever has value 10. A value of 6.5 would mean that truncation counts as termination."""
+    env = with_continuous_actions(probes.constant_reward(8))
     _, value = trained(algo, env, 300, n_step=n_step, anneal_lr=True, **STEADY[algo])
     np.testing.assert_allclose(value([[1], [1]], [[0.5], [-0.5]]), 10, atol=0.3)
 
@@ -457,8 +460,8 @@ def test_values_are_bootstrapped_where_time_runs_out(algo, n_step):
 @pytest.mark.parametrize("n_step", [1, 3])
 @each_algorithm
 @pytest.mark.slow
-def test_nothing_lies_beyond_a_terminal_state(algo, n_step):
-    env = any_action(probes.constant_reward_terminal(8))
+def test_termination_does_not_bootstrap(algo, n_step):
+    env = with_continuous_actions(probes.constant_reward_terminal(8))
     _, value = trained(algo, env, 300, n_step=n_step, anneal_lr=True, **STEADY[algo])
     expected = [(1 - 0.9 ** (10 - t)) / 0.1 for t in range(10)]
     np.testing.assert_allclose(value(np.eye(10), np.zeros((10, 1)))[0], expected, atol=0.4)
@@ -466,8 +469,8 @@ def test_nothing_lies_beyond_a_terminal_state(algo, n_step):
 
 @each_rule
 @pytest.mark.slow
-def test_seeds_differ_and_each_is_its_own_run(algo):
-    """The first gradient steps to rounding; later ones may draw otherwise where a rounding decides."""
+def test_vmapped_seeds_equal_single_seed_runs_and_differ(algo):
+    """Equal to rounding over the first 20 gradient steps; later, rounding may change which rows are sampled."""
     env = probes.continuous_action_of_observation(4)
     agent = agent_of(algo, env, 6, learning_starts=16)
     run = lambda key: loop.train(env, agent, loop.init(env, agent, key), 6)
@@ -496,8 +499,11 @@ WORKERS = {
 @pytest.mark.parametrize("variant", WORKERS)
 @pytest.mark.skipif(not build.is_available("allreduce"), reason="no C compiler here")
 @pytest.mark.slow
-def test_workers_learn_what_one_core_learns(variant):
-    """To rounding; and each worker has the same bits of everything. Shards differ, and have the same learner."""
+def test_gradient_workers_learn_same_parameters_as_one_device(variant):
+    """Two gradient workers match one device to rounding, and each other bit for bit.
+
+    Two shards collect different data and have bit-identical learners.
+    """
     algo, options = WORKERS[variant]
 
     def learn(placement):
@@ -520,7 +526,7 @@ def test_workers_learn_what_one_core_learns(variant):
     assert all(np.isfinite(x).all() for x in jax.tree.leaves(one))
 
 
-# What is refused
+# Rejected options
 
 
 @pytest.mark.parametrize(
@@ -536,14 +542,14 @@ def test_workers_learn_what_one_core_learns(variant):
     ],
 )
 @each_algorithm
-def test_what_does_not_fit_is_refused_in_a_sentence(algo, config, words):
+def test_make_rejects_invalid_options_in_one_line(algo, config, words):
     with pytest.raises(ValueError, match=words) as refusal:
         make(algo, **config)
     assert "\n" not in str(refusal.value)
 
 
 @each_algorithm
-def test_defaults_are_those_of_the_papers(algo):
+def test_default_options_match_papers(algo):
     config = MODULES[algo].Config()
     papers = dict(buffer_size=1_000_000, batch_size=256, tau=0.005, gamma=0.99, learning_rate=3e-4, replay_ratio=1.0)
     assert {name: getattr(config, name) for name in papers} == papers

@@ -1,4 +1,4 @@
-"""agents: what every algorithm makes of the options that it shares with others, and what it reports of them."""
+"""agents: options and metrics that several algorithms share."""
 
 from functools import cache, partial
 
@@ -35,7 +35,7 @@ def context_of(algo, **options):
     return agent_of(algo, env_of(algo), **options).explore.args[0]
 
 
-def test_no_algorithm_is_left_out():
+def test_all_algorithms_are_covered():
     assert SMALL.keys() == configs.CONFIGS.keys()
 
 
@@ -64,8 +64,8 @@ def test_network_options_reach_network(algo):
 @pytest.mark.parametrize("clip_rewards", [True, False])
 @each_algorithm
 @pytest.mark.slow
-def test_rewards_that_are_clipped_count_by_their_signs(algo, clip_rewards):
-    """Rewards of 7 and of 1/2 leave the bits that rewards of 1 do, in all of the state and in metrics."""
+def test_clip_rewards_replaces_rewards_by_their_signs(algo, clip_rewards):
+    """With clipping, rewards scaled by 7 and by 1/2 give bit-identical state and metrics; without it they do not."""
     env = env_of(algo)
     agent = agent_of(algo, env, clip_rewards=clip_rewards)
     state = jax.jit(agent.init)(jax.random.key(0))
@@ -84,8 +84,8 @@ def test_rewards_that_are_clipped_count_by_their_signs(algo, clip_rewards):
 
 @pytest.mark.parametrize(("max_grad_norm", "clipped"), [(0.5, [0.3, 0.4]), (0.0, [3, 4])])
 @each_algorithm
-def test_max_grad_norm_bounds_the_global_norm(algo, max_grad_norm, clipped):
-    """Not each element, and 0 is no bound. The optimizer's first moment shows it, 0.1 of the gradient."""
+def test_max_grad_norm_clips_global_norm(algo, max_grad_norm, clipped):
+    """The bound is not per element, and 0 disables it. The optimizer's first moment is 0.1 of the gradient."""
     optimizer = context_of(algo, max_grad_norm=max_grad_norm).optimizer
     optimizer = optimizer.critic if algo in CONTINUOUS else optimizer
     tree = {"a": jnp.float32([3.0]), "b": jnp.float32([4.0])}
@@ -93,21 +93,21 @@ def test_max_grad_norm_bounds_the_global_norm(algo, max_grad_norm, clipped):
     np.testing.assert_allclose(optax.tree_utils.tree_get(state, "mu"), 0.1 * np.array(clipped), rtol=1e-5)
 
 
-NETWORKS = [  # each option differs from the network's own default in one of them, and from the other
+NETWORKS = [  # each option differs between the two, and from the default in one of them
     dict(kind="mlp", hidden=(7, 5), activation="relu", dtype="bfloat16", layer_norm=True, dueling=True, noisy=True),
     dict(kind="impala", hidden=(6,), activation="tanh", dtype="float32", layer_norm=False, dueling=False, noisy=False),
 ]
 LEARNED = {"ppo": lambda s: s.params["network"], "pqn": lambda s: s.params, "dqn": lambda s: s.learner.params}
 LEARNED |= dict.fromkeys(CONTINUOUS, lambda s: s.learner.params.actor)
 NOT_OF = {"ppo": {"layer_norm", "dueling", "noisy"}, "pqn": {"dueling", "noisy"}, "dqn": set()}
-NOT_OF |= dict.fromkeys(CONTINUOUS, NOT_OF["ppo"])  # their layer_norm is of the critics
-SAID = {"kind": "network", "hidden": "hidden_sizes", "dtype": "compute_dtype"}  # by another name in a Config
+NOT_OF |= dict.fromkeys(CONTINUOUS, NOT_OF["ppo"])  # their layer_norm applies to the critics
+SAID = {"kind": "network", "hidden": "hidden_sizes", "dtype": "compute_dtype"}  # named differently in a Config
 
 
 @pytest.mark.parametrize("options", NETWORKS, ids=["mlp", "impala"])
 @each_algorithm
-def test_options_of_the_network_reach_it(algo, options):
-    """Its parameters have the same names and shapes as one made of them directly, and it computes the same."""
+def test_network_config_options_reach_network(algo, options):
+    """The oracle is a network made directly from the options: equal parameter names, shapes and traced operations."""
     env, options = env_of(algo), {k: v for k, v in options.items() if k not in NOT_OF[algo]}
     board = env._replace(spec=env.spec._replace(obs=jax.ShapeDtypeStruct((5, 5, 2), jnp.bool_)))
     agent = agent_of(algo, board, **{SAID.get(name, name): x for name, x in options.items()})
@@ -128,8 +128,8 @@ def test_options_of_the_network_reach_it(algo, options):
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @each_algorithm
-def test_an_update_multiplies_in_the_type_of_the_option_and_keeps_float32(algo, dtype):
-    """Heads are float32 always."""
+def test_compute_dtype_sets_product_dtype_and_state_stays_float32(algo, dtype):
+    """Heads compute in float32 for both options."""
     env, key = env_of(algo), jax.random.key(0)
     agent = agent_of(algo, env, compute_dtype=dtype)
     state = jax.eval_shape(agent.init, key)
@@ -145,8 +145,8 @@ def test_an_update_multiplies_in_the_type_of_the_option_and_keeps_float32(algo, 
 
 
 @cache
-def reported(algo, num_shards=1):
-    """Metrics [NUM_UPDATES] of a training in NUM_ENVS environments on each of so many shards."""
+def metrics_of_run(algo, num_shards=1):
+    """Metrics [NUM_UPDATES] of a training run with NUM_ENVS environments on each of `num_shards` shards."""
     env = env_of(algo)
     if num_shards > 1:
         env = env._replace(parallelism=Parallelism("shards", num_shards))
@@ -161,8 +161,8 @@ def reported(algo, num_shards=1):
 
 
 @each_algorithm
-def test_the_learning_rate_falls_to_zero_counted_in_gradient_steps(algo):
-    metrics = reported(algo)
+def test_annealed_learning_rate_is_linear_in_gradient_steps(algo):
+    metrics = metrics_of_run(algo)
     taken = np.cumsum(metrics.get("gradient_steps", [4] * NUM_UPDATES))  # 2 epochs of 2 minibatches
     from_replay = "gradient_steps" in metrics
     assert taken[-1] == ((NUM_UPDATES * 4 * NUM_ENVS - 8) // 4 if from_replay else 4 * NUM_UPDATES)
@@ -170,7 +170,7 @@ def test_the_learning_rate_falls_to_zero_counted_in_gradient_steps(algo):
 
 
 @each_algorithm
-def test_without_annealing_the_learning_rate_stays(algo):
+def test_learning_rate_is_constant_without_annealing(algo):
     learning_rate = context_of(algo, anneal_lr=False, learning_rate=0.01).learning_rate
     learning_rate = learning_rate.actor if algo in CONTINUOUS else learning_rate
     np.testing.assert_allclose([learning_rate(taken) for taken in (0, 1, 10, 10**6)], 0.01, rtol=1e-6)
@@ -179,17 +179,17 @@ def test_without_annealing_the_learning_rate_stays(algo):
 @pytest.mark.parametrize("num_shards", [1, 2])
 @pytest.mark.parametrize("algo", ["dqn", "pqn"])
 @pytest.mark.slow
-def test_epsilon_is_reported_as_the_mean_over_all_environments(algo, num_shards):
-    """From 1 to .1 over 100 steps of all of them, each to a power from 1 to 4."""
+def test_epsilon_metric_is_mean_over_all_environments(algo, num_shards):
+    """Epsilon falls from 1 to .1 over 100 environment steps; each environment takes a power of it from 1 to 4."""
     num_envs = num_shards * NUM_ENVS
     env_steps = 4 * num_envs * np.arange(1, NUM_UPDATES + 1)
     now = 1 - 0.9 * np.minimum(env_steps / 100, 1)
     expected = (now[:, None] ** np.linspace(1, 4, num_envs)).mean(1)
-    np.testing.assert_allclose(reported(algo, num_shards)["epsilon"], expected, rtol=1e-5)
+    np.testing.assert_allclose(metrics_of_run(algo, num_shards)["epsilon"], expected, rtol=1e-5)
 
 
 @pytest.mark.parametrize("num_shards", [1, 2])
-def test_the_size_of_the_replay_is_reported_over_all_environments(num_shards):
-    """16 steps an update on each shard, until all 64 that it has room for are there."""
+def test_replay_size_metric_counts_all_shards(num_shards):
+    """Each shard adds 16 steps per update, until the buffer holds 64 steps over all shards."""
     expected = np.minimum(16 * num_shards * np.arange(1, NUM_UPDATES + 1), 64)
-    np.testing.assert_array_equal(reported("dqn", num_shards)["replay_size"], expected)
+    np.testing.assert_array_equal(metrics_of_run("dqn", num_shards)["replay_size"], expected)

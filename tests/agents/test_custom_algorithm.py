@@ -1,4 +1,4 @@
-"""A custom algorithm as a module: those of docs/, by name and as what was imported."""
+"""Custom algorithm modules: the examples in docs/, given by name and as an imported module."""
 
 import dataclasses
 import importlib
@@ -23,14 +23,14 @@ from jaxrl_fast.utils import importing
 ROOT = Path(__file__).parents[2]
 
 
-def shown_in(page):
-    """The modules that a page shows."""
+def modules_on_page(page):
+    """The Python code blocks of a page that define `make`."""
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), re.DOTALL)
     return [block for block in blocks if "def make(" in block]
 
 
-(HILL_CLIMBING,) = shown_in("docs/extending/algorithm.md")
-OTHERS = {"docs/extending/change-a-loss.md": ["kl", "td_loss"]}  # and a metric of each module
+(HILL_CLIMBING,) = modules_on_page("docs/extending/algorithm.md")
+OTHERS = {"docs/extending/change-a-loss.md": ["kl", "td_loss"]}  # a metric of each module on the page
 CONTINUOUS = {"env": "Pendulum-v1", "agent.learning_starts": "1k", "agent.replay_ratio": "0.01"}
 OPTIONS = {"env": "CartPole-v1", "num_envs": 8, "tensorboard": False, "log_level": "quiet"}
 count = itertools.count()
@@ -38,7 +38,7 @@ count = itertools.count()
 
 @pytest.fixture
 def write(tmp_path, monkeypatch):
-    """Writes a module of that text into the current directory; its name is one that nobody has imported."""
+    """Return a function that writes a module with a new name into the current directory and returns the name."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
 
@@ -51,11 +51,11 @@ def write(tmp_path, monkeypatch):
     return write
 
 
-def line(**options):
+def flags(**options):
     return [word for name, value in options.items() for word in (f"--{name.replace('_', '-')}", str(value))]
 
 
-def test_no_other_page_shows_a_module():
+def test_all_documented_algorithm_modules_are_tested():
     pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
     found = {p.relative_to(ROOT).as_posix() for p in pages if re.search(r"^def make\(", p.read_text("utf-8"), re.M)}
     assert found == {"docs/extending/algorithm.md", *OTHERS}
@@ -67,10 +67,10 @@ def test_no_other_page_shows_a_module():
     [("docs/extending/change-a-loss.md", 0, {}), ("docs/extending/change-a-loss.md", 1, CONTINUOUS)],
     ids=["loss", "gradient"],
 )
-def test_what_a_page_shows_trains_and_resumes(write, page, index, more):
-    assert len(shown_in(page)) == len(OTHERS[page])
-    name = write(shown_in(page)[index])
-    quick = line(**OPTIONS | {"tensorboard": "false"} | more, total_steps="8k", eval_episodes=4)
+def test_documented_modules_train_and_resume(write, page, index, more):
+    assert len(modules_on_page(page)) == len(OTHERS[page])
+    name = write(modules_on_page(page)[index])
+    quick = flags(**OPTIONS | {"tensorboard": "false"} | more, total_steps="8k", eval_episodes=4)
     assert train.main([name, *quick, "--run-dir", "run"]) == 0
     assert train.main(["--resume", "run", "--total-steps", "10k", "--log-level", "quiet"]) == 0
     last = json.loads(Path("run/metrics.jsonl").read_text().splitlines()[-1])
@@ -78,24 +78,24 @@ def test_what_a_page_shows_trains_and_resumes(write, page, index, more):
 
 
 @pytest.mark.slow
-def test_it_trains_goes_on_and_plays_by_its_name(write, tmp_path):
+def test_algorithm_given_by_name_trains_resumes_and_evaluates(write, tmp_path):
     name = write(HILL_CLIMBING)
-    quick = line(**OPTIONS | {"tensorboard": "false"}, total_steps="160k", eval_episodes=16)
+    quick = flags(**OPTIONS | {"tensorboard": "false"}, total_steps="160k", eval_episodes=16)
     assert train.main([name, *quick, "--agent.spread", "0.5", "--run-dir", "run"]) == 0
     summary = json.loads(Path("run/summary.json").read_text())
     assert (summary["algo"], summary["env_steps"]) == (name, 160_000)
-    assert summary["final_return_mean"] > 60  # chance has 22
+    assert summary["final_return_mean"] > 60  # a random policy has 22
     kept = yaml.safe_load(Path("run/config.yaml").read_text())
     assert kept["agent"] == {"rollout_length": 200, "spread": 0.5}
     assert train.main(["--resume", "run", "--total-steps", "200k", "--log-level", "quiet"]) == 0
     best = [json.loads(text)["best_score"] for text in Path("run/metrics.jsonl").read_text().splitlines()]
-    assert len(best) == 125 and best == sorted(best)  # it went on with what it had
+    assert len(best) == 125 and best == sorted(best)  # the resumed run kept its state
     assert evaluate.main(["run", "--episodes", "8"]) == 0
     assert 0 <= jaxrl_fast.load("run").policy([0.0, 0.0, 0.1, 0.0]) <= 1
 
 
 @pytest.mark.slow
-def test_a_module_will_do_from_python(write):
+def test_fit_accepts_module_and_module_name(write):
     module = importlib.import_module(write(HILL_CLIMBING))
     run = jaxrl_fast.fit(algo=module, total_steps=8000, num_seeds=2, agent={"spread": 1}, **OPTIONS)
     first, second = ([r["best_score"] for r in run.metrics if r["seed"] == seed] for seed in (0, 1))
@@ -105,7 +105,7 @@ def test_a_module_will_do_from_python(write):
 
 
 def with_spread(text, declared):
-    """Declare its spread by `option`."""
+    """Declare the module's `spread` with `option`."""
     found = text.replace("@dataclass", "from jaxrl_fast import option\n@dataclass")
     found = re.sub(r"    spread: float = .*", f"    spread: float = option(0.1, {declared})", found)
     assert declared in found
@@ -113,16 +113,16 @@ def with_spread(text, declared):
 
 
 def with_traced(text):
-    """`make` only calculates with its spread."""
+    """Declare `spread` as traced. `make` uses it only in arithmetic."""
     return with_spread(text, "traced=True")
 
 
 @pytest.mark.slow
-def test_real_numbers_that_it_says_are_traced_share_a_program_in_a_sweep(write):
-    """The first trial is chance; the next lies as far away as each member's own spread says."""
+def test_sweep_trains_values_of_traced_option_in_one_program(write):
+    """Both members have the same first trial. The second trial depends on the member's spread."""
     name = write(with_traced(HILL_CLIMBING))
     assert (
-        __main__.main([name, *line(**OPTIONS | {"tensorboard": "false"}, total_steps="16k"), "--agent.spread", "0,2"])
+        __main__.main([name, *flags(**OPTIONS | {"tensorboard": "false"}, total_steps="16k"), "--agent.spread", "0,2"])
         == 0
     )
     (folder,) = Path("sweeps").iterdir()
@@ -133,7 +133,7 @@ def test_real_numbers_that_it_says_are_traced_share_a_program_in_a_sweep(write):
     assert still[0] == moving[0] and still[1] != moving[1]
 
 
-def test_real_numbers_share_a_program_only_if_they_are_declared_as_traced(write):
+def test_sweep_groups_float_values_only_if_option_is_traced(write):
     sizes = lambda text: [
         len(group.members)
         for group in grid.from_keywords(
@@ -145,8 +145,8 @@ def test_real_numbers_share_a_program_only_if_they_are_declared_as_traced(write)
 
 
 @pytest.mark.slow
-def test_a_number_that_it_asks_for_its_size_may_be_varied(write):
-    """JAX lets no program ask that of a number that it does not know."""
+def test_sweep_varies_option_that_is_used_in_python_condition(write):
+    """A traced `spread` would fail in the condition, so each value is a separate program."""
     asking = HILL_CLIMBING.replace(
         "    shape = ", "    assert config.spread > 0 or config.rollout_length\n    shape = "
     )
@@ -178,32 +178,32 @@ WRONG = {
 
 
 @pytest.mark.parametrize(("text", "said"), WRONG.values(), ids=WRONG)
-def test_what_is_no_algorithm_is_refused_in_a_line(write, text, said, tmp_path, capsys):
+def test_train_rejects_invalid_algorithm_module_in_one_line(write, text, said, tmp_path, capsys):
     name = write(text)
-    assert train.main([name, *line(**OPTIONS | {"tensorboard": "false"}, total_steps="160k")]) == 2
+    assert train.main([name, *flags(**OPTIONS | {"tensorboard": "false"}, total_steps="160k")]) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1 and said in error
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_value_that_its_update_cannot_take_is_told_with_its_place(write, tmp_path, capsys):
-    """Sentences for users are what `make` raises; a ValueError from elsewhere is a mistake in the code."""
+def test_error_message_has_location_for_bugs_but_not_for_errors_of_make(write, tmp_path, capsys):
+    """A ValueError of `make` is a message for users. A ValueError from elsewhere is a bug and gets its location."""
     broken = HILL_CLIMBING.replace("        better = ", "        one, two, three, four = state\n        better = ")
     for text, said in (
         (broken, "cannot learn in gymnax/CartPole-v1: ValueError: not enough values to unpack"),
         (HILL_CLIMBING.replace("    shape = ", "    raise ValueError('no')\n    shape = "), "error: no\n"),
     ):
         name = write(text)
-        assert train.main([name, *line(**OPTIONS | {"tensorboard": "false"}, total_steps="160k")]) == 2
+        assert train.main([name, *flags(**OPTIONS | {"tensorboard": "false"}, total_steps="160k")]) == 2
         error = capsys.readouterr().err
         assert error.count("\n") == 1 and said in error, error
         assert (f"({name}.py:" in error) == (text == broken)
 
 
 @pytest.mark.parametrize(("env", "said"), [("Pendulum-v1", "AttributeError"), ("Breakout-MinAtar", "TypeError")])
-def test_an_environment_that_it_cannot_take_is_refused_in_a_line(write, env, said, tmp_path, capsys):
+def test_train_rejects_unsupported_environment_in_one_line(write, env, said, tmp_path, capsys):
     name = write(HILL_CLIMBING)
-    assert train.main([name, *line(**OPTIONS | {"tensorboard": "false", "env": env})]) == 2
+    assert train.main([name, *flags(**OPTIONS | {"tensorboard": "false", "env": env})]) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1 and f"algorithm {name!r} cannot learn in gymnax/{env}: {said}" in error
     assert f"({name}.py:" in error and not (tmp_path / "runs").exists()
@@ -220,15 +220,15 @@ def test_an_environment_that_it_cannot_take_is_refused_in_a_line(write, env, sai
         ("no_package.mine", "unknown algorithm 'no_package.mine'; there are"),
     ],
 )
-def test_a_name_that_is_none(write, algo, said, tmp_path):
+def test_config_rejects_unknown_algorithm_name_with_suggestion(write, algo, said, tmp_path):
     name = write(HILL_CLIMBING)
     (tmp_path / "a_folder").mkdir()
     with pytest.raises(ValueError, match=f"^{re.escape(said.format(name))}"):
         load.from_keywords(algo=algo.format(name))
 
 
-def test_a_module_is_found_in_a_folder_that_is_no_package(write, tmp_path):
-    """And the folder by itself is no module."""
+def test_module_is_found_in_folder_without_init_file(write, tmp_path):
+    """The folder alone is not a module."""
     name = write(HILL_CLIMBING)
     folder = tmp_path / f"algos_{name}"
     folder.mkdir()
@@ -244,25 +244,25 @@ def test_a_module_is_found_in_a_folder_that_is_no_package(write, tmp_path):
     assert settings.agent == agents.load(whole).Config() and settings.algo_name == "hill"
 
 
-def test_a_script_is_no_module_for_others():
+def test_config_rejects_running_script_as_algorithm():
     with pytest.raises(ValueError, match=r"^algo: other processes cannot import the running script"):
         load.from_keywords(algo=sys.modules["__main__"])
 
 
-def test_a_module_of_ours_is_ours_and_one_of_that_name_is_not():
+def test_config_accepts_builtin_module_and_rejects_namesake():
     assert load.from_keywords(algo=importlib.import_module("jaxrl_fast.agents.pqn")).algo == "pqn"
     with pytest.raises(ValueError, match=r"^algo: the module ppo has the name of a built-in algorithm"):
         load.from_keywords(algo=types.ModuleType("ppo"))
 
 
 @pytest.mark.parametrize("name", ["episodes", "env_steps", "eval_return_mean"])
-def test_a_metric_cannot_have_the_name_of_what_a_record_has(write, name):
+def test_plan_rejects_reserved_metric_name(write, name):
     settings = load.from_keywords(algo=write(HILL_CLIMBING.replace('"best_score"', f'"{name}"')), **OPTIONS)
     with pytest.raises(ValueError, match=rf"the metric name {name} is reserved; rename it$"):
         plan.validate_plan(settings)
 
 
-def test_options_are_checked_as_ours_are(write):
+def test_config_validates_options_of_custom_algorithm(write):
     name = write(HILL_CLIMBING)
     with pytest.raises(ValueError, match=r"^agent.spred: \w+ has no such option; did you mean agent.spread\?"):
         load.from_keywords(algo=name, agent={"spred": 1})
@@ -274,7 +274,7 @@ def test_options_are_checked_as_ours_are(write):
     assert settings.agent == agents.load(name).Config(spread=0.01) and dataclasses.is_dataclass(settings.agent)
 
 
-def test_its_options_have_bounds_needs_and_help_by_the_same_means(write, capsys):
+def test_custom_options_support_bounds_needs_and_help(write, capsys):
     name = write(with_spread(HILL_CLIMBING, "'Width of the search.', bounds=(0, 2), needs=('wide', True)"))
     path = Path(f"{name}.py")
     path.write_text(path.read_text().replace("    spread: float", "    wide: bool = False\n    spread: float"))
@@ -297,16 +297,16 @@ def test_its_options_have_bounds_needs_and_help_by_the_same_means(write, capsys)
         ("traced=True", "is traced, but not a float"),
     ],
 )
-def test_a_declaration_that_does_not_fit_is_refused(write, declared, says):
+def test_config_rejects_invalid_option_declaration(write, declared, says):
     text = with_spread(HILL_CLIMBING, declared).replace("spread: float", "spread: float | int")
     with pytest.raises(ValueError, match=says):
         load.from_keywords(algo=write(text))
 
 
-def test_an_option_may_begin_with_no(write, tmp_path):
-    """And is no switch that is off, also where a run goes on."""
+def test_option_name_may_start_with_no(write, tmp_path):
+    """`--agent.no-op-max` is not parsed as a negated flag, also when a run is resumed."""
     with_it = HILL_CLIMBING.replace("    spread: float", "    no_op_max: int = 30\n    spread: float")
-    given = line(**OPTIONS | {"tensorboard": "false"}, total_steps=1600, eval_episodes=8)
+    given = flags(**OPTIONS | {"tensorboard": "false"}, total_steps=1600, eval_episodes=8)
     assert train.main([write(with_it), *given, "--agent.no-op-max", "2", "--run-dir", "run"]) == 0
     settings = load.from_command_line(["--resume", "run", "--agent.no-op-max", "2"])
     assert settings.agent.no_op_max == 2
@@ -314,7 +314,7 @@ def test_an_option_may_begin_with_no(write, tmp_path):
         load.from_command_line(["--resume", "run", "--agent.no-op-max", "3"])
 
 
-def test_its_metrics_are_single_numbers(write):
+def test_plan_rejects_metrics_that_are_not_scalars(write):
     wrong = HILL_CLIMBING.replace('{"best_score": state["score"]}', '{"best_score": state["score"], "best": best}')
     assert wrong != HILL_CLIMBING
     name = write(wrong)
@@ -345,7 +345,7 @@ SLIPS = {
 
 
 @pytest.mark.parametrize("slip", SLIPS)
-def test_a_slip_in_it_is_named(write, slip):
+def test_plan_names_mistake_in_custom_algorithm(write, slip):
     right, wrong, says = SLIPS[slip]
     assert right in HILL_CLIMBING
     settings = load.from_keywords(algo=write(HILL_CLIMBING.replace(right, wrong)), total_steps=16_000, **OPTIONS)
@@ -365,7 +365,7 @@ SUPPORTS = '\nSUPPORTS = frozenset({"shards"})\n'
 
 
 @pytest.mark.parametrize(("says_rows", "supports"), [(False, False), (True, False), (True, True)])
-def test_it_is_split_over_devices_only_if_it_can_be_and_says_how_much_work_there_is(write, says_rows, supports):
+def test_plan_shards_custom_algorithm_only_if_it_supports_shards(write, says_rows, supports):
     text = HILL_CLIMBING.replace("\ndef make(", ROWS, 1) if says_rows else HILL_CLIMBING
     if supports:
         assert "def make(config, spec, num_updates):" in text

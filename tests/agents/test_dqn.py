@@ -1,4 +1,4 @@
-"""DQN: targets and losses against rlax and by hand, gradient steps, and what it learns."""
+"""DQN: targets and losses against rlax and hand calculation, gradient steps, and learned values."""
 
 import re
 from fractions import Fraction
@@ -24,7 +24,7 @@ from tests.helpers.agents import RATIOS, network_of
 from tests.helpers.trees import equations
 
 NUM_STATES = 6
-TABLE = network_of(  # its parameters [NUM_STATES, A, ...] are what it answers to the number of a state
+TABLE = network_of(  # a lookup table: its parameters [NUM_STATES, A, ...] are indexed by the observation
     init=lambda key: jnp.zeros((NUM_STATES, 2)),
     apply=lambda table, obs, noise=(): table[obs[..., 0].astype(jnp.int32)],
     noise=lambda key, shape: (),
@@ -39,7 +39,7 @@ def make(num_actions=2, num_envs=1, frame_stack=0, num_shards=1, action=None, nu
 
 
 def context_of(**config):
-    """What `make` builds, with a table in the network's place."""
+    """The context that `make` builds, with a lookup table as network."""
     return make(**config).update.args[0]._replace(network=TABLE)
 
 
@@ -67,7 +67,7 @@ def values_at(table, obs):
 
 
 def loss_of(context, learner, batch):
-    """The mean loss, what priorities go by, and metrics; towards the target of the same learner."""
+    """The mean loss, the errors for priorities, and metrics. The target is computed by the same learner."""
     goal = dqn.td_target(context, learner, batch, (), ())
     weight = jnp.full(batch.reward.shape, 1 / batch.reward.size)
     loss, (errors, metrics) = dqn.loss(context, learner.params, batch, goal, weight, ())
@@ -89,7 +89,7 @@ def loss_of(context, learner, batch):
         (True, "huber", 1.4, 0.18),
     ],
 )
-def test_one_step_worked_by_hand(double, loss, target, expected):
+def test_one_step_target_and_loss_equal_hand_calculation(double, loss, target, expected):
     learner = learner_of([[2, 5], [4, 0]], [[-7, -7], [1, 3]])
     batch = sample_of([0], [0], [0.5], [0.9], [1])
     context = context_of(double=double, loss=loss)
@@ -103,7 +103,7 @@ def test_one_step_worked_by_hand(double, loss, target, expected):
 
 
 @pytest.mark.parametrize("double", [False, True])
-def test_one_step_is_that_of_rlax(rlax, double):
+def test_one_step_loss_matches_rlax(rlax, double):
     learner, batch = problem(3)
     now, following = values_at(learner.params, batch.obs), values_at(learner.target_params, batch.next_obs)
     if double:
@@ -117,8 +117,8 @@ def test_one_step_is_that_of_rlax(rlax, double):
     np.testing.assert_allclose(loss, 0.5 * (difference**2).mean(), rtol=1e-5)
 
 
-def test_no_gradient_goes_through_the_target():
-    """d/dq of (target - q)^2 / 2 is -d at (s, a) and 0 elsewhere, also where s' is s."""
+def test_loss_has_no_gradient_through_target():
+    """The gradient of (target - q)^2 / 2 is -d at (s, a) and 0 elsewhere, also if s' = s."""
     learner, batch = learner_of([[2, 5], [4, 0]], [[2, 5], [4, 0]]), sample_of([0], [0], [0.5], [0.9], [0])
     context = context_of(double=True)
     goal = dqn.td_target(context, learner, batch, (), ())
@@ -127,7 +127,7 @@ def test_no_gradient_goes_through_the_target():
 
 
 def replay_config(context):
-    """The shape of the buffer that `make` built."""
+    """The ReplayConfig of the buffer that `make` built."""
     return context.replay.add.args[0]
 
 
@@ -148,10 +148,10 @@ def targets_at(context, ring, learner, rows):
 
 
 @pytest.mark.parametrize("terminates", [False, True])
-def test_three_steps_worked_by_hand(terminates):
+def test_three_step_targets_equal_hand_calculation(terminates):
     # gamma .5, best values 2 s, rewards 1 2 3 4; the episode ends with the fourth step, and row 4 is its reset.
     # row 0: 1 + .5 * 2 + .25 * 3 = 2.75, then .125 * 2 * 3 = .75 of state 3
-    # row 2: 3 + .5 * 4 = 5, then .25 * 2 * 4 = 2 of state 4 where time ran out
+    # row 2: 3 + .5 * 4 = 5, then .25 * 2 * 4 = 2 of state 4 if truncated
     # row 3: 4, then .5 * 2 * 4 = 4
     context = context_of(n_step=3, rollout_length=6, buffer_size=12, gamma=0.5)
     ring = buffer_of(
@@ -163,8 +163,8 @@ def test_three_steps_worked_by_hand(terminates):
 
 
 @pytest.mark.parametrize("n_step", [1, 2, 5])
-def test_n_steps_are_those_of_rlax(rlax, n_step):
-    """Where an episode ends as a terminal state, its discount of 0 keeps rlax from what follows."""
+def test_n_step_targets_match_rlax(rlax, n_step):
+    """All episodes end in a terminal state, whose discount of 0 excludes later rows from rlax's returns."""
     rng = np.random.default_rng(n_step)
     length = 16
     context = context_of(n_step=n_step, rollout_length=length, buffer_size=2 * length, gamma=0.9)
@@ -180,7 +180,7 @@ def test_n_steps_are_those_of_rlax(rlax, n_step):
 
 @pytest.mark.filterwarnings("ignore:Rlax:PendingDeprecationWarning")
 @pytest.mark.parametrize("double", [False, True])
-def test_c51_is_that_of_rlax(rlax, double):
+def test_c51_loss_matches_rlax(rlax, double):
     learner, batch = problem(3, 11)
     context = context_of(num_actions=3, value_head="c51", num_atoms=11, v_min=-2.0, v_max=2.0, double=double)
     support = value_distributions.support(context.value_head)
@@ -194,14 +194,14 @@ def test_c51_is_that_of_rlax(rlax, double):
         expected = jax.vmap(rlax.categorical_q_learning, (None, 0, 0, 0, 0, None, 0))(*shared)
     loss, errors, _ = loss_of(context, learner, batch)
     np.testing.assert_allclose(loss, expected.mean(), rtol=1e-5)
-    # what priorities go by is the divergence: the cross entropy less the entropy of what was wanted
+    # the error for priorities is the KL divergence: cross entropy minus entropy of the target distribution
     wanted = np.asarray(value_distributions.project(dqn.td_target(context, learner, batch, (), ()), support), float)
     entropy = -np.where(wanted > 0, wanted * np.log(np.where(wanted > 0, wanted, 1)), 0).sum(-1)
     np.testing.assert_allclose(errors, expected - entropy, rtol=1e-3, atol=1e-5)
 
 
 @pytest.mark.parametrize("double", [False, True])
-def test_quantile_learning_is_that_of_rlax(rlax, double):
+def test_quantile_loss_matches_rlax(rlax, double):
     learner, batch = problem(3, 5)
     context = context_of(num_actions=3, value_head="quantile", num_atoms=5, loss="huber", double=double)
     swap = lambda x: jnp.swapaxes(x, -1, -2)  # rlax: [quantiles, actions]
@@ -236,11 +236,11 @@ def test_value_rescaling_is_the_transformed_td_of_rlax(rlax, double):
     np.testing.assert_allclose(metrics["q_value"].sum(), rlax.signed_parabolic(chosen).mean(), rtol=1e-3)
 
 
-def test_munchausen_worked_by_hand():
+def test_munchausen_target_equals_hand_calculation():
     # temperature 1, alpha 1/2.  q'(s) = (0, 0): log pi = -log 2.
     # q'(s') = (log 3, 0): pi = (3/4, 1/4), and its soft value is log(3 + 1) = 2 log 2.
     # 1 - 1/2 log 2 + 1/2 * 2 log 2 = 1 + 1/2 log 2
-    # q'(s) = (0, 10): log pi(0) = -10.00005 counts for -1:  1 - 1/2 + log 2
+    # q'(s) = (0, 10): log pi(0) = -10.00005 is clipped to -1:  1 - 1/2 + log 2
     learner = learner_of(np.zeros((3, 2)), [[0, 0], [np.log(3), 0], [0, 10]])
     batch = sample_of([0, 2], [0, 0], [1, 1], [0.5, 0.5], [1, 1])
     goal = dqn.td_target(context_of(**MUNCHAUSEN), learner, batch, (), ())
@@ -251,8 +251,8 @@ def test_munchausen_worked_by_hand():
 
 @pytest.mark.parametrize("double", [False, True])
 @pytest.mark.parametrize("distribution", ["none", "c51", "quantile"])
-def test_munchausen_is_equation_1(distribution, double):
-    """Row by row in float64, from the mean of whatever is learned about a value."""
+def test_munchausen_target_matches_equation_1(distribution, double):
+    """The oracle is a float64 loop over rows that uses the means of the value distributions."""
     temperature, alpha, clip = 0.3, 0.7, -0.5
     context = context_of(
         num_actions=3, value_head=distribution, num_atoms=5, double=double, munchausen=True,
@@ -274,8 +274,8 @@ def test_munchausen_is_equation_1(distribution, double):
 
 
 @pytest.mark.parametrize("double", [False, True])
-def test_td_target_takes_no_forbidden_action(double):
-    # The greedy action, 1, is forbidden at state 1: .5 + .9 * 1 = 1.4
+def test_td_target_ignores_masked_actions(double):
+    # The greedy action, 1, is masked at state 1: .5 + .9 * 1 = 1.4
     learner = learner_of([[2, 5], [0, 4]], [[-7, -7], [1, 3]])
     mask = jnp.array([[True, False]])
     batch = sample_of([0], [0], [0.5], [0.9], [1])._replace(action_mask=~mask, next_action_mask=mask)
@@ -283,8 +283,8 @@ def test_td_target_takes_no_forbidden_action(double):
     np.testing.assert_allclose(goal.atom, [[1.4]], rtol=1e-6)
 
 
-def test_munchausen_target_is_that_of_the_allowed_actions():
-    """As if the third action did not exist, and its value is the largest."""
+def test_munchausen_target_ignores_masked_actions():
+    """The oracle is a problem without the third action, which is masked and has the largest value."""
     learner, batch = problem(3)
     learner = learner._replace(target_params=learner.target_params.at[:, 2].set(50.0))
     batch = batch._replace(action=batch.action % 2)
@@ -297,7 +297,7 @@ def test_munchausen_target_is_that_of_the_allowed_actions():
     np.testing.assert_allclose(goal.mean, expected.mean, rtol=1e-5)
 
 
-def test_action_values_are_forbidden_where_masked():
+def test_masked_actions_get_lowest_value_and_are_not_chosen():
     context, obs = context_of(num_actions=3), jnp.zeros((2, 1))
     params, mask = jnp.float32([[1, 2, 3]]), jnp.array([[True, False, True], [True, True, False]])
     value, _ = dqn.action_values(context, params, PolicyInput(obs, mask), ())
@@ -306,13 +306,13 @@ def test_action_values_are_forbidden_where_masked():
     np.testing.assert_array_equal(dqn.exploit(context, state, PolicyInput(obs, mask), (), ()).action, [2, 1])
 
 
-def test_the_importance_exponent_rises_to_one():
+def test_importance_exponent_rises_linearly_to_one():
     context = context_of(importance_exponent=0.4, num_updates=100)
     exponents = [dqn.importance_exponent(context, jnp.int32(u)) for u in (0, 50, 100, 1000)]
     np.testing.assert_allclose(exponents, [0.4, 0.7, 1, 1], rtol=1e-6)
 
 
-# What is counted
+# Step counts
 
 
 @pytest.mark.parametrize(
@@ -320,10 +320,10 @@ def test_the_importance_exponent_rises_to_one():
 )
 @settings(max_examples=12)
 @given(RATIOS, st.integers(1, 9), st.integers(0, 60_000), st.integers(1, 3))
-def test_make_counts_the_steps_of_all_environments(
+def test_make_counts_environment_steps_of_all_shards(
     num_envs, num_shards, ratio, rollout_length, learning_starts, n_step
 ):
-    """On however many devices; what follows from there is `off_policy`'s."""
+    """For any number of shards. tests/rl/test_off_policy.py tests the counts that follow from the ReplayRatio."""
     config = dict(replay_ratio=ratio, rollout_length=rollout_length, learning_starts=learning_starts, n_step=n_step)
     context = make(num_envs=num_envs, num_shards=num_shards, **config).update.args[0]
     num_envs *= num_shards
@@ -335,7 +335,7 @@ def test_make_counts_the_steps_of_all_environments(
 @pytest.mark.parametrize(
     "num_envs", [pytest.param(1, marks=pytest.mark.slow), 3, pytest.param(10, marks=pytest.mark.slow)]
 )
-def test_so_many_gradient_steps_are_made(num_envs):
+def test_number_of_gradient_steps_follows_replay_ratio(num_envs):
     """Adam's own count after training: floor(.3 * (11 * 2 * N - 8 N - 1))."""
     env = probes.best_action(num_envs)
     config = dqn.Config(
@@ -348,11 +348,11 @@ def test_so_many_gradient_steps_are_made(num_envs):
     assert int(state.agent.learner.optimizer[-1].count) == int(metrics["gradient_steps"].sum()) == expected
 
 
-# What is sampled
+# Gradient steps on sampled rows
 
 
 def least_capacity(num_envs, rollout_length, n_step, frame_stack):
-    """From the words of the refusal."""
+    """The smallest valid buffer_size, read from the error message."""
     with pytest.raises(ValueError) as refusal:
         make(
             num_envs=num_envs, rollout_length=rollout_length, n_step=n_step, frame_stack=frame_stack, buffer_size=1,
@@ -362,7 +362,7 @@ def least_capacity(num_envs, rollout_length, n_step, frame_stack):
 
 
 def keys_of(seed):
-    """The two that a gradient step takes."""
+    """The two keys of a gradient step."""
     return jax.random.split(jax.random.key(seed))
 
 
@@ -374,14 +374,14 @@ def four_steps(context, priorities):
 
 
 def step(context, buffer, num_updates, keys, params):
-    """What one gradient step returns; the target's parameters are the same."""
+    """The result of one gradient step that starts with target parameters equal to the parameters."""
     learner = dqn.Learner(params, params, context.optimizer.init(params))
     return jax.jit(partial(dqn.gradient_step, context))(
         buffer, jnp.int32(num_updates), keys, learner, off_policy.init()
     )
 
 
-def test_gradient_step_makes_errors_priorities():
+def test_gradient_step_sets_priorities_from_td_errors():
     # Only rows 1 and 3 can be drawn. gamma 1/2, values 0: errors |2|, |-16|; to the power 1/2: 1.41421 and 4.
     context = context_of(prioritized=True, priority_exponent=0.5, gamma=0.5, buffer_size=16, batch_size=16)
     buffer = four_steps(context, [1, 1])
@@ -393,8 +393,8 @@ def test_gradient_step_makes_errors_priorities():
     assert moved[[1, 3], 0].all() and moved.sum() == 2
 
 
-def test_gradient_step_changes_nothing_where_nothing_can_be_sampled():
-    # All priorities are 0: what is sampled then gets none, or it could be sampled next time.
+def test_gradient_step_changes_nothing_if_all_priorities_are_zero():
+    # All priorities are 0. A sampled row must keep priority 0, or the next step could sample it.
     context = context_of(prioritized=True, buffer_size=16, batch_size=16)
     params, buffer = jnp.ones((NUM_STATES, 2)), four_steps(context, [0, 0])
     learner, after, _, _ = step(context, buffer, 0, keys_of(0), params)
@@ -402,7 +402,7 @@ def test_gradient_step_changes_nothing_where_nothing_can_be_sampled():
     assert after.max_priority == 1
 
 
-def test_gradient_step_weighs_by_importance():
+def test_gradient_step_applies_importance_weights():
     # Priorities 1 and 4, exponent 1 at the end: 16 strata of 5 sample row 1 three or four times, row 3 the rest.
     # Weights are 1 and 1/4 over 16; the gradient towards q is weight * (q - target) = -weight * reward.
     config = dict(importance_exponent=1.0, max_grad_norm=0.0)
@@ -417,7 +417,7 @@ def test_gradient_step_weighs_by_importance():
 
 
 def rollouts_of(env, agent, num_rollouts, seed=1):
-    """By the untrained agent, [num_rollouts, T, N, ...]."""
+    """Rollouts of the untrained agent, [num_rollouts, T, N, ...]."""
     state = jax.jit(agent.init)(jax.random.key(seed))
     experience = probes.experience(env, agent, state, seed + 1, num_rollouts * agent.rollout_length)
     cut = lambda x: x.reshape(num_rollouts, agent.rollout_length, *x.shape[1:])
@@ -426,33 +426,33 @@ def rollouts_of(env, agent, num_rollouts, seed=1):
 
 @pytest.mark.parametrize(("prioritized", "num_steps"), [(False, 3), (True, 1)])
 @pytest.mark.slow
-def test_shards_learn_what_one_device_does(prioritized, num_steps, monkeypatch):
-    """Two devices of 2 environments are 4, where each draws its part of the same batch.
+def test_two_shards_learn_same_parameters_as_one_device(prioritized, num_steps, monkeypatch):
+    """Two shards of 2 environments match one device with 4. Each shard samples its part of the same batch.
 
-    Priorities are equal before the only gradient step, so that what is drawn matters as much in part as in all.
+    Priorities are equal before the only prioritized gradient step, so importance weights do not depend on the shard.
     """
 
-    def the_first_row_of_each(size):
+    def first_rows_of_each_environment(size):
         env = jnp.arange(size) % (size // 4)
         return env * 0 + jnp.arange(size) // (size // 4), env, jnp.ones(size, bool)
 
     def first_items(_, key, size):
-        row, env, found = the_first_row_of_each(size)
+        row, env, found = first_rows_of_each_environment(size)
         return row * (size // 4) + env, found.astype(jnp.float32)
 
-    monkeypatch.setattr(replay_ring, "draw", lambda config, ring, key, size, own: the_first_row_of_each(size))
+    monkeypatch.setattr(replay_ring, "draw", lambda config, ring, key, size, own: first_rows_of_each_environment(size))
     monkeypatch.setattr(sum_tree, "draw", first_items)
     env = probes.best_action_of_observation(4)
     config = dict(rollout_length=8, buffer_size=256, batch_size=16, replay_ratio=num_steps / 32, learning_starts=0)
     config |= dict(prioritized=prioritized, n_step=2, apex_alpha=7.0, target_update_interval=1)
-    config |= dict(tau=0.1, loss="squared", adam_epsilon=1.0)  # so large that the scale of gradients counts
+    config |= dict(tau=0.1, loss="squared", adam_epsilon=1.0)  # large, so that the scale of gradients affects the step
     half = env._replace(spec=env.spec._replace(num_envs=2), parallelism=Parallelism("devices", 2))
     whole, part = agent_of(env, 10, **config), agent_of(half, 10, **config)
     experience = probes.experience(env, whole, jax.jit(whole.init)(jax.random.key(0)))
     steps = jax.tree.map(lambda x: jnp.moveaxis(x.reshape(8, 2, 2, *x.shape[2:]), 1, 0), experience.steps)
 
     def learn(agent, steps):
-        state = agent.init(jax.random.key(0))._replace(num_updates=jnp.int32(1))  # all that is played is learned from
+        state = agent.init(jax.random.key(0))._replace(num_updates=jnp.int32(1))  # all steps count
         state, metrics = agent.update(state, experience._replace(steps=steps), jax.random.key(1))
         learner = state.learner._replace(optimizer=state.learner.optimizer[-1].count)
         max_priority = state.replay.max_priority if prioritized else jnp.float32(0)
@@ -466,22 +466,22 @@ def test_shards_learn_what_one_device_does(prioritized, num_steps, monkeypatch):
         at = lambda tree, i=i: jax.tree.map(lambda x: x[i], tree)
         jax.tree.map(close, at(found), expected)
         jax.tree.map(close, at(metrics), expected_metrics)
-    close(max_priority.max(), expected_priority)  # that of both is known to both when rows are added next
+    close(max_priority.max(), expected_priority)  # shards share their maximum when they add the next rows
 
 
 @pytest.mark.slow
-def test_update_gives_each_gradient_step_keys_of_its_own(monkeypatch):
+def test_each_gradient_step_gets_unique_random_keys(monkeypatch):
     env, seen, descend = probes.best_action(4), [], dqn.gradient_step
 
-    def note(context, buffer, num_updates, keys, *rest):
-        if not isinstance(keys, jax.core.Tracer):  # of shapes alone
+    def record_keys(context, buffer, num_updates, keys, *rest):
+        if not isinstance(keys, jax.core.Tracer):  # skip calls that eval_shape traces
             seen.extend(map(tuple, np.asarray(jax.random.key_data(keys)).tolist()))
         return descend(context, buffer, num_updates, keys, *rest)
 
     agent = agent_of(env, 6, learning_starts=0)
     state, experience = jax.jit(agent.init)(jax.random.key(0)), rollouts_of(env, agent, 1)
     first = experience._replace(steps=jax.tree.map(lambda x: x[0], experience.steps))
-    monkeypatch.setattr(dqn, "gradient_step", note)
+    monkeypatch.setattr(dqn, "gradient_step", record_keys)
     with jax.disable_jit():
         agent.update(state, first, jax.random.key(1))
     assert len(set(seen)) == len(seen) > 2
@@ -496,10 +496,11 @@ def test_update_gives_each_gradient_step_keys_of_its_own(monkeypatch):
         pytest.param(probes.best_action, 1e6, False, marks=pytest.mark.slow),
     ],
 )
-def test_reset_rows_change_nothing(probe, poison, prioritized):
-    """Neither their action nor their reward: parameters, priorities and metrics come out bit for bit the same.
+def test_reset_rows_do_not_affect_learning(probe, poison, prioritized):
+    """Actions and rewards of reset rows are overwritten. Learner, priorities and metrics stay bit-identical.
 
-    Of best_action half the rows are resets, so some draws find nothing and weigh nothing; a NaN would show there.
+    In best_action half the rows are reset rows, so some draws find no valid row and have weight 0.
+    A NaN would show there.
     """
     env = probe(4)
     config = dqn.Config(
@@ -585,27 +586,30 @@ ALWAYS_RUN = ("prioritized",)
 @pytest.mark.parametrize(
     "switch", [pytest.param(name, marks=[] if name in ALWAYS_RUN else [pytest.mark.slow]) for name in SWITCHES]
 )
-def test_every_switch_learns_a_delayed_consequence(switch):
-    """Values of the start and of both consequences, of both actions; noise alone soon leaves the worse one be."""
+def test_each_option_learns_delayed_consequence(switch):
+    """Compare the values of both actions at the start and in both second states.
+
+    Noisy networks soon stop trying the worse action, so only the values of their best actions are compared.
+    """
     config = SWITCHES[switch]
     value, action = learn(probes.delayed_consequence(8), **config)([[0, 0], [-1, 1], [1, 1]])
     assert action[0] == 1
     if "munchausen" in switch:
-        return  # its values are soft, and contain the log-policy
+        return  # its values are soft and contain the log policy
     np.testing.assert_allclose(value.max(-1)[[0, 2]], [0.9, 1], atol=0.1)
     if "noisy" not in config:
         np.testing.assert_allclose(value, [[-0.9, 0.9], [-1, -1], [1, 1]], atol=0.1)
 
 
 @pytest.mark.parametrize("n_step", [1, pytest.param(3, marks=pytest.mark.slow)])
-def test_values_are_bootstrapped_where_time_runs_out(n_step):
-    """Reward 1 for ever is worth 10; 6.5 would mean that the time limit counted as death."""
+def test_truncation_bootstraps_value(n_step):
+    """Reward 1 forever has value 10. A value of 6.5 would mean that truncation counts as termination."""
     value, _ = learn(probes.constant_reward(8), 300, n_step=n_step, learning_rate=1e-2, anneal_lr=True)([[1.0]])
     np.testing.assert_allclose(value, 10, atol=0.2)
 
 
 @pytest.mark.parametrize("n_step", [pytest.param(1, marks=pytest.mark.slow), 3])
-def test_nothing_lies_beyond_a_terminal_state(n_step):
+def test_termination_does_not_bootstrap(n_step):
     value, _ = learn(probes.constant_reward_terminal(8), 300, n_step=n_step, learning_rate=1e-2, anneal_lr=True)(
         np.eye(10)
     )
@@ -617,8 +621,8 @@ def test_nothing_lies_beyond_a_terminal_state(n_step):
 
 
 @pytest.mark.slow
-def test_seeds_differ_and_each_is_its_own_run():
-    """The first gradient steps to rounding; later ones may draw otherwise where a rounding decides."""
+def test_vmapped_seeds_equal_single_seed_runs_and_differ():
+    """Equal to rounding over the first 20 gradient steps; later, rounding may change which rows are sampled."""
     env = probes.best_action_of_observation(4)
     agent = agent_of(env, 6, learning_starts=16, prioritized=True, dueling=True)
     run = lambda key: loop.train(env, agent, loop.init(env, agent, key), 6)
@@ -637,8 +641,8 @@ def test_seeds_differ_and_each_is_its_own_run():
 
 
 @pytest.mark.parametrize("batch", [(3,), (2, 3)], ids=["seeds", "seeds of several shards"])
-def test_seeds_share_their_loop_and_their_condition(batch):
-    """Under vmap a condition on a batch would become a select of both sides, and a loop would wait for all."""
+def test_vmapped_seeds_share_one_loop_and_one_condition(batch):
+    """Under vmap, a batched condition would compute both branches and a batched loop would wait for all seeds."""
     env = probes.best_action(4)
     agent = agent_of(env, 6)
     over_all = lambda function: reduce(lambda f, _: jax.vmap(f), batch, function)
@@ -655,7 +659,7 @@ def test_seeds_share_their_loop_and_their_condition(batch):
     assert len(loops) == 1 and "reduce_or" not in names(loops[0].params["cond_jaxpr"])
 
 
-# What is refused
+# Rejected options
 
 
 @pytest.mark.parametrize(
@@ -681,7 +685,7 @@ def test_seeds_share_their_loop_and_their_condition(batch):
         (dict(num_updates=2**31, replay_ratio=4), "gradient steps in all are more than"),
     ],
 )
-def test_what_does_not_fit_is_refused_in_a_sentence(config, words):
+def test_make_rejects_invalid_options(config, words):
     with pytest.raises(ValueError, match=words):
         make(**config)
 
@@ -695,7 +699,7 @@ def test_what_does_not_fit_is_refused_in_a_sentence(config, words):
         dict(replay_ratio=1.23456, target_update_interval=2**22),
     ],
 )
-def test_the_ratio_that_is_named_can_be_counted(config):
+def test_replay_ratio_suggested_by_error_message_is_accepted(config):
     with pytest.raises(ValueError, match=r"^replay_ratio: cannot be counted exactly") as refusal:
         make(**config)
     make(**config | dict(replay_ratio=float(str(refusal.value).split()[-1])))
@@ -703,9 +707,10 @@ def test_the_ratio_that_is_named_can_be_counted(config):
 
 @settings(max_examples=50)
 @given(st.integers(1, 100), st.integers(1, 20), st.integers(1, 12), st.sampled_from([0, 1, 4]))
-def test_the_least_capacity_is_enough_and_one_less_is_not(num_envs, rollout_length, n_step, frame_stack):
-    """Enough: when the replay is full, a row that has its frames and its successors is left, and a rollout's worth of
-    rows can change priority without meeting each other.
+def test_smallest_buffer_size_is_accepted_and_one_less_is_rejected(num_envs, rollout_length, n_step, frame_stack):
+    """Of a full buffer at least one row has its stacked frames and its n-step successors.
+
+    The rows of one rollout can change priority without overlap.
     """
     shape = dict(num_envs=num_envs, rollout_length=rollout_length, n_step=n_step, frame_stack=frame_stack)
     least = least_capacity(**shape)
@@ -719,11 +724,11 @@ def test_the_least_capacity_is_enough_and_one_less_is_not(num_envs, rollout_leng
         make(**shape, buffer_size=least - 1, batch_size=1)
 
 
-# Acting and reporting
+# Actions and metrics
 
 
-def test_noise_explores_and_evaluation_has_none():
-    """Without epsilon: environments that see the same act by noises of their own, and all exploit alike."""
+def test_noisy_network_explores_and_evaluation_uses_no_noise():
+    """Epsilon is 0. Environments with equal observations explore with separate noise, and all exploit alike."""
     agent = make(num_envs=200, noisy=True, epsilon_start=0.0, epsilon_end=0.0, hidden_sizes=(16,), buffer_size=2000)
     state, obs = jax.jit(agent.init)(jax.random.key(0)), jnp.ones((200, 1))
     noise = agent.sample_noise(jax.random.key(1), 2, 200)
@@ -733,8 +738,8 @@ def test_noise_explores_and_evaluation_has_none():
     assert len(set(np.asarray(agent.exploit(state, PolicyInput(obs), (), None).action))) == 1
 
 
-def test_sums_are_reported_per_gradient_step():
-    """And as nothing where no gradient step was made."""
+def test_records_divide_sums_by_number_of_gradient_steps():
+    """The mean is None if there was no gradient step."""
     rows = {name: np.zeros((2, 3)) for name in records.SCORES}
     rows |= {
         "gradient_steps": np.array([[0, 2, 6], [0, 0, 0]]),
@@ -748,14 +753,14 @@ def test_sums_are_reported_per_gradient_step():
 
 
 @pytest.mark.parametrize(("learning_starts", "ratio"), [(0, 0.25), (40, 0.25), (40, 0.5), (10**6, 0.25)])
-def test_the_learning_rate_ends_with_the_last_gradient_step(learning_starts, ratio):
-    """Counted update by update: 10 updates of 4 steps in each of 2 environments."""
+def test_annealed_learning_rate_reaches_zero_at_last_gradient_step(learning_starts, ratio):
+    """The oracle counts gradient steps over 10 updates of 4 steps in each of 2 environments."""
     agent = make(num_envs=2, num_updates=10, learning_starts=learning_starts, replay_ratio=ratio, anneal_lr=True)
     context, counts, made = agent.update.args[0], off_policy.init(), 0
     for update in range(10):
         due, counts = off_policy.num_grad_steps_due(context.ratio, counts, jnp.int32(8 * update))
         made += int(due)
-    made = max(made, 1)  # a run that never learns has a schedule too
+    made = max(made, 1)  # a run without gradient steps also has a schedule
     rates = [float(context.learning_rate(count)) for count in (0, made - 1, made)]
     expected = [context.config.learning_rate * (1 - n / made) for n in (0, made - 1, made)]
     np.testing.assert_allclose(rates, expected, rtol=1e-5)

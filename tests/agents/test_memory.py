@@ -1,4 +1,4 @@
-"""PPO and PQN with a memory: against one environment at a time in plain Python, and where one must remember."""
+"""PPO and PQN with memory: against a plain Python loop per environment, and on a task that requires memory."""
 
 from functools import partial
 
@@ -18,24 +18,24 @@ from tests.helpers.trees import same_bits
 SMALL = dict(rollout_length=12, num_minibatches=2, num_epochs=2, hidden_sizes=(8,), memory_size=4, gamma=probes.GAMMA)
 
 
-def made(module, env, num_updates=10, **options):
+def make_agent(module, env, num_updates=10, **options):
     options = SMALL | dict(memory="gru") | options
     return module.make(module.Config(**options), env.spec, num_updates, Parallelism())
 
 
-def played(agent, env, seed=0):
-    """An agent's state, and a rollout in which episodes end."""
+def state_and_rollout(agent, env, seed=0):
+    """The initial state of an agent, and a rollout in which episodes end."""
     state = jax.jit(agent.init)(jax.random.key(seed))
     return state, probes.experience(env, agent, state)
 
 
 @pytest.mark.parametrize("length", [None, 3, 4])
-def test_values_and_the_loss_of_ppo_are_those_of_one_environment_at_a_time(length):
-    """Episodes of 5 steps in rollouts of 12: an end falls on every place of a sequence."""
+def test_ppo_advantages_values_and_loss_match_loop_per_environment(length):
+    """Episodes have 5 steps and rollouts 12, so that episodes end at each position of a sequence."""
     env = probes.remember(4, length=5)
-    agent = made(ppo, env, sequence_length=length, normalize_advantage=False, entropy_coef=0.1)
+    agent = make_agent(ppo, env, sequence_length=length, normalize_advantage=False, entropy_coef=0.1)
     context = agent.explore.args[0]
-    state, rollout = played(agent, env)
+    state, rollout = state_and_rollout(agent, env)
     params, unroll = state.params["network"], jax.jit(context.network.unroll)
     update = jax.jit(partial(ppo.prepare, context))(state, rollout)
     steps, num_steps, num_envs = rollout.steps, *rollout.steps.reward.shape
@@ -49,7 +49,7 @@ def test_values_and_the_loss_of_ppo_are_those_of_one_environment_at_a_time(lengt
             if t < num_steps:
                 logits[t, n] = out[0, 0]
                 carry = carry if steps.valid[t, n] else jax.tree.map(jnp.zeros_like, carry)
-    advantage = np.zeros((num_steps + 1, num_envs))  # GAE by its definition
+    advantage = np.zeros((num_steps + 1, num_envs))  # GAE by definition
     config, discount = context.config, np.float64(context.config.gamma * steps.discount)
     for t in reversed(range(num_steps)):
         delta = steps.reward[t] + discount[t] * values[t + 1] - values[t]
@@ -61,7 +61,7 @@ def test_values_and_the_loss_of_ppo_are_those_of_one_environment_at_a_time(lengt
     log_prob = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
     chosen = np.take_along_axis(log_prob, np.asarray(steps.action)[..., None], -1)[..., 0]
     np.testing.assert_allclose(update.rows.log_prob, order(chosen), rtol=1e-4, atol=1e-5)
-    # Before the first gradient step the ratio is 1 and the values are their own.
+    # Before the first gradient step the ratio is 1 and the values equal those of the rollout.
     entropy = -(np.exp(log_prob) * log_prob).sum(-1)
     valid = np.asarray(steps.valid)
     total = -advantage[:-1] + config.value_coef * 0.5 * advantage[:-1] ** 2 - 0.1 * entropy
@@ -70,11 +70,11 @@ def test_values_and_the_loss_of_ppo_are_those_of_one_environment_at_a_time(lengt
     assert not valid.all() and np.asarray(steps.last).sum(0).min() > 1
 
 
-def test_the_targets_of_pqn_are_those_of_one_environment_at_a_time():
+def test_pqn_targets_match_loop_per_environment():
     env = probes.remember(4, length=5)
-    agent = made(pqn, env, sequence_length=4, burn_in=1, q_lambda=0.5)
+    agent = make_agent(pqn, env, sequence_length=4, burn_in=1, q_lambda=0.5)
     context = agent.explore.args[0]
-    state, rollout = played(agent, env)
+    state, rollout = state_and_rollout(agent, env)
     rows, _ = jax.jit(partial(pqn.rows_of, context))(state.params, rollout)
     steps, num_steps, step = rollout.steps, 12, jax.jit(context.network.step)
     expected = np.zeros((num_steps, 4))
@@ -95,14 +95,14 @@ def test_the_targets_of_pqn_are_those_of_one_environment_at_a_time():
     np.testing.assert_array_equal(rows.weight, order(steps.valid) * [0, 1, 1, 1])
 
 
-def test_whole_sequences_and_chunks_have_the_same_loss():
-    """The chunks' memory at their start is that of acting, so only the gradient's reach differs."""
+def test_ppo_loss_does_not_depend_on_sequence_length():
+    """Each sequence starts with the carry of the rollout, so only the length of backpropagation differs."""
     env = probes.remember(4, length=5)
     losses = []
     for length in (12, 3, 1):
-        agent = made(ppo, env, sequence_length=length, normalize_advantage=False)
+        agent = make_agent(ppo, env, sequence_length=length, normalize_advantage=False)
         context = agent.explore.args[0]
-        state, rollout = played(agent, env)
+        state, rollout = state_and_rollout(agent, env)
         update = jax.jit(partial(ppo.prepare, context))(state, rollout)
         losses.append(jax.jit(partial(ppo.loss, context))(state.params, update.rows)[0])
     np.testing.assert_allclose(losses[1:], losses[:1] * 2, rtol=1e-4)
@@ -116,13 +116,13 @@ def test_whole_sequences_and_chunks_have_the_same_loss():
         (ppo, dict(memory="lru", learning_rate=1e-2, sequence_length=12)),
     ],
 )
-def test_an_agent_with_memory_learns_what_one_without_cannot(module, options):
-    """The first observation decides the right action at the last step; without memory the best return is 0."""
+def test_memory_solves_task_that_is_unsolvable_without_memory(module, options):
+    """The first observation determines the correct last action. Without memory the best expected return is 0."""
     env = probes.remember(16, length=6)
     score = {}
     for memory in (options["memory"], "none"):
         own = options if memory != "none" else {k: v for k, v in options.items() if k != "sequence_length"}
-        agent = made(module, env, 150, **own | dict(rollout_length=24, memory_size=16, memory=memory))
+        agent = make_agent(module, env, 150, **own | dict(rollout_length=24, memory_size=16, memory=memory))
         state = jax.jit(lambda key, agent=agent: loop.train(env, agent, loop.init(env, agent, key), 150)[0].agent)(
             jax.random.key(0)
         )
@@ -131,7 +131,7 @@ def test_an_agent_with_memory_learns_what_one_without_cannot(module, options):
     assert score[options["memory"]] == 1.0 and abs(score["none"]) < 0.7, score
 
 
-def test_a_run_with_memory_is_resumed_loaded_and_split_exactly(tmp_path, monkeypatch):
+def test_run_with_memory_resumes_exactly_and_loads_stateful_policy(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     options = dict(
         env="CartPole-v1",

@@ -1,4 +1,4 @@
-"""PPO: its loss against a plain numpy oracle, its masks, and what it learns where the answer is known."""
+"""PPO: loss against a numpy oracle, masks, and learned values and actions on environments with known answers."""
 
 import dataclasses
 from functools import cache, partial
@@ -35,17 +35,17 @@ def value(agent, state, obs):
     return np.asarray(context.network.critic(state.params["network"], obs))
 
 
-def play(agent, state, obs):
+def greedy_action(agent, state, obs):
     return np.asarray(agent.exploit(state, PolicyInput(jnp.asarray(obs, jnp.float32)), (), None).action)
 
 
-def test_value_where_time_runs_out_is_bootstrapped():
-    """The truncation probe: reward 1 for ever is worth 10; 6.5 would mean that the time limit counted as death."""
+def test_truncation_bootstraps_value():
+    """Reward 1 forever has value 10. A value of 6.5 would mean that truncation counts as termination."""
     agent, state, _ = learn(probes.constant_reward(16), 300)
     np.testing.assert_allclose(value(agent, state, [[1.0]]), 10, atol=0.1)
 
 
-def test_value_of_a_terminal_state_is_zero():
+def test_termination_does_not_bootstrap():
     agent, state, _ = learn(probes.constant_reward_terminal(16), 300)
     expected = [(1 - 0.9 ** (10 - t)) / 0.1 for t in range(10)]
     np.testing.assert_allclose(value(agent, state, np.eye(10)), expected, atol=0.1)
@@ -59,7 +59,7 @@ def test_value_of_a_terminal_state_is_zero():
         (probes.delayed_cue, [[-1, 0], [1, 0], [-1, 1], [1, 1]], [-0.9, 0.9, -1, 1]),
     ],
 )
-def test_values(probe, obs, values):
+def test_critic_learns_known_values(probe, obs, values):
     agent, state, _ = learn(probe(16), 200)
     np.testing.assert_allclose(value(agent, state, obs), values, atol=0.1)
 
@@ -72,26 +72,26 @@ def test_values(probe, obs, values):
         (probes.delayed_consequence, [[0, 0]], [1]),
     ],
 )
-def test_discrete_actions(probe, obs, actions):
+def test_policy_learns_best_discrete_actions(probe, obs, actions):
     agent, state, _ = learn(probe(16), 100)
-    np.testing.assert_array_equal(play(agent, state, obs), actions)
+    np.testing.assert_array_equal(greedy_action(agent, state, obs), actions)
 
 
 @pytest.mark.parametrize("tanh_squash", [slow(False), True])
-def test_continuous_actions(tanh_squash):
+def test_policy_learns_best_continuous_actions(tanh_squash):
     agent, state, _ = learn(
         probes.continuous_action_of_observation(32), 300, tanh_squash=tanh_squash, log_std_init=-0.5
     )
-    np.testing.assert_allclose(play(agent, state, [[-1.0], [1.0]])[:, 0], [-0.5, 0.5], atol=0.1)
+    np.testing.assert_allclose(greedy_action(agent, state, [[-1.0], [1.0]])[:, 0], [-0.5, 0.5], atol=0.1)
 
 
 @pytest.mark.slow
-def test_a_delayed_goal_and_both_normalizers():
-    """The chain pays 5 an episode to who goes right; rewards are rescaled, so only the policy is compared."""
+def test_policy_learns_delayed_goal_with_observation_and_reward_normalization():
+    """The chain returns 5 per episode if every action is right. Rewards are rescaled, so values are not compared."""
     agent, state, metrics = learn(
         probes.chain(32), 150, normalize_observations=True, normalize_rewards=True, entropy_coef=0.01
     )
-    np.testing.assert_array_equal(play(agent, state, np.eye(5)[:4]), 1)
+    np.testing.assert_array_equal(greedy_action(agent, state, np.eye(5)[:4]), 1)
     last = slice(-10, None)
     assert metrics["return_sum"][last].sum() / metrics["episodes"][last].sum() > 4.5
 
@@ -108,9 +108,9 @@ REFUSED = "gymnax/MNISTBandit-bsuite"
         if name != REFUSED
     ],
 )
-@pytest.mark.usefixtures("any_ranks")  # Swimmer's
-def test_it_can_drive_every_environment(name):
-    """A whole train step is traced for each that gymnax registers, with its own observations and actions."""
+@pytest.mark.usefixtures("any_ranks")  # for Swimmer
+def test_train_step_can_be_traced_for_every_gymnax_environment(name):
+    """Trace a whole train step, with the observations and actions of each environment that gymnax registers."""
     env = envs.make(name, 8)
     agent = ppo.make(ppo.Config(rollout_length=8), env.spec, 2)
     run = lambda key: loop.train(env, agent, loop.init(env, agent, key), 2)
@@ -132,7 +132,7 @@ THREE_ACTIONS = types.Discrete(3)
 
 
 def built(action=THREE_ACTIONS, num_envs=4, parallelism=Parallelism(), **config):
-    """An agent, and what `make` built for it."""
+    """An agent and the context that `make` built for it."""
     obs = jax.ShapeDtypeStruct((4,), jnp.float32)
     spec = types.EnvSpec("test", obs, action, num_envs)
     config = dict(rollout_length=8, hidden_sizes=(8,)) | config
@@ -141,8 +141,8 @@ def built(action=THREE_ACTIONS, num_envs=4, parallelism=Parallelism(), **config)
 
 
 @pytest.mark.parametrize("clip_vloss", [False, True])
-def test_loss_is_equation_9(clip_vloss):
-    """Row by row in plain Python, from the network's outputs."""
+def test_loss_matches_equation_9(clip_vloss):
+    """The oracle is a plain Python loop over rows, from the network's outputs."""
     agent, context = built(clip_vloss=clip_vloss)
     state, batch = jax.jit(agent.init)(jax.random.key(0)), random_batch()
     total, metrics = jax.jit(partial(ppo.loss, context))(state.params, batch)
@@ -167,8 +167,8 @@ def test_loss_is_equation_9(clip_vloss):
     np.testing.assert_allclose(total, whole, rtol=1e-4)
 
 
-def test_invalid_rows_change_nothing():
-    """Whatever the reset rows hold, action, reward and observation acted upon aside, parameters come out equal."""
+def test_reset_rows_do_not_affect_learning():
+    """Actions and rewards of reset rows are overwritten. Parameters and metrics stay bit-identical."""
     env = probes.constant_reward(4)
     agent = ppo.make(ppo.Config(rollout_length=32, hidden_sizes=(8,)), env.spec, 10)
     state = jax.jit(agent.init)(jax.random.key(0))
@@ -185,8 +185,8 @@ def test_invalid_rows_change_nothing():
     jax.tree.map(np.testing.assert_array_equal, (after.params, metrics), (other.params, other_metrics))
 
 
-def test_advantages_look_beyond_the_rollouts_end():
-    """Equation 11 of Schulman et al. 2016 by a plain loop, with the value of what follows the last row at its end."""
+def test_advantages_bootstrap_from_observation_after_rollout():
+    """The oracle is equation 11 of Schulman et al. 2016 in a loop that starts with the value of `next_obs`."""
     env, gamma, lambda_ = envs.make("CartPole-v1", 3), 0.9, 0.8
     agent = ppo.make(ppo.Config(rollout_length=16, hidden_sizes=(8,), gamma=gamma, gae_lambda=lambda_), env.spec, 10)
     state = jax.jit(agent.init)(jax.random.key(0))
@@ -199,11 +199,11 @@ def test_advantages_look_beyond_the_rollouts_end():
         error = steps.reward[t] + gamma * steps.discount[t] * following[t] - of_all[t]
         advantage[t] = error + gamma * steps.discount[t] * lambda_ * ~steps.last[t] * advantage[t + 1]
     np.testing.assert_allclose(np.reshape(rows.advantage, (16, 3)), advantage[:16], rtol=1e-4, atol=1e-4)
-    assert np.abs(of_all[16] - of_all[15]).min() > 1e-4  # else its own value would have done
+    assert np.abs(of_all[16] - of_all[15]).min() > 1e-4  # otherwise the value of the last row would pass too
 
 
-def test_statistics_of_observations_leave_reset_rows_out():
-    """They are acted upon there a second time."""
+def test_observation_statistics_exclude_reset_rows():
+    """A reset row has the final observation of an episode, and its action is ignored."""
     env = probes.constant_reward_terminal(4)
     agent = ppo.make(ppo.Config(rollout_length=32, hidden_sizes=(8,), normalize_observations=True), env.spec, 10)
     state = jax.jit(agent.init)(jax.random.key(0))
@@ -217,10 +217,13 @@ def test_statistics_of_observations_leave_reset_rows_out():
 
 @cache
 def standardized(num_shards):
-    """A function of advantages and weights [shards, R]: those of each minibatch of two epochs, [shards, 2, 3, B]."""
+    """Return a function of advantages and weights [shards, R].
+
+    It returns advantages before and after, and weights, of each minibatch of two epochs, [shards, 2, 3, B].
+    """
 
     def run(advantage, weight):
-        rows = ppo.Batch((), (), (), (), advantage, advantage, (), weight)  # as they were, beside what becomes of them
+        rows = ppo.Batch((), (), (), (), advantage, advantage, (), weight)  # `value` keeps the advantages from before
         look = lambda learner, batch: (learner, (batch.value, batch.advantage, batch.weight))
         how = sgd.Epochs(2, 3, "shards", look, standardize_field="advantage")
         plan, _ = sgd._plan(how, rows, jax.random.key(0), ())
@@ -231,7 +234,7 @@ def standardized(num_shards):
 
 @given(seed=st.integers(0, 2**32 - 1), num_shards=st.sampled_from([1, 2]))
 def test_advantages_are_standardized_in_each_minibatch(seed, num_shards):
-    """Over the rows that count, on all devices; what the others hold has no part."""
+    """Mean and standard deviation are over the valid rows of all shards. NaN in other rows has no effect."""
     rng = np.random.default_rng(seed)
     counts = rng.random((num_shards, 24)) < 0.7
     counts[:, ::2] = True
@@ -248,8 +251,8 @@ def test_advantages_are_standardized_in_each_minibatch(seed, num_shards):
 
 
 @pytest.mark.parametrize("normalize_advantage", [True, False])
-def test_gradient_steps_see_advantages_as_the_option_says(normalize_advantage):
-    """Mean 0 and mean square 1, or those of the rollout, which is one minibatch here."""
+def test_normalize_advantage_option_standardizes_advantages(normalize_advantage):
+    """With the option, mean 0 and mean square 1; without it, those of the rollout, which is one minibatch."""
 
     def look(context, params, batch):
         mean = lambda x: jnp.sum(batch.weight * x)
@@ -277,10 +280,10 @@ def test_gradient_steps_see_advantages_as_the_option_says(normalize_advantage):
 @pytest.mark.parametrize(
     ("slope", "noise", "explained"), [(1.0, 0.0, 1), (0.0, 0.0, 0), (0.5, 0.0, 0.75), (1.0, 1.0, None)]
 )
-def test_explained_variance_is_of_all_rows_that_count(slope, noise, explained, num_shards):
-    """Values know all of the target, nothing or half; or are wrong in the second environment, where targets are higher.
+def test_explained_variance_covers_valid_rows_of_all_shards(slope, noise, explained, num_shards):
+    """Values explain all, none or half of the target, or have noise in the second environment, with higher targets.
 
-    With gamma 0 a target is a reward. A row that does not count is far off.
+    With gamma 0 a target is a reward. The value of the invalid row is far off.
     """
     agent, context = built(gamma=0.0)
     context = context._replace(
@@ -308,8 +311,8 @@ def test_explained_variance_is_of_all_rows_that_count(slope, noise, explained, n
     np.testing.assert_allclose(found, [expected] * num_shards, atol=1e-5)
 
 
-def test_the_scale_of_rewards_leaves_reset_rows_out():
-    """One in 11: each seen as an end of a sum, it would be counted as a sum of its own."""
+def test_reward_scale_excludes_reset_rows():
+    """One row in 11 is a reset row. Its discounted sum must not enter the statistics."""
     env = probes.constant_reward(4)
     agent = ppo.make(ppo.Config(rollout_length=32, hidden_sizes=(8,), normalize_rewards=True, gamma=0.9), env.spec, 10)
     state = jax.jit(agent.init)(jax.random.key(0))
@@ -327,8 +330,8 @@ def test_the_scale_of_rewards_leaves_reset_rows_out():
 
 
 @pytest.mark.parametrize("width", [8, 300])
-def test_an_optimizer_has_one_form_on_every_device(width, monkeypatch):
-    """Or a checkpoint of a GPU could not be read on a CPU."""
+def test_optimizer_state_has_same_shapes_on_cpu_and_gpu(width, monkeypatch):
+    """Otherwise a checkpoint from a GPU could not be loaded on a CPU."""
     optimizer = optim.make_optimizer(1e-3, epsilon=1e-5, max_grad_norm=0.5)
     shapes = lambda: jax.eval_shape(optimizer.init, {"kernel": jnp.zeros((width, width)), "bias": jnp.zeros(width)})
     here = shapes()
@@ -337,7 +340,7 @@ def test_an_optimizer_has_one_form_on_every_device(width, monkeypatch):
 
 
 @pytest.mark.parametrize("log_std", [-1.3, 0.0, 0.7])
-def test_a_policy_begins_with_the_log_std_that_is_asked_for(log_std):
+def test_initial_policy_has_log_std_of_option(log_std):
     """The density of the mode of D independent Gaussians is (2 pi)^(-D / 2) times the product of 1 / std."""
     spec = types.EnvSpec("test", jax.ShapeDtypeStruct((4,), jnp.float32), types.Box((3,)), 2)
     agent = ppo.make(ppo.Config(rollout_length=8, hidden_sizes=(8,), log_std_init=log_std), spec, 10)
@@ -352,8 +355,8 @@ def test_a_policy_begins_with_the_log_std_that_is_asked_for(log_std):
 
 
 @pytest.mark.parametrize("action", [types.Discrete(5), types.Box((2,))], ids=["discrete", "continuous"])
-def test_both_policies_see_normalized_observations(action):
-    """Acting and evaluating on raw observations is the plain agent on (obs - mean) / std."""
+def test_explore_and_exploit_normalize_observations(action):
+    """The oracle is an agent without normalization on (obs - mean) / std."""
     spec = types.EnvSpec("test", jax.ShapeDtypeStruct((4,), jnp.float32), action, 64)
     make = lambda normalize: ppo.make(
         ppo.Config(rollout_length=8, hidden_sizes=(16,), normalize_observations=normalize), spec, 10
@@ -373,8 +376,8 @@ def test_both_policies_see_normalized_observations(action):
         assert not np.allclose(act(plain, without, raw), expected, atol=1e-2), name
 
 
-def test_target_kl_ends_an_update():
-    """A tiny bound: after the first minibatch has moved the policy, nothing moves any more."""
+def test_target_kl_stops_update_early():
+    """Without a target, all 16 gradient steps are made; with a tiny one, fewer than 4."""
     env = probes.best_action_of_observation(16)
     moved = []
     for target_kl in (None, 1e-9):
@@ -382,12 +385,12 @@ def test_target_kl_ends_an_update():
         agent = ppo.make(config, env.spec, 10)
         state = jax.jit(agent.init)(jax.random.key(0))
         after, _ = jax.jit(agent.update)(state, probes.experience(env, agent, state), jax.random.key(1))
-        moved.append(adam_steps(after.optimizer))
+        moved.append(count_adam_steps(after.optimizer))
         assert int(after.optimizer[-1].count) == 16
     assert moved[0] == 16 and 1 <= moved[1] < 4
 
 
-def adam_steps(optimizer):
+def count_adam_steps(optimizer):
     """The number of steps that Adam has taken: the count of its state, not of the schedule."""
     return int(optimizer[2].count)
 
@@ -403,13 +406,13 @@ def adam_steps(optimizer):
         (0.004, 9.0, 10.0),  # and the largest, 1e-2
     ],
 )
-def test_the_learning_rate_is_adapted_to_the_divergence(approx_kl, scale, expected):
+def test_adapt_lr_changes_learning_rate_scale_by_measured_kl(approx_kl, scale, expected):
     found = ppo.adapt_lr(0.01, 1e-3, jnp.float32(scale), jnp.float32(approx_kl))
     np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
-def test_adaptive_kl_keeps_the_divergence_near_its_target():
-    """From a learning rate that is far too large, and from one that is far too small."""
+def test_adaptive_kl_keeps_kl_near_target():
+    """Start from a learning rate that is far too large and from one that is far too small."""
     env, found = probes.continuous_action_of_observation(32), {}
     for learning_rate in (1e-2, 1e-5):
         config = ppo.Config(
@@ -424,8 +427,8 @@ def test_adaptive_kl_keeps_the_divergence_near_its_target():
 
 
 @pytest.mark.parametrize("target_kl", [None, 3e-4])
-def test_the_learning_rate_is_annealed_to_zero_whether_or_not_updates_stop_early(target_kl):
-    """The schedule goes by progress: after update u of U it is (1 - u / U) of the first."""
+def test_learning_rate_anneals_to_zero_with_and_without_early_stopping(target_kl):
+    """After update u of U, the learning rate is (1 - u / U) times the initial one."""
     env, num_updates = probes.best_action_of_observation(16), 20
     config = ppo.Config(rollout_length=16, hidden_sizes=(8,), learning_rate=1e-3, target_kl=target_kl)
     agent = ppo.make(config, env.spec, num_updates)
@@ -434,12 +437,12 @@ def test_the_learning_rate_is_annealed_to_zero_whether_or_not_updates_stop_early
         experience = probes.experience(env, agent, state)
         state, metrics = update(state, experience, jax.random.key(u))
         np.testing.assert_allclose(metrics["learning_rate"], 1e-3 * (1 - u / num_updates), rtol=1e-5, atol=1e-10)
-    stopped = adam_steps(state.optimizer) < num_updates * 16
+    stopped = count_adam_steps(state.optimizer) < num_updates * 16
     assert stopped == (target_kl is not None)
 
 
-def test_metrics_are_means_over_the_gradient_steps_that_were_tried():
-    """A tiny bound ends the update at its second minibatch: the rest of it is as if it had not been asked for."""
+def test_metrics_are_means_over_gradient_steps_before_early_stop():
+    """A tiny target_kl stops at the second minibatch. The oracle is one epoch of two minibatches without it."""
     env = probes.best_action_of_observation(16)
     found = []
     for options in (dict(num_epochs=1), dict(num_epochs=3, target_kl=1e-9)):
@@ -452,8 +455,8 @@ def test_metrics_are_means_over_the_gradient_steps_that_were_tried():
         np.testing.assert_allclose(found[1][name], found[0][name], rtol=1e-4, atol=1e-7, err_msg=name)
 
 
-def test_ratio_is_one_before_the_first_step():
-    """log_prob of the acting policy and of the learner agree: one epoch of one minibatch, no KL."""
+def test_ratio_is_one_before_first_gradient_step():
+    """With one epoch of one minibatch, log_prob of rollout and learner agree, so approx_kl is 0."""
     env = probes.chain(8)
     for is_normalized in (False, True):
         config = ppo.Config(rollout_length=16, num_epochs=1, num_minibatches=1, normalize_observations=is_normalized)
@@ -464,7 +467,7 @@ def test_ratio_is_one_before_the_first_step():
             np.testing.assert_allclose(metrics["approx_kl"], 0, atol=1e-6)
 
 
-def test_prepare_learns_from_the_sample_of_a_squashed_action():
+def test_prepare_keeps_pre_tanh_sample_of_squashed_action():
     env = probes.continuous_action_of_observation(8)
     agent = ppo.make(ppo.Config(rollout_length=16, tanh_squash=True, log_std_init=1.0), env.spec, 10)
     state = jax.jit(agent.init)(jax.random.key(0))
@@ -475,8 +478,8 @@ def test_prepare_learns_from_the_sample_of_a_squashed_action():
     assert np.abs(sample - action).max() > 1
 
 
-def test_squashed_actions_are_scored_where_tanh_rounds_to_one():
-    """Where the mean, before the tanh, is 12, every action rounds to 1; KL(old || new) is still (shift / std)^2 / 2."""
+def test_kl_of_squashed_actions_is_accurate_when_tanh_rounds_to_one():
+    """With mean 12 before the tanh, each action rounds to 1. KL(old || new) is still (shift / std)^2 / 2."""
     num_rows, std, shift = 4096, 0.1, 0.02
     agent, context = built(types.Box((1,)), num_envs=num_rows, rollout_length=1, num_minibatches=1, tanh_squash=True)
     actor = lambda params, obs: jnp.full((len(obs), 1), params)
@@ -500,8 +503,8 @@ def test_squashed_actions_are_scored_where_tanh_rounds_to_one():
 
 
 @pytest.mark.slow
-def test_observations_of_several_parts_are_normalized_part_by_part():
-    """A dictionary of a constant and of the cue: the same policy is found, and each part has statistics of its own."""
+def test_dict_observation_has_separate_statistics_for_each_part():
+    """The observation is a dict of the cue and of its sign as a bool. The agent still learns the best actions."""
     env = probes.best_action_of_observation(16)
     both = lambda timestep: timestep._replace(obs={"cue": timestep.obs, "bit": timestep.obs > 0})
     spec = env.spec._replace(obs={"cue": env.spec.obs, "bit": jax.ShapeDtypeStruct((1,), jnp.bool_)})
@@ -530,13 +533,13 @@ def test_observations_of_several_parts_are_normalized_part_by_part():
         ),
     ],
 )
-def test_what_does_not_fit_is_refused_in_a_sentence(config, words):
+def test_make_rejects_invalid_options(config, words):
     with pytest.raises(ValueError, match=words):
         built(**config)
 
 
-def test_numbers_of_the_config_may_be_traced():
-    """A population over learning rates is a vmap of a function that makes the agent."""
+def test_config_values_may_be_traced():
+    """vmap over learning rates of a function that makes and trains the agent."""
     env = probes.best_action(8)
 
     def run(learning_rate):
@@ -548,8 +551,8 @@ def test_numbers_of_the_config_may_be_traced():
     np.testing.assert_allclose(jax.jit(jax.vmap(run))(rates), 0.9 * rates, rtol=1e-5)  # after the first of ten updates
 
 
-def test_an_objective_of_ones_own_takes_the_place_of_the_loss():
-    """One that looks at values only moves the critic and leaves the actor alone."""
+def test_custom_objective_replaces_loss():
+    """An objective of values only changes the critic's parameters and not the actor's."""
 
     def objective(context, params, batch):
         error = context.network.critic(params["network"], batch.obs) - batch.target
@@ -568,8 +571,8 @@ def test_an_objective_of_ones_own_takes_the_place_of_the_loss():
 
 
 @pytest.mark.parametrize("num_steps", [3, 320, 2_400, 9_765])
-def test_an_annealed_learning_rate_is_never_below_0(num_steps):
-    """As it is compiled, where 1 - count / num_steps is rounded: with these numbers of steps to less than 0."""
+def test_annealed_learning_rate_is_never_negative(num_steps):
+    """Compiled as in training, 1 - count / num_steps rounds to less than 0 for these numbers of steps."""
     as_in_training = {"xla_backend_optimization_level": 3, "xla_llvm_disable_expensive_passes": False}
     schedule = jax.jit(optim.linear_schedule(2.5e-4, True, num_steps), compiler_options=as_in_training)
     assert 0 <= schedule(jnp.int32(num_steps)) < 1e-10

@@ -1,4 +1,4 @@
-"""PQN: targets against rlax and by hand, its masks and shards, and what it learns where the answer is known."""
+"""PQN: targets against rlax and hand calculation, masks, shards, and learned values where the answer is known."""
 
 from functools import partial
 
@@ -14,7 +14,7 @@ from jaxrl_fast.types import Box, Discrete, EnvSpec, Parallelism, PolicyInput, R
 from tests.helpers import probes
 from tests.helpers.agents import network_of
 
-TABLE = network_of(  # its parameters [states, A] are what it answers to the number of a state
+TABLE = network_of(  # a lookup table: its parameters [states, A] are indexed by the observation
     init=lambda key: jnp.zeros((8, 2)),
     apply=lambda table, obs, noise=(): table[obs[..., 0].astype(jnp.int32)],
     noise=lambda key, shape: (),
@@ -27,12 +27,12 @@ def make(num_envs=1, action=None, **config):
 
 
 def context_of(**config):
-    """What `make` builds, with a table in the network's place."""
+    """The context that `make` builds, with a lookup table as network."""
     return make(**config).explore.args[0]._replace(network=TABLE)
 
 
 def rollout_of(table, obs, action, reward, discount, last, valid):
-    """From [T, N], observations [T + 1, N], with the best values that were seen when acting."""
+    """A rollout of arrays [T, N] and observations [T + 1, N]. Its extras are the largest action values."""
     best = jnp.float32(table)[np.asarray(obs, int)].max(-1)
     obs = jnp.float32(obs)[..., None]
     rows = jnp.int32(action), jnp.float32(reward), jnp.float32(discount), jnp.asarray(last), jnp.asarray(valid)
@@ -42,16 +42,16 @@ def rollout_of(table, obs, action, reward, discount, last, valid):
 @pytest.mark.parametrize(
     ("last", "terminal", "expected"),
     [
-        # gamma = lambda = 1/2, rewards 1 2 4, best values 2 4 8 of what follows
+        # gamma = lambda = 1/2, rewards 1 2 4, best next values 2 4 8
         # 4 + 1/2 * 8 = 8;  2 + 1/2 (4/2 + 8/2) = 5;  1 + 1/2 (2/2 + 5/2) = 2.75
         (False, False, [2.75, 5, 8]),
-        # time runs out after the second: 2 + 1/2 * 4 = 4;  1 + 1/2 (2/2 + 4/2) = 2.5
+        # truncated after the second step: 2 + 1/2 * 4 = 4;  1 + 1/2 (2/2 + 4/2) = 2.5
         (True, False, [2.5, 4, 8]),
-        # or it dies: 2;  1 + 1/2 (2/2 + 2/2) = 2
+        # or terminated: 2;  1 + 1/2 (2/2 + 2/2) = 2
         (True, True, [2, 2, 8]),
     ],
 )
-def test_targets_worked_by_hand(last, terminal, expected):
+def test_targets_equal_hand_calculation(last, terminal, expected):
     table = jnp.float32([[9, 9], [2, 1], [0, 4], [8, -8]])
     rollout = rollout_of(
         table, np.arange(4)[:, None], np.zeros((3, 1)), [[1], [2], [4]], [[1], [1 - terminal], [1]],
@@ -64,10 +64,10 @@ def test_targets_worked_by_hand(last, terminal, expected):
 
 
 @pytest.mark.parametrize("q_lambda", [0.0, 0.65, 1.0])
-def test_targets_are_those_of_rlax(rlax, q_lambda):
-    """rlax counts rewards from the moment that they are received, so its q_t is aligned with our reward at t - 1.
+def test_targets_match_rlax(rlax, q_lambda):
+    """rlax indexes a reward by the step that receives it, so its q_t belongs to the reward at t - 1 here.
 
-    Its Q(lambda) knows no time that ran out: there lambda is 0 in its lambda returns.
+    rlax.q_lambda does not support truncation, so the oracle for it is rlax.lambda_returns with lambda 0 at each end.
     """
     rng = np.random.default_rng(0)
     num_steps, num_envs = 12, 3
@@ -90,7 +90,7 @@ def test_targets_are_those_of_rlax(rlax, q_lambda):
                 np.testing.assert_allclose(target[:, n] - chosen, error, rtol=1e-4, atol=1e-5)
 
 
-def test_loss_worked_by_hand():
+def test_loss_equals_hand_calculation():
     # weights 1/2, 1/2, 0;  d = 3 - 2 = 1 and 1 - 5 = -4:  (1/2 + 16/2) / 2 = 4.25, and its gradient is -w d
     batch = pqn.Batch(
         jnp.float32([[0], [0], [1]]), jnp.int32([0, 1, 0]), jnp.float32([3, 1, 99]), jnp.float32([1, 1, 0]) / 2
@@ -124,8 +124,8 @@ def learn(env, num_updates=200, **config):
     return answer
 
 
-def test_targets_bootstrap_from_the_best_action_and_not_from_the_one_taken():
-    """Every action is random here: what acting keeps is the largest value of each row all the same."""
+def test_explore_stores_largest_action_value_for_bootstrapping():
+    """Epsilon is 1, so all actions are random. The stored value is still the largest one of each row."""
     context = context_of(num_envs=64, epsilon_start=1.0, epsilon_end=1.0)
     state = pqn.State(jnp.float32(np.random.default_rng(0).normal(size=(8, 2))), (), jnp.int32(0))
     obs = jnp.float32(np.arange(64) % 8)[:, None]
@@ -136,34 +136,34 @@ def test_targets_bootstrap_from_the_best_action_and_not_from_the_one_taken():
     assert (np.asarray(decision.action) != values.argmax(-1)).any()
 
 
-def test_it_learns_a_delayed_consequence():
+def test_agent_learns_delayed_consequence():
     value, action = learn(probes.delayed_consequence(8))([[0, 0], [-1, 1], [1, 1]])
     assert action[0] == 1
     np.testing.assert_allclose(value, [[-0.9, 0.9], [-1, -1], [1, 1]], atol=0.1)
 
 
 @pytest.mark.slow
-def test_it_learns_what_the_observation_says():
-    """As the consequence above, with less to learn."""
+def test_agent_learns_action_that_depends_on_observation():
+    """Like the delayed consequence, with one step per episode."""
     value, action = learn(probes.best_action_of_observation(8), 100)([[-1], [1]])
     np.testing.assert_array_equal(action, [0, 1])
     np.testing.assert_allclose(value, [[1, -1], [-1, 1]], atol=0.1)
 
 
-def test_values_are_bootstrapped_where_time_runs_out():
-    """Reward 1 for ever is worth 10; 6.5 would mean that the time limit counted as death."""
+def test_truncation_bootstraps_value():
+    """Reward 1 forever has value 10. A value of 6.5 would mean that truncation counts as termination."""
     value, _ = learn(probes.constant_reward(8), 300, learning_rate=1e-2)([[1.0]])
     np.testing.assert_allclose(value, 10, atol=0.2)
 
 
-def test_nothing_lies_beyond_a_terminal_state():
+def test_termination_does_not_bootstrap():
     value, _ = learn(probes.constant_reward_terminal(8), 300, learning_rate=1e-2)(np.eye(10))
     expected = [(1 - 0.9 ** (10 - t)) / 0.1 for t in range(10)]
     np.testing.assert_allclose(value, np.repeat(expected, 2).reshape(10, 2), atol=0.3)
 
 
-def test_reset_rows_change_nothing():
-    """Neither their action nor their reward: parameters and metrics come out bit for bit the same."""
+def test_reset_rows_do_not_affect_learning():
+    """Actions and rewards of reset rows are overwritten. State and metrics stay bit-identical."""
     env = probes.best_action(4)
     agent = agent_of(env, 10)
     state = jax.jit(agent.init)(jax.random.key(0))
@@ -182,8 +182,8 @@ def test_reset_rows_change_nothing():
 
 
 @pytest.mark.slow
-def test_shards_learn_what_one_device_does():
-    """Two devices of 3 environments are 6, where no minibatch depends on the order."""
+def test_two_shards_learn_same_parameters_as_one_device():
+    """Two shards of 3 environments match one device with 6. With one minibatch the order of rows has no effect."""
     config = dict(num_minibatches=1, num_epochs=3, apex_alpha=7.0)
     env = probes.best_action_of_observation(6)
     half = env._replace(spec=env.spec._replace(num_envs=3), parallelism=Parallelism("devices", 2))
@@ -208,7 +208,7 @@ def test_shards_learn_what_one_device_does():
 
 
 @pytest.mark.slow
-def test_seeds_differ_and_each_is_its_own_run():
+def test_vmapped_seeds_equal_single_seed_runs_and_differ():
     env = probes.best_action_of_observation(4)
     agent = agent_of(env, 3)
     run = lambda key: loop.train(env, agent, loop.init(env, agent, key), 3)[0].agent.params
@@ -232,13 +232,16 @@ def test_seeds_differ_and_each_is_its_own_run():
         ),
     ],
 )
-def test_what_does_not_fit_is_refused_in_a_sentence(config, words):
+def test_make_rejects_invalid_options(config, words):
     with pytest.raises(ValueError, match=words):
         make(**config)
 
 
-def test_an_update_is_counted_and_reports_the_epsilon_and_the_rate_of_the_next():
-    """An update has 3 steps, of the 12 until epsilon is 0, and 2 gradient steps, of the 20 until the rate is 0."""
+def test_update_reports_epsilon_and_learning_rate_of_next_update():
+    """An update has 3 of the 12 environment steps until epsilon is 0.
+
+    It has 2 of the 20 gradient steps until the learning rate is 0.
+    """
     context = context_of(
         rollout_length=3, num_epochs=2, epsilon_start=1.0, epsilon_end=0.0, epsilon_steps=12, learning_rate=0.1,
         anneal_lr=True,

@@ -1,4 +1,4 @@
-"""What agents forget when all environments restart, as they do where a run on host environments goes on."""
+"""on_env_restart: the state that agents clear when all environments restart, as on resume with host environments."""
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.unit
 SPEC = EnvSpec("test", ShapeDtypeStruct((1,), jnp.float32), Discrete(2), 3)
 
 
-def test_ppo_forgets_the_sums_of_running_episodes_and_keeps_their_statistics():
+def test_ppo_restart_clears_discounted_reward_sums_and_keeps_statistics():
     agent = ppo.make(ppo.Config(rollout_length=4, hidden_sizes=(4,), normalize_rewards=True), SPEC, 10)
     state = agent.init(jax.random.key(0))
     state = state._replace(rewards=state.rewards._replace(total=jnp.array([1.0, -2.0, 3.0])))
@@ -24,14 +24,14 @@ def test_ppo_forgets_the_sums_of_running_episodes_and_keeps_their_statistics():
     assert same_bits(after, state._replace(rewards=state.rewards._replace(total=jnp.zeros(3))))
 
 
-def test_ppo_without_scaled_rewards_has_nothing_to_forget():
+def test_ppo_restart_changes_nothing_without_reward_normalization():
     agent = ppo.make(ppo.Config(rollout_length=4, hidden_sizes=(4,), normalize_rewards=False), SPEC, 10)
     state = agent.init(jax.random.key(0))
     assert same_bits(agent.on_env_restart(state), state)
 
 
 @pytest.mark.parametrize("prioritized", [False, True])
-def test_dqn_cuts_the_newest_rows_which_have_no_successor(prioritized):
+def test_dqn_restart_invalidates_newest_n_step_rows(prioritized):
     config = dqn.Config(
         rollout_length=4, buffer_size=96, batch_size=4, learning_starts=0, n_step=2, prioritized=prioritized
     )

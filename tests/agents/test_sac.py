@@ -1,4 +1,4 @@
-"""SAC: targets and losses by hand, the temperature, REDQ's subsets, and whole updates against a plain program."""
+"""SAC: targets, losses, temperature and REDQ subsets by hand calculation, whole updates by a plain implementation."""
 
 import math
 from dataclasses import replace
@@ -36,7 +36,7 @@ LOG_PI_0 = -0.5 * np.log(2 * np.pi)  # log-density of the action 0 = tanh(0) whe
 
 
 def log_density(mean, log_std, x):
-    """Of the action tanh(x), in float64: N(x), divided by d tanh / dx (appendix C)."""
+    """Log density of the action tanh(x) in float64: log N(x) minus log d tanh / dx (appendix C)."""
     mean, log_std, x = (np.asarray(y, float) for y in (mean, log_std, x))
     return scipy.stats.norm(mean, np.exp(log_std)).logpdf(x) - np.log1p(-(np.tanh(x) ** 2))
 
@@ -45,8 +45,8 @@ def log_density(mean, log_std, x):
 
 
 @pytest.mark.parametrize(("mean", "log_std"), [(0.3, -1.0), (0.0, 0.5), (4.0, -0.5), (-5.0, -2.0)])
-def test_log_probability_is_the_density_of_the_actions_that_are_taken(mean, log_std):
-    """By the change of variables on a grid of noise, also where |a| > 0.999: p(a) = phi(z) dz / da, which sums to 1."""
+def test_log_prob_matches_density_of_sampled_actions(mean, log_std):
+    """The oracle is p(a) = phi(z) dz / da on a grid of noise z, also for |a| > 0.999. The density integrates to 1."""
     context, params = tables_of("sac"), actor_critic.Params(jnp.float32([[mean, log_std]]), ())
     z = np.linspace(-6, 6, 4001)
     obs, noise = jnp.zeros((4001, 1)), jnp.float32(z)[:, None]
@@ -61,7 +61,7 @@ def test_log_probability_is_the_density_of_the_actions_that_are_taken(mean, log_
     assert (np.abs(exact) > 0.999).any() == (abs(mean) >= 4 or log_std > 0)
 
 
-def test_log_probability_is_the_sum_over_the_numbers_of_an_action():
+def test_log_prob_sums_over_action_dimensions():
     context = tables_of("sac", num_actions=2)
     table = jnp.float32([[0.5, -1.0, 0.2, -0.7]])  # two means, then two logarithms of standard deviations
     pi = sac.policy(context, table, jnp.zeros((1, 1)))
@@ -69,13 +69,13 @@ def test_log_probability_is_the_sum_over_the_numbers_of_an_action():
     np.testing.assert_allclose(pi.log_prob(jnp.float32([[0.1, -2.0]])), [expected], rtol=1e-5)
 
 
-def test_standard_deviations_are_bounded():
+def test_policy_clips_log_std():
     context = tables_of("sac")
     pi = sac.policy(context, jnp.float32([[0, 50], [0, -50], [0, 1]]), jnp.arange(3.0)[:, None])
     np.testing.assert_allclose(pi.sample_from(jnp.ones((3, 1)))[:, 0], [np.exp(2), np.exp(-20), np.e], rtol=1e-5)
 
 
-def test_greedy_actions_have_no_noise():
+def test_greedy_action_is_tanh_of_policy_mean():
     context, params = tables_of("sac"), actor_critic.Params(jnp.float32([[0.5, 1.0]]), ())
     np.testing.assert_allclose(sac.exploit(context, params, jnp.zeros((1, 1))), [[np.tanh(0.5)]], rtol=1e-6)
 
@@ -88,7 +88,7 @@ def target_of(context, learner, batch, noise):
 
 
 def learner_with(context, value, target_value=None, slope=0.0, actor=None, log_temperature=()):
-    """The policy is standard normal before the tanh everywhere, unless given."""
+    """Without `actor`, the policy before the tanh is standard normal in all states."""
     critic = critic_tables(value, slope)
     num_states = critic["value"].shape[1]
     actor = np.zeros((num_states, 2)) if actor is None else actor
@@ -97,7 +97,7 @@ def learner_with(context, value, target_value=None, slope=0.0, actor=None, log_t
 
 
 @pytest.mark.parametrize("learned", [True, False])
-def test_target_worked_by_hand(learned):
+def test_target_equals_hand_calculation(learned):
     # noise 0: a' = 0, log pi = -.918939; min(3, 2) + .5 * .918939 = 2.459469; .5 + .9 * 2.459469 = 2.713522
     # noise 1: x = 1, log pi = -.918939 - .5 - log(1 - tanh(1)^2) = -.551377; .5 + .9 * (2 + .275689) = 2.548120
     # discount 0: the reward alone, and no entropy
@@ -110,9 +110,9 @@ def test_target_worked_by_hand(learned):
 
 
 @pytest.mark.parametrize("terminates", [False, True])
-def test_three_steps_have_the_entropy_of_the_last_alone(terminates):
+def test_three_step_target_includes_entropy_of_last_state_only(terminates):
     # gamma .5, Q'(s, .) = 2 s, so that V'(s) = 2 s + .918939 at temperature 1; rewards 1 2 3 4; the fourth step ends
-    # row 0: 2.75 + .125 V'(3);  row 2: 5 + .25 V'(4) if time ran out;  row 3: 4 + .5 V'(4)
+    # row 0: 2.75 + .125 V'(3);  row 2: 5 + .25 V'(4) if truncated;  row 3: 4 + .5 V'(4)
     context = tables_of("sac", n_step=3, rollout_length=6, buffer_size=12, batch_size=1, gamma=0.5, **FIXED)
     ring = buffer_of(
         context, range(6), [0] * 6, [1, 2, 3, 4, 0, 9], [1, 1, 1, 1 - terminates, 1, 1], [0, 0, 0, 1, 0, 0],
@@ -125,7 +125,7 @@ def test_three_steps_have_the_entropy_of_the_last_alone(terminates):
     np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
-def test_next_actions_are_those_of_the_present_policy():
+def test_target_samples_next_actions_from_current_policy():
     # a' = tanh(.5 + e^-1 * 2) = .84; Q' = 1 + 2 a'
     context = tables_of("sac", **FIXED, temperature=1e-9)
     learner = learner_with(context, [[1.0], [1.0]], slope=2.0, actor=[[0.5, -1.0]])
@@ -137,10 +137,10 @@ def test_next_actions_are_those_of_the_present_policy():
 
 
 @pytest.mark.parametrize("num_target_critics", [1, 2, 4])
-def test_target_is_the_least_of_a_random_subset(num_target_critics):
-    """One subset serves the batch, each of its size occurs about equally often, and no other."""
+def test_redq_target_is_minimum_over_random_critic_subset(num_target_critics):
+    """A batch shares one subset. Each subset of that size occurs about equally often, and no other occurs."""
     context = tables_of("sac", num_critics=4, num_target_critics=num_target_critics, temperature=1e-9, **FIXED)
-    learner = learner_with(context, np.full((4, 4), 9.0), 1 - np.eye(4))  # at state c critic c alone answers 0
+    learner = learner_with(context, np.full((4, 4), 9.0), 1 - np.eye(4))  # at state c only critic c has value 0
     batch = sample_of([0] * 4, [0] * 4, [0] * 4, [1] * 4, range(4))
     target = lambda key: td_target("sac", context, learner, batch, jnp.zeros((4, 1)), key)
     found = np.asarray(jax.jit(jax.vmap(target))(jax.random.split(jax.random.key(0), 600)))
@@ -150,7 +150,7 @@ def test_target_is_the_least_of_a_random_subset(num_target_critics):
 
 
 @pytest.mark.parametrize(("num_target_critics", "value", "slope"), [(None, 1.0, 4.0), (2, 2.0, 2.0)])
-def test_policy_follows_the_least_critic_or_the_mean_of_an_ensemble(num_target_critics, value, slope):
+def test_policy_loss_uses_minimum_of_critics_or_mean_for_redq(num_target_critics, value, slope):
     # Q = 1 + 4 a, 2 - a, 3 + 3 a at a = 0: the least is the first; the mean is 2 + 2 a.
     # d/dx of alpha log pi(tanh x) - Q with x = mean + noise 0: log pi grows by 2 tanh(0) = 0, so it is -slope.
     context = tables_of("sac", num_critics=3, num_target_critics=num_target_critics, temperature=0.5, **FIXED)
@@ -164,7 +164,7 @@ def test_policy_follows_the_least_critic_or_the_mean_of_an_ensemble(num_target_c
 # Losses
 
 
-def test_policy_loss_worked_by_hand():
+def test_policy_loss_equals_hand_calculation():
     # row 0: noise 0, temperature .5: .5 * -.918939 - min(1, 2) = -1.459469, weight 1
     # row 1: noise 1: .5 * -.551377 - (1 + 0) = -1.275688, weight 0: not counted
     context = tables_of("sac", target_entropy=-2.0)
@@ -178,8 +178,8 @@ def test_policy_loss_worked_by_hand():
     np.testing.assert_allclose(metrics["temperature"], [0.5, 0.5], rtol=1e-6)
 
 
-def test_policy_gradient_goes_through_the_sampled_action():
-    """Against finite differences in float64 of alpha log pi(tanh(m + e^l z)) - Q(tanh(m + e^l z))."""
+def test_policy_gradient_flows_through_sampled_action():
+    """The oracle is finite differences in float64 of alpha log pi(tanh(m + e^l z)) - Q(tanh(m + e^l z))."""
     context = tables_of("sac", temperature=0.3, **FIXED)
     m, log_std, z = 0.4, -0.3, 1.3
     learner = learner_with(context, [[1.0], [9.0]], slope=2.0, actor=[[m, log_std]])
@@ -198,7 +198,7 @@ def test_policy_gradient_goes_through_the_sampled_action():
     np.testing.assert_allclose(found[0], expected, rtol=1e-4)
 
 
-def test_target_entropy_is_minus_the_numbers_of_an_action_unless_given():
+def test_default_target_entropy_is_minus_number_of_action_dimensions():
     for num_actions in (1, 3):
         context = tables_of("sac", num_actions=num_actions)
         critic = critic_tables([[0.0], [0.0]], num_actions=num_actions)
@@ -215,15 +215,15 @@ def keys_of(seed):
     return jax.random.split(jax.random.key(seed))
 
 
-def filled(context):
+def fill_buffer(context):
     """A replay buffer with four steps of one environment, of which three can be read."""
     return buffer_of(context, range(4), [0.1, 0.2, 0.3, 0.4], [1, 2, 3, 4], [1] * 4, [0] * 4, [1] * 4)
 
 
-def test_temperature_falls_where_the_entropy_is_above_its_target_and_rises_below():
-    """It is the logarithm that moves, by its learning rate in Adam's first step, and no entropy here is beyond 100.
+def test_temperature_falls_above_target_entropy_and_rises_below_it():
+    """Adam's first step changes the log temperature by its learning rate. No entropy here exceeds 100 in size.
 
-    Its gradient is the excess of the entropy, whatever the temperature is.
+    The gradient is the entropy minus its target, for any temperature.
     """
     context = tables_of("sac", learning_rate=0.01)
 
@@ -231,7 +231,7 @@ def test_temperature_falls_where_the_entropy_is_above_its_target_and_rises_below
     def learn(target, log_temperature):
         changed = context._replace(config=replace(context.config, target_entropy=target))
         learner = learner_with(changed, np.zeros((2, 4)), log_temperature=log_temperature)
-        return sac.gradient_step(changed, filled(changed), jnp.int32(0), keys_of(0), learner, off_policy.init())
+        return sac.gradient_step(changed, fill_buffer(changed), jnp.int32(0), keys_of(0), learner, off_policy.init())
 
     for temperature in (0.01, 10.0):
         for target, sign in ((-100.0, -1), (100.0, 1)):
@@ -246,7 +246,7 @@ def test_temperature_falls_where_the_entropy_is_above_its_target_and_rises_below
 
 
 @pytest.mark.parametrize("learned", [True, False])
-def test_init_begins_at_the_temperature_of_the_option(learned):
+def test_init_uses_temperature_option(learned):
     context = tables_of("sac", temperature=0.3, learn_temperature=learned)
     context = context._replace(critic=context.critic._replace(init=lambda key: critic_tables([[0.0]])))
     learner = sac.init(context, jax.random.key(0))
@@ -255,10 +255,11 @@ def test_init_begins_at_the_temperature_of_the_option(learned):
     assert learner.target_params.actor == learner.target_params.log_temperature == ()
 
 
-def test_importance_weights_are_those_of_the_critics_errors_alone():
-    """Priorities 1 and 4, exponent 1 at the end: weights 1 and 1/4 over 16 for the critics, 1/16 for the others.
+def test_importance_weights_apply_to_critic_loss_only():
+    """Priorities 1 and 4 with final exponent 1 give weights 1/16 and 1/64 for the critics, 1/16 for the others.
 
-    Two of four rows can be drawn, where Q is 1 and -1, the action 0, and rewards 2 and -16: errors 1 and 3, 17 and 15.
+    Two of four rows can be sampled. There Q is 1 and -1, the action is 0, and rewards are 2 and -16.
+    The errors are 1 and 3, and 17 and 15.
     """
     config = dict(prioritized=True, priority_exponent=0.5, importance_exponent=1.0, buffer_size=16, batch_size=16)
     context = tables_of("sac", target_entropy=-3.0, **config)
@@ -267,7 +268,7 @@ def test_importance_weights_are_those_of_the_critics_errors_alone():
     buffer, count = with_priorities(buffer, keys, [1, 4], 16)
     assert count[1] + count[3] == 16 and 3 <= count[1] <= 4
     value = np.broadcast_to([[1.0], [-1.0]], (2, 4))
-    actor = np.tile([0.0, -20.0], (4, 1))  # so narrow that actions are 0
+    actor = np.tile([0.0, -20.0], (4, 1))  # a tiny standard deviation, so that actions are 0
     learner = learner_with(context, value, slope=2.0, actor=actor, log_temperature=jnp.log(jnp.float32(1e-6)))
     after, buffer, _, metrics = jax.jit(partial(sac.gradient_step, context))(
         buffer, jnp.int32(100), keys, learner, off_policy.init()
@@ -278,7 +279,7 @@ def test_importance_weights_are_those_of_the_critics_errors_alone():
     np.testing.assert_allclose(of_critics[:, [1, 3]], weight * [[-1, 17], [-3, 15]], rtol=1e-4)
     of_mean = first_moment(after.optimizer.actor, 4, 2)[:, 0]
     np.testing.assert_allclose(of_mean, -2 * np.array([0, count[1], 0, count[3]]) / 16, rtol=1e-3, atol=1e-5)
-    # the entropy: log(2 pi) / 2 + 1/2 z^2 - 20 and little of the tanh, so its mean over the batch is near that of z^2
+    # each entropy is log(2 pi) / 2 + 1/2 z^2 - 20, and the tanh adds little
     entropies = np.asarray(metrics["entropy"]) / np.asarray(metrics["weight"])
     np.testing.assert_allclose(first_moment(after.optimizer.log_temperature, 1), entropies.mean() + 3, rtol=1e-4)
     np.testing.assert_allclose(buffer.priorities.levels[0][:4], [0, np.sqrt(2), 0, 4], rtol=1e-4)  # means 2 and 16
@@ -288,7 +289,7 @@ def test_importance_weights_are_those_of_the_critics_errors_alone():
 
 
 def plain_update(context, state, rollout, all_keys, learned, moves):
-    """Haarnoja et al. 2018 (second paper), algorithm 1, step by step. Only what is drawn comes from the agent."""
+    """Algorithm 1 of Haarnoja et al. 2018 (second paper), step by step. Only random draws come from the agent."""
     config, size = context.config, context.config.batch_size
     buffer = jax.jit(context.replay.add)(state.replay, rollout.steps)
     actor, critic, log_alpha = state.learner.params
@@ -311,7 +312,7 @@ def plain_update(context, state, rollout, all_keys, learned, moves):
         return batch, found, actor_critic.sample_normal(context, key_noise, 2)
 
     @jax.jit
-    def goal_of(actor, target, log_alpha, batch, noise):
+    def td_target_of(actor, target, log_alpha, batch, noise):
         action, log_pi = act(actor, batch.next_obs, noise)
         value = actor_critics.values(target, batch.next_obs, action)
         return batch.reward + batch.discount * (jnp.minimum(value[0], value[1]) - jnp.exp(log_alpha) * log_pi)
@@ -332,7 +333,7 @@ def plain_update(context, state, rollout, all_keys, learned, moves):
     for number, keys in enumerate(all_keys, start=1):
         batch, found, (noise_target, noise_policy) = drawn(buffer, keys)
         weight = found / size
-        goal = goal_of(actor, target, log_alpha, batch, noise_target)
+        goal = td_target_of(actor, target, log_alpha, batch, noise_target)
         critic = optimizers[1].step(critic, gradient_of_error(critic, batch, weight, goal))
         gradient, excess = gradient_of_loss(actor, critic, log_alpha, batch, weight, noise_policy)
         actor = optimizers[0].step(actor, gradient)
@@ -344,8 +345,8 @@ def plain_update(context, state, rollout, all_keys, learned, moves):
 
 
 @pytest.mark.parametrize(("learned", "interval", "moves"), [(True, 1, (1, 2, 3)), (False, 4, (2,))])
-def test_a_whole_update_is_that_of_a_plain_program(learned, interval, moves):
-    """Three gradient steps, each worth two environment steps; target critics are apart from the critics."""
+def test_update_matches_plain_implementation(learned, interval, moves):
+    """Three gradient steps, one per two environment steps. Target critics differ from the critics at the start."""
     config = dict(target_entropy=-1.5) if learned else FIXED
     agent = make(
         "sac", num_envs=3, num_obs=3, num_actions=2, tau=0.3, gamma=0.9, learning_rate=0.03, replay_ratio=0.5,
@@ -354,7 +355,7 @@ def test_a_whole_update_is_that_of_a_plain_program(learned, interval, moves):
     state, rollout, key = jax.jit(agent.init)(jax.random.key(0)), rollout_of(4, 3, 3, 2), jax.random.key(1)
     apart = jax.tree.map(lambda x: x + 0.1 * jnp.sin(jnp.arange(x.size)).reshape(x.shape), state.learner.target_params)
     params = state.learner.params
-    params = params._replace(actor=jax.tree.map(lambda x: 0.3 * x, params.actor))  # or a plain log(1 - tanh^2) fails
+    params = params._replace(actor=jax.tree.map(lambda x: 0.3 * x, params.actor))  # for the oracle's log(1 - tanh^2)
     state = state._replace(learner=state.learner._replace(params=params, target_params=apart))
     after, metrics = jax.jit(agent.update)(state, rollout, key)
     assert int(metrics["gradient_steps"]) == 3  # (4 * 3 - 2 * 3) / 2
@@ -371,23 +372,23 @@ def test_a_whole_update_is_that_of_a_plain_program(learned, interval, moves):
     assert after.learner.target_params.actor == ()
 
 
-# What is refused, and what is warned of
+# Rejected options and warnings
 
 
 @pytest.mark.parametrize(("num_critics", "num_target_critics"), [(2, 3), (1, 2)])
-def test_a_subset_is_no_larger_than_the_ensemble(num_critics, num_target_critics):
+def test_make_rejects_more_target_critics_than_critics(num_critics, num_target_critics):
     words = rf"^num_target_critics: must be at most num_critics \({num_critics}\), got {num_target_critics}; use more "
     with pytest.raises(ValueError, match=words):
         make("sac", num_critics=num_critics, num_target_critics=num_target_critics)
 
 
-def test_a_positive_target_entropy_is_warned_of():
+def test_config_warns_about_positive_target_entropy():
     (line,) = SAC(target_entropy=3.0).warnings(8)
     assert line.startswith("--agent.target-entropy: ") and "got 3" in line and line.endswith("use a negative number")
     assert SAC(target_entropy=-3.0).warnings(8) == SAC().warnings(8) == ()
 
 
-def test_targets_that_are_copied_within_an_update_are_warned_of():
+def test_config_warns_about_tau_of_1_with_short_target_update_interval():
     (line,) = SAC(tau=1.0).warnings(8)
     assert line.startswith("--agent.target-update-interval: ")
     assert SAC(tau=1.0, target_update_interval=1000).warnings(8) == ()

@@ -1,4 +1,4 @@
-"""TD3 and DDPG: targets and losses by hand, the delay of the policy, and whole updates against a plain program."""
+"""TD3 and DDPG: targets and losses by hand calculation, policy delay, whole updates by a plain implementation."""
 
 from functools import partial
 
@@ -29,14 +29,14 @@ from tests.helpers.actor_critics import (
 )
 from tests.helpers.trees import equations, same_bits
 
-HALF = float(np.arctanh(0.5))  # what a policy answers before the tanh, for an action of 1/2
+HALF = float(np.arctanh(0.5))  # the policy's output before the tanh for an action of 1/2
 
 
 # Targets
 
 
 def target_of(algo="td3", noise=(0.0,), value=((0.0, 3.0), (0.0, 2.0)), slope=0.0, next_action=0.0, **config):
-    """Of a transition from state 0 to 1 with reward 1/2 and discount 0.9, for each number of noise."""
+    """Targets of a transition from state 0 to 1 with reward 1/2 and discount 0.9, one for each noise value."""
     num = len(noise)
     context = tables_of(algo, num_critics=len(value), **config)
     online = critic_tables(np.full_like(np.array(value), 100.0))
@@ -46,18 +46,18 @@ def target_of(algo="td3", noise=(0.0,), value=((0.0, 3.0), (0.0, 2.0)), slope=0.
     return jax.jit(partial(td_target, "td3", context))(learner, batch, jnp.float32(noise)[:, None])
 
 
-def test_target_takes_the_least_of_the_target_critics():
-    # .5 + .9 * min(3, 2) = 2.3; neither the critics nor the policy that are being learned matter
+def test_target_uses_minimum_of_target_critics():
+    # .5 + .9 * min(3, 2) = 2.3; the online critics and policy have no effect
     np.testing.assert_allclose(target_of(), [2.3], rtol=1e-6)
 
 
-def test_target_of_ddpg_is_that_of_its_one_critic_without_noise():
-    # Q'(s', a') = 3 + a' with a' = 1/2: .5 + .9 * 3.5 = 3.65, whatever the noise is
+def test_ddpg_target_uses_single_critic_without_noise():
+    # Q'(s', a') = 3 + a' with a' = 1/2: .5 + .9 * 3.5 = 3.65, for any noise
     found = target_of("ddpg", noise=(0, 1, -9), value=[[0, 3.0]], slope=1.0, next_action=0.5)
     np.testing.assert_allclose(found, [3.65] * 3, rtol=1e-6)
 
 
-def test_nothing_is_bootstrapped_from_a_terminal_state():
+def test_target_does_not_bootstrap_from_terminal_state():
     context = tables_of("td3")
     critic = critic_tables([[0, 3.0], [0, 2.0]])
     learner = learner_of(context, np.zeros((2, 1)), critic, np.zeros((2, 1)))
@@ -65,7 +65,7 @@ def test_nothing_is_bootstrapped_from_a_terminal_state():
     np.testing.assert_allclose(td_target("td3", context, learner, batch, jnp.zeros((2, 1))), [0.5, 0.8], rtol=1e-6)
 
 
-def test_target_noise_is_clipped_and_so_is_the_noisy_action():
+def test_target_noise_and_noisy_action_are_clipped():
     # Q'(s', a') = a', target action .8, noise std .2 clipped at .5: .2 -> 1;  10 -> .5 -> 1.3, clipped to 1;
     # -1 -> -.2 -> .6;  -10 -> -.5 -> .3.   r + g a' = .5 + .9 a'
     found = target_of(noise=(0, 1, 10, -1, -10), value=[[0, 0.0]] * 2, slope=1.0, next_action=0.8)
@@ -73,7 +73,7 @@ def test_target_noise_is_clipped_and_so_is_the_noisy_action():
 
 
 @pytest.mark.parametrize(("std", "clip"), [(0.1, 0.05), (3.0, 0.4), (0.3, 0.0)])
-def test_target_noise_has_the_spread_and_the_bound_of_its_options(std, clip):
+def test_target_noise_follows_std_and_clip_options(std, clip):
     noise = np.linspace(-3, 3, 13)
     found = target_of(
         noise=noise, value=[[0, 0.0]] * 2, slope=1.0, next_action=-0.2, target_noise=std, target_noise_clip=clip
@@ -83,10 +83,10 @@ def test_target_noise_has_the_spread_and_the_bound_of_its_options(std, clip):
 
 
 @pytest.mark.parametrize("terminates", [False, True])
-def test_three_steps_worked_by_hand(terminates):
+def test_three_step_targets_equal_hand_calculation(terminates):
     # gamma .5, Q'(s, .) = 2 s, rewards 1 2 3 4; the episode ends with the fourth step, and row 4 is its reset.
     # row 0: 1 + .5 * 2 + .25 * 3 = 2.75, then .125 * 2 * 3 = .75 of state 3
-    # row 2: 3 + .5 * 4 = 5, then .25 * 2 * 4 = 2 of state 4 where time ran out
+    # row 2: 3 + .5 * 4 = 5, then .25 * 2 * 4 = 2 of state 4 if truncated
     # row 3: 4, then .5 * 2 * 4 = 4
     context = tables_of("td3", n_step=3, rollout_length=6, buffer_size=12, batch_size=1, gamma=0.5)
     ring = buffer_of(
@@ -103,7 +103,7 @@ def test_three_steps_worked_by_hand(terminates):
 # Losses
 
 
-def test_critic_loss_is_half_the_squared_error_of_each_critic():
+def test_critic_loss_is_half_squared_error_of_each_critic():
     # Q = (1 + .5 * .2, 3) = (1.1, 3), target 2: (.81 + 1) / 2 = .905; errors of .9 and 1: .95
     critic = critic_tables([[1.0], [3.0]], [[[0.5]], [[0.0]]])
     batch = sample_of([0], [0.2], [0], [0], [0])
@@ -114,8 +114,8 @@ def test_critic_loss_is_half_the_squared_error_of_each_critic():
     np.testing.assert_allclose(metrics["q_value"], 0.25 * 2.05, rtol=1e-5)
 
 
-def test_critics_are_those_of_rlax(rlax):
-    """Towards a target, the gradient of each critic's values is that of its own temporal difference."""
+def test_critic_gradient_matches_rlax_td_error(rlax):
+    """The oracle is rlax.td_learning: each critic's gradient is minus its TD error to the shared target."""
     rng = np.random.default_rng(0)
     critic = critic_tables(rng.normal(size=(3, 5)))
     context = tables_of("td3", num_critics=3)
@@ -135,7 +135,7 @@ def test_critics_are_those_of_rlax(rlax):
         np.testing.assert_allclose(found[i], expected, rtol=1e-4, atol=1e-5)
 
 
-def test_policy_climbs_the_first_critic_alone():
+def test_policy_loss_uses_first_critic_only():
     # J = w Q_1(s, tanh x), dJ/dx = w slope_1 (1 - tanh(x)^2); x = atanh .5: .75 slope
     critic = critic_tables([[0, 0], [9, 9.0]], [[[2.0], [-1.0]], [[7.0], [7.0]]])
     context, actor = tables_of("td3"), jnp.float32([[HALF], [HALF]])
@@ -145,7 +145,7 @@ def test_policy_climbs_the_first_critic_alone():
     np.testing.assert_allclose(jax.grad(loss)(actor), [[-0.5 * 2 * 0.75], [0.75]], rtol=1e-5)
 
 
-def test_policy_gradient_is_that_of_rlax(rlax):
+def test_policy_gradient_matches_rlax(rlax):
     rng = np.random.default_rng(1)
     critic = critic_tables(np.zeros((2, 4)), rng.normal(size=(2, 4, 3)), num_actions=3)
     context, actor = tables_of("td3", num_actions=3), jnp.float32(rng.normal(size=(4, 3)))
@@ -154,14 +154,14 @@ def test_policy_gradient_is_that_of_rlax(rlax):
     found = jax.jit(jax.grad(partial(td3.policy_loss, context, learner, obs, weight)))(actor)
     slope = critic["slope"][0]
     expected = jax.jit(jax.grad(lambda actor: jax.vmap(rlax.dpg_loss)(jnp.tanh(actor), slope).mean()))(actor)
-    expected *= 3  # rlax divides by the numbers of an action
+    expected *= 3  # rlax divides by the number of action dimensions
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
 
 
-# Acting
+# Actions
 
 
-def test_exploration_noise_is_added_to_the_action_and_clipped():
+def test_exploration_noise_is_added_and_action_is_clipped():
     # .5 + .1 n for n = 1, -2, 50
     context = tables_of("td3", exploration_noise=0.1)
     params = actor_critic.Params(jnp.float32([[HALF]]), ())
@@ -176,7 +176,7 @@ def keys_of(seed):
     return jax.random.split(jax.random.key(seed))
 
 
-def filled(context, num_rollouts=2):
+def fill_buffer(context, num_rollouts=2):
     """A replay buffer with two rollouts, for four environments."""
     add, buffer = jax.jit(context.replay.add), context.replay.init()
     for u in range(num_rollouts):
@@ -185,12 +185,12 @@ def filled(context, num_rollouts=2):
 
 
 @pytest.mark.parametrize("delay", [2, slow(3)])
-def test_policy_and_targets_move_in_every_so_many_gradient_steps(delay):
-    """For each of three seeds in one program: by tau, and not a bit between."""
+def test_policy_and_targets_update_every_policy_delay_gradient_steps(delay):
+    """Three seeds in one program. Parameters move by tau when due and stay bit-identical between."""
     agent = make("td3", num_envs=4, num_obs=3, num_actions=2, policy_delay=delay, tau=0.25, critic_learning_rate=0.01)
     context = context_of(agent)
     learners = jax.jit(jax.vmap(lambda key: td3.init(context, key)))(jax.random.split(jax.random.key(0), 3))
-    buffer = filled(context)
+    buffer = fill_buffer(context)
     once = lambda keys, learner: td3.gradient_step(context, buffer, jnp.int32(0), keys, learner, off_policy.init())[0]
     step = jax.jit(jax.vmap(once))
     for g in range(1, 8):
@@ -207,8 +207,8 @@ def test_policy_and_targets_move_in_every_so_many_gradient_steps(delay):
     assert all((x > 0).all() for x in jax.tree.leaves(moved))
 
 
-def test_delay_is_counted_across_updates_of_several_seeds():
-    """Three gradient steps an update, of three seeds: the policy has made floor(g / 2) after g = 1, 4, 7 ..."""
+def test_policy_delay_counts_gradient_steps_across_updates():
+    """Three seeds with three gradient steps per update. The policy has made floor(g / 2) steps after g = 1, 4, 7 ..."""
     agent = make("td3", num_envs=4, num_obs=3, num_actions=2, replay_ratio=0.1875, policy_delay=2)
     init, update = jax.jit(jax.vmap(agent.init)), jax.jit(jax.vmap(agent.update, (0, None, 0)))
     states, made = init(jax.random.split(jax.random.key(0), 3)), []
@@ -224,8 +224,8 @@ def test_delay_is_counted_across_updates_of_several_seeds():
     assert made == [1, 4, 7, 10, 13, 16]  # floor(3/16 (16 (u + 1) - 8))
 
 
-def test_seeds_share_the_condition_of_the_delay():
-    """Under vmap a condition on a batch would become a select of both sides."""
+def test_vmapped_seeds_share_condition_of_policy_delay():
+    """Under vmap, a batched condition would become a select that computes both branches."""
     agent = make("td3", num_envs=4, num_obs=3, num_actions=2)
     states = jax.eval_shape(jax.vmap(agent.init), jax.random.split(jax.random.key(0), 3))
     update = jax.vmap(agent.update, (0, None, 0))
@@ -234,10 +234,10 @@ def test_seeds_share_the_condition_of_the_delay():
     assert conditions == [()]
 
 
-def test_importance_weights_are_those_of_the_critics_errors_alone():
-    """Priorities 1 and 4, exponent 1 at the end: weights 1 and 1/4 over 16 for the critics, 1/16 for the policy.
+def test_importance_weights_apply_to_critic_loss_only():
+    """Priorities 1 and 4 with final exponent 1 give weights 1/16 and 1/64 for the critics, 1/16 for the policy.
 
-    Two of four rows can be drawn. Q = 0 for the action 0 taken there, rewards 2 and -16.
+    Two of four rows can be sampled. There Q is 0 for the action 0, and rewards are 2 and -16.
     """
     config = dict(prioritized=True, priority_exponent=0.5, importance_exponent=1.0, buffer_size=16, batch_size=16)
     context = tables_of("td3", policy_delay=1, gamma=0.5, **config)
@@ -263,7 +263,7 @@ def test_importance_weights_are_those_of_the_critics_errors_alone():
 
 
 def plain_update(context, state, rollout, all_keys, delay, num_critics, std, clip):
-    """Fujimoto et al. 2018, algorithm 1, step by step. Only what is drawn comes from the agent."""
+    """Algorithm 1 of Fujimoto et al. 2018, step by step. Only random draws come from the agent."""
     config, size = context.config, context.config.batch_size
     buffer = jax.jit(context.replay.add)(state.replay, rollout.steps)
     params, target = state.learner.params, state.learner.target_params
@@ -277,7 +277,7 @@ def plain_update(context, state, rollout, all_keys, delay, num_critics, std, cli
         return (weight[None] * (actor_critics.values(critic, batch.obs, batch.action) - goal[None]) ** 2).sum() / 2
 
     @jax.jit
-    def goal_of(actor, critic, batch, noise):
+    def td_target_of(actor, critic, batch, noise):
         action = jnp.tanh(outputs(actor, batch.next_obs)) + jnp.maximum(-clip, jnp.minimum(clip, std * noise))
         value = actor_critics.values(critic, batch.next_obs, jnp.maximum(-1, jnp.minimum(1, action)))
         return batch.reward + batch.discount * (value[0] if num_critics == 1 else jnp.minimum(value[0], value[1]))
@@ -295,7 +295,7 @@ def plain_update(context, state, rollout, all_keys, delay, num_critics, std, cli
     for step, keys in enumerate(all_keys, start=1):
         batch, found, (noise,) = drawn(buffer, keys)
         weight = found / size
-        goal = goal_of(target_actor, target_critic, batch, noise)
+        goal = td_target_of(target_actor, target_critic, batch, noise)
         critic = optimizers[1].step(critic, gradient_of_error(critic, batch, weight, goal))
         if step % delay == 0:
             actor = optimizers[0].step(actor, gradient_of_loss(actor, critic, batch, weight))
@@ -307,8 +307,8 @@ def plain_update(context, state, rollout, all_keys, delay, num_critics, std, cli
 @pytest.mark.parametrize(
     ("algo", "delay", "num_critics", "std"), [("td3", 2, 2, 0.4), ("ddpg", 1, 1, 0.0)], ids=["td3", "ddpg"]
 )
-def test_a_whole_update_is_that_of_a_plain_program(algo, delay, num_critics, std):
-    """Three gradient steps from three environments; targets are apart from the parameters."""
+def test_update_matches_plain_implementation(algo, delay, num_critics, std):
+    """Three gradient steps with three environments. Target parameters differ from the parameters at the start."""
     noise = dict(target_noise=std, target_noise_clip=0.5) if algo == "td3" else {}
     agent = make(
         algo, num_envs=3, num_obs=3, num_actions=2, tau=0.3, gamma=0.9, learning_rate=0.03, replay_ratio=0.5,

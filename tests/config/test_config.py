@@ -1,4 +1,4 @@
-"""Settings: three sources with one set of names, and one sentence for whatever is wrong."""
+"""Test settings: command line, presets and Python have the same names, and a mistake gives a one-line error."""
 
 import dataclasses
 import errno
@@ -52,13 +52,13 @@ def parse(line):
         ("1B", 10**9),
     ],
 )
-def test_whole_numbers_as_people_write_them(text, number):
+def test_int_option_accepts_suffixes_exponents_and_underscores(text, number):
     assert parse(f"ppo --total-steps {text}").options.total_steps == number
 
 
 @given(st.integers(1, 10**9), st.integers(1, 9), st.sampled_from(["k", "M", "B"]))
-def test_a_whole_number_may_be_written_with_a_point(number, digits, suffix):
-    """4.1M is one, though 4.1 times a million is not in floating point; 4.0000001M is none."""
+def test_parse_int_accepts_decimals_with_suffix_only_if_exact(number, digits, suffix):
+    """4.1M is an integer, although 4.1 * 1e6 is not in floating point; 4.0000001M is not an integer."""
     text = f"{Decimal(number).scaleb(-digits):f}{suffix}"
     exact = Fraction(number, 10**digits) * {"k": 10**3, "M": 10**6, "B": 10**9}[suffix]
     if exact.denominator == 1:
@@ -69,15 +69,15 @@ def test_a_whole_number_may_be_written_with_a_point(number, digits, suffix):
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("20", 20), ("0.5", 0.5), ("20s", 20), ("1.5min", 90), ("2h", 7200)])
-def test_a_time_may_have_its_unit(text, seconds):
+def test_duration_option_accepts_unit(text, seconds):
     assert parse(f"ppo --console-every {text}").options.console_every == seconds
 
 
-def test_large_whole_numbers_are_exact():
+def test_large_int_option_is_exact():
     assert parse("ppo --total-steps 9007199254740993").options.total_steps == 2**53 + 1
 
 
-def test_dashes_underscores_equals_signs_and_spaces_mean_the_same():
+def test_option_spellings_are_equivalent():
     lines = (
         "ppo --num-envs 8 --agent.learning-rate 1e-3 --agent.no-anneal-lr --agent.hidden-sizes 32 16",
         "ppo --num_envs=8 --agent.learning_rate=1e-3 --agent.anneal-lr false --agent.hidden-sizes 32 16",
@@ -88,7 +88,7 @@ def test_dashes_underscores_equals_signs_and_spaces_mean_the_same():
     assert first.agent == PPO(learning_rate=1e-3, anneal_lr=False, hidden_sizes=(32, 16))
 
 
-def test_python_has_the_names_of_the_command_line():
+def test_python_keywords_equal_command_line_options():
     from_python = load.from_keywords(
         "ppo_cartpole",
         num_envs=256,
@@ -107,7 +107,7 @@ def test_python_has_the_names_of_the_command_line():
     assert from_python == from_line._replace(options=options)
 
 
-def test_a_preset_lies_below_the_command_line_and_above_the_defaults(tmp_path):
+def test_command_line_overrides_preset_which_overrides_defaults(tmp_path):
     preset = tmp_path / "mine.yaml"
     preset.write_text("env: Acrobot-v1\nnum_envs: 8\ntotal_steps: 30k\nagent:\n  learning_rate: 1e-3\n  gamma: 0.5\n")
     settings = parse(f"--config {preset} --num-envs 16 --agent.gamma 0.9")
@@ -118,25 +118,25 @@ def test_a_preset_lies_below_the_command_line_and_above_the_defaults(tmp_path):
     assert settings.agent == PPO(learning_rate=1e-3, gamma=0.9)
 
 
-def test_a_date_in_a_preset_is_a_word(tmp_path):
+def test_preset_reads_date_as_string(tmp_path):
     preset = tmp_path / "dates.yaml"
     preset.write_text("algo: ppo\nenv: CartPole-v1\nname: 2026-13-45\nproject: 2026-11-24\n")
     options = parse(f"--config {preset}").options
     assert (options.name, options.project) == ("2026-13-45", "2026-11-24")
 
 
-def test_pairs_of_an_option_that_is_given_again_add_up_in_every_command():
+def test_repeated_member_option_of_evaluate_merges_pairs():
     line = ["a run", "--member", "a=1", "b=2", "--member", "b=3"]
     assert cli.read(evaluate.USAGE, line)[1].member == {"a": "1", "b": "3"}
 
 
-def test_environment_options_add_up():
+def test_repeated_env_options_are_merged():
     settings = parse("ppo --env-options a=1 b=x --env-option c=2 --env-option a=3")
     assert settings.options.env_options == {"a": "3", "b": "x", "c": "2"}
 
 
 @pytest.mark.parametrize("line", ["", "--seed 3", "--num-seeds 4 --no-tensorboard"])
-def test_without_task_it_is_cartpole_until_solved(line):
+def test_default_task_is_cartpole_until_solved(line):
     settings = parse(line)
     assert settings.by_default
     assert settings.options.env == "gymnax/CartPole-v1"
@@ -145,13 +145,13 @@ def test_without_task_it_is_cartpole_until_solved(line):
 
 
 @pytest.mark.parametrize("line", ["ppo", "--env Acrobot-v1", "--config ppo_cartpole"])
-def test_with_a_task_nothing_is_assumed(line):
+def test_explicit_task_does_not_stop_when_solved_by_default(line):
     settings = parse(line)
     assert not settings.by_default
     assert not settings.options.stop_when_solved
 
 
-def test_the_default_can_be_overridden():
+def test_stop_when_solved_of_default_task_can_be_disabled():
     assert not parse("--no-stop-when-solved").options.stop_when_solved
 
 
@@ -165,11 +165,11 @@ def test_the_default_can_be_overridden():
         ("--config ppo_acrobot --env CartPole-v1 --solved-threshold 475", 475),
     ],
 )
-def test_what_a_preset_calls_solved_is_of_its_own_environment(line, solved):
+def test_preset_solved_threshold_applies_to_its_environment_only(line, solved):
     assert parse(line).options.solved_threshold == solved
 
 
-def test_an_environment_given_as_an_object_is_another_than_a_presets():
+def test_environment_instance_drops_solved_threshold_of_preset():
     assert load.from_keywords("ppo_acrobot", env=object()).options.solved_threshold is None
 
 
@@ -183,11 +183,11 @@ def test_an_environment_given_as_an_object_is_another_than_a_presets():
         ("CartPole-v1", "Acrobot-v1", False),
     ],
 )
-def test_an_environment_is_the_same_with_or_without_its_backend(one, other, same):
+def test_same_env_treats_missing_backend_as_default_backend(one, other, same):
     assert same_env(one, other) == same_env(other, one) == same
 
 
-def test_a_file_that_says_a_bare_name_keeps_its_threshold_under_a_whole_one(tmp_path):
+def test_preset_threshold_is_kept_when_env_adds_backend_prefix(tmp_path):
     preset = tmp_path / "mine.yaml"
     preset.write_text("env: CartPole-v1\nsolved_threshold: 475\n")
     solved = {
@@ -198,7 +198,7 @@ def test_a_file_that_says_a_bare_name_keeps_its_threshold_under_a_whole_one(tmp_
 
 
 @pytest.mark.parametrize("again", [(1.0, 2.0), [1.0, 2.0], np.array([1.0, 2.0])])
-def test_a_run_goes_on_with_options_of_its_environment_in_whatever_they_are_given(again, tmp_path):
+def test_resume_accepts_equal_env_options_as_tuple_list_or_array(again, tmp_path):
     (tmp_path / "config.yaml").write_text(
         "algo: ppo\nenv: CartPole-v1\nenv_options: {goal: [1.0, 2.0]}\nmeta: {format: 2}\n"
     )
@@ -207,14 +207,14 @@ def test_a_run_goes_on_with_options_of_its_environment_in_whatever_they_are_give
         load.from_keywords(resume=str(tmp_path), env_options={"goal": (*again[:1], 3.0)})
 
 
-def test_what_a_file_says_of_its_making_may_be_nothing(tmp_path):
+def test_read_meta_returns_empty_dict_when_meta_is_missing(tmp_path):
     for text in ("algo: ppo\nmeta:\n", "algo: ppo\n"):
         (tmp_path / "config.yaml").write_text(text)
         assert presets.read_meta(tmp_path / "config.yaml") == {}
 
 
-def test_an_option_named_members_makes_no_part_of_a_sweep(tmp_path):
-    """What does is what the run was made of."""
+def test_env_option_named_members_does_not_mark_sweep_part(tmp_path):
+    """Only `members` in `meta` marks a part of a sweep."""
     path = tmp_path / "config.yaml"
     text = "algo: ppo\nenv: CartPole-v1\nenv_options:\n  members:\n  - 1\n  - 2\nmeta:\n  format: 2\n  id: 1a2b\n"
     path.write_text(text)
@@ -225,7 +225,7 @@ def test_an_option_named_members_makes_no_part_of_a_sweep(tmp_path):
         load.from_keywords(resume=str(tmp_path))
 
 
-def test_what_a_run_writes_down_is_a_preset(tmp_path):
+def test_written_settings_are_read_back_as_preset(tmp_path):
     settings = parse(
         "ppo --env Acrobot-v1 --agent.hidden-sizes 8 8 --agent.target-kl 0.01 --env-options x=1 --solved-threshold -100"
     )
@@ -238,23 +238,23 @@ def test_what_a_run_writes_down_is_a_preset(tmp_path):
 @pytest.mark.parametrize(
     ("protocol", "clip", "line", "expected"),
     [
-        ("dqn2015", True, "--protocol machado2018", None),  # decided by the protocol of the run, and so again
+        ("dqn2015", True, "--protocol machado2018", None),  # the run's protocol set it, so the new one sets it again
         ("machado2018", False, "--protocol dqn2015", None),
-        ("dqn2015", False, "--protocol machado2018", False),  # asked for
+        ("dqn2015", False, "--protocol machado2018", False),  # set explicitly
         ("dqn2015", True, "--protocol machado2018 --agent.clip-rewards", True),
         ("dqn2015", True, "--num-envs 2", True),
     ],
 )
-def test_a_protocol_over_the_config_of_a_run_decides_its_clipping(tmp_path, protocol, clip, line, expected):
+def test_protocol_option_resets_reward_clipping_of_run_config(tmp_path, protocol, clip, line, expected):
     path = tmp_path / "config.yaml"
     content = {"algo": "ppo", "env": "envpool/Pong-v5", "protocol": protocol, "agent": {"clip_rewards": clip}}
     path.write_text(yaml.safe_dump(content | {"meta": {"format": 2}}))
     assert parse(f"--config {path} {line}").agent.clip_rewards is expected
-    path.write_text(yaml.safe_dump(content))  # of a user, who says what is wanted
+    path.write_text(yaml.safe_dump(content))  # a preset of a user, whose values are explicit
     assert parse(f"--config {path} {line}").agent.clip_rewards is (True if "--agent" in line else clip)
 
 
-def test_a_preset_may_be_piped_in(monkeypatch):
+def test_preset_is_read_from_standard_input(monkeypatch):
     pipe = lambda text: monkeypatch.setattr(sys, "stdin", io.StringIO(text))
     pipe("env: Acrobot-v1\nagent: {gamma: 0.5}\n")
     settings = parse("--config - --num-envs 3")
@@ -276,8 +276,8 @@ def test_a_preset_may_be_piped_in(monkeypatch):
 
 
 @pytest.mark.parametrize(("edit", "name"), [({"protocol": ""}, "protocol"), ({"clip": None}, "agent.clip_rewards")])
-def test_emptying_what_the_environment_decided_is_noticed(edit, name):
-    """Only a sweep.yaml leaves it to the environment."""
+def test_check_unchanged_rejects_emptied_protocol_and_clip_rewards(edit, name):
+    """Only a sweep.yaml (`decided=False`) may leave these options to the environment."""
     settings = parse("ppo --env envpool/Pong-v5 --protocol machado2018 --agent.no-clip-rewards")
     before = to_mapping(settings)
     now = settings._replace(
@@ -310,12 +310,12 @@ def test_shipped_presets_are_read(name):
         ("ppo --env CartPole-v1", None),
     ],
 )
-def test_the_rules_of_2015_clip_rewards(line, clipped):
+def test_protocol_sets_default_reward_clipping(line, clipped):
     small = "--num-envs 4 --eval-envs 4 --env-option img_height=36 img_width=36" if "Pong" in line else "--num-envs 4"
     assert plan.validate_plan(parse(f"{line} {small}")).settings.agent.clip_rewards is clipped
 
 
-def test_help_lists_every_option_and_imports_no_arrays():
+def test_help_lists_every_option_without_importing_array_libraries():
     code = (
         "import sys\nfrom jaxrl_fast import train\n"
         "try: train.main(['--config', 'ppo_cartpole', '--num-envs', '77', '--help'])\n"
@@ -332,7 +332,7 @@ def test_help_lists_every_option_and_imports_no_arrays():
         assert f"--{name.replace('_', '-')}" in said, name
 
 
-# Each: the command line, and words that the one line must contain.
+# Each entry: a command line, and words of its one-line error message.
 MISTAKES = [
     ("-seed 3", ["-seed", "did you mean"]),
     ("--config=", ["--config: there is no preset or file ''\n"]),
@@ -701,7 +701,7 @@ def place(tmp_path_factory):
 
 
 @pytest.mark.parametrize(("line", "words"), MISTAKES, ids=[line for line, _ in MISTAKES])
-def test_a_mistake_gets_one_line_and_leaves_nothing(line, words, place, monkeypatch, capsys):
+def test_invalid_command_line_prints_one_line_and_writes_nothing(line, words, place, monkeypatch, capsys):
     monkeypatch.chdir(place)
     before = sorted(place.rglob("*"))
     monkeypatch.setattr(trainer, "execute", lambda plan: pytest.fail("it began"))
@@ -718,8 +718,8 @@ def test_a_mistake_gets_one_line_and_leaves_nothing(line, words, place, monkeypa
 @pytest.mark.parametrize(
     ("value", "kind"), [(len, "builtin_function_or_method"), ([{"f": len}], "list"), ({(1, 2): 3}, "dict")]
 )
-def test_what_no_file_holds_is_no_option_of_an_environment(value, kind, tmp_path):
-    """Whatever goes on with the run or plays with what it has learned has its options from config.yaml."""
+def test_fit_rejects_env_options_that_yaml_cannot_store(value, kind, tmp_path):
+    """A resume or an evaluation reads the options from config.yaml."""
     with pytest.raises(
         ValueError, match=rf"^env_options: x must be numbers, .* got type {kind}; .*env=MyEnv\(x=...\)$"
     ):
@@ -728,7 +728,7 @@ def test_what_no_file_holds_is_no_option_of_an_environment(value, kind, tmp_path
 
 
 @pytest.mark.parametrize("text", ["a\0b", "a\nb"])
-def test_a_word_that_no_line_or_path_holds_is_refused(text, tmp_path, monkeypatch):
+def test_fit_rejects_null_characters_and_line_breaks_in_names(text, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for option in ("name", "run_dir"):
         with pytest.raises(ValueError, match=r"^'a.*b' has a (null character|line break) in it; remove it$"):
@@ -737,7 +737,7 @@ def test_a_word_that_no_line_or_path_holds_is_refused(text, tmp_path, monkeypatc
 
 
 @pytest.mark.parametrize("train_with", [jaxrl_fast.fit, jaxrl_fast.sweep])
-def test_a_preset_from_python_is_a_name_or_a_file(train_with, place, monkeypatch):
+def test_preset_from_python_must_be_name_or_file(train_with, place, monkeypatch):
     monkeypatch.chdir(place)
     with pytest.raises(ValueError, match="there is no preset or file ''"):
         train_with("")
@@ -748,26 +748,26 @@ def test_a_preset_from_python_is_a_name_or_a_file(train_with, place, monkeypatch
     assert load.from_keywords(place / "a_run" / "config.yaml").preset == str(place / "a_run" / "config.yaml")
 
 
-def test_a_preset_s_place_is_overridden_by_either_option(place, monkeypatch):
+def test_run_dir_keyword_overrides_name_of_preset(place, monkeypatch):
     (place / "placed.yaml").write_text("name: mine\n")
     options = load.from_keywords(place / "placed.yaml", run_dir="out").options
     assert (options.run_dir, options.name) == ("out", "")
 
 
 @pytest.mark.parametrize("nothing", ["", None])
-def test_from_python_no_run_to_go_on_with_may_be_said(nothing):
+def test_empty_resume_keyword_starts_new_run(nothing):
     assert load.from_keywords(algo="ppo", resume=nothing) == load.from_keywords(algo="ppo")
     assert grid.from_keywords(algo="ppo", resume=nothing) == grid.from_keywords(algo="ppo")
 
 
-def test_after_two_dashes_come_words(place, monkeypatch):
+def test_double_dash_ends_options(place, monkeypatch):
     monkeypatch.chdir(place)
     assert load.from_command_line(["--seed", "3", "--", "pqn"]).algo == "pqn"
     with pytest.raises(ValueError, match="has a line break in it"):
         load.from_command_line(["--", "p\nqn"])
 
 
-def test_what_a_file_holds_is_an_option_of_an_environment():
+def test_env_options_are_written_as_yaml_types():
     options = {"a": np.eye(2), "b": {"c": [1, (2.5, None)], 3: "x"}, "d": True, "e": np.float32(2)}
     settings = load.from_keywords(algo="ppo", env_options=options)
     written = to_mapping(settings)["env_options"]
@@ -776,7 +776,7 @@ def test_what_a_file_holds_is_an_option_of_an_environment():
 
 
 @pytest.mark.parametrize("algo", CONFIGS)
-def test_what_does_nothing_without_a_switch_does_something_with_it(algo):
+def test_dependent_agent_option_is_rejected_without_its_switch(algo):
     default = CONFIGS[algo]()
     for name, option in options_of(CONFIGS[algo]).items():
         if option.needs:
@@ -791,14 +791,14 @@ def test_what_does_nothing_without_a_switch_does_something_with_it(algo):
                 assert getattr(load.from_keywords(algo=algo, agent=idle | {switch: value}).agent, switch) == value
 
 
-def test_an_algorithm_of_ones_own_may_have_the_option_without_the_switch(monkeypatch):
+def test_custom_algorithm_may_have_dependent_option_without_switch(monkeypatch):
     mine = dataclasses.make_dataclass("Mine", [("v_min", float, 0.0)], frozen=True)
     monkeypatch.setitem(CONFIGS, "mine", mine)
     assert load.from_keywords(algo="mine", agent={"v_min": -1}).agent == mine(-1.0)
 
 
 @pytest.mark.parametrize(("env", "is_told"), [("CartPole-v1", True), ("Pendulum-v1", False)])
-def test_what_is_for_continuous_actions_is_warned_of_where_there_are_none(env, is_told, capsys):
+def test_continuous_action_options_warn_when_actions_are_discrete(env, is_told, capsys):
     settings = load.from_keywords(algo="ppo", env=env, agent={"tanh_squash": True, "log_std_init": -1})
     console.announce(plan.validate_plan(settings), terminal.QuietConsole())
     told = "warning: --agent.{}: has no effect; the actions of gymnax/CartPole-v1 are discrete\n"
@@ -806,8 +806,8 @@ def test_what_is_for_continuous_actions_is_warned_of_where_there_are_none(env, i
     assert capsys.readouterr().err == (expected if is_told else "")
 
 
-def test_a_presets_options_may_lose_their_switch(tmp_path):
-    """A run's config.yaml is a preset that names all options, whatever is on."""
+def test_dependent_option_of_preset_is_accepted_without_its_switch(tmp_path):
+    """The config.yaml of a run is a preset with all options, also those without effect."""
     settings = parse("--config rainbow_cartpole --agent.no-prioritized --agent.value-head none")
     assert settings.agent.v_max == 100
     path = tmp_path / "config.yaml"
@@ -817,24 +817,24 @@ def test_a_presets_options_may_lose_their_switch(tmp_path):
     assert parse(f"--config {path} --agent.value-head c51").agent.v_max == 100
 
 
-def test_a_name_of_blanks_is_refused(tmp_path, capsys, monkeypatch):
+def test_train_rejects_blank_name(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert train.main(["ppo", "--name", " "]) == 2
     assert "--name: must be a name without folders" in capsys.readouterr().err and not list(tmp_path.iterdir())
 
 
-def test_an_unwritable_folder_is_refused(tmp_path, capsys, monkeypatch):
+def test_train_rejects_unwritable_run_dir(tmp_path, capsys, monkeypatch):
     def refuse(*_, **__):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
-    monkeypatch.setattr(Path, "mkdir", refuse)  # rather than chmod, which root does not feel
+    monkeypatch.setattr(Path, "mkdir", refuse)  # chmod would not affect root
     assert train.main(["ppo", "--run-dir", str(tmp_path / "run")]) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1 and "Permission denied" in error and "--run-dir" in error
 
 
 @pytest.mark.parametrize("out", [(), ("--out", "there.png"), ("--out", "new.png")])
-def test_a_picture_that_may_not_be_written_is_refused_before_it_is_made(out, tmp_path, monkeypatch, capsys):
+def test_plot_rejects_unwritable_output_before_reading_runs(out, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "there.png").touch()
     closed = (tmp_path.resolve(), tmp_path.resolve() / "there.png")
@@ -844,13 +844,13 @@ def test_a_picture_that_may_not_be_written_is_refused_before_it_is_made(out, tmp
     assert (error := capsys.readouterr().err).count("\n") == 1 and "no permission" in error
 
 
-def test_a_video_that_may_not_be_written_is_refused_before_it_is_played(tmp_path, monkeypatch, capsys):
+def test_video_rejects_unwritable_output(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(os, "access", lambda *_: False)
     assert video.main([str(tmp_path)]) == 2
     assert (error := capsys.readouterr().err).count("\n") == 1 and "video.gif cannot be written" in error
 
 
-def test_a_right_that_is_missing_is_one_line(capsys):
+def test_permission_error_is_printed_in_one_line(capsys):
     def act(_):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), "sweeps/x/.lock")
 
@@ -859,15 +859,15 @@ def test_a_right_that_is_missing_is_one_line(capsys):
 
 
 @pytest.mark.parametrize(("total_steps", "is_told"), [(10_000, True), (10_016, False)])
-def test_a_run_that_ends_before_it_learns_says_so(total_steps, is_told, capsys):
-    """With 16 environments, whose updates are of 32 steps: dqn learns after 10,000 steps, in the update after that."""
+def test_announce_warns_when_run_ends_before_learning_starts(total_steps, is_told, capsys):
+    """16 environments have updates of 16 steps; dqn learns after 10,000 steps, in the next update."""
     settings = load.from_keywords(algo="dqn", num_envs=16, total_steps=total_steps, agent={"rollout_length": 1})
     console.announce(plan.validate_plan(settings), terminal.QuietConsole())
     assert ("nothing will be learned: gradient steps come after step 10000" in capsys.readouterr().err) == is_told
 
 
 @pytest.mark.parametrize(("num_envs", "is_told"), [(1, True), (2, False)])
-def test_a_ladder_of_one_rung_is_told_of(num_envs, is_told, capsys):
+def test_announce_warns_of_apex_alpha_with_one_environment(num_envs, is_told, capsys):
     settings = load.from_keywords(algo="dqn", num_envs=num_envs, agent={"apex_alpha": 7})
     console.announce(plan.validate_plan(settings), terminal.QuietConsole())
     assert ("--agent.apex-alpha: has no effect; one environment acts at a time" in capsys.readouterr().err) == is_told
@@ -877,15 +877,15 @@ def test_a_ladder_of_one_rung_is_told_of(num_envs, is_told, capsys):
     ("options", "is_told"),
     [(["16"], False), (["501"], True), (["501", "--agent.tau", "0.1"], False)],
 )
-def test_a_target_that_is_copied_several_times_in_an_update_is_told_of(options, is_told, capsys):
-    """The default period is 500, and so many environments make a step each between updates."""
+def test_announce_warns_of_several_target_updates_per_update(options, is_told, capsys):
+    """The default interval is 500 steps; with 501 environments, one step of each exceeds it."""
     settings = load.from_command_line(["dqn", "--num-envs", *options])
     console.announce(plan.validate_plan(settings), terminal.QuietConsole())
     assert ("--agent.target-update-interval: the target is copied several times" in capsys.readouterr().err) == is_told
 
 
 @pytest.mark.parametrize("service", ["wandb", "trackio"])
-def test_a_service_that_is_not_installed_is_refused(service, monkeypatch, capsys, tmp_path):
+def test_train_rejects_tracking_service_that_is_not_installed(service, monkeypatch, capsys, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(plan.util, "find_spec", lambda name: None)
     assert train.main(["ppo", f"--{service}"]) == 2
@@ -893,7 +893,7 @@ def test_a_service_that_is_not_installed_is_refused(service, monkeypatch, capsys
     assert not list(tmp_path.iterdir())
 
 
-def test_an_error_of_ours_is_not_taken_for_the_users(monkeypatch):
+def test_internal_error_is_not_reported_as_user_error(monkeypatch):
     def fail(settings):
         raise ValueError("a bug\nwith a traceback")
 
@@ -903,7 +903,7 @@ def test_an_error_of_ours_is_not_taken_for_the_users(monkeypatch):
 
 
 @pytest.mark.parametrize("program", [evaluate, video])
-def test_a_sweep_is_no_run(program, tmp_path, monkeypatch, capsys):
+def test_evaluate_and_video_reject_sweep_folder(program, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     for name, text in (("sweep.yaml", ""), ("02/config.yaml", "algo: ppo\n"), ("01/config.yaml", "algo: ppo\n")):
         (tmp_path / "x" / name).parent.mkdir(parents=True, exist_ok=True)
@@ -913,8 +913,8 @@ def test_a_sweep_is_no_run(program, tmp_path, monkeypatch, capsys):
         assert capsys.readouterr().err == f"error: x: is a sweep, not a run; {there}\n"
 
 
-def test_help_for_a_reader_that_left():
-    """As with `--help | head`: no traceback."""
+def test_help_prints_no_traceback_when_pipe_is_closed():
+    """Close the pipe as `--help | head` does."""
     command = [sys.executable, "-m", "jaxrl_fast.train", "--help"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         process.stdout.close()

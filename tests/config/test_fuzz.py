@@ -1,4 +1,4 @@
-"""Whatever is written on a command line, in a preset or in a call gets settings or one sentence, from every command."""
+"""Fuzz the command lines, presets and keyword arguments: each gives settings or a one-line error."""
 
 import dataclasses
 import json
@@ -42,8 +42,8 @@ YAML = st.recursive(
 )
 
 
-def only_sentences(read, kind):
-    """Something of this kind, or a ValueError of one line; nothing else gets out."""
+def parse_or_error(read, kind):
+    """Check that `read` returns an instance of `kind` or raises a ValueError of one line."""
     try:
         assert isinstance(read(), kind)
     except ValueError as error:
@@ -53,34 +53,34 @@ def only_sentences(read, kind):
 @settings(max_examples=500)
 @given(arguments(OF_TRAINING))
 @pytest.mark.slow
-def test_any_command_line_is_settings_or_a_sentence(words):
-    only_sentences(lambda: load.from_command_line(words), Settings)
+def test_any_command_line_gives_settings_or_one_line_error(words):
+    parse_or_error(lambda: load.from_command_line(words), Settings)
 
 
 @settings(max_examples=500)
 @given(YAML)
 @pytest.mark.slow
-def test_any_preset_is_settings_or_a_sentence(content):
+def test_any_preset_gives_settings_or_one_line_error(content):
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "preset.yaml"
         path.write_text(yaml.safe_dump(content))
-        only_sentences(lambda: load.from_command_line(["--config", str(path)]), Settings)
+        parse_or_error(lambda: load.from_command_line(["--config", str(path)]), Settings)
 
 
 @settings(max_examples=300)
 @given(st.text(max_size=60))
-def test_any_text_as_a_preset_is_settings_or_a_sentence(text):
+def test_any_preset_text_gives_settings_or_one_line_error(text):
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "preset.yaml"
         path.write_bytes(text.encode("utf-8", "surrogatepass"))
-        only_sentences(lambda: load.from_command_line(["--config", str(path)]), Settings)
+        parse_or_error(lambda: load.from_command_line(["--config", str(path)]), Settings)
 
 
 @settings(max_examples=300)
 @given(st.dictionaries(st.sampled_from([n[2:].replace("-", "_") for n in OF_TRAINING]), YAML, max_size=3), YAML)
-def test_any_keywords_are_settings_or_a_sentence(keywords, agent):
+def test_any_keywords_give_settings_or_one_line_error(keywords, agent):
     keywords.pop("config", None)
-    only_sentences(lambda: load.from_keywords(agent=agent, **keywords), Settings)
+    parse_or_error(lambda: load.from_keywords(agent=agent, **keywords), Settings)
 
 
 OF_SWEEPS = [
@@ -93,21 +93,21 @@ OF_SWEEPS = [
 @settings(max_examples=500)
 @given(arguments(OF_SWEEPS, VALUES + LISTS))
 @example(["--env=0", "\n"])
-def test_any_sweep_is_trainings_or_a_sentence(words):
-    only_sentences(lambda: grid.from_command_line(words), grid.SweepRequest)
+def test_any_sweep_command_line_gives_request_or_one_line_error(words):
+    parse_or_error(lambda: grid.from_command_line(words), grid.SweepRequest)
 
 
 @settings(max_examples=300)
 @given(YAML)
-def test_any_folder_of_a_sweep_is_read_or_refused_in_a_sentence(content):
+def test_any_sweep_file_gives_plan_or_one_line_error(content):
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / paths.SWEEP_FILE).write_text(yaml.safe_dump({"groups": content, "columns": content}))
-        only_sentences(lambda: directory.read_plan(Path(folder)), directory.SweepPlan)
+        parse_or_error(lambda: directory.read_plan(Path(folder)), directory.SweepPlan)
 
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
-    """A folder with what may be taken for a run."""
+    """Return a folder with files and folders that resemble runs."""
     folder = tmp_path_factory.mktemp("place")
     (folder / "file").write_text("text")
     (folder / "empty").mkdir()
@@ -124,7 +124,7 @@ def place(tmp_path_factory):
 
 
 @pytest.mark.parametrize("module", [evaluate, plot, video])
-def test_any_use_of_a_run_is_refused_in_a_sentence(module, place, monkeypatch):
+def test_commands_on_runs_reject_any_arguments_in_one_line(module, place, monkeypatch):
     """No run here has a checkpoint that can be loaded."""
     monkeypatch.chdir(place)
     names = [f"--{field.name.replace('_', '-')}" for field in dataclasses.fields(module.Options)]
@@ -138,7 +138,7 @@ def test_any_use_of_a_run_is_refused_in_a_sentence(module, place, monkeypatch):
         except ValueError as error:
             assert str(error) and "\n" not in str(error)
         else:
-            assert module is plot, "a folder of runs may be drawn, however little is in it"
+            assert module is plot, "only plot accepts folders without a checkpoint"
 
     before = sorted(place.rglob("*"))
     fuzz()
@@ -191,8 +191,8 @@ ENVS = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize("algo", OF_AGENTS)
-def test_any_plan_is_made_or_refused_in_a_sentence(algo):
-    """Beyond what the options say by themselves: what they mean for each other, the environment and the memory."""
+def test_any_options_give_plan_or_one_line_error(algo):
+    """Each option may be valid alone, but not with the others, the environment or the memory."""
 
     @settings(max_examples=60)
     @given(
@@ -200,6 +200,6 @@ def test_any_plan_is_made_or_refused_in_a_sentence(algo):
         st.fixed_dictionaries({}, optional=OF_AGENTS[algo]),
     )
     def fuzz(options, agent):
-        only_sentences(lambda: plan.validate_plan(load.from_keywords(algo=algo, agent=agent, **options)), plan.Plan)
+        parse_or_error(lambda: plan.validate_plan(load.from_keywords(algo=algo, agent=agent, **options)), plan.Plan)
 
     fuzz()

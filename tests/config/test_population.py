@@ -1,4 +1,4 @@
-"""members: trainings that differ in seeds and real numbers share a program, and each is its own single run."""
+"""Test populations: members with other seeds and real hyperparameters share a program, and match single runs."""
 
 import dataclasses
 from functools import partial
@@ -22,7 +22,7 @@ from tests.helpers import probes, slow
 from tests.helpers.agents import CONTINUOUS
 
 NUM_UPDATES, NUM_ENVS = 3, 4
-UNTRACED = {  # counted as a fraction; compared with each other; 1 leaves code out
+UNTRACED = {  # converted to a fraction (replay_ratio), compared (v_min, v_max), or 1 removes code (noise_theta)
     "dqn": {"replay_ratio", "v_min", "v_max"},
 } | {algo: {"replay_ratio", "noise_theta", "v_min", "v_max", "crossq_momentum"} for algo in CONTINUOUS}
 OFF_POLICY = dict(
@@ -48,7 +48,7 @@ def env_of(algo):
 
 
 def run(algo, config_, seeds, population=(), sequential_seeds=False):
-    """The agent's state and the metrics after a few updates, of a population or of one."""
+    """Return the agent's state and the metrics after NUM_UPDATES updates, of a population or of one run."""
     env = env_of(algo)
     make = lambda config_: agents.load(algo).make(config_, env.spec, NUM_UPDATES)
     differing = plan.vary(population, make, config_) if population else None
@@ -60,8 +60,8 @@ def run(algo, config_, seeds, population=(), sequential_seeds=False):
 
 @pytest.mark.parametrize("sequential_seeds", [False, True])
 @pytest.mark.parametrize("algo", [algo if algo == "pqn" else slow(algo) for algo in CONFIGS])
-def test_a_member_starts_as_its_single_run(algo, sequential_seeds):
-    """All real numbers of an algorithm at once have other values in the second of five, which is compared."""
+def test_population_member_matches_its_single_run(algo, sequential_seeds):
+    """The second of five members differs in all real hyperparameters, and is compared with its single run."""
     first = CONFIGS[algo](**SMALL[algo])
     values = {name: getattr(first, name) for name in real_numbers(first)}
     other = {name: 0.9 * value if value else 0.05 for name, value in values.items()}
@@ -76,8 +76,8 @@ def test_a_member_starts_as_its_single_run(algo, sequential_seeds):
     assert any((x[0] != x[1]).any() for x in learner)
 
 
-def test_evaluation_has_each_members_own_agent():
-    """An agent that plays as its hyperparameter says, where the reward is the action."""
+def test_evaluation_uses_hyperparameters_of_each_member():
+    """The action of the agent is a hyperparameter, and the reward is the action."""
 
     def make(values):
         act = lambda state, inputs, carry, noise: Decision(jnp.full(NUM_ENVS, values["action"], jnp.int32))
@@ -95,8 +95,8 @@ def test_evaluation_has_each_members_own_agent():
 
 
 @pytest.mark.parametrize("algo", [slow(algo) if algo in UNTRACED else algo for algo in CONFIGS])
-def test_every_real_number_can_be_traced(algo):
-    """One by one, so that a failure names it; with every switch that reads one turned on."""
+def test_every_real_hyperparameter_can_be_traced(algo):
+    """Trace them one by one, so that a failure names one; enable every switch that reads one."""
     switches = {"dqn": [{}, {"value_head": "c51"}, {"value_head": "quantile", "noisy": True, "anneal_lr": True}]}
     env = env_of(algo)
     for more in switches.get(algo, [{}]):
@@ -110,8 +110,8 @@ def test_every_real_number_can_be_traced(algo):
             jax.eval_shape(partial(program.chunk, env, differing.make, 4), state, one_member, 1)
 
 
-def test_what_is_a_real_number_goes_by_rule():
-    """A value that leaves code out, or that is counted exactly, makes another program."""
+def test_real_numbers_excludes_values_that_change_the_program():
+    """A value that removes code, or that must be exact, gives another program."""
     names = real_numbers(CONFIGS["ppo"]())
     assert {"learning_rate", "gamma", "clip_coef", "gae_lambda", "entropy_coef", "max_grad_norm"} <= set(names)
     assert not {"target_kl", "rollout_length", "anneal_lr", "hidden_sizes"} & set(names)
@@ -123,11 +123,11 @@ def test_what_is_a_real_number_goes_by_rule():
         assert {name for name in floats if not options_of(kind)[name].traced} == UNTRACED.get(algo, set())
 
 
-def test_where_only_seeds_differ_there_is_nothing_to_trace():
+def test_vary_returns_none_when_only_seeds_differ():
     assert plan.vary((Member(1, {"gamma": 0.9}), Member(5, {"gamma": 0.9})), None, None) is None
 
 
-def test_a_label_tells_members_apart_in_records():
+def test_member_of_reads_member_label_from_record():
     member = Member(3, {"learning_rate": 1e-3})
     assert member.label == {"seed": 3, "agent.learning_rate": 1e-3}
     record = member.label | {"env_steps": 10, "learning_rate": 5e-4}

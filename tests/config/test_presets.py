@@ -1,6 +1,6 @@
-"""Presets that name a source have its numbers, and every preset makes an agent that can be traced.
+"""Test presets: those with a source have its hyperparameters, and the agent of every preset can be traced.
 
-The table is written down from the sources' own documentation, not from the presets: CleanRL's scripts for Atari
+The table is copied from the sources' documentation, not from the presets: CleanRL's scripts for Atari
 (ppo_atari_envpool_xla_jax, dqn_atari_jax, pqn_atari_envpool), gymnax's README and purejaxql's pqn_minatar.
 """
 
@@ -29,7 +29,7 @@ DQN_ATARI = ATARI | dict(
 PQN_ATARI = ATARI | dict(
     num_envs=8, rollout_length=128, num_minibatches=4, num_epochs=4, q_lambda=0.65, learning_rate=2.5e-4,
     anneal_lr=True, epsilon_start=1.0, epsilon_end=0.01, epsilon_steps=1_000_000, layer_norm=True,
-    max_grad_norm=5.0,  # 10 of twice this loss
+    max_grad_norm=5.0,  # equals 10 for a loss twice as large
 )  # fmt: skip
 PPO_MINATAR = dict(
     num_envs=64, total_steps=10_000_000, rollout_length=128, num_minibatches=8, num_epochs=4, learning_rate=5e-4,
@@ -75,21 +75,21 @@ OF_ATARI = [name for name in presets.shipped() if load.from_keywords(name).optio
 
 
 @pytest.mark.parametrize("name", SOURCES)
-def test_a_preset_has_the_numbers_of_its_source(name):
+def test_preset_has_hyperparameters_of_its_source(name):
     settings = load.from_keywords(name)
     here = vars(settings.options) | vars(settings.agent)
     assert {key: here[key] for key in SOURCES[name]} == SOURCES[name]
 
 
-def test_a_preset_says_when_it_is_solved():
-    """But for a board of which nobody has published a return, and for runs as short as the mean that would count."""
+def test_preset_has_solved_threshold():
+    """Exceptions are a board without a published return, and runs as short as the window of the mean return."""
     goals = {name: load.from_keywords(name).options.solved_threshold for name in presets.shipped()}
     without = {name for name, goal in goals.items() if goal is None}
     assert without == {"ppo_minatar_seaquest", "sac_pendulum", "td3_pendulum", "ddpg_pendulum"}
 
 
 @pytest.mark.parametrize("name", [f"{algo}_{game}" for algo in ("ppo", "dqn", "pqn") for game in GAMES])
-def test_a_fast_preset_differs_only_in_what_many_environments_ask_for(name):
+def test_fast_preset_differs_only_in_options_for_many_environments(name):
     slow, fast = (load.from_keywords(preset) for preset in (name, f"{name}_fast"))
     apart = lambda a, b: {key for key, value in vars(a).items() if vars(b)[key] != value}
     assert apart(slow.options, fast.options) == {"num_envs"}
@@ -106,8 +106,8 @@ def test_a_fast_preset_differs_only_in_what_many_environments_ask_for(name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", presets.shipped())
-def test_the_agent_of_a_preset_can_be_traced(name):
-    """Two updates, shapes only: what comes out of them has the shapes and dtypes of what went in."""
+def test_agent_of_preset_can_be_traced(name):
+    """Trace two updates: the state keeps its shapes and dtypes."""
     settings = load.from_keywords(name)
     env = environment(settings)
     agent = agents.load(settings.algo).make(settings.agent, env.spec, 100)
@@ -118,14 +118,14 @@ def test_the_agent_of_a_preset_can_be_traced(name):
     assert all(x.shape == (2,) for x in jax.tree.leaves(metrics))
 
 
-OURS = build._target("")  # begins the names of our functions in C
+OURS = build._target("")  # the prefix of the names of the C kernels
 ALGORITHMS = "ppo_cartpole", "dqn_cartpole", "pqn_minatar_breakout"
 
 
 @pytest.mark.parametrize("name", [*ALGORITHMS, *map(slow, ("ppo_pendulum", "rainbow_acrobot", *OF_ATARI))])
 @pytest.mark.slow
-def test_a_preset_becomes_a_program_for_a_gpu(name, monkeypatch):
-    """Nothing in it is for CPUs alone, as our functions in C are, which the same program for a CPU calls."""
+def test_preset_lowers_to_gpu_program_without_cpu_kernels(name, monkeypatch):
+    """The C kernels run on CPUs only: the CPU program calls them, and the GPU program does not."""
     platform = jax.default_backend()
     if not build.unavailable_reason():
         assert OURS in lowered(name, platform)
@@ -135,7 +135,7 @@ def test_a_preset_becomes_a_program_for_a_gpu(name, monkeypatch):
 
 
 def lowered(name, platform):
-    """What a compiler for this platform is given of an update."""
+    """Return the program of an update, lowered for a platform, as text."""
     settings = load.from_keywords(name)
     env = environment(settings)
     agent = agents.load(settings.algo).make(settings.agent, env.spec, 100)
@@ -145,7 +145,7 @@ def lowered(name, platform):
 
 
 def environment(settings):
-    """A preset's. Of Atari one that is nothing but its specification, for which no pool is made."""
+    """Return the environment of a preset; for Atari, a stub with its specification and without a pool."""
     num_envs, size = settings.options.num_envs, settings.options.env_options
     if settings.options.env.startswith("playground/"):
         pytest.importorskip("mujoco_playground", reason="only the nightly workflow has it")

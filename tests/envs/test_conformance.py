@@ -1,6 +1,7 @@
-"""Every backend keeps one contract; a plain loop over each suite's own functions is the oracle.
+"""All backends keep the contract of `types.TimeStep`. The oracle is a plain loop over each suite's own functions.
 
-Suites are tested if they are installed. `IN_CI` names those that CI must have; with `--nightly` it must have all.
+A suite is tested if it is installed. `IN_CI` lists the suites that CI must install; with `--nightly`, it must install
+all of them.
 """
 
 import os
@@ -22,7 +23,7 @@ from jaxrl_fast.types import Box, Discrete, MultiDiscrete
 from tests.helpers import own_apis
 
 IN_CI = ("pgx",)
-# A few environments of each, with options that make episodes short.
+# A few environments of each suite, with options that make episodes short.
 SAMPLES = {
     "gymnax/CartPole-v1": {"max_steps_in_episode": 30},
     "gymnax/Pendulum-v1": {"max_steps_in_episode": 30},
@@ -30,11 +31,11 @@ SAMPLES = {
     "brax/ant": {"max_steps_in_episode": 20, "backend": "spring"},
     "craftax/Craftax-Classic-Symbolic-v1": {"max_timesteps": 30},
     "craftax/Craftax-Symbolic-v1": {"max_timesteps": 30},
-    "jaxmarl/MPE_simple_v3": {"max_steps": 10},  # several players: test_jaxmarl
+    "jaxmarl/MPE_simple_v3": {"max_steps": 10},  # several players are tested in test_jaxmarl
     "jumanji/Snake-v1": {"time_limit": 15},
     "jumanji/Maze-v0": {"time_limit": 15},
-    "jumanji/Minesweeper-v0": {},  # one choice of all combinations
-    "jumanji/JobShop-v0": {},  # several choices, with a mask for each
+    "jumanji/Minesweeper-v0": {},  # one discrete action for all combinations
+    "jumanji/JobShop-v0": {},  # several discrete actions, each with a mask
     "jumanji/RubiksCube-partly-scrambled-v0": {"time_limit": 10},
     "navix/Navix-Empty-Random-5x5-v0": {"max_steps": 20},
     "navix/Navix-DoorKey-Random-16x16-v0": {"max_steps": 20},
@@ -49,8 +50,8 @@ SAMPLES = {
 }
 PHYSICS = ("brax", "playground")
 HOST = ("gymnasium/CartPole-v1", "envpool/CartPole-v1")
-N, T = 4, 500  # 2000 steps
-QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}  # what is run but once
+N, T = 4, 500  # 2000 steps per environment id
+QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}  # for single-use programs
 
 INSTALLED = [env_id for env_id in SAMPLES if envs.is_installed(env_id.partition("/")[0])]
 ALL = INSTALLED + [env_id for env_id in HOST if envs.is_installed(env_id.partition("/")[0])]
@@ -58,11 +59,11 @@ each = pytest.mark.parametrize("env_id", INSTALLED, scope="module")
 
 
 @pytest.fixture(autouse=True)
-def as_suites_are_written(any_ranks):
-    """Some of them let arrays of different rank meet."""
+def allow_rank_promotion(any_ranks):
+    """Allow rank promotion, which some suites rely on."""
 
 
-@pytest.mark.skipif(not os.environ.get("CI"), reason="locally, those are tested that are installed")
+@pytest.mark.skipif(not os.environ.get("CI"), reason="locally, only installed suites are tested")
 def test_suites_of_ci_are_installed(request):
     required = set(envs.SUITES) - {"ale"} if request.config.getoption("--nightly") else IN_CI
     assert [suite for suite in required if not envs.is_installed(suite)] == []
@@ -74,13 +75,13 @@ def test_every_suite_has_a_sample():
 
 
 class Played(NamedTuple):
-    """A rollout, and the same one in the suite's own functions. Leaves have [T, N]."""
+    """A rollout of the adapter, and the same rollout by the suite's own functions. Leaves have shape [T, N]."""
 
     first: Any  # the time step of the reset
-    begins: Any  # the step from a last row
+    begins: Any  # the step follows a last one, so it resets
     timesteps: Any
     own: Any
-    in_bounds: Any  # the action is one that the suite accepts
+    in_bounds: Any  # the action lies within the suite's bounds
 
 
 @cache
@@ -115,8 +116,8 @@ def is_in_bounds(env, own, action):
 
 
 @cache
-def played(env_id):
-    """Return T random steps of N environments, and of the plain loop."""
+def random_rollout(env_id):
+    """Return T random steps of N environments, by the adapter and by the plain loop."""
     env, own = make(env_id), own_api(env_id)
 
     def one(carry, key):
@@ -142,26 +143,26 @@ def played(env_id):
 
 
 def tolerance(env_id):
-    """Return the error that rounding may cause. Physics amplifies it, and two programs order sums differently."""
+    """Return the tolerance for rounding errors. Physics amplifies them, and two programs sum in different orders."""
     is_physics = env_id.startswith(PHYSICS)
     return {"rtol": 2e-3, "atol": 2e-3} if is_physics else {"rtol": 1e-6, "atol": 1e-7}
 
 
-def as_vectors(obs):
-    """Return all numbers of an observation [T, N, ...] as float [T, N, num]."""
+def flattened(obs):
+    """Return an observation [T, N, ...] flattened to float64 [T, N, num]."""
     leaves = [np.asarray(leaf, np.float64) for leaf in jax.tree.leaves(obs)]
     return np.concatenate([leaf.reshape(*leaf.shape[:2], -1) for leaf in leaves], axis=-1)
 
 
 @each
-def test_a_rollout_equals_a_plain_loop(env_id):
-    """Observations, terminal ones too, rewards, and both kinds of end."""
-    rows = played(env_id)
+def test_rollout_matches_loop_over_suite_functions(env_id):
+    """Compare observations (including terminal ones), rewards, terminations and truncations."""
+    rows = random_rollout(env_id)
     steps = ~rows.begins
     assert rows.begins.any() and steps.any()
     found, own = rows.timesteps, rows.own
     close = tolerance(env_id)
-    np.testing.assert_allclose(as_vectors(found.obs)[steps], as_vectors(own.obs)[steps], **close)
+    np.testing.assert_allclose(flattened(found.obs)[steps], flattened(own.obs)[steps], **close)
     np.testing.assert_allclose(found.reward[steps], own.reward.reshape(T, N)[steps], **close)
     terminated, truncated = (np.asarray(x, bool).reshape(T, N) for x in (own.terminated, own.truncated))
     np.testing.assert_array_equal(found.discount[steps], 1.0 - terminated[steps])
@@ -169,8 +170,8 @@ def test_a_rollout_equals_a_plain_loop(env_id):
 
 
 @each
-def test_scores_of_whole_episodes_equal_those_of_a_plain_loop(env_id):
-    rows = played(env_id)
+def test_episode_returns_match_loop_over_suite_functions(env_id):
+    rows = random_rollout(env_id)
     ends = np.asarray(rows.own.terminated, bool) | np.asarray(rows.own.truncated, bool)
     scores = {"found": [], "own": []}
     for i in range(N):
@@ -189,8 +190,8 @@ def test_scores_of_whole_episodes_equal_those_of_a_plain_loop(env_id):
 
 
 @each
-def test_the_step_from_a_last_one_begins_the_next_episode(env_id):
-    rows = played(env_id)
+def test_step_after_last_resets_with_reward_zero_and_discount_one(env_id):
+    rows = random_rollout(env_id)
     np.testing.assert_array_equal(rows.begins[1:], rows.timesteps.last[:-1])
     assert (rows.timesteps.reward[rows.begins] == 0).all()
     assert (rows.timesteps.discount[rows.begins] == 1).all()
@@ -198,19 +199,19 @@ def test_the_step_from_a_last_one_begins_the_next_episode(env_id):
 
 
 @each
-def test_episodes_begin_as_the_suite_begins_them(env_id):
+def test_reset_observation_matches_suite_reset(env_id):
     env, own = make(env_id), own_api(env_id)
     key = jax.random.key(7)
     keys = jax.vmap(partial(jax.random.split, num=3))(jax.random.split(key, N))[:, 0]
     obs = jax.jit(jax.vmap(own.reset), compiler_options=QUICK)(keys)
     _, timestep = jax.jit(env.reset, compiler_options=QUICK)(key)
     expand = partial(jax.tree.map, lambda x: x[None])
-    np.testing.assert_allclose(as_vectors(expand(timestep.obs)), as_vectors(expand(obs)), **tolerance(env_id))
+    np.testing.assert_allclose(flattened(expand(timestep.obs)), flattened(expand(obs)), **tolerance(env_id))
 
 
 @each
-def test_dtypes_and_shapes_are_those_of_the_spec(env_id):
-    spec, rows = make(env_id).spec, played(env_id)
+def test_time_step_dtypes_and_shapes_match_spec(env_id):
+    spec, rows = make(env_id).spec, random_rollout(env_id)
     for timestep, lead in ((rows.first, (N,)), (rows.timesteps, (T, N))):
         assert jax.tree.structure(timestep.obs) == jax.tree.structure(spec.obs)
         for part, expected in zip(jax.tree.leaves(timestep.obs), jax.tree.leaves(spec.obs)):
@@ -224,8 +225,8 @@ def test_dtypes_and_shapes_are_those_of_the_spec(env_id):
 
 
 @each
-def test_masks_are_those_of_the_suite(env_id):
-    spec, rows = make(env_id).spec, played(env_id)
+def test_action_mask_matches_suite_mask(env_id):
+    spec, rows = make(env_id).spec, random_rollout(env_id)
     if not spec.has_action_mask:
         assert rows.own.mask == ()
         return
@@ -235,9 +236,9 @@ def test_masks_are_those_of_the_suite(env_id):
 
 
 @each
-def test_no_action_is_outside_of_the_bounds(env_id):
+def test_actions_are_clipped_to_suite_bounds(env_id):
     env, own = make(env_id), own_api(env_id)
-    assert played(env_id).in_bounds.all()
+    assert random_rollout(env_id).in_bounds.all()
     if isinstance(env.spec.action, Box):
         ends = jnp.stack([jnp.full(env.spec.action.shape, x) for x in (-1.0, 1.0, jnp.nan, jnp.inf)])
         given = env.to_env_action(ends)
@@ -252,7 +253,7 @@ def test_no_action_is_outside_of_the_bounds(env_id):
 
 
 @each
-def test_seeds_are_independent_and_the_same_seed_gives_the_same_bits(env_id):
+def test_reset_keys_are_distinct_and_same_seed_is_bitwise_reproducible(env_id):
     env = envs.make(env_id, 64, **SAMPLES[env_id])
     reset = jax.jit(env.reset, compiler_options=QUICK)
     (state, timestep), again, other = (reset(jax.random.key(seed)) for seed in (0, 0, 1))
@@ -267,7 +268,7 @@ def test_seeds_are_independent_and_the_same_seed_gives_the_same_bits(env_id):
 
 
 @each
-def test_a_batch_of_seeds_equals_each_alone(env_id):
+def test_vmapped_seeds_match_single_seed(env_id):
     env = envs.make(env_id, 2, **SAMPLES[env_id])
 
     def play(key):
@@ -286,8 +287,8 @@ def test_a_batch_of_seeds_equals_each_alone(env_id):
 
 
 @pytest.mark.parametrize("env_id", [env_id for env_id in ALL if env_id in HOST])
-def test_an_environment_of_the_host_keeps_the_contract(env_id):
-    """The step from a last row has reward 0 and begins the next episode; dtypes; no vmapped seeds."""
+def test_host_environment_keeps_time_step_contract(env_id):
+    """The step after a last one has reward 0 and resets. Observations match the spec; the env is not on the device."""
     env = envs.make(env_id, N)
     state, timestep = jax.jit(env.reset)(jax.random.key(0))
     step, num_ends = jax.jit(env.step), 0
@@ -332,7 +333,7 @@ def test_an_environment_of_the_host_keeps_the_contract(env_id):
         ("xminigrid/XLand-MiniGrid-R1-9x9", {}, "cannot be used: its rules"),
     ],
 )
-def test_a_mistake_is_refused_in_one_line(env_id, options, words):
+def test_make_rejects_wrong_id_or_option_with_one_line_message(env_id, options, words):
     if not envs.is_installed(env_id.partition("/")[0]):
         words = "is not installed"
     with pytest.raises(ValueError) as caught:
@@ -341,7 +342,7 @@ def test_a_mistake_is_refused_in_one_line(env_id, options, words):
 
 
 @pytest.mark.parametrize("suite", envs.SUITES)
-def test_a_suite_that_is_not_installed_names_its_extra(suite, monkeypatch):
+def test_missing_suite_error_names_pip_extra(suite, monkeypatch):
     monkeypatch.setattr(envs, "is_installed", lambda backend: backend not in envs.SUITES)
     with pytest.raises(ValueError) as caught:
         envs.make(f"{suite}/anything", 2)
@@ -349,13 +350,13 @@ def test_a_suite_that_is_not_installed_names_its_extra(suite, monkeypatch):
 
 
 @pytest.mark.parametrize("suite", [suite for suite in envs.SUITES if envs.is_installed(suite)])
-def test_the_first_environment_of_a_list_is_one_of_it(suite):
+def test_registered_ids_are_unique_and_have_suite_prefix(suite):
     ids = envs.registered(suite)
     assert len(ids) == len(set(ids)) > 1 and all(env_id.startswith(f"{suite}/") for env_id in ids)
 
 
-def test_no_suite_is_imported_unless_it_is_named():
-    """Neither for an unknown id, which all other backends are searched for, nor for the list of environments."""
+def test_unknown_id_and_listing_do_not_import_suites():
+    """An unknown id is searched for in all other backends; the listing filters all names. Neither imports a suite."""
     code = (
         "import sys\nfrom jaxrl_fast import envs\nfrom jaxrl_fast.envs import __main__ as listing\n"
         "try: envs.make('NoSuchEnvironment-v1', 2)\nexcept ValueError: pass\n"

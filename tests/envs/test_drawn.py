@@ -1,4 +1,4 @@
-"""Parameters drawn at each reset: against gymnax's own step with the drawn values."""
+"""Parameters drawn at each reset. The oracle is gymnax's own step with the drawn values."""
 
 import functools
 from typing import NamedTuple
@@ -31,7 +31,7 @@ class Params(NamedTuple):
 
 
 class Push:
-    """The observation shows what the parameters are."""
+    """An environment whose observation contains its parameters."""
 
     default_params = Params()
 
@@ -54,7 +54,7 @@ class Push:
 
 
 def play(env, seed=0, num_steps=T):
-    """The states and time steps of T steps of action 1, and the first ones."""
+    """Return the state and time step of a reset, and those of num_steps steps with action 1."""
 
     def step(state, _):
         after, timestep = env.step(state, jnp.ones(env.spec.num_envs, jnp.int32))
@@ -67,7 +67,7 @@ def play(env, seed=0, num_steps=T):
     return jax.device_get(jax.jit(run)(jax.random.key(seed)))
 
 
-def test_each_episode_is_gymnax_with_its_own_gravity():
+def test_step_matches_gymnax_with_gravity_drawn_at_each_reset():
     env = envs.make("CartPole-v1", N, gravity="8..12", max_steps_in_episode=20)
     (_, first), (states, steps) = play(env)
     assert env.info == ("drawn at each reset: gravity from 8 to 12",)
@@ -82,10 +82,10 @@ def test_each_episode_is_gymnax_with_its_own_gravity():
         expected = step(jax.random.key(0), before, gravity[t - 1])
         np.testing.assert_allclose(obs[t + 1][~begins], expected[~begins], rtol=1e-5, atol=1e-6)
         changed = gravity[t] != gravity[t - 1]
-        np.testing.assert_array_equal(changed, begins)  # anew at each reset, and only there
+        np.testing.assert_array_equal(changed, begins)  # drawn anew at each reset and only there
 
 
-def test_draws_depend_on_the_seed_alone_and_differ_between_environments():
+def test_drawn_parameters_depend_on_seed_and_differ_between_environments():
     make = functools.partial(envs.make, "CartPole-v1", gravity="8..12", masscart="0.5..1.5")
     of = lambda env, seed: play(env, seed, 3)[0][0].env.drawn
     one, same, other = of(make(N), 0), of(make(2).resize(N, HostEnvConfig()), 0), of(make(N), 1)
@@ -95,7 +95,7 @@ def test_draws_depend_on_the_seed_alone_and_differ_between_environments():
     assert not np.allclose((one["gravity"] - 8) / 4, one["masscart"] - 0.5)  # independent of each other
 
 
-def test_integers_arrays_and_time_limits():
+def test_ranges_draw_integers_arrays_and_time_limits():
     env = envs.make(Push, 50, speed="1..3", gains="-1..0.5", max_steps_in_episode="2..4")
     (state, first), (_, steps) = play(env, num_steps=10)
     assert state.env.drawn["speed"].dtype == np.int32 and state.env.drawn["gains"].shape == (50, 3)
@@ -107,8 +107,8 @@ def test_integers_arrays_and_time_limits():
     np.testing.assert_array_equal(steps.last.argmax(0) + 1, limit)
 
 
-def test_observations_keep_their_dtype():
-    """MinAtar's boards stay bool."""
+def test_drawn_parameters_keep_observation_dtype():
+    """MinAtar's observations stay bool."""
     env = envs.make("Breakout-MinAtar", 1, max_steps_in_episode="50..60")
     assert env.spec.obs == envs.make("Breakout-MinAtar", 1).spec.obs
 
@@ -128,13 +128,13 @@ def test_observations_keep_their_dtype():
         ("envpool/CartPole-v1", {"max_episode_steps": "5..9"}, "max_episode_steps: must be one value .* only param"),
     ],
 )
-def test_what_cannot_be_drawn_is_refused_in_one_line(env, options, message):
+def test_invalid_range_is_rejected_with_one_line_message(env, options, message):
     with pytest.raises(ValueError, match=message) as error:
         envs.make(env, 2, **options)
     assert "\n" not in str(error.value)
 
 
-def test_a_text_that_looks_like_a_range_stays_a_text():
+def test_string_option_that_looks_like_range_is_accepted():
     assert envs.make(Push, 1, name="1..2").spec.id
 
 
@@ -143,24 +143,24 @@ def test_a_text_that_looks_like_a_range_stays_a_text():
     [("8..12", ("8", "12")), ("-1..0.5", ("-1", "0.5")), ("1e-3..1k", ("1e-3", "1k")), ("a..b", None), ("1..", None)]
     + [("8", None), (8, None), ("..", None), ("1..inf", None), ("1..2..3", None)],
 )
-def test_ranges_are_two_numbers(value, ends):
+def test_as_range_accepts_only_two_finite_numbers(value, ends):
     assert drawn.as_range(value) == ends
 
 
-def test_a_sweep_does_not_split_a_range():
-    """A range of seeds is several runs, a range of a parameter is one."""
+def test_sweep_expands_seed_range_but_not_parameter_range():
+    """A range of seeds gives several runs. A range of a parameter stays one option of each run."""
     asked = grid.from_command_line(["ppo", "--env", "CartPole-v1", "--env-option", "gravity=8..12", "--seed", "0..1"])
     found = [member.seed for group in asked.groups for member in group.members]
     assert found == [0, 1] and {group.settings.options.env_options["gravity"] for group in asked.groups} == {"8..12"}
 
 
-def test_a_run_says_and_keeps_the_range_in_training_and_evaluation(tmp_path, capsys):
+def test_run_prints_and_saves_range_for_training_and_evaluation(tmp_path, capsys):
     run = jaxrl_fast.fit(
         algo="ppo", env="CartPole-v1", env_options={"gravity": "8..12"}, total_steps=1024, num_envs=8,
         agent=dict(hidden_sizes=(8,)), eval_episodes=8, tensorboard=False, run_dir=tmp_path / "run",
     )  # fmt: skip
     assert "drawn at each reset: gravity from 8 to 12" in capsys.readouterr().out
-    options = resume.of_run(tmp_path / "run").options  # as config.yaml has them
+    options = resume.of_run(tmp_path / "run").options  # read from config.yaml
     assert options.env_options == {"gravity": "8..12"}
     env = build.evaluation_env(options, envs.make(options.env, 8, **options.env_options))
     assert {*env.reset(jax.random.key(0))[0].env.drawn} == {"gravity"}

@@ -1,7 +1,7 @@
-"""envpool's environments: row for row those of its own Python API, and nothing that reaches them ends the process.
+"""Environments of envpool: each row matches envpool's own Python API, and no input crashes the process.
 
-Episodic lives, time limits and sticky actions come from envpool itself; the oracle reads its answers by the rules of
-`types.TimeStep`.
+Episodic lives, time limits and sticky actions come from envpool itself. The oracle interprets envpool's results by the
+rules of `types.TimeStep`.
 """
 
 import functools
@@ -44,7 +44,7 @@ from tests.helpers.runs import same, stop_after
 
 SEED = (3, 0, 0)
 NUM_ENVS = 2
-HAS_QT = platform.machine() == "x86_64"  # there is no package of it for others
+HAS_QT = platform.machine() == "x86_64"  # other architectures have no Qt package
 CASES = {  # id, options, protocol, steps
     "lives": ("Breakout-v5", {}, "dqn2015", 200),
     "sticky": ("Breakout-v5", {}, "machado2018", 200),
@@ -63,7 +63,7 @@ CASES = {  # id, options, protocol, steps
 
 
 class Game(NamedTuple):
-    """What some actions led to."""
+    """A sequence of actions and the time steps that followed."""
 
     env: Any
     actions: np.ndarray  # [T, N, ...]
@@ -79,8 +79,8 @@ def play(case, path):
     return Game(env, actions, *run(env, actions))
 
 
-def raw(case):
-    """The same by envpool's own Python API: [T + 1] observations, and [T] rewards, ends and information."""
+def envpool_rows(case):
+    """Return the rows of envpool's own Python API: [T + 1] observations, and [T] rewards, end flags and infos."""
     name, options, protocol, num_steps = CASES[case]
     rules = {
         "dqn2015": dict(episodic_life=True, noop_max=30, use_fire_reset=True),
@@ -102,14 +102,14 @@ def raw(case):
 
 
 def without_denormals(x):
-    """Compiled programs take these for 0."""
+    """Replace subnormal numbers by 0, as compiled programs do."""
     return np.where(np.abs(x) < np.finfo(x.dtype).tiny, 0, x) if x.dtype.kind == "f" else x
 
 
 @pytest.mark.parametrize("path", ["ffi", slow("callback")])
 @pytest.mark.parametrize("case", CASES)
-def test_every_row_is_that_of_envpools_own_api(case, path):
-    game, (obs, rows) = play(case, path), raw(case)
+def test_rows_match_envpool_gymnasium_api(case, path):
+    game, (obs, rows) = play(case, path), envpool_rows(case)
     stack = lambda trees: jax.tree.map(lambda *x: np.stack(x), *trees)
     ours = jax.tree.map(lambda a, b: np.concatenate([a[None], b]), game.first.obs, game.steps.obs)
     theirs = stack(obs)
@@ -123,7 +123,7 @@ def test_every_row_is_that_of_envpools_own_api(case, path):
     jax.tree.map(compared, ours, theirs)
     reward, terminated, truncated = (np.stack([row[i] for row in rows]) for i in range(3))
     over = np.stack([row[3].get("terminated", np.zeros(NUM_ENVS)) for row in rows]) > 0
-    if case == "dm_control":  # it pays for the first observation of an episode, which nobody has earned
+    if case == "dm_control":  # it returns a reward with the first observation of an episode
         assert (reward[1:][truncated[:-1]] > 0).all()
         reward[1:][truncated[:-1]] = 0
     np.testing.assert_array_equal(game.steps.reward, reward.astype(np.float32))
@@ -135,30 +135,30 @@ def test_every_row_is_that_of_envpools_own_api(case, path):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_the_step_from_a_last_one_has_no_reward_and_no_end(case):
+def test_step_after_last_has_reward_zero_and_does_not_end(case):
     steps = play(case, "ffi").steps
-    assert steps.last.any(), "the test needs ends"
+    assert steps.last.any(), "the test needs episode ends"
     begins = steps.last[:-1]
     assert (steps.reward[1:][begins] == 0).all() and (steps.discount[1:][begins] == 1).all()
     assert not steps.last[1:][begins].any()
 
 
-def test_a_lost_life_ends_an_episode_but_not_the_game():
+def test_life_loss_terminates_episode_but_not_game():
     steps = play("lives", "ffi").steps
     lost = steps.last & ~steps.score.game_over
     assert lost.sum() > steps.score.game_over.sum() > 0
     assert (steps.discount[lost] == 0).all()
 
 
-def test_time_running_out_is_no_death():
+def test_time_limit_truncates_with_discount_one():
     for case in ("time limit", "continuous", "64 bits"):
         steps = play(case, "ffi").steps
         assert (steps.last & (steps.discount == 1)).any(), case
 
 
 @pytest.mark.parametrize(("case", "dies"), [("vector", True), ("continuous", False)])
-def test_what_a_death_leaves_is_readable_and_what_time_leaves_is_left_alone(case, dies, monkeypatch):
-    """A value that counts for nothing is made up where it is no number, and no other."""
+def test_nan_observation_becomes_zero_only_when_terminated(case, dies, monkeypatch):
+    """Every observation is patched to NaN. Terminal ones become 0, because their value is not used. Others stay NaN."""
     encode = tasks.encode
     monkeypatch.setattr(tasks, "encode", lambda spaces, obs: encode(spaces, obs) * jnp.nan)
     name, options, protocol, num_steps = CASES[case]
@@ -169,19 +169,19 @@ def test_what_a_death_leaves_is_readable_and_what_time_leaves_is_left_alone(case
     assert (steps.obs[died] == 0).all() and np.isnan(steps.obs[~died]).all()
 
 
-@pytest.mark.skipif(not HAS_QT, reason="there is no package of Qt")
-def test_procgens_time_runs_out_by_its_own_limit():
-    """envpool takes this for a name only: by a limit that is too low, a death after it would be none."""
+@pytest.mark.skipif(not HAS_QT, reason="Qt has no package for this architecture")
+def test_procgen_truncates_at_its_own_time_limit():
+    """envpool uses max_episode_steps only to label ends. If it were too low, terminations would become truncations."""
     for name, limit in (("MazeEasy-v0", 500), ("JumperMemory-v0", 2000)):
         env = envs.make(f"envpool/{name}", NUM_ENVS, HostEnvConfig(SEED))
         assert env.reset.args[0].pools[0].pool.envs.config["max_episode_steps"] == limit
-        steps = run(env, np.full((limit, NUM_ENVS), 4, np.int32))[1]  # nobody moves
+        steps = run(env, np.full((limit, NUM_ENVS), 4, np.int32))[1]  # action 4 does not move
         assert not steps.last[:-1].any() and steps.last[-1].all() and (steps.discount == 1).all()
     ends = play("procgen", "ffi").steps
     assert (ends.discount[ends.last] == 0).all()
 
 
-def test_a_game_that_is_over_on_the_very_step_of_the_limit_is_lost():
+def test_game_over_at_time_limit_step_is_terminated():
     game = play("sticky", "ffi")
     end = int(np.argmax(game.steps.last[:, 0]))
     assert game.steps.last[end, 0] and game.steps.discount[end, 0] == 0
@@ -191,8 +191,8 @@ def test_a_game_that_is_over_on_the_very_step_of_the_limit_is_lost():
     assert steps.last[end, 0] and steps.discount[end, 0] == 0
 
 
-def test_scores_are_of_whole_games_unclipped():
-    """PPO acts at random and clips; what the loop sums up is what envpool's own information adds up to."""
+def test_rollout_scores_are_unclipped_and_span_all_lives():
+    """PPO clips rewards. The scores of the rollout equal sums over envpool's own `info` for the same actions."""
     name, options, protocol, num_steps = CASES["lives"]
     env = envs.make(f"envpool/{name}", NUM_ENVS, HostEnvConfig(SEED, protocol), **options)
     config = ppo.PPO(rollout_length=num_steps, network="mlp", hidden_sizes=(8,), clip_rewards=True)
@@ -223,7 +223,7 @@ def test_scores_are_of_whole_games_unclipped():
 
 
 def games(valid, reward, over):
-    """(score, length) of each game that ended, from rows [T, N]; a row that is not valid is no step."""
+    """Return (score, length) of each game that ended in rows [T, N]. An invalid row does not count as a step."""
     found, score, length = [], np.zeros(over.shape[1]), np.zeros(over.shape[1], int)
     for t in range(len(over)):
         score, length = score + reward[t], length + valid[t]
@@ -233,8 +233,8 @@ def games(valid, reward, over):
     return found
 
 
-def check_who_decided(agent, steps, learners):
-    """The policy beside an action is of its observation: in the first row by the learner of the rollout before."""
+def check_policy_version(agent, steps, learners):
+    """Check that stored policy outputs fit the observations. Row 0 uses the learner of the rollout before."""
     noise = jax.tree.map(lambda x: x[0], agent.sample_noise(jax.random.key(0), 1, steps.obs.shape[2]))
     policy = jax.jit(lambda learner, obs: agent.explore(learner, PolicyInput(obs), (), noise).extras)
     learner = lambda k: jax.tree.map(lambda x: x[k], learners)
@@ -243,13 +243,13 @@ def check_who_decided(agent, steps, learners):
         for row, by, not_by in ((0, k - 1, k), (1, k, k - 1)):
             beside = jax.tree.map(lambda x: x[k, row], steps.extras)  # noqa: B023
             assert apart(beside, policy(learner(by), steps.obs[k, row])) < 1e-3
-            assert apart(beside, policy(learner(not_by), steps.obs[k, row])) > 1e-2, "the update must be felt"
+            assert apart(beside, policy(learner(not_by), steps.obs[k, row])) > 1e-2, "the update must change the policy"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("num_pools", "path"), [(1, "ffi"), (2, "ffi"), (2, "callback")])
-def test_pools_in_flight_play_the_same_games(num_pools, path):
-    """Three rollouts with updates between them, row for row those of the pool that is waited for, and nothing lost."""
+def test_async_pools_match_synchronous_pool_across_updates(num_pools, path):
+    """Run three rollouts with updates between them. The oracle is a synchronous pool with the same actions."""
     num_steps, num_envs = 120, 4
     host_config = HostEnvConfig(SEED, "dqn2015", path, num_pools)
     env = envs.make("envpool/Breakout-v5", num_envs, host_config)
@@ -286,16 +286,16 @@ def test_pools_in_flight_play_the_same_games(num_pools, path):
     assert scores["return_sum"].sum() == sum(score for score, _ in whole_games) > 0
     assert scores["length_sum"].sum() == sum(length for _, length in whole_games)
     assert scores["return_max"].max() == max(score for score, _ in whole_games)
-    check_who_decided(agent, experience.steps, learners)
+    check_policy_version(agent, experience.steps, learners)
     agree = (rows.action[:, :, None] == rows.action[:, None, :]).mean(0)
-    assert agree[~np.eye(num_envs, dtype=bool)].max() < 0.5, "each has chance of its own: a quarter agree"
+    assert agree[~np.eye(num_envs, dtype=bool)].max() < 0.5, "independent draws: about 1/4 agree"
 
 
 @pytest.mark.parametrize("async_pools", [0, 1, 2])
-def test_each_row_is_decided_by_the_noise_of_its_own_place(async_pools):
-    """An epsilon that falls from row to row does so at the same steps in flight, where each is decided a row before.
+def test_each_row_uses_exploration_noise_of_its_own_step(async_pools):
+    """Noise index t applies to row t, although asynchronous pools choose each action one row earlier.
 
-    State and noise count rows, so what is decided for row t is t.
+    Agent state and noise count rows, so the value stored with row t is t.
     """
     env = envs.make("envpool/CartPole-v1", 4, HostEnvConfig(SEED, num_async_pools=async_pools))
     in_all = lambda obs, number: jnp.full(len(obs), number, jnp.int32)
@@ -322,9 +322,9 @@ def test_each_row_is_decided_by_the_noise_of_its_own_place(async_pools):
 
 
 def evaluate_by_envpool(pool, act, num_games):
-    """(score, length) of each environment's first games by envpool's own API, and which are in mid-game at the end.
+    """Return (score, length) of each environment's first games by envpool's own API, and which games are unfinished.
 
-    As many steps as the evaluator makes: the chance in the next evaluation's games depends on them.
+    It takes as many steps as the evaluator, because the random numbers of the next evaluation depend on them.
     """
     obs, rows, last = pool.reset()[0], [], np.zeros(NUM_ENVS, bool)
     while sum((over for *_, over in rows), start=np.zeros(NUM_ENVS)).min() < num_games:
@@ -339,12 +339,12 @@ def evaluate_by_envpool(pool, act, num_games):
 
 
 @pytest.mark.slow
-def test_evaluations_score_whole_games_with_all_their_lives():
-    """The first two games of each environment, twice; envpool's own API plays them by the same policy.
+def test_evaluation_scores_whole_games_over_all_lives():
+    """Evaluate two games per environment, twice. The oracle is envpool's own API with the same policy.
 
-    An evaluation may leave an environment in mid-game: the next one's games begin anew all the same.
+    An evaluation may leave a game unfinished. The next evaluation starts new games nevertheless.
     """
-    # One pixel changes it, and it is another one for each environment and in each evaluation.
+    # The action depends on every pixel, the environment and the evaluation.
     by_pixels = lambda which, obs: (obs.astype(jnp.int32).sum((1, 2, 3)) + which + jnp.arange(NUM_ENVS)) % 4
     env = envs.make("envpool/Breakout-v5", NUM_ENVS, HostEnvConfig(SEED, "dqn2015"), img_height=36, img_width=36)
     config = ppo.PPO(rollout_length=8, num_minibatches=1, network="mlp", hidden_sizes=(8,))
@@ -361,12 +361,12 @@ def test_evaluations_score_whole_games_with_all_their_lives():
         assert ended.all() and [*zip(score[0], length[0])] == [*itertools.chain(*found)]
         lengths |= set(length[0].tolist())
         left.append(in_mid_game.any())
-    assert left[0] and len(lengths) > 2 and min(lengths) > 50, "the test needs games that were left"
+    assert left[0] and len(lengths) > 2 and min(lengths) > 50, "the test needs unfinished games"
 
 
 @pytest.fixture(scope="module")
 def freeway(tmp_path_factory):
-    """The folder of a tiny run."""
+    """Return the folder of a small PPO run."""
     options = dict(img_height=36, img_width=36, max_episode_steps=20)
     agent = dict(rollout_length=4, num_minibatches=1, num_epochs=1, hidden_sizes=(8,), network="mlp")
     folder = tmp_path_factory.mktemp("atari") / "run"
@@ -378,22 +378,22 @@ def freeway(tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_a_video_of_atari_shows_every_step_of_its_screen(freeway, tmp_path):
+def test_atari_video_has_one_doubled_screen_frame_per_step(freeway, tmp_path):
     out = tmp_path / "game.gif"
     assert video.main([str(freeway), "--max-steps", "12", "--out", str(out)]) == 0
     with Image.open(out) as gif:
         pictures = [np.asarray(frame.convert("RGB")) for frame in ImageSequence.Iterator(gif)]
     assert len(pictures) == 13, "the first observation and twelve steps"
     height, width, _ = pictures[0].shape
-    assert width == 2 * 160 and 2 * 210 < height < 500, "the screen doubled, and a caption below"
+    assert width == 2 * 160 and 2 * 210 < height < 500, "the screen at double size, and a caption below it"
     screens = [picture[:420].astype(int) for picture in pictures]
     moved = [(np.abs(a - b).max(-1) > 40).sum() for a, b in itertools.pairwise(screens)]
-    assert min(moved) > 100, "cars are under way in every frame"
+    assert min(moved) > 100, "cars move in every frame"
 
 
 @pytest.mark.slow
-def test_training_evaluation_and_watching_have_games_of_their_own(freeway):
-    """From one seed; also where evaluation and watching have as many environments."""
+def test_training_evaluation_and_video_use_disjoint_environment_seeds(freeway):
+    """All three derive their environment seeds from one run seed. The sets of 500 seeds are pairwise disjoint."""
     ready = plan.validate_plan(resume.of_run(freeway))
     watched = saved_run.open_env(freeway)[1]
     seed = lambda env: env.reset.args[0].pools[0].seed
@@ -401,7 +401,7 @@ def test_training_evaluation_and_watching_have_games_of_their_own(freeway):
     assert not seeds[0] & seeds[1] and not seeds[0] & seeds[2] and not seeds[1] & seeds[2]
 
 
-def test_a_ring_of_single_frames_gives_back_envpools_stacks():
+def test_replay_buffer_of_single_frames_rebuilds_envpool_frame_stacks():
     game = play("lives", "ffi")
     num_steps = len(game.actions)
     layout = ReplayConfig(num_steps, NUM_ENVS, n_step=1, frame_stack=4)
@@ -418,7 +418,7 @@ def test_a_ring_of_single_frames_gives_back_envpools_stacks():
     np.testing.assert_array_equal(sample.next_obs, stacks[at + 1, env])
 
 
-def test_seeds_of_two_runs_have_nothing_in_common():
+def test_seeds_of_is_deterministic_unique_and_disjoint_between_runs():
     assert set(host_pool.seeds_of((0, 0, 0), 500)).isdisjoint(host_pool.seeds_of((1, 0, 0), 500))
     assert len(set(host_pool.seeds_of((0, 0, 0), 5000))) == 5000
     assert host_pool.seeds_of((5, 1, 2), 9) == host_pool.seeds_of((5, 1, 2), 9)
@@ -448,7 +448,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("name", "options", "words"), REFUSED, ids=[f"{n} {o}" for n, o, _ in REFUSED])
-def test_what_cannot_be_driven_is_refused_before_there_is_a_pool(name, options, words):
+def test_make_rejects_unsupported_task_or_option_without_opening_pool(name, options, words):
     held = len(host_pool.OPEN_POOLS)
     with pytest.raises(ValueError) as refusal:
         envs.make(f"envpool/{name}", 2, **options)
@@ -485,7 +485,7 @@ MISTAKES = [
 
 
 @pytest.mark.parametrize(("line", "words"), MISTAKES, ids=[line for line, _ in MISTAKES])
-def test_a_mistake_gets_one_line_and_leaves_nothing(line, words, tmp_path, monkeypatch, capsys):
+def test_train_command_rejects_invalid_options_in_one_line_without_files(line, words, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert train.main(line.split()) == 2
     out, err = capsys.readouterr()
@@ -495,7 +495,7 @@ def test_a_mistake_gets_one_line_and_leaves_nothing(line, words, tmp_path, monke
     assert not list(tmp_path.iterdir())
 
 
-def test_without_envpool_it_says_what_to_install(monkeypatch):
+def test_missing_envpool_error_names_pip_extra(monkeypatch):
     monkeypatch.setattr(envs, "is_installed", lambda backend: backend != "envpool")
     with pytest.raises(ValueError, match=r'envpool is not installed; pip install "jaxrl_fast\[atari\]"'):
         envs.make("envpool/Pong-v5", 2)
@@ -504,13 +504,13 @@ def test_without_envpool_it_says_what_to_install(monkeypatch):
         envs.make("Pong-v5", 2)
 
 
-def test_a_backend_without_an_extra_is_a_package(monkeypatch):
+def test_missing_backend_without_extra_error_names_pip_package(monkeypatch):
     monkeypatch.setattr(envs, "is_installed", lambda backend: backend != "gymnax")
     with pytest.raises(ValueError, match=r"gymnax is not installed; pip install gymnax$"):
         envs.make("gymnax/CartPole-v1", 2)
 
 
-def test_where_the_calls_do_not_load_python_steps_the_pool_and_says_so(monkeypatch):
+def test_pool_falls_back_to_callback_with_warning_when_ffi_is_unavailable(monkeypatch):
     monkeypatch.setattr(adapter, "ffi_unavailable_reason", lambda: "jaxlib is another")
     env = envs.make("envpool/CartPole-v1", 2, HostEnvConfig(SEED))
     assert any("jaxlib is another" in line for line in env.warnings) and not env.info
@@ -520,8 +520,8 @@ def test_where_the_calls_do_not_load_python_steps_the_pool_and_says_so(monkeypat
 
 
 @pytest.mark.slow
-def test_no_array_of_actions_ends_the_process():
-    """2,000 arrays of any shape, dtype and value, in a process that could die of them: all refused, or stepped."""
+def test_arbitrary_action_arrays_are_rejected_or_stepped_without_crash():
+    """Send 2,000 arrays of random shape, dtype and value in a child process. Each is rejected or stepped."""
     code = """
     import functools, sys, warnings
     import jax, jax.numpy as jnp, numpy as np
@@ -561,7 +561,7 @@ def test_no_array_of_actions_ends_the_process():
     assert int(refused) + int(stepped) == 2000 and int(refused) > 500 and int(stepped) > 100
 
 
-def test_more_than_is_sane_is_said():
+def test_too_many_threads_give_warning_and_async_pools_give_info():
     warnings = lambda name, *given, **options: envs.make(f"envpool/{name}", *given, **options).warnings
     assert warnings("Pong-v5", 8) == ()
     assert any("num_threads 1000" in line for line in warnings("Pong-v5", 8, num_threads=1000))
@@ -581,8 +581,8 @@ def test_more_than_is_sane_is_said():
         ("CartPole-v1", 4096, 1, None),
     ],
 )
-def test_how_long_many_environments_take_to_make_is_told(name, num_envs, num_cores, seconds, monkeypatch):
-    """A pool is made by all cores; nothing is said of what takes a moment."""
+def test_make_warns_of_long_construction_time(name, num_envs, num_cores, seconds, monkeypatch):
+    """All cores construct a pool in parallel. There is no warning for a short time."""
     monkeypatch.setattr(tasks, "num_cores", lambda: num_cores)
     warnings = envs.make(f"envpool/{name}", num_envs, HostEnvConfig(SEED)).warnings
     wanted = f"making {num_envs} environments takes about {seconds} s on {num_cores} cores"
@@ -590,8 +590,8 @@ def test_how_long_many_environments_take_to_make_is_told(name, num_envs, num_cor
 
 
 @pytest.mark.slow
-def test_a_warning_is_seen_where_nothing_else_is_said(tmp_path, monkeypatch, capsys):
-    """Of training's pool and evaluation's it is the same, and said once."""
+def test_environment_warning_is_printed_once_at_log_level_quiet(tmp_path, monkeypatch, capsys):
+    """The pools of training and evaluation give the same warning, which is printed once."""
     options = SHORT | dict(algo="ppo", agent=AGENTS["ppo"], env_options=dict(num_threads=99))
     monkeypatch.setattr(tasks, "num_cores", lambda: 2)
     jaxrl_fast.fit(**options, run_dir=str(tmp_path / "run"))
@@ -604,10 +604,10 @@ def test_a_warning_is_seen_where_nothing_else_is_said(tmp_path, monkeypatch, cap
     [
         (dict(eval_envs=8), 8),
         (dict(eval_envs=8, eval_episodes=4), 4),
-        (dict(), 2),  # its 128 are meant for the device
+        (dict(), 2),  # the default of 128 applies to device environments
     ],
 )
-def test_evaluation_has_the_environments_that_were_asked_for(options, num_eval_envs):
+def test_number_of_evaluation_environments_follows_options(options, num_eval_envs):
     few = dict(
         env="envpool/CartPole-v1", num_envs=2, agent=dict(rollout_length=8, hidden_sizes=(8,), num_minibatches=1)
     )
@@ -616,7 +616,7 @@ def test_evaluation_has_the_environments_that_were_asked_for(options, num_eval_e
 
 
 @pytest.mark.parametrize("overlap", [False, True])
-def test_no_pool_is_made_to_see_whether_a_run_is_possible(overlap):
+def test_plan_validation_opens_no_pool(overlap):
     options: dict[str, Any] = dict(env="envpool/CartPole-v1", num_envs=4, async_pools=2, overlap=overlap)
     options |= dict(agent=dict(rollout_length=8, hidden_sizes=(8,)))
     held = len(host_pool.OPEN_POOLS)
@@ -625,7 +625,7 @@ def test_no_pool_is_made_to_see_whether_a_run_is_possible(overlap):
     state = program.shapes(ready.env, ready.agent)
     assert ready.needs.environments == nbytes((state.actors, state.rollout)) > 0
     assert bool(state.rollout) == overlap and len(host_pool.OPEN_POOLS) == held
-    assert ready.env.parallelism.num_pools == 2, "for a ladder of epsilons in each"
+    assert ready.env.parallelism.num_pools == 2, "each pool has its own ladder of epsilons"
 
 
 @pytest.mark.parametrize(
@@ -642,14 +642,14 @@ def test_no_pool_is_made_to_see_whether_a_run_is_possible(overlap):
         ),
     ],
 )
-def test_the_header_says_how_old_the_policy_is_that_plays(line, words, capsys):
+def test_run_header_states_policy_lag_of_async_pools(line, words, capsys):
     settings = load.from_command_line(f"ppo --env envpool/CartPole-v1 --num-envs 4 {line}".split())
     console.announce(plan.validate_plan(settings), terminal.PlainConsole())
     said = [text for text in capsys.readouterr().out.splitlines() if "asynchronously" in text]
     assert len(said) == bool(words) and all(word in said[0] for word in words)
 
 
-def test_pools_that_are_bound_to_cores_have_cores_of_their_own(monkeypatch):
+def test_async_pools_with_thread_affinity_use_disjoint_cores(monkeypatch):
     made = []
     monkeypatch.setattr(adapter.envpool, "make_gymnasium", lambda name, **options: made.append(options) or len(made))
     monkeypatch.setattr(host_pool, "OPEN_POOLS", [])
@@ -660,14 +660,14 @@ def test_pools_that_are_bound_to_cores_have_cores_of_their_own(monkeypatch):
     assert [*seeds[0], *seeds[1]] == host_pool.seeds_of(SEED, 6)
 
 
-def test_spaces_are_made_uniform():
+def test_spec_is_converted_from_envpool_spaces():
     spec = lambda name, **options: envs.make(f"envpool/{name}", 1, **options).spec
     pong = spec("Pong-v5")
     assert (pong.obs.shape, pong.obs.dtype, pong.frame_stack, pong.action) == ((84, 84, 4), jnp.uint8, 4, Discrete(6))
     assert spec("Pong-v5", full_action_space=True).action == Discrete(18)
     assert spec("Pong-v5", stack_num=2, img_height=42, img_width=48).obs.shape == (42, 48, 2)
     deep = spec("Pong-v5", stack_num=13, img_height=36, img_width=36, gray_scale=False)
-    assert deep.obs.shape == (39, 36, 36) and deep.frame_stack == 0, "more channels than pixels: left as they are"
+    assert deep.obs.shape == (39, 36, 36) and deep.frame_stack == 0, "more channels than pixels: axes are kept"
     assert spec("Ant-v4").obs.dtype == jnp.float32 and spec("Ant-v4").action == Box((8,))
     assert spec("Taxi-v3").obs.shape == (500,)
     assert jax.tree.map(lambda x: x.shape, spec("WalkerWalk-v1").obs) == {
@@ -678,12 +678,12 @@ def test_spaces_are_made_uniform():
 
 
 @pytest.mark.parametrize("algo", [slow("dqn"), "pqn"])
-def test_an_exploring_evaluation_has_the_environments_of_one_pool(algo, tmp_path):
-    """Each pool has a ladder of epsilons, and so an epsilon for each of its own environments alone."""
+def test_exploring_evaluation_uses_environment_count_of_one_pool(algo, tmp_path):
+    """Each pool has a ladder of epsilons with one entry for each of its environments."""
     agent = AGENTS[algo] | dict(apex_alpha=7.0)
     run = jaxrl_fast.fit(algo=algo, agent=agent, async_pools=2, run_dir=str(tmp_path / "run"), **SHORT)
     result = run.evaluate(explore=True, episodes=3)
-    assert result["eval_episodes"] == 4 and result["policy"] == "exploring", "two in each of a pool's two"
+    assert result["eval_episodes"] == 4 and result["policy"] == "exploring", "2 episodes per environment of a pool"
 
 
 @pytest.mark.parametrize(
@@ -691,8 +691,8 @@ def test_an_exploring_evaluation_has_the_environments_of_one_pool(algo, tmp_path
     [("envpool/CartPole-v1", set()), slow("gymnax/CartPole-v1", {"jit_begin", "jit_chunk", "jit__lambda"})],
 )
 @pytest.mark.slow
-def test_no_program_of_a_pool_is_kept_for_later_processes(env, kept, tmp_path, monkeypatch):
-    """None of them would find it again."""
+def test_compilation_cache_stores_no_programs_of_host_pools(env, kept, tmp_path, monkeypatch):
+    """Such a program contains the address of its pool, so another process could not reuse it."""
     monkeypatch.delenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", raising=False)
     given = jax.config.values["jax_compilation_cache_dir"]
     jax.config.update("jax_compilation_cache_dir", str(tmp_path / "cache"))
@@ -707,7 +707,7 @@ def test_no_program_of_a_pool_is_kept_for_later_processes(env, kept, tmp_path, m
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("algo", "async_pools", "overlap"), [("ppo", 0, False), ("dqn", 2, False), ("ppo", 2, True)])
-def test_with_new_games_at_checkpoints_going_on_is_exact(algo, async_pools, overlap, tmp_path, monkeypatch):
+def test_exact_resume_matches_uninterrupted_run(algo, async_pools, overlap, tmp_path, monkeypatch):
     options = dict(algo=algo, agent=AGENTS[algo], exact_resume=True, async_pools=async_pools, overlap=overlap) | SHORT
     jaxrl_fast.fit(**options, run_dir=str(tmp_path / "whole"))
     stop_after(monkeypatch, 200)
@@ -717,8 +717,8 @@ def test_with_new_games_at_checkpoints_going_on_is_exact(algo, async_pools, over
 
 
 @pytest.mark.slow
-def test_the_best_evaluation_between_saves_begins_new_games_too(tmp_path, monkeypatch):
-    """It is a checkpoint to go on from, so the run that never stopped has to begin anew there as well."""
+def test_exact_resume_matches_when_best_checkpoint_falls_between_saves(tmp_path, monkeypatch):
+    """A run may resume from this checkpoint, so the uninterrupted run must reset its episodes there too."""
     options = SHORT | dict(algo="ppo", agent=AGENTS["ppo"], exact_resume=True, eval_every=96, save_every=320)
     jaxrl_fast.fit(**options, run_dir=str(tmp_path / "whole"))
     stop_after(monkeypatch, 200)
@@ -728,10 +728,10 @@ def test_the_best_evaluation_between_saves_begins_new_games_too(tmp_path, monkey
 
 
 @pytest.mark.slow
-def test_stopped_before_its_first_checkpoint_it_begins_again(tmp_path, monkeypatch):
-    """A stop between checkpoints saves nothing, for the games are those since the last one."""
+def test_exact_resume_restarts_run_stopped_before_first_checkpoint(tmp_path, monkeypatch):
+    """A stop between checkpoints saves none, because the games cannot be restored there."""
     options = SHORT | dict(algo="ppo", agent=AGENTS["ppo"], exact_resume=True, eval_every=0, save_every=320)
-    options |= dict(stop_when_solved=True, solved_threshold=1e6)  # so that chunks end at records
+    options |= dict(stop_when_solved=True, solved_threshold=1e6)  # so chunks end at log records
     jaxrl_fast.fit(**options, run_dir=str(tmp_path / "whole"))
     with monkeypatch.context() as patched:
         stop_after(patched, 100)
@@ -742,8 +742,8 @@ def test_stopped_before_its_first_checkpoint_it_begins_again(tmp_path, monkeypat
 
 
 @pytest.mark.slow
-def test_play_seeds_choose_the_games_of_an_evaluation(tmp_path):
-    """With hosts the chance is the environment's: one seed, one set of games, and another seed others."""
+def test_play_seed_determines_evaluation_returns(tmp_path):
+    """Host environments draw their own random numbers. Equal play seeds give equal returns; other seeds give others."""
     run = jaxrl_fast.fit(**SHORT | dict(algo="ppo", agent=AGENTS["ppo"]), run_dir=str(tmp_path / "run"))
     scores = [run.evaluate(episodes=16, play_seed=seed)["seeds"][0]["returns"] for seed in (3, 3, 4)]
     assert scores[0] == scores[1] != scores[2]
@@ -751,8 +751,8 @@ def test_play_seeds_choose_the_games_of_an_evaluation(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("when", [160, 480])
-def test_a_signal_ends_an_evaluation_on_the_host_which_comes_when_the_run_goes_on(when, tmp_path, monkeypatch):
-    """`when` of 480 it is the last one: the run is then not done."""
+def test_signal_stops_host_evaluation_and_resume_completes_it(when, tmp_path, monkeypatch):
+    """The evaluation at 480 is the final one. A run that is stopped in it is not done."""
     options = SHORT | dict(algo="ppo", agent=AGENTS["ppo"], exact_resume=True)
     jaxrl_fast.fit(**options, run_dir=str(tmp_path / "whole"))
     evaluate = trainer.Trainer.evaluate
@@ -770,28 +770,28 @@ def test_a_signal_ends_an_evaluation_on_the_host_which_comes_when_the_run_goes_o
     same(tmp_path / "whole", tmp_path / "parts")
 
 
-def kept_replay(run):
-    """What the run's last checkpoint holds of its replay, by name."""
+def saved_replay(run):
+    """Return the replay buffer's arrays in the run's last checkpoint, by name."""
     saved, _ = checkpoint.newest(run.folder / "checkpoints")
     prefix = "agent/replay/"
     return SimpleNamespace(**{k.rsplit("/", 1)[-1]: x for k, x in saved.arrays.items() if k.startswith(prefix)})
 
 
 @pytest.mark.slow
-def test_without_that_it_goes_on_with_everything_but_the_games(tmp_path, capsys):
+def test_inexact_resume_keeps_replay_and_updates_but_resets_episodes(tmp_path, capsys):
     options = SHORT | dict(algo="dqn", agent=AGENTS["dqn"])
     jaxrl_fast.fit(**options | dict(total_steps=320), run_dir=str(tmp_path / "run"))
     run = jaxrl_fast.fit(resume=str(tmp_path / "run"), total_steps=480, log_level="info")
     assert run.summary["env_steps"] == 480 and run.summary["status"] == "done"
     assert "its episodes are reset" in capsys.readouterr().out
-    ring = kept_replay(run)
+    ring = saved_replay(run)
     assert ring.size == 256 // 4 and run.agent_state.num_updates == 480 // 32
-    cut = (int(ring.head) - (480 - 320) // 4) % 64  # where the games were left
-    assert not ring.valid[(cut - np.arange(1, 4)) % 64].any(), "n_step rows cannot look beyond it"
+    cut = (int(ring.head) - (480 - 320) // 4) % 64  # the row at which episodes were interrupted
+    assert not ring.valid[(cut - np.arange(1, 4)) % 64].any(), "n-step targets cannot cross the interruption"
 
 
 @pytest.mark.slow
-def test_it_goes_on_with_other_threads_and_to_the_same_bits(tmp_path, monkeypatch):
+def test_exact_resume_matches_with_different_thread_options(tmp_path, monkeypatch):
     options = SHORT | dict(algo="ppo", agent=AGENTS["ppo"], exact_resume=True, env_options=dict(num_threads=1))
     jaxrl_fast.fit(**options, run_dir=str(tmp_path / "whole"))
     stop_after(monkeypatch, 200)
@@ -804,13 +804,13 @@ def test_it_goes_on_with_other_threads_and_to_the_same_bits(tmp_path, monkeypatc
 
 
 @pytest.mark.slow
-def test_a_sweep_gives_up_its_pools_after_the_programs_that_know_them(tmp_path, monkeypatch, capsys):
-    """Each program knows two pools by their address. And what a pool is warned of is seen in a sweep too."""
+def test_sweep_releases_programs_before_closing_their_pools(tmp_path, monkeypatch, capsys):
+    """Programs contain the addresses of their pools. The sweep prints the warnings of its pools too."""
     held, counts = len(host_pool.OPEN_POOLS), []
     build, close = program.build, adapter.EnvpoolPool.close
 
     def programs_with(pool):
-        """Calls carry the pool's identity in their name."""
+        """Count live programs that call this pool. Calls contain the pool's id in their name."""
         texts = [m.to_string() for e in jax.devices()[0].client.live_executables() for m in e.hlo_modules()]
         return sum(f"EnvPool_{id(pool.envs)}_" in text for text in texts)
 
@@ -830,7 +830,7 @@ def test_a_sweep_gives_up_its_pools_after_the_programs_that_know_them(tmp_path, 
     monkeypatch.setattr(tasks, "num_cores", lambda: 2)
     swept = jaxrl_fast.sweep(**options, seed=[0, 1], sweep_dir=str(tmp_path / "swept"))
     assert swept.status == 0 and len(host_pool.OPEN_POOLS) == held
-    assert counts == 2 * [held + 2, 1, 0, 0], "two pools, a program for the first; at their end none for either"
+    assert counts == 2 * [held + 2, 1, 0, 0], "2 pools, 1 program for the first; 0 programs at close"
     assert capsys.readouterr().err.count("warning: num_threads 99") == 2
     alone = jaxrl_fast.fit(**options, seed=1, run_dir=str(tmp_path / "alone"))
     returns = lambda folder: [record["return_mean"] for record in files.read_metrics(folder)]
@@ -839,7 +839,7 @@ def test_a_sweep_gives_up_its_pools_after_the_programs_that_know_them(tmp_path, 
 
 
 @pytest.mark.slow
-def test_what_is_done_again_and_again_in_a_notebook_keeps_no_emulators(tmp_path):
+def test_repeated_fit_evaluate_and_video_leave_no_open_pools(tmp_path):
     options, held = SHORT | dict(algo="ppo", agent=AGENTS["ppo"], total_steps=32), len(host_pool.OPEN_POOLS)
     for name in ("first", "second"):
         run = jaxrl_fast.fit(**options, run_dir=str(tmp_path / name))
@@ -851,8 +851,8 @@ def test_what_is_done_again_and_again_in_a_notebook_keeps_no_emulators(tmp_path)
 
 
 @pytest.mark.slow
-def test_emulators_are_made_before_anything_is_compiled(tmp_path, monkeypatch, capsys):
-    """So that the time of compiling is that of compiling. With new ones for each evaluation it has none before."""
+def test_pools_open_before_compilation(tmp_path, monkeypatch, capsys):
+    """Compile time excludes construction. With exact_resume, evaluations open their own pools later."""
     held, build = [], program.build
 
     def build_and_note(*args, **options):
@@ -864,7 +864,7 @@ def test_emulators_are_made_before_anything_is_compiled(tmp_path, monkeypatch, c
     held.append(len(host_pool.OPEN_POOLS))
     jaxrl_fast.fit(**options, run_dir=str(tmp_path / "run"))
     out = capsys.readouterr().out
-    assert held[1] == held[0] + 2 and held[0] == len(host_pool.OPEN_POOLS), "given up at the end"
+    assert held[1] == held[0] + 2 and held[0] == len(host_pool.OPEN_POOLS), "pools are closed at the end"
     assert 0 < out.index("making 8 environments ...") < out.index("made in ") < out.index("compiling ...")
     jaxrl_fast.fit(**options, exact_resume=True, run_dir=str(tmp_path / "exact"))
     assert held[2] == held[0] + 1 and "making 4 environments ..." in capsys.readouterr().out
@@ -878,8 +878,8 @@ def test_emulators_are_made_before_anything_is_compiled(tmp_path, monkeypatch, c
         ("pqn", dict(rollout_length=64, num_minibatches=2, num_epochs=1)),
     ],
 )
-def test_pong_is_trained_on_images_and_scored_in_whole_games(algo, agent, tmp_path):
-    """A game lasts until one side has 21 points: who knows nothing loses nearly all, in 750 steps or more."""
+def test_pong_training_has_finite_losses_and_whole_game_returns(algo, agent, tmp_path):
+    """A game ends when one side has 21 points. An untrained policy loses nearly all points, in 750 steps or more."""
     run = jaxrl_fast.fit(
         algo=algo, env="Pong-v5", env_options=dict(img_height=36, img_width=36), agent=agent | dict(network="nature"),
         num_envs=2, total_steps=3072, log_every=512, eval_episodes=2, eval_envs=2, tensorboard=False,
@@ -890,7 +890,7 @@ def test_pong_is_trained_on_images_and_scored_in_whole_games(algo, agent, tmp_pa
     learned = [loss for loss in losses if loss is not None]
     assert learned and np.isfinite(learned).all() and losses[-1] is not None
     if algo == "dqn":
-        assert kept_replay(run).obs.shape == (256, 2, 36, 36, 1), "each frame once"
+        assert saved_replay(run).obs.shape == (256, 2, 36, 36, 1), "each frame is stored once"
     ended = [record for record in run.metrics if record["episodes"]]
     assert sum(record["episodes"] for record in ended) >= 2
     for record in ended:
@@ -899,7 +899,7 @@ def test_pong_is_trained_on_images_and_scored_in_whole_games(algo, agent, tmp_pa
 
 
 @pytest.mark.slow
-def test_the_folder_and_the_summary_name_the_protocol(tmp_path, monkeypatch):
+def test_run_folder_config_and_summary_contain_protocol(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     agent = dict(rollout_length=4, num_minibatches=1, num_epochs=1, hidden_sizes=(8,), network="mlp")
     options = dict(algo="ppo", env="Pong-v5", num_envs=2, total_steps=8, agent=agent, log_level="quiet")

@@ -1,4 +1,4 @@
-"""Options of envpool's families: what would end the process is refused in a sentence, and what is let through plays."""
+"""Options of envpool's families: options that would crash the process are rejected, and accepted options run."""
 
 import functools
 import json
@@ -21,7 +21,7 @@ from jaxrl_fast.envs.envpool import probe, qt, tasks
 from jaxrl_fast.types import Discrete, EnvSpec, HostEnvConfig
 from jaxrl_fast.utils import devices
 
-KILLERS = [  # what envpool does of itself: aborts, faults, raises, or never comes back
+KILLERS = [  # envpool itself aborts, faults, raises, or never returns
     ("MiniGrid-Empty-5x5-v0", dict(size=0), "SIGABRT"),
     ("MiniGrid-Empty-5x5-v0", dict(mission_bytes=0), "envpool aborted the trial process (signal"),
     ("MiniGrid-Empty-5x5-v0", dict(agent_view_size=0), "envpool aborted the trial process (signal"),
@@ -37,21 +37,21 @@ KILLERS = [  # what envpool does of itself: aborts, faults, raises, or never com
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "options", "why"), KILLERS, ids=[f"{n} {o}" for n, o, _ in KILLERS])
-def test_an_option_that_envpool_does_not_survive_is_refused(name, options, why, capfd):
+def test_option_that_crashes_envpool_is_rejected(name, options, why, capfd):
     given = ", ".join(f"{option}={value}" for option, value in options.items())
     with pytest.raises(ValueError) as refusal:
         envs.make(f"envpool/{name}", 2, **options)
     assert str(refusal.value).startswith(f"envpool/{name} cannot be made with {given}: ")
     assert why in str(refusal.value) and "\n" not in str(refusal.value)
-    assert capfd.readouterr() == ("", ""), "what the process that died had to say is nobody's concern"
+    assert capfd.readouterr() == ("", ""), "output of the crashed trial process is suppressed"
 
 
-def test_an_option_of_another_type_does_not_come_to_envpool():
+def test_option_of_wrong_type_is_rejected():
     with pytest.raises(ValueError, match=r"^agent_start_pos: must be tuple for .*, got '1'; for example \(1, 1\)$"):
         envs.make("envpool/MiniGrid-Empty-5x5-v0", 2, agent_start_pos="1")
 
 
-procgen = pytest.mark.skipif(platform.machine() != "x86_64", reason="there is no package of Qt")
+procgen = pytest.mark.skipif(platform.machine() != "x86_64", reason="Qt has no package for this architecture")
 PROCGEN = [
     (dict(env_name="maze"), "env_name: not an option of {}, got maze; use --env"),
     (dict(distribution_mode=1), "distribution_mode: not an option of {}, got 1; use --env"),
@@ -62,7 +62,7 @@ PROCGEN = [
 
 @pytest.mark.parametrize(("options", "says"), PROCGEN, ids=[str(options) for options, _ in PROCGEN])
 @procgen
-def test_what_would_make_another_game_of_procgens_is_refused(options, says):
+def test_procgen_option_that_changes_task_or_is_out_of_range_is_rejected(options, says):
     with pytest.raises(ValueError) as refusal:
         envs.make("envpool/CoinrunEasy-v0", 2, **options)
     assert str(refusal.value) == says.format("envpool/CoinrunEasy-v0")
@@ -76,8 +76,8 @@ def test_what_would_make_another_game_of_procgens_is_refused(options, says):
         *((name, True) for name in ("Sokoban-v0", "Taxi-v3", "LunarLander-v3", "MetaWorld/Reach-v3")),
     ],
 )
-def test_a_limit_that_envpool_would_not_heed_is_refused(name, heeded):
-    """Of Procgen it would only call ends by another name: each after that many steps would be no death."""
+def test_max_episode_steps_is_rejected_for_tasks_that_ignore_it(name, heeded):
+    """In Procgen, the option would only relabel ends: each termination after that many steps would be a truncation."""
     make = functools.partial(envs.make, f"envpool/{name}", 2, max_episode_steps=3)
     if not heeded:
         with pytest.raises(ValueError, match=f"max_episode_steps: envpool ignores it in envpool/{name}, got 3"):
@@ -101,13 +101,13 @@ def test_a_limit_that_envpool_would_not_heed_is_refused(name, heeded):
         (dict(max_episode_steps=50), "envpool ignores it in .*, got 50; set duration instead"),
     ],
 )
-def test_a_highway_stays_the_one_of_its_name(options, says):
+def test_highway_rejects_scenario_and_max_episode_steps(options, says):
     with pytest.raises(ValueError, match=says):
         envs.make("envpool/Roundabout-v0", 2, **options)
 
 
 @pytest.mark.parametrize("error", [ImportError("libQt5Gui.so.5: cannot open"), OSError("libGL.so.1: cannot open")])
-def test_procgen_without_qt_says_what_to_install(error, monkeypatch):
+def test_procgen_without_qt_error_names_pip_extra(error, monkeypatch):
     def absent(family):
         raise error
 
@@ -119,7 +119,7 @@ def test_procgen_without_qt_says_what_to_install(error, monkeypatch):
     assert str(error) in str(said.value)
 
 
-def test_an_option_that_takes_for_ever_is_refused(monkeypatch):
+def test_option_is_rejected_when_trial_times_out(monkeypatch):
     monkeypatch.setattr(probe, "TRIAL_TIMEOUT_S", 0.5)
     probe.rejection_reason.cache_clear()
     with pytest.raises(ValueError, match=r"size=1000000: the trial did not finish within 0.5 s"):
@@ -127,7 +127,7 @@ def test_an_option_that_takes_for_ever_is_refused(monkeypatch):
     probe.rejection_reason.cache_clear()
 
 
-def test_a_command_that_would_abort_says_so_in_one_line_and_leaves_nothing(tmp_path, monkeypatch, capfd):
+def test_train_command_rejects_crashing_option_in_one_line_without_files(tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     assert train.main(["ppo", "--env", "envpool/MiniGrid-Empty-5x5-v0", "--env-option", "size=0"]) == 2
     out, err = capfd.readouterr()
@@ -135,8 +135,8 @@ def test_a_command_that_would_abort_says_so_in_one_line_and_leaves_nothing(tmp_p
     assert not list(tmp_path.iterdir())
 
 
-def instead(monkeypatch, code):
-    """Whatever would be tried, this is run."""
+def fake_child(monkeypatch, code):
+    """Run `code` in place of the child process of every trial."""
     start = functools.partial(subprocess.Popen, [sys.executable, "-c", code], start_new_session=True)
     monkeypatch.setattr(probe.subprocess, "Popen", lambda *_, **__: start())
     return start
@@ -145,29 +145,29 @@ def instead(monkeypatch, code):
 @pytest.mark.parametrize(
     ("goes_on", "limit", "says"), [(0, 60.0, "it leaves processes running"), (100, 3.0, "the trial did not finish")]
 )
-def test_nothing_of_a_trial_is_left(goes_on, limit, says, monkeypatch):
-    """Not what it has started itself, as VizDoom does, which holds what it was given to write to."""
+def test_trial_kills_all_its_processes(goes_on, limit, says, monkeypatch):
+    """A trial may start processes itself, as VizDoom does. They keep its output pipes open and are killed too."""
     groups, end_all = [], probe._end_all
     monkeypatch.setattr(probe, "_end_all", lambda child: groups.append(child.pid) or end_all(child))
     monkeypatch.setattr(probe, "CLEANUP_TIMEOUT_S", 0.1)
     child = "import time; time.sleep(100)"
-    instead(monkeypatch, f"import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', {child!r}])"
+    fake_child(monkeypatch, f"import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', {child!r}])"
             f"; time.sleep({goes_on})")  # fmt: skip
     assert probe._run_child([], limit, {}).startswith(says)
     until = time.monotonic() + 30
-    while probe._alive(groups[0]) and time.monotonic() < until:  # a signal takes its time
+    while probe._alive(groups[0]) and time.monotonic() < until:  # a signal takes a moment
         time.sleep(0.05)
     assert not probe._alive(groups[0])
 
 
-def test_what_ends_a_little_after_the_trial_does_no_harm(monkeypatch):
+def test_trial_accepts_child_process_that_ends_shortly_after_it(monkeypatch):
     code = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(0.2)'])"
-    instead(monkeypatch, code)
+    fake_child(monkeypatch, code)
     monkeypatch.setattr(probe, "CLEANUP_TIMEOUT_S", 60)
     assert probe._run_child([], 60.0, {}) == ""
 
 
-def test_what_is_run_child_is_run_child_once_and_what_is_sure_never(monkeypatch):
+def test_trial_runs_once_per_option_value_and_never_for_safe_options(monkeypatch):
     tried = []
     monkeypatch.setattr(probe, "_run_child", lambda words, *_: tried.append(words) or "")
     probe.rejection_reason.cache_clear()
@@ -183,16 +183,16 @@ def test_what_is_run_child_is_run_child_once_and_what_is_sure_never(monkeypatch)
 
 @procgen
 @pytest.mark.slow
-def test_procgens_options_are_run_child_with_the_libraries_that_it_wants():
-    """The process that tries them has not loaded them."""
+def test_trial_process_loads_qt_for_procgen():
+    """The trial process starts without Qt's libraries."""
     config = json.dumps({"num_levels": 1, "start_level": 7, "num_threads": 1})
     assert probe.rejection_reason.__wrapped__("CoinrunEasy-v0", config) == ""
 
 
-def test_the_limit_of_the_trial_is_for_the_option_and_not_for_the_cores(monkeypatch):
-    """Libraries that keep memory for each core would pass it by themselves on a machine with many."""
+def test_trial_process_uses_one_blas_thread_and_cpu_backend(monkeypatch):
+    """Libraries that allocate memory per core could exceed the trial's memory limit on a machine with many cores."""
     seen = []
-    start = instead(monkeypatch, "")
+    start = fake_child(monkeypatch, "")
     monkeypatch.setenv("OPENBLAS_NUM_THREADS", "64")
     monkeypatch.setenv("ELSE", "kept")
     monkeypatch.setattr(probe.subprocess, "Popen", lambda *_, env, **__: seen.append(env) or start())
@@ -201,13 +201,13 @@ def test_the_limit_of_the_trial_is_for_the_option_and_not_for_the_cores(monkeypa
     assert wanted.items() <= seen[0].items() and "PYTHONPATH" in seen[0]
 
 
-SWEPT = ("Catch-v0", "FrozenLake-v1")  # of MiniGrid, which has most, it takes three minutes
+SWEPT = ("Catch-v0", "FrozenLake-v1")  # MiniGrid has the most options and would take three minutes
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SWEPT)
-def test_no_whole_number_ends_the_process(name):
-    """Every option that is one, at -1, 0 and 1: refused, or three environments play on."""
+def test_integer_options_are_rejected_or_run_without_crash(name):
+    """Set every integer option to -1, 0 and 1. Each value is rejected, or three environments take 200 steps."""
     code = """
     import sys, envpool, numpy as np
     from jaxrl_fast import envs
@@ -237,8 +237,8 @@ def test_no_whole_number_ends_the_process(name):
     assert refused > 0 and played > 0
 
 
-def test_no_threads_means_as_many_as_there_are_cores():
-    """envpool's own reading of 0; said in numbers, for pools that are bound to cores count on it."""
+def test_num_threads_0_means_number_of_cores():
+    """envpool also reads 0 this way. The number is made explicit because thread affinity depends on it."""
     task = tasks.describe("CartPole-v1", 64, {"num_threads": 0}, HostEnvConfig())
     assert task.config["num_threads"] == min(64, tasks.num_cores()) > 0
 
@@ -247,31 +247,31 @@ def test_no_threads_means_as_many_as_there_are_cores():
     ("num_cores", "async_pools", "num_threads"),
     [(4, 0, 4), (4, 1, 4), (4, 2, 4), (4, 3, 2), (4, 4, 2), (4, 8, 1), (4, 16, 1), (16, 3, 10), (16, 32, 1)],
 )
-def test_pools_in_flight_share_the_cores(num_cores, async_pools, num_threads, monkeypatch):
-    """Twice as many threads as cores at most, as long as each pool needs no more than one."""
+def test_async_pools_share_cores(num_cores, async_pools, num_threads, monkeypatch):
+    """All pools together have at most twice as many threads as cores, but each has at least one."""
     monkeypatch.setattr(tasks, "num_cores", lambda: num_cores)
     env = envs.make("envpool/CartPole-v1", 32 * max(async_pools, 1), HostEnvConfig(num_async_pools=async_pools))
     assert env.step.args[0].pools[0].open_pool.args[0].config["num_threads"] == num_threads
-    assert bool(env.warnings) == (async_pools == 16), "there 16 threads are more than twice 4"
+    assert bool(env.warnings) == (async_pools == 16), "16 threads are more than twice 4 cores"
 
 
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "uint32"])
-def test_an_action_of_any_width_stays_what_it_is(dtype):
-    """The bound of 200 actions, 199, would wrap to -57 in int8."""
+def test_actions_of_any_integer_width_are_clipped_without_overflow(dtype):
+    """The bound 199 of 200 actions would wrap to -57 in int8."""
     spec = EnvSpec("many", jax.ShapeDtypeStruct((1,), jnp.float32), Discrete(200), 3)
     most = min(np.iinfo(dtype).max, 250)
     given = jnp.asarray([0, 100, most], dtype)
     np.testing.assert_array_equal(spaces.to_env_action(spec, (), given), [0, 100, min(most, 199)])
 
 
-def test_on_another_device_envpools_calls_are_run_child_in_another_process(monkeypatch):
-    """There an abort would take the training with it."""
+def test_ffi_calls_are_tried_in_child_process_when_backend_is_gpu(monkeypatch):
+    """In the same process, an abort would end the training."""
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     adapter.ffi_unavailable_reason.cache_clear()
     probe.ffi_failure.cache_clear()
     held = len(host_pool.OPEN_POOLS)
     assert adapter.ffi_unavailable_reason() == "" and len(host_pool.OPEN_POOLS) == held
-    instead(monkeypatch, "import os; os.abort()")
+    fake_child(monkeypatch, "import os; os.abort()")
     adapter.ffi_unavailable_reason.cache_clear()
     probe.ffi_failure.cache_clear()
     assert "signal 6, SIGABRT" in adapter.ffi_unavailable_reason()
@@ -281,17 +281,17 @@ def test_on_another_device_envpools_calls_are_run_child_in_another_process(monke
     probe.ffi_failure.cache_clear()
 
 
-def test_a_listed_name_with_a_slash_needs_no_backend():
-    """`envs` lists names within their backend: MetaWorld/Reach-v3."""
+def test_listed_name_with_slash_resolves_without_backend_prefix():
+    """`python -m jaxrl_fast.envs` lists names without their backend, for example MetaWorld/Reach-v3."""
     assert envs.make("MetaWorld/Reach-v3", 1).spec.id == "envpool/MetaWorld/Reach-v3"
     with pytest.raises(ValueError, match="unknown backend 'MetaWorlds' in environment 'MetaWorlds/Reach-v3'"):
         envs.make("MetaWorlds/Reach-v3", 1)
 
 
 @pytest.mark.parametrize("name", ["MiniGrid-Empty-5x5-v0", "LunarLander-v3", "Highway-v0", "CartPole-v1"])
-def test_families_that_draw_themselves_have_an_image(name):
+def test_render_returns_image_for_families_that_envpool_renders(name):
     env = envs.make(f"envpool/{name}", 2)
-    if name == "CartPole-v1":  # drawn from its observation
+    if name == "CartPole-v1":  # jaxrl_fast draws it from its observation
         assert env.render is None
         return
     env.open()
@@ -304,13 +304,13 @@ def test_families_that_draw_themselves_have_an_image(name):
 @pytest.mark.parametrize(
     ("protocol", "config"),
     [
-        # Mnih et al. 2015: every action is done, a lost life ends an episode, up to 30 no-ops
+        # Mnih et al. 2015: no sticky actions, a lost life ends an episode, up to 30 no-ops
         ("dqn2015", dict(episodic_life=True, repeat_action_probability=0, use_fire_reset=True, noop_max=30)),
-        # Machado et al. 2018: an action is repeated with probability 1/4, games are whole and start at once
+        # Machado et al. 2018: an action repeats with probability 1/4, episodes are whole games, start at once
         ("machado2018", dict(episodic_life=False, repeat_action_probability=0.25, use_fire_reset=False, noop_max=1)),
     ],
 )
-def test_a_protocol_is_that_of_its_paper(protocol, config):
+def test_protocol_options_match_its_paper(protocol, config):
     task = tasks.describe("Pong-v5", 2, {}, HostEnvConfig(protocol=protocol))
     assert {name: task.config[name] for name in config} == config
     assert task.pool.ends_at_life_loss == config["episodic_life"] and task.pool.protocol == protocol
@@ -319,16 +319,16 @@ def test_a_protocol_is_that_of_its_paper(protocol, config):
 @pytest.mark.parametrize(
     ("name", "least", "most"),
     [
-        ("an_int32", -(2**31), 2**31 - 1),  # any number of envpool's
+        ("an_int32", -(2**31), 2**31 - 1),  # any integer of envpool
         ("max_episode_steps", 1, 2**31 - 1),
-        ("thread_affinity_offset", -1, 1023),  # a set of cores has 1024 places; -1 is no core
-        ("img_height", 36, 1024),  # a smaller frame would be a board, for nature's convolutions need 36
+        ("thread_affinity_offset", -1, 1023),  # a CPU set has 1024 places; -1 means no affinity
+        ("img_height", 36, 1024),  # nature's convolutions need 36 pixels
         ("frame_skip", 1, 1000),
         ("noop_max", 1, 10_000),
         ("num_levels", 0, 10**9),
     ],
 )
-def test_a_number_is_let_through_within_its_bounds_only(name, least, most):
+def test_integer_option_is_accepted_only_within_bounds(name, least, most):
     check = lambda value: tasks._checked("envpool/a_task", {name: 5}, {name: value})
     assert check(least) == {name: least} and check(most) == {name: most}
     for value in (least - 1, most + 1):

@@ -1,4 +1,4 @@
-"""Compare environments of gymnasium with gymnasium's own loops; and check what becomes of faulty ones."""
+"""Gymnasium environments against gymnasium's own SyncVectorEnv and plain loops; errors of broken environments."""
 
 import re
 import signal
@@ -40,7 +40,7 @@ def all_pools_are_closed(monkeypatch):
 
 
 def plain_rows(make, actions, to_own):
-    """The rows of gymnasium's own vector environment, one list entry for a step: obs, reward, terminated, truncated."""
+    """Return the rows of gymnasium's SyncVectorEnv: for each step (obs, reward, terminated, truncated)."""
     num_envs = actions.shape[1]
     vector = gymnasium.vector.SyncVectorEnv([make] * num_envs)
     first, _ = vector.reset(seed=seeds_of(SEED, num_envs))
@@ -53,7 +53,7 @@ def plain_rows(make, actions, to_own):
 
 
 def check_rows(env, make, to_own, num_steps=120):
-    """Compare the rows of an environment whose observations agents see as they are."""
+    """Compare rows of an environment whose observations are only cast to float32."""
     actions = random_actions(env.spec, num_steps)
     first, steps = run(env, actions)
     expected_first, expected = plain_rows(make, actions, to_own)
@@ -67,17 +67,17 @@ def check_rows(env, make, to_own, num_steps=120):
 
 
 @pytest.mark.parametrize("config", BRIDGED, ids=BRIDGE_NAMES)
-def test_rows_equal_those_of_gymnasiums_vector_env(config):
+def test_rows_match_gymnasium_sync_vector_env(config):
     env = envs.make(f"{MODULE}:Walk", 5, config)
     assert env.spec.obs == jax.ShapeDtypeStruct((2,), jnp.float32) and env.spec.action == Discrete(2)
     steps = check_rows(env, gym_envs.Walk, lambda action: action + 5)
     both = steps.last & (steps.discount == 1), steps.last & (steps.discount == 0)
-    assert all(kind.any() for kind in both), "both kinds of ends occur"
+    assert all(kind.any() for kind in both), "terminations and truncations occur"
     env.close()
 
 
 @pytest.mark.parametrize("name", ["CartPole-v1", "MountainCarContinuous-v0", "Pendulum-v1"])
-def test_registered_environments_equal_gymnasiums_own(name):
+def test_rows_of_registered_environments_match_gymnasium_sync_vector_env(name):
     env = envs.make(f"gymnasium/{name}", 4, LOCAL)
     if isinstance(env.spec.action, Box):
         bound = gymnasium.make(name).action_space.high.astype(np.float32)
@@ -87,7 +87,7 @@ def test_registered_environments_equal_gymnasiums_own(name):
     env.close()
 
 
-def test_workers_do_not_change_trajectories():
+def test_number_of_workers_does_not_change_trajectories():
     actions = np.random.default_rng(1).integers(2, size=(40, 7)).astype(np.int32)
     results = []
     for workers in (0, 1, 3, 7):
@@ -98,7 +98,7 @@ def test_workers_do_not_change_trajectories():
         jax.tree.map(np.testing.assert_array_equal, results[0], other)
 
 
-def test_pools_and_shards_do_not_change_trajectories():
+def test_async_pools_and_shards_do_not_change_trajectories():
     actions = np.random.default_rng(1).integers(2, size=(30, 4)).astype(np.int32)
     whole = envs.make(f"{MODULE}:Walk", 4, LOCAL)
     expected = run(whole, actions)
@@ -112,7 +112,7 @@ def test_pools_and_shards_do_not_change_trajectories():
         np.testing.assert_array_equal(found[1].obs, expected[1].obs[:, own])
 
 
-def test_environments_differ_and_a_seed_repeats():
+def test_environments_differ_and_same_seed_reproduces_trajectories():
     make = lambda seed: run(envs.make(f"{MODULE}:Walk", 64, LOCAL._replace(seed=seed)), np.zeros((3, 64), np.int32))
     first, again, other = make(SEED), make(SEED), make((8, 0, 0))
     assert len(np.unique(first[0].obs[:, 0])) == 64
@@ -121,7 +121,7 @@ def test_environments_differ_and_a_seed_repeats():
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=["local", "workers"])
-def test_reseed_starts_other_episodes(config):
+def test_reseed_matches_environments_made_with_new_seed(config):
     env, actions = envs.make(f"{MODULE}:Walk", 4, config), np.zeros((3, 4), np.int32)
     before = run(env, actions)[0].obs
     env.reseed(5)
@@ -131,8 +131,8 @@ def test_reseed_starts_other_episodes(config):
     np.testing.assert_array_equal(after, run(fresh, actions)[0].obs)
 
 
-def test_observations_of_every_space():
-    """Against a plain loop that samples the same space, encoded by hand."""
+def test_observations_of_every_space_match_manual_encoding():
+    """The oracle is a plain loop over the same environment, with observations encoded by hand."""
     env = envs.make(f"{MODULE}:Mixed", 2, LOCAL)
     assert env.spec.action == MultiDiscrete((2, 3, 4))
     shapes = env.spec.obs
@@ -168,7 +168,7 @@ def check_mixed(seen, obs):
 
 
 @pytest.mark.parametrize("in_obs", [False, True])
-def test_action_masks_are_those_of_the_same_step(in_obs):
+def test_action_mask_belongs_to_same_step(in_obs):
     env = envs.make(lambda: gym_envs.Guarded(in_obs=in_obs), 3, LOCAL)
     assert env.spec.has_action_mask and env.spec.obs == jax.ShapeDtypeStruct((4,), jnp.float32)
     actions = random_actions(env.spec, 50)
@@ -187,8 +187,8 @@ def test_action_masks_are_those_of_the_same_step(in_obs):
             np.testing.assert_array_equal(steps.action_mask[t, i], mask == 1)
 
 
-def name_of(value):
-    """The name of a test's parameter, the same in every process."""
+def parameter_id(value):
+    """Return a pytest id that is the same in every process."""
     return re.sub(r" at 0x\w+", "", str(value))[:60]
 
 
@@ -205,17 +205,17 @@ def name_of(value):
         (lambda: gymnasium.wrappers.TimeLimit(gym_envs.Walk(limit=99), 7), 7),
         (gymnasium.make("tests/Walk-v3"), 9),
     ],
-    ids=name_of,
+    ids=parameter_id,
 )
-def test_every_way_to_name_an_environment(make, limit):
+def test_make_accepts_names_classes_functions_and_instances(make, limit):
     env = envs.make(make, 2, LOCAL, **({"size": 99.0} if make in (f"{MODULE}:Walk", gym_envs.Walk) else {}))
     steps = run(env, np.tile(np.array([[0], [1]], np.int32), (30, 2)))[1]
     ends = np.flatnonzero(steps.last[:, 0])
     assert ends[0] == limit - 1 and (np.diff(ends) == limit + 1).all()
-    assert (steps.discount == 1).all(), "only time limits"
+    assert (steps.discount == 1).all(), "episodes end only by time limit"
 
 
-def test_an_environment_is_called_by_the_name_that_it_was_given():
+def test_spec_id_is_importable_name_of_environment():
     names = {
         "gymnasium/tests/Walk-v3": ("tests/Walk-v3", lambda: gymnasium.make("tests/Walk-v3")),
         f"{MODULE}:make_walk": (f"{MODULE}:make_walk",),
@@ -228,7 +228,7 @@ def test_an_environment_is_called_by_the_name_that_it_was_given():
 
 
 class Grid(gymnasium.Env):
-    """A step per cell: the action has two axes."""
+    """An environment whose action and observation have two axes."""
 
     observation_space = gymnasium.spaces.MultiDiscrete([[2, 3], [4, 5]])
     action_space = gymnasium.spaces.MultiDiscrete([[2, 3], [4, 5]], start=[[0, 1], [2, 3]])
@@ -242,7 +242,7 @@ class Grid(gymnasium.Env):
         return action - self.action_space.start, float(action.sum()), False, False, {}
 
 
-def test_choices_may_have_several_axes():
+def test_multi_discrete_spaces_with_several_axes_are_flattened():
     env = envs.make(Grid, 3, LOCAL)
     assert env.spec.action == MultiDiscrete((2, 3, 4, 5)) and env.spec.obs.shape == (14,)
     actions = np.tile(np.array([1, 2, 3, 4], np.int32), (2, 3, 1))
@@ -251,7 +251,7 @@ def test_choices_may_have_several_axes():
     assert (steps.reward == 10 + 6).all()
 
 
-def test_a_class_of_a_notebook_works_in_workers():
+def test_class_defined_in_main_runs_in_workers():
     source_text = "import gymnasium\nfrom tests.helpers.gym_envs import Walk\nclass Cell(Walk):\n    pass\n"
     namespace = {"__name__": "__main__"}
     exec(source_text, namespace)
@@ -260,7 +260,7 @@ def test_a_class_of_a_notebook_works_in_workers():
     assert run(env, np.zeros((3, 2), np.int32))[0].obs.shape == (2, 2)
 
 
-def test_options_are_arguments_and_time_limits():
+def test_options_set_constructor_arguments_and_time_limit():
     for given in (f"{MODULE}:Walk", "tests/Walk-v3"):
         env = envs.make(given, 1, LOCAL, max_episode_steps="4", size="99")
         steps = run(env, np.zeros((9, 1), np.int32))[1]
@@ -280,9 +280,9 @@ def test_options_are_arguments_and_time_limits():
         (gym_envs.Walk(), {}, "env: one environment cannot be made again"),
         (lambda: WALK, {}, "must make a new environment in each call"),
     ],
-    ids=name_of,
+    ids=parameter_id,
 )
-def test_a_wrong_name_or_option_is_one_sentence(make, options, says):
+def test_make_rejects_wrong_name_or_option_with_one_line_message(make, options, says):
     with pytest.raises(ValueError) as raised:
         envs.make(make, 2, LOCAL, **options).open()
     assert says in str(raised.value) and "\n" not in str(raised.value)
@@ -292,7 +292,7 @@ WALK = gym_envs.Walk()
 
 
 class Spaces(gymnasium.Env):
-    """Never stepped: its spaces are refused."""
+    """An environment with the given spaces, which are rejected before any step."""
 
     def __init__(self, obs, action):
         self.observation_space, self.action_space = obs, action
@@ -321,9 +321,9 @@ TWO_CHOICES = gymnasium.spaces.Discrete(2)
         (ONE, gymnasium.spaces.Box(0, 3, (2,), np.int32), "unsupported action space"),
         (ONE, gymnasium.spaces.Dict({"a": TWO_CHOICES}), "unsupported action space"),
     ],
-    ids=name_of,
+    ids=parameter_id,
 )
-def test_a_space_that_is_not_supported_is_one_sentence(obs, action, says):
+def test_make_rejects_unsupported_space_with_one_line_message(obs, action, says):
     with pytest.raises(ValueError) as raised:
         envs.make(lambda: Spaces(obs, action), 2, LOCAL)
     assert says in str(raised.value) and "\n" not in str(raised.value)
@@ -351,16 +351,16 @@ FAULTS = {
 
 
 def faulty(fault, config):
-    """An environment that fails in its third step, past the trial that would find it."""
+    """Return an environment that fails in its third step. It bypasses the trial steps of `make`, which would fail."""
     described = source.describe(source.from_object(gym_envs.Walk, {"fault": ""}, f"{MODULE}:Walk"))
     own = described.source._replace(arguments={"fault": fault})
     return source.from_description(described._replace(source=own), 4, config)
 
 
 @pytest.mark.parametrize(
-    ("fault", "config"), [*((fault, LOCAL) for fault in FAULTS), ("shape", TWO), ("leave", TWO)], ids=name_of
+    ("fault", "config"), [*((fault, LOCAL) for fault in FAULTS), ("shape", TWO), ("leave", TWO)], ids=parameter_id
 )
-def test_a_wrong_value_is_told_with_its_place(fault, config):
+def test_invalid_step_value_raises_fault_with_episode_step_and_action(fault, config):
     env = faulty(fault, config)
     with pytest.raises(EnvFault) as raised, host_env.original_errors():
         run(env, np.zeros((9, 4), np.int32))
@@ -376,7 +376,7 @@ def test_a_wrong_value_is_told_with_its_place(fault, config):
         ("reset shape", "got float32[1, 2] in environment 0, episode 1, reset"),
     ],
 )
-def test_a_fault_in_reset_is_told_before_training(fault, says):
+def test_faulty_reset_raises_in_make(fault, says):
     with pytest.raises((EnvFault, IndexError)) as raised:
         envs.make(f"{MODULE}:Walk", 4, LOCAL, fault=fault)
     if isinstance(raised.value, IndexError):
@@ -386,7 +386,7 @@ def test_a_fault_in_reset_is_told_before_training(fault, says):
 
 
 @pytest.mark.parametrize("config", BRIDGED, ids=BRIDGE_NAMES)
-def test_an_exception_keeps_its_type_and_traceback(config):
+def test_environment_exception_keeps_type_and_traceback(config):
     env = faulty("raise", config)
     with pytest.raises(ZeroDivisionError) as raised, host_env.original_errors():
         run(env, np.zeros((9, 4), np.int32))
@@ -398,7 +398,7 @@ def test_an_exception_keeps_its_type_and_traceback(config):
         assert any(frame.name == "step" for frame in traceback.extract_tb(raised.value.__traceback__))
 
 
-def test_an_exception_that_cannot_be_pickled_does_not_hang():
+def test_unpicklable_worker_exception_is_raised_as_runtime_error():
     env = faulty("odd", TWO)
     with pytest.raises(RuntimeError, match="OddError: 7 a wheel came off") as raised, host_env.original_errors():
         run(env, np.zeros((9, 4), np.int32))
@@ -410,20 +410,20 @@ def test_an_exception_that_cannot_be_pickled_does_not_hang():
     ("fault", "says"),
     [("die", "ended with exit status 3"), ("abort", "ended by signal 6 (SIGABRT)"), ("hang", "within 2 s")],
 )
-def test_a_worker_that_dies_or_hangs_is_told(fault, says):
+def test_dead_or_hanging_worker_raises_fault_with_step(fault, says):
     env = faulty(fault, TWO._replace(env_timeout=2.0))
     with pytest.raises(EnvFault) as raised, host_env.original_errors():
         run(env, np.zeros((9, 4), np.int32))
     assert says in str(raised.value) and f"in {WHERE}" in str(raised.value)
     processes = [one.process for pool in host_pool.OPEN_POOLS for one in pool.workers]
     if fault == "hang":
-        assert processes[0].wait(10) == -signal.SIGKILL, "it would hold the terminal for ever"
+        assert processes[0].wait(10) == -signal.SIGKILL, "a hanging worker is killed"
     start = time.perf_counter()
     env.close()
     assert time.perf_counter() - start < 20 and all(process.poll() is not None for process in processes)
 
 
-def test_a_fault_leaves_the_next_pool_whole():
+def test_new_pool_works_after_fault_in_another_pool():
     env = faulty("raise", LOCAL)
     with pytest.raises(ZeroDivisionError), host_env.original_errors():
         run(env, np.zeros((9, 4), np.int32))
@@ -432,7 +432,7 @@ def test_a_fault_leaves_the_next_pool_whole():
 
 
 class Leaning(gym_envs.Walk):
-    """Its observation is outside its space."""
+    """An environment whose observation lies outside its space."""
 
     def __init__(self):
         super().__init__()
@@ -441,7 +441,7 @@ class Leaning(gym_envs.Walk):
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=["local", "workers"])
-def test_an_observation_outside_its_space_is_a_warning_once(config, capsys):
+def test_observation_outside_its_space_warns_once(config, capsys):
     described = source.describe(source.from_object(gym_envs.Walk, {}, "leaning"))
     own = described.source._replace(construct=Leaning)
     layout = source.describe(source.from_object(Leaning, {}, "leaning")).layout
@@ -454,20 +454,20 @@ def test_an_observation_outside_its_space_is_a_warning_once(config, capsys):
 
 
 class Terminal(gym_envs.Walk):
-    """Blows up: its last observation is not a number."""
+    """An environment whose terminal observation is NaN."""
 
     def step(self, action):
         obs, reward, terminated, truncated, info = super().step(action)
         return (obs * np.nan if terminated else obs), reward, terminated, truncated, info
 
 
-def test_the_observation_of_a_terminal_state_may_be_nan():
+def test_nan_observation_of_terminal_state_is_made_finite():
     env = envs.make(lambda: Terminal(size=1.2), 3, LOCAL)
     steps = run(env, np.ones((40, 3), np.int32))[1]
     assert (steps.discount == 0).any() and np.isfinite(steps.obs).all()
 
 
-def test_rendering_shows_the_first_environment():
+def test_render_returns_image_of_environment():
     for config in CONFIGS:
         env = envs.make(f"{MODULE}:Walk", 2, config._replace(render=True))
         run(env, np.zeros((1, 2), np.int32))
@@ -475,12 +475,12 @@ def test_rendering_shows_the_first_environment():
         assert image.shape == (48, 64, 3) and image.dtype == np.uint8 and (image == 255).any()
 
 
-def described_as(step_s, compute_s):
+def description_with_times(step_s, compute_s):
     return source.describe(source.from_object(gym_envs.Walk, {}, "walk"))._replace(step_s=step_s, compute_s=compute_s)
 
 
 class Interrupted(gym_envs.Walk):
-    """Loses its core for a while in one step."""
+    """An environment with one slow step (50 ms)."""
 
     def step(self, action):
         if self.t == 3:
@@ -488,7 +488,7 @@ class Interrupted(gym_envs.Walk):
         return super().step(action)
 
 
-def test_one_interrupted_step_does_not_make_an_environment_slow():
+def test_step_time_estimate_ignores_single_slow_step():
     described = source.describe(source.from_object(Interrupted, {}, "interrupted"))
     assert 0 < described.compute_s <= described.step_s * 1.1 < 5e-3
 
@@ -510,18 +510,18 @@ def test_one_interrupted_step_does_not_make_an_environment_slow():
         (1.0, 1.0, 64, dict(env_workers=0), 0),
     ],
 )
-def test_workers_are_used_where_they_save_time(step_s, compute_s, num_envs, config, expected, monkeypatch):
+def test_choose_num_workers_follows_step_time_and_cores(step_s, compute_s, num_envs, config, expected, monkeypatch):
     monkeypatch.setattr(source, "num_cores", lambda: 4)
     config = HostEnvConfig(**config)
-    assert source.choose_num_workers(described_as(step_s, compute_s), num_envs, config) == expected
+    assert source.choose_num_workers(description_with_times(step_s, compute_s), num_envs, config) == expected
 
 
-def test_other_backends_have_no_workers():
+def test_env_workers_is_rejected_for_gymnax():
     with pytest.raises(ValueError, match="--env-workers: gymnax/CartPole-v1 has no worker processes, got 2"):
         envs.make("gymnax/CartPole-v1", 2, TWO)
 
 
-def test_without_c_a_callback_steps_the_environments(monkeypatch):
+def test_callback_steps_environments_when_c_kernels_are_disabled(monkeypatch):
     actions = np.zeros((6, 2), np.int32)
     expected = run(envs.make(f"{MODULE}:Walk", 2, LOCAL._replace(bridge="ffi")), actions)
     monkeypatch.setenv("JAXRL_FAST_KERNELS", "xla")
@@ -532,7 +532,7 @@ def test_without_c_a_callback_steps_the_environments(monkeypatch):
 
 
 class Echo(gymnasium.Env):
-    """Returns the action that it is given."""
+    """An environment whose observation is the action."""
 
     def __init__(self, space):
         self.action_space = space
@@ -557,9 +557,9 @@ class Echo(gymnasium.Env):
         (gymnasium.spaces.Box(-1, 3, (2,), np.float64), [[-1.0, 0.5], [1.0, 0.0]], [[-1, 2], [3, 1]]),
         (gymnasium.spaces.Box(-1, 3, (), np.float32), [[0.5], [1.0]], [[2, 2], [3, 3]]),
     ],
-    ids=name_of,
+    ids=parameter_id,
 )
-def test_actions_arrive_in_the_dtype_of_their_space(space, actions, expected, bridge):
+def test_actions_reach_environment_with_dtype_of_its_action_space(space, actions, expected, bridge):
     env = envs.make(lambda: Echo(space), 2, LOCAL._replace(bridge=bridge))
     given = jnp.asarray(actions, jnp.float32 if isinstance(space, gymnasium.spaces.Box) else jnp.int32)
     np.testing.assert_array_equal(run(env, given[None])[1].obs[0], expected)
@@ -582,7 +582,7 @@ time.sleep(600)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sleep", [0, 3])
-def test_workers_end_with_a_process_that_was_killed(sleep):
+def test_workers_exit_when_parent_process_is_killed(sleep):
     process = subprocess.Popen([sys.executable, "-c", ORPHANS, str(sleep)], stdout=subprocess.PIPE, text=True)
     pids = [int(pid) for pid in process.stdout.readline().split()]
     assert len(pids) == 2

@@ -1,4 +1,4 @@
-"""Train in Python environments: scores, failures that are saved, resume, videos, and the lines that a user sees."""
+"""Runs in Python environments: scores, saving after failures, resume, videos, and messages of the commands."""
 
 import json
 import sys
@@ -23,7 +23,7 @@ LINE += "--log-every 32 --no-tensorboard --eval-episodes 4"
 
 
 class Noted(gymnasium.wrappers.RecordEpisodeStatistics):
-    """Keeps the statistics of the episodes that each of its instances has finished."""
+    """Record (return, length) of each finished episode, separately for each instance."""
 
     instances: list = []  # noqa: RUF012
 
@@ -39,11 +39,11 @@ class Noted(gymnasium.wrappers.RecordEpisodeStatistics):
         return outcome
 
 
-def test_scores_are_those_of_record_episode_statistics(tmp_path):
+def test_training_scores_match_record_episode_statistics(tmp_path):
     Noted.instances.clear()
     run = jaxrl_fast.fit(**SHORT, env=lambda: Noted(gym_envs.Walk()), run_dir=str(tmp_path / "run"), env_workers=0)
     records = [r for r in run.metrics if r["episodes"]]
-    assert len(Noted.instances) == 2 + 4 + 2 + 1, "two for a look, four to train, two to evaluate, one to be copied"
+    assert len(Noted.instances) == 2 + 4 + 2 + 1, "2 to inspect, 4 to train, 2 to evaluate, 1 to copy"
     finished = [episode for instance in Noted.instances[2:6] for episode in instance]
     assert sum(r["episodes"] for r in records) == len(finished) > 50
     total = sum(r["return_mean"] * r["episodes"] for r in records)
@@ -53,7 +53,7 @@ def test_scores_are_those_of_record_episode_statistics(tmp_path):
 
 
 class Fragile(gym_envs.Walk):
-    """Breaks in a later step of the whole process, unless it is mended."""
+    """Raise after 700 steps of all instances together, unless `mended` is set."""
 
     num_steps, mended = 0, False
 
@@ -65,7 +65,7 @@ class Fragile(gym_envs.Walk):
 
 
 @pytest.mark.parametrize("async_pools, rollout_length", [(0, 8), (2, 8), (0, 32)])
-def test_a_failure_saves_the_run_and_it_resumes(async_pools, rollout_length, tmp_path, capsys):
+def test_environment_failure_saves_run_that_can_resume(async_pools, rollout_length, tmp_path, capsys):
     """With longer rollouts, gradient workers wait for the environment that fails."""
     Fragile.num_steps, Fragile.mended, folder = 0, False, str(tmp_path / "run")
     options = SHORT | dict(env=Fragile, env_workers=0, async_pools=async_pools)
@@ -98,7 +98,7 @@ def test_gradient_workers_learn_what_one_core_learns(tmp_path):
         assert one["entropy"] == pytest.approx(other["entropy"], rel=1e-4)
 
 
-def test_the_command_shows_the_place_and_the_users_traceback(tmp_path, capsys, monkeypatch):
+def test_train_command_prints_failed_step_and_user_traceback(tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(gym_envs.FAULTS, "late", lambda *outcome: 1 // 0)
     options = f"--env {MODULE}:Walk --env-option fault=late fault_at=60 limit=90 size=99 --run-dir {tmp_path / 'run'}"
     assert train.main(["ppo", *options.split(), *LINE.split(), "--env-workers", "0"]) == 1
@@ -112,7 +112,7 @@ def test_the_command_shows_the_place_and_the_users_traceback(tmp_path, capsys, m
     assert "site-packages" not in traceback and files.read_summary(tmp_path / "run")["status"] == "failed"
 
 
-def test_the_command_shows_a_wrong_value_in_one_line(tmp_path, capsys):
+def test_train_command_prints_invalid_observation_without_traceback(tmp_path, capsys):
     options = f"--env {MODULE}:Walk --env-option fault=nan fault_at=60 limit=90 size=99 --run-dir {tmp_path / 'run'}"
     assert train.main(["ppo", *options.split(), *LINE.split(), "--log-level", "quiet"]) == 1
     error = capsys.readouterr().err
@@ -123,7 +123,7 @@ def test_the_command_shows_a_wrong_value_in_one_line(tmp_path, capsys):
     assert "Traceback" not in error
 
 
-def test_a_fault_in_the_first_steps_is_told_before_anything_is_written(tmp_path, capsys):
+def test_fault_in_first_steps_is_reported_before_run_folder_exists(tmp_path, capsys):
     for fault, status in (("nan", 1), ("raise", 1)):
         options = f"--env {MODULE}:Walk --env-option fault={fault} --run-dir {tmp_path / 'run'}"
         assert train.main(["ppo", *options.split(), *LINE.split()]) == status
@@ -132,9 +132,9 @@ def test_a_fault_in_the_first_steps_is_told_before_anything_is_written(tmp_path,
 
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
-def test_an_exact_resume_gives_the_same_bits(workers, tmp_path):
+def test_exact_resume_gives_bitwise_equal_agent_state(workers, tmp_path):
     options = SHORT | dict(env=f"{MODULE}:Walk", env_workers=workers, exact_resume=True, save_every=160)
-    options["agent"] = options["agent"] | dict(anneal_lr=False)  # it would depend on the length of the run
+    options["agent"] = options["agent"] | dict(anneal_lr=False)  # annealing depends on the length of the run
     whole = jaxrl_fast.fit(**options, run_dir=str(tmp_path / "whole"))
     jaxrl_fast.fit(**(options | dict(total_steps=640)), run_dir=str(tmp_path / "parts"))
     parts = jaxrl_fast.fit(resume=str(tmp_path / "parts"), total_steps=1280, log_level="quiet")
@@ -148,18 +148,18 @@ def test_masked_actions_are_never_taken(algo, tmp_path):
     options = dict(num_envs=8, total_steps=8000, log_level="quiet", tensorboard=False, run_dir=str(tmp_path / "run"))
     run = jaxrl_fast.fit(algo=algo, env=gym_envs.Guarded, agent=agent, **options)
     returns = [r[name] for r in run.metrics for name in ("return_min", "eval_return_min") if r.get(name) is not None]
-    assert len(returns) > 5 and min(returns) >= 0, "one forbidden action costs 1000"
-    assert run.summary["final_return_mean"] > 25, "at random 30 of 60 are expected, less in the mean of 4"
+    assert len(returns) > 5 and min(returns) >= 0, "a forbidden action costs 1000"
+    assert run.summary["final_return_mean"] > 25, "a random policy expects 30 of 60, less in a mean of 4"
 
 
 @pytest.mark.slow
-def test_async_workers_overlap_with_updates(tmp_path):
+def test_run_with_overlapping_async_worker_pools_completes(tmp_path):
     options = SHORT | dict(env=f"{MODULE}:Walk", env_workers=1, async_pools=2, overlap=True)
     run = jaxrl_fast.fit(**options, run_dir=str(tmp_path / "run"))
     assert run.summary["status"] == "done" and run.summary["env_steps"] == 1280
 
 
-def test_a_video_shows_what_the_environment_renders(tmp_path, capsys):
+def test_video_shows_rendered_frames(tmp_path, capsys):
     folder = str(tmp_path / "run")
     jaxrl_fast.fit(**(SHORT | dict(env=f"{MODULE}:Walk", total_steps=64)), run_dir=folder)
     assert video.main([folder]) == 0
@@ -170,7 +170,7 @@ def test_a_video_shows_what_the_environment_renders(tmp_path, capsys):
         assert shown.n_frames > 2 and white.all(axis=0).any() or white.any()
 
 
-def test_evaluate_uses_environments_of_its_own(tmp_path):
+def test_evaluate_accepts_environment_options(tmp_path):
     run = jaxrl_fast.fit(**(SHORT | dict(env=f"{MODULE}:Walk", total_steps=64)), run_dir=str(tmp_path / "run"))
     found = run.evaluate(episodes=4, env_options={"limit": 5})
     assert json.loads((tmp_path / "run" / "evaluation.json").read_text())["episodes"] if "episodes" in found else found
@@ -180,12 +180,12 @@ def findings(env_id, **options):
     return list(env_check.check(env_id, env_check.Options(**({"algo": "none", "steps": 200} | options))))
 
 
-def to_mend(env_id, **options):
+def problems(env_id, **options):
     return [finding.text for finding in findings(env_id, **options) if finding.level == "mend"]
 
 
 class Unseeded(gym_envs.Walk):
-    """Draws from a generator that no seed reaches."""
+    """An environment whose random generator ignores the seed."""
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
@@ -194,7 +194,7 @@ class Unseeded(gym_envs.Walk):
 
 
 class Sharing(gym_envs.Walk):
-    """Counts the steps of all instances in the class."""
+    """An environment whose reward counts the steps of all instances."""
 
     total = 0
 
@@ -215,16 +215,16 @@ class Endless(gym_envs.Walk):
 
 
 class Mislabeled(gym_envs.Walk):
-    """Calls its time limit a termination."""
+    """An environment that returns its time limit as a termination."""
 
     def step(self, action):
         obs, reward, terminated, truncated, info = super().step(action)
         return obs, reward, terminated or truncated, False, info
 
 
-def test_check_finds_nothing_in_sound_environments():
+def test_env_check_reports_no_problem_for_correct_environments():
     for env_id in (f"{MODULE}:Guarded", f"{MODULE}:Mixed", "gymnax/CartPole-v1"):
-        assert to_mend(env_id) == [], env_id
+        assert problems(env_id) == [], env_id
 
 
 @pytest.mark.parametrize(
@@ -237,12 +237,12 @@ def test_check_finds_nothing_in_sound_environments():
     ],
     ids=["unseeded", "sharing", "endless", "mislabeled"],
 )
-def test_check_finds_what_would_spoil_a_training(env, says):
-    (found,) = to_mend(env)
+def test_env_check_reports_problem_of_faulty_environment(env, says):
+    (found,) = problems(env)
     assert says in found
 
 
-def test_check_prints_a_line_for_each_finding(capsys):
+def test_check_command_prints_findings_and_returns_exit_status(capsys):
     assert check.main([f"{MODULE}:Walk", "--steps", "100"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == f"{MODULE}:Walk" and all(line.startswith(("  ok ", "  note ")) for line in lines[1:])

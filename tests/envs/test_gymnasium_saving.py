@@ -1,4 +1,4 @@
-"""Environments of gymnasium's interface in checkpoints: which copies are true, and resumes within an episode."""
+"""Gymnasium environments in checkpoints: detection of faithful copies, and resume within an episode."""
 
 import itertools
 import random
@@ -22,7 +22,7 @@ MODULE = "tests.envs.test_gymnasium_saving"
 
 
 class Own(Walk):
-    """Cannot be pickled, and gives its state itself."""
+    """An environment that cannot be pickled but has get_state and set_state."""
 
     def __init__(self, **options):
         super().__init__(**options)
@@ -40,14 +40,14 @@ class Own(Walk):
 
 
 class Forgetful(Own):
-    """Gives only a part of its state."""
+    """An environment whose get_state returns only a part of its state."""
 
     def get_state(self):
         return {"x": self.x, "t": 0}
 
 
 class Rebuilt(Walk, gymnasium.utils.EzPickle):
-    """Its copy is a new environment, as of all environments with EzPickle."""
+    """Its unpickled copy is a newly constructed environment, as with every subclass of EzPickle."""
 
     def __init__(self):
         super().__init__()
@@ -55,14 +55,14 @@ class Rebuilt(Walk, gymnasium.utils.EzPickle):
 
 
 class Chance(Walk):
-    """Draws numbers that all environments share."""
+    """Draws from the global generator of `random`, which all environments share."""
 
     def observe(self):
         return super().observe() + np.float32(random.random())
 
 
 class Large(Walk):
-    """Holds more than a checkpoint should."""
+    """Its state exceeds the size limit of checkpoints."""
 
     def __init__(self):
         super().__init__()
@@ -82,14 +82,14 @@ class Large(Walk):
         (Large, "pickle", "its state has 1677.* bytes, more than 16777216"),
     ],
 )
-def test_a_copy_counts_if_it_returns_the_same(construct, method, reason):
+def test_choose_method_accepts_only_copies_that_step_identically(construct, method, reason):
     found, why = copying.choose_method(partial(make_one, construct, {}, 7, False, 2))
     assert found == method and bool(why) == bool(reason) and re.match(reason, why), why
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_pool_goes_on_from_its_state(workers):
-    """Over ends of episodes, with a step pending, and before the first episode."""
+def test_pool_continues_from_saved_host_state(workers):
+    """Copy the state before the first episode and, later, with a step pending. Rows agree, also across episode ends."""
     configs = HostEnvConfig((5, 0, 0), env_workers=workers), HostEnvConfig((6, 0, 0), env_workers=0)
     one, other = made = [envs.make(Walk, 3, config, limit=5) for config in configs]
     pools = [env.step.args[0].pools[0] for env in made]
@@ -118,8 +118,8 @@ SHORT["agent"] = dict(rollout_length=8, hidden_sizes=(4,), num_minibatches=1, nu
     ("env", "system", "again"),
     [("Walk", dict(env_workers=0), {}), ("Own", dict(env_workers=1, async_pools=2), dict(env_workers=0))],
 )
-def test_a_stop_within_episodes_changes_no_bit(env, system, again, tmp_path, monkeypatch):
-    """Records, evaluations and the last checkpoint; pickled environments may differ in bytes."""
+def test_resume_within_episodes_matches_uninterrupted_run(env, system, again, tmp_path, monkeypatch):
+    """Compare records, evaluations and the last checkpoint, except pickled environments, whose bytes may differ."""
     fit = partial(jaxrl_fast.fit, **SHORT, env=f"{MODULE}:{env}", env_options={"limit": 9}, **system)
     whole = fit(run_dir=str(tmp_path / "whole"))
     stop_after(monkeypatch, 128)

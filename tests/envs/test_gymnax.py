@@ -1,4 +1,4 @@
-"""gymnax's environments keep the contract of `types.TimeStep`; gymnax's own functions are the oracle."""
+"""Environments of gymnax keep the contract of `types.TimeStep`. The oracle is gymnax's own functions."""
 
 import copy
 import enum
@@ -27,7 +27,7 @@ from jaxrl_fast.utils import arguments
 from tests.helpers import slow
 
 REFUSED = {"gymnax/MNISTBandit-bsuite": "downloads"}
-FAST = (  # one of each kind, for each takes seconds to compile
+FAST = (  # one environment of each kind, because each takes seconds to compile
     "CartPole-v1",
     "Acrobot-v1",
     "Pendulum-v1",
@@ -44,16 +44,16 @@ ENV_IDS = [
     for env_id in envs.registered()
     if env_id not in REFUSED
 ]
-# All tests of one together, so that with several workers not each has to play every environment.
+# Module scope groups the tests by environment, so pytest workers need not all run every environment.
 each_environment = pytest.mark.parametrize("env_id", ENV_IDS, scope="module")
 N, T = 3, 48
-LIMIT = 20  # steps in an episode, so that every environment ends several within T
-QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}  # what is run but once
+LIMIT = 20  # steps in an episode, so every environment ends several episodes within T
+QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}  # for programs that run once
 
 
 @pytest.fixture(autouse=True)
-def as_swimmer_is_written(request):
-    """It lets arrays of different rank meet."""
+def allow_rank_promotion_for_swimmer(request):
+    """Allow rank promotion, which Swimmer relies on."""
     if "Swimmer" in request.node.name:
         request.getfixturevalue("any_ranks")
 
@@ -66,7 +66,7 @@ class Params(NamedTuple):
 
 
 class Countdown:
-    """An environment with gymnax's interface and none of its base class, one strange thing at a time."""
+    """An environment with gymnax's interface but without its base class. `strange` selects one defect."""
 
     default_params = Params()
 
@@ -104,7 +104,7 @@ class Countdown:
 
 
 class Pair(Countdown):
-    """Its observation is a tuple."""
+    """A Countdown whose observation is a tuple."""
 
     def observation_space(self, params):
         return spaces.Tuple((spaces.Discrete(12), spaces.Box(-3, 3, (2,))))
@@ -113,7 +113,7 @@ class Pair(Countdown):
         return super().observe(state), jnp.zeros(0 if self.strange == "empty" else 2)
 
 
-def test_indices_within_a_tuple_are_one_hot_too():
+def test_discrete_part_of_tuple_observation_is_one_hot():
     env = envs.make(Pair(), N)
     first, second = env.spec.obs
     assert (first.shape, second.shape) == ((12,), (2,))
@@ -122,7 +122,7 @@ def test_indices_within_a_tuple_are_one_hot_too():
 
 
 class Hollow(Countdown):
-    """A part of its state has no elements."""
+    """A Countdown whose state contains an array without elements."""
 
     def reset_env(self, key, params):
         obs, state = super().reset_env(key, params)
@@ -133,8 +133,8 @@ class Hollow(Countdown):
         return obs, after | {"nothing": state["nothing"] + 1}, *others
 
 
-def test_a_part_of_a_state_may_be_empty():
-    """In several seeds, too, whose episodes are drawn together."""
+def test_empty_array_in_state_does_not_change_time_steps():
+    """Run two seeds under vmap, which draws their resets together. The oracle is Countdown."""
 
     def play(env):
         steps = lambda key: jax.lax.scan(env.step, env.reset(key)[0], jnp.zeros((9, N), jnp.int32))[1]
@@ -154,7 +154,7 @@ class Masked(Countdown):
         return jnp.stack([mask, mask]) if self.strange == "large mask" else mask
 
 
-def test_masks_follow_the_state_and_the_reset():
+def test_action_mask_follows_state_and_reset():
     env = envs.make(Masked(3), N)
     assert env.spec.has_action_mask
     state, first = jax.jit(env.reset, compiler_options=QUICK)(jax.random.key(0))
@@ -165,59 +165,59 @@ def test_masks_follow_the_state_and_the_reset():
     np.testing.assert_array_equal(masks, np.repeat(np.array(allowed)[:, None], N, axis=1))
 
 
-def test_a_mask_of_another_size_is_refused():
+def test_make_rejects_action_mask_of_wrong_size():
     with pytest.raises(ValueError, match=r"its action_mask must have 2 entries, got shape \(2, 2\)"):
         envs.make(Masked(strange="large mask"), N)
 
 
-def test_an_observation_with_an_empty_part_is_refused():
+def test_make_rejects_observation_with_empty_part():
     with pytest.raises(ValueError, match=r"a part of its observation is empty, got shape \(0,\)"):
         envs.make(Pair(strange="empty"), N)
 
 
 class Blind(Countdown):
-    """It shows nothing."""
+    """A Countdown with an empty observation."""
 
     def observe(self, state):
         return {}
 
 
-def test_an_observation_of_nothing_is_refused():
+def test_make_rejects_empty_observation():
     with pytest.raises(ValueError, match=r"its observation is empty, got "):
         envs.make(Blind(), N)
 
 
 @pytest.mark.parametrize("env", [(), (Countdown(),), (Countdown(), Params(), 3)])
-def test_a_tuple_that_is_no_pair_is_refused(env):
+def test_make_rejects_tuple_other_than_environment_and_params(env):
     with pytest.raises(ValueError, match=r"^env: a tuple must hold an instance and its parameters, got "):
         envs.make(env, N)
 
 
 class Answer(NamedTuple):
-    """What gymnax's own step says."""
+    """The result of gymnax's own step."""
 
-    env: Any  # the next state, where the episode goes on
-    obs: Any  # the final one, where it does not
+    env: Any  # the next state if the episode continues
+    obs: Any  # the final observation if the episode ends
     reward: Any
     terminated: Any
     truncated: Any
 
 
 class Played(NamedTuple):
-    """N environments after T random steps, some of them with actions that no agent should give."""
+    """T random steps of N environments. Some actions are invalid."""
 
     env: Any
     run: Any  # (key, actions) -> the fields that follow `actions`
     actions: jax.Array  # [T, N, ...]
-    first: Any  # what reset said [N, ...]
-    timesteps: Any  # what each step said [T, N, ...]
-    answers: Any  # what gymnax says of the same step [T, N, ...]
+    first: Any  # the time step of reset [N, ...]
+    timesteps: Any  # the time step of each step [T, N, ...]
+    answers: Any  # gymnax's result of the same step [T, N, ...]
     states: Any  # the state before each step [T, N, ...]
-    keys: Any  # what `step_env` was given in each step [T, N]
+    keys: Any  # the keys of `step_env` [T, N]
 
     @property
     def begins(self):
-        """[T, N]: the step was taken from a last time step."""
+        """Return [T, N] bool: the step follows a last time step."""
         return np.concatenate([np.zeros((1, N), bool), self.timesteps.last[:-1]])
 
 
@@ -228,7 +228,7 @@ def random_actions(spec, key):
 
 
 def odd_actions(spec):
-    """Far out of range, and not a number. [8, N, ...]"""
+    """Return actions far out of range, infinite or NaN [8, N, ...]."""
     if isinstance(spec.action, Discrete):
         return jnp.resize(jnp.array([-(2**31), -1, spec.action.num, 2**31 - 1], jnp.int32), (8, N))
     return jnp.resize(jnp.array([-jnp.inf, jnp.nan, jnp.inf, 1e30], jnp.float32), (8, N, *spec.action.shape))
@@ -237,7 +237,7 @@ def odd_actions(spec):
 def play(env, key, actions):
     def body(state, action):
         keys = adapter.step_keys(state)
-        answer = jax.vmap(partial(ask_gymnax, env.step.args[0]))(keys, state.env, action)
+        answer = jax.vmap(partial(gymnax_step, env.step.args[0]))(keys, state.env, action)
         following, timestep = env.step(state, action)
         return following, (timestep, answer, state, keys)
 
@@ -245,8 +245,8 @@ def play(env, key, actions):
     return first, *jax.lax.scan(body, state, actions)[1]
 
 
-def ask_gymnax(single, key, env_state, action):
-    """gymnax's own `step` with our key, for it would derive another from its own. It resets to nothing."""
+def gymnax_step(single, key, env_state, action):
+    """Call gymnax's own `step`, but pass our key to `step_env`, and let its automatic reset return zeros."""
     oracle = copy.copy(single.env)
     oracle.step_env = lambda key_of_oracle, *rest: single.env.step_env(key, *rest)
     obs, _ = jax.eval_shape(single.env.reset_env, key, single.params)
@@ -267,15 +267,15 @@ def timesteps_of(env, actions, key=None):
 
 
 @cache
-def played(env_id):
+def random_rollout(env_id):
     env = envs.make(env_id, N, max_steps_in_episode=LIMIT)
     actions = random_actions(env.spec, jax.random.key(1)).at[8:16].set(odd_actions(env.spec))
     run = compiled(partial(play, env), jax.random.key(0), actions)
     return Played(env, run, actions, *run(jax.random.key(0), actions))
 
 
-def as_seen(raw, obs):
-    """gymnax's observations [..., *] in the form of ours: the same numbers, or one-hot."""
+def encode_like(raw, obs):
+    """Reshape gymnax's observations [..., *] to the shape of ours, or encode indices as one-hot vectors."""
     raw = np.asarray(raw)
     if raw.ndim == obs.ndim - 1 and obs.shape[-1] > 1:
         return np.eye(obs.shape[-1])[raw]
@@ -297,24 +297,24 @@ def assert_close(a, b):
 
 
 @each_environment
-def test_every_step_is_gymnax_step_and_its_final_observation(env_id):
-    game = played(env_id)
+def test_step_matches_gymnax_step_and_final_observation(env_id):
+    game = random_rollout(env_id)
     steps, answers, valid = game.timesteps, jax.tree.map(np.asarray, game.answers), ~game.begins
     last = answers.terminated | answers.truncated
     assert last[valid].sum() >= 2 * N
     np.testing.assert_array_equal(steps.last[valid], last[valid])
     np.testing.assert_array_equal(steps.discount[valid], 1.0 - answers.terminated[valid])
     assert_close(steps.reward[valid], answers.reward[valid])
-    assert_close(steps.obs[valid], as_seen(answers.obs, steps.obs)[valid])
+    assert_close(steps.obs[valid], encode_like(answers.obs, steps.obs)[valid])
     goes_on = (valid & ~last)[:-1]
     ours = jax.tree.map(lambda x: x[1:][goes_on], game.states.env)
     assert_close(ours, jax.tree.map(lambda x: x[:-1][goes_on], answers.env))
 
 
 @each_environment
-def test_episodes_begin_as_gymnax_begins_them(env_id):
-    """An environment's key splits into those of an episode's beginning, of its steps, and of what follows."""
-    game = played(env_id)
+def test_reset_matches_gymnax_reset_with_derived_keys(env_id):
+    """Each environment's key splits into three: for the reset, for the steps, and for later episodes."""
+    game = random_rollout(env_id)
     single = game.env.step.args[0]
     num_episodes = 1 + game.begins.sum(axis=0)  # [N]
     source, begin, stepping = jax.random.split(jax.random.key(0), N), [], []
@@ -330,15 +330,15 @@ def test_episodes_begin_as_gymnax_begins_them(env_id):
     for i in range(N):
         at = np.concatenate([[0], 1 + np.flatnonzero(game.begins[:, i])])  # rows of all observations
         seen = np.concatenate([np.asarray(game.first.obs)[None], game.timesteps.obs])[at, i]
-        assert_close(seen, as_seen(first_obs[: len(at), i], seen))
+        assert_close(seen, encode_like(first_obs[: len(at), i], seen))
         at = at[at < T]
         used = jax.random.key_data(game.states.key)[at, i]
         np.testing.assert_array_equal(used, np.stack(stepping)[: len(at), i])
 
 
 @each_environment
-def test_the_step_from_a_last_one_pays_nothing_and_begins_anew(env_id):
-    game = played(env_id)
+def test_step_after_last_has_reward_zero_discount_one_and_is_not_last(env_id):
+    game = random_rollout(env_id)
     begins = game.begins
     assert begins.sum() >= 2 * N
     assert (game.timesteps.reward[begins] == 0).all()
@@ -347,8 +347,8 @@ def test_the_step_from_a_last_one_pays_nothing_and_begins_anew(env_id):
 
 
 @each_environment
-def test_the_action_of_the_step_from_a_last_one_is_ignored(env_id):
-    game = played(env_id)
+def test_action_of_step_after_last_is_ignored(env_id):
+    game = random_rollout(env_id)
     other = random_actions(game.env.spec, jax.random.key(9)).at[0].set(odd_actions(game.env.spec)[0])
     mask = game.begins.reshape(T, N, *[1] * (other.ndim - 2))
     again = Played(game.env, game.run, game.actions, *game.run(jax.random.key(0), jnp.where(mask, other, game.actions)))
@@ -357,8 +357,8 @@ def test_the_action_of_the_step_from_a_last_one_is_ignored(env_id):
 
 
 @each_environment
-def test_environments_do_not_touch_one_another(env_id):
-    game = played(env_id)
+def test_environments_are_independent_of_each_others_actions(env_id):
+    game = random_rollout(env_id)
     others = random_actions(game.env.spec, jax.random.key(9)).at[:, 0].set(game.actions[:, 0])
     _, timesteps, _, _, keys = game.run(jax.random.key(0), others)
     of_first = lambda tree: jax.tree.map(lambda x: x[:, 0], tree)
@@ -366,22 +366,22 @@ def test_environments_do_not_touch_one_another(env_id):
 
 
 @each_environment
-def test_no_two_steps_share_a_key(env_id):
-    game = played(env_id)
+def test_step_keys_are_unique_across_steps_environments_and_seeds(env_id):
+    game = random_rollout(env_id)
     other_seed = game.run(jax.random.key(1), game.actions)[-1]
     data = np.stack([jax.random.key_data(keys) for keys in (game.keys, other_seed)]).reshape(2 * T * N, -1)
     assert len(np.unique(data, axis=0)) == 2 * T * N
 
 
 @each_environment
-def test_no_action_can_spoil_anything(env_id):
-    game = played(env_id)
+def test_invalid_actions_leave_states_and_time_steps_finite(env_id):
+    game = random_rollout(env_id)
     finite = lambda x: np.isfinite(x).all() if jnp.issubdtype(x.dtype, jnp.floating) else True
     assert all(map(finite, jax.tree.leaves((game.first, game.timesteps, game.states.env))))
 
 
 @each_environment
-def test_shapes_are_as_promised_and_the_same_after_every_step(env_id):
+def test_reset_and_step_have_equal_shapes_and_dtypes_that_match_spec(env_id):
     env = envs.make(env_id, N)
     assert env.spec.id == env_id and env.spec.num_envs == N and env.on_device
     action = jax.eval_shape(lambda: random_actions(env.spec, jax.random.key(0))[0])
@@ -396,16 +396,16 @@ def test_shapes_are_as_promised_and_the_same_after_every_step(env_id):
 
 
 @pytest.mark.parametrize("env_id", REFUSED)
-def test_what_cannot_be_driven_is_refused_in_one_line(env_id):
+def test_make_rejects_unsupported_environment_with_one_line_message(env_id):
     with pytest.raises(ValueError, match=REFUSED[env_id]) as refusal:
         envs.make(env_id, N)
     assert "\n" not in str(refusal.value)
 
 
-def test_nothing_is_lost_in_what_agents_see():
+def test_observation_spec_keeps_shapes_and_encodes_indices_as_one_hot():
     see = lambda env_id: envs.make(env_id, 1).spec.obs
     assert see("gymnax/Breakout-MinAtar") == jax.ShapeDtypeStruct((10, 10, 4), jnp.bool_)
-    assert see("gymnax/FrozenLake-misc") == jax.ShapeDtypeStruct((16,), jnp.float32)  # one-hot places
+    assert see("gymnax/FrozenLake-misc") == jax.ShapeDtypeStruct((16,), jnp.float32)  # one-hot positions
     assert see("gymnax/FourRooms-misc") == jax.ShapeDtypeStruct((4,), jnp.float32)
     assert see("gymnax/Catch-bsuite") == jax.ShapeDtypeStruct((10, 5), jnp.float32)
     expected = {"left": jax.ShapeDtypeStruct((1,), jnp.float32), "flag": jax.ShapeDtypeStruct((1,), jnp.bool_)}
@@ -414,8 +414,8 @@ def test_nothing_is_lost_in_what_agents_see():
 
 @each_environment
 @pytest.mark.usefixtures("any_ranks")  # a Box of gymnax compares a batch with its bounds
-def test_actions_are_scaled_and_clipped_to_the_true_space(env_id):
-    game = played(env_id)
+def test_actions_are_scaled_and_clipped_to_action_space(env_id):
+    game = random_rollout(env_id)
     single = game.env.step.args[0]
     space = single.env.action_space(single.params)
     to_env_action = jax.vmap(partial(envs_spaces.to_env_action, single.spec, single.bounds))
@@ -429,7 +429,7 @@ def test_actions_are_scaled_and_clipped_to_the_true_space(env_id):
         np.testing.assert_allclose(ours, space.low + (unit + 1) / 2 * (space.high - space.low), rtol=1e-6, atol=1e-7)
 
 
-def test_the_middle_and_the_ends_of_an_action_are_exact():
+def test_action_scaling_is_exact_at_midpoint_and_bounds():
     single = envs.make("gymnax/Pendulum-v1", 1).step.args[0]
     actions = jnp.array([[-1.0], [0.25], [1.0], [7.0], [jnp.nan]])
     scaled = jax.vmap(partial(envs_spaces.to_env_action, single.spec, single.bounds))(actions)
@@ -437,8 +437,8 @@ def test_the_middle_and_the_ends_of_an_action_are_exact():
     assert single.spec.action == Box((1,))
 
 
-def test_bounds_need_not_be_symmetric():
-    """An action of [-1, 1] is low + (action + 1) / 2 (high - low), in each part of its own."""
+def test_actions_are_scaled_to_asymmetric_bounds():
+    """An action in [-1, 1] becomes low + (action + 1) / 2 (high - low), for each component separately."""
 
     class Lopsided(Countdown):
         def action_space(self, params):
@@ -451,16 +451,16 @@ def test_bounds_need_not_be_symmetric():
 
 
 @pytest.mark.parametrize("env_id, limit", [("gymnax/MountainCar-v0", 5), ("gymnax/CartPole-v1", 4)])
-def test_time_that_runs_out_ends_an_episode_and_no_value(env_id, limit):
+def test_time_limit_truncates_episode_with_discount_one(env_id, limit):
     env = envs.make(env_id, N, max_steps_in_episode=limit)
     steps = timesteps_of(env, jnp.ones((13, N), jnp.int32))
     assert (steps.discount == 1).all()
-    ends = np.arange(1, 14) % (limit + 1) == limit  # one row more for each beginning
+    ends = np.arange(1, 14) % (limit + 1) == limit  # each reset takes one more row
     np.testing.assert_array_equal(steps.last, np.repeat(ends[:, None], N, axis=1))
 
 
-def test_an_end_wins_over_time_that_runs_out_with_it():
-    """5 left and 5 steps allowed: both at once. With 4 allowed only time runs out."""
+def test_termination_takes_precedence_over_time_limit_on_same_step():
+    """The episode terminates at step 5. A limit of 5 coincides with it; a limit of 4 truncates."""
     for limit, discount in [(5, 0.0), (4, 1.0)]:
         env = envs.make(Countdown(5), 1, limit=limit)
         steps = timesteps_of(env, jnp.zeros((limit, 1), jnp.int32))
@@ -468,8 +468,8 @@ def test_an_end_wins_over_time_that_runs_out_with_it():
         assert steps.reward.dtype == jnp.float32 and (steps.reward == 1).all()
 
 
-def test_a_batch_of_seeds_plays_the_same_as_each_alone():
-    """Bit for bit, though a batch draws its next episodes at other times than a single run."""
+def test_vmapped_seeds_match_single_seeds_bitwise():
+    """Results are bitwise equal, although a batch draws its resets at other times than a single run."""
     env = envs.make("gymnax/FrozenLake-misc", N)
     actions = random_actions(env.spec, jax.random.key(1))
 
@@ -484,7 +484,7 @@ def test_a_batch_of_seeds_plays_the_same_as_each_alone():
     assert_same_bits(batch, alone)
 
 
-def test_one_state_may_be_stepped_with_a_batch_of_actions():
+def test_step_supports_vmap_over_actions_alone():
     env = envs.make("gymnax/CartPole-v1", N)
 
     def step_both(key, actions):
@@ -496,13 +496,13 @@ def test_one_state_may_be_stepped_with_a_batch_of_actions():
     assert_same_bits(jax.tree.map(lambda x: x[0], timesteps), jax.tree.map(lambda x: x[1], timesteps))
 
 
-def test_environments_and_seeds_begin_differently():
+def test_reset_observations_differ_between_environments_and_seeds():
     env = envs.make("gymnax/CartPole-v1", 16)
     obs = jax.jit(jax.vmap(lambda key: env.reset(key)[1].obs))(jax.random.split(jax.random.key(0), 4))
     assert len(np.unique(np.asarray(obs).reshape(64, -1), axis=0)) == 64
 
 
-def test_what_reset_gives_may_be_donated():
+def test_reset_output_can_be_donated():
     env = envs.make("gymnax/CartPole-v1", N)
     state, first = env.reset(jax.random.key(0))
     step = lambda state, timestep: env.step(state, jnp.zeros(N, jnp.int32))
@@ -510,7 +510,7 @@ def test_what_reset_gives_may_be_donated():
     assert following.num_steps == 1
 
 
-def test_keys_are_used_once(strict_keys):
+def test_reset_and_step_use_each_key_once(strict_keys):
     env = envs.make("gymnax/FrozenLake-misc", N)
 
     def run(key):
@@ -521,7 +521,7 @@ def test_keys_are_used_once(strict_keys):
     jax.jit(jax.vmap(run))(jax.random.split(jax.random.key(1), 2))
 
 
-def test_the_step_counter_may_wrap():
+def test_step_counter_wraps_at_uint32_maximum():
     env = envs.make("gymnax/FrozenLake-misc", N)
 
     def step_at_the_end(key):
@@ -532,13 +532,13 @@ def test_the_step_counter_may_wrap():
     assert num_steps == 0 and num_steps.dtype == jnp.uint32
 
 
-def test_other_key_implementations_work():
+def test_rbg_keys_are_supported():
     env = envs.make("gymnax/FrozenLake-misc", N)
     assert timesteps_of(env, jnp.zeros((T, N), jnp.int32), jax.random.key(0, impl="rbg")).last.any()
 
 
 @pytest.mark.parametrize("bad", [jnp.zeros(N), jnp.zeros(N + 1, jnp.int32), jnp.zeros((N, 1), jnp.int32)])
-def test_actions_of_another_kind_are_an_error_while_tracing(bad):
+def test_wrong_action_shape_or_dtype_is_rejected_during_tracing(bad):
     env = envs.make("gymnax/CartPole-v1", N)
     state, _ = jax.eval_shape(env.reset, jax.random.key(0))
     with pytest.raises(ValueError, match=r"gymnax/CartPole-v1: actions must be int32\[3\], got "):
@@ -562,7 +562,7 @@ def test_actions_of_another_kind_are_an_error_while_tracing(bad):
         ("json:JSONDecoder", "lacks reset_env, step_env"),
     ],
 )
-def test_an_unknown_environment_is_answered_with_the_nearest(env_id, says):
+def test_make_rejects_unknown_environment_with_one_line_hint(env_id, says):
     with pytest.raises(ValueError, match=says) as refusal:
         envs.make(env_id, N)
     assert "\n" not in str(refusal.value)
@@ -588,7 +588,7 @@ def test_an_unknown_environment_is_answered_with_the_nearest(env_id, says):
         (Direction.LEFT, "RIGHT", Direction.RIGHT),
     ],
 )
-def test_an_option_from_a_command_line_is_of_its_defaults_type_or_of_what_it_looks_like(default, written, value):
+def test_coerce_converts_option_to_type_of_default_or_parses_it(default, written, value):
     found = arguments.coerce("an environment", "x", written, default)
     assert found == value and type(found) is type(value)
 
@@ -600,7 +600,7 @@ def test_an_option_from_a_command_line_is_of_its_defaults_type_or_of_what_it_loo
         (Direction.LEFT, "UP"), (1.0, "1e300"), (1.0, "inf"), (np.zeros(2), "[null, 1]"),
     ],
 )  # fmt: skip
-def test_an_option_of_another_type_is_refused(default, written):
+def test_coerce_rejects_option_of_wrong_type(default, written):
     with pytest.raises(ValueError, match=r"^x: must be .* for an environment, got .*; for example "):
         arguments.coerce("an environment", "x", written, default)
 
@@ -619,7 +619,7 @@ def test_an_option_of_another_type_is_refused(default, written):
         ({"size": -1}, "cannot be made with size=-1"),
     ],
 )
-def test_a_bad_option_is_answered_with_what_is_wanted(options, says):
+def test_make_rejects_invalid_option_with_one_line_hint(options, says):
     with pytest.raises(ValueError, match=says) as refusal:
         envs.make("gymnax/DeepSea-bsuite", N, **options)
     assert "\n" not in str(refusal.value)
@@ -630,8 +630,8 @@ def with_size(size):
 
 
 @pytest.mark.parametrize("error", [TypeError("size: of a wrong type"), KeyError("a map is missing here"), None])
-def test_make_hints_at_missing_argument_alone(error):
-    """Let a factory lack an argument, and let others fail of something that no option would cure."""
+def test_make_error_suggests_option_only_for_missing_argument(error):
+    """One factory lacks an argument. The others fail for reasons that no option could fix."""
 
     def failing():
         raise error
@@ -642,18 +642,18 @@ def test_make_hints_at_missing_argument_alone(error):
 
 
 @pytest.mark.parametrize("num_envs", [0, -1, 2.0, "4", True])
-def test_the_number_of_environments_is_checked(num_envs):
+def test_make_rejects_invalid_num_envs(num_envs):
     with pytest.raises(ValueError, match="num_envs: must be a whole number of at least 1, got"):
         envs.make("gymnax/CartPole-v1", num_envs)
 
 
-def test_options_take_the_type_of_what_they_replace():
+def test_options_are_converted_to_type_of_replaced_parameter():
     params = envs.make("CartPole-v1", N, max_steps_in_episode="1e3", gravity=3).step.args[0].params
     assert (params.max_steps_in_episode, params.gravity) == (1000, 3.0)
     assert isinstance(params.max_steps_in_episode, int) and isinstance(params.gravity, float)
     params = envs.make("Acrobot-v1", N, available_torque=[-2, 0, 2]).step.args[0].params
     np.testing.assert_array_equal(params.available_torque, [-2.0, 0.0, 2.0])
-    params = envs.make("Acrobot-v1", N, available_torque="[-2, 0, 2.5]").step.args[0].params  # of a command line
+    params = envs.make("Acrobot-v1", N, available_torque="[-2, 0, 2.5]").step.args[0].params  # from a command line
     np.testing.assert_array_equal(params.available_torque, [-2.0, 0.0, 2.5])
     for wrong in ("-2,0,2", "[1, 2]", "big"):
         with pytest.raises(ValueError, match=r"available_torque: must be an array of shape \[3\] for .*, got '"):
@@ -675,14 +675,14 @@ def test_options_take_the_type_of_what_they_replace():
         ("state", r"its state must have the same parts .*, got state\['extra'\] only after step"),
     ],
 )
-def test_a_strange_environment_is_refused_before_it_is_compiled(strange, says):
+def test_make_rejects_inconsistent_environment_with_one_line_message(strange, says):
     with pytest.raises(ValueError, match=rf":Countdown: .*{says}") as refusal:
         envs.make(Countdown(strange=strange), N)
     assert "\n" not in str(refusal.value)
 
 
 def step_with(**changes):
-    """A class like Countdown whose step returns other values: of the parts obs, state, reward, terminated and info."""
+    """Return a subclass of Countdown that changes parts of its step: obs, state, reward, terminated or info."""
 
     class Changed(Countdown):
         def step_env(self, key, state, action, params):
@@ -714,7 +714,7 @@ class NoTimeLimit:
 
 
 class Lists(Countdown):
-    """A list after reset, a tuple after step."""
+    """Its state is a list after reset and a tuple after step."""
 
     def reset_env(self, key, params):
         return jnp.zeros(2), [jnp.zeros(2), 0]
@@ -727,7 +727,7 @@ class Lists(Countdown):
 
 
 class Remembers(Countdown):
-    """Its position is an attribute and not in the state."""
+    """A Countdown that keeps its position in an attribute instead of the state."""
 
     def step_env(self, key, state, action, params):
         self.position = action
@@ -735,7 +735,7 @@ class Remembers(Countdown):
 
 
 class Counts(Countdown):
-    """Its clock is an attribute and not in the state."""
+    """A Countdown that keeps its time in an attribute instead of the state."""
 
     def reset_env(self, key, params):
         self.time = 0
@@ -781,14 +781,14 @@ def not_vmapped(obs):
         (Defaults, "its default_params failed with OSError: no file (test_gymnax.py:"),
     ],
 )
-def test_what_an_environment_must_not_return_is_told_in_one_line(source, says):
+def test_make_rejects_environment_that_breaks_interface_in_one_line(source, says):
     with pytest.raises(ValueError) as refusal:
         envs.make(source, N)
     assert "\n" not in str(refusal.value)
     assert says in str(refusal.value), refusal.value
 
 
-def test_a_discrete_space_of_another_library_is_one():
+def test_discrete_space_of_other_library_is_accepted_if_it_starts_at_0():
     class Foreign(Countdown):
         def action_space(self, params):
             return SimpleNamespace(n=np.int64(3), shape=(), start=0)
@@ -807,7 +807,7 @@ def test_a_discrete_space_of_another_library_is_one():
         envs.make(Shifted(), N)
 
 
-def test_where_an_environment_of_ones_own_fails_is_told():
+def test_tracing_error_names_file_line_and_method():
     class Failing(Countdown):
         def step_env(self, key, state, action, params):
             return {}[self.strange]
@@ -817,15 +817,15 @@ def test_where_an_environment_of_ones_own_fails_is_told():
         envs.make(Failing, N)
 
 
-def test_observations_have_one_dtype_that_holds_those_of_reset_and_of_step():
+def test_observation_dtype_is_common_type_of_reset_and_step():
     env = envs.make(Countdown(strange="bytes", start=3), N)
     assert env.spec.obs == jax.ShapeDtypeStruct((1,), "float32")
-    steps = timesteps_of(env, jnp.zeros((5, N), jnp.int32))  # a scan, whose carry may not change
+    steps = timesteps_of(env, jnp.zeros((5, N), jnp.int32))  # a scan requires a constant carry type
     np.testing.assert_array_equal(steps.obs[:, 0, 0], [2, 1, 0, 3, 2])
 
 
 class Tokens:
-    """Three tokens are taken in random order. A step is defined only while one is left: it draws until it finds it."""
+    """Each step removes a random token of three. It draws until it finds one, so it is undefined for an empty state."""
 
     default_params = Params()
 
@@ -842,7 +842,7 @@ class Tokens:
     def step_env(self, key, left, action, params):
         jax.debug.callback(lambda left: self.left_when_stepped.append(int(left.sum())), left)
         draw = lambda carry: (jax.random.fold_in(carry[0], 1), jax.random.randint(carry[0], (), 0, 3))
-        # Bounded, so that a step after the end is reported instead of waited for.
+        # The loop is bounded, so a step after the end is reported and does not hang.
         tries, choice = jnp.int32(0), jnp.int32(0)
         missed = lambda carry: ~left[carry[1][1]] & (carry[0] < 1000)
         _, (_, choice) = jax.lax.while_loop(missed, lambda c: (c[0] + 1, draw(c[1])), (tries, (key, choice)))
@@ -855,7 +855,7 @@ class Tokens:
 
 @pytest.mark.parametrize("num_envs", [1, 5])
 @pytest.mark.parametrize("num_seeds", [1, 2])
-def test_no_state_after_an_episode_is_stepped(num_envs, num_seeds):
+def test_terminal_state_is_never_stepped(num_envs, num_seeds):
     source = Tokens()
     env = envs.make(source, num_envs)
 
@@ -871,7 +871,7 @@ def test_no_state_after_an_episode_is_stepped(num_envs, num_seeds):
 
 @pytest.mark.parametrize("options", [dict(), dict(num_seeds=2), dict(devices=2)], ids=str)
 @pytest.mark.slow
-def test_no_state_after_an_episode_is_stepped_in_training_and_evaluation(options, tmp_path):
+def test_terminal_state_is_never_stepped_in_training_and_evaluation(options, tmp_path):
     source = Tokens()
     settings = dict(num_envs=8, total_steps=512, eval_episodes=4, run_dir=str(tmp_path / "run"), devices=1) | options
     run = jaxrl_fast.fit(algo="ppo", env=source, agent=dict(rollout_length=16, hidden_sizes=(8,)), **settings)
@@ -881,8 +881,8 @@ def test_no_state_after_an_episode_is_stepped_in_training_and_evaluation(options
 
 
 @pytest.mark.parametrize("steps", [9, 20])
-def test_a_number_that_becomes_real_after_several_steps_is_never_cut(steps):
-    """x becomes real one step after v does: alone, the environment sums 0, 0.25, 0.5, ... in x."""
+def test_state_that_becomes_float_after_several_steps_is_not_rounded(steps):
+    """v becomes a float in step 1, x in step 2. The oracle is the environment's own step: x sums 0, 0.25, 0.5, ..."""
 
     class Moving(Countdown):
         def reset_env(self, key, params):
@@ -912,13 +912,13 @@ def test_a_number_that_becomes_real_after_several_steps_is_never_cut(steps):
     np.testing.assert_array_equal(timesteps.obs[:, 0], np.transpose([xs, far]))
 
 
-def test_a_wrapper_whose_step_would_be_passed_over_is_refused():
+def test_make_rejects_wrapper_without_step_env():
     wrapped = FlattenObservationWrapper(envs.make("Catch-bsuite", 1).step.args[0].env)
     with pytest.raises(ValueError, match=r"lacks .*step_env.* of gymnax's interface"):
         envs.make(wrapped, N)
 
 
-def test_classes_instances_factories_and_pairs_are_environments():
+def test_make_accepts_classes_instances_factories_and_pairs():
     sources = [Countdown, Countdown(), lambda: Countdown(), lambda: (Countdown(), Params()), (Countdown(), Params())]
     for source in sources:
         assert envs.make(source, N, limit=7).step.args[0].params.limit == 7
@@ -927,7 +927,7 @@ def test_classes_instances_factories_and_pairs_are_environments():
 
 
 class Unset(Countdown):
-    """It needs no parameters."""
+    """A Countdown without parameters."""
 
     default_params = None
 
@@ -936,7 +936,7 @@ class Unset(Countdown):
 
 
 class Late:
-    """Its parameters come with an instance."""
+    """An environment whose instances set default_params."""
 
     def __init__(self, limit: int = 3):
         self.start, self.strange, self.default_params = 5, "", Params(limit)
@@ -946,8 +946,8 @@ class Late:
 
 
 @pytest.mark.parametrize("source", [Unset, Late])
-def test_parameters_may_be_none_or_come_with_an_instance(source):
-    """Of 9 left, time lets it count 7."""
+def test_default_params_may_be_none_or_set_by_instance(source):
+    """The time limit of 3 steps ends the episode before the countdown from 5."""
     by_name = f"{source.__module__}:{source.__name__}"
     for given in (source, by_name, source()):
         env = envs.make(given, N)
@@ -957,7 +957,7 @@ def test_parameters_may_be_none_or_come_with_an_instance(source):
 
 
 class Bursting(Countdown):
-    """What it shows is no number when nothing is left, and when as much is left as it is told."""
+    """Its observation contains NaN, infinity and -3e38 when `left` is 0 or `also_at`."""
 
     def __init__(self, start: int = 5, also_at: int = -1):
         super().__init__(start)
@@ -969,7 +969,7 @@ class Bursting(Countdown):
         return jnp.stack([left, *(jnp.where(wrong, x, 1.0) for x in (jnp.nan, jnp.inf, -3e38))])
 
 
-def test_what_an_episode_ends_in_is_readable_and_what_it_goes_on_from_is_left_alone():
+def test_nonfinite_or_huge_observation_becomes_zero_only_when_terminated():
     actions = jnp.zeros((5, N), jnp.int32)
     env = envs.make(Bursting(5, 2), N)
     steps = timesteps_of(env, actions)
@@ -978,13 +978,13 @@ def test_what_an_episode_ends_in_is_readable_and_what_it_goes_on_from_is_left_al
     np.testing.assert_array_equal(steps.obs[:, 0], [*right, wrong, [1, 1, 1, 1], [0, 0, 0, 0]])
     out_of_time = timesteps_of(envs.make(Bursting(5, 2), N, limit=3), actions)
     assert out_of_time.last[2].all() and out_of_time.discount[2].all()
-    np.testing.assert_array_equal(out_of_time.obs[2, 0], wrong)  # its value counts, so it is not made up
+    np.testing.assert_array_equal(out_of_time.obs[2, 0], wrong)  # its value is used, so it is not replaced
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("algo", ["ppo", "dqn", "pqn"])
-def test_learning_outlives_episodes_that_end_in_no_number(algo, tmp_path):
-    relu = {"activation": "relu"}  # which lets through what tanh would not
+def test_losses_stay_finite_when_terminal_observations_are_not(algo, tmp_path):
+    relu = {"activation": "relu"}  # unlike tanh, it does not bound huge inputs
     agent = {
         "ppo": {"rollout_length": 16} | relu,
         "pqn": {"rollout_length": 16},
@@ -999,7 +999,7 @@ def test_learning_outlives_episodes_that_end_in_no_number(algo, tmp_path):
     assert losses and np.isfinite(losses).all() and run.summary["status"] == "done"
 
 
-def test_an_environment_is_found_by_its_module_from_the_current_directory(tmp_path, monkeypatch):
+def test_module_id_is_imported_from_current_directory(tmp_path, monkeypatch):
     imports = "import jax.numpy as jnp\nimport numpy as np\nfrom typing import NamedTuple\n"
     imports += "from gymnax.environments import spaces\n\n"
     (tmp_path / "my_own_envs.py").write_text(imports + inspect.getsource(Params) + inspect.getsource(Countdown))
@@ -1015,11 +1015,11 @@ def test_an_environment_is_found_by_its_module_from_the_current_directory(tmp_pa
 
 
 @pytest.mark.parametrize("env", [None, 5, True, ["CartPole-v1"], {"a": 1}])
-def test_what_is_neither_an_id_nor_an_environment_is_refused(env):
+def test_make_rejects_argument_that_is_neither_id_nor_environment(env):
     with pytest.raises(ValueError, match=f"^env: must be an id, .*, got {re.escape(repr(env))}$"):
         envs.make(env, N)
 
 
-def test_a_backend_is_imported_only_when_it_is_asked_for():
+def test_import_of_envs_does_not_import_backends():
     code = "import sys, jaxrl_fast.envs; sys.exit(any(name in sys.modules for name in ('gymnax', 'envpool')))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,4 +1,4 @@
-"""Hidden parts of an observation: against the same environments without hiding, whose scores they share."""
+"""Hidden parts of an observation. The oracle is the same environment without hiding: all other values are equal."""
 
 import copy
 from functools import partial
@@ -24,7 +24,7 @@ from tests.helpers.gym_envs import Mixed
 from tests.helpers.host_envs import run
 
 T, N = 14, 4
-CHOICE = np.random.default_rng(0).integers(0, 2, (T, N, 3)).astype(np.int32)  # of all spaces of Mixed
+CHOICE = np.random.default_rng(0).integers(0, 2, (T, N, 3)).astype(np.int32)  # valid actions of Mixed
 
 
 class Parts(NamedTuple):
@@ -33,7 +33,7 @@ class Parts(NamedTuple):
 
 
 class Record:
-    """On the device: a NamedTuple in a dictionary, 5 steps."""
+    """A device environment that observes a NamedTuple in a dictionary; episodes have 5 steps."""
 
     default_params = ()
 
@@ -54,7 +54,7 @@ class Record:
 
 
 def play(env, actions):
-    """The observations [T + 1, N, ...] and the steps [T, N]."""
+    """Return the observations [T + 1, N, ...] and the time steps [T, N]."""
     try:
         first, steps = run(env, actions)
     finally:
@@ -66,7 +66,7 @@ def config(names, num_pools=0, **others):
     return HostEnvConfig((3, 0, 0), num_async_pools=num_pools, env_workers=0, hide=names, **others)
 
 
-def same_task(steps, others):
+def assert_same_task(steps, others):
     assert steps.last.any()
     for name in ("reward", "discount", "last"):
         np.testing.assert_array_equal(getattr(steps, name), getattr(others, name))
@@ -75,7 +75,7 @@ def same_task(steps, others):
 @pytest.mark.parametrize(
     ("env_id", "num_pools"), [("CartPole-v1", 0), ("envpool/CartPole-v1", 2), ("gymnasium/CartPole-v1", 0)]
 )
-def test_entries_of_a_vector_leave_and_nothing_else_changes(env_id, num_pools):
+def test_hide_removes_vector_entries_and_changes_nothing_else(env_id, num_pools):
     make = lambda names: envs.make(env_id, N, config(names, num_pools))
     hidden = make(("1", "3"))
     assert hidden.spec == make(()).spec._replace(obs=jax.ShapeDtypeStruct((2,), jnp.float32))
@@ -84,11 +84,11 @@ def test_entries_of_a_vector_leave_and_nothing_else_changes(env_id, num_pools):
     whole, steps = play(make(()), actions)
     found, others = play(hidden, actions)
     np.testing.assert_array_equal(found, whole[..., [0, 2]])
-    same_task(steps, others)
+    assert_same_task(steps, others)
 
 
-def test_parts_of_a_nested_observation_leave_by_their_path():
-    """An image, an entry of a vector, and the index of a state that agents see as a one-hot vector."""
+def test_hide_removes_parts_of_nested_observation_by_path():
+    """Hide an image, an entry of a vector, and the index of a state that is encoded as a one-hot vector."""
     names = ("camera", "inner/0", "joints/1")
     whole, steps = play(envs.make(Mixed, N, config(())), CHOICE)
     hidden = envs.make(Mixed, N, config(names))
@@ -99,15 +99,15 @@ def test_parts_of_a_nested_observation_leave_by_their_path():
     jax.tree.map(np.testing.assert_array_equal, found, expected)
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[2:], x.dtype), found)
     assert shapes == hidden.spec.obs
-    same_task(steps, others)
+    assert_same_task(steps, others)
     own = jax.tree.map(lambda x: x[0, :2], found)
-    own["choices"] = np.array([[1, 0], [2, 1]])  # as the environment returns them; they begin at 1 and -1
+    own["choices"] = np.array([[1, 0], [2, 1]])  # as the environment returns them, with starts 1 and -1
     encoded = hidden.encode_obs(own)
     np.testing.assert_array_equal(encoded["choices"], [[1, 0, 0, 1, 0], [0, 1, 0, 0, 1]])
     jax.tree.map(np.testing.assert_array_equal, {**encoded, "choices": 0}, {**own, "choices": 0})
 
 
-def test_a_whole_part_and_a_field_of_a_record_leave_on_the_device():
+def test_hide_removes_dict_entry_and_namedtuple_field_on_device():
     env = envs.make(Record, 2, HostEnvConfig(hide=("arm/velocity", "step"))).resize(N, HostEnvConfig())
     found, _ = play(env, np.zeros((3, N), np.int32))
     assert set(found) == {"arm"} and found["arm"].velocity is None
@@ -115,7 +115,7 @@ def test_a_whole_part_and_a_field_of_a_record_leave_on_the_device():
     assert envs.make(Record, N, HostEnvConfig(hide=("arm",))).spec.obs.keys() == {"step"}
 
 
-def test_pools_and_shards_hide_too():
+def test_hide_applies_to_async_pools_and_shards():
     bare = probes.pooled(probes.constant_reward(N))
     one = bare._replace(
         encode_obs=lambda obs: obs, spec=bare.spec._replace(obs=jax.ShapeDtypeStruct((2,), jnp.float32))
@@ -133,8 +133,8 @@ def test_pools_and_shards_hide_too():
     assert placement.num_shards == 2 and env.spec.obs.shape == (2,)
 
 
-def test_a_run_writes_it_down_and_everything_that_plays_hides_it(tmp_path):
-    """With the previous action and reward beside it. A video draws the whole observation all the same."""
+def test_hide_is_saved_with_run_and_applies_to_policy_and_evaluation(tmp_path):
+    """The run also observes the previous action and reward. A video still draws the whole observation."""
     given: dict = dict(env="CartPole-v1", num_envs=2, total_steps=64, tensorboard=False, log_level="quiet")
     given |= dict(hide=[1, 3], observe_previous=True)
     agent = dict(rollout_length=16, hidden_sizes=(4,), num_minibatches=1, num_epochs=1)
@@ -176,7 +176,7 @@ def test_a_run_writes_it_down_and_everything_that_plays_hides_it(tmp_path):
         (Record, "x", "--hide: must name parts .*, got x; it has arm, arm/position, arm/velocity, step"),
     ],
 )
-def test_what_cannot_be_hidden_is_refused_in_one_line(env, names, message):
+def test_hide_rejects_invalid_names_with_one_line_message(env, names, message):
     with pytest.raises(ValueError, match=message) as error:
         envs.make(env, 1, config(tuple(names.split(","))))
     assert "\n" not in str(error.value)

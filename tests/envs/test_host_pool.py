@@ -1,4 +1,4 @@
-"""Test a backend in a few lines of numpy: its rows, its seeds, and its exceptions."""
+"""A minimal host backend in numpy: rows, seeds, and exceptions of host pools."""
 
 import importlib.machinery
 import sys
@@ -21,18 +21,18 @@ from jaxrl_fast.types import Discrete, EnvSpec, HostEnvConfig
 SEED = (7, 0, 0)
 FIRST_ACTION = 5  # the environment's actions are 5, 6 and 7
 CONFIG = HostEnvConfig(SEED)
-EVENTS: list[tuple] = []  # what became of pools: ("open", seeds), ("reseed", seeds), ("close",)
+EVENTS: list[tuple] = []  # calls of pools: ("open", seeds), ("reseed", seeds), ("close",)
 
 
 class BrokenError(Exception):
-    """Raised by an environment; unlike most exceptions it cannot be made from one string."""
+    """An exception of an environment. Unlike most exceptions, it needs two arguments."""
 
     def __init__(self, code, reason):
         super().__init__(code, reason)
 
 
 class Counter:
-    """One environment: counts to a random limit, where it terminates or is truncated."""
+    """One environment that counts to a random limit, where it terminates or is truncated at random."""
 
     def __init__(self, seed):
         self.rng = np.random.default_rng(seed)
@@ -53,7 +53,7 @@ class Counter:
 
 
 class CountingPool:
-    """n of them, as a `HostPool`."""
+    """A `HostPool` of n Counters."""
 
     def __init__(self, options, seeds):
         self.options, self.num_steps = options, 0
@@ -138,7 +138,7 @@ def run(env, actions):
 
 
 def run_in_halves(env, actions):
-    """The same with every pool's step in two halves."""
+    """Run the same actions with each pool's step split into send and receive."""
 
     def step(state, action):
         for i, part in enumerate(jnp.split(action, env.pools.num)):
@@ -157,7 +157,7 @@ def run_in_halves(env, actions):
 
 
 def oracle(seed, actions):
-    """One environment in a plain loop: first observation, and lists of obs, reward, discount, last."""
+    """Step one environment in a plain loop; return its first observation, and arrays obs, reward, discount and last."""
     env = Counter(seed)
     first, rows, last = env.reset(), [], False
     for action in actions:
@@ -179,7 +179,7 @@ def check_rows(first, steps, actions):
             np.testing.assert_array_equal(one, other)
 
 
-def test_rows_are_those_of_a_plain_loop():
+def test_rows_match_plain_loop():
     env, actions = envs.make("counting/Up-v0", 5, CONFIG), random_actions(60, 5)
     assert env.spec.obs == jax.ShapeDtypeStruct((3,), np.float32) and not env.on_device
     first, steps = run(env, actions)
@@ -188,18 +188,18 @@ def test_rows_are_those_of_a_plain_loop():
     env.close()
 
 
-def test_a_time_limit_is_no_termination_and_a_reset_row_has_no_reward():
+def test_truncation_has_discount_one_and_reset_row_has_reward_zero():
     _, steps = run(envs.make("counting/Up-v0", 5, CONFIG), random_actions(60, 5))
     truncated = steps.obs[..., 2] == 1
     assert (steps.last & truncated).any() and (steps.last & ~truncated).any()
     np.testing.assert_array_equal(steps.discount == 0, steps.last & ~truncated)
     resets = steps.last[:-1]
     assert (steps.reward[1:][resets] == 0).all() and not steps.last[1:][resets].any()
-    assert (steps.obs[1:][resets][:, 0] == 0).all(), "the next row begins an episode"
+    assert (steps.obs[1:][resets][:, 0] == 0).all(), "the next row is a reset"
 
 
 @pytest.mark.parametrize("num_pools", [1, 2, 3])
-def test_pools_have_the_trajectories_of_one(num_pools):
+def test_number_of_async_pools_does_not_change_trajectories(num_pools):
     env, actions = envs.make("counting/Up-v0", 6, CONFIG._replace(num_async_pools=num_pools)), random_actions(40, 6)
     assert env.spec.num_envs == 6 and env.parallelism.num_pools == env.pools.num == num_pools
     check_rows(*run(env, actions), actions)
@@ -208,14 +208,14 @@ def test_pools_have_the_trajectories_of_one(num_pools):
     check_rows(*run_in_halves(again, actions), actions)
 
 
-def test_shards_have_seeds_of_their_own():
+def test_shards_use_disjoint_seeds():
     for shard in range(2):
         config = CONFIG._replace(shard=shard, num_shards=2, num_async_pools=2)
         envs.make("counting/Up-v0", 4, config).open()
     assert opened() == seeds_of(SEED, 8) and len(set(opened())) == 8
 
 
-def test_a_pool_opens_once_closes_once_and_opens_again():
+def test_open_and_close_are_idempotent_and_closed_pool_reopens():
     env = envs.make("counting/Up-v0", 2, CONFIG)
     env.reseed(3)
     env.close()
@@ -232,14 +232,14 @@ def test_a_pool_opens_once_closes_once_and_opens_again():
     env.close()
 
 
-def test_it_renders_the_first_environment():
+def test_render_returns_image_of_first_environment():
     env = envs.make("counting/Up-v0", 2, CONFIG)
     run(env, random_actions(1, 2))
     assert (env.render() == 1).all()
     env.close()
 
 
-def test_actions_are_within_the_environments_own():
+def test_to_env_action_clips_and_adds_action_start():
     env = envs.make("counting/Up-v0", 3, CONFIG)
     np.testing.assert_array_equal(env.to_env_action(jnp.array([-4, 1, 9])), [5, 6, 7])
 
@@ -249,7 +249,7 @@ ERRORS = [BrokenError(3, "a wheel came off"), KeyboardInterrupt("once"), ValueEr
 
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
 @pytest.mark.parametrize("num_pools", [0, 2])
-def test_an_exception_arrives_as_itself_with_its_traceback(error, num_pools):
+def test_pool_exception_propagates_unchanged_with_traceback(error, num_pools):
     config = CONFIG._replace(num_async_pools=num_pools)
     env = envs.make("counting/Up-v0", 2, config, fails_at=5, error=error)
     act = run_in_halves if num_pools else run
@@ -264,12 +264,12 @@ def test_an_exception_arrives_as_itself_with_its_traceback(error, num_pools):
     other.close()
 
 
-def test_an_error_of_another_origin_stays_what_it_is():
+def test_unrelated_jax_error_is_not_replaced():
     with pytest.raises(jax.errors.JaxRuntimeError, match="OUT"), host_env.original_errors():
         raise jax.errors.JaxRuntimeError("OUT of memory")
 
 
-def test_a_changed_shape_is_told():
+def test_observation_of_wrong_shape_is_rejected():
     env = envs.make("counting/Up-v0", 2, CONFIG, obs_size=2)
     says = r"^counting/Up-v0: obs must have shape \(2, 3\), got \(2, 2\)$"
     with pytest.raises(ValueError, match=says), host_env.original_errors():
@@ -285,7 +285,7 @@ def test_a_changed_shape_is_told():
         (CONFIG._replace(bridge="ffi"), "--host-bridge: counting/Up-v0 has no XLA calls, got ffi; use callback"),
     ],
 )
-def test_what_a_backend_cannot_do_is_refused(config, says):
+def test_make_rejects_options_that_backend_does_not_support(config, says):
     with pytest.raises(ValueError, match=says):
         envs.make("counting/Up-v0", 6, config)
     assert not EVENTS
@@ -309,7 +309,7 @@ def test_ppo_trains_and_evaluates(options, tmp_path):
 
 
 @pytest.mark.slow
-def test_an_exact_resume_reseeds_at_checkpoints(tmp_path):
+def test_exact_resume_reseeds_pools_at_checkpoints(tmp_path):
     options = SHORT | dict(exact_resume=True, save_every=160, eval_every=160)
     jaxrl_fast.fit(**options, run_dir=str(tmp_path / "run"))
     reseeded = [seeds for event, *rest in EVENTS if event == "reseed" for seeds in rest]
@@ -318,7 +318,7 @@ def test_an_exact_resume_reseeds_at_checkpoints(tmp_path):
     assert not host_pool.OPEN_POOLS
 
 
-def test_a_run_ends_with_the_exception_of_its_environment(tmp_path):
+def test_fit_raises_environment_exception_and_marks_run_failed(tmp_path):
     options = dict(fails_at=20, error=BrokenError(3, "a wheel came off"))
     module = sys.modules["jaxrl_fast.envs.counting"]
     module.make = lambda name, num_envs, _, config: make(name, num_envs, options, config)

@@ -1,4 +1,4 @@
-"""Gray, resized, stacked and skipped frames: against plain loops over the frames of the bare environment."""
+"""Gray, resized, stacked and skipped frames. The oracle is a plain loop over the frames of the bare environment."""
 
 from collections import deque
 from functools import partial
@@ -24,7 +24,7 @@ MODULE = "tests.envs.test_image"
 
 
 class Noise(gymnasium.Env):
-    """Every frame is random, except that frames 2 and 3 are equal; episodes last 1 to 9 steps."""
+    """An environment with random frames, except that frames 2 and 3 are equal. Episodes have 1 to 9 steps."""
 
     action_space = gymnasium.spaces.Discrete(2)
 
@@ -48,7 +48,7 @@ class Noise(gymnasium.Env):
 
 
 class Gray(Noise):
-    """Has an option `gray` of its own, which means something else."""
+    """An environment with its own option `gray`, which has another meaning."""
 
     def __init__(self, gray=0.5):
         super().__init__()
@@ -56,7 +56,7 @@ class Gray(Noise):
 
 
 class Ramp:
-    """On the device: frame t of an episode is full of t. It ends after 5 or, if terminal, 4 steps."""
+    """A device environment whose frame t is filled with t. After `ends` steps it terminates or is truncated."""
 
     default_params = ()
 
@@ -81,7 +81,7 @@ class Ramp:
 
 
 def play(env, num_steps=T):
-    """Observations [T + 1, N, ...], and the time steps [T, N, ...]."""
+    """Return the observations [T + 1, N, ...] and the time steps [T, N, ...]."""
     try:
         first, steps = run(env, random_actions(env.spec, num_steps))
     finally:
@@ -90,7 +90,7 @@ def play(env, num_steps=T):
 
 
 def stacked(frames, last, num_frames):
-    """Stacks of one environment's frames [T + 1, H, W, C], by a queue that is filled where an episode begins."""
+    """Stack one environment's frames [T + 1, H, W, C] with a queue that each reset fills with its first frame."""
     queue, found = deque(maxlen=num_frames), []
     for t, frame in enumerate(frames):
         begins = t == 0 or t > 1 and last[t - 2]
@@ -100,7 +100,7 @@ def stacked(frames, last, num_frames):
 
 
 @pytest.mark.parametrize(("shape", "num_pools"), [((H, W, 3), 0), ((H, W), 3), ((3, H, W), 0)])
-def test_stacks_are_those_of_a_queue(shape, num_pools):
+def test_frame_stack_matches_queue_of_frames(shape, num_pools):
     config = HostEnvConfig(seed=(3, 0, 0), num_async_pools=num_pools, env_workers=0)
     bare, steps = play(envs.make(partial(Noise, shape), N, config))
     env = envs.make(partial(Noise, shape), N, config, frame_stack="4")
@@ -114,7 +114,7 @@ def test_stacks_are_those_of_a_queue(shape, num_pools):
         np.testing.assert_array_equal(getattr(after, name), getattr(steps, name))
 
 
-def test_stacks_on_the_device_and_after_a_change_of_the_number():
+def test_frame_stack_on_device_matches_expected_frames_after_resize():
     env = envs.make(Ramp, 1, frame_stack=3).resize(2, HostEnvConfig())
     assert env.spec.num_envs == 2 and env.spec.obs.shape == (H, W, 3)
     found, _ = play(env, 7)
@@ -123,7 +123,7 @@ def test_stacks_on_the_device_and_after_a_change_of_the_number():
 
 
 @pytest.mark.parametrize("size", [(9, 10), (18, 20), (40, 30)])
-def test_gray_and_resize_are_those_of_gymnasium_and_pillow(size):
+def test_gray_and_resize_match_gymnasium_and_pillow(size):
     bare, _ = play(envs.make(Noise, N))
     made = envs.make(Noise, N, gray=True, resize=f"{size[0]}x{size[1]}")
     assert made.spec.obs.shape == (*size, 1) and made.spec.frame_stack == 0
@@ -132,7 +132,7 @@ def test_gray_and_resize_are_those_of_gymnasium_and_pillow(size):
     for t in (0, 7):
         expected = Image.fromarray(gray(bare[t, 1])).resize(size[::-1], Image.Resampling.BILINEAR)
         difference = np.abs(np.asarray(expected, int) - found[t, 1, :, :, 0])
-        assert difference.max() <= 2 and np.median(difference) <= 1  # gymnasium rounds gray down
+        assert difference.max() <= 2 and np.median(difference) <= 1  # gymnasium truncates gray values
 
 
 @pytest.mark.parametrize(("size", "new"), [((210, 160), (84, 84)), ((7, 12), (20, 9)), ((18, 20), (18, 5))])
@@ -176,7 +176,7 @@ def test_frames_of_an_envpool_task_change_on_the_device():
     assert not steps.last.any() and bare.std() > 0
 
 
-def test_colors_are_resized_separately():
+def test_color_channels_are_resized_separately():
     frame = np.zeros((1, 4, 4, 3), np.uint8)
     frame[0, :2, :, 0], frame[0, :, 2:, 2] = 200, 100
     found = np.asarray(image.change(image.Frames(resize=(2, 2)), jnp.array(frame))[0], int)
@@ -184,16 +184,16 @@ def test_colors_are_resized_separately():
     assert (np.sign(np.diff(found[..., 2], axis=1)) == 1).all()
 
 
-def test_python_environments_skip_frames_up_to_the_end():
-    """Step t pays t. Episodes of 7 steps, 3 at a time: 1 + 2 + 3, 4 + 5 + 6, and 7 alone."""
+def test_frame_skip_stops_at_episode_end_in_python_environment():
+    """Step t has reward t. Episodes have 7 steps, 3 at a time: 1 + 2 + 3, 4 + 5 + 6, and 7."""
     _, steps = play(envs.make(Noise, 2, frame_skip=3, limit=7), 8)
     np.testing.assert_array_equal(steps.reward[:, 0], [6, 15, 7, 0, 6, 15, 7, 0])
     np.testing.assert_array_equal(steps.last[:, 0], [False, False, True, False] * 2)
 
 
 @pytest.mark.parametrize("terminal", [False, True])
-def test_device_environments_skip_frames_up_to_the_end(terminal):
-    """Step t pays 10^t, so that a sum shows which steps were taken."""
+def test_frame_skip_stops_at_episode_end_in_device_environment(terminal):
+    """Step t has reward 10^t, so the sum shows which steps were taken."""
     found, steps = play(envs.make(Ramp, 2, frame_skip=3, terminal=terminal), 5)
     np.testing.assert_array_equal(found[:, 0, 0, 0, 0], [0, 3, 5, 0, 3, 5])
     np.testing.assert_array_equal(steps.reward[:, 0], [1110, 110000, 0, 1110, 110000])
@@ -201,8 +201,8 @@ def test_device_environments_skip_frames_up_to_the_end(terminal):
     np.testing.assert_array_equal(steps.discount[:, 0], [1, 0 if terminal else 1, 1, 1, 0 if terminal else 1])
 
 
-def test_rollouts_keep_single_frames_and_rebuild_the_stacks():
-    """The stacks that minibatches see are those that the policy saw, over ends and equal frames."""
+def test_rollout_stores_single_frames_and_rebuilds_stacks():
+    """Stacks decoded for minibatches equal the policy's stacks, also across episode ends and equal frames."""
 
     def collect(**changes):
         env = envs.make(Noise, N, frame_stack=4)
@@ -222,7 +222,7 @@ def test_rollouts_keep_single_frames_and_rebuild_the_stacks():
     assert whole.steps.last.any()
 
 
-def test_a_replay_stores_single_frames():
+def test_replay_buffer_stores_single_frames():
     spec = envs.make(Ramp, 2, frame_stack=4).spec
     agent = dqn.make(dqn.Config(buffer_size=64, batch_size=8, learning_starts=8), spec, 10)
     assert jax.eval_shape(agent.init, jax.random.key(0)).replay.obs.shape[2:] == (H, W, 1)
@@ -251,19 +251,19 @@ def test_a_replay_stores_single_frames():
         ("envpool/CartPole-v1", {"frame_skip": 4}, "envpool/CartPole-v1 has no option 'frame_skip'"),
     ],
 )
-def test_what_is_not_possible_is_refused_in_one_line(env, options, message):
+def test_make_rejects_invalid_image_option_with_one_line_message(env, options, message):
     with pytest.raises(ValueError, match=message) as error:
         envs.make(env, 2, **options)
     assert "\n" not in str(error.value)
 
 
-def test_an_environment_keeps_its_own_options():
+def test_environment_option_takes_precedence_over_image_option():
     assert envs.make(Gray, 1, gray=0.25).spec.obs.shape == (H, W, 3)
     assert envs.make("envpool/Pong-v5", 1, frame_skip=2).spec.frame_stack == 4
     assert envs.make("envpool/HopperHop-v1", 1, frame_skip=2).spec.frame_stack <= 1
 
 
-def test_changed_frames_come_from_pools_without_a_memory():
+def test_resize_to_same_size_keeps_frames_of_async_pools():
     config = HostEnvConfig((3, 0, 0), num_async_pools=3, env_workers=0)
     (bare, _), (found, _) = (play(envs.make(Noise, N, config, **o), 3) for o in ({}, {"resize": "18x20"}))
     np.testing.assert_array_equal(found, bare)

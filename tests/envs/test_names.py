@@ -1,4 +1,4 @@
-"""Messages name an environment that was given as an object: "module:Class", and never "<class ...>" or an address."""
+"""Messages name an environment given as an object by "module:Class", never by "<class ...>" or an address."""
 
 import re
 from types import SimpleNamespace
@@ -20,7 +20,7 @@ LAMBDA = rf"{HERE}:<lambda>\.<locals>\.<lambda>"
 
 
 class Counter:
-    """Eight steps with reward 1."""
+    """Episodes have eight steps with reward 1."""
 
     default_params = ()
 
@@ -131,20 +131,20 @@ CASES = [  # the environment's class, what is done with it, and the message
 
 @pytest.mark.parametrize("given", GIVEN)
 @pytest.mark.parametrize(("kind", "act", "words"), CASES, ids=[re.sub(r"\W+", "_", words)[:40] for *_, words in CASES])
-def test_a_message_names_the_environment(kind, act, words, given, tmp_path, monkeypatch):
+def test_error_message_names_environment_given_as_object(kind, act, words, given, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     give, name = GIVEN[given]
     assert re.match(words.format(name(kind)), message(act, give(kind)))
 
 
 @pytest.mark.parametrize("given", GIVEN)
-def test_an_environment_in_the_place_of_a_preset_is_named(given):
-    """`fit(Counter)` gives it as the first argument, `config`."""
+def test_error_message_names_environment_passed_as_config(given):
+    """The first argument of `fit` is `config`, so `fit(Counter)` is an error."""
     give, name = GIVEN[given]
     assert re.search(rf"^config: .* got .*{name(Counter)}", message(jaxrl_fast.fit, give(Counter)))
 
 
-def test_a_class_that_cannot_be_made_is_named():
+def test_error_message_names_class_that_cannot_be_constructed():
     assert message(fit, Costly).startswith(f"{HERE}:Costly cannot be made: TypeError")
     assert message(envs.make, dict, 1) == (
         "env: must be an environment or a function that makes one, got builtins:dict"
@@ -152,8 +152,8 @@ def test_a_class_that_cannot_be_made_is_named():
 
 
 @pytest.mark.parametrize("given", ["class", "instance", "pair"])
-def test_a_resumed_sweep_names_the_object(given):
-    """sweep.yaml holds only its repr."""
+def test_sweep_resume_error_names_environment_object(given):
+    """sweep.yaml stores only the repr of the environment."""
     give, name = GIVEN[given]
     options = SimpleNamespace(env=written_env(give(Counter)))
     plan = SimpleNamespace(folder="x", groups={"0": SimpleNamespace(settings=SimpleNamespace(options=options))})
@@ -162,8 +162,8 @@ def test_a_resumed_sweep_names_the_object(given):
 
 
 @pytest.mark.slow
-def test_a_run_in_an_object_is_named(tmp_path, capsys):
-    """In its folder, in the lines of the run, and where it cannot be drawn, resumed or has diverged."""
+def test_run_names_environment_object_in_config_output_and_errors(tmp_path, capsys):
+    """Check config.yaml, the output, and the errors of a video, a load and a diverged run."""
     run = fit(Counter(), run_dir=str(tmp_path / "run"))
     name = f"{HERE}:Counter"
     assert yaml.safe_load((run.folder / paths.CONFIG).read_text())["env"] == name
@@ -175,7 +175,7 @@ def test_a_run_in_an_object_is_named(tmp_path, capsys):
     assert f"{HERE}:Infinite" in check(str(caught.value))
 
 
-def test_describe_names_what_has_no_repr():
+def test_describe_names_classes_and_objects_without_repr():
     assert importing.describe([Counter, 1, ("a", Counter())]) == f"[{HERE}:Counter, 1, ('a', {HERE}:Counter)]"
     assert importing.describe({"env": (Counter,)}) == f"{{'env': ({HERE}:Counter,)}}"
     assert importing.describe(jnp.float32(1)) == f"{jnp.float32(1)!r}"

@@ -1,4 +1,4 @@
-"""The physics of Paddles against a plain loop, its symmetry, and how its players become rows."""
+"""Paddles: physics against a scalar oracle, mirror symmetry, observations, and players as rows."""
 
 from functools import partial
 
@@ -28,7 +28,7 @@ states = st.builds(
 
 
 def oracle(state, moves):
-    """The ball, its velocity, the paddles, and who has hit or missed it: 0, 1 or None."""
+    """Return the ball, its velocity, the paddles, and which player has hit and missed the ball: 0, 1 or None."""
     paddles = [max(-4.0, min(4.0, float(y) + dy)) for y, dy in zip(state.paddles, moves)]  # 6 - 2
     (x, y), (vx, vy) = map(float, state.ball), map(float, state.velocity)
     x, y = x + vx, y + vy
@@ -44,7 +44,7 @@ def oracle(state, moves):
 
 
 @given(states, st.tuples(*[st.sampled_from([-1.0, 0.0, 1.0])] * 2))
-def test_a_move_is_that_of_a_plain_loop(state, moves):
+def test_move_matches_scalar_physics(state, moves):
     ball, velocity, paddles, hit, missed = oracle(state, moves)
     found = moved(state, jnp.float32(moves))
     np.testing.assert_array_equal(found.state.ball, np.float32(ball))
@@ -55,7 +55,7 @@ def test_a_move_is_that_of_a_plain_loop(state, moves):
 
 
 @given(states, st.tuples(*[eighths(-1, 1)] * 2))
-def test_a_mirrored_state_moves_to_the_mirrored_result(state, moves):
+def test_move_of_mirrored_state_is_mirrored(state, moves):
     moves = jnp.float32(moves)
     found, other = moved(state, moves), moved(mirrored(state), moves[::-1])
     expected = Moved(mirrored(found.state), found.hit[::-1], found.missed[::-1])
@@ -89,14 +89,14 @@ def test_each_player_sees_the_field_from_its_own_side(state):
 
 
 @given(states, st.tuples(*[st.integers(0, 2)] * 2))
-def test_a_missed_ball_is_a_point_for_the_other_player(state, actions):
+def test_missed_ball_scores_for_other_player_and_serves_new_ball(state, actions):
     *_, missed = oracle(state, [(0.0, 1.0, -1.0)[a] for a in actions])
     after, reward, over = stepped(state, jnp.int32(actions))
     points = [1 + (missed == 1), 2 + (missed == 0)]
     np.testing.assert_array_equal(after.points, points)
     np.testing.assert_array_equal(reward, {None: [0, 0], 0: [-1, 1], 1: [1, -1]}[missed])
     assert not over and after.num_steps == 8
-    if missed is not None:  # another ball is served
+    if missed is not None:  # a new ball is served
         assert after.ball[0] == 0 and abs(after.ball[1]) <= 3 and abs(after.velocity[0]) == 1
         assert abs(after.velocity[1]) <= 0.5
 
@@ -106,7 +106,7 @@ def near(x, y, velocity, points=(0, 0)):
     return State(pair(x, y), pair(*velocity), pair(0, 0), jnp.int32(points), pair(x, y), jnp.int32(0))
 
 
-def test_the_fifth_point_ends_the_game():
+def test_fifth_point_terminates_episode():
     step = lambda state: GAME.step_env(jax.random.key(0), state, jnp.zeros(2, jnp.int32), PARAMS)[3]
     assert step(near(7.5, 5, (1, 0), (4, 0))) and not step(near(7.5, 5, (1, 0), (3, 4)))
 
@@ -128,7 +128,7 @@ def test_cooperating_players_are_both_paid_for_hits_and_misses(state, actions, l
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
-def test_the_scripted_opponent_follows_the_ball_with_its_own_speed(side):
+def test_scripted_opponent_follows_ball_at_its_own_speed(side):
     game = Paddles(*SIZE, opponent="scripted", side=side)
     obs, after, reward, *_ = game.step_env(jax.random.key(0), near(0, 5, (1, 0)), jnp.int32(2), PARAMS)
     assert obs.shape == (9,) and reward.shape == ()
@@ -137,7 +137,7 @@ def test_the_scripted_opponent_follows_the_ball_with_its_own_speed(side):
     assert reward == (1 if side == "left" else -1)
 
 
-def test_boards_and_images_show_the_same_field():
+def test_board_and_image_observations_show_expected_state():
     state = near(-3.9, 2.1, (1, 0))._replace(paddles=jnp.float32([2, -3]), before=jnp.float32([-4.9, 2.1]))
     board, image = (Paddles(*SIZE, observation=kind)._observe(PARAMS, state)[0] for kind in ("board", "image"))
     cells = [np.argwhere(board[..., i]).tolist() for i in range(4)]
@@ -150,7 +150,7 @@ def test_boards_and_images_show_the_same_field():
     assert {*columns.tolist()} == {0, 1, 82, 83} and len(rows) == 4 * 28
 
 
-def test_rows_are_players_and_both_end_at_the_time_limit():
+def test_players_are_rows_with_equal_ends_and_opposite_rewards():
     env = envs.make("games/Paddles", 3, max_steps_in_episode=40, points=2, paddle=2.0)
     assert env.spec.num_envs == 6 and env.spec.num_games == 3 and env.spec.players == ("left", "right")
     state, first = env.reset(jax.random.key(0))
@@ -187,7 +187,7 @@ def test_rows_are_players_and_both_end_at_the_time_limit():
         ({"paddle": 17}, "paddle: must be more than 0 and at most the height 16, got 17"),
     ],
 )
-def test_wrong_options_are_one_line(options, problem):
+def test_make_rejects_invalid_option_with_one_line_message(options, problem):
     with pytest.raises(ValueError) as error:
         envs.make("Paddles", 2, **options)
     assert problem in str(error.value) and "\n" not in str(error.value)

@@ -1,4 +1,4 @@
-"""The previous action and reward in an observation: against a plain loop over the steps of the same environments."""
+"""The previous action and reward in an observation. The oracle is a plain loop over the same environments' steps."""
 
 from functools import partial
 
@@ -20,7 +20,7 @@ T, N = 24, 4
 
 
 class Drive(gymnasium.Env):
-    """Continuous actions with bounds of their own, and an image that its random numbers decide; 3 to 6 steps."""
+    """An environment with asymmetric action bounds and random images. Episodes have 3 to 6 steps."""
 
     action_space = gymnasium.spaces.Box(np.float32([0, -3]), np.float32([5, 3]))
     observation_space = gymnasium.spaces.Box(0, 255, (20, 20, 3), np.uint8)
@@ -51,8 +51,8 @@ def play(env, actions):
     return jax.tree.map(lambda a, b: np.concatenate([a[None], b]), first.obs, steps.obs), steps
 
 
-def told(steps, seen):
-    """Action [T + 1, N, A] and reward [T + 1, N, 1] before each observation, from actions as they are seen."""
+def expected_previous(steps, seen):
+    """Return action [T + 1, N, A] and reward [T + 1, N, 1] before each observation, 0 after a reset."""
     action, reward = np.zeros((T + 1, N, seen.shape[-1])), np.zeros((T + 1, N, 1))
     for t in range(T):
         for i in range(N):
@@ -73,44 +73,44 @@ def one_hot(choices, num):
         ("gymnasium/CartPole-v1", dict(max_episode_steps=9), 0),
     ],
 )
-def test_a_vector_gets_longer(env_id, options, num_pools):
+def test_previous_action_and_reward_are_appended_to_vector(env_id, options, num_pools):
     env = make(env_id, True, num_pools, **options)
     assert env.spec.obs == jax.ShapeDtypeStruct((7,), jnp.float32)
     actions = random_actions(env.spec, T)
     plain, steps = play(make(env_id, False, num_pools, **options), actions)
     found, others = play(env, actions)
     assert (steps.last.sum(0) > 1).all() and len(np.unique(actions)) == 2
-    expected = np.concatenate([plain, *told(steps, one_hot(actions, 2))], axis=-1)
+    expected = np.concatenate([plain, *expected_previous(steps, one_hot(actions, 2))], axis=-1)
     np.testing.assert_array_equal(found, expected.astype(np.float32))
     jax.tree.map(np.testing.assert_array_equal, others._replace(obs=()), steps._replace(obs=()))
 
 
-def test_beside_an_image_both_are_parts_of_their_own():
-    """Stacked frames too. Actions are as they were executed: within [-1, 1], 0 for NaN."""
+def test_previous_action_and_reward_are_separate_parts_beside_image():
+    """Frames are stacked. Previous actions are the executed ones: clipped to [-1, 1], and 0 for NaN."""
     env = make(Drive, True, frame_stack=2)
     assert [x.shape for x in env.spec.obs] == [(20, 20, 6), (2,), (1,)] and env.spec.frame_stack == 0
     actions = 2 * random_actions(env.spec, T)
     actions[5, :, 0] = np.nan
     plain, steps = play(make(Drive, False, frame_stack=2), actions)
     found, _ = play(env, actions)
-    action, reward = told(steps, np.clip(np.nan_to_num(actions), -1, 1))
+    action, reward = expected_previous(steps, np.clip(np.nan_to_num(actions), -1, 1))
     assert (steps.last.sum(0) > 1).all() and (np.abs(action) == 1).any() and (np.abs(reward) > 1).any()
     for one, other in zip(found, (plain, action, reward), strict=True):
         np.testing.assert_array_equal(one, other.astype(one.dtype))
 
 
-def test_several_choices_are_one_hot_vectors_beside_a_nested_observation():
+def test_previous_multi_discrete_action_is_one_hot_in_nested_observation():
     actions = np.random.default_rng(0).integers(0, [2, 3, 4], (T, N, 3)).astype(np.int32)
     env = make(Mixed, True)
     assert env.spec.action == MultiDiscrete((2, 3, 4)) and set(env.spec.obs[0]) == set(make(Mixed, False).spec.obs)
     (_, action, reward), steps = play(env, actions)
     seen = np.concatenate([one_hot(actions[..., i], num) for i, num in enumerate((2, 3, 4))], axis=-1)
-    for one, other in zip((action, reward), told(steps, seen), strict=True):
+    for one, other in zip((action, reward), expected_previous(steps, seen), strict=True):
         np.testing.assert_array_equal(one, other)
 
 
-def test_the_index_of_a_state_stays_one(tmp_path):
-    """Export, which takes observations as the environment has them, and an agent that replays the parts."""
+def test_discrete_observation_is_encoded_from_index_with_previous(tmp_path):
+    """DQN replays the parts. `encode_obs` and the exported policy take the raw index; its encoding is one-hot."""
     agent = dict(hidden_sizes=(4,), buffer_size=64, batch_size=4, learning_starts=8)
     given = dict(env="gymnasium/FrozenLake-v1", num_envs=2, total_steps=32, tensorboard=False, log_level="quiet")
     fit = partial(jaxrl_fast.fit, algo="dqn", agent=agent, eval_episodes=2, eval_envs=2, **given)
@@ -121,10 +121,10 @@ def test_the_index_of_a_state_stays_one(tmp_path):
     own = np.array([0, 5]), np.eye(4)[:2].astype(np.float32), np.zeros((2, 1), np.float32)
     encoded = trained.env.encode_obs(own)
     np.testing.assert_array_equal(encoded[0], one_hot([0, 5], 16))
-    assert run.export(to="stablehlo").is_dir()  # it is checked against the policy
+    assert run.export(to="stablehlo").is_dir()  # export checks its result against the policy
 
 
-def test_pools_tell_what_they_were_sent():
+def test_async_pools_observe_actions_that_were_sent():
     env = previous.observe(probes.pooled(probes.constant_reward(N)))
     state, first = env.reset(jax.random.key(0))
     action = jnp.arange(N, dtype=jnp.int32) % env.spec.action.num

@@ -1,4 +1,4 @@
-"""An environment whose numbers are not finite: against a plain walk through its episodes, on the device and off it."""
+"""Quarantine of environments with nonfinite values, on the device and on the host. The oracle is a plain loop."""
 
 import functools
 import operator
@@ -27,9 +27,11 @@ MODULE = "tests.envs.test_quarantine"
 
 
 class Unstable:
-    """Half of the episodes, marked in the observation, are not finite from step FAIL on. All last LIMIT steps.
+    """A fraction `share` of the episodes, marked in the observation, is not finite from step FAIL on.
 
-    A reward is infinite in step FAIL only, so that the steps after it look as if nothing had happened.
+    All episodes have LIMIT steps, except that marked ones terminate at step FAIL with kind "terminal". With kind
+    "reward", only the reward of step FAIL is infinite, and later steps are finite. With kind "reset", the first
+    observation is NaN already.
     """
 
     default_params = ()
@@ -59,13 +61,13 @@ class Unstable:
 
 
 def make(kind="obs", num_envs=N, on_device=True, share=0.5):
-    """A guarded environment. Off the device it cannot be reset from outside, as a pool of envpool."""
+    """Return a guarded environment. If not on_device, it cannot be reset from outside, like a pool of envpool."""
     env = envs.make(Unstable(kind, share), num_envs)
     return quarantine.guard(env._replace(on_device=on_device))
 
 
 def counting_agent(num_steps=T):
-    """An agent whose carry counts the steps since an episode began."""
+    """Return an agent whose recurrent state counts the steps since the reset."""
     act = lambda state, inputs, carry, noise: Decision(jnp.zeros(len(carry), jnp.int32), carry + 1, carry)
     return Agent(lambda key: (), act, act, lambda *_: None, num_steps, initial_carry=jnp.int32(0))
 
@@ -81,13 +83,13 @@ def play_from(env, num_steps, key):
 
 
 def expected(obs, on_device):
-    """Rows (time, last, valid, failed) of one environment, whose observations [T, 2] mark episodes that fail."""
+    """Return rows (time, last, valid, failed) of one environment. Its observations [T, 2] mark episodes that fail."""
     rows = []
     while len(rows) < len(obs):
         is_bad = obs[len(rows), 1] == 1
         length = FAIL - 1 if is_bad else LIMIT
         rows += [(t, t == length - 1, True, False) for t in range(length)]
-        if is_bad:  # the pool's own episode goes on to its limit; agents see the observation before the failed step
+        if is_bad:  # agents see the observation before the failed step until a pool's own episode ends at its limit
             num_failed = 1 if on_device else LIMIT - FAIL + 1
             rows += [(length, True, False, True)] * num_failed
         rows += [(length, False, False, False)]  # the reset
@@ -95,8 +97,8 @@ def expected(obs, on_device):
 
 
 @pytest.mark.parametrize(("kind", "on_device"), [("obs", True), ("obs", False), ("reward", True), ("reward", False)])
-def test_rows_of_failed_steps_are_those_of_a_plain_walk(kind, on_device):
-    """Nothing that is not finite comes out; the row before a failed step truncates the episode."""
+def test_quarantined_rows_match_plain_loop(kind, on_device):
+    """All values in the rollout are finite. The row before a failed step truncates the episode."""
     _, experience, metrics = play(make(kind, on_device=on_device))
     steps = experience.steps
     assert all(np.isfinite(x).all() for x in jax.tree.leaves(experience) if x.dtype == np.float32)
@@ -104,10 +106,10 @@ def test_rows_of_failed_steps_are_those_of_a_plain_walk(kind, on_device):
     for i in range(N):
         time, last, valid, failed = expected(steps.obs[:, i], on_device)
         np.testing.assert_array_equal(steps.obs[:, i, 0], time)
-        np.testing.assert_array_equal(steps.last[:-1, i], last[:-1])  # a failure after the last row is not known
+        np.testing.assert_array_equal(steps.last[:-1, i], last[:-1])  # a failure after the rollout is not known yet
         np.testing.assert_array_equal(steps.valid[:, i], valid)
         np.testing.assert_array_equal(steps.reward[:, i], valid.astype(np.float32))
-        np.testing.assert_array_equal(steps.extras[:, i][valid], time[valid])  # the recurrent state begins again
+        np.testing.assert_array_equal(steps.extras[:, i][valid], time[valid])  # the recurrent state is reset
         num_failed += failed.sum()
         num_ended += (time[valid] == LIMIT - 1).sum()
     assert (steps.discount == 1).all()
@@ -117,15 +119,15 @@ def test_rows_of_failed_steps_are_those_of_a_plain_walk(kind, on_device):
     assert metrics["valid_steps"] == steps.valid.sum()
 
 
-def test_a_terminal_observation_need_not_be_finite():
+def test_nonfinite_terminal_observation_is_not_quarantined():
     _, experience, metrics = play(make("terminal"))
     assert metrics["quarantined"] == 0 and np.isfinite(experience.steps.obs).all()
     assert metrics["return_min"] == FAIL and metrics["return_max"] == LIMIT
 
 
 @pytest.mark.parametrize("on_device", [True, False])
-def test_an_episode_that_begins_with_nan_is_over_at_once(on_device):
-    """No row of it is valid, and its observation is 0 or that of the episode before."""
+def test_episode_with_nan_first_observation_has_no_valid_rows(on_device):
+    """Its rows are all invalid. Its observation is 0 or the last one of the previous episode."""
     _, experience, metrics = play(make("reset", on_device=on_device))
     steps = experience.steps
     assert np.isfinite(steps.obs).all() and not steps.obs[0, :, 1].any()
@@ -134,8 +136,8 @@ def test_an_episode_that_begins_with_nan_is_over_at_once(on_device):
     assert metrics["return_min"] == metrics["return_max"] == LIMIT
 
 
-def test_rollouts_of_any_length_hold_the_same_rows():
-    """Except `last` before a failure in the next rollout: that row bootstraps from the same observation anyway."""
+def test_rollout_length_does_not_change_quarantined_rows():
+    """`last` is excluded: it may differ before a failure in the next rollout, where the bootstrap value is the same."""
     env, agent = make(), counting_agent(7)
     policy, whole = functools.partial(agent.explore, ()), play(make(), 21)[1]
     collect = jax.jit(lambda actors: rollout.collect(env, agent, policy, actors, jnp.zeros(7), 7)[:2])
@@ -146,14 +148,14 @@ def test_rollouts_of_any_length_hold_the_same_rows():
     same_bits(jax.tree.map(lambda *x: jnp.concatenate(x), *parts), whole.steps._replace(last=()))
 
 
-def test_seeds_in_one_program_equal_single_ones():
+def test_vmapped_seeds_match_single_seed_in_quarantine():
     env, keys = make(), jax.vmap(jax.random.key)(jnp.arange(2))
     both = jax.jit(jax.vmap(functools.partial(play_from, env, T)))(keys)[1:]
     same_bits(jax.tree.map(lambda x: x[1], both), play(env, seed=1)[1:])
 
 
-def test_asynchronous_pools_fail_alike():
-    """Two pools of half the environments; the policy does not look, so the rows are those of synchronous ones."""
+def test_quarantined_rows_of_async_pools_match_plain_loop():
+    """Use two pools, each with half of the environments. The policy ignores observations, so its lag has no effect."""
     parts = [probes.pooled(envs.make(Unstable(), N // 2)._replace(on_device=False)) for _ in range(2)]
 
     def reset(key):
@@ -189,8 +191,8 @@ def test_asynchronous_pools_fail_alike():
     assert metrics["quarantined"] > 0
 
 
-def test_an_n_step_target_ends_before_a_failure_in_the_next_rollout():
-    """Rewards 1, 2 | 0, 4, ...: the first row of the second rollout failed, so the target of reward 2 is 2 alone."""
+def test_n_step_target_stops_before_failed_row_of_next_rollout():
+    """Rewards are 1, 2 | 0, 4, ... The first row of the second rollout failed, so the target of reward 2 is only 2."""
     config = ring.ReplayConfig(num_rows=8, num_envs=1, n_step=3)
     numbers = jnp.arange(8, dtype=jnp.float32)[:, None]
     row = Transition(
@@ -206,7 +208,7 @@ def test_an_n_step_target_ends_before_a_failure_in_the_next_rollout():
     assert sample.next_obs[:, 0].tolist() == [2, 2, 6]
 
 
-def test_resizing_and_time_limits_keep_the_guard():
+def test_resize_and_terminating_time_limit_keep_quarantine():
     env = time_limit.terminating(make()).resize(3, HostEnvConfig())
     _, experience, metrics = play(env)
     assert metrics["quarantined"] > 0 and experience.steps.obs.shape == (T, 3, 2)
@@ -214,8 +216,8 @@ def test_resizing_and_time_limits_keep_the_guard():
 
 
 @pytest.mark.parametrize(("fault", "num_workers"), [("nan", 0), ("nan", 2), ("reward nan", 0), ("reward huge", 0)])
-def test_gymnasium_pools_reset_after_the_failed_step(fault, num_workers):
-    """Step 3 of each episode fails: two valid rows, the failed one, and the reset."""
+def test_gymnasium_pool_resets_after_failed_step(fault, num_workers):
+    """Step 3 of each episode fails. Each episode gives two valid rows, the failed row, and the reset row."""
     config = HostEnvConfig(seed=(0,), env_workers=num_workers, quarantine=True)
     env = envs.make(Walk, 2, config, size=9.0, fault=fault, fault_at=3)
     try:
@@ -229,7 +231,7 @@ def test_gymnasium_pools_reset_after_the_failed_step(fault, num_workers):
     assert np.isfinite(steps.reward).all() and metrics["quarantined"] == 6 and metrics["episodes"] == 0
 
 
-def test_an_evaluation_of_an_environment_that_always_fails_ends(monkeypatch):
+def test_evaluation_stops_at_step_limit_when_environment_always_fails(monkeypatch):
     monkeypatch.setattr(evaluator, "MAX_STEPS", 20)
     env = make(share=1.0, num_envs=2)
     run = evaluator.Evaluator(env, counting_agent(), [0], 4)
@@ -237,7 +239,7 @@ def test_an_evaluation_of_an_environment_that_always_fails_ends(monkeypatch):
     assert score.shape == (1, 4) and not ended.any()
 
 
-def test_physics_is_in_quarantine_by_default():
+def test_is_physics_is_true_for_physics_tasks_alone():
     found = {env: envs.is_physics(env) for env in ("envpool/Ant-v4", "envpool/WalkerWalk-v1", "gymnasium/Hopper-v5")}
     assert found == dict.fromkeys(found, True)
     others = ["envpool/Pong-v5", "gymnasium/CartPole-v1", "CartPole-v1", f"{MODULE}:Unstable", Unstable, gymnasium.Env]
@@ -247,8 +249,8 @@ def test_physics_is_in_quarantine_by_default():
 @pytest.mark.parametrize(
     ("algo", "options"), [("ppo", {}), ("dqn", dict(n_step=3, learning_starts=64, buffer_size=512))]
 )
-def test_training_is_finite_and_says_how_many_rows_failed(algo, options, tmp_path, capsys):
-    """About 2 of 100 episodes fail, 3 rows in a thousand."""
+def test_training_counts_quarantined_rows_and_warns(algo, options, tmp_path, capsys):
+    """About 1 of 100 episodes fails, which is fewer than 1% of the rows."""
     run = jaxrl_fast.fit(
         algo=algo, env=Unstable, env_options={"share": 0.01}, quarantine=True, num_envs=8, total_steps=4096,
         agent=dict(hidden_sizes=(8,)) | options, eval_episodes=8, run_dir=tmp_path / algo, tensorboard=False,
@@ -258,7 +260,7 @@ def test_training_is_finite_and_says_how_many_rows_failed(algo, options, tmp_pat
     assert "numbers are not finite by step" in capsys.readouterr().err
 
 
-def test_a_run_with_too_many_failed_rows_stops(tmp_path):
+def test_training_stops_when_too_many_rows_are_quarantined(tmp_path):
     problem = f"seed 0: more than 1% of its steps are in quarantine at step .*; {MODULE}:Unstable gives observations"
     with pytest.raises(FloatingPointError, match=problem):
         jaxrl_fast.fit(

@@ -1,4 +1,4 @@
-"""Spaces: the edges of what is accepted, and conversions by hand."""
+"""Spaces and options: limits of accepted values, and conversions against manual results."""
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +23,7 @@ BUTTONS, STICK = EnvSpec("buttons", OBS, Discrete(3), 4), EnvSpec("stick", OBS, 
         (STICK, jnp.zeros((4, 2, 2), jnp.float16)),
     ],
 )
-def test_actions_of_the_right_shape_and_kind_of_number_are_accepted(spec, action):
+def test_check_action_accepts_right_shape_and_kind_of_number(spec, action):
     spaces.check_action(spec, action)
 
 
@@ -36,15 +36,15 @@ def test_actions_of_the_right_shape_and_kind_of_number_are_accepted(spec, action
         (STICK, jnp.zeros((4, 2, 2), jnp.int32), r"must be float32\[4, 2, 2\], got int32"),
     ],
 )
-def test_other_actions_are_refused(spec, action, says):
+def test_check_action_rejects_wrong_shape_or_kind_of_number(spec, action, says):
     with pytest.raises(ValueError, match=says):
         spaces.check_action(spec, action)
 
 
 @pytest.mark.parametrize("space", [Discrete(3), MultiDiscrete((2, 3))])
 @pytest.mark.parametrize("dtype", [jnp.int8, jnp.uint8, jnp.int16, jnp.int32, jnp.uint32])
-def test_choices_are_clipped_in_every_dtype(space, dtype):
-    """Numpy's clip of Python's whole numbers, for the extremes of each dtype."""
+def test_discrete_actions_are_clipped_in_every_integer_dtype(space, dtype):
+    """The oracle is numpy's clip in int64, for the extreme values of each dtype."""
     limits = np.iinfo(dtype)
     numbers = [limits.min, limits.max, limits.max // 2 + 1, 1]
     action = np.array(numbers, dtype)
@@ -55,7 +55,7 @@ def test_choices_are_clipped_in_every_dtype(space, dtype):
     np.testing.assert_array_equal(found, np.clip(action.astype(np.int64), 0, last))
 
 
-def test_allowed_actions_are_at_least_one():
+def test_allowed_permits_all_actions_when_mask_permits_none():
     mask = jnp.array([[1, 0, 0, 1, 0], [0, 0, 0, 0, 0]], jnp.int8)
     expected = [[True, False, False, True, False], [True] * 5]
     np.testing.assert_array_equal(spaces.allowed(Discrete(5), mask), expected)
@@ -63,16 +63,16 @@ def test_allowed_actions_are_at_least_one():
     np.testing.assert_array_equal(parts, [[True, False, True, True, True]])
 
 
-def test_a_stick_of_any_shape_reaches_its_own_bounds():
-    """Each coordinate is low + (action + 1) / 2 * (high - low), whatever shape the environment gives its action."""
+def test_box_action_of_any_shape_is_scaled_to_environment_bounds():
+    """Each component is low + (action + 1) / 2 * (high - low), for actions of shape [2, 2] and flat bounds."""
     low, high = np.float32([0, -1, 2, 10]), np.float32([1, 1, 6, 30])
     action = jnp.array([[[-1.0, 0.0], [0.5, 1.0]], [[1.0, -0.5], [9.0, jnp.nan]]])  # [2 environments, 2, 2]
     found = spaces.to_env_action(STICK, (low, high), action)
     np.testing.assert_array_equal(found, [[0, 0, 5, 30], [1, -0.5, 6, 20]])
 
 
-def test_only_what_no_value_can_read_becomes_0_and_only_at_the_end():
-    """A magnitude of 1e9 is too much; integers are never touched."""
+def test_readable_zeroes_only_nonfinite_or_huge_terminal_values():
+    """The magnitude 1e9 itself becomes 0. Integers do not change."""
     most = spaces.MAX_OBS_MAGNITUDE
     below = np.nextafter(np.float32(most), np.float32(0))
     x = jnp.array([[jnp.nan, below], [-jnp.inf, most], [jnp.nan, -most]])
@@ -81,7 +81,7 @@ def test_only_what_no_value_can_read_becomes_0_and_only_at_the_end():
     np.testing.assert_array_equal(found["n"], [0, 1, 2])
 
 
-def test_bounds_may_be_equal_or_wide_but_not_swapped_or_endless():
+def test_true_bounds_accepts_equal_or_wide_rejects_swapped_or_infinite():
     low, high = spaces.true_bounds("no", 2, [2, 9e29], (2,))
     np.testing.assert_array_equal(low, np.float32([2, 2]))
     np.testing.assert_array_equal(high, np.float32([2, 9e29]))
@@ -93,7 +93,7 @@ def test_bounds_may_be_equal_or_wide_but_not_swapped_or_endless():
             spaces.true_bounds("no", *bounds, (1,))
 
 
-def test_an_unknown_option_is_answered_with_a_near_one_or_with_all():
+def test_unknown_option_error_suggests_similar_or_lists_all_options():
     with pytest.raises(ValueError, match="game has no option 'sise'; did you mean size"):
         arguments.refuse_option("game", "sise", ("size", "wind"))
     with pytest.raises(ValueError, match="no option 'x'; it has size, wind"):
@@ -106,7 +106,7 @@ def test_an_unknown_option_is_answered_with_a_near_one_or_with_all():
     ("default", "written", "value"),
     [(True, "1", True), (True, 0, False), (3, "1e3", 1000), (3, 3.4e38, int(3.4e38)), (0.5, "2k", 2000.0)],
 )
-def test_numbers_have_the_type_of_the_default(default, written, value):
+def test_coerce_converts_numbers_to_type_of_default(default, written, value):
     found = arguments.coerce("game", "x", written, default)
     assert found == value and type(found) is type(default)
 
@@ -114,12 +114,12 @@ def test_numbers_have_the_type_of_the_default(default, written, value):
 @pytest.mark.parametrize(
     ("default", "written"), [(3, True), (3, 2.5), (3, 3.5e38), (3, None), (True, "2"), (True, "maybe"), (0.5, True)]
 )
-def test_what_is_no_number_or_truth_of_the_defaults_type_is_refused(default, written):
+def test_coerce_rejects_values_that_do_not_fit_type_of_default(default, written):
     with pytest.raises(ValueError, match=f"x: must be {type(default).__name__} for game"):
         arguments.coerce("game", "x", written, default)
 
 
-def test_an_array_keeps_its_shape_and_dtype():
+def test_coerce_keeps_array_shape_and_dtype():
     default = np.zeros((2, 1), np.int16)
     found = arguments.coerce("game", "x", "[[3], [4]]", default)
     assert found.dtype == jnp.int16 and found.tolist() == [[3], [4]]
@@ -128,6 +128,6 @@ def test_an_array_keeps_its_shape_and_dtype():
         arguments.coerce("game", "x", "[3, 4]", default)
 
 
-def test_wide_numbers_are_narrowed_and_others_kept():
+def test_narrow_dtype_maps_64_bit_to_32_bit_and_keeps_others():
     pairs = {"float64": "float32", "int64": "int32", "uint64": "uint32", "uint8": "uint8", "bool": "bool"}
     assert {name: np.dtype(spaces.narrow_dtype(name)).name for name in pairs} == pairs

@@ -1,4 +1,4 @@
-"""A time limit that is the task's end: discount 0 wherever an episode is cut, and nothing else changes."""
+"""A terminating time limit: truncations have discount 0, and nothing else changes."""
 
 from functools import partial
 
@@ -19,7 +19,7 @@ T = 24
 
 
 def play(env):
-    """T time steps of action 0."""
+    """Return T time steps with action 0."""
     actions = jnp.zeros((T, env.spec.num_envs), jnp.int32)
     run = lambda key: jax.lax.scan(env.step, env.reset(key)[0], actions)[1]
     return jax.device_get(jax.jit(run)(jax.random.key(0)))
@@ -41,19 +41,19 @@ def assert_only_ends_differ(plain, terminating):
     ],
     ids=["gymnax", "resized", "envpool"],
 )
-def test_a_truncation_is_a_termination(make):
+def test_terminating_time_limit_sets_discount_zero_at_truncation(make):
     plain, terminating = make(3), time_limit.terminating(make(3))
     assert_only_ends_differ(play(plain), play(terminating))
 
 
-def test_it_stays_when_the_number_of_environments_changes():
+def test_terminating_time_limit_survives_resize():
     env = time_limit.terminating(envs.make("CartPole-v1", 2, max_steps_in_episode=5))
     steps = play(env.resize(7, HostEnvConfig()))
     assert steps.last.shape == (T, 7)
     np.testing.assert_array_equal(steps.discount, 1 - steps.last)
 
 
-def test_pools_report_it_too():
+def test_terminating_time_limit_applies_to_async_pools():
     env = time_limit.terminating(probes.pooled(probes.constant_reward(4)))  # truncated after 10 steps
 
     @jax.jit
@@ -70,8 +70,8 @@ def test_pools_report_it_too():
 
 
 @pytest.mark.parametrize("option", ["", "--time-limit-terminates"])
-def test_the_option_decides_for_training_and_for_every_shard(option):
-    """CartPole of 5 steps is always cut: no episode is terminated by a fall."""
+def test_time_limit_terminates_option_applies_to_every_shard(option):
+    """In 5 steps, CartPole never falls, so every episode ends by the time limit."""
     line = f"ppo --env CartPole-v1 --env-option max_steps_in_episode=5 --num-envs 8 --devices 2 {option}"
     settings = load.from_command_line(line.split())
     _, env, _, placement = build.build(settings, ppo, 10)

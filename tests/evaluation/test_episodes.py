@@ -1,4 +1,4 @@
-"""Evaluations of a run: what is cached, and the statistics of the episodes that have ended."""
+"""Test evaluations of a run: the compilation cache, and the statistics of finished episodes."""
 
 from types import SimpleNamespace
 
@@ -14,8 +14,8 @@ pytestmark = pytest.mark.unit
 
 
 @pytest.mark.parametrize(("wanted", "on_device"), [(True, True), (True, False), (False, True), (False, False)])
-def test_programs_that_call_a_pool_are_not_cached(wanted, on_device, monkeypatch):
-    """They hold the address of a pool of this process."""
+def test_evaluation_does_not_cache_programs_of_host_envs(wanted, on_device, monkeypatch):
+    """These programs contain the address of a pool of this process."""
 
     class Reached(Exception):
         pass
@@ -32,8 +32,8 @@ def test_programs_that_call_a_pool_are_not_cached(wanted, on_device, monkeypatch
     assert bool(reached.value.args[0]) == (wanted and on_device)
 
 
-def test_options_select_any_seed_from_0():
-    """Read the smallest and the largest seed; without one all seeds are evaluated."""
+def test_seed_option_accepts_0_to_2147483647():
+    """Read the smallest and the largest seed. Without the option it is None, and all seeds are evaluated."""
     read = lambda *words: cli.read(evaluate.USAGE, ["run", *words])[1].seed
     assert read() is None and (read("--seed", "0"), read("--seed", str(2**31 - 1))) == (0, 2**31 - 1)
     for wrong in (-1, 2**31):
@@ -41,8 +41,8 @@ def test_options_select_any_seed_from_0():
             read(f"--seed={wrong}")
 
 
-def test_statistics_are_of_the_episodes_that_have_ended():
-    """Returns 1, 3 and 8 of lengths 2, 4 and 9: mean 4, variance (9 + 1 + 16) / 3; one of four has not ended."""
+def test_summarize_uses_finished_episodes_only():
+    """Returns 1, 3 and 8 have lengths 2, 4 and 9: mean 4, variance (9 + 1 + 16) / 3. One of four is unfinished."""
     score, length = np.array([[1.0, 3.0], [8.0, 1e9]]), np.array([[2, 4], [9, 10**9]])
     found = episodes.summarize(score, length, np.array([[True, True], [True, False]]))
     low, high = found.pop("eval_return_low"), found.pop("eval_return_high")
@@ -58,18 +58,18 @@ def test_statistics_are_of_the_episodes_that_have_ended():
     assert 1 <= low < 4 < high <= 8
 
 
-def test_without_an_episode_nothing_is_known():
+def test_summarize_returns_none_without_finished_episode():
     nothing = episodes.summarize(np.ones((2, 3)), np.ones((2, 3), int), np.zeros((2, 3), bool))
     assert (nothing.pop("eval_episodes"), nothing.pop("eval_truncated")) == (0, 6)
     assert set(nothing.values()) == {None}
 
 
-def test_a_seed_without_an_ended_episode_is_left_out_of_the_interval():
+def test_interval_excludes_seed_without_finished_episode():
     ended = np.array([[True, True], [False, False]])
     found = episodes.summarize(np.array([[5.0, 5.0], [0.0, 0.0]]), np.ones((2, 2), int), ended)
     assert (found["eval_return_low"], found["eval_return_mean"], found["eval_return_high"]) == (5, 5, 5)
 
 
-def test_the_lists_are_of_ended_episodes_and_say_nothing_of_what_is_not_finite():
+def test_episode_lists_omit_unfinished_episodes_and_have_none_for_nan():
     found = episodes.episode_lists(np.array([1.5, np.nan, 7.0]), np.array([3, 4, 5]), np.array([True, True, False]))
     assert found == {"returns": [1.5, None], "lengths": [3, 4]}

@@ -34,7 +34,7 @@ ROOT = Path(__file__).parents[2]
 TINY = {"tensorboard": False, "log_level": "quiet", "eval_episodes": 4}
 FORMATS = ("stablehlo", "onnx", "npz")
 NUM_ROWS = 1000
-# What the loading process must not have: all of jaxrl_fast, and JAX too where the format does without it.
+# The loading process cannot import jaxrl_fast, nor JAX if the format does not need it.
 LOADER = """
 import json, os, sys
 blocked = sys.argv[1].split(",")
@@ -66,7 +66,7 @@ for folder in sys.argv[2:]:
 
 
 def without_jaxrl_fast(folders, *blocked):
-    """Run the printed lines of each export in a process that has none of these packages: its largest differences."""
+    """Run the printed lines of each export in a process without these packages; return the largest differences."""
     words = [sys.executable, "-I", "-c", LOADER, ",".join(["jaxrl_fast", "flax", "optax", *blocked])]
     environment = {name: x for name, x in os.environ.items() if name != "PYTHONPATH"}
     done = subprocess.run([*words, *map(str, folders)], capture_output=True, text=True, env=environment)
@@ -77,7 +77,7 @@ def without_jaxrl_fast(folders, *blocked):
 
 
 def untrained(env, algo, seed=0, num_envs=8, **options):
-    """A learner with fresh parameters, larger than they begin with, so that actions depend on the observation."""
+    """Return an untrained learner with enlarged parameters, so that actions depend on the observation."""
     request = load.from_keywords(None, algo, options, num_envs=num_envs, env="CartPole-v1")
     return of_settings(request, env, seed)
 
@@ -87,7 +87,7 @@ def of_settings(settings: Settings, env, seed=0):
     agent = saved_run._agent(settings, env, 1)
     state = agent.policy_state(agent.init(jax.random.key(seed)))
     rng = np.random.default_rng(seed)
-    # Integers count updates; what is 0 or 1 at first, as biases and scales are, is moved too.
+    # Integers count updates. Values that are initially 0 or 1, such as biases and scales, are changed too.
     move = lambda x: x if not jnp.issubdtype(x.dtype, jnp.floating) else x * 1.5 + 0.1 * rng.normal(size=x.shape)
     learner = jax.tree.map(lambda x: np.asarray(move(x), x.dtype), state)
     if getattr(state, "observations", ()):
@@ -98,7 +98,7 @@ def of_settings(settings: Settings, env, seed=0):
 
 
 def image_env(num_actions=6, shape=(84, 84, 4)):
-    """The spec of Atari, without a pool."""
+    """Return an environment with the spec of Atari, without a pool."""
     spec = EnvSpec("envpool/Pong-v5", ShapeDtypeStruct(shape, np.uint8), Discrete(num_actions), 1, shape[-1])
     return Env(None, None, spec, on_device=False)
 
@@ -215,8 +215,8 @@ def of_run(run, seed):
 
 
 @pytest.mark.slow
-def test_every_presets_kind_of_network(tmp_path):
-    """Compare with the run's own policy, which computes in C where it can, on 1,000 random observations."""
+def test_exports_of_all_preset_networks_act_like_run(tmp_path):
+    """Compare with the run's policy, which uses C kernels if available, on 1,000 random observations."""
     mlps = []
     for name in kinds():
         settings = load.from_command_line(["--config", name])
@@ -235,7 +235,7 @@ def test_every_presets_kind_of_network(tmp_path):
     assert len(found) == 2 * len(kinds()) + len(mlps)
     assert {name: difference for name, (difference, _) in found.items() if difference > 1e-5} == {}
     constant = [name for name, (_, count) in found.items() if count == 1]
-    assert len(constant) < len(found) / 4, constant  # or the comparison would show little
+    assert len(constant) < len(found) / 4, constant  # otherwise the comparison would be trivial
 
 
 NETWORKS = {
@@ -257,8 +257,8 @@ NETWORKS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NETWORKS)
-def test_mlps_in_all_formats(name):
-    """`_build` compares actions in each format; here also the size of the module, and that it imports numpy alone."""
+def test_mlp_exports_act_like_run_in_all_formats(name):
+    """`_build` compares actions in each format. Also check the size of the module, and that it imports only numpy."""
     algo, env_id, options = NETWORKS[name]
     saved = untrained(envs.make(env_id, 1), algo, **options)
     for to in FORMATS:
@@ -273,7 +273,7 @@ def test_mlps_in_all_formats(name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("network", ["impala", "dqn2013"])
-def test_images_of_other_networks(network):
+def test_image_network_exports_act_like_run(network):
     saved = untrained(image_env(shape=(36, 36, 2)), "ppo", network=network, hidden_sizes=[8])
     for to in ("stablehlo", "onnx"):
         assert _build(saved, Options(to=to), Path("out")).card["check"]["num_different"] == 0
@@ -302,7 +302,7 @@ class States:
 
 
 @pytest.mark.slow
-def test_state_index_is_encoded_inside():
+def test_exported_policy_encodes_state_index():
     """Compare with the policy for the one-hot vector of each state."""
     saved = untrained(envs.make(States, 1), "ppo")
     index = np.arange(5, dtype=np.int32)
@@ -314,8 +314,8 @@ def test_state_index_is_encoded_inside():
 
 
 @pytest.mark.parametrize(("first", "num"), [(1, 3), (0, 2)])
-def test_npz_needs_states_from_0_as_one_hot_vectors(first, num):
-    """The states 1 to 3, and the states 0 to 2 where the last one is seen as zeros."""
+def test_npz_rejects_states_not_encoded_as_one_hot_from_0(first, num):
+    """Check the states 1 to 3, and the states 0 to 2 of which the last one is encoded as zeros."""
     env = envs.make(States, 1)
     encode = lambda states: jnp.pad(jax.nn.one_hot(states - first, num), ((0, 0), (0, 3 - num)))
     env = env._replace(spec=env.spec._replace(obs=ShapeDtypeStruct((3,), np.float32)), encode_obs=encode)
@@ -324,7 +324,7 @@ def test_npz_needs_states_from_0_as_one_hot_vectors(first, num):
 
 
 @pytest.mark.slow
-def test_sampled_categorical_follows_the_probabilities():
+def test_sampled_categorical_matches_softmax_probabilities():
     """Compare frequencies of 20,000 samples with softmax(logits), within five standard errors."""
     saved = untrained(envs.make("Acrobot-v1", 1), "ppo")
     num = 20_000
@@ -348,7 +348,7 @@ def test_sampled_categorical_follows_the_probabilities():
 
 
 @pytest.mark.slow
-def test_sampled_gaussian_and_epsilon_greedy_take_their_noise():
+def test_sampled_gaussian_and_epsilon_greedy_use_noise_input():
     saved = untrained(envs.make("Pendulum-v1", 1), "ppo")
     obs, rng = np.zeros((64, 3), np.float32), np.random.default_rng(0)
     noise = rng.normal(size=(64, 1)).astype(np.float32)
@@ -368,8 +368,8 @@ def test_sampled_gaussian_and_epsilon_greedy_take_their_noise():
 
 
 @pytest.mark.slow
-def test_row_agent_has_the_epsilon_of_the_first_environment():
-    """Eight environments on Ape-X's ladder begin with epsilons from 0.5 to 0.5^8; a single row has the largest."""
+def test_row_agent_has_epsilon_of_first_environment():
+    """With Ape-X, eight environments have epsilons from 0.5 to 0.5^8. A single row has the largest."""
     saved = untrained(envs.make("CartPole-v1", 1), "dqn", epsilon_start=0.5, epsilon_end=0.5, apex_alpha=7.0)
     agent = saved_run.row_agent(saved)
     noise = jax.tree.map(lambda x: x[0], agent.sample_noise(jax.random.key(0), 1, 2000))
@@ -394,7 +394,7 @@ def test_portable_layers_call_no_c():
 
 
 class Mixed(nn.Module):
-    """What torsos of users may contain."""
+    """Operations that custom torsos may contain."""
 
     @nn.compact
     def __call__(self, x):  # [B, 6]
@@ -425,7 +425,7 @@ def functions():
 @pytest.mark.parametrize(
     "name", [pytest.param("network", marks=pytest.mark.slow), "numbers", "choices", "slices", "any", "split"]
 )
-def test_onnx_operations(name, any_ranks):
+def test_onnx_operations_equal_jax(name, any_ranks):
     act = functions()[name]
     spec = ShapeDtypeStruct((6,), jnp.float32)
     given = function.PolicyFunction(lambda x, noise, memory: (act(x), ()), None, spec, (), jax.eval_shape(act, spec))
@@ -437,7 +437,7 @@ def test_onnx_operations(name, any_ranks):
 
 
 class Gated(nn.Module):
-    """A user's torso."""
+    """A custom torso."""
 
     @nn.compact
     def __call__(self, x):
@@ -445,7 +445,7 @@ class Gated(nn.Module):
 
 
 @pytest.mark.slow
-def test_torso_of_a_user():
+def test_custom_torso_is_exported_except_as_npz():
     saved = untrained(envs.make("CartPole-v1", 1), "ppo", network=f"{__name__}:Gated")
     for to in ("stablehlo", "onnx"):
         assert _build(saved, Options(to=to), Path("out")).card["check"]["num_different"] == 0
@@ -455,7 +455,7 @@ def test_torso_of_a_user():
         _build(saved, Options(to="npz"), Path("out"))
 
 
-def test_onnx_names_an_operation_that_it_does_not_have():
+def test_onnx_error_message_names_unsupported_operation():
     spec = ShapeDtypeStruct((6,), jnp.float32)
     given = function.PolicyFunction(lambda x, noise, memory: (jnp.sort(x), ()), None, spec, (), spec)
     with pytest.raises(ValueError, match=r"^--to onnx: an operation of the policy is not supported, got sort; use"):
@@ -484,7 +484,7 @@ def test_parts_of_observation_are_named_inputs():
         _build(saved, Options(to="npz"), Path("out"))
 
 
-def test_wrong_export_is_not_written(monkeypatch):
+def test_build_rejects_export_that_acts_differently(monkeypatch):
     saved = untrained(envs.make("CartPole-v1", 1), "ppo", hidden_sizes=[4])
     write_right = numpy_mlp.write
 
@@ -500,8 +500,8 @@ def test_wrong_export_is_not_written(monkeypatch):
 @pytest.mark.parametrize(
     ("algo", "kind", "to"), [("ppo", "gru", "onnx"), ("pqn", "lru", "onnx"), ("ppo", "lstm", "stablehlo")]
 )
-def test_a_memory_is_an_input_and_an_output(algo, kind, to):
-    """An exported policy, given back what it returns, acts and remembers as the agent over several steps."""
+def test_memory_is_input_and_output_of_exported_policy(algo, kind, to):
+    """Over three steps, the exported policy with its own memory output returns the actions and carry of the agent."""
     saved = untrained(envs.make("CartPole-v1", 1), algo, hidden_sizes=[4], memory=kind, memory_size=3)
     policy = function.make(saved, False)
     serialize = onnx_model.serialize if to == "onnx" else stablehlo.serialize
@@ -521,13 +521,13 @@ def test_a_memory_is_an_input_and_an_output(algo, kind, to):
     assert all(np.abs(x).max() > 1e-3 for x in memory)
 
 
-def test_a_policy_with_memory_is_no_function_for_numpy():
+def test_npz_rejects_policy_with_memory():
     saved = untrained(envs.make("CartPole-v1", 1), "ppo", hidden_sizes=[4], memory="gru", memory_size=3)
     with pytest.raises(ValueError, match=r"--to npz: needs a policy without memory"):
         numpy_mlp.write(saved, function.make(saved, False))
 
 
-def test_stablehlo_is_for_all_platforms_and_any_number_of_rows():
+def test_stablehlo_supports_all_platforms_and_any_batch_size():
     saved = untrained(envs.make("CartPole-v1", 1), "ppo", hidden_sizes=[4])
     exported = jax.export.deserialize(bytearray(stablehlo.serialize(function.make(saved, False))))
     assert exported.platforms == ("cpu", "cuda", "tpu")
@@ -590,7 +590,7 @@ MISTAKES = [
 
 
 @pytest.fixture(scope="module")
-def with_mistakes(runs, cart):
+def invalid_runs(runs, cart):
     (runs / "empty").mkdir()
     (runs / "empty" / "config.yaml").write_bytes((cart.folder / "config.yaml").read_bytes())
     jaxrl_fast.fit(
@@ -602,18 +602,18 @@ def with_mistakes(runs, cart):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("line", "words"), MISTAKES, ids=[line or "nothing" for line, _ in MISTAKES])
-def test_mistake_prints_one_line_and_writes_nothing(line, words, with_mistakes, monkeypatch, capsys):
-    monkeypatch.chdir(with_mistakes)
+def test_invalid_command_line_prints_one_line_and_writes_nothing(line, words, invalid_runs, monkeypatch, capsys):
+    monkeypatch.chdir(invalid_runs)
     if "onnx" in line:
         find = evaluation.export.util.find_spec
         monkeypatch.setattr(evaluation.export.util, "find_spec", lambda name: None if "onnx" in name else find(name))
-    before = sorted(with_mistakes.rglob("*"))
+    before = sorted(invalid_runs.rglob("*"))
     assert export.main(line.split()) == 2
     out, err = capsys.readouterr()
     assert out == "" and err.count("\n") == 1, err
     for word in words:
         assert word in err
-    assert sorted(with_mistakes.rglob("*")) == before
+    assert sorted(invalid_runs.rglob("*")) == before
 
 
 @pytest.mark.slow
@@ -625,7 +625,7 @@ def test_command_prints_how_to_load_and_never_overwrites(cart, capsys):
         assert printed.splitlines()[-1].endswith(name) and (cart.folder / name / "policy.json").is_file()
 
 
-def test_folder_is_complete_or_absent(tmp_path, monkeypatch, capsys):
+def test_export_folder_is_complete_or_absent_after_write_error(tmp_path, monkeypatch, capsys):
     exported = evaluation.export.Export(tmp_path / "out", {"a": b"1", "b": b"2"}, {})
     calls = []
 

@@ -72,7 +72,7 @@ def test_load_last_equals_final_agent(cart):
     wanted = trained.agent.exploit(cart.agent_state, PolicyInput(obs), (), None).action
     action = trained.policy(obs)
     np.testing.assert_array_equal(action, wanted)
-    assert len(set(np.asarray(action).tolist())) == 2  # or it would show nothing
+    assert len(set(np.asarray(action).tolist())) == 2  # otherwise the comparison would be trivial
     assert (trained.seed, trained.env_steps, trained.settings.algo) == (5, 4096, "ppo")
 
 
@@ -89,7 +89,7 @@ def test_policy_works_under_jit_and_vmap(cart, swing):
         policy = jaxrl_fast.load(run).policy
         obs = np.random.default_rng(0).normal(size=(16, size)).astype(np.float32)
         wanted = np.asarray(policy(obs))
-        assert len(np.unique(wanted)) > 1  # or it would show nothing
+        assert len(np.unique(wanted)) > 1  # otherwise the comparison would be trivial
         for program in jax.jit(policy), jax.vmap(policy):
             np.testing.assert_allclose(program(obs), wanted, rtol=1e-5, atol=1e-7)
 
@@ -154,7 +154,7 @@ def test_load_selects_seed_of_sequential_groups(place):
 @pytest.mark.parametrize(
     "obs", [np.zeros(3), np.zeros((2, 2, 4)), {"a": np.zeros(4)}, np.array("x"), np.zeros(4, complex)]
 )
-def test_policy_refuses_invalid_observation(cart, obs):
+def test_policy_rejects_invalid_observation(cart, obs):
     with pytest.raises(ValueError, match=r"^obs: gymnax/CartPole-v1 observes float32\[4\]") as caught:
         jaxrl_fast.load(cart).policy(obs)
     assert "\n" not in str(caught.value)
@@ -298,7 +298,7 @@ def test_evaluate_never_overwrites_file(swing, tmp_path, capsys):
 
 
 def test_mean_interval_width():
-    """Constants have no width, one training about 1.96 standard errors; two that differ may both be resampled."""
+    """Constants have width 0, one training about 1.96 standard errors. Two trainings are resampled as groups."""
     assert statistics.mean_interval([np.full(9, 3.0)]) == (3, 3)
     assert statistics.mean_interval([np.zeros(5), np.full(5, 10.0)]) == (0, 10)
     scores = np.random.default_rng(0).normal(size=400)
@@ -371,11 +371,11 @@ def test_mp4_has_same_frames_as_gif(cart, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "imageio_ffmpeg", SimpleNamespace(write_frames=write_frames))
     made = cart.video(max_steps=5, out=str(tmp_path / "a.mp4"), fps=10)
     assert made.num_frames == 6 and made.num_cut == 1
-    assert len(got) == 5 + round(10 * video.PAUSE_S)  # the last one stays
+    assert len(got) == 5 + round(10 * video.PAUSE_S)  # the last frame is repeated
     assert all(size == (600, 226) and fps == 10 and frame.shape == (226, 600, 3) for size, fps, frame in got)
 
 
-def test_evaluation_with_other_environment_options_is_marked(cart):
+def test_evaluation_reports_environment_options_that_differ_from_training(cart):
     result = cart.evaluate(episodes=4, env_options={"max_steps_in_episode": 7})
     assert result["eval_length_mean"] == 7
     assert result["differs_from_training"] == {"max_steps_in_episode": 7}
@@ -384,7 +384,7 @@ def test_evaluation_with_other_environment_options_is_marked(cart):
     assert same["differs_from_training"] == {} and "not as trained" not in evaluate.lines(same)[0]
 
 
-def test_environment_options_keep_what_the_policy_reads(tmp_path):
+def test_open_env_rejects_environment_options_that_change_observations(tmp_path):
     content = {"algo": "ppo", "env": "envpool/Pong-v5", "protocol": "dqn2015", "meta": {"format": 2}}
     (tmp_path / "config.yaml").write_text(json.dumps(content))
     with pytest.raises(ValueError, match=r"^--env-options: must keep the obs .*4.* that the policy knows, got .*2"):
@@ -429,7 +429,7 @@ MISTAKES += [
 
 
 @pytest.fixture(scope="module")
-def with_mistakes(place, cart, two):
+def invalid_runs(place, cart, two):
     (place / "empty").mkdir()
     shutil.copy(cart.folder / "config.yaml", place / "empty")
     shutil.copytree(place / "empty", place / "broken")
@@ -441,20 +441,20 @@ def with_mistakes(place, cart, two):
 
 
 @pytest.mark.parametrize(("line", "words"), MISTAKES, ids=[line for line, _ in MISTAKES])
-def test_invalid_command_line_prints_one_line_and_writes_nothing(line, words, with_mistakes, monkeypatch, capsys):
+def test_invalid_command_line_prints_one_line_and_writes_nothing(line, words, invalid_runs, monkeypatch, capsys):
     from jaxrl_fast.envs import __main__ as listing
 
     commands = {"evaluate": evaluate, "video": video_, "envs": listing}
-    monkeypatch.chdir(with_mistakes)
+    monkeypatch.chdir(invalid_runs)
     monkeypatch.setattr(video, "has_ffmpeg", lambda: False)
-    before = sorted(with_mistakes.rglob("*"))
+    before = sorted(invalid_runs.rglob("*"))
     name, *words_given = line.split()
     assert commands[name].main(words_given) == 2
     out, err = capsys.readouterr()
     assert out == "" and err.count("\n") == 1, err
     for word in words:
         assert word in err
-    assert sorted(with_mistakes.rglob("*")) == before
+    assert sorted(invalid_runs.rglob("*")) == before
 
 
 @pytest.mark.parametrize("name", ["evaluate", "video", "plot", "envs"])

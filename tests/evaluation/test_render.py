@@ -41,11 +41,11 @@ def test_cart_pole_positive_angle_leans_right(angle, side):
 
 
 def test_acrobot_draws_links_at_angles():
-    """The first link points to the right, to (1, 0); the second, a quarter turn further, up to (1, 1)."""
+    """The first link ends at (1, 0), to the right. The second is a quarter turn further and ends at (1, 1)."""
     obs = [0.0, 1.0, 0.0, 1.0]  # cos and sin of both angles, each pi / 2
     joint, tip = classic_control.acrobot_links(*obs)
     np.testing.assert_allclose((joint, tip), [(1, 0), (1, 1)], atol=1e-12)
-    picture = classic_control.acrobot([*obs, 0.0, 0.0])  # 90 pixels a metre from (-2.3, 2.3)
+    picture = classic_control.acrobot([*obs, 0.0, 0.0])  # 90 pixels per meter from (-2.3, 2.3)
     assert is_color(picture, (90 * 2.8, 90 * 2.3), canvas.BLUE)
     assert is_color(picture, (90 * 3.3, 90 * 1.8), canvas.ORANGE)
     assert is_color(picture, (90 * 1.8, 90 * 2.3), canvas.BACKGROUND)
@@ -72,13 +72,13 @@ def test_mountain_car_draws_car_on_hill():
 @pytest.mark.parametrize(("name", "goal"), [("MountainCar-v0", 0.5), ("MountainCarContinuous-v0", 0.45)])
 def test_mountain_car_draws_flag_at_goal(name, goal):
     picture = render.RENDERERS[name].draw([-0.5, 0.0])
-    top = 300 * (1.3 - (0.45 * math.sin(3 * goal) + 0.55) - 0.165)  # between the pole's ends, beside the flag
+    top = 300 * (1.3 - (0.45 * math.sin(3 * goal) + 0.55) - 0.165)  # between the ends of the pole, next to the flag
     assert is_color(picture, (300 * (1.2 + goal) - 8, top), canvas.GREEN)
 
 
 @pytest.mark.parametrize(("angle", "tip"), [(0, (0, 1)), (math.pi / 2, (-1, 0)), (math.pi, (0, -1))])
 def test_pendulum_draws_angle(angle, tip):
-    picture = classic_control.pendulum([math.cos(angle), math.sin(angle), 0.0])  # 130 pixels a metre, from -1.5, 1.5
+    picture = classic_control.pendulum([math.cos(angle), math.sin(angle), 0.0])  # 130 pixels per meter from (-1.5, 1.5)
     assert is_color(picture, (130 * (1.5 + tip[0]), 130 * (1.5 - tip[1])), canvas.ORANGE)
     assert not is_color(picture, (130 * (1.5 - 0.5 * tip[0]), 130 * (1.5 + 0.5 * tip[1])), canvas.ORANGE)
 

@@ -1,15 +1,15 @@
-"""Share what several tests need: marks and a record here, environments, agents, runs and oracles in the modules."""
+"""Helpers of several tests: marks and a record here; environments, agents, runs and oracles in the modules."""
 
 from functools import partial
 
 import pytest
 
-slow = partial(pytest.param, marks=pytest.mark.slow)  # parameters with which a test takes long
+slow = partial(pytest.param, marks=pytest.mark.slow)  # marks parameters with which a test is slow
 
 
 def run_chunks_by(run, monkeypatch):
-    """Programs that are built from here on run a chunk by `run(chunk, state, num_updates)`."""
-    from jaxrl_fast.parallel import program  # later than conftest, which JAX listens to only before it is imported
+    """Patch `program.build`: later programs run a chunk by `run(chunk, state, num_updates)`."""
+    from jaxrl_fast.parallel import program  # conftest must configure JAX before this import
 
     build = program.build
 

@@ -1,4 +1,4 @@
-"""Actor-critics of tests: small agents, tables in place of networks, and plain networks and Adam to compare with."""
+"""Actor-critics for tests: small agents, tables in place of networks, and plain networks and Adam as oracles."""
 
 import jax
 import jax.numpy as jnp
@@ -15,14 +15,14 @@ from jaxrl_fast.types import Box, EnvSpec, Parallelism, Rollout, Transition
 from tests.helpers.agents import network_of
 
 MODULES = {"sac": sac, "td3": td3, "ddpg": ddpg}
-RULES = {"sac": sac, "td3": td3, "ddpg": td3}  # where their functions are
+RULES = {"sac": sac, "td3": td3, "ddpg": td3}  # the module with the algorithm's functions
 LITTLE = dict(rollout_length=4, buffer_size=64, batch_size=8, replay_ratio=0.25, learning_starts=0, hidden_sizes=(8,))
 
 
 def make(
     algo, num_envs=1, num_obs=1, num_actions=1, action=None, num_updates=100, num_shards=1, transform=None, **config
 ):
-    """An agent for environments that are not there."""
+    """Return an agent for an EnvSpec without an environment."""
     spec = EnvSpec("test", ShapeDtypeStruct((num_obs,), jnp.float32), action or Box((num_actions,)), num_envs)
     module, parallelism = MODULES[algo], Parallelism(num_shards=num_shards)
     return module.make(module.Config(**LITTLE | config), spec, num_updates, parallelism, transform)
@@ -37,8 +37,8 @@ def context_of(agent):
     return agent.update.args[0]
 
 
-# Tables: an observation is the number of a state. Parameters are what is answered there, outputs [S, K] of the actor;
-# a critic answers value [C, S] + slope [C, S, D] . action.
+# Tables: an observation is the index of a state. The actor's parameters are its outputs [S, K] in each state.
+# A critic returns value [C, S] + slope [C, S, D] . action.
 
 
 def _at(obs):
@@ -55,18 +55,18 @@ CRITIC = network_of(lambda key: (), _value, lambda key, shape: ())
 
 
 def tables_of(algo, **options):
-    """The context that `make` builds, with tables in its networks' place."""
+    """Return the context that `make` builds, with tables in place of its networks."""
     return context_of(make(algo, **options))._replace(actor=ACTOR, critic=CRITIC)
 
 
 def critic_tables(value, slope=0.0, num_actions=1):
-    """From value [C, S] and a slope that can be broadcast to [C, S, D]."""
+    """Return a critic's tables from value [C, S] and a slope that broadcasts to [C, S, D]."""
     value = jnp.float32(value)
     return {"value": value, "slope": jnp.float32(np.broadcast_to(slope, (*value.shape, num_actions)))}
 
 
 def learner_of(context, actor, critic, target_actor=(), target_critic=None, log_temperature=()):
-    """With targets equal to the parameters where none are given, and fresh optimizers."""
+    """Return a learner with new optimizers. Target parameters default to the parameters."""
     params = actor_critic.Params(jnp.float32(actor), critic, log_temperature)
     target_actor = () if isinstance(target_actor, tuple) else jnp.float32(target_actor)
     targets = actor_critic.Params(target_actor, target_critic or critic)
@@ -86,18 +86,18 @@ def td_target(algo, context, learner, batch, *noise):
 
 
 def agent_with(algo, context):
-    """The agent of a changed context."""
+    """Return the agent of a modified context."""
     rules = RULES[algo]
     return actor_critic.make_agent(context, rules.init, rules.exploit, rules.explore, rules.gradient_step)
 
 
 def state_of(learner, num_updates=0):
-    """Enough of a state to act."""
+    """Return an agent state that suffices to act."""
     return off_policy.State(learner, (), off_policy.init(), jnp.int32(num_updates))
 
 
 def sample_of(obs, action, reward, discount, next_obs):
-    """A batch; actions are [B] or [B, D]."""
+    """Return a batch. Actions have shape [B] or [B, D]."""
     column = lambda x: jnp.float32(x)[:, None]
     action = jnp.float32(action)
     action = action[:, None] if action.ndim == 1 else action
@@ -105,7 +105,7 @@ def sample_of(obs, action, reward, discount, next_obs):
 
 
 def buffer_of(context, obs, action, reward, discount, last, valid):
-    """A replay buffer that holds one rollout of one environment, of actions of one number."""
+    """Return a replay buffer with one rollout of one environment. Actions are scalars."""
     column = lambda x, dtype: jnp.asarray(x, dtype)[:, None]
     steps = Transition(
         column(obs, jnp.float32)[..., None], column(action, jnp.float32)[..., None], column(reward, jnp.float32),
@@ -115,14 +115,14 @@ def buffer_of(context, obs, action, reward, discount, last, valid):
 
 
 def read(context, ring, rows):
-    """The transitions that begin at these rows of the first environment."""
+    """Return the transitions that begin at these rows of the first environment."""
     config, rows = context.replay.add.args[0], jnp.int32(rows)
     look = lambda ring, rows: replay_ring.read(config, ring, rows, jnp.zeros_like(rows), context.config.gamma)
     return jax.jit(look)(ring, rows)
 
 
 def with_priorities(buffer, keys, priorities, num):
-    """A buffer of 16 items with these priorities of item 1 and 3, and how often a key draws each item."""
+    """Return a buffer of 16 items with priorities for items 1 and 3, and how often a key draws each item."""
     item, priority = jnp.int32([1, 3]), jnp.float32(priorities)
     tree = jax.jit(lambda: sum_tree.update(sum_tree.init(16), item, priority))()
     drawn = jax.jit(lambda tree, key: sum_tree.draw(tree, key, num)[0])(tree, keys[0])
@@ -130,7 +130,7 @@ def with_priorities(buffer, keys, priorities, num):
 
 
 def rollout_of(num_steps, num_envs, num_obs, num_actions, seed=0):
-    """Random steps: one in five ends an episode, half of these as a terminal state; a reset row follows each end."""
+    """Return random steps. One in five ends an episode, half of these by termination. A reset row follows each end."""
     rng = np.random.default_rng(seed)
     last, valid = np.zeros((2, num_steps, num_envs), bool)
     before = np.zeros(num_envs, bool)
@@ -151,17 +151,17 @@ def rollout_of(num_steps, num_envs, num_obs, num_actions, seed=0):
     return Rollout(steps, normal(num_envs, num_obs), ())
 
 
-# Plain networks of one hidden layer of rectifiers, and Adam
+# Plain networks with one hidden ReLU layer, and Adam
 
 
 def outputs(params, obs):
-    """Of an actor [B, K]."""
+    """Return the outputs of an actor, [B, K]."""
     hidden, head = params["params"]["torso"]["mlp"]["Dense_0"], params["params"]["heads_0"]
     return jnp.maximum(obs @ hidden["kernel"] + hidden["bias"][None], 0) @ head["kernel"] + head["bias"][None]
 
 
 def values(params, obs, action):
-    """Of all critics, [C, B]."""
+    """Return the values of all critics, [C, B]."""
     inputs = jnp.concatenate([obs, action], axis=-1)
     num = len(params["params"]["heads_0"]["bias"])
     each = [jax.tree.map(lambda x, i=i: x[i], params) for i in range(num)]
@@ -189,7 +189,7 @@ class Adam:
 
 
 def average(params, target, tau):
-    """The target after a move by tau."""
+    """Return the target parameters after a soft update with rate tau."""
     return jax.tree.map(lambda x, y: np.float32(tau * x + (1 - tau) * y), params, target)
 
 

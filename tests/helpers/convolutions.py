@@ -1,12 +1,12 @@
-"""Choose how convolutions are computed."""
+"""Select the implementation of convolutions."""
 
 from jaxrl_fast.kernels import blocks, boards, build, dispatch
 
-WAYS = ("c", "patches", "xla")  # how a convolution is computed: in C, by XLA as a CPU does it, or as a GPU does
+WAYS = ("c", "patches", "xla")  # in C, by XLA in the form for a CPU, or by XLA in the form for a GPU
 
 
 def compute_by(way, monkeypatch):
-    """Let all layers be computed in one of WAYS from here on."""
+    """Compute all layers in one of WAYS from now on."""
     monkeypatch.setenv(build.VARIABLE, "auto" if way == "c" else "xla")
     if way == "xla":
         monkeypatch.setattr(dispatch, "on_cpu", lambda *_: False)

@@ -1,4 +1,4 @@
-"""Environments with gymnasium's interface, for tests of the backend that steps them."""
+"""Environments with gymnasium's interface for tests of the gymnasium backend."""
 
 import os
 import sys
@@ -13,7 +13,7 @@ from gymnasium import spaces
 class Walk(gymnasium.Env):
     """A noisy walk on a line, terminated at `size` and truncated after `limit` steps.
 
-    `fault` is what happens at step `fault_at` of an episode instead of an ordinary step.
+    `fault` names an entry of FAULTS that replaces step `fault_at` of an episode, or of FAULTY_RESETS.
     """
 
     metadata: ClassVar = {"render_modes": ["rgb_array"], "render_fps": 20}
@@ -49,7 +49,7 @@ class Walk(gymnasium.Env):
 
 
 class OddError(Exception):
-    """Cannot be unpickled: its constructor takes two arguments and passes one on."""
+    """An exception that cannot be unpickled: its constructor takes two arguments and passes on one."""
 
     def __init__(self, code, reason):
         super().__init__(f"{code} {reason}")
@@ -89,7 +89,7 @@ FAULTY_RESETS = {
 
 
 class Mixed(gymnasium.Env):
-    """Observations of every kind of space, nested, that its random numbers decide; the episode lasts 4 to 8 steps."""
+    """An environment with random, nested observations of every kind of space. Episodes have 4 to 8 steps."""
 
     def __init__(self):
         self.action_space = spaces.MultiDiscrete([2, 3, 4])
@@ -118,7 +118,7 @@ class Mixed(gymnasium.Env):
 
 
 class Guarded(gymnasium.Env):
-    """One of four actions is forbidden at each step, at a cost of 1000; the others give 0 to 3. 20 steps.
+    """In each of 20 steps, one of four actions is forbidden and has reward -1000. The others have rewards 0 to 3.
 
     The mask is in `info`, or in the observation if `in_obs` is set.
     """
@@ -152,7 +152,7 @@ class Guarded(gymnasium.Env):
 
 
 def make_walk(limit: int = 12) -> gymnasium.Env:
-    """A factory whose annotation says what it makes."""
+    """Return a Walk. The annotation names the returned type."""
     return Walk(limit=limit)
 
 

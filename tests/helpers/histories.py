@@ -1,4 +1,4 @@
-"""Histories of a replay with every kind of end, and an oracle of what may be read of them."""
+"""Random histories for replay buffers with every kind of episode end, and an oracle of the readable transitions."""
 
 import functools
 import random
@@ -12,12 +12,12 @@ from jaxrl_fast.replay import ring as replay_ring
 from jaxrl_fast.types import Transition
 
 GAMMA = np.float32(0.9)
-NUM_HISTORIES = 24  # in each example, side by side under vmap
+NUM_HISTORIES = 24  # in each example, batched by vmap
 seeds = st.integers(0, 2**32 - 1)
 
 
 class Step(NamedTuple):
-    """One step of one environment. An observation is its frames, oldest first, each the number of a picture."""
+    """One step of one environment. An observation is a tuple of frames, oldest first; a frame is an image index."""
 
     frames: tuple[int, ...]
     next_frames: tuple[int, ...]
@@ -28,28 +28,28 @@ class Step(NamedTuple):
 
 
 def play(chance, num_steps, stack):
-    """One environment's steps. Its frames are seldom new, so that equal ones meet by chance."""
-    often = chance.choice([0.0, 0.1, 0.4, 1.0])  # an end
+    """Return random steps of one environment. It has few different frames, so neighboring frames are often equal."""
+    often = chance.choice([0.0, 0.1, 0.4, 1.0])  # the probability that an episode ends
     pictures = chance.choice([2, 4])
     frames = (chance.randrange(pictures),) * stack
     steps, end = [], None
     for _ in range(num_steps):
         shifted = (*frames, chance.randrange(pictures))[1:]
-        if end:  # the action is ignored, and an episode begins: with a new stack, or a life lost, with the old one
+        if end:  # a reset step: its action is ignored; it starts a new stack, except after a lost life
             following = shifted if end == "lost life" else (chance.randrange(pictures),) * stack
             steps.append(Step(frames, following, 0.0, 1.0, last=False, valid=False))
             end = None
         else:
             following = shifted
             end = chance.choice(["terminal", "time-out", "lost life"]) if chance.random() < often else None
-            worthless = end in ("terminal", "lost life") or chance.random() < 0.05  # now and then value alone ends
+            worthless = end in ("terminal", "lost life") or chance.random() < 0.05  # sometimes only the discount is 0
             steps.append(Step(frames, following, chance.uniform(-1, 1), 0.0 if worthless else 1.0, bool(end), True))
         frames = following
     return steps
 
 
 def n_steps(steps, start, n):
-    """(reward, discount, last observation) of up to n steps of one episode; None where they are not all there yet."""
+    """Return (reward, discount, last observation) of up to n steps of one episode, or None if steps are missing."""
     if start + n >= len(steps):
         return None
     reward, discount = 0.0, np.float32(1)
@@ -62,12 +62,12 @@ def n_steps(steps, start, n):
 
 
 class Layouts(NamedTuple):
-    """A layout, and the histories to try it with."""
+    """A layout of a replay buffer, and the histories that test it."""
 
     layout: replay_ring.ReplayConfig
     rollout_length: int
-    picture: dict[str, tuple[tuple[int, ...], str]]  # shapes and dtypes of a frame's parts; one of no name is alone
-    num_steps: int  # enough to write the ring several times
+    picture: dict[str, tuple[tuple[int, ...], str]]  # shape and dtype of each part of a frame; "" if there is one
+    num_steps: int  # enough to overwrite the ring several times
 
 
 def layouts(num_rows, num_envs, n_step, frame_stack, rollout_length, picture, num_steps=40):
@@ -91,11 +91,11 @@ CASES = {
     "color-one-environment": layouts(16, 1, 5, 3, 4, COLOR),
     "stacked-tree": layouts(11, 3, 3, 3, 1, STACKED_TREE),
 }
-STACKED = ["gray", "color-one-environment", "stacked-tree"]  # enough, for each compiles anew
+STACKED = ["gray", "color-one-environment", "stacked-tree"]  # a few cases, because each compiles separately
 
 
-def paint(rng, case):
-    """Eight pictures, all different, each with the parts of a frame."""
+def random_frames(rng, case):
+    """Return eight different images, each with the parts of a frame."""
     drawn = {}
     for name, (shape, dtype) in case.picture.items():
         x = rng.integers(0, 2 if dtype == "bool" else 4, (8, *shape)).astype(dtype)
@@ -103,8 +103,8 @@ def paint(rng, case):
     return drawn
 
 
-def show(case, pictures, frames):
-    """Observations [...] of frames [..., k], joined along the last axis, oldest first; without a stack k is 1."""
+def observe(case, pictures, frames):
+    """Return observations [...] of frames [..., k], joined on the last axis, oldest first. Without a stack, k is 1."""
     frames = np.asarray(frames)
     parts = {
         name: np.concatenate([x[frames[..., i]] for i in range(frames.shape[-1])], axis=-1)
@@ -116,16 +116,16 @@ def show(case, pictures, frames):
 
 
 def spec(case):
-    """One environment's observation."""
-    zeros = show(case, paint(np.random.default_rng(0), case), np.zeros(max(case.layout.frame_stack, 1), int))
+    """Return the shapes and dtypes of one environment's observation."""
+    zeros = observe(case, random_frames(np.random.default_rng(0), case), np.zeros(max(case.layout.frame_stack, 1), int))
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), zeros)
 
 
 class History(NamedTuple):
-    """H histories as arrays: what is added, and what the oracle says may be read of it."""
+    """H histories as arrays: the steps to add, and the transitions that the oracle expects."""
 
     steps: Transition  # [H, T, N, ...]; actions count steps from 1
-    reward: np.ndarray  # [H, T * N], by number of step, from here on
+    reward: np.ndarray  # this and later fields: [H, T * N], by step number
     discount: np.ndarray
     obs: np.ndarray  # [H, T * N, ...]
     next_obs: np.ndarray
@@ -141,9 +141,9 @@ def history(case, seed, num_histories=NUM_HISTORIES):
         rows.append([[(env[t], n_steps(env, t, case.layout.n_step)) for env in envs] for t in range(case.num_steps)])
     gather = lambda get: np.array([[[get(*x) for x in envs] for envs in times] for times in rows])
     long = lambda x: x.reshape(num_histories, -1, *x.shape[3:])
-    pictures = paint(rng, case)
+    pictures = random_frames(rng, case)
     number = 1 + np.arange(case.num_steps * num_envs, dtype=np.int32).reshape(case.num_steps, num_envs)
-    see = functools.partial(show, case, pictures)
+    see = functools.partial(observe, case, pictures)
     steps = Transition(
         obs=see(gather(lambda step, _: step.frames)),
         action=np.broadcast_to(number, (num_histories, *number.shape)),
@@ -165,10 +165,10 @@ def history(case, seed, num_histories=NUM_HISTORIES):
 
 
 def known(case, num_added):
-    """Which steps can be told from the newest R rows, by number [T * N]: n successors are there, and all its frames.
+    """Return which steps are readable from the newest R rows, by step number [T * N].
 
-    Before the first row there were no frames to lose. A ring that has just filled gives up its oldest rows at once,
-    though for that moment nothing has been overwritten.
+    A step is readable if its n successors and all its frames are present. Until the ring is full, no frame is lost.
+    A ring that has just filled drops its oldest rows at once, although nothing has been overwritten yet.
     """
     layout = case.layout
     oldest = max(num_added - layout.num_rows, 0)

@@ -1,4 +1,4 @@
-"""Runs and random play in environments on the host."""
+"""Rollouts with random actions, and options of short runs, in host environments."""
 
 from typing import Any
 

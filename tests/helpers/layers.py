@@ -1,4 +1,4 @@
-"""Activations with their slopes, and random arrays, for the oracles of layers."""
+"""Activations with their derivatives, and random arrays, for the oracles of layers."""
 
 import numpy as np
 

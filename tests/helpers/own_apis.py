@@ -1,6 +1,6 @@
-"""Drive each suite by its own functions, without the adapter: the oracles of test_conformance.
+"""Step each suite by its own functions, without the adapter. These are the oracles of test_conformance.
 
-A plain loop takes over the suite's state where an episode begins. From there on it knows nothing of the adapter.
+A plain loop takes the suite's state from the adapter when an episode begins. All later steps are independent of it.
 """
 
 import warnings
@@ -14,7 +14,7 @@ import numpy as np
 
 
 class Result(NamedTuple):
-    """What one step of one environment returns."""
+    """The result of one step of one environment."""
 
     obs: Any
     reward: Any
@@ -24,11 +24,11 @@ class Result(NamedTuple):
 
 
 class OwnApi(NamedTuple):
-    """One environment of a suite."""
+    """The functions of one environment of a suite."""
 
     reset: Callable[[Any], Any]  # key to the first observation
     step: Callable[[Any, Any, Any], tuple[Any, Result]]  # (suite's state, key, action in true bounds)
-    of_adapter: Callable[[Any], Any] = lambda state: state  # the adapter's state to the suite's, as an episode begins
+    of_adapter: Callable[[Any], Any] = lambda state: state  # the adapter's state at a reset to the suite's
     bounds: Any = ()
 
 
@@ -48,7 +48,7 @@ def gymnax(name, **options):
 
 
 def brax(name, max_steps_in_episode, **options):
-    """Use brax's own time limit, without its reset."""
+    """Use brax's own time limit, but not its automatic reset."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from brax import envs
@@ -56,12 +56,12 @@ def brax(name, max_steps_in_episode, **options):
         env = envs.create(name, max_steps_in_episode, auto_reset=False, **options)
 
     def step(state, key, action):
-        state = env.step(deepcopy(state), action)  # brax changes it
+        state = env.step(deepcopy(state), action)  # brax changes its argument
         truncated = state.info["truncation"]
         return state, Result(state.obs, state.reward, state.done * (1 - truncated), truncated)
 
     def of_adapter(state):
-        """Add what brax's wrapper counts."""
+        """Add the counters of brax's wrapper."""
         fresh = env.reset(jax.random.key(0))
         return fresh.replace(**{name: getattr(state.env, name) for name in ("pipeline_state", "obs", "reward", "done")})
 
@@ -85,7 +85,7 @@ def craftax(name, **options):
 
 
 def jaxmarl(name, max_steps):
-    """Use the limit as JaxMARL does: on the steps before the last one."""
+    """Use JaxMARL's own time limit, which counts the steps before the last one."""
     import jaxmarl
 
     env = jaxmarl.make(name, max_steps=max_steps)
@@ -141,7 +141,7 @@ def navix(name, **options):
 
 
 def pgx(name, max_steps_in_episode=2**30):
-    """Let random players move until player 0 does, at most 8 times."""
+    """Let random players move until it is player 0's turn, at most 8 times."""
     import pgx
 
     env = pgx.make(name)

@@ -1,8 +1,8 @@
-"""Tiny environments with known answers, to tell whether an agent learns and which part of it does not.
+"""Tiny environments with known optimal policies and values. They show which part of an agent does not learn.
 
-Each is `name(num_envs) -> Env` and says its answer for a discount factor of GAMMA. They keep the contract
-of `types.TimeStep` by themselves, so they test agents and the loop without a backend. `experience` and `pooled`
-are for all of them.
+Each is `name(num_envs) -> Env`. Its docstring gives the answer for a discount factor of GAMMA. They implement the
+contract of `types.TimeStep` themselves, so they test agents and the loop without a backend. `experience` and `pooled`
+work with all of them.
 """
 
 import functools
@@ -21,19 +21,19 @@ TWO_ACTIONS = Discrete(2)
 
 
 class State(NamedTuple):
-    """Each environment is a position in its episode and one number that it may remember."""
+    """The state of each environment is a time in its episode and one number, the cue."""
 
     time: jax.Array  # [N] int32
-    cue: jax.Array  # [N] f32: what this episode, or this moment, is about
+    cue: jax.Array  # [N] f32: drawn at reset, changed by `advance`
     last: jax.Array  # [N] bool
     key: Key
 
 
 class Rules(NamedTuple):
-    """A probe: what is drawn, what is seen, what is paid, and when and how it ends."""
+    """A probe: its draw at reset, observation, reward, and the time and kind of its end."""
 
     length: int  # steps in an episode
-    terminates: bool  # True: it ends as a terminal state, False: as time that ran out
+    terminates: bool  # True: it ends by termination, False: by truncation
     draw: Callable  # (key, [N]) -> cue [N]
     observe: Callable  # (time [N], cue [N]) -> obs [N, D]
     reward: Callable  # (time before the step [N], cue [N], action [N, ...]) -> [N]
@@ -41,12 +41,12 @@ class Rules(NamedTuple):
 
 
 def constant_reward(num_envs: int) -> Env:
-    """Reward 1 always, until time runs out after 10 steps. The value is 1 / (1 - 0.9) = 10 everywhere."""
+    """Every step has reward 1. Episodes are truncated after 10 steps. The value is 1 / (1 - 0.9) = 10 everywhere."""
     return _env("constant_reward", num_envs, Rules(10, False, _no_cue, _blank, _one))
 
 
 def constant_reward_terminal(num_envs: int) -> Env:
-    """Reward 1 always, 10 steps, then a terminal state; the observation is the time, one-hot.
+    """Every step has reward 1. Episodes terminate after 10 steps. The observation is the time, one-hot.
 
     The value at time t is (1 - 0.9^(10 - t)) / (1 - 0.9): 6.5132 at the start, 1 at the last step.
     """
@@ -54,41 +54,41 @@ def constant_reward_terminal(num_envs: int) -> Env:
 
 
 def value_of_observation(num_envs: int) -> Env:
-    """One step; the reward is the observation, -1 or +1. The value is the observation."""
+    """Episodes have one step. The reward is the observation, -1 or +1. The value is the observation."""
     return _env("value_of_observation", num_envs, Rules(1, True, _sign, _show, lambda time, cue, action: cue))
 
 
 def delayed_reward(num_envs: int) -> Env:
-    """Two steps; the reward, 1, comes at the second. The value is 0.9 at [0] and 1 at [1]."""
+    """Episodes have two steps. The second has reward 1. The value is 0.9 at observation [0] and 1 at [1]."""
     return _env("delayed_reward", num_envs, Rules(2, True, _no_cue, _time, lambda time, cue, action: time == 1))
 
 
 def delayed_cue(num_envs: int) -> Env:
-    """Two steps that show the sign drawn at the start, which is paid at the second: 0.9 cue, then cue.
+    """Episodes have two steps. The cue, -1 or +1, is drawn at reset and is the reward of the second step.
 
-    The observation is [cue, time].
+    The observation is [cue, time]. The value is 0.9 cue, then cue.
     """
     rules = Rules(2, True, _sign, _show_and_time, lambda time, cue, action: cue * (time == 1))
     return _env("delayed_cue", num_envs, rules)
 
 
 def best_action(num_envs: int) -> Env:
-    """One step of nothing to see; action 1 of 2 pays 1, the other -1. Play 1; the value is 1."""
+    """Episodes have one step and a constant observation. Action 1 has reward 1, action 0 has -1. The value is 1."""
     rules = Rules(1, True, _no_cue, _blank, lambda time, cue, action: jnp.where(action == 1, 1.0, -1.0))
     return _env("best_action", num_envs, rules)
 
 
 def best_action_of_observation(num_envs: int) -> Env:
-    """One step; seeing +1 action 1 pays 1, seeing -1 action 0 does, else -1. The value is 1."""
+    """Episodes have one step. Reward is 1 for action 1 at observation +1 or action 0 at -1, else -1. The value is 1."""
     rules = Rules(1, True, _sign, _show, lambda time, cue, action: jnp.where((action == 1) == (cue > 0), 1.0, -1.0))
     return _env("best_action_of_observation", num_envs, rules)
 
 
 def delayed_consequence(num_envs: int) -> Env:
-    """Two steps; the first action alone matters and is paid at the second: 1 for action 1, else -1.
+    """Episodes have two steps. Only the first action matters: the second step has reward 1 after action 1, else -1.
 
-    The observation is [cue, time], where the cue is 0 and then what is due. Play 1 first: the value is
-    0.9 there, and then the cue.
+    The observation is [cue, time]. The cue is 0, then the coming reward. The best first action is 1. The value is 0.9
+    at the first step, then the cue.
     """
     rules = Rules(
         2, True, _no_cue, _show_and_time,
@@ -99,19 +99,19 @@ def delayed_consequence(num_envs: int) -> Env:
 
 
 def continuous_action(num_envs: int) -> Env:
-    """One step; the reward is 1 - (action - 0.5)^2. Play 0.5; the value is 1."""
+    """Episodes have one step. The reward is 1 - (action - 0.5)^2. The best action is 0.5, with value 1."""
     rules = Rules(1, True, _no_cue, _blank, lambda time, cue, action: 1.0 - (action[:, 0] - 0.5) ** 2)
     return _env("continuous_action", num_envs, rules, Box((1,)))
 
 
 def continuous_action_of_observation(num_envs: int) -> Env:
-    """One step; the reward is 1 - (action - 0.5 observation)^2, the observation -1 or +1. The value is 1."""
+    """Episodes have one step. Reward is 1 - (action - 0.5 observation)^2, observation -1 or +1. The value is 1."""
     rules = Rules(1, True, _sign, _show, lambda time, cue, action: 1.0 - (action[:, 0] - 0.5 * cue) ** 2)
     return _env("continuous_action_of_observation", num_envs, rules, Box((1,)))
 
 
 def remember(num_envs: int, length: int = 3) -> Env:
-    """A cue of -1 or +1 at the first step only; at the last of `length` steps the action must tell it: 1 or -1."""
+    """Only the first observation has a cue, -1 or +1. At step `length`, the matching action has reward 1, else -1."""
     rules = Rules(
         length,
         True,
@@ -123,11 +123,11 @@ def remember(num_envs: int, length: int = 3) -> Env:
 
 
 def chain(num_envs: int) -> Env:
-    """A walk on the places 0 to 4 in 8 steps, place one-hot, from place 0; paid 1 a step spent at place 4.
+    """A walk of 8 steps on places 0 to 4 from place 0, observed one-hot. A step that ends at place 4 has reward 1.
 
-    Action 1 goes right, 0 left; the walls stop. Time runs out at the end, so a place has one value: going
-    right always pays 0.9^k / (1 - 0.9) with k = max(3 - place, 0) steps before the first pay, 7.29 from
-    place 0, and an episode returns 5. Nothing need be remembered.
+    Action 1 moves right, action 0 moves left, between the walls. Episodes are truncated, so the value of a place does
+    not depend on time. Going right always has value 0.9^k / (1 - 0.9), with k = max(3 - place, 0) steps before the
+    first reward. This is 7.29 from place 0. An episode returns 5. No memory is required.
     """
     rules = Rules(
         8, False, _no_cue,
@@ -139,7 +139,7 @@ def chain(num_envs: int) -> Env:
 
 
 def experience(env: Env, agent: Agent, state: PyTree, seed: int = 1, num_steps: int = 0) -> Rollout:
-    """What the exploring agent goes through from reset on, in so many steps or in a rollout of its own length."""
+    """Return a rollout of the exploring agent after a reset, of num_steps or else of the agent's rollout length."""
 
     def run(state, key_reset, key_noise):
         actors = rollout.reset(env, agent, key_reset)
@@ -151,7 +151,7 @@ def experience(env: Env, agent: Agent, state: PyTree, seed: int = 1, num_steps: 
 
 
 def pooled(env: Env, overlap: bool = False) -> Env:
-    """The same environments as one pool, which takes actions now and steps when it is asked."""
+    """Return the same environments as one pool. `send` stores the actions and `receive` steps."""
 
     def reset(key):
         state, timestep = env.reset(key)

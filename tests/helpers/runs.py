@@ -1,4 +1,4 @@
-"""Stop a run, and compare what two runs left."""
+"""Stop a run, and compare the files of two runs."""
 
 import json
 import signal
@@ -12,7 +12,7 @@ CLOCKS = ("ledger/train_time_s", "ledger/wall_time_s")
 
 
 def stop_after(monkeypatch, *env_steps):
-    """Each run from now on gets a signal at the chunk in which it passes the next of these steps."""
+    """Send each later run a signal at the chunk in which it reaches the next of these numbers of steps."""
     left, process_chunk = list(env_steps), trainer.Trainer.process_chunk
 
     def process_and_stop(self, done):
@@ -25,13 +25,13 @@ def stop_after(monkeypatch, *env_steps):
 
 
 def records(folder):
-    """Without what the clock says."""
+    """Return the records of metrics.jsonl without times."""
     lines = (folder / "metrics.jsonl").read_text().splitlines()
     return [{k: v for k, v in json.loads(line).items() if k not in TIMES} for line in lines]
 
 
 def bits(folder):
-    """Of the last checkpoint, the clocks left out."""
+    """Return the bytes of each array in the last checkpoint, without times."""
     saved, wrong = checkpoint.newest(folder / paths.CHECKPOINTS)
     assert saved is not None and not wrong
     return {name: x.tobytes() for name, x in saved.arrays.items() if name not in CLOCKS}

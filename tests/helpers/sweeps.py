@@ -1,4 +1,4 @@
-"""A tiny sweep, and a trainer that only pretends to train."""
+"""A tiny sweep, and a fake trainer that writes the files of a run without training."""
 
 import json
 import signal
@@ -7,11 +7,11 @@ from jaxrl_fast.training import trainer
 
 TINY = "ppo --env CartPole-v1 --total-steps 512 --eval-episodes 2 --agent.rollout-length 16 --agent.hidden-sizes 4 "
 TINY += "--agent.num-epochs 1 --agent.num-minibatches 1 --solved-threshold 2 --log-level quiet "
-TINY += "--env-option max_steps_in_episode=3"  # so that 512 steps are 128 episodes
+TINY += "--env-option max_steps_in_episode=3"  # so 512 steps give 128 episodes
 
 
 class Pretence:
-    """A trainer that trains nothing but writes the files of a run."""
+    """A fake trainer that writes the summary of a run without training."""
 
     ran: list = []  # noqa: RUF012
     why = "seed 0: loss is not finite at step 64; there is no checkpoint; try a lower learning rate"

@@ -1,4 +1,4 @@
-"""Compare arrays and look into programs."""
+"""Compare trees of arrays, and list the equations of JAX programs."""
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +12,7 @@ def same_bits(a, b):
 
 
 def equations(jaxpr):
-    """All of them, also inside others."""
+    """Yield all equations, including nested ones."""
     for equation in jaxpr.eqns:
         yield equation
         values = jax.tree.leaves(list(equation.params.values()), is_leaf=lambda x: hasattr(x, "eqns"))

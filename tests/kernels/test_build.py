@@ -1,4 +1,4 @@
-"""kernels.build: C is compiled once for a machine, and again when its inputs change; JAXRL_FAST_KERNELS selects it."""
+"""Test kernels.build: C is compiled once per machine and when its inputs change; JAXRL_FAST_KERNELS selects it."""
 
 import os
 import shutil
@@ -25,28 +25,28 @@ print(build.unavailable_reason() == "", len(compiled), build.compiler() != "none
 """
 
 
-def in_a_process(cache, **environment):
-    """Whether they can be called there, and how often it has compiled them."""
+def build_in_process(cache, **environment):
+    """Return from a new process whether kernels are available, how often it compiled, and whether it has a compiler."""
     command = [sys.executable, "-c", COUNTED, str(cache)]
     done = subprocess.run(command, capture_output=True, text=True, env=os.environ | environment, check=True)
     return done.stdout.split()
 
 
 @needs_compiler
-def test_they_are_compiled_once_for_all_processes(tmp_path):
-    assert in_a_process(tmp_path) == ["True", "1", "True"]
-    assert in_a_process(tmp_path) == ["True", "0", "True"]
-    assert len(list(tmp_path.iterdir())) == 1, "nothing is left beside what is kept"
+def test_kernels_are_compiled_once_for_all_processes(tmp_path):
+    assert build_in_process(tmp_path) == ["True", "1", "True"]
+    assert build_in_process(tmp_path) == ["True", "0", "True"]
+    assert len(list(tmp_path.iterdir())) == 1, "no file is left next to the library"
 
 
 @needs_compiler
-def test_a_damaged_library_is_compiled_anew(tmp_path):
-    in_a_process(tmp_path)
+def test_damaged_library_is_compiled_again(tmp_path):
+    build_in_process(tmp_path)
     (kept,) = tmp_path.iterdir()
     for damaged in (b"", b"no library", kept.read_bytes()[:2000]):
         kept.write_bytes(damaged)
-        assert in_a_process(tmp_path) == ["True", "1", "True"]
-        assert in_a_process(tmp_path) == ["True", "0", "True"]
+        assert build_in_process(tmp_path) == ["True", "1", "True"]
+        assert build_in_process(tmp_path) == ["True", "0", "True"]
 
 
 NO_EXECUTION = """
@@ -66,8 +66,8 @@ ctypes.CDLL = refuse
 
 @needs_compiler
 @pytest.mark.slow
-def test_where_the_cache_may_not_be_executed_it_is_compiled_once(tmp_path):
-    """As on a home directory that is mounted noexec: a copy in the temporary folder loads."""
+def test_library_is_compiled_once_when_cache_is_mounted_noexec(tmp_path):
+    """A copy in the temporary folder is loaded, as with a home directory that is mounted noexec."""
     script = COUNTED.replace("import sys", "import sys" + NO_EXECUTION, 1)
     counts = []
     for _ in range(2):
@@ -78,14 +78,14 @@ def test_where_the_cache_may_not_be_executed_it_is_compiled_once(tmp_path):
 
 @needs_compiler
 @pytest.mark.slow
-def test_where_nothing_can_be_kept_it_is_compiled_each_time(tmp_path):
+def test_library_is_compiled_by_each_process_when_cache_is_not_writable(tmp_path):
     (tmp_path / "file").touch()
     for _ in range(2):
-        assert in_a_process(tmp_path / "file" / "below") == ["True", "1", "True"]
+        assert build_in_process(tmp_path / "file" / "below") == ["True", "1", "True"]
 
 
 @needs_compiler
-def test_what_is_kept_depends_on_compiler_source_and_processor(monkeypatch, tmp_path):
+def test_cache_path_depends_on_compiler_source_flags_and_processor(monkeypatch, tmp_path):
     compiler = build._compiler()
     names = {build._cache_path(compiler)}
     edited = tmp_path / "dense.c"
@@ -103,17 +103,17 @@ def test_what_is_kept_depends_on_compiler_source_and_processor(monkeypatch, tmp_
 
 
 @pytest.mark.skipif(devices.device() != "cpu" or not COMPILERS, reason="no C compiler here")
-def test_where_there_is_a_compiler_they_can_be_called():
-    """Or all tests of what is in C would be skipped, and nobody would know: jaxlib's headers change."""
+def test_kernels_are_available_when_compiler_exists():
+    """Otherwise all tests of C kernels would be skipped unnoticed, e.g. when jaxlib's headers change."""
     assert build.unavailable_reason() == ""
 
 
-def test_without_a_compiler_they_cannot_be_called(tmp_path):
-    assert in_a_process(tmp_path, PATH=str(tmp_path), CC="") == ["False", "0", "False"]
+def test_kernels_are_unavailable_without_compiler(tmp_path):
+    assert build_in_process(tmp_path, PATH=str(tmp_path), CC="") == ["False", "0", "False"]
     assert not list(tmp_path.iterdir())
 
 
-def test_what_a_compiler_objects_to_is_told(tmp_path, monkeypatch):
+def test_register_returns_error_message_of_compiler(tmp_path, monkeypatch):
     compiler = tmp_path / "cc"
     compiler.write_text("#!/bin/sh\necho 'In file included' >&2; echo 'dense.c:7: error: no such type' >&2; exit 1\n")
     compiler.chmod(0o755)
@@ -122,13 +122,13 @@ def test_what_a_compiler_objects_to_is_told(tmp_path, monkeypatch):
     assert build._register.__wrapped__() == "dense.c:7: error: no such type" or devices.device() != "cpu"
 
 
-def test_a_run_tells_what_compiled_them():
-    """For it decides bits, as versions do."""
+def test_fingerprint_contains_compiler():
+    """The compiler affects the bits of results, as versions do."""
     assert fingerprint.fingerprint()["c_compiler"] == build.compiler()
     assert (build.compiler() == "none") == bool(build.unavailable_reason())
 
 
-def test_their_sources_are_installed_with_the_package():
+def test_c_sources_are_installed_with_package():
     for file in (*build.SOURCES, *build.HEADERS):
         assert file.is_file() and file.parent == Path(build.__file__).parent / "csrc"
 
@@ -147,7 +147,7 @@ def test_their_sources_are_installed_with_the_package():
         ("conv, allreduce", ("conv", "allreduce")),
     ],
 )
-def test_the_variable_selects_kernels(value, kernels, monkeypatch):
+def test_environment_variable_selects_kernels(value, kernels, monkeypatch):
     monkeypatch.delenv(build.VARIABLE, raising=False)
     if value is not None:
         monkeypatch.setenv(build.VARIABLE, value)
@@ -159,7 +159,7 @@ def test_the_variable_selects_kernels(value, kernels, monkeypatch):
 
 
 @needs_compiler
-def test_the_fingerprint_tells_which_kernels_are_in_c(monkeypatch):
+def test_compiler_description_lists_selected_kernels(monkeypatch):
     monkeypatch.delenv(build.VARIABLE, raising=False)
     compiler = build.compiler()
     monkeypatch.setenv(build.VARIABLE, "conv,dense")
@@ -169,7 +169,7 @@ def test_the_fingerprint_tells_which_kernels_are_in_c(monkeypatch):
 
 
 @pytest.mark.parametrize("value", ["c", "xla,dense", "dense,,conv"])
-def test_an_unknown_value_is_refused_in_one_line(value):
+def test_unknown_value_of_variable_prints_one_error_line(value):
     command = [sys.executable, "-m", "jaxrl_fast.train", "ppo", "--env", "CartPole-v1"]
     done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {build.VARIABLE: value})
     use = "use auto, xla, or some of dense,conv,layer_norm,allreduce,host_call"
@@ -214,14 +214,14 @@ print("no C")
 
 
 @pytest.mark.slow
-def test_with_xla_no_c_is_compiled_or_called(tmp_path):
-    """Neither by layers, nor by a run whose gradient workers would need the all-reduce, nor by the all-reduce."""
+def test_value_xla_compiles_and_calls_no_c(tmp_path):
+    """Check layers, a run whose gradient workers would need the all-reduce, and the all-reduce itself."""
     command = [sys.executable, "-c", NO_C, str(tmp_path / "run")]
     done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {build.VARIABLE: "xla"})
     assert done.stdout.endswith("no C\n"), done.stderr
 
 
-def test_what_is_switched_off_is_not_told_as_missing(monkeypatch):
+def test_console_reports_no_missing_c_when_disabled_by_variable(monkeypatch):
     monkeypatch.setenv(build.VARIABLE, "xla")
     assert console.why_no_c() == ""
     assert build.unavailable_reason() == "JAXRL_FAST_KERNELS is xla"

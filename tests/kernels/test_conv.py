@@ -1,4 +1,4 @@
-"""kernels.conv2d in C against numpy in float64, patch by patch, with gradients by hand; and against its XLA bodies."""
+"""Test kernels.conv2d in C against numpy in float64, patch by patch with gradients by hand, and against XLA."""
 
 import itertools
 from functools import partial
@@ -20,7 +20,7 @@ close = partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5)
 
 
 def oracle(x, kernel, bias, g, stride, activation):
-    """The output, and the gradients of sum(g * output): float64, one patch after another."""
+    """Return the output and the gradients of sum(g * output), in float64, one patch after another."""
     x, kernel, bias, g = (z.astype(np.float64) for z in (x, kernel, bias, g))
     side, before = kernel.shape[0], np.zeros(g.shape)
     patches = [
@@ -38,7 +38,7 @@ def oracle(x, kernel, bias, g, stride, activation):
 
 
 def compute(x, kernel, bias, g, stride, activation, wrt=(0, 1, 2)):
-    """The same by `conv2d`, where bytes count as shades."""
+    """Return the same by `conv2d`, which divides uint8 images by 255."""
     kernel = kernel * np.float32(255) if x.dtype == np.uint8 else kernel
     weighted = lambda *arrays: (jnp.sum(g * (y := conv2d(*arrays, stride, "VALID", activation))), y)
     (_, y), gradients = jax.jit(jax.value_and_grad(weighted, wrt, has_aux=True))(x, kernel, bias)
@@ -48,7 +48,7 @@ def compute(x, kernel, bias, g, stride, activation, wrt=(0, 1, 2)):
 
 
 def draw_layer(seed, num_images, sizes, side, channels, stride):
-    """Images of sizes (H, W, C), a kernel, a bias, and a gradient of what they make."""
+    """Return images of sizes (H, W, C), a kernel, a bias, and a gradient with respect to the output."""
     height, width = ((size - side) // stride + 1 for size in sizes[:2])
     x, bias, g = draw(seed, (num_images or 1, *sizes), (channels,), (num_images or 1, height, width, channels))
     kernel = np.random.default_rng(seed).normal(size=(side, side, sizes[2], channels)) / (side * sizes[2] ** 0.5)
@@ -80,10 +80,10 @@ def check(seed, num_images, sizes, side, channels, stride, activation):
     stride=st.integers(1, 6),
     activation=st.sampled_from(list(AFTER)),
 )
-def test_values_and_gradients_are_those_of_the_formula(
+def test_conv2d_values_and_gradients_equal_float64_oracle(
     seed, num_images, side, beyond, depth, channels, stride, activation
 ):
-    """Whatever the sizes: no image, several parts, a single patch, patches apart, and what fills no register."""
+    """Sizes include no image, several parts, a single patch, disjoint patches, and channels that fill no register."""
     sizes = side + beyond[0], side + beyond[1], depth
     check(seed, num_images, sizes, side, channels, stride, activation)
 
@@ -96,17 +96,17 @@ def test_values_and_gradients_are_those_of_the_formula(
         slow((84, 84, 4), 8, 32, 4),
         slow((20, 20, 32), 4, 64, 2),
         ((9, 9, 64), 3, 64, 1),
-        ((7, 7, 16), 3, 8, 2),  # a side that is not so many strides: long rows of patches overlap
+        ((7, 7, 16), 3, 8, 2),  # the side is not a multiple of the stride: long rows of patches overlap
     ],
 )
-def test_layers_of_the_sizes_that_are_trained(sizes, side, channels, stride):
-    """The networks of 2013 and 2015, and an odd one."""
+def test_conv2d_equals_oracle_for_layer_sizes_of_networks(sizes, side, channels, stride):
+    """Check the layers of the DQN networks of 2013 and 2015, and an unusual one."""
     check(0, 2, sizes, side, channels, stride, "relu")
 
 
 @pytest.mark.parametrize("activation", list(AFTER))
-def test_what_is_not_finite_stays_so(activation):
-    """A diverged run is seen as one; an image knows nothing of the one before."""
+def test_conv2d_keeps_nan_within_its_patches(activation):
+    """NaN must stay visible, so that divergence is detected. It must not affect the next image."""
     x = np.zeros((2, 3, 3, 1), np.float32)
     x[0, 0, 0] = np.nan
     y = np.asarray(conv2d(x, np.ones((2, 2, 1, 5), np.float32), np.zeros(5, np.float32), 1, "VALID", activation))
@@ -115,8 +115,8 @@ def test_what_is_not_finite_stays_so(activation):
 
 @pytest.mark.parametrize("batched", [(0, None, None), (None, 0, 0), (0, 0, 0)])
 @pytest.mark.parametrize("dtype", [np.float32, np.uint8])
-def test_batches_are_convolutions_one_by_one(batched, dtype):
-    """Seeds of a population: bit for bit, gradients too."""
+def test_vmapped_conv2d_equals_single_calls_bitwise(batched, dtype):
+    """Compare values and gradients bit for bit, as with the seeds of a population."""
     layers = [draw_layer(seed, 2, (7, 6, 3), 3, 9, 2) for seed in range(3)]
     *arrays, g = (np.stack(parts) for parts in zip(*layers))
     arrays[0] = (100 * np.abs(arrays[0])).astype(dtype)
@@ -128,11 +128,11 @@ def test_batches_are_convolutions_one_by_one(batched, dtype):
     for function in (lambda *arrays: (layer(*arrays),), gradients):
         found = jax.jit(jax.vmap(function, in_axes=batched))(*whole)
         for i in range(3):
-            jax.tree.map(lambda x, y: np.testing.assert_array_equal(x[i], y), found, jax.jit(function)(*take(i)))  # noqa: B023
+            jax.tree.map(lambda x, y, i=i: np.testing.assert_array_equal(x[i], y), found, jax.jit(function)(*take(i)))
 
 
-def test_only_float32_layers_are_ours(monkeypatch):
-    """XLA computes all others, and every layer if C is switched off, with the same results, of bytes too."""
+def test_conv_layer_uses_c_kernel_for_float32_only(monkeypatch):
+    """XLA computes other types, and every layer if C is disabled. Results are equal, also for uint8 images."""
     shades = np.random.default_rng(0).integers(0, 256, (3, 9, 8, 2), np.uint8)
 
     def compiled(dtype, x=shades):
@@ -151,8 +151,8 @@ def test_only_float32_layers_are_ours(monkeypatch):
     close(without, y)
 
 
-def test_a_kernel_that_devices_share_has_the_gradient_of_all_their_images():
-    """In a `shard_map` that follows what differs between devices, JAX adds up what each of them finds."""
+def test_gradient_of_replicated_kernel_is_summed_over_devices():
+    """In a `shard_map` that tracks varying values, JAX sums the gradients of all devices."""
     layer = conv.Conv(4, 3, 1, "VALID", jnp.float32, "relu")
     x, *_ = draw_layer(1, 4, (5, 6, 2), 3, 4, 1)
     params = layer.init(jax.random.key(0), x)
@@ -163,8 +163,8 @@ def test_a_kernel_that_devices_share_has_the_gradient_of_all_their_images():
     jax.tree.map(close, jax.jit(each)(params, x), jax.jit(gradient)(params, x))
 
 
-def test_threads_share_parts_and_change_no_bit():
-    """A device that has the CPU to itself is helped by XLA's threads, one of several is not."""
+def test_multithreaded_conv2d_equals_single_threaded_bitwise():
+    """A single device uses XLA's threads; one of several devices does not."""
     layers = [draw_layer(seed, 61, (20, 20, 8), 4, 32, 1) for seed in range(5)]  # parts of half a millisecond
     gradients = lambda x, kernel, bias, g: jax.grad(
         lambda *arrays: jnp.sum(g * conv2d(*arrays, 1, "VALID", "relu")), (0, 1, 2)
@@ -192,6 +192,6 @@ def test_threads_share_parts_and_change_no_bit():
         ((2, 2, 9, 3), (3, 3, 3, 5), "are smaller than a kernel"),
     ],
 )
-def test_shapes_that_do_not_fit_are_refused(shape, kernel, words):
+def test_conv2d_rejects_mismatched_shapes(shape, kernel, words):
     with pytest.raises(ValueError, match=words):
         conv2d(jnp.zeros(shape), jnp.zeros(kernel), jnp.zeros(kernel[-1]))

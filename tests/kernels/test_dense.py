@@ -1,4 +1,4 @@
-"""kernels.dense against numpy in float64, with gradients by hand; in C and by XLA."""
+"""Test kernels.dense, in C and by XLA, against numpy in float64 with gradients by hand."""
 
 import platform
 import subprocess
@@ -23,7 +23,7 @@ SIZES = st.integers(1, 70)
 
 
 def oracle(x, kernel, bias, g, activation):
-    """The layer's output, and the gradients of sum(g * output): float64, one product after another."""
+    """Return the layer's output and the gradients of sum(g * output), computed in float64."""
     x, kernel, bias, g = (z.astype(np.float64) for z in (x, kernel, bias, g))
     before = x @ kernel + bias
     g = g * SLOPE[activation](before)
@@ -31,7 +31,7 @@ def oracle(x, kernel, bias, g, activation):
 
 
 def layer_of(activation, board):
-    """`dense` for x [R, I]; if `board`, given as [R, I, 1, 1], which the C reads column by column."""
+    """Return `dense` for x [R, I]. With `board`, x is passed as [R, I, 1, 1], which C reads column by column."""
 
     def layer(x, kernel, bias):
         axes = (1, 1) if board else ()
@@ -41,7 +41,7 @@ def layer_of(activation, board):
 
 
 def compute(x, kernel, bias, g, activation, board, wrt=(0, 1, 2)):
-    """The same by `dense`."""
+    """Return the same by `dense`."""
     layer = layer_of(activation, board)
     weighted = lambda *arrays: (jnp.sum(g * (y := layer(*arrays))), y)
     (_, y), gradients = jax.jit(jax.value_and_grad(weighted, wrt, has_aux=True))(x, kernel, bias)
@@ -66,8 +66,8 @@ def check(seed, sizes, activation, board):
     activation=st.sampled_from(list(AFTER)),
     board=st.booleans(),
 )
-def test_values_and_gradients_are_those_of_the_formula(seed, sizes, activation, board):
-    """Whatever the sizes: one row, one input, one output, and what fills no register."""
+def test_dense_values_and_gradients_equal_float64_oracle(seed, sizes, activation, board):
+    """Sizes include one row, one input, one output, and widths that fill no register."""
     check(seed, sizes, activation, board)
 
 
@@ -92,8 +92,8 @@ print("right")
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="these are instructions of x86-64")
 @pytest.mark.parametrize("without", ["avx512f", "avx2", "avx"])
 @pytest.mark.slow
-def test_lesser_processors_compute_the_same(tmp_path, without):
-    """Their registers are narrower and fewer, so tiles have other shapes."""
+def test_c_kernels_equal_oracle_without_newer_vector_instructions(tmp_path, without):
+    """Older processors have narrower and fewer registers, so tiles have other shapes."""
     library = tmp_path / "native.so"
     build.compile_library(build._compiler(), library, f"-mno-{without}")
     command = [sys.executable, "-c", LESSER, str(library)]
@@ -103,7 +103,7 @@ def test_lesser_processors_compute_the_same(tmp_path, without):
 
 @pytest.mark.parametrize("sizes", [(1024, 64, 64), (64, 120, 84), (64, 1024, 128), slow((300, 256, 256))])
 @pytest.mark.parametrize("board", [False, True])
-def test_layers_of_the_sizes_that_are_trained(sizes, board):
+def test_dense_equals_oracle_for_layer_sizes_of_networks(sizes, board):
     rows, inputs, outputs = sizes
     x, kernel, bias, g = draw(0, (rows, inputs), (inputs, outputs), (outputs,), (rows, outputs))
     expected, gradients = oracle(x, kernel, bias, g, "tanh")
@@ -114,8 +114,8 @@ def test_layers_of_the_sizes_that_are_trained(sizes, board):
 
 
 @needs_native
-def test_tanh_is_that_of_float64_to_a_few_units_in_the_last_place():
-    """Over all magnitudes, odd, and never beyond 1."""
+def test_tanh_equals_float64_within_7_units_in_last_place():
+    """Check all magnitudes. The function is odd, and its absolute value is at most 1."""
     small, large = np.logspace(-37, 0, 100_000), np.linspace(1, 40, 100_000)
     x = np.concatenate([small, large]).astype(np.float32)
     one = lambda x: np.asarray(dense(x[:, None], np.ones((1, 1), np.float32), np.zeros(1, np.float32), "tanh"))
@@ -126,8 +126,8 @@ def test_tanh_is_that_of_float64_to_a_few_units_in_the_last_place():
 
 
 @pytest.mark.parametrize("activation", list(AFTER))
-def test_what_is_not_finite_stays_so(activation):
-    """A diverged run is seen as one: neither activation makes a number of a NaN, and infinity is the largest."""
+def test_dense_keeps_nan_and_infinity(activation):
+    """No activation turns NaN into a number, so that divergence is detected. Infinity stays the largest value."""
     x = jnp.float32([[np.nan, 0.0], [np.inf, 0.0], [0.0, 1.0]])
     y = np.asarray(dense(x, jnp.ones((2, 5)), jnp.zeros(5), activation))
     assert np.isnan(y[0]).all() and np.isfinite(y[2]).all()
@@ -138,8 +138,8 @@ def test_what_is_not_finite_stays_so(activation):
 @pytest.mark.parametrize("batched", [(0, None, None), (None, 0, 0), (0, 0, 0)])
 @pytest.mark.parametrize("board", [False, True])
 @pytest.mark.parametrize("num_outputs", [2, 9])
-def test_batches_are_layers_one_by_one(batched, board, num_outputs):
-    """Seeds of a population: bit for bit, gradients too."""
+def test_vmapped_dense_equals_single_calls_bitwise(batched, board, num_outputs):
+    """Compare values and gradients bit for bit, as with the seeds of a population."""
     *arrays, g = draw(5, (3, 21, 6), (3, 6, num_outputs), (3, num_outputs), (21, num_outputs))
     layer = layer_of("tanh", board)
     gradients = jax.grad(lambda *arrays: jnp.sum(g * layer(*arrays)), (0, 1, 2))
@@ -148,19 +148,19 @@ def test_batches_are_layers_one_by_one(batched, board, num_outputs):
     for function in (lambda *arrays: (layer(*arrays),), gradients):
         found = jax.jit(jax.vmap(function, in_axes=batched))(*whole)
         for i in range(3):
-            jax.tree.map(lambda x, y: np.testing.assert_array_equal(x[i], y), found, jax.jit(function)(*take(i)))  # noqa: B023
+            jax.tree.map(lambda x, y, i=i: np.testing.assert_array_equal(x[i], y), found, jax.jit(function)(*take(i)))
 
 
 @needs_native
-def test_leading_axes_are_rows():
+def test_dense_treats_leading_axes_as_rows():
     x, kernel, bias = draw(7, (4, 5, 6), (6, 8), (8,))
     found = dense(x, kernel, bias, "relu")
     assert found.shape == (4, 5, 8)
     np.testing.assert_allclose(found.reshape(20, 8), np.maximum(x.reshape(20, 6) @ kernel + bias, 0), atol=1e-6)
 
 
-def test_only_float32_layers_of_some_size_are_computed_in_c(monkeypatch):
-    """XLA computes large layers, other types, and every layer if C is switched off."""
+def test_dense_uses_c_kernel_for_small_float32_layers_only(monkeypatch):
+    """XLA computes large layers, other types, and every layer if C is disabled."""
 
     def compiled(size, dtype):
         arrays = (jnp.ones(shape, dtype) for shape in ((2, size), (size, 512), (512,)))
@@ -177,23 +177,23 @@ def test_only_float32_layers_of_some_size_are_computed_in_c(monkeypatch):
 
 
 @pytest.mark.parametrize("board", [False, True])
-def test_no_rows_have_no_gradient(board):
+def test_dense_of_no_rows_has_zero_gradients(board):
     x, kernel, bias, g = (jnp.zeros(shape) for shape in ((0, 6), (6, 9), (9,), (0, 9)))
     y, (to_x, to_kernel, to_bias) = compute(x, kernel, bias, g, "relu", board)
     assert y.shape == (0, 9) and to_x.shape == (0, 6)
     assert not to_kernel.any() and not to_bias.any()
 
 
-def test_one_row_at_a_time_is_left_to_xla():
-    """For the C, `vmap` would copy the kernel for each row."""
+def test_vmap_over_single_rows_uses_xla():
+    """For the C kernel, `vmap` would copy the weights for each row."""
     x, kernel, bias = draw(11, (30, 6), (6, 9), (9,))
     by_rows = jax.vmap(dense, (0, None, None))
     assert "dense_forward" not in str(jax.make_jaxpr(by_rows)(x, kernel, bias))
     np.testing.assert_allclose(by_rows(x, kernel, bias), x @ kernel + bias, atol=1e-6)
 
 
-def test_a_kernel_that_devices_share_has_the_gradient_of_all_their_rows():
-    """In a `shard_map` that follows what differs between devices, JAX adds up what each of them finds."""
+def test_gradient_of_replicated_kernel_is_summed_over_devices():
+    """In a `shard_map` that tracks varying values, JAX sums the gradients of all devices."""
     x, kernel, bias = draw(13, (8, 6), (6, 9), (9,))
     mesh = jax.make_mesh((2,), ("d",), axis_types=(jax.sharding.AxisType.Auto,), devices=jax.devices()[:2])
     spec = jax.sharding.PartitionSpec
@@ -204,8 +204,8 @@ def test_a_kernel_that_devices_share_has_the_gradient_of_all_their_rows():
 
 @needs_native
 @pytest.mark.parametrize(("num_rows", "transposed"), [(1, True), (128, True), (131, True), (256, False)])
-def test_board_features_are_read_as_they_lie(num_rows, transposed):
-    """Unless `board_conv` computes them in several blocks. To read them by columns changes results by rounding only."""
+def test_dense_reads_board_features_by_columns_when_in_one_block(num_rows, transposed):
+    """`board_conv` computes 256 rows in several blocks. Reading by columns changes results only by rounding."""
     x, kernel, bias, g = draw(15, (num_rows, 12), (12, 9), (9,), (num_rows, 9))
     lowered = jax.jit(layer_of("tanh", True)).lower(x, kernel, bias).as_text()
     assert f"transposed_input = {int(transposed)} : i32" in lowered
@@ -214,6 +214,6 @@ def test_board_features_are_read_as_they_lie(num_rows, transposed):
 
 
 @pytest.mark.parametrize("shape", [(4, 7), (4, 6, 1)])
-def test_inputs_that_do_not_fit_are_refused(shape):
+def test_dense_rejects_mismatched_shapes(shape):
     with pytest.raises(ValueError, match="do not match a kernel"):
         dense(jnp.zeros(shape), jnp.zeros((6, 9)), jnp.zeros(9))

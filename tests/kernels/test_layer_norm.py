@@ -1,4 +1,4 @@
-"""kernels.layer_norm in C against numpy in float64, with gradients by finite differences; and against flax."""
+"""Test kernels.layer_norm in C against numpy in float64, with gradients by finite differences, and against flax."""
 
 import flax.linen as nn
 import hypothesis
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.skipif(not build.is_available("layer_norm"), reason="no
 
 
 def oracle(x, scale, offset, activation):
-    """In float64: a row less its mean, in units of its deviation."""
+    """Return the layer in float64: each row minus its mean, divided by its standard deviation."""
     x, scale, offset = (z.astype(np.float64) for z in (x, scale, offset))
     normed = (x - x.mean(1, keepdims=True)) / np.sqrt(x.var(1, keepdims=True) + 1e-6)
     return AFTER[activation](normed * scale + offset)
@@ -35,7 +35,7 @@ def gradients(x, scale, offset, g, activation):
 
 
 def check(seed, num_rows, width, activation):
-    """Gradients along a direction drawn at random, by central differences of the oracle."""
+    """Compare values with the oracle, and gradients along a random direction with its central differences."""
     x, scale, offset, g = draw(seed, num_rows, width)
     y = jax.jit(layer_norm, static_argnums=3)(x, scale, offset, activation)
     np.testing.assert_allclose(y, oracle(x, scale, offset, activation), rtol=1e-3, atol=1e-4)
@@ -59,25 +59,25 @@ def check(seed, num_rows, width, activation):
     width=st.integers(1, 70),
     activation=st.sampled_from(list(AFTER)),
 )
-def test_values_and_gradients_are_those_of_the_formula(seed, num_rows, width, activation):
+def test_layer_norm_values_and_gradients_equal_float64_oracle(seed, num_rows, width, activation):
     check(seed, num_rows, width, activation)
 
 
-def test_a_row_without_any_spread_is_its_offset():
+def test_layer_norm_of_constant_row_is_offset():
     y = layer_norm(np.full((2, 20), 3, np.float32), np.ones(20, np.float32), np.arange(20, dtype=np.float32))
     np.testing.assert_allclose(y, np.arange(20)[None].repeat(2, 0), atol=1e-6)
 
 
 @pytest.mark.parametrize("batched", [(0, None, None), (None, 0, 0), (0, 0, 0)])
-def test_batches_are_normalized_one_by_one(batched):
-    """Seeds of a population: bit for bit, gradients too."""
+def test_vmapped_layer_norm_equals_single_calls_bitwise(batched):
+    """Compare values and gradients bit for bit, as with the seeds of a population."""
     *arrays, g = (np.stack(parts) for parts in zip(*(draw(seed, 4, 19) for seed in range(3))))
     take = lambda i: [x[i if axis == 0 else 0] for x, axis in zip(arrays, batched)]
     whole = [x if axis == 0 else x[0] for x, axis in zip(arrays, batched)]
     for function in (lambda *rows: (layer_norm(*rows, "tanh"),), lambda *rows: gradients(*rows, g[0], "tanh")):
         found = jax.jit(jax.vmap(function, in_axes=batched))(*whole)
         for i in range(3):
-            jax.tree.map(lambda x, y: np.testing.assert_array_equal(x[i], y), found, jax.jit(function)(*take(i)))  # noqa: B023
+            jax.tree.map(lambda x, y, i=i: np.testing.assert_array_equal(x[i], y), found, jax.jit(function)(*take(i)))
 
 
 class Plain(nn.Module):
@@ -96,7 +96,7 @@ class Ours(nn.Module):
 
 @pytest.mark.parametrize("shape", [(5,), (3, 4, 4, 16)])
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
-def test_it_is_flax_with_the_same_parameters(shape, dtype, monkeypatch):
+def test_layer_norm_equals_flax_with_same_parameters(shape, dtype, monkeypatch):
     x = jnp.asarray(np.random.default_rng(0).normal(size=shape), dtype)
     plain = Plain(dtype)
     params = jax.tree.map(lambda leaf: leaf + 0.5, plain.init(jax.random.key(0), x))
@@ -113,8 +113,8 @@ def test_it_is_flax_with_the_same_parameters(shape, dtype, monkeypatch):
     jax.tree.map(close, answer(Ours()), answer(plain))
 
 
-def test_networks_are_normalized_by_it():
-    """Dense layers and convolutions, unless in another type."""
+def test_networks_use_c_layer_norm_for_float32_only():
+    """Check a network with two convolutions and a dense layer, in float32 and bfloat16."""
     obs = jax.ShapeDtypeStruct((40, 40, 4), jnp.uint8)
     for dtype, count in ((jnp.float32, 3), (jnp.bfloat16, 0)):
         network = networks.network(obs, 3, kind="dqn2013", layer_norm=True, dtype=dtype)

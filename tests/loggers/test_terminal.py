@@ -1,4 +1,4 @@
-"""What people see while a run goes on: lines that fit, and numbers that are short."""
+"""Test the console output of a run: lines that fit the width, and short numbers."""
 
 import io
 import sys
@@ -16,7 +16,7 @@ from tests.helpers import RECORD
 pytestmark = pytest.mark.unit
 
 
-def test_a_line_says_what_matters():
+def test_progress_line_has_step_return_losses_and_speed():
     line = formatting.progress_line(RECORD)
     for words in (
         "step 12.3k",
@@ -33,8 +33,8 @@ def test_a_line_says_what_matters():
     assert "value loss    n/a" in formatting.progress_line(RECORD | nothing)
 
 
-def test_a_line_on_a_narrow_terminal_keeps_its_speed():
-    """And then its return: losses go first, from behind, then what was played."""
+def test_narrow_progress_line_keeps_step_return_and_speed():
+    """Losses are dropped first, starting with the last one, and then evaluation and number of episodes."""
     record = RECORD | {"eval_return_mean": 30.46}
     shown = [formatting.progress_line(record, width) for width in (120, 100, 80, 60, 40)]
     assert all(line.startswith("step 12.3k   return    24.4") and line.endswith("96k steps/s") for line in shown)
@@ -51,7 +51,7 @@ def test_a_line_on_a_narrow_terminal_keeps_its_speed():
     ]
 
 
-def test_a_pipe_gets_whole_lines_at_once(capsys):
+def test_plain_console_writes_untruncated_lines_to_pipe(capsys):
     terminal = make_console("info")
     assert isinstance(terminal, PlainConsole)
     terminal.print("x" * 300)
@@ -62,7 +62,7 @@ def test_a_pipe_gets_whole_lines_at_once(capsys):
 @pytest.mark.parametrize(
     ("encoding", "seen"), [("ascii", "a ? b ? c"), ("latin-1", "a · b ? c"), ("utf-8", "a · b ▇ c")]
 )
-def test_what_an_encoding_has_no_sign_for_is_a_question_mark(encoding, seen):
+def test_unencodable_character_is_printed_as_question_mark(encoding, seen):
     written = io.BytesIO()
     terminal = PlainConsole(io.TextIOWrapper(written, encoding=encoding))
     terminal.print("a · b ▇ c")
@@ -70,14 +70,14 @@ def test_what_an_encoding_has_no_sign_for_is_a_question_mark(encoding, seen):
     assert written.getvalue().decode(encoding).splitlines() == [seen, seen]
 
 
-def test_quiet_is_quiet(capsys):
+def test_quiet_console_prints_nothing(capsys):
     terminal = make_console("quiet")
     terminal.print("x")
     terminal.progress("y", 0.5)
     assert capsys.readouterr().out == ""
 
 
-def test_training_goes_on_when_the_reader_leaves():
+def test_plain_console_ignores_broken_pipe():
     class Gone(io.StringIO):
         def write(self, text):
             raise BrokenPipeError
@@ -88,7 +88,7 @@ def test_training_goes_on_when_the_reader_leaves():
 
 
 class WritesOnly:
-    """What some applications put in place of standard output."""
+    """A replacement of standard output, as some applications have."""
 
     def __init__(self):
         self.text = ""
@@ -107,7 +107,7 @@ def closed():
 
 
 @pytest.mark.parametrize("make", [lambda: None, closed, WritesOnly], ids=["none", "closed", "writes_only"])
-def test_training_needs_no_standard_output(make, monkeypatch):
+def test_console_and_warnings_work_without_standard_output(make, monkeypatch):
     stream = make()
     monkeypatch.setattr(sys, "stdout", stream)
     monkeypatch.setattr(sys, "stderr", stream)
@@ -120,7 +120,7 @@ def test_training_needs_no_standard_output(make, monkeypatch):
         assert stream.text == "a line\nstep\nwarning: a warning\n"
 
 
-def test_a_file_that_is_closed_while_training_is_left_alone():
+def test_plain_console_ignores_file_closed_during_training():
     file = io.StringIO()
     terminal = PlainConsole(file)
     terminal.print("a line")
@@ -128,7 +128,7 @@ def test_a_file_that_is_closed_while_training_is_left_alone():
     terminal.print("another")
 
 
-def test_a_screen_gets_lines_and_a_bar(monkeypatch):
+def test_rich_console_shows_lines_and_progress_bar(monkeypatch):
     rich_console = pytest.importorskip("rich.console")
     out = io.StringIO()
     terminal = RichConsole(rich_console.Console(file=out, force_terminal=True, width=60, highlight=False))
@@ -139,7 +139,7 @@ def test_a_screen_gets_lines_and_a_bar(monkeypatch):
     assert "…" in out.getvalue() and "50%" in out.getvalue()
 
 
-def test_a_notebook_has_one_display_that_is_updated(monkeypatch):
+def test_notebook_console_updates_one_display(monkeypatch):
     class Handle:
         def update(self, content):
             shown.append(content.data)
@@ -160,8 +160,8 @@ def test_a_notebook_has_one_display_that_is_updated(monkeypatch):
     assert "progress" not in shown[-1] and shown[-1].index("line 2") < shown[-1].index("done")
 
 
-def test_lines_of_a_long_run_thin_out_where_they_stay(monkeypatch):
-    """A second apart, and after 100 s by 1% of the time so far, or by what lies between two looks more."""
+def test_progress_interval_grows_on_consoles_that_keep_lines(monkeypatch):
+    """Lines are 1 s apart, and after 100 s by 1% of the elapsed time, plus at most the time between two checks."""
     now = [0.0]
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])
     plan = types.SimpleNamespace(settings=types.SimpleNamespace(options=types.SimpleNamespace(console_every=1.0)))
@@ -180,18 +180,18 @@ def test_lines_of_a_long_run_thin_out_where_they_stay(monkeypatch):
     ("number", "text"),
     [(0, "0"), (999, "999"), (1000, "1k"), (12_345, "12.3k"), (999_999, "1M"), (172_032, "172k"), (2.5e9, "2.5B")],
 )
-def test_short_numbers(number, text):
+def test_short_number_rounds_to_three_digits_with_suffix(number, text):
     assert formatting.short_number(number) == text
 
 
 @pytest.mark.parametrize(
     ("duration", "text"), [(0.0312, "0.031 s"), (1.34, "1.3 s"), (74.2, "74 s"), (720, "12 min"), (11_520, "3.2 h")]
 )
-def test_durations(duration, text):
+def test_seconds_formats_duration_with_unit(duration, text):
     assert formatting.seconds(duration) == text
 
 
-def test_sparkline():
+def test_sparkline_scales_values_and_limits_width():
     assert formatting.sparkline([None, 0, 1, 2, 3, 4, 5, 6, 7]) == "▁▂▃▄▅▆▇█"
     assert formatting.sparkline([3, 3]) == "▁▁"
     assert formatting.sparkline([None]) == ""

@@ -1,4 +1,4 @@
-"""Records: which updates are held back, and what is a mean of what."""
+"""Test records: which updates are held back or dropped, and how seeds are merged."""
 
 import numpy as np
 import pytest
@@ -9,11 +9,11 @@ pytestmark = pytest.mark.unit
 
 
 def lengths(buffer, **how):
-    """The numbers of updates of the records that can be taken."""
+    """Return the number of updates of each record that can be taken."""
     return [rows["x"].shape[1] for rows in buffer.take(**how)]
 
 
-def test_a_record_that_ends_now_can_be_held_back():
+def test_record_buffer_can_hold_back_record_that_ends_now():
     buffer = records.RecordBuffer(3)
     buffer.add({"x": np.arange(6)[None]})
     assert lengths(buffer, hold_last=True) == [3] and buffer.available == 3
@@ -25,8 +25,8 @@ def test_a_record_that_ends_now_can_be_held_back():
     assert buffer.rows == {}
 
 
-def test_chunks_go_while_as_many_updates_as_wanted_remain():
-    """Of 2, 3 and 4 updates at most 7 are wanted: 9 - 2 = 7 remain without the first chunk, which goes."""
+def test_record_buffer_drops_chunks_while_max_updates_remain():
+    """Chunks have 2, 3 and 4 updates, and max_updates is 7: 9 - 2 = 7 remain, so the first chunk is dropped."""
     buffer = records.RecordBuffer(100, max_updates=7)
     for length in (2, 3):
         buffer.add({"x": np.zeros((1, length))})
@@ -37,7 +37,7 @@ def test_chunks_go_while_as_many_updates_as_wanted_remain():
     assert buffer.available == 9
 
 
-def test_the_seeds_of_a_merged_chunk_follow_each_other():
+def test_merge_seeds_concatenates_updates_of_seeds():
     merged = records.merge_seeds({"x": np.array([[1, 2], [3, 4]])})
     np.testing.assert_array_equal(merged["x"], [[1, 2, 3, 4]])
     assert merged["x"].shape == (1, 4)

@@ -1,4 +1,4 @@
-"""Statistics against all resamples there are, and in parts of any size."""
+"""Test statistics against an enumeration of all resamples, and with batches of any size."""
 
 import itertools
 
@@ -10,17 +10,20 @@ from jaxrl_fast.metrics import statistics
 pytestmark = pytest.mark.unit
 
 
-def test_a_trimmed_mean_leaves_out_a_quarter_at_both_ends():
-    """Of eight the two lowest and the two highest go: (3 + 4 + 6 + 9) / 4 = 5.5; of seven one: 24 / 5."""
+def test_iqm_drops_a_quarter_of_scores_at_both_ends():
+    """Of eight scores, two at each end are dropped: (3 + 4 + 6 + 9) / 4 = 5.5. Of seven, one at each end: 24 / 5."""
     assert statistics.iqm(np.array([100, 9, -50, 3, 4, 6, 1, 200])) == 5.5
     assert statistics.iqm(np.array([9, -50, 3, 4, 6, 2, 200])) == 24 / 5
     np.testing.assert_array_equal(statistics.iqm(np.array([[1, 2, 3, 4], [5, 9, 7, 7]]), 1), [2.5, 7.0])
 
 
-def test_the_mean_of_several_trainings_is_resampled_in_both_levels():
-    """Two trainings of two and one scores: all draws of trainings and scores. Zero has 1 / 64, and 6 / 4 the next 4."""
+def test_mean_interval_resamples_trainings_and_their_scores():
+    """Compare with all draws of two trainings, which have two scores and one, and with direct resampling of four.
+
+    In the first case, the mean 0 has probability 1 / 64, and the next one, 6 / 4, has 4 / 64.
+    """
     groups = [np.array([0.0, 6.0]), np.array([30.0])]
-    means = []  # with equal weights: a draw of both trainings is made 4 times, with each pair of scores
+    means = []  # each draw of two trainings has the same weight, whatever its number of draws of scores
     for one, two in itertools.product(groups, repeat=2):
         draws = [itertools.product(group, repeat=group.size) for group in (one, two)]
         all_of = [np.mean(a + b) for a, b in itertools.product(*draws)]
@@ -34,7 +37,7 @@ def test_the_mean_of_several_trainings_is_resampled_in_both_levels():
 
 
 @pytest.mark.parametrize("limit", [1, 60, 100])
-def test_how_many_scores_are_drawn_at_a_time_changes_nothing(limit, monkeypatch):
+def test_mean_interval_does_not_depend_on_batch_size(limit, monkeypatch):
     groups = [np.arange(20.0), np.arange(30.0) ** 2]
     whole = statistics.mean_interval(groups, 50)
     monkeypatch.setattr(statistics, "MAX_DRAWN", limit)

@@ -1,4 +1,4 @@
-"""Test records, windows and statistics against sums by hand and against scipy."""
+"""Test records, windows and statistics against hand calculations and scipy."""
 
 import math
 
@@ -113,7 +113,7 @@ def test_episode_window_is_minimal(updates, num_steps, restored_at):
         assert (window.episodes, window.longest) == (sum(n for n, _ in inside), max((n for _, n in inside), default=0))
         assert window.full == (window.episodes >= 100 and window.num_steps >= 2 * window.longest)
         assert not window.episodes or window.mean == pytest.approx(10)
-        if span < last:  # something was let go, and not one update too many: what is left suffices by itself
+        if span < last:  # records were dropped, and the remaining ones are sufficient
             assert window.full or window.episodes >= 100
         if window.records:
             shorter = window.num_steps - window.records[0].num_steps, window.episodes - window.records[0].ended
@@ -192,14 +192,14 @@ def test_bootstrap_keeps_trailing_axes():
         assert (low[i], high[i]) == statistics.bootstrap(scores[..., i], 50)
 
 
-def test_the_best_evaluation_is_the_highest_mean_that_is_known():
+def test_best_evaluation_has_highest_known_mean():
     made = tracker.MetricsTracker([{"seed": 0}], 1, 8, 8, None)
     assert made.best() == {} and made.evaluated_at is None
     made.evaluations = [{"eval_return_mean": mean, "env_steps": 8 * i} for i, mean in enumerate([None, 2, 5, None, 3])]
     assert made.best() == {"eval_return_mean": 5, "env_steps": 16} and made.evaluated_at == 32
 
 
-def test_a_run_is_settled_when_its_last_member_is_solved_or_diverged():
+def test_run_is_settled_when_last_member_is_solved_or_diverged():
     made = tracker.MetricsTracker([{"seed": i} for i in range(3)], 1, 8, 8, 1.0)
     made.solved, made.diverged = [(16, 0.1), None, None], [None, 40, None]
     assert made.settled_at() is None and made.diverged_members == [1]
@@ -207,8 +207,8 @@ def test_a_run_is_settled_when_its_last_member_is_solved_or_diverged():
     assert made.settled_at() == 40
 
 
-def test_a_loss_that_is_not_finite_is_named_with_its_first_update():
-    """Of two losses the one that fails first; other metrics may be undefined; what has diverged is not named again."""
+def test_nonfinite_loss_is_reported_once_with_its_first_update():
+    """Of two losses, the first to fail is reported. Other metrics may be NaN. A diverged seed is reported once."""
     made = tracker.MetricsTracker([{"seed": 0}, {"seed": 1}], 10, 8, 8, None)
     fine, clock = np.ones((2, 4)), np.ones((2, 4))
     late, early = fine.copy(), fine.copy()
@@ -220,7 +220,7 @@ def test_a_loss_that_is_not_finite_is_named_with_its_first_update():
     assert made.add(given) == []
 
 
-def test_members_that_diverge_together_are_named_in_the_order_of_their_updates():
+def test_members_diverging_in_one_chunk_are_reported_in_update_order():
     made = tracker.MetricsTracker([{"seed": 0}, {"seed": 1}], 10, 8, 8, None)
     loss, clock = np.ones((2, 4)), np.ones((2, 4))
     loss[0, 2] = loss[1, 1] = np.nan
@@ -228,8 +228,8 @@ def test_members_that_diverge_together_are_named_in_the_order_of_their_updates()
     assert [(wrong.member, wrong.update) for wrong in found] == [(1, 2), (0, 3)]
 
 
-def test_a_record_counts_its_steps_and_its_speed():
-    """Records of 2 updates, 8 steps each, of 2 members: 2 * 8 * 2 steps in 4 s and, from there on, in 2 s."""
+def test_records_have_env_steps_and_steps_per_second():
+    """Records of 2 members have 2 updates of 8 steps: 2 * 8 * 2 steps take 4 s in the first and 2 s in the second."""
     made = tracker.MetricsTracker([{"seed": 0}, {"seed": 1}], 2, 8, 8, None)
     given = rows(
         episodes=[1] * 4, return_sum=[1, 2, 3, 4], valid_steps=[8, 7, 6, 5], train_time_s=[1, 4, 5, 6],

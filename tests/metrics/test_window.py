@@ -1,4 +1,4 @@
-"""The window of the last episodes, at the edges of what it needs."""
+"""Test the window of the last episodes at the boundaries of its requirements."""
 
 import pytest
 
@@ -7,8 +7,8 @@ from jaxrl_fast.metrics.window import WINDOW, EpisodeWindow
 pytestmark = pytest.mark.unit
 
 
-def test_a_hundred_episodes_are_sufficient_and_99_are_not():
-    """Each record has steps enough; the first record goes as soon as the second one is sufficient by itself."""
+def test_window_is_full_with_100_episodes_and_not_with_99():
+    """Each record has enough steps. Older records are dropped once the newest one is sufficient by itself."""
     window = EpisodeWindow()
     window.add(WINDOW - 1, 1.0 * (WINDOW - 1), 10, 5)
     assert not window.full
@@ -18,7 +18,7 @@ def test_a_hundred_episodes_are_sufficient_and_99_are_not():
     assert window.full and window.episodes == WINDOW and window.mean == 3.0
 
 
-def test_twice_the_longest_episode_is_sufficient_and_a_step_less_is_not():
+def test_window_is_full_at_twice_longest_episode_and_not_one_step_less():
     for num_steps, is_full in ((9, False), (10, True)):
         window = EpisodeWindow()
         window.add(WINDOW, 1.0 * WINDOW, num_steps, 5)

@@ -1,9 +1,8 @@
-"""Record which tests run which lines: a plugin of pytest, and what it has written.
+"""Record which tests run which lines: a plugin of pytest, and its records.
 
     python -m tests.mutation.lines [PYTEST ARGUMENT...]     # the fast tests, about twenty minutes on two cores
 
-What is recorded anew for some tests replaces what was recorded for them. A line that runs while a module is imported
-belongs to no test.
+New records of a test replace its old ones. A line that runs while a module is imported belongs to no test.
 """
 
 import hashlib
@@ -38,12 +37,12 @@ def digest(source: Path) -> str:
 
 
 def read() -> Record:
-    """Return what was recorded; an empty record before that."""
+    """Return the saved record, or an empty one."""
     return Record(**json.loads(RECORD.read_text(encoding="utf-8"))) if RECORD.is_file() else Record({}, {}, {})
 
 
 def merge(old: Record, new: Record) -> Record:
-    """Return a record with the new one's tests in the place of the old one's. A changed source loses its old lines."""
+    """Return the old record with the tests of the new one replaced. A changed source loses its old lines."""
     tests = {}
     for path in {**old.tests, **new.tests}:
         before = old.tests.get(path, {}) if new.digests.get(path) in (None, old.digests.get(path)) else {}
@@ -102,14 +101,14 @@ def pytest_runtest_protocol(item: Any) -> Iterator[None]:
 
 
 def pytest_runtest_logreport(report: Any) -> None:
-    """Add up the seconds of a test's phases. What fails or is skipped cannot notice anything."""
+    """Add up the seconds of a test's phases. A test that fails or is skipped cannot kill a mutant."""
     if not report.passed:
         _not_passed.add(report.nodeid)
     _seconds[report.nodeid] = _seconds.get(report.nodeid, 0) + report.duration
 
 
 def pytest_sessionfinish() -> None:
-    """Write the seconds where `main` expects them."""
+    """Write the seconds to the file that `main` reads."""
     seconds = {test: time for test, time in _seconds.items() if test not in _not_passed}
     Path(os.environ["MUTATION_LINES"]).write_text(json.dumps(seconds), encoding="utf-8")
 

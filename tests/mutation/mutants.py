@@ -1,11 +1,11 @@
 """Make small changes to a source file, one at a time: the mutants that tests should notice.
 
-A mutant is one span of text and what stands there instead. The rules are those of mutmut and cosmic-ray (operators,
+A mutant is one span of text and its replacement. The rules are those of mutmut and cosmic-ray (operators,
 comparisons, numbers, conditions, statements), and some for code on arrays: arguments swapped or left out, a maximum for
 a minimum, a function of elements left out.
 
-Left alone is what no test should notice: annotations, docstrings and other strings, decorators, imports, assertions,
-`__all__`, the message of an error or a warning, and arguments that are a check or a hint for the compiler.
+Code that no test should notice is not changed: annotations, docstrings and other strings, decorators, imports,
+assertions, `__all__`, messages of errors and warnings, and arguments that are a check or a hint for the compiler.
 """
 
 import ast
@@ -48,7 +48,7 @@ OF_ANY_TYPE = {"getattr", "hasattr", "isinstance", "map", "partial"}  # swapped 
 OF_TYPES = {"NewType", "TypeVar", "cast", "warn"}
 
 
-HINTS = ("encoding", "mode", "strict", "unique_indices", "unroll")  # arguments: they check, or make it faster
+HINTS = ("encoding", "mode", "strict", "unique_indices", "unroll")  # arguments that are checks or hints
 
 
 class Mutant(NamedTuple):
@@ -59,14 +59,14 @@ class Mutant(NamedTuple):
     line: int  # of the start, from 1
     start: int  # offsets into the source
     stop: int
-    text: str  # what stands there instead
+    text: str  # the replacement
 
     def apply(self, source: str) -> str:
         """Return the changed source."""
         return source[: self.start] + self.text + source[self.stop :]
 
     def is_worth_a_test(self, source: str) -> bool:
-        """Return whether the changed source can be parsed, and more is changed than a hint."""
+        """Return whether the changed source can be parsed and the change is not only a hint."""
         try:
             ast.parse(self.apply(source))
         except SyntaxError:
@@ -75,7 +75,7 @@ class Mutant(NamedTuple):
         return name.strip().partition("=")[0] not in HINTS
 
     def diff(self, source: str) -> list[str]:
-        """Return the lines that go, with `-`, and the lines that come, with `+`, all without their indentation."""
+        """Return the removed lines, with `-`, and the added lines, with `+`, without indentation."""
         lines = difflib.ndiff(source.splitlines(), self.apply(source).splitlines())
         return [f"{line[0]} {line[2:].strip()}" for line in lines if line[0] in "-+"]
 
@@ -102,7 +102,7 @@ def _live(node: ast.AST) -> Iterator[ast.AST]:
         if isinstance(child, (ast.Import, ast.ImportFrom, ast.Assert, ast.JoinedStr)):
             continue
         if isinstance(child, ast.Raise):
-            yield child  # whether it raises, not what
+            yield child  # mutate whether it raises, not the exception
             continue
         if isinstance(child, ast.Call) and _name(child.func) in OF_TYPES:
             continue
@@ -117,7 +117,7 @@ def _live(node: ast.AST) -> Iterator[ast.AST]:
 
 
 class Text:
-    """A source, and where the nodes stand in it."""
+    """A source, and the positions of its nodes."""
 
     def __init__(self, source: str) -> None:
         self.source = source

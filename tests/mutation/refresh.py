@@ -8,7 +8,7 @@ A patch names the blob that it was made from. Its bug is merged into today's sou
 ancestor: line by line, then token by token, then with identifiers renamed as the source has renamed them. Candidates
 are all source files, so a function may have moved. A test id is looked up by the name of its function.
 
-What cannot be merged is listed, with exit status 1. Then plant the bug by hand in the working tree, `--record` it
+Unmerged patches are listed, with exit status 1. Then plant the bug by hand in the working tree, `--record` it
 (`git diff` becomes the patch; the header of a patch of that name is kept) and restore the source. Read the new diffs,
 and run `python -m tests.mutation.run --only NAME` on them.
 """
@@ -28,7 +28,7 @@ from tests.mutation import patches
 from tests.mutation.patches import ROOT, Patch
 
 KINDS = ("*.py", "*.c", "*.h")
-BREAK = "\1"  # stands for a line break within a piece
+BREAK = "\1"  # represents a line break within a piece
 TOKEN = re.compile(r"\w+|\n|[^\S\n]+|[^\w\s]")
 MAX_CANDIDATES = 6  # files that are tried, most similar first
 MIN_SIMILARITY = 0.5  # between the old hunk and the new one
@@ -113,7 +113,7 @@ def transplant(base: list[str], today: list[str], buggy: list[str]) -> Iterator[
 
 
 def most_similar(old: list[str], today: list[str]) -> int | None:
-    """Return where as many lines of today's source are most like the old ones; None if they are not like enough."""
+    """Return the start of the lines of today's source that are most similar to the old ones; None if too different."""
     matchers = [difflib.SequenceMatcher(None, "", line.strip()) for line in old]
     ratios = []
     for line in today:
@@ -148,7 +148,7 @@ def renames(base: str, today: str) -> dict[str, str]:
 
 
 def replaced(before: list[str], after: list[str]) -> Iterator[tuple[list[str], list[str]]]:
-    """Yield the parts in which two lists differ, where both have one."""
+    """Yield the pairs of parts in which two lists differ, without pure insertions and deletions."""
     for kind, i, i_end, j, j_end in difflib.SequenceMatcher(None, before, after, autojunk=False).get_opcodes():
         if kind == "replace":
             yield before[i:i_end], after[j:j_end]
@@ -166,7 +166,7 @@ def patched(base: str, patch: Patch) -> str:
 
 
 def is_valid(path: Path, text: str) -> bool:
-    """Return whether the text parses, where it is Python."""
+    """Return whether the text parses, if it is Python."""
     try:
         return path.suffix != ".py" or bool(ast.parse(text))
     except SyntaxError:
@@ -193,7 +193,7 @@ def diff_of(path: Path, old: str, new: str) -> str:
 
 
 def moved(test: str) -> str:
-    """Return the id of a test where its function stands today; raise LookupError if that is not clear."""
+    """Return the id of a test in its present file; raise LookupError if this is ambiguous."""
     path, _, rest = test.partition("::")
     if is_there(ROOT / path, rest):
         return test
@@ -212,7 +212,7 @@ def is_there(path: Path, rest: str) -> bool:
 
 
 def refresh(everything: bool) -> int:
-    """Rewrite the patches that need it; print what was done and what could not be."""
+    """Rewrite outdated patches; print those that were rewritten and those that could not be."""
     lost = 0
     for patch in patches.read_all():
         try:

@@ -26,7 +26,7 @@ from pathlib import Path
 from tests.mutation import patches
 from tests.mutation.patches import ROOT, Patch
 
-PARTS = ("configs", "jaxrl_fast", "tests", "pyproject.toml")  # what the named tests need of the tree
+PARTS = ("configs", "jaxrl_fast", "tests", "pyproject.toml")  # parts of the tree that the named tests need
 PYTEST = (sys.executable, "-m", "pytest", "-q", "--nightly", "-p", "no:cacheprovider")
 LIMIT_S, CONTROL_LIMIT_S = 180, 900
 CRASHES = {-signal.SIGABRT: "aborted", -signal.SIGSEGV: "segmentation fault"}
@@ -34,7 +34,7 @@ FAILED = re.compile(r"^FAILED (?:tests/)?(.+?)(?: - ([\w.]+).*)?$", re.MULTILINE
 
 
 def copy_tree(folder: Path, parts: Sequence[str] = PARTS) -> None:
-    """Copy what the tests need, without caches."""
+    """Copy the parts that the tests need, without caches."""
     folder.mkdir()
     for part in parts:
         if (ROOT / part).is_dir():
@@ -68,7 +68,7 @@ def run_tests(tree: Path, arguments: list[str], limit_s: float) -> tuple[int | N
 
 
 def plant(tree: Path, patch: Patch) -> tuple[bool, str]:
-    """Return whether the tests catch the bug, and a word on how; the tree is left as it was."""
+    """Return whether the tests catch the bug, and a short reason. The tree is restored."""
     if problem := patches.apply(patch, tree):
         return False, problem
     try:
@@ -93,7 +93,7 @@ def check_control(tree: Path, chosen: list[Patch]) -> None:
 
 
 def run(chosen: list[Patch]) -> int:
-    """Print what became of each bug; return 1 if one was missed."""
+    """Print the outcome of each bug; return 1 if one was missed."""
     missed = []
     with tempfile.TemporaryDirectory(prefix="mutation_", ignore_cleanup_errors=True) as name:
         tree = Path(name, "tree")

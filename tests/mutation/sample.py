@@ -5,15 +5,15 @@
     python -m tests.mutation.sample --num 50 --only rl/ --out rl.jsonl
 
 Mutants are drawn from all those of the files below, so a file counts by its size. Each is planted in a scratch copy.
-The tests that run its line are run first, quick ones and those of the nearest files before the others. Then come the
-rest of the nearest files, as far as `--budget` seconds of tests reach. A mutant is killed if a test fails.
+The tests that run its line are run first, quick ones and those of the nearest files before the others. Then the other
+tests of the nearest files are run, until `--budget` seconds of tests are used. A mutant is killed if a test fails.
 `survivors.json` lists mutants that change nothing, with the reason; they are drawn, but not planted.
 
 Prints a line for each mutant, the difference where one survived, and a table. `--out` keeps a line of JSON for each;
-mutants that the file has already are not planted again. With `--num 0`, the table is of all that the file has.
+mutants that the file already has are not planted again. With `--num 0`, the table shows all mutants of the file.
 
-`--again` plants the survivors of a file once more, after `lines` has recorded the tests written for them. What they
-kill is marked `new_test`, and the table's last column still counts it as not noticed.
+`--again` plants the survivors of a file once more, after `lines` has recorded the tests written for them. Mutants that
+these tests kill are marked `new_test`, and the table's last column still counts them as not noticed.
 """
 
 import argparse
@@ -59,7 +59,7 @@ FILES = [
     "sweep/table.py",
     "utils/arguments.py",
 ]
-NEAREST = {  # where tests/FOLDER/test_MODULE.py is not the place
+NEAREST = {  # for modules without tests/FOLDER/test_MODULE.py
     "agents/": ["agents/test_agents.py"],
     "async_rollout.py": ["envs/test_envpool.py"],
     "envs/envpool/": ["envs/test_envpool_options.py", "envs/test_envpool.py"],
@@ -76,9 +76,9 @@ NEAREST = {  # where tests/FOLDER/test_MODULE.py is not the place
 }
 CONTROL_LIMIT_S = 300
 NUM_FIRST = 8  # tests of a mutant that are run before the others are collected
-FAR = 4  # a test of another file is run as late as one of the nearest files that takes so many times as long
+FAR = 4  # a test of another file is ordered like one of the nearest files that takes this many times as long
 EQUIVALENT = Path(__file__).with_name("survivors.json")
-PASSED, INTERRUPTED, BROKEN = 0, 2, 70  # exit statuses: of pytest, and of a child that did not get there
+PASSED, INTERRUPTED, BROKEN = 0, 2, 70  # exit statuses of pytest, and of a child that failed before pytest
 PYTEST = (
     "-x",
     "-q",
@@ -136,7 +136,7 @@ def choose_tests(root: Path, mutant: Mutant, record: lines.Record, budget: float
 
 
 def warm_up(folder: Path) -> None:
-    """Import what takes long, but start no device: children are forked from this process."""
+    """Import slow modules without starting a device, since children are forked from this process."""
     os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(folder))
     os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.05")
     import tests.conftest  # noqa: F401  it sets the environment before it imports jax
@@ -188,9 +188,9 @@ def run_tests(tree: Path, tests: Sequence[str], limit_s: float) -> int | None:
 
 
 def plant(tree: Path, mutant: Mutant, tests: Sequence[str], limit_s: float) -> tuple[str, str]:
-    """Return killed, survived or timeout, and the test that failed; the tree is left as it was.
+    """Return killed, survived or timeout, and the test that failed. The tree is restored.
 
-    Few tests are run first, since pytest imports the files of all tests before it runs one.
+    A few tests are run first, since pytest imports the files of all tests before it runs one.
     """
     path = tree / mutant.path
     source = path.read_text(encoding="utf-8")
@@ -212,14 +212,14 @@ def plant(tree: Path, mutant: Mutant, tests: Sequence[str], limit_s: float) -> t
 
 
 def replace(path: Path, source: str) -> None:
-    """Write a source file, and forget how it was compiled: two sources of one size may be written in one second."""
+    """Write a source file and delete its bytecode, since two sources of one size may be written in one second."""
     for compiled in (path.parent / "__pycache__").glob(f"{path.stem}.*"):
         compiled.unlink()
     path.write_text(source, encoding="utf-8")
 
 
 def passes(tree: Path, test: str, passing: set[str]) -> bool:
-    """Return whether a test passes without a mutant; `passing` are those that are known to."""
+    """Return whether a test passes without a mutant; `passing` has the tests that are known to pass."""
     if "::" in test and test not in passing and run_tests(tree, [test], CONTROL_LIMIT_S) == PASSED:
         passing.add(test)
     return "::" not in test or test in passing
@@ -231,9 +231,9 @@ def equivalents() -> dict[tuple[str, str], str]:
 
 
 def table(results: list[dict[str, Any]]) -> str:
-    """Return a table in Markdown of what became of the mutants.
+    """Return a table in Markdown of the outcomes of mutants.
 
-    The rate is that of the tests which were there before the sample. What changes nothing is left out of it.
+    The rate is that of tests that existed before the sample. Equivalent mutants are excluded from it.
     """
     outcomes = ("killed", "new", "timeout", "survived", "equivalent")
     counts: dict[str, Counter[str]] = {}
@@ -254,7 +254,7 @@ def table(results: list[dict[str, Any]]) -> str:
 
 
 def read(out: Path) -> dict[tuple[Any, ...], dict[str, Any]]:
-    """Return the results in a file by path, line and difference; of several the last."""
+    """Return the results in a file by path, line and difference; the last one of several."""
     found, known = {}, equivalents()
     for line in out.read_text("utf-8").splitlines() if out.is_file() else ():
         result = json.loads(line)
@@ -265,7 +265,7 @@ def read(out: Path) -> dict[tuple[Any, ...], dict[str, Any]]:
 
 
 def sample(chosen: list[Mutant], out: Path, budget: float, again: bool = False) -> list[dict[str, Any]]:
-    """Plant each mutant that the file does not have, or with `again` those that survived; return what became of all."""
+    """Plant each mutant that the file does not have, or with `again` those that survived; return all results."""
     record, known, results, passing = lines.read(), equivalents(), [], set()
     out.parent.mkdir(parents=True, exist_ok=True)
     finished = read(out)

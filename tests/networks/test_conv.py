@@ -1,4 +1,4 @@
-"""networks.conv: convolutions are flax's, values and gradients, whichever way they are computed."""
+"""networks.conv: outputs and gradients of each implementation against flax."""
 
 import flax.linen as nn
 import jax
@@ -25,8 +25,8 @@ from tests.helpers.convolutions import WAYS, compute_by
     ],
 )
 @pytest.mark.parametrize("way", WAYS)
-def test_patches_times_a_matrix_are_the_convolution(shape, side, stride, padding, way, monkeypatch):
-    """Values and gradients to rounding, whichever way; the tree of parameters is that of flax."""
+def test_conv_matches_flax_in_outputs_and_gradients(shape, side, stride, padding, way, monkeypatch):
+    """Each implementation agrees with flax.linen.Conv to rounding and has the same parameter tree."""
     x = jax.random.normal(jax.random.key(0), (6, *shape))
     plain = nn.Conv(5, (side, side), (stride, stride), padding)
     params = {
@@ -34,20 +34,20 @@ def test_patches_times_a_matrix_are_the_convolution(shape, side, stride, padding
     }
     assert jax.tree.structure(params) == jax.tree.structure(jax.eval_shape(plain.init, jax.random.key(0), x))
 
-    def answer(module):
-        """The output, and a gradient towards parameters and input."""
+    def output_and_gradients(module):
+        """The output, and gradients with respect to parameters and input."""
         output, pull_back = jax.vjp(module.apply, params, x)
         return output, pull_back(jnp.sin(output))
 
-    expected = jax.jit(lambda: answer(plain))()
+    expected = jax.jit(lambda: output_and_gradients(plain))()
     compute_by(way, monkeypatch)
-    found = jax.jit(lambda: answer(Conv(5, side, stride, padding, jnp.float32)))()
+    found = jax.jit(lambda: output_and_gradients(Conv(5, side, stride, padding, jnp.float32)))()
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), expected, found)
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_each_way_computes_in_its_own_way(way, monkeypatch):
-    """Or the tests of all three would be tests of one."""
+def test_compute_by_selects_implementation(way, monkeypatch):
+    """Otherwise the tests of three implementations could all test the same one."""
     compute_by(way, monkeypatch)
     layer, x = Conv(5, 3, 1, "VALID", jnp.float32), jnp.ones((32, 9, 9, 2))
     params = layer.init(jax.random.key(0), x)
@@ -61,7 +61,7 @@ LAYERS = (4, 3, 2), (5, 2, 1)
 
 
 class Activated(nn.Module):
-    """flax's convolutions, each normalized if asked for and then activated."""
+    """Convolutions of flax, each followed by an optional layer norm and the activation."""
 
     layer_norm: bool
 
@@ -74,8 +74,8 @@ class Activated(nn.Module):
 
 
 @pytest.mark.parametrize("layer_norm", [False, True])
-def test_convolutions_activate_each_layer_last(layer_norm):
-    """Compare with flax: a layer without its activation has negative numbers."""
+def test_convolutions_match_flax_with_activation_last_in_each_layer(layer_norm):
+    """The oracle is flax. A layer without its activation would have negative outputs."""
     x = jax.random.normal(jax.random.key(0), (3, 9, 9, 2))
     plain = Activated(layer_norm)
     params = plain.init(jax.random.key(1), x)
@@ -84,7 +84,7 @@ def test_convolutions_activate_each_layer_last(layer_norm):
 
 
 class Figure3(nn.Module):
-    """Stages of the deep network of Espeholt et al. 2018, figure 3, box by box; parameters named as `Residual`'s."""
+    """Stages of the deep network in figure 3 of Espeholt et al. 2018, with the parameter names of `Residual`."""
 
     channels: tuple[int, ...]
 
@@ -101,7 +101,7 @@ class Figure3(nn.Module):
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_residual_stages_are_those_of_the_figure(way, monkeypatch):
+def test_residual_stages_match_figure_3_of_impala_paper(way, monkeypatch):
     compute_by(way, monkeypatch)
     residual, plain = Residual((3, 5), "relu", False, jnp.float32), Figure3((3, 5))
     rng = np.random.default_rng(0)
@@ -115,7 +115,7 @@ def test_residual_stages_are_those_of_the_figure(way, monkeypatch):
 
 
 class Plain(nn.Module):
-    """What `Boards` computes, by flax: parameters of the same names and shapes in one flat scope."""
+    """`Boards` in flax: parameters have the same names and shapes in one flat scope."""
 
     layer_norm: bool
 
@@ -133,8 +133,8 @@ class Plain(nn.Module):
 @pytest.mark.parametrize("way", ["patches", "xla"])
 @pytest.mark.parametrize("batch", [(), (4, 128), *map(slow, [(1,), (3, 7), (128,), (300,)])])
 @pytest.mark.slow
-def test_boards_are_flax_with_the_channels_first(batch, way, layer_norm, monkeypatch):
-    """Also in several blocks, of 128 boards at the most."""
+def test_boards_match_flax_with_channels_first(batch, way, layer_norm, monkeypatch):
+    """Batches of more than 128 boards are computed in several blocks."""
     compute_by(way, monkeypatch)
     module = Boards(16, 3, "relu", layer_norm, jnp.float32)
     keys = jax.random.split(jax.random.key(0), 5)
@@ -143,12 +143,12 @@ def test_boards_are_flax_with_the_channels_first(batch, way, layer_norm, monkeyp
     random = jax.random.normal(keys[2], (sum(leaf.size for leaf in jax.tree.leaves(params)),))
     params = jax.tree.unflatten(jax.tree.structure(params), split_like(random, jax.tree.leaves(params)))
 
-    def answer(apply):
+    def output_and_gradients(apply):
         output, pull_back = jax.vjp(apply, params, x)
         return output, pull_back(jnp.sin(output))
 
     plain = lambda params, x: Plain(layer_norm).apply({}, x, params)
-    expected, got = jax.jit(lambda: (answer(plain), answer(module.apply)))()
+    expected, got = jax.jit(lambda: (output_and_gradients(plain), output_and_gradients(module.apply)))()
     assert expected[0].shape == (*batch, 16, 8, 7)
     close = lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4 * max(1, float(jnp.abs(a).max())))
     jax.tree.map(close, expected, got)
@@ -159,8 +159,8 @@ def split_like(flat, leaves):
     return [part.reshape(leaf.shape) for part, leaf in zip(jnp.split(flat, ends), leaves)]
 
 
-def test_normalize_is_layer_norm_in_float64():
-    """Against numpy in double precision, gradients by finite differences; a pixel without any spread is zero."""
+def test_normalize_columns_matches_layer_norm_in_float64():
+    """The oracle is numpy in float64 with finite differences. A pixel with equal channels becomes zero."""
     rng = np.random.default_rng(0)
     x, scale, offset, weight = rng.normal(size=(6, 5)), rng.normal(size=6), rng.normal(size=6), rng.normal(size=(6, 5))
 
@@ -201,14 +201,14 @@ def test_normalize_is_layer_norm_in_float64():
         (131, 128, 131),
     ],
 )
-def test_blocks_are_equal_and_neither_too_large_nor_too_small(num_rows, max_size, size, monkeypatch):
+def test_block_size_divides_rows_on_cpu_and_is_all_rows_on_gpu(num_rows, max_size, size, monkeypatch):
     assert blocks.block_size(num_rows, max_size) == (size if jax.default_backend() == "cpu" else num_rows)
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     assert blocks.block_size(num_rows, max_size) == num_rows
 
 
 @pytest.mark.parametrize(("size", "seen_at_a_time"), [(2, 2), (3, 3), (6, 6)])
-def test_images_are_computed_in_blocks_of_the_size_that_is_faster(size, seen_at_a_time, monkeypatch):
+def test_in_blocks_uses_block_size_of_image_block(size, seen_at_a_time, monkeypatch):
     seen = []
 
     class Doubling(nn.Module):

@@ -1,4 +1,4 @@
-"""networks.custom: a user's flax module as the torso of every algorithm, and one line for each mistake."""
+"""networks.custom: a custom flax module as torso of each algorithm, and error messages of one line."""
 
 import flax.linen as nn
 import jax
@@ -19,7 +19,7 @@ IMAGE = ShapeDtypeStruct((20, 24, 3), jnp.uint8)
 
 
 class Squares(nn.Module):
-    """Scaled squares of the observation's numbers, flattened."""
+    """Scaled squares of the numbers of the observation."""
 
     scale: float = 1.0
     widths: tuple[int, ...] = ()
@@ -32,7 +32,7 @@ class Squares(nn.Module):
 
 
 class Learned(nn.Module):
-    """A dense layer that draws its own parameters."""
+    """A dense layer with a custom initializer."""
 
     @nn.compact
     def __call__(self, obs):
@@ -75,7 +75,7 @@ def start(network):
 
 
 @pytest.mark.parametrize("batch", [(), (5,), (2, 3)])
-def test_heads_follow_the_features_of_the_module(batch):
+def test_head_is_applied_to_features_of_custom_module(batch):
     network = networks.network(VECTOR, 3, kind=f"{HERE}:Squares", arguments={"scale": 2.0})
     params = start(network)
     obs = np.random.default_rng(0).normal(size=(*batch, 4)).astype(np.float32)
@@ -84,7 +84,7 @@ def test_heads_follow_the_features_of_the_module(batch):
     np.testing.assert_allclose(network.apply(params, obs), expected, rtol=1e-5, atol=1e-6)
 
 
-def test_dense_layers_follow_if_asked_for():
+def test_hidden_sizes_add_dense_layers_after_custom_module():
     network = networks.network(VECTOR, 3, kind=f"{HERE}:Squares", hidden=(7, 5), activation="relu")
     params = start(network)["params"]
     layers = [params["torso"]["mlp"][f"Dense_{i}"] for i in range(2)] + [params["heads_0"]]
@@ -96,14 +96,14 @@ def test_dense_layers_follow_if_asked_for():
     np.testing.assert_allclose(network.apply({"params": params}, obs), expected, rtol=1e-5, atol=1e-5)
 
 
-def test_the_module_draws_its_own_parameters_and_the_head_is_orthogonal():
+def test_custom_module_keeps_its_initializer_and_head_is_orthogonal():
     params = start(networks.network(ShapeDtypeStruct((200,), jnp.float32), 3, kind=f"{HERE}:Learned"))["params"]
     own, head = params["torso"]["module"]["Dense_0"]["kernel"], params["heads_0"]["kernel"]
     assert float(own.std()) == pytest.approx(3.0, rel=0.05)  # 12,800 numbers
     np.testing.assert_allclose(head.T @ head, np.eye(3), atol=1e-5)
 
 
-def test_images_come_between_0_and_1_with_channels_last():
+def test_custom_module_gets_images_between_0_and_1_with_channels_last():
     first = ShapeDtypeStruct((3, 20, 24), jnp.uint8)
     x = np.random.default_rng(0).integers(0, 256, (2, 20, 24, 3)).astype(np.uint8)
     networks_of = {obs: networks.network(obs, 2, kind=f"{HERE}:Squares") for obs in (IMAGE, first)}
@@ -113,7 +113,7 @@ def test_images_come_between_0_and_1_with_channels_last():
     np.testing.assert_allclose(networks_of[first].apply(params, np.moveaxis(x, -1, 1)), expected, rtol=1e-4, atol=1e-5)
 
 
-def test_the_structure_of_an_observation_is_kept():
+def test_custom_module_gets_observation_with_its_structure():
     obs = {"a": ShapeDtypeStruct((2, 3), jnp.int32), "b": ShapeDtypeStruct((), jnp.float32)}
     network = networks.network(obs, 2, kind=f"{HERE}:Squares")
     params = start(network)
@@ -139,33 +139,33 @@ def test_the_structure_of_an_observation_is_kept():
         ("mlp", {"scale": 1}, ["network_options: has no effect on network mlp"]),
     ],
 )
-def test_mistakes_get_one_line(name, arguments, words):
+def test_network_rejects_invalid_custom_module_in_one_line(name, arguments, words):
     with pytest.raises(ValueError) as caught:
         networks.network(VECTOR, 3, kind=name, arguments=arguments)
     assert len(str(caught.value).splitlines()) == 1
     assert all(word in str(caught.value) for word in words), str(caught.value)
 
 
-def test_arguments_take_the_type_of_their_defaults():
+def test_options_are_converted_to_type_of_their_defaults():
     made = custom.make(f"{HERE}:Squares", {"scale": "0.5", "widths": [3, 4]}, VECTOR)
     assert (made.scale, made.widths) == (0.5, (3, 4))
 
 
 @pytest.mark.parametrize("network", [Squares(scale=2.0, widths=(1, 2)), Squares])
-def test_a_module_from_python_becomes_its_name_and_arguments(network):
+def test_config_stores_module_as_name_and_options(network):
     agent = load.from_keywords(algo="ppo", env="CartPole-v1", agent={"network": network}).agent
     assert agent.network == f"{HERE}:Squares"
     assert agent.network_options == ({} if network is Squares else {"scale": 2.0, "widths": [1, 2]})
 
 
-def test_an_argument_that_no_file_can_hold_is_refused():
+def test_config_rejects_module_option_that_cannot_be_saved():
     with pytest.raises(ValueError, match="scale must be numbers, words and lists of them, got type object"):
         load.from_keywords(algo="ppo", env="CartPole-v1", agent={"network": Squares(scale=object())})
 
 
 @slow
 @pytest.mark.parametrize("algo", ["ppo", "dqn", "pqn"])
-def test_every_algorithm_trains_saves_and_loads_with_it(tmp_path, algo):
+def test_algorithms_train_resume_and_load_with_custom_network(tmp_path, algo):
     agent = {"network": Required(width=8)}
     run = jaxrl_fast.fit(
         algo=algo, env="CartPole-v1", total_steps=1024, agent=agent, run_dir=tmp_path / "run", tensorboard=False

@@ -1,4 +1,4 @@
-"""networks.ensemble: critics of observations and actions, each with parameters of its own."""
+"""networks.ensemble: critics of observations and actions, with separate parameters."""
 
 from functools import partial
 
@@ -44,7 +44,7 @@ def at(i, tree):
 
 
 @pytest.mark.parametrize("batch", [(), (2, 3)])
-def test_critics_are_layers_on_observation_and_action_side_by_side(batch):
+def test_critics_match_dense_layers_on_concatenated_observation_and_action(batch):
     made = critics(VECTOR, 2, 3, hidden=(8,), activation="relu", kernel_init="lecun_normal")
     params = jax.tree.map(lambda x: x + 0.1, start(made))  # biases begin at 0
     obs, action = draw(*batch, 3), draw(*batch, 2, seed=1)
@@ -59,7 +59,7 @@ def test_critics_are_layers_on_observation_and_action_side_by_side(batch):
         np.testing.assert_allclose(value[i], expected, rtol=1e-5, atol=1e-5)
 
 
-def test_critics_begin_different_and_one_key_makes_the_same_ones():
+def test_critics_differ_and_init_is_reproducible():
     made = critics(VECTOR, 2, 4, hidden=(8,))
     params = start(made)
     jax.tree.map(np.testing.assert_array_equal, params, start(made))
@@ -69,12 +69,12 @@ def test_critics_begin_different_and_one_key_makes_the_same_ones():
         assert all(np.abs(x[i] - x[j]).max() > 0.1 for x in kernels)
 
 
-def test_a_single_critic_keeps_its_axis():
+def test_single_critic_keeps_ensemble_axis():
     made = critics(VECTOR, 2, 1, hidden=(8,))
     assert compute(made, start(made), draw(5, 3), draw(5, 2)).shape == (1, 5)
 
 
-def test_the_gradient_of_one_critic_is_nothing_to_the_others():
+def test_loss_of_one_critic_has_no_gradient_for_others():
     made = critics(VECTOR, 2, 3, hidden=(8,), activation="relu")
     inputs = draw(6, 3), draw(6, 2, seed=1)
     gradient = jax.jit(jax.grad(lambda params: made.apply(params, inputs)[1].sum()))(start(made))
@@ -83,8 +83,8 @@ def test_the_gradient_of_one_critic_is_nothing_to_the_others():
 
 
 @pytest.mark.parametrize("obs", [BOARD, TREE], ids=["board", "tree"])
-def test_the_action_joins_any_observation(obs):
-    """Each row has the value that it has alone, and another action changes it."""
+def test_critics_accept_action_with_board_and_tree_observations(obs):
+    """Each row has the same value as without a batch, and another action changes the value."""
     made = critics(obs, 2, 2, hidden=(8,))
     params, rng = start(made), np.random.default_rng(0)
     x = jax.tree.map(lambda leaf: jnp.asarray(rng.integers(0, 2, (4, *leaf.shape)), leaf.dtype), obs)
@@ -97,7 +97,7 @@ def test_the_action_joins_any_observation(obs):
     assert (np.abs(value - answer(params, (x, action + 1))) > 1e-3).all()
 
 
-def test_options_of_the_network_reach_each_critic():
+def test_network_options_reach_each_critic():
     options = dict(hidden=(7, 5), activation="relu", layer_norm=True, kernel_init="he_uniform")
     made = critics(VECTOR, 2, 2, **options)
     one = networks.network(VECTOR, 1, action_size=2, **options)
@@ -107,7 +107,7 @@ def test_options_of_the_network_reach_each_critic():
     np.testing.assert_allclose(compute(made, params, *inputs)[1], compute(one, at(1, params), *inputs)[:, 0], rtol=1e-5)
 
 
-def test_critics_compute_in_the_type_of_the_option_and_answer_in_float32():
+def test_critics_compute_in_dtype_of_option_and_return_float32():
     made = critics(VECTOR, 2, 2, hidden=(8,), dtype=jnp.bfloat16)
     params, inputs = start(made), (draw(4, 3), draw(4, 2))
     value = compute(made, params, *inputs)
@@ -117,17 +117,17 @@ def test_critics_compute_in_the_type_of_the_option_and_answer_in_float32():
     assert (value != exact).any()
 
 
-def test_an_ensemble_draws_each_copy_from_a_key_of_its_own():
+def test_ensemble_initializes_each_copy_with_separate_key():
     one = networks.network(VECTOR, 2, hidden=(5,))
     params, init = start(ensemble(one, 3)), jax.jit(one.init)
     for i, key in enumerate(jax.random.split(jax.random.key(0), 3)):
         jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6), at(i, params), init(key))
 
 
-# A user's module
+# Custom modules
 
 
-def test_join_action_puts_the_action_beside_flat_features():
+def test_join_action_concatenates_flat_features_and_action():
     joined = custom.JoinAction(Doubled())
     obs, action = draw(4, 3), draw(4, 2, seed=1)
     variables = joined.init(jax.random.key(0), (obs, action))
@@ -135,14 +135,14 @@ def test_join_action_puts_the_action_beside_flat_features():
     np.testing.assert_allclose(found, np.concatenate([2 * obs, action], axis=-1), rtol=1e-6)
 
 
-def test_join_action_keeps_the_type_of_the_features():
+def test_join_action_keeps_dtype_of_features():
     joined = custom.JoinAction(Doubled())
     inputs = draw(4, 3).astype(jnp.bfloat16), draw(4, 2)
     found = joined.apply(joined.init(jax.random.key(0), inputs), inputs)
     assert found.dtype == jnp.bfloat16 and found.shape == (4, 5)
 
 
-def test_critics_follow_the_features_of_a_module_and_the_action():
+def test_critic_heads_are_applied_to_custom_features_and_action():
     made = critics(VECTOR, 2, 2, kind=f"{__name__}:Doubled")
     params, obs, action = start(made), draw(2, 3, 3), draw(2, 3, 2, seed=1)
     features = np.concatenate([2 * obs, action], axis=-1).astype(float)
@@ -152,7 +152,7 @@ def test_critics_follow_the_features_of_a_module_and_the_action():
         np.testing.assert_allclose(value[i], expected[..., 0], rtol=1e-4, atol=1e-5)
 
 
-def test_dense_layers_of_critics_follow_a_module_and_the_action():
+def test_critic_dense_layers_are_applied_to_custom_features_and_action():
     made = critics(VECTOR, 2, 2, kind=f"{__name__}:Doubled", hidden=(6,), activation="relu")
     layers = start(made)["params"]
     obs, action = draw(4, 3), draw(4, 2, seed=1)
@@ -162,13 +162,13 @@ def test_dense_layers_of_critics_follow_a_module_and_the_action():
     np.testing.assert_allclose(compute(made, {"params": layers}, obs, action)[1], expected, rtol=1e-4, atol=1e-5)
 
 
-def test_input_of_a_torso_with_an_action_is_a_pair():
+def test_with_action_returns_pair_of_observation_and_action():
     assert torso.with_action(VECTOR) is VECTOR
     assert torso.with_action(TREE, 2) == (TREE, ShapeDtypeStruct((2,), jnp.float32))
 
 
 @pytest.mark.parametrize("noisy", [False, True])
-def test_an_ensemble_is_its_networks_one_by_one(noisy):
+def test_ensemble_outputs_match_networks_one_by_one(noisy):
     one = networks.network(VECTOR, 2, hidden=(5,), noisy=noisy)
     both = ensemble(one, 2)
     params = both.init(jax.random.key(0))

@@ -1,4 +1,4 @@
-"""Memories against flax's cells, a loop over complex numbers, and themselves step by step."""
+"""networks.memory: GRU and LSTM against flax, LRU against a complex recurrence, sequences against single steps."""
 
 import flax.linen as nn
 import jax
@@ -18,13 +18,13 @@ B, L, F, SIZE = 3, 7, 5, 4
 
 
 def sequences(seed=0):
-    """Features [B, L, F], and resets at the first and last steps, twice in a row, and nowhere, [B, L]."""
+    """Features [B, L, F], and resets [B, L]: at the first and last step, at two successive steps, and at no step."""
     reset = np.zeros((B, L), bool)
     reset[0, [0, L - 1]] = reset[1, [2, 3]] = True
     return jax.random.normal(jax.random.key(seed), (B, L, F)), jnp.array(reset)
 
 
-def made(kind, seed=1):
+def make_memory(kind, seed=1):
     """A memory, its parameters, and a carry [B, ...] in the middle of an episode."""
     layer, initial = memory.make(kind, SIZE)
     x, reset = sequences()
@@ -35,8 +35,8 @@ def made(kind, seed=1):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_sequence_is_its_steps_and_resets_give_the_initial_carry_to_the_bit(kind):
-    layer, params, start = made(kind)
+def test_sequence_matches_single_steps_and_reset_restores_initial_carry(kind):
+    layer, params, start = make_memory(kind)
     x, reset = sequences()
     carry, expected = start, []
     for i in range(L):
@@ -52,8 +52,8 @@ def test_a_sequence_is_its_steps_and_resets_give_the_initial_carry_to_the_bit(ki
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_two_halves_are_the_whole(kind):
-    layer, params, start = made(kind)
+def test_two_half_sequences_match_whole_sequence(kind):
+    layer, params, start = make_memory(kind)
     x, reset = sequences()
     end, whole = layer.apply(params, start, x, reset)
     middle, first = layer.apply(params, start, x[:, :3], reset[:, :3])
@@ -62,8 +62,8 @@ def test_two_halves_are_the_whole(kind):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), last, end)
 
 
-def test_gru_is_that_of_flax():
-    layer, params, carry = made("gru")
+def test_gru_matches_flax():
+    layer, params, carry = make_memory("gru")
     x = sequences()[0][:, 0]
     own = params["params"]
     names = ("r", "z", "n")
@@ -77,8 +77,8 @@ def test_gru_is_that_of_flax():
     np.testing.assert_array_equal(got[0], got[1])
 
 
-def test_lstm_is_that_of_flax():
-    layer, params, carry = made("lstm")
+def test_lstm_matches_flax():
+    layer, params, carry = make_memory("lstm")
     x = sequences()[0][:, 0]
     own = params["params"]
     names = ("i", "f", "g", "o")
@@ -91,8 +91,8 @@ def test_lstm_is_that_of_flax():
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), got, expected)
 
 
-def test_lru_is_the_recurrence_of_complex_numbers():
-    layer, params, carry = made("lru")
+def test_lru_matches_complex_recurrence():
+    layer, params, carry = make_memory("lru")
     x, reset = sequences()
     p = jax.tree.map(np.float64, params["params"])
     sigmoid = lambda z: 1 / (1 + np.exp(-z))
@@ -112,7 +112,7 @@ def test_lru_is_the_recurrence_of_complex_numbers():
     np.testing.assert_allclose(outputs, np.stack(expected, 1), rtol=1e-4, atol=1e-5)
 
 
-def test_lru_starts_stable_and_with_unit_gain():
+def test_lru_init_is_stable_with_unit_gain():
     layer, carry = memory.make("lru", 512)
     params = layer.init(jax.random.key(0), carry, jnp.zeros(8))["params"]
     radius = np.exp(-np.exp(params["nu_log"]))
@@ -120,18 +120,18 @@ def test_lru_starts_stable_and_with_unit_gain():
     np.testing.assert_allclose(np.exp(params["gamma_log"]) ** 2 + radius**2, 1, rtol=1e-4)
 
 
-def test_lru_in_parallel_is_that_in_turn():
-    layer, params, start = made("lru")
+def test_lru_parallel_scan_matches_sequential_scan():
+    layer, params, start = make_memory("lru")
     x, reset = sequences()
     in_turn = layer.apply(params, start, x, reset)
     with kernels.dispatch.portable():
         in_parallel = layer.apply(params, start, x, reset)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), in_parallel, in_turn)
-    assert not np.array_equal(in_parallel[1], in_turn[1]), "another order of operations"
+    assert not np.array_equal(in_parallel[1], in_turn[1]), "the order of operations must differ"
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_networks_with_a_memory_use_it(kind):
+def test_networks_with_memory_depend_on_carry(kind):
     options = dict(memory=kind, memory_size=SIZE, hidden=(6,))
     obs = jax.random.normal(jax.random.key(0), (B, L, 3))
     reset = sequences()[1]
@@ -148,9 +148,9 @@ def test_networks_with_a_memory_use_it(kind):
         assert outputs.shape == shape
         np.testing.assert_allclose(first, outputs[:, 0], rtol=1e-5, atol=1e-6)
         fresh, _ = network.step(params, obs[:, 0], jax.tree.map(jnp.zeros_like, carry))
-        assert not np.allclose(fresh, first), "the outputs depend on the carry"
+        assert not np.allclose(fresh, first), "the outputs must depend on the carry"
 
 
-def test_an_unknown_memory_is_refused():
+def test_make_rejects_unknown_memory():
     with pytest.raises(ValueError, match="memory: must be one of none, gru, lstm, lru, got 'rnn'"):
         memory.make("rnn", 4)

@@ -1,4 +1,4 @@
-"""networks: the right one for each observation, what comes out, how it begins, and that shortcuts change nothing."""
+"""networks: choice by observation, outputs, initialization, and equality of all implementations."""
 
 import re
 from functools import partial
@@ -62,7 +62,7 @@ def leaves(params):
         (SMALL_IMAGE, "nature"),
     ],
 )
-def test_the_observation_chooses(obs, kind):
+def test_choose_kind_depends_on_observation(obs, kind):
     assert networks_torso.choose_kind(obs) == kind
 
 
@@ -87,17 +87,17 @@ def test_the_observation_chooses(obs, kind):
         (spec(84, 84, dtype=jnp.uint8), "auto", "mlp   reads image 84x84 / 255"),
     ],
 )
-def test_how_an_observation_is_read(obs, observations, described):
+def test_describe_names_kind_and_type_of_observation(obs, observations, described):
     assert networks_torso.describe(obs, "auto", observations) == described
 
 
 @pytest.mark.parametrize("kind", ["nature", "impala", "mlp"])
-def test_channels_first_are_the_same_network(kind):
-    """The same parameters, applied to the same picture with its axes in the other order."""
+def test_channels_first_image_has_output_of_channels_last_image(kind):
+    """The oracle is the network for channels last, with the same parameters and the transposed image."""
     first, last = spec(3, 40, 36, dtype=jnp.uint8), spec(40, 36, 3, dtype=jnp.uint8)
     x = draw(first, 2)
     networks_of = {obs.shape: networks.network(obs, 2, kind=kind, hidden=(8,)) for obs in (first, last)}
-    if kind == "mlp":  # flattened, in whatever order
+    if kind == "mlp":  # flattened, so only the output shape is tested
         assert networks_of[first.shape].apply(start(networks_of[first.shape]), x).shape == (2, 2)
         return
     params = start(networks_of[last.shape])
@@ -106,8 +106,8 @@ def test_channels_first_are_the_same_network(kind):
 
 
 @pytest.mark.parametrize("kind", ["nature", "minatar", "mlp"])
-def test_shades_count_alike_as_bytes_and_as_floats(kind):
-    """And numbers of things, or floats that nothing is said about, are taken as they are."""
+def test_images_are_scaled_alike_as_uint8_and_as_float(kind):
+    """Boards, and floats without the option `observations`, are not scaled."""
     shape = (40, 36, 3)
     x = draw(spec(*shape, dtype=jnp.uint8), 2)
     network_of = lambda obs, observations: networks.network(obs, 2, kind=kind, hidden=(8,), observations=observations)
@@ -139,12 +139,12 @@ def test_shades_count_alike_as_bytes_and_as_floats(kind):
         (VECTOR, "transformer", "^network: must be one of auto, mlp, simba, minatar, nature, dqn2013, impala, got "),
     ],
 )
-def test_what_does_not_fit_is_refused_in_a_sentence(obs, kind, words):
+def test_actor_critic_rejects_unsupported_observation_or_kind(obs, kind, words):
     with pytest.raises(ValueError, match=words):
         networks.actor_critic(obs, 2, kind=kind)
 
 
-def test_a_vector_has_no_convolutions():
+def test_network_rejects_convolutions_for_vector_observations():
     with pytest.raises(
         ValueError, match=r"^observations: vector has no image for the network nature; use network mlp$"
     ):
@@ -166,7 +166,7 @@ def test_a_vector_has_no_convolutions():
         (SMALL_IMAGE, "impala"),
     ],
 )
-def test_shapes_for_any_leading_axes(obs, kind):
+def test_outputs_keep_any_leading_axes(obs, kind):
     network = networks.actor_critic(obs, 3, kind=kind, hidden=(16,))
     params = jax.eval_shape(network.init, jax.random.key(0))
     for axes in ((), (5,), (2, 3)):
@@ -176,7 +176,7 @@ def test_shapes_for_any_leading_axes(obs, kind):
 
 
 @pytest.mark.parametrize("obs", [spec(), TREE, BOARD])
-def test_leading_axes_do_not_mix(obs):
+def test_rows_of_batch_are_independent(obs):
     network = networks.network(obs, 3, hidden=(16,))
     params, x = start(network), draw(obs, 2, 3)
     apply = jax.jit(network.apply)
@@ -186,7 +186,7 @@ def test_leading_axes_do_not_mix(obs):
 
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("obs", [VECTOR, BOARD])
-def test_actor_and_critic_may_run_alone(obs, shared):
+def test_actor_and_critic_alone_match_both(obs, shared):
     network = networks.actor_critic(obs, 3, shared=shared)
     params, x = start(network), draw(obs, 5)
     output, value = jax.jit(network.both)(params, x)
@@ -214,7 +214,7 @@ PAPERS = [  # kernels of a network with 4 outputs, and its parameters: of each l
 
 
 @pytest.mark.parametrize(("obs", "kind", "kernels", "num_parameters"), PAPERS)
-def test_a_kind_is_the_network_of_its_paper(obs, kind, kernels, num_parameters):
+def test_kernel_shapes_and_number_of_parameters_match_paper(obs, kind, kernels, num_parameters):
     params = leaves(jax.eval_shape(networks.network(obs, 4, kind=kind).init, jax.random.key(0)))
     assert sorted(leaf.shape for path, leaf in params if "kernel" in path) == sorted(kernels)
     assert sum(leaf.size for _, leaf in params) == num_parameters
@@ -274,8 +274,8 @@ def test_simba_refuses_what_it_cannot_have(options, words):
         (BOARD, "impala", "relu", "tanh"),
     ],
 )
-def test_a_kind_has_the_activation_of_its_paper(obs, kind, activation, other):
-    """Unless another one is asked for, in its convolutions too."""
+def test_default_activation_matches_paper(obs, kind, activation, other):
+    """The option `activation` overrides it, also in the convolutions."""
     make = lambda name: networks.network(obs, 3, kind=kind, activation=name, hidden=(8,))
     params, x = draw(jax.eval_shape(make("auto").init, jax.random.key(0))), draw(obs, 5)
     by_itself, same, not_same = jax.jit(lambda: [make(name).apply(params, x) for name in ("auto", activation, other)])()
@@ -284,7 +284,7 @@ def test_a_kind_has_the_activation_of_its_paper(obs, kind, activation, other):
 
 
 @pytest.mark.parametrize(("obs", "shared"), [(VECTOR, None), (BOARD, None), (VECTOR, True), (BOARD, False)])
-def test_convolutions_are_shared_and_dense_networks_are_not_unless_asked(obs, shared):
+def test_actor_critic_shares_convolutions_but_not_dense_torso_by_default(obs, shared):
     network = networks.actor_critic(obs, 3, shared=shared, hidden=(8,))
     params = start(network)
     gradient = jax.jit(jax.grad(lambda params: network.critic(params, draw(obs, 5)).sum()))(params)
@@ -297,7 +297,7 @@ def test_convolutions_are_shared_and_dense_networks_are_not_unless_asked(obs, sh
     ("obs", "kind"),
     [(VECTOR, "mlp"), (BOARD, "minatar"), (SMALL_IMAGE, "nature"), (SMALL_IMAGE, "dqn2013"), (BOARD, "impala")],
 )
-def test_kernels_begin_orthogonal_times_their_gain_and_biases_zero(obs, kind):
+def test_init_makes_scaled_orthogonal_kernels_and_zero_biases(obs, kind):
     params = start(networks.actor_critic(obs, 3, kind=kind, hidden=(32, 32)))
     for path, leaf in leaves(params):
         if leaf.ndim == 1:
@@ -318,8 +318,8 @@ def test_kernels_begin_orthogonal_times_their_gain_and_biases_zero(obs, kind):
         ("he_uniform", [np.sqrt(2), np.sqrt(2), 1, 0.01], np.sqrt(3)),
     ],
 )
-def test_kernels_begin_with_the_variance_of_their_kind(kind, std, most):
-    """Of two hidden layers, the critic's head and the actor's: times the root of the number of inputs."""
+def test_kernel_init_option_sets_variance_and_bound_of_kernels(kind, std, most):
+    """`std` and `most` are of two hidden layers, critic head and actor head, times sqrt(number of inputs)."""
     network = networks.actor_critic(spec(300), 400, hidden=(400, 500), kernel_init=kind, shared=True)
     params = start(network)["params"]
     layers = [params["torso"]["mlp"]["Dense_0"], params["torso"]["mlp"]["Dense_1"]]
@@ -331,14 +331,14 @@ def test_kernels_begin_with_the_variance_of_their_kind(kind, std, most):
         np.testing.assert_array_equal(layer["bias"], 0)
 
 
-def test_convolutions_count_all_inputs_of_a_pixel():
+def test_kernel_init_of_convolution_uses_full_fan_in():
     kernel = start(networks.network(IMAGE, 3, kind="nature", kernel_init="lecun_normal"))["params"]
     first = next(leaf for path, leaf in leaves(kernel) if leaf.ndim > 2)
     assert float(first.std()) == pytest.approx(1 / np.sqrt(8 * 8 * 4), rel=0.05)
 
 
-def test_kernels_point_anywhere():
-    """Uniform over orthogonal matrices: entries have mean 0 and variance 1 / 4, first signs are fair."""
+def test_orthogonal_init_is_uniformly_distributed():
+    """Entries have mean 0, variance 1 / 4 and equally frequent signs, as for uniform orthogonal matrices."""
     network = networks.network(VECTOR, 4, hidden=(4,), gain=1.0)
     many = jax.jit(jax.vmap(network.init))(jax.random.split(jax.random.key(0), 4000))
     kernels = np.asarray(many["params"]["heads_0"]["kernel"])
@@ -348,7 +348,7 @@ def test_kernels_point_anywhere():
     assert np.abs((kernels > 0).mean(0) - 0.5).max() < 4 * 0.5 * error
 
 
-def test_keys_decide_parameters_and_no_two_kernels_are_alike():
+def test_init_is_reproducible_and_no_two_kernels_are_equal():
     network = networks.actor_critic(VECTOR, 4, hidden=(4, 4), actor_gain=1.0)
     one, again, other = start(network, 1), start(network, 1), start(network, 2)
     jax.tree.map(np.testing.assert_array_equal, one, again)
@@ -369,9 +369,12 @@ def test_keys_decide_parameters_and_no_two_kernels_are_alike():
         slow(SMALL_IMAGE, "impala", 12, {}),
     ],
 )
-def test_how_convolutions_are_computed_does_not_change_the_network(obs, kind, num_rows, options, monkeypatch):
-    """Nor in how many blocks: by XLA on a CPU, 24 images are three, 12 two of six, 11 one; 256 boards are two."""
-    weight = jnp.arange(1.0, num_rows + 1)[:, None] / num_rows  # so that rows in another order are noticed
+def test_convolution_implementation_does_not_change_loss_or_gradient(obs, kind, num_rows, options, monkeypatch):
+    """The number of blocks has no effect either. For XLA on a CPU, 24 images are three blocks and 12 are two.
+
+    11 images are one block, 256 boards are two.
+    """
+    weight = jnp.arange(1.0, num_rows + 1)[:, None] / num_rows  # detects reordered rows
 
     def answer(way):
         """Parameters, a loss, and its gradient."""
@@ -392,7 +395,7 @@ def test_how_convolutions_are_computed_does_not_change_the_network(obs, kind, nu
 
 @pytest.mark.parametrize("num_rows", [5, 64, 128, 384])
 @pytest.mark.parametrize("widths", [(7, 3), (9, 20), (40, 50), (64, 64), (7, 40)])
-def test_a_product_on_a_cpu_has_the_gradient_of_a_product(widths, num_rows):
+def test_dot_on_cpu_has_gradient_of_matmul(widths, num_rows):
     x, kernel = (
         jax.random.normal(jax.random.key(0), (2, num_rows, widths[0])),
         jax.random.normal(jax.random.key(1), widths),
@@ -404,33 +407,33 @@ def test_a_product_on_a_cpu_has_the_gradient_of_a_product(widths, num_rows):
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-4)
 
 
-def test_a_kernels_gradient_is_a_product_of_the_transposed_rows():
-    """XLA would fold the transposition into the product, which takes longer, and no result would show it."""
+def test_kernel_gradient_is_compiled_with_transposed_operand():
+    """XLA would fold the transpose into the product. That is slower and does not change results."""
     if jax.default_backend() != "cpu":
-        pytest.skip("elsewhere products are computed as they stand")
+        pytest.skip("only for CPUs")
     loss = lambda kernel, x: jnp.sum(matmul.dot_on_cpu(x, kernel) ** 2)
     compiled = lambda f: jax.jit(f).lower(jnp.ones((1024, 64)), jnp.ones((1024, 64))).compile().as_text()
     folded = "lhs_contracting_dims={0}, rhs_contracting_dims={0}"
-    assert folded in compiled(lambda x, g: x.T @ g)  # what it makes of it otherwise
+    assert folded in compiled(lambda x, g: x.T @ g)  # XLA folds a plain product
     assert folded not in compiled(lambda x, _: jax.grad(loss)(jnp.ones((64, 64)), x))
 
 
-def test_products_of_few_columns_are_compiled_as_they_were_written():
-    """XLA would fold (g^T x)^T into x^T g, several times slower, and no result would show it."""
+def test_products_with_few_columns_are_compiled_in_given_order():
+    """XLA would fold (g^T x)^T into x^T g. That is several times slower and does not change results."""
     if jax.default_backend() != "cpu":
-        pytest.skip("elsewhere products are computed as they stand")
+        pytest.skip("only for CPUs")
     x, kernel = jnp.ones((500, 64)), jnp.ones((64, 3))
     dots = lambda f, *args: re.findall(r"= f32\[([\d,]+)\]\S* dot\(", jax.jit(f).lower(*args).compile().as_text())
     loss = lambda kernel: jnp.sum(matmul.dot_on_cpu(x, kernel) ** 2)
     assert "3,64" in dots(jax.grad(loss), kernel) and "64,3" not in dots(jax.grad(loss), kernel)
-    assert dots(lambda x, g: (g.T @ x).T, x, jnp.ones((500, 3))) == ["64,3"]  # what it makes of it otherwise
+    assert dots(lambda x, g: (g.T @ x).T, x, jnp.ones((500, 3))) == ["64,3"]  # XLA folds a plain product
     images, patches = jnp.ones((2, 9, 9, 7)), jnp.ones((3, 3, 7, 5))
     loss = lambda kernel: jnp.sum(conv._sum_of_products(images, kernel, (1, 7, 7)) ** 2)
     assert "5,7" in dots(jax.grad(loss), patches) and "7,5" not in dots(jax.grad(loss), patches)
 
 
 @pytest.mark.parametrize("obs", [VECTOR, BOARD, slow(SMALL_IMAGE)])
-def test_bfloat16_is_for_computing_only(obs):
+def test_bfloat16_keeps_parameters_outputs_and_gradients_in_float32(obs):
     """Parameters, outputs and gradients are float32; bfloat16 has 8 bits, so results agree to a few percent."""
     exact, coarse = (
         networks.actor_critic(obs, 3, actor_gain=1.0, dtype=dtype, layer_norm=True, hidden=(32,))
@@ -446,8 +449,8 @@ def test_bfloat16_is_for_computing_only(obs):
 
 
 @pytest.mark.parametrize("shape", [(), (8,)])
-def test_noise_is_computed_in_bfloat16_too(shape):
-    """That all rows share, and that each has for itself."""
+def test_noisy_network_in_bfloat16_approximates_float32(shape):
+    """With noise that all rows share, and with separate noise for each row."""
     make = partial(networks.network, VECTOR, 3, hidden=(32,), noisy=True)
     exact, coarse = make(dtype=jnp.float32), make(dtype=jnp.bfloat16)
     params, x, noise = start(exact), draw(VECTOR, 8), exact.noise(jax.random.key(1), shape)
@@ -471,7 +474,7 @@ def test_noise_is_computed_in_bfloat16_too(shape):
         (BOARD, jnp.bool_, 1),
     ],
 )
-def test_bytes_of_pictures_become_fractions_and_everything_else_its_number(obs, dtype, scale):
+def test_uint8_images_are_divided_by_255_and_other_inputs_are_not(obs, dtype, scale):
     as_floats = networks.network(ShapeDtypeStruct(obs.shape, jnp.float32), 3, hidden=(8,))
     params, x = start(as_floats), draw(obs, 4)
     assert x.dtype == dtype
@@ -481,8 +484,8 @@ def test_bytes_of_pictures_become_fractions_and_everything_else_its_number(obs, 
 
 
 @pytest.mark.parametrize("kind", ["impala", "minatar", "mlp"])
-def test_white_is_1_whatever_the_network(kind):
-    """Also where a picture is too small for nature's, or is one part of several."""
+def test_uint8_255_equals_float_1_for_every_kind(kind):
+    """The image is too small for the nature network, or is part of a dict."""
     within = (lambda x: {"part": x}) if kind == "mlp" else lambda x: x
     make = lambda dtype: networks.network(within(spec(20, 20, 3, dtype=dtype)), 3, kind=kind, hidden=(8,))
     params = start(make(jnp.float32))
@@ -492,8 +495,8 @@ def test_white_is_1_whatever_the_network(kind):
 
 
 @pytest.mark.parametrize("kind", ["nature", "impala", "minatar", "mlp"])
-def test_what_is_normalized_is_no_picture_any_more(kind):
-    """PPO's standardized observations are floats where the environment's were bytes, and are taken as they are."""
+def test_float_input_of_image_network_is_not_divided_by_255(kind):
+    """PPO passes standardized float32 observations to networks for uint8 images."""
     bytes_, floats = (
         networks.network(spec(40, 40, 3, dtype=dtype), 3, kind=kind, hidden=(8,)) for dtype in (jnp.uint8, jnp.float32)
     )
@@ -501,7 +504,7 @@ def test_what_is_normalized_is_no_picture_any_more(kind):
     np.testing.assert_allclose(bytes_.apply(params, x), floats.apply(params, x), rtol=1e-5, atol=1e-6)
 
 
-def test_a_tree_is_its_leaves_side_by_side():
+def test_tree_observation_is_concatenated():
     tree, flat = networks.network(TREE, 3), networks.network(spec(7), 3)
     params, x = start(tree), draw(TREE, 5)
     side_by_side = jnp.concatenate([x["grid"].reshape(5, 6).astype(jnp.float32), x["speed"][:, None]], axis=-1)
@@ -509,16 +512,16 @@ def test_a_tree_is_its_leaves_side_by_side():
 
 
 @pytest.mark.parametrize(("obs", "kind"), [(VECTOR, "mlp"), (spec(10, 10, 4), "minatar")])
-def test_layer_norm_forgets_the_scale(obs, kind):
-    """Fresh biases are zero, so whatever scales the observation scales what is normalized."""
+def test_layer_norm_removes_scale_of_observation(obs, kind):
+    """Initial biases are zero, so the input of layer norm is proportional to the observation."""
     network = networks.network(obs, 3, kind=kind, layer_norm=True)
     params, x = start(network), draw(obs, 5)
     apply = jax.jit(network.apply)
     np.testing.assert_allclose(apply(params, 100 * x), apply(params, 10 * x), rtol=1e-2, atol=1e-2)
 
 
-def test_activation_is_what_was_asked_for():
-    """Features of one layer with the identity: relu and tanh of the observation."""
+def test_activation_option_is_applied():
+    """With an identity kernel, the features are relu or tanh of the observation."""
     for name, function in (("relu", nn.relu), ("tanh", jnp.tanh)):
         torso = networks_torso.make(VECTOR, hidden=(4,), activation=name)
         params = {"params": {"mlp": {"Dense_0": {"kernel": jnp.eye(4), "bias": jnp.zeros(4)}}}}
@@ -529,7 +532,7 @@ def test_activation_is_what_was_asked_for():
 # Noisy layers
 
 
-def test_a_noisy_layer_worked_by_hand():
+def test_noisy_dense_equals_hand_calculation():
     # noise 4 in, -9 out: f = 2, -3.  Weight 2 + .5 * 2 * -3 = -1, bias 1 + .25 * -3 = .25:  -1 * 3 + .25 = -2.75
     layer = dense.NoisyDense(1, gain=1.0)
     params = {
@@ -543,8 +546,8 @@ def test_a_noisy_layer_worked_by_hand():
     assert answer(noise={"noise": jnp.zeros(2)}) == answer() == 7  # 2 * 3 + 1
 
 
-def test_a_noisy_layer_is_equation_10():
-    """Weight by weight in numpy, for several inputs and outputs."""
+def test_noisy_dense_matches_equation_10():
+    """The oracle computes each weight in numpy, for several inputs and outputs."""
     layer = dense.NoisyDense(3, gain=1.0)
     rng = np.random.default_rng(0)
     mean, spread, x = rng.normal(size=(4, 3)), rng.normal(size=(4, 3)), rng.normal(size=(5, 4))
@@ -559,8 +562,11 @@ def test_a_noisy_layer_is_equation_10():
 @pytest.mark.parametrize(
     ("dueling", "num_atoms"), [pytest.param(False, None, marks=pytest.mark.slow), (True, None), (True, 5)]
 )
-def test_noise_of_each_row_is_its_own(dueling, num_atoms):
-    """Rows that see the same differ; each is what its noise alone makes of it; without noise all are alike."""
+def test_noisy_network_uses_separate_noise_for_each_row(dueling, num_atoms):
+    """Rows with equal observations differ, and each matches a call with its noise alone.
+
+    Rows are equal with shared noise and without noise.
+    """
     network = networks.network(VECTOR, 3, num_atoms=num_atoms, hidden=(8, 8), noisy=True, dueling=dueling)
     params, x = start(network), jnp.ones((6, 4))
     noise = network.noise(jax.random.key(1), (6,))
@@ -576,8 +582,8 @@ def test_noise_of_each_row_is_its_own(dueling, num_atoms):
     assert np.abs(shared[0] - apply(params, x)[0]).max() > 1e-3
 
 
-def test_noise_that_all_rows_share_is_theirs_one_by_one():
-    """One product with the weights as they are agrees with the layer's two, and so do the gradients."""
+def test_shared_noise_matches_same_noise_repeated_for_each_row():
+    """Shared noise needs one product with the noisy weights, separate noise needs two. Gradients agree too."""
     network = networks.network(VECTOR, 3, hidden=(8,), noisy=True)
     params, x, noise = start(network), draw(VECTOR, 6), network.noise(jax.random.key(1), ())
     each = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (6, *leaf.shape)), noise)
@@ -588,7 +594,7 @@ def test_noise_that_all_rows_share_is_theirs_one_by_one():
     )
 
 
-def test_only_noisy_networks_have_noise_and_its_layers_share_no_number():
+def test_noise_is_empty_without_noisy_layers_and_separate_for_each_layer():
     assert networks.network(VECTOR, 3).noise(jax.random.key(0), (7,)) == ()
     noise = networks.network(VECTOR, 3, hidden=(8,), noisy=True).noise(jax.random.key(0), (2, 7))
     parts = [np.asarray(leaf) for leaf in jax.tree.leaves(noise)]
@@ -597,8 +603,8 @@ def test_only_noisy_networks_have_noise_and_its_layers_share_no_number():
     assert len(np.unique(numbers)) == numbers.size
 
 
-def test_spreads_begin_as_the_paper_says_and_are_learned():
-    """0.5 / sqrt(inputs), of weights and biases; with noise their gradient is not 0, without it is."""
+def test_noisy_spreads_start_as_in_paper_and_have_gradient():
+    """Spreads of weights and biases start at 0.5 / sqrt(inputs). Their gradient is 0 only without noise."""
     network = networks.network(VECTOR, 3, hidden=(16,), noisy=True)
     params, x = start(network), draw(VECTOR, 5)
     spreads = {path: leaf for path, leaf in leaves(params) if "spread" in path}
@@ -618,7 +624,7 @@ def test_spreads_begin_as_the_paper_says_and_are_learned():
 @pytest.mark.parametrize(("num_atoms", "shape"), [(None, (3,)), (1, (3, 1)), (5, (3, 5))])
 @pytest.mark.parametrize("obs", [VECTOR, BOARD])
 @pytest.mark.parametrize("dueling", [False, True])
-def test_a_distribution_is_one_more_axis(obs, dueling, num_atoms, shape):
+def test_num_atoms_adds_one_output_axis(obs, dueling, num_atoms, shape):
     network = networks.network(obs, 3, num_atoms=num_atoms, dueling=dueling, hidden=(8,))
     params = jax.eval_shape(network.init, jax.random.key(0))
     for axes in ((), (2, 5)):
@@ -627,8 +633,8 @@ def test_a_distribution_is_one_more_axis(obs, dueling, num_atoms, shape):
 
 
 @pytest.mark.parametrize("num_atoms", [None, 5])
-def test_the_mean_over_actions_is_the_value_of_the_state(num_atoms):
-    """What is common to all advantages counts nothing, atom by atom; what is added to the value counts for all."""
+def test_dueling_mean_over_actions_is_state_value(num_atoms):
+    """For each atom, a constant added to all advantages has no effect; added to the value, it shifts all actions."""
     network = networks.network(VECTOR, 3, num_atoms=num_atoms, dueling=True, hidden=(8,))
     params, x = start(network), draw(VECTOR, 6)
     apply, axis = jax.jit(network.apply), -1 if num_atoms is None else -2
@@ -646,21 +652,21 @@ def test_the_mean_over_actions_is_the_value_of_the_state(num_atoms):
     np.testing.assert_allclose(
         more_value - output, jnp.broadcast_to(common if num_atoms else 1.0, output.shape), rtol=1e-4
     )
-    one_action = with_bias("heads_1", jnp.repeat(jnp.float32([3, 0, 0]), size))  # less the mean: 2, -1, -1
+    one_action = with_bias("heads_1", jnp.repeat(jnp.float32([3, 0, 0]), size))  # minus the mean: 2, -1, -1
     difference = np.moveaxis(np.asarray(one_action - output), axis, -1)
     np.testing.assert_allclose(difference, np.broadcast_to([2, -1, -1], difference.shape), rtol=1e-4)
     np.testing.assert_allclose(one_action.mean(axis), output.mean(axis), rtol=1e-4, atol=1e-5)
 
 
-def test_streams_have_a_last_layer_each_and_share_the_rest():
+def test_dueling_streams_share_all_but_last_hidden_layer():
     network = networks.network(VECTOR, 3, hidden=(8, 5), dueling=True)
     kernels = sorted(leaf.shape for path, leaf in leaves(start(network)) if "kernel" in path)
     assert kernels == sorted([(4, 8), (8, 5), (8, 5), (5, 1), (5, 3)])
 
 
 @pytest.mark.parametrize(("shape", "kind"), [((10, 10, 4), "minatar"), ((36, 36, 1), "dqn2013")])
-def test_network_joins_other_parts_with_the_features_of_an_image(shape, kind):
-    """As a critic of images and actions does: both parts matter, and several leading axes are kept."""
+def test_network_concatenates_image_features_with_vector(shape, kind):
+    """Like a critic of images and actions: both parts affect the output, and leading axes are kept."""
     parts = jax.ShapeDtypeStruct(shape, jnp.uint8), jax.ShapeDtypeStruct((2,), jnp.float32)
     critic = networks.network(parts, 1, kind=kind, hidden=(8,))
     params = critic.init(jax.random.key(0))
@@ -681,12 +687,12 @@ def test_network_joins_other_parts_with_the_features_of_an_image(shape, kind):
         ([(64, 64, 3), (2,)], jnp.uint8, "nature"),
         ([(4, 84, 84), (2,)], jnp.uint8, "nature"),
         ([(20, 20, 3), (2,)], jnp.uint8, "minatar"),
-        ([(7, 7, 3), (2,)], jnp.uint8, "mlp"),  # numbers of things, as MiniGrid's
+        ([(7, 7, 3), (2,)], jnp.uint8, "mlp"),  # object numbers, as in MiniGrid
         ([(64, 64, 3), (2,)], jnp.float32, "mlp"),
         ([(64, 64, 3), (64, 64, 3)], jnp.uint8, "mlp"),
         ([(3,), (2,)], jnp.uint8, "mlp"),
     ],
 )
-def test_auto_convolves_an_image_next_to_vectors(shapes, dtype, kind):
+def test_choose_kind_uses_convolutions_for_image_next_to_vector(shapes, dtype, kind):
     parts = [jax.ShapeDtypeStruct(shape, dtype) for shape in shapes]
     assert networks.torso.choose_kind(parts) == kind

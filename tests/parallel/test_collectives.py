@@ -1,4 +1,4 @@
-"""across, cores: what devices tell each other, by XLA and by way of the memory that a CPU's cores share."""
+"""Test collectives between devices, by XLA and through the shared memory of CPU cores."""
 
 import ctypes
 import shutil
@@ -30,7 +30,7 @@ needs_cores = pytest.mark.skipif(not build.is_available("allreduce"), reason="no
 
 
 def on_devices(function, num_devices, axis_name=SHARED_MEMORY_AXIS, num_groups=1):
-    """What a function of [...] gives on each device of [groups * devices, ...]."""
+    """Return a function that applies `function` to one row [...] of [groups * devices, ...] on each device."""
     shape, names = (num_groups, num_devices), ("groups", axis_name)
     devices = jax.devices()[: num_groups * num_devices]
     mesh = jax.make_mesh(shape, names, axis_types=(AxisType.Auto,) * 2, devices=devices)
@@ -39,7 +39,7 @@ def on_devices(function, num_devices, axis_name=SHARED_MEMORY_AXIS, num_groups=1
 
 
 def in_order(rows):
-    """The float32 sum [...] of rows [devices, ...], one after another."""
+    """Return the float32 sum [...] of rows [devices, ...], added one after another."""
     whole = rows[0].copy()
     for row in rows[1:]:
         whole += row
@@ -53,8 +53,8 @@ def in_order(rows):
     devices=st.sampled_from([(1, 1), (2, 1), (3, 1), (4, 1), (2, 2)]),
     shape=st.sampled_from([(), (1,), (15,), (16,), (17,), (3, 100), (40_000,)]),
 )
-def test_cores_sum_in_their_order(seed, devices, shape):
-    """Bit for bit, the same on each; two groups of cores have sums of their own."""
+def test_shared_memory_all_reduce_sums_devices_in_order_bitwise(seed, devices, shape):
+    """The sum has the same bits on each device. Two groups of devices have separate sums."""
     num_devices, num_groups = devices
     rows = np.random.default_rng(seed).normal(size=(num_groups * num_devices, *shape)).astype(np.float32)
     found = np.asarray(
@@ -69,8 +69,8 @@ def test_cores_sum_in_their_order(seed, devices, shape):
 
 @needs_cores
 @pytest.mark.parametrize("num_devices", [2, 4])
-def test_sums_in_loops_of_loops(num_devices):
-    """Thousands of them, a run after another, of two lengths by turns; each wants the one before."""
+def test_shared_memory_all_reduce_is_correct_in_nested_loops(num_devices):
+    """Five runs make thousands of sums of two alternating lengths. Each sum depends on the previous one."""
     start = np.random.default_rng(0).normal(size=(num_devices, 300)).astype(np.float32)
 
     def program(x):
@@ -93,12 +93,12 @@ def test_sums_in_loops_of_loops(num_devices):
 
 @pytest.mark.parametrize("axis_name", [SHARDS, pytest.param(SHARED_MEMORY_AXIS, marks=needs_cores)])
 @pytest.mark.parametrize("size", [3, 40_000])
-def test_trees_are_summed_and_gathered_leaf_by_leaf(axis_name, size):
-    """Cores put small ones together in one vector."""
+def test_collectives_sum_and_gather_each_leaf_of_tree(axis_name, size):
+    """In shared memory, small leaves are concatenated to one vector."""
     rows = {"a": np.arange(4 * size, dtype=np.float32).reshape(4, size), "b": np.float32([1, 2, 4, 8])}
     rows["c"] = np.arange(24, dtype=np.float32).reshape(4, 2, 3)
     both = lambda x: (collectives.all_reduce_sum(x, axis_name), collectives.all_gather(x, axis_name))
-    if axis_name == SHARED_MEMORY_AXIS:  # one wants the other
+    if axis_name == SHARED_MEMORY_AXIS:  # the sum depends on the gathered tree
         both = lambda x: (
             y := collectives.all_gather(x, SHARED_MEMORY_AXIS),
             collectives.all_reduce_sum(jax.tree.map(lambda y: y[0], y), SHARED_MEMORY_AXIS),
@@ -110,13 +110,13 @@ def test_trees_are_summed_and_gathered_leaf_by_leaf(axis_name, size):
         np.testing.assert_array_equal(total[name], np.broadcast_to(expected, x.shape))
 
 
-def test_a_device_alone_has_what_it_has():
+def test_collectives_keep_values_of_single_device():
     x = {"a": jnp.arange(3.0)}
     assert collectives.all_reduce_sum(x, None) is x and collectives.local_rows(x, 1) is x
     np.testing.assert_array_equal(collectives.all_gather(x, None)["a"], [[0, 1, 2]])
 
 
-def test_parts_in_their_places_are_the_whole():
+def test_scatter_rows_puts_local_rows_in_place_and_zeros_elsewhere():
     rows = np.arange(24, dtype=np.float32).reshape(8, 3)
     part_and_place = lambda x: collectives.scatter_rows(collectives.local_rows(x, 4), 4)
     found = np.asarray(on_devices(part_and_place, 4)(np.broadcast_to(rows, (4, 8, 3))))
@@ -125,12 +125,12 @@ def test_parts_in_their_places_are_the_whole():
         np.testing.assert_array_equal(found[i, 2 * i : 2 * i + 2], rows[2 * i : 2 * i + 2])
 
 
-def test_cores_sum_no_integers():
+def test_shared_memory_all_reduce_rejects_integers():
     with pytest.raises(TypeError, match="sums float32, not int32"):
         on_devices(lambda x: collectives.all_reduce_sum(x, SHARED_MEMORY_AXIS), 2)(np.ones((2, 3), np.int32))
 
 
-# A process of its own: its devices, and a patience of a second instead of XLA's
+# In a separate process with its own devices, and a timeout of 1 s instead of XLA's
 
 ALONE = """
 import ctypes, sys
@@ -154,8 +154,8 @@ def alone(tmp_path, program, num_devices):
 
 @needs_cores
 @pytest.mark.slow
-def test_many_cores_sum_a_slice_each(tmp_path):
-    """More than add up all of it: slices that are whole, short, and empty."""
+def test_all_reduce_of_6_devices_equals_ordered_sum(tmp_path):
+    """With 6 devices, each sums a slice instead of the whole array. Slices are whole, short and empty."""
     program = """
 halve = lambda tree: jax.tree.map(lambda x: x / 2, tree)
 for size in (1, 95, 96, 97, 1000, 40_000):
@@ -179,8 +179,8 @@ print("right")
     ],
 )
 @pytest.mark.slow
-def test_what_cannot_be_summed_is_an_error_and_no_wait_for_ever(tmp_path, other, words):
-    """A core that never comes, for its program has failed; or one that comes with another array."""
+def test_all_reduce_raises_when_other_device_is_missing_or_sums_other_shape(tmp_path, other, words):
+    """Either the other device never sums, as if its program had failed, or it sums an array of another length."""
     program = f"""
 here = lambda x: collectives.all_reduce_sum(x, "cores")
 there = lambda x: {other}
@@ -196,8 +196,8 @@ import os; os._exit(0)
 
 
 @pytest.mark.slow
-def test_without_a_compiler_there_is_one_core(monkeypatch, tmp_path):
-    """Or with one that cannot compile it, or whose work cannot be loaded. Environments may be dealt, for XLA to sum."""
+def test_without_compiler_there_is_one_grad_worker(monkeypatch, tmp_path):
+    """Also if the compiler fails or its library cannot be loaded. Shards are still possible, with the sums of XLA."""
     line = ["ppo", "--env", "CartPole-v1", "--num-envs", "64", "--agent.num-minibatches"]
     divided = lambda minibatches: training_build.build(
         load.from_command_line([*line, minibatches]), agents.load("ppo"), num_updates=10
@@ -224,7 +224,7 @@ def test_without_a_compiler_there_is_one_core(monkeypatch, tmp_path):
             assert divided("32") == Placement() and divided("2") == Placement(1, 4, True)
 
 
-# What trains
+# Training
 
 
 LINES = (  # few rows in a gradient step
@@ -240,11 +240,11 @@ LINES = (  # few rows in a gradient step
 
 @needs_cores
 @pytest.mark.parametrize("line", LINES)
-def test_hands_share_what_is_too_little_to_be_dealt(line, monkeypatch):
+def test_small_gradient_steps_are_split_over_grad_workers(line, monkeypatch):
     monkeypatch.setattr("jaxrl_fast.utils.devices.num_cores", lambda: 2)
 
     def divided(*more, before=None):
-        """The environment and the placement."""
+        """Return the environment and the placement."""
         settings = load.from_command_line([*line.split(), *more])
         return training_build.build(settings, agents.load(line[:3]), 10, before)[1::2]
 
@@ -253,7 +253,7 @@ def test_hands_share_what_is_too_little_to_be_dealt(line, monkeypatch):
     assert env.parallelism.num_grad_workers == 2
     assert divided("--devices", "1")[1] == Placement()
     if env.on_device:
-        assert divided("--num-seeds", "2")[1].num_grad_workers == 1, "they have a core each"
+        assert divided("--num-seeds", "2")[1].num_grad_workers == 1, "each seed has its own core"
     else:  # an environment that fails must release the others
         for option in ("--async-pools 2", "--exact-resume", "--host-bridge callback"):
             assert divided(*option.split())[1] == Placement(), option
@@ -261,7 +261,7 @@ def test_hands_share_what_is_too_little_to_be_dealt(line, monkeypatch):
             patched.setenv(build.VARIABLE, "allreduce")
             assert divided()[1] == Placement(), "it is called by JAX"
     assert divided(before={"num_shards": 1})[1] == Placement()
-    assert divided("--agent.hidden-sizes", "512", "512")[1] == Placement(), "it would have too much to add up"
+    assert divided("--agent.hidden-sizes", "512", "512")[1] == Placement(), "its gradient is too large to sum"
     for name in ("MAX_REPEATED", "MAX_LEARNED"):
         with monkeypatch.context() as patched:
             patched.setattr(training_build, name, 1000)
@@ -286,7 +286,7 @@ VARIANTS = {
 
 @cache
 def trained(variant, placement, num_envs=4):
-    """The agent's state on each device, and metrics, of a few updates."""
+    """Return the state on each device, the metrics and the learner after NUM_UPDATES updates."""
     algo, options = VARIANTS[variant]
     rollout = {} if algo == "dqn" else dict(num_minibatches=2, num_epochs=2)
     env = probes.best_action_of_observation(num_envs // placement.num_shards)
@@ -310,8 +310,8 @@ def unkeyed(tree):
 @pytest.mark.parametrize("num_grad_workers", [2, slow(4)])
 @pytest.mark.parametrize("variant", [slow(name) if name.startswith("ppo_") else name for name in VARIANTS])
 @pytest.mark.slow
-def test_hands_learn_what_one_core_learns(variant, num_grad_workers):
-    """To rounding; and each hand has the same bits of everything."""
+def test_grad_workers_train_like_single_device(variant, num_grad_workers):
+    """Results are equal up to rounding, and all workers have the same bits."""
     on_each, metrics, learner = trained(variant, Placement(num_grad_workers=num_grad_workers))
     for other in on_each[1:]:
         jax.tree.map(np.testing.assert_array_equal, other, on_each[0])
@@ -326,7 +326,7 @@ def test_hands_learn_what_one_core_learns(variant, num_grad_workers):
 @needs_cores
 @pytest.mark.parametrize("variant", [name if name in ("ppo_all", "dqn_all") else slow(name) for name in VARIANTS])
 @pytest.mark.slow
-def test_shards_sum_in_memory_what_xla_sums(variant):
-    """Two of them: the same bits, for a sum of two has one order only."""
+def test_shards_with_shared_memory_sums_train_like_xla_bitwise(variant):
+    """With two shards the bits are equal, since a sum of two has only one order."""
     by_xla, by_memory = (trained(variant, Placement(1, 2, axis_name=name)) for name in (SHARDS, SHARED_MEMORY_AXIS))
     jax.tree.map(np.testing.assert_array_equal, by_memory, by_xla)

@@ -1,4 +1,4 @@
-"""program: where shards and seeds lie changes nothing that they compute."""
+"""Test parallel.program: the placement of shards and seeds on devices does not change results."""
 
 from functools import cache, partial
 from operator import itemgetter
@@ -40,8 +40,8 @@ def close(a, b):
 
 
 @pytest.mark.slow
-def test_shards_on_devices_are_shards_side_by_side(monkeypatch):
-    """Two shards on two devices, and the same two under vmap on one."""
+def test_shards_on_two_devices_equal_shards_on_one_device(monkeypatch):
+    """Compare two shards on two devices with the same two under vmap on one device."""
     spread = run(build(1, 2), 5)
     monkeypatch.setattr(jax, "local_device_count", lambda: 1)
     close(spread, run(build.__wrapped__(1, 2), 5))
@@ -50,16 +50,16 @@ def test_shards_on_devices_are_shards_side_by_side(monkeypatch):
 @pytest.mark.parametrize("num_shards", [slow(1), 2])
 @pytest.mark.parametrize(("num_seeds", "sequential_seeds"), [slow(4, False), slow(5, False), (8, True)])
 @pytest.mark.slow
-def test_a_seed_of_a_batch_is_its_single_run(num_shards, num_seeds, sequential_seeds):
-    """One seed or more on each device, side by side or in turn, against a run of one seed on its devices."""
+def test_seeds_of_batch_equal_single_runs(num_shards, num_seeds, sequential_seeds):
+    """Compare one or more seeds per device, in parallel or sequentially, with runs of one seed."""
     batch = run(build(num_seeds, num_shards, sequential_seeds=sequential_seeds), [*range(3, 3 + num_seeds)])
     for i in range(num_seeds):
         close(jax.tree.map(itemgetter(i), batch), run(build(1, num_shards), 3 + i))
 
 
 @pytest.mark.parametrize("implementation", ["rbg", "unsafe_rbg"])
-def test_the_default_key_implementation_changes_nothing(implementation):
-    """With rbg keys, vmap would begin all environments alike, and train a seed of a batch otherwise than alone."""
+def test_default_prng_impl_does_not_change_initial_state(implementation):
+    """With rbg keys, vmap would reset all environments equally, and batched seeds would differ from single runs."""
     env = envs.make("CartPole-v1", 16)
     agent = ppo.make(ppo.Config(rollout_length=8, hidden_sizes=(8,)), env.spec, NUM_UPDATES)
 
@@ -78,8 +78,8 @@ def test_the_default_key_implementation_changes_nothing(implementation):
 
 
 @pytest.mark.parametrize(("num_seeds", "num_shards"), [slow(1, 2), (3, 1)])
-def test_a_state_may_have_arrays_of_no_elements(num_seeds, num_shards):
-    """An environment's or an agent's of one's own: they are carried, and change nothing."""
+def test_empty_arrays_in_env_state_do_not_change_training(num_seeds, num_shards):
+    """The state of a custom environment has an array without elements, which stays in the train state."""
     env = probes.best_action_of_observation(4)
     if num_shards > 1:
         env = env._replace(parallelism=Parallelism(SHARDS, num_shards))
@@ -110,10 +110,10 @@ def test_a_state_may_have_arrays_of_no_elements(num_seeds, num_shards):
         ("ppo --env CartPole-v1 --num-envs 16", True),
         ("ppo --env Breakout-MinAtar --num-envs 2", True),  # 64 boards
         ("pqn --env Breakout-MinAtar --num-envs 8 --agent.rollout-length 32 --agent.num-minibatches 8", False),
-        ("dqn --env CartPole-v1 --num-envs 64 --agent.batch-size 1024", False),  # however much: for its replay
+        ("dqn --env CartPole-v1 --num-envs 64 --agent.batch-size 1024", False),  # never, because of its replay buffer
     ],
 )
-def test_seeds_take_turns_where_each_keeps_a_core_busy(line, sequential_seeds):
+def test_seeds_run_sequentially_when_gradient_steps_are_large(line, sequential_seeds):
     settings = load.from_command_line([*line.split(), "--num-seeds", "2"])
     assert plan.validate_plan(settings).placement.sequential_seeds == sequential_seeds
 
@@ -123,31 +123,31 @@ def test_seeds_take_turns_where_each_keeps_a_core_busy(line, sequential_seeds):
     (3, 1, False, 3, 3), (5, 1, False, 3, 6), (6, 1, True, 3, 6), (7, 1, True, 4, 8), (8, 2, False, 4, 8),
     (5, 2, True, 4, 6), (6, 2, True, 4, 6), (5, 4, True, 4, 5), (2, 8, True, 2, 2),
 ])  # fmt: skip
-def test_so_many_of_four_devices_are_used(num_seeds, num_shards, sequential_seeds, used, trained):
-    """In as few rounds as can be; times the shards, where a seed that takes its turn is spread over devices."""
+def test_placement_has_expected_devices_and_padded_seeds(num_seeds, num_shards, sequential_seeds, used, trained):
+    """Use four devices in the minimum number of rounds. The shards of a sequential seed are on different devices."""
     placement = Placement(num_seeds, num_shards, sequential_seeds)
     assert placement.num_padded_seeds == trained
     spread = program.partitioned(probes.constant_reward(4), lambda _: None, 1, placement)
     assert spread.state.num_devices == placement.num_devices == used
 
 
-def test_on_a_gpu_seeds_never_take_turns(monkeypatch):
+def test_seeds_never_run_sequentially_on_gpu(monkeypatch):
     settings = load.from_command_line(["ppo", "--env", "CartPole-v1", "--num-envs", "64", "--num-seeds", "2"])
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     assert not plan.validate_plan(settings).placement.sequential_seeds
 
 
 @pytest.mark.slow
-def test_seeds_in_turn_on_fewer_devices(monkeypatch):
-    """Three seeds of two shards each: on two devices and two more, and all on a single one."""
+def test_sequential_seeds_on_one_device_equal_those_on_four(monkeypatch):
+    """Compare three seeds of two shards each, on two pairs of devices and all on a single device."""
     spread = run(build(3, 2, sequential_seeds=True), [5, 6, 7])
     monkeypatch.setattr(jax, "local_device_count", lambda: 1)
     close(spread, run(build.__wrapped__(3, 2, sequential_seeds=True), [5, 6, 7]))
 
 
 @pytest.mark.slow
-def test_seeds_in_turn_need_the_memory_of_one_in_between():
-    """What is needed besides the state: of one seed, and not of four on each device."""
+def test_sequential_seeds_need_temporary_memory_of_one_seed():
+    """In addition to the state, a device needs the memory of one seed, not of four."""
     sequential_seeds, together = (
         build.__wrapped__(16, 1, 256, sequential_seeds=sequential_seeds) for sequential_seeds in (True, False)
     )
@@ -155,15 +155,15 @@ def test_seeds_in_turn_need_the_memory_of_one_in_between():
     assert sequential_seeds.memory - states < 0.5 * (together.memory - states)
 
 
-def test_every_shard_counts():
-    """Rows that count are those of all shards: 16 environments, 8 steps, less the reset rows (every second one)."""
+def test_metrics_count_rows_of_all_shards():
+    """Valid rows are those of all shards: 16 environments, 8 steps, minus the reset rows (every second one)."""
     _, metrics = run(build(1, 2), 0)
     np.testing.assert_array_equal(metrics["valid_steps"], 16 * 4)
     np.testing.assert_array_equal(metrics["episodes"], 16 * 4)
 
 
 @pytest.mark.slow
-def test_shards_play_episodes_of_their_own():
+def test_shards_have_different_episodes_and_equal_parameters():
     state = build(1, 4).init(np.int32(0))
     obs = np.asarray(state.actors.timestep.obs).reshape(4, -1)
     assert len(np.unique(obs, axis=0)) > 1

@@ -1,4 +1,4 @@
-"""Environments on the host dealt to shards: the same games as in one pool, on devices of their own or side by side."""
+"""Test host environments in shards: the same steps as in one pool, on several devices or under vmap on one."""
 
 import jax
 import jax.numpy as jnp
@@ -24,8 +24,8 @@ AXIS = "shards"
 NUM_SHARDS = 2
 
 
-def dealt(name, num_envs, host_config, **options):
-    """The environments of `name`, N / NUM_SHARDS in each shard."""
+def sharded_env(name, num_envs, host_config, **options):
+    """Return the environments of `name` with N / NUM_SHARDS of them in each shard."""
     make = lambda i: envs.make(
         name, num_envs // NUM_SHARDS, host_config._replace(shard=i, num_shards=NUM_SHARDS), **options
     )
@@ -33,7 +33,7 @@ def dealt(name, num_envs, host_config, **options):
 
 
 def on_devices(function):
-    """[N, ...] to [T, N, ...], a shard on each of several devices."""
+    """Map actions [T, N, ...] to steps [T, N, ...] with a shard on each of several devices."""
     devices = jax.devices()[:NUM_SHARDS]
     mesh = jax.make_mesh((NUM_SHARDS,), (AXIS,), axis_types=(jax.sharding.AxisType.Auto,), devices=devices)
     spread = P(None, AXIS)
@@ -41,7 +41,7 @@ def on_devices(function):
 
 
 def side_by_side(function):
-    """The same on one device."""
+    """Do the same with all shards under vmap on one device."""
 
     def all_shards(actions):
         parts = jnp.stack(jnp.split(actions, NUM_SHARDS, axis=1))
@@ -55,12 +55,12 @@ def side_by_side(function):
 @pytest.mark.parametrize("path", ["ffi", "callback"])
 @pytest.mark.parametrize("spread", [on_devices, slow(side_by_side)])
 @pytest.mark.slow
-def test_the_same_games_as_in_one_pool(spread, path):
-    """Row for row: each environment has its own seed wherever it runs, and no shard steps another's."""
+def test_sharded_pools_return_same_steps_as_one_pool(spread, path):
+    """The seed of an environment does not depend on its shard, and no shard steps the environments of another."""
     name, num_envs = "envpool/Breakout-v5", 4
     host_config = HostEnvConfig(SEED, "dqn2015", path)
     whole = envs.make(name, num_envs, host_config)
-    env = dealt(name, num_envs, host_config)
+    env = sharded_env(name, num_envs, host_config)
     assert env.spec == whole.spec._replace(num_envs=2) and env.parallelism == Parallelism(AXIS, 2)
     actions = random_actions(whole.spec, 60)
 
@@ -70,14 +70,14 @@ def test_the_same_games_as_in_one_pool(spread, path):
 
     expected, got = run(whole, actions), jax.device_get(jax.jit(spread(program))(actions))
     jax.tree.map(np.testing.assert_array_equal, expected, got)
-    assert len({frame.tobytes() for frame in np.asarray(expected[1].obs[-1])}) == num_envs, "four games"
+    assert len({frame.tobytes() for frame in np.asarray(expected[1].obs[-1])}) == num_envs, "equal environments"
 
 
 @pytest.mark.parametrize("spread", [on_devices, side_by_side])
-def test_pools_in_flight_are_the_shards_own(spread):
-    """Sent and answered pool by pool, each shard's two play the games that one pool of all plays."""
+def test_async_pools_of_shards_return_same_steps_as_one_pool(spread):
+    """Each shard sends to and receives from its two pools in turn. Compare with one pool of all environments."""
     name, host_config = "envpool/CartPole-v1", HostEnvConfig(SEED)
-    whole, env = envs.make(name, 8, host_config), dealt(name, 8, host_config._replace(num_async_pools=2))
+    whole, env = envs.make(name, 8, host_config), sharded_env(name, 8, host_config._replace(num_async_pools=2))
     actions = random_actions(whole.spec, 40)
 
     def program(actions):
@@ -99,14 +99,14 @@ def test_pools_in_flight_are_the_shards_own(spread):
 
 
 @pytest.mark.parametrize("overlap", [False, True])
-def test_shards_play_while_they_learn_if_one_does(overlap):
+def test_joined_shards_keep_overlap_option(overlap):
     host_config = HostEnvConfig(SEED, num_async_pools=1, overlap=overlap)
-    assert dealt("envpool/CartPole-v1", 8, host_config).pools.overlap == overlap
+    assert sharded_env("envpool/CartPole-v1", 8, host_config).pools.overlap == overlap
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("algo", "async_pools", "overlap"), [("ppo", 0, False), ("dqn", 2, False), ("pqn", 2, True)])
-def test_a_run_over_several_devices_goes_on_to_the_same_bits(algo, async_pools, overlap, tmp_path, monkeypatch):
+def test_resumed_run_on_two_devices_equals_uninterrupted_run_bitwise(algo, async_pools, overlap, tmp_path, monkeypatch):
     options = dict(
         algo=algo, agent=AGENTS[algo], exact_resume=True, async_pools=async_pools, overlap=overlap, devices=2
     )
@@ -122,8 +122,8 @@ def test_a_run_over_several_devices_goes_on_to_the_same_bits(algo, async_pools, 
 
 
 @pytest.mark.slow
-def test_it_goes_on_where_there_are_fewer_devices(tmp_path, monkeypatch):
-    """Side by side then."""
+def test_run_of_two_devices_resumes_on_one_device(tmp_path, monkeypatch):
+    """Both shards run on the single device."""
     options = SHORT | dict(algo="ppo", agent=AGENTS["ppo"], devices=2)
     jaxrl_fast.fit(**options | dict(total_steps=320), run_dir=str(tmp_path / "run"))
     monkeypatch.setattr(jax, "local_device_count", lambda *_: 1)
@@ -136,23 +136,23 @@ def divided(*line):
     return build.build(settings, agents.load("ppo"), num_updates=10)[1:]
 
 
-def test_images_are_dealt_to_devices_sooner_than_vectors():
-    """A gradient of eight images keeps a device busy, one of eight vectors does not."""
+def test_image_envs_are_sharded_at_smaller_batches_than_vector_envs():
+    """A gradient step of eight images per device is large enough for shards, one of eight vectors is not."""
     small = ("--num-envs", "4", "--agent.rollout-length", "32", "--agent.num-minibatches", "4")
     assert divided("--env", "envpool/Pong-v5", *small)[2].num_shards == 4
     assert divided("--env", "envpool/CartPole-v1", *small)[2].num_shards == 1
 
 
-def test_where_pools_in_flight_do_not_divide_there_are_fewer_shards():
-    """Left to us; where the devices are given, it is refused, with both numbers."""
+def test_async_pools_reduce_default_shards_and_reject_indivisible_devices():
+    """By default there are fewer shards. An explicit --devices is rejected with both numbers in the message."""
     line = ("--env", "envpool/Pong-v5", "--num-envs", "4", "--agent.rollout-length", "32", "--async-pools", "2")
     assert divided(*line)[2].num_shards == 2
     with pytest.raises(ValueError, match=r"--async-pools: 4 environments .* on each of 4 devices, got 2"):
         divided(*line, "--devices", "4")
 
 
-def test_shards_share_the_cores(monkeypatch):
-    """And the threads that are given."""
+def test_shards_divide_cores_and_pool_threads(monkeypatch):
+    """Cores and an explicit num_threads are divided by the number of shards."""
     monkeypatch.setattr(tasks, "num_cores", lambda: 8)
     threads = lambda num_shards, **options: tasks.describe(
         "CartPole-v1", 16, options, HostEnvConfig(num_shards=num_shards)
@@ -160,10 +160,10 @@ def test_shards_share_the_cores(monkeypatch):
     assert [threads(1), threads(2), threads(16), threads(2, num_threads=6)] == [8, 4, 1, 3]
 
 
-def test_no_pool_is_made_of_shards_on_paper():
-    """Shapes of a state, before anything is begun: with pools in flight too."""
+def test_program_shapes_create_no_pool():
+    """Compute the shapes of the state before training, with asynchronous pools."""
     words = ["--env", "envpool/CartPole-v1", "--num-envs", "8", "--devices", "2", "--async-pools", "2"]
-    divided(*words)  # the first time, a pool may be made to see how it can be stepped
+    divided(*words)  # the first call may create a pool to find out how it can be stepped
     held = len(host_pool.OPEN_POOLS)
     like = program.shapes(*divided(*words))
     assert isinstance(like.actors, async_rollout.AsyncActors) and like.actors.pending[0].actors.score.shape == (2, 2)

@@ -1,4 +1,4 @@
-"""Agents for several players: which rows each learns from, which policy acts, and what is reported of each."""
+"""Test agents for several players: the rows each learns from, the policy that acts, and the metrics of each."""
 
 from types import SimpleNamespace
 
@@ -26,7 +26,7 @@ SMALL = {
 
 
 class Decoupled:
-    """Each player walks on a line and is paid for walking to the right: no player matters to another."""
+    """Each player moves on a line and is rewarded for its position, independently of the other players."""
 
     players = ("left", "right")
     default_params = SimpleNamespace()
@@ -67,7 +67,7 @@ def numpy_rows(tree, axis, player):
 
 
 @pytest.mark.parametrize("algo", SMALL)
-def test_independent_players_equal_agents_that_are_alone(algo):
+def test_independent_players_equal_single_agents(algo):
     env = envs.make(Decoupled, N)
     agent, (module, config) = make(algo, "independent", env), SMALL[algo]
     alone = module.make(config, env.spec._replace(num_envs=N, players=()), 10)
@@ -93,7 +93,7 @@ def test_independent_players_equal_agents_that_are_alone(algo):
     assert any(float(x) for k, x in metrics.items() if k.endswith(("loss/left", "loss/left_sum")))
 
 
-def test_independent_players_have_keys_and_parameters_of_their_own():
+def test_independent_players_have_different_noise_and_parameters():
     env = envs.make(Decoupled, N)
     agent = make("dqn", "independent", env)
     noise = agent.sample_noise(jax.random.key(0), 8, 2 * N)
@@ -103,7 +103,7 @@ def test_independent_players_have_keys_and_parameters_of_their_own():
     assert kernels and not any(np.allclose(x[0], x[1]) for x in kernels)
 
 
-def test_a_shared_policy_sees_the_number_of_the_player():
+def test_shared_policy_observes_one_hot_player_number():
     env = envs.make(Three, 2)
     agent = make("ppo", "shared", env)
     state, (_, experience, _) = first_rollout(env, agent)
@@ -134,7 +134,7 @@ def test_no_key_is_used_twice(mode, strict_keys):
     jax.eval_shape(jax.jit(lambda: loop.train_once(env, agent, loop.init(env, agent, jax.random.key(0)))))
 
 
-def test_rows_are_split_by_player_and_joined_again():
+def test_rows_are_split_by_player_and_join_inverts_split():
     x = jnp.arange(24).reshape(2, 6, 2)
     np.testing.assert_array_equal(rows.split(3, x, axis=1), np.stack([x[:, :2], x[:, 2:4], x[:, 4:]]))
     np.testing.assert_array_equal(rows.join(rows.split(3, x[0])), x[0])
@@ -143,12 +143,12 @@ def test_rows_are_split_by_player_and_joined_again():
 class TestSelfPlay:
     env = envs.make(Decoupled, N)
 
-    def test_the_learner_plays_left_in_even_games_and_right_in_odd_ones(self):
+    def test_learner_is_left_in_even_and_right_in_odd_environments(self):
         assert self_play.learner_rows(8).tolist() == [0, 5, 2, 7]
         assert self_play.opponent_rows(8).tolist() == [4, 1, 6, 3]
         assert self_play.is_learner(8).tolist() == [True, False, True, False, False, True, False, True]
 
-    def test_the_opponent_acts_with_a_snapshot(self):
+    def test_opponent_acts_with_selected_snapshot(self):
         agent, inner = make("ppo", "self-play", self.env), make("ppo", "shared", self.env)
         state = agent.init(jax.random.key(0))
         other = inner.init(jax.random.key(9))
@@ -167,7 +167,7 @@ class TestSelfPlay:
         greedy = agent.exploit(state, obs, (), noise).action
         np.testing.assert_array_equal(greedy, all_rows[0].argmax(1))
 
-    def test_nothing_is_learned_from_the_opponent(self):
+    def test_update_ignores_rows_of_opponent(self):
         agent = make("ppo", "self-play", self.env)
         state, (_, found, scores) = first_rollout(self.env, agent)
         mine = self_play.is_learner(8)
@@ -180,13 +180,13 @@ class TestSelfPlay:
         assert not same_bits(found, other) and same_bits(one, changed)
         assert scores["episodes"] == found.steps.last[:, :N].sum() == scores["episodes/left"] + scores["episodes/right"]
 
-    def test_a_snapshot_replaces_the_oldest_one(self):
+    def test_new_snapshot_replaces_oldest_one(self):
         pool = jnp.zeros(8)
         for number in range(1, 31):  # a snapshot in every third update
             pool = self_play.add_snapshot(3, pool, jnp.float32(number), jnp.int32(number))
         assert sorted(pool.tolist()) == [9, 12, 15, 18, 21, 24, 27, 30]
 
-    def test_the_pool_is_resumed_exactly(self, tmp_path, monkeypatch):
+    def test_resumed_self_play_run_equals_uninterrupted_run(self, tmp_path, monkeypatch):
         small = dict(rollout_length=8, num_minibatches=1, num_epochs=1, hidden_sizes=[4])
         options = dict(algo="ppo", env=Decoupled, players="self-play", num_envs=N, total_steps=320, agent=small)
         options |= dict(log_every=32, eval_episodes=4, eval_envs=2, save_every="64", devices=1)
@@ -204,7 +204,7 @@ class TestSelfPlay:
             jaxrl_fast.load(whole, env=Decoupled).policy(np.zeros(2, np.float32))
 
 
-def test_scores_are_of_games_and_of_each_player():
+def test_scores_are_reported_per_episode_and_per_player():
     env = SimpleNamespace(spec=envs.make(Decoupled, 2).spec)
     over = jnp.array([[False, True, False, True], [True, False, True, False]])
     score = jnp.array([[9.0, 1.0, 9.0, -1.0], [2.0, 9.0, -4.0, 9.0]])
@@ -226,18 +226,18 @@ def test_scores_are_of_games_and_of_each_player():
         ("self-play", Three, "--players: self-play requires 2 players, got the 3 of .*Three"),
     ],
 )
-def test_a_mode_that_the_environment_does_not_have_is_refused(mode, env, problem):
+def test_players_option_rejects_mode_that_environment_does_not_support(mode, env, problem):
     with pytest.raises(ValueError, match=problem):
         make("ppo", mode, envs.make(env, N))
 
 
 @pytest.mark.parametrize("names", [("left",), ["left", "right"], ("left", "left"), ("left", 2)])
-def test_players_of_an_environment_have_different_names(names):
+def test_environment_rejects_invalid_names_of_players(names):
     with pytest.raises(ValueError, match="its players must be a tuple of 2 or more different names"):
         envs.make(type("Odd", (Decoupled,), {"players": names}), 1)
 
 
-def test_each_player_is_paid():
+def test_environment_rejects_reward_without_number_for_each_player():
     class Unpaid(Decoupled):
         def step_env(self, *given):
             obs, state, reward, *rest = super().step_env(*given)
@@ -247,7 +247,7 @@ def test_each_player_is_paid():
         envs.make(Unpaid, 1)
 
 
-def test_each_agent_of_a_match_acts_for_its_player():
+def test_versus_uses_each_agent_for_its_player():
     def constant(number):
         act = lambda state, inputs, carry, noise: Decision(inputs.obs[:, 0] + state + noise, carry + number)
         noise = lambda key, num_steps, num_envs: jnp.full((num_steps, num_envs), 0.1 * number)
@@ -262,14 +262,14 @@ def test_each_agent_of_a_match_acts_for_its_player():
     np.testing.assert_array_equal(own, [1, 1, 1, 2, 2, 2])
 
 
-def test_a_run_plays_another_one_and_the_scripted_opponent(tmp_path):
+def test_evaluate_against_other_run_itself_and_scripted_opponent(tmp_path):
     small = dict(rollout_length=8, num_minibatches=1, num_epochs=1, hidden_sizes=[4])
     options = dict(algo="ppo", env="Paddles", num_envs=2, total_steps=16, agent=small, eval_episodes=2, eval_envs=2)
     options |= dict(tensorboard=False, log_level="quiet", devices=1, env_options={"max_steps_in_episode": 60})
     one, _ = (jaxrl_fast.fit(**options, players=mode, run_dir=tmp_path / mode) for mode in ("independent", "shared"))
     found = one.evaluate(against=str(tmp_path / "shared"), episodes=4)
     assert {*found["sides"]} == {"left", "right"} and found["sides"]["left"]["eval_episodes"] == 4
-    # Against itself, the left player's returns are the negative ones of the right player in the same episodes.
+    # Against itself, the left player's returns are the negated returns of the right player in the same episodes.
     own = jaxrl_fast.Run.open(one.folder).evaluate(episodes=4)["players"]
     assert own["left"]["eval_return_mean"] == -own["right"]["eval_return_mean"]
     again = one.evaluate(against=str(one.folder), episodes=4)["sides"]

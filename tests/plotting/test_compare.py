@@ -145,7 +145,7 @@ def test_compare_has_panel_per_env(tmp_path):
     assert sorted(float(line.get_ydata()[0]) for line in cartpole.get_lines()) == [1, 3]
 
 
-def test_curve_starts_where_all_trainings_are_known(tmp_path):
+def test_curve_starts_when_all_trainings_have_values(tmp_path):
     """A later gap keeps the last value."""
     one = write(tmp_path / "one", records(0, [None, 2.0, None, 4.0]))
     np.testing.assert_array_equal(draw([one])[0].get_lines()[0].get_ydata(), [np.nan, 2, 2, 4])
@@ -213,7 +213,7 @@ def test_option_y_selects_metric(tmp_path):
 
 
 def test_curve_ends_with_shortest_training(tmp_path):
-    """At 100 and 200 both seeds are known; later steps belong to one seed only."""
+    """At 100 and 200 both seeds have values; later steps belong to one seed only."""
     places = [write(tmp_path / str(i), records(i, [1.0] * (2 + 3 * i)), seed=i) for i in range(2)]
     (line,) = draw(places)[1].values()
     np.testing.assert_allclose(line.get_xdata(), [100, 200])
@@ -345,7 +345,7 @@ def test_save_failure_keeps_existing_file(tmp_path):
     assert path.read_text() == "whole" and [*tmp_path.iterdir()] == [path] and error.value.filename == str(path)
 
 
-def test_run_without_a_finished_episode_says_so(tmp_path, capsys):
+def test_plot_rejects_runs_without_finished_episode(tmp_path, capsys):
     folder = write(tmp_path / "a", records(0, [None, None], loss=1.0))
     assert plot.main([str(folder)]) == 2
     said = "--y: no episode has finished yet in these runs, got return_mean; wait, or draw another metric"
@@ -354,7 +354,7 @@ def test_run_without_a_finished_episode_says_so(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(("text", "why"), [("", "the file is empty"), ("num_envs: [1", "not readable as YAML")])
-def test_run_whose_config_cannot_be_read_is_left_out(tmp_path, capsys, text, why):
+def test_run_with_unreadable_config_is_left_out_with_warning(tmp_path, capsys, text, why):
     write(tmp_path / "a", records(0, [1.0]))
     broken = write(tmp_path / "b", records(1, [2.0]))
     (broken / "config.yaml").write_text(text)
@@ -366,7 +366,7 @@ def test_run_whose_config_cannot_be_read_is_left_out(tmp_path, capsys, text, why
     assert why in capsys.readouterr().err
 
 
-def test_folders_whose_names_are_not_utf8_are_drawn(tmp_path):
+def test_compare_accepts_folder_names_that_are_not_utf8(tmp_path):
     for name in (b"\xff", b"b"):
         write(tmp_path / os.fsdecode(name), records(0, [1.0, 2.0]))
     out = tmp_path / os.fsdecode(b"\xfe.png")
@@ -374,7 +374,7 @@ def test_folders_whose_names_are_not_utf8_are_drawn(tmp_path):
     assert out.stat().st_size
 
 
-def test_text_for_a_number_is_not_a_record(tmp_path):
+def test_compare_rejects_record_with_text_instead_of_number(tmp_path):
     folder = write(tmp_path / "a", records(0, [1.0, "high"]))
     with pytest.raises(ValueError, match=r"metrics.jsonl cannot be read \(line 2: .*return_mean: must be a number"):
         compare.compare([folder])

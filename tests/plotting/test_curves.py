@@ -1,4 +1,4 @@
-"""The curve of a run: thinned without a change of its mean, and drawn with labels and units."""
+"""Test the curve of a run: downsampling keeps its mean, and the figure has labels and units."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ pytestmark = pytest.mark.unit
 
 
 def test_downsample_keeps_mean_of_episodes():
-    """300 records to 150: pairs of returns 1 and 4 with 3 and 1 episodes average 7 / 4; a pair without any is NaN."""
+    """300 records become 150: returns 1 and 4 with 3 and 1 episodes have mean 7 / 4. A pair without episodes is NaN."""
     steps = np.arange(1, 301)
     returns, episodes = np.tile([1.0, 4.0], (2, 150)), np.tile([3, 1], (2, 150))
     episodes[:, :2] = 0
@@ -37,7 +37,7 @@ def test_draw_run_has_labels_and_units(num_seeds):
 
 
 def test_draw_run_omits_unknown_values():
-    """An evaluation in which no episode ended has none, and a record's return may not be finite."""
+    """An evaluation without a finished episode has no return, and the return of a record may be NaN."""
     flat = np.zeros((1, 2))
     curve = curves.Curve("", np.array([1000, 2000]), flat, flat[0], None)
     unknown = {"env_steps": 1000, "eval_return_mean": None, "eval_return_std": None}

@@ -1,4 +1,4 @@
-"""replay.host: frames in memory and on disk, compressed or not, are those of the device, also after a save."""
+"""Test replay.host: buffers in memory and on disk, compressed or not, return the frames of the device buffer."""
 
 import functools
 import itertools
@@ -46,8 +46,8 @@ def read(buffer, places, num):
 @hypothesis.settings(max_examples=40, deadline=None)
 @hypothesis.given(data=st.data())
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_buffer_returns_the_newest_frame_at_each_place(kind, data, tmp_path_factory):
-    """After any rollouts, and after each save and load; an oracle keeps frames in a list."""
+def test_host_buffer_returns_newest_frame_of_each_row_and_env(kind, data, tmp_path_factory):
+    """Compare random sequences of put, get, save and load with an oracle that keeps all frames in a list."""
     num_envs, length = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 40))
     shape = host_buffer.Shape(length * data.draw(st.integers(1, 5)), num_envs, BYTES)
     rng = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
@@ -68,7 +68,7 @@ def test_a_buffer_returns_the_newest_frame_at_each_place(kind, data, tmp_path_fa
         elif action == "save":
             saved.append((buffer.save()(), len(frames)))
             buffer.prune([part for part, _ in saved])
-        elif saved:  # a process that ends, and another one that goes on from one of its saves
+        elif saved:  # a process ends, and another one resumes from one of its saves
             buffer.close()
             part, num = data.draw(st.sampled_from(saved))
             buffer, frames = opened(shape, kind, folder), frames[:num]
@@ -78,8 +78,8 @@ def test_a_buffer_returns_the_newest_frame_at_each_place(kind, data, tmp_path_fa
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_files_that_no_save_names_are_deleted(kind, tmp_path):
-    """A save writes only what is new, and what the ring has left is deleted with the last save that names it."""
+def test_prune_deletes_files_that_no_save_references(kind, tmp_path):
+    """A save writes only new frames. Overwritten frames are deleted with the last save that references them."""
     shape = host_buffer.Shape(96, 1, BYTES)
     buffer = opened(shape, kind, tmp_path)
     saves = []
@@ -142,8 +142,8 @@ def test_what_is_whole_of_a_damaged_buffer_is_read(kind, damage, tmp_path):
     buffer.close()
 
 
-def test_workers_write_once(tmp_path):
-    """Each of two gradient workers hands over the same rollouts."""
+def test_buffer_stores_equal_rollouts_of_grad_workers_once(tmp_path):
+    """Both of two gradient workers put the same rollouts."""
     buffer = opened(host_buffer.Shape(8, 1, BYTES), (False, False), tmp_path, num_workers=2)
     for i in range(3):
         for worker in (0, 1):
@@ -154,7 +154,7 @@ def test_workers_write_once(tmp_path):
     buffer.close()
 
 
-def test_a_rollout_that_does_not_follow_is_refused(tmp_path):
+def test_put_rejects_unexpected_start_row_and_closed_buffer(tmp_path):
     buffer = opened(host_buffer.Shape(8, 1, BYTES), (False, False), tmp_path)
     with pytest.raises(AssertionError, match="not those of this state"):
         buffer.put(0, 4, np.zeros((4, 1, BYTES), np.uint8))
@@ -163,8 +163,8 @@ def test_a_rollout_that_does_not_follow_is_refused(tmp_path):
         buffer.put(0, 0, np.zeros((4, 1, BYTES), np.uint8))
 
 
-def test_frames_are_bytes_and_back():
-    """Also what is no number: the bits of a NaN."""
+def test_from_bytes_inverts_to_bytes():
+    """The bits of NaN values are preserved."""
     rng = np.random.default_rng(0)
     bits = rng.integers(0, 2**32, (3, 2, 4), dtype=np.uint32)
     frames = {
@@ -189,7 +189,7 @@ SPEC = EnvSpec("test", ShapeDtypeStruct((2, STACK), jnp.uint8), Discrete(9), ENV
 
 
 def history(seed, num_rows):
-    """Stacks [T, N, 2, F] as environments return them, and bool [T, N] ends. The action of a row is its number."""
+    """Return stacks [T, N, 2, F] as environments return them, and the episode ends, bool [T, N]."""
     rng, stacks, lasts = np.random.default_rng(seed), [], []
     recent = [deque([rng.integers(0, 4, 2)] * STACK, STACK) for _ in range(ENVS)]
     for _ in range(num_rows):
@@ -202,7 +202,7 @@ def history(seed, num_rows):
 
 @functools.cache
 def program(storage, compression, at_once):
-    """A buffer, and one update: add a rollout, read three batches at once and one alone."""
+    """Return a buffer and an update: add a rollout, sample three batches with one read-ahead, and one without it."""
     config = ring.ReplayConfig(ROWS, ENVS, STEPS, STACK)
     config = replay.stored(config, SPEC, Parallelism(), storage, compression)
     buffer = replay.uniform(config, SPEC)
@@ -220,8 +220,8 @@ def program(storage, compression, at_once):
 
 
 @pytest.mark.parametrize(("seed", "at_once"), [(0, 2**20), (1, 0)], ids=["read in one call", "read ahead"])
-def test_every_store_returns_the_same_samples(seed, at_once, tmp_path, monkeypatch):
-    """They are equal to the bit, and their stacks are those that were added, which the actions name."""
+def test_all_storages_return_same_samples(seed, at_once, tmp_path, monkeypatch):
+    """Samples are equal bit for bit. Their stacks are the added ones: the action identifies row and environment."""
     monkeypatch.setattr(replay.host, "MAX_AT_ONCE", at_once)
     monkeypatch.setattr(ahead, "MAX_BYTES", 2 * 8 * STACK * 4 * seed)  # two batches, or one
     stacks, lasts = history(seed, 20 * LENGTH)
@@ -295,10 +295,10 @@ def learner(folder):
     return {name: x for name, x in saved.arrays.items() if name.startswith(("agent/learner", "agent/replay/v"))}
 
 
-def test_a_run_and_its_resume_learn_the_same(tmp_path, capsys):
-    """The ring is written four times, and a run goes on from what its files hold. With a damaged one it does not.
+def test_run_with_host_or_disk_replay_trains_like_device_also_after_resume(tmp_path, capsys):
+    """The ring is filled four times, and a run resumes from its files. A damaged file is rejected.
 
-    The tests' compiler flags let the gather on the device become part of other loops, which round otherwise.
+    With the compiler flags of the tests, the gather on the device is fused into other loops, which round differently.
     """
     on_device, in_memory = train(tmp_path / "device"), train(tmp_path / "host", "host", "none")
     folder = tmp_path / "disk"

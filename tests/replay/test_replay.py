@@ -1,4 +1,4 @@
-"""replay: both kinds of buffers; weights and priorities by hand, action masks, shards and gradient workers."""
+"""Test uniform and prioritized replay buffers: weights, priorities, action masks, shards and gradient workers."""
 
 from functools import cache, partial
 
@@ -33,7 +33,7 @@ def make(kind, config=CONFIG, spec=None, parallelism=Parallelism()):
 
 
 def rows(obs, last=None, valid=None, action_mask=()):
-    """T rows [T, N] whose observation, action and reward are a number, one for each."""
+    """Return T rows [T, N] whose observation, action and reward are the numbers `obs` [T, N]."""
     number = jnp.float32(obs)
     last = jnp.zeros(number.shape, bool) if last is None else jnp.asarray(last, bool)
     valid = jnp.ones(number.shape, bool) if valid is None else jnp.asarray(valid, bool)
@@ -42,30 +42,30 @@ def rows(obs, last=None, valid=None, action_mask=()):
     )
 
 
-def four(buffer):
-    """After rows 0, 1, 2, 3 of one environment: all but the last can be read."""
+def with_four_rows(buffer):
+    """Return the state after rows 0, 1, 2, 3 of one environment. All but the last can be sampled."""
     return buffer.add(buffer.init(), rows(np.arange(4)[:, None]))
 
 
 # Importance weights
 
 
-def test_importance_weights_worked_by_hand():
-    # the least is 1: (1/1)^.5, (1/4)^.5, nothing, (1/16)^.5
+def test_importance_weights_match_hand_computation():
+    # the minimum is 1: (1/1)^.5, (1/4)^.5, 0 for priority 0, (1/16)^.5
     found = replay.importance_weights(jnp.float32([1, 4, 0, 16]), 0.5)
     np.testing.assert_allclose(found, [1, 0.5, 0, 0.25], rtol=1e-6)
     np.testing.assert_array_equal(replay.importance_weights(jnp.zeros(3), 0.5), 0)
 
 
-def test_importance_weights_are_over_the_largest_of_all_devices():
-    """Of which one has nothing to sample."""
+def test_importance_weights_are_divided_by_maximum_over_devices():
+    """One of the three devices has nothing to sample."""
     prob = jnp.float32([[1, 4], [16, 64], [0, 0]])
     found = jax.vmap(partial(replay.importance_weights, exponent=0.5, axis_name="shards"), axis_name="shards")(prob)
     np.testing.assert_allclose(found, replay.importance_weights(prob.reshape(-1), 0.5).reshape(3, 2), rtol=1e-6)
 
 
-def test_importance_weights_are_those_of_the_paper():
-    """(1 / (N P))^beta over the largest of the batch, whatever N."""
+def test_importance_weights_equal_formula_of_paper():
+    """The formula is (1 / (N P))^beta divided by its maximum in the batch, independent of N."""
     priority = np.random.default_rng(0).random(8)
     prob = priority / 17.0
     expected = (1 / (1000 * prob)) ** 0.6
@@ -77,8 +77,8 @@ def test_importance_weights_are_those_of_the_paper():
 
 
 @each_kind
-def test_sample_has_weight_0_where_nothing_can_be_sampled(kind):
-    """An empty buffer, one row that has no successor yet, and rows that are all invalid."""
+def test_sample_has_weight_0_when_no_row_can_be_sampled(kind):
+    """Check an empty buffer, one row without a successor, and 4 invalid rows."""
     buffer = make(kind)
     lone = buffer.add(buffer.init(), rows([[7]]))
     invalid = buffer.add(buffer.init(), rows(np.arange(4)[:, None], valid=np.zeros((4, 1))))
@@ -86,14 +86,14 @@ def test_sample_has_weight_0_where_nothing_can_be_sampled(kind):
         batch, weight, index = buffer.sample(state, jax.random.key(0), 8, GAMMA, 0.4)
         np.testing.assert_array_equal(weight, np.zeros(8))
         assert weight.dtype == jnp.float32 and batch.reward.shape == (8,) and buffer.size(state) == size
-        if buffer.update_priorities:  # nor does what was not found get a priority
+        if buffer.update_priorities:  # rows that were not found get no priority
             after = buffer.update_priorities(state, index, jnp.full(8, 9.0))
             jax.tree.map(np.testing.assert_array_equal, after, state)
 
 
 @each_kind
-def test_sample_reads_what_was_added(kind):
-    """Two steps of rewards 0, 1, ... and less at an end: row 1 is the last of its episode, and row 2 is a reset."""
+def test_sample_returns_two_step_transitions_of_added_rows(kind):
+    """Rewards are 0, 1, ...; row 1 is the last of its episode, where one step remains, and row 2 is a reset row."""
     buffer, number = make(kind, CONFIG._replace(n_step=2)), np.arange(8)[:, None]
     state = buffer.add(buffer.init(), rows(number[:4], last=number[:4] == 1, valid=number[:4] != 2))
     state = buffer.add(state, rows(number[4:]))
@@ -113,11 +113,11 @@ def test_sample_reads_what_was_added(kind):
 
 
 @each_kind
-def test_discard_tail_keeps_the_newest_row_from_being_sampled_later(kind):
-    """Where all environments restart, the next row is no successor of the newest."""
+def test_discard_tail_excludes_newest_row_from_later_samples(kind):
+    """When all environments restart, the next row is not a successor of the newest one."""
     buffer = make(kind)
-    restarted = buffer.add(buffer.discard_tail(four(buffer)), rows(10 + np.arange(4)[:, None]))
-    going_on = buffer.add(four(buffer), rows(10 + np.arange(4)[:, None]))
+    restarted = buffer.add(buffer.discard_tail(with_four_rows(buffer)), rows(10 + np.arange(4)[:, None]))
+    going_on = buffer.add(with_four_rows(buffer), rows(10 + np.arange(4)[:, None]))
     for state, expected in ((restarted, {0, 1, 2, 10, 11, 12}), (going_on, {0, 1, 2, 3, 10, 11, 12})):
         batch, weight, _ = buffer.sample(state, jax.random.key(0), 256, GAMMA, 0.4)
         assert set(np.asarray(batch.obs)[np.asarray(weight) > 0, 0]) == expected
@@ -125,8 +125,8 @@ def test_discard_tail_keeps_the_newest_row_from_being_sampled_later(kind):
 
 @pytest.mark.parametrize("action", [Discrete(3), MultiDiscrete((2, 3))])
 @each_kind
-def test_action_masks_come_back_with_their_observations(kind, action):
-    """Row t allows what the bits of t say; after two steps, or fewer at an episode's end, those of t + 2 or less."""
+def test_sample_returns_action_masks_of_observations(kind, action):
+    """The mask of row t is the bits of t. The next mask is that of row t + 2, or less at the end of an episode."""
     num = action.num_outputs
     mask = (np.arange(8)[:, None, None] >> np.arange(num)) % 2 == 1
     buffer = make(kind, CONFIG._replace(n_step=2), spec_of(action=action, has_action_mask=True))
@@ -145,12 +145,12 @@ def test_action_masks_come_back_with_their_observations(kind, action):
 
 
 @each_kind
-def test_shards_sample_their_part_of_the_batch(kind):
-    """Of 2 shards with the same rows, half each."""
+def test_each_shard_samples_its_part_of_batch(kind):
+    """Two shards with the same rows sample half of the batch each."""
     buffer, whole = make(kind, parallelism=Parallelism("shards", 2)), make(kind)
-    run = lambda _: buffer.sample(four(buffer), jax.random.key(0), 8, GAMMA, 0.4)
+    run = lambda _: buffer.sample(with_four_rows(buffer), jax.random.key(0), 8, GAMMA, 0.4)
     batch, weight, _ = jax.jit(jax.vmap(run, axis_name="shards"))(jnp.arange(2))
-    expected, expected_weight, _ = whole.sample(four(whole), jax.random.key(0), 4, GAMMA, 0.4)
+    expected, expected_weight, _ = whole.sample(with_four_rows(whole), jax.random.key(0), 4, GAMMA, 0.4)
     assert weight.shape == (2, 4)
     for i in range(2):
         jax.tree.map(np.testing.assert_array_equal, jax.tree.map(lambda x, i=i: x[i], batch), expected)
@@ -158,12 +158,12 @@ def test_shards_sample_their_part_of_the_batch(kind):
 
 
 @each_kind
-def test_grad_workers_read_their_parts_of_one_batch(kind):
-    """Beside the index, which is of the whole batch on each of them."""
+def test_grad_workers_read_disjoint_parts_of_one_batch(kind):
+    """The index is that of the whole batch on each of the three workers."""
     buffer, whole = make(kind, parallelism=Parallelism(num_grad_workers=3)), make(kind)
-    run = lambda _: buffer.sample(four(buffer), jax.random.key(0), 12, GAMMA, 0.4)
+    run = lambda _: buffer.sample(with_four_rows(buffer), jax.random.key(0), 12, GAMMA, 0.4)
     batch, weight, index = jax.jit(jax.vmap(run, axis_name=SHARED_MEMORY_AXIS))(jnp.arange(3))
-    *expected, expected_index = whole.sample(four(whole), jax.random.key(0), 12, GAMMA, 0.4)
+    *expected, expected_index = whole.sample(with_four_rows(whole), jax.random.key(0), 12, GAMMA, 0.4)
     join = lambda x: x.reshape(-1, *x.shape[2:])
     jax.tree.map(np.testing.assert_array_equal, jax.tree.map(join, [batch, weight]), expected)
     for i in range(3):
@@ -183,10 +183,10 @@ def prioritize(state, priorities):
     return state._replace(priorities=sum_tree.update(state.priorities, jnp.arange(len(priority)), priority))
 
 
-def test_sample_is_in_proportion_to_priorities_and_weighs_by_importance():
-    # Priorities 1, 0 and 4, in 16 strata of 5: row 0 three or four times. (1 / P)^.5 over the largest: 1 and 1/2.
+def test_prioritized_sample_is_proportional_and_has_importance_weights():
+    # Priorities 1, 0 and 4 have sum 5, in 16 strata: row 0 is drawn 3 or 4 times. Weights (1 / P)^.5 / max: 1 and 1/2.
     buffer = make(replay.prioritized)
-    state = prioritize(four(buffer), [1, 0, 4])
+    state = prioritize(with_four_rows(buffer), [1, 0, 4])
     batch, weight, index = buffer.sample(state, jax.random.key(0), 16, GAMMA, 0.5)
     obs = np.asarray(batch.obs)[:, 0]
     assert set(obs) == {0, 2} and (obs == 0).sum() in (3, 4)
@@ -195,21 +195,21 @@ def test_sample_is_in_proportion_to_priorities_and_weighs_by_importance():
     assert index.found.all()
 
 
-def test_update_priorities_worked_by_hand():
-    # (|error| + 1e-6)^.5 of errors 4, 9 and 0: 2, 3 and 1e-3. What was not found gets none.
-    buffer = make(replay.prioritized)  # of exponent 1/2
+def test_update_priorities_match_hand_computation():
+    # (|error| + 1e-6)^.5 of errors 4, 9 and 0: 2, 3 and 1e-3. A row that was not found gets no priority.
+    buffer = make(replay.prioritized)  # the exponent is 1/2
     index = replay.Index(jnp.int32([0, 2, 1, 5]), jnp.array([True, True, True, False]))
-    after = buffer.update_priorities(prioritize(four(buffer), [1, 1, 1]), index, jnp.float32([4, 9, 0, 100]))
+    after = buffer.update_priorities(prioritize(with_four_rows(buffer), [1, 1, 1]), index, jnp.float32([4, 9, 0, 100]))
     np.testing.assert_allclose(after.priorities.levels[0], [2, 1e-3, 3, 0, 0, 0, 0, 0], rtol=1e-5)
     np.testing.assert_allclose(after.max_priority, 3, rtol=1e-5)
     lower = buffer.update_priorities(after, index, jnp.float32([1, 1, 1, 1]))
-    np.testing.assert_allclose(lower.max_priority, 3, rtol=1e-5)  # the largest so far
+    np.testing.assert_allclose(lower.max_priority, 3, rtol=1e-5)  # the maximum never decreases
     added = buffer.add(lower, rows(10 + np.arange(4)[:, None]))
     np.testing.assert_allclose(added.priorities.levels[0], [1, 1, 1, 3, 3, 3, 3, 0], rtol=1e-5)
 
 
-def test_add_gives_new_rows_the_largest_priority_of_all_shards():
-    """Whichever shard has seen it; until then each knows its own."""
+def test_add_gives_new_rows_maximum_priority_over_shards():
+    """The shards begin with maxima 2 and 7; after the addition both have 7."""
     buffer = make(replay.prioritized, parallelism=Parallelism("shards", 2))
 
     def run(max_priority):
@@ -222,7 +222,7 @@ def test_add_gives_new_rows_the_largest_priority_of_all_shards():
 
 
 def random_rollouts(spec, rollout_length, num_rollouts, seed=0):
-    """Rollouts of random rows, of which a third is invalid."""
+    """Yield rollouts of random rows, of which a third is invalid."""
     rng = np.random.default_rng(seed)
     for _ in range(num_rollouts):
         shape = rollout_length, spec.num_envs
@@ -235,9 +235,10 @@ def random_rollouts(spec, rollout_length, num_rollouts, seed=0):
 @pytest.mark.parametrize(
     ("num_envs", "rollout_length", "n_step", "frame_stack"), [(3, 4, 1, 0), (2, 1, 3, 0), (1, 5, 2, 4), (2, 3, 3, 3)]
 )
-def test_what_cannot_be_read_has_no_priority_and_what_is_new_the_largest(num_envs, rollout_length, n_step, frame_stack):
-    """In the smallest replay that DQN allows, before it is full and after: with every rollout the largest is another
-    number, so the tree tells when each row became readable.
+def test_unreadable_rows_have_priority_0_and_new_rows_maximum(num_envs, rollout_length, n_step, frame_stack):
+    """Use the smallest buffer that DQN allows, before and after it is full.
+
+    The maximum priority is the number of the rollout, so the tree shows when each row became readable.
     """
     num_rollouts = -(-(n_step + max(frame_stack, 1) + rollout_length) // rollout_length)
     num_rows = num_rollouts * rollout_length

@@ -1,4 +1,4 @@
-"""replay: against plain lists of whole transitions, over histories with every kind of end."""
+"""Test replay.ring against lists of whole transitions, over histories with all kinds of episode ends."""
 
 import functools
 from typing import NamedTuple
@@ -20,16 +20,16 @@ from tests.helpers import slow
 from tests.helpers.histories import CASES, GAMMA, NUM_HISTORIES, STACKED, history, known, same, seeds, spec
 
 NUM_DRAWS = 16
-MANY = Discrete(2**31 - 1)  # the action is the number of its step, by which a row is told wherever it lies
+MANY = Discrete(2**31 - 1)  # the action is the number of its step and identifies its row
 
 
 # The ring under test ---------------------------------------------------------------------------
 
 
 class Seen(NamedTuple):
-    """What a ring shows after an addition."""
+    """The contents of a ring after an addition."""
 
-    rows: replay_ring.Sample  # [R * N]: every row, also those that may not be read
+    rows: replay_ring.Sample  # [R * N]: every row, also unreadable ones
     drawn: replay_ring.Sample  # [B]
     found: jax.Array  # [B]
     num_readable: jax.Array
@@ -37,10 +37,10 @@ class Seen(NamedTuple):
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def look(layout, ring, key):
+def inspect_ring(layout, ring, key):
     row, env = (x.reshape(-1) for x in jnp.indices((layout.num_rows, layout.num_envs)))
     *drawn, found = replay_ring.draw(layout, ring, key, NUM_DRAWS)
-    together = (jnp.concatenate(x) for x in zip((row, env), drawn))  # for a second `read` would compile again
+    together = (jnp.concatenate(x) for x in zip((row, env), drawn))  # a second `read` would be compiled separately
     sample = replay_ring.read(layout, ring, *together, GAMMA)
     return Seen(
         jax.tree.map(lambda x: x[:-NUM_DRAWS], sample),
@@ -52,14 +52,14 @@ def look(layout, ring, key):
 
 
 def fill(layout, rollout_length, steps):
-    """One ring, after all steps [T, N, ...], and what it shows after each rollout [T / rollout_length, ...]."""
+    """Return a ring after all steps [T, N, ...], and its contents after each rollout [T / rollout_length, ...]."""
     obs = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[2:], x.dtype), steps.obs)
     rollouts = jax.tree.map(lambda x: x.reshape(-1, rollout_length, *x.shape[1:]), steps)
 
     def body(carry, rollout):
         ring, key = carry
         ring, (key, key_draw) = replay_ring.add(layout, ring, rollout), jax.random.split(key)
-        return (ring, key), look(layout, ring, key_draw)
+        return (ring, key), inspect_ring(layout, ring, key_draw)
 
     (ring, _), seen = jax.lax.scan(body, (replay_ring.init(layout, obs, MANY), jax.random.key(7)), rollouts)
     return ring, seen
@@ -76,8 +76,8 @@ def fill_many(layout, rollout_length, steps):
 @pytest.mark.parametrize("name", [n if n in ("vector", "gray") else slow(n) for n in CASES])
 @settings(max_examples=8)
 @given(seed=seeds)
-def test_what_is_read_is_what_happened(name, seed):
-    """After every single addition: each step that can be known lies in one row and reads as the oracle has it."""
+def test_read_equals_transitions_of_history(name, seed):
+    """After every addition, each readable step is in exactly one row and equals the oracle's transition."""
     case = CASES[name]
     told = history(case, seed)
     _, seen = jax.device_get(fill_many(case.layout, case.rollout_length, told.steps))
@@ -94,7 +94,7 @@ def test_what_is_read_is_what_happened(name, seed):
 
 
 def compare(told, rows, which):
-    """Rows [M] as read, of the histories which [M], with the oracle's."""
+    """Compare rows [M], read from the histories `which` [M], with the oracle's transitions."""
     at = which, rows.action - 1
     same((rows.obs, rows.next_obs), jax.tree.map(lambda x: x[at], (told.obs, told.next_obs)))
     same(rows.discount, told.discount[at])
@@ -104,7 +104,7 @@ def compare(told, rows, which):
 @pytest.mark.parametrize("name", STACKED)
 @settings(max_examples=2)
 @given(seed=seeds)
-def test_frames_kept_once_are_as_good_as_stacks_kept_whole(name, seed):
+def test_ring_of_single_frames_reads_same_stacks_as_ring_of_whole_stacks(name, seed):
     case = CASES[name]
     steps = history(case, seed).steps
     _, once = jax.device_get(fill_many(case.layout, case.rollout_length, steps))
@@ -122,8 +122,8 @@ def test_frames_kept_once_are_as_good_as_stacks_kept_whole(name, seed):
 @pytest.mark.parametrize("name", CASES)
 @settings(max_examples=3)
 @given(seed=seeds)
-def test_what_is_drawn_can_be_known_and_was_experienced(name, seed):
-    """Found says so; it is never said where nothing can be known; and resets are not drawn."""
+def test_draw_finds_only_valid_readable_rows(name, seed):
+    """Rows with `found` are readable and not reset rows. `found` is false when no such row exists."""
     case = CASES[name]
     told = history(case, seed)
     _, seen = jax.device_get(fill_many(case.layout, case.rollout_length, told.steps))
@@ -135,7 +135,7 @@ def test_what_is_drawn_can_be_known_and_was_experienced(name, seed):
         compare(told, rows, which)
         some = (told.valid & can).any(-1)
         assert not seen.found[~some, i].any()
-        mostly = (told.valid & can).sum(-1) > 0.8 * can.sum()  # a draw fails in 0.2^4 of cases, at most
+        mostly = (told.valid & can).sum(-1) > 0.8 * can.sum()  # a draw fails with probability 0.2^4 at most
         assert not mostly.any() or seen.found[mostly, i].mean() > 0.9
 
 
@@ -143,8 +143,8 @@ def test_what_is_drawn_can_be_known_and_was_experienced(name, seed):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_rows_that_can_be_read_are_counted(name):
-    """min(s, R) rows are there; the last n have too few successors; k - 1 lack frames, once rows are overwritten."""
+def test_num_readable_and_num_lost_equal_formula(name):
+    """Of min(s, R) rows, the last n have too few successors. Once rows are overwritten, k - 1 rows lack frames."""
     layout, length = CASES[name].layout, CASES[name].rollout_length
     _, seen = fill_many(layout, length, history(CASES[name], 0).steps)
     size = np.minimum(np.arange(1, len(seen.num_lost[0]) + 1) * length, layout.num_rows)
@@ -155,22 +155,22 @@ def test_rows_that_can_be_read_are_counted(name):
 
 
 @pytest.mark.parametrize("frame_stack", [0, 4])
-def test_an_empty_ring_has_nothing_to_read(frame_stack):
+def test_empty_ring_has_no_readable_row(frame_stack):
     layout = CASES["gray"].layout._replace(frame_stack=frame_stack)
     ring = replay_ring.init(layout, spec(CASES["gray"]), MANY)
-    seen = look(layout, ring, jax.random.key(0))
+    seen = inspect_ring(layout, ring, jax.random.key(0))
     assert seen.num_readable == 0 and not seen.found.any()
 
 
-def test_a_ring_as_short_as_what_it_needs_has_nothing_to_read():
-    """8 rows: 5 without enough successors and 3 without all their frames leave none."""
+def test_full_ring_has_no_readable_row_when_too_short():
+    """Of 8 rows, 5 have too few successors and 3 lack frames, so none is readable. Of 7 rows, 2 are."""
     layout = replay_ring.ReplayConfig(8, 1, n_step=5, frame_stack=4)
     ring = replay_ring.init(layout, jax.ShapeDtypeStruct((2, 2, 4), jnp.uint8), MANY)._replace(size=jnp.int32(8))
     assert replay_ring.num_readable(layout, ring) == 0
     assert replay_ring.num_readable(layout, ring._replace(size=jnp.int32(7))) == 2
 
 
-def test_rollouts_must_divide_the_ring():
+def test_add_rejects_rollout_length_that_does_not_divide_num_rows():
     case = CASES["vector"]
     with pytest.raises(AssertionError, match=r"\(13, 4\)"):
         fill(case.layout._replace(num_rows=13), 4, jax.tree.map(lambda x: x[0], history(case, 0, 1).steps))
@@ -183,7 +183,7 @@ UNEVEN = replay_ring.ReplayConfig(16, 3, n_step=3)
 
 
 def half_resets(num_steps):
-    """Environment 0 resets every second step, 1 never, 2 always but for two steps; the observation is the action."""
+    """Environment 0 has a reset row every second step, 1 never, 2 in 10 of 12 steps. The observation is the action."""
     times = np.arange(num_steps)
     valid = np.stack([times % 2 == 0, times >= 0, times % 12 < 2], axis=-1)
     number = 1 + np.arange(valid.size, dtype=np.int32).reshape(valid.shape)
@@ -203,8 +203,8 @@ def ring_of(steps):
 
 
 @pytest.mark.parametrize("num_steps", [9, 41])
-def test_each_step_is_as_likely_as_another(num_steps):
-    """In a ring partly filled, and one wrapped: chi-square, a fixed key; and a draw fails where 4 tries hit resets."""
+def test_draw_is_uniform_over_valid_readable_steps(num_steps):
+    """Test a partly filled and a wrapped ring (chi-square, fixed key). A draw fails when 4 tries hit reset rows."""
     steps = half_resets(num_steps)
     ring = ring_of(steps)
     row, env, found = jax.device_get(draw_many(ring, jax.random.key(num_steps)))
@@ -212,14 +212,14 @@ def test_each_step_is_as_likely_as_another(num_steps):
     can = np.arange(max(num_steps - 16, 0), num_steps - 3)
     fair = steps.action[can][steps.valid[can]]
     counts = np.bincount(number, minlength=steps.action.size + 1)
-    assert counts[fair].sum() == found.sum(), "what is a reset, or cannot be read, was drawn"
+    assert counts[fair].sum() == found.sum(), "a reset row or an unreadable row was drawn"
     assert scipy.stats.chisquare(counts[fair]).pvalue > 1e-4
     resets = 1 - len(fair) / (3 * len(can))
     assert scipy.stats.binomtest(int((~found).sum()), MANY_DRAWS, resets**4).pvalue > 1e-4
 
 
-def test_neighbors_in_a_batch_and_keys_are_independent():
-    """Each of 24 x 24 pairs of steps comes as often: from places of one batch, and from batches of successive keys."""
+def test_draws_are_independent_within_batch_and_between_keys():
+    """All 24 x 24 pairs of steps are equally frequent, within a batch and between successive keys (chi-square)."""
     steps = half_resets(11)
     ring = ring_of(steps._replace(valid=steps.valid | True))
     keys = jax.vmap(jax.random.key)(jnp.arange(4000))
@@ -232,7 +232,7 @@ def test_neighbors_in_a_batch_and_keys_are_independent():
 
 
 @pytest.mark.slow
-def test_hands_draw_their_parts_of_one_batch():
+def test_grad_workers_draw_disjoint_parts_of_one_batch():
     ring, key = ring_of(half_resets(41)), jax.random.key(5)
     whole, own = (
         replay_ring.draw(UNEVEN, ring, key, 24),
@@ -244,13 +244,13 @@ def test_hands_draw_their_parts_of_one_batch():
     jax.tree.map(lambda x, parts: np.testing.assert_array_equal(parts.reshape(-1), x), whole, of_hands)
 
 
-def test_resets_alone_give_nothing():
+def test_draw_finds_nothing_when_all_rows_are_reset_rows():
     ring = ring_of(half_resets(41)._replace(valid=np.zeros((41, 3), bool)))
     assert not draw_many(ring, jax.random.key(0))[2].any()
 
 
-def test_what_lies_beyond_the_size_does_not_matter():
-    """Rows that were not written yet are made valid and poisonous."""
+def test_draw_and_read_ignore_rows_beyond_size():
+    """Rows that were not written yet are marked valid and filled with -1 and NaN."""
     ring = ring_of(half_resets(9))
     blank = np.asarray(ring.action) == 0
     assert blank.sum() == 7 * 3
@@ -274,8 +274,8 @@ def test_what_lies_beyond_the_size_does_not_matter():
 # By hand ---------------------------------------------------------------------------------------
 
 
-def test_two_steps_worked_by_hand():
-    """Rewards 1 2 4 8 0, the fourth ends: 1 + .5 * 2, 2 + .5 * 4, 4 + .5 * 8, and 8 alone."""
+def test_two_step_returns_match_hand_computation():
+    """Rewards are 1 2 4 8 0, and the fourth step terminates: 1 + .5 * 2, 2 + .5 * 4, 4 + .5 * 8, and 8."""
     layout = replay_ring.ReplayConfig(6, 1, n_step=2)
     column = lambda *x: jnp.array(x, jnp.float32)[:, None]
     last = column(0, 0, 0, 1, 0, 0) > 0
@@ -287,11 +287,11 @@ def test_two_steps_worked_by_hand():
     sample = replay_ring.read(layout, ring, jnp.arange(4), jnp.zeros(4, jnp.int32), 0.5)
     np.testing.assert_array_equal(sample.reward, [2, 4, 8, 8])
     np.testing.assert_array_equal(sample.discount, [0.25, 0.25, 0, 0])
-    np.testing.assert_array_equal(sample.next_obs, [2, 3, 4, 4])  # 4 is what the ended episode came to
+    np.testing.assert_array_equal(sample.next_obs, [2, 3, 4, 4])  # 4 is the final observation of the episode
 
 
-def test_stacks_worked_by_hand():
-    """Frames 5 6 7, a reset to 1, then 2: the stack of three before, at and after the reset."""
+def test_frame_stacks_match_hand_computation():
+    """Frames are 5 6 7, a reset to 1, then 2. Check stacks of three before, at and after the reset."""
     layout = replay_ring.ReplayConfig(8, 1, frame_stack=3)
     stacks = [[5, 5, 5], [5, 5, 6], [5, 6, 7], [1, 1, 1], [1, 1, 2], [1, 2, 2]]
     obs = jnp.array(stacks, jnp.uint8)[:, None]
@@ -310,7 +310,7 @@ def test_stacks_worked_by_hand():
 # Seeds -----------------------------------------------------------------------------------------
 
 
-def test_two_rings_at_once_are_each_on_its_own():
+def test_vmapped_rings_equal_single_rings():
     case = CASES["gray"]
     steps = history(case, 5).steps
     rings, seen = fill_many(case.layout, case.rollout_length, steps)
@@ -327,7 +327,7 @@ def num_bytes(tree):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_dtypes_are_kept(name):
+def test_ring_and_samples_keep_dtypes(name):
     case = CASES[name]
     obs = spec(case)
     ring = jax.eval_shape(functools.partial(replay_ring.init, case.layout, action=MANY, obs=obs))
@@ -340,13 +340,13 @@ def test_dtypes_are_kept(name):
     assert sample.action.dtype == jnp.int32 and sample.reward.dtype == sample.discount.dtype == jnp.float32
 
 
-def test_actions_of_a_box_are_kept_as_they_are():
+def test_ring_stores_box_actions_as_float32():
     ring = replay_ring.init(replay_ring.ReplayConfig(4, 2), jax.ShapeDtypeStruct((3,), jnp.float32), Box((5,)))
     assert ring.action.shape == (4, 2, 5) and ring.action.dtype == jnp.float32
 
 
-def test_a_million_frames_take_seven_gigabytes():
-    """1M frames of 84 x 84 bytes; all else takes 15 bytes for each (action, reward and discount 4, three of 1)."""
+def test_ring_of_1m_atari_frames_takes_7_1_gb():
+    """A frame takes 84 x 84 bytes and 15 more: action, reward and discount take 4 each, and three fields take 1."""
     layout = replay_ring.ReplayConfig(125_000, 8, n_step=3, frame_stack=4)
     atari = jax.ShapeDtypeStruct((84, 84, 4), jnp.uint8)
     ring = jax.eval_shape(functools.partial(replay_ring.init, layout, atari, Discrete(18)))
@@ -363,8 +363,8 @@ def abstract_ring(num_rows, num_envs=4):
     return layout, jax.eval_shape(functools.partial(replay_ring.init, layout, IMAGE, Discrete(18)))
 
 
-def test_the_ring_is_written_in_place():
-    """A scan that adds and reads, with the ring donated, needs little beside it. Compiled, not run."""
+def test_add_writes_donated_ring_in_place():
+    """A scan that adds and reads needs less than 5% of the donated ring in addition. It is compiled, not run."""
     layout, ring = abstract_ring(1000)
     one = jax.ShapeDtypeStruct((1, 4), jnp.float32)
     as_bool = jax.ShapeDtypeStruct((1, 4), bool)
@@ -387,7 +387,7 @@ def test_the_ring_is_written_in_place():
     memory = compiled.memory_analysis()
     assert num_bytes(ring) > 28_000_000
     assert memory.temp_size_in_bytes < 0.05 * num_bytes(ring)
-    assert memory.alias_size_in_bytes >= num_bytes(ring), "the new ring is not in the old one's place"
+    assert memory.alias_size_in_bytes >= num_bytes(ring), "the new ring does not alias the old one"
 
 
 def blank_screens(num_envs):
@@ -403,10 +403,10 @@ def blank_screens(num_envs):
     ("prioritized", "seeds_each"), [pytest.param(False, 1, marks=pytest.mark.slow), (True, 1), (False, 2)]
 )
 @pytest.mark.slow
-def test_training_keeps_one_ring(prioritized, seeds_each):
-    """The whole of DQN's chunk, compiled and not run, needs the state and less than 5% of the ring beside it.
+def test_dqn_chunk_keeps_one_copy_of_ring(prioritized, seeds_each):
+    """DQN's chunk needs the state and less than 5% of the ring in addition. It is compiled, not run.
 
-    So it does where seeds advance together on a device, each at its own place in its ring for all that XLA knows.
+    The same holds for several seeds on a device, whose positions in the ring may differ as far as XLA knows.
     """
     env = blank_screens(4)
     config = dqn.Config(
@@ -421,15 +421,15 @@ def test_training_keeps_one_ring(prioritized, seeds_each):
     agent = dqn.make(config, env.spec, 100)
     num_seeds = 1 if seeds_each == 1 else seeds_each * jax.local_device_count()
     built = program.build(env, agent, 100, Placement(num_seeds))
-    state = program.shapes(env, agent, Placement(seeds_each))  # of a device
+    state = program.shapes(env, agent, Placement(seeds_each))  # on one device
     ring = num_bytes(state.agent.replay)
     assert ring > seeds_each * 84_000_000
     rest = jax.tree.map(lambda x: x if x.dtype.name != "key<fry>" else jax.random.key_data(x), state._replace(key=()))
     assert num_bytes(rest) <= built.memory < num_bytes(rest) + 0.05 * ring
 
 
-def test_a_draw_costs_the_same_from_a_large_ring():
-    """By XLA's count of operations, and of bytes beside the ring. Its count of bytes read takes in all of the ring."""
+def test_draw_cost_is_independent_of_num_rows():
+    """Compare XLA's counts of operations and of temporary bytes. Its count of bytes read includes the whole ring."""
 
     def cost(num_rows):
         layout, ring = abstract_ring(num_rows)
@@ -445,8 +445,8 @@ def test_a_draw_costs_the_same_from_a_large_ring():
 
 
 @pytest.mark.parametrize("num_rows", [2, 6])
-def test_a_stack_of_one_frame_is_an_observation_kept_whole(num_rows):
-    """Filled and overwritten, a ring for stacks of one frame holds and reads what one without stacks does."""
+def test_frame_stack_of_1_equals_no_frame_stack(num_rows):
+    """Compare filled and overwritten rings with frame_stack 0 and 1."""
     ones = jnp.ones((2, 1))
     found = []
     for frame_stack in (0, 1):
@@ -461,7 +461,7 @@ def test_a_stack_of_one_frame_is_an_observation_kept_whole(num_rows):
     assert found[0][2] == num_rows - 1 and found[0][3] == 0
 
 
-def test_no_random_number_comes_twice():
-    """Each round is a bijection of 32 bits, so different counters give different numbers; chance would repeat 8."""
+def test_random_numbers_are_distinct():
+    """Each round is a bijection of 32 bits, so counters give different numbers. Independent draws would repeat 8."""
     numbers = np.asarray(jax.jit(lambda key: replay_ring.random_numbers(key, (2**18,)))(jax.random.key(0)))
     assert numbers.dtype == np.uint32 and len(np.unique(numbers)) == 2**18

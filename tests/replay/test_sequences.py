@@ -1,4 +1,4 @@
-"""Sequences in a ring against a plain list of all rows, and DQN's update on them against one sequence at a time."""
+"""Test sequence replay against a list of all rows, and DQN's sequence loss against one sequence at a time."""
 
 from functools import partial
 
@@ -24,7 +24,7 @@ GAMMA = 0.5
 
 
 def history(seed, num_rollouts):
-    """Rows [num_rollouts * T, N] whose observation is their number, with ends, and the carry before each row."""
+    """Return rows [num_rollouts * T, N] with episode ends, their number as observation, and the carry before each."""
     rng = np.random.default_rng(seed)
     shape = num_rollouts * T, N
     last = rng.random(shape) < 0.25
@@ -52,13 +52,13 @@ SAMPLE = {e: jax.jit(sequences.make(CONFIG, SPEC, jnp.zeros(2), exponent=e).samp
 
 
 def readable(num_rows):
-    """The first rows of the sequences that can be read: every PERIOD-th, whole, and not overwritten."""
+    """Return the first rows of readable sequences: every PERIOD-th, if the sequence is whole and not overwritten."""
     oldest = max(num_rows - R, 0)
     return [row for row in range(oldest, num_rows - L - STEPS + 1) if row % PERIOD == 0]
 
 
 def n_step(rows, row, env):
-    """The sum of rewards, the discount and the next row of a transition, by a plain loop."""
+    """Return the n-step reward, the discount and the next row of a transition, by a plain loop."""
     reward, discount = 0.0, 1.0
     for i in range(STEPS):
         reward += discount * rows.reward[row + i, env]
@@ -70,7 +70,7 @@ def n_step(rows, row, env):
 
 @settings(max_examples=20, deadline=None)
 @given(seed=st.integers(0, 10**6), num_rollouts=st.integers(4, 20), prioritized=st.booleans())
-def test_sequences_are_those_of_a_plain_list(seed, num_rollouts, prioritized):
+def test_sampled_sequences_equal_slices_of_row_list(seed, num_rollouts, prioritized):
     rows, carry = history(seed, num_rollouts)
     exponent = 1.0 if prioritized else None
     _, state = filled(rows, carry, exponent)
@@ -100,7 +100,7 @@ def test_sequences_are_those_of_a_plain_list(seed, num_rollouts, prioritized):
         assert seen == {(start, env) for start in possible for env in range(N)}  # 64 draws of at most 6
 
 
-def test_priorities_follow_sequences_and_leave_with_them():
+def test_sequence_priorities_are_added_and_removed_with_sequences():
     rows, carry = history(0, 12)
     buffer, state = filled(rows, carry, 1.0)
     leaves = lambda state: np.asarray(state.priorities.levels[0])[: CONFIG.num_slots * N].reshape(-1, N)
@@ -125,7 +125,7 @@ def test_priorities_follow_sequences_and_leave_with_them():
     assert float(sum_tree.total(state.priorities)) == pytest.approx(expected.sum(), rel=1e-5)
 
 
-def test_the_error_of_a_sequence_is_mostly_its_largest():
+def test_sequence_error_is_mix_of_maximum_and_mean_error():
     errors = sequences.errors_of(jnp.float32([[1, 3, 9], [2, 2, 2]]), jnp.float32([[1, 1, 0], [1, 1, 1]]))
     np.testing.assert_allclose(errors, [0.9 * 3 + 0.1 * 2, 2], rtol=1e-6)
 
@@ -139,8 +139,8 @@ def agent_of(env, num_updates=10, **options):
 
 
 @pytest.mark.parametrize("options", [dict(double=True), dict(value_head="quantile", num_atoms=3, munchausen=True)])
-def test_the_loss_is_that_of_one_sequence_and_step_at_a_time(options):
-    """Each step alone: both networks are stepped from the stored carry, and reset where an episode begins."""
+def test_sequence_loss_equals_loop_over_sequences_and_steps(options):
+    """The loop steps both networks from the stored carry, and resets the carry at episode starts."""
     env = probes.remember(3, length=3)
     agent = agent_of(env, **options)
     context = agent.explore.args[0]
@@ -180,7 +180,7 @@ def test_the_loss_is_that_of_one_sequence_and_step_at_a_time(options):
     assert batch.reset.any() and (np.asarray(batch.weight) == 0).any()
 
 
-def test_dqn_with_memory_learns_what_one_without_cannot():
+def test_dqn_with_memory_solves_memory_probe():
     env = probes.remember(8, length=4)
     options = dict(memory_size=16, hidden_sizes=(16,), batch_size=32, replay_ratio=0.25, prioritized=True,
                    learning_rate=5e-3, epsilon_start=0.3, epsilon_end=0.3, target_update_interval=200, double=True,
@@ -198,6 +198,6 @@ def test_dqn_with_memory_learns_what_one_without_cannot():
         (dict(buffer_size=70), r"buffer_size: must be at least \d+ for sequences of 6 steps"),
     ],
 )
-def test_sequences_that_do_not_fit_are_refused(options, message):
+def test_dqn_rejects_invalid_burn_in_and_buffer_size_of_sequences(options, message):
     with pytest.raises(ValueError, match=message):
         agent_of(probes.remember(3), **options)

@@ -1,4 +1,4 @@
-"""priorities: sums that are exact, against a running sum; draws in proportion; and nothing that piles up."""
+"""Test the sum tree: exact sums against running sums, proportional draws, and no accumulated rounding errors."""
 
 import hypothesis.strategies as st
 import jax
@@ -10,8 +10,8 @@ from hypothesis import given, settings
 
 from jaxrl_fast.replay import sum_tree
 
-SIZES = [1, 9, 64, 65, 600]  # one group; a group that is padded; full; three levels; four
-NUM_CHANGED, NUM_MASSES = 40, 512  # fixed, for each length compiles anew
+SIZES = [1, 9, 64, 65, 600]  # one group; a padded group; a full group; three levels; four levels
+NUM_CHANGED, NUM_MASSES = 40, 512  # fixed, since each length is compiled
 
 update, find, total = jax.jit(sum_tree.update), jax.jit(sum_tree.find), jax.jit(sum_tree.total)
 draw = jax.jit(sum_tree.draw, static_argnums=2)
@@ -21,7 +21,7 @@ sizes = st.sampled_from(SIZES)
 
 
 def tree_of(priority):
-    """The tree of these priorities, set all at once."""
+    """Return the tree of these priorities, set in one update."""
     priority = np.asarray(priority, np.float32)
     return update(sum_tree.init(len(priority)), np.arange(len(priority)), priority)
 
@@ -55,8 +55,8 @@ def assert_sums(tree, leaves, rtol=0.0):
 
 
 @pytest.mark.parametrize("size", [*range(1, 18), 63, 64, 65, 512, 513, 600, 4096, 4097])
-def test_levels_shrink_to_a_single_group(size):
-    """And are no larger than they need be: one group fewer would not hold what is below."""
+def test_levels_shrink_to_single_group_of_minimum_size(size):
+    """Each level has the minimum number of groups for the level below."""
     widths = [level.size for level in sum_tree.init(size).levels]
     for below, width in zip([size, *(w // 8 for w in widths)], widths):
         assert width % 8 == 0 and 0 <= width - below < 8
@@ -64,8 +64,8 @@ def test_levels_shrink_to_a_single_group(size):
 
 
 @given(seed=seeds, size=sizes)
-def test_every_node_is_the_sum_of_its_children(seed, size):
-    """After changes on top of each other, in which an item may occur twice with one value."""
+def test_every_node_is_sum_of_its_children_after_updates(seed, size):
+    """Apply three updates in sequence. An item may occur twice in an update, with the same value."""
     rng = np.random.default_rng(seed)
     leaves, tree = np.zeros(size), sum_tree.init(size)
     for _ in range(3):
@@ -77,13 +77,13 @@ def test_every_node_is_the_sum_of_its_children(seed, size):
 
 
 @given(seed=seeds, size=sizes)
-def test_fractions_add_up_but_for_rounding(seed, size):
+def test_sums_of_fractions_are_exact_up_to_rounding(seed, size):
     leaves = magnitudes(np.random.default_rng(seed), size)
     assert_sums(tree_of(leaves), leaves, rtol=1e-6)
 
 
 @given(seed=seeds)
-def test_of_equal_items_one_wins_and_the_sums_know_which(seed):
+def test_update_with_repeated_item_stores_one_of_its_values_in_all_sums(seed):
     rng = np.random.default_rng(seed)
     item, priority = rng.integers(0, 20, NUM_CHANGED), rng.integers(0, 1000, NUM_CHANGED) * 1.0
     tree = update(sum_tree.init(65), item, priority)
@@ -93,17 +93,17 @@ def test_of_equal_items_one_wins_and_the_sums_know_which(seed):
     assert_sums(tree, leaves)
 
 
-def test_no_change_is_no_change():
-    """An update of nothing but items beyond the tree."""
+def test_update_ignores_items_beyond_tree():
+    """All items of the update are beyond the tree."""
     before = tree_of(np.arange(65))
     after = update(before, np.full(NUM_CHANGED, 65 * 8), np.ones(NUM_CHANGED, np.float32))
     jax.tree.map(np.testing.assert_array_equal, after, before)
 
 
-def test_rounding_does_not_pile_up():
-    """2000 updates of 40 items by magnitudes that swallow each other leave what a fresh tree has, bit for bit.
+def test_rounding_errors_do_not_accumulate():
+    """After 2000 updates of 40 items of very different magnitudes, the tree equals a new one bit for bit.
 
-    The fresh one is filled by the same program; another may add eight numbers in another order.
+    The new tree is filled by the same program, since another program may add eight numbers in another order.
     """
     size, rng = 600, np.random.default_rng(0)
     item = rng.integers(0, size, (2000, NUM_CHANGED))
@@ -121,15 +121,15 @@ def test_rounding_does_not_pile_up():
 # Finding ---------------------------------------------------------------------------------------
 
 
-def test_masses_found_by_hand():
-    """Running sums 2 2 5 5 6: item 0 has [0, 2), item 2 has [2, 5), item 4 has [5, 6)."""
+def test_find_matches_hand_computation():
+    """Running sums are 2 2 5 5 6: item 0 covers [0, 2), item 2 covers [2, 5), item 4 covers [5, 6)."""
     item, priority = sum_tree.find(tree_of([2, 0, 3, 0, 1]), jnp.array([0, 1.9, 2, 4.9, 5, 5.9, 6, 7]))
     np.testing.assert_array_equal(item, [0, 0, 2, 2, 4, 4, 4, 4])
     np.testing.assert_array_equal(priority, [2, 2, 3, 3, 1, 1, 1, 1])
 
 
-def test_what_is_found_has_a_priority_in_whatever_order_sums_are_made(monkeypatch):
-    """Of a scan like a tree the running sums are not sorted, and the last one may be less than one before it."""
+def test_find_returns_positive_priority_when_running_sums_are_unsorted(monkeypatch):
+    """The running sums of an associative scan are not sorted, and the last one may be less than one before it."""
     monkeypatch.setattr(sum_tree.jnp, "cumsum", lambda x, axis: jax.lax.associative_scan(jnp.add, x, axis=axis))
     find = jax.jit(sum_tree.find)
     for seed in range(40):
@@ -142,8 +142,8 @@ def test_what_is_found_has_a_priority_in_whatever_order_sums_are_made(monkeypatc
 
 
 @given(seed=seeds, size=sizes)
-def test_an_item_is_found_where_the_running_sum_passes_the_mass(seed, size):
-    """Masses at every kind of place: 0, exact boundaries, a hair to either side of them, in between, all there is."""
+def test_find_equals_searchsorted_in_running_sums(seed, size):
+    """Masses are 0, exact boundaries, the neighboring floats of these, values in between, and the total."""
     rng = np.random.default_rng(seed)
     priority = whole_numbers(rng, size)
     upto = np.cumsum(priority)
@@ -153,14 +153,14 @@ def test_an_item_is_found_where_the_running_sum_passes_the_mass(seed, size):
     mass[:2] = 0, upto[-1]
     item, found = find(tree_of(priority), mass)
     assert item.dtype == jnp.int32
-    last = np.flatnonzero(priority)[-1]  # takes the mass that nobody has
+    last = np.flatnonzero(priority)[-1]  # gets the mass beyond all items
     np.testing.assert_array_equal(item, np.minimum(np.searchsorted(upto, mass, side="right"), last))
     np.testing.assert_array_equal(found, priority[item])
 
 
 @given(seed=seeds, size=sizes)
-def test_what_has_no_priority_is_never_found(seed, size):
-    """Priorities over 12 orders of magnitude, looked for at their rounded boundaries and next to them."""
+def test_find_never_returns_item_of_priority_0(seed, size):
+    """Priorities span 12 orders of magnitude. Masses are their rounded boundaries and the neighboring floats."""
     rng = np.random.default_rng(seed)
     priority = magnitudes(rng, size)
     tree = tree_of(priority)
@@ -182,8 +182,8 @@ def test_what_has_no_priority_is_never_found(seed, size):
 
 
 @pytest.mark.parametrize("size", [9, 65])
-def test_single_draws_are_proportional(size):
-    """Chi-square over 100,000 keys; p is uniform for a fair draw and seldom below 1e-4."""
+def test_single_draws_are_proportional_to_priorities(size):
+    """Chi-square test over 100,000 keys. For a correct draw, p is uniform and rarely below 1e-4."""
     priority = whole_numbers(np.random.default_rng(size), size)
     priority[::3] = 0
     tree = tree_of(priority)
@@ -198,7 +198,7 @@ def test_single_draws_are_proportional(size):
 
 @given(seed=seeds, size=sizes)
 def test_draws_are_stratified(seed, size):
-    """An item that covers L of the B strata holds at least floor(L) - 1 of them whole and touches ceil(L) + 1."""
+    """An item that covers L of the B strata contains at least floor(L) - 1 and overlaps at most ceil(L) + 1."""
     rng = np.random.default_rng(seed)
     priority = whole_numbers(rng, size)
     item, found = draw(tree_of(priority), jax.random.key(seed), 256)
@@ -212,7 +212,7 @@ def test_draws_are_stratified(seed, size):
 
 
 @given(seed=seeds, size=sizes)
-def test_draws_over_magnitudes_have_a_priority(seed, size):
+def test_draws_over_orders_of_magnitude_have_positive_priority(seed, size):
     priority = magnitudes(np.random.default_rng(seed), size)
     item, found = draw(tree_of(priority), jax.random.key(seed), 256)
     assert (np.asarray(item) < size).all() and (priority[item] > 0).all()
@@ -220,15 +220,15 @@ def test_draws_over_magnitudes_have_a_priority(seed, size):
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_a_single_item_with_a_priority_is_all_that_is_drawn(size):
+def test_draw_returns_only_item_with_positive_priority(size):
     for only in {0, size // 2, size - 1}:
         item, found = draw(tree_of(np.arange(size) == only), jax.random.key(only), 256)
         assert (np.asarray(item) == only).all() and (np.asarray(found) == 1).all()
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_where_all_priorities_are_0_so_is_what_is_drawn(size):
-    """In a new tree, and in one whose priorities were taken back."""
+def test_draw_returns_priority_0_when_all_priorities_are_0(size):
+    """Check a new tree, and a tree whose priorities were set back to 0."""
     for tree in (sum_tree.init(size), update(tree_of(np.ones(size)), np.arange(size), np.zeros(size, np.float32))):
         item, found = draw(tree, jax.random.key(0), 256)
         assert not np.asarray(found).any()
@@ -237,8 +237,8 @@ def test_where_all_priorities_are_0_so_is_what_is_drawn(size):
 
 @settings(max_examples=5)
 @given(seed=seeds)
-def test_keys_and_trees_do_not_mix(seed):
-    """Two trees at once, as over seeds, are each on its own."""
+def test_vmapped_draws_equal_single_draws(seed):
+    """Draw from two trees under vmap, as with several seeds."""
     rng = np.random.default_rng(seed)
     trees = [tree_of(magnitudes(rng, 65)) for _ in range(2)]
     keys = jax.random.split(jax.random.key(seed), 2)
@@ -255,32 +255,32 @@ def test_keys_and_trees_do_not_mix(seed):
 
 @pytest.fixture
 def as_large(monkeypatch):
-    """Search small trees as large ones are: in pairs of float32 at all levels but the lowest."""
+    """Search small trees with the method of large ones: pairs of float32 at all levels but the lowest."""
     monkeypatch.setattr(sum_tree, "MAX_SINGLE", 0)
     monkeypatch.setattr(sum_tree, "MAX_LEAVES", 1)
 
 
 def exact_items(priority, mass):
-    """The items at these places, in float64."""
+    """Return the items at these masses, computed in float64."""
     return np.minimum(np.searchsorted(np.cumsum(priority, dtype=np.float64), mass, side="right"), len(priority) - 1)
 
 
 def pair(place):
-    """A float64 as a pair of float32."""
+    """Return a float64 as a pair of float32."""
     high = np.asarray(place, np.float32)
     return jnp.asarray(high), jnp.asarray(place - high, jnp.float32)
 
 
-def with_small_ones(size):
-    """Groups of items of priority 1 behind a group of large ones: in float32, the running sum passes over them."""
+def large_then_small(size):
+    """Return a group of large priorities, then groups of priority 1, which are lost in a float32 running sum."""
     priority = np.ones(size, np.float32)
     priority[:8] = 2.0**22  # all sums are exact: multiples of 4 below 2^26
     return priority
 
 
 @pytest.mark.parametrize("size", [64, 600])
-def test_small_items_behind_large_ones_are_found(as_large, size):
-    priority = with_small_ones(size)
+def test_find_in_large_returns_small_items_after_large_ones(as_large, size):
+    priority = large_then_small(size)
     place = np.cumsum(priority, dtype=np.float64) - np.where(priority > 1, priority / 2, 0.25)
     tree = tree_of(priority)
     item, found = jax.jit(sum_tree.find_in_large)(tree, *pair(place))
@@ -291,9 +291,9 @@ def test_small_items_behind_large_ones_are_found(as_large, size):
 
 
 @pytest.mark.parametrize("num_draws", [1, 3, 32, 256, 5000])
-def test_places_of_strata_are_exact(num_draws):
-    """Each lies in its stratum, and at float64's place to 2^-40 of the total."""
-    tree = tree_of(with_small_ones(600))
+def test_masses_of_strata_are_exact_to_2_to_minus_40(num_draws):
+    """Each mass lies in its stratum and equals that of float64 up to 2^-40 of the total."""
+    tree = tree_of(large_then_small(600))
     total = np.asarray(tree.levels[-1], np.float64).sum()
     high, low = jax.jit(sum_tree._strata_in_pairs, static_argnums=2)(tree, jax.random.key(0), num_draws)
     place = (np.asarray(high, np.float64) + np.asarray(low, np.float64)) / total * num_draws
@@ -306,8 +306,8 @@ def test_places_of_strata_are_exact(num_draws):
 
 
 @given(seed=seeds, size=sizes)
-def test_large_trees_find_what_small_ones_find(seed, size):
-    """The same places of whole numbers, which float32 holds; all orders of magnitude have a priority."""
+def test_find_in_large_equals_find(seed, size):
+    """Masses are whole numbers, exact in float32. Over orders of magnitude, found items have positive priorities."""
     rng = np.random.default_rng(seed)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sum_tree, "MAX_LEAVES", 1)
@@ -334,14 +334,14 @@ def test_draws_of_large_trees_are_stratified(as_large):
     assert (counts >= np.floor(share) - 1).all() and (counts <= np.ceil(share) + 1).all()
 
 
-def test_nothing_is_drawn_from_an_empty_large_tree(as_large):
+def test_draw_from_empty_large_tree_returns_item_0_with_priority_0(as_large):
     item, found = sum_tree.draw(sum_tree.init(600), jax.random.key(0), 4)
     assert not np.asarray(item).any() and not np.asarray(found).any()
 
 
 @pytest.mark.slow
-def test_all_of_two_to_the_25_items_can_be_drawn():
-    """Equal items: the last bits of an item are as random as the first. In float32, an item of two is never drawn."""
+def test_draw_can_return_each_of_2_to_the_25_items():
+    """With equal priorities, the last bits of items are uniform. In float32, every second item is never drawn."""
     size, num_draws = 2**25, 2**16
     levels = [jnp.ones(size)]
     while levels[-1].size > 8:
@@ -350,7 +350,7 @@ def test_all_of_two_to_the_25_items_can_be_drawn():
     tree = sum_tree.Tree(tuple(levels))
     item = np.asarray(jax.jit(sum_tree.draw, static_argnums=2)(tree, jax.random.key(0), num_draws)[0])
     begin = np.arange(num_draws) * (size // num_draws)
-    assert (item >= begin).all() and (item <= begin + size // num_draws).all(), "one of each stratum, but for rounding"
+    assert (item >= begin).all() and (item <= begin + size // num_draws).all(), "one of each stratum, up to rounding"
     for half in (item[: num_draws // 2], item[num_draws // 2 :]):
         counts = np.bincount(half % 8, minlength=8)
         assert scipy.stats.chisquare(counts).pvalue > 1e-4

@@ -1,4 +1,4 @@
-"""action_noise: the process against a plain loop and its own statistics, uniform numbers, and refused action spaces."""
+"""action_noise: noise process against a plain loop and exact statistics, uniform numbers, rejected action spaces."""
 
 import jax
 import jax.numpy as jnp
@@ -15,8 +15,8 @@ from jaxrl_fast.types import Box, Discrete, EnvSpec, MultiDiscrete
 pytestmark = pytest.mark.unit
 
 
-def walk(theta, normal):
-    """The values [T, N, D] of the process that begins at its initial carry."""
+def noise_process(theta, normal):
+    """The values [T, N, D] of the noise process from its initial carry."""
     start = jax.tree.map(lambda x: jnp.broadcast_to(x, normal.shape[1:]), action_noise.initial_carry(2, theta))
 
     def once(carry, normal):
@@ -30,77 +30,77 @@ def draw(num_steps, num_envs, seed=0):
     return action_noise.sample_noise(2, jax.random.key(seed), num_steps, num_envs)
 
 
-def test_noise_counts_the_steps_of_a_rollout():
+def test_sample_noise_has_step_index_and_normal_numbers():
     noise = draw(5, 3)
     np.testing.assert_array_equal(noise.step, range(5))
     assert noise.normal.shape == (5, 3, 2) and noise.step.dtype == jnp.int32
 
 
-def test_noise_is_standard_normal_and_new_for_each_number():
+def test_sample_noise_is_standard_normal_and_uncorrelated():
     normal = np.asarray(draw(4000, 3).normal, float)
     assert scipy.stats.kstest(normal.ravel(), "norm").pvalue > 1e-3  # 24,000 numbers
     of_each = np.corrcoef(normal.reshape(4000, 6), rowvar=False)
-    np.testing.assert_allclose(of_each, np.eye(6), atol=0.06)  # 4 deviations of 1 / sqrt(4000)
+    np.testing.assert_allclose(of_each, np.eye(6), atol=0.06)  # 4 standard deviations of 1 / sqrt(4000)
     assert abs(np.corrcoef(normal[1:].ravel(), normal[:-1].ravel())[0, 1]) < 0.03
 
 
-def test_noise_that_is_renewed_each_step_is_the_numbers_themselves():
+def test_correlated_noise_with_theta_1_is_white_noise():
     normal = draw(3, 2).normal
     assert action_noise.initial_carry(2, 1.0) == ()
-    np.testing.assert_array_equal(walk(1.0, normal), normal)
+    np.testing.assert_array_equal(noise_process(1.0, normal), normal)
 
 
-def test_correlated_noise_worked_by_hand():
+def test_correlated_noise_equals_hand_calculation():
     # theta 0.4: x' = 0.6 x + sqrt(1 - 0.36) n = 0.6 x + 0.8 n.  n = 1, 0, -2: 0.8, 0.48, 0.288 - 1.6
     normal = jnp.broadcast_to(jnp.float32([1, 0, -2])[:, None, None], (3, 1, 2))
-    np.testing.assert_allclose(walk(0.4, normal)[:, 0, 0], [0.8, 0.48, -1.312], rtol=1e-6)
+    np.testing.assert_allclose(noise_process(0.4, normal)[:, 0, 0], [0.8, 0.48, -1.312], rtol=1e-6)
 
 
 @settings(max_examples=10)
 @given(st.floats(0.01, 1))
-def test_correlated_noise_is_that_of_a_plain_loop(theta):
+def test_correlated_noise_matches_plain_loop(theta):
     normal = draw(20, 3).normal
     x, expected = np.zeros((3, 2)), []
     for n in np.asarray(normal, float):
         x = x - theta * x + np.sqrt(theta * (2 - theta)) * n  # 1 - (1 - theta)^2 = theta (2 - theta)
         expected.append(x)
-    np.testing.assert_allclose(walk(theta, normal), expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(noise_process(theta, normal), expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("theta", [0.15, 0.5])
-def test_correlated_noise_has_the_spread_of_one_step_and_forgets_at_its_rate(theta):
-    """Variance 1 and correlation (1 - theta)^k over k steps, once the start is forgotten."""
-    x = walk(theta, draw(3000, 40).normal)[100:].reshape(2900, 80).astype(float)
+def test_correlated_noise_has_unit_variance_and_geometric_autocorrelation(theta):
+    """After 100 steps, the variance is 1 and the correlation over k steps is (1 - theta)^k."""
+    x = noise_process(theta, draw(3000, 40).normal)[100:].reshape(2900, 80).astype(float)
     assert x.var() == pytest.approx(1, abs=0.03)
     for k in (1, 3):
         correlation = (x[k:] * x[:-k]).mean() / x.var()
         assert correlation == pytest.approx((1 - theta) ** k, abs=0.02)
 
 
-def test_correlated_noise_begins_at_zero():
+def test_correlated_noise_starts_at_zero():
     """After k steps the variance is 1 - (1 - theta)^2k."""
-    x = walk(0.15, draw(4, 20_000).normal).astype(float)
+    x = noise_process(0.15, draw(4, 20_000).normal).astype(float)
     np.testing.assert_allclose((x**2).mean((1, 2)), 1 - 0.85 ** (2 * np.arange(1, 5)), rtol=0.03)
 
 
-def test_correlated_noise_of_each_environment_and_number_is_its_own():
-    x = walk(0.5, draw(20_000, 2).normal)[50:].reshape(-1, 4)
+def test_correlated_noise_is_uncorrelated_between_environments_and_dimensions():
+    x = noise_process(0.5, draw(20_000, 2).normal)[50:].reshape(-1, 4)
     np.testing.assert_allclose(np.corrcoef(x, rowvar=False), np.eye(4), atol=0.06)
 
 
-def test_uniform_numbers_are_those_of_the_normal_distribution_function():
+def test_uniform_is_scaled_normal_cdf():
     x = jnp.linspace(-6, 6, 101)
     np.testing.assert_allclose(action_noise.uniform(x), 2 * scipy.stats.norm.cdf(x) - 1, atol=1e-6)
 
 
-def test_uniform_numbers_are_uniform():
+def test_uniform_of_normal_noise_is_uniformly_distributed():
     x = np.asarray(action_noise.uniform(draw(10_000, 1).normal), float).ravel()
     assert scipy.stats.kstest(x, "uniform", args=(-1, 2)).pvalue > 1e-3
     assert np.abs(x).max() <= 1
 
 
 @pytest.mark.parametrize("extreme", [50.0, 1e30, jnp.inf])
-def test_uniform_numbers_stay_within_the_bounds(extreme):
+def test_uniform_stays_within_bounds_for_extreme_inputs(extreme):
     np.testing.assert_array_equal(action_noise.uniform(jnp.float32([-extreme, 0, extreme])), [-1, 0, 1])
 
 
@@ -108,7 +108,7 @@ def spec(action):
     return EnvSpec("test", ShapeDtypeStruct((1,), jnp.float32), action, 1)
 
 
-def test_action_size_is_the_numbers_of_an_action():
+def test_action_size_is_length_of_action_vector():
     assert action_noise.action_size(spec(Box((3,))), "sac", "dqn or ppo") == 3
 
 
@@ -121,6 +121,6 @@ def test_action_size_is_the_numbers_of_an_action():
         (Box(()), r"^sac: requires actions of shape \[D\], got \[\] of test; flatten them$"),
     ],
 )
-def test_action_size_refuses_other_spaces_in_a_sentence(action, words):
+def test_action_size_rejects_other_action_spaces(action, words):
     with pytest.raises(ValueError, match=words):
         action_noise.action_size(spec(action), "sac", "dqn or ppo")

@@ -1,4 +1,4 @@
-"""distributions: against scipy and integrals, sampling frequencies, and the far ends of float32."""
+"""distributions: densities against scipy and integrals, sampling frequencies, and extreme float32 inputs."""
 
 import jax
 import jax.numpy as jnp
@@ -34,7 +34,7 @@ def gradients_are_finite(function, *arguments):
 
 @pytest.mark.parametrize("offset", [0, 1e4, -1e4])
 def test_categorical_agrees_with_scipy(offset):
-    """Adding a constant to all logits changes nothing but their own rounding, 1e4 * 6e-8."""
+    """Adding a constant to all logits changes results only by the rounding of the logits, 1e4 * 6e-8."""
     policy, probs = Categorical(jnp.asarray(LOGITS + offset)), scipy.special.softmax(LOGITS, -1)
     tolerance = {"rtol": 1e-5, "atol": 1e-6 if offset == 0 else 2e-3}
     for action in range(4):
@@ -45,8 +45,8 @@ def test_categorical_agrees_with_scipy(offset):
     np.testing.assert_array_equal(policy.mode(), [2, 0, 0])
 
 
-def test_categorical_samples_with_its_probabilities():
-    """Chi-square with 3 degrees of freedom for each row."""
+def test_categorical_sample_frequencies_match_probabilities():
+    """Chi-square test with 3 degrees of freedom for each row."""
     actions = np.asarray(repeat(Categorical(LOGITS)).sample(jax.random.key(0)))
     assert actions.dtype == np.int32
     for row, probs in enumerate(scipy.special.softmax(LOGITS.astype(float), -1)):
@@ -54,8 +54,8 @@ def test_categorical_samples_with_its_probabilities():
         assert scipy.stats.chisquare(counts, NUM_SAMPLES * probs).pvalue > 1e-3
 
 
-def test_a_forbidden_action_is_never_taken_and_harms_nothing():
-    """Logits of -inf: as if the action did not exist, in values and gradients."""
+def test_categorical_with_logit_minus_inf_equals_one_without_action():
+    """The action is never sampled. Statistics and gradients equal those of a distribution without it."""
     masked, without = jnp.array([1.0, -jnp.inf, 0.5]), jnp.array([1.0, 0.5])
     assert not (repeat(Categorical(masked)).sample(jax.random.key(1)) == 1).any()
     assert Categorical(masked).log_prob(jnp.int32(1)) == -jnp.inf
@@ -71,14 +71,14 @@ def test_a_forbidden_action_is_never_taken_and_harms_nothing():
 
 
 @pytest.mark.parametrize("logits", [[1e30, 0.0], [-1e30, 0.0], [200.0, -200.0], [3e38, -3e38]])
-def test_categorical_stays_finite_at_extremes(logits):
+def test_categorical_is_finite_for_extreme_logits(logits):
     logits = jnp.array(logits)
     assert jnp.isfinite(Categorical(logits).entropy())
     assert gradients_are_finite(lambda logits: Categorical(logits).entropy(), logits)
     assert gradients_are_finite(lambda logits: Categorical(logits).log_prob(jnp.int32(1)), logits)
 
 
-def test_log_prob_gradient_is_one_hot_less_probabilities():
+def test_log_prob_gradient_is_one_hot_minus_probabilities():
     logits, action = jnp.asarray(LOGITS), jnp.array([1, 0, 3])
     gradient = jax.grad(lambda logits: Categorical(logits).log_prob(action).sum())(logits)
     np.testing.assert_allclose(gradient, np.eye(4)[action] - scipy.special.softmax(LOGITS, -1), atol=1e-6)
@@ -87,14 +87,14 @@ def test_log_prob_gradient_is_one_hot_less_probabilities():
 # Masks
 
 
-def test_masked_changes_forbidden_entries_only():
+def test_masked_changes_only_masked_entries():
     logits, mask = jnp.asarray(LOGITS), jnp.asarray(LOGITS) > 0
     np.testing.assert_array_equal(distributions.masked(logits, mask), np.where(mask, LOGITS, distributions.FORBIDDEN))
     assert distributions.masked(logits) is logits
 
 
-def test_masked_logits_are_as_if_the_action_did_not_exist():
-    """In values and gradients, also those of a divergence from another policy with the same mask."""
+def test_categorical_with_masked_action_equals_one_without_action():
+    """Statistics and gradients agree, including the KL divergence from another policy with the same mask."""
     mask, keep = jnp.array([True, False, True]), np.array([0, 2])
     logits, other = jnp.array([1.0, 7.0, 0.5]), jnp.array([-1.0, -3.0, 0.2])
     assert not (repeat(Categorical(distributions.masked(logits, mask))).sample(jax.random.key(1)) == 1).any()
@@ -116,7 +116,7 @@ def test_masked_logits_are_as_if_the_action_did_not_exist():
 @pytest.mark.parametrize("allowed", [[1], [0, 3], [0, 1, 2, 3]])
 @pytest.mark.parametrize("epsilon", [0.3, 1.0])
 def test_epsilon_greedy_explores_allowed_actions_uniformly(allowed, epsilon):
-    """Chi-square: epsilon over the number of allowed actions, and 1 - epsilon more for the best of them."""
+    """Chi-square test: epsilon over the number of allowed actions, and 1 - epsilon more for the best of them."""
     mask = np.isin(np.arange(4), allowed)
     value = distributions.masked(jnp.asarray(VALUE), jnp.broadcast_to(mask, VALUE.shape))
     policy = EpsilonGreedy(value, np.full(2, epsilon, np.float32), jnp.broadcast_to(mask, VALUE.shape))
@@ -130,15 +130,16 @@ def test_epsilon_greedy_explores_allowed_actions_uniformly(allowed, epsilon):
             assert scipy.stats.chisquare(counts[mask], expected[mask]).pvalue > 1e-3
 
 
-def test_epsilon_greedy_with_masks_of_their_own_in_each_row_worked_by_hand():
-    # allowed 1 3, 2, 0 1 2: .49 of two is the first, .5 the second; the largest float32 below 1 the last of all
+def test_epsilon_greedy_with_mask_per_row_equals_hand_calculation():
+    # allowed 1 3, 2, 0 1 2. Of two, .49 selects the first and .5 the second. The largest float32 below 1 selects the
+    # last action.
     mask = jnp.array([[0, 1, 0, 1], [0, 1, 0, 1], [0, 0, 1, 0], [1, 1, 1, 0], [1, 1, 1, 0]], bool)
     which = jnp.float32([0.49, 0.5, 0.7, 0, np.nextafter(np.float32(1), np.float32(0))])
     policy = EpsilonGreedy(distributions.masked(jnp.zeros((5, 4)), mask), 1.0, mask)
     np.testing.assert_array_equal(policy.sample_from(jnp.stack([jnp.zeros(5), which])), [1, 3, 2, 0, 2])
 
 
-def test_epsilon_greedy_with_everything_allowed_is_that_without_a_mask():
+def test_epsilon_greedy_with_full_mask_equals_one_without_mask():
     noise = jax.random.uniform(jax.random.key(0), (2, 1000, 2))
     value = jnp.broadcast_to(VALUE, (1000, 2, 4))
     found = EpsilonGreedy(value, 0.5, jnp.ones(value.shape, bool)).sample_from(noise)
@@ -152,13 +153,13 @@ MANY_LOGITS = np.random.default_rng(0).normal(size=(2, 5, 6)).astype(np.float32)
 
 
 def product(logits):
-    """The joint distribution of independent choices, a probability for each of [3, 1, 2] combinations."""
+    """The joint distribution of independent choices: probabilities [3, 1, 2] of all combinations."""
     parts = [scipy.special.softmax(part.astype(float)) for part in np.split(logits, np.cumsum(NUMS)[:-1])]
     return np.einsum("i,j,k->ijk", *parts)
 
 
-def test_multi_categorical_is_the_product_of_categoricals():
-    """Every combination's log-probability, the entropy, the divergence and the mode, from the joint distribution."""
+def test_multi_categorical_matches_joint_distribution_of_categoricals():
+    """The joint distribution gives log_prob of each combination, entropy, KL divergence and mode."""
     one, two = (MultiCategorical(jnp.asarray(logits), NUMS) for logits in MANY_LOGITS)
     joint, other = (np.stack([product(row) for row in logits]) for logits in MANY_LOGITS)
     for action in np.ndindex(NUMS):
@@ -173,8 +174,8 @@ def test_multi_categorical_is_the_product_of_categoricals():
     assert one.mode().dtype == jnp.int32
 
 
-def test_multi_categorical_samples_with_its_probabilities():
-    """Chi-square over the 6 combinations in each state, so that choices are independent too."""
+def test_multi_categorical_sample_frequencies_match_probabilities():
+    """Chi-square test over the 6 combinations in each state, which also tests that choices are independent."""
     policy = MultiCategorical(jnp.asarray(MANY_LOGITS[0]), NUMS)
     actions = np.asarray(repeat(policy).sample(jax.random.key(0)))
     assert actions.shape == (NUM_SAMPLES, 5, 3) and actions.dtype == np.int32
@@ -183,8 +184,8 @@ def test_multi_categorical_samples_with_its_probabilities():
         assert scipy.stats.chisquare(counts, NUM_SAMPLES * product(MANY_LOGITS[0, row]).reshape(-1)).pvalue > 1e-3
 
 
-def test_multi_categorical_is_a_tree_of_its_logits():
-    """Which rollouts stack and minibatches take apart; the numbers of actions stay beside it."""
+def test_multi_categorical_is_pytree_of_its_logits():
+    """vmap and indexing act on the logits. The numbers of actions are static."""
     policy = MultiCategorical(jnp.asarray(MANY_LOGITS), NUMS)
     assert [x.shape for x in jax.tree.leaves(policy)] == [(2, 5, 6)]
     each = jax.jit(jax.vmap(lambda policy: policy.entropy()))(policy)
@@ -193,7 +194,7 @@ def test_multi_categorical_is_a_tree_of_its_logits():
     assert isinstance(first, MultiCategorical) and first.nums == NUMS and first.mode().shape == (5, 3)
 
 
-def test_multi_categorical_with_masked_logits_takes_no_forbidden_choice():
+def test_multi_categorical_never_samples_masked_choices():
     mask = jnp.array([True, False, True, True, False, True])
     policy = MultiCategorical(distributions.masked(jnp.asarray(MANY_LOGITS[0]), mask), NUMS)
     actions = repeat(policy, 1000).sample(jax.random.key(0))
@@ -205,8 +206,8 @@ def test_multi_categorical_with_masked_logits_takes_no_forbidden_choice():
 
 
 @pytest.mark.parametrize("epsilon", [0.0, 0.3, 1.0])
-def test_epsilon_greedy_samples_with_its_probabilities(epsilon):
-    """Chi-square for each row: epsilon / 4 for any action, and 1 - epsilon more for the first of the best."""
+def test_epsilon_greedy_sample_frequencies_match_probabilities(epsilon):
+    """Chi-square test for each row: epsilon / 4 for any action, and 1 - epsilon more for the first best action."""
     actions = np.asarray(repeat(EpsilonGreedy(VALUE, np.full(2, epsilon, np.float32))).sample(jax.random.key(0)))
     assert actions.dtype == np.int32
     for row, best in enumerate((1, 0)):
@@ -217,23 +218,23 @@ def test_epsilon_greedy_samples_with_its_probabilities(epsilon):
             assert scipy.stats.chisquare(counts, expected).pvalue > 1e-3
 
 
-def test_each_row_has_its_own_epsilon():
+def test_epsilon_greedy_uses_epsilon_of_each_row():
     epsilon = jnp.tile(jnp.float32([0.0, 0.2, 1.0]), (NUM_SAMPLES, 1))
     policy = EpsilonGreedy(jnp.broadcast_to(VALUE[0], (NUM_SAMPLES, 3, 4)), epsilon)
     greedy = np.asarray(policy.sample(jax.random.key(1)) == 1).mean(0)
     np.testing.assert_allclose(greedy, [1, 0.85, 0.25], atol=5e-3)  # 1 - 3/4 epsilon
 
 
-def test_epsilon_greedy_worked_by_hand():
-    # four actions of a quarter each: .24 is action 0, .25 action 1, .99 action 3; the coin must be below epsilon
+def test_epsilon_greedy_equals_hand_calculation():
+    # four actions of a quarter each: .24 is action 0, .25 action 1, .99 action 3; coin < epsilon explores
     coin, place = [0.1, 0.1, 0.1, 0.3, 0.3, 0.9], [0.24, 0.25, 0.99, 0.99, 0.0, 0.0]
     policy = EpsilonGreedy(np.tile(VALUE[0][[0, 2, 1, 3]], (6, 1)), jnp.float32([0.3] * 6))
     np.testing.assert_array_equal(policy.sample_from(jnp.float32([coin, place])), [0, 1, 3, 2, 2, 2])
 
 
 @pytest.mark.parametrize("num_actions", [1, 3, 18, 1000])
-def test_the_ends_of_the_uniform_numbers_are_actions(num_actions):
-    """The largest float32 below 1 times the number of actions may round up to it. An epsilon of 0 never explores."""
+def test_epsilon_greedy_maps_extreme_uniform_numbers_to_valid_actions(num_actions):
+    """The largest float32 below 1 times n may round up to n, the number of actions. Epsilon 0 never explores."""
     place = np.float32([0, np.nextafter(np.float32(1), np.float32(0))])
     value = np.zeros((2, num_actions), np.float32)
     explore = EpsilonGreedy(value, 1.0).sample_from(jnp.stack([jnp.zeros(2), place]))
@@ -252,7 +253,7 @@ def test_gaussian_agrees_with_scipy():
     np.testing.assert_array_equal(policy.mode(), MEAN)
 
 
-def test_gaussian_kl_worked_by_hand():
+def test_gaussian_kl_equals_hand_calculation():
     # N(1, 1) from N(0, 2^2): log 2 + (1 + 1) / (2 * 4) - 1 / 2 = 0.6931 - 0.25
     one, two = Gaussian(jnp.ones(1), jnp.zeros(1)), Gaussian(jnp.zeros(1), jnp.log(2 * jnp.ones(1)))
     np.testing.assert_allclose(one.kl(two), np.log(2) - 0.25, rtol=1e-6)
@@ -260,7 +261,7 @@ def test_gaussian_kl_worked_by_hand():
 
 
 @pytest.mark.parametrize("kind", CONTINUOUS)
-def test_one_log_std_serves_all_states(kind):
+def test_shared_log_std_is_broadcast_to_all_states(kind):
     shared = np.array([-1.0, 0.5], np.float32)
     narrow, wide = kind(MEAN, shared), kind(MEAN, np.broadcast_to(shared, MEAN.shape))
     action = wide.mode() + 0.01
@@ -271,8 +272,8 @@ def test_one_log_std_serves_all_states(kind):
 
 
 @pytest.mark.parametrize("kind", CONTINUOUS)
-def test_continuous_samples_follow_the_density(kind):
-    """Kolmogorov-Smirnov, coordinate by coordinate, before the tanh where there is one."""
+def test_continuous_samples_match_density(kind):
+    """Kolmogorov-Smirnov test for each coordinate, before the tanh if there is one."""
     samples = np.asarray(repeat(kind(MEAN, LOG_STD), 20_000).sample(jax.random.key(0)), float)
     for index in np.ndindex(MEAN.shape):
         normal = scipy.stats.norm(MEAN[index], np.exp(LOG_STD[index]))
@@ -290,7 +291,7 @@ def test_continuous_samples_follow_the_density(kind):
         (EpsilonGreedy(VALUE, 0.5, VALUE > 0), lambda key: jax.random.uniform(key, (2, 2))),
     ],
 )
-def test_noise_may_be_drawn_elsewhere(policy, noise):
+def test_sample_equals_sample_from_with_same_noise(policy, noise):
     key = jax.random.key(3)
     np.testing.assert_array_equal(policy.sample(key), policy.sample_from(noise(key)))
 
@@ -299,8 +300,8 @@ def test_noise_may_be_drawn_elsewhere(policy, noise):
 
 
 @pytest.mark.parametrize(("mean", "log_std"), [(0.0, 0.0), (1.0, -1.0), (-2.0, 0.5), (0.3, -3.0)])
-def test_tanh_gaussian_is_a_density_with_its_entropy(mean, log_std):
-    """Integrals over actions, at 400,001 points that are denser towards -1 and 1."""
+def test_tanh_gaussian_density_integrates_to_one_and_gives_entropy(mean, log_std):
+    """The oracle is integrals over actions, at 400,001 points that are denser towards -1 and 1."""
     x = np.linspace(-8, 8, 400_001)
     policy = TanhGaussian(np.full((1, 1), mean, np.float32), np.full((1, 1), log_std, np.float32))
     log_density = np.asarray(policy.log_prob(x.astype(np.float32)[:, None]), float)
@@ -309,7 +310,7 @@ def test_tanh_gaussian_is_a_density_with_its_entropy(mean, log_std):
     np.testing.assert_allclose(policy.entropy()[0], -np.trapezoid(density * log_density, actions), atol=2e-3)
 
 
-def test_tanh_gaussian_log_prob_worked_by_hand():
+def test_tanh_gaussian_log_prob_equals_hand_calculation():
     # at action 0.5 of tanh(N(0, 1)): x = atanh .5 = .549306;  -x^2 / 2 - log(2 pi) / 2 - log(1 - .25) = -.782125
     policy = TanhGaussian(jnp.zeros(1), jnp.zeros(1))
     expected = -(np.arctanh(0.5) ** 2) / 2 - np.log(2 * np.pi) / 2 - np.log(0.75)
@@ -318,7 +319,7 @@ def test_tanh_gaussian_log_prob_worked_by_hand():
 
 
 @pytest.mark.parametrize("x", [0.0, 8.0, -20.0, 50.0])
-def test_tanh_gaussian_stays_right_where_the_action_rounds_to_one(x):
+def test_tanh_gaussian_log_prob_is_accurate_when_action_rounds_to_one(x):
     """log p = log N(x) - log tanh'(x), and log tanh'(x) = 2 log 2 - 2 |x| to float64 beyond |x| = 20."""
     policy = TanhGaussian(jnp.array([x + 0.1]), jnp.array([-2.0]))
     log_slope = 2 * (np.log(2) - abs(x) - np.log1p(np.exp(-2 * abs(x))))
@@ -327,7 +328,7 @@ def test_tanh_gaussian_stays_right_where_the_action_rounds_to_one(x):
 
 
 @pytest.mark.parametrize("mean", [0.0, 30.0, -1e4])
-def test_tanh_gaussian_gradients_are_finite_where_tanh_is_flat(mean):
+def test_tanh_gaussian_gradients_are_finite_when_tanh_saturates(mean):
     def both(mean, log_std):
         policy = TanhGaussian(mean, log_std)
         x = policy.sample(jax.random.key(0))
@@ -336,7 +337,7 @@ def test_tanh_gaussian_gradients_are_finite_where_tanh_is_flat(mean):
     assert gradients_are_finite(both, jnp.array([mean]), jnp.array([0.0]))
 
 
-def test_a_bijection_changes_no_divergence():
+def test_tanh_gaussian_has_kl_and_mode_of_gaussian():
     one, two = (MEAN, LOG_STD), (MEAN[::-1], LOG_STD[::-1])
     np.testing.assert_array_equal(TanhGaussian(*one).kl(TanhGaussian(*two)), Gaussian(*one).kl(Gaussian(*two)))
     np.testing.assert_array_equal(TanhGaussian(*one).mode(), MEAN)
@@ -354,8 +355,8 @@ def test_a_bijection_changes_no_divergence():
         (Box((2,)), True, TanhGaussian, 2, (6, 5, 2)),
     ],
 )
-def test_head_makes_the_distribution_of_the_space(space, tanh_squash, kind, num_outputs, noise):
-    """From outputs of a network and parameters of its own to actions of the space."""
+def test_head_makes_distribution_of_action_space(space, tanh_squash, kind, num_outputs, noise):
+    """Noise, parameters, samples and actions have the shapes and types of the action space."""
     head = distributions.head(space, tanh_squash)
     drawn = head.sample_noise(jax.random.key(0), 6, 5)
     assert (head.num_outputs, drawn.shape) == (num_outputs, noise)
@@ -376,15 +377,15 @@ def test_head_makes_the_distribution_of_the_space(space, tanh_squash, kind, num_
 
 
 @pytest.mark.parametrize("space", [Discrete(6), MultiDiscrete(NUMS)])
-def test_head_masks_the_outputs(space):
+def test_head_applies_action_mask(space):
     head, mask = distributions.head(space), jnp.array([True, False, True, True, False, True])
     policy = head.make(jnp.asarray(MANY_LOGITS[0]), (), jnp.broadcast_to(mask, (5, 6)))
     np.testing.assert_array_equal(policy.logits, distributions.masked(jnp.asarray(MANY_LOGITS[0]), mask))
     np.testing.assert_array_equal(head.make(jnp.asarray(MANY_LOGITS[0]), ()).logits, MANY_LOGITS[0])
 
 
-def test_head_samples_by_its_noise():
-    """Many decisions at once follow the distribution: Gumbel noise for choices, normal noise for vectors."""
+def test_head_noise_samples_from_distribution():
+    """Chi-square test for Gumbel noise (discrete), Kolmogorov-Smirnov test for normal noise (continuous)."""
     noise = distributions.head(Discrete(4)).sample_noise(jax.random.key(0), 1000, 20).reshape(-1, 4)
     actions = np.asarray(Categorical(jnp.asarray(np.tile(LOGITS[0], (20_000, 1)))).sample_from(noise))
     expected = 20_000 * scipy.special.softmax(LOGITS[0].astype(float))
@@ -394,13 +395,13 @@ def test_head_samples_by_its_noise():
 
 
 @pytest.mark.parametrize("shape", [(), (2, 3)])
-def test_head_refuses_a_box_that_is_no_vector(shape):
+def test_head_rejects_box_that_is_not_a_vector(shape):
     with pytest.raises(ValueError, match=rf"^action: requires shape \[D\], got \[{', '.join(map(str, shape))}\]$"):
         distributions.head(Box(shape))
 
 
 @pytest.mark.parametrize("tanh_squash", [False, True])
-def test_standard_deviations_of_states_are_outputs_plus_the_offset(tanh_squash):
+def test_head_adds_offset_to_log_std_outputs(tanh_squash):
     """Means 0.3 and -0.2, standard deviations exp(-0.5 + 0.1) and exp(-0.5 - 0.4)."""
     head = distributions.head(Box((2,)), tanh_squash, log_std_offset=-0.5)
     assert head.num_outputs == 4 and head.init(-0.5) == ()

@@ -1,4 +1,4 @@
-"""exploration: epsilon in environment steps, a coin for each environment, the ladder, and the far end of int32."""
+"""exploration: epsilon by environment steps, one epsilon per environment (Ape-X), noise, and int32 limits."""
 
 import re
 
@@ -20,7 +20,7 @@ def spec_of(num_envs, action=None):
     return EnvSpec("test", obs, action or Discrete(2), num_envs)
 
 
-def test_epsilons_schedule_worked_by_hand():
+def test_epsilon_schedule_equals_hand_calculation():
     # from 1 to .1 over 1000 environment steps: .55 half way, .1 at the end and beyond
     epsilon = exploration.Epsilon(1.0, 0.1, 1000, 0.0)
     for step, expected in ((0, 1), (250, 0.775), (500, 0.55), (1000, 0.1), (1001, 0.1), (10**9, 0.1)):
@@ -28,19 +28,19 @@ def test_epsilons_schedule_worked_by_hand():
         np.testing.assert_allclose(found, [expected] * 3, rtol=1e-6)
 
 
-def test_epsilons_ladder_worked_by_hand():
+def test_apex_epsilons_equal_hand_calculation():
     # .4 ^ (1 + 7 i / 3): exponents 1, 10/3, 17/3, 8
     found = exploration.epsilons(exploration.Epsilon(0.4, 0.4, 1, 7.0), 4, jnp.int32(0))
     np.testing.assert_allclose(found, [0.4, 0.0471556, 0.00555913, 0.00065536], rtol=1e-4)
 
 
-def test_epsilons_of_one_environment_are_the_lowest_rung():
+def test_apex_epsilon_of_single_environment_has_exponent_one():
     found = exploration.epsilons(exploration.Epsilon(0.4, 0.4, 1, 7.0), 1, jnp.int32(0))
     np.testing.assert_allclose(found, [0.4], rtol=1e-6)
 
 
-def test_epsilons_of_shards_are_one_ladder():
-    """Two devices of 3 environments are 6 environments."""
+def test_apex_epsilons_span_environments_of_all_shards():
+    """Two shards of 3 environments have the epsilons of 6 environments."""
     epsilon, split = exploration.Epsilon(0.5, 0.1, 100, 7.0), Parallelism("devices", 2)
     of_shard = lambda _: exploration.epsilons(epsilon, 3, jnp.int32(50), split)
     found = jax.vmap(of_shard, axis_name="devices")(jnp.arange(2))
@@ -49,8 +49,8 @@ def test_epsilons_of_shards_are_one_ladder():
     np.testing.assert_allclose(means, [found.mean()] * 2, rtol=1e-6)
 
 
-def test_epsilons_of_each_pool_are_a_whole_ladder():
-    """So the mean over all environments is that of a pool."""
+def test_each_pool_has_full_range_of_apex_epsilons():
+    """The mean over all environments is therefore the mean of one pool."""
     epsilon = exploration.Epsilon(0.4, 0.4, 1, 7.0)
     found = exploration.epsilons(epsilon, 12, jnp.int32(0), Parallelism(num_pools=3))
     np.testing.assert_array_equal(found, exploration.epsilons(epsilon, 4, jnp.int32(0)))
@@ -60,8 +60,8 @@ def test_epsilons_of_each_pool_are_a_whole_ladder():
 
 @pytest.mark.parametrize("num_envs", [1, 3, 1000, 2**20])
 @pytest.mark.parametrize("rollout_length", [1, 7, 128])
-def test_env_steps_stop_before_they_overflow(num_envs, rollout_length):
-    """Exact in whole updates up to 2^30 environment steps, then it stays; the last step of a rollout still fits."""
+def test_env_steps_saturate_before_int32_overflow(num_envs, rollout_length):
+    """Counts are exact up to 2^30 environment steps, then constant. The last step of a rollout still fits in int32."""
     per_update = num_envs * rollout_length
     count = lambda u: int(exploration.env_steps(per_update, jnp.int32(u)))
     most = 2**30 // per_update
@@ -85,14 +85,14 @@ AGENTS = {
 
 @pytest.mark.parametrize("name", AGENTS)
 @pytest.mark.parametrize(("num_envs", "rollout_length"), [(1, 1), pytest.param(4, 5, marks=pytest.mark.slow), (10, 3)])
-def test_agents_count_environment_steps(name, num_envs, rollout_length):
-    """A coin just below the expected epsilon explores, one just above does not; for any update and step."""
+def test_agents_decay_epsilon_by_environment_steps(name, num_envs, rollout_length):
+    """At each update and step, a number just below the expected epsilon explores and one just above does not."""
     agent = AGENTS[name](
         spec_of(num_envs), rollout_length=rollout_length, hidden_sizes=(4,), epsilon_start=1.0, epsilon_end=0.1,
         epsilon_steps=600,
     )  # fmt: skip
     state = jax.jit(agent.init)(jax.random.key(0))
-    if name == "dqn":  # nothing of the replay is looked at
+    if name == "dqn":  # acting does not use the replay buffer
         state = state._replace(replay=())
     obs, noise = jnp.ones((num_envs, 1)), agent.sample_noise(jax.random.key(1), rollout_length, num_envs)
     greedy = int(agent.exploit(state, PolicyInput(obs[:1]), (), None).action[0])
@@ -116,8 +116,8 @@ def test_agents_count_environment_steps(name, num_envs, rollout_length):
             assert not explores(jnp.int32(num_updates), step, epsilon + 1e-4).any(), (num_updates, step)
 
 
-def test_sample_noise_tosses_a_coin_for_each_environment_and_step():
-    """Frequencies are epsilon's in every environment, and what two environments do at once is independent."""
+def test_sample_noise_is_independent_per_environment_and_step():
+    """Exploration has frequency epsilon in each environment, uncorrelated between environments and successive steps."""
     num_steps, num_envs, epsilon = 20_000, 4, 0.3
     noise = exploration.sample_noise(jax.random.key(0), num_steps, num_envs)
     np.testing.assert_array_equal(noise.step, np.arange(num_steps))
@@ -133,13 +133,13 @@ def test_sample_noise_tosses_a_coin_for_each_environment_and_step():
     assert np.abs(correlation - np.eye(2 * num_envs)).max() < 5 / np.sqrt(num_steps)
 
 
-def test_options_allow_what_is_counted():
-    """The number stands in two files, for neither may import the other."""
+def test_max_steps_of_options_equals_max_count():
+    """Two modules define the constant, because neither may import the other."""
     assert option.MAX_STEPS == exploration.MAX_COUNT
 
 
 @pytest.mark.parametrize("action", [Box((3,)), MultiDiscrete((2, 2))])
-def test_num_actions_refuses_other_spaces_by_name(action):
+def test_num_actions_rejects_other_action_spaces(action):
     words = re.escape(f"this one: requires discrete actions, got {action} of test; try ppo")
     with pytest.raises(ValueError, match=f"^{words}$"):
         exploration.num_actions(spec_of(1, action=action), "this one")

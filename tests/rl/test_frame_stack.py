@@ -1,4 +1,4 @@
-"""frames: stacks come back from a rollout of single frames, over every kind of beginning in helpers.histories."""
+"""frame_stack: stacks are rebuilt from a rollout of single frames, for all histories in helpers.histories."""
 
 import functools
 
@@ -20,8 +20,8 @@ LENGTH = 8  # of the rollouts that a history is cut into
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def look(stack, obs):
-    """The stacks [T, N, ...] of one rollout, from what is kept of it; and its frames."""
+def compress_and_decode(stack, obs):
+    """The stacks [T, N, ...] of one rollout, decoded from its compressed rows; and its single frames."""
     steps = Transition(jax.vmap(functools.partial(frame_stack.compress, stack))(obs), *[()] * 6)
     first, last = (jax.tree.map(lambda x, i=i: x[i], obs) for i in (0, -1))
     rows, kept = frame_stack.encode_rollout(stack, Rollout(steps, last, (), first))
@@ -30,19 +30,19 @@ def look(stack, obs):
 
 @pytest.mark.parametrize("name", STACKED)
 @given(seed=seeds)
-def test_a_rollout_of_single_frames_gives_its_stacks_back(name, seed):
+def test_stacks_are_rebuilt_from_rollout_of_single_frames(name, seed):
     case = CASES[name]
     obs = jax.tree.map(lambda x: x[0], history(case, seed, num_histories=1).steps.obs)
     for start in range(0, case.num_steps, LENGTH):
         rollout = jax.tree.map(lambda x: x[start : start + LENGTH], obs)  # noqa: B023
-        found, newest = look(case.layout.frame_stack, rollout)
+        found, newest = compress_and_decode(case.layout.frame_stack, rollout)
         same(found, rollout)
         sizes = [(x.size, y.size) for x, y in zip(*map(jax.tree.leaves, (newest, rollout)), strict=True)]
         assert all(x * case.layout.frame_stack == y for x, y in sizes)
 
 
 @pytest.mark.parametrize("num_frames", [2, 4])
-def test_the_age_of_a_stack_is_the_rows_since_it_began_and_at_most_one_less_than_its_frames(num_frames):
+def test_stack_age_counts_rows_since_stack_start_up_to_num_frames_minus_one(num_frames):
     same = np.random.default_rng(0).random((30, 5)) < 0.2
     before = np.array([0, 1, 1, 0, 1], np.uint8)
     age, expected = before.astype(int), []
@@ -56,10 +56,10 @@ def test_the_age_of_a_stack_is_the_rows_since_it_began_and_at_most_one_less_than
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("algo", "async_pools"), [("ppo", 0), ("pqn", 0), ("ppo", 2)])
-def test_an_agent_that_keeps_single_frames_learns_the_same(algo, async_pools):
-    """From Breakout, lives and all: the update is that of an agent to which the rollout is shown whole.
+def test_update_on_single_frames_matches_update_on_full_stacks(algo, async_pools):
+    """The oracle is an agent that learns from full stacks of the same Breakout rollout, in which lives are lost.
 
-    It is the second rollout, which does not begin where a game does: what its first stacks hold was seen before.
+    The second rollout is used: it starts in the middle of a game, and its first stacks have older frames.
     """
     pytest.importorskip("envpool")
     config = dict(rollout_length=80, num_minibatches=2, num_epochs=1, network="mlp", hidden_sizes=(8,))
@@ -75,7 +75,7 @@ def test_an_agent_that_keeps_single_frames_learns_the_same(algo, async_pools):
 
     @jax.jit
     def act(key):
-        """The same rollout twice: as the agent keeps it, and whole."""
+        """The same rollout twice: with single frames, and with full stacks."""
         both = agent._replace(compress_obs=lambda obs: (agent.compress_obs(obs), obs))
         key_begin, *keys = jax.random.split(key, 3)
         play = lambda actors, key: loop.act(env, both, state, actors, key)[:2]
@@ -85,9 +85,9 @@ def test_an_agent_that_keeps_single_frames_learns_the_same(algo, async_pools):
         return shown(0), shown(1)
 
     kept, shown = act(key)
-    assert (np.asarray(shown.steps.last) & (shown.steps.discount == 0)).any(), "a life must be lost"
+    assert (np.asarray(shown.steps.last) & (shown.steps.discount == 0)).any(), "the rollout must contain a lost life"
     np.testing.assert_array_equal(kept.first_obs, shown.steps.obs[0])
-    assert not (kept.first_obs == kept.first_obs[..., -1:]).all((1, 2, 3)).all(), "stacks of a game that is under way"
+    assert not (kept.first_obs == kept.first_obs[..., -1:]).all((1, 2, 3)).all(), "a rollout within a game"
     size = lambda rollout: sum(x.size for x in jax.tree.leaves(rollout.steps.obs) if x.dtype == jnp.uint8)
     assert size(kept) * 4 == size(shown)
     after, metrics = jax.jit(agent.update)(state, kept, key)

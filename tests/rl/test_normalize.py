@@ -1,4 +1,4 @@
-"""normalize: against numpy in float64, in any order and on any number of devices, and after a long run."""
+"""normalize: statistics against numpy in float64, for any order and number of devices, and after long runs."""
 
 import hypothesis.strategies as st
 import jax
@@ -23,7 +23,7 @@ def batches(seed, num_batches=3):
     return xs.astype(np.float32), rng.random((num_batches, 5, 4)) < 0.7
 
 
-def take_in(xs, masks):
+def statistics_of(xs, masks):
     stats = normalize.init(jnp.zeros(3))
     for x, mask in zip(xs, masks):
         stats = update(stats, x, mask)
@@ -31,50 +31,50 @@ def take_in(xs, masks):
 
 
 def assert_close(stats, mean, var):
-    """Within a fraction of a standard deviation, beyond what float32 can say at that distance from zero."""
+    """Compare with a tolerance of 1e-5 standard deviations plus the rounding of float32 at the mean."""
     std, coarse = np.sqrt(var), 1e-6 * np.abs(mean)
     assert (np.abs(stats.mean - mean) <= 1e-5 * std + coarse).all(), (stats.mean, mean)
     assert (np.abs(np.sqrt(stats.var) - std) <= 1e-5 * std + coarse).all(), (stats.var, var)
 
 
 @given(seed=seeds)
-def test_statistics_are_those_of_all_valid_rows(seed):
+def test_statistics_match_numpy_over_valid_rows(seed):
     xs, masks = batches(seed)
     rows = xs[masks].astype(np.float64)
-    stats = take_in(xs, masks)
+    stats = statistics_of(xs, masks)
     assert stats.num_rows == len(rows)
     assert_close(stats, rows.mean(0), rows.var(0))
 
 
 @given(seed=seeds, order=st.permutations(range(3)))
-def test_order_does_not_matter(seed, order):
+def test_statistics_do_not_depend_on_batch_order(seed, order):
     xs, masks = batches(seed)
     rows = xs[masks].astype(np.float64)
-    assert_close(take_in(xs[order], masks[order]), rows.mean(0), rows.var(0))
+    assert_close(statistics_of(xs[order], masks[order]), rows.mean(0), rows.var(0))
 
 
 @given(seed=seeds, garbage=st.sampled_from([np.nan, np.inf, 1e30]))
-def test_masked_rows_count_nothing(seed, garbage):
+def test_masked_rows_do_not_affect_statistics(seed, garbage):
     xs, masks = batches(seed)
     disturbed = np.where(masks[..., None], xs, garbage).astype(np.float32)
-    jax.tree.map(np.testing.assert_array_equal, take_in(xs, masks), take_in(disturbed, masks))
+    jax.tree.map(np.testing.assert_array_equal, statistics_of(xs, masks), statistics_of(disturbed, masks))
 
 
-def test_a_batch_without_valid_rows_changes_nothing():
+def test_batch_without_valid_rows_leaves_statistics_unchanged():
     xs, masks = batches(0)
-    for stats in (normalize.init(jnp.zeros(3)), take_in(xs, masks)):
+    for stats in (normalize.init(jnp.zeros(3)), statistics_of(xs, masks)):
         after = update(stats, xs[0], np.zeros_like(masks[0]))
         jax.tree.map(np.testing.assert_array_equal, after, stats)
 
 
 @given(seed=seeds)
-def test_devices_count_together(seed):
-    """Environments split over an axis give every device the statistics of all."""
+def test_update_combines_statistics_of_all_devices(seed):
+    """Environments are split over a mapped axis. Each device gets the statistics of all environments."""
     xs, masks = batches(seed)
     split = jax.vmap(
         lambda stats, x, mask: normalize.update(stats, x, mask, "devices"), (None, 1, 1), axis_name="devices"
     )
-    stats = take_in(xs[:2], masks[:2])
+    stats = statistics_of(xs[:2], masks[:2])
     together = split(stats, xs[2].reshape(5, 2, 2, 3), masks[2].reshape(5, 2, 2))
     rows = xs[masks].astype(np.float64)
     for stats in (normalize.Stats(*leaves) for leaves in zip(*together)):
@@ -82,8 +82,8 @@ def test_devices_count_together(seed):
 
 
 @given(seed=seeds, num_devices=st.sampled_from([1, 2, 4]))
-def test_moments_are_those_of_the_weighted_rows_of_all_devices(seed, num_devices):
-    """Some devices may have no row that counts, and of some columns none has."""
+def test_pooled_moments_match_weighted_rows_of_all_devices(seed, num_devices):
+    """A column may have no row with positive weight on some devices, or on all of them."""
     rng = np.random.default_rng(seed)
     weight = rng.uniform(0.1, 2, (num_devices, 3, 6)) * (rng.random((num_devices, 3, 1)) < 0.7)
     x = np.where(weight > 0, rng.normal(rng.choice([0, -3, 500]), rng.choice([0.1, 30]), weight.shape), np.nan)
@@ -100,7 +100,7 @@ def test_moments_are_those_of_the_weighted_rows_of_all_devices(seed, num_devices
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.int32, np.bool_])
-def test_any_number_is_a_number(dtype):
+def test_statistics_accept_integer_and_bool_observations(dtype):
     x = np.random.default_rng(0).integers(0, 2, (5, 4, 3)).astype(dtype)
     stats = update(normalize.init(jnp.zeros(3)), x, np.ones((5, 4), bool))
     assert_close(stats, x.mean((0, 1)), x.var((0, 1)))
@@ -113,13 +113,13 @@ def test_apply_standardizes_and_clips():
     np.testing.assert_allclose(normalize.apply(stats, jnp.array([5.0, 1.0])), [2, 10], rtol=1e-5)
 
 
-def test_before_any_row_apply_only_clips():
+def test_apply_only_clips_before_first_update():
     stats = normalize.init(jnp.zeros(()))
     np.testing.assert_allclose(normalize.apply(stats, jnp.array([0.5, -20.0])), [0.5, -10], rtol=1e-6)
 
 
-def test_each_array_of_a_row_has_its_own_statistics():
-    """Compare a tree with its arrays one by one; without statistics nothing is computed."""
+def test_each_array_of_observation_tree_has_separate_statistics():
+    """The oracle is each array alone. Without statistics, `()`, functions return their input or `()`."""
     xs, masks = batches(0, num_batches=1)
     rows = {"a": xs[0], "b": (xs[0, ..., :1] * 7,)}
     stats = normalize.update(normalize.init(jax.tree.map(lambda x: x[0, 0], rows)), rows, masks[0])
@@ -137,8 +137,8 @@ finite = st.floats(width=32, allow_nan=False, allow_infinity=False)
 @given(xs=st.lists(st.lists(finite, min_size=4, max_size=4), min_size=1, max_size=4))
 @example(xs=[[1e20, -1e20, 0.0, 1.0]])
 @example(xs=[[3e38, -3e38, 3e38, -3e38], [-3e38, 3e38, 0.0, 3e38]])
-def test_no_finite_number_makes_statistics_that_are_not(xs):
-    """Observations and rewards alike, over several batches; what is standardized is within its bounds."""
+def test_statistics_stay_finite_for_all_finite_inputs(xs):
+    """Observations and rewards over several batches. Normalized numbers are within [-10, 10]."""
     stats, scale = normalize.init(jnp.zeros(())), normalize.init_reward(4)
     valid, last = np.ones((1, 4), bool), np.zeros((1, 4), bool)
     for x in xs:
@@ -152,27 +152,27 @@ def test_no_finite_number_makes_statistics_that_are_not(xs):
 
 
 @pytest.mark.parametrize("number", [np.nan, np.inf, -np.inf])
-def test_what_is_no_number_is_not_hidden(number):
+def test_nan_and_infinity_make_mean_nonfinite(number):
     stats = update(normalize.init(jnp.zeros(())), np.float32([[1.0, number]]), np.ones((1, 2), bool))
     assert not np.isfinite(stats.mean)
 
 
-def test_a_constant_becomes_zero():
+def test_apply_maps_constant_observation_to_zero():
     x = jnp.full((5, 4, 1), 7.0)
     stats = update(normalize.init(jnp.zeros(1)), x, jnp.ones((5, 4), bool))
     np.testing.assert_array_equal(normalize.apply(stats, x), jnp.zeros_like(x))
 
 
 def run_long(stats, pool, num_batches):
-    """The batches of pool [P, B], over and over."""
+    """The statistics after `num_batches` updates with the batches of pool [P, B] in turn."""
     everything = jnp.ones(pool.shape[1], bool)
-    take_in = lambda i, stats: normalize.update(stats, pool[i % len(pool)], everything)
-    return jax.jit(lambda stats: jax.lax.fori_loop(0, num_batches, take_in, stats))(stats)
+    update_once = lambda i, stats: normalize.update(stats, pool[i % len(pool)], everything)
+    return jax.jit(lambda stats: jax.lax.fori_loop(0, num_batches, update_once, stats))(stats)
 
 
 @pytest.mark.slow
-def test_200_million_rows_and_still_listening():
-    """Far from zero, where float32 knows 1000 only to 6e-5; then the world moves by one standard deviation."""
+def test_statistics_stay_accurate_and_adaptive_after_200_million_rows():
+    """The mean is 1000, where float32 has a rounding of 6e-5. Then all rows shift by one standard deviation."""
     rows = np.random.default_rng(0).normal(1000, 1, (32, 1000)).astype(np.float32)
     exact = rows.astype(np.float64)
     stats = run_long(normalize.init(jnp.zeros(())), jnp.asarray(rows), 200_000)
@@ -184,15 +184,15 @@ def test_200_million_rows_and_still_listening():
     assert abs(moved.mean - expected) < 5e-3
 
 
-def test_single_rows_count_beyond_2_to_the_24():
-    """A float32 counter sticks at 16,777,216. The newest row still weighs SMALLEST_WEIGHT."""
+def test_single_row_still_changes_statistics_after_2_to_the_24_rows():
+    """A float32 counter stops at 16,777,216. A new row still has weight SMALLEST_WEIGHT."""
     stats = normalize.init(jnp.zeros(()))._replace(num_rows=jnp.float32(2**24))
     after = update(stats, jnp.array([3.0]), jnp.array([True]))
     np.testing.assert_allclose(after.mean, 3 * normalize.SMALLEST_WEIGHT, rtol=1e-5)
 
 
 def episodes(seed, num_steps=12, num_envs=3):
-    """reward, last and valid [T, N] with the reset rows that follow ends."""
+    """Random reward, last and valid, [T, N]. A reset row follows each episode end."""
     rng = np.random.default_rng(seed)
     last = rng.random((num_steps, num_envs)) < 0.2
     valid = np.ones_like(last)
@@ -203,7 +203,7 @@ def episodes(seed, num_steps=12, num_envs=3):
 
 
 def reward_oracle(reward, last, valid, gamma):
-    """The discounted sums so far of all valid steps, in float64."""
+    """The discounted sums of rewards up to each valid step, in float64."""
     totals = []
     for i in range(reward.shape[1]):
         total = 0.0
@@ -215,8 +215,8 @@ def reward_oracle(reward, last, valid, gamma):
 
 
 @given(seed=seeds, cut=st.sampled_from([4, 12]))
-def test_rewards_are_scaled_by_the_spread_of_discounted_sums(seed, cut):
-    """Whether they come in one rollout or in several: sums go on over the cut."""
+def test_rewards_are_scaled_by_std_of_discounted_sums(seed, cut):
+    """The result is the same for one rollout and for three, because sums continue across rollouts."""
     reward, last, valid = episodes(seed)
     scale = normalize.init_reward(3)
     for start in range(0, 12, cut):
@@ -227,7 +227,7 @@ def test_rewards_are_scaled_by_the_spread_of_discounted_sums(seed, cut):
     np.testing.assert_allclose(normalize.apply_reward(scale, reward), expected, rtol=1e-4)
 
 
-def test_reward_sums_worked_by_hand():
+def test_reward_statistics_equal_hand_calculation():
     reward, last = jnp.array([[1.0], [2.0], [0.0], [4.0]]), jnp.array([[False], [True], [False], [False]])
     valid = jnp.array([[True], [True], [False], [True]])
     scale = normalize.update_reward(normalize.init_reward(1), reward, last, valid, 0.5)
@@ -236,8 +236,8 @@ def test_reward_sums_worked_by_hand():
     np.testing.assert_array_equal(scale.total, [4.0])
 
 
-def test_clip_rewards_keeps_signs():
-    """Replace -7, 0 and 0.5 by -1, 0 and 1; leave them if clipping is off or undecided."""
+def test_clip_rewards_replaces_rewards_by_signs():
+    """-7, 0 and 0.5 become -1, 0 and 1. With clipping False or None they stay."""
     rows = jnp.array([[-7.0, 0.0, 0.5]])
     steps = Transition(obs=(), action=(), reward=rows, discount=(), last=(), valid=(), extras=())
     rollout = Rollout(steps, next_obs=(), carry=())
@@ -253,8 +253,8 @@ def test_zero_rewards_stay_zero():
     np.testing.assert_array_equal(normalize.apply_reward(scale, reward), reward)
 
 
-def test_weights_may_sum_to_less_than_1():
-    """1 and 3 with equal weights: mean 2 and variance 1, however small the weights are, in one part or in two."""
+def test_moments_accept_weights_that_sum_to_less_than_one():
+    """1 and 3 with equal small weights have mean 2 and variance 1, computed at once or in parts."""
     x, weight = jnp.array([1.0, 3.0, jnp.nan]), jnp.array([1e-3, 1e-3, 0.0])
     found = normalize.moments(x, weight)
     np.testing.assert_allclose(found, [2e-3, 2, 1], rtol=1e-6)

@@ -1,4 +1,4 @@
-"""off_policy: gradient steps and target updates counted against fractions, and loops that seeds share."""
+"""off_policy: gradient step and target update counts against exact fractions, and loops shared by vmapped seeds."""
 
 import re
 from fractions import Fraction
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.unit
 
 
 def as_fraction(ratio):
-    """As it is written: 0.1 is 1/10."""
+    """The fraction of the decimal text: 0.1 is 1/10."""
     return Fraction(str(ratio))
 
 
@@ -38,8 +38,8 @@ def due(schedule, counts, num_updates):
 @given(RATIOS, st.integers(1, 9), st.integers(0, 60_000))
 @example(0.1, 1, 0)
 @example(0.003, 7, 1)
-def test_num_grad_steps_due_holds_the_ratio_exactly(num_envs, ratio, rollout_length, first_learning):
-    """After each update as many have been made as fractions say, and none makes more than the most."""
+def test_num_grad_steps_due_follows_replay_ratio_exactly(num_envs, ratio, rollout_length, first_learning):
+    """After each update, the total matches exact fractions. No update has more than max_grad_steps."""
     schedule = ReplayRatio(as_fraction(ratio), first_learning, rollout_length * num_envs)
     counts, made = off_policy.init(), []
     for num_updates in range(25):
@@ -53,8 +53,8 @@ def test_num_grad_steps_due_holds_the_ratio_exactly(num_envs, ratio, rollout_len
 
 
 @pytest.mark.parametrize("num_updates", [2**20, 2**31 - 2])
-def test_num_grad_steps_due_holds_the_ratio_beyond_what_int32_counts(num_updates):
-    """2.5 gradient steps an update: 2 and 3 in turns, however many environment steps there have been."""
+def test_num_grad_steps_due_follows_replay_ratio_beyond_int32_step_counts(num_updates):
+    """2.5 gradient steps per update alternate between 2 and 3, after any number of environment steps."""
     schedule = ReplayRatio(Fraction("0.0025"), 2000, 1000)
     first, counts = due(schedule, off_policy.init(), num_updates)
     second, counts = due(schedule, counts, num_updates)
@@ -65,14 +65,14 @@ def test_num_grad_steps_due_holds_the_ratio_beyond_what_int32_counts(num_updates
     ("ratio", "steps_per_update", "most"), [("1/10", 5, 1), ("1/10", 25, 3), ("4", 8, 32), ("3/2", 3, 5), ("1/2", 4, 2)]
 )
 def test_max_grad_steps_is_reached(ratio, steps_per_update, most):
-    """By the largest debt, one part less than a step: 3/2 of 3 steps and 1/2 that was left are 5."""
+    """The largest debt is one part less than a gradient step: 3/2 * 3 steps and a debt of 1/2 make 5."""
     schedule = ReplayRatio(Fraction(ratio), 0, steps_per_update)
     largest = off_policy.init()._replace(grad_step_debt=jnp.int32(schedule.ratio.denominator - 1))
     assert off_policy.max_grad_steps(schedule) == most == due(schedule, largest, 0)[0]
 
 
-def test_gradient_steps_are_as_many_as_are_due_each_with_keys_of_its_own():
-    """Of at most 5; the state is the number of steps so far, and metrics are summed."""
+def test_gradient_steps_runs_number_due_with_unique_keys():
+    """At most 5 steps are made. The state is the number of steps so far, and metrics are summed."""
 
     def step(state, keys):
         assert keys.shape == (2,)
@@ -87,8 +87,8 @@ def test_gradient_steps_are_as_many_as_are_due_each_with_keys_of_its_own():
         assert not sums["seen"][num_steps:].any()
 
 
-def test_same_for_all_seeds_is_not_batched():
-    """Under vmap a loop on it stays a loop of one condition, and each seed gets its own result."""
+def test_same_for_all_seeds_keeps_loop_condition_scalar_under_vmap():
+    """Under vmap, a loop that uses it has one scalar condition, and each seed gets the correct result."""
     run = lambda num, x: jax.lax.fori_loop(0, off_policy.same_for_all_seeds(num), lambda i, x: 2 * x, x)
     found = jax.vmap(run)(jnp.int32([3, 3]), jnp.float32([1, 5]))
     np.testing.assert_array_equal(found, [8, 40])
@@ -101,8 +101,8 @@ def test_same_for_all_seeds_is_not_batched():
 
 
 @jax.jit
-def moves(numerator, denominator, period):
-    """[200] the gradient step whose parameters are the target's, after each of so many steps. One program for all."""
+def target_history(numerator, denominator, period):
+    """After each of 200 gradient steps: the step whose parameters the target has. All examples share one program."""
     schedule = SimpleNamespace(ratio=SimpleNamespace(numerator=numerator, denominator=denominator))
 
     def step(carry, params):
@@ -119,12 +119,13 @@ def moves(numerator, denominator, period):
 @example(0.003, 300)
 @example(4, 1)
 @example(1.5, 500)
-def test_update_target_moves_when_a_period_of_environment_steps_has_passed(ratio, period):
-    """Step g is worth g / ratio environment steps: floor(g / ratio / period) moves, or one at each step if it takes
-    more than a period.
+def test_update_target_copies_after_each_period_of_environment_steps(ratio, period):
+    """After step g, at g / ratio environment steps, there are floor(g / ratio / period) copies.
+
+    If one gradient step takes more environment steps than a period, each step copies.
     """
     ratio = as_fraction(ratio)
-    found = np.asarray(moves(ratio.numerator, ratio.denominator, period))
+    found = np.asarray(target_history(ratio.numerator, ratio.denominator, period))
     periods = [int(g / ratio / period) for g in range(201)]
     often = 1 / ratio > period
     expected, latest = [], 0
@@ -136,7 +137,7 @@ def test_update_target_moves_when_a_period_of_environment_steps_has_passed(ratio
     assert num_moves == (200 if often else periods[200])
 
 
-def test_update_target_with_a_step_size_is_an_average():
+def test_update_target_with_tau_below_1_is_moving_average():
     # 3/4 * 8 + 1/4 * 4 = 7, then 3/4 * 7 + 1/4 * 4 = 6.25
     schedule, counts = ReplayRatio(Fraction(1), 0, 1), off_policy.init()
     once, counts = off_policy.update_target(schedule, 1, 0.25, jnp.float32(4), jnp.float32(8), counts)
@@ -144,13 +145,13 @@ def test_update_target_with_a_step_size_is_an_average():
     assert (float(once), float(twice)) == (7, 6.25)
 
 
-def test_update_target_leaves_the_gradient_steps_that_are_due():
+def test_update_target_keeps_gradient_step_debt():
     counts = off_policy.Counts(jnp.int32(5), jnp.int32(0))
     _, after = off_policy.update_target(ReplayRatio(Fraction("0.3"), 0, 1), 7, 1.0, jnp.ones(2), jnp.zeros(2), counts)
-    assert after == (5, 10)  # a step is 10/3 environment steps, of 7, in thirds
+    assert after == (5, 10)  # a gradient step is 10/3 environment steps of 7, counted in thirds
 
 
-# What cannot be counted
+# Ratios that cannot be counted exactly
 
 
 @pytest.mark.parametrize(
@@ -164,7 +165,7 @@ def test_update_target_leaves_the_gradient_steps_that_are_due():
         (3.5, 2**29, 1),
     ],
 )
-def test_check_names_the_nearest_ratio_that_can_be_counted(ratio, steps, target_update_interval):
+def test_check_rejects_uncountable_ratio_and_suggests_near_countable_one(ratio, steps, target_update_interval):
     asked = as_fraction(ratio)
     words = rf"^replay_ratio: cannot be counted exactly with {steps} steps per update and target_update_interval "
     with pytest.raises(
@@ -177,5 +178,5 @@ def test_check_names_the_nearest_ratio_that_can_be_counted(ratio, steps, target_
 
 
 @pytest.mark.parametrize("ratio", [0.1, 1, 4, 0.0025])
-def test_check_lets_ratios_in_use_through(ratio):
+def test_check_accepts_common_ratios(ratio):
     off_policy.check(ReplayRatio(as_fraction(ratio), 0, 8 * 4096), 10_000, as_fraction)

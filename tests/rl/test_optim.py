@@ -1,4 +1,4 @@
-"""The optimizer: Adam's first steps, the bound of the gradient's norm, and the schedule of the learning rate."""
+"""optim: Adam's first steps, clipping of the gradient norm, and learning rate schedules."""
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +22,7 @@ def steps_of(optimizer, gradients, params):
 
 
 def adam(gradients, rate, epsilon, bound):
-    """Adam in a plain loop, with the gradient's norm bounded (Kingma & Ba 2015, algorithm 1)."""
+    """Adam in a plain loop, with the gradient norm clipped (Kingma & Ba 2015, algorithm 1)."""
     m = v = x = np.zeros(len(gradients[0]))
     found = []
     for t, g in enumerate(gradients, start=1):
@@ -36,8 +36,8 @@ def adam(gradients, rate, epsilon, bound):
 
 @pytest.mark.parametrize("size", [MAX_FLAT, MAX_FLAT + 1])
 @pytest.mark.parametrize("bound", [0, 0.5, 100.0])
-def test_it_is_adam_with_a_bounded_gradient(size, bound):
-    """As one vector up to MAX_FLAT parameters, and leaf by leaf beyond. A large epsilon shows the gradient's scale."""
+def test_optimizer_matches_adam_with_clipped_gradient_norm(size, bound):
+    """Up to MAX_FLAT parameters are one vector, more are leaves. With a large epsilon the gradient's scale matters."""
     gradients = np.zeros((3, size))
     gradients[:, :3] = [[3.0, -4.0, 0.5], [0.1, 0.2, -0.1], [-1.0, 0.0, 2.0]]
     tree = lambda x: {"a": jnp.float32(x[:2]), "b": jnp.float32(x[2:])}
@@ -49,8 +49,8 @@ def test_it_is_adam_with_a_bounded_gradient(size, bound):
     assert is_flat == (size == MAX_FLAT)
 
 
-def test_a_bound_of_0_that_is_traced_lets_nothing_through():
-    """Only a Python 0 removes the bound; a number that JAX traces cannot choose the program."""
+def test_traced_max_grad_norm_of_0_clips_gradient_to_zero():
+    """Only a Python 0 disables clipping. A traced number cannot select the program."""
     run = jax.jit(
         lambda bound, g: make_optimizer(0.1, epsilon=1.0, max_grad_norm=bound).update(
             g, make_optimizer(0.1, epsilon=1.0, max_grad_norm=bound).init(g), g
@@ -60,13 +60,13 @@ def test_a_bound_of_0_that_is_traced_lets_nothing_through():
 
 
 def test_radam_starts_with_plain_momentum():
-    """Until its variance can be known, a step is the mean gradient (Liu et al. 2020, algorithm 2): 0.1 * 2 = 0.2."""
+    """Before the variance is tractable, a step is the mean gradient (Liu et al. 2020, algorithm 2): 0.1 * 2 = 0.2."""
     optimizer = make_optimizer(0.1, epsilon=1e-8, max_grad_norm=0, kind="radam")
     found, _ = steps_of(optimizer, [jnp.array([2.0])] * 3, jnp.zeros(1))
     np.testing.assert_allclose(found, [[-0.2], [-0.4], [-0.6]], rtol=1e-6)
 
 
-def test_a_schedule_is_counted_in_the_last_state():
+def test_last_optimizer_state_counts_steps_of_schedule():
     optimizer = make_optimizer(linear_schedule(0.1, True, 4), epsilon=1e-8, max_grad_norm=0)
     found, state = steps_of(optimizer, [jnp.array([2.0])] * 3, jnp.zeros(1))
     assert state[-1].count == 3
@@ -74,19 +74,19 @@ def test_a_schedule_is_counted_in_the_last_state():
 
 
 @pytest.mark.parametrize("anneal", [True, False])
-def test_a_linear_schedule_ends_at_0_and_a_constant_one_stays(anneal):
+def test_linear_schedule_ends_at_zero_and_constant_schedule_stays(anneal):
     schedule = linear_schedule(0.8, anneal, 4)
     expected = [0.8, 0.6, 0.4, 0.2, 0.0, 0.0] if anneal else [0.8] * 6
     np.testing.assert_allclose([schedule(count) for count in range(6)], expected, rtol=1e-6)
 
 
 @pytest.mark.parametrize("num_steps", [3, 1000, 12_345])
-def test_a_rate_is_never_negative(num_steps):
+def test_linear_schedule_is_never_negative(num_steps):
     counts = jnp.arange(num_steps - 2, num_steps + 2)
     assert np.all(np.asarray(jax.vmap(linear_schedule(2.5e-4, True, num_steps))(counts)) >= 0)
 
 
-def test_as_many_steps_as_int32_counts():
+def test_linear_schedule_rejects_more_steps_than_int32():
     linear_schedule(1e-3, True, 2**31 - 1)
     with pytest.raises(ValueError, match="2147483648 gradient steps in all are more than 2147483647"):
         linear_schedule(1e-3, True, 2**31)

@@ -1,4 +1,4 @@
-"""returns: against the forward view in plain loops, numbers worked by hand, and what must not matter."""
+"""returns: against the forward view in plain loops and hand calculation, and independence of unrelated rows."""
 
 import hypothesis.strategies as st
 import jax
@@ -21,7 +21,7 @@ shapes = st.sampled_from([(1, 1), (7, 3), (16, 4)])
 
 
 def history(seed, shape):
-    """reward, gamma * discount, next_value, last, and valid, all [T, N], as environments give them."""
+    """Random reward, gamma * discount, next_value, last and valid, [T, N], with a reset row after each episode end."""
     rng = np.random.default_rng(seed)
     valid = np.ones(shape, bool)
     last = rng.random(shape) < rng.choice([0.0, 0.1, 0.5])
@@ -37,7 +37,7 @@ def history(seed, shape):
 
 
 def n_step_oracle(reward, discount, next_value, last, n):
-    """Rewards of up to n steps of one episode, then the value. One environment, float64."""
+    """Returns of one environment in float64: rewards of up to n steps of one episode, then the value."""
     result = np.zeros(len(reward))
     for t in range(len(reward)):
         weight = 1.0
@@ -51,7 +51,7 @@ def n_step_oracle(reward, discount, next_value, last, n):
 
 
 def lambda_oracle(reward, discount, next_value, last, lambda_):
-    """The forward view: n-step returns weighted (1 - lambda) lambda^(n - 1), the longest with all that is left."""
+    """The forward view: n-step returns with weights (1 - lambda) lambda^(n - 1), the rest for the longest."""
     num_steps = len(reward)
     n_steps = [n_step_oracle(reward, discount, next_value, last, n) for n in range(1, num_steps + 1)]
     result = np.zeros(num_steps)
@@ -69,7 +69,7 @@ def each_environment(oracle, *arrays, argument):
 
 
 @given(seed=seeds, shape=shapes, lambda_=lambdas)
-def test_lambda_returns_are_the_forward_view(seed, shape, lambda_):
+def test_lambda_returns_match_forward_view(seed, shape, lambda_):
     *arrays, _ = history(seed, shape)
     expected = each_environment(lambda_oracle, *arrays, argument=lambda_)
     result = lambda_returns(*arrays, lambda_)
@@ -78,15 +78,15 @@ def test_lambda_returns_are_the_forward_view(seed, shape, lambda_):
 
 
 @given(seed=seeds, shape=shapes)
-def test_lambda_0_is_td(seed, shape):
+def test_lambda_0_gives_one_step_td_targets(seed, shape):
     reward, discount, next_value, last, _ = history(seed, shape)
     result = lambda_returns(reward, discount, next_value, last, 0.0)
     np.testing.assert_allclose(result, reward + discount * next_value, rtol=1e-6, atol=1e-6)
 
 
 @given(seed=seeds, shape=shapes)
-def test_lambda_1_is_monte_carlo(seed, shape):
-    """Only the values where an episode or the rollout breaks off count."""
+def test_lambda_1_gives_monte_carlo_returns(seed, shape):
+    """Only values at the end of an episode or of the rollout are used. All others are set to 1e6."""
     reward, discount, next_value, last, _ = history(seed, shape)
     breaks = last.copy()
     breaks[-1] = True
@@ -96,7 +96,7 @@ def test_lambda_1_is_monte_carlo(seed, shape):
 
 
 @given(seed=seeds, shape=shapes, lambda_=lambdas)
-def test_gae_sums_decayed_td_errors(seed, shape, lambda_):
+def test_gae_matches_sum_of_discounted_td_errors(seed, shape, lambda_):
     """A[t] = delta[t] + discount[t] * lambda * A[t + 1], cut at last, where next_value[t] is value[t + 1]."""
     reward, discount, next_value, last, _ = history(seed, shape)
     value = np.concatenate([np.full_like(next_value[:1], 0.5), next_value[:-1]])
@@ -109,9 +109,9 @@ def test_gae_sums_decayed_td_errors(seed, shape, lambda_):
 
 
 @given(seed=seeds, shape=shapes, lambda_=lambdas)
-def test_reset_rows_reach_no_other_row(seed, shape, lambda_):
+def test_reset_rows_do_not_affect_other_rows(seed, shape, lambda_):
     reward, discount, next_value, last, valid = history(seed, shape)
-    valid[0] = True  # whatever came before the rollout
+    valid[0] = True  # the rollout starts with a valid row
     disturbed = [np.where(valid, x, 1e6).astype(np.float32) for x in (reward, discount, next_value)]
     calm = lambda_returns(reward, discount, next_value, last, lambda_)
     np.testing.assert_array_equal(
@@ -120,8 +120,8 @@ def test_reset_rows_reach_no_other_row(seed, shape, lambda_):
 
 
 @given(seed=seeds, lambda_=lambdas)
-def test_nothing_crosses_an_end(seed, lambda_):
-    """Cut where all episodes end, the two halves know all they need."""
+def test_lambda_returns_do_not_cross_episode_end(seed, lambda_):
+    """All episodes end at row 6, so rows 0 to 6 alone give the same returns."""
     *arrays, last, _ = history(seed, (16, 4))
     last[6] = True
     whole = lambda_returns(*arrays, last, lambda_)
@@ -136,28 +136,28 @@ def column(*numbers):
 HALF = {"reward": column(1, 2, 3), "next_value": column(10, 20, 30), "lambda_": 0.5}
 
 
-def test_numbers_worked_by_hand():
+def test_lambda_returns_equal_hand_calculation():
     result = returns.lambda_returns(**HALF, discount=column(0.5, 0.5, 0.5), last=jnp.zeros((3, 1), bool))
     # 3 + .5 * 30 = 18;  2 + .5 * (.5 * 20 + .5 * 18) = 11.5;  1 + .5 * (.5 * 10 + .5 * 11.5) = 6.375
     np.testing.assert_array_equal(result, column(6.375, 11.5, 18))
 
 
-def test_truncation_bootstraps_and_cuts():
+def test_truncation_bootstraps_and_cuts_return():
     last = jnp.array([[False], [True], [False]])
     result = returns.lambda_returns(**HALF, discount=column(0.5, 0.5, 0.5), last=last)
-    # 2 + .5 * 20 = 12, whatever follows;  1 + .5 * (.5 * 10 + .5 * 12) = 6.5
+    # 2 + .5 * 20 = 12, independent of later rows;  1 + .5 * (.5 * 10 + .5 * 12) = 6.5
     np.testing.assert_array_equal(result, column(6.5, 12, 18))
 
 
-def test_termination_ends_value():
+def test_termination_does_not_bootstrap():
     last = jnp.array([[False], [True], [False]])
     result = returns.lambda_returns(**HALF, discount=column(0.5, 0, 0.5), last=last)
     # 2;  1 + .5 * (.5 * 10 + .5 * 2) = 4
     np.testing.assert_array_equal(result, column(4, 2, 18))
 
 
-def test_environments_and_seeds_do_not_mix():
-    """A vmap over seeds, and a slice of environments, are the plain call."""
+def test_environments_and_seeds_are_independent():
+    """The oracle is a separate call for each seed and environment."""
     batch = [np.stack(xs) for xs in zip(*(history(seed, (7, 3))[:4] for seed in range(2)))]
     together = jax.vmap(lambda *xs: returns.lambda_returns(*xs, 0.8))(*batch)
     for seed in range(2):

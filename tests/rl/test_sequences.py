@@ -1,4 +1,4 @@
-"""Sequences cut from rollouts, and a memory recomputed over them, against one environment at a time in plain Python."""
+"""sequences: rollouts are cut into sequences and carries recomputed, against a plain Python loop per environment."""
 
 import jax
 import jax.numpy as jnp
@@ -43,8 +43,8 @@ def recompute(length):
 RECOMPUTE = {length: recompute(length) for length in (1, 2, 3, T)}
 
 
-def one_at_a_time(valid):
-    """Outputs [T + 1, N, 2] and carries before each step [T, N, 3] of each environment alone, step by step."""
+def step_each_environment(valid):
+    """Outputs [T + 1, N, 2] and carries before each step [T, N, 3], from a loop over environments and steps."""
     outputs, carries = np.zeros((T + 1, N, 2), np.float32), np.zeros((T, N, 3), np.float32)
     for n in range(N):
         carry = (CARRY[0][None, n],)
@@ -60,26 +60,26 @@ def one_at_a_time(valid):
 
 @settings(max_examples=25, deadline=None)
 @given(ends=st.lists(st.integers(0, T * N - 1), max_size=8), length=st.sampled_from([1, 2, 3, T]))
-def test_the_memory_is_that_of_one_environment_at_a_time_wherever_episodes_end(ends, length):
+def test_recompute_matches_loop_per_environment_for_any_episode_ends(ends, length):
     valid = np.ones((T, N), bool)
     valid.reshape(-1)[ends] = False
     outputs, before = RECOMPUTE[length](valid)
-    expected, carries = one_at_a_time(valid)
+    expected, carries = step_each_environment(valid)
     np.testing.assert_allclose(outputs, expected, rtol=1e-4, atol=1e-5)
     starts = carries[::length].reshape(-1, 3)  # sequence c * N + n begins at step c * length of environment n
     np.testing.assert_allclose(before[0], starts, rtol=1e-4, atol=1e-5)
     begins = ~np.concatenate([np.ones((1, N), bool), valid[:-1]])[::length].reshape(-1)
-    assert not np.asarray(before[0])[begins].any(), "an episode begins with the initial carry, to the bit"
+    assert not np.asarray(before[0])[begins].any(), "an episode must start with exactly the initial carry"
 
 
-def test_sequences_are_consecutive_steps_of_one_environment():
+def test_flatten_gives_sequences_of_consecutive_steps_of_one_environment():
     steps = jnp.arange(T)[:, None] * 10 + jnp.arange(N)[None]  # 10 t + n
     np.testing.assert_array_equal(minibatch.flatten(steps), [10 * t + n for t in range(T) for n in range(N)])
     expected = [[10 * (2 * c + i) + n for i in range(2)] for c in range(T // 2) for n in range(N)]
     np.testing.assert_array_equal(minibatch.flatten(steps, 2), expected)
 
 
-def test_a_burn_in_computes_the_carry_and_takes_no_gradient():
+def test_burn_in_computes_carry_without_gradient():
     obs, reset = OBS[:-1].swapaxes(0, 1), jnp.zeros((N, T), bool).at[1, 1].set(True).at[2, 3].set(True)
     assert sequences.after_burn_in(unroll, obs, CARRY, reset, 0)[0] is obs
     rest = sequences.after_burn_in(unroll, obs, CARRY, reset, 2)
@@ -87,7 +87,7 @@ def test_a_burn_in_computes_the_carry_and_takes_no_gradient():
     np.testing.assert_array_equal(rest[2], reset[:, 2:])
     whole = unroll(obs, CARRY, reset)[0]
     np.testing.assert_allclose(unroll(*rest)[0], whole[:, 2:], rtol=1e-5, atol=1e-6)
-    assert not np.asarray(rest[1][0][1]).any(), "an episode begins after the burn-in"
+    assert not np.asarray(rest[1][0][1]).any(), "an episode starts after the burn-in, so its carry must be zero"
     loss = lambda carry: unroll(*sequences.after_burn_in(unroll, obs, carry, reset, 2))[0].sum()
     assert not np.asarray(jax.grad(loss)(CARRY)[0]).any()
 
@@ -103,7 +103,7 @@ def test_a_burn_in_computes_the_carry_and_takes_no_gradient():
         ),
     ],
 )
-def test_sizes_that_do_not_fit_are_refused(options, message):
+def test_validate_rejects_invalid_sizes(options, message):
     config = PQN(**dict(memory="gru", rollout_length=T, num_minibatches=1) | options)
     with pytest.raises(ValueError, match=message):
         sequences.validate(config, SPEC)

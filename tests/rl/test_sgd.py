@@ -1,4 +1,4 @@
-"""sgd: which rows a gradient step sees, with which weights, against numpy."""
+"""sgd: rows, weights and standardized advantages of each minibatch, against numpy."""
 
 from typing import NamedTuple
 
@@ -20,7 +20,7 @@ class Rows(NamedTuple):
 
 @jax.jit
 def steps(rows, key):
-    """What each of 4 gradient steps sees: two epochs of two minibatches."""
+    """The minibatches of 4 gradient steps: two epochs of two minibatches."""
     seen = lambda learner, batch: (learner + 1, batch)
     epochs = sgd.Epochs(2, 2, None, seen, standardize_field="advantage")
     order, _ = sgd._plan(epochs, rows, key, ())
@@ -32,7 +32,7 @@ def steps(rows, key):
 @example(valid=np.eye(8, dtype=bool)[3], seed=0)
 @example(valid=np.zeros(8, bool), seed=0)
 def test_minibatches_are_weighted_and_standardized_over_their_valid_rows(valid, seed):
-    """Each epoch has all rows once. The only valid row of a minibatch keeps its advantage, which would become 0."""
+    """Each epoch has all rows once. A minibatch with one valid row keeps its advantage, which would become 0."""
     advantage = np.float32(np.random.default_rng(seed).normal(3, 2, 8))
     rows = Rows(jnp.arange(8), jnp.float32(valid), jnp.asarray(advantage))
     count, batches = jax.device_get(steps(rows, jax.random.key(seed)))

@@ -1,4 +1,4 @@
-"""Values as weighted atoms: the projection on fixed atoms and the loss of quantiles, against rlax and by hand."""
+"""value_distributions: projection on fixed atoms and quantile loss, against rlax and hand calculation."""
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +10,7 @@ from jaxrl_fast.rl import value_distributions
 pytestmark = pytest.mark.unit
 
 
-def test_projection_worked_by_hand():
+def test_projection_equals_hand_calculation():
     # On -1, 0, 1: 0.25 is 3/4 of 0 and 1/4 of 1;  -0.5 is half and half;  5 and -9 are clipped to the ends.
     support = jnp.float32([-1, 0, 1])
     goal = value_distributions.Atoms(
@@ -20,7 +20,7 @@ def test_projection_worked_by_hand():
     np.testing.assert_allclose(value_distributions.project(goal, support), expected, rtol=1e-6, atol=1e-7)
 
 
-def test_projection_is_that_of_rlax(rlax):
+def test_projection_matches_rlax(rlax):
     rng = np.random.default_rng(0)
     support = jnp.linspace(-2, 3, 11, dtype=jnp.float32)
     goal = value_distributions.Atoms(
@@ -33,7 +33,7 @@ def test_projection_is_that_of_rlax(rlax):
 
 
 @pytest.mark.parametrize(("huber", "expected"), [(True, 0.28125), (False, 0.5)])
-def test_quantile_loss_worked_by_hand(huber, expected):
+def test_quantile_loss_equals_hand_calculation(huber, expected):
     # quantiles 0 and 1 at levels 1/4 and 3/4, towards 2 (weight 1/4) and 0 (weight 3/4)
     # towards 2: u = 2, 1;   1/4 * 1.5 + 3/4 * .5 = .75,  without Huber 1/4 * 2 + 3/4 * 1 = 1.25
     # towards 0: u = 0, -1;  |3/4 - 1| * .5 = .125,       without Huber .25
@@ -45,9 +45,11 @@ def test_quantile_loss_worked_by_hand(huber, expected):
 
 
 @pytest.mark.parametrize("huber", [False, True])
-def test_quantile_loss_is_that_of_rlax(rlax, huber):
-    """Equal numbers: both sum over the quantiles and average over the target's atoms. rlax's have no weights: an
-    atom of weight 3/4 beside one of 1/4 is three atoms beside one. Its Huber parameter is 1, or 0 for none.
+def test_quantile_loss_matches_rlax(rlax, huber):
+    """Both losses sum over quantiles and average over target atoms.
+
+    rlax has no weights of atoms, so an atom of weight 3/4 is repeated three times next to one of weight 1/4.
+    rlax's Huber parameter is 1, or 0 for no Huber loss.
     """
     rng = np.random.default_rng(0)
     quantile, atom = jnp.float32(rng.normal(size=(20, 5))), jnp.float32(2 * rng.normal(size=(20, 4)))

@@ -1,4 +1,4 @@
-"""Test checkpoints: what is read equals what was written, bit by bit, or it is refused and the previous one is kept.
+"""Test checkpoints: data that is read equals the written data bit by bit, or is rejected; older ones are kept.
 
 Failures are simulated with flipped bits, truncated files, full disks, missing permissions, failing calls and killed
 processes.
@@ -54,7 +54,7 @@ def like(tree):
     return jax.tree.map(lambda x: ShapeDtypeStruct(x.shape, x.dtype), tree)
 
 
-def there_and_back(folder, tree):
+def write_and_read(folder, tree):
     """Write a tree to the disk and read it back."""
     arrays, kinds = checkpoint.flatten(tree)
     checkpoint.write(folder, arrays, {"arrays": kinds})
@@ -98,8 +98,8 @@ def two(tmp_path):
     return save(tmp_path, 5), save(tmp_path, 7)
 
 
-def assert_refused(older, newer):
-    """Check that the newer checkpoint is refused in one line and that the older one is found."""
+def assert_rejected(older, newer):
+    """Check that the newer checkpoint is rejected in one line and that the older one is found."""
     with pytest.raises(ValueError, match=re.escape(str(newer))) as caught:
         checkpoint.read(newer)
     assert "\n" not in str(caught.value)
@@ -165,22 +165,22 @@ trees = st.recursive(leaves() | st.just(()), branches, max_leaves=8)
 def test_read_inverts_write(tmp_path_factory, tree):
     """Check structure, types and bits, also of a second round trip."""
     parent = tmp_path_factory.mktemp("trees")
-    once = there_and_back(parent / "once", tree)
+    once = write_and_read(parent / "once", tree)
     assert_same(once, tree)
-    assert_same(there_and_back(parent / "again", once), tree)
+    assert_same(write_and_read(parent / "again", once), tree)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: np.dtype(dtype).name)
 def test_write_normalizes_memory_order(dtype, layout, tmp_path):
     tree = LAYOUTS[layout](any_bits(np.random.default_rng(0), (3, 2, 5), dtype))
-    assert_same(there_and_back(tmp_path / "step", tree), tree)
+    assert_same(write_and_read(tmp_path / "step", tree), tree)
 
 
 @pytest.mark.parametrize("implementation", KEY_WORDS)
 def test_unflatten_restores_prng_keys(implementation, tmp_path):
     key, other_key = (jax.random.key(seed, impl=implementation) for seed in (3, 4))
-    saved = there_and_back(tmp_path / "step", Pair(key, jax.random.split(other_key, (2, 3))))
+    saved = write_and_read(tmp_path / "step", Pair(key, jax.random.split(other_key, (2, 3))))
     np.testing.assert_array_equal(jax.random.normal(saved.left, 9), jax.random.normal(key, 9))
     assert saved.right.shape == (2, 3) and saved.right.dtype == key.dtype
 
@@ -188,26 +188,26 @@ def test_unflatten_restores_prng_keys(implementation, tmp_path):
 def test_write_keeps_every_two_byte_value(tmp_path):
     """Include all NaN payloads, both zeros and subnormal numbers."""
     every = np.arange(2**16, dtype=np.uint16).view(jnp.bfloat16)
-    assert_same(there_and_back(tmp_path / "step", every), every)
+    assert_same(write_and_read(tmp_path / "step", every), every)
 
 
 def test_write_keeps_nan_payload_and_signed_zero(tmp_path):
     """Check float32 bits of quiet and signaling NaNs, zeros, infinities and the smallest numbers."""
     patterns = [0x7FC00000, 0xFFC00001, 0x7F800001, 0xFFBFFFFF, 0, 0x80000000, 0x7F800000, 0xFF800000, 1, 0x80000001]
     numbers = np.array(patterns, np.uint32).view(np.float32)
-    saved = there_and_back(tmp_path / "step", {"array": numbers, "zero": jnp.float32(-0.0), "nan": np.float32(np.nan)})
+    saved = write_and_read(tmp_path / "step", {"array": numbers, "zero": jnp.float32(-0.0), "nan": np.float32(np.nan)})
     assert saved["array"].view(np.uint32).tolist() == patterns
     assert np.signbit(saved["zero"]) and saved["zero"].shape == () and np.isnan(saved["nan"])
 
 
 def test_write_accepts_tree_without_arrays(tmp_path):
-    assert there_and_back(tmp_path / "step", Pair((), {"a": ()})) == Pair((), {"a": ()})
+    assert write_and_read(tmp_path / "step", Pair((), {"a": ()})) == Pair((), {"a": ()})
 
 
 def test_arrays_are_named_by_path_and_readable_by_safetensors(tmp_path):
     """Read with safetensors and a JSON parser, and verify with `sha256sum`."""
     tree = {"agent": Pair((jnp.arange(3), ()), jnp.ones((2, 2), jnp.bfloat16)), "key": jax.random.key(1)}
-    there_and_back(tmp_path / "step", tree)
+    write_and_read(tmp_path / "step", tree)
     arrays = safetensors.numpy.load_file(tmp_path / "step" / checkpoint.ARRAYS)
     assert set(arrays) == {"agent/left/0", "agent/right", "key"}
     np.testing.assert_array_equal(arrays["agent/left/0"], [0, 1, 2])
@@ -244,7 +244,7 @@ def test_write_replaces_existing_checkpoint(two, change):
     assert names(newer.parent) == [path.name for path in two]
 
 
-# Trees that differ -----------------------------------------------------------------------------
+# Different trees -------------------------------------------------------------------------------
 
 
 def state():
@@ -258,7 +258,7 @@ def state():
     }
 
 
-OTHERS = {  # what another tree has instead, and what must be said of it
+OTHERS = {  # how another tree differs, and words of the error message
     "one more": (lambda agent: {"more": np.zeros(1)}, ["more"]),
     "a tuple for a record": (lambda agent: {"agent": tuple(agent)}, ["agent/"]),
     "a shape": (lambda agent: {"agent": agent._replace(left=agent.left.T)}, ["agent/left", "[2, 3]", "[3, 2]"]),
@@ -285,7 +285,7 @@ def saved(tmp_path):
 
 
 @pytest.mark.parametrize("other", OTHERS)
-def test_unflatten_refuses_different_tree(other, saved):
+def test_unflatten_rejects_different_tree(other, saved):
     change, words = OTHERS[other]
     with pytest.raises(ValueError) as caught:
         checkpoint.unflatten(like(state() | change(state()["agent"])), saved)
@@ -295,7 +295,7 @@ def test_unflatten_refuses_different_tree(other, saved):
 
 
 @pytest.mark.parametrize("name", ["agent", "key", "mask", "small", "words"])
-def test_unflatten_refuses_unknown_array(name, saved):
+def test_unflatten_rejects_unknown_array(name, saved):
     less = {k: x for k, x in state().items() if k != name}
     with pytest.raises(ValueError, match=f"has an unknown array {name}"):
         checkpoint.unflatten(like(less), saved)
@@ -322,7 +322,7 @@ def test_read_detects_flipped_bit(two, name):
         damaged = bytearray(intact)
         damaged[place // 8] ^= 1 << place % 8
         (newer / name).write_bytes(damaged)
-        assert_refused(older, newer)
+        assert_rejected(older, newer)
     (newer / name).write_bytes(intact)
     assert_whole(newer, 7)
 
@@ -334,10 +334,10 @@ def test_read_detects_changed_length(two, name):
     intact = (newer / name).read_bytes()
     for length in np.linspace(0, len(intact) - 1, NUM_LENGTHS).astype(int):
         (newer / name).write_bytes(intact[:length])
-        assert_refused(older, newer)
+        assert_rejected(older, newer)
     for more in (b"\0", b"\n", intact):
         (newer / name).write_bytes(intact + more)
-        assert_refused(older, newer)
+        assert_rejected(older, newer)
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -345,19 +345,19 @@ def test_read_detects_missing_file(two, name):
     """Remove a file, or replace it by a folder or a broken link."""
     older, newer = two
     (newer / name).unlink()
-    assert_refused(older, newer)
+    assert_rejected(older, newer)
     (newer / name).symlink_to("nowhere")
-    assert_refused(older, newer)
+    assert_rejected(older, newer)
     (newer / name).unlink()
     (newer / name).mkdir()
-    assert_refused(older, newer)
+    assert_rejected(older, newer)
 
 
 @pytest.mark.parametrize("name", FILES)
 def test_read_detects_file_of_other_checkpoint(two, name):
     older, newer = two
     (newer / name).write_bytes((older / name).read_bytes())
-    assert_refused(older, newer)
+    assert_rejected(older, newer)
 
 
 def test_newest_skips_invalid_folders(two):
@@ -408,7 +408,7 @@ def seal_text(folder, manifest):
 
 
 def test_read_accepts_manifest_with_valid_checksum(two):
-    """Show that the following tests are refused for their content, not for their checksums."""
+    """Valid checksums are accepted, so the checkpoints of the following tests are rejected for their content."""
     _, newer = two
     safetensors.numpy.save_file({"x": np.arange(3)}, newer / checkpoint.ARRAYS)
     seal(newer, number=9)
@@ -423,7 +423,7 @@ def test_read_never_unpickles(two, protocol, tmp_path):
     mark = tmp_path / "executed"
     bomb = pickle.dumps(Bomb(mark), protocol)
     (newer / checkpoint.ARRAYS).write_bytes(bomb)
-    assert_refused(older, newer)
+    assert_rejected(older, newer)
     seal(newer)
     with pytest.raises(ValueError):
         checkpoint.read(newer)
@@ -439,7 +439,7 @@ def test_read_never_unpickles(two, protocol, tmp_path):
 
 
 @pytest.mark.parametrize("path", ["../outside.safetensors", "{}/outside.safetensors", "inside.safetensors", "", "."])
-def test_read_refuses_other_paths_in_manifest(two, path):
+def test_read_rejects_other_paths_in_manifest(two, path):
     """Include files that exist and have the given checksum."""
     older, newer = two
     named = path.format(newer.parent)
@@ -449,13 +449,13 @@ def test_read_refuses_other_paths_in_manifest(two, path):
     intact = {checkpoint.ARRAYS: hashlib.sha256((newer / checkpoint.ARRAYS).read_bytes()).hexdigest()}
     for sums in ({named: digest}, intact | {named: digest}):
         seal(newer, files=sums)
-        assert_refused(older, newer)
+        assert_rejected(older, newer)
 
 
-def test_read_refuses_other_format(two):
+def test_read_rejects_other_format(two):
     older, newer = two
     seal(newer, format=checkpoint.FORMAT + 1)
-    assert_refused(older, newer)
+    assert_rejected(older, newer)
     with pytest.raises(ValueError, match=f"format {checkpoint.FORMAT + 1}"):
         checkpoint.read(newer)
 
@@ -463,7 +463,7 @@ def test_read_refuses_other_format(two):
 # Writes that fail ------------------------------------------------------------------------------
 
 NO_ROOM = OSError(28, "No space left on device")
-STEPS = {  # what `write` calls, and whether it has done something by the time it fails
+STEPS = {  # functions that `write` calls, and whether each does its work before it fails
     "mkdir": (Path, False),
     "save_file": (safetensors.numpy, True),
     "file_digest": (hashlib, False),
@@ -506,7 +506,7 @@ def failures(monkeypatch, action, owner, name, late, error):
 
 @pytest.mark.parametrize("error", [NO_ROOM, KeyboardInterrupt()], ids=["no room", "interrupted"])
 @pytest.mark.parametrize("name", STEPS)
-def test_failed_write_leaves_nothing(name, error, tmp_path, monkeypatch):
+def test_failed_write_leaves_no_partial_checkpoint(name, error, tmp_path, monkeypatch):
     """Only if the last sync, of the parent folder, fails may the complete checkpoint exist already."""
     older = save(tmp_path, 5)
     for _ in failures(monkeypatch, lambda: save(tmp_path, 7), *(STEPS[name][0], name, STEPS[name][1]), error):
@@ -520,7 +520,7 @@ def test_failed_write_leaves_nothing(name, error, tmp_path, monkeypatch):
     assert_whole(found.folder, 7)
 
 
-def test_write_refuses_nan_in_manifest(two):
+def test_write_rejects_nan_in_manifest(two):
     with pytest.raises(ValueError, match="not JSON compliant"):
         save(two[0].parent, 9, loss=float("nan"))
     assert sorted(two[0].parent.iterdir()) == list(two)
@@ -570,7 +570,7 @@ save(5, 0, "")
     ).stdout
     errors, again, last, left = zip(*map(json.loads, said.splitlines()))
     assert ["File too large" in error for error in errors] == [False, True, True, False, True]
-    assert again == ("",) * 5, "told once"
+    assert again == ("",) * 5, "each error is reported once"
     one, four = (f"{checkpoint.PREFIX}{number:012d}" for number in (1, 4))
     assert last == (one, one, one, four, four)
     assert left == ([one], [one], [one], [one, four], [one, four])
@@ -579,7 +579,7 @@ save(5, 0, "")
 
 
 def test_saver_reports_folder_that_cannot_be_created(tmp_path):
-    """Put a file in the way, which must stay."""
+    """A file is in the way, and must be kept."""
     (tmp_path / "file").write_text("text")
     saver = checkpoint_saver.Saver(tmp_path / "file" / "checkpoints", 1)
     saver.save(saver.folder(1), {}, {}, {})
@@ -832,7 +832,7 @@ for line in sys.stdin:
 
 
 def killed(nursery, number, num_told, delay):
-    """Return what a saving process acknowledges before it is killed, `delay` after `num_told` lines."""
+    """Kill a saving process `delay` seconds after `num_told` lines; return the numbers that it printed."""
     print(number, file=nursery.stdin, flush=True)
     said, child = [], None
     while child is None or len(said) < num_told:
@@ -849,9 +849,9 @@ def killed(nursery, number, num_told, delay):
 
 
 def test_saved_checkpoint_survives_sigkill(tmp_path):
-    """At any moment; one process after the other goes on in the same folder, and the best one is not lost either.
+    """Kill processes at random moments; each continues in the same folder. The best checkpoint survives, too.
 
-    They are forks of one process, which has spent its second on imports.
+    The processes are forks of one process, so that imports run once.
     """
     rng, told = np.random.default_rng(0), [0]
     command = [sys.executable, "-c", NURSERY, str(tmp_path)]

@@ -1,4 +1,4 @@
-"""What an edited summary says is refused in a sentence; and advice on resuming a part of a sweep names the sweep."""
+"""Test files of a run: an edited summary is rejected in one line, and a part of a sweep is resumed by the sweep."""
 
 import json
 
@@ -30,7 +30,7 @@ def folder(tmp_path):
         ({"env_steps": None}, "env_steps: must be a number, got None"),
     ],
 )
-def test_edited_summary_is_refused(folder, edit, why):
+def test_run_open_rejects_edited_summary(folder, edit, why):
     (folder / "summary.json").write_text(json.dumps(SUMMARY | edit))
     with pytest.raises(ValueError, match=rf"summary\.json: {why}"):
         jaxrl_fast.Run.open(folder)
@@ -40,18 +40,18 @@ def test_edited_summary_is_refused(folder, edit, why):
     ("text", "why"),
     [("[" * 100_000, "cannot be read"), ("[]", "not a summary"), ('{"algo": "ppo"}', "env_id: is missing")],
 )
-def test_other_text_is_refused(folder, text, why):
+def test_run_open_rejects_invalid_summary(folder, text, why):
     (folder / "summary.json").write_text(text)
     with pytest.raises(ValueError, match=why):
         jaxrl_fast.Run.open(folder)
 
 
-def test_a_whole_summary_is_read(folder):
+def test_run_open_reads_complete_summary(folder):
     (folder / "summary.json").write_text(json.dumps(SUMMARY | {"final_return_mean": None}))
     assert "10 steps in 1 s" in repr(jaxrl_fast.Run.open(folder))
 
 
-def test_a_part_of_a_sweep_is_resumed_with_the_sweep(folder):
+def test_resume_command_of_sweep_part_names_sweep(folder):
     assert files.resume_command(folder) == f"python -m jaxrl_fast.train --resume {folder}"
     (folder.parent / "sweep.yaml").touch()
     assert files.resume_command(folder) == f"python -m jaxrl_fast.sweep --resume {folder.parent}"

@@ -1,4 +1,4 @@
-"""Test sweeps that are extended: what exists is kept, what is new is trained once, and sweep.yaml tells the whole."""
+"""Test extended sweeps: existing runs are kept, new ones are trained once, and sweep.yaml has the whole grid."""
 
 import json
 import os
@@ -25,7 +25,7 @@ TIMES = ("wall_time_s", "train_time_s", "env_steps_per_s")
 
 
 def planned(line):
-    """Return the sweep that a command line starts, as it is read from its folder."""
+    """Return the sweep of a command line, read from its folder."""
     asked = grid.from_command_line(line.split())
     groups = dict(prepare._with_names(asked.columns, list(asked.groups)))
     with tempfile.TemporaryDirectory() as folder:
@@ -50,10 +50,10 @@ def content(folder):
     return {p: p.read_bytes() for p in sorted(folder.glob("0*/**/*")) if p.is_file()}
 
 
-# Which trainings are new
+# New trainings of an extension
 
 
-def test_new_seeds_are_one_group_for_each_program():
+def test_new_seeds_form_one_group_per_program():
     sweep = planned("ppo --num-envs 2,4 --agent.learning-rate 1e-3,1e-2 --seed 0,1")
     longer, new = extended(sweep, "--seed 2,3")
     assert longer == sweep
@@ -70,18 +70,18 @@ def test_several_options_add_every_missing_combination():
     assert len(trainings(new)) == 6
 
 
-def test_new_value_of_a_program_option_has_all_seeds():
+def test_new_value_of_program_option_is_trained_with_all_seeds():
     _, new = extended(planned("ppo --num-envs 2,4 --seed 0..2"), "--num-envs 8")
     assert [(group.settings.options.num_envs, len(group.members)) for group in new] == [(8, 3)]
 
 
 @pytest.mark.parametrize("line", ["--seed 1", "--num-envs 4,2 --seed 0..1", "--env CartPole-v1", "--total-steps 500k"])
-def test_values_that_exist_add_nothing(line):
+def test_existing_values_add_no_group(line):
     sweep = planned("ppo --env gymnax/CartPole-v1 --num-envs 2,4 --seed 0,1")
     assert extended(sweep, line) == (sweep, [])
 
 
-def test_extending_twice_keeps_the_grid_whole():
+def test_repeated_extensions_keep_grid_complete():
     sweep = planned("ppo --seed 0,1")
     for i, line in enumerate(("--seed 2", "--agent.gamma 0.9", "--seed 3 --num-envs 8")):
         longer, new = extended(sweep, line)
@@ -89,7 +89,7 @@ def test_extending_twice_keeps_the_grid_whole():
     assert sum(len(group.members) for group in sweep.groups.values()) == 4 * 2 * 2
 
 
-def test_new_seeds_of_a_scaled_sweep_have_the_scaled_values():
+def test_new_seeds_of_scaled_sweep_have_scaled_values():
     sweep = planned("--config ppo_cartpole --num-envs 4,64 --seed 0 --scale learning-rate-sqrt")
     _, new = extended(sweep, "--seed 1")
     rates = lambda groups: [rate for _, rate, _ in trainings(groups)]
@@ -97,26 +97,26 @@ def test_new_seeds_of_a_scaled_sweep_have_the_scaled_values():
     assert not any(member.values for group in new for member in group.members)  # as in the old groups
 
 
-def test_new_environment_lacks_the_threshold_of_the_others():
+def test_new_environment_has_no_solved_threshold():
     _, (new,) = extended(planned("--config ppo_cartpole --seed 0,1"), "--env Acrobot-v1")
     assert new.settings.options.solved_threshold is None and len(new.members) == 2
 
 
-def test_more_steps_apply_to_old_and_new_trainings():
+def test_more_total_steps_apply_to_old_and_new_trainings():
     longer, new = extended(planned("ppo --total-steps 1k --seed 0,1"), "--total-steps 2k --seed 2")
     assert {group.settings.options.total_steps for group in (*longer.groups.values(), *new)} == {2000}
     assert "total_steps" not in longer.columns
 
 
 @pytest.mark.parametrize("status", ["done", "diverged"])
-def test_longer_group_is_unfinished_unless_it_diverged(status):
+def test_group_is_unfinished_when_lengthened_or_diverged(status):
     group = next(iter(planned("ppo --total-steps 512 --seed 0").groups.values()))
     summary = {"status": status, "env_steps": 512, "steps_to_solve_per_seed": [None], "diverged_at_per_seed": [None]}
     assert directory.is_done(summary, group) == (status == "done")
     assert not directory.is_done(summary, extend._with_length(group, 513))
 
 
-def test_solved_group_that_stops_when_solved_stays_done():
+def test_group_stopping_when_solved_is_done_if_all_seeds_solved_or_diverged():
     line = "ppo --total-steps 512 --seed 0,1 --solved-threshold 1 --stop-when-solved"
     group = next(iter(planned(line).groups.values()))
     summary = {"status": "done", "env_steps": 64, "steps_to_solve_per_seed": [64, None]}
@@ -124,7 +124,7 @@ def test_solved_group_that_stops_when_solved_stays_done():
     assert not directory.is_done(summary | {"diverged_at_per_seed": [None, None]}, group)
 
 
-# Refusals
+# Rejected extensions
 
 CANNOT = "would change the existing runs of the sweep"
 REFUSED = [
@@ -152,7 +152,7 @@ REFUSED = [
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
-    """Return a folder with a sweep of which nothing has been trained, and one with --scale."""
+    """Return a folder with two untrained sweeps, one of them with --scale."""
     folder = tmp_path_factory.mktemp("place")
     for name, more in (("a", "--num-envs 2,4,8"), ("scaled", "--num-envs 2,4 --scale learning-rate-sqrt")):
         prepare.prepare(grid.from_command_line(f"{TINY} {more} --seed 0 --sweep-dir {folder / name}".split()))
@@ -160,7 +160,7 @@ def place(tmp_path_factory):
 
 
 @pytest.mark.parametrize(("line", "words"), REFUSED, ids=[line for line, _ in REFUSED])
-def test_refusal_is_one_line_and_writes_nothing(line, words, place, capsys):
+def test_invalid_extension_prints_one_line_and_writes_nothing(line, words, place, capsys):
     before = {p: p.is_file() and p.read_bytes() for p in place.rglob("*")}
     assert __main__.main(["--resume", str(place / "a"), *line.split()]) == 2
     out, err = capsys.readouterr()
@@ -171,17 +171,17 @@ def test_refusal_is_one_line_and_writes_nothing(line, words, place, capsys):
 
 
 @pytest.mark.parametrize("line", ["--num-envs 16", "--agent.learning-rate 0.1"])
-def test_scaled_options_cannot_be_extended(line, place, capsys):
+def test_extension_rejects_scaled_options(line, place, capsys):
     assert __main__.main(["--resume", str(place / "scaled"), *line.split()]) == 2
     assert "cannot extend a sweep with --scale learning-rate-sqrt, got " in capsys.readouterr().err
 
 
-def test_lengths_that_differ_cannot_be_extended():
+def test_extension_rejects_total_steps_when_runs_differ_in_length():
     with pytest.raises(ValueError, match="--total-steps: differs between the runs of this sweep, got 3000"):
         extended(planned("ppo --total-steps 1k,2k --seed 0"), "--total-steps 3k")
 
 
-def test_python_has_the_same_refusals(place):
+def test_python_extension_rejects_with_same_message(place):
     with pytest.raises(ValueError, match=r"^eval_every: would change the existing runs of the sweep, got 100"):
         jaxrl_fast.sweep(resume=place / "a", eval_every=100)
 
@@ -190,8 +190,8 @@ def test_python_has_the_same_refusals(place):
 
 
 @pytest.fixture
-def pretend(monkeypatch, tmp_path):
-    """Return the folder of a sweep of which both groups are done."""
+def finished_sweep(monkeypatch, tmp_path):
+    """Return the folder of a sweep with two finished groups. Training is replaced by `Pretence`."""
     monkeypatch.setattr(trainer, "execute", Pretence.execute)
     monkeypatch.setattr(sweep_report, "figures_of", lambda *_: {})
     monkeypatch.setattr(Pretence, "ran", [])
@@ -205,95 +205,95 @@ def resume(folder, line=""):
     return __main__.main(["--resume", str(folder), "--log-level", "quiet", *line.split()])
 
 
-def test_only_new_groups_run_and_all_are_in_the_table(pretend):
-    before = content(pretend)
-    assert resume(pretend, "--seed 2") == 0
+def test_extension_runs_new_groups_only_and_table_has_all(finished_sweep):
+    before = content(finished_sweep)
+    assert resume(finished_sweep, "--seed 2") == 0
     assert Pretence.ran == ["03_num_envs-2", "04_num_envs-4"]
-    after = content(pretend)
+    after = content(finished_sweep)
     assert {path: after[path] for path in before} == before
-    rows = sweep_table.table_rows(directory.read_plan(pretend))
+    rows = sweep_table.table_rows(directory.read_plan(finished_sweep))
     assert [(row["num_envs"], row["seed"]) for row in rows] == [(2, 0), (2, 1), (4, 0), (4, 1), (2, 2), (4, 2)]
-    assert len((pretend / "results.csv").read_text().splitlines()) == 7
-    assert resume(pretend) == resume(pretend, "--seed 2") == 0 and len(Pretence.ran) == 2
+    assert len((finished_sweep / "results.csv").read_text().splitlines()) == 7
+    assert resume(finished_sweep) == resume(finished_sweep, "--seed 2") == 0 and len(Pretence.ran) == 2
 
 
-def test_python_extends_too(pretend):
-    swept = jaxrl_fast.sweep(resume=pretend, seed=[0, 5], agent={"learning_rate": [1e-2]}, log_level="quiet")
+def test_python_sweep_extends_existing_sweep(finished_sweep):
+    swept = jaxrl_fast.sweep(resume=finished_sweep, seed=[0, 5], agent={"learning_rate": [1e-2]}, log_level="quiet")
     assert len(swept.results) == 2 * 2 * 3 and {row["agent.learning_rate"] for row in swept.results} == {2.5e-4, 1e-2}
 
 
-def test_command_of_the_whole_grid_resumes_an_extended_sweep(pretend, capsys):
-    assert resume(pretend, "--seed 2 --agent.learning-rate 1e-2") == 0
-    line = f"{TINY} --num-envs 2,4 --sweep-dir {pretend} --agent.learning-rate 2.5e-4,1e-2 --seed".split()
+def test_command_of_whole_grid_resumes_extended_sweep(finished_sweep, capsys):
+    assert resume(finished_sweep, "--seed 2 --agent.learning-rate 1e-2") == 0
+    line = f"{TINY} --num-envs 2,4 --sweep-dir {finished_sweep} --agent.learning-rate 2.5e-4,1e-2 --seed".split()
     num_ran = len(Pretence.ran)
     assert __main__.main([*line, "0..2"]) == 0 and len(Pretence.ran) == num_ran
     assert __main__.main([*line, "0..1"]) == 2
     assert "holds a different sweep" in capsys.readouterr().err
 
 
-def test_interrupted_extension_resumes(pretend, monkeypatch):
-    """The first new group is stopped; the command itself, and --resume alone, continue."""
+def test_interrupted_extension_resumes(finished_sweep, monkeypatch):
+    """Stop the first new group; the same command then trains both new groups."""
     with monkeypatch.context() as patched:
         patched.setattr(Pretence, "behave", staticmethod(lambda plan: "stopped"))
-        assert resume(pretend, "--seed 2,3") == 128 + signal.SIGTERM
-    plan = directory.read_plan(pretend)
+        assert resume(finished_sweep, "--seed 2,3") == 128 + signal.SIGTERM
+    plan = directory.read_plan(finished_sweep)
     assert directory.unfinished(plan) == ["03_num_envs-2", "04_num_envs-4"]
-    assert resume(pretend, "--seed 2,3") == 0
+    assert resume(finished_sweep, "--seed 2,3") == 0
     assert Pretence.ran == ["03_num_envs-2", "03_num_envs-2", "04_num_envs-4"]
-    assert directory.read_plan(pretend) == plan
+    assert directory.read_plan(finished_sweep) == plan
 
 
-def test_extension_that_cannot_be_written_changes_nothing(pretend, monkeypatch):
-    before = (pretend / "sweep.yaml").read_bytes()
+def test_extension_changes_nothing_when_disk_is_full(finished_sweep, monkeypatch):
+    before = (finished_sweep / "sweep.yaml").read_bytes()
     with monkeypatch.context() as patched:
         patched.setattr(os, "fsync", lambda _: (_ for _ in ()).throw(OSError(28, "No space left on device")))
         with pytest.raises(OSError, match="No space left"):
-            prepare.prepare(grid.from_command_line(["--resume", str(pretend), "--seed", "2"]))
-    assert (pretend / "sweep.yaml").read_bytes() == before
+            prepare.prepare(grid.from_command_line(["--resume", str(finished_sweep), "--seed", "2"]))
+    assert (finished_sweep / "sweep.yaml").read_bytes() == before
 
 
-def test_running_sweep_is_not_extended(pretend, capsys):
-    other = locks.Lock(pretend / "01_num_envs-2")
-    before = (pretend / "sweep.yaml").read_bytes()
-    assert resume(pretend, "--seed 2") == 2
+def test_extension_rejects_running_sweep(finished_sweep, capsys):
+    other = locks.Lock(finished_sweep / "01_num_envs-2")
+    before = (finished_sweep / "sweep.yaml").read_bytes()
+    assert resume(finished_sweep, "--seed 2") == 2
     other.release()
     assert "another process is writing to the run" in capsys.readouterr().err
-    assert (pretend / "sweep.yaml").read_bytes() == before
+    assert (finished_sweep / "sweep.yaml").read_bytes() == before
 
 
-def test_two_extensions_at_once_lose_nothing(pretend, monkeypatch, capsys):
+def test_concurrent_extension_is_rejected_without_losing_groups(finished_sweep, monkeypatch, capsys):
     """While the first command validates, another one adds a seed."""
     fitting = prepare._fitting
 
     def meanwhile(groups, columns):
         monkeypatch.setattr(prepare, "_fitting", fitting)
-        prepare.prepare(grid.from_command_line(["--resume", str(pretend), "--seed", "7"]))
+        prepare.prepare(grid.from_command_line(["--resume", str(finished_sweep), "--seed", "7"]))
         return fitting(groups, columns)
 
     monkeypatch.setattr(prepare, "_fitting", meanwhile)
-    assert resume(pretend, "--seed 2") == 2
+    assert resume(finished_sweep, "--seed 2") == 2
     assert "another process has extended the sweep; repeat the command" in capsys.readouterr().err
-    assert len(directory.read_plan(pretend).groups) == 4
+    assert len(directory.read_plan(finished_sweep).groups) == 4
 
 
-def test_slurm_submits_new_groups_only(pretend, monkeypatch):
+def test_slurm_submits_new_groups_only(finished_sweep, monkeypatch):
     submitted = []
     monkeypatch.setattr(slurm, "check", lambda options: None)
     monkeypatch.setattr(slurm, "submit", lambda folder, names, options: submitted.append(names) or names)
-    assert resume(pretend, "--num-envs 8 --launcher slurm") == 0
+    assert resume(finished_sweep, "--num-envs 8 --launcher slurm") == 0
     assert submitted == [["03_num_envs-8"]]
-    assert worker.run_group_by_name(str(pretend), "03_num_envs-8").startswith("done")
+    assert worker.run_group_by_name(str(finished_sweep), "03_num_envs-8").startswith("done")
 
 
-def test_no_checkpoint_no_more_steps(pretend, capsys):
+def test_extension_rejects_more_steps_without_checkpoint(finished_sweep, capsys):
     """A run whose checkpoints were removed would start again and overwrite its metrics."""
-    for name in directory.read_plan(pretend).groups:
-        files.write_summary(pretend / name, files.read_summary(pretend / name) | {"num_checkpoints": 0})
-    (pretend / "02_num_envs-4" / "metrics.jsonl").write_text("{}\n")
-    before = {p: p.read_bytes() for p in pretend.rglob("*") if p.is_file()}
-    assert resume(pretend, "--total-steps 1k") == 2
+    for name in directory.read_plan(finished_sweep).groups:
+        files.write_summary(finished_sweep / name, files.read_summary(finished_sweep / name) | {"num_checkpoints": 0})
+    (finished_sweep / "02_num_envs-4" / "metrics.jsonl").write_text("{}\n")
+    before = {p: p.read_bytes() for p in finished_sweep.rglob("*") if p.is_file()}
+    assert resume(finished_sweep, "--total-steps 1k") == 2
     assert "02_num_envs-4: the run has no checkpoint" in capsys.readouterr().err
-    assert {p: p.read_bytes() for p in pretend.rglob("*") if p.is_file()} == before
+    assert {p: p.read_bytes() for p in finished_sweep.rglob("*") if p.is_file()} == before
 
 
 # Real trainings
@@ -317,7 +317,7 @@ def without_evaluations(folder):
 
 
 @pytest.mark.slow
-def test_new_seeds_are_those_of_their_own_sweep(trained, tmp_path):
+def test_new_seeds_equal_separate_sweep_of_these_seeds(trained, tmp_path):
     folder = shutil.copytree(trained, tmp_path / "a")
     before = content(folder)
     assert resume(folder, "--seed 4,5 --workers 2") == 0
@@ -330,10 +330,10 @@ def test_new_seeds_are_those_of_their_own_sweep(trained, tmp_path):
 
 
 @pytest.mark.slow
-def test_longer_runs_continue_and_an_interruption_changes_nothing(trained, tmp_path, monkeypatch):
+def test_lengthened_runs_continue_and_interruption_changes_no_record(trained, tmp_path, monkeypatch):
     """Old records stay, except for the evaluation at the old end, and the old table is kept.
 
-    A run that is stopped on the way ends with the same lines.
+    A run that is stopped and resumed has the same records.
     """
     whole, broken = (shutil.copytree(trained, tmp_path / name) for name in ("whole", "broken"))
     before, table = without_evaluations(whole / "01"), (whole / "results.csv").read_bytes()

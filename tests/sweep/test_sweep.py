@@ -42,7 +42,7 @@ def sizes(line):
     return [len(group.members) for group in ask(line).groups]
 
 
-# What shares a program
+# Groups that share a program
 
 
 def test_grid_groups_seeds_and_floats_but_not_integers():
@@ -60,7 +60,7 @@ def test_grid_groups_seeds_and_floats_but_not_integers():
         ("ppo --seed 3,11,7", [3]),
         ("ppo --num-seeds 4", [4]),
         ("ppo --agent.gamma 0.9,0.99 --agent.anneal-lr true,false", [2, 2]),
-        ("ppo --agent.max-grad-norm 0,0.5,1", [1, 2]),  # 0 leaves code out
+        ("ppo --agent.max-grad-norm 0,0.5,1", [1, 2]),  # 0 removes code from the program
         ("ppo --agent.target-kl none,0.01,0.02", [1, 2]),
         ("dqn --agent.replay-ratio 0.1,0.2", [1, 1]),  # counted exactly
         ("dqn --agent.epsilon-end 0,0.05 --agent.batch-size 32,64", [2, 2]),
@@ -135,7 +135,7 @@ def test_grid_defaults_to_preset_shown_in_help():
     assert [getattr(settings.options, n) for n in names] == [getattr(single.options, n) for n in names]
 
 
-# What follows the number of environments
+# Scaling with the number of environments
 
 
 @pytest.mark.parametrize(
@@ -160,7 +160,7 @@ def test_scale_minibatches_is_at_least_one():
     assert asked.groups[0].settings.agent.num_minibatches == 1
 
 
-# Mistakes
+# Invalid command lines
 
 
 MISTAKES = [
@@ -270,7 +270,7 @@ def place(tmp_path_factory):
 def test_invalid_command_line_prints_one_line_and_writes_nothing(line, words, place, monkeypatch, capsys):
     monkeypatch.chdir(place)
     before = sorted(place.rglob("*"))
-    monkeypatch.setattr(runner, "execute", lambda sweep: pytest.fail("it began"))
+    monkeypatch.setattr(runner, "execute", lambda sweep: pytest.fail("a training started"))
     monkeypatch.setattr(memory, "free_bytes", lambda *_: 24 * 2**30)
     assert __main__.main(line.split()) == 2
     out, err = capsys.readouterr()
@@ -342,7 +342,7 @@ def test_help_shows_sweep_defaults(capsys):
 
 
 @pytest.mark.slow
-def test_train_refuses_to_resume_group_of_sweep(swept):
+def test_train_rejects_resume_of_sweep_group(swept):
     with pytest.raises(ValueError, match=r"part of a sweep; use python -m jaxrl_fast.sweep --resume"):
         load.from_command_line(["--resume", str(swept.folder / "01_num_envs-2")])
 
@@ -385,7 +385,7 @@ def test_split_to_fit_gives_host_env_one_member(monkeypatch):
     assert [len(part.members) for part in prepare.split_to_fit(asked.groups[0], asked.columns)] == [1, 1, 1]
 
 
-# The work
+# Training
 
 
 @pytest.fixture(scope="module")
@@ -417,7 +417,7 @@ def test_metrics_records_hold_member_label(swept):
     last = files.read_metrics(swept.folder / "01_num_envs-2")[-4:]
     labels = [(r["seed"], r["agent.learning_rate"]) for r in last]
     assert labels == [(5, 1e-3), (3, 1e-3), (5, 1e-2), (3, 1e-2)]
-    assert last[0]["learning_rate"] < 1e-3  # what annealing has left of it
+    assert last[0]["learning_rate"] < 1e-3  # reduced by annealing
 
 
 @pytest.mark.slow
@@ -510,14 +510,14 @@ def test_sweep_from_python(swept):
 
 @pytest.mark.slow
 def test_finished_sweep_trains_nothing(swept, monkeypatch):
-    monkeypatch.setattr(trainer, "execute", lambda *_: pytest.fail("it began"))
+    monkeypatch.setattr(trainer, "execute", lambda *_: pytest.fail("a training started"))
     line = f"{TINY} --num-envs 2,4 --agent.learning-rate 1e-3,1e-2 --seed 5,3 --sweep-dir {swept.folder}"
     assert __main__.main(line.split()) == 0
     assert __main__.main(["--resume", str(swept.folder), "--log-level", "quiet"]) == 0
 
 
 @pytest.fixture
-def pretend(monkeypatch, tmp_path):
+def fake_training(monkeypatch, tmp_path):
     monkeypatch.setattr(trainer, "execute", Pretence.execute)
     monkeypatch.setattr(sweep_report, "figures_of", lambda *_: {})
     monkeypatch.setattr(Pretence, "ran", [])
@@ -525,7 +525,7 @@ def pretend(monkeypatch, tmp_path):
 
 
 def test_sweep_of_env_object_resumes_only_from_python(tmp_path, capsys):
-    """Check that the refused command marks no group as failed."""
+    """Check that the rejected command marks no group as failed."""
     folder = tmp_path / "swept"
     options = dict(algo="ppo", env=CartPole, num_envs=[2, 4], sweep_dir=str(folder))
     prepare.prepare(grid.from_keywords(**options))
@@ -536,8 +536,8 @@ def test_sweep_of_env_object_resumes_only_from_python(tmp_path, capsys):
     assert prepare.prepare(grid.from_keywords(**options)).folder == folder
 
 
-def test_mistake_that_fails_every_group_is_told_before_any(tmp_path, monkeypatch, capsys):
-    """A module that is missing now, and 64 bits: nothing is marked as failed."""
+def test_error_of_all_groups_is_reported_before_any_group_is_marked_failed(tmp_path, monkeypatch, capsys):
+    """Check a missing module and jax_enable_x64. No group is marked as failed."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     module = tmp_path / "soon_missing.py"
@@ -584,7 +584,7 @@ def test_member_settings_ignore_object_address():
     assert list(prepare._member_settings(first.groups)) == list(prepare._member_settings(second.groups))
 
 
-def test_many_seeds_are_resolved_once_or_refused():
+def test_10000_seeds_are_resolved_in_60_s_and_more_are_rejected():
     start = time.perf_counter()
     (group,) = grid.from_keywords("ppo_cartpole", seed=range(5, 10_005)).groups
     assert [member.seed for member in group.members] == list(range(5, 10_005))
@@ -595,14 +595,14 @@ def test_many_seeds_are_resolved_once_or_refused():
     assert time.perf_counter() - start < 60
 
 
-def test_endless_range_is_refused_at_once():
+def test_range_of_1e9_seeds_is_rejected_without_listing_it():
     """A list of these seeds would not fit into memory."""
     with pytest.raises(ValueError, match=r"^seed: has at most 10000 values, got range\(0, 1000000000\)$"):
         grid.from_keywords("ppo_cartpole", seed=range(10**9))
 
 
-def test_failed_group_is_recorded_and_others_run(pretend, monkeypatch, capsys):
-    line, folder = pretend
+def test_failed_group_is_recorded_and_others_run(fake_training, monkeypatch, capsys):
+    line, folder = fake_training
 
     def behave(plan):
         if plan.settings.options.num_envs == 4:
@@ -617,7 +617,7 @@ def test_failed_group_is_recorded_and_others_run(pretend, monkeypatch, capsys):
     assert [r["status"] for r in rows] == ["done", "failed", "done"]
     assert "num_envs 4, seed 0: failed: RuntimeError: no room" in (folder / "report.md").read_text()
     assert __main__.main(["--resume", str(folder), "--log-level", "quiet"]) == 1
-    assert len(Pretence.ran) == 2  # a failure is not tried again
+    assert len(Pretence.ran) == 2  # a failed group is not retried
     capsys.readouterr()
     assert __main__.main([*line, "--log-level", "info"]) == 1
     retry = f"python -m jaxrl_fast.sweep --resume {folder} --retry"
@@ -628,14 +628,14 @@ def test_failed_group_is_recorded_and_others_run(pretend, monkeypatch, capsys):
     assert Pretence.ran[2:] == ["02_num_envs-4"]
 
 
-def test_diverged_group_is_recorded_with_reason(pretend, monkeypatch, capsys):
-    line, folder = pretend
+def test_diverged_group_is_recorded_with_reason(fake_training, monkeypatch, capsys):
+    line, folder = fake_training
     diverge = lambda plan: "diverged" if plan.settings.options.num_envs == 4 else "done"
     monkeypatch.setattr(Pretence, "behave", staticmethod(diverge))
     for words in (line, ["--resume", str(folder), "--log-level", "quiet"]):
         assert __main__.main(words) == 1
         assert capsys.readouterr().err == f"error: 02_num_envs-4: {Pretence.why}\n"
-    assert len(Pretence.ran) == 3  # nothing is tried again
+    assert len(Pretence.ran) == 3  # no group is retried
     found = [(r["status"], r["failure"]) for r in sweep_table.table_rows(directory.read_plan(folder))]
     assert found == [("done", None), ("diverged", Pretence.why), ("done", None)]
     assert f"- num_envs 4, seed 0: diverged: {Pretence.why}\n" in (folder / "report.md").read_text()
@@ -656,7 +656,7 @@ def test_diverged_member_stops_itself_or_program(option, status, tmp_path, capsy
     assert f"diverged: {ill['failure']}\n" in (folder / "report.md").read_text()
 
 
-def test_each_diverged_member_is_blamed_for_itself(tmp_path):
+def test_each_diverged_member_has_its_own_failure_message(tmp_path):
     """The failure of a program names the member that diverged first."""
     ready = finished(tmp_path / "sweep", [None], algo="ppo", num_envs=2, seed=[0, 1])
     (folder,) = (ready.folder / name for name in ready.groups)
@@ -668,8 +668,8 @@ def test_each_diverged_member_is_blamed_for_itself(tmp_path):
     ]
 
 
-def test_table_and_ranking_have_one_statistic(place):
-    """The inter-quartile mean of the evaluations, which is not their median."""
+def test_table_and_ranking_use_iqm_of_evaluation_returns(place):
+    """The interquartile mean (IQM) of these returns differs from their median."""
     ready = directory.read_plan(place / "sweeps" / "a_sweep")
     row = lambda num_envs, seed, score: {
         "num_envs": num_envs, "seed": seed, "env_steps_per_s": 10.0, "final_return": score, "eval_return": score,
@@ -683,7 +683,7 @@ def test_table_and_ranking_have_one_statistic(place):
     assert "| eval return (IQM) |" in lines[0] and f"| {iqm:.1f} | " in lines[2].replace(f"{iqm:.1f} (", "")
 
 
-def test_single_numbers_of_a_list_option_are_pointed_out(tmp_path):
+def test_single_numbers_of_list_option_give_note(tmp_path):
     plan = lambda line: directory.SweepPlan(tmp_path, dict(enumerate(ask(line).groups)), ask(line).columns, "none", 0)
     (note,) = runner.single_numbers(plan("ppo --agent.hidden-sizes 128,256"))
     assert note == (
@@ -692,8 +692,8 @@ def test_single_numbers_of_a_list_option_are_pointed_out(tmp_path):
     assert not runner.single_numbers(plan("ppo --agent.hidden-sizes 64 64,128 --num-envs 1,2"))
 
 
-def test_interrupted_sweep_resumes(pretend, monkeypatch):
-    line, folder = pretend
+def test_interrupted_sweep_resumes(fake_training, monkeypatch):
+    line, folder = fake_training
     stop = lambda plan: "stopped" if plan.settings.options.num_envs == 4 else "done"
     monkeypatch.setattr(Pretence, "behave", staticmethod(stop))
     assert __main__.main(line) == 128 + signal.SIGTERM
@@ -708,8 +708,8 @@ def test_interrupted_sweep_resumes(pretend, monkeypatch):
     assert Pretence.ran[2:] == ["02_num_envs-4", "03_num_envs-8"]
 
 
-def test_late_signal_stops_sweep(pretend, monkeypatch):
-    line, folder = pretend
+def test_late_signal_stops_sweep(fake_training, monkeypatch):
+    line, folder = fake_training
     monkeypatch.setattr(Pretence, "behave", staticmethod(lambda plan: "too late"))
     assert __main__.main(line) == 128 + signal.SIGTERM
     assert Pretence.ran == ["01_num_envs-2"]
@@ -720,8 +720,8 @@ def test_late_signal_stops_sweep(pretend, monkeypatch):
     ]
 
 
-def test_sweep_survives_full_disk(pretend, monkeypatch, capsys):
-    line, folder = pretend
+def test_sweep_survives_full_disk(fake_training, monkeypatch, capsys):
+    line, folder = fake_training
 
     def no_room(*_):
         raise OSError(28, "No space left on device")
@@ -735,8 +735,8 @@ def test_sweep_survives_full_disk(pretend, monkeypatch, capsys):
     assert len(Pretence.ran) == 3 and (folder / "results.csv").is_file()
 
 
-def test_unwritable_group_is_retried_on_resume(pretend, monkeypatch, capsys):
-    line, folder = pretend
+def test_unwritable_group_is_retried_on_resume(fake_training, monkeypatch, capsys):
+    line, folder = fake_training
     lock = locks.Lock
 
     def no_room(place):
@@ -754,7 +754,7 @@ def test_unwritable_group_is_retried_on_resume(pretend, monkeypatch, capsys):
 
 @pytest.mark.slow
 def test_resumed_sweep_offers_devices_of_all_groups(tmp_path):
-    """Run in a separate process, for JAX counts devices once; the first group requires one device."""
+    """Run in a separate process, since JAX counts devices once. The first group requires one device."""
     line = f"{TINY} --num-envs 4 --devices 1,2 --name x"
     prepared = f"from jaxrl_fast.sweep import grid, prepare; prepare.prepare(grid.from_command_line({line.split()!r}))"
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
@@ -766,8 +766,8 @@ def test_resumed_sweep_offers_devices_of_all_groups(tmp_path):
     assert [json.loads(part.read_text())["num_shards"] for part in parts] == [1, 2]
 
 
-def test_killed_workers_are_reported(pretend, monkeypatch, capsys):
-    line, folder = pretend
+def test_killed_workers_are_reported(fake_training, monkeypatch, capsys):
+    line, folder = fake_training
     with monkeypatch.context() as patched:
         patched.setattr(runner, "WORKER_CODE", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
         assert __main__.main([*line, "--workers", "2"]) == 1
@@ -793,8 +793,8 @@ def test_retry_restarts_group_without_checkpoint(tmp_path, monkeypatch):
     assert [r["status"] for r in sweep_table.table_rows(directory.read_plan(folder))] == ["done"]
 
 
-def test_locked_group_is_skipped(pretend):
-    line, folder = pretend
+def test_locked_group_is_skipped(fake_training):
+    line, folder = fake_training
     ready = prepare.prepare(grid.from_command_line(line))
     (folder / "02_num_envs-4").mkdir()
     other = locks.Lock(folder / "02_num_envs-4")
@@ -845,7 +845,7 @@ def test_workers_run_each_group_once(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("told", [False, True])
 def test_workers_stop_when_sweep_is_killed(told, tmp_path):
-    """Check that workers stop and save, also if the sweep was `told` to stop before."""
+    """Check that workers stop and save after SIGKILL of the sweep, also if it got SIGTERM before (`told`)."""
     folder = tmp_path / "killed"
     line = f"{TINY} --num-envs 2,4 --total-steps 20M --workers 2 --sweep-dir {folder}"
     parts = [folder / name for name in ("01_num_envs-2", "02_num_envs-4")]
@@ -895,7 +895,7 @@ def test_submit_creates_job_per_group(tmp_path):
         slurm.submit(ready.folder, [], {"no_such": "1"}, cluster="local")
 
 
-# The numbers
+# Tables, figures and reports
 
 
 @pytest.mark.parametrize("unknown", [0, 1])
@@ -995,7 +995,7 @@ def test_ranking_counts_configuration_with_failed_seed(place):
     }  # fmt: skip
     said = "\n".join(sweep_report.ranking(ready, [row(1, 0, 10.0), row(1, 1, 10.0), row(8, 0, None), row(8, 1, 80.0)]))
     assert "By throughput: **num_envs 8** (80 steps/s, 8.0 times that of num_envs 1)" in said
-    assert "By final return (IQM): **num_envs 1** (1.0)" in said  # it lost no seed
+    assert "By final return (IQM): **num_envs 1** (1.0)" in said  # none of its seeds failed
 
 
 def test_ranking_prefers_higher_solve_rate(place):
@@ -1076,7 +1076,7 @@ def test_ranking_skips_differing_thresholds(tmp_path):
     assert "threshold.png" not in sweep_report.figures_of(ready, sweep_table.table_rows(ready))
 
 
-def test_the_report_ends_with_the_device_of_its_programs_and_how_to_go_on(tmp_path):
+def test_report_ends_with_device_of_programs_and_resume_command(tmp_path):
     ready = finished(tmp_path / "a sweep", [1.0, 2.0], algo="ppo", num_envs=[1, 2])
     summary = ready.folder / "01_num_envs-1" / "summary.json"
     summary.write_text(json.dumps(json.loads(summary.read_text()) | {"device": "another device"}))

@@ -1,4 +1,4 @@
-"""build: what of its environments' split an algorithm is told, and what it is split into."""
+"""Test build: how environments are sharded, and the parallelism that an algorithm receives."""
 
 from types import SimpleNamespace
 
@@ -9,11 +9,11 @@ from jaxrl_fast.config import load
 from jaxrl_fast.training import build
 from jaxrl_fast.types import Parallelism
 
-LINE = "ppo --env CartPole-v1 --num-envs 1024"  # work enough for several devices
+LINE = "ppo --env CartPole-v1 --num-envs 1024"  # enough work for several devices
 
 
 def algorithm(supports=None):
-    """PPO under another name, which notes what its `make` is given beside the first three."""
+    """Return PPO under another name; it records the arguments of `make` after the first three."""
     given = []
 
     def make(config, spec, num_updates, *more):
@@ -25,7 +25,7 @@ def algorithm(supports=None):
 
 
 def built(algorithm, *more):
-    """The environment and placement."""
+    """Return the environment and the placement."""
     return build.build(load.from_command_line([*LINE.split(), *more]), algorithm, num_updates=2)[1::2]
 
 
@@ -37,7 +37,7 @@ def test_make_agent_gets_parallelism_if_supported():
 
 
 def test_build_does_not_shard_an_unsupported_algorithm():
-    """Each shard would learn parameters of its own."""
+    """Each shard would otherwise learn separate parameters."""
     env, placement = built(mine := algorithm())
     assert (placement.num_shards, env.parallelism, env.spec.num_envs) == (1, Parallelism(), 1024)
     assert mine.given == [()]
@@ -46,8 +46,8 @@ def test_build_does_not_shard_an_unsupported_algorithm():
 
 
 @pytest.mark.parametrize("line", ["ppo --num-envs 1024", "ppo --num-envs 8 --devices 1", "dqn --num-envs 8"])
-def test_a_start_builds_environments_and_agent_once(line, monkeypatch):
-    """Whole, in shards or with gradient workers; for training and evaluation together."""
+def test_validate_plan_builds_environments_and_agent_once(line, monkeypatch):
+    """Check shards, one device and gradient workers; training and evaluation share what is built."""
     from jaxrl_fast import agents
     from jaxrl_fast.envs.gymnax import batch
     from jaxrl_fast.training import plan

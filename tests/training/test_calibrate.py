@@ -1,4 +1,4 @@
-"""--num-envs auto: which counts are tried, which is taken, and that the run is then that of the number."""
+"""Test --num-envs auto: which counts are tried, which is chosen, and that the run uses the chosen number."""
 
 import dataclasses
 
@@ -18,7 +18,7 @@ from tests.helpers import run_chunks_by
 
 
 def tried(rates, start=1, too_many=10**6, refused=()):
-    """The counts that are tried where they run at these rates, and the one that is taken."""
+    """Return the counts that are tried with these rates, and the chosen count."""
     trials = []
     while (count := calibrate.next_count(trials, start)) is not None:
         why = "too many" if count >= too_many else "refused" if count in refused else ""
@@ -28,12 +28,12 @@ def tried(rates, start=1, too_many=10**6, refused=()):
     return [trial.num_envs for trial in trials], found and found.num_envs
 
 
-# A curve that doubles, then bends: 8 gains 60% over 4, 16 gains 25%, 32 only 5%.
+# Rates that double and then flatten: 8 gains 60% over 4, 16 gains 25%, 32 only 5%.
 CURVE = {1: 100, 2: 200, 4: 400, 8: 640, 16: 800, 32: 840, 64: 850, 128: 860}
 
 
-def test_the_knee_is_the_last_count_before_doubling_gains_less_than_a_tenth():
-    """And two counts beyond it are tried."""
+def test_chosen_count_is_last_before_doubling_gains_under_10_percent():
+    """Two counts beyond the chosen one are tried."""
     assert tried(CURVE) == ([1, 2, 4, 8, 16, 32, 64], 16)
     assert tried(CURVE, start=4) == ([4, 8, 16, 32, 64], 16)
     assert tried(CURVE, start=32) == ([32, 64, 128], 32)
@@ -41,31 +41,31 @@ def test_the_knee_is_the_last_count_before_doubling_gains_less_than_a_tenth():
     assert tried({3: 100, 6: 111, 12: 90, 24: 100}, start=3) == ([3, 6, 12, 24], 6)
 
 
-def test_a_dip_is_no_knee():
-    """100 to 360 in two doublings is 1.9 in each."""
+def test_search_continues_past_temporary_drop_in_rate():
+    """From 100 to 360 in two doublings is a gain of 1.9 per doubling."""
     assert tried({1: 100, 2: 80, 4: 360, 8: 370, 16: 330}) == ([1, 2, 4, 8, 16], 4)
 
 
-def test_where_memory_ends_the_largest_that_pays_is_taken():
+def test_best_count_below_memory_limit_is_chosen():
     assert tried(CURVE, too_many=8) == ([1, 2, 4, 8], 4)
     assert tried(CURVE, too_many=2) == ([1, 2], 1)
     assert tried(CURVE, too_many=64) == ([1, 2, 4, 8, 16, 32, 64], 16)
 
 
-def test_a_start_that_is_too_many_is_halved_until_it_runs():
+def test_search_halves_count_until_it_runs_when_start_is_too_large():
     assert tried(CURVE, start=32, too_many=8) == ([32, 16, 8, 4], 4)
     assert tried(CURVE, start=4, too_many=1) == ([4, 2, 1], None)
 
 
-def test_a_refused_count_is_skipped_and_the_gain_is_that_of_one_doubling():
-    """1 to 8 over refused ones: 640 / 100 is 1.86 a doubling; 16 to 64: 1.03."""
+def test_search_skips_rejected_counts_and_computes_gain_per_doubling():
+    """From 1 to 8, across rejected counts, 640 / 100 is 1.86 per doubling; from 16 to 64 it is 1.03."""
     assert tried(CURVE, refused=(2, 4)) == ([1, 2, 4, 8, 16, 32, 64], 16)
     assert tried(CURVE, refused=(32,)) == ([1, 2, 4, 8, 16, 32, 64, 128], 16)
     assert tried(CURVE, refused=(1, 2)) == ([1, 2, 4, 8, 16, 32, 64], 16)
     assert calibrate.gain(Trial(1, 100.0), Trial(8, 640.0)) == pytest.approx(6.4 ** (1 / 3))
 
 
-def test_where_all_are_refused_nothing_is_taken_and_it_ends():
+def test_search_ends_without_choice_when_all_counts_are_rejected():
     assert tried(CURVE, refused=(1, 2, 4, 8), too_many=16) == ([1, 2, 4, 8, 16], None)
     assert tried(CURVE, start=4, refused=(1, 2, 4, 8), too_many=16) == ([4, 8, 16], None)
 
@@ -77,7 +77,7 @@ def test_the_table_has_a_line_for_each_count():
     assert [line.split() for line in lines] == [
         ["1", "1k"],
         ["2", "not", "run:", "3", "parts"],
-        ["4", "4.84k", "+120%"],  # 2.2 a doubling
+        ["4", "4.84k", "+120%"],  # 2.2 per doubling
         ["8", "4.84k", "+0%"],
     ]
 
@@ -95,12 +95,12 @@ def settings(**options):
         (3, {"devices": 2}, "must divide --num-envs 3"),
     ],
 )
-def test_a_count_that_will_not_do_says_why(num_envs, options, words):
+def test_measure_count_gives_reason_for_unusable_count(num_envs, options, words):
     trial = calibrate.measure_count(settings(**options), num_envs)
     assert trial.rate is None and words in trial.why
 
 
-def test_what_does_not_fit_into_memory_is_too_many(monkeypatch):
+def test_measure_count_rejects_too_large_count_before_compiling(monkeypatch):
     from jaxrl_fast.training import memory
 
     monkeypatch.setattr(memory, "free_bytes", lambda _=1: 1000)
@@ -112,8 +112,8 @@ def test_what_does_not_fit_into_memory_is_too_many(monkeypatch):
 @pytest.mark.parametrize(
     ("reason", "too_many"), [("RESOURCE_EXHAUSTED: out of memory", True), ("INTERNAL: a bug", False)]
 )
-def test_measure_count_catches_full_memory_alone(reason, too_many, monkeypatch):
-    """Let the compiler fail: of full memory, or of something that another count would not cure."""
+def test_measure_count_catches_only_out_of_memory_errors(reason, too_many, monkeypatch):
+    """Let the compiler fail: out of memory, or with an error that another count would not avoid."""
 
     def fail(*_):
         raise jax.errors.JaxRuntimeError(reason)
@@ -128,16 +128,16 @@ def test_measure_count_catches_full_memory_alone(reason, too_many, monkeypatch):
 
 
 @pytest.mark.parametrize("num_envs", [2, 4])
-def test_the_rate_is_environment_steps_a_second(num_envs, monkeypatch):
-    """10 updates a second of rollout_length steps in each environment."""
+def test_measured_rate_is_environment_steps_per_second(num_envs, monkeypatch):
+    """With 10 updates per second, the rate is 10 * rollout_length * num_envs."""
     monkeypatch.setattr(calibrate, "measure", lambda *_: 10.0)
     given = settings()
     length = common.rollout_length(given.agent, num_envs)
     assert calibrate.measure_count(given, num_envs).rate == 10 * length * num_envs
 
 
-def test_a_trial_trains_really(monkeypatch):
-    """DQN past its learning start: 3 updates of 32 steps at least, and gradient steps in each."""
+def test_measure_count_runs_gradient_steps(monkeypatch):
+    """Time DQN past its learning start: three chunks of one update of 32 steps, with gradient steps."""
     seen = []
 
     def run(chunk, state, length):
@@ -154,8 +154,8 @@ def test_a_trial_trains_really(monkeypatch):
     assert trial.rate > 0 and [length for length, _ in seen] == [1, 1, 1] and sum(steps for _, steps in seen) > 0
 
 
-def test_the_run_is_that_of_the_number(tmp_path, monkeypatch, capsys):
-    """Chosen by a table of rates; config.yaml holds the number, and the run goes on with that."""
+def test_auto_num_envs_saves_chosen_number_and_resumes_with_it(tmp_path, monkeypatch, capsys):
+    """Choose from a table of rates: config.yaml holds the number, and a resume uses it without another search."""
     monkeypatch.setattr(calibrate, "measure_count", lambda settings, count: Trial(count, float(CURVE[count])))
     folder = tmp_path / "run"
     ready = train.prepare(["ppo", "--num-envs", "auto", "--run-dir", str(folder)])
@@ -173,7 +173,7 @@ def test_the_run_is_that_of_the_number(tmp_path, monkeypatch, capsys):
         jaxrl_fast.fit(resume=str(folder), num_envs="auto")
 
 
-def test_it_begins_with_the_presets_count(monkeypatch, tmp_path):
+def test_search_starts_with_num_envs_of_preset(monkeypatch, tmp_path):
     (tmp_path / "mine.yaml").write_text("algo: ppo\nnum_envs: 4\n")
     counts = []
     monkeypatch.setattr(calibrate, "measure_count", lambda settings, count: counts.append(count) or Trial(count, 1.0))
@@ -185,13 +185,13 @@ def test_it_begins_with_the_presets_count(monkeypatch, tmp_path):
     ("num_envs", "options", "too_many"),
     [(64, {}, True), (2, {"total_steps": 7}, True), (1, {"total_steps": 3}, True), (3, {"devices": 2}, False)],
 )
-def test_counts_beyond_one_of_few_updates_are_not_tried(num_envs, options, too_many):
-    """But those beyond one that does not divide are."""
+def test_measure_count_excludes_larger_counts_when_updates_are_too_few(num_envs, options, too_many):
+    """A count that the devices do not divide evenly does not exclude larger counts."""
     assert calibrate.measure_count(settings(**options), num_envs).too_many == too_many
 
 
 @pytest.mark.parametrize(("num_updates", "runs"), [(20, True), (19, False)])
-def test_twenty_updates_are_sufficient_for_several_environments(num_updates, runs, monkeypatch):
+def test_measure_count_requires_20_updates_with_several_environments(num_updates, runs, monkeypatch):
     monkeypatch.setattr(calibrate, "measure", lambda *_: 1.0)
     steps_per_update = 2 * common.rollout_length(settings().agent, 2)
     trial = calibrate.measure_count(settings(total_steps=num_updates * steps_per_update), 2)
@@ -211,7 +211,7 @@ def test_twenty_updates_are_sufficient_for_several_environments(num_updates, run
     ],
 )
 @pytest.mark.parametrize("num_seeds", [1, 2])
-def test_a_rate_is_that_of_the_fastest_of_three_samples(took, lengths, rate, num_seeds, monkeypatch):
+def test_measured_rate_is_that_of_fastest_of_three_samples(took, lengths, rate, num_seeds, monkeypatch):
     clock, durations, seen, seeds = [0.0], iter(took), [], []
 
     class Built:
@@ -222,7 +222,7 @@ def test_a_rate_is_that_of_the_fastest_of_three_samples(took, lengths, rate, num
             return 0
 
         def chunk(self, state, length):
-            assert state == len(seen), "each chunk goes on from the one before"
+            assert state == len(seen), "each chunk continues from the state of the previous one"
             clock[0] += next(durations)
             seen.append(int(length))
             return state + 1, ()
@@ -232,8 +232,8 @@ def test_a_rate_is_that_of_the_fastest_of_three_samples(took, lengths, rate, num
     assert seen == lengths and seeds == [5 if num_seeds == 1 else [5, 6]]
 
 
-def test_if_no_count_works_the_first_reason_is_given(monkeypatch, capsys):
-    """4 is refused, 8 is too many, and no table is printed."""
+def test_choose_raises_first_reason_when_no_count_works(monkeypatch, capsys):
+    """Count 4 is rejected, 8 is too many, and no table is printed."""
     trials = {4: Trial(4, why="it does not divide"), 8: Trial(8, why="too large", too_many=True)}
     asked = []
     monkeypatch.setattr(calibrate, "measure_count", lambda _, count: asked.append(count) or trials[count])
@@ -245,7 +245,7 @@ def test_if_no_count_works_the_first_reason_is_given(monkeypatch, capsys):
 
 
 def test_no_other_count_is_tried_after_the_time_limit(monkeypatch):
-    """Each takes 50 s of 120, so three begin."""
+    """Each trial takes 50 s and the limit is 120 s, so three trials start."""
     clock, asked = [0.0], []
 
     def measure_count(_, count):

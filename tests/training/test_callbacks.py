@@ -1,4 +1,4 @@
-"""Callbacks: what they are given, how they stop a run, and that they change no bit."""
+"""Test callbacks: their arguments, how they stop a run, and that they do not change results."""
 
 import json
 import re
@@ -21,7 +21,7 @@ TINY = dict(algo="pqn", env="CartPole-v1", num_envs=8, total_steps=1600, eval_ev
 TINY |= dict(
     save_every=0, tensorboard=False, log_level="quiet", devices=1, agent=dict(rollout_length=8, hidden_sizes=(8,))
 )
-EACH = 64  # environment steps of an update; a record has 3 updates, and an evaluation comes after 10
+EACH = 64  # environment steps per update; a record has 3 updates, and an evaluation runs every 10 updates
 
 
 @pytest.fixture(autouse=True)
@@ -44,14 +44,14 @@ def same(one, other):
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory):
-    """A run without callbacks."""
+    """Return a run without callbacks."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(run_curve, "figure", lambda folder: SimpleNamespace(savefig=Path.touch))
         return fit(tmp_path_factory.mktemp("plain") / "run")
 
 
 class Notes(jaxrl_fast.Callback):
-    """Writes down all that it is told, and spoils what it was given."""
+    """Record copies of all arguments, and clear the originals."""
 
     def __init__(self):
         self.records, self.evaluations, self.summaries, self.states = [], [], [], []
@@ -69,7 +69,7 @@ class Notes(jaxrl_fast.Callback):
         self.summaries.append(summary)
 
 
-def test_they_are_told_everything_and_change_no_bit(tmp_path, plain):
+def test_callbacks_receive_all_events_and_do_not_change_results(tmp_path, plain):
     notes = Notes()
     run = fit(tmp_path / "run", notes)
     same(run, plain)
@@ -82,7 +82,7 @@ def test_they_are_told_everything_and_change_no_bit(tmp_path, plain):
 
 
 @pytest.mark.slow
-def test_any_object_with_a_method_will_do_and_gets_every_seed(tmp_path):
+def test_callback_may_be_any_object_and_receives_records_of_all_seeds(tmp_path):
     seen = []
     run = fit(tmp_path / "run", SimpleNamespace(on_record=lambda records, state: seen.append(records)), num_seeds=2)
     assert [[record["seed"] for record in records] for records in seen] == [[0, 1]] * len(seen)
@@ -90,7 +90,7 @@ def test_any_object_with_a_method_will_do_and_gets_every_seed(tmp_path):
 
 
 class StopAt(jaxrl_fast.Callback):
-    """Stops at a step, in the method of this name."""
+    """Stop at an environment step, in the hook of this name."""
 
     def __init__(self, hook, env_steps):
         def stop(what, state):
@@ -106,8 +106,8 @@ class StopAt(jaxrl_fast.Callback):
 @pytest.mark.parametrize("chunk_s", [0.0, 100.0])
 @pytest.mark.parametrize(("hook", "at", "ends"), [("on_record", 2 * 192, 3 * 192), ("on_evaluation", 640, 640)])
 @pytest.mark.slow
-def test_a_stop_comes_at_one_step_and_the_run_can_be_resumed(hook, at, ends, chunk_s, tmp_path, plain, monkeypatch):
-    """Whatever the chunks: from a record one record later, from an evaluation at once."""
+def test_callback_stop_step_does_not_depend_on_chunk_length(hook, at, ends, chunk_s, tmp_path, plain, monkeypatch):
+    """For any chunk length, `on_record` stops one record later, and `on_evaluation` at once."""
     monkeypatch.setattr(dispatcher, "CHUNK_S", chunk_s)
     monkeypatch.setattr(dispatcher, "GROWTH", 100)
     run = fit(tmp_path / "run", StopAt(hook, at))
@@ -120,7 +120,7 @@ def test_a_stop_comes_at_one_step_and_the_run_can_be_resumed(hook, at, ends, chu
 
 
 @pytest.mark.slow
-def test_callbacks_may_be_given_to_a_resumed_run(tmp_path):
+def test_resumed_run_accepts_callbacks(tmp_path):
     first = fit(tmp_path / "run", StopAt("on_evaluation", 640))
     notes = Notes()
     run = jaxrl_fast.fit(resume=first, log_level="quiet", callbacks=[notes, StopAt("on_record", 0)])
@@ -129,12 +129,12 @@ def test_callbacks_may_be_given_to_a_resumed_run(tmp_path):
     assert notes.states[0].env_steps > 640 and len(notes.summaries) == 1
 
 
-def test_a_stop_at_the_end_is_none(tmp_path, capsys):
+def test_stop_at_last_step_leaves_status_done(tmp_path, capsys):
     run = fit(tmp_path / "run", StopAt("on_evaluation", 1600), log_level="info")
     assert run.summary["status"] == "done" and "stopping early" not in capsys.readouterr().out
 
 
-def test_a_callback_that_raises_ends_the_run_saved(tmp_path, plain, capsys):
+def test_run_is_saved_and_resumable_when_callback_raises(tmp_path, plain, capsys):
     class Broken:
         def on_record(self, records, state):
             if records[0]["env_steps"] >= 576:
@@ -157,7 +157,7 @@ def test_a_callback_that_raises_ends_the_run_saved(tmp_path, plain, capsys):
     same(jaxrl_fast.fit(resume=str(tmp_path / "run"), log_level="quiet"), plain)
 
 
-def test_a_callback_that_raises_at_the_end_leaves_the_run_done(tmp_path, capsys):
+def test_run_status_is_done_when_on_end_raises(tmp_path, capsys):
     def fail(summary):
         raise RuntimeError("nobody answers")
 
@@ -180,15 +180,15 @@ class Typo(jaxrl_fast.Callback):
         ([Typo()], "callbacks: unknown hook, got Typo.on_records; the hooks are on_record, on_evaluation, on_end"),
     ],
 )
-def test_what_is_no_callback_is_refused(callbacks, words, tmp_path):
+def test_fit_rejects_invalid_callbacks(callbacks, words, tmp_path):
     with pytest.raises(ValueError, match=f"^{re.escape(words)}"):
         jaxrl_fast.fit(**TINY, run_dir=str(tmp_path / "run"), callbacks=callbacks)
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.slow
-def test_the_guides_example_runs(tmp_path, monkeypatch, capsys):
-    """As it is printed, but shorter: an evaluation after every update, of which none is better than the first."""
+def test_example_of_callbacks_guide_runs(tmp_path, monkeypatch, capsys):
+    """Run the printed example with an evaluation after every update; no evaluation is better than the first."""
     [example] = re.findall(r"```python\n(.*?)```", (ROOT / "docs/guides/callbacks.md").read_text(), re.DOTALL)
     example = example.replace("eval_every=10_000", "eval_every=1, num_envs=8, eval_episodes=1, tensorboard=False")
     example = example.replace('float("-inf")', "1000.0")

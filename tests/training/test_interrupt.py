@@ -1,4 +1,4 @@
-"""Signals of another process reach a run whose main thread waits for the device."""
+"""Test signals that arrive while the main thread waits for the device."""
 
 import hashlib
 import json
@@ -49,11 +49,11 @@ class Endless(Sleepy):  # a step never ends
         spun = jax.lax.while_loop(lambda x: x >= 0, lambda x: (x * 3 + 1) % 1000, state)
         return jnp.zeros(2), state + 1, spun.astype(jnp.float32), False, {}
 """
-PROMPT_S = 5.0  # more than a busy machine takes to answer, and less than an update
+PROMPT_S = 5.0  # longer than a busy machine needs to respond, and shorter than an update
 
 
 class Training:
-    """A training in another process, and what it prints."""
+    """A training in a subprocess, and its output."""
 
     def __init__(self, env, folder, rollout_length, script=""):
         (folder / "slow_envs.py").write_text(MODULE, encoding="utf-8")
@@ -75,7 +75,7 @@ class Training:
             self.text += line
 
     def seconds_until(self, words, limit):
-        """The seconds until it has printed these words."""
+        """Wait until it has printed these words, and return the seconds."""
         start = time.monotonic()
         while words not in self.text:
             assert time.monotonic() - start < limit and self.process.poll() is None, self.text
@@ -99,7 +99,7 @@ def training(tmp_path):
 
 
 @pytest.mark.slow
-def test_an_update_of_ten_seconds_hears_a_signal_and_is_saved(training):
+def test_sigint_during_long_update_is_acknowledged_and_saves_run(training):
     run = training("Sleepy", 256)
     run.seconds_until("compiled in", 120)
     time.sleep(1)  # the first update has begun
@@ -112,7 +112,7 @@ def test_an_update_of_ten_seconds_hears_a_signal_and_is_saved(training):
 
 
 @pytest.mark.slow
-def test_an_update_that_never_ends_is_ended_by_a_second_signal(training):
+def test_second_sigint_ends_process_during_endless_update(training):
     run = training("Endless", 8)
     run.seconds_until("compiled in", 120)
     time.sleep(1)
@@ -131,8 +131,8 @@ jaxrl_fast.fit(algo="ppo", env="slow_envs:Endless", agent=dict(rollout_length=8,
 
 
 @pytest.mark.slow
-def test_a_second_signal_ends_a_script_as_python_ends_it(training):
-    """The call that never ends is in a thread, and Python would abort when it releases the device."""
+def test_second_sigint_ends_script_with_keyboard_interrupt(training):
+    """The endless call runs in a thread; a normal exit of Python would abort when it releases the device."""
     run = training("Endless", 8, SCRIPT)
     run.seconds_until("compiled in", 120)
     time.sleep(1)
@@ -144,8 +144,8 @@ def test_a_second_signal_ends_a_script_as_python_ends_it(training):
     assert "\nKeyboardInterrupt" in run.text and "FATAL" not in run.text and "terminate" not in run.text
 
 
-def test_a_handler_runs_while_a_call_blocks():
-    """A hash of many rounds is computed outside Python: in the main thread, the handler would run after it."""
+def test_signal_handler_runs_during_blocking_call():
+    """Compute a hash of many rounds outside Python. In the main thread, it would delay the handler to its end."""
     heard = []
     before = signal.signal(signal.SIGALRM, lambda number, frame: heard.append(time.monotonic()))
     try:
@@ -159,7 +159,7 @@ def test_a_handler_runs_while_a_call_blocks():
     assert len(heard) == 1 and heard[0] - start < 0.5 * (end - start)
 
 
-def test_a_call_raises_what_its_function_raises():
+def test_interruptible_passes_on_return_value_and_exception():
     def divide(a, b):
         return a / b
 
@@ -169,7 +169,7 @@ def test_a_call_raises_what_its_function_raises():
     assert error.traceback[-1].name == "divide"
 
 
-def test_other_threads_call_it_themselves():
+def test_interruptible_calls_function_directly_in_other_threads():
     names = []
     thread = threading.Thread(target=lambda: interruptible(lambda: names.append(threading.current_thread().name)))
     thread.start()

@@ -1,4 +1,4 @@
-"""memory: what a run says that it needs is what it takes, and the buffer_size it proposes is the largest that fits."""
+"""Test memory estimates: they equal the size of the state, and the proposed buffer_size is the largest that fits."""
 
 import os
 import re
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.unit
 SMALL = dict(buffer_size=4096, learning_starts=64)
 
 
-def both(algo, **agent):
+def make_env_and_agent(algo, **agent):
     settings = load.from_keywords(algo=algo, agent=agent)
     env = envs.make("CartPole-v1", 8)
     return env, agents.load(algo).make(settings.agent, env.spec, 10)
@@ -29,9 +29,9 @@ def both(algo, **agent):
 
 @pytest.mark.parametrize("num_seeds", [1, 3])
 @pytest.mark.parametrize(("algo", "options"), [("ppo", {}), ("dqn", SMALL), ("dqn", SMALL | dict(prioritized=True))])
-def test_what_it_says_is_what_it_takes(algo, options, num_seeds):
-    """All but the key and the counter of updates, 12 bytes."""
-    env, agent = both(algo, **options)
+def test_memory_estimate_equals_size_of_state(algo, options, num_seeds):
+    """The estimate leaves out the PRNG key and the update counter, 12 bytes."""
+    env, agent = make_env_and_agent(algo, **options)
     said = memory.estimate(env, agent, Placement(num_seeds))
     state = jax.eval_shape(lambda: loop.init(env, agent, jax.random.key(0)))
     kept = jax.tree.leaves((state.agent, state.actors))
@@ -53,9 +53,7 @@ def test_what_it_says_is_what_it_takes(algo, options, num_seeds):
     copies=st.sampled_from([1, 2]),
     buffer_size=st.integers(10, 10**6),
 )
-def test_the_capacity_that_is_proposed_fits_and_little_more_would(
-    parameters, replay, environments, free, copies, buffer_size
-):
+def test_proposed_buffer_size_is_largest_that_fits(parameters, replay, environments, free, copies, buffer_size):
     needed = memory.MemoryEstimate(parameters, replay, environments, free, copies)
     try:
         memory.check_fits(needed, buffer_size)
@@ -73,22 +71,22 @@ def test_the_capacity_that_is_proposed_fits_and_little_more_would(
         assert needed.total <= free
 
 
-def test_a_refusal_says_what_is_needed_and_what_is_free():
-    """A replay of 7 GB twice, where 12 GB are free and 1 GB is needed beside it, also twice."""
+def test_memory_error_message_states_needed_and_free_bytes():
+    """The replay buffer needs 7 GB and the rest 1 GB, each twice; 12 GB are free."""
     needed = memory.MemoryEstimate(10**9, 7 * 10**9, 0, 12 * 10**9, 2)
     says = r"buffer_size 1000000: the replay needs 7.0 GB, twice while saving, and 10.0 GB are free for it"
     with pytest.raises(ValueError, match=rf"{says}; the largest buffer_size that fits is 714000$"):
         memory.check_fits(needed, 1_000_000)
 
 
-def test_the_capacity_that_is_proposed_is_of_whole_updates():
-    """60,000 steps hold three updates of 16,384; with 30 bytes a step, 1 MB has room for two of them."""
+def test_proposed_buffer_size_accounts_for_whole_updates():
+    """60,000 steps hold three updates of 16,384 steps; at 30 bytes per step, 1 MB has room for two of them."""
     needed = memory.MemoryEstimate(0, 30 * 3 * 16_384, 0, 10**6, 1)
     with pytest.raises(ValueError, match=r"the largest buffer_size that fits is 33300$"):
         memory.check_fits(needed, 60_000, 16_384)
 
 
-def test_what_goes_on_needs_one_copy_less_and_can_have_no_other_capacity():
+def test_resumed_run_needs_one_copy_less_and_gets_no_proposed_buffer_size():
     needed = memory.MemoryEstimate(10**6, 10**9, 0, 2 * 10**9, 2)
     memory.check_fits(needed, 1000, resumed=True)
     with pytest.raises(ValueError, match=r"^this run does not fit into memory here \(.*replay 1.0 GB.*10.0 MB free\)$"):
@@ -105,10 +103,10 @@ class Accelerator:
         return self.stats
 
 
-def test_devices_together_have_what_the_fullest_has_each(monkeypatch):
+def test_free_bytes_is_number_of_devices_times_least_free_memory(monkeypatch):
     monkeypatch.setattr(jax, "local_devices", lambda: [Accelerator(80, 10), Accelerator(80, 30), Accelerator(80, 79)])
     assert [utils_memory.free_bytes(n) for n in (1, 2, 3)] == [70, 100, 3]
-    env, agent = both("dqn", **SMALL)
+    env, agent = make_env_and_agent("dqn", **SMALL)
     monkeypatch.setattr(jax, "local_device_count", lambda: 2)
     assert memory.estimate(env, agent, Placement(num_seeds=4)).free == 100
 
@@ -132,26 +130,26 @@ def gpu(monkeypatch):
         ({"XLA_PYTHON_CLIENT_ALLOCATOR": "platform"}, "allocated on demand"),
     ],
 )
-def test_the_header_says_what_share_of_a_gpu_is_reserved(gpu, monkeypatch, variables, words):
+def test_gpu_memory_reports_reserved_share(gpu, monkeypatch, variables, words):
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     assert devices.gpu_memory() == words
 
 
-def test_the_share_of_a_gpu_replaces_the_users_variable(gpu, monkeypatch):
+def test_gpu_memory_option_overrides_jax_memory_variable(gpu, monkeypatch):
     monkeypatch.setenv("XLA_CLIENT_MEM_FRACTION", "0.9")
     devices.reserve_gpu_memory(None)
     assert devices.memory_share() == 0.9
     devices.reserve_gpu_memory(0.4)
-    assert "XLA_CLIENT_MEM_FRACTION" not in os.environ  # JAX refuses both names at once
+    assert "XLA_CLIENT_MEM_FRACTION" not in os.environ  # JAX rejects two names at once
     assert os.environ["XLA_PYTHON_CLIENT_MEM_FRACTION"] == "0.4"
     monkeypatch.setattr(devices, "is_initialized", lambda: True)
-    devices.reserve_gpu_memory(0.4)  # a second run of the process
+    devices.reserve_gpu_memory(0.4)  # a second run in the process, with the same share
     with pytest.raises(ValueError, match=r"^--gpu-memory: JAX has already started, got 0\.5; set .*=0\.5 "):
         devices.reserve_gpu_memory(0.5)
 
 
-def test_a_cpu_has_no_share_of_a_gpu(gpu, monkeypatch, capsys):
+def test_gpu_memory_option_warns_on_cpu(gpu, monkeypatch, capsys):
     monkeypatch.setattr(jax, "local_devices", lambda: [types.SimpleNamespace(platform="cpu")])
     assert devices.gpu_memory() == ""
     for started, share in ((False, 0.4), (True, 0.5)):
@@ -160,7 +158,7 @@ def test_a_cpu_has_no_share_of_a_gpu(gpu, monkeypatch, capsys):
         assert capsys.readouterr().err == "warning: --gpu-memory: has no effect, because JAX uses the CPU\n"
 
 
-def test_jax_has_started_here():
+def test_is_initialized_is_true_after_jax_has_started():
     jax.devices()
     assert devices.is_initialized()
 
@@ -170,15 +168,13 @@ def test_jax_has_started_here():
     [
         ("0::/job/step", {"job/memory.max": "900", "job/step/memory.max": "max"}, 900 - 500 + 200),
         ("0::/job/step", {"job/memory.max": "900", "job/step/memory.max": "600"}, 600 - 500 + 200),
-        ("0::/of/the/host", {"memory.max": "700"}, 700 - 500 + 200),  # a container's own group is its root
+        ("0::/of/the/host", {"memory.max": "700"}, 700 - 500 + 200),  # in a container: its own group is the root
         ("4:memory:/job\n3:cpu:/other", {"memory/job/memory.limit_in_bytes": "800"}, 800 - 500 + 200),
         ("0::/job", {"job/memory.max": "max"}, None),
         ("", {}, None),
     ],
 )
-def test_the_limits_of_control_groups_are_kept_and_their_cached_files_count_as_free(
-    tmp_path, monkeypatch, lines, files, left
-):
+def test_free_bytes_respects_cgroup_limit_and_counts_page_cache_as_free(tmp_path, monkeypatch, lines, files, left):
     for name, text in files.items():
         group = (tmp_path / name).parent
         group.mkdir(parents=True, exist_ok=True)
@@ -196,5 +192,5 @@ def test_the_limits_of_control_groups_are_kept_and_their_cached_files_count_as_f
 @pytest.mark.parametrize(
     ("count", "said"), [(0, "0 B"), (999, "999 B"), (1500, "1.5 kB"), (2_000_000, "2.0 MB"), (7_071_000_000, "7.1 GB")]
 )
-def test_bytes_as_people_read_them(count, said):
+def test_format_bytes_uses_decimal_units(count, said):
     assert utils_memory.format_bytes(count) == said

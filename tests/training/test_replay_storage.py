@@ -1,4 +1,4 @@
-"""replay_storage: the first store with room is chosen, and the placement on devices does not depend on it."""
+"""Test replay storage: the first one with room is chosen, and the placement on devices does not depend on it."""
 
 import os
 import shutil
@@ -41,8 +41,12 @@ def storage_of(made):
     return made.settings.agent.replay_storage, made.settings.agent.replay_compression
 
 
-def test_the_first_store_with_room_is_chosen(free):
-    """A million boards of 400 bytes: twice on a CPU's device, an eighth in memory if packed; 14 bytes each remain."""
+def test_auto_replay_storage_is_first_with_enough_room(free):
+    """Store a million boards of 400 bytes.
+
+    The CPU device needs them twice, and host memory an eighth of them if compressed. Of each row, 14 bytes stay on the
+    device.
+    """
     free(GB)
     made = planned()
     assert storage_of(made) == ("device", "auto") and not made.agent.resources and not made.replay_note
@@ -60,7 +64,7 @@ def test_the_first_store_with_room_is_chosen(free):
 
 
 @pytest.mark.parametrize("storage", ["host", "disk"])
-def test_the_capacity_that_is_proposed_fits_and_more_does_not(storage, free):
+def test_proposed_buffer_size_fits_and_2_percent_more_does_not(storage, free):
     free(GB // 5, GB // 5)
     with pytest.raises(ValueError, match=f"with --agent.replay-storage {storage}") as refused:
         planned(buffer_size=10**7, replay_storage=storage, replay_compression="none")
@@ -70,7 +74,7 @@ def test_the_capacity_that_is_proposed_fits_and_more_does_not(storage, free):
         planned(buffer_size=int(1.02 * proposed), replay_storage=storage, replay_compression="none")
 
 
-def test_only_bytes_are_compressed(free, monkeypatch, capsys):
+def test_replay_compression_applies_to_byte_observations_only(free, monkeypatch, capsys):
     free(100 * GB)
     assert storage_of(planned("CartPole-v1", replay_storage="host")) == ("host", "none")
     assert storage_of(planned("CartPole-v1", replay_storage="host", replay_compression="zstd")) == ("host", "none")
@@ -82,8 +86,8 @@ def test_only_bytes_are_compressed(free, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("storage", ["device", "host"])
-def test_gradient_workers_do_not_depend_on_the_store(storage, free):
-    """They decide in which order gradients are summed."""
+def test_placement_does_not_depend_on_replay_storage(storage, free):
+    """The number of gradient workers determines the order in which gradients are summed."""
     free(100 * GB)
     settings = load.from_keywords(algo="dqn", agent={"batch_size": 256, "replay_storage": storage})
     assert (
@@ -93,7 +97,7 @@ def test_gradient_workers_do_not_depend_on_the_store(storage, free):
 
 
 @pytest.mark.parametrize("storage", ["host", "disk"])
-def test_independent_players_keep_their_replay_on_the_device(storage, free):
+def test_independent_players_require_device_replay_storage(storage, free):
     free(100 * GB)
     game = dict(env="games/Paddles", players="independent", buffer_size=4096)
     with pytest.raises(

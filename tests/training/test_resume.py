@@ -1,4 +1,4 @@
-"""A run that was stopped and goes on: the same records and the same bits as the run that was never stopped."""
+"""Test resumed runs: their records and states equal, bit by bit, those of a run that was never stopped."""
 
 import errno
 import json
@@ -69,7 +69,7 @@ SHORT |= dict(save_every=300, tensorboard=False, log_level="quiet")
 
 
 def fit(folder, name="pqn", **options):
-    """A short run; with `resume` it goes on in the folder."""
+    """Train a short run, or resume a run with `resume`."""
     if "resume" in options:
         return jaxrl_fast.fit(**{"log_level": "quiet", **options})
     return jaxrl_fast.fit(**{**SHORT, **RUNS[name], "run_dir": str(folder), **options})
@@ -77,12 +77,12 @@ def fit(folder, name="pqn", **options):
 
 @pytest.fixture(autouse=True)
 def no_pictures(monkeypatch):
-    """A curve takes longer to draw than these runs to train; test_train.py looks at one."""
+    """Draw no curves, since that takes longer than these runs; test_train.py checks one."""
     monkeypatch.setattr(run_curve, "figure", lambda folder: SimpleNamespace(savefig=Path.touch))
 
 
-def test_these_seeds_are_filled_up():
-    """To two on each of three devices and, where they take turns, of two groups of two devices."""
+def test_seed_configurations_of_this_module_need_padding():
+    """Five seeds are padded to two on each of three devices, three sequential ones to two on each of two groups."""
     ready = {
         name: planning.validate_plan(load.from_keywords(**SHORT, **RUNS[name])) for name in ("seeds", "seeds_in_turn")
     }
@@ -96,7 +96,7 @@ def test_these_seeds_are_filled_up():
 
 @pytest.fixture(scope="module")
 def unbroken(tmp_path_factory):
-    """Runs that were never stopped, by name."""
+    """Return folders of runs that were never stopped, by name; each is trained once."""
     made = {}
 
     def get(name):
@@ -113,10 +113,10 @@ mark_slow = lambda names, *which: [slow(name) if name in which else name for nam
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", RUNS)
-def test_stopped_twice_and_with_other_chunks_it_ends_with_the_same_bits(name, tmp_path, monkeypatch, unbroken):
+def test_run_stopped_twice_with_other_chunk_lengths_is_bit_identical(name, tmp_path, monkeypatch, unbroken):
     folder = tmp_path / name
     stop_after(monkeypatch, 200, 900)
-    monkeypatch.setattr(dispatcher, "CHUNK_S", 0.0)  # a chunk of every update
+    monkeypatch.setattr(dispatcher, "CHUNK_S", 0.0)  # one update per chunk
     first = fit(folder, name).summary
     monkeypatch.setattr(dispatcher, "CHUNK_S", 1e-3)
     monkeypatch.setattr(dispatcher, "GROWTH", 2)
@@ -126,12 +126,12 @@ def test_stopped_twice_and_with_other_chunks_it_ends_with_the_same_bits(name, tm
     monkeypatch.setattr(dispatcher, "CHUNK_S", 100.0)
     assert fit(folder, resume=str(folder)).summary["status"] == "done"
     same(folder, unbroken(name))
-    assert stopped == tuple(f"step-{at:012d}" for at in steps), "saved where they stopped"
+    assert stopped == tuple(f"step-{at:012d}" for at in steps), "a stopped run saves at the step of its stop"
     assert len(yaml.safe_load((folder / "config.yaml").read_text())["meta"]["resumed"]) == 2
 
 
-def test_a_checkpoint_does_not_depend_on_the_chunks(tmp_path, monkeypatch):
-    """Records of three updates, the last of them the checkpoint's: only that may wait for an evaluation."""
+def test_checkpoint_does_not_depend_on_chunk_length(tmp_path, monkeypatch):
+    """Records have three updates. Only the record that ends at the checkpoint may wait for an evaluation."""
     folders = {chunk_s: tmp_path / str(chunk_s) for chunk_s in (0.0, 100.0)}
     monkeypatch.setattr(dispatcher, "GROWTH", 100)
     for chunk_s, folder in folders.items():
@@ -144,8 +144,8 @@ def test_a_checkpoint_does_not_depend_on_the_chunks(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("at", mark_slow([1, 64, 320, 704, 1280, 1599], 64, 1280, 1599))
 @pytest.mark.slow
-def test_it_does_not_matter_where_it_was_stopped(at, tmp_path, monkeypatch, unbroken):
-    """Among them the updates of an evaluation (704) and of a checkpoint (320)."""
+def test_resumed_run_is_bit_identical_when_stopped_at_any_step(at, tmp_path, monkeypatch, unbroken):
+    """The steps include those of an evaluation (704) and of a checkpoint (320)."""
     folder = tmp_path / "run"
     stop_after(monkeypatch, at)
     monkeypatch.setattr(dispatcher, "CHUNK_S", 0.0)
@@ -156,8 +156,8 @@ def test_it_does_not_matter_where_it_was_stopped(at, tmp_path, monkeypatch, unbr
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("before", "after"), [(4, 1), (1, 4)])
-def test_seeds_that_were_filled_up_go_on_with_other_devices(before, after, tmp_path, monkeypatch):
-    """Five seeds are six on four devices and five on one."""
+def test_padded_seeds_resume_on_other_number_of_devices(before, after, tmp_path, monkeypatch):
+    """Five seeds are padded to six on four devices, and not padded on one."""
     folder = tmp_path / "run"
     stop_after(monkeypatch, 700)
     monkeypatch.setattr(jax, "local_device_count", lambda: before)
@@ -173,7 +173,7 @@ def test_seeds_that_were_filled_up_go_on_with_other_devices(before, after, tmp_p
 
 
 @pytest.mark.slow
-def test_a_finished_run_goes_on_only_if_it_gets_more_steps(tmp_path, unbroken, capsys):
+def test_finished_run_continues_only_with_more_total_steps(tmp_path, unbroken, capsys):
     folder = tmp_path / "run"
     shutil.copytree(unbroken("pqn"), folder)
     again = fit(folder, resume=str(folder), log_level="info")
@@ -191,7 +191,7 @@ def test_a_finished_run_goes_on_only_if_it_gets_more_steps(tmp_path, unbroken, c
 
 
 @pytest.mark.slow
-def test_a_summary_says_running_until_the_run_ends_again(tmp_path, unbroken, monkeypatch):
+def test_summary_status_is_running_while_resumed_run_trains(tmp_path, unbroken, monkeypatch):
     folder, train_on, seen = tmp_path / "run", trainer.Trainer.train, []
     shutil.copytree(unbroken("pqn"), folder)
     before = read_summary(folder)
@@ -208,7 +208,7 @@ def test_a_summary_says_running_until_the_run_ends_again(tmp_path, unbroken, mon
 
 
 @pytest.mark.slow
-def test_a_run_that_fails_before_it_goes_on_stays_as_it_was(tmp_path, unbroken, monkeypatch):
+def test_failed_restore_leaves_summary_unchanged(tmp_path, unbroken, monkeypatch):
     folder = tmp_path / "run"
     shutil.copytree(unbroken("pqn"), folder)
     before = (folder / "summary.json").read_bytes()
@@ -222,16 +222,16 @@ def test_a_run_that_fails_before_it_goes_on_stays_as_it_was(tmp_path, unbroken, 
     assert (folder / "summary.json").read_bytes() == before
 
 
-def test_nothing_is_marked_where_nothing_has_ended(tmp_path, capsys):
+def test_mark_running_ignores_missing_summary_and_warns_of_invalid_one(tmp_path, capsys):
     mark_running(tmp_path)
     assert not list(tmp_path.iterdir()) and capsys.readouterr().err == ""
     (tmp_path / "summary.json").write_text("{")
-    mark_running(tmp_path)  # which ends no training
+    mark_running(tmp_path)  # a warning, not an exception
     assert capsys.readouterr().err.startswith("warning: summary.json could not be written")
 
 
-def test_killed_before_its_first_checkpoint_it_begins_again(tmp_path, unbroken):
-    """Some lines of metrics may be there already; they come again."""
+def test_resume_without_checkpoint_restarts_run(tmp_path, unbroken):
+    """Lines of metrics that exist already are written again."""
     folder = tmp_path / "run"
     shutil.copytree(unbroken("pqn"), folder)
     shutil.rmtree(folder / paths.CHECKPOINTS)
@@ -241,7 +241,7 @@ def test_killed_before_its_first_checkpoint_it_begins_again(tmp_path, unbroken):
     same(folder, unbroken("pqn"))
 
 
-def test_a_resume_that_fails_to_compile_leaves_everything_as_it_was(tmp_path, unbroken, monkeypatch):
+def test_resume_that_fails_to_compile_leaves_files_unchanged(tmp_path, unbroken, monkeypatch):
     folder = tmp_path / "run"
     shutil.copytree(unbroken("pqn"), folder)
     files = lambda: {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.suffix != ".yaml"}
@@ -254,7 +254,7 @@ def test_a_resume_that_fails_to_compile_leaves_everything_as_it_was(tmp_path, un
     assert fit(folder, resume=str(folder), total_steps=3200).summary["status"] == "done"
 
 
-def test_metrics_that_were_cut_are_not_filled_up(tmp_path, unbroken, capsys):
+def test_resume_rejects_truncated_metrics(tmp_path, unbroken, capsys):
     folder = tmp_path / "run"
     shutil.copytree(unbroken("pqn"), folder)
     path = folder / "metrics.jsonl"
@@ -266,8 +266,8 @@ def test_metrics_that_were_cut_are_not_filled_up(tmp_path, unbroken, capsys):
     assert path.read_bytes() == before
 
 
-def test_records_whose_line_ends_were_changed_are_not_cut(tmp_path, unbroken, capsys):
-    """An editor wrote CRLF: the size at the checkpoint would lie within a line."""
+def test_resume_rejects_metrics_with_converted_line_endings(tmp_path, unbroken, capsys):
+    """An editor wrote CRLF, so the size stored with the checkpoint would end within a line."""
     folder = tmp_path / "run"
     shutil.copytree(unbroken("pqn"), folder)
     path = folder / "metrics.jsonl"
@@ -294,7 +294,7 @@ def test_records_whose_line_ends_were_changed_are_not_cut(tmp_path, unbroken, ca
         ("algo: pqn", "algo: ppo", ""),
     ],
 )
-def test_an_edited_config_is_refused(old, new, words, tmp_path, unbroken, capsys):
+def test_resume_rejects_edited_config(old, new, words, tmp_path, unbroken, capsys):
     folder = tmp_path / "run"
     shutil.copytree(unbroken("pqn"), folder)
     path = folder / "config.yaml"
@@ -303,22 +303,22 @@ def test_an_edited_config_is_refused(old, new, words, tmp_path, unbroken, capsys
     path.write_text(text.replace(f"{old}\n", f"{new}\n"))
     assert train.main(["--resume", str(folder), "--total-steps", "3200"]) == 2
     assert words in capsys.readouterr().err
-    path.write_text(text.replace("log_every: 200", "log_every: 400"))  # decides no bit
+    path.write_text(text.replace("log_every: 200", "log_every: 400"))  # does not affect results
     assert train.main(["--resume", str(folder), "--total-steps", "3200"]) == 0
 
 
-def test_the_config_of_an_instance_is_a_preset_only_with_that_instance(tmp_path):
+def test_config_of_environment_instance_run_requires_instance_as_preset(tmp_path):
     folder = tmp_path / "run"
-    fit(folder, env=Wage(10.0), eval_every=0, save_every=0, total_steps=640)
+    fit(folder, env=RewardEnv(10.0), eval_every=0, save_every=0, total_steps=640)
     preset = str(folder / "config.yaml")
     with pytest.raises(ValueError, match=r"^config: .* was trained on an environment instance .*env=\.\.\.$"):
         jaxrl_fast.fit(preset, run_dir=str(tmp_path / "again"))
-    again = jaxrl_fast.fit(preset, env=Wage(10.0), run_dir=str(tmp_path / "again"))
+    again = jaxrl_fast.fit(preset, env=RewardEnv(10.0), run_dir=str(tmp_path / "again"))
     assert again.metrics[-1]["return_mean"] == 80
 
 
-def test_the_best_checkpoint_of_a_run_stays_when_that_goes_on(tmp_path, monkeypatch):
-    """Its last evaluation, after the last checkpoint, was the best: a run that was never stopped would not have it."""
+def test_best_checkpoint_is_kept_when_run_is_extended(tmp_path, monkeypatch):
+    """The final evaluation, after the last checkpoint, is the best; a longer run without a stop would not have it."""
     scripted, call = [1.0, 2.0, 60.0, 40.0, 3.0, 4.0], evaluator.Evaluator.__call__
 
     def evaluate(self, *args):
@@ -336,8 +336,8 @@ def test_the_best_checkpoint_of_a_run_stays_when_that_goes_on(tmp_path, monkeypa
 
 
 @pytest.mark.slow
-def test_where_it_stops_when_solved_no_stop_changes(tmp_path, monkeypatch):
-    """At each update around the record that solves it."""
+def test_stop_when_solved_step_does_not_depend_on_interruption(tmp_path, monkeypatch):
+    """Interrupt at each update around the record that solves the environment."""
     options = dict(
         total_steps=6400, solved_threshold=5.0, stop_when_solved=True, eval_every=0, save_every=0, log_every=256
     )
@@ -353,7 +353,7 @@ def test_where_it_stops_when_solved_no_stop_changes(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_solved_run_says_how_it_trains_on(tmp_path):
+def test_resume_of_solved_run_requires_stop_when_solved_false(tmp_path):
     folder = tmp_path / "run"
     options = dict(
         total_steps=6400, solved_threshold=5.0, stop_when_solved=True, eval_every=0, save_every=0, log_every=256
@@ -369,8 +369,8 @@ def test_a_solved_run_says_how_it_trains_on(tmp_path):
 
 
 @pytest.mark.slow
-def test_another_threshold_is_judged_anew(tmp_path, capsys):
-    """From what the last games were when the run goes on: by which record they first came to it is not known."""
+def test_changed_solved_threshold_applies_from_resume_step(tmp_path, capsys):
+    """The window of the last episodes at the resume counts; which record first reached the threshold is unknown."""
     folder = tmp_path / "run"
     options = dict(total_steps=3200, solved_threshold=5.0, eval_every=0, save_every=0, log_every=256)
     first = fit(folder, **options).summary
@@ -380,13 +380,13 @@ def test_another_threshold_is_judged_anew(tmp_path, capsys):
     assert (higher["solved_threshold"], higher["solved"], higher["steps_to_solve"]) == (1e4, False, None)
     again = dict(resume=str(folder), total_steps=6400, solved_threshold=5.0, stop_when_solved=True)
     lower = fit(folder, **again).summary
-    assert lower["solved"] and lower["env_steps"] == 4096, "at once, so it does not go on"
-    assert 4096 - 256 <= lower["steps_to_solve"] <= 4096, "by the last record that was complete when it was saved"
+    assert lower["solved"] and lower["env_steps"] == 4096, "solved at once, so the run does not continue"
+    assert 4096 - 256 <= lower["steps_to_solve"] <= 4096, "the last complete record of the checkpoint"
     assert [e["env_steps"] for e in lower["evaluations"]] == [4096]
 
 
-def test_the_same_parameters_are_evaluated_once(tmp_path):
-    """Where a run that goes on has nothing left to do, at a step at which it evaluates anyway."""
+def test_same_parameters_are_evaluated_once(tmp_path):
+    """The resumed run is solved at once, at a step where it evaluates anyway."""
     folder = tmp_path / "run"
     options = dict(total_steps=3200, eval_every=0, save_every=0, log_every=256)
     fit(folder, **options)
@@ -396,13 +396,13 @@ def test_the_same_parameters_are_evaluated_once(tmp_path):
     assert steps == sorted(set(steps)) and steps[-1] == ended["env_steps"]
 
 
-def test_saved_by_the_clock_and_killed_it_ends_with_the_same_bits(tmp_path, monkeypatch, unbroken):
-    """As by default; how often depends on this machine, what comes of it does not."""
+def test_failed_run_with_timed_checkpoints_resumes_bit_identically(tmp_path, monkeypatch, unbroken):
+    """Save by time, as by default. The number of saves depends on the machine; the results do not."""
     folder = tmp_path / "run"
     monkeypatch.setattr(dispatcher, "CHUNK_S", 0.0)
     with monkeypatch.context() as patched:
         patched.setattr(progress.RunProgress, "close", lambda self: (self.join_checkpoint(), self.logger.lines.close()))
-        patched.setattr(trainer.Trainer, "stopping", lambda self: 1 // (self.finished < 15) > 1)  # breaks in the middle
+        patched.setattr(trainer.Trainer, "stopping", lambda self: 1 // (self.finished < 15) > 1)  # fails in the middle
         with pytest.raises(ZeroDivisionError):
             fit(folder, save_every="0.001s")
     assert len(checkpoint.folders(folder / paths.CHECKPOINTS)) == 2
@@ -411,8 +411,8 @@ def test_saved_by_the_clock_and_killed_it_ends_with_the_same_bits(tmp_path, monk
 
 
 @pytest.mark.parametrize("left", [checkpoint.SAVED, "summary.json"])
-def test_metrics_whose_checkpoints_were_deleted_are_not_written_over(left, tmp_path, unbroken, capsys):
-    """Of a run that was saved and killed, and of one that ended."""
+def test_resume_rejects_run_with_deleted_checkpoints(left, tmp_path, unbroken, capsys):
+    """Check a run that was saved and killed, and a run that ended."""
     folder = tmp_path / "run"
     shutil.copytree(unbroken("pqn"), folder)
     shutil.rmtree(folder / paths.CHECKPOINTS)
@@ -423,11 +423,11 @@ def test_metrics_whose_checkpoints_were_deleted_are_not_written_over(left, tmp_p
     assert out == "" and err.count("\n") == 1
     assert f"--resume {folder}: the run has no checkpoint" in err and f"--config {folder / 'config.yaml'}" in err
     assert before == {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    (folder / "metrics.jsonl").write_bytes(b"")  # nothing to lose
+    (folder / "metrics.jsonl").write_bytes(b"")  # no metrics could be lost
     assert directory.check_restart(folder) is None
 
 
-def test_a_damaged_checkpoint_is_passed_over(tmp_path, unbroken, capsys):
+def test_resume_uses_previous_checkpoint_when_newest_is_damaged(tmp_path, unbroken, capsys):
     folder = tmp_path / "run"
     shutil.copytree(unbroken("pqn"), folder)
     before, newest = checkpoint.folders(folder / paths.CHECKPOINTS)[-2:]
@@ -439,8 +439,8 @@ def test_a_damaged_checkpoint_is_passed_over(tmp_path, unbroken, capsys):
     same(folder, unbroken("pqn"))
 
 
-def test_what_may_change_the_bits_is_told(tmp_path, unbroken, monkeypatch, capsys):
-    """Another version; and what the one that saved it did not write down."""
+def test_resume_warns_when_versions_differ(tmp_path, unbroken, monkeypatch, capsys):
+    """Check a changed version, and an entry that the saved fingerprint does not have."""
     folder = tmp_path / "run"
     shutil.copytree(unbroken("pqn"), folder)
     now = fingerprint.fingerprint()
@@ -451,8 +451,8 @@ def test_what_may_change_the_bits_is_told(tmp_path, unbroken, monkeypatch, capsy
     assert f"{told}jax {jax.__version__} is now 99.0, something_new unknown is now here\n" in capsys.readouterr().err
 
 
-def test_where_no_checkpoint_is_intact_nothing_is_begun_again(tmp_path, unbroken):
-    """Its metrics would be written over."""
+def test_resume_rejects_run_without_intact_checkpoint(tmp_path, unbroken):
+    """A restart would overwrite its metrics."""
     folder = tmp_path / "run"
     shutil.copytree(unbroken("pqn"), folder)
     for saved in checkpoint.folders(folder / paths.CHECKPOINTS):
@@ -465,7 +465,7 @@ def test_where_no_checkpoint_is_intact_nothing_is_begun_again(tmp_path, unbroken
     assert before == {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-OTHER_STATES = {  # what another version may have had, and what is said of it
+OTHER_STATES = {  # states of another version, and the error messages
     "a name": (lambda arrays, kinds: [tree.pop("num_updates") for tree in (arrays, kinds)], "has no array num_updates"),
     "one more": (lambda arrays, kinds: kinds.update(momentum=kinds["num_updates"]), "has an unknown array momentum"),
     "a shape": (
@@ -483,7 +483,7 @@ OTHER_STATES = {  # what another version may have had, and what is said of it
 
 
 @pytest.mark.parametrize("other", OTHER_STATES)
-def test_another_versions_state_is_refused_before_anything_is_compiled(other, tmp_path, unbroken, monkeypatch, capsys):
+def test_resume_rejects_state_of_other_version_before_compiling(other, tmp_path, unbroken, monkeypatch, capsys):
     folder, (change, words) = tmp_path / "run", OTHER_STATES[other]
     shutil.copytree(unbroken("pqn"), folder)
     saved, _ = checkpoint.newest(folder / paths.CHECKPOINTS)
@@ -516,7 +516,7 @@ def test_another_versions_state_is_refused_before_anything_is_compiled(other, tm
         (dict(total_steps=64), "the 1600 steps that this run has made"),
     ],
 )
-def test_what_decides_the_bits_cannot_be_changed(options, words, unbroken):
+def test_resume_rejects_changes_of_options_that_affect_results(options, words, unbroken):
     folder = unbroken("pqn")
     before = {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.name != locks.LOCK}
     with pytest.raises(ValueError, match=words):
@@ -524,7 +524,7 @@ def test_what_decides_the_bits_cannot_be_changed(options, words, unbroken):
     assert before == {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.name != locks.LOCK}
 
 
-def test_what_it_tells_of_itself_can_be_changed(tmp_path, monkeypatch):
+def test_resume_accepts_changed_logging_and_checkpoint_options(tmp_path, monkeypatch):
     folder = tmp_path / "run"
     stop_after(monkeypatch, 700)
     monkeypatch.setattr(dispatcher, "CHUNK_S", 0.0)
@@ -544,8 +544,8 @@ def test_what_it_tells_of_itself_can_be_changed(tmp_path, monkeypatch):
     assert len(checkpoint.folders(folder / paths.CHECKPOINTS)) <= 2  # the last one, and the best
 
 
-class Wage:
-    """Eight steps, each of which pays the same."""
+class RewardEnv:
+    """Episodes of eight steps with a constant reward."""
 
     default_params = ()
 
@@ -566,10 +566,10 @@ class Wage:
 
 
 @pytest.mark.slow
-def test_a_run_in_an_object_goes_on_and_plays_in_that_object(tmp_path):
-    """An episode is worth 8 x 10; in what the class makes by itself it would be worth 8."""
+def test_run_of_environment_instance_resumes_and_evaluates_with_instance(tmp_path):
+    """The return is 8 x 10 with this instance, and would be 8 with the default arguments of its class."""
     folder = tmp_path / "run"
-    run = fit(folder, env=Wage(10.0), eval_every=0, total_steps=640)
+    run = fit(folder, env=RewardEnv(10.0), eval_every=0, total_steps=640)
     uses = {
         "go on": lambda **env: fit(folder, resume=str(folder), total_steps=1280, **env),
         "load": lambda **env: jaxrl_fast.load(folder, **env),
@@ -580,10 +580,10 @@ def test_a_run_in_an_object_goes_on_and_plays_in_that_object(tmp_path):
             ValueError, match=rf"^{re.escape(str(folder))}: was trained on an environment instance "
         ) as caught:
             use()
-        assert "\n" not in str(caught.value) and "Wage" in str(caught.value)
-    assert uses["load"](env=Wage(10.0)).policy([0.0]) in (0, 1)
-    assert uses["play"](env=Wage(10.0))["eval_return_mean"] == run.evaluate(episodes=8)["eval_return_mean"] == 80
-    for total_steps, given in ((1280, {"resume": str(folder), "env": Wage(10.0)}), (1920, {"resume": run})):
+        assert "\n" not in str(caught.value) and "RewardEnv" in str(caught.value)
+    assert uses["load"](env=RewardEnv(10.0)).policy([0.0]) in (0, 1)
+    assert uses["play"](env=RewardEnv(10.0))["eval_return_mean"] == run.evaluate(episodes=8)["eval_return_mean"] == 80
+    for total_steps, given in ((1280, {"resume": str(folder), "env": RewardEnv(10.0)}), (1920, {"resume": run})):
         longer = fit(folder, total_steps=total_steps, **given)
         assert longer.summary["env_steps"] == total_steps
     assert {r["return_mean"] for r in run.metrics} == {80.0} and run.metrics[-1]["env_steps"] == 1920
@@ -591,7 +591,7 @@ def test_a_run_in_an_object_goes_on_and_plays_in_that_object(tmp_path):
         uses["load"]()
 
 
-def test_what_is_no_run_is_refused(tmp_path, capsys):
+def test_resume_rejects_folder_that_is_not_a_run(tmp_path, capsys):
     assert train.main(["--resume", str(tmp_path)]) == 2
     assert f"--resume {tmp_path}: is not a run directory (no config.yaml)" in capsys.readouterr().err
     (tmp_path / "first_run").mkdir()
@@ -600,8 +600,8 @@ def test_what_is_no_run_is_refused(tmp_path, capsys):
     assert f"did you mean {tmp_path / 'first_run'}?" in capsys.readouterr().err
 
 
-def test_what_is_refused_keeps_no_lock(tmp_path, unbroken):
-    """A notebook holds on to the error, and to all that it saw."""
+def test_rejected_resume_releases_lock(tmp_path, unbroken):
+    """A notebook keeps the exception, and with its traceback all local variables."""
     folder = shutil.copytree(unbroken("pqn"), tmp_path / "run")
     with pytest.raises(ValueError, match="the 1600 steps that this run has made") as refusal:
         fit(folder, resume=str(folder), total_steps=64)
@@ -610,7 +610,7 @@ def test_what_is_refused_keeps_no_lock(tmp_path, unbroken):
 
 
 @pytest.mark.slow
-def test_two_processes_cannot_write_one_run(tmp_path, unbroken, capsys):
+def test_resume_rejects_run_that_is_locked_by_other_process(tmp_path, unbroken, capsys):
     folder = tmp_path / "run"
     shutil.copytree(unbroken("pqn"), folder)
     code = f"""
@@ -624,13 +624,13 @@ input()
         other.stdout.readline()
         assert train.main(["--resume", str(folder)]) == 2
         assert "another process is writing to the run" in capsys.readouterr().err
-        other.kill()  # and its right is gone with it
+        other.kill()  # which releases its lock
     fit(folder, resume=str(folder))
-    fit(folder, resume=str(folder))  # nor does this process keep it
+    fit(folder, resume=str(folder))  # this process has released the lock, too
 
 
 @pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP])
-def test_a_file_system_without_locks_is_warned_of(number, tmp_path, monkeypatch, capsys):
+def test_lock_warns_on_file_system_without_locks(number, tmp_path, monkeypatch, capsys):
     fcntl = pytest.importorskip("fcntl")
 
     def refuse(*_):
@@ -648,8 +648,8 @@ def test_a_file_system_without_locks_is_warned_of(number, tmp_path, monkeypatch,
     assert capsys.readouterr().err == ""
 
 
-def test_a_full_disk_ends_no_run(tmp_path, monkeypatch, capsys):
-    """Every checkpoint but the first fails; the first stays, and is enough to go on from."""
+def test_run_continues_when_checkpoints_cannot_be_written(tmp_path, monkeypatch, capsys):
+    """Every checkpoint but the first fails. The first is kept, and the run resumes from it."""
     folder, write, seen = tmp_path / "run", checkpoint.write, []
 
     def no_room(path, arrays, manifest):
@@ -667,12 +667,12 @@ def test_a_full_disk_ends_no_run(tmp_path, monkeypatch, capsys):
     assert checkpoint.folders(folder / paths.CHECKPOINTS) == seen[:1]
     monkeypatch.setattr(checkpoint_saver, "write", write)
     complete = records(folder)
-    again = fit(folder, resume=str(folder))  # from the one that is there
+    again = fit(folder, resume=str(folder))  # from the first checkpoint
     assert records(folder) == complete and again.summary["final_return_mean"] == run.summary["final_return_mean"]
 
 
-def test_a_new_run_finds_no_room(tmp_path, monkeypatch, capsys):
-    """Not even for its config.yaml."""
+def test_new_run_prints_one_line_when_config_cannot_be_written(tmp_path, monkeypatch, capsys):
+    """The disk is full before the first file is written."""
 
     def no_room(path, text, **options):
         raise OSError(28, "No space left on device")
@@ -684,7 +684,7 @@ def test_a_new_run_finds_no_room(tmp_path, monkeypatch, capsys):
 
 
 def line_of(algo, folder):
-    """The same run from the command line."""
+    """Return the command line of the same run."""
     line = f"{algo} --run-dir {folder} --agent.rollout-length 8 --agent.hidden-sizes 8 --no-tensorboard"
     values = {name: value for name, value in SHORT.items() if name != "tensorboard"}
     return [
@@ -715,9 +715,9 @@ cli.start(lambda: train.main(sys.argv[1:]))
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="a device that Linux has")
-def test_a_disk_that_is_really_full_ends_no_run(tmp_path, unbroken):
-    """Checkpoints, lines, picture, summary and all that is printed find no room; what is there is gone on from."""
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="/dev/full exists on Linux only")
+def test_run_on_full_disk_resumes_bit_identically(tmp_path, unbroken):
+    """Checkpoints, metrics, curve, summary and output cannot be written. The run resumes from the existing files."""
     folder = tmp_path / "run"
     shutil.copytree(unbroken("pqn"), tmp_path / "whole")
     command = [sys.executable, "-c", FULL_DISK, *line_of("pqn", folder)]
@@ -755,15 +755,15 @@ os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="elsewhere root's rights cannot be dropped so")
-def test_a_right_to_write_that_is_lost_ends_no_run(tmp_path, unbroken):
-    """Not even root's run, which loses the right by which root may write anywhere."""
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="dropping the capability of root needs Linux")
+def test_run_that_loses_write_permission_resumes_bit_identically(tmp_path, unbroken):
+    """If root runs the test, it drops the capability to override file permissions."""
     folder = tmp_path / "run"
     shutil.copytree(unbroken("pqn"), tmp_path / "whole")
     command = [sys.executable, "-c", DROP_RIGHT, "-c", NO_RIGHT, *line_of("pqn", folder)]
     ended = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True)
     if ended.returncode == 77:
-        pytest.skip("this root may not give up its right to write anywhere")
+        pytest.skip("root cannot drop CAP_DAC_OVERRIDE here")
     for locked in (folder, folder / paths.CHECKPOINTS):
         assert locked.stat().st_mode & 0o777 == 0o500
         locked.chmod(0o700)
@@ -775,7 +775,7 @@ def test_a_right_to_write_that_is_lost_ends_no_run(tmp_path, unbroken):
     same(folder, tmp_path / "whole")
 
 
-def test_lines_wait_for_room(tmp_path, monkeypatch):
+def test_json_lines_writes_pending_lines_after_full_disk(tmp_path, monkeypatch):
     lines = jsonl.JsonLines(tmp_path / "metrics.jsonl")
     lines.write([{"a": 1}])
 
@@ -787,7 +787,7 @@ def test_lines_wait_for_room(tmp_path, monkeypatch):
             return getattr(self.file, name)
 
         def write(self, content):
-            return self.file.write(content[:3])  # a disk that takes only some
+            return self.file.write(content[:3])  # the disk accepts only a part
 
     real, lines.file = lines.file, Full(lines.file)
     with pytest.raises(OSError, match="No space left"):
@@ -800,8 +800,8 @@ def test_lines_wait_for_room(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("name", mark_slow(["ppo", "dqn", "pqn"], "ppo", "dqn"))
-def test_steps_are_counted_past_2_to_the_31(name, tmp_path, monkeypatch):
-    """By starting late: a checkpoint of the first update says that it is the last one before."""
+def test_env_steps_are_counted_beyond_2_to_the_31(name, tmp_path, monkeypatch):
+    """Edit the checkpoint of the first update, so that it claims to be the last one before 2^31 steps."""
     folder = tmp_path / "run"
     stop_after(monkeypatch, 1)
     monkeypatch.setattr(dispatcher, "CHUNK_S", 0.0)
@@ -814,7 +814,7 @@ def test_steps_are_counted_past_2_to_the_31(name, tmp_path, monkeypatch):
         if counter in saved.arrays:
             saved.arrays[counter] = np.array(late, np.int32)
     numbers = saved.manifest["host"]["scores"]
-    recorded = late - saved.arrays["ledger/train_time_s"].shape[1]  # what has not been written yet
+    recorded = late - saved.arrays["ledger/train_time_s"].shape[1]  # without updates whose records are not written yet
     numbers |= {"updates": late, "recorded": recorded, "valid_steps": [recorded * each]}
     saved.manifest["env_steps"] = late * each
     checkpoint.write(saved.folder.with_name(f"step-{late * each:012d}"), saved.arrays, saved.manifest)
@@ -823,15 +823,15 @@ def test_steps_are_counted_past_2_to_the_31(name, tmp_path, monkeypatch):
     assert [r["env_steps"] for r in written] == [each * (late + i + 1) for i in range(-(-640 // each))]
     assert all(r["valid_steps"] > 2**31 - each for r in written)
     if name == "dqn":
-        assert written[-1]["gradient_steps"] == each * 0.25  # still as many as ever
+        assert written[-1]["gradient_steps"] == each * 0.25  # unchanged per update
     assert json.loads((folder / "summary.json").read_text())["env_steps"] == written[-1]["env_steps"]
 
 
 # Numbers that are not finite
 
 
-def test_divergence_stops_the_run_with_a_sentence(tmp_path, capsys):
-    """Adam's step is as long as the learning rate, so parameters of 1e30 overflow at once."""
+def test_divergence_stops_run_with_one_line_error(tmp_path, capsys):
+    """Adam's step size equals the learning rate, so parameters of 1e30 overflow at once."""
     folder = tmp_path / "run"
     command = "pqn --num-envs 8 --total-steps 20k --agent.rollout-length 8 --agent.hidden-sizes 8 --no-tensorboard"
     assert train.main([*command.split(), "--agent.learning-rate", "1e30", "--run-dir", str(folder)]) == 1
@@ -846,25 +846,25 @@ def test_divergence_stops_the_run_with_a_sentence(tmp_path, capsys):
         jaxrl_fast.fit(algo="pqn", agent={"learning_rate": 1e30}, run_dir=str(tmp_path / "python"), log_level="quiet")
 
 
-class NoWage(Wage):
-    """After some steps."""
+class NanRewardEnv(RewardEnv):
+    """The reward is NaN after some steps."""
 
     def step_env(self, key, state, action, params):
         obs, state, wage, *rest = super().step_env(key, state, action, params)
         return obs, state, jnp.where(state == 5, jnp.nan, wage), *rest
 
 
-class NoSight(Wage):
-    """Once an episode has begun."""
+class NanObsEnv(RewardEnv):
+    """Observations are NaN after the reset."""
 
     def step_env(self, key, state, action, params):
         obs, *rest = super().step_env(key, state, action, params)
         return obs / 0, *rest
 
 
-@pytest.mark.parametrize(("env", "num_seeds"), [(NoWage, 1), (NoSight, 2)])
-def test_an_environment_that_gives_no_numbers_is_told_apart_from_divergence(env, num_seeds, tmp_path):
-    """No learning rate would help; and nobody is sent to go on with what was never saved."""
+@pytest.mark.parametrize(("env", "num_seeds"), [(NanRewardEnv, 1), (NanObsEnv, 2)])
+def test_nonfinite_environment_output_is_distinguished_from_divergence(env, num_seeds, tmp_path):
+    """The message names the environment as the cause, and does not advise a resume without a checkpoint."""
     given = dict(algo="ppo", env=env, num_envs=4, num_seeds=num_seeds, total_steps=640, log_level="quiet")
     with pytest.raises(FloatingPointError, match=r"there is no checkpoint; .* gives observations or rewards that are"):
         jaxrl_fast.fit(**given, run_dir=str(tmp_path / "run"), agent={"rollout_length": 16, "hidden_sizes": (8,)})
@@ -873,8 +873,8 @@ def test_an_environment_that_gives_no_numbers_is_told_apart_from_divergence(env,
 
 
 @pytest.mark.slow
-def test_other_seeds_may_go_on(tmp_path, monkeypatch, capsys):
-    """Seed 1 of five gets a loss that is no number; its siblings end as they would have."""
+def test_other_seeds_continue_when_one_diverges(tmp_path, monkeypatch, capsys):
+    """Seed 1 of five has a NaN loss; the other seeds end with the same returns as without it."""
     add = tracker.MetricsTracker.add
 
     def poison(self, rows):
@@ -894,8 +894,8 @@ def test_other_seeds_may_go_on(tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.slow
-def test_a_lost_seed_keeps_no_run_from_stopping_when_solved(tmp_path, monkeypatch, capsys):
-    """Two of five get losses that are no number, in one chunk; each is told, and the others' ends are waited for."""
+def test_diverged_seeds_do_not_block_stop_when_solved(tmp_path, monkeypatch, capsys):
+    """Two of five seeds have a NaN loss in one chunk. Each is reported, and the run waits for the other seeds."""
     add = tracker.MetricsTracker.add
 
     def poison(self, rows):
@@ -916,8 +916,8 @@ def test_a_lost_seed_keeps_no_run_from_stopping_when_solved(tmp_path, monkeypatc
     assert summary["env_steps"] == -(-last // 256) * 256 + 256 < 6400
 
 
-def test_a_return_that_is_no_number_stops_no_checkpoint():
-    """One seed's environment gives what JSON cannot hold; all seeds are in one manifest."""
+def test_nonfinite_return_does_not_prevent_checkpoint():
+    """Two of three seeds have returns that JSON cannot store; all seeds share one manifest."""
     made = lambda: tracker.MetricsTracker([{"seed": 0}, {"seed": 1}, {"seed": 2}], 1, 10, 10, None)
     given, again = made(), made()
     for window, total in zip(given.windows, (7.0, float("nan"), float("-inf"))):
@@ -927,8 +927,8 @@ def test_a_return_that_is_no_number_stops_no_checkpoint():
     np.testing.assert_array_equal([w.mean for w in again.windows], [3.5, float("nan"), float("-inf")])
 
 
-def test_a_parameter_that_is_not_finite_is_never_saved(tmp_path, monkeypatch):
-    """Where the loss does not show it."""
+def test_nonfinite_parameters_are_never_saved(tmp_path, monkeypatch):
+    """The loss stays finite."""
     flatten = checkpoint.flatten
 
     def poisoned(*given):
@@ -948,8 +948,8 @@ def test_a_parameter_that_is_not_finite_is_never_saved(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_what_is_in_a_replay_stops_no_checkpoint(tmp_path, monkeypatch):
-    """An observation that is no number, and has not been drawn."""
+def test_nonfinite_replay_content_does_not_prevent_checkpoint(tmp_path, monkeypatch):
+    """The replay buffer holds a NaN observation that has not been sampled."""
     flatten = checkpoint.flatten
 
     def poisoned(*given):
@@ -962,8 +962,8 @@ def test_what_is_in_a_replay_stops_no_checkpoint(tmp_path, monkeypatch):
     assert checkpoint.folders(tmp_path / "run" / paths.CHECKPOINTS)
 
 
-def test_a_parameter_that_is_not_finite_stops_the_run_after_the_chunk(tmp_path, monkeypatch):
-    """Before a loss or a checkpoint shows it."""
+def test_nonfinite_parameters_stop_run_after_chunk(tmp_path, monkeypatch):
+    """The parameters are checked before a loss or a checkpoint is affected."""
     train_step = loop.train_step
 
     def poisoned(env, agent, state):
@@ -977,8 +977,8 @@ def test_a_parameter_that_is_not_finite_stops_the_run_after_the_chunk(tmp_path, 
         fit(tmp_path / "run")
 
 
-def test_what_was_saved_does_not_change_while_it_is_written(tmp_path):
-    """The thread that writes reads it while the training goes on."""
+def test_saved_metrics_state_does_not_change_while_training_continues(tmp_path):
+    """The writer thread reads the state while training continues."""
     results = tracker.MetricsTracker([{"seed": 0}], 2, 10, 10, None)
     rows = {k: np.ones((1, 3)) for k in ("episodes", "valid_steps", "return_sum", "return_min", "return_max")}
     rows |= {k: np.ones((1, 3)) for k in ("length_sum", "longest_episode", *tracker.CLOCKS)}
@@ -993,7 +993,7 @@ def test_what_was_saved_does_not_change_while_it_is_written(tmp_path):
     assert all(np.array_equal(x, before[1][k]) for k, x in arrays.items())
 
 
-# The same again
+# Reproducibility
 
 
 @pytest.mark.parametrize("name", mark_slow(["ppo", "dqn", "shards"], "ppo", "dqn", "shards"))
@@ -1010,7 +1010,7 @@ def test_the_same_seed_gives_the_same_bits_in_the_same_process(name, tmp_path, u
     same(tmp_path / name, unbroken(name))
 
 
-# Kills
+# SIGKILL
 
 
 SLOWLY = """
@@ -1031,8 +1031,8 @@ jaxrl_fast.fit(**{"log_level": "quiet"} | eval(sys.argv[1]))
 
 
 @pytest.mark.slow
-def test_a_killed_run_goes_on_to_the_same_bits(tmp_path, unbroken):
-    """SIGKILL in the midst of updates, evaluations and saves, three times, in a process of its own."""
+def test_killed_run_resumes_bit_identically(tmp_path, unbroken):
+    """Kill a subprocess three times with SIGKILL, at random moments of updates, evaluations and saves."""
     folder, chance, seen = tmp_path / "run", np.random.default_rng(0), []
     options = RUNS["pqn"] | SHORT | dict(run_dir=str(folder))
     for _ in range(3):

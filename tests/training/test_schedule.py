@@ -1,4 +1,4 @@
-"""The schedule against a slow loop over single updates. Nothing here needs JAX."""
+"""Test the schedule against a slow loop over single updates, without JAX."""
 
 import subprocess
 import sys
@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 def carry_out(cadence, num_updates, chunk_lengths, stop_at=None, save_due=lambda: False, start=0):
     """Carry out a schedule as the trainer does; chunks are at most as long as the next of `chunk_lengths`.
 
-    Return what happened as (kind, update), chunks as (SUBMIT, where they end).
+    Return events as (kind, update); for SUBMIT, the update is the end of the chunk.
     """
     pending, happened = [], []
     now = Progress(start, start, 0, num_updates, saved=start if start else None)
@@ -40,15 +40,15 @@ def carry_out(cadence, num_updates, chunk_lengths, stop_at=None, save_due=lambda
             if stop_at is not None and now.finished >= stop_at:
                 now = now._replace(stopping=True)
         else:
-            assert not pending, "the device must stand at this very update"
+            assert not pending, "the device must be idle at exactly this update"
             happened.append((kind, now.finished))
             now = now._replace(**{"evaluated" if kind is Kind.EVALUATE else "saved": now.finished})
         now = now._replace(num_pending=len(pending))
-    raise AssertionError("it never stops")
+    raise AssertionError("the schedule never stops")
 
 
 def reference(cadence, num_updates):
-    """What happens between updates, by a loop over all of them."""
+    """Return the expected events, from a loop over all updates."""
     happened = []
     for update in range(1, num_updates):
         if cadence.eval_every and update % cadence.eval_every == 0:
@@ -65,7 +65,7 @@ lengths = st.lists(st.integers(1, 12), min_size=1, max_size=8)
 
 
 @given(cadences, st.integers(1, 60), lengths)
-def test_chunks_of_any_length_reach_every_boundary_as_the_slow_loop_does(cadence, num_updates, chunk_lengths):
+def test_schedule_equals_slow_loop_for_any_chunk_lengths(cadence, num_updates, chunk_lengths):
     assert without_chunks(carry_out(cadence, num_updates, chunk_lengths)) == reference(cadence, num_updates)
 
 
@@ -78,7 +78,7 @@ def test_every_update_is_submitted_once_and_collected_in_order(cadence, num_upda
 
 
 @given(cadences, st.integers(1, 60), lengths)
-def test_chunks_that_are_cut_at_records_pass_no_record(cadence, num_updates, chunk_lengths):
+def test_no_chunk_crosses_record_boundary_when_cut_at_records(cadence, num_updates, chunk_lengths):
     happened = carry_out(cadence._replace(cut_at_records=True), num_updates, chunk_lengths)
     starts = [0, *ends_of_chunks(happened)]
     for start, end in pairwise(starts):
@@ -86,41 +86,41 @@ def test_chunks_that_are_cut_at_records_pass_no_record(cadence, num_updates, chu
 
 
 @given(cadences, st.integers(2, 60), lengths, st.integers(1, 59))
-def test_a_stop_drains_the_device_and_then_saves(cadence, num_updates, chunk_lengths, stop_at):
+def test_stop_collects_pending_chunks_and_then_saves(cadence, num_updates, chunk_lengths, stop_at):
     happened = carry_out(cadence, num_updates, chunk_lengths, min(stop_at, num_updates - 1))
     kind, update = happened[-1]
     assert kind is Kind.STOP
     saved = (Kind.SAVE, update) in happened
     assert saved == (cadence.saves_at_stop or schedule.is_multiple(update, cadence.save_every))
-    assert happened[-2] == ((Kind.SAVE, update) if saved else (Kind.COLLECT, update)), "and evaluates no more"
+    assert happened[-2] == ((Kind.SAVE, update) if saved else (Kind.COLLECT, update)), "no evaluation after a stop"
 
 
 @given(cadences, st.integers(1, 60), lengths, st.integers(0, 60))
-def test_a_resumed_run_does_what_was_left(cadence, num_updates, chunk_lengths, start):
+def test_resumed_schedule_has_remaining_events(cadence, num_updates, chunk_lengths, start):
     start = min(start, num_updates)
     happened = without_chunks(carry_out(cadence, num_updates, chunk_lengths, start=start))
     left = [one for one in reference(cadence, num_updates) if one[1] >= start > 0 or start == 0]
-    assert happened == [one for one in left if one != (Kind.SAVE, start)]  # which is there already
+    assert happened == [one for one in left if one != (Kind.SAVE, start)]  # which exists already
 
 
 @given(cadences, st.integers(1, 60), lengths, st.lists(st.booleans(), min_size=1, max_size=9))
-def test_saves_by_the_clock_change_nothing_else(cadence, num_updates, chunk_lengths, due):
+def test_timed_saves_do_not_change_other_events(cadence, num_updates, chunk_lengths, due):
     clock = iter(range(10**9))
     happened = carry_out(cadence, num_updates, chunk_lengths, save_due=lambda: due[next(clock) % len(due)])
     others = [one for one in without_chunks(happened) if one[0] is not Kind.SAVE]
     assert others == [one for one in reference(cadence, num_updates) if one[0] is not Kind.SAVE]
     saves = [update for kind, update in happened if kind is Kind.SAVE]
-    assert saves == sorted(set(saves)), "none twice"
+    assert saves == sorted(set(saves)), "no update is saved twice"
 
 
-def test_one_chunk_waits_while_another_is_computed():
-    """Submitted before the metrics of the one before are read, and no third."""
+def test_at_most_two_chunks_are_pending():
+    """A chunk is submitted before the metrics of the previous one are read, and a third one is not."""
     kinds = [kind.name for kind, _ in carry_out(Cadence(1), 5, [1])]
     assert kinds == ["SUBMIT", *4 * ["SUBMIT", "COLLECT"], "COLLECT", "SAVE", "EVALUATE", "STOP"]
 
 
-def test_an_evaluation_comes_before_the_save_of_the_same_update_and_after_it_at_the_end():
-    """In between it belongs to the checkpoint; at the end a longer run would not have it."""
+def test_evaluation_precedes_save_of_same_update_except_at_end():
+    """During a run, the checkpoint includes the evaluation. At the end it does not: a longer run would not have it."""
     happened = without_chunks(carry_out(Cadence(2, eval_every=2, save_every=2), 4, [9]))
     evaluate, save = Kind.EVALUATE, Kind.SAVE
     assert happened == [(evaluate, 2), (save, 2), (save, 4), (evaluate, 4), (Kind.STOP, 4)]
@@ -131,7 +131,7 @@ def test_periods_are_rounded_up_to_updates(env_steps, updates):
     assert schedule.to_updates(env_steps, 64) == updates
 
 
-def test_the_schedule_needs_the_standard_library_alone():
+def test_schedule_imports_neither_jax_nor_numpy():
     code = "import sys; from jaxrl_fast.training import schedule; print({'jax', 'numpy'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"

@@ -1,4 +1,4 @@
-"""The host loop: what it writes, when it stops, and that the clock decides nothing but the times."""
+"""Test the host loop: what it writes, when it stops, and that timing affects only the recorded times."""
 
 import json
 import math
@@ -41,11 +41,11 @@ from tests.helpers import probes, run_chunks_by
 
 ROOT = Path(__file__).parents[2]
 TIMES = ("wall_time_s", "train_time_s", "env_steps_per_s")
-LENGTH = 11  # of the toy's rollouts: an episode of the probe, 10 steps, and the row that begins the next
+LENGTH = 11  # of a rollout: an episode of the probe, 10 steps, and the reset row of the next one
 
 
-def toy(num_envs):
-    """Learns nothing, but its numbers depend on all that they should: keys, observations, rewards and their order."""
+def toy_agent(num_envs):
+    """Return an agent without learning, whose state depends on keys, observations, rewards and their order."""
 
     def update(state, rollout, key):
         drift = jax.random.normal(key, state.shape) * rollout.steps.reward.sum() + rollout.next_obs.mean()
@@ -64,14 +64,14 @@ def toy(num_envs):
 
 
 def plan(folder, line="", num_envs=4, num_updates=6, env=probes.constant_reward):
-    """A run of the toy: every episode lasts 10 steps and returns 10."""
+    """Return the plan of a short run: every episode has 10 steps and return 10."""
     line = f"ppo --num-envs {num_envs} --eval-episodes 4 --no-tensorboard {line}"
     folder.mkdir()
     settings = load.from_command_line(line.split())
     return planning.Plan(
         settings=settings,
         env=env(num_envs),
-        agent=toy(num_envs),
+        agent=toy_agent(num_envs),
         placement=Placement(settings.options.num_seeds),
         eval_env=env(4),
         num_updates=num_updates,
@@ -96,11 +96,11 @@ def without_times(records):
 
 @pytest.fixture(scope="module")
 def built():
-    return program.build(probes.chain(4), toy(4), num_updates=6)
+    return program.build(probes.chain(4), toy_agent(4), num_updates=6)
 
 
 @pytest.mark.parametrize("lengths", [[1, 1, 1, 1, 1, 1], [2, 4], [5, 1]])
-def test_any_chunk_length_gives_the_same_bits(built, lengths):
+def test_results_do_not_depend_on_chunk_length(built, lengths):
     def run(lengths):
         state, parts = built.init(np.asarray(3, np.int32)), []
         for length in lengths:
@@ -112,11 +112,11 @@ def test_any_chunk_length_gives_the_same_bits(built, lengths):
     jax.tree.map(np.testing.assert_array_equal, run(lengths), run([6]))
 
 
-def test_a_chunk_is_the_loop(built):
-    """The chunk's own counting adds nothing to `loop.train`."""
+def test_chunk_equals_loop_train(built):
+    """A chunk counts its updates itself, and otherwise computes what `loop.train` computes."""
     from jaxrl_fast import loop
 
-    env, agent = probes.chain(4), toy(4)
+    env, agent = probes.chain(4), toy_agent(4)
     state, rows = built.chunk(built.init(np.asarray(3, np.int32)), np.asarray(6, np.int32))
     plain = jax.jit(partial(loop.train, env, agent, num_updates=6))
     their_state, their_rows = plain(loop.init(env, agent, jax.random.key(3)))
@@ -126,7 +126,7 @@ def test_a_chunk_is_the_loop(built):
     jax.tree.map(np.testing.assert_array_equal, rows, dict(their_rows))
 
 
-def test_the_clock_decides_nothing_but_times(tmp_path, monkeypatch):
+def test_chunk_duration_affects_only_recorded_times(tmp_path, monkeypatch):
     line = "--log-every 88 --eval-every 132"
     monkeypatch.setattr(dispatcher, "CHUNK_S", 0.0)
     trainer.execute(plan(tmp_path / "short", line, num_updates=7, env=probes.chain))
@@ -135,13 +135,13 @@ def test_the_clock_decides_nothing_but_times(tmp_path, monkeypatch):
     trainer.execute(plan(tmp_path / "long", line, num_updates=7, env=probes.chain))
     short, long = read(tmp_path / "short")[0], read(tmp_path / "long")[0]
     assert without_times(short) == without_times(long)
-    # Records of 2 updates, cut where an evaluation falls: after 3, 6 and at the end, 7.
+    # Records have 2 updates or end at an evaluation: after 3 and 6 updates, and after 7 at the end.
     assert [r["num_updates"] for r in short] == [2, 3, 5, 6, 7]
     assert ["eval_return_mean" in r for r in short] == [False, True, False, True, True]
 
 
-def test_records_and_summary_add_up(tmp_path, capsys):
-    """4 environments, 6 updates of 11 rows: 6 episodes of 10 steps each, with 5 reset rows before the last ones."""
+def test_records_and_summary_match_hand_calculation(tmp_path, capsys):
+    """6 updates of 11 rows in 4 environments: each environment has 6 episodes of 10 steps and 6 reset rows."""
     outcome = trainer.execute(plan(tmp_path / "run", "--solved-threshold 11"))
     records, summary = read(tmp_path / "run")
     assert [r["env_steps"] for r in records] == [44, 88, 132, 176, 220, 264]
@@ -164,8 +164,8 @@ def test_records_and_summary_add_up(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("fails", ["init", "log", "finish"])
-def test_a_tracking_service_that_fails_ends_no_run(fails, tmp_path, monkeypatch, capsys):
-    """Nobody is logged in, or nothing answers any more: a warning, and all that was learned is on the disk."""
+def test_run_continues_when_tracking_service_fails(fails, tmp_path, monkeypatch, capsys):
+    """Let login, logging or the end fail: there is one warning, and records and summary are written."""
 
     def fail(*args, **kwargs):
         raise RuntimeError("api_key not configured\nand more")
@@ -179,13 +179,13 @@ def test_a_tracking_service_that_fails_ends_no_run(fails, tmp_path, monkeypatch,
     assert "api_key not configured" in err and "and more" not in err and err.count("warning") == 1
 
 
-def test_the_end_says_how_to_go_on(tmp_path, capsys):
+def test_run_end_prints_resume_command(tmp_path, capsys):
     trainer.execute(plan(tmp_path / "run", "--total-steps 264"))
     assert f"--resume {tmp_path / 'run'} --total-steps 528\n" in capsys.readouterr().out
 
 
-def test_it_stops_one_record_after_it_is_solved(tmp_path):
-    """4 episodes an update make 100 after 25; the chunk behind has begun by then. Twice, since clocks differ."""
+def test_run_stops_one_record_after_it_is_solved(tmp_path):
+    """4 episodes per update are 100 after 25 updates; by then the next chunk runs. Repeat it, since timing varies."""
     for name in ("a", "b"):
         trainer.execute(plan(tmp_path / name, "--solved-threshold 10 --stop-when-solved", num_updates=60))
         records, summary = read(tmp_path / name)
@@ -197,8 +197,8 @@ def test_it_stops_one_record_after_it_is_solved(tmp_path):
 
 
 @pytest.mark.slow
-def test_seeds_are_trained_side_by_side(tmp_path):
-    """Each begins as it does alone, and agrees with it to rounding."""
+def test_vectorized_seeds_match_single_run(tmp_path):
+    """Seed 6 of three has, up to rounding, the first record and the final state of its single run."""
     together = trainer.execute(plan(tmp_path / "all", "--seed 5 --num-seeds 3", env=probes.chain))
     records, summary = read(tmp_path / "all")
     assert [r["seed"] for r in records[:4]] == [5, 6, 7, 5]
@@ -216,7 +216,7 @@ def test_seeds_are_trained_side_by_side(tmp_path):
 
 
 @pytest.mark.parametrize(("name", "status"), [("SIGINT", 130), ("SIGTERM", 143), ("SIGUSR1", 138)])
-def test_a_signal_ends_the_run_after_the_chunk(name, status, tmp_path, monkeypatch, capsys):
+def test_signal_stops_run_after_chunk(name, status, tmp_path, monkeypatch, capsys):
     number = getattr(signal, name)
     write = jsonl.JsonLines.write
 
@@ -238,8 +238,8 @@ def test_a_signal_ends_the_run_after_the_chunk(name, status, tmp_path, monkeypat
     assert "stopped" in capsys.readouterr().out
 
 
-def test_a_signal_is_heard_where_nobody_reads_what_is_said(monkeypatch):
-    """As when Ctrl-C ends `tee` too."""
+def test_stop_signal_is_handled_when_stderr_is_closed(monkeypatch):
+    """Ctrl-C also ends a `tee` that reads the output."""
 
     class Gone:
         def write(self, text):
@@ -252,8 +252,8 @@ def test_a_signal_is_heard_where_nobody_reads_what_is_said(monkeypatch):
     assert heard == [signal.SIGUSR1]
 
 
-def test_a_second_interrupt_does_not_wait(capsys):
-    heard, before = [], signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
+def test_second_sigint_raises_keyboard_interrupt(capsys):
+    heard, before = [], signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job ignores SIGINT
     try:
         with pytest.raises(KeyboardInterrupt), signals.stop_signals(heard.append):
             signal.raise_signal(signal.SIGINT)
@@ -263,7 +263,7 @@ def test_a_second_interrupt_does_not_wait(capsys):
     assert heard == [signal.SIGINT] and "send the signal again to quit at once" in capsys.readouterr().err
 
 
-def test_under_nohup_the_end_of_the_terminal_is_ignored():
+def test_sighup_stays_ignored_under_nohup():
     heard, before = [], signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         with signals.stop_signals(heard.append):
@@ -274,8 +274,8 @@ def test_under_nohup_the_end_of_the_terminal_is_ignored():
     assert heard == []
 
 
-def test_a_terminal_that_closes_is_told_of_twice_and_heard_once():
-    """By the shell and by the kernel, within a millisecond."""
+def test_repeated_sighup_is_handled_once():
+    """When a terminal closes, the shell and the kernel each send SIGHUP within a millisecond."""
     heard, before = [], signal.signal(signal.SIGHUP, signal.default_int_handler)
     try:
         with signals.stop_signals(heard.append):
@@ -287,25 +287,25 @@ def test_a_terminal_that_closes_is_told_of_twice_and_heard_once():
 
 
 @pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2])
-def test_a_handler_that_python_does_not_know_is_no_hindrance(number, monkeypatch):
-    """As of a library in C: Python says None of it, and takes no None, neither when the signal comes nor afterwards."""
+def test_stop_signals_supports_handlers_of_c_libraries(number, monkeypatch):
+    """For such a handler, `getsignal` returns None, which can be neither called nor passed to `signal.signal`."""
     heard, known, before = [], signal.getsignal, signal.getsignal(signal.SIGUSR1)
     monkeypatch.setattr(signal, "getsignal", lambda number: None if number == signal.SIGUSR1 else known(number))
     try:
         with signals.stop_signals(heard.append):
             signal.raise_signal(number)
         assert heard == [number]
-        assert known(signal.SIGUSR1) is signal.SIG_DFL  # and not ours, whose training has ended
+        assert known(signal.SIGUSR1) is signal.SIG_DFL  # our handler is removed after the training
     finally:
         signal.signal(signal.SIGUSR1, before)
 
 
 @pytest.mark.slow
-def test_a_terminal_that_closes_stops_the_run_as_ctrl_c_does(tmp_path):
+def test_closed_terminal_stops_and_saves_run(tmp_path):
     ours, theirs = pty.openpty()
     line = ["--config", "ppo_cartpole", "--total-steps", "1B", "--console-every", "0.1", "--run-dir", "run"]
-    opened = f"import os; os.open({os.ttyname(theirs)!r}, os.O_RDWR)"  # a session's first terminal is its own
-    heard = "import signal; signal.signal(signal.SIGHUP, signal.SIG_DFL)"  # as where the tests are not under nohup
+    opened = f"import os; os.open({os.ttyname(theirs)!r}, os.O_RDWR)"  # becomes the controlling terminal
+    heard = "import signal; signal.signal(signal.SIGHUP, signal.SIG_DFL)"  # as without nohup
     program = f"{opened}; {heard}; from jaxrl_fast import cli, train; cli.start(lambda: train.main({line}))"
     process = subprocess.Popen(
         [sys.executable, "-c", program],
@@ -329,7 +329,7 @@ def test_a_terminal_that_closes_stops_the_run_as_ctrl_c_does(tmp_path):
     assert list((tmp_path / "run" / "checkpoints").glob("step-*"))
 
 
-def test_what_is_known_is_written_when_something_breaks(tmp_path, monkeypatch):
+def test_summary_is_written_when_run_fails(tmp_path, monkeypatch):
     def fail(self):
         raise RuntimeError("the evaluation broke")
 
@@ -339,7 +339,7 @@ def test_what_is_known_is_written_when_something_breaks(tmp_path, monkeypatch):
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "failed"
 
 
-def test_a_curve_that_cannot_be_drawn_ends_no_run(tmp_path, monkeypatch, capsys):
+def test_run_continues_when_curve_cannot_be_drawn(tmp_path, monkeypatch, capsys):
     def fail(folder):
         raise KeyError("no\nfont")
 
@@ -349,7 +349,7 @@ def test_a_curve_that_cannot_be_drawn_ends_no_run(tmp_path, monkeypatch, capsys)
     assert err.count("\n") == 1 and r"could not be written (KeyError: 'no\nfont')" in err
 
 
-def test_a_run_that_is_interrupted_at_its_very_end_keeps_no_lock(tmp_path, monkeypatch):
+def test_lock_is_released_when_run_is_interrupted_at_end(tmp_path, monkeypatch):
     def interrupt(folder):
         raise KeyboardInterrupt
 
@@ -360,8 +360,8 @@ def test_a_run_that_is_interrupted_at_its_very_end_keeps_no_lock(tmp_path, monke
     locks.Lock(tmp_path / "run").release()
 
 
-def test_an_evaluation_in_which_no_episode_ends_ends_no_run(tmp_path, monkeypatch, capsys):
-    env = probes.constant_reward(7)  # a number that no other test has: JAX keeps what it has traced
+def test_evaluation_without_ended_episode_does_not_fail_run(tmp_path, monkeypatch, capsys):
+    env = probes.constant_reward(7)  # a number of environments that no other test has, since JAX caches traces
 
     def endless(state, action):
         state, timestep = env.step(state, action)
@@ -371,12 +371,12 @@ def test_an_evaluation_in_which_no_episode_ends_ends_no_run(tmp_path, monkeypatc
     trainer.execute(plan(tmp_path / "run")._replace(eval_env=env._replace(step=endless)))
     summary = read(tmp_path / "run")[1]
     assert (summary["status"], summary["eval_truncated"]) == ("done", 0)
-    assert summary["eval_return_mean"] == 19  # of 20 steps the one that begins its cycle anew earns nothing
+    assert summary["eval_return_mean"] == 19  # 20 steps, of which the one that restarts the cycle has reward 0
     assert (tmp_path / "run" / "curve.png").exists() and not capsys.readouterr().err
 
 
-def test_json_stays_valid_where_rewards_are_not_numbers(tmp_path):
-    """NaN and infinity become null, and the summary is whole."""
+def test_json_files_stay_valid_when_rewards_are_nan(tmp_path):
+    """NaN and infinity are written as null, and the summary is complete."""
 
     def poisoned(num_envs):
         env = probes.chain(num_envs)
@@ -393,17 +393,17 @@ def test_json_stays_valid_where_rewards_are_not_numbers(tmp_path):
     assert summary["status"] == "diverged" and summary["final_return_mean"] is None
 
 
-def test_one_compilation_for_any_number_of_chunks(tmp_path, monkeypatch):
+def test_chunk_is_compiled_once_for_any_number_of_chunks(tmp_path, monkeypatch):
     compiled = []
     monkeypatch.setattr(dispatcher, "CHUNK_S", 0.0)
     listen = lambda event, duration, **_: compiled.append(event) if event.endswith("backend_compile_duration") else None
-    jax.monitoring.register_event_duration_secs_listener(listen)  # for good: the oldest JAX cannot take it back
+    jax.monitoring.register_event_duration_secs_listener(listen)  # stays: the oldest JAX cannot remove it
     trainer.execute(plan(tmp_path / "run", "--eval-every 88", num_updates=12))
     assert len(compiled) == 3  # init, the chunk, the evaluation
 
 
 class Watched:
-    """A chunk's metric that tells when it is waited for. To ask whether it is there is no waiting."""
+    """A metric of a chunk that reports when its value is read. A call of `is_ready` is not reported."""
 
     def __init__(self, metric, tell):
         self.metric, self.tell, self.is_ready = metric, tell, metric.is_ready
@@ -413,7 +413,7 @@ class Watched:
         return np.asarray(self.metric)
 
 
-def test_a_chunk_is_given_before_the_one_before_is_read_and_no_third(tmp_path, monkeypatch):
+def test_chunk_is_submitted_before_previous_metrics_are_read(tmp_path, monkeypatch):
     events = []
 
     def run(chunk, state, length):
@@ -427,8 +427,8 @@ def test_a_chunk_is_given_before_the_one_before_is_read_and_no_third(tmp_path, m
     assert events == ["give", *4 * ["give", "read"], "read"]
 
 
-def test_nothing_on_the_device_is_kept_from_chunk_to_chunk(tmp_path, monkeypatch):
-    """What others keep of every save or episode, in a list, makes them slower each time."""
+def test_device_arrays_do_not_accumulate_over_chunks(tmp_path, monkeypatch):
+    """The number of live arrays must not grow with the number of chunks and saves."""
     alive, process_chunk = [], trainer.Trainer.process_chunk
 
     def count(self, done):
@@ -442,8 +442,8 @@ def test_nothing_on_the_device_is_kept_from_chunk_to_chunk(tmp_path, monkeypatch
 
 
 @pytest.mark.parametrize("seeds", ["", "--num-seeds 5"])
-def test_nothing_moves_between_host_and_device_unasked(seeds, tmp_path, monkeypatch):
-    """A number that slips to the device or back at every chunk would have it wait."""
+def test_training_makes_no_implicit_host_device_transfers(seeds, tmp_path, monkeypatch):
+    """A transfer of a number to the device or back in every chunk would make the device wait."""
     train_, moved = trainer.Trainer.train, []
 
     def guarded(self):
@@ -460,7 +460,7 @@ def test_nothing_moves_between_host_and_device_unasked(seeds, tmp_path, monkeypa
     assert moved == [12]
 
 
-def test_host_environments_take_one_seed(monkeypatch, capsys, tmp_path):
+def test_host_environment_rejects_several_seeds(monkeypatch, capsys, tmp_path):
     from jaxrl_fast import envs
 
     monkeypatch.chdir(tmp_path)
@@ -471,7 +471,7 @@ def test_host_environments_take_one_seed(monkeypatch, capsys, tmp_path):
 
 
 @pytest.mark.parametrize("command", ["train", "envs", "plot"])
-def test_a_current_directory_that_is_gone_is_told_of(command, tmp_path):
+def test_command_reports_removed_current_directory(command, tmp_path):
     start = f"runpy.run_module('jaxrl_fast.{command}', run_name='__main__')"
     code = f"import os, runpy; os.rmdir({str(tmp_path)!r}); {start}"
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
@@ -482,8 +482,8 @@ def test_a_current_directory_that_is_gone_is_told_of(command, tmp_path):
     assert ended.stderr == "error: the current directory was removed; change to another\n"
 
 
-def test_double_precision_is_refused(monkeypatch, capsys, tmp_path):
-    """Sums and counts would come out in another type than they went in."""
+def test_train_rejects_jax_enable_x64(monkeypatch, capsys, tmp_path):
+    """Sums and counts would change their dtype in an update."""
     monkeypatch.chdir(tmp_path)
     jax.config.update("jax_enable_x64", True)
     try:
@@ -493,14 +493,14 @@ def test_double_precision_is_refused(monkeypatch, capsys, tmp_path):
     assert "jax_enable_x64" in capsys.readouterr().err and not list(tmp_path.iterdir())
 
 
-def test_without_a_compiler_it_is_refused(monkeypatch, capsys, tmp_path):
+def test_train_rejects_disabled_jit(monkeypatch, capsys, tmp_path):
     monkeypatch.chdir(tmp_path)
     with jax.disable_jit():
         assert train.main(["ppo"]) == 2
     assert "jax_disable_jit" in capsys.readouterr().err and not list(tmp_path.iterdir())
 
 
-def test_a_user_without_a_home_has_no_compile_cache(monkeypatch):
+def test_compile_cache_is_disabled_without_home_directory(monkeypatch):
     def nobody(self):
         raise RuntimeError("Could not determine home directory.")
 
@@ -515,7 +515,7 @@ def test_a_user_without_a_home_has_no_compile_cache(monkeypatch):
 
 
 @pytest.mark.parametrize("module, broken", [(console, "announce"), (trainer, "write_config")])
-def test_what_fails_before_it_begins_leaves_the_folder_free(module, broken, tmp_path, monkeypatch):
+def test_lock_is_released_when_run_fails_before_training(module, broken, tmp_path, monkeypatch):
     def fail(*_):
         raise OSError(28, "No space left on device")
 
@@ -537,7 +537,7 @@ ODD_PLACES = {
 
 
 @pytest.mark.parametrize(("words", "status", "said"), ODD_PLACES.values(), ids=ODD_PLACES)
-def test_odd_places_get_a_sentence(words, status, said):
+def test_unusual_invocations_print_expected_line(words, status, said):
     ended = subprocess.run(
         f"{shlex.quote(sys.executable)} {words}",
         shell=True,
@@ -550,12 +550,10 @@ def test_odd_places_get_a_sentence(words, status, said):
     assert ended.stderr.count("\n") == (status != 0)
 
 
-@pytest.mark.skipif(
-    sys.platform != "linux" or devices.num_cores() < 2, reason="nowhere to count threads, or none to count"
-)
+@pytest.mark.skipif(sys.platform != "linux" or devices.num_cores() < 2, reason="needs /proc and more than one core")
 @pytest.mark.parametrize(("wanted", "threads"), [({}, False), ({"OPENBLAS_NUM_THREADS": "2"}, True)])
-def test_a_command_keeps_no_threads_of_scipys_awake_unless_told_to(wanted, threads):
-    """They come with the library."""
+def test_cli_starts_no_openblas_threads_unless_configured(wanted, threads):
+    """Count the threads that the import of scipy.linalg starts."""
     lines = "import os; n = len(os.listdir('/proc/self/task')); import scipy.linalg; "
     lines += "print(len(os.listdir('/proc/self/task')) - n)"
     code = f"from jaxrl_fast import cli; cli.start(lambda: exec({lines!r}))"
@@ -564,16 +562,16 @@ def test_a_command_keeps_no_threads_of_scipys_awake_unless_told_to(wanted, threa
     assert (int(said.stdout) > 0) == threads, said.stderr
 
 
-def test_a_gpu_that_is_not_used_is_noticed(monkeypatch):
+def test_gpu_unused_detects_unused_gpu(monkeypatch):
     monkeypatch.setattr(console.shutil, "which", lambda name: "/usr/bin/nvidia-smi")
     monkeypatch.delenv("JAX_PLATFORMS")
     assert console.gpu_unused() == (jax.default_backend() == "cpu")
-    monkeypatch.setenv("JAX_PLATFORMS", "cpu")  # asked for
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")  # the user's choice
     assert not console.gpu_unused()
 
 
 @pytest.mark.parametrize("unused", [True, False])
-def test_a_gpu_that_is_not_used_is_warned_of(unused, tmp_path, monkeypatch, capsys):
+def test_announce_warns_of_unused_gpu(unused, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(console, "gpu_unused", lambda: unused)
     console.announce(plan(tmp_path / "run"), terminal.QuietConsole())
     warning = 'warning: there is a GPU, but JAX uses the CPU; pip install "jax[cuda12]"\n'
@@ -581,8 +579,8 @@ def test_a_gpu_that_is_not_used_is_warned_of(unused, tmp_path, monkeypatch, caps
 
 
 @pytest.mark.parametrize("why", ["there is no gcc or clang", ""])
-def test_why_there_is_no_c_is_told(why, tmp_path, monkeypatch, capsys):
-    """Not as a warning, for all is as it should be."""
+def test_announce_prints_why_c_kernels_are_unavailable(why, tmp_path, monkeypatch, capsys):
+    """It is printed as information, not as a warning."""
     monkeypatch.setattr(build, "unavailable_reason", lambda: why)
     console.announce(plan(tmp_path / "run"), terminal.PlainConsole())
     said = capsys.readouterr()
@@ -592,11 +590,11 @@ def test_why_there_is_no_c_is_told(why, tmp_path, monkeypatch, capsys):
     assert not said.err
 
 
-def test_what_dqn_is_about_to_do_is_said_before_anything_is_compiled(tmp_path, monkeypatch, capsys):
-    """A transition of CartPole takes 30 bytes: 16 of observation, 4 each of action, reward and discount, 2 flags.
+def test_dqn_prints_gradient_steps_and_memory_before_compiling(tmp_path, monkeypatch, capsys):
+    """A transition of CartPole has 30 bytes: observation 16, action, reward and discount 4 each, and 2 flags.
 
-    5 * 64 + 65 * 64 + 65 * 2 = 4610 parameters of 4 bytes there are four times: two networks, two moments of Adam.
-    Each of two devices has all of them.
+    The 5 * 64 + 65 * 64 + 65 * 2 = 4610 parameters of 4 bytes are stored four times: two networks and two moments of
+    Adam. Each of two devices stores all of them.
     """
 
     def fail(*_):
@@ -615,9 +613,9 @@ def test_what_dqn_is_about_to_do_is_said_before_anything_is_compiled(tmp_path, m
 
 
 @pytest.mark.parametrize(("line", "kept"), [("", True), ("--no-compile-cache", False)])
-def test_compiled_programs_are_kept_unless_asked_not_to(line, kept, tmp_path, monkeypatch, capsys):
+def test_train_caches_compiled_programs_by_default(line, kept, tmp_path, monkeypatch, capsys):
     before = jax.config.values["jax_compilation_cache_dir"]
-    monkeypatch.delenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", raising=False)  # however quickly it is compiled
+    monkeypatch.delenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", raising=False)  # for any compile time
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setattr(planning, "make_plan", lambda settings: plan(tmp_path / "run")._replace(settings=settings))
     jax.config.update("jax_compilation_cache_dir", None)
@@ -631,7 +629,7 @@ def test_compiled_programs_are_kept_unless_asked_not_to(line, kept, tmp_path, mo
     assert bool(programs) == ("cached for next time" in capsys.readouterr().out) == kept
 
 
-def test_the_users_compile_cache_wins():
+def test_user_compile_cache_takes_precedence():
     with compile_cache.compile_cache(True) as folder:
         assert str(folder) == os.environ["JAX_COMPILATION_CACHE_DIR"]
     with compile_cache.compile_cache(False), compile_cache.compile_cache(True) as folder:
@@ -639,8 +637,8 @@ def test_the_users_compile_cache_wins():
 
 
 @pytest.mark.parametrize("wanted", [True, False])
-def test_what_is_compiled_outlives_the_process_where_that_is_wanted(wanted, tmp_path, monkeypatch):
-    """And JAX's settings outlive neither."""
+def test_compile_cache_stores_programs_and_restores_jax_settings(wanted, tmp_path, monkeypatch):
+    """After the context, JAX's settings are restored and no program is added."""
     monkeypatch.setattr(compile_cache, "CACHE", str(tmp_path / "cache"))
     monkeypatch.delenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", raising=False)
     names = "jax_enable_compilation_cache", "jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs"
@@ -678,7 +676,7 @@ def fitted(tmp_path_factory):
     )
 
 
-def test_a_run_from_python(fitted):
+def test_fit_returns_run_with_metrics_and_summary(fitted):
     assert fitted.summary["env_steps"] == 1024  # 1000 in whole updates of 128
     assert fitted.metrics == read(fitted.folder)[0]
     assert fitted.metrics[-1]["env_steps"] == 1024
@@ -689,7 +687,7 @@ def test_a_run_from_python(fitted):
     assert fitted.folder.is_absolute()
 
 
-def test_a_run_is_opened_by_its_folder(fitted, tmp_path):
+def test_run_open_reads_run_folder_and_rejects_others(fitted, tmp_path):
     again = jaxrl_fast.Run.open(str(fitted.folder))
     assert (again.folder, again.summary, again.metrics) == (fitted.folder, fitted.summary, fitted.metrics)
     assert again.plot().axes and repr(again) == repr(fitted)
@@ -702,7 +700,7 @@ def test_a_run_is_opened_by_its_folder(fitted, tmp_path):
         jaxrl_fast.Run.open(tmp_path)
 
 
-def test_a_run_leaves_a_folder(fitted):
+def test_run_folder_has_expected_files_and_metadata(fitted):
     names = {path.name.split(".1")[0] for path in fitted.folder.iterdir()}
     assert names == {
         "config.yaml",
@@ -723,7 +721,7 @@ def test_a_run_leaves_a_folder(fitted):
         final_return_std eval_return_mean solved steps_to_solve time_to_solve_s device versions status
         device_idle_fraction"""
     assert set(wanted.split()) <= set(summary)
-    # An episode begins anew after 20 steps, so no return is higher.
+    # Episodes are truncated after 20 steps, so no return is higher.
     assert 0 < summary["final_return_mean"] <= 20 and 0 < summary["eval_return_mean"] <= 20
     for name in (
         "policy_loss",
@@ -737,13 +735,13 @@ def test_a_run_leaves_a_folder(fitted):
         assert name in fitted.metrics[0]
 
 
-def test_its_config_trains_again(fitted):
+def test_config_of_run_is_valid_preset(fitted):
     again = load.from_command_line(["--config", str(fitted.folder / "config.yaml")])
     assert again.options.total_steps == 1000 and again.agent.hidden_sizes == (8,)
     assert again.options.env_options == {"max_steps_in_episode": 20}
 
 
-def test_python_gets_the_same_sentences(fitted):
+def test_fit_raises_error_messages_of_command_line(fitted):
     with pytest.raises(ValueError, match=r"num_env: there is no such option; did you mean num_envs"):
         jaxrl_fast.fit("ppo_cartpole", num_env=3)
     with pytest.raises(ValueError, match="exists already"):
@@ -752,8 +750,8 @@ def test_python_gets_the_same_sentences(fitted):
         jaxrl_fast.fit("ppo_cartpole", agent={"gamma": 2})
 
 
-def test_a_folder_with_nothing_in_it_is_free(tmp_path):
-    """As a job script makes it, or as it is left where config.yaml could not be written; and no other."""
+def test_run_dir_may_be_empty_folder_but_not_hold_files(tmp_path):
+    """A job script may have created it, or a run that could not write config.yaml. Folders with files are rejected."""
     options = load.from_keywords("ppo_cartpole", run_dir=str(tmp_path)).options
     assert directory.chosen(options) == tmp_path
     (tmp_path / locks.LOCK).touch()
@@ -763,8 +761,8 @@ def test_a_folder_with_nothing_in_it_is_free(tmp_path):
         directory.chosen(options)
 
 
-def test_a_folder_that_another_run_took_meanwhile_is_its_own(tmp_path, monkeypatch):
-    """Since it was found to be free."""
+def test_make_plan_rejects_folder_taken_by_concurrent_run(tmp_path, monkeypatch):
+    """The other run takes the folder after the check that it is free."""
     make = directory.make
 
     def make_and_lose(*given):
@@ -775,10 +773,10 @@ def test_a_folder_that_another_run_took_meanwhile_is_its_own(tmp_path, monkeypat
     monkeypatch.setattr(directory, "make", make_and_lose)
     with pytest.raises(ValueError, match="exists already"):
         planning.make_plan(load.from_keywords("ppo_cartpole", run_dir=str(tmp_path)))
-    locks.Lock(tmp_path).release()  # nobody holds it
+    locks.Lock(tmp_path).release()  # the lock is free
 
 
-def test_a_program_without_room_is_one_line(tmp_path, capsys, monkeypatch):
+def test_out_of_memory_is_reported_in_one_line(tmp_path, capsys, monkeypatch):
     def full(*_):
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 378880044496 bytes.")
 
@@ -791,8 +789,8 @@ def test_a_program_without_room_is_one_line(tmp_path, capsys, monkeypatch):
     assert summary["status"] == "failed" and f"error: {summary['failure']}" == said
 
 
-def test_a_program_that_cannot_fit_is_not_begun(tmp_path, capsys, monkeypatch):
-    """Known once it is compiled: it needs all that is free and more."""
+def test_program_larger_than_free_memory_is_not_started(tmp_path, capsys, monkeypatch):
+    """The compiled program states its memory, which exceeds the free memory."""
     monkeypatch.setattr(console.memory, "free_bytes", lambda *_: 100)
     monkeypatch.setattr(dispatcher, "Dispatcher", lambda *_: pytest.fail("it began"))
     ready = plan(tmp_path / "run")
@@ -806,7 +804,7 @@ def test_a_program_that_cannot_fit_is_not_begun(tmp_path, capsys, monkeypatch):
     assert found and int(found[1]) < int(found[2]) == ready.settings.options.num_envs
 
 
-def test_a_dry_run_says_everything_and_writes_nothing(tmp_path, capsys, monkeypatch):
+def test_dry_run_prints_plan_and_writes_nothing(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     line = "ppo --env CartPole-v1 --num-envs 8 --total-steps 10k --agent.rollout-length 16 --seed 3 --dry-run"
     assert train.main(line.split()) == 0
@@ -829,8 +827,8 @@ def test_a_dry_run_says_everything_and_writes_nothing(tmp_path, capsys, monkeypa
         jaxrl_fast.fit("ppo_cartpole", dry_run=True)
 
 
-def test_what_an_environment_raises_is_the_reason_in_the_summary(tmp_path):
-    """JAX reports a callback's traceback, the error itself in its last line."""
+def test_summary_failure_is_error_raised_by_environment(tmp_path):
+    """JAX reports the traceback of a callback, with the error in its last line."""
 
     def check(state):
         raise RuntimeError("boom")
@@ -860,13 +858,13 @@ def test_what_an_environment_raises_is_the_reason_in_the_summary(tmp_path):
     ],
     ids=["promotion", "infs", "mesh"],
 )
-def test_a_setting_of_jax_that_cannot_be_is_one_line(context, words, tmp_path):
+def test_fit_rejects_unsupported_jax_setting_in_one_line(context, words, tmp_path):
     with context(), pytest.raises(ValueError, match=words) as refusal:
         jaxrl_fast.fit("ppo_cartpole", run_dir=str(tmp_path / "run"))
     assert "\n" not in str(refusal.value) and not (tmp_path / "run").exists()
 
 
-def test_a_device_that_is_not_there_is_one_line(monkeypatch, tmp_path, capsys):
+def test_missing_device_is_reported_in_one_line(monkeypatch, tmp_path, capsys):
     def absent():
         raise AssertionError
 
@@ -884,8 +882,8 @@ def test_a_device_that_is_not_there_is_one_line(monkeypatch, tmp_path, capsys):
     assert len(lines) == 3 and all(re.search(message[1:], line) for line in lines)
 
 
-def test_memory_in_use_is_the_process_own():
-    """And not that of the one which started it, from which a new process has its first count."""
+def test_peak_memory_excludes_parent_process():
+    """The parent has 300 MB, and its count is inherited by a new process."""
     child = "from jaxrl_fast.utils import memory; print(memory._peak_resident_kib())"
     parent = f"import subprocess, sys; big = bytearray(300_000_000); subprocess.run([sys.executable, '-c', {child!r}])"
     done = subprocess.run([sys.executable, "-c", parent], capture_output=True, text=True, check=True)
@@ -893,8 +891,8 @@ def test_memory_in_use_is_the_process_own():
 
 
 @pytest.mark.parametrize(("variable", "number"), [("", None), ("1", 1), ("3", 3)])
-def test_jaxs_own_variable_decides_the_number_of_devices(variable, number):
-    """In a process of its own, for JAX reads it once."""
+def test_jax_num_cpu_devices_variable_sets_number_of_devices(variable, number):
+    """Use a subprocess, since JAX reads the variable once."""
     script = "import jax; from jaxrl_fast.utils import devices; devices.configure_cpu_devices(); "
     script += "print(jax.local_device_count(), devices.num_cores())"
     environ = {name: value for name, value in os.environ.items() if name != "JAX_NUM_CPU_DEVICES"}

@@ -1,4 +1,4 @@
-"""The compile cache repairs damaged entries, says what it did, and leaves JAX's settings as they were."""
+"""Test the compile cache: it repairs damaged entries, reports what it did, and restores JAX's settings."""
 
 import resource
 import threading
@@ -18,7 +18,7 @@ settings = lambda: {name: jax.config.values[name] for name in compile_cache.NAME
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """An empty cache, and JAX's settings as they were afterwards."""
+    """Return the folder of an empty cache; restore JAX's settings afterwards."""
     monkeypatch.delenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", raising=False)
     given = settings()
     jax.config.update("jax_compilation_cache_dir", str(tmp_path))
@@ -35,7 +35,7 @@ def compiled(number):
     return use
 
 
-def test_a_program_is_cached_once_and_then_read(folder, capsys):
+def test_program_is_cached_once_and_then_read(folder, capsys):
     first, second = compiled(7), compiled(7)
     assert (first.added, first.from_cache) == (True, False)
     assert (second.added, second.from_cache) == (False, True)
@@ -43,7 +43,7 @@ def test_a_program_is_cached_once_and_then_read(folder, capsys):
 
 
 @pytest.mark.parametrize("num_bytes", [0, 100])
-def test_a_damaged_entry_is_written_anew(folder, capsys, num_bytes):
+def test_damaged_entry_is_replaced_with_warning(folder, capsys, num_bytes):
     compiled(7)
     (entry,) = folder.glob("*-cache")
     whole = entry.stat().st_size
@@ -57,7 +57,7 @@ def test_a_damaged_entry_is_written_anew(folder, capsys, num_bytes):
     assert compiled(7).from_cache and not capsys.readouterr().err
 
 
-def test_other_entries_of_the_program_are_kept(folder):
+def test_replacing_damaged_entry_keeps_other_entries(folder):
     compiled(7)
     (kept,) = folder.glob("*-cache")
     compiled(8)
@@ -67,7 +67,7 @@ def test_other_entries_of_the_program_are_kept(folder):
     assert len(list(folder.glob("*-cache"))) == 2 and compiled(7).from_cache
 
 
-def test_a_full_disk_caches_nothing_and_says_so(folder, capsys):
+def test_full_disk_caches_nothing_and_warns(folder, capsys):
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (50, limits[1]))
     try:
@@ -80,8 +80,8 @@ def test_a_full_disk_caches_nothing_and_says_so(folder, capsys):
     assert compiled(7).added
 
 
-def test_threads_leave_the_settings_as_they_were(folder):
-    """Three at once, of which one must not cache; they enter one after the other."""
+def test_concurrent_threads_restore_jax_settings(folder):
+    """Three threads enter one after the other; the second one disables the cache."""
     before, shown, filters = settings(), warnings.showwarning, list(warnings.filters)
     barriers = [threading.Barrier(3, timeout=30) for _ in range(4)]
 
@@ -101,7 +101,7 @@ def test_threads_leave_the_settings_as_they_were(folder):
     assert warnings.showwarning is shown and list(warnings.filters) == filters
 
 
-def test_the_first_to_enter_may_be_the_first_to_leave(folder):
+def test_compile_cache_contexts_may_exit_in_entry_order(folder):
     before = settings()
     first, second = compile_cache.compile_cache(True), compile_cache.compile_cache(False)
     first.__enter__()
@@ -113,8 +113,8 @@ def test_the_first_to_enter_may_be_the_first_to_leave(folder):
 
 
 @pytest.mark.slow
-def test_fits_at_once_leave_the_settings_as_they_were(folder, tmp_path):
-    """Each waits at its first record until all three are there; one of them must not cache."""
+def test_concurrent_fits_restore_jax_settings(folder, tmp_path):
+    """Each of three runs waits at its first record for the others; one of them disables the cache."""
     before, shown = dict(jax.config.values), warnings.showwarning
     together, is_enabled = threading.Barrier(3, timeout=300), {}
 
@@ -144,4 +144,4 @@ def test_fits_at_once_leave_the_settings_as_they_were(folder, tmp_path):
     assert is_enabled == {0: False, 1: False, 2: False}
     assert dict(jax.config.values) == before
     ours = [message for _, message, *_ in warnings.filters if message and message.pattern == compile_cache.PROBLEM]
-    assert warnings.showwarning is shown and not ours, "what libraries filter when they are imported stays"
+    assert warnings.showwarning is shown and not ours, "only the filters of imported libraries remain"

@@ -1,4 +1,4 @@
-"""An exception in one line, and options as the command line or Python spells them."""
+"""Test one-line error messages, and option names spelled for the command line or for Python."""
 
 import pytest
 
@@ -10,13 +10,13 @@ from jaxrl_fast.utils.errors import as_keywords, why
 pytestmark = pytest.mark.unit
 
 
-def test_the_first_line_of_an_error_is_shown():
+def test_why_returns_first_line_of_error():
     assert why(ValueError("first\nsecond")) == "ValueError: first"
     assert why(ValueError("")) == "ValueError"
     assert why(OSError(28, "No space left on device")) == "No space left on device"
 
 
-def test_the_error_below_a_traceback_is_shown_from_its_first_line():
+def test_why_returns_first_line_of_error_below_traceback():
     text = 'INTERNAL: CpuCallback error: Traceback (most recent call last):\n  File "own.py", line 3, in step\n'
     assert why(RuntimeError(f"{text}    raise ValueError(...)\nValueError: first\nsecond")) == (
         "RuntimeError: ValueError: first"
@@ -34,11 +34,11 @@ def test_the_error_below_a_traceback_is_shown_from_its_first_line():
         ("a--b and a -- b stay", "a--b and a -- b stay"),
     ],
 )  # fmt: skip
-def test_options_are_spelled_as_keywords(text, spelled):
+def test_as_keywords_converts_option_names(text, spelled):
     assert as_keywords(text) == spelled
 
 
-def test_functions_speak_of_keywords(tmp_path, capsys):
+def test_python_functions_name_keywords_in_messages(tmp_path, capsys):
     with pytest.raises(ValueError, match=r"^num_seeds: seeds must be at most"):
         jaxrl_fast.fit(algo="ppo", seed=2**31 - 2, num_seeds=3, run_dir=str(tmp_path / "run"))
     with pytest.raises(ValueError, match=r"^stop_when_solved: needs solved_threshold RETURN$"):
@@ -52,7 +52,7 @@ def test_functions_speak_of_keywords(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("name", ["__main__", "train", "sweep.__main__", "evaluate", "video", "plot", "envs.__main__"])
-def test_every_command_tells_its_version(name, capsys):
+def test_every_command_prints_version(name, capsys):
     import importlib
 
     assert importlib.import_module(f"jaxrl_fast.{name}").main(["--version"]) == 0
