@@ -18,8 +18,10 @@ from jaxrl_fast.parallel.placement import Placement, max_grad_workers
 from jaxrl_fast.training import memory, replay_storage
 from jaxrl_fast.types import SHARED_MEMORY_AXIS, Agent, Env, EnvSpec, HostEnvConfig
 from jaxrl_fast.utils.errors import where, why
+from jaxrl_fast.utils.parsing import nearest
 
 TRAINING, EVALUATION, WATCHING = 0, 1, 2  # purposes of environments; each has its own seeds
+CAPABILITIES = frozenset({"shards", "grad_workers", "sequential_seeds"})  # what SUPPORTS may name
 # The fewest rows of a gradient step that occupy a core, by network. A shard with fewer waits longer than it saves, and
 # a seed with fewer is faster computed together with others.
 MIN_ROWS = {"mlp": 512, "simba": 512, "minatar": 64, "nature": 8, "dqn2013": 8, "impala": 8}
@@ -127,8 +129,13 @@ def supports(algorithm: Any) -> frozenset[str]:
     "shards": `make` takes a Parallelism and sums gradients over its axis, and Config has `gradient_rows(num_envs)`.
     "grad_workers": it also splits the rows of a gradient step by `collectives.local_rows`.
     "sequential_seeds": its state is small enough that seeds may be trained in turn on a CPU, without a replay.
+    Raises ValueError for another name.
     """
-    return getattr(algorithm, "SUPPORTS", frozenset())
+    declared = frozenset(getattr(algorithm, "SUPPORTS", ()))
+    for name in sorted(declared - CAPABILITIES, key=str):
+        hint = nearest(str(name), CAPABILITIES) or f"; use some of {', '.join(sorted(CAPABILITIES))}"
+        raise ValueError(f"algorithm {algorithm.__name__!r}: SUPPORTS has an unknown name, got {name!r}{hint}")
+    return declared
 
 
 @contextmanager
@@ -228,6 +235,8 @@ def _num_busy_cores(settings: Settings, supported: frozenset[str], spec: EnvSpec
 
 def _gradient_rows(settings: Settings, spec: EnvSpec) -> int:
     """Return the rows of a gradient step of one policy. `spec` is of all environments."""
+    if not hasattr(settings.agent, "gradient_rows"):
+        raise ValueError(f"algorithm {settings.algo!r}: SUPPORTS needs Config.gradient_rows(num_envs); add it")
     rows: int = settings.agent.gradient_rows(players.num_learner_envs(spec, settings.options.players))
     return rows
 

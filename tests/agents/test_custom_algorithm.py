@@ -353,6 +353,7 @@ def test_plan_names_mistake_in_custom_algorithm(write, slip):
         plan.validate_plan(settings)
 
 
+SUPPORTS = '\nSUPPORTS = frozenset({"shards"})\n'
 ROWS = """
     def gradient_rows(self, num_envs):
         return 200 * num_envs
@@ -361,15 +362,12 @@ ROWS = """
 def make("""
 
 
-SUPPORTS = '\nSUPPORTS = frozenset({"shards"})\n'
-
-
-@pytest.mark.parametrize(("says_rows", "supports"), [(False, False), (True, False), (True, True)])
-def test_plan_shards_custom_algorithm_only_if_it_supports_shards(write, says_rows, supports):
-    text = HILL_CLIMBING.replace("\ndef make(", ROWS, 1) if says_rows else HILL_CLIMBING
+@pytest.mark.parametrize("supports", [False, True])
+def test_plan_shards_custom_algorithm_only_if_it_supports_shards(write, supports):
+    text = HILL_CLIMBING
     if supports:
         assert "def make(config, spec, num_updates):" in text
-        text = text.replace("num_updates):", "num_updates, parallelism):", 1) + SUPPORTS
+        text = text.replace("\ndef make(", ROWS, 1).replace("num_updates):", "num_updates, parallelism):", 1) + SUPPORTS
     name = write(text)
     settings = load.from_keywords(algo=name, total_steps=16_000, **OPTIONS)
     assert plan.validate_plan(settings).placement.num_shards == (2 if supports else 1)
@@ -379,3 +377,16 @@ def test_plan_shards_custom_algorithm_only_if_it_supports_shards(write, says_row
         return
     with pytest.raises(ValueError, match=r"^--devices: .* must declare SUPPORTS = .*shards.*, got 2; use 1"):
         plan.validate_plan(split)
+
+
+@pytest.mark.parametrize(
+    ("added", "message"),
+    [
+        (SUPPORTS, r"SUPPORTS needs Config\.gradient_rows\(num_envs\); add it"),
+        (SUPPORTS.replace("shards", "shard"), r"SUPPORTS has an unknown name, got 'shard'; did you mean shards\?"),
+    ],
+)
+def test_plan_rejects_incomplete_or_misspelled_supports(write, added, message):
+    settings = load.from_keywords(algo=write(HILL_CLIMBING + added), total_steps=16_000, **OPTIONS)
+    with pytest.raises(ValueError, match=f"^algorithm '.*': {message}"):
+        plan.validate_plan(settings)

@@ -144,12 +144,13 @@ def test_exact_resume_gives_bitwise_equal_agent_state(workers, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("algo", ["ppo", "pqn", "dqn"])
 def test_masked_actions_are_never_taken(algo, tmp_path):
-    agent = {"learning_starts": 500, "buffer_size": 5000} if algo == "dqn" else {}
+    agent = {"gamma": 0.5} | ({"learning_starts": 500, "buffer_size": 5000} if algo == "dqn" else {})
     options = dict(num_envs=8, total_steps=8000, log_level="quiet", tensorboard=False, run_dir=str(tmp_path / "run"))
     run = jaxrl_fast.fit(algo=algo, env=gym_envs.Guarded, agent=agent, **options)
     returns = [r[name] for r in run.metrics for name in ("return_min", "eval_return_min") if r.get(name) is not None]
     assert len(returns) > 5 and min(returns) >= 0, "a forbidden action costs 1000"
-    assert run.summary["final_return_mean"] > 25, "a random policy expects 30 of 60, less in a mean of 4"
+    greedy = [r["eval_return_mean"] for r in run.metrics if r.get("eval_return_mean") is not None]
+    assert greedy[-1] > 40, "a random policy expects 30, the best one 55"
 
 
 @pytest.mark.slow
@@ -167,13 +168,15 @@ def test_video_shows_rendered_frames(tmp_path, capsys):
 
     with Image.open(tmp_path / "run" / "video.gif") as shown:
         white = np.asarray(shown.convert("L")) > 250
-        assert shown.n_frames > 2 and white.all(axis=0).any() or white.any()
+        assert shown.n_frames > 2 and white.sum(axis=0).max() >= 240, "the white column of 48 rows, scaled by 5"
 
 
 def test_evaluate_accepts_environment_options(tmp_path):
     run = jaxrl_fast.fit(**(SHORT | dict(env=f"{MODULE}:Walk", total_steps=64)), run_dir=str(tmp_path / "run"))
     found = run.evaluate(episodes=4, env_options={"limit": 5})
-    assert json.loads((tmp_path / "run" / "evaluation.json").read_text())["episodes"] if "episodes" in found else found
+    assert set(found["seeds"][0]["lengths"]) == {5}  # the walk cannot reach its end in 5 steps
+    written = json.loads((tmp_path / "run" / "evaluation.json").read_text())
+    assert written == {name: value for name, value in found.items() if name != "file"}
 
 
 def findings(env_id, **options):

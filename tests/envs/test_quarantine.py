@@ -145,13 +145,13 @@ def test_rollout_length_does_not_change_quarantined_rows():
     for _ in range(3):
         actors, part = collect(actors)
         parts.append(part.steps._replace(last=()))
-    same_bits(jax.tree.map(lambda *x: jnp.concatenate(x), *parts), whole.steps._replace(last=()))
+    assert same_bits(jax.tree.map(lambda *x: jnp.concatenate(x), *parts), whole.steps._replace(last=()))
 
 
 def test_vmapped_seeds_match_single_seed_in_quarantine():
     env, keys = make(), jax.vmap(jax.random.key)(jnp.arange(2))
     both = jax.jit(jax.vmap(functools.partial(play_from, env, T)))(keys)[1:]
-    same_bits(jax.tree.map(lambda x: x[1], both), play(env, seed=1)[1:])
+    assert same_bits(jax.tree.map(lambda x: x[1], both), play(env, seed=1)[1:])
 
 
 def test_quarantined_rows_of_async_pools_match_plain_loop():

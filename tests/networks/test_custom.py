@@ -11,7 +11,6 @@ import jaxrl_fast
 from jaxrl_fast import networks
 from jaxrl_fast.config import load
 from jaxrl_fast.networks import custom
-from tests.helpers import slow
 
 HERE = __name__
 VECTOR = ShapeDtypeStruct((4,), jnp.float32)
@@ -163,7 +162,7 @@ def test_config_rejects_module_option_that_cannot_be_saved():
         load.from_keywords(algo="ppo", env="CartPole-v1", agent={"network": Squares(scale=object())})
 
 
-@slow
+@pytest.mark.slow
 @pytest.mark.parametrize("algo", ["ppo", "dqn", "pqn"])
 def test_algorithms_train_resume_and_load_with_custom_network(tmp_path, algo):
     agent = {"network": Required(width=8)}

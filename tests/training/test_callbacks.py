@@ -21,7 +21,6 @@ TINY = dict(algo="pqn", env="CartPole-v1", num_envs=8, total_steps=1600, eval_ev
 TINY |= dict(
     save_every=0, tensorboard=False, log_level="quiet", devices=1, agent=dict(rollout_length=8, hidden_sizes=(8,))
 )
-EACH = 64  # environment steps per update; a record has 3 updates, and an evaluation runs every 10 updates
 
 
 @pytest.fixture(autouse=True)
