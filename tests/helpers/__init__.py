@@ -4,7 +4,11 @@ from functools import partial
 
 import pytest
 
-slow = partial(pytest.param, marks=pytest.mark.slow)  # marks parameters with which a test is slow
+
+def slow(*values, **options):
+    """Return a parameter with which a test is slow. A test that is always slow has the mark `pytest.mark.slow`."""
+    assert not any(getattr(value, "__name__", "").startswith("test_") for value in values), "use @pytest.mark.slow"
+    return pytest.param(*values, **options, marks=pytest.mark.slow)
 
 
 def run_chunks_by(run, monkeypatch):
