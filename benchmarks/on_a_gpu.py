@@ -8,6 +8,8 @@ A machine that is available for a quarter of an hour has time for one of these p
     python benchmarks/on_a_gpu.py speed --minutes 9           # then:  speed same_bits --minutes 3.5
     python benchmarks/on_a_gpu.py control --minutes 9         # then:  control --minutes 3.5
     python benchmarks/on_a_gpu.py mujoco --minutes 9          # then:  mujoco --minutes 3.5
+    python benchmarks/on_a_gpu.py seaquest --minutes 9        # then:  seaquest --minutes 3.5
+    python benchmarks/on_a_gpu.py kernel_init --minutes 9     # then:  kernel_init --minutes 3.5
 
 Each step is a separate process. It starts only if its minutes are left. Its output, results and exit status are stored
 in one JSON as soon as it ends; for a training also its preset and its thinned curve. A later command does not repeat a
@@ -87,6 +89,11 @@ def mujoco(seed: int) -> list[Step]:
     return [training(f"{name}_{seed}", words.format(name=name, seed=seed), grace=60) for name in names]
 
 
+def five_seeds(name: str, words: str) -> Step:
+    """Return the step that trains five seeds in one program."""
+    return training(name, f"{words} --num-seeds 5 --save-every 5min --keep-checkpoints 1", grace=60)
+
+
 def dqn_step(preset: str, minutes: float) -> Step:
     """Return the step that times DQN with a preset, without a plain program."""
     words = f"--preset {preset} --num-envs 64,256,1024,4096,16384 --rounds 2 --seconds 2"
@@ -114,6 +121,12 @@ PARTS = {  # run in the order in which they are named
         training("sac_fast", "--config sac_cheetah_run_fast --save-every 5min --keep-checkpoints 1", grace=60),
     ],
     "mujoco": [step for seed in range(3) for step in mujoco(seed)],
+    "seaquest": [five_seeds(f"seaquest_{algo}", f"--config {algo}_minatar_seaquest") for algo in ("ppo", "pqn", "dqn")],
+    "kernel_init": [
+        five_seeds(f"lecun_{algo}_{task}", f"--config {algo}_minatar_{task} --agent.kernel-init lecun_normal")
+        for algo in ("dqn", "rainbow")
+        for task in ("breakout", "asterix", "freeway", "space_invaders")
+    ],
     "population": [
         script("population_speed", 3, "--only seeds,curve --num-envs 1,64,1024,16384 --rounds 2 --seconds 2"),
     ],
