@@ -138,7 +138,7 @@ def test_row_of_results_equals_hand_computation_from_file():
     assert "--num-seeds 5 --first-seed 10 ppo_mountain_car" in tables.learning("ppo_mountain_car")
 
 
-def test_a_preset_for_mujoco_is_measured_or_said_not_to_be():
+def test_mujoco_presets_are_measured_or_listed_as_not_measured():
     told = {row[0]: row[1:] for row in cells(tables.mujoco("ddpg"))}
     assert told["`ddpg_hopper`"][:2] == ["envpool/Hopper-v4", "1M"] and len(told) == 4
     assert all(row[3] == "not yet measured" or row[2] for row in told.values())

@@ -48,14 +48,14 @@ def target_of(algo, output, **options):
 # Distributions
 
 
-def test_target_is_the_distribution_of_the_critic_with_the_least_mean():
+def test_c51_target_is_distribution_of_critic_with_least_mean():
     # Weights (.2, .3, .5) have the mean 1.3, and (.4, .5, .1) the mean .7. Atoms 0 1 2: .5 + .9 z = .5, 1.4, 2.3
     atom, weight = target_of("td3", np.log([[0.2, 0.3, 0.5], [0.4, 0.5, 0.1]]), **C51)
     np.testing.assert_allclose(atom, [0.5, 1.4, 2.3], rtol=1e-5)
     np.testing.assert_allclose(weight, [0.4, 0.5, 0.1], rtol=1e-5)
 
 
-def test_loss_of_fixed_atoms_is_the_cross_entropy_with_the_projected_target(rlax):
+def test_c51_loss_is_cross_entropy_with_projected_target(rlax):
     # Atoms .5, 1.4, 2.3 of weights .4, .5, .1 on 0 1 2: .2 | .2 + .3 | .2 + .1. The critic's logits are 0: log 3 each
     context = tables_of("td3", **C51)
     target = Atoms(jnp.float32([[0.5, 1.4, 2.3]]), jnp.float32([[0.4, 0.5, 0.1]]))
@@ -75,7 +75,7 @@ def test_loss_of_fixed_atoms_is_the_cross_entropy_with_the_projected_target(rlax
 
 
 @pytest.mark.parametrize(("num_dropped", "kept"), [(0, [-1, 0, 1, 2, 3, 9]), (1, [-1, 0, 1, 2]), (2, [-1, 0])])
-def test_target_pools_the_lower_quantiles_of_all_critics(num_dropped, kept):
+def test_quantile_target_pools_lower_quantiles_of_all_critics(num_dropped, kept):
     options = QUANTILE | dict(top_quantiles_to_drop=num_dropped)
     atom, weight = target_of("td3", [[3, 0, 9], [-1, 1, 2]], **options)
     np.testing.assert_allclose(atom, 0.5 + 0.9 * np.array(kept), rtol=1e-5)
@@ -83,14 +83,14 @@ def test_target_pools_the_lower_quantiles_of_all_critics(num_dropped, kept):
 
 
 @pytest.mark.parametrize("options", [C51, QUANTILE])
-def test_every_atom_of_the_target_has_the_entropy_of_the_next_action(options):
+def test_distributional_sac_target_includes_entropy_in_each_atom(options):
     fixed = dict(learn_temperature=False, temperature=0.5)
     output = [[0, 1, 2], [2, 1, 0]]
     soft, plain = target_of("sac", output, **options, **fixed).atom, target_of("td3", output, **options).atom
     np.testing.assert_allclose(soft - plain, -0.9 * 0.5 * LOG_PI_0, rtol=1e-4)
 
 
-def test_loss_of_quantiles_is_that_of_rlax(rlax):
+def test_quantile_loss_matches_rlax(rlax):
     """Each critic regresses to all atoms of the target, with Huber's loss."""
     context, rng = tables_of("td3", **QUANTILE), np.random.default_rng(0)
     quantile, atom = jnp.float32(rng.normal(size=(2, 5, 3))), jnp.float32(2 * rng.normal(size=(5, 4)))
@@ -107,7 +107,7 @@ def test_loss_of_quantiles_is_that_of_rlax(rlax):
 @pytest.mark.parametrize(("algo", "options", "value"), [
     ("td3", C51, 1.4), ("td3", QUANTILE, 3), ("sac", C51, 0.6), ("sac", QUANTILE, 2),
 ])  # fmt: skip
-def test_policy_follows_means(algo, options, value):
+def test_policy_gradient_uses_means_of_distributions(algo, options, value):
     """TD3's the first critic's; SAC's the least, and that of all quantiles."""
     outputs = {"c51": np.log([[0.1, 0.4, 0.5], [0.5, 0.4, 0.1]]), "quantile": np.array([[0, 1, 8], [2, 1, 0.0]])}
     answer = jnp.float32(outputs[options["value_head"]])[:, None]  # [2, 1, 3] for any action
@@ -209,7 +209,7 @@ def crossq(algo="td3", **options):
     return make(algo, **config | options)
 
 
-def test_a_whole_update_of_crossq_is_that_of_a_plain_program():
+def test_crossq_update_matches_plain_program():
     agent = crossq()
     state, rollout, key = jax.jit(agent.init)(jax.random.key(0)), rollout_of(4, 3, 3, 2), jax.random.key(1)
     after, metrics = jax.jit(agent.update)(state, rollout, key)
@@ -227,7 +227,7 @@ def test_a_whole_update_of_crossq_is_that_of_a_plain_program():
 @pytest.mark.parametrize(
     ("algo", "options"), [slow("sac", {}), ("sac", C51 | dict(policy_delay=3)), slow("ddpg", QUANTILE)]
 )
-def test_crossq_has_a_state_for_each_seed(algo, options):
+def test_vmapped_seeds_have_separate_crossq_statistics(algo, options):
     """Several seeds in one program: each with the statistics that it has alone, and with policies that move."""
     agent = crossq(algo, **options)
     init, update, keys = jax.jit(jax.vmap(agent.init)), jax.jit(jax.vmap(agent.update, (0, None, 0))), jax.random.split
@@ -243,7 +243,7 @@ def test_crossq_has_a_state_for_each_seed(algo, options):
     assert np.abs(mean[0] - mean[1]).max() > 1e-3
 
 
-def test_policies_do_not_depend_on_statistics():
+def test_policy_does_not_depend_on_crossq_statistics():
     """So an exported policy has none of them."""
     agent = crossq("sac")
     state = jax.jit(agent.init)(jax.random.key(0))
@@ -259,7 +259,7 @@ def test_policies_do_not_depend_on_statistics():
 # The other options
 
 
-def test_delayed_policy_of_sac_moves_every_third_step():
+def test_sac_policy_delay_updates_policy_every_third_step():
     agent = make("sac", num_envs=4, num_obs=3, num_actions=2, policy_delay=3, replay_ratio=0.25)
     state = jax.jit(agent.init)(jax.random.key(0))
     update, moved = jax.jit(agent.update), []
@@ -277,7 +277,7 @@ def test_delayed_policy_of_sac_moves_every_third_step():
 
 
 @pytest.mark.parametrize("algo", ["sac", "td3", "ddpg"])
-def test_critics_have_widths_of_their_own(algo):
+def test_critic_hidden_sizes_set_widths_of_critics(algo):
     context = context_of(make(algo, hidden_sizes=(8,), critic_hidden_sizes=(6, 5), adam_beta1=0.5))
     params = jax.eval_shape(lambda key: actor_critic.init_params(context, key), jax.random.key(0))
     kernels = lambda tree: [layer["kernel"].shape[-1] for layer in tree["params"]["torso"]["mlp"].values()]
@@ -301,11 +301,11 @@ def test_critics_have_widths_of_their_own(algo):
         ),
     ],
 )
-def test_what_does_not_fit_is_refused(config, words):
+def test_make_rejects_invalid_critic_options(config, words):
     with pytest.raises(ValueError, match=words):
         make("sac", **config)
 
 
-def test_a_batch_of_crossq_is_not_divided_by_itself():
+def test_crossq_runs_on_one_device():
     config = actor_critics.MODULES["sac"].Config
     assert config(crossq=True).sequence() == 256 and config().sequence() is None

@@ -219,7 +219,7 @@ MUNCHAUSEN = dict(munchausen=True, munchausen_alpha=0.5, munchausen_temperature=
 
 
 @pytest.mark.parametrize("double", [False, True])
-def test_value_rescaling_is_the_transformed_td_of_rlax(rlax, double):
+def test_value_rescaling_matches_rlax_transformed_td(rlax, double):
     context = context_of(value_rescaling=True, double=double)
     learner, batch = problem(2, num_rows=64)
     learner = jax.tree.map(lambda x: 20 * x, learner)  # returns of hundreds

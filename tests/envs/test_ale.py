@@ -73,7 +73,7 @@ def test_rows_are_those_of_a_plain_loop(game, rom, protocol):
     assert (num_lost > 0) == (game == "Breakout" and protocol == "dqn2015")
 
 
-def test_bridges_and_seeds():
+def test_ffi_and_callback_bridges_match_and_seeds_differ():
     """Both bridges give the same rows; other seeds give others; each environment has its own."""
     _, first, steps, _ = played("Breakout", "machado2018")
     _, other_first, other, _ = played("Breakout", "machado2018", "callback")
@@ -83,7 +83,7 @@ def test_bridges_and_seeds():
     assert all((steps.obs[:, i] != steps.obs[:, j]).any() for i in range(N) for j in range(i))
 
 
-def test_an_action_outside_the_space_is_clipped():
+def test_actions_outside_space_are_clipped():
     env = envs.make("ale/Pong", 2)
     state, _ = env.reset(jax.random.key(0))
     for action in ([-7, 99], [2**31 - 1, -(2**31)]):
@@ -102,7 +102,7 @@ def test_an_action_outside_the_space_is_clipped():
         (dict(gray=True), "gray: ale/Pong stacks 4 frames already"),
     ],
 )
-def test_mistakes_are_one_line(options, words):
+def test_make_rejects_wrong_game_or_option_with_one_line_message(options, words):
     with pytest.raises(ValueError) as caught:
         envs.make("ale/Pong", 2, **options)
     assert words in str(caught.value) and "\n" not in str(caught.value)
@@ -110,7 +110,7 @@ def test_mistakes_are_one_line(options, words):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("async_pools", [0, 2])
-def test_a_run_trains_resumes_evaluates_and_is_drawn(async_pools, tmp_path, capsys):
+def test_run_trains_resumes_evaluates_and_records_video(async_pools, tmp_path, capsys):
     folder = str(tmp_path / "run")
     options = dict(algo="ppo", env="ale/Pong", env_options=dict(max_num_frames_per_episode=800), num_envs=2)
     agent = dict(rollout_length=16, num_minibatches=1, num_epochs=1)

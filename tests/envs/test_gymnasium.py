@@ -607,7 +607,7 @@ def is_running(pid):
 
 
 @pytest.mark.parametrize("low, high", [((-1, -np.inf), (1, np.inf)), (None, None)])
-def test_numbers_that_are_not_finite_are_looked_at(low, high):
+def test_nonfinite_observations_are_checked(low, high):
     """Also where the bounds of a space are infinite."""
     bounds = [bound and np.array(bound, np.float32) for bound in (low, high)]
     least, most = layout.Leaf((), (2,), np.dtype(np.float32), np.dtype(np.float32), *bounds).accepted()

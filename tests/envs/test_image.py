@@ -136,7 +136,7 @@ def test_gray_and_resize_match_gymnasium_and_pillow(size):
 
 
 @pytest.mark.parametrize(("size", "new"), [((210, 160), (84, 84)), ((7, 12), (20, 9)), ((18, 20), (18, 5))])
-def test_the_host_and_the_device_give_the_same_bits(size, new):
+def test_gray_and_resize_on_host_match_device_bitwise(size, new):
     """Resizing is that of JAX to rounding: weights are 4096ths, and rows are kept in sixteenths."""
     raw = np.random.default_rng(0).integers(256, size=(2, *size, 3)).astype(np.uint8)
     raw[1] = 255 * (raw[1] > 127)
@@ -154,7 +154,7 @@ def test_the_host_and_the_device_give_the_same_bits(size, new):
 
 @pytest.mark.parametrize("shape", [(H, W, 3), (H, W), (3, H, W)])
 @pytest.mark.parametrize("env_workers", [0, 2])
-def test_python_environments_change_frames_before_they_cross(shape, env_workers):
+def test_python_environments_change_frames_on_host(shape, env_workers):
     """A pool holds small frames, which are those that the device makes of whole ones."""
     config = HostEnvConfig(seed=(3, 0, 0), env_workers=env_workers)
     whole = envs.make(partial(Noise, shape), N, config)
@@ -168,7 +168,7 @@ def test_python_environments_change_frames_before_they_cross(shape, env_workers)
     assert pool.rows.obs.shape == (N, 9, 10, 1)
 
 
-def test_frames_of_an_envpool_task_change_on_the_device():
+def test_envpool_frames_change_on_device():
     bare, steps = play(envs.make("envpool/CarRacing-v3", 2), 4)
     found, _ = play(envs.make("envpool/CarRacing-v3", 2, gray=True, resize="48x48", frame_stack=2), 4)
     expected = frames.change(True, (48, 48), bare.reshape(-1, 96, 96, 3)).reshape(5, 2, 48, 48, 1)

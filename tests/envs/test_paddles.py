@@ -79,7 +79,7 @@ def seen_from_the_right(state):
 
 
 @given(states)
-def test_each_player_sees_the_field_from_its_own_side(state):
+def test_each_player_observes_field_from_its_side(state):
     for both, same, right in zip(BOTH, UNMIRRORED, RIGHT, strict=True):
         left_view, right_view = both(state)
         np.testing.assert_array_equal(right_view, both(mirrored(state))[0])
@@ -116,7 +116,7 @@ together = jax.jit(lambda state, action: TOGETHER.step_env(jax.random.key(3), st
 
 
 @given(states, st.tuples(*[st.integers(0, 2)] * 2), st.integers(0, 3), st.integers(0, 2))
-def test_cooperating_players_are_both_paid_for_hits_and_misses(state, actions, left, right):
+def test_cooperative_players_share_rewards_for_hits_and_misses(state, actions, left, right):
     """A hit pays 1 to both and a miss -1. The episode ends with the fifth miss, whoever missed."""
     state = state._replace(points=jnp.int32([left, right]))
     *_, hit, missed = oracle(state, [(0.0, 1.0, -1.0)[a] for a in actions])

@@ -33,7 +33,7 @@ def batches(num):
 
 
 @pytest.mark.parametrize("warmup", [0, 2])
-def test_layer_is_that_of_a_plain_loop(warmup):
+def test_batch_renorm_matches_plain_loop(warmup):
     layer = BatchRenorm(RenormOptions(MOMENTUM, warmup))
     params = {"scale": jnp.float32([1, 2, -1, 0.5]), "bias": jnp.float32([0, 1, 2, 3])}
     stats, running = layer.init(jax.random.key(0), jnp.zeros((1, 4)))["batch_stats"], [(0.0, 1.0)] * 4
@@ -52,7 +52,7 @@ def test_layer_is_that_of_a_plain_loop(warmup):
 
 
 @pytest.mark.parametrize("warmup", [0, 1])
-def test_gradient_treats_the_corrections_as_constants(warmup):
+def test_batch_renorm_gradient_treats_corrections_as_constants(warmup):
     """Against finite differences in float64 of the plain formula with r and d held."""
     x = batches(1)[0][:, :2]
     layer, weight = BatchRenorm(RenormOptions(MOMENTUM, warmup)), np.random.default_rng(1).normal(size=x.shape)
@@ -68,7 +68,7 @@ def test_gradient_treats_the_corrections_as_constants(warmup):
         np.testing.assert_allclose(found[i, j], (value(x + step) - value(x - step)) / 2e-5, rtol=1e-3, atol=1e-4)
 
 
-def test_each_critic_has_statistics_of_its_own():
+def test_each_critic_has_separate_statistics():
     made = critics(ShapeDtypeStruct((3,), jnp.float32), 2, 2, hidden=(8,), batch_renorm=RenormOptions(MOMENTUM, 0))
     params, stats = jax.jit(made.init)(jax.random.key(0)), made.init_stats()
     inputs = jnp.ones((5, 3)) * jnp.arange(5.0)[:, None], jnp.ones((5, 2))

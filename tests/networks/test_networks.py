@@ -226,7 +226,7 @@ def normalized(x, layer):
 
 
 @pytest.mark.parametrize("dueling", [False, True])
-def test_simba_is_residual_blocks_with_normalized_inputs(dueling):
+def test_simba_matches_plain_residual_blocks(dueling):
     """In float64: x + W2 relu(W1 norm(x)), and a norm at the end. Streams have the last block."""
     network = networks.network(VECTOR, 3, kind="simba", hidden=(8, 8), dueling=dueling)
     params, obs = draw(jax.eval_shape(network.init, jax.random.key(0))), draw(VECTOR, 5)
@@ -258,7 +258,7 @@ def test_simba_is_residual_blocks_with_normalized_inputs(dueling):
         (dict(noisy=True), "^noisy: network simba has layers of its own, got true; use network mlp$"),
     ],
 )
-def test_simba_refuses_what_it_cannot_have(options, words):
+def test_simba_rejects_unsupported_options(options, words):
     with pytest.raises(ValueError, match=words):
         networks.network(VECTOR, 3, kind="simba", **options)
 

@@ -107,7 +107,7 @@ DAMAGES = {"flipped bit": flip, "truncated": lambda path: os.truncate(path, 30),
 
 @pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_is_whole_of_a_damaged_buffer_is_read(kind, damage, tmp_path):
+def test_undamaged_groups_of_damaged_buffer_are_read(kind, damage, tmp_path):
     """Rows of damaged groups are zero and named as lost; all others are those of before, also after another save."""
     shape, rng = host_buffer.Shape(160, 2, BYTES), np.random.default_rng(0)
     buffer, rows = opened(shape, kind, tmp_path), rng.integers(1, 256, (280, 2, BYTES)).astype(np.uint8)
@@ -250,7 +250,7 @@ def test_all_storages_return_same_samples(seed, at_once, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("exponent", [None, 0.5], ids=["uniform", "prioritized"])
-def test_transitions_that_need_a_lost_row_are_not_drawn(exponent):
+def test_transitions_that_need_lost_rows_are_never_sampled(exponent):
     """Neither where the row is in a stack, nor where it is in that of the target; all others are still drawn."""
     stacks, lasts = history(3, ROWS + LENGTH)
     config = ring.ReplayConfig(ROWS, ENVS, STEPS, STACK)

@@ -169,7 +169,7 @@ def test_environments_and_seeds_are_independent():
 X = np.concatenate([-np.logspace(5, -5, 40), [0.0], np.logspace(-5, 5, 40)])
 
 
-def test_rescaled_values_are_those_of_the_paper():
+def test_value_rescaling_matches_64_bit_formula():
     """The formulas of Pohlen et al. 2018 in 64 bits, where their cancellations do no harm; epsilon is 1 / 1000."""
     forward = np.sign(X) * (np.sqrt(np.abs(X) + 1) - 1) + X / 1000
     root = np.sqrt(1 + 0.004 * (np.abs(X) + 1.001))
@@ -178,13 +178,13 @@ def test_rescaled_values_are_those_of_the_paper():
     np.testing.assert_allclose(jax.jit(returns.unrescale)(jnp.float32(X)), inverse, rtol=1e-5, atol=1e-10)
 
 
-def test_rescaling_worked_by_hand():
+def test_value_rescaling_matches_hand_worked_numbers():
     x = jnp.float32([0, 3, -8, 99])
     np.testing.assert_allclose(returns.rescale(x), [0, 1.003, -2.008, 9.099], rtol=1e-6)
     np.testing.assert_allclose(returns.unrescale(returns.rescale(x)), x, rtol=1e-5)
 
 
-def test_rescaling_is_the_pair_of_rlax(rlax):
+def test_value_rescaling_matches_rlax(rlax):
     pair, x = rlax.SIGNED_HYPERBOLIC_PAIR, jnp.float32(X[np.abs(X) > 1])
     np.testing.assert_allclose(returns.rescale(x), pair.apply(x), rtol=1e-5)
     np.testing.assert_allclose(returns.unrescale(x), pair.apply_inv(x), rtol=1e-2)  # theirs rounds at small numbers

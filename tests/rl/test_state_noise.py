@@ -66,7 +66,7 @@ def played(memory):
 
 
 @pytest.mark.parametrize("memory", SAMPLE_FREQ)
-def test_actions_and_densities_are_those_of_a_plain_loop(memory):
+def test_gsde_actions_and_densities_match_plain_loop(memory):
     agent, state, (obs, ignored, action, matrix, log_prob), _ = played(memory)
     sample_freq = SAMPLE_FREQ[memory]
     network, params = agent.explore.args[0].network, state.params["network"]
@@ -90,7 +90,7 @@ def test_actions_and_densities_are_those_of_a_plain_loop(memory):
                 age, carry = 0, jax.tree.map(lambda x: x[None], network.initial_carry)
 
 
-def test_features_are_those_of_the_last_layer():
+def test_gsde_features_are_inputs_of_last_layer():
     agent, state, (obs, *_), _ = played("none")
     layers = jax.device_get(state.params["network"]["params"])
     first, head = layers["torso"]["mlp"]["Dense_0"], layers["actor_head"]
@@ -100,7 +100,7 @@ def test_features_are_those_of_the_last_layer():
 
 
 @pytest.mark.parametrize("memory", SAMPLE_FREQ)
-def test_the_update_finds_the_densities_of_acting(memory):
+def test_update_recomputes_densities_of_rollout(memory):
     agent, state, *_, experience = played(memory)
     context = agent.explore.args[0]
     rows = jax.jit(lambda state, rollout: ppo.prepare(context, state, rollout).rows)(state, experience)
@@ -108,7 +108,7 @@ def test_the_update_finds_the_densities_of_acting(memory):
     assert float(metrics["approx_kl"]) == pytest.approx(0, abs=1e-4) and float(metrics["clip_fraction"]) == 0
 
 
-def test_matrices_are_standard_normal_and_differ_between_environments():
+def test_gsde_matrices_are_standard_normal_and_differ_between_environments():
     carry = state_noise.Carry(jnp.zeros((2000, 3, 2)), jnp.zeros(2000, jnp.int32))
     matrix, age = state_noise.renew(carry, None, jax.random.key(0))
     np.testing.assert_allclose(matrix.mean(0), 0, atol=0.1)
@@ -117,14 +117,14 @@ def test_matrices_are_standard_normal_and_differ_between_environments():
     assert np.flatnonzero((kept != matrix).any((1, 2))).tolist() == [7]
 
 
-def test_no_gradient_flows_from_the_spread_into_features():
+def test_no_gradient_flows_from_standard_deviation_into_features():
     head = state_noise.head(types.Box((SIZE,)), False, WIDTH)
     spread = lambda output, sigma: head.make(output, sigma).log_std.sum()
     of_output, of_sigma = jax.grad(spread, argnums=(0, 1))(jnp.ones((5, SIZE + WIDTH)), head.init(-0.5))
     assert not of_output.any() and (of_sigma > 0).all()
 
 
-def test_another_source_of_the_spread_is_refused():
+def test_gsde_rejects_state_dependent_std():
     spec = types.EnvSpec("test", jax.ShapeDtypeStruct((3,), jnp.float32), types.Box((2,)), 2)
     with pytest.raises(ValueError, match="gsde: cannot be combined with state_dependent_std"):
         ppo.make(ppo.Config(rollout_length=8, gsde=True, state_dependent_std=True), spec, 10)

@@ -123,7 +123,7 @@ def refused(capsys, *arguments):
     return line
 
 
-def test_a_replay_folder_that_cannot_be_used_is_refused(tmp_path, monkeypatch, capsys):
+def test_invalid_replay_dir_is_rejected_in_one_line(tmp_path, monkeypatch, capsys):
     """In one line, with nothing written."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").write_text("")
@@ -148,7 +148,7 @@ def test_a_replay_folder_that_cannot_be_used_is_refused(tmp_path, monkeypatch, c
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_the_files_of_a_replay_may_lie_in_another_folder_and_move(tmp_path, capsys):
+def test_replay_dir_holds_files_and_may_move(tmp_path, capsys):
     """A copy of the run may not use them. Once the run is done they are deleted, if that is asked for."""
     run, disk_a, disk_b = tmp_path / "run", tmp_path / "a", tmp_path / "b"
     assert train.main([*ON_DISK, *SHORT, "--run-dir", str(run), "--replay-dir", str(disk_a)]) == 0
@@ -165,5 +165,5 @@ def test_the_files_of_a_replay_may_lie_in_another_folder_and_move(tmp_path, caps
     assert jaxrl_fast.load(run, which="last").env_steps == 320
 
 
-def test_the_names_of_the_replays_files_are_those_of_its_journal():
+def test_replay_file_names_match_journal():
     assert (replay_dir.PREFIX, replay_dir.ENDING) == (host.NAME, journal.ENDING)
