@@ -382,6 +382,17 @@ def replay() -> str:
     return grid(["stored transitions", "buffer", "samples per second", "memory"], rows)
 
 
+def replay_dqn() -> str:
+    """Return the speed of DQN on Pong with each storage of the replay."""
+    rows = [
+        [*c["store"].split("-"), f"{c['steps_per_s']:.0f}", f"{c['ratio']:.2f}", f"{c['read_ms']:.1f} ms"]
+        for c in read("replay_dqn_cpu")["cases"]
+    ]
+    return grid(
+        ["storage", "compression", "steps per second", "relative to `device`", "waiting for an update's batches"], rows
+    )
+
+
 def replay_stores() -> str:
     """Return how fast each store of a replay is sampled, and what a transition takes there."""
     rows = [
@@ -524,6 +535,7 @@ KINDS = {
     "gymnasium_speed": gymnasium_speed,
     "replay": replay,
     "replay_stores": replay_stores,
+    "replay_dqn": replay_dqn,
     "replay_memory": replay_memory,
     "suites": suites,
     "suite_results": suite_results,
