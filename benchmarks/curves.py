@@ -76,16 +76,8 @@ def mean_return(records: list[dict]) -> float | None:
 
 def draw(curves: dict):
     """Draw a panel for each preset: every seed, the interquartile mean and its 95% interval."""
-    matplotlib.use("agg")
-    from matplotlib import pyplot as plt
-    from matplotlib.ticker import EngFormatter
-
-    columns = min(len(curves), 3)
-    lines = -(-len(curves) // columns)
-    figure, panels = plt.subplots(lines, columns, figsize=(4.2 * columns, 3.1 * lines), dpi=120, squeeze=False)
-    for axes in panels.flat[len(curves) :]:
-        axes.remove()
-    for axes, (name, curve) in zip(panels.flat, curves.items(), strict=False):
+    figure, panels = make_panels(len(curves), "return of an episode, training")
+    for axes, (name, curve) in zip(panels, curves.items(), strict=True):
         returns = np.array(curve["returns"], float)
         known = ~np.isnan(returns).any(0)
         steps, returns = np.array(curve["steps"])[known], returns[:, known]
@@ -97,14 +89,29 @@ def draw(curves: dict):
         if curve["solved_threshold"] is not None:
             axes.axhline(curve["solved_threshold"], color="0.4", lw=1, ls=(0, (4, 3)))
         axes.set_title(f"{name} ({len(returns)} seeds)", loc="left", fontsize=10)
+    figure.tight_layout()
+    return figure
+
+
+def make_panels(number: int, label: str):
+    """Return a figure and its panels, at most three in a row, over environment steps. `label` is of the other axis."""
+    matplotlib.use("agg")
+    from matplotlib import pyplot as plt
+    from matplotlib.ticker import EngFormatter
+
+    columns = min(number, 3)
+    lines = -(-number // columns)
+    figure, panels = plt.subplots(lines, columns, figsize=(4.2 * columns, 3.1 * lines), dpi=120, squeeze=False)
+    for axes in panels.flat[number:]:
+        axes.remove()
+    for axes in panels.flat[:number]:
         axes.xaxis.set_major_formatter(EngFormatter(sep=""))
         axes.grid(color="0.92")
         axes.set_axisbelow(True)
         axes.spines[["top", "right"]].set_visible(False)
     figure.supxlabel("environment steps", fontsize=10)
-    figure.supylabel("return of an episode, training", fontsize=10)
-    figure.tight_layout()
-    return figure
+    figure.supylabel(label, fontsize=10)
+    return figure, list(panels.flat[:number])
 
 
 if __name__ == "__main__":

@@ -15,8 +15,8 @@ import shutil
 import tempfile
 from pathlib import Path
 
-import matplotlib
 import numpy as np
+from curves import make_panels
 from learning import program
 
 import jaxrl_fast
@@ -96,29 +96,16 @@ def curves(folder: Path, against_script: bool, num_episodes: int) -> tuple[list[
 
 
 def draw(kept: dict):
-    """A panel for each case: every seed and the mean, of both sides."""
-    matplotlib.use("agg")
-    from matplotlib import pyplot as plt
-    from matplotlib.ticker import EngFormatter
-
-    columns = min(len(kept), 3)
-    lines = -(-len(kept) // columns)
-    figure, panels = plt.subplots(lines, columns, figsize=(4.2 * columns, 3.1 * lines), dpi=120, squeeze=False)
-    for axes in panels.flat[len(kept) :]:
-        axes.remove()
-    for axes, (name, curve) in zip(panels.flat, kept.items(), strict=False):
+    """Draw a panel for each case: every seed and the mean, of both sides."""
+    figure, panels = make_panels(len(kept), "return of an episode, greedy")
+    for axes, (name, curve) in zip(panels, kept.items(), strict=True):
         for side, color in COLORS.items():
             returns = np.array(curve[side])
             axes.plot(curve["steps"], returns.T, color=color, alpha=0.25, lw=0.8)
             axes.plot(curve["steps"], returns.mean(0), color=color, lw=2, label=side)
         axes.axhline(0, color="0.4", lw=1, ls=(0, (4, 3)))
         axes.set_title(f"{name} ({curve['seeds']} seeds)", loc="left", fontsize=10)
-        axes.xaxis.set_major_formatter(EngFormatter(sep=""))
-        axes.grid(color="0.92")
-        axes.spines[["top", "right"]].set_visible(False)
-    panels.flat[0].legend(frameon=False)
-    figure.supxlabel("environment steps", fontsize=10)
-    figure.supylabel("return of an episode, greedy", fontsize=10)
+    panels[0].legend(frameon=False)
     figure.tight_layout()
     return figure
 
