@@ -33,6 +33,7 @@ def overlaps(env: Env) -> bool:
 
 def on_paper(env: Env) -> Env:
     """Return the environment with pools that only compute shapes, for `jax.eval_shape`: no pool is created."""
+    env = env._replace(parallelism=env.parallelism._replace(num_grad_workers=1))
     if not env.pools:
         return env
     each = env.spec.num_envs // env.pools.num

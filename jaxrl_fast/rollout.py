@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxrl_fast.kernels.allreduce import call_on_first_core
 from jaxrl_fast.types import (
     Agent,
     Array,
@@ -44,7 +45,7 @@ class Actors(NamedTuple):
 
 def reset(env: Env, agent: Agent, key: Key) -> Actors:
     """Return N actors, each at the start of an episode."""
-    env_state, timestep = env.reset(key)
+    env_state, timestep = _once(env, env.reset, key)
     num_envs = env.spec.num_envs
     length = jnp.zeros(num_envs, jnp.int32)
     return Actors(env_state, timestep, initial_carry(agent, num_envs), jnp.zeros(num_envs), length)
@@ -57,11 +58,18 @@ def collect(
 
     Returns the actors afterwards, the rollout, and the scores of games that ended.
     """
-    end, (steps, scores) = jax.lax.scan(partial(step, env, agent, policy), actors, noise, num_steps)
+    take_steps = lambda actors, noise: jax.lax.scan(partial(step, env, agent, policy), actors, noise, num_steps)
+    end, (steps, scores) = _once(env, take_steps, actors, noise)
     experience = as_rollout(steps, scores[-1], actors.carry, actors.timestep, end.timestep)
     if env.spec.players:
         return end, experience, scores_of_games(env, agent, steps.valid, *scores)
     return end, experience, scores_of(steps.valid, *scores)
+
+
+def _once(env: Env, function: Callable[..., PyTree], *arguments: PyTree) -> PyTree:
+    """Call a function that steps environments; those on the host are stepped by one gradient worker for all."""
+    on_first = not env.on_device and env.parallelism.num_grad_workers > 1
+    return call_on_first_core(function, *arguments) if on_first else function(*arguments)
 
 
 def as_rollout(

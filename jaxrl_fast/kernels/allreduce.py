@@ -1,7 +1,9 @@
-"""Sum float32 arrays over the cores of one CPU, through the memory that they share (csrc/allreduce.c).
+"""Sum float32 arrays over the cores of one CPU, or copy those of the first core, through shared memory (allreduce.c).
 
-Its XLA counterpart, `jax.lax.psum`, is called by `parallel/collectives.py`.
+The XLA counterpart of the sum, `jax.lax.psum`, is called by `parallel/collectives.py`.
 """
+
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +11,7 @@ import numpy as np
 from jax import Array
 
 from jaxrl_fast.kernels import build
-from jaxrl_fast.types import MAX_FLAT, SHARED_MEMORY_AXIS
+from jaxrl_fast.types import MAX_FLAT, SHARED_MEMORY_AXIS, PyTree
 
 
 def sum_over_cores(arrays: list[Array]) -> list[Array]:
@@ -30,3 +32,19 @@ def sum_over_cores(arrays: list[Array]) -> list[Array]:
     if flat:
         sums = jnp.split(sums[0], np.cumsum(sizes)[:-1])
     return [total.reshape(x.shape) for total, x in zip(sums, arrays, strict=True)]
+
+
+def call_on_first_core(function: Callable[..., PyTree], *arguments: PyTree) -> PyTree:
+    """Return the result of a function that only the first core of SHARED_MEMORY_AXIS calls; the others wait for it.
+
+    It may step environments on the host, which exist once. The result consists of arrays, without typed PRNG keys.
+    """
+    like = jax.eval_shape(function, *arguments)
+    nothing = lambda *_: jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), like)
+    result = jax.lax.cond(jax.lax.axis_index(SHARED_MEMORY_AXIS) == 0, function, nothing, *arguments)
+    leaves, structure = jax.tree.flatten(result)
+    sent = [x for x in leaves if x.size]
+    numbers = np.array([jax.lax.psum(1, SHARED_MEMORY_AXIS), *(x.nbytes for x in sent)], np.int32)
+    shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in sent]
+    received = iter(build.call("copy_from_first_core", shapes, has_side_effect=True)(numbers, *sent))
+    return jax.tree.unflatten(structure, [next(received) if x.size else x for x in leaves])

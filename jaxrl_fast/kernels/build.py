@@ -31,6 +31,7 @@ KERNELS = ("dense", "conv", "layer_norm", "allreduce", "host_call")  # as VARIAB
 LAYER_KERNELS = ("dense", "conv2d", "layer_norm")
 FUNCTIONS = (
     "sum_over_cores",
+    "copy_from_first_core",
     "call_host",
     *(f"{layer}_{way}" for layer in LAYER_KERNELS for way in ("forward", "backward")),
 )

@@ -11,7 +11,8 @@ from jaxrl_fast import agents, async_rollout, envs, players
 from jaxrl_fast.config.options import Options
 from jaxrl_fast.config.settings import Settings
 from jaxrl_fast.envs import sharded, time_limit
-from jaxrl_fast.kernels.build import enabled
+from jaxrl_fast.kernels import host_call
+from jaxrl_fast.kernels.build import enabled, is_available
 from jaxrl_fast.networks import torso
 from jaxrl_fast.parallel.placement import Placement, max_grad_workers
 from jaxrl_fast.training import memory, replay_storage
@@ -83,8 +84,8 @@ def choose_placement(
         placement = placement._replace(num_shards=num_shards)
         shares_memory = placement.sharded and "grad_workers" in supported and num_shards <= max_grad_workers()
         return placement._replace(axis_name=SHARED_MEMORY_AXIS) if shares_memory else placement
-    alone = options.num_seeds == 1 and options.devices == "auto" and env.on_device
-    if not alone or "grad_workers" not in supported:
+    alone = options.num_seeds == 1 and options.devices == "auto"
+    if not alone or not (env.on_device or _can_wait_for_host(options)) or "grad_workers" not in supported:
         return placement
     rows = _gradient_rows(settings, env.spec)
     worth = rows // MIN_ROWS_PER_WORKER if _network_kind(settings, env.spec) in torso.VECTORS else 1
@@ -93,6 +94,15 @@ def choose_placement(
     parts = _num_parts(settings, env.spec)
     workers = next((number for number in range(most, 0, -1) if parts % number == 0), 1)
     return placement._replace(num_grad_workers=workers)
+
+
+def _can_wait_for_host(options: Options) -> bool:
+    """Return whether gradient workers may wait for the one that steps environments on the host.
+
+    An exception of an environment releases them if it is called from C.
+    """
+    from_c = options.host_bridge != "callback" and not options.exact_resume and is_available(host_call.KERNEL)
+    return from_c and not options.async_pools
 
 
 def make_agent(agent_config: Any, algorithm: Any, env: Env, num_updates: int) -> Agent:

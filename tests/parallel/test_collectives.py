@@ -231,6 +231,7 @@ LINES = (  # few rows in a gradient step
     "ppo --env CartPole-v1 --num-envs 4",
     "ppo --env Pendulum-v1 --num-envs 1 --agent.num-minibatches 1",
     "pqn --env CartPole-v1 --num-envs 4",
+    "ppo --env gymnasium/CartPole-v1 --num-envs 4",  # stepped by one of them
     "dqn --env CartPole-v1 --num-envs 1",
     "sac --env Pendulum-v1 --num-envs 1",
     "dqn --env CartPole-v1 --num-envs 3 --agent.prioritized --agent.dueling --agent.hidden-sizes 120 84",
@@ -251,7 +252,14 @@ def test_small_gradient_steps_are_split_over_grad_workers(line, monkeypatch):
     assert placement == Placement(num_grad_workers=2) and placement.num_devices == 2
     assert env.parallelism.num_grad_workers == 2
     assert divided("--devices", "1")[1] == Placement()
-    assert divided("--num-seeds", "2")[1].num_grad_workers == 1, "each seed has its own core"
+    if env.on_device:
+        assert divided("--num-seeds", "2")[1].num_grad_workers == 1, "each seed has its own core"
+    else:  # an environment that fails must release the others
+        for option in ("--async-pools 2", "--exact-resume", "--host-bridge callback"):
+            assert divided(*option.split())[1] == Placement(), option
+        with monkeypatch.context() as patched:
+            patched.setenv(build.VARIABLE, "allreduce")
+            assert divided()[1] == Placement(), "it is called by JAX"
     assert divided(before={"num_shards": 1})[1] == Placement()
     assert divided("--agent.hidden-sizes", "512", "512")[1] == Placement(), "its gradient is too large to sum"
     for name in ("MAX_REPEATED", "MAX_LEARNED"):

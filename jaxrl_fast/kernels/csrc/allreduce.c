@@ -1,4 +1,5 @@
-/* Sum arrays over the cores of one CPU. Each core is a JAX device, and all of them belong to this process.
+/* Sum arrays over the cores of one CPU, or copy those of the first core to all. Each core is a JAX device, and all of them
+belong to this process.
 
 XLA's own sum puts threads to sleep and wakes them, which takes about 50 microseconds. Here an early core spins until
 the others arrive: less than one microsecond, plus the time of memory access. A core that waits longer sleeps: another
@@ -12,6 +13,7 @@ allreduce.py calls this function, build.py compiles it. Calls must come in the s
 */
 
 #include <errno.h>
+#include <limits.h>
 #include <stdatomic.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -51,6 +53,7 @@ their counts agree even if two runs have the same number. */
 static Core all_cores[MAX_SIZES][MAX_CORES];
 static _Atomic(int) sizes[MAX_SIZES];
 static _Atomic(uint32_t) sleepers, arrivals; /* of all groups; arrivals are counted while somebody sleeps */
+static Ticket failure; /* of the run that failed last: a ticket without a number, or 0 */
 
 /* Return the slots of groups of `num` cores; NULL if there are too many sizes. */
 static Core *slots(int num) {
@@ -84,6 +87,11 @@ static void arrive(Ticket *mine, uint64_t ticket) {
     syscall(SYS_futex, &arrivals, FUTEX_WAKE_PRIVATE, INT32_MAX, NULL, NULL, 0);
 #endif
 }
+
+/* The upper half of a ticket of a run. */
+static uint64_t of_run(int64_t run) { return (uint64_t)run << 32; }
+
+void release_cores(int64_t run) { arrive(&failure, of_run(run)); }
 
 static int has_reached(Ticket *other, uint64_t ticket) {
     uint64_t then = atomic_load(other);
@@ -122,16 +130,17 @@ static void judge(Core *me, int load) {
 /* Wait until another core reaches `ticket`. Return 0 if it never does, because its program has failed.
 
 The timeout counts sleeps. A clock would also run while the process is stopped. */
-static int wait_for(Ticket *other, uint64_t ticket, int most_spins) {
+static int wait_for(Ticket *other, uint64_t ticket, int most_spins, long most_s) {
     for (int spin = 0; spin < most_spins; ++spin) {
         if (has_reached(other, ticket)) return 1;
         cpu_relax();
     }
     int found = 0;
     atomic_fetch_add(&sleepers, 1);
-    for (long waited = 0; waited < TIMEOUT_S * (1000000000L / SLEEP_NS) && !found;) {
+    for (long waited = 0; waited < most_s * (1000000000L / SLEEP_NS) && !found;) {
         uint32_t seen = atomic_load(&arrivals);
         found = has_reached(other, ticket);
+        if (!found && atomic_load(&failure) == (ticket & ~(uint64_t)UINT32_MAX)) break;
         if (!found) waited += sleep_until_arrival(seen);
     }
     atomic_fetch_sub(&sleepers, 1);
@@ -142,7 +151,7 @@ static int wait_for_all(Core *cores, int num, size_t what, uint64_t ticket) {
     int is_shared = 0;
     for (int i = 0; i < num; ++i) is_shared |= atomic_load_explicit(&cores[i].is_shared, memory_order_relaxed);
     for (int i = 0; i < num; ++i)
-        if (!wait_for((Ticket *)((char *)&cores[i] + what), ticket, is_shared ? FEW_SPINS : SPINS)) return 0;
+        if (!wait_for((Ticket *)((char *)&cores[i] + what), ticket, is_shared ? FEW_SPINS : SPINS, TIMEOUT_S)) return 0;
     return 1;
 }
 
@@ -179,31 +188,41 @@ static size_t slice(int core, int num, size_t size) {
     return min(core * lines * LINE, size);
 }
 
-/* Arguments: the number of cores, int32 [], and arrays f32 [...]. Results: their sums, or all sums in one f32 [...]. */
-XLA_FFI_Error *sum_over_cores(XLA_FFI_CallFrame *call) {
-    if (is_metadata_query(call)) return NULL;
+/* Announce this core's call. Return its group of `num` cores, its index among them and the ticket, or an error. */
+static XLA_FFI_Error *enter(XLA_FFI_CallFrame *call, int num, Core **group, int *index, uint64_t *ticket) {
     XLA_FFI_RunId_Get_Args run = {XLA_FFI_RunId_Get_Args_STRUCT_SIZE, NULL, call->ctx, 0};
     XLA_FFI_DeviceOrdinal_Get_Args device = {XLA_FFI_DeviceOrdinal_Get_Args_STRUCT_SIZE, NULL, call->ctx, 0};
     XLA_FFI_Error *error = call->api->XLA_FFI_RunId_Get(&run);
     if (!error) error = call->api->XLA_FFI_DeviceOrdinal_Get(&device);
     if (error) return error;
 
-    int num = *(int32_t *)argument(call, 0)->data;
     Core *all = slots(num);
     if (!all || device.device_ordinal < 0 || device.device_ordinal >= MAX_CORES)
         return failed(call->api, XLA_FFI_Error_Code_OUT_OF_RANGE, "too many devices for the all-reduce over cores");
-    int my_index = device.device_ordinal % num;
-    Core *cores = &all[device.device_ordinal - my_index], *me = &cores[my_index];
+    *index = device.device_ordinal % num;
+    *group = &all[device.device_ordinal - *index];
+    Core *me = &(*group)[*index];
 
-    uint64_t first_ticket = (uint64_t)run.run_id << 32 | 1;
-    uint64_t ticket = me->ticket >> 32 == first_ticket >> 32 ? me->ticket + 1 : first_ticket;
-    me->ticket = ticket;
+    *ticket = me->ticket >> 32 == of_run(run.run_id) >> 32 ? me->ticket + 1 : of_run(run.run_id) | 1;
+    me->ticket = *ticket;
     me->call = call;
-    if (ticket % SAMPLE == 0) {
+    if (*ticket % SAMPLE == 0) {
         judge(me, measure_load());
         atomic_store_explicit(&me->is_shared, me->hold > 0, memory_order_relaxed);
     }
-    arrive(&me->ready, ticket);
+    arrive(&me->ready, *ticket);
+    return NULL;
+}
+
+/* Arguments: the number of cores, int32 [], and arrays f32 [...]. Results: their sums, or all sums in one f32 [...]. */
+XLA_FFI_Error *sum_over_cores(XLA_FFI_CallFrame *call) {
+    if (is_metadata_query(call)) return NULL;
+    Core *cores;
+    int num = *(int32_t *)argument(call, 0)->data, my_index;
+    uint64_t ticket;
+    XLA_FFI_Error *error = enter(call, num, &cores, &my_index, &ticket);
+    if (error) return error;
+    Core *me = &cores[my_index];
 
     if (!wait_for_all(cores, num, offsetof(Core, ready), ticket)) goto timeout;
     for (int core = 0; core < num; ++core)
@@ -238,4 +257,28 @@ mismatch: /* on all cores; each reads the others' arguments before it returns */
     return failed(call->api, XLA_FFI_Error_Code_INTERNAL, "all-reduce: devices sum different arrays, or not in order");
 timeout:
     return failed(call->api, XLA_FFI_Error_Code_ABORTED, "all-reduce: timeout; another device's program has failed");
+}
+
+/* Arguments: int32 [1 + n], which are the number of cores and the bytes of each array; and n arrays.
+Results: the arrays of the first core, on every core.
+
+The others sleep until it arrives, without a limit: it may play a rollout. Their cores are free for other processes. */
+XLA_FFI_Error *copy_from_first_core(XLA_FFI_CallFrame *call) {
+    if (is_metadata_query(call)) return NULL;
+    const int32_t *numbers = argument(call, 0)->data;
+    Core *cores;
+    int num = numbers[0], my_index;
+    uint64_t ticket;
+    XLA_FFI_Error *error = enter(call, num, &cores, &my_index, &ticket);
+    if (error) return error;
+    Core *me = &cores[my_index];
+
+    if (!wait_for(&cores[0].ready, ticket, FEW_SPINS, LONG_MAX / 1000000000L)) goto stopped;
+    for (int64_t i = 0; i < call->rets.size; ++i)
+        memcpy(result(call, i)->data, argument(cores[0].call, i + 1)->data, (size_t)numbers[i + 1]);
+    arrive(&me->done, ticket);
+    if (my_index == 0 && !wait_for_all(cores, num, offsetof(Core, done), ticket)) goto stopped;
+    return NULL;
+stopped:
+    return failed(call->api, XLA_FFI_Error_Code_ABORTED, "another core's program has failed");
 }

@@ -34,6 +34,9 @@ static inline XLA_FFI_Error *failed(const XLA_FFI_Api *api, XLA_FFI_Error_Code c
     return api->XLA_FFI_Error_Create(&args);
 }
 
+/* Let the cores that wait for each other in a run give up, because it has failed on one of them (allreduce.c). */
+void release_cores(int64_t run);
+
 /* Tell the CPU that this thread spins. */
 static inline void cpu_relax(void) {
 #if defined(__x86_64__) || defined(__i386__)

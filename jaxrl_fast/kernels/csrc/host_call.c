@@ -25,8 +25,11 @@ XLA_FFI_Error *call_host(XLA_FFI_CallFrame *call) {
         memcpy(&block, table, sizeof(block));
         memcpy((void *)(uintptr_t)block.address, argument(call, i + 2)->data, block.num_bytes);
     }
-    if (((int (*)(void))(uintptr_t)function)())
+    if (((int (*)(void))(uintptr_t)function)()) {
+        XLA_FFI_RunId_Get_Args run = {XLA_FFI_RunId_Get_Args_STRUCT_SIZE, NULL, call->ctx, 0};
+        if (!call->api->XLA_FFI_RunId_Get(&run)) release_cores(run.run_id);
         return failed(call->api, XLA_FFI_Error_Code_INTERNAL, "a function on the host has failed");
+    }
     memcpy(result(call, 0)->data, argument(call, 0)->data, count(argument(call, 0), 0));
     for (int64_t i = 0; i < num_outputs; ++i, table += sizeof(Block)) {
         Block block;
