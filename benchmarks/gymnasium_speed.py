@@ -9,11 +9,11 @@ Each round trains every contender once, for a short time, in a separate process.
 of training, with updates, without start-up and compilation. For jaxrl_fast only valid steps count. Ratios are medians
 over rounds.
 
-`ours` decides by itself on worker processes and gradient workers; `ours_one_core` has neither, and `ours_workers` has
---workers processes. `envs_alone` is the speed of gymnasium's environments stepped one after another in a plain loop,
-`network_alone` that of our training in an environment on the device that costs nothing.
-1 / (1 / envs_alone + 1 / network_alone) is the most that a training can reach that does one after the other in one
-process. Environments that sleep 1 ms in each step allow 1000 steps per second and worker process.
+`ours` decides by itself on worker processes; `ours_one_process` has none, and `ours_workers` has --workers processes.
+`envs_alone` is the speed of gymnasium's environments stepped one after another in a plain loop, `network_alone` that of
+our training in an environment on the device that costs nothing. 1 / (1 / envs_alone + 1 / network_alone) is the most
+that a training can reach that does one after the other in one process. Environments that sleep 1 ms in each step allow
+1000 steps per second and worker process.
 """
 
 import argparse
@@ -89,7 +89,7 @@ def compare(task: str, num_envs: str, args: argparse.Namespace) -> dict:
         return found
     serial = [1 / (1 / env + 1 / net) for env, net in zip(rates["envs_alone"], rates["network_alone"])]
     found["share_of_serial_limit"] = median(a / b for a, b in zip(rates["ours"], serial))
-    found["gradient_workers_gain"] = median(a / b for a, b in zip(rates["ours"], rates["ours_one_core"]))
+    found["worker_processes_gain"] = median(a / b for a, b in zip(rates["ours"], rates["ours_one_process"]))
     return found
 
 
@@ -236,7 +236,7 @@ def crossing() -> dict:
 
 CONTENDERS = {
     "ours": ours,
-    "ours_one_core": lambda *task: ours(*task, env_workers=0, devices=1),
+    "ours_one_process": lambda *task: ours(*task, env_workers=0),
     "ours_workers": ours,
     "sb3_dummy": lambda *task: sb3(*task, "dummy"),
     "sb3_subproc": lambda *task: sb3(*task, "subproc"),
@@ -244,7 +244,7 @@ CONTENDERS = {
     "network_alone": network_alone,
 }
 # Worker processes pay for environments that wait, and cost more than they save for CartPole.
-OF_COMPUTING = ("ours", "ours_one_core", "sb3_dummy", "envs_alone", "network_alone")
+OF_COMPUTING = ("ours", "ours_one_process", "sb3_dummy", "envs_alone", "network_alone")
 OF_SLEEPING = ("ours", "ours_workers", "sb3_subproc")
 
 if __name__ == "__main__":

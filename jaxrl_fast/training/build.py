@@ -28,7 +28,7 @@ MIN_ROWS = {"mlp": 512, "simba": 512, "minatar": 64, "nature": 8, "dqn2013": 8, 
 # Gradient workers need that many rows each. With as many as that, they pay off for agents whose parameters and
 # optimizer take at most MAX_LEARNED bytes, because each worker sums and updates all of them; with twice the rows, for
 # twice the bytes. MAX_REPEATED bounds the bytes of all workers together.
-MIN_ROWS_PER_WORKER, MAX_LEARNED, MAX_REPEATED = 64, 2**21, 2**28
+MIN_ROWS_PER_WORKER, MAX_LEARNED, MAX_REPEATED = 64, 2**21, 2**30
 
 
 def load_algorithm(settings: Settings) -> Any:
@@ -85,7 +85,7 @@ def choose_placement(
         shares_memory = placement.sharded and "grad_workers" in supported and num_shards <= max_grad_workers()
         return placement._replace(axis_name=SHARED_MEMORY_AXIS) if shares_memory else placement
     alone = options.num_seeds == 1 and options.devices == "auto"
-    if not alone or not (env.on_device or _can_wait_for_host(options)) or "grad_workers" not in supported:
+    if not alone or not (env.on_device or _waiting_for_host_pays(settings)) or "grad_workers" not in supported:
         return placement
     rows = _gradient_rows(settings, env.spec)
     worth = rows // MIN_ROWS_PER_WORKER if _network_kind(settings, env.spec) in torso.VECTORS else 1
@@ -96,13 +96,15 @@ def choose_placement(
     return placement._replace(num_grad_workers=workers)
 
 
-def _can_wait_for_host(options: Options) -> bool:
-    """Return whether gradient workers may wait for the one that steps environments on the host.
+def _waiting_for_host_pays(settings: Settings) -> bool:
+    """Return whether gradient workers wait for the one that steps environments on the host.
 
-    An exception of an environment releases them if it is called from C.
+    With a replay, gradient steps take most of the time; without one, rollouts do. An exception of an environment
+    releases the workers that wait, but only if C calls the environment.
     """
+    options, has_replay = settings.options, hasattr(settings.agent, "replay_storage")
     from_c = options.host_bridge != "callback" and not options.exact_resume and is_available(host_call.KERNEL)
-    return from_c and not options.async_pools
+    return has_replay and from_c and not options.async_pools
 
 
 def make_agent(agent_config: Any, algorithm: Any, env: Env, num_updates: int) -> Agent:

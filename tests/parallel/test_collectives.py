@@ -231,7 +231,7 @@ LINES = (  # few rows in a gradient step
     "ppo --env CartPole-v1 --num-envs 4",
     "ppo --env Pendulum-v1 --num-envs 1 --agent.num-minibatches 1",
     "pqn --env CartPole-v1 --num-envs 4",
-    "ppo --env gymnasium/CartPole-v1 --num-envs 4",  # stepped by one of them
+    "dqn --env gymnasium/CartPole-v1 --num-envs 2",  # stepped by one of them
     "dqn --env CartPole-v1 --num-envs 1",
     "sac --env Pendulum-v1 --num-envs 1",
     "dqn --env CartPole-v1 --num-envs 3 --agent.prioritized --agent.dueling --agent.hidden-sizes 120 84",
@@ -269,6 +269,13 @@ def test_small_gradient_steps_are_split_over_grad_workers(line, monkeypatch):
     share_cores(2)  # workers of a sweep
     assert divided()[1] == Placement()
     share_cores(1)
+
+
+@needs_cores
+def test_algorithm_without_replay_has_no_grad_workers_for_host_environments(monkeypatch):
+    monkeypatch.setattr("jaxrl_fast.utils.devices.num_cores", lambda: 2)
+    settings = load.from_command_line("ppo --env gymnasium/CartPole-v1 --num-envs 4".split())
+    assert training_build.build(settings, agents.load("ppo"), 10)[-1] == Placement()
 
 
 VARIANTS = {
