@@ -2,6 +2,7 @@
 
     python benchmarks/replay_stores.py --sb3 /path/to/python    # of an environment that has Stable-Baselines3
     python benchmarks/replay_stores.py --memory                 # a million transitions; speeds are left out
+    python benchmarks/replay_stores.py --policies FOLDER        # frames of trained policies; speeds are left out
 
 Each case is measured in a process of its own. A compiled program adds rollouts of 4 steps of 8 environments, reads 8
 batches of 32 after each, as DQN does at a replay ratio of 1/4, and sums all bytes that it has read. "memmap" is a plain
@@ -9,8 +10,9 @@ numpy memory map behind the same program. "flashbax" is its flat buffer, of whol
 the same. "sb3" and "sb3-optimized" are Stable-Baselines3's buffer without and with `optimize_memory_usage`, which
 return torch tensors (replay_sb3.py).
 
-Frames are those of random play, recorded once and written again and again; "Noise" has random pixels. "84x84" are
-stacks of 4 gray frames, "100x100x3" single frames in colour. `bytes` is what one transition takes where observations
+Frames are those of random play, recorded once and written again and again; "Noise" has random pixels. With --policies,
+those of the runs FOLDER/Pong, FOLDER/Breakout, FOLDER/MsPacman and FOLDER/Enduro, which sample their actions. "84x84"
+are stacks of 4 gray frames, "100x100x3" single frames in colour. `bytes` is what one transition takes where its frames
 are kept. `memory_mb` is the growth of the resident set while the buffer is filled, and `peak_mb` the most that the
 process has had (VmHWM), with Python, JAX and the compiled program. The page cache, which the system can take back, is
 in neither. `cold_samples_per_s`: files are written out and dropped from the page cache before each update.
@@ -23,6 +25,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -42,6 +45,7 @@ MEMORY = [
     *((game, "84x84", "host-zstd") for game in ("Pong", "Breakout", "MsPacman", "Enduro")),
     ("Noise", "84x84", "disk-none"),
 ]
+TRAINED = [(game, frames, "host-zstd") for game in ("Pong", "Breakout", "MsPacman", "Enduro") for frames in FRAMES]
 
 
 class Clip(NamedTuple):
@@ -59,22 +63,53 @@ class Clip(NamedTuple):
         return np.concatenate(read).reshape(num, NUM_ENVS, *self.shape)
 
 
-def record(game: str, shape: tuple[int, ...], path: Path) -> Clip:
-    """Write frames of random play, or of noise."""
+def record(game: str, shape: tuple[int, ...], path: Path, run: str = "") -> Clip:
+    """Write frames of random play, of the policy of a run, or of noise."""
     rng = np.random.default_rng(0)
     if game == "Noise":
         frames = rng.integers(0, 256, (CLIP, NUM_ENVS, *shape), np.uint8)
     else:
-        import envpool
-
         size = dict(img_height=shape[0], img_width=shape[1], gray_scale=len(shape) == 2)
-        pool = envpool.make_gymnasium(f"{game}-v5", num_envs=NUM_ENVS, stack_num=1, seed=0, **size)
+        pool = make_pool(game, stack_num=1, **size)
         pool.reset()
-        num_actions = pool.action_space.n
-        steps = (pool.step(rng.integers(0, num_actions, NUM_ENVS))[0] for _ in range(CLIP))
+        act = trained_player(game, run) if run else lambda: rng.integers(0, pool.action_space.n, NUM_ENVS)
+        steps = (pool.step(act())[0] for _ in range(CLIP))
         frames = np.stack([obs[:, 0] if len(shape) == 2 else obs.transpose(0, 2, 3, 1) for obs in steps])
     frames.tofile(path)
     return Clip(path, shape)
+
+
+def make_pool(game: str, **options: Any) -> Any:
+    """Return environments of Atari. Those of one game do the same at the same actions, whatever they show."""
+    import envpool
+
+    return envpool.make_gymnasium(f"{game}-v5", num_envs=NUM_ENVS, seed=0, **options)
+
+
+def trained_player(game: str, run: str) -> Callable[[], np.ndarray]:
+    """Return a function that gives the next actions of a run's policy, which plays in environments of its own."""
+    import jax
+
+    import jaxrl_fast
+
+    trained = jaxrl_fast.load(run, which="last")
+    height, width, stack = trained.env.spec.obs.shape
+    pool = make_pool(game, img_height=height, img_width=width, stack_num=stack)
+    obs, keys = pool.reset()[0], iter(jax.random.split(jax.random.key(0), CLIP))
+
+    def act() -> np.ndarray:
+        nonlocal obs
+        actions = np.asarray(trained.policy(obs.transpose(0, 2, 3, 1), next(keys), explore=True))
+        obs = pool.step(actions)[0]
+        return actions
+
+    return act
+
+
+def reached(run: str) -> dict[str, Any]:
+    """Return what the policy of a run has reached in training."""
+    summary = json.loads((Path(run) / "summary.json").read_text())
+    return {name: summary[name] for name in ("env_steps", "final_return_mean", "eval_return_mean")}
 
 
 def status_mb(name: str) -> float:
@@ -139,12 +174,13 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=3.0)
     parser.add_argument("--only", default="", help="only cases with this text, such as Pong or disk-zstd")
     parser.add_argument("--sb3", default="", help="a Python that has stable-baselines3")
+    parser.add_argument("--policies", default="", metavar="FOLDER", help="a folder of runs that are named after games")
     parser.add_argument("--append", action="store_true", help="add to the cases of the JSON")
     parser.add_argument("--output", default="")
     parser.add_argument("--one", nargs=3, help=argparse.SUPPRESS)
     args = parser.parse_args()
     capacity = args.capacity or (1_000_000 if args.memory else 20_000)
-    seconds = 0.0 if args.memory else args.seconds
+    seconds = 0.0 if args.memory or args.policies else args.seconds
     if args.one:
         path, frames, store = args.one
         print(json.dumps(measure(Clip(Path(path), FRAMES[frames][0]), FRAMES[frames][1], store, capacity, seconds)))
@@ -153,12 +189,12 @@ def main() -> None:
 
     report = side_by_side.Report("replay_memory" if args.memory else "replay_stores", args.output, args.append)
     with tempfile.TemporaryDirectory(dir=".") as folder:
-        for game, frames, store in MEMORY if args.memory else SPEED:
+        for game, frames, store in TRAINED if args.policies else MEMORY if args.memory else SPEED:
             if args.only not in f"{game} {frames} {store}" or store.startswith("sb3") and not args.sb3:
                 continue
-            path = Path(folder) / f"{game}-{frames}"
+            path, run = Path(folder) / f"{game}-{frames}", args.policies and str(Path(args.policies) / game)
             if not path.exists():
-                record(game, FRAMES[frames][0], path)
+                record(game, FRAMES[frames][0], path, run)
             sizes = ["--capacity", str(capacity), "--seconds", str(seconds), *["--memory"] * args.memory]
             script = [sys.executable, __file__]
             if store.startswith("sb3"):
@@ -166,6 +202,7 @@ def main() -> None:
             command = [*script, "--one", str(path), frames, store, *sizes]
             done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
             case = {"game": game, "frames": frames, "store": store, "capacity": capacity}
+            case |= {"policy": reached(run)} if run else {}
             report.add("cases", case | json.loads(done.stdout.splitlines()[-1]))
     print(f"written to {report.path}")
 

@@ -16,6 +16,7 @@ from jax import Array
 from jaxrl_fast.parallel import collectives
 from jaxrl_fast.replay import ring, sum_tree
 from jaxrl_fast.replay.host import host_store
+from jaxrl_fast.replay.ring import Draws as Draws
 from jaxrl_fast.replay.ring import ReplayConfig as ReplayConfig
 from jaxrl_fast.replay.ring import Ring
 from jaxrl_fast.replay.ring import Sample as Sample
@@ -34,8 +35,8 @@ class Replay(NamedTuple):
     discard_tail: Callable[[PyTree], PyTree]  # R when all environments restart: the newest row has no successor
     forget: Callable[[PyTree, np.ndarray], PyTree]  # (R, rows that are lost, bool [num_rows]) to R, on the host
     update_priorities: Callable[[PyTree, Any, Array], PyTree] | None = None  # (R, index, errors [B]); None: it has none
-    # (R, keys [K], num, batch_size) to a function: `sample` from its value at i < num, with keys[i], is as from R.
-    # None: reading ahead is of no use, or impossible since the draws depend on priorities.
+    # (R, Draws, Draws of the next update or None, batch_size) to a function: `sample` from its value at i < num, with
+    # keys[i], is as from R. None: reading ahead is of no use, or impossible since the draws depend on priorities.
     read_ahead: Callable[..., Callable[[Array], PyTree]] | None = None
     resources: tuple[HostResource, ...] = ()  # what lies on the host
 
@@ -155,9 +156,14 @@ def draw_by_priority(
 
 
 def _read_ahead(
-    config: ReplayConfig, parallelism: Parallelism, state: Ring, keys: Key, num: Array, batch_size: int
+    config: ReplayConfig,
+    parallelism: Parallelism,
+    state: Ring,
+    draws: Draws,
+    upcoming: Draws | None,
+    batch_size: int,
 ) -> Callable[[Array], Ring]:
-    return ring.read_ahead(config, state, keys, num, *draw_args(parallelism, batch_size))
+    return ring.read_ahead(config, state, draws, upcoming, *draw_args(parallelism, batch_size))
 
 
 def _sample_uniform(

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, ShapeDtypeStruct
 
-from jaxrl_fast.replay.store import DEVICE, Fetched, FrameStore, Place
+from jaxrl_fast.replay.store import DEVICE, Batches, Fetched, FrameStore, Place
 from jaxrl_fast.replay.store import at as _at
 from jaxrl_fast.rl.frame_stack import compress, join_frames, num_channels, rows_of_stacks, stack_ages
 from jaxrl_fast.types import Key, PyTree, Space, Transition
@@ -36,6 +36,7 @@ class ReplayConfig(NamedTuple):
     n_step: int = 1
     frame_stack: int = 0  # frames in the last axis of an observation; 0: observations are stored whole
     store: FrameStore = DEVICE  # of the observations
+    delay: int = 0  # newest rows that are not sampled: those of the last rollout, if batches are drawn before it
 
 
 class Ring(NamedTuple):
@@ -51,6 +52,13 @@ class Ring(NamedTuple):
     head: Array  # int32: the next row to write
     size: Array  # int32: rows written so far, at most R
     action_mask: Array | tuple[()] = ()  # [R, N, num_outputs] bool, if the environment has masks
+
+
+class Draws(NamedTuple):
+    """The keys that draw the batches of an update."""
+
+    keys: Key  # [K]
+    num: Array  # int32: how many of the batches are needed
 
 
 class Sample(NamedTuple):
@@ -135,7 +143,7 @@ def num_lost(config: ReplayConfig, ring: Ring) -> Array:
 
 def num_readable(config: ReplayConfig, ring: Ring) -> Array:
     """Return the number of rows that can be read, int32, at least 0."""
-    return jnp.maximum(ring.size - config.n_step - num_lost(config, ring), 0)
+    return jnp.maximum(ring.size - config.n_step - config.delay - num_lost(config, ring), 0)
 
 
 def draw(
@@ -173,25 +181,40 @@ def read(config: ReplayConfig, ring: Ring, row: Array, env: Array, gamma: float 
 def read_ahead(
     config: ReplayConfig,
     ring: Ring,
-    keys: Key,
-    num: Array,
+    draws: Draws,
+    upcoming: Draws | None,
     batch_size: int,
     own: Callable[[Array], Array] = lambda x: x,
 ) -> Callable[[Array], Ring]:
-    """Begin to read the frames of K batches, of which the first `num` are needed, with the key of each draw [K].
+    """Begin to read the frames of the batches of an update; with `upcoming`, those of the next one.
 
-    Returns a function, called once with each of 0 to num - 1, from i to a ring from which only batch i can be read, as
-    `draw` chooses it from keys[i].
+    Returns a function, called once with each of 0 to draws.num - 1, from i to a ring from which only batch i can be
+    read, as `draw` chooses it from draws.keys[i].
     """
-    row, env, _ = jax.vmap(lambda key: draw(config, ring, key, batch_size, own))(keys)  # [K, B]
+    get_ahead = config.store.get_ahead
+    assert get_ahead, "the store reads one batch at a time"
+    batches = partial(_batches, config, batch_size=batch_size, own=own)
+    later = None if upcoming is None else batches(before_next(config, ring), upcoming)
+    of_batch = get_ahead(ring.obs, batches(ring, draws), later)
+    return lambda i: ring._replace(obs=Fetched(of_batch(i)))
+
+
+def _batches(config: ReplayConfig, ring: Ring, draws: Draws, batch_size: int, own: Callable[[Array], Array]) -> Batches:
+    """Return where the frames of each batch are."""
+    row, env, _ = jax.vmap(lambda key: draw(config, ring, key, batch_size, own))(draws.keys)  # [K, B]
     each = row.reshape(-1), env.reshape(-1)
     rows = each[0], follow(config, ring, *each, 1.0)[2]
     split = lambda place: jax.tree.map(lambda x: x.reshape(*row.shape, *x.shape[1:]), place)
-    places = [split(place) for place in _places(config, ring, rows, each[1])]
-    get_ahead = config.store.get_ahead
-    assert get_ahead, "the store reads one batch at a time"
-    of_batch = get_ahead(ring.obs, places, num)
-    return lambda i: ring._replace(obs=Fetched(of_batch(i)))
+    return Batches([split(place) for place in _places(config, ring, rows, each[1])], draws.num)
+
+
+def before_next(config: ReplayConfig, ring: Ring) -> Ring:
+    """Return a ring from which `draw` takes the rows that it will take once the next `delay` rows are there.
+
+    They are not drawn, and neither are the rows that they overwrite.
+    """
+    size = jnp.minimum(ring.size + config.delay, config.num_rows)
+    return ring._replace(head=(ring.head + config.delay) % config.num_rows, size=size)
 
 
 def follow(

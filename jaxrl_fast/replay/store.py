@@ -22,10 +22,17 @@ class FrameStore(NamedTuple):
     init: Callable[[int, int, PyTree], PyTree]  # (R, N, frame as ShapeDtypeStructs) to S: all frames are zero
     put: Callable[[PyTree, Array, PyTree], PyTree]  # (S, first row, frames [T, N, ...]) to S
     get: Callable[[PyTree, Sequence[Place]], list[PyTree]]  # (S, P places) to the frames at each, [..., *frame]
-    # (S, P places [K, ...], num) to a function, called once with each of 0 to num - 1 before the next `put`, from k to
-    # frames [P, ..., *frame]. None: one `get` for each of K batches is as good.
-    get_ahead: Callable[[PyTree, Sequence[Place], Array], Callable[[Array], PyTree]] | None = None
+    # (S, batches, batches of the next update or None) to a function, called once with each of 0 to num - 1 before the
+    # next `put`, from k to frames [P, ..., *frame]. None: one `get` for each batch is as good.
+    get_ahead: "Callable[[PyTree, Batches, Batches | None], Callable[[Array], PyTree]] | None" = None
     resources: tuple[HostResource, ...] = ()  # what lies outside of the compiled program
+
+
+class Batches(NamedTuple):
+    """Where the frames of K batches are."""
+
+    places: Sequence[Place]  # P places [K, ...]
+    num: Array  # int32: how many of the batches are needed
 
 
 class Fetched(NamedTuple):

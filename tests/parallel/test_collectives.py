@@ -274,7 +274,7 @@ def test_small_gradient_steps_are_split_over_grad_workers(line, monkeypatch):
 @needs_cores
 def test_algorithm_without_replay_has_no_grad_workers_for_host_environments(monkeypatch):
     monkeypatch.setattr("jaxrl_fast.utils.devices.num_cores", lambda: 2)
-    settings = load.from_command_line("ppo --env gymnasium/CartPole-v1 --num-envs 4".split())
+    settings = load.from_command_line(["ppo", "--env", "gymnasium/CartPole-v1", "--num-envs", "4"])
     assert training_build.build(settings, agents.load("ppo"), 10)[-1] == Placement()
 
 
@@ -283,6 +283,7 @@ VARIANTS = {
     "ppo_all": ("ppo", dict(normalize_observations=True, normalize_rewards=True, target_kl=0.01)),
     "ppo_kl": ("ppo", dict(target_kl=2e-3, learning_rate=0.01, anneal_lr=False)),  # which ends updates early
     "dqn": ("dqn", dict(batch_size=8, buffer_size=256, learning_starts=32)),
+    "dqn_early": ("dqn", dict(batch_size=8, buffer_size=256, learning_starts=32, sample_ahead=True)),
     "dqn_all": (
         "dqn",
         dict(batch_size=8, buffer_size=256, learning_starts=32, prioritized=True, noisy=True, dueling=True, n_step=3),
@@ -305,7 +306,7 @@ def trained(variant, placement, num_envs=4):
     state, metrics = built.chunk(built.init(np.int32(3)), np.int32(NUM_UPDATES))
     on_each = [jax.tree.map(lambda x, i=i: np.asarray(x.addressable_shards[i].data), unkeyed(state))
                for i in range(placement.num_devices)]  # fmt: skip
-    return on_each, jax.device_get(metrics), jax.device_get(built.learner(state))
+    return on_each, jax.device_get(metrics), jax.device_get(unkeyed(built.learner(state)))
 
 
 def unkeyed(tree):

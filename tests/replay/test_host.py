@@ -201,33 +201,42 @@ def history(seed, num_rows):
 
 
 @functools.cache
-def program(storage, compression, at_once):
-    """Return a buffer and an update: add a rollout, sample three batches with one read-ahead, and one without it."""
-    config = ring.ReplayConfig(ROWS, ENVS, STEPS, STACK)
+def program(storage, compression, at_once, early):
+    """Return a buffer and an update: add a rollout, sample three batches with one read-ahead, and one without it.
+
+    With `early`, the batches of the next update are requested.
+    """
+    config = ring.ReplayConfig(ROWS, ENVS, STEPS, STACK, delay=LENGTH * early)
     config = replay.stored(config, SPEC, Parallelism(), storage, compression)
     buffer = replay.uniform(config, SPEC)
 
-    def update(state, steps, key):
+    def update(state, steps, key, next_key):
         state = buffer.add(state, steps)
-        keys = jax.random.split(key, 4)
+        keys, next_keys = jax.random.split(key, 4), jax.random.split(next_key, 4)
         one = buffer.sample(state, keys[3], 8, 0.9)[:2]
         if buffer.read_ahead is None:
             return state, [buffer.sample(state, keys[i], 8, 0.9)[:2] for i in range(3)] + [one]
-        of_batch = buffer.read_ahead(state, keys[:3], jnp.int32(3), 8)
+        upcoming = replay.Draws(next_keys[:3], jnp.int32(3)) if early else None
+        of_batch = buffer.read_ahead(state, replay.Draws(keys[:3], jnp.int32(3)), upcoming, 8)
         return state, [buffer.sample(of_batch(i), keys[i], 8, 0.9)[:2] for i in range(3)] + [one]
 
     return buffer, jax.jit(update)
 
 
-@pytest.mark.parametrize(("seed", "at_once"), [(0, 2**20), (1, 0)], ids=["read in one call", "read ahead"])
-def test_all_storages_return_same_samples(seed, at_once, tmp_path, monkeypatch):
+WAYS = {"read in one call": (0, 2**20, False), "read ahead": (1, 0, False), "read one update ahead": (2, 2**20, True)}
+
+
+@pytest.mark.parametrize(("seed", "at_once", "early"), WAYS.values(), ids=WAYS)
+def test_all_storages_return_same_samples(seed, at_once, early, tmp_path, monkeypatch):
     """Samples are equal bit for bit. Their stacks are the added ones: the action identifies row and environment."""
+    hits, take = [], ahead.Ahead.take
+    monkeypatch.setattr(ahead.Ahead, "take", lambda *args: hits.append(take(*args)) or hits[-1])
     monkeypatch.setattr(replay.host, "MAX_AT_ONCE", at_once)
     monkeypatch.setattr(ahead, "MAX_BYTES", 2 * 8 * STACK * 4 * seed)  # two batches, or one
     stacks, lasts = history(seed, 20 * LENGTH)
     found = {}
     for store in [("device", "none"), *STORES]:
-        buffer, update = program(*store, at_once)
+        buffer, update = program(*store, at_once, early)
         for resource in buffer.resources:
             resource.open(tmp_path / "-".join(store))
         state, found[store] = buffer.init(), []
@@ -237,11 +246,17 @@ def test_all_storages_return_same_samples(seed, at_once, tmp_path, monkeypatch):
             ones = np.ones((LENGTH, ENVS), np.float32)
             action = number * ENVS + np.arange(ENVS, dtype=np.int32)
             steps = Transition(stacks[rows], action, ones, ones, lasts[rows], ones > 0, ())
-            state, batches = update(state, steps, jax.random.key(start))
+            state, batches = update(state, steps, jax.random.key(start), jax.random.key(start + LENGTH))
             found[store].append(jax.device_get(batches))
+            for batch, weight in found[store][-1]:
+                numbers = batch.action[weight > 0] // ENVS
+                assert (numbers < start + (0 if early else LENGTH)).all()
         for resource in buffer.resources:
             resource.close()
         jax.tree.map(np.testing.assert_array_equal, found[store], found[("device", "none")])
+    num_taken = 0 if at_once and not early else len(STORES) * 3 * len(stacks) // LENGTH
+    assert len(hits) == num_taken
+    assert hits.count(False) == (3 * len(STORES) if early else 0), "only the first update has requested nothing"
     for batch, weight in itertools.chain(*found[("disk", "zstd")]):
         number, env = np.divmod(batch.action[weight > 0], ENVS)
         ends = lasts[number, env]
@@ -284,8 +299,9 @@ RUN = {
 DQN = {"buffer_size": 192, "learning_starts": 64, "batch_size": 16, "hidden_sizes": (8,), "replay_ratio": 0.25}
 
 
-def train(folder, storage="device", compression="none", total_steps=768):
-    agent = DQN | {"replay_storage": storage} | ({} if storage == "device" else {"replay_compression": compression})
+def train(folder, storage="device", compression="none", total_steps=768, **agent):
+    agent = DQN | agent | {"replay_storage": storage}
+    agent |= {} if storage == "device" else {"replay_compression": compression}
     jaxrl_fast.fit(agent=agent, run_dir=folder, **RUN | {"total_steps": total_steps})
     return learner(folder)
 
@@ -295,17 +311,25 @@ def learner(folder):
     return {name: x for name, x in saved.arrays.items() if name.startswith(("agent/learner", "agent/replay/v"))}
 
 
-def test_run_with_host_or_disk_replay_trains_like_device_also_after_resume(tmp_path, capsys):
-    """The ring is filled four times, and a run resumes from its files. A damaged file is rejected.
+@pytest.mark.parametrize("sample_ahead", [False, True])
+def test_run_with_host_or_disk_replay_trains_like_device_also_after_resume(sample_ahead, tmp_path):
+    """The ring is filled four times, and a run resumes from its files.
 
     With the compiler flags of the tests, the gather on the device is fused into other loops, which round differently.
     """
-    on_device, in_memory = train(tmp_path / "device"), train(tmp_path / "host", "host", "none")
+    agent = {"sample_ahead": sample_ahead, "n_step": 3}
+    on_device, in_memory = train(tmp_path / "device", **agent), train(tmp_path / "host", "host", "none", **agent)
     folder = tmp_path / "disk"
-    train(folder, "disk", "none", total_steps=400)
+    train(folder, "disk", "none", total_steps=400, **agent)
     jaxrl_fast.fit(resume=folder, total_steps=768)
     jax.tree.map(np.testing.assert_array_equal, learner(folder), in_memory)
     jax.tree.map(np.testing.assert_array_equal if not os.environ["XLA_FLAGS"] else close, in_memory, on_device)
+
+
+@pytest.mark.parametrize("prioritized", [False, True])
+def test_run_resumes_without_damaged_rows_if_told_to(prioritized, tmp_path, capsys):
+    folder = tmp_path / "disk"
+    train(folder, "disk", "none", prioritized=prioritized)
     for file in (folder / "replay").iterdir():
         flip(file)
     with pytest.raises(

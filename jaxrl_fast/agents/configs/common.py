@@ -40,6 +40,13 @@ replay_compression = partial(
     help="Lossless compression of observations in host or on disk. auto: zstd for observations of bytes.",
     needs=("replay_storage", "auto", "host", "disk"),
 )
+sample_ahead = partial(
+    option,
+    False,
+    help="Draw the batches of an update before its rollout, so that a replay in host memory or on disk is read during "
+    "the rollout. Transitions of that rollout are then not drawn.",
+    needs=("prioritized", False),
+)
 batch_size = partial(option, help="Transitions in a gradient step.", bounds=COUNT)
 replay_ratio = partial(
     option, help="Gradient steps per environment step, exact for any number of environments.", bounds=POSITIVE
@@ -219,6 +226,7 @@ class OffPolicy:
     n_step: int
     replay_storage: Storage
     replay_compression: Compression
+    sample_ahead: bool
 
     @property
     def ratio(self) -> Fraction:
@@ -227,7 +235,11 @@ class OffPolicy:
 
     def first_learning(self, num_envs: int) -> int:
         """Return the environment steps before the first gradient step: enough for transitions in the replay buffer."""
-        return max(self.learning_starts, (self.n_step + 1) * num_envs)
+        return max(self.learning_starts, (self.n_step + 1 + self.delay(rollout_length(self, num_envs))) * num_envs)
+
+    def delay(self, rollout_length: int) -> int:
+        """Return the newest rows of each environment that are not sampled."""
+        return rollout_length if self.sample_ahead else 0
 
     def gradient_rows(self, num_envs: int) -> int:
         """Return the rows in a gradient step."""
@@ -238,7 +250,7 @@ class OffPolicy:
         rows = "transitions" if getattr(self, "memory", "none") == "none" else "sequences"
         return (
             f"{self.replay_ratio:g} gradient steps per environment step, {self.batch_size:,} {rows} each, "
-            f"from step {self.first_learning(num_envs):,} on"
+            f"from step {self.first_learning(num_envs):,} on" + ", drawn one update ahead" * self.sample_ahead
         )
 
 

@@ -19,7 +19,7 @@ from jax import Array
 from jaxrl_fast.kernels import host_call
 from jaxrl_fast.parallel.collectives import call_shard
 from jaxrl_fast.replay.host.buffer import HostBuffer, Shape
-from jaxrl_fast.replay.store import FrameStore, Place
+from jaxrl_fast.replay.store import Batches, FrameStore, Place
 from jaxrl_fast.types import SHARED_MEMORY_AXIS, HostResource, Parallelism, PyTree
 
 NAME = "replay"  # of the folder in a run's folder
@@ -93,17 +93,24 @@ def _get(on_caller: Callable[..., PyTree], frame: PyTree, handle: Array, places:
 
 
 def _get_ahead(
-    on_caller: Callable[..., PyTree], frame: PyTree, num_bytes: int, handle: Array, places: Sequence[Place], num: Array
+    on_caller: Callable[..., PyTree],
+    frame: PyTree,
+    num_bytes: int,
+    handle: Array,
+    batches: Batches,
+    upcoming: Batches | None,
 ) -> Callable[[Array], PyTree]:
     """Return a function from i to the frames of batch i; see `FrameStore.get_ahead`."""
+    places, num = batches
     shape = places[0][0].shape
-    if shape[0] == 1 or len(places) * math.prod(shape) * num_bytes <= MAX_AT_ONCE:
+    if upcoming is None and (shape[0] == 1 or len(places) * math.prod(shape) * num_bytes <= MAX_AT_ONCE):
         found = _get(on_caller, frame, handle, places, num)
         return lambda i: jax.tree.map(lambda x: x[:, i], found)
     row, env = _stacked(places)
-    after = on_caller(_request, handle, row, env, num)
+    wanted = batches if upcoming is None else upcoming
+    after = on_caller(_request, handle, *_stacked(wanted.places), wanted.num)
     like = jax.ShapeDtypeStruct((len(places), row.shape[2], num_bytes), jnp.uint8)
-    take = lambda i: on_caller(partial(_take, like=like), after, jnp.int32(i))
+    take = lambda i: on_caller(partial(_take, like=like), after, jnp.int32(i), row[:, i], env[:, i])
     return lambda i: from_bytes(frame, take(i).reshape(len(places), *shape[1:], -1))
 
 
@@ -117,9 +124,11 @@ def _request(buffer: HostBuffer, worker: int, handle: Array, row: Array, env: Ar
     return host_call.call(begin, handle, [row, env, num], [], buffer.calls)[0]
 
 
-def _take(buffer: HostBuffer, worker: int, handle: Array, i: Array, like: jax.ShapeDtypeStruct) -> Array:
-    take = lambda inputs, outputs: buffer.take(worker, int(inputs[0]), outputs[0])
-    return host_call.call(take, handle, [i], [like], buffer.calls)[1][0]
+def _take(
+    buffer: HostBuffer, worker: int, handle: Array, i: Array, row: Array, env: Array, like: jax.ShapeDtypeStruct
+) -> Array:
+    take = lambda inputs, outputs: buffer.take(worker, int(inputs[0]), inputs[1], inputs[2], outputs[0])
+    return host_call.call(take, handle, [i, row, env], [like], buffer.calls)[1][0]
 
 
 def _read(buffer: HostBuffer, worker: int, handle: Array, row: Array, env: Array, num: Array) -> Array:

@@ -24,6 +24,9 @@ MAX_PENDING = 4  # full groups that are not yet written
 ABANDONED: list[Any] = []  # what programs know by address that may still be under way
 
 
+Newest = tuple[int, dict[int, np.ndarray]]  # the number of rows, and the groups of them that are not yet written
+
+
 class Shape(NamedTuple):
     """The size of a buffer."""
 
@@ -101,24 +104,28 @@ class HostBuffer:
         self.read_time += perf_counter() - start
 
     def request(self, worker: int, row: np.ndarray, env: np.ndarray, num: int) -> None:
-        """Begin to read the first `num` of K batches at places [P, K, M]. They are taken before the next `put`."""
-        newest, target = self._newest_rows(), np.arange(row[:, 0].size)
+        """Begin to read the first `num` of K batches at places [P, K, M].
 
-        def read(i: int, batch: np.ndarray) -> None:
-            self._read(newest, row[:, i].ravel(), env[:, i].ravel(), target, batch.reshape(-1, batch.shape[-1]))
+        They are taken before a `put` that writes over their rows, and before the next but one request.
+        """
+        newest, places = self._newest_rows(), np.stack([row, env])
+        read = lambda i, batch: self._read_batch(newest, places[:, :, i], batch)
+        self.ahead[worker].request(read, places, num, self.shape.num_bytes)
 
-        shape = (len(row), row.shape[2], self.shape.num_bytes)
-        self.ahead[worker].request(read, num, shape)
-
-    def take(self, worker: int, i: int, out: np.ndarray) -> None:
-        """Write batch i of those requested to `out` [P, M, B]."""
+    def take(self, worker: int, i: int, row: np.ndarray, env: np.ndarray, out: np.ndarray) -> None:
+        """Write the frames at places [P, M] to `out` [P, M, B]: batch i of those requested, or else read now."""
         start = perf_counter()
-        self._check_open()
-        self.ahead[worker].take(i, out)
+        newest, places = self._newest_rows(), np.stack([row, env])
+        if not self.ahead[worker].take(i, places, out):  # the first of a run, or of a resumed one
+            self._read_batch(newest, places, out)
         self.read_time += perf_counter() - start
 
-    def _newest_rows(self) -> tuple[int, dict[int, np.ndarray]]:
-        """Return the number of rows, and the groups of them that are not yet written."""
+    def _read_batch(self, newest: Newest, places: np.ndarray, out: np.ndarray) -> None:
+        """Write the frames at places [2, P, M] to `out` [P, M, B]."""
+        row, env = places.reshape(2, -1)
+        self._read(newest, row, env, np.arange(row.size), out.reshape(-1, self.shape.num_bytes))
+
+    def _newest_rows(self) -> Newest:
         with self.lock:
             self._check_open()
             raw = {group: data for group, (data, _) in self.pending.items()}
@@ -126,7 +133,7 @@ class HostBuffer:
 
     def _read(
         self,
-        newest: tuple[int, dict[int, np.ndarray]],
+        newest: Newest,
         place: np.ndarray,
         env: np.ndarray,
         target: np.ndarray,
