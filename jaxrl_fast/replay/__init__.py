@@ -16,10 +16,10 @@ from jax import Array
 from jaxrl_fast.parallel import collectives
 from jaxrl_fast.replay import ring, sum_tree
 from jaxrl_fast.replay.host import host_store
-from jaxrl_fast.replay.ring import Draws as Draws
 from jaxrl_fast.replay.ring import ReplayConfig as ReplayConfig
 from jaxrl_fast.replay.ring import Ring
 from jaxrl_fast.replay.ring import Sample as Sample
+from jaxrl_fast.rl.off_policy import Draws as Draws
 from jaxrl_fast.types import EnvSpec, HostResource, Key, Parallelism, PyTree, Transition
 
 MIN_PRIORITY = 1e-6  # a transition with error 0 keeps some probability of being sampled

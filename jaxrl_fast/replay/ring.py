@@ -22,6 +22,7 @@ from jax import Array, ShapeDtypeStruct
 from jaxrl_fast.replay.store import DEVICE, Batches, Fetched, FrameStore, Place
 from jaxrl_fast.replay.store import at as _at
 from jaxrl_fast.rl.frame_stack import compress, join_frames, num_channels, rows_of_stacks, stack_ages
+from jaxrl_fast.rl.off_policy import Draws
 from jaxrl_fast.types import Key, PyTree, Space, Transition
 
 MAX_UNROLLED = 8  # steps of an n-step return
@@ -52,13 +53,6 @@ class Ring(NamedTuple):
     head: Array  # int32: the next row to write
     size: Array  # int32: rows written so far, at most R
     action_mask: Array | tuple[()] = ()  # [R, N, num_outputs] bool, if the environment has masks
-
-
-class Draws(NamedTuple):
-    """The keys that draw the batches of an update."""
-
-    keys: Key  # [K]
-    num: Array  # int32: how many of the batches are needed
 
 
 class Sample(NamedTuple):

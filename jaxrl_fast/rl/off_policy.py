@@ -15,7 +15,6 @@ import optax
 from jax import Array
 
 from jaxrl_fast.parallel import collectives
-from jaxrl_fast.replay.ring import Draws
 from jaxrl_fast.rl import exploration
 from jaxrl_fast.rl.exploration import MAX_COUNT
 from jaxrl_fast.types import EnvSpec, Key, Metrics, Parallelism, PyTree
@@ -57,6 +56,13 @@ def init_state(config: Any, learner: PyTree, buffer: PyTree, key: Key) -> State:
     """Return the state before the first update. `config` is a `configs.common.OffPolicy`."""
     draw_key = jax.random.fold_in(key, DRAW_FOLD) if config.sample_ahead else ()
     return State(learner, buffer, init(), jnp.int32(0), draw_key)
+
+
+class Draws(NamedTuple):
+    """The keys that draw the batches of an update."""
+
+    keys: Key  # [K]
+    num: Array  # int32: how many of the batches are needed
 
 
 # A gradient step: (buffer, num_updates, keys [2], learner, counts) -> (learner, buffer, counts, metrics). Metrics are
