@@ -5,7 +5,7 @@ A machine that is available for a quarter of an hour has time for one of these p
     python benchmarks/on_a_gpu.py ffi atari --minutes 9       # then:  atari --minutes 3.5
     python benchmarks/on_a_gpu.py ffi pong --minutes 9        # then:  pong --minutes 3.5
     python benchmarks/on_a_gpu.py ffi dqn --minutes 9         # then:  dqn --minutes 3.5
-    python benchmarks/on_a_gpu.py speed --minutes 9           # then:  speed same_bits --minutes 3.5
+    python benchmarks/on_a_gpu.py speed --minutes 9           # then:  speed replay same_bits --minutes 3.5
     python benchmarks/on_a_gpu.py control --minutes 9         # then:  control --minutes 3.5
     python benchmarks/on_a_gpu.py mujoco --minutes 9          # then:  mujoco --minutes 3.5
     python benchmarks/on_a_gpu.py seaquest --minutes 9        # then:  seaquest --minutes 3.5
@@ -114,6 +114,9 @@ PARTS = {  # run in the order in which they are named
         dqn_step("rainbow_minatar_breakout", 1.5),
         script("replay_speed", 2, "--rounds 3 --seconds 1"),
         script("sac_speed", 2, "--only plain,population --num-envs 1,256,4096 --gradient-steps 10000"),
+    ],
+    "replay": [
+        script("replay_dqn", 3, "--stores device-none host-none host-none-ahead disk-none disk-none-ahead --rounds 5"),
     ],
     "same_bits": [check("same_bits", 2)],
     "control": [
