@@ -4,6 +4,7 @@ The XLA counterpart of the sum, `jax.lax.psum`, is called by `parallel/collectiv
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +15,7 @@ from jaxrl_fast.kernels import build
 from jaxrl_fast.types import MAX_FLAT, SHARED_MEMORY_AXIS, PyTree
 
 
+@jax.custom_batching.custom_vmap
 def sum_over_cores(arrays: list[Array]) -> list[Array]:
     """Return the sum of each array, f32 [...], over the axis SHARED_MEMORY_AXIS. Raise TypeError for other types.
 
@@ -32,6 +34,12 @@ def sum_over_cores(arrays: list[Array]) -> list[Array]:
     if flat:
         sums = jnp.split(sums[0], np.cumsum(sizes)[:-1])
     return [total.reshape(x.shape) for total, x in zip(sums, arrays, strict=True)]
+
+
+@sum_over_cores.def_vmap
+def _sum_batches(size: int, batched: list[Any], arrays: list[Array]) -> tuple[list[Array], list[Any]]:
+    """Sum batched arrays in one call, as arrays with one more axis."""
+    return sum_over_cores(arrays), batched[0]
 
 
 def call_on_first_core(function: Callable[..., PyTree], *arguments: PyTree) -> PyTree:

@@ -18,7 +18,6 @@ from jaxrl_fast.types import Agent, EnvSpec, Parallelism
 
 DEFAULT = "shared"
 POOL_SIZE = 8  # earlier policies that play against the learner in self-play
-SUPPORTS = frozenset({"shards", "sequential_seeds"})  # of an algorithm's, what agents for several policies support
 
 
 def learning(algorithm: Any, mode: str, pool_size: int = POOL_SIZE) -> Any:
@@ -29,12 +28,11 @@ def learning(algorithm: Any, mode: str, pool_size: int = POOL_SIZE) -> Any:
         mode: A mode, or "" for DEFAULT where an environment has players.
         pool_size: Earlier policies of self-play.
     """
-    supports: frozenset[str] = getattr(algorithm, "SUPPORTS", frozenset())
     return SimpleNamespace(
         __name__=algorithm.__name__,
         Config=algorithm.Config,
         make=partial(_make, algorithm, mode, pool_size),
-        SUPPORTS=supports & SUPPORTS if mode in ("independent", "self-play") else supports,
+        SUPPORTS=getattr(algorithm, "SUPPORTS", frozenset()),
     )
 
 

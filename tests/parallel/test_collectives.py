@@ -110,6 +110,18 @@ def test_collectives_sum_and_gather_each_leaf_of_tree(axis_name, size):
         np.testing.assert_array_equal(total[name], np.broadcast_to(expected, x.shape))
 
 
+@needs_cores
+@pytest.mark.parametrize("size", [3, 40_000])
+def test_shared_memory_sum_under_vmap_sums_each_member(size):
+    """The players of a game learn in one vmapped program. An array that is the same for all is summed once."""
+    rows = np.random.default_rng(0).normal(size=(4, 3, size)).astype(np.float32)
+    both = lambda x, same: collectives.all_reduce_sum({"a": x, "b": x[:2] * 2, "c": same}, SHARED_MEMORY_AXIS)
+    found = on_devices(lambda x: jax.vmap(both, (0, None))(x, x[0, :2]), 4)(rows)
+    close = lambda x, expected: np.testing.assert_allclose(x, np.broadcast_to(expected, x.shape), rtol=1e-5, atol=1e-6)
+    for name, expected in {"a": rows, "b": rows[:, :, :2] * 2, "c": rows[:, :1, :2]}.items():
+        close(np.asarray(found[name]), expected.sum(0))
+
+
 def test_collectives_keep_values_of_single_device():
     x = {"a": jnp.arange(3.0)}
     assert collectives.all_reduce_sum(x, None) is x and collectives.local_rows(x, 1) is x

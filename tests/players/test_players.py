@@ -10,6 +10,7 @@ import pytest
 import jaxrl_fast
 from jaxrl_fast import envs, loop, players, rollout
 from jaxrl_fast.agents import dqn, ppo
+from jaxrl_fast.parallel.placement import max_grad_workers
 from jaxrl_fast.players import rows, self_play
 from jaxrl_fast.players.versus import versus
 from jaxrl_fast.training import env_check
@@ -91,6 +92,23 @@ def test_independent_players_equal_single_agents(algo):
         reported = metrics[f"{of_loss.removesuffix('_sum')}/{name}{suffix}"]
         np.testing.assert_allclose(reported, single[of_loss], rtol=1e-3)
     assert any(float(x) for k, x in metrics.items() if k.endswith(("loss/left", "loss/left_sum")))
+
+
+@pytest.mark.skipif(max_grad_workers() == 1, reason="one core, or no C compiler")
+@pytest.mark.parametrize(
+    ("algo", "mode"), [("dqn", "independent"), slow("ppo", "self-play"), slow("ppo", "independent")]
+)
+def test_players_with_grad_workers_learn_what_one_core_learns(algo, mode, tmp_path):
+    """Results are equal up to rounding."""
+    agents = {"dqn": dict(learning_starts=128, buffer_size=1024), "ppo": dict(rollout_length=32, num_minibatches=4)}
+    options = dict(algo=algo, env="games/Paddles", players=mode, num_envs=16, total_steps=4096, log_every=2048)
+    options |= dict(agent=agents[algo] | dict(hidden_sizes=(8,)), tensorboard=False, log_level="quiet", eval_episodes=1)
+    made = [jaxrl_fast.fit(**options, devices=n, run_dir=str(tmp_path / f"{n}")) for n in ("auto", 1)]
+    assert [run.summary["num_grad_workers"] for run in made] == [2, 1]
+    loss = "td_loss" if algo == "dqn" else "value_loss"
+    names = [f"{loss}/left", f"{loss}/right"] if mode == "independent" else [loss]
+    for one, other in zip(*(run.metrics for run in made), strict=True):
+        assert [one[name] for name in names] == pytest.approx([other[name] for name in names], rel=1e-3)
 
 
 def test_independent_players_have_different_noise_and_parameters():
