@@ -93,7 +93,7 @@ def make_context(
     num_gradient_steps = off_policy.num_gradient_steps(ratio, num_updates)
     rates = config.learning_rate, config.critic_learning_rate, config.learning_rate
     schedules = Params(*(optim.linear_schedule(rate, config.anneal_lr, num_gradient_steps) for rate in rates))
-    of_actor = lambda steps: schedules.actor(policy_delay * steps)  # an optimizer counts its own steps
+    of_policy = lambda steps: schedules.actor(policy_delay * steps)  # an optimizer counts its own steps
     optimizer = partial(
         optim.make_optimizer,
         epsilon=config.adam_epsilon,
@@ -120,7 +120,7 @@ def make_context(
         critic=critics(spec.obs, size, config.num_critics, **of_critic),
         value_head=value_distributions.head_of(config),
         learning_rate=schedules,
-        optimizer=Params(*map(optimizer, schedules._replace(actor=of_actor))),
+        optimizer=Params(*map(optimizer, Params(of_policy, schedules.critic, of_policy))),
     )
 
 

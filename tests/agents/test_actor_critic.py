@@ -385,14 +385,14 @@ def test_zeroing_transform_leaves_all_parameters_unchanged(algo):
     assert int(after.optimizer.critic[-1].count) == int(after.optimizer.actor[-1].count) == 1
 
 
-@pytest.mark.parametrize("part", ["actor", "critic"])
+@pytest.mark.parametrize("part", ["actor", "critic", "log_temperature"])
 @pytest.mark.parametrize("delay", [1, 3])
 def test_annealed_learning_rates_reach_zero_at_last_gradient_step(part, delay):
     """96 gradient steps: (100 updates * 4 steps - 16) / 4. For a constant gradient Adam's step is the learning rate."""
     config = dict(anneal_lr=True, learning_rate=0.5, critic_learning_rate=0.25, learning_starts=16)
-    context = context_of(make("td3", policy_delay=delay, **config))
-    rule, rate = getattr(context.optimizer, part), 0.5 if part == "actor" else 0.25
-    gradient, steps = jnp.ones(1), 96 // (delay if part == "actor" else 1)
+    context = context_of(make("sac", policy_delay=delay, **config))
+    rule, rate = getattr(context.optimizer, part), 0.25 if part == "critic" else 0.5
+    gradient, steps = jnp.ones(1), 96 // (1 if part == "critic" else delay)
 
     def once(state, _):
         change, state = rule.update(gradient, state, gradient)
