@@ -248,6 +248,7 @@ NETWORKS = {
     "relu, one layer, dueling": ("dqn", "CartPole-v1", dict(dueling=True, activation="relu", hidden_sizes=[8])),
     "pqn": ("pqn", "CartPole-v1", dict(hidden_sizes=[8, 8])),
     "sac": ("sac", "Pendulum-v1", dict(hidden_sizes=[8, 8])),
+    "td3, critics with c51": ("td3", "Pendulum-v1", dict(hidden_sizes=[8], value_head="c51", num_atoms=5)),
     "ddpg, correlated noise": (
         "ddpg", "MountainCarContinuous-v0",
         dict(hidden_sizes=[8], noise_theta=0.15, normalize_observations=True),
@@ -524,6 +525,19 @@ def test_memory_is_input_and_output_of_exported_policy(algo, kind, to):
 def test_npz_rejects_policy_with_memory():
     saved = untrained(envs.make("CartPole-v1", 1), "ppo", hidden_sizes=[4], memory="gru", memory_size=3)
     with pytest.raises(ValueError, match=r"--to npz: needs a policy without memory"):
+        numpy_mlp.write(saved, function.make(saved, False))
+
+
+@pytest.mark.parametrize("value_head", ["none", "c51", "quantile"])
+def test_npz_of_actor_has_no_atoms_of_critics(value_head, tmp_path):
+    saved = untrained(envs.make("Pendulum-v1", 1), "sac", hidden_sizes=[4], value_head=value_head)
+    exported = _build(saved, Options(to="npz"), tmp_path / "out")
+    assert exported.card["check"]["max_difference"] <= 1e-5
+
+
+def test_npz_rejects_simba():
+    saved = untrained(envs.make("CartPole-v1", 1), "ppo", hidden_sizes=[4], network="simba")
+    with pytest.raises(ValueError, match=r"--to npz: needs network mlp, got simba; use stablehlo or onnx"):
         numpy_mlp.write(saved, function.make(saved, False))
 
 

@@ -38,6 +38,8 @@ def write(saved: SavedRun, function: PolicyFunction) -> tuple[Arrays, str]:
         raise _unsupported(f"needs observations of one array, got {len(jax.tree.leaves(function.obs))}")
     if function.memory:
         raise _unsupported("needs a policy without memory, got one with a memory")
+    if config.network == "simba":
+        raise _unsupported("needs network mlp, got simba")
     if config.compute_dtype != "float32":
         raise _unsupported(f"needs compute_dtype float32, got {config.compute_dtype}")
     if function.noise and getattr(config, "noisy", False):
@@ -124,7 +126,7 @@ def _network(config: Any, arrays: Arrays) -> Iterator[str]:
     if count("hidden"):
         names = ", ".join(f'"hidden{i}"' for i in range(count("hidden")))
         yield from (f"for name in [{names}]:", "    x = hidden(x, name)")
-    atoms = getattr(config, "value_head", "none")
+    atoms = "none" if "critic_hidden_sizes" in vars(config) else getattr(config, "value_head", "none")  # of critics
     shape = f".reshape(len(x), -1, {config.num_atoms})" if atoms != "none" else ""
     if "advantage.kernel" in arrays:
         assert count("value_hidden") == count("advantage_hidden") == 1
