@@ -148,6 +148,8 @@ def _check_options(plan: Plan) -> list[str]:
     why_unused = {"continuous": f"the actions of {spec.id} are discrete"} if isinstance(spec.action, Discrete) else {}
     if spec.num_envs * split.num_shards // split.num_pools == 1:
         why_unused["several_envs"] = "one environment acts at a time"
+    if getattr(agent, "network", "") == "simba":
+        why_unused["no_simba"] = "network simba has normalization of its own"
     changed = (o for name, o in options_of(type(agent)).items() if getattr(agent, name) != o.default)
     lines = [
         f"--agent.{o.name.replace('_', '-')}: has no effect; {why_unused[o.only]}"

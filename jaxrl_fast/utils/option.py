@@ -60,7 +60,7 @@ class Option(NamedTuple):
     bounds: Bounds | None = None  # of each number
     words: tuple[str, ...] = ()  # accepted besides the type's values
     needs: tuple[Any, ...] = ()  # (name, *values): no effect unless the option `name` has one of the values
-    only: str = ""  # "continuous": no effect on discrete actions; "several_envs": none on one environment
+    only: str = ""  # "continuous": no effect on discrete actions; see `option` for the others
     traced: bool | str = False  # a sweep compiles one program for all values; "nonzero": for all but 0
     sweepable: bool = True  # a sweep may have several values
     resumable: bool | str = False  # a resume may change it; "inexact": unless the run has exact_resume
@@ -74,7 +74,7 @@ def option(
     bounds: Bounds | tuple[float, ...] | None = None,
     words: tuple[str, ...] = (),
     needs: tuple[Any, ...] = (),
-    only: Literal["", "continuous", "several_envs"] = "",
+    only: Literal["", "continuous", "several_envs", "no_simba"] = "",
     traced: bool | Literal["nonzero"] = False,
     sweepable: bool = True,
     resumable: bool | Literal["inexact"] = False,
@@ -95,8 +95,8 @@ def option(
         bounds: the numbers accepted, as (min,) or (min, max); `Bounds(0, exclusive_min=True)` excludes the minimum.
         words: words accepted besides the values of the type, such as ("auto",).
         needs: another option's name and values without which this option has no effect; setting it then is an error.
-        only: "continuous" or "several_envs": a run without continuous actions, or with one environment, warns that the
-            option has no effect.
+        only: "continuous", "several_envs" or "no_simba": a run without continuous actions, with one environment, or
+            with network simba warns that the option has no effect.
         traced: whether `make` only calculates with this real number, so that a sweep over it is one program;
             "nonzero" if 0 changes the program.
         sweepable: whether a sweep may have several values of it.

@@ -874,6 +874,26 @@ def test_announce_warns_of_apex_alpha_with_one_environment(num_envs, is_told, ca
 
 
 @pytest.mark.parametrize(
+    ("algo", "agent", "warned"),
+    [
+        ("sac", dict(network="simba", layer_norm=True), "layer-norm"),
+        ("pqn", dict(network="simba", layer_norm=False), "layer-norm"),
+        ("pqn", dict(network="simba"), ""),  # it is on by default
+        ("dqn", dict(layer_norm=True), ""),
+        ("ddpg", dict(target_noise_clip=0.1), "target-noise-clip"),
+        ("td3", dict(target_noise_clip=0.1), ""),
+        ("ddpg", dict(target_noise_clip=0.1, target_noise=0.2), ""),
+    ],
+)
+def test_announce_warns_of_options_without_effect(algo, agent, warned, capsys):
+    env = "CartPole-v1" if algo in ("dqn", "pqn") else "Pendulum-v1"
+    settings = load.from_keywords(algo=algo, env=env, agent=agent | dict(hidden_sizes=(8,)), total_steps=20_000)
+    console.announce(plan.validate_plan(settings), terminal.QuietConsole())
+    error = capsys.readouterr().err
+    assert error.startswith(f"warning: --agent.{warned}: has no effect") if warned else error == ""
+
+
+@pytest.mark.parametrize(
     ("options", "is_told"),
     [(["16"], False), (["501"], True), (["501", "--agent.tau", "0.1"], False)],
 )

@@ -150,7 +150,9 @@ apex_alpha = partial(
     only="several_envs",
 )
 layer_norm = partial(
-    option, help="Normalize before every activation; convolutions normalize over the channels of a pixel."
+    option,
+    help="Normalize before every activation; convolutions normalize over the channels of a pixel.",
+    only="no_simba",
 )
 clip_rewards = partial(
     option,

@@ -67,6 +67,12 @@ class TD3(common.ActorCritic):
     kernel_init: common.KernelInit = common.kernel_init("lecun_normal")
     compute_dtype: common.Dtype = common.compute_dtype("float32")
 
+    def warnings(self, num_envs: int) -> tuple[str, ...]:
+        """Return warnings about options that do not go together."""
+        if self.target_noise or self.target_noise_clip == TD3.target_noise_clip:
+            return ()
+        return (f"--agent.target-noise-clip: has no effect without target_noise, got {self.target_noise_clip:g}",)
+
 
 @dataclass(frozen=True)
 class DDPG(TD3):
