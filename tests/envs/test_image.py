@@ -16,7 +16,7 @@ from jaxrl_fast.agents import dqn, ppo
 from jaxrl_fast.envs import frames, image
 from jaxrl_fast.rl import frame_stack
 from jaxrl_fast.types import HostEnvConfig
-from tests.helpers import probes
+from tests.helpers import gym_envs, probes
 from tests.helpers.host_envs import random_actions, run
 
 T, N, H, W = 30, 3, 18, 20
@@ -199,6 +199,23 @@ def test_frame_skip_stops_at_episode_end_in_device_environment(terminal):
     np.testing.assert_array_equal(steps.reward[:, 0], [1110, 110000, 0, 1110, 110000])
     np.testing.assert_array_equal(steps.last[:, 0], [False, True, False, False, True])
     np.testing.assert_array_equal(steps.discount[:, 0], [1, 0 if terminal else 1, 1, 1, 0 if terminal else 1])
+
+
+class MaskedRamp(Ramp):
+    def action_mask(self, state, params):
+        return jnp.array([True, False])
+
+
+@pytest.mark.parametrize(
+    "env, options", [(MaskedRamp, {}), (gym_envs.Guarded, {}), (gym_envs.Guarded, dict(in_obs=True))]
+)
+def test_frame_skip_is_refused_with_action_masks(env, options):
+    """A repeated action may be one that the mask of the step between forbids."""
+    with pytest.raises(
+        ValueError, match=r"^frame_skip: the action masks of \S+ may forbid an action .*, got 2; use 1$"
+    ):
+        envs.make(env, 2, frame_skip=2, **options)
+    envs.make(env, 2, frame_skip=1, **options).close()
 
 
 def test_rollout_stores_single_frames_and_rebuilds_stacks():
