@@ -179,6 +179,7 @@ def test_players_are_rows_with_equal_ends_and_opposite_rewards():
     ("options", "problem"),
     [
         ({"observation": "pixels"}, "observation: must be vector or board or image, got 'pixels'"),
+        ({"side": "right"}, "side: has no effect without a scripted opponent, got 'right'; add opponent=scripted"),
         ({"opponent": "me"}, "opponent: must be none or scripted, got 'me'"),
         ({"side": "top"}, "side: must be left or right, got 'top'"),
         ({"width": 3}, "width: must be 4 to 84, got 3"),

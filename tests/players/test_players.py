@@ -95,9 +95,8 @@ def test_independent_players_equal_single_agents(algo):
 
 
 @pytest.mark.skipif(max_grad_workers() == 1, reason="one core, or no C compiler")
-@pytest.mark.parametrize(
-    ("algo", "mode"), [("dqn", "independent"), slow("ppo", "self-play"), slow("ppo", "independent")]
-)
+@pytest.mark.parametrize(("algo", "mode"), [("dqn", "independent"), ("ppo", "self-play"), ("ppo", "independent")])
+@pytest.mark.slow
 def test_players_with_grad_workers_learn_what_one_core_learns(algo, mode, tmp_path):
     """Results are equal up to rounding."""
     agents = {"dqn": dict(learning_starts=128, buffer_size=1024), "ppo": dict(rollout_length=32, num_minibatches=4)}

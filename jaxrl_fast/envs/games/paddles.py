@@ -86,6 +86,8 @@ class Paddles:
         _check_word("observation", observation, OBSERVATIONS)
         _check_word("opponent", opponent, ("none", "scripted"))
         _check_word("side", side, PLAYERS)
+        if side != PLAYERS[0] and opponent == "none":
+            raise ValueError(f"side: has no effect without a scripted opponent, got {side!r}; add opponent=scripted")
         for name, value in (("width", width), ("height", height)):
             if not 4 <= value <= 84:
                 raise ValueError(f"{name}: must be 4 to 84, got {value}")
