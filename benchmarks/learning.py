@@ -80,13 +80,13 @@ EXTRA = {
         "algo": "ppo", "env": "gymnasium/LunarLander-v3", "num_envs": 16, "total_steps": 1_000_000,
         "agent": {
             "rollout_length": 1024, "num_minibatches": 256, "num_epochs": 4, "learning_rate": 3e-4, "gamma": 0.999,
-            "gae_lambda": 0.98, "entropy_coef": 0.01, "anneal_lr": False,
+            "gae_lambda": 0.98, "entropy_coef": 0.01, "anneal_lr": False, "clip_vloss": False,
         },
     },
     # One environment of each suite.
     "suite_navix": {
-        "algo": "ppo", "env": "navix/Navix-Empty-8x8-v0", "num_envs": 64, "total_steps": 500_000,
-        "agent": {"network": "mlp"},
+        "algo": "ppo", "env": "navix/Navix-Empty-8x8-v0", "env_options": {"observation_fn": "symbolic_first_person"},
+        "num_envs": 64, "total_steps": 500_000, "agent": {"network": "mlp"},
     },
     "suite_pgx": {
         "algo": "ppo", "env": "pgx/tic_tac_toe", "num_envs": 64, "total_steps": 1_000_000, "agent": {"network": "mlp"},

@@ -64,7 +64,8 @@ def make(store: str, shape: tuple[int, ...], stack: int, capacity: int, length: 
         steps = Transition(stacks(frames), ones.astype(jnp.int32), ones, ones, ones < 0, ones > 0, ())
         state = buffer.add(state, steps)
         keys = jax.random.split(key, BATCHES)
-        of_batch = buffer.read_ahead(state, keys, num, BATCH) if buffer.read_ahead else lambda i: state
+        draws = replay.Draws(keys, num)
+        of_batch = buffer.read_ahead(state, draws, None, BATCH) if buffer.read_ahead else lambda i: state
 
         def one(i: jax.Array, total: jax.Array) -> jax.Array:
             sample = buffer.sample(of_batch(i), keys[i], BATCH, GAMMA)[0]

@@ -187,7 +187,8 @@ def main() -> None:
         return
     import side_by_side
 
-    report = side_by_side.Report("replay_memory" if args.memory else "replay_stores", args.output, args.append)
+    name = "replay_policies" if args.policies else "replay_memory" if args.memory else "replay_stores"
+    report = side_by_side.Report(name, args.output, args.append)
     with tempfile.TemporaryDirectory(dir=".") as folder:
         for game, frames, store in TRAINED if args.policies else MEMORY if args.memory else SPEED:
             if args.only not in f"{game} {frames} {store}" or store.startswith("sb3") and not args.sb3:
