@@ -105,8 +105,11 @@ EXTRA = {
         "agent": {"normalize_observations": True, "normalize_rewards": True, "entropy_coef": 0},
     },
     "suite_playground": {
-        "algo": "ppo", "env": "playground/CartpoleBalance", "num_envs": 64, "total_steps": 500_000,
-        "agent": {"normalize_observations": True, "normalize_rewards": True, "entropy_coef": 0, "gamma": 0.995},
+        "algo": "ppo", "env": "playground/CartpoleBalance", "num_envs": 64, "total_steps": 2_000_000,
+        "agent": {
+            "normalize_observations": True, "normalize_rewards": True, "entropy_coef": 0, "gamma": 0.995,
+            "num_minibatches": 32,
+        },
     },
     "suite_craftax": {
         "algo": "ppo", "env": "craftax/Craftax-Classic-Symbolic-v1", "num_envs": 64, "total_steps": 1_000_000,
