@@ -250,7 +250,7 @@ def suite_results() -> str:
         means = []
         for key in ("return", "greedy"):
             values = [run["seeds"][str(seed)][key] for seed in seeds]
-            means.append(f"{statistics.mean(values):.3g} ± {statistics.stdev(values):.2g}")
+            means.append(f"{statistics.mean(values):.3g} ± {statistics.stdev(values):.3g}")
         reference = [f"{run['random']['return']:.3g}", published()["learning"][name] or ""]
         rows.append([f"`{run['env_id']}`", short(run["env_steps"]), f"{len(seeds)}", *means, *reference])
     heading = ["environment", "environment steps", "seeds", "return", "greedy return", "random policy", "reference"]
