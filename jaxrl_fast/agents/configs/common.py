@@ -228,7 +228,7 @@ class OffPolicy:
     n_step: int
     replay_storage: Storage
     replay_compression: Compression
-    sample_ahead: bool
+    sample_ahead: bool = False
 
     @property
     def ratio(self) -> Fraction:
