@@ -108,7 +108,8 @@ def compare(
         "ratio_max": round(max(ratios), 3),
         "plain_return": mean_and_std(returns["plain"]),
         "ours_return": mean_and_std(returns["ours"]),
-        "returns_agree": agree(returns["plain"], returns["ours"]),
+        # None where no episode ended
+        "returns_agree": agree(returns["plain"], returns["ours"]) if any(returns["ours"]) else None,
     }
 
 
@@ -167,15 +168,16 @@ def mean_and_std(values: list[float]) -> list[float]:
 
 
 def agree(first: list[float], second: list[float]) -> bool:
-    """Return whether the means differ by less than three standard errors of their difference, or 2% of the larger.
+    """Return whether the means differ by at most three standard errors of their difference, or 2% of the larger.
 
-    With a single value each, the limit is 25% of the larger.
+    With a single value each, the limit is 25% of the larger. Sizes are compared without their signs.
     """
+    means = statistics.mean(first), statistics.mean(second)
+    difference, larger = abs(means[0] - means[1]), max(map(abs, means))
     if len(first) < 2:
-        return abs(first[0] - second[0]) < 0.25 * max(first[0], second[0])
+        return difference <= 0.25 * larger
     error = (statistics.variance(first) / len(first) + statistics.variance(second) / len(second)) ** 0.5
-    difference = abs(statistics.mean(first) - statistics.mean(second))
-    return difference < max(3 * error, 0.02 * max(statistics.mean(first), statistics.mean(second)))
+    return difference <= max(3 * error, 0.02 * larger)
 
 
 def cpu_model() -> str:

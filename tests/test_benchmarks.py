@@ -308,6 +308,25 @@ def test_timed_excludes_metrics_of_updates_before():
     assert metrics["valid_steps"].tolist() == [105, 106, 107, 108, 109, 110]
 
 
+@pytest.mark.parametrize(
+    ("first", "second", "expected"),
+    [
+        ([100.0], [80.0], True),
+        ([100.0], [70.0], False),
+        ([-100.0], [-120.0], True),
+        ([-100.0], [-140.0], False),
+        ([-10.0, -12.0, -11.0], [-11.0, -13.0, -12.0], True),  # one standard error of the difference is 0.82
+        ([-10.0, -12.0, -11.0], [-14.0, -16.0, -15.0], False),
+        ([0.0, 0.0], [0.0, 0.0], True),
+    ],
+)
+def test_returns_agree_within_three_standard_errors(first, second, expected):
+    """With one value each, within a quarter of the larger size."""
+    import side_by_side
+
+    assert side_by_side.agree(first, second) == expected
+
+
 def test_dqn_speed_times_preset_from_first_gradient_step(tmp_path, monkeypatch):
     import dqn_speed
 
