@@ -32,7 +32,7 @@ def overlaps(env: Env) -> bool:
 
 
 def on_paper(env: Env) -> Env:
-    """Return the environment with pools that only compute shapes, for `jax.eval_shape`: no pool is created."""
+    """Return the environment for `jax.eval_shape`: its pools only compute shapes, and there is one gradient worker."""
     env = env._replace(parallelism=env.parallelism._replace(num_grad_workers=1))
     if not env.pools:
         return env

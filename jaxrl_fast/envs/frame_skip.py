@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxrl_fast.types import EnvSpec, Key, PyTree
+from jaxrl_fast.types import Key, PyTree
 from jaxrl_fast.utils.arguments import whole_number
 
 NAME, MAX_SKIP = "frame_skip", 16  # steps are unrolled on the device
@@ -20,12 +20,11 @@ def take(env_id: str, options: Mapping[str, Any], own: Collection[str]) -> tuple
     return rest, whole_number(env_id, NAME, rest.pop(NAME), MAX_SKIP)
 
 
-def check(spec: EnvSpec, num_steps: int) -> None:
+def check(env_id: str, has_action_mask: bool, num_steps: int) -> None:
     """Raise ValueError if an action might be repeated after the environment's mask has come to forbid it."""
-    if num_steps > 1 and spec.has_action_mask:
-        raise ValueError(
-            f"{NAME}: the action masks of {spec.id} may forbid an action before it is repeated, got {num_steps}; use 1"
-        )
+    if num_steps > 1 and has_action_mask:
+        problem = f"the action masks of {env_id} may forbid an action before it is repeated"
+        raise ValueError(f"{NAME}: {problem}, got {num_steps}; use 1")
 
 
 class FrameSkip:

@@ -238,8 +238,8 @@ def describe(source: Source, quarantine: bool = False) -> Description:
         is_part = gymnasium_spaces.is_action_mask(tree, action)
         if not is_part:
             layout = layout._replace(mask_size=_mask_size(env, env_id, layout, action, quarantine))
-        spec: Any = EnvSpec(env_id, None, action, 0, has_action_mask=is_part or bool(layout.mask_size))  # type: ignore
-        frame_skip.check(spec, source.frame_skip)
+        has_action_mask = is_part or bool(layout.mask_size)
+        frame_skip.check(env_id, has_action_mask, source.frame_skip)
         step_s, compute_s = _try(env, env_id, layout, quarantine)
         can_render = source.takes_render_mode and RENDER_MODE in (env.metadata or {}).get("render_modes", ())
         can_render = can_render or env.render_mode == RENDER_MODE
@@ -249,7 +249,7 @@ def describe(source: Source, quarantine: bool = False) -> Description:
     visible, mask = _parts(is_part, bool(layout.mask_size))
     method = functools.cache(functools.partial(copying.choose_method, source.maker(render=False)))
     pool = PoolSpec(
-        env=spec,
+        env=EnvSpec(env_id, None, action, 0, has_action_mask=has_action_mask),  # type: ignore[arg-type]
         raw_obs=jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), raw),
         action_dtype=layout.action_dtype,
         action_start=start,

@@ -80,7 +80,7 @@ def adapt(
     ranges = drawn.ranges(env_id, rest, _fields(params))
     params = _with_options(env_id, params, {name: x for name, x in rest.items() if name not in ranges}, known)
     single = traced(env_id, env, params, num_envs)
-    frame_skip.check(single.spec, num_skip)
+    frame_skip.check(env_id, single.spec.has_action_mask, num_skip)
     return batch(_drawing(single, {name: rest[name] for name in ranges}, ranges) if ranges else single, num_envs)
 
 
