@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
+import gymnax
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -516,3 +517,31 @@ def test_kernels_variant_trains_with_its_kernel_disabled(monkeypatch):
     run = kernels.Run("ppo_cartpole", "without_dense", 8)
     assert run.speed(2) > 0
     assert built == ["conv,layer_norm,allreduce,host_call"] and os.environ[kernels.VARIABLE] == "auto"
+
+
+@pytest.mark.slow  # two compilations
+def test_seaquest_with_room_for_fewer_entities_takes_same_steps(monkeypatch):
+    import learning
+
+    for module in (learning.seaquest, learning.seaquest_helpers):  # undone after the test
+        monkeypatch.setattr(module, "MAX_ENTITIES", module.MAX_ENTITIES)
+    env, params = gymnax.make("Seaquest-MinAtar")
+    actions = jax.random.randint(jax.random.key(1), (300, 8), 0, 6)
+
+    def trajectory():
+        def step(state, inputs):
+            key, action = inputs
+            keys = jax.random.split(key, 8)
+            obs, state, reward, terminated, truncated, _ = jax.vmap(env.step, (0, 0, 0, None))(
+                keys, state, action, params
+            )
+            return state, (obs.reshape(8, -1), reward, terminated, truncated)
+
+        _, state = jax.vmap(env.reset, (0, None))(jax.random.split(jax.random.key(0), 8), params)
+        return jax.jit(lambda: jax.lax.scan(step, state, (jax.random.split(jax.random.key(2), 300), actions))[1])()
+
+    whole = trajectory()
+    learning.limit_seaquest_entities(learning.SEAQUEST_ENTITIES)
+    assert env.reset(jax.random.key(0), params)[1].e_fish.shape == (32, 4)
+    jax.tree.map(np.testing.assert_array_equal, trajectory(), whole)
+    assert float(whole[1].sum()) > 0 and bool(whole[2].any())
