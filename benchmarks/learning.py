@@ -165,6 +165,7 @@ def limit_seaquest_entities(count: int) -> None:
     """Set the number of entities of each kind that gymnax's Seaquest has room for, in this process."""
     for module in (seaquest_helpers, seaquest):  # the second imported the constant by value
         module.MAX_ENTITIES = count
+    jax.clear_caches()  # gymnax compiles reset and step, and keeps what it compiled
 
 
 def store_seeds(name: str, summary: dict) -> None:
