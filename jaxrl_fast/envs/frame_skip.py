@@ -42,12 +42,13 @@ class FrameSkip:
         *now, reward, terminated, info = self.wrapped.step_env(keys[0], state, action, params)
         reward, terminated = jnp.asarray(reward, jnp.float32), jnp.asarray(terminated, bool)
         for key in keys[1:]:
-            over = terminated.reshape(()) | jnp.asarray(self.wrapped.is_truncated(now[1], params), bool).reshape(())
+            ended = terminated | jnp.asarray(self.wrapped.is_truncated(now[1], params), bool)  # [], or [P] of players
+            over = ended.all()
             running = _choose(over, state, now[1])
             *after, more, ends, info = self.wrapped.step_env(key, running, action, params)
             now = _choose(over, now, after)
-            reward += jnp.where(over, 0.0, more)
-            terminated |= ~over & ends
+            reward += jnp.where(ended, 0.0, more)
+            terminated = terminated | ~ended & ends
         return *now, reward, terminated, info
 
     def __getattr__(self, name: str) -> Any:

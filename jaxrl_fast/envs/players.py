@@ -1,7 +1,7 @@
 """Show an environment with P players as rows: each player of each game is a row, as if it were an environment.
 
 N games have P * N rows, in the order of players: row p * N + i is the view of player p in game i. The players of a
-game begin and end together.
+game begin together. One whose episode ends before those of the others waits: its rows are `last` until the game ends.
 """
 
 from functools import partial
@@ -18,7 +18,7 @@ def as_rows(env: Env) -> Env:
     """Return rows of players.
 
     `env` has N games with the players' axis P behind that of games: observations, rewards, masks and actions are
-    [N, P, ...]; `discount` and `last` are [N].
+    [N, P, ...]; `discount` and `last` are [N], or [N, P] if players have ends of their own.
     """
     spec = env.spec
     obs = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), spec.obs)
@@ -47,11 +47,12 @@ def _step(env: Env, rows: EnvSpec, state: PyTree, action: Array) -> tuple[PyTree
 def _of_players(spec: EnvSpec, timestep: TimeStep) -> TimeStep:
     """Return the time step of games as that of all players."""
     in_order: Any = lambda x: jnp.moveaxis(x, 1, 0).reshape(-1, *x.shape[2:])
-    repeated = lambda x: jnp.tile(x, len(spec.players))
+    of_each = lambda x: in_order(x) if x.ndim == 2 else jnp.tile(x, len(spec.players))
     return TimeStep(
         obs=jax.tree.map(in_order, timestep.obs),
         reward=in_order(timestep.reward),
-        discount=repeated(timestep.discount),
-        last=repeated(timestep.last),
+        discount=of_each(timestep.discount),
+        last=of_each(timestep.last),
+        score=jax.tree.map(in_order, timestep.score),
         action_mask=jax.tree.map(in_order, timestep.action_mask),
     )

@@ -44,8 +44,12 @@ class Rows(NamedTuple):
 
     @property
     def ends(self) -> Any:
-        """Return `last` of each environment once, [T, N]."""
-        return self.last[:, : self.num_envs]
+        """Return where each environment's episode ends, for all its players: bool [T, N]."""
+        return self.of_games(self.last).all(axis=1)
+
+    def of_games(self, values: Any) -> Any:
+        """Return values of rows [T, P * N] as [T, P, N]."""
+        return values.reshape(len(values), -1, self.num_envs)
 
 
 def check(env_id: Any, options: Options) -> Iterator[Finding]:
@@ -140,7 +144,7 @@ def _of_episodes(rows: Rows) -> Iterator[Finding]:
     """Yield findings about rewards and the ends of episodes."""
     import numpy as np
 
-    last, discount = rows.ends, rows.discount[:, : rows.num_envs]
+    last, discount = rows.ends, rows.of_games(rows.discount).min(axis=1)  # 0 if any player's last state is terminal
     terminated, truncated = last & (discount == 0), last & (discount != 0)
     num_terminated, num_truncated = int(terminated.sum()), int(truncated.sum())
     ends = f"{num_terminated} terminated, {num_truncated} truncated"

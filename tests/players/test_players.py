@@ -1,5 +1,6 @@
 """Test agents for several players: the rows each learns from, the policy that acts, and the metrics of each."""
 
+import re
 from types import SimpleNamespace
 
 import jax
@@ -298,3 +299,110 @@ def test_evaluate_against_other_run_itself_and_scripted_opponent(tmp_path):
         one.evaluate(against=str(tmp_path / "nowhere"))
     with pytest.raises(ValueError, match="explore: is not possible with against, got both"):
         one.evaluate(against="scripted", explore=True)
+
+class Lives:
+    """Players live for different numbers of steps; afterwards the environment rewards them with -100 for waiting."""
+
+    players = ("a", "b", "c")
+    default_params = SimpleNamespace()
+    pays = jnp.asarray([1.0, 2.0, 3.0])
+
+    def reset_env(self, key, params):
+        lifetime = jax.random.randint(key, (3,), 1, 6)
+        return self.observe(lifetime, 0), (lifetime, jnp.int32(0))
+
+    def observe(self, lifetime, time):
+        return jnp.stack([lifetime.astype(float), jnp.full(3, time, float)], axis=1)
+
+    def step_env(self, key, state, action, params):
+        lifetime, time = state
+        reward = jnp.where(time < lifetime, self.pays, -100.0)
+        terminal = (time + 1 == lifetime) & (jnp.arange(3) < 2)  # the flag of a moment: afterwards it is False again
+        return self.observe(lifetime, time + 1), (lifetime, time + 1), reward, terminal, {}
+
+    def is_truncated(self, state, params):
+        lifetime, time = state
+        return (time >= lifetime) & (jnp.arange(3) == 2)
+
+    def action_space(self, params):
+        return Discrete(2)
+
+
+class TestPlayersWithOwnEnds:
+    """The rows of a player whose episode has ended are invalid until the game ends."""
+
+    def collect(self, num_steps=60):
+        env = envs.make(Lives, N)
+        agent = make("ppo", "shared", env)
+        state = loop.init(env, agent, jax.random.key(3))
+        noise = agent.sample_noise(jax.random.key(1), num_steps, 3 * N)
+        policy = lambda *given: agent.explore(state.agent, *given)
+        return jax.jit(lambda: rollout.collect(env, agent, policy, state.actors, noise, num_steps))()
+
+    def test_rows_equal_those_of_plain_loop(self):
+        _, experience, scores = self.collect()
+        steps = jax.tree.map(np.asarray, experience.steps)
+        lifetimes, times = (steps.obs[0][..., i].reshape(60, 3, N) for i in (0, 1))
+        games = 0
+        expected = {name: np.zeros((60, 3, N)) for name in ("reward", "discount", "last", "valid")}
+        returns = np.zeros(3)
+        for game in range(N):
+            row = 0
+            while row < 60:  # one game after another: its steps, then the row that resets
+                lives, start = lifetimes[row, :, game], row
+                for row in range(start, min(start + int(max(lives)) + 1, 60)):
+                    time = row - start
+                    for player, life in enumerate(lives):
+                        assert times[row, player, game] == time
+                        alive, over = time < life, time == max(lives)
+                        values = (player + 1.0) * alive, float(not (time == life - 1 and player < 2)), time >= life - 1
+                        for name, value in zip(("reward", "discount", "last"), values, strict=True):
+                            expected[name][row, player, game] = value if not over else {"discount": 1.0}.get(name, 0.0)
+                        expected["valid"][row, player, game] = alive
+                    if time == max(lives) - 1:
+                        games += 1
+                        returns += lives * [1.0, 2.0, 3.0]
+                row += 1
+        for name, value in expected.items():
+            np.testing.assert_array_equal(getattr(steps, name).reshape(60, 3, N), value, err_msg=name)
+        assert int(scores["episodes"]) == games > 20
+        for player, value in zip("abc", returns, strict=True):
+            assert int(scores[f"episodes/{player}"]) == games
+            assert float(scores[f"return_sum/{player}"]) == value
+        assert float(scores["return_sum"]) == pytest.approx(returns.mean())
+
+    def test_replay_marks_steps_of_waiting_players_as_invalid(self):
+        env = envs.make(Lives, N)
+        agent = make("dqn", "independent", env)
+        state = jax.jit(lambda state: loop.train(env, agent, state, 4)[0])(loop.init(env, agent, jax.random.key(0)))
+        ring = state.agent.replay  # [P, R, N, ...]
+        rows = int(ring.size[0])
+        lifetime, time = (np.asarray(ring.obs)[:, :rows, :, i] for i in (0, 1))
+        assert rows == 32 and (time > lifetime).any()
+        np.testing.assert_array_equal(np.asarray(ring.valid)[:, :rows], time < lifetime)
+
+    def test_frame_skip_sums_rewards_up_to_own_end(self):
+        env = envs.make(Lives, N, frame_skip=2)
+        state, first = jax.jit(env.reset)(jax.random.key(3))
+        after = jax.jit(env.step)(state, jnp.zeros(3 * N, jnp.int32))[1]
+        lifetime = np.asarray(first.obs[:, 0]).reshape(3, N)
+        taken = np.minimum(lifetime, 2)
+        np.testing.assert_array_equal(after.reward.reshape(3, N), taken * [[1.0], [2.0], [3.0]])
+        np.testing.assert_array_equal(after.last.reshape(3, N), lifetime <= 2)
+        np.testing.assert_array_equal(after.discount.reshape(3, N)[:2], (lifetime > 2)[:2])
+        assert (after.discount.reshape(3, N)[2] == 1).all()
+
+    def test_check_counts_games(self):
+        found = [finding.text for finding in env_check.check(Lives, env_check.Options(algo="none", steps=40))]
+        ends = next(text for text in found if text.startswith("episodes"))
+        total, terminated, truncated = (int(number) for number in re.findall(r"(\d+) (?:in|term|trunc)", ends))
+        assert 160 / 6 <= total == terminated + truncated <= 160 / 2 and min(terminated, truncated) > 0
+
+
+def test_environment_rejects_ends_for_another_number_of_players():
+    class Two(Lives):
+        def is_truncated(self, state, params):
+            return jnp.zeros(2, bool)
+
+    with pytest.raises(ValueError, match="is_truncated must be one number, or one for each of 3 players, got shape"):
+        envs.make(Two, N)

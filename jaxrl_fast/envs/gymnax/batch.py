@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jaxrl_fast.envs import drawn, frame_skip, players, spaces
 from jaxrl_fast.envs.construct import OFFERED, arguments, call, is_factory
 from jaxrl_fast.envs.gymnax.single import Single, action_masks, encode, reset_one, step_one, traced
-from jaxrl_fast.types import Env, HostEnvConfig, Key, PyTree, TimeStep
+from jaxrl_fast.types import Env, EpisodeScore, HostEnvConfig, Key, PyTree, TimeStep
 from jaxrl_fast.utils import importing
 from jaxrl_fast.utils.arguments import coerce, refuse_option
 from jaxrl_fast.utils.errors import where, why
@@ -49,7 +49,7 @@ class State(NamedTuple):
 
     env: PyTree  # [N, ...] gymnax's own state
     key: Key  # [N] for the steps of this episode
-    last: jax.Array  # [N] bool: the next step resets
+    last: jax.Array  # [N] bool: the next step resets; [N, P], if players have ends of their own: once all are True
     num_steps: jax.Array  # uint32: steps so far; it may wrap, because no episode lasts 2^32 steps
     resets: ResetBuffer
 
@@ -141,37 +141,48 @@ def reset(single: Single, key: Key) -> tuple[State, TimeStep]:
     episode, key_data = draw(single, jax.random.split(key, num_envs))
     zeros = functools.partial(jnp.zeros, num_envs)
     resets = ResetBuffer(jax.tree.map(jnp.copy, episode), ~zeros(bool), key_data)  # a copy, so that all can be donated
-    state = State(episode.env, _wrap(key, episode.key_data), zeros(bool), jnp.uint32(0), resets)
+    last = jnp.zeros((num_envs, *single.ends), bool)
+    state = State(episode.env, _wrap(key, episode.key_data), last, jnp.uint32(0), resets)
     mask = action_masks(single, episode.env)
-    ones = jnp.ones(num_envs, jnp.float32)
     reward = jnp.zeros((num_envs, *single.players), jnp.float32)
-    return state, TimeStep(episode.obs, reward, ones, zeros(bool), action_mask=mask)
+    score = _score_of_game(jnp.copy(reward), last) if single.ends else ()
+    return state, TimeStep(episode.obs, reward, jnp.ones(last.shape, jnp.float32), jnp.copy(last), score, mask)
 
 
 def step(single: Single, state: State, action: jax.Array) -> tuple[State, TimeStep]:
     """Step all N environments; those whose last step ended an episode reset.
 
     An environment that resets is stepped too, from the start of its next episode, and the result is discarded:
-    `step_env` need not be defined on the state after an episode's end.
+    `step_env` need not be defined on the state after an episode's end. A player whose episode has ended waits, with
+    `last` True, until those of all players of its game have.
     """
     if not single.players:  # else `players` has checked it
         spaces.check_action(single.spec, action)
-    begins = state.last
+    ended = state.last  # of each player, or of the environment
+    begins = ended.all(axis=-1) if single.ends else ended
     resets = refill(single, jax.random.key_impl(state.key), state.resets, begins)
     running = _where(begins, resets.episode.env, state.env)
     env_state, timestep = jax.vmap(functools.partial(step_one, single))(step_keys(state), running, action)
     current = Episode(env_state, timestep.obs, jax.random.key_data(state.key))
     episode = _where(begins, resets.episode, current)
+    reward = _where(ended, jnp.zeros_like(timestep.reward), timestep.reward)
+    last = (timestep.last | ended) & ~begins[:, None] if single.ends else timestep.last & ~begins
     timestep = TimeStep(
         obs=episode.obs,
-        reward=_where(begins, jnp.zeros_like(timestep.reward), timestep.reward),
-        discount=jnp.where(begins, 1.0, timestep.discount),
-        last=timestep.last & ~begins,
+        reward=reward,
+        discount=jnp.where(ended, 1.0, timestep.discount),
+        last=last,
+        score=_score_of_game(reward, last) if single.ends else (),
         action_mask=action_masks(single, episode.env),
     )
     resets = resets._replace(used=resets.used | begins)
     key = _wrap(state.key, episode.key_data)
     return State(episode.env, key, timestep.last, state.num_steps + 1, resets), timestep
+
+
+def _score_of_game(reward: jax.Array, last: jax.Array) -> EpisodeScore:
+    """Return scores of players [N, P] that are complete when the last player's episode ends."""
+    return EpisodeScore(reward, jnp.broadcast_to(last.all(axis=-1, keepdims=True), last.shape))
 
 
 def step_keys(state: State) -> Key:
@@ -225,8 +236,9 @@ def _refill_seeds(
 
 
 def _where(mask: jax.Array, first: PyTree, second: PyTree) -> PyTree:
-    """Return rows of the first tree [N, ...] where `mask` [N] is True, else rows of the second."""
-    return jax.tree.map(lambda a, b: jnp.where(mask.reshape(mask.shape + (1,) * (a.ndim - 1)), a, b), first, second)
+    """Return rows of the first tree [N, ...] where `mask` [N] or [N, P] is True, else rows of the second."""
+    mask_of = lambda a: mask.reshape(mask.shape + (1,) * (a.ndim - mask.ndim))
+    return jax.tree.map(lambda a, b: jnp.where(mask_of(a), a, b), first, second)
 
 
 def _wrap(like: Key, key_data: jax.Array) -> Key:

@@ -33,6 +33,7 @@ class Single(NamedTuple):
     bounds: Any  # the true (low, high) of continuous actions, else ()
     spec: EnvSpec
     raw_obs: PyTree = ()  # shapes and dtypes of the observation that the environment itself returns
+    ends: tuple[int, ...] = ()  # (P,) if each player has an end of its own, else ()
 
     @property
     def players(self) -> tuple[int, ...]:
@@ -75,6 +76,9 @@ def traced(env_id: str, env: Any, params: Any, num_envs: int) -> Single:
     if has_mask:
         num = action.num_outputs * max(len(players), 1)
         _try(env_id, _check_mask, num, jax.eval_shape(lambda state: env.action_mask(state, params), state))
+    if players:
+        flags = jax.eval_shape(functools.partial(_raw_flags, single), key, state, one_action)
+        single = single._replace(ends=max((jnp.shape(flag) for flag in flags), key=len))
     return single
 
 
@@ -88,8 +92,8 @@ def step_one(single: Single, key: Key, env_state: PyTree, action: jax.Array) -> 
     """Step one environment without a reset."""
     action = to_env_action(single.spec, single.bounds, action)
     obs, env_state, reward, terminated, _ = single.env.step_env(key, env_state, action, single.params)
-    terminated = jnp.asarray(terminated, bool).reshape(())
-    truncated = jnp.asarray(single.env.is_truncated(env_state, single.params), bool).reshape(())
+    terminated = _flag(single, terminated)
+    truncated = _flag(single, single.env.is_truncated(env_state, single.params))
     obs = readable(terminated, encode(single, obs))
     timestep = TimeStep(
         obs=_strong(single.spec.obs, obs),
@@ -98,6 +102,12 @@ def step_one(single: Single, key: Key, env_state: PyTree, action: jax.Array) -> 
         last=terminated | truncated,
     )
     return _strong(single.state, env_state), timestep
+
+
+def _flag(single: Single, value: Any) -> jax.Array:
+    """Return whether an episode has ended, bool [] or, if players have ends of their own, [P]."""
+    value = jnp.asarray(value, bool)
+    return value if value.shape == single.ends else jnp.broadcast_to(value.reshape(()), single.ends)
 
 
 def action_masks(single: Single, env_state: PyTree) -> PyTree:
@@ -217,8 +227,21 @@ def _raw_step(single: Single, key: Key, state: PyTree, action: jax.Array) -> tup
         got = f"shape {list(reward.shape)}" if hasattr(reward, "shape") else _type_of(reward)
         raise _Unusable(f"its reward must be one number for each of {single.players[0]} players, got {got}")
     for name, value in {"reward": reward, "terminated": terminated, "is_truncated": truncated}.items():
-        _check_scalar(name, value)
+        if single.players and name != "reward":
+            each = getattr(value, "shape", ()) == single.players
+            _check_scalar(name, value[0] if each else value, f", or one for each of {single.players[0]} players")
+        else:
+            _check_scalar(name, value)
     return encode(single, obs), state
+
+
+def _raw_flags(single: Single, key: Key, state: PyTree, action: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Return `terminated` and `is_truncated`, each of shape [P] or []."""
+    action = to_env_action(single.spec, single.bounds, action)
+    _, state, _, *flags, _ = single.env.step_env(key, state, action, single.params)
+    flags = [jnp.asarray(flag) for flag in (*flags, single.env.is_truncated(state, single.params))]
+    terminated, truncated = (x if x.shape == single.players else x.reshape(()) for x in flags)
+    return terminated, truncated
 
 
 def _check_length(function: str, outcome: Any, expected: str, length: int) -> None:
@@ -234,14 +257,14 @@ def _check_mask(num_entries: int, mask: Any) -> None:
         raise _Unusable(f"its action_mask must have {num_entries} entries, got {got}")
 
 
-def _check_scalar(name: str, value: Any) -> None:
-    """Raise _Unusable unless a reward or an episode's end is one real number."""
+def _check_scalar(name: str, value: Any, alternative: str = "") -> None:
+    """Raise _Unusable unless a reward or an episode's end is one real number. The message ends with `alternative`."""
     is_array = hasattr(value, "dtype") or isinstance(value, bool | int | float | complex)
     if not is_array:
-        raise _Unusable(f"its {name} must be one number, got {_type_of(value)}")
+        raise _Unusable(f"its {name} must be one number{alternative}, got {_type_of(value)}")
     value = jnp.asarray(value)
     if value.size != 1:
-        raise _Unusable(f"its {name} must be one number, got shape {value.shape}")
+        raise _Unusable(f"its {name} must be one number{alternative}, got shape {value.shape}")
     if not (
         value.dtype == bool or jnp.issubdtype(value.dtype, jnp.integer) or jnp.issubdtype(value.dtype, jnp.floating)
     ):
