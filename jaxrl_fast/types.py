@@ -136,8 +136,8 @@ class HostEnvConfig(NamedTuple):
 class TimeStep(NamedTuple):
     """The result of a reset or a step of N environments.
 
-    A step taken from a `last` time step ignores its action, has reward 0 and begins the next episode (gymnasium's default
-    and dm_env's contract), or waits for other players. So the next observation is always the true successor.
+    A step taken from a `last` time step ignores its action, has reward 0 and begins the next episode, or waits for
+    other players (gymnasium's default and dm_env's contract). So the next observation is always the true successor.
     """
 
     obs: PyTree  # [N, ...]

@@ -300,6 +300,7 @@ def test_evaluate_against_other_run_itself_and_scripted_opponent(tmp_path):
     with pytest.raises(ValueError, match="explore: is not possible with against, got both"):
         one.evaluate(against="scripted", explore=True)
 
+
 class Lives:
     """Players live for different numbers of steps; afterwards the environment rewards them with -100 for waiting."""
 

@@ -1,7 +1,10 @@
-"""Provide JaxMARL's multi-agent particle environments (MPE) whose agents have equal observations and actions.
+"""Provide JaxMARL's multi-agent particle environments (MPE).
 
-Each agent is a player. `step_env` is called, not `step`, which resets by itself and hides the terminal observation. An
-episode is truncated for all players together after `max_steps` + 1 steps, as JaxMARL counts them; none terminates.
+Each agent is a player. Where players differ, shorter observations end with zeros, a mask forbids the actions that a
+player lacks, and the excess numbers of a continuous action are ignored.
+
+`step_env` is called, not `step`, which resets by itself and hides the terminal observation. An episode is truncated for
+all players together after `max_steps` + 1 steps, as JaxMARL counts them; none terminates.
 """
 
 import contextlib
@@ -36,14 +39,13 @@ class JaxMarlEnv:
             raise ValueError(f"max_steps: must be at least 1, got {max_steps}")
         self.env = jaxmarl.make(name, max_steps=max_steps, action_type=action_type)
         agents = self.env.agents
-        for what in ("observation", "action"):
-            each = {agent: getattr(self.env, f"{what}_space")(agent) for agent in agents}
-            kind = lambda space: (type(space).__name__, space.shape, getattr(space, "n", 0))
-            kinds = {agent: kind(space) for agent, space in each.items()}
-            if len({*kinds.values()}) > 1:
-                listed = ", ".join(f"{agent} {kind[2] or list(kind[1])}" for agent, kind in kinds.items())
-                raise ValueError(f"the {what}s of its players must be equal, got {listed}; choose MPE_simple_spread_v3")
         self.players = tuple(agents) if len(agents) > 1 else ()
+        self.obs_size = max(self.env.observation_space(agent).shape[0] for agent in agents)
+        self.spaces = [self.env.action_space(agent) for agent in agents]
+        nums = [getattr(space, "n", 0) for space in self.spaces]
+        if len({*nums}) > 1:  # `envs.gymnax` looks for the method
+            mask = jnp.arange(max(nums)) < jnp.asarray(nums)[:, None]
+            self.action_mask = lambda state, params: mask
 
     def reset_env(self, key: Key, params: Any) -> tuple[jax.Array, Any]:
         """Start an episode."""
@@ -52,8 +54,9 @@ class JaxMarlEnv:
 
     def step_env(self, key: Key, state: Any, action: jax.Array, params: Any) -> tuple[Any, ...]:
         """Step without a reset."""
-        each = action if self.players else action[None]
-        obs, state, reward, _, _ = self.env.step_env(key, state, dict(zip(self.env.agents, each, strict=True)))
+        rows = zip(self.env.agents, self.spaces, action if self.players else action[None], strict=True)
+        own = {agent: row[: space.shape[0]] if space.shape else row for agent, space, row in rows}
+        obs, state, reward, _, _ = self.env.step_env(key, state, own)
         return self._of_players(obs), state, self._of_players(reward).astype(jnp.float32), False, {}
 
     def is_truncated(self, state: Any, params: Any) -> jax.Array:
@@ -61,15 +64,17 @@ class JaxMarlEnv:
         return jnp.asarray(state.step > self.env.max_steps)
 
     def action_space(self, params: Any) -> Discrete | Interval:
-        """Return the space of a player's actions."""
-        space = self.env.action_space(self.env.agents[0])
-        if hasattr(space, "n"):
-            return Discrete(int(space.n))
-        low, high = (np.broadcast_to(np.float32(bound), space.shape) for bound in (space.low, space.high))
+        """Return the largest action space of a player."""
+        largest = max(self.spaces, key=lambda space: getattr(space, "n", 0) or space.shape)
+        if hasattr(largest, "n"):
+            return Discrete(int(largest.n))
+        low, high = (np.broadcast_to(np.float32(bound), largest.shape) for bound in (largest.low, largest.high))
         return Interval(low, high)
 
     def _of_players(self, values: Mapping[str, jax.Array]) -> jax.Array:
-        stacked = jnp.stack([values[agent] for agent in self.env.agents])
+        """Return values of all players; shorter observations end with zeros."""
+        pad = lambda x: jnp.pad(x, (0, self.obs_size - len(x))) if x.ndim else x
+        stacked = jnp.stack([pad(values[agent]) for agent in self.env.agents])
         return stacked if self.players else stacked[0]
 
 
