@@ -329,7 +329,7 @@ class Lives:
         return Discrete(2)
 
 
-class TestPlayersWithOwnEnds:
+class TestPlayersWithSeparateEnds:
     """The rows of a player whose episode has ended are invalid until the game ends."""
 
     def collect(self, num_steps=60):
@@ -382,7 +382,7 @@ class TestPlayersWithOwnEnds:
         assert rows == 32 and (time > lifetime).any()
         np.testing.assert_array_equal(np.asarray(ring.valid)[:, :rows], time < lifetime)
 
-    def test_frame_skip_sums_rewards_up_to_own_end(self):
+    def test_frame_skip_sums_rewards_up_to_end_of_player(self):
         env = envs.make(Lives, N, frame_skip=2)
         state, first = jax.jit(env.reset)(jax.random.key(3))
         after = jax.jit(env.step)(state, jnp.zeros(3 * N, jnp.int32))[1]

@@ -49,7 +49,7 @@ class State(NamedTuple):
 
     env: PyTree  # [N, ...] gymnax's own state
     key: Key  # [N] for the steps of this episode
-    last: jax.Array  # [N] bool: the next step resets; [N, P], if players have ends of their own: once all are True
+    last: jax.Array  # [N] bool: the next step resets; [N, P], if players have separate ends: once all are True
     num_steps: jax.Array  # uint32: steps so far; it may wrap, because no episode lasts 2^32 steps
     resets: ResetBuffer
 

@@ -33,7 +33,7 @@ class Single(NamedTuple):
     bounds: Any  # the true (low, high) of continuous actions, else ()
     spec: EnvSpec
     raw_obs: PyTree = ()  # shapes and dtypes of the observation that the environment itself returns
-    ends: tuple[int, ...] = ()  # (P,) if each player has an end of its own, else ()
+    ends: tuple[int, ...] = ()  # (P,) if players have separate ends, else ()
 
     @property
     def players(self) -> tuple[int, ...]:
@@ -105,7 +105,7 @@ def step_one(single: Single, key: Key, env_state: PyTree, action: jax.Array) -> 
 
 
 def _flag(single: Single, value: Any) -> jax.Array:
-    """Return whether an episode has ended, bool [] or, if players have ends of their own, [P]."""
+    """Return whether an episode has ended, bool [] or, if players have separate ends, [P]."""
     value = jnp.asarray(value, bool)
     return value if value.shape == single.ends else jnp.broadcast_to(value.reshape(()), single.ends)
 
