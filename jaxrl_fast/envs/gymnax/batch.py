@@ -145,7 +145,7 @@ def reset(single: Single, key: Key) -> tuple[State, TimeStep]:
     state = State(episode.env, _wrap(key, episode.key_data), last, jnp.uint32(0), resets)
     mask = action_masks(single, episode.env)
     reward = jnp.zeros((num_envs, *single.players), jnp.float32)
-    score = _score_of_game(jnp.copy(reward), last) if single.ends else ()
+    score = _score_of_players(jnp.copy(reward), last) if single.ends else ()
     return state, TimeStep(episode.obs, reward, jnp.ones(last.shape, jnp.float32), jnp.copy(last), score, mask)
 
 
@@ -154,7 +154,7 @@ def step(single: Single, state: State, action: jax.Array) -> tuple[State, TimeSt
 
     An environment that resets is stepped too, from the start of its next episode, and the result is discarded:
     `step_env` need not be defined on the state after an episode's end. A player whose episode has ended waits, with
-    `last` True, until those of all players of its game have.
+    `last` True, until those of all its players have.
     """
     if not single.players:  # else `players` has checked it
         spaces.check_action(single.spec, action)
@@ -172,7 +172,7 @@ def step(single: Single, state: State, action: jax.Array) -> tuple[State, TimeSt
         reward=reward,
         discount=jnp.where(ended, 1.0, timestep.discount),
         last=last,
-        score=_score_of_game(reward, last) if single.ends else (),
+        score=_score_of_players(reward, last) if single.ends else (),
         action_mask=action_masks(single, episode.env),
     )
     resets = resets._replace(used=resets.used | begins)
@@ -180,7 +180,7 @@ def step(single: Single, state: State, action: jax.Array) -> tuple[State, TimeSt
     return State(episode.env, key, timestep.last, state.num_steps + 1, resets), timestep
 
 
-def _score_of_game(reward: jax.Array, last: jax.Array) -> EpisodeScore:
+def _score_of_players(reward: jax.Array, last: jax.Array) -> EpisodeScore:
     """Return scores of players [N, P] that are complete when the last player's episode ends."""
     return EpisodeScore(reward, jnp.broadcast_to(last.all(axis=-1, keepdims=True), last.shape))
 
