@@ -3,15 +3,8 @@
 Trajectories do not depend on the number of workers, because each environment has its own seed.
 """
 
-import contextlib
 import itertools
-import json
-import os
 import pickle
-import signal
-import socket
-import subprocess
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
@@ -20,17 +13,12 @@ import numpy as np
 from jaxrl_fast.envs.gymnasium import worker
 from jaxrl_fast.envs.gymnasium.copying import Method, pack, unpack
 from jaxrl_fast.envs.gymnasium.layout import Arrays, Layout, SharedMemory, allocate, build, num_bytes
+from jaxrl_fast.envs.gymnasium.process import Worker
 from jaxrl_fast.envs.gymnasium.stepping import Stepper, where
 from jaxrl_fast.envs.host_pool import Row
 from jaxrl_fast.types import PyTree
 from jaxrl_fast.utils import warnings
 from jaxrl_fast.utils.errors import EnvFault, WorkerTraceback, blame, why
-
-START = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from jaxrl_fast.envs.gymnasium.worker import main; main()"
-)
-ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")  # in each worker
-CLOSE_S = 5  # for environments to close; then their process is ended
 
 
 def rows_of(layout: Layout, arrays: Arrays) -> PyTree:
@@ -242,7 +230,7 @@ class WorkerPool:
             if warning:
                 warnings.warn(warning)
 
-    def _answer(self, one: "Worker", timeout_s: float | None) -> Any:
+    def _answer(self, one: Worker, timeout_s: float | None) -> Any:
         """Return a worker's answer. Raise what its environment has raised."""
         try:
             kind, value = one.receive(timeout_s)
@@ -256,80 +244,10 @@ class WorkerPool:
             raise EnvFault(f"{self.env_id}: the worker process {one.process.pid} ended{one.status()}{self._place(one)}")
         return value
 
-    def _place(self, one: "Worker") -> str:
+    def _place(self, one: Worker) -> str:
         """Return " in environment 3, episode 2, step 17, action 1" for a worker inside an environment."""
         busy = np.flatnonzero(self.arrays.busy[one.first : one.last])
         return f" in {where(self.arrays, i := one.first + int(busy[-1]), i)}" if len(busy) else ""
-
-
-class Worker:
-    """One worker process, as its parent sees it."""
-
-    def __init__(self, memory: SharedMemory, setup: Any, first: int, last: int) -> None:
-        """Start it for environments `first` to `last` - 1. It is a new Python, not a fork: JAX has threads here."""
-        self.first, self.last = first, last
-        self.channel, theirs = socket.socketpair()
-        descriptors = theirs.fileno(), memory.descriptor
-        command = [sys.executable, "-c", START, json.dumps(sys.path), *map(str, descriptors)]
-        with theirs:
-            self.process = subprocess.Popen(
-                command,
-                stdin=subprocess.PIPE,  # closed when this process ends
-                pass_fds=descriptors,
-                start_new_session=True,  # Ctrl-C reaches the parent only
-                env=_environment(os.environ),
-            )
-        self._send(setup)
-
-    def step(self) -> None:
-        """Ask for a step of the worker's environments."""
-        with contextlib.suppress(ConnectionError):  # it has ended, which `receive` tells
-            self.channel.sendall(worker.STEP)
-
-    def call(self, name: str, *arguments: Any) -> None:
-        """Ask for a call of a method of the worker's environments."""
-        self._send((name, *arguments))
-
-    def _send(self, value: Any) -> None:
-        with contextlib.suppress(ConnectionError):
-            worker.send(self.channel, worker.CALL, value)
-
-    def receive(self, timeout_s: float | None) -> tuple[bytes, Any]:
-        """Return an answer; b"" if the worker has ended. Raises TimeoutError."""
-        self.channel.settimeout(timeout_s)
-        try:
-            return worker.receive(self.channel)
-        except (ConnectionError, EOFError):
-            return b"", None
-
-    def status(self) -> str:
-        """Return how the process has ended: " by signal 11 (SIGSEGV)"."""
-        try:
-            code = self.process.wait(CLOSE_S)
-        except subprocess.TimeoutExpired:
-            return ""
-        if code >= 0:
-            return f" with exit status {code}"
-        return f" by signal {-code} ({signal.Signals(-code).name})"
-
-    def hang_up(self) -> None:
-        """Tell the process to end: it closes its environments."""
-        self.channel.close()
-
-    def end(self) -> None:
-        """Wait for the end of the process, or kill it."""
-        try:
-            self.process.wait(CLOSE_S)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
-        if self.process.stdin is not None:
-            self.process.stdin.close()
-
-
-def _environment(variables: Mapping[str, str]) -> dict[str, str]:
-    """Return a worker's environment variables: one thread, and JAX on the CPU, unless the user has set them."""
-    return ONE_THREAD | {"JAX_PLATFORMS": "cpu"} | dict(variables)
 
 
 def _raise(pickled: bytes | None, text: str, shown: str, place: str | None) -> NoReturn:

@@ -1,4 +1,4 @@
-"""Step a share of a pool's environments in a separate process: `main` is what `pool.WorkerPool` starts.
+"""Step a share of a pool's environments in a separate process: `main` is what `process.Worker` starts.
 
 The parent and this process share the arrays of rows. Over a socket go a byte for a step, and pickled calls and results
 for all else. JAX is not imported, unless the environment does it.

@@ -1,0 +1,90 @@
+"""Start a worker process, and talk to it, as its parent. `worker` is what runs there."""
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from jaxrl_fast.envs.gymnasium import worker
+from jaxrl_fast.envs.gymnasium.layout import SharedMemory
+
+START = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from jaxrl_fast.envs.gymnasium.worker import main; main()"
+)
+ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")  # in each worker
+CLOSE_S = 5  # for environments to close; then their process is ended
+
+
+class Worker:
+    """One worker process, as its parent sees it."""
+
+    def __init__(self, memory: SharedMemory, setup: Any, first: int, last: int) -> None:
+        """Start it for environments `first` to `last` - 1. It is a new Python, not a fork: JAX has threads here."""
+        self.first, self.last = first, last
+        self.channel, theirs = socket.socketpair()
+        descriptors = theirs.fileno(), memory.descriptor
+        command = [sys.executable, "-c", START, json.dumps(sys.path), *map(str, descriptors)]
+        with theirs:
+            self.process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,  # closed when this process ends
+                pass_fds=descriptors,
+                start_new_session=True,  # Ctrl-C reaches the parent only
+                env=_environment(os.environ),
+            )
+        self._send(setup)
+
+    def step(self) -> None:
+        """Ask for a step of the worker's environments."""
+        with contextlib.suppress(ConnectionError):  # it has ended, which `receive` tells
+            self.channel.sendall(worker.STEP)
+
+    def call(self, name: str, *arguments: Any) -> None:
+        """Ask for a call of a method of the worker's environments."""
+        self._send((name, *arguments))
+
+    def _send(self, value: Any) -> None:
+        with contextlib.suppress(ConnectionError):
+            worker.send(self.channel, worker.CALL, value)
+
+    def receive(self, timeout_s: float | None) -> tuple[bytes, Any]:
+        """Return an answer; b"" if the worker has ended. Raises TimeoutError."""
+        self.channel.settimeout(timeout_s)
+        try:
+            return worker.receive(self.channel)
+        except (ConnectionError, EOFError):
+            return b"", None
+
+    def status(self) -> str:
+        """Return how the process has ended: " by signal 11 (SIGSEGV)"."""
+        try:
+            code = self.process.wait(CLOSE_S)
+        except subprocess.TimeoutExpired:
+            return ""
+        if code >= 0:
+            return f" with exit status {code}"
+        return f" by signal {-code} ({signal.Signals(-code).name})"
+
+    def hang_up(self) -> None:
+        """Tell the process to end: it closes its environments."""
+        self.channel.close()
+
+    def end(self) -> None:
+        """Wait for the end of the process, or kill it."""
+        try:
+            self.process.wait(CLOSE_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        if self.process.stdin is not None:
+            self.process.stdin.close()
+
+
+def _environment(variables: Mapping[str, str]) -> dict[str, str]:
+    """Return a worker's environment variables: one thread, and JAX on the CPU, unless the user has set them."""
+    return ONE_THREAD | {"JAX_PLATFORMS": "cpu"} | dict(variables)
