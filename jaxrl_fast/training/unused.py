@@ -16,8 +16,6 @@ from jaxrl_fast.training.plan import Plan
 from jaxrl_fast.types import Box
 from jaxrl_fast.utils.option import options_of
 
-WITHOUT_WORKERS = ("envpool", "ale")  # backends on the host that step environments in threads
-
 
 def lines(plan: Plan) -> list[str]:
     """Return a warning for each option that differs from its default, and has no effect in any member of a sweep."""
@@ -49,18 +47,16 @@ def _of_run(plan: Plan) -> list[Unused]:
     """Return the options of a run, and the one of a replay that depends on where it lies."""
     options, env, has_files = plan.settings.options, plan.env, bool(plan.agent.resources)
     on_device, no_files = f"{env.spec.id} runs on the device", "no replay is in host memory or on disk"
-    has_workers = options.env_workers != 0 and env.spec.id.partition("/")[0] not in WITHOUT_WORKERS
+    has_workers = any("worker process" in line for line in env.info)
     num_episodes, in_sweep = options.eval_episodes, bool(plan.members)  # a sweep has other defaults
+    workers, of_pool = options.env_workers, env.spec.num_envs // env.parallelism.num_pools
     has_replay = hasattr(plan.settings.agent, "replay_compression")
     return [
-        (
-            "eval_envs",
-            options.eval_envs > num_episodes,
-            f"an evaluation of {num_episodes} episodes uses {num_episodes}",
-        ),
+        ("eval_envs", options.eval_envs > num_episodes, f"{num_episodes} episodes take {num_episodes} environments"),
         ("console_every", options.log_level == "quiet" and not in_sweep, "log_level is quiet"),
         ("project", not (options.wandb or options.trackio), "neither wandb nor trackio is on"),
         ("host_bridge", env.on_device, on_device),
+        ("env_workers", workers != "auto" and workers > of_pool, f"a pool of {of_pool} environments has {of_pool}"),
         ("env_timeout", env.on_device, on_device),
         ("env_timeout", not has_workers, f"{env.spec.id} is stepped without worker processes"),
         ("keep_replay", not has_files, no_files),

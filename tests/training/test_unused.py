@@ -20,8 +20,11 @@ STEPS = {"total_steps": 20_480}  # the off-policy algorithms learn
 # An option, its value, a run in which it has no effect, and one in which it has; None where there is none so small.
 CASES = [
     ("host_bridge", "callback", PPO, ON_HOST),
-    ("env_timeout", 5, PPO, ON_HOST),
-    ("env_timeout", 5, ON_HOST | {"env_workers": 0}, ON_HOST | {"env_workers": 1}),
+    ("env_timeout", 5, PPO, ON_HOST | {"env_workers": 1}),
+    ("env_timeout", 5, ON_HOST | {"env_workers": 0}, ON_HOST | {"env_workers": 2}),
+    ("env_timeout", 5, PPO | {"env": "envpool/CartPole-v1"}, None),
+    ("env_workers", 5, ON_HOST | {"num_envs": 4}, ON_HOST | {"num_envs": 8}),
+    ("env_workers", 5, ON_HOST | {"num_envs": 8, "async_pools": 2}, ON_HOST | {"num_envs": 10, "async_pools": 2}),
     ("exact_resume", True, PPO, ON_HOST | {"save_every": "1k"}),
     ("keep_replay", False, PPO, DQN | {"agent.replay_storage": "host"}),
     ("keep_replay", False, DQN, DQN | {"agent.replay_storage": "disk"}),
@@ -89,6 +92,8 @@ def named(made):
 @pytest.mark.parametrize(("option", "value", "idle", "used"), CASES)
 def test_option_without_effect_is_named_only_where_it_has_none(option, value, idle, used, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    if idle["env"].startswith("envpool/"):
+        pytest.importorskip("envpool")
     default = known_options(CONFIGS[idle["algo"]])[option].default
     assert option not in named(planned(idle | {option: default}))
     assert option in named(planned(idle | {option: value}))
