@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 
 from jaxrl_fast import cli
 from jaxrl_fast.training.env_check import Finding, Options, check
-from jaxrl_fast.utils import devices
+from jaxrl_fast.utils import devices, warnings
 
 USAGE = cli.CommandSpec(
     "python -m jaxrl_fast.check",
@@ -24,6 +24,8 @@ def prepare(argv: Sequence[str]) -> tuple[str, Iterator[Finding], Finding]:
     """Read the command line and make the environment. Return its id, the findings, and the first of these."""
     (env_id,), options = cli.read(USAGE, argv)
     devices.check_device()
+    if options.algo == "none" and options.num_envs != Options.num_envs:
+        warnings.warn("--num-envs: has no effect; algo is none, so that no training is timed")
     findings = check(env_id, options)
     return env_id, findings, next(findings)
 

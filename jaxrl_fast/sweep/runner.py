@@ -72,9 +72,24 @@ def announce(sweep: SweepPlan, terminal: Console) -> None:
     terminal.print(f"jaxrl_fast {__version__}   {' · '.join(parts)}")
     if sweep.scale != "none":
         terminal.print(f"scale  {sweep.scale}, from {sweep.base_num_envs} environments")
+    for line in unused(sweep):
+        warnings.warn(line)
     for note in single_numbers(sweep):
         terminal.print(note)
     terminal.print(f"sweep  {sweep.folder}")
+
+
+def unused(sweep: SweepPlan) -> list[str]:
+    """Return a warning for each option of the sweep that has no effect, or less than it asks for."""
+    lines, num_left, workers = [], len(unfinished(sweep)), sweep.sweep_options.workers
+    if sweep.scale != "none" and all(g.settings.options.num_envs == sweep.base_num_envs for g in sweep.groups.values()):
+        lines += [f"--scale: has no effect; all trainings have {sweep.base_num_envs} environments"]
+    if workers > max(num_left, 1):
+        left = formatting.counted(num_left, "program")
+        lines += [
+            f"--workers: has no effect beyond the {left} that {'is' if num_left == 1 else 'are'} left, got {workers}"
+        ]
+    return lines
 
 
 def single_numbers(sweep: SweepPlan) -> list[str]:

@@ -17,7 +17,6 @@ from jaxrl_fast.training.plan import Plan
 from jaxrl_fast.utils import devices, formatting, memory, warnings
 from jaxrl_fast.utils.devices import device
 from jaxrl_fast.utils.errors import from_python
-from jaxrl_fast.utils.option import options_of
 from jaxrl_fast.utils.throttle import Throttle
 
 if TYPE_CHECKING:
@@ -141,22 +140,11 @@ def _print_sizes(plan: Plan, terminal: Console) -> None:
 
 
 def _check_options(plan: Plan) -> list[str]:
-    """Return warnings about options of the algorithm that have no effect here, or that do not go together."""
-    from jaxrl_fast.types import Discrete
+    """Return warnings about options that have no effect here, or that do not go together."""
+    from jaxrl_fast.training import unused
 
-    agent, spec, split = plan.settings.agent, plan.env.spec, plan.env.parallelism
-    why_unused = {"continuous": f"the actions of {spec.id} are discrete"} if isinstance(spec.action, Discrete) else {}
-    if spec.num_envs * split.num_shards // split.num_pools == 1:
-        why_unused["several_envs"] = "one environment acts at a time"
-    if getattr(agent, "network", "") == "simba":
-        why_unused["no_simba"] = "network simba has normalization of its own"
-    changed = (o for name, o in options_of(type(agent)).items() if getattr(agent, name) != o.default)
-    lines = [
-        f"--agent.{o.name.replace('_', '-')}: has no effect; {why_unused[o.only]}"
-        for o in changed
-        if o.only in why_unused
-    ]
-    return [*lines, *(agent.warnings(plan.settings.options.num_envs) if hasattr(agent, "warnings") else ())]
+    agent, num_envs = plan.settings.agent, plan.settings.options.num_envs
+    return [*unused.lines(plan), *(agent.warnings(num_envs) if hasattr(agent, "warnings") else ())]
 
 
 def _from_where(plan: Plan) -> str:

@@ -77,8 +77,7 @@ def decide(
         and (several or independent or needs.free is None or needs.total <= needs.free)
     ):
         config = dataclasses.replace(config, replay_storage="device")
-        note = "observations on the device; --replay-dir is not used" if of_folder else ""
-        return Decision(settings._replace(agent=config), agent, note)
+        return Decision(settings._replace(agent=config), agent)
     options = {"replay_storage": "host", "replay_compression": "zstd" if packed else "none"}
     there = memory.estimate(env, make(dataclasses.replace(config, **options)), placement)
     on_disk = _free_on_disk(settings.options)

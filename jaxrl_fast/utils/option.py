@@ -74,7 +74,7 @@ def option(
     bounds: Bounds | tuple[float, ...] | None = None,
     words: tuple[str, ...] = (),
     needs: tuple[Any, ...] = (),
-    only: Literal["", "continuous", "several_envs", "no_simba"] = "",
+    only: Literal["", "continuous", "several_envs", "several_steps", "images", "no_simba"] = "",
     traced: bool | Literal["nonzero"] = False,
     sweepable: bool = True,
     resumable: bool | Literal["inexact"] = False,
@@ -95,8 +95,9 @@ def option(
         bounds: the numbers accepted, as (min,) or (min, max); `Bounds(0, exclusive_min=True)` excludes the minimum.
         words: words accepted besides the values of the type, such as ("auto",).
         needs: another option's name and values without which this option has no effect; setting it then is an error.
-        only: "continuous", "several_envs" or "no_simba": a run without continuous actions, with one environment, or
-            with network simba warns that the option has no effect.
+        only: a run warns that the option has no effect without continuous actions ("continuous"), several environments
+            ("several_envs"), several gradient steps in an update ("several_steps"), observations [H, W, C] ("images"),
+            or another network than simba ("no_simba").
         traced: whether `make` only calculates with this real number, so that a sweep over it is one program;
             "nonzero" if 0 changes the program.
         sweepable: whether a sweep may have several values of it.

@@ -797,15 +797,6 @@ def test_custom_algorithm_may_have_dependent_option_without_switch(monkeypatch):
     assert load.from_keywords(algo="mine", agent={"v_min": -1}).agent == mine(-1.0)
 
 
-@pytest.mark.parametrize(("env", "is_told"), [("CartPole-v1", True), ("Pendulum-v1", False)])
-def test_continuous_action_options_warn_when_actions_are_discrete(env, is_told, capsys):
-    settings = load.from_keywords(algo="ppo", env=env, agent={"tanh_squash": True, "log_std_init": -1})
-    console.announce(plan.validate_plan(settings), terminal.QuietConsole())
-    told = "warning: --agent.{}: has no effect; the actions of gymnax/CartPole-v1 are discrete\n"
-    expected = "".join(map(told.format, ("tanh-squash", "log-std-init")))
-    assert capsys.readouterr().err == (expected if is_told else "")
-
-
 def test_dependent_option_of_preset_is_accepted_without_its_switch(tmp_path):
     """The config.yaml of a run is a preset with all options, also those without effect."""
     settings = parse("--config rainbow_cartpole --agent.no-prioritized --agent.value-head none")
@@ -864,33 +855,6 @@ def test_announce_warns_when_run_ends_before_learning_starts(total_steps, is_tol
     settings = load.from_keywords(algo="dqn", num_envs=16, total_steps=total_steps, agent={"rollout_length": 1})
     console.announce(plan.validate_plan(settings), terminal.QuietConsole())
     assert ("nothing will be learned: gradient steps come after step 10000" in capsys.readouterr().err) == is_told
-
-
-@pytest.mark.parametrize(("num_envs", "is_told"), [(1, True), (2, False)])
-def test_announce_warns_of_apex_alpha_with_one_environment(num_envs, is_told, capsys):
-    settings = load.from_keywords(algo="dqn", num_envs=num_envs, agent={"apex_alpha": 7})
-    console.announce(plan.validate_plan(settings), terminal.QuietConsole())
-    assert ("--agent.apex-alpha: has no effect; one environment acts at a time" in capsys.readouterr().err) == is_told
-
-
-@pytest.mark.parametrize(
-    ("algo", "agent", "warned"),
-    [
-        ("sac", dict(network="simba", layer_norm=True), "layer-norm"),
-        ("pqn", dict(network="simba", layer_norm=False), "layer-norm"),
-        ("pqn", dict(network="simba"), ""),  # it is on by default
-        ("dqn", dict(layer_norm=True), ""),
-        ("ddpg", dict(target_noise_clip=0.1), "target-noise-clip"),
-        ("td3", dict(target_noise_clip=0.1), ""),
-        ("ddpg", dict(target_noise_clip=0.1, target_noise=0.2), ""),
-    ],
-)
-def test_announce_warns_of_options_without_effect(algo, agent, warned, capsys):
-    env = "CartPole-v1" if algo in ("dqn", "pqn") else "Pendulum-v1"
-    settings = load.from_keywords(algo=algo, env=env, agent=agent | dict(hidden_sizes=(8,)), total_steps=20_000)
-    console.announce(plan.validate_plan(settings), terminal.QuietConsole())
-    error = capsys.readouterr().err
-    assert error.startswith(f"warning: --agent.{warned}: has no effect") if warned else error == ""
 
 
 @pytest.mark.parametrize(

@@ -259,3 +259,9 @@ def test_check_command_prints_findings_and_returns_exit_status(capsys):
     assert check.main([f"{MODULE}:Mixed", "--algo", "dqn", "--steps", "50"]) == 0
     assert "note  training     not timed: dqn: requires discrete actions" in capsys.readouterr().out
     assert sys.modules[MODULE] is gym_envs
+
+
+@pytest.mark.parametrize(("algo", "is_told"), [("none", True), ("ppo", False)])
+def test_check_names_num_envs_without_training_as_without_effect(algo, is_told, capsys):
+    check.prepare([f"{MODULE}:Walk", "--algo", algo, "--num-envs", "2"])
+    assert ("--num-envs: has no effect; algo is none" in capsys.readouterr().err) == is_told

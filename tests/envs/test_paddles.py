@@ -192,3 +192,19 @@ def test_make_rejects_invalid_option_with_one_line_message(options, problem):
     with pytest.raises(ValueError) as error:
         envs.make("Paddles", 2, **options)
     assert problem in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "idle"),
+    [
+        (dict(opponent_speed="1"), ["opponent_speed"]),
+        (dict(opponent_speed=0.5), []),
+        (dict(opponent_speed=1, opponent="scripted"), []),
+        (dict(mirror="false", opponent="scripted"), ["mirror"]),
+        (dict(mirror=False, opponent="scripted", side="right"), []),
+        (dict(mirror=False), []),
+    ],
+)
+def test_option_without_effect_is_a_warning(options, idle):
+    warnings = envs.make("Paddles", 2, **options).warnings
+    assert [line.partition(": has no effect; ")[0] for line in warnings] == idle

@@ -528,6 +528,17 @@ def test_npz_rejects_policy_with_memory():
         numpy_mlp.write(saved, function.make(saved, False))
 
 
+@pytest.mark.parametrize(
+    ("algo", "options", "got"),
+    [("ddpg", {"noise_theta": 0.15}, "noise_theta 0.15"), ("ppo", {"gsde": True}, "gsde true")],
+)
+def test_npz_rejects_noise_that_lasts_only_when_sampled(algo, options, got):
+    saved = untrained(envs.make("Pendulum-v1", 1), algo, hidden_sizes=[4], **options)
+    assert numpy_mlp.write(saved, function.make(saved, False))
+    with pytest.raises(ValueError, match=rf"cannot sample with noise that lasts for several steps, got {got}; use "):
+        numpy_mlp.write(saved, function.make(saved, True))
+
+
 @pytest.mark.parametrize("value_head", ["none", "c51", "quantile"])
 def test_npz_of_actor_has_no_atoms_of_critics(value_head, tmp_path):
     saved = untrained(envs.make("Pendulum-v1", 1), "sac", hidden_sizes=[4], value_head=value_head)

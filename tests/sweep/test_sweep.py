@@ -692,6 +692,21 @@ def test_single_numbers_of_list_option_give_note(tmp_path):
     assert not runner.single_numbers(plan("ppo --agent.hidden-sizes 64 64,128 --num-envs 1,2"))
 
 
+@pytest.mark.parametrize(
+    ("more", "idle"),
+    [
+        ("--scale minibatches --num-envs 4", ["--scale"]),  # those of TINY
+        ("--scale minibatches --num-envs 4,8", []),
+        ("--workers 3 --num-envs 4,8", ["--workers"]),
+        ("--workers 2 --num-envs 4,8", []),
+        ("--num-envs 4", []),
+    ],
+)
+def test_announce_names_options_of_sweep_without_effect(more, idle, tmp_path):
+    ready = prepare.prepare(grid.from_command_line(f"{TINY} {more} --sweep-dir {tmp_path / 'sweep'}".split()))
+    assert [line.partition(": has no effect")[0] for line in runner.unused(ready)] == idle
+
+
 def test_interrupted_sweep_resumes(fake_training, monkeypatch):
     line, folder = fake_training
     stop = lambda plan: "stopped" if plan.settings.options.num_envs == 4 else "done"

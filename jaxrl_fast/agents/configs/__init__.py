@@ -14,6 +14,7 @@ required. Optional members:
 - `first_learning(num_envs)`: environment steps before the first gradient step.
 - `describe(num_envs)`: a sentence for the header of a run.
 - `warnings(num_envs)`: warnings about options that do not go together.
+- `unused()`: options that other ones may switch off, as rows of `common.Unused`.
 """
 
 from jaxrl_fast.agents.configs.dqn import DQN

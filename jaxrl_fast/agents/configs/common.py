@@ -14,6 +14,7 @@ Activation = Literal["auto", "tanh", "relu"]
 KernelInit = Literal["orthogonal", "lecun_normal", "lecun_uniform", "he_normal", "he_uniform"]
 Dtype = Literal["float32", "bfloat16"]
 Memory = Literal["none", "gru", "lstm", "lru"]
+Unused = tuple[str, bool, str]  # an option, whether it has no effect because of other ones, and why
 
 rollout = partial(option, help="Environment steps per update in each environment.", bounds=COUNT)
 rollout_off_policy = partial(
@@ -188,6 +189,7 @@ observations = partial(
     option,
     help="How observations [H, W, C] are read: image (shades, divided by 255), board or vector (numbers, as they are). "
     "auto: bytes with sides of 16 or more are images.",
+    only="images",
 )
 hidden_sizes = partial(
     option,
@@ -273,6 +275,28 @@ def warn_of_targets(config: Any, num_envs: int) -> tuple[str, ...]:
         return ()
     problem = f"the target is copied several times within an update of {steps} steps, got {interval}"
     return (f"--agent.target-update-interval: {problem}; use {steps} or more",)
+
+
+def unused_priorities(config: Any) -> tuple[Unused, ...]:
+    """Return what has no effect on draws from a replay."""
+    are_equal = config.prioritized and config.priority_exponent == 0
+    return (("importance_exponent", are_equal, "priority_exponent is 0, so that all transitions are equal"),)
+
+
+def unused_epsilon(config: Any) -> tuple[Unused, ...]:
+    """Return what has no effect on epsilon-greedy exploration."""
+    start, end = config.epsilon_start, config.epsilon_end
+    return (
+        ("epsilon_steps", start == end, "epsilon_start and epsilon_end are equal"),
+        ("apex_alpha", start == end and start in (0, 1), f"epsilon is always {start:g}"),
+    )
+
+
+def unused_layers(config: Any) -> tuple[Unused, ...]:
+    """Return what has no effect on a custom network without dense layers after it."""
+    widths = config.hidden_sizes or getattr(config, "critic_hidden_sizes", ())
+    is_bare, why = ":" in config.network and not widths, "a custom network has its own, unless hidden_sizes adds layers"
+    return tuple((name, is_bare, why) for name in ("activation", "layer_norm") if hasattr(config, name))
 
 
 def as_fraction(number: float) -> Fraction:

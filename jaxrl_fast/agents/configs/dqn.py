@@ -101,6 +101,16 @@ class DQN(common.OffPolicy):
         half = self.sequence_length // 2 if self.memory != "none" else 1
         return -(-half // rollout_length) * rollout_length
 
+    def unused(self) -> tuple[common.Unused, ...]:
+        """Return options that other ones may switch off."""
+        return (
+            ("munchausen_alpha", self.munchausen and self.munchausen_clip == 0, "munchausen_clip is 0"),
+            ("munchausen_clip", self.munchausen and self.munchausen_alpha == 0, "munchausen_alpha is 0"),
+            *common.unused_priorities(self),
+            *common.unused_epsilon(self),
+            *common.unused_layers(self),
+        )
+
     def warnings(self, num_envs: int) -> tuple[str, ...]:
         """Return warnings about options that do not go together."""
         return common.warn_of_targets(self, num_envs)

@@ -20,13 +20,21 @@ class PPO(common.OnPolicy):
     max_grad_norm: float = common.max_grad_norm(0.5)
     gamma: float = common.gamma(0.99)
     gae_lambda: float = option(0.95, "Lambda of the advantage estimate (GAE).", bounds=FRACTION, traced=True)
-    clip_coef: float = option(0.2, "Clip range of the policy ratio (equation 7).", bounds=POSITIVE, traced=True)
-    clip_vloss: bool = option(True, "Clip new values to within clip_coef of the old ones in the value loss.")
+    clip_coef: float = option(
+        0.2, "Clip range of the policy ratio (equation 7).", bounds=POSITIVE, traced=True, only="several_steps"
+    )
+    clip_vloss: bool = option(
+        True, "Clip new values to within clip_coef of the old ones in the value loss.", only="several_steps"
+    )
     value_coef: float = option(0.5, "Weight of the value loss (c1 in equation 9).", bounds=NON_NEGATIVE, traced=True)
     entropy_coef: float = option(0.01, "Weight of the entropy (c2 in equation 9).", bounds=NON_NEGATIVE, traced=True)
     normalize_advantage: bool = option(True, "Standardize advantages in each minibatch.")
     target_kl: float | None = option(
-        None, "Skip the rest of an update once its approximate KL exceeds 1.5 times this.", bounds=POSITIVE, traced=True
+        None,
+        "Skip the rest of an update once its approximate KL exceeds 1.5 times this.",
+        bounds=POSITIVE,
+        traced=True,
+        only="several_steps",
     )
     adaptive_kl: float | None = option(
         None,
@@ -64,4 +72,9 @@ class PPO(common.OnPolicy):
         "Environment steps after which a new function is drawn within an episode, too; none: never.",
         bounds=COUNT,
         needs=("gsde", True),
+        only="continuous",
     )
+
+    def unused(self) -> tuple[common.Unused, ...]:
+        """Return options that other ones may switch off."""
+        return common.unused_layers(self)

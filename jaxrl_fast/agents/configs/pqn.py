@@ -41,3 +41,7 @@ class PQN(common.OnPolicy):
     activation: common.Activation = common.activation("relu")
     kernel_init: common.KernelInit = common.kernel_init("orthogonal")
     compute_dtype: common.Dtype = common.compute_dtype("float32")
+
+    def unused(self) -> tuple[common.Unused, ...]:
+        """Return options that other ones may switch off."""
+        return *common.unused_epsilon(self), *common.unused_layers(self)

@@ -76,6 +76,10 @@ class SAC(common.ActorCritic):
     kernel_init: common.KernelInit = common.kernel_init("lecun_normal")
     compute_dtype: common.Dtype = common.compute_dtype("float32")
 
+    def unused(self) -> tuple[common.Unused, ...]:
+        """Return options that other ones may switch off."""
+        return *common.unused_priorities(self), *common.unused_layers(self)
+
     def warnings(self, num_envs: int) -> tuple[str, ...]:
         """Return warnings about options that do not go together."""
         found = common.warn_of_targets(self, num_envs)

@@ -67,11 +67,15 @@ class TD3(common.ActorCritic):
     kernel_init: common.KernelInit = common.kernel_init("lecun_normal")
     compute_dtype: common.Dtype = common.compute_dtype("float32")
 
-    def warnings(self, num_envs: int) -> tuple[str, ...]:
-        """Return warnings about options that do not go together."""
-        if self.target_noise or self.target_noise_clip == TD3.target_noise_clip:
-            return ()
-        return (f"--agent.target-noise-clip: has no effect without target_noise, got {self.target_noise_clip:g}",)
+    def unused(self) -> tuple[common.Unused, ...]:
+        """Return options that other ones may switch off."""
+        return (
+            ("target_noise", self.target_noise_clip == 0, "target_noise_clip is 0"),
+            ("target_noise_clip", self.target_noise == 0, "target_noise is 0"),
+            ("noise_theta", self.exploration_noise == 0, "exploration_noise is 0"),
+            *common.unused_priorities(self),
+            *common.unused_layers(self),
+        )
 
 
 @dataclass(frozen=True)

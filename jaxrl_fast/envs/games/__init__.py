@@ -19,7 +19,8 @@ def make(name: str, num_envs: int, options: Mapping[str, Any], host_config: Host
     """Return N games by name; `host_config` does not concern the device."""
     del host_config
     paddles.check_options(options)
-    return adapt(GAMES[name], num_envs, options, f"games/{name}", GAMES[name])
+    env = adapt(GAMES[name], num_envs, options, f"games/{name}", GAMES[name])
+    return env._replace(warnings=paddles.unused(options))
 
 
 def option_names(name: str) -> tuple[str, ...]:

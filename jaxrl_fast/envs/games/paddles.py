@@ -19,6 +19,7 @@ import jax.numpy as jnp
 
 from jaxrl_fast.envs.games import views
 from jaxrl_fast.types import Array, Discrete, Key
+from jaxrl_fast.utils.arguments import coerce
 
 PLAYERS = ("left", "right")
 STAY, UP, DOWN = range(3)  # actions
@@ -205,6 +206,18 @@ def check_options(options: Mapping[str, Any]) -> None:
             if not 0 < value <= most:
                 limit = f" and at most {at_most}" if at_most else ""
                 raise ValueError(f"{name}: must be more than 0{limit}, got {options[name]}")
+
+
+def unused(options: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return a warning for each option that differs from its default and has no effect; all values are valid."""
+    opponent, side = options.get("opponent", "none"), options.get("side", PLAYERS[0])
+    default = Params().opponent_speed
+    has_speed = _numbers(options.get("opponent_speed", default)) != [default]
+    is_mirrored = coerce("games/Paddles", "mirror", options.get("mirror", True), True)
+    found = ["opponent_speed: has no effect; opponent is none"] * (has_speed and opponent == "none")
+    if not is_mirrored and opponent != "none" and side == PLAYERS[0]:
+        found += ["mirror: has no effect; the left player never sees the field mirrored"]
+    return tuple(found)
 
 
 def _numbers(value: Any) -> list[float]:

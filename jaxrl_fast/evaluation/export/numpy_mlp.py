@@ -36,6 +36,9 @@ def write(saved: SavedRun, function: PolicyFunction) -> tuple[Arrays, str]:
         raise _unsupported(f"needs a built-in algorithm, got {saved.settings.algo}")
     if not hasattr(function.obs, "shape"):
         raise _unsupported(f"needs observations of one array, got {len(jax.tree.leaves(function.obs))}")
+    if function.memory and getattr(config, "memory", "none") == "none":
+        of_noise = f"noise_theta {config.noise_theta:g}" if hasattr(config, "noise_theta") else "gsde true"
+        raise _unsupported(f"cannot sample with noise that lasts for several steps, got {of_noise}")
     if function.memory:
         raise _unsupported("needs a policy without memory, got one with a memory")
     if config.network == "simba":
