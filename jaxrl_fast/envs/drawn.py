@@ -43,6 +43,8 @@ class Drawn:
 
     def __init__(self, env: Any, ranges: Mapping[str, Range]) -> None:
         self.wrapped, self.ranges = env, dict(ranges)
+        if hasattr(env, "action_mask"):  # only then has this object the method, which `gymnax.single` looks for
+            self.action_mask = self._action_mask
 
     def reset_env(self, key: Key, params: Any) -> tuple[PyTree, State]:
         """Draw the parameters, and start an episode."""
@@ -59,6 +61,10 @@ class Drawn:
     def is_truncated(self, state: State, params: Any) -> Any:
         """Return whether the time limit is reached."""
         return self.wrapped.is_truncated(state.env, replace(params, state.drawn))
+
+    def _action_mask(self, state: State, params: Any) -> Any:
+        """Return which actions are allowed."""
+        return self.wrapped.action_mask(state.env, replace(params, state.drawn))
 
     def action_space(self, params: Any) -> Any:
         """Return the action space."""

@@ -53,6 +53,13 @@ class Push:
         return spaces.Discrete(2)
 
 
+class Masked(Push):
+    """Allows the first action only where the drawn speed is even."""
+
+    def action_mask(self, state, params):
+        return jnp.array([params.speed % 2 == 0, True])
+
+
 def play(env, seed=0, num_steps=T):
     """Return the state and time step of a reset, and those of num_steps steps with action 1."""
 
@@ -166,3 +173,26 @@ def test_run_prints_and_saves_range_for_training_and_evaluation(tmp_path, capsys
     assert {*env.reset(jax.random.key(0))[0].env.drawn} == {"gravity"}
     fixed = run.evaluate(env_options={"gravity": 10}, episodes=8)
     assert fixed["differs_from_training"] == {"gravity": 10}
+
+
+def test_players_of_one_game_share_its_drawn_parameters():
+    num_games = 16
+    env = envs.make("games/Paddles", num_games, ball_speed="0.5..1")
+    state, timestep = jax.jit(env.reset)(jax.random.key(0))
+    assert env.spec.players == ("left", "right") and timestep.obs.shape == (2 * num_games, 9)
+    drawn = state.env.drawn["ball_speed"]
+    assert drawn.shape == (num_games,) and len(np.unique(drawn)) == num_games
+    assert float(drawn.min()) >= 0.5 and float(drawn.max()) <= 1
+
+
+def test_action_mask_follows_drawn_parameters():
+    env = envs.make(Masked, N, speed="1..9")
+    (state, first), (states, steps) = play(env)
+    assert env.spec.has_action_mask
+    for drawn_speed, mask in (
+        (state.env.drawn["speed"], first.action_mask),
+        (states.env.drawn["speed"], steps.action_mask),
+    ):
+        np.testing.assert_array_equal(mask[..., 0], drawn_speed % 2 == 0)
+        assert mask[..., 1].all()
+    assert 0 < steps.action_mask[..., 0].mean() < 1

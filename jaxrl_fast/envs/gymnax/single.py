@@ -44,7 +44,7 @@ class Single(NamedTuple):
 def traced(env_id: str, env: Any, params: Any, num_envs: int) -> Single:
     """Return the environment as tracing shows it, or raise ValueError; its declared spaces may be wrong."""
     action, bounds = _action(env_id, _try(env_id, env.action_space, params))
-    players = _players(env_id, env)
+    players = _players(env_id, unwrapped(env))
     spec = EnvSpec(env_id, None, action, num_envs, players=players)  # type: ignore[arg-type]  # obs is traced below
     single = Single(env, params, _observation_space(env, params), None, bounds, spec)
     key = jax.eval_shape(lambda: key_of_seed(0))
