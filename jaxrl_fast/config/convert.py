@@ -137,7 +137,7 @@ def _convert_one(option: Option, kind: Any, setting: Setting, value: Any) -> Any
         parts = re.findall(r"[^\s\[\](),]+", " ".join(map(str, setting.values)))
         way = f"{setting.origin} {' '.join(parts)}" if setting.on_command_line else f"[{', '.join(parts)}]"
         hint = f"; separate several by spaces: {way}" if setting.on_command_line else f"; give a list, {way}"
-    elif option.sweepable and setting.on_command_line and ("," in text or ".." in text and is_integer(option)):
+    elif option.sweepable and setting.on_command_line and ("," in text or is_integer(option) and _is_range(text)):
         hint = f"; {SWEEP} takes several"
     raise ValueError(
         f"{setting.origin}: must be {_expected(kind, option.words)}, got {importing.describe(value)}{hint}"
@@ -167,6 +167,11 @@ def _cast(kind: Any, value: Any) -> Any:
     if kind is str and isinstance(value, str | Path):
         return str(value)
     raise ValueError
+
+
+def _is_range(text: str) -> bool:
+    """Return whether text is a range as a sweep takes it, such as 0..4, or as other programs do: 0-4 or 0:4."""
+    return bool(re.search(r"\d(\.\.|[-:])\d", text))
 
 
 def _path(text: str) -> str:

@@ -11,6 +11,7 @@ from jaxrl_fast.config.resume import resumed
 from jaxrl_fast.config.settings import Settings, check_unused, directory_of, request, resolve
 from jaxrl_fast.config.sources import Setting, from_mapping, tokenize
 from jaxrl_fast.utils.files import path_of
+from jaxrl_fast.utils.importing import describe
 
 
 def from_command_line(argv: Sequence[str]) -> Settings:
@@ -55,8 +56,12 @@ def _load(algo: str, written: list[Setting]) -> Settings:
 
 def name_of(algo: str | ModuleType) -> str:
     """Return the name by which other processes import an algorithm."""
-    if not isinstance(algo, ModuleType):
+    if isinstance(algo, str):
         return algo
+    if not algo:  # None
+        return ""
+    if not isinstance(algo, ModuleType):
+        raise ValueError(f"algo: must be a name or a module, got {describe(algo)}; for example algo='ppo'")
     if algo.__name__ == "__main__":
         raise ValueError("algo: other processes cannot import the running script; put the algorithm into its own file")
     if algo.__name__ in CONFIGS:

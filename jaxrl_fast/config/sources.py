@@ -57,7 +57,8 @@ def from_mapping(mapping: Mapping[str, Any], origin: Any = str) -> list[Setting]
     for name, value in mapping.items():
         if name == "agent":
             if not isinstance(value, Mapping):
-                raise ValueError(f"{origin('agent')}: must map the algorithm's options to values, got {value!r}")
+                got = describe(value)
+                raise ValueError(f"{origin('agent')}: must map the algorithm's options to values, got {got}")
             named = _with_class_of_network(value)
             settings += [Setting(f"agent.{k}", _as_values(v), origin(f"agent.{k}")) for k, v in named.items()]
         else:

@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 from jax import Array, ShapeDtypeStruct
 
-READINGS = ("image", "board", "vector")  # of an observation [H, W, C]
+READINGS = ("image", "board", "vector")  # of an observation [H, W] or [H, W, C]
 MIN_PICTURE_SIDE = 16  # bytes of smaller arrays are numbers of things, as in MiniGrid's 7x7, and not shades
 MAX_CHANNELS_FIRST = {"uint8": 12, "float32": 4}  # four frames of three colors; bool is always [H, W, C]
 WHITE = 255  # the brightest shade
@@ -11,7 +11,7 @@ WHITE = 255  # the brightest shade
 
 def is_image(obs: ShapeDtypeStruct, observations: str = "auto") -> bool:
     """Return whether an array like `obs` holds shades from 0 to 255, and not numbers of things."""
-    if observations != "auto" and len(obs.shape) == 3:
+    if observations != "auto" and len(obs.shape) in (2, 3):
         return observations == "image"
     sides = shape(obs, observations)[:2]
     return obs.dtype == jnp.uint8 and len(sides) > 1 and min(sides) >= MIN_PICTURE_SIDE

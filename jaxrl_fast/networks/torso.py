@@ -27,9 +27,9 @@ def make(obs: PyTree, **options) -> nn.Module:
                   An observation of several parts, such as (image, action), may have one [H, W, C] part for a
                   convolutional kind; the others join its features before the dense layers. "auto" does so if that part
                   is an image. Also "my_package.my_module:MyTorso", a user's class (`networks.custom`)
-    observations  how [H, W, C] arrays are read: "image" (shades from 0 to 255, divided by 255; also [C, H, W]), "board"
-                  (numbers, taken as they are), "vector" (the same, flattened), or "auto": bytes with sides of at least
-                  16 are images, other arrays are boards
+    observations  how arrays [H, W] and [H, W, C] are read: "image" (shades from 0 to 255, divided by 255; also
+                  [C, H, W]), "board" (numbers, taken as they are), "vector" (the same, flattened), or "auto": bytes
+                  with sides of at least 16 are images, other arrays are boards
     arguments     of a user's class
     hidden        widths of the dense layers; () takes those of the kind's paper, (64, 64) for mlp, none for a class
     activation    "tanh" or "relu"; "auto" takes that of the kind's paper, tanh for mlp
@@ -131,6 +131,8 @@ def choose_kind(obs: PyTree, kind: str = "auto", observations: str = "auto") -> 
         return kind
     _check_word("network", kind, KINDS)
     leaves = jax.tree.leaves(obs)
+    if observations == "image" and all(len(leaf.shape) < 2 for leaf in leaves):
+        raise ValueError(f"observations: an image has two sides or more, got {_describe(obs)}; use vector")
     shape = leaves[0].shape if len(leaves) == 1 else None
     if observations == "vector" and kind not in ("auto", *VECTORS):
         raise ValueError(f"observations: vector has no image for the network {kind}; use network mlp")

@@ -29,6 +29,7 @@ from jaxrl_fast.config.settings import (
 from jaxrl_fast.config.sources import Setting, from_mapping
 from jaxrl_fast.sweep import scaling
 from jaxrl_fast.sweep.values import MAX_VALUES, refuse_repeated, split_values, split_words
+from jaxrl_fast.utils.importing import describe
 from jaxrl_fast.utils.option import options_of
 
 OWN = options_of(SweepOptions) | {name: OF_RUN[name] for name in ("name", "resume")}
@@ -75,7 +76,7 @@ def from_keywords(
     """Return a sweep from Python keywords: those of `fit`, each with a value or a list of values, and the sweep's."""
     written = [] if preset is None else [Setting("config", [preset], "config")]
     if not isinstance(agent or {}, Mapping):
-        raise ValueError(f"agent: must map the algorithm's options to values, got {agent!r}")
+        raise ValueError(f"agent: must map the algorithm's options to values, got {describe(agent)}")
     given = options | {f"agent.{name}": value for name, value in (agent or {}).items()}
     if not given.get("resume", True):  # the default
         del given["resume"]

@@ -81,13 +81,13 @@ def _missing(plan: Plan, agent: Any) -> list[Unused]:
     """Return the situations that `only` of an option may name, and whether the run is another one."""
     spec, split, updates = plan.env.spec, plan.env.parallelism, plan.agent.gradient_steps
     num_acting = spec.num_envs * split.num_shards // split.num_pools
-    has_image = any(len(part.shape) == 3 for part in jax.tree.leaves(spec.obs))
+    has_image = any(len(part.shape) in (2, 3) for part in jax.tree.leaves(spec.obs))
     is_current = not plan.settings.options.async_pools  # no step of a rollout is by an older policy
     has_one_step = updates is not None and updates.num == 1 and is_current
     return [
         ("continuous", not isinstance(spec.action, Box), f"the actions of {spec.id} are discrete"),
         ("several_envs", num_acting == 1, "one environment acts at a time"),
         ("no_simba", getattr(agent, "network", "") == "simba", "network simba has normalization of its own"),
-        ("images", not has_image, f"{spec.id} has no observation [H, W, C]"),
+        ("images", not has_image, f"{spec.id} has no observation [H, W] or [H, W, C]"),
         ("several_steps", has_one_step, "an update has one gradient step, from the policy that acted"),
     ]

@@ -115,7 +115,8 @@ def check_device() -> None:
         platforms = jax.config.values["jax_platforms"]
         prefix = f"JAX_PLATFORMS={platforms}: " if platforms else ""
         reason = " ".join(str(error).split()) or "the platform is not supported"
-        raise ValueError(f"{prefix}JAX finds no device ({reason})") from error
+        remedy = "; unset JAX_PLATFORMS" if platforms else ""
+        raise ValueError(f"{prefix}JAX finds no device ({reason}){remedy}") from error
 
 
 def compiles() -> bool:

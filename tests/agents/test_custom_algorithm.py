@@ -249,6 +249,14 @@ def test_config_rejects_running_script_as_algorithm():
         load.from_keywords(algo=sys.modules["__main__"])
 
 
+@pytest.mark.parametrize("algo, got", [(Path, "pathlib.*:Path"), (3, "3"), (["ppo"], r"\['ppo'\]")])
+def test_config_rejects_algorithm_that_is_neither_name_nor_module(algo, got):
+    message = rf"^algo: must be a name or a module, got {got}; for example algo='ppo'$"
+    for from_keywords in (load.from_keywords, grid.from_keywords):
+        with pytest.raises(ValueError, match=message):
+            from_keywords(algo=algo)
+
+
 def test_config_accepts_builtin_module_and_rejects_namesake():
     assert load.from_keywords(algo=importlib.import_module("jaxrl_fast.agents.pqn")).algo == "pqn"
     with pytest.raises(ValueError, match=r"^algo: the module ppo has the name of a built-in algorithm"):

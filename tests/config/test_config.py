@@ -418,6 +418,8 @@ MISTAKES = [
             "python -m jaxrl_fast.sweep takes several\n",
         ],
     ),
+    ("ppo --seed 0-4", ["whole number (64, 64k, 10M, 1e6), got '0-4'; python -m jaxrl_fast.sweep takes several\n"]),
+    ("ppo --seed 0:4", ["whole number (64, 64k, 10M, 1e6), got '0:4'; python -m jaxrl_fast.sweep takes several\n"]),
     (
         "ppo --agent.gamma 0.9,0.99",
         ["--agent.gamma: must be a number, got '0.9,0.99'", "python -m jaxrl_fast.sweep takes several\n"],

@@ -746,6 +746,18 @@ class Counts(Countdown):
         return super().step_env(key, state, action, params)
 
 
+class Draws(Countdown):
+    """A Countdown that keeps what reset_env draws in an attribute, for its steps to read."""
+
+    def reset_env(self, key, params):
+        self.goal = jax.random.uniform(key)
+        return super().reset_env(key, params)
+
+    def step_env(self, key, state, action, params):
+        obs, state, reward, terminated, info = super().step_env(key, state, action, params)
+        return obs, state, reward - self.goal, terminated, info
+
+
 class Defaults(Countdown):
     @property
     def default_params(self):
@@ -778,6 +790,7 @@ def not_vmapped(obs):
         (step_with(obs=not_vmapped), "tracing it failed with NotImplementedError: "),
         (Remembers, "its attribute position changes in reset_env or step_env; keep it in the state"),
         (Counts, "its attribute time changes in reset_env or step_env; keep it in the state"),
+        (Draws, "its attribute goal changes in reset_env or step_env; keep it in the state"),
         (Defaults, "its default_params failed with OSError: no file (test_gymnax.py:"),
     ],
 )
@@ -786,6 +799,24 @@ def test_make_rejects_environment_that_breaks_interface_in_one_line(source, says
         envs.make(source, N)
     assert "\n" not in str(refusal.value)
     assert says in str(refusal.value), refusal.value
+
+
+@pytest.mark.parametrize(
+    "shape, high, has_hint", [((9, 9), 255, True), ((9, 9, 3), 255, True), ((9, 9), 1, False), ((9,), 255, False)]
+)
+def test_info_advises_image_option_for_float_shades(shape, high, has_hint):
+    class Shades(Countdown):
+        def observation_space(self, params):
+            return spaces.Box(0, high, shape)
+
+        def reset_env(self, key, params):
+            return jnp.zeros(shape), super().reset_env(key, params)[1]
+
+        def step_env(self, key, state, action, params):
+            return jnp.zeros(shape), *super().step_env(key, state, action, params)[1:]
+
+    hint = "observations are floats from 0 to 255: --agent.observations image divides them by 255"
+    assert (hint in envs.make(Shades(), N).info) == has_hint
 
 
 def test_discrete_space_of_other_library_is_accepted_if_it_starts_at_0():

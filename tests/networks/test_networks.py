@@ -85,6 +85,9 @@ def test_choose_kind_depends_on_observation(obs, kind):
         (spec(64, 64, 3), "image", "nature   reads image 64x64x3 / 255"),
         (spec(4, 20, 20, dtype=jnp.bool_), "auto", "minatar   reads board 4x20x20"),
         (spec(84, 84, dtype=jnp.uint8), "auto", "mlp   reads image 84x84 / 255"),
+        (spec(16, 16, dtype=jnp.uint8), "board", "mlp   reads vector 16x16"),
+        (spec(16, 16, dtype=jnp.uint8), "vector", "mlp   reads vector 16x16"),
+        (spec(84, 84), "image", "mlp   reads image 84x84 / 255"),
     ],
 )
 def test_describe_names_kind_and_type_of_observation(obs, observations, described):
@@ -142,6 +145,11 @@ def test_images_are_scaled_alike_as_uint8_and_as_float(kind):
 def test_actor_critic_rejects_unsupported_observation_or_kind(obs, kind, words):
     with pytest.raises(ValueError, match=words):
         networks.actor_critic(obs, 2, kind=kind)
+
+
+def test_network_rejects_image_reading_of_vector():
+    with pytest.raises(ValueError, match=r"^observations: an image has two sides or more, got float32\[4\]"):
+        networks.network(VECTOR, 2, observations="image")
 
 
 def test_network_rejects_convolutions_for_vector_observations():

@@ -869,7 +869,7 @@ def test_missing_device_is_reported_in_one_line(monkeypatch, tmp_path, capsys):
         raise AssertionError
 
     monkeypatch.setattr(jax, "local_devices", absent)
-    message = r"^JAX_PLATFORMS=cpu: JAX finds no device \(the platform is not supported\)$"
+    message = r"^JAX_PLATFORMS=cpu: JAX finds no device \(the platform is not supported\); unset JAX_PLATFORMS$"
     with pytest.raises(ValueError, match=message):
         planning.validate_plan(load.from_keywords("ppo_cartpole"))
     (tmp_path / "config.yaml").write_text("algo: ppo\nenv: CartPole-v1\nmeta: {format: 2}\n")

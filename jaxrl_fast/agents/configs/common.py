@@ -187,8 +187,8 @@ burn_in = partial(
 )
 observations = partial(
     option,
-    help="How observations [H, W, C] are read: image (shades, divided by 255), board or vector (numbers, as they are). "
-    "auto: bytes with sides of 16 or more are images.",
+    help="How observations [H, W] and [H, W, C] are read: image (shades, divided by 255), board or vector "
+    "(numbers, as they are). auto: bytes with sides of 16 or more are images.",
     only="images",
 )
 hidden_sizes = partial(

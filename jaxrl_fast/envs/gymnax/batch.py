@@ -128,7 +128,7 @@ def batch(single: Single, num_envs: int, host_config: HostEnvConfig | None = Non
 def _unscaled(single: Single) -> tuple[str, ...]:
     """Return a line about images whose dtype does not say that their numbers are shades."""
     space, obs = single.obs_space, single.spec.obs
-    is_image = getattr(obs, "ndim", 0) == 3 and jnp.issubdtype(obs.dtype, jnp.floating)
+    is_image = getattr(obs, "ndim", 0) in (2, 3) and jnp.issubdtype(obs.dtype, jnp.floating)
     high = getattr(space, "high", None)
     if not is_image or high is None or float(jnp.max(jnp.asarray(high))) != 255:
         return ()

@@ -51,6 +51,7 @@ def traced(env_id: str, env: Any, params: Any, num_envs: int) -> Single:
     one_action = jax.ShapeDtypeStruct((*single.players, *action.shape), jnp.float32 if bounds else jnp.int32)
     obs, state = _shapes(env_id, functools.partial(_raw_reset, single), key)
     before = _attributes(env)
+    _check_attributes(env_id, {}, before)
     while True:  # until no step widens a dtype: a state may become float only after several steps
         next_obs, next_state = _shapes(env_id, functools.partial(_raw_step, single), key, state, one_action)
         _check_same(env_id, "state", state, next_state)
