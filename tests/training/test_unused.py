@@ -38,7 +38,7 @@ CASES = [
     ("agent.tanh_squash", True, PPO, CONTINUOUS),
     ("agent.log_std_init", -1, PPO, CONTINUOUS),
     ("agent.sde_sample_freq", 4, PPO | {"agent.gsde": True}, CONTINUOUS | {"agent.gsde": True}),
-    ("agent.observations", "image", PPO, BOARD),
+    ("agent.observations", "vector", PPO, BOARD),
     ("agent.clip_coef", 0.1, ONE_STEP, ONE_STEP | {"agent.num_epochs": 2}),
     ("agent.clip_vloss", False, ONE_STEP, PPO),
     ("agent.target_kl", 0.1, ONE_STEP, ONE_STEP | ON_HOST | {"async_pools": 2}),
