@@ -79,6 +79,14 @@ EXTRA = {
         "algo": "ppo", "env": "jaxmarl/MPE_simple_spread_v3", "players": "shared", "num_envs": 16,
         "total_steps": 1_000_000, "time_limit_terminates": True, "solved_threshold": None, "agent": {},
     },
+    "ppo_paddles_frames": {  # the settings of ppo_pong_small; a mean return above 0 beats the script
+        "algo": "ppo", "env": "games/Paddles", "num_envs": 16, "total_steps": 1_000_000, "solved_threshold": 0,
+        "env_options": {"opponent": "scripted", "observation": "image", "frame_stack": 4},
+        "agent": {
+            "rollout_length": 64, "num_minibatches": 4, "num_epochs": 4, "learning_rate": 1e-3, "clip_coef": 0.2,
+            "clip_vloss": False, "entropy_coef": 0.02, "clip_rewards": True, "network": "dqn2013",
+        },
+    },
     # The settings of rl-baselines3-zoo, whose PPO scored 242.1 on LunarLander-v2 after 1M steps (one run).
     "ppo_lunar_lander": {
         "algo": "ppo", "env": "gymnasium/LunarLander-v3", "num_envs": 16, "total_steps": 1_000_000,
