@@ -501,6 +501,8 @@ def test_step_time_estimate_ignores_single_slow_step():
         (200e-6, 200e-6, 3, {}, 0),
         (2e-3, 2e-3, 3, {}, 3),
         (1e-3, 1e-5, 64, {}, 32),
+        (1e-3, 1e-5, 64, dict(num_shards=2), 16),
+        (1e-3, 1e-5, 64, dict(num_shards=2, num_async_pools=2), 8),
         (10e-6, 10e-6, 64, dict(num_async_pools=2), 1),
         (200e-6, 200e-6, 64, dict(num_async_pools=2), 2),
         (10e-6, 10e-6, 16, dict(num_shards=4), 0),

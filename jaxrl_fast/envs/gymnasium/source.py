@@ -27,7 +27,7 @@ from jaxrl_fast.utils.devices import num_cores
 RENDER_MODE, TIME_LIMIT = "rgb_array", "max_episode_steps"
 TRIAL_STEPS, TRIAL_S = 50, 0.1  # an environment is tried for that many steps, but no longer than this
 MIN_SAVED_S = 1e-3  # that workers must save in each step of all environments, to be used without being asked for
-MAX_WAITING = 32  # workers for environments that wait, such as for a simulator in another process
+MAX_WAITING = 32  # workers of all pools, for environments that wait, such as for a simulator in another process
 WAITING = 0.5  # of the time of a step; more than that is not spent computing
 
 
@@ -212,7 +212,7 @@ def choose_num_workers(described: Description, num_envs: int, config: HostEnvCon
         return min(int(config.env_workers), num_envs)
     waits = described.compute_s < WAITING * described.step_s
     num_pools = max(config.num_async_pools, 1) * config.num_shards
-    most = min(num_envs, MAX_WAITING if waits else max(num_cores() // num_pools, 1))
+    most = min(num_envs, max((MAX_WAITING if waits else num_cores()) // num_pools, 1))
     at_once = most * config.num_shards
     saved_s = num_envs * config.num_shards * described.step_s * (1 - 1 / at_once)
     if at_once > 1 and saved_s >= MIN_SAVED_S:
