@@ -47,7 +47,7 @@ def main() -> None:
     parser.add_argument("--contender", default="", help=argparse.SUPPRESS)  # in a child process
     args = parser.parse_args()
     if args.contender:
-        more = {"env_workers": args.workers} if args.contender == "ours_workers" else {}
+        more = {"env_workers": args.workers, "devices": 1} if args.contender == "ours_workers" else {}
         print(json.dumps(CONTENDERS[args.contender](args.tasks, int(args.num_envs), args.seconds, **more)))
         return
     import side_by_side
