@@ -79,6 +79,13 @@ EXTRA = {
         "algo": "ppo", "env": "jaxmarl/MPE_simple_spread_v3", "players": "shared", "num_envs": 16,
         "total_steps": 1_000_000, "time_limit_terminates": True, "solved_threshold": None, "agent": {},
     },
+    "ppo_craftax_gru": {  # needs jaxrl_fast[craftax]; the largest return is 22, one for each achievement
+        "algo": "ppo", "env": "craftax/Craftax-Classic-Symbolic-v1", "num_envs": 64, "total_steps": 1_000_000,
+        "eval_episodes": 16,
+        "agent": {
+            "hidden_sizes": [256], "memory": "gru", "memory_size": 128, "rollout_length": 64, "num_minibatches": 8,
+        },
+    },
     "ppo_paddles_frames": {  # the settings of ppo_pong_small; a mean return above 0 beats the script
         "algo": "ppo", "env": "games/Paddles", "num_envs": 16, "total_steps": 1_000_000, "solved_threshold": 0,
         "env_options": {"opponent": "scripted", "observation": "image", "frame_stack": 4},
