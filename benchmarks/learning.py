@@ -79,8 +79,8 @@ EXTRA = {
         "algo": "ppo", "env": "jaxmarl/MPE_simple_spread_v3", "players": "shared", "num_envs": 16,
         "total_steps": 1_000_000, "time_limit_terminates": True, "solved_threshold": None, "agent": {},
     },
-    "ppo_craftax_gru": {  # needs jaxrl_fast[craftax]; the largest return is 22, one for each achievement
-        "algo": "ppo", "env": "craftax/Craftax-Classic-Symbolic-v1", "num_envs": 64, "total_steps": 1_000_000,
+    "ppo_craftax_gru": {  # needs jaxrl_fast[craftax]; the largest return is 226
+        "algo": "ppo", "env": "craftax/Craftax-Symbolic-v1", "num_envs": 64, "total_steps": 1_000_000,
         "eval_episodes": 16,
         "agent": {
             "hidden_sizes": [256], "memory": "gru", "memory_size": 128, "rollout_length": 64, "num_minibatches": 8,
