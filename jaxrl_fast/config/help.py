@@ -16,9 +16,13 @@ from jaxrl_fast.config.presets import shipped
 from jaxrl_fast.config.sources import join_names
 from jaxrl_fast.utils.option import Importable, Option, Period, Seconds, options_of
 
-ONLY = {"continuous": "continuous actions only", "several_envs": "several environments only"}
-ONLY |= {"no_simba": "no effect on network simba", "images": "observations [H, W, C] only"}
-ONLY |= {"several_steps": "several gradient steps in an update only"}
+ONLY = {
+    "continuous": "continuous actions only",
+    "several_envs": "several environments only",
+    "no_simba": "no effect on network simba",
+    "images": "observations [H, W] and [H, W, C] only",
+    "several_steps": "several gradient steps in an update only",
+}
 MAX_WIDTH, COLUMN = 120, 30  # of a line, and where the meaning of an option begins
 NAMES = {
     int: "N",

@@ -96,7 +96,7 @@ def option(
         words: words accepted besides the values of the type, such as ("auto",).
         needs: another option's name and values without which this option has no effect; setting it then is an error.
         only: a run warns that the option has no effect without continuous actions ("continuous"), several environments
-            ("several_envs"), several gradient steps in an update ("several_steps"), observations [H, W, C] ("images"),
+            ("several_envs"), several gradient steps in an update ("several_steps"), arrays [H, W, ...] ("images"),
             or another network than simba ("no_simba").
         traced: whether `make` only calculates with this real number, so that a sweep over it is one program;
             "nonzero" if 0 changes the program.
