@@ -15,7 +15,8 @@ import jax.numpy as jnp
 
 from jaxrl_fast.envs import drawn, frame_skip, players, spaces
 from jaxrl_fast.envs.construct import OFFERED, arguments, call, is_factory
-from jaxrl_fast.envs.gymnax.single import Single, action_masks, encode, reset_one, step_one, traced
+from jaxrl_fast.envs.gymnax.single import Single, action_masks, encode, reset_one, step_one
+from jaxrl_fast.envs.gymnax.tracing import traced
 from jaxrl_fast.types import Env, EpisodeScore, HostEnvConfig, Key, PyTree, TimeStep
 from jaxrl_fast.utils import importing
 from jaxrl_fast.utils.arguments import coerce, refuse_option

@@ -1,4 +1,4 @@
-"""Trace, reset and step one environment with gymnax's interface.
+"""Reset and step one environment with gymnax's interface.
 
 Agents see observations as float32, bool (MinAtar's boards) or uint8; a state index becomes a one-hot vector, and a
 scalar becomes a vector of one. Rewards are float32. Continuous actions in [-1, 1] are scaled to the true bounds. No
@@ -6,7 +6,7 @@ action, including NaN, can leave the action space.
 """
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -14,13 +14,10 @@ import jax.numpy as jnp
 import numpy as np
 from gymnax.environments import spaces
 
-from jaxrl_fast import types
 from jaxrl_fast.envs.drawn import Drawn
 from jaxrl_fast.envs.frame_skip import FrameSkip
-from jaxrl_fast.envs.spaces import Interval, allowed, readable, to_env_action, true_bounds
+from jaxrl_fast.envs.spaces import allowed, readable, to_env_action
 from jaxrl_fast.types import EnvSpec, Key, PyTree, TimeStep
-from jaxrl_fast.utils.errors import where, why
-from jaxrl_fast.utils.random import key_of_seed
 
 
 class Single(NamedTuple):
@@ -39,48 +36,6 @@ class Single(NamedTuple):
     def players(self) -> tuple[int, ...]:
         """Return (P,) for an environment with P players, the leading axis of observation, action and reward, or ()."""
         return (len(self.spec.players),) if self.spec.players else ()
-
-
-def traced(env_id: str, env: Any, params: Any, num_envs: int) -> Single:
-    """Return the environment as tracing shows it, or raise ValueError; its declared spaces may be wrong."""
-    action, bounds = _action(env_id, _try(env_id, env.action_space, params))
-    players = _players(env_id, unwrapped(env))
-    spec = EnvSpec(env_id, None, action, num_envs, players=players)  # type: ignore[arg-type]  # obs is traced below
-    single = Single(env, params, _observation_space(env, params), None, bounds, spec)
-    key = jax.eval_shape(lambda: key_of_seed(0))
-    one_action = jax.ShapeDtypeStruct((*single.players, *action.shape), jnp.float32 if bounds else jnp.int32)
-    obs, state = _shapes(env_id, functools.partial(_raw_reset, single), key)
-    before = _attributes(env)
-    _check_attributes(env_id, {}, before)
-    while True:  # until no step widens a dtype: a state may become float only after several steps
-        next_obs, next_state = _shapes(env_id, functools.partial(_raw_step, single), key, state, one_action)
-        _check_same(env_id, "state", state, next_state)
-        _check_same(env_id, "observation", obs, next_obs)
-        joined = [jax.tree.map(_joined, *both) for both in ((state, next_state), (obs, next_obs))]
-        if jax.tree.leaves(joined) == jax.tree.leaves([state, obs]):  # a state's class may define ==
-            break
-        state, obs = joined
-    if not jax.tree.leaves(obs):
-        raise ValueError(f"{env_id}: its observation is empty, got {obs}")
-    for part in jax.tree.leaves(obs):
-        if not part.size:
-            raise ValueError(f"{env_id}: a part of its observation is empty, got shape {part.shape}")
-        if players and (part.ndim < 2 or part.shape[0] != len(players)):
-            raise ValueError(
-                f"{env_id}: each part of its observation must have the shape [{len(players)} players, ...], got "
-                f"{list(part.shape)}"
-            )
-    _check_attributes(env_id, before, _attributes(env))
-    raw_obs = jax.eval_shape(lambda key: env.reset_env(key, params)[0], key)
-    has_mask = hasattr(env, "action_mask") and not bounds
-    single = single._replace(state=state, spec=spec._replace(obs=obs, has_action_mask=has_mask), raw_obs=raw_obs)
-    if has_mask:
-        num = action.num_outputs * max(len(players), 1)
-        _try(env_id, _check_mask, num, jax.eval_shape(lambda state: env.action_mask(state, params), state))
-    if players:
-        flags = jax.eval_shape(functools.partial(_raw_flags, single), key, state, one_action)
-        single = single._replace(ends=max((jnp.shape(flag) for flag in flags), key=len))
-    return single
 
 
 def reset_one(single: Single, key: Key) -> tuple[PyTree, PyTree]:
@@ -164,22 +119,6 @@ def _is_minatar(env: Any) -> bool:
     return type(unwrapped(env)).__module__.startswith("gymnax.environments.minatar.")
 
 
-def _players(env_id: str, env: Any) -> tuple[str, ...]:
-    """Return the names of an environment's players, or ()."""
-    players = getattr(env, "players", ())
-    is_names = isinstance(players, tuple) and all(isinstance(name, str) and name for name in players)
-    if not is_names or len({*players}) < len(players) or len(players) == 1:
-        raise ValueError(f"{env_id}: its players must be a tuple of 2 or more different names, got {players!r}")
-    return players
-
-
-def _observation_space(env: Any, params: Any) -> Any:
-    try:
-        return env.observation_space(params)
-    except Exception:  # optional, because observations are traced
-        return None
-
-
 def _strong(avals: PyTree, tree: PyTree) -> PyTree:
     """Return a tree with the dtypes of `avals` and no weak types, which avoids a second lowering."""
     return jax.tree.map(lambda aval, x: _strong_leaf(aval, jnp.asarray(x)), avals, tree)
@@ -188,153 +127,3 @@ def _strong(avals: PyTree, tree: PyTree) -> PyTree:
 def _strong_leaf(aval: jax.ShapeDtypeStruct, x: jax.Array) -> jax.Array:
     is_key = jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
     return x if is_key else jax.lax.convert_element_type(x, aval.dtype)
-
-
-class _Unusable(ValueError):
-    """An environment returns what it must not."""
-
-
-def _try(env_id: str, function: Callable[..., Any], *arguments: Any) -> Any:
-    try:
-        return function(*arguments)
-    except _Unusable as error:
-        raise ValueError(f"{env_id}: {error}") from None
-    except Exception as error:  # of any kind
-        raise ValueError(f"{env_id}: tracing it failed with {why(error)}{where(error)}") from error
-
-
-def _shapes(env_id: str, function: Callable[..., Any], *arguments: PyTree) -> Any:
-    """Return shapes and dtypes of a function's result, without weak types, traced under `vmap` as training does it."""
-    batched = lambda x: jax.ShapeDtypeStruct((2, *x.shape), x.dtype)
-    result = _try(env_id, jax.eval_shape, jax.vmap(function), *jax.tree.map(batched, arguments))
-    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), result)
-
-
-def _raw_reset(single: Single, key: Key) -> tuple[PyTree, PyTree]:
-    outcome = single.env.reset_env(key, single.params)
-    _check_length("reset_env", outcome, "(obs, state)", 2)
-    obs, state = outcome
-    return encode(single, obs), state
-
-
-def _raw_step(single: Single, key: Key, state: PyTree, action: jax.Array) -> tuple[PyTree, PyTree]:
-    outcome = single.env.step_env(key, state, to_env_action(single.spec, single.bounds, action), single.params)
-    _check_length("step_env", outcome, "(obs, state, reward, terminated, info)", 5)
-    obs, state, reward, terminated, _ = outcome
-    truncated = single.env.is_truncated(state, single.params)
-    if single.players and getattr(reward, "shape", ()) == single.players:
-        reward = reward[0]
-    elif single.players:
-        got = f"shape {list(reward.shape)}" if hasattr(reward, "shape") else _type_of(reward)
-        raise _Unusable(f"its reward must be one number for each of {single.players[0]} players, got {got}")
-    for name, value in {"reward": reward, "terminated": terminated, "is_truncated": truncated}.items():
-        if single.players and name != "reward":
-            each = getattr(value, "shape", ()) == single.players
-            _check_scalar(name, value[0] if each else value, f", or one for each of {single.players[0]} players")
-        else:
-            _check_scalar(name, value)
-    return encode(single, obs), state
-
-
-def _raw_flags(single: Single, key: Key, state: PyTree, action: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Return `terminated` and `is_truncated`, each of shape [P] or []."""
-    action = to_env_action(single.spec, single.bounds, action)
-    _, state, _, *flags, _ = single.env.step_env(key, state, action, single.params)
-    flags = [jnp.asarray(flag) for flag in (*flags, single.env.is_truncated(state, single.params))]
-    terminated, truncated = (x if x.shape == single.players else x.reshape(()) for x in flags)
-    return terminated, truncated
-
-
-def _check_length(function: str, outcome: Any, expected: str, length: int) -> None:
-    if not isinstance(outcome, tuple | list) or len(outcome) != length:
-        got = f"{len(outcome)} values" if isinstance(outcome, tuple | list) else _type_of(outcome)
-        raise _Unusable(f"{function} must return {expected}, got {got}")
-
-
-def _check_mask(num_entries: int, mask: Any) -> None:
-    """Raise _Unusable unless a mask has one entry for each action, of each player."""
-    if getattr(mask, "size", None) != num_entries:
-        got = f"shape {mask.shape}" if hasattr(mask, "shape") else _type_of(mask)
-        raise _Unusable(f"its action_mask must have {num_entries} entries, got {got}")
-
-
-def _check_scalar(name: str, value: Any, alternative: str = "") -> None:
-    """Raise _Unusable unless a reward or an episode's end is one real number. The message ends with `alternative`."""
-    is_array = hasattr(value, "dtype") or isinstance(value, bool | int | float | complex)
-    if not is_array:
-        raise _Unusable(f"its {name} must be one number{alternative}, got {_type_of(value)}")
-    value = jnp.asarray(value)
-    if value.size != 1:
-        raise _Unusable(f"its {name} must be one number{alternative}, got shape {value.shape}")
-    if not (
-        value.dtype == bool or jnp.issubdtype(value.dtype, jnp.integer) or jnp.issubdtype(value.dtype, jnp.floating)
-    ):
-        raise _Unusable(f"its {name} must be a real number, got {value.dtype}")
-
-
-def _type_of(value: Any) -> str:
-    return "None; return it" if value is None else f"a {type(value).__name__}"
-
-
-def _joined(a: jax.ShapeDtypeStruct, b: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-    """Return the shape and common dtype of what reset and step return, without weak types."""
-    return jax.ShapeDtypeStruct(a.shape, a.dtype if a.dtype == b.dtype else jnp.promote_types(a.dtype, b.dtype))
-
-
-def _check_same(env_id: str, what: str, first: PyTree, after: PyTree) -> None:
-    at_reset, at_step = dict(_named_leaves(what, first)), dict(_named_leaves(what, after))
-    for name in sorted(at_reset.keys() ^ at_step.keys()):
-        when = "reset" if name in at_reset else "step"
-        raise ValueError(
-            f"{env_id}: its {what} must have the same parts after reset and step, got {name} only after {when}"
-        )
-    for name, leaf in at_reset.items():
-        if leaf.shape != at_step[name].shape:
-            shapes = f"{leaf.shape} after reset and {at_step[name].shape} after step"
-            raise ValueError(f"{env_id}: the shape of its {name} must not change, got {shapes}")
-    containers = [_containers(tree) for tree in (first, after)]  # as text, this may hold addresses of objects
-    structures: list[Any] = [jax.tree.structure(tree) for tree in (first, after)]
-    if structures[0] != structures[1] and containers[0] != containers[1]:
-        got = f"{containers[0]} after reset and {containers[1]} after step"
-        raise ValueError(f"{env_id}: the containers of its {what} must not change, got {got}")
-
-
-def _attributes(env: Any) -> dict[str, Any]:
-    """Return the attributes of an environment that are numbers, or hold values of a trace."""
-    is_traced = lambda value: any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(value))
-    attributes = getattr(unwrapped(env), "__dict__", {})
-    return {name: x for name, x in attributes.items() if isinstance(x, bool | int | float) or is_traced(x)}
-
-
-def _check_attributes(env_id: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
-    """Raise ValueError if a step has changed the environment itself, which compiled steps would not do."""
-    for name, value in after.items():
-        is_number = isinstance(value, bool | int | float)
-        if not is_number or name in before and before[name] is not value and before[name] != value:
-            raise ValueError(f"{env_id}: its attribute {name} changes in reset_env or step_env; keep it in the state")
-
-
-def _containers(tree: PyTree) -> str:
-    """Return the structure of a tree as text, such as {'x': *, 'y': (*, *)}."""
-    return str(jax.tree.structure(tree)).removeprefix("PyTreeDef(").removesuffix(")")
-
-
-def _named_leaves(what: str, tree: PyTree) -> list[tuple[str, Any]]:
-    return [(what + jax.tree_util.keystr(path), leaf) for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]]
-
-
-def _action(env_id: str, space: Any) -> tuple[types.Space, Any]:
-    """Return the action space for agents, and the true bounds of a continuous one."""
-    unsupported = f"{env_id}: unsupported action space, got {space}"
-    if isinstance(space, types.Discrete | types.MultiDiscrete):
-        return space, ()
-    if isinstance(space, Interval):
-        return types.Box(space.low.shape), true_bounds(unsupported, *space, space.low.shape)
-    if is_discrete(space):
-        if space.n < 1:
-            raise ValueError(f"{env_id}: its action space must have at least 1 action, got {space.n}")
-        return types.Discrete(int(space.n)), ()
-    if not isinstance(space, spaces.Box) or not jnp.issubdtype(space.dtype, jnp.floating):
-        raise ValueError(f"{unsupported}; it must be gymnax's Discrete or Box of floats")
-    bounds = true_bounds(unsupported, space.low, space.high, space.shape)
-    return types.Box(tuple(space.shape) or (1,)), bounds
