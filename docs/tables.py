@@ -422,7 +422,8 @@ def shared() -> str:
     tasks = {"ppo_16": "PPO, 16 environments", "ppo_64": "PPO, 64 environments", "dqn_64": "DQN, 64 environments"}
     cases = read("shared_machine_cpu")["cases"]
     columns = list(dict.fromkeys((c["runs"], c["busy_programs"]) for c in cases))
-    titles = [f"{n} runs" if n > 1 else f"1 run, {busy} busy programs" if busy else "1 run" for n, busy in columns]
+    busy_programs = lambda busy: f", {busy} busy program{'s' * (busy > 1)}" if busy else ""
+    titles = [f"{n} runs" if n > 1 else f"1 run{busy_programs(busy)}" for n, busy in columns]
     found = {(c["case"], c["devices"], c["runs"], c["busy_programs"]): c for c in cases}
     rows = []
     for case, devices in dict.fromkeys((c["case"], c["devices"]) for c in cases):

@@ -78,7 +78,7 @@ def choose(settings: Settings) -> Settings:
     if not env.on_device:
         raise ValueError(f"--num-envs: must be a number for the host environment {env.spec.id}, got auto")
     trials: list[Trial] = []
-    began, said = time.perf_counter(), 0
+    began, num_printed = time.perf_counter(), 0
     terminal = make_console(options.log_level)
     with contextlib.closing(terminal), compile_cache.compile_cache(options.compile_cache):
         while (count := next_count(trials, options.num_envs)) and time.perf_counter() - began < BUDGET_S:
@@ -86,16 +86,16 @@ def choose(settings: Settings) -> Settings:
             if best_trial(trials) is None:
                 continue  # all counts may fail, and then no table is printed
             lines = table(trials)
-            for line in lines[said:]:
+            for line in lines[num_printed:]:
                 terminal.print(line)
-            said = len(lines)
+            num_printed = len(lines)
         found = best_trial(trials)
         if found is None:
             tried = trials[0]
             raise ValueError(
                 f"--num-envs auto: no environment count works; e.g. num_envs={tried.num_envs} failed: {tried.why}"
             )
-        terminal.print(f"{found.num_envs:>9}  environment{'s' * (found.num_envs > 1)} it is")
+        terminal.print(f"{found.num_envs:>9}  chosen")
     return with_count(settings, found.num_envs)
 
 
