@@ -393,6 +393,18 @@ class TestPlayersWithSeparateEnds:
         np.testing.assert_array_equal(after.discount.reshape(3, N)[:2], (lifetime > 2)[:2])
         assert (after.discount.reshape(3, N)[2] == 1).all()
 
+    @pytest.mark.parametrize(("algo", "mode"), [("ppo", "shared"), ("dqn", "independent")])
+    def test_learner_stays_finite_when_waiting_players_observe_nan(self, algo, mode):
+        class Gone(Lives):
+            def observe(self, lifetime, time):
+                return jnp.where((time > lifetime)[:, None], jnp.nan, super().observe(lifetime, time))
+
+        env = envs.make(Gone, N)
+        agent = make(algo, mode, env)
+        state = jax.jit(lambda state: loop.train(env, agent, state, 6)[0])(loop.init(env, agent, jax.random.key(0)))
+        learner = state.agent.params if algo == "ppo" else state.agent.learner.params
+        assert all(np.isfinite(x).all() for x in jax.tree.leaves(learner))
+
     def test_check_counts_games(self):
         found = [finding.text for finding in env_check.check(Lives, env_check.Options(algo="none", steps=40))]
         ends = next(text for text in found if text.startswith("episodes"))
