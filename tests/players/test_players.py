@@ -405,6 +405,24 @@ class TestPlayersWithSeparateEnds:
         learner = state.agent.params if algo == "ppo" else state.agent.learner.params
         assert all(np.isfinite(x).all() for x in jax.tree.leaves(learner))
 
+    def test_frame_skip_ends_player_that_is_truncated_before_last_step(self):
+        """The flag is that of a moment. A life of 1 or 3 steps ends in the first of two steps of an action."""
+
+        class Moment(Lives):
+            def is_truncated(self, state, params):
+                lifetime, time = state
+                return (time == lifetime) & (jnp.arange(3) == 2)
+
+        env = envs.make(Moment, N, frame_skip=2)
+        state, first = jax.jit(env.reset)(jax.random.key(3))
+        lifetime = np.asarray(first.obs[:, 0]).reshape(3, N)
+        assert {1, 3} <= {*lifetime[2]} and (lifetime.max(0) > 2).all()
+        for taken in (2, 4):
+            state, after = jax.jit(env.step)(state, jnp.zeros(3 * N, jnp.int32))
+            np.testing.assert_array_equal(after.last.reshape(3, N)[2], lifetime[2] <= taken)
+            rewarded = np.clip(lifetime[2] - taken + 2, 0, 2)
+            np.testing.assert_array_equal(after.reward.reshape(3, N)[2], 3.0 * rewarded)
+
     def test_check_counts_games(self):
         found = [finding.text for finding in env_check.check(Lives, env_check.Options(algo="none", steps=40))]
         ends = next(text for text in found if text.startswith("episodes"))
