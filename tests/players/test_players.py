@@ -14,7 +14,7 @@ from jaxrl_fast.agents import dqn, ppo
 from jaxrl_fast.parallel.placement import max_grad_workers
 from jaxrl_fast.players import rows, self_play
 from jaxrl_fast.players.versus import versus
-from jaxrl_fast.training import env_check
+from jaxrl_fast.training import env_check, evaluator
 from jaxrl_fast.types import Agent, Decision, Discrete, PolicyInput
 from tests.helpers import runs
 from tests.helpers.trees import same_bits
@@ -422,6 +422,34 @@ class TestPlayersWithSeparateEnds:
             np.testing.assert_array_equal(after.last.reshape(3, N)[2], lifetime[2] <= taken)
             rewarded = np.clip(lifetime[2] - taken + 2, 0, 2)
             np.testing.assert_array_equal(after.reward.reshape(3, N)[2], 3.0 * rewarded)
+
+    def test_evaluation_ends_when_one_player_waits_for_another_that_never_ends(self, monkeypatch):
+        """The return of the one who waits counts, and so does that of the other at the most steps, 8."""
+
+        class Endless(Lives):
+            players, pays = ("a", "b"), jnp.asarray([1.0, 2.0])
+
+            def reset_env(self, key, params):
+                lifetime = jnp.asarray([2, 10**6])
+                return jnp.zeros((2, 1)), (lifetime, jnp.int32(0))
+
+            def step_env(self, key, state, action, params):
+                lifetime, time = state
+                return jnp.zeros((2, 1)), (lifetime, time + 1), self.pays, time + 1 == lifetime, {}
+
+            def is_truncated(self, state, params):
+                return False
+
+        monkeypatch.setattr(evaluator, "MAX_STEPS", 8)
+        env = envs.make(Endless, 2)
+        agent = make("ppo", "shared", env)
+        learner = agent.init(jax.random.key(0))
+        now = evaluator.start(env, agent, 1, jax.random.key(0))
+        now = jax.jit(lambda now: evaluator.block(env, agent, learner, jax.random.key(1), now))(now)
+        assert not evaluator.is_running(now)
+        np.testing.assert_array_equal(now.episodes.score[:, 0], [2, 2, 16, 16])
+        np.testing.assert_array_equal(now.episodes.length[:, 0], [2, 2, 8, 8])
+        np.testing.assert_array_equal(now.episodes.finished, 1)
 
     def test_check_counts_games(self):
         found = [finding.text for finding in env_check.check(Lives, env_check.Options(algo="none", steps=40))]
