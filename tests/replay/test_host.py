@@ -1,9 +1,11 @@
 """Test replay.host: buffers in memory and on disk, compressed or not, return the frames of the device buffer."""
 
+import errno
 import functools
 import itertools
 import os
 import re
+import threading
 from collections import deque
 
 import hypothesis
@@ -17,7 +19,7 @@ from jax import ShapeDtypeStruct
 import jaxrl_fast
 from jaxrl_fast import replay
 from jaxrl_fast.replay import ring
-from jaxrl_fast.replay.host import ahead, from_bytes, to_bytes
+from jaxrl_fast.replay.host import ahead, from_bytes, journal, to_bytes
 from jaxrl_fast.replay.host import buffer as host_buffer
 from jaxrl_fast.runs import checkpoint
 from jaxrl_fast.types import Discrete, EnvSpec, Parallelism, Transition
@@ -161,6 +163,27 @@ def test_put_rejects_unexpected_start_row_and_closed_buffer(tmp_path):
     buffer.close()
     with pytest.raises(RuntimeError, match="closed"):
         buffer.put(0, 0, np.zeros((4, 1, BYTES), np.uint8))
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+def test_buffer_is_never_saved_once_full_disk_has_lost_group(compressed, tmp_path, monkeypatch):
+    """There is room again for the group after the lost one, and for a second save."""
+    buffer, append = opened(host_buffer.Shape(64, 1, BYTES), (True, compressed), tmp_path), journal.Segment.append
+    all_are_put = threading.Event()
+
+    def full_once(segment, record):
+        all_are_put.wait()
+        monkeypatch.setattr(journal.Segment, "append", append)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(journal.Segment, "append", full_once)
+    for row in range(0, 48, 16):
+        buffer.put(0, row, np.ones((16, 1, BYTES), np.uint8))
+    all_are_put.set()
+    for _ in range(2):
+        with pytest.raises(OSError, match="No space left on device"):
+            buffer.save()
+    buffer.close()
 
 
 def test_from_bytes_inverts_to_bytes():
