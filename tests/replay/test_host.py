@@ -289,7 +289,10 @@ def test_all_storages_return_same_samples(seed, at_once, early, tmp_path, monkey
 
 @pytest.mark.parametrize("exponent", [None, 0.5], ids=["uniform", "prioritized"])
 def test_transitions_that_need_lost_rows_are_never_sampled(exponent):
-    """Neither where the row is in a stack, nor where it is in that of the target; all others are still drawn."""
+    """Neither where the row is in a stack, nor where it is that of the successor; all others are still drawn.
+
+    The target of the row before, of two steps, ends after one.
+    """
     stacks, lasts = history(3, ROWS + LENGTH)
     config = ring.ReplayConfig(ROWS, ENVS, STEPS, STACK)
     buffer = replay.make(config, SPEC, Parallelism(), exponent)
@@ -304,7 +307,10 @@ def test_transitions_that_need_lost_rows_are_never_sampled(exponent):
     drawn = lambda state: {*np.asarray(sample(state, jax.random.key(0))[0].action).tolist()}
     batch, weight = sample(buffer.forget(jax.device_get(state), lost), jax.random.key(1))
     numbers = {*np.asarray(batch.action)[np.asarray(weight) > 0].tolist()}
-    assert drawn(state) - numbers == {*range(12 - STEPS, 12 + STACK)}
+    assert drawn(state) - numbers == {*range(12 - 1, 12 + STACK)}
+    before = (np.asarray(batch.action) == 12 - 2) & (np.asarray(weight) > 0)
+    np.testing.assert_array_equal(batch.reward[before], np.ones(max(before.sum(), 1)))
+    np.testing.assert_allclose(batch.discount[before], 0.9)
 
 
 # Whole runs
