@@ -1,7 +1,7 @@
 """Take each action several times: the option `frame_skip` of environments that do not have it themselves."""
 
 from collections.abc import Collection, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -27,6 +27,13 @@ def check(env_id: str, has_action_mask: bool, num_steps: int) -> None:
         raise ValueError(f"{NAME}: {problem}, got {num_steps}; use 1")
 
 
+class State(NamedTuple):
+    """The state of one environment."""
+
+    env: PyTree
+    truncated: jax.Array  # [] or [P] bool: truncated in one of the steps of the last action, perhaps not in its last step
+
+
 class FrameSkip:
     """An environment with gymnax's interface that takes each action several times, up to the end of the episode.
 
@@ -36,20 +43,34 @@ class FrameSkip:
     def __init__(self, env: Any, num_steps: int) -> None:
         self.wrapped, self.num_steps = env, num_steps
 
-    def step_env(self, key: Key, state: PyTree, action: jax.Array, params: Any) -> tuple[Any, ...]:
+    def reset_env(self, key: Key, params: Any) -> tuple[PyTree, State]:
+        """Start an episode."""
+        obs, state = self.wrapped.reset_env(key, params)
+        return obs, State(state, jnp.zeros_like(self._truncated(state, params)))
+
+    def step_env(self, key: Key, state: State, action: jax.Array, params: Any) -> tuple[Any, ...]:
         """Take several steps. After an end, the environment steps from `state` again and the result is discarded."""
         keys = jax.random.split(key, self.num_steps)
-        *now, reward, terminated, info = self.wrapped.step_env(keys[0], state, action, params)
+        *now, reward, terminated, info = self.wrapped.step_env(keys[0], state.env, action, params)
         reward, terminated = jnp.asarray(reward, jnp.float32), jnp.asarray(terminated, bool)
+        truncated = self._truncated(now[1], params)
         for key in keys[1:]:
-            ended = terminated | jnp.asarray(self.wrapped.is_truncated(now[1], params), bool)  # [], or [P] of players
+            ended = terminated | truncated  # [], or [P] of players
             over = ended.all()
-            running = _choose(over, state, now[1])
+            running = _choose(over, state.env, now[1])
             *after, more, ends, info = self.wrapped.step_env(key, running, action, params)
-            now = _choose(over, now, after)
             reward += jnp.where(ended, 0.0, more)
             terminated = terminated | ~ended & ends
-        return *now, reward, terminated, info
+            truncated = truncated | ~over & self._truncated(after[1], params)
+            now = _choose(over, now, after)
+        return now[0], State(now[1], truncated), reward, terminated, info
+
+    def is_truncated(self, state: State, params: Any) -> jax.Array:
+        """Return whether a time limit was reached in any of the steps."""
+        return state.truncated
+
+    def _truncated(self, state: PyTree, params: Any) -> jax.Array:
+        return jnp.asarray(self.wrapped.is_truncated(state, params), bool)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.wrapped, name)

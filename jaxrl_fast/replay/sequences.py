@@ -81,7 +81,7 @@ def make(
         add=partial(add, config, parallelism),
         sample=partial(sample, config, parallelism),
         size=lambda state: state.ring.size,
-        discard_tail=partial(discard_tail, config),
+        discard_tail=lambda state: state._replace(ring=ring.discard_tail(config.ring, state.ring)),
         forget=lambda state, lost: state._replace(ring=ring.forget(config.ring, state.ring, lost)[0]),
         update_priorities=None if exponent is None else partial(update_priorities, exponent),
         resources=config.ring.store.resources,
@@ -177,12 +177,6 @@ def read(config: SequenceConfig, state: State, slot: Array, env: Array, gamma: f
         following=jnp.arange(config.burn_in, config.length)[None] + ahead.reshape(learned.shape),
         weight=valid[:, config.burn_in : config.length].astype(jnp.float32),
     )
-
-
-def discard_tail(config: SequenceConfig, state: State) -> State:
-    """Return the buffer when all environments restart: the newest row is the last one of its episode."""
-    data = ring.discard_tail(config.ring, state.ring)
-    return state._replace(ring=data._replace(last=data.last.at[data.head - 1].set(True)))
 
 
 def _sample_uniform(

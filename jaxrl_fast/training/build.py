@@ -156,10 +156,15 @@ def blamed(algorithm: str, env: Env, sentences: bool = False) -> Iterator[None]:
 
 def evaluation_env(options: Options, env: Env, done: int = 0) -> Env:
     """Return the environments for evaluations, made from those for training."""
-    num_envs = min(options.eval_envs, options.eval_episodes)
-    if not env.on_device and options.eval_envs == Options().eval_envs:  # each takes time to make
-        num_envs = min(num_envs, options.num_envs)
+    num_envs = num_eval_envs(options, options.eval_envs, env.on_device)
     return _resized(env, num_envs, host_env_config(options, EVALUATION, done))
+
+
+def num_eval_envs(options: Options, asked: int, on_device: bool) -> int:
+    """Return the number of environments for evaluations, where `asked` is the option."""
+    num_envs = min(asked, options.eval_episodes)
+    is_default = asked == Options().eval_envs
+    return min(num_envs, options.num_envs) if is_default and not on_device else num_envs  # each takes time to make
 
 
 def host_env_config(

@@ -35,7 +35,7 @@ class EvalState(NamedTuple):
     actors: rollout.Actors
     episodes: EpisodeBatch
     truncated_score: Array  # [N] f32: an episode's return at MAX_STEPS
-    num_steps: Array  # [N] int32: steps so far, without reset steps
+    num_steps: Array  # [N] int32: steps of the game so far, without reset steps
     num_blocks: Array  # int32: blocks so far
 
 
@@ -92,16 +92,24 @@ def step(env: Env, agent: Agent, policy: rollout.Policy, now: EvalState, noise: 
     """Take a step in all environments, and record the return of each episode that ends within the limit.
 
     An episode that is longer than MAX_STEPS counts with its return at MAX_STEPS. Otherwise, without a time limit, the
-    best policy would have no return at all. A worse policy would have only the returns of its worst episodes.
+    best policy would have no return at all. A worse policy would have only the returns of its worst episodes. The
+    returns of players who wait for the end of such a game count too.
     """
     actors, (row, (over, score, length, _)) = rollout.step(env, agent, policy, now.actors, noise)
-    is_step = ~now.actors.timestep.last  # a failed step counts too: an environment may fail in every episode
+    in_game = partial(_in_game, max(len(env.spec.players), 1))
+    # A failed step counts too: an environment may fail in every episode. So does one in which a player waits.
+    is_step = in_game(~now.actors.timestep.last)
     num_steps, most = now.num_steps + is_step, max_steps(now.episodes.score.shape[1])
     truncated_score = jnp.where((length == MAX_STEPS) & row.valid, score, now.truncated_score)
     endless = (num_steps == most) & row.valid & (length >= MAX_STEPS) & ~over
     score, length = jnp.where(endless, truncated_score, score), jnp.where(endless, MAX_STEPS, length)
-    episodes = record_ended(now.episodes, (over | endless) & (num_steps <= most), score, length)
+    episodes = record_ended(now.episodes, (over | in_game(endless)) & (num_steps <= most), score, length)
     return now._replace(actors=actors, episodes=episodes, truncated_score=truncated_score, num_steps=num_steps), None
+
+
+def _in_game(num_players: int, rows: Array) -> Array:
+    """Return whether any player of the same game has True, for rows [N] of players."""
+    return jnp.tile(rows.reshape(num_players, -1).any(axis=0), num_players)
 
 
 def record_ended(episodes: EpisodeBatch, over: Array, score: Array, length: Array) -> EpisodeBatch:

@@ -11,7 +11,8 @@ from typing import Any
 import jax
 
 from jaxrl_fast.agents.configs.common import Unused
-from jaxrl_fast.config.options import known_options
+from jaxrl_fast.config.options import Options, known_options
+from jaxrl_fast.training import build
 from jaxrl_fast.training.plan import Plan
 from jaxrl_fast.types import Box
 from jaxrl_fast.utils.option import options_of
@@ -27,11 +28,20 @@ def lines(plan: Plan) -> list[str]:
     value = lambda name, agent: getattr(
         agent if name.startswith("agent.") else plan.settings.options, name.removeprefix("agent.")
     )
-    return [
+    found = [
         f"--{name.replace('_', '-')}: has no effect; {why}"
         for name, why in (of_run | shared).items()
         if any(value(name, agent) != known[name].default for agent in agents)
     ]
+    return found + _exceeding(plan)
+
+
+def _exceeding(plan: Plan) -> list[str]:
+    """Return a warning for an option of whose number only a part has an effect."""
+    asked, most = plan.settings.options.env_workers, plan.env.spec.num_envs // plan.env.parallelism.num_pools
+    if asked == "auto" or asked <= most:
+        return []
+    return [f"--env-workers: a pool of {most} environments has {most} at most, got {asked}; use {most}"]
 
 
 def reasons(rows: Iterable[Unused]) -> dict[str, str]:
@@ -49,14 +59,14 @@ def _of_run(plan: Plan) -> list[Unused]:
     on_device, no_files = f"{env.spec.id} runs on the device", "no replay is in host memory or on disk"
     has_workers = any("worker process" in line for line in env.info)
     num_episodes, in_sweep = options.eval_episodes, bool(plan.members)  # a sweep has other defaults
-    workers, of_pool = options.env_workers, env.spec.num_envs // env.parallelism.num_pools
+    num_eval_envs = [build.num_eval_envs(options, n, env.on_device) for n in (options.eval_envs, Options().eval_envs)]
+    all_episodes_at_once = options.eval_envs > num_episodes and len({*num_eval_envs}) == 1
     has_replay = hasattr(plan.settings.agent, "replay_compression")
     return [
-        ("eval_envs", options.eval_envs > num_episodes, f"{num_episodes} episodes take {num_episodes} environments"),
+        ("eval_envs", all_episodes_at_once, f"{num_episodes} episodes take {num_episodes} environments"),
         ("console_every", options.log_level == "quiet" and not in_sweep, "log_level is quiet"),
         ("project", not (options.wandb or options.trackio), "neither wandb nor trackio is on"),
         ("host_bridge", env.on_device, on_device),
-        ("env_workers", workers != "auto" and workers > of_pool, f"a pool of {of_pool} environments has {of_pool}"),
         ("env_timeout", env.on_device, on_device),
         ("env_timeout", not has_workers, f"{env.spec.id} is stepped without worker processes"),
         ("keep_replay", not has_files, no_files),

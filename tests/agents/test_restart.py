@@ -31,7 +31,8 @@ def test_ppo_restart_changes_nothing_without_reward_normalization():
 
 
 @pytest.mark.parametrize("prioritized", [False, True])
-def test_dqn_restart_invalidates_newest_n_step_rows(prioritized):
+def test_dqn_restart_truncates_episodes_at_newest_row(prioritized):
+    """It has no successor, and is not drawn; a target of two steps ends there."""
     config = dqn.Config(
         rollout_length=4, buffer_size=96, batch_size=4, learning_starts=0, n_step=2, prioritized=prioritized
     )
@@ -40,7 +41,8 @@ def test_dqn_restart_invalidates_newest_n_step_rows(prioritized):
     ring = lambda state: state.replay.ring if prioritized else state.replay
     full = ring(state)._replace(valid=jnp.ones((32, 3), bool), head=jnp.int32(8), size=jnp.int32(32))
     state = state._replace(replay=state.replay._replace(ring=full) if prioritized else full)
-    valid = np.asarray(ring(agent.on_env_restart(state)).valid)
-    np.testing.assert_array_equal(np.flatnonzero(~valid.all(1)), [6, 7])  # the two before the head, for n_step 2
-    assert not valid[6:8].any()
+    after = jax.tree.map(np.asarray, ring(agent.on_env_restart(state)))
+    number = np.arange(32)[:, None] + np.zeros((1, 3), int)
+    np.testing.assert_array_equal(after.valid, number != 7)
+    np.testing.assert_array_equal(after.last, number == 6)
     assert agent.policy_state(state).replay == ()

@@ -14,7 +14,7 @@ from jaxrl_fast.agents import dqn, ppo
 from jaxrl_fast.parallel.placement import max_grad_workers
 from jaxrl_fast.players import rows, self_play
 from jaxrl_fast.players.versus import versus
-from jaxrl_fast.training import env_check
+from jaxrl_fast.training import env_check, evaluator
 from jaxrl_fast.types import Agent, Decision, Discrete, PolicyInput
 from tests.helpers import runs
 from tests.helpers.trees import same_bits
@@ -392,6 +392,64 @@ class TestPlayersWithSeparateEnds:
         np.testing.assert_array_equal(after.last.reshape(3, N), lifetime <= 2)
         np.testing.assert_array_equal(after.discount.reshape(3, N)[:2], (lifetime > 2)[:2])
         assert (after.discount.reshape(3, N)[2] == 1).all()
+
+    @pytest.mark.parametrize(("algo", "mode"), [("ppo", "shared"), ("dqn", "independent")])
+    def test_learner_stays_finite_when_waiting_players_observe_nan(self, algo, mode):
+        class Gone(Lives):
+            def observe(self, lifetime, time):
+                return jnp.where((time > lifetime)[:, None], jnp.nan, super().observe(lifetime, time))
+
+        env = envs.make(Gone, N)
+        agent = make(algo, mode, env)
+        state = jax.jit(lambda state: loop.train(env, agent, state, 6)[0])(loop.init(env, agent, jax.random.key(0)))
+        learner = state.agent.params if algo == "ppo" else state.agent.learner.params
+        assert all(np.isfinite(x).all() for x in jax.tree.leaves(learner))
+
+    def test_frame_skip_ends_player_that_is_truncated_before_last_step(self):
+        """The flag is that of a moment. A life of 1 or 3 steps ends in the first of two steps of an action."""
+
+        class Moment(Lives):
+            def is_truncated(self, state, params):
+                lifetime, time = state
+                return (time == lifetime) & (jnp.arange(3) == 2)
+
+        env = envs.make(Moment, N, frame_skip=2)
+        state, first = jax.jit(env.reset)(jax.random.key(3))
+        lifetime = np.asarray(first.obs[:, 0]).reshape(3, N)
+        assert {1, 3} <= {*lifetime[2]} and (lifetime.max(0) > 2).all()
+        for taken in (2, 4):
+            state, after = jax.jit(env.step)(state, jnp.zeros(3 * N, jnp.int32))
+            np.testing.assert_array_equal(after.last.reshape(3, N)[2], lifetime[2] <= taken)
+            rewarded = np.clip(lifetime[2] - taken + 2, 0, 2)
+            np.testing.assert_array_equal(after.reward.reshape(3, N)[2], 3.0 * rewarded)
+
+    def test_evaluation_ends_when_one_player_waits_for_another_that_never_ends(self, monkeypatch):
+        """The return of the one who waits counts, and so does that of the other at the most steps, 8."""
+
+        class Endless(Lives):
+            players, pays = ("a", "b"), jnp.asarray([1.0, 2.0])
+
+            def reset_env(self, key, params):
+                lifetime = jnp.asarray([2, 10**6])
+                return jnp.zeros((2, 1)), (lifetime, jnp.int32(0))
+
+            def step_env(self, key, state, action, params):
+                lifetime, time = state
+                return jnp.zeros((2, 1)), (lifetime, time + 1), self.pays, time + 1 == lifetime, {}
+
+            def is_truncated(self, state, params):
+                return False
+
+        monkeypatch.setattr(evaluator, "MAX_STEPS", 8)
+        env = envs.make(Endless, 2)
+        agent = make("ppo", "shared", env)
+        learner = agent.init(jax.random.key(0))
+        now = evaluator.start(env, agent, 1, jax.random.key(0))
+        now = jax.jit(lambda now: evaluator.block(env, agent, learner, jax.random.key(1), now))(now)
+        assert not evaluator.is_running(now)
+        np.testing.assert_array_equal(now.episodes.score[:, 0], [2, 2, 16, 16])
+        np.testing.assert_array_equal(now.episodes.length[:, 0], [2, 2, 8, 8])
+        np.testing.assert_array_equal(now.episodes.finished, 1)
 
     def test_check_counts_games(self):
         found = [finding.text for finding in env_check.check(Lives, env_check.Options(algo="none", steps=40))]

@@ -1,9 +1,11 @@
 """Test replay.host: buffers in memory and on disk, compressed or not, return the frames of the device buffer."""
 
+import errno
 import functools
 import itertools
 import os
 import re
+import threading
 from collections import deque
 
 import hypothesis
@@ -17,7 +19,7 @@ from jax import ShapeDtypeStruct
 import jaxrl_fast
 from jaxrl_fast import replay
 from jaxrl_fast.replay import ring
-from jaxrl_fast.replay.host import ahead, from_bytes, to_bytes
+from jaxrl_fast.replay.host import ahead, from_bytes, journal, to_bytes
 from jaxrl_fast.replay.host import buffer as host_buffer
 from jaxrl_fast.runs import checkpoint
 from jaxrl_fast.types import Discrete, EnvSpec, Parallelism, Transition
@@ -163,6 +165,27 @@ def test_put_rejects_unexpected_start_row_and_closed_buffer(tmp_path):
         buffer.put(0, 0, np.zeros((4, 1, BYTES), np.uint8))
 
 
+@pytest.mark.parametrize("compressed", [False, True])
+def test_buffer_is_never_saved_once_full_disk_has_lost_group(compressed, tmp_path, monkeypatch):
+    """There is room again for the group after the lost one, and for a second save."""
+    buffer, append = opened(host_buffer.Shape(64, 1, BYTES), (True, compressed), tmp_path), journal.Segment.append
+    all_are_put = threading.Event()
+
+    def full_once(segment, record):
+        all_are_put.wait()
+        monkeypatch.setattr(journal.Segment, "append", append)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(journal.Segment, "append", full_once)
+    for row in range(0, 48, 16):
+        buffer.put(0, row, np.ones((16, 1, BYTES), np.uint8))
+    all_are_put.set()
+    for _ in range(2):
+        with pytest.raises(OSError, match="No space left on device"):
+            buffer.save()
+    buffer.close()
+
+
 def test_from_bytes_inverts_to_bytes():
     """The bits of NaN values are preserved."""
     rng = np.random.default_rng(0)
@@ -266,7 +289,10 @@ def test_all_storages_return_same_samples(seed, at_once, early, tmp_path, monkey
 
 @pytest.mark.parametrize("exponent", [None, 0.5], ids=["uniform", "prioritized"])
 def test_transitions_that_need_lost_rows_are_never_sampled(exponent):
-    """Neither where the row is in a stack, nor where it is in that of the target; all others are still drawn."""
+    """Neither where the row is in a stack, nor where it is that of the successor; all others are still drawn.
+
+    The target of the row before, of two steps, ends after one.
+    """
     stacks, lasts = history(3, ROWS + LENGTH)
     config = ring.ReplayConfig(ROWS, ENVS, STEPS, STACK)
     buffer = replay.make(config, SPEC, Parallelism(), exponent)
@@ -281,7 +307,10 @@ def test_transitions_that_need_lost_rows_are_never_sampled(exponent):
     drawn = lambda state: {*np.asarray(sample(state, jax.random.key(0))[0].action).tolist()}
     batch, weight = sample(buffer.forget(jax.device_get(state), lost), jax.random.key(1))
     numbers = {*np.asarray(batch.action)[np.asarray(weight) > 0].tolist()}
-    assert drawn(state) - numbers == {*range(12 - STEPS, 12 + STACK)}
+    assert drawn(state) - numbers == {*range(12 - 1, 12 + STACK)}
+    before = (np.asarray(batch.action) == 12 - 2) & (np.asarray(weight) > 0)
+    np.testing.assert_array_equal(batch.reward[before], np.ones(max(before.sum(), 1)))
+    np.testing.assert_allclose(batch.discount[before], 0.9)
 
 
 # Whole runs

@@ -100,6 +100,26 @@ def test_sampled_sequences_equal_slices_of_row_list(seed, num_rollouts, prioriti
         assert seen == {(start, env) for start in possible for env in range(N)}  # 64 draws of at most 6
 
 
+def test_memory_goes_on_up_to_newest_row_before_restart():
+    """Rows 0 to 7 are of one episode, which a restart interrupts; their targets of two steps stay in rows 0 to 7."""
+    ones, number = np.ones((R, N), np.float32), np.repeat(np.arange(R)[:, None], N, 1)
+    rows = Transition(np.float32(number), number, ones, ones, ones < 0, ones > 0, ())
+    buffer, state = filled(jax.tree.map(lambda x: x[:8], rows), np.zeros((8, N, 2), np.float32))
+    state = buffer.discard_tail(state)
+    for start in range(8, R, T):
+        part = jax.tree.map(lambda x, start=start: jnp.asarray(x[start : start + T]), rows)
+        state = buffer.add(state, part, jnp.zeros((N, 2)))
+    found, _, _ = buffer.sample(state, jax.random.key(0), 64, GAMMA)
+    assert {*np.asarray(found.obs)[:, 0].tolist()} == {0, 4, 8}
+    np.testing.assert_array_equal(found.reset, found.obs == 7)
+    learned = np.asarray(found.obs)[:, BURN_IN:L]
+    np.testing.assert_array_equal(found.weight, learned != 7)
+    start, steps = np.asarray(found.obs)[:, :1], np.where(learned == 6, 1, 2)
+    used = learned != 7
+    np.testing.assert_array_equal((found.following + start)[used], (learned + steps)[used])
+    np.testing.assert_array_equal(found.steps.reward.reshape(learned.shape)[used], np.where(steps == 1, 1, 1.5)[used])
+
+
 def test_sequence_priorities_are_added_and_removed_with_sequences():
     rows, carry = history(0, 12)
     buffer, state = filled(rows, carry, 1.0)

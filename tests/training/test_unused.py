@@ -23,8 +23,6 @@ CASES = [
     ("env_timeout", 5, PPO, ON_HOST | {"env_workers": 1}),
     ("env_timeout", 5, ON_HOST | {"env_workers": 0}, ON_HOST | {"env_workers": 2}),
     ("env_timeout", 5, PPO | {"env": "envpool/CartPole-v1"}, None),
-    ("env_workers", 5, ON_HOST | {"num_envs": 4}, ON_HOST | {"num_envs": 8}),
-    ("env_workers", 5, ON_HOST | {"num_envs": 8, "async_pools": 2}, ON_HOST | {"num_envs": 10, "async_pools": 2}),
     ("exact_resume", True, PPO, ON_HOST | {"save_every": "1k"}),
     ("keep_replay", False, PPO, DQN | {"agent.replay_storage": "host"}),
     ("keep_replay", False, DQN, DQN | {"agent.replay_storage": "disk"}),
@@ -34,6 +32,8 @@ CASES = [
     ("project", "mine", PPO, None),
     ("console_every", 5, PPO | {"log_level": "quiet"}, PPO),
     ("eval_envs", 64, PPO | {"eval_episodes": 10}, PPO | {"eval_episodes": 64}),
+    ("eval_envs", 300, PPO | {"eval_episodes": 100}, PPO | {"eval_episodes": 200}),
+    ("eval_envs", 64, ON_HOST | {"eval_episodes": 4, "num_envs": 8}, ON_HOST | {"eval_episodes": 8, "num_envs": 4}),
     ("agent.replay_compression", "none", DQN, DQN | {"agent.replay_storage": "host"}),
     ("agent.tanh_squash", True, PPO, CONTINUOUS),
     ("agent.log_std_init", -1, PPO, CONTINUOUS),
@@ -99,6 +99,15 @@ def test_option_without_effect_is_named_only_where_it_has_none(option, value, id
     assert option in named(planned(idle | {option: value}))
     if used is not None:
         assert option not in named(planned(used | {option: value}))
+
+
+@pytest.mark.parametrize(("num_envs", "async_pools", "most"), [(4, 0, 4), (5, 0, None), (8, 2, 4), (10, 2, None)])
+def test_more_workers_than_environments_of_pool_are_named(num_envs, async_pools, most):
+    """They have an effect: there are as many as environments."""
+    made = planned(ON_HOST | {"num_envs": num_envs, "async_pools": async_pools, "env_workers": 5})
+    said = f"--env-workers: a pool of {most} environments has {most} at most, got 5; use {most}"
+    assert unused.lines(made) == ([] if most is None else [said])
+    assert f"{most or 5} worker processes step the environments of each pool" in made.env.info
 
 
 def test_announce_warns_of_each_option_once_in_one_line(capsys):

@@ -164,7 +164,8 @@ def step(single: Single, state: State, action: jax.Array) -> tuple[State, TimeSt
     resets = refill(single, jax.random.key_impl(state.key), state.resets, begins)
     running = _where(begins, resets.episode.env, state.env)
     env_state, timestep = jax.vmap(functools.partial(step_one, single))(step_keys(state), running, action)
-    current = Episode(env_state, timestep.obs, jax.random.key_data(state.key))
+    obs = spaces.readable(ended, timestep.obs) if single.ends else timestep.obs  # players who wait may see NaN
+    current = Episode(env_state, obs, jax.random.key_data(state.key))
     episode = _where(begins, resets.episode, current)
     reward = _where(ended, jnp.zeros_like(timestep.reward), timestep.reward)
     last = (timestep.last | ended) & ~begins[:, None] if single.ends else timestep.last & ~begins

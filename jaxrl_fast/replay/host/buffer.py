@@ -234,7 +234,7 @@ class HostBuffer:
         if len(self.pending) - len(done) >= MAX_PENDING:
             done.append(next(other for other in self.pending if other not in done))
         for other in done:
-            self.pending.pop(other)[1].result()
+            self._finish(other)
         data, self.newest = self.newest, self._empty_group()
         self.pending[group] = data, self.writer.submit(self._write, group, data)
 
@@ -247,7 +247,12 @@ class HostBuffer:
         """Wait until all full groups are written."""
         with self.lock:
             for group in list(self.pending):
-                self.pending.pop(group)[1].result()
+                self._finish(group)
+
+    def _finish(self, group: int) -> None:
+        """Wait until a full group is written. If that has failed, each call raises: later groups would take its place."""
+        self.pending[group][1].result()
+        del self.pending[group]
 
     def _write_new(self, new: list[tuple[int, list[Any]]], full: int, oldest: int) -> None:
         """Write groups to a new file of the journal."""
