@@ -44,9 +44,10 @@ def print_run_help(
     more: Sequence[Any] = (),
     without: Sequence[str] = (),
 ) -> None:
-    """Print the help of a command that trains. Defaults are those of the instances; `more` are shown first."""
+    """Print the help of a command that trains, with the defaults of the instances; `more` groups come first."""
     by_default = f"--config {DEFAULT['config']} --stop-when-solved"
-    intro = f"{says.format(algo)} Numbers may be written 1e6, 64k, 10M. With no algorithm, preset or env: {by_default}."
+    default = f"Without an algorithm, --config or --env, the default is {by_default}."
+    intro = f"{says.format(algo)} Numbers may be written 1e6, 64k, 10M. {default}"
     lines = [*_wrap(intro), "", *_wrap("--config takes a file or a preset; given options override it:")]
     families: dict[str, list[str]] = {}
     for name in shipped():
@@ -73,7 +74,8 @@ def print_help(usage: str, description: Sequence[str], groups: Sequence[Any]) ->
 def _print_group(group: Any, prefix: str, without: Sequence[str] = ()) -> None:
     kind = type(group)
     about = "" if (kind.__doc__ or "").startswith(f"{kind.__name__}(") else (kind.__doc__ or "").partition("\n")[0]
-    print("\n" + "\n".join(_wrap(f"{'agent' if prefix else kind.__name__.lower()}: {about}")))
+    title = "agent" if prefix else kind.__name__.removesuffix("Options").lower() or "options"
+    print("\n" + "\n".join(_wrap(f"{title}: {about}")))
     for name, option in options_of(kind).items():
         if name not in without:
             print("\n".join(_describe(option, prefix, getattr(group, name))))

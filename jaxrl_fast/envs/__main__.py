@@ -9,6 +9,7 @@ from typing import Any
 
 from jaxrl_fast import cli, envs
 from jaxrl_fast.utils import devices, formatting
+from jaxrl_fast.utils.option import option
 from jaxrl_fast.utils.parsing import nearest
 
 MAX_DESCRIBED = 40  # environments of a backend; if there are more, only names are listed
@@ -17,10 +18,9 @@ MAX_DESCRIBED_OF_SUITE = 3  # the same of a suite, where making one takes second
 
 @dataclass(frozen=True)
 class Options:
-    """Options of the command."""
+    """How the environments are listed."""
 
-    describe: bool = False
-    """Show the observation and action of each environment, even of many."""
+    describe: bool = option(False, "Show the observation and action of each environment, however many there are.")
 
 
 USAGE = cli.CommandSpec(
@@ -28,8 +28,8 @@ USAGE = cli.CommandSpec(
     "[PATTERN]",
     Options,
     "List the environments that can be trained, with their observations and actions. PATTERN is a part of the "
-    f"name, or contains * or ?. If a backend has more than {MAX_DESCRIBED}, only names are listed. A suite is searched "
-    "if PATTERN begins with its name: brax/.",
+    f"name, or contains * or ?. If a backend has more than {MAX_DESCRIBED} matches, only names are listed. To list a "
+    "suite, begin PATTERN with its name: brax/.",
     min_args=0,
 )
 

@@ -183,7 +183,7 @@ def findings(env_id, **options):
 
 
 def problems(env_id, **options):
-    return [finding.text for finding in findings(env_id, **options) if finding.level == "mend"]
+    return [finding.text for finding in findings(env_id, **options) if finding.level == "fix"]
 
 
 class Unseeded(gym_envs.Walk):

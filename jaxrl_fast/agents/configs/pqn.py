@@ -23,7 +23,7 @@ class PQN(common.OnPolicy):
     adam_epsilon: float = common.adam_epsilon(1e-8)
     max_grad_norm: float = common.max_grad_norm(10.0)
     gamma: float = common.gamma(0.99)
-    q_lambda: float = option(0.65, "Lambda of the Q(lambda) returns (Peng).", bounds=FRACTION, traced=True)
+    q_lambda: float = option(0.65, "Lambda of Peng's Q(lambda) returns.", bounds=FRACTION, traced=True)
     epsilon_start: float = common.epsilon_start(1.0)
     epsilon_end: float = common.epsilon_end(0.05)
     epsilon_steps: int = common.epsilon_steps(250_000)
