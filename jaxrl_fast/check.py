@@ -1,4 +1,4 @@
-"""Try an environment before training: `python -m jaxrl_fast.check my_module:MyEnv`."""
+"""Check an environment before training: `python -m jaxrl_fast.check my_module:MyEnv`."""
 
 import itertools
 from collections.abc import Iterator, Sequence

@@ -1,4 +1,4 @@
-"""Print --help: every option by group, with its meaning, what it takes, and its default. Standard library only."""
+"""Print --help: every option by group, with its values, meaning and default. Standard library only."""
 
 import dataclasses
 import shutil
@@ -63,7 +63,7 @@ def print_run_help(
 
 
 def print_help(usage: str, description: Sequence[str], groups: Sequence[Any]) -> None:
-    """Print the usage of a command, what it does, and the options of dataclass instances with their defaults."""
+    """Print the usage and description of a command, and the options of dataclass instances with their defaults."""
     print(f"usage: {usage}\n")
     for line in description:
         print(line)
@@ -100,7 +100,7 @@ def _describe(option: Option, prefix: str, default: Any) -> list[str]:
 
 
 def _takes(kind: Any, words: Sequence[str] = ()) -> str:
-    """Return what an option takes: N, {tanh|relu}, N ..."""
+    """Return the placeholder of an option's value: N, {tanh|relu}, N ..."""
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin in (dict, tuple):
         return "KEY=VALUE ..." if origin is dict else f"{_takes(arguments[0])} ..."

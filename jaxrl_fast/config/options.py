@@ -22,18 +22,18 @@ from jaxrl_fast.utils.option import (
 
 LAST_SEED = MAX_INDEX  # JAX reads a larger seed modulo 2^32, and a negative one as another
 DEFAULT = {"config": "ppo_cartpole", "stop_when_solved": True}  # without an algorithm, a preset or an environment
-STEPPING_OPTIONS = ("num_threads", "thread_affinity_offset")  # of an environment: how it is stepped, not what it does
+STEPPING_OPTIONS = ("num_threads", "thread_affinity_offset")  # environment options that do not change its steps
 
-# Options of one start, and not of the run
+# Options of one process of a run, not of the run itself
 NOT_SAVED = ("run_dir", "name", "resume", "dry_run", "replay_dir", "on_damaged_replay")
 
-# How a run is watched, stored and executed: not what it computes.
+# Options for watching, storing and executing a run, which do not change its results.
 system = partial(option, resumable=True, sweepable=False)
 evaluation = partial(option, resumable="inexact")  # an evaluation resets host environments where a resume is exact
 
 
 def same_env(old: Any, new: Any) -> bool:
-    """Return whether two environment ids mean the same, with or without a backend. An object is never compared."""
+    """Return whether two ids mean the same environment, with or without a backend. Objects always count as the same."""
     if not isinstance(new, str):
         return True
     (backend, name), (other_backend, other) = (env.rpartition("/")[::2] for env in (str(old), new))
@@ -53,7 +53,7 @@ def written_env(env: Any) -> Any:
 
 @dataclass(frozen=True)
 class Task:
-    """What is learned, and for how long."""
+    """Environment, length and seeds of a run."""
 
     env: Any = option(
         "CartPole-v1",
@@ -132,7 +132,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """When and how the greedy policy is evaluated."""
+    """Evaluation of the greedy policy."""
 
     eval_every: int = evaluation(0, "Environment steps between evaluations; 0: only at the end.", bounds=NON_NEGATIVE)
     eval_episodes: int = evaluation(128, "Episodes per evaluation.", bounds=Bounds(1, 10**6))
@@ -149,7 +149,7 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Output:
-    """Where results go."""
+    """Names, logs and terminal output."""
 
     run_dir: str = system("", "Run directory, new or empty. Default: runs/NAME.")
     name: str = system("", "Name of the run. Default: algorithm, environment, seed and time.")
@@ -173,7 +173,7 @@ class Output:
 
 @dataclass(frozen=True)
 class System:
-    """How this machine is used; results do not depend on it."""
+    """Use of this machine, on which results do not depend."""
 
     host_bridge: Literal["auto", "ffi", "callback"] = system(
         "auto", "How compiled programs call host environments: C (ffi) or Python (callback). auto: ffi where it works."
@@ -199,7 +199,7 @@ class System:
 
 @dataclass(frozen=True)
 class Checkpoints:
-    """When the run is saved, and what it resumes from."""
+    """Saving and resuming."""
 
     resume: str = system(
         "", "Run directory to resume. Only total_steps, evaluation, thread and logging options may change."
@@ -236,7 +236,7 @@ class Checkpoints:
 
 @dataclass(frozen=True)
 class SweepOptions:
-    """How the runs of a sweep are executed."""
+    """Execution of the runs of a sweep."""
 
     scale: Literal["none", "learning-rate-linear", "learning-rate-sqrt", "minibatches"] = option(
         "none", "Scale with num_envs: the learning rate (linearly or by the square root) or the number of minibatches."

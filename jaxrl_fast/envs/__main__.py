@@ -13,7 +13,7 @@ from jaxrl_fast.utils.option import option
 from jaxrl_fast.utils.parsing import nearest
 
 MAX_DESCRIBED = 40  # environments of a backend; if there are more, only names are listed
-MAX_DESCRIBED_OF_SUITE = 3  # the same of a suite, where making one takes seconds
+MAX_DESCRIBED_OF_SUITE = 3  # the same for a suite, where making one environment takes seconds
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ def prepare(argv: Sequence[str]) -> tuple[dict[str, list[str]], Options]:
 
 
 def suites() -> Iterator[str]:
-    """Yield a line about the suites that are installed, and one about the others."""
+    """Yield a line that names the installed suites, and one that names the others."""
     installed = [suite for suite in envs.SUITES if envs.is_installed(suite)]
     if installed:
         yield f"suites: {', '.join(installed)}; {USAGE.program} {installed[0]}/ lists one"
@@ -87,7 +87,7 @@ def act(ready: tuple[dict[str, list[str]], Options]) -> None:
 
 
 def matches(env_id: str, pattern: str) -> bool:
-    """Return whether a pattern is a part of the id, or with * or ? matches all of it, ignoring case."""
+    """Return whether a pattern is a part of the id, or with * or ? matches the whole id, ignoring case."""
     pattern, names = pattern.lower(), (env_id.lower(), env_id.lower().partition("/")[2])
     if any(sign in pattern for sign in "*?["):
         return any(fnmatchcase(name, pattern) for name in names)

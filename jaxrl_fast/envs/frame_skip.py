@@ -21,7 +21,7 @@ def take(env_id: str, options: Mapping[str, Any], own: Collection[str]) -> tuple
 
 
 def check(env_id: str, has_action_mask: bool, num_steps: int) -> None:
-    """Raise ValueError if an action might be repeated after the environment's mask has come to forbid it."""
+    """Raise ValueError for an environment with a mask, which may forbid an action while it is repeated."""
     if num_steps > 1 and has_action_mask:
         problem = f"the action masks of {env_id} may forbid an action before it is repeated"
         raise ValueError(f"{NAME}: {problem}, got {num_steps}; use 1")

@@ -14,7 +14,7 @@ EVALUATION = "evaluation.json"
 
 @dataclass(frozen=True)
 class Options:
-    """Which policy is evaluated, and how."""
+    """Policy, environments and episodes of the evaluation."""
 
     episodes: int = option(
         128,
@@ -129,7 +129,7 @@ def evaluate_run(saved: Any, options: Options) -> dict[str, Any]:
 
 
 def differences(trained: Any, options: Options) -> dict[str, Any]:
-    """Return the environment's options, and its protocol, that differ from those of the run's training."""
+    """Return the options of the environment, and the protocol, that differ from training."""
     asked = options.env_options | ({"protocol": options.protocol} if options.protocol else {})
     known = {name: as_lists(value) for name, value in trained.env_options.items()} | {"protocol": trained.protocol}
     plain = {name: as_lists(value) for name, value in asked.items()}

@@ -19,7 +19,7 @@ NAME = "video.gif"  # in the run's folder
 
 @dataclass(frozen=True)
 class Options:
-    """Which episodes are shown, and how."""
+    """Policy and episodes to record."""
 
     episodes: int = option(1, "Number of episodes.", bounds=Bounds(1, 10**6))
     out: str = option(
@@ -43,7 +43,7 @@ class Options:
 
 
 class Frame(NamedTuple):
-    """An image and how long it is shown."""
+    """An image and its duration."""
 
     image: Any  # uint8 [H, W, 3]
     seconds: float
@@ -147,7 +147,7 @@ def write_gif(path: Path, shown: Iterable[Frame], fps: int) -> int:
     durations: list[int] = []
 
     def images() -> Iterator[Any]:
-        """Yield the quantized images and note how long each is shown."""
+        """Yield the quantized images and record the duration of each."""
         for image, seconds in shown:
             durations.append(max(round(seconds * 100), 1) * 10)
             yield Image.fromarray(image).quantize(64, dither=Image.Dither.NONE)
@@ -158,7 +158,7 @@ def write_gif(path: Path, shown: Iterable[Frame], fps: int) -> int:
 
 
 def write_mp4(path: Path, shown: Iterable[Frame], fps: int) -> int:
-    """Write the frames as an MP4; repeat those that are shown longer. Return their number without repetitions."""
+    """Write the frames as an MP4; repeat frames of longer duration. Return their number without repetitions."""
     import imageio_ffmpeg
     import numpy as np
 

@@ -35,7 +35,7 @@ MAX_BINS = 60  # points of a curve
 
 @dataclass(frozen=True)
 class Options:
-    """What is drawn."""
+    """Axes, curves and file of the figure."""
 
     x: Literal["steps", "seconds", "episodes"] = option(
         "steps", "Horizontal axis: environment steps of each seed, seconds of training, or training episodes."

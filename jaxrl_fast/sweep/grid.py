@@ -73,7 +73,7 @@ def from_command_line(argv: Sequence[str]) -> SweepRequest:
 def from_keywords(
     preset: str | None = None, algo: str | ModuleType = "", agent: Mapping[str, Any] | None = None, **options: Any
 ) -> SweepRequest:
-    """Return a sweep from Python keywords: those of `fit`, each with a value or a list of values, and the sweep's."""
+    """Return a sweep from Python keywords: options of `fit` with a value or a list, and options of the sweep."""
     written = [] if preset is None else [Setting("config", [preset], "config")]
     if not isinstance(agent or {}, Mapping):
         raise ValueError(f"agent: must map the algorithm's options to values, got {describe(agent)}")

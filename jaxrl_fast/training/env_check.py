@@ -8,14 +8,14 @@ from typing import Any, Literal, NamedTuple
 from jaxrl_fast.utils.errors import EnvFault
 from jaxrl_fast.utils.option import COUNT, SIZE, Bounds, option
 
-NUM_ENVS = 4  # that are stepped together
-TRIAL_STEPS = 20  # of each, which decide how many more there is time for
+NUM_ENVS = 4  # environments that are stepped together
+TRIAL_STEPS = 20  # first steps, from whose time the number of further steps is chosen
 LARGE_REWARD = 100.0  # in absolute value
 
 
 @dataclass(frozen=True)
 class Options:
-    """How the environment is checked."""
+    """Environment and effort of the check."""
 
     env_options: dict[str, Any] = option({}, "Parameters of the environment.")
     steps: int = option(1000, "Maximum number of steps in each of four environments.", bounds=COUNT)
@@ -34,7 +34,7 @@ class Finding(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """T steps of N environments, as numpy arrays. With P players there are P * N rows, those of the first one first."""
+    """T steps of N environments, as numpy arrays; with P players, P * N rows, in the order of players."""
 
     first_obs: Any  # [N, ...]
     obs: Any  # [T, N, ...]
@@ -173,14 +173,14 @@ def _of_seeds(env_id: Any, options: Options, rows: Rows, num_steps: int, on_devi
     """Yield findings about random numbers: whether a seed repeats an episode, and whether environments differ."""
     again = _rows(env_id, options, NUM_ENVS, 0, num_steps)
     if at := _first_difference(rows, again):
-        yield Finding("fix", f"seeds        the same seed and actions gave another {at}; draw all random numbers from "
-                              "self.np_random, which reset(seed=...) seeds")  # fmt: skip
+        yield Finding("fix", f"seeds        the same seed and actions gave a different {at}; draw all random numbers "
+                              "from self.np_random, which reset(seed=...) seeds")  # fmt: skip
     else:
         yield Finding("ok", "seeds        the same seed and actions give the same steps")
     alone = None if at or on_device else _rows(env_id, options, 1, 0, num_steps)
     if alone is not None and (apart := _first_difference(rows, alone, 1)):
-        yield Finding("fix", f"state        an environment gave another {apart} alone than next to others; keep its "
-                              "state in self, not in the class or the module")  # fmt: skip
+        yield Finding("fix", f"state        an environment gave a different {apart} alone than next to others; keep "
+                              "its state in self, not in the class or the module")  # fmt: skip
     if _same_starts(rows.first_obs):
         yield Finding("note", "seeds        all environments start with the same observation")
 

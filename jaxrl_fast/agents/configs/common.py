@@ -14,7 +14,7 @@ Activation = Literal["auto", "tanh", "relu"]
 KernelInit = Literal["orthogonal", "lecun_normal", "lecun_uniform", "he_normal", "he_uniform"]
 Dtype = Literal["float32", "bfloat16"]
 Memory = Literal["none", "gru", "lstm", "lru"]
-Unused = tuple[str, bool, str]  # an option, whether it has no effect because of other ones, and why
+Unused = tuple[str, bool, str]  # an option, whether other options disable it, and the reason
 
 rollout = partial(option, help="Environment steps per update in each environment.", bounds=COUNT)
 rollout_off_policy = partial(
@@ -217,7 +217,7 @@ class OnPolicy:
     sequence_length: int | None
 
     def sequence(self) -> int | None:
-        """Return the steps of a sequence that is learned from as a whole; None without a memory."""
+        """Return the length of the training sequences; None without a memory."""
         return None if self.memory == "none" else self.sequence_length or self.rollout_length
 
     def gradient_rows(self, num_envs: int) -> int:
@@ -247,7 +247,7 @@ class OffPolicy:
         return max(self.learning_starts, (self.n_step + 1 + self.delay(rollout_length(self, num_envs))) * num_envs)
 
     def delay(self, rollout_length: int) -> int:
-        """Return the newest rows of each environment that are not sampled."""
+        """Return the number of newest rows of each environment that are not sampled."""
         return rollout_length if self.sample_ahead else 0
 
     def gradient_rows(self, num_envs: int) -> int:
@@ -269,7 +269,7 @@ class ActorCritic(OffPolicy):
     crossq: bool
 
     def sequence(self) -> int | None:
-        """Return the rows that stay together in a gradient step: all of a normalized batch, else None."""
+        """Return the rows that one device must process together: the whole batch with `crossq`, else None."""
         return self.batch_size if self.crossq else None
 
 
@@ -300,7 +300,10 @@ def unused_epsilon(config: Any) -> tuple[Unused, ...]:
 def unused_layers(config: Any) -> tuple[Unused, ...]:
     """Return options that have no effect on a custom network without dense layers after it."""
     widths = config.hidden_sizes or getattr(config, "critic_hidden_sizes", ())
-    is_bare, why = ":" in config.network and not widths, "a custom network has its own, unless hidden_sizes adds layers"
+    is_bare, why = (
+        ":" in config.network and not widths,
+        "a custom network defines its layers, unless hidden_sizes adds some",
+    )
     return tuple((name, is_bare, why) for name in ("activation", "layer_norm") if hasattr(config, name))
 
 

@@ -14,8 +14,8 @@ _munchausen = partial(option, needs=("munchausen", True), traced=True)
 class DQN(common.OffPolicy):
     """Deep Q-learning (Mnih et al. 2015), with optional extensions such as those of Rainbow (Hessel et al. 2018).
 
-    The defaults are those of CleanRL's classic-control runs, except for the gradient bound, a larger replay buffer and
-    the network's widths.
+    The defaults follow CleanRL's classic-control runs, except for the gradient bound, a larger replay buffer and the
+    network's widths.
     """
 
     rollout_length: int | Literal["auto"] = common.rollout_off_policy()
@@ -83,7 +83,7 @@ class DQN(common.OffPolicy):
     compute_dtype: common.Dtype = common.compute_dtype("float32")
 
     def sequence(self) -> int | None:
-        """Return the steps of a sequence that are learned from as a whole; None without a memory."""
+        """Return the length of the training sequences; None without a memory."""
         return None if self.memory == "none" else self.sequence_length
 
     def first_learning(self, num_envs: int) -> int:
@@ -102,7 +102,7 @@ class DQN(common.OffPolicy):
         return -(-half // rollout_length) * rollout_length
 
     def unused(self) -> tuple[common.Unused, ...]:
-        """Return options that other ones may switch off."""
+        """Return options that other options may disable."""
         return (
             ("munchausen_alpha", self.munchausen and self.munchausen_clip == 0, "munchausen_clip is 0"),
             ("munchausen_clip", self.munchausen and self.munchausen_alpha == 0, "munchausen_alpha is 0"),
@@ -112,5 +112,5 @@ class DQN(common.OffPolicy):
         )
 
     def warnings(self, num_envs: int) -> tuple[str, ...]:
-        """Return warnings about options that do not go together."""
+        """Return warnings about combinations of options that are probably mistakes."""
         return common.warn_of_targets(self, num_envs)

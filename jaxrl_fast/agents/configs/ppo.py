@@ -77,5 +77,5 @@ class PPO(common.OnPolicy):
     )
 
     def unused(self) -> tuple[common.Unused, ...]:
-        """Return options that other ones may switch off."""
+        """Return options that other options may disable."""
         return common.unused_layers(self)

@@ -11,8 +11,8 @@ from jaxrl_fast.utils.option import FRACTION, option
 class PQN(common.OnPolicy):
     """Parallelized Q-network (Gallici et al. 2025).
 
-    The defaults are those of CleanRL's classic-control runs, except for the network's widths and the gradient bound.
-    The gradient bound differs because CleanRL's loss is twice as large.
+    The defaults follow CleanRL's classic-control runs, except for the network's widths and the gradient bound. The
+    gradient bound differs because CleanRL's loss is twice as large.
     """
 
     rollout_length: int = common.rollout(128)
@@ -43,5 +43,5 @@ class PQN(common.OnPolicy):
     compute_dtype: common.Dtype = common.compute_dtype("float32")
 
     def unused(self) -> tuple[common.Unused, ...]:
-        """Return options that other ones may switch off."""
+        """Return options that other options may disable."""
         return *common.unused_epsilon(self), *common.unused_layers(self)

@@ -11,7 +11,7 @@ from jaxrl_fast.utils.option import COUNT, POSITIVE, option
 class SAC(common.ActorCritic):
     """Soft actor-critic (Haarnoja et al. 2018) with a learned temperature and optional REDQ ensembles.
 
-    The defaults are those of the authors' second paper, table 1, with 5,000 steps of random actions as in CleanRL.
+    The defaults follow the authors' second paper, table 1, with 5,000 steps of random actions as in CleanRL.
     """
 
     rollout_length: int | Literal["auto"] = common.rollout_off_policy()
@@ -79,11 +79,11 @@ class SAC(common.ActorCritic):
     compute_dtype: common.Dtype = common.compute_dtype("float32")
 
     def unused(self) -> tuple[common.Unused, ...]:
-        """Return options that other ones may switch off."""
+        """Return options that other options may disable."""
         return *common.unused_priorities(self), *common.unused_layers(self)
 
     def warnings(self, num_envs: int) -> tuple[str, ...]:
-        """Return warnings about options that do not go together."""
+        """Return warnings about combinations of options that are probably mistakes."""
         found = common.warn_of_targets(self, num_envs)
         if self.target_entropy is not None and self.target_entropy > 0:
             problem = f"actions in [-1, 1] have an entropy of at most 0.69 per dimension, got {self.target_entropy:g}"

@@ -18,7 +18,7 @@ _target_noise = partial(_noise, help="Standard deviation of noise on the target 
 class TD3(common.ActorCritic):
     """Twin delayed deep deterministic policy gradient (Fujimoto et al. 2018).
 
-    The defaults are those of the authors' published code, except that random actions last 5,000 steps.
+    The defaults follow the authors' published code, except that random actions last 5,000 steps.
     """
 
     rollout_length: int | Literal["auto"] = common.rollout_off_policy()
@@ -70,7 +70,7 @@ class TD3(common.ActorCritic):
     compute_dtype: common.Dtype = common.compute_dtype("float32")
 
     def unused(self) -> tuple[common.Unused, ...]:
-        """Return options that other ones may switch off."""
+        """Return options that other options may disable."""
         return (
             ("target_noise", self.target_noise_clip == 0, "target_noise_clip is 0"),
             ("target_noise_clip", self.target_noise == 0, "target_noise is 0"),

@@ -13,7 +13,7 @@ from jaxrl_fast.utils.option import MAX_INDEX, Bounds, option
 
 @dataclass(frozen=True)
 class Options:
-    """Which policy is exported, and how."""
+    """Policy and format of the export."""
 
     to: Literal["stablehlo", "onnx", "npz"] = option(
         "stablehlo", "Format: stablehlo is loaded by JAX, onnx by onnxruntime, npz (MLPs only) by numpy."
@@ -66,7 +66,7 @@ def write(export: Export) -> Path:
     """Create the folder with all files in it, or nothing. Return it.
 
     Raises:
-        FileExistsError: If the folder has come into being since the export began.
+        FileExistsError: If another program has created the folder since the export began.
     """
     aside = export.folder.with_name(f"{files.ASIDE}{export.folder.name}")
     export.folder.mkdir()
@@ -133,7 +133,7 @@ def _build(saved: Any, options: Options, out: Path) -> Export:
 
 
 def _serialize(saved: Any, policy: Any, to: str) -> tuple[dict[str, bytes], dict[str, Any]]:
-    """Return the files of this format, and what the card says of them."""
+    """Return the files of this format, and their description in the card."""
     if to == "stablehlo":
         import jax.export
 
